@@ -1,0 +1,49 @@
+// The engine runs iterations; it decides nothing.
+//
+// LocalEngine (threads of this process) and later RemoteEngine (worker processes) obey this contract
+// and pass the same tests.
+//
+// Thread safety: all methods are called from one thread, the serving loop; `wake` is called from the
+// engine's threads.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/iteration_plan.h"
+
+namespace treadle {
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  // Once, before anything else. `wake` is called (from any thread) whenever TakeResults or status may
+  // have news. It must not block or call back.
+  virtual absl::Status Start(std::function<void()> wake) = 0;
+
+  virtual int stages() const = 0;
+  // Plans that may be in flight at once.
+  virtual int depth() const = 0;
+  virtual uint64_t epoch() const = 0;
+
+  // True if a plan may be submitted now: fewer than depth() in flight, and the epoch stands.
+  virtual bool HasRoom() const = 0;
+
+  // Requires HasRoom(), plan.epoch == epoch(), consecutive iteration numbers.
+  virtual void Submit(IterationPlan plan) = 0;
+
+  // Results that are complete, in order of submission. Never blocks.
+  virtual std::vector<IterationResult> TakeResults() = 0;
+
+  // Ok, or why this epoch ended (an iteration missed its deadline, a worker was lost). After an error
+  // nothing more of the epoch is returned.
+  virtual absl::Status status() const = 0;
+
+  // Begins the next epoch, with empty sequence tables; returns at once. HasRoom is false until the
+  // new epoch stands.
+  virtual void Restart() = 0;
+};
+
+}  // namespace treadle

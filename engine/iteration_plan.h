@@ -1,0 +1,86 @@
+// One iteration as a value: what the scheduler's planner says to the engine, and what comes back.
+//
+// A plan has no pointers, is incremental, and is applied in the order releases, page copies, starts,
+// steps. The plans of an epoch are the engine's complete input (DESIGN section 3), which makes replay
+// exact. Positions, prompt lengths and rows are in tokens; times in seconds.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/sampling.h"
+
+namespace treadle {
+
+using SequenceId = uint64_t;
+
+// Announces a sequence: its pages (all that it may ever need) and how it samples.
+struct SequenceStart {
+  SequenceId sequence = 0;
+  int32_t prompt_length = 0;
+  int32_t first_position = 0;  // 0, or prompt_length - 1 for further candidates
+  std::vector<int32_t> pages;
+  SamplingParameters sampling;
+  int32_t min_new_tokens = 0;
+  std::vector<int32_t> end_tokens;  // suppressed until min_new_tokens were produced
+  uint32_t candidate = 0;
+  // Ids at positions [0, first_position), when it begins past 0 and its sampling needs counts.
+  std::vector<int32_t> earlier_tokens;
+};
+
+// Runs num_tokens tokens of one sequence from first_position on. Writing there discards what lay at
+// that position or later.
+struct Step {
+  SequenceId sequence = 0;
+  int32_t first_position = 0;
+  int32_t num_tokens = 0;
+  std::vector<int32_t> tokens;   // [num_tokens]; empty: one token, the sequence's previous sample
+  bool sample = false;           // the last row gives the next token
+  int32_t top_logprobs = -1;     // of the sample: -1 none, 0 its own, k: also the k best
+  int32_t prompt_logprobs = -1;  // of every row, about the token after it: same meaning
+  int32_t next_token = -1;       // with prompt_logprobs: the token after the last row; -1: none
+};
+
+struct IterationPlan {
+  uint64_t epoch = 0;
+  uint64_t iteration = 0;  // consecutive within an epoch, from 0
+  std::vector<SequenceId> releases;
+  std::vector<PageCopy> page_copies;
+  std::vector<SequenceStart> starts;
+  std::vector<Step> steps;
+
+  int64_t num_tokens() const {
+    int64_t sum = 0;
+    for (const Step& step : steps) sum += step.num_tokens;
+    return sum;
+  }
+};
+
+// About one token: what log probabilities were asked.
+struct TokenDetail {
+  float logprob = 0;
+  std::vector<TokenLogprob> top;
+};
+
+struct StepResult {
+  SequenceId sequence = 0;
+  int32_t token = -1;                      // -1: nothing was sampled
+  TokenDetail detail;                      // of `token`, if top_logprobs >= 0
+  std::vector<TokenDetail> prompt_detail;  // of the tokens after each row, if asked
+};
+
+struct IterationTimings {
+  double queue = 0;    // from Submit to the rank's start
+  double compute = 0;  // forward pass
+  double sample = 0;   // head and sampling
+};
+
+struct IterationResult {
+  uint64_t epoch = 0;
+  uint64_t iteration = 0;
+  std::vector<StepResult> steps;  // in the plan's order
+  IterationTimings timings;
+};
+
+}  // namespace treadle

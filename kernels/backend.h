@@ -1,0 +1,153 @@
+// The op set: everything that a model's forward pass and a sampler need from a device.
+//
+// One abstract class and no optional member, so that no backend can forget an op. ReferenceBackend
+// (kernels/reference) is the plain twin of every op; the op-case list (tests/support/op_cases.h)
+// drives correctness and speed of every backend.
+//
+// Numerics: DESIGN section 4. In every op a row's result depends on that row alone (N1, N2): not on
+// the number of rows, the threads, or which kernel ran.
+//
+// Thread safety: a Backend belongs to one rank; all its methods are called from that rank's thread,
+// except that Pack may be called from any one thread before the first op. Ops run in call order; on
+// asynchronous devices results are readable on the host after Synchronize. Shapes are the caller's
+// duty: a wrong one is a bug and CHECKed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/buffer.h"
+#include "kernels/formats/weight_format.h"
+#include "kernels/kv_view.h"
+#include "kernels/sampling.h"
+#include "kernels/tensor.h"
+
+namespace treadle {
+
+// How matrices with integer codes are multiplied (dense float formats always run exact).
+//   kExact: activations stay float; y[n] = sum over k ascending of fma(w, x, y), w = fma(d, code, m).
+//   kInt8:  activations are quantized per row in blocks of 32 (absmax / 127, half-even), codes are
+//           multiplied as integers, block sums are scaled and added in ascending order.
+//   kAuto:  what the backend recommends for the format (documented at the backend).
+enum class ComputeMode : uint8_t { kAuto, kExact, kInt8 };
+
+// A matrix as it lies in a checkpoint: W [n, k], row-major in `format`'s blocks, rows contiguous.
+struct MatrixSource {
+  const WeightFormat* format = nullptr;
+  const std::byte* data = nullptr;
+  int64_t n = 0;  // output features
+  int64_t k = 0;  // input features, a multiple of format->block
+  // If set: row i of the packed matrix is row row_order[i] of the source. [n]
+  std::span<const int32_t> row_order;
+  // Dense formats only: `data` is [k, n] (GPT-2's Conv1D in Hugging Face files).
+  bool transposed = false;
+};
+
+// A weight matrix in the backend's own layout. Opaque; constant once made.
+class PackedMatrix {
+ public:
+  virtual ~PackedMatrix() = default;
+  virtual int64_t n() const = 0;
+  virtual int64_t k() const = 0;
+  virtual const WeightFormat& format() const = 0;
+  virtual size_t bytes() const = 0;  // on the device
+};
+
+// One of several products that share an input: out = x W^T + bias (+ out if accumulate).
+struct Projection {
+  const PackedMatrix* weight = nullptr;
+  const float* bias = nullptr;  // [n] on the device, or null
+  Tensor out;                   // [rows, n] f32
+  bool accumulate = false;      // the residual add, fused
+};
+
+// cos and sin of position * frequency, [max_positions, half_dim] each, f32 on the device.
+// Rotation is of the half-split kind: (x[i], x[i + half_dim]) for i < half_dim; elements of a head
+// from 2 * half_dim on pass through.
+struct RotaryTable {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int64_t half_dim = 0;
+  int64_t max_positions = 0;
+};
+
+struct PageCopy {
+  int32_t from = 0;
+  int32_t to = 0;
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual std::string_view name() const = 0;      // "reference", "cpu"
+  virtual std::string description() const = 0;    // "cpu avx512, 2 threads, compute auto (int8)"
+
+  // -- memory -------------------------------------------------------------------------------------
+  // 64-byte aligned, zero-filled lazily where the device can (untouched pages cost nothing).
+  virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
+  virtual void CopyToDevice(void* device, const void* host, size_t bytes) = 0;
+  virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;
+  virtual void Synchronize() = 0;
+
+  // -- weights ------------------------------------------------------------------------------------
+  // Repacks for this device, in parallel. The source may be unmapped afterwards.
+  virtual absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) = 0;
+
+  // -- ops ----------------------------------------------------------------------------------------
+  // out[i] = row ids[i] of table, decoded canonically; added to out if `accumulate`.
+  // ids: [rows] host, in range. out: [rows, k] f32.
+  virtual void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
+                     Tensor out) = 0;
+
+  // out = x / sqrt(mean(x^2) + eps) * weight. x, out: [rows, cols] f32 (may be the same).
+  virtual void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) = 0;
+
+  // out = (x - mean) / sqrt(var + eps) * weight + bias (bias may be null).
+  virtual void LayerNorm(Tensor x, const float* weight, const float* bias, float eps,
+                         Tensor out) = 0;
+
+  // All projections of one input x [rows, k] f32, in one pass over x and its quantization. All
+  // weights have k = x.cols.
+  virtual void MatMul(Tensor x, std::span<const Projection> projections) = 0;
+
+  // Rotates q (in place) and k by each row's position (no rotation if `rotary` is null), then stores
+  // k and v into the cache, rounded to its type. q: [rows, heads * head_dim], k, v: [rows,
+  // kv_heads * head_dim] f32; k's contents are unspecified afterwards. Rows outside every span of
+  // kv.sequences are not touched.
+  virtual void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
+                                const KvView& kv) = 0;
+
+  // Causal attention of each row over its sequence's cached K/V (own chunk included, after rounding
+  // to the cache's type), grouped queries: query head h reads K/V head h / (heads / kv_heads).
+  // Positions are taken in blocks of kAttentionBlock fixed absolute positions; each gives (max, sum,
+  // vector), combined in ascending order. q, out: [rows, heads * head_dim] f32.
+  virtual void Attention(Tensor q, const KvView& kv, float scale, Tensor out) = 0;
+
+  // out = silu(gate) * up, elementwise, [rows, cols] f32; out may be gate or up.
+  virtual void SwiGlu(Tensor gate, Tensor up, Tensor out) = 0;
+
+  // In place: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), [rows, cols] f32 (GPT-2's GeLU).
+  virtual void Gelu(Tensor x) = 0;
+
+  // out[i] = x[rows[i]]. x: [*, cols], out: [rows.size(), cols] f32.
+  virtual void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) = 0;
+
+  // Copies whole pages of one layer, in order.
+  virtual void CopyPages(const KvLayout& layout, std::byte* pages,
+                         std::span<const PageCopy> copies) = 0;
+
+  // logits: [rows.size(), vocab] f32, may be overwritten. results: host, [rows.size()]; complete on
+  // return. See sampling.h.
+  virtual void Sample(Tensor logits, std::span<const SampleRow> rows,
+                      std::span<SampleResult> results) = 0;
+};
+
+inline constexpr int64_t kAttentionBlock = 64;
+
+}  // namespace treadle

@@ -1,0 +1,52 @@
+// Weight formats: how a matrix is stored in a checkpoint, and its canonical meaning.
+//
+// One file per family in this folder, one row per format in the table of weight_format.cc. A format
+// says how it is named, which checkpoint type it claims, its block geometry, and how a run of blocks
+// decodes to float. What a backend makes of it (packing, tiles, integer dots) is the backend's.
+// Sources: shared FORMATS notes of the project; ggml's block layouts (GGUF v3).
+//
+// Thread safety: the table is constant.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace treadle {
+
+// Integer view of one group of `group` consecutive weights: w[i] = scale * code[i] + offset.
+// Codes are small integers (-128..127 or 0..63), so integer kernels can use them as they are.
+struct CodeGroup {
+  int8_t codes[32];  // the first `group` are set
+  float scale;
+  float offset;
+};
+
+struct WeightFormat {
+  std::string_view name;   // "q4_1"; what --weights, inspect and errors say
+  int64_t block;           // weights per block, along k; 1 for dense types
+  int64_t block_bytes;     // bytes per block
+  int32_t gguf_type;       // ggml type id; -1: not in GGUF
+  std::string_view safetensors_dtype;  // "F16"; empty: not in safetensors
+  double bits_per_weight;  // constants included
+
+  // Canonical decode: `blocks` consecutive blocks to float [blocks * block].
+  void (*decode)(const std::byte* data, int64_t blocks, float* out);
+
+  // Integer view, null for dense float types: group g (of `group` weights, group divides block) of
+  // the run that begins at `data`. decode() equals scale * code + offset with one rounding of fma.
+  int64_t group;  // 32 or 16; 0 for dense types
+  void (*codes)(const std::byte* data, int64_t group_index, CodeGroup& out);
+
+  int64_t RowBytes(int64_t k) const { return k / block * block_bytes; }
+};
+
+// All formats, in a fixed order.
+std::span<const WeightFormat> WeightFormats();
+// Null if unknown.
+const WeightFormat* FindWeightFormat(std::string_view name);
+const WeightFormat* FindGgufFormat(uint32_t gguf_type);
+const WeightFormat* FindSafetensorsFormat(std::string_view dtype);
+
+}  // namespace treadle

@@ -1,0 +1,44 @@
+// What Attention sees of the K/V cache: one layer's pages, and which rows belong to which sequence.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/dtype.h"
+
+namespace treadle {
+
+// Geometry of a cache. A slot is K and V of one token in all layers; a page holds `page_size` slots.
+struct KvLayout {
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t page_size = 0;  // slots per page, a power of two, at least 16
+  int64_t num_pages = 0;
+  DType dtype = DType::kF16;  // kF16 or kF32
+
+  // Bytes of one page of one layer: K part, then V part. On the host backends the K part is
+  // [kv_heads, head_dim, page_size] (positions are contiguous, so that vector lanes run over
+  // positions) and the V part is [kv_heads, page_size, head_dim]. Other backends may order the inside
+  // of a page as they like: only StoreKv and Attention look into it.
+  int64_t PartElements() const { return kv_heads * head_dim * page_size; }
+  int64_t PageBytes() const { return 2 * PartElements() * static_cast<int64_t>(SizeOf(dtype)); }
+};
+
+// Rows [first_row, first_row + num_rows) of the flat batch are tokens at positions first_position,
+// first_position + 1, ... of one sequence. Its position p lives in page pages[p / page_size], slot
+// p % page_size. Row i attends to positions 0 ..= its own, its own chunk included.
+struct SequenceSpan {
+  int32_t first_row = 0;
+  int32_t num_rows = 0;
+  int32_t first_position = 0;
+  const int32_t* pages = nullptr;  // at least ceil((first_position + num_rows) / page_size) ids
+};
+
+struct KvView {
+  KvLayout layout;
+  std::byte* pages = nullptr;  // this layer's: [num_pages] x PageBytes()
+  std::span<const SequenceSpan> sequences;
+};
+
+}  // namespace treadle

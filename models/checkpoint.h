@@ -1,0 +1,72 @@
+// A checkpoint on disk: GGUF v3, or a Hugging Face folder (config.json, model.safetensors or the
+// sharded index, tokenizer.json). Files are memory-mapped; nothing is trusted: every length, offset,
+// shape and type is checked against the file before use, and an error names the file, the tensor or
+// key, what was found and what was expected.
+//
+// Thread safety: constant after Open; the mapping lives as long as the object.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/formats/weight_format.h"
+#include "models/model_config.h"
+#include "models/tokenizer_spec.h"
+
+namespace treadle {
+
+// One stored tensor. `shape` is outermost first: a matrix is [out_features, in_features].
+struct StoredTensor {
+  std::string name;  // as in the file
+  const WeightFormat* format = nullptr;
+  std::vector<int64_t> shape;
+  const std::byte* data = nullptr;
+  uint64_t bytes = 0;
+};
+
+class Checkpoint {
+ public:
+  enum class Kind { kGguf, kHuggingFace };
+
+  // `path` is a .gguf file, or a folder with config.json.
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path);
+  virtual ~Checkpoint() = default;
+
+  Kind kind() const { return kind_; }
+  const std::string& path() const { return path_; }
+  // Model name from the metadata, or the file's name.
+  const std::string& model_name() const { return model_name_; }
+  const ModelConfig& config() const { return config_; }
+  // Null when the checkpoint has no tokenizer: the model then serves token ids only.
+  const TokenizerSpec* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+  // Jinja source; empty when there is none.
+  const std::string& chat_template() const { return chat_template_; }
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  uint64_t file_bytes() const { return file_bytes_; }
+
+  // Null if there is none of that name.
+  const StoredTensor* Find(std::string_view name) const;
+  // As Find, but an error that names the tensor if it is missing or its shape is another.
+  absl::StatusOr<const StoredTensor*> Require(std::string_view name,
+                                              std::initializer_list<int64_t> shape) const;
+
+ protected:
+  Checkpoint() = default;
+  Kind kind_ = Kind::kGguf;
+  std::string path_;
+  std::string model_name_;
+  ModelConfig config_;
+  std::optional<TokenizerSpec> tokenizer_;
+  std::string chat_template_;
+  std::vector<StoredTensor> tensors_;
+  std::map<std::string, size_t, std::less<>> index_;
+  uint64_t file_bytes_ = 0;
+};
+
+}  // namespace treadle

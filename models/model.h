@@ -1,0 +1,78 @@
+// A loaded model, or a contiguous range of its layers, on one rank.
+//
+// Tokens of all requests lie flat in one [num_tokens, hidden] tensor: every operation is batched over
+// tokens, and only attention knows sequences (selective batching, ORCA section 3.2).
+//
+// Thread safety: Load may run on any thread; Forward and Head are called from the rank's thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "models/checkpoint.h"
+#include "models/model_config.h"
+
+namespace treadle {
+
+// One iteration's tokens on this rank.
+struct Batch {
+  std::span<const int32_t> token_ids;       // [num_tokens]; used by the first stage only
+  std::span<const int32_t> positions;       // [num_tokens]
+  std::span<const SequenceSpan> sequences;  // cover [0, num_tokens), ascending, without overlap
+};
+
+// The pages of this stage's layers, by layer index within the stage.
+struct KvPages {
+  KvLayout layout;
+  std::span<std::byte* const> layers;  // [layers of this stage]
+};
+
+struct LayerRange {
+  int64_t begin = 0;
+  int64_t end = 0;  // exclusive
+};
+
+struct LoadOptions {
+  LayerRange layers;              // begin == end: all layers
+  int64_t max_batch_tokens = 0;   // activation buffers are sized once, from this
+  int64_t max_head_rows = 64;     // rows of one Head call
+  int64_t max_context = 0;        // 0: the model's
+  std::function<void(double)> progress;  // fraction of bytes loaded; may be empty
+};
+
+class Model {
+ public:
+  // Reads, checks and packs the tensors of the layer range. `backend` must outlive the model;
+  // `checkpoint` need not.
+  static absl::StatusOr<std::unique_ptr<Model>> Load(const Checkpoint& checkpoint, Backend& backend,
+                                                     const LoadOptions& options);
+  virtual ~Model() = default;
+
+  const ModelConfig& config() const { return config_; }
+  LayerRange layers() const { return layers_; }
+  bool first_stage() const { return layers_.begin == 0; }
+  bool last_stage() const { return layers_.end == config_.layers; }
+  uint64_t weight_bytes() const { return weight_bytes_; }  // packed, on the device
+  uint64_t activation_bytes() const { return activation_bytes_; }
+
+  // hidden: [num_tokens, hidden] f32. The first stage fills it from token ids; others read the
+  // previous stage's output from it. Afterwards it holds this range's output (the residual stream).
+  virtual void Forward(const Batch& batch, const KvPages& kv, Tensor hidden) = 0;
+
+  // Last stage only: final norm and head. hidden: [rows, hidden]; logits: [rows, vocab] f32;
+  // rows <= max_head_rows. `hidden` is overwritten.
+  virtual void Head(Tensor hidden, Tensor logits) = 0;
+
+ protected:
+  ModelConfig config_;
+  LayerRange layers_;
+  uint64_t weight_bytes_ = 0;
+  uint64_t activation_bytes_ = 0;
+};
+
+}  // namespace treadle

@@ -1,0 +1,43 @@
+// What a checkpoint says about its architecture, in one vocabulary for GGUF and Hugging Face.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace treadle {
+
+// Llama-3's frequency scaling (transformers' rope_type "llama3").
+struct RopeScaling {
+  double factor = 8;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_context = 8192;
+};
+
+struct ModelConfig {
+  std::string architecture;  // row of models/registry.cc: "llama", "gpt2"
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t ffn_hidden = 0;
+  int64_t vocab = 0;
+  int64_t context = 0;  // usable: capped by a sliding window, if there is one
+  float norm_epsilon = 1e-5f;
+  bool tied_head = false;
+  bool attention_bias = false;
+
+  // Rotary embedding (unused by GPT-2).
+  double rope_base = 10000.0;
+  int64_t rope_dim = 0;  // elements of a head that rotate
+  std::optional<RopeScaling> rope_scaling;
+  double rope_linear_factor = 1.0;  // "linear" scaling: position / factor
+
+  // Something worth telling the user once ("sliding window of 4096 caps the context"); or empty.
+  std::string notice;
+};
+
+}  // namespace treadle

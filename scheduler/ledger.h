@@ -1,0 +1,81 @@
+// The iteration ledger: for each iteration, who was in it, how many tokens of which phase, and where
+// the time went. Cheap enough to leave on (one record per iteration into a bounded ring).
+//
+// Thread safety: Append from the serving loop; the others from any thread.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/sync.h"
+#include "scheduler/request.h"
+
+namespace treadle {
+
+struct LedgerMember {
+  RequestId request = 0;
+  int32_t tokens = 0;
+  bool initiation = false;
+};
+
+// One request that left: with what outcome.
+struct LedgerEnd {
+  RequestId request = 0;
+  std::string client_id;
+  int32_t prompt_tokens = 0;
+  int32_t output_tokens = 0;
+  std::string reason;  // "length", "stop", "cancelled", "deadline", "error"
+  RequestTimings timings;
+};
+
+struct LedgerRecord {
+  uint64_t epoch = 0;
+  uint64_t iteration = 0;
+  double time = 0;  // seconds since the ledger began, when the result was absorbed
+  std::vector<LedgerMember> members;
+  std::vector<LedgerEnd> ends;  // requests that ended since the last record
+  int64_t waiting = 0;
+  int64_t running = 0;
+  int64_t free_pages = 0;
+  int64_t total_pages = 0;
+  // Seconds.
+  double schedule = 0;  // selecting and building the plan
+  double queue = 0;     // plan waiting for the engine
+  double compute = 0;
+  double sample = 0;
+  double idle = 0;      // engine without a plan before this one
+};
+
+class Ledger {
+ public:
+  explicit Ledger(size_t capacity = 4096);
+
+  void Append(LedgerRecord record) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Called on the loop's thread with every record, before it is stored; must not block.
+  void AddObserver(std::function<void(const LedgerRecord&)> observer) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Records with sequence number >= `next`, at most `limit`; advances `next` past them. A reader that
+  // fell behind the ring skips ahead and `lost` counts what it missed.
+  std::vector<std::shared_ptr<const LedgerRecord>> Read(uint64_t& next, size_t limit, uint64_t& lost)
+      const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Blocks until a record with sequence number `next` exists or the deadline passes.
+  bool WaitFor(uint64_t next, Clock::time_point deadline) const ABSL_LOCKS_EXCLUDED(mutex_);
+  uint64_t end() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  static std::string ToJson(const LedgerRecord& record);  // one line
+
+ private:
+  const size_t capacity_;
+  mutable Mutex mutex_;
+  mutable CondVar appended_;
+  std::vector<std::shared_ptr<const LedgerRecord>> ring_ ABSL_GUARDED_BY(mutex_);
+  uint64_t end_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::function<void(const LedgerRecord&)>> observers_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace treadle

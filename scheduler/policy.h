@@ -1,0 +1,57 @@
+// Scheduling policies: pure functions from what is there to what runs next.
+//
+// No thread, clock, tensor, I/O or page id. A new policy is one file and one line in policy.cc's
+// table. Thread safety: stateless.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/kv_slot_manager.h"
+#include "scheduler/request.h"
+
+namespace treadle {
+
+struct BatchLimits {
+  int64_t max_batch_size = 32;     // sequences in one plan
+  int64_t max_batch_tokens = 512;  // tokens in one plan; > max_batch_size
+  int stages = 1;
+  int depth = 1;
+};
+
+// One member of the next iteration.
+struct Selected {
+  Request* request = nullptr;
+  // Tokens of the initiation phase to run (>= 1), or, in the increment phase, 1 per live sequence.
+  // 0: only reserve (the budget is spent, but the pages are the request's from now on).
+  int32_t num_tokens = 0;
+};
+using Selection = std::vector<Selected>;
+
+class Policy {
+ public:
+  enum class Delivery : uint8_t { kAsGenerated, kWhenIdle };
+
+  virtual ~Policy() = default;
+  virtual std::string_view name() const = 0;
+  virtual Delivery delivery() const = 0;
+  // `pool`: live requests in arrival order. Does not change them.
+  virtual Selection Select(std::span<const std::unique_ptr<Request>> pool, const KvCapacity& kv,
+                           const BatchLimits& limits) const = 0;
+
+  // "fcfs", "request-level"; InvalidArgument lists the names otherwise.
+  static absl::StatusOr<std::unique_ptr<Policy>> Create(std::string_view name);
+};
+
+// Shared by policies and the planner.
+// Pages that the request reserves on admission (DESIGN section 3: candidates share whole pages of
+// the prompt before its last token).
+int64_t PagesNeeded(const Request& request, int64_t page_size);
+// kRunning, fewer plans in flight than allowed, and some sequence still has a token to produce.
+bool IsReady(const Request& request, const BatchLimits& limits);
+
+}  // namespace treadle

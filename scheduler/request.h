@@ -1,0 +1,69 @@
+// A request: what was asked (constant), and how far it is (mutable, owned by the pool).
+//
+// States go kWaiting -> kRunning -> kFinished, never back. Leaving kWaiting for kRunning reserves
+// every page that the request may ever need, once, so an admitted request can always finish (ORCA
+// section 4.2, Algorithm 1).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/iteration_plan.h"
+#include "kernels/sampling.h"
+#include "scheduler/token_stream.h"
+
+namespace treadle {
+
+using RequestId = uint64_t;
+using Clock = std::chrono::steady_clock;
+
+enum class RequestState : uint8_t { kWaiting, kRunning, kFinished };
+
+// What a server thread hands to the pool. Validated there already: prompt not empty, ids in range,
+// prompt + max_new_tokens within the context and within the cache.
+struct RequestSpec {
+  std::string client_id;  // request_id of the client, for the ledger and logs; may be empty
+  std::vector<int32_t> prompt;
+  SamplingParameters sampling;  // seed resolved
+  int32_t max_new_tokens = 0;   // > 0
+  int32_t min_new_tokens = 0;
+  std::vector<int32_t> end_tokens;  // generation ends at any; empty with ignore_eos
+  int32_t candidates = 1;           // n
+  int32_t top_logprobs = -1;        // of generated tokens (see Step)
+  int32_t prompt_logprobs = -1;     // of prompt tokens
+  Clock::time_point deadline = Clock::time_point::max();
+};
+
+// Progress of one candidate.
+struct Sequence {
+  SequenceId id = 0;
+  uint32_t candidate = 0;
+  std::vector<int32_t> pages;   // held references, in position order; empty before admission
+  int32_t next_position = 0;    // first position that no submitted plan has covered
+  int32_t produced = 0;         // tokens absorbed from results
+  int32_t in_flight = 0;        // sampling steps submitted and not yet absorbed
+  std::vector<int32_t> output;  // tokens absorbed
+  bool started = false;         // its SequenceStart was submitted
+  bool finished = false;
+};
+
+struct Request {
+  RequestId id = 0;  // arrival order
+  RequestSpec spec;
+  std::shared_ptr<TokenStream> stream;
+  Clock::time_point arrival;
+  Clock::time_point admitted;  // when it left kWaiting
+
+  RequestState state = RequestState::kWaiting;
+  int plans_in_flight = 0;
+  std::vector<Sequence> sequences;  // [candidates]
+
+  int32_t prompt_length() const { return static_cast<int32_t>(spec.prompt.size()); }
+  int64_t max_tokens() const { return int64_t{prompt_length()} + spec.max_new_tokens; }
+};
+
+}  // namespace treadle

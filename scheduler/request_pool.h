@@ -1,0 +1,88 @@
+// The request pool (ORCA section 4.1): where requests wait and live, in arrival order.
+//
+// Server threads submit, cancel and finish through it; the serving loop alone changes requests.
+// Bounded: at most `max_queue` waiting requests. Thread safety: as noted per method.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/sync.h"
+#include "scheduler/request.h"
+
+namespace treadle {
+
+struct PoolLoad {
+  int64_t waiting = 0;
+  int64_t running = 0;
+  int64_t queue_limit = 0;
+  bool draining = false;
+};
+
+class RequestPool {
+ public:
+  struct Submitted {
+    RequestId id = 0;
+    std::shared_ptr<TokenStream> stream;
+  };
+
+  explicit RequestPool(int64_t max_queue);
+
+  // -- any thread ---------------------------------------------------------------------------------
+  // ResourceExhausted if the queue is full, Unavailable if draining or closed. Nothing is queued then.
+  absl::StatusOr<Submitted> Submit(RequestSpec spec) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The client went away, or its write stalled: the request ends with `status`. Idempotent; unknown
+  // and finished ids are ignored.
+  void Cancel(RequestId id, absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // A server thread found a stop string in one candidate: no further plan for it. Outranks the
+  // loop's own finish reason. Idempotent.
+  void FinishCandidate(RequestId id, uint32_t candidate) ABSL_LOCKS_EXCLUDED(mutex_);
+  // No further Submit succeeds; what was accepted goes on.
+  void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
+  PoolLoad Load() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Wakes a loop that waits in WaitForNews.
+  void Wake() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // -- the serving loop's thread ------------------------------------------------------------------
+  // See request_pool.cc for the loop's side: inbox, view, expiry. Kept together with the loop.
+  struct Command {
+    enum class Kind : uint8_t { kCancel, kFinishCandidate } kind;
+    RequestId id = 0;
+    uint32_t candidate = 0;
+    absl::Status status;
+  };
+  struct Inbox {
+    std::vector<std::unique_ptr<Request>> arrivals;  // arrival order
+    std::vector<Command> commands;                   // in order, after the arrivals
+    bool draining = false;
+  };
+  // Blocks until there is news, Wake was called, or `deadline`.
+  void WaitForNews(Clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  Inbox TakeInbox() ABSL_LOCKS_EXCLUDED(mutex_);
+  void NoteCounts(int64_t waiting, int64_t running) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Live requests in arrival order (waiting and running, and finished ones with plans in flight).
+  std::vector<std::unique_ptr<Request>>& live() { return live_; }
+
+ private:
+  const int64_t max_queue_;
+
+  mutable Mutex mutex_;
+  CondVar news_;
+  RequestId next_id_ ABSL_GUARDED_BY(mutex_) = 1;
+  Inbox inbox_ ABSL_GUARDED_BY(mutex_);
+  bool woken_ ABSL_GUARDED_BY(mutex_) = false;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+  int64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  // Confined to the serving loop.
+  std::vector<std::unique_ptr<Request>> live_;
+};
+
+}  // namespace treadle

@@ -1,0 +1,54 @@
+// The serving loop: one thread that treadles (DESIGN section 3, "The loop, on one screen").
+//
+// Thread safety: Start, Stop and Drained from the owner's thread; everything else happens on the
+// loop's own thread.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "engine/engine.h"
+#include "engine/kv_slot_manager.h"
+#include "scheduler/ledger.h"
+#include "scheduler/policy.h"
+#include "scheduler/request_pool.h"
+
+namespace treadle {
+
+// Injectable time, so that tests decide what "now" is.
+class TimeSource {
+ public:
+  virtual ~TimeSource() = default;
+  virtual Clock::time_point Now() const = 0;
+  static const TimeSource& Steady();
+};
+
+class ServingLoop {
+ public:
+  struct Options {
+    BatchLimits limits;  // stages and depth are taken from the engine
+    // A plan without steps after so long without one; releases ride on it.
+    std::chrono::milliseconds heartbeat{1000};
+  };
+
+  ServingLoop(Engine& engine, KvSlotManager& kv, RequestPool& pool, const Policy& policy,
+              Ledger& ledger, const TimeSource& time, const Options& options);
+  ~ServingLoop();  // stops
+
+  // Starts the engine and the loop's thread.
+  absl::Status Start();
+  // Ends every request that is left with `status` and joins the thread. Idempotent.
+  void Stop(absl::Status status);
+  // Waits until the pool is draining and empty; false if `deadline` came first.
+  bool WaitDrained(Clock::time_point deadline);
+  // Increases while the loop turns.
+  uint64_t turns() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace treadle

@@ -1,0 +1,69 @@
+// One request's tokens on their way from the serving loop to one server thread.
+//
+// Capacity is n * max_new_tokens (plus the prompt's length if its log probabilities are asked),
+// reserved at construction, so that pushing never waits and never fails. After End nothing more is
+// pushed. A slow reader holds no pages: the buffer is bounded by the request's own limits.
+//
+// Thread safety: Push* and End from the serving loop; Take and the notifier from the reader's side.
+// The notifier runs on the loop's thread and must not block.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "engine/iteration_plan.h"
+#include "kernels/sync.h"
+
+namespace treadle {
+
+enum class FinishReason : uint8_t { kNone, kLength, kEndToken, kStopString, kError };
+
+struct StreamToken {
+  uint32_t candidate = 0;
+  int32_t token = -1;
+  TokenDetail detail;
+  FinishReason finish = FinishReason::kNone;  // set on the last token of this candidate
+};
+
+// Seconds, measured by the loop.
+struct RequestTimings {
+  double queued = 0;             // arrival to admission
+  double first_token = 0;        // arrival to first token
+  double total = 0;              // arrival to end
+};
+
+// What the reader takes in one go.
+struct StreamBatch {
+  std::vector<StreamToken> tokens;
+  std::vector<TokenDetail> prompt_detail;  // new entries, in prompt order, from position 1 on
+  bool ended = false;
+  absl::Status status;      // valid when ended: Ok, or why the request ended early
+  RequestTimings timings;   // valid when ended
+};
+
+class TokenStream {
+ public:
+  explicit TokenStream(int64_t capacity);
+
+  // Called once by the reader before anything can arrive, or immediately with what is there.
+  void SetNotifier(std::function<void()> notify) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Everything since the last Take; never blocks.
+  StreamBatch Take() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until there is news or `deadline`; for in-process clients.
+  bool WaitUntil(std::chrono::steady_clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void Push(StreamToken token) ABSL_LOCKS_EXCLUDED(mutex_);
+  void PushPrompt(std::vector<TokenDetail> details) ABSL_LOCKS_EXCLUDED(mutex_);
+  void End(absl::Status status, const RequestTimings& timings) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  Mutex mutex_;
+  CondVar news_;
+  StreamBatch pending_ ABSL_GUARDED_BY(mutex_);
+  std::function<void()> notify_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace treadle
