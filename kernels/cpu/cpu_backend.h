@@ -1,0 +1,26 @@
+// The CPU backend: packed weights in their stored format, one pinned thread pool, one instruction set
+// chosen at start.
+//
+// kAuto means kInt8 for formats with integer codes (mean KL divergence from exact on the default model:
+// see bench/results) and exact for dense formats.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/isa.h"
+
+namespace treadle {
+
+struct CpuBackendOptions {
+  int threads = 0;  // 0: one per CPU that this process may use
+  bool pin = false;
+  ComputeMode compute = ComputeMode::kAuto;
+  std::optional<CpuIsa> isa;  // unset: ChooseIsa()
+};
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOptions& options);
+
+}  // namespace treadle

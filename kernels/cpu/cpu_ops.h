@@ -1,0 +1,37 @@
+// The CPU backend's ops other than matrix products: same contracts as in kernels/backend.h.
+//
+// Vector lanes run over features or positions; where a reduction is horizontal (norms, softmax), it
+// uses 16 partial sums on every instruction set, combined in one order, so that AVX2 and AVX-512 give
+// equal bits (DESIGN section 4). No libm: exp and tanh are our own, of explicit FMA.
+//
+// Thread safety: confined to the rank's thread, which the pool joins.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace treadle {
+
+class CpuOps {
+ public:
+  CpuOps(ThreadPool& pool, CpuIsa isa);
+  ~CpuOps();
+
+  void RmsNorm(Tensor x, const float* weight, float eps, Tensor out);
+  void LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out);
+  void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary, const KvView& kv);
+  void Attention(Tensor q, const KvView& kv, float scale, Tensor out);
+  void SwiGlu(Tensor gate, Tensor up, Tensor out);
+  void Gelu(Tensor x);
+  void Sample(Tensor logits, std::span<const SampleRow> rows, std::span<SampleResult> results);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace treadle
