@@ -8,6 +8,7 @@
 
 namespace treadle {
 
-std::unique_ptr<Backend> CreateReferenceBackend();
+// kInt8 quantizes activations by the rule of ComputeMode and then sums in double; kAuto is kExact.
+std::unique_ptr<Backend> CreateReferenceBackend(ComputeMode compute = ComputeMode::kExact);
 
 }  // namespace treadle
