@@ -1,0 +1,54 @@
+# The two commands a newcomer needs are `make serve` and `make test`; both install what they need,
+# build, fetch the default model if it is not cached, and do their job.
+#
+#   make serve MODEL=/path/to/model.gguf ARGS="--max-batch-size 16"
+#   make test            unit, property and end-to-end tests
+#   make asan, make tsan the same suite under a sanitizer
+#   make build           only build/treadle
+#   make format          clang-format every source in place
+
+SHELL := /bin/bash
+BUILD := build
+JOBS  ?= $(shell nproc)
+MODEL ?=
+ARGS  ?=
+
+.PHONY: serve test build packages model asan tsan format format-check clean
+
+serve: build
+	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
+	exec $(BUILD)/treadle serve --model "$$model" $(ARGS)
+
+build: packages
+	@[ -f $(BUILD)/build.ninja ] || cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target treadle
+
+test: packages
+	@[ -f $(BUILD)/build.ninja ] || cmake --preset release
+	@cmake --build --preset release -j $(JOBS)
+	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
+	TREADLE_MODEL="$$model" ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) $(ARGS)
+
+asan tsan: packages
+	@[ -f $(BUILD)/$@/build.ninja ] || cmake --preset $@
+	@cmake --build --preset $@ -j $(JOBS)
+	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
+	TREADLE_MODEL="$$model" \
+	ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 suppressions=$(CURDIR)/tests/tsan.supp" \
+	ctest --test-dir $(BUILD)/$@ --output-on-failure -j $(JOBS) $(ARGS)
+
+packages:
+	@scripts/install_packages.sh
+
+model:
+	@scripts/fetch_model.sh
+
+format:
+	@git ls-files '*.h' '*.cc' | xargs clang-format -i
+
+format-check:
+	@git ls-files '*.h' '*.cc' | xargs clang-format --dry-run -Werror
+
+clean:
+	rm -rf $(BUILD)

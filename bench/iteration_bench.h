@@ -1,0 +1,44 @@
+// ORCA's Figure 9: the engine alone. The same batch of requests runs from prompt to last token,
+// with no scheduler decision in between; time per phase, tokens per second. No server, no client.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/engine.h"
+
+namespace treadle {
+
+struct IterationBenchOptions {
+  int32_t prompt_tokens = 128;
+  int32_t new_tokens = 32;
+  std::vector<int32_t> batch_sizes = {1, 2, 4, 8, 16, 32};
+  int repeats = 3;  // the median is reported
+  int64_t max_batch_tokens = 512;
+  int64_t page_size = 32;
+  int64_t total_pages = 0;
+  int32_t vocab = 0;
+  uint64_t seed = 1;
+};
+
+struct IterationBenchRow {
+  int32_t batch_size = 0;
+  int32_t prompt_tokens = 0;
+  int32_t new_tokens = 0;
+  double prefill_tokens_per_second = 0;
+  double decode_tokens_per_second = 0;
+  double prefill_seconds = 0;           // whole prompts, first tokens included
+  double decode_iteration_seconds = 0;  // mean of one increment iteration
+  double total_seconds = 0;
+};
+
+// `engine` is started by the call and must not be used by anyone else.
+absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
+    Engine& engine, const IterationBenchOptions& options);
+
+std::string ToJson(const std::vector<IterationBenchRow>& rows);
+std::string ToTable(const std::vector<IterationBenchRow>& rows);
+
+}  // namespace treadle

@@ -1,0 +1,157 @@
+// Rooms and floors (CONTRIBUTING.md): reads every #include of the project and fails on an arrow
+// that the table does not allow, and on a vendor header in a public header.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace treadle {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Headers of kernels/ that know no device: errors, locks, and the values that plans carry.
+const std::vector<std::string> kPlainValues = {"kernels/status.h", "kernels/sync.h",
+                                               "kernels/sampling.h"};
+
+struct Room {
+  std::string folder;  // the longest matching one counts
+  std::vector<std::string> may_include;
+  std::vector<std::string> must_not_include;  // outranks may_include, but for the exceptions
+  std::vector<std::string> exceptions;
+};
+
+const std::vector<Room>& Rooms() {
+  static const std::vector<Room> rooms = {
+      {"kernels", {"kernels/"}, {}, {}},
+      {"models", {"models/", "kernels/"}, {}, {}},
+      {"engine", {"engine/", "models/", "kernels/"}, {}, {}},
+      {"scheduler",
+       {"scheduler/", "engine/"},
+       {"engine/stage.h", "engine/kv_cache.h", "engine/local_engine.h"},
+       kPlainValues},
+      {"server",
+       {"server/", "scheduler/", "engine/", "models/"},
+       {"models/model.h", "models/llama.h", "models/gpt2.h", "models/linear.h", "server/cli/"},
+       kPlainValues},
+      {"server/cli",
+       {"server/", "scheduler/", "engine/", "models/", "kernels/", "bench/", "tests/support/"},
+       {},
+       {}},
+      {"bench",
+       {"bench/", "server/", "scheduler/", "engine/", "models/", "kernels/", "tests/support/"},
+       {},
+       {}},
+      {"tests",
+       {"tests/", "bench/", "server/", "scheduler/", "engine/", "models/", "kernels/"},
+       {},
+       {}},
+  };
+  return rooms;
+}
+
+const Room* RoomOf(const std::string& path) {
+  const Room* best = nullptr;
+  for (const Room& room : Rooms()) {
+    if (path.starts_with(room.folder + "/") &&
+        (best == nullptr || room.folder.size() > best->folder.size())) {
+      best = &room;
+    }
+  }
+  return best;
+}
+
+struct Include {
+  int line = 0;
+  std::string name;
+  bool quoted = false;
+};
+
+std::vector<Include> ReadIncludes(const fs::path& file) {
+  std::vector<Include> includes;
+  std::ifstream in(file);
+  std::string text;
+  for (int line = 1; std::getline(in, text); ++line) {
+    const size_t hash = text.find_first_not_of(" \t");
+    if (hash == std::string::npos || text.compare(hash, 8, "#include") != 0) continue;
+    const size_t open = text.find_first_of("\"<", hash);
+    if (open == std::string::npos) continue;
+    const bool quoted = text[open] == '"';
+    const size_t close = text.find(quoted ? '"' : '>', open + 1);
+    if (close == std::string::npos) continue;
+    includes.push_back({line, text.substr(open + 1, close - open - 1), quoted});
+  }
+  return includes;
+}
+
+bool StartsWithAny(const std::string& name, const std::vector<std::string>& prefixes) {
+  return std::any_of(prefixes.begin(), prefixes.end(),
+                     [&](const std::string& prefix) { return name.starts_with(prefix); });
+}
+
+// Empty if the arrow is allowed.
+std::string Violation(const std::string& path, const Include& include) {
+  static const std::vector<std::string> kVendor = {"grpcpp/", "grpc/",  "google/",     "nccl",
+                                                   "cuda",    "cublas", "prometheus/", "gloo/"};
+  const bool header = path.ends_with(".h");
+  if (header && (StartsWithAny(include.name, kVendor) || include.name.ends_with(".pb.h")) &&
+      !path.starts_with("tests/")) {
+    return "a vendor header in a public header";
+  }
+  if (!include.quoted || include.name.ends_with(".pb.h")) {
+    if (include.name.ends_with(".pb.h") &&
+        !StartsWithAny(path, {"server/", "bench/", "tests/", "engine/remote"})) {
+      return "generated protobuf in this room";
+    }
+    return "";
+  }
+  const Room* room = RoomOf(path);
+  if (room == nullptr) return "a source outside every room";
+  if (StartsWithAny(include.name, room->exceptions)) return "";
+  if (StartsWithAny(include.name, room->must_not_include)) return "this room must not know it";
+  // Libraries of the distribution; they have no room.
+  static const std::vector<std::string> kLibraries = {"absl/", "CLI/", "gtest/", "gmock/",
+                                                      "nlohmann/"};
+  if (StartsWithAny(include.name, room->may_include) || StartsWithAny(include.name, kLibraries)) {
+    return "";
+  }
+  return "no arrow from this room";
+}
+
+TEST(Layering, EveryIncludeFollowsAnArrow) {
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(TREADLE_SOURCE)) {
+    const std::string path = fs::relative(entry.path(), TREADLE_SOURCE).string();
+    const std::string extension = entry.path().extension().string();
+    if (path.starts_with("build") || path.starts_with(".") ||
+        (extension != ".h" && extension != ".cc" && extension != ".cu")) {
+      continue;
+    }
+    ++files;
+    for (const Include& include : ReadIncludes(entry.path())) {
+      const std::string violation = Violation(path, include);
+      EXPECT_TRUE(violation.empty())
+          << path << ":" << include.line << ": #include " << include.name << ": " << violation;
+    }
+  }
+  EXPECT_GT(files, 30);
+}
+
+TEST(Layering, TheCheckSeesWhatIsForbidden) {
+  EXPECT_EQ(Violation("kernels/cpu/a.cc", {1, "kernels/tensor.h", true}), "");
+  EXPECT_NE(Violation("kernels/cpu/a.cc", {1, "models/model.h", true}), "");
+  EXPECT_NE(Violation("scheduler/a.cc", {1, "kernels/backend.h", true}), "");
+  EXPECT_NE(Violation("scheduler/a.cc", {1, "server/inference.pb.h", true}), "");
+  EXPECT_EQ(Violation("scheduler/a.cc", {1, "kernels/sync.h", true}), "");
+  EXPECT_NE(Violation("server/a.cc", {1, "models/llama.h", true}), "");
+  EXPECT_NE(Violation("server/a.h", {1, "grpcpp/grpcpp.h", false}), "");
+  EXPECT_EQ(Violation("server/cli/a.cc", {1, "kernels/backend.h", true}), "");
+}
+
+}  // namespace
+}  // namespace treadle
