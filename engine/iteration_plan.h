@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/backend.h"
+#include "kernels/kv_view.h"
 #include "kernels/sampling.h"
 
 namespace treadle {

@@ -76,11 +76,6 @@ struct RotaryTable {
   int64_t max_positions = 0;
 };
 
-struct PageCopy {
-  int32_t from = 0;
-  int32_t to = 0;
-};
-
 class Backend {
  public:
   virtual ~Backend() = default;

@@ -35,6 +35,12 @@ struct SequenceSpan {
   const int32_t* pages = nullptr;  // at least ceil((first_position + num_rows) / page_size) ids
 };
 
+// Slots of page `from` become the slots of page `to` as well.
+struct PageCopy {
+  int32_t from = 0;
+  int32_t to = 0;
+};
+
 struct KvView {
   KvLayout layout;
   std::byte* pages = nullptr;  // this layer's: [num_pages] x PageBytes()

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Draws ORCA's figures from benchmark results (needs matplotlib).
+
+    plot.py figure9  OUT.png RESULT.json [RESULT.json ...]
+    plot.py figure10 OUT.png RESULTS.jsonl [RESULTS.jsonl ...]
+
+figure9:  JSON of `treadle bench iteration --json`; execution time of a batch against its size, one bar group per
+          prompt length (section 6.1).
+figure10: JSON lines of `treadle bench serve --json`; median normalized latency against throughput, one curve per
+          label (policy, max_batch_size, or a peer) (section 6.2).
+"""
+import collections
+import json
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+
+def figure9(out, files):
+    rows = [row for name in files for row in json.load(open(name))["rows"]]
+    prompts = sorted({row["prompt_tokens"] for row in rows})
+    sizes = sorted({row["batch_size"] for row in rows})
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4))
+    width = 0.8 / len(prompts)
+    for i, prompt in enumerate(prompts):
+        mine = {row["batch_size"]: row for row in rows if row["prompt_tokens"] == prompt}
+        at = [x + (i - (len(prompts) - 1) / 2) * width for x in range(len(sizes))]
+        label = f"{prompt} prompt tokens"
+        axes[0].bar(at, [mine[s]["total_seconds"] * 1e3 if s in mine else 0 for s in sizes], width, label=label)
+        axes[1].plot(sizes, [mine[s]["decode_tokens_per_second"] if s in mine else None for s in sizes], "o-", label=label)
+    new = rows[0]["new_tokens"]
+    axes[0].set(xticks=range(len(sizes)), xticklabels=sizes, xlabel="batch size", ylabel="execution time, ms",
+                title=f"One batch, {new} tokens generated")
+    axes[1].set(xlabel="batch size", ylabel="tokens/s, all sequences", title="Increment phase", xscale="log")
+    axes[1].set_xticks(sizes, [str(s) for s in sizes])
+    axes[1].set_ylim(bottom=0)
+    for axis in axes:
+        axis.legend()
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(out, dpi=130)
+
+
+def figure10(out, files):
+    curves = collections.defaultdict(list)
+    for name in files:
+        for line in open(name):
+            if line.strip():
+                result = json.loads(line)
+                curves[result["label"]].append((result["request_throughput"], result["median_normalized_latency_ms"]))
+    figure, axis = plt.subplots(figsize=(8, 5))
+    for label, points in sorted(curves.items()):
+        points.sort()
+        style = "s--" if label.startswith("request-level") else "^:" if not label.startswith("fcfs") else "o-"
+        axis.plot([p[0] for p in points], [p[1] for p in points], style, label=label)
+    axis.set(xlabel="throughput, requests/s", ylabel="median normalized latency, ms/token", yscale="log",
+             title="Input U(32,512), output U(1,128), Poisson arrivals, no end-of-sequence")
+    axis.legend()
+    axis.grid(alpha=0.3, which="both")
+    figure.tight_layout()
+    figure.savefig(out, dpi=130)
+
+
+if __name__ == "__main__":
+    commands = {"figure9": figure9, "figure10": figure10}
+    if len(sys.argv) < 4 or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    commands[sys.argv[1]](sys.argv[2], sys.argv[3:])
