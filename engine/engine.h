@@ -1,10 +1,10 @@
 // The engine runs iterations; it decides nothing.
 //
-// LocalEngine (threads of this process) and later RemoteEngine (worker processes) obey this contract
-// and pass the same tests.
+// LocalEngine (threads of this process) and later RemoteEngine (worker processes) obey this
+// contract and pass the same tests.
 //
-// Thread safety: all methods are called from one thread, the serving loop; `wake` is called from the
-// engine's threads.
+// Thread safety: all methods are called from one thread, the serving loop; `wake` is called from
+// the engine's threads.
 #pragma once
 
 #include <functional>
@@ -19,8 +19,8 @@ class Engine {
  public:
   virtual ~Engine() = default;
 
-  // Once, before anything else. `wake` is called (from any thread) whenever TakeResults or status may
-  // have news. It must not block or call back.
+  // Once, before anything else. `wake` is called (from any thread) whenever TakeResults or status
+  // may have news. It must not block or call back.
   virtual absl::Status Start(std::function<void()> wake) = 0;
 
   virtual int stages() const = 0;
@@ -37,8 +37,8 @@ class Engine {
   // Results that are complete, in order of submission. Never blocks.
   virtual std::vector<IterationResult> TakeResults() = 0;
 
-  // Ok, or why this epoch ended (an iteration missed its deadline, a worker was lost). After an error
-  // nothing more of the epoch is returned.
+  // Ok, or why this epoch ended (an iteration missed its deadline, a worker was lost). After an
+  // error nothing more of the epoch is returned.
   virtual absl::Status status() const = 0;
 
   // Begins the next epoch, with empty sequence tables; returns at once. HasRoom is false until the

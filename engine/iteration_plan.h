@@ -1,8 +1,8 @@
 // One iteration as a value: what the scheduler's planner says to the engine, and what comes back.
 //
-// A plan has no pointers, is incremental, and is applied in the order releases, page copies, starts,
-// steps. The plans of an epoch are the engine's complete input (DESIGN section 3), which makes replay
-// exact. Positions, prompt lengths and rows are in tokens; times in seconds.
+// A plan has no pointers, is incremental, and is applied in the order releases, page copies,
+// starts, steps. The plans of an epoch are the engine's complete input (DESIGN section 3), which
+// makes replay exact. Positions, prompt lengths and rows are in tokens; times in seconds.
 #pragma once
 
 #include <cstdint>

@@ -2,11 +2,11 @@
 //
 // A slot holds K and V of one token in all layers of a stage. Slots come in pages, so nothing
 // fragments, and pages are reference-counted, so that candidates of one request can share a prompt
-// (and later a prefix cache can). The manager decides page ids; every stage obeys (ORCA section 4.2,
-// which reserves max_tokens slots per request; pages as in vLLM's PagedAttention).
+// (and later a prefix cache can). The manager decides page ids; every stage obeys (ORCA
+// section 4.2, which reserves max_tokens slots per request; pages as in vLLM's PagedAttention).
 //
-// Invariants: free + held == capacity; a page is free iff its count is 0; Reserve is all-or-nothing.
-// Thread safety: confined to the serving loop's thread.
+// Invariants: free + held == capacity; a page is free iff its count is 0; Reserve is
+// all-or-nothing. Thread safety: confined to the serving loop's thread.
 #pragma once
 
 #include <cstdint>

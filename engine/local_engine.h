@@ -1,6 +1,21 @@
 // The engine inside this process: one stage with all layers, on one rank thread.
 //
-// Thread safety: as Engine. The rank thread owns the backend, the model and the K/V cache.
+// The rank thread runs the submitted plans in order. A plan is in flight from Submit until its
+// result was taken, so HasRoom changes only through what the loop itself does (and when an epoch
+// ends): what a policy sees at a given iteration does not depend on timing.
+//
+// The epoch ends with
+//   InvalidArgument, NotFound   a plan of another epoch, out of order, or one that cannot be
+//   applied
+//                               (SequenceTable::Check names what is wrong; nothing was touched);
+//   DeadlineExceeded            an iteration ran longer than iteration_deadline.
+// There is no watchdog thread: lateness is noticed by the next call of status, HasRoom or
+// TakeResults (the serving loop's heartbeat sees to it that there is one), and at the latest when
+// the iteration returns. After Restart the next epoch stands as soon as the rank thread is out of
+// its old iteration, whose result is dropped. The destructor waits for the iteration that runs, and
+// drops queued plans.
+//
+// Thread safety: as Engine. The backend and the model go over to the rank thread at Start.
 #pragma once
 
 #include <chrono>
@@ -14,7 +29,7 @@
 namespace treadle {
 
 struct LocalEngineOptions {
-  int64_t max_batch_tokens = 512;
+  int64_t max_batch_tokens = 512;  // as the model was loaded with
   int64_t page_size = 32;
   int64_t kv_pages = 0;
   DType kv_dtype = DType::kF16;
@@ -26,6 +41,8 @@ struct LocalEngineOptions {
 
 class LocalEngine {
  public:
+  // The model holds all layers. InvalidArgument names an option that is out of range;
+  // ResourceExhausted if the device has not the memory.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(std::unique_ptr<Backend> backend,
                                                         std::unique_ptr<Model> model,
                                                         const LocalEngineOptions& options);

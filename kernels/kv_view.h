@@ -9,7 +9,8 @@
 
 namespace treadle {
 
-// Geometry of a cache. A slot is K and V of one token in all layers; a page holds `page_size` slots.
+// Geometry of a cache. A slot is K and V of one token in all layers; a page holds `page_size`
+// slots.
 struct KvLayout {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
@@ -19,10 +20,17 @@ struct KvLayout {
 
   // Bytes of one page of one layer: K part, then V part. On the host backends the K part is
   // [kv_heads, head_dim, page_size] (positions are contiguous, so that vector lanes run over
-  // positions) and the V part is [kv_heads, page_size, head_dim]. Other backends may order the inside
-  // of a page as they like: only StoreKv and Attention look into it.
+  // positions) and the V part is [kv_heads, page_size, head_dim]. Other backends may order the
+  // inside of a page as they like: only StoreKv and Attention look into it.
   int64_t PartElements() const { return kv_heads * head_dim * page_size; }
   int64_t PageBytes() const { return 2 * PartElements() * static_cast<int64_t>(SizeOf(dtype)); }
+  // Element i of a head of K or V within a page, in the host layout.
+  int64_t KeyElement(int64_t head, int64_t slot, int64_t i) const {
+    return (head * head_dim + i) * page_size + slot;
+  }
+  int64_t ValueElement(int64_t head, int64_t slot, int64_t i) const {
+    return PartElements() + (head * page_size + slot) * head_dim + i;
+  }
 };
 
 // Rows [first_row, first_row + num_rows) of the flat batch are tokens at positions first_position,

@@ -1,9 +1,31 @@
 // Sampling as a pure function of a row of logits and a SampleRow.
 //
-// Order of operations: logit bias; repetition penalty (prompt and output), presence and frequency
-// penalties (output); suppressed and masked tokens to -inf; temperature; top-k; top-p; min-p. Log
-// probabilities are of the raw logits (before all of that). The random number is counter-based, keyed
-// by (seed, candidate, position), so a token depends on nothing but its own request (N4).
+// The order of operations, exactly (every backend gives the reference's token unless the draw or a
+// top-p or min-p threshold falls within rounding of a boundary):
+//   1. x = logits + logit_bias (float; entries in order, a token may occur twice).
+//   2. For each token of `counts`: x = x > 0 ? x / repetition_penalty : x * repetition_penalty;
+//      then, if in_output > 0: x = x - presence_penalty, x = x - frequency_penalty * in_output
+//      (every step rounded to float).
+//   3. x = -inf for suppressed tokens and for those whose mask bit (token % 32 of word token / 32)
+//      is 0. NaN counts as -inf, +inf as the largest finite float. If every x is -inf, the result
+//      is token 0.
+//   4. Candidates are ordered by x, descending; ties: lowest id first. Temperature 0: the first is
+//      the result. Else each has the weight w = exp((x - x_first) / temperature); w_first = 1.
+//   5. top_k (if > 0) keeps the first top_k of that order.
+//   6. top_p (if < 1), on probabilities renormalized over what top-k kept: keeps the smallest
+//      prefix whose cumulative probability is >= top_p; always at least one.
+//   7. min_p (if > 0) keeps those with w >= min_p, that is, relative to the best probability after
+//      temperature (the same before and after renormalization).
+//   8. With u = CounterUniform(seed, candidate, position) and W = the sum of the kept weights: the
+//      first candidate, in order, whose cumulative weight exceeds u * W (if rounding leaves none:
+//      the last kept one of positive weight). A candidate of weight 0 is never drawn.
+// Log probabilities are of the raw logits (before all of that, but for NaN and +inf as in 3):
+// x - max - log(sum of exp(x - max)); a logit of -inf gives -inf. The alternatives `top` are the
+// first min(top_logprobs, vocab) by raw logit, ties: lowest id first. With top_logprobs = -1 all
+// log-probability fields stay 0 and num_top is 0; without parameters token is -1.
+//
+// The random number is counter-based, keyed by (seed, candidate, position), so a token depends on
+// nothing but its own request (N4).
 #pragma once
 
 #include <array>
@@ -20,8 +42,9 @@ struct LogitBias {
   float bias = 0;
 };
 
-// One request's wishes, constant over its life. Validated where it enters (server), so every backend
-// may assume: finite values, temperature >= 0, 0 < top_p <= 1, 0 <= min_p <= 1, repetition_penalty > 0.
+// One request's wishes, constant over its life. Validated where it enters (server), so every
+// backend may assume: finite values, temperature >= 0, 0 < top_p <= 1, 0 <= min_p <= 1,
+// repetition_penalty > 0, token ids in the vocabulary.
 struct SamplingParameters {
   float temperature = 1.0f;  // 0: greedy (the lowest id wins a tie)
   int32_t top_k = 0;         // 0: off
@@ -30,7 +53,7 @@ struct SamplingParameters {
   float repetition_penalty = 1.0f;
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
-  std::vector<LogitBias> logit_bias;
+  std::vector<LogitBias> logit_bias = {};
   uint64_t seed = 0;  // resolved: drawn at the door when the client gave none
 
   bool NeedsCounts() const {
@@ -48,9 +71,9 @@ struct TokenCount {
 // What one row of logits is asked.
 struct SampleRow {
   const SamplingParameters* parameters = nullptr;  // null: no sample, log probabilities only
-  std::span<const TokenCount> counts;              // empty unless parameters->NeedsCounts()
-  std::span<const int32_t> suppressed;             // never sampled (end tokens before min_new_tokens)
-  const uint32_t* mask = nullptr;                  // [ceil(vocab / 32)] bits, 1 = allowed; null: all
+  std::span<const TokenCount> counts = {};         // empty unless parameters->NeedsCounts()
+  std::span<const int32_t> suppressed = {};  // never sampled (end tokens before min_new_tokens)
+  const uint32_t* mask = nullptr;            // [ceil(vocab / 32)] bits, 1 = allowed; null: all
   uint32_t candidate = 0;
   int64_t position = 0;       // position that the sampled token will have
   int32_t top_logprobs = -1;  // -1: no log probabilities; else that many alternatives (<= 20)
@@ -70,8 +93,12 @@ struct SampleResult {
   std::array<TokenLogprob, kMaxTopLogprobs> top;  // best first; ties: lowest id first
 };
 
-// Uniform in [0, 1), 53 bits, from Philox4x32-10 (Salmon et al., SC'11) with key = seed and
-// counter = (position, candidate).
+// Uniform in [0, 1), 53 bits, from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
+// as 1, 2, 3", SC'11) with key = seed (low word first) and counter = (position low, position high,
+// candidate, 0): the upper 53 bits of output words 1:0, times 2^-53.
 double CounterUniform(uint64_t seed, uint32_t candidate, int64_t position);
+
+// The generator itself: ten rounds on a counter of four words.
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
 }  // namespace treadle

@@ -1,12 +1,13 @@
 // A checkpoint on disk: GGUF v3, or a Hugging Face folder (config.json, model.safetensors or the
-// sharded index, tokenizer.json). Files are memory-mapped; nothing is trusted: every length, offset,
-// shape and type is checked against the file before use, and an error names the file, the tensor or
-// key, what was found and what was expected.
+// sharded index, tokenizer.json). Files are memory-mapped; nothing is trusted: every length,
+// offset, shape and type is checked against the file before use, and an error names the file, the
+// tensor or key, what was found and what was expected.
 //
 // Thread safety: constant after Open; the mapping lives as long as the object.
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -58,6 +59,14 @@ class Checkpoint {
 
  protected:
   Checkpoint() = default;
+  // As Require, for any matrix.
+  absl::StatusOr<const StoredTensor*> RequireMatrix(std::string_view name) const;
+  void AddTensors(std::vector<StoredTensor> tensors);
+  // A sliding window shorter than the context caps it, with a notice. 0: there is none.
+  void CapContext(int64_t window);
+  // Sizes in range and in harmony: what every loader relies on.
+  absl::Status CheckConsistency() const;
+
   Kind kind_ = Kind::kGguf;
   std::string path_;
   std::string model_name_;

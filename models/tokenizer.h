@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,6 +27,7 @@ struct EncodeOptions {
 
 class Tokenizer {
  public:
+  // InvalidArgument or Unimplemented for a vocabulary that contradicts itself or is not understood.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Create(TokenizerSpec spec);
   virtual ~Tokenizer() = default;
 
@@ -36,8 +38,9 @@ class Tokenizer {
   // vocabulary give "".
   virtual std::string TokenBytes(int32_t id, bool special) const = 0;
 
-  // All bytes of `ids`, invalid UTF-8 replaced by U+FFFD. SentencePiece's leading dummy space is
-  // removed, as the authors' decode does.
+  // All bytes of `ids`, invalid UTF-8 replaced by U+FFFD: one for each longest prefix of a
+  // character (byte-level BPE), or for each byte (SentencePiece), as the authors do.
+  // SentencePiece's leading dummy space is removed, as the authors' decode does.
   std::string Decode(std::span<const int32_t> ids, bool special) const;
 
   const TokenizerSpec& spec() const { return spec_; }
@@ -45,11 +48,17 @@ class Tokenizer {
 
  protected:
   explicit Tokenizer(TokenizerSpec spec) : spec_(std::move(spec)) {}
+  // InvalidArgument, with the offset, unless `text` is valid UTF-8 of a length that ids can count.
+  static absl::Status CheckText(std::string_view text);
+  // Whether decoding `id` gives any bytes: inside the vocabulary, in use, and no control token
+  // unless `special`.
+  bool Emits(int32_t id, bool special) const;
+
   TokenizerSpec spec_;
 };
 
-// Incremental decode of one generated sequence: never emits part of a UTF-8 character. Bytes that can
-// no longer become a character come out as U+FFFD. Not thread-safe.
+// Incremental decode of one generated sequence: never emits part of a UTF-8 character. Bytes that
+// can no longer become a character come out as U+FFFD. Not thread-safe.
 class StreamDecoder {
  public:
   // `continues_text`: the sequence follows other text (a prompt), so no leading space is removed.
@@ -60,10 +69,14 @@ class StreamDecoder {
   std::string Finish();
 
  private:
+  // Moves what is complete out of pending_.
+  std::string TakeComplete();
+  void AppendReplacement(size_t bytes, std::string* out) const;
+
   const Tokenizer& tokenizer_;
   bool special_;
   bool strip_space_;
-  std::string pending_;
+  std::string pending_;  // the beginning of a character, at most 3 bytes between calls
 };
 
 }  // namespace treadle

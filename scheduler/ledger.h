@@ -1,5 +1,5 @@
-// The iteration ledger: for each iteration, who was in it, how many tokens of which phase, and where
-// the time went. Cheap enough to leave on (one record per iteration into a bounded ring).
+// The iteration ledger: for each iteration, who was in it, how many tokens of which phase, and
+// where the time went. Cheap enough to leave on (one record per iteration into a bounded ring).
 //
 // Thread safety: Append from the serving loop; the others from any thread.
 #pragma once
@@ -48,7 +48,7 @@ struct LedgerRecord {
   double queue = 0;     // plan waiting for the engine
   double compute = 0;
   double sample = 0;
-  double idle = 0;      // engine without a plan before this one
+  double idle = 0;  // engine without a plan before this one
 };
 
 class Ledger {
@@ -59,10 +59,11 @@ class Ledger {
   // Called on the loop's thread with every record, before it is stored; must not block.
   void AddObserver(std::function<void(const LedgerRecord&)> observer) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Records with sequence number >= `next`, at most `limit`; advances `next` past them. A reader that
-  // fell behind the ring skips ahead and `lost` counts what it missed.
-  std::vector<std::shared_ptr<const LedgerRecord>> Read(uint64_t& next, size_t limit, uint64_t& lost)
-      const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Records with sequence number >= `next`, at most `limit`; advances `next` past them. A reader
+  // that fell behind the ring skips ahead and `lost` counts what it missed.
+  std::vector<std::shared_ptr<const LedgerRecord>> Read(uint64_t& next, size_t limit,
+                                                        uint64_t& lost) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
   // Blocks until a record with sequence number `next` exists or the deadline passes.
   bool WaitFor(uint64_t next, Clock::time_point deadline) const ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t end() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -70,12 +71,15 @@ class Ledger {
   static std::string ToJson(const LedgerRecord& record);  // one line
 
  private:
+  using Observers = std::vector<std::function<void(const LedgerRecord&)>>;
+
   const size_t capacity_;
   mutable Mutex mutex_;
   mutable CondVar appended_;
   std::vector<std::shared_ptr<const LedgerRecord>> ring_ ABSL_GUARDED_BY(mutex_);
   uint64_t end_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<std::function<void(const LedgerRecord&)>> observers_ ABSL_GUARDED_BY(mutex_);
+  // Replaced when one is added, so that they are called without the lock.
+  std::shared_ptr<const Observers> observers_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace treadle

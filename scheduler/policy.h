@@ -51,7 +51,18 @@ class Policy {
 // Pages that the request reserves on admission (DESIGN section 3: candidates share whole pages of
 // the prompt before its last token).
 int64_t PagesNeeded(const Request& request, int64_t page_size);
+// Whole pages of the prompt before its last token: what candidates share.
+int64_t SharedPages(const Request& request, int64_t page_size);
 // kRunning, fewer plans in flight than allowed, and some sequence still has a token to produce.
 bool IsReady(const Request& request, const BatchLimits& limits);
+// Part of the prompt is in no submitted plan yet.
+bool InInitiation(const Request& request);
+// A sequence that has a token to produce beyond those produced or in flight.
+bool HasTokenLeft(const Request& request, const Sequence& sequence);
+// What the request counts for in max_batch_size: its sequences that have not ended, in both phases.
+int64_t BatchSequences(const Request& request);
+// Fills num_tokens: members in the increment phase get one token per sequence with a token left;
+// the rest of max_batch_tokens goes to members in the initiation phase, in order.
+void AssignTokens(Selection& selection, const BatchLimits& limits);
 
 }  // namespace treadle

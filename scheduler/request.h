@@ -48,19 +48,26 @@ struct Sequence {
   int32_t in_flight = 0;        // sampling steps submitted and not yet absorbed
   std::vector<int32_t> output;  // tokens absorbed
   bool started = false;         // its SequenceStart was submitted
-  bool finished = false;
+  bool finished = false;        // enters no further plan, except to run the prompt for the others
+  FinishReason finish = FinishReason::kNone;  // why, when finished by itself
 };
 
 struct Request {
   RequestId id = 0;  // arrival order
   RequestSpec spec;
   std::shared_ptr<TokenStream> stream;
-  Clock::time_point arrival;
-  Clock::time_point admitted;  // when it left kWaiting
+  Clock::time_point arrival;  // when the loop took it from the inbox, which is at once
+  // Unset (the clock's epoch) until it happens.
+  Clock::time_point admitted;     // when it left kWaiting
+  Clock::time_point first_token;  // when the first token was absorbed
 
   RequestState state = RequestState::kWaiting;
   int plans_in_flight = 0;
   std::vector<Sequence> sequences;  // [candidates]
+
+  // Absorbed and not yet pushed (only under a policy that delivers when idle).
+  std::vector<StreamToken> held_tokens;
+  std::vector<TokenDetail> held_prompt;
 
   int32_t prompt_length() const { return static_cast<int32_t>(spec.prompt.size()); }
   int64_t max_tokens() const { return int64_t{prompt_length()} + spec.max_new_tokens; }

@@ -4,9 +4,7 @@
 // Bounded: at most `max_queue` waiting requests. Thread safety: as noted per method.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -34,7 +32,8 @@ class RequestPool {
   explicit RequestPool(int64_t max_queue);
 
   // -- any thread ---------------------------------------------------------------------------------
-  // ResourceExhausted if the queue is full, Unavailable if draining or closed. Nothing is queued then.
+  // ResourceExhausted if the queue is full, Unavailable if draining or closed. Nothing is queued
+  // then.
   absl::StatusOr<Submitted> Submit(RequestSpec spec) ABSL_LOCKS_EXCLUDED(mutex_);
   // The client went away, or its write stalled: the request ends with `status`. Idempotent; unknown
   // and finished ids are ignored.
@@ -49,7 +48,6 @@ class RequestPool {
   void Wake() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // -- the serving loop's thread ------------------------------------------------------------------
-  // See request_pool.cc for the loop's side: inbox, view, expiry. Kept together with the loop.
   struct Command {
     enum class Kind : uint8_t { kCancel, kFinishCandidate } kind;
     RequestId id = 0;
@@ -64,12 +62,17 @@ class RequestPool {
   // Blocks until there is news, Wake was called, or `deadline`.
   void WaitForNews(Clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   Inbox TakeInbox() ABSL_LOCKS_EXCLUDED(mutex_);
+  // What Load reports and the queue's bound counts (arrivals not taken yet are added to it).
   void NoteCounts(int64_t waiting, int64_t running) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Live requests in arrival order (waiting and running, and finished ones with plans in flight).
   std::vector<std::unique_ptr<Request>>& live() { return live_; }
+  // The live request of this id, or null.
+  Request* Find(RequestId id);
 
  private:
+  void PushCommand(Command command) ABSL_LOCKS_EXCLUDED(mutex_);
+
   const int64_t max_queue_;
 
   mutable Mutex mutex_;

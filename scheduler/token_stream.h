@@ -1,15 +1,18 @@
 // One request's tokens on their way from the serving loop to one server thread.
 //
-// Capacity is n * max_new_tokens (plus the prompt's length if its log probabilities are asked),
-// reserved at construction, so that pushing never waits and never fails. After End nothing more is
-// pushed. A slow reader holds no pages: the buffer is bounded by the request's own limits.
+// Capacity is n * max_new_tokens (plus the prompt's length if its log probabilities are asked): the
+// request's own limits bound the buffer, so pushing never waits and never fails, and a slow reader
+// holds no pages. After End nothing more is pushed.
 //
-// Thread safety: Push* and End from the serving loop; Take and the notifier from the reader's side.
-// The notifier runs on the loop's thread and must not block.
+// Thread safety: Push* and End from the serving loop; Take and SetNotifier from the reader's side.
+// The notifier runs on the loop's thread, when news meet an empty buffer and at the end (a reader
+// takes everything, so once is enough); it must not block.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,9 +33,9 @@ struct StreamToken {
 
 // Seconds, measured by the loop.
 struct RequestTimings {
-  double queued = 0;             // arrival to admission
-  double first_token = 0;        // arrival to first token
-  double total = 0;              // arrival to end
+  double queued = 0;       // arrival to admission
+  double first_token = 0;  // arrival to first token
+  double total = 0;        // arrival to end
 };
 
 // What the reader takes in one go.
@@ -40,8 +43,8 @@ struct StreamBatch {
   std::vector<StreamToken> tokens;
   std::vector<TokenDetail> prompt_detail;  // new entries, in prompt order, from position 1 on
   bool ended = false;
-  absl::Status status;      // valid when ended: Ok, or why the request ended early
-  RequestTimings timings;   // valid when ended
+  absl::Status status;     // valid when ended: Ok, or why the request ended early
+  RequestTimings timings;  // valid when ended
 };
 
 class TokenStream {
@@ -50,7 +53,7 @@ class TokenStream {
 
   // Called once by the reader before anything can arrive, or immediately with what is there.
   void SetNotifier(std::function<void()> notify) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Everything since the last Take; never blocks.
+  // Everything since the last Take, and the end, once there is one; never blocks.
   StreamBatch Take() ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until there is news or `deadline`; for in-process clients.
   bool WaitUntil(std::chrono::steady_clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -60,10 +63,19 @@ class TokenStream {
   void End(absl::Status status, const RequestTimings& timings) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  using Notifier = std::shared_ptr<const std::function<void()>>;
+
+  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts `entries` against the capacity. The notifier to call once unlocked; null if none is due.
+  Notifier NoteNews(size_t entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const int64_t capacity_;
+
   Mutex mutex_;
   CondVar news_;
+  int64_t pushed_ ABSL_GUARDED_BY(mutex_) = 0;
   StreamBatch pending_ ABSL_GUARDED_BY(mutex_);
-  std::function<void()> notify_ ABSL_GUARDED_BY(mutex_);
+  Notifier notify_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace treadle

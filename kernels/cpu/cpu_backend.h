@@ -1,8 +1,8 @@
-// The CPU backend: packed weights in their stored format, one pinned thread pool, one instruction set
-// chosen at start.
+// The CPU backend: packed weights in their stored format, one pinned thread pool, one instruction
+// set chosen at start.
 //
-// kAuto means kInt8 for formats with integer codes (mean KL divergence from exact on the default model:
-// see bench/results) and exact for dense formats.
+// kAuto means kInt8 for formats with integer codes (mean KL divergence from exact on the default
+// model: see bench/results) and exact for dense formats.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ struct CpuBackendOptions {
   int threads = 0;  // 0: one per CPU that this process may use
   bool pin = false;
   ComputeMode compute = ComputeMode::kAuto;
-  std::optional<CpuIsa> isa;  // unset: ChooseIsa()
+  std::optional<CpuIsa> isa = {};  // unset: ChooseIsa()
 };
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOptions& options);

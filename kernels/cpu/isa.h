@@ -1,8 +1,8 @@
 // The instruction set that the CPU backend runs on, chosen once at start.
 //
-// Each vector source of kernels/cpu is compiled once per instruction set, in namespace TREADLE_ISA (a
-// macro that the build sets to avx2 or avx512), and reached through a table of functions. AVX2 with
-// FMA and F16C is the floor; kAvx512 needs F, BW, VL, DQ and VNNI.
+// Each vector source of kernels/cpu is compiled once per instruction set, in namespace TREADLE_ISA
+// (a macro that the build sets to avx2 or avx512), and reached through a table of functions. AVX2
+// with FMA and F16C is the floor; kAvx512 needs F, BW, VL, DQ and VNNI.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ enum class CpuIsa : uint8_t { kAvx2, kAvx512 };
 std::string_view Name(CpuIsa isa);  // "avx2", "avx512"
 // What this processor can run, best last; empty on a processor without AVX2.
 std::vector<CpuIsa> SupportedIsas();
-// The best one, or the one that TREADLE_CPU_ISA names; an error if that is unknown or cannot run here.
+// The best one, or the one that TREADLE_CPU_ISA names; an error if that is unknown or cannot run
+// here.
 absl::StatusOr<CpuIsa> ChooseIsa();
 
 }  // namespace treadle

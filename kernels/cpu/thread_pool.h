@@ -13,6 +13,9 @@
 
 namespace treadle {
 
+// How many CPUs this process may use; at least 1.
+int UsableCpus();
+
 class ThreadPool {
  public:
   // threads >= 1 (the caller counts). `pin`: worker i to the i-th CPU this process may use, and the

@@ -1,0 +1,58 @@
+// The kernel benchmark: every op case that is flagged `bench`, on one backend, beside this
+// machine's ceilings measured in the same run.
+//
+// Matrix products of up to kColdRows rows take their weights from memory, as in a real iteration:
+// they rotate over copies that together exceed any cache. All times are the best of several tries,
+// since other programs only ever add.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "bench/machine_peaks.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/isa.h"
+
+namespace treadle {
+
+struct KernelBenchOptions {
+  std::string backend = "cpu";  // or "reference"
+  std::string filter;           // cases whose name contains it
+  int threads = 0;
+  std::optional<CpuIsa> isa = {};
+  ComputeMode compute = ComputeMode::kAuto;
+  double seconds_per_case = 0.2;
+  int64_t cold_bytes = int64_t{600} << 20;
+  std::function<void(int64_t done, int64_t total)> progress;  // may be empty
+};
+
+struct KernelBenchRow {
+  std::string name;
+  int64_t rows = 0;
+  bool cold = false;  // weights from memory
+  double seconds = 0;
+  double gigabytes_per_second = 0;
+  double gigaops_per_second = 0;
+  double bandwidth_share = 0;  // of the read ceiling
+  double compute_share = 0;    // of the ceiling of the arithmetic that it uses (integer or float)
+};
+
+struct KernelBenchReport {
+  std::string description;  // of the backend
+  MachinePeaks peaks;
+  std::vector<KernelBenchRow> rows;
+};
+
+inline constexpr int64_t kColdRows = 8;
+
+// Errors: an unknown backend, an instruction set that cannot run here, no case matches the filter.
+absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& options);
+
+std::string ToJson(const KernelBenchReport& report);
+std::string ToTable(const KernelBenchReport& report);
+
+}  // namespace treadle

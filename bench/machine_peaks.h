@@ -1,0 +1,36 @@
+// The ceilings of this machine that a kernel's speed is read against, measured: with the same
+// threads and the same instruction set as the kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace treadle {
+
+struct MachinePeaks {
+  double read_gigabytes = 0;   // GB/s, from a buffer far larger than any cache
+  double float_gigaops = 0;    // GFLOP/s of fused multiply-adds (two operations each)
+  double integer_gigaops = 0;  // GOP/s of 8-bit products summed to 32 bits (16 in pairs on AVX2)
+};
+
+// Takes about a second. Best of several tries.
+MachinePeaks MeasurePeaks(ThreadPool& pool, CpuIsa isa);
+
+// The loops themselves. What they return keeps the compiler from dropping them.
+struct PeakLoops {
+  float (*fma)(int64_t rounds);
+  int32_t (*integer)(int64_t rounds);
+  int64_t (*read)(const uint8_t* data, int64_t bytes);
+  double fma_ops;  // operations a round
+  double integer_ops;
+};
+namespace avx2 {
+extern const PeakLoops kPeakLoops;
+}
+namespace avx512 {
+extern const PeakLoops kPeakLoops;
+}
+
+}  // namespace treadle

@@ -1,0 +1,59 @@
+#include "engine/kv_cache.h"
+
+#include <bit>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+absl::Status CheckOptions(const KvCache::Options& options) {
+  if (options.page_size < 16 || !std::has_single_bit(static_cast<uint64_t>(options.page_size))) {
+    return InvalidArgument("K/V cache: page size is ", options.page_size,
+                           ", expected a power of two, at least 16");
+  }
+  if (options.num_pages < 1 || options.num_pages > INT32_MAX) {
+    return InvalidArgument("K/V cache: number of pages is ", options.num_pages, ", expected 1 to ",
+                           INT32_MAX);
+  }
+  if (options.dtype != DType::kF16 && options.dtype != DType::kF32) {
+    return InvalidArgument("K/V cache: element type is ", Name(options.dtype),
+                           ", expected f16 or f32");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const ModelConfig& config,
+                                        LayerRange range, const Options& options) {
+  TREADLE_RETURN_IF_ERROR(CheckOptions(options));
+  KvCache cache;
+  cache.backend_ = &backend;
+  cache.layout_ = {.kv_heads = config.kv_heads,
+                   .head_dim = config.head_dim,
+                   .page_size = options.page_size,
+                   .num_pages = options.num_pages,
+                   .dtype = options.dtype};
+  const int64_t layers = range.end - range.begin;
+  int64_t layer_bytes = 0;
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(cache.layout_.PageBytes(), options.num_pages, &layer_bytes) ||
+      __builtin_mul_overflow(layer_bytes, layers, &bytes)) {
+    return InvalidArgument("K/V cache: ", options.num_pages, " pages of ",
+                           cache.layout_.PageBytes(), " bytes in ", layers,
+                           " layers are more bytes than a 64-bit integer holds");
+  }
+  TREADLE_ASSIGN_OR_RETURN(cache.memory_, backend.Allocate(static_cast<size_t>(bytes)));
+  for (int64_t layer = 0; layer < layers; ++layer) {
+    cache.layers_.push_back(cache.memory_.data() + layer * layer_bytes);
+  }
+  return cache;
+}
+
+void KvCache::CopyPages(std::span<const PageCopy> copies) {
+  if (copies.empty()) return;
+  for (std::byte* layer : layers_) backend_->CopyPages(layout_, layer, copies);
+}
+
+}  // namespace treadle

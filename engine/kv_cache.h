@@ -1,0 +1,51 @@
+// The bytes of the K/V cache of one stage's layers. It knows pages, not requests (KvSlotManager
+// does).
+//
+// One allocation, [layers][num_pages][page], made once. The backend fills it with zeros lazily, so
+// a page that was never written costs no memory. Pages are not cleared on reuse: attention never
+// reads past what a sequence wrote.
+//
+// Thread safety: confined to the rank's thread after Create.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "models/model.h"
+
+namespace treadle {
+
+class KvCache {
+ public:
+  struct Options {
+    int64_t page_size = 32;  // slots: a power of two, at least 16
+    int64_t num_pages = 0;
+    DType dtype = DType::kF16;  // kF16 or kF32
+  };
+
+  // For the layers of `range` of a model of this configuration. InvalidArgument names the option
+  // that is out of range; ResourceExhausted if the device has not that much memory. `backend` must
+  // outlive the cache.
+  static absl::StatusOr<KvCache> Create(Backend& backend, const ModelConfig& config,
+                                        LayerRange range, const Options& options);
+
+  // Valid as long as the cache is.
+  KvPages pages() const { return {layout_, layers_}; }
+  const KvLayout& layout() const { return layout_; }
+  size_t bytes() const { return memory_.bytes(); }
+
+  // Copies whole pages, in all layers, in order. Page ids are in range (the plan was checked).
+  void CopyPages(std::span<const PageCopy> copies);
+
+ private:
+  KvCache() = default;
+
+  Backend* backend_ = nullptr;
+  KvLayout layout_;
+  Buffer memory_;
+  std::vector<std::byte*> layers_;  // into memory_
+};
+
+}  // namespace treadle

@@ -1,0 +1,72 @@
+#include "engine/memory_plan.h"
+
+#include <algorithm>
+
+#include "kernels/kv_view.h"
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+absl::Status CheckRequest(const KvMemoryRequest& request) {
+  const struct {
+    const char* name;
+    int64_t value;
+  } positive[] = {{"max batch size", request.max_batch_size},
+                  {"max context", request.max_context},
+                  {"page size", request.page_size}};
+  for (const auto& [name, value] : positive) {
+    if (value < 1 || value > INT32_MAX) {
+      return InvalidArgument("K/V memory: ", name, " is ", value, ", expected 1 to ", INT32_MAX);
+    }
+  }
+  if (request.kv_bytes && *request.kv_bytes < 1) {
+    return InvalidArgument("K/V memory is ", *request.kv_bytes, " bytes, expected at least 1");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
+                                          const KvMemoryRequest& request) {
+  TREADLE_RETURN_IF_ERROR(CheckRequest(request));
+  const KvLayout layout{.kv_heads = config.kv_heads,
+                        .head_dim = config.head_dim,
+                        .page_size = request.page_size,
+                        .dtype = request.kv_dtype};
+  KvMemoryPlan plan;
+  plan.bytes_per_page = layout.PageBytes() * config.layers;
+  plan.bytes_per_token = plan.bytes_per_page / request.page_size;
+  plan.pages_per_request = CeilDivide(request.max_context, request.page_size);
+
+  const bool automatic = !request.kv_bytes.has_value();
+  const int64_t budget = automatic ? request.available_bytes / 2 : *request.kv_bytes;
+  int64_t limit = INT32_MAX;  // page ids are 32 bits
+  if (automatic) limit = std::min(limit, request.max_batch_size * plan.pages_per_request);
+  plan.pages = std::min(budget / plan.bytes_per_page, limit);
+  plan.bytes = plan.pages * plan.bytes_per_page;
+  plan.tokens = plan.pages * request.page_size;
+  if (plan.pages < plan.pages_per_request) {
+    return ResourceExhausted(
+        "K/V memory: one request of ", request.max_context, " tokens needs ",
+        plan.pages_per_request, " pages of ", request.page_size, " tokens x ", plan.bytes_per_token,
+        " bytes = ", plan.pages_per_request * plan.bytes_per_page, " bytes (2 x ", config.layers,
+        " layers x ", config.kv_heads, " heads x ", config.head_dim, " elements of ",
+        Name(request.kv_dtype), " per token), but ",
+        automatic ? "half of the available memory is " : "--kv-memory is ", budget,
+        " bytes; lower --max-context or give more memory");
+  }
+  return plan;
+}
+
+std::string KvMemoryPlan::ToString() const {
+  return Str("K/V cache: ", pages, " pages, ", tokens, " tokens x ", bytes_per_token,
+             " bytes = ", static_cast<int64_t>(MiB(bytes) + 0.5), " MiB");
+}
+
+}  // namespace treadle

@@ -1,0 +1,181 @@
+#include "engine/sequence_table.h"
+
+#include <utility>
+
+#include "kernels/status.h"
+
+namespace treadle {
+
+absl::Status SequenceTable::Check(const IterationPlan& plan) {
+  ++check_;
+  starting_.clear();
+  for (const SequenceId sequence : plan.releases) TREADLE_RETURN_IF_ERROR(CheckRelease(sequence));
+  for (const PageCopy& copy : plan.page_copies) {
+    TREADLE_RETURN_IF_ERROR(CheckPage(copy.from, "page copy from", copy.to));
+    TREADLE_RETURN_IF_ERROR(CheckPage(copy.to, "page copy to", copy.from));
+  }
+  for (const SequenceStart& start : plan.starts) TREADLE_RETURN_IF_ERROR(CheckStart(start));
+  int64_t tokens = 0;
+  for (const Step& step : plan.steps) {
+    TREADLE_RETURN_IF_ERROR(CheckStep(step));
+    tokens += step.num_tokens;
+  }
+  if (tokens > limits_.max_batch_tokens) {
+    return InvalidArgument("plan has ", tokens, " tokens, expected at most ",
+                           limits_.max_batch_tokens, " (max_batch_tokens)");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceTable::CheckRelease(SequenceId sequence) {
+  const auto it = live_.find(sequence);
+  if (it == live_.end()) return NotFound("release of unknown sequence ", sequence);
+  if (it->second.released_in == check_) {
+    return InvalidArgument("sequence ", sequence, " is released twice in one plan");
+  }
+  it->second.released_in = check_;
+  return absl::OkStatus();
+}
+
+absl::Status SequenceTable::CheckStart(const SequenceStart& start) {
+  const SequenceId id = start.sequence;
+  const auto it = live_.find(id);
+  if (it != live_.end() && it->second.released_in != check_) {
+    return InvalidArgument("start of sequence ", id, ", which is live already");
+  }
+  if (!starting_.try_emplace(id, Starting{&start, false}).second) {
+    return InvalidArgument("sequence ", id, " is started twice in one plan");
+  }
+  if (start.prompt_length < 1) {
+    return InvalidArgument("start of sequence ", id, ": prompt length is ", start.prompt_length,
+                           ", expected at least 1");
+  }
+  if (start.first_position < 0 || start.first_position >= start.prompt_length) {
+    return InvalidArgument("start of sequence ", id, ": first position is ", start.first_position,
+                           ", expected 0 to ", start.prompt_length - 1);
+  }
+  for (const int32_t page : start.pages) TREADLE_RETURN_IF_ERROR(CheckPage(page, "page", id));
+  const int64_t capacity = static_cast<int64_t>(start.pages.size()) * limits_.page_size;
+  if (capacity <= start.first_position) {
+    return InvalidArgument("start of sequence ", id, ": its ", start.pages.size(), " pages hold ",
+                           capacity, " positions, expected room for position ",
+                           start.first_position);
+  }
+  const size_t earlier = start.earlier_tokens.size();
+  const bool needed = start.first_position > 0 && start.sampling.NeedsCounts();
+  if (earlier != static_cast<size_t>(start.first_position) && (earlier > 0 || needed)) {
+    return InvalidArgument("start of sequence ", id, ": ", earlier,
+                           " earlier tokens, expected one for each position before ",
+                           start.first_position);
+  }
+  for (const int32_t token : start.earlier_tokens) {
+    TREADLE_RETURN_IF_ERROR(CheckToken(token, "earlier token", id));
+  }
+  for (const int32_t token : start.end_tokens) {
+    TREADLE_RETURN_IF_ERROR(CheckToken(token, "end token", id));
+  }
+  for (const LogitBias& bias : start.sampling.logit_bias) {
+    TREADLE_RETURN_IF_ERROR(CheckToken(bias.token, "logit bias for token", id));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SequenceTable::Target> SequenceTable::FindTarget(SequenceId sequence) {
+  if (const auto it = starting_.find(sequence); it != starting_.end()) {
+    const bool stepped = std::exchange(it->second.stepped, true);
+    return Target{it->second.start, it->second.start->first_position, -1, stepped};
+  }
+  const auto it = live_.find(sequence);
+  if (it == live_.end()) return NotFound("step of unknown sequence ", sequence);
+  Entry& entry = it->second;
+  if (entry.released_in == check_) {
+    return InvalidArgument("step of sequence ", sequence, ", which the same plan releases");
+  }
+  const bool stepped = std::exchange(entry.stepped_in, check_) == check_;
+  return Target{&entry.sequence.start(), entry.sequence.next_position(),
+                entry.sequence.previous_sample(), stepped};
+}
+
+absl::Status SequenceTable::CheckStep(const Step& step) {
+  const SequenceId id = step.sequence;
+  TREADLE_ASSIGN_OR_RETURN(const Target target, FindTarget(id));
+  if (target.stepped) return InvalidArgument("sequence ", id, " has two steps in one plan");
+  if (step.num_tokens < 1) {
+    return InvalidArgument("step of sequence ", id, ": ", step.num_tokens,
+                           " tokens, expected at least 1");
+  }
+  if (step.first_position < target.start->first_position ||
+      step.first_position > target.next_position) {
+    return InvalidArgument("step of sequence ", id, ": first position is ", step.first_position,
+                           ", expected ", target.start->first_position, " to ",
+                           target.next_position);
+  }
+  const int64_t end = int64_t{step.first_position} + step.num_tokens;
+  const int64_t capacity = static_cast<int64_t>(target.start->pages.size()) * limits_.page_size;
+  if (end > capacity || end > limits_.context) {
+    return InvalidArgument("step of sequence ", id, ": positions up to ", end - 1,
+                           ", but its pages hold ", capacity, " and the model's context ",
+                           limits_.context);
+  }
+  for (const int32_t top : {step.top_logprobs, step.prompt_logprobs}) {
+    if (top < -1 || top > kMaxTopLogprobs) {
+      return InvalidArgument("step of sequence ", id, ": ", top,
+                             " log probabilities, expected -1 to ", kMaxTopLogprobs);
+    }
+  }
+  return CheckStepTokens(step, target);
+}
+
+absl::Status SequenceTable::CheckStepTokens(const Step& step, const Target& target) const {
+  if (step.next_token != -1) {
+    TREADLE_RETURN_IF_ERROR(CheckToken(step.next_token, "next token", step.sequence));
+  }
+  if (!step.tokens.empty()) {
+    if (step.tokens.size() != static_cast<size_t>(step.num_tokens)) {
+      return InvalidArgument("step of sequence ", step.sequence, ": ", step.tokens.size(),
+                             " token ids, expected ", step.num_tokens);
+    }
+    for (const int32_t token : step.tokens) {
+      TREADLE_RETURN_IF_ERROR(CheckToken(token, "token", step.sequence));
+    }
+    return absl::OkStatus();
+  }
+  if (step.num_tokens != 1) {
+    return InvalidArgument("step of sequence ", step.sequence, ": no token ids for ",
+                           step.num_tokens,
+                           " tokens; only one token can be the sequence's previous sample");
+  }
+  if (target.previous_sample < 0 || step.first_position != target.next_position) {
+    return InvalidArgument("step of sequence ", step.sequence, " runs its previous sample at ",
+                           step.first_position, ", but there is none for that position");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SequenceTable::CheckPage(int32_t page, const char* what, uint64_t id) const {
+  if (page >= 0 && page < limits_.num_pages) return absl::OkStatus();
+  return InvalidArgument(what, " ", page, " (of ", id, ") is not a page, expected 0 to ",
+                         limits_.num_pages - 1);
+}
+
+absl::Status SequenceTable::CheckToken(int32_t token, const char* what, uint64_t id) const {
+  if (token >= 0 && token < limits_.vocab) return absl::OkStatus();
+  return InvalidArgument(what, " ", token, " of sequence ", id,
+                         " is outside the vocabulary, expected 0 to ", limits_.vocab - 1);
+}
+
+void SequenceTable::Release(SequenceId sequence) { TREADLE_CHECK(live_.erase(sequence) == 1); }
+
+void SequenceTable::Start(const SequenceStart& start) {
+  const bool added =
+      live_.try_emplace(start.sequence, Entry{LiveSequence(start, limits_.page_size)}).second;
+  TREADLE_CHECK(added);
+}
+
+LiveSequence& SequenceTable::At(SequenceId sequence) {
+  const auto it = live_.find(sequence);
+  TREADLE_CHECK(it != live_.end());
+  return it->second.sequence;
+}
+
+}  // namespace treadle

@@ -1,0 +1,234 @@
+// The register tiles of attention: up to six queries against one block of 64 positions.
+//
+// Lanes run over positions for the scores (K is stored transposed) and over features for the
+// vectors. Every template parameter is a matter of speed alone: an element's order of operations is
+// the same in all of them. Only for sources that are compiled once per instruction set; see simd.h.
+#pragma once
+
+#include "kernels/cpu/vector_math.h"
+
+namespace treadle::TREADLE_ISA {
+namespace {
+
+inline constexpr int64_t kBlock = 64;  // kAttentionBlock
+inline constexpr int64_t kGroups = kBlock / kLanes;
+inline constexpr int kTile = 6;  // queries in a register tile
+
+constexpr int64_t Padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// Where a block's K and V lie: one pointer per 16 positions (they share a page).
+template <typename T>
+struct Block {
+  const T* k[kGroups];  // [head_dim, 16], rows k_stride apart
+  const T* v[kGroups];  // [16, head_dim], rows v_stride apart
+  int64_t k_stride;
+  int64_t v_stride;
+};
+
+// Up to six queries against one block. Every pointer below is to this tile's part.
+struct Tile {
+  int queries;
+  const float* q;        // [queries, head_dim], scaled
+  int64_t limit[kTile];  // positions of the block that each query sees; <= 0: none
+  int64_t head_dim;
+  int64_t padded_dim;
+  float* weights;  // [queries, kBlock]: scores, then p
+  float* max;      // [queries]
+  float* sum;      // [queries]
+  float* vector;   // [queries, padded_dim]
+};
+
+// scores[query][position] for 16 * kVecs positions.
+template <typename T, int kQueries, int kVecs>
+TREADLE_SIMD void ScoreVecs(const Tile& tile, const T* const* k, int64_t stride, float* scores) {
+  Vec sums[kQueries][kVecs];
+#pragma GCC unroll 8
+  for (int query = 0; query < kQueries; ++query) {
+#pragma GCC unroll 4
+    for (int vec = 0; vec < kVecs; ++vec) sums[query][vec] = Zero();
+  }
+  const float* queries[kQueries];
+#pragma GCC unroll 8
+  for (int query = 0; query < kQueries; ++query) queries[query] = tile.q + query * tile.head_dim;
+  for (int64_t d = 0; d < tile.head_dim; ++d) {
+    Vec keys[kVecs];
+#pragma GCC unroll 4
+    for (int vec = 0; vec < kVecs; ++vec) keys[vec] = Load(k[vec] + d * stride);
+#pragma GCC unroll 8
+    for (int query = 0; query < kQueries; ++query) {
+      const Vec value = Broadcast(queries[query][d]);
+#pragma GCC unroll 4
+      for (int vec = 0; vec < kVecs; ++vec) {
+        sums[query][vec] = Fma(value, keys[vec], sums[query][vec]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int query = 0; query < kQueries; ++query) {
+#pragma GCC unroll 4
+    for (int vec = 0; vec < kVecs; ++vec) {
+      Store(scores + query * kBlock + vec * kLanes, sums[query][vec]);
+    }
+  }
+}
+
+// vector[query] += sum over positions [from, to) of p V, for 16 * kVecs features.
+template <typename T, int kQueries, int kVecs>
+TREADLE_SIMD void AccumulateVecs(const Block<T>& block, const float* p, int64_t from, int64_t to,
+                                 int64_t feature, int64_t padded_dim, float* vector) {
+  Vec sums[kQueries][kVecs];
+#pragma GCC unroll 8
+  for (int query = 0; query < kQueries; ++query) {
+#pragma GCC unroll 4
+    for (int vec = 0; vec < kVecs; ++vec) {
+      sums[query][vec] =
+          from == 0 ? Zero() : Load(vector + query * padded_dim + feature + vec * kLanes);
+    }
+  }
+  while (from < to) {
+    const int64_t group = from / kLanes;
+    const int64_t end = (group + 1) * kLanes < to ? (group + 1) * kLanes : to;
+    const T* v = block.v[group] + (from % kLanes) * block.v_stride + feature;
+    for (; from < end; ++from, v += block.v_stride) {
+      Vec values[kVecs];
+#pragma GCC unroll 4
+      for (int vec = 0; vec < kVecs; ++vec) values[vec] = Load(v + vec * kLanes);
+#pragma GCC unroll 8
+      for (int query = 0; query < kQueries; ++query) {
+        const Vec weight = Broadcast(p[query * kBlock + from]);
+#pragma GCC unroll 4
+        for (int vec = 0; vec < kVecs; ++vec) {
+          sums[query][vec] = Fma(weight, values[vec], sums[query][vec]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int query = 0; query < kQueries; ++query) {
+#pragma GCC unroll 4
+    for (int vec = 0; vec < kVecs; ++vec) {
+      Store(vector + query * padded_dim + feature + vec * kLanes, sums[query][vec]);
+    }
+  }
+}
+
+// Vectors per query that fill, and do not overflow, the registers beside the operands.
+constexpr int TileVecs(int queries) { return kWideRegisters ? 4 : queries <= 3 ? 2 : 1; }
+
+template <typename T, int kQueries>
+void ScoreTile(const Tile& tile, const Block<T>& block, int64_t groups) {
+  constexpr int kVecs = TileVecs(kQueries);
+  int64_t group = 0;
+  for (; group + kVecs <= groups; group += kVecs) {
+    ScoreVecs<T, kQueries, kVecs>(tile, block.k + group, block.k_stride,
+                                  tile.weights + group * kLanes);
+  }
+  for (; group < groups; ++group) {
+    ScoreVecs<T, kQueries, 1>(tile, block.k + group, block.k_stride, tile.weights + group * kLanes);
+  }
+}
+
+// `query`: the first of kQueries of the tile.
+template <typename T, int kQueries>
+void AccumulateTile(const Tile& tile, const Block<T>& block, int query, int64_t from, int64_t to) {
+  constexpr int kVecs = TileVecs(kQueries);
+  const float* p = tile.weights + query * kBlock;
+  float* vector = tile.vector + query * tile.padded_dim;
+  int64_t feature = 0;
+  for (; feature + kVecs * kLanes <= tile.padded_dim; feature += kVecs * kLanes) {
+    AccumulateVecs<T, kQueries, kVecs>(block, p, from, to, feature, tile.padded_dim, vector);
+  }
+  for (; feature < tile.padded_dim; feature += kLanes) {
+    AccumulateVecs<T, kQueries, 1>(block, p, from, to, feature, tile.padded_dim, vector);
+  }
+}
+
+template <typename T>
+void Scores(const Tile& tile, const Block<T>& block, int64_t groups) {
+  switch (tile.queries) {
+    case 1:
+      return ScoreTile<T, 1>(tile, block, groups);
+    case 2:
+      return ScoreTile<T, 2>(tile, block, groups);
+    case 3:
+      return ScoreTile<T, 3>(tile, block, groups);
+    case 4:
+      return ScoreTile<T, 4>(tile, block, groups);
+    case 5:
+      return ScoreTile<T, 5>(tile, block, groups);
+    default:
+      return ScoreTile<T, 6>(tile, block, groups);
+  }
+}
+
+template <typename T>
+void AccumulateAll(const Tile& tile, const Block<T>& block, int64_t to) {
+  switch (tile.queries) {
+    case 1:
+      return AccumulateTile<T, 1>(tile, block, 0, 0, to);
+    case 2:
+      return AccumulateTile<T, 2>(tile, block, 0, 0, to);
+    case 3:
+      return AccumulateTile<T, 3>(tile, block, 0, 0, to);
+    case 4:
+      return AccumulateTile<T, 4>(tile, block, 0, 0, to);
+    case 5:
+      return AccumulateTile<T, 5>(tile, block, 0, 0, to);
+    default:
+      return AccumulateTile<T, 6>(tile, block, 0, 0, to);
+  }
+}
+
+// Scores to p, max and sum, in three loops: each is a row of independent short chains, where one
+// loop over queries would wait for the latency of all of them in turn. What lies after a query's
+// own position is blended out, as it may be NaN; its p is exactly 0.
+void Softmax(const Tile& tile, int64_t groups) {
+  int first = 0;
+  while (tile.limit[first] <= 0) ++first;
+  for (int query = first; query < tile.queries; ++query) {
+    float* scores = tile.weights + query * kBlock;
+    const int64_t limit = tile.limit[query];
+    for (int64_t group = limit / kLanes; group < groups; ++group) {
+      const Mask seen = FirstLanes(limit - group * kLanes);
+      Store(scores + group * kLanes,
+            Select(seen, Load(scores + group * kLanes), Broadcast(-kInfinity)));
+    }
+    Vec largest = Load(scores);
+    for (int64_t group = 1; group < groups; ++group) {
+      largest = Max(largest, Load(scores + group * kLanes));
+    }
+    tile.max[query] = MaxLane(largest);
+  }
+  for (int query = first; query < tile.queries; ++query) {
+    float* scores = tile.weights + query * kBlock;
+    const Vec max = Broadcast(tile.max[query]);
+    for (int64_t group = 0; group < groups; ++group) {
+      Store(scores + group * kLanes, Exp(Sub(Load(scores + group * kLanes), max)));
+    }
+  }
+  for (int query = first; query < tile.queries; ++query) {
+    const float* p = tile.weights + query * kBlock;
+    Vec sum = Load(p);
+    for (int64_t group = 1; group < groups; ++group) sum = Add(sum, Load(p + group * kLanes));
+    tile.sum[query] = Sum(sum);
+  }
+}
+
+// max, sum and vector of one block for the tile's queries.
+template <typename T>
+void TileBlock(const Tile& tile, const Block<T>& block) {
+  const int64_t seen = tile.limit[tile.queries - 1];  // later rows see more
+  const int64_t groups = (seen + kLanes - 1) / kLanes;
+  Scores(tile, block, groups);
+  Softmax(tile, groups);
+  const int64_t common = tile.limit[0] > 0 ? tile.limit[0] : 0;
+  if (common > 0) AccumulateAll(tile, block, common);
+  for (int query = 0; query < tile.queries; ++query) {
+    if (tile.limit[query] > common) {
+      AccumulateTile<T, 1>(tile, block, query, common, tile.limit[query]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace treadle::TREADLE_ISA

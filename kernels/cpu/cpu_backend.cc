@@ -1,0 +1,132 @@
+#include "kernels/cpu/cpu_backend.h"
+
+#include <cstring>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/matmul.h"
+#include "kernels/cpu/pack.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/weight_arena.h"
+
+namespace treadle {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+
+class CpuBackend final : public Backend {
+ public:
+  CpuBackend(int threads, bool pin, CpuIsa isa, ComputeMode compute)
+      : isa_(isa),
+        compute_(compute),
+        pool_(threads, pin),
+        matmul_(pool_, isa, compute),
+        ops_(pool_, isa) {}
+
+  std::string_view name() const override { return "cpu"; }
+  std::string description() const override {
+    const char* compute = compute_ == ComputeMode::kExact  ? "exact"
+                          : compute_ == ComputeMode::kInt8 ? "int8"
+                                                           : "auto (int8)";
+    return Str("cpu ", Name(isa_), ", ", pool_.size(), pool_.size() == 1 ? " thread" : " threads",
+               ", compute ", compute);
+  }
+
+  absl::StatusOr<Buffer> Allocate(size_t bytes) override {
+    std::shared_ptr<uint8_t> memory = MapMemory(bytes);
+    if (memory == nullptr) return ResourceExhausted("no memory for a buffer of ", bytes, " bytes");
+    uint8_t* data = memory.get();
+    return Buffer(data, bytes, [memory = std::move(memory)](void*) {});
+  }
+  void CopyToDevice(void* device, const void* host, size_t bytes) override {
+    if (bytes > 0) std::memcpy(device, host, bytes);
+  }
+  void CopyToHost(void* host, const void* device, size_t bytes) override {
+    if (bytes > 0) std::memcpy(host, device, bytes);
+  }
+  void Synchronize() override {}
+
+  absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
+    return PackMatrix(source, pool_, arena_);
+  }
+
+  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
+             Tensor out) override {
+    const auto& matrix = static_cast<const CpuMatrix&>(table);
+    TREADLE_CHECK(out.rows == static_cast<int64_t>(ids.size()) && out.cols == matrix.k());
+    pool_.ParallelFor(out.rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        DecodePackedRow(matrix.view(), ids[row], accumulate, out.Row<float>(row));
+      }
+    });
+  }
+  void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
+    TREADLE_CHECK(out.rows == static_cast<int64_t>(rows.size()) && out.cols == x.cols);
+    for (int64_t i = 0; i < out.rows; ++i) {
+      TREADLE_CHECK(rows[i] >= 0 && rows[i] < x.rows);
+      std::memcpy(out.Row<float>(i), x.Row<float>(rows[i]),
+                  static_cast<size_t>(x.cols) * sizeof(float));
+    }
+  }
+  void CopyPages(const KvLayout& layout, std::byte* pages,
+                 std::span<const PageCopy> copies) override {
+    const int64_t bytes = layout.PageBytes();
+    for (const PageCopy& copy : copies) {
+      if (copy.from == copy.to) continue;
+      std::memcpy(pages + copy.to * bytes, pages + copy.from * bytes, static_cast<size_t>(bytes));
+    }
+  }
+
+  void MatMul(Tensor x, std::span<const Projection> projections) override {
+    matmul_.Run(x, projections);
+  }
+  void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
+    ops_.RmsNorm(x, weight, eps, out);
+  }
+  void LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out) override {
+    ops_.LayerNorm(x, weight, bias, eps, out);
+  }
+  void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
+                        const KvView& kv) override {
+    ops_.RotateAndStoreKv(q, k, v, rotary, kv);
+  }
+  void Attention(Tensor q, const KvView& kv, float scale, Tensor out) override {
+    ops_.Attention(q, kv, scale, out);
+  }
+  void SwiGlu(Tensor gate, Tensor up, Tensor out) override { ops_.SwiGlu(gate, up, out); }
+  void Gelu(Tensor x) override { ops_.Gelu(x); }
+  void Sample(Tensor logits, std::span<const SampleRow> rows,
+              std::span<SampleResult> results) override {
+    ops_.Sample(logits, rows, results);
+  }
+
+ private:
+  static constexpr int64_t kRowsPerThread = 8;  // fewer rows to look up are not worth a hand-off
+
+  const CpuIsa isa_;
+  const ComputeMode compute_;
+  ThreadPool pool_;
+  WeightArena arena_;
+  CpuMatMul matmul_;
+  CpuOps ops_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOptions& options) {
+  if (options.threads < 0 || options.threads > kMaxThreads) {
+    return InvalidArgument("threads is ", options.threads, ", expected 0 to ", kMaxThreads);
+  }
+  CpuIsa isa;
+  if (options.isa.has_value()) {
+    isa = *options.isa;
+    bool supported = false;
+    for (const CpuIsa candidate : SupportedIsas()) supported |= candidate == isa;
+    if (!supported) return InvalidArgument("this processor cannot run ", Name(isa));
+  } else {
+    TREADLE_ASSIGN_OR_RETURN(isa, ChooseIsa());
+  }
+  const int threads = options.threads > 0 ? options.threads : UsableCpus();
+  return std::make_unique<CpuBackend>(threads, options.pin, isa, options.compute);
+}
+
+}  // namespace treadle

@@ -1,0 +1,166 @@
+// Integer dots of 16 features: dword f of a vector is four unsigned codes of feature f, times four
+// signed activations that all features share, summed exactly.
+//
+// AVX-512 VNNI does that in one instruction. AVX2 multiplies to pairs of 16 bits, which saturate,
+// so codes are split into nibbles where they are wider: a pair of nibble products is at most 2 * 15
+// * 127, and the eight of a block of 32 values make 30,480. Activations must lie within +-127.
+//
+// For sources that are compiled once per instruction set (see simd.h).
+#pragma once
+
+#include "kernels/cpu/simd.h"
+
+namespace treadle::TREADLE_ISA {
+namespace {
+
+#ifdef __AVX512F__
+
+// 64 codes, and running sums. kWide: codes up to 255, else up to 15.
+template <bool kWide>
+struct Codes {
+  __m512i v;
+};
+template <bool kWide>
+struct Dots {
+  __m512i v;
+};
+// Four activations, for every feature.
+struct Quad {
+  __m512i v;
+};
+
+TREADLE_SIMD Quad LoadQuad(const int8_t* x) {
+  int32_t dword;
+  __builtin_memcpy(&dword, x, 4);
+  return {_mm512_set1_epi32(dword)};
+}
+template <bool kWide>
+TREADLE_SIMD Codes<kWide> LoadCodes(const uint8_t* p) {
+  return {_mm512_loadu_si512(p)};
+}
+// The low and the high nibbles of 64 bytes.
+TREADLE_SIMD void LoadNibbles(const uint8_t* p, Codes<false>& low, Codes<false>& high) {
+  const __m512i mask = _mm512_set1_epi8(15);
+  const __m512i packed = _mm512_loadu_si512(p);
+  low = {_mm512_and_si512(packed, mask)};
+  high = {_mm512_and_si512(_mm512_srli_epi16(packed, 4), mask)};
+}
+template <bool kWide>
+TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<kWide> codes) {
+  _mm512_storeu_si512(p, codes.v);
+}
+// Dots that begin at -zero * sum: what codes that are stored as code + zero have too much.
+template <bool kWide, int kZero>
+TREADLE_SIMD Dots<kWide> BeginDots(int32_t sum) {
+  if constexpr (kZero == 0) return {_mm512_setzero_si512()};
+  return {_mm512_set1_epi32(-kZero * sum)};
+}
+template <bool kWide>
+TREADLE_SIMD Dots<kWide> AddDots(Dots<kWide> dots, Codes<kWide> codes, Quad x) {
+  return {_mm512_dpbusd_epi32(dots.v, codes.v, x.v)};
+}
+template <bool kWide, int kZero>
+TREADLE_SIMD Vec EndDots(Dots<kWide> dots, int32_t) {
+  return {_mm512_cvtepi32_ps(dots.v)};
+}
+
+#else
+
+template <bool kWide>
+struct Codes {
+  __m256i lo, hi;
+};
+template <>
+struct Codes<true> {
+  __m256i lo, hi;              // low nibbles of features 0-7, 8-15
+  __m256i upper_lo, upper_hi;  // high nibbles
+};
+template <bool kWide>
+struct Dots {
+  __m256i lo, hi;  // pairs of 16-bit sums
+};
+template <>
+struct Dots<true> {
+  __m256i lo, hi;
+  __m256i upper_lo, upper_hi;
+};
+struct Quad {
+  __m256i v;
+};
+
+TREADLE_SIMD __m256i LoadBytes(const uint8_t* p) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+}
+TREADLE_SIMD void StoreBytes(uint8_t* p, __m256i x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
+}
+TREADLE_SIMD __m256i LowNibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+TREADLE_SIMD __m256i HighNibbles(__m256i x) { return LowNibbles(_mm256_srli_epi16(x, 4)); }
+
+TREADLE_SIMD Quad LoadQuad(const int8_t* x) {
+  int32_t dword;
+  __builtin_memcpy(&dword, x, 4);
+  return {_mm256_set1_epi32(dword)};
+}
+template <bool kWide>
+TREADLE_SIMD Codes<kWide> LoadCodes(const uint8_t* p) {
+  const __m256i lo = LoadBytes(p);
+  const __m256i hi = LoadBytes(p + 32);
+  if constexpr (kWide) {
+    return {LowNibbles(lo), LowNibbles(hi), HighNibbles(lo), HighNibbles(hi)};
+  } else {
+    return {lo, hi};
+  }
+}
+TREADLE_SIMD void LoadNibbles(const uint8_t* p, Codes<false>& low, Codes<false>& high) {
+  const __m256i lo = LoadBytes(p);
+  const __m256i hi = LoadBytes(p + 32);
+  low = {LowNibbles(lo), LowNibbles(hi)};
+  high = {HighNibbles(lo), HighNibbles(hi)};
+}
+TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<false> codes) {
+  StoreBytes(p, codes.lo);
+  StoreBytes(p + 32, codes.hi);
+}
+template <bool kWide, int kZero>
+TREADLE_SIMD Dots<kWide> BeginDots(int32_t) {
+  Dots<kWide> dots;
+  dots.lo = dots.hi = _mm256_setzero_si256();
+  if constexpr (kWide) dots.upper_lo = dots.upper_hi = _mm256_setzero_si256();
+  return dots;
+}
+TREADLE_SIMD __m256i AddPairs(__m256i sums, __m256i codes, Quad x) {
+  return _mm256_add_epi16(sums, _mm256_maddubs_epi16(codes, x.v));
+}
+template <bool kWide>
+TREADLE_SIMD Dots<kWide> AddDots(Dots<kWide> dots, Codes<kWide> codes, Quad x) {
+  dots.lo = AddPairs(dots.lo, codes.lo, x);
+  dots.hi = AddPairs(dots.hi, codes.hi, x);
+  if constexpr (kWide) {
+    dots.upper_lo = AddPairs(dots.upper_lo, codes.upper_lo, x);
+    dots.upper_hi = AddPairs(dots.upper_hi, codes.upper_hi, x);
+  }
+  return dots;
+}
+template <bool kWide, int kZero>
+TREADLE_SIMD Vec EndDots(Dots<kWide> dots, int32_t sum) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i lo = _mm256_madd_epi16(dots.lo, ones);
+  __m256i hi = _mm256_madd_epi16(dots.hi, ones);
+  if constexpr (kWide) {
+    const __m256i sixteens = _mm256_set1_epi16(16);
+    lo = _mm256_add_epi32(lo, _mm256_madd_epi16(dots.upper_lo, sixteens));
+    hi = _mm256_add_epi32(hi, _mm256_madd_epi16(dots.upper_hi, sixteens));
+  }
+  if constexpr (kZero != 0) {
+    const __m256i excess = _mm256_set1_epi32(kZero * sum);
+    lo = _mm256_sub_epi32(lo, excess);
+    hi = _mm256_sub_epi32(hi, excess);
+  }
+  return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)};
+}
+
+#endif
+
+}  // namespace
+}  // namespace treadle::TREADLE_ISA

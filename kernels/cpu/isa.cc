@@ -1,0 +1,70 @@
+#include "kernels/cpu/isa.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+struct IsaRow {
+  CpuIsa isa;
+  std::string_view name;
+  std::string_view needs;
+  bool (*supported)();
+};
+
+bool HasAvx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+}
+
+bool HasAvx512() {
+  return HasAvx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+
+constexpr IsaRow kIsas[] = {
+    {CpuIsa::kAvx2, "avx2", "AVX2, FMA, F16C and BMI2", HasAvx2},
+    {CpuIsa::kAvx512, "avx512", "AVX-512 F, BW, VL, DQ and VNNI", HasAvx512},
+};
+
+}  // namespace
+
+std::string_view Name(CpuIsa isa) {
+  for (const IsaRow& row : kIsas) {
+    if (row.isa == isa) return row.name;
+  }
+  return "?";
+}
+
+std::vector<CpuIsa> SupportedIsas() {
+  std::vector<CpuIsa> isas;
+  for (const IsaRow& row : kIsas) {
+    if (row.supported()) isas.push_back(row.isa);
+  }
+  return isas;
+}
+
+absl::StatusOr<CpuIsa> ChooseIsa() {
+  const char* forced = std::getenv("TREADLE_CPU_ISA");
+  if (forced != nullptr && *forced != '\0') {
+    for (const IsaRow& row : kIsas) {
+      if (row.name != forced) continue;
+      if (row.supported()) return row.isa;
+      return InvalidArgument("TREADLE_CPU_ISA is '", forced, "', but this processor lacks some of ",
+                             row.needs);
+    }
+    return InvalidArgument("TREADLE_CPU_ISA is '", forced, "', expected avx2 or avx512");
+  }
+  const std::vector<CpuIsa> isas = SupportedIsas();
+  if (isas.empty()) {
+    return absl::FailedPreconditionError(
+        Str("this processor cannot run the CPU backend: expected ", kIsas[0].needs));
+  }
+  return isas.back();
+}
+
+}  // namespace treadle

@@ -1,0 +1,40 @@
+// Packing a checkpoint's matrix into the layouts of matmul_kernels.h, and reading rows back.
+//
+// Thread safety: PackMatrix uses the pool, so it runs on the rank's thread; a CpuMatrix is
+// constant.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/matmul_kernels.h"
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/weight_arena.h"
+
+namespace treadle {
+
+class CpuMatrix final : public PackedMatrix {
+ public:
+  CpuMatrix(const PackedView& view, size_t bytes, std::shared_ptr<uint8_t> memory)
+      : view_(view), bytes_(bytes), memory_(std::move(memory)) {}
+  int64_t n() const override { return view_.n; }
+  int64_t k() const override { return view_.k; }
+  const WeightFormat& format() const override { return *view_.format; }
+  size_t bytes() const override { return bytes_; }
+  const PackedView& view() const { return view_; }
+
+ private:
+  const PackedView view_;
+  const size_t bytes_;
+  const std::shared_ptr<uint8_t> memory_;
+};
+
+// Errors: a shape that the format does not allow, a bad row order, no memory.
+absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source,
+                                                         ThreadPool& pool, WeightArena& arena);
+
+// Row `row`, decoded canonically, to out [k]; added to it if `accumulate`.
+void DecodePackedRow(const PackedView& view, int64_t row, bool accumulate, float* out);
+
+}  // namespace treadle

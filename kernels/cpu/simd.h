@@ -1,0 +1,275 @@
+// Sixteen float lanes with one meaning on every instruction set: one __m512, or two __m256.
+//
+// For sources that are compiled once per instruction set (TREADLE_ISA is avx2 or avx512) and for
+// nothing else. Every operation rounds lane by lane as IEEE 754 says and every horizontal one has
+// one order, so AVX2 and AVX-512 give equal bits (DESIGN section 4).
+//
+// Linkage: everything here, and everything in those sources that is not a named kernel, is
+// internal, and they use no std templates: otherwise the linker could keep an AVX-512 copy of an
+// inline function for a machine that has only AVX2.
+#pragma once
+
+// GCC 12 takes the deliberately undefined operands inside these intrinsics for a mistake.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+
+#include <cstdint>
+
+namespace treadle::TREADLE_ISA {
+namespace {
+
+inline constexpr int64_t kLanes = 16;
+inline constexpr float kInfinity = __builtin_inff();
+inline constexpr float kMaxHalf = 65504.0f;
+
+#define TREADLE_SIMD inline __attribute__((always_inline))
+
+#ifdef __AVX512F__
+
+inline constexpr bool kWideRegisters = true;  // 32 registers of 16 lanes
+
+struct Vec {
+  __m512 v;
+};
+struct Mask {
+  __mmask16 m;
+};
+
+TREADLE_SIMD Vec Broadcast(float x) { return {_mm512_set1_ps(x)}; }
+TREADLE_SIMD Vec Load(const float* p) { return {_mm512_loadu_ps(p)}; }
+TREADLE_SIMD void Store(float* p, Vec x) { _mm512_storeu_ps(p, x.v); }
+TREADLE_SIMD Vec Load(const uint16_t* p) {  // fp16
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+TREADLE_SIMD Vec Add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+TREADLE_SIMD Vec Sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+TREADLE_SIMD Vec Mul(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+TREADLE_SIMD Vec Div(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+// The second operand where either is NaN.
+TREADLE_SIMD Vec Max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+TREADLE_SIMD Vec Min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+// a * b + c, and c - a * b.
+TREADLE_SIMD Vec Fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+TREADLE_SIMD Vec Fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }
+// a * b - c.
+TREADLE_SIMD Vec Fms(Vec a, Vec b, Vec c) { return {_mm512_fmsub_ps(a.v, b.v, c.v)}; }
+TREADLE_SIMD Vec Round(Vec a) { return {_mm512_roundscale_ps(a.v, 8)}; }
+// a * 2^n for integral n in [-252, 254], rounded once.
+TREADLE_SIMD Vec Scale(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+
+// Lanes below n (all of them from 16 on).
+TREADLE_SIMD Mask FirstLanes(int64_t n) {
+  return {static_cast<__mmask16>(n >= kLanes ? 0xffffu : (1u << (n < 0 ? 0 : n)) - 1u)};
+}
+TREADLE_SIMD Vec Select(Mask m, Vec a, Vec b) { return {_mm512_mask_blend_ps(m.m, b.v, a.v)}; }
+// Bit i of the result: lane i of a equals (is at least) that of b. False where either is NaN.
+TREADLE_SIMD uint32_t EqualBits(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
+TREADLE_SIMD uint32_t AtLeastBits(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+// Lanes from n on are zero, and their memory is not touched.
+TREADLE_SIMD Vec LoadFirst(const float* p, int64_t n) {
+  return {_mm512_maskz_loadu_ps(FirstLanes(n).m, p)};
+}
+TREADLE_SIMD void StoreFirst(float* p, Vec x, int64_t n) {
+  _mm512_mask_storeu_ps(p, FirstLanes(n).m, x.v);
+}
+
+// fp16: half to even; finite values saturate at 65504; infinities stay; NaN becomes the quiet one.
+TREADLE_SIMD __m256i ToHalfLanes(Vec x) {
+  const __m512 sign_bit = _mm512_set1_ps(-0.0f);
+  const __m512 magnitude = _mm512_andnot_ps(sign_bit, x.v);
+  const __mmask16 is_inf = _mm512_cmp_ps_mask(magnitude, _mm512_set1_ps(kInfinity), _CMP_EQ_OQ);
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+  __m512 clamped = _mm512_min_ps(magnitude, _mm512_set1_ps(kMaxHalf));
+  clamped = _mm512_mask_mov_ps(clamped, is_inf, magnitude);
+  clamped = _mm512_mask_mov_ps(clamped, is_nan, _mm512_set1_ps(__builtin_nanf("")));
+  return _mm512_cvtps_ph(_mm512_or_ps(clamped, _mm512_and_ps(x.v, sign_bit)), 8);
+}
+TREADLE_SIMD void Store(uint16_t* p, Vec x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), ToHalfLanes(x));
+}
+
+// Lanes 0-7 and 8-15, where the one horizontal order begins.
+TREADLE_SIMD __m256 LowHalf(Vec x) { return _mm512_castps512_ps256(x.v); }
+TREADLE_SIMD __m256 HighHalf(Vec x) { return _mm512_extractf32x8_ps(x.v, 1); }
+
+#else
+
+inline constexpr bool kWideRegisters = false;  // 16 registers of 8 lanes
+
+struct Vec {
+  __m256 lo, hi;
+};
+struct Mask {
+  __m256 lo, hi;
+};
+
+TREADLE_SIMD Vec Broadcast(float x) {
+  const __m256 v = _mm256_set1_ps(x);
+  return {v, v};
+}
+TREADLE_SIMD Vec Load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+TREADLE_SIMD void Store(float* p, Vec x) {
+  _mm256_storeu_ps(p, x.lo);
+  _mm256_storeu_ps(p + 8, x.hi);
+}
+TREADLE_SIMD Vec Load(const uint16_t* p) {  // fp16
+  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+TREADLE_SIMD Vec Add(Vec a, Vec b) {
+  return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+TREADLE_SIMD Vec Sub(Vec a, Vec b) {
+  return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+TREADLE_SIMD Vec Mul(Vec a, Vec b) {
+  return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+TREADLE_SIMD Vec Div(Vec a, Vec b) {
+  return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
+// The second operand where either is NaN.
+TREADLE_SIMD Vec Max(Vec a, Vec b) {
+  return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+TREADLE_SIMD Vec Min(Vec a, Vec b) {
+  return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
+// a * b + c, and c - a * b.
+TREADLE_SIMD Vec Fma(Vec a, Vec b, Vec c) {
+  return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+TREADLE_SIMD Vec Fnma(Vec a, Vec b, Vec c) {
+  return {_mm256_fnmadd_ps(a.lo, b.lo, c.lo), _mm256_fnmadd_ps(a.hi, b.hi, c.hi)};
+}
+// a * b - c.
+TREADLE_SIMD Vec Fms(Vec a, Vec b, Vec c) {
+  return {_mm256_fmsub_ps(a.lo, b.lo, c.lo), _mm256_fmsub_ps(a.hi, b.hi, c.hi)};
+}
+TREADLE_SIMD Vec Round(Vec a) { return {_mm256_round_ps(a.lo, 8), _mm256_round_ps(a.hi, 8)}; }
+// a * 2^n for integral n in [-252, 254], rounded once: |a| near 1 stays normal under the first of
+// the two factors 2^(n/2).
+TREADLE_SIMD __m256 ScaleHalf(__m256 a, __m256 n) {
+  const __m256i bias = _mm256_set1_epi32(127);
+  const __m256i exponent = _mm256_cvtps_epi32(n);
+  const __m256i first = _mm256_srai_epi32(exponent, 1);
+  const __m256i second = _mm256_sub_epi32(exponent, first);
+  const __m256i low = _mm256_slli_epi32(_mm256_add_epi32(first, bias), 23);
+  const __m256i high = _mm256_slli_epi32(_mm256_add_epi32(second, bias), 23);
+  return _mm256_mul_ps(_mm256_mul_ps(a, _mm256_castsi256_ps(low)), _mm256_castsi256_ps(high));
+}
+TREADLE_SIMD Vec Scale(Vec a, Vec n) { return {ScaleHalf(a.lo, n.lo), ScaleHalf(a.hi, n.hi)}; }
+
+// Lanes below n (all of them from 16 on).
+TREADLE_SIMD Mask FirstLanes(int64_t n) {
+  const int32_t clamped = static_cast<int32_t>(n > kLanes ? kLanes : n);
+  const __m256i count = _mm256_set1_epi32(clamped);
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i high_lane = _mm256_add_epi32(lane, _mm256_set1_epi32(8));
+  return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(count, lane)),
+          _mm256_castsi256_ps(_mm256_cmpgt_epi32(count, high_lane))};
+}
+TREADLE_SIMD Vec Select(Mask m, Vec a, Vec b) {
+  return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
+}
+// Bit i of the result: lane i of a equals (is at least) that of b. False where either is NaN.
+TREADLE_SIMD uint32_t EqualBits(Vec a, Vec b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_EQ_OQ))) |
+         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_EQ_OQ))) << 8;
+}
+TREADLE_SIMD uint32_t AtLeastBits(Vec a, Vec b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ))) |
+         static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ))) << 8;
+}
+// Lanes from n on are zero, and their memory is not touched.
+TREADLE_SIMD Vec LoadFirst(const float* p, int64_t n) {
+  const Mask m = FirstLanes(n);
+  return {_mm256_maskload_ps(p, _mm256_castps_si256(m.lo)),
+          _mm256_maskload_ps(p + 8, _mm256_castps_si256(m.hi))};
+}
+TREADLE_SIMD void StoreFirst(float* p, Vec x, int64_t n) {
+  const Mask m = FirstLanes(n);
+  _mm256_maskstore_ps(p, _mm256_castps_si256(m.lo), x.lo);
+  _mm256_maskstore_ps(p + 8, _mm256_castps_si256(m.hi), x.hi);
+}
+
+// fp16: half to even; finite values saturate at 65504; infinities stay; NaN becomes the quiet one.
+TREADLE_SIMD __m128i ToHalfLanes(__m256 x) {
+  const __m256 sign_bit = _mm256_set1_ps(-0.0f);
+  const __m256 infinity = _mm256_set1_ps(kInfinity);
+  const __m256 magnitude = _mm256_andnot_ps(sign_bit, x);
+  __m256 clamped = _mm256_min_ps(magnitude, _mm256_set1_ps(kMaxHalf));
+  clamped = _mm256_blendv_ps(clamped, infinity, _mm256_cmp_ps(magnitude, infinity, _CMP_EQ_OQ));
+  clamped = _mm256_blendv_ps(clamped, _mm256_set1_ps(__builtin_nanf("")),
+                             _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_cvtps_ph(_mm256_or_ps(clamped, _mm256_and_ps(x, sign_bit)), 8);
+}
+TREADLE_SIMD void Store(uint16_t* p, Vec x) {
+  __m128i* halves = reinterpret_cast<__m128i*>(p);
+  _mm_storeu_si128(halves, ToHalfLanes(x.lo));
+  _mm_storeu_si128(halves + 1, ToHalfLanes(x.hi));
+}
+
+// Lanes 0-7 and 8-15, where the one horizontal order begins.
+TREADLE_SIMD __m256 LowHalf(Vec x) { return x.lo; }
+TREADLE_SIMD __m256 HighHalf(Vec x) { return x.hi; }
+
+#endif
+
+TREADLE_SIMD Vec Zero() { return Broadcast(0.0f); }
+
+// Tails of fp16 go through a small buffer: rare, and no instruction below AVX-512 BW masks 16 bits.
+TREADLE_SIMD Vec LoadFirst(const uint16_t* p, int64_t n) {
+  uint16_t buffer[kLanes] = {};
+  for (int64_t i = 0; i < n; ++i) buffer[i] = p[i];
+  return Load(buffer);
+}
+TREADLE_SIMD void StoreFirst(uint16_t* p, Vec x, int64_t n) {
+  uint16_t buffer[kLanes];
+  Store(buffer, x);
+  for (int64_t i = 0; i < n; ++i) p[i] = buffer[i];
+}
+
+// The one order of 16 partial sums: i with i + 8, then i + 4, i + 2, i + 1.
+TREADLE_SIMD float Sum(Vec x) {
+  const __m256 eight = _mm256_add_ps(LowHalf(x), HighHalf(x));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+TREADLE_SIMD float MaxLane(Vec x) {
+  const __m256 eight = _mm256_max_ps(LowHalf(x), HighHalf(x));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+
+// Correctly rounded, so equal everywhere.
+TREADLE_SIMD float Sqrt(float x) { return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x))); }
+
+// Calls body(offset, valid lanes) for each group of up to 16 elements of [0, n); the tail is last.
+template <typename Body>
+TREADLE_SIMD void ForEachVec(int64_t n, Body body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, kLanes);
+  if (i < n) body(i, n - i);
+}
+// Whole when `lanes` is known to be 16, else by mask.
+template <typename T>
+TREADLE_SIMD Vec LoadLanes(const T* p, int64_t lanes) {
+  return lanes == kLanes ? Load(p) : LoadFirst(p, lanes);
+}
+template <typename T>
+TREADLE_SIMD void StoreLanes(T* p, Vec x, int64_t lanes) {
+  if (lanes == kLanes) {
+    Store(p, x);
+  } else {
+    StoreFirst(p, x, lanes);
+  }
+}
+
+}  // namespace
+}  // namespace treadle::TREADLE_ISA

@@ -1,0 +1,49 @@
+// exp and what follows from it, on 16 lanes, without libm: range reduction and a polynomial of
+// explicit FMA, so that every instruction set gives equal bits (DESIGN section 4).
+//
+// Only for sources that are compiled once per instruction set; see simd.h.
+#pragma once
+
+#include "kernels/cpu/simd.h"
+
+namespace treadle::TREADLE_ISA {
+namespace {
+
+// exp(x) within 1 ulp where the result is normal. Exact: exp(0) = 1, exp(-inf) = 0, exp(+inf) =
+// +inf, NaN stays NaN. Denormal results are rounded, not flushed; below -103.98 the result is 0.
+//
+// x = n ln 2 + r with |r| <= ln(2) / 2; exp(r) = 1 + (r + r^2 q(r)), q of degree 4 fitted for the
+// least relative error (3e-9). Adding 1 last gives exp(0) = 1.
+TREADLE_SIMD Vec Exp(Vec x) {
+  // NaN is the second operand, so it passes.
+  x = Min(Broadcast(89.0f), Max(Broadcast(-104.0f), x));
+  const Vec n = Round(Mul(x, Broadcast(0x1.715476p+0f)));  // 1 / ln 2
+  Vec r = Fnma(n, Broadcast(0x1.62e43p-1f), x);            // ln 2 in two parts
+  r = Fnma(n, Broadcast(-0x1.05c61p-29f), r);
+  Vec q = Broadcast(0x1.6a23cep-10f);
+  q = Fma(q, r, Broadcast(0x1.123a2p-7f));
+  q = Fma(q, r, Broadcast(0x1.5558f2p-5f));
+  q = Fma(q, r, Broadcast(0x1.555492p-3f));
+  q = Fma(q, r, Broadcast(0x1.fffffcp-2f));
+  const Vec tail = Fma(Mul(r, r), q, r);
+  return Scale(Add(Broadcast(1.0f), tail), n);
+}
+
+// x / (1 + exp(-t)): x times the logistic function of t. 0 or -0 where exp(-t) overflows.
+TREADLE_SIMD Vec TimesSigmoid(Vec x, Vec t) {
+  return Div(x, Add(Broadcast(1.0f), Exp(Sub(Zero(), t))));
+}
+
+// x * sigmoid(x), the gate of SwiGLU (Shazeer 2020).
+TREADLE_SIMD Vec Silu(Vec x) { return TimesSigmoid(x, x); }
+
+// 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3) (Hendrycks and Gimpel 2016). As
+// (1 + tanh(u)) / 2 is the logistic function of 2u, no tanh is needed and nothing cancels.
+TREADLE_SIMD Vec GeluTanh(Vec x) {
+  const Vec square = Mul(x, x);
+  const Vec inner = Fma(Mul(Broadcast(0.044715f), square), x, x);
+  return TimesSigmoid(x, Mul(Broadcast(0x1.988454p+0f), inner));  // 2 sqrt(2 / pi)
+}
+
+}  // namespace
+}  // namespace treadle::TREADLE_ISA

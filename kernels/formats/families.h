@@ -1,0 +1,48 @@
+// What the table in weight_format.cc is made of: one pair of functions per format, one file per
+// family. Private to this folder. Contracts: WeightFormat::decode and WeightFormat::codes.
+//
+// Layouts are ggml's (GGUF v3): little-endian, a block's constants in 16-bit floats. 4-bit codes
+// lie two in a byte; in a run of 2h codes the low nibbles are the first h, the high nibbles the
+// last h.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/dtype.h"
+#include "kernels/formats/weight_format.h"
+
+namespace treadle::formats {
+
+// dense.cc
+void DecodeF32(const std::byte* data, int64_t count, float* out);
+void DecodeF16(const std::byte* data, int64_t count, float* out);
+void DecodeBF16(const std::byte* data, int64_t count, float* out);
+// q4.cc
+void CodesQ4_0(const std::byte* data, int64_t group, CodeGroup& out);
+void CodesQ4_1(const std::byte* data, int64_t group, CodeGroup& out);
+// q5.cc
+void CodesQ5_0(const std::byte* data, int64_t group, CodeGroup& out);
+void CodesQ5_1(const std::byte* data, int64_t group, CodeGroup& out);
+// q8.cc
+void CodesQ8_0(const std::byte* data, int64_t group, CodeGroup& out);
+// k_quants.cc
+void CodesQ4_K(const std::byte* data, int64_t group, CodeGroup& out);
+void CodesQ5_K(const std::byte* data, int64_t group, CodeGroup& out);
+void CodesQ6_K(const std::byte* data, int64_t group, CodeGroup& out);
+
+static_assert(std::endian::native == std::endian::little, "checkpoints are little-endian");
+
+inline float LoadHalf(const std::byte* data) {
+  Half half;
+  std::memcpy(&half.bits, data, sizeof(half.bits));
+  return ToFloat(half);
+}
+
+inline const uint8_t* Bytes(const std::byte* data) {
+  return reinterpret_cast<const uint8_t*>(data);
+}
+
+}  // namespace treadle::formats

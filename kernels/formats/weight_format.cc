@@ -1,0 +1,91 @@
+#include "kernels/formats/weight_format.h"
+
+#include "kernels/formats/families.h"
+
+namespace treadle {
+namespace {
+
+using Codes = void (*)(const std::byte* data, int64_t group, CodeGroup& out);
+
+// The canonical decode of every format that has codes.
+template <Codes kCodes, int64_t kBlock, int64_t kGroup>
+void DecodeCodes(const std::byte* data, int64_t blocks, float* out) {
+  CodeGroup group;
+  for (int64_t g = 0; g < blocks * (kBlock / kGroup); ++g, out += kGroup) {
+    kCodes(data, g, group);
+    for (int64_t i = 0; i < kGroup; ++i) {
+      out[i] = group.scale * static_cast<float>(group.codes[i]) + group.offset;
+    }
+  }
+}
+
+template <Codes kCodes, int64_t kBlock, int64_t kGroup>
+constexpr WeightFormat Coded(std::string_view name, int32_t gguf_type, int64_t block_bytes) {
+  return {.name = name,
+          .block = kBlock,
+          .block_bytes = block_bytes,
+          .gguf_type = gguf_type,
+          .safetensors_dtype = "",
+          .bits_per_weight = 8.0 * static_cast<double>(block_bytes) / kBlock,
+          .decode = DecodeCodes<kCodes, kBlock, kGroup>,
+          .group = kGroup,
+          .codes = kCodes};
+}
+
+constexpr WeightFormat Dense(std::string_view name, int32_t gguf_type, std::string_view safetensors,
+                             int64_t bytes,
+                             void (*decode)(const std::byte* data, int64_t count, float* out)) {
+  return {.name = name,
+          .block = 1,
+          .block_bytes = bytes,
+          .gguf_type = gguf_type,
+          .safetensors_dtype = safetensors,
+          .bits_per_weight = 8.0 * static_cast<double>(bytes),
+          .decode = decode,
+          .group = 0,
+          .codes = nullptr};
+}
+
+constexpr WeightFormat kFormats[] = {
+    Dense("f32", 0, "F32", 4, formats::DecodeF32),
+    Dense("f16", 1, "F16", 2, formats::DecodeF16),
+    Dense("bf16", 30, "BF16", 2, formats::DecodeBF16),
+    Coded<formats::CodesQ4_0, 32, 32>("q4_0", 2, 18),
+    Coded<formats::CodesQ4_1, 32, 32>("q4_1", 3, 20),
+    Coded<formats::CodesQ5_0, 32, 32>("q5_0", 6, 22),
+    Coded<formats::CodesQ5_1, 32, 32>("q5_1", 7, 24),
+    Coded<formats::CodesQ8_0, 32, 32>("q8_0", 8, 34),
+    Coded<formats::CodesQ4_K, 256, 32>("q4_k", 12, 144),
+    Coded<formats::CodesQ5_K, 256, 32>("q5_k", 13, 176),
+    Coded<formats::CodesQ6_K, 256, 16>("q6_k", 14, 210),
+};
+
+template <typename Predicate>
+const WeightFormat* Find(Predicate predicate) {
+  for (const WeightFormat& format : kFormats) {
+    if (predicate(format)) return &format;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::span<const WeightFormat> WeightFormats() { return kFormats; }
+
+const WeightFormat* FindWeightFormat(std::string_view name) {
+  return Find([&](const WeightFormat& format) { return format.name == name; });
+}
+
+const WeightFormat* FindGgufFormat(uint32_t gguf_type) {
+  return Find([&](const WeightFormat& format) {
+    return format.gguf_type >= 0 && static_cast<uint32_t>(format.gguf_type) == gguf_type;
+  });
+}
+
+const WeightFormat* FindSafetensorsFormat(std::string_view dtype) {
+  return Find([&](const WeightFormat& format) {
+    return !dtype.empty() && format.safetensors_dtype == dtype;
+  });
+}
+
+}  // namespace treadle

@@ -1,0 +1,131 @@
+// Rotary embedding, the K/V cache, and causal attention as a two-pass softmax.
+#include <cmath>
+#include <vector>
+
+#include "kernels/reference/reference_ops.h"
+
+namespace treadle::reference {
+namespace {
+
+// One sequence's K and V by position, through its page table, in the host layout of kv_view.h.
+class SequenceCache {
+ public:
+  SequenceCache(const KvView& kv, const SequenceSpan& span) : kv_(kv), span_(span) {}
+
+  double Key(int64_t position, int64_t head, int64_t i) const {
+    return Load(position, kv_.layout.KeyElement(head, Slot(position), i));
+  }
+  double Value(int64_t position, int64_t head, int64_t i) const {
+    return Load(position, kv_.layout.ValueElement(head, Slot(position), i));
+  }
+  void StoreKey(int64_t position, int64_t head, int64_t i, float x) const {
+    Store(position, kv_.layout.KeyElement(head, Slot(position), i), x);
+  }
+  void StoreValue(int64_t position, int64_t head, int64_t i, float x) const {
+    Store(position, kv_.layout.ValueElement(head, Slot(position), i), x);
+  }
+
+ private:
+  int64_t Slot(int64_t position) const { return position % kv_.layout.page_size; }
+  std::byte* Page(int64_t position) const {
+    const int32_t page = span_.pages[position / kv_.layout.page_size];
+    TREADLE_CHECK(page >= 0 && page < kv_.layout.num_pages);
+    return kv_.pages + page * kv_.layout.PageBytes();
+  }
+  double Load(int64_t position, int64_t element) const {
+    const std::byte* page = Page(position);
+    if (kv_.layout.dtype == DType::kF32) return reinterpret_cast<const float*>(page)[element];
+    return ToFloat(reinterpret_cast<const Half*>(page)[element]);
+  }
+  void Store(int64_t position, int64_t element, float x) const {
+    std::byte* page = Page(position);
+    if (kv_.layout.dtype == DType::kF32) {
+      reinterpret_cast<float*>(page)[element] = x;
+    } else {
+      reinterpret_cast<Half*>(page)[element] = ToHalf(x);
+    }
+  }
+
+  const KvView& kv_;
+  const SequenceSpan& span_;
+};
+
+// Pairs (x[i], x[i + half_dim]) of one head turn by position * frequency[i].
+void Rotate(float* head, const RotaryTable& table, int64_t position) {
+  TREADLE_CHECK(position < table.max_positions);
+  for (int64_t i = 0; i < table.half_dim; ++i) {
+    const double cos = table.cos[position * table.half_dim + i];
+    const double sin = table.sin[position * table.half_dim + i];
+    const double first = head[i];
+    const double second = head[i + table.half_dim];
+    head[i] = static_cast<float>(first * cos - second * sin);
+    head[i + table.half_dim] = static_cast<float>(second * cos + first * sin);
+  }
+}
+
+void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head, int64_t head_dim,
+                int64_t positions, double scale, float* out) {
+  std::vector<double> weight(static_cast<size_t>(positions));
+  double best = -INFINITY;
+  for (int64_t p = 0; p < positions; ++p) {
+    double dot = 0;
+    for (int64_t i = 0; i < head_dim; ++i) dot += double{q[i]} * cache.Key(p, kv_head, i);
+    weight[p] = dot * scale;
+    best = std::fmax(best, weight[p]);
+  }
+  double total = 0;
+  for (double& w : weight) total += w = std::exp(w - best);
+  for (int64_t i = 0; i < head_dim; ++i) {
+    double sum = 0;
+    for (int64_t p = 0; p < positions; ++p) sum += weight[p] * cache.Value(p, kv_head, i);
+    out[i] = static_cast<float>(sum / total);
+  }
+}
+
+}  // namespace
+
+void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary, const KvView& kv) {
+  const int64_t head_dim = kv.layout.head_dim;
+  TREADLE_CHECK(k.cols == kv.layout.kv_heads * head_dim && v.cols == k.cols);
+  TREADLE_CHECK(q.cols % head_dim == 0 && (!rotary || 2 * rotary->half_dim <= head_dim));
+  for (const SequenceSpan& span : kv.sequences) {
+    const SequenceCache cache(kv, span);
+    for (int64_t i = 0; i < span.num_rows; ++i) {
+      const int64_t row = span.first_row + i;
+      const int64_t position = span.first_position + i;
+      if (rotary != nullptr) {
+        for (int64_t at = 0; at < q.cols; at += head_dim) {
+          Rotate(q.Row<float>(row) + at, *rotary, position);
+        }
+        for (int64_t at = 0; at < k.cols; at += head_dim) {
+          Rotate(k.Row<float>(row) + at, *rotary, position);
+        }
+      }
+      for (int64_t column = 0; column < k.cols; ++column) {
+        const int64_t head = column / head_dim;
+        cache.StoreKey(position, head, column % head_dim, k.Row<float>(row)[column]);
+        cache.StoreValue(position, head, column % head_dim, v.Row<float>(row)[column]);
+      }
+    }
+  }
+}
+
+void Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
+  const int64_t head_dim = kv.layout.head_dim;
+  const int64_t heads = q.cols / head_dim;
+  const int64_t queries_per_head = heads / kv.layout.kv_heads;
+  TREADLE_CHECK(heads * head_dim == q.cols && out.cols == q.cols && out.rows == q.rows);
+  TREADLE_CHECK(queries_per_head * kv.layout.kv_heads == heads);
+  for (const SequenceSpan& span : kv.sequences) {
+    const SequenceCache cache(kv, span);
+    for (int64_t i = 0; i < span.num_rows; ++i) {
+      const int64_t row = span.first_row + i;
+      for (int64_t head = 0; head < heads; ++head) {
+        AttendHead(q.Row<float>(row) + head * head_dim, cache, head / queries_per_head, head_dim,
+                   span.first_position + i + 1, scale, out.Row<float>(row) + head * head_dim);
+      }
+    }
+  }
+}
+
+}  // namespace treadle::reference

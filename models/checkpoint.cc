@@ -1,0 +1,108 @@
+#include "models/checkpoint.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "kernels/status.h"
+#include "models/gguf_checkpoint.h"
+#include "models/hf_checkpoint.h"
+
+namespace treadle {
+namespace {
+
+std::string ShapeText(std::span<const int64_t> shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += Str(i == 0 ? "" : ", ", shape[i]);
+  return text + "]";
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return HuggingFaceCheckpoint::Open(path);
+  return GgufCheckpoint::Open(path);
+}
+
+const StoredTensor* Checkpoint::Find(std::string_view name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+absl::StatusOr<const StoredTensor*> Checkpoint::Require(
+    std::string_view name, std::initializer_list<int64_t> shape) const {
+  const StoredTensor* tensor = Find(name);
+  if (tensor == nullptr) return InvalidArgument(path_, ": tensor '", name, "' is missing");
+  if (!std::ranges::equal(tensor->shape, shape)) {
+    return InvalidArgument(path_, ": tensor '", name, "' has shape ", ShapeText(tensor->shape),
+                           ", expected ", ShapeText(std::span(shape.begin(), shape.size())));
+  }
+  return tensor;
+}
+
+absl::StatusOr<const StoredTensor*> Checkpoint::RequireMatrix(std::string_view name) const {
+  const StoredTensor* tensor = Find(name);
+  if (tensor == nullptr) return InvalidArgument(path_, ": tensor '", name, "' is missing");
+  if (tensor->shape.size() != 2) {
+    return InvalidArgument(path_, ": tensor '", name, "' has shape ", ShapeText(tensor->shape),
+                           ", expected a matrix");
+  }
+  return tensor;
+}
+
+void Checkpoint::AddTensors(std::vector<StoredTensor> tensors) {
+  tensors_ = std::move(tensors);
+  for (size_t i = 0; i < tensors_.size(); ++i) index_.emplace(tensors_[i].name, i);
+}
+
+void Checkpoint::CapContext(int64_t window) {
+  if (window <= 0 || window >= config_.context) return;
+  config_.notice = Str("sliding window of ", window,
+                       " caps the context (the model's own: ", config_.context, ")");
+  config_.context = window;
+}
+
+absl::Status Checkpoint::CheckConsistency() const {
+  // Larger than any model; small enough that products of two and a half of them fit 64 bits.
+  struct Row {
+    const char* name;
+    int64_t value;
+    int64_t largest;
+  };
+  const Row rows[] = {
+      {"layers", config_.layers, 1 << 12},      {"hidden size", config_.hidden, 1 << 20},
+      {"heads", config_.heads, 1 << 14},        {"K/V heads", config_.kv_heads, 1 << 14},
+      {"head size", config_.head_dim, 1 << 12}, {"feed-forward size", config_.ffn_hidden, 1 << 22},
+      {"vocabulary", config_.vocab, 1 << 24},   {"context", config_.context, 1 << 24}};
+  for (const Row& row : rows) {
+    if (row.value < 1 || row.value > row.largest) {
+      return InvalidArgument(path_, ": ", row.name, " is ", row.value, ", expected 1 to ",
+                             row.largest);
+    }
+  }
+  if (config_.heads % config_.kv_heads != 0) {
+    return InvalidArgument(path_, ": ", config_.heads, " heads cannot share ", config_.kv_heads,
+                           " K/V heads evenly");
+  }
+  if (!(config_.norm_epsilon >= 0 && config_.norm_epsilon < 1)) {
+    return InvalidArgument(path_, ": norm epsilon is ", config_.norm_epsilon, ", expected 0 to 1");
+  }
+  if (config_.rope_dim % 2 != 0 || config_.rope_dim < 0 || config_.rope_dim > config_.head_dim) {
+    return InvalidArgument(path_, ": ", config_.rope_dim,
+                           " rotated elements of a head, expected an ", "even number up to ",
+                           config_.head_dim);
+  }
+  if (!(config_.rope_base > 0) || !std::isfinite(config_.rope_base) ||
+      !(config_.rope_linear_factor > 0)) {
+    return InvalidArgument(path_, ": rope base ", config_.rope_base, " and factor ",
+                           config_.rope_linear_factor, ", expected positive numbers");
+  }
+  if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
+    return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),
+                           " tokens, the model's vocabulary ", config_.vocab);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace treadle

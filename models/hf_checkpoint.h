@@ -1,0 +1,24 @@
+// A Hugging Face folder as a Checkpoint. Thread safety: constant after Open.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/checkpoint.h"
+#include "models/mapped_file.h"
+
+namespace treadle {
+
+class HuggingFaceCheckpoint : public Checkpoint {
+ public:
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& folder);
+
+ private:
+  absl::Status Read(const std::string& folder);
+  absl::Status ReadShards();
+  absl::Status ReadTextSide();
+  std::vector<std::unique_ptr<MappedFile>> shards_;
+};
+
+}  // namespace treadle

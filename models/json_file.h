@@ -1,0 +1,16 @@
+// Reads a JSON object from a file, without exceptions.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace treadle {
+
+// NotFound if it cannot be opened, InvalidArgument unless it is one JSON object.
+absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
+// `text` as a JSON object; `path` is named in the error.
+absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path);
+
+}  // namespace treadle

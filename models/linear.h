@@ -1,0 +1,28 @@
+// A linear layer: weight in any format, bias or none. Thread safety: constant once loaded.
+#pragma once
+
+#include <memory>
+
+#include "kernels/backend.h"
+
+namespace treadle {
+
+class Linear {
+ public:
+  Linear() = default;
+  Linear(std::unique_ptr<PackedMatrix> weight, Buffer bias)
+      : weight_(std::move(weight)), bias_(std::move(bias)) {}
+
+  // out = x W^T + bias, added to out if `accumulate`. out: [rows, n]
+  Projection To(Tensor out, bool accumulate = false) const {
+    return {weight_.get(), reinterpret_cast<const float*>(bias_.data()), out, accumulate};
+  }
+  const PackedMatrix& weight() const { return *weight_; }
+  bool loaded() const { return weight_ != nullptr; }
+
+ private:
+  std::unique_ptr<PackedMatrix> weight_;  // [n, k]
+  Buffer bias_;                           // [n] f32 on the device, or empty
+};
+
+}  // namespace treadle

@@ -1,0 +1,243 @@
+#include "models/llama.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "kernels/status.h"
+#include "models/activations.h"
+#include "models/rotary_embedding.h"
+#include "models/weight_loader.h"
+
+namespace treadle {
+namespace {
+
+// Names without ".weight" and ".bias"; a layer's are LAYERS + index + "." + name.
+struct Names {
+  const char *embedding, *layers, *attention_norm, *q, *k, *v, *out, *ffn_norm, *gate, *up, *down,
+      *norm, *head;
+};
+constexpr Names kGgufNames = {"token_embd", "blk.",        "attn_norm", "attn_q",   "attn_k",
+                              "attn_v",     "attn_output", "ffn_norm",  "ffn_gate", "ffn_up",
+                              "ffn_down",   "output_norm", "output"};
+constexpr Names kHuggingFaceNames = {"model.embed_tokens",
+                                     "model.layers.",
+                                     "input_layernorm",
+                                     "self_attn.q_proj",
+                                     "self_attn.k_proj",
+                                     "self_attn.v_proj",
+                                     "self_attn.o_proj",
+                                     "post_attention_layernorm",
+                                     "mlp.gate_proj",
+                                     "mlp.up_proj",
+                                     "mlp.down_proj",
+                                     "model.norm",
+                                     "lm_head"};
+
+const float* Values(const Buffer& buffer) { return reinterpret_cast<const float*>(buffer.data()); }
+
+// GGUF's rows of Q and K are ordered for rotation of adjacent pairs: (2i, 2i + 1) of each head.
+// Inside, pairs are (i, i + rope_dim / 2).
+std::vector<int32_t> HalfSplitOrder(int64_t heads, int64_t head_dim, int64_t rope_dim) {
+  std::vector<int32_t> order;
+  for (int64_t head = 0; head < heads; ++head) {
+    for (int64_t i = 0; i < head_dim; ++i) {
+      const int64_t half = rope_dim / 2;
+      const int64_t row = i < half ? 2 * i : i < rope_dim ? 2 * (i - half) + 1 : i;
+      order.push_back(static_cast<int32_t>(head * head_dim + row));
+    }
+  }
+  return order;
+}
+
+class Llama : public Model {
+ public:
+  explicit Llama(Backend& backend) : backend_(backend) {}
+
+  absl::Status Load(const Checkpoint& checkpoint, const LoadOptions& options);
+  void Forward(const Batch& batch, const KvPages& kv, Tensor hidden) override;
+  void Head(Tensor hidden, Tensor logits) override;
+
+ private:
+  struct Layer {
+    Buffer attention_norm;  // [hidden]
+    Linear q;               // [heads * head_dim, hidden]
+    Linear k, v;            // [kv_heads * head_dim, hidden]
+    Linear out;             // [hidden, heads * head_dim]
+    Buffer ffn_norm;        // [hidden]
+    Linear gate, up;        // [ffn_hidden, hidden]
+    Linear down;            // [hidden, ffn_hidden]
+  };
+
+  absl::StatusOr<Layer> LoadLayer(WeightLoader& loader, const Names& names, int64_t index,
+                                  bool adjacent_pairs) const;
+  absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
+  absl::Status AllocateActivations(int64_t max_batch_tokens);
+  void Attend(const Layer& layer, const KvView& kv, Tensor hidden);
+  void FeedForward(const Layer& layer, Tensor hidden);
+
+  // Constant after Load.
+  Backend& backend_;
+  Linear embedding_;  // [vocab, hidden]; first stage, and the head if tied
+  std::vector<Layer> layer_weights_;
+  Buffer norm_;  // [hidden], last stage
+  Linear head_;  // [vocab, hidden], last stage, unless tied
+  RotaryEmbedding rotary_;
+
+  // Confined to the rank's thread. All f32, rows = max_batch_tokens.
+  std::unique_ptr<Activations> activations_;
+  Tensor normed_;     // [num_tokens, hidden]
+  Tensor q_;          // [num_tokens, heads * head_dim]
+  Tensor k_, v_;      // [num_tokens, kv_heads * head_dim]
+  Tensor attended_;   // [num_tokens, heads * head_dim]
+  Tensor gate_, up_;  // [num_tokens, ffn_hidden]
+};
+
+absl::Status Llama::Load(const Checkpoint& checkpoint, const LoadOptions& options) {
+  config_ = checkpoint.config();
+  layers_ = options.layers;
+  const bool gguf = checkpoint.kind() == Checkpoint::Kind::kGguf;
+  const Names& names = gguf ? kGgufNames : kHuggingFaceNames;
+  WeightLoader loader(checkpoint, backend_, options.progress);
+  if (first_stage() || (last_stage() && config_.tied_head)) {
+    TREADLE_ASSIGN_OR_RETURN(embedding_,
+                             loader.LoadLinear({names.embedding, config_.vocab, config_.hidden}));
+  }
+  for (int64_t i = layers_.begin; i < layers_.end; ++i) {
+    TREADLE_ASSIGN_OR_RETURN(Layer layer, LoadLayer(loader, names, i, gguf));
+    layer_weights_.push_back(std::move(layer));
+  }
+  if (last_stage()) {
+    TREADLE_ASSIGN_OR_RETURN(norm_, loader.LoadVector(Str(names.norm, ".weight"), config_.hidden));
+    if (!config_.tied_head) {
+      TREADLE_ASSIGN_OR_RETURN(head_,
+                               loader.LoadLinear({names.head, config_.vocab, config_.hidden}));
+    }
+  }
+  TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
+  weight_bytes_ = loader.weight_bytes() + rotary_.bytes();
+  TREADLE_RETURN_IF_ERROR(AllocateActivations(options.max_batch_tokens));
+  loader.Finish();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Llama::Layer> Llama::LoadLayer(WeightLoader& loader, const Names& names,
+                                              int64_t index, bool adjacent_pairs) const {
+  const std::string prefix = Str(names.layers, index, ".");
+  const int64_t hidden = config_.hidden;
+  const int64_t q_size = config_.heads * config_.head_dim;
+  const int64_t kv_size = config_.kv_heads * config_.head_dim;
+  std::vector<int32_t> q_order, k_order;
+  if (adjacent_pairs) {
+    q_order = HalfSplitOrder(config_.heads, config_.head_dim, config_.rope_dim);
+    k_order = HalfSplitOrder(config_.kv_heads, config_.head_dim, config_.rope_dim);
+  }
+  const auto bias =
+      config_.attention_bias ? WeightLoader::Bias::kIfPresent : WeightLoader::Bias::kNone;
+  Layer layer;
+  const auto linear = [&](const char* name, int64_t n, int64_t k, WeightLoader::Bias with,
+                          std::span<const int32_t> order, Linear* out) -> absl::Status {
+    TREADLE_ASSIGN_OR_RETURN(*out, loader.LoadLinear({prefix + name, n, k, with, order}));
+    return absl::OkStatus();
+  };
+  TREADLE_ASSIGN_OR_RETURN(layer.attention_norm,
+                           loader.LoadVector(prefix + names.attention_norm + ".weight", hidden));
+  TREADLE_RETURN_IF_ERROR(linear(names.q, q_size, hidden, bias, q_order, &layer.q));
+  TREADLE_RETURN_IF_ERROR(linear(names.k, kv_size, hidden, bias, k_order, &layer.k));
+  TREADLE_RETURN_IF_ERROR(linear(names.v, kv_size, hidden, bias, {}, &layer.v));
+  TREADLE_RETURN_IF_ERROR(linear(names.out, hidden, q_size, bias, {}, &layer.out));
+  TREADLE_ASSIGN_OR_RETURN(layer.ffn_norm,
+                           loader.LoadVector(prefix + names.ffn_norm + ".weight", hidden));
+  const auto none = WeightLoader::Bias::kNone;
+  TREADLE_RETURN_IF_ERROR(linear(names.gate, config_.ffn_hidden, hidden, none, {}, &layer.gate));
+  TREADLE_RETURN_IF_ERROR(linear(names.up, config_.ffn_hidden, hidden, none, {}, &layer.up));
+  TREADLE_RETURN_IF_ERROR(linear(names.down, hidden, config_.ffn_hidden, none, {}, &layer.down));
+  return layer;
+}
+
+absl::Status Llama::LoadRotary(const Checkpoint& checkpoint, int64_t max_positions) {
+  std::vector<float> factors;
+  if (checkpoint.Find("rope_freqs.weight") != nullptr) {
+    TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor,
+                             checkpoint.Require("rope_freqs.weight", {config_.rope_dim / 2}));
+    factors = DecodeVector(*tensor);
+  }
+  TREADLE_ASSIGN_OR_RETURN(rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors),
+                                                            max_positions, backend_));
+  return absl::OkStatus();
+}
+
+absl::Status Llama::AllocateActivations(int64_t max_batch_tokens) {
+  activations_ = std::make_unique<Activations>(backend_, max_batch_tokens);
+  const int64_t q_size = config_.heads * config_.head_dim;
+  const int64_t kv_size = config_.kv_heads * config_.head_dim;
+  const std::pair<Tensor*, int64_t> sizes[] = {{&normed_, config_.hidden},
+                                               {&q_, q_size},
+                                               {&k_, kv_size},
+                                               {&v_, kv_size},
+                                               {&attended_, q_size},
+                                               {&gate_, config_.ffn_hidden},
+                                               {&up_, config_.ffn_hidden}};
+  for (const auto& [tensor, cols] : sizes) {
+    TREADLE_ASSIGN_OR_RETURN(*tensor, activations_->Add(cols));
+  }
+  activation_bytes_ = activations_->bytes();
+  return absl::OkStatus();
+}
+
+void Llama::Forward(const Batch& batch, const KvPages& kv, Tensor hidden) {
+  if (first_stage()) backend_.Embed(embedding_.weight(), batch.token_ids, false, hidden);
+  for (size_t i = 0; i < layer_weights_.size(); ++i) {
+    Attend(layer_weights_[i], {kv.layout, kv.layers[i], batch.sequences}, hidden);
+    FeedForward(layer_weights_[i], hidden);
+  }
+}
+
+// hidden += W_o attention(rotate(W_q n), rotate(W_k n), W_v n), n = norm(hidden).
+void Llama::Attend(const Layer& layer, const KvView& kv, Tensor hidden) {
+  const int64_t rows = hidden.rows;
+  const Tensor normed = normed_.Rows(0, rows);      // [num_tokens, hidden]
+  const Tensor q = q_.Rows(0, rows);                // [num_tokens, heads * head_dim]
+  const Tensor k = k_.Rows(0, rows);                // [num_tokens, kv_heads * head_dim]
+  const Tensor v = v_.Rows(0, rows);                // [num_tokens, kv_heads * head_dim]
+  const Tensor attended = attended_.Rows(0, rows);  // [num_tokens, heads * head_dim]
+  backend_.RmsNorm(hidden, Values(layer.attention_norm), config_.norm_epsilon, normed);
+  const Projection qkv[] = {layer.q.To(q), layer.k.To(k), layer.v.To(v)};
+  backend_.MatMul(normed, qkv);
+  backend_.RotateAndStoreKv(q, k, v, &rotary_.table(), kv);
+  backend_.Attention(q, kv, 1 / std::sqrt(static_cast<float>(config_.head_dim)), attended);
+  const Projection out[] = {layer.out.To(hidden, /*accumulate=*/true)};
+  backend_.MatMul(attended, out);
+}
+
+// hidden += W_down (silu(W_gate n) * W_up n), n = norm(hidden).
+void Llama::FeedForward(const Layer& layer, Tensor hidden) {
+  const int64_t rows = hidden.rows;
+  const Tensor normed = normed_.Rows(0, rows);  // [num_tokens, hidden]
+  const Tensor gate = gate_.Rows(0, rows);      // [num_tokens, ffn_hidden]
+  const Tensor up = up_.Rows(0, rows);          // [num_tokens, ffn_hidden]
+  backend_.RmsNorm(hidden, Values(layer.ffn_norm), config_.norm_epsilon, normed);
+  const Projection gate_up[] = {layer.gate.To(gate), layer.up.To(up)};
+  backend_.MatMul(normed, gate_up);
+  backend_.SwiGlu(gate, up, gate);
+  const Projection down[] = {layer.down.To(hidden, /*accumulate=*/true)};
+  backend_.MatMul(gate, down);
+}
+
+void Llama::Head(Tensor hidden, Tensor logits) {
+  backend_.RmsNorm(hidden, Values(norm_), config_.norm_epsilon, hidden);
+  const Linear& head = config_.tied_head ? embedding_ : head_;
+  const Projection out[] = {head.To(logits)};
+  backend_.MatMul(hidden, out);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Model>> LoadLlama(const Checkpoint& checkpoint, Backend& backend,
+                                                 const LoadOptions& options) {
+  auto model = std::make_unique<Llama>(backend);
+  TREADLE_RETURN_IF_ERROR(model->Load(checkpoint, options));
+  return model;
+}
+
+}  // namespace treadle

@@ -1,0 +1,53 @@
+#include "models/registry.h"
+
+#include "kernels/status.h"
+#include "models/gpt2.h"
+#include "models/llama.h"
+
+namespace treadle {
+namespace {
+
+constexpr Architecture kArchitectures[] = {{"llama", LoadLlama}, {"gpt2", LoadGpt2}};
+
+}  // namespace
+
+const Architecture* FindArchitecture(std::string_view name) {
+  for (const Architecture& row : kArchitectures) {
+    if (row.name == name) return &row;
+  }
+  return nullptr;
+}
+
+std::string KnownArchitectures() {
+  std::string names;
+  for (const Architecture& row : kArchitectures) {
+    names += Str(names.empty() ? "" : ", ", row.name);
+  }
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint, Backend& backend,
+                                                   const LoadOptions& options) {
+  const ModelConfig& config = checkpoint.config();
+  const Architecture* architecture = FindArchitecture(config.architecture);
+  if (architecture == nullptr) {
+    return Unimplemented(checkpoint.path(), ": architecture '", config.architecture,
+                         "', expected one of ", KnownArchitectures());
+  }
+  TREADLE_CHECK(options.max_batch_tokens > 0 && options.max_head_rows > 0);
+  LoadOptions complete = options;
+  if (complete.layers.begin == complete.layers.end) complete.layers = {0, config.layers};
+  if (complete.layers.begin < 0 || complete.layers.begin > complete.layers.end ||
+      complete.layers.end > config.layers) {
+    return InvalidArgument(checkpoint.path(), ": layers ", complete.layers.begin, " to ",
+                           complete.layers.end, ", expected a range within 0 to ", config.layers);
+  }
+  if (complete.max_context == 0) complete.max_context = config.context;
+  if (complete.max_context < 1 || complete.max_context > config.context) {
+    return InvalidArgument(checkpoint.path(), ": context of ", complete.max_context,
+                           ", expected 1 to ", config.context);
+  }
+  return architecture->load(checkpoint, backend, complete);
+}
+
+}  // namespace treadle

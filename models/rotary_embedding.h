@@ -1,0 +1,30 @@
+// Rotary position embeddings (RoFormer, section 3.2.2), with linear and Llama-3 frequency scaling.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "models/model_config.h"
+
+namespace treadle {
+
+// Frequency of each pair, [rope_dim / 2]. `factors`, if not empty, divide them (GGUF's rope_freqs).
+std::vector<float> RotaryFrequencies(const ModelConfig& config, std::span<const float> factors);
+
+// The tables on the device. Thread safety: constant.
+class RotaryEmbedding {
+ public:
+  RotaryEmbedding() = default;
+  static absl::StatusOr<RotaryEmbedding> Create(std::span<const float> frequencies,
+                                                int64_t max_positions, Backend& backend);
+  const RotaryTable& table() const { return table_; }
+  uint64_t bytes() const { return cos_.bytes() + sin_.bytes(); }
+
+ private:
+  Buffer cos_;  // [max_positions, half_dim] f32
+  Buffer sin_;  // [max_positions, half_dim] f32
+  RotaryTable table_;
+};
+
+}  // namespace treadle

@@ -1,0 +1,133 @@
+#include "scheduler/ledger.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+void AppendString(std::string& out, const std::string& text) {
+  out += '"';
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escape[8];
+      std::snprintf(escape, sizeof(escape), "\\u%04x", c);
+      out += escape;
+    } else {
+      out += c;
+    }
+  }
+  out += '"';
+}
+
+void AppendNumber(std::string& out, const char* name, double value) {
+  char text[64];
+  std::snprintf(text, sizeof(text), ",\"%s\":%.9g", name, value);
+  out += text;
+}
+
+void AppendMember(std::string& out, const LedgerMember& member) {
+  out += Str("{\"request\":", member.request, ",\"tokens\":", member.tokens, ",\"phase\":\"",
+             member.initiation ? "initiation" : "increment", "\"}");
+}
+
+void AppendEnd(std::string& out, const LedgerEnd& end) {
+  out += Str("{\"request\":", end.request, ",\"request_id\":");
+  AppendString(out, end.client_id);
+  out += Str(",\"prompt_tokens\":", end.prompt_tokens, ",\"output_tokens\":", end.output_tokens,
+             ",\"reason\":");
+  AppendString(out, end.reason);
+  AppendNumber(out, "queued", end.timings.queued);
+  AppendNumber(out, "first_token", end.timings.first_token);
+  AppendNumber(out, "total", end.timings.total);
+  out += '}';
+}
+
+template <typename Item>
+void AppendList(std::string& out, const char* name, const std::vector<Item>& items,
+                void (*append)(std::string&, const Item&)) {
+  out += Str(",\"", name, "\":[");
+  for (const Item& item : items) {
+    if (&item != items.data()) out += ',';
+    append(out, item);
+  }
+  out += ']';
+}
+
+}  // namespace
+
+Ledger::Ledger(size_t capacity)
+    : capacity_(capacity), ring_(capacity), observers_(std::make_shared<const Observers>()) {
+  TREADLE_CHECK(capacity > 0);
+}
+
+void Ledger::Append(LedgerRecord record) {
+  auto stored = std::make_shared<const LedgerRecord>(std::move(record));
+  std::shared_ptr<const Observers> observers;
+  {
+    MutexLock lock(mutex_);
+    observers = observers_;
+  }
+  for (const auto& observer : *observers) observer(*stored);
+  MutexLock lock(mutex_);
+  ring_[end_ % capacity_].swap(stored);  // what was there goes with `stored`, after the lock
+  ++end_;
+  appended_.NotifyAll();
+}
+
+void Ledger::AddObserver(std::function<void(const LedgerRecord&)> observer) {
+  MutexLock lock(mutex_);
+  auto observers = std::make_shared<Observers>(*observers_);
+  observers->push_back(std::move(observer));
+  observers_ = std::move(observers);
+}
+
+std::vector<std::shared_ptr<const LedgerRecord>> Ledger::Read(uint64_t& next, size_t limit,
+                                                              uint64_t& lost) const {
+  MutexLock lock(mutex_);
+  const uint64_t oldest = end_ > capacity_ ? end_ - capacity_ : 0;
+  if (next < oldest) {
+    lost += oldest - next;
+    next = oldest;
+  }
+  std::vector<std::shared_ptr<const LedgerRecord>> records;
+  for (; next < end_ && records.size() < limit; ++next) records.push_back(ring_[next % capacity_]);
+  return records;
+}
+
+bool Ledger::WaitFor(uint64_t next, Clock::time_point deadline) const {
+  MutexLock lock(mutex_);
+  while (end_ <= next) {
+    if (!appended_.WaitUntil(mutex_, deadline)) return end_ > next;
+  }
+  return true;
+}
+
+uint64_t Ledger::end() const {
+  MutexLock lock(mutex_);
+  return end_;
+}
+
+std::string Ledger::ToJson(const LedgerRecord& record) {
+  std::string out = Str("{\"epoch\":", record.epoch, ",\"iteration\":", record.iteration);
+  AppendNumber(out, "time", record.time);
+  AppendList(out, "members", record.members, AppendMember);
+  AppendList(out, "ends", record.ends, AppendEnd);
+  out += Str(",\"waiting\":", record.waiting, ",\"running\":", record.running,
+             ",\"free_pages\":", record.free_pages, ",\"total_pages\":", record.total_pages);
+  AppendNumber(out, "schedule", record.schedule);
+  AppendNumber(out, "queue", record.queue);
+  AppendNumber(out, "compute", record.compute);
+  AppendNumber(out, "sample", record.sample);
+  AppendNumber(out, "idle", record.idle);
+  out += '}';
+  return out;
+}
+
+}  // namespace treadle

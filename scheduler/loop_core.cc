@@ -1,0 +1,289 @@
+#include "scheduler/loop_core.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+BatchLimits WithEngine(BatchLimits limits, const Engine& engine) {
+  limits.stages = engine.stages();
+  limits.depth = engine.depth();
+  return limits;
+}
+
+}  // namespace
+
+LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, const Policy& policy,
+                   Ledger& ledger, const TimeSource& time, const ServingLoop::Options& options)
+    : engine_(engine),
+      kv_(kv),
+      pool_(pool),
+      policy_(policy),
+      ledger_(ledger),
+      time_(time),
+      limits_(WithEngine(options.limits, engine)),
+      heartbeat_(options.heartbeat),
+      began_(time.Now()),
+      planner_(kv),
+      delivery_(policy.delivery()),
+      now_(began_),
+      last_submit_(began_),
+      idle_since_(began_) {
+  TREADLE_CHECK(limits_.max_batch_tokens > limits_.max_batch_size);
+}
+
+void LoopCore::Wait() {
+  const Clock::time_point now = time_.Now();
+  // Without room a heartbeat cannot be sent; the engine is looked at as often all the same.
+  const Clock::time_point due = last_submit_ + heartbeat_;
+  const Clock::time_point next = std::min(next_deadline_, due > now_ ? due : now_ + heartbeat_);
+  // `now` is the injected clock's; the pool waits on the machine's.
+  pool_.WaitForNews(Clock::now() + std::max(next - now, Clock::duration::zero()));
+}
+
+bool LoopCore::Turn() {
+  now_ = time_.Now();
+  const bool absorbed = AbsorbResults();
+  if (!engine_.status().ok()) Recover();
+  TakeInbox();
+  Expire();
+  Settle();
+  return SubmitPlans() || absorbed;
+}
+
+// -- results
+// ---------------------------------------------------------------------------------------
+
+bool LoopCore::AbsorbResults() {
+  std::vector<IterationResult> results = engine_.TakeResults();
+  for (IterationResult& result : results) Absorb(result);
+  return !results.empty();
+}
+
+void LoopCore::Absorb(IterationResult& result) {
+  TREADLE_CHECK(!in_flight_.empty());
+  TREADLE_CHECK(result.iteration == next_iteration_ - in_flight_.size());
+  PlanInFlight note = std::move(in_flight_.front());
+  in_flight_.pop_front();
+  if (in_flight_.empty()) idle_since_ = now_;
+  TREADLE_CHECK(result.steps.size() == note.steps.size());
+
+  for (Request* request : note.requests) --request->plans_in_flight;
+  for (size_t i = 0; i < note.steps.size(); ++i) AbsorbStep(note.steps[i], result.steps[i]);
+  // Those that ended before have no step that could have retired them.
+  for (Request* request : note.requests) Retire(*request);
+  if (running_ == 0) delivery_.Flush(now_);
+  AppendRecord(result.epoch, result.iteration, result.timings, note);
+  note.Clear();
+  spare_.push_back(std::move(note));
+}
+
+void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) {
+  Request& request = *target.request;
+  Sequence& sequence = request.sequences[target.sequence];
+  if (target.sample) --sequence.in_flight;
+  if (request.state == RequestState::kFinished) return;
+  if (!step.prompt_detail.empty()) delivery_.Prompt(request, std::move(step.prompt_detail));
+  if (!target.sample || sequence.finished) return;
+
+  ++sequence.produced;
+  sequence.output.push_back(step.token);
+  if (request.first_token == Clock::time_point{}) request.first_token = now_;
+  const std::vector<int32_t>& ends = request.spec.end_tokens;
+  FinishReason reason = FinishReason::kNone;
+  if (std::find(ends.begin(), ends.end(), step.token) != ends.end()) {
+    reason = FinishReason::kEndToken;
+  } else if (sequence.produced == request.spec.max_new_tokens) {
+    reason = FinishReason::kLength;
+  }
+  delivery_.Token(request, {.candidate = sequence.candidate,
+                            .token = step.token,
+                            .detail = std::move(step.detail),
+                            .finish = reason});
+  if (reason != FinishReason::kNone) FinishSequence(request, sequence, reason);
+}
+
+void LoopCore::AppendRecord(uint64_t epoch, uint64_t iteration, const IterationTimings& timings,
+                            PlanInFlight& note) {
+  const KvCapacity capacity = kv_.Capacity();
+  LedgerRecord record;
+  record.epoch = epoch;
+  record.iteration = iteration;
+  record.time = Seconds(now_ - began_);
+  record.members = note.members;
+  record.ends = delivery_.TakeEnds();
+  record.waiting = waiting_;
+  record.running = running_;
+  record.free_pages = capacity.free_pages;
+  record.total_pages = capacity.total_pages;
+  record.schedule = note.schedule;
+  record.queue = timings.queue;
+  record.compute = timings.compute;
+  record.sample = timings.sample;
+  record.idle = note.idle;
+  ledger_.Append(std::move(record));
+}
+
+// -- what ends a request
+// ---------------------------------------------------------------------------
+
+void LoopCore::FinishSequence(Request& request, Sequence& sequence, FinishReason reason) {
+  sequence.finished = true;
+  sequence.finish = reason;
+  const bool all = std::all_of(request.sequences.begin(), request.sequences.end(),
+                               [](const Sequence& other) { return other.finished; });
+  if (all) End(request, absl::OkStatus());
+}
+
+void LoopCore::End(Request& request, const absl::Status& status) {
+  if (request.state == RequestState::kFinished) return;
+  --(request.state == RequestState::kWaiting ? waiting_ : running_);
+  request.state = RequestState::kFinished;
+  delivery_.End(request, status, now_);
+  Retire(request);
+}
+
+void LoopCore::Retire(Request& request) {
+  if (request.state != RequestState::kFinished || request.plans_in_flight > 0) return;
+  planner_.Retire(request);  // the second time there is nothing left to free
+  some_left_ = true;
+}
+
+void LoopCore::Recover() {
+  const absl::Status status =
+      absl::UnavailableError(Str("the engine failed: ", std::string(engine_.status().message())));
+  in_flight_.clear();
+  for (const auto& request : pool_.live()) {
+    request->plans_in_flight = 0;
+    if (request->state != RequestState::kWaiting) {
+      End(*request, status);
+      Retire(*request);
+    }
+  }
+  planner_.Reset();
+  engine_.Restart();
+  next_iteration_ = 0;
+  idle_since_ = now_;
+}
+
+void LoopCore::TakeInbox() {
+  RequestPool::Inbox inbox = pool_.TakeInbox();
+  for (auto& request : inbox.arrivals) {
+    next_deadline_ = std::min(next_deadline_, request->spec.deadline);
+    request->arrival = now_;
+    ++waiting_;
+    pool_.live().push_back(std::move(request));
+  }
+  for (RequestPool::Command& command : inbox.commands) Apply(command);
+  draining_ = inbox.draining;
+}
+
+void LoopCore::Apply(RequestPool::Command& command) {
+  Request* request = pool_.Find(command.id);
+  if (request == nullptr || request->state == RequestState::kFinished) return;
+  switch (command.kind) {
+    case RequestPool::Command::Kind::kCancel:
+      End(*request, command.status);
+      break;
+    case RequestPool::Command::Kind::kFinishCandidate:
+      FinishCandidate(*request, command.candidate);
+      break;
+  }
+}
+
+void LoopCore::FinishCandidate(Request& request, uint32_t candidate) {
+  if (candidate >= request.sequences.size()) return;
+  Sequence& sequence = request.sequences[candidate];
+  if (sequence.finished) {
+    sequence.finish = FinishReason::kStopString;  // outranks what the loop had found
+    return;
+  }
+  StreamToken stop;  // without a token: the candidate ends here
+  stop.candidate = candidate;
+  stop.finish = FinishReason::kStopString;
+  delivery_.Token(request, std::move(stop));
+  FinishSequence(request, sequence, FinishReason::kStopString);
+}
+
+void LoopCore::Expire() {
+  if (now_ < next_deadline_) return;
+  next_deadline_ = Clock::time_point::max();
+  for (const auto& request : pool_.live()) {
+    if (request->state == RequestState::kFinished) continue;
+    if (request->spec.deadline <= now_) {
+      End(*request, absl::DeadlineExceededError("the request's deadline passed"));
+    } else {
+      next_deadline_ = std::min(next_deadline_, request->spec.deadline);
+    }
+  }
+}
+
+// Drops what has ended and tells the pool what is left.
+void LoopCore::Settle() {
+  if (running_ == 0) delivery_.Flush(now_);
+  if (std::exchange(some_left_, false)) {
+    std::erase_if(pool_.live(), [](const std::unique_ptr<Request>& request) {
+      return request->state == RequestState::kFinished && request->plans_in_flight == 0;
+    });
+  }
+  pool_.NoteCounts(waiting_, running_);
+  drained_ = draining_ && waiting_ + running_ == 0;
+}
+
+void LoopCore::EndAll(const absl::Status& status) {
+  now_ = time_.Now();
+  TakeInbox();
+  for (const auto& request : pool_.live()) End(*request, status);
+  delivery_.Flush(now_);
+  in_flight_.clear();
+  pool_.live().clear();
+  planner_.Reset();
+  pool_.NoteCounts(waiting_, running_);
+  PlanInFlight nothing;
+  AppendRecord(engine_.epoch(), next_iteration_, {}, nothing);
+}
+
+// -- plans
+// -----------------------------------------------------------------------------------------
+
+bool LoopCore::SubmitPlans() {
+  bool submitted = false;
+  while (engine_.HasRoom()) {
+    const Clock::time_point before = time_.Now();
+    const Selection next = policy_.Select(pool_.live(), kv_.Capacity(), limits_);
+    if (next.empty() && !HeartbeatDue()) break;
+    Submit(next, before);
+    submitted = true;
+  }
+  if (submitted) pool_.NoteCounts(waiting_, running_);
+  return submitted;
+}
+
+void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_since) {
+  PlanInFlight note;
+  if (!spare_.empty()) {
+    note = std::move(spare_.back());
+    spare_.pop_back();
+  }
+  for (const Selected& member : selection) {
+    if (member.request->state != RequestState::kWaiting) continue;
+    --waiting_;
+    ++running_;
+  }
+  IterationPlan plan = planner_.Build(selection, now_, note);
+  plan.epoch = engine_.epoch();
+  plan.iteration = next_iteration_++;
+  last_submit_ = time_.Now();
+  note.schedule = Seconds(last_submit_ - selecting_since);
+  if (in_flight_.empty()) note.idle = Seconds(last_submit_ - idle_since_);
+  in_flight_.push_back(std::move(note));
+  engine_.Submit(std::move(plan));
+}
+
+}  // namespace treadle

@@ -1,0 +1,88 @@
+// The serving loop without its thread: Wait and Turn are the two halves of the loop of DESIGN
+// section 3. Tests and benchmarks turn it by hand.
+//
+// Invariants: 1. A request that is kRunning holds every page that it may ever need. 2. A page is
+// freed only when its request has ended and no plan in flight names it. 3. Each request's stream is
+// ended exactly once. Thread safety: confined to one thread, the loop's.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "engine/engine.h"
+#include "engine/kv_slot_manager.h"
+#include "scheduler/delivery.h"
+#include "scheduler/ledger.h"
+#include "scheduler/planner.h"
+#include "scheduler/policy.h"
+#include "scheduler/request_pool.h"
+#include "scheduler/serving_loop.h"
+
+namespace treadle {
+
+class LoopCore {
+ public:
+  LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, const Policy& policy,
+           Ledger& ledger, const TimeSource& time, const ServingLoop::Options& options);
+
+  // Blocks until there is news, the next deadline of a request, or the next heartbeat.
+  void Wait();
+  // One pass; the engine must have been started. True if something was submitted or absorbed.
+  bool Turn();
+  // The pool is draining, and every accepted request has ended and was delivered.
+  bool drained() const { return drained_; }
+  // Ends every request with `status`, those not yet taken from the pool too, without waiting for
+  // plans in flight. Nothing may be called afterwards.
+  void EndAll(const absl::Status& status);
+
+ private:
+  bool AbsorbResults();
+  void Absorb(IterationResult& result);
+  void AbsorbStep(const PlanInFlight::Target& target, StepResult& step);
+  void Recover();
+  void TakeInbox();
+  void Apply(RequestPool::Command& command);
+  void FinishCandidate(Request& request, uint32_t candidate);
+  void Expire();
+  bool SubmitPlans();
+  void Submit(const Selection& selection, Clock::time_point selecting_since);
+  bool HeartbeatDue() const { return now_ >= last_submit_ + heartbeat_; }
+  void Settle();
+
+  void FinishSequence(Request& request, Sequence& sequence, FinishReason reason);
+  void End(Request& request, const absl::Status& status);
+  void Retire(Request& request);
+  void AppendRecord(uint64_t epoch, uint64_t iteration, const IterationTimings& timings,
+                    PlanInFlight& note);
+
+  // Constant.
+  Engine& engine_;
+  KvSlotManager& kv_;
+  RequestPool& pool_;
+  const Policy& policy_;
+  Ledger& ledger_;
+  const TimeSource& time_;
+  const BatchLimits limits_;
+  const std::chrono::milliseconds heartbeat_;
+  const Clock::time_point began_;
+
+  // Confined to the loop's thread.
+  Planner planner_;
+  Delivery delivery_;
+  Clock::time_point now_;          // of this turn
+  Clock::time_point last_submit_;  // of a plan, heartbeats included
+  Clock::time_point idle_since_;   // when the engine had no plan any more
+  Clock::time_point next_deadline_ = Clock::time_point::max();  // no live request's is earlier
+  uint64_t next_iteration_ = 0;
+  std::deque<PlanInFlight> in_flight_;
+  std::vector<PlanInFlight> spare_;  // returned ones, for their memory
+  int64_t waiting_ = 0;
+  int64_t running_ = 0;
+  bool some_left_ = false;  // some live request can be dropped
+  bool draining_ = false;
+  bool drained_ = false;
+};
+
+}  // namespace treadle

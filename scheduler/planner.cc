@@ -1,0 +1,158 @@
+#include "scheduler/planner.h"
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+SequenceStart MakeStart(const Request& request, const Sequence& sequence) {
+  SequenceStart start;
+  start.sequence = sequence.id;
+  start.prompt_length = request.prompt_length();
+  start.first_position = sequence.next_position;
+  start.pages = sequence.pages;
+  start.sampling = request.spec.sampling;
+  start.min_new_tokens = request.spec.min_new_tokens;
+  start.end_tokens = request.spec.end_tokens;
+  start.candidate = sequence.candidate;
+  if (start.first_position > 0 && request.spec.sampling.NeedsCounts()) {
+    const auto& prompt = request.spec.prompt;
+    start.earlier_tokens.assign(prompt.begin(), prompt.begin() + start.first_position);
+  }
+  return start;
+}
+
+}  // namespace
+
+void PlanInFlight::Clear() {
+  steps.clear();
+  requests.clear();
+  members.clear();
+  schedule = 0;
+  idle = 0;
+}
+
+IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
+                             PlanInFlight& note) {
+  IterationPlan plan;
+  plan.releases = std::exchange(releases_, {});
+  plan.steps.reserve(selection.size());
+  note.requests.reserve(selection.size());
+  note.members.reserve(selection.size());
+  for (const Selected& member : selection) {
+    Request& request = *member.request;
+    if (request.state == RequestState::kWaiting) Admit(request, now);
+    if (member.num_tokens == 0) continue;
+    const bool initiation = InInitiation(request);
+    if (initiation) {
+      AddPromptChunk(request, member.num_tokens, plan, note);
+    } else {
+      AddTokens(request, plan, note);
+    }
+    ++request.plans_in_flight;
+    note.requests.push_back(&request);
+    note.members.push_back({request.id, member.num_tokens, initiation});
+  }
+  return plan;
+}
+
+void Planner::Admit(Request& request, Clock::time_point now) {
+  const int64_t page_size = kv_.Capacity().page_size;
+  const auto shared = static_cast<size_t>(SharedPages(request, page_size));
+  std::optional<std::vector<int32_t>> pages = kv_.Reserve(PagesNeeded(request, page_size));
+  TREADLE_CHECK(pages.has_value());  // the policy saw to it
+  const size_t own = (pages->size() - shared) / request.sequences.size();
+  const std::span<const int32_t> common(pages->data(), shared);
+  for (Sequence& sequence : request.sequences) {
+    sequence.id = next_sequence_++;
+    sequence.pages.assign(common.begin(), common.end());
+    const auto first = pages->begin() + static_cast<int64_t>(shared + sequence.candidate * own);
+    sequence.pages.insert(sequence.pages.end(), first, first + static_cast<int64_t>(own));
+    if (sequence.candidate > 0) {
+      kv_.Share(common);
+      sequence.next_position = request.prompt_length() - 1;
+    }
+  }
+  request.state = RequestState::kRunning;
+  request.admitted = now;
+}
+
+void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan& plan,
+                             PlanInFlight& note) const {
+  Sequence& sequence = request.sequences[0];
+  if (!std::exchange(sequence.started, true)) plan.starts.push_back(MakeStart(request, sequence));
+  const std::vector<int32_t>& prompt = request.spec.prompt;
+  const int32_t end = sequence.next_position + num_tokens;
+  const bool whole = end == request.prompt_length();
+
+  Step step;
+  step.sequence = sequence.id;
+  step.first_position = sequence.next_position;
+  step.num_tokens = num_tokens;
+  step.tokens.assign(prompt.begin() + sequence.next_position, prompt.begin() + end);
+  step.sample = whole && !sequence.finished;
+  step.top_logprobs = step.sample ? request.spec.top_logprobs : -1;
+  step.prompt_logprobs = request.spec.prompt_logprobs;
+  if (step.prompt_logprobs >= 0 && !whole) step.next_token = prompt[static_cast<size_t>(end)];
+
+  sequence.next_position = end;
+  if (step.sample) ++sequence.in_flight;
+  note.steps.push_back({&request, sequence.candidate, step.sample});
+  plan.steps.push_back(std::move(step));
+}
+
+void Planner::AddTokens(Request& request, IterationPlan& plan, PlanInFlight& note) const {
+  for (Sequence& sequence : request.sequences) {
+    if (!HasTokenLeft(request, sequence)) continue;
+    Step step;
+    step.sequence = sequence.id;
+    step.first_position = sequence.next_position;
+    step.num_tokens = 1;
+    step.sample = true;
+    step.top_logprobs = request.spec.top_logprobs;
+    if (!sequence.started) {
+      StartCandidate(request, sequence, plan);
+      step.tokens = {request.spec.prompt.back()};
+    } else if (sequence.in_flight == 0) {
+      step.tokens = {sequence.output.back()};
+    }  // else the token that is being sampled: the sequence's previous sample
+    ++sequence.next_position;
+    ++sequence.in_flight;
+    note.steps.push_back({&request, sequence.candidate, true});
+    plan.steps.push_back(std::move(step));
+  }
+}
+
+void Planner::StartCandidate(const Request& request, Sequence& sequence,
+                             IterationPlan& plan) const {
+  const int64_t page_size = kv_.Capacity().page_size;
+  const auto shared = static_cast<size_t>(SharedPages(request, page_size));
+  // Positions before the recomputed row that lie in a page of their own.
+  if (sequence.next_position % page_size != 0) {
+    plan.page_copies.push_back({request.sequences[0].pages[shared], sequence.pages[shared]});
+  }
+  plan.starts.push_back(MakeStart(request, sequence));
+  sequence.started = true;
+}
+
+void Planner::Retire(Request& request) {
+  TREADLE_CHECK(request.state == RequestState::kFinished && request.plans_in_flight == 0);
+  for (Sequence& sequence : request.sequences) {
+    if (sequence.started) releases_.push_back(sequence.id);
+    kv_.Release(sequence.pages);
+    sequence.pages.clear();
+    sequence.started = false;
+  }
+}
+
+void Planner::Reset() {
+  releases_.clear();
+  kv_.Reset();
+}
+
+}  // namespace treadle

@@ -1,0 +1,87 @@
+#include "scheduler/policy.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/status.h"
+#include "scheduler/fcfs.h"
+#include "scheduler/request_level.h"
+
+namespace treadle {
+namespace {
+
+template <typename T>
+std::unique_ptr<Policy> Make() {
+  return std::make_unique<T>();
+}
+
+struct Row {
+  std::string_view name;
+  std::unique_ptr<Policy> (*make)();
+};
+constexpr Row kPolicies[] = {
+    {"fcfs", Make<Fcfs>},
+    {"request-level", Make<RequestLevel>},
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Policy>> Policy::Create(std::string_view name) {
+  std::string names;
+  for (const Row& row : kPolicies) {
+    if (row.name == name) return row.make();
+    names += Str(names.empty() ? "" : ", ", row.name);
+  }
+  return InvalidArgument("scheduling policy '", name, "' is unknown, expected one of: ", names);
+}
+
+int64_t SharedPages(const Request& request, int64_t page_size) {
+  return (request.prompt_length() - 1) / page_size;
+}
+
+int64_t PagesNeeded(const Request& request, int64_t page_size) {
+  const int64_t shared = SharedPages(request, page_size);
+  const int64_t whole = (request.max_tokens() + page_size - 1) / page_size;
+  return shared + request.spec.candidates * (whole - shared);
+}
+
+bool HasTokenLeft(const Request& request, const Sequence& sequence) {
+  return !sequence.finished && sequence.produced + sequence.in_flight < request.spec.max_new_tokens;
+}
+
+bool IsReady(const Request& request, const BatchLimits& limits) {
+  if (request.state != RequestState::kRunning) return false;
+  if (request.plans_in_flight >= (limits.stages == 1 ? limits.depth : 1)) return false;
+  return std::any_of(request.sequences.begin(), request.sequences.end(),
+                     [&](const Sequence& sequence) { return HasTokenLeft(request, sequence); });
+}
+
+bool InInitiation(const Request& request) {
+  return request.sequences[0].next_position < request.prompt_length();
+}
+
+int64_t BatchSequences(const Request& request) {
+  return std::count_if(request.sequences.begin(), request.sequences.end(),
+                       [](const Sequence& sequence) { return !sequence.finished; });
+}
+
+void AssignTokens(Selection& selection, const BatchLimits& limits) {
+  int64_t budget = limits.max_batch_tokens;
+  for (Selected& member : selection) {
+    const Request& request = *member.request;
+    if (InInitiation(request)) continue;
+    member.num_tokens = static_cast<int32_t>(
+        std::count_if(request.sequences.begin(), request.sequences.end(),
+                      [&](const Sequence& sequence) { return HasTokenLeft(request, sequence); }));
+    budget -= member.num_tokens;
+  }
+  for (Selected& member : selection) {
+    const Request& request = *member.request;
+    if (!InInitiation(request)) continue;
+    const int64_t left = request.prompt_length() - request.sequences[0].next_position;
+    member.num_tokens = static_cast<int32_t>(std::min(left, budget));
+    budget -= member.num_tokens;
+  }
+}
+
+}  // namespace treadle

@@ -1,0 +1,54 @@
+// What every call on the server needs to know of its surroundings.
+//
+// Thread safety: constant, or as the parts say; CallCount from any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+
+#include "kernels/sync.h"
+#include "server/courier.h"
+#include "server/ledger_follower.h"
+#include "server/request_validation.h"
+#include "server/serving_stack.h"
+
+namespace treadle {
+
+// Calls under way, so that shutting down can let the last bytes go out.
+class CallCount {
+ public:
+  void Add() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    ++count_;
+  }
+  void Remove() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    --count_;
+    changed_.NotifyAll();
+  }
+  // False if `deadline` came before the last call ended.
+  bool WaitZero(Clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    while (count_ > 0) {
+      if (!changed_.WaitUntil(mutex_, deadline)) return count_ == 0;
+    }
+    return true;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+struct CallEnvironment {
+  ServingStack& stack;
+  LedgerFollower& follower;
+  const RequestLimits limits;
+  const std::chrono::milliseconds stall_timeout;
+  Courier courier{};
+  CallCount calls{};
+  std::atomic<bool> closing{false};  // ledger watchers end
+};
+
+}  // namespace treadle

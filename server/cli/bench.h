@@ -1,0 +1,9 @@
+// Benchmarks that have a file of their own; the others are in bench.cc, with the table.
+#pragma once
+
+namespace treadle {
+
+int BenchKernels(int argc, char** argv);
+int BenchScheduler(int argc, char** argv);
+
+}  // namespace treadle

@@ -1,0 +1,70 @@
+// treadle bench kernels and treadle bench scheduler.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "bench/kernel_bench.h"
+#include "bench/scheduler_bench.h"
+#include "kernels/status.h"
+#include "server/cli/bench.h"
+#include "server/cli/command.h"
+#include "server/cli/progress.h"
+
+namespace treadle {
+
+int BenchKernels(int argc, char** argv) {
+  KernelBenchOptions options;
+  std::string compute = "auto", isa = "best";
+  bool json = false;
+  CLI::App app("Each op on real shapes: time, GB/s and GFLOP/s beside this machine's ceilings.");
+  app.add_option("--filter", options.filter, "only cases whose name contains this");
+  app.add_option("--backend", options.backend, "cpu or reference")
+      ->check(CLI::IsMember({"cpu", "reference"}));
+  app.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
+      ->check(CLI::Range(0, 4096));
+  app.add_option("--isa", isa, "best, avx2 or avx512")
+      ->check(CLI::IsMember({"best", "avx2", "avx512"}));
+  app.add_option("--compute", compute, "auto, exact or int8")
+      ->check(CLI::IsMember({"auto", "exact", "int8"}));
+  app.add_option("--seconds-per-case", options.seconds_per_case, "time spent on each case")
+      ->check(CLI::Range(0.001, 60.0));
+  app.add_flag("--json", json, "print JSON");
+  if (auto code = ParseFlags(app, "bench kernels", argc, argv)) return *code;
+  if (isa != "best") options.isa = isa == "avx2" ? CpuIsa::kAvx2 : CpuIsa::kAvx512;
+  if (compute != "auto") {
+    options.compute = compute == "exact" ? ComputeMode::kExact : ComputeMode::kInt8;
+  }
+  absl::StatusOr<KernelBenchReport> report;
+  {
+    Progress progress("kernels");
+    options.progress = [&](int64_t done, int64_t total) {
+      progress.Set(static_cast<double>(done) / static_cast<double>(total));
+    };
+    report = RunKernelBench(options);
+  }
+  if (!report.ok()) return Fail("bench kernels", report.status());
+  std::printf("%s\n", (json ? ToJson(*report) : ToTable(*report)).c_str());
+  return 0;
+}
+
+int BenchScheduler(int argc, char** argv) {
+  SchedulerBenchOptions options;
+  bool json = false;
+  CLI::App app("Scheduling and bookkeeping per iteration, with an engine that does nothing.");
+  app.add_option("--running", options.running, "running requests, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 65536));
+  app.add_option("--waiting", options.waiting, "requests queued behind them")
+      ->check(CLI::Range(0, 1'000'000));
+  app.add_option("--iterations", options.iterations, "per repeat")
+      ->check(CLI::Range(1, 100'000'000));
+  app.add_option("--repeats", options.repeats, "the fastest counts")->check(CLI::Range(1, 1000));
+  app.add_flag("--json", json, "print JSON");
+  if (auto code = ParseFlags(app, "bench scheduler", argc, argv)) return *code;
+  const auto rows = RunSchedulerBench(options);
+  if (!rows.ok()) return Fail("bench scheduler", rows.status());
+  std::printf("%s\n", (json ? ToJson(*rows) : ToTable(*rows)).c_str());
+  return 0;
+}
+
+}  // namespace treadle

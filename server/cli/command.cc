@@ -1,0 +1,39 @@
+#include "server/cli/command.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <string>
+
+namespace treadle {
+namespace {
+
+int Complain(const char* command, std::string message, int code) {
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  std::fprintf(stderr, "treadle %s: %s\n", command, message.c_str());
+  return code;
+}
+
+}  // namespace
+
+std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char** argv) {
+  app.name(std::string("treadle ") + command);
+  app.option_defaults()->always_capture_default();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    std::fputs(app.help().c_str(), stdout);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return Complain(command, std::string(error.what()) + " (see --help)", 2);
+  }
+  return std::nullopt;
+}
+
+int Fail(const char* command, const absl::Status& status) {
+  const bool input =
+      absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsUnimplemented(status);
+  return Complain(command, std::string(status.message()), input ? 2 : 1);
+}
+
+}  // namespace treadle

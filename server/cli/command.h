@@ -1,0 +1,34 @@
+// The program's subcommands, one row each, and what they share: parsing flags and saying what went
+// wrong in one line.
+//
+// Exit codes: 0 done, 2 wrong flags or files, 1 everything else.
+#pragma once
+
+#include <optional>
+
+#include "absl/status/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace treadle {
+
+struct Command {
+  const char* name;
+  const char* help;                   // one line
+  int (*run)(int argc, char** argv);  // argv[0] is the command's name
+};
+
+int RunServe(int argc, char** argv);
+int RunGenerate(int argc, char** argv);
+int RunInspect(int argc, char** argv);
+int RunBench(int argc, char** argv);
+
+// Nothing if the command should go on; else the exit code (0 after --help).
+std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char** argv);
+
+// Prints "treadle <command>: <message>" and gives the exit code that fits.
+int Fail(const char* command, const absl::Status& status);
+
+}  // namespace treadle

@@ -1,0 +1,60 @@
+// treadle: one binary, one table of subcommands.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "server/cli/command.h"
+#include "server/version.h"
+
+namespace treadle {
+namespace {
+
+constexpr Command kCommands[] = {
+    {"serve", "load a model and serve it over gRPC", RunServe},
+    {"generate", "generate text: from a server, or in process with --model", RunGenerate},
+    {"bench", "load, engine, kernel, scheduler and accuracy benchmarks", RunBench},
+    {"inspect", "what is in a checkpoint, and what serving it costs", RunInspect},
+};
+
+void PrintHelp(std::FILE* out) {
+  std::fprintf(out,
+               "treadle %s: an iteration-level serving engine for transformer language models\n\n"
+               "usage: treadle COMMAND [flags]; treadle COMMAND --help lists its flags\n\n",
+               kVersion);
+  for (const Command& command : kCommands) {
+    std::fprintf(out, "  %-10s %s\n", command.name, command.help);
+  }
+  std::fprintf(out, "  %-10s %s\n  %-10s %s\n", "--version", "print the version", "--help",
+               "print this");
+}
+
+int Main(int argc, char** argv) {
+  // gRPC writes its own lines about things that we report ourselves.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  const std::string_view name = argc > 1 ? argv[1] : "";
+  if (name == "--help" || name == "-h" || name == "help") {
+    PrintHelp(stdout);
+    return 0;
+  }
+  if (name == "--version") {
+    std::printf("treadle %s\n", kVersion);
+    return 0;
+  }
+  for (const Command& command : kCommands) {
+    if (name == command.name) return command.run(argc - 1, argv + 1);
+  }
+  if (name.empty()) {
+    PrintHelp(stderr);
+  } else {
+    std::fprintf(stderr, "treadle: '%s' is no command, expected one of:", argv[1]);
+    for (const Command& command : kCommands) std::fprintf(stderr, " %s", command.name);
+    std::fprintf(stderr, "\n");
+  }
+  return 2;
+}
+
+}  // namespace
+}  // namespace treadle
+
+int main(int argc, char** argv) { return treadle::Main(argc, argv); }

@@ -1,0 +1,33 @@
+// From a path and options to an engine that runs, with what the service must know of the model.
+//
+// Thread safety: call from one thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "engine/engine.h"
+#include "engine/memory_plan.h"
+#include "server/configuration.h"
+#include "server/served_model.h"
+#include "server/serving_stack.h"
+
+namespace treadle {
+
+struct OpenedModel {
+  ServedModel served;
+  std::unique_ptr<Engine> engine;  // LocalEngine, not started
+  KvMemoryPlan kv;
+  uint64_t weight_bytes = 0;  // packed, in memory
+  std::string notice;         // something worth telling once; or empty
+};
+
+// Opens the checkpoint, packs its weights for this machine, and sizes the K/V cache. Errors say
+// which file, tensor or flag, and what was expected. `progress`: fraction loaded; may be empty.
+absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
+                                      std::function<void(double)> progress);
+
+SchedulingOptions SchedulingFrom(const ServeOptions& options);
+
+}  // namespace treadle

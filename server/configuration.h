@@ -1,0 +1,67 @@
+// Everything that an operator can set, with documented defaults: one table of flags gives --help,
+// the parser and the effective configuration that is printed at start. Pure; no state.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace CLI {
+class App;
+}
+
+namespace treadle {
+
+struct ServeOptions {
+  std::string model;
+  std::string listen = "127.0.0.1:50051";
+  std::string metrics_listen = "127.0.0.1:9400";  // "none": no metrics server
+  int64_t max_batch_size = 32;
+  int64_t max_batch_tokens = 512;
+  int64_t max_queue = 1024;
+  int64_t max_context = 0;  // 0: the model's
+  int64_t kv_memory = 0;    // bytes; 0: auto
+  std::string kv_dtype = "f16";
+  int64_t page_size = 32;
+  std::string compute = "auto";
+  std::string policy = "fcfs";
+  int64_t threads = 0;  // 0: one per CPU of this process
+  bool pin_threads = true;
+  int64_t engine_depth = 2;
+  int64_t default_max_new_tokens = 512;
+  std::chrono::milliseconds drain_timeout{30'000};
+  std::chrono::milliseconds stream_stall_timeout{60'000};
+  std::chrono::milliseconds iteration_deadline{120'000};
+  int64_t max_request_bytes = 4 << 20;
+  std::string ledger_file;  // empty: none
+};
+
+// One flag: how it reads and how it shows. An error says what was expected.
+struct ServeFlag {
+  const char* name;  // "--listen"
+  const char* help;
+  bool engine;  // concerns model and engine (also flags of in-process `generate` and benchmarks)
+  std::function<absl::Status(ServeOptions&, const std::string&)> read;
+  std::function<std::string(const ServeOptions&)> show;
+};
+const std::vector<ServeFlag>& ServeFlags();
+
+// Adds the flags (all, or those of the engine) to a command; a bad value is a CLI::ValidationError.
+void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only = false);
+
+// What holds between several options, for instance max_batch_tokens > max_batch_size.
+absl::Status CheckServeOptions(const ServeOptions& options);
+
+// The effective configuration, one "name = value" per line.
+std::string Describe(const ServeOptions& options);
+
+// "512", "64K", "100M", "2G", "1.5G" (powers of 1024) and "30s", "500ms", "2m".
+absl::StatusOr<int64_t> ParseSize(const std::string& text);
+absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text);
+
+}  // namespace treadle

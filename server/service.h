@@ -1,0 +1,47 @@
+// The gRPC server: treadle.v1.Inference, grpc.health.v1 and reflection on one address.
+//
+// Thread safety: all methods from the owner's thread.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/address.h"
+#include "server/ledger_follower.h"
+#include "server/serving_stack.h"
+
+namespace treadle {
+
+struct ServiceOptions {
+  std::string listen = "127.0.0.1:0";  // host:port; port 0 takes a free one
+  int32_t default_max_new_tokens = 512;
+  std::chrono::milliseconds stream_stall_timeout{60'000};
+  int64_t max_request_bytes = 4 << 20;
+};
+
+class InferenceServer {
+ public:
+  // Listens and says SERVING. `stack` (started) and `follower` must outlive the server. Unavailable
+  // names the address if it is taken.
+  static absl::StatusOr<std::unique_ptr<InferenceServer>> Start(ServingStack& stack,
+                                                                LedgerFollower& follower,
+                                                                const ServiceOptions& options);
+  ~InferenceServer();
+
+  // With the port that was taken.
+  const Address& address() const;
+
+  // Health says NOT_SERVING, new requests get UNAVAILABLE, accepted ones go on; at the end of
+  // `timeout` the rest ends UNAVAILABLE. Then all listeners close. False if some request was cut
+  // off.
+  bool DrainAndStop(std::chrono::milliseconds timeout);
+
+ private:
+  struct State;
+  explicit InferenceServer(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace treadle

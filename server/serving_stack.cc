@@ -1,0 +1,46 @@
+#include "server/serving_stack.h"
+
+#include <utility>
+
+#include "kernels/status.h"
+
+namespace treadle {
+
+absl::StatusOr<std::unique_ptr<ServingStack>> ServingStack::Create(
+    ServedModel model, std::unique_ptr<Engine> engine, const SchedulingOptions& options) {
+  if (options.max_batch_size < 1 || options.max_batch_tokens <= options.max_batch_size) {
+    return InvalidArgument("max batch tokens is ", options.max_batch_tokens, " and max batch size ",
+                           options.max_batch_size,
+                           ", expected a size of at least 1 and more tokens than that");
+  }
+  if (options.max_queue < 1) {
+    return InvalidArgument("max queue is ", options.max_queue, ", expected at least 1");
+  }
+  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Policy> policy, Policy::Create(options.policy));
+  return std::unique_ptr<ServingStack>(
+      new ServingStack(std::move(model), std::move(engine), std::move(policy), options));
+}
+
+ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
+                           std::unique_ptr<Policy> policy, const SchedulingOptions& options)
+    : model_(std::move(model)),
+      options_(options),
+      engine_(std::move(engine)),
+      policy_(std::move(policy)),
+      kv_(model_.kv_pages, model_.page_size),
+      pool_(options.max_queue) {
+  ServingLoop::Options loop_options;
+  loop_options.limits.max_batch_size = options.max_batch_size;
+  loop_options.limits.max_batch_tokens = options.max_batch_tokens;
+  loop_ = std::make_unique<ServingLoop>(*engine_, kv_, pool_, *policy_, ledger_,
+                                        TimeSource::Steady(), loop_options);
+}
+
+ServingStack::~ServingStack() { Stop(absl::UnavailableError("the server is stopping")); }
+
+bool ServingStack::Drain(Clock::time_point deadline) {
+  pool_.Drain();
+  return loop_->WaitDrained(deadline);
+}
+
+}  // namespace treadle

@@ -1,0 +1,62 @@
+// From an engine to something that serves: K/V accounting, request pool, policy, ledger and the
+// serving loop, composed once for `serve`, in-process `generate`, the benchmarks and the tests.
+//
+// Thread safety: Create, Start and Stop from the owner's thread; the parts say for themselves.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/engine.h"
+#include "engine/kv_slot_manager.h"
+#include "scheduler/ledger.h"
+#include "scheduler/policy.h"
+#include "scheduler/request_pool.h"
+#include "scheduler/serving_loop.h"
+#include "server/served_model.h"
+
+namespace treadle {
+
+struct SchedulingOptions {
+  int64_t max_batch_size = 32;     // sequences in one iteration
+  int64_t max_batch_tokens = 512;  // tokens in one iteration; > max_batch_size
+  int64_t max_queue = 1024;        // waiting requests
+  std::string policy = "fcfs";
+};
+
+class ServingStack {
+ public:
+  // `model` says how many pages of which size the engine has.
+  static absl::StatusOr<std::unique_ptr<ServingStack>> Create(ServedModel model,
+                                                              std::unique_ptr<Engine> engine,
+                                                              const SchedulingOptions& options);
+  ~ServingStack();  // stops
+
+  absl::Status Start() { return loop_->Start(); }
+  // Refuses new requests and waits until all accepted ones ended; false if `deadline` came first.
+  bool Drain(Clock::time_point deadline);
+  // Ends what is left with `status`. Idempotent.
+  void Stop(absl::Status status) { loop_->Stop(std::move(status)); }
+
+  const ServedModel& model() const { return model_; }
+  const SchedulingOptions& options() const { return options_; }
+  RequestPool& pool() { return pool_; }
+  Ledger& ledger() { return ledger_; }
+
+ private:
+  ServingStack(ServedModel model, std::unique_ptr<Engine> engine, std::unique_ptr<Policy> policy,
+               const SchedulingOptions& options);
+
+  const ServedModel model_;
+  const SchedulingOptions options_;
+  const std::unique_ptr<Engine> engine_;
+  const std::unique_ptr<Policy> policy_;
+  KvSlotManager kv_;  // the loop's
+  RequestPool pool_;
+  Ledger ledger_;
+  std::unique_ptr<ServingLoop> loop_;  // last: it uses all others
+};
+
+}  // namespace treadle

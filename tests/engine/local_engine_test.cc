@@ -1,0 +1,268 @@
+#include "engine/local_engine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "kernels/reference/reference_backend.h"
+#include "kernels/sync.h"
+#include "tests/engine/engine_runner.h"
+#include "tests/engine/plan_builder.h"
+#include "tests/support/prefix_model.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Lets the rank thread into its forward pass, and out of it when the test says so.
+class Gate {
+ public:
+  void Pass() {  // rank thread
+    MutexLock lock(mutex_);
+    entered_ = true;
+    changed_.NotifyAll();
+    while (!open_) changed_.Wait(mutex_);
+  }
+  void WaitUntilEntered() {
+    MutexLock lock(mutex_);
+    while (!entered_) changed_.Wait(mutex_);
+  }
+  void Open() {
+    MutexLock lock(mutex_);
+    open_ = true;
+    changed_.NotifyAll();
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  bool entered_ ABSL_GUARDED_BY(mutex_) = false;
+  bool open_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+LocalEngineOptions SmallOptions(int depth) {
+  return {.max_batch_tokens = 64,
+          .page_size = 16,
+          .kv_pages = 24,
+          .kv_dtype = DType::kF32,
+          .depth = depth};
+}
+
+std::unique_ptr<EngineRunner> StartEngine(const LocalEngineOptions& options,
+                                          std::function<void()> before_forward = nullptr) {
+  auto model = std::make_unique<PrefixModel>();
+  model->before_forward = std::move(before_forward);
+  auto engine = LocalEngine::Create(CreateReferenceBackend(), std::move(model), options);
+  EXPECT_TRUE(engine.ok()) << engine.status();
+  return std::make_unique<EngineRunner>(*std::move(engine));
+}
+
+IterationPlan OneRequest(uint64_t epoch, uint64_t iteration, SequenceId id = 1) {
+  return PlanOf(epoch, iteration)
+      .Start(StartOf(id, 3, {0}))
+      .Step(SampleOf(StepOf(id, 0, {1, 2, 3})));
+}
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+TEST(LocalEngine, RunsPlansInOrder) {
+  auto runner = StartEngine(SmallOptions(2));
+  Engine& engine = runner->engine();
+  EXPECT_EQ(engine.stages(), 1);
+  EXPECT_EQ(engine.depth(), 2);
+  const uint64_t epoch = engine.epoch();
+  ASSERT_TRUE(engine.HasRoom());
+  engine.Submit(OneRequest(epoch, 0));
+  ASSERT_TRUE(engine.HasRoom());
+  engine.Submit(PlanOf(epoch, 1).Step(SampleOf(PreviousSample(1, 3))));
+  EXPECT_FALSE(engine.HasRoom());
+  const IterationResult first = runner->Next();
+  const IterationResult second = runner->Next();
+  EXPECT_EQ(first.iteration, 0u);
+  EXPECT_EQ(second.iteration, 1u);
+  EXPECT_GE(second.steps[0].token, 0);
+  EXPECT_GT(first.timings.compute, 0);
+  EXPECT_GT(first.timings.sample, 0);
+  EXPECT_GE(first.timings.queue, 0);
+  EXPECT_TRUE(engine.HasRoom());
+  EXPECT_TRUE(engine.TakeResults().empty());
+  EXPECT_EQ(engine.status(), absl::OkStatus());
+}
+
+TEST(LocalEngine, HasNoRoomBeforeItsStart) {
+  auto engine = LocalEngine::Create(CreateReferenceBackend(), std::make_unique<PrefixModel>(),
+                                    SmallOptions(1));
+  ASSERT_TRUE(engine.ok());
+  EXPECT_FALSE((*engine)->HasRoom());
+}
+
+// A finished plan stays in flight until its result was taken.
+TEST(LocalEngine, RoomComesWithTakingResults) {
+  auto runner = StartEngine(SmallOptions(1));
+  runner->engine().Submit(OneRequest(runner->engine().epoch(), 0));
+  runner->WaitForNews();
+  EXPECT_FALSE(runner->engine().HasRoom());
+  EXPECT_EQ(runner->engine().TakeResults().size(), 1u);
+  EXPECT_TRUE(runner->engine().HasRoom());
+}
+
+TEST(LocalEngine, HeartbeatsComeBackEmpty) {
+  auto runner = StartEngine(SmallOptions(1), [] { FAIL() << "the model was touched"; });
+  for (uint64_t i = 0; i < 3; ++i) {
+    runner->engine().Submit(PlanOf(runner->engine().epoch(), i));
+    EXPECT_EQ(runner->Next().iteration, i);
+  }
+}
+
+TEST(LocalEngine, ABadPlanEndsTheEpochAndRestartRecovers) {
+  auto runner = StartEngine(SmallOptions(2));
+  Engine& engine = runner->engine();
+  const uint64_t epoch = engine.epoch();
+  engine.Submit(OneRequest(epoch, 0));
+  runner->Next();
+  engine.Submit(PlanOf(epoch, 1).Step(StepOf(77, 0, {1})));
+  runner->WaitForError();
+  EXPECT_EQ(engine.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Message(engine.status()), "iteration 1 of epoch 1: step of unknown sequence 77");
+  EXPECT_FALSE(engine.HasRoom());
+  engine.Submit(PlanOf(epoch, 2));  // the epoch is over: ignored
+  EXPECT_TRUE(engine.TakeResults().empty());
+
+  engine.Restart();
+  runner->WaitForRoom();
+  EXPECT_EQ(engine.status(), absl::OkStatus());
+  EXPECT_EQ(engine.epoch(), epoch + 1);
+  engine.Submit(OneRequest(epoch + 1, 0));  // the same id again: the table is empty
+  EXPECT_EQ(runner->Next().epoch, epoch + 1);
+}
+
+TEST(LocalEngine, PlansOfAnotherEpochOrOutOfOrderEndTheEpoch) {
+  auto runner = StartEngine(SmallOptions(2));
+  Engine& engine = runner->engine();
+  engine.Submit(PlanOf(engine.epoch() + 5, 0));
+  EXPECT_EQ(Message(engine.status()),
+            "plan of epoch 6, iteration 0; expected epoch 1, iteration 0");
+  engine.Restart();
+  runner->WaitForRoom();
+  engine.Submit(PlanOf(engine.epoch(), 0));
+  engine.Submit(PlanOf(engine.epoch(), 2));
+  EXPECT_THAT(Message(engine.status()), HasSubstr("expected epoch 2, iteration 1"));
+  EXPECT_TRUE(engine.TakeResults().empty());  // nothing more of that epoch
+}
+
+TEST(LocalEngine, RestartDropsWhatIsUnderWay) {
+  Gate gate;
+  auto runner = StartEngine(SmallOptions(2), [&] { gate.Pass(); });
+  Engine& engine = runner->engine();
+  engine.Submit(OneRequest(engine.epoch(), 0));
+  gate.WaitUntilEntered();
+  engine.Submit(PlanOf(engine.epoch(), 1).Start(StartOf(2, 3, {1})));
+  engine.Restart();
+  EXPECT_FALSE(engine.HasRoom());  // the rank thread is still in the old epoch
+  gate.Open();
+  runner->WaitForRoom();
+  EXPECT_TRUE(engine.TakeResults().empty());
+  // Neither the plan that ran nor the one that waited left a sequence behind.
+  engine.Submit(PlanOf(engine.epoch(), 0).Start(StartOf(1, 3, {0})).Start(StartOf(2, 3, {1})));
+  EXPECT_EQ(runner->Next().epoch, engine.epoch());
+}
+
+TEST(LocalEngine, ALateIterationEndsTheEpoch) {
+  Gate gate;
+  LocalEngineOptions options = SmallOptions(2);
+  options.iteration_deadline = std::chrono::milliseconds(10);
+  auto runner = StartEngine(options, [&] { gate.Pass(); });
+  Engine& engine = runner->engine();
+  engine.Submit(OneRequest(engine.epoch(), 0));
+  gate.WaitUntilEntered();
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // let the deadline pass
+  EXPECT_FALSE(engine.HasRoom());
+  EXPECT_EQ(engine.status().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(Message(engine.status()), "iteration 0 of epoch 1 runs longer than 10 ms");
+  gate.Open();
+  engine.Restart();
+  runner->WaitForRoom();
+  EXPECT_TRUE(engine.TakeResults().empty());  // the late result was dropped
+  engine.Submit(PlanOf(engine.epoch(), 0));
+  EXPECT_EQ(runner->Next().epoch, engine.epoch());
+}
+
+// Nobody asks while the iteration is late: its return is noticed all the same.
+TEST(LocalEngine, ALateIterationIsNoticedWhenItReturns) {
+  LocalEngineOptions options = SmallOptions(1);
+  options.iteration_deadline = std::chrono::milliseconds(5);
+  auto runner =
+      StartEngine(options, [] { std::this_thread::sleep_for(std::chrono::milliseconds(10)); });
+  runner->engine().Submit(OneRequest(runner->engine().epoch(), 0));
+  runner->WaitForNews();
+  EXPECT_TRUE(runner->engine().TakeResults().empty());
+  EXPECT_EQ(runner->engine().status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST(LocalEngine, TheDestructorWaitsForTheRunningIteration) {
+  Gate gate;
+  auto runner = StartEngine(SmallOptions(2), [&] { gate.Pass(); });
+  runner->engine().Submit(OneRequest(runner->engine().epoch(), 0));
+  runner->engine().Submit(PlanOf(runner->engine().epoch(), 1).Release(1));
+  gate.WaitUntilEntered();
+  std::thread opener([&] { gate.Open(); });
+  runner.reset();
+  opener.join();
+}
+
+TEST(LocalEngine, OptionsOutOfRangeAreNamed) {
+  const auto message = [](const LocalEngineOptions& options) {
+    return Message(
+        LocalEngine::Create(CreateReferenceBackend(), std::make_unique<PrefixModel>(), options)
+            .status());
+  };
+  LocalEngineOptions options = SmallOptions(0);
+  EXPECT_THAT(message(options), HasSubstr("engine depth is 0"));
+  options = SmallOptions(1);
+  options.kv_pages = 0;
+  EXPECT_THAT(message(options), HasSubstr("number of pages is 0"));
+  options = SmallOptions(1);
+  options.iteration_deadline = std::chrono::milliseconds(0);
+  EXPECT_THAT(message(options), HasSubstr("iteration deadline is 0"));
+}
+
+// The same plans give the same stream of results whether the host waits for each or not.
+TEST(LocalEngine, DepthTwoGivesTheResultsOfDepthOne) {
+  const auto run = [](int depth) {
+    auto runner = StartEngine(SmallOptions(depth));
+    std::vector<IterationPlan> plans = {PlanOf(1, 0)
+                                            .Start(StartOf(1, 3, {0, 1}))
+                                            .Start(StartOf(2, 20, {2, 3}))
+                                            .Step(SampleOf(StepOf(1, 0, {1, 2, 3}), 3))
+                                            .Step(StepOf(2, 0, std::vector<int32_t>(19, 9)))};
+    for (int32_t i = 0; i < 10; ++i) {
+      Step second = i == 0 ? StepOf(2, 19, {8}) : PreviousSample(2, 19 + i);
+      plans.push_back(
+          PlanOf(1, i + 1).Step(SampleOf(PreviousSample(1, 3 + i), 3)).Step(SampleOf(second, 3)));
+    }
+    std::vector<IterationResult> results;
+    for (IterationPlan& plan : plans) {
+      while (!runner->engine().HasRoom()) results.push_back(runner->Next());
+      runner->engine().Submit(std::move(plan));
+    }
+    while (results.size() < plans.size()) results.push_back(runner->Next());
+    return results;
+  };
+  const auto one = run(1);
+  const auto two = run(2);
+  ASSERT_EQ(one.size(), two.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    ASSERT_EQ(one[i].iteration, two[i].iteration);
+    ASSERT_EQ(one[i].steps.size(), two[i].steps.size());
+    for (size_t k = 0; k < one[i].steps.size(); ++k) {
+      EXPECT_EQ(one[i].steps[k].sequence, two[i].steps[k].sequence);
+      EXPECT_EQ(one[i].steps[k].token, two[i].steps[k].token);
+      EXPECT_EQ(Difference({one[i].steps[k].detail}, {two[i].steps[k].detail}), "");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,60 @@
+// Short ways to write plans in tests.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "engine/iteration_plan.h"
+
+namespace treadle {
+
+inline SequenceStart StartOf(SequenceId id, int32_t prompt_length, std::vector<int32_t> pages) {
+  SequenceStart start;
+  start.sequence = id;
+  start.prompt_length = prompt_length;
+  start.pages = std::move(pages);
+  start.sampling.temperature = 0;
+  return start;
+}
+
+inline Step StepOf(SequenceId id, int32_t first_position, std::vector<int32_t> tokens) {
+  Step step;
+  step.sequence = id;
+  step.first_position = first_position;
+  step.num_tokens = static_cast<int32_t>(tokens.size());
+  step.tokens = std::move(tokens);
+  return step;
+}
+
+inline Step SampleOf(Step step, int32_t top_logprobs = -1) {
+  step.sample = true;
+  step.top_logprobs = top_logprobs;
+  return step;
+}
+
+inline Step PreviousSample(SequenceId id, int32_t position) {
+  Step step;
+  step.sequence = id;
+  step.first_position = position;
+  step.num_tokens = 1;
+  return step;
+}
+
+// PlanOf(epoch, iteration).Release(7).Start(...).Step(...) is an IterationPlan.
+class PlanOf {
+ public:
+  explicit PlanOf(uint64_t epoch = 1, uint64_t iteration = 0) {
+    plan_.epoch = epoch;
+    plan_.iteration = iteration;
+  }
+  PlanOf& Release(SequenceId id) { return plan_.releases.push_back(id), *this; }
+  PlanOf& Copy(int32_t from, int32_t to) { return plan_.page_copies.push_back({from, to}), *this; }
+  PlanOf& Start(SequenceStart start) { return plan_.starts.push_back(std::move(start)), *this; }
+  PlanOf& Step(struct Step step) { return plan_.steps.push_back(std::move(step)), *this; }
+  operator const IterationPlan&() const { return plan_; }  // NOLINT: reads as the plan it is
+
+ private:
+  IterationPlan plan_;
+};
+
+}  // namespace treadle

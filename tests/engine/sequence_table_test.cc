@@ -1,0 +1,211 @@
+#include "engine/sequence_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+
+#include "tests/engine/plan_builder.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A table of 8 pages of 16 slots, a vocabulary of 100, a context of 90.
+SequenceTable::Limits SmallLimits() {
+  return {.page_size = 16, .num_pages = 8, .vocab = 100, .context = 90, .max_batch_tokens = 40};
+}
+
+void Apply(SequenceTable& table, const IterationPlan& plan) {
+  ASSERT_EQ(table.Check(plan), absl::OkStatus());
+  for (const SequenceId id : plan.releases) table.Release(id);
+  for (const SequenceStart& start : plan.starts) table.Start(start);
+  for (const Step& step : plan.steps) {
+    LiveSequence& sequence = table.At(step.sequence);
+    const int32_t sample = sequence.previous_sample();
+    sequence.Enter(step.first_position,
+                   step.tokens.empty() ? std::span(&sample, 1) : std::span(step.tokens));
+  }
+}
+
+void ExpectBad(SequenceTable& table, const IterationPlan& plan, absl::StatusCode code,
+               const std::string& part) {
+  const size_t size = table.size();
+  const absl::Status status = table.Check(plan);
+  EXPECT_EQ(status.code(), code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+  EXPECT_EQ(table.size(), size);
+}
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kNotFound = absl::StatusCode::kNotFound;
+
+TEST(LiveSequence, EntersAndDiscards) {
+  LiveSequence sequence(StartOf(1, 4, {0, 1}), 16);
+  EXPECT_EQ(sequence.capacity(), 32);
+  sequence.Enter(0, std::vector<int32_t>{5, 6, 7, 8});
+  sequence.SetSample(9);
+  EXPECT_EQ(sequence.previous_sample(), 9);
+  sequence.Enter(2, std::vector<int32_t>{1});
+  EXPECT_EQ(sequence.previous_sample(), -1);
+  EXPECT_THAT(sequence.ids(), ::testing::ElementsAre(5, 6, 1));
+  EXPECT_TRUE(sequence.counts().empty());  // nobody asked for them
+}
+
+TEST(LiveSequence, BeginsPastZeroWithOrWithoutEarlierTokens) {
+  SequenceStart start = StartOf(1, 4, {0});
+  start.first_position = 3;
+  EXPECT_THAT(LiveSequence(start, 16).ids(), ::testing::ElementsAre(-1, -1, -1));
+  start.earlier_tokens = {7, 8, 7};
+  start.sampling.presence_penalty = 1;
+  const LiveSequence sequence(start, 16);
+  EXPECT_THAT(sequence.ids(), ::testing::ElementsAre(7, 8, 7));
+  ASSERT_EQ(sequence.counts().size(), 2u);
+  EXPECT_EQ(sequence.counts()[0].in_prompt, 2);
+}
+
+// Invariant 2: whatever was entered and rewritten, the counts are the tally of the ids.
+TEST(LiveSequence, CountsEqualATallyOfTheIds) {
+  std::mt19937 random(7);
+  SequenceStart start = StartOf(1, 20, {0, 1, 2, 3});
+  start.sampling.repetition_penalty = 1.1f;
+  LiveSequence sequence(start, 16);
+  for (int turn = 0; turn < 3000; ++turn) {
+    const int64_t first = random() % (sequence.next_position() + 1);
+    const int64_t count = random() % (std::min<int64_t>(8, sequence.capacity() - first) + 1);
+    std::vector<int32_t> ids(count);
+    for (int32_t& id : ids) id = random() % 12;
+    sequence.Enter(first, ids);
+    std::map<int32_t, std::pair<int, int>> tally;
+    for (int64_t p = 0; p < sequence.next_position(); ++p) {
+      auto& [in_prompt, in_output] = tally[sequence.ids()[p]];
+      ++(p < 20 ? in_prompt : in_output);
+    }
+    ASSERT_EQ(sequence.counts().size(), tally.size());
+    auto expected = tally.begin();
+    for (const TokenCount& count : sequence.counts()) {
+      ASSERT_EQ(count.token, expected->first);
+      ASSERT_EQ(count.in_prompt, expected->second.first);
+      ASSERT_EQ(count.in_output, expected->second.second);
+      ++expected;
+    }
+  }
+}
+
+TEST(SequenceTable, AcceptsALifeAndItsReleaseInOnePlanWithARestartOfTheId) {
+  SequenceTable table(SmallLimits());
+  Apply(table, PlanOf().Start(StartOf(1, 3, {0})).Step(StepOf(1, 0, {1, 2, 3})));
+  table.At(1).SetSample(50);
+  Apply(table, PlanOf().Step(PreviousSample(1, 3)));
+  EXPECT_THAT(table.At(1).ids(), ::testing::ElementsAre(1, 2, 3, 50));
+  Apply(table, PlanOf().Release(1).Start(StartOf(1, 2, {5})).Step(StepOf(1, 0, {9, 9})));
+  EXPECT_THAT(table.At(1).ids(), ::testing::ElementsAre(9, 9));
+  Apply(table, PlanOf().Release(1));
+  EXPECT_EQ(table.size(), 0u);
+}
+
+TEST(SequenceTable, NamesUnknownAndDuplicateSequences) {
+  SequenceTable table(SmallLimits());
+  Apply(table, PlanOf().Start(StartOf(1, 3, {0})));
+  ExpectBad(table, PlanOf().Release(2), kNotFound, "release of unknown sequence 2");
+  ExpectBad(table, PlanOf().Release(1).Release(1), kInvalid, "sequence 1 is released twice");
+  ExpectBad(table, PlanOf().Step(StepOf(2, 0, {1})), kNotFound, "step of unknown sequence 2");
+  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {1})), kInvalid, "sequence 1, which is live");
+  ExpectBad(table, PlanOf().Start(StartOf(2, 3, {1})).Start(StartOf(2, 3, {2})), kInvalid,
+            "sequence 2 is started twice");
+  ExpectBad(table, PlanOf().Release(1).Step(StepOf(1, 0, {1})), kInvalid,
+            "step of sequence 1, which the same plan releases");
+  ExpectBad(table, PlanOf().Step(StepOf(1, 0, {1})).Step(StepOf(1, 1, {1})), kInvalid,
+            "sequence 1 has two steps");
+  ExpectBad(table,
+            PlanOf().Start(StartOf(3, 3, {1})).Step(StepOf(3, 0, {1})).Step(StepOf(3, 1, {1})),
+            kInvalid, "sequence 3 has two steps");
+  // A check that failed leaves no trace: the same sequence can still be used.
+  Apply(table, PlanOf().Step(StepOf(1, 0, {1})));
+}
+
+TEST(SequenceTable, NamesPagesAndPositionsOutOfRange) {
+  SequenceTable table(SmallLimits());
+  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {8})), kInvalid, "page 8 (of 1)");
+  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {-1})), kInvalid, "expected 0 to 7");
+  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {})), kInvalid, "its 0 pages hold 0 positions");
+  ExpectBad(table, PlanOf().Start(StartOf(1, 0, {1})), kInvalid, "prompt length is 0");
+  ExpectBad(table, PlanOf().Copy(0, 8), kInvalid, "page copy to 8");
+  ExpectBad(table, PlanOf().Copy(-2, 1), kInvalid, "page copy from -2");
+  SequenceStart late = StartOf(1, 3, {0});
+  late.first_position = 3;
+  ExpectBad(table, PlanOf().Start(late), kInvalid, "first position is 3, expected 0 to 2");
+
+  Apply(table, PlanOf().Start(StartOf(1, 3, {0})).Start(StartOf(2, 90, {1, 2, 3, 4, 5, 6})));
+  ExpectBad(table, PlanOf().Step(StepOf(1, 1, {1})), kInvalid, "first position is 1, expected 0");
+  ExpectBad(table, PlanOf().Step(StepOf(1, -1, {1})), kInvalid, "first position is -1");
+  ExpectBad(table, PlanOf().Step(StepOf(1, 0, std::vector<int32_t>(17, 1))), kInvalid,
+            "positions up to 16, but its pages hold 16");
+  ExpectBad(table, PlanOf().Step(StepOf(2, 0, std::vector<int32_t>(41, 1))), kInvalid,
+            "plan has 41 tokens, expected at most 40");
+  for (const int first : {0, 40, 80}) {
+    const int count = std::min(40, 90 - first);
+    Apply(table, PlanOf().Step(StepOf(2, first, std::vector<int32_t>(count, 1))));
+  }
+  ExpectBad(table, PlanOf().Step(StepOf(2, 90, {1})), kInvalid, "the model's context 90");
+}
+
+TEST(SequenceTable, NamesTokensThatCannotBe) {
+  SequenceTable table(SmallLimits());
+  Apply(table, PlanOf().Start(StartOf(1, 3, {0})));
+  ExpectBad(table, PlanOf().Step(StepOf(1, 0, {100})), kInvalid, "token 100 of sequence 1");
+  ExpectBad(table, PlanOf().Step(StepOf(1, 0, {-1})), kInvalid, "outside the vocabulary");
+  Step uneven = StepOf(1, 0, {1, 2});
+  uneven.num_tokens = 3;
+  ExpectBad(table, PlanOf().Step(uneven), kInvalid, "2 token ids, expected 3");
+  Step none = StepOf(1, 0, {});
+  ExpectBad(table, PlanOf().Step(none), kInvalid, "0 tokens, expected at least 1");
+  none.num_tokens = 2;
+  ExpectBad(table, PlanOf().Step(none), kInvalid, "no token ids for 2 tokens");
+  ExpectBad(table, PlanOf().Step(PreviousSample(1, 0)), kInvalid, "there is none for that");
+  Step next = StepOf(1, 0, {1});
+  next.next_token = 100;
+  ExpectBad(table, PlanOf().Step(next), kInvalid, "next token 100");
+  Step top = StepOf(1, 0, {1});
+  top.top_logprobs = kMaxTopLogprobs + 1;
+  ExpectBad(table, PlanOf().Step(top), kInvalid, "21 log probabilities");
+
+  SequenceStart start = StartOf(2, 3, {1});
+  start.end_tokens = {100};
+  ExpectBad(table, PlanOf().Start(start), kInvalid, "end token 100");
+  start.end_tokens = {};
+  start.sampling.logit_bias = {{.token = -5, .bias = 1}};
+  ExpectBad(table, PlanOf().Start(start), kInvalid, "logit bias for token -5");
+  start.sampling.logit_bias = {};
+  start.first_position = 2;
+  start.sampling.frequency_penalty = 1;
+  ExpectBad(table, PlanOf().Start(start), kInvalid, "0 earlier tokens, expected one for each");
+  start.earlier_tokens = {1};
+  ExpectBad(table, PlanOf().Start(start), kInvalid, "1 earlier tokens");
+  start.earlier_tokens = {1, 2};
+  EXPECT_EQ(table.Check(PlanOf().Start(start)), absl::OkStatus());
+}
+
+// A candidate that shares pages must not write before its first position.
+TEST(SequenceTable, ACandidateDoesNotRewriteWhatItShares) {
+  SequenceTable table(SmallLimits());
+  SequenceStart start = StartOf(1, 20, {0, 1});
+  start.first_position = 19;
+  Apply(table, PlanOf().Start(start).Step(StepOf(1, 19, {4})));
+  ExpectBad(table, PlanOf().Step(StepOf(1, 18, {4})), kInvalid, "expected 19 to 20");
+  Apply(table, PlanOf().Step(StepOf(1, 19, {5})));
+}
+
+TEST(SequenceTable, ARewriteVoidsThePreviousSample) {
+  SequenceTable table(SmallLimits());
+  Apply(table, PlanOf().Start(StartOf(1, 3, {0})).Step(StepOf(1, 0, {1, 2, 3})));
+  table.At(1).SetSample(4);
+  ExpectBad(table, PlanOf().Step(PreviousSample(1, 2)), kInvalid, "at 2, but there is none");
+  Apply(table, PlanOf().Step(StepOf(1, 2, {9})));
+  ExpectBad(table, PlanOf().Step(PreviousSample(1, 3)), kInvalid, "at 3, but there is none");
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,300 @@
+// What a stage hands to the model for a given plan, and what it makes of the model's answer.
+#include "engine/stage.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <numeric>
+#include <random>
+
+#include "kernels/reference/reference_backend.h"
+#include "tests/engine/plan_builder.h"
+#include "tests/support/prefix_model.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Span = PrefixModel::Call::Span;
+
+// A plan of small numbers, many of them wrong; steps often begin where their sequence stands.
+IterationPlan RandomPlan(std::mt19937& random, std::map<SequenceId, int32_t>& next_positions) {
+  const auto number = [&](int32_t low, int32_t high) {
+    return low + static_cast<int32_t>(random() % static_cast<uint32_t>(high - low + 1));
+  };
+  IterationPlan plan;
+  if (number(0, 3) == 0) plan.releases.push_back(number(1, 6));
+  if (number(0, 9) == 0) plan.page_copies.push_back({number(-1, 32), number(-1, 32)});
+  if (number(0, 2) == 0) {
+    SequenceStart start = StartOf(number(1, 6), number(0, 20), {});
+    for (int pages = number(0, 3); pages > 0; --pages) start.pages.push_back(number(0, 32));
+    if (number(0, 4) == 0) start.first_position = number(-1, 20);
+    if (number(0, 3) == 0) start.sampling.repetition_penalty = 1.5f;
+    if (number(0, 9) == 0) start.earlier_tokens.resize(number(0, 20), number(-1, 50));
+    plan.starts.push_back(start);
+  }
+  for (int n = number(0, 2); n > 0; --n) {
+    Step step = StepOf(number(1, 6), number(-1, 20), {});
+    if (number(0, 4) > 0) step.first_position = next_positions[step.sequence];
+    step.num_tokens = number(number(0, 9) == 0 ? 0 : 1, 6);
+    if (number(0, 3) > 0) step.tokens.resize(step.num_tokens, number(number(-9, 0) / 9, 49));
+    if (step.tokens.empty() && number(0, 3) > 0) step.num_tokens = 1;
+    step.sample = number(0, 1) == 1;
+    step.top_logprobs = number(-1, 3);
+    if (number(0, 2) == 0) step.prompt_logprobs = number(-1, number(0, 9) == 0 ? 21 : 20);
+    if (number(0, 2) == 0) step.next_token = number(-1, number(0, 9) == 0 ? 50 : 49);
+    plan.steps.push_back(step);
+  }
+  return plan;
+}
+
+class StageTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto stage = Stage::Create(*backend_, model_, 256,
+                               {.page_size = 16, .num_pages = 32, .dtype = DType::kF32});
+    ASSERT_TRUE(stage.ok()) << stage.status();
+    stage_ = *std::move(stage);
+  }
+
+  IterationResult Run(const IterationPlan& plan) {
+    auto result = stage_->Run(plan);
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? *std::move(result) : IterationResult();
+  }
+
+  // What greedy sampling gives after these ids.
+  int32_t Greedy(const std::vector<int32_t>& ids) const {
+    const uint32_t hash = PrefixModel::Hash(ids);
+    int32_t best = 0;
+    for (int32_t v = 1; v < model_.config().vocab; ++v) {
+      if (PrefixModel::Logit(hash, v) > PrefixModel::Logit(hash, best)) best = v;
+    }
+    return best;
+  }
+
+  std::unique_ptr<Backend> backend_ = CreateReferenceBackend();
+  PrefixModel model_;
+  std::unique_ptr<Stage> stage_;
+};
+
+TEST_F(StageTest, FlattensAMixedBatch) {
+  Run(PlanOf()
+          .Start(StartOf(1, 3, {4}))
+          .Start(StartOf(2, 20, {9, 2}))
+          .Step(SampleOf(StepOf(1, 0, {11, 12, 13})))
+          .Step(StepOf(2, 0, std::vector<int32_t>(15, 20))));
+  // One running (its token carried), one in the middle of its prompt, one new: in this order.
+  const IterationResult result = Run(PlanOf()
+                                         .Start(StartOf(3, 4, {0}))
+                                         .Step(SampleOf(StepOf(1, 3, {14})))
+                                         .Step(StepOf(2, 15, {21, 22, 23}))
+                                         .Step(SampleOf(StepOf(3, 0, {31, 32, 33, 34}))));
+  ASSERT_EQ(model_.calls.size(), 2u);
+  const PrefixModel::Call& call = model_.calls[1];
+  EXPECT_THAT(call.token_ids, ElementsAre(/*seq1*/ 14, /*seq2*/ 21, 22, 23,
+                                          /*seq3*/ 31, 32, 33, 34));
+  EXPECT_THAT(call.positions, ElementsAre(/*seq1*/ 3, /*seq2*/ 15, 16, 17, /*seq3*/ 0, 1, 2, 3));
+  EXPECT_THAT(call.spans, ElementsAre(/*seq1*/ Span{0, 1, 3, {4}}, /*seq2*/ Span{1, 3, 15, {9, 2}},
+                                      /*seq3*/ Span{4, 4, 0, {0}}));
+  // Only the rows that give output reach the head: one of sequence 1, none of 2, the last of 3.
+  EXPECT_THAT(model_.head_rows, ElementsAre(1, 2));
+  ASSERT_EQ(result.steps.size(), 3u);
+  EXPECT_EQ(result.steps[0].token, Greedy({11, 12, 13, 14}));
+  EXPECT_EQ(result.steps[1].token, -1);
+  EXPECT_EQ(result.steps[2].token, Greedy({31, 32, 33, 34}));
+  EXPECT_EQ(result.steps[2].sequence, 3u);
+}
+
+TEST_F(StageTest, AStepWithoutTokensRunsThePreviousSample) {
+  const int32_t first =
+      Run(PlanOf().Start(StartOf(1, 2, {3})).Step(SampleOf(StepOf(1, 0, {7, 8})))).steps[0].token;
+  const int32_t second = Run(PlanOf().Step(SampleOf(PreviousSample(1, 2)))).steps[0].token;
+  EXPECT_THAT(model_.calls[1].token_ids, ElementsAre(first));
+  EXPECT_THAT(model_.calls[1].positions, ElementsAre(2));
+  EXPECT_EQ(second, Greedy({7, 8, first}));
+}
+
+TEST_F(StageTest, WritingDiscardsWhatLayThereOrLater) {
+  Run(PlanOf().Start(StartOf(1, 4, {3})).Step(SampleOf(StepOf(1, 0, {1, 2, 3, 4}))));
+  const IterationResult result = Run(PlanOf().Step(SampleOf(StepOf(1, 2, {9}))));
+  EXPECT_EQ(result.steps[0].token, Greedy({1, 2, 9}));
+  EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(1, 3, {5})))).steps[0].token, Greedy({1, 2, 9, 5}));
+}
+
+// Releases, page copies, starts, steps: a page that a release gives up is copied over and begun
+// anew within one plan.
+TEST_F(StageTest, AppliesReleasesCopiesStartsAndStepsInThisOrder) {
+  std::vector<int32_t> prompt(20);
+  std::iota(prompt.begin(), prompt.end(), 1);
+  Run(PlanOf()
+          .Start(StartOf(1, 20, {0, 1}))
+          .Start(StartOf(2, 1, {5}))
+          .Step(SampleOf(StepOf(1, 0, prompt)))
+          .Step(SampleOf(StepOf(2, 0, {40}))));
+  SequenceStart candidate = StartOf(2, 20, {0, 5});  // shares page 0; page 5 was sequence 2's
+  candidate.first_position = 19;
+  candidate.candidate = 1;
+  const IterationResult result =
+      Run(PlanOf().Release(2).Copy(1, 5).Start(candidate).Step(SampleOf(StepOf(2, 19, {20}))));
+  EXPECT_EQ(result.steps[0].token, Greedy(prompt));
+  // The candidates go on apart.
+  const IterationResult apart =
+      Run(PlanOf().Step(SampleOf(StepOf(1, 20, {41}))).Step(SampleOf(StepOf(2, 20, {42}))));
+  std::vector<int32_t> first = prompt, second = prompt;
+  first.push_back(41);
+  second.push_back(42);
+  EXPECT_EQ(apart.steps[0].token, Greedy(first));
+  EXPECT_EQ(apart.steps[1].token, Greedy(second));
+}
+
+TEST_F(StageTest, PromptLogprobsRunInTilesAndJoinAcrossChunks) {
+  std::vector<int32_t> prompt(150);
+  for (int32_t i = 0; i < 150; ++i) prompt[i] = (i * 7) % 50;
+  Step step = StepOf(1, 0, {prompt.begin(), prompt.begin() + 140});
+  step.prompt_logprobs = 2;
+  step.next_token = prompt[140];
+  Step rest = SampleOf(StepOf(1, 140, {prompt.begin() + 140, prompt.end()}), 3);
+  rest.prompt_logprobs = 2;
+  std::vector<int32_t> pages = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const IterationResult first = Run(PlanOf().Start(StartOf(1, 150, pages)).Step(step));
+  const IterationResult second = Run(PlanOf().Step(rest));
+  EXPECT_THAT(model_.head_rows, ElementsAre(/*first*/ 64, 64, 12, /*second*/ 10));
+  ASSERT_EQ(first.steps[0].prompt_detail.size(), 140u);
+  ASSERT_EQ(second.steps[0].prompt_detail.size(), 9u);  // nothing follows the prompt's last row
+  EXPECT_EQ(first.steps[0].token, -1);
+  EXPECT_EQ(second.steps[0].token, Greedy(prompt));
+  EXPECT_EQ(second.steps[0].detail.top.size(), 3u);
+  EXPECT_EQ(second.steps[0].detail.top[0].token, second.steps[0].token);
+
+  for (int32_t i = 0; i + 1 < 150; ++i) {
+    const TokenDetail& detail =
+        i < 140 ? first.steps[0].prompt_detail[i] : second.steps[0].prompt_detail[i - 140];
+    const std::vector<int32_t> prefix(prompt.begin(), prompt.begin() + i + 1);
+    const uint32_t hash = PrefixModel::Hash(prefix);
+    double sum = 0;
+    for (int32_t v = 0; v < 50; ++v) sum += std::exp(double{PrefixModel::Logit(hash, v)});
+    const double expected = PrefixModel::Logit(hash, prompt[i + 1]) - std::log(sum);
+    // The result is a float of magnitude below 16: half a unit in the last place is 2^-21.
+    EXPECT_NEAR(detail.logprob, expected, 0x1p-19) << i;
+    ASSERT_EQ(detail.top.size(), 2u);
+    EXPECT_EQ(detail.top[0].token, Greedy(prefix));
+  }
+}
+
+TEST_F(StageTest, ARowCanGiveATokenAndAPromptLogprob) {
+  Step step = SampleOf(StepOf(1, 0, {1, 2}), 0);
+  step.prompt_logprobs = 4;
+  step.next_token = 9;
+  const IterationResult result = Run(PlanOf().Start(StartOf(1, 3, {0})).Step(step));
+  EXPECT_EQ(result.steps[0].token, Greedy({1, 2}));
+  EXPECT_TRUE(result.steps[0].detail.top.empty());
+  ASSERT_EQ(result.steps[0].prompt_detail.size(), 2u);
+  EXPECT_EQ(result.steps[0].prompt_detail[1].top.size(), 4u);
+  EXPECT_LE(result.steps[0].prompt_detail[1].logprob, result.steps[0].detail.logprob);
+}
+
+TEST_F(StageTest, EndTokensAreSuppressedUntilMinNewTokens) {
+  const std::vector<int32_t> prompt = {5, 6, 7};
+  SequenceStart start = StartOf(1, 3, {0});
+  start.end_tokens = {Greedy(prompt)};
+  start.min_new_tokens = 1;
+  const int32_t token =
+      Run(PlanOf().Start(start).Step(SampleOf(StepOf(1, 0, prompt)))).steps[0].token;
+  EXPECT_NE(token, Greedy(prompt));
+  // The second token may be any.
+  const std::vector<int32_t> longer = {5, 6, 7, token};
+  start.sequence = 2;
+  start.pages = {1};
+  start.end_tokens = {Greedy(prompt), Greedy(longer)};
+  Run(PlanOf().Start(start).Step(SampleOf(StepOf(2, 0, prompt))));
+  EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(2, 3, {token})))).steps[0].token, Greedy(longer));
+}
+
+TEST_F(StageTest, ARepetitionPenaltyCountsEveryEnteredToken) {
+  const std::vector<int32_t> prompt = {5, 6, 7};
+  SequenceStart start = StartOf(1, 3, {0});
+  start.sampling.frequency_penalty = 2.0f;
+  start.sampling.presence_penalty = 2.0f;
+  std::vector<int32_t> ids = prompt;
+  Step step = StepOf(1, 0, prompt);
+  PlanOf plan;
+  plan.Start(start);
+  for (int i = 0; i < 12; ++i) {
+    const uint32_t hash = PrefixModel::Hash(ids);
+    int32_t expected = -1;
+    float best = -1e9f;
+    for (int32_t v = 0; v < 50; ++v) {
+      const auto n = std::count(ids.begin() + 3, ids.end(), v);
+      const float logit = PrefixModel::Logit(hash, v) - 2.0f * n - (n > 0 ? 2.0f : 0.0f);
+      if (logit > best) best = logit, expected = v;
+    }
+    const int32_t token = Run(plan.Step(SampleOf(step))).steps[0].token;
+    EXPECT_EQ(token, expected) << i;
+    ids.push_back(token);
+    step = PreviousSample(1, 3 + i);
+    plan = PlanOf();
+  }
+}
+
+TEST_F(StageTest, APlanWithoutStepsDoesNotTouchTheModel) {
+  Run(PlanOf().Start(StartOf(1, 3, {0})));
+  const IterationResult result = Run(PlanOf(1, 5).Release(1));
+  EXPECT_TRUE(model_.calls.empty());
+  EXPECT_EQ(result.iteration, 5u);
+  EXPECT_TRUE(result.steps.empty());
+}
+
+TEST_F(StageTest, ABadPlanTouchesNothing) {
+  Run(PlanOf().Start(StartOf(1, 3, {0})).Step(SampleOf(StepOf(1, 0, {1, 2, 3}))));
+  const auto bad =
+      stage_->Run(PlanOf().Release(1).Copy(1, 0).Start(StartOf(2, 3, {1})).Step(StepOf(3, 0, {1})));
+  EXPECT_EQ(bad.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(model_.calls.size(), 1u);
+  EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(1, 3, {4})))).steps[0].token, Greedy({1, 2, 3, 4}));
+}
+
+// Every plan is refused or run, and none reaches outside (the sanitizers watch).
+TEST_F(StageTest, AnyPlanIsRefusedOrRun) {
+  std::mt19937 random(3);
+  std::map<SequenceId, int32_t> next_positions;
+  int run = 0;
+  constexpr int kPlans = 20000;
+  for (int i = 0; i < kPlans; ++i) {
+    const IterationPlan plan = RandomPlan(random, next_positions);
+    const auto result = stage_->Run(plan);
+    if (!result.ok()) continue;
+    ++run;
+    ASSERT_EQ(result->steps.size(), plan.steps.size());
+    for (const SequenceStart& start : plan.starts) {
+      next_positions[start.sequence] = start.first_position;
+    }
+    for (const Step& step : plan.steps) {
+      next_positions[step.sequence] = step.first_position + step.num_tokens;
+    }
+  }
+  EXPECT_GT(run, kPlans / 20);
+  EXPECT_LT(run, kPlans);
+}
+
+TEST_F(StageTest, ResetForgetsTheSequences) {
+  Run(PlanOf().Start(StartOf(1, 3, {0})));
+  stage_->Reset();
+  EXPECT_EQ(stage_->Run(PlanOf().Release(1)).status().code(), absl::StatusCode::kNotFound);
+  Run(PlanOf().Start(StartOf(1, 3, {0})));
+}
+
+TEST_F(StageTest, OptionsOutOfRangeAreNamed) {
+  const auto message = [&](int64_t tokens, const KvCache::Options& kv) {
+    return std::string(Stage::Create(*backend_, model_, tokens, kv).status().message());
+  };
+  EXPECT_THAT(message(0, {.num_pages = 1}), HasSubstr("max_batch_tokens is 0"));
+  EXPECT_THAT(message(1, {.num_pages = 0}), HasSubstr("number of pages is 0"));
+  EXPECT_THAT(message(1, {.page_size = 24, .num_pages = 1}), HasSubstr("page size is 24"));
+  EXPECT_THAT(message(1, {.num_pages = 1, .dtype = DType::kBF16}), HasSubstr("bf16"));
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,66 @@
+// Every op case of CpuOps against the reference, and its bits against every other way of computing
+// them: rows alone, chunks, thread counts, instruction sets.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/kernels/cpu_ops_backend.h"
+#include "tests/support/op_cases.h"
+
+namespace treadle {
+namespace {
+
+class CpuOpsTest : public testing::TestWithParam<std::tuple<CpuIsa, Op>> {
+ protected:
+  void SetUp() override {
+    const std::vector<CpuIsa> here = SupportedIsas();
+    if (std::find(here.begin(), here.end(), isa()) == here.end()) {
+      GTEST_SKIP() << "this processor cannot run " << Name(isa());
+    }
+  }
+
+  static CpuIsa isa() { return std::get<0>(GetParam()); }
+
+  static std::vector<const OpCase*> Cases() {
+    std::vector<const OpCase*> cases;
+    for (const OpCase& op_case : OpCases()) {
+      if (op_case.op == std::get<1>(GetParam()) && !op_case.slow) cases.push_back(&op_case);
+    }
+    return cases;
+  }
+};
+
+TEST_P(CpuOpsTest, MatchesTheReference) {
+  ASSERT_FALSE(Cases().empty());
+  CpuOpsBackend backend(isa(), 2);
+  for (const OpCase* op_case : Cases()) {
+    const absl::Status status = MatchesReference(*op_case, backend, ComputeMode::kExact);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+TEST_P(CpuOpsTest, BitsDependOnTheRowAlone) {
+  CpuOpsBackend one_thread(SupportedIsas().front(), 1);
+  CpuOpsBackend three_threads(isa(), 3);
+  for (const OpCase* op_case : Cases()) {
+    const absl::Status status = BatchInvariance(*op_case, three_threads, &one_thread);
+    EXPECT_TRUE(status.ok()) << status.message();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isas, CpuOpsTest,
+                         testing::Combine(testing::Values(CpuIsa::kAvx2, CpuIsa::kAvx512),
+                                          testing::Values(Op::kRmsNorm, Op::kLayerNorm,
+                                                          Op::kRotateAndStoreKv, Op::kAttention,
+                                                          Op::kSwiGlu, Op::kGelu, Op::kSample)),
+                         [](const testing::TestParamInfo<std::tuple<CpuIsa, Op>>& info) {
+                           return std::string(Name(std::get<0>(info.param))) + "_" +
+                                  std::string(Name(std::get<1>(info.param)));
+                         });
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,250 @@
+// Sampling on the CPU against the reference's: the same tokens over many shapes of logits and
+// parameters, log probabilities within rounding, and equal bits for any threads and instruction
+// set.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/cpu_ops.h"
+#include "kernels/reference/reference_backend.h"
+
+namespace treadle {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+enum class Shape { kPeaked, kFlat, kTies, kSpecial };
+
+std::vector<float> RandomLogits(Shape shape, int64_t vocab, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> logits(vocab);
+  for (float& x : logits) {
+    x = normal(random) * (shape == Shape::kFlat ? 0.1f : 3.0f);
+    if (shape == Shape::kTies) x = std::round(x);
+    if (shape == Shape::kSpecial && random() % 8 == 0) {
+      const float special[] = {kNaN, -kInfinity, kInfinity, -3e38f, 0.0f, -0.0f};
+      x = special[random() % std::size(special)];
+    }
+  }
+  return logits;
+}
+
+// A row's question with what it points to.
+struct Question {
+  SamplingParameters parameters;
+  std::vector<TokenCount> counts;
+  std::vector<int32_t> suppressed;
+  std::vector<uint32_t> mask;
+  SampleRow row;
+};
+
+std::unique_ptr<Question> RandomQuestion(int64_t vocab, std::mt19937& random) {
+  auto question = std::make_unique<Question>();
+  SamplingParameters& p = question->parameters;
+  const auto one_in = [&random](uint32_t n) { return random() % n == 0; };
+  const auto token = [&] { return static_cast<int32_t>(random() % vocab); };
+  const float temperatures[] = {0.0f, 0.3f, 0.7f, 1.0f, 2.5f};
+  const int32_t top_ks[] = {1, 5, 40, 1000};
+  p.temperature = temperatures[random() % 5];
+  if (one_in(3)) p.top_k = top_ks[random() % 4];
+  if (one_in(3)) p.top_p = one_in(2) ? 0.9f : 0.3f;
+  if (one_in(4)) p.min_p = one_in(2) ? 0.05f : 1e-5f;
+  p.seed = random();
+  if (one_in(3)) {
+    p.repetition_penalty = 1.3f;
+    p.presence_penalty = 0.5f;
+    p.frequency_penalty = 0.25f;
+    for (int32_t i = 0; i < 5 && i < vocab; ++i) question->counts.push_back({i, i % 3, i % 2});
+  }
+  if (one_in(4)) p.logit_bias = {{token(), 2.0f}, {token(), -kInfinity}, {token(), 1.5f}};
+  if (one_in(4)) question->suppressed = {token(), token()};
+  if (one_in(4)) {
+    question->mask.resize((vocab + 31) / 32);
+    for (uint32_t& word : question->mask) word = one_in(2) ? ~0u : static_cast<uint32_t>(random());
+  }
+  SampleRow& row = question->row;
+  row.parameters = one_in(10) ? nullptr : &p;
+  row.counts = question->counts;
+  row.suppressed = question->suppressed;
+  row.mask = question->mask.empty() ? nullptr : question->mask.data();
+  row.candidate = random() % 3;
+  row.position = random() % 100000;
+  if (one_in(2)) {
+    row.top_logprobs = static_cast<int32_t>(random() % (kMaxTopLogprobs + 1));
+    row.target = one_in(2) ? token() : -1;
+  }
+  return question;
+}
+
+struct Batch {
+  int64_t vocab = 0;
+  std::vector<float> logits;  // [rows, vocab]
+  std::vector<std::unique_ptr<Question>> questions;
+};
+
+Batch RandomBatch(int64_t rows, int64_t vocab, Shape shape, uint32_t seed) {
+  std::mt19937 random(seed);
+  Batch batch;
+  batch.vocab = vocab;
+  for (int64_t i = 0; i < rows; ++i) {
+    const std::vector<float> row = RandomLogits(shape, vocab, random);
+    batch.logits.insert(batch.logits.end(), row.begin(), row.end());
+    batch.questions.push_back(RandomQuestion(vocab, random));
+  }
+  return batch;
+}
+
+// Rows [begin, begin + count) of the batch, by anything that has Sample.
+template <typename Sampler>
+std::vector<SampleResult> SampleRows(Sampler& sampler, const Batch& batch, int64_t begin,
+                                     int64_t count) {
+  std::vector<float> logits(batch.logits.begin() + begin * batch.vocab,
+                            batch.logits.begin() + (begin + count) * batch.vocab);
+  std::vector<SampleRow> rows;
+  for (int64_t i = 0; i < count; ++i) rows.push_back(batch.questions[begin + i]->row);
+  std::vector<SampleResult> results(count);
+  sampler.Sample(DenseTensor(logits.data(), DType::kF32, count, batch.vocab), rows, results);
+  return results;
+}
+
+// The logit and the maximum are exact, their difference is rounded once more in float at the end.
+// The sum of exponentials is off by less than 1 ulp of each plus the 70 roundings of a chunk.
+void ExpectLogprob(float got, float expected) {
+  if (std::isinf(expected)) {
+    EXPECT_EQ(got, expected);
+  } else {
+    EXPECT_NEAR(got, expected, 72 * 0x1p-23 + std::abs(expected) * 0x1p-22);
+  }
+}
+
+void ExpectSame(const SampleResult& got, const SampleResult& expected) {
+  EXPECT_EQ(got.token, expected.token);
+  ExpectLogprob(got.logprob, expected.logprob);
+  ExpectLogprob(got.target_logprob, expected.target_logprob);
+  ASSERT_EQ(got.num_top, expected.num_top);
+  for (int32_t i = 0; i < got.num_top; ++i) {
+    EXPECT_EQ(got.top[i].token, expected.top[i].token) << i;
+    ExpectLogprob(got.top[i].logprob, expected.top[i].logprob);
+  }
+}
+
+bool SameBits(const SampleResult& a, const SampleResult& b) {
+  return a.token == b.token && a.num_top == b.num_top &&
+         std::memcmp(&a.logprob, &b.logprob, sizeof(float)) == 0 &&
+         std::memcmp(&a.target_logprob, &b.target_logprob, sizeof(float)) == 0 &&
+         std::memcmp(a.top.data(), b.top.data(), a.num_top * sizeof(TokenLogprob)) == 0;
+}
+
+TEST(CpuSampleTest, GivesTheReferencesTokens) {
+  const std::unique_ptr<Backend> reference = CreateReferenceBackend();
+  for (const Shape shape : {Shape::kPeaked, Shape::kFlat, Shape::kTies, Shape::kSpecial}) {
+    for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{
+             {60, 1}, {60, 7}, {60, 33}, {100, 1000}, {24, 49152}}) {
+      const Batch batch =
+          RandomBatch(rows, vocab, shape, static_cast<uint32_t>(vocab) + static_cast<int>(shape));
+      const std::vector<SampleResult> expected = SampleRows(*reference, batch, 0, rows);
+      for (const CpuIsa isa : SupportedIsas()) {
+        ThreadPool pool(2);
+        CpuOps ops(pool, isa);
+        const std::vector<SampleResult> got = SampleRows(ops, batch, 0, rows);
+        for (int64_t i = 0; i < rows; ++i) {
+          SCOPED_TRACE(testing::Message() << Name(isa) << ", shape " << static_cast<int>(shape)
+                                          << ", vocabulary " << vocab << ", row " << i);
+          ExpectSame(got[i], expected[i]);
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuSampleTest, ThreadsBatchAndInstructionSetLeaveNoTrace) {
+  const Batch batch = RandomBatch(12, 20011, Shape::kPeaked, 7);
+  ThreadPool one(1);
+  CpuOps first(one, SupportedIsas().front());
+  const std::vector<SampleResult> expected = SampleRows(first, batch, 0, 12);
+  for (const CpuIsa isa : SupportedIsas()) {
+    for (const int threads : {1, 2, 3}) {
+      ThreadPool pool(threads);
+      CpuOps ops(pool, isa);
+      const std::vector<SampleResult> together = SampleRows(ops, batch, 0, 12);
+      for (int64_t i = 0; i < 12; ++i) {
+        EXPECT_TRUE(SameBits(together[i], expected[i])) << i;
+        EXPECT_TRUE(SameBits(SampleRows(ops, batch, i, 1)[0], expected[i])) << i << " alone";
+      }
+    }
+  }
+}
+
+TEST(CpuSampleTest, GreedyEdges) {
+  SamplingParameters greedy;
+  greedy.temperature = 0.0f;
+  const std::vector<std::pair<std::vector<float>, int32_t>> cases = {
+      {{1, 3, 3, 2}, 1},
+      {{kNaN, -1, kNaN, -1}, 1},
+      {{kNaN, kNaN, -kInfinity}, 0},
+      {{1, kInfinity, 3.4028234663852886e38f, kInfinity}, 1},
+      {{-0.0f, 0.0f}, 0},
+      {{-kInfinity, -kInfinity, -5}, 2},
+  };
+  for (const CpuIsa isa : SupportedIsas()) {
+    ThreadPool pool(1);
+    CpuOps ops(pool, isa);
+    for (const auto& [logits, token] : cases) {
+      for (const float temperature : {0.0f, 1e-6f}) {
+        // At a temperature near 0 only what ties with the best can be drawn.
+        greedy.temperature = temperature;
+        SampleRow row;
+        row.parameters = &greedy;
+        SampleResult result;
+        std::vector<float> x = logits;
+        ops.Sample(DenseTensor(x.data(), DType::kF32, 1, static_cast<int64_t>(x.size())), {&row, 1},
+                   {&result, 1});
+        if (temperature == 0.0f) {
+          EXPECT_EQ(result.token, token);
+        } else {
+          const float drawn = logits[result.token];
+          EXPECT_TRUE(result.token == token || drawn == logits[token] || drawn > 3e38f) << drawn;
+        }
+      }
+    }
+  }
+}
+
+// Plain sampling follows the distribution: a chi-square test at 1e-6 with 9 degrees of freedom.
+TEST(CpuSampleTest, DrawsFollowTheWeights) {
+  std::vector<float> logits;
+  for (int i = 0; i < 10; ++i) logits.push_back(0.3f * static_cast<float>(i));
+  double total = 0.0;
+  for (const float x : logits) total += std::exp(x / 0.8);
+  SamplingParameters parameters;
+  parameters.temperature = 0.8f;
+  ThreadPool pool(1);
+  CpuOps ops(pool, SupportedIsas().back());
+  const int draws = 20000;
+  std::vector<int> seen(logits.size());
+  for (int i = 0; i < draws; ++i) {
+    SampleRow row;
+    row.parameters = &parameters;
+    row.position = i;
+    SampleResult result;
+    std::vector<float> x = logits;
+    ops.Sample(DenseTensor(x.data(), DType::kF32, 1, 10), {&row, 1}, {&result, 1});
+    ++seen[result.token];
+  }
+  double chi_square = 0.0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    const double expected = draws * std::exp(logits[i] / 0.8) / total;
+    chi_square += (seen[i] - expected) * (seen[i] - expected) / expected;
+  }
+  EXPECT_LT(chi_square, 44.8);
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,132 @@
+// The op-case list on the reference itself, and that its checks are able to fail.
+#include "tests/support/op_cases.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "kernels/reference/reference_backend.h"
+#include "tests/kernels/faulty_backend.h"
+
+namespace treadle {
+namespace {
+
+// The reference is slow: small cases will do.
+bool IsSmall(const OpCase& c) {
+  return !c.slow && c.rows * c.cols <= 20000 && c.kv.page_size <= 16 && c.kv.head_dim <= 32;
+}
+
+TEST(OpCases, NamesAreUnique) {
+  std::set<std::string> names;
+  for (const OpCase& c : OpCases()) EXPECT_TRUE(names.insert(c.name).second) << c.name;
+}
+
+TEST(OpCases, ReferenceIsBatchInvariant) {
+  const auto exact = CreateReferenceBackend();
+  const auto int8 = CreateReferenceBackend(ComputeMode::kInt8);
+  for (const OpCase& c : OpCases()) {
+    if (!IsSmall(c)) continue;
+    EXPECT_EQ(BatchInvariance(c, *exact), absl::OkStatus());
+    if (c.op == Op::kMatMul) {
+      EXPECT_EQ(BatchInvariance(c, *int8), absl::OkStatus());
+    }
+  }
+}
+
+const OpCase& Find(std::string_view name) {
+  for (const OpCase& c : OpCases()) {
+    if (c.name == name) return c;
+  }
+  ADD_FAILURE() << "no case " << name;
+  return OpCases().front();
+}
+
+std::string Check(const OpCase& c, Faults faults) {
+  FaultyBackend backend(std::move(faults));
+  return std::string(MatchesReference(c, backend, ComputeMode::kExact).message());
+}
+
+TEST(OpCases, FaultsAreNoticed) {
+  using testing::HasSubstr;
+  const OpCase& norm = Find("rms_norm/33/rows=3");
+  EXPECT_EQ(Check(norm, {}), "");
+  EXPECT_THAT(
+      Check(norm, {.rms_norm = [](Tensor, Tensor out) { out.Row<float>(2)[32] *= 1.0001f; }}),
+      HasSubstr("element 98 is"));
+  EXPECT_THAT(Check(norm, {.rms_norm = [](Tensor, Tensor out) { out.Row<float>(1)[5] = NAN; }}),
+              HasSubstr("element 38 is nan"));
+  EXPECT_THAT(Check(norm, {.rms_norm = [](Tensor, Tensor out) { out.Row<float>(0)[33] = 0; }}),
+              HasSubstr("row 0 column 33 outside was written"));
+  EXPECT_THAT(Check(norm, {.rms_norm = [](Tensor, Tensor out) { out.Row<float>(-1)[2] = 0; }}),
+              HasSubstr("row -1 column 2 outside was written"));
+  EXPECT_THAT(Check(norm, {.rms_norm = [](Tensor x, Tensor) { x.Row<float>(1)[0] += 1; }}),
+              HasSubstr("row 1 column 0 of an input was changed"));
+
+  const OpCase& attention = Find("attention/9x3x64/f16/page=16/mixed");
+  EXPECT_EQ(Check(attention, {}), "");
+  // Row 31 belongs to no sequence.
+  EXPECT_THAT(
+      Check(attention, {.attention = [](const KvView&, Tensor out) { out.Row<float>(31)[0] = 0; }}),
+      HasSubstr("element 17856 is 0"));
+  EXPECT_THAT(Check(attention,
+                    {.attention = [](const KvView& kv, Tensor) { kv.pages[7] ^= std::byte{1}; }}),
+              HasSubstr("K/V page"));
+  EXPECT_THAT(Check(Find("copy_pages/f32"), {.copy_pages =
+                                                 [](const KvLayout& layout, std::byte* pages) {
+                                                   pages[layout.num_pages * layout.PageBytes()] =
+                                                       std::byte{0};
+                                                 }}),
+              HasSubstr("K/V page"));
+}
+
+TEST(OpCases, DependenceOnNeighboursIsNoticed) {
+  FaultyBackend norm({.rms_norm = [](Tensor x, Tensor out) {
+    if (x.rows == 1) out.Row<float>(0)[0] = std::nextafter(out.Row<float>(0)[0], 0.0f);
+  }});
+  EXPECT_FALSE(BatchInvariance(Find("rms_norm/33/rows=17"), norm).ok());
+  FaultyBackend attention({.attention = [](const KvView& kv, Tensor out) {
+    for (const SequenceSpan& span : kv.sequences) {
+      if (span.num_rows < 5) continue;
+      float& value = out.Row<float>(span.first_row)[3];
+      value = std::nextafter(value, 0.0f);
+    }
+  }});
+  EXPECT_FALSE(BatchInvariance(Find("attention/9x3x64/f16/page=16/chunks"), attention).ok());
+}
+
+// Tolerances are neither zero where rounding is allowed nor so wide that nothing can fail: an
+// output moved by 1 % of its size is outside of them nearly always.
+TEST(OpCases, TolerancesCanFail) {
+  const auto reference = CreateReferenceBackend();
+  for (const OpCase& c : OpCases()) {
+    if (!IsSmall(c) || c.op == Op::kSample || c.op == Op::kCopyPages) continue;
+    const auto run = Prepare(c, *reference, 1);
+    run->Run();
+    const std::vector<float> output = run->Output();
+    const std::vector<float> tolerance = run->Tolerance(ComputeMode::kExact);
+    ASSERT_EQ(output.size(), tolerance.size()) << c.name;
+    int64_t significant = 0;
+    int64_t caught = 0;
+    for (size_t i = 0; i < output.size(); ++i) {
+      if (std::isnan(output[i]) || std::fabs(output[i]) < 1e-2) continue;
+      ++significant;
+      caught += tolerance[i] < 0.01 * std::fabs(output[i]);
+    }
+    EXPECT_GE(caught, significant * 95 / 100) << c.name << " of " << significant;
+  }
+}
+
+// int8 activations differ from float ones by far more than the tolerances allow.
+TEST(OpCases, ComputeModesAreToldApart) {
+  const auto int8 = CreateReferenceBackend(ComputeMode::kInt8);
+  for (const OpCase& c : OpCases()) {
+    if (c.op != Op::kMatMul || c.format->group == 0 || c.slow || c.rows != 4) continue;
+    EXPECT_EQ(MatchesReference(c, *int8, ComputeMode::kInt8), absl::OkStatus());
+    EXPECT_NE(MatchesReference(c, *int8, ComputeMode::kExact), absl::OkStatus()) << c.name;
+  }
+}
+
+}  // namespace
+}  // namespace treadle

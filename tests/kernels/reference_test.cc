@@ -1,0 +1,210 @@
+// The reference ops against PyTorch in float64 (tests/oracles/make_op_oracles.py). Its sums are in
+// double, so results differ by their one rounding to float, and by the inputs' where ops are
+// chained.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+
+#include "kernels/reference/reference_backend.h"
+#include "tests/kernels/op_oracles.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+using Vector = std::vector<float>;
+
+Tensor Rows(Vector& values, int64_t cols) {
+  return DenseTensor(values.data(), DType::kF32, static_cast<int64_t>(values.size()) / cols, cols);
+}
+
+void ExpectNear(const Vector& found, const Vector& expected, double relative, double absolute) {
+  ASSERT_EQ(found.size(), expected.size());
+  for (size_t i = 0; i < found.size(); ++i) {
+    ASSERT_NEAR(found[i], expected[i], relative * std::fabs(expected[i]) + absolute) << i;
+  }
+}
+
+constexpr double kOneRounding = 0x1p-23;  // the oracle's values are rounded to float, too
+
+class ReferenceFeatures : public testing::Test {
+ protected:
+  ReferenceFeatures() : oracle_(ReadOpOracles()["features"]) {}
+  Vector Get(const char* name) { return Floats(oracle_[name]); }
+  void Expect(const Vector& found, const char* name) {
+    ExpectNear(found, Get(name), kOneRounding, 1e-9);
+  }
+
+  const nlohmann::json oracle_;
+  std::unique_ptr<Backend> backend_ = CreateReferenceBackend();
+  Vector x_ = Get("x");  // [3, 40]
+  Vector out_ = Vector(120);
+};
+
+TEST_F(ReferenceFeatures, Norms) {
+  const Vector weight = Get("weight");
+  const Vector bias = Get("bias");
+  backend_->RmsNorm(Rows(x_, 40), weight.data(), 1e-5f, Rows(out_, 40));
+  Expect(out_, "rms_norm");
+  backend_->LayerNorm(Rows(x_, 40), weight.data(), bias.data(), 1e-5f, Rows(out_, 40));
+  Expect(out_, "layer_norm");
+}
+
+TEST_F(ReferenceFeatures, Activations) {
+  Vector up = Get("up");
+  backend_->SwiGlu(Rows(x_, 40), Rows(up, 40), Rows(out_, 40));
+  Expect(out_, "swiglu");
+  backend_->Gelu(Rows(x_, 40));
+  Expect(x_, "gelu");
+}
+
+TEST_F(ReferenceFeatures, MatMulWithBiasResidualAndRowOrder) {
+  const Vector matrix = Get("matrix");  // [11, 40]
+  const Vector bias = Get("bias");
+  const WeightFormat* f32 = FindWeightFormat("f32");
+  const auto* data = reinterpret_cast<const std::byte*>(matrix.data());
+  const auto packed =
+      backend_->Pack({.format = f32, .data = data, .n = 11, .k = 40, .row_order = {}});
+  ASSERT_TRUE(packed.ok());
+  Vector out(33);
+  const Projection plain[] = {{packed->get(), bias.data(), Rows(out, 11), false}};
+  backend_->MatMul(Rows(x_, 40), plain);
+  Expect(out, "linear");
+
+  Vector twice = out;
+  const Projection adding[] = {{packed->get(), bias.data(), Rows(twice, 11), true}};
+  backend_->MatMul(Rows(x_, 40), adding);
+  for (size_t i = 0; i < out.size(); ++i)
+    EXPECT_NEAR(twice[i], 2 * out[i], 1e-6 * std::fabs(out[i]));
+
+  std::vector<int32_t> reversed(11);
+  std::iota(reversed.rbegin(), reversed.rend(), 0);
+  const auto turned =
+      backend_->Pack({.format = f32, .data = data, .n = 11, .k = 40, .row_order = reversed});
+  ASSERT_TRUE(turned.ok());
+  Vector backward(33);
+  Vector forward(33);
+  const Projection both[] = {{turned->get(), nullptr, Rows(backward, 11), false},
+                             {packed->get(), nullptr, Rows(forward, 11), false}};
+  backend_->MatMul(Rows(x_, 40), both);
+  for (int i = 0; i < 33; ++i) EXPECT_EQ(backward[i], forward[i / 11 * 11 + 10 - i % 11]);
+}
+
+TEST_F(ReferenceFeatures, TransposedSource) {
+  const Vector matrix = Get("matrix");  // read as [40, 11]: k = 40 rows of n = 11
+  const auto* data = reinterpret_cast<const std::byte*>(matrix.data());
+  const auto packed = backend_->Pack({.format = FindWeightFormat("f32"),
+                                      .data = data,
+                                      .n = 11,
+                                      .k = 40,
+                                      .row_order = {},
+                                      .transposed = true});
+  ASSERT_TRUE(packed.ok());
+  Vector out(33);
+  const Projection projection[] = {{packed->get(), nullptr, Rows(out, 11), false}};
+  backend_->MatMul(Rows(x_, 40), projection);
+  for (int row = 0; row < 3; ++row) {
+    for (int n = 0; n < 11; ++n) {
+      double sum = 0;
+      for (int k = 0; k < 40; ++k) sum += double{x_[row * 40 + k]} * matrix[k * 11 + n];
+      EXPECT_FLOAT_EQ(out[row * 11 + n], static_cast<float>(sum));
+    }
+  }
+}
+
+TEST(ReferencePack, RefusesBadSources) {
+  const auto backend = CreateReferenceBackend();
+  std::vector<std::byte> bytes(1000);
+  const WeightFormat* q4_0 = FindWeightFormat("q4_0");
+  const auto message = [&](MatrixSource source) {
+    source.data = bytes.data();
+    return std::string(backend->Pack(source).status().message());
+  };
+  EXPECT_THAT(message({.format = q4_0, .n = 2, .k = 40, .row_order = {}}),
+              HasSubstr("multiples of 32"));
+  EXPECT_THAT(message({.format = q4_0, .n = 0, .k = 32, .row_order = {}}), HasSubstr("positive"));
+  EXPECT_THAT(message({.format = q4_0, .n = 2, .k = 32, .row_order = {}, .transposed = true}),
+              HasSubstr("dense"));
+  const std::vector<int32_t> order = {0, 2};
+  EXPECT_THAT(message({.format = q4_0, .n = 2, .k = 32, .row_order = order}), HasSubstr("row 2"));
+  EXPECT_THAT(message({.format = q4_0, .n = 3, .k = 32, .row_order = order}), HasSubstr("2 rows"));
+}
+
+TEST(QuantizeActivations, RoundsHalfToEvenWithin127) {
+  std::array<float, 32> x = {};
+  x[0] = 127;  // scale 1: values are their own codes
+  x[1] = 0.5f, x[2] = 1.5f, x[3] = 2.5f, x[4] = -0.5f, x[5] = -1.5f, x[6] = -127, x[7] = 99.4f;
+  QuantizedActivations block = QuantizeActivations(x);
+  EXPECT_EQ(block.scale, 1.0f);
+  EXPECT_THAT(std::vector<int>(block.codes, block.codes + 8),
+              testing::ElementsAre(127, 0, 2, 2, 0, -2, -127, 99));
+  block = QuantizeActivations(std::array<float, 32>{});
+  EXPECT_EQ(block.scale, 0.0f);
+  EXPECT_THAT(block.codes, testing::Each(0));
+  x.fill(1e-38f);
+  EXPECT_EQ(QuantizeActivations(x).scale, 0.0f);
+}
+
+// A prompt in two chunks over scattered pages, next to rows that belong to nobody.
+class ReferenceAttention : public testing::TestWithParam<int64_t> {};
+
+TEST_P(ReferenceAttention, MatchesRotaryAndCausalAttention) {
+  const auto oracle = ReadOpOracles()["attention"];
+  const int64_t heads = oracle["heads"], kv_heads = oracle["kv_heads"], dim = oracle["head_dim"];
+  const int64_t rows = oracle["rows"];
+  Vector q = Floats(oracle["q"]);
+  Vector k = Floats(oracle["k"]);
+  Vector v = Floats(oracle["v"]);
+  const Vector cos = Floats(oracle["cos"]);
+  const Vector sin = Floats(oracle["sin"]);
+  const RotaryTable rotary = {cos.data(), sin.data(), dim / 2, rows};
+
+  const auto backend = CreateReferenceBackend();
+  KvView kv;
+  kv.layout = {kv_heads, dim, GetParam(), 8, DType::kF32};
+  const auto pages = backend->Allocate(static_cast<size_t>(8 * kv.layout.PageBytes()));
+  ASSERT_TRUE(pages.ok());
+  kv.pages = pages->data();
+  std::memset(kv.pages, 0xff, pages->bytes());  // NaN
+  const std::vector<int32_t> ids = {6, 1, 7, 0, 4};
+  const Vector q_turned = Floats(oracle["q_turned"]);
+  const Vector expected = Floats(oracle["out"]);
+  Vector out(q.size());
+  const auto part = [&](Vector& values, int64_t begin, int64_t count) {
+    return Rows(values, static_cast<int64_t>(values.size()) / rows).Rows(begin, count);
+  };
+  for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{0, 45}, {45, 25}}) {
+    const SequenceSpan span = {0, static_cast<int32_t>(count), static_cast<int32_t>(begin),
+                               ids.data()};
+    kv.sequences = {&span, 1};
+    backend->RotateAndStoreKv(part(q, begin, count), part(k, begin, count), part(v, begin, count),
+                              &rotary, kv);
+    backend->Attention(part(q, begin, count), kv, 1 / std::sqrt(static_cast<float>(dim)),
+                       part(out, begin, count));
+  }
+  // The oracle's table is float32's, as ours.
+  ExpectNear(q, q_turned, kOneRounding, 1e-7);
+  // Rotated q and k are rounded to float; scores are sums of 16 products below 16, over 4.
+  ExpectNear(out, expected, kOneRounding, 0x1p-18);
+  EXPECT_EQ(heads * dim, static_cast<int64_t>(q.size()) / rows);
+}
+
+INSTANTIATE_TEST_SUITE_P(PageSizes, ReferenceAttention, testing::Values(16, 32, 64));
+
+TEST(ReferenceBackend, CopiesPagesInOrder) {
+  const auto backend = CreateReferenceBackend();
+  const KvLayout layout = {1, 1, 16, 3, DType::kF32};
+  Vector pages(3 * 32);
+  std::iota(pages.begin(), pages.end(), 0.0f);
+  const PageCopy copies[] = {{0, 1}, {1, 2}};
+  backend->CopyPages(layout, reinterpret_cast<std::byte*>(pages.data()), copies);
+  for (int i = 0; i < 32; ++i) {
+    EXPECT_EQ(pages[32 + i], i);
+    EXPECT_EQ(pages[64 + i], i);
+  }
+}
+
+}  // namespace
+}  // namespace treadle

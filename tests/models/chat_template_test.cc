@@ -1,0 +1,176 @@
+#include "models/chat_template.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace treadle {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::vector<ChatMessage> kChat = {{"user", "hi"}};
+
+// The text, or the error's message.
+std::string Render(const std::string& source, const std::vector<ChatMessage>& messages = kChat,
+                   const ChatOptions& options = {}) {
+  const auto parsed = ChatTemplate::Parse(source);
+  if (!parsed.ok()) return std::string(parsed.status().message());
+  const auto text = parsed->Render(messages, options);
+  return text.ok() ? *text : std::string(text.status().message());
+}
+
+std::string ParseError(const std::string& source) {
+  const auto parsed = ChatTemplate::Parse(source);
+  return parsed.ok() ? "" : std::string(parsed.status().message());
+}
+
+TEST(ChatTemplateTest, RendersWhatTransformersRenders) {
+  std::ifstream in(TREADLE_TESTDATA "/chat_templates.json");
+  const auto oracle = nlohmann::json::parse(in, nullptr, false);
+  ASSERT_GE(oracle["templates"].size(), 30u);
+  for (const auto& entry : oracle["templates"]) {
+    const auto parsed = ChatTemplate::Parse(entry["template"].get<std::string>());
+    ASSERT_TRUE(parsed.ok()) << entry["name"] << ": " << parsed.status();
+    for (const auto& row : entry["cases"]) {
+      SCOPED_TRACE(entry["name"].get<std::string>() + " " + row["messages"].dump());
+      std::vector<ChatMessage> messages;
+      for (const auto& message : row["messages"]) {
+        messages.push_back({message["role"], message["content"]});
+      }
+      ChatOptions options;
+      options.add_generation_prompt = row["add_generation_prompt"];
+      options.bos_token = row["bos_token"];
+      options.eos_token = row["eos_token"];
+      options.variables = {{"now", oracle["now"]}};
+      const auto text = parsed->Render(messages, options);
+      if (row["expected"].is_null()) {
+        EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument) << *text;
+      } else {
+        ASSERT_TRUE(text.ok()) << text.status();
+        EXPECT_EQ(*text, row["expected"].get<std::string>());
+      }
+    }
+  }
+}
+
+TEST(ChatTemplateTest, TellsTheLineOfWhatItDoesNotKnow) {
+  EXPECT_EQ(ParseError("a\n\n{{ x | sparkle }}"),
+            "chat template, line 3: there is no filter 'sparkle'");
+  EXPECT_EQ(ParseError("\n{% if x is shiny %}{% endif %}"),
+            "chat template, line 2: there is no test 'shiny'");
+  EXPECT_EQ(ParseError("\n{% include 'x' %}"),
+            "chat template, line 2: there is no tag 'include' here");
+  EXPECT_EQ(ParseError("\n\n{% endfor %}"), "chat template, line 3: there is no tag 'endfor' here");
+  EXPECT_THAT(ParseError("x\n{% for a in b %}\n\n"),
+              AllOf(HasSubstr("line 2"), HasSubstr("'endfor' is missing")));
+  EXPECT_THAT(ParseError("\n{{ x "), AllOf(HasSubstr("line 2"), HasSubstr("not closed")));
+  EXPECT_THAT(ParseError("{{ 'x }}"), HasSubstr("the string is not closed"));
+  EXPECT_THAT(ParseError("{{ x ? y }}"), HasSubstr("unexpected character '?'"));
+  EXPECT_THAT(ParseError("{{ x y }}"), HasSubstr("expected '}}', found 'y'"));
+  EXPECT_THAT(ParseError("{{ (1 }}"), HasSubstr("unexpected '}'"));
+  EXPECT_THAT(ParseError("{% break %}"), HasSubstr("outside a loop"));
+  EXPECT_THAT(ParseError("{{ 99999999999999999999 }}"), HasSubstr("out of range"));
+  EXPECT_THAT(ParseError("{{ '\xFF' }}"), HasSubstr("not valid UTF-8 at byte 4"));
+}
+
+TEST(ChatTemplateTest, TellsTheLineOfWhatGoesWrong) {
+  EXPECT_EQ(Render("\n{{ raise_exception('only ' ~ 1) }}"),
+            "chat template, line 2: the template raised: only 1");
+  EXPECT_EQ(Render("\n\n{{ nothing.at.all }}"), "chat template, line 3: 'nothing' is undefined");
+  EXPECT_EQ(Render("{{ nothing() }}"), "chat template, line 1: 'nothing' is undefined");
+  EXPECT_THAT(Render("{{ 'a'.explode() }}"), HasSubstr("'str' has no method 'explode'"));
+  EXPECT_THAT(Render("{{ messages.append(1) }}"), HasSubstr("'list' has no method 'append'"));
+  EXPECT_THAT(Render("{% if true %}\n{{ 1 | sparkle }}{% endif %}"),
+              HasSubstr("line 2: there is no filter 'sparkle'"));
+  EXPECT_EQ(Render("{% if false %}{{ 1 | sparkle }}{% endif %}ok"), "ok");
+  EXPECT_THAT(Render("{{ 9223372036854775807 + 1 }}"), HasSubstr("out of range"));
+  EXPECT_THAT(Render("{{ -9223372036854775807 - 2 }}"), HasSubstr("out of range"));
+}
+
+TEST(ChatTemplateTest, RefusesInvalidTextInMessages) {
+  EXPECT_EQ(Render("{{ 1 }}", {{"user", "ok"}, {"user", "a\xFF"}}),
+            "messages[1].content is not valid UTF-8 at byte 1");
+  EXPECT_THAT(Render("{{ 1 }}", {{"\xC3", ""}}), HasSubstr("messages[0].role"));
+}
+
+TEST(ChatTemplateTest, VariablesReachTheTemplate) {
+  ChatOptions options;
+  options.variables = {{"date_string", "today"}, {"now", "2024-02-29"}};
+  EXPECT_EQ(Render("{{ date_string }} {{ strftime_now('%d %b %Y') }}", kChat, options),
+            "today 29 Feb 2024");
+  options.variables = {{"now", "yesterday"}};
+  EXPECT_THAT(Render("{{ strftime_now('%d') }}", kChat, options), HasSubstr("'yesterday'"));
+}
+
+// Each of these would run, grow or nest without end.
+TEST(ChatTemplateTest, HostileTemplatesEndInAnError) {
+  const std::string loops =
+      "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+  EXPECT_THAT(Render(loops), HasSubstr("steps"));
+  EXPECT_THAT(Render("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), HasSubstr("levels"));
+  EXPECT_THAT(Render("{{ 'abcdefgh' * 99999999999 }}"), HasSubstr("bytes"));
+  EXPECT_THAT(Render("{{ range(999999999) }}"), HasSubstr("range"));
+  const std::string doubling = "{% set ns = namespace(x='ab') %}{% for i in range(99) %}";
+  EXPECT_THAT(Render(doubling + "{% set ns.x = ns.x ~ ns.x %}{% endfor %}"), HasSubstr("bytes"));
+  EXPECT_THAT(Render(doubling + "{% set ns.x = ns.x.replace('', ns.x) %}{% endfor %}"),
+              HasSubstr("bytes"));
+  EXPECT_THAT(Render(doubling + "{% set ns.x = [ns.x] %}{% endfor %}"), HasSubstr("deeply"));
+  EXPECT_THAT(Render(doubling + "{% set ns.x = [ns.x, ns.x] %}{% if loop.index > 50 %}"
+                                "{{ ns.x == ns.x }}{% endif %}{% endfor %}"),
+              HasSubstr("steps"));
+  EXPECT_THAT(Render(doubling + "{% set ns.x = [ns.x, ns.x] %}{% if loop.index > 50 %}"
+                                "{{ ns.x | tojson }}{% endif %}{% endfor %}"),
+              ::testing::AnyOf(HasSubstr("bytes"), HasSubstr("steps")));
+  EXPECT_THAT(Render(doubling + "{% set ns.x = ns %}{% endfor %}"), HasSubstr("namespace"));
+  EXPECT_THAT(Render(doubling + "{% set ns.x = [ns] %}{% endfor %}"), HasSubstr("namespace"));
+  EXPECT_THAT(Render("{% set t = 'x' * 9999999 %}{% for i in range(99) %}{{ t }}{% endfor %}"),
+              HasSubstr("bytes"));
+  EXPECT_THAT(Render("{{ 2 ** 99999999999 }}"), HasSubstr("out of range"));
+  EXPECT_THAT(Render("{{ 0 ** 99999999999 }}"), HasSubstr("steps"));
+}
+
+TEST(ChatTemplateTest, DeepSourcesEndInAnError) {
+  const auto repeat = [](const std::string& part, int times) {
+    std::string text;
+    for (int i = 0; i < times; ++i) text += part;
+    return text;
+  };
+  constexpr int kMany = 50'000;
+  EXPECT_THAT(ParseError("{{ " + repeat("(", kMany) + "1" + repeat(")", kMany) + " }}"),
+              HasSubstr("nest"));
+  EXPECT_THAT(ParseError("{{ " + repeat("[", kMany) + "1" + repeat("]", kMany) + " }}"),
+              HasSubstr("nest"));
+  EXPECT_THAT(ParseError("{{ " + repeat("not ", kMany) + "1 }}"), HasSubstr("nest"));
+  EXPECT_THAT(ParseError("{{ " + repeat("- ", kMany) + "1 }}"), HasSubstr("nest"));
+  EXPECT_THAT(ParseError("{{ 1" + repeat("+1", kMany) + " }}"), HasSubstr("nest"));
+  EXPECT_THAT(ParseError("{{ x" + repeat(".x", kMany) + " }}"), HasSubstr("nest"));
+  EXPECT_THAT(ParseError("{{ x" + repeat("|trim", kMany) + " }}"), HasSubstr("nest"));
+  EXPECT_THAT(ParseError("{{ " + repeat("1 if 1 else ", kMany) + "1 }}"), HasSubstr("nest"));
+  EXPECT_THAT(ParseError(repeat("{% if 1 %}", kMany)), HasSubstr("blocks are open"));
+  EXPECT_THAT(ParseError(std::string(2 << 20, 'x')), HasSubstr("at most"));
+}
+
+// Any bytes, and any pieces of real templates in any order, give a text or an error.
+TEST(ChatTemplateTest, NonsenseIsSafe) {
+  constexpr const char* kPieces[] = {
+      "{{",   "}}",       "{%",    "%}",     "{#",   "#}",      "-",          " if ", " for ", "x",
+      " in ", "messages", "[0]",   ".role",  "|",    "trim",    "'",          "\"",   "(",     ")",
+      "set ", "=",        "endif", "endfor", "else", "1",       "\n",         " ",    "~",     "+",
+      "*",    ":",        ",",     "is ",    "not ", "defined", "macro f(x)", "loop", "\\"};
+  uint32_t state = 1;
+  for (int i = 0; i < 20'000; ++i) {
+    std::string source = i % 2 ? "{{ " : "{% ";
+    for (int j = 0; j < 12; ++j) {
+      state = state * 1664525 + 1013904223;
+      source += kPieces[(state >> 8) % std::size(kPieces)];
+    }
+    Render(source);
+  }
+}
+
+}  // namespace
+}  // namespace treadle

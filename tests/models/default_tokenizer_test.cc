@@ -1,0 +1,60 @@
+// The default model's own tokenizer and chat template, read from its file.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "kernels/status.h"
+#include "models/chat_template.h"
+#include "models/checkpoint.h"
+#include "tests/models/tokenizer_oracle.h"
+
+namespace treadle {
+namespace {
+
+std::string ModelPath() {
+  if (const char* path = std::getenv("TREADLE_MODEL")) return path;
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  const std::string base = cache ? cache : Str(home ? home : "", "/.cache");
+  return base + "/treadle/SmolLM2-135M-Instruct.Q4_1.gguf";
+}
+
+class DefaultModelTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string path = ModelPath();
+    if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
+    auto checkpoint = Checkpoint::Open(path);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    checkpoint_ = *std::move(checkpoint);
+    if (checkpoint_->model_name().find("SmolLM2") == std::string::npos) {
+      GTEST_SKIP() << path << " is another model than the oracle's";
+    }
+    ASSERT_NE(checkpoint_->tokenizer(), nullptr);
+    auto tokenizer = Tokenizer::Create(*checkpoint_->tokenizer());
+    ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+    tokenizer_ = *std::move(tokenizer);
+  }
+
+  std::unique_ptr<Checkpoint> checkpoint_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+};
+
+TEST_F(DefaultModelTest, EncodesAndDecodesAsTheAuthors) {
+  CheckCases(*tokenizer_, ReadOracle("default-model.json"));
+}
+
+TEST_F(DefaultModelTest, ChatPromptHas37Tokens) {
+  const auto parsed = ChatTemplate::Parse(checkpoint_->chat_template());
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  const auto prompt = parsed->Render({{"user", "What is the capital of France?"}}, {});
+  ASSERT_TRUE(prompt.ok()) << prompt.status();
+  const auto ids = tokenizer_->Encode(*prompt, {});
+  ASSERT_TRUE(ids.ok()) << ids.status();
+  EXPECT_EQ(ids->size(), 37u);
+  EXPECT_EQ(tokenizer_->Decode(*ids, /*special=*/true), *prompt);
+}
+
+}  // namespace
+}  // namespace treadle

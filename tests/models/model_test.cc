@@ -1,0 +1,251 @@
+// Logits of small random checkpoints against transformers (tests/oracles/make_logit_oracles.py).
+//
+// The tolerance. The oracle is computed in float64; beside it lies E, how far transformers' own
+// float32 logits are from it: fp32 rounding as this very model propagates it. Our sums run in one
+// chain over k, a library's in 16 lanes or more; rounding errors of a chain grow with the square
+// root of its length, so ours may be sqrt(16) times theirs. Both are maxima over a few thousand
+// logits of different samples: another factor of 2. Hence 8 E.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/reference/reference_backend.h"
+#include "kernels/status.h"
+#include "tests/models/teacher_forcing.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr double kToleranceFactor = 8;
+
+struct Device {
+  const char* name;
+  std::optional<CpuIsa> isa;  // unset: the reference backend
+};
+constexpr Device kDevices[] = {
+    {"reference", {}}, {"avx2", CpuIsa::kAvx2}, {"avx512", CpuIsa::kAvx512}};
+
+bool RunsHere(const Device& device) {
+  const std::vector<CpuIsa> here = SupportedIsas();
+  return !device.isa || std::ranges::find(here, *device.isa) != here.end();
+}
+
+std::unique_ptr<Backend> MakeBackend(const Device& device, int threads) {
+  if (!device.isa) return CreateReferenceBackend();
+  CpuBackendOptions options;
+  options.threads = threads;
+  options.compute = ComputeMode::kExact;
+  options.isa = device.isa;
+  auto backend = CreateCpuBackend(options);
+  TREADLE_CHECK(backend.ok());
+  return *std::move(backend);
+}
+
+std::vector<float> Logits(const std::string& path, const Device& device, int64_t chunk,
+                          std::span<const int32_t> ids) {
+  const auto checkpoint = Checkpoint::Open(path);
+  EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+  if (!checkpoint.ok()) return {};
+  const auto model =
+      TeacherForcing::Create(**checkpoint, MakeBackend(device, 2),
+                             {.max_tokens = static_cast<int64_t>(ids.size()), .chunk = chunk});
+  EXPECT_TRUE(model.ok()) << model.status();
+  return model.ok() ? (*model)->Logits(ids) : std::vector<float>();
+}
+
+struct Oracle {
+  std::vector<int32_t> token_ids;
+  std::vector<float> logits;  // [tokens * vocab]
+  double tolerance = 0;
+};
+
+Oracle ReadOracle(const std::string& folder) {
+  std::ifstream description(folder + "/oracle.json");
+  const nlohmann::json json = nlohmann::json::parse(description);
+  Oracle oracle;
+  oracle.token_ids = json["token_ids"].get<std::vector<int32_t>>();
+  oracle.tolerance = kToleranceFactor * json["fp32_rounding"].get<double>();
+  std::ifstream file(folder + "/logits.f32", std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  oracle.logits.resize(bytes.size() / sizeof(float));
+  std::memcpy(oracle.logits.data(), bytes.data(), oracle.logits.size() * sizeof(float));
+  return oracle;
+}
+
+// Largest difference; and the same argmax wherever the oracle's lead exceeds twice the tolerance.
+void ExpectSameLogits(std::span<const float> found, const Oracle& oracle) {
+  ASSERT_EQ(found.size(), oracle.logits.size());
+  const size_t vocab = found.size() / oracle.token_ids.size();
+  double largest = 0;
+  int decided = 0;
+  for (size_t position = 0; position < oracle.token_ids.size(); ++position) {
+    const auto row = found.subspan(position * vocab, vocab);
+    const std::span wanted = std::span(oracle.logits).subspan(position * vocab, vocab);
+    for (size_t i = 0; i < vocab; ++i) {
+      ASSERT_TRUE(std::isfinite(row[i])) << "position " << position << ", token " << i;
+      largest = std::max(largest, std::abs(double{row[i]} - double{wanted[i]}));
+    }
+    std::vector<float> sorted(wanted.begin(), wanted.end());
+    std::ranges::sort(sorted, std::greater());
+    if (sorted[0] - sorted[1] <= 2 * oracle.tolerance) continue;
+    ++decided;
+    EXPECT_EQ(ArgMax(row), ArgMax(wanted)) << "position " << position;
+  }
+  EXPECT_LE(largest, oracle.tolerance);
+  EXPECT_GT(decided, static_cast<int>(oracle.token_ids.size()) / 2);
+}
+
+class TransformersLogits : public ::testing::TestWithParam<std::tuple<const char*, Device>> {};
+
+TEST_P(TransformersLogits, AreOurs) {
+  const auto& [name, device] = GetParam();
+  if (!RunsHere(device)) GTEST_SKIP() << "this processor has no " << device.name;
+  const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
+  const Oracle oracle = ReadOracle(folder);
+  for (const int64_t chunk : {int64_t{64}, int64_t{7}}) {
+    SCOPED_TRACE(Str("chunks of ", chunk));
+    ExpectSameLogits(Logits(folder, device, chunk, oracle.token_ids), oracle);
+  }
+}
+
+std::string Identifier(std::string name) {
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TransformersLogits,
+                         ::testing::Combine(::testing::Values("llama-ungrouped", "llama-grouped",
+                                                              "llama-one-kv-head", "llama-scaled",
+                                                              "llama-linear", "mistral", "gpt2",
+                                                              "gpt2-untied"),
+                                            ::testing::ValuesIn(kDevices)),
+                         [](const auto& info) {
+                           return Identifier(
+                               Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
+                         });
+
+// -- the two containers --------------------------------------------------------------------------
+
+class TinyModels : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+    directory_ = std::filesystem::path(::testing::TempDir()) / Str("tiny-models-", test->name());
+    std::filesystem::remove_all(directory_);
+    std::filesystem::create_directories(directory_ / "folder");
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string directory() const { return directory_.string(); }
+  std::string folder() const { return (directory_ / "folder").string(); }
+
+  static std::vector<int32_t> RandomIds(size_t count) {
+    std::mt19937 random(5);
+    std::vector<int32_t> ids;
+    while (ids.size() < count) {
+      ids.push_back(static_cast<int32_t>(random() % static_cast<uint32_t>(TinyVocabulary())));
+    }
+    return ids;
+  }
+
+  std::filesystem::path directory_;
+};
+
+// The same weights, Q and K permuted and GPT-2's matrices transposed in one of them: the same bits.
+TEST_F(TinyModels, GgufAndFolderGiveTheSameBits) {
+  using Write = absl::StatusOr<std::string> (*)(const std::string&, const TinyModelOptions&);
+  const std::pair<Write, Write> writers[] = {{WriteTinyLlamaGguf, WriteTinyLlamaFolder},
+                                             {WriteTinyGpt2Gguf, WriteTinyGpt2Folder}};
+  const std::vector<int32_t> ids = RandomIds(50);
+  for (const auto& [write_gguf, write_folder] : writers) {
+    for (const char* format : {"f32", "f16", "bf16"}) {
+      for (const bool tied : {true, false}) {
+        TinyModelOptions options;
+        options.format = format;
+        options.tied_head = tied;
+        SCOPED_TRACE(Str(format, tied ? ", tied" : ", untied"));
+        const auto gguf = write_gguf(directory(), options);
+        const auto folder_path = write_folder(folder(), options);
+        ASSERT_TRUE(gguf.ok()) << gguf.status();
+        ASSERT_TRUE(folder_path.ok()) << folder_path.status();
+        for (const Device& device : kDevices) {
+          if (!RunsHere(device)) continue;
+          const std::vector<float> one = Logits(*gguf, device, 64, ids);
+          const std::vector<float> other = Logits(*folder_path, device, 64, ids);
+          ASSERT_FALSE(one.empty());
+          EXPECT_EQ(one, other) << device.name;
+        }
+      }
+    }
+  }
+}
+
+// N3: a pipeline split gives the same bits.
+TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
+  for (const bool gpt2 : {false, true}) {
+    TinyModelOptions options;
+    options.layers = 3;
+    options.tied_head = gpt2;
+    const auto path = (gpt2 ? WriteTinyGpt2Gguf : WriteTinyLlamaGguf)(directory(), options);
+    ASSERT_TRUE(path.ok()) << path.status();
+    const auto checkpoint = Checkpoint::Open(*path);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const ModelConfig& config = (*checkpoint)->config();
+    const std::vector<int32_t> ids = RandomIds(20);
+    const auto rows = static_cast<int64_t>(ids.size());
+    std::vector<int32_t> positions;
+    for (int32_t i = 0; i < rows; ++i) positions.push_back(i);
+    const int32_t pages[] = {0, 1};
+    const SequenceSpan sequence = {0, static_cast<int32_t>(rows), 0, pages};
+    const KvLayout layout = {config.kv_heads, config.head_dim, 16, 2, DType::kF32};
+    const auto options_of = [&](LayerRange range) {
+      LoadOptions load;
+      load.layers = range;
+      load.max_batch_tokens = rows;
+      return load;
+    };
+    const auto run = [&](std::initializer_list<LayerRange> ranges) {
+      std::vector<float> hidden(static_cast<size_t>(rows * config.hidden));
+      const Tensor tensor = DenseTensor(hidden.data(), DType::kF32, rows, config.hidden);
+      std::vector<float> logits(static_cast<size_t>(rows * config.vocab));
+      for (const LayerRange& range : ranges) {
+        const auto backend = MakeBackend(kDevices[0], 1);
+        const auto model = Model::Load(**checkpoint, *backend, options_of(range));
+        TREADLE_CHECK(model.ok());
+        std::vector<std::vector<std::byte>> memory(
+            static_cast<size_t>(config.layers),
+            std::vector<std::byte>(static_cast<size_t>(2 * layout.PageBytes())));
+        std::vector<std::byte*> layers;
+        for (auto& layer : memory) layers.push_back(layer.data());
+        (*model)->Forward({ids, positions, {&sequence, 1}}, {layout, layers}, tensor);
+        if ((*model)->last_stage()) {
+          (*model)->Head(tensor, DenseTensor(logits.data(), DType::kF32, rows, config.vocab));
+        }
+      }
+      return logits;
+    };
+    EXPECT_EQ(run({{0, 3}}), run({{0, 1}, {1, 2}, {2, 3}}));
+  }
+}
+
+TEST(MistralWindow, CapsTheContextAndSaysSo) {
+  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/mistral");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  EXPECT_EQ((*checkpoint)->config().context, 40);
+  EXPECT_THAT((*checkpoint)->config().notice, HasSubstr("sliding window of 40"));
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,104 @@
+#include "tests/models/teacher_forcing.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+constexpr int64_t kPageSize = 16;
+constexpr int64_t kHeadRows = 64;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TeacherForcing>> TeacherForcing::Create(
+    const Checkpoint& checkpoint, std::unique_ptr<Backend> backend, const Options& options) {
+  std::unique_ptr<TeacherForcing> out(new TeacherForcing());
+  out->backend_ = std::move(backend);
+  out->options_ = options;
+  LoadOptions load;
+  load.max_batch_tokens = options.chunk;
+  load.max_head_rows = kHeadRows;
+  load.max_context = options.max_tokens;
+  TREADLE_ASSIGN_OR_RETURN(out->model_, Model::Load(checkpoint, *out->backend_, load));
+  const ModelConfig& config = out->model_->config();
+  out->layout_ = {.kv_heads = config.kv_heads,
+                  .head_dim = config.head_dim,
+                  .page_size = kPageSize,
+                  .num_pages = (options.max_tokens + kPageSize - 1) / kPageSize,
+                  .dtype = options.kv_dtype};
+  // Any order of pages will do: the last comes first here.
+  for (int64_t page = out->layout_.num_pages; page-- > 0;) {
+    out->pages_.push_back(static_cast<int32_t>(page));
+  }
+  const int64_t layer_bytes = out->layout_.num_pages * out->layout_.PageBytes();
+  const auto allocate = [&](Buffer& buffer, int64_t bytes) -> absl::Status {
+    TREADLE_ASSIGN_OR_RETURN(buffer, out->backend_->Allocate(static_cast<size_t>(bytes)));
+    return absl::OkStatus();
+  };
+  TREADLE_RETURN_IF_ERROR(allocate(out->kv_, config.layers * layer_bytes));
+  TREADLE_RETURN_IF_ERROR(allocate(out->hidden_, options.chunk * config.hidden * 4));
+  TREADLE_RETURN_IF_ERROR(allocate(out->logits_, kHeadRows * config.vocab * 4));
+  for (int64_t i = 0; i < config.layers; ++i) {
+    out->layers_.push_back(out->kv_.data() + i * layer_bytes);
+  }
+  return out;
+}
+
+void TeacherForcing::Forward(std::span<const int32_t> token_ids, int64_t begin, int64_t end) {
+  std::vector<int32_t> positions;
+  for (int64_t p = begin; p < end; ++p) positions.push_back(static_cast<int32_t>(p));
+  const SequenceSpan sequence = {.first_row = 0,
+                                 .num_rows = static_cast<int32_t>(end - begin),
+                                 .first_position = static_cast<int32_t>(begin),
+                                 .pages = pages_.data()};
+  const Batch batch = {token_ids.subspan(begin, end - begin), positions, {&sequence, 1}};
+  model_->Forward(batch, {layout_, layers_},
+                  DenseTensor(hidden_.data(), DType::kF32, end - begin, model_->config().hidden));
+}
+
+void TeacherForcing::Run(std::span<const int32_t> token_ids, const Row& row) {
+  const ModelConfig& config = model_->config();
+  const auto length = static_cast<int64_t>(token_ids.size());
+  TREADLE_CHECK(length <= options_.max_tokens);
+  std::vector<float> host(static_cast<size_t>(config.vocab));
+  for (int64_t begin = 0; begin < length; begin += options_.chunk) {
+    const int64_t end = std::min(begin + options_.chunk, length);
+    Forward(token_ids, begin, end);
+    const Tensor hidden = DenseTensor(hidden_.data(), DType::kF32, end - begin, config.hidden);
+    for (int64_t at = begin; at < end; at += kHeadRows) {
+      const int64_t rows = std::min(kHeadRows, end - at);
+      const Tensor logits = DenseTensor(logits_.data(), DType::kF32, rows, config.vocab);
+      model_->Head(hidden.Rows(at - begin, rows), logits);
+      for (int64_t i = 0; i < rows; ++i) {
+        backend_->Synchronize();
+        backend_->CopyToHost(host.data(), logits.Row<float>(i), host.size() * sizeof(float));
+        row(at + i, host);
+      }
+    }
+  }
+}
+
+std::vector<float> TeacherForcing::Logits(std::span<const int32_t> token_ids) {
+  std::vector<float> all;
+  Run(token_ids, [&](int64_t, std::span<const float> logits) {
+    all.insert(all.end(), logits.begin(), logits.end());
+  });
+  return all;
+}
+
+std::string DefaultModelPath() {
+  if (const char* path = std::getenv("TREADLE_MODEL")) return path;
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  const char* home = std::getenv("HOME");
+  const std::string folder = cache != nullptr ? cache : std::string(home ? home : "") + "/.cache";
+  return folder + "/treadle/SmolLM2-135M-Instruct.Q4_1.gguf";
+}
+
+int64_t ArgMax(std::span<const float> values) {
+  return std::ranges::max_element(values) - values.begin();
+}
+
+}  // namespace treadle

@@ -1,0 +1,243 @@
+#include "models/tokenizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "models/pre_tokenizer.h"
+#include "models/tokenizer_json.h"
+#include "models/unicode.h"
+#include "tests/models/tokenizer_oracle.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::unique_ptr<Tokenizer> FromFolder(const std::string& name) {
+  auto spec = ReadTokenizerJson(TREADLE_TESTDATA "/tokenizers/" + name);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  auto tokenizer = Tokenizer::Create(*std::move(spec));
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return *std::move(tokenizer);
+}
+
+// As a GGUF file gives it: scores and kinds, no merges.
+TokenizerSpec ScoredSpec() {
+  constexpr TokenKind kKinds[] = {TokenKind::kNormal, TokenKind::kUnknown, TokenKind::kControl,
+                                  TokenKind::kByte};
+  TokenizerSpec spec;
+  spec.model = TokenizerSpec::Model::kSentencePiece;
+  spec.add_space_prefix = true;
+  const auto oracle = ReadOracle("sentencepiece-scores.json");
+  for (const auto& piece : oracle["pieces"]) {
+    spec.tokens.push_back(
+        {piece[0].get<std::string>(), piece[1].get<float>(), kKinds[piece[2].get<size_t>()]});
+  }
+  spec.unknown = 0;
+  spec.bos = 1;
+  spec.eos = 2;
+  spec.add_bos = true;
+  return spec;
+}
+
+std::unique_ptr<Tokenizer> Scored() {
+  auto tokenizer = Tokenizer::Create(ScoredSpec());
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return *std::move(tokenizer);
+}
+
+class OracleTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(OracleTest, EncodesAndDecodesAsTheAuthors) {
+  const std::string name = GetParam();
+  CheckCases(*FromFolder(name), ReadOracle(name + "/oracle.json"));
+}
+
+INSTANTIATE_TEST_SUITE_P(TokenizerJson, OracleTest,
+                         ::testing::Values("gpt-2", "smollm", "llama-bpe", "qwen2", "llama",
+                                           "mistral"),
+                         [](const auto& test) {
+                           std::string name = test.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+TEST(SentencePieceTest, ScoresGiveWhatTheLibraryGives) {
+  CheckCases(*Scored(), ReadOracle("sentencepiece-scores.json"));
+}
+
+TEST(SentencePieceTest, ScoresAndMergesAgree) {
+  const auto scored = Scored();
+  const auto merged = FromFolder("llama");
+  const auto oracle = ReadOracle("llama/oracle.json");
+  for (const auto& row : oracle["cases"]) {
+    const auto text = row["text"].get<std::string>();
+    EXPECT_EQ(*scored->Encode(text, {}), *merged->Encode(text, {})) << text;
+  }
+}
+
+TEST(SentencePieceTest, WithoutByteTokensARunOfStrangersIsOneUnknown) {
+  TokenizerSpec spec;
+  spec.model = TokenizerSpec::Model::kSentencePiece;
+  spec.tokens = {{"<unk>", 0, TokenKind::kUnknown}, {"a"}, {"b"}, {"ab"}};
+  spec.unknown = 0;
+  const auto tokenizer = Tokenizer::Create(spec);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_THAT(*(*tokenizer)->Encode("xyabz", {}), ElementsAre(0, 3, 0));
+}
+
+TEST(TokenizerTest, SpecialTextIsTextUnlessAsked) {
+  const auto tokenizer = FromFolder("smollm");
+  const auto special = tokenizer->Encode("<|im_end|>", {});
+  ASSERT_EQ(*special, std::vector<int32_t>{tokenizer->spec().eos});
+  const auto text = tokenizer->Encode("<|im_end|>", {.parse_special = false});
+  EXPECT_GT(text->size(), 1u);
+  EXPECT_THAT(*text, ::testing::Not(::testing::Contains(tokenizer->spec().eos)));
+  EXPECT_EQ(tokenizer->Decode(*text, false), "<|im_end|>");
+  EXPECT_EQ(tokenizer->Decode(*special, false), "");
+  EXPECT_EQ(tokenizer->Decode(*special, true), "<|im_end|>");
+}
+
+TEST(TokenizerTest, UserDefinedTokensAreAlwaysFound) {
+  const auto tokenizer = FromFolder("qwen2");
+  const auto with = tokenizer->Encode("a<tool>b", {});
+  EXPECT_EQ(*with, *tokenizer->Encode("a<tool>b", {.parse_special = false}));
+  EXPECT_EQ(with->size(), 3u);
+}
+
+TEST(TokenizerTest, RoundTripsEveryText) {
+  std::mt19937 random(11);
+  for (const char* name : {"gpt-2", "smollm", "llama-bpe", "llama"}) {
+    const auto tokenizer = FromFolder(name);
+    for (int i = 0; i < 200; ++i) {
+      std::string text;
+      const int length = static_cast<int>(random() % 40);
+      for (int c = 0; c < length; ++c) {
+        constexpr char32_t kRanges[] = {0x80, 0x100, 0x800, 0x3000, 0xD800, 0x1F700, 0x20};
+        AppendUtf8(random() % kRanges[random() % 7], &text);
+      }
+      if (FindInvalidUtf8(text) != text.npos || text.find('<') != text.npos) continue;
+      const auto ids = tokenizer->Encode(text, {.parse_special = false});
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      EXPECT_EQ(tokenizer->Decode(*ids, false), text) << name;
+      CheckStream(*tokenizer, *ids, false, text);
+    }
+  }
+}
+
+TEST(TokenizerTest, RefusesInvalidUtf8WithItsOffset) {
+  const auto byte_level = FromFolder("gpt-2");
+  const auto scored = Scored();
+  for (const Tokenizer* tokenizer : {byte_level.get(), scored.get()}) {
+    for (const char* bad : {"abc\xFF", "abc\xC3", "abc\xC0\x80", "abc\xED\xA0\x80",
+                            "abc\xF4\x90\x80\x80", "abc\x80", "abc\xE2\x82"}) {
+      const auto ids = tokenizer->Encode(bad, {});
+      EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(std::string(ids.status().message()), HasSubstr("UTF-8 at byte 3"));
+    }
+  }
+}
+
+// A megabyte without a place to cut would take hours if any step were quadratic.
+TEST(TokenizerTest, OneLongWordIsNoTrap) {
+  const auto byte_level = FromFolder("llama-bpe");
+  const auto scored = Scored();
+  const std::string letters(1 << 20, 'a');
+  const std::string spaces(1 << 20, ' ');
+  std::string lines;
+  std::string marks = "e";
+  std::string brackets;
+  for (int i = 0; i < 1 << 18; ++i) {
+    lines += " \n x";
+    marks += "\xCC\x81\xCC\xA7";
+    brackets += "<|im";
+  }
+  for (const std::string& text : {letters, spaces, spaces + "x", lines, marks, brackets}) {
+    for (const Tokenizer* tokenizer : {byte_level.get(), scored.get()}) {
+      const auto ids = tokenizer->Encode(text, {.add_special = false});
+      ASSERT_TRUE(ids.ok()) << ids.status();
+      EXPECT_EQ(tokenizer->Decode(*ids, false), text);
+    }
+  }
+  EXPECT_TRUE(FromFolder("qwen2")->Encode(marks, {}).ok());
+}
+
+TEST(StreamDecoderTest, HoldsBackAnUnfinishedCharacter) {
+  const auto tokenizer = FromFolder("gpt-2");
+  const auto byte = [&](uint8_t value) {
+    for (int32_t id = 0; id < tokenizer->size(); ++id) {
+      if (tokenizer->TokenBytes(id, false) == std::string(1, static_cast<char>(value))) return id;
+    }
+    return -1;
+  };
+  StreamDecoder decoder(*tokenizer, false);
+  EXPECT_EQ(decoder.Push(byte(0xF0)), "");
+  EXPECT_EQ(decoder.Push(byte(0x9F)), "");
+  EXPECT_EQ(decoder.Push(byte(0x98)), "");
+  EXPECT_EQ(decoder.Push(byte(0x80)), "\xF0\x9F\x98\x80");
+  EXPECT_EQ(decoder.Push(byte(0xE2)), "");
+  EXPECT_EQ(decoder.Push(byte('a')),
+            "\xEF\xBF\xBD"
+            "a");
+  EXPECT_EQ(decoder.Push(byte(0xE2)), "");
+  EXPECT_EQ(decoder.Push(byte(0x82)), "");
+  EXPECT_EQ(decoder.Finish(), "\xEF\xBF\xBD");
+}
+
+TEST(StreamDecoderTest, LeadingSpaceGoesOnlyWhereNothingCameBefore) {
+  const auto tokenizer = Scored();
+  const auto ids = tokenizer->Encode("the engine", {.add_special = false});
+  const auto all = [&](bool continues) {
+    StreamDecoder decoder(*tokenizer, false, continues);
+    std::string text;
+    for (int32_t id : *ids) text += decoder.Push(id);
+    return text + decoder.Finish();
+  };
+  EXPECT_EQ(all(false), "the engine");
+  EXPECT_EQ(all(true), " the engine");
+  EXPECT_EQ(tokenizer->Decode(*ids, false), "the engine");
+}
+
+TEST(TokenizerTest, IdsOutsideTheVocabularyGiveNothing) {
+  const auto tokenizer = FromFolder("gpt-2");
+  for (int32_t id : {-1, INT32_MIN, tokenizer->size(), INT32_MAX}) {
+    EXPECT_EQ(tokenizer->TokenBytes(id, true), "");
+  }
+}
+
+TEST(TokenizerTest, RefusesSpecsThatContradictThemselves) {
+  const auto message = [](const TokenizerSpec& spec) {
+    const auto tokenizer = Tokenizer::Create(spec);
+    return tokenizer.ok() ? "" : std::string(tokenizer.status().message());
+  };
+  TokenizerSpec spec;
+  EXPECT_THAT(message(spec), HasSubstr("empty"));
+  spec.tokens = {{"a"}, {"b"}};
+  spec.pre_tokenizer = "gpt-7";
+  EXPECT_THAT(message(spec), HasSubstr("'gpt-7' is not known; known are 'gpt-2'"));
+  spec.pre_tokenizer = "gpt-2";
+  spec.merges = {{"a", "b"}};
+  EXPECT_THAT(message(spec), HasSubstr("merge 0 ('a' and 'b') needs the token 'ab'"));
+  spec.model = TokenizerSpec::Model::kSentencePiece;
+  EXPECT_THAT(message(spec), HasSubstr("neither 256 byte tokens nor an unknown token"));
+  spec.unknown = 1;
+  EXPECT_THAT(message(spec), HasSubstr("needs the token 'ab'"));
+  spec.eos = 2;
+  EXPECT_THAT(message(spec), HasSubstr("EOS id 2 is outside the vocabulary of 2"));
+  spec.eos = -1;
+  spec.add_bos = true;
+  EXPECT_THAT(message(spec), HasSubstr("adds a BOS token, but none is named"));
+}
+
+TEST(UnicodeTest, NormalizesToFormC) {
+  EXPECT_EQ(NormalizeNfc("e\u0301 \u212B A\u030A"), "\u00E9 \u00C5 \u00C5");
+  EXPECT_EQ(NormalizeNfc("\u1112\u1161\u11AB"), "\uD55C");
+  EXPECT_EQ(NormalizeNfc("a\u0315\u0300\u05AE\u0300b"), "\u00E0\u05AE\u0300\u0315b");
+  EXPECT_EQ(NormalizeNfc("\u0958 \u2ADC"), "\u0915\u093C \u2ADD\u0338");  // excluded pairs
+}
+
+}  // namespace
+}  // namespace treadle

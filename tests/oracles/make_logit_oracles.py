@@ -1,0 +1,195 @@
+#!/usr/bin/env python3
+"""Writes tests/testdata/models/: small random checkpoints with the logits transformers gives them,
+or, with the default GGUF file as the argument, what it gives that one.
+
+Run from the repository's root, with torch, transformers, gguf, tokenizers and safetensors installed.
+
+Logits are computed in float64. How far transformers' own float32 logits are from those is the
+measure of fp32 rounding for that checkpoint; it is kept beside them, and the tests' tolerance is a
+multiple of it.
+"""
+import json
+import os
+import shutil
+import struct
+import sys
+
+import numpy as np
+import torch
+import transformers
+
+OUT = "tests/testdata/models"
+VOCAB = 131
+LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
+             num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
+             tie_word_embeddings=False, bos_token_id=0, eos_token_id=1)
+GPT2 = dict(vocab_size=VOCAB, n_embd=35, n_layer=2, n_head=5, n_positions=48, n_inner=53,
+            bos_token_id=0, eos_token_id=1)
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16)
+
+# name: (class, configuration, type of the file, tokens, options of save_pretrained)
+CASES = {
+    "llama-ungrouped": ("Llama", LLAMA | dict(tie_word_embeddings=True), "bfloat16", 40, {}),
+    "llama-grouped": ("Llama", LLAMA | dict(num_attention_heads=6, num_key_value_heads=2, head_dim=10,
+                                            rope_theta=500.0), "float32", 40, {}),
+    "llama-one-kv-head": ("Llama", LLAMA | dict(num_attention_heads=5, num_key_value_heads=1, head_dim=8,
+                                                attention_bias=True), "float16", 40,
+                          dict(max_shard_size="15KB")),
+    "llama-scaled": ("Llama", LLAMA | dict(rope_scaling=LLAMA3), "float16", 90, {}),
+    "llama-linear": ("Llama", LLAMA | dict(rope_scaling=dict(rope_type="linear", factor=4.0)), "bfloat16", 40, {}),
+    "mistral": ("Mistral", LLAMA | dict(num_key_value_heads=1, sliding_window=40), "bfloat16", 40, {}),
+    "gpt2": ("GPT2", GPT2, "float32", 40, {}),
+    "gpt2-untied": ("GPT2", GPT2 | dict(n_inner=None, n_head=7, tie_word_embeddings=False), "float16", 48, {}),
+}
+CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+           "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
+           "GPT2": (transformers.GPT2Config, transformers.GPT2LMHeadModel)}
+
+
+def randomize(model, generator):
+    """Weights large enough that every part of the computation shows in the logits."""
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if weight.dim() == 2 and "emb" not in name and ".wte" not in name and ".wpe" not in name:
+            inputs = weight.shape[0] if "c_" in name else weight.shape[1]
+            weight.data = noise * 1.5 / inputs**0.5
+        elif weight.dim() == 2:
+            weight.data = noise * 0.7
+        elif "bias" in name:
+            weight.data = noise * 0.3
+        else:
+            weight.data = 1 + noise * 0.2
+
+
+def in_double(model):
+    """The model in float64, its norms too (transformers computes those in float32)."""
+    model = model.double()
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            def forward(x, m=module):
+                return m.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + m.variance_epsilon))
+            module.forward = forward
+    return model
+
+
+@torch.no_grad()
+def logits(model, ids):
+    return model(torch.tensor([ids]), use_cache=False).logits[0].double().numpy()
+
+
+def small_checkpoints():
+    for index, (name, (kind, options, dtype, count, save)) in enumerate(CASES.items()):
+        folder = os.path.join(OUT, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        config_class, model_class = CLASSES[kind]
+        generator = torch.Generator().manual_seed(1000 + index)
+        model = model_class(config_class(**options, attn_implementation="sdpa")).eval()
+        randomize(model, generator)
+        model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
+        # As a user's program reads it.
+        model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+        ids = torch.randint(0, VOCAB, (count,), generator=generator).tolist()
+        single = logits(model, ids)
+        double = logits(in_double(model), ids)
+        double.astype("<f4").tofile(os.path.join(folder, "logits.f32"))
+        rounding = float(np.abs(single - double).max())
+        with open(os.path.join(folder, "oracle.json"), "w") as file:
+            json.dump({"token_ids": ids, "fp32_rounding": rounding}, file)
+            file.write("\n")
+        print(name, "largest logit", np.abs(double).max(), "fp32 rounding", rounding)
+
+
+# -- the default model --------------------------------------------------------------------------------
+
+LENGTHS = [1024, 512, 512]  # of the sequences
+TOP = 5
+PROBES = 8
+
+
+def half_split_rows(weight, heads):
+    """GGUF's rows of Q and K, back in the order of Hugging Face files."""
+    half = weight.shape[0] // heads // 2
+    return weight.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def default_model(path):
+    import gguf
+    reader = gguf.GGUFReader(path)
+
+    def value(key):
+        return reader.get_field(key).contents()
+
+    heads, kv_heads = value("llama.attention.head_count"), value("llama.attention.head_count_kv")
+    tensors = {t.name: gguf.quants.dequantize(t.data, t.tensor_type).astype(np.float32) for t in reader.tensors}
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+             "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+             "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
+             "ffn_down": "mlp.down_proj"}
+    state = {"model.embed_tokens.weight": tensors["token_embd.weight"],
+             "model.norm.weight": tensors["output_norm.weight"],
+             "lm_head.weight": tensors["token_embd.weight"]}
+    for name, data in tensors.items():
+        if name.startswith("blk."):
+            _, layer, part, _ = name.split(".")
+            if part in ("attn_q", "attn_k"):
+                data = half_split_rows(data, heads if part == "attn_q" else kv_heads)
+            state[f"model.layers.{layer}.{names[part]}.weight"] = data
+    config = transformers.LlamaConfig(
+        vocab_size=state["lm_head.weight"].shape[0], hidden_size=value("llama.embedding_length"),
+        intermediate_size=value("llama.feed_forward_length"), num_hidden_layers=value("llama.block_count"),
+        num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=True,
+        max_position_embeddings=value("llama.context_length"), rope_theta=value("llama.rope.freq_base"),
+        rms_norm_eps=value("llama.attention.layer_norm_rms_epsilon"), attn_implementation="sdpa")
+    model = transformers.LlamaForCausalLM(config).eval()
+    # Copies: the file's arrays are views of a read-only mapping.
+    model.load_state_dict({k: torch.from_numpy(np.array(v)) for k, v in state.items()})
+    return model, value("tokenizer.ggml.tokens"), value("tokenizer.ggml.merges")
+
+
+def text_ids(tokens, merges):
+    """A real text, the project's licence, in the model's vocabulary."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    pairs = [tuple(merge.split(" ")) for merge in merges]
+    tokenizer = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    with open("LICENSE", encoding="utf-8") as file:
+        return tokenizer.encode(" ".join(file.read().split())).ids
+
+
+def default_oracle(path):
+    """Little-endian: u32 sequences, tokens of each, top, probes; f32 fp32_rounding; u16 ids of the probes; then
+    for each sequence u16 token ids, and for each position: f32 log of the sum of exponentials, top ids u16 and
+    logits f32, f32 logits of the probes."""
+    model, tokens, merges = default_model(path)
+    ids = text_ids(tokens, merges)
+    assert len(ids) >= sum(LENGTHS), len(ids)
+    parts, begin = [], 0
+    for length in LENGTHS:
+        parts.append(ids[begin:begin + length])
+        begin += length
+    singles = [logits(model, part).astype(np.float32) for part in parts]
+    model = in_double(model)
+    probes = np.random.default_rng(7).integers(0, len(tokens), PROBES)
+    rounding, body = 0.0, b""
+    for part, single in zip(parts, singles):
+        rows = logits(model, part)
+        rounding = max(rounding, float(np.abs(single - rows).max()))
+        body += np.array(part, "<u2").tobytes()
+        for row in rows:
+            top = np.argsort(-row)[:TOP]
+            peak = row.max()
+            body += struct.pack("<f", peak + np.log(np.exp(row - peak).sum()))
+            body += top.astype("<u2").tobytes() + row[top].astype("<f4").tobytes() + row[probes].astype("<f4").tobytes()
+    with open(os.path.join(OUT, "default-model.bin"), "wb") as file:
+        file.write(struct.pack(f"<{3 + len(LENGTHS)}I", len(LENGTHS), *LENGTHS, TOP, PROBES))
+        file.write(struct.pack("<f", rounding) + probes.astype("<u2").tobytes() + body)
+    print("default model: fp32 rounding", rounding)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        default_oracle(sys.argv[1])
+    else:
+        small_checkpoints()

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Writes tests/testdata/tokenizers/: small tokenizers with what the authors' libraries make of hard text.
+
+Run from the repository's root, with tokenizers, sentencepiece, transformers and gguf installed. For
+the default model (first argument: its GGUF file), only texts and ids are kept; the test reads the
+vocabulary from the file itself.
+"""
+import io
+import json
+import os
+import random
+import shutil
+import sys
+
+import gguf
+import sentencepiece
+from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normalizers,
+                        pre_tokenizers, processors, trainers)
+
+OUT = "tests/testdata/tokenizers"
+LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+          r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+
+HARD = [
+    "", " ", "  ", "   ", "\t", "\n", "\r\n", " \n", "\n ", "\n\n\n", " \t \r\n \n  x", "a  b   c    d",
+    "Hello world", " Hello world", "Hello  world ", "hello\nworld\n", "\r\nline\r\n\r\nline\r",
+    "I'm you're he'll we've it's don't I'd I'M YOU'RE DON'T IT'S 'tis 's 'S 'ſ ''s it'sx",
+    "1", "12", "123", "1234", "12345678901234567890", "3.14159 1,000,000 ½ ² ٣٤ Ⅷ ① 2nd", "a1b22c333d4444",
+    "x = y+1; // comment\n\tif (a && !b) { return \"str\\n\"; }\n", "def f(x):\n    return x ** 2\n\n\nclass A:\n        pass",
+    "😀", "👩‍👩‍👧‍👦 family", "👍🏽👍🏿", "🇩🇪🇫🇷", "a😀b🤖c", "❤️", "e\u0301 é n\u0303 ñ", "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A",
+    "Привет, мир!", "你好，世界", "こんにちは 世界", "안녕하세요", "\u1112\u1161\u11ab한", "مرحبا بالعالم", "שלום", "नमस्ते दुनिया", "สวัสดี",
+    "mixed Привет你好hello안녕", "naïve café Ångström Å Å ﬁ Ω Ω", "\u00a0nbsp\u00a0\u3000wide\u2009thin\u200bzero\ufeffbom\u180emvs\u0085nel\u2028ls\u2029ps",
+    "\x00nul\x01\x02\x1b[0m\x7f\x80", "\x1c\x1d\x1e\x1f", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "Donaudampfschifffahrtselektrizitätenhauptbetriebswerkbauunterbeamtengesellschaft" * 3,
+    "!!!???...---___***", "#include <stdio.h>", "https://example.com/a?b=c&d=%20#frag", "user@example.com", "$€£¥₿ ±×÷ ≤≥≠",
+    "▁ already ▁ there▁", "<0x0A> <0x41>", "<s> </s> <unk>", "a<s>b", "x</s>", "<|endoftext|>", "a <|im_start|>user\nhi<|im_end|>\n b",
+    "<|im_start|><|im_end|><|im_start", "<|im_<|im_end|>", "<|begin_of_text|>Hi<|eot_id|>", "<tool>x</tool>", "a  <mask>  b", "<mask>", "x <pad> y",
+    "   leading and trailing   ", "tab\tseparated\tvalues\n", "\U0010ffff\ufffd\ue000", "ĠĊč Ġ", "the the The THE tHe", "'", "''", " '", "\n'll", "a'", "'re'", "\n\n  \n\n x", "x\n \n y", " .\n .", "a.\n\nb!\r\n",
+]
+
+
+def corpus():
+    """Text to train on: this project's own files, and the hard strings."""
+    lines = list(HARD)
+    for folder, _, files in sorted(os.walk("models")):
+        for name in sorted(files):
+            if name.endswith(".h"):
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    lines += file.read().split("\n")
+    lines += ["The quick brown fox jumps over the lazy dog, and the iteration schedules the request. "] * 3
+    return lines
+
+
+def cases(encode, decode):
+    rows = []
+    for text in HARD:
+        with_special, without = encode(text, True), encode(text, False)
+        row = {"text": text, "ids": with_special, "decoded": decode(with_special, False)}
+        if without != with_special:
+            row["bare"] = without
+        rows.append(row)
+    return rows
+
+
+def random_decodes(decode, size, first=0, count=60):
+    """Ids in any order, from `first` on: bytes that make no characters."""
+    source = random.Random(7)
+    rows = []
+    for _ in range(count):
+        ids = [source.randrange(first, size) for _ in range(source.randrange(1, 24))]
+        rows.append({"ids": ids, "decoded": decode(ids, True)})
+    return rows
+
+
+def library_functions(tokenizer):
+    def encode(text, special):
+        return tokenizer.encode(text, add_special_tokens=special).ids
+
+    def decode(ids, special):
+        return tokenizer.decode(ids, skip_special_tokens=not special)
+
+    return encode, decode
+
+
+def write(name, value):
+    with open(f"{OUT}/{name}.json", "w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=True, separators=(",", ":"))
+        file.write("\n")
+
+
+def save(name, tokenizer, config, decodes_at_random=True, string_merges=False):
+    folder = f"{OUT}/{name}"
+    os.makedirs(folder, exist_ok=True)
+    state = json.loads(tokenizer.to_str())
+    if string_merges:
+        state["model"]["merges"] = [" ".join(merge) for merge in state["model"]["merges"]]
+    with open(f"{folder}/tokenizer.json", "w", encoding="utf-8") as file:
+        json.dump(state, file, ensure_ascii=False, separators=(",", ":"))
+    with open(f"{folder}/tokenizer_config.json", "w", encoding="utf-8") as file:
+        json.dump(config, file)
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    encode, decode = library_functions(tokenizer)
+    oracle = {"cases": cases(encode, decode)}
+    if decodes_at_random:
+        oracle["random"] = random_decodes(decode, tokenizer.get_vocab_size())
+    write(f"{name}/oracle", oracle)
+
+
+def byte_level(name, pre, special, config, normalizer=None, ignore_merges=False, template=None,
+               added=(), string_merges=False, size=700):
+    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+    tokenizer.pre_tokenizer = pre
+    if normalizer:
+        tokenizer.normalizer = normalizer
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    tokenizer.train_from_iterator(corpus(), trainer)
+    if ignore_merges:
+        # A word that no merge reaches, as Llama 3's vocabulary has them.
+        state = json.loads(tokenizer.to_str())
+        vocabulary = state["model"]["vocab"]
+        for word in ("Ġworld", "Hello", "12", "123"):
+            vocabulary.setdefault(word, len(vocabulary))
+        tokenizer = Tokenizer.from_str(json.dumps(state))
+    if template:
+        tokenizer.post_processor = template(tokenizer)
+    tokenizer.add_tokens(list(added))
+    save(name, tokenizer, config, string_merges=string_merges)
+
+
+def split(pattern):
+    return pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(pattern), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+def byte_level_family():
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level("gpt-2", gpt2, ["<|endoftext|>"],
+               {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}, string_merges=True,
+               added=[AddedToken("<mask>", lstrip=True, rstrip=True),
+                      AddedToken("<tool>", special=False)])
+    smollm = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
+    byte_level("smollm", smollm, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+               {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"})
+    llama3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
+    byte_level("llama-bpe", split(LLAMA3), llama3,
+               {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}, ignore_merges=True,
+               template=lambda t: processors.Sequence([
+                   processors.ByteLevel(trim_offsets=True),
+                   processors.TemplateProcessing(
+                       single="<|begin_of_text|> $A",
+                       pair="<|begin_of_text|> $A <|begin_of_text|> $B",
+                       special_tokens=[("<|begin_of_text|>",
+                                        t.token_to_id("<|begin_of_text|>"))])]))
+    byte_level("qwen2", split(QWEN2), [], {"bos_token": None, "eos_token": "<|im_end|>"},
+               normalizer=normalizers.NFC(),
+               added=[AddedToken("<|endoftext|>", special=True, normalized=False),
+                      AddedToken("<|im_start|>", special=True, normalized=False),
+                      AddedToken("<|im_end|>", special=True, normalized=False),
+                      AddedToken("<tool>", special=False, normalized=False)])
+
+
+def train_sentencepiece():
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(line for line in corpus() if line.strip() and "\x00" not in line),
+        model_writer=model, vocab_size=800, model_type="bpe", byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, split_digits=True,
+        character_coverage=0.98, minloglevel=2)
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def sentencepiece_family():
+    processor = train_sentencepiece()
+    size = processor.get_piece_size()
+    pieces = [processor.id_to_piece(i) for i in range(size)]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    kinds = [processor.is_unknown(i) and 1 or processor.is_control(i) and 2 or
+             processor.is_byte(i) and 3 or 0 for i in range(size)]
+
+    # As GGUF keeps it: scores, no merges. The oracle is the sentencepiece library itself.
+    rows = []
+    for text in HARD:
+        if "\x00" in text or any(special in text for special in ("<s>", "</s>", "<unk>")):
+            continue
+        encoded = processor.encode(text)
+        rows.append({"text": text, "bare": encoded, "decoded": processor.decode(encoded)})
+    write("sentencepiece-scores", {
+        "pieces": [[pieces[i], processor.get_score(i), kinds[i]] for i in range(size)],
+        "cases": rows, "random": random_decodes(lambda i, _: processor.decode(i), size, first=3)})
+
+    # As tokenizer.json keeps it: the merges that the scores imply.
+    merges = []
+    for piece, rank in sorted(((p, i) for p, i in ids.items() if kinds[i] == 0), key=lambda r: r[1]):
+        local = [(ids[piece[:cut]], ids[piece[cut:]], piece[:cut], piece[cut:])
+                 for cut in range(1, len(piece)) if piece[:cut] in ids and piece[cut:] in ids]
+        merges += [(left, right) for _, _, left, right in sorted(local)]
+
+    def build(metaspace):
+        tokenizer = Tokenizer(models.BPE(vocab=ids, merges=merges, unk_token="<unk>", fuse_unk=True,
+                                         byte_fallback=True))
+        tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True)
+                                      for s in ("<unk>", "<s>", "</s>")])
+        if metaspace:
+            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first",
+                                                               split=False)
+        else:
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"),
+                                                         normalizers.Replace(" ", "▁")])
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(),
+                                               decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", ids["<s>"])])
+        return tokenizer
+
+    config = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True}
+    save("llama", build(False), config, decodes_at_random=False)
+    save("mistral", build(True), config, decodes_at_random=False)
+
+
+def default_model(path):
+    fields = gguf.GGUFReader(path).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    merges = [tuple(m.split(" ")) for m in fields["tokenizer.ggml.merges"].contents()]
+    tokenizer = Tokenizer(models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges))
+    tokenizer.add_special_tokens([t for t, kind in zip(tokens, kinds) if kind == 3])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    encode, decode = library_functions(tokenizer)
+    specials = [t for t, kind in zip(tokens, kinds) if kind == 3]
+    HARD.extend(specials + ["".join(specials), " ".join(specials)])
+    write("default-model", {"cases": cases(encode, decode),
+                            "random": random_decodes(decode, len(tokens))})
+
+
+shutil.rmtree(OUT, ignore_errors=True)
+os.makedirs(OUT)
+byte_level_family()
+sentencepiece_family()
+default_model(sys.argv[1])

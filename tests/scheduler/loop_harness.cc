@@ -1,0 +1,132 @@
+#include "tests/scheduler/loop_harness.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/status.h"
+
+namespace treadle {
+
+void Client::Receive() {
+  StreamBatch batch = stream->Take();
+  prompt.insert(prompt.end(), batch.prompt_detail.begin(), batch.prompt_detail.end());
+  for (const StreamToken& token : batch.tokens) {
+    if (token.token >= 0) tokens[token.candidate].push_back(token.token);
+    if (token.finish != FinishReason::kNone) finish[token.candidate] = token.finish;
+  }
+  if (batch.ended) {
+    ended = true;
+    status = batch.status;
+    timings = batch.timings;
+  }
+}
+
+std::string Client::Mistake() const {
+  for (uint32_t i = 0; i < tokens.size(); ++i) {
+    const std::vector<int32_t> expected = ReferenceOutput(spec, i);
+    const std::vector<int32_t>& got = tokens[i];
+    if (got.size() > expected.size() || !std::equal(got.begin(), got.end(), expected.begin())) {
+      return Str("request ", id, " candidate ", i, ": not the reference's tokens");
+    }
+    if (!ended || !status.ok() || finish[i] == FinishReason::kStopString) continue;
+    if (got.size() != expected.size()) {
+      return Str("request ", id, " candidate ", i, ": ", got.size(), " tokens, expected ",
+                 expected.size());
+    }
+    const auto& ends = spec.end_tokens;
+    const bool by_token = std::find(ends.begin(), ends.end(), got.back()) != ends.end();
+    if (finish[i] != (by_token ? FinishReason::kEndToken : FinishReason::kLength)) {
+      return Str("request ", id, " candidate ", i, ": wrong finish reason");
+    }
+  }
+  for (size_t i = 0; i < prompt.size(); ++i) {
+    if (i + 1 >= spec.prompt.size() ||
+        prompt[i].logprob !=
+            ReferencePromptLogprob(static_cast<int32_t>(i) + 1, spec.prompt[i + 1])) {
+      return Str("request ", id, ": prompt log probability ", i, " is wrong");
+    }
+  }
+  if (ended && status.ok() && spec.prompt_logprobs >= 0 && finish[0] != FinishReason::kStopString &&
+      prompt.size() + 1 != spec.prompt.size()) {
+    return Str("request ", id, ": ", prompt.size(), " prompt log probabilities");
+  }
+  return "";
+}
+
+LoopHarness::LoopHarness(const HarnessOptions& o)
+    : options(o),
+      engine(o.engine),
+      kv(o.engine.total_pages, o.engine.page_size),
+      pool(o.max_queue),
+      policy(Policy::Create(o.policy).value()) {
+  ServingLoop::Options loop_options;
+  loop_options.limits = o.limits;
+  loop = std::make_unique<LoopCore>(engine, kv, pool, *policy, ledger, clock, loop_options);
+  const absl::Status started = engine.Start([this] { pool.Wake(); });
+  TREADLE_CHECK(started.ok());
+}
+
+RequestSpec LoopHarness::Spec(int32_t prompt, int32_t max_new, uint64_t seed) {
+  RequestSpec spec;
+  for (int32_t i = 0; i < prompt; ++i) {
+    spec.prompt.push_back(static_cast<int32_t>((seed * 7 + static_cast<uint64_t>(i) * 13) % 61));
+  }
+  spec.max_new_tokens = max_new;
+  spec.sampling.seed = seed;
+  return spec;
+}
+
+Client& LoopHarness::Submit(RequestSpec spec) {
+  auto submitted = pool.Submit(spec);
+  TREADLE_CHECK(submitted.ok());
+  auto client = std::make_unique<Client>();
+  client->id = submitted->id;
+  client->stream = submitted->stream;
+  client->tokens.resize(static_cast<size_t>(spec.candidates));
+  client->finish.resize(static_cast<size_t>(spec.candidates), FinishReason::kNone);
+  client->spec = std::move(spec);
+  clients.push_back(std::move(client));
+  return *clients.back();
+}
+
+bool LoopHarness::Turn() {
+  const bool busy = loop->Turn();
+  for (const auto& client : clients) client->Receive();
+  return busy;
+}
+
+void LoopHarness::RunToIdle() {
+  bool busy = true;
+  while (busy) {
+    busy = Turn();
+    if (options.engine.manual) busy = engine.Complete() || busy;
+  }
+}
+
+std::vector<std::string> LoopHarness::Mistakes() const {
+  std::vector<std::string> mistakes = engine.violations();
+  bool live = false;
+  for (const auto& client : clients) {
+    if (const std::string mistake = client->Mistake(); !mistake.empty()) {
+      mistakes.push_back(mistake);
+    }
+    live = live || !client->ended;
+  }
+  if (!live && engine.running_plans() == 0 && held_pages() != 0) {
+    mistakes.push_back(Str(held_pages(), " pages are held by nobody"));
+  }
+  return mistakes;
+}
+
+LedgerEnd LoopHarness::EndOf(RequestId id) const {
+  uint64_t next = 0;
+  uint64_t lost = 0;
+  for (const auto& record : ledger.Read(next, 1 << 16, lost)) {
+    for (const LedgerEnd& end : record->ends) {
+      if (end.request == id) return end;
+    }
+  }
+  return {};
+}
+
+}  // namespace treadle

@@ -1,0 +1,70 @@
+// The serving loop's core around a fake engine and a fake clock, turned by hand, and clients that
+// check what they receive against the reference.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "scheduler/loop_core.h"
+#include "tests/support/fake_clock.h"
+#include "tests/support/fake_engine.h"
+
+namespace treadle {
+
+// One request's receiving end.
+struct Client {
+  RequestId id = 0;
+  RequestSpec spec;
+  std::shared_ptr<TokenStream> stream;
+  std::vector<std::vector<int32_t>> tokens;  // [candidates]
+  std::vector<FinishReason> finish;          // [candidates]
+  std::vector<TokenDetail> prompt;
+  bool ended = false;
+  absl::Status status;
+  RequestTimings timings;
+
+  void Receive();
+  // Empty, or what differs from the reference: every candidate's tokens are a prefix of it; all of
+  // it, if the request ended well and nobody found a stop string.
+  std::string Mistake() const;
+};
+
+struct HarnessOptions {
+  FakeEngineOptions engine;
+  BatchLimits limits{.max_batch_size = 4, .max_batch_tokens = 16};
+  std::string policy = "fcfs";
+  int64_t max_queue = 1000;
+};
+
+class LoopHarness {
+ public:
+  explicit LoopHarness(const HarnessOptions& options);
+
+  // A prompt that differs by `seed`; the request is accepted.
+  static RequestSpec Spec(int32_t prompt, int32_t max_new, uint64_t seed);
+  Client& Submit(RequestSpec spec);
+  // A turn, after which every client received what there was.
+  bool Turn();
+  // Turns, and completes plans, until nothing happens any more.
+  void RunToIdle();
+
+  // Every mistake of any client, violation of the engine, and page that is held though nothing
+  // lives.
+  std::vector<std::string> Mistakes() const;
+  LedgerEnd EndOf(RequestId id) const;
+  int64_t held_pages() const { return kv.Capacity().total_pages - kv.Capacity().free_pages; }
+
+  const HarnessOptions options;
+  FakeEngine engine;
+  FakeClock clock;
+  KvSlotManager kv;
+  RequestPool pool;
+  Ledger ledger{1 << 16};
+  std::unique_ptr<Policy> policy;
+  std::vector<std::unique_ptr<Client>> clients;
+  std::unique_ptr<LoopCore> loop;
+};
+
+}  // namespace treadle

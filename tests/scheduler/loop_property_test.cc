@@ -1,0 +1,209 @@
+// Properties of the loop over thousands of random histories: nothing is lost, nobody is overtaken,
+// no slot leaks, and every client gets a prefix of the reference.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "kernels/status.h"
+#include "tests/scheduler/loop_harness.h"
+#include "tests/support/random.h"
+
+namespace treadle {
+namespace {
+
+using testing::IsEmpty;
+
+HarnessOptions RandomOptions(Random& random, const std::string& policy) {
+  HarnessOptions options;
+  options.policy = policy;
+  options.engine.manual = true;
+  options.engine.manual_restart = random.Below(2) == 0;
+  options.engine.record = true;
+  options.engine.page_size = 1 + random.Below(5);
+  options.engine.total_pages = 1 + (80 + random.Below(100)) / options.engine.page_size;
+  if (random.Below(4) == 0) {
+    options.engine.stages = static_cast<int>(2 + random.Below(3));
+    options.engine.depth = options.engine.stages;
+  } else {
+    options.engine.depth = static_cast<int>(1 + random.Below(2));
+  }
+  options.limits.max_batch_size = 1 + random.Below(6);
+  options.limits.max_batch_tokens = options.limits.max_batch_size + 1 + random.Below(12);
+  options.engine.max_batch_tokens = options.limits.max_batch_tokens;
+  return options;
+}
+
+// At most 32 positions, 4 candidates: fits into the smallest cache of RandomOptions when the
+// candidates are few.
+RequestSpec RandomSpec(Random& random, const LoopHarness& harness, uint64_t seed) {
+  RequestSpec spec = LoopHarness::Spec(static_cast<int32_t>(1 + random.Below(16)),
+                                       static_cast<int32_t>(1 + random.Below(12)), seed);
+  const int64_t most = std::min<int64_t>(harness.options.limits.max_batch_size, 3);
+  spec.candidates = random.Below(3) == 0 ? static_cast<int32_t>(1 + random.Below(most)) : 1;
+  if (random.Below(2) == 0) {
+    for (int i = 0; i < 4; ++i) spec.end_tokens.push_back(static_cast<int32_t>(random.Below(64)));
+    spec.min_new_tokens = static_cast<int32_t>(random.Below(spec.max_new_tokens + 1));
+  }
+  if (random.Below(4) == 0) spec.prompt_logprobs = 0;
+  if (random.Below(4) == 0) spec.sampling.repetition_penalty = 1.5f;
+  if (random.Below(6) == 0) {
+    spec.deadline = harness.clock.Now() + std::chrono::milliseconds(random.Below(60));
+  }
+  return spec;
+}
+
+// First come, first served, plan by plan: what each request was given so far.
+class FcfsWatch {
+ public:
+  // The plans of the turn that just ended.
+  void Check(LoopHarness& harness, std::vector<std::string>& mistakes) {
+    for (const IterationPlan& plan : harness.engine.TakePlans()) CheckPlan(harness, plan, mistakes);
+  }
+
+ private:
+  struct Progress {
+    int32_t prompt = 0;   // tokens planned
+    int32_t samples = 0;  // planned
+  };
+
+  void CheckPlan(LoopHarness& harness, const IterationPlan& plan,
+                 std::vector<std::string>& mistakes) {
+    for (const SequenceStart& start : plan.starts) {
+      const auto index = static_cast<size_t>(start.sampling.seed);
+      owner_[start.sequence] = index;
+      if (start.candidate != 0) continue;
+      if (started_ > 0 && index < last_started_) mistakes.push_back("admission out of order");
+      last_started_ = index;
+      ++started_;
+    }
+    std::map<size_t, bool> members;  // by submission; whether it ran its prompt
+    for (const Step& step : plan.steps) {
+      const size_t index = owner_.at(step.sequence);
+      members[index] |= step.first_position + 1 < Prompt(harness, index);
+    }
+    for (const auto& [later, initiation] : members) {
+      for (size_t earlier = 0; earlier < later; ++earlier) {
+        if (!members.contains(earlier) && CouldRun(harness, earlier, initiation)) {
+          mistakes.push_back(Str("submission ", later, " overtakes ", earlier));
+        }
+      }
+    }
+    for (const Step& step : plan.steps) {
+      Progress& progress = progress_[owner_.at(step.sequence)];
+      progress.prompt = std::max(progress.prompt, step.first_position + step.num_tokens);
+      progress.samples += step.sample ? 1 : 0;
+    }
+  }
+
+  static int32_t Prompt(const LoopHarness& harness, size_t index) {
+    return static_cast<int32_t>(harness.clients[index]->spec.prompt.size());
+  }
+
+  // Of one candidate, not ended, with a token to produce, in a phase that the budget serves no
+  // later than the other's.
+  bool CouldRun(const LoopHarness& harness, size_t index, bool other_initiation) {
+    const Client& client = *harness.clients[index];
+    if (client.ended || client.spec.candidates > 1) return false;
+    const Progress& progress = progress_[index];
+    if (progress.samples >= client.spec.max_new_tokens) return false;
+    return progress.prompt >= Prompt(harness, index) || other_initiation;
+  }
+
+  std::map<SequenceId, size_t> owner_;
+  std::map<size_t, Progress> progress_;
+  size_t last_started_ = 0;
+  int64_t started_ = 0;
+};
+
+struct Weather {
+  bool commands = false;  // cancellations and stop strings
+  bool failures = false;
+};
+
+// One random history; returns what went wrong.
+std::vector<std::string> RunHistory(uint64_t seed, const std::string& policy, Weather weather) {
+  Random random(seed);
+  LoopHarness harness(RandomOptions(random, policy));
+  FcfsWatch watch;
+  std::vector<std::string> mistakes;
+  const bool watched = policy == "fcfs" && harness.options.engine.stages == 1 && !weather.failures;
+  const int events = 60 + static_cast<int>(random.Below(100));
+  for (int i = 0; i < events; ++i) {
+    const int64_t what = random.Below(100);
+    if (what < 15) {
+      const RequestSpec spec = RandomSpec(random, harness, harness.clients.size());
+      Request probe;
+      probe.spec = spec;
+      // As the server does: what can never fit is refused at the door.
+      if (PagesNeeded(probe, harness.options.engine.page_size) <=
+          harness.options.engine.total_pages) {
+        harness.Submit(spec);
+      }
+    } else if (what < 45) {
+      harness.engine.Complete();
+    } else if (what < 50) {
+      harness.clock.Advance(std::chrono::milliseconds(random.Below(30)));
+    } else if (what < 55 && weather.commands && !harness.clients.empty()) {
+      const auto index =
+          static_cast<size_t>(random.Below(static_cast<int64_t>(harness.clients.size())));
+      const Client& client = *harness.clients[index];
+      if (random.Below(2) == 0) {
+        harness.pool.Cancel(client.id, absl::CancelledError("gone"));
+      } else {
+        harness.pool.FinishCandidate(client.id,
+                                     static_cast<uint32_t>(random.Below(client.spec.candidates)));
+      }
+    } else if (what < 57 && weather.failures) {
+      harness.engine.Fail(absl::InternalError("lost a worker"));
+    } else if (what < 60) {
+      harness.engine.FinishRestart();
+    } else {
+      harness.Turn();
+      if (watched) watch.Check(harness, mistakes);
+    }
+  }
+  harness.pool.Drain();
+  harness.Turn();  // a failure that is not known yet
+  harness.engine.FinishRestart();
+  harness.RunToIdle();
+  if (watched) watch.Check(harness, mistakes);
+  for (const auto& client : harness.clients) {
+    if (!client->ended) mistakes.push_back(Str("request ", client->id, " never ended"));
+  }
+  if (!harness.loop->drained()) mistakes.push_back("not drained");
+  // The last releases ride on a heartbeat.
+  harness.clock.Advance(std::chrono::seconds(2));
+  harness.RunToIdle();
+  if (harness.engine.live_sequences() != 0) mistakes.push_back("sequences were not released");
+  for (std::string& mistake : harness.Mistakes()) mistakes.push_back(std::move(mistake));
+  return mistakes;
+}
+
+struct Case {
+  const char* name;
+  const char* policy;
+  Weather weather;
+};
+
+class LoopProperties : public testing::TestWithParam<Case> {};
+
+TEST_P(LoopProperties, HoldOverRandomHistories) {
+  for (uint64_t seed = 0; seed < 1500; ++seed) {
+    ASSERT_THAT(RunHistory(seed, GetParam().policy, GetParam().weather), IsEmpty())
+        << "seed " << seed;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cases, LoopProperties,
+    testing::Values(Case{"FcfsCalm", "fcfs", {}}, Case{"FcfsCommands", "fcfs", {true, false}},
+                    Case{"FcfsFailures", "fcfs", {true, true}},
+                    Case{"RequestLevelCalm", "request-level", {}},
+                    Case{"RequestLevelCommands", "request-level", {true, false}},
+                    Case{"RequestLevelFailures", "request-level", {true, true}}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,29 @@
+// A program run as a child process, with its stdout and stderr in one pipe. Not thread-safe.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace treadle {
+
+class ChildProcess {
+ public:
+  explicit ChildProcess(const std::vector<std::string>& command);
+  ~ChildProcess();  // kills it if it still runs
+
+  // Reads until a line contains `text`; that line, or "" if the output ended first.
+  std::string WaitForLine(const std::string& text);
+  void Signal(int signal) const;
+  // Reads to the end and waits. The exit code, or 256 + the signal that ended it.
+  int Wait();
+  const std::string& output() const { return output_; }  // all that was read
+
+ private:
+  bool Read();
+
+  int pid_ = -1;
+  int pipe_ = -1;
+  std::string output_;
+};
+
+}  // namespace treadle

@@ -1,0 +1,113 @@
+#include "server/configuration.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <CLI/CLI.hpp>
+
+#include "server/address.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+// The error of a command line, or "".
+std::string Parse(const std::string& line, ServeOptions& options) {
+  CLI::App app;
+  AddServeFlags(app, options);
+  try {
+    app.parse(line);
+  } catch (const CLI::ParseError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Configuration, FlagsReachTheirFields) {
+  ServeOptions options;
+  ASSERT_EQ(Parse("--model m.gguf --listen 127.0.0.1:0 --metrics-listen none --max-batch-size 16 "
+                  "--max-batch-tokens 256 --max-queue 9 --max-context 2048 --kv-memory 1.5G "
+                  "--kv-dtype f32 --page-size 16 --compute exact --policy request-level "
+                  "--threads 3 --pin-threads off --engine-depth 1 --default-max-new-tokens 7 "
+                  "--drain-timeout 500ms --stream-stall-timeout 2m --ledger-file l.jsonl",
+                  options),
+            "");
+  EXPECT_EQ(options.model, "m.gguf");
+  EXPECT_EQ(options.metrics_listen, "none");
+  EXPECT_EQ(options.max_batch_size, 16);
+  EXPECT_EQ(options.kv_memory, int64_t{3} << 29);
+  EXPECT_EQ(options.kv_dtype, "f32");
+  EXPECT_EQ(options.policy, "request-level");
+  EXPECT_FALSE(options.pin_threads);
+  EXPECT_EQ(options.drain_timeout.count(), 500);
+  EXPECT_EQ(options.stream_stall_timeout.count(), 120'000);
+  EXPECT_TRUE(CheckServeOptions(options).ok());
+}
+
+struct BadFlag {
+  const char* line;
+  const char* message;
+};
+
+TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
+  const BadFlag bad[] = {
+      {"--max-batch-size 0", "--max-batch-size: is '0', expected a whole number from 1"},
+      {"--max-batch-size 4x", "is '4x', expected a whole number"},
+      {"--max-queue 99999999999999999999", "is '99999999999999999999', expected a whole number"},
+      {"--kv-memory 2Q", "--kv-memory: is '2Q', expected auto or a size such as 2G"},
+      {"--kv-memory -1", "expected auto or a size"},
+      {"--kv-memory nan", "expected auto or a size"},
+      {"--kv-dtype f8", "--kv-dtype: is 'f8', expected f16 or f32"},
+      {"--compute fast", "expected auto or exact or int8"},
+      {"--policy random", "--policy: is 'random'"},
+      {"--drain-timeout 10", "--drain-timeout: is '10', expected a time such as 30s"},
+      {"--listen 50051", "address is '50051', expected host:port"},
+      {"--metrics-listen 127.0.0.1:99999", "address is '127.0.0.1:99999', expected host:port"},
+      {"--engine-depth 3", "--engine-depth: is '3', expected a whole number from 1 to 2"},
+      {"--page-size 24", "--page-size: is '24', expected a power of two from 16 to 4096"},
+      {"--no-such-flag", "--no-such-flag"},
+  };
+  for (const BadFlag& flag : bad) {
+    ServeOptions options;
+    EXPECT_THAT(Parse(flag.line, options), HasSubstr(flag.message)) << flag.line;
+  }
+}
+
+TEST(Configuration, OptionsThatContradictEachOther) {
+  ServeOptions options;
+  EXPECT_THAT(std::string(CheckServeOptions(options).message()), HasSubstr("--model is missing"));
+  options.model = "m";
+  options.max_batch_tokens = options.max_batch_size;
+  EXPECT_THAT(std::string(CheckServeOptions(options).message()),
+              HasSubstr("--max-batch-tokens is 32, expected more than --max-batch-size (32)"));
+}
+
+TEST(Configuration, TheEffectiveConfigurationNamesEveryFlagAndReadsBack) {
+  ServeOptions options;
+  options.kv_memory = int64_t{1} << 30;
+  const std::string text = Describe(options);
+  EXPECT_THAT(text, HasSubstr("listen = 127.0.0.1:50051\n"));
+  EXPECT_THAT(text, HasSubstr("kv-memory = 1024M\n"));
+  EXPECT_THAT(text, HasSubstr("drain-timeout = 30s\n"));
+  for (const ServeFlag& flag : ServeFlags()) {
+    EXPECT_THAT(text, HasSubstr(std::string(flag.name).substr(2) + " = "));
+  }
+}
+
+TEST(Configuration, NothingListensBeyondLoopbackByDefault) {
+  const ServeOptions options;
+  EXPECT_EQ(ParseAddress(options.listen)->host, "127.0.0.1");
+  EXPECT_EQ(ParseAddress(options.metrics_listen)->host, "127.0.0.1");
+}
+
+TEST(Address, ReadsAndRejects) {
+  EXPECT_EQ(ParseAddress("[::1]:80")->host, "::1");
+  EXPECT_EQ(ToString({"::1", 80}), "[::1]:80");
+  for (const char* bad : {"", ":1", "host", "host:", "host:x", "host:-1", "host:65536", "::1:80"}) {
+    EXPECT_FALSE(ParseAddress(bad).ok()) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace treadle

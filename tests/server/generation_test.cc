@@ -1,0 +1,133 @@
+#include "server/generation.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/server/byte_tokenizer.h"
+
+namespace treadle {
+namespace {
+
+StreamToken Token(int32_t id, uint32_t candidate = 0) {
+  StreamToken token;
+  token.candidate = candidate;
+  token.token = id;
+  return token;
+}
+
+std::vector<StreamToken> Tokens(const std::string& text, uint32_t candidate = 0) {
+  std::vector<StreamToken> tokens;
+  for (unsigned char c : text) tokens.push_back(Token(c, candidate));
+  return tokens;
+}
+
+class GenerationTest : public testing::Test {
+ protected:
+  Generation Make(std::vector<std::string> stops, int32_t candidates = 1, int32_t min_tokens = 0) {
+    return Generation({.tokenizer = tokenizer_.get(),
+                       .candidates = candidates,
+                       .min_new_tokens = min_tokens,
+                       .stop_strings = std::move(stops),
+                       .logprobs = true});
+  }
+  const std::unique_ptr<Tokenizer> tokenizer_ = ByteTokenizer::Make();
+};
+
+TEST_F(GenerationTest, NeverGivesPartOfACharacter) {
+  Generation generation = Make({});
+  const std::string text = "a\xF0\x9F\x98\x80z";  // one emoji of four bytes
+  std::string all;
+  for (const StreamToken& token : Tokens(text)) {
+    const auto update = generation.Absorb({token});
+    ASSERT_EQ(update.parts.size(), 1u);
+    EXPECT_EQ(update.parts[0].token_ids.size(), 1u);  // ids come at once, text when complete
+    const std::string& piece = update.parts[0].text;
+    EXPECT_TRUE(piece.empty() || piece.size() == 1 || piece.size() == 4);
+    all += piece;
+  }
+  EXPECT_EQ(all, text);
+}
+
+TEST_F(GenerationTest, StopStringAcrossTokensEndsTheCandidate) {
+  Generation generation = Make({"\n\nQ:", "zzz"});
+  std::string all;
+  for (const StreamToken& token : Tokens("yes.\n\nQ")) {
+    for (const OutputPart& part : generation.Absorb({token}).parts) all += part.text;
+  }
+  EXPECT_EQ(all, "yes.");
+  const auto update = generation.Absorb(Tokens(": more"));
+  ASSERT_EQ(update.parts.size(), 1u);
+  EXPECT_EQ(update.parts[0].text, "");
+  EXPECT_EQ(update.parts[0].finish, FinishReason::kStopString);
+  EXPECT_EQ(update.parts[0].stop_string, "\n\nQ:");
+  EXPECT_EQ(update.parts[0].token_ids, std::vector<int32_t>{':'});
+  EXPECT_EQ(update.stopped, std::vector<uint32_t>{0});
+  EXPECT_EQ(generation.completion_tokens(), 8);
+  // What was in flight is dropped.
+  EXPECT_TRUE(generation.Absorb(Tokens("x")).parts.empty());
+}
+
+TEST_F(GenerationTest, AStopStringOutranksTheLoopsReason) {
+  Generation generation = Make({"ab"});
+  auto tokens = Tokens("ab");
+  tokens.back().finish = FinishReason::kLength;
+  const auto update = generation.Absorb(tokens);
+  EXPECT_EQ(update.parts[0].finish, FinishReason::kStopString);
+}
+
+TEST_F(GenerationTest, HeldBackTextComesWithTheEnd) {
+  Generation generation = Make({"abc"});
+  auto tokens = Tokens("xab");
+  tokens.back().finish = FinishReason::kLength;
+  const auto update = generation.Absorb(tokens);
+  EXPECT_EQ(update.parts[0].text, "xab");
+  EXPECT_EQ(update.parts[0].finish, FinishReason::kLength);
+  EXPECT_TRUE(update.stopped.empty());
+}
+
+TEST_F(GenerationTest, AnEndTokenIsAnIdWithoutText) {
+  Generation generation = Make({});
+  auto tokens = Tokens("ok!");
+  tokens.back().finish = FinishReason::kEndToken;  // '!' is a stop token here
+  const auto update = generation.Absorb(tokens);
+  EXPECT_EQ(update.parts[0].text, "ok");
+  EXPECT_EQ(update.parts[0].token_ids.size(), 3u);
+  EXPECT_EQ(update.parts[0].stop_token, '!');
+}
+
+TEST_F(GenerationTest, StopStringsWaitForMinNewTokens) {
+  Generation generation = Make({"a"}, 1, /*min_tokens=*/3);
+  EXPECT_EQ(generation.Absorb(Tokens("aa")).parts[0].text, "aa");
+  const auto update = generation.Absorb(Tokens("a"));
+  EXPECT_EQ(update.parts[0].finish, FinishReason::kStopString);
+}
+
+TEST_F(GenerationTest, CandidatesDoNotMix) {
+  Generation generation = Make({"xy"}, 2);
+  std::vector<StreamToken> tokens;
+  for (int i = 0; i < 2; ++i) {
+    for (uint32_t candidate : {0u, 1u}) {
+      tokens.push_back(Token(candidate == 0 ? "xy"[i] : "yx"[i], candidate));
+    }
+  }
+  const auto update = generation.Absorb(tokens);
+  ASSERT_EQ(update.parts.size(), 2u);
+  EXPECT_EQ(update.parts[0].text, "");
+  EXPECT_EQ(update.parts[1].text, "y");  // x could begin "xy"
+  EXPECT_EQ(update.stopped, std::vector<uint32_t>{0});
+}
+
+TEST(Generation, WithoutATokenizerIdsAndLogprobsStillCome) {
+  GenerationOptions options;
+  options.logprobs = true;
+  Generation generation(options);
+  StreamToken token = Token(9);
+  token.detail.logprob = -0.5f;
+  token.finish = FinishReason::kLength;
+  const auto update = generation.Absorb({token});
+  EXPECT_EQ(update.parts[0].text, "");
+  EXPECT_EQ(update.parts[0].token_ids, std::vector<int32_t>{9});
+  EXPECT_EQ(update.parts[0].details[0].logprob, -0.5f);
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,217 @@
+#include "server/request_validation.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "server/inference.pb.h"
+#include "tests/server/byte_tokenizer.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr uint64_t kSeed = 4711;
+
+ServedModel Model() {
+  ServedModel model;
+  model.vocab = 258;
+  model.max_context = 64;
+  model.kv_pages = 7;
+  model.page_size = 8;
+  model.tokenizer = ByteTokenizer::Make();
+  auto parsed = ChatTemplate::Parse("{% for m in messages %}{{ m.content }}{% endfor %}");
+  if (parsed.ok()) model.chat_template = std::move(*parsed);
+  return model;
+}
+
+v1::GenerateRequest Valid() {
+  v1::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(1);
+  request.mutable_token_ids()->add_ids(2);
+  return request;
+}
+
+absl::StatusOr<ValidatedRequest> Validate(const v1::GenerateRequest& request) {
+  static const ServedModel model = Model();
+  return ValidateRequest(request, model, {.max_batch_size = 4, .default_max_new_tokens = 512},
+                         kSeed);
+}
+
+struct BadCase {
+  std::string message;  // part of the error: field, value, expectation
+  std::function<void(v1::GenerateRequest&)> spoil;
+};
+
+void PrintTo(const BadCase& bad, std::ostream* out) { *out << bad.message; }
+
+class BadRequest : public testing::TestWithParam<BadCase> {};
+
+TEST_P(BadRequest, SaysFieldValueAndExpectation) {
+  v1::GenerateRequest request = Valid();
+  GetParam().spoil(request);
+  const auto result = Validate(request);
+  ASSERT_FALSE(result.ok());
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr(GetParam().message));
+}
+
+using R = v1::GenerateRequest;
+const float kNan = std::nanf("");
+const float kInf = std::numeric_limits<float>::infinity();
+
+INSTANTIATE_TEST_SUITE_P(
+    Table, BadRequest,
+    testing::Values(
+        BadCase{"prompt is missing, expected one of text", [](R& r) { r.clear_prompt(); }},
+        BadCase{"token_ids.ids is empty", [](R& r) { r.mutable_token_ids()->clear_ids(); }},
+        BadCase{"token_ids.ids[2] is 258, expected 0 to 257",
+                [](R& r) { r.mutable_token_ids()->add_ids(258); }},
+        BadCase{"token_ids.ids[2] is -1, expected",
+                [](R& r) { r.mutable_token_ids()->add_ids(-1); }},
+        BadCase{"chat.messages is empty", [](R& r) { r.mutable_chat(); }},
+        BadCase{"chat.messages[0].role is 'robot', expected system, user or assistant",
+                [](R& r) { r.mutable_chat()->add_messages()->set_role("robot"); }},
+        BadCase{"prompt has 64 tokens, expected at most 63",
+                [](R& r) { r.set_text(std::string(63, 'a')); }},
+        BadCase{"request_id has 300 bytes, expected at most 256",
+                [](R& r) { r.set_request_id(std::string(300, 'a')); }},
+        BadCase{"sampling.temperature is nan, expected a finite number >= 0",
+                [](R& r) { r.mutable_sampling()->set_temperature(kNan); }},
+        BadCase{"sampling.temperature is inf",
+                [](R& r) { r.mutable_sampling()->set_temperature(kInf); }},
+        BadCase{"sampling.temperature is -0.5",
+                [](R& r) { r.mutable_sampling()->set_temperature(-0.5f); }},
+        BadCase{"sampling.top_k is 0, expected at least 1",
+                [](R& r) { r.mutable_sampling()->set_top_k(0); }},
+        BadCase{"sampling.top_p is 1.5, expected (0, 1]",
+                [](R& r) { r.mutable_sampling()->set_top_p(1.5f); }},
+        BadCase{"sampling.top_p is 0, expected (0, 1]",
+                [](R& r) { r.mutable_sampling()->set_top_p(0); }},
+        BadCase{"sampling.min_p is -0.1, expected [0, 1]",
+                [](R& r) { r.mutable_sampling()->set_min_p(-0.1f); }},
+        BadCase{"sampling.repetition_penalty is 0, expected a finite number > 0",
+                [](R& r) { r.mutable_sampling()->set_repetition_penalty(0); }},
+        BadCase{"sampling.presence_penalty is 2.5, expected [-2, 2]",
+                [](R& r) { r.mutable_sampling()->set_presence_penalty(2.5f); }},
+        BadCase{"sampling.frequency_penalty is nan, expected [-2, 2]",
+                [](R& r) { r.mutable_sampling()->set_frequency_penalty(kNan); }},
+        BadCase{"sampling.num_candidates is 5, expected 1 to 4",
+                [](R& r) { r.mutable_sampling()->set_num_candidates(5); }},
+        BadCase{"sampling.num_candidates is 0, expected 1 to 4",
+                [](R& r) { r.mutable_sampling()->set_num_candidates(0); }},
+        BadCase{"sampling.logit_bias[0].token_id is 999, expected 0 to 257",
+                [](R& r) { r.mutable_sampling()->add_logit_bias()->set_token_id(999); }},
+        BadCase{"sampling.logit_bias[0].bias is 101, expected [-100, 100]",
+                [](R& r) { r.mutable_sampling()->add_logit_bias()->set_bias(101); }},
+        BadCase{"sampling.logit_bias[1].token_id is 0, which an earlier entry has",
+                [](R& r) {
+                  r.mutable_sampling()->add_logit_bias();
+                  r.mutable_sampling()->add_logit_bias();
+                }},
+        BadCase{"stopping.max_new_tokens is 0, expected at least 1",
+                [](R& r) { r.mutable_stopping()->set_max_new_tokens(0); }},
+        BadCase{"stopping.max_new_tokens is 63 after 2 prompt tokens, expected at most 62",
+                [](R& r) { r.mutable_stopping()->set_max_new_tokens(63); }},
+        BadCase{"stopping.max_new_tokens is 2147483647 after",
+                [](R& r) { r.mutable_stopping()->set_max_new_tokens(2147483647); }},
+        BadCase{"the request needs 8 K/V pages",
+                [](R& r) { r.mutable_stopping()->set_max_new_tokens(60); }},
+        BadCase{"stopping.min_new_tokens is 11, expected 0 to max_new_tokens (10)",
+                [](R& r) {
+                  r.mutable_stopping()->set_max_new_tokens(10);
+                  r.mutable_stopping()->set_min_new_tokens(11);
+                }},
+        BadCase{"stopping.min_new_tokens is -1",
+                [](R& r) { r.mutable_stopping()->set_min_new_tokens(-1); }},
+        BadCase{"stopping.stop_strings[1] has 0 bytes, expected 1 to 512",
+                [](R& r) {
+                  r.mutable_stopping()->add_stop_strings("a");
+                  r.mutable_stopping()->add_stop_strings("");
+                }},
+        BadCase{"stopping.stop_strings has 17 entries, expected at most 16",
+                [](R& r) {
+                  for (int i = 0; i < 17; ++i) r.mutable_stopping()->add_stop_strings("a");
+                }},
+        BadCase{"stopping.stop_token_ids[0] is -2, expected 0 to 257",
+                [](R& r) { r.mutable_stopping()->add_stop_token_ids(-2); }},
+        BadCase{"response.logprobs is 21, expected 0 to 20",
+                [](R& r) { r.mutable_response()->set_logprobs(21); }},
+        BadCase{"response.prompt_logprobs is -1, expected 0 to 20",
+                [](R& r) { r.mutable_response()->set_prompt_logprobs(-1); }}));
+
+TEST(RequestValidation, AbsentFieldsHaveTheDocumentedDefaults) {
+  const auto valid = Validate(Valid());
+  ASSERT_TRUE(valid.ok()) << valid.status();
+  const RequestSpec& spec = valid->spec;
+  EXPECT_EQ(spec.sampling.temperature, 1);
+  EXPECT_EQ(spec.sampling.top_p, 1);
+  EXPECT_EQ(spec.sampling.top_k, 0);
+  EXPECT_EQ(spec.sampling.seed, kSeed);
+  EXPECT_EQ(spec.candidates, 1);
+  EXPECT_EQ(spec.top_logprobs, -1);
+  EXPECT_EQ(spec.prompt_logprobs, -1);
+  // 512 clipped to the cache: 7 pages of 8 tokens less the prompt.
+  EXPECT_EQ(spec.max_new_tokens, 54);
+  EXPECT_EQ(spec.end_tokens, std::vector<int32_t>{ByteTokenizer::kEnd});
+}
+
+TEST(RequestValidation, WhatFitsExactlyPasses) {
+  v1::GenerateRequest request = Valid();
+  request.mutable_stopping()->set_max_new_tokens(54);
+  EXPECT_TRUE(Validate(request).ok());
+  request.mutable_sampling()->set_num_candidates(4);  // 4 * 2 pages do not share: 8 > 7
+  request.mutable_stopping()->set_max_new_tokens(7);
+  EXPECT_FALSE(Validate(request).ok());
+  request.mutable_stopping()->set_max_new_tokens(6);
+  EXPECT_TRUE(Validate(request).ok());
+  request.mutable_stopping()->clear_max_new_tokens();
+  const auto valid = Validate(request);
+  ASSERT_TRUE(valid.ok()) << valid.status();
+  EXPECT_EQ(valid->spec.max_new_tokens, 6);
+}
+
+TEST(RequestValidation, ZeroSeedIsASeed) {
+  v1::GenerateRequest request = Valid();
+  request.mutable_sampling()->set_seed(0);
+  EXPECT_EQ(Validate(request)->spec.sampling.seed, 0u);
+}
+
+TEST(RequestValidation, IgnoreEosKeepsTheClientsOwnStops) {
+  v1::GenerateRequest request = Valid();
+  request.mutable_stopping()->set_ignore_eos(true);
+  EXPECT_TRUE(Validate(request)->spec.end_tokens.empty());
+  request.mutable_stopping()->add_stop_token_ids(7);
+  EXPECT_EQ(Validate(request)->spec.end_tokens, std::vector<int32_t>{7});
+}
+
+TEST(RequestValidation, TextBeginsWithTheModelsBeginningAndChatAsTheTemplateSays) {
+  v1::GenerateRequest request;
+  request.set_text("ab");
+  EXPECT_EQ(Validate(request)->spec.prompt,
+            (std::vector<int32_t>{ByteTokenizer::kBegin, 'a', 'b'}));
+  v1::ChatMessage* message = request.mutable_chat()->add_messages();
+  message->set_role("user");
+  message->set_content("hi");
+  const auto valid = Validate(request);
+  ASSERT_TRUE(valid.ok()) << valid.status();
+  EXPECT_EQ(valid->spec.prompt, (std::vector<int32_t>{'h', 'i'}));
+}
+
+TEST(RequestValidation, WithoutATokenizerOnlyIdsAreServed) {
+  ServedModel model = Model();
+  model.tokenizer = nullptr;
+  v1::GenerateRequest request;
+  request.set_text("ab");
+  const auto result = ValidateRequest(request, model, {}, 1);
+  EXPECT_THAT(std::string(result.status().message()),
+              HasSubstr("text: this model has no tokenizer, expected token_ids"));
+  EXPECT_TRUE(ValidateRequest(Valid(), model, {}, 1).ok());
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,320 @@
+#include "tests/support/fake_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+constexpr uint64_t kRoot = 0x9e3779b97f4a7c15;
+constexpr uint64_t kVocab = 64;
+
+uint64_t Mix(uint64_t a, uint64_t b) {
+  uint64_t x = a ^ (b + kRoot + (a << 6) + (a >> 2));
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  x ^= x >> 31;
+  return x == 0 ? 1 : x;  // 0 means never written
+}
+
+int32_t NextToken(uint64_t chain, const SequenceStart& start, int64_t position) {
+  const uint64_t key =
+      Mix(Mix(start.sampling.seed, start.candidate), static_cast<uint64_t>(position));
+  auto token = static_cast<int32_t>(Mix(chain, key) % kVocab);
+  if (position - start.prompt_length >= start.min_new_tokens) return token;
+  const auto& ends = start.end_tokens;
+  while (std::find(ends.begin(), ends.end(), token) != ends.end()) {
+    token = static_cast<int32_t>((static_cast<uint64_t>(token) + 1) % kVocab);
+  }
+  return token;
+}
+
+}  // namespace
+
+std::vector<int32_t> ReferenceOutput(const RequestSpec& spec, uint32_t candidate) {
+  SequenceStart start;
+  start.prompt_length = static_cast<int32_t>(spec.prompt.size());
+  start.sampling = spec.sampling;
+  start.min_new_tokens = spec.min_new_tokens;
+  start.end_tokens = spec.end_tokens;
+  start.candidate = candidate;
+  uint64_t chain = kRoot;
+  for (const int32_t token : spec.prompt) chain = Mix(chain, static_cast<uint64_t>(token));
+  std::vector<int32_t> output;
+  while (static_cast<int32_t>(output.size()) < spec.max_new_tokens) {
+    const auto position = start.prompt_length + static_cast<int64_t>(output.size());
+    output.push_back(NextToken(chain, start, position));
+    const auto& ends = spec.end_tokens;
+    if (std::find(ends.begin(), ends.end(), output.back()) != ends.end()) break;
+    chain = Mix(chain, static_cast<uint64_t>(output.back()));
+  }
+  return output;
+}
+
+float ReferencePromptLogprob(int32_t position, int32_t token) {
+  return -static_cast<float>(position) - static_cast<float>(token) / 128.0f;
+}
+
+FakeEngine::FakeEngine(const FakeEngineOptions& options) : options_(options) {
+  pages_.resize(static_cast<size_t>(options.total_pages));
+  Wipe();
+}
+
+absl::Status FakeEngine::Start(std::function<void()> wake) {
+  MutexLock lock(mutex_);
+  wake_ = std::move(wake);
+  standing_ = true;
+  return absl::OkStatus();
+}
+
+uint64_t FakeEngine::epoch() const {
+  MutexLock lock(mutex_);
+  return epoch_;
+}
+
+bool FakeEngine::HasRoom() const {
+  MutexLock lock(mutex_);
+  return standing_ && status_.ok() &&
+         static_cast<int>(running_.size() + complete_.size()) < options_.depth;
+}
+
+void FakeEngine::Submit(IterationPlan plan) {
+  {
+    MutexLock lock(mutex_);
+    if (!standing_ || !status_.ok()) return;
+    if (plan.epoch != epoch_) Violation(Str("plan of epoch ", plan.epoch, " in ", epoch_));
+    if (plan.iteration != next_iteration_++) Violation(Str("iteration ", plan.iteration));
+    if (static_cast<int>(running_.size() + complete_.size()) >= options_.depth) {
+      Violation("submitted without room");
+    }
+    if (plan.num_tokens() > options_.max_batch_tokens) {
+      Violation(Str("plan has ", plan.num_tokens(), " tokens"));
+    }
+    Run(plan);
+    if (options_.record) plans_.push_back(std::move(plan));
+  }
+  if (!options_.manual) Complete();
+}
+
+std::vector<IterationResult> FakeEngine::TakeResults() {
+  MutexLock lock(mutex_);
+  return std::exchange(complete_, {});
+}
+
+absl::Status FakeEngine::status() const {
+  MutexLock lock(mutex_);
+  return status_;
+}
+
+void FakeEngine::Restart() {
+  MutexLock lock(mutex_);
+  ++epoch_;
+  next_iteration_ = 0;
+  status_ = absl::OkStatus();
+  standing_ = !options_.manual_restart;
+  running_.clear();
+  complete_.clear();
+  live_.clear();
+  Wipe();
+}
+
+bool FakeEngine::Complete() {
+  {
+    MutexLock lock(mutex_);
+    if (running_.empty()) return false;
+    complete_.push_back(std::move(running_.front()));
+    running_.pop_front();
+  }
+  wake_();
+  return true;
+}
+
+void FakeEngine::Fail(absl::Status status) {
+  {
+    MutexLock lock(mutex_);
+    status_ = std::move(status);
+    running_.clear();
+    complete_.clear();
+  }
+  wake_();
+}
+
+void FakeEngine::FinishRestart() {
+  {
+    MutexLock lock(mutex_);
+    standing_ = true;
+  }
+  wake_();
+}
+
+int64_t FakeEngine::running_plans() const {
+  MutexLock lock(mutex_);
+  return static_cast<int64_t>(running_.size());
+}
+
+std::vector<IterationPlan> FakeEngine::TakePlans() {
+  MutexLock lock(mutex_);
+  return std::exchange(plans_, {});
+}
+
+std::vector<std::string> FakeEngine::violations() const {
+  MutexLock lock(mutex_);
+  return violations_;
+}
+
+int64_t FakeEngine::live_sequences() const {
+  MutexLock lock(mutex_);
+  return static_cast<int64_t>(live_.size());
+}
+
+void FakeEngine::Violation(std::string what) {
+  if (violations_.size() < 20) violations_.push_back(std::move(what));
+}
+
+void FakeEngine::Wipe() {
+  for (Page& page : pages_) {
+    page.owners = 0;
+    page.slots.assign(static_cast<size_t>(options_.page_size), 0);
+  }
+}
+
+FakeEngine::Page* FakeEngine::PageAt(int32_t id) {
+  if (id < 0 || id >= options_.total_pages) {
+    Violation(Str("page ", id, " does not exist"));
+    return nullptr;
+  }
+  return &pages_[static_cast<size_t>(id)];
+}
+
+void FakeEngine::Run(const IterationPlan& plan) {
+  for (const SequenceId sequence : plan.releases) Release(sequence);
+  for (const PageCopy& copy : plan.page_copies) Copy(copy);
+  for (const SequenceStart& start : plan.starts) StartSequence(start);
+  IterationResult result;
+  result.epoch = plan.epoch;
+  result.iteration = plan.iteration;
+  for (auto& [id, live] : live_) live.stepped = false;
+  for (const Step& step : plan.steps) result.steps.push_back(RunStep(step));
+  running_.push_back(std::move(result));
+}
+
+void FakeEngine::Release(SequenceId sequence) {
+  const auto it = live_.find(sequence);
+  if (it == live_.end()) return Violation(Str("release of unknown sequence ", sequence));
+  for (const int32_t id : it->second.start.pages) {
+    Page* page = PageAt(id);
+    if (page != nullptr && --page->owners == 0)
+      std::fill(page->slots.begin(), page->slots.end(), 0);
+  }
+  live_.erase(it);
+}
+
+void FakeEngine::Copy(const PageCopy& copy) {
+  const Page* from = PageAt(copy.from);
+  Page* to = PageAt(copy.to);
+  if (from == nullptr || to == nullptr) return;
+  if (from->owners == 0) Violation(Str("copy from page ", copy.from, ", which nobody owns"));
+  if (from->slots[0] == 0) Violation(Str("copy from page ", copy.from, ", never written"));
+  if (to->owners != 0) Violation(Str("copy to page ", copy.to, ", which is in use"));
+  to->slots = from->slots;
+}
+
+void FakeEngine::StartSequence(const SequenceStart& start) {
+  const int64_t shared = start.first_position / options_.page_size;
+  for (size_t i = 0; i < start.pages.size(); ++i) {
+    Page* page = PageAt(start.pages[i]);
+    if (page == nullptr) continue;
+    const bool may_share = static_cast<int64_t>(i) < shared;
+    if (may_share && page->owners == 0) {
+      Violation(Str("sequence ", start.sequence, " shares page ", start.pages[i], " of nobody"));
+    }
+    if (!may_share && page->owners != 0) {
+      Violation(Str("sequence ", start.sequence, " starts on page ", start.pages[i], " in use"));
+    }
+    ++page->owners;
+  }
+  const bool counts = start.first_position > 0 && start.sampling.NeedsCounts();
+  if (start.earlier_tokens.size() != (counts ? static_cast<size_t>(start.first_position) : 0)) {
+    Violation(Str("sequence ", start.sequence, " starts with the wrong earlier tokens"));
+  }
+  if (!live_.try_emplace(start.sequence, Live{start, start.first_position}).second) {
+    Violation(Str("sequence ", start.sequence, " starts twice"));
+  }
+}
+
+uint64_t* FakeEngine::Slot(const Live& live, int64_t position) {
+  const auto index = static_cast<size_t>(position / options_.page_size);
+  if (position < 0 || index >= live.start.pages.size()) {
+    Violation(Str("sequence ", live.start.sequence, " has no page for position ", position));
+    return nullptr;
+  }
+  Page* page = PageAt(live.start.pages[index]);
+  return page == nullptr ? nullptr
+                         : &page->slots[static_cast<size_t>(position % options_.page_size)];
+}
+
+uint64_t FakeEngine::Enter(Live& live, int64_t position, int32_t token) {
+  uint64_t before = kRoot;
+  for (int64_t p = 0; p < position; ++p) {  // attention reads them all
+    const uint64_t* slot = Slot(live, p);
+    if (slot == nullptr || *slot == 0) {
+      Violation(Str("sequence ", live.start.sequence, " reads position ", p, ", never written"));
+      return 1;
+    }
+    before = *slot;
+  }
+  uint64_t* slot = Slot(live, position);
+  if (slot == nullptr) return 1;
+  const int32_t id = live.start.pages[static_cast<size_t>(position / options_.page_size)];
+  if (pages_[static_cast<size_t>(id)].owners != 1) {
+    Violation(Str("sequence ", live.start.sequence, " writes to page ", id, ", which is shared"));
+  }
+  *slot = Mix(before, static_cast<uint64_t>(token));
+  return *slot;
+}
+
+StepResult FakeEngine::RunStep(const Step& step) {
+  StepResult result;
+  result.sequence = step.sequence;
+  const auto it = live_.find(step.sequence);
+  if (it == live_.end()) {
+    Violation(Str("step of unknown sequence ", step.sequence));
+    return result;
+  }
+  Live& live = it->second;
+  if (std::exchange(live.stepped, true)) Violation(Str("two steps of ", step.sequence));
+  if (step.first_position != live.next_position) {
+    Violation(Str("sequence ", step.sequence, " runs position ", step.first_position, ", expected ",
+                  live.next_position));
+  }
+  std::vector<int32_t> tokens = step.tokens;
+  if (tokens.empty()) tokens = {live.previous_sample};
+  if (static_cast<int32_t>(tokens.size()) != step.num_tokens || tokens[0] < 0) {
+    Violation(Str("sequence ", step.sequence, " runs without its tokens"));
+  }
+  if (live.previous_sample >= 0 && tokens[0] != live.previous_sample) {
+    Violation(Str("sequence ", step.sequence, " runs another token than it sampled"));
+  }
+  uint64_t chain = kRoot;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const int64_t position = step.first_position + static_cast<int64_t>(i);
+    chain = Enter(live, position, tokens[i]);
+    const int32_t target = i + 1 < tokens.size() ? tokens[i + 1] : step.next_token;
+    if (step.prompt_logprobs >= 0 && target >= 0) {
+      TokenDetail detail;
+      detail.logprob = ReferencePromptLogprob(static_cast<int32_t>(position) + 1, target);
+      result.prompt_detail.push_back(std::move(detail));
+    }
+  }
+  live.next_position = step.first_position + static_cast<int64_t>(tokens.size());
+  live.previous_sample = -1;
+  if (!step.sample) return result;
+  result.token = NextToken(chain, live.start, live.next_position);
+  live.previous_sample = result.token;
+  if (step.top_logprobs >= 0) result.detail.logprob = -static_cast<float>(result.token);
+  return result;
+}
+
+}  // namespace treadle

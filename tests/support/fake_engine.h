@@ -1,0 +1,108 @@
+// An engine without a model, which checks every plan against a shadow of the K/V cache.
+//
+// The K/V of a position is a hash chain over the ids up to there, read and written through the
+// pages that the plan named, and the next token is a hash of it. So a wrong page, copy, share,
+// position or token input changes the answer, and ReferenceOutput says what it must be.
+// Violations: a write to a page that the sequence shares or does not own, a read of a slot that was
+// never written, a copy from a page nobody owns or to one in use, a start on a page that another
+// live sequence owns, an unknown sequence, a plan that is too big, late or out of order.
+//
+// Thread safety: the Engine methods from one thread; all others from any.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "kernels/sync.h"
+#include "scheduler/request.h"
+
+namespace treadle {
+
+struct FakeEngineOptions {
+  int stages = 1;
+  int depth = 1;
+  int64_t page_size = 4;
+  int64_t total_pages = 64;
+  int64_t max_batch_tokens = 1 << 20;
+  bool manual = false;          // plans complete by Complete(), else as soon as they are submitted
+  bool manual_restart = false;  // the next epoch stands by FinishRestart(), else at once
+  bool record = false;          // keep the plans
+};
+
+class FakeEngine final : public Engine {
+ public:
+  explicit FakeEngine(const FakeEngineOptions& options);
+
+  absl::Status Start(std::function<void()> wake) override ABSL_LOCKS_EXCLUDED(mutex_);
+  int stages() const override { return options_.stages; }
+  int depth() const override { return options_.depth; }
+  uint64_t epoch() const override ABSL_LOCKS_EXCLUDED(mutex_);
+  bool HasRoom() const override ABSL_LOCKS_EXCLUDED(mutex_);
+  void Submit(IterationPlan plan) override ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<IterationResult> TakeResults() override ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status status() const override ABSL_LOCKS_EXCLUDED(mutex_);
+  void Restart() override ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The oldest plan that runs is done; false if there is none.
+  bool Complete() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The epoch ends; nothing more of it is returned.
+  void Fail(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void FinishRestart() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  int64_t running_plans() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Those submitted since the last call, if recorded.
+  std::vector<IterationPlan> TakePlans() ABSL_LOCKS_EXCLUDED(mutex_);
+  std::vector<std::string> violations() const ABSL_LOCKS_EXCLUDED(mutex_);
+  int64_t live_sequences() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Page {
+    int owners = 0;               // live sequences that name it
+    std::vector<uint64_t> slots;  // [page_size] the chain's value; 0: never written
+  };
+  struct Live {
+    SequenceStart start;
+    int64_t next_position = 0;
+    int32_t previous_sample = -1;
+    bool stepped = false;  // by the plan that is being run
+  };
+
+  void Run(const IterationPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Release(SequenceId sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Copy(const PageCopy& copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void StartSequence(const SequenceStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  StepResult RunStep(const Step& step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t Enter(Live& live, int64_t position, int32_t token) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Page* PageAt(int32_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t* Slot(const Live& live, int64_t position) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Violation(std::string what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Wipe() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const FakeEngineOptions options_;
+  std::function<void()> wake_;  // constant after Start
+
+  mutable Mutex mutex_;
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 1;
+  uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool standing_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Page> pages_ ABSL_GUARDED_BY(mutex_);
+  std::map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);
+  std::deque<IterationResult> running_ ABSL_GUARDED_BY(mutex_);  // computed, not complete
+  std::vector<IterationResult> complete_ ABSL_GUARDED_BY(mutex_);
+  std::vector<IterationPlan> plans_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> violations_ ABSL_GUARDED_BY(mutex_);
+};
+
+// What the fake engine's model answers, computed without pages: the tokens of one candidate until
+// an end token or max_new_tokens. Tokens are below 64.
+std::vector<int32_t> ReferenceOutput(const RequestSpec& spec, uint32_t candidate);
+// The log probability that it gives to the prompt token at `position`.
+float ReferencePromptLogprob(int32_t position, int32_t token);
+
+}  // namespace treadle

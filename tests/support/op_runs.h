@@ -1,0 +1,29 @@
+// The OpRun of every op. Private to tests/support; contracts: op_cases.h.
+#pragma once
+
+#include <memory>
+
+#include "tests/support/op_cases.h"
+
+namespace treadle::op_runs {
+
+// Tolerances count in units of float's rounding, 2^-24 of a magnitude.
+inline constexpr double kFloatUnit = 0x1p-24;
+
+using Factory = std::unique_ptr<OpRun> (*)(const OpCase& op_case, Backend& backend, uint64_t seed);
+
+// feature_op_runs.cc
+std::unique_ptr<OpRun> MakeNorm(const OpCase& op_case, Backend& backend, uint64_t seed);
+std::unique_ptr<OpRun> MakeActivation(const OpCase& op_case, Backend& backend, uint64_t seed);
+std::unique_ptr<OpRun> MakeGather(const OpCase& op_case, Backend& backend, uint64_t seed);
+// weight_op_runs.cc
+std::unique_ptr<OpRun> MakeEmbed(const OpCase& op_case, Backend& backend, uint64_t seed);
+std::unique_ptr<OpRun> MakeMatMul(const OpCase& op_case, Backend& backend, uint64_t seed);
+// kv_op_runs.cc
+std::unique_ptr<OpRun> MakeRotateAndStoreKv(const OpCase& op_case, Backend& backend, uint64_t seed);
+std::unique_ptr<OpRun> MakeAttention(const OpCase& op_case, Backend& backend, uint64_t seed);
+std::unique_ptr<OpRun> MakeCopyPages(const OpCase& op_case, Backend& backend, uint64_t seed);
+// sample_op_run.cc
+std::unique_ptr<OpRun> MakeSample(const OpCase& op_case, Backend& backend, uint64_t seed);
+
+}  // namespace treadle::op_runs

@@ -1,0 +1,43 @@
+// A tiny Llama or GPT-2 with random weights and a byte-level BPE tokenizer, as a GGUF file or as a
+// Hugging Face folder: a real checkpoint that loads in a millisecond. The same options give the
+// same weights, in both containers.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace treadle {
+
+struct TinyModelOptions {
+  std::string format = "f32";  // of matrices: f32, f16, bf16, q8_0, q4_1 (the last two: GGUF only)
+  uint64_t seed = 1;
+  int64_t layers = 2;
+  int64_t hidden = 64;
+  int64_t heads = 4;
+  int64_t kv_heads = 2;  // Llama
+  int64_t ffn_hidden = 128;
+  int64_t context = 256;
+  bool tied_head = true;
+  bool tokenizer = true;
+  bool chat_template = true;
+};
+
+// Tokens: 256 bytes, some merges, then <|endoftext|> (bos, unknown), <|im_start|>, <|im_end|>
+// (eos).
+int32_t TinyVocabulary();
+int32_t TinyEndOfTurn();  // id of <|im_end|>
+
+// Each returns the path of what it wrote: `directory`/tiny-NAME.gguf, or the folder itself.
+absl::StatusOr<std::string> WriteTinyLlamaGguf(const std::string& directory,
+                                               const TinyModelOptions& options);
+absl::StatusOr<std::string> WriteTinyGpt2Gguf(const std::string& directory,
+                                              const TinyModelOptions& options);
+absl::StatusOr<std::string> WriteTinyLlamaFolder(const std::string& directory,
+                                                 const TinyModelOptions& options);
+absl::StatusOr<std::string> WriteTinyGpt2Folder(const std::string& directory,
+                                                const TinyModelOptions& options);
+
+}  // namespace treadle

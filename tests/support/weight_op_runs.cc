@@ -1,0 +1,213 @@
+// Embed and MatMul: ops on packed weights.
+#include <cmath>
+#include <deque>
+#include <numeric>
+
+#include "kernels/reference/reference_backend.h"
+#include "tests/support/guarded_tensor.h"
+#include "tests/support/op_runs.h"
+#include "tests/support/random.h"
+
+namespace treadle::op_runs {
+namespace {
+
+// A random matrix as the case wants it stored, packed by the backend.
+struct Weight {
+  Weight(const OpCase& c, Backend& backend, int64_t n, uint64_t seed)
+      : matrix(MakeRandomMatrix(*c.format, n, c.cols, seed)) {
+    matrix.source.transposed = c.transposed;
+    if (c.row_order) {
+      Random random(seed);
+      matrix.row_order.resize(static_cast<size_t>(n));
+      std::iota(matrix.row_order.begin(), matrix.row_order.end(), 0);
+      for (int64_t i = n - 1; i > 0; --i) {
+        std::swap(matrix.row_order[i], matrix.row_order[random.Below(i + 1)]);
+      }
+      matrix.source.row_order = matrix.row_order;
+    }
+    auto result = backend.Pack(matrix.source);
+    TREADLE_CHECK(result.ok());
+    packed = *std::move(result);
+  }
+
+  RandomMatrix matrix;
+  std::unique_ptr<PackedMatrix> packed;
+};
+
+// |scale * code| + |offset| of row n: what a product may sum separately. [k]
+std::vector<double> Magnitudes(const Weight& weight, int64_t n) {
+  const MatrixSource& source = weight.matrix.source;
+  const WeightFormat& format = *source.format;
+  const int64_t row = source.row_order.empty() ? n : source.row_order[n];
+  std::vector<double> magnitudes;
+  CodeGroup group;
+  for (int64_t g = 0; format.group > 0 && g < source.k / format.group; ++g) {
+    format.codes(source.data + row * format.RowBytes(source.k), g, group);
+    for (int64_t i = 0; i < format.group; ++i) {
+      magnitudes.push_back(std::fabs(double{group.scale} * group.codes[i]) +
+                           std::fabs(group.offset));
+    }
+  }
+  for (int64_t i = 0; format.group == 0 && i < source.k; ++i) {
+    float value;
+    const int64_t at = source.transposed ? i * source.n + row : row * source.k + i;
+    format.decode(source.data + at * format.block_bytes, 1, &value);
+    magnitudes.push_back(std::fabs(value));
+  }
+  return magnitudes;
+}
+
+class Embed final : public OpRun {
+ public:
+  Embed(const OpCase& c, Backend& backend, uint64_t seed)
+      : case_(c),
+        backend_(backend),
+        table_(c, backend, c.outputs[0], seed),
+        out_(backend, c.rows, c.cols) {
+    Random random(seed);
+    for (int64_t i = 0; i < c.rows; ++i) {
+      ids_.push_back(static_cast<int32_t>(random.Below(c.outputs[0])));
+    }
+    if (c.accumulate) out_.Fill([&] { return random.Normal(); });
+    Reset();
+  }
+
+  void RunRows(int64_t begin, int64_t count) override {
+    backend_.Embed(*table_.packed, std::span(ids_).subspan(begin, count), case_.accumulate,
+                   out_.view().Rows(begin, count));
+  }
+  void Reset() override { out_.Upload(); }
+  std::vector<float> Output() const override {
+    std::vector<float> out;
+    out_.Append(out);
+    return out;
+  }
+  std::vector<float> Tolerance(ComputeMode) const override {  // canonical decode, one addition
+    return std::vector<float>(static_cast<size_t>(case_.rows * case_.cols), 0.0f);
+  }
+  absl::Status CheckGuards() const override { return out_.CheckGuards("out", false); }
+  int64_t rows() const override { return case_.rows; }
+  double bytes() const override {
+    const double row = static_cast<double>(table_.packed->bytes()) / case_.outputs[0];
+    return static_cast<double>(case_.rows) * (row + 4.0 * case_.cols);
+  }
+  double operations() const override { return 2.0 * static_cast<double>(case_.rows * case_.cols); }
+
+ private:
+  const OpCase case_;
+  Backend& backend_;
+  const Weight table_;
+  GuardedTensor out_;
+  std::vector<int32_t> ids_;
+};
+
+class MatMul final : public OpRun {
+ public:
+  MatMul(const OpCase& c, Backend& backend, uint64_t seed)
+      : case_(c), backend_(backend), x_(backend, c.rows, c.cols) {
+    Random random(seed);
+    x_.Fill([&] { return random.Normal() * (random.Below(100) == 0 ? 20.0f : 1.0f); });
+    if (c.rows > 1) std::fill_n(x_.Row(1), c.cols, 0.0f);  // a zero row has absmax 0
+    for (int64_t n : c.outputs) {
+      weights_.emplace_back(c, backend, n, seed + weights_.size());
+      outs_.emplace_back(backend, c.rows, n);
+      biases_.emplace_back(backend, 1, n);
+      biases_.back().Fill([&] { return random.Normal(); });
+      biases_.back().Upload();
+      if (c.accumulate) outs_.back().Fill([&] { return random.Normal(); });
+    }
+    Reset();
+  }
+
+  void RunRows(int64_t begin, int64_t count) override {
+    projections_.clear();
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      projections_.push_back({.weight = weights_[i].packed.get(),
+                              .bias = case_.bias ? biases_[i].view().Row<float>(0) : nullptr,
+                              .out = outs_[i].view().Rows(begin, count),
+                              .accumulate = case_.accumulate});
+    }
+    backend_.MatMul(x_.view().Rows(begin, count), projections_);
+  }
+  void Reset() override {
+    x_.Upload();
+    for (GuardedTensor& out : outs_) out.Upload();
+  }
+  std::vector<float> Output() const override {
+    std::vector<float> out;
+    for (const GuardedTensor& tensor : outs_) tensor.Append(out);
+    return out;
+  }
+  // Roundings of k sequential sums walk like a random path below the sum of magnitudes; a few more
+  // for decoding, scales, bias and residual.
+  std::vector<float> Tolerance(ComputeMode compute) const override {
+    const double unit = kFloatUnit * (8 + std::sqrt(static_cast<double>(case_.cols)));
+    const bool quantize = compute == ComputeMode::kInt8 && case_.format->group > 0;
+    std::vector<std::vector<double>> x;
+    for (int64_t row = 0; row < case_.rows; ++row) x.push_back(Activations(row, quantize));
+    std::vector<float> tolerance;
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      const size_t first = tolerance.size();
+      const int64_t n_end = case_.outputs[i];
+      tolerance.resize(first + static_cast<size_t>(case_.rows * n_end));
+      for (int64_t n = 0; n < n_end; ++n) {
+        const std::vector<double> w = Magnitudes(weights_[i], n);
+        for (int64_t row = 0; row < case_.rows; ++row) {
+          double sum = std::inner_product(w.begin(), w.end(), x[row].begin(), 0.0);
+          if (case_.bias) sum += std::fabs(biases_[i].Row(0)[n]);
+          if (case_.accumulate) sum += std::fabs(outs_[i].Row(row)[n]);
+          tolerance[first + row * n_end + n] = static_cast<float>(unit * sum);
+        }
+      }
+    }
+    return tolerance;
+  }
+  absl::Status CheckGuards() const override {
+    TREADLE_RETURN_IF_ERROR(x_.CheckGuards("x", true));
+    for (const GuardedTensor& out : outs_) TREADLE_RETURN_IF_ERROR(out.CheckGuards("out", false));
+    return absl::OkStatus();
+  }
+  int64_t rows() const override { return case_.rows; }
+  double bytes() const override {
+    double total = 4.0 * static_cast<double>(case_.rows * case_.cols);
+    for (size_t i = 0; i < weights_.size(); ++i) {
+      total += static_cast<double>(weights_[i].packed->bytes());
+      total += (case_.accumulate ? 8.0 : 4.0) * static_cast<double>(case_.rows * case_.outputs[i]);
+    }
+    return total;
+  }
+  double operations() const override {
+    const int64_t n = std::accumulate(case_.outputs.begin(), case_.outputs.end(), int64_t{0});
+    return 2.0 * static_cast<double>(n * case_.cols * case_.rows);
+  }
+
+ private:
+  std::vector<double> Activations(int64_t row, bool quantize) const {
+    const float* x = x_.Row(row);
+    std::vector<double> out;
+    for (int64_t i = 0; i < case_.cols; ++i) out.push_back(std::fabs(x[i]));
+    for (int64_t i = 0; quantize && i < case_.cols; i += 32) {
+      const auto block = QuantizeActivations(std::span<const float, 32>(x + i, 32));
+      for (int j = 0; j < 32; ++j) out[i + j] = std::fabs(double{block.scale} * block.codes[j]);
+    }
+    return out;
+  }
+
+  const OpCase case_;
+  Backend& backend_;
+  GuardedTensor x_;
+  std::deque<Weight> weights_;
+  std::deque<GuardedTensor> outs_, biases_;
+  std::vector<Projection> projections_;
+};
+
+}  // namespace
+
+std::unique_ptr<OpRun> MakeEmbed(const OpCase& op_case, Backend& backend, uint64_t seed) {
+  return std::make_unique<Embed>(op_case, backend, seed);
+}
+std::unique_ptr<OpRun> MakeMatMul(const OpCase& op_case, Backend& backend, uint64_t seed) {
+  return std::make_unique<MatMul>(op_case, backend, seed);
+}
+
+}  // namespace treadle::op_runs
