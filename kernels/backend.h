@@ -30,9 +30,14 @@
 namespace treadle {
 
 // How matrices with integer codes are multiplied (dense float formats always run exact).
-//   kExact: activations stay float; y[n] = sum over k ascending of fma(w, x, y), w = fma(d, code, m).
-//   kInt8:  activations are quantized per row in blocks of 32 (absmax / 127, half-even), codes are
-//           multiplied as integers, block sums are scaled and added in ascending order.
+//   kExact: activations stay float; y[n] = sum over ascending k of fma(w, x, y), where
+//           w = fma(d, code, m).
+//   kInt8:  activations are quantized per row in blocks of 32: dx = absmax / 127,
+//           q = x * (127 / absmax) rounded half to even. With the exact integers S = sum of q and
+//           I = sum of code * q, blocks are added in ascending order: y = fma(I, d * dx, y), then,
+//           if the format has minima, y = fma(m, dx * S, y). A block whose absmax is below 2^-100
+//           counts as zeros; NaN spoils its own row only. Formats with a scale per 16 weights
+//           (Q6_K) add the two halves of a block one after the other.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
 enum class ComputeMode : uint8_t { kAuto, kExact, kInt8 };
 
@@ -80,8 +85,8 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  virtual std::string_view name() const = 0;      // "reference", "cpu"
-  virtual std::string description() const = 0;    // "cpu avx512, 2 threads, compute auto (int8)"
+  virtual std::string_view name() const = 0;    // "reference", "cpu"
+  virtual std::string description() const = 0;  // "cpu avx512, 2 threads, compute auto (int8)"
 
   // -- memory -------------------------------------------------------------------------------------
   // 64-byte aligned, zero-filled lazily where the device can (untouched pages cost nothing).
@@ -111,8 +116,8 @@ class Backend {
   // weights have k = x.cols.
   virtual void MatMul(Tensor x, std::span<const Projection> projections) = 0;
 
-  // Rotates q (in place) and k by each row's position (no rotation if `rotary` is null), then stores
-  // k and v into the cache, rounded to its type. q: [rows, heads * head_dim], k, v: [rows,
+  // Rotates q (in place) and k by each row's position (no rotation if `rotary` is null), then
+  // stores k and v into the cache, rounded to its type. q: [rows, heads * head_dim], k, v: [rows,
   // kv_heads * head_dim] f32; k's contents are unspecified afterwards. Rows outside every span of
   // kv.sequences are not touched.
   virtual void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
@@ -120,8 +125,8 @@ class Backend {
 
   // Causal attention of each row over its sequence's cached K/V (own chunk included, after rounding
   // to the cache's type), grouped queries: query head h reads K/V head h / (heads / kv_heads).
-  // Positions are taken in blocks of kAttentionBlock fixed absolute positions; each gives (max, sum,
-  // vector), combined in ascending order. q, out: [rows, heads * head_dim] f32.
+  // Positions are taken in blocks of kAttentionBlock fixed absolute positions; each gives (max,
+  // sum, vector), combined in ascending order. q, out: [rows, heads * head_dim] f32.
   virtual void Attention(Tensor q, const KvView& kv, float scale, Tensor out) = 0;
 
   // out = silu(gate) * up, elementwise, [rows, cols] f32; out may be gate or up.
