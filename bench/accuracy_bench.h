@@ -15,9 +15,9 @@
 namespace treadle {
 
 struct AccuracyOptions {
-  ComputeMode compute = ComputeMode::kInt8;  // compared with kExact
-  DType kv_dtype = DType::kF16;              // of the compared mode; exact runs with kF32
-  int32_t window = 512;                      // tokens per chunk, each from position 0
+  ComputeMode compute = ComputeMode::kInt16;  // compared with kExact
+  DType kv_dtype = DType::kF16;               // of the compared mode; exact runs with kF32
+  int32_t window = 512;                       // tokens per chunk, each from position 0
   int64_t max_tokens = 3072;
   int threads = 0;
   std::function<void(int64_t done, int64_t total)> progress;  // may be empty

@@ -85,8 +85,12 @@ class ColdMatMul {
   std::vector<double> times_;
 };
 
-bool UsesIntegers(const OpCase& op_case, ComputeMode compute) {
-  return op_case.op == Op::kMatMul && compute != ComputeMode::kExact && op_case.format->group > 0;
+// Operations per second that the case could reach. A multiplication by a 16-bit activation is two
+// by 8-bit ones.
+double Ceiling(const OpCase& op_case, ComputeMode compute, const MachinePeaks& peaks) {
+  const bool integers = op_case.op == Op::kMatMul && op_case.format->group > 0;
+  if (!integers || compute == ComputeMode::kExact) return peaks.float_gigaops;
+  return compute == ComputeMode::kInt8 ? peaks.integer_gigaops : peaks.integer_gigaops / 2;
 }
 
 KernelBenchRow Measure(const OpCase& op_case, Backend& backend, const MachinePeaks& peaks,
@@ -108,10 +112,8 @@ KernelBenchRow Measure(const OpCase& op_case, Backend& backend, const MachinePea
   }
   row.gigabytes_per_second = 1e-9 * run->bytes() / row.seconds;
   row.gigaops_per_second = 1e-9 * run->operations() / row.seconds;
-  const double ceiling =
-      UsesIntegers(op_case, options.compute) ? peaks.integer_gigaops : peaks.float_gigaops;
   row.bandwidth_share = row.gigabytes_per_second / peaks.read_gigabytes;
-  row.compute_share = row.gigaops_per_second / ceiling;
+  row.compute_share = row.gigaops_per_second / Ceiling(op_case, options.compute, peaks);
   return row;
 }
 

@@ -38,7 +38,8 @@ struct KernelBenchRow {
   double gigabytes_per_second = 0;
   double gigaops_per_second = 0;
   double bandwidth_share = 0;  // of the read ceiling
-  double compute_share = 0;    // of the ceiling of the arithmetic that it uses (integer or float)
+  double compute_share =
+      0;  // of the ceiling of its arithmetic: float, 8-bit, half of 8-bit (int16)
 };
 
 struct KernelBenchReport {

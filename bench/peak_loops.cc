@@ -37,7 +37,7 @@ int32_t IntegerLoop(int64_t rounds) {
     for (int i = 0; i < kDotChains; ++i) dots[i] = AddDots(dots[i], codes, x);
   }
   float sum = 0;
-  for (int i = 0; i < kDotChains; ++i) sum += Sum(EndDots<false, 1>(dots[i], i));
+  for (int i = 0; i < kDotChains; ++i) sum += Sum(ToFloat(EndDots<false, 1>(dots[i], i)));
   return static_cast<int32_t>(sum);
 }
 

@@ -38,8 +38,22 @@ namespace treadle {
 //           if the format has minima, y = fma(m, dx * S, y). A block whose absmax is below 2^-100
 //           counts as zeros; NaN spoils its own row only. Formats with a scale per 16 weights
 //           (Q6_K) add the two halves of a block one after the other.
+//   kInt16: as kInt8, with dx = absmax / 16256 and q = x * (16256 / absmax): 127 * 128 steps, so
+//           that q = 128 * high + low with both in 8 bits. I reaches 128 * 16256 * 32 < 2^31 and is
+//           rounded to float once, half to even.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
-enum class ComputeMode : uint8_t { kAuto, kExact, kInt8 };
+enum class ComputeMode : uint8_t { kAuto, kExact, kInt8, kInt16 };
+inline constexpr std::string_view kComputeNames[] = {"auto", "exact", "int8", "int16"};
+constexpr std::string_view Name(ComputeMode compute) {
+  return kComputeNames[static_cast<size_t>(compute)];
+}
+// kAuto if no mode has that name.
+constexpr ComputeMode ComputeFrom(std::string_view name) {
+  for (const ComputeMode mode : {ComputeMode::kExact, ComputeMode::kInt8, ComputeMode::kInt16}) {
+    if (Name(mode) == name) return mode;
+  }
+  return ComputeMode::kAuto;
+}
 
 // A matrix as it lies in a checkpoint: W [n, k], row-major in `format`'s blocks, rows contiguous.
 struct MatrixSource {
@@ -86,7 +100,7 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string_view name() const = 0;    // "reference", "cpu"
-  virtual std::string description() const = 0;  // "cpu avx512, 2 threads, compute auto (int8)"
+  virtual std::string description() const = 0;  // "cpu avx512, 2 threads, compute auto (int16)"
 
   // -- memory -------------------------------------------------------------------------------------
   // 64-byte aligned, zero-filled lazily where the device can (untouched pages cost nothing).

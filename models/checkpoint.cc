@@ -1,8 +1,8 @@
 #include "models/checkpoint.h"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
+#include <utility>
 
 #include "kernels/status.h"
 #include "models/gguf_checkpoint.h"
@@ -63,6 +63,34 @@ void Checkpoint::CapContext(int64_t window) {
   config_.context = window;
 }
 
+// Factors far from these would leave float's range, and angles would be NaN.
+absl::Status Checkpoint::CheckRope() const {
+  constexpr double kSmallest = 1e-6, kLargest = 1e12;
+  const int64_t rotated = config_.rope_dim;
+  if (rotated % 2 != 0 || rotated < 2 || rotated > config_.head_dim) {
+    return InvalidArgument(path_, ": ", rotated, " rotated elements of a head, expected an even ",
+                           "number from 2 to ", config_.head_dim);
+  }
+  const RopeScaling scaling = config_.rope_scaling.value_or(RopeScaling());
+  const std::pair<const char*, double> rows[] = {
+      {"rope base", config_.rope_base},
+      {"rope scaling: linear factor", config_.rope_linear_factor},
+      {"rope scaling: factor", scaling.factor},
+      {"rope scaling: low_freq_factor", scaling.low_freq_factor},
+      {"rope scaling: high_freq_factor", scaling.high_freq_factor}};
+  for (const auto& [name, value] : rows) {
+    if (!(value >= kSmallest && value <= kLargest)) {
+      return InvalidArgument(path_, ": ", name, " is ", value, ", expected ", kSmallest, " to ",
+                             kLargest);
+    }
+  }
+  if (scaling.high_freq_factor <= scaling.low_freq_factor) {
+    return InvalidArgument(path_, ": rope scaling: high_freq_factor is ", scaling.high_freq_factor,
+                           ", expected more than low_freq_factor, ", scaling.low_freq_factor);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Checkpoint::CheckConsistency() const {
   // Larger than any model; small enough that products of two and a half of them fit 64 bits.
   struct Row {
@@ -88,16 +116,13 @@ absl::Status Checkpoint::CheckConsistency() const {
   if (!(config_.norm_epsilon >= 0 && config_.norm_epsilon < 1)) {
     return InvalidArgument(path_, ": norm epsilon is ", config_.norm_epsilon, ", expected 0 to 1");
   }
-  if (config_.rope_dim % 2 != 0 || config_.rope_dim < 0 || config_.rope_dim > config_.head_dim) {
-    return InvalidArgument(path_, ": ", config_.rope_dim,
-                           " rotated elements of a head, expected an ", "even number up to ",
-                           config_.head_dim);
+  if (config_.architecture == "gpt2" &&
+      (config_.kv_heads != config_.heads || config_.heads * config_.head_dim != config_.hidden)) {
+    return InvalidArgument(path_, ": ", config_.heads, " heads of ", config_.head_dim, " and ",
+                           config_.kv_heads, " K/V heads, expected as many, of hidden size ",
+                           config_.hidden, " together");
   }
-  if (!(config_.rope_base > 0) || !std::isfinite(config_.rope_base) ||
-      !(config_.rope_linear_factor > 0)) {
-    return InvalidArgument(path_, ": rope base ", config_.rope_base, " and factor ",
-                           config_.rope_linear_factor, ", expected positive numbers");
-  }
+  if (config_.architecture == "llama") TREADLE_RETURN_IF_ERROR(CheckRope());
   if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
     return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),
                            " tokens, the model's vocabulary ", config_.vocab);

@@ -66,6 +66,7 @@ class Checkpoint {
   void CapContext(int64_t window);
   // Sizes in range and in harmony: what every loader relies on.
   absl::Status CheckConsistency() const;
+  absl::Status CheckRope() const;
 
   Kind kind_ = Kind::kGguf;
   std::string path_;

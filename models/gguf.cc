@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "kernels/status.h"
+#include "models/quoted.h"
 
 namespace treadle {
 namespace {
@@ -120,7 +121,7 @@ class GgufReader {
   }
 
   absl::StatusOr<std::string_view> String(const std::string& what) {
-    TREADLE_ASSIGN_OR_RETURN(const uint64_t length, Scalar<uint64_t>(what + "'s length"));
+    TREADLE_ASSIGN_OR_RETURN(const uint64_t length, Scalar<uint64_t>(what + ": length"));
     TREADLE_RETURN_IF_ERROR(Need(length, what));
     const std::string_view text(reinterpret_cast<const char*>(bytes_.data() + at_), length);
     at_ += length;
@@ -128,7 +129,7 @@ class GgufReader {
   }
 
   absl::StatusOr<GgufType> Type(const std::string& what) {
-    TREADLE_ASSIGN_OR_RETURN(const uint32_t id, Scalar<uint32_t>(what + "'s type"));
+    TREADLE_ASSIGN_OR_RETURN(const uint32_t id, Scalar<uint32_t>(what + ": type"));
     if (id >= std::size(kScalarTypes)) {
       return Error(what, " has type ", id, ", expected 0 to ", std::size(kScalarTypes) - 1);
     }
@@ -175,7 +176,7 @@ absl::Status GgufReader::ReadHeader() {
 
 absl::Status GgufReader::ReadMetadata(uint64_t index) {
   TREADLE_ASSIGN_OR_RETURN(const std::string_view key, String(Str("metadata key ", index)));
-  const std::string what = Str("metadata '", key, "'");
+  const std::string what = Str("metadata ", Quoted(key));
   GgufValue value;
   TREADLE_ASSIGN_OR_RETURN(value.type, Type(what));
   uint64_t count = 1;
@@ -185,7 +186,7 @@ absl::Status GgufReader::ReadMetadata(uint64_t index) {
     if (value.type == GgufType::kArray) {
       return Unimplemented(gguf_->path(), ": ", what, " is an array of arrays");
     }
-    TREADLE_ASSIGN_OR_RETURN(count, Scalar<uint64_t>(what + "'s count"));
+    TREADLE_ASSIGN_OR_RETURN(count, Scalar<uint64_t>(what + ": count"));
   }
   TREADLE_RETURN_IF_ERROR(ReadElements(count, what, value));
   if (!gguf_->values_.emplace(std::string(key), std::move(value)).second) {
@@ -220,10 +221,10 @@ absl::Status GgufReader::ReadTensor(uint64_t index) {
   TREADLE_ASSIGN_OR_RETURN(const std::string_view name, String(Str("name of tensor ", index)));
   StoredTensor tensor;
   tensor.name = std::string(name);
-  const std::string what = Str("tensor '", name, "'");
+  const std::string what = Str("tensor ", Quoted(name));
   if (!tensor_names_.insert(tensor.name).second) return Error(what, " appears twice");
   TREADLE_RETURN_IF_ERROR(ReadShape(what, tensor));
-  TREADLE_ASSIGN_OR_RETURN(const uint64_t offset, Scalar<uint64_t>(what + "'s offset"));
+  TREADLE_ASSIGN_OR_RETURN(const uint64_t offset, Scalar<uint64_t>(what + ": offset"));
   offsets_.push_back(offset);
   gguf_->tensors_.push_back(std::move(tensor));
   return absl::OkStatus();
@@ -231,20 +232,20 @@ absl::Status GgufReader::ReadTensor(uint64_t index) {
 
 absl::Status GgufReader::ReadShape(const std::string& what, StoredTensor& tensor) {
   TREADLE_ASSIGN_OR_RETURN(const uint32_t dimensions,
-                           Scalar<uint32_t>(what + "'s number of dimensions"));
+                           Scalar<uint32_t>(what + ": number of dimensions"));
   if (dimensions == 0 || dimensions > kMaxDimensions) {
     return Error(what, " has ", dimensions, " dimensions, expected 1 to ", kMaxDimensions);
   }
   int64_t elements = 1;
   for (uint32_t i = 0; i < dimensions; ++i) {
-    TREADLE_ASSIGN_OR_RETURN(const int64_t extent, Scalar<int64_t>(what + "'s shape"));
+    TREADLE_ASSIGN_OR_RETURN(const int64_t extent, Scalar<int64_t>(what + ": shape"));
     if (extent <= 0) return Error(what, " has extent ", extent, ", expected at least 1");
     if (__builtin_mul_overflow(elements, extent, &elements)) {
-      return Error(what, "'s shape overflows the number of elements");
+      return Error(what, ": shape overflows the number of elements");
     }
     tensor.shape.insert(tensor.shape.begin(), extent);
   }
-  TREADLE_ASSIGN_OR_RETURN(const uint32_t type, Scalar<uint32_t>(what + "'s type"));
+  TREADLE_ASSIGN_OR_RETURN(const uint32_t type, Scalar<uint32_t>(what + ": type"));
   tensor.format = FindGgufFormat(type);
   if (tensor.format == nullptr) {
     std::string known;
@@ -260,7 +261,7 @@ absl::Status GgufReader::ReadShape(const std::string& what, StoredTensor& tensor
   }
   int64_t bytes = 0;
   if (__builtin_mul_overflow(elements / tensor.format->block, tensor.format->block_bytes, &bytes)) {
-    return Error(what, "'s shape overflows the number of bytes");
+    return Error(what, ": shape overflows the number of bytes");
   }
   tensor.bytes = static_cast<uint64_t>(bytes);
   return absl::OkStatus();
@@ -278,11 +279,11 @@ absl::Status GgufReader::PlaceTensors() {
   for (size_t i = 0; i < offsets_.size(); ++i) {
     StoredTensor& tensor = gguf_->tensors_[i];
     if (offsets_[i] % unit != 0) {
-      return Error("tensor '", tensor.name, "' has offset ", offsets_[i],
+      return Error("tensor ", Quoted(tensor.name), " has offset ", offsets_[i],
                    ", expected a multiple of ", unit);
     }
     if (offsets_[i] > room || tensor.bytes > room - offsets_[i]) {
-      return Error("tensor '", tensor.name, "' has ", tensor.bytes, " bytes at offset ",
+      return Error("tensor ", Quoted(tensor.name), " has ", tensor.bytes, " bytes at offset ",
                    offsets_[i], ", outside the file's ", room, " bytes of data (truncated?)");
     }
     tensor.data = bytes_.data() + begin + offsets_[i];
@@ -292,8 +293,8 @@ absl::Status GgufReader::PlaceTensors() {
   for (size_t i = 1; i < order.size(); ++i) {
     const StoredTensor& before = gguf_->tensors_[order[i - 1].second];
     if (order[i - 1].first + before.bytes > order[i].first) {
-      return Error("tensors '", before.name, "' and '", gguf_->tensors_[order[i].second].name,
-                   "' overlap");
+      return Error("tensors ", Quoted(before.name), " and ",
+                   Quoted(gguf_->tensors_[order[i].second].name), " overlap");
     }
   }
   return absl::OkStatus();

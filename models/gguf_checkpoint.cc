@@ -4,6 +4,7 @@
 
 #include "kernels/status.h"
 #include "models/gguf_tokenizer.h"
+#include "models/quoted.h"
 #include "models/registry.h"
 
 namespace treadle {
@@ -31,8 +32,8 @@ absl::Status GgufCheckpoint::Read(const std::string& path) {
 absl::Status GgufCheckpoint::ReadConfig() {
   TREADLE_ASSIGN_OR_RETURN(config_.architecture, file_->String("general.architecture"));
   if (FindArchitecture(config_.architecture) == nullptr) {
-    return Unimplemented(path_, ": general.architecture is '", config_.architecture,
-                         "', expected one of ", KnownArchitectures());
+    return Unimplemented(path_, ": general.architecture is ", Quoted(config_.architecture),
+                         ", expected one of ", KnownArchitectures());
   }
   const std::string prefix = config_.architecture + ".";
   struct Row {
@@ -90,8 +91,8 @@ absl::Status GgufCheckpoint::ReadRope(const std::string& prefix) {
     TREADLE_ASSIGN_OR_RETURN(config_.rope_linear_factor,
                              file_->Number(prefix + "rope.scaling.factor"));
   } else if (scaling != "none") {
-    return Unimplemented(path_, ": ", prefix, "rope.scaling.type is '", scaling,
-                         "', expected none or linear");
+    return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
+                         ", expected none or linear");
   }
   return absl::OkStatus();
 }

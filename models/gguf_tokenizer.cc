@@ -4,6 +4,7 @@
 #include <string>
 
 #include "kernels/status.h"
+#include "models/quoted.h"
 
 namespace treadle {
 namespace {
@@ -56,8 +57,8 @@ absl::Status ReadMerges(const GgufFile& file, TokenizerSpec& spec) {
   for (const std::string_view merge : merges->strings) {
     const size_t space = merge.find(' ', 1);
     if (space == std::string_view::npos || space + 1 == merge.size()) {
-      return InvalidArgument(file.path(), ": tokenizer.ggml.merges has '", merge,
-                             "', expected two pieces with a space between");
+      return InvalidArgument(file.path(), ": tokenizer.ggml.merges has ", Quoted(merge),
+                             ", expected two pieces with a space between");
     }
     spec.merges.emplace_back(merge.substr(0, space), merge.substr(space + 1));
   }
@@ -97,13 +98,14 @@ absl::Status ReadIds(const GgufFile& file, bool sentencepiece, TokenizerSpec& sp
 }  // namespace
 
 absl::StatusOr<std::optional<TokenizerSpec>> ReadGgufTokenizer(const GgufFile& file) {
-  TREADLE_ASSIGN_OR_RETURN(const std::string model, file.String("tokenizer.ggml.model", "none"));
-  if (model == "none") return std::nullopt;
-  if (model != "gpt2" && model != "llama") {
-    return Unimplemented(file.path(), ": tokenizer.ggml.model is '", model,
-                         "', expected gpt2, llama or none");
+  const absl::StatusOr<std::string> model = file.String("tokenizer.ggml.model", "none");
+  if (!model.ok()) return model.status();
+  if (*model == "none") return std::nullopt;
+  if (*model != "gpt2" && *model != "llama") {
+    return Unimplemented(file.path(), ": tokenizer.ggml.model is ", Quoted(*model),
+                         ", expected gpt2, llama or none");
   }
-  const bool sentencepiece = model == "llama";
+  const bool sentencepiece = *model == "llama";
   TREADLE_ASSIGN_OR_RETURN(const GgufValue* texts, Array(file, "tokenizer.ggml.tokens", true, -1));
   if (texts == nullptr) {
     return InvalidArgument(file.path(), ": metadata 'tokenizer.ggml.tokens' is missing");

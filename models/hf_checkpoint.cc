@@ -6,6 +6,7 @@
 #include "kernels/status.h"
 #include "models/hf_config.h"
 #include "models/json_file.h"
+#include "models/quoted.h"
 #include "models/safetensors.h"
 #include "models/tokenizer_json.h"
 
@@ -67,7 +68,8 @@ absl::Status HuggingFaceCheckpoint::ReadShards() {
     if (!map.is_object()) return InvalidArgument(index_path, ": weight_map is not an object");
     for (const auto& [tensor, shard] : map.items()) {
       if (!shard.is_string() || !IsPlainName(shard.get<std::string>())) {
-        return InvalidArgument(index_path, ": the shard of '", tensor, "' is not a file name");
+        return InvalidArgument(index_path, ": the shard of ", Quoted(tensor),
+                               " is not a file name");
       }
       names.insert(shard.get<std::string>());
     }
@@ -82,8 +84,8 @@ absl::Status HuggingFaceCheckpoint::ReadShards() {
     TREADLE_ASSIGN_OR_RETURN(std::vector<StoredTensor> part, ReadSafetensors(*file));
     for (StoredTensor& tensor : part) {
       if (!seen.insert(tensor.name).second) {
-        return InvalidArgument(file->path(), ": tensor '", tensor.name,
-                               "' is in another shard too");
+        return InvalidArgument(file->path(), ": tensor ", Quoted(tensor.name),
+                               " is in another shard too");
       }
       tensors.push_back(std::move(tensor));
     }
@@ -97,6 +99,11 @@ absl::Status HuggingFaceCheckpoint::ReadShards() {
 absl::Status HuggingFaceCheckpoint::ReadTextSide() {
   const std::filesystem::path folder(path_);
   if (std::filesystem::exists(folder / "tokenizer.json")) {
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                             "generation_config.json"}) {
+      if (!std::filesystem::exists(folder / name)) continue;
+      TREADLE_RETURN_IF_ERROR(CheckJsonFile((folder / name).string()));
+    }
     TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadTokenizerJson(path_));
   }
   if (std::filesystem::exists(folder / "chat_template.jinja")) {

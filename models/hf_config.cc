@@ -12,6 +12,14 @@ namespace {
 
 using Json = nlohmann::json;
 
+// A value as an error message shows it: on one line, and only so much of it.
+std::string Text(const Json& value) {
+  constexpr size_t kLongest = 100;
+  const std::string text =
+      value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+  return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
+}
+
 // Typed access to one JSON object, with errors that name file and field.
 class Fields {
  public:
@@ -27,10 +35,8 @@ class Fields {
   template <typename Value>
   absl::Status Wrong(const char* name, const Value& expected) const {
     const Json& found = At(name);
-    return InvalidArgument(
-        where_, ": ", name, " is ",
-        found.is_null() ? "missing" : found.dump(-1, ' ', false, Json::error_handler_t::replace),
-        ", expected ", expected);
+    return InvalidArgument(where_, ": ", name, " is ", found.is_null() ? "missing" : Text(found),
+                           ", expected ", expected);
   }
 
   absl::Status Integer(const char* name, int64_t* out,
@@ -97,11 +103,6 @@ absl::Status ReadRope(const Fields& fields, ModelConfig& config) {
   TREADLE_RETURN_IF_ERROR(rope.Number("high_freq_factor", &scaling.high_freq_factor));
   TREADLE_RETURN_IF_ERROR(
       rope.Integer("original_max_position_embeddings", &scaling.original_context));
-  if (!(scaling.factor > 0) || !(scaling.low_freq_factor > 0) ||
-      !(scaling.high_freq_factor > scaling.low_freq_factor)) {
-    return InvalidArgument(rope.where(), ": expected factor > 0 and 0 < low_freq_factor < ",
-                           "high_freq_factor");
-  }
   config.rope_scaling = scaling;
   return absl::OkStatus();
 }
@@ -123,6 +124,7 @@ absl::Status ReadLlama(const Fields& fields, HfConfig& out) {
   config.norm_epsilon = static_cast<float>(epsilon);
   TREADLE_RETURN_IF_ERROR(fields.Bool("tie_word_embeddings", &config.tied_head, false));
   TREADLE_RETURN_IF_ERROR(fields.Bool("attention_bias", &config.attention_bias, false));
+  TREADLE_RETURN_IF_ERROR(fields.Only("mlp_bias", false));
   TREADLE_RETURN_IF_ERROR(fields.Only("hidden_act", "silu"));
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, config));
   return fields.Integer("sliding_window", &out.sliding_window, 0);
@@ -173,9 +175,7 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
     }
     known += Str(known.empty() ? "" : ", ", row.name);
   }
-  return Unimplemented(path, ": architectures is ",
-                       names.dump(-1, ' ', false, Json::error_handler_t::replace),
-                       ", expected one of ", known);
+  return Unimplemented(path, ": architectures is ", Text(names), ", expected one of ", known);
 }
 
 }  // namespace treadle

@@ -8,8 +8,11 @@
 
 namespace treadle {
 
-// NotFound if it cannot be opened, InvalidArgument unless it is one JSON object.
+// NotFound if it cannot be opened; InvalidArgument unless it is one JSON object, at most 64 levels
+// deep, in which no object has a key twice.
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
+// The same checks, for files that are read elsewhere.
+absl::Status CheckJsonFile(const std::string& path);
 // `text` as a JSON object; `path` is named in the error.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path);
 

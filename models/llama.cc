@@ -70,7 +70,7 @@ class Llama : public Model {
   };
 
   absl::StatusOr<Layer> LoadLayer(WeightLoader& loader, const Names& names, int64_t index,
-                                  bool adjacent_pairs) const;
+                                  bool gguf) const;
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status AllocateActivations(int64_t max_batch_tokens);
   void Attend(const Layer& layer, const KvView& kv, Tensor hidden);
@@ -122,20 +122,22 @@ absl::Status Llama::Load(const Checkpoint& checkpoint, const LoadOptions& option
 }
 
 absl::StatusOr<Llama::Layer> Llama::LoadLayer(WeightLoader& loader, const Names& names,
-                                              int64_t index, bool adjacent_pairs) const {
+                                              int64_t index, bool gguf) const {
   const std::string prefix = Str(names.layers, index, ".");
   const int64_t hidden = config_.hidden;
   const int64_t q_size = config_.heads * config_.head_dim;
   const int64_t kv_size = config_.kv_heads * config_.head_dim;
   std::vector<int32_t> q_order, k_order;
-  if (adjacent_pairs) {
+  if (gguf) {
     q_order = HalfSplitOrder(config_.heads, config_.head_dim, config_.rope_dim);
     k_order = HalfSplitOrder(config_.kv_heads, config_.head_dim, config_.rope_dim);
   }
-  const auto bias =
-      config_.attention_bias ? WeightLoader::Bias::kIfPresent : WeightLoader::Bias::kNone;
+  using Bias = WeightLoader::Bias;
+  const Bias bias = config_.attention_bias ? Bias::kRequired : Bias::kNone;
+  // GGUF also has models with biases on Q, K and V only; there, a tensor's presence is the setting.
+  const Bias out_bias = gguf && config_.attention_bias ? Bias::kIfPresent : bias;
   Layer layer;
-  const auto linear = [&](const char* name, int64_t n, int64_t k, WeightLoader::Bias with,
+  const auto linear = [&](const char* name, int64_t n, int64_t k, Bias with,
                           std::span<const int32_t> order, Linear* out) -> absl::Status {
     TREADLE_ASSIGN_OR_RETURN(*out, loader.LoadLinear({prefix + name, n, k, with, order}));
     return absl::OkStatus();
@@ -145,10 +147,10 @@ absl::StatusOr<Llama::Layer> Llama::LoadLayer(WeightLoader& loader, const Names&
   TREADLE_RETURN_IF_ERROR(linear(names.q, q_size, hidden, bias, q_order, &layer.q));
   TREADLE_RETURN_IF_ERROR(linear(names.k, kv_size, hidden, bias, k_order, &layer.k));
   TREADLE_RETURN_IF_ERROR(linear(names.v, kv_size, hidden, bias, {}, &layer.v));
-  TREADLE_RETURN_IF_ERROR(linear(names.out, hidden, q_size, bias, {}, &layer.out));
+  TREADLE_RETURN_IF_ERROR(linear(names.out, hidden, q_size, out_bias, {}, &layer.out));
   TREADLE_ASSIGN_OR_RETURN(layer.ffn_norm,
                            loader.LoadVector(prefix + names.ffn_norm + ".weight", hidden));
-  const auto none = WeightLoader::Bias::kNone;
+  const Bias none = Bias::kNone;
   TREADLE_RETURN_IF_ERROR(linear(names.gate, config_.ffn_hidden, hidden, none, {}, &layer.gate));
   TREADLE_RETURN_IF_ERROR(linear(names.up, config_.ffn_hidden, hidden, none, {}, &layer.up));
   TREADLE_RETURN_IF_ERROR(linear(names.down, hidden, config_.ffn_hidden, none, {}, &layer.down));
@@ -161,6 +163,12 @@ absl::Status Llama::LoadRotary(const Checkpoint& checkpoint, int64_t max_positio
     TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor,
                              checkpoint.Require("rope_freqs.weight", {config_.rope_dim / 2}));
     factors = DecodeVector(*tensor);
+    for (const float factor : factors) {
+      if (!(factor >= 1e-6f && factor <= 1e12f)) {
+        return InvalidArgument(checkpoint.path(), ": rope_freqs.weight holds ", factor,
+                               ", expected 1e-6 to 1e12");
+      }
+    }
   }
   TREADLE_ASSIGN_OR_RETURN(rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors),
                                                             max_positions, backend_));

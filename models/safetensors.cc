@@ -5,6 +5,7 @@
 
 #include "kernels/status.h"
 #include "models/json_file.h"
+#include "models/quoted.h"
 
 namespace treadle {
 namespace {
@@ -15,7 +16,7 @@ constexpr uint64_t kLargestHeader = 100'000'000;  // the format's own limit
 absl::StatusOr<StoredTensor> ReadEntry(const std::string& where, const std::string& name,
                                        const Json& entry, std::span<const std::byte> data) {
   const auto error = [&](const auto&... parts) {
-    return InvalidArgument(where, ": tensor '", name, "' ", parts...);
+    return InvalidArgument(where, ": tensor ", Quoted(name), " ", parts...);
   };
   if (!entry.is_object()) return error("is not described by an object");
   const Json dtype = entry.value("dtype", Json());
@@ -26,8 +27,8 @@ absl::StatusOr<StoredTensor> ReadEntry(const std::string& where, const std::stri
   tensor.name = name;
   tensor.format = FindSafetensorsFormat(dtype.get<std::string>());
   if (tensor.format == nullptr) {
-    return Unimplemented(where, ": tensor '", name, "' has dtype ", dtype.get<std::string>(),
-                         ", expected F32, F16 or BF16");
+    return Unimplemented(where, ": tensor ", Quoted(name), " has dtype ",
+                         Quoted(dtype.get<std::string>()), ", expected F32, F16 or BF16");
   }
   if (!shape.is_array()) return error("has no shape");
   int64_t elements = 1;
@@ -90,8 +91,8 @@ absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(const MappedFile& file
   std::ranges::sort(order, {}, &StoredTensor::data);
   for (size_t i = 1; i < order.size(); ++i) {
     if (order[i - 1]->data + order[i - 1]->bytes > order[i]->data) {
-      return InvalidArgument(file.path(), ": tensors '", order[i - 1]->name, "' and '",
-                             order[i]->name, "' overlap");
+      return InvalidArgument(file.path(), ": tensors ", Quoted(order[i - 1]->name), " and ",
+                             Quoted(order[i]->name), " overlap");
     }
   }
   return tensors;

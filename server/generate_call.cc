@@ -4,6 +4,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <algorithm>
 #include <deque>
 #include <optional>
 #include <random>
@@ -24,12 +25,14 @@ struct Deadline {
   Clock::time_point arrival;
   Clock::time_point when = Clock::time_point::max();
 
-  // A client's own timer resets the call at about the same moment as ours; its clock started
-  // earlier and gRPC rounds the time that it sends by up to one percent. A reset that close is the
-  // deadline.
+  // A client's own timer resets the call shortly before ours: its clock started earlier, by the
+  // time that the request travelled, and gRPC rounds the time that it sends up by as much as one
+  // percent. A reset that close to the deadline is the deadline.
   bool Reached(Clock::time_point now) const {
     if (when == Clock::time_point::max()) return false;
-    return now >= when - (when - arrival) / 64 - std::chrono::milliseconds(10);
+    const Clock::duration total = when - arrival;
+    const Clock::duration margin = total / 64 + std::chrono::milliseconds(100);
+    return now >= when - std::min(total / 4, margin);
   }
 };
 

@@ -24,11 +24,8 @@ class CpuBackend final : public Backend {
 
   std::string_view name() const override { return "cpu"; }
   std::string description() const override {
-    const char* compute = compute_ == ComputeMode::kExact  ? "exact"
-                          : compute_ == ComputeMode::kInt8 ? "int8"
-                                                           : "auto (int8)";
     return Str("cpu ", Name(isa_), ", ", pool_.size(), pool_.size() == 1 ? " thread" : " threads",
-               ", compute ", compute);
+               ", compute ", Name(compute_), compute_ == ComputeMode::kAuto ? " (int16)" : "");
   }
 
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {

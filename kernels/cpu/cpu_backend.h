@@ -1,8 +1,9 @@
 // The CPU backend: packed weights in their stored format, one pinned thread pool, one instruction
 // set chosen at start.
 //
-// kAuto means kInt8 for formats with integer codes (mean KL divergence from exact on the default
-// model: see bench/results) and exact for dense formats.
+// kAuto means kInt16 for formats with integer codes and exact for dense formats. Mean KL divergence
+// from exact on the default model: see bench/results. kInt8 is faster, but where two tokens are
+// nearly as likely its rounding can choose between them.
 #pragma once
 
 #include <memory>

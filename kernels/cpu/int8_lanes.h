@@ -28,6 +28,10 @@ struct Dots {
 struct Quad {
   __m512i v;
 };
+// One 32-bit number per feature.
+struct Integers {
+  __m512i v;
+};
 
 TREADLE_SIMD Quad LoadQuad(const int8_t* x) {
   int32_t dword;
@@ -60,9 +64,14 @@ TREADLE_SIMD Dots<kWide> AddDots(Dots<kWide> dots, Codes<kWide> codes, Quad x) {
   return {_mm512_dpbusd_epi32(dots.v, codes.v, x.v)};
 }
 template <bool kWide, int kZero>
-TREADLE_SIMD Vec EndDots(Dots<kWide> dots, int32_t) {
-  return {_mm512_cvtepi32_ps(dots.v)};
+TREADLE_SIMD Integers EndDots(Dots<kWide> dots, int32_t) {
+  return {dots.v};
 }
+// 128 * high + low.
+TREADLE_SIMD Integers Join(Integers high, Integers low) {
+  return {_mm512_add_epi32(_mm512_slli_epi32(high.v, 7), low.v)};
+}
+TREADLE_SIMD Vec ToFloat(Integers x) { return {_mm512_cvtepi32_ps(x.v)}; }
 
 #else
 
@@ -86,6 +95,9 @@ struct Dots<true> {
 };
 struct Quad {
   __m256i v;
+};
+struct Integers {
+  __m256i lo, hi;
 };
 
 TREADLE_SIMD __m256i LoadBytes(const uint8_t* p) {
@@ -143,7 +155,7 @@ TREADLE_SIMD Dots<kWide> AddDots(Dots<kWide> dots, Codes<kWide> codes, Quad x) {
   return dots;
 }
 template <bool kWide, int kZero>
-TREADLE_SIMD Vec EndDots(Dots<kWide> dots, int32_t sum) {
+TREADLE_SIMD Integers EndDots(Dots<kWide> dots, int32_t sum) {
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i lo = _mm256_madd_epi16(dots.lo, ones);
   __m256i hi = _mm256_madd_epi16(dots.hi, ones);
@@ -157,7 +169,14 @@ TREADLE_SIMD Vec EndDots(Dots<kWide> dots, int32_t sum) {
     lo = _mm256_sub_epi32(lo, excess);
     hi = _mm256_sub_epi32(hi, excess);
   }
-  return {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)};
+  return {lo, hi};
+}
+TREADLE_SIMD Integers Join(Integers high, Integers low) {
+  return {_mm256_add_epi32(_mm256_slli_epi32(high.lo, 7), low.lo),
+          _mm256_add_epi32(_mm256_slli_epi32(high.hi, 7), low.hi)};
+}
+TREADLE_SIMD Vec ToFloat(Integers x) {
+  return {_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)};
 }
 
 #endif

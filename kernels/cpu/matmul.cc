@@ -13,12 +13,25 @@ constexpr int64_t kSerialValues = 16384;
 
 size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
+const MatMulKernel& KernelOf(CpuIsa isa, ComputeMode compute) {
+  const MatMulKernels& kernels =
+      isa == CpuIsa::kAvx512 ? avx512::kMatMulKernels : avx2::kMatMulKernels;
+  switch (compute) {
+    case ComputeMode::kExact:
+      return kernels.exact;
+    case ComputeMode::kInt8:
+      return kernels.int8;
+    case ComputeMode::kAuto:
+    case ComputeMode::kInt16:
+      break;
+  }
+  return kernels.int16;
+}
+
 }  // namespace
 
 CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
-    : pool_(pool),
-      kernels_(isa == CpuIsa::kAvx512 ? avx512::kMatMulKernels : avx2::kMatMulKernels),
-      compute_(compute == ComputeMode::kExact ? ComputeMode::kExact : ComputeMode::kInt8) {}
+    : pool_(pool), kernel_(KernelOf(isa, compute)) {}
 
 CpuMatMul::~CpuMatMul() = default;
 
@@ -37,14 +50,15 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
                       out.stride, projection.accumulate},
                      groups_});
     groups_ += groups;
-    quantize_ |= compute_ == ComputeMode::kInt8 && matrix.format().group > 0;
+    quantize_ |= kernel_.quantize != nullptr && matrix.format().group > 0;
   }
 }
 
 void CpuMatMul::ReserveScratch(const Tensor& x) {
   const size_t rows = static_cast<size_t>(x.rows);
   const size_t cols = static_cast<size_t>(x.cols);
-  const size_t code_bytes = quantize_ ? Aligned(rows * cols) : 0;
+  const size_t code_bytes =
+      quantize_ ? Aligned(rows * cols * static_cast<size_t>(kernel_.planes)) : 0;
   const size_t block_bytes =
       quantize_ ? Aligned(rows * (cols / kBlockValues) * sizeof(ActivationBlock)) : 0;
   worker_bytes_ = kTileBytes + rows * kMaxGroupsAtOnce * kGroupFeatures * sizeof(float);
@@ -64,7 +78,8 @@ void CpuMatMul::ReserveScratch(const Tensor& x) {
 void CpuMatMul::QuantizeRows(const Tensor& x, int64_t begin, int64_t end) {
   const int64_t blocks = x.cols / kBlockValues;
   for (int64_t row = begin; row < end; ++row) {
-    kernels_.quantize(x.Row<float>(row), x.cols, codes_ + row * x.cols, blocks_ + row * blocks);
+    kernel_.quantize(x.Row<float>(row), x.cols, codes_ + row * x.cols * kernel_.planes,
+                     blocks_ + row * blocks);
   }
 }
 
@@ -72,12 +87,11 @@ void CpuMatMul::QuantizeRows(const Tensor& x, int64_t begin, int64_t end) {
 void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
   uint8_t* memory = worker_memory_ + static_cast<size_t>(worker) * worker_bytes_;
   const MatMulScratch scratch{memory, reinterpret_cast<float*>(memory + kTileBytes)};
-  const auto run = compute_ == ComputeMode::kInt8 ? kernels_.int8 : kernels_.exact;
   for (const Job& job : jobs_) {
     MatMulShare share = job.whole;
     share.group_begin = std::max(int64_t{0}, begin - job.first);
     share.group_end = std::min(job.whole.group_end, end - job.first);
-    if (share.group_begin < share.group_end) run(input_, share, scratch);
+    if (share.group_begin < share.group_end) kernel_.run(input_, share, scratch);
   }
 }
 

@@ -37,8 +37,7 @@ class CpuMatMul {
   void RunWorker(int worker);
 
   ThreadPool& pool_;
-  const MatMulKernels& kernels_;
-  const ComputeMode compute_;  // kExact or kInt8
+  const MatMulKernel& kernel_;
 
   // Scratch that grows and is never given back: the steady state allocates nothing.
   std::shared_ptr<uint8_t> memory_;

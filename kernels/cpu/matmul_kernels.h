@@ -36,19 +36,20 @@ struct PackedView {
   const WeightFormat* format;  // for kStored
 };
 
-// One block of 32 quantized activations besides its codes.
+// One block of 32 quantized activations besides its codes. Those are q in one plane of bytes
+// (kInt8), or two one after the other (kInt16): low, then high, with q = 128 * high + low.
 struct ActivationBlock {
   float scale;
-  float scaled_sum;  // scale * (sum of the codes)
-  int32_t low_sum;   // of the first 16 codes
+  float scaled_sum;  // scale * (sum of q)
+  int32_t low_sum;   // of the first 16 q
   int32_t high_sum;
 };
 
 struct MatMulInput {
   const float* x;  // [rows, k]
   int64_t x_stride;
-  const int8_t* codes;            // [rows, k]; int8 only
-  const ActivationBlock* blocks;  // [rows, k / 32]; int8 only
+  const int8_t* codes;            // [rows, k / 32, planes, 32]; of integer kernels
+  const ActivationBlock* blocks;  // [rows, k / 32]; of integer kernels
   int64_t rows;
   int64_t k;
 };
@@ -72,11 +73,18 @@ struct MatMulScratch {
   float* sums;    // [rows, kMaxGroupsAtOnce * 16]: sums between the tiles along k
 };
 
-struct MatMulKernels {
-  void (*exact)(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
-  void (*int8)(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
-  // ComputeMode::kInt8's quantization of one row. x: [k].
+// One compute mode.
+struct MatMulKernel {
+  void (*run)(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
+  // Of one row, x: [k]. Null if activations stay float.
   void (*quantize)(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks);
+  int planes;  // bytes per quantized activation
+};
+
+struct MatMulKernels {
+  MatMulKernel exact;
+  MatMulKernel int8;
+  MatMulKernel int16;
 };
 
 namespace avx2 {

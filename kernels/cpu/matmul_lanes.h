@@ -1,4 +1,5 @@
-// What the exact and the int8 matrix kernels share: sums of R rows by G groups, and the epilogue.
+// What the exact and the integer matrix kernels share: sums of R rows by G groups, and the
+// epilogue.
 //
 // For sources that are compiled once per instruction set (see simd.h).
 #pragma once

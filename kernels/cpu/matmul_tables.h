@@ -7,6 +7,6 @@ namespace treadle::TREADLE_ISA {
 
 void MatMulExact(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
 void MatMulInt8(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
-void Quantize(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks);
+void MatMulInt16(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
 
 }  // namespace treadle::TREADLE_ISA

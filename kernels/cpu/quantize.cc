@@ -1,4 +1,4 @@
-// ComputeMode::kInt8's quantization of activations, and this instruction set's table.
+// ComputeMode::kInt8's and kInt16's quantization of activations, and this instruction set's table.
 #include "kernels/cpu/matmul_tables.h"
 #include "kernels/cpu/simd.h"
 
@@ -22,12 +22,23 @@ TREADLE_SIMD int32_t SumLanes(__m256i x) {
 }
 
 // Codes of eight values. What NaN and infinities give does not matter, as their scale is not
-// finite, but it stays within +-127.
-TREADLE_SIMD __m256i Round(const float* x, __m256 inverse) {
+// finite, but it stays within +-largest.
+TREADLE_SIMD __m256i Round(const float* x, __m256 inverse, int32_t largest) {
   const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
-  return _mm256_max_epi32(_mm256_min_epi32(q, _mm256_set1_epi32(127)), _mm256_set1_epi32(-127));
+  return _mm256_max_epi32(_mm256_min_epi32(q, _mm256_set1_epi32(largest)),
+                          _mm256_set1_epi32(-largest));
 }
 
+TREADLE_SIMD void StoreBytes(int8_t* codes, const __m256i (&q)[4]) {
+  const __m256i packed =
+      _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes),
+                      _mm256_permutevar8x32_epi32(packed, order));
+}
+
+// P planes of 32 codes: of 127 steps to absmax, or of 127 * 128.
+template <int P>
 void QuantizeBlock(const float* x, int8_t* codes, ActivationBlock& block) {
   const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
   __m256i largest = _mm256_setzero_si256();
@@ -39,31 +50,39 @@ void QuantizeBlock(const float* x, int8_t* codes, ActivationBlock& block) {
   float absmax;
   __builtin_memcpy(&absmax, &bits, 4);
   const bool zero = absmax < 0x1p-100f;
-  const float scale = zero ? 0.0f : absmax / 127.0f;
-  const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : 127.0f / absmax);
-  const __m256i q0 = Round(x, inverse);
-  const __m256i q1 = Round(x + 8, inverse);
-  const __m256i q2 = Round(x + 16, inverse);
-  const __m256i q3 = Round(x + 24, inverse);
-  block.low_sum = SumLanes(_mm256_add_epi32(q0, q1));
-  block.high_sum = SumLanes(_mm256_add_epi32(q2, q3));
+  constexpr int32_t kSteps = P == 1 ? 127 : 127 * 128;
+  const float scale = zero ? 0.0f : absmax / kSteps;
+  const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : kSteps / absmax);
+  __m256i q[4];
+  for (int i = 0; i < 4; ++i) q[i] = Round(x + 8 * i, inverse, kSteps);
+  block.low_sum = SumLanes(_mm256_add_epi32(q[0], q[1]));
+  block.high_sum = SumLanes(_mm256_add_epi32(q[2], q[3]));
   block.scale = scale;
   block.scaled_sum = scale * static_cast<float>(block.low_sum + block.high_sum);
-  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q0, q1), _mm256_packs_epi32(q2, q3));
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes),
-                      _mm256_permutevar8x32_epi32(packed, order));
+  if constexpr (P == 2) {  // q = 128 * high + low, low in [-64, 63]
+    __m256i high[4];
+    for (int i = 0; i < 4; ++i) {
+      high[i] = _mm256_srai_epi32(_mm256_add_epi32(q[i], _mm256_set1_epi32(64)), 7);
+      q[i] = _mm256_sub_epi32(q[i], _mm256_slli_epi32(high[i], 7));
+    }
+    StoreBytes(codes + kBlockValues, high);
+  }
+  StoreBytes(codes, q);
+}
+
+template <int P>
+void Quantize(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks) {
+  for (int64_t b = 0; b < k / kBlockValues; ++b) {
+    QuantizeBlock<P>(x + b * kBlockValues, codes + b * P * kBlockValues, blocks[b]);
+  }
 }
 
 }  // namespace
 
-void Quantize(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks) {
-  for (int64_t b = 0; b < k / kBlockValues; ++b) {
-    QuantizeBlock(x + b * kBlockValues, codes + b * kBlockValues, blocks[b]);
-  }
-}
-
 const MatMulKernels kMatMulKernels = {
-    .exact = MatMulExact, .int8 = MatMulInt8, .quantize = Quantize};
+    .exact = {MatMulExact, nullptr, 0},
+    .int8 = {MatMulInt8, Quantize<1>, 1},
+    .int16 = {MatMulInt16, Quantize<2>, 2},
+};
 
 }  // namespace treadle::TREADLE_ISA

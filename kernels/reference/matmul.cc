@@ -7,15 +7,17 @@
 
 namespace treadle {
 
-QuantizedActivations QuantizeActivations(std::span<const float, 32> x) {
+QuantizedActivations QuantizeActivations(std::span<const float, 32> x, ComputeMode compute) {
+  TREADLE_CHECK(QuantizesActivations(compute));
+  const float steps = compute == ComputeMode::kInt8 ? 127.0f : 16256.0f;
   float absmax = 0;
   for (float value : x) absmax = std::fmax(absmax, std::fabs(value));
   QuantizedActivations block = {};
   if (absmax < 0x1p-100f) return block;
-  block.scale = absmax / 127.0f;
-  const float inverse = 127.0f / absmax;
+  block.scale = absmax / steps;
+  const float inverse = steps / absmax;
   for (int i = 0; i < 32; ++i) {
-    block.codes[i] = static_cast<int8_t>(std::nearbyint(x[i] * inverse));
+    block.codes[i] = static_cast<int16_t>(std::nearbyint(x[i] * inverse));
   }
   return block;
 }
@@ -64,11 +66,11 @@ absl::Status CheckSource(const MatrixSource& source) {
 }
 
 // One row of the activations as the product sees it: [k].
-std::vector<double> Activations(const float* x, int64_t k, bool quantize) {
+std::vector<double> Activations(const float* x, int64_t k, ComputeMode compute) {
   std::vector<double> values(x, x + k);
-  if (!quantize) return values;
+  if (!QuantizesActivations(compute)) return values;
   for (int64_t begin = 0; begin < k; begin += 32) {
-    const auto block = QuantizeActivations(std::span<const float, 32>(x + begin, 32));
+    const auto block = QuantizeActivations(std::span<const float, 32>(x + begin, 32), compute);
     for (int i = 0; i < 32; ++i) values[begin + i] = double{block.scale} * block.codes[i];
   }
   return values;
@@ -101,9 +103,9 @@ std::span<const float> WeightRow(const PackedMatrix& matrix, int64_t row) {
 
 void MatMul(Tensor x, std::span<const Projection> projections, ComputeMode compute) {
   for (int64_t row = 0; row < x.rows; ++row) {
-    const auto exact = Activations(x.Row<float>(row), x.cols, false);
-    const bool int8 = compute == ComputeMode::kInt8 && x.cols % 32 == 0;
-    const auto quantized = int8 ? Activations(x.Row<float>(row), x.cols, true) : exact;
+    const auto exact = Activations(x.Row<float>(row), x.cols, ComputeMode::kExact);
+    const auto quantized =
+        x.cols % 32 == 0 ? Activations(x.Row<float>(row), x.cols, compute) : exact;
     for (const Projection& projection : projections) {
       const PackedMatrix& weight = *projection.weight;
       TREADLE_CHECK(weight.k() == x.cols && weight.n() == projection.out.cols &&

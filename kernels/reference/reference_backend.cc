@@ -15,7 +15,8 @@ class ReferenceBackend final : public Backend {
 
   std::string_view name() const override { return "reference"; }
   std::string description() const override {
-    return Str("reference, compute ", compute_ == ComputeMode::kInt8 ? "int8" : "exact");
+    return Str("reference, compute ",
+               Name(QuantizesActivations(compute_) ? compute_ : ComputeMode::kExact));
   }
 
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {

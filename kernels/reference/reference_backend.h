@@ -9,17 +9,22 @@
 
 namespace treadle {
 
-// kInt8 quantizes activations by the rule of ComputeMode and then sums in double; kAuto is kExact.
+// kInt8 and kInt16 quantize activations by the rule of ComputeMode and then sum in double; kAuto is
+// kExact.
 std::unique_ptr<Backend> CreateReferenceBackend(ComputeMode compute = ComputeMode::kExact);
 
-// ComputeMode::kInt8's rule, in float arithmetic, for one block of 32 activations: with absmax =
-// max |x|, scale = absmax / 127, code = x * (127 / absmax) rounded half to even (so |code| <= 127).
-// A block whose absmax is below 2^-100 has scale 0 and codes 0.
+// The rule of ComputeMode::kInt8 (127 steps) or kInt16 (16256 steps), in float arithmetic, for one
+// block of 32 activations: with absmax = max |x|, scale = absmax / steps, code = x * (steps /
+// absmax) rounded half to even (so |code| <= steps). A block whose absmax is below 2^-100 has scale
+// 0 and codes 0.
 struct QuantizedActivations {
-  int8_t codes[32];
+  int16_t codes[32];
   float scale;
 };
-QuantizedActivations QuantizeActivations(std::span<const float, 32> x);
+QuantizedActivations QuantizeActivations(std::span<const float, 32> x, ComputeMode compute);
+inline bool QuantizesActivations(ComputeMode compute) {
+  return compute == ComputeMode::kInt8 || compute == ComputeMode::kInt16;
+}
 
 // Sampling of one row as kernels/sampling.h defines it. logits: [vocab].
 SampleResult ReferenceSample(std::span<const float> logits, const SampleRow& row);

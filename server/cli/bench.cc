@@ -249,20 +249,21 @@ absl::StatusOr<std::string> RunAccuracy(const std::string& model, const std::str
 }
 
 int BenchAccuracy(int argc, char** argv) {
-  std::string model, text, compute = "int8", kv_dtype = "f16";
+  std::string model, text, compute = "int16", kv_dtype = "f16";
   AccuracyOptions options;
   bool json = false;
   CLI::App app("What a compute mode costs in quality: KL divergence from exact on a text.");
   app.add_option("--model", model, "a .gguf file or a Hugging Face folder")->required();
   app.add_option("--text", text, "a text file")->required();
-  app.add_option("--compute", compute, "exact or int8")->check(CLI::IsMember({"exact", "int8"}));
+  app.add_option("--compute", compute, "exact, int8 or int16")
+      ->check(CLI::IsMember({"exact", "int8", "int16"}));
   app.add_option("--kv-dtype", kv_dtype, "f16 or f32")->check(CLI::IsMember({"f16", "f32"}));
   app.add_option("--window", options.window, "tokens per chunk, each from position 0");
   app.add_option("--max-tokens", options.max_tokens, "of the text");
   app.add_option("--threads", options.threads, "compute threads; 0: one per CPU");
   app.add_flag("--json", json, "print JSON");
   if (auto code = ParseFlags(app, "bench accuracy", argc, argv)) return *code;
-  options.compute = compute == "exact" ? ComputeMode::kExact : ComputeMode::kInt8;
+  options.compute = ComputeFrom(compute);
   options.kv_dtype = kv_dtype == "f32" ? DType::kF32 : DType::kF16;
   return Finish("bench accuracy", RunAccuracy(model, text, options, json));
 }

@@ -24,16 +24,14 @@ int BenchKernels(int argc, char** argv) {
       ->check(CLI::Range(0, 4096));
   app.add_option("--isa", isa, "best, avx2 or avx512")
       ->check(CLI::IsMember({"best", "avx2", "avx512"}));
-  app.add_option("--compute", compute, "auto, exact or int8")
-      ->check(CLI::IsMember({"auto", "exact", "int8"}));
+  app.add_option("--compute", compute, "auto, exact, int8 or int16")
+      ->check(CLI::IsMember({"auto", "exact", "int8", "int16"}));
   app.add_option("--seconds-per-case", options.seconds_per_case, "time spent on each case")
       ->check(CLI::Range(0.001, 60.0));
   app.add_flag("--json", json, "print JSON");
   if (auto code = ParseFlags(app, "bench kernels", argc, argv)) return *code;
   if (isa != "best") options.isa = isa == "avx2" ? CpuIsa::kAvx2 : CpuIsa::kAvx512;
-  if (compute != "auto") {
-    options.compute = compute == "exact" ? ComputeMode::kExact : ComputeMode::kInt8;
-  }
+  options.compute = ComputeFrom(compute);
   absl::StatusOr<KernelBenchReport> report;
   {
     Progress progress("kernels");

@@ -25,11 +25,6 @@ int64_t AvailableMemory() {
   return int64_t{1} << 30;
 }
 
-ComputeMode ComputeFrom(const std::string& name) {
-  if (name == "exact") return ComputeMode::kExact;
-  return name == "int8" ? ComputeMode::kInt8 : ComputeMode::kAuto;
-}
-
 int64_t CountParameters(const Checkpoint& checkpoint) {
   int64_t sum = 0;
   for (const StoredTensor& tensor : checkpoint.tensors()) {

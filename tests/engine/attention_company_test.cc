@@ -60,10 +60,9 @@ TEST_P(CpuCompany, EveryFormat) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Compute, CpuCompany,
-                         ::testing::Values(ComputeMode::kExact, ComputeMode::kInt8),
-                         [](const auto& info) {
-                           return info.param == ComputeMode::kExact ? "Exact" : "Int8";
-                         });
+                         ::testing::Values(ComputeMode::kExact, ComputeMode::kInt8,
+                                           ComputeMode::kInt16),
+                         [](const auto& info) { return std::string(Name(info.param)); });
 
 }  // namespace
 }  // namespace treadle

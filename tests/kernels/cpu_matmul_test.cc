@@ -34,8 +34,7 @@ struct Setting {
 };
 
 std::string SettingName(const testing::TestParamInfo<Setting>& info) {
-  return std::string(Name(info.param.isa)) +
-         (info.param.compute == ComputeMode::kExact ? "_exact" : "_int8");
+  return std::string(Name(info.param.isa)) + "_" + std::string(Name(info.param.compute));
 }
 
 class CpuMatMulTest : public testing::TestWithParam<Setting> {
@@ -157,8 +156,10 @@ TEST_P(CpuMatMulTest, ActivationsThatAreNotFiniteStayInTheirRow) {
 INSTANTIATE_TEST_SUITE_P(All, CpuMatMulTest,
                          testing::Values(Setting{CpuIsa::kAvx2, ComputeMode::kExact},
                                          Setting{CpuIsa::kAvx2, ComputeMode::kInt8},
+                                         Setting{CpuIsa::kAvx2, ComputeMode::kInt16},
                                          Setting{CpuIsa::kAvx512, ComputeMode::kExact},
-                                         Setting{CpuIsa::kAvx512, ComputeMode::kInt8}),
+                                         Setting{CpuIsa::kAvx512, ComputeMode::kInt8},
+                                         Setting{CpuIsa::kAvx512, ComputeMode::kInt16}),
                          SettingName);
 
 class CpuBackendTest : public testing::Test {
@@ -181,18 +182,20 @@ TEST_F(CpuBackendTest, ExtremeCodesDoNotSaturate) {
     for (const float sign : {1.0f, -1.0f}) {
       std::vector<float> x(kCols, sign * 127.0f), out(kFeatures);
       const float expected = sign * 127.0f * 64.0f * static_cast<int8_t>(code);
-      for (const CpuIsa isa : SupportedIsas()) {
-        auto backend = Make(isa, 1, ComputeMode::kInt8);
-        const auto packed = MustPack(*backend, {&format,
-                                                reinterpret_cast<const std::byte*>(data.data()),
-                                                kFeatures,
-                                                kCols,
-                                                {},
-                                                false});
-        const Projection projection{packed.get(), nullptr,
-                                    DenseTensor(out.data(), DType::kF32, 1, kFeatures), false};
-        backend->MatMul(DenseTensor(x.data(), DType::kF32, 1, kCols), {&projection, 1});
-        for (const float value : out) EXPECT_EQ(value, expected) << Name(isa);
+      for (const ComputeMode compute : {ComputeMode::kInt8, ComputeMode::kInt16}) {
+        for (const CpuIsa isa : SupportedIsas()) {
+          auto backend = Make(isa, 1, compute);
+          const auto packed = MustPack(*backend, {&format,
+                                                  reinterpret_cast<const std::byte*>(data.data()),
+                                                  kFeatures,
+                                                  kCols,
+                                                  {},
+                                                  false});
+          const Projection projection{packed.get(), nullptr,
+                                      DenseTensor(out.data(), DType::kF32, 1, kFeatures), false};
+          backend->MatMul(DenseTensor(x.data(), DType::kF32, 1, kCols), {&projection, 1});
+          for (const float value : out) EXPECT_EQ(value, expected) << Name(isa) << Name(compute);
+        }
       }
     }
   }

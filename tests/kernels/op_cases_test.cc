@@ -26,11 +26,13 @@ TEST(OpCases, NamesAreUnique) {
 TEST(OpCases, ReferenceIsBatchInvariant) {
   const auto exact = CreateReferenceBackend();
   const auto int8 = CreateReferenceBackend(ComputeMode::kInt8);
+  const auto int16 = CreateReferenceBackend(ComputeMode::kInt16);
   for (const OpCase& c : OpCases()) {
     if (!IsSmall(c)) continue;
     EXPECT_EQ(BatchInvariance(c, *exact), absl::OkStatus());
     if (c.op == Op::kMatMul) {
       EXPECT_EQ(BatchInvariance(c, *int8), absl::OkStatus());
+      EXPECT_EQ(BatchInvariance(c, *int16), absl::OkStatus());
     }
   }
 }
@@ -118,13 +120,15 @@ TEST(OpCases, TolerancesCanFail) {
   }
 }
 
-// int8 activations differ from float ones by far more than the tolerances allow.
+// int8 activations differ from float ones, and from those of 16 bits, by far more than the
+// tolerances allow.
 TEST(OpCases, ComputeModesAreToldApart) {
   const auto int8 = CreateReferenceBackend(ComputeMode::kInt8);
   for (const OpCase& c : OpCases()) {
     if (c.op != Op::kMatMul || c.format->group == 0 || c.slow || c.rows != 4) continue;
     EXPECT_EQ(MatchesReference(c, *int8, ComputeMode::kInt8), absl::OkStatus());
     EXPECT_NE(MatchesReference(c, *int8, ComputeMode::kExact), absl::OkStatus()) << c.name;
+    EXPECT_NE(MatchesReference(c, *int8, ComputeMode::kInt16), absl::OkStatus()) << c.name;
   }
 }
 

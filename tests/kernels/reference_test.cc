@@ -136,15 +136,25 @@ TEST(QuantizeActivations, RoundsHalfToEvenWithin127) {
   std::array<float, 32> x = {};
   x[0] = 127;  // scale 1: values are their own codes
   x[1] = 0.5f, x[2] = 1.5f, x[3] = 2.5f, x[4] = -0.5f, x[5] = -1.5f, x[6] = -127, x[7] = 99.4f;
-  QuantizedActivations block = QuantizeActivations(x);
+  QuantizedActivations block = QuantizeActivations(x, ComputeMode::kInt8);
   EXPECT_EQ(block.scale, 1.0f);
   EXPECT_THAT(std::vector<int>(block.codes, block.codes + 8),
               testing::ElementsAre(127, 0, 2, 2, 0, -2, -127, 99));
-  block = QuantizeActivations(std::array<float, 32>{});
+  block = QuantizeActivations(std::array<float, 32>{}, ComputeMode::kInt8);
   EXPECT_EQ(block.scale, 0.0f);
   EXPECT_THAT(block.codes, testing::Each(0));
   x.fill(1e-38f);
-  EXPECT_EQ(QuantizeActivations(x).scale, 0.0f);
+  EXPECT_EQ(QuantizeActivations(x, ComputeMode::kInt8).scale, 0.0f);
+}
+
+TEST(QuantizeActivations, Int16HasSteps128TimesAsFine) {
+  std::array<float, 32> x = {};
+  x[0] = -127;  // scale 1/128
+  x[1] = 127, x[2] = 0.5f, x[3] = 1.5f / 128, x[4] = 2.5f / 128, x[5] = -0.5f / 128;
+  const QuantizedActivations block = QuantizeActivations(x, ComputeMode::kInt16);
+  EXPECT_EQ(block.scale, 1.0f / 128);
+  EXPECT_THAT(std::vector<int>(block.codes, block.codes + 6),
+              testing::ElementsAre(-16256, 16256, 64, 2, 2, 0));
 }
 
 // A prompt in two chunks over scattered pages, next to rows that belong to nobody.

@@ -7,6 +7,7 @@
 // logits of different samples: another factor of 2. Hence 8 E.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -143,7 +144,8 @@ class TinyModels : public ::testing::Test {
  protected:
   void SetUp() override {
     const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    directory_ = std::filesystem::path(::testing::TempDir()) / Str("tiny-models-", test->name());
+    directory_ = std::filesystem::path(::testing::TempDir()) /
+                 Str("treadle-", getpid(), "-tiny-", test->name());
     std::filesystem::remove_all(directory_);
     std::filesystem::create_directories(directory_ / "folder");
   }

@@ -2,4 +2,17 @@ if(TARGET treadle_models)
   treadle_test(model_test
     SOURCES model_test.cc teacher_forcing.cc
     DEPENDS treadle_models treadle_tiny_model treadle_cpu treadle_reference)
+  treadle_test(default_model_logits_test
+    SOURCES default_model_logits_test.cc teacher_forcing.cc
+    DEPENDS treadle_models treadle_cpu
+    PROPERTIES RUN_SERIAL ON)
+  treadle_test(gguf_test
+    SOURCES gguf_test.cc
+    DEPENDS treadle_models treadle_tiny_model treadle_reference)
+  treadle_test(safetensors_test
+    SOURCES safetensors_test.cc
+    DEPENDS treadle_models treadle_tiny_model treadle_reference)
+  treadle_test(inspect_test
+    SOURCES inspect_test.cc
+    DEPENDS treadle_models treadle_tiny_model treadle_reference)
 endif()

@@ -59,7 +59,7 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--kv-memory -1", "expected auto or a size"},
       {"--kv-memory nan", "expected auto or a size"},
       {"--kv-dtype f8", "--kv-dtype: is 'f8', expected f16 or f32"},
-      {"--compute fast", "expected auto or exact or int8"},
+      {"--compute fast", "expected auto or exact or int8 or int16"},
       {"--policy random", "--policy: is 'random'"},
       {"--drain-timeout 10", "--drain-timeout: is '10', expected a time such as 30s"},
       {"--listen 50051", "address is '50051', expected host:port"},

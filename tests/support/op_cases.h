@@ -119,7 +119,7 @@ class OpRun {
 std::unique_ptr<OpRun> Prepare(const OpCase& op_case, Backend& backend, uint64_t seed);
 
 // Runs the case on `backend` and on the reference in the same mode (kAuto: the mode that the
-// backend uses for this format has to be named, so pass kExact or kInt8) and compares every
+// backend uses for this format has to be named, so pass kExact, kInt8 or kInt16) and compares every
 // element. The error names the case, the element, both values and the tolerance.
 absl::Status MatchesReference(const OpCase& op_case, Backend& backend, ComputeMode compute,
                               uint64_t seed = 1);

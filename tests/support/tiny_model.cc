@@ -258,16 +258,19 @@ Json TokenizerJson() {
 
 absl::Status WriteSafetensors(const std::filesystem::path& path, const std::string& format,
                               std::vector<TinyTensor> tensors) {
-  const WeightFormat* weight_format = FindWeightFormat(format);
-  if (weight_format == nullptr || weight_format->safetensors_dtype.empty()) {
+  const WeightFormat* matrix_format = FindWeightFormat(format);
+  if (matrix_format == nullptr || matrix_format->safetensors_dtype.empty()) {
     return Unimplemented("safetensors cannot hold '", format, "'");
   }
   Json header = Json::object();
   std::string data;
   for (TinyTensor& tensor : tensors) {
     if (tensor.transposed) Transpose(tensor);
-    TREADLE_ASSIGN_OR_RETURN(const std::string bytes, EncodeWeights(format, tensor.values));
-    header[tensor.hf_name] = {{"dtype", std::string(weight_format->safetensors_dtype)},
+    // Vectors stay float, as in the GGUF file: the same weights in both.
+    const bool vector = tensor.shape.size() == 1;
+    const WeightFormat* stored = vector ? FindWeightFormat("f32") : matrix_format;
+    TREADLE_ASSIGN_OR_RETURN(const std::string bytes, EncodeWeights(stored->name, tensor.values));
+    header[tensor.hf_name] = {{"dtype", std::string(stored->safetensors_dtype)},
                               {"shape", tensor.shape},
                               {"data_offsets", {data.size(), data.size() + bytes.size()}}};
     data += bytes;

@@ -142,9 +142,9 @@ class MatMul final : public OpRun {
   // for decoding, scales, bias and residual.
   std::vector<float> Tolerance(ComputeMode compute) const override {
     const double unit = kFloatUnit * (8 + std::sqrt(static_cast<double>(case_.cols)));
-    const bool quantize = compute == ComputeMode::kInt8 && case_.format->group > 0;
+    if (case_.format->group == 0) compute = ComputeMode::kExact;
     std::vector<std::vector<double>> x;
-    for (int64_t row = 0; row < case_.rows; ++row) x.push_back(Activations(row, quantize));
+    for (int64_t row = 0; row < case_.rows; ++row) x.push_back(Activations(row, compute));
     std::vector<float> tolerance;
     for (size_t i = 0; i < weights_.size(); ++i) {
       const size_t first = tolerance.size();
@@ -182,12 +182,13 @@ class MatMul final : public OpRun {
   }
 
  private:
-  std::vector<double> Activations(int64_t row, bool quantize) const {
+  std::vector<double> Activations(int64_t row, ComputeMode compute) const {
     const float* x = x_.Row(row);
     std::vector<double> out;
     for (int64_t i = 0; i < case_.cols; ++i) out.push_back(std::fabs(x[i]));
-    for (int64_t i = 0; quantize && i < case_.cols; i += 32) {
-      const auto block = QuantizeActivations(std::span<const float, 32>(x + i, 32));
+    if (!QuantizesActivations(compute)) return out;
+    for (int64_t i = 0; i < case_.cols; i += 32) {
+      const auto block = QuantizeActivations(std::span<const float, 32>(x + i, 32), compute);
       for (int j = 0; j < 32; ++j) out[i + j] = std::fabs(double{block.scale} * block.codes[j]);
     }
     return out;

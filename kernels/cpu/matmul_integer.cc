@@ -1,5 +1,8 @@
-// Products with quantized activations (ComputeMode::kInt8): exact integer dots per block of 32,
-// scaled and added in ascending order.
+// Products with quantized activations (ComputeMode::kInt8 and kInt16): exact integer dots per block
+// of 32, scaled and added in ascending order.
+//
+// A 16-bit activation is 128 * high + low, both of them codes of 8 bits. So kInt16 is two planes of
+// kInt8's dots, low (plane 0) and high, put together while they are integers.
 //
 // Up to kDirectRows rows read the packed codes as they are, nibbles unpacked in registers, and
 // stream weights. More rows run over a tile of bytes that was unpacked once, in L1.
@@ -64,7 +67,7 @@ struct TileLayout {
   TREADLE_SIMD static Vec Offset(const uint8_t* p) { return Load(Floats(p + 576)); }
 };
 
-// Blocks [begin, end) of R rows and G groups.
+// Blocks [begin, end) of R rows and G groups, of activations in P planes.
 struct Work {
   const uint8_t* weights;  // of block `begin` of the first group
   int64_t group_stride;    // bytes
@@ -76,9 +79,16 @@ struct Work {
   bool last;
 };
 
-template <typename Layout, int R, int G>
+// Sum of the activations that share a scale.
+template <typename Layout>
+TREADLE_SIMD int32_t SumOf(const ActivationBlock& block, int half) {
+  if (!Layout::kHalves) return block.low_sum + block.high_sum;
+  return half == 0 ? block.low_sum : block.high_sum;
+}
+
+template <typename Layout, int P, int R, int G>
 TREADLE_SIMD void AddHalf(const uint8_t* const (&w)[G], int half, const ActivationBlock* blocks,
-                          int64_t stride, const Dots<Layout::kWide> (&dots)[R][G],
+                          int64_t stride, const Dots<Layout::kWide> (&dots)[P][R][G],
                           Vec (&sums)[R][G]) {
 #pragma GCC unroll 8
   for (int g = 0; g < G; ++g) {
@@ -86,37 +96,38 @@ TREADLE_SIMD void AddHalf(const uint8_t* const (&w)[G], int half, const Activati
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const ActivationBlock& block = blocks[r * stride];
-      const int32_t sum = !Layout::kHalves ? block.low_sum + block.high_sum
-                          : half == 0      ? block.low_sum
-                                           : block.high_sum;
-      const Vec dot = EndDots<Layout::kWide, Layout::kZero>(dots[r][g], sum);
-      sums[r][g] = Fma(dot, Mul(scale, Broadcast(block.scale)), sums[r][g]);
+      Integers dot =
+          EndDots<Layout::kWide, Layout::kZero>(dots[0][r][g], SumOf<Layout>(block, half));
+      if constexpr (P == 2) dot = Join(EndDots<Layout::kWide, 0>(dots[1][r][g], 0), dot);
+      sums[r][g] = Fma(ToFloat(dot), Mul(scale, Broadcast(block.scale)), sums[r][g]);
     }
   }
 }
 
-template <typename Layout, int R, int G>
+// Plane 0 accounts for the zero point of both.
+template <typename Layout, int P, int R, int G>
 TREADLE_SIMD void BeginBlock(const ActivationBlock* blocks, int64_t stride, int half,
-                             Dots<Layout::kWide> (&dots)[R][G]) {
+                             Dots<Layout::kWide> (&dots)[P][R][G]) {
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const ActivationBlock& block = blocks[r * stride];
-    const int32_t sum = !Layout::kHalves ? block.low_sum + block.high_sum
-                        : half == 0      ? block.low_sum
-                                         : block.high_sum;
+    const int32_t sum = SumOf<Layout>(blocks[r * stride], half);
 #pragma GCC unroll 8
-    for (int g = 0; g < G; ++g) dots[r][g] = BeginDots<Layout::kWide, Layout::kZero>(sum);
+    for (int g = 0; g < G; ++g) {
+      dots[0][r][g] = BeginDots<Layout::kWide, Layout::kZero>(sum);
+      if constexpr (P == 2) dots[1][r][g] = BeginDots<Layout::kWide, 0>(0);
+    }
   }
 }
 
-template <typename Layout, int R, int G>
+template <typename Layout, int P, int R, int G>
 void RunBlocks(const MatMulInput& input, const MatMulShare& share, const Work& work,
                float* scratch) {
   constexpr bool kWide = Layout::kWide;
   const int64_t stride = input.k / kBlockValues;
   Vec sums[R][G];
   BeginSums<R, G>(work.first, scratch, sums);
-  const int8_t* x = input.codes + work.row * input.k + work.begin * kBlockValues;
+  const int64_t row_codes = P * input.k;
+  const int8_t* x = input.codes + work.row * row_codes + work.begin * P * kBlockValues;
   const ActivationBlock* blocks = input.blocks + work.row * stride + work.begin;
   // Of several groups side by side: the next set, which lies a whole set on.
   const int64_t ahead = G > 1 ? G * work.group_stride : kPrefetchBytes;
@@ -132,9 +143,9 @@ void RunBlocks(const MatMulInput& input, const MatMulShare& share, const Work& w
         }
       }
     }
-    Dots<kWide> dots[R][G], upper[R][G];
-    BeginBlock<Layout, R, G>(blocks, stride, 0, dots);
-    if constexpr (Layout::kHalves) BeginBlock<Layout, R, G>(blocks, stride, 1, upper);
+    Dots<kWide> dots[P][R][G], upper[P][R][G];
+    BeginBlock<Layout, P, R, G>(blocks, stride, 0, dots);
+    if constexpr (Layout::kHalves) BeginBlock<Layout, P, R, G>(blocks, stride, 1, upper);
 #pragma GCC unroll 8
     for (int i = 0; i < 4; ++i) {
       Codes<kWide> low[G], high[G];
@@ -142,21 +153,22 @@ void RunBlocks(const MatMulInput& input, const MatMulShare& share, const Work& w
       for (int g = 0; g < G; ++g) Layout::Pair(w[g], i, low[g], high[g]);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const Quad a = LoadQuad(x + r * input.k + 4 * i);
-        const Quad c = LoadQuad(x + r * input.k + 16 + 4 * i);
+#pragma GCC unroll 2
+        for (int p = 0; p < P; ++p) {
+          const int8_t* codes = x + r * row_codes + p * kBlockValues + 4 * i;
+          const Quad a = LoadQuad(codes);
+          const Quad c = LoadQuad(codes + 16);
 #pragma GCC unroll 8
-        for (int g = 0; g < G; ++g) {
-          dots[r][g] = AddDots(dots[r][g], low[g], a);
-          if constexpr (Layout::kHalves) {
-            upper[r][g] = AddDots(upper[r][g], high[g], c);
-          } else {
-            dots[r][g] = AddDots(dots[r][g], high[g], c);
+          for (int g = 0; g < G; ++g) {
+            dots[p][r][g] = AddDots(dots[p][r][g], low[g], a);
+            Dots<kWide>& second = Layout::kHalves ? upper[p][r][g] : dots[p][r][g];
+            second = AddDots(second, high[g], c);
           }
         }
       }
     }
-    AddHalf<Layout, R, G>(w, 0, blocks, stride, dots, sums);
-    if constexpr (Layout::kHalves) AddHalf<Layout, R, G>(w, 1, blocks, stride, upper, sums);
+    AddHalf<Layout, P, R, G>(w, 0, blocks, stride, dots, sums);
+    if constexpr (Layout::kHalves) AddHalf<Layout, P, R, G>(w, 1, blocks, stride, upper, sums);
     if constexpr (Layout::kOffset) {
 #pragma GCC unroll 8
       for (int g = 0; g < G; ++g) {
@@ -167,32 +179,39 @@ void RunBlocks(const MatMulInput& input, const MatMulShare& share, const Work& w
         }
       }
     }
-    x += kBlockValues;
+    x += P * kBlockValues;
     ++blocks;
     for (int g = 0; g < G; ++g) w[g] += Layout::kBytes;
   }
   EndSums<R, G>(work.last, share, work.row, work.group, scratch, sums);
 }
 
+// As many rows as the registers hold.
+template <typename Layout, int P>
+constexpr int RowsAtOnce() {
+  if (kWideRegisters) return P == 2 && Layout::kHalves ? 2 : 4;
+  return (Layout::kWide ? 2 : 4) / P;
+}
+
 // All rows over blocks [work.begin, work.end) of G groups.
-template <typename Layout, int G>
+template <typename Layout, int P, int G>
 void RunRows(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
              Work work) {
-  constexpr int kRows = kWideRegisters ? 4 : (Layout::kWide ? 2 : 4);
+  constexpr int kRows = RowsAtOnce<Layout, P>();
   const auto sums = [&] { return scratch.sums + work.row * G * kLanes; };
   work.row = 0;
   for (; work.row + kRows <= input.rows; work.row += kRows) {
-    RunBlocks<Layout, kRows, G>(input, share, work, sums());
+    RunBlocks<Layout, P, kRows, G>(input, share, work, sums());
   }
   if constexpr (kRows > 2) {
     for (; work.row + 2 <= input.rows; work.row += 2) {
-      RunBlocks<Layout, 2, G>(input, share, work, sums());
+      RunBlocks<Layout, P, 2, G>(input, share, work, sums());
     }
   }
-  for (; work.row < input.rows; ++work.row) RunBlocks<Layout, 1, G>(input, share, work, sums());
+  for (; work.row < input.rows; ++work.row) RunBlocks<Layout, P, 1, G>(input, share, work, sums());
 }
 
-template <typename Layout>
+template <typename Layout, int P>
 void RunDirect(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   const PackedView& weight = share.weight;
   Work work{nullptr, weight.group_bytes, 0, input.k / kBlockValues, 0, 0, true, true};
@@ -200,10 +219,10 @@ void RunDirect(const MatMulInput& input, const MatMulShare& share, const MatMulS
   for (work.group = share.group_begin; work.group < share.group_end;) {
     work.weights = weight.data + work.group * weight.group_bytes;
     if (kGroups == 2 && input.rows > 1 && work.group + 2 <= share.group_end) {
-      RunRows<Layout, kGroups>(input, share, scratch, work);
+      RunRows<Layout, P, kGroups>(input, share, scratch, work);
       work.group += kGroups;
     } else {
-      RunRows<Layout, 1>(input, share, scratch, work);
+      RunRows<Layout, P, 1>(input, share, scratch, work);
       ++work.group;
     }
   }
@@ -251,7 +270,7 @@ struct StoredUnpacker {
   }
 };
 
-template <typename Unpacker, int G>
+template <typename Unpacker, int P, int G>
 void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
               int64_t group) {
   using Layout = typename Unpacker::Layout;
@@ -268,33 +287,32 @@ void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulSc
     }
     const Work work{scratch.tile, kTileBlocks * Layout::kBytes, begin, end, 0, group, begin == 0,
                     end == blocks};
-    RunRows<Layout, G>(input, share, scratch, work);
+    RunRows<Layout, P, G>(input, share, scratch, work);
   }
 }
 
-template <typename Unpacker>
+template <typename Unpacker, int P>
 void RunTiled(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   int64_t group = share.group_begin;
   if (kWideRegisters) {
     for (; group + 2 <= share.group_end; group += 2) {
-      RunTiles<Unpacker, 2>(input, share, scratch, group);
+      RunTiles<Unpacker, P, 2>(input, share, scratch, group);
     }
   }
-  for (; group < share.group_end; ++group) RunTiles<Unpacker, 1>(input, share, scratch, group);
+  for (; group < share.group_end; ++group) RunTiles<Unpacker, P, 1>(input, share, scratch, group);
 }
 
-template <bool kMinimum>
+template <bool kMinimum, int P>
 void RunNibbles(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   if (input.rows <= kDirectRows) {
-    RunDirect<NibbleLayout<kMinimum>>(input, share, scratch);
+    RunDirect<NibbleLayout<kMinimum>, P>(input, share, scratch);
   } else {
-    RunTiled<NibbleUnpacker<kMinimum>>(input, share, scratch);
+    RunTiled<NibbleUnpacker<kMinimum>, P>(input, share, scratch);
   }
 }
 
-}  // namespace
-
-void MatMulInt8(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
+template <int P>
+void RunPlanes(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   switch (share.weight.kind) {
     case PackKind::kF32:
     case PackKind::kF16:
@@ -302,22 +320,31 @@ void MatMulInt8(const MatMulInput& input, const MatMulShare& share, const MatMul
       MatMulExact(input, share, scratch);
       return;
     case PackKind::kQ4_0:
-      RunNibbles<false>(input, share, scratch);
+      RunNibbles<false, P>(input, share, scratch);
       return;
     case PackKind::kQ4_1:
-      RunNibbles<true>(input, share, scratch);
+      RunNibbles<true, P>(input, share, scratch);
       return;
     case PackKind::kQ8_0:
-      RunDirect<ByteLayout>(input, share, scratch);
+      RunDirect<ByteLayout, P>(input, share, scratch);
       return;
     case PackKind::kStored:
       if (share.weight.format->group == 16) {
-        RunTiled<StoredUnpacker<true>>(input, share, scratch);
+        RunTiled<StoredUnpacker<true>, P>(input, share, scratch);
       } else {
-        RunTiled<StoredUnpacker<false>>(input, share, scratch);
+        RunTiled<StoredUnpacker<false>, P>(input, share, scratch);
       }
       return;
   }
+}
+
+}  // namespace
+
+void MatMulInt8(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
+  RunPlanes<1>(input, share, scratch);
+}
+void MatMulInt16(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
+  RunPlanes<2>(input, share, scratch);
 }
 
 }  // namespace treadle::TREADLE_ISA

@@ -1,0 +1,219 @@
+// GGUF files: good ones, and a table of bad ones, each refused with a line that names the fault.
+#include "models/gguf.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "tests/models/scratch_checkpoint.h"
+#include "tests/support/gguf_writer.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+constexpr uint64_t kHuge = std::numeric_limits<uint64_t>::max();
+
+template <typename T>
+std::string Raw(T value) {
+  return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+// `bytes` written `offset` after the end of the first `anchor` ("": the file's begin).
+struct Corruption {
+  const char* name;
+  std::string anchor;
+  size_t offset;
+  std::string bytes;
+  std::string message;
+};
+
+// After a key: u32 type, value (array: u32 type, u64 count). After a tensor's name: u32 dimensions,
+// i64 extents (innermost first), u32 type, u64 offset.
+std::vector<Corruption> Corruptions() {
+  const std::string q = "blk.0.attn_q.weight", k = "blk.0.attn_k.weight";
+  const std::string tokens = "tokenizer.ggml.tokens";
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  return {
+      {"magic", "", 0, "GGUX", "does not begin with 'GGUF'"},
+      {"old version", "", 4, Raw<uint32_t>(2), "version is 2, expected 3"},
+      {"new version", "", 4, Raw<uint32_t>(4), "version is 4, expected 3"},
+      {"byte order", "", 4, Raw<uint32_t>(0x03000000), "big-endian"},
+      {"tensor count", "", 8, Raw(kHuge), "tensor count is 18446744073709551615"},
+      {"metadata count", "", 16, Raw(kHuge), "metadata count is 18446744073709551615"},
+      {"no metadata", "", 16, Raw<uint64_t>(0), ""},
+      {"key length", "", 24, Raw(kHuge), "truncated: metadata key 0"},
+      {"key length that wraps", "", 24, Raw(kHuge - 31), "truncated: metadata key 0"},
+      {"value type", "general.architecture", 0, Raw<uint32_t>(13), "has type 13, expected 0 to 12"},
+      {"string length", "general.architecture", 4, Raw(kHuge), "truncated: metadata"},
+      {"architecture", "general.architecture", 12, "lxama", "general.architecture is 'lxama'"},
+      {"control characters", "general.architecture", 12, "ll\nma",
+       "general.architecture is 'll\\x0ama'"},
+      {"type of a setting", "llama.block_count", 0, Raw<uint32_t>(6), "llama.block_count' is f32"},
+      {"no layers", "llama.block_count", 4, Raw<uint32_t>(0), "llama.block_count is 0"},
+      {"another layer", "llama.block_count", 4, Raw<uint32_t>(2),
+       "tensor 'blk.1.attn_norm.weight' is missing"},
+      {"layers", "llama.block_count", 4, Raw<uint32_t>(0xffffffff), "layers is 4294967295"},
+      {"hidden size", "llama.embedding_length", 4, Raw<uint32_t>(48),
+       "token_embd.weight' has shape"},
+      {"no heads", "llama.attention.head_count", 4, Raw<uint32_t>(0), "head_count is 0"},
+      {"no K/V heads", "llama.attention.head_count_kv", 4, Raw<uint32_t>(0), "K/V heads is 0"},
+      {"uneven heads", "llama.attention.head_count_kv", 4, Raw<uint32_t>(3), "evenly"},
+      {"K/V heads", "llama.attention.head_count_kv", 4, Raw<uint32_t>(2), k},
+      {"no context", "llama.context_length", 4, Raw<uint32_t>(0), "context_length is 0"},
+      {"feed-forward size", "llama.feed_forward_length", 4, Raw<uint32_t>(64), "blk.0.ffn_gate"},
+      {"epsilon", "layer_norm_rms_epsilon", 4, Raw(nan), "expected a finite number"},
+      {"large epsilon", "layer_norm_rms_epsilon", 4, Raw(2.0f), "norm epsilon is 2"},
+      {"missing setting", "llama.embedding_lengt", 0, "x", "llama.embedding_length' is missing"},
+      {"element type", tokens, 4, Raw<uint32_t>(99), "type 99"},
+      {"array of arrays", tokens, 4, Raw<uint32_t>(9), "array of arrays"},
+      {"array count", tokens, 8, Raw(kHuge), tokens},
+      {"array count that wraps", tokens, 8, Raw(uint64_t{1} << 61), tokens},
+      {"fewer tokens", tokens, 8, Raw<uint64_t>(3), ""},
+      {"numbers for tokens", tokens, 4, Raw<uint32_t>(0), ""},
+      {"token kind", "tokenizer.ggml.token_type", 16, Raw<int32_t>(7),
+       "token_type of token 0 is 7"},
+      {"token id", "tokenizer.ggml.eos_token_id", 4, Raw<uint32_t>(9999), "eos_token_id is 9999"},
+      {"tokenizer model", "tokenizer.ggml.model", 12, "xxxx", "tokenizer.ggml.model is 'xxxx'"},
+      {"no dimensions", q, 0, Raw<uint32_t>(0), q + "' has 0 dimensions"},
+      {"five dimensions", q, 0, Raw<uint32_t>(5), q + "' has 5 dimensions"},
+      {"another dimension", q, 0, Raw<uint32_t>(3), "truncated: name of tensor 3"},
+      {"negative extent", q, 4, Raw<int64_t>(-32), q + "' has extent -32"},
+      {"no extent", q, 12, Raw<int64_t>(0), q + "' has extent 0"},
+      {"shape that wraps", q, 4, Raw<int64_t>(int64_t{1} << 62), q + "': shape overflows"},
+      {"large shape", q, 4, Raw<int64_t>(int64_t{1} << 50), q},
+      {"other shape", q, 12, Raw<int64_t>(16), q + "' has shape [16, 32], expected [32, 32]"},
+      {"unknown type", q, 20, Raw<uint32_t>(99), q + "' has ggml type 99, expected one of f32"},
+      {"type without rows", q, 20, Raw<uint32_t>(12), "expected a multiple of 256"},
+      {"offset outside", q, 24, Raw(uint64_t{1} << 40), "outside the file's"},
+      {"offset that wraps", q, 24, Raw(kHuge - 31), "outside the file's"},
+      {"odd offset", q, 24, Raw<uint64_t>(1), "expected a multiple of 32"},
+      {"overlap", q, 24, Raw<uint64_t>(0), "overlap"},
+      {"duplicate tensor", "blk.0.attn_", 0, "k", "tensor 'blk.0.attn_k.weight' appears twice"},
+      {"missing tensor", "blk.0.ffn_u", 0, "x", "tensor 'blk.0.ffn_up.weight' is missing"},
+  };
+}
+
+class GgufTest : public ScratchCheckpoint {
+ protected:
+  static constexpr const char* kName = "tiny-llama.gguf";
+
+  std::string WriteTiny(const char* format, bool tokenizer) {
+    TinyModelOptions options;
+    options.format = format;
+    options.layers = 1;
+    options.hidden = options.ffn_hidden = 32;
+    options.heads = 2;
+    options.kv_heads = 1;
+    options.context = 16;
+    options.tokenizer = tokenizer;
+    const auto path = WriteTinyLlamaGguf(directory_.string(), options);
+    EXPECT_TRUE(path.ok()) << path.status();
+    return Read(kName);
+  }
+};
+
+TEST_F(GgufTest, GoodFilesLoad) {
+  for (const char* format : {"f32", "f16", "bf16", "q8_0", "q4_1"}) {
+    WriteTiny(format, true);
+    EXPECT_EQ(Load(Path(kName)), absl::OkStatus()) << format;
+  }
+}
+
+TEST_F(GgufTest, EveryCorruptionIsRefused) {
+  const std::string good = WriteTiny("f32", true);
+  for (const Corruption& corruption : Corruptions()) {
+    SCOPED_TRACE(corruption.name);
+    std::string bytes = good;
+    size_t at = good.find(corruption.anchor);
+    ASSERT_NE(at, std::string::npos);
+    at += corruption.anchor.size() + corruption.offset;
+    // "blk.0.attn_" is followed by its own letter: the anchor's first match is attn_norm's.
+    if (std::string(corruption.name) == "duplicate tensor") at = good.find("attn_q") + 5;
+    ASSERT_LE(at + corruption.bytes.size(), bytes.size());
+    bytes.replace(at, corruption.bytes.size(), corruption.bytes);
+    Write("bad.gguf", bytes);
+    ExpectRefused(Load(Path("bad.gguf")), Path("bad.gguf"), corruption.message);
+  }
+}
+
+TEST_F(GgufTest, TruncatedFilesAreRefused) {
+  const std::string good = WriteTiny("q8_0", false);
+  const size_t header = good.find("output_norm.weight");
+  ASSERT_NE(header, std::string::npos);
+  for (size_t size = 1; size < good.size(); size += size < header + 64 ? 1 : 97) {
+    Write("bad.gguf", good.substr(0, size));
+    const absl::Status status = Load(Path("bad.gguf"));
+    ASSERT_FALSE(status.ok()) << size;
+    ExpectRefused(status, Path("bad.gguf"), "");
+    if (HasFailure()) FAIL() << "cut to " << size << " bytes";
+  }
+  Write("bad.gguf", "");
+  ExpectRefused(Load(Path("bad.gguf")), Path("bad.gguf"), "is empty");
+  ExpectRefused(Load(Path("none.gguf")), Path("none.gguf"), "cannot be opened");
+}
+
+TEST_F(GgufTest, AnEntryTwiceIsRefused) {
+  GgufWriter writer;
+  writer.AddU32("a", 1);
+  writer.AddU32("a", 2);
+  Write("bad.gguf", writer.Bytes());
+  ExpectRefused(Load(Path("bad.gguf")), Path("bad.gguf"), "metadata 'a' appears twice");
+}
+
+TEST_F(GgufTest, AlignmentIsAPowerOfTwo) {
+  for (const uint32_t alignment : {0u, 24u, 1u << 31}) {
+    GgufWriter writer;
+    writer.AddU32("general.alignment", alignment);
+    Write("bad.gguf", writer.Bytes());
+    ExpectRefused(Load(Path("bad.gguf")), Path("bad.gguf"),
+                  Str("general.alignment is ", alignment));
+  }
+}
+
+TEST_F(GgufTest, ValuesComeBackByType) {
+  GgufWriter writer;
+  writer.AddString("text", "hi");
+  writer.AddU32("integer", 4000000000u);
+  writer.AddF32("number", 0.5f);
+  writer.AddBool("flag", true);
+  writer.AddI32s("list", {-1, 2});
+  Write("values.gguf", writer.Bytes());
+  const auto file = GgufFile::Read(Path("values.gguf"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(*(*file)->String("text"), "hi");
+  EXPECT_EQ(*(*file)->Integer("integer"), 4000000000);
+  EXPECT_EQ(*(*file)->Number("number"), 0.5);
+  EXPECT_EQ(*(*file)->Bool("flag", false), true);
+  EXPECT_EQ((*file)->Find("list")->numbers, (std::vector<double>{-1, 2}));
+  EXPECT_EQ(*(*file)->Integer("none", 7), 7);
+  EXPECT_FALSE((*file)->Integer("none").ok());
+  EXPECT_FALSE((*file)->Integer("list").ok());
+  EXPECT_FALSE((*file)->Integer("number").ok());
+  EXPECT_FALSE((*file)->String("flag").ok());
+  EXPECT_FALSE((*file)->Bool("integer", false).ok());
+}
+
+// Whatever the bytes, an answer: loaded, or refused with a line that names the file.
+TEST_F(GgufTest, RandomMutationsNeverCrash) {
+  std::mt19937 random(20);
+  int loaded = 0, refused = 0;
+  for (const bool tokenizer : {false, true}) {
+    const std::string good = WriteTiny("q8_0", tokenizer);
+    const size_t header = good.find("output_norm.weight") + 64;
+    for (int i = 0; i < (tokenizer ? 1000 : 2000); ++i) {
+      Write("bad.gguf", Mutate(good, header, random));
+      const absl::Status status = Load(Path("bad.gguf"));
+      ++(status.ok() ? loaded : refused);
+      if (!status.ok()) ExpectRefused(status, Path("bad.gguf"), "");
+      if (HasFailure()) FAIL() << "mutation " << i;
+    }
+  }
+  EXPECT_GT(loaded, 100);
+  EXPECT_GT(refused, 1000);
+}
+
+}  // namespace
+}  // namespace treadle

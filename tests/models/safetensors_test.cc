@@ -1,0 +1,304 @@
+// Hugging Face folders: good ones, and tables of bad ones, each refused with a line that names the
+// file and the fault.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "tests/models/scratch_checkpoint.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kIndex = "model.safetensors.index.json";
+
+struct Safetensors {
+  Json header;
+  std::string data;
+
+  static Safetensors Parse(const std::string& bytes) {
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data(), sizeof(length));
+    return {Json::parse(bytes.substr(8, length)), bytes.substr(8 + length)};
+  }
+  static std::string Join(const std::string& header, const std::string& data) {
+    const uint64_t length = header.size();
+    return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header + data;
+  }
+  std::string Bytes() const { return Join(header.dump(), data); }
+};
+
+class SafetensorsTest : public ScratchCheckpoint {
+ protected:
+  void SetUp() override {
+    ScratchCheckpoint::SetUp();
+    WriteTiny(WriteTinyLlamaFolder);
+  }
+  void WriteTiny(absl::StatusOr<std::string> (*write)(const std::string&,
+                                                      const TinyModelOptions&)) {
+    TinyModelOptions options;
+    options.layers = 1;
+    options.hidden = options.ffn_hidden = 32;
+    options.heads = 2;
+    options.kv_heads = 1;
+    options.context = 16;
+    options.tokenizer = false;
+    const auto path = write(directory_.string(), options);
+    ASSERT_TRUE(path.ok()) << path.status();
+    good_ = Safetensors::Parse(Read(kWeights));
+    config_ = Json::parse(Read("config.json"));
+  }
+  absl::Status Try() const { return Load(directory_.string()); }
+
+  Safetensors good_;
+  Json config_;
+};
+
+TEST_F(SafetensorsTest, GoodFoldersLoad) {
+  EXPECT_EQ(Try(), absl::OkStatus());
+  WriteTiny(WriteTinyGpt2Folder);
+  EXPECT_EQ(Try(), absl::OkStatus());
+}
+
+TEST_F(SafetensorsTest, EveryCorruptHeaderIsRefused) {
+  const std::string q = "model.layers.0.self_attn.q_proj.weight";
+  struct Row {
+    const char* name;
+    std::function<void(Safetensors&)> corrupt;
+    std::string message;
+  };
+  const auto set = [&](const char* field, Json value) {
+    return [=](Safetensors& file) { file.header[q][field] = value; };
+  };
+  constexpr uint64_t kHuge = std::numeric_limits<uint64_t>::max();
+  const Row rows[] = {
+      {"missing", [&](Safetensors& file) { file.header.erase(q); }, "'" + q + "' is missing"},
+      {"no object", [&](Safetensors& file) { file.header[q] = 3; }, "not described by an object"},
+      {"dtype", set("dtype", "I8"), "'" + q + "' has dtype 'I8', expected F32, F16 or BF16"},
+      {"no dtype", set("dtype", 7), "'" + q + "' has no dtype"},
+      {"no shape", set("shape", "x"), "'" + q + "' has no shape"},
+      {"shape", set("shape", {16, 64}), "'" + q + "' has shape [16, 64], expected [32, 32]"},
+      {"dimensions", set("shape", {1024}), "'" + q + "' has shape [1024], expected [32, 32]"},
+      {"smaller shape", set("shape", {16, 32}), "has 4096 bytes, expected 512 elements"},
+      {"negative extent", set("shape", {-32, -32}), "impossible shape"},
+      {"wrapping extents", set("shape", {uint64_t{1} << 33, uint64_t{1} << 33}),
+       "impossible shape"},
+      {"huge extent", set("shape", {kHuge}), "impossible shape"},
+      {"wrapping bytes", set("shape", {uint64_t{1} << 62}), "has 4096 bytes"},
+      {"fraction", set("shape", {32.5, 32}), "impossible shape"},
+      {"no offsets", set("data_offsets", Json()), "no pair of data_offsets"},
+      {"three offsets", set("data_offsets", {0, 1, 2}), "no pair of data_offsets"},
+      {"negative offset", set("data_offsets", {-1, 4095}), "no pair of data_offsets"},
+      {"reversed offsets", set("data_offsets", {4096, 0}), "data_offsets [4096, 0], outside"},
+      {"offset outside", set("data_offsets", {kHuge - 4096, kHuge}), "outside the file's"},
+      {"overlap", set("data_offsets", {0, 4096}), "overlap"},
+      {"truncated data", [](Safetensors& file) { file.data.pop_back(); }, "(truncated?)"},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.name);
+    Safetensors bad = good_;
+    row.corrupt(bad);
+    Write(kWeights, bad.Bytes());
+    ExpectRefused(Try(), directory_.string(), row.message);
+  }
+}
+
+TEST_F(SafetensorsTest, EveryCorruptFileIsRefused) {
+  const auto number = [](uint64_t value) {
+    return std::string(reinterpret_cast<const char*>(&value), sizeof(value));
+  };
+  const std::string entry = R"({"dtype":"F32","shape":[0],"data_offsets":[0,0]})";
+  const std::pair<std::string, const char*> rows[] = {
+      {"", "is empty"},
+      {"1234567", "truncated"},
+      {number(~uint64_t{0}), "header length is 18446744073709551615, expected at most 0"},
+      {number(100) + "{}", "header length is 100, expected at most 2"},
+      {Safetensors::Join("", ""), "is not valid JSON"},
+      {Safetensors::Join("[]", ""), "expected a JSON object"},
+      {Safetensors::Join("{\"a\":", ""), "is not valid JSON at byte"},
+      {Safetensors::Join("{\"\xff\":1}", ""), "is not valid JSON at byte"},
+      {Safetensors::Join("{\"a\":1e999}", ""), "is not valid JSON at byte"},
+      {Safetensors::Join("{\"a\":" + std::string(1'000'000, '[') + "}", ""), "64 levels deep"},
+      {Safetensors::Join("{\"a\":" + entry + ",\"a\":" + entry + "}", ""), "'a' appears twice"},
+  };
+  for (const auto& [bytes, message] : rows) {
+    SCOPED_TRACE(message);
+    Write(kWeights, bytes);
+    ExpectRefused(Try(), Path(kWeights), message);
+  }
+}
+
+TEST_F(SafetensorsTest, EveryWrongConfigurationIsRefused) {
+  struct Row {
+    const char* field;
+    Json value;
+    std::string message;
+  };
+  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  const Json no_factor = {{"rope_type", "linear"}};
+  const Json llama3 = {{"rope_type", "llama3"},
+                       {"factor", 8.0},
+                       {"low_freq_factor", 4.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 8}};
+  const Row rows[] = {
+      {"architectures", Json(), "architectures is null, expected one of LlamaForCausalLM"},
+      {"architectures", {"QwenForCausalLM"}, "[\"QwenForCausalLM\"]"},
+      {"architectures", {{{"a", std::string(5000, 'x')}}}, "xxx..., expected one of"},
+      {"num_hidden_layers", 0, "num_hidden_layers is 0, expected a positive integer"},
+      {"num_hidden_layers", 2, "tensor 'model.layers.1.input_layernorm.weight' is missing"},
+      {"num_hidden_layers", 1 << 30, "layers is 1073741824, expected 1 to 4096"},
+      {"num_hidden_layers", "1", "num_hidden_layers is \"1\""},
+      {"hidden_size", Json(), "hidden_size is missing"},
+      {"hidden_size", -32, "hidden_size is -32"},
+      {"hidden_size", 32.5, "hidden_size is 32.5"},
+      {"hidden_size", ~uint64_t{0}, "hidden_size is 18446744073709551615"},
+      {"hidden_size", 48, "expected [275, 48]"},
+      {"num_attention_heads", 3, "q_proj.weight' has shape [32, 32], expected [30, 32]"},
+      {"num_attention_heads", 0, "num_attention_heads is 0"},
+      {"num_key_value_heads", 3, "2 heads cannot share 3 K/V heads evenly"},
+      {"num_key_value_heads", 2, "k_proj.weight' has shape [16, 32], expected [32, 32]"},
+      {"head_dim", 15, "15 rotated elements"},
+      {"intermediate_size", 33, "mlp.gate_proj.weight' has shape"},
+      {"vocab_size", 276, "model.embed_tokens.weight' has shape [275, 32], expected [276, 32]"},
+      {"max_position_embeddings", 0, "max_position_embeddings is 0"},
+      {"rms_norm_eps", -1.0, "norm epsilon is -1"},
+      {"rms_norm_eps", "x", "rms_norm_eps is \"x\""},
+      {"tie_word_embeddings", false, "tensor 'lm_head.weight' is missing"},
+      {"tie_word_embeddings", 1, "expected true or false"},
+      {"attention_bias", true, "self_attn.q_proj.bias' is missing"},
+      {"mlp_bias", true, "mlp_bias is true, expected false"},
+      {"hidden_act", "gelu", "hidden_act is \"gelu\", expected \"silu\""},
+      {"rope_theta", 0, "rope base is 0"},
+      {"rope_theta", 1e300, "rope base is 1e+300"},
+      {"rope_scaling", 3, "rope_scaling is 3"},
+      {"rope_scaling", yarn, "rope_scaling: rope_type is \"yarn\""},
+      {"rope_scaling", no_factor, "rope_scaling: factor is missing"},
+      {"rope_scaling", llama3, "high_freq_factor is 4, expected more than"},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(Str(row.field, " ", row.value.dump().substr(0, 80)));
+    Json config = config_;
+    config[row.field] = row.value;
+    if (row.value.is_null()) config.erase(row.field);
+    Write("config.json", config.dump());
+    ExpectRefused(Try(), directory_.string(), row.message);
+  }
+  std::filesystem::remove(Path("config.json"));
+  ExpectRefused(Try(), Path("config.json"), "cannot be opened");
+}
+
+TEST_F(SafetensorsTest, Gpt2HeadsMustDivideTheHiddenSize) {
+  WriteTiny(WriteTinyGpt2Folder);
+  config_["n_head"] = 3;
+  Write("config.json", config_.dump());
+  ExpectRefused(Try(), directory_.string(), "3 heads of 10");
+}
+
+TEST_F(SafetensorsTest, ShardsAreReadThroughTheIndex) {
+  // Every other tensor into a second file: both hold all of the data.
+  Safetensors parts[] = {good_, good_};
+  Json map = Json::object();
+  int next = 0;
+  for (const auto& [name, entry] : good_.header.items()) {
+    const int shard = next++ % 2;
+    parts[1 - shard].header.erase(name);
+    map[name] = Str("part-", shard, ".safetensors");
+  }
+  std::filesystem::remove(Path(kWeights));
+  ExpectRefused(Try(), directory_.string(), "neither model.safetensors nor");
+  Write("part-0.safetensors", parts[0].Bytes());
+  Write("part-1.safetensors", parts[1].Bytes());
+  Write(kIndex, Json({{"weight_map", map}}).dump());
+  EXPECT_EQ(Try(), absl::OkStatus());
+
+  Write(kIndex, "{}");
+  ExpectRefused(Try(), Path(kIndex), "weight_map is not an object");
+  const std::string first = map.begin().key();
+  for (const Json& name : {Json("../part-0.safetensors"), Json("/etc/passwd"), Json(".."), Json(""),
+                           Json(std::string("a\0b", 3)), Json(7), Json()}) {
+    Json bad = map;
+    bad[first] = name;
+    Write(kIndex, Json({{"weight_map", bad}}).dump());
+    ExpectRefused(Try(), Path(kIndex), "is not a file name");
+  }
+  Json bad = map;
+  bad[first] = "part-9.safetensors";
+  Write(kIndex, Json({{"weight_map", bad}}).dump());
+  ExpectRefused(Try(), Path("part-9.safetensors"), "cannot be opened");
+
+  Write(kIndex, Json({{"weight_map", map}}).dump());
+  Write("part-1.safetensors", good_.Bytes());
+  ExpectRefused(Try(), Path("part-1.safetensors"), "is in another shard too");
+}
+
+// Whatever the bytes, an answer: loaded, or refused with a line that names a file of the folder.
+TEST_F(SafetensorsTest, RandomMutationsNeverCrash) {
+  std::mt19937 random(21);
+  int loaded = 0, refused = 0;
+  const std::string config = config_.dump(), weights = good_.Bytes();
+  const size_t header = weights.size() - good_.data.size();
+  for (int i = 0; i < 3000; ++i) {
+    const bool in_config = i % 2 == 0;
+    Write("config.json", in_config ? Mutate(config, config.size(), random) : config);
+    Write(kWeights, in_config ? weights : Mutate(weights, header, random));
+    const absl::Status status = Try();
+    ++(status.ok() ? loaded : refused);
+    if (!status.ok()) ExpectRefused(status, directory_.string(), "");
+    if (HasFailure()) FAIL() << "mutation " << i;
+  }
+  EXPECT_GT(loaded, 10);
+  EXPECT_GT(refused, 1000);
+}
+
+// Readers follow a value's nesting by recursion: too deep a file is refused before that.
+TEST_F(SafetensorsTest, DeepOrBrokenTextFilesAreRefused) {
+  TinyModelOptions options;
+  ASSERT_TRUE(WriteTinyLlamaFolder(directory_.string(), options).ok());
+  ASSERT_EQ(Try(), absl::OkStatus());
+  constexpr int kDeep = 200'000;
+  std::string deep = "{\"normalizer\":";
+  for (int i = 0; i < kDeep; ++i) deep += R"({"type":"Sequence","normalizers":[)";
+  for (int i = 0; i < kDeep; ++i) deep += "]}";
+  deep += "}";
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}) {
+    SCOPED_TRACE(name);
+    const std::string good = Read(name);
+    Write(name, deep);
+    ExpectRefused(Try(), Path(name), "64 levels deep");
+    Write(name, "{\"chat_template\":");
+    ExpectRefused(Try(), Path(name), "is not valid JSON");
+    if (good.empty()) {
+      std::filesystem::remove(Path(name));
+    } else {
+      Write(name, good);
+    }
+  }
+}
+
+TEST_F(SafetensorsTest, MistralsWindowCapsTheContext) {
+  config_["architectures"] = {"MistralForCausalLM"};
+  config_["sliding_window"] = 8;
+  Write("config.json", config_.dump());
+  const auto capped = Checkpoint::Open(directory_.string());
+  ASSERT_TRUE(capped.ok()) << capped.status();
+  EXPECT_EQ((*capped)->config().context, 8);
+  EXPECT_THAT((*capped)->config().notice, HasSubstr("sliding window of 8"));
+  config_["sliding_window"] = nullptr;
+  Write("config.json", config_.dump());
+  const auto whole = Checkpoint::Open(directory_.string());
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ((*whole)->config().context, 16);
+  EXPECT_EQ((*whole)->config().notice, "");
+}
+
+}  // namespace
+}  // namespace treadle
