@@ -34,7 +34,7 @@ class Driver {
   }
 
   absl::Status Submit(IterationPlan plan) {
-    while (!engine_.HasRoom()) TREADLE_RETURN_IF_ERROR(Await());
+    while (!engine_.HasRoom()) TREADLE_RETURN_IF_ERROR(AwaitResult());
     plan.epoch = engine_.epoch();
     plan.iteration = iteration_++;
     engine_.Submit(std::move(plan));
@@ -43,24 +43,25 @@ class Driver {
   }
 
   absl::Status Finish() {
-    while (in_flight_ > 0) TREADLE_RETURN_IF_ERROR(Await());
+    while (in_flight_ > 0) TREADLE_RETURN_IF_ERROR(AwaitResult());
     return absl::OkStatus();
   }
 
  private:
-  absl::Status Await() {
-    in_flight_ -= static_cast<int>(engine_.TakeResults().size());
-    TREADLE_RETURN_IF_ERROR(engine_.status());
-    if (in_flight_ == 0 || engine_.HasRoom()) return absl::OkStatus();
-    MutexLock lock(mutex_);
-    const auto deadline = SteadyClock::now() + kResultDeadline;
-    while (!news_) {
-      if (!changed_.WaitUntil(mutex_, deadline)) {
-        return absl::DeadlineExceededError("an iteration gave no result");
+  // Blocks until the engine has news, and takes it.
+  absl::Status AwaitResult() {
+    {
+      MutexLock lock(mutex_);
+      const auto deadline = SteadyClock::now() + kResultDeadline;
+      while (!news_) {
+        if (!changed_.WaitUntil(mutex_, deadline) && !news_) {
+          return absl::DeadlineExceededError("an iteration gave no result");
+        }
       }
+      news_ = false;
     }
-    news_ = false;
-    return absl::OkStatus();
+    in_flight_ -= static_cast<int>(engine_.TakeResults().size());
+    return engine_.status();
   }
 
   Engine& engine_;

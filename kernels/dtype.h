@@ -10,15 +10,17 @@ namespace treadle {
 
 enum class DType : uint8_t { kF32, kF16, kBF16, kI32 };
 
-constexpr size_t SizeOf(DType type) {
-  return type == DType::kF32 || type == DType::kI32 ? 4 : 2;
-}
+constexpr size_t SizeOf(DType type) { return type == DType::kF32 || type == DType::kI32 ? 4 : 2; }
 constexpr std::string_view Name(DType type) {
   switch (type) {
-    case DType::kF32: return "f32";
-    case DType::kF16: return "f16";
-    case DType::kBF16: return "bf16";
-    case DType::kI32: return "i32";
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
+    case DType::kI32:
+      return "i32";
   }
   return "?";
 }

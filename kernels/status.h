@@ -46,9 +46,10 @@ absl::Status Internal(const Parts&... parts) {
 
 }  // namespace treadle
 
-#define TREADLE_CHECK(condition)                                                        \
-  do {                                                                                  \
-    if (!(condition)) [[unlikely]] ::treadle::CheckFailed(__FILE__, __LINE__, #condition); \
+#define TREADLE_CHECK(condition)                              \
+  do {                                                        \
+    if (!(condition)) [[unlikely]]                            \
+      ::treadle::CheckFailed(__FILE__, __LINE__, #condition); \
   } while (0)
 
 #define TREADLE_RETURN_IF_ERROR(expression)                   \

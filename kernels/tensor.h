@@ -31,8 +31,8 @@ struct Tensor {
   // Columns [begin, begin + count) of every row.
   Tensor Cols(int64_t begin, int64_t count) const {
     TREADLE_CHECK(begin >= 0 && count >= 0 && begin + count <= cols);
-    return {static_cast<std::byte*>(data) + begin * static_cast<int64_t>(SizeOf(dtype)), dtype, rows,
-            count, stride};
+    return {static_cast<std::byte*>(data) + begin * static_cast<int64_t>(SizeOf(dtype)), dtype,
+            rows, count, stride};
   }
 };
 

@@ -1,7 +1,7 @@
 // A loaded model, or a contiguous range of its layers, on one rank.
 //
-// Tokens of all requests lie flat in one [num_tokens, hidden] tensor: every operation is batched over
-// tokens, and only attention knows sequences (selective batching, ORCA section 3.2).
+// Tokens of all requests lie flat in one [num_tokens, hidden] tensor: every operation is batched
+// over tokens, and only attention knows sequences (selective batching, ORCA section 3.2).
 //
 // Thread safety: Load may run on any thread; Forward and Head are called from the rank's thread.
 #pragma once
@@ -38,10 +38,10 @@ struct LayerRange {
 };
 
 struct LoadOptions {
-  LayerRange layers;              // begin == end: all layers
-  int64_t max_batch_tokens = 0;   // activation buffers are sized once, from this
-  int64_t max_head_rows = 64;     // rows of one Head call
-  int64_t max_context = 0;        // 0: the model's
+  LayerRange layers;                     // begin == end: all layers
+  int64_t max_batch_tokens = 0;          // activation buffers are sized once, from this
+  int64_t max_head_rows = 64;            // rows of one Head call
+  int64_t max_context = 0;               // 0: the model's
   std::function<void(double)> progress;  // fraction of bytes loaded; may be empty
 };
 
