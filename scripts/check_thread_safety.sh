@@ -10,7 +10,7 @@ mapfile -t sources < <(git grep -lE 'sync\.h|token_stream\.h|request_pool\.h|led
 failed=0
 for source in "${sources[@]}"; do
   "$clang" -std=c++20 -fsyntax-only -Wthread-safety -Werror=thread-safety -Wno-everything -Wthread-safety \
-    -I. -I"$build" -I"$build/server" "$source" || failed=1
+    -I. -I"$build" -I"$build/generated" "$source" || failed=1
 done
 [ "$failed" -eq 0 ] && echo "thread safety: ${#sources[@]} sources are clean"
 exit "$failed"
