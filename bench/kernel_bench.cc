@@ -45,7 +45,7 @@ class ColdMatMul {
     std::vector<RandomMatrix> sources;
     int64_t bytes = 0;
     for (const int64_t n : op_case.outputs) {
-      sources.push_back(MakeRandomMatrix(*op_case.format, n, op_case.cols, 1));
+      sources.push_back(MakeRandomMatrix(*op_case.format, n, op_case.cols, 1, op_case.scale_block));
       bytes += static_cast<int64_t>(sources.back().bytes.size());
       outputs_.emplace_back(static_cast<size_t>(op_case.rows * n), 0.0f);
     }
@@ -86,11 +86,16 @@ class ColdMatMul {
 };
 
 // Operations per second that the case could reach. A multiplication by a 16-bit activation is two
-// by 8-bit ones.
+// by 8-bit ones. Which formats multiply integers: cpu_backend.h.
 double Ceiling(const OpCase& op_case, ComputeMode compute, const MachinePeaks& peaks) {
-  const bool integers = op_case.op == Op::kMatMul && op_case.format->group > 0;
-  if (!integers || compute == ComputeMode::kExact) return peaks.float_gigaops;
-  return compute == ComputeMode::kInt8 ? peaks.integer_gigaops : peaks.integer_gigaops / 2;
+  if (op_case.op != Op::kMatMul) return peaks.float_gigaops;
+  const WeightFormat& format = *op_case.format;
+  if (format.activations == ActivationPolicy::kRowInt8) return peaks.integer_gigaops;
+  const bool small_codebook = format.apart() && format.code_bits <= 4;
+  if (format.group > 0 && compute == ComputeMode::kInt8) return peaks.integer_gigaops;
+  const bool words = format.group > 0 || small_codebook;
+  const bool int16 = compute == ComputeMode::kInt16 || compute == ComputeMode::kAuto;
+  return words && int16 ? peaks.integer_gigaops / 2 : peaks.float_gigaops;
 }
 
 KernelBenchRow Measure(const OpCase& op_case, Backend& backend, const MachinePeaks& peaks,

@@ -59,8 +59,8 @@ class Tally {
 class StreamingCall final : public grpc::ClientReadReactor<treadle::v1::GenerateResponse> {
  public:
   StreamingCall(treadle::v1::Inference::Stub& stub, treadle::v1::GenerateRequest request,
-                const LoadOptions& options, SteadyClock::time_point start, RequestRecord& record,
-                Tally& tally)
+                const LoadClientOptions& options, SteadyClock::time_point start,
+                RequestRecord& record, Tally& tally)
       : request_(std::move(request)), start_(start), record_(record), tally_(tally) {
     context_.set_deadline(std::chrono::system_clock::now() + options.request_timeout);
     stub.async()->GenerateStream(&context_, &request_, this);
@@ -99,7 +99,7 @@ class StreamingCall final : public grpc::ClientReadReactor<treadle::v1::Generate
   Tally& tally_;
 };
 
-treadle::v1::GenerateRequest MakeRequest(const TraceEntry& entry, const LoadOptions& options,
+treadle::v1::GenerateRequest MakeRequest(const TraceEntry& entry, const LoadClientOptions& options,
                                          int32_t vocab, std::mt19937_64& random) {
   treadle::v1::GenerateRequest request;
   for (int32_t i = 0; i < entry.input_tokens; ++i) {
@@ -134,7 +134,7 @@ absl::Status WaitReady(const std::string& target, std::chrono::seconds timeout) 
 }
 
 absl::StatusOr<LoadResult> Replay(const std::vector<TraceEntry>& trace,
-                                  const LoadOptions& options) {
+                                  const LoadClientOptions& options) {
   const auto stub = treadle::v1::Inference::NewStub(Connect(options.target));
   TREADLE_ASSIGN_OR_RETURN(const treadle::v1::GetModelInfoResponse info,
                            ModelInfo(*stub, options.target, std::chrono::seconds(10)));

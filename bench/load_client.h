@@ -17,7 +17,7 @@
 
 namespace treadle {
 
-struct LoadOptions {
+struct LoadClientOptions {
   std::string target;           // host:port
   int64_t max_concurrency = 0;  // requests under way at once; 0: no limit
   bool ignore_eos = true;       // every answer has exactly its traced length
@@ -42,7 +42,8 @@ struct LoadResult {
   std::vector<RequestRecord> requests;
 };
 
-absl::StatusOr<LoadResult> Replay(const std::vector<TraceEntry>& trace, const LoadOptions& options);
+absl::StatusOr<LoadResult> Replay(const std::vector<TraceEntry>& trace,
+                                  const LoadClientOptions& options);
 
 // Waits until the server says SERVING, or the deadline.
 absl::Status WaitReady(const std::string& target, std::chrono::seconds timeout);

@@ -22,14 +22,14 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/buffer.h"
-#include "kernels/formats/weight_format.h"
+#include "kernels/formats/matrix_source.h"
 #include "kernels/kv_view.h"
 #include "kernels/sampling.h"
 #include "kernels/tensor.h"
 
 namespace treadle {
 
-// How matrices with integer codes are multiplied (dense float formats always run exact).
+// How matrices are multiplied (dense float formats always run exact).
 //   kExact: activations stay float; y[n] = sum over ascending k of fma(w, x, y), where
 //           w = fma(d, code, m).
 //   kInt8:  activations are quantized per row in blocks of 32: dx = absmax / 127,
@@ -42,6 +42,15 @@ namespace treadle {
 //           that q = 128 * high + low with both in 8 bits. I reaches 128 * 16256 * 32 < 2^31 and is
 //           rounded to float once, half to even.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
+// Of apart formats, those with a codebook of floats run exact with w = scale * codebook[code]
+// (rounded once), unless the backend says which rounding of the codebook its integer modes use.
+//
+// LLM.int8() (ActivationPolicy::kRowInt8; Dettmers, chapter 2) is the same in every mode. An
+// element with |x| >= threshold is an outlier (OutlierRule says whose). Of the others: dx = absmax
+// / 127, q = x * (127 / absmax) rounded half to even, outliers and rows whose absmax is below
+// 2^-100 count as zeros. y = (sum of code * q, exact) * (scale * dx), then for the outliers'
+// columns in ascending order: y = fma(scale * code, x, y). NaN is an outlier; it spoils its own row
+// only.
 enum class ComputeMode : uint8_t { kAuto, kExact, kInt8, kInt16 };
 inline constexpr std::string_view kComputeNames[] = {"auto", "exact", "int8", "int16"};
 constexpr std::string_view Name(ComputeMode compute) {
@@ -54,18 +63,6 @@ constexpr ComputeMode ComputeFrom(std::string_view name) {
   }
   return ComputeMode::kAuto;
 }
-
-// A matrix as it lies in a checkpoint: W [n, k], row-major in `format`'s blocks, rows contiguous.
-struct MatrixSource {
-  const WeightFormat* format = nullptr;
-  const std::byte* data = nullptr;
-  int64_t n = 0;  // output features
-  int64_t k = 0;  // input features, a multiple of format->block
-  // If set: row i of the packed matrix is row row_order[i] of the source. [n]
-  std::span<const int32_t> row_order;
-  // Dense formats only: `data` is [k, n] (GPT-2's Conv1D in Hugging Face files).
-  bool transposed = false;
-};
 
 // A weight matrix in the backend's own layout. Opaque; constant once made.
 class PackedMatrix {

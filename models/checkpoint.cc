@@ -7,6 +7,7 @@
 #include "kernels/status.h"
 #include "models/gguf_checkpoint.h"
 #include "models/hf_checkpoint.h"
+#include "models/quoted.h"
 
 namespace treadle {
 namespace {
@@ -30,10 +31,17 @@ const StoredTensor* Checkpoint::Find(std::string_view name) const {
   return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
+absl::Status Checkpoint::Missing(std::string_view name) const {
+  const auto unread = unread_.find(name);
+  if (unread == unread_.end()) return InvalidArgument(path_, ": tensor '", name, "' is missing");
+  return Unimplemented(path_, ": tensor '", name, "' has dtype ", Quoted(unread->second),
+                       ", expected F32, F16 or BF16, or codes with their constants beside them");
+}
+
 absl::StatusOr<const StoredTensor*> Checkpoint::Require(
     std::string_view name, std::initializer_list<int64_t> shape) const {
   const StoredTensor* tensor = Find(name);
-  if (tensor == nullptr) return InvalidArgument(path_, ": tensor '", name, "' is missing");
+  if (tensor == nullptr) return Missing(name);
   if (!std::ranges::equal(tensor->shape, shape)) {
     return InvalidArgument(path_, ": tensor '", name, "' has shape ", ShapeText(tensor->shape),
                            ", expected ", ShapeText(std::span(shape.begin(), shape.size())));
@@ -43,7 +51,7 @@ absl::StatusOr<const StoredTensor*> Checkpoint::Require(
 
 absl::StatusOr<const StoredTensor*> Checkpoint::RequireMatrix(std::string_view name) const {
   const StoredTensor* tensor = Find(name);
-  if (tensor == nullptr) return InvalidArgument(path_, ": tensor '", name, "' is missing");
+  if (tensor == nullptr) return Missing(name);
   if (tensor->shape.size() != 2) {
     return InvalidArgument(path_, ": tensor '", name, "' has shape ", ShapeText(tensor->shape),
                            ", expected a matrix");

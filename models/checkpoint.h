@@ -1,12 +1,13 @@
 // A checkpoint on disk: GGUF v3, or a Hugging Face folder (config.json, model.safetensors or the
-// sharded index, tokenizer.json). Files are memory-mapped; nothing is trusted: every length,
-// offset, shape and type is checked against the file before use, and an error names the file, the
-// tensor or key, what was found and what was expected.
+// sharded index, tokenizer.json), plain or quantized (hf_quantization.h). Files are memory-mapped;
+// nothing is trusted: every length, offset, shape and type is checked against the file before use,
+// and an error names the file, the tensor or key, what was found and what was expected.
 //
 // Thread safety: constant after Open; the mapping lives as long as the object.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <initializer_list>
 #include <map>
 #include <memory>
@@ -16,7 +17,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/formats/weight_format.h"
+#include "kernels/formats/matrix_source.h"
 #include "models/model_config.h"
 #include "models/tokenizer_spec.h"
 
@@ -28,7 +29,11 @@ struct StoredTensor {
   const WeightFormat* format = nullptr;
   std::vector<int64_t> shape;
   const std::byte* data = nullptr;
-  uint64_t bytes = 0;
+  uint64_t bytes = 0;           // at data
+  uint64_t constant_bytes = 0;  // apart formats: of the constants in the file
+  // Apart formats: reads, decodes and checks the constants, when the tensor is loaded (all of a
+  // large model's at once would be a lot of memory). Errors name the tensor that holds them.
+  std::function<absl::StatusOr<MatrixConstants>()> constants = {};
 };
 
 class Checkpoint {
@@ -50,6 +55,8 @@ class Checkpoint {
   const std::string& chat_template() const { return chat_template_; }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   uint64_t file_bytes() const { return file_bytes_; }
+  // The files that hold the tensors.
+  const std::vector<std::string>& weight_files() const { return weight_files_; }
 
   // Null if there is none of that name.
   const StoredTensor* Find(std::string_view name) const;
@@ -59,6 +66,8 @@ class Checkpoint {
 
  protected:
   Checkpoint() = default;
+  // Why a tensor cannot be had.
+  absl::Status Missing(std::string_view name) const;
   // As Require, for any matrix.
   absl::StatusOr<const StoredTensor*> RequireMatrix(std::string_view name) const;
   void AddTensors(std::vector<StoredTensor> tensors);
@@ -76,6 +85,9 @@ class Checkpoint {
   std::string chat_template_;
   std::vector<StoredTensor> tensors_;
   std::map<std::string, size_t, std::less<>> index_;
+  // Entries of the files that are no tensor of ours, and their types.
+  std::map<std::string, std::string, std::less<>> unread_;
+  std::vector<std::string> weight_files_;
   uint64_t file_bytes_ = 0;
 };
 

@@ -175,6 +175,7 @@ absl::Status GgufReader::ReadHeader() {
 }
 
 absl::Status GgufReader::ReadMetadata(uint64_t index) {
+  const size_t begin = at_;
   TREADLE_ASSIGN_OR_RETURN(const std::string_view key, String(Str("metadata key ", index)));
   const std::string what = Str("metadata ", Quoted(key));
   GgufValue value;
@@ -192,6 +193,7 @@ absl::Status GgufReader::ReadMetadata(uint64_t index) {
   if (!gguf_->values_.emplace(std::string(key), std::move(value)).second) {
     return Error(what, " appears twice");
   }
+  gguf_->raw_metadata_.push_back({key, bytes_.subspan(begin, at_ - begin)});
   return absl::OkStatus();
 }
 
@@ -272,6 +274,7 @@ absl::Status GgufReader::PlaceTensors() {
   if (alignment < 1 || alignment > (1 << 20) || !std::has_single_bit(uint64_t(alignment))) {
     return Error("general.alignment is ", alignment, ", expected a power of two up to 1048576");
   }
+  gguf_->alignment_ = alignment;
   const uint64_t unit = static_cast<uint64_t>(alignment);
   const uint64_t begin = (at_ + unit - 1) / unit * unit;
   const uint64_t room = begin <= bytes_.size() ? bytes_.size() - begin : 0;

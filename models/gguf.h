@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,6 +52,15 @@ class GgufFile {
   const std::string& path() const { return file_->path(); }
   uint64_t bytes() const { return file_->bytes().size(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  // Where tensors' data begins is a multiple of this.
+  int64_t alignment() const { return alignment_; }
+
+  // A metadata pair (key, type, value) as the file has it.
+  struct RawPair {
+    std::string_view key;
+    std::span<const std::byte> bytes;
+  };
+  const std::vector<RawPair>& raw_metadata() const { return raw_metadata_; }  // in file order
 
   bool Has(std::string_view key) const { return values_.find(key) != values_.end(); }
   // Null if there is none of that name.
@@ -70,7 +80,9 @@ class GgufFile {
 
   std::unique_ptr<MappedFile> file_;
   std::map<std::string, GgufValue, std::less<>> values_;
+  std::vector<RawPair> raw_metadata_;
   std::vector<StoredTensor> tensors_;
+  int64_t alignment_ = 0;
 };
 
 }  // namespace treadle

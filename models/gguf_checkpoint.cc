@@ -20,6 +20,7 @@ absl::Status GgufCheckpoint::Read(const std::string& path) {
   kind_ = Kind::kGguf;
   path_ = path;
   file_bytes_ = file_->bytes();
+  weight_files_ = {path};
   AddTensors(file_->tensors());
   TREADLE_ASSIGN_OR_RETURN(
       model_name_, file_->String("general.name", std::filesystem::path(path).stem().string()));

@@ -95,7 +95,7 @@ absl::Status Gpt2::Load(const Checkpoint& checkpoint, const LoadOptions& options
   Source source{gguf ? kGgufNames : kHuggingFaceNames, "", !gguf};
   // Files saved from the bare model have no prefix.
   if (checkpoint.Find("transformer.wte.weight") != nullptr) source.prefix = "transformer.";
-  WeightLoader loader(checkpoint, backend_, options.progress);
+  WeightLoader loader(checkpoint, backend_, options);
   TREADLE_RETURN_IF_ERROR(LoadEnds(loader, source));
   for (int64_t i = layers_.begin; i < layers_.end; ++i) {
     TREADLE_ASSIGN_OR_RETURN(Layer layer, LoadLayer(loader, source, i));

@@ -51,12 +51,12 @@ absl::Status HuggingFaceCheckpoint::Read(const std::string& folder) {
   TREADLE_ASSIGN_OR_RETURN(const HfConfig read, ReadHfConfig(folder));
   config_ = read.config;
   CapContext(read.sliding_window);
-  TREADLE_RETURN_IF_ERROR(ReadShards());
+  TREADLE_RETURN_IF_ERROR(ReadShards(read.quantization));
   TREADLE_RETURN_IF_ERROR(ReadTextSide());
   return CheckConsistency();
 }
 
-absl::Status HuggingFaceCheckpoint::ReadShards() {
+absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantization) {
   const std::filesystem::path folder(path_);
   std::set<std::string> names;
   const std::string index_path = (folder / "model.safetensors.index.json").string();
@@ -76,23 +76,26 @@ absl::Status HuggingFaceCheckpoint::ReadShards() {
   } else {
     return NotFound(path_, ": has neither model.safetensors nor model.safetensors.index.json");
   }
-  std::vector<StoredTensor> tensors;
+  std::vector<SafetensorsEntry> entries;
   std::set<std::string> seen;
   for (const std::string& name : names) {
     TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file,
                              MappedFile::Open((folder / name).string()));
-    TREADLE_ASSIGN_OR_RETURN(std::vector<StoredTensor> part, ReadSafetensors(*file));
-    for (StoredTensor& tensor : part) {
-      if (!seen.insert(tensor.name).second) {
-        return InvalidArgument(file->path(), ": tensor ", Quoted(tensor.name),
+    TREADLE_ASSIGN_OR_RETURN(std::vector<SafetensorsEntry> part, ReadSafetensors(*file));
+    for (SafetensorsEntry& entry : part) {
+      if (!seen.insert(entry.name).second) {
+        return InvalidArgument(file->path(), ": tensor ", Quoted(entry.name),
                                " is in another shard too");
       }
-      tensors.push_back(std::move(tensor));
+      entries.push_back(std::move(entry));
     }
+    weight_files_.push_back(file->path());
     file_bytes_ += file->bytes().size();
     shards_.push_back(std::move(file));
   }
-  AddTensors(std::move(tensors));
+  TREADLE_ASSIGN_OR_RETURN(MergedTensors merged, MergeQuantized(std::move(entries), quantization));
+  AddTensors(std::move(merged.tensors));
+  unread_ = std::move(merged.unread);
   return absl::OkStatus();
 }
 

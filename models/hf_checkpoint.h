@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/checkpoint.h"
+#include "models/hf_quantization.h"
 #include "models/mapped_file.h"
 
 namespace treadle {
@@ -16,7 +17,7 @@ class HuggingFaceCheckpoint : public Checkpoint {
 
  private:
   absl::Status Read(const std::string& folder);
-  absl::Status ReadShards();
+  absl::Status ReadShards(const HfQuantization& quantization);
   absl::Status ReadTextSide();
   std::vector<std::unique_ptr<MappedFile>> shards_;
 };

@@ -171,6 +171,7 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
   for (const Row& row : kArchitectures) {
     if (names.is_array() && names.size() == 1 && names[0] == row.name) {
       TREADLE_RETURN_IF_ERROR(row.read(fields, out));
+      TREADLE_ASSIGN_OR_RETURN(out.quantization, ReadHfQuantization(json, path));
       return out;
     }
     known += Str(known.empty() ? "" : ", ", row.name);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "models/hf_quantization.h"
 #include "models/model_config.h"
 
 namespace treadle {
@@ -13,6 +14,7 @@ namespace treadle {
 struct HfConfig {
   ModelConfig config;
   int64_t sliding_window = 0;  // 0: none
+  HfQuantization quantization;
 };
 
 absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder);

@@ -36,13 +36,15 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
   report.file_bytes = checkpoint.file_bytes();
   std::map<std::string_view, ModelReport::FormatUse> formats;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
-    report.parameters +=
-        static_cast<int64_t>(tensor.bytes) / tensor.format->block_bytes * tensor.format->block;
-    report.weight_bytes += tensor.bytes;
+    int64_t parameters = 1;
+    for (const int64_t extent : tensor.shape) parameters *= extent;
+    report.parameters += parameters;
+    report.weight_bytes += tensor.bytes + tensor.constant_bytes;
     ModelReport::FormatUse& use = formats[tensor.format->name];
     use.format = std::string(tensor.format->name);
     ++use.tensors;
-    use.bytes += tensor.bytes;
+    use.parameters += parameters;
+    use.bytes += tensor.bytes + tensor.constant_bytes;
   }
   for (auto& [name, use] : formats) report.formats.push_back(std::move(use));
   std::ranges::sort(report.formats, std::ranges::greater(), &ModelReport::FormatUse::bytes);
@@ -92,7 +94,10 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
   line("context", Str(config.context));
   if (!config.notice.empty()) line("notice", config.notice);
   for (const ModelReport::FormatUse& use : report.formats) {
-    line("format", Str(use.format, ": ", use.tensors, " tensors, ", Size(use.bytes)));
+    std::ostringstream bits;
+    bits << std::fixed << std::setprecision(2) << use.Bits();
+    line("format", Str(use.format, ": ", use.tensors, " tensors, ", Size(use.bytes), ", ",
+                       bits.str(), " bits per weight"));
   }
   if (report.tokenizer.empty()) {
     line("tokenizer", "none: token ids only");
@@ -140,8 +145,11 @@ std::string ReportJson(const ModelReport& report, const ServingPlan& plan) {
                {"chat_template", report.chat_template}};
   json["formats"] = Json::array();
   for (const ModelReport::FormatUse& use : report.formats) {
-    json["formats"].push_back(
-        {{"format", use.format}, {"tensors", use.tensors}, {"bytes", use.bytes}});
+    json["formats"].push_back({{"format", use.format},
+                               {"tensors", use.tensors},
+                               {"parameters", use.parameters},
+                               {"bytes", use.bytes},
+                               {"bits_per_weight", use.Bits()}});
   }
   json["tokenizer"] = nullptr;
   if (!report.tokenizer.empty()) {

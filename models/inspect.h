@@ -1,6 +1,7 @@
 // What is in a checkpoint, and what serving it costs in memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,7 +14,12 @@ struct ModelReport {
   struct FormatUse {
     std::string format;
     int64_t tensors = 0;
-    uint64_t bytes = 0;
+    int64_t parameters = 0;
+    uint64_t bytes = 0;  // with constants
+    double Bits() const {
+      return 8.0 * static_cast<double>(bytes) /
+             static_cast<double>(std::max<int64_t>(parameters, 1));
+    }
   };
   std::string name;
   std::string path;

@@ -6,49 +6,14 @@
 
 #include "kernels/status.h"
 #include "models/activations.h"
+#include "models/llama_names.h"
 #include "models/rotary_embedding.h"
 #include "models/weight_loader.h"
 
 namespace treadle {
 namespace {
 
-// Names without ".weight" and ".bias"; a layer's are LAYERS + index + "." + name.
-struct Names {
-  const char *embedding, *layers, *attention_norm, *q, *k, *v, *out, *ffn_norm, *gate, *up, *down,
-      *norm, *head;
-};
-constexpr Names kGgufNames = {"token_embd", "blk.",        "attn_norm", "attn_q",   "attn_k",
-                              "attn_v",     "attn_output", "ffn_norm",  "ffn_gate", "ffn_up",
-                              "ffn_down",   "output_norm", "output"};
-constexpr Names kHuggingFaceNames = {"model.embed_tokens",
-                                     "model.layers.",
-                                     "input_layernorm",
-                                     "self_attn.q_proj",
-                                     "self_attn.k_proj",
-                                     "self_attn.v_proj",
-                                     "self_attn.o_proj",
-                                     "post_attention_layernorm",
-                                     "mlp.gate_proj",
-                                     "mlp.up_proj",
-                                     "mlp.down_proj",
-                                     "model.norm",
-                                     "lm_head"};
-
 const float* Values(const Buffer& buffer) { return reinterpret_cast<const float*>(buffer.data()); }
-
-// GGUF's rows of Q and K are ordered for rotation of adjacent pairs: (2i, 2i + 1) of each head.
-// Inside, pairs are (i, i + rope_dim / 2).
-std::vector<int32_t> HalfSplitOrder(int64_t heads, int64_t head_dim, int64_t rope_dim) {
-  std::vector<int32_t> order;
-  for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t i = 0; i < head_dim; ++i) {
-      const int64_t half = rope_dim / 2;
-      const int64_t row = i < half ? 2 * i : i < rope_dim ? 2 * (i - half) + 1 : i;
-      order.push_back(static_cast<int32_t>(head * head_dim + row));
-    }
-  }
-  return order;
-}
 
 class Llama : public Model {
  public:
@@ -69,7 +34,7 @@ class Llama : public Model {
     Linear down;            // [hidden, ffn_hidden]
   };
 
-  absl::StatusOr<Layer> LoadLayer(WeightLoader& loader, const Names& names, int64_t index,
+  absl::StatusOr<Layer> LoadLayer(WeightLoader& loader, const LlamaNames& names, int64_t index,
                                   bool gguf) const;
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status AllocateActivations(int64_t max_batch_tokens);
@@ -97,8 +62,8 @@ absl::Status Llama::Load(const Checkpoint& checkpoint, const LoadOptions& option
   config_ = checkpoint.config();
   layers_ = options.layers;
   const bool gguf = checkpoint.kind() == Checkpoint::Kind::kGguf;
-  const Names& names = gguf ? kGgufNames : kHuggingFaceNames;
-  WeightLoader loader(checkpoint, backend_, options.progress);
+  const LlamaNames& names = gguf ? kLlamaGgufNames : kLlamaHuggingFaceNames;
+  WeightLoader loader(checkpoint, backend_, options);
   if (first_stage() || (last_stage() && config_.tied_head)) {
     TREADLE_ASSIGN_OR_RETURN(embedding_,
                              loader.LoadLinear({names.embedding, config_.vocab, config_.hidden}));
@@ -121,7 +86,7 @@ absl::Status Llama::Load(const Checkpoint& checkpoint, const LoadOptions& option
   return absl::OkStatus();
 }
 
-absl::StatusOr<Llama::Layer> Llama::LoadLayer(WeightLoader& loader, const Names& names,
+absl::StatusOr<Llama::Layer> Llama::LoadLayer(WeightLoader& loader, const LlamaNames& names,
                                               int64_t index, bool gguf) const {
   const std::string prefix = Str(names.layers, index, ".");
   const int64_t hidden = config_.hidden;

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -16,6 +17,7 @@
 #include "kernels/backend.h"
 #include "models/checkpoint.h"
 #include "models/model_config.h"
+#include "models/weight_plan.h"
 
 namespace treadle {
 
@@ -43,6 +45,13 @@ struct LoadOptions {
   int64_t max_head_rows = 64;            // rows of one Head call
   int64_t max_context = 0;               // 0: the model's
   std::function<void(double)> progress;  // fraction of bytes loaded; may be empty
+
+  WeightPlan weights;  // empty: as stored
+  int threads = 0;     // that convert weights; 0: one per CPU of this process
+  // LLM.int8() matrices, made here or stored. Unset: what the checkpoint says, else 6. 0: no
+  // decomposition.
+  std::optional<float> outlier_threshold;
+  OutlierRule outlier_rule = OutlierRule::kPerRow;
 };
 
 class Model {

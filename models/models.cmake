@@ -1,19 +1,37 @@
 # Checkpoints, and forward passes over a backend's ops.
 treadle_library(treadle_models
   SOURCES
+    bitsandbytes_tensors.cc
     checkpoint.cc
+    converted_tensor.cc
+    fp8_tensors.cc
     gguf.cc
     gguf_checkpoint.cc
+    gguf_file_writer.cc
+    gguf_output.cc
     gguf_tokenizer.cc
     gpt2.cc
     hf_checkpoint.cc
     hf_config.cc
+    hf_folder_files.cc
+    hf_matrix_writer.cc
+    hf_output.cc
+    hf_quantization.cc
     inspect.cc
     json_file.cc
     llama.cc
+    llama_names.cc
     mapped_file.cc
+    output_file.cc
+    parallel_split.cc
+    quantize_checkpoint.cc
+    quantize_report.cc
+    quantized_parts.cc
     registry.cc
     rotary_embedding.cc
     safetensors.cc
+    safetensors_writer.cc
+    sha256.cc
     weight_loader.cc
-  DEPENDS treadle_tokenizer treadle_formats nlohmann_json::nlohmann_json)
+    weight_plan.cc
+  DEPENDS treadle_tokenizer treadle_formats nlohmann_json::nlohmann_json OpenSSL::Crypto)

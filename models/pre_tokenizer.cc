@@ -142,4 +142,11 @@ std::string_view PreTokenizerOfPattern(std::string_view pattern) {
   return "";
 }
 
+std::string_view PatternOfPreTokenizer(std::string_view name) {
+  for (const Row& row : kRows) {
+    if (row.name == name) return row.spelling;
+  }
+  return "";
+}
+
 }  // namespace treadle

@@ -29,5 +29,7 @@ class PreTokenizer {
 
 // The name whose authors' tokenizer.json spells its splitting pattern `pattern`; "" if none does.
 std::string_view PreTokenizerOfPattern(std::string_view pattern);
+// The inverse; "" for a name without such a pattern.
+std::string_view PatternOfPreTokenizer(std::string_view name);
 
 }  // namespace treadle

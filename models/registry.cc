@@ -35,6 +35,7 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
                          "', expected one of ", KnownArchitectures());
   }
   TREADLE_CHECK(options.max_batch_tokens > 0 && options.max_head_rows > 0);
+  TREADLE_RETURN_IF_ERROR(options.weights.CheckAgainst(checkpoint));
   LoadOptions complete = options;
   if (complete.layers.begin == complete.layers.end) complete.layers = {0, config.layers};
   if (complete.layers.begin < 0 || complete.layers.begin > complete.layers.end ||

@@ -13,23 +13,29 @@ namespace {
 using Json = nlohmann::json;
 constexpr uint64_t kLargestHeader = 100'000'000;  // the format's own limit
 
-absl::StatusOr<StoredTensor> ReadEntry(const std::string& where, const std::string& name,
-                                       const Json& entry, std::span<const std::byte> data) {
+struct Dtype {
+  std::string_view name;
+  int64_t bytes;
+};
+constexpr Dtype kDtypes[] = {{"BOOL", 1},    {"U8", 1},      {"I8", 1},  {"F8_E4M3", 1},
+                             {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"U16", 2}, {"I16", 2},
+                             {"F16", 2},     {"BF16", 2},    {"U32", 4}, {"I32", 4},
+                             {"F32", 4},     {"U64", 8},     {"I64", 8}, {"F64", 8}};
+
+absl::StatusOr<SafetensorsEntry> ReadEntry(const std::string& where, const std::string& name,
+                                           const Json& json, std::span<const std::byte> data) {
   const auto error = [&](const auto&... parts) {
     return InvalidArgument(where, ": tensor ", Quoted(name), " ", parts...);
   };
-  if (!entry.is_object()) return error("is not described by an object");
-  const Json dtype = entry.value("dtype", Json());
-  const Json shape = entry.value("shape", Json());
-  const Json offsets = entry.value("data_offsets", Json());
+  if (!json.is_object()) return error("is not described by an object");
+  const Json dtype = json.value("dtype", Json());
+  const Json shape = json.value("shape", Json());
+  const Json offsets = json.value("data_offsets", Json());
   if (!dtype.is_string()) return error("has no dtype");
-  StoredTensor tensor;
-  tensor.name = name;
-  tensor.format = FindSafetensorsFormat(dtype.get<std::string>());
-  if (tensor.format == nullptr) {
-    return Unimplemented(where, ": tensor ", Quoted(name), " has dtype ",
-                         Quoted(dtype.get<std::string>()), ", expected F32, F16 or BF16");
-  }
+  SafetensorsEntry entry;
+  entry.name = name;
+  entry.dtype = dtype.get<std::string>();
+  entry.file = where;
   if (!shape.is_array()) return error("has no shape");
   int64_t elements = 1;
   for (const Json& extent : shape) {
@@ -37,7 +43,7 @@ absl::StatusOr<StoredTensor> ReadEntry(const std::string& where, const std::stri
         __builtin_mul_overflow(elements, extent.get<int64_t>(), &elements)) {
       return error("has an impossible shape");
     }
-    tensor.shape.push_back(extent.get<int64_t>());
+    entry.shape.push_back(extent.get<int64_t>());
   }
   if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
       !offsets[1].is_number_unsigned()) {
@@ -49,20 +55,31 @@ absl::StatusOr<StoredTensor> ReadEntry(const std::string& where, const std::stri
     return error("has data_offsets [", begin, ", ", end, "], outside the file's ", data.size(),
                  " bytes of data (truncated?)");
   }
+  // Of other dtypes the size is not checked: nothing reads them.
+  const int64_t element_bytes = SafetensorsDtypeBytes(entry.dtype);
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(elements, tensor.format->block_bytes, &bytes) ||
-      static_cast<uint64_t>(bytes) != end - begin) {
-    return error("has ", end - begin, " bytes, expected ", elements, " elements of ",
-                 tensor.format->name);
+  if (element_bytes > 0 && (__builtin_mul_overflow(elements, element_bytes, &bytes) ||
+                            static_cast<uint64_t>(bytes) != end - begin)) {
+    return error("has ", end - begin, " bytes, expected ", elements, " elements of ", entry.dtype);
   }
-  tensor.data = data.data() + begin;
-  tensor.bytes = end - begin;
-  return tensor;
+  entry.data = data.subspan(begin, end - begin);
+  return entry;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(const MappedFile& file) {
+int64_t SafetensorsDtypeBytes(std::string_view dtype) {
+  const auto* row = std::ranges::find(kDtypes, dtype, &Dtype::name);
+  return row == std::end(kDtypes) ? 0 : row->bytes;
+}
+
+int64_t SafetensorsEntry::Elements() const {
+  int64_t elements = 1;
+  for (const int64_t extent : shape) elements *= extent;
+  return elements;
+}
+
+absl::StatusOr<std::vector<SafetensorsEntry>> ReadSafetensors(const MappedFile& file) {
   const std::span<const std::byte> bytes = file.bytes();
   uint64_t length = 0;
   if (bytes.size() < sizeof(length)) {
@@ -80,22 +97,22 @@ absl::StatusOr<std::vector<StoredTensor>> ReadSafetensors(const MappedFile& file
       ParseJsonObject({reinterpret_cast<const char*>(header_bytes.data()), header_bytes.size()},
                       file.path()));
   const auto data = bytes.subspan(sizeof(length) + length);
-  std::vector<StoredTensor> tensors;
-  for (const auto& [name, entry] : header.items()) {
+  std::vector<SafetensorsEntry> entries;
+  for (const auto& [name, json] : header.items()) {
     if (name == "__metadata__") continue;
-    TREADLE_ASSIGN_OR_RETURN(StoredTensor tensor, ReadEntry(file.path(), name, entry, data));
-    tensors.push_back(std::move(tensor));
+    TREADLE_ASSIGN_OR_RETURN(SafetensorsEntry entry, ReadEntry(file.path(), name, json, data));
+    entries.push_back(std::move(entry));
   }
-  std::vector<const StoredTensor*> order;
-  for (const StoredTensor& tensor : tensors) order.push_back(&tensor);
-  std::ranges::sort(order, {}, &StoredTensor::data);
+  std::vector<const SafetensorsEntry*> order;
+  for (const SafetensorsEntry& entry : entries) order.push_back(&entry);
+  std::ranges::sort(order, {}, [](const SafetensorsEntry* entry) { return entry->data.data(); });
   for (size_t i = 1; i < order.size(); ++i) {
-    if (order[i - 1]->data + order[i - 1]->bytes > order[i]->data) {
+    if (order[i - 1]->data.data() + order[i - 1]->data.size() > order[i]->data.data()) {
       return InvalidArgument(file.path(), ": tensors ", Quoted(order[i - 1]->name), " and ",
                              Quoted(order[i]->name), " overlap");
     }
   }
-  return tensors;
+  return entries;
 }
 
 }  // namespace treadle

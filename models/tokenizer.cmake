@@ -25,6 +25,7 @@ treadle_library(treadle_tokenizer
     sentencepiece_bpe.cc
     tokenizer.cc
     tokenizer_json.cc
+    tokenizer_json_writer.cc
     unicode.cc
     unicode_nfc.cc
   DEPENDS treadle_base absl::flat_hash_map PkgConfig::PCRE2 nlohmann_json::nlohmann_json)

@@ -1,26 +1,30 @@
-// From a checkpoint's tensors to weights on a backend: checks shapes, packs matrices, converts
-// vectors to float, drops the file's pages behind it, and reports progress.
+// From a checkpoint's tensors to weights on a backend: checks shapes, converts matrices to other
+// formats if asked, packs them, converts vectors to float, drops the file's pages behind it, and
+// reports progress. One tensor at a time: beside what is loaded already, there are never more than
+// a matrix' floats and what they are converted to.
 //
 // Thread safety: confined to the loading thread.
 #pragma once
 
-#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "models/checkpoint.h"
 #include "models/linear.h"
+#include "models/model.h"
 
 namespace treadle {
 
 class WeightLoader {
  public:
-  WeightLoader(const Checkpoint& checkpoint, Backend& backend,
-               std::function<void(double)> progress);
+  // Checkpoint, backend and options outlive the loader.
+  WeightLoader(const Checkpoint& checkpoint, Backend& backend, const LoadOptions& options);
 
   enum class Bias { kNone, kIfPresent, kRequired };
-  // Tensors NAME.weight [n, k] ([k, n] if `transposed`, where the file keeps it so) and NAME.bias
-  // [n]. If set, row i of the layer is row row_order[i] of the file's.
+  // Tensors NAME.weight [n, k] ([k, n] if `transposed` and its format is dense: quantized matrices
+  // are always [n, k]) and NAME.bias [n]. If set, row i of the layer is row row_order[i] of the
+  // file's.
   struct LinearSpec {
     std::string name;
     int64_t n = 0;
@@ -40,11 +44,13 @@ class WeightLoader {
   void Finish() const;  // progress 1
 
  private:
+  absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const StoredTensor& tensor,
+                                                     const LinearSpec& spec);
   void Consumed(const StoredTensor& tensor);
 
   const Checkpoint& checkpoint_;
   Backend& backend_;
-  const std::function<void(double)> progress_;
+  const LoadOptions& options_;
   uint64_t total_ = 0;     // bytes of all tensors
   uint64_t consumed_ = 0;  // bytes of those loaded
   uint64_t weight_bytes_ = 0;
@@ -52,5 +58,7 @@ class WeightLoader {
 
 // Values of a 1-D tensor.
 std::vector<float> DecodeVector(const StoredTensor& tensor);
+// A matrix' canonical values, in the order of the packed matrix. [n, k]
+std::vector<float> DecodeMatrix(const MatrixSource& source, const ParallelFor& parallel_for);
 
 }  // namespace treadle

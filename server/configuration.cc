@@ -131,6 +131,23 @@ absl::Status ReadPolicy(ServeOptions& options, const std::string& text) {
   if (policy.ok()) return absl::OkStatus();
   return InvalidArgument("is '", text, "': ", std::string(policy.status().message()));
 }
+absl::Status ReadWeights(ServeOptions& options, const std::string& text) {
+  auto plan = WeightPlan::Parse(text);
+  if (!plan.ok()) return InvalidArgument("has ", std::string(plan.status().message()));
+  options.weights = *std::move(plan);
+  return absl::OkStatus();
+}
+absl::Status ReadOutlierThreshold(ServeOptions& options, const std::string& text) {
+  constexpr float kLargest = 1e6f;
+  float value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || !(value >= 0 && value <= kLargest)) {
+    return InvalidArgument("is '", text, "', expected a number from 0 to ", kLargest);
+  }
+  options.outlier_threshold = value;
+  return absl::OkStatus();
+}
 absl::Status ReadPin(ServeOptions& options, const std::string& text) {
   if (text != "on" && text != "off") return InvalidArgument("is '", text, "', expected on or off");
   options.pin_threads = text == "on";
@@ -184,6 +201,22 @@ const std::vector<ServeFlag>& ServeFlags() {
        ReadChoice(&O::kv_dtype, {"f16", "f32"}), ShowText(&O::kv_dtype)},
       {"--page-size", "tokens in one K/V page: a power of two from 16", true, ReadPageSize,
        ShowInteger(&O::page_size)},
+      {"--weights",
+       "convert matrices while loading: nf4, int8, fp8, q4_0, kbit-int4:64 ...; parts of the model "
+       "by name: 'nf4,lm_head=int8,blk.0.=keep'",
+       true, ReadWeights,
+       [](const O& o) { return o.weights.empty() ? "as stored" : o.weights.text(); }},
+      {"--outlier-threshold",
+       "int8 weights: activations this large multiply as floats; 0: none do; default: what the "
+       "checkpoint says, else 6",
+       true, ReadOutlierThreshold,
+       [](const O& o) {
+         return o.outlier_threshold ? Str(*o.outlier_threshold) : "the model's, else 6";
+       }},
+      {"--outlier-rule",
+       "int8 weights: outliers per-row, or columns per-call (the paper's; answers depend on the "
+       "batch)",
+       true, ReadChoice(&O::outlier_rule, {"per-row", "per-call"}), ShowText(&O::outlier_rule)},
       {"--compute", "arithmetic of quantized weights: auto, exact, int8 or int16", true,
        ReadChoice(&O::compute, {"auto", "exact", "int8", "int16"}), ShowText(&O::compute)},
       {"--policy", "fcfs (iteration-level) or request-level (the baseline)", false, ReadPolicy,

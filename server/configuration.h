@@ -5,11 +5,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "models/weight_plan.h"
 
 namespace CLI {
 class App;
@@ -28,6 +30,9 @@ struct ServeOptions {
   int64_t kv_memory = 0;    // bytes; 0: auto
   std::string kv_dtype = "f16";
   int64_t page_size = 32;
+  WeightPlan weights;                      // empty: as stored
+  std::optional<float> outlier_threshold;  // unset: the checkpoint's, else 6
+  std::string outlier_rule = "per-row";
   std::string compute = "auto";
   std::string policy = "fcfs";
   int64_t threads = 0;  // 0: one per CPU of this process

@@ -53,6 +53,15 @@ template <bool kWide>
 TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<kWide> codes) {
   _mm512_storeu_si512(p, codes.v);
 }
+// Nibbles with kBits more bits on top of each: bit kShift.. of every byte at `plane`.
+template <int kBits, int kShift>
+TREADLE_SIMD Codes<true> AddUpperBits(Codes<false> nibbles, const uint8_t* plane) {
+  __m512i bits = _mm512_loadu_si512(plane);
+  if constexpr (kShift < 4) bits = _mm512_slli_epi16(bits, 4 - kShift);
+  if constexpr (kShift > 4) bits = _mm512_srli_epi16(bits, kShift - 4);
+  const __m512i mask = _mm512_set1_epi8(((1 << kBits) - 1) << 4);
+  return {_mm512_or_si512(nibbles.v, _mm512_and_si512(bits, mask))};
+}
 // Dots that begin at -zero * sum: what codes that are stored as code + zero have too much.
 template <bool kWide, int kZero>
 TREADLE_SIMD Dots<kWide> BeginDots(int32_t sum) {
@@ -133,6 +142,18 @@ TREADLE_SIMD void LoadNibbles(const uint8_t* p, Codes<false>& low, Codes<false>&
 TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<false> codes) {
   StoreBytes(p, codes.lo);
   StoreBytes(p + 32, codes.hi);
+}
+TREADLE_SIMD void StoreCodes(uint8_t* p, Codes<true> codes) {
+  StoreBytes(p, _mm256_or_si256(codes.lo, _mm256_slli_epi16(codes.upper_lo, 4)));
+  StoreBytes(p + 32, _mm256_or_si256(codes.hi, _mm256_slli_epi16(codes.upper_hi, 4)));
+}
+template <int kBits, int kShift>
+TREADLE_SIMD Codes<true> AddUpperBits(Codes<false> nibbles, const uint8_t* plane) {
+  const auto bits = [](const uint8_t* p) {
+    const __m256i shifted = _mm256_srli_epi16(LoadBytes(p), kShift);
+    return _mm256_and_si256(shifted, _mm256_set1_epi8((1 << kBits) - 1));
+  };
+  return {nibbles.lo, nibbles.hi, bits(plane), bits(plane + 32)};
 }
 template <bool kWide, int kZero>
 TREADLE_SIMD Dots<kWide> BeginDots(int32_t) {

@@ -12,6 +12,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/matmul_kernels.h"
+#include "kernels/cpu/row_activations.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace treadle {
@@ -27,12 +28,14 @@ class CpuMatMul {
  private:
   struct Job {
     MatMulShare whole;
-    int64_t first;  // its first group among those of all jobs
+    int64_t first;     // its first group among those of all jobs
+    int64_t row_int8;  // which of row_activations_ it takes; -1: none
   };
 
   void Plan(const Tensor& x, std::span<const Projection> projections);
   void ReserveScratch(const Tensor& x);
   void QuantizeRows(const Tensor& x, int64_t begin, int64_t end);
+  void QuantizeShare(int worker);
   void RunGroups(int worker, int64_t begin, int64_t end);
   void RunWorker(int worker);
 
@@ -43,8 +46,10 @@ class CpuMatMul {
   std::shared_ptr<uint8_t> memory_;
   size_t capacity_ = 0;
   std::vector<Job> jobs_;
+  RowActivations row_activations_;
 
   // This call's.
+  Tensor x_;
   MatMulInput input_ = {};
   bool quantize_ = false;
   int64_t groups_ = 0;

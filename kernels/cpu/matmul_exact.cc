@@ -2,6 +2,8 @@
 //
 // A tile of w is decoded to floats in L1, then all rows run over it; the sums wait in scratch
 // between tiles. Chains are latency-bound, so few rows take more groups at once.
+#include "kernels/cpu/block_layouts.h"
+#include "kernels/cpu/float_decoders.h"
 #include "kernels/cpu/matmul_lanes.h"
 #include "kernels/cpu/matmul_tables.h"
 
@@ -10,102 +12,33 @@ namespace {
 
 constexpr int64_t kTileFloats = 4096;
 
-#ifdef __AVX512F__
-
-// Lane f: ((dword f of `p`) >> shift) & mask, as a float.
-struct Dwords {
-  __m512i v;
-};
-TREADLE_SIMD Dwords LoadDwords(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-TREADLE_SIMD Vec CodeLane(Dwords p, int shift, int mask) {
-  const __m512i code = _mm512_and_si512(
-      reinterpret_cast<__m512i>(reinterpret_cast<__v16su>(p.v) >> shift), _mm512_set1_epi32(mask));
-  return {_mm512_cvtepi32_ps(code)};
-}
-TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
-}
-
-#else
-
-struct Dwords {
-  __m256i lo, hi;
-};
-TREADLE_SIMD Dwords LoadDwords(const uint8_t* p) {
-  const __m256i* halves = reinterpret_cast<const __m256i*>(p);
-  return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
-}
-TREADLE_SIMD Vec CodeLane(Dwords p, int shift, int mask) {
-  const __m256i bits = _mm256_set1_epi32(mask);
-  const auto code = [&](__m256i x) {
-    x = reinterpret_cast<__m256i>(reinterpret_cast<__v8su>(x) >> shift);
-    return _mm256_cvtepi32_ps(_mm256_and_si256(x, bits));
-  };
-  return {code(p.lo), code(p.hi)};
-}
-TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
-  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
-  const auto widen = [](__m128i x) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-  };
-  return {widen(_mm_loadu_si128(halves)), widen(_mm_loadu_si128(halves + 1))};
-}
-
-#endif
-
-TREADLE_SIMD const uint16_t* Halves(const uint8_t* p) {
-  return reinterpret_cast<const uint16_t*>(p);
-}
-
-template <bool kMinimum>
-void DecodeQ4(const uint8_t* unit, int64_t blocks, float* tile) {
-  for (int64_t b = 0; b < blocks; ++b, unit += kMinimum ? 320 : 288, tile += 32 * kLanes) {
-    const Vec scale = Load(Halves(unit + 256));
-    const Vec offset = kMinimum ? Load(Halves(unit + 288)) : Zero();
-    const Vec bias = Broadcast(kMinimum ? 0.0f : 8.0f);
-    for (int dword = 0; dword < 4; ++dword) {
-      const Dwords packed = LoadDwords(unit + 64 * dword);
-#pragma GCC unroll 4
-      for (int byte = 0; byte < 4; ++byte) {
-        const Vec low = Sub(CodeLane(packed, 8 * byte, 15), bias);
-        const Vec high = Sub(CodeLane(packed, 8 * byte + 4, 15), bias);
-        Store(tile + (4 * dword + byte) * kLanes, Fma(scale, low, offset));
-        Store(tile + (16 + 4 * dword + byte) * kLanes, Fma(scale, high, offset));
-      }
-    }
-  }
-}
-
-void DecodeQ8(const uint8_t* unit, int64_t blocks, float* tile) {
-  const Vec bias = Broadcast(128.0f);
-  for (int64_t b = 0; b < blocks; ++b, unit += 544, tile += 32 * kLanes) {
-    const Vec scale = Load(Halves(unit + 512));
+// Blocks [begin, end) of a group: w = fma(scale, code, offset).
+template <typename Packed>
+void DecodeBlocks(const uint8_t* group, int64_t begin, int64_t end, float* tile) {
+  using Layout = TileLayout<Packed>;
+  alignas(64) uint8_t bytes[Layout::kBytes];
+  for (int64_t b = begin; b < end; ++b) {
+    UnpackBlock<Packed>(group, b, bytes);
+    const Vec zero = Broadcast(static_cast<float>(Packed::kZero));
+    const Vec offset = Packed::kOffset ? Layout::Offset(bytes, 0) : Zero();
     for (int dword = 0; dword < 8; ++dword) {
-      const Dwords packed = LoadDwords(unit + 64 * dword);
+      const Vec scale = Layout::Scale(bytes, 0, Packed::kHalves ? dword / 4 : 0);
 #pragma GCC unroll 4
-      for (int byte = 0; byte < 4; ++byte) {
-        const Vec code = Sub(CodeLane(packed, 8 * byte, 255), bias);
-        Store(tile + (4 * dword + byte) * kLanes, Fma(scale, code, Zero()));
+      for (int byte = 0; byte < 4; ++byte, tile += kLanes) {
+        Store(tile, Fma(scale, Sub(ByteLane(bytes + 64 * dword, byte), zero), offset));
       }
     }
   }
 }
 
-void DecodeStored(const PackedView& weight, const uint8_t* group, int64_t from, int64_t count,
-                  float* tile) {
-  const int64_t row_bytes = weight.group_bytes / kGroupFeatures;
-  const int64_t width = weight.format->group;
-  CodeGroup codes;
-  for (int64_t lane = 0; lane < kGroupFeatures; ++lane) {
-    const auto* row = reinterpret_cast<const std::byte*>(group + lane * row_bytes);
-    for (int64_t k = 0; k < count; k += width) {
-      weight.format->codes(row, (from + k) / width, codes);
-      for (int64_t i = 0; i < width; ++i) {
-        tile[(k + i) * kLanes + lane] =
-            __builtin_fmaf(codes.scale, static_cast<float>(codes.codes[i]), codes.offset);
-      }
-    }
+template <typename Decoder>
+void DecodeDense(const uint8_t* group, int64_t from, int64_t count, float* tile) {
+  const Decoder decoder(nullptr);
+  const Constants none = {Zero(), Zero()};
+  for (int64_t k = 0; k < count; ++k) {
+    Vec w[1];
+    decoder.Decode(group + (from + k) * Decoder::kStepBytes, none, w);
+    Store(tile + k * kLanes, w[0]);
   }
 }
 
@@ -113,31 +46,57 @@ void DecodeStored(const PackedView& weight, const uint8_t* group, int64_t from, 
 const float* DecodeTile(const PackedView& weight, int64_t group, int64_t from, int64_t count,
                         float* tile) {
   const uint8_t* data = weight.data + group * weight.group_bytes;
+  const int64_t block = from / kBlockValues;
   const int64_t blocks = count / kBlockValues;
   switch (weight.kind) {
     case PackKind::kF32:
       return reinterpret_cast<const float*>(data) + from * kLanes;
     case PackKind::kF16:
-      for (int64_t k = 0; k < count; ++k) {
-        Store(tile + k * kLanes, Load(Halves(data) + (from + k) * kLanes));
-      }
+      DecodeDense<F16>(data, from, count, tile);
       break;
     case PackKind::kBF16:
-      for (int64_t k = 0; k < count; ++k) {
-        Store(tile + k * kLanes, LoadBFloat16(Halves(data) + (from + k) * kLanes));
-      }
+      DecodeDense<BF16>(data, from, count, tile);
       break;
     case PackKind::kQ4_0:
-      DecodeQ4<false>(data + from / kBlockValues * 288, blocks, tile);
+      DecodeBlocks<Q4Layout<false>>(data, block, block + blocks, tile);
       break;
     case PackKind::kQ4_1:
-      DecodeQ4<true>(data + from / kBlockValues * 320, blocks, tile);
+      DecodeBlocks<Q4Layout<true>>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ5_0:
+      DecodeBlocks<Q5Layout<false>>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ5_1:
+      DecodeBlocks<Q5Layout<true>>(data, block, block + blocks, tile);
       break;
     case PackKind::kQ8_0:
-      DecodeQ8(data + from / kBlockValues * 544, blocks, tile);
+      DecodeBlocks<Q8Layout>(data, block, block + blocks, tile);
       break;
-    case PackKind::kStored:
-      DecodeStored(weight, data, from, count, tile);
+    case PackKind::kQ4_K:
+      DecodeBlocks<Q4KLayout>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ5_K:
+      DecodeBlocks<Q5KLayout>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ6_K:
+      DecodeBlocks<Q6KLayout>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kCodes4:
+      weight.zeros ? DecodeUnits<Codes4<true>>(weight, data, from, count, tile)
+                   : DecodeUnits<Codes4<false>>(weight, data, from, count, tile);
+      break;
+    case PackKind::kIntegers8:
+      weight.zeros ? DecodeUnits<Integers8<true>>(weight, data, from, count, tile)
+                   : DecodeUnits<Integers8<false>>(weight, data, from, count, tile);
+      break;
+    case PackKind::kCodes8:
+      weight.zeros ? DecodeUnits<Codes8<true>>(weight, data, from, count, tile)
+                   : DecodeUnits<Codes8<false>>(weight, data, from, count, tile);
+      break;
+    case PackKind::kE4M3:
+      DecodeUnits<E4M3>(weight, data, from, count, tile);
+      break;
+    case PackKind::kRowInt8:  // MatMulRowInt8's
       break;
   }
   return tile;
@@ -152,8 +111,9 @@ struct Span {
 };
 
 template <int R, int G>
-void RunRows(const MatMulInput& input, const MatMulShare& share, const Span& span, int64_t row,
-             int64_t group, const float* const (&w)[kMaxGroupsAtOnce], float* scratch) {
+TREADLE_LOOP void RunRows(const MatMulInput& input, const MatMulShare& share, const Span& span,
+                          int64_t row, int64_t group, const float* const (&w)[kMaxGroupsAtOnce],
+                          float* scratch) {
   Vec sums[R][G];
   BeginSums<R, G>(span.first, scratch, sums);
   const float* x = input.x + row * input.x_stride + span.from;
@@ -203,17 +163,40 @@ void RunGroups(const MatMulInput& input, const MatMulShare& share, const MatMulS
   }
 }
 
+// As many rows at a time as leave their activations in the second-level cache, for they are read
+// again for every few features. Weights are read, and decoded, once for each of them.
+constexpr int64_t kChunkBytes = 512 << 10;
+constexpr int64_t kMinChunkRows = 48;
+
+template <typename Body>
+void ForRowChunks(const MatMulInput& input, const MatMulShare& share, Body body) {
+  const int64_t fitting = kChunkBytes / (4 * input.k) / 8 * 8;
+  const int64_t most = fitting > kMinChunkRows ? fitting : kMinChunkRows;
+  for (int64_t row = 0; row < input.rows; row += most) {
+    MatMulInput rows = input;
+    MatMulShare part = share;
+    rows.rows = input.rows - row < most ? input.rows - row : most;
+    rows.x += row * input.x_stride;
+    part.out += row * share.out_stride;
+    body(rows, part);
+  }
+}
+
 }  // namespace
 
 void MatMulExact(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
-  int64_t group = share.group_begin;
-  if (input.rows <= 2) {
-    for (; group + 4 <= share.group_end; group += 4) RunGroups<4>(input, share, scratch, group);
-  }
-  if (kWideRegisters) {
-    for (; group + 2 <= share.group_end; group += 2) RunGroups<2>(input, share, scratch, group);
-  }
-  for (; group < share.group_end; ++group) RunGroups<1>(input, share, scratch, group);
+  if (share.weight.kind == PackKind::kRowInt8) return MatMulRowInt8(input, share, scratch);
+  if (input.rows <= kDirectRows && MatMulDirect(input, share)) return;
+  ForRowChunks(input, share, [&](const MatMulInput& rows, const MatMulShare& part) {
+    int64_t group = part.group_begin;
+    if (rows.rows <= 2) {
+      for (; group + 4 <= part.group_end; group += 4) RunGroups<4>(rows, part, scratch, group);
+    }
+    if (kWideRegisters) {
+      for (; group + 2 <= part.group_end; group += 2) RunGroups<2>(rows, part, scratch, group);
+    }
+    for (; group < part.group_end; ++group) RunGroups<1>(rows, part, scratch, group);
+  });
 }
 
 }  // namespace treadle::TREADLE_ISA

@@ -5,11 +5,23 @@
 // is four consecutive values of k of one feature; those of the 16 features lie side by side, as
 // vector lanes.
 //   kF32, kF16, kBF16   [k][16] values of their own width.
-//   kQ4_0, kQ4_1        per 32 k: 4 x 16 dwords of nibbles (dword i: low nibbles k = 4i.., high
-//   ones
-//                       k = 16 + 4i..), f16 d[16], and for kQ4_1 f16 m[16]: 288 or 320 bytes.
+//   kQ4_0, kQ4_1        per 32 k: 4 x 16 dwords of nibbles (dword i: the low ones are k = 4i.., the
+//                       high ones k = 16 + 4i..), f16 d[16], and for kQ4_1 f16 m[16]: 288 or 320
+//                       bytes.
+//   kQ5_0, kQ5_1        as these, with 64 bytes of fifth bits behind the nibbles (bit i of a byte
+//                       belongs to dword i of the eight unpacked ones): 352 or 384 bytes.
 //   kQ8_0               per 32 k: 8 x 16 dwords of code + 128, f16 d[16]: 544 bytes.
-//   kStored             16 rows exactly as the checkpoint stores them, decoded tile by tile.
+//   kQ4_K, kQ5_K, kQ6_K per 256 k: the codes of eight blocks of 32 as above (kQ6_K: 128 bytes of
+//                       upper pairs; bits 2i.. of a byte belong to dword i, of the second 64 to
+//                       dword 4 + i), 32 bytes for each of the eight (scale[16] and minimum[16], or
+//                       the scale[16] of both halves), then f16 d[16] and -dmin[16], or d[16] and
+//                       32 bytes of nothing: 2368, 2880 or 3392 bytes.
+//   kRowInt8            dwords of code + 128 (k padded to whole blocks of 32), f32 scale[16].
+//   kCodes4, kCodes8    per unit (so many k of each row share a scale): f32 scale[16], f32 zero[16]
+//                       if the matrix has zeros, then dwords of 8 nibbles (the low ones are four
+//                       consecutive k, the high ones the next four) or of 4 bytes.
+//   kIntegers8          as kCodes8, for the codebook 0, 1, ...
+//   kE4M3               per unit: f32 256 * scale[16], then per 2 k: 16 words, k's byte the low.
 //
 // Only plain pointers and numbers cross this line (simd.h says why). Thread safety: kernels are
 // stateless; distinct shares may run at the same time with distinct scratch.
@@ -25,19 +37,56 @@ namespace treadle {
 inline constexpr int64_t kGroupFeatures = 16;
 inline constexpr int64_t kBlockValues = 32;
 
-enum class PackKind : uint8_t { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0, kStored };
+enum class PackKind : uint8_t {
+  kF32,
+  kF16,
+  kBF16,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kRowInt8,
+  kCodes4,
+  kCodes8,
+  kIntegers8,
+  kE4M3,
+};
+
+// A codebook of 16 floats in integers, for ComputeMode::kInt16: code c stands for step * (256 *
+// high[c] + low[c]), as a signed number of 16 bits. step = largest magnitude / 4095, and the
+// numbers are the floats * (4095 / largest magnitude), rounded half to even: sums of 32 products
+// with 16-bit activations fit in 32 bits (4095 * 16256 * 32 < 2^31). A scale d is then scale *
+// step.
+struct IntegerCodebook {
+  uint8_t low[16];
+  uint8_t high[16];
+  float step;
+};
 
 struct PackedView {
   PackKind kind;
   const uint8_t* data;
   int64_t n;
   int64_t k;
-  int64_t group_bytes;         // from group to group
-  const WeightFormat* format;  // for kStored
+  int64_t group_bytes;  // from group to group
+  const WeightFormat* format;
+  // Formats with a codebook.
+  int64_t unit = 0;                           // a multiple of 32
+  bool zeros = false;                         // whether units have zeros
+  const float* codebook = nullptr;            // [16] (kCodes4) or [256] (kCodes8)
+  const IntegerCodebook* integers = nullptr;  // kCodes4
+  // LLM.int8(): MatrixConstants' fields of these names.
+  float outlier_threshold = 0;
+  bool outliers_of_call = false;  // OutlierRule::kPerCall
 };
 
 // One block of 32 quantized activations besides its codes. Those are q in one plane of bytes
-// (kInt8), or two one after the other (kInt16): low, then high, with q = 128 * high + low.
+// (kInt8), or two one after the other and the q themselves (kInt16): low, then high, with q = 128 *
+// high + low.
 struct ActivationBlock {
   float scale;
   float scaled_sum;  // scale * (sum of q)
@@ -45,11 +94,28 @@ struct ActivationBlock {
   int32_t high_sum;
 };
 
+// One row of activations as LLM.int8() takes it (ComputeMode in backend.h), besides its codes.
+struct ActivationRow {
+  float scale;       // dx
+  int32_t sum;       // of the codes
+  int64_t outliers;  // how many
+};
+
+// Rows of a call, quantized whole, for one threshold and rule.
+struct RowInt8Input {
+  int8_t* codes;           // [rows, blocks of 32 k, row_planes, 32]; the last block zero-padded
+  ActivationRow* rows;     // [rows]
+  int32_t* columns;        // [rows, k]: the outliers of each row, ascending
+  uint8_t* call_flags;     // [blocks of 32 k, 32]: not 0 for an outlier of every row; or null
+  int32_t threshold_bits;  // as a float's bits; INT32_MAX: no outliers
+};
+
 struct MatMulInput {
   const float* x;  // [rows, k]
   int64_t x_stride;
-  const int8_t* codes;            // [rows, k / 32, planes, 32]; of integer kernels
+  const int8_t* codes;            // [rows, k / 32, code_bytes, 32]; of integer kernels
   const ActivationBlock* blocks;  // [rows, k / 32]; of integer kernels
+  RowInt8Input row_int8;          // of kRowInt8
   int64_t rows;
   int64_t k;
 };
@@ -78,6 +144,17 @@ struct MatMulKernel {
   void (*run)(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
   // Of one row, x: [k]. Null if activations stay float.
   void (*quantize)(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks);
+  int code_bytes;  // of a quantized activation
+  bool codebooks;  // whether kCodes4 takes quantized activations too
+};
+
+// LLM.int8()'s activations.
+struct RowInt8Kernel {
+  // Sets flags[begin, end) to whether any of `rows` rows of x has an outlier in that column.
+  void (*flag)(const float* x, int64_t stride, int64_t rows, int64_t begin, int64_t end,
+               int32_t threshold_bits, uint8_t* flags);
+  // Row `row` of x.
+  void (*quantize)(const float* x, int64_t k, int64_t row, const RowInt8Input& out);
   int planes;  // bytes per quantized activation
 };
 
@@ -85,6 +162,7 @@ struct MatMulKernels {
   MatMulKernel exact;
   MatMulKernel int8;
   MatMulKernel int16;
+  RowInt8Kernel row_int8;
 };
 
 namespace avx2 {

@@ -37,6 +37,15 @@ TREADLE_SIMD void StoreBytes(int8_t* codes, const __m256i (&q)[4]) {
                       _mm256_permutevar8x32_epi32(packed, order));
 }
 
+// As words, of four the even ones before the odd ones.
+TREADLE_SIMD void StoreWords(int8_t* codes, const __m256i (&q)[4]) {
+  for (int i = 0; i < 4; i += 2) {
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[i], q[i + 1]), 0xd8);
+    words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 16 * i), words);
+  }
+}
+
 // P planes of 32 codes: of 127 steps to absmax, or of 127 * 128.
 template <int P>
 void QuantizeBlock(const float* x, int8_t* codes, ActivationBlock& block) {
@@ -59,7 +68,9 @@ void QuantizeBlock(const float* x, int8_t* codes, ActivationBlock& block) {
   block.high_sum = SumLanes(_mm256_add_epi32(q[2], q[3]));
   block.scale = scale;
   block.scaled_sum = scale * static_cast<float>(block.low_sum + block.high_sum);
-  if constexpr (P == 2) {  // q = 128 * high + low, low in [-64, 63]
+  if constexpr (P == 2) {
+    StoreWords(codes + kWordsAt, q);
+    // q = 128 * high + low, low in [-64, 63]
     __m256i high[4];
     for (int i = 0; i < 4; ++i) {
       high[i] = _mm256_srai_epi32(_mm256_add_epi32(q[i], _mm256_set1_epi32(64)), 7);
@@ -73,16 +84,18 @@ void QuantizeBlock(const float* x, int8_t* codes, ActivationBlock& block) {
 template <int P>
 void Quantize(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks) {
   for (int64_t b = 0; b < k / kBlockValues; ++b) {
-    QuantizeBlock<P>(x + b * kBlockValues, codes + b * P * kBlockValues, blocks[b]);
+    QuantizeBlock<P>(x + b * kBlockValues, codes + b * (P == 1 ? 1 : kInt16Bytes) * kBlockValues,
+                     blocks[b]);
   }
 }
 
 }  // namespace
 
 const MatMulKernels kMatMulKernels = {
-    .exact = {MatMulExact, nullptr, 0},
-    .int8 = {MatMulInt8, Quantize<1>, 1},
-    .int16 = {MatMulInt16, Quantize<2>, 2},
+    .exact = {MatMulExact, nullptr, 0, false},
+    .int8 = {MatMulInt8, Quantize<1>, 1, false},
+    .int16 = {MatMulInt16, Quantize<2>, kInt16Bytes, true},
+    .row_int8 = {FlagOutliers, QuantizeRow, kRowPlanes},
 };
 
 }  // namespace treadle::TREADLE_ISA

@@ -26,6 +26,8 @@ inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kMaxHalf = 65504.0f;
 
 #define TREADLE_SIMD inline __attribute__((always_inline))
+// For functions around one hot loop: inlined into each other they run out of registers.
+#define TREADLE_LOOP __attribute__((noinline))
 
 #ifdef __AVX512F__
 
@@ -43,6 +45,14 @@ TREADLE_SIMD Vec Load(const float* p) { return {_mm512_loadu_ps(p)}; }
 TREADLE_SIMD void Store(float* p, Vec x) { _mm512_storeu_ps(p, x.v); }
 TREADLE_SIMD Vec Load(const uint16_t* p) {  // fp16
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+TREADLE_SIMD Vec LoadUnsigned(const uint8_t* p) {  // bytes
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))};
+}
+TREADLE_SIMD Vec LoadSigned(const uint8_t* p) {
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))};
 }
 TREADLE_SIMD Vec Add(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 TREADLE_SIMD Vec Sub(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
@@ -118,6 +128,20 @@ TREADLE_SIMD void Store(float* p, Vec x) {
 TREADLE_SIMD Vec Load(const uint16_t* p) {  // fp16
   const __m128i* halves = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};
+}
+TREADLE_SIMD Vec LoadUnsigned(const uint8_t* p) {  // bytes
+  const auto eight = [](const uint8_t* bytes) {
+    const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x));
+  };
+  return {eight(p), eight(p + 8)};
+}
+TREADLE_SIMD Vec LoadSigned(const uint8_t* p) {
+  const auto eight = [](const uint8_t* bytes) {
+    const __m128i x = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x));
+  };
+  return {eight(p), eight(p + 8)};
 }
 TREADLE_SIMD Vec Add(Vec a, Vec b) {
   return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};

@@ -1,5 +1,5 @@
-// What the table in weight_format.cc is made of: one pair of functions per format, one file per
-// family. Private to this folder. Contracts: WeightFormat::decode and WeightFormat::codes.
+// What the table in weight_format.cc is made of: one function or one codebook per format, one file
+// per family. Private to this folder. Contracts: WeightFormat::decode and WeightFormat::codes.
 //
 // Layouts are ggml's (GGUF v3): little-endian, a block's constants in 16-bit floats. 4-bit codes
 // lie two in a byte; in a run of 2h codes the low nibbles are the first h, the high nibbles the
@@ -32,6 +32,17 @@ void CodesQ8_0(const std::byte* data, int64_t group, CodeGroup& out);
 void CodesQ4_K(const std::byte* data, int64_t group, CodeGroup& out);
 void CodesQ5_K(const std::byte* data, int64_t group, CodeGroup& out);
 void CodesQ6_K(const std::byte* data, int64_t group, CodeGroup& out);
+// codebooks.cc
+template <int kCodes>
+struct Codebook {
+  float values[kCodes];
+};
+extern const Codebook<16> kNf4Codebook;
+extern const Codebook<16> kFp4Codebook;
+extern const Codebook<256> kInt8Codebook;
+extern const Codebook<256> kE4M3Codebook;
+extern const Codebook<16> kUnsigned4Codebook;
+extern const Codebook<256> kUnsigned8Codebook;
 
 static_assert(std::endian::native == std::endian::little, "checkpoints are little-endian");
 

@@ -46,6 +46,30 @@ constexpr WeightFormat Dense(std::string_view name, int32_t gguf_type, std::stri
           .codes = nullptr};
 }
 
+// Constants lie apart from the codes.
+constexpr WeightFormat Apart(std::string_view name, int bits, std::span<const float> codebook) {
+  WeightFormat format = {.name = name,
+                         .block = 1,
+                         .block_bytes = 0,
+                         .gguf_type = -1,
+                         .safetensors_dtype = "",
+                         .bits_per_weight = static_cast<double>(bits),
+                         .decode = nullptr,
+                         .group = 0,
+                         .codes = nullptr};
+  format.code_bits = bits;
+  format.codebook = codebook;
+  return format;
+}
+constexpr WeightFormat HighFirst(WeightFormat format) {
+  format.high_first = true;
+  return format;
+}
+constexpr WeightFormat RowInt8(WeightFormat format) {
+  format.activations = ActivationPolicy::kRowInt8;
+  return format;
+}
+
 constexpr WeightFormat kFormats[] = {
     Dense("f32", 0, "F32", 4, formats::DecodeF32),
     Dense("f16", 1, "F16", 2, formats::DecodeF16),
@@ -58,6 +82,18 @@ constexpr WeightFormat kFormats[] = {
     Coded<formats::CodesQ4_K, 256, 32>("q4_k", 12, 144),
     Coded<formats::CodesQ5_K, 256, 32>("q5_k", 13, 176),
     Coded<formats::CodesQ6_K, 256, 16>("q6_k", 14, 210),
+    RowInt8(Apart("int8", 8, formats::kInt8Codebook.values)),
+    HighFirst(Apart("nf4", 4, formats::kNf4Codebook.values)),
+    HighFirst(Apart("fp4", 4, formats::kFp4Codebook.values)),
+    Apart("fp8", 8, formats::kE4M3Codebook.values),
+    Apart("gptq4", 4, formats::kUnsigned4Codebook.values),
+    Apart("gptq8", 8, formats::kUnsigned8Codebook.values),
+    Apart("kbit3", 3, {}),
+    Apart("kbit4", 4, {}),
+    Apart("kbit5", 5, {}),
+    Apart("kbit6", 6, {}),
+    Apart("kbit7", 7, {}),
+    Apart("kbit8", 8, {}),
 };
 
 template <typename Predicate>

@@ -1,9 +1,15 @@
 // Weight formats: how a matrix is stored in a checkpoint, and its canonical meaning.
 //
 // One file per family in this folder, one row per format in the table of weight_format.cc. A format
-// says how it is named, which checkpoint type it claims, its block geometry, and how a run of
-// blocks decodes to float. What a backend makes of it (packing, tiles, integer dots) is the
-// backend's. Source: ggml's block layouts, as in GGUF v3.
+// says how it is named, which checkpoint type it claims, its geometry, and how its codes become
+// floats. What a backend makes of it (packing, tiles, integer dots) is the backend's.
+//
+// Two kinds. *Inline* formats (dense types, GGUF's blocks) keep a block's constants next to its
+// codes; a run of bytes is all they need. *Apart* formats (LLM.int8(), bitsandbytes' 4-bit types,
+// FP8, GPTQ and AWQ, k-bit) keep codes flat and their constants elsewhere: w = scale *
+// (codebook[code] - zero), all from matrix_source.h's MatrixConstants.
+// Sources: ggml's block layouts, as in GGUF v3; bitsandbytes' checkpoints; Dettmers, chapters 2, 3
+// and 5.
 //
 // Thread safety: the table is constant.
 #pragma once
@@ -29,22 +35,44 @@ struct CodeGroup {
   float offset;
 };
 
+// What a product makes of the activations.
+enum class ActivationPolicy : uint8_t {
+  kFloat,    // as ComputeMode says
+  kRowInt8,  // LLM.int8(): see ComputeMode in kernels/backend.h
+};
+
 struct WeightFormat {
   std::string_view name;               // "q4_1"; what --weights, inspect and errors say
-  int64_t block;                       // weights per block, along k; 1 for dense types
-  int64_t block_bytes;                 // bytes per block
+  int64_t block;                       // inline: weights per block, along k; 1: k may be anything
+  int64_t block_bytes;                 // inline: bytes per block
   int32_t gguf_type;                   // ggml type id; -1: not in GGUF
   std::string_view safetensors_dtype;  // "F16"; empty: not in safetensors
-  double bits_per_weight;              // constants included
+  double bits_per_weight;              // inline: constants included; apart: the codes alone
 
-  // Canonical decode: `blocks` consecutive blocks to float [blocks * block].
+  // Inline. Canonical decode: `blocks` consecutive blocks to float [blocks * block].
   void (*decode)(const std::byte* data, int64_t blocks, float* out);
 
-  // Integer view, null for dense float types: group g (of `group` weights, group divides block) of
-  // the run that begins at `data`. decode() equals scale * code + offset with one rounding of fma.
-  int64_t group;  // 32 or 16; 0 for dense types
+  // Inline. Integer view, null for dense float types: group g (of `group` weights, group divides
+  // block) of the run that begins at `data`. decode() equals scale * code + offset with one
+  // rounding of fma.
+  int64_t group;  // 32 or 16; 0 for dense types and for apart formats
   void (*codes)(const std::byte* data, int64_t group_index, CodeGroup& out);
 
+  // Apart: bits of a code, 3 to 8; 0 for inline formats.
+  int code_bits = 0;
+  // Apart, 4 bits: the high nibble of a byte is the earlier code. Otherwise codes are a stream of
+  // bits: code i is bits [i * code_bits, (i + 1) * code_bits), least significant first.
+  bool high_first = false;
+  // Apart: the value of each code [2^code_bits]; empty: every matrix brings its own.
+  std::span<const float> codebook = {};
+  ActivationPolicy activations = ActivationPolicy::kFloat;
+
+  bool apart() const { return code_bits > 0; }
+  // Of codes, for n rows of k; the rows of apart formats follow each other without padding.
+  int64_t MatrixBytes(int64_t n, int64_t k) const {
+    return apart() ? (n * k * code_bits + 7) / 8 : n * (k / block * block_bytes);
+  }
+  // Inline only.
   int64_t RowBytes(int64_t k) const { return k / block * block_bytes; }
 };
 

@@ -27,43 +27,29 @@ namespace {
 
 class FloatMatrix final : public PackedMatrix {
  public:
-  FloatMatrix(const WeightFormat& format, int64_t n, int64_t k)
-      : format_(format), n_(n), k_(k), values_(static_cast<size_t>(n * k)) {}
+  explicit FloatMatrix(const MatrixSource& source)
+      : format_(*source.format), n_(source.n), k_(source.k), values_(static_cast<size_t>(n_ * k_)) {
+    if (source.constants == nullptr) return;
+    outlier_threshold_ = source.constants->outlier_threshold;
+    outlier_rule_ = source.constants->outlier_rule;
+  }
   int64_t n() const override { return n_; }
   int64_t k() const override { return k_; }
   const WeightFormat& format() const override { return format_; }
   size_t bytes() const override { return values_.size() * sizeof(float); }
   float* Row(int64_t row) { return values_.data() + row * k_; }
   const float* Row(int64_t row) const { return values_.data() + row * k_; }
+  float outlier_threshold() const { return outlier_threshold_; }
+  OutlierRule outlier_rule() const { return outlier_rule_; }
 
  private:
   const WeightFormat& format_;
   const int64_t n_;
   const int64_t k_;
   std::vector<float> values_;  // [n, k]
+  float outlier_threshold_ = 0;
+  OutlierRule outlier_rule_ = OutlierRule::kPerRow;
 };
-
-absl::Status CheckSource(const MatrixSource& source) {
-  if (source.n < 1 || source.k < 1 || source.k % source.format->block != 0) {
-    return InvalidArgument("matrix [", source.n, ", ", source.k, "] in ", source.format->name,
-                           ": expected positive sizes and k in multiples of ",
-                           source.format->block);
-  }
-  if (source.transposed && source.format->block != 1) {
-    return InvalidArgument("a transposed matrix in ", source.format->name,
-                           ": expected a dense format");
-  }
-  if (!source.row_order.empty() && static_cast<int64_t>(source.row_order.size()) != source.n) {
-    return InvalidArgument("row order of ", source.row_order.size(), " rows for a matrix of ",
-                           source.n);
-  }
-  for (int32_t row : source.row_order) {
-    if (row < 0 || row >= source.n) {
-      return InvalidArgument("row order names row ", row, " of a matrix of ", source.n);
-    }
-  }
-  return absl::OkStatus();
-}
 
 // One row of the activations as the product sees it: [k].
 std::vector<double> Activations(const float* x, int64_t k, ComputeMode compute) {
@@ -76,22 +62,39 @@ std::vector<double> Activations(const float* x, int64_t k, ComputeMode compute) 
   return values;
 }
 
+bool IsOutlier(float x, float threshold) { return threshold > 0 && !(std::fabs(x) < threshold); }
+
+// LLM.int8(): row `row` of x with everything but the outliers rounded to 127 steps.
+std::vector<double> RowInt8Activations(const Tensor& x, int64_t row, float threshold,
+                                       OutlierRule rule) {
+  const float* const values = x.Row<float>(row);
+  std::vector<double> rounded(values, values + x.cols);
+  std::vector<bool> outlier(static_cast<size_t>(x.cols));
+  float absmax = 0;
+  for (int64_t k = 0; k < x.cols; ++k) {
+    const bool call = rule == OutlierRule::kPerCall;
+    for (int64_t r = call ? 0 : row; r < (call ? x.rows : row + 1); ++r) {
+      if (IsOutlier(x.Row<float>(r)[k], threshold)) outlier[k] = true;
+    }
+    if (!outlier[k]) absmax = std::fmax(absmax, std::fabs(values[k]));
+  }
+  const bool zero = absmax < 0x1p-100f;
+  const float scale = absmax / 127.0f;
+  const float inverse = 127.0f / absmax;
+  for (int64_t k = 0; k < x.cols; ++k) {
+    if (outlier[k]) continue;
+    rounded[k] = zero ? 0.0 : double{scale} * std::nearbyint(values[k] * inverse);
+  }
+  return rounded;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) {
-  TREADLE_RETURN_IF_ERROR(CheckSource(source));
-  const WeightFormat& format = *source.format;
-  auto matrix = std::make_unique<FloatMatrix>(format, source.n, source.k);
+  TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
+  auto matrix = std::make_unique<FloatMatrix>(source);
   for (int64_t row = 0; row < source.n; ++row) {
-    const int64_t from = source.row_order.empty() ? row : source.row_order[row];
-    float* out = matrix->Row(row);
-    if (!source.transposed) {
-      format.decode(source.data + from * format.RowBytes(source.k), source.k / format.block, out);
-      continue;
-    }
-    for (int64_t i = 0; i < source.k; ++i) {
-      format.decode(source.data + (i * source.n + from) * format.block_bytes, 1, out + i);
-    }
+    DecodeSourceRow(source, source.SourceRow(row), matrix->Row(row));
   }
   return matrix;
 }
@@ -107,10 +110,13 @@ void MatMul(Tensor x, std::span<const Projection> projections, ComputeMode compu
     const auto quantized =
         x.cols % 32 == 0 ? Activations(x.Row<float>(row), x.cols, compute) : exact;
     for (const Projection& projection : projections) {
-      const PackedMatrix& weight = *projection.weight;
+      const auto& weight = static_cast<const FloatMatrix&>(*projection.weight);
       TREADLE_CHECK(weight.k() == x.cols && weight.n() == projection.out.cols &&
                     projection.out.rows == x.rows);
-      const auto& values = weight.format().group > 0 ? quantized : exact;
+      std::vector<double> values = weight.format().group > 0 ? quantized : exact;
+      if (weight.format().activations == ActivationPolicy::kRowInt8) {
+        values = RowInt8Activations(x, row, weight.outlier_threshold(), weight.outlier_rule());
+      }
       float* out = projection.out.Row<float>(row);
       for (int64_t n = 0; n < weight.n(); ++n) {
         const auto w = WeightRow(weight, n);

@@ -1,4 +1,4 @@
-// treadle bench: load and kernel benchmarks, one row of the table each.
+// treadle bench: one row of the table each; here bench serve and bench iteration.
 #include "server/cli/bench.h"
 
 #include <CLI/CLI.hpp>
@@ -8,13 +8,11 @@
 #include <sstream>
 #include <string_view>
 
-#include "bench/accuracy_bench.h"
 #include "bench/iteration_bench.h"
 #include "bench/load_client.h"
 #include "bench/load_report.h"
 #include "bench/trace.h"
 #include "kernels/status.h"
-#include "models/tokenizer.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
@@ -34,7 +32,7 @@ int Finish(const char* command, const absl::StatusOr<std::string>& output) {
 // ------------------------------------------------------------------------------------
 
 struct ServeBenchOptions {
-  LoadOptions load;
+  LoadClientOptions load;
   SyntheticTrace trace;
   std::string rate = "1";
   std::string input = "32:512";
@@ -222,58 +220,13 @@ int BenchIteration(int argc, char** argv) {
   return Finish("bench iteration", RunIteration(serve, options, batch_sizes, json));
 }
 
-// -- bench accuracy
-// ---------------------------------------------------------------------------------
-
-absl::StatusOr<std::string> RunAccuracy(const std::string& model, const std::string& text_file,
-                                        AccuracyOptions options, bool json) {
-  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(model));
-  if (checkpoint->tokenizer() == nullptr) {
-    return InvalidArgument(model, " has no tokenizer, which --text needs");
-  }
-  TREADLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(*checkpoint->tokenizer()));
-  std::ifstream file(text_file);
-  if (!file) return NotFound("--text ", text_file, ": cannot be opened");
-  std::ostringstream text;
-  text << file.rdbuf();
-  TREADLE_ASSIGN_OR_RETURN(
-      const std::vector<int32_t> tokens,
-      tokenizer->Encode(text.str(), {.add_special = false, .parse_special = false}));
-  Progress progress("tokens");
-  options.progress = [&](int64_t done, int64_t total) {
-    progress.Set(static_cast<double>(done) / static_cast<double>(total));
-  };
-  TREADLE_ASSIGN_OR_RETURN(const AccuracyReport report,
-                           CompareCompute(*checkpoint, tokens, options));
-  return json ? ToJson(report) : ToTable(report);
-}
-
-int BenchAccuracy(int argc, char** argv) {
-  std::string model, text, compute = "int16", kv_dtype = "f16";
-  AccuracyOptions options;
-  bool json = false;
-  CLI::App app("What a compute mode costs in quality: KL divergence from exact on a text.");
-  app.add_option("--model", model, "a .gguf file or a Hugging Face folder")->required();
-  app.add_option("--text", text, "a text file")->required();
-  app.add_option("--compute", compute, "exact, int8 or int16")
-      ->check(CLI::IsMember({"exact", "int8", "int16"}));
-  app.add_option("--kv-dtype", kv_dtype, "f16 or f32")->check(CLI::IsMember({"f16", "f32"}));
-  app.add_option("--window", options.window, "tokens per chunk, each from position 0");
-  app.add_option("--max-tokens", options.max_tokens, "of the text");
-  app.add_option("--threads", options.threads, "compute threads; 0: one per CPU");
-  app.add_flag("--json", json, "print JSON");
-  if (auto code = ParseFlags(app, "bench accuracy", argc, argv)) return *code;
-  options.compute = ComputeFrom(compute);
-  options.kv_dtype = kv_dtype == "f32" ? DType::kF32 : DType::kF16;
-  return Finish("bench accuracy", RunAccuracy(model, text, options, json));
-}
-
 constexpr Command kBenchmarks[] = {
     {"serve", "replay a trace against a server (ORCA's Figure 10)", BenchServe},
     {"iteration", "the engine alone (ORCA's Figure 9)", BenchIteration},
     {"kernels", "each op on real shapes, beside the machine's ceilings", BenchKernels},
     {"scheduler", "scheduling and bookkeeping, with an engine that does nothing", BenchScheduler},
-    {"accuracy", "KL divergence of a compute mode from exact", BenchAccuracy},
+    {"accuracy", "KL divergence of compute modes and weight formats from exact", BenchAccuracy},
+    {"int8", "ways to quantize to 8 bits (LLM.int8(), Table 2.1)", BenchInt8},
 };
 
 void PrintHelp(std::FILE* out) {

@@ -3,6 +3,8 @@
 
 namespace treadle {
 
+int BenchAccuracy(int argc, char** argv);
+int BenchInt8(int argc, char** argv);
 int BenchKernels(int argc, char** argv);
 int BenchScheduler(int argc, char** argv);
 

@@ -23,6 +23,8 @@ struct Command {
 int RunServe(int argc, char** argv);
 int RunGenerate(int argc, char** argv);
 int RunInspect(int argc, char** argv);
+int RunQuantize(int argc, char** argv);
+int RunPerplexity(int argc, char** argv);
 int RunBench(int argc, char** argv);
 
 // Nothing if the command should go on; else the exit code (0 after --help).

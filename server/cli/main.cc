@@ -14,7 +14,9 @@ constexpr Command kCommands[] = {
     {"serve", "load a model and serve it over gRPC", RunServe},
     {"generate", "generate text: from a server, or in process with --model", RunGenerate},
     {"bench", "load, engine, kernel, scheduler and accuracy benchmarks", RunBench},
+    {"quantize", "write a checkpoint in other weight formats", RunQuantize},
     {"inspect", "what is in a checkpoint, and what serving it costs", RunInspect},
+    {"perplexity", "how well a model predicts a text", RunPerplexity},
 };
 
 void PrintHelp(std::FILE* out) {

@@ -35,6 +35,16 @@ int64_t CountParameters(const Checkpoint& checkpoint) {
   return sum;
 }
 
+// Before minutes of loading, and before the system ends the process.
+absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const WeightPlan& weights) {
+  const auto needed = static_cast<int64_t>(weights.EstimateBytes(checkpoint));
+  const int64_t available = AvailableMemory();
+  if (needed <= available) return absl::OkStatus();
+  return InvalidArgument(checkpoint.path(), ": its weights need ", needed >> 20,
+                         " MiB of memory, this machine can give ", available >> 20,
+                         " MiB; --weights nf4 makes them smaller, as do other formats");
+}
+
 absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
   if (checkpoint.tokenizer() == nullptr) {
     served.chat_template_problem = "it has no tokenizer";
@@ -66,8 +76,12 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
     return InvalidArgument("--max-context is ", options.max_context, ", expected at most ",
                            config.context, ", what the model allows");
   }
+  TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options.weights));
   OpenedModel opened;
   opened.notice = config.notice;
+  if (const std::string converting = options.weights.Notice(*checkpoint); !converting.empty()) {
+    opened.notice += (opened.notice.empty() ? "" : "; ") + converting;
+  }
   ServedModel& served = opened.served;
   served.name = checkpoint->model_name();
   served.architecture = config.architecture;
@@ -87,6 +101,11 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
   load.max_batch_tokens = options.max_batch_tokens;
   load.max_context = served.max_context;
   load.progress = std::move(progress);
+  load.weights = options.weights;
+  load.threads = static_cast<int>(options.threads);
+  load.outlier_threshold = options.outlier_threshold;
+  load.outlier_rule =
+      options.outlier_rule == "per-call" ? OutlierRule::kPerCall : OutlierRule::kPerRow;
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(*checkpoint, *backend, load));
   opened.weight_bytes = model->weight_bytes();
 

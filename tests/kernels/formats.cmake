@@ -6,3 +6,6 @@ treadle_test(sampling_test SOURCES sampling_test.cc
 treadle_test(reference_test SOURCES reference_test.cc
   DEPENDS treadle_reference nlohmann_json::nlohmann_json)
 treadle_test(op_cases_test SOURCES op_cases_test.cc DEPENDS treadle_op_cases)
+treadle_test(quantize_test SOURCES quantize_test.cc quantize_spec_test.cc
+  DEPENDS treadle_formats nlohmann_json::nlohmann_json)
+treadle_test(gptq_test SOURCES gptq_test.cc DEPENDS treadle_formats nlohmann_json::nlohmann_json)

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/dtype.h"
+#include "kernels/formats/matrix_source.h"
 #include "kernels/formats/weight_format.h"
 #include "tests/support/op_cases.h"
 
@@ -121,8 +122,17 @@ TEST(WeightFormats, TableIsConsistent) {
   for (const WeightFormat& format : WeightFormats()) {
     EXPECT_TRUE(names.insert(format.name).second) << format.name;
     EXPECT_EQ(FindWeightFormat(format.name), &format);
-    EXPECT_EQ(FindGgufFormat(static_cast<uint32_t>(format.gguf_type)), &format);
     EXPECT_EQ(format.group == 0, format.codes == nullptr) << format.name;
+    EXPECT_EQ(format.apart(), format.decode == nullptr) << format.name;
+    if (format.apart()) {
+      EXPECT_EQ(format.bits_per_weight, format.code_bits) << format.name;
+      EXPECT_EQ(format.MatrixBytes(3, 5), (15 * format.code_bits + 7) / 8) << format.name;
+      if (!format.codebook.empty()) {
+        EXPECT_EQ(format.codebook.size(), size_t{1} << format.code_bits) << format.name;
+      }
+      continue;
+    }
+    EXPECT_EQ(FindGgufFormat(static_cast<uint32_t>(format.gguf_type)), &format);
     if (format.group > 0) {
       EXPECT_EQ(format.block % format.group, 0) << format.name;
     }
@@ -137,6 +147,114 @@ TEST(WeightFormats, TableIsConsistent) {
   EXPECT_EQ(FindSafetensorsFormat(""), nullptr);
   EXPECT_EQ(FindSafetensorsFormat("BF16"), FindWeightFormat("bf16"));
   EXPECT_EQ(FindSafetensorsFormat("I8"), nullptr);
+}
+
+// Codes as bit streams, one bit at a time.
+uint8_t CodeAt(const WeightFormat& format, const std::vector<std::byte>& bytes, int64_t index) {
+  if (format.high_first) index ^= 1;  // two nibbles of a byte, exchanged
+  unsigned code = 0;
+  for (int64_t bit = 0; bit < format.code_bits; ++bit) {
+    const int64_t at = index * format.code_bits + bit;
+    code |= (static_cast<unsigned>(bytes[at / 8]) >> (at % 8) & 1) << bit;
+  }
+  return static_cast<uint8_t>(code);
+}
+
+TEST(ApartFormats, CodesAndScalesGiveTheRows) {
+  constexpr int64_t kRows = 7, kCols = 39;
+  for (const WeightFormat& format : WeightFormats()) {
+    if (!format.apart()) continue;
+    for (const int64_t block : {int64_t{32}, kCols, kRows * kCols}) {
+      const RandomMatrix matrix = MakeRandomMatrix(format, kRows, kCols, 11, block);
+      MatrixConstants& constants = *matrix.constants;
+      if (format.activations == ActivationPolicy::kFloat && block != kCols) {
+        for (size_t b = 0; b < constants.scales.size(); ++b) {
+          constants.zeros.push_back(static_cast<float>(b % 7) - 2.5f);
+        }
+      }
+      const std::span<const float> codebook = CodebookOf(matrix.source);
+      std::vector<float> row(kCols);
+      std::vector<uint8_t> codes(kCols);
+      for (int64_t i = 0; i < kRows * kCols; ++i) {
+        if (i % kCols == 0) {
+          DecodeSourceRow(matrix.source, i / kCols, row.data());
+          UnpackCodes(format, matrix.source.data, i, kCols, codes.data());
+        }
+        const uint8_t code = CodeAt(format, matrix.bytes, i);
+        const float zero = constants.zeros.empty() ? 0.0f : constants.zeros[i / block];
+        ASSERT_EQ(codes[i % kCols], code) << format.name << " " << i;
+        ASSERT_EQ(row[i % kCols], constants.scales[i / block] * (codebook[code] - zero))
+            << format.name << " " << i << " block " << block;
+        ASSERT_TRUE(std::isfinite(row[i % kCols])) << format.name;
+      }
+    }
+  }
+}
+
+// From OCP's definition: 4 exponent bits of bias 7, 3 mantissa bits, no infinities.
+TEST(ApartFormats, E4M3ValuesAreExact) {
+  const std::span<const float> codebook = FindWeightFormat("fp8")->codebook;
+  for (int code = 0; code < 256; ++code) {
+    const int exponent = code >> 3 & 15;
+    const int mantissa = code & 7;
+    const double magnitude =
+        exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+    if ((code & 127) == 127) {
+      EXPECT_TRUE(std::isnan(codebook[code])) << code;
+    } else {
+      EXPECT_EQ(codebook[code], code < 128 ? magnitude : -magnitude) << code;
+    }
+  }
+  EXPECT_EQ(codebook[126], 448.0f);
+}
+
+TEST(ApartFormats, RefusesBadConstants) {
+  const auto message = [](std::string_view format, auto damage) {
+    RandomMatrix matrix =
+        MakeRandomMatrix(*FindWeightFormat(format), 4, format == "q8_0" ? 32 : 48, 1);
+    EXPECT_TRUE(CheckMatrixSource(matrix.source).ok()) << format;
+    damage(matrix);
+    return std::string(CheckMatrixSource(matrix.source).message());
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(message("nf4", [](RandomMatrix& m) { m.constants->scales.pop_back(); }),
+              HasSubstr("2 scales for a matrix [4, 48] in nf4 with blocks of 64: expected 3"));
+  EXPECT_THAT(message("nf4", [](RandomMatrix& m) { m.constants->scale_block = 0; }),
+              HasSubstr("blocks of 0"));
+  EXPECT_THAT(message("nf4", [](RandomMatrix& m) { m.constants->scales[2] = NAN; }),
+              HasSubstr("scale 2 is nan"));
+  EXPECT_THAT(message("gptq4",
+                      [](RandomMatrix& m) {
+                        m.constants->zeros = {1, 2};
+                      }),
+              HasSubstr("2 zero points for 3 scales in gptq4: expected 3"));
+  EXPECT_THAT(message("gptq8",
+                      [](RandomMatrix& m) {
+                        m.constants->zeros = {1, 2, 3, INFINITY};
+                      }),
+              HasSubstr("zero point 3 is inf"));
+  EXPECT_THAT(message("int8",
+                      [](RandomMatrix& m) {
+                        m.constants->zeros = {1, 2, 3, 4};
+                      }),
+              HasSubstr("4 zero points for 4 scales in int8: expected 0"));
+  EXPECT_THAT(message("fp4", [](RandomMatrix& m) { m.source.constants = nullptr; }),
+              HasSubstr("no constants for fp4"));
+  EXPECT_THAT(message("nf4", [](RandomMatrix& m) { m.source.transposed = true; }),
+              HasSubstr("expected a dense format"));
+  EXPECT_THAT(message("kbit3", [](RandomMatrix& m) { m.constants->codebook.pop_back(); }),
+              HasSubstr("a codebook of 7 values for kbit3: expected 8"));
+  EXPECT_THAT(message("kbit8", [](RandomMatrix& m) { m.constants->codebook.clear(); }),
+              HasSubstr("a codebook of 0 values"));
+  EXPECT_THAT(message("int8",
+                      [](RandomMatrix& m) {
+                        m.constants->scale_block = 24;
+                        m.constants->scales.resize(8);
+                      }),
+              HasSubstr("expected one scale per row"));
+  const MatrixConstants constants;
+  EXPECT_THAT(message("q8_0", [&](RandomMatrix& m) { m.source.constants = &constants; }),
+              HasSubstr("constants for a matrix in q8_0, which has its own"));
 }
 
 // Every 16-bit pattern survives the way to float and back; rounding is half to even.

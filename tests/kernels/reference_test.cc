@@ -157,6 +157,76 @@ TEST(QuantizeActivations, Int16HasSteps128TimesAsFine) {
               testing::ElementsAre(-16256, 16256, 64, 2, 2, 0));
 }
 
+// LLM.int8() by hand: a matrix of integers, and activations that are their own codes. Column 1 is
+// an outlier of row 0 only; row 1's 5.0 stays below the threshold.
+class ReferenceRowInt8 : public testing::Test {
+ protected:
+  // y[row][n], with scales of 0.5 and 1 for the two output features.
+  Vector Multiply(Vector x, float threshold, OutlierRule rule) {
+    const int8_t codes[8] = {1, 2, 3, -4, -127, 10, 0, 1};  // [2, 4]
+    MatrixConstants constants;
+    constants.scales = {0.5f, 1.0f};
+    constants.scale_block = 4;
+    constants.outlier_threshold = threshold;
+    constants.outlier_rule = rule;
+    const auto backend = CreateReferenceBackend(ComputeMode::kInt8);
+    const auto packed = backend->Pack({.format = FindWeightFormat("int8"),
+                                       .data = reinterpret_cast<const std::byte*>(codes),
+                                       .n = 2,
+                                       .k = 4,
+                                       .constants = &constants});
+    TREADLE_CHECK(packed.ok());
+    Vector out(x.size() / 2);
+    const Projection projection[] = {{packed->get(), nullptr, Rows(out, 2), false}};
+    backend->MatMul(Rows(x, 4), projection);
+    return out;
+  }
+  // Row 0: scale 1/127 * 1.27 = 0.01 without the outlier.
+  const Vector x_ = {1.27f, 8.0f, 0.004f, 0.5f, 1.27f, 5.0f, 0.0f, -0.5f};
+};
+
+TEST_F(ReferenceRowInt8, OutliersOfARowAreItsOwn) {
+  const Vector y = Multiply(x_, 6.0f, OutlierRule::kPerRow);
+  // 0.004 rounds to 0 steps of 0.01; 8.0 is multiplied as it is.
+  EXPECT_FLOAT_EQ(y[0], 0.5f * (1 * 1.27f + 2 * 8.0f + 0 - 4 * 0.5f));
+  EXPECT_FLOAT_EQ(y[1], -127 * 1.27f + 10 * 8.0f + 0.5f);
+  // Row 1: steps of 5 / 127. 1.27 is 32 of them, 0.5 is 13 (12.7).
+  const float step = 5.0f / 127.0f;
+  EXPECT_FLOAT_EQ(y[2], 0.5f * (32 * step + 2 * 5.0f + 4 * 13 * step));
+  EXPECT_FLOAT_EQ(y[3], -127 * 32 * step + 10 * 5.0f - 13 * step);
+}
+
+TEST_F(ReferenceRowInt8, OutliersOfACallAreColumns) {
+  const Vector y = Multiply(x_, 6.0f, OutlierRule::kPerCall);
+  const Vector per_row = Multiply(x_, 6.0f, OutlierRule::kPerRow);
+  EXPECT_EQ(y[0], per_row[0]);
+  EXPECT_EQ(y[1], per_row[1]);
+  // Row 1 without column 1 has steps of 0.01.
+  EXPECT_FLOAT_EQ(y[2], 0.5f * (1.27f + 2 * 5.0f + 4 * 0.5f));
+  EXPECT_FLOAT_EQ(y[3], -127 * 1.27f + 10 * 5.0f - 0.5f);
+}
+
+TEST_F(ReferenceRowInt8, ThresholdZeroTakesNothingOut) {
+  const Vector y = Multiply(x_, 0.0f, OutlierRule::kPerRow);
+  const float step = 8.0f / 127.0f;  // 1.27: 20 steps (20.2), 0.5: 8 (7.9)
+  EXPECT_FLOAT_EQ(y[0], 0.5f * (20 * step + 2 * 8.0f - 4 * 8 * step));
+}
+
+TEST_F(ReferenceRowInt8, ThresholdIsInclusiveAndZeroRowsAreZero) {
+  const Vector y = Multiply({0, 6.0f, 0, 0, 0, 0, 0, 0}, 6.0f, OutlierRule::kPerRow);
+  EXPECT_THAT(y, testing::ElementsAre(6.0f, 60.0f, 0.0f, 0.0f));
+}
+
+TEST_F(ReferenceRowInt8, NanSpoilsItsOwnRowOnly) {
+  Vector x = x_;
+  x[0] = NAN;
+  const Vector y = Multiply(x, 6.0f, OutlierRule::kPerRow);
+  const Vector clean = Multiply(x_, 6.0f, OutlierRule::kPerRow);
+  EXPECT_TRUE(std::isnan(y[0]) && std::isnan(y[1]));
+  EXPECT_EQ(y[2], clean[2]);
+  EXPECT_EQ(y[3], clean[3]);
+}
+
 // A prompt in two chunks over scattered pages, next to rows that belong to nobody.
 class ReferenceAttention : public testing::TestWithParam<int64_t> {};
 

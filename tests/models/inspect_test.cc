@@ -80,6 +80,24 @@ TEST_F(InspectTest, TextAndJsonSayTheSame) {
   EXPECT_THAT(text, HasSubstr("8 requests of 256 tokens"));
 }
 
+TEST_F(InspectTest, ConstantsOfQuantizedMatricesCount) {
+  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/quantized/int8");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const ModelReport report = Inspect(**checkpoint);
+  // Q and the output [36, 36], K and V [12, 36], [52, 36] twice, [36, 52]; embedding and head
+  // [41, 36], three vectors.
+  const int64_t matrices = 2 * 36 * 36 + 2 * 12 * 36 + 3 * 52 * 36;
+  const int64_t rows = 2 * 36 + 2 * 12 + 2 * 52 + 36;
+  ASSERT_EQ(report.formats.size(), 2u);
+  const auto& use = report.formats[report.formats[0].format == "int8" ? 0 : 1];
+  EXPECT_EQ(use.format, "int8");
+  EXPECT_EQ(use.tensors, 7);
+  EXPECT_EQ(use.parameters, matrices);
+  EXPECT_EQ(use.bytes, static_cast<uint64_t>(matrices + 4 * rows));
+  EXPECT_EQ(report.parameters, matrices + 2 * 41 * 36 + 3 * 36);
+  EXPECT_THAT(ReportText(report, {}), HasSubstr("int8: 7 tensors, 9.8 KiB, 8.83 bits per weight"));
+}
+
 TEST_F(InspectTest, ACheckpointWithoutATokenizerSaysSo) {
   TinyModelOptions options = Options();
   options.format = "f32";

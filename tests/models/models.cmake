@@ -12,6 +12,15 @@ if(TARGET treadle_models)
   treadle_test(safetensors_test
     SOURCES safetensors_test.cc
     DEPENDS treadle_models treadle_tiny_model treadle_reference)
+  treadle_test(weight_plan_test
+    SOURCES weight_plan_test.cc teacher_forcing.cc
+    DEPENDS treadle_models treadle_tiny_model treadle_reference)
+  treadle_test(quantize_checkpoint_test
+    SOURCES quantize_checkpoint_test.cc teacher_forcing.cc
+    DEPENDS treadle_models treadle_tiny_model treadle_reference)
+  treadle_test(quantized_checkpoint_test
+    SOURCES quantized_checkpoint_test.cc teacher_forcing.cc
+    DEPENDS treadle_models treadle_cpu treadle_reference)
   treadle_test(inspect_test
     SOURCES inspect_test.cc
     DEPENDS treadle_models treadle_tiny_model treadle_reference)

@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "tests/models/safetensors_file.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
 
@@ -19,22 +20,6 @@ using ::testing::HasSubstr;
 
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-
-struct Safetensors {
-  Json header;
-  std::string data;
-
-  static Safetensors Parse(const std::string& bytes) {
-    uint64_t length = 0;
-    std::memcpy(&length, bytes.data(), sizeof(length));
-    return {Json::parse(bytes.substr(8, length)), bytes.substr(8 + length)};
-  }
-  static std::string Join(const std::string& header, const std::string& data) {
-    const uint64_t length = header.size();
-    return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header + data;
-  }
-  std::string Bytes() const { return Join(header.dump(), data); }
-};
 
 class SafetensorsTest : public ScratchCheckpoint {
  protected:
@@ -82,7 +67,9 @@ TEST_F(SafetensorsTest, EveryCorruptHeaderIsRefused) {
   const Row rows[] = {
       {"missing", [&](Safetensors& file) { file.header.erase(q); }, "'" + q + "' is missing"},
       {"no object", [&](Safetensors& file) { file.header[q] = 3; }, "not described by an object"},
-      {"dtype", set("dtype", "I8"), "'" + q + "' has dtype 'I8', expected F32, F16 or BF16"},
+      {"dtype", set("dtype", "I32"), "'" + q + "' has dtype 'I32', expected F32, F16 or BF16"},
+      {"unknown dtype", set("dtype", "F6"), "'" + q + "' has dtype 'F6', expected F32, F16"},
+      {"smaller dtype", set("dtype", "I8"), "has 4096 bytes, expected 1024 elements of I8"},
       {"no dtype", set("dtype", 7), "'" + q + "' has no dtype"},
       {"no shape", set("shape", "x"), "'" + q + "' has no shape"},
       {"shape", set("shape", {16, 64}), "'" + q + "' has shape [16, 64], expected [32, 32]"},

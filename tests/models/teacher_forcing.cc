@@ -22,6 +22,8 @@ absl::StatusOr<std::unique_ptr<TeacherForcing>> TeacherForcing::Create(
   load.max_batch_tokens = options.chunk;
   load.max_head_rows = kHeadRows;
   load.max_context = options.max_tokens;
+  load.weights = options.weights;
+  load.threads = options.threads;
   TREADLE_ASSIGN_OR_RETURN(out->model_, Model::Load(checkpoint, *out->backend_, load));
   const ModelConfig& config = out->model_->config();
   out->layout_ = {.kv_heads = config.kv_heads,

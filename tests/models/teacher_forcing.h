@@ -20,6 +20,8 @@ class TeacherForcing {
     int64_t max_tokens = 0;  // of the sequence
     int64_t chunk = 0;       // tokens of one Forward
     DType kv_dtype = DType::kF32;
+    WeightPlan weights = {};
+    int threads = 1;  // that convert weights
   };
 
   static absl::StatusOr<std::unique_ptr<TeacherForcing>> Create(const Checkpoint& checkpoint,

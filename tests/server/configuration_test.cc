@@ -26,18 +26,23 @@ std::string Parse(const std::string& line, ServeOptions& options) {
 
 TEST(Configuration, FlagsReachTheirFields) {
   ServeOptions options;
-  ASSERT_EQ(Parse("--model m.gguf --listen 127.0.0.1:0 --metrics-listen none --max-batch-size 16 "
-                  "--max-batch-tokens 256 --max-queue 9 --max-context 2048 --kv-memory 1.5G "
-                  "--kv-dtype f32 --page-size 16 --compute exact --policy request-level "
-                  "--threads 3 --pin-threads off --engine-depth 1 --default-max-new-tokens 7 "
-                  "--drain-timeout 500ms --stream-stall-timeout 2m --ledger-file l.jsonl",
-                  options),
-            "");
+  ASSERT_EQ(
+      Parse("--model m.gguf --listen 127.0.0.1:0 --metrics-listen none --max-batch-size 16 "
+            "--max-batch-tokens 256 --max-queue 9 --max-context 2048 --kv-memory 1.5G "
+            "--kv-dtype f32 --page-size 16 --weights nf4,lm_head=int8 --outlier-threshold 3.5 "
+            "--outlier-rule per-call --compute exact --policy request-level "
+            "--threads 3 --pin-threads off --engine-depth 1 --default-max-new-tokens 7 "
+            "--drain-timeout 500ms --stream-stall-timeout 2m --ledger-file l.jsonl",
+            options),
+      "");
   EXPECT_EQ(options.model, "m.gguf");
   EXPECT_EQ(options.metrics_listen, "none");
   EXPECT_EQ(options.max_batch_size, 16);
   EXPECT_EQ(options.kv_memory, int64_t{3} << 29);
   EXPECT_EQ(options.kv_dtype, "f32");
+  EXPECT_EQ(options.weights.text(), "nf4,lm_head=int8");
+  EXPECT_EQ(options.outlier_threshold, 3.5f);
+  EXPECT_EQ(options.outlier_rule, "per-call");
   EXPECT_EQ(options.policy, "request-level");
   EXPECT_FALSE(options.pin_threads);
   EXPECT_EQ(options.drain_timeout.count(), 500);
@@ -60,6 +65,10 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--kv-memory nan", "expected auto or a size"},
       {"--kv-dtype f8", "--kv-dtype: is 'f8', expected f16 or f32"},
       {"--compute fast", "expected auto or exact or int8 or int16"},
+      {"--weights nf4,lm_head=int9", "--weights: has 'lm_head=int9'"},
+      {"--outlier-threshold -1", "--outlier-threshold: is '-1', expected a number from 0 to"},
+      {"--outlier-threshold nan", "--outlier-threshold: is 'nan', expected a number"},
+      {"--outlier-rule mine", "--outlier-rule: is 'mine', expected per-row or per-call"},
       {"--policy random", "--policy: is 'random'"},
       {"--drain-timeout 10", "--drain-timeout: is '10', expected a time such as 30s"},
       {"--listen 50051", "address is '50051', expected host:port"},

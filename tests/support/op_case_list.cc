@@ -1,6 +1,6 @@
 // The one list. Real shapes are those of the default model (SmolLM2-135M: hidden 576, feed-forward
 // 1536, 9 query and 3 K/V heads of 64, vocabulary 49,152); odd ones straddle dispatch thresholds.
-#include <numeric>
+#include <iterator>
 
 #include "tests/support/op_cases.h"
 
@@ -20,14 +20,18 @@ std::string Join(const std::vector<int64_t>& values) {
 
 void AddMatMul(Cases& cases, OpCase c) {
   c.op = Op::kMatMul;
-  c.name = Str("matmul/", c.format->name, "/", Join(c.outputs), "x", c.cols, c.bias ? "/bias" : "",
-               c.accumulate ? "/add" : "", c.row_order ? "/reorder" : "",
-               c.transposed ? "/transposed" : "", "/rows=", c.rows);
+  c.name =
+      Str("matmul/", c.format->name, "/", Join(c.outputs), "x", c.cols, c.bias ? "/bias" : "",
+          c.accumulate ? "/add" : "", c.row_order ? "/reorder" : "",
+          c.transposed ? "/transposed" : "", c.scale_block > 0 ? Str("/block=", c.scale_block) : "",
+          c.outlier_threshold != 6.0f ? Str("/threshold=", c.outlier_threshold) : "",
+          c.outlier_rule == OutlierRule::kPerCall ? "/per_call" : "", "/rows=", c.rows);
   cases.push_back(std::move(c));
 }
 
 void AddOddMatMuls(Cases& cases) {
   for (const WeightFormat& format : WeightFormats()) {
+    if (format.apart()) continue;
     const bool dense = format.block == 1;
     const int64_t k = dense ? 33 : 3 * format.block;
     for (int64_t rows : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64}) {
@@ -59,48 +63,90 @@ void AddOddMatMuls(Cases& cases) {
   }
 }
 
-void AddModelMatMuls(Cases& cases) {
-  for (std::string_view name : {"q4_1", "q4_0", "q8_0", "f16"}) {
-    const WeightFormat* format = FindWeightFormat(name);
-    for (int64_t rows : {1, 4, 8, 16, 32, 64, 512}) {
-      const bool bench = name == "q4_1" || rows == 1 || rows == 16;
-      const bool slow = rows > 4;
-      AddMatMul(cases, {.rows = rows,
-                        .cols = 576,
-                        .format = format,
-                        .outputs = {576, 192, 192},
-                        .bench = bench,
-                        .slow = slow});
-      AddMatMul(cases, {.rows = rows,
-                        .cols = 576,
-                        .format = format,
-                        .outputs = {576},
-                        .accumulate = true,
-                        .bench = bench,
-                        .slow = slow});
-      AddMatMul(cases, {.rows = rows,
-                        .cols = 576,
-                        .format = format,
-                        .outputs = {1536, 1536},
-                        .bench = bench,
-                        .slow = slow});
-      AddMatMul(cases, {.rows = rows,
-                        .cols = 1536,
-                        .format = format,
-                        .outputs = {576},
-                        .accumulate = true,
-                        .bench = bench,
-                        .slow = slow});
+// Codes without constants among them: k may be anything, and a block of weights may straddle rows.
+void AddApartMatMuls(Cases& cases) {
+  constexpr int64_t kBlocks[] = {64, 32, 128, 4096, 96 * 40};  // the last: all of [40, 96]
+  for (const WeightFormat& format : WeightFormats()) {
+    if (!format.apart()) continue;
+    const bool k_bit = format.codebook.empty();
+    const bool by_rows = format.code_bits == 8 && !k_bit;
+    size_t next_block = 0;
+    const auto add = [&](OpCase c) {
+      c.format = &format;
+      c.scale_block = by_rows ? 0 : kBlocks[next_block++ % std::size(kBlocks)];
+      AddMatMul(cases, std::move(c));
+    };
+    if (k_bit || format.name.starts_with("gptq")) {
+      for (int64_t rows : {1, 5, 20}) add({.rows = rows, .cols = 96, .outputs = {40}});
+      add({.rows = 3, .cols = 33, .outputs = {17, 5}, .bias = true, .row_order = true});
+      continue;
+    }
+    for (int64_t rows : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64}) {
+      add({.rows = rows, .cols = 96, .outputs = {40}});
+    }
+    add({.rows = 512, .cols = 96, .outputs = {21}});
+    for (int64_t rows : {1, 6, 20}) {
+      add({.rows = rows, .cols = 1, .outputs = {1}});
+      add({.rows = rows, .cols = 33, .outputs = {17, 16, 5}, .bias = true});
+      add({.rows = rows, .cols = 160, .outputs = {48}, .bias = true, .accumulate = true});
+      add({.rows = rows, .cols = 576, .outputs = {50}, .row_order = true});
     }
   }
-  for (int64_t rows : {1, 8, 32, 64}) {  // the head
+}
+
+void AddOutlierMatMuls(Cases& cases) {
+  const WeightFormat* format = FindWeightFormat("int8");
+  for (int64_t rows : {1, 7, 20}) {
+    OpCase c = {.rows = rows, .cols = 1536, .format = format, .outputs = {33, 20}, .bias = true};
+    AddMatMul(cases, c);
+    for (float threshold : {0.0f, 3.0f}) {
+      c.outlier_threshold = threshold;
+      AddMatMul(cases, c);
+    }
+    c.outlier_threshold = 6.0f;
+    c.outlier_rule = OutlierRule::kPerCall;
+    AddMatMul(cases, c);
+  }
+}
+
+// The four products of a layer of the default model.
+void AddLayer(Cases& cases, std::string_view format, int64_t rows, bool bench, bool slow) {
+  OpCase c = {.rows = rows,
+              .cols = 576,
+              .format = FindWeightFormat(format),
+              .outputs = {576, 192, 192},
+              .bench = bench,
+              .slow = slow};
+  AddMatMul(cases, c);
+  c.outputs = {1536, 1536};
+  AddMatMul(cases, c);
+  c.outputs = {576};
+  c.accumulate = true;
+  AddMatMul(cases, c);
+  c.cols = 1536;
+  AddMatMul(cases, c);
+}
+
+void AddModelMatMuls(Cases& cases) {
+  for (std::string_view name : {"q4_1", "q4_0", "q8_0", "f16"}) {
+    for (int64_t rows : {1, 4, 8, 16, 32, 64, 512}) {
+      AddLayer(cases, name, rows, name == "q4_1" || rows == 1 || rows == 16, rows > 4);
+    }
+  }
+  // What low-bit weights must not be slower than, and they.
+  for (std::string_view name : {"bf16", "int8", "nf4"}) {
+    for (int64_t rows : {1, 8, 32, 512}) AddLayer(cases, name, rows, true, rows > 1);
+  }
+  const auto add_head = [&](std::string_view name, int64_t rows) {
     AddMatMul(cases, {.rows = rows,
                       .cols = 576,
-                      .format = FindWeightFormat("q8_0"),
+                      .format = FindWeightFormat(name),
                       .outputs = {49152},
                       .bench = true,
                       .slow = true});
-  }
+  };
+  for (int64_t rows : {1, 8, 32, 64}) add_head("q8_0", rows);
+  for (int64_t rows : {1, 32}) add_head("int8", rows);
   // Formats that 576 does not suit, or that are rarer, on a feed-forward of 1536.
   for (std::string_view name : {"q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "f32", "bf16"}) {
     for (int64_t rows : {1, 16, 64}) {
@@ -251,6 +297,8 @@ Cases MakeCases() {
   Cases cases;
   AddModelMatMuls(cases);
   AddOddMatMuls(cases);
+  AddApartMatMuls(cases);
+  AddOutlierMatMuls(cases);
   AddEmbeds(cases);
   AddFeatureOps(cases);
   AddKvOps(cases);

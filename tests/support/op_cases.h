@@ -61,6 +61,11 @@ struct OpCase {
   bool accumulate = false;
   bool row_order = false;   // the source's rows are permuted
   bool transposed = false;  // the source is [k, n] (dense formats)
+  // Apart formats: weights per scale; 0: as MakeRandomMatrix chooses.
+  int64_t scale_block = 0;
+  // LLM.int8(): inputs hold outliers at 6.0 in some rows and not in others.
+  float outlier_threshold = 6.0f;
+  OutlierRule outlier_rule = OutlierRule::kPerRow;
 
   // RotateAndStoreKv, Attention, CopyPages
   int64_t heads = 0;
@@ -127,17 +132,20 @@ absl::Status MatchesReference(const OpCase& op_case, Backend& backend, ComputeMo
 // N1 and N2: the whole batch, random cuts of it (chunks) and every row alone (token by token) give
 // bit-identical output; also the same bits as `other`, if given (another thread count, instruction
 // set or packing of the same compute mode). Batches of more than 64 rows try a sample of rows
-// alone.
+// alone. Outliers are taken per row, whatever the case says: per call, neither property holds.
 absl::Status BatchInvariance(const OpCase& op_case, Backend& backend, Backend* other = nullptr,
                              uint64_t seed = 1);
 
-// A random source matrix [n, k] in `format`: sensible blocks (finite random scales, random codes).
-// `bytes` owns the data that `source` points to.
+// A random source matrix [n, k] in `format`: sensible blocks (finite random scales, some of them
+// zero; random codes, none of them NaN). `bytes` and `constants` own what `source` points to.
+// scale_block: of apart formats; 0: a row for int8 and fp8, 64 weights for the others.
 struct RandomMatrix {
   std::vector<std::byte> bytes;
   std::vector<int32_t> row_order;
+  std::unique_ptr<MatrixConstants> constants;  // of apart formats
   MatrixSource source;
 };
-RandomMatrix MakeRandomMatrix(const WeightFormat& format, int64_t n, int64_t k, uint64_t seed);
+RandomMatrix MakeRandomMatrix(const WeightFormat& format, int64_t n, int64_t k, uint64_t seed,
+                              int64_t scale_block = 0);
 
 }  // namespace treadle

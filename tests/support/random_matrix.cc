@@ -23,6 +23,14 @@ constexpr Constant kConstants[] = {
     {"q5_k", 0, -2e-4, 2e-4}, {"q5_k", 2, -2e-3, 2e-3}, {"q6_k", 208, -1e-4, 1e-4},
 };
 
+// Large matrices repeat a prefix of so many rows: random numbers are slow, and a kernel cannot
+// tell.
+constexpr int64_t kFreshRows = 257;
+
+void Repeat(std::vector<std::byte>& bytes, int64_t period) {
+  for (size_t i = static_cast<size_t>(period); i < bytes.size(); ++i) bytes[i] = bytes[i - period];
+}
+
 void PutHalf(std::byte* at, double value) {
   const Half half = ToHalf(static_cast<float>(value));
   std::memcpy(at, &half.bits, sizeof(half.bits));
@@ -51,15 +59,19 @@ void PutBlock(const WeightFormat& format, std::byte* block, Random& random) {
   TREADLE_CHECK(known);  // a new format needs a row in kConstants
 }
 
-}  // namespace
+// The largest magnitude in the format's own codebook; random codebooks reach 1.
+float CodebookReach(const WeightFormat& format) {
+  float reach = 0;
+  for (const float value : format.codebook) reach = std::fmax(reach, std::fabs(value));
+  return reach > 0 ? reach : 1.0f;
+}
 
-RandomMatrix MakeRandomMatrix(const WeightFormat& format, int64_t n, int64_t k, uint64_t seed) {
+RandomMatrix MakeInline(const WeightFormat& format, int64_t n, int64_t k, Random& random) {
   RandomMatrix matrix;
   matrix.bytes.resize(static_cast<size_t>(n * format.RowBytes(k)));
-  Random random(seed);
   const int64_t blocks = n * (k / format.block);
-  // Large matrices repeat a prefix: random numbers are slow, and a kernel cannot tell.
-  const int64_t fresh = std::min<int64_t>(blocks, std::max<int64_t>(k / format.block, 1) * 257);
+  const int64_t fresh =
+      std::min<int64_t>(blocks, std::max<int64_t>(k / format.block, 1) * kFreshRows);
   const float deviation = 1 / std::sqrt(static_cast<float>(k));
   for (int64_t i = 0; i < fresh; ++i) {
     std::byte* block = matrix.bytes.data() + i * format.block_bytes;
@@ -69,12 +81,57 @@ RandomMatrix MakeRandomMatrix(const WeightFormat& format, int64_t n, int64_t k, 
       PutDense(format, block, random.Normal() * deviation);
     }
   }
-  for (int64_t i = fresh; i < blocks; ++i) {
-    std::memcpy(matrix.bytes.data() + i * format.block_bytes,
-                matrix.bytes.data() + (i - fresh) * format.block_bytes,
-                static_cast<size_t>(format.block_bytes));
+  Repeat(matrix.bytes, fresh * format.block_bytes);
+  return matrix;
+}
+
+RandomMatrix MakeApart(const WeightFormat& format, int64_t n, int64_t k, int64_t scale_block,
+                       Random& random) {
+  RandomMatrix matrix;
+  const int64_t bytes = format.MatrixBytes(n, k);
+  matrix.bytes.resize(static_cast<size_t>(bytes));
+  const int64_t fresh = std::min(bytes, k * kFreshRows);
+  for (int64_t i = 0; i < fresh; ++i) {
+    auto code = static_cast<uint8_t>(random.Below(256));
+    // A code that means NaN (E4M3 has two) has a neighbour that does not.
+    if (format.codebook.size() == 256 && std::isnan(format.codebook[code])) code ^= 1;
+    matrix.bytes[i] = std::byte{code};
   }
-  matrix.source = {.format = &format, .data = matrix.bytes.data(), .n = n, .k = k, .row_order = {}};
+  Repeat(matrix.bytes, fresh);
+
+  matrix.constants = std::make_unique<MatrixConstants>();
+  MatrixConstants& constants = *matrix.constants;
+  if (format.codebook.empty()) {
+    for (int i = 0; i < 1 << format.code_bits; ++i) {
+      constants.codebook.push_back(static_cast<float>(random.Uniform(-1, 1)));
+    }
+  }
+  constants.scale_block = scale_block > 0                                     ? scale_block
+                          : format.code_bits == 8 && !format.codebook.empty() ? k
+                                                                              : 64;
+  const double scale = 2 / (CodebookReach(format) * std::sqrt(static_cast<double>(k)));
+  for (int64_t at = 0; at < n * k; at += constants.scale_block) {
+    const bool zero = random.Below(32) == 0;
+    // Double quantization makes a few scales negative.
+    constants.scales.push_back(zero ? 0.0f
+                                    : static_cast<float>(random.Uniform(-0.1 * scale, scale)));
+  }
+  return matrix;
+}
+
+}  // namespace
+
+RandomMatrix MakeRandomMatrix(const WeightFormat& format, int64_t n, int64_t k, uint64_t seed,
+                              int64_t scale_block) {
+  Random random(seed);
+  RandomMatrix matrix = format.apart() ? MakeApart(format, n, k, scale_block, random)
+                                       : MakeInline(format, n, k, random);
+  matrix.source = {.format = &format,
+                   .data = matrix.bytes.data(),
+                   .n = n,
+                   .k = k,
+                   .row_order = {},
+                   .constants = matrix.constants.get()};
   return matrix;
 }
 

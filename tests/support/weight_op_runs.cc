@@ -14,8 +14,12 @@ namespace {
 // A random matrix as the case wants it stored, packed by the backend.
 struct Weight {
   Weight(const OpCase& c, Backend& backend, int64_t n, uint64_t seed)
-      : matrix(MakeRandomMatrix(*c.format, n, c.cols, seed)) {
+      : matrix(MakeRandomMatrix(*c.format, n, c.cols, seed, c.scale_block)) {
     matrix.source.transposed = c.transposed;
+    if (matrix.constants != nullptr) {
+      matrix.constants->outlier_threshold = c.outlier_threshold;
+      matrix.constants->outlier_rule = c.outlier_rule;
+    }
     if (c.row_order) {
       Random random(seed);
       matrix.row_order.resize(static_cast<size_t>(n));
@@ -38,21 +42,21 @@ struct Weight {
 std::vector<double> Magnitudes(const Weight& weight, int64_t n) {
   const MatrixSource& source = weight.matrix.source;
   const WeightFormat& format = *source.format;
-  const int64_t row = source.row_order.empty() ? n : source.row_order[n];
+  const int64_t row = source.SourceRow(n);
   std::vector<double> magnitudes;
+  if (format.group == 0) {
+    std::vector<float> values(static_cast<size_t>(source.k));
+    DecodeSourceRow(source, row, values.data());
+    for (const float value : values) magnitudes.push_back(std::fabs(value));
+    return magnitudes;
+  }
   CodeGroup group;
-  for (int64_t g = 0; format.group > 0 && g < source.k / format.group; ++g) {
+  for (int64_t g = 0; g < source.k / format.group; ++g) {
     format.codes(source.data + row * format.RowBytes(source.k), g, group);
     for (int64_t i = 0; i < format.group; ++i) {
       magnitudes.push_back(std::fabs(double{group.scale} * group.codes[i]) +
                            std::fabs(group.offset));
     }
-  }
-  for (int64_t i = 0; format.group == 0 && i < source.k; ++i) {
-    float value;
-    const int64_t at = source.transposed ? i * source.n + row : row * source.k + i;
-    format.decode(source.data + at * format.block_bytes, 1, &value);
-    magnitudes.push_back(std::fabs(value));
   }
   return magnitudes;
 }
@@ -106,7 +110,12 @@ class MatMul final : public OpRun {
   MatMul(const OpCase& c, Backend& backend, uint64_t seed)
       : case_(c), backend_(backend), x_(backend, c.rows, c.cols) {
     Random random(seed);
-    x_.Fill([&] { return random.Normal() * (random.Below(100) == 0 ? 20.0f : 1.0f); });
+    if (RowInt8()) {
+      x_.Fill([&] { return random.Normal(); });  // within 3.5
+      PlantOutliers(random);
+    } else {
+      x_.Fill([&] { return random.Normal() * (random.Below(100) == 0 ? 20.0f : 1.0f); });
+    }
     if (c.rows > 1) std::fill_n(x_.Row(1), c.cols, 0.0f);  // a zero row has absmax 0
     for (int64_t n : c.outputs) {
       weights_.emplace_back(c, backend, n, seed + weights_.size());
@@ -138,13 +147,14 @@ class MatMul final : public OpRun {
     for (const GuardedTensor& tensor : outs_) tensor.Append(out);
     return out;
   }
-  // Roundings of k sequential sums walk like a random path below the sum of magnitudes; a few more
-  // for decoding, scales, bias and residual.
   std::vector<float> Tolerance(ComputeMode compute) const override {
-    const double unit = kFloatUnit * (8 + std::sqrt(static_cast<double>(case_.cols)));
     if (case_.format->group == 0) compute = ComputeMode::kExact;
     std::vector<std::vector<double>> x;
-    for (int64_t row = 0; row < case_.rows; ++row) x.push_back(Activations(row, compute));
+    std::vector<double> units;
+    for (int64_t row = 0; row < case_.rows; ++row) {
+      x.push_back(Activations(row, compute));
+      units.push_back(kFloatUnit * Roundings(row));
+    }
     std::vector<float> tolerance;
     for (size_t i = 0; i < weights_.size(); ++i) {
       const size_t first = tolerance.size();
@@ -156,7 +166,7 @@ class MatMul final : public OpRun {
           double sum = std::inner_product(w.begin(), w.end(), x[row].begin(), 0.0);
           if (case_.bias) sum += std::fabs(biases_[i].Row(0)[n]);
           if (case_.accumulate) sum += std::fabs(outs_[i].Row(row)[n]);
-          tolerance[first + row * n_end + n] = static_cast<float>(unit * sum);
+          tolerance[first + row * n_end + n] = static_cast<float>(units[row] * sum);
         }
       }
     }
@@ -182,6 +192,42 @@ class MatMul final : public OpRun {
   }
 
  private:
+  bool RowInt8() const { return case_.format->activations == ActivationPolicy::kRowInt8; }
+  bool IsOutlier(float x) const {
+    return case_.outlier_threshold > 0 && !(std::fabs(x) < case_.outlier_threshold);
+  }
+
+  // Of three rows the first has a few (as real models: in features that recur, and elsewhere), the
+  // last has elements just below the threshold, and the other none.
+  void PlantOutliers(Random& random) {
+    const int64_t feature = random.Below(case_.cols);
+    for (int64_t row = 0; row < case_.rows; ++row) {
+      float* x = x_.Row(row);
+      if (row % 3 == 2) x[feature] = std::nextafter(6.0f, 0.0f);
+      if (row % 3 != 0) continue;
+      x[feature] = row % 2 == 0 ? 6.0f : -60.0f;
+      for (int64_t i = 0; i < case_.cols / 512; ++i) x[random.Below(case_.cols)] = 25.0f;
+      if (row % 4 == 3) x[0] = x[case_.cols - 1] = -7.5f;
+    }
+  }
+
+  // How many roundings separate a product from its definition, each of the sum of magnitudes.
+  double Roundings(int64_t row) const {
+    // k sequential sums walk like a random path; a few more for decoding, scales, bias, residual.
+    if (!RowInt8()) return 8 + std::sqrt(static_cast<double>(case_.cols));
+    // The integer sum is exact. It is rounded to float, as its scale, their product and the
+    // reference's weights are; a rounded activation is at most twice the given one: 8. Bias,
+    // residual and the results' own roundings: 4. Each outlier's product is added with one.
+    double outliers = 0;
+    for (int64_t i = 0; i < case_.cols; ++i) {
+      for (int64_t r = 0; r < case_.rows; ++r) {
+        if (r != row && case_.outlier_rule == OutlierRule::kPerRow) continue;
+        if (IsOutlier(x_.Row(r)[i])) ++outliers;
+      }
+    }
+    return 12 + outliers;
+  }
+
   std::vector<double> Activations(int64_t row, ComputeMode compute) const {
     const float* x = x_.Row(row);
     std::vector<double> out;

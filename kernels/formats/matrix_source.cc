@@ -1,0 +1,127 @@
+#include "kernels/formats/matrix_source.h"
+
+#include <cmath>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+absl::Status CheckFinite(std::string_view what, std::span<const float> values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i])) {
+      return InvalidArgument(what, " ", i, " is ", values[i], ", expected a finite number");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckConstants(const MatrixSource& source) {
+  const WeightFormat& format = *source.format;
+  if (!format.apart()) {
+    if (source.constants == nullptr) return absl::OkStatus();
+    return InvalidArgument("constants for a matrix in ", format.name, ", which has its own");
+  }
+  if (source.constants == nullptr) return InvalidArgument("no constants for ", format.name);
+  const MatrixConstants& constants = *source.constants;
+  const int64_t block = constants.scale_block;
+  const int64_t blocks = block > 0 ? (source.n * source.k + block - 1) / block : 0;
+  if (block < 1 || static_cast<int64_t>(constants.scales.size()) != blocks) {
+    return InvalidArgument(constants.scales.size(), " scales for a matrix [", source.n, ", ",
+                           source.k, "] in ", format.name, " with blocks of ", block, ": expected ",
+                           blocks);
+  }
+  if (format.activations == ActivationPolicy::kRowInt8 && block != source.k) {
+    return InvalidArgument(format.name, " with blocks of ", block, ": expected one scale per row");
+  }
+  const size_t values = size_t{1} << format.code_bits;
+  if (CodebookOf(source).size() != values) {
+    return InvalidArgument("a codebook of ", CodebookOf(source).size(), " values for ", format.name,
+                           ": expected ", values);
+  }
+  const size_t zeros = format.activations == ActivationPolicy::kRowInt8 ? 0 : blocks;
+  if (!constants.zeros.empty() && constants.zeros.size() != zeros) {
+    return InvalidArgument(constants.zeros.size(), " zero points for ", blocks, " scales in ",
+                           format.name, ": expected ", zeros);
+  }
+  TREADLE_RETURN_IF_ERROR(CheckFinite("scale", constants.scales));
+  return CheckFinite("zero point", constants.zeros);
+}
+
+}  // namespace
+
+absl::Status CheckMatrixSource(const MatrixSource& source) {
+  const WeightFormat& format = *source.format;
+  if (source.n < 1 || source.k < 1 || source.k % format.block != 0) {
+    return InvalidArgument("matrix [", source.n, ", ", source.k, "] in ", format.name,
+                           ": expected positive sizes and k in multiples of ", format.block);
+  }
+  if (source.transposed && (format.apart() || format.block != 1)) {
+    return InvalidArgument("a transposed matrix in ", format.name, ": expected a dense format");
+  }
+  if (!source.row_order.empty() && static_cast<int64_t>(source.row_order.size()) != source.n) {
+    return InvalidArgument("row order of ", source.row_order.size(), " rows for a matrix of ",
+                           source.n);
+  }
+  for (const int32_t row : source.row_order) {
+    if (row < 0 || row >= source.n) {
+      return InvalidArgument("row order names row ", row, " of a matrix of ", source.n);
+    }
+  }
+  return CheckConstants(source);
+}
+
+std::span<const float> CodebookOf(const MatrixSource& source) {
+  if (source.constants != nullptr && !source.constants->codebook.empty()) {
+    return source.constants->codebook;
+  }
+  return source.format->codebook;
+}
+
+void UnpackCodes(const WeightFormat& format, const std::byte* data, int64_t first, int64_t count,
+                 uint8_t* codes) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(data);
+  const int bits = format.code_bits;
+  if (format.high_first) {
+    for (int64_t i = first; i < first + count; ++i) {
+      *codes++ = i % 2 == 0 ? bytes[i / 2] >> 4 : bytes[i / 2] & 15;
+    }
+    return;
+  }
+  const unsigned mask = (1u << bits) - 1;
+  for (int64_t at = first * bits; at < (first + count) * bits; at += bits) {
+    unsigned value = bytes[at / 8];
+    if (at % 8 + bits > 8) value |= unsigned{bytes[at / 8 + 1]} << 8;
+    *codes++ = static_cast<uint8_t>((value >> (at % 8)) & mask);
+  }
+}
+
+void DecodeSourceRow(const MatrixSource& source, int64_t row, float* out) {
+  const WeightFormat& format = *source.format;
+  const int64_t k = source.k;
+  if (source.transposed) {
+    for (int64_t i = 0; i < k; ++i) {
+      format.decode(source.data + (i * source.n + row) * format.block_bytes, 1, out + i);
+    }
+    return;
+  }
+  if (!format.apart()) {
+    format.decode(source.data + row * format.RowBytes(k), k / format.block, out);
+    return;
+  }
+  const std::span<const float> codebook = CodebookOf(source);
+  const MatrixConstants& constants = *source.constants;
+  uint8_t codes[64];
+  for (int64_t begin = 0; begin < k; begin += 64) {
+    const int64_t count = k - begin < 64 ? k - begin : 64;
+    const int64_t first = row * k + begin;
+    UnpackCodes(format, source.data, first, count, codes);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t b = (first + i) / constants.scale_block;
+      const float zero = constants.zeros.empty() ? 0.0f : constants.zeros[b];
+      out[begin + i] = constants.scales[b] * (codebook[codes[i]] - zero);
+    }
+  }
+}
+
+}  // namespace treadle

@@ -1,0 +1,69 @@
+// A matrix as a checkpoint, or a quantizer, hands it to a backend; and its canonical values.
+//
+// Thread safety: everything here is a pure function of its arguments.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/formats/weight_format.h"
+
+namespace treadle {
+
+// Which activations LLM.int8() takes out of its integer product.
+enum class OutlierRule : uint8_t {
+  kPerRow,   // elements of a row with |x| >= threshold: a row depends on itself alone
+  kPerCall,  // columns in which any row of the call has one (the paper's rule; voids N1 and N2)
+};
+
+// What apart formats keep besides their codes (weight_format.h).
+struct MatrixConstants {
+  // w[i] = scales[b] * (codebook[code[i]] - zeros[b]), each rounded once, with b = i / scale_block
+  // and i = row * k + column: a block may straddle rows. For LLM.int8() scale_block is k and a
+  // scale is absmax / 127.
+  std::vector<float> scales;
+  // As many as scales, or none: all 0. Not for LLM.int8().
+  std::vector<float> zeros = {};
+  int64_t scale_block = 0;
+  // [2^code_bits]; empty: the format's own.
+  std::vector<float> codebook;
+  // LLM.int8() only. 0: no decomposition.
+  float outlier_threshold = 6.0f;
+  OutlierRule outlier_rule = OutlierRule::kPerRow;
+};
+
+// W [n, k], row-major in `format`'s layout.
+struct MatrixSource {
+  const WeightFormat* format = nullptr;
+  const std::byte* data = nullptr;
+  int64_t n = 0;  // output features
+  int64_t k = 0;  // input features, a multiple of format->block
+  // If set: row i of the packed matrix is row row_order[i] of the source. [n]
+  std::span<const int32_t> row_order = {};
+  // Dense formats only: `data` is [k, n] (GPT-2's Conv1D in Hugging Face files).
+  bool transposed = false;
+  // Apart formats only.
+  const MatrixConstants* constants = nullptr;
+
+  // Of the packed matrix's row `row`.
+  int64_t SourceRow(int64_t row) const { return row_order.empty() ? row : row_order[row]; }
+};
+
+// Errors: a shape that the format does not allow, a bad row order, constants that are missing, of
+// the wrong size, or not finite.
+absl::Status CheckMatrixSource(const MatrixSource& source);
+
+// The value of each code of an apart format's matrix. [2^code_bits]
+std::span<const float> CodebookOf(const MatrixSource& source);
+
+// Codes [first, first + count) of an apart format's flat matrix, one per byte.
+void UnpackCodes(const WeightFormat& format, const std::byte* data, int64_t first, int64_t count,
+                 uint8_t* codes);
+
+// Row `row` of the source (not of the packed matrix), decoded canonically. out: [k]
+void DecodeSourceRow(const MatrixSource& source, int64_t row, float* out);
+
+}  // namespace treadle

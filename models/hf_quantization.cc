@@ -1,0 +1,109 @@
+#include "models/hf_quantization.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "kernels/status.h"
+#include "models/quantized_parts.h"
+#include "models/quoted.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kMethods[] = {"bitsandbytes", "fp8", "fbgemm_fp8", "compressed-tensors",
+                                    "treadle"};
+// Of compressed-tensors.
+constexpr const char* kCompressedFormats[] = {"float-quantized", "naive-quantized"};
+
+const QuantizedReader* const kReaders[] = {&kKBitReader, &kBitsAndBytes4BitReader,
+                                           &kBitsAndBytesInt8Reader, &kFp8Reader};
+
+template <size_t kCount>
+absl::Status CheckOneOf(const Json& value, const char* const (&known)[kCount], const char* name,
+                        const std::string& where) {
+  std::string names;
+  for (const char* one : known) {
+    if (value == one) return absl::OkStatus();
+    names += Str(names.empty() ? "" : ", ", one);
+  }
+  const std::string found = value.is_string() ? Quoted(value.get<std::string>()) : "missing";
+  return Unimplemented(where, ": ", name, " is ", found, ", expected one of ", names);
+}
+
+absl::Status ReadBlockSize(const Json& size, const std::string& where, HfQuantization& out) {
+  if (size.is_null()) return absl::OkStatus();
+  const auto good = [](const Json& value) {
+    return value.is_number_integer() && value.get<int64_t>() >= 1 &&
+           value.get<int64_t>() <= (int64_t{1} << 30);
+  };
+  if (!size.is_array() || size.size() != 2 || !good(size[0]) || !good(size[1])) {
+    return InvalidArgument(where, ": weight_block_size is not two integers from 1");
+  }
+  out.block_rows = size[0].get<int64_t>();
+  out.block_columns = size[1].get<int64_t>();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<HfQuantization> ReadHfQuantization(const Json& config, const std::string& path) {
+  HfQuantization out;
+  const Json section = config.value("quantization_config", Json());
+  if (section.is_null()) return out;
+  const std::string where = path + ": quantization_config";
+  if (!section.is_object()) return InvalidArgument(where, " is not an object");
+  Json method = section.value("quant_method", Json());
+  // Files of transformers' first versions with bitsandbytes name no method.
+  if (method.is_null() && (section.contains("load_in_8bit") || section.contains("load_in_4bit"))) {
+    method = "bitsandbytes";
+  }
+  TREADLE_RETURN_IF_ERROR(CheckOneOf(method, kMethods, "quant_method", where));
+  out.method = method.get<std::string>();
+  if (out.method == "compressed-tensors") {
+    TREADLE_RETURN_IF_ERROR(
+        CheckOneOf(section.value("format", Json()), kCompressedFormats, "format", where));
+  }
+  const Json threshold = section.value("llm_int8_threshold", Json(6.0));
+  if (!threshold.is_number() || !(threshold.get<float>() >= 0) ||
+      !std::isfinite(threshold.get<float>())) {
+    return InvalidArgument(where, ": llm_int8_threshold is not a finite number >= 0");
+  }
+  out.outlier_threshold = threshold.get<float>();
+  TREADLE_RETURN_IF_ERROR(ReadBlockSize(section.value("weight_block_size", Json()), where, out));
+  return out;
+}
+
+absl::StatusOr<MergedTensors> MergeQuantized(std::vector<SafetensorsEntry> entries,
+                                             const HfQuantization& quantization) {
+  QuantizedParts parts(std::move(entries));
+  MergedTensors merged;
+  for (const auto& [name, entry] : parts.entries()) {
+    if (!name.ends_with(".weight")) continue;
+    const auto* reader = std::ranges::find_if(kReaders, [&](const QuantizedReader* candidate) {
+      return candidate->claims(parts, entry, quantization);
+    });
+    if (reader == std::end(kReaders)) continue;
+    parts.Take(name);
+    TREADLE_ASSIGN_OR_RETURN(StoredTensor tensor, (*reader)->read(parts, entry, quantization));
+    merged.tensors.push_back(std::move(tensor));
+  }
+  for (const auto& [name, entry] : parts.entries()) {
+    if (parts.Taken(name)) continue;
+    const WeightFormat* format = FindSafetensorsFormat(entry.dtype);
+    if (format == nullptr) {
+      merged.unread.emplace(name, entry.dtype);
+      continue;
+    }
+    merged.tensors.push_back({.name = name,
+                              .format = format,
+                              .shape = entry.shape,
+                              .data = entry.data.data(),
+                              .bytes = entry.data.size()});
+  }
+  return merged;
+}
+
+}  // namespace treadle

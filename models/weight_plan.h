@@ -1,0 +1,64 @@
+// Which matrices of a model change their format on the way in, and to what: `--weights`.
+//
+//   nf4                      every matrix of a linear layer, but for embedding and head
+//   nf4,lm_head=int8         and the head in LLM.int8()
+//   q4_0,ffn_down=q8_0       tensors whose name in the file contains "ffn_down" differ
+//   int8,blk.0.=keep         the first layer stays as stored
+//   embedding=q8_0           nothing but the token embedding
+//
+// Names before '=': part of a tensor's name, or `lm_head` or `embedding` whatever the file calls
+// them (a matrix that is both answers to both). Later entries win. Formats are those of
+// ParseQuantizeSpec, and `keep`.
+//
+// Thread safety: constant once parsed.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/formats/quantize.h"
+
+namespace treadle {
+
+class Checkpoint;
+
+class WeightPlan {
+ public:
+  WeightPlan() = default;  // everything as stored
+  // The error names the part that is wrong.
+  static absl::StatusOr<WeightPlan> Parse(std::string_view text);
+
+  bool empty() const { return entries_.empty(); }
+  const std::string& text() const { return text_; }
+
+  // What to make of a matrix; null: as stored. `tied_head`: the embedding is the head too.
+  const QuantizeSpec* For(std::string_view tensor, bool tied_head) const;
+
+  // Errors: an entry that no matrix of the checkpoint answers to.
+  absl::Status CheckAgainst(const Checkpoint& checkpoint) const;
+  // Bytes of all tensors after conversion, as formats count them: what a backend needs at least.
+  uint64_t EstimateBytes(const Checkpoint& checkpoint) const;
+  // A line for the user about matrices that were quantized already, whose errors add up; or empty.
+  std::string Notice(const Checkpoint& checkpoint) const;
+
+ private:
+  struct Entry {
+    std::string text;
+    std::string pattern;               // empty: the matrices of linear layers
+    std::optional<QuantizeSpec> spec;  // unset: keep
+  };
+  std::string text_;
+  std::vector<Entry> entries_;
+
+  static bool Matches(const Entry& entry, std::string_view tensor, bool tied_head);
+};
+
+// What a matrix is, by its name in the file.
+enum class MatrixRole { kLayer, kEmbedding, kPositions, kHead };
+MatrixRole RoleOf(std::string_view tensor);
+
+}  // namespace treadle

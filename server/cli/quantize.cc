@@ -1,0 +1,110 @@
+// treadle quantize: makes a checkpoint in other weight formats of one that there is.
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <optional>
+#include <string>
+
+#include "kernels/status.h"
+#include "models/quantize_checkpoint.h"
+#include "server/cli/command.h"
+#include "server/cli/progress.h"
+#include "server/version.h"
+
+namespace treadle {
+namespace {
+
+constexpr char kExamples[] = R"(Formats:
+  nf4, fp4           bitsandbytes' 4-bit types; nf4:128 for blocks of 128 weights, nf4-dq with double
+                     quantization, nf4-dq:128 with both
+  int8               LLM.int8()
+  fp8                E4M3 with a scale per row
+  kbit-int4:64       also kbit-float4e2, kbit-dynamic5, kbit-quantile3, blocks of 32 to 1024 or :tensor
+  q8_0, q4_0, q4_1   GGUF blocks; OUT must end in .gguf
+  f32, f16, bf16     floats
+  keep               as stored
+A format alone is for the matrices of all linear layers, not the embedding and the head. Others by name:
+NAME=FORMAT, where NAME is part of tensors' names, or lm_head, or embedding. Later entries win.
+
+Examples:
+  treadle quantize model.gguf small.gguf --weights q4_0
+  treadle quantize Llama-3.2-1B Llama-3.2-1B-nf4 --weights nf4-dq
+  treadle quantize Llama-3.2-1B mixed --weights 'nf4,down_proj=int8,lm_head=int8' --report)";
+
+volatile std::sig_atomic_t interrupted = 0;
+void Interrupt(int) { interrupted = 1; }
+
+struct Arguments {
+  std::string in;
+  std::string out;
+  std::string weights;
+  std::optional<float> outlier_threshold;
+  int threads = 0;
+  bool report = false;
+  bool json = false;
+};
+
+absl::Status Quantize(const Arguments& arguments) {
+  auto plan = WeightPlan::Parse(arguments.weights);
+  if (!plan.ok()) return InvalidArgument("--weights: ", std::string(plan.status().message()));
+  QuantizeOptions options;
+  options.weights = *std::move(plan);
+  options.version = kVersion;
+  options.threads = arguments.threads;
+  options.errors = arguments.report || arguments.json;
+  options.outlier_threshold = arguments.outlier_threshold;
+  options.cancelled = [] { return interrupted != 0; };
+  std::signal(SIGINT, Interrupt);
+  std::signal(SIGTERM, Interrupt);
+  const auto begin = std::chrono::steady_clock::now();
+  absl::StatusOr<QuantizeReport> report = absl::UnknownError("");
+  {
+    Progress progress("quantizing " + arguments.in);
+    options.progress = [&](double fraction) { progress.Set(fraction); };
+    report = QuantizeCheckpoint(arguments.in, arguments.out, options);
+  }
+  TREADLE_RETURN_IF_ERROR(report.status());
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  for (const std::string& notice : report->notices) {
+    std::fprintf(stderr, "note: %s\n", notice.c_str());
+  }
+  if (arguments.json) {
+    std::fputs(QuantizeReportJson(*report, true).c_str(), stdout);
+  } else if (arguments.report) {
+    std::fputs(QuantizeReportText(*report, true).c_str(), stdout);
+  }
+  const auto parameters = static_cast<double>(report->parameters);
+  std::fprintf(stderr,
+               "%s: %zu matrices converted, %.1f MB -> %.1f MB, %.2f bits per parameter, %.1f s\n",
+               arguments.out.c_str(), report->matrices.size(),
+               static_cast<double>(report->source_bytes) / 1e6,
+               static_cast<double>(report->output_bytes) / 1e6,
+               8 * static_cast<double>(report->output_bytes) / parameters, seconds.count());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int RunQuantize(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app("Writes a checkpoint in other weight formats.");
+  app.footer(kExamples);
+  app.add_option("in", arguments.in, ".gguf file or Hugging Face folder")->required();
+  app.add_option("out", arguments.out,
+                 "new .gguf file (from a .gguf file), or a new Hugging Face folder")
+      ->required();
+  app.add_option("--weights", arguments.weights, "formats: 'nf4', 'q4_0,lm_head=q8_0'")->required();
+  app.add_option("--outlier-threshold", arguments.outlier_threshold,
+                 "written beside int8 matrices; 0: no outliers; default: what IN says, else 6")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--threads", arguments.threads, "0: one per CPU of this process")
+      ->check(CLI::Range(0, 4096));
+  app.add_flag("--report", arguments.report, "print bits and errors of each matrix");
+  app.add_flag("--json", arguments.json, "print the report as one JSON object");
+  if (auto code = ParseFlags(app, "quantize", argc, argv)) return *code;
+  const absl::Status status = Quantize(arguments);
+  return status.ok() ? 0 : Fail("quantize", status);
+}
+
+}  // namespace treadle

@@ -1,0 +1,41 @@
+// Flags of the subcommands that read a text with a model: perplexity, bench accuracy, bench int8.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "bench/teacher_forcing.h"
+#include "models/weight_plan.h"
+
+namespace CLI {
+class App;
+}
+
+namespace treadle {
+
+struct TeacherForcingFlags {
+  std::string text;
+  std::string compute = "auto";
+  std::string kv_dtype = "f16";
+  int threads = 0;
+  std::optional<float> outlier_threshold;
+  std::string outlier_rule = "per-row";
+};
+
+// --text and --threads.
+void AddTextFlags(CLI::App& app, TeacherForcingFlags& flags);
+// --compute, --kv-dtype, --outlier-threshold, --outlier-rule.
+void AddVariantFlags(CLI::App& app, TeacherForcingFlags& flags);
+
+// Of --weights, for this checkpoint; empty: as stored.
+absl::StatusOr<WeightPlan> ParseWeights(const std::string& weights, const Checkpoint& checkpoint);
+
+// Loads, with a progress bar.
+absl::StatusOr<std::unique_ptr<TeacherForcedModel>> LoadTeacherForced(
+    const Checkpoint& checkpoint, const TeacherForcingFlags& flags, const WeightPlan& weights,
+    int64_t window);
+
+}  // namespace treadle

@@ -1,0 +1,157 @@
+// treadle perplexity and treadle bench accuracy as users meet them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "kernels/status.h"
+#include "tests/server/child_process.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+class QualityCommand : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = std::filesystem::path(testing::TempDir()) / Str("treadle-quality-", getpid());
+    std::filesystem::create_directories(folder_);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string File(const std::string& name, const std::string& bytes) const {
+    std::ofstream(folder_ / name, std::ios::binary) << bytes;
+    return folder_ / name;
+  }
+  // A real text.
+  static std::string Licence() { return std::string(TREADLE_TESTDATA) + "/../../LICENSE"; }
+  static std::string DefaultModel() {
+    if (const char* model = std::getenv("TREADLE_MODEL")) return model;
+    const char* cache = std::getenv("XDG_CACHE_HOME");
+    const char* home = std::getenv("HOME");
+    return (cache ? cache : std::string(home ? home : "") + "/.cache") +
+           "/treadle/SmolLM2-135M-Instruct.Q4_1.gguf";
+  }
+
+  struct Result {
+    int code;
+    std::string output;  // both streams
+  };
+  static Result Run(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), TREADLE_BINARY);
+    ChildProcess child(arguments);
+    const int code = child.Wait();
+    return {code, child.output()};
+  }
+  static void ExpectRefused(const std::vector<std::string>& arguments, const std::string& message) {
+    const Result result = Run(arguments);
+    EXPECT_EQ(result.code, 2) << result.output;
+    EXPECT_THAT(result.output, HasSubstr(message));
+  }
+  static nlohmann::json LastLine(const std::string& output) {
+    const size_t end = output.find_last_not_of('\n') + 1;
+    const size_t begin = output.rfind('\n', end - 1) + 1;
+    return nlohmann::json::parse(output.substr(begin, end - begin));
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(QualityCommand, WrongUseSaysWhatIsWrong) {
+  const std::string small = std::string(TREADLE_TESTDATA) + "/models/llama-grouped";
+  ExpectRefused({"perplexity"}, "model is required");
+  ExpectRefused({"perplexity", small, "--text", Licence()}, "has no tokenizer");
+  ExpectRefused({"perplexity", small, "--text", "x", "--protocol", "gptq"}, "--protocol");
+  ExpectRefused({"perplexity", small, "--text", "x", "--context", "-4"}, "--context");
+  ExpectRefused({"perplexity", "/no/such/model", "--text", "x"}, "/no/such/model");
+  ExpectRefused({"bench", "accuracy", "--model", small, "--text", Licence()}, "has no tokenizer");
+}
+
+#define NEEDS_MODEL(model)                  \
+  const std::string model = DefaultModel(); \
+  if (!std::filesystem::exists(model)) GTEST_SKIP() << "no model file at '" << model << "'"
+
+TEST_F(QualityCommand, BadTextsAreOneLine) {
+  NEEDS_MODEL(model);
+  const std::string missing = folder_ / "missing.txt";
+  ExpectRefused({"perplexity", model, "--text", missing}, "missing.txt: cannot be read");
+  ExpectRefused({"perplexity", model, "--text", File("empty.txt", "")}, "empty.txt");
+  ExpectRefused({"perplexity", model, "--text",
+                 File("bad.txt",
+                      "abc\xff"
+                      "def")},
+                "bad.txt: ");
+  const std::string few = File("few.txt", "Only a few words.");
+  ExpectRefused({"perplexity", model, "--text", few}, "the text is too short");
+  ExpectRefused({"perplexity", model, "--text", few, "--protocol", "llama.cpp"}, "at least 1024");
+  ExpectRefused({"perplexity", model, "--text", Licence(), "--context", "10000000"},
+                "--context is 10000000, expected 2 to");
+  ExpectRefused({"perplexity", model, "--text", Licence(), "--context", "16", "--max-tokens", "64",
+                 "--weights", "nf5"},
+                "--weights has");
+  ExpectRefused({"perplexity", model, "--text", Licence(), "--context", "16", "--logprobs",
+                 folder_ / "no" / "such" / "folder"},
+                "--logprobs: cannot write");
+}
+
+TEST_F(QualityCommand, LogProbabilitiesAddUpToThePerplexity) {
+  NEEDS_MODEL(model);
+  for (const char* name : {"log.csv", "log.jsonl"}) {
+    const std::string file = folder_ / name;
+    const Result result =
+        Run({"perplexity", model, "--text", Licence(), "--protocol", "llama.cpp", "--context", "32",
+             "--max-tokens", "100", "--threads", "1", "--logprobs", file, "--json"});
+    ASSERT_EQ(result.code, 0) << result.output;
+    const nlohmann::json report = LastLine(result.output);
+    EXPECT_EQ(report["windows"], 3);
+    EXPECT_EQ(report["scored_tokens"], 3 * 15);
+
+    EXPECT_FALSE(std::filesystem::exists(file + ".partial"));
+    std::ifstream stream(file);
+    std::string line;
+    const bool csv = file.ends_with(".csv");
+    if (csv) {
+      std::getline(stream, line);
+      EXPECT_EQ(line, "window,position,token,logprob");
+    }
+    double sum = 0;
+    int lines = 0;
+    while (std::getline(stream, line)) {
+      sum += csv ? std::stod(line.substr(line.rfind(',') + 1))
+                 : nlohmann::json::parse(line)["logprob"].get<double>();
+      ++lines;
+    }
+    EXPECT_EQ(lines, 3 * 15);
+    EXPECT_NEAR(-sum / lines, report["mean_loss"].get<double>(), 1e-7);
+  }
+}
+
+TEST_F(QualityCommand, AccuracyOfConvertedWeights) {
+  NEEDS_MODEL(model);
+  const Result result =
+      Run({"bench", "accuracy", "--model", model, "--text", Licence(), "--window", "64",
+           "--max-tokens", "128", "--weights", "nf4", "--weights", "int8", "--json"});
+  ASSERT_EQ(result.code, 0) << result.output;
+  const nlohmann::json int8 = LastLine(result.output);
+  EXPECT_EQ(int8["weights"], "int8");
+  const size_t begin = result.output.find("{\"weights\":\"nf4\"");
+  ASSERT_NE(begin, std::string::npos) << result.output;
+  const nlohmann::json nf4 =
+      nlohmann::json::parse(result.output.substr(begin, result.output.find('\n', begin) - begin));
+  EXPECT_EQ(nf4["positions"], 128);
+  EXPECT_NEAR(nf4["bits_per_weight"].get<double>(), 4.5, 1e-9);
+  // An order of magnitude apart on any text.
+  EXPECT_GT(nf4["mean_kl"].get<double>(), 3 * int8["mean_kl"].get<double>());
+  EXPECT_GT(int8["mean_kl"].get<double>(), 0);
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,410 @@
+// The CPU backend on apart formats: LLM.int8(), codebooks of floats, FP8. Against the reference,
+// and bit for bit against itself over rows, threads and instruction sets.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/reference/reference_backend.h"
+#include "tests/support/op_cases.h"
+#include "tests/support/random.h"
+
+namespace treadle {
+namespace {
+
+RandomMatrix MakeApart(std::string_view name, int64_t n, int64_t k, int64_t block) {
+  RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat(name), n, k, /*seed=*/1, block);
+  if (!name.starts_with("gptq")) return matrix;
+  Random random(2);
+  matrix.constants->zeros.clear();
+  for (size_t i = 0; i < matrix.constants->scales.size(); ++i) {
+    matrix.constants->zeros.push_back(static_cast<float>(random.Below(16)));
+  }
+  return matrix;
+}
+
+// With a few outliers: in some columns of all rows, and strewn.
+std::vector<float> MakeInput(int64_t rows, int64_t k, uint64_t seed) {
+  Random random(seed);
+  std::vector<float> x(static_cast<size_t>(rows * k));
+  for (int64_t i = 0; i < rows * k; ++i) {
+    x[i] = random.Normal();
+    if (i % k % 61 == 7 || random.Below(300) == 0) x[i] *= 20;
+  }
+  if (rows > 2) std::fill_n(x.begin() + 2 * k, k, 0.0f);
+  return x;
+}
+
+std::unique_ptr<PackedMatrix> MustPack(Backend& backend, const MatrixSource& source) {
+  auto packed = backend.Pack(source);
+  TREADLE_CHECK(packed.ok());
+  return *std::move(packed);
+}
+
+std::vector<float> Multiply(Backend& backend, const PackedMatrix& weight,
+                            const std::vector<float>& x, int64_t begin, int64_t rows) {
+  std::vector<float> out(static_cast<size_t>(rows * weight.n()), 0.5f);
+  std::vector<float> input(x.begin() + begin * weight.k(), x.begin() + (begin + rows) * weight.k());
+  const Projection projection{&weight, nullptr,
+                              DenseTensor(out.data(), DType::kF32, rows, weight.n()), true};
+  backend.MatMul(DenseTensor(input.data(), DType::kF32, rows, weight.k()), {&projection, 1});
+  return out;
+}
+
+struct Shape {
+  std::string_view format;
+  int64_t n;
+  int64_t k;
+  int64_t block;
+};
+
+// Blocks of every kind: within rows, straddling them, whole rows, the whole tensor, and sizes that
+// no packed layout has.
+const Shape kShapes[] = {
+    {"int8", 53, 576, 576},     {"int8", 70, 1000, 1000}, {"int8", 17, 33, 33},
+    {"int8", 5, 1, 1},          {"nf4", 53, 576, 64},     {"nf4", 70, 1024, 4096},
+    {"nf4", 17, 1000, 64},      {"nf4", 33, 96, 64},      {"nf4", 70, 256, 32},
+    {"nf4", 18, 320, 320 * 18}, {"fp4", 70, 576, 64},     {"nf4", 35, 8192, 64},
+    {"kbit3", 70, 640, 128},    {"kbit4", 70, 640, 64},   {"kbit5", 53, 256, 64},
+    {"kbit6", 53, 256, 64},     {"kbit7", 53, 288, 64},   {"kbit8", 70, 288, 4096},
+    {"fp8", 70, 576, 576},      {"fp8", 53, 768, 128},    {"fp8", 17, 96, 96 * 17},
+    {"fp8", 17, 33, 33},        {"gptq4", 53, 512, 128},  {"gptq4", 70, 576, 64},
+    {"gptq4", 18, 96, 128},     {"gptq4", 17, 100, 10},   {"gptq8", 53, 256, 128},
+};
+
+struct Setting {
+  CpuIsa isa;
+  ComputeMode compute;
+};
+std::string SettingName(const testing::TestParamInfo<Setting>& info) {
+  return std::string(Name(info.param.isa)) + "_" + std::string(Name(info.param.compute));
+}
+
+class CpuFormatsTest : public testing::TestWithParam<Setting> {
+ protected:
+  void SetUp() override {
+    const auto isas = SupportedIsas();
+    if (std::find(isas.begin(), isas.end(), GetParam().isa) == isas.end()) {
+      GTEST_SKIP() << "this processor cannot run " << Name(GetParam().isa);
+    }
+  }
+  std::unique_ptr<Backend> Make(int threads, CpuIsa isa = GetParam().isa) {
+    auto backend =
+        CreateCpuBackend({.threads = threads, .compute = GetParam().compute, .isa = isa});
+    TREADLE_CHECK(backend.ok());
+    return *std::move(backend);
+  }
+};
+
+// Whether the backend multiplies integers (cpu_backend.h).
+bool RoundsCodebook(const MatrixSource& source, ComputeMode compute) {
+  const int64_t block = source.constants->scale_block;
+  const int64_t unit = block >= source.n * source.k ? source.k : std::gcd(block, source.k);
+  return compute == ComputeMode::kInt16 && source.format->code_bits <= 4 && unit % 32 == 0;
+}
+
+// Row `row` of the matrix with its codebook in 4095 steps, and a row of activations as kInt16 has
+// them.
+std::vector<double> RoundedWeights(const MatrixSource& source, int64_t row) {
+  float largest = 0;
+  for (const float value : CodebookOf(source)) largest = std::fmax(largest, std::fabs(value));
+  std::vector<uint8_t> codes(static_cast<size_t>(source.k));
+  UnpackCodes(*source.format, source.data, row * source.k, source.k, codes.data());
+  std::vector<double> weights;
+  for (int64_t k = 0; k < source.k; ++k) {
+    const float value = CodebookOf(source)[codes[k]] * (4095 / largest);
+    const MatrixConstants& constants = *source.constants;
+    const int64_t block = (row * source.k + k) / constants.scale_block;
+    const float scale = constants.scales[block];
+    const float minimum = constants.zeros.empty() ? 0.0f : -(scale * constants.zeros[block]);
+    weights.push_back(double{scale * (largest / 4095)} * std::nearbyint(value) + minimum);
+  }
+  return weights;
+}
+std::vector<double> RoundedActivations(const float* x, int64_t k) {
+  std::vector<double> values;
+  for (int64_t begin = 0; begin < k; begin += 32) {
+    const auto block =
+        QuantizeActivations(std::span<const float, 32>(x + begin, 32), ComputeMode::kInt16);
+    for (const int16_t code : block.codes) values.push_back(double{block.scale} * code);
+  }
+  return values;
+}
+
+// Products in double and the sums of magnitudes, both with the 0.5 that Multiply adds to.
+struct Expected {
+  double value = 0.5;
+  double magnitude = 0.5;
+};
+Expected Product(const std::vector<double>& w, const std::vector<double>& x) {
+  Expected sum;
+  for (size_t k = 0; k < w.size(); ++k) {
+    sum.value += w[k] * x[k];
+    sum.magnitude += std::fabs(w[k] * x[k]);
+  }
+  return sum;
+}
+
+TEST_P(CpuFormatsTest, MatchesTheReference) {
+  const auto backend = Make(2);
+  const auto reference = CreateReferenceBackend(GetParam().compute);
+  for (const Shape& shape : kShapes) {
+    const auto matrix = MakeApart(shape.format, shape.n, shape.k, shape.block);
+    const auto packed = MustPack(*backend, matrix.source);
+    const auto reference_packed = MustPack(*reference, matrix.source);
+    const bool rounds = RoundsCodebook(matrix.source, GetParam().compute);
+    const double unit = 0x1p-24 * (8 + std::sqrt(static_cast<double>(shape.k)));
+    for (const int64_t rows : {1, 2, 3, 4, 7, 20}) {
+      const std::vector<float> x = MakeInput(rows, shape.k, 9);
+      const std::vector<float> out = Multiply(*backend, *packed, x, 0, rows);
+      const std::vector<float> expected = Multiply(*reference, *reference_packed, x, 0, rows);
+      std::vector<float> w(static_cast<size_t>(shape.k));
+      for (int64_t i = 0; i < rows * shape.n; ++i) {
+        const float* row = x.data() + i / shape.n * shape.k;
+        DecodeSourceRow(matrix.source, i % shape.n, w.data());
+        Expected sum = Product({w.begin(), w.end()}, {row, row + shape.k});
+        sum.value = expected[i];
+        if (rounds) {
+          sum =
+              Product(RoundedWeights(matrix.source, i % shape.n), RoundedActivations(row, shape.k));
+        }
+        for (int64_t k = 0; k < shape.k && !matrix.constants->zeros.empty(); ++k) {
+          // Code and zero are summed apart.
+          const float scale = matrix.constants->scales[(i % shape.n * shape.k + k) / shape.block];
+          sum.magnitude += std::fabs(scale * row[k]) * (2 << matrix.source.format->code_bits);
+        }
+        ASSERT_NEAR(out[i], sum.value, unit * sum.magnitude)
+            << shape.format << " " << shape.n << "x" << shape.k << " block " << shape.block
+            << " rows " << rows << " element " << i;
+      }
+    }
+  }
+}
+
+TEST_P(CpuFormatsTest, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
+  constexpr int64_t kRows = 53;  // more than one chunk of long rows
+  const auto backend = Make(2);
+  std::vector<std::unique_ptr<Backend>> others;
+  for (const int threads : {1, 3}) others.push_back(Make(threads));
+  for (const CpuIsa isa : SupportedIsas()) others.push_back(Make(2, isa));
+  for (const Shape& shape : kShapes) {
+    const auto matrix = MakeApart(shape.format, shape.n, shape.k, shape.block);
+    const auto packed = MustPack(*backend, matrix.source);
+    const std::vector<float> x = MakeInput(kRows, shape.k, 5);
+    const std::vector<float> all = Multiply(*backend, *packed, x, 0, kRows);
+    for (const int64_t count : {1, 2, 3, 4, 5, 7, 8, 9, 16, 17}) {
+      for (int64_t row = 0; row < kRows; row += count) {
+        const int64_t rows = std::min(count, kRows - row);
+        const std::vector<float> some = Multiply(*backend, *packed, x, row, rows);
+        ASSERT_EQ(0, std::memcmp(some.data(), &all[row * shape.n], some.size() * sizeof(float)))
+            << shape.format << " " << shape.n << "x" << shape.k << ", rows = " << count;
+      }
+    }
+    for (const auto& other : others) {
+      const auto again = MustPack(*other, matrix.source);
+      ASSERT_EQ(all, Multiply(*other, *again, x, 0, kRows))
+          << shape.format << " " << shape.n << "x" << shape.k << " on " << other->description();
+    }
+  }
+}
+
+TEST_P(CpuFormatsTest, EmbedDecodesCanonically) {
+  const auto backend = Make(2);
+  for (const Shape& shape : kShapes) {
+    const auto matrix = MakeApart(shape.format, shape.n, shape.k, shape.block);
+    const auto packed = MustPack(*backend, matrix.source);
+    const std::vector<int32_t> ids = {static_cast<int32_t>(shape.n) - 1, 0, 3};
+    std::vector<float> out(ids.size() * shape.k), expected(shape.k);
+    backend->Embed(*packed, ids, false, DenseTensor(out.data(), DType::kF32, 3, shape.k));
+    for (size_t i = 0; i < ids.size(); ++i) {
+      DecodeSourceRow(matrix.source, ids[i], expected.data());
+      for (int64_t k = 0; k < shape.k; ++k) {
+        ASSERT_EQ(out[i * shape.k + k], expected[k]) << shape.format << " row " << ids[i];
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, CpuFormatsTest,
+                         testing::Values(Setting{CpuIsa::kAvx2, ComputeMode::kExact},
+                                         Setting{CpuIsa::kAvx2, ComputeMode::kInt8},
+                                         Setting{CpuIsa::kAvx2, ComputeMode::kInt16},
+                                         Setting{CpuIsa::kAvx512, ComputeMode::kExact},
+                                         Setting{CpuIsa::kAvx512, ComputeMode::kInt8},
+                                         Setting{CpuIsa::kAvx512, ComputeMode::kInt16}),
+                         SettingName);
+
+std::unique_ptr<Backend> OneThread(CpuIsa isa) {
+  auto backend = CreateCpuBackend({.threads = 1, .isa = isa});
+  TREADLE_CHECK(backend.ok());
+  return *std::move(backend);
+}
+
+// The sums that LLM.int8() must not saturate: extreme codes, and activations of one size.
+TEST(CpuRowInt8Test, ExtremeCodesAreSummedExactly) {
+  constexpr int64_t kCols = 4096, kFeatures = 16;
+  for (const int code : {-128, -127, 127}) {
+    auto matrix = MakeApart("int8", kFeatures, kCols, kCols);
+    std::fill(matrix.bytes.begin(), matrix.bytes.end(), static_cast<std::byte>(code));
+    std::fill(matrix.constants->scales.begin(), matrix.constants->scales.end(), 1.0f);
+    matrix.constants->outlier_threshold = 0;
+    for (const float sign : {1.0f, -1.0f}) {
+      const std::vector<float> x(kCols, sign * 127.0f);
+      const float expected = sign * 127.0f * static_cast<float>(kCols * code) + 0.5f;
+      for (const CpuIsa isa : SupportedIsas()) {
+        const auto backend = OneThread(isa);
+        const auto packed = MustPack(*backend, matrix.source);
+        for (const float value : Multiply(*backend, *packed, x, 0, 1)) {
+          EXPECT_EQ(value, expected) << Name(isa) << " code " << code;
+        }
+      }
+    }
+  }
+}
+
+// Outliers are multiplied in float and do not coarsen the other elements.
+TEST(CpuRowInt8Test, OutliersAreExactAndLeaveTheRestAlone) {
+  constexpr int64_t kCols = 100, kFeatures = 18;
+  auto matrix = MakeApart("int8", kFeatures, kCols, kCols);
+  for (const OutlierRule rule : {OutlierRule::kPerRow, OutlierRule::kPerCall}) {
+    matrix.constants->outlier_rule = rule;
+    for (const CpuIsa isa : SupportedIsas()) {
+      const auto backend = OneThread(isa);
+      const auto packed = MustPack(*backend, matrix.source);
+      {  // a larger call must leave nothing behind in the memory that both use
+        const auto wide = MakeApart("int8", 1, 2000, 2000);
+        Multiply(*backend, *MustPack(*backend, wide.source), std::vector<float>(2000, 1.0f), 0, 1);
+      }
+      std::vector<float> x(2 * kCols);
+      x[97] = 1000.5f;    // row 0: an outlier in a padded block
+      x[kCols + 97] = 3;  // row 1: an outlier only if the call is asked
+      x[kCols + 2] = 2;
+      const std::vector<float> out = Multiply(*backend, *packed, x, 0, 2);
+      std::vector<float> w(kCols);
+      for (int64_t i = 0; i < kFeatures; ++i) {
+        DecodeSourceRow(matrix.source, i, w.data());
+        EXPECT_EQ(out[i], 0.5f + w[97] * 1000.5f);
+        const auto code = [&](int64_t k) {
+          return static_cast<float>(static_cast<int8_t>(matrix.bytes[i * kCols + k]));
+        };
+        const float scale = matrix.constants->scales[i];
+        const float dx = (rule == OutlierRule::kPerRow ? 3.0f : 2.0f) / 127;
+        const float q = std::nearbyint(2 * (127 / 3.0f));
+        const float expected = rule == OutlierRule::kPerRow
+                                   ? (127 * code(97) + q * code(2)) * (scale * dx)
+                                   : std::fma(w[97], 3.0f, 127 * code(2) * (scale * dx));
+        EXPECT_EQ(out[kFeatures + i], 0.5f + expected) << Name(isa);
+      }
+    }
+  }
+}
+
+// Projections of one call may differ in their thresholds.
+TEST(CpuRowInt8Test, OneCallMayMixThresholds) {
+  constexpr int64_t kCols = 96, kRows = 3;
+  const std::vector<float> x = MakeInput(kRows, kCols, 3);
+  for (const CpuIsa isa : SupportedIsas()) {
+    const auto backend = OneThread(isa);
+    std::vector<std::unique_ptr<PackedMatrix>> weights;
+    std::vector<std::vector<float>> outs;
+    std::vector<Projection> projections;
+    for (const float threshold : {6.0f, 0.0f, 2.0f, 6.0f}) {
+      auto matrix = MakeApart("int8", 20, kCols, kCols);
+      matrix.constants->outlier_threshold = threshold;
+      weights.push_back(MustPack(*backend, matrix.source));
+      outs.emplace_back(kRows * 20, 0.5f);
+    }
+    const auto dense = MakeApart("nf4", 20, kCols, 32);
+    weights.push_back(MustPack(*backend, dense.source));
+    outs.emplace_back(kRows * 20, 0.5f);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      projections.push_back(
+          {weights[i].get(), nullptr, DenseTensor(outs[i].data(), DType::kF32, kRows, 20), true});
+    }
+    std::vector<float> input = x;
+    backend->MatMul(DenseTensor(input.data(), DType::kF32, kRows, kCols), projections);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      EXPECT_EQ(outs[i], Multiply(*backend, *weights[i], x, 0, kRows)) << i;
+    }
+    EXPECT_NE(outs[0], outs[1]);
+    EXPECT_NE(outs[0], outs[2]);
+  }
+}
+
+// An activation that is not finite spoils its own row and no other, with decomposition or without.
+TEST(CpuRowInt8Test, ActivationsThatAreNotFiniteStayInTheirRow) {
+  constexpr int64_t kCols = 70, kRows = 5;
+  for (const float threshold : {6.0f, 0.0f}) {
+    auto matrix = MakeApart("int8", 20, kCols, kCols);
+    matrix.constants->outlier_threshold = threshold;
+    for (const CpuIsa isa : SupportedIsas()) {
+      const auto backend = OneThread(isa);
+      const auto packed = MustPack(*backend, matrix.source);
+      std::vector<float> x = MakeInput(kRows, kCols, 3);
+      const std::vector<float> clean = Multiply(*backend, *packed, x, 0, kRows);
+      for (const float bad :
+           {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+        x[2 * kCols + 37] = bad;
+        const std::vector<float> out = Multiply(*backend, *packed, x, 0, kRows);
+        for (int64_t i = 0; i < kRows * 20; ++i) {
+          if (i / 20 == 2) {
+            EXPECT_FALSE(std::isfinite(out[i]));
+          } else {
+            EXPECT_EQ(out[i], clean[i]);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuRowInt8Test, RefusesRowsWhoseSumsCouldOverflow) {
+  const auto backend = OneThread(SupportedIsas().back());
+  const auto most = MakeApart("int8", 1, 1 << 17, 1 << 17);
+  EXPECT_TRUE(backend->Pack(most.source).ok());
+  const auto too_many = MakeApart("int8", 1, (1 << 17) + 1, (1 << 17) + 1);
+  const absl::Status status = backend->Pack(too_many.source).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("131073"), std::string_view::npos) << status;
+}
+
+// E4M3's NaN codes and scales that its fast layout cannot hold.
+TEST(CpuFp8Test, NanCodesAndHugeScalesKeepTheirMeaning) {
+  for (const CpuIsa isa : SupportedIsas()) {
+    const auto backend = OneThread(isa);
+    auto matrix = MakeApart("fp8", 17, 64, 64);
+    std::fill_n(matrix.bytes.begin(), 64, std::byte{0});
+    matrix.bytes[3] = std::byte{1};  // the smallest: 2^-9
+    matrix.bytes[64 * 16 + 5] = std::byte{0xff};
+    matrix.constants->scales[0] = 0x1p121f;
+    const auto packed = MustPack(*backend, matrix.source);
+    std::vector<float> x(64);
+    x[3] = x[5] = 1;
+    const std::vector<float> out = Multiply(*backend, *packed, x, 0, 1);
+    EXPECT_EQ(out[0], 0x1p112f);
+    EXPECT_TRUE(std::isnan(out[16]));
+  }
+}
+
+TEST(CpuFormatsMemoryTest, CodesStayPacked) {
+  const auto backend = OneThread(SupportedIsas().back());
+  const auto bits = [&](std::string_view name, int64_t block) {
+    const auto matrix = MakeApart(name, 64, 1024, block);
+    return 8.0 * static_cast<double>(MustPack(*backend, matrix.source)->bytes()) / (64 * 1024);
+  };
+  EXPECT_LE(bits("int8", 1024), 8.04);
+  EXPECT_LE(bits("nf4", 64), 4.52);
+  EXPECT_LE(bits("kbit3", 128), 4.27);
+  EXPECT_LE(bits("kbit8", 4096), 8.5);
+  EXPECT_LE(bits("fp8", 1024), 8.04);
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,175 @@
+// Which matrix a plan converts, and to what.
+#include "models/weight_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/teacher_forcing.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string FormatOf(const std::string& plan, const std::string& tensor, bool tied = false) {
+  const auto parsed = WeightPlan::Parse(plan);
+  EXPECT_TRUE(parsed.ok()) << parsed.status();
+  if (!parsed.ok()) return "";
+  const QuantizeSpec* spec = parsed->For(tensor, tied);
+  return spec == nullptr ? "keep" : spec->name;
+}
+
+TEST(WeightPlanTest, TheTableOfMeanings) {
+  struct Row {
+    const char* plan;
+    const char* tensor;
+    bool tied;
+    const char* format;
+  };
+  const Row rows[] = {
+      {"", "blk.0.attn_q.weight", false, "keep"},
+      {"nf4", "blk.0.attn_q.weight", false, "nf4"},
+      {"nf4", "blk.0.attn_output.weight", false, "nf4"},  // no head, whatever its name ends in
+      {"nf4", "token_embd.weight", false, "keep"},
+      {"nf4", "token_embd.weight", true, "keep"},
+      {"nf4", "position_embd.weight", true, "keep"},
+      {"nf4", "transformer.wpe.weight", true, "keep"},
+      {"nf4", "output.weight", false, "keep"},
+      {"nf4", "lm_head.weight", false, "keep"},
+      {"nf4", "transformer.h.0.mlp.c_fc.weight", false, "nf4"},
+      {"nf4,lm_head=int8", "lm_head.weight", false, "int8"},
+      {"nf4,lm_head=int8", "output.weight", false, "int8"},
+      {"nf4,lm_head=int8", "token_embd.weight", false, "keep"},
+      {"nf4,lm_head=int8", "token_embd.weight", true, "int8"},
+      {"nf4,lm_head=int8", "model.embed_tokens.weight", true, "int8"},
+      {"lm_head=int8", "blk.0.attn_q.weight", false, "keep"},
+      {"embedding=f16", "wte.weight", false, "f16"},
+      {"embedding=f16", "output.weight", false, "keep"},
+      {"embedding=f16", "token_embd.weight", true, "f16"},
+      {"nf4,ffn_down=q8_0", "blk.1.ffn_down.weight", false, "q8_0"},
+      {"ffn_down=q8_0,nf4", "blk.1.ffn_down.weight", false, "nf4"},  // the later one wins
+      {"nf4,blk.1.=keep", "blk.1.ffn_down.weight", false, "keep"},
+      {"nf4,blk.1.=keep", "blk.11.ffn_down.weight", false, "nf4"},
+      {"int8,nf4-dq:128", "blk.1.ffn_down.weight", false, "nf4-dq:128"},
+      {"keep", "blk.1.ffn_down.weight", false, "keep"},
+      {"kbit-int4:64", "blk.1.ffn_down.weight", false, "kbit-int4:64"},
+  };
+  for (const Row& row : rows) {
+    EXPECT_EQ(FormatOf(row.plan, row.tensor, row.tied), row.format)
+        << row.plan << " " << row.tensor << (row.tied ? " tied" : "");
+  }
+}
+
+TEST(WeightPlanTest, ErrorsNameThePart) {
+  const std::pair<const char*, const char*> rows[] = {
+      {"nf5", "'nf5'"},
+      {"nf4,lm_head=int9", "'lm_head=int9'"},
+      {"nf4,", ""},
+      {"nf4,,int8", "''"},
+      {"=nf4", "part of a tensor's name before '='"},
+      {"nf4:63", "'nf4:63'"},
+      {"a=b=c", "'a=b=c'"},
+      {"lm_head=", "'lm_head='"},
+      {"Keep", "'Keep'"},
+  };
+  for (const auto& [plan, message] : rows) {
+    const absl::Status status = WeightPlan::Parse(plan).status();
+    if (message[0] == '\0') {
+      EXPECT_TRUE(status.ok()) << status;
+      continue;
+    }
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << plan;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(message));
+  }
+}
+
+class WeightPlanLoading : public ScratchCheckpoint {
+ protected:
+  static absl::StatusOr<std::vector<float>> Logits(const std::string& path,
+                                                   const std::string& weights, int threads) {
+    TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(path));
+    TREADLE_ASSIGN_OR_RETURN(const WeightPlan plan, WeightPlan::Parse(weights));
+    TREADLE_ASSIGN_OR_RETURN(
+        const auto model,
+        TeacherForcing::Create(*checkpoint, CreateReferenceBackend(),
+                               {.max_tokens = 8, .chunk = 8, .weights = plan, .threads = threads}));
+    return model->Logits(std::vector<int32_t>{5, 4, 3, 2, 1, 0, 9, 8});
+  }
+};
+
+// Floats that are exact in the other type: nothing may change. Any number of threads: no bit may.
+TEST_F(WeightPlanLoading, ConvertsExactlyAndInParallel) {
+  TinyModelOptions options;
+  options.format = "bf16";
+  for (const bool gpt2 : {false, true}) {
+    const auto path =
+        (gpt2 ? WriteTinyGpt2Folder : WriteTinyLlamaFolder)(directory_.string(), options);
+    ASSERT_TRUE(path.ok()) << path.status();
+    const auto stored = Logits(*path, "", 1);
+    ASSERT_TRUE(stored.ok()) << stored.status();
+    EXPECT_EQ(*Logits(*path, "f32,lm_head=f32", 2), *stored);
+    const auto nf4 = Logits(*path, "nf4,embedding=int8", 1);
+    ASSERT_TRUE(nf4.ok()) << nf4.status();
+    EXPECT_NE(*nf4, *stored);
+    EXPECT_EQ(*Logits(*path, "nf4,embedding=int8", 3), *nf4);
+  }
+}
+
+// The file's rows are in GGUF's order in one of them, columns and rows swapped in GPT-2's folder.
+TEST_F(WeightPlanLoading, ContainersGiveTheSameBits) {
+  TinyModelOptions options;
+  options.hidden = 48;
+  options.ffn_hidden = 80;
+  using Write = absl::StatusOr<std::string> (*)(const std::string&, const TinyModelOptions&);
+  const std::pair<Write, Write> writers[] = {{WriteTinyLlamaGguf, WriteTinyLlamaFolder},
+                                             {WriteTinyGpt2Gguf, WriteTinyGpt2Folder}};
+  for (const auto& [gguf, folder] : writers) {
+    const auto one = gguf(directory_.string(), options);
+    const auto other = folder(directory_.string(), options);
+    ASSERT_TRUE(one.ok() && other.ok());
+    for (const char* weights : {"nf4", "int8", "kbit-float4e2:tensor", "fp8,lm_head=nf4-dq:128"}) {
+      const auto a = Logits(*one, weights, 1);
+      const auto b = Logits(*other, weights, 1);
+      ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
+      EXPECT_EQ(*a, *b) << weights;
+    }
+  }
+}
+
+// Vectors stay floats; matrices have 4 bits and a scale of 32 for each 64 weights, or 8 and one for
+// each row.
+TEST_F(WeightPlanLoading, BytesAreEstimated) {
+  TinyModelOptions options;
+  options.layers = 1;
+  const auto path = WriteTinyLlamaFolder(directory_.string(), options);
+  ASSERT_TRUE(path.ok()) << path.status();
+  const auto checkpoint = Checkpoint::Open(*path);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const uint64_t vectors = 3 * 64 * 4;
+  const uint64_t embedding = static_cast<uint64_t>(TinyVocabulary()) * 64;
+  const uint64_t matrices = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 128 * 64;
+  const auto bytes = [&](const char* weights) {
+    return WeightPlan::Parse(weights)->EstimateBytes(**checkpoint);
+  };
+  EXPECT_EQ(bytes(""), vectors + 4 * (embedding + matrices));
+  EXPECT_EQ(bytes("nf4"), vectors + 4 * embedding + matrices / 2 + matrices / 64 * 4);
+  EXPECT_EQ(bytes("f16,embedding=int8"),
+            vectors + embedding + static_cast<uint64_t>(TinyVocabulary()) * 4 + 2 * matrices);
+}
+
+TEST_F(WeightPlanLoading, FaultsNameTensorOrPart) {
+  TinyModelOptions options;
+  options.hidden = 48;
+  options.ffn_hidden = 80;
+  const auto path = WriteTinyLlamaFolder(directory_.string(), options);
+  ASSERT_TRUE(path.ok()) << path.status();
+  ExpectRefused(Logits(*path, "q4_0", 1).status(), *path,
+                "q_proj.weight' to q4_0: matrix [48, 48]");
+  ExpectRefused(Logits(*path, "nf4,nothing=int8", 1).status(), *path,
+                "'nothing=int8' names none of its matrices");
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""Writes tests/testdata/quantized/: tiny Llama checkpoints as transformers with bitsandbytes saves
+them (and FP8 ones as their projects define them), with the logits of their dequantized weights.
+
+Run from the repository's root, with torch (CPU), transformers, accelerate, bitsandbytes and
+safetensors installed.
+
+logits.f32 is computed in float64 from the weights that bitsandbytes itself dequantizes to float32;
+fp32_rounding is how far transformers' float32 logits are from those. For LLM.int8() there is also
+int8.f32: section 2 of the LLM.int8() paper in float64, outliers per row; int8_rounding is how far
+the same program is in float32 (roundings that tip over included), and bitsandbytes how far
+bitsandbytes' own CPU forward is (per call and with 16-bit activations: another rule, so only near).
+"""
+import json
+import os
+import shutil
+import sys
+
+import bitsandbytes as bnb
+import numpy as np
+import torch
+import transformers
+from bitsandbytes.functional import QuantState
+from safetensors.torch import load_file, save_file
+from transformers import BitsAndBytesConfig
+
+sys.path.insert(0, os.path.dirname(__file__))
+from make_logit_oracles import in_double, logits, randomize
+
+OUT = "tests/testdata/quantized"
+VOCAB = 41
+# Rows of 36 and 52: blocks of 64 straddle them.
+CONFIG = dict(vocab_size=VOCAB, hidden_size=36, intermediate_size=52, num_hidden_layers=1, num_attention_heads=3,
+              num_key_value_heads=1, head_dim=12, max_position_embeddings=32, tie_word_embeddings=False,
+              bos_token_id=0, eos_token_id=1)
+THRESHOLD = 2.5
+
+
+def four_bits(kind, nested, **more):
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=nested,
+                              bnb_4bit_compute_dtype=torch.float32, **more)
+
+
+BITSANDBYTES = {
+    "nf4": four_bits("nf4", False),
+    "nf4-dq": four_bits("nf4", True),
+    "fp4-dq": four_bits("fp4", True, bnb_4bit_quant_storage=torch.float32),
+    "int8": BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=THRESHOLD),
+}
+
+
+def plain_model(folder, state):
+    """A float32 model of these weights, with the folder's configuration."""
+    config = transformers.LlamaConfig.from_pretrained(folder)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    config._attn_implementation = "sdpa"
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.load_state_dict(state)
+    return model.float()
+
+
+def dequantized(folder):
+    """The checkpoint's weights as bitsandbytes, or an FP8 file's definition, turns them into float32."""
+    tensors = load_file(os.path.join(folder, "model.safetensors"))
+    state = {}
+    for name, tensor in tensors.items():
+        if not name.endswith(".weight"):
+            continue
+        parts = {key[len(name) + 1:]: value for key, value in tensors.items() if key.startswith(name + ".")}
+        layer = name[:-len("weight")]
+        if parts:
+            state[name] = bnb.functional.dequantize_4bit(tensor, QuantState.from_dict(parts, torch.device("cpu")))
+        elif tensor.dtype == torch.int8:
+            state[name] = tensor.double().mul(tensors[layer + "SCB"].double()[:, None] / 127)
+        elif tensor.dtype == torch.float8_e4m3fn:
+            scale = tensors.get(name + "_scale", tensors.get(name + "_scale_inv")).double()
+            if scale.dim() == 1 and scale.numel() > 1:
+                scale = scale[:, None]
+            if scale.dim() == 2 and scale.shape[1] > 1:
+                rows, columns = BLOCK
+                scale = scale.repeat_interleave(rows, 0)[:tensor.shape[0]].repeat_interleave(columns, 1)[:, :tensor.shape[1]]
+            state[name] = tensor.double() * scale
+        else:
+            state[name] = tensor
+    return {name: value.float() for name, value in state.items()}
+
+
+def emulate_int8(model, names):
+    """LLM.int8() with outliers per row, in the model's own type."""
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear) or name not in names:
+            continue
+        codes, absmax = names[name]
+
+        def forward(x, codes=codes, absmax=absmax):
+            outlier = x.abs() >= THRESHOLD
+            rest = torch.where(outlier, torch.zeros_like(x), x)
+            largest = rest.abs().amax(-1, keepdim=True)
+            safe = torch.where(largest > 0, largest, torch.ones_like(largest))
+            q = torch.round(rest * (127 / safe))
+            scale = (absmax / 127).to(x.dtype)
+            w = codes.to(x.dtype)
+            return (q @ w.T) * (largest / 127) * scale + torch.where(outlier, x, torch.zeros_like(x)) @ (w * scale[:, None]).T
+
+        module.forward = forward
+    return model
+
+
+def write_oracle(folder, ids, quantized=None):
+    state = dequantized(folder)
+    model = plain_model(folder, state)
+    single = logits(model, ids)
+    double = logits(in_double(model), ids)
+    double.astype("<f4").tofile(os.path.join(folder, "logits.f32"))
+    oracle = {"token_ids": ids, "fp32_rounding": float(np.abs(single - double).max())}
+    if quantized is not None:
+        tensors = load_file(os.path.join(folder, "model.safetensors"))
+        parts = {name[:-len(".SCB")]: (tensors[name[:-len("SCB")] + "weight"], value)
+                 for name, value in tensors.items() if name.endswith(".SCB")}
+        single = logits(emulate_int8(plain_model(folder, state), parts), ids)
+        double = logits(emulate_int8(in_double(plain_model(folder, state)), parts), ids)
+        double.astype("<f4").tofile(os.path.join(folder, "int8.f32"))
+        oracle["int8_rounding"] = float(np.abs(single - double).max())
+        oracle["bitsandbytes"] = float(np.abs(logits(quantized, ids) - double).max())
+    with open(os.path.join(folder, "oracle.json"), "w") as file:
+        json.dump(oracle, file)
+        file.write("\n")
+    print(folder, "largest logit", np.abs(double).max(), {k: v for k, v in oracle.items() if k != "token_ids"})
+
+
+def base_model():
+    generator = torch.Generator().manual_seed(77)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG)).eval()
+    randomize(model, generator)
+    return model, torch.randint(0, VOCAB, (24,), generator=generator).tolist()
+
+
+def tidy(folder):
+    """As small as can be: no generation_config, and files that a checkout may read."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        os.chmod(path, 0o644)
+        if name == "generation_config.json":
+            os.remove(path)
+
+
+def bitsandbytes_checkpoints(base, ids):
+    for name, quantization in BITSANDBYTES.items():
+        folder = os.path.join(OUT, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        model = transformers.LlamaForCausalLM.from_pretrained(base, quantization_config=quantization,
+                                                              dtype=torch.float32, device_map="cpu")
+        model.save_pretrained(folder)
+        tidy(folder)
+        write_oracle(folder, ids, model if name == "int8" else None)
+
+
+def blocks_of_128(base, ids):
+    """transformers has no setting for the block size; bitsandbytes' own functions do."""
+    folder = os.path.join(OUT, "nf4-128-dq")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(os.path.join(OUT, "nf4-dq"), folder)
+    state = {}
+    for name, tensor in load_file(os.path.join(base, "model.safetensors")).items():
+        if "proj" not in name:
+            state[name] = tensor
+            continue
+        codes, quant_state = bnb.functional.quantize_4bit(tensor, blocksize=128, compress_statistics=True, quant_type="nf4")
+        state[name] = codes
+        state |= {f"{name}.{key}": value for key, value in quant_state.as_dict(packed=True).items()}
+    save_file(state, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+    tidy(folder)
+    write_oracle(folder, ids)
+
+
+BLOCK = (16, 20)
+FP8 = {
+    "fp8-channel": ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "weight_scale", torch.bfloat16),
+    "fp8-tensor": ({"quant_method": "fbgemm_fp8"}, "weight_scale", torch.float32),
+    "fp8-block": ({"quant_method": "fp8", "weight_block_size": list(BLOCK)}, "weight_scale_inv", torch.float32),
+}
+
+
+def fp8_scale(name, weight):
+    if name == "fp8-channel":
+        return weight.abs().amax(1, keepdim=True) / 448
+    if name == "fp8-tensor":
+        return weight.abs().max().reshape(1) / 448
+    rows, columns = BLOCK
+    n, k = weight.shape
+    padded = torch.zeros(-(-n // rows) * rows, -(-k // columns) * columns)
+    padded[:n, :k] = weight
+    return padded.reshape(-1, rows, padded.shape[1] // columns, columns).abs().amax((1, 3)) / 448
+
+
+def fp8_checkpoints(base, ids):
+    for name, (quantization, key, dtype) in FP8.items():
+        folder = os.path.join(OUT, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(base, folder)
+        state = {}
+        for tensor_name, weight in load_file(os.path.join(base, "model.safetensors")).items():
+            if "proj" not in tensor_name:
+                state[tensor_name] = weight
+                continue
+            scale = fp8_scale(name, weight).to(dtype)
+            full = scale.float()
+            if name == "fp8-block":
+                full = full.repeat_interleave(BLOCK[0], 0)[:weight.shape[0]].repeat_interleave(BLOCK[1], 1)[:, :weight.shape[1]]
+            state[tensor_name] = (weight / full).clamp(-448, 448).to(torch.float8_e4m3fn)
+            state[tensor_name[:-len("weight")] + key] = scale
+        save_file(state, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        path = os.path.join(folder, "config.json")
+        config = json.load(open(path))
+        config["quantization_config"] = quantization
+        with open(path, "w") as file:
+            json.dump(config, file, indent=2)
+        tidy(folder)
+        write_oracle_fp8(folder, ids, config, path)
+
+
+def write_oracle_fp8(folder, ids, config, path):
+    """transformers must not see the quantization: the weights come dequantized."""
+    quantization = config.pop("quantization_config")
+    with open(path, "w") as file:
+        json.dump(config, file, indent=2)
+    write_oracle(folder, ids)
+    config["quantization_config"] = quantization
+    with open(path, "w") as file:
+        json.dump(config, file, indent=2)
+        file.write("\n")
+
+
+def main():
+    base = os.path.join(OUT, "base")
+    model, ids = base_model()
+    shutil.rmtree(base, ignore_errors=True)
+    model.save_pretrained(base)
+    bitsandbytes_checkpoints(base, ids)
+    blocks_of_128(base, ids)
+    fp8_checkpoints(base, ids)
+    shutil.rmtree(base)
+
+
+if __name__ == "__main__":
+    main()
