@@ -10,6 +10,8 @@ namespace {
 
 // Below this many activations they are quantized by the caller alone: a barrier would cost more.
 constexpr int64_t kSerialValues = 16384;
+// Kernels like to run this many groups side by side, so pieces begin at multiples of it.
+constexpr int64_t kGroupsTogether = 2;
 
 size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -95,26 +97,21 @@ void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
   }
 }
 
-void CpuMatMul::RunWorker(int worker) {
-  const int64_t threads = pool_.size();
-  RunGroups(worker, groups_ * worker / threads, groups_ * (worker + 1) / threads);
-}
-
 void CpuMatMul::Run(Tensor x, std::span<const Projection> projections) {
   Plan(x, projections);
   if (x.rows == 0 || groups_ == 0) return;
   ReserveScratch(x);
   input_ = {static_cast<const float*>(x.data), x.stride, codes_, blocks_, x.rows, x.cols};
-  const bool serial = x.rows * x.cols <= kSerialValues;
-  if (quantize_ && serial) QuantizeRows(x, 0, x.rows);
-  pool_.Run([&](int worker) {
-    if (quantize_ && !serial) {
-      const int64_t threads = pool_.size();
-      QuantizeRows(x, x.rows * worker / threads, x.rows * (worker + 1) / threads);
-      pool_.Barrier();
+  if (quantize_) {
+    if (x.rows * x.cols <= kSerialValues) {
+      QuantizeRows(x, 0, x.rows);
+    } else {
+      pool_.ParallelFor(x.rows, 1,
+                        [&](int64_t begin, int64_t end) { QuantizeRows(x, begin, end); });
     }
-    RunWorker(worker);
-  });
+  }
+  pool_.ParallelFor(groups_, kGroupsTogether,
+                    [&](int worker, int64_t begin, int64_t end) { RunGroups(worker, begin, end); });
 }
 
 }  // namespace treadle

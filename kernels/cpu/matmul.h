@@ -1,5 +1,5 @@
 // The CPU backend's matrix products: quantizes the shared input once, and splits the 16-feature
-// groups of all projections over the pool in one parallel region.
+// groups of all projections over the pool in one task.
 //
 // Thread safety: confined to the rank's thread, which the pool joins.
 #pragma once
@@ -34,7 +34,6 @@ class CpuMatMul {
   void ReserveScratch(const Tensor& x);
   void QuantizeRows(const Tensor& x, int64_t begin, int64_t end);
   void RunGroups(int worker, int64_t begin, int64_t end);
-  void RunWorker(int worker);
 
   ThreadPool& pool_;
   const MatMulKernel& kernel_;
