@@ -42,8 +42,8 @@ namespace treadle {
 //           that q = 128 * high + low with both in 8 bits. I reaches 128 * 16256 * 32 < 2^31 and is
 //           rounded to float once, half to even.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
-// Of apart formats, those with a codebook of floats run exact with w = scale * codebook[code]
-// (rounded once), unless the backend says which rounding of the codebook its integer modes use.
+// Of apart formats, those with a codebook of floats run exact with w = scale * (codebook[code] -
+// zero), unless the backend says which rounding of the codebook its integer modes use.
 //
 // LLM.int8() (ActivationPolicy::kRowInt8; Dettmers, chapter 2) is the same in every mode. An
 // element with |x| >= threshold is an outlier (OutlierRule says whose). Of the others: dx = absmax

@@ -57,8 +57,7 @@ bool LoopCore::Turn() {
   return SubmitPlans() || absorbed;
 }
 
-// -- results
-// ---------------------------------------------------------------------------------------
+// Results.
 
 bool LoopCore::AbsorbResults() {
   std::vector<IterationResult> results = engine_.TakeResults();
@@ -130,8 +129,7 @@ void LoopCore::AppendRecord(uint64_t epoch, uint64_t iteration, const IterationT
   ledger_.Append(std::move(record));
 }
 
-// -- what ends a request
-// ---------------------------------------------------------------------------
+// What ends a request.
 
 void LoopCore::FinishSequence(Request& request, Sequence& sequence, FinishReason reason) {
   sequence.finished = true;
@@ -249,8 +247,7 @@ void LoopCore::EndAll(const absl::Status& status) {
   AppendRecord(engine_.epoch(), next_iteration_, {}, nothing);
 }
 
-// -- plans
-// -----------------------------------------------------------------------------------------
+// Plans.
 
 bool LoopCore::SubmitPlans() {
   bool submitted = false;

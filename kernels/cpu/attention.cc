@@ -137,25 +137,13 @@ void CpuOps::State::RunAttention() {
     return;
   }
   float* scratch = attention_scratch.Reserve(scratch_floats * pool.size());
-  next_piece.store(0, std::memory_order_relaxed);
-  next_split_item.store(0, std::memory_order_relaxed);
-  pool.Run([&, this](int worker) {
-    float* thread_scratch = scratch + worker * scratch_floats;
-    const int64_t count = static_cast<int64_t>(pieces.size());
-    for (;;) {
-      const int64_t i = next_piece.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count) break;
-      run_piece(pieces[i], thread_scratch);
-    }
-    if (split_items.empty()) return;
-    pool.Barrier();
-    for (;;) {
-      const int64_t i = next_split_item.fetch_add(1, std::memory_order_relaxed);
-      if (i >= static_cast<int64_t>(split_items.size())) break;
-      AttentionArguments a = items[split_items[i]].arguments;
-      a.scratch = thread_scratch;
-      kernels.combine_attention(a);
-    }
+  pool.ParallelForEach(std::ssize(pieces), [&](int worker, int64_t i, int64_t) {
+    run_piece(pieces[i], scratch + worker * scratch_floats);
+  });
+  pool.ParallelForEach(std::ssize(split_items), [&](int worker, int64_t i, int64_t) {
+    AttentionArguments a = items[split_items[i]].arguments;
+    a.scratch = scratch + worker * scratch_floats;
+    kernels.combine_attention(a);
   });
 }
 

@@ -8,8 +8,10 @@
 namespace treadle {
 namespace {
 
-// Below this many activations they are quantized by the caller alone: a barrier would cost more.
+// Below this many activations they are quantized by the caller alone: a task would cost more.
 constexpr int64_t kSerialValues = 16384;
+// Kernels like to run this many groups side by side, so pieces begin at multiples of it.
+constexpr int64_t kGroupsTogether = 2;
 
 size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -107,41 +109,36 @@ void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
   }
 }
 
-void CpuMatMul::RunWorker(int worker) {
-  const int64_t threads = pool_.size();
-  RunGroups(worker, groups_ * worker / threads, groups_ * (worker + 1) / threads);
-}
-
-// A thread's part of the quantization of the input; ends with all threads done.
-void CpuMatMul::QuantizeShare(int worker) {
-  const int64_t threads = pool_.size();
-  const auto bound = [threads](int64_t total, int64_t part) { return total * part / threads; };
-  if (!row_activations_.empty()) {
-    row_activations_.FlagColumns(x_, bound(x_.cols, worker), bound(x_.cols, worker + 1));
-    pool_.Barrier();
-    row_activations_.QuantizeRows(x_, bound(x_.rows, worker), bound(x_.rows, worker + 1));
+// Quantizes the input in the ways that the projections need.
+void CpuMatMul::Quantize(const Tensor& x) {
+  // In a small call a task would cost more than it saves.
+  const auto split = [&](int64_t count, const auto& body) {
+    if (x.rows * x.cols <= kSerialValues) {
+      body(int64_t{0}, count);
+    } else {
+      pool_.ParallelFor(count, 1, body);
+    }
+  };
+  if (row_activations_.any_of_call()) {
+    split(x.cols, [&](int64_t begin, int64_t end) { row_activations_.FlagColumns(x, begin, end); });
   }
-  if (quantize_) QuantizeRows(x_, bound(x_.rows, worker), bound(x_.rows, worker + 1));
-  pool_.Barrier();
+  if (!row_activations_.empty()) {
+    split(x.rows,
+          [&](int64_t begin, int64_t end) { row_activations_.QuantizeRows(x, begin, end); });
+  }
+  if (quantize_) {
+    split(x.rows, [&](int64_t begin, int64_t end) { QuantizeRows(x, begin, end); });
+  }
 }
 
 void CpuMatMul::Run(Tensor x, std::span<const Projection> projections) {
   Plan(x, projections);
   if (x.rows == 0 || groups_ == 0) return;
   ReserveScratch(x);
-  x_ = x;
   input_ = {static_cast<const float*>(x.data), x.stride, codes_, blocks_, {}, x.rows, x.cols};
-  const bool quantize = quantize_ || !row_activations_.empty();
-  const bool serial = x.rows * x.cols <= kSerialValues;
-  if (quantize && serial) {
-    row_activations_.FlagColumns(x, 0, x.cols);
-    row_activations_.QuantizeRows(x, 0, x.rows);
-    if (quantize_) QuantizeRows(x, 0, x.rows);
-  }
-  pool_.Run([&](int worker) {
-    if (quantize && !serial) QuantizeShare(worker);
-    RunWorker(worker);
-  });
+  Quantize(x);
+  pool_.ParallelFor(groups_, kGroupsTogether,
+                    [&](int worker, int64_t begin, int64_t end) { RunGroups(worker, begin, end); });
 }
 
 }  // namespace treadle

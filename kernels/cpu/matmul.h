@@ -1,5 +1,5 @@
 // The CPU backend's matrix products: quantizes the shared input once, and splits the 16-feature
-// groups of all projections over the pool in one parallel region.
+// groups of all projections over the pool in one task.
 //
 // Thread safety: confined to the rank's thread, which the pool joins.
 #pragma once
@@ -35,9 +35,8 @@ class CpuMatMul {
   void Plan(const Tensor& x, std::span<const Projection> projections);
   void ReserveScratch(const Tensor& x);
   void QuantizeRows(const Tensor& x, int64_t begin, int64_t end);
-  void QuantizeShare(int worker);
+  void Quantize(const Tensor& x);
   void RunGroups(int worker, int64_t begin, int64_t end);
-  void RunWorker(int worker);
 
   ThreadPool& pool_;
   const MatMulKernel& kernel_;
@@ -49,7 +48,6 @@ class CpuMatMul {
   RowActivations row_activations_;
 
   // This call's.
-  Tensor x_;
   MatMulInput input_ = {};
   bool quantize_ = false;
   int64_t groups_ = 0;

@@ -2,7 +2,6 @@
 // that the steady state allocates nothing.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -82,12 +81,9 @@ struct CpuOps::State {
   std::vector<int32_t> split_items;
   ScratchFloats attention_scratch;  // [threads, floats of the largest item]
   ScratchFloats partials;
-  std::atomic<int64_t> next_piece = 0;
-  std::atomic<int64_t> next_split_item = 0;
 
   // Sampling.
   std::vector<SampleScratch> sample_scratch;  // [threads]
-  std::atomic<int64_t> next_row = 0;
 };
 
 }  // namespace treadle

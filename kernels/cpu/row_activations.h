@@ -5,6 +5,7 @@
 // run on any threads at once with distinct ranges, all of the first before any of the second.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -29,6 +30,10 @@ class RowActivations {
   void Reserve(const Tensor& x);
 
   bool empty() const { return inputs_.empty(); }
+  // Whether FlagColumns has anything to do.
+  bool any_of_call() const {
+    return std::find(of_call_.begin(), of_call_.end(), true) != of_call_.end();
+  }
   const RowInt8Input& input(int64_t index) const { return inputs_[static_cast<size_t>(index)]; }
 
   // Of columns [begin, end), over all rows (OutlierRule::kPerCall).

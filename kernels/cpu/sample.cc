@@ -359,13 +359,8 @@ void CpuOps::Sample(Tensor logits, std::span<const SampleRow> rows,
     sample(0, logits.cols >= 4 * kMaxChunk ? &s.pool : nullptr, s.sample_scratch[0]);
     return;
   }
-  s.next_row.store(0, std::memory_order_relaxed);
-  s.pool.Run([&](int worker) {
-    for (;;) {
-      const int64_t row = s.next_row.fetch_add(1, std::memory_order_relaxed);
-      if (row >= logits.rows) return;
-      sample(row, nullptr, s.sample_scratch[worker]);
-    }
+  s.pool.ParallelForEach(logits.rows, [&](int worker, int64_t row, int64_t) {
+    sample(row, nullptr, s.sample_scratch[worker]);
   });
 }
 

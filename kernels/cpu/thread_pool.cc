@@ -69,35 +69,56 @@ int UsableCpus() {
 }
 
 struct ThreadPool::State {
-  // Constant while a task runs; published by `generation`.
-  Task task = nullptr;
-  void* context = nullptr;
-  bool stop = false;
+  // The task, published by `ticket`. A worker that comes late may read them while the next task is
+  // written: what it read is used only if the ticket, which names the task, is still there.
+  std::atomic<Task> task = nullptr;
+  std::atomic<const void*> context = nullptr;
+  std::atomic<int64_t> pieces = 0;
+  std::atomic<bool> stop = false;
 
   // Constant. More threads than processors: whoever spins keeps another from working.
   bool may_spin = true;
 
-  // Confined to the thread that calls Run.
+  // Confined to the thread that calls ParallelFor.
   std::vector<std::thread> workers;
   std::vector<int> cpus;  // to pin to; empty: not pinned
   bool caller_pinned = false;
 
-  alignas(64) std::atomic<uint32_t> generation = 0;  // counts tasks
-  alignas(64) std::atomic<uint32_t> running = 0;     // workers that have not finished the task
-  alignas(64) std::atomic<uint32_t> arrived = 0;     // threads in the barrier
-  alignas(64) std::atomic<uint32_t> phase = 0;       // counts completed barriers
+  alignas(64) std::atomic<uint32_t> generation = 0;  // counts tasks; what idle workers wait for
+  alignas(64) std::atomic<uint64_t> ticket = 0;      // generation << 32 | pieces not yet taken
+  alignas(64) std::atomic<uint32_t> pending = 0;     // pieces not yet done
 
   void Work(int worker);
+  void TakePieces(int worker);
 };
 
 void ThreadPool::State::Work(int worker) {
   if (!cpus.empty()) PinThisThread(cpus[worker % cpus.size()]);
   _mm_setcsr(kFloatMode);
-  for (uint32_t seen = 0;; ++seen) {
+  for (uint32_t seen = 0;;) {
     WaitWhileEqual(generation, seen, may_spin);
-    if (stop) return;
-    task(context, worker);
-    if (running.fetch_sub(1, std::memory_order_acq_rel) == 1) running.notify_one();
+    seen = generation.load(std::memory_order_acquire);
+    if (stop.load(std::memory_order_relaxed)) return;
+    TakePieces(worker);
+  }
+}
+
+// Runs pieces until none is left to take. A piece that was taken keeps its task alive.
+void ThreadPool::State::TakePieces(int worker) {
+  uint64_t seen = ticket.load(std::memory_order_acquire);
+  for (;;) {
+    const auto left = static_cast<uint32_t>(seen);
+    if (left == 0) return;
+    const Task run = task.load(std::memory_order_relaxed);
+    const void* const argument = context.load(std::memory_order_relaxed);
+    const int64_t piece = pieces.load(std::memory_order_relaxed) - left;
+    if (!ticket.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel,
+                                      std::memory_order_acquire)) {
+      continue;
+    }
+    run(argument, worker, piece);
+    if (pending.fetch_sub(1, std::memory_order_acq_rel) == 1) pending.notify_one();
+    seen = ticket.load(std::memory_order_acquire);
   }
 }
 
@@ -112,47 +133,39 @@ ThreadPool::ThreadPool(int threads, bool pin) : size_(threads), state_(std::make
 }
 
 ThreadPool::~ThreadPool() {
-  state_->stop = true;
+  state_->stop.store(true, std::memory_order_relaxed);
   state_->generation.fetch_add(1, std::memory_order_release);
   state_->generation.notify_all();
   for (std::thread& worker : state_->workers) worker.join();
 }
 
-void ThreadPool::RunTask(Task task, void* context) {
+void ThreadPool::RunTask(Task task, const void* context, int64_t pieces) {
   State& state = *state_;
   if (!state.caller_pinned) {
     if (!state.cpus.empty()) PinThisThread(state.cpus[0]);
     state.caller_pinned = true;
   }
   if (_mm_getcsr() != kFloatMode) _mm_setcsr(kFloatMode);
-  if (size_ == 1) {
-    task(context, 0);
+  if (size_ == 1 || pieces == 1) {
+    for (int64_t piece = 0; piece < pieces; ++piece) task(context, 0, piece);
     return;
   }
-  state.task = task;
-  state.context = context;
-  state.running.store(static_cast<uint32_t>(size_ - 1), std::memory_order_relaxed);
-  state.generation.fetch_add(1, std::memory_order_release);
+  TREADLE_CHECK(pieces <= UINT32_MAX);
+  state.task.store(task, std::memory_order_relaxed);
+  state.context.store(context, std::memory_order_relaxed);
+  state.pieces.store(pieces, std::memory_order_relaxed);
+  state.pending.store(static_cast<uint32_t>(pieces), std::memory_order_relaxed);
+  const uint32_t generation = state.generation.load(std::memory_order_relaxed) + 1;
+  state.ticket.store(uint64_t{generation} << 32 | static_cast<uint64_t>(pieces),
+                     std::memory_order_release);
+  state.generation.store(generation, std::memory_order_release);
   state.generation.notify_all();
-  task(context, 0);
+  state.TakePieces(0);
   for (;;) {
-    const uint32_t running = state.running.load(std::memory_order_acquire);
-    if (running == 0) return;
-    WaitWhileEqual(state.running, running, state.may_spin);
+    const uint32_t pending = state.pending.load(std::memory_order_acquire);
+    if (pending == 0) return;
+    WaitWhileEqual(state.pending, pending, state.may_spin);
   }
-}
-
-void ThreadPool::Barrier() {
-  if (size_ == 1) return;
-  State& state = *state_;
-  const uint32_t phase = state.phase.load(std::memory_order_acquire);
-  if (state.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(size_)) {
-    state.arrived.store(0, std::memory_order_relaxed);
-    state.phase.fetch_add(1, std::memory_order_release);
-    state.phase.notify_all();
-    return;
-  }
-  WaitWhileEqual(state.phase, phase, state.may_spin);
 }
 
 }  // namespace treadle

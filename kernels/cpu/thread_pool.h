@@ -1,12 +1,17 @@
 // The threads of one rank: the caller and size() - 1 pinned workers that run one task together.
 //
-// Between tasks workers spin for a bounded time, then sleep on a futex, so an idle server costs no
-// CPU, and a core that is taken away delays only what runs on it. All threads use the same rounding
-// and denormal mode (round to nearest, denormals kept).
+// A task is cut into pieces, one per thread as a rule, and whoever is free takes the next one. So a
+// thread whose core was taken away holds up at most the piece that it had begun: a worker that
+// comes late finds its work done, and nobody waits for it. (With one fixed share per thread, every
+// op of every layer would wait until the machine's scheduler had run all of them.)
 //
-// Thread safety: Run is called from one thread (the rank's); tasks must not call Run.
+// Between tasks workers spin for a bounded time, then sleep on a futex, so an idle server costs no
+// CPU. All threads use the same rounding and denormal mode (round to nearest, denormals kept).
+//
+// Thread safety: ParallelFor is called from one thread (the rank's); bodies must not call it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <type_traits>
@@ -19,7 +24,7 @@ int UsableCpus();
 class ThreadPool {
  public:
   // threads >= 1 (the caller counts). `pin`: worker i to the i-th CPU this process may use, and the
-  // first thread that calls Run to the 0th.
+  // first thread that calls ParallelFor to the 0th.
   explicit ThreadPool(int threads, bool pin = false);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -27,35 +32,42 @@ class ThreadPool {
 
   int size() const { return size_; }
 
-  // Calls body(worker) on every thread, worker in [0, size()); returns when all are done.
-  template <typename Body>
-  void Run(Body&& body) {
-    using Plain = std::remove_reference_t<Body>;
-    RunTask([](void* context, int worker) { (*static_cast<Plain*>(context))(worker); }, &body);
-  }
-
-  // Splits [0, count) into size() contiguous parts whose ends are multiples of `grain`, and calls
-  // body(begin, end) for the non-empty ones. How it is split never changes a result.
+  // Cuts [0, count) into min(size(), count / grain) contiguous ranges whose begins are multiples of
+  // `grain`, and calls body(begin, end), or body(worker, begin, end) with the calling
+  // thread's number in [0, size()), for each of them once; returns when all are done. How it is
+  // cut, and who runs what, never changes a result.
   template <typename Body>
   void ParallelFor(int64_t count, int64_t grain, Body&& body) {
-    const int64_t pieces = (count + grain - 1) / grain;
-    if (size_ == 1 || pieces <= 1) {
-      if (count > 0) body(int64_t{0}, count);
-      return;
-    }
-    Run([&](int worker) {
-      const int64_t begin = pieces * worker / size_ * grain;
-      const int64_t end = pieces * (worker + 1) / size_ * grain;
-      if (begin < count && begin < end) body(begin, end < count ? end : count);
-    });
+    const int64_t units = (count + grain - 1) / grain;
+    Run(count, grain, std::min<int64_t>(units, size_), body);
+  }
+  // As ParallelFor with a grain of 1, where every index is a piece: for work that is uneven.
+  template <typename Body>
+  void ParallelForEach(int64_t count, Body&& body) {
+    Run(count, 1, count, body);
   }
 
-  // Inside a task: waits until all threads of the pool have come here.
-  void Barrier();
-
  private:
-  using Task = void (*)(void* context, int worker);
-  void RunTask(Task task, void* context);
+  // Runs piece number `piece`, which is below the number of pieces.
+  using Task = void (*)(const void* context, int worker, int64_t piece);
+  template <typename Body>
+  void Run(int64_t count, int64_t grain, int64_t pieces, Body& body) {
+    if (count <= 0) return;
+    const auto run = [&](int worker, int64_t piece) {
+      const int64_t units = (count + grain - 1) / grain;
+      const int64_t begin = units * piece / pieces * grain;
+      const int64_t end = std::min(count, units * (piece + 1) / pieces * grain);
+      if constexpr (std::is_invocable_v<Body&, int, int64_t, int64_t>) {
+        body(worker, begin, end);
+      } else {
+        body(begin, end);
+      }
+    };
+    RunTask([](const void* context, int worker,
+               int64_t piece) { (*static_cast<decltype(&run)>(context))(worker, piece); },
+            &run, pieces);
+  }
+  void RunTask(Task task, const void* context, int64_t pieces);
 
   struct State;
   const int size_;

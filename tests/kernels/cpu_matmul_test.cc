@@ -17,12 +17,6 @@
 namespace treadle {
 namespace {
 
-// cpu_matmul_formats_test.cc compares these with a twin of their own: the backend rounds their
-// codebook (cpu_backend.h), the reference does not.
-bool IsRounded(const OpCase& c, ComputeMode compute) {
-  return c.op == Op::kMatMul && compute == ComputeMode::kInt16 && c.format->code_bits > 0 &&
-         c.format->code_bits <= 4;
-}
 bool IsMatMul(Op op) { return op == Op::kMatMul; }
 bool IsMine(Op op) {
   return IsMatMul(op) || op == Op::kEmbed || op == Op::kGather || op == Op::kCopyPages;
@@ -60,7 +54,7 @@ TEST_P(CpuMatMulTest, MatchesTheReference) {
   auto backend = MakeBackend(2);
   int tried = 0;
   for (const OpCase& c : OpCases()) {
-    if (!IsMine(c.op) || c.slow || IsRounded(c, GetParam().compute)) continue;
+    if (!IsMine(c.op) || c.slow) continue;
     ++tried;
     const absl::Status status = MatchesReference(c, *backend, GetParam().compute);
     EXPECT_TRUE(status.ok()) << status.ToString();

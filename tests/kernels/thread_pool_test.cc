@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <immintrin.h>
 
+#include <algorithm>
 #include <atomic>
+#include <thread>
 #include <vector>
 
 namespace treadle {
@@ -11,31 +13,48 @@ namespace {
 
 class ThreadPoolTest : public testing::TestWithParam<int> {};
 
-TEST_P(ThreadPoolTest, EveryThreadRunsEveryTaskOnce) {
+TEST_P(ThreadPoolTest, EveryPieceRunsOnce) {
   ThreadPool pool(GetParam());
-  std::vector<int64_t> runs(GetParam(), 0);  // plain: Run is the only synchronization
-  for (int i = 0; i < 2000; ++i) {
-    pool.Run([&](int worker) { ++runs[worker]; });
+  std::vector<int64_t> runs(37, 0);  // plain: the pool is the only synchronization
+  for (int64_t i = 0; i < 2000; ++i) {
+    pool.ParallelForEach(std::ssize(runs), [&](int64_t begin, int64_t end) {
+      ASSERT_EQ(end, begin + 1);
+      ++runs[begin];
+    });
     for (const int64_t count : runs) ASSERT_EQ(count, i + 1);
   }
 }
 
-TEST_P(ThreadPoolTest, BarrierSeparatesPhases) {
+// What one task wrote, all threads see in the next.
+TEST_P(ThreadPoolTest, TasksFollowEachOther) {
   ThreadPool pool(GetParam(), /*pin=*/GetParam() == 2);
-  const int n = GetParam();
-  std::vector<int> values(n, 0);
+  std::vector<int> values(64, 0);
   std::atomic<int> wrong = 0;
-  for (int i = 0; i < 200; ++i) {
-    pool.Run([&](int worker) {
-      for (int phase = 0; phase < 5; ++phase) {
-        values[worker] = 10 * i + phase;
-        pool.Barrier();
-        for (const int value : values) wrong += value != 10 * i + phase;
-        pool.Barrier();
-      }
+  for (int task = 0; task < 1000; ++task) {
+    pool.ParallelFor(64, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) values[i] = task;
+    });
+    pool.ParallelFor(64, 4, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) wrong += values[63 - i] != task;
     });
   }
   EXPECT_EQ(wrong, 0);
+}
+
+// The number is the thread's, so that it can name the thread's scratch.
+TEST_P(ThreadPoolTest, AWorkerNumberIsOneThreads) {
+  ThreadPool pool(GetParam());
+  std::vector<std::thread::id> threads(GetParam());
+  for (int task = 0; task < 100; ++task) {
+    pool.ParallelForEach(50, [&](int worker, int64_t, int64_t) {
+      ASSERT_GE(worker, 0);
+      ASSERT_LT(worker, GetParam());
+      std::thread::id& thread = threads[worker];
+      if (thread == std::thread::id()) thread = std::this_thread::get_id();
+      ASSERT_EQ(thread, std::this_thread::get_id());
+    });
+  }
+  EXPECT_EQ(threads[0], std::this_thread::get_id());
 }
 
 TEST_P(ThreadPoolTest, ParallelForCoversEveryIndexOnce) {
@@ -43,13 +62,32 @@ TEST_P(ThreadPoolTest, ParallelForCoversEveryIndexOnce) {
   for (const int64_t count : {0, 1, 2, 15, 16, 17, 100}) {
     for (const int64_t grain : {1, 3, 16}) {
       std::vector<int> seen(count, 0);
+      std::atomic<int> ranges = 0;
       pool.ParallelFor(count, grain, [&](int64_t begin, int64_t end) {
         EXPECT_EQ(begin % grain, 0);
         for (int64_t i = begin; i < end; ++i) ++seen[i];
+        ++ranges;
       });
       for (const int times : seen) EXPECT_EQ(times, 1);
+      EXPECT_GE(ranges, std::min<int64_t>(GetParam(), (count + grain - 1) / grain));
     }
   }
+}
+
+// A thread that is busy elsewhere holds nobody up: the others do its work. Here the first piece
+// ends only when all the others have been done.
+TEST_P(ThreadPoolTest, OneSlowPieceHoldsUpNoOther) {
+  if (GetParam() == 1) return;
+  ThreadPool pool(GetParam());
+  std::atomic<int> done = 0;
+  pool.ParallelForEach(20, [&](int64_t piece, int64_t) {
+    if (piece == 0) {
+      while (done < 19) std::this_thread::yield();
+    } else {
+      ++done;
+    }
+  });
+  EXPECT_EQ(done, 19);
 }
 
 // The caller's modes are whatever the program left; a task's are the engine's.
@@ -57,8 +95,8 @@ TEST_P(ThreadPoolTest, AllThreadsKeepDenormalsAndRoundToNearest) {
   ThreadPool pool(GetParam());
   const unsigned before = _mm_getcsr();
   _mm_setcsr(0xffc0);  // flush, denormals are zero, round toward zero
-  std::vector<unsigned> modes(GetParam());
-  pool.Run([&](int worker) { modes[worker] = _mm_getcsr() & 0xffc0u; });
+  std::vector<unsigned> modes(200);
+  pool.ParallelForEach(200, [&](int64_t i, int64_t) { modes[i] = _mm_getcsr() & 0xffc0u; });
   _mm_setcsr(before);
   for (const unsigned mode : modes) EXPECT_EQ(mode, 0x1f80u);
 }
@@ -68,11 +106,11 @@ TEST_P(ThreadPoolTest, WakesAfterSleeping) {
   ThreadPool pool(GetParam());
   std::atomic<int> runs = 0;
   for (int i = 0; i < 5; ++i) {
-    pool.Run([&](int) { ++runs; });
+    pool.ParallelForEach(30, [&](int64_t, int64_t) { ++runs; });
     const timespec pause{0, 2'000'000};  // longer than the spin
     nanosleep(&pause, nullptr);
   }
-  EXPECT_EQ(runs, 5 * GetParam());
+  EXPECT_EQ(runs, 5 * 30);
 }
 
 // More threads than processors run as well: 2, 3, 16.

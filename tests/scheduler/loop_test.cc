@@ -169,8 +169,7 @@ TEST(Loop, PromptLogProbabilitiesComeInOrderOverChunks) {
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
-// -- a request ends early, in each of its states
-// ---------------------------------------------------
+// A request ends early, in each of its states.
 
 struct Moment {
   const char* name;
@@ -297,8 +296,7 @@ TEST(Loop, ExpiredRequestNeverStarts) {
   EXPECT_EQ(harness.pool.Load().waiting, 0);
 }
 
-// -- the engine, drain, stop
-// -----------------------------------------------------------------------
+// The engine, drain, stop.
 
 TEST(Loop, EngineFailureEndsWhatRanAndWaitingOnesStay) {
   HarnessOptions options = Manual(2);
@@ -369,8 +367,7 @@ TEST(Loop, HeartbeatCarriesReleases) {
   EXPECT_FALSE(harness.Turn()) << "one heartbeat per second";
 }
 
-// -- request-level
-// ---------------------------------------------------------------------------------
+// Request-level.
 
 TEST(RequestLevelLoop, BatchesWholeRequestsAndDeliversAtTheEnd) {
   HarnessOptions options = Manual();

@@ -115,6 +115,9 @@ RandomMatrix MakeApart(const WeightFormat& format, int64_t n, int64_t k, int64_t
     // Double quantization makes a few scales negative.
     constants.scales.push_back(zero ? 0.0f
                                     : static_cast<float>(random.Uniform(-0.1 * scale, scale)));
+    if (format.name.starts_with("gptq")) {
+      constants.zeros.push_back(static_cast<float>(random.Below(1 << format.code_bits)));
+    }
   }
   return matrix;
 }

@@ -1,4 +1,5 @@
 // Embed and MatMul: ops on packed weights.
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <numeric>
@@ -48,6 +49,13 @@ std::vector<double> Magnitudes(const Weight& weight, int64_t n) {
     std::vector<float> values(static_cast<size_t>(source.k));
     DecodeSourceRow(source, row, values.data());
     for (const float value : values) magnitudes.push_back(std::fabs(value));
+    if (source.constants == nullptr || source.constants->zeros.empty()) return magnitudes;
+    // scale * (code - zero): |scale| (|code| + |zero|) is at most this.
+    const MatrixConstants& constants = *source.constants;
+    for (int64_t i = 0; i < source.k; ++i) {
+      const int64_t block = (row * source.k + i) / constants.scale_block;
+      magnitudes[i] += 2 * std::fabs(double{constants.scales[block]} * constants.zeros[block]);
+    }
     return magnitudes;
   }
   CodeGroup group;
@@ -59,6 +67,21 @@ std::vector<double> Magnitudes(const Weight& weight, int64_t n) {
     }
   }
   return magnitudes;
+}
+
+// By how much a backend's 16-bit mode may round each weight of row n: half a step of 4095 to the
+// largest value of a codebook of up to 16 floats (kernels/cpu/cpu_backend.h). [k]
+std::vector<double> CodebookSteps(const Weight& weight, int64_t n) {
+  const MatrixSource& source = weight.matrix.source;
+  const MatrixConstants& constants = *source.constants;
+  double largest = 0;
+  for (const float value : CodebookOf(source)) largest = std::fmax(largest, std::fabs(value));
+  std::vector<double> steps;
+  for (int64_t i = 0; i < source.k; ++i) {
+    const int64_t block = (source.SourceRow(n) * source.k + i) / constants.scale_block;
+    steps.push_back(std::fabs(constants.scales[block]) * largest / 8190);
+  }
+  return steps;
 }
 
 class Embed final : public OpRun {
@@ -148,6 +171,8 @@ class MatMul final : public OpRun {
     return out;
   }
   std::vector<float> Tolerance(ComputeMode compute) const override {
+    const bool rounds_codebook =
+        compute == ComputeMode::kInt16 && case_.format->apart() && case_.format->code_bits <= 4;
     if (case_.format->group == 0) compute = ComputeMode::kExact;
     std::vector<std::vector<double>> x;
     std::vector<double> units;
@@ -166,7 +191,9 @@ class MatMul final : public OpRun {
           double sum = std::inner_product(w.begin(), w.end(), x[row].begin(), 0.0);
           if (case_.bias) sum += std::fabs(biases_[i].Row(0)[n]);
           if (case_.accumulate) sum += std::fabs(outs_[i].Row(row)[n]);
-          tolerance[first + row * n_end + n] = static_cast<float>(units[row] * sum);
+          double limit = units[row] * sum;
+          if (rounds_codebook) limit += CodebookRounding(row, w, CodebookSteps(weights_[i], n));
+          tolerance[first + row * n_end + n] = static_cast<float>(limit);
         }
       }
     }
@@ -226,6 +253,23 @@ class MatMul final : public OpRun {
       }
     }
     return 12 + outliers;
+  }
+
+  // What rounding both factors may change: activations by half a step of their block (16,256 to its
+  // largest), weights by `steps`. The reference rounds neither.
+  double CodebookRounding(int64_t row, std::span<const double> w,
+                          std::span<const double> steps) const {
+    const float* x = x_.Row(row);
+    double sum = 0;
+    for (int64_t begin = 0; begin < case_.cols; begin += 32) {
+      const int64_t end = std::min(begin + 32, case_.cols);
+      double absmax = 0;
+      for (int64_t i = begin; i < end; ++i) absmax = std::fmax(absmax, std::fabs(x[i]));
+      for (int64_t i = begin; i < end; ++i) {
+        sum += (w[i] + steps[i]) * absmax / (2 * 16256) + std::fabs(x[i]) * steps[i];
+      }
+    }
+    return 1.01 * sum;  // the steps' own roundings
   }
 
   std::vector<double> Activations(int64_t row, ComputeMode compute) const {
