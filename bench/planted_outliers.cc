@@ -64,12 +64,8 @@ class PlantedCheckpoint : public Checkpoint {
 absl::StatusOr<std::span<float>> PlantedCheckpoint::Own(StoredTensor& tensor) {
   const int64_t rows = tensor.shape.size() == 2 ? tensor.shape[0] : 1;
   const int64_t cols = tensor.shape.back();
-  MatrixSource source = {.format = tensor.format, .data = tensor.data, .n = rows, .k = cols};
   MatrixConstants constants;
-  if (tensor.constants) {
-    TREADLE_ASSIGN_OR_RETURN(constants, tensor.constants());
-    source.constants = &constants;
-  }
+  TREADLE_ASSIGN_OR_RETURN(const MatrixSource source, SourceOf(tensor, rows, cols, constants));
   TREADLE_ASSIGN_OR_RETURN(SharedFloats floats, SharedFloats::Create(rows * cols));
   const std::span<float> values = floats.values();
   for (int64_t row = 0; row < rows; ++row) {

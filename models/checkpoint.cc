@@ -20,6 +20,16 @@ std::string ShapeText(std::span<const int64_t> shape) {
 
 }  // namespace
 
+absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int64_t k,
+                                      MatrixConstants& constants) {
+  MatrixSource source = {.format = tensor.format, .data = tensor.data, .n = n, .k = k};
+  if (!tensor.format->apart()) return source;
+  TREADLE_ASSIGN_OR_RETURN(constants, tensor.constants());
+  source.constants = &constants;
+  if (!constants.codes.empty()) source.data = constants.codes.data();
+  return source;
+}
+
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) return HuggingFaceCheckpoint::Open(path);

@@ -36,6 +36,11 @@ struct StoredTensor {
   std::function<absl::StatusOr<MatrixConstants>()> constants = {};
 };
 
+// The tensor as a matrix [n, k], with constants (and codes, where the file has others) that are
+// kept in `constants`. Thread safety: a pure function.
+absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int64_t k,
+                                      MatrixConstants& constants);
+
 class Checkpoint {
  public:
   enum class Kind { kGguf, kHuggingFace };

@@ -95,17 +95,12 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
   TREADLE_CHECK(tensor.shape.size() == 2);
   const bool from_dense = IsDense(*tensor.format), to_dense = IsDense(*to->format);
   const bool transposed = target.transposed && from_dense && !to_dense;
-  MatrixSource source = {.format = tensor.format,
-                         .data = tensor.data,
-                         .n = tensor.shape[transposed ? 1 : 0],
-                         .k = tensor.shape[transposed ? 0 : 1],
-                         .row_order = target.row_order,
-                         .transposed = transposed};
   MatrixConstants constants;
-  if (tensor.format->apart()) {
-    TREADLE_ASSIGN_OR_RETURN(constants, tensor.constants());
-    source.constants = &constants;
-  }
+  TREADLE_ASSIGN_OR_RETURN(MatrixSource source,
+                           SourceOf(tensor, tensor.shape[transposed ? 1 : 0],
+                                    tensor.shape[transposed ? 0 : 1], constants));
+  source.row_order = target.row_order;
+  source.transposed = transposed;
   if (const absl::Status status = CheckMatrixSource(source); !status.ok()) return named(status);
   std::vector<float> values = DecodeMatrix(source, parallel_for);
   std::vector<int64_t> shape = {source.n, source.k};

@@ -135,6 +135,10 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::Target(const StoredTensor& tenso
         source_.config().architecture == "gpt2" && RoleOf(tensor.name) == MatrixRole::kLayer;
   }
   if (tensor.shape.size() != 2) return target;
+  if (tensor.format->name.starts_with("gptq")) {  // read, but not written
+    target.to = &*as_floats_;
+    target.to_keep = true;
+  }
   const QuantizeSpec* to = options_.weights.For(tensor.name, source_.config().tied_head);
   if (to == nullptr) return target;
   if (!to->format->apart() && to->format->block > 1) {
@@ -179,8 +183,9 @@ std::vector<std::string> HuggingFaceOutput::Notices() const {
   std::vector<std::string> notices;
   if (bytes_as_floats_ > 0) {
     notices.push_back(Str(bytes_as_floats_ / 1'000'000,
-                          " MB are matrices kept in 32 bits, because a Hugging Face folder has no "
-                          "GGUF blocks: embedding=f16 halves the embedding"));
+                          " MB are matrices kept in 32 bits, because what is written here "
+                          "has neither GGUF's blocks nor GPTQ's groups: embedding=f16 halves the "
+                          "embedding"));
   }
   if (!summary_.Config(0, "").is_null() && !summary_.ReadByBitsAndBytes()) {
     notices.push_back(

@@ -14,12 +14,16 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kMethods[] = {"bitsandbytes", "fp8", "fbgemm_fp8", "compressed-tensors",
-                                    "treadle"};
+                                    "gptq",         "awq", "treadle"};
 // Of compressed-tensors.
 constexpr const char* kCompressedFormats[] = {"float-quantized", "naive-quantized"};
 
+// Of gptq, and of awq ("version").
+constexpr const char* kGptqFormats[] = {"gptq", "gptq_v2"};
+constexpr const char* kAwqVersions[] = {"gemm", "GEMM"};
+
 const QuantizedReader* const kReaders[] = {&kKBitReader, &kBitsAndBytes4BitReader,
-                                           &kBitsAndBytesInt8Reader, &kFp8Reader};
+                                           &kBitsAndBytesInt8Reader, &kFp8Reader, &kGroupReader};
 
 template <size_t kCount>
 absl::Status CheckOneOf(const Json& value, const char* const (&known)[kCount], const char* name,
@@ -47,6 +51,28 @@ absl::Status ReadBlockSize(const Json& size, const std::string& where, HfQuantiz
   return absl::OkStatus();
 }
 
+// What gptq and awq say of their groups.
+absl::Status ReadGroups(const Json& section, const std::string& where, HfQuantization& out) {
+  const bool awq = out.method == "awq";
+  const Json bits = section.value("bits", section.value("w_bit", Json(4)));
+  if (bits != 4 && (awq || bits != 8)) {
+    return Unimplemented(where, ": bits is ", bits.dump(), ", expected 4", awq ? "" : " or 8");
+  }
+  out.bits = bits.get<int>();
+  const Json size = section.value("group_size", section.value("q_group_size", Json(128)));
+  if (!size.is_number_integer() || size.get<int64_t>() < -1 || size.get<int64_t>() == 0 ||
+      size.get<int64_t>() > (int64_t{1} << 30)) {
+    return InvalidArgument(where, ": group_size is ", size.dump(), ", expected -1 or 1 to 2^30");
+  }
+  out.group_size = size.get<int64_t>();
+  if (awq)
+    return CheckOneOf(section.value("version", Json("gemm")), kAwqVersions, "version", where);
+  out.symmetric = section.value("sym", Json(false)) == true;
+  const Json format = section.value("checkpoint_format", Json("gptq"));
+  out.second_version = format == "gptq_v2";
+  return CheckOneOf(format, kGptqFormats, "checkpoint_format", where);
+}
+
 }  // namespace
 
 absl::StatusOr<HfQuantization> ReadHfQuantization(const Json& config, const std::string& path) {
@@ -66,6 +92,9 @@ absl::StatusOr<HfQuantization> ReadHfQuantization(const Json& config, const std:
     TREADLE_RETURN_IF_ERROR(
         CheckOneOf(section.value("format", Json()), kCompressedFormats, "format", where));
   }
+  if (out.method == "gptq" || out.method == "awq") {
+    TREADLE_RETURN_IF_ERROR(ReadGroups(section, where, out));
+  }
   const Json threshold = section.value("llm_int8_threshold", Json(6.0));
   if (!threshold.is_number() || !(threshold.get<float>() >= 0) ||
       !std::isfinite(threshold.get<float>())) {
@@ -81,7 +110,7 @@ absl::StatusOr<MergedTensors> MergeQuantized(std::vector<SafetensorsEntry> entri
   QuantizedParts parts(std::move(entries));
   MergedTensors merged;
   for (const auto& [name, entry] : parts.entries()) {
-    if (!name.ends_with(".weight")) continue;
+    if (!name.ends_with(".weight") && !name.ends_with(".qweight")) continue;
     const auto* reader = std::ranges::find_if(kReaders, [&](const QuantizedReader* candidate) {
       return candidate->claims(parts, entry, quantization);
     });

@@ -10,6 +10,10 @@
 //   FP8                    P.weight F8_E4M3 with P.weight_scale or P.weight_scale_inv (both
 //                          multiply): one number, [out], [out, 1], or one per block of
 //                          weight_block_size rows and columns
+//   GPTQ                   P.qweight i32 [in * bits / 32, out], P.qzeros i32 [groups, out * bits /
+//   32],
+//                          P.scales f16 [groups, out], P.g_idx i32 [in] (may be missing; in order)
+//   AWQ ("gemm")           P.qweight i32 [in, out / 8], P.qzeros i32 [groups, out / 8], P.scales
 //   k-bit (Treadle's own)  P.weight u8 (a stream of codes, first code in the lowest bits),
 //                          P.weight.scales f16 [blocks], P.weight.codebook f32 [2^bits],
 //                          P.weight.quant_state.treadle: u8, JSON with format (the name in
@@ -35,6 +39,11 @@ struct HfQuantization {
   float outlier_threshold = 6.0f;  // llm_int8_threshold
   int64_t block_rows = 128;        // weight_block_size, of FP8
   int64_t block_columns = 128;
+  // Of gptq and awq.
+  int bits = 4;
+  int64_t group_size = 128;     // -1: all of a row
+  bool symmetric = false;       // sym, or no zero_point
+  bool second_version = false;  // checkpoint_format is gptq_v2
 };
 
 // Errors: a quant_method that we do not read (named, with those that we do), or a field out of

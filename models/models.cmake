@@ -11,6 +11,7 @@ treadle_library(treadle_models
     gguf_output.cc
     gguf_tokenizer.cc
     gpt2.cc
+    group_quantized_tensors.cc
     hf_checkpoint.cc
     hf_config.cc
     hf_folder_files.cc

@@ -62,7 +62,7 @@ struct MatrixDescription {
 absl::StatusOr<MatrixDescription> ReadDescription(const SafetensorsEntry& entry,
                                                   const char* block_field);
 
-// Whether an entry NAME.weight is of the reader's family; then its matrix.
+// Whether an entry NAME.weight (or NAME.qweight) is of the reader's family; then its matrix.
 struct QuantizedReader {
   bool (*claims)(const QuantizedParts& parts, const SafetensorsEntry& weight,
                  const HfQuantization& quantization);
@@ -73,5 +73,6 @@ extern const QuantizedReader kBitsAndBytes4BitReader;
 extern const QuantizedReader kBitsAndBytesInt8Reader;
 extern const QuantizedReader kFp8Reader;
 extern const QuantizedReader kKBitReader;
+extern const QuantizedReader kGroupReader;  // GPTQ and AWQ
 
 }  // namespace treadle

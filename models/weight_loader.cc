@@ -15,22 +15,15 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, Backend& backend,
 absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTensor& tensor,
                                                                  const LinearSpec& spec) {
   const bool apart = tensor.format->apart();
-  MatrixSource source = {.format = tensor.format,
-                         .data = tensor.data,
-                         .n = spec.n,
-                         .k = spec.k,
-                         .row_order = spec.row_order,
-                         .transposed = spec.transposed && !apart};
   const auto set_outliers = [&](MatrixConstants& constants) {
     if (options_.outlier_threshold) constants.outlier_threshold = *options_.outlier_threshold;
     constants.outlier_rule = options_.outlier_rule;
   };
   MatrixConstants constants;
-  if (apart) {
-    TREADLE_ASSIGN_OR_RETURN(constants, tensor.constants());
-    set_outliers(constants);
-    source.constants = &constants;
-  }
+  TREADLE_ASSIGN_OR_RETURN(MatrixSource source, SourceOf(tensor, spec.n, spec.k, constants));
+  source.row_order = spec.row_order;
+  source.transposed = spec.transposed && !apart;
+  set_outliers(constants);
   const QuantizeSpec* to = options_.weights.For(tensor.name, checkpoint_.config().tied_head);
   if (to == nullptr || (to->format == tensor.format && !apart)) return backend_.Pack(source);
 

@@ -30,6 +30,9 @@ struct MatrixConstants {
   int64_t scale_block = 0;
   // [2^code_bits]; empty: the format's own.
   std::vector<float> codebook;
+  // If set: the matrix' codes, which lie in another order in the file; MatrixSource::data points
+  // here.
+  std::vector<std::byte> codes;
   // LLM.int8() only. 0: no decomposition.
   float outlier_threshold = 6.0f;
   OutlierRule outlier_rule = OutlierRule::kPerRow;

@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/models/teacher_forcing.h"
+#include "tests/support/instrumented.h"
 
 namespace treadle {
 namespace {
@@ -20,12 +21,6 @@ namespace {
 constexpr double kToleranceFactor = 8;
 constexpr int64_t kChunk = 128;
 
-// A sanitizer's build takes minutes for all positions and learns nothing from most of them.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kInstrumented = true;
-#else
-constexpr bool kInstrumented = false;
-#endif
 constexpr size_t kPositions = kInstrumented ? 96 : 1 << 20;  // of each sequence, at most
 constexpr int64_t kLeastPositions = kInstrumented ? 192 : 2000;
 

@@ -89,7 +89,8 @@ TEST_P(QuantizedLogits, AreThoseOfTheDequantizedWeights) {
 INSTANTIATE_TEST_SUITE_P(All, QuantizedLogits,
                          ::testing::Combine(::testing::Values("nf4", "nf4-dq", "fp4-dq",
                                                               "nf4-128-dq", "int8", "fp8-channel",
-                                                              "fp8-tensor", "fp8-block"),
+                                                              "fp8-tensor", "fp8-block", "gptq-v1",
+                                                              "gptq-v2-8bit", "awq"),
                                             ::testing::Bool()),
                          [](const auto& info) {
                            std::string name = std::get<0>(info.param);
@@ -260,11 +261,41 @@ TEST_F(SpoiledCheckpoint, Fp8) {
   });
 }
 
+TEST_F(SpoiledCheckpoint, Gptq) {
+  Copy("gptq-v1");  // up_proj is [48, 32] in groups of 16
+  const std::string named = "tensor '" + kLayer;
+  const auto words = [](int64_t count) { return std::string(static_cast<size_t>(4 * count), 1); };
+  ExpectRefusedRows({
+      {"no scales", Erase(kLayer + "scales"), named + "scales' is missing"},
+      {"no zeros", Erase(kLayer + "qzeros"), named + "qzeros' is missing"},
+      {"codes", Set(kLayer + "qweight", "I32", {3, 48}, words(144)),
+       "has shape [48, 24], expected"},
+      {"type", Set(kLayer + "qweight", "F32", {4, 48}, words(192)), "expected an I32 matrix"},
+      {"zeros", Set(kLayer + "qzeros", "I32", {1, 6}, words(6)), "qzeros has 6 elements, expected"},
+      {"scales", Set(kLayer + "scales", "F16", {1, 48}, std::string(96, 1)), "expected [2, 48]"},
+      {"scale NaN", Set(kLayer + "scales", "F16", {2, 48}, std::string(192, '\x7e')), "is nan"},
+      {"group", Set(kLayer + "g_idx", "I32", {32}, words(32)), "g_idx names group 16843009 at 0"},
+      {"order", Set(kLayer + "g_idx", "I32", {32}, std::string(128, 0)), "act-order"},
+      {"index", Set(kLayer + "g_idx", "I32", {31}, words(31)), "g_idx has 31 elements"},
+  });
+  config_.erase("quantization_config");
+  Write("model.safetensors", good_.Bytes());
+  Write("config.json", config_.dump());
+  ExpectRefused(Load(directory_.string()), directory_.string(),
+                "config.json's quantization_config");
+}
+
 TEST_F(SpoiledCheckpoint, Configuration) {
   Copy("fp8-block");
   const std::pair<Json, const char*> rows[] = {
       {3, "quantization_config is not an object"},
-      {{{"quant_method", "gptq"}}, "quant_method is 'gptq', expected one of bitsandbytes, fp8"},
+      {{{"quant_method", "hqq"}}, "quant_method is 'hqq', expected one of bitsandbytes, fp8"},
+      {{{"quant_method", "gptq"}, {"bits", 3}}, "bits is 3, expected 4 or 8"},
+      {{{"quant_method", "awq"}, {"bits", 8}}, "bits is 8, expected 4"},
+      {{{"quant_method", "gptq"}, {"group_size", 0}}, "group_size is 0, expected -1 or 1 to 2^30"},
+      {{{"quant_method", "gptq"}, {"checkpoint_format", "marlin"}},
+       "checkpoint_format is 'marlin'"},
+      {{{"quant_method", "awq"}, {"version", "gemv"}}, "version is 'gemv', expected one of gemm"},
       {{{"bits", 4}}, "quant_method is missing"},
       {{{"quant_method", "compressed-tensors"}, {"format", "pack-quantized"}},
        "format is 'pack-quantized', expected one of float-quantized"},
@@ -286,7 +317,7 @@ TEST_F(SpoiledCheckpoint, Configuration) {
 // Whatever the bytes, an answer.
 TEST_F(SpoiledCheckpoint, RandomMutationsNeverCrash) {
   std::mt19937 random(31);
-  for (const char* name : {"nf4-dq", "int8", "fp8-block"}) {
+  for (const char* name : {"nf4-dq", "int8", "fp8-block", "gptq-v1"}) {
     Copy(name);
     const std::string good = good_.Bytes();
     const size_t header = good.size() - good_.data.size();

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes tests/testdata/quantized/: tiny Llama checkpoints as transformers with bitsandbytes saves
-them (and FP8 ones as their projects define them), with the logits of their dequantized weights.
+them (and FP8, GPTQ and AWQ ones as their projects define them), with the logits of their dequantized weights.
 
 Run from the repository's root, with torch (CPU), transformers, accelerate, bitsandbytes and
 safetensors installed.
@@ -232,6 +232,76 @@ def write_oracle_fp8(folder, ids, config, path):
         file.write("\n")
 
 
+# Words hold eight codes, so sizes are multiples of eight. 48 is one and a half groups of 32.
+GROUP_CONFIG = CONFIG | dict(hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+GROUPS = {
+    "gptq-v1": dict(quant_method="gptq", bits=4, group_size=16, sym=False, desc_act=False),
+    "gptq-v2-8bit": dict(quant_method="gptq", bits=8, group_size=-1, sym=False, desc_act=False, checkpoint_format="gptq_v2"),
+    "awq": dict(quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm"),
+}
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the column in each nibble of a word, low first
+
+
+def pack_words(values, bits, order=None):
+    """[rows, columns] to int32 [rows, columns * bits / 32], low first."""
+    per = 32 // bits
+    fields = values.astype(np.uint32).reshape(values.shape[0], -1, per)[:, :, order or list(range(per))]
+    return torch.from_numpy((fields << (np.arange(per, dtype=np.uint32) * bits)).sum(-1, dtype=np.uint32).view(np.int32).copy())
+
+
+def group_matrix(weight, quantization):
+    """Entries of a matrix [out, in], and what they mean by the formula of AutoGPTQ and AutoAWQ."""
+    bits, awq = quantization["bits"], quantization["quant_method"] == "awq"
+    w = weight.double().numpy().T  # [k, n]
+    k = w.shape[0]
+    size = k if quantization["group_size"] == -1 else quantization["group_size"]
+    group = np.arange(k) // size
+    low = np.stack([w[group == g].min(0) for g in range(group[-1] + 1)])
+    high = np.stack([w[group == g].max(0) for g in range(group[-1] + 1)])
+    scale = ((high - low) / (2**bits - 1)).astype(np.float16)
+    zero = np.clip(np.round(-low / scale.astype(np.float64)), 1, 2**bits - 1).astype(np.uint32)
+    q = np.clip(np.round(w / scale.astype(np.float64)[group]) + zero[group], 0, 2**bits - 1).astype(np.uint32)
+    meaning = (q.astype(np.float64) - zero[group]) * scale.astype(np.float64)[group]
+    stored = zero if awq or quantization.get("checkpoint_format") == "gptq_v2" else zero - 1
+    entries = {"qweight": pack_words(q, bits, AWQ_ORDER) if awq else pack_words(q.T, bits).T.contiguous(),
+               "qzeros": pack_words(stored, bits, AWQ_ORDER if awq else None), "scales": torch.from_numpy(scale)}
+    if not awq:
+        entries["g_idx"] = torch.from_numpy(group.astype(np.int32))
+    return entries, torch.from_numpy(meaning.T.astype(np.float32))
+
+
+def group_checkpoints():
+    generator = torch.Generator().manual_seed(78)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUP_CONFIG)).eval()
+    randomize(model, generator)
+    ids = torch.randint(0, VOCAB, (24,), generator=generator).tolist()
+    for name, quantization in GROUPS.items():
+        folder = os.path.join(OUT, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        model.save_pretrained(folder)
+        entries, state = {}, {}
+        for tensor_name, weight in load_file(os.path.join(folder, "model.safetensors")).items():
+            if "proj" not in tensor_name:
+                entries[tensor_name] = state[tensor_name] = weight
+                continue
+            parts, state[tensor_name] = group_matrix(weight, quantization)
+            entries |= {tensor_name[:-len("weight")] + key: value for key, value in parts.items()}
+        save_file(entries, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        path = os.path.join(folder, "config.json")
+        config = json.load(open(path))
+        plain = plain_model(folder, state)
+        single, double = logits(plain, ids), logits(in_double(plain), ids)
+        double.astype("<f4").tofile(os.path.join(folder, "logits.f32"))
+        with open(os.path.join(folder, "oracle.json"), "w") as file:
+            json.dump({"token_ids": ids, "fp32_rounding": float(np.abs(single - double).max())}, file)
+            file.write("\n")
+        config["quantization_config"] = quantization
+        with open(path, "w") as file:
+            json.dump(config, file, indent=2)
+            file.write("\n")
+        tidy(folder)
+
+
 def main():
     base = os.path.join(OUT, "base")
     model, ids = base_model()
@@ -240,6 +310,7 @@ def main():
     bitsandbytes_checkpoints(base, ids)
     blocks_of_128(base, ids)
     fp8_checkpoints(base, ids)
+    group_checkpoints()
     shutil.rmtree(base)
 
 
