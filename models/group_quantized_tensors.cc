@@ -13,7 +13,7 @@ namespace {
 template <typename T>
 std::vector<T> Values(const SafetensorsEntry& entry) {
   std::vector<T> values(entry.data.size() / sizeof(T));
-  std::memcpy(values.data(), entry.data.data(), values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(values.data(), entry.data.data(), values.size() * sizeof(T));
   return values;
 }
 

@@ -179,7 +179,9 @@ TEST_F(DefaultModelLogits, IntegerModesStayCloseToExact) {
     double sum = 0;
     std::unique_ptr<TeacherForcing> runner = {};
   };
-  Bound bounds[] = {{ComputeMode::kInt16, 1e-9, 1e-5}, {ComputeMode::kInt8, 1e-4, 5e-3}};
+  // The mean over a few positions, early ones at that, is a rougher figure.
+  constexpr double kInt8Bound = kInstrumented ? 1e-2 : 5e-3;
+  Bound bounds[] = {{ComputeMode::kInt16, 1e-9, 1e-5}, {ComputeMode::kInt8, 1e-4, kInt8Bound}};
   constexpr int64_t kTokens = 512;
   const Oracle oracle = ReadOracle();
   ASSERT_FALSE(HasFailure());
