@@ -5,6 +5,7 @@
 #   make test            unit, property and end-to-end tests
 #   make asan, make tsan the same suite under a sanitizer
 #   make build           only build/treadle
+#   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
 #   make format          clang-format every source in place
 
 SHELL := /bin/bash
@@ -13,7 +14,7 @@ JOBS  ?= $(shell nproc)
 MODEL ?=
 ARGS  ?=
 
-.PHONY: serve test build packages model asan tsan format format-check clean
+.PHONY: serve test build packages model asan tsan deploy-check format format-check clean
 
 serve: build
 	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
@@ -43,6 +44,9 @@ packages:
 
 model:
 	@scripts/fetch_model.sh
+
+deploy-check:
+	@scripts/deploy_check.sh
 
 format:
 	@git ls-files '*.h' '*.cc' | xargs clang-format -i

@@ -107,6 +107,7 @@ class SimulatedBackend : public Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override {
     below_->CopyToHost(host, device, bytes);
   }
+  void BindThread() override { below_->BindThread(); }
   void Synchronize() override { below_->Synchronize(); }
   void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
     below_->RmsNorm(x, weight, eps, out);
@@ -133,6 +134,10 @@ class SimulatedBackend : public Backend {
   void Sample(Tensor logits, std::span<const SampleRow> rows,
               std::span<SampleResult> results) override {
     below_->Sample(logits, rows, results);
+  }
+  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
+                   std::span<ShardSample> shards) override {
+    below_->SampleShard(logits, first_token, rows, shards);
   }
 
  private:

@@ -42,6 +42,8 @@ class Driver {
     return absl::OkStatus();
   }
 
+  int stages() const { return engine_.stages(); }
+
   absl::Status Finish() {
     while (in_flight_ > 0) TREADLE_RETURN_IF_ERROR(AwaitResult());
     return absl::OkStatus();
@@ -126,17 +128,23 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
   TREADLE_RETURN_IF_ERROR(driver.Finish());
   const auto prefilled = SteadyClock::now();
 
+  // A sequence is in one plan at a time, unless its next token is the previous sample.
+  const int32_t parts = std::min<int32_t>(driver.stages(), batch_size);
   for (int32_t token = 1; token < options.new_tokens; ++token) {
-    plan = {};
-    for (int32_t i = 0; i < batch_size; ++i) {
-      Step step;
-      step.sequence = first_id + i;
-      step.first_position = options.prompt_tokens + token - 1;
-      step.num_tokens = 1;
-      step.sample = true;
-      plan.steps.push_back(std::move(step));
+    for (int32_t part = 0; part < parts; ++part) {
+      plan = {};
+      for (int32_t i = part; i < batch_size; i += parts) {
+        Step step;
+        step.sequence = first_id + i;
+        step.first_position = options.prompt_tokens + token - 1;
+        step.num_tokens = 1;
+        step.sample = true;
+        if (driver.stages() > 1) step.tokens = {static_cast<int32_t>(random() % options.vocab)};
+        plan.steps.push_back(std::move(step));
+      }
+      TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
     }
-    TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
+    if (parts < driver.stages()) TREADLE_RETURN_IF_ERROR(driver.Finish());
   }
   TREADLE_RETURN_IF_ERROR(driver.Finish());
   const auto end = SteadyClock::now();

@@ -1,5 +1,8 @@
 // ORCA's Figure 9: the engine alone. The same batch of requests runs from prompt to last token,
 // with no scheduler decision in between; time per phase, tokens per second. No server, no client.
+//
+// On several stages the batch decodes in as many parts, one on each stage at a time; its tokens are
+// then given and not the samples, which changes nothing about the work.
 #pragma once
 
 #include <cstdint>

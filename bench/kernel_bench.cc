@@ -154,8 +154,10 @@ absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& optio
   {
     const int threads = options.threads > 0 ? options.threads : UsableCpus();
     ThreadPool pool(threads, /*pin=*/true);
+    pool.PinCaller();
     report.peaks = MeasurePeaks(pool, isa);
   }
+  backend->BindThread();
   for (size_t i = 0; i < cases.size(); ++i) {
     report.rows.push_back(Measure(*cases[i], *backend, report.peaks, options));
     if (options.progress) {

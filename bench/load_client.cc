@@ -17,10 +17,16 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-std::shared_ptr<grpc::Channel> Connect(const std::string& target) {
+std::shared_ptr<grpc::Channel> Connect(const LoadClientOptions& options) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
-  return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  return grpc::CreateCustomChannel(
+      options.target,
+      options.credentials ? options.credentials : grpc::InsecureChannelCredentials(), arguments);
+}
+
+void Authorize(const LoadClientOptions& options, grpc::ClientContext& context) {
+  if (!options.authorization.empty()) context.AddMetadata("authorization", options.authorization);
 }
 
 // Requests under way, and how many have ended.
@@ -63,6 +69,7 @@ class StreamingCall final : public grpc::ClientReadReactor<treadle::v1::Generate
                 RequestRecord& record, Tally& tally)
       : request_(std::move(request)), start_(start), record_(record), tally_(tally) {
     context_.set_deadline(std::chrono::system_clock::now() + options.request_timeout);
+    Authorize(options, context_);
     stub.async()->GenerateStream(&context_, &request_, this);
     StartRead(&reply_);
     StartCall();
@@ -112,32 +119,33 @@ treadle::v1::GenerateRequest MakeRequest(const TraceEntry& entry, const LoadClie
 }
 
 absl::StatusOr<treadle::v1::GetModelInfoResponse> ModelInfo(treadle::v1::Inference::Stub& stub,
-                                                            const std::string& target,
+                                                            const LoadClientOptions& options,
                                                             std::chrono::seconds timeout) {
   grpc::ClientContext context;
   context.set_wait_for_ready(true);
   context.set_deadline(std::chrono::system_clock::now() + timeout);
+  Authorize(options, context);
   treadle::v1::GetModelInfoResponse info;
   const grpc::Status status = stub.GetModelInfo(&context, {}, &info);
   if (!status.ok()) {
     return absl::UnavailableError(
-        Str(target, ": no Treadle server answers there (", status.error_message(), ")"));
+        Str(options.target, ": no Treadle server answers there (", status.error_message(), ")"));
   }
   return info;
 }
 
 }  // namespace
 
-absl::Status WaitReady(const std::string& target, std::chrono::seconds timeout) {
-  const auto stub = treadle::v1::Inference::NewStub(Connect(target));
-  return ModelInfo(*stub, target, timeout).status();
+absl::Status WaitReady(const LoadClientOptions& options, std::chrono::seconds timeout) {
+  const auto stub = treadle::v1::Inference::NewStub(Connect(options));
+  return ModelInfo(*stub, options, timeout).status();
 }
 
 absl::StatusOr<LoadResult> Replay(const std::vector<TraceEntry>& trace,
                                   const LoadClientOptions& options) {
-  const auto stub = treadle::v1::Inference::NewStub(Connect(options.target));
+  const auto stub = treadle::v1::Inference::NewStub(Connect(options));
   TREADLE_ASSIGN_OR_RETURN(const treadle::v1::GetModelInfoResponse info,
-                           ModelInfo(*stub, options.target, std::chrono::seconds(10)));
+                           ModelInfo(*stub, options, std::chrono::seconds(10)));
   for (const TraceEntry& entry : trace) {
     if (int64_t{entry.input_tokens} + entry.output_tokens > info.max_context()) {
       return InvalidArgument("the trace has a request of ", entry.input_tokens, " + ",

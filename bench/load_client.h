@@ -9,18 +9,25 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "bench/trace.h"
 
+namespace grpc {
+class ChannelCredentials;
+}
+
 namespace treadle {
 
 struct LoadClientOptions {
-  std::string target;           // host:port
-  int64_t max_concurrency = 0;  // requests under way at once; 0: no limit
-  bool ignore_eos = true;       // every answer has exactly its traced length
+  std::string target;                                          // host:port
+  std::shared_ptr<grpc::ChannelCredentials> credentials = {};  // null: plaintext
+  std::string authorization = {};  // metadata of every call: "Bearer KEY"; empty: none
+  int64_t max_concurrency = 0;     // requests under way at once; 0: no limit
+  bool ignore_eos = true;          // every answer has exactly its traced length
   float temperature = 0;
   uint64_t seed = 1;
   std::chrono::seconds request_timeout{600};
@@ -46,6 +53,6 @@ absl::StatusOr<LoadResult> Replay(const std::vector<TraceEntry>& trace,
                                   const LoadClientOptions& options);
 
 // Waits until the server says SERVING, or the deadline.
-absl::Status WaitReady(const std::string& target, std::chrono::seconds timeout);
+absl::Status WaitReady(const LoadClientOptions& options, std::chrono::seconds timeout);
 
 }  // namespace treadle

@@ -24,6 +24,8 @@ class IdleEngine final : public Engine {
   bool HasRoom() const override { return static_cast<int>(results_.size()) < depth_; }
   absl::Status status() const override { return absl::OkStatus(); }
   void Restart() override {}
+  void SetTracing(bool) override {}
+  std::vector<TraceEvent> TakeTrace() override { return {}; }
 
   void Submit(IterationPlan plan) override {
     const Clock::time_point before = Clock::now();

@@ -63,8 +63,9 @@ void TeacherForcedModel::Forward(std::span<const int32_t> tokens, Tensor hidden)
                                .num_rows = static_cast<int32_t>(count),
                                .first_position = static_cast<int32_t>(begin),
                                .pages = pages_.data()};
-    model_->Forward({tokens.subspan(begin, count), positions, {&span, 1}}, {layout_, layers_},
-                    hidden.Rows(begin, count));
+    const Batch batch = {tokens.subspan(begin, count), positions, {&span, 1}};
+    TREADLE_CHECK(
+        model_->Forward(batch, {layout_, layers_}, nullptr, hidden.Rows(begin, count)).ok());
   }
   backend_->Synchronize();
 }

@@ -1,7 +1,7 @@
 // The engine runs iterations; it decides nothing.
 //
-// LocalEngine (threads of this process) and later RemoteEngine (worker processes) obey this
-// contract and pass the same tests.
+// LocalEngine (threads of this process) and RemoteEngine (worker processes) obey this contract and
+// pass the same tests.
 //
 // Thread safety: all methods are called from one thread, the serving loop; `wake` is called from
 // the engine's threads.
@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "engine/iteration_plan.h"
+#include "engine/trace_events.h"
 
 namespace treadle {
 
@@ -44,6 +45,11 @@ class Engine {
   // Begins the next epoch, with empty sequence tables; returns at once. HasRoom is false until the
   // new epoch stands.
   virtual void Restart() = 0;
+
+  // Timeline of all stages and ranks: off at first. What was recorded since the last call, oldest
+  // first; events of other processes arrive a little later than their results.
+  virtual void SetTracing(bool on) = 0;
+  virtual std::vector<TraceEvent> TakeTrace() = 0;
 };
 
 }  // namespace treadle

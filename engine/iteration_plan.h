@@ -70,10 +70,15 @@ struct StepResult {
   std::vector<TokenDetail> prompt_detail;  // of the tokens after each row, if asked
 };
 
+// Of the last stage, as rank 0 saw it; its own clock.
 struct IterationTimings {
-  double queue = 0;    // from Submit to the rank's start
-  double compute = 0;  // forward pass
+  double queue = 0;    // from the plan's arrival to the rank's start
+  double receive = 0;  // waiting for the previous stage's activations
+  double compute = 0;  // forward pass, waits between ranks included
   double sample = 0;   // head and sampling
+  // From the end of the rank's previous iteration to the start of this one's forward pass: a bubble
+  // if there was work in flight all the while. 0 for the first of an epoch.
+  double gap = 0;
 };
 
 struct IterationResult {

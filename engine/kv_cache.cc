@@ -25,17 +25,17 @@ absl::Status CheckOptions(const KvCache::Options& options) {
 
 }  // namespace
 
-absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const ModelConfig& config,
-                                        LayerRange range, const Options& options) {
+absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
+                                        const Options& options) {
   TREADLE_RETURN_IF_ERROR(CheckOptions(options));
   KvCache cache;
   cache.backend_ = &backend;
-  cache.layout_ = {.kv_heads = config.kv_heads,
-                   .head_dim = config.head_dim,
+  cache.layout_ = {.kv_heads = model.kv_heads(),
+                   .head_dim = model.config().head_dim,
                    .page_size = options.page_size,
                    .num_pages = options.num_pages,
                    .dtype = options.dtype};
-  const int64_t layers = range.end - range.begin;
+  const int64_t layers = model.layers().end - model.layers().begin;
   int64_t layer_bytes = 0;
   int64_t bytes = 0;
   if (__builtin_mul_overflow(cache.layout_.PageBytes(), options.num_pages, &layer_bytes) ||

@@ -1,5 +1,5 @@
-// The bytes of the K/V cache of one stage's layers. It knows pages, not requests (KvSlotManager
-// does).
+// The bytes of the K/V cache of one rank: its layers, its K/V heads. It knows pages, not requests
+// (KvSlotManager does).
 //
 // One allocation, [layers][num_pages][page], made once. The backend fills it with zeros lazily, so
 // a page that was never written costs no memory. Pages are not cleared on reuse: attention never
@@ -25,11 +25,11 @@ class KvCache {
     DType dtype = DType::kF16;  // kF16 or kF32
   };
 
-  // For the layers of `range` of a model of this configuration. InvalidArgument names the option
-  // that is out of range; ResourceExhausted if the device has not that much memory. `backend` must
-  // outlive the cache.
-  static absl::StatusOr<KvCache> Create(Backend& backend, const ModelConfig& config,
-                                        LayerRange range, const Options& options);
+  // For the layers and K/V heads that this model holds. InvalidArgument names the option that is
+  // out of range; ResourceExhausted if the device has not that much memory. `backend` must outlive
+  // the cache.
+  static absl::StatusOr<KvCache> Create(Backend& backend, const Model& model,
+                                        const Options& options);
 
   // Valid as long as the cache is.
   KvPages pages() const { return {layout_, layers_}; }

@@ -1,6 +1,7 @@
-// The engine inside this process: one stage with all layers, on one rank thread.
+// The engine inside this process: one stage with all layers, on one thread per tensor-parallel
+// rank.
 //
-// The rank thread runs the submitted plans in order. A plan is in flight from Submit until its
+// The ranks run the submitted plans in order. A plan is in flight from Submit until its
 // result was taken, so HasRoom changes only through what the loop itself does (and when an epoch
 // ends): what a policy sees at a given iteration does not depend on timing.
 //
@@ -11,20 +12,20 @@
 //   DeadlineExceeded            an iteration ran longer than iteration_deadline.
 // There is no watchdog thread: lateness is noticed by the next call of status, HasRoom or
 // TakeResults (the serving loop's heartbeat sees to it that there is one), and at the latest when
-// the iteration returns. After Restart the next epoch stands as soon as the rank thread is out of
-// its old iteration, whose result is dropped. The destructor waits for the iteration that runs, and
-// drops queued plans.
+// the iteration returns. After Restart the next epoch stands as soon as the ranks are out of
+// their old iteration, whose result is dropped. The destructor waits for the iteration that runs,
+// and drops queued plans.
 //
-// Thread safety: as Engine. The backend and the model go over to the rank thread at Start.
+// Thread safety: as Engine. Backends and models go over to the ranks' threads at Start.
 #pragma once
 
 #include <chrono>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
-#include "kernels/backend.h"
-#include "models/model.h"
+#include "engine/stage_ranks.h"
 
 namespace treadle {
 
@@ -41,8 +42,11 @@ struct LocalEngineOptions {
 
 class LocalEngine {
  public:
-  // The model holds all layers. InvalidArgument names an option that is out of range;
-  // ResourceExhausted if the device has not the memory.
+  // ranks: as StageRanks::Create; their models hold all layers. InvalidArgument names an option
+  // that is out of range; ResourceExhausted if the device has not the memory.
+  static absl::StatusOr<std::unique_ptr<Engine>> Create(std::vector<StageRanks::Rank> ranks,
+                                                        const LocalEngineOptions& options);
+  // On one rank.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(std::unique_ptr<Backend> backend,
                                                         std::unique_ptr<Model> model,
                                                         const LocalEngineOptions& options);

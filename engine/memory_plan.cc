@@ -18,7 +18,8 @@ absl::Status CheckRequest(const KvMemoryRequest& request) {
     int64_t value;
   } positive[] = {{"max batch size", request.max_batch_size},
                   {"max context", request.max_context},
-                  {"page size", request.page_size}};
+                  {"page size", request.page_size},
+                  {"tensor-parallel degree", request.tensor_parallel}};
   for (const auto& [name, value] : positive) {
     if (value < 1 || value > INT32_MAX) {
       return InvalidArgument("K/V memory: ", name, " is ", value, ", expected 1 to ", INT32_MAX);
@@ -30,34 +31,45 @@ absl::Status CheckRequest(const KvMemoryRequest& request) {
   return absl::OkStatus();
 }
 
+// Beyond the model's heads, several ranks hold the same one each.
+int64_t HeadsOfAllRanks(const ModelConfig& config, const KvMemoryRequest& request) {
+  return std::max(config.kv_heads, request.tensor_parallel);
+}
+
 }  // namespace
 
-absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
-                                          const KvMemoryRequest& request) {
-  TREADLE_RETURN_IF_ERROR(CheckRequest(request));
-  const KvLayout layout{.kv_heads = config.kv_heads,
+KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& request, int64_t pages) {
+  const KvLayout layout{.kv_heads = HeadsOfAllRanks(config, request),
                         .head_dim = config.head_dim,
                         .page_size = request.page_size,
                         .dtype = request.kv_dtype};
   KvMemoryPlan plan;
   plan.bytes_per_page = layout.PageBytes() * config.layers;
   plan.bytes_per_token = plan.bytes_per_page / request.page_size;
-  plan.pages_per_request = CeilDivide(request.max_context, request.page_size);
+  plan.pages = pages;
+  plan.bytes = pages * plan.bytes_per_page;
+  plan.tokens = pages * request.page_size;
+  return plan;
+}
 
+absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
+                                          const KvMemoryRequest& request) {
+  TREADLE_RETURN_IF_ERROR(CheckRequest(request));
+  const KvMemoryPlan page = KvMemoryOf(config, request, 1);
+  const int64_t pages_per_request = CeilDivide(request.max_context, request.page_size);
   const bool automatic = !request.kv_bytes.has_value();
   const int64_t budget = automatic ? request.available_bytes / 2 : *request.kv_bytes;
   int64_t limit = INT32_MAX;  // page ids are 32 bits
-  if (automatic) limit = std::min(limit, request.max_batch_size * plan.pages_per_request);
-  plan.pages = std::min(budget / plan.bytes_per_page, limit);
-  plan.bytes = plan.pages * plan.bytes_per_page;
-  plan.tokens = plan.pages * request.page_size;
+  if (automatic) limit = std::min(limit, request.max_batch_size * pages_per_request);
+  KvMemoryPlan plan = KvMemoryOf(config, request, std::min(budget / page.bytes_per_page, limit));
+  plan.pages_per_request = pages_per_request;
   if (plan.pages < plan.pages_per_request) {
     return ResourceExhausted(
         "K/V memory: one request of ", request.max_context, " tokens needs ",
         plan.pages_per_request, " pages of ", request.page_size, " tokens x ", plan.bytes_per_token,
         " bytes = ", plan.pages_per_request * plan.bytes_per_page, " bytes (2 x ", config.layers,
-        " layers x ", config.kv_heads, " heads x ", config.head_dim, " elements of ",
-        Name(request.kv_dtype), " per token), but ",
+        " layers x ", HeadsOfAllRanks(config, request), " heads x ", config.head_dim,
+        " elements of ", Name(request.kv_dtype), " per token), but ",
         automatic ? "half of the available memory is " : "--kv-memory is ", budget,
         " bytes; lower --max-context or give more memory");
   }

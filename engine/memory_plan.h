@@ -23,10 +23,12 @@ struct KvMemoryRequest {
   int64_t max_context = 0;      // tokens of one request, prompt and answer
   int64_t page_size = 32;       // tokens
   DType kv_dtype = DType::kF16;
+  // Ranks that share each layer. Beyond the model's K/V heads, several hold the same head each.
+  int64_t tensor_parallel = 1;
 };
 
 struct KvMemoryPlan {
-  int64_t bytes_per_token = 0;  // K and V in all layers
+  int64_t bytes_per_token = 0;  // K and V in all layers, on all ranks
   int64_t bytes_per_page = 0;
   int64_t pages_per_request = 0;  // of max_context tokens
   int64_t pages = 0;
@@ -35,6 +37,9 @@ struct KvMemoryPlan {
   int64_t tokens = 0;            // pages * page_size
   std::string ToString() const;  // one line for the log
 };
+
+// What `pages` pages cost; only page_size, kv_dtype and tensor_parallel of the request count.
+KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& request, int64_t pages);
 
 // InvalidArgument for numbers out of range; ResourceExhausted, with the arithmetic, when not even
 // one request of max_context tokens fits.

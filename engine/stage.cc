@@ -1,18 +1,13 @@
 #include "engine/stage.h"
 
 #include <algorithm>
-#include <chrono>
+#include <numeric>
 
 #include "kernels/status.h"
+#include "models/tensor_parallel.h"
 
 namespace treadle {
 namespace {
-
-using SteadyClock = std::chrono::steady_clock;
-
-double SecondsSince(SteadyClock::time_point start) {
-  return std::chrono::duration<double>(SteadyClock::now() - start).count();
-}
 
 // The `count` best of a result; none if count is -1 or 0.
 std::vector<TokenLogprob> Best(const SampleResult& sample, int32_t count) {
@@ -28,9 +23,7 @@ absl::StatusOr<std::unique_ptr<Stage>> Stage::Create(Backend& backend, Model& mo
   if (max_batch_tokens < 1 || max_batch_tokens > INT32_MAX) {
     return InvalidArgument("max_batch_tokens is ", max_batch_tokens, ", expected 1 to ", INT32_MAX);
   }
-  TREADLE_CHECK(model.first_stage() && model.last_stage());
-  TREADLE_ASSIGN_OR_RETURN(KvCache cache,
-                           KvCache::Create(backend, model.config(), model.layers(), kv));
+  TREADLE_ASSIGN_OR_RETURN(KvCache cache, KvCache::Create(backend, model, kv));
   std::unique_ptr<Stage> stage(new Stage(backend, model, max_batch_tokens, std::move(cache)));
   TREADLE_RETURN_IF_ERROR(stage->AllocateActivations(max_batch_tokens));
   return stage;
@@ -44,8 +37,7 @@ Stage::Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache c
                   .num_pages = cache_.layout().num_pages,
                   .vocab = model.config().vocab,
                   .context = model.config().context,
-                  .max_batch_tokens = max_batch_tokens}),
-      samples_(kMaxHeadRows) {
+                  .max_batch_tokens = max_batch_tokens}) {
   const size_t tokens = static_cast<size_t>(max_batch_tokens);
   token_ids_.reserve(tokens);
   positions_.reserve(tokens);
@@ -57,15 +49,45 @@ Stage::Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache c
 }
 
 absl::Status Stage::AllocateActivations(int64_t max_batch_tokens) {
-  const size_t row_bytes = static_cast<size_t>(model_.config().hidden) * sizeof(float);
-  const size_t logits_bytes = static_cast<size_t>(model_.config().vocab) * sizeof(float);
-  TREADLE_ASSIGN_OR_RETURN(hidden_, backend_.Allocate(max_batch_tokens * row_bytes));
-  TREADLE_ASSIGN_OR_RETURN(head_hidden_, backend_.Allocate(kMaxHeadRows * row_bytes));
-  TREADLE_ASSIGN_OR_RETURN(logits_, backend_.Allocate(kMaxHeadRows * logits_bytes));
+  const auto floats = [&](int64_t count, Buffer& buffer) -> absl::Status {
+    TREADLE_ASSIGN_OR_RETURN(buffer, backend_.Allocate(static_cast<size_t>(count) * sizeof(float)));
+    return absl::OkStatus();
+  };
+  const ModelConfig& config = model_.config();
+  const int ranks = model_.shard().size;
+  TREADLE_RETURN_IF_ERROR(floats(max_batch_tokens * config.hidden, hidden_));
+  if (!model_.last_stage()) return absl::OkStatus();
+  for (int rank = 0; rank < ranks; ++rank) {
+    shard_columns_ = std::max(shard_columns_, PartOf(config.vocab, 1, {rank, ranks}).size());
+  }
+  TREADLE_RETURN_IF_ERROR(floats(kMaxHeadRows * config.hidden, head_hidden_));
+  TREADLE_RETURN_IF_ERROR(floats(kMaxHeadRows * shard_columns_, logits_));
+  samples_.resize(kMaxHeadRows);
+  if (ranks == 1) return absl::OkStatus();
+  TREADLE_RETURN_IF_ERROR(floats(ranks * kMaxHeadRows * shard_columns_, gathered_));
+  TREADLE_RETURN_IF_ERROR(floats(kMaxHeadRows * config.vocab, all_logits_));
+  every_row_.resize(kMaxHeadRows);
+  std::iota(every_row_.begin(), every_row_.end(), 0);
+  own_part_.resize(kMaxHeadRows);
+  all_parts_.resize(static_cast<size_t>(ranks) * kMaxHeadRows);
+  row_parts_.resize(ranks);
   return absl::OkStatus();
 }
 
-absl::StatusOr<IterationResult> Stage::Run(const IterationPlan& plan) {
+void Stage::BeginEpoch(Communicator* ranks, ActivationLink* link) {
+  TREADLE_CHECK((ranks == nullptr ? 1 : ranks->size()) == model_.shard().size);
+  ranks_ = ranks;
+  link_ = link;
+  sequences_.Clear();
+}
+
+absl::Status Stage::Announce(const IterationPlan& plan) {
+  if (link_ == nullptr || plan.steps.empty()) return absl::OkStatus();
+  return link_->Announce(plan.epoch, plan.iteration, plan.num_tokens());
+}
+
+absl::StatusOr<IterationResult> Stage::Run(const IterationPlan& plan,
+                                           const std::function<void()>& before_output) {
   TREADLE_RETURN_IF_ERROR(sequences_.Check(plan));
   for (const SequenceId sequence : plan.releases) sequences_.Release(sequence);
   cache_.CopyPages(plan.page_copies);
@@ -76,26 +98,48 @@ absl::StatusOr<IterationResult> Stage::Run(const IterationPlan& plan) {
   result.iteration = plan.iteration;
   if (plan.steps.empty()) return result;
 
-  const auto forward_began = SteadyClock::now();
+  times_.began = Times::Clock::now();
   Flatten(plan);
+  TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, ReceiveHidden(plan));
+  times_.received = Times::Clock::now();
   const Batch batch{token_ids_, positions_, spans_};
-  model_.Forward(batch, cache_.pages(),
-                 DenseTensor(hidden_.data(), DType::kF32, static_cast<int64_t>(token_ids_.size()),
-                             model_.config().hidden));
+  TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
   backend_.Synchronize();
-  result.timings.compute = SecondsSince(forward_began);
-
-  const auto sample_began = SteadyClock::now();
-  CollectOutputs(plan);
-  result.steps.resize(plan.steps.size());
-  for (size_t i = 0; i < plan.steps.size(); ++i) result.steps[i].sequence = plan.steps[i].sequence;
-  const std::span<const OutputRow> outputs = outputs_;
-  for (size_t begin = 0; begin < outputs.size(); begin += kMaxHeadRows) {
-    const size_t rows = std::min<size_t>(kMaxHeadRows, outputs.size() - begin);
-    RunOutputs(plan, outputs.subspan(begin, rows), result);
+  times_.forwarded = Times::Clock::now();
+  if (before_output) before_output();
+  if (link_ != nullptr && !model_.last_stage()) {
+    TREADLE_RETURN_IF_ERROR(link_->Send(plan.epoch, plan.iteration, hidden));
   }
-  result.timings.sample = SecondsSince(sample_began);
+  times_.sent = Times::Clock::now();
+  if (model_.last_stage()) {
+    CollectOutputs(plan);
+    result.steps.resize(plan.steps.size());
+    for (size_t i = 0; i < plan.steps.size(); ++i) {
+      result.steps[i].sequence = plan.steps[i].sequence;
+    }
+    const std::span<const OutputRow> outputs = outputs_;
+    for (size_t begin = 0; begin < outputs.size(); begin += kMaxHeadRows) {
+      const size_t rows = std::min<size_t>(kMaxHeadRows, outputs.size() - begin);
+      TREADLE_RETURN_IF_ERROR(RunOutputs(plan, hidden, outputs.subspan(begin, rows), result));
+    }
+  }
+  times_.sampled = Times::Clock::now();
   return result;
+}
+
+// Where the forward pass reads and leaves the residual stream; the previous stage's, if there is
+// one. [num_tokens, hidden]
+absl::StatusOr<Tensor> Stage::ReceiveHidden(const IterationPlan& plan) {
+  const int64_t rows = static_cast<int64_t>(token_ids_.size());
+  Tensor hidden = DenseTensor(hidden_.data(), DType::kF32, rows, model_.config().hidden);
+  if (link_ != nullptr) {
+    TREADLE_ASSIGN_OR_RETURN(hidden, link_->Receive(plan.epoch, plan.iteration, rows));
+  }
+  if (!model_.first_stage() && ranks_ != nullptr) {
+    const size_t bytes = static_cast<size_t>(rows * hidden.cols) * sizeof(float);
+    TREADLE_RETURN_IF_ERROR(ranks_->Broadcast(hidden.data, bytes, 0));
+  }
+  return hidden;
 }
 
 // Lays the tokens of all steps one after the other, in the plan's order.
@@ -155,8 +199,8 @@ SampleRow Stage::MakeSampleRow(const Step& step, const OutputRow& output) const 
   return row;
 }
 
-void Stage::RunOutputs(const IterationPlan& plan, std::span<const OutputRow> tile,
-                       IterationResult& result) {
+absl::Status Stage::RunOutputs(const IterationPlan& plan, Tensor hidden,
+                               std::span<const OutputRow> tile, IterationResult& result) {
   tile_rows_.clear();
   sample_rows_.clear();
   for (const OutputRow& output : tile) {
@@ -164,14 +208,11 @@ void Stage::RunOutputs(const IterationPlan& plan, std::span<const OutputRow> til
     sample_rows_.push_back(MakeSampleRow(plan.steps[output.step], output));
   }
   const int64_t rows = static_cast<int64_t>(tile.size());
-  const ModelConfig& config = model_.config();
-  const Tensor hidden = DenseTensor(hidden_.data(), DType::kF32,
-                                    static_cast<int64_t>(token_ids_.size()), config.hidden);
-  const Tensor gathered = DenseTensor(head_hidden_.data(), DType::kF32, rows, config.hidden);
-  const Tensor logits = DenseTensor(logits_.data(), DType::kF32, rows, config.vocab);
+  const Tensor gathered = DenseTensor(head_hidden_.data(), DType::kF32, rows, hidden.cols);
+  const Tensor logits = {logits_.data(), DType::kF32, rows, model_.vocab().size(), shard_columns_};
   backend_.Gather(hidden, tile_rows_, gathered);
   model_.Head(gathered, logits);
-  backend_.Sample(logits, sample_rows_, std::span(samples_).first(tile.size()));
+  TREADLE_RETURN_IF_ERROR(SampleTile(logits));
 
   for (size_t i = 0; i < tile.size(); ++i) {
     const OutputRow& output = tile[i];
@@ -182,11 +223,54 @@ void Stage::RunOutputs(const IterationPlan& plan, std::span<const OutputRow> til
       out.prompt_detail.push_back({sample.target_logprob, Best(sample, step.prompt_logprobs)});
     }
     if (!output.sample) continue;
-    TREADLE_CHECK(sample.token >= 0 && sample.token < config.vocab);
+    TREADLE_CHECK(sample.token >= 0 && sample.token < model_.config().vocab);
     live_[output.step]->SetSample(sample.token);
     out.token = sample.token;
     if (step.top_logprobs >= 0) out.detail = {sample.logprob, Best(sample, step.top_logprobs)};
   }
+  return absl::OkStatus();
+}
+
+// samples_ of sample_rows_. logits: [rows, this rank's part of the vocabulary]
+absl::Status Stage::SampleTile(Tensor logits) {
+  const size_t rows = sample_rows_.size();
+  if (ranks_ == nullptr) {
+    backend_.Sample(logits, sample_rows_, std::span(samples_).first(rows));
+    return absl::OkStatus();
+  }
+  if (!std::all_of(sample_rows_.begin(), sample_rows_.end(), CanMergeShards)) {
+    return GatherLogits(logits);
+  }
+  backend_.SampleShard(logits, static_cast<int32_t>(model_.vocab().begin), sample_rows_,
+                       std::span(own_part_).first(rows));
+  TREADLE_RETURN_IF_ERROR(
+      ranks_->AllGather(own_part_.data(), rows * sizeof(ShardSample), all_parts_.data()));
+  for (size_t row = 0; row < rows; ++row) {
+    for (size_t rank = 0; rank < row_parts_.size(); ++rank) {
+      row_parts_[rank] = all_parts_[rank * rows + row];
+    }
+    samples_[row] = MergeShards(sample_rows_[row], row_parts_);
+  }
+  return absl::OkStatus();
+}
+
+// As SampleTile, from all ranks' logits put together. Every rank samples, to the same result.
+absl::Status Stage::GatherLogits(Tensor logits) {
+  const int64_t part = logits.rows * shard_columns_;
+  TREADLE_RETURN_IF_ERROR(
+      ranks_->AllGather(logits.data, static_cast<size_t>(part) * sizeof(float), gathered_.data()));
+  const int64_t vocab = model_.config().vocab;
+  const Tensor all = DenseTensor(all_logits_.data(), DType::kF32, logits.rows, vocab);
+  auto* gathered = reinterpret_cast<float*>(gathered_.data());
+  for (int rank = 0; rank < ranks_->size(); ++rank) {
+    const ShardRange range = PartOf(vocab, 1, {rank, ranks_->size()});
+    const Tensor shard = {gathered + rank * part, DType::kF32, logits.rows, range.size(),
+                          shard_columns_};
+    backend_.Gather(shard, std::span(every_row_).first(logits.rows),
+                    all.Cols(range.begin, range.size()));
+  }
+  backend_.Sample(all, sample_rows_, std::span(samples_).first(sample_rows_.size()));
+  return absl::OkStatus();
 }
 
 }  // namespace treadle

@@ -1,26 +1,35 @@
-// A stage runs one plan at a time on one rank: the whole of an iteration, and nothing that decides.
+// A stage's part of an iteration on one rank, one plan at a time: all of it, and nothing that
+// decides. Ranks of a stage hold shards of its layers and run the same plans (StageRanks).
 //
 // Selective batching (ORCA section 3.2): the tokens of all steps, whatever their phase and length,
 // are flattened into one batch; every operation of the model runs over all of them together, and
 // only attention, through SequenceSpan, sees where one sequence ends and the next begins.
 // Afterwards the rows that give output are gathered, and head and sampling run over those alone, in
 // tiles of at most kMaxHeadRows, so that prompt log probabilities do not need [prompt, vocab]
-// logits.
+// logits. With a vocabulary in shards, rows are merged from the shards' candidates; where that is
+// not enough (CanMergeShards), their logits are gathered.
+//
+// Stages of a pipeline hand the residual stream on through rank 0's ActivationLink; only the last
+// one has head and results.
 //
 // Memory: activations, logits and the flat batch are sized once from max_batch_tokens.
 // Thread safety: confined to the rank's thread after Create.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/activation_link.h"
 #include "engine/iteration_plan.h"
 #include "engine/kv_cache.h"
 #include "engine/sequence_table.h"
 #include "kernels/backend.h"
+#include "kernels/collectives/communicator.h"
 #include "models/model.h"
 
 namespace treadle {
@@ -29,25 +38,38 @@ class Stage {
  public:
   static constexpr int64_t kMaxHeadRows = 64;
 
-  // The model holds all layers and was loaded with the same max_batch_tokens and at least
-  // kMaxHeadRows. Both outlive the stage. Errors are those of KvCache::Create and of allocation.
+  // The model was loaded with the same max_batch_tokens and at least kMaxHeadRows. Both outlive the
+  // stage. Errors are those of KvCache::Create and of allocation.
   static absl::StatusOr<std::unique_ptr<Stage>> Create(Backend& backend, Model& model,
                                                        int64_t max_batch_tokens,
                                                        const KvCache::Options& kv);
 
-  // What a stage allocates beside the cache (and the model its own activations).
+  // What a rank allocates beside the cache (and the model its own activations).
   static int64_t ActivationBytes(const ModelConfig& config, int64_t max_batch_tokens) {
     const int64_t rows = (max_batch_tokens + kMaxHeadRows) * config.hidden;
     return (rows + kMaxHeadRows * config.vocab) * static_cast<int64_t>(sizeof(float));
   }
 
-  // Applies releases, page copies, starts and steps, in this order. A plan that cannot be applied
-  // is an error before anything was touched; the caller ends the epoch. A plan without steps does
-  // not touch the model. Fills timings.compute and timings.sample.
-  absl::StatusOr<IterationResult> Run(const IterationPlan& plan);
+  // Begins an epoch: no sequences. The cache keeps its bytes, which nobody reads. `ranks`: null for
+  // one rank; `link`: null for a single stage, and on ranks above 0. Both outlive the epoch.
+  void BeginEpoch(Communicator* ranks, ActivationLink* link);
 
-  // A new epoch: no sequences. The cache keeps its bytes, which nobody reads.
-  void Reset() { sequences_.Clear(); }
+  // Applies releases, page copies, starts and steps, in this order. A plan that cannot be applied
+  // is an error before anything was touched; other errors come from the communicators. The caller
+  // ends the epoch. A plan without steps touches neither the model nor the data plane.
+  // `before_output` is called after the forward pass, while others may be waiting for this stage's
+  // next receive to be announced.
+  absl::StatusOr<IterationResult> Run(const IterationPlan& plan,
+                                      const std::function<void()>& before_output = {});
+  // Has the receive for a plan that will run later be posted. Nothing without a link.
+  absl::Status Announce(const IterationPlan& plan);
+
+  // When the phases of the last Run with steps ended.
+  struct Times {
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point began, received, forwarded, sent, sampled;
+  };
+  const Times& times() const { return times_; }
 
  private:
   // A row of the batch that gives output: the next token of its step, or a log probability of a
@@ -63,9 +85,12 @@ class Stage {
   absl::Status AllocateActivations(int64_t max_batch_tokens);
 
   void Flatten(const IterationPlan& plan);
+  absl::StatusOr<Tensor> ReceiveHidden(const IterationPlan& plan);
   void CollectOutputs(const IterationPlan& plan);
-  void RunOutputs(const IterationPlan& plan, std::span<const OutputRow> tile,
-                  IterationResult& result);
+  absl::Status RunOutputs(const IterationPlan& plan, Tensor hidden, std::span<const OutputRow> tile,
+                          IterationResult& result);
+  absl::Status SampleTile(Tensor logits);
+  absl::Status GatherLogits(Tensor logits);
   SampleRow MakeSampleRow(const Step& step, const OutputRow& output) const;
 
   Backend& backend_;
@@ -73,9 +98,16 @@ class Stage {
   KvCache cache_;
   SequenceTable sequences_;
 
-  Buffer hidden_;       // [max_batch_tokens, hidden] f32
-  Buffer head_hidden_;  // [kMaxHeadRows, hidden] f32
-  Buffer logits_;       // [kMaxHeadRows, vocab] f32
+  // Of the epoch.
+  Communicator* ranks_ = nullptr;
+  ActivationLink* link_ = nullptr;
+
+  Buffer hidden_;              // [max_batch_tokens, hidden] f32; unused where the link has its own
+  Buffer head_hidden_;         // [kMaxHeadRows, hidden] f32; this and below: last stage only
+  Buffer logits_;              // [kMaxHeadRows, largest shard of the vocabulary] f32
+  int64_t shard_columns_ = 0;  // that largest shard
+  Buffer gathered_;            // [ranks][kMaxHeadRows, shard_columns_] f32; several ranks only
+  Buffer all_logits_;          // [kMaxHeadRows, vocab] f32; several ranks only
 
   // The flat batch of the current plan; capacities are reserved once.
   std::vector<int32_t> token_ids_;      // [num_tokens]
@@ -84,8 +116,13 @@ class Stage {
   std::vector<LiveSequence*> live_;     // [steps]
   std::vector<OutputRow> outputs_;      // ascending by row
   std::vector<int32_t> tile_rows_;      // [rows of the tile]
+  std::vector<int32_t> every_row_;      // 0 .. kMaxHeadRows - 1
   std::vector<SampleRow> sample_rows_;  // [rows of the tile]
   std::vector<SampleResult> samples_;   // [kMaxHeadRows]
+  std::vector<ShardSample> own_part_;   // [kMaxHeadRows]
+  std::vector<ShardSample> all_parts_;  // [ranks * kMaxHeadRows]
+  std::vector<ShardSample> row_parts_;  // [ranks], of one row
+  Times times_;
 };
 
 }  // namespace treadle

@@ -99,6 +99,10 @@ class Backend {
   virtual std::string_view name() const = 0;    // "reference", "cpu"
   virtual std::string description() const = 0;  // "cpu avx512, 2 threads, compute auto (int16)"
 
+  // Called once by the rank's thread, before its first op: binds it to the device, or to the CPU
+  // that the backend was made for. Threads that only load (Pack) are left where they are.
+  virtual void BindThread() = 0;
+
   // -- memory -------------------------------------------------------------------------------------
   // 64-byte aligned, zero-filled lazily where the device can (untouched pages cost nothing).
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
@@ -111,8 +115,9 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) = 0;
 
   // -- ops ----------------------------------------------------------------------------------------
-  // out[i] = row ids[i] of table, decoded canonically; added to out if `accumulate`.
-  // ids: [rows] host, in range. out: [rows, k] f32.
+  // out[i] = row ids[i] of table, decoded canonically; added to out if `accumulate`. An id of -1 (a
+  // token of another rank's part of the vocabulary) is a row of zeros.
+  // ids: [rows] host, in range or -1. out: [rows, k] f32.
   virtual void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
                      Tensor out) = 0;
 
@@ -157,6 +162,13 @@ class Backend {
   // return. See sampling.h.
   virtual void Sample(Tensor logits, std::span<const SampleRow> rows,
                       std::span<SampleResult> results) = 0;
+
+  // This rank's part of Sample: logits [rows.size(), n] f32 are those of tokens first_token ..
+  // first_token + n - 1, may be overwritten. A row's token ids, counts and mask are of the whole
+  // vocabulary; what falls outside the shard is ignored. Candidates are filled only for rows that
+  // sample and CanMergeShards. shards: host, [rows.size()]; complete on return.
+  virtual void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
+                           std::span<ShardSample> shards) = 0;
 };
 
 inline constexpr int64_t kAttentionBlock = 64;

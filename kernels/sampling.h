@@ -93,6 +93,40 @@ struct SampleResult {
   std::array<TokenLogprob, kMaxTopLogprobs> top;  // best first; ties: lowest id first
 };
 
+// -- vocabulary shards ----------------------------------------------------------------------------
+// With a vocabulary that is split over ranks, a rank describes its part of a row in a ShardSample,
+// and MergeShards makes the result of them all, so that full rows need not be gathered: exactly
+// the token that sampling the full row gives (log probabilities differ by rounding of the sum).
+// Rows whose candidates are not among the first kMaxShardCandidates of each shard (a temperature,
+// and top_k 0 or larger) are sampled from gathered rows instead.
+inline constexpr int32_t kMaxShardCandidates = 64;
+
+struct ShardCandidate {
+  int32_t token = -1;  // in the whole vocabulary
+  float x = 0;         // after steps 1 to 3
+  float logit = 0;     // raw
+};
+
+// Trivially copyable: it travels by AllGather.
+struct ShardSample {
+  float max = 0;           // of the raw logits
+  float sum = 0;           // of exp(raw - max)
+  float target_logit = 0;  // raw, of SampleRow::target; -inf if it is in another shard
+  int32_t num_top = 0;
+  int32_t num_candidates = 0;
+  // As in SampleResult, but `logprob` is the raw logit.
+  std::array<TokenLogprob, kMaxTopLogprobs> top;
+  std::array<ShardCandidate, kMaxShardCandidates> candidates;  // in the order of step 4
+};
+
+// True if MergeShards can serve the row.
+bool CanMergeShards(const SampleRow& row);
+// How many candidates of a row a shard of `tokens` tokens brings: none if nothing is sampled or the
+// row cannot be merged.
+int32_t NumShardCandidates(const SampleRow& row, int64_t tokens);
+// `shards` of one row, in rank order (ascending tokens). Requires CanMergeShards(row).
+SampleResult MergeShards(const SampleRow& row, std::span<const ShardSample> shards);
+
 // Uniform in [0, 1), 53 bits, from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
 // as 1, 2, 3", SC'11) with key = seed (low word first) and counter = (position low, position high,
 // candidate, 0): the upper 53 bits of output words 1:0, times 2^-53.

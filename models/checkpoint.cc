@@ -56,6 +56,7 @@ absl::StatusOr<const StoredTensor*> Checkpoint::Require(
     return InvalidArgument(path_, ": tensor '", name, "' has shape ", ShapeText(tensor->shape),
                            ", expected ", ShapeText(std::span(shape.begin(), shape.size())));
   }
+  TREADLE_RETURN_IF_ERROR(Fetch(*tensor));
   return tensor;
 }
 

@@ -65,12 +65,15 @@ class Checkpoint {
 
   // Null if there is none of that name.
   const StoredTensor* Find(std::string_view name) const;
-  // As Find, but an error that names the tensor if it is missing or its shape is another.
+  // As Find, but an error that names the tensor if it is missing or its shape is another. From here
+  // on, and until the next Require, its bytes can be read.
   absl::StatusOr<const StoredTensor*> Require(std::string_view name,
                                               std::initializer_list<int64_t> shape) const;
 
  protected:
   Checkpoint() = default;
+  // Makes the tensor's bytes readable, where a file mapping does not do it.
+  virtual absl::Status Fetch(const StoredTensor& tensor) const { return absl::OkStatus(); }
   // Why a tensor cannot be had.
   absl::Status Missing(std::string_view name) const;
   // As Require, for any matrix.

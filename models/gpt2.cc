@@ -7,6 +7,8 @@
 
 #include "kernels/status.h"
 #include "models/activations.h"
+#include "models/rank_sums.h"
+#include "models/tensor_parallel.h"
 #include "models/weight_loader.h"
 
 namespace treadle {
@@ -37,14 +39,15 @@ class Gpt2 : public Model {
   explicit Gpt2(Backend& backend) : backend_(backend) {}
 
   absl::Status Load(const Checkpoint& checkpoint, const LoadOptions& options);
-  void Forward(const Batch& batch, const KvPages& kv, Tensor hidden) override;
+  absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                       Tensor hidden) override;
   void Head(Tensor hidden, Tensor logits) override;
 
  private:
   struct Layer {
     Norm attention_norm;
-    Linear qkv;  // [3 * hidden, hidden]: Q, K, V
-    Linear out;  // [hidden, hidden]
+    Linear qkv;  // [3 * size, hidden]: Q, K, V
+    Linear out;  // [hidden, size]
     Norm ffn_norm;
     Linear up;    // [ffn_hidden, hidden]
     Linear down;  // [hidden, ffn_hidden]
@@ -63,11 +66,13 @@ class Gpt2 : public Model {
   void ApplyNorm(const Norm& norm, Tensor x, Tensor out) const {
     backend_.LayerNorm(x, Values(norm.weight), Values(norm.bias), config_.norm_epsilon, out);
   }
-  void Attend(const Layer& layer, const KvView& kv, Tensor hidden);
-  void FeedForward(const Layer& layer, Tensor hidden);
+  absl::Status Attend(const Layer& layer, const KvView& kv, Communicator* ranks, Tensor hidden);
+  absl::Status FeedForward(const Layer& layer, Communicator* ranks, Tensor hidden);
 
-  // Constant after Load.
+  // Constant after Load. size, ffn_hidden and vocab in shapes: this rank's.
   Backend& backend_;
+  ShardRange part_;   // of the features of Q, K and V: its heads'
+  ShardRange ffn_;    // of all inner features
   Linear embedding_;  // [vocab, hidden]; first stage, and the head if tied
   Linear positions_;  // [context, hidden], first stage
   std::vector<Layer> layer_weights_;
@@ -75,16 +80,23 @@ class Gpt2 : public Model {
   Linear head_;  // [vocab, hidden], last stage, unless tied
 
   // Confined to the rank's thread. All f32, rows = max_batch_tokens.
+  RankSums sums_;
   std::unique_ptr<Activations> activations_;
   Tensor normed_;    // [num_tokens, hidden]
-  Tensor qkv_;       // [num_tokens, 3 * hidden]
-  Tensor attended_;  // [num_tokens, hidden]
+  Tensor qkv_;       // [num_tokens, 3 * size]
+  Tensor attended_;  // [num_tokens, size]
   Tensor up_;        // [num_tokens, ffn_hidden]
 };
 
 absl::Status Gpt2::Load(const Checkpoint& checkpoint, const LoadOptions& options) {
   config_ = checkpoint.config();
   layers_ = options.layers;
+  shard_ = options.shard;
+  vocab_ = PartOf(config_.vocab, 1, shard_);
+  const ShardRange heads = QueryHeads(config_, shard_);
+  kv_heads_ = heads.size();
+  part_ = {heads.begin * config_.head_dim, heads.end * config_.head_dim};
+  ffn_ = FfnFeatures(checkpoint, options.weights, shard_);
   if (config_.kv_heads != config_.heads || config_.heads * config_.head_dim != config_.hidden) {
     return InvalidArgument(checkpoint.path(), ": gpt2 with ", config_.heads, " heads of ",
                            config_.head_dim, " and ", config_.kv_heads,
@@ -115,20 +127,21 @@ absl::StatusOr<Norm> Gpt2::LoadNorm(WeightLoader& loader, const std::string& nam
 }
 
 absl::Status Gpt2::LoadEnds(WeightLoader& loader, const Source& source) {
-  const auto table = [&](const char* name, int64_t rows) {
-    return loader.LoadLinear({source.prefix + name, rows, config_.hidden});
+  const auto table = [&](const std::string& name) {
+    return loader.LoadLinear(
+        {.name = name, .n = config_.vocab, .k = config_.hidden, .rows = {vocab_}});
   };
   if (first_stage() || (last_stage() && config_.tied_head)) {
-    TREADLE_ASSIGN_OR_RETURN(embedding_, table(source.names.embedding, config_.vocab));
+    TREADLE_ASSIGN_OR_RETURN(embedding_, table(source.prefix + source.names.embedding));
   }
   if (first_stage()) {
-    TREADLE_ASSIGN_OR_RETURN(positions_, table(source.names.positions, config_.context));
+    TREADLE_ASSIGN_OR_RETURN(positions_, loader.LoadLinear({source.prefix + source.names.positions,
+                                                            config_.context, config_.hidden}));
   }
   if (!last_stage()) return absl::OkStatus();
   TREADLE_ASSIGN_OR_RETURN(norm_, LoadNorm(loader, source.prefix + source.names.norm));
   if (config_.tied_head) return absl::OkStatus();
-  TREADLE_ASSIGN_OR_RETURN(head_,
-                           loader.LoadLinear({source.names.head, config_.vocab, config_.hidden}));
+  TREADLE_ASSIGN_OR_RETURN(head_, table(source.names.head));
   return absl::OkStatus();
 }
 
@@ -136,74 +149,90 @@ absl::StatusOr<Gpt2::Layer> Gpt2::LoadLayer(WeightLoader& loader, const Source& 
                                             int64_t index) const {
   const Names& names = source.names;
   const std::string prefix = Str(source.prefix, names.layers, index, ".");
-  const auto linear = [&](const char* name, int64_t n, int64_t k) {
-    return loader.LoadLinear(
-        {prefix + name, n, k, WeightLoader::Bias::kRequired, {}, source.transposed});
-  };
   const int64_t hidden = config_.hidden;
+  using Ranges = std::vector<ShardRange>;
+  // Cut by output features (`rows`) or by input features (`columns`).
+  const auto linear = [&](const char* name, int64_t n, int64_t k, Ranges rows, ShardRange columns) {
+    return loader.LoadLinear({.name = prefix + name,
+                              .n = n,
+                              .k = k,
+                              .bias = WeightLoader::Bias::kRequired,
+                              .transposed = source.transposed,
+                              .rows = std::move(rows),
+                              .columns = columns});
+  };
+  const auto shifted = [&](int64_t by) { return ShardRange{part_.begin + by, part_.end + by}; };
+  const Ranges qkv_rows = {part_, shifted(hidden), shifted(2 * hidden)};
+  const int64_t ffn = config_.ffn_hidden;
   Layer layer;
   TREADLE_ASSIGN_OR_RETURN(layer.attention_norm, LoadNorm(loader, prefix + names.attention_norm));
-  TREADLE_ASSIGN_OR_RETURN(layer.qkv, linear(names.qkv, 3 * hidden, hidden));
-  TREADLE_ASSIGN_OR_RETURN(layer.out, linear(names.out, hidden, hidden));
+  TREADLE_ASSIGN_OR_RETURN(layer.qkv, linear(names.qkv, 3 * hidden, hidden, qkv_rows, {}));
+  TREADLE_ASSIGN_OR_RETURN(layer.out, linear(names.out, hidden, hidden, {}, part_));
   TREADLE_ASSIGN_OR_RETURN(layer.ffn_norm, LoadNorm(loader, prefix + names.ffn_norm));
-  TREADLE_ASSIGN_OR_RETURN(layer.up, linear(names.up, config_.ffn_hidden, hidden));
-  TREADLE_ASSIGN_OR_RETURN(layer.down, linear(names.down, hidden, config_.ffn_hidden));
+  TREADLE_ASSIGN_OR_RETURN(layer.up, linear(names.up, ffn, hidden, {ffn_}, {}));
+  TREADLE_ASSIGN_OR_RETURN(layer.down, linear(names.down, hidden, ffn, {}, ffn_));
   return layer;
 }
 
 absl::Status Gpt2::AllocateActivations(int64_t max_batch_tokens) {
   activations_ = std::make_unique<Activations>(backend_, max_batch_tokens);
   const std::pair<Tensor*, int64_t> sizes[] = {{&normed_, config_.hidden},
-                                               {&qkv_, 3 * config_.hidden},
-                                               {&attended_, config_.hidden},
-                                               {&up_, config_.ffn_hidden}};
+                                               {&qkv_, 3 * part_.size()},
+                                               {&attended_, part_.size()},
+                                               {&up_, ffn_.size()}};
   for (const auto& [tensor, cols] : sizes) {
     TREADLE_ASSIGN_OR_RETURN(*tensor, activations_->Add(cols));
   }
+  TREADLE_RETURN_IF_ERROR(sums_.Allocate(*activations_, config_.hidden, shard_));
   activation_bytes_ = activations_->bytes();
   return absl::OkStatus();
 }
 
-void Gpt2::Forward(const Batch& batch, const KvPages& kv, Tensor hidden) {
+absl::Status Gpt2::Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                           Tensor hidden) {
+  TREADLE_CHECK((ranks == nullptr) == (shard_.size == 1));
   if (first_stage()) {
-    backend_.Embed(embedding_.weight(), batch.token_ids, false, hidden);
+    TREADLE_RETURN_IF_ERROR(
+        sums_.Embed(backend_, embedding_, vocab_, batch.token_ids, ranks, hidden));
     backend_.Embed(positions_.weight(), batch.positions, /*accumulate=*/true, hidden);
   }
   for (size_t i = 0; i < layer_weights_.size(); ++i) {
-    Attend(layer_weights_[i], {kv.layout, kv.layers[i], batch.sequences}, hidden);
-    FeedForward(layer_weights_[i], hidden);
+    const Layer& layer = layer_weights_[i];
+    const KvView view = {kv.layout, kv.layers[i], batch.sequences};
+    TREADLE_RETURN_IF_ERROR(Attend(layer, view, ranks, hidden));
+    TREADLE_RETURN_IF_ERROR(FeedForward(layer, ranks, hidden));
   }
+  return absl::OkStatus();
 }
 
 // hidden += W_o attention(W_qkv norm(hidden)).
-void Gpt2::Attend(const Layer& layer, const KvView& kv, Tensor hidden) {
+absl::Status Gpt2::Attend(const Layer& layer, const KvView& kv, Communicator* ranks,
+                          Tensor hidden) {
   const int64_t rows = hidden.rows;
-  const int64_t size = config_.hidden;
+  const int64_t size = part_.size();
   const Tensor normed = normed_.Rows(0, rows);      // [num_tokens, hidden]
-  const Tensor qkv = qkv_.Rows(0, rows);            // [num_tokens, 3 * hidden]
-  const Tensor q = qkv.Cols(0, size);               // [num_tokens, heads * head_dim]
-  const Tensor k = qkv.Cols(size, size);            // [num_tokens, heads * head_dim]
-  const Tensor v = qkv.Cols(2 * size, size);        // [num_tokens, heads * head_dim]
-  const Tensor attended = attended_.Rows(0, rows);  // [num_tokens, hidden]
+  const Tensor qkv = qkv_.Rows(0, rows);            // [num_tokens, 3 * size]
+  const Tensor q = qkv.Cols(0, size);               // [num_tokens, size]
+  const Tensor k = qkv.Cols(size, size);            // [num_tokens, size]
+  const Tensor v = qkv.Cols(2 * size, size);        // [num_tokens, size]
+  const Tensor attended = attended_.Rows(0, rows);  // [num_tokens, size]
   ApplyNorm(layer.attention_norm, hidden, normed);
   const Projection fused[] = {layer.qkv.To(qkv)};
   backend_.MatMul(normed, fused);
   backend_.RotateAndStoreKv(q, k, v, nullptr, kv);
   backend_.Attention(q, kv, 1 / std::sqrt(static_cast<float>(config_.head_dim)), attended);
-  const Projection out[] = {layer.out.To(hidden, /*accumulate=*/true)};
-  backend_.MatMul(attended, out);
+  return sums_.Add(backend_, layer.out, attended, ranks, hidden);
 }
 
 // hidden += W_down gelu(W_up norm(hidden)).
-void Gpt2::FeedForward(const Layer& layer, Tensor hidden) {
+absl::Status Gpt2::FeedForward(const Layer& layer, Communicator* ranks, Tensor hidden) {
   const Tensor normed = normed_.Rows(0, hidden.rows);  // [num_tokens, hidden]
   const Tensor up = up_.Rows(0, hidden.rows);          // [num_tokens, ffn_hidden]
   ApplyNorm(layer.ffn_norm, hidden, normed);
   const Projection first[] = {layer.up.To(up)};
   backend_.MatMul(normed, first);
   backend_.Gelu(up);
-  const Projection down[] = {layer.down.To(hidden, /*accumulate=*/true)};
-  backend_.MatMul(up, down);
+  return sums_.Add(backend_, layer.down, up, ranks, hidden);
 }
 
 void Gpt2::Head(Tensor hidden, Tensor logits) {

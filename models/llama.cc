@@ -7,7 +7,9 @@
 #include "kernels/status.h"
 #include "models/activations.h"
 #include "models/llama_names.h"
+#include "models/rank_sums.h"
 #include "models/rotary_embedding.h"
+#include "models/tensor_parallel.h"
 #include "models/weight_loader.h"
 
 namespace treadle {
@@ -15,12 +17,18 @@ namespace {
 
 const float* Values(const Buffer& buffer) { return reinterpret_cast<const float*>(buffer.data()); }
 
+// Of whole heads.
+ShardRange Features(ShardRange heads, int64_t head_dim) {
+  return {heads.begin * head_dim, heads.end * head_dim};
+}
+
 class Llama : public Model {
  public:
   explicit Llama(Backend& backend) : backend_(backend) {}
 
   absl::Status Load(const Checkpoint& checkpoint, const LoadOptions& options);
-  void Forward(const Batch& batch, const KvPages& kv, Tensor hidden) override;
+  absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                       Tensor hidden) override;
   void Head(Tensor hidden, Tensor logits) override;
 
  private:
@@ -38,18 +46,22 @@ class Llama : public Model {
                                   bool gguf) const;
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   absl::Status AllocateActivations(int64_t max_batch_tokens);
-  void Attend(const Layer& layer, const KvView& kv, Tensor hidden);
-  void FeedForward(const Layer& layer, Tensor hidden);
+  absl::Status Attend(const Layer& layer, const KvView& kv, Communicator* ranks, Tensor hidden);
+  absl::Status FeedForward(const Layer& layer, Communicator* ranks, Tensor hidden);
 
-  // Constant after Load.
+  // Constant after Load. heads, kv_heads, ffn_hidden and vocab in shapes: this rank's.
   Backend& backend_;
-  Linear embedding_;  // [vocab, hidden]; first stage, and the head if tied
+  ShardRange heads_;     // of all query heads
+  ShardRange kv_range_;  // of all K/V heads
+  ShardRange ffn_;       // of all inner features
+  Linear embedding_;     // [vocab, hidden]; first stage, and the head if tied
   std::vector<Layer> layer_weights_;
   Buffer norm_;  // [hidden], last stage
   Linear head_;  // [vocab, hidden], last stage, unless tied
   RotaryEmbedding rotary_;
 
   // Confined to the rank's thread. All f32, rows = max_batch_tokens.
+  RankSums sums_;
   std::unique_ptr<Activations> activations_;
   Tensor normed_;     // [num_tokens, hidden]
   Tensor q_;          // [num_tokens, heads * head_dim]
@@ -61,12 +73,22 @@ class Llama : public Model {
 absl::Status Llama::Load(const Checkpoint& checkpoint, const LoadOptions& options) {
   config_ = checkpoint.config();
   layers_ = options.layers;
+  shard_ = options.shard;
+  vocab_ = PartOf(config_.vocab, 1, shard_);
+  heads_ = QueryHeads(config_, shard_);
+  kv_range_ = KvHeads(config_, shard_);
+  kv_heads_ = kv_range_.size();
+  ffn_ = FfnFeatures(checkpoint, options.weights, shard_);
   const bool gguf = checkpoint.kind() == Checkpoint::Kind::kGguf;
   const LlamaNames& names = gguf ? kLlamaGgufNames : kLlamaHuggingFaceNames;
   WeightLoader loader(checkpoint, backend_, options);
+  const auto table = [&](const char* name) {
+    WeightLoader::LinearSpec spec = {name, config_.vocab, config_.hidden};
+    spec.rows = {vocab_};
+    return loader.LoadLinear(spec);
+  };
   if (first_stage() || (last_stage() && config_.tied_head)) {
-    TREADLE_ASSIGN_OR_RETURN(embedding_,
-                             loader.LoadLinear({names.embedding, config_.vocab, config_.hidden}));
+    TREADLE_ASSIGN_OR_RETURN(embedding_, table(names.embedding));
   }
   for (int64_t i = layers_.begin; i < layers_.end; ++i) {
     TREADLE_ASSIGN_OR_RETURN(Layer layer, LoadLayer(loader, names, i, gguf));
@@ -75,8 +97,7 @@ absl::Status Llama::Load(const Checkpoint& checkpoint, const LoadOptions& option
   if (last_stage()) {
     TREADLE_ASSIGN_OR_RETURN(norm_, loader.LoadVector(Str(names.norm, ".weight"), config_.hidden));
     if (!config_.tied_head) {
-      TREADLE_ASSIGN_OR_RETURN(head_,
-                               loader.LoadLinear({names.head, config_.vocab, config_.hidden}));
+      TREADLE_ASSIGN_OR_RETURN(head_, table(names.head));
     }
   }
   TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
@@ -90,8 +111,11 @@ absl::StatusOr<Llama::Layer> Llama::LoadLayer(WeightLoader& loader, const LlamaN
                                               int64_t index, bool gguf) const {
   const std::string prefix = Str(names.layers, index, ".");
   const int64_t hidden = config_.hidden;
+  const int64_t ffn = config_.ffn_hidden;
   const int64_t q_size = config_.heads * config_.head_dim;
   const int64_t kv_size = config_.kv_heads * config_.head_dim;
+  const ShardRange q_part = Features(heads_, config_.head_dim);
+  const ShardRange kv_part = Features(kv_range_, config_.head_dim);
   std::vector<int32_t> q_order, k_order;
   if (gguf) {
     q_order = HalfSplitOrder(config_.heads, config_.head_dim, config_.rope_dim);
@@ -102,23 +126,33 @@ absl::StatusOr<Llama::Layer> Llama::LoadLayer(WeightLoader& loader, const LlamaN
   // GGUF also has models with biases on Q, K and V only; there, a tensor's presence is the setting.
   const Bias out_bias = gguf && config_.attention_bias ? Bias::kIfPresent : bias;
   Layer layer;
-  const auto linear = [&](const char* name, int64_t n, int64_t k, Bias with,
-                          std::span<const int32_t> order, Linear* out) -> absl::Status {
-    TREADLE_ASSIGN_OR_RETURN(*out, loader.LoadLinear({prefix + name, n, k, with, order}));
+  const auto load = [&](WeightLoader::LinearSpec spec, Linear* out) -> absl::Status {
+    spec.name = prefix + spec.name;
+    TREADLE_ASSIGN_OR_RETURN(*out, loader.LoadLinear(spec));
     return absl::OkStatus();
+  };
+  // Cut by output features, and by input features.
+  const auto column_parallel = [&](const char* name, int64_t n, ShardRange part, Bias with,
+                                   std::span<const int32_t> order, Linear* out) {
+    return load(
+        {.name = name, .n = n, .k = hidden, .bias = with, .row_order = order, .rows = {part}}, out);
+  };
+  const auto row_parallel = [&](const char* name, int64_t k, ShardRange part, Bias with,
+                                Linear* out) {
+    return load({.name = name, .n = hidden, .k = k, .bias = with, .columns = part}, out);
   };
   TREADLE_ASSIGN_OR_RETURN(layer.attention_norm,
                            loader.LoadVector(prefix + names.attention_norm + ".weight", hidden));
-  TREADLE_RETURN_IF_ERROR(linear(names.q, q_size, hidden, bias, q_order, &layer.q));
-  TREADLE_RETURN_IF_ERROR(linear(names.k, kv_size, hidden, bias, k_order, &layer.k));
-  TREADLE_RETURN_IF_ERROR(linear(names.v, kv_size, hidden, bias, {}, &layer.v));
-  TREADLE_RETURN_IF_ERROR(linear(names.out, hidden, q_size, out_bias, {}, &layer.out));
+  TREADLE_RETURN_IF_ERROR(column_parallel(names.q, q_size, q_part, bias, q_order, &layer.q));
+  TREADLE_RETURN_IF_ERROR(column_parallel(names.k, kv_size, kv_part, bias, k_order, &layer.k));
+  TREADLE_RETURN_IF_ERROR(column_parallel(names.v, kv_size, kv_part, bias, {}, &layer.v));
+  TREADLE_RETURN_IF_ERROR(row_parallel(names.out, q_size, q_part, out_bias, &layer.out));
   TREADLE_ASSIGN_OR_RETURN(layer.ffn_norm,
                            loader.LoadVector(prefix + names.ffn_norm + ".weight", hidden));
   const Bias none = Bias::kNone;
-  TREADLE_RETURN_IF_ERROR(linear(names.gate, config_.ffn_hidden, hidden, none, {}, &layer.gate));
-  TREADLE_RETURN_IF_ERROR(linear(names.up, config_.ffn_hidden, hidden, none, {}, &layer.up));
-  TREADLE_RETURN_IF_ERROR(linear(names.down, hidden, config_.ffn_hidden, none, {}, &layer.down));
+  TREADLE_RETURN_IF_ERROR(column_parallel(names.gate, ffn, ffn_, none, {}, &layer.gate));
+  TREADLE_RETURN_IF_ERROR(column_parallel(names.up, ffn, ffn_, none, {}, &layer.up));
+  TREADLE_RETURN_IF_ERROR(row_parallel(names.down, ffn, ffn_, none, &layer.down));
   return layer;
 }
 
@@ -142,32 +176,38 @@ absl::Status Llama::LoadRotary(const Checkpoint& checkpoint, int64_t max_positio
 
 absl::Status Llama::AllocateActivations(int64_t max_batch_tokens) {
   activations_ = std::make_unique<Activations>(backend_, max_batch_tokens);
-  const int64_t q_size = config_.heads * config_.head_dim;
-  const int64_t kv_size = config_.kv_heads * config_.head_dim;
-  const std::pair<Tensor*, int64_t> sizes[] = {{&normed_, config_.hidden},
-                                               {&q_, q_size},
-                                               {&k_, kv_size},
-                                               {&v_, kv_size},
-                                               {&attended_, q_size},
-                                               {&gate_, config_.ffn_hidden},
-                                               {&up_, config_.ffn_hidden}};
+  const int64_t q_size = heads_.size() * config_.head_dim;
+  const int64_t kv_size = kv_heads_ * config_.head_dim;
+  const std::pair<Tensor*, int64_t> sizes[] = {
+      {&normed_, config_.hidden}, {&q_, q_size},         {&k_, kv_size},     {&v_, kv_size},
+      {&attended_, q_size},       {&gate_, ffn_.size()}, {&up_, ffn_.size()}};
   for (const auto& [tensor, cols] : sizes) {
     TREADLE_ASSIGN_OR_RETURN(*tensor, activations_->Add(cols));
   }
+  TREADLE_RETURN_IF_ERROR(sums_.Allocate(*activations_, config_.hidden, shard_));
   activation_bytes_ = activations_->bytes();
   return absl::OkStatus();
 }
 
-void Llama::Forward(const Batch& batch, const KvPages& kv, Tensor hidden) {
-  if (first_stage()) backend_.Embed(embedding_.weight(), batch.token_ids, false, hidden);
-  for (size_t i = 0; i < layer_weights_.size(); ++i) {
-    Attend(layer_weights_[i], {kv.layout, kv.layers[i], batch.sequences}, hidden);
-    FeedForward(layer_weights_[i], hidden);
+absl::Status Llama::Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                            Tensor hidden) {
+  TREADLE_CHECK((ranks == nullptr) == (shard_.size == 1));
+  if (first_stage()) {
+    TREADLE_RETURN_IF_ERROR(
+        sums_.Embed(backend_, embedding_, vocab_, batch.token_ids, ranks, hidden));
   }
+  for (size_t i = 0; i < layer_weights_.size(); ++i) {
+    const Layer& layer = layer_weights_[i];
+    const KvView view = {kv.layout, kv.layers[i], batch.sequences};
+    TREADLE_RETURN_IF_ERROR(Attend(layer, view, ranks, hidden));
+    TREADLE_RETURN_IF_ERROR(FeedForward(layer, ranks, hidden));
+  }
+  return absl::OkStatus();
 }
 
 // hidden += W_o attention(rotate(W_q n), rotate(W_k n), W_v n), n = norm(hidden).
-void Llama::Attend(const Layer& layer, const KvView& kv, Tensor hidden) {
+absl::Status Llama::Attend(const Layer& layer, const KvView& kv, Communicator* ranks,
+                           Tensor hidden) {
   const int64_t rows = hidden.rows;
   const Tensor normed = normed_.Rows(0, rows);      // [num_tokens, hidden]
   const Tensor q = q_.Rows(0, rows);                // [num_tokens, heads * head_dim]
@@ -179,12 +219,11 @@ void Llama::Attend(const Layer& layer, const KvView& kv, Tensor hidden) {
   backend_.MatMul(normed, qkv);
   backend_.RotateAndStoreKv(q, k, v, &rotary_.table(), kv);
   backend_.Attention(q, kv, 1 / std::sqrt(static_cast<float>(config_.head_dim)), attended);
-  const Projection out[] = {layer.out.To(hidden, /*accumulate=*/true)};
-  backend_.MatMul(attended, out);
+  return sums_.Add(backend_, layer.out, attended, ranks, hidden);
 }
 
 // hidden += W_down (silu(W_gate n) * W_up n), n = norm(hidden).
-void Llama::FeedForward(const Layer& layer, Tensor hidden) {
+absl::Status Llama::FeedForward(const Layer& layer, Communicator* ranks, Tensor hidden) {
   const int64_t rows = hidden.rows;
   const Tensor normed = normed_.Rows(0, rows);  // [num_tokens, hidden]
   const Tensor gate = gate_.Rows(0, rows);      // [num_tokens, ffn_hidden]
@@ -193,8 +232,7 @@ void Llama::FeedForward(const Layer& layer, Tensor hidden) {
   const Projection gate_up[] = {layer.gate.To(gate), layer.up.To(up)};
   backend_.MatMul(normed, gate_up);
   backend_.SwiGlu(gate, up, gate);
-  const Projection down[] = {layer.down.To(hidden, /*accumulate=*/true)};
-  backend_.MatMul(gate, down);
+  return sums_.Add(backend_, layer.down, gate, ranks, hidden);
 }
 
 void Llama::Head(Tensor hidden, Tensor logits) {

@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
+#include "kernels/collectives/communicator.h"
 #include "models/checkpoint.h"
 #include "models/model_config.h"
 #include "models/weight_plan.h"
@@ -39,8 +40,22 @@ struct LayerRange {
   int64_t end = 0;  // exclusive
 };
 
+// Which part of each layer a rank holds (tensor parallelism; ORCA section 4.1).
+struct Shard {
+  int rank = 0;
+  int size = 1;
+};
+
+// A contiguous part of [0, total): of heads, features or vocabulary.
+struct ShardRange {
+  int64_t begin = 0;
+  int64_t end = 0;  // exclusive
+  int64_t size() const { return end - begin; }
+};
+
 struct LoadOptions {
   LayerRange layers;                     // begin == end: all layers
+  Shard shard;                           // the whole by default; checked by CheckShard
   int64_t max_batch_tokens = 0;          // activation buffers are sized once, from this
   int64_t max_head_rows = 64;            // rows of one Head call
   int64_t max_context = 0;               // 0: the model's
@@ -66,20 +81,31 @@ class Model {
   LayerRange layers() const { return layers_; }
   bool first_stage() const { return layers_.begin == 0; }
   bool last_stage() const { return layers_.end == config_.layers; }
+  Shard shard() const { return shard_; }
+  // This rank's part of the vocabulary: rows of embedding and head.
+  ShardRange vocab() const { return vocab_; }
+  // This rank's K/V heads: all, a part, or one that several ranks hold.
+  int64_t kv_heads() const { return kv_heads_; }
   uint64_t weight_bytes() const { return weight_bytes_; }  // packed, on the device
   uint64_t activation_bytes() const { return activation_bytes_; }
 
   // hidden: [num_tokens, hidden] f32. The first stage fills it from token ids; others read the
-  // previous stage's output from it. Afterwards it holds this range's output (the residual stream).
-  virtual void Forward(const Batch& batch, const KvPages& kv, Tensor hidden) = 0;
+  // previous stage's output from it. Afterwards it holds this range's output (the residual stream),
+  // the same on all ranks. `ranks`: those that share the layers, this one included; null if
+  // shard().size is 1. Errors are the communicator's.
+  virtual absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                               Tensor hidden) = 0;
 
-  // Last stage only: final norm and head. hidden: [rows, hidden]; logits: [rows, vocab] f32;
-  // rows <= max_head_rows. `hidden` is overwritten.
+  // Last stage only: final norm and head. hidden: [rows, hidden]; logits: [rows, vocab().size()]
+  // f32, of this rank's part of the vocabulary; rows <= max_head_rows. `hidden` is overwritten.
   virtual void Head(Tensor hidden, Tensor logits) = 0;
 
  protected:
   ModelConfig config_;
   LayerRange layers_;
+  Shard shard_;
+  ShardRange vocab_;
+  int64_t kv_heads_ = 0;
   uint64_t weight_bytes_ = 0;
   uint64_t activation_bytes_ = 0;
 };

@@ -28,11 +28,13 @@ treadle_library(treadle_models
     quantize_checkpoint.cc
     quantize_report.cc
     quantized_parts.cc
+    rank_sums.cc
     registry.cc
     rotary_embedding.cc
     safetensors.cc
     safetensors_writer.cc
     sha256.cc
+    tensor_parallel.cc
     weight_loader.cc
     weight_plan.cc
   DEPENDS treadle_tokenizer treadle_formats nlohmann_json::nlohmann_json OpenSSL::Crypto)

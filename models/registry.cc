@@ -3,6 +3,7 @@
 #include "kernels/status.h"
 #include "models/gpt2.h"
 #include "models/llama.h"
+#include "models/tensor_parallel.h"
 
 namespace treadle {
 namespace {
@@ -42,6 +43,11 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
       complete.layers.end > config.layers) {
     return InvalidArgument(checkpoint.path(), ": layers ", complete.layers.begin, " to ",
                            complete.layers.end, ", expected a range within 0 to ", config.layers);
+  }
+  TREADLE_RETURN_IF_ERROR(CheckShard(checkpoint, complete.weights, complete.shard.size));
+  if (complete.shard.rank < 0 || complete.shard.rank >= complete.shard.size) {
+    return InvalidArgument(checkpoint.path(), ": rank ", complete.shard.rank, " of ",
+                           complete.shard.size);
   }
   if (complete.max_context == 0) complete.max_context = config.context;
   if (complete.max_context < 1 || complete.max_context > config.context) {

@@ -1,15 +1,46 @@
 #include "models/weight_loader.h"
 
+#include "kernels/formats/matrix_slice.h"
 #include "kernels/status.h"
 #include "models/mapped_file.h"
 #include "models/parallel_split.h"
 
 namespace treadle {
+namespace {
+
+// The layer's rows that this rank holds.
+std::vector<int32_t> PartRows(const WeightLoader::LinearSpec& spec) {
+  std::vector<int32_t> rows;
+  const auto add = [&](ShardRange range) {
+    for (int64_t row = range.begin; row < range.end; ++row) {
+      rows.push_back(static_cast<int32_t>(row));
+    }
+  };
+  if (spec.rows.empty()) add({0, spec.n});
+  for (const ShardRange& range : spec.rows) add(range);
+  return rows;
+}
+
+}  // namespace
 
 WeightLoader::WeightLoader(const Checkpoint& checkpoint, Backend& backend,
                            const LoadOptions& options)
     : checkpoint_(checkpoint), backend_(backend), options_(options) {
   for (const StoredTensor& tensor : checkpoint.tensors()) total_ += tensor.bytes;
+}
+
+absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(const MatrixSource& whole,
+                                                                     const LinearSpec& spec) {
+  const std::vector<int32_t> rows = PartRows(spec);
+  const bool all_columns = spec.columns.size() == 0 || spec.columns.size() == spec.k;
+  if (std::ssize(rows) == spec.n && all_columns) return backend_.Pack(whole);
+  const ShardRange columns = all_columns ? ShardRange{0, spec.k} : spec.columns;
+  const auto part = SliceMatrix(whole, rows, columns.begin, columns.end);
+  if (!part.ok()) {
+    return InvalidArgument(checkpoint_.path(), ": tensor '", spec.name,
+                           ".weight': ", std::string(part.status().message()));
+  }
+  return backend_.Pack(part->source());
 }
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTensor& tensor,
@@ -25,7 +56,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
   source.transposed = spec.transposed && !apart;
   set_outliers(constants);
   const QuantizeSpec* to = options_.weights.For(tensor.name, checkpoint_.config().tied_head);
-  if (to == nullptr || (to->format == tensor.format && !apart)) return backend_.Pack(source);
+  if (to == nullptr || (to->format == tensor.format && !apart)) return PackPart(source, spec);
 
   const auto named = [&](const absl::Status& status) {
     return absl::Status(status.code(), Str(checkpoint_.path(), ": tensor '", tensor.name, "' to ",
@@ -39,7 +70,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
   values = {};
   quantized->constants.outlier_threshold = constants.outlier_threshold;
   set_outliers(quantized->constants);
-  return backend_.Pack(quantized->source());
+  return PackPart(quantized->source(), spec);
 }
 
 absl::StatusOr<Linear> WeightLoader::LoadLinear(const LinearSpec& spec) {
@@ -56,19 +87,26 @@ absl::StatusOr<Linear> WeightLoader::LoadLinear(const LinearSpec& spec) {
   const std::string bias_name = spec.name + ".bias";
   if (spec.bias == Bias::kRequired ||
       (spec.bias == Bias::kIfPresent && checkpoint_.Find(bias_name) != nullptr)) {
-    TREADLE_ASSIGN_OR_RETURN(bias, LoadVector(bias_name, spec.n, spec.row_order));
+    TREADLE_ASSIGN_OR_RETURN(bias, LoadBias(bias_name, spec));
   }
   return Linear(std::move(weight), std::move(bias));
 }
 
-absl::StatusOr<Buffer> WeightLoader::LoadVector(const std::string& name, int64_t n,
-                                                std::span<const int32_t> row_order) {
-  TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor, checkpoint_.Require(name, {n}));
-  std::vector<float> values = DecodeVector(*tensor);
-  if (!row_order.empty()) {
-    const std::vector<float> stored = values;
-    for (size_t i = 0; i < values.size(); ++i) values[i] = stored[row_order[i]];
+absl::StatusOr<Buffer> WeightLoader::LoadBias(const std::string& name, const LinearSpec& spec) {
+  TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor, checkpoint_.Require(name, {spec.n}));
+  const std::vector<float> stored = DecodeVector(*tensor);
+  Consumed(*tensor);
+  if (spec.columns.size() > 0 && options_.shard.rank > 0) return Buffer();
+  std::vector<float> values;
+  for (const int32_t row : PartRows(spec)) {
+    values.push_back(stored[spec.row_order.empty() ? row : spec.row_order[row]]);
   }
+  return Upload(values);
+}
+
+absl::StatusOr<Buffer> WeightLoader::LoadVector(const std::string& name, int64_t n) {
+  TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor, checkpoint_.Require(name, {n}));
+  const std::vector<float> values = DecodeVector(*tensor);
   Consumed(*tensor);
   return Upload(values);
 }

@@ -1,7 +1,8 @@
 // From a checkpoint's tensors to weights on a backend: checks shapes, converts matrices to other
 // formats if asked, packs them, converts vectors to float, drops the file's pages behind it, and
 // reports progress. One tensor at a time: beside what is loaded already, there are never more than
-// a matrix' floats and what they are converted to.
+// a matrix' floats and what they are converted to. Matrices are converted whole and then cut, so
+// that a model has the same weights on any number of ranks.
 //
 // Thread safety: confined to the loading thread.
 #pragma once
@@ -9,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "models/checkpoint.h"
 #include "models/linear.h"
@@ -32,12 +34,15 @@ class WeightLoader {
     Bias bias = Bias::kNone;
     std::span<const int32_t> row_order = {};
     bool transposed = false;
+    // What this rank holds of it (tensor parallelism); empty: all. Rows are those of the layer, one
+    // range after the other. Of a layer that is cut by columns, rank 0 has the bias.
+    std::vector<ShardRange> rows = {};
+    ShardRange columns = {};
   };
   absl::StatusOr<Linear> LoadLinear(const LinearSpec& spec);
 
   // [n] f32 on the device.
-  absl::StatusOr<Buffer> LoadVector(const std::string& name, int64_t n,
-                                    std::span<const int32_t> row_order = {});
+  absl::StatusOr<Buffer> LoadVector(const std::string& name, int64_t n);
   absl::StatusOr<Buffer> Upload(std::span<const float> values);
 
   uint64_t weight_bytes() const { return weight_bytes_; }
@@ -46,6 +51,10 @@ class WeightLoader {
  private:
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const StoredTensor& tensor,
                                                      const LinearSpec& spec);
+  // This rank's part of a layer's matrix.
+  absl::StatusOr<std::unique_ptr<PackedMatrix>> PackPart(const MatrixSource& whole,
+                                                         const LinearSpec& spec);
+  absl::StatusOr<Buffer> LoadBias(const std::string& name, const LinearSpec& spec);
   void Consumed(const StoredTensor& tensor);
 
   const Checkpoint& checkpoint_;

@@ -40,6 +40,7 @@ LedgerEnd EndOf(const Request& request, const absl::Status& status, Clock::time_
   LedgerEnd end;
   end.request = request.id;
   end.client_id = request.spec.client_id;
+  end.internal = request.spec.internal;
   end.prompt_tokens = request.prompt_length();
   for (const Sequence& sequence : request.sequences) end.output_tokens += sequence.produced;
   end.reason = ReasonOf(request, status);

@@ -120,12 +120,15 @@ std::string Ledger::ToJson(const LedgerRecord& record) {
   AppendList(out, "members", record.members, AppendMember);
   AppendList(out, "ends", record.ends, AppendEnd);
   out += Str(",\"waiting\":", record.waiting, ",\"running\":", record.running,
-             ",\"free_pages\":", record.free_pages, ",\"total_pages\":", record.total_pages);
+             ",\"free_pages\":", record.free_pages, ",\"total_pages\":", record.total_pages,
+             ",\"stages\":", record.stages);
   AppendNumber(out, "schedule", record.schedule);
   AppendNumber(out, "queue", record.queue);
+  AppendNumber(out, "receive", record.receive);
   AppendNumber(out, "compute", record.compute);
   AppendNumber(out, "sample", record.sample);
   AppendNumber(out, "idle", record.idle);
+  AppendNumber(out, "bubble", record.bubble);
   out += '}';
   return out;
 }

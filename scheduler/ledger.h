@@ -29,7 +29,8 @@ struct LedgerEnd {
   std::string client_id;
   int32_t prompt_tokens = 0;
   int32_t output_tokens = 0;
-  std::string reason;  // "length", "stop", "cancelled", "deadline", "error"
+  bool internal = false;  // as in RequestSpec
+  std::string reason;     // "length", "stop", "cancelled", "deadline", "error"
   RequestTimings timings;
 };
 
@@ -46,9 +47,14 @@ struct LedgerRecord {
   // Seconds.
   double schedule = 0;  // selecting and building the plan
   double queue = 0;     // plan waiting for the engine
+  double receive = 0;   // last stage waiting for the previous stage's activations
   double compute = 0;
   double sample = 0;
   double idle = 0;  // engine without a plan before this one
+  // The last stage, between its previous iteration and this one, although this one's plan was under
+  // way before the engine ran empty; 0 if it was not (that is `idle`).
+  double bubble = 0;
+  int stages = 1;
 };
 
 class Ledger {

@@ -29,12 +29,14 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, const P
       time_(time),
       limits_(WithEngine(options.limits, engine)),
       heartbeat_(options.heartbeat),
+      give_up_(options.give_up),
       began_(time.Now()),
       planner_(kv),
       delivery_(policy.delivery()),
       now_(began_),
       last_submit_(began_),
-      idle_since_(began_) {
+      idle_since_(began_),
+      failing_since_(began_) {
   TREADLE_CHECK(limits_.max_batch_tokens > limits_.max_batch_size);
 }
 
@@ -123,9 +125,12 @@ void LoopCore::AppendRecord(uint64_t epoch, uint64_t iteration, const IterationT
   record.total_pages = capacity.total_pages;
   record.schedule = note.schedule;
   record.queue = timings.queue;
+  record.receive = timings.receive;
   record.compute = timings.compute;
   record.sample = timings.sample;
   record.idle = note.idle;
+  record.bubble = note.behind ? timings.gap : 0;
+  record.stages = limits_.stages;
   ledger_.Append(std::move(record));
 }
 
@@ -156,15 +161,23 @@ void LoopCore::Retire(Request& request) {
 void LoopCore::Recover() {
   const absl::Status status =
       absl::UnavailableError(Str("the engine failed: ", std::string(engine_.status().message())));
+  if (std::exchange(stood_, false)) failing_since_ = now_;
+  const bool all = give_up_ || now_ - failing_since_ >= kRestartPatience;
+  if (give_up_) pool_.Drain();
+  if (all) TakeInbox();
   in_flight_.clear();
   for (const auto& request : pool_.live()) {
     request->plans_in_flight = 0;
-    if (request->state != RequestState::kWaiting) {
+    if (all || request->state != RequestState::kWaiting) {
       End(*request, status);
       Retire(*request);
     }
   }
   planner_.Reset();
+  if (give_up_) {
+    if (!std::exchange(gave_up_, true)) give_up_(status);
+    return;
+  }
   engine_.Restart();
   next_iteration_ = 0;
   idle_since_ = now_;
@@ -252,6 +265,7 @@ void LoopCore::EndAll(const absl::Status& status) {
 bool LoopCore::SubmitPlans() {
   bool submitted = false;
   while (engine_.HasRoom()) {
+    stood_ = true;
     const Clock::time_point before = time_.Now();
     const Selection next = policy_.Select(pool_.live(), kv_.Capacity(), limits_);
     if (next.empty() && !HeartbeatDue()) break;
@@ -279,6 +293,8 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
   last_submit_ = time_.Now();
   note.schedule = Seconds(last_submit_ - selecting_since);
   if (in_flight_.empty()) note.idle = Seconds(last_submit_ - idle_since_);
+  note.behind = std::any_of(in_flight_.begin(), in_flight_.end(),
+                            [](const PlanInFlight& other) { return !other.steps.empty(); });
   in_flight_.push_back(std::move(note));
   engine_.Submit(std::move(plan));
 }

@@ -1,6 +1,10 @@
 // The serving loop without its thread: Wait and Turn are the two halves of the loop of DESIGN
 // section 3. Tests and benchmarks turn it by hand.
 //
+// When the engine fails, requests that run end and it is restarted; those that wait stay, unless it
+// has been restarted in vain for kRestartPatience by then: nobody waits for an engine that does not
+// come back.
+//
 // Invariants: 1. A request that is kRunning holds every page that it may ever need. 2. A page is
 // freed only when its request has ended and no plan in flight names it. 3. Each request's stream is
 // ended exactly once. Thread safety: confined to one thread, the loop's.
@@ -24,6 +28,8 @@ namespace treadle {
 
 class LoopCore {
  public:
+  static constexpr std::chrono::seconds kRestartPatience{30};
+
   LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, const Policy& policy,
            Ledger& ledger, const TimeSource& time, const ServingLoop::Options& options);
 
@@ -33,6 +39,10 @@ class LoopCore {
   bool Turn();
   // The pool is draining, and every accepted request has ended and was delivered.
   bool drained() const { return drained_; }
+  // The engine takes plans: its epoch stands, and it was not given up.
+  bool engine_stands() const {
+    return !gave_up_ && engine_.status().ok() && (!in_flight_.empty() || engine_.HasRoom());
+  }
   // Ends every request with `status`, those not yet taken from the pool too, without waiting for
   // plans in flight. Nothing may be called afterwards.
   void EndAll(const absl::Status& status);
@@ -66,6 +76,7 @@ class LoopCore {
   const TimeSource& time_;
   const BatchLimits limits_;
   const std::chrono::milliseconds heartbeat_;
+  const std::function<void(const absl::Status&)> give_up_;
   const Clock::time_point began_;
 
   // Confined to the loop's thread.
@@ -83,6 +94,9 @@ class LoopCore {
   bool some_left_ = false;  // some live request can be dropped
   bool draining_ = false;
   bool drained_ = false;
+  bool gave_up_ = false;
+  bool stood_ = false;               // the engine's epoch had room at some time
+  Clock::time_point failing_since_;  // of epochs in a row of which all but the first never stood
 };
 
 }  // namespace treadle

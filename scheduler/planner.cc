@@ -35,6 +35,7 @@ void PlanInFlight::Clear() {
   members.clear();
   schedule = 0;
   idle = 0;
+  behind = false;
 }
 
 IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,

@@ -31,6 +31,7 @@ struct PlanInFlight {
   std::vector<LedgerMember> members;  // one per request
   double schedule = 0;                // seconds, as in LedgerRecord
   double idle = 0;
+  bool behind = false;  // another plan with steps was in flight when it was submitted
 
   void Clear();
 };

@@ -36,6 +36,7 @@ struct RequestSpec {
   int32_t top_logprobs = -1;        // of generated tokens (see Step)
   int32_t prompt_logprobs = -1;     // of prompt tokens
   Clock::time_point deadline = Clock::time_point::max();
+  bool internal = false;  // nobody asked for it (the warm-up): not in the users' metrics
 };
 
 // Progress of one candidate.

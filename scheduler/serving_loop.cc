@@ -56,6 +56,7 @@ struct ServingLoop::State {
 
   std::atomic<bool> stopping{false};
   std::atomic<uint64_t> turns{0};
+  std::atomic<bool> engine_stands{false};
 
   Mutex mutex;
   CondVar drained_changed;
@@ -74,6 +75,7 @@ void ServingLoop::State::Run() {
     core.Wait();
     if (stopping.load()) return;
     core.Turn();
+    engine_stands.store(core.engine_stands(), std::memory_order_relaxed);
     turns.fetch_add(1, std::memory_order_relaxed);
     if (core.drained()) NoteDrained();
   }
@@ -125,5 +127,9 @@ bool ServingLoop::WaitDrained(Clock::time_point deadline) {
 }
 
 uint64_t ServingLoop::turns() const { return state_->turns.load(std::memory_order_relaxed); }
+
+bool ServingLoop::engine_stands() const {
+  return state_->engine_stands.load(std::memory_order_relaxed);
+}
 
 }  // namespace treadle

@@ -1,10 +1,11 @@
 // The serving loop: one thread that treadles (DESIGN section 3, "The loop, on one screen").
 //
-// Thread safety: Start, Stop and Drained from the owner's thread; everything else happens on the
-// loop's own thread.
+// Thread safety: Start, Stop and WaitDrained from the owner's thread; turns and engine_stands from
+// any; everything else happens on the loop's own thread.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <thread>
 
@@ -31,6 +32,9 @@ class ServingLoop {
     BatchLimits limits;  // stages and depth are taken from the engine
     // A plan without steps after so long without one; releases ride on it.
     std::chrono::milliseconds heartbeat{1000};
+    // Set: an engine that fails is not restarted. Every request ends, those that wait too, no more
+    // are accepted, and this is called once with the reason, on the loop's thread; must not block.
+    std::function<void(const absl::Status&)> give_up = {};
   };
 
   ServingLoop(Engine& engine, KvSlotManager& kv, RequestPool& pool, const Policy& policy,
@@ -45,6 +49,9 @@ class ServingLoop {
   bool WaitDrained(Clock::time_point deadline);
   // Increases while the loop turns.
   uint64_t turns() const;
+  // Whether the engine took plans at the end of the last turn: false while an epoch is being
+  // formed, and once it was given up.
+  bool engine_stands() const;
 
  private:
   struct State;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build needs from the distribution (Debian 12, Ubuntu 24.04), if anything is missing.
 set -euo pipefail
-packages=(g++ make cmake ninja-build ccache pkg-config ca-certificates git
+packages=(g++ make cmake ninja-build ccache pkg-config ca-certificates git libgloo-dev
   libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
   prometheus-cpp-dev libcli11-dev libpcre2-dev libssl-dev nlohmann-json3-dev libgtest-dev libgmock-dev
   "$@")

@@ -1,6 +1,7 @@
 #include "server/address.h"
 
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -36,7 +37,10 @@ std::string ToString(const Address& address) {
   return v6 ? Str("[", address.host, "]:", address.port) : Str(address.host, ":", address.port);
 }
 
-absl::Status ProbeListen(const Address& address) {
+absl::StatusOr<int> OpenListener(Address& address) {
+  const auto cannot = [&](const char* reason) {
+    return absl::UnavailableError(Str("cannot listen on ", ToString(address), ": ", reason));
+  };
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -44,22 +48,32 @@ absl::Status ProbeListen(const Address& address) {
   addrinfo* found = nullptr;
   const std::string port = std::to_string(address.port);
   if (int error = getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found); error != 0) {
-    return absl::UnavailableError(
-        Str("cannot listen on ", ToString(address), ": ", gai_strerror(error)));
+    return cannot(gai_strerror(error));
   }
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(found, freeaddrinfo);
-  const int fd = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, found->ai_protocol);
-  int error = fd < 0 ? errno : 0;
-  if (fd >= 0) {
-    const int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, 1) != 0) error = errno;
+  const int fd = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK,
+                        found->ai_protocol);
+  if (fd < 0) return cannot(std::strerror(errno));
+  const int on = 1;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  sockaddr_storage taken{};
+  socklen_t size = sizeof taken;
+  if (bind(fd, found->ai_addr, found->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0 ||
+      getsockname(fd, reinterpret_cast<sockaddr*>(&taken), &size) != 0) {
+    const int error = errno;
     close(fd);
+    return cannot(std::strerror(error));
   }
-  if (error != 0) {
-    return absl::UnavailableError(
-        Str("cannot listen on ", ToString(address), ": ", std::strerror(error)));
-  }
+  address.port =
+      ntohs(taken.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(taken).sin6_port
+                                        : reinterpret_cast<const sockaddr_in&>(taken).sin_port);
+  return fd;
+}
+
+absl::Status ProbeListen(const Address& address) {
+  Address copy = address;
+  TREADLE_ASSIGN_OR_RETURN(const int fd, OpenListener(copy));
+  close(fd);
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// host:port addresses of listeners. Pure, but for ProbeListen, which opens and closes a socket.
+// host:port addresses of listeners. Pure, but for OpenListener and ProbeListen.
 #pragma once
 
 #include <string>
@@ -17,8 +17,11 @@ struct Address {
 absl::StatusOr<Address> ParseAddress(const std::string& text);
 std::string ToString(const Address& address);
 
-// Whether one can listen there now: Unavailable names address and reason ("Address already in
-// use"), which gRPC itself does not tell.
+// A socket that listens there, non-blocking; `address` gets the port that was taken. Unavailable
+// names address and reason ("Address already in use").
+absl::StatusOr<int> OpenListener(Address& address);
+
+// Whether one can listen there now, with OpenListener's errors: gRPC itself does not tell.
 absl::Status ProbeListen(const Address& address);
 
 }  // namespace treadle

@@ -5,12 +5,18 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 
 #include "kernels/sync.h"
+#include "server/api_keys.h"
 #include "server/courier.h"
 #include "server/ledger_follower.h"
 #include "server/request_validation.h"
 #include "server/serving_stack.h"
+
+namespace grpc {
+class CallbackServerContext;
+}
 
 namespace treadle {
 
@@ -46,9 +52,15 @@ struct CallEnvironment {
   LedgerFollower& follower;
   const RequestLimits limits;
   const std::chrono::milliseconds stall_timeout;
+  const ApiKeys* const keys = nullptr;  // null: everybody may call
   Courier courier{};
   CallCount calls{};
   std::atomic<bool> closing{false};  // ledger watchers end
 };
+
+// Whose call it is, by its bearer token; null if everybody may call. Unauthenticated or
+// PermissionDenied otherwise.
+absl::StatusOr<std::shared_ptr<ApiKey>> Authorize(const CallEnvironment& environment,
+                                                  const grpc::CallbackServerContext& context);
 
 }  // namespace treadle

@@ -1,6 +1,8 @@
 #include "server/configuration.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -98,9 +100,11 @@ absl::Status ReadListen(ServeOptions& options, const std::string& text) {
   options.listen = text;
   return ParseAddress(text).status();
 }
-absl::Status ReadMetricsListen(ServeOptions& options, const std::string& text) {
-  options.metrics_listen = text.empty() ? "none" : text;
-  return options.metrics_listen == "none" ? absl::OkStatus() : ParseAddress(text).status();
+Read ReadOptionalListen(std::string ServeOptions::*field) {
+  return [=](ServeOptions& options, const std::string& text) {
+    options.*field = text.empty() ? "none" : text;
+    return options.*field == "none" ? absl::OkStatus() : ParseAddress(text).status();
+  };
 }
 absl::Status ReadKvMemory(ServeOptions& options, const std::string& text) {
   options.kv_memory = 0;
@@ -148,10 +152,47 @@ absl::Status ReadOutlierThreshold(ServeOptions& options, const std::string& text
   options.outlier_threshold = value;
   return absl::OkStatus();
 }
+absl::Status ReadSha256(ServeOptions& options, const std::string& text) {
+  std::string digits = text;
+  for (char& c : digits) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  if (digits.size() != 64 || digits.find_first_not_of("0123456789abcdef") != std::string::npos) {
+    return InvalidArgument("is '", text, "', expected 64 hexadecimal digits");
+  }
+  options.model_sha256 = digits;
+  return absl::OkStatus();
+}
 absl::Status ReadPin(ServeOptions& options, const std::string& text) {
   if (text != "on" && text != "off") return InvalidArgument("is '", text, "', expected on or off");
   options.pin_threads = text == "on";
   return absl::OkStatus();
+}
+
+// host:port, or unix:path.
+absl::Status CheckWorkerAddress(const std::string& text) {
+  if (text.starts_with("unix:") && text.size() > 5) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(text));
+  if (address.port > 0) return absl::OkStatus();
+  return InvalidArgument("address is '", text, "', expected the port of a worker that listens");
+}
+absl::Status ReadWorkers(ServeOptions& options, const std::string& text) {
+  options.workers.clear();
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string worker = text.substr(begin, end - begin);
+    TREADLE_RETURN_IF_ERROR(CheckWorkerAddress(worker));
+    const auto& known = options.workers;
+    if (std::find(known.begin(), known.end(), worker) != known.end()) {
+      return InvalidArgument("has ", worker, " twice; a worker is one stage");
+    }
+    options.workers.push_back(worker);
+    begin = end + 1;
+  }
+  return absl::OkStatus();
+}
+std::string ShowWorkers(const ServeOptions& options) {
+  std::string text;
+  for (const std::string& worker : options.workers) text += (text.empty() ? "" : ",") + worker;
+  return text.empty() ? "none" : text;
 }
 
 std::string ShowBytes(int64_t bytes) {
@@ -183,10 +224,29 @@ const std::vector<ServeFlag>& ServeFlags() {
   static const std::vector<ServeFlag> flags = {
       {"--model", "model: a .gguf file or a Hugging Face folder", true, ReadText(&O::model),
        ShowText(&O::model)},
+      {"--model-sha256", "what the model file's SHA-256 must be, in hexadecimal digits", false,
+       ReadSha256, ShowText(&O::model_sha256)},
       {"--listen", "gRPC address, host:port; port 0 takes a free one", false, ReadListen,
        ShowText(&O::listen)},
       {"--metrics-listen", "address of http://.../metrics; none: no such server", false,
-       ReadMetricsListen, ShowText(&O::metrics_listen)},
+       ReadOptionalListen(&O::metrics_listen), ShowText(&O::metrics_listen)},
+      {"--health-listen",
+       "address of a plaintext port with grpc.health.v1 alone (started, ready, live); none: only "
+       "on "
+       "--listen",
+       false, ReadOptionalListen(&O::health_listen), ShowText(&O::health_listen)},
+      {"--tls-cert", "PEM chain of --listen, read anew when it changes; none: plaintext", false,
+       ReadText(&O::tls_cert), ShowText(&O::tls_cert)},
+      {"--tls-key", "its private key, PEM without a password", false, ReadText(&O::tls_key),
+       ShowText(&O::tls_key)},
+      {"--tls-client-ca", "clients must show a certificate from this PEM file (mutual TLS)", false,
+       ReadText(&O::tls_client_ca), ShowText(&O::tls_client_ca)},
+      {"--api-keys-file",
+       "callers need a bearer token from here, read anew when it changes; lines of: key [name "
+       "[requests/min [tokens/min]]]",
+       false, ReadText(&O::api_keys_file), ShowText(&O::api_keys_file)},
+      {"--metrics-auth", "who may scrape: none (everybody) or api-key (--api-keys-file)", false,
+       ReadChoice(&O::metrics_auth, {"none", "api-key"}), ShowText(&O::metrics_auth)},
       {"--max-batch-size", "sequences in one iteration, at most", true,
        ReadInteger(&O::max_batch_size, 1, 65536), ShowInteger(&O::max_batch_size)},
       {"--max-batch-tokens", "tokens in one iteration, at most; longer prompts are split", true,
@@ -195,8 +255,8 @@ const std::vector<ServeFlag>& ServeFlags() {
        ReadInteger(&O::max_queue, 1, kMany), ShowInteger(&O::max_queue)},
       {"--max-context", "prompt and generated tokens of one sequence; 0: what the model allows",
        true, ReadInteger(&O::max_context, 0, kMany), ShowInteger(&O::max_context, "the model's")},
-      {"--kv-memory", "bytes for the K/V cache (2G, 512M), or auto", true, ReadKvMemory,
-       [](const O& o) { return o.kv_memory == 0 ? "auto" : ShowBytes(o.kv_memory); }},
+      {"--kv-memory", "bytes for the K/V cache (2G, 512M), in each stage, or auto", true,
+       ReadKvMemory, [](const O& o) { return o.kv_memory == 0 ? "auto" : ShowBytes(o.kv_memory); }},
       {"--kv-dtype", "type of the K/V cache: f16 or f32", true,
        ReadChoice(&O::kv_dtype, {"f16", "f32"}), ShowText(&O::kv_dtype)},
       {"--page-size", "tokens in one K/V page: a power of two from 16", true, ReadPageSize,
@@ -221,7 +281,33 @@ const std::vector<ServeFlag>& ServeFlags() {
        ReadChoice(&O::compute, {"auto", "exact", "int8", "int16"}), ShowText(&O::compute)},
       {"--policy", "fcfs (iteration-level) or request-level (the baseline)", false, ReadPolicy,
        ShowText(&O::policy)},
-      {"--threads", "compute threads; 0: one per CPU of this process", true,
+      {"--tensor-parallel", "ranks that share each layer, in every stage", true,
+       ReadInteger(&O::tensor_parallel, 1, 64), ShowInteger(&O::tensor_parallel)},
+      {"--pipeline-parallel",
+       "stages that share the layers out, each in a worker process on this machine; 1: no workers",
+       true, ReadInteger(&O::pipeline_parallel, 1, 256), ShowInteger(&O::pipeline_parallel)},
+      {"--workers",
+       "instead: workers that were started by hand (treadle worker), one stage each: host:port,...",
+       true, ReadWorkers, ShowWorkers},
+      {"--wire", "activations between stages: f32 (exact), bf16 or int8", true,
+       ReadChoice(&O::wire, {"f32", "bf16", "int8"}), ShowText(&O::wire)},
+      {"--placement-prompt-tokens",
+       "stages are balanced for iterations of 8 decoding sequences and so many prompt tokens: more "
+       "for long prompts and short answers, 0 for the opposite",
+       true, ReadInteger(&O::placement_prompt_tokens, 0, 1 << 20),
+       ShowInteger(&O::placement_prompt_tokens)},
+      {"--weights-from", "workers read their own file, or get their layers from the master", true,
+       ReadChoice(&O::weights_from, {"file", "master"}), ShowText(&O::weights_from)},
+      {"--on-worker-loss",
+       "fail: end every request and exit; restart: end those that ran, and go on once the worker "
+       "is "
+       "back",
+       false, ReadChoice(&O::on_worker_loss, {"fail", "restart"}), ShowText(&O::on_worker_loss)},
+      {"--control-tls",
+       "folder with tls.crt, tls.key and ca.crt: mutual TLS with --workers; activations between "
+       "workers are not encrypted",
+       true, ReadText(&O::control_tls), ShowText(&O::control_tls)},
+      {"--threads", "compute threads of all ranks and local workers; 0: one per CPU", true,
        ReadInteger(&O::threads, 0, 4096), ShowInteger(&O::threads, "one per CPU")},
       {"--pin-threads", "bind each compute thread to one CPU: on or off", true, ReadPin,
        [](const O& o) { return o.pin_threads ? "on" : "off"; }},
@@ -260,6 +346,48 @@ void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only) {
   }
 }
 
+namespace {
+
+absl::Status CheckParallelism(const ServeOptions& options) {
+  const auto workers = static_cast<int64_t>(options.workers.size());
+  if (workers > 0 && options.pipeline_parallel > 1 && options.pipeline_parallel != workers) {
+    return InvalidArgument("--pipeline-parallel is ", options.pipeline_parallel, ", but --workers ",
+                           "has ", workers, "; expected ", workers, ", or one of the two flags");
+  }
+  if (options.wire != "f32" && options.stages() == 1) {
+    return InvalidArgument("--wire is ", options.wire,
+                           ", but with one stage nothing is sent; expected --pipeline-parallel 2 "
+                           "or more, or f32");
+  }
+  if (options.weights_from == "master" && !options.remote()) {
+    return InvalidArgument(
+        "--weights-from is master, but there are no workers; expected --workers, "
+        "--pipeline-parallel 2 or more, or file");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSecurity(const ServeOptions& options) {
+  if (options.tls_cert.empty() != options.tls_key.empty()) {
+    return InvalidArgument(options.tls_key.empty() ? "--tls-key" : "--tls-cert",
+                           " is missing, expected both of --tls-cert and --tls-key, or none");
+  }
+  if (!options.tls_client_ca.empty() && options.tls_cert.empty()) {
+    return InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key");
+  }
+  if (!options.control_tls.empty() && options.workers.empty()) {
+    return InvalidArgument(
+        "--control-tls needs --workers; workers of this machine are reached through a socket of "
+        "this user");
+  }
+  if (options.metrics_auth == "api-key" && options.api_keys_file.empty()) {
+    return InvalidArgument("--metrics-auth is api-key, but there is no --api-keys-file");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 absl::Status CheckServeOptions(const ServeOptions& options) {
   if (options.model.empty()) {
     return InvalidArgument("--model is missing, expected a .gguf file or a Hugging Face folder");
@@ -268,7 +396,8 @@ absl::Status CheckServeOptions(const ServeOptions& options) {
     return InvalidArgument("--max-batch-tokens is ", options.max_batch_tokens,
                            ", expected more than --max-batch-size (", options.max_batch_size, ")");
   }
-  return absl::OkStatus();
+  TREADLE_RETURN_IF_ERROR(CheckSecurity(options));
+  return CheckParallelism(options);
 }
 
 std::string Describe(const ServeOptions& options) {

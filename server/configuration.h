@@ -21,6 +21,7 @@ namespace treadle {
 
 struct ServeOptions {
   std::string model;
+  std::string model_sha256;  // lower case; empty: not checked
   std::string listen = "127.0.0.1:50051";
   std::string metrics_listen = "127.0.0.1:9400";  // "none": no metrics server
   int64_t max_batch_size = 32;
@@ -35,7 +36,14 @@ struct ServeOptions {
   std::string outlier_rule = "per-row";
   std::string compute = "auto";
   std::string policy = "fcfs";
-  int64_t threads = 0;  // 0: one per CPU of this process
+  int64_t tensor_parallel = 1;       // ranks of each stage
+  int64_t pipeline_parallel = 1;     // stages; more than 1: worker processes of this machine
+  std::vector<std::string> workers;  // instead: addresses of workers that run already, by stage
+  std::string wire = "f32";
+  int64_t placement_prompt_tokens = 32;  // beside 8 decoding sequences
+  std::string weights_from = "file";
+  std::string on_worker_loss = "restart";
+  int64_t threads = 0;  // of all ranks and local workers together; 0: one per CPU of this process
   bool pin_threads = true;
   int64_t engine_depth = 2;
   int64_t default_max_new_tokens = 512;
@@ -44,6 +52,18 @@ struct ServeOptions {
   std::chrono::milliseconds iteration_deadline{120'000};
   int64_t max_request_bytes = 4 << 20;
   std::string ledger_file;  // empty: none
+  std::string health_listen = "none";
+  std::string tls_cert, tls_key;  // PEM files; empty: plaintext
+  std::string tls_client_ca;      // clients need a certificate from it; empty: they need none
+  std::string control_tls;        // folder; empty: workers in plaintext
+  std::string api_keys_file;      // empty: everybody may call
+  std::string metrics_auth = "none";
+
+  int64_t stages() const {
+    return workers.empty() ? pipeline_parallel : static_cast<int64_t>(workers.size());
+  }
+  // Worker processes run the model, not this one.
+  bool remote() const { return pipeline_parallel > 1 || !workers.empty(); }
 };
 
 // One flag: how it reads and how it shows. An error says what was expected.

@@ -15,6 +15,7 @@
 #include "server/generation.h"
 #include "server/inference.pb.h"
 #include "server/messages.h"
+#include "server/refused_stream.h"
 #include "server/rpc_status.h"
 
 namespace treadle {
@@ -55,9 +56,10 @@ uint64_t RandomSeed() {
 // What both kinds of call have: the request, its stream, and the answer in the making.
 class Answer {
  public:
-  Answer(CallEnvironment& environment, const Deadline& deadline, ValidatedRequest request,
-         RequestPool::Submitted submitted)
+  Answer(CallEnvironment& environment, std::shared_ptr<ApiKey> key, const Deadline& deadline,
+         ValidatedRequest request, RequestPool::Submitted submitted)
       : environment_(environment),
+        key_(std::move(key)),
         deadline_(deadline),
         request_(std::move(request)),
         submitted_(std::move(submitted)),
@@ -67,20 +69,25 @@ class Answer {
                      .stop_strings = request_.stop_strings,
                      .logprobs = request_.spec.top_logprobs >= 0}) {}
 
-  // Parses, validates and submits.
+  // Asks whose call it is, parses, validates and submits.
   static absl::StatusOr<std::unique_ptr<Answer>> Create(CallEnvironment& environment,
                                                         const grpc::CallbackServerContext& context,
                                                         const grpc::ByteBuffer& bytes) {
     const Deadline deadline = ReadDeadline(context);
+    TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<ApiKey> key, Authorize(environment, context));
     v1::GenerateRequest message;
     TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
     TREADLE_ASSIGN_OR_RETURN(
         ValidatedRequest request,
         ValidateRequest(message, environment.stack.model(), environment.limits, RandomSeed()));
     request.spec.deadline = deadline.when;
+    if (key) {
+      TREADLE_RETURN_IF_ERROR(
+          key->Admit(static_cast<int64_t>(request.spec.prompt.size()), deadline.arrival));
+    }
     TREADLE_ASSIGN_OR_RETURN(RequestPool::Submitted submitted,
                              environment.stack.pool().Submit(request.spec));
-    return std::make_unique<Answer>(environment, deadline, std::move(request),
+    return std::make_unique<Answer>(environment, std::move(key), deadline, std::move(request),
                                     std::move(submitted));
   }
 
@@ -105,6 +112,7 @@ class Answer {
       ended_ = true;
       status_ = batch.status;
       timings_ = batch.timings;
+      if (key_) key_->Charge(generation_.completion_tokens());
     }
     return std::move(update.parts);
   }
@@ -136,6 +144,7 @@ class Answer {
 
  private:
   CallEnvironment& environment_;
+  const std::shared_ptr<ApiKey> key_;  // null: nobody asks
   const Deadline deadline_;
   const ValidatedRequest request_;
   const RequestPool::Submitted submitted_;
@@ -333,13 +342,6 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;   // Finish was called
 };
 
-// A stream that ends before it begins.
-class RefusedStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
- public:
-  explicit RefusedStream(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
-  void OnDone() override { delete this; }
-};
-
 }  // namespace
 
 grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
@@ -361,7 +363,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
     CallEnvironment& environment, grpc::CallbackServerContext* context,
     const grpc::ByteBuffer* request) {
   auto answer = Answer::Create(environment, *context, *request);
-  if (!answer.ok()) return new RefusedStream(answer.status());
+  if (!answer.ok()) return new RefusedStream<grpc::ByteBuffer>(answer.status());
   auto call = std::make_shared<StreamCall>(std::move(*answer), context);
   call->Begin();
   return call.get();

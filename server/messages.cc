@@ -94,6 +94,9 @@ void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, v1::LedgerRecor
   message.set_compute(record.compute);
   message.set_sample(record.sample);
   message.set_idle(record.idle);
+  message.set_receive(record.receive);
+  message.set_bubble(record.bubble);
+  message.set_stages(record.stages);
   message.set_lost(lost);
 }
 

@@ -1,13 +1,12 @@
 #include "server/metrics.h"
 
-#include <prometheus/collectable.h>
 #include <prometheus/counter.h>
-#include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
 
-#include <exception>
+#include <deque>
 #include <unordered_map>
 
 #include "kernels/status.h"
@@ -35,9 +34,32 @@ Bounds Tokens() {
   return bounds;
 }
 
+// What share of a pipeline's last stage is bubbles, over the iterations that it ran last.
+class BubbleShare {
+ public:
+  double Add(const LedgerRecord& record) {
+    window_.push_back({record.bubble, record.compute + record.sample});
+    if (window_.size() > kWindow) window_.pop_front();
+    double bubble = 0;
+    double busy = 0;
+    for (const Iteration& iteration : window_) {
+      bubble += iteration.bubble;
+      busy += iteration.busy;
+    }
+    return bubble > 0 ? bubble / (bubble + busy) : 0;
+  }
+
+ private:
+  static constexpr size_t kWindow = 256;
+  struct Iteration {
+    double bubble, busy;
+  };
+  std::deque<Iteration> window_;
+};
+
 }  // namespace
 
-struct Metrics::Instruments final : prometheus::Collectable {
+struct Metrics::Instruments {
   Instruments(const std::string& model_name, const RequestPool& request_pool)
       : pool(request_pool), labels{{"model_name", model_name}} {}
 
@@ -52,12 +74,12 @@ struct Metrics::Instruments final : prometheus::Collectable {
                                                                                      bounds);
   }
 
-  // On the exposer's thread.
-  std::vector<prometheus::MetricFamily> Collect() const override {
+  // On the HTTP listener's thread.
+  std::string Scrape() const {
     const PoolLoad load = pool.Load();
     running.Set(static_cast<double>(load.running));
     waiting.Set(static_cast<double>(load.waiting));
-    return registry.Collect();
+    return prometheus::TextSerializer().Serialize(registry.Collect());
   }
 
   const RequestPool& pool;
@@ -70,6 +92,10 @@ struct Metrics::Instruments final : prometheus::Collectable {
       NewGauge("treadle:num_requests_waiting", "Requests that wait for admission.");
   prometheus::Gauge& kv_usage =
       NewGauge("treadle:kv_cache_usage_perc", "Share of the K/V pages in use; 1 is all.");
+  prometheus::Gauge& bubble_ratio = NewGauge(
+      "treadle:pipeline_bubble_ratio",
+      "Share of bubbles (the last stage without work while some was in flight) in the time of the "
+      "last 256 iterations.");
   prometheus::Counter& prompt_tokens =
       NewCounter("treadle:prompt_tokens_total", "Prompt tokens of requests that ended.");
   prometheus::Counter& generation_tokens =
@@ -117,17 +143,14 @@ struct Metrics::Instruments final : prometheus::Collectable {
     decode_time.Observe(end.timings.total - end.timings.first_token);
   }
 
-  // When each running request was last in an iteration, in the ledger's time. Confined to Record.
+  // When each running request was last in an iteration, in the ledger's time. This and below:
+  // confined to Record.
   std::unordered_map<RequestId, double> last_seen;
-};
-
-struct Metrics::Server {
-  explicit Server(const std::string& address) : exposer(address, /*num_threads=*/1) {}
-  prometheus::Exposer exposer;
+  BubbleShare bubbles;
 };
 
 Metrics::Metrics(const std::string& model_name, const RequestPool& pool)
-    : instruments_(std::make_shared<Instruments>(model_name, pool)) {
+    : instruments_(std::make_unique<Instruments>(model_name, pool)) {
   for (const char* reason : {"stop", "length", "cancelled", "deadline", "error"}) {
     instruments_->Success(reason);
   }
@@ -144,27 +167,36 @@ void Metrics::Record(const LedgerRecord& record) {
     if (!first && !member.initiation) m.itl.Observe(record.time - seen->second);
     seen->second = record.time;
   }
-  if (tokens > 0) m.iteration_tokens.Observe(static_cast<double>(tokens));
+  if (tokens > 0) {
+    m.iteration_tokens.Observe(static_cast<double>(tokens));
+    m.bubble_ratio.Set(m.bubbles.Add(record));
+  }
   if (record.total_pages > 0) {
     m.kv_usage.Set(1.0 - static_cast<double>(record.free_pages) /
                              static_cast<double>(record.total_pages));
   }
   for (const LedgerEnd& end : record.ends) {
     m.last_seen.erase(end.request);
-    m.RecordEnd(end);
+    if (!end.internal) m.RecordEnd(end);
   }
 }
 
-absl::StatusOr<int> Metrics::Listen(const std::string& address) {
-  try {
-    server_ = std::make_unique<Server>(address);
-    server_->exposer.RegisterCollectable(instruments_, "/metrics");
-    return server_->exposer.GetListeningPorts().front();
-  } catch (const std::exception& error) {
-    server_.reset();
-    return absl::UnavailableError(
-        Str("cannot listen on ", address, " for metrics: ", error.what()));
-  }
+std::string Metrics::Scrape() const { return instruments_->Scrape(); }
+
+absl::StatusOr<int> Metrics::Listen(const std::string& address, const ApiKeys* keys,
+                                    const HttpListener::Options& options) {
+  TREADLE_ASSIGN_OR_RETURN(
+      listener_, HttpListener::Start(address, options, [this, keys](const HttpRequest& request) {
+        if (request.path != "/metrics") {
+          return HttpResponse{.code = 404, .body = "expected /metrics\n"};
+        }
+        if (keys != nullptr && !keys->Find(request.authorization).ok()) {
+          return HttpResponse{.code = 401, .body = "expected a bearer token: an API key\n"};
+        }
+        return HttpResponse{.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                            .body = Scrape()};
+      }));
+  return listener_->port();
 }
 
 }  // namespace treadle

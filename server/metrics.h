@@ -1,7 +1,8 @@
 // Prometheus metrics under vLLM's names with our prefix, served at /metrics.
 //
 // Fed by the ledger's follower, off the loop; gauges of the queue are read from the pool at each
-// scrape. Thread safety: Record from one thread (the follower's); scrapes from the exposer's.
+// scrape. Requests that are marked internal (the warm-up) are left out. Thread safety: Record from
+// one thread (the follower's); scrapes from the HTTP listener's.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,8 @@
 #include "absl/status/statusor.h"
 #include "scheduler/ledger.h"
 #include "scheduler/request_pool.h"
+#include "server/api_keys.h"
+#include "server/http_listener.h"
 
 namespace treadle {
 
@@ -23,14 +26,18 @@ class Metrics {
 
   void Record(const LedgerRecord& record);
 
+  // What /metrics serves; from any thread.
+  std::string Scrape() const;
+
   // Serves http://`address`/metrics from now on; port 0 takes any free one. Returns the port.
-  absl::StatusOr<int> Listen(const std::string& address);
+  // `keys`, if given, must outlive the metrics: a scrape needs a valid one as its bearer token.
+  absl::StatusOr<int> Listen(const std::string& address, const ApiKeys* keys = nullptr,
+                             const HttpListener::Options& options = {});
 
  private:
   struct Instruments;
-  struct Server;
-  std::shared_ptr<Instruments> instruments_;
-  std::unique_ptr<Server> server_;  // after what it scrapes
+  std::unique_ptr<Instruments> instruments_;
+  std::unique_ptr<HttpListener> listener_;  // after what it scrapes
 };
 
 }  // namespace treadle

@@ -18,6 +18,7 @@ struct ServedModel {
   std::string name;
   std::string architecture;
   std::string backend;  // the backend's own description
+  std::string sha256;   // of the model file, if it was checked; lower case
   int64_t parameters = 0;
   int32_t vocab = 0;
   int64_t max_context = 0;  // prompt + generated tokens of one sequence

@@ -10,7 +10,9 @@
 #include "server/byte_buffers.h"
 #include "server/call_environment.h"
 #include "server/generate_call.h"
+#include "server/health_board.h"
 #include "server/inference.grpc.pb.h"
+#include "server/loop_watch.h"
 #include "server/rpc_status.h"
 #include "server/version.h"
 #include "server/watch_call.h"
@@ -18,7 +20,6 @@
 namespace treadle {
 namespace {
 
-constexpr char kServiceName[] = "treadle.v1.Inference";
 // Time for the last bytes of ended calls to leave.
 constexpr std::chrono::seconds kFlushTime{2};
 
@@ -52,61 +53,40 @@ class Service final : public Methods {
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request,
                                      grpc::ByteBuffer* response) override {
-    return Reply(context, Tokenize(*request, *response));
+    return Reply(context, [&] { return Tokenize(*request, *response); });
   }
 
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
                                        const v1::DetokenizeRequest* request,
                                        v1::DetokenizeResponse* response) override {
-    if (!model().tokenizer) return Reply(context, NoTokenizer());
-    const auto& ids = request->token_ids().ids();
-    const std::span<const int32_t> span(ids.data(), ids.size());
-    const absl::Status status = ValidateTokenIds("token_ids.ids", span, model().vocab);
-    if (status.ok()) response->set_text(model().tokenizer->Decode(span, /*special=*/true));
-    return Reply(context, status);
+    return Reply(context, [&] { return Detokenize(*request, *response); });
   }
 
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
                                          const v1::GetModelInfoRequest*,
                                          v1::GetModelInfoResponse* response) override {
-    response->set_name(model().name);
-    response->set_architecture(model().architecture);
-    response->set_parameters(model().parameters);
-    response->set_vocab_size(model().vocab);
-    response->set_max_context(static_cast<int32_t>(model().max_context));
-    response->set_has_tokenizer(model().tokenizer != nullptr);
-    response->set_has_chat_template(model().chat_template.has_value());
-    response->set_bos_token_id(model().bos());
-    for (int32_t id : model().end_ids()) response->add_end_token_ids(id);
-    response->set_backend(model().backend);
-    response->set_version(kVersion);
-    return Reply(context, absl::OkStatus());
+    return Reply(context, [&] { return Describe(*response); });
   }
 
   grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
                                     v1::GetLoadResponse* response) override {
-    const PoolLoad load = environment_.stack.pool().Load();
-    response->set_waiting(load.waiting);
-    response->set_running(load.running);
-    response->set_queue_limit(load.queue_limit);
-    response->set_draining(load.draining);
-    response->set_kv_pages_total(model().kv_pages);
-    response->set_kv_pages_free(FreePages());
-    return Reply(context, absl::OkStatus());
+    return Reply(context, [&] { return Load(*response); });
   }
 
   grpc::ServerWriteReactor<v1::LedgerRecord>* WatchLedger(
-      grpc::CallbackServerContext*, const v1::WatchLedgerRequest* request) override {
-    return StartWatchLedger(environment_, request->from_start());
+      grpc::CallbackServerContext* context, const v1::WatchLedgerRequest* request) override {
+    return StartWatchLedger(environment_, *context, request->from_start());
   }
 
  private:
   const ServedModel& model() const { return environment_.stack.model(); }
 
-  grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context,
-                                  const absl::Status& status) {
+  // `answer` fills the response, if the caller may call.
+  template <typename Answer>
+  grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const Answer& answer) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    reactor->Finish(ToGrpcStatus(status));
+    const absl::Status caller = Authorize(environment_, *context).status();
+    reactor->Finish(ToGrpcStatus(caller.ok() ? answer() : caller));
     return reactor;
   }
 
@@ -121,6 +101,43 @@ class Service final : public Methods {
     v1::TokenizeResponse reply;
     reply.mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
     response = Serialize(reply);
+    return absl::OkStatus();
+  }
+
+  absl::Status Detokenize(const v1::DetokenizeRequest& request,
+                          v1::DetokenizeResponse& response) const {
+    if (!model().tokenizer) return NoTokenizer();
+    const auto& ids = request.token_ids().ids();
+    const std::span<const int32_t> span(ids.data(), ids.size());
+    TREADLE_RETURN_IF_ERROR(ValidateTokenIds("token_ids.ids", span, model().vocab));
+    response.set_text(model().tokenizer->Decode(span, /*special=*/true));
+    return absl::OkStatus();
+  }
+
+  absl::Status Describe(v1::GetModelInfoResponse& response) const {
+    response.set_name(model().name);
+    response.set_architecture(model().architecture);
+    response.set_parameters(model().parameters);
+    response.set_vocab_size(model().vocab);
+    response.set_max_context(static_cast<int32_t>(model().max_context));
+    response.set_has_tokenizer(model().tokenizer != nullptr);
+    response.set_has_chat_template(model().chat_template.has_value());
+    response.set_bos_token_id(model().bos());
+    for (int32_t id : model().end_ids()) response.add_end_token_ids(id);
+    response.set_backend(model().backend);
+    response.set_version(kVersion);
+    response.set_sha256(model().sha256);
+    return absl::OkStatus();
+  }
+
+  absl::Status Load(v1::GetLoadResponse& response) const {
+    const PoolLoad load = environment_.stack.pool().Load();
+    response.set_waiting(load.waiting);
+    response.set_running(load.running);
+    response.set_queue_limit(load.queue_limit);
+    response.set_draining(load.draining);
+    response.set_kv_pages_total(model().kv_pages);
+    response.set_kv_pages_free(FreePages());
     return absl::OkStatus();
   }
 
@@ -146,13 +163,17 @@ struct InferenceServer::State {
                     .follower = follower,
                     .limits = {.max_batch_size = stack.options().max_batch_size,
                                .default_max_new_tokens = options.default_max_new_tokens},
-                    .stall_timeout = options.stream_stall_timeout},
-        service(environment) {}
+                    .stall_timeout = options.stream_stall_timeout,
+                    .keys = options.keys},
+        service(environment),
+        health(options.health ? options.health : std::make_shared<HealthBoard>()) {}
 
   CallEnvironment environment;
   Service service;
+  const std::shared_ptr<HealthBoard> health;
   Address address;
   std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<LoopWatch> watch;
 };
 
 absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
@@ -162,14 +183,22 @@ absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
   auto state = std::make_unique<State>(stack, follower, options);
   follower.SetCourier(&state->environment.courier);
 
+  // Before anybody else can submit: see LoopWatch.
+  state->watch = std::make_unique<LoopWatch>(
+      stack, *state->health,
+      LoopWatch::Options{.warm_up = options.warm_up, .on_ready = options.on_ready});
+
   grpc::EnableDefaultHealthCheckService(true);
-  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  // Reflection asks for no key: where keys are wanted, there is none.
+  if (options.keys == nullptr) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   int port = 0;
   // Two servers on one port would share its connections at random.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_request_bytes));
-  builder.AddListeningPort(ToString(address), grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(
+      ToString(address),
+      options.credentials ? options.credentials : grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&state->service);
   state->server = builder.BuildAndStart();
   if (!state->server || port == 0) {
@@ -179,8 +208,8 @@ absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
                        : reason;
   }
   state->address = {address.host, port};
-  state->server->GetHealthCheckService()->SetServingStatus(true);
-  state->server->GetHealthCheckService()->SetServingStatus(kServiceName, true);
+  state->health->Attach(*state->server->GetHealthCheckService());
+  state->health->Set(Probe::kStarted, true);
   return std::unique_ptr<InferenceServer>(new InferenceServer(std::move(state)));
 }
 
@@ -193,9 +222,9 @@ const Address& InferenceServer::address() const { return state_->address; }
 bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   if (!state_->server) return true;
   CallEnvironment& environment = state_->environment;
-  state_->server->GetHealthCheckService()->SetServingStatus(false);
-  state_->server->GetHealthCheckService()->SetServingStatus(kServiceName, false);
+  state_->watch->Drain();
   const bool drained = environment.stack.Drain(Clock::now() + timeout);
+  state_->watch.reset();  // the loop stops now
   environment.stack.Stop(absl::UnavailableError("the server is shutting down"));
 
   environment.closing.store(true);
@@ -203,6 +232,7 @@ bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   environment.calls.WaitZero(Clock::now() + kFlushTime);
   state_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
   environment.follower.SetCourier(nullptr);
+  state_->health->Detach(*state_->server->GetHealthCheckService());
   state_->server.reset();
   return drained;
 }

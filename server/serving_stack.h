@@ -5,6 +5,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -24,6 +25,7 @@ struct SchedulingOptions {
   int64_t max_batch_tokens = 512;  // tokens in one iteration; > max_batch_size
   int64_t max_queue = 1024;        // waiting requests
   std::string policy = "fcfs";
+  std::function<void(const absl::Status&)> give_up = {};  // as ServingLoop::Options
 };
 
 class ServingStack {
@@ -39,6 +41,10 @@ class ServingStack {
   bool Drain(Clock::time_point deadline);
   // Ends what is left with `status`. Idempotent.
   void Stop(absl::Status status) { loop_->Stop(std::move(status)); }
+
+  // Of the loop; from any thread.
+  uint64_t turns() const { return loop_->turns(); }
+  bool engine_stands() const { return loop_->engine_stands(); }
 
   const ServedModel& model() const { return model_; }
   const SchedulingOptions& options() const { return options_; }

@@ -7,6 +7,7 @@
 
 #include "server/inference.pb.h"
 #include "server/messages.h"
+#include "server/refused_stream.h"
 
 namespace treadle {
 namespace {
@@ -99,8 +100,11 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
 
 }  // namespace
 
-grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(CallEnvironment& environment,
-                                                             bool from_start) {
+grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(
+    CallEnvironment& environment, const grpc::CallbackServerContext& context, bool from_start) {
+  if (const absl::Status caller = Authorize(environment, context).status(); !caller.ok()) {
+    return new RefusedStream<v1::LedgerRecord>(caller);
+  }
   auto call = std::make_shared<WatchCall>(environment, from_start);
   call->Begin();
   return call.get();

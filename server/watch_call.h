@@ -14,7 +14,7 @@ class LedgerRecord;
 
 namespace treadle {
 
-grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(CallEnvironment& environment,
-                                                             bool from_start);
+grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(
+    CallEnvironment& environment, const grpc::CallbackServerContext& context, bool from_start);
 
 }  // namespace treadle

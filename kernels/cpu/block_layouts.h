@@ -166,21 +166,29 @@ TREADLE_SIMD const uint8_t* RunOf(const uint8_t* group, int64_t block) {
   return group + block / Layout::kBlocks * Layout::kBytes;
 }
 
-// Block `block` of a group to a tile.
-template <typename Packed>
-inline void UnpackBlock(const uint8_t* group, int64_t block, uint8_t* tile) {
+// Block `block` of a group to a tile: eight dwords of codes, kDwordBytes each as `store` writes
+// them, then the constants.
+template <typename Packed, int64_t kDwordBytes, typename Store8>
+TREADLE_SIMD void UnpackBlockWith(const uint8_t* group, int64_t block, uint8_t* tile,
+                                  Store8 store) {
   const uint8_t* run = RunOf<Packed>(group, block);
   const int64_t place = block % Packed::kBlocks;
   ForFour([&]<int I>() __attribute__((always_inline)) {
     Codes<Packed::kWide> low, high;
     Packed::template Pair<I>(run, place, low, high);
-    StoreCodes(tile + 64 * I, low);
-    StoreCodes(tile + 64 * (I + 4), high);
+    store(tile + kDwordBytes * I, low);
+    store(tile + kDwordBytes * (I + 4), high);
   });
-  auto* constants = reinterpret_cast<float*>(tile + 512);
+  auto* constants = reinterpret_cast<float*>(tile + 8 * kDwordBytes);
   Store(constants, Packed::Scale(run, place, 0));
   if constexpr (Packed::kHalves) Store(constants + kLanes, Packed::Scale(run, place, 1));
   if constexpr (Packed::kOffset) Store(constants + kLanes, Packed::Offset(run, place));
+}
+
+template <typename Packed>
+inline void UnpackBlock(const uint8_t* group, int64_t block, uint8_t* tile) {
+  UnpackBlockWith<Packed, 64>(group, block, tile,
+                              [](uint8_t* p, auto codes) { StoreCodes(p, codes); });
 }
 
 }  // namespace

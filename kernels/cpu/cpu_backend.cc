@@ -1,5 +1,6 @@
 #include "kernels/cpu/cpu_backend.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/cpu_ops.h"
@@ -15,11 +16,11 @@ constexpr int kMaxThreads = 1024;
 
 class CpuBackend final : public Backend {
  public:
-  CpuBackend(int threads, bool pin, CpuIsa isa, ComputeMode compute)
+  CpuBackend(int threads, CpuIsa isa, const CpuBackendOptions& options)
       : isa_(isa),
-        compute_(compute),
-        pool_(threads, pin),
-        matmul_(pool_, isa, compute),
+        compute_(options.compute),
+        pool_(threads, options.pin, options.first_cpu),
+        matmul_(pool_, isa, compute_),
         ops_(pool_, isa) {}
 
   std::string_view name() const override { return "cpu"; }
@@ -27,6 +28,8 @@ class CpuBackend final : public Backend {
     return Str("cpu ", Name(isa_), ", ", pool_.size(), pool_.size() == 1 ? " thread" : " threads",
                ", compute ", Name(compute_), compute_ == ComputeMode::kAuto ? " (int16)" : "");
   }
+
+  void BindThread() override { pool_.PinCaller(); }
 
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {
     std::shared_ptr<uint8_t> memory = MapMemory(bytes);
@@ -52,7 +55,11 @@ class CpuBackend final : public Backend {
     TREADLE_CHECK(out.rows == static_cast<int64_t>(ids.size()) && out.cols == matrix.k());
     pool_.ParallelFor(out.rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        DecodePackedRow(matrix.view(), ids[row], accumulate, out.Row<float>(row));
+        if (ids[row] >= 0) {
+          DecodePackedRow(matrix.view(), ids[row], accumulate, out.Row<float>(row));
+        } else if (!accumulate) {
+          std::fill_n(out.Row<float>(row), out.cols, 0.0f);
+        }
       }
     });
   }
@@ -95,6 +102,10 @@ class CpuBackend final : public Backend {
               std::span<SampleResult> results) override {
     ops_.Sample(logits, rows, results);
   }
+  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
+                   std::span<ShardSample> shards) override {
+    ops_.SampleShard(logits, first_token, rows, shards);
+  }
 
  private:
   static constexpr int64_t kRowsPerThread = 8;  // fewer rows to look up are not worth a hand-off
@@ -113,6 +124,9 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOption
   if (options.threads < 0 || options.threads > kMaxThreads) {
     return InvalidArgument("threads is ", options.threads, ", expected 0 to ", kMaxThreads);
   }
+  if (options.first_cpu < 0) {
+    return InvalidArgument("first_cpu is ", options.first_cpu, ", expected 0 or more");
+  }
   CpuIsa isa;
   if (options.isa.has_value()) {
     isa = *options.isa;
@@ -123,7 +137,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOption
     TREADLE_ASSIGN_OR_RETURN(isa, ChooseIsa());
   }
   const int threads = options.threads > 0 ? options.threads : UsableCpus();
-  return std::make_unique<CpuBackend>(threads, options.pin, isa, options.compute);
+  return std::make_unique<CpuBackend>(threads, isa, options);
 }
 
 }  // namespace treadle

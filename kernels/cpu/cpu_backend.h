@@ -25,6 +25,7 @@ namespace treadle {
 struct CpuBackendOptions {
   int threads = 0;  // 0: one per CPU that this process may use
   bool pin = false;
+  int first_cpu = 0;  // with pin: thread i runs on CPU number first_cpu + i of the process's
   ComputeMode compute = ComputeMode::kAuto;
   std::optional<CpuIsa> isa = {};  // unset: ChooseIsa()
 };

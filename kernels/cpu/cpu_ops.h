@@ -30,8 +30,13 @@ class CpuOps {
   void SwiGlu(Tensor gate, Tensor up, Tensor out);
   void Gelu(Tensor x);
   void Sample(Tensor logits, std::span<const SampleRow> rows, std::span<SampleResult> results);
+  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
+                   std::span<ShardSample> shards);
 
  private:
+  template <typename One>
+  void ForEachLogitRow(Tensor logits, One one);
+
   struct State;
   std::unique_ptr<State> state_;
 };

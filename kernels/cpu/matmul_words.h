@@ -169,18 +169,8 @@ TREADLE_SIMD void RunWords(const MatMulInput& input, const MatMulShare& share,
 // Block `block` of a group of GGUF's layouts to a tile.
 template <typename Packed>
 inline void UnpackWords(const uint8_t* group, int64_t block, uint8_t* tile) {
-  const uint8_t* run = RunOf<Packed>(group, block);
-  const int64_t place = block % Packed::kBlocks;
-  ForFour([&]<int I>() __attribute__((always_inline)) {
-    Codes<Packed::kWide> low, high;
-    Packed::template Pair<I>(run, place, low, high);
-    StoreWords(tile + 128 * I, low);
-    StoreWords(tile + 128 * (I + 4), high);
-  });
-  auto* constants = reinterpret_cast<float*>(tile + kWordBytes);
-  Store(constants, Packed::Scale(run, place, 0));
-  if constexpr (Packed::kHalves) Store(constants + kLanes, Packed::Scale(run, place, 1));
-  if constexpr (Packed::kOffset) Store(constants + kLanes, Packed::Offset(run, place));
+  UnpackBlockWith<Packed, 128>(group, block, tile,
+                               [](uint8_t* p, auto codes) { StoreWords(p, codes); });
 }
 
 #endif

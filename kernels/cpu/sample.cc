@@ -4,6 +4,7 @@
 // what was taken, top-k, top-p and the draw each look for one place in the descending order; that
 // is a selection (nth_element on halves), not a sort.
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -248,26 +249,33 @@ bool ChangesLogits(const SampleRow& row) {
                                        !row.suppressed.empty() || row.mask != nullptr);
 }
 
-// Steps 1 to 3 of sampling.h.
-void ChangeLogits(const SampleRow& row, float* x, int64_t vocab) {
+// Steps 1 to 3 of sampling.h for tokens [first, first + tokens), whose logits are x.
+void ChangeLogits(const SampleRow& row, float* x, int32_t first, int64_t tokens) {
   const SamplingParameters& p = *row.parameters;
-  for (const LogitBias& entry : p.logit_bias) x[entry.token] += entry.bias;
+  const auto here = [&](int32_t token) { return token >= first && token - first < tokens; };
+  for (const LogitBias& entry : p.logit_bias) {
+    if (here(entry.token)) x[entry.token - first] += entry.bias;
+  }
   for (const TokenCount& count : row.counts) {
-    float value = x[count.token];
+    if (!here(count.token)) continue;
+    float value = x[count.token - first];
     value = value > 0.0f ? value / p.repetition_penalty : value * p.repetition_penalty;
     if (count.in_output > 0) {
       value -= p.presence_penalty;
       value -= p.frequency_penalty * static_cast<float>(count.in_output);
     }
-    x[count.token] = value;
+    x[count.token - first] = value;
   }
-  for (const int32_t token : row.suppressed) x[token] = -kInfinity;
+  for (const int32_t token : row.suppressed) {
+    if (here(token)) x[token - first] = -kInfinity;
+  }
   if (row.mask == nullptr) return;
-  for (int64_t first = 0; first < vocab; first += 32) {
-    const uint32_t allowed = row.mask[first / 32];
-    if (allowed == ~0u) continue;
-    for (int64_t bit = 0; bit < 32 && first + bit < vocab; ++bit) {
-      if ((allowed >> bit & 1u) == 0) x[first + bit] = -kInfinity;
+  for (int64_t token = first; token < first + tokens;) {
+    const int64_t next = std::min(first + tokens, token / 32 * 32 + 32);
+    const uint32_t allowed = row.mask[token / 32];
+    if (allowed == ~0u) token = next;
+    for (; token < next; ++token) {
+      if ((allowed >> (token % 32) & 1u) == 0) x[token - first] = -kInfinity;
     }
   }
 }
@@ -287,25 +295,24 @@ int32_t SampleToken(const SampleRow& row, const LogitRow& logits) {
   return candidates.Draw(CounterUniform(p.seed, row.candidate, row.position) * candidates.weight());
 }
 
-// The first `count` tokens by logit, ties by id, in order.
-void TopLogits(const LogitRow& row, int32_t count, SampleResult& result) {
-  result.num_top = static_cast<int32_t>(std::min<int64_t>(count, row.vocab()));
-  if (result.num_top == 0) return;
+// The first `count` tokens by logit (`logprob` holds it), ties by id, in order, to top; returns how
+// many there are.
+int32_t TopLogits(const LogitRow& row, int32_t count, TokenLogprob* top) {
+  const auto size = static_cast<int32_t>(std::min<int64_t>(count, row.vocab()));
+  if (size == 0) return 0;
   int32_t filled = 0;
   const auto insert = [&](int32_t token, float logit) {
-    int32_t at = filled < result.num_top ? filled++ : result.num_top - 1;
-    for (; at > 0 && result.top[at - 1].logprob < logit; --at) result.top[at] = result.top[at - 1];
-    result.top[at] = {token, logit};
+    int32_t at = filled < size ? filled++ : size - 1;
+    for (; at > 0 && top[at - 1].logprob < logit; --at) top[at] = top[at - 1];
+    top[at] = {token, logit};
   };
-  for (int32_t token = 0; token < result.num_top; ++token) {
-    insert(token, Clean(row.logits()[token]));
-  }
-  int64_t next = result.num_top;
+  for (int32_t token = 0; token < size; ++token) insert(token, Clean(row.logits()[token]));
+  int64_t next = size;
   for (;;) {
-    const float least = std::nextafter(result.top[result.num_top - 1].logprob, kInfinity);
-    if (least == kInfinity) return;
+    const float least = std::nextafter(top[size - 1].logprob, kInfinity);
+    if (least == kInfinity) return size;
     next = row.kernels().first_at_least(row.logits(), next, row.vocab(), least);
-    if (next < 0) return;
+    if (next < 0) return size;
     insert(static_cast<int32_t>(next), Clean(row.logits()[next]));
     ++next;
   }
@@ -321,14 +328,14 @@ void SampleOne(const SampleRow& row, LogitRow& logits, SampleResult& result) {
   if (logprobs) {
     max = logits.Max();
     if (max != -kInfinity) log_sum = Log(logits.SumExp(max, 1.0f));
-    TopLogits(logits, row.top_logprobs, result);
+    result.num_top = TopLogits(logits, row.top_logprobs, result.top.data());
     if (ChangesLogits(row)) {
       logits.scratch().raw.assign(raw, raw + vocab);
       raw = logits.scratch().raw.data();
     }
   }
   if (row.parameters != nullptr) {
-    if (ChangesLogits(row)) ChangeLogits(row, logits.logits(), vocab);
+    if (ChangesLogits(row)) ChangeLogits(row, logits.logits(), 0, vocab);
     result.token = SampleToken(row, logits);
   }
   if (!logprobs) return;
@@ -343,24 +350,73 @@ void SampleOne(const SampleRow& row, LogitRow& logits, SampleResult& result) {
   if (row.target >= 0) result.target_logprob = logprob(Clean(raw[row.target]));
 }
 
+// The part of SampleOne that a shard of the vocabulary, from token `first` on, can do alone.
+void SampleShardOne(const SampleRow& row, int32_t first, LogitRow& logits, ShardSample& shard) {
+  shard = ShardSample();
+  const int64_t tokens = logits.vocab();
+  const float* raw = logits.logits();
+  if (row.top_logprobs >= 0) {
+    shard.max = logits.Max();
+    shard.sum = shard.max == -kInfinity ? 0.0f : static_cast<float>(logits.SumExp(shard.max, 1.0f));
+    shard.num_top = TopLogits(logits, row.top_logprobs, shard.top.data());
+    for (int32_t i = 0; i < shard.num_top; ++i) shard.top[i].token += first;
+    const int64_t target = int64_t{row.target} - first;
+    const bool here = row.target >= 0 && target >= 0 && target < tokens;
+    shard.target_logit = here ? Clean(raw[target]) : -kInfinity;
+  }
+  shard.num_candidates = NumShardCandidates(row, tokens);
+  if (shard.num_candidates == 0) return;
+  if (ChangesLogits(row)) {
+    logits.scratch().raw.assign(raw, raw + tokens);
+    raw = logits.scratch().raw.data();
+    ChangeLogits(row, logits.logits(), first, tokens);
+  }
+  std::array<TokenLogprob, kMaxShardCandidates> best;
+  if (shard.num_candidates == 1) {
+    const float max = logits.Max();
+    best[0] = {logits.FirstOf(max), max};
+  } else {
+    TopLogits(logits, shard.num_candidates, best.data());
+  }
+  for (int32_t i = 0; i < shard.num_candidates; ++i) {
+    shard.candidates[i] = {first + best[i].token, best[i].logprob, Clean(raw[best[i].token])};
+  }
+}
+
 }  // namespace
 
-void CpuOps::Sample(Tensor logits, std::span<const SampleRow> rows,
-                    std::span<SampleResult> results) {
+// Runs one(LogitRow, row) for each row: rows over the pool, or a single long row's passes.
+template <typename One>
+void CpuOps::ForEachLogitRow(Tensor logits, One one) {
   TREADLE_CHECK(logits.dtype == DType::kF32 && logits.cols > 0);
-  TREADLE_CHECK(logits.rows == static_cast<int64_t>(rows.size()) && rows.size() == results.size());
   State& s = *state_;
   s.sample_scratch.resize(s.pool.size());
-  const auto sample = [&](int64_t row, ThreadPool* pool, SampleScratch& scratch) {
+  const auto run = [&](int64_t row, ThreadPool* pool, SampleScratch& scratch) {
     LogitRow logit_row(s.kernels.sample, pool, logits.Row<float>(row), logits.cols, scratch);
-    SampleOne(rows[row], logit_row, results[row]);
+    one(logit_row, row);
   };
   if (logits.rows == 1) {
-    sample(0, logits.cols >= 4 * kMaxChunk ? &s.pool : nullptr, s.sample_scratch[0]);
+    run(0, logits.cols >= 4 * kMaxChunk ? &s.pool : nullptr, s.sample_scratch[0]);
     return;
   }
   s.pool.ParallelForEach(logits.rows, [&](int worker, int64_t row, int64_t) {
-    sample(row, nullptr, s.sample_scratch[worker]);
+    run(row, nullptr, s.sample_scratch[worker]);
+  });
+}
+
+void CpuOps::Sample(Tensor logits, std::span<const SampleRow> rows,
+                    std::span<SampleResult> results) {
+  TREADLE_CHECK(logits.rows == static_cast<int64_t>(rows.size()) && rows.size() == results.size());
+  ForEachLogitRow(logits, [&](LogitRow& logit_row, int64_t row) {
+    SampleOne(rows[row], logit_row, results[row]);
+  });
+}
+
+void CpuOps::SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
+                         std::span<ShardSample> shards) {
+  TREADLE_CHECK(logits.rows == static_cast<int64_t>(rows.size()) && rows.size() == shards.size());
+  ForEachLogitRow(logits, [&](LogitRow& logit_row, int64_t row) {
+    SampleShardOne(rows[row], first_token, logit_row, shards[row]);
   });
 }
 

@@ -79,10 +79,9 @@ struct ThreadPool::State {
   // Constant. More threads than processors: whoever spins keeps another from working.
   bool may_spin = true;
 
-  // Confined to the thread that calls ParallelFor.
+  std::vector<int> cpus;  // to pin to, the caller's first; empty: not pinned
+
   std::vector<std::thread> workers;
-  std::vector<int> cpus;  // to pin to; empty: not pinned
-  bool caller_pinned = false;
 
   alignas(64) std::atomic<uint32_t> generation = 0;  // counts tasks; what idle workers wait for
   alignas(64) std::atomic<uint64_t> ticket = 0;      // generation << 32 | pieces not yet taken
@@ -122,11 +121,15 @@ void ThreadPool::State::TakePieces(int worker) {
   }
 }
 
-ThreadPool::ThreadPool(int threads, bool pin) : size_(threads), state_(std::make_unique<State>()) {
-  TREADLE_CHECK(threads >= 1);
+ThreadPool::ThreadPool(int threads, bool pin, int first_cpu)
+    : size_(threads), state_(std::make_unique<State>()) {
+  TREADLE_CHECK(threads >= 1 && first_cpu >= 0);
   std::vector<int> cpus = AllowedCpus();
-  state_->may_spin = cpus.empty() || static_cast<size_t>(threads) <= cpus.size();
-  if (pin) state_->cpus = std::move(cpus);
+  state_->may_spin = cpus.empty() || static_cast<size_t>(first_cpu) + threads <= cpus.size();
+  if (pin && !cpus.empty()) {
+    std::rotate(cpus.begin(), cpus.begin() + first_cpu % cpus.size(), cpus.end());
+    state_->cpus = std::move(cpus);
+  }
   for (int worker = 1; worker < threads; ++worker) {
     state_->workers.emplace_back([state = state_.get(), worker] { state->Work(worker); });
   }
@@ -139,12 +142,12 @@ ThreadPool::~ThreadPool() {
   for (std::thread& worker : state_->workers) worker.join();
 }
 
+void ThreadPool::PinCaller() {
+  if (!state_->cpus.empty()) PinThisThread(state_->cpus[0]);
+}
+
 void ThreadPool::RunTask(Task task, const void* context, int64_t pieces) {
   State& state = *state_;
-  if (!state.caller_pinned) {
-    if (!state.cpus.empty()) PinThisThread(state.cpus[0]);
-    state.caller_pinned = true;
-  }
   if (_mm_getcsr() != kFloatMode) _mm_setcsr(kFloatMode);
   if (size_ == 1 || pieces == 1) {
     for (int64_t piece = 0; piece < pieces; ++piece) task(context, 0, piece);

@@ -23,14 +23,19 @@ int UsableCpus();
 
 class ThreadPool {
  public:
-  // threads >= 1 (the caller counts). `pin`: worker i to the i-th CPU this process may use, and the
-  // first thread that calls ParallelFor to the 0th.
-  explicit ThreadPool(int threads, bool pin = false);
+  // threads >= 1 (the caller counts). `pin`: worker i to CPU number first_cpu + i of those that
+  // this process may use (beyond the last: from the first again); the caller's own place is
+  // first_cpu (PinCaller).
+  explicit ThreadPool(int threads, bool pin = false, int first_cpu = 0);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int size() const { return size_; }
+
+  // Binds the calling thread, for good, to its CPU, if the pool pins. For the thread that will call
+  // ParallelFor all its life: what it starts later would be bound too.
+  void PinCaller();
 
   // Cuts [0, count) into min(size(), count / grain) contiguous ranges whose begins are multiples of
   // `grain`, and calls body(begin, end), or body(worker, begin, end) with the calling

@@ -1,5 +1,6 @@
 #include "kernels/reference/reference_backend.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -19,6 +20,7 @@ class ReferenceBackend final : public Backend {
                Name(QuantizesActivations(compute_) ? compute_ : ComputeMode::kExact));
   }
 
+  void BindThread() override {}
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {
     constexpr std::align_val_t kAlignment{64};
     void* data = ::operator new(bytes, kAlignment, std::nothrow);
@@ -42,8 +44,12 @@ class ReferenceBackend final : public Backend {
              Tensor out) override {
     TREADLE_CHECK(out.cols == table.k() && out.rows == static_cast<int64_t>(ids.size()));
     for (int64_t row = 0; row < out.rows; ++row) {
-      const auto weights = reference::WeightRow(table, ids[row]);
       float* to = out.Row<float>(row);
+      if (ids[row] < 0) {
+        if (!accumulate) std::fill_n(to, out.cols, 0.0f);
+        continue;
+      }
+      const auto weights = reference::WeightRow(table, ids[row]);
       for (int64_t i = 0; i < out.cols; ++i) to[i] = accumulate ? to[i] + weights[i] : weights[i];
     }
   }
@@ -133,6 +139,15 @@ class ReferenceBackend final : public Backend {
     for (size_t i = 0; i < rows.size(); ++i) {
       const float* row = logits.Row<float>(static_cast<int64_t>(i));
       results[i] = ReferenceSample({row, static_cast<size_t>(logits.cols)}, rows[i]);
+    }
+  }
+
+  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
+                   std::span<ShardSample> shards) override {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const float* row = logits.Row<float>(static_cast<int64_t>(i));
+      shards[i] =
+          ReferenceSampleShard({row, static_cast<size_t>(logits.cols)}, first_token, rows[i]);
     }
   }
 

@@ -28,5 +28,8 @@ inline bool QuantizesActivations(ComputeMode compute) {
 
 // Sampling of one row as kernels/sampling.h defines it. logits: [vocab].
 SampleResult ReferenceSample(std::span<const float> logits, const SampleRow& row);
+// The part of a row from token `first_token` on. logits: [tokens of the shard].
+ShardSample ReferenceSampleShard(std::span<const float> logits, int32_t first_token,
+                                 const SampleRow& row);
 
 }  // namespace treadle

@@ -16,23 +16,32 @@ float Finite(float x) {
   return std::min(x, std::numeric_limits<float>::max());
 }
 
-// Steps 1 to 3.
-std::vector<float> Adjust(std::span<const float> logits, const SampleRow& row) {
+// Steps 1 to 3 for the tokens from `first` on.
+std::vector<float> Adjust(std::span<const float> logits, int32_t first, const SampleRow& row) {
   const SamplingParameters& parameters = *row.parameters;
   std::vector<float> x(logits.begin(), logits.end());
-  for (const LogitBias& entry : parameters.logit_bias) x[entry.token] += entry.bias;
+  const auto here = [&](int32_t token) {
+    return token >= first && token - first < static_cast<int64_t>(x.size());
+  };
+  for (const LogitBias& entry : parameters.logit_bias) {
+    if (here(entry.token)) x[entry.token - first] += entry.bias;
+  }
   for (const TokenCount& count : row.counts) {
-    float& value = x[count.token];
+    if (!here(count.token)) continue;
+    float& value = x[count.token - first];
     value =
         value > 0 ? value / parameters.repetition_penalty : value * parameters.repetition_penalty;
     if (count.in_output == 0) continue;
     value -= parameters.presence_penalty;
     value -= parameters.frequency_penalty * static_cast<float>(count.in_output);
   }
-  for (int32_t token : row.suppressed) x[token] = kMinusInfinity;
-  for (size_t token = 0; token < x.size(); ++token) {
+  for (int32_t token : row.suppressed) {
+    if (here(token)) x[token - first] = kMinusInfinity;
+  }
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t token = first + i;
     const bool allowed = row.mask == nullptr || (row.mask[token / 32] >> (token % 32)) & 1;
-    x[token] = allowed ? Finite(x[token]) : kMinusInfinity;
+    x[i] = allowed ? Finite(x[i]) : kMinusInfinity;
   }
   return x;
 }
@@ -47,7 +56,7 @@ std::vector<int32_t> Order(std::span<const float> x) {
 
 int32_t Draw(std::span<const float> logits, const SampleRow& row) {
   const SamplingParameters& parameters = *row.parameters;
-  const std::vector<float> x = Adjust(logits, row);
+  const std::vector<float> x = Adjust(logits, 0, row);
   std::vector<int32_t> order = Order(x);
   const float best = x[order.front()];
   if (best == kMinusInfinity) return 0;
@@ -105,6 +114,36 @@ SampleResult ReferenceSample(std::span<const float> logits, const SampleRow& row
   if (row.parameters != nullptr) result.token = Draw(logits, row);
   if (row.top_logprobs >= 0) AddLogprobs(logits, row, result);
   return result;
+}
+
+ShardSample ReferenceSampleShard(std::span<const float> logits, int32_t first_token,
+                                 const SampleRow& row) {
+  ShardSample shard;
+  const auto size = static_cast<int64_t>(logits.size());
+  std::vector<float> raw(logits.begin(), logits.end());
+  std::transform(raw.begin(), raw.end(), raw.begin(), Finite);
+  if (row.top_logprobs >= 0) {
+    const std::vector<int32_t> order = Order(raw);
+    shard.max = raw[order.front()];
+    double sum = 0;
+    for (float x : raw) sum += x == kMinusInfinity ? 0 : std::exp(double{x} - shard.max);
+    shard.sum = static_cast<float>(sum);
+    const int64_t target = int64_t{row.target} - first_token;
+    const bool here = row.target >= 0 && target >= 0 && target < size;
+    shard.target_logit = here ? raw[target] : kMinusInfinity;
+    shard.num_top = static_cast<int32_t>(std::min<int64_t>(row.top_logprobs, size));
+    for (int32_t i = 0; i < shard.num_top; ++i) {
+      shard.top[i] = {first_token + order[i], raw[order[i]]};
+    }
+  }
+  shard.num_candidates = NumShardCandidates(row, size);
+  if (shard.num_candidates == 0) return shard;
+  const std::vector<float> x = Adjust(logits, first_token, row);
+  const std::vector<int32_t> order = Order(x);
+  for (int32_t i = 0; i < shard.num_candidates; ++i) {
+    shard.candidates[i] = {first_token + order[i], x[order[i]], raw[order[i]]};
+  }
+  return shard;
 }
 
 }  // namespace treadle

@@ -13,6 +13,7 @@
 #include "bench/load_report.h"
 #include "bench/trace.h"
 #include "kernels/status.h"
+#include "server/cli/client_flags.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
@@ -33,6 +34,7 @@ int Finish(const char* command, const absl::StatusOr<std::string>& output) {
 
 struct ServeBenchOptions {
   LoadClientOptions load;
+  ClientFlags access;
   SyntheticTrace trace;
   std::string rate = "1";
   std::string input = "32:512";
@@ -106,9 +108,11 @@ absl::StatusOr<std::string> RunLoad(ServeBenchOptions options) {
                            ParseNumbers("--metric-percentiles", options.percentiles, 0, 100));
   TREADLE_ASSIGN_OR_RETURN(const auto goodput, ParseGoodput(options.goodput));
   TREADLE_ASSIGN_OR_RETURN(const std::vector<TraceEntry> trace, TraceOf(options));
+  TREADLE_ASSIGN_OR_RETURN(ClientAccess access, OpenAccess(options.access));
+  options.load.credentials = std::move(access.credentials);
+  options.load.authorization = std::move(access.authorization);
   if (options.wait_ready > 0) {
-    TREADLE_RETURN_IF_ERROR(
-        WaitReady(options.load.target, std::chrono::seconds(options.wait_ready)));
+    TREADLE_RETURN_IF_ERROR(WaitReady(options.load, std::chrono::seconds(options.wait_ready)));
   }
   options.load.ignore_eos = !options.stop_at_eos;
   if (options.warmups > 0) {
@@ -145,6 +149,7 @@ int BenchServe(int argc, char** argv) {
       "Replays a trace of requests against a server. Latency counts from the scheduled "
       "arrival.");
   app.add_option("--target", options.load.target, "gRPC address of the server");
+  AddClientFlags(app, options.access);
   app.add_option("--num-prompts", options.trace.num_requests, "requests")
       ->check(CLI::Range(int64_t{1}, int64_t{10'000'000}));
   app.add_option("--request-rate", options.rate, "requests per second; inf: all at once");
@@ -223,6 +228,7 @@ int BenchIteration(int argc, char** argv) {
 constexpr Command kBenchmarks[] = {
     {"serve", "replay a trace against a server (ORCA's Figure 10)", BenchServe},
     {"iteration", "the engine alone (ORCA's Figure 9)", BenchIteration},
+    {"trace", "a timeline of all stages and ranks, for Perfetto", BenchTrace},
     {"kernels", "each op on real shapes, beside the machine's ceilings", BenchKernels},
     {"scheduler", "scheduling and bookkeeping, with an engine that does nothing", BenchScheduler},
     {"accuracy", "KL divergence of compute modes and weight formats from exact", BenchAccuracy},

@@ -7,5 +7,6 @@ int BenchAccuracy(int argc, char** argv);
 int BenchInt8(int argc, char** argv);
 int BenchKernels(int argc, char** argv);
 int BenchScheduler(int argc, char** argv);
+int BenchTrace(int argc, char** argv);
 
 }  // namespace treadle

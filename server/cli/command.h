@@ -1,7 +1,7 @@
 // The program's subcommands, one row each, and what they share: parsing flags and saying what went
 // wrong in one line.
 //
-// Exit codes: 0 done, 2 wrong flags or files, 1 everything else.
+// Exit codes: kExitCodes.
 #pragma once
 
 #include <optional>
@@ -14,6 +14,10 @@ class App;
 
 namespace treadle {
 
+inline constexpr char kExitCodes[] =
+    "Exit codes: 0 done, or drained after a signal; 1 something failed; 2 wrong flags or files; 3 "
+    "drained, but requests were cut off at --drain-timeout; 128 + N a second signal N.";
+
 struct Command {
   const char* name;
   const char* help;                   // one line
@@ -21,6 +25,7 @@ struct Command {
 };
 
 int RunServe(int argc, char** argv);
+int RunWorker(int argc, char** argv);
 int RunGenerate(int argc, char** argv);
 int RunInspect(int argc, char** argv);
 int RunQuantize(int argc, char** argv);

@@ -10,6 +10,7 @@
 
 #include "kernels/status.h"
 #include "server/cli/answer_printer.h"
+#include "server/cli/client_flags.h"
 #include "server/cli/command.h"
 #include "server/cli/generate_source.h"
 #include "server/configuration.h"
@@ -22,6 +23,7 @@ constexpr char kDefaultTarget[] = "127.0.0.1:50051";
 
 struct GenerateOptions {
   std::string target;
+  ClientFlags access;
   ServeOptions engine;  // with --model
   std::string timeout;
 
@@ -44,6 +46,7 @@ struct GenerateOptions {
 void AddFlags(CLI::App& app, GenerateOptions& o) {
   CLI::Option* target =
       app.add_option("--target", o.target, "server, host:port")->default_str(kDefaultTarget);
+  AddClientFlags(app, o.access);
   AddServeFlags(app, o.engine, /*engine_only=*/true);
   app.get_option("--model")
       ->description("generate in this process, from a .gguf file or a Hugging Face folder")
@@ -138,8 +141,9 @@ absl::Status Generate(const GenerateOptions& o) {
                          .prompt_logprobs = o.prompt_logprobs.has_value()});
   const OnResponse print = [&](const v1::GenerateResponse& response) { printer.Add(response); };
   const std::string target = o.target.empty() ? kDefaultTarget : o.target;
+  TREADLE_ASSIGN_OR_RETURN(const ClientAccess access, OpenAccess(o.access));
   TREADLE_RETURN_IF_ERROR(o.engine.model.empty()
-                              ? GenerateFromServer(target, timeout, request, print)
+                              ? GenerateFromServer(target, access, timeout, request, print)
                               : GenerateInProcess(o.engine, timeout, request, print));
   printer.Finish();
   return absl::OkStatus();

@@ -57,14 +57,15 @@ absl::Status Run(ServingStack& stack, ValidatedRequest request, const OnResponse
 
 }  // namespace
 
-absl::Status GenerateFromServer(const std::string& target, std::chrono::milliseconds timeout,
+absl::Status GenerateFromServer(const std::string& target, const ClientAccess& access,
+                                std::chrono::milliseconds timeout,
                                 const v1::GenerateRequest& request, const OnResponse& on_response) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
-  const auto channel =
-      grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  const auto channel = grpc::CreateCustomChannel(target, access.credentials, arguments);
   const auto stub = v1::Inference::NewStub(channel);
   grpc::ClientContext context;
+  if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
   if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
   const auto reader = stub->GenerateStream(&context, request);
   for (v1::GenerateResponse response; reader->Read(&response);) on_response(response);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "server/cli/client_flags.h"
 #include "server/configuration.h"
 
 namespace treadle::v1 {
@@ -21,7 +22,8 @@ namespace treadle {
 using OnResponse = std::function<void(const v1::GenerateResponse&)>;
 
 // `timeout` 0: no deadline.
-absl::Status GenerateFromServer(const std::string& target, std::chrono::milliseconds timeout,
+absl::Status GenerateFromServer(const std::string& target, const ClientAccess& access,
+                                std::chrono::milliseconds timeout,
                                 const v1::GenerateRequest& request, const OnResponse& on_response);
 absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::milliseconds timeout,
                                const v1::GenerateRequest& request, const OnResponse& on_response);

@@ -1,21 +1,58 @@
-// treadle inspect: what is in a checkpoint, and what serving it costs. Reads headers only.
+// treadle inspect: what is in a checkpoint, and what serving it costs. Reads headers only, but for
+// --placement, which loads a few layers to measure them.
 #include "models/inspect.h"
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <memory>
 #include <string>
 
 #include "kernels/status.h"
 #include "models/checkpoint.h"
 #include "server/cli/command.h"
+#include "server/cli/placement_report.h"
+#include "server/configuration.h"
 
 namespace treadle {
 namespace {
 
-absl::Status PrintReport(const std::string& path, const ServingPlan& plan, bool json) {
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint, Checkpoint::Open(path));
-  const ModelReport report = Inspect(*checkpoint);
-  std::string text = json ? ReportJson(report, plan) : ReportText(report, plan);
+struct InspectFlags {
+  std::string path;
+  ServingPlan plan;
+  bool json = false;
+  bool placement = false;
+  PlacementRequest request;
+  std::string device_memory;
+  std::string weights;
+};
+
+absl::StatusOr<std::string> Placement(InspectFlags& flags, const Checkpoint& checkpoint) {
+  PlacementRequest& request = flags.request;
+  request.batch = flags.plan.batch;
+  request.batch_tokens = flags.plan.batch_tokens;
+  if (!flags.device_memory.empty()) {
+    const auto bytes = ParseSize(flags.device_memory);
+    if (!bytes.ok() || *bytes < 1) {
+      return InvalidArgument("--device-memory is '", flags.device_memory,
+                             "', expected a size such as 16G");
+    }
+    request.device_memory = *bytes;
+  }
+  TREADLE_ASSIGN_OR_RETURN(request.weights, WeightPlan::Parse(flags.weights));
+  TREADLE_RETURN_IF_ERROR(request.weights.CheckAgainst(checkpoint));
+  return PlacementReport(checkpoint, request, flags.json);
+}
+
+absl::Status Print(InspectFlags& flags) {
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
+                           Checkpoint::Open(flags.path));
+  std::string text;
+  if (flags.placement) {
+    TREADLE_ASSIGN_OR_RETURN(text, Placement(flags, *checkpoint));
+  } else {
+    const ModelReport report = Inspect(*checkpoint);
+    text = flags.json ? ReportJson(report, flags.plan) : ReportText(report, flags.plan);
+  }
   if (!text.ends_with('\n')) text += '\n';
   std::fputs(text.c_str(), stdout);
   return absl::OkStatus();
@@ -24,19 +61,35 @@ absl::Status PrintReport(const std::string& path, const ServingPlan& plan, bool 
 }  // namespace
 
 int RunInspect(int argc, char** argv) {
-  std::string path;
-  ServingPlan plan;
-  bool json = false;
+  InspectFlags flags;
   CLI::App app("Prints what a checkpoint holds and what serving it costs in memory.");
-  app.add_option("model", path, ".gguf file or Hugging Face folder")->required();
-  app.add_option("--context", plan.context, "tokens per request; 0: what the model allows")
+  app.add_option("model", flags.path, ".gguf file or Hugging Face folder")->required();
+  app.add_option("--context", flags.plan.context, "tokens per request; 0: what the model allows")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--batch", plan.batch, "requests at once")->check(CLI::PositiveNumber);
-  app.add_option("--batch-tokens", plan.batch_tokens, "tokens in one iteration")
+  app.add_option("--batch", flags.plan.batch, "requests at once")->check(CLI::PositiveNumber);
+  app.add_option("--batch-tokens", flags.plan.batch_tokens, "tokens in one iteration")
       ->check(CLI::PositiveNumber);
-  app.add_flag("--json", json, "print one JSON object");
+  app.add_flag("--json", flags.json, "print one JSON object");
+  CLI::Option* const placement = app.add_flag(
+      "--placement", flags.placement, "how its layers would lie over stages, measured here");
+  app.add_option("--pipeline-parallel", flags.request.pipeline_parallel, "stages")
+      ->needs(placement);
+  app.add_option("--tensor-parallel", flags.request.tensor_parallel, "ranks of a stage")
+      ->needs(placement);
+  app.add_option("--prompt-tokens", flags.request.prompt_tokens,
+                 "tokens of prompts in the measured iteration; more: the head weighs less")
+      ->needs(placement)
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--device-memory", flags.device_memory,
+                 "memory of each rank (16G): what it leaves for K/V")
+      ->needs(placement);
+  app.add_option("--threads", flags.request.threads, "compute threads of a rank; 0: one per CPU")
+      ->check(CLI::Range(0, 4096))
+      ->needs(placement);
+  app.add_option("--weights", flags.weights, "convert matrices while loading, as serve does")
+      ->needs(placement);
   if (auto code = ParseFlags(app, "inspect", argc, argv)) return *code;
-  const absl::Status status = PrintReport(path, plan, json);
+  const absl::Status status = Print(flags);
   return status.ok() ? 0 : Fail("inspect", status);
 }
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr Command kCommands[] = {
     {"serve", "load a model and serve it over gRPC", RunServe},
+    {"worker", "hold one stage of a model for a server with --workers", RunWorker},
     {"generate", "generate text: from a server, or in process with --model", RunGenerate},
     {"bench", "load, engine, kernel, scheduler and accuracy benchmarks", RunBench},
     {"quantize", "write a checkpoint in other weight formats", RunQuantize},

@@ -5,25 +5,16 @@
 #include <utility>
 
 #include "engine/local_engine.h"
-#include "kernels/cpu/cpu_backend.h"
+#include "engine/remote/machine.h"
 #include "kernels/status.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
+#include "models/tensor_parallel.h"
+#include "server/cli/load_ranks.h"
+#include "server/cli/open_workers.h"
 
 namespace treadle {
 namespace {
-
-// Bytes that the system can give without swapping.
-int64_t AvailableMemory() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  int64_t kilobytes = 0;
-  while (meminfo >> key >> kilobytes) {
-    if (key == "MemAvailable:") return kilobytes * 1024;
-    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return int64_t{1} << 30;
-}
 
 int64_t CountParameters(const Checkpoint& checkpoint) {
   int64_t sum = 0;
@@ -38,7 +29,7 @@ int64_t CountParameters(const Checkpoint& checkpoint) {
 // Before minutes of loading, and before the system ends the process.
 absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const WeightPlan& weights) {
   const auto needed = static_cast<int64_t>(weights.EstimateBytes(checkpoint));
-  const int64_t available = AvailableMemory();
+  const auto available = static_cast<int64_t>(AvailableMemory());
   if (needed <= available) return absl::OkStatus();
   return InvalidArgument(checkpoint.path(), ": its weights need ", needed >> 20,
                          " MiB of memory, this machine can give ", available >> 20,
@@ -65,18 +56,81 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
   return absl::OkStatus();
 }
 
+// An engine in worker processes.
+absl::Status UseWorkers(std::shared_ptr<const Checkpoint> checkpoint, const ServeOptions& options,
+                        std::function<void(double)> progress, OpenedModel& opened) {
+  const ModelConfig& config = checkpoint->config();
+  TREADLE_ASSIGN_OR_RETURN(
+      OpenedWorkers workers,
+      OpenWorkers(checkpoint, options, opened.served.max_context, std::move(progress)));
+  opened.engine = std::move(workers.engine);
+  opened.weight_bytes = workers.weight_bytes;
+  opened.served.backend = workers.backend;
+  opened.served.kv_pages = workers.kv_pages;
+  KvMemoryRequest memory;
+  memory.page_size = options.page_size;
+  memory.kv_dtype = KvTypeOf(options);
+  memory.tensor_parallel = options.tensor_parallel;
+  opened.kv = KvMemoryOf(config, memory, workers.kv_pages);
+  opened.notice += (opened.notice.empty() ? "" : "; ") + workers.placement;
+  return absl::OkStatus();
+}
+
+// An engine of this process.
+absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
+                      std::function<void(double)> progress, OpenedModel& opened) {
+  const int64_t max_context = opened.served.max_context;
+  TREADLE_ASSIGN_OR_RETURN(std::vector<StageRanks::Rank> ranks,
+                           LoadRanks(checkpoint, options, max_context, std::move(progress)));
+  opened.served.backend = ranks[0].backend->description();
+  if (ranks.size() > 1) {
+    opened.served.backend = Str(ranks.size(), " ranks of ", opened.served.backend);
+  }
+  for (const StageRanks::Rank& rank : ranks) opened.weight_bytes += rank.model->weight_bytes();
+
+  KvMemoryRequest memory;
+  if (options.kv_memory > 0) memory.kv_bytes = options.kv_memory;
+  memory.available_bytes = static_cast<int64_t>(AvailableMemory());
+  memory.max_batch_size = options.max_batch_size;
+  memory.max_context = max_context;
+  memory.page_size = options.page_size;
+  memory.kv_dtype = KvTypeOf(options);
+  memory.tensor_parallel = options.tensor_parallel;
+  TREADLE_ASSIGN_OR_RETURN(opened.kv, PlanKvMemory(checkpoint.config(), memory));
+  opened.served.kv_pages = opened.kv.pages;
+
+  LocalEngineOptions engine;
+  engine.max_batch_tokens = options.max_batch_tokens;
+  engine.page_size = options.page_size;
+  engine.kv_pages = opened.kv.pages;
+  engine.kv_dtype = memory.kv_dtype;
+  engine.depth = static_cast<int>(options.engine_depth);
+  engine.iteration_deadline = options.iteration_deadline;
+  TREADLE_ASSIGN_OR_RETURN(opened.engine, LocalEngine::Create(std::move(ranks), engine));
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
                                       std::function<void(double)> progress) {
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
+  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
                            Checkpoint::Open(options.model));
   const ModelConfig& config = checkpoint->config();
   if (options.max_context > config.context) {
     return InvalidArgument("--max-context is ", options.max_context, ", expected at most ",
                            config.context, ", what the model allows");
   }
-  TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options.weights));
+  TREADLE_RETURN_IF_ERROR(
+      CheckShard(*checkpoint, options.weights, static_cast<int>(options.tensor_parallel)));
+  if (options.stages() > config.layers) {
+    return InvalidArgument("--pipeline-parallel is ", options.stages(), ", expected at most ",
+                           config.layers, ", one layer in each stage");
+  }
+  // Workers that were started elsewhere see to their own memory.
+  if (options.workers.empty()) {
+    TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options.weights));
+  }
   OpenedModel opened;
   opened.notice = config.notice;
   if (const std::string converting = options.weights.Notice(*checkpoint); !converting.empty()) {
@@ -90,45 +144,10 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
   served.max_context = options.max_context > 0 ? options.max_context : config.context;
   TREADLE_RETURN_IF_ERROR(ReadTextSide(*checkpoint, served));
 
-  CpuBackendOptions cpu;
-  cpu.threads = static_cast<int>(options.threads);
-  cpu.pin = options.pin_threads;
-  cpu.compute = ComputeFrom(options.compute);
-  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
-  served.backend = backend->description();
-
-  LoadOptions load;
-  load.max_batch_tokens = options.max_batch_tokens;
-  load.max_context = served.max_context;
-  load.progress = std::move(progress);
-  load.weights = options.weights;
-  load.threads = static_cast<int>(options.threads);
-  load.outlier_threshold = options.outlier_threshold;
-  load.outlier_rule =
-      options.outlier_rule == "per-call" ? OutlierRule::kPerCall : OutlierRule::kPerRow;
-  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Model> model, Model::Load(*checkpoint, *backend, load));
-  opened.weight_bytes = model->weight_bytes();
-
-  KvMemoryRequest memory;
-  if (options.kv_memory > 0) memory.kv_bytes = options.kv_memory;
-  memory.available_bytes = AvailableMemory();
-  memory.max_batch_size = options.max_batch_size;
-  memory.max_context = served.max_context;
-  memory.page_size = options.page_size;
-  memory.kv_dtype = options.kv_dtype == "f32" ? DType::kF32 : DType::kF16;
-  TREADLE_ASSIGN_OR_RETURN(opened.kv, PlanKvMemory(config, memory));
-  served.kv_pages = opened.kv.pages;
+  TREADLE_RETURN_IF_ERROR(options.remote()
+                              ? UseWorkers(checkpoint, options, std::move(progress), opened)
+                              : UseRanks(*checkpoint, options, std::move(progress), opened));
   served.page_size = options.page_size;
-
-  LocalEngineOptions engine;
-  engine.max_batch_tokens = options.max_batch_tokens;
-  engine.page_size = options.page_size;
-  engine.kv_pages = opened.kv.pages;
-  engine.kv_dtype = memory.kv_dtype;
-  engine.depth = static_cast<int>(options.engine_depth);
-  engine.iteration_deadline = options.iteration_deadline;
-  TREADLE_ASSIGN_OR_RETURN(opened.engine,
-                           LocalEngine::Create(std::move(backend), std::move(model), engine));
   return opened;
 }
 

@@ -17,7 +17,7 @@ namespace treadle {
 
 struct OpenedModel {
   ServedModel served;
-  std::unique_ptr<Engine> engine;  // LocalEngine, not started
+  std::unique_ptr<Engine> engine;  // not started
   KvMemoryPlan kv;
   uint64_t weight_bytes = 0;  // packed, in memory
   std::string notice;         // something worth telling once; or empty

@@ -3,27 +3,37 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <cstdio>
 #include <thread>
 
 #include "kernels/status.h"
+#include "kernels/sync.h"
 #include "server/address.h"
+#include "server/api_keys.h"
 #include "server/cli/command.h"
+#include "server/cli/control_tls.h"
+#include "server/cli/model_hash.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
 #include "server/cli/signals.h"
 #include "server/configuration.h"
+#include "server/configuration_sources.h"
+#include "server/health_board.h"
 #include "server/ledger_follower.h"
 #include "server/metrics.h"
 #include "server/service.h"
 #include "server/serving_stack.h"
+#include "server/tls.h"
 
 namespace treadle {
 namespace {
 
+constexpr int kCutOff = 3;  // exit code, see kExitCodes
+
 // Before minutes of loading: what would fail afterwards anyway.
 absl::Status CheckPorts(const ServeOptions& options) {
-  for (const std::string& text : {options.listen, options.metrics_listen}) {
+  for (const std::string& text : {options.listen, options.metrics_listen, options.health_listen}) {
     if (text == "none") continue;
     TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(text));
     TREADLE_RETURN_IF_ERROR(ProbeListen(address));
@@ -31,25 +41,118 @@ absl::Status CheckPorts(const ServeOptions& options) {
   return absl::OkStatus();
 }
 
-// Waits for a signal, then drains; a second signal does not wait.
-void ServeUntilSignal(Signals& signals, InferenceServer& server, const ServeOptions& options) {
+// Where the loop says that it has given the engine up.
+class GivenUp {
+ public:
+  explicit GivenUp(Signals& signals) : signals_(signals) {}
+  void Set(const absl::Status& reason) {
+    MutexLock lock(mutex_);
+    reason_ = reason;
+    signals_.Interrupt();
+  }
+  absl::Status reason() {
+    MutexLock lock(mutex_);
+    return reason_;
+  }
+
+ private:
+  Signals& signals_;
+  Mutex mutex_;
+  absl::Status reason_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Waits for a signal, then drains; a second signal does not wait. An engine that was given up is an
+// error, and nothing is left to drain. Gives the exit code.
+absl::StatusOr<int> ServeUntilSignal(Signals& signals, GivenUp& given_up, InferenceServer& server,
+                                     const ServeOptions& options) {
   const int first = signals.Wait();
+  if (first == 0) {
+    server.DrainAndStop(options.drain_timeout);
+    TREADLE_RETURN_IF_ERROR(given_up.reason());
+    return 0;
+  }
   std::fprintf(stderr, "signal %d: draining, at most %lld ms; a second signal ends at once\n",
                first, static_cast<long long>(options.drain_timeout.count()));
   bool drained = false;
+  std::atomic<bool> over = false;
   std::thread drain([&] {
     drained = server.DrainAndStop(options.drain_timeout);
+    over = true;
     signals.Interrupt();
   });
-  if (const int second = signals.Wait(); second != 0) _exit(128 + second);
+  while (!over) {  // an engine that is given up now interrupts, too
+    if (const int second = signals.Wait(); second != 0) _exit(128 + second);
+  }
   drain.join();
   std::fprintf(stderr, drained ? "drained\n" : "the drain timeout passed; the rest was ended\n");
+  TREADLE_RETURN_IF_ERROR(given_up.reason());
+  return drained ? 0 : kCutOff;
 }
 
-absl::Status Serve(const ServeOptions& options) {
+void Log(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
+
+// Who may come in: opened before minutes of loading, for what is wrong with the files.
+struct Doors {
+  std::unique_ptr<Tls> tls;
+  std::unique_ptr<ApiKeys> keys;
+  std::shared_ptr<HealthBoard> health = std::make_shared<HealthBoard>();
+  std::unique_ptr<HealthServer> health_server;
+};
+
+absl::StatusOr<Doors> OpenDoors(const ServeOptions& options) {
+  TREADLE_RETURN_IF_ERROR(OpenControlTls(options.control_tls, Log).status());
+  Doors doors;
+  if (!options.tls_cert.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(doors.tls, Tls::Open({.certificate = options.tls_cert,
+                                                   .key = options.tls_key,
+                                                   .ca = options.tls_client_ca},
+                                                  Log));
+  }
+  if (!options.api_keys_file.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(doors.keys, ApiKeys::Open(options.api_keys_file, Log));
+  }
+  if (options.health_listen != "none") {
+    TREADLE_ASSIGN_OR_RETURN(doors.health_server,
+                             HealthServer::Start(options.health_listen, *doors.health));
+  }
+  return doors;
+}
+
+ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors) {
+  ServiceOptions service;
+  service.listen = options.listen;
+  service.default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens);
+  service.stream_stall_timeout = options.stream_stall_timeout;
+  service.max_request_bytes = options.max_request_bytes;
+  if (doors.tls) service.credentials = doors.tls->ForServer();
+  service.keys = doors.keys.get();
+  service.health = doors.health;
+  service.on_ready = [] { Log("ready: the first token has come out"); };
+  return service;
+}
+
+// Scrapes and probes; what to tell of them.
+absl::StatusOr<std::string> ListenForOthers(const ServeOptions& options, const Doors& doors,
+                                            Metrics& metrics) {
+  std::string where = "no metrics";
+  if (options.metrics_listen != "none") {
+    TREADLE_ASSIGN_OR_RETURN(Address address, ParseAddress(options.metrics_listen));
+    const ApiKeys* keys = options.metrics_auth == "api-key" ? doors.keys.get() : nullptr;
+    TREADLE_ASSIGN_OR_RETURN(address.port, metrics.Listen(options.metrics_listen, keys));
+    where = "metrics at http://" + ToString(address) + "/metrics";
+  }
+  if (doors.health_server) where += ", probes at " + ToString(doors.health_server->address());
+  return where;
+}
+
+absl::StatusOr<int> Serve(const ServeOptions& options) {
   TREADLE_RETURN_IF_ERROR(CheckServeOptions(options));
   Signals signals;
   TREADLE_RETURN_IF_ERROR(CheckPorts(options));
+  TREADLE_ASSIGN_OR_RETURN(const Doors doors, OpenDoors(options));
+  if (!options.model_sha256.empty()) {
+    TREADLE_RETURN_IF_ERROR(CheckModelHash(options.model, options.model_sha256));
+  }
   std::fputs(Describe(options).c_str(), stderr);
 
   absl::StatusOr<OpenedModel> opened = absl::UnknownError("");
@@ -59,6 +162,7 @@ absl::Status Serve(const ServeOptions& options) {
   }
   TREADLE_RETURN_IF_ERROR(opened.status());
   if (!opened->notice.empty()) std::fprintf(stderr, "note: %s\n", opened->notice.c_str());
+  opened->served.sha256 = options.model_sha256;
   const ServedModel& model = opened->served;
   if (!model.tokenizer) {
     std::fprintf(stderr, "note: the checkpoint has no tokenizer; token ids only\n");
@@ -69,10 +173,14 @@ absl::Status Serve(const ServeOptions& options) {
                model.architecture.c_str(), model.parameters / 1e6, opened->weight_bytes / 1e6,
                model.backend.c_str(), opened->kv.ToString().c_str());
 
+  GivenUp given_up(signals);
+  SchedulingOptions scheduling = SchedulingFrom(options);
+  if (options.remote() && options.on_worker_loss == "fail") {
+    scheduling.give_up = [&](const absl::Status& reason) { given_up.Set(reason); };
+  }
   TREADLE_ASSIGN_OR_RETURN(
       std::unique_ptr<ServingStack> stack,
-      ServingStack::Create(std::move(opened->served), std::move(opened->engine),
-                           SchedulingFrom(options)));
+      ServingStack::Create(std::move(opened->served), std::move(opened->engine), scheduling));
   Metrics metrics(stack->model().name, stack->pool());
   std::vector<LedgerFollower::Sink> sinks = {
       [&metrics](const LedgerRecord& record, uint64_t) { metrics.Record(record); }};
@@ -83,35 +191,53 @@ absl::Status Serve(const ServeOptions& options) {
   LedgerFollower follower(stack->ledger(), std::move(sinks));
   TREADLE_RETURN_IF_ERROR(stack->Start());
 
-  ServiceOptions service;
-  service.listen = options.listen;
-  service.default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens);
-  service.stream_stall_timeout = options.stream_stall_timeout;
-  service.max_request_bytes = options.max_request_bytes;
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<InferenceServer> server,
-                           InferenceServer::Start(*stack, follower, service));
-  std::string metrics_at = "no metrics";
-  if (options.metrics_listen != "none") {
-    TREADLE_ASSIGN_OR_RETURN(Address address, ParseAddress(options.metrics_listen));
-    TREADLE_ASSIGN_OR_RETURN(address.port, metrics.Listen(options.metrics_listen));
-    metrics_at = "metrics at http://" + ToString(address) + "/metrics";
-  }
-  std::fprintf(stderr, "listening on %s (gRPC), %s\n", ToString(server->address()).c_str(),
-               metrics_at.c_str());
-  ServeUntilSignal(signals, *server, options);
+                           InferenceServer::Start(*stack, follower, ServiceFrom(options, doors)));
+  TREADLE_ASSIGN_OR_RETURN(const std::string others, ListenForOthers(options, doors, metrics));
+  std::fprintf(stderr, "listening on %s (gRPC%s), %s\n", ToString(server->address()).c_str(),
+               doors.tls ? ", TLS" : "", others.c_str());
+  absl::StatusOr<int> ended = ServeUntilSignal(signals, given_up, *server, options);
   follower.Stop();
-  return absl::OkStatus();
+  return ended;
+}
+
+Settings FromCommandLine(const CLI::App& app) {
+  Settings settings;
+  for (const ServeFlag& flag : ServeFlags()) {
+    const CLI::Option& option = *app.get_option(flag.name);
+    if (option.count() > 0) settings[flag.name] = {option.results().back(), "the command line"};
+  }
+  return settings;
 }
 
 }  // namespace
 
 int RunServe(int argc, char** argv) {
   ServeOptions options;
+  std::string file;
+  bool print = false;
   CLI::App app("Loads a model and serves it over gRPC until SIGTERM.");
+  app.footer(
+      Str("Each of these, but the last two, is also read from the environment (TREADLE_LISTEN "
+          "for --listen) and from --config; a flag outranks the environment, and that the "
+          "file.\n\n",
+          kExitCodes));
   AddServeFlags(app, options);
+  app.add_option("--config", file, "file with lines of: name = value, named like the flags")
+      ->envname("TREADLE_CONFIG");
+  app.add_flag("--print-config", print, "print the configuration as such a file, and end");
   if (auto code = ParseFlags(app, "serve", argc, argv)) return *code;
-  const absl::Status status = Serve(options);
-  return status.ok() ? 0 : Fail("serve", status);
+  const auto settings = ApplySources(FromCommandLine(app), file, options);
+  if (!settings.ok()) return Fail("serve", settings.status());
+  if (print) {
+    if (const absl::Status status = CheckServeOptions(options); !status.ok()) {
+      return Fail("serve", status);
+    }
+    std::fputs(PrintSettings(*settings, options).c_str(), stdout);
+    return 0;
+  }
+  const absl::StatusOr<int> code = Serve(options);
+  return code.ok() ? *code : Fail("serve", code.status());
 }
 
 }  // namespace treadle

@@ -10,6 +10,7 @@
 #include "models/model.h"
 #include "tests/engine/company.h"
 #include "tests/engine/engine_runner.h"
+#include "tests/support/instrumented.h"
 
 namespace treadle {
 namespace {
@@ -95,7 +96,8 @@ TEST_P(DefaultModel, AnswersFranceInCompany) {
 }
 
 TEST_P(DefaultModel, CompanyDoesNotMatter) {
-  auto requests = RandomRequests(2, 5, 49152, 60, 8);
+  auto requests =
+      kInstrumented ? RandomRequests(2, 2, 49152, 20, 4) : RandomRequests(2, 5, 49152, 60, 8);
   requests.push_back(France());
   ExpectCompanyDoesNotMatter(CpuRank(*checkpoint_, GetParam()), Options(), requests, 2);
 }

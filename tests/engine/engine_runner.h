@@ -1,6 +1,7 @@
-// The serving loop's side of an Engine, for tests: waits for its wake-ups.
+// The serving loop's side of an Engine, for tests: waits for its wake-ups, for a minute at most.
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <memory>
 
@@ -26,8 +27,9 @@ class EngineRunner {
 
   // Until the engine has called wake since the last wait.
   void WaitForNews() {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     MutexLock lock(mutex_);
-    while (!news_) changed_.Wait(mutex_);
+    while (!news_) TREADLE_CHECK(changed_.WaitUntil(mutex_, deadline));
     news_ = false;
   }
   void WaitForRoom() {

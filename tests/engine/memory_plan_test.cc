@@ -56,6 +56,17 @@ TEST(KvMemoryPlan, FloatCachesCostTwice) {
   EXPECT_EQ(PlanKvMemory(SmolLm2(), request)->bytes_per_token, 2 * 23040);
 }
 
+TEST(KvMemoryPlan, RanksBeyondTheHeadsHoldThemTwice) {
+  KvMemoryRequest request = Request(100 << 20, 0);
+  request.tensor_parallel = 3;  // one head each
+  EXPECT_EQ(PlanKvMemory(SmolLm2(), request)->bytes_per_token, 23040);
+  request.tensor_parallel = 9;  // three hold the same one
+  EXPECT_EQ(PlanKvMemory(SmolLm2(), request)->bytes_per_token, 3 * 23040);
+  request.tensor_parallel = 0;
+  EXPECT_THAT(std::string(PlanKvMemory(SmolLm2(), request).status().message()),
+              HasSubstr("tensor-parallel degree is 0"));
+}
+
 TEST(KvMemoryPlan, TooLittleShowsTheArithmetic) {
   const auto given = PlanKvMemory(SmolLm2(), Request(32 * 23040 * 32 - 1, 0));
   ASSERT_EQ(given.status().code(), absl::StatusCode::kResourceExhausted);

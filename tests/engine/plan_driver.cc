@@ -98,7 +98,8 @@ void PlanDriver::AddStep(Sequence& sequence, int64_t budget, IterationPlan& plan
     step.num_tokens = 1;
     const std::vector<int32_t>& known = sequence.answer.tokens;
     const size_t wanted = static_cast<size_t>(sequence.next_position - prompt);
-    const bool carry = random_() % 2 == 0 && !options_.always_previous_sample;
+    const bool carry =
+        (random_() % 2 == 0 || options_.one_plan_each) && !options_.always_previous_sample;
     if (carry && wanted < known.size()) step.tokens = {known[wanted]};
   }
   step.first_position = sequence.next_position;
@@ -136,7 +137,8 @@ IterationPlan PlanDriver::Next(uint64_t epoch, uint64_t iteration) {
   std::vector<Sequence*> order;
   for (Sequence& sequence : sequences_) {
     const bool complete = sequence.submitted == RequestOf(sequence).max_new_tokens;
-    if (sequence.started && !sequence.released && !complete && !sequence.ended) {
+    const bool busy = options_.one_plan_each && sequence.in_flight > 0;
+    if (sequence.started && !sequence.released && !complete && !sequence.ended && !busy) {
       order.push_back(&sequence);
     }
   }

@@ -28,6 +28,9 @@ class PlanDriver {
     int64_t max_batch_tokens = 64;
     uint32_t seed = 0;
     bool always_previous_sample = false;
+    // A sequence is in at most one plan in flight, and steps carry their tokens: what an engine
+    // with several stages is given.
+    bool one_plan_each = false;
   };
 
   PlanDriver(const Options& options, std::vector<DrivenRequest> requests);

@@ -281,7 +281,7 @@ TEST_F(StageTest, AnyPlanIsRefusedOrRun) {
 
 TEST_F(StageTest, ResetForgetsTheSequences) {
   Run(PlanOf().Start(StartOf(1, 3, {0})));
-  stage_->Reset();
+  stage_->BeginEpoch(nullptr, nullptr);
   EXPECT_EQ(stage_->Run(PlanOf().Release(1)).status().code(), absl::StatusCode::kNotFound);
   Run(PlanOf().Start(StartOf(1, 3, {0})));
 }

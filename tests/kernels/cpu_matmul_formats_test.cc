@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference/reference_backend.h"
+#include "tests/kernels/cpu_setting.h"
 #include "tests/support/op_cases.h"
 #include "tests/support/random.h"
 
@@ -79,29 +80,7 @@ const Shape kShapes[] = {
     {"gptq4", 18, 96, 128},     {"gptq4", 17, 100, 10},   {"gptq8", 53, 256, 128},
 };
 
-struct Setting {
-  CpuIsa isa;
-  ComputeMode compute;
-};
-std::string SettingName(const testing::TestParamInfo<Setting>& info) {
-  return std::string(Name(info.param.isa)) + "_" + std::string(Name(info.param.compute));
-}
-
-class CpuFormatsTest : public testing::TestWithParam<Setting> {
- protected:
-  void SetUp() override {
-    const auto isas = SupportedIsas();
-    if (std::find(isas.begin(), isas.end(), GetParam().isa) == isas.end()) {
-      GTEST_SKIP() << "this processor cannot run " << Name(GetParam().isa);
-    }
-  }
-  std::unique_ptr<Backend> Make(int threads, CpuIsa isa = GetParam().isa) {
-    auto backend =
-        CreateCpuBackend({.threads = threads, .compute = GetParam().compute, .isa = isa});
-    TREADLE_CHECK(backend.ok());
-    return *std::move(backend);
-  }
-};
+class CpuFormatsTest : public CpuSettingTest {};
 
 // Whether the backend multiplies integers (cpu_backend.h).
 bool RoundsCodebook(const MatrixSource& source, ComputeMode compute) {
@@ -153,7 +132,7 @@ Expected Product(const std::vector<double>& w, const std::vector<double>& x) {
 }
 
 TEST_P(CpuFormatsTest, MatchesTheReference) {
-  const auto backend = Make(2);
+  const auto backend = MakeBackend(2);
   const auto reference = CreateReferenceBackend(GetParam().compute);
   for (const Shape& shape : kShapes) {
     const auto matrix = MakeApart(shape.format, shape.n, shape.k, shape.block);
@@ -190,10 +169,11 @@ TEST_P(CpuFormatsTest, MatchesTheReference) {
 
 TEST_P(CpuFormatsTest, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
   constexpr int64_t kRows = 53;  // more than one chunk of long rows
-  const auto backend = Make(2);
+  const auto backend = MakeBackend(2);
   std::vector<std::unique_ptr<Backend>> others;
-  for (const int threads : {1, 3}) others.push_back(Make(threads));
-  for (const CpuIsa isa : SupportedIsas()) others.push_back(Make(2, isa));
+  for (const int threads : {1, 3}) others.push_back(MakeBackend(threads));
+  for (const CpuIsa isa : SupportedIsas())
+    others.push_back(MakeCpuBackend({isa, GetParam().compute}, 2));
   for (const Shape& shape : kShapes) {
     const auto matrix = MakeApart(shape.format, shape.n, shape.k, shape.block);
     const auto packed = MustPack(*backend, matrix.source);
@@ -216,7 +196,7 @@ TEST_P(CpuFormatsTest, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
 }
 
 TEST_P(CpuFormatsTest, EmbedDecodesCanonically) {
-  const auto backend = Make(2);
+  const auto backend = MakeBackend(2);
   for (const Shape& shape : kShapes) {
     const auto matrix = MakeApart(shape.format, shape.n, shape.k, shape.block);
     const auto packed = MustPack(*backend, matrix.source);
@@ -232,14 +212,7 @@ TEST_P(CpuFormatsTest, EmbedDecodesCanonically) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CpuFormatsTest,
-                         testing::Values(Setting{CpuIsa::kAvx2, ComputeMode::kExact},
-                                         Setting{CpuIsa::kAvx2, ComputeMode::kInt8},
-                                         Setting{CpuIsa::kAvx2, ComputeMode::kInt16},
-                                         Setting{CpuIsa::kAvx512, ComputeMode::kExact},
-                                         Setting{CpuIsa::kAvx512, ComputeMode::kInt8},
-                                         Setting{CpuIsa::kAvx512, ComputeMode::kInt16}),
-                         SettingName);
+INSTANTIATE_TEST_SUITE_P(All, CpuFormatsTest, EveryCpuSetting(), SettingName);
 
 std::unique_ptr<Backend> OneThread(CpuIsa isa) {
   auto backend = CreateCpuBackend({.threads = 1, .isa = isa});

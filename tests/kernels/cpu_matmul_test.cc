@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference/reference_backend.h"
+#include "tests/kernels/cpu_setting.h"
 #include "tests/support/op_cases.h"
 
 namespace treadle {
@@ -22,33 +23,7 @@ bool IsMine(Op op) {
   return IsMatMul(op) || op == Op::kEmbed || op == Op::kGather || op == Op::kCopyPages;
 }
 
-std::unique_ptr<Backend> Make(CpuIsa isa, int threads, ComputeMode compute) {
-  auto backend = CreateCpuBackend({.threads = threads, .compute = compute, .isa = isa});
-  TREADLE_CHECK(backend.ok());
-  return *std::move(backend);
-}
-
-struct Setting {
-  CpuIsa isa;
-  ComputeMode compute;
-};
-
-std::string SettingName(const testing::TestParamInfo<Setting>& info) {
-  return std::string(Name(info.param.isa)) + "_" + std::string(Name(info.param.compute));
-}
-
-class CpuMatMulTest : public testing::TestWithParam<Setting> {
- protected:
-  void SetUp() override {
-    const auto isas = SupportedIsas();
-    if (std::find(isas.begin(), isas.end(), GetParam().isa) == isas.end()) {
-      GTEST_SKIP() << "this processor cannot run " << Name(GetParam().isa);
-    }
-  }
-  std::unique_ptr<Backend> MakeBackend(int threads) {
-    return Make(GetParam().isa, threads, GetParam().compute);
-  }
-};
+class CpuMatMulTest : public CpuSettingTest {};
 
 TEST_P(CpuMatMulTest, MatchesTheReference) {
   auto backend = MakeBackend(2);
@@ -78,7 +53,7 @@ TEST_P(CpuMatMulTest, BitsDoNotDependOnTheInstructionSet) {
   for (const CpuIsa isa : SupportedIsas()) {
     if (isa == GetParam().isa) continue;
     auto backend = MakeBackend(2);
-    auto other = Make(isa, 2, GetParam().compute);
+    auto other = MakeCpuBackend({isa, GetParam().compute}, 2);
     for (const OpCase& c : OpCases()) {
       if (!IsMatMul(c.op) || c.slow) continue;
       const absl::Status status = BatchInvariance(c, *backend, other.get());
@@ -153,14 +128,7 @@ TEST_P(CpuMatMulTest, ActivationsThatAreNotFiniteStayInTheirRow) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, CpuMatMulTest,
-                         testing::Values(Setting{CpuIsa::kAvx2, ComputeMode::kExact},
-                                         Setting{CpuIsa::kAvx2, ComputeMode::kInt8},
-                                         Setting{CpuIsa::kAvx2, ComputeMode::kInt16},
-                                         Setting{CpuIsa::kAvx512, ComputeMode::kExact},
-                                         Setting{CpuIsa::kAvx512, ComputeMode::kInt8},
-                                         Setting{CpuIsa::kAvx512, ComputeMode::kInt16}),
-                         SettingName);
+INSTANTIATE_TEST_SUITE_P(All, CpuMatMulTest, EveryCpuSetting(), SettingName);
 
 class CpuBackendTest : public testing::Test {
  protected:
@@ -184,7 +152,7 @@ TEST_F(CpuBackendTest, ExtremeCodesDoNotSaturate) {
       const float expected = sign * 127.0f * 64.0f * static_cast<int8_t>(code);
       for (const ComputeMode compute : {ComputeMode::kInt8, ComputeMode::kInt16}) {
         for (const CpuIsa isa : SupportedIsas()) {
-          auto backend = Make(isa, 1, compute);
+          auto backend = MakeCpuBackend({isa, compute}, 1);
           const auto packed = MustPack(*backend, {&format,
                                                   reinterpret_cast<const std::byte*>(data.data()),
                                                   kFeatures,

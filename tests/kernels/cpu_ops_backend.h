@@ -27,6 +27,7 @@ class CpuOpsBackend : public Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override {
     rest_->CopyToHost(host, device, bytes);
   }
+  void BindThread() override { rest_->BindThread(); }
   void Synchronize() override { rest_->Synchronize(); }
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
     return rest_->Pack(source);
@@ -64,6 +65,10 @@ class CpuOpsBackend : public Backend {
   void Sample(Tensor logits, std::span<const SampleRow> rows,
               std::span<SampleResult> results) override {
     ops_.Sample(logits, rows, results);
+  }
+  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
+                   std::span<ShardSample> shards) override {
+    ops_.SampleShard(logits, first_token, rows, shards);
   }
 
  private:

@@ -3,6 +3,7 @@
 // set.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -214,6 +215,102 @@ TEST(CpuSampleTest, GreedyEdges) {
         }
       }
     }
+  }
+}
+
+// Uneven parts of [0, vocab), in order, none empty: their ends.
+std::vector<int64_t> RandomCuts(int64_t vocab, std::mt19937& random) {
+  std::vector<int64_t> ends = {vocab};
+  for (int64_t cuts = random() % 4; cuts > 0 && vocab > 1; --cuts) {
+    ends.push_back(1 + static_cast<int64_t>(random() % (vocab - 1)));
+  }
+  std::ranges::sort(ends);
+  ends.erase(std::unique(ends.begin(), ends.end()), ends.end());
+  return ends;
+}
+
+// Each row by shards that end at `ends`; those that cannot be merged are left empty.
+template <typename Sampler>
+std::vector<SampleResult> SampleShards(Sampler& sampler, const Batch& batch,
+                                       std::span<const int64_t> ends) {
+  std::vector<SampleRow> rows;
+  for (const auto& question : batch.questions) rows.push_back(question->row);
+  std::vector<std::vector<ShardSample>> shards(rows.size());
+  int64_t first = 0;
+  for (const int64_t end : ends) {
+    const int64_t tokens = end - first;
+    std::vector<float> part;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const float* row = batch.logits.data() + static_cast<int64_t>(i) * batch.vocab;
+      part.insert(part.end(), row + first, row + end);
+    }
+    std::vector<ShardSample> samples(rows.size());
+    sampler.SampleShard(DenseTensor(part.data(), DType::kF32, std::ssize(rows), tokens),
+                        static_cast<int32_t>(first), rows, samples);
+    for (size_t i = 0; i < rows.size(); ++i) shards[i].push_back(samples[i]);
+    first = end;
+  }
+  std::vector<SampleResult> results(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (CanMergeShards(rows[i])) results[i] = MergeShards(rows[i], shards[i]);
+  }
+  return results;
+}
+
+TEST(ShardSampleTest, MergedShardsAreTheWholeRow) {
+  const std::unique_ptr<Backend> reference = CreateReferenceBackend();
+  ThreadPool pool(2);
+  std::vector<std::unique_ptr<CpuOps>> devices;
+  for (const CpuIsa isa : SupportedIsas()) devices.push_back(std::make_unique<CpuOps>(pool, isa));
+  std::mt19937 random(3);
+  for (const Shape shape : {Shape::kPeaked, Shape::kFlat, Shape::kTies, Shape::kSpecial}) {
+    for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{
+             {60, 1}, {90, 7}, {90, 33}, {150, 1000}, {1, 40000}, {12, 20011}}) {
+      Batch batch = RandomBatch(rows, vocab, shape, static_cast<uint32_t>(random()));
+      for (auto& question : batch.questions) {
+        const int32_t top_ks[] = {1, 2, 5, 40, kMaxShardCandidates};
+        question->parameters.top_k = top_ks[random() % 5];
+        ASSERT_TRUE(CanMergeShards(question->row));
+      }
+      const std::vector<SampleResult> expected = SampleRows(*reference, batch, 0, rows);
+      const std::vector<int64_t> ends = RandomCuts(vocab, random);
+      const auto compare = [&](const std::vector<SampleResult>& got) {
+        for (int64_t i = 0; i < rows; ++i) {
+          SCOPED_TRACE(testing::Message() << "shape " << static_cast<int>(shape) << ", vocabulary "
+                                          << vocab << ", " << ends.size() << " shards, row " << i);
+          ExpectSame(got[i], expected[i]);
+        }
+      };
+      compare(SampleShards(*reference, batch, ends));
+      for (const auto& device : devices) compare(SampleShards(*device, batch, ends));
+    }
+  }
+}
+
+// Log probabilities come out whether the row can be merged or not; candidates only if it can.
+TEST(ShardSampleTest, RowsThatCannotBeMerged) {
+  ThreadPool pool(1);
+  CpuOps ops(pool, SupportedIsas().back());
+  const std::unique_ptr<Backend> reference = CreateReferenceBackend();
+  SamplingParameters parameters;
+  for (const int32_t top_k : {0, kMaxShardCandidates + 1}) {
+    parameters.top_k = top_k;
+    const SampleRow row = {.parameters = &parameters, .top_logprobs = 3, .target = 12};
+    EXPECT_FALSE(CanMergeShards(row));
+    std::vector<float> x = {0.5f, -1, 2, kNaN, 1};
+    const auto check = [&](auto& sampler) {
+      ShardSample shard;
+      sampler.SampleShard(DenseTensor(x.data(), DType::kF32, 1, 5), 10, {&row, 1}, {&shard, 1});
+      EXPECT_EQ(shard.num_candidates, 0);
+      EXPECT_EQ(shard.max, 2);
+      EXPECT_EQ(shard.target_logit, 2);
+      ASSERT_EQ(shard.num_top, 3);
+      EXPECT_EQ(shard.top[0].token, 12);
+      EXPECT_EQ(shard.top[1].token, 14);
+      EXPECT_EQ(shard.top[2].token, 10);
+    };
+    check(ops);
+    check(*reference);
   }
 }
 

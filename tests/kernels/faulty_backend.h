@@ -23,6 +23,7 @@ class FaultyBackend final : public Backend {
 
   std::string_view name() const override { return "faulty"; }
   std::string description() const override { return "faulty"; }
+  void BindThread() override {}
   absl::StatusOr<Buffer> Allocate(size_t bytes) override { return good_->Allocate(bytes); }
   void CopyToDevice(void* device, const void* host, size_t bytes) override {
     good_->CopyToDevice(device, host, bytes);
@@ -69,6 +70,10 @@ class FaultyBackend final : public Backend {
   void Sample(Tensor logits, std::span<const SampleRow> rows,
               std::span<SampleResult> results) override {
     good_->Sample(logits, rows, results);
+  }
+  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
+                   std::span<ShardSample> shards) override {
+    good_->SampleShard(logits, first_token, rows, shards);
   }
 
  private:

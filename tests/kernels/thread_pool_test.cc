@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 #include <immintrin.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -115,6 +116,40 @@ TEST_P(ThreadPoolTest, WakesAfterSleeping) {
 
 // More threads than processors run as well: 2, 3, 16.
 INSTANTIATE_TEST_SUITE_P(Sizes, ThreadPoolTest, testing::Values(1, 2, 3, 16));
+
+// Rank by rank: two threads from any CPU on.
+TEST(ThreadPool, PinsFromTheFirstCpuOn) {
+  cpu_set_t allowed;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
+  }
+  const int count = static_cast<int>(cpus.size());
+  for (int first = 0; first < count + 2; ++first) {
+    cpu_set_t found[2];
+    std::thread rank([&] {  // pinned itself, for good
+      ThreadPool pool(2, /*pin=*/true, first);
+      pool.ParallelFor(2, 1, [](int64_t, int64_t) {});
+      cpu_set_t before;
+      sched_getaffinity(0, sizeof(before), &before);
+      EXPECT_TRUE(CPU_EQUAL(&before, &allowed));  // whoever only calls it stays where it is
+      pool.PinCaller();
+      std::atomic<int> done = 0;
+      // Whoever has the first piece waits for the other to do all others.
+      pool.ParallelForEach(20, [&](int worker, int64_t piece, int64_t) {
+        while (piece == 0 && done < 19) std::this_thread::yield();
+        sched_getaffinity(0, sizeof(cpu_set_t), &found[worker]);
+        ++done;
+      });
+    });
+    rank.join();
+    for (int worker = 0; worker < 2; ++worker) {
+      EXPECT_EQ(CPU_COUNT(&found[worker]), 1);
+      EXPECT_TRUE(CPU_ISSET(cpus[(first + worker) % count], &found[worker])) << first << worker;
+    }
+  }
+}
 
 TEST(ThreadPool, StopsWithoutEverRunning) { ThreadPool pool(4); }
 

@@ -231,7 +231,10 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
             std::vector<std::byte>(static_cast<size_t>(2 * layout.PageBytes())));
         std::vector<std::byte*> layers;
         for (auto& layer : memory) layers.push_back(layer.data());
-        (*model)->Forward({ids, positions, {&sequence, 1}}, {layout, layers}, tensor);
+        TREADLE_CHECK(
+            (*model)
+                ->Forward({ids, positions, {&sequence, 1}}, {layout, layers}, nullptr, tensor)
+                .ok());
         if ((*model)->last_stage()) {
           (*model)->Head(tensor, DenseTensor(logits.data(), DType::kF32, rows, config.vocab));
         }

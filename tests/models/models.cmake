@@ -6,6 +6,9 @@ if(TARGET treadle_models)
     SOURCES default_model_logits_test.cc teacher_forcing.cc
     DEPENDS treadle_models treadle_cpu
     PROPERTIES RUN_SERIAL ON)
+  treadle_test(tensor_parallel_test
+    SOURCES tensor_parallel_test.cc shard_check_test.cc
+    DEPENDS treadle_models treadle_tiny_model treadle_collectives treadle_cpu treadle_reference)
   treadle_test(gguf_test
     SOURCES gguf_test.cc
     DEPENDS treadle_models treadle_tiny_model treadle_reference)

@@ -58,7 +58,8 @@ class ScratchCheckpoint : public ::testing::Test {
     std::vector<float> hidden(static_cast<size_t>(config.hidden));
     std::vector<float> logits(static_cast<size_t>(config.vocab));
     const Tensor row = DenseTensor(hidden.data(), DType::kF32, 1, config.hidden);
-    model->Forward({{&token, 1}, {&position, 1}, {&sequence, 1}}, {layout, layers}, row);
+    TREADLE_RETURN_IF_ERROR(model->Forward({{&token, 1}, {&position, 1}, {&sequence, 1}},
+                                           {layout, layers}, nullptr, row));
     model->Head(row, DenseTensor(logits.data(), DType::kF32, 1, config.vocab));
     return absl::OkStatus();
   }

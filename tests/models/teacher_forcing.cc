@@ -57,8 +57,9 @@ void TeacherForcing::Forward(std::span<const int32_t> token_ids, int64_t begin, 
                                  .first_position = static_cast<int32_t>(begin),
                                  .pages = pages_.data()};
   const Batch batch = {token_ids.subspan(begin, end - begin), positions, {&sequence, 1}};
-  model_->Forward(batch, {layout_, layers_},
-                  DenseTensor(hidden_.data(), DType::kF32, end - begin, model_->config().hidden));
+  const Tensor hidden =
+      DenseTensor(hidden_.data(), DType::kF32, end - begin, model_->config().hidden);
+  TREADLE_CHECK(model_->Forward(batch, {layout_, layers_}, nullptr, hidden).ok());
 }
 
 void TeacherForcing::Run(std::span<const int32_t> token_ids, const Row& row) {

@@ -99,6 +99,17 @@ TEST(Ledger, JsonIsOneEscapedLine) {
   EXPECT_EQ(json.find('\n'), std::string::npos);
 }
 
+TEST(Ledger, JsonSaysWhereTheTimeOfAPipelineWent) {
+  LedgerRecord record;
+  record.receive = 0.25;
+  record.bubble = 0.5;
+  record.stages = 3;
+  const std::string json = Ledger::ToJson(record);
+  EXPECT_THAT(json, HasSubstr(",\"receive\":0.25,"));
+  EXPECT_THAT(json, HasSubstr(",\"bubble\":0.5"));
+  EXPECT_THAT(json, HasSubstr(",\"stages\":3,"));
+}
+
 // A serving loop on its own thread.
 struct Threaded {
   explicit Threaded(const TimeSource& time, int64_t max_queue = 10'000)

@@ -61,6 +61,7 @@ LoopHarness::LoopHarness(const HarnessOptions& o)
       policy(Policy::Create(o.policy).value()) {
   ServingLoop::Options loop_options;
   loop_options.limits = o.limits;
+  loop_options.give_up = o.give_up;
   loop = std::make_unique<LoopCore>(engine, kv, pool, *policy, ledger, clock, loop_options);
   const absl::Status started = engine.Start([this] { pool.Wake(); });
   TREADLE_CHECK(started.ok());
@@ -116,6 +117,19 @@ std::vector<std::string> LoopHarness::Mistakes() const {
     mistakes.push_back(Str(held_pages(), " pages are held by nobody"));
   }
   return mistakes;
+}
+
+std::vector<std::string> LoopHarness::TakePlanNames() {
+  std::vector<std::string> names;
+  for (const IterationPlan& plan : engine.TakePlans()) {
+    std::string name;
+    for (const SequenceStart& start : plan.starts) seeds[start.sequence] = start.sampling.seed;
+    for (const Step& step : plan.steps) {
+      name += static_cast<char>('A' + static_cast<int>(seeds.at(step.sequence)));
+    }
+    names.push_back(name);
+  }
+  return names;
 }
 
 LedgerEnd LoopHarness::EndOf(RequestId id) const {

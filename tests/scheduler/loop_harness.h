@@ -2,6 +2,8 @@
 // check what they receive against the reference.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -36,6 +38,7 @@ struct HarnessOptions {
   BatchLimits limits{.max_batch_size = 4, .max_batch_tokens = 16};
   std::string policy = "fcfs";
   int64_t max_queue = 1000;
+  std::function<void(const absl::Status&)> give_up;
 };
 
 class LoopHarness {
@@ -54,6 +57,9 @@ class LoopHarness {
   // lives.
   std::vector<std::string> Mistakes() const;
   LedgerEnd EndOf(RequestId id) const;
+  // Clients in each plan submitted since the last call, as letters: the seed 0 is A. Needs
+  // engine.record.
+  std::vector<std::string> TakePlanNames();
   int64_t held_pages() const { return kv.Capacity().total_pages - kv.Capacity().free_pages; }
 
   const HarnessOptions options;
@@ -65,6 +71,7 @@ class LoopHarness {
   std::unique_ptr<Policy> policy;
   std::vector<std::unique_ptr<Client>> clients;
   std::unique_ptr<LoopCore> loop;
+  std::map<SequenceId, uint64_t> seeds;  // of the sequences in TakePlanNames
 };
 
 }  // namespace treadle

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <map>
+#include <set>
 
 #include "kernels/status.h"
 #include "tests/scheduler/loop_harness.h"
@@ -23,7 +25,7 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   options.engine.record = true;
   options.engine.page_size = 1 + random.Below(5);
   options.engine.total_pages = 1 + (80 + random.Below(100)) / options.engine.page_size;
-  if (random.Below(4) == 0) {
+  if (random.Below(3) == 0) {
     options.engine.stages = static_cast<int>(2 + random.Below(3));
     options.engine.depth = options.engine.stages;
   } else {
@@ -58,8 +60,9 @@ RequestSpec RandomSpec(Random& random, const LoopHarness& harness, uint64_t seed
 class FcfsWatch {
  public:
   // The plans of the turn that just ended.
-  void Check(LoopHarness& harness, std::vector<std::string>& mistakes) {
-    for (const IterationPlan& plan : harness.engine.TakePlans()) CheckPlan(harness, plan, mistakes);
+  void Check(LoopHarness& harness, const std::vector<IterationPlan>& plans,
+             std::vector<std::string>& mistakes) {
+    for (const IterationPlan& plan : plans) CheckPlan(harness, plan, mistakes);
   }
 
  private:
@@ -117,6 +120,43 @@ class FcfsWatch {
   int64_t started_ = 0;
 };
 
+// With several stages a request is in at most one plan in flight, and no stage is left without work
+// while some request could run.
+class PipelineWatch {
+ public:
+  // After a turn; `plans`: those that it submitted.
+  void Check(const LoopHarness& harness, const std::vector<IterationPlan>& plans,
+             std::vector<std::string>& mistakes) {
+    for (const IterationPlan& plan : plans) {
+      for (const SequenceStart& start : plan.starts) owner_[start.sequence] = start.sampling.seed;
+      std::set<uint64_t> members;
+      for (const Step& step : plan.steps) members.insert(owner_.at(step.sequence));
+      in_flight_.push_back(std::move(members));
+    }
+    while (static_cast<int64_t>(in_flight_.size()) > harness.engine.running_plans()) {
+      in_flight_.pop_front();
+    }
+    std::set<uint64_t> all;
+    for (const std::set<uint64_t>& members : in_flight_) {
+      for (const uint64_t member : members) {
+        if (!all.insert(member).second) mistakes.push_back(Str(member, " is in two plans"));
+      }
+    }
+    if (!harness.engine.HasRoom()) return;
+    for (const auto& client : harness.clients) {
+      const std::vector<int32_t>& got = client->tokens[0];
+      if (!client->ended && !got.empty() && client->spec.candidates == 1 &&
+          !all.contains(client->spec.sampling.seed)) {
+        mistakes.push_back(Str(client->spec.sampling.seed, " could run on a stage without work"));
+      }
+    }
+  }
+
+ private:
+  std::map<SequenceId, uint64_t> owner_;      // seeds
+  std::deque<std::set<uint64_t>> in_flight_;  // oldest first
+};
+
 struct Weather {
   bool commands = false;  // cancellations and stop strings
   bool failures = false;
@@ -127,8 +167,15 @@ std::vector<std::string> RunHistory(uint64_t seed, const std::string& policy, We
   Random random(seed);
   LoopHarness harness(RandomOptions(random, policy));
   FcfsWatch watch;
+  PipelineWatch pipeline;
   std::vector<std::string> mistakes;
-  const bool watched = policy == "fcfs" && harness.options.engine.stages == 1 && !weather.failures;
+  const bool several = harness.options.engine.stages > 1;
+  const bool watched = policy == "fcfs" && !several && !weather.failures;
+  const auto look = [&] {
+    const std::vector<IterationPlan> plans = harness.engine.TakePlans();
+    if (watched) watch.Check(harness, plans, mistakes);
+    if (several && policy == "fcfs") pipeline.Check(harness, plans, mistakes);
+  };
   const int events = 60 + static_cast<int>(random.Below(100));
   for (int i = 0; i < events; ++i) {
     const int64_t what = random.Below(100);
@@ -161,14 +208,14 @@ std::vector<std::string> RunHistory(uint64_t seed, const std::string& policy, We
       harness.engine.FinishRestart();
     } else {
       harness.Turn();
-      if (watched) watch.Check(harness, mistakes);
+      look();
     }
   }
   harness.pool.Drain();
   harness.Turn();  // a failure that is not known yet
   harness.engine.FinishRestart();
   harness.RunToIdle();
-  if (watched) watch.Check(harness, mistakes);
+  if (watched) look();
   for (const auto& client : harness.clients) {
     if (!client->ended) mistakes.push_back(Str("request ", client->id, " never ended"));
   }

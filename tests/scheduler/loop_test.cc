@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "kernels/status.h"
 #include "tests/scheduler/loop_harness.h"
 
@@ -22,51 +20,6 @@ HarnessOptions Manual(int depth = 1) {
   options.engine.record = true;
   options.engine.depth = depth;
   return options;
-}
-
-// Clients in each plan, as letters: the first submission is A.
-std::vector<std::string> PlansOf(LoopHarness& harness, std::map<SequenceId, uint64_t>& owner) {
-  std::vector<std::string> names;
-  for (const IterationPlan& plan : harness.engine.TakePlans()) {
-    std::string name;
-    for (const SequenceStart& start : plan.starts) owner[start.sequence] = start.sampling.seed;
-    for (const Step& step : plan.steps) {
-      name += static_cast<char>('A' + static_cast<int>(owner.at(step.sequence)));
-    }
-    names.push_back(name);
-  }
-  return names;
-}
-
-// ORCA, Figure 8a: three workers, a batch size of two.
-TEST(Loop, KeepsThreeStagesBusyInArrivalOrder) {
-  HarnessOptions options = Manual(3);
-  options.engine.stages = 3;
-  options.limits = {.max_batch_size = 2, .max_batch_tokens = 64};
-  LoopHarness harness(options);
-  std::map<SequenceId, uint64_t> owner;
-  for (uint64_t i = 0; i < 6; ++i) harness.Submit(LoopHarness::Spec(3, 3, i));
-  harness.Turn();
-  EXPECT_THAT(PlansOf(harness, owner), ElementsAre("AB", "CD", "EF"));
-  for (const char* next : {"AB", "CD", "EF", "AB"}) {
-    harness.engine.Complete();
-    harness.Turn();
-    EXPECT_THAT(PlansOf(harness, owner), ElementsAre(next));
-  }
-  harness.RunToIdle();
-  EXPECT_THAT(harness.Mistakes(), IsEmpty());
-}
-
-// A literal Algorithm 1 would put all six into the first plan.
-TEST(Loop, SharesRequestsOutOverStages) {
-  HarnessOptions options = Manual(3);
-  options.engine.stages = 3;
-  options.limits = {.max_batch_size = 8, .max_batch_tokens = 64};
-  LoopHarness harness(options);
-  std::map<SequenceId, uint64_t> owner;
-  for (uint64_t i = 0; i < 5; ++i) harness.Submit(LoopHarness::Spec(3, 3, i));
-  harness.Turn();
-  EXPECT_THAT(PlansOf(harness, owner), ElementsAre("AB", "CD", "E"));
 }
 
 TEST(Loop, GivesIncrementsTheirTokensFirstAndChunksPrompts) {
@@ -374,14 +327,13 @@ TEST(RequestLevelLoop, BatchesWholeRequestsAndDeliversAtTheEnd) {
   options.policy = "request-level";
   options.limits = {.max_batch_size = 2, .max_batch_tokens = 64};
   LoopHarness harness(options);
-  std::map<SequenceId, uint64_t> owner;
   Client& quick = harness.Submit(LoopHarness::Spec(3, 1, 0));
   Client& slow = harness.Submit(LoopHarness::Spec(3, 3, 1));
   Client& next = harness.Submit(LoopHarness::Spec(3, 1, 2));
   harness.Turn();
   harness.clock.Advance(milliseconds(10));
   Step(harness, 2);
-  EXPECT_THAT(PlansOf(harness, owner), ElementsAre("AB", "B", "B"));  // no row for who ended
+  EXPECT_THAT(harness.TakePlanNames(), ElementsAre("AB", "B", "B"));  // no row for who ended
   EXPECT_THAT(quick.tokens[0], IsEmpty());
   EXPECT_FALSE(quick.ended);
   harness.clock.Advance(milliseconds(10));
@@ -389,7 +341,7 @@ TEST(RequestLevelLoop, BatchesWholeRequestsAndDeliversAtTheEnd) {
   EXPECT_TRUE(quick.ended && slow.ended && !next.ended);
   EXPECT_EQ(quick.tokens[0].size(), 1u);
   EXPECT_DOUBLE_EQ(quick.timings.first_token, 0.02);  // what its client waited
-  EXPECT_THAT(PlansOf(harness, owner), ElementsAre("C"));
+  EXPECT_THAT(harness.TakePlanNames(), ElementsAre("C"));
   harness.RunToIdle();
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }

@@ -14,6 +14,7 @@ class ChildProcess {
   // Reads until a line contains `text`; that line, or "" if the output ended first.
   std::string WaitForLine(const std::string& text);
   void Signal(int signal) const;
+  int pid() const { return pid_; }  // -1 once it was waited for
   // Reads to the end and waits. The exit code, or 256 + the signal that ended it.
   int Wait();
   const std::string& output() const { return output_; }  // all that was read

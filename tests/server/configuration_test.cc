@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "kernels/status.h"
 #include "server/address.h"
 
 namespace treadle {
@@ -32,7 +33,9 @@ TEST(Configuration, FlagsReachTheirFields) {
             "--kv-dtype f32 --page-size 16 --weights nf4,lm_head=int8 --outlier-threshold 3.5 "
             "--outlier-rule per-call --compute exact --policy request-level "
             "--threads 3 --pin-threads off --engine-depth 1 --default-max-new-tokens 7 "
-            "--drain-timeout 500ms --stream-stall-timeout 2m --ledger-file l.jsonl",
+            "--workers a:1,[::1]:2,unix:/c --tensor-parallel 3 --wire int8 --weights-from master "
+            "--on-worker-loss fail --drain-timeout 500ms --stream-stall-timeout 2m --ledger-file "
+            "l.jsonl",
             options),
       "");
   EXPECT_EQ(options.model, "m.gguf");
@@ -44,6 +47,12 @@ TEST(Configuration, FlagsReachTheirFields) {
   EXPECT_EQ(options.outlier_threshold, 3.5f);
   EXPECT_EQ(options.outlier_rule, "per-call");
   EXPECT_EQ(options.policy, "request-level");
+  EXPECT_THAT(options.workers, testing::ElementsAre("a:1", "[::1]:2", "unix:/c"));
+  EXPECT_EQ(options.stages(), 3);
+  EXPECT_EQ(options.tensor_parallel, 3);
+  EXPECT_EQ(options.wire, "int8");
+  EXPECT_EQ(options.weights_from, "master");
+  EXPECT_EQ(options.on_worker_loss, "fail");
   EXPECT_FALSE(options.pin_threads);
   EXPECT_EQ(options.drain_timeout.count(), 500);
   EXPECT_EQ(options.stream_stall_timeout.count(), 120'000);
@@ -75,6 +84,15 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--metrics-listen 127.0.0.1:99999", "address is '127.0.0.1:99999', expected host:port"},
       {"--engine-depth 3", "--engine-depth: is '3', expected a whole number from 1 to 2"},
       {"--page-size 24", "--page-size: is '24', expected a power of two from 16 to 4096"},
+      {"--tensor-parallel 0", "--tensor-parallel: is '0', expected a whole number from 1 to 64"},
+      {"--pipeline-parallel x", "--pipeline-parallel: is 'x', expected a whole number from 1"},
+      {"--workers a:1,b", "--workers: address is 'b', expected host:port"},
+      {"--workers a:1,", "--workers: address is '', expected host:port"},
+      {"--workers a:0", "--workers: address is 'a:0', expected the port of a worker"},
+      {"--workers a:1,b:1,a:1", "--workers: has a:1 twice"},
+      {"--wire f16", "--wire: is 'f16', expected f32 or bf16 or int8"},
+      {"--weights-from disk", "--weights-from: is 'disk', expected file or master"},
+      {"--on-worker-loss ignore", "--on-worker-loss: is 'ignore', expected fail or restart"},
       {"--no-such-flag", "--no-such-flag"},
   };
   for (const BadFlag& flag : bad) {
@@ -90,6 +108,27 @@ TEST(Configuration, OptionsThatContradictEachOther) {
   options.max_batch_tokens = options.max_batch_size;
   EXPECT_THAT(std::string(CheckServeOptions(options).message()),
               HasSubstr("--max-batch-tokens is 32, expected more than --max-batch-size (32)"));
+}
+
+TEST(Configuration, ParallelismThatCannotBe) {
+  const BadFlag bad[] = {
+      {"--pipeline-parallel 3 --workers a:1,b:1", "--pipeline-parallel is 3, but --workers has 2"},
+      {"--wire bf16", "--wire is bf16, but with one stage nothing is sent"},
+      {"--wire int8 --workers a:1", "--wire is int8, but with one stage nothing is sent"},
+      {"--weights-from master", "--weights-from is master, but there are no workers"},
+  };
+  for (const BadFlag& flag : bad) {
+    ServeOptions options;
+    ASSERT_EQ(Parse(Str("--model m ", flag.line), options), "");
+    EXPECT_THAT(std::string(CheckServeOptions(options).message()), HasSubstr(flag.message));
+  }
+  for (const char* good : {"--pipeline-parallel 2 --workers a:1,b:1 --wire bf16",
+                           "--workers a:1 --weights-from master", "--tensor-parallel 3",
+                           "--pipeline-parallel 4 --wire int8 --weights-from master"}) {
+    ServeOptions options;
+    ASSERT_EQ(Parse(Str("--model m ", good), options), "");
+    EXPECT_TRUE(CheckServeOptions(options).ok()) << good;
+  }
 }
 
 TEST(Configuration, TheEffectiveConfigurationNamesEveryFlagAndReadsBack) {

@@ -239,12 +239,8 @@ TEST(Service, InvalidRequestsAreAnsweredAndDisturbNothing) {
 
 TEST(Service, HealthAndReflectionAreThere) {
   TestServer server;
-  std::string reply;
-  ASSERT_TRUE(RawCall(server, "/grpc.health.v1.Health/Check", "", reply).ok());
-  EXPECT_EQ(reply, std::string("\x08\x01", 2));  // SERVING
-  const std::string named = std::string("\x0A\x14") + "treadle.v1.Inference";
-  ASSERT_TRUE(RawCall(server, "/grpc.health.v1.Health/Check", named, reply).ok());
-  EXPECT_EQ(reply, std::string("\x08\x01", 2));
+  EXPECT_TRUE(server.WaitHealth("", true));
+  EXPECT_TRUE(server.WaitHealth("treadle.v1.Inference", true));
 
   // list_services; the method is a bidirectional stream, and one message each way looks like this.
   grpc::GenericStub stub(server.channel());
@@ -293,6 +289,7 @@ TEST(Service, TheLedgerCanBeWatched) {
   while (!ended && reader->Read(&record)) {
     EXPECT_EQ(record.lost(), 0u);
     EXPECT_EQ(record.total_pages(), 256);
+    EXPECT_EQ(record.stages(), 1);
     for (const v1::LedgerMember& member : record.members()) {
       if (member.initiation()) prompt += member.tokens();
     }
@@ -338,6 +335,39 @@ TEST(Service, MetricsHaveTheAgreedNames) {
   EXPECT_THAT(page, HasSubstr("treadle:request_success_total{finished_reason=\"length\","
                               "model_name=\"prefix\"} 1\n"));
   EXPECT_THAT(page, HasSubstr("# TYPE treadle:time_to_first_token_seconds histogram"));
+}
+
+// Of the iterations in the window, whoever ran in them; heartbeats are none.
+TEST(Service, BubbleRatioIsTheirShareOfTheLastIterations) {
+  TestServer server;
+  const auto port = server.metrics().Listen("127.0.0.1:0");
+  ASSERT_TRUE(port.ok()) << port.status();
+  server.follower().Stop();  // from here on the records are ours
+  const auto ratio = [&] {
+    const std::string page = HttpGet(*port, "/metrics");
+    const std::string name = "\ntreadle:pipeline_bubble_ratio{model_name=\"prefix\"} ";
+    const size_t at = page.find(name);
+    return at == std::string::npos ? -1.0 : std::stod(page.substr(at + name.size()));
+  };
+  EXPECT_EQ(ratio(), 0);
+  LedgerRecord record;
+  record.members = {{.request = 1, .tokens = 1, .initiation = false}};
+  record.compute = 2;
+  record.sample = 1;
+  server.metrics().Record(record);
+  EXPECT_EQ(ratio(), 0);
+  record.bubble = 1;
+  server.metrics().Record(record);
+  EXPECT_NEAR(ratio(), 1.0 / 7, 1e-12);
+  LedgerRecord heartbeat;
+  heartbeat.bubble = 1000;
+  server.metrics().Record(heartbeat);
+  EXPECT_NEAR(ratio(), 1.0 / 7, 1e-12);
+  record.bubble = 0;
+  for (int i = 0; i < 255; ++i) server.metrics().Record(record);
+  EXPECT_NEAR(ratio(), 1.0 / (256 * 3 + 1), 1e-12);
+  server.metrics().Record(record);  // the bubble leaves the window
+  EXPECT_EQ(ratio(), 0);
 }
 
 TEST(Service, AnOccupiedPortIsNamed) {

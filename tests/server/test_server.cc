@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <future>
+#include <thread>
 #include <utility>
 
 #include "engine/local_engine.h"
@@ -55,6 +56,7 @@ std::unique_ptr<Engine> MakeEngine(const TestServerOptions& options, std::shared
 }  // namespace
 
 TestServer::TestServer(const TestServerOptions& options) {
+  if (options.gate_closed) gate_->Close();
   auto stack =
       ServingStack::Create(Describe(options), MakeEngine(options, gate_), options.scheduling);
   TREADLE_CHECK(stack.ok());
@@ -67,17 +69,41 @@ TestServer::TestServer(const TestServerOptions& options) {
   TREADLE_CHECK(stack_->Start().ok());
   ServiceOptions service;
   service.stream_stall_timeout = options.stall_timeout;
+  service.warm_up = false;
+  if (options.adjust) options.adjust(service);
   auto server = InferenceServer::Start(*stack_, *follower_, service);
   TREADLE_CHECK(server.ok());
   server_ = std::move(*server);
+  channel_ = Connect(options.channel_credentials ? options.channel_credentials
+                                                 : grpc::InsecureChannelCredentials());
+  stub_ = v1::Inference::NewStub(channel_);
+}
+
+std::shared_ptr<grpc::Channel> TestServer::Connect(
+    std::shared_ptr<grpc::ChannelCredentials> credentials) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   // A reader that does not read lets 64 KB in, and no more.
   arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 65536);
-  channel_ = grpc::CreateCustomChannel(ToString(server_->address()),
-                                       grpc::InsecureChannelCredentials(), arguments);
-  stub_ = v1::Inference::NewStub(channel_);
+  return grpc::CreateCustomChannel(ToString(server_->address()), credentials, arguments);
+}
+
+bool TestServer::WaitHealth(const std::string& name, bool serving, const std::string& address) {
+  const auto channel =
+      address.empty() ? channel_ : grpc::CreateChannel(address, grpc::InsecureChannelCredentials());
+  const std::string request =
+      name.empty() ? "" : std::string("\x0A") + static_cast<char>(name.size()) + name;
+  const auto deadline = Clock::now() + kPatience;
+  while (Clock::now() < deadline) {
+    std::string reply;
+    if (RawCall(channel, "/grpc.health.v1.Health/Check", request, reply).ok() &&
+        reply == (serving ? "\x08\x01" : "\x08\x02")) {
+      return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
 }
 
 TestServer::~TestServer() {
@@ -169,7 +195,12 @@ grpc::Status Generate(TestServer& server, const v1::GenerateRequest& request,
 
 grpc::Status RawCall(TestServer& server, const std::string& method, const std::string& request,
                      std::string& response) {
-  grpc::GenericStub stub(server.channel());
+  return RawCall(server.channel(), method, request, response);
+}
+
+grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                     const std::string& request, std::string& response) {
+  grpc::GenericStub stub(channel);
   grpc::ClientContext context;
   const grpc::Slice slice(request);
   grpc::ByteBuffer in(&slice, 1);
@@ -188,14 +219,14 @@ grpc::Status RawCall(TestServer& server, const std::string& method, const std::s
   return status;
 }
 
-std::string HttpGet(int port, const std::string& path) {
+std::string HttpGet(int port, const std::string& path, const std::string& headers) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   std::string reply;
-  const std::string request = "GET " + path + " HTTP/1.0\r\n\r\n";
+  const std::string request = "GET " + path + " HTTP/1.0\r\n" + headers + "\r\n";
   if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
       write(fd, request.data(), request.size()) == static_cast<ssize_t>(request.size())) {
     char buffer[4096];

@@ -52,6 +52,10 @@ struct TestServerOptions {
   int64_t max_context = 1024;
   int64_t kv_pages = 256;
   std::chrono::milliseconds stall_timeout{60'000};
+  bool gate_closed = false;
+  // Of the service; without a warm-up unless this changes it, so that a test's ledger is its own.
+  std::function<void(ServiceOptions&)> adjust = {};
+  std::shared_ptr<grpc::ChannelCredentials> channel_credentials = {};  // null: plaintext
 };
 
 class TestServer {
@@ -68,6 +72,11 @@ class TestServer {
   Metrics& metrics() { return *metrics_; }
   LedgerFollower& follower() { return *follower_; }
   Gate& gate() { return *gate_; }
+  // A connection of its own to the server.
+  std::shared_ptr<grpc::Channel> Connect(std::shared_ptr<grpc::ChannelCredentials> credentials);
+  // Waits until a probe says so; false if it does not. `address`: of a plaintext port; empty: the
+  // server's own.
+  bool WaitHealth(const std::string& name, bool serving, const std::string& address = "");
 
   // Waits for the request's end in the ledger; nothing if it does not come.
   std::optional<LedgerEnd> EndOf(const std::string& request_id);
@@ -102,10 +111,12 @@ grpc::Status Generate(TestServer& server, const v1::GenerateRequest& request,
                       v1::GenerateResponse& response);
 
 // A method by name, with bytes as request and response.
+grpc::Status RawCall(const std::shared_ptr<grpc::Channel>& channel, const std::string& method,
+                     const std::string& request, std::string& response);
 grpc::Status RawCall(TestServer& server, const std::string& method, const std::string& request,
                      std::string& response);
 
 // The server's port answers an HTTP GET with this.
-std::string HttpGet(int port, const std::string& path);
+std::string HttpGet(int port, const std::string& path, const std::string& headers = "");
 
 }  // namespace treadle

@@ -131,6 +131,11 @@ bool FakeEngine::Complete() {
   return true;
 }
 
+void FakeEngine::SetTimings(const IterationTimings& timings) {
+  MutexLock lock(mutex_);
+  timings_ = timings;
+}
+
 void FakeEngine::Fail(absl::Status status) {
   {
     MutexLock lock(mutex_);
@@ -195,6 +200,7 @@ void FakeEngine::Run(const IterationPlan& plan) {
   IterationResult result;
   result.epoch = plan.epoch;
   result.iteration = plan.iteration;
+  result.timings = timings_;
   for (auto& [id, live] : live_) live.stepped = false;
   for (const Step& step : plan.steps) result.steps.push_back(RunStep(step));
   running_.push_back(std::move(result));

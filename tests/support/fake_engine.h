@@ -47,9 +47,13 @@ class FakeEngine final : public Engine {
   std::vector<IterationResult> TakeResults() override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status status() const override ABSL_LOCKS_EXCLUDED(mutex_);
   void Restart() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void SetTracing(bool) override {}
+  std::vector<TraceEvent> TakeTrace() override { return {}; }
 
   // The oldest plan that runs is done; false if there is none.
   bool Complete() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of plans submitted from now on.
+  void SetTimings(const IterationTimings& timings) ABSL_LOCKS_EXCLUDED(mutex_);
   // The epoch ends; nothing more of it is returned.
   void Fail(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
   void FinishRestart() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -95,6 +99,7 @@ class FakeEngine final : public Engine {
   std::map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);
   std::deque<IterationResult> running_ ABSL_GUARDED_BY(mutex_);  // computed, not complete
   std::vector<IterationResult> complete_ ABSL_GUARDED_BY(mutex_);
+  IterationTimings timings_ ABSL_GUARDED_BY(mutex_);
   std::vector<IterationPlan> plans_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> violations_ ABSL_GUARDED_BY(mutex_);
 };

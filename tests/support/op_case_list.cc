@@ -294,6 +294,13 @@ void AddSamples(Cases& cases) {
                 .slow = true};
     c.name = Str("sample/", name, "/49152/rows=32");
     cases.push_back(std::move(c));
+    // A third of that vocabulary.
+    for (auto [tokens, rows] : {std::pair<int64_t, int64_t>{16384, 32}, {1003, 24}, {5, 9}}) {
+      OpCase shard = {.op = Op::kSampleShard, .rows = rows, .cols = tokens, .sampling = sampling};
+      shard.name = Str("sample_shard/", name, "/", tokens, "/rows=", rows);
+      shard.bench = shard.slow = tokens == 16384;
+      cases.push_back(std::move(shard));
+    }
   }
 }
 

@@ -27,6 +27,7 @@ constexpr OpRow kOps[] = {
     {Op::kGather, "gather", op_runs::MakeGather},
     {Op::kCopyPages, "copy_pages", op_runs::MakeCopyPages},
     {Op::kSample, "sample", op_runs::MakeSample},
+    {Op::kSampleShard, "sample_shard", op_runs::MakeSampleShard},
 };
 
 const OpRow& RowOf(Op op) {

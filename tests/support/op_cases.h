@@ -35,6 +35,7 @@ enum class Op : uint8_t {
   kGather,
   kCopyPages,
   kSample,
+  kSampleShard,
 };
 std::string_view Name(Op op);  // "matmul"
 
@@ -50,7 +51,7 @@ struct OpCase {
   std::string name = {};  // unique: "matmul/q4_1/576x576,192,192/rows=8"
   Op op = Op::kRmsNorm;
   int64_t rows = 1;  // of activations; CopyPages: page copies
-  int64_t cols = 0;  // features; MatMul: k; Sample: vocab
+  int64_t cols = 0;  // features; MatMul: k; Sample: vocab; SampleShard: tokens of the shard
 
   bool in_place = false;  // norms: out is x; SwiGlu: out is gate
 
@@ -73,7 +74,7 @@ struct OpCase {
   int64_t rotary_dims = 0;  // rotated elements per head; 0: no rotation
   std::vector<CaseSequence> sequences = {};
 
-  // Sample: how rows are drawn up.
+  // Sample, SampleShard: how rows are drawn up.
   enum class Sampling : uint8_t {
     kGreedy,
     kPlain,
@@ -106,7 +107,8 @@ class OpRun {
   virtual void Reset() = 0;
 
   // Everything that the op may write, as floats on the host: output rows one after the other (K/V
-  // cases: q, then the whole cache; CopyPages: the cache; Sample: the fields of SampleResult).
+  // cases: q, then the whole cache; CopyPages: the cache; Sample: the fields of SampleResult or
+  // ShardSample).
   virtual std::vector<float> Output() const = 0;
   // Absolute tolerance of each element of Output() against the reference in the same compute mode,
   // from the number formats and the operands' magnitudes; 0 where bits must agree. Costly: host

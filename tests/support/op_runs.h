@@ -25,5 +25,6 @@ std::unique_ptr<OpRun> MakeAttention(const OpCase& op_case, Backend& backend, ui
 std::unique_ptr<OpRun> MakeCopyPages(const OpCase& op_case, Backend& backend, uint64_t seed);
 // sample_op_run.cc
 std::unique_ptr<OpRun> MakeSample(const OpCase& op_case, Backend& backend, uint64_t seed);
+std::unique_ptr<OpRun> MakeSampleShard(const OpCase& op_case, Backend& backend, uint64_t seed);
 
 }  // namespace treadle::op_runs

@@ -40,9 +40,13 @@ PrefixModel::PrefixModel(int64_t vocab, int64_t context) {
   config_.vocab = vocab;
   config_.context = context;
   layers_ = {0, kLayers};
+  vocab_ = {0, config_.vocab};
+  kv_heads_ = config_.kv_heads;
 }
 
-void PrefixModel::Forward(const Batch& batch, const KvPages& kv, Tensor hidden) {
+absl::Status PrefixModel::Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                                  Tensor hidden) {
+  TREADLE_CHECK(ranks == nullptr);
   if (before_forward) before_forward();
   TREADLE_CHECK(kv.layout.dtype == DType::kF32 && kv.layers.size() == kLayers);
   Call& call = calls.emplace_back();
@@ -67,6 +71,7 @@ void PrefixModel::Forward(const Batch& batch, const KvPages& kv, Tensor hidden) 
       row[1] = static_cast<float>(hash >> 16);
     }
   }
+  return absl::OkStatus();
 }
 
 void PrefixModel::Head(Tensor hidden, Tensor logits) {

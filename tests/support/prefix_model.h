@@ -36,7 +36,8 @@ class PrefixModel : public Model {
 
   explicit PrefixModel(int64_t vocab = 50, int64_t context = 4096);
 
-  void Forward(const Batch& batch, const KvPages& kv, Tensor hidden) override;
+  absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                       Tensor hidden) override;
   void Head(Tensor hidden, Tensor logits) override;
 
   // The hash of a prefix, and the logit that Head gives `token` after it.

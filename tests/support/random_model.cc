@@ -36,6 +36,8 @@ RandomModel::RandomModel(Backend& backend, const WeightFormat& format, int64_t m
   config_.vocab = kVocab;
   config_.context = kContext;
   layers_ = {0, kLayers};
+  vocab_ = {0, config_.vocab};
+  kv_heads_ = config_.kv_heads;
 
   const int64_t hidden = config_.hidden;
   const auto pack = [&](int64_t n) {
@@ -71,7 +73,9 @@ Tensor RandomModel::Activation(int index, int64_t rows, int64_t cols) {
   return DenseTensor(activations_[index].data(), DType::kF32, rows, cols);
 }
 
-void RandomModel::Forward(const Batch& batch, const KvPages& kv, Tensor hidden) {
+absl::Status RandomModel::Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                                  Tensor hidden) {
+  TREADLE_CHECK(ranks == nullptr);
   const int64_t rows = hidden.rows;
   const int64_t kv_cols = kKvHeads * config_.head_dim;
   const float* norm = reinterpret_cast<const float*>(norm_.data());
@@ -108,6 +112,7 @@ void RandomModel::Forward(const Batch& batch, const KvPages& kv, Tensor hidden) 
     const Projection down[] = {{layer.down.get(), nullptr, hidden, true}};
     backend_.MatMul(gate, down);
   }
+  return absl::OkStatus();
 }
 
 void RandomModel::Head(Tensor hidden, Tensor logits) {

@@ -20,7 +20,8 @@ class RandomModel : public Model {
   RandomModel(Backend& backend, const WeightFormat& format, int64_t max_batch_tokens,
               uint64_t seed);
 
-  void Forward(const Batch& batch, const KvPages& kv, Tensor hidden) override;
+  absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                       Tensor hidden) override;
   void Head(Tensor hidden, Tensor logits) override;
 
  private:

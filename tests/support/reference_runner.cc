@@ -38,7 +38,7 @@ ReferenceRunner::ReferenceRunner(Backend& backend, Model& model, int64_t max_tok
                                  int64_t page_size, DType kv_dtype)
     : backend_(backend),
       model_(model),
-      cache_(Must(KvCache::Create(backend, model.config(), model.layers(),
+      cache_(Must(KvCache::Create(backend, model,
                                   {.page_size = page_size,
                                    .num_pages = (max_tokens + page_size - 1) / page_size,
                                    .dtype = kv_dtype}))),
@@ -87,9 +87,9 @@ void ReferenceRunner::Forward(std::span<const int32_t> ids, int64_t first_positi
                           .first_position = static_cast<int32_t>(first_position),
                           .pages = pages_.data()};
   const Batch batch{ids.subspan(first_position, end - first_position), positions, {&span, 1}};
-  model_.Forward(
-      batch, cache_.pages(),
-      DenseTensor(hidden_.data(), DType::kF32, end - first_position, model_.config().hidden));
+  const Tensor hidden =
+      DenseTensor(hidden_.data(), DType::kF32, end - first_position, model_.config().hidden);
+  TREADLE_CHECK(model_.Forward(batch, cache_.pages(), nullptr, hidden).ok());
 }
 
 SampleResult ReferenceRunner::Output(const AloneRequest& request, std::span<const int32_t> ids,

@@ -93,7 +93,8 @@ class Embed final : public OpRun {
         out_(backend, c.rows, c.cols) {
     Random random(seed);
     for (int64_t i = 0; i < c.rows; ++i) {
-      ids_.push_back(static_cast<int32_t>(random.Below(c.outputs[0])));
+      const bool elsewhere = random.Below(8) == 0;
+      ids_.push_back(elsewhere ? -1 : static_cast<int32_t>(random.Below(c.outputs[0])));
     }
     if (c.accumulate) out_.Fill([&] { return random.Normal(); });
     Reset();

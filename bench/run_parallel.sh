@@ -1,0 +1,115 @@
+#!/usr/bin/env bash
+# What tensor and pipeline parallelism bring on this machine, as Markdown. One core per rank, runs alternate, medians are given.
+# Usage: run_parallel.sh [MODEL [MODEL_FOR_TWO_RANKS]]; ROUNDS=3, TREADLE=build/treadle. The second model's heads must divide by two
+# (bench/random_model.py makes one); without it that part is left out. Two cores at least, and nothing else on them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+treadle=${TREADLE:-build/treadle}
+model=${1:-$(scripts/fetch_model.sh)}
+even=${2:-}
+rounds=${ROUNDS:-3}
+work=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
+address=127.0.0.1:50077
+
+start() {  # start NAME COMMAND...: a server in the background; its process is $server
+  local name=$1
+  shift
+  "$@" >"$work/$name.log" 2>&1 &
+  server=$!
+  for _ in $(seq 300); do
+    grep -q "listening on" "$work/$name.log" && return
+    kill -0 $server || break
+    sleep 0.1
+  done
+  echo "$name did not start:" >&2
+  tail -3 "$work/$name.log" >&2
+  exit 1
+}
+stop() { kill $server && wait $server || true; }
+workers() { pgrep -f "treadle worker .*--parent $server( |$)"; }
+private() { for pid in "$@"; do awk '/^Private_/ {kb += $2} END {print kb / 1024}' "/proc/$pid/smaps_rollup"; done | xargs; }
+
+common=(--model "$model" --listen $address --metrics-listen none --max-batch-size 16 --max-batch-tokens 64
+  --max-context 1024 --kv-memory 64M)
+load() {  # load NAME: everything at once, prompts four times as long as answers
+  "$treadle" bench serve --target $address --num-prompts 128 --request-rate inf --input-len 64:192 --output-len 16:48 \
+    --seed 3 --json 2>/dev/null >>"$work/$1.throughput"
+}
+for _ in $(seq "$rounds"); do
+  start one taskset -c 0 "$treadle" serve "${common[@]}" --threads 1
+  load one
+  stop
+  start two "$treadle" serve "${common[@]}" --pipeline-parallel 2 --threads 2
+  private $(workers) >"$work/half.memory"
+  load two
+  stop
+  "$treadle" bench iteration --model "$model" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 2 2>/dev/null |
+    tail -1 >>"$work/process.batch1"
+  taskset -c 0 "$treadle" bench iteration --model "$model" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 1 \
+    2>/dev/null | tail -1 >>"$work/core.batch1"
+  "$treadle" bench iteration --model "$model" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 2 \
+    --pipeline-parallel 2 2>/dev/null | tail -1 >>"$work/workers.batch1"
+  [ -z "$even" ] && continue
+  taskset -c 0 "$treadle" bench iteration --model "$even" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 1 \
+    2>/dev/null | tail -1 >>"$work/thread.tensor"
+  "$treadle" bench iteration --model "$even" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 2 \
+    --tensor-parallel 2 2>/dev/null | tail -1 >>"$work/ranks.tensor"
+done
+"$treadle" worker --model "$model" --listen 127.0.0.1:50078 --threads 1 >"$work/worker.log" 2>&1 &
+whole=$!
+start whole "$treadle" serve "${common[@]}" --workers 127.0.0.1:50078
+private $whole >"$work/whole.memory"
+stop
+kill $whole
+"$treadle" bench trace --model "$model" --pipeline-parallel 2 --threads 2 --requests 16 --new-tokens 300 \
+  --out "$work/trace.json" >/dev/null 2>&1
+
+python3 - "$work" "$even" <<'PYTHON'
+import json, pathlib, statistics, sys
+
+work, even = pathlib.Path(sys.argv[1]), sys.argv[2]
+median = statistics.median
+
+
+def throughput(name):
+    return [json.loads(line)["total_token_throughput"] for line in (work / f"{name}.throughput").open()]
+
+
+def milliseconds(name):
+    return [float(line.split()[5]) for line in (work / name).open()]
+
+
+def row(what, *cells):
+    print("| " + " | ".join([what, *cells]) + " |")
+
+
+def spread(values, form="{:.0f}"):
+    return form.format(median(values)) + " (" + ", ".join(form.format(v) for v in values) + ")"
+
+
+one, two = throughput("one"), throughput("two")
+print("| | | | ratio |\n|---|---|---|---|")
+row("tokens/s at saturation, prompts included: one core; two workers on one core each", spread(one), spread(two),
+    f"{median(two) / median(one):.2f}")
+whole = float((work / "whole.memory").read_text())
+half = [float(v) for v in (work / "half.memory").read_text().split()]
+row("private memory of a worker, MiB: whole model; its stages", f"{whole:.0f}", ", ".join(f"{v:.0f}" for v in half),
+    f"{max(half) / whole:.2f}")
+core, process, workers = (milliseconds(f"{n}.batch1") for n in ("core", "process", "workers"))
+row("batch 1, ms: one core; two workers", spread(core, "{:.2f}"), spread(workers, "{:.2f}"),
+    f"{median(workers) / median(core):.2f}")
+row("batch 1, ms: one process on two cores; two workers", spread(process, "{:.2f}"), spread(workers, "{:.2f}"),
+    f"{median(workers) / median(process):.2f}")
+if even:
+    thread, ranks = milliseconds("thread.tensor"), milliseconds("ranks.tensor")
+    row("batch 1, ms: one thread; two ranks", spread(thread, "{:.2f}"), spread(ranks, "{:.2f}"),
+        f"{median(thread) / median(ranks):.2f}")
+arrivals = {}
+for event in json.loads((work / "trace.json").read_text())["traceEvents"]:
+    if event.get("ph") == "X" and event["name"] == "plan" and event["tid"] == 0:
+        arrivals.setdefault(event["args"]["iteration"], {})[event["pid"]] = event["ts"]
+hops = sorted(a[1] - a[0] for a in arrivals.values() if 0 in a and 1 in a)
+row("a plan's hop from stage to stage, us: median; 99th percentile", f"{median(hops):.0f}",
+    f"{hops[int(0.99 * len(hops))]:.0f}", f"n = {len(hops)}")
+PYTHON

@@ -1,0 +1,105 @@
+// Two kinds of thread that the control plane needs: one that runs tasks in order, and one that does
+// something again and again.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <thread>
+#include <utility>
+
+#include "kernels/sync.h"
+
+namespace treadle {
+
+// Runs tasks one after the other. Thread safety: Post and busy from any thread.
+class TaskThread {
+ public:
+  TaskThread() : thread_([this] { Run(); }) {}
+  // Runs what was posted, then ends.
+  ~TaskThread() {
+    Post(nullptr);
+    thread_.join();
+  }
+  TaskThread(const TaskThread&) = delete;
+  TaskThread& operator=(const TaskThread&) = delete;
+
+  void Post(std::function<void()> task) {
+    MutexLock lock(mutex_);
+    tasks_.push_back(std::move(task));
+    changed_.NotifyOne();
+  }
+  bool busy() {
+    MutexLock lock(mutex_);
+    return running_ || !tasks_.empty();
+  }
+
+ private:
+  void Run() {
+    while (std::function<void()> task = Next()) task();
+  }
+  std::function<void()> Next() {
+    MutexLock lock(mutex_);
+    running_ = false;
+    while (tasks_.empty()) changed_.Wait(mutex_);
+    std::function<void()> task = std::move(tasks_.front());
+    tasks_.pop_front();
+    running_ = true;
+    return task;
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
+  bool running_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+// Calls `beat`, which says when to call it again at the latest; Nudge makes that now. Thread
+// safety: Nudge from any thread, `beat` too.
+class PulseThread {
+ public:
+  explicit PulseThread(std::function<std::chrono::steady_clock::time_point()> beat)
+      : beat_(std::move(beat)), thread_([this] { Run(); }) {}
+  ~PulseThread() {
+    {
+      MutexLock lock(mutex_);
+      stopping_ = true;
+      changed_.NotifyOne();
+    }
+    thread_.join();
+  }
+  PulseThread(const PulseThread&) = delete;
+  PulseThread& operator=(const PulseThread&) = delete;
+
+  void Nudge() {
+    MutexLock lock(mutex_);
+    nudged_ = true;
+    changed_.NotifyOne();
+  }
+
+ private:
+  void Run() {
+    do {
+      next_ = beat_();
+    } while (Wait());
+  }
+  bool Wait() {
+    MutexLock lock(mutex_);
+    while (!stopping_ && !nudged_ && std::chrono::steady_clock::now() < next_) {
+      changed_.WaitUntil(mutex_, next_);
+    }
+    nudged_ = false;
+    return !stopping_;
+  }
+
+  const std::function<std::chrono::steady_clock::time_point()> beat_;
+  std::chrono::steady_clock::time_point next_;  // the thread's
+  Mutex mutex_;
+  CondVar changed_;
+  bool nudged_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+}  // namespace treadle

@@ -1,0 +1,88 @@
+// The two bidirectional streams of control.proto, without gRPC's types: one end is a Stream to send
+// into, and StreamEvents that say what came.
+//
+// Thread safety: Send, Close and Abort from any thread; they never block. Events of one stream come
+// one at a time, on a thread of gRPC's: `message` for each message in order, then `closed` exactly
+// once. They may call the stream's methods but must not wait for other streams.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace grpc {
+class ChannelCredentials;
+class ServerCredentials;
+}  // namespace grpc
+
+namespace treadle {
+
+namespace control {
+class FollowAnswer;
+class FollowMessage;
+class MasterMessage;
+class WorkerMessage;
+}  // namespace control
+
+inline constexpr uint32_t kControlProtocol = 1;
+
+// Who one end is, and whom it trusts; null: plaintext. Unix sockets are always plaintext.
+struct ControlCredentials {
+  std::shared_ptr<grpc::ServerCredentials> server;
+  std::shared_ptr<grpc::ChannelCredentials> channel;
+};
+
+template <typename Out>
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Queues a message; dropped if the stream has ended.
+  virtual void Send(Out&& message) = 0;
+  // Ends the stream after what is queued. On the server's end `status` is what the client gets.
+  virtual void Close(absl::Status status) = 0;
+  // Ends it now.
+  virtual void Abort() = 0;
+};
+
+template <typename In>
+struct StreamEvents {
+  std::function<void(In&)> message;
+  // Ok: the other end closed in order. Otherwise why: the server's status, or Unavailable.
+  std::function<void(const absl::Status&)> closed;
+};
+
+// Where one address is served, with grpc.health.v1: "" says that it listens, "ready" what SetReady
+// was told last. The destructor ends all streams and waits for their `closed`.
+class ControlServer {
+ public:
+  // Called for each stream that a client opens, on a thread of gRPC's.
+  struct Acceptors {
+    std::function<StreamEvents<control::MasterMessage>(
+        std::shared_ptr<Stream<control::WorkerMessage>>)>
+        attach;
+    std::function<StreamEvents<control::FollowMessage>(
+        std::shared_ptr<Stream<control::FollowAnswer>>)>
+        follow;
+  };
+
+  // `listen`: host:port (port 0: a free one) or unix:path. Unavailable if it cannot be had.
+  static absl::StatusOr<std::unique_ptr<ControlServer>> Start(
+      const std::string& listen, Acceptors acceptors, const ControlCredentials& credentials = {});
+  virtual ~ControlServer() = default;
+  // With the port that was taken.
+  virtual const std::string& address() const = 0;
+  virtual void SetReady(bool ready) = 0;
+};
+
+// Opens a stream on a connection of its own; failing to connect is a `closed` with Unavailable.
+std::shared_ptr<Stream<control::MasterMessage>> OpenAttach(
+    const std::string& address, StreamEvents<control::WorkerMessage> events,
+    const ControlCredentials& credentials = {});
+std::shared_ptr<Stream<control::FollowMessage>> OpenFollow(
+    const std::string& address, StreamEvents<control::FollowAnswer> events,
+    const ControlCredentials& credentials = {});
+
+}  // namespace treadle

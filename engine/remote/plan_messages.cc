@@ -1,0 +1,372 @@
+#include "engine/remote/plan_messages.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "engine/remote/control.pb.h"
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+// What a step is if it is not the plain one; each bit from kTokenCount on announces a number in
+// `extra`, in this order.
+enum StepKind : uint32_t {
+  kNoSample = 1,
+  kPreviousSample = 2,   // no explicit tokens
+  kNumTokens = 4,        // not 1
+  kExplicitTokens = 8,   // neither 0 nor num_tokens (no valid step, but it arrives as it is)
+  kTopLogprobs = 16,     // not -1
+  kPromptLogprobs = 32,  // not -1
+  kNextToken = 64,       // not -1
+  kAllKinds = 127,
+};
+
+// Differences wrap around, so every value survives.
+template <typename Unsigned, typename Field>
+class Relative {
+ public:
+  template <typename Value>
+  auto Encode(Value value) {
+    const auto difference = static_cast<Unsigned>(value) - before_;
+    before_ = static_cast<Unsigned>(value);
+    return static_cast<Field>(difference);
+  }
+  template <typename Value>
+  Value Decode(Field difference) {
+    before_ += static_cast<Unsigned>(difference);
+    return static_cast<Value>(before_);
+  }
+
+ private:
+  Unsigned before_ = 0;
+};
+using RelativeId = Relative<uint64_t, int64_t>;
+using RelativeInt = Relative<uint32_t, int32_t>;
+
+template <typename Field, typename Values>
+void Append(const Values& values, Field* field) {
+  field->Add(values.begin(), values.end());
+}
+
+absl::Status Mismatch(const char* what, int64_t found, int64_t expected) {
+  return InvalidArgument(what, " has ", found, " entries, expected ", expected);
+}
+
+// -- plans ----------------------------------------------------------------------------------------
+
+void EncodeSteps(const std::vector<Step>& steps, control::PlanMessage& message) {
+  RelativeId id;
+  std::vector<uint32_t> kinds;
+  bool all_plain = true;
+  for (const Step& step : steps) {
+    message.add_sequence(id.Encode(step.sequence));
+    message.add_position(step.first_position);
+    Append(step.tokens, message.mutable_token());
+    uint32_t kind = step.sample ? 0u : uint32_t{kNoSample};
+    const auto number = [&](uint32_t bit, bool there, int32_t value) {
+      if (!there) return;
+      kind |= bit;
+      message.add_extra(value);
+    };
+    const auto explicit_tokens = static_cast<int32_t>(step.tokens.size());
+    if (explicit_tokens == 0) kind |= kPreviousSample;
+    number(kNumTokens, step.num_tokens != 1, step.num_tokens);
+    number(kExplicitTokens, explicit_tokens != 0 && explicit_tokens != step.num_tokens,
+           explicit_tokens);
+    number(kTopLogprobs, step.top_logprobs != -1, step.top_logprobs);
+    number(kPromptLogprobs, step.prompt_logprobs != -1, step.prompt_logprobs);
+    number(kNextToken, step.next_token != -1, step.next_token);
+    kinds.push_back(kind);
+    all_plain = all_plain && kind == 0;
+  }
+  if (!all_plain) Append(kinds, message.mutable_kind());
+}
+
+void EncodeStart(const SequenceStart& start, control::StartMessage& message) {
+  const SamplingParameters& sampling = start.sampling;
+  message.set_sequence(start.sequence);
+  message.set_prompt_length(start.prompt_length);
+  message.set_first_position(start.first_position);
+  RelativeInt page;
+  for (const int32_t id : start.pages) message.add_page(page.Encode(id));
+  message.set_temperature(sampling.temperature);
+  message.set_top_k(sampling.top_k);
+  message.set_top_p(sampling.top_p);
+  message.set_min_p(sampling.min_p);
+  message.set_repetition_penalty(sampling.repetition_penalty);
+  message.set_presence_penalty(sampling.presence_penalty);
+  message.set_frequency_penalty(sampling.frequency_penalty);
+  for (const LogitBias& bias : sampling.logit_bias) {
+    message.add_bias_token(bias.token);
+    message.add_bias(bias.bias);
+  }
+  message.set_seed(sampling.seed);
+  message.set_min_new_tokens(start.min_new_tokens);
+  Append(start.end_tokens, message.mutable_end_token());
+  message.set_candidate(start.candidate);
+  Append(start.earlier_tokens, message.mutable_earlier_token());
+}
+
+absl::StatusOr<SequenceStart> DecodeStart(const control::StartMessage& message) {
+  if (message.bias_size() != message.bias_token_size()) {
+    return Mismatch("plan: start: bias", message.bias_size(), message.bias_token_size());
+  }
+  SequenceStart start;
+  start.sequence = message.sequence();
+  start.prompt_length = message.prompt_length();
+  start.first_position = message.first_position();
+  RelativeInt page;
+  for (const int32_t difference : message.page()) {
+    start.pages.push_back(page.Decode<int32_t>(difference));
+  }
+  SamplingParameters& sampling = start.sampling;
+  sampling.temperature = message.temperature();
+  sampling.top_k = message.top_k();
+  sampling.top_p = message.top_p();
+  sampling.min_p = message.min_p();
+  sampling.repetition_penalty = message.repetition_penalty();
+  sampling.presence_penalty = message.presence_penalty();
+  sampling.frequency_penalty = message.frequency_penalty();
+  for (int i = 0; i < message.bias_size(); ++i) {
+    sampling.logit_bias.push_back({message.bias_token(i), message.bias(i)});
+  }
+  sampling.seed = message.seed();
+  start.min_new_tokens = message.min_new_tokens();
+  start.end_tokens.assign(message.end_token().begin(), message.end_token().end());
+  start.candidate = message.candidate();
+  start.earlier_tokens.assign(message.earlier_token().begin(), message.earlier_token().end());
+  return start;
+}
+
+// Reads the arrays of steps from their beginnings to their ends.
+class StepReader {
+ public:
+  explicit StepReader(const control::PlanMessage& message) : message_(message) {}
+
+  absl::Status ReadAll(std::vector<Step>& steps) {
+    const int count = message_.sequence_size();
+    if (message_.position_size() != count) {
+      return Mismatch("plan: position", message_.position_size(), count);
+    }
+    if (message_.kind_size() != 0 && message_.kind_size() != count) {
+      return Mismatch("plan: kind", message_.kind_size(), count);
+    }
+    steps.reserve(static_cast<size_t>(count));
+    for (int i = 0; i < count; ++i) {
+      steps.emplace_back();
+      TREADLE_RETURN_IF_ERROR(Read(i, steps.back()));
+    }
+    if (extra_ != message_.extra_size()) {
+      return Mismatch("plan: extra", message_.extra_size(), extra_);
+    }
+    if (token_ != message_.token_size()) {
+      return Mismatch("plan: token", message_.token_size(), token_);
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status Read(int i, Step& step) {
+    const uint32_t kind = message_.kind_size() == 0 ? 0 : message_.kind(i);
+    if (kind > kAllKinds) return InvalidArgument("plan: kind is ", kind, " for step ", i);
+    step.sequence = id_.Decode<SequenceId>(message_.sequence(i));
+    step.first_position = message_.position(i);
+    step.sample = (kind & kNoSample) == 0;
+    step.num_tokens = 1;
+    int32_t explicit_tokens = -1;
+    const std::pair<uint32_t, int32_t*> numbers[] = {{kNumTokens, &step.num_tokens},
+                                                     {kExplicitTokens, &explicit_tokens},
+                                                     {kTopLogprobs, &step.top_logprobs},
+                                                     {kPromptLogprobs, &step.prompt_logprobs},
+                                                     {kNextToken, &step.next_token}};
+    for (const auto& [bit, value] : numbers) {
+      if ((kind & bit) == 0) continue;
+      if (extra_ == message_.extra_size()) {
+        return InvalidArgument("plan: extra ends before step ", i, " has what it announces");
+      }
+      *value = message_.extra(extra_++);
+    }
+    if ((kind & kPreviousSample) != 0) return absl::OkStatus();
+    if ((kind & kExplicitTokens) == 0) explicit_tokens = step.num_tokens;
+    if (explicit_tokens < 0 || explicit_tokens > message_.token_size() - token_) {
+      return InvalidArgument("plan: step ", i, " announces ", explicit_tokens, " tokens of ",
+                             message_.token_size() - token_);
+    }
+    const auto begin = message_.token().begin() + token_;
+    step.tokens.assign(begin, begin + explicit_tokens);
+    token_ += explicit_tokens;
+    return absl::OkStatus();
+  }
+
+  const control::PlanMessage& message_;
+  RelativeId id_;
+  int extra_ = 0;
+  int token_ = 0;
+};
+
+// -- results --------------------------------------------------------------------------------------
+
+constexpr double IterationTimings::*kTimings[] = {
+    &IterationTimings::queue, &IterationTimings::receive, &IterationTimings::compute,
+    &IterationTimings::sample, &IterationTimings::gap};
+
+bool IsEmpty(const TokenDetail& detail) {
+  return detail.logprob == 0 && !std::signbit(detail.logprob) && detail.top.empty();
+}
+
+void EncodeDetail(const TokenDetail& detail, control::ResultMessage& message) {
+  message.add_logprob(detail.logprob);
+  message.add_top_size(static_cast<uint32_t>(detail.top.size()));
+  for (const TokenLogprob& top : detail.top) {
+    message.add_top_token(top.token);
+    message.add_top_logprob(top.logprob);
+  }
+}
+
+// Reads details one after the other; the counts were checked by CheckDetails.
+class DetailReader {
+ public:
+  explicit DetailReader(const control::ResultMessage& message) : message_(message) {}
+
+  TokenDetail Next() {
+    TokenDetail detail;
+    detail.logprob = message_.logprob(detail_);
+    const uint32_t size = message_.top_size(detail_++);
+    for (uint32_t i = 0; i < size; ++i, ++top_) {
+      detail.top.push_back({message_.top_token(top_), message_.top_logprob(top_)});
+    }
+    return detail;
+  }
+
+ private:
+  const control::ResultMessage& message_;
+  int detail_ = 0;
+  int top_ = 0;
+};
+
+absl::Status CheckDetails(const control::ResultMessage& message) {
+  const int64_t steps = message.sequence_size();
+  if (message.prompt_details_size() != 0 && message.prompt_details_size() != steps) {
+    return Mismatch("result: prompt_details", message.prompt_details_size(), steps);
+  }
+  int64_t details = steps;
+  for (const uint32_t count : message.prompt_details()) details += count;
+  if (message.logprob_size() == 0 && message.prompt_details_size() == 0) details = 0;
+  if (message.logprob_size() != details) {
+    return Mismatch("result: logprob", message.logprob_size(), details);
+  }
+  if (message.top_size_size() != details) {
+    return Mismatch("result: top_size", message.top_size_size(), details);
+  }
+  int64_t tops = 0;
+  for (const uint32_t size : message.top_size()) tops += size;
+  if (message.top_token_size() != tops) {
+    return Mismatch("result: top_token", message.top_token_size(), tops);
+  }
+  if (message.top_logprob_size() != tops) {
+    return Mismatch("result: top_logprob", message.top_logprob_size(), tops);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void EncodePlan(const IterationPlan& plan, control::PlanMessage& message) {
+  message.set_epoch(plan.epoch);
+  message.set_iteration(plan.iteration);
+  EncodeSteps(plan.steps, message);
+  RelativeId release;
+  for (const SequenceId id : plan.releases) message.add_release(release.Encode(id));
+  RelativeInt page;
+  for (const PageCopy& copy : plan.page_copies) {
+    message.add_copy(page.Encode(copy.from));
+    message.add_copy(page.Encode(copy.to));
+  }
+  for (const SequenceStart& start : plan.starts) EncodeStart(start, *message.add_start());
+}
+
+absl::StatusOr<IterationPlan> DecodePlan(const control::PlanMessage& message) {
+  IterationPlan plan;
+  plan.epoch = message.epoch();
+  plan.iteration = message.iteration();
+  TREADLE_RETURN_IF_ERROR(StepReader(message).ReadAll(plan.steps));
+  RelativeId release;
+  for (const int64_t difference : message.release()) {
+    plan.releases.push_back(release.Decode<SequenceId>(difference));
+  }
+  if (message.copy_size() % 2 != 0) {
+    return Mismatch("plan: copy", message.copy_size(), message.copy_size() + 1);
+  }
+  RelativeInt page;
+  for (int i = 0; i < message.copy_size(); i += 2) {
+    PageCopy copy;
+    copy.from = page.Decode<int32_t>(message.copy(i));
+    copy.to = page.Decode<int32_t>(message.copy(i + 1));
+    plan.page_copies.push_back(copy);
+  }
+  for (const control::StartMessage& start : message.start()) {
+    TREADLE_ASSIGN_OR_RETURN(plan.starts.emplace_back(), DecodeStart(start));
+  }
+  return plan;
+}
+
+void EncodeResult(const IterationResult& result, control::ResultMessage& message) {
+  message.set_epoch(result.epoch);
+  message.set_iteration(result.iteration);
+  RelativeId id;
+  bool any_detail = false;
+  bool any_prompt_detail = false;
+  for (const StepResult& step : result.steps) {
+    message.add_sequence(id.Encode(step.sequence));
+    message.add_token(step.token);
+    any_prompt_detail = any_prompt_detail || !step.prompt_detail.empty();
+    any_detail = any_detail || !IsEmpty(step.detail);
+  }
+  if (any_detail || any_prompt_detail) {
+    for (const StepResult& step : result.steps) {
+      if (any_prompt_detail) {
+        message.add_prompt_details(static_cast<uint32_t>(step.prompt_detail.size()));
+      }
+      EncodeDetail(step.detail, message);
+      for (const TokenDetail& detail : step.prompt_detail) EncodeDetail(detail, message);
+    }
+  }
+  for (const auto timing : kTimings) {
+    const double seconds = std::clamp(result.timings.*timing, 0.0, 1e9);
+    message.add_nanoseconds(static_cast<uint64_t>(std::llround(seconds * 1e9)));
+  }
+}
+
+absl::StatusOr<IterationResult> DecodeResult(const control::ResultMessage& message) {
+  if (message.token_size() != message.sequence_size()) {
+    return Mismatch("result: token", message.token_size(), message.sequence_size());
+  }
+  if (message.nanoseconds_size() != std::ssize(kTimings)) {
+    return Mismatch("result: nanoseconds", message.nanoseconds_size(), std::ssize(kTimings));
+  }
+  TREADLE_RETURN_IF_ERROR(CheckDetails(message));
+  IterationResult result;
+  result.epoch = message.epoch();
+  result.iteration = message.iteration();
+  result.steps.resize(static_cast<size_t>(message.sequence_size()));
+  RelativeId id;
+  DetailReader details(message);
+  for (int i = 0; i < message.sequence_size(); ++i) {
+    StepResult& step = result.steps[i];
+    step.sequence = id.Decode<SequenceId>(message.sequence(i));
+    step.token = message.token(i);
+    if (message.logprob_size() == 0) continue;
+    step.detail = details.Next();
+    const uint32_t prompt = message.prompt_details_size() == 0 ? 0 : message.prompt_details(i);
+    for (uint32_t k = 0; k < prompt; ++k) step.prompt_detail.push_back(details.Next());
+  }
+  for (size_t i = 0; i < std::size(kTimings); ++i) {
+    result.timings.*kTimings[i] =
+        static_cast<double>(message.nanoseconds(static_cast<int>(i))) / 1e9;
+  }
+  return result;
+}
+
+}  // namespace treadle

@@ -1,0 +1,371 @@
+#include "engine/remote/received_checkpoint.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "engine/remote/control.pb.h"
+#include "engine/remote/model_configuration.h"
+#include "kernels/status.h"
+#include "kernels/sync.h"
+#include "models/sha256.h"
+
+namespace treadle {
+namespace {
+
+constexpr uint64_t kChunkBytes = 1 << 20;
+constexpr uint64_t kChunksAhead = 4;                // asked for and not yet here
+constexpr uint64_t kMostBytes = uint64_t{1} << 44;  // of one tensor
+
+std::string HashOf(std::span<const std::byte> bytes) {
+  Sha256 sum;
+  sum.Add(bytes);
+  return sum.Finish();
+}
+
+// Addresses for all tensors; memory comes with the first touch and goes with Drop.
+class ReservedRange {
+ public:
+  ReservedRange() = default;
+  ~ReservedRange() {
+    if (begin_ != nullptr) munmap(begin_, bytes_);
+  }
+  ReservedRange(const ReservedRange&) = delete;
+  ReservedRange& operator=(const ReservedRange&) = delete;
+
+  absl::Status Reserve(uint64_t bytes) {
+    void* const begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (begin == MAP_FAILED) {
+      return ResourceExhausted("no addresses for ", bytes,
+                               " bytes of weights: ", std::strerror(errno));
+    }
+    begin_ = static_cast<std::byte*>(begin);
+    bytes_ = bytes;
+    return absl::OkStatus();
+  }
+  std::byte* at(uint64_t offset) const { return begin_ + offset; }
+  void Drop(uint64_t offset, uint64_t bytes) const { madvise(at(offset), bytes, MADV_DONTNEED); }
+
+ private:
+  std::byte* begin_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+absl::StatusOr<MatrixConstants> ParseConstants(const std::string& bytes) {
+  control::Constants message;
+  if (!message.ParseFromString(bytes)) return InvalidArgument("malformed constants");
+  MatrixConstants constants;
+  constants.scales.assign(message.scales().begin(), message.scales().end());
+  constants.zeros.assign(message.zeros().begin(), message.zeros().end());
+  constants.scale_block = message.scale_block();
+  constants.codebook.assign(message.codebook().begin(), message.codebook().end());
+  const auto codes = std::as_bytes(std::span(message.codes()));
+  constants.codes.assign(codes.begin(), codes.end());
+  constants.outlier_threshold = message.outlier_threshold();
+  constants.outlier_rule = message.per_call() ? OutlierRule::kPerCall : OutlierRule::kPerRow;
+  return constants;
+}
+
+std::string SerializeConstants(const MatrixConstants& constants) {
+  control::Constants message;
+  message.mutable_scales()->Add(constants.scales.begin(), constants.scales.end());
+  message.mutable_zeros()->Add(constants.zeros.begin(), constants.zeros.end());
+  message.set_scale_block(constants.scale_block);
+  message.mutable_codebook()->Add(constants.codebook.begin(), constants.codebook.end());
+  message.set_codes(constants.codes.data(), constants.codes.size());
+  message.set_outlier_threshold(constants.outlier_threshold);
+  message.set_per_call(constants.outlier_rule == OutlierRule::kPerCall);
+  return message.SerializeAsString();
+}
+
+class Received final : public ReceivedCheckpoint {
+ public:
+  Received(std::chrono::milliseconds patience, Ask ask)
+      : patience_(patience),
+        ask_(std::move(ask)),
+        page_(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))) {}
+
+  absl::Status Read(const control::CheckpointDirectory& directory);
+  void Deliver(const control::TensorChunk& chunk) override;
+  void Fail(const absl::Status& why) override;
+
+ protected:
+  absl::Status Fetch(const StoredTensor& tensor) const override;
+
+ private:
+  // What is on its way: one part of one tensor at a time.
+  struct Transfer {
+    uint32_t tensor = 0;
+    bool constants = false;
+    bool active = false;
+    uint64_t asked = 0;  // bytes asked for; those before `arrived` are here
+    uint64_t arrived = 0;
+    uint64_t total = 0;  // known after the first chunk
+    std::string sha256;
+    std::string bytes;  // of constants
+    absl::Status error;
+  };
+
+  absl::Status AddEntry(const control::TensorEntry& entry, uint64_t& reserved,
+                        std::vector<StoredTensor>& tensors);
+  absl::StatusOr<std::string> Receive(uint32_t tensor, bool constants, uint64_t expected) const;
+  absl::StatusOr<MatrixConstants> FetchConstants(uint32_t tensor) const;
+  absl::Status Take(const control::TensorChunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // An empty thing arrives with its hash alone.
+  bool EmptyArrived() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !transfer_.sha256.empty() && transfer_.total == 0;
+  }
+  uint64_t RoomOf(const StoredTensor& tensor) const;
+
+  const std::chrono::milliseconds patience_;
+  const Ask ask_;
+  const uint64_t page_;
+  ReservedRange range_;
+  std::vector<uint64_t> offsets_;  // of each tensor in range_
+  mutable int64_t fetched_ = -1;   // loading thread: the tensor whose bytes are here
+
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  mutable Transfer transfer_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+};
+
+absl::Status Received::Read(const control::CheckpointDirectory& directory) {
+  kind_ = directory.hugging_face() ? Kind::kHuggingFace : Kind::kGguf;
+  path_ = directory.path();
+  TREADLE_RETURN_IF_ERROR(DecodeConfig(directory.config(), config_));
+  TREADLE_RETURN_IF_ERROR(CheckConsistency());
+  std::vector<StoredTensor> tensors;
+  uint64_t reserved = 0;
+  for (const control::TensorEntry& entry : directory.tensors()) {
+    TREADLE_RETURN_IF_ERROR(AddEntry(entry, reserved, tensors));
+  }
+  TREADLE_RETURN_IF_ERROR(range_.Reserve(std::max(reserved, page_)));
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].data = range_.at(offsets_[i]);
+  AddTensors(std::move(tensors));
+  return absl::OkStatus();
+}
+
+absl::Status Received::AddEntry(const control::TensorEntry& entry, uint64_t& reserved,
+                                std::vector<StoredTensor>& tensors) {
+  StoredTensor tensor;
+  tensor.name = entry.name();
+  tensor.format = FindWeightFormat(entry.format());
+  tensor.shape.assign(entry.shape().begin(), entry.shape().end());
+  tensor.bytes = entry.bytes();
+  tensor.constant_bytes = entry.constant_bytes();
+  if (tensor.format == nullptr) {
+    return InvalidArgument(path_, ": tensor '", tensor.name, "' has unknown format '",
+                           entry.format(), "'");
+  }
+  int64_t elements = 1;
+  for (const int64_t extent : tensor.shape) {
+    if (extent < 1 || elements > static_cast<int64_t>(kMostBytes) / extent) {
+      return InvalidArgument(path_, ": tensor '", tensor.name, "' has an impossible shape");
+    }
+    elements *= extent;
+  }
+  const bool apart = tensor.format->apart();
+  if (tensor.bytes > kMostBytes ||
+      (!apart && (elements % tensor.format->block != 0 ||
+                  static_cast<uint64_t>(tensor.format->RowBytes(elements)) != tensor.bytes))) {
+    return InvalidArgument(path_, ": tensor '", tensor.name, "' has ", tensor.bytes, " bytes for ",
+                           elements, " elements in ", tensor.format->name);
+  }
+  const auto index = static_cast<uint32_t>(tensors.size());
+  if (apart) tensor.constants = [this, index] { return FetchConstants(index); };
+  offsets_.push_back(reserved);
+  reserved += RoomOf(tensor);
+  file_bytes_ += tensor.bytes + tensor.constant_bytes;
+  tensors.push_back(std::move(tensor));
+  return absl::OkStatus();
+}
+
+// Whole pages; for an apart format at least what its shape says, whatever the file holds.
+uint64_t Received::RoomOf(const StoredTensor& tensor) const {
+  uint64_t bytes = tensor.bytes;
+  if (tensor.format->apart()) {
+    int64_t elements = 1;
+    for (const int64_t extent : tensor.shape) elements *= extent;
+    bytes = std::max(bytes, static_cast<uint64_t>(tensor.format->MatrixBytes(1, elements)));
+  }
+  return (bytes + page_ - 1) / page_ * page_;
+}
+
+absl::Status Received::Fetch(const StoredTensor& tensor) const {
+  const auto index = static_cast<uint32_t>(&tensor - tensors().data());
+  if (fetched_ >= 0) range_.Drop(offsets_[fetched_], RoomOf(tensors()[fetched_]));
+  fetched_ = index;
+  return Receive(index, /*constants=*/false, tensor.bytes).status();
+}
+
+absl::StatusOr<MatrixConstants> Received::FetchConstants(uint32_t tensor) const {
+  TREADLE_ASSIGN_OR_RETURN(const std::string bytes, Receive(tensor, /*constants=*/true, 0));
+  return ParseConstants(bytes);
+}
+
+// The bytes of constants; those of a tensor are in their place.
+absl::StatusOr<std::string> Received::Receive(uint32_t tensor, bool constants,
+                                              uint64_t expected) const {
+  MutexLock lock(mutex_);
+  transfer_ = {};
+  transfer_.tensor = tensor;
+  transfer_.constants = constants;
+  transfer_.active = true;
+  transfer_.total = expected;
+  if (!constants && expected == 0) return std::string();
+  do {
+    const uint64_t known = std::max<uint64_t>(transfer_.total, 1);
+    while (transfer_.asked < known &&
+           transfer_.asked - transfer_.arrived < kChunksAhead * kChunkBytes) {
+      ask_(tensor, constants, transfer_.asked);
+      transfer_.asked += kChunkBytes;
+    }
+    TREADLE_RETURN_IF_ERROR(failed_);
+    const uint64_t before = transfer_.arrived;
+    const auto late = std::chrono::steady_clock::now() + patience_;
+    while (transfer_.arrived == before && transfer_.error.ok() && !EmptyArrived()) {
+      if (!changed_.WaitUntil(mutex_, late)) {
+        return absl::DeadlineExceededError(Str(path_, ": nothing of tensor '",
+                                               tensors()[tensor].name, "' came for ",
+                                               patience_.count(), " ms"));
+      }
+    }
+    TREADLE_RETURN_IF_ERROR(transfer_.error);
+  } while (transfer_.sha256.empty() || transfer_.arrived < transfer_.total);
+  transfer_.active = false;
+  const std::span<const std::byte> bytes =
+      constants ? std::as_bytes(std::span(transfer_.bytes))
+                : std::span<const std::byte>(range_.at(offsets_[tensor]), transfer_.total);
+  if (HashOf(bytes) != transfer_.sha256) {
+    return absl::DataLossError(Str(path_, ": tensor '", tensors()[tensor].name,
+                                   "' did not arrive as it was sent: another SHA-256"));
+  }
+  return std::move(transfer_.bytes);
+}
+
+absl::Status Received::Take(const control::TensorChunk& chunk) {
+  if (!chunk.problem().empty()) return InvalidArgument(chunk.problem());
+  Transfer& transfer = transfer_;
+  const std::string& data = chunk.data();
+  if (chunk.offset() == 0) {
+    const bool known = !transfer.constants;
+    if (chunk.total() > kMostBytes || (known && chunk.total() != transfer.total)) {
+      return absl::DataLossError(Str("tensor '", tensors()[transfer.tensor].name, "' has ",
+                                     chunk.total(), " bytes, expected ", transfer.total));
+    }
+    transfer.total = chunk.total();
+    transfer.sha256 = chunk.sha256();
+    if (transfer.constants) transfer.bytes.resize(transfer.total);
+  }
+  const uint64_t expected = std::min(kChunkBytes, transfer.total - transfer.arrived);
+  if (transfer.sha256.empty() || chunk.offset() != transfer.arrived || data.size() != expected) {
+    return absl::DataLossError(Str("tensor '", tensors()[transfer.tensor].name, "': ", data.size(),
+                                   " bytes at ", chunk.offset(), ", expected ", expected, " at ",
+                                   transfer.arrived));
+  }
+  std::byte* const place = transfer.constants ? reinterpret_cast<std::byte*>(transfer.bytes.data())
+                                              : range_.at(offsets_[transfer.tensor]);
+  std::memcpy(place + transfer.arrived, data.data(), data.size());
+  transfer.arrived += data.size();
+  return absl::OkStatus();
+}
+
+void Received::Deliver(const control::TensorChunk& chunk) {
+  MutexLock lock(mutex_);
+  if (!transfer_.active || chunk.tensor() != transfer_.tensor ||
+      chunk.constants() != transfer_.constants) {
+    return;
+  }
+  if (transfer_.error.ok()) transfer_.error = Take(chunk);
+  changed_.NotifyAll();
+}
+
+void Received::Fail(const absl::Status& why) {
+  MutexLock lock(mutex_);
+  if (failed_.ok()) failed_ = why;
+  if (transfer_.error.ok()) transfer_.error = why;
+  changed_.NotifyAll();
+}
+
+class Sender final : public CheckpointSender {
+ public:
+  explicit Sender(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+
+  void Describe(control::CheckpointDirectory& directory) const override {
+    directory.set_hugging_face(checkpoint_.kind() == Checkpoint::Kind::kHuggingFace);
+    directory.set_path(checkpoint_.path());
+    EncodeConfig(checkpoint_.config(), *directory.mutable_config());
+    for (const StoredTensor& tensor : checkpoint_.tensors()) {
+      control::TensorEntry& entry = *directory.add_tensors();
+      entry.set_name(tensor.name);
+      entry.set_format(std::string(tensor.format->name));
+      entry.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
+      entry.set_bytes(tensor.bytes);
+      entry.set_constant_bytes(tensor.constant_bytes);
+    }
+  }
+
+  void Answer(uint32_t tensor, bool constants, uint64_t offset,
+              control::TensorChunk& chunk) override {
+    chunk.set_tensor(tensor);
+    chunk.set_constants(constants);
+    chunk.set_offset(offset);
+    if (const absl::Status status = Fill(tensor, constants, offset, chunk); !status.ok()) {
+      chunk.set_problem(std::string(status.message()));
+    }
+  }
+
+ private:
+  absl::Status Fill(uint32_t index, bool constants, uint64_t offset, control::TensorChunk& chunk) {
+    if (index >= checkpoint_.tensors().size()) {
+      return InvalidArgument("tensor ", index, " of ", checkpoint_.tensors().size());
+    }
+    const StoredTensor& tensor = checkpoint_.tensors()[index];
+    std::span<const std::byte> bytes(tensor.data, tensor.bytes);
+    MutexLock lock(mutex_);
+    if (constants) {
+      if (!tensor.constants) return InvalidArgument("tensor '", tensor.name, "' has no constants");
+      if (constants_of_ != static_cast<int64_t>(index)) {
+        TREADLE_ASSIGN_OR_RETURN(const MatrixConstants read, tensor.constants());
+        constants_ = SerializeConstants(read);
+        constants_of_ = index;
+      }
+      bytes = std::as_bytes(std::span(constants_));
+    }
+    if (offset >= std::max<uint64_t>(bytes.size(), 1)) {
+      return InvalidArgument("tensor '", tensor.name, "' has no byte ", offset);
+    }
+    if (offset == 0) {
+      chunk.set_total(bytes.size());
+      chunk.set_sha256(HashOf(bytes));
+    }
+    const auto part = bytes.subspan(offset, std::min(kChunkBytes, bytes.size() - offset));
+    chunk.set_data(part.data(), part.size());
+    return absl::OkStatus();
+  }
+
+  const Checkpoint& checkpoint_;
+  Mutex mutex_;
+  int64_t constants_of_ ABSL_GUARDED_BY(mutex_) = -1;  // whose constants_ are kept
+  std::string constants_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ReceivedCheckpoint>> ReceivedCheckpoint::Create(
+    const control::CheckpointDirectory& directory, std::chrono::milliseconds patience, Ask ask) {
+  auto checkpoint = std::make_unique<Received>(patience, std::move(ask));
+  TREADLE_RETURN_IF_ERROR(checkpoint->Read(directory));
+  return checkpoint;
+}
+
+std::unique_ptr<CheckpointSender> CheckpointSender::Create(const Checkpoint& checkpoint) {
+  return std::make_unique<Sender>(checkpoint);
+}
+
+}  // namespace treadle

@@ -1,0 +1,82 @@
+// The engine in worker processes: the master's end of the control plane.
+//
+// Plans go to the first stage and results come from the last; the stages pass plans and activations
+// on among themselves. An epoch ends, with a status that names the worker (stage and address) and
+// the reason, when a worker is lost, is silent, or fails; when an iteration is late; when a message
+// is missing, out of order or cannot be read. Restart begins the next epoch with the workers that
+// are there and attaches lost ones again, whatever process serves their address by then: a new one
+// loads its stage anew. If that does not succeed in time, status says why, and Restart may be
+// called again.
+//
+// Thread safety: as Engine.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/activation_link.h"
+#include "engine/engine.h"
+#include "engine/remote/control_streams.h"
+#include "models/checkpoint.h"
+#include "models/model.h"
+
+namespace treadle {
+
+struct RemoteEngineOptions {
+  struct Place {
+    std::string address;        // the worker's control address: host:port, or unix:path
+    LayerRange layers;          // contiguous, in the order of stages, all layers together
+    uint64_t weight_bytes = 0;  // that loading them will take at least; 0: not known
+  };
+  std::vector<Place> stages;
+  int tensor_parallel = 1;
+
+  // The master's own copy. Workers' files must be the same, or they are sent its tensors.
+  std::shared_ptr<const Checkpoint> checkpoint;
+  bool weights_from_master = false;
+
+  // How stages load and run: a worker is told all of it.
+  int64_t max_batch_tokens = 512;
+  int64_t max_context = 0;  // 0: the model's
+  ComputeMode compute = ComputeMode::kAuto;
+  std::string weights;  // as WeightPlan::Parse
+  std::optional<float> outlier_threshold;
+  OutlierRule outlier_rule = OutlierRule::kPerRow;
+  WireType wire = WireType::kF32;
+
+  // The cache. Pages are those of the tightest stage.
+  int64_t page_size = 32;
+  DType kv_dtype = DType::kF16;
+  int64_t kv_pages = 0;              // 0: from the next two
+  std::optional<int64_t> kv_memory;  // bytes of each stage; unset: as much as PlanKvMemory's "auto"
+  int64_t max_batch_size = 32;       // sequences that auto provides for
+
+  int depth = 0;  // plans in flight; 0: as many as stages, but 2 with a single one
+  std::chrono::milliseconds iteration_deadline{120'000};
+  std::chrono::milliseconds silence{10'000};  // a worker that says nothing for so long is lost
+  std::chrono::milliseconds connect_deadline{30'000};  // for workers to be there, at every epoch
+  std::string version;                                 // empty: this program's
+  ControlCredentials credentials;                      // towards the workers
+
+  std::function<void(double)> progress;  // of loading, during Create, on any thread; may be empty
+};
+
+struct RemoteEngine {
+  std::unique_ptr<Engine> engine;  // not started
+  int64_t kv_pages = 0;
+  std::string backend;                 // description of the first stage's
+  std::vector<uint64_t> weight_bytes;  // of each stage
+
+  // Attaches to the workers, has them load their stages, and forms the first epoch. Errors name the
+  // worker: unreachable or late (Unavailable, DeadlineExceeded), another master's (AlreadyExists),
+  // another version, file or compute mode (FailedPrecondition), no memory (ResourceExhausted), its
+  // own loading errors.
+  static absl::StatusOr<RemoteEngine> Create(RemoteEngineOptions options);
+};
+
+}  // namespace treadle

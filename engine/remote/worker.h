@@ -1,0 +1,63 @@
+// A worker process: owns one stage and serves one master at a time.
+//
+// A master attaches, says what the stage shall be, and begins epochs; the worker loads its layers,
+// forms the pipeline with its neighbours, passes every plan on to the next stage before it submits
+// it to its own ranks, and reports results (last stage) and failures. When the master goes away,
+// or is silent for too long, the epoch ends and the worker waits for the next one, with what it has
+// loaded: a master that asks for the same stage again finds it there.
+//
+// Its address also serves grpc.health.v1: "" is SERVING as long as it listens, "ready" while a
+// stage is loaded and an epoch stands.
+//
+// Errors go to the master with their reason, and end the epoch or, while loading, the attachment.
+// Thread safety: Start and destruction from the owner's thread. Pings and plans have threads of
+// their own, which never wait for a load or for the ranks.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/remote/control_streams.h"
+#include "engine/remote/worker_stage.h"
+#include "kernels/collectives/communicator.h"
+#include "kernels/collectives/rendezvous.h"
+
+namespace treadle {
+
+struct PipelineRequest {
+  uint64_t epoch = 0;
+  int rank = 0;  // the stage
+  int size = 1;
+  std::chrono::milliseconds timeout;  // of every wait, and until all stages are there
+};
+// Makes the communicator between the stages of one epoch; may wait for the others.
+using PipelineFactory = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
+    const PipelineRequest&, Rendezvous&)>;
+
+struct WorkerOptions {
+  std::string listen = "127.0.0.1:0";  // host:port, or unix:path
+  std::string model_path;              // empty: weights come from the master
+  std::string compute;                 // masters that ask for another mode are refused; empty: any
+  RankOptions ranks;
+  std::string data_interface = "lo";
+  ControlCredentials credentials;        // of the control plane, towards the next stage as well
+  std::string version;                   // empty: this program's
+  PipelineFactory pipeline;              // empty: Gloo over data_interface
+  std::function<void(std::string)> log;  // a line for what happens, on any thread; may be empty
+};
+
+class Worker {
+ public:
+  // Listens. Unavailable if the address is taken; errors of opening the checkpoint.
+  static absl::StatusOr<std::unique_ptr<Worker>> Start(WorkerOptions options);
+  // Ends the attachment, waits for a load or an iteration that runs.
+  virtual ~Worker() = default;
+
+  // With the port that was taken.
+  virtual const std::string& address() const = 0;
+};
+
+}  // namespace treadle

@@ -1,0 +1,383 @@
+#include "engine/remote/worker_cluster.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "engine/remote/control.pb.h"
+#include "engine/remote/stage_description.h"
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kRetry{100};    // between attempts to reach a worker
+constexpr milliseconds kGoodbye{300};  // for workers to let go, before streams are cut
+
+// A few in a deadline, at least one a second.
+milliseconds HeartbeatFor(const RemoteEngineOptions& options) {
+  const milliseconds shortest = std::min(options.silence, options.iteration_deadline);
+  return std::clamp(shortest / 8, milliseconds(10), milliseconds(1000));
+}
+
+uint64_t DrawId() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32) | device();
+}
+
+// Trying again will not help.
+bool IsFinal(absl::StatusCode code) {
+  return code != absl::StatusCode::kUnavailable && code != absl::StatusCode::kAlreadyExists &&
+         code != absl::StatusCode::kCancelled && code != absl::StatusCode::kDeadlineExceeded;
+}
+
+}  // namespace
+
+WorkerCluster::WorkerCluster(const RemoteEngineOptions& options, std::string fingerprint,
+                             Callbacks callbacks)
+    : options_(options),
+      fingerprint_(std::move(fingerprint)),
+      callbacks_(std::move(callbacks)),
+      heartbeat_(HeartbeatFor(options)),
+      master_(DrawId()),
+      sender_(CheckpointSender::Create(*options_.checkpoint)),
+      peers_(options.stages.size()),
+      kv_pages_(options.kv_pages),
+      pulse_(std::make_unique<PulseThread>([this] { return Beat(); })) {}
+
+WorkerCluster::~WorkerCluster() {
+  pulse_.reset();
+  MutexLock lock(mutex_);
+  wanted_ = false;
+  for (Peer& peer : peers_) {
+    if (peer.stream) peer.stream->Close(absl::OkStatus());
+  }
+  const TimePoint patience = SteadyClock::now() + kGoodbye;
+  while (open_streams_ > 0 && changed_.WaitUntil(mutex_, patience)) {
+  }
+  for (Peer& peer : peers_) {
+    if (peer.stream) peer.stream->Abort();
+  }
+  while (open_streams_ > 0) changed_.Wait(mutex_);
+}
+
+std::string WorkerCluster::StageName(size_t stage) const {
+  return Str("stage ", stage, " (", options_.stages[stage].address, ")");
+}
+
+absl::Status WorkerCluster::Named(size_t stage, const absl::Status& status) const {
+  return {status.code(), Str(StageName(stage), ": ", std::string(status.message()))};
+}
+
+// -- epochs ---------------------------------------------------------------------------------------
+
+void WorkerCluster::BeginEpoch(uint64_t epoch) {
+  MutexLock lock(mutex_);
+  End(absl::CancelledError("the next epoch begins"));
+  epoch_ = epoch;
+  status_ = absl::OkStatus();
+  wanted_ = true;
+  wanted_since_ = SteadyClock::now();
+  for (Peer& peer : peers_) peer.retry = wanted_since_;
+  news_ = false;
+  Advance();
+  pulse_->Nudge();
+}
+
+void WorkerCluster::EndEpoch(uint64_t epoch, absl::Status why) {
+  {
+    MutexLock lock(mutex_);
+    if (epoch != epoch_ || !wanted_) return;
+    End(std::move(why));
+  }
+  TellNews();
+}
+
+absl::Status WorkerCluster::WaitUntilStanding() {
+  MutexLock lock(mutex_);
+  while (wanted_ && !standing_) changed_.Wait(mutex_);
+  return status_;
+}
+
+bool WorkerCluster::standing() const {
+  MutexLock lock(mutex_);
+  return standing_;
+}
+
+absl::Status WorkerCluster::status() const {
+  MutexLock lock(mutex_);
+  return status_;
+}
+
+// Goes as far towards the wanted epoch as the workers' states allow.
+void WorkerCluster::Advance() {
+  if (!wanted_) return;
+  const TimePoint now = SteadyClock::now();
+  for (size_t stage = 0; stage < peers_.size(); ++stage) {
+    if (peers_[stage].state == State::kDown && now >= peers_[stage].retry) Open(stage);
+  }
+  if (!AllAtLeast(State::kLoaded)) return;
+  if (kv_pages_ == 0) {
+    if (absl::Status planned = PlanPages(); !planned.ok()) return End(std::move(planned));
+  }
+  for (Peer& peer : peers_) {
+    if (peer.state != State::kLoaded) continue;
+    control::MasterMessage message;
+    message.mutable_reserve()->set_kv_pages(kv_pages_);
+    peer.stream->Send(std::move(message));
+    peer.state = State::kReserving;
+  }
+  if (!AllAtLeast(State::kIdle)) return;
+  if (!begun_) {
+    begun_ = true;
+    begun_at_ = now;
+    for (size_t stage = 0; stage < peers_.size(); ++stage) {
+      control::MasterMessage message;
+      message.mutable_begin_epoch()->set_epoch(epoch_);
+      if (stage + 1 < peers_.size()) {
+        message.mutable_begin_epoch()->set_next_address(options_.stages[stage + 1].address);
+      }
+      peers_[stage].stream->Send(std::move(message));
+      peers_[stage].state = State::kForming;
+      peers_[stage].received = peers_[stage].done = 0;
+    }
+  }
+  if (!AllAtLeast(State::kReady) || standing_) return;
+  standing_ = news_ = true;
+  changed_.NotifyAll();
+}
+
+bool WorkerCluster::AllAtLeast(State state) const {
+  return std::ranges::all_of(peers_, [&](const Peer& peer) { return peer.state >= state; });
+}
+
+// Those of the tightest stage.
+absl::Status WorkerCluster::PlanPages() {
+  int64_t tightest = INT64_MAX;
+  for (size_t stage = 0; stage < peers_.size(); ++stage) {
+    const Peer& peer = peers_[stage];
+    if (peer.kv_pages > 0 && !options_.kv_memory) {
+      tightest = std::min(tightest, peer.kv_pages);
+      continue;
+    }
+    // Workers of one machine share its memory.
+    const auto sharing = std::ranges::count(peers_, peer.machine, &Peer::machine);
+    const auto pages = PagesOf(options_, stage, peer.kv_heads,
+                               peer.memory_available / static_cast<uint64_t>(sharing));
+    if (!pages.ok()) return Named(stage, pages.status());
+    tightest = std::min(tightest, *pages);
+  }
+  kv_pages_ = tightest;
+  return absl::OkStatus();
+}
+
+// The wanted epoch is over, or cannot be had; workers that were told of it are told so.
+void WorkerCluster::End(absl::Status why) {
+  if (!wanted_) return;
+  for (Peer& peer : peers_) {
+    if (peer.state < State::kForming) continue;
+    control::MasterMessage message;
+    message.mutable_end_epoch()->set_epoch(epoch_);
+    message.mutable_end_epoch()->set_reason(std::string(why.message()));
+    peer.stream->Send(std::move(message));
+    peer.state = State::kIdle;
+  }
+  status_ = std::move(why);
+  suspicion_ = absl::OkStatus();
+  wanted_ = begun_ = standing_ = false;
+  news_ = true;
+  changed_.NotifyAll();
+}
+
+// -- streams --------------------------------------------------------------------------------------
+
+void WorkerCluster::Open(size_t stage) {
+  Peer& peer = peers_[stage];
+  const uint64_t attempt = ++peer.attempt;
+  peer.state = State::kGreeting;
+  peer.heard = peer.busy = SteadyClock::now();
+  peer.reached = false;
+  ++open_streams_;
+  peer.stream = OpenAttach(
+      options_.stages[stage].address,
+      {.message = [this, stage, attempt](
+                      control::WorkerMessage& message) { OnMessage(stage, attempt, message); },
+       .closed = [this, stage,
+                  attempt](const absl::Status& status) { OnClosed(stage, attempt, status); }},
+      options_.credentials);
+  control::MasterMessage message;
+  control::MasterHello& hello = *message.mutable_hello();
+  hello.set_protocol(kControlProtocol);
+  hello.set_version(options_.version);
+  hello.set_master(master_);
+  hello.set_silence_ms(static_cast<uint32_t>(options_.silence.count()));
+  hello.set_heartbeat_ms(static_cast<uint32_t>(heartbeat_.count()));
+  hello.set_weights_from_master(options_.weights_from_master);
+  peer.stream->Send(std::move(message));
+}
+
+void WorkerCluster::OnClosed(size_t stage, uint64_t attempt, const absl::Status& status) {
+  {
+    MutexLock lock(mutex_);
+    if (peers_[stage].attempt == attempt && peers_[stage].state != State::kDown) {
+      Break(stage, status.ok() ? absl::UnavailableError("it closed the connection") : status);
+    }
+  }
+  TellNews();
+  MutexLock lock(mutex_);
+  --open_streams_;
+  changed_.NotifyAll();
+}
+
+// Its stream broke. A worker that has not been reached yet may still come.
+void WorkerCluster::Break(size_t stage, const absl::Status& why) {
+  const Peer& peer = peers_[stage];
+  if (!peer.reached) return Lose(stage, why);
+  const char* what = peer.state < State::kIdle ? "lost while loading: " : "lost: ";
+  Lose(stage, {why.code(), Str(what, std::string(why.message()))});
+}
+
+void WorkerCluster::Lose(size_t stage, const absl::Status& why) {
+  Peer& peer = peers_[stage];
+  peer.state = State::kDown;
+  peer.retry = SteadyClock::now() + kRetry;
+  peer.last_error = why;
+  peer.stream->Abort();
+  if (peer.reached || IsFinal(why.code())) End(Named(stage, why));
+}
+
+void WorkerCluster::SendPlan(control::PlanMessage&& plan) {
+  control::MasterMessage message;
+  *message.mutable_plan() = std::move(plan);
+  MutexLock lock(mutex_);
+  if (standing_) peers_[0].stream->Send(std::move(message));
+}
+
+// -- time -----------------------------------------------------------------------------------------
+
+WorkerCluster::TimePoint WorkerCluster::Beat() {
+  const TimePoint now = SteadyClock::now();
+  TimePoint next = now + heartbeat_;
+  {
+    MutexLock lock(mutex_);
+    for (Peer& peer : peers_) {
+      if (peer.state == State::kDown) continue;
+      control::MasterMessage message;
+      message.mutable_heartbeat();
+      peer.stream->Send(std::move(message));
+    }
+    CheckTimes(now);
+    Advance();
+    if (wanted_ && !standing_) next = std::min(next, now + kRetry);
+    if (!suspicion_.ok()) next = std::min(next, suspicion_due_);
+  }
+  callbacks_.beat();
+  TellNews();
+  return next;
+}
+
+void WorkerCluster::CheckTimes(TimePoint now) {
+  for (size_t stage = 0; stage < peers_.size(); ++stage) CheckPeer(stage, now);
+  if (!suspicion_.ok() && now >= suspicion_due_) End(suspicion_);
+  if (!wanted_ || !begun_ || standing_ || now - begun_at_ <= options_.iteration_deadline) return;
+  for (size_t stage = 0; stage < peers_.size(); ++stage) {
+    if (peers_[stage].state == State::kReady) continue;
+    return End(
+        absl::DeadlineExceededError(Str(StageName(stage), " did not join epoch ", epoch_,
+                                        " within ", options_.iteration_deadline.count(), " ms")));
+  }
+}
+
+void WorkerCluster::CheckPeer(size_t stage, TimePoint now) {
+  Peer& peer = peers_[stage];
+  if (peer.state != State::kDown && now - peer.heard > options_.silence) {
+    Break(stage,
+          absl::DeadlineExceededError(Str("nothing heard for ", options_.silence.count(), " ms")));
+  }
+  // It lives, but what it was asked, or what it answered, did not arrive.
+  const bool owes = peer.state != State::kDown && peer.state < State::kIdle;
+  if (owes && peer.state != State::kLoaded && now - peer.busy > options_.silence) {
+    Break(stage, absl::DeadlineExceededError(
+                     Str("no answer for ", options_.silence.count(), " ms, and it is idle")));
+  }
+  if (!wanted_ || peer.reached || peer.state > State::kGreeting) return;
+  // Another master's worker is free when that one has been silent for long enough.
+  const bool taken = peer.last_error.code() == absl::StatusCode::kAlreadyExists;
+  const milliseconds patience =
+      taken ? std::min(options_.connect_deadline, options_.silence) : options_.connect_deadline;
+  if (now - wanted_since_ <= patience) return;
+  const absl::Status why =
+      peer.last_error.ok() ? absl::DeadlineExceededError("no answer") : peer.last_error;
+  End(Named(stage, {why.code(), Str("not to be had within ", patience.count(),
+                                    " ms: ", std::string(why.message()))}));
+}
+
+std::string WorkerCluster::WhoIsLate(uint64_t iteration) const {
+  MutexLock lock(mutex_);
+  const TimePoint now = SteadyClock::now();
+  for (size_t stage = 0; stage < peers_.size(); ++stage) {
+    const auto silent = std::chrono::duration_cast<milliseconds>(now - peers_[stage].heard);
+    if (silent > 4 * heartbeat_) {
+      return Str(StageName(stage), " has said nothing for ", silent.count(), " ms");
+    }
+  }
+  for (size_t stage = 0; stage < peers_.size(); ++stage) {
+    if (peers_[stage].received <= iteration) return Str(StageName(stage), " has not got its plan");
+    if (peers_[stage].done <= iteration) return Str(StageName(stage), " has not finished it");
+  }
+  return Str("the result of ", StageName(peers_.size() - 1), " has not come");
+}
+
+// Calls back without the lock.
+void WorkerCluster::TellNews() {
+  {
+    MutexLock lock(mutex_);
+    if (!std::exchange(news_, false)) return;
+  }
+  callbacks_.news();
+}
+
+// -- the rest -------------------------------------------------------------------------------------
+
+void WorkerCluster::SetTracing(bool on) {
+  MutexLock lock(mutex_);
+  tracing_ = on;
+  for (Peer& peer : peers_) {
+    if (peer.state < State::kLoading) continue;
+    control::MasterMessage message;
+    message.mutable_set_tracing()->set_on(on);
+    peer.stream->Send(std::move(message));
+  }
+}
+
+std::vector<TraceEvent> WorkerCluster::TakeTrace() {
+  std::vector<TraceEvent> trace;
+  {
+    MutexLock lock(mutex_);
+    trace = std::exchange(trace_, {});
+  }
+  std::ranges::stable_sort(trace, {}, &TraceEvent::begin);
+  return trace;
+}
+
+int64_t WorkerCluster::kv_pages() const {
+  MutexLock lock(mutex_);
+  return kv_pages_;
+}
+
+std::string WorkerCluster::backend() const {
+  MutexLock lock(mutex_);
+  return peers_[0].backend;
+}
+
+std::vector<uint64_t> WorkerCluster::weight_bytes() const {
+  MutexLock lock(mutex_);
+  std::vector<uint64_t> bytes;
+  for (const Peer& peer : peers_) bytes.push_back(peer.weight_bytes);
+  return bytes;
+}
+
+}  // namespace treadle

@@ -1,0 +1,154 @@
+// All workers as the master sees them: attaches to them, has them load, forms epochs with them, and
+// notices who is lost. It knows what an epoch needs, but not plans or results.
+//
+// One epoch is wanted at a time. Towards it each worker goes
+//   down -> greeting -> loading -> loaded -> reserving -> idle -> forming -> ready
+// as its messages come; when all are idle the epoch begins, when all are ready it stands. A worker
+// that was never reached is tried again until the connect deadline; any other loss or failure ends
+// the epoch, and all others are told so. What a worker has loaded stays.
+//
+// Thread safety: all methods from any thread. Callbacks come on threads of gRPC's or of this class,
+// without its lock, and must not block; none comes once the destructor has returned.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/remote/background.h"
+#include "engine/remote/control_streams.h"
+#include "engine/remote/received_checkpoint.h"
+#include "engine/remote/remote_engine.h"
+#include "kernels/sync.h"
+
+namespace treadle {
+
+namespace control {
+class Failed;
+class Loaded;
+class PlanMessage;
+class Rendezvous;
+class ResultMessage;
+class WorkerHello;
+}  // namespace control
+
+class WorkerCluster {
+ public:
+  struct Callbacks {
+    std::function<void(const control::ResultMessage&)> result;  // of the last stage
+    std::function<void()> news;                                 // an epoch stands, or has ended
+    std::function<void()> beat;  // several times in an iteration deadline
+  };
+  WorkerCluster(const RemoteEngineOptions& options, std::string fingerprint, Callbacks callbacks);
+  ~WorkerCluster();
+
+  // Ends the epoch before it, if there is one, and begins another; returns at once.
+  void BeginEpoch(uint64_t epoch);
+  // Ends it with this error, unless it is over.
+  void EndEpoch(uint64_t epoch, absl::Status why);
+  // Until the wanted epoch stands, or why it cannot.
+  absl::Status WaitUntilStanding();
+
+  bool standing() const;
+  // Why the wanted epoch ended; Ok while it stands or is being formed.
+  absl::Status status() const;
+
+  void SendPlan(control::PlanMessage&& plan);
+  // Who keeps an iteration of the epoch waiting, for an error: "stage 1 (host:port) has not ...".
+  std::string WhoIsLate(uint64_t iteration) const;
+
+  void SetTracing(bool on);
+  std::vector<TraceEvent> TakeTrace();
+
+  int64_t kv_pages() const;
+  std::string backend() const;
+  std::vector<uint64_t> weight_bytes() const;
+
+ private:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  enum class State { kDown, kGreeting, kLoading, kLoaded, kReserving, kIdle, kForming, kReady };
+
+  struct Peer {
+    State state = State::kDown;
+    uint64_t attempt = 0;  // number of the current stream; others' events are ignored
+    std::shared_ptr<Stream<control::MasterMessage>> stream;
+    TimePoint retry;          // when down
+    absl::Status last_error;  // of reaching it
+    TimePoint heard;
+    TimePoint busy;        // last known to work on what it was asked
+    bool reached = false;  // by the current stream
+    std::string machine;
+    uint64_t memory_available = 0;
+    uint64_t weight_bytes = 0;
+    int64_t kv_heads = 0;
+    int64_t kv_pages = 0;  // reserved before
+    std::string backend;
+    double progress = 0;
+    uint64_t received = 0;  // plans of the epoch, by its last heartbeat
+    uint64_t done = 0;
+  };
+
+  std::string StageName(size_t stage) const;
+  absl::Status Named(size_t stage, const absl::Status& status) const;
+
+  // Streams.
+  void Open(size_t stage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnMessage(size_t stage, uint64_t attempt, control::WorkerMessage& message);
+  void OnClosed(size_t stage, uint64_t attempt, const absl::Status& status);
+  void Break(size_t stage, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Lose(size_t stage, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Messages.
+  void Dispatch(size_t stage, control::WorkerMessage& message)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OnHello(size_t stage, const control::WorkerHello& hello)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnLoaded(size_t stage, const control::Loaded& loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnFailed(size_t stage, const control::Failed& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Relay(size_t stage, const control::Rendezvous& message)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Answer(size_t stage, control::WorkerMessage& message);
+  double MeanProgress() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The way to the wanted epoch.
+  void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AllAtLeast(State state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status PlanPages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void End(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckTimes(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckPeer(size_t stage, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  TimePoint Beat();
+  void TellNews();
+
+  const RemoteEngineOptions options_;
+  const std::string fingerprint_;
+  const Callbacks callbacks_;
+  const std::chrono::milliseconds heartbeat_;
+  const uint64_t master_;  // drawn at random
+  const std::unique_ptr<CheckpointSender> sender_;
+
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);
+  int open_streams_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;  // wanted
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  bool wanted_ ABSL_GUARDED_BY(mutex_) = false;    // epoch_ has not ended
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;     // workers were told
+  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // all are ready
+  TimePoint wanted_since_ ABSL_GUARDED_BY(mutex_);
+  TimePoint begun_at_ ABSL_GUARDED_BY(mutex_);
+  // A failure that may be another worker's loss: told after a moment, unless that is noticed first.
+  absl::Status suspicion_ ABSL_GUARDED_BY(mutex_);
+  TimePoint suspicion_due_ ABSL_GUARDED_BY(mutex_);
+  bool news_ ABSL_GUARDED_BY(mutex_) = false;  // to be told
+  bool tracing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<TraceEvent> trace_ ABSL_GUARDED_BY(mutex_);
+  int64_t kv_pages_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: not decided
+
+  std::unique_ptr<PulseThread> pulse_;  // last
+};
+
+}  // namespace treadle

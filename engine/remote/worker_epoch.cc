@@ -1,0 +1,331 @@
+#include "engine/remote/worker_epoch.h"
+
+#include <utility>
+
+#include "engine/remote/control.pb.h"
+#include "engine/remote/plan_messages.h"
+#include "kernels/status.h"
+
+namespace treadle {
+
+using control::WorkerMessage;
+
+WorkerEpoch::~WorkerEpoch() {
+  MutexLock lock(mutex_);
+  while (open_ > 0) closed_.Wait(mutex_);
+}
+
+// -- the master -----------------------------------------------------------------------------------
+
+void WorkerEpoch::Attach(uint64_t master, Send send) {
+  MutexLock lock(mutex_);
+  master_ = master;
+  send_ = std::move(send);
+  epoch_ = {};
+}
+
+void WorkerEpoch::Detach(const absl::Status& why) {
+  MutexLock lock(mutex_);
+  TakeDown(why);
+  master_ = 0;
+  send_ = nullptr;
+  if (early_) early_->stream->Close(why);
+  early_.reset();
+}
+
+void WorkerEpoch::SetPlace(const Place& place) {
+  MutexLock lock(mutex_);
+  place_ = place;
+}
+
+void WorkerEpoch::SetRanks(StageRanks* ranks) {
+  MutexLock lock(ranks_mutex_);
+  ranks_ = ranks;
+}
+
+StageRanks::Events WorkerEpoch::Events() {
+  return {
+      .done = [this](uint64_t number,
+                     absl::StatusOr<IterationResult> result) { OnDone(number, std::move(result)); },
+      .ready =
+          [this](uint64_t number) {
+            MutexLock lock(mutex_);
+            if (epoch_.number != number) return;
+            epoch_.ranks_ready = true;
+            SayReady();
+          }};
+}
+
+// -- beginning and end ----------------------------------------------------------------------------
+
+void WorkerEpoch::Begin(const control::BeginEpoch& begin) {
+  const uint64_t number = begin.epoch();
+  MutexLock lock(mutex_);
+  TakeDown(absl::CancelledError("the epoch is over"));
+  epoch_ = {};
+  epoch_.number = number;
+  epoch_.live = true;
+  epoch_.rendezvous = std::make_shared<RelayedRendezvous>(
+      [send = send_, number](const std::string& key, const std::string& bytes) {
+        WorkerMessage message;
+        control::Rendezvous& rendezvous = *message.mutable_rendezvous();
+        rendezvous.set_epoch(number);
+        rendezvous.set_key(key);
+        rendezvous.set_value(bytes);
+        send(std::move(message));
+      });
+  if (early_ && early_->epoch == number) AcceptPrevious(early_->stream);
+  if (early_ && early_->epoch <= number) early_.reset();
+  tasks_.Post([this, number, next = begin.next_address()] { Form(number, next); });
+}
+
+// On the task thread: joins this stage to its neighbours and lets the ranks begin.
+void WorkerEpoch::Form(uint64_t number, const std::string& next_address) {
+  Place place;
+  std::shared_ptr<RelayedRendezvous> rendezvous;
+  {
+    MutexLock lock(mutex_);
+    if (!epoch_.live || epoch_.number != number) return;
+    place = place_;
+    rendezvous = epoch_.rendezvous;
+  }
+  if (!OpenNext(number, place, next_address)) return;
+  auto pipeline = JoinPipeline(number, place, rendezvous.get());
+  if (!pipeline.ok()) return Fail(number, pipeline.status());
+  absl::Status begun;
+  {
+    MutexLock lock(ranks_mutex_);
+    if (!IsLive(number)) return;
+    begun = ranks_ == nullptr ? absl::FailedPreconditionError("nothing is loaded")
+                              : ranks_->BeginEpoch(number, *std::move(pipeline));
+  }
+  if (!begun.ok()) Fail(number, begun);
+}
+
+absl::StatusOr<StageRanks::Pipeline> WorkerEpoch::JoinPipeline(uint64_t number, const Place& place,
+                                                               Rendezvous* rendezvous) {
+  StageRanks::Pipeline pipeline;
+  if (place.stages == 1) return pipeline;
+  const PipelineRequest request{
+      .epoch = number, .rank = place.stage, .size = place.stages, .timeout = place.deadline};
+  TREADLE_ASSIGN_OR_RETURN(pipeline.communicator, pipeline_(request, *rendezvous));
+  pipeline.previous = place.stage - 1;
+  pipeline.next = place.stage + 1 < place.stages ? place.stage + 1 : -1;
+  pipeline.wire = place.wire;
+  return pipeline;
+}
+
+// False if the epoch is over already.
+bool WorkerEpoch::OpenNext(uint64_t number, const Place& place, const std::string& address) {
+  MutexLock lock(mutex_);
+  if (!epoch_.live || epoch_.number != number) return false;
+  if (place.stage + 1 == place.stages) {
+    epoch_.followed = true;
+    return true;
+  }
+  StreamEvents<control::FollowAnswer> events;
+  events.message = [this, number](control::FollowAnswer& answer) {
+    MutexLock answer_lock(mutex_);
+    if (!epoch_.live || epoch_.number != number || answer.epoch() != number) return;
+    epoch_.followed = true;
+    SayReady();
+  };
+  events.closed = [this, number, name = Str("stage ", place.stage + 1, " (", address, ")")](
+                      const absl::Status& status) {
+    const std::string why = status.ok() ? "it was closed" : std::string(status.message());
+    Fail(number, absl::UnavailableError(Str("the stream to ", name, " broke: ", why)));
+    MutexLock closed_lock(mutex_);
+    --open_;
+    closed_.NotifyAll();
+  };
+  ++open_;
+  epoch_.next = OpenFollow(address, std::move(events), credentials_);
+  control::FollowMessage message;
+  message.mutable_hello()->set_master(master_);
+  message.mutable_hello()->set_epoch(number);
+  message.mutable_hello()->set_stage(place.stage);
+  epoch_.next->Send(std::move(message));
+  return true;
+}
+
+void WorkerEpoch::SayReady() {
+  if (!epoch_.live || !epoch_.ranks_ready || !epoch_.followed) return;
+  WorkerMessage message;
+  message.mutable_epoch_ready()->set_epoch(epoch_.number);
+  send_(std::move(message));
+}
+
+void WorkerEpoch::End(uint64_t epoch, const absl::Status& why) {
+  MutexLock lock(mutex_);
+  if (epoch_.number == epoch) TakeDown(why);
+}
+
+void WorkerEpoch::Fail(uint64_t number, const absl::Status& why) {
+  MutexLock lock(mutex_);
+  if (!epoch_.live || epoch_.number != number) return;
+  WorkerMessage message;
+  control::Failed& failed = *message.mutable_failed();
+  failed.set_epoch(number);
+  failed.set_code(static_cast<int>(why.code()));
+  failed.set_message(std::string(why.message()));
+  send_(std::move(message));
+  TakeDown(why);
+}
+
+void WorkerEpoch::TakeDown(const absl::Status& why) {
+  if (!epoch_.live) return;
+  epoch_.live = false;
+  epoch_.rendezvous->Fail(why);
+  if (epoch_.next) epoch_.next->Abort();
+  if (epoch_.previous) epoch_.previous->Close(why);
+  tasks_.Post([this, why] { EndRanks(why); });
+}
+
+void WorkerEpoch::EndRanks(const absl::Status& why) {
+  MutexLock lock(ranks_mutex_);
+  if (ranks_ != nullptr) ranks_->EndEpoch(why);
+}
+
+// -- the previous stage ---------------------------------------------------------------------------
+
+StreamEvents<control::FollowMessage> WorkerEpoch::AcceptFollow(PreviousStream stream) {
+  return {.message =
+              [this, stream](control::FollowMessage& message) {
+                if (message.has_hello()) return OnFollowHello(stream, message.hello());
+                {
+                  MutexLock lock(mutex_);
+                  if (epoch_.previous != stream) return;  // of an old epoch, or refused
+                }
+                OnPlan(*message.mutable_plan());
+              },
+          .closed =
+              [this, stream](const absl::Status& status) {
+                uint64_t number = 0;
+                int stage = 0;
+                {
+                  MutexLock lock(mutex_);
+                  if (early_ && early_->stream == stream) early_.reset();
+                  if (epoch_.previous != stream) return;
+                  number = epoch_.number;
+                  stage = place_.stage;
+                }
+                Fail(number,
+                     absl::UnavailableError(Str("the stream from stage ", stage - 1, " broke")));
+              }};
+}
+
+void WorkerEpoch::OnFollowHello(const PreviousStream& stream, const control::FollowHello& hello) {
+  MutexLock lock(mutex_);
+  const auto refuse = [&](const absl::Status& why) { stream->Close(why); };
+  if (!send_ || hello.master() != master_) {
+    return refuse(absl::FailedPreconditionError("this worker does not serve that master"));
+  }
+  if (hello.stage() != place_.stage - 1) {
+    return refuse(InvalidArgument("this is stage ", place_.stage, ", stage ", hello.stage(),
+                                  " does not precede it"));
+  }
+  if (hello.epoch() < epoch_.number) return refuse(absl::AbortedError("that epoch is over"));
+  if (hello.epoch() > epoch_.number) {
+    if (early_) early_->stream->Close(absl::AbortedError("another one came"));
+    early_ = EarlyFollower{stream, hello.epoch()};
+    return;
+  }
+  if (epoch_.previous) return refuse(absl::AlreadyExistsError("this stage is followed already"));
+  if (!epoch_.live) return refuse(absl::AbortedError("that epoch is over"));
+  AcceptPrevious(stream);
+}
+
+void WorkerEpoch::AcceptPrevious(const PreviousStream& stream) {
+  epoch_.previous = stream;
+  control::FollowAnswer answer;
+  answer.set_epoch(epoch_.number);
+  stream->Send(std::move(answer));
+}
+
+// -- plans ----------------------------------------------------------------------------------------
+
+void WorkerEpoch::OnMasterPlan(control::PlanMessage& plan) {
+  {
+    MutexLock lock(mutex_);
+    if (place_.stage != 0) return;
+  }
+  OnPlan(plan);
+}
+
+void WorkerEpoch::OnPlan(control::PlanMessage& message) {
+  const uint64_t number = message.epoch();
+  uint64_t expected = 0;
+  std::shared_ptr<Stream<control::FollowMessage>> next;
+  {
+    MutexLock lock(mutex_);
+    if (!epoch_.live || number < epoch_.number) return;
+    expected = epoch_.received++;
+    next = epoch_.next;
+    if (number != epoch_.number) expected = message.iteration() + 1;  // cannot be
+  }
+  if (message.iteration() != expected) {
+    return Fail(number, absl::DataLossError(Str("plan of iteration ", message.iteration(),
+                                                " arrived, expected ", expected)));
+  }
+  if (next) {
+    control::FollowMessage forwarded;
+    *forwarded.mutable_plan() = message;
+    next->Send(std::move(forwarded));
+  }
+  absl::StatusOr<IterationPlan> plan = DecodePlan(message);
+  if (!plan.ok()) return Fail(number, plan.status());
+  MutexLock lock(ranks_mutex_);
+  if (ranks_ != nullptr) ranks_->Submit(*std::move(plan));
+}
+
+void WorkerEpoch::OnDone(uint64_t number, absl::StatusOr<IterationResult> result) {
+  if (!result.ok()) {
+    uint64_t iteration = 0;
+    {
+      MutexLock lock(mutex_);
+      iteration = epoch_.done;
+    }
+    return Fail(number,
+                {result.status().code(), Str("iteration ", iteration, " of epoch ", number, ": ",
+                                             std::string(result.status().message()))});
+  }
+  Send send;
+  {
+    MutexLock lock(mutex_);
+    if (!epoch_.live || epoch_.number != number) return;
+    ++epoch_.done;
+    if (place_.stage + 1 == place_.stages) send = send_;
+  }
+  if (!send) return;
+  WorkerMessage message;
+  EncodeResult(*result, *message.mutable_result());
+  send(std::move(message));
+}
+
+// -- the rest -------------------------------------------------------------------------------------
+
+void WorkerEpoch::Deliver(const control::Rendezvous& message) {
+  MutexLock lock(mutex_);
+  if (epoch_.live && epoch_.number == message.epoch()) {
+    epoch_.rendezvous->Deliver(message.key(), message.value());
+  }
+}
+
+void WorkerEpoch::Describe(control::WorkerHeartbeat& heartbeat) {
+  MutexLock lock(mutex_);
+  heartbeat.set_epoch(epoch_.number);
+  heartbeat.set_plans_received(epoch_.received);
+  heartbeat.set_plans_done(epoch_.done);
+}
+
+void WorkerEpoch::SetTracing(bool on) {
+  MutexLock lock(ranks_mutex_);
+  if (ranks_ != nullptr) ranks_->SetTracing(on);
+}
+
+std::vector<TraceEvent> WorkerEpoch::TakeTrace() {
+  MutexLock lock(ranks_mutex_);
+  return ranks_ == nullptr ? std::vector<TraceEvent>() : ranks_->TakeTrace();
+}
+
+}  // namespace treadle

@@ -1,0 +1,133 @@
+// The epochs of a worker, one at a time: forms the pipeline with the neighbouring stages, takes
+// plans and passes them on before the ranks get them, and tells the master what becomes of them.
+//
+// A plan comes from the master (first stage) or on the previous stage's Follow stream. Those of an
+// old epoch are dropped; one that is out of order, or cannot be read, ends the epoch. So does a
+// neighbour's stream that breaks, and any error of the ranks. An epoch that ended is taken down at
+// once: its communicator is broken, its streams are closed.
+//
+// Thread safety: all methods from any thread, but for SetPlace and SetRanks: the task thread. Only
+// the task thread waits (for the other stages, and for an iteration that is being broken off).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "engine/remote/background.h"
+#include "engine/remote/control_streams.h"
+#include "engine/remote/relayed_rendezvous.h"
+#include "engine/remote/worker.h"
+#include "engine/stage_ranks.h"
+#include "kernels/sync.h"
+
+namespace treadle {
+
+namespace control {
+class BeginEpoch;
+class FollowHello;
+class PlanMessage;
+class Rendezvous;
+class WorkerHeartbeat;
+}  // namespace control
+
+class WorkerEpoch {
+ public:
+  using Send = std::function<void(control::WorkerMessage&&)>;
+
+  WorkerEpoch(PipelineFactory pipeline, ControlCredentials credentials, TaskThread& tasks)
+      : pipeline_(std::move(pipeline)), credentials_(std::move(credentials)), tasks_(tasks) {}
+  // Requires that no master is attached. Waits until all streams to next stages are closed.
+  ~WorkerEpoch();
+
+  // A master comes and goes. `send` must not block.
+  void Attach(uint64_t master, Send send);
+  void Detach(const absl::Status& why);
+
+  struct Place {
+    int stage = 0;
+    int stages = 1;
+    std::chrono::milliseconds deadline{0};
+    WireType wire = WireType::kF32;
+  };
+  void SetPlace(const Place& place);
+  // Null before they are destroyed.
+  void SetRanks(StageRanks* ranks);
+  // For StageRanks::Start.
+  StageRanks::Events Events();
+
+  StreamEvents<control::FollowMessage> AcceptFollow(
+      std::shared_ptr<Stream<control::FollowAnswer>> stream);
+  void Begin(const control::BeginEpoch& begin);
+  void End(uint64_t epoch, const absl::Status& why);
+  void Deliver(const control::Rendezvous& message);
+  void OnMasterPlan(control::PlanMessage& plan);
+
+  void Describe(control::WorkerHeartbeat& heartbeat);
+  // An epoch is live, and this stage is ready for its plans.
+  bool Stands() {
+    MutexLock lock(mutex_);
+    return epoch_.live && epoch_.ranks_ready && epoch_.followed;
+  }
+  void SetTracing(bool on);
+  std::vector<TraceEvent> TakeTrace();
+
+ private:
+  using PreviousStream = std::shared_ptr<Stream<control::FollowAnswer>>;
+  struct Epoch {
+    uint64_t number = 0;
+    bool live = false;
+    bool ranks_ready = false;
+    bool followed = false;  // the next stage has accepted our stream, or there is none
+    uint64_t received = 0;  // plans
+    uint64_t done = 0;
+    std::shared_ptr<RelayedRendezvous> rendezvous;
+    std::shared_ptr<Stream<control::FollowMessage>> next;
+    PreviousStream previous;
+  };
+  // A hello for an epoch that has not yet begun here.
+  struct EarlyFollower {
+    PreviousStream stream;
+    uint64_t epoch = 0;
+  };
+
+  void Form(uint64_t number, const std::string& next_address);
+  absl::StatusOr<StageRanks::Pipeline> JoinPipeline(uint64_t number, const Place& place,
+                                                    Rendezvous* rendezvous);
+  bool OpenNext(uint64_t number, const Place& place, const std::string& address);
+  void EndRanks(const absl::Status& why);
+
+  void OnFollowHello(const PreviousStream& stream, const control::FollowHello& hello);
+  void AcceptPrevious(const PreviousStream& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnPlan(control::PlanMessage& plan);
+  void OnDone(uint64_t number, absl::StatusOr<IterationResult> result);
+
+  void Fail(uint64_t number, const absl::Status& why);
+  void TakeDown(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SayReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsLive(uint64_t number) {
+    MutexLock lock(mutex_);
+    return epoch_.live && epoch_.number == number;
+  }
+
+  const PipelineFactory pipeline_;
+  const ControlCredentials credentials_;
+  TaskThread& tasks_;
+
+  Mutex ranks_mutex_;  // taken before mutex_, never while it is held
+  StageRanks* ranks_ ABSL_GUARDED_BY(ranks_mutex_) = nullptr;
+
+  Mutex mutex_;
+  uint64_t master_ ABSL_GUARDED_BY(mutex_) = 0;
+  Send send_ ABSL_GUARDED_BY(mutex_);  // empty: no master
+  Place place_ ABSL_GUARDED_BY(mutex_);
+  Epoch epoch_ ABSL_GUARDED_BY(mutex_);
+  std::optional<EarlyFollower> early_ ABSL_GUARDED_BY(mutex_);
+  int open_ ABSL_GUARDED_BY(mutex_) = 0;  // streams to next stages, those of old epochs too
+  CondVar closed_;
+};
+
+}  // namespace treadle

@@ -1,0 +1,52 @@
+// What a worker process holds of the model: loads its layers onto its ranks and keeps their
+// StageRanks.
+//
+// Ranks and everything they start run at a lower priority than the control plane (nice +10), so
+// that a plan is passed on while all cores compute. Thread safety: one thread at a time, but for
+// what StageRanks allows.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/stage_ranks.h"
+#include "models/checkpoint.h"
+
+namespace treadle {
+
+namespace control {
+class Configure;
+}  // namespace control
+
+// How this process runs ranks.
+struct RankOptions {
+  int threads = 0;  // of each rank; 0: the process' CPUs, shared out
+  bool pin = false;
+  int first_cpu = 0;  // with pin: rank r's first is first_cpu + r * threads
+};
+
+class WorkerStage {
+ public:
+  // Loads every rank's shard of the configuration's layers. `progress`: fraction, on another
+  // thread. Errors: a configuration that cannot be, Model::Load's.
+  static absl::StatusOr<std::unique_ptr<WorkerStage>> Load(const control::Configure& configuration,
+                                                           const Checkpoint& checkpoint,
+                                                           const RankOptions& options,
+                                                           std::function<void(double)> progress);
+  virtual ~WorkerStage() = default;
+
+  virtual uint64_t weight_bytes() const = 0;
+  virtual int64_t kv_heads() const = 0;  // of all ranks together
+  virtual std::string backend() const = 0;
+  // 0 until reserved.
+  virtual int64_t kv_pages() const = 0;
+
+  // Allocates the cache and starts the ranks; once. Errors: StageRanks::Create's.
+  virtual absl::Status Reserve(int64_t kv_pages, StageRanks::Events events) = 0;
+  // Null until reserved.
+  virtual StageRanks* ranks() = 0;
+};
+
+}  // namespace treadle

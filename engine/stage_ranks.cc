@@ -1,0 +1,320 @@
+#include "engine/stage_ranks.h"
+
+#include <deque>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "engine/stage.h"
+#include "kernels/collectives/thread_communicator.h"
+#include "kernels/status.h"
+#include "kernels/sync.h"
+
+namespace treadle {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+double Seconds(SteadyClock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+int64_t Nanoseconds(SteadyClock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+// The communicators of one epoch. Rank threads hold on to it while they are in it.
+struct Epoch {
+  uint64_t number = 0;
+  std::vector<std::unique_ptr<Communicator>> ranks;  // empty for one rank
+  std::unique_ptr<ActivationLink> link;              // rank 0's, or null
+
+  void Abort(const absl::Status& why) {
+    for (const auto& communicator : ranks) communicator->Abort(why);
+    if (link) link->Abort(why);
+  }
+};
+
+struct Queued {
+  IterationPlan plan;
+  SteadyClock::time_point arrived;
+};
+
+class ThreadedRanks final : public StageRanks {
+ public:
+  ThreadedRanks(std::vector<Rank> ranks, std::vector<std::unique_ptr<Stage>> stages,
+                const Options& options)
+      : options_(options),
+        ranks_(std::move(ranks)),
+        stages_(std::move(stages)),
+        queues_(ranks_.size()) {}
+
+  ~ThreadedRanks() override {
+    EndEpoch(absl::CancelledError("the stage is being taken down"));
+    {
+      MutexLock lock(mutex_);
+      stopping_ = true;
+    }
+    work_.NotifyAll();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  absl::Status Start(Events events) override {
+    TREADLE_CHECK(threads_.empty());
+    events_ = std::move(events);
+    try {
+      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+        threads_.emplace_back([this, rank] { RunRank(rank); });
+      }
+    } catch (const std::system_error& error) {
+      return ResourceExhausted("rank thread: ", error.what());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status BeginEpoch(uint64_t number, Pipeline pipeline) override;
+  void EndEpoch(absl::Status why) override {
+    MutexLock lock(mutex_);
+    End(why);
+  }
+  void Submit(IterationPlan plan) override;
+
+  void SetTracing(bool on) override {
+    MutexLock lock(mutex_);
+    tracing_ = on;
+  }
+  std::vector<TraceEvent> TakeTrace() override {
+    MutexLock lock(mutex_);
+    return {std::make_move_iterator(trace_.begin()),
+            std::make_move_iterator(std::exchange(trace_, {}).end())};
+  }
+
+ private:
+  // What a rank's thread does next: join an epoch (no plan), or run a plan of the one it is in.
+  struct Work {
+    std::shared_ptr<Epoch> epoch;  // null: stop
+    std::shared_ptr<const Queued> plan;
+  };
+
+  void End(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!standing_) return;
+    standing_ = false;
+    epoch_->Abort(why);
+    for (auto& queue : queues_) queue.clear();
+  }
+
+  void RunRank(size_t rank);
+  Work WaitForWork(size_t rank, const Epoch* current) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Join(size_t rank, const std::shared_ptr<Epoch>& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status AnnounceQueued(size_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<IterationResult> Run(const Epoch& epoch, size_t rank, const Queued& queued);
+  void Report(const Epoch& epoch, size_t rank, absl::StatusOr<IterationResult> result)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  void Trace(size_t rank, const Queued& queued, const Stage::Times& times)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+  Events events_;  // constant after Start
+
+  // Element r is confined to the thread of rank r after Start. Stages use models and backends.
+  std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<Stage>> stages_;
+  SteadyClock::time_point last_end_;  // of rank 0's last iteration in the epoch
+
+  Mutex mutex_;
+  CondVar work_;
+  std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mutex_);
+  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // not ended, though ranks may yet have to join
+  size_t joined_ ABSL_GUARDED_BY(mutex_) = 0;      // ranks that are in epoch_
+  uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::deque<std::shared_ptr<const Queued>>> queues_ ABSL_GUARDED_BY(mutex_);
+  bool tracing_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<TraceEvent> trace_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::vector<std::thread> threads_;  // last: everything else outlives them
+};
+
+absl::Status ThreadedRanks::BeginEpoch(uint64_t number, Pipeline pipeline) {
+  auto epoch = std::make_shared<Epoch>();
+  epoch->number = number;
+  if (ranks_.size() > 1) {
+    epoch->ranks = CreateThreadCommunicators(static_cast<int>(ranks_.size()), options_.timeout);
+  }
+  if (pipeline.communicator) {
+    const ActivationLink::Options link{.previous = pipeline.previous,
+                                       .next = pipeline.next,
+                                       .hidden = ranks_[0].model->config().hidden,
+                                       .max_batch_tokens = options_.max_batch_tokens,
+                                       .wire = pipeline.wire};
+    TREADLE_ASSIGN_OR_RETURN(
+        epoch->link,
+        ActivationLink::Create(*ranks_[0].backend, std::move(pipeline.communicator), link));
+  }
+  MutexLock lock(mutex_);
+  End(absl::CancelledError("the epoch is over"));
+  epoch_ = std::move(epoch);
+  standing_ = true;
+  joined_ = 0;
+  next_iteration_ = 0;
+  work_.NotifyAll();
+  return absl::OkStatus();
+}
+
+void ThreadedRanks::Submit(IterationPlan plan) {
+  absl::Status gap;
+  const uint64_t epoch = plan.epoch;
+  {
+    MutexLock lock(mutex_);
+    if (!standing_ || plan.epoch != epoch_->number) return;
+    if (plan.iteration == next_iteration_) {
+      ++next_iteration_;
+      const auto queued =
+          std::make_shared<const Queued>(Queued{std::move(plan), SteadyClock::now()});
+      for (auto& queue : queues_) queue.push_back(queued);
+      work_.NotifyAll();
+      return;
+    }
+    gap = InvalidArgument("plan of epoch ", plan.epoch, ", iteration ", plan.iteration,
+                          "; expected iteration ", next_iteration_);
+    End(gap);
+  }
+  events_.done(epoch, gap);
+}
+
+void ThreadedRanks::RunRank(size_t rank) {
+  ranks_[rank].backend->BindThread();
+  std::shared_ptr<Epoch> epoch;
+  while (true) {
+    Work work = WaitForWork(rank, epoch.get());
+    if (!work.epoch) return;
+    epoch = std::move(work.epoch);
+    if (!work.plan) {
+      Join(rank, epoch);
+      continue;
+    }
+    Report(*epoch, rank, Run(*epoch, rank, *work.plan));
+  }
+}
+
+ThreadedRanks::Work ThreadedRanks::WaitForWork(size_t rank, const Epoch* current) {
+  MutexLock lock(mutex_);
+  while (true) {
+    if (stopping_) return {};
+    if (epoch_.get() != current) return {epoch_, nullptr};
+    if (auto& queue = queues_[rank]; !queue.empty()) {
+      Work work{epoch_, std::move(queue.front())};
+      queue.pop_front();
+      return work;
+    }
+    work_.Wait(mutex_);
+  }
+}
+
+void ThreadedRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
+  stages_[rank]->BeginEpoch(epoch->ranks.empty() ? nullptr : epoch->ranks[rank].get(),
+                            rank == 0 ? epoch->link.get() : nullptr);
+  if (rank == 0) last_end_ = {};
+  {
+    MutexLock lock(mutex_);
+    if (epoch_ != epoch || ++joined_ < ranks_.size() || !standing_) return;
+  }
+  events_.ready(epoch->number);
+}
+
+// Receives of plans that wait behind the one that runs are posted early.
+absl::Status ThreadedRanks::AnnounceQueued(size_t rank) {
+  std::deque<std::shared_ptr<const Queued>> waiting;
+  {
+    MutexLock lock(mutex_);
+    waiting = queues_[rank];
+  }
+  for (const auto& queued : waiting) {
+    TREADLE_RETURN_IF_ERROR(stages_[rank]->Announce(queued->plan));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<IterationResult> ThreadedRanks::Run(const Epoch& epoch, size_t rank,
+                                                   const Queued& queued) {
+  const SteadyClock::time_point started = SteadyClock::now();
+  Stage& stage = *stages_[rank];
+  absl::Status announced;
+  std::function<void()> announce;
+  if (rank == 0 && epoch.link) {
+    TREADLE_RETURN_IF_ERROR(stage.Announce(queued.plan));
+    TREADLE_RETURN_IF_ERROR(AnnounceQueued(rank));
+    announce = [&] { announced = AnnounceQueued(rank); };
+  }
+  TREADLE_ASSIGN_OR_RETURN(IterationResult result, stage.Run(queued.plan, announce));
+  TREADLE_RETURN_IF_ERROR(announced);
+  result.timings.queue = Seconds(started - queued.arrived);
+  if (queued.plan.steps.empty()) return result;
+  const Stage::Times& times = stage.times();
+  result.timings.receive = Seconds(times.received - times.began);
+  result.timings.compute = Seconds(times.forwarded - times.received);
+  result.timings.sample = Seconds(times.sampled - times.sent);
+  if (rank == 0) {
+    if (last_end_ != SteadyClock::time_point{}) {
+      result.timings.gap = Seconds(times.received - last_end_);
+    }
+    last_end_ = times.sampled;
+  }
+  MutexLock lock(mutex_);
+  if (tracing_) Trace(rank, queued, times);
+  return result;
+}
+
+// Rank 0's results and the first failure of any rank go out.
+void ThreadedRanks::Report(const Epoch& epoch, size_t rank,
+                           absl::StatusOr<IterationResult> result) {
+  if (result.ok() && rank != 0) return;
+  {
+    MutexLock lock(mutex_);
+    if (!standing_ || epoch_.get() != &epoch) return;  // over, or failed before
+    if (!result.ok()) End(result.status());
+  }
+  events_.done(epoch.number, std::move(result));
+}
+
+void ThreadedRanks::Trace(size_t rank, const Queued& queued, const Stage::Times& times) {
+  using Kind = TraceEvent::Kind;
+  const Model& model = *ranks_[rank].model;
+  const auto add = [&](Kind kind, SteadyClock::time_point begin, SteadyClock::time_point end) {
+    if (static_cast<int64_t>(trace_.size()) == kMaxTraceEvents) trace_.pop_front();
+    trace_.push_back({.epoch = queued.plan.epoch,
+                      .iteration = queued.plan.iteration,
+                      .stage = options_.stage,
+                      .rank = static_cast<int32_t>(rank),
+                      .kind = kind,
+                      .begin = Nanoseconds(begin),
+                      .end = Nanoseconds(end)});
+  };
+  add(Kind::kPlan, queued.arrived, times.began);
+  if (!model.first_stage()) add(Kind::kReceive, times.began, times.received);
+  add(Kind::kForward, times.received, times.forwarded);
+  if (model.last_stage()) {
+    add(Kind::kSample, times.sent, times.sampled);
+  } else {
+    add(Kind::kSend, times.forwarded, times.sent);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StageRanks>> StageRanks::Create(std::vector<Rank> ranks,
+                                                               const Options& options) {
+  TREADLE_CHECK(!ranks.empty());
+  std::vector<std::unique_ptr<Stage>> stages;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    Model& model = *ranks[i].model;
+    TREADLE_CHECK(model.shard().rank == static_cast<int>(i));
+    TREADLE_CHECK(model.shard().size == static_cast<int>(ranks.size()));
+    TREADLE_ASSIGN_OR_RETURN(
+        std::unique_ptr<Stage> stage,
+        Stage::Create(*ranks[i].backend, model, options.max_batch_tokens, options.kv));
+    stages.push_back(std::move(stage));
+  }
+  return std::make_unique<ThreadedRanks>(std::move(ranks), std::move(stages), options);
+}
+
+}  // namespace treadle

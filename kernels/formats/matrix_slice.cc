@@ -1,0 +1,119 @@
+#include "kernels/formats/matrix_slice.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "kernels/formats/quantizers.h"
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+// `rows`: of the source, in the order of the slice.
+void CopyBlocks(const MatrixSource& source, std::span<const int32_t> rows, int64_t begin,
+                MatrixSlice& slice) {
+  const WeightFormat& format = *source.format;
+  const int64_t bytes = format.RowBytes(slice.k);
+  std::byte* to = slice.data.data();
+  for (const int32_t row : rows) {
+    const std::byte* from = source.data + row * format.RowBytes(source.k) + format.RowBytes(begin);
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    to += bytes;
+  }
+}
+
+// The source is [k, n]; the slice is not.
+void CopyTransposed(const MatrixSource& source, std::span<const int32_t> rows, int64_t begin,
+                    MatrixSlice& slice) {
+  const int64_t bytes = source.format->block_bytes;
+  std::byte* to = slice.data.data();
+  for (const int32_t row : rows) {
+    for (int64_t column = begin; column < begin + slice.k; ++column, to += bytes) {
+      std::memcpy(to, source.data + (column * source.n + row) * bytes, static_cast<size_t>(bytes));
+    }
+  }
+}
+
+void CopyCodes(const MatrixSource& source, std::span<const int32_t> rows, int64_t begin,
+               MatrixSlice& slice) {
+  // So many rows fill whole bytes.
+  constexpr size_t kRows = 8;
+  const WeightFormat& format = *source.format;
+  std::vector<uint8_t> codes;
+  std::byte* to = slice.data.data();
+  for (size_t first = 0; first < rows.size(); first += kRows) {
+    const auto some = rows.subspan(first, std::min(kRows, rows.size() - first));
+    const int64_t count = std::ssize(some) * slice.k;
+    codes.assign(static_cast<size_t>(count + count % 2), 0);  // half a byte ends an odd matrix
+    for (size_t i = 0; i < some.size(); ++i) {
+      UnpackCodes(format, source.data, some[i] * source.k + begin, slice.k,
+                  codes.data() + static_cast<int64_t>(i) * slice.k);
+    }
+    formats::PackCodes(format, codes.data(), count, to);
+    to += count * format.code_bits / 8;
+  }
+}
+
+void CopyConstants(const MatrixSource& source, std::span<const int32_t> rows, int64_t begin,
+                   MatrixSlice& slice) {
+  const MatrixConstants& from = *source.constants;
+  MatrixConstants& to = slice.constants;
+  to.codebook = from.codebook;
+  to.outlier_threshold = from.outlier_threshold;
+  to.outlier_rule = from.outlier_rule;
+  // In every row a scale of the source begins at a multiple of its block, less the row's offset;
+  // the new block divides all of these. Where rows do not share a block, a row has one scale.
+  const int64_t block = from.scale_block;
+  to.scale_block = block % source.k == 0
+                       ? slice.k
+                       : std::gcd(std::gcd(block, source.k), std::gcd(begin, slice.k));
+  for (const int32_t row : rows) {
+    for (int64_t column = begin; column < begin + slice.k; column += to.scale_block) {
+      const int64_t at = (row * source.k + column) / block;
+      to.scales.push_back(from.scales[at]);
+      if (!from.zeros.empty()) to.zeros.push_back(from.zeros[at]);
+    }
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<MatrixSlice> SliceMatrix(const MatrixSource& source, std::span<const int32_t> rows,
+                                        int64_t begin, int64_t end) {
+  TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
+  const WeightFormat& format = *source.format;
+  if (begin < 0 || begin >= end || end > source.k) {
+    return InvalidArgument("columns ", begin, " to ", end, " of a matrix [", source.n, ", ",
+                           source.k, "], expected a part of it");
+  }
+  const int64_t unit = ColumnUnit(format);
+  if (begin % unit != 0 || end % unit != 0) {
+    return InvalidArgument("columns ", begin, " to ", end, " of a matrix [", source.n, ", ",
+                           source.k, "] in ", format.name, ", expected whole blocks of ", unit);
+  }
+  std::vector<int32_t> from(rows.begin(), rows.end());
+  if (rows.empty()) {
+    from.resize(static_cast<size_t>(source.n));
+    std::iota(from.begin(), from.end(), 0);
+  }
+  for (int32_t& row : from) {
+    if (row < 0 || row >= source.n) {
+      return InvalidArgument("row ", row, " of a matrix of ", source.n);
+    }
+    row = static_cast<int32_t>(source.SourceRow(row));
+  }
+  MatrixSlice slice = {.format = source.format, .n = std::ssize(from), .k = end - begin};
+  slice.data.resize(static_cast<size_t>(format.MatrixBytes(slice.n, slice.k)));
+  if (format.apart()) {
+    CopyCodes(source, from, begin, slice);
+    CopyConstants(source, from, begin, slice);
+  } else if (source.transposed) {
+    CopyTransposed(source, from, begin, slice);
+  } else {
+    CopyBlocks(source, from, begin, slice);
+  }
+  return slice;
+}
+
+}  // namespace treadle

@@ -1,0 +1,47 @@
+// Cutting a matrix into the parts that ranks hold (tensor parallelism), in its own format.
+//
+// Rows (output features) can be taken in any format. Columns (input features) of inline formats are
+// cut between blocks; of apart formats anywhere: codes and constants are packed anew, and where a
+// scale's block straddles the cut, blocks become as small as fits all rows. A slice of an
+// LLM.int8() matrix keeps the scales of whole rows; its product quantizes its own part of the
+// activations, with that part's own absmax (finer than the whole row's).
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/formats/matrix_source.h"
+
+namespace treadle {
+
+// Owns what its source() points to.
+struct MatrixSlice {
+  const WeightFormat* format = nullptr;
+  int64_t n = 0;
+  int64_t k = 0;
+  std::vector<std::byte> data = {};
+  MatrixConstants constants = {};  // apart formats
+
+  MatrixSource source() const {
+    return {.format = format,
+            .data = data.data(),
+            .n = n,
+            .k = k,
+            .constants = format->apart() ? &constants : nullptr};
+  }
+};
+
+// Columns can be cut at multiples of this.
+inline int64_t ColumnUnit(const WeightFormat& format) { return format.apart() ? 1 : format.block; }
+
+// Rows `rows` of the packed matrix, in that order (empty: all), columns [begin, end): the canonical
+// values are those of the source, bit for bit. Errors: a source that is not valid; columns that are
+// not in it, or are not whole blocks (the error names the block).
+absl::StatusOr<MatrixSlice> SliceMatrix(const MatrixSource& source, std::span<const int32_t> rows,
+                                        int64_t begin, int64_t end);
+
+}  // namespace treadle

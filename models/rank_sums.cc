@@ -1,0 +1,58 @@
+#include "models/rank_sums.h"
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+absl::Status AllReduce(Communicator& ranks, Tensor partial, bool accumulate, Tensor out) {
+  TREADLE_CHECK(out.stride == out.cols && partial.stride == out.cols && partial.rows == out.rows);
+  return ranks.AllReduce(partial.Row<float>(0), out.rows * out.cols, accumulate, out.Row<float>(0));
+}
+
+}  // namespace
+
+absl::Status RankSums::Allocate(Activations& activations, int64_t hidden, Shard shard) {
+  if (shard.size == 1) return absl::OkStatus();
+  for (Tensor& partial : partial_) {
+    TREADLE_ASSIGN_OR_RETURN(partial, activations.Add(hidden));
+  }
+  local_ids_.reserve(static_cast<size_t>(partial_[0].rows));
+  return absl::OkStatus();
+}
+
+Tensor RankSums::Next(int64_t rows) {
+  turn_ = 1 - turn_;
+  return partial_[turn_].Rows(0, rows);
+}
+
+absl::Status RankSums::Add(Backend& backend, const Linear& linear, Tensor x, Communicator* ranks,
+                           Tensor hidden) {
+  if (ranks == nullptr) {
+    const Projection sum[] = {linear.To(hidden, /*accumulate=*/true)};
+    backend.MatMul(x, sum);
+    return absl::OkStatus();
+  }
+  const Tensor partial = Next(hidden.rows);  // [rows, hidden]
+  const Projection part[] = {linear.To(partial)};
+  backend.MatMul(x, part);
+  return AllReduce(*ranks, partial, /*accumulate=*/true, hidden);
+}
+
+absl::Status RankSums::Embed(Backend& backend, const Linear& table, ShardRange part,
+                             std::span<const int32_t> ids, Communicator* ranks, Tensor hidden) {
+  if (ranks == nullptr) {
+    backend.Embed(table.weight(), ids, /*accumulate=*/false, hidden);
+    return absl::OkStatus();
+  }
+  local_ids_.clear();
+  for (const int32_t id : ids) {
+    const bool here = id >= part.begin && id < part.end;
+    local_ids_.push_back(here ? static_cast<int32_t>(id - part.begin) : -1);
+  }
+  const Tensor partial = Next(hidden.rows);  // [rows, hidden]
+  backend.Embed(table.weight(), local_ids_, /*accumulate=*/false, partial);
+  return AllReduce(*ranks, partial, /*accumulate=*/false, hidden);
+}
+
+}  // namespace treadle

@@ -1,0 +1,47 @@
+// Sums over the ranks that share a model's layers: where tensor parallelism communicates
+// (Megatron-LM, Shoeybi et al., section 3; ORCA section 4.1), twice per layer and once per
+// embedding.
+//
+// With one rank (`ranks` null) each function is the plain op on the backend. Other ranks read the
+// partial sums of a model's last forward pass after it has returned: all ranks end before any of
+// their models goes.
+//
+// Thread safety: confined to the rank's thread.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/collectives/communicator.h"
+#include "models/activations.h"
+#include "models/linear.h"
+#include "models/model.h"
+
+namespace treadle {
+
+class RankSums {
+ public:
+  // Room for partial sums [max rows, hidden], if there are ranks to add them up with.
+  absl::Status Allocate(Activations& activations, int64_t hidden, Shard shard);
+
+  // hidden += W x + b, where this rank holds a part of W's columns and of x's features (and rank 0
+  // the bias). x: [rows, k of this rank], hidden: [rows, hidden].
+  absl::Status Add(Backend& backend, const Linear& linear, Tensor x, Communicator* ranks,
+                   Tensor hidden);
+
+  // hidden[i] = row ids[i] of the table, of which this rank holds rows `part`. Exact: all terms of
+  // the sum but one are zeros.
+  absl::Status Embed(Backend& backend, const Linear& table, ShardRange part,
+                     std::span<const int32_t> ids, Communicator* ranks, Tensor hidden);
+
+ private:
+  Tensor Next(int64_t rows);
+
+  // In turn: a partial sum is read by other ranks until the next collective is done.
+  Tensor partial_[2];
+  int turn_ = 0;
+  std::vector<int32_t> local_ids_;  // -1: of another rank
+};
+
+}  // namespace treadle

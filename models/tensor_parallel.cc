@@ -1,0 +1,117 @@
+#include "models/tensor_parallel.h"
+
+#include <numeric>
+#include <string_view>
+
+#include "kernels/formats/matrix_slice.h"
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+// Row-parallel matrices, by the ends of their names in the files of all architectures.
+enum class RowParallel { kAttention, kFfn };
+struct RowParallelName {
+  std::string_view ending;
+  RowParallel what;
+};
+constexpr RowParallelName kRowParallel[] = {
+    {".attn_output.weight", RowParallel::kAttention}, {".ffn_down.weight", RowParallel::kFfn},
+    {".o_proj.weight", RowParallel::kAttention},      {".down_proj.weight", RowParallel::kFfn},
+    {".attn.c_proj.weight", RowParallel::kAttention}, {".mlp.c_proj.weight", RowParallel::kFfn},
+};
+
+// Where the matrices of one kind can be cut: at multiples of `columns`, which `tensor` asks for.
+struct Unit {
+  int64_t columns = 1;
+  const StoredTensor* tensor = nullptr;
+  const WeightFormat* format = nullptr;
+};
+
+Unit UnitOf(RowParallel what, const Checkpoint& checkpoint, const WeightPlan& weights) {
+  Unit unit;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    for (const RowParallelName& row : kRowParallel) {
+      if (row.what != what || !tensor.name.ends_with(row.ending)) continue;
+      const QuantizeSpec* to = weights.For(tensor.name, checkpoint.config().tied_head);
+      const WeightFormat* format = to != nullptr ? to->format : tensor.format;
+      const int64_t columns = std::lcm(unit.columns, ColumnUnit(*format));
+      if (columns > unit.columns) unit = {columns, &tensor, format};
+    }
+  }
+  return unit;
+}
+
+// What keeps the model from running on `size` ranks; empty: nothing.
+std::string Obstacle(const ModelConfig& config, const Unit& attention, const Unit& ffn, int size) {
+  const auto cut = [](const Unit& unit) {
+    return Str("'", unit.tensor->name, "' in ", unit.format->name, " can be cut at multiples of ",
+               unit.columns, " columns only");
+  };
+  if (config.heads % size != 0) {
+    return Str(config.heads, " attention heads cannot be divided by ", size);
+  }
+  if (config.kv_heads % size != 0 && size % config.kv_heads != 0) {
+    return Str(config.kv_heads, " K/V heads can neither be divided by ", size,
+               " nor be held by as many ranks each");
+  }
+  const int64_t columns = config.heads / size * config.head_dim;
+  if (columns % attention.columns != 0) {
+    return Str(cut(attention), ", and a rank would hold ", columns);
+  }
+  if (config.ffn_hidden / ffn.columns < size) {
+    if (ffn.tensor == nullptr) return Str("there are only ", config.ffn_hidden, " inner features");
+    return Str(cut(ffn), ", and there are only ", config.ffn_hidden);
+  }
+  if (config.vocab < size) return Str("there are only ", config.vocab, " tokens");
+  return "";
+}
+
+}  // namespace
+
+ShardRange PartOf(int64_t total, int64_t unit, Shard shard) {
+  const int64_t units = total / unit;
+  const auto begin = [&](int64_t rank) {
+    return rank == shard.size ? total : units * rank / shard.size * unit;
+  };
+  return {begin(shard.rank), begin(shard.rank + 1)};
+}
+
+ShardRange QueryHeads(const ModelConfig& config, Shard shard) {
+  return PartOf(config.heads, 1, shard);
+}
+
+ShardRange KvHeads(const ModelConfig& config, Shard shard) {
+  if (shard.size <= config.kv_heads) return PartOf(config.kv_heads, 1, shard);
+  const int64_t head = shard.rank * config.kv_heads / shard.size;
+  return {head, head + 1};
+}
+
+ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, Shard shard) {
+  const int64_t features = checkpoint.config().ffn_hidden;
+  const int64_t unit = UnitOf(RowParallel::kFfn, checkpoint, weights).columns;
+  const int64_t aligned = std::lcm(unit, int64_t{64});
+  return PartOf(features, features / aligned >= shard.size ? aligned : unit, shard);
+}
+
+absl::Status CheckShard(const Checkpoint& checkpoint, const WeightPlan& weights, int size) {
+  const ModelConfig& config = checkpoint.config();
+  if (size < 1) {
+    return InvalidArgument(checkpoint.path(), ": tensor parallelism over ", size,
+                           " ranks, expected 1 or more");
+  }
+  if (size == 1) return absl::OkStatus();
+  const Unit attention = UnitOf(RowParallel::kAttention, checkpoint, weights);
+  const Unit ffn = UnitOf(RowParallel::kFfn, checkpoint, weights);
+  const auto works = [&](int ranks) { return Obstacle(config, attention, ffn, ranks).empty(); };
+  if (works(size)) return absl::OkStatus();
+  int below = size - 1;
+  while (below > 1 && !works(below)) --below;  // one rank always works
+  int above = size + 1;
+  while (above <= config.heads && !works(above)) ++above;
+  return InvalidArgument(checkpoint.path(), ": tensor parallelism over ", size,
+                         " ranks: ", Obstacle(config, attention, ffn, size), "; ", below,
+                         above <= config.heads ? Str(" or ", above) : "", " would work");
+}
+
+}  // namespace treadle

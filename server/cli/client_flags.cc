@@ -1,0 +1,46 @@
+#include "server/cli/client_flags.h"
+
+#include <grpcpp/security/credentials.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iterator>
+
+#include "kernels/status.h"
+#include "server/api_keys.h"
+
+namespace treadle {
+namespace {
+
+std::string TextOf(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+}  // namespace
+
+void AddClientFlags(CLI::App& app, ClientFlags& flags) {
+  CLI::Option* ca = app.add_option("--tls-ca", flags.tls.ca,
+                                   "talk TLS to a server with a certificate from this PEM file");
+  CLI::Option* cert = app.add_option("--tls-cert", flags.tls.certificate,
+                                     "own certificate, for a server that wants one");
+  cert->needs(ca);
+  app.add_option("--tls-key", flags.tls.key, "its private key")->needs(cert);
+  app.add_option("--api-key-file", flags.api_key_file, "file whose first word is the API key");
+}
+
+absl::StatusOr<ClientAccess> OpenAccess(const ClientFlags& flags) {
+  ClientAccess access{.credentials = grpc::InsecureChannelCredentials(), .authorization = {}};
+  if (!flags.tls.empty()) {
+    TREADLE_RETURN_IF_ERROR(CheckTlsFiles(flags.tls));
+    access.credentials = grpc::SslCredentials(
+        {TextOf(flags.tls.ca), TextOf(flags.tls.key), TextOf(flags.tls.certificate)});
+  }
+  if (!flags.api_key_file.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(const std::string key, ReadFirstKey(flags.api_key_file));
+    access.authorization = "Bearer " + key;
+  }
+  return access;
+}
+
+}  // namespace treadle

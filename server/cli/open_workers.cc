@@ -1,0 +1,136 @@
+#include "server/cli/open_workers.h"
+
+#include <chrono>
+#include <cstdio>
+#include <utility>
+#include <vector>
+
+#include "engine/placement.h"
+#include "engine/placement_costs.h"
+#include "engine/remote/remote_engine.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/status.h"
+#include "server/cli/control_tls.h"
+#include "server/cli/load_ranks.h"
+#include "server/cli/supervised_engine.h"
+#include "server/cli/worker_supervisor.h"
+
+namespace treadle {
+namespace {
+
+// A worker of this machine that was started again is there after a moment; one that is not by then
+// has to be replaced.
+constexpr std::chrono::seconds kLocalConnectDeadline{10};
+
+// Costs are those of one rank: measured with as many threads as it will have.
+absl::StatusOr<std::vector<PlacedStage>> Place(const Checkpoint& checkpoint,
+                                               const ServeOptions& options, int64_t max_context) {
+  const auto stages = static_cast<int>(options.stages());
+  CpuBackendOptions cpu;
+  cpu.threads = ThreadsOfRank(options, options.stages() * options.tensor_parallel);
+  cpu.compute = ComputeFrom(options.compute);
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
+  CostOptions costs;
+  costs.load = LoadOptionsFrom(options, max_context);
+  costs.load.threads = cpu.threads;
+  costs.kv_dtype = KvTypeOf(options);
+  costs.prompt_tokens = options.placement_prompt_tokens;
+  TREADLE_ASSIGN_OR_RETURN(const PlacementCosts measured,
+                           MeasureCosts(checkpoint, *backend, costs));
+  return PlaceLayers(measured, stages, {.page_size = options.page_size});
+}
+
+absl::StatusOr<std::unique_ptr<WorkerSupervisor>> StartWorkers(const ServeOptions& options) {
+  const int64_t ranks = options.stages() * options.tensor_parallel;
+  const int threads = ThreadsOfRank(options, ranks);
+  WorkerSupervisor::Options supervisor;
+  supervisor.restart = options.on_worker_loss == "restart";
+  for (int64_t stage = 0; stage < options.stages(); ++stage) {
+    std::vector<std::string>& arguments = supervisor.arguments.emplace_back();
+    arguments = {"--threads",     Str(threads),
+                 "--pin-threads", options.pin_threads ? "on" : "off",
+                 "--first-cpu",   Str(stage * options.tensor_parallel * threads)};
+    if (options.weights_from == "file") {
+      arguments.insert(arguments.end(), {"--model", options.model});
+    }
+  }
+  return WorkerSupervisor::Start(std::move(supervisor));
+}
+
+RemoteEngineOptions EngineOptions(const ServeOptions& options, int64_t max_context) {
+  RemoteEngineOptions engine;
+  engine.tensor_parallel = static_cast<int>(options.tensor_parallel);
+  engine.weights_from_master = options.weights_from == "master";
+  engine.max_batch_tokens = options.max_batch_tokens;
+  engine.max_context = max_context;
+  engine.compute = ComputeFrom(options.compute);
+  engine.weights = options.weights.text();
+  engine.outlier_threshold = options.outlier_threshold;
+  engine.outlier_rule = LoadOptionsFrom(options, max_context).outlier_rule;
+  for (const WireType wire : {WireType::kF32, WireType::kBf16, WireType::kInt8}) {
+    if (Name(wire) == options.wire) engine.wire = wire;
+  }
+  engine.page_size = options.page_size;
+  engine.kv_dtype = KvTypeOf(options);
+  if (options.kv_memory > 0) engine.kv_memory = options.kv_memory;
+  engine.max_batch_size = options.max_batch_size;
+  if (options.stages() == 1) engine.depth = static_cast<int>(options.engine_depth);
+  engine.iteration_deadline = options.iteration_deadline;
+  return engine;
+}
+
+std::string Describe(const std::vector<PlacedStage>& placed,
+                     const std::vector<RemoteEngineOptions::Place>& places) {
+  std::string text;
+  for (size_t stage = 0; stage < placed.size(); ++stage) {
+    const LayerRange& layers = placed[stage].layers;
+    text += Str(stage == 0 ? "" : "; ", "stage ", stage, " at ", places[stage].address, ": layers ",
+                layers.begin, "-", layers.end - 1);
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<OpenedWorkers> OpenWorkers(std::shared_ptr<const Checkpoint> checkpoint,
+                                          const ServeOptions& options, int64_t max_context,
+                                          std::function<void(double)> progress) {
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<PlacedStage> placed,
+                           Place(*checkpoint, options, max_context));
+  RemoteEngineOptions engine = EngineOptions(options, max_context);
+  TREADLE_ASSIGN_OR_RETURN(engine.credentials,
+                           OpenControlTls(options.control_tls, [](const std::string& line) {
+                             std::fprintf(stderr, "%s\n", line.c_str());
+                           }));
+  std::vector<std::string> addresses = options.workers;
+  std::unique_ptr<WorkerSupervisor> workers;
+  if (addresses.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(workers, StartWorkers(options));
+    addresses = workers->addresses();
+    engine.connect_deadline = kLocalConnectDeadline;
+  }
+  for (size_t stage = 0; stage < placed.size(); ++stage) {
+    const uint64_t bytes =
+        placed[stage].weight_bytes * static_cast<uint64_t>(options.tensor_parallel);
+    engine.stages.push_back(
+        {.address = addresses[stage], .layers = placed[stage].layers, .weight_bytes = bytes});
+  }
+  OpenedWorkers opened;
+  opened.placement = Describe(placed, engine.stages);
+  engine.checkpoint = std::move(checkpoint);
+  engine.progress = std::move(progress);
+  TREADLE_ASSIGN_OR_RETURN(RemoteEngine remote, RemoteEngine::Create(std::move(engine)));
+  opened.kv_pages = remote.kv_pages;
+  for (const uint64_t bytes : remote.weight_bytes) opened.weight_bytes += bytes;
+  opened.backend =
+      Str(options.stages(), options.stages() == 1 ? " stage of " : " stages of ",
+          options.tensor_parallel > 1 ? Str(options.tensor_parallel, " ranks of ") : "",
+          remote.backend, options.stages() > 1 ? ", wire " + options.wire : "");
+  opened.engine = std::move(remote.engine);
+  if (workers) {
+    opened.engine = MakeSupervisedEngine(std::move(workers), std::move(opened.engine));
+  }
+  return opened;
+}
+
+}  // namespace treadle

@@ -1,0 +1,103 @@
+// treadle worker: one stage of a pipeline, until SIGTERM or SIGINT. What it runs, a master says
+// that attaches to it; a second signal ends the process at once.
+#include "engine/remote/worker.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <thread>
+
+#include "kernels/status.h"
+#include "server/address.h"
+#include "server/cli/command.h"
+#include "server/cli/control_tls.h"
+#include "server/cli/signals.h"
+#include "server/cli/worker_supervisor.h"
+
+namespace treadle {
+namespace {
+
+struct WorkerFlags {
+  WorkerOptions options;
+  std::string pin = "off";
+  std::string compute = "auto";
+  std::string control_tls;
+  int parent = 0;
+};
+
+// This process does not outlive the one that started it.
+absl::Status FollowParent(int parent) {
+  if (parent == 0) return absl::OkStatus();
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() == parent) return absl::OkStatus();  // it may have gone before the call
+  return absl::UnavailableError(Str("process ", parent, " is not the parent any more"));
+}
+
+absl::Status CheckListen(const std::string& listen) {
+  if (listen.starts_with("unix:")) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(listen));
+  return ProbeListen(address);
+}
+
+absl::Status Work(WorkerFlags flags) {
+  TREADLE_RETURN_IF_ERROR(FollowParent(flags.parent));
+  Signals signals;
+  WorkerOptions& options = flags.options;
+  TREADLE_RETURN_IF_ERROR(CheckListen(options.listen));
+  options.ranks.pin = flags.pin == "on";
+  options.compute = flags.compute == "auto" ? "" : flags.compute;
+  options.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+  TREADLE_ASSIGN_OR_RETURN(options.credentials, OpenControlTls(flags.control_tls, options.log));
+  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Start(std::move(options)));
+  std::fprintf(stderr, "%s%s\n", kWorkerListensOn, worker->address().c_str());
+  std::fprintf(stderr, "signal %d: ending\n", signals.Wait());
+  std::thread end([&] {
+    worker.reset();
+    signals.Interrupt();
+  });
+  if (const int second = signals.Wait(); second != 0) _exit(128 + second);
+  end.join();
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int RunWorker(int argc, char** argv) {
+  WorkerFlags flags;
+  WorkerOptions& options = flags.options;
+  CLI::App app("Holds one stage of a model and runs it for `treadle serve --workers`.");
+  app.footer(kExitCodes);
+  app.add_option("--listen", options.listen,
+                 "control address: host:port (port 0 takes a free one) or unix:path; trusted "
+                 "networks only");
+  app.add_option("--model", options.model_path,
+                 "model: a .gguf file or a Hugging Face folder; none: the master sends its layers "
+                 "(--weights-from master)");
+  app.add_option("--threads", options.ranks.threads,
+                 "compute threads of each rank; 0: this process' CPUs, shared out")
+      ->check(CLI::Range(0, 4096));
+  app.add_option("--pin-threads", flags.pin, "bind each compute thread to one CPU: on or off")
+      ->check(CLI::IsMember({"on", "off"}));
+  app.add_option("--first-cpu", options.ranks.first_cpu,
+                 "with --pin-threads on: CPU of the first thread, counted among this process' CPUs")
+      ->check(CLI::Range(0, 4096));
+  app.add_option("--compute", flags.compute,
+                 "masters that ask for other arithmetic are refused; auto: any")
+      ->check(CLI::IsMember({"auto", "exact", "int8", "int16"}));
+  app.add_option("--control-tls", flags.control_tls,
+                 "folder with tls.crt, tls.key and ca.crt: mutual TLS with master and next stage, "
+                 "read anew when they change");
+  app.add_option("--data-interface", options.data_interface,
+                 "network interface or address for activations; trusted networks only");
+  app.add_option("--parent", flags.parent, "end with this process, which must be the parent")
+      ->check(CLI::NonNegativeNumber);
+  if (auto code = ParseFlags(app, "worker", argc, argv)) return *code;
+  const absl::Status status = Work(std::move(flags));
+  return status.ok() ? 0 : Fail("worker", status);
+}
+
+}  // namespace treadle

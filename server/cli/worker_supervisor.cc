@@ -1,0 +1,332 @@
+#include "server/cli/worker_supervisor.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "kernels/status.h"
+#include "kernels/sync.h"
+
+namespace treadle {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr auto kFirstPause = std::chrono::milliseconds(100);
+constexpr auto kLongestPause = std::chrono::milliseconds(5'000);
+constexpr auto kHealthy = std::chrono::seconds(30);  // after so long the pause is short again
+
+struct Child {
+  std::vector<std::string> arguments;
+  pid_t process = -1;      // not reaped yet
+  bool listening = false;  // this process of it
+  std::string last_line;
+  std::string failure;  // why it could not be started the first time
+};
+
+// An attribute and a list of actions for posix_spawn.
+class SpawnSettings {
+ public:
+  // stdout and stderr go to `output`, nothing else is inherited; signals as at a program's start.
+  explicit SpawnSettings(int output) {
+    posix_spawn_file_actions_init(&actions_);
+    posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions_, output, STDOUT_FILENO);
+    posix_spawn_file_actions_adddup2(&actions_, output, STDERR_FILENO);
+    posix_spawn_file_actions_addclosefrom_np(&actions_, STDERR_FILENO + 1);
+    posix_spawnattr_init(&attributes_);
+    sigset_t set;
+    sigemptyset(&set);
+    posix_spawnattr_setsigmask(&attributes_, &set);
+    for (const int signal : {SIGPIPE, SIGTERM, SIGINT}) sigaddset(&set, signal);
+    posix_spawnattr_setsigdefault(&attributes_, &set);
+    posix_spawnattr_setpgroup(&attributes_, 0);
+    posix_spawnattr_setflags(
+        &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+  }
+  ~SpawnSettings() {
+    posix_spawn_file_actions_destroy(&actions_);
+    posix_spawnattr_destroy(&attributes_);
+  }
+  SpawnSettings(const SpawnSettings&) = delete;
+  SpawnSettings& operator=(const SpawnSettings&) = delete;
+
+  const posix_spawn_file_actions_t* actions() const { return &actions_; }
+  const posix_spawnattr_t* attributes() const { return &attributes_; }
+
+ private:
+  posix_spawn_file_actions_t actions_;
+  posix_spawnattr_t attributes_;
+};
+
+std::string Describe(const siginfo_t& info) {
+  return info.si_code == CLD_EXITED ? Str("ended with exit code ", info.si_status)
+                                    : Str("was killed by signal ", info.si_status);
+}
+
+class ProcessSupervisor final : public WorkerSupervisor {
+ public:
+  explicit ProcessSupervisor(Options options) : options_(std::move(options)) {
+    if (!options_.log) {
+      options_.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
+    }
+  }
+  ~ProcessSupervisor() override;
+
+  absl::Status StartAll();
+
+  const std::vector<std::string>& addresses() const override { return addresses_; }
+  std::vector<pid_t> processes() const override {
+    MutexLock lock(mutex_);
+    std::vector<pid_t> processes;
+    for (const Child& child : children_) processes.push_back(child.process);
+    return processes;
+  }
+  void KillAll() override {
+    MutexLock lock(mutex_);
+    SignalAll(SIGKILL);
+  }
+
+ private:
+  absl::Status MakeDirectory();
+  absl::Status WaitUntilListening() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Of one worker's thread.
+  void Watch(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<int> Spawn(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReadOutput(size_t worker, int pipe) ABSL_LOCKS_EXCLUDED(mutex_);
+  void HandleLine(size_t worker, const std::string& line) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::string Reap(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Says that it ended; false if it is not to be started again.
+  bool HandleEnd(size_t worker, const std::string& how) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  static void Signal(const Child& child, int signal) {
+    if (child.process > 0) kill(child.process, signal);
+  }
+  void SignalAll(int signal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    for (const Child& child : children_) Signal(child, signal);
+  }
+
+  Options options_;  // constant after construction
+
+  // Constant after StartAll.
+  std::string directory_;
+  std::vector<std::string> addresses_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::vector<Child> children_ ABSL_GUARDED_BY(mutex_);
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;  // all were listening once
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::vector<std::thread> threads_;
+};
+
+ProcessSupervisor::~ProcessSupervisor() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+    SignalAll(SIGTERM);
+    const auto patience = SteadyClock::now() + options_.stop_timeout;
+    const auto alive = [](const Child& child) { return child.process > 0; };
+    while (std::any_of(children_.begin(), children_.end(), alive)) {
+      if (!changed_.WaitUntil(mutex_, patience)) break;
+    }
+    SignalAll(SIGKILL);
+  }
+  for (std::thread& thread : threads_) thread.join();
+  std::error_code ignored;
+  if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
+}
+
+absl::Status ProcessSupervisor::MakeDirectory() {
+  std::error_code error;
+  std::string path = (std::filesystem::temp_directory_path(error) / "treadle-XXXXXX").string();
+  if (error || mkdtemp(path.data()) == nullptr) {  // for this user only
+    return absl::UnavailableError(Str("cannot make a directory for the workers' sockets at ", path,
+                                      ": ",
+                                      error ? error.message() : std::string(std::strerror(errno))));
+  }
+  directory_ = path;
+  return absl::OkStatus();
+}
+
+absl::Status ProcessSupervisor::StartAll() {
+  TREADLE_RETURN_IF_ERROR(MakeDirectory());
+  const std::string parent = std::to_string(getpid());
+  {
+    MutexLock lock(mutex_);
+    for (const std::vector<std::string>& own : options_.arguments) {
+      addresses_.push_back(Str("unix:", directory_, "/", children_.size()));
+      std::vector<std::string> arguments = {"treadle",         "worker",   "--listen",
+                                            addresses_.back(), "--parent", parent};
+      arguments.insert(arguments.end(), own.begin(), own.end());
+      children_.emplace_back().arguments = std::move(arguments);
+    }
+  }
+  try {
+    for (size_t worker = 0; worker < addresses_.size(); ++worker) {
+      threads_.emplace_back([this, worker] { Watch(worker); });
+    }
+  } catch (const std::system_error& error) {
+    return ResourceExhausted("thread of a worker's supervisor: ", error.what());
+  }
+  return WaitUntilListening();
+}
+
+absl::Status ProcessSupervisor::WaitUntilListening() {
+  const auto patience = SteadyClock::now() + options_.start_timeout;
+  MutexLock lock(mutex_);
+  while (true) {
+    bool all = true;
+    for (size_t worker = 0; worker < children_.size(); ++worker) {
+      const Child& child = children_[worker];
+      if (!child.failure.empty()) {
+        return absl::UnavailableError(Str("worker ", worker, " could not be started: it ",
+                                          child.failure, child.last_line.empty() ? "" : ": ",
+                                          child.last_line));
+      }
+      all = all && child.listening;
+    }
+    if (all) break;
+    if (!changed_.WaitUntil(mutex_, patience)) {
+      return absl::DeadlineExceededError(
+          Str("the workers do not listen after ", options_.start_timeout.count(), " ms"));
+    }
+  }
+  started_ = true;
+  return absl::OkStatus();
+}
+
+void ProcessSupervisor::Watch(size_t worker) {
+  auto pause = kFirstPause;
+  while (true) {
+    const auto began = SteadyClock::now();
+    std::string how;
+    if (const absl::StatusOr<int> pipe = Spawn(worker); pipe.ok()) {
+      ReadOutput(worker, *pipe);
+      close(*pipe);
+      how = Reap(worker);
+    } else {
+      how = std::string(pipe.status().message());
+    }
+    if (!HandleEnd(worker, how)) return;
+    if (SteadyClock::now() - began > kHealthy) pause = kFirstPause;
+    const auto next = SteadyClock::now() + pause;
+    pause = std::min(2 * pause, kLongestPause);
+    MutexLock lock(mutex_);
+    while (!stopping_ && changed_.WaitUntil(mutex_, next)) {
+    }
+    if (stopping_) return;
+  }
+}
+
+absl::StatusOr<int> ProcessSupervisor::Spawn(size_t worker) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    return ResourceExhausted("cannot be started: ", std::strerror(errno));
+  }
+  int error = ECANCELED;
+  {
+    MutexLock lock(mutex_);
+    Child& child = children_[worker];
+    std::vector<char*> arguments;
+    for (std::string& argument : child.arguments) arguments.push_back(argument.data());
+    arguments.push_back(nullptr);
+    const SpawnSettings settings(ends[1]);
+    if (!stopping_) {
+      error = posix_spawn(&child.process, options_.program.c_str(), settings.actions(),
+                          settings.attributes(), arguments.data(), environ);
+    }
+    if (error != 0) child.process = -1;
+  }
+  close(ends[1]);
+  if (error == 0) return ends[0];
+  close(ends[0]);
+  return absl::UnavailableError(Str("cannot be started: ", std::strerror(error)));
+}
+
+void ProcessSupervisor::ReadOutput(size_t worker, int pipe) {
+  std::string text;
+  char buffer[4096];
+  while (true) {
+    const ssize_t n = read(pipe, buffer, sizeof buffer);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    text.append(buffer, static_cast<size_t>(n));
+    size_t begin = 0;
+    for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      HandleLine(worker, text.substr(begin, end - begin));
+    }
+    text.erase(0, begin);
+  }
+  if (!text.empty()) HandleLine(worker, text);
+}
+
+void ProcessSupervisor::HandleLine(size_t worker, const std::string& line) {
+  options_.log(Str("worker ", worker, ": ", line));
+  MutexLock lock(mutex_);
+  Child& child = children_[worker];
+  child.last_line = line;
+  if (!line.starts_with(kWorkerListensOn)) return;
+  child.listening = true;
+  changed_.NotifyAll();
+}
+
+std::string ProcessSupervisor::Reap(size_t worker) {
+  pid_t process;
+  {
+    MutexLock lock(mutex_);
+    process = children_[worker].process;
+  }
+  siginfo_t info = {};
+  while (waitid(P_PID, static_cast<id_t>(process), &info, WEXITED | WNOWAIT) != 0) {
+  }
+  // The number stays ours until here, so that a signal can hit nobody else.
+  MutexLock lock(mutex_);
+  waitpid(process, nullptr, 0);
+  children_[worker].process = -1;
+  children_[worker].listening = false;
+  changed_.NotifyAll();
+  return Str("(process ", process, ") ", Describe(info));
+}
+
+bool ProcessSupervisor::HandleEnd(size_t worker, const std::string& how) {
+  {
+    MutexLock lock(mutex_);
+    if (stopping_) return false;
+    if (!started_) {
+      children_[worker].failure = how;
+      changed_.NotifyAll();
+      return false;
+    }
+  }
+  const std::string what = Str("worker ", worker, " ", how);
+  options_.log(what + (options_.restart ? "; it is started again" : ""));
+  if (options_.lost) options_.lost(what);
+  return options_.restart;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<WorkerSupervisor>> WorkerSupervisor::Start(Options options) {
+  auto supervisor = std::make_unique<ProcessSupervisor>(std::move(options));
+  TREADLE_RETURN_IF_ERROR(supervisor->StartAll());
+  return supervisor;
+}
+
+}  // namespace treadle

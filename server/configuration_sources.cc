@@ -1,0 +1,133 @@
+#include "server/configuration_sources.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+std::string Trim(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t\r");
+  if (first == text.npos) return {};
+  return std::string(text.substr(first, text.find_last_not_of(" \t\r") - first + 1));
+}
+
+// Levenshtein's distance.
+size_t Distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t{0});
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replace = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replace, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+const ServeFlag* FindFlag(std::string_view name) {
+  for (const ServeFlag& flag : ServeFlags()) {
+    if (name == flag.name + 2) return &flag;
+  }
+  return nullptr;
+}
+
+std::string NearestName(std::string_view name) {
+  const auto& flags = ServeFlags();
+  const auto nearest =
+      std::min_element(flags.begin(), flags.end(), [&](const ServeFlag& a, const ServeFlag& b) {
+        return Distance(name, a.name + 2) < Distance(name, b.name + 2);
+      });
+  return nearest->name + 2;
+}
+
+std::string VariableOf(const ServeFlag& flag) {
+  std::string name = Str("TREADLE_", flag.name + 2);
+  std::replace(name.begin(), name.end(), '-', '_');
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return std::toupper(c); });
+  return name;
+}
+
+}  // namespace
+
+absl::StatusOr<Settings> ReadSettingsFile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return InvalidArgument("--config: cannot read ", path, ": ", std::strerror(errno));
+  Settings settings;
+  std::string text;
+  for (int number = 1; std::getline(file, text); ++number) {
+    const std::string line = Trim(text);
+    if (line.empty() || line[0] == '#') continue;
+    const std::string where = Str(path, " line ", number);
+    const size_t equals = line.find('=');
+    if (equals == line.npos) {
+      return InvalidArgument("--config: ", where, " is '", line, "', expected name = value");
+    }
+    const std::string name = Trim(std::string_view(line).substr(0, equals));
+    const ServeFlag* flag = FindFlag(name);
+    if (flag == nullptr) {
+      return InvalidArgument("--config: ", where, ": '", name,
+                             "' is no setting; the nearest one is '", NearestName(name), "'");
+    }
+    const auto [known, fresh] = settings.try_emplace(
+        flag->name, Setting{Trim(std::string_view(line).substr(equals + 1)), where});
+    if (!fresh) {
+      return InvalidArgument("--config: ", where, ": '", name, "' is there twice, before in ",
+                             known->second.source);
+    }
+  }
+  if (!file.eof())
+    return InvalidArgument("--config: cannot read ", path, ": ", std::strerror(errno));
+  return settings;
+}
+
+absl::StatusOr<Settings> ApplySources(Settings given, const std::string& path,
+                                      ServeOptions& options) {
+  Settings file;
+  if (!path.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(file, ReadSettingsFile(path));
+  }
+  for (const ServeFlag& flag : ServeFlags()) {
+    if (given.contains(flag.name)) continue;
+    const std::string variable = VariableOf(flag);
+    const char* const value = std::getenv(variable.c_str());
+    const auto in_file = file.find(flag.name);
+    if (value == nullptr && in_file == file.end()) continue;
+    Setting setting = value != nullptr ? Setting{value, variable} : in_file->second;
+    if (const absl::Status read = flag.read(options, setting.value); !read.ok()) {
+      return InvalidArgument(flag.name, " (", setting.source, ") ", std::string(read.message()));
+    }
+    given[flag.name] = std::move(setting);
+  }
+  return given;
+}
+
+std::string PrintSettings(const Settings& settings, const ServeOptions& options) {
+  std::string text = "# treadle serve --config THIS_FILE\n";
+  for (const ServeFlag& flag : ServeFlags()) {
+    text += Str("\n# ", flag.help, "\n");
+    const auto found = settings.find(flag.name);
+    if (found == settings.end()) {
+      text += Str("# by default: ", flag.name + 2, " = ", flag.show(options), "\n");
+    } else {
+      text += Str("# from ", found->second.source, "\n", flag.name + 2, " = ", found->second.value,
+                  "\n");
+    }
+  }
+  return text;
+}
+
+}  // namespace treadle

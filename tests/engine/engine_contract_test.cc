@@ -1,0 +1,214 @@
+// What every Engine promises (engine/engine.h), on a tiny Llama: the same tests for an engine in
+// this process and for one made of worker processes, however many stages and ranks.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <set>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "tests/engine/company.h"
+#include "tests/engine/engine_kinds.h"
+#include "tests/engine/engine_runner.h"
+#include "tests/engine/plan_builder.h"
+#include "tests/support/reference_runner.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A tiny Llama in a directory of this process (tests run side by side), which goes with it. Four
+// layers, so that four stages have one each; heads and K/V heads that two and four ranks divide.
+struct TinyFile {
+  TinyFile() : directory(testing::TempDir() + Str("engine-contract-", getpid())) {
+    std::filesystem::create_directories(directory);
+    TinyModelOptions options;
+    options.layers = 4;
+    auto written = WriteTinyLlamaGguf(directory, options);
+    TREADLE_CHECK(written.ok());
+    path = *written;
+  }
+  ~TinyFile() { std::filesystem::remove_all(directory); }
+  std::string directory, path;
+};
+const std::string& TinyPath() {
+  static const TinyFile file;
+  return file.path;
+}
+
+LocalEngineOptions Options() {
+  return {.max_batch_tokens = 64, .page_size = 16, .kv_pages = 48, .kv_dtype = DType::kF32};
+}
+
+IterationPlan OneRequest(uint64_t epoch, uint64_t iteration, SequenceId id = 1) {
+  return PlanOf(epoch, iteration)
+      .Start(StartOf(id, 3, {static_cast<int32_t>(id)}))
+      .Step(SampleOf(StepOf(id, 0, {1, 2, 3})));
+}
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+class EngineContract : public testing::TestWithParam<EngineKind> {
+ protected:
+  void SetUp() override {
+    runner_ = std::make_unique<EngineRunner>(MakeEngine(GetParam(), TinyPath(), Options()));
+    runner_->WaitForRoom();
+  }
+  Engine& engine() { return runner_->engine(); }
+  int stages() const { return std::max(1, GetParam().stages); }
+
+  std::unique_ptr<EngineRunner> runner_;
+};
+
+TEST_P(EngineContract, RunsPlansInOrder) {
+  EXPECT_EQ(engine().stages(), stages());
+  EXPECT_GE(engine().depth(), stages());
+  const uint64_t epoch = engine().epoch();
+  int submitted = 0;
+  for (; engine().HasRoom(); ++submitted) engine().Submit(OneRequest(epoch, submitted, submitted));
+  EXPECT_EQ(submitted, engine().depth());
+  for (int i = 0; i < submitted; ++i) {
+    const IterationResult result = runner_->Next();
+    EXPECT_EQ(result.epoch, epoch);
+    EXPECT_EQ(result.iteration, static_cast<uint64_t>(i));
+    ASSERT_EQ(result.steps.size(), 1u);
+    EXPECT_EQ(result.steps[0].sequence, static_cast<SequenceId>(i));
+    EXPECT_GE(result.steps[0].token, 0);
+    EXPECT_GT(result.timings.compute, 0);
+    EXPECT_GT(result.timings.sample, 0);
+  }
+  EXPECT_TRUE(engine().HasRoom());
+  EXPECT_TRUE(engine().TakeResults().empty());
+  EXPECT_EQ(engine().status(), absl::OkStatus());
+}
+
+// A finished plan stays in flight until its result was taken.
+TEST_P(EngineContract, RoomComesWithTakingResults) {
+  const uint64_t epoch = engine().epoch();
+  for (int i = 0; i < engine().depth(); ++i) engine().Submit(OneRequest(epoch, i, i));
+  EXPECT_FALSE(engine().HasRoom());
+  runner_->Next();
+  EXPECT_TRUE(engine().HasRoom());
+}
+
+TEST_P(EngineContract, HeartbeatsComeBackEmpty) {
+  for (uint64_t i = 0; i < 5; ++i) {
+    engine().Submit(PlanOf(engine().epoch(), i));
+    const IterationResult result = runner_->Next();
+    EXPECT_EQ(result.iteration, i);
+    EXPECT_TRUE(result.steps.empty());
+  }
+}
+
+TEST_P(EngineContract, ABadPlanEndsTheEpochAndRestartRecovers) {
+  const uint64_t epoch = engine().epoch();
+  engine().Submit(OneRequest(epoch, 0));
+  runner_->Next();
+  engine().Submit(PlanOf(epoch, 1).Step(StepOf(77, 0, {1})));
+  runner_->WaitForError();
+  EXPECT_EQ(engine().status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(Message(engine().status()), HasSubstr("step of unknown sequence 77"));
+  EXPECT_FALSE(engine().HasRoom());
+  engine().Submit(PlanOf(epoch, 2));  // the epoch is over: ignored
+  EXPECT_TRUE(engine().TakeResults().empty());
+
+  engine().Restart();
+  runner_->WaitForRoom();
+  EXPECT_EQ(engine().status(), absl::OkStatus());
+  EXPECT_EQ(engine().epoch(), epoch + 1);
+  engine().Submit(OneRequest(epoch + 1, 0));  // the same id again: the tables are empty
+  EXPECT_EQ(runner_->Next().epoch, epoch + 1);
+}
+
+TEST_P(EngineContract, PlansOfAnotherEpochOrOutOfOrderEndTheEpoch) {
+  engine().Submit(PlanOf(engine().epoch() + 5, 0));
+  EXPECT_THAT(Message(engine().status()), HasSubstr("plan of epoch 6, iteration 0; expected"));
+  engine().Restart();
+  runner_->WaitForRoom();
+  engine().Submit(PlanOf(engine().epoch(), 1));
+  EXPECT_THAT(Message(engine().status()), HasSubstr("expected epoch 2, iteration 0"));
+  EXPECT_TRUE(engine().TakeResults().empty());
+}
+
+TEST_P(EngineContract, RestartDropsWhatIsUnderWay) {
+  for (int round = 0; round < 5; ++round) {
+    const uint64_t epoch = engine().epoch();
+    for (int i = 0; i < engine().depth(); ++i) engine().Submit(OneRequest(epoch, i, i));
+    engine().Restart();
+    EXPECT_EQ(engine().epoch(), epoch + 1);
+    runner_->WaitForRoom();
+    EXPECT_TRUE(engine().TakeResults().empty());
+  }
+}
+
+// The same stream of requests, whatever the placement: with one rank the very bits that each
+// request gets alone (N1 to N3), with several the same bits in every run.
+TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {
+  const auto requests = RandomRequests(3, 12, TinyVocabulary(), 40, 12);
+  const auto run = [&](uint32_t seed) {
+    auto driver = std::make_unique<PlanDriver>(PlanDriver::Options{.page_size = 16,
+                                                                   .num_pages = 48,
+                                                                   .max_batch_tokens = 64,
+                                                                   .seed = seed,
+                                                                   .one_plan_each = stages() > 1},
+                                               requests);
+    EngineRunner(MakeEngine(GetParam(), TinyPath(), Options())).RunAll(*driver);
+    EXPECT_EQ(driver->free_pages(), 48);
+    return driver;
+  };
+  const auto first = run(1);
+  const auto second = run(2);
+  auto backend = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
+  auto checkpoint = Checkpoint::Open(TinyPath());
+  ASSERT_TRUE(backend.ok() && checkpoint.ok());
+  LoadOptions load;
+  load.max_batch_tokens = 64;
+  auto model = Model::Load(**checkpoint, **backend, load);
+  ASSERT_TRUE(model.ok());
+  ReferenceRunner alone(**backend, **model, 64, 64, DType::kF32);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    for (int32_t candidate = 0; candidate < requests[i].candidates; ++candidate) {
+      SCOPED_TRACE(Str("request ", i, ", candidate ", candidate));
+      const AloneAnswer& answer = first->answer(i, candidate);
+      EXPECT_EQ(answer.tokens, second->answer(i, candidate).tokens);
+      EXPECT_EQ(Difference(answer.details, second->answer(i, candidate).details), "");
+      if (GetParam().ranks > 1) continue;
+      AloneRequest request = requests[i].request;
+      request.candidate = static_cast<uint32_t>(candidate);
+      if (candidate > 0) request.prompt_logprobs = -1;  // candidate 0 has them
+      const AloneAnswer expected = alone.Run(request, static_cast<int64_t>(request.prompt.size()));
+      EXPECT_EQ(answer.tokens, expected.tokens);
+      EXPECT_EQ(Difference(answer.details, expected.details), "");
+      EXPECT_EQ(Difference(answer.prompt_details, expected.prompt_details), "");
+    }
+  }
+}
+
+TEST_P(EngineContract, TheTimelineHasEveryStageAndRank) {
+  const uint64_t epoch = engine().epoch();
+  engine().SetTracing(true);
+  std::set<std::pair<int, int>> seen;
+  // Tracing begins, and events arrive, a little later on other processes.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  for (uint64_t i = 0; static_cast<int>(seen.size()) < stages() * GetParam().ranks; i += 2) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline);
+    engine().Submit(OneRequest(epoch, i));
+    runner_->Next();
+    for (const TraceEvent& event : engine().TakeTrace()) {
+      EXPECT_LE(event.begin, event.end);
+      EXPECT_LE(event.iteration, i);
+      if (event.kind == TraceEvent::Kind::kForward) seen.insert({event.stage, event.rank});
+    }
+    engine().Submit(PlanOf(epoch, i + 1).Release(1));
+    runner_->Next();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, EngineContract, testing::ValuesIn(EngineKinds()),
+                         [](const auto& info) { return info.param.Name(); });
+
+}  // namespace
+}  // namespace treadle

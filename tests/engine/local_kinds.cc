@@ -1,0 +1,39 @@
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/status.h"
+#include "models/checkpoint.h"
+#include "tests/engine/engine_kinds.h"
+
+namespace treadle {
+namespace {
+
+std::unique_ptr<Engine> MakeLocal(int ranks, const std::string& path,
+                                  const LocalEngineOptions& options) {
+  auto checkpoint = Checkpoint::Open(path);
+  TREADLE_CHECK(checkpoint.ok());
+  std::vector<StageRanks::Rank> made;
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto backend = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
+    TREADLE_CHECK(backend.ok());
+    LoadOptions load;
+    load.shard = {rank, ranks};
+    load.max_batch_tokens = options.max_batch_tokens;
+    load.threads = 1;
+    auto model = Model::Load(**checkpoint, **backend, load);
+    TREADLE_CHECK(model.ok());
+    made.push_back({*std::move(backend), *std::move(model)});
+  }
+  auto engine = LocalEngine::Create(std::move(made), options);
+  TREADLE_CHECK(engine.ok());
+  return *std::move(engine);
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& model,
+                                   const LocalEngineOptions& options) {
+  return MakeLocal(kind.ranks, model, options);
+}
+
+std::vector<EngineKind> EngineKinds() { return {{.ranks = 1}, {.ranks = 2}, {.ranks = 4}}; }
+
+}  // namespace treadle

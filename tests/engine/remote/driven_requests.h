@@ -1,0 +1,189 @@
+// Requests that are run through an engine, and what a LocalEngine makes of the same plans.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/local_engine.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/status.h"
+#include "kernels/sync.h"
+#include "models/checkpoint.h"
+#include "tests/engine/plan_driver.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+
+// A folder of this process: tests run at the same time write models of the same name.
+inline std::string OwnFolder() {
+  const std::string folder = Str(testing::TempDir(), "/remote-", getpid());
+  std::filesystem::create_directories(folder);
+  return folder;
+}
+
+// Greedy and drawn, with counts, log probabilities and several candidates.
+inline std::vector<PlanDriver::DrivenRequest> SomeRequests(int count, uint32_t seed) {
+  std::mt19937 random(seed);
+  std::vector<PlanDriver::DrivenRequest> requests;
+  for (int i = 0; i < count; ++i) {
+    PlanDriver::DrivenRequest driven;
+    AloneRequest& request = driven.request;
+    request.prompt.resize(1 + random() % 40);
+    for (int32_t& token : request.prompt) token = static_cast<int32_t>(random() % 256);
+    request.max_new_tokens = 1 + static_cast<int32_t>(random() % 12);
+    request.sampling.temperature = i % 2 == 0 ? 0.0f : 0.9f;
+    request.sampling.seed = random();
+    if (i % 3 == 0) request.sampling.repetition_penalty = 1.2f;
+    if (i % 4 == 1) request.top_logprobs = 2;
+    if (i % 4 == 2) request.prompt_logprobs = 1;
+    driven.candidates = i % 5 == 4 ? 2 : 1;
+    requests.push_back(std::move(driven));
+  }
+  return requests;
+}
+
+inline PlanDriver::Options DriverOptions(uint32_t seed, int stages = 1) {
+  PlanDriver::Options options;
+  options.page_size = 16;
+  options.num_pages = 64;
+  options.max_batch_tokens = 64;
+  options.seed = seed;
+  options.one_plan_each = stages > 1;
+  return options;
+}
+
+// A LocalEngine with all layers of the model, on one exact thread, as QuickOptions has it.
+inline absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(const std::string& model,
+                                                               int depth) {
+  CpuBackendOptions cpu;
+  cpu.threads = 1;
+  cpu.compute = ComputeMode::kExact;
+  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(model));
+  TREADLE_ASSIGN_OR_RETURN(auto backend, CreateCpuBackend(cpu));
+  LoadOptions load;
+  load.max_batch_tokens = 64;
+  TREADLE_ASSIGN_OR_RETURN(auto loaded, Model::Load(*checkpoint, *backend, load));
+  LocalEngineOptions options;
+  options.max_batch_tokens = 64;
+  options.page_size = 16;
+  options.kv_pages = 64;
+  options.kv_dtype = DType::kF32;
+  options.depth = depth;
+  return LocalEngine::Create(std::move(backend), std::move(loaded), options);
+}
+
+// The serving loop's side of an engine whose epochs may end. Every wait is bounded.
+class EngineClient {
+ public:
+  explicit EngineClient(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {
+    const absl::Status started = engine_->Start([this] {
+      MutexLock lock(mutex_);
+      news_ = true;
+      changed_.NotifyAll();
+    });
+    TREADLE_CHECK(started.ok());
+  }
+
+  Engine& engine() { return *engine_; }
+
+  // Until `done`, or the epoch's error, or DeadlineExceeded.
+  template <typename Done>
+  absl::Status WaitUntil(Done done) {
+    // In short waits: a machine that stands still for a while costs one of them.
+    for (int waits = 0; !done(); ++waits) {
+      TREADLE_RETURN_IF_ERROR(engine_->status());
+      if (waits > 10'000) return absl::DeadlineExceededError("too much news, and nothing done");
+      if (!WaitForNews()) return absl::DeadlineExceededError("no news");
+    }
+    return absl::OkStatus();
+  }
+  absl::Status WaitForRoom() {
+    return WaitUntil([&] { return engine_->HasRoom(); });
+  }
+  // The epoch's error.
+  absl::Status WaitForError() {
+    return WaitUntil([] { return false; });
+  }
+  absl::StatusOr<IterationResult> Next() {
+    TREADLE_RETURN_IF_ERROR(WaitUntil([&] {
+      for (IterationResult& result : engine_->TakeResults()) ready_.push_back(std::move(result));
+      return !ready_.empty();
+    }));
+    IterationResult result = std::move(ready_.front());
+    ready_.pop_front();
+    return result;
+  }
+  // Runs the driver's requests to their end, or to the end of the epoch.
+  absl::Status Run(PlanDriver& driver) {
+    uint64_t submitted = 0;
+    uint64_t absorbed = 0;
+    TREADLE_RETURN_IF_ERROR(WaitForRoom());
+    while (!driver.Done() || absorbed < submitted) {
+      while (!driver.Done() && engine_->HasRoom()) {
+        engine_->Submit(driver.Next(engine_->epoch(), submitted++));
+      }
+      TREADLE_ASSIGN_OR_RETURN(const IterationResult result, Next());
+      driver.Absorb(result);
+      ++absorbed;
+    }
+    return absl::OkStatus();
+  }
+  // Begins epochs until one stands.
+  absl::Status Recover(int attempts = 20) {
+    absl::Status status;
+    for (int i = 0; i < attempts; ++i) {
+      ready_.clear();
+      engine_->Restart();
+      status = WaitForRoom();
+      if (status.ok()) return status;
+    }
+    return status;
+  }
+
+ private:
+  bool WaitForNews() {
+    MutexLock lock(mutex_);
+    for (int seconds = 0; !news_; ++seconds) {
+      if (seconds == 30) return false;
+      changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + std::chrono::seconds(1));
+    }
+    news_ = false;
+    return true;
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool news_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<IterationResult> ready_;
+  std::unique_ptr<Engine> engine_;  // last: its threads call wake until it is gone
+};
+
+// What differs between the answers of two drivers of the same requests, bit by bit; or nothing.
+inline std::string DifferentAnswers(const PlanDriver& a, const PlanDriver& b,
+                                    const std::vector<PlanDriver::DrivenRequest>& requests) {
+  for (size_t i = 0; i < requests.size(); ++i) {
+    for (int32_t candidate = 0; candidate < requests[i].candidates; ++candidate) {
+      const AloneAnswer& x = a.answer(i, static_cast<uint32_t>(candidate));
+      const AloneAnswer& y = b.answer(i, static_cast<uint32_t>(candidate));
+      std::string difference;
+      if (x.tokens != y.tokens) {
+        difference =
+            Str(testing::PrintToString(x.tokens), " and ", testing::PrintToString(y.tokens));
+      }
+      if (difference.empty()) difference = Difference(x.details, y.details);
+      if (difference.empty()) difference = Difference(x.prompt_details, y.prompt_details);
+      if (!difference.empty()) return Str("request ", i, ": ", difference);
+    }
+  }
+  return "";
+}
+
+}  // namespace treadle

@@ -1,0 +1,58 @@
+#include "kernels/status.h"
+#include "tests/engine/engine_kinds.h"
+#include "tests/support/remote_cluster.h"
+
+namespace treadle {
+namespace {
+
+// An engine and its workers, which outlive it.
+class ClusterEngine final : public Engine {
+ public:
+  explicit ClusterEngine(ThreadCluster cluster)
+      : cluster_(std::move(cluster)), engine_(*cluster_.remote.engine) {}
+
+  absl::Status Start(std::function<void()> wake) override { return engine_.Start(std::move(wake)); }
+  int stages() const override { return engine_.stages(); }
+  int depth() const override { return engine_.depth(); }
+  uint64_t epoch() const override { return engine_.epoch(); }
+  bool HasRoom() const override { return engine_.HasRoom(); }
+  void Submit(IterationPlan plan) override { engine_.Submit(std::move(plan)); }
+  std::vector<IterationResult> TakeResults() override { return engine_.TakeResults(); }
+  absl::Status status() const override { return engine_.status(); }
+  void Restart() override { engine_.Restart(); }
+  void SetTracing(bool on) override { engine_.SetTracing(on); }
+  std::vector<TraceEvent> TakeTrace() override { return engine_.TakeTrace(); }
+
+ private:
+  ThreadCluster cluster_;
+  Engine& engine_;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& model,
+                                   const LocalEngineOptions& options) {
+  ClusterOptions cluster;
+  cluster.model = model;
+  cluster.stages = kind.stages;
+  cluster.engine.tensor_parallel = kind.ranks;
+  cluster.engine.max_batch_tokens = options.max_batch_tokens;
+  cluster.engine.page_size = options.page_size;
+  cluster.engine.kv_pages = options.kv_pages;
+  cluster.engine.kv_dtype = options.kv_dtype;
+  cluster.engine.compute = ComputeMode::kExact;
+  cluster.engine.iteration_deadline = std::chrono::minutes(1);
+  auto started = StartThreadCluster(cluster);
+  if (!started.ok()) std::fprintf(stderr, "%s\n", started.status().ToString().c_str());
+  TREADLE_CHECK(started.ok());
+  return std::make_unique<ClusterEngine>(*std::move(started));
+}
+
+std::vector<EngineKind> EngineKinds() {
+  std::vector<EngineKind> kinds;
+  for (const int stages : {1, 2, 3, 4}) kinds.push_back({.stages = stages});
+  for (const int stages : {1, 2}) kinds.push_back({.ranks = 2, .stages = stages});
+  return kinds;
+}
+
+}  // namespace treadle

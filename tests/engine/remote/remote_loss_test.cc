@@ -1,0 +1,378 @@
+// Workers and masters that are lost, hang, or are not who they should be.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+
+#include "engine/remote/control.pb.h"
+#include "engine/remote/control_streams.h"
+#include "tests/engine/remote/driven_requests.h"
+#include "tests/support/fault_proxy.h"
+#include "tests/support/instrumented.h"
+#include "tests/support/remote_cluster.h"
+
+namespace treadle {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+
+std::string TinyModel(uint64_t seed = 1) {
+  TinyModelOptions options;
+  options.seed = seed;
+  const std::string folder = Str(OwnFolder(), "/seed", seed);
+  std::filesystem::create_directories(folder);
+  return *WriteTinyLlamaGguf(folder, options);
+}
+
+ClusterOptions TinyCluster(int stages) {
+  ClusterOptions options;
+  options.model = TinyModel();
+  options.stages = stages;
+  options.engine.iteration_deadline = milliseconds(kInstrumented ? 5000 : 1500);
+  options.engine.silence = milliseconds(kInstrumented ? 5000 : 1500);
+  return options;
+}
+
+// Runs requests to their end in one epoch, or in as many as it takes.
+void ExpectRightAnswers(EngineClient& client, const std::string& model) {
+  const auto requests = SomeRequests(6, 2);
+  auto local = MakeLocalEngine(model, 1);
+  ASSERT_TRUE(local.ok());
+  PlanDriver expected(DriverOptions(3), requests);
+  ASSERT_EQ(EngineClient(*std::move(local)).Run(expected), absl::OkStatus());
+  for (uint32_t attempt = 0; attempt < 5; ++attempt) {
+    if (attempt > 0) {
+      ASSERT_EQ(client.Recover(), absl::OkStatus());
+    }
+    PlanDriver driver(DriverOptions(4 + attempt, 2), requests);
+    if (!client.Run(driver).ok()) continue;
+    EXPECT_EQ(DifferentAnswers(expected, driver, requests), "");
+    return;
+  }
+  ADD_FAILURE() << "no epoch ran through: " << client.engine().status();
+}
+
+// -- workers that are lost ------------------------------------------------------------------------
+
+// In a prompt: among the first iterations; while decoding: later.
+TEST(RemoteLoss, AKilledWorkerIsNamedAndItsSuccessorTakesOver) {
+  for (const int victim : {0, 1}) {
+    for (const int after : {0, 25}) {
+      ClusterOptions options = TinyCluster(2);
+      auto cluster = StartProcessCluster(options);
+      ASSERT_TRUE(cluster.ok()) << cluster.status();
+      EngineClient client(std::move(cluster->remote.engine));
+      const std::string address = cluster->workers[victim]->address();
+      const auto requests = SomeRequests(40, 8);
+      PlanDriver driver(DriverOptions(9, 2), requests);
+      absl::Status error;
+      for (uint64_t i = 0; error.ok() && i < 10000; ++i) {
+        if (static_cast<int>(i) == after) cluster->workers[victim]->Kill();
+        client.engine().Submit(driver.Next(1, i));
+        const auto result = client.Next();
+        error = result.status();
+        if (result.ok()) driver.Absorb(*result);
+      }
+      EXPECT_THAT(error.message(), HasSubstr(Str("stage ", victim, " (", address, ")")));
+      EXPECT_FALSE(client.engine().HasRoom());
+      cluster->workers[victim] = std::make_unique<WorkerProcess>(address, options.model);
+      ASSERT_EQ(cluster->workers[victim]->address(), address);
+      ASSERT_EQ(client.Recover(), absl::OkStatus());
+      ExpectRightAnswers(client, options.model);
+    }
+  }
+}
+
+TEST(RemoteLoss, AWorkerKilledWhileLoadingIsNamed) {
+  ClusterOptions options = TinyCluster(1);
+  options.engine.weights_from_master = true;
+  WorkerProcess worker("127.0.0.1:0", "");
+  // Loading cannot end before the worker does.
+  auto proxy = FaultProxy::Start(worker.address());
+  ASSERT_TRUE(proxy.ok());
+  (*proxy)->Inject(
+      {MessageFault::Kind::kDrop, MessageFault::Where::kToWorker, "tensor", 3, milliseconds(0)});
+  auto engine = EngineOptionsFor(options, {(*proxy)->address()});
+  ASSERT_TRUE(engine.ok());
+  engine->progress = [&](double) { worker.Signal(SIGKILL); };
+  const absl::Status error = RemoteEngine::Create(*std::move(engine)).status();
+  EXPECT_THAT(error.message(), HasSubstr(Str("stage 0 (", (*proxy)->address(), ")")));
+  EXPECT_THAT(error.message(), HasSubstr("lost while loading"));
+}
+
+TEST(RemoteLoss, AHungWorkerIsNamedWithinTheDeadline) {
+  ClusterOptions options = TinyCluster(2);
+  auto cluster = StartProcessCluster(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EngineClient client(std::move(cluster->remote.engine));
+  cluster->workers[1]->Signal(SIGSTOP);
+  PlanDriver driver(DriverOptions(9, 2), SomeRequests(4, 8));
+  const absl::Status error = client.Run(driver);
+  EXPECT_THAT(error.message(), HasSubstr(Str("stage 1 (", cluster->workers[1]->address(), ")")));
+  cluster->workers[1]->Signal(SIGCONT);
+  ASSERT_EQ(client.Recover(), absl::OkStatus());
+  ExpectRightAnswers(client, options.model);
+}
+
+TEST(RemoteLoss, RestartWithoutTheWorkerSaysSoInTime) {
+  ClusterOptions options = TinyCluster(2);
+  options.engine.connect_deadline = milliseconds(500);
+  auto cluster = StartProcessCluster(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EngineClient client(std::move(cluster->remote.engine));
+  const std::string address = cluster->workers[1]->address();
+  cluster->workers[1]->Kill();
+  EXPECT_FALSE(client.WaitForError().ok());
+  client.engine().Restart();
+  const absl::Status error = client.WaitForRoom();
+  EXPECT_THAT(error.message(), HasSubstr(Str("stage 1 (", address, "): not to be had within 500")));
+  cluster->workers[1] = std::make_unique<WorkerProcess>(address, options.model);
+  ASSERT_EQ(client.Recover(), absl::OkStatus());
+  ExpectRightAnswers(client, options.model);
+}
+
+// -- masters that are lost ------------------------------------------------------------------------
+
+TEST(RemoteLoss, AWorkerKeepsItsWeightsForTheNextMaster) {
+  ClusterOptions options = TinyCluster(1);
+  std::atomic<int> loads = 0;
+  options.worker.model_path = options.model;
+  options.worker.log = [&](const std::string& line) {
+    if (line.starts_with("loading")) ++loads;
+  };
+  auto worker = Worker::Start(options.worker);
+  ASSERT_TRUE(worker.ok());
+  for (int i = 0; i < 3; ++i) {
+    auto engine = EngineOptionsFor(options, {(*worker)->address()});
+    ASSERT_TRUE(engine.ok());
+    auto remote = RemoteEngine::Create(*std::move(engine));
+    ASSERT_TRUE(remote.ok()) << remote.status();
+    EngineClient client(std::move(remote->engine));
+    ExpectRightAnswers(client, options.model);
+  }
+  EXPECT_EQ(loads, 1);
+  options.engine.kv_pages = 32;  // another cache, made anew
+  auto engine = EngineOptionsFor(options, {(*worker)->address()});
+  auto remote = RemoteEngine::Create(*std::move(engine));
+  ASSERT_TRUE(remote.ok()) << remote.status();
+  EXPECT_EQ(remote->kv_pages, 32);
+  EXPECT_EQ(loads, 2);
+}
+
+// A master by hand, which says hello and no more.
+class SilentMaster {
+ public:
+  SilentMaster(const std::string& address, const std::string& version, milliseconds silence) {
+    stream_ = OpenAttach(address, {.message = [this](control::WorkerMessage&) { Note(true); },
+                                   .closed = [this](const absl::Status&) { Note(false); }});
+    control::MasterMessage message;
+    message.mutable_hello()->set_protocol(kControlProtocol);
+    message.mutable_hello()->set_version(version);
+    message.mutable_hello()->set_master(1);
+    message.mutable_hello()->set_silence_ms(static_cast<uint32_t>(silence.count()));
+    message.mutable_hello()->set_heartbeat_ms(50);
+    stream_->Send(std::move(message));
+  }
+  ~SilentMaster() {
+    stream_->Abort();
+    WaitFor(&SilentMaster::closed_);
+  }
+  bool WaitUntilGreeted() { return WaitFor(&SilentMaster::greeted_); }
+  bool WaitUntilClosed() { return WaitFor(&SilentMaster::closed_); }
+  Stream<control::MasterMessage>& stream() { return *stream_; }
+
+ private:
+  void Note(bool message) {
+    MutexLock lock(mutex_);
+    (message ? greeted_ : closed_) = true;
+    changed_.NotifyAll();
+  }
+  bool WaitFor(bool SilentMaster::*what) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    MutexLock lock(mutex_);
+    while (!(this->*what)) {
+      if (!changed_.WaitUntil(mutex_, deadline)) return false;
+    }
+    return true;
+  }
+  Mutex mutex_;
+  CondVar changed_;
+  bool greeted_ = false;
+  bool closed_ = false;
+  std::shared_ptr<Stream<control::MasterMessage>> stream_;
+};
+
+TEST(RemoteLoss, ASecondMasterIsRefusedUntilTheFirstIsGoneOrSilent) {
+  ClusterOptions options = TinyCluster(1);
+  options.worker.model_path = options.model;
+  options.worker.version = options.engine.version = "test";
+  options.engine.silence = milliseconds(300);
+  auto worker = Worker::Start(options.worker);
+  ASSERT_TRUE(worker.ok());
+  const auto attach = [&] {
+    auto engine = EngineOptionsFor(options, {(*worker)->address()});
+    return RemoteEngine::Create(*std::move(engine)).status();
+  };
+  {
+    SilentMaster patient((*worker)->address(), "test", std::chrono::seconds(60));
+    ASSERT_TRUE(patient.WaitUntilGreeted());
+    const absl::Status refused = attach();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kAlreadyExists);
+    EXPECT_THAT(refused.message(), HasSubstr("serves another master"));
+    EXPECT_THAT(refused.message(), HasSubstr((*worker)->address()));
+  }
+  options.engine.silence = milliseconds(3000);
+  EXPECT_EQ(attach(), absl::OkStatus());
+  SilentMaster silent((*worker)->address(), "test", milliseconds(200));
+  ASSERT_TRUE(silent.WaitUntilGreeted());
+  EXPECT_TRUE(silent.WaitUntilClosed());
+  EXPECT_EQ(attach(), absl::OkStatus());
+}
+
+// Plans of a stranger, or of an old epoch, do nothing.
+TEST(RemoteLoss, StrangersCannotFollow) {
+  ClusterOptions options = TinyCluster(2);
+  auto cluster = StartThreadCluster(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  Mutex mutex;
+  CondVar changed;
+  absl::Status status;
+  bool closed = false;
+  auto stream =
+      OpenFollow(cluster->workers[1]->address(), {.message = [](control::FollowAnswer&) {},
+                                                  .closed =
+                                                      [&](const absl::Status& why) {
+                                                        MutexLock lock(mutex);
+                                                        status = why;
+                                                        closed = true;
+                                                        changed.NotifyAll();
+                                                      }});
+  control::FollowMessage plan;
+  plan.mutable_plan()->set_epoch(1);
+  stream->Send(std::move(plan));
+  control::FollowMessage hello;
+  hello.mutable_hello()->set_master(12345);
+  hello.mutable_hello()->set_epoch(1);
+  stream->Send(std::move(hello));
+  {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    MutexLock lock(mutex);
+    while (!closed && changed.WaitUntil(mutex, deadline)) {
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  }
+  EngineClient client(std::move(cluster->remote.engine));
+  ExpectRightAnswers(client, options.model);
+}
+
+// -- workers that are not who they should be ------------------------------------------------------
+
+absl::Status CreationError(const ClusterOptions& options) {
+  return StartThreadCluster(options).status();
+}
+
+TEST(RemoteLoss, MismatchedWorkersAreRefusedByName) {
+  ClusterOptions options = TinyCluster(2);
+  options.worker.version = "0.0.7";
+  absl::Status error = CreationError(options);
+  EXPECT_EQ(error.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(error.message(), HasSubstr("0.0.7"));
+  EXPECT_THAT(error.message(), HasSubstr("stage "));
+
+  options = TinyCluster(2);
+  options.worker.compute = "int8";
+  error = CreationError(options);
+  EXPECT_EQ(error.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(error.message(), HasSubstr("computes int8, this master wants exact"));
+
+  options = TinyCluster(1);
+  options.engine.connect_deadline = milliseconds(400);
+  WorkerOptions other = options.worker;
+  other.model_path = TinyModel(2);
+  auto worker = Worker::Start(other);
+  ASSERT_TRUE(worker.ok());
+  auto engine = EngineOptionsFor(options, {(*worker)->address()});
+  error = RemoteEngine::Create(*std::move(engine)).status();
+  EXPECT_EQ(error.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(error.message(), HasSubstr(other.model_path + " is another file"));
+
+  other.model_path = "";
+  worker = Worker::Start(other);
+  engine = EngineOptionsFor(options, {(*worker)->address()});
+  error = RemoteEngine::Create(*std::move(engine)).status();
+  EXPECT_THAT(error.message(), HasSubstr("has no model of its own"));
+}
+
+TEST(RemoteLoss, GridsThatCannotBeAreRefused) {
+  ClusterOptions options = TinyCluster(1);
+  auto engine = EngineOptionsFor(options, {"127.0.0.1:1", "127.0.0.1:1"});
+  EXPECT_THAT(RemoteEngine::Create(*engine).status().message(), HasSubstr("is named twice"));
+  engine = EngineOptionsFor(options, {"127.0.0.1:1"});
+  engine->stages[0].layers.end = 1;
+  EXPECT_THAT(RemoteEngine::Create(*engine).status().message(),
+              HasSubstr("the stages have 1 layers, the model has 2"));
+  engine = EngineOptionsFor(options, {});
+  EXPECT_THAT(RemoteEngine::Create(*engine).status().message(), HasSubstr("no workers"));
+
+  options.worker.model_path = options.model;
+  auto worker = Worker::Start(options.worker);
+  ASSERT_TRUE(worker.ok());
+  engine = EngineOptionsFor(options, {(*worker)->address()});
+  engine->stages[0].weight_bytes = uint64_t{1} << 60;
+  const absl::Status error = RemoteEngine::Create(*engine).status();
+  EXPECT_EQ(error.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(error.message(), HasSubstr("stage 0"));
+}
+
+// A socket that accepts and never says anything.
+class DeafListener {
+ public:
+  DeafListener() {
+    socket_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    TREADLE_CHECK(bind(socket_, reinterpret_cast<sockaddr*>(&address), size) == 0);
+    TREADLE_CHECK(listen(socket_, 8) == 0);
+    getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size);
+    address_ = Str("127.0.0.1:", ntohs(address.sin_port));
+  }
+  ~DeafListener() { close(socket_); }
+  const std::string& address() const { return address_; }
+
+ private:
+  int socket_ = -1;
+  std::string address_;
+};
+
+TEST(RemoteLoss, UnreachableLateAndForeignWorkersAreNamed) {
+  ClusterOptions options = TinyCluster(1);
+  options.engine.connect_deadline = milliseconds(600);
+  options.engine.silence = milliseconds(400);
+  const auto error_at = [&](const std::string& address) {
+    auto engine = EngineOptionsFor(options, {address});
+    const absl::Status error = RemoteEngine::Create(*std::move(engine)).status();
+    EXPECT_THAT(error.message(), HasSubstr(Str("stage 0 (", address, ")")));
+    return error;
+  };
+  std::string closed;
+  {
+    DeafListener deaf;
+    closed = deaf.address();
+    const absl::Status late = error_at(deaf.address());
+    EXPECT_THAT(late.message(), HasSubstr("not to be had within 600 ms"));
+  }
+  EXPECT_EQ(error_at(closed).code(), absl::StatusCode::kUnavailable);
+  EXPECT_FALSE(error_at("no-such-host.invalid:7001").ok());
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,144 @@
+// The keys' file and the limits; time is the test's.
+#include "server/api_keys.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "kernels/status.h"
+#include "tests/server/test_certificates.h"
+
+namespace treadle {
+namespace {
+
+using std::chrono::seconds;
+using testing::HasSubstr;
+using testing::Not;
+
+const char kAlice[] = "alice-0123456789abcdef";
+const char kBob[] = "bob-0123456789abcdef00";
+
+absl::StatusOr<std::unique_ptr<ApiKeys>> OpenText(const std::string& name,
+                                                  const std::string& text) {
+  WriteText(TestPath(name), text);
+  return ApiKeys::Open(TestPath(name), [](const std::string&) {});
+}
+
+std::string Bearer(const std::string& key) { return "Bearer " + key; }
+
+TEST(ApiKeys, FindsWhoIsThere) {
+  const auto keys = OpenText("find", Str("# ours\n\n", kAlice, " alice\n", kBob, "  # no name\n"));
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  EXPECT_TRUE((*keys)->Find(Bearer(kAlice)).ok());
+  EXPECT_TRUE((*keys)->Find(Bearer(kBob)).ok());
+  const std::string almost = std::string(kAlice) + "0";
+  for (const std::string& wrong :
+       {std::string(), std::string(kAlice), Bearer(""), Bearer(almost), "Basic " + almost,
+        Bearer(std::string(kAlice).substr(1)), Bearer(Str(kAlice, " alice"))}) {
+    const absl::Status status = (*keys)->Find(wrong).status();
+    EXPECT_TRUE(absl::IsUnauthenticated(status)) << wrong;
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr("0123456789")));
+  }
+}
+
+TEST(ApiKeys, WhatIsWrongInTheFileIsNamedWithoutTheKey) {
+  struct Case {
+    std::string text, message;
+  };
+  const Case cases[] = {
+      {"", "has no key"},
+      {"# nothing\n", "has no key"},
+      {Str(kAlice, "\nshort\n"), "line 2: a key has 5 characters, expected 16 to 512"},
+      {Str(kAlice, " alice many"), "line 1: limit is 'many', expected a whole number per minute"},
+      {Str(kAlice, " alice -1"), "line 1: limit is '-1'"},
+      {Str(kAlice, " alice 1 2 3"), "line 1: there are 5 words"},
+      {Str(kAlice, "\n", kBob, "\n", kAlice, " again\n"), "line 3: the key is there twice"},
+  };
+  for (const Case& bad : cases) {
+    const absl::Status status = OpenText("bad", bad.text).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(bad.message));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("--api-keys-file: " + TestPath("bad")));
+    EXPECT_THAT(std::string(status.message()), Not(HasSubstr("0123456789")));
+  }
+  const absl::Status absent = ApiKeys::Open("/no/such/keys", {}).status();
+  EXPECT_EQ(absent.message(),
+            "--api-keys-file: cannot read /no/such/keys: No such file or directory");
+}
+
+TEST(ApiKeys, ASuspendedKeyIsDenied) {
+  const auto keys = OpenText("suspended", Str(kAlice, " alice 0\n", kBob, " bob - 0\n"));
+  ASSERT_TRUE(keys.ok());
+  for (const char* key : {kAlice, kBob}) {
+    EXPECT_TRUE(absl::IsPermissionDenied((*keys)->Find(Bearer(key)).status()));
+  }
+}
+
+TEST(ApiKeys, RequestsPerMinuteAreABucket) {
+  const ApiKey::TimePoint start{};
+  ApiKey key({.name = "alice", .requests = 3.0, .tokens = {}}, start);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(key.Admit(1'000'000, start).ok());
+  const absl::Status refused = key.Admit(1, start);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_EQ(refused.message(), "the API key 'alice' has used up its 3 requests per minute");
+  EXPECT_FALSE(key.Admit(1, start + seconds(19)).ok());
+  EXPECT_TRUE(key.Admit(1, start + seconds(21)).ok());
+  EXPECT_FALSE(key.Admit(1, start + seconds(21)).ok());
+  // An hour later there is one minute's worth, not sixty.
+  int admitted = 0;
+  while (key.Admit(1, start + seconds(3600)).ok()) ++admitted;
+  EXPECT_EQ(admitted, 3);
+}
+
+TEST(ApiKeys, TokensPerMinuteMayLeaveADebt) {
+  const ApiKey::TimePoint start{};
+  ApiKey key({.name = "alice", .requests = {}, .tokens = 60.0}, start);
+  EXPECT_TRUE(key.Admit(50, start).ok());
+  key.Charge(40);  // 30 too many
+  const absl::Status refused = key.Admit(1, start + seconds(29));
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("60 tokens per minute"));
+  EXPECT_TRUE(key.Admit(1, start + seconds(32)).ok());
+}
+
+TEST(ApiKeys, AChangedFileIsTakenOverAndABrokenOneIsNot) {
+  Mutex mutex;
+  std::vector<std::string> log;
+  const std::string path = TestPath("reload");
+  WriteText(path, Str(kAlice, " alice 1\n"));
+  const auto opened = ApiKeys::Open(path, [&](const std::string& line) {
+    MutexLock lock(mutex);
+    log.push_back(line);
+  });
+  ASSERT_TRUE(opened.ok());
+  const ApiKeys& keys = **opened;
+  const auto wait = [&](const std::function<bool()>& is) {
+    for (int i = 0; i < 6000 && !is(); ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return is();
+  };
+  ASSERT_TRUE((*keys.Find(Bearer(kAlice)))->Admit(1, ApiKey::TimePoint::clock::now()).ok());
+
+  WriteText(path, Str(kAlice, " alice 1\n", kBob, " bob\n"));
+  EXPECT_TRUE(wait([&] { return keys.Find(Bearer(kBob)).ok(); }));
+  // What was used stays used.
+  EXPECT_FALSE((*keys.Find(Bearer(kAlice)))->Admit(1, ApiKey::TimePoint::clock::now()).ok());
+
+  WriteText(path, "bad\n");
+  EXPECT_TRUE(wait([&] {
+    MutexLock lock(mutex);
+    return !log.empty() && log.back().find("the keys stay as they were") != std::string::npos;
+  }));
+  EXPECT_TRUE(keys.Find(Bearer(kBob)).ok());
+
+  WriteText(path, Str(kAlice, "\n"));
+  EXPECT_TRUE(wait([&] { return absl::IsUnauthenticated(keys.Find(Bearer(kBob)).status()); }));
+  EXPECT_TRUE(keys.Find(Bearer(kAlice)).ok());
+  MutexLock lock(mutex);
+  for (const std::string& line : log) EXPECT_THAT(line, Not(HasSubstr("0123456789")));
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,89 @@
+#include "server/configuration_sources.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tests/server/test_certificates.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+std::string FileOf(const std::string& text) {
+  const std::string path = TestPath("file");
+  WriteText(path, text);
+  return path;
+}
+
+TEST(ConfigurationSources, AFlagOutranksTheEnvironmentAndThatTheFile) {
+  const std::string file = FileOf(
+      "# ours\nmax-queue = 1\n  max-batch-size=2\nmodel = a b # c.gguf\r\n\nmax-batch-tokens = "
+      "3\n");
+  setenv("TREADLE_MAX_QUEUE", "10", 1);
+  setenv("TREADLE_MAX_BATCH_SIZE", "20", 1);
+  setenv("TREADLE_SERVICE_HOST", "a name that is no flag", 1);
+  ServeOptions options;
+  options.max_queue = 100;
+  const auto settings = ApplySources({{"--max-queue", {"100", "the command line"}}}, file, options);
+  unsetenv("TREADLE_MAX_QUEUE");
+  unsetenv("TREADLE_MAX_BATCH_SIZE");
+  unsetenv("TREADLE_SERVICE_HOST");
+  ASSERT_TRUE(settings.ok()) << settings.status();
+  EXPECT_EQ(options.max_queue, 100);
+  EXPECT_EQ(options.max_batch_size, 20);
+  EXPECT_EQ(options.max_batch_tokens, 3);
+  EXPECT_EQ(options.model, "a b # c.gguf");
+  EXPECT_EQ(settings->at("--max-batch-size").source, "TREADLE_MAX_BATCH_SIZE");
+  EXPECT_EQ(settings->at("--model").source, file + " line 4");
+
+  // What is printed reads back to the same.
+  ServeOptions again;
+  const std::string printed = PrintSettings(*settings, options);
+  ASSERT_TRUE(ApplySources({}, FileOf(printed), again).ok()) << printed;
+  EXPECT_EQ(Describe(again), Describe(options));
+}
+
+TEST(ConfigurationSources, EveryFlagCanBeReadFromAFile) {
+  for (const ServeFlag& flag : ServeFlags()) {
+    const auto settings = ReadSettingsFile(FileOf(std::string(flag.name + 2) + " = x\n"));
+    ASSERT_TRUE(settings.ok()) << settings.status();
+    EXPECT_EQ(settings->at(flag.name).value, "x");
+  }
+}
+
+TEST(ConfigurationSources, WhatIsWrongIsNamed) {
+  struct Case {
+    std::string text, message;
+  };
+  const Case cases[] = {
+      {"max-queu = 1\n", "line 1: 'max-queu' is no setting; the nearest one is 'max-queue'"},
+      {"\nmetrics_listen = x\n",
+       "line 2: 'metrics_listen' is no setting; the nearest one is "
+       "'metrics-listen'"},
+      {"config = x\n", "'config' is no setting"},
+      {"listen\n", "line 1 is 'listen', expected name = value"},
+      {"max-queue = 1\nmax-queue = 2\n", "line 2: 'max-queue' is there twice"},
+      {"max-queue = many\n", "--max-queue ("},
+      {"max-queue = many\n", "line 1) is 'many', expected a whole number"},
+  };
+  for (const Case& bad : cases) {
+    ServeOptions options;
+    const absl::Status status = ApplySources({}, FileOf(bad.text), options).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(bad.message));
+  }
+  EXPECT_EQ(ReadSettingsFile("/no/such").status().message(),
+            "--config: cannot read /no/such: No such file or directory");
+  EXPECT_FALSE(ReadSettingsFile(testing::TempDir()).ok());
+  setenv("TREADLE_DRAIN_TIMEOUT", "soon", 1);
+  ServeOptions options;
+  const absl::Status status = ApplySources({}, "", options).status();
+  unsetenv("TREADLE_DRAIN_TIMEOUT");
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--drain-timeout (TREADLE_DRAIN_TIMEOUT)"));
+}
+
+}  // namespace
+}  // namespace treadle

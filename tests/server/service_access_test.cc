@@ -1,0 +1,295 @@
+// TLS and API keys, over real channels.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "kernels/status.h"
+#include "server/tls.h"
+#include "tests/server/test_certificates.h"
+#include "tests/server/test_server.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+const char kAlice[] = "alice-0123456789abcdef";
+const char kMeagre[] = "meagre-0123456789abcde";
+const char kSuspended[] = "suspended-0123456789abc";
+
+// Files of one identity; written anew by Rotate.
+struct Files {
+  explicit Files(const std::string& name)
+      : paths{.certificate = TestPath(name + ".crt"), .key = TestPath(name + ".key"), .ca = {}} {}
+  void Rotate(const PemPair& pair) const {
+    WriteText(paths.key, pair.key);
+    WriteText(paths.certificate, pair.certificate);
+  }
+  TlsFiles paths;
+};
+
+class Lines {
+ public:
+  Tls::Log log() {
+    return [this](const std::string& line) {
+      MutexLock lock(mutex_);
+      all_ += line + "\n";
+    };
+  }
+  bool WaitFor(const std::string& text) {
+    for (int i = 0; i < 6000; ++i) {
+      {
+        MutexLock lock(mutex_);
+        if (all_.find(text) != std::string::npos) return true;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
+
+ private:
+  Mutex mutex_;
+  std::string all_ ABSL_GUARDED_BY(mutex_);
+};
+
+std::shared_ptr<grpc::ChannelCredentials> Client(const TestCa& ca, const PemPair& own = {}) {
+  return grpc::SslCredentials({ca.pem(), own.key, own.certificate});
+}
+
+// One call on a connection of its own.
+grpc::Status Ask(TestServer& server, std::shared_ptr<grpc::ChannelCredentials> credentials) {
+  const auto stub = v1::Inference::NewStub(server.Connect(std::move(credentials)));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  v1::GenerateResponse response;
+  return stub->Generate(&context, MakeRequest("a", 1, 5, 5), &response);
+}
+
+std::unique_ptr<TestServer> Serve(const Tls& tls, const TestCa& ca, const PemPair& own = {}) {
+  TestServerOptions options;
+  options.adjust = [&](ServiceOptions& service) { service.credentials = tls.ForServer(); };
+  options.channel_credentials = Client(ca, own);
+  return std::make_unique<TestServer>(options);
+}
+
+TEST(Access, TlsServesThoseWhoTrustIt) {
+  const TestCa ca, other;
+  const Files files("tls");
+  files.Rotate(ca.Sign());
+  const auto tls = Tls::Open(files.paths, [](const std::string&) {});
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  const auto server = Serve(**tls, ca);
+  EXPECT_TRUE(Ask(*server, Client(ca)).ok());
+  EXPECT_EQ(Ask(*server, Client(other)).error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_FALSE(Ask(*server, grpc::InsecureChannelCredentials()).ok());
+}
+
+TEST(Access, MutualTlsWantsACertificateOfItsCa) {
+  const TestCa ca, clients, other;
+  Files files("mutual");
+  files.Rotate(ca.Sign());
+  files.paths.ca = TestPath("mutual.ca");
+  WriteText(files.paths.ca, clients.pem());
+  const auto tls = Tls::Open(files.paths, [](const std::string&) {});
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  const auto server = Serve(**tls, ca, clients.Sign());
+  EXPECT_TRUE(Ask(*server, Client(ca, clients.Sign())).ok());
+  EXPECT_FALSE(Ask(*server, Client(ca)).ok());
+  EXPECT_FALSE(Ask(*server, Client(ca, other.Sign())).ok());
+  EXPECT_FALSE(Ask(*server, Client(ca, clients.Sign(-7200, -3600))).ok());
+}
+
+TEST(Access, CertificatesAreRotatedUnderLoadWithoutAFailure) {
+  const TestCa old_ca, new_ca, third_ca;
+  const Files files("rotated");
+  files.Rotate(old_ca.Sign());
+  Lines lines;
+  const auto tls = Tls::Open(files.paths, lines.log());
+  ASSERT_TRUE(tls.ok());
+  const auto server = Serve(**tls, old_ca);
+  const std::string both = old_ca.pem() + new_ca.pem();
+  const auto either = [&] { return grpc::SslCredentials({both, "", ""}); };
+  std::atomic<bool> over = false;
+  std::atomic<int> asked = 0;
+  std::vector<std::string> failures;
+  std::thread load([&] {
+    while (!over) {
+      const grpc::Status fresh = Ask(*server, either());
+      v1::GenerateResponse response;
+      const grpc::Status kept = Generate(*server, MakeRequest("b", 2, 5, 5), response);
+      if (!fresh.ok()) failures.push_back("new: " + fresh.error_message());
+      if (!kept.ok()) failures.push_back("kept: " + kept.error_message());
+      ++asked;
+    }
+  });
+
+  files.Rotate(new_ca.Sign());
+  EXPECT_TRUE(lines.WaitFor("anew"));
+  bool taken_over = false;
+  for (int i = 0; i < 600 && !taken_over; ++i) {
+    taken_over = Ask(*server, Client(new_ca)).ok();
+    if (!taken_over) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  EXPECT_TRUE(taken_over);
+  EXPECT_FALSE(Ask(*server, Client(old_ca)).ok());
+
+  // What does not pass is not taken over.
+  WriteText(files.paths.key, third_ca.Sign().key);
+  EXPECT_TRUE(lines.WaitFor("does not belong to the certificate"));
+  EXPECT_TRUE(Ask(*server, Client(new_ca)).ok());
+  over = true;
+  load.join();
+  EXPECT_GT(asked, 0);
+  EXPECT_THAT(failures, testing::IsEmpty());
+}
+
+TEST(Access, WhatIsWrongWithTlsFilesIsNamed) {
+  const TestCa ca;
+  const PemPair good = ca.Sign();
+  const std::string crt = TestPath("bad.crt"), key = TestPath("bad.key"), root = TestPath("bad.ca");
+  struct Case {
+    std::string certificate, key, ca, message;
+  };
+  const Case cases[] = {
+      {"", good.key, "", "cannot read " + crt + ": it is empty"},
+      {"nonsense", good.key, "", crt + " has no certificate, expected PEM"},
+      {good.certificate + "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+       good.key, "", crt + " has a damaged certificate"},
+      {good.certificate, "nonsense", "", key + " has no private key"},
+      {good.certificate, ca.Sign().key, "",
+       "the key in " + key + " does not belong to the certificate in " + crt},
+      {ca.Sign(-7200, -3600).certificate, good.key, "", crt + " has expired on "},
+      {ca.Sign(3600, 7200).certificate, good.key, "", crt + " is not valid before "},
+      {good.certificate, good.key, "nonsense", root + " has no certificate"},
+  };
+  for (const Case& bad : cases) {
+    WriteText(crt, bad.certificate);
+    WriteText(key, bad.key);
+    WriteText(root, bad.ca);
+    const absl::Status status = CheckTlsFiles(
+        {.certificate = crt, .key = key, .ca = bad.ca.empty() ? std::string() : root});
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad.message;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(bad.message));
+  }
+  EXPECT_EQ(CheckTlsFiles({.certificate = "/no/such", .key = key, .ca = {}}).message(),
+            "TLS: cannot read /no/such: No such file or directory");
+}
+
+struct Caller {
+  explicit Caller(const std::string& key) {
+    if (!key.empty()) context.AddMetadata("authorization", "Bearer " + key);
+  }
+  grpc::ClientContext context;
+};
+
+class Keys : public testing::Test {
+ protected:
+  Keys() {
+    WriteText(TestPath("keys"), Str(kAlice, " alice\n", kMeagre, " meagre 1\n", kSuspended, " gone 0"));
+    auto keys = ApiKeys::Open(TestPath("keys"), [](const std::string&) {});
+    EXPECT_TRUE(keys.ok()) << keys.status();
+    keys_ = *std::move(keys);
+    TestServerOptions options;
+    options.adjust = [&](ServiceOptions& service) { service.keys = keys_.get(); };
+    server_ = std::make_unique<TestServer>(options);
+  }
+  grpc::Status Generate(const std::string& key) {
+    Caller caller(key);
+    v1::GenerateResponse response;
+    return server_->stub().Generate(&caller.context, MakeRequest("a", 1, 5, 5), &response);
+  }
+
+  std::unique_ptr<ApiKeys> keys_;
+  std::unique_ptr<TestServer> server_;
+};
+
+TEST_F(Keys, EveryCallNeedsOneButTheProbes) {
+  using grpc::StatusCode;
+  for (const auto& [key, code] :
+       {std::pair<std::string, StatusCode>{"", StatusCode::UNAUTHENTICATED},
+        {"wrong-0123456789abcdef", StatusCode::UNAUTHENTICATED},
+        {kSuspended, StatusCode::PERMISSION_DENIED},
+        {kAlice, StatusCode::OK}}) {
+    v1::Inference::Stub& stub = server_->stub();
+    EXPECT_EQ(Generate(key).error_code(), code) << key;
+    {
+      Caller caller(key);
+      const auto reader = stub.GenerateStream(&caller.context, MakeRequest("s", 1, 5, 5));
+      EXPECT_EQ(ReadAll(*reader).status.error_code(), code) << key;
+    }
+    const auto check = [&, code = code](const grpc::Status& status) {
+      EXPECT_EQ(status.error_code(), code) << key << ": " << status.error_message();
+    };
+    Caller one(key), two(key), three(key), four(key);
+    v1::TokenizeRequest text;
+    text.set_text("abc");
+    v1::TokenizeResponse ids;
+    v1::DetokenizeResponse back;
+    v1::GetModelInfoResponse model;
+    v1::GetLoadResponse load;
+    check(stub.Tokenize(&one.context, text, &ids));
+    check(stub.Detokenize(&two.context, {}, &back));
+    check(stub.GetModelInfo(&three.context, {}, &model));
+    check(stub.GetLoad(&four.context, {}, &load));
+    EXPECT_EQ(model.vocab_size() > 0, code == StatusCode::OK);
+    Caller watcher(key);
+    const auto reader = stub.WatchLedger(&watcher.context, {});
+    v1::LedgerRecord record;
+    if (code == StatusCode::OK) {
+      watcher.context.TryCancel();
+    } else {
+      EXPECT_FALSE(reader->Read(&record));
+      check(reader->Finish());
+    }
+  }
+  EXPECT_TRUE(server_->WaitHealth("ready", true));
+  EXPECT_TRUE(server_->WaitHealth("live", true));
+}
+
+TEST_F(Keys, ALimitIsSaid) {
+  EXPECT_TRUE(Generate(kMeagre).ok());
+  const grpc::Status refused = Generate(kMeagre);
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(refused.error_message(), "the API key 'meagre' has used up its 1 requests per minute");
+  EXPECT_TRUE(Generate(kAlice).ok());
+}
+
+TEST_F(Keys, MetricsCanAskForOne) {
+  const auto port = server_->metrics().Listen("127.0.0.1:0", keys_.get());
+  ASSERT_TRUE(port.ok());
+  EXPECT_THAT(HttpGet(*port, "/metrics"), HasSubstr("401 Unauthorized"));
+  EXPECT_THAT(HttpGet(*port, "/metrics", Str("Authorization: Bearer ", kAlice, "\r\n")),
+              HasSubstr("treadle:num_requests_running"));
+}
+
+TEST(HealthServer, ShowsTheSameBoardOnAPortOfItsOwn) {
+  const auto board = std::make_shared<HealthBoard>();
+  const auto port = HealthServer::Start("127.0.0.1:0", *board);
+  ASSERT_TRUE(port.ok()) << port.status();
+  TestServerOptions options;
+  options.gate_closed = true;
+  options.adjust = [&](ServiceOptions& service) {
+    service.health = board;
+    service.warm_up = true;
+  };
+  TestServer server(options);
+  const auto says = [&](const std::string& name, bool serving) {
+    return server.WaitHealth(name, serving) &&
+           server.WaitHealth(name, serving, ToString((*port)->address()));
+  };
+  EXPECT_TRUE(says("started", true));
+  EXPECT_TRUE(says("live", true));
+  EXPECT_TRUE(says("ready", false));
+  EXPECT_TRUE(says("", false));
+  server.gate().Open();
+  EXPECT_TRUE(says("ready", true));
+  EXPECT_TRUE(says("treadle.v1.Inference", true));
+  EXPECT_TRUE(server.server().DrainAndStop(std::chrono::seconds(60)));
+  EXPECT_TRUE(server.WaitHealth("ready", false, ToString((*port)->address())));
+  const auto taken = HealthServer::Start(ToString((*port)->address()), *board);
+  EXPECT_THAT(std::string(taken.status().message()), HasSubstr("Address already in use"));
+}
+
+}  // namespace
+}  // namespace treadle
