@@ -363,7 +363,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
     CallEnvironment& environment, grpc::CallbackServerContext* context,
     const grpc::ByteBuffer* request) {
   auto answer = Answer::Create(environment, *context, *request);
-  if (!answer.ok()) return new RefusedStream<grpc::ByteBuffer>(answer.status());
+  if (!answer.ok()) return RefuseStream<grpc::ByteBuffer>(answer.status());
   auto call = std::make_shared<StreamCall>(std::move(*answer), context);
   call->Begin();
   return call.get();

@@ -1,22 +1,17 @@
-// A server stream that ends before it begins. For leaf files, which include gRPC themselves.
-//
-// Thread safety: gRPC's.
+// A server stream that ends before it begins. Thread safety: any thread.
 #pragma once
 
-#include "server/rpc_status.h"
+#include "absl/status/status.h"
 
 namespace grpc {
-template <typename Message>
+template <class W>
 class ServerWriteReactor;
-}  // namespace grpc
+}
 
 namespace treadle {
 
+// For GenerateStream (grpc::ByteBuffer) and WatchLedger (v1::LedgerRecord); gRPC owns the result.
 template <typename Message>
-class RefusedStream final : public grpc::ServerWriteReactor<Message> {
- public:
-  explicit RefusedStream(const absl::Status& status) { this->Finish(ToGrpcStatus(status)); }
-  void OnDone() override { delete this; }
-};
+grpc::ServerWriteReactor<Message>* RefuseStream(const absl::Status& status);
 
 }  // namespace treadle

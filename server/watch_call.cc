@@ -103,7 +103,7 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
 grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(
     CallEnvironment& environment, const grpc::CallbackServerContext& context, bool from_start) {
   if (const absl::Status caller = Authorize(environment, context).status(); !caller.ok()) {
-    return new RefusedStream<v1::LedgerRecord>(caller);
+    return RefuseStream<v1::LedgerRecord>(caller);
   }
   auto call = std::make_shared<WatchCall>(environment, from_start);
   call->Begin();

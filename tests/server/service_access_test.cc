@@ -186,7 +186,8 @@ struct Caller {
 class Keys : public testing::Test {
  protected:
   Keys() {
-    WriteText(TestPath("keys"), Str(kAlice, " alice\n", kMeagre, " meagre 1\n", kSuspended, " gone 0"));
+    WriteText(TestPath("keys"),
+              Str(kAlice, " alice\n", kMeagre, " meagre 1\n", kSuspended, " gone 0"));
     auto keys = ApiKeys::Open(TestPath("keys"), [](const std::string&) {});
     EXPECT_TRUE(keys.ok()) << keys.status();
     keys_ = *std::move(keys);
