@@ -18,7 +18,7 @@ start() {  # start NAME COMMAND...: a server in the background; its process is $
   "$@" >"$work/$name.log" 2>&1 &
   server=$!
   for _ in $(seq 300); do
-    grep -q "listening on" "$work/$name.log" && return
+    grep -q "^listening on" "$work/$name.log" && return
     kill -0 $server || break
     sleep 0.1
   done
@@ -41,8 +41,8 @@ for _ in $(seq "$rounds"); do
   load one
   stop
   start two "$treadle" serve "${common[@]}" --pipeline-parallel 2 --threads 2
-  private $(workers) >"$work/half.memory"
   load two
+  private $(workers) >"$work/half.memory"
   stop
   "$treadle" bench iteration --model "$model" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 2 2>/dev/null |
     tail -1 >>"$work/process.batch1"
@@ -59,6 +59,7 @@ done
 "$treadle" worker --model "$model" --listen 127.0.0.1:50078 --threads 1 >"$work/worker.log" 2>&1 &
 whole=$!
 start whole "$treadle" serve "${common[@]}" --workers 127.0.0.1:50078
+load whole
 private $whole >"$work/whole.memory"
 stop
 kill $whole
@@ -107,7 +108,7 @@ if even:
         f"{median(thread) / median(ranks):.2f}")
 arrivals = {}
 for event in json.loads((work / "trace.json").read_text())["traceEvents"]:
-    if event.get("ph") == "X" and event["name"] == "plan" and event["tid"] == 0:
+    if event.get("ph") == "b" and event["name"] == "plan" and event["tid"] == 0:
         arrivals.setdefault(event["args"]["iteration"], {})[event["pid"]] = event["ts"]
 hops = sorted(a[1] - a[0] for a in arrivals.values() if 0 in a and 1 in a)
 row("a plan's hop from stage to stage, us: median; 99th percentile", f"{median(hops):.0f}",

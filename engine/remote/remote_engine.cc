@@ -8,6 +8,7 @@
 #include "engine/remote/control.pb.h"
 #include "engine/remote/fingerprint.h"
 #include "engine/remote/plan_messages.h"
+#include "engine/remote/thread_priority.h"
 #include "engine/remote/worker_cluster.h"
 #include "kernels/status.h"
 #include "kernels/sync.h"
@@ -276,6 +277,7 @@ class CreationProgress {
 
 absl::StatusOr<RemoteEngine> RemoteEngine::Create(RemoteEngineOptions options) {
   TREADLE_CHECK(options.checkpoint != nullptr);
+  MakeMessageThread();  // and all that gRPC and the server start from here on
   TREADLE_RETURN_IF_ERROR(CheckOptions(options));
   if (options.version.empty()) options.version = TREADLE_VERSION;
   TREADLE_ASSIGN_OR_RETURN(std::string fingerprint, Fingerprint(*options.checkpoint));

@@ -72,10 +72,11 @@ struct RemoteEngine {
   std::string backend;                 // description of the first stage's
   std::vector<uint64_t> weight_bytes;  // of each stage
 
-  // Attaches to the workers, has them load their stages, and forms the first epoch. Errors name the
-  // worker: unreachable or late (Unavailable, DeadlineExceeded), another master's (AlreadyExists),
-  // another version, file or compute mode (FailedPrecondition), no memory (ResourceExhausted), its
-  // own loading errors.
+  // The calling thread, and those that it starts later, get priority over compute threads
+  // (thread_priority.h). Attaches to the workers, has them load their stages, and forms the first
+  // epoch. Errors name the worker: unreachable or late (Unavailable, DeadlineExceeded), another
+  // master's (AlreadyExists), another version, file or compute mode (FailedPrecondition), no memory
+  // (ResourceExhausted), its own loading errors.
   static absl::StatusOr<RemoteEngine> Create(RemoteEngineOptions options);
 };
 

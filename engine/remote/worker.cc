@@ -13,6 +13,7 @@
 #include "engine/remote/machine.h"
 #include "engine/remote/plan_messages.h"
 #include "engine/remote/received_checkpoint.h"
+#include "engine/remote/thread_priority.h"
 #include "engine/remote/trace_messages.h"
 #include "engine/remote/worker_epoch.h"
 #include "kernels/cpu/thread_pool.h"
@@ -404,6 +405,7 @@ void StageWorker::SendTrace(Session& to) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(WorkerOptions options) {
+  MakeMessageThread();  // and all that gRPC starts from here on
   if (!options.model_path.empty()) {
     TREADLE_RETURN_IF_ERROR(Checkpoint::Open(options.model_path).status());
   }

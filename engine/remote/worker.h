@@ -51,7 +51,8 @@ struct WorkerOptions {
 
 class Worker {
  public:
-  // Listens. Unavailable if the address is taken; errors of opening the checkpoint.
+  // Listens. The calling thread, and those that it starts later, get priority over compute threads
+  // (thread_priority.h). Unavailable if the address is taken; errors of opening the checkpoint.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(WorkerOptions options);
   // Ends the attachment, waits for a load or an iteration that runs.
   virtual ~Worker() = default;

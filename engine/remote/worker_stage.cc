@@ -1,15 +1,12 @@
 #include "engine/remote/worker_stage.h"
 
-#include <sys/resource.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "engine/remote/control.pb.h"
+#include "engine/remote/thread_priority.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/status.h"
@@ -17,14 +14,12 @@
 namespace treadle {
 namespace {
 
-constexpr int kComputeNice = 10;
-
 // Runs `work` on a thread whose low priority goes over to all threads that it starts.
 absl::Status RunAtLowPriority(const std::function<absl::Status()>& work) {
   absl::Status status;
   try {
     std::thread([&] {
-      setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kComputeNice);
+      MakeComputeThread();
       status = work();
     }).join();
   } catch (const std::system_error& error) {
