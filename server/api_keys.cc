@@ -175,11 +175,10 @@ void ApiKeys::Reload() {
 absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path, Log log) {
   std::unique_ptr<ApiKeys> keys(new ApiKeys(path, std::move(log)));
   // Watched first: a change during the first read is seen.
-  ApiKeys* const self = keys.get();
+  keys->watcher_ = std::make_unique<FileWatcher>(std::vector<std::string>{path},
+                                                 [self = keys.get()] { self->Reload(); });
   TREADLE_ASSIGN_OR_RETURN(std::vector<Line> lines, keys->Read());
   keys->Take(std::move(lines));
-  keys->watcher_ =
-      std::make_unique<FileWatcher>(std::vector<std::string>{path}, [self] { self->Reload(); });
   return keys;
 }
 
