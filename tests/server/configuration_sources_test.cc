@@ -22,6 +22,7 @@ TEST(ConfigurationSources, AFlagOutranksTheEnvironmentAndThatTheFile) {
   const std::string file = FileOf(
       "# ours\nmax-queue = 1\n  max-batch-size=2\nmodel = a b # c.gguf\r\n\nmax-batch-tokens = "
       "3\n");
+  unsetenv("TREADLE_MODEL");  // the tests' own, which outranks the file's
   setenv("TREADLE_MAX_QUEUE", "10", 1);
   setenv("TREADLE_MAX_BATCH_SIZE", "20", 1);
   setenv("TREADLE_SERVICE_HOST", "a name that is no flag", 1);

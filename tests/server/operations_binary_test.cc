@@ -50,6 +50,7 @@ class Environment {
 TEST(Operations, PrintConfigShowsWhatHoldsAndWhereItIsFrom) {
   const std::string file = TestPath("config");
   WriteText(file, "max-queue = 7\nmax-batch-size = 3\nmodel = a.gguf\n");
+  unsetenv("TREADLE_MODEL");  // the tests' own, which outranks the file's
   const Environment queue("TREADLE_MAX_QUEUE", "8");
   const Environment config("TREADLE_CONFIG", file);
   ChildProcess first({kBinary, "serve", "--model", "b.gguf", "--print-config"});
