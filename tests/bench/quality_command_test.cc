@@ -13,6 +13,7 @@
 
 #include "kernels/status.h"
 #include "tests/server/child_process.h"
+#include "tests/support/default_model.h"
 
 namespace treadle {
 namespace {
@@ -33,13 +34,6 @@ class QualityCommand : public testing::Test {
   }
   // A real text.
   static std::string Licence() { return std::string(TREADLE_TESTDATA) + "/../../LICENSE"; }
-  static std::string DefaultModel() {
-    if (const char* model = std::getenv("TREADLE_MODEL")) return model;
-    const char* cache = std::getenv("XDG_CACHE_HOME");
-    const char* home = std::getenv("HOME");
-    return (cache ? cache : std::string(home ? home : "") + "/.cache") +
-           "/treadle/SmolLM2-135M-Instruct.Q4_1.gguf";
-  }
 
   struct Result {
     int code;
@@ -75,12 +69,8 @@ TEST_F(QualityCommand, WrongUseSaysWhatIsWrong) {
   ExpectRefused({"bench", "accuracy", "--model", small, "--text", Licence()}, "has no tokenizer");
 }
 
-#define NEEDS_MODEL(model)                  \
-  const std::string model = DefaultModel(); \
-  if (!std::filesystem::exists(model)) GTEST_SKIP() << "no model file at '" << model << "'"
-
 TEST_F(QualityCommand, BadTextsAreOneLine) {
-  NEEDS_MODEL(model);
+  NEEDS_DEFAULT_MODEL(model);
   const std::string missing = folder_ / "missing.txt";
   ExpectRefused({"perplexity", model, "--text", missing}, "missing.txt: cannot be read");
   ExpectRefused({"perplexity", model, "--text", File("empty.txt", "")}, "empty.txt");
@@ -103,7 +93,7 @@ TEST_F(QualityCommand, BadTextsAreOneLine) {
 }
 
 TEST_F(QualityCommand, LogProbabilitiesAddUpToThePerplexity) {
-  NEEDS_MODEL(model);
+  NEEDS_DEFAULT_MODEL(model);
   for (const char* name : {"log.csv", "log.jsonl"}) {
     const std::string file = folder_ / name;
     const Result result =
@@ -135,7 +125,7 @@ TEST_F(QualityCommand, LogProbabilitiesAddUpToThePerplexity) {
 }
 
 TEST_F(QualityCommand, AccuracyOfConvertedWeights) {
-  NEEDS_MODEL(model);
+  NEEDS_DEFAULT_MODEL(model);
   const Result result =
       Run({"bench", "accuracy", "--model", model, "--text", Licence(), "--window", "64",
            "--max-tokens", "128", "--weights", "nf4", "--weights", "int8", "--json"});

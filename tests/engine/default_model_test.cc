@@ -1,5 +1,7 @@
 // The default model file through the engine, on the CPU backend: what it answers, and that company
 // does not change it. Needs the file; `make test` fetches it.
+#include "tests/support/default_model.h"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -26,14 +28,6 @@ const std::vector<int32_t> kFranceAnswer = {504, 3575, 282, 4649, 314, 7042, 30,
 
 constexpr int64_t kMaxBatchTokens = 96;
 
-std::string ModelPath() {
-  if (const char* path = std::getenv("TREADLE_MODEL")) return path;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  const std::string folder = cache != nullptr ? cache : std::string(home ? home : "") + "/.cache";
-  return folder + "/treadle/SmolLM2-135M-Instruct.Q4_1.gguf";
-}
-
 RankFactory CpuRank(const Checkpoint& checkpoint, ComputeMode compute) {
   return {[compute] {
             CpuBackendOptions options;
@@ -56,10 +50,8 @@ RankFactory CpuRank(const Checkpoint& checkpoint, ComputeMode compute) {
 class DefaultModel : public ::testing::TestWithParam<ComputeMode> {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(ModelPath())) {
-      GTEST_SKIP() << "no model file at " << ModelPath() << " (make test fetches it)";
-    }
-    auto checkpoint = Checkpoint::Open(ModelPath());
+    NEEDS_DEFAULT_MODEL(path);
+    auto checkpoint = Checkpoint::Open(path);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     checkpoint_ = *std::move(checkpoint);
   }

@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/models/teacher_forcing.h"
+#include "tests/support/default_model.h"
 #include "tests/support/instrumented.h"
 
 namespace treadle {
@@ -113,10 +114,8 @@ double Divergence(std::span<const float> p, std::span<const float> q) {
 class DefaultModelLogits : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!std::filesystem::exists(DefaultModelPath())) {
-      GTEST_SKIP() << "no model file at " << DefaultModelPath() << " (make test fetches it)";
-    }
-    auto checkpoint = Checkpoint::Open(DefaultModelPath());
+    NEEDS_DEFAULT_MODEL(path);
+    auto checkpoint = Checkpoint::Open(path);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     checkpoint_ = *std::move(checkpoint);
   }

@@ -8,23 +8,15 @@
 #include "models/chat_template.h"
 #include "models/checkpoint.h"
 #include "tests/models/tokenizer_oracle.h"
+#include "tests/support/default_model.h"
 
 namespace treadle {
 namespace {
 
-std::string ModelPath() {
-  if (const char* path = std::getenv("TREADLE_MODEL")) return path;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  const std::string base = cache ? cache : Str(home ? home : "", "/.cache");
-  return base + "/treadle/SmolLM2-135M-Instruct.Q4_1.gguf";
-}
-
 class DefaultModelTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    const std::string path = ModelPath();
-    if (!std::filesystem::exists(path)) GTEST_SKIP() << path << " is not there";
+    NEEDS_DEFAULT_MODEL(path);
     auto checkpoint = Checkpoint::Open(path);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     checkpoint_ = *std::move(checkpoint);

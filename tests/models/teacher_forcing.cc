@@ -92,14 +92,6 @@ std::vector<float> TeacherForcing::Logits(std::span<const int32_t> token_ids) {
   return all;
 }
 
-std::string DefaultModelPath() {
-  if (const char* path = std::getenv("TREADLE_MODEL")) return path;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  const std::string folder = cache != nullptr ? cache : std::string(home ? home : "") + "/.cache";
-  return folder + "/treadle/SmolLM2-135M-Instruct.Q4_1.gguf";
-}
-
 int64_t ArgMax(std::span<const float> values) {
   return std::ranges::max_element(values) - values.begin();
 }

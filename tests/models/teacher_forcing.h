@@ -49,9 +49,6 @@ class TeacherForcing {
   Buffer logits_;                   // [head rows, vocab]
 };
 
-// ${TREADLE_MODEL}, or the default model's place in the user's cache.
-std::string DefaultModelPath();
-
 int64_t ArgMax(std::span<const float> values);
 
 }  // namespace treadle

@@ -15,6 +15,7 @@
 
 #include "server/inference.grpc.pb.h"
 #include "tests/server/child_process.h"
+#include "tests/support/default_model.h"
 
 namespace treadle {
 namespace {
@@ -22,18 +23,6 @@ namespace {
 using testing::HasSubstr;
 
 const char kBinary[] = TREADLE_BINARY;
-
-std::string DefaultModel() {
-  if (const char* model = std::getenv("TREADLE_MODEL")) return model;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  const std::string base = cache ? cache : std::string(home ? home : "") + "/.cache";
-  return base + "/treadle/SmolLM2-135M-Instruct.Q4_1.gguf";
-}
-
-#define NEEDS_MODEL(model)                  \
-  const std::string model = DefaultModel(); \
-  if (!std::filesystem::exists(model)) GTEST_SKIP() << "no model file at '" << model << "'"
 
 struct BadUse {
   std::vector<std::string> arguments;
@@ -52,7 +41,6 @@ TEST(Binary, WrongUseIsOneLineAndExitCodeTwo) {
       {{"generate", "--model", "a", "--target", "b", "--prompt", "a"}, 2, "excludes"},
       {{"generate", "--timeout", "5", "--prompt", "a"}, 2, "--timeout is '5', expected a time"},
   };
-  unsetenv("TREADLE_MODEL");  // the tests' own, which `serve` would take for --model
   for (const BadUse& use : uses) {
     std::vector<std::string> command = {kBinary};
     command.insert(command.end(), use.arguments.begin(), use.arguments.end());
@@ -119,7 +107,7 @@ class RunningServer {
 };
 
 TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
-  NEEDS_MODEL(model);
+  NEEDS_DEFAULT_MODEL(model);
   RunningServer server(model, "4m");  // of patience with builds under a sanitizer
   ASSERT_NE(server.address(), "") << server.child().output();
   EXPECT_THAT(server.child().output(), HasSubstr("max-batch-size = 32\n"));
@@ -154,7 +142,7 @@ TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
 }
 
 TEST(Binary, ASecondSignalEndsAtOnce) {
-  NEEDS_MODEL(model);
+  NEEDS_DEFAULT_MODEL(model);
   RunningServer server(model, "1h");
   ASSERT_NE(server.address(), "") << server.child().output();
   const auto stub = v1::Inference::NewStub(
@@ -174,7 +162,7 @@ TEST(Binary, ASecondSignalEndsAtOnce) {
 }
 
 TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
-  NEEDS_MODEL(model);
+  NEEDS_DEFAULT_MODEL(model);
   const std::vector<std::string> ask = {"--token-ids",
                                         "504,3575,282",
                                         "--max-new-tokens",

@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <string_view>
+
 #include "kernels/status.h"
 
 namespace treadle {
@@ -15,6 +17,13 @@ ChildProcess::ChildProcess(const std::vector<std::string>& command) {
     arguments.push_back(const_cast<char*>(argument.c_str()));
   }
   arguments.push_back(nullptr);
+  std::vector<char*> environment;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    if (!std::string_view(*variable).starts_with("TREADLE_MODEL=")) {
+      environment.push_back(*variable);
+    }
+  }
+  environment.push_back(nullptr);
   int ends[2];
   TREADLE_CHECK(pipe2(ends, O_CLOEXEC) == 0);
   pid_ = fork();
@@ -22,7 +31,7 @@ ChildProcess::ChildProcess(const std::vector<std::string>& command) {
   if (pid_ == 0) {
     dup2(ends[1], STDOUT_FILENO);
     dup2(ends[1], STDERR_FILENO);
-    execv(arguments[0], arguments.data());
+    execve(arguments[0], arguments.data(), environment.data());
     _exit(127);
   }
   close(ends[1]);

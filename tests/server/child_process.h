@@ -1,4 +1,6 @@
-// A program run as a child process, with its stdout and stderr in one pipe. Not thread-safe.
+// A program run as a child process, with its stdout and stderr in one pipe. It inherits the
+// environment but for TREADLE_MODEL, which is the tests' own and would be `serve --model`. Not
+// thread-safe.
 #pragma once
 
 #include <string>

@@ -13,6 +13,7 @@
 #include "server/inference.grpc.pb.h"
 #include "tests/server/child_process.h"
 #include "tests/server/test_certificates.h"
+#include "tests/support/default_model.h"
 
 namespace treadle {
 namespace {
@@ -22,18 +23,6 @@ using testing::Not;
 
 const char kBinary[] = TREADLE_BINARY;
 const char kKey[] = "alice-0123456789abcdef";
-
-std::string DefaultModel() {
-  if (const char* model = std::getenv("TREADLE_MODEL")) return model;
-  const char* cache = std::getenv("XDG_CACHE_HOME");
-  const char* home = std::getenv("HOME");
-  const std::string base = cache ? cache : std::string(home ? home : "") + "/.cache";
-  return base + "/treadle/SmolLM2-135M-Instruct.Q4_1.gguf";
-}
-
-#define NEEDS_MODEL(model)                  \
-  const std::string model = DefaultModel(); \
-  if (!std::filesystem::exists(model)) GTEST_SKIP() << "no model file at '" << model << "'"
 
 // Beside what this test process was given.
 class Environment {
@@ -50,7 +39,6 @@ class Environment {
 TEST(Operations, PrintConfigShowsWhatHoldsAndWhereItIsFrom) {
   const std::string file = TestPath("config");
   WriteText(file, "max-queue = 7\nmax-batch-size = 3\nmodel = a.gguf\n");
-  unsetenv("TREADLE_MODEL");  // the tests' own, which outranks the file's
   const Environment queue("TREADLE_MAX_QUEUE", "8");
   const Environment config("TREADLE_CONFIG", file);
   ChildProcess first({kBinary, "serve", "--model", "b.gguf", "--print-config"});
@@ -140,7 +128,7 @@ std::string WordAfter(const std::string& line, const std::string& text) {
 }
 
 TEST(Operations, TlsKeysAndProbesTogether) {
-  NEEDS_MODEL(model);
+  NEEDS_DEFAULT_MODEL(model);
   const TestCa ca;
   const PemPair pair = ca.Sign();
   const std::string crt = TestPath("crt"), key = TestPath("key"), root = TestPath("ca"),
@@ -225,7 +213,7 @@ TEST(Operations, TlsKeysAndProbesTogether) {
 }
 
 TEST(Operations, RequestsThatAreCutOffShowInTheExitCode) {
-  NEEDS_MODEL(model);
+  NEEDS_DEFAULT_MODEL(model);
   ChildProcess server({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0",
                        "--metrics-listen", "none", "--pin-threads", "off", "--drain-timeout",
                        "1ms"});
