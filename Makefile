@@ -49,10 +49,10 @@ deploy-check:
 	@scripts/deploy_check.sh
 
 format:
-	@git ls-files '*.h' '*.cc' | xargs clang-format -i
+	@git ls-files '*.h' '*.cc' '*.cu' | xargs clang-format -i
 
 format-check:
-	@git ls-files '*.h' '*.cc' | xargs clang-format --dry-run -Werror
+	@git ls-files '*.h' '*.cc' '*.cu' | xargs clang-format --dry-run -Werror
 
 clean:
 	rm -rf $(BUILD)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/status.h"
+#include "tests/support/forwarding_backend.h"
 
 namespace treadle {
 namespace {
@@ -81,74 +82,32 @@ const SimulatedMatrix& Simulated(const PackedMatrix& matrix) {
   return static_cast<const SimulatedMatrix&>(matrix);
 }
 
-class SimulatedBackend : public Backend {
+class SimulatedBackend : public ForwardingBackend {
  public:
   SimulatedBackend(std::unique_ptr<Backend> below, const Int8Variant& variant,
                    int64_t untouched_rows)
-      : below_(std::move(below)),
+      : ForwardingBackend(std::move(below)),
         variant_(variant),
         untouched_rows_(untouched_rows),
-        description_(Str("simulation of ", variant.name, " on ", below_->description())) {}
+        description_(Str("simulation of ", variant.name, " on ", this->below().description())) {}
 
   std::string_view name() const override { return "simulation"; }
   std::string description() const override { return description_; }
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override;
   void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
              Tensor out) override {
-    below_->Embed(*Simulated(table).rounded(), ids, accumulate, out);
+    below().Embed(*Simulated(table).rounded(), ids, accumulate, out);
   }
   void MatMul(Tensor x, std::span<const Projection> projections) override;
-
-  // All else is the backend's below.
-  absl::StatusOr<Buffer> Allocate(size_t bytes) override { return below_->Allocate(bytes); }
-  void CopyToDevice(void* device, const void* host, size_t bytes) override {
-    below_->CopyToDevice(device, host, bytes);
-  }
-  void CopyToHost(void* host, const void* device, size_t bytes) override {
-    below_->CopyToHost(host, device, bytes);
-  }
-  void BindThread() override { below_->BindThread(); }
-  void Synchronize() override { below_->Synchronize(); }
-  void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
-    below_->RmsNorm(x, weight, eps, out);
-  }
-  void LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out) override {
-    below_->LayerNorm(x, weight, bias, eps, out);
-  }
-  void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
-                        const KvView& kv) override {
-    below_->RotateAndStoreKv(q, k, v, rotary, kv);
-  }
-  void Attention(Tensor q, const KvView& kv, float scale, Tensor out) override {
-    below_->Attention(q, kv, scale, out);
-  }
-  void SwiGlu(Tensor gate, Tensor up, Tensor out) override { below_->SwiGlu(gate, up, out); }
-  void Gelu(Tensor x) override { below_->Gelu(x); }
-  void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
-    below_->Gather(x, rows, out);
-  }
-  void CopyPages(const KvLayout& layout, std::byte* pages,
-                 std::span<const PageCopy> copies) override {
-    below_->CopyPages(layout, pages, copies);
-  }
-  void Sample(Tensor logits, std::span<const SampleRow> rows,
-              std::span<SampleResult> results) override {
-    below_->Sample(logits, rows, results);
-  }
-  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
-                   std::span<ShardSample> shards) override {
-    below_->SampleShard(logits, first_token, rows, shards);
-  }
 
  private:
   absl::StatusOr<std::unique_ptr<PackedMatrix>> PackFloats(const MatrixSource& shape,
                                                            std::span<const float> values) {
     MatrixSource source = {.format = FindWeightFormat("f32"), .n = shape.n, .k = shape.k};
     source.data = reinterpret_cast<const std::byte*>(values.data());
-    return below_->Pack(source);
+    return below().Pack(source);
   }
 
-  const std::unique_ptr<Backend> below_;
   const Int8Variant variant_;
   const int64_t untouched_rows_;
   const std::string description_;
@@ -158,7 +117,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> SimulatedBackend::Pack(const Matri
   std::unique_ptr<PackedMatrix> rounded, outliers;
   const bool touched = source.n != untouched_rows_;
   if (!touched) {
-    TREADLE_ASSIGN_OR_RETURN(rounded, below_->Pack(source));
+    TREADLE_ASSIGN_OR_RETURN(rounded, below().Pack(source));
     return std::make_unique<SimulatedMatrix>(std::move(rounded), nullptr, false);
   }
   TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
@@ -178,7 +137,7 @@ void SimulatedBackend::MatMul(Tensor x, std::span<const Projection> projections)
   std::vector<Projection> products(projections.begin(), projections.end());
   for (Projection& product : products) product.weight = Simulated(*product.weight).rounded();
   // Projections of one input are all of a layer, or the head alone.
-  if (!Simulated(*projections[0].weight).touched()) return below_->MatMul(x, products);
+  if (!Simulated(*projections[0].weight).touched()) return below().MatMul(x, products);
 
   const auto size = static_cast<size_t>(x.rows * x.cols);
   std::vector<float> inputs(size), outliers(size);
@@ -198,14 +157,14 @@ void SimulatedBackend::MatMul(Tensor x, std::span<const Projection> projections)
     }
   }
   RoundToInt8(variant_.zero_point, variant_.activation_rows, inputs, x.rows, x.cols);
-  below_->MatMul(DenseTensor(inputs.data(), DType::kF32, x.rows, x.cols), products);
+  below().MatMul(DenseTensor(inputs.data(), DType::kF32, x.rows, x.cols), products);
   if (!any) return;
   for (size_t i = 0; i < products.size(); ++i) {
     products[i].weight = Simulated(*projections[i].weight).outliers();
     products[i].bias = nullptr;
     products[i].accumulate = true;
   }
-  below_->MatMul(DenseTensor(outliers.data(), DType::kF32, x.rows, x.cols), products);
+  below().MatMul(DenseTensor(outliers.data(), DType::kF32, x.rows, x.cols), products);
 }
 
 }  // namespace

@@ -81,11 +81,11 @@ struct Times {
 
 // One batch from prompt to last token; `first_id` numbers its sequences.
 absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
-                               const IterationBenchOptions& options, int32_t batch_size,
-                               SequenceId first_id, std::mt19937_64& random) {
+                               const IterationBenchOptions& options, int32_t prompt_tokens,
+                               int32_t batch_size, SequenceId first_id, std::mt19937_64& random) {
   IterationPlan plan;
   std::vector<std::vector<int32_t>> pages;
-  const int64_t slots = int64_t{options.prompt_tokens} + options.new_tokens;
+  const int64_t slots = int64_t{prompt_tokens} + options.new_tokens;
   for (int32_t i = 0; i < batch_size; ++i) {
     auto reserved = kv.Reserve(kv.PagesFor(slots));
     if (!reserved) {
@@ -94,7 +94,7 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
     }
     SequenceStart start;
     start.sequence = first_id + i;
-    start.prompt_length = options.prompt_tokens;
+    start.prompt_length = prompt_tokens;
     start.pages = *reserved;
     start.sampling.temperature = 0;
     plan.starts.push_back(std::move(start));
@@ -104,7 +104,7 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
   const auto begin = SteadyClock::now();
   int64_t room = options.max_batch_tokens;
   for (int32_t i = 0; i < batch_size; ++i) {
-    for (int32_t position = 0; position < options.prompt_tokens;) {
+    for (int32_t position = 0; position < prompt_tokens;) {
       if (room == 0) {
         TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
         plan = {};
@@ -113,14 +113,13 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
       Step step;
       step.sequence = first_id + i;
       step.first_position = position;
-      step.num_tokens =
-          static_cast<int32_t>(std::min<int64_t>(room, options.prompt_tokens - position));
+      step.num_tokens = static_cast<int32_t>(std::min<int64_t>(room, prompt_tokens - position));
       for (int32_t t = 0; t < step.num_tokens; ++t) {
         step.tokens.push_back(static_cast<int32_t>(random() % options.vocab));
       }
       position += step.num_tokens;
       room -= step.num_tokens;
-      step.sample = position == options.prompt_tokens;
+      step.sample = position == prompt_tokens;
       plan.steps.push_back(std::move(step));
     }
   }
@@ -136,7 +135,7 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
       for (int32_t i = part; i < batch_size; i += parts) {
         Step step;
         step.sequence = first_id + i;
-        step.first_position = options.prompt_tokens + token - 1;
+        step.first_position = prompt_tokens + token - 1;
         step.num_tokens = 1;
         step.sample = true;
         if (driver.stages() > 1) step.tokens = {static_cast<int32_t>(random() % options.vocab)};
@@ -164,14 +163,29 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tokens,
+                        int32_t batch_size, double prefill, double decode) {
+  IterationBenchRow row;
+  row.batch_size = batch_size;
+  row.prompt_tokens = prompt_tokens;
+  row.new_tokens = options.new_tokens;
+  row.prefill_seconds = prefill;
+  row.decode_iteration_seconds = decode / (options.new_tokens - 1);
+  row.total_seconds = prefill + decode;
+  row.prefill_tokens_per_second = static_cast<double>(batch_size) * prompt_tokens / prefill;
+  row.decode_tokens_per_second = batch_size / row.decode_iteration_seconds;
+  return row;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
     Engine& engine, const IterationBenchOptions& options) {
-  if (options.prompt_tokens < 1 || options.new_tokens < 2 || options.repeats < 1) {
-    return InvalidArgument("prompt tokens ", options.prompt_tokens, ", new tokens ",
-                           options.new_tokens, ", repeats ", options.repeats,
-                           ": expected at least 1, 2 and 1");
+  const int32_t shortest =
+      options.prompt_tokens.empty() ? 0 : std::ranges::min(options.prompt_tokens);
+  if (shortest < 1 || options.new_tokens < 2 || options.repeats < 1) {
+    return InvalidArgument("prompt tokens ", shortest, ", new tokens ", options.new_tokens,
+                           ", repeats ", options.repeats, ": expected at least 1, 2 and 1");
   }
   for (int32_t batch_size : options.batch_sizes) {
     if (batch_size < 1 || batch_size > options.max_batch_tokens) {
@@ -185,32 +199,28 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
   std::mt19937_64 random(options.seed);
   SequenceId next_id = 1;
   std::vector<IterationBenchRow> rows;
-  for (int32_t batch_size : options.batch_sizes) {
-    std::vector<double> prefill, decode;
-    for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first warms up
-      TREADLE_ASSIGN_OR_RETURN(const Times times,
-                               RunBatch(driver, kv, options, batch_size, next_id, random));
-      next_id += batch_size;
-      if (repeat == 0) continue;
-      prefill.push_back(times.prefill);
-      decode.push_back(times.decode);
+  for (const int32_t prompt_tokens : options.prompt_tokens) {
+    for (const int32_t batch_size : options.batch_sizes) {
+      std::vector<double> prefill, decode;
+      for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first warms up
+        TREADLE_ASSIGN_OR_RETURN(const Times times, RunBatch(driver, kv, options, prompt_tokens,
+                                                             batch_size, next_id, random));
+        next_id += batch_size;
+        if (repeat == 0) continue;
+        prefill.push_back(times.prefill);
+        decode.push_back(times.decode);
+      }
+      rows.push_back(RowOf(options, prompt_tokens, batch_size, Median(prefill), Median(decode)));
     }
-    IterationBenchRow row;
-    row.batch_size = batch_size;
-    row.prompt_tokens = options.prompt_tokens;
-    row.new_tokens = options.new_tokens;
-    row.prefill_seconds = Median(prefill);
-    row.decode_iteration_seconds = Median(decode) / (options.new_tokens - 1);
-    row.total_seconds = row.prefill_seconds + Median(decode);
-    row.prefill_tokens_per_second = batch_size * options.prompt_tokens / row.prefill_seconds;
-    row.decode_tokens_per_second = batch_size / row.decode_iteration_seconds;
-    rows.push_back(row);
   }
   return rows;
 }
 
-std::string ToJson(const std::vector<IterationBenchRow>& rows) {
-  nlohmann::ordered_json json;
+std::string ToJson(const IterationBenchSubject& subject,
+                   const std::vector<IterationBenchRow>& rows) {
+  nlohmann::ordered_json json = {{"model", subject.model},
+                                 {"backend", subject.backend},
+                                 {"weight_bytes", subject.weight_bytes}};
   json["rows"] = nlohmann::ordered_json::array();
   for (const IterationBenchRow& row : rows) {
     json["rows"].push_back({{"batch_size", row.batch_size},

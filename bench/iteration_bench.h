@@ -15,7 +15,7 @@
 namespace treadle {
 
 struct IterationBenchOptions {
-  int32_t prompt_tokens = 128;
+  std::vector<int32_t> prompt_tokens = {128};
   int32_t new_tokens = 32;
   std::vector<int32_t> batch_sizes = {1, 2, 4, 8, 16, 32};
   int repeats = 3;  // the median is reported
@@ -37,11 +37,20 @@ struct IterationBenchRow {
   double total_seconds = 0;
 };
 
-// `engine` is started by the call and must not be used by anyone else.
+// What was measured.
+struct IterationBenchSubject {
+  std::string model;
+  std::string backend;
+  uint64_t weight_bytes = 0;  // packed, in memory
+};
+
+// All batch sizes with each prompt length. `engine` is started by the call and must not be used by
+// anyone else.
 absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
     Engine& engine, const IterationBenchOptions& options);
 
-std::string ToJson(const std::vector<IterationBenchRow>& rows);
+std::string ToJson(const IterationBenchSubject& subject,
+                   const std::vector<IterationBenchRow>& rows);
 std::string ToTable(const std::vector<IterationBenchRow>& rows);
 
 }  // namespace treadle

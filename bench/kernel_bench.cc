@@ -3,13 +3,19 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "bench/cold_products.h"
+#include "bench/cuda_peaks.h"
+#include "bench/layer_cases.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/reference/reference_backend.h"
+#include "kernels/status.h"
 #include "tests/support/op_cases.h"
 
 namespace treadle {
@@ -35,134 +41,210 @@ double BestSeconds(double budget, Body body) {
   return best;
 }
 
-// Copies of a matrix product's weights, more than the caches hold, multiplied one after the other.
-class ColdMatMul {
- public:
-  ColdMatMul(const OpCase& op_case, Backend& backend, int64_t cold_bytes) : backend_(backend) {
-    x_.assign(static_cast<size_t>(op_case.rows * op_case.cols), 0.0f);
-    for (size_t i = 0; i < x_.size(); ++i) x_[i] = static_cast<float>(i % 17) - 8.0f;
-    input_ = DenseTensor(x_.data(), DType::kF32, op_case.rows, op_case.cols);
-    std::vector<RandomMatrix> sources;
-    int64_t bytes = 0;
-    for (const int64_t n : op_case.outputs) {
-      sources.push_back(MakeRandomMatrix(*op_case.format, n, op_case.cols, 1, op_case.scale_block));
-      bytes += static_cast<int64_t>(sources.back().bytes.size());
-      outputs_.emplace_back(static_cast<size_t>(op_case.rows * n), 0.0f);
-    }
-    for (int64_t total = 0; total < cold_bytes; total += bytes) {
-      auto& copy = copies_.emplace_back();
-      for (size_t i = 0; i < sources.size(); ++i) {
-        auto packed = backend.Pack(sources[i].source);
-        TREADLE_CHECK(packed.ok());
-        packed_.push_back(*std::move(packed));
-        const int64_t n = op_case.outputs[i];
-        copy.push_back({packed_.back().get(), nullptr,
-                        DenseTensor(outputs_[i].data(), DType::kF32, op_case.rows, n),
-                        op_case.accumulate});
-      }
-    }
-  }
-
-  // Median time of one product: what interrupts a few of them does not show.
-  double RunAll() {
-    times_.clear();
-    for (const auto& projections : copies_) {
-      const auto start = Clock::now();
-      backend_.MatMul(input_, projections);
-      times_.push_back(SecondsSince(start));
-    }
-    std::nth_element(times_.begin(), times_.begin() + times_.size() / 2, times_.end());
-    return times_[times_.size() / 2];
-  }
-
- private:
-  Backend& backend_;
-  std::vector<float> x_;
-  Tensor input_;
-  std::vector<std::vector<float>> outputs_;
-  std::vector<std::unique_ptr<PackedMatrix>> packed_;
-  std::vector<std::vector<Projection>> copies_;
-  std::vector<double> times_;
-};
-
-// Operations per second that the case could reach. A multiplication by a 16-bit activation is two
+// Operations per second that a case could reach. A multiplication by a 16-bit activation is two
 // by 8-bit ones. Which formats multiply integers: cpu_backend.h.
-double Ceiling(const OpCase& op_case, ComputeMode compute, const MachinePeaks& peaks) {
-  if (op_case.op != Op::kMatMul) return peaks.float_gigaops;
-  const WeightFormat& format = *op_case.format;
-  if (format.activations == ActivationPolicy::kRowInt8) return peaks.integer_gigaops;
-  const bool small_codebook = format.apart() && format.code_bits <= 4;
-  if (format.group > 0 && compute == ComputeMode::kInt8) return peaks.integer_gigaops;
-  const bool words = format.group > 0 || small_codebook;
-  const bool int16 = compute == ComputeMode::kInt16 || compute == ComputeMode::kAuto;
+double Ceiling(const WeightFormat* format, const KernelBenchOptions& options,
+               const MachinePeaks& peaks) {
+  if (format == nullptr || options.device == "cuda") return peaks.float_gigaops;
+  if (format->activations == ActivationPolicy::kRowInt8) return peaks.integer_gigaops;
+  const bool small_codebook = format->apart() && format->code_bits <= 4;
+  if (format->group > 0 && options.compute == ComputeMode::kInt8) return peaks.integer_gigaops;
+  const bool words = format->group > 0 || small_codebook;
+  const bool int16 =
+      options.compute == ComputeMode::kInt16 || options.compute == ComputeMode::kAuto;
   return words && int16 ? peaks.integer_gigaops / 2 : peaks.float_gigaops;
 }
 
-KernelBenchRow Measure(const OpCase& op_case, Backend& backend, const MachinePeaks& peaks,
-                       const KernelBenchOptions& options) {
-  KernelBenchRow row;
-  row.name = op_case.name;
-  row.rows = op_case.rows;
-  const auto run = Prepare(op_case, backend, 1);
-  row.cold = op_case.op == Op::kMatMul && op_case.rows <= kColdRows && options.backend == "cpu";
-  if (row.cold) {
-    ColdMatMul cold(op_case, backend, options.cold_bytes);
-    row.seconds = BestSeconds(options.seconds_per_case, [&] { return cold.RunAll(); });
-  } else {
-    row.seconds = BestSeconds(options.seconds_per_case, [&] {
+// Measures cases on one backend, one after the other.
+class Measurement {
+ public:
+  Measurement(const KernelBenchOptions& options, Backend& backend, KernelBenchReport& report)
+      : options_(options),
+        backend_(backend),
+        report_(report),
+        asynchronous_(options.device == "cuda") {}
+
+  void Run(const OpCase& op_case) {
+    const auto run = Prepare(op_case, backend_, 1);
+    const WeightFormat* format = op_case.op == Op::kMatMul ? op_case.format : nullptr;
+    Add({.name = op_case.name, .rows = op_case.rows, .seconds = Seconds([&] { run->Run(); })},
+        run->bytes(), run->operations(), format);
+  }
+
+  // One call for each row, as if it were alone: what batching of different rows saves (ORCA,
+  // section 5).
+  void RunRowByRow(const OpCase& op_case) {
+    const auto run = Prepare(op_case, backend_, 1);
+    const double seconds = Seconds([&] {
+      for (int64_t row = 0; row < op_case.rows; ++row) run->RunRows(row, 1);
+    });
+    Add({.name = op_case.name + "/one by one", .rows = op_case.rows, .seconds = seconds},
+        run->bytes(), run->operations(), nullptr);
+  }
+
+  // Weights from memory, for each of `rows`.
+  void RunCold(std::span<const MatrixSource> sources, bool accumulate,
+               std::span<const int64_t> rows,
+               const std::function<std::string(int64_t rows)>& name) {
+    ColdProducts products(backend_, sources,
+                          {.max_rows = std::ranges::max(rows),
+                           .accumulate = accumulate,
+                           .cold_bytes = options_.cold_bytes,
+                           .asynchronous = asynchronous_});
+    for (const int64_t count : rows) {
+      const double seconds =
+          BestSeconds(options_.seconds_per_case, [&] { return products.Run(count); });
+      Add({.name = name(count), .rows = count, .cold = true, .seconds = seconds},
+          products.bytes(count), products.operations(count), sources[0].format);
+    }
+  }
+
+ private:
+  template <typename Body>
+  double Seconds(Body body) {
+    // Launches of an asynchronous backend overlap with what was launched before.
+    const int calls = asynchronous_ ? 20 : 1;
+    return BestSeconds(options_.seconds_per_case, [&] {
       const auto start = Clock::now();
-      run->Run();
-      return SecondsSince(start);
+      for (int i = 0; i < calls; ++i) body();
+      TREADLE_CHECK(backend_.Synchronize().ok());
+      return SecondsSince(start) / calls;
     });
   }
-  row.gigabytes_per_second = 1e-9 * run->bytes() / row.seconds;
-  row.gigaops_per_second = 1e-9 * run->operations() / row.seconds;
-  row.bandwidth_share = row.gigabytes_per_second / peaks.read_gigabytes;
-  row.compute_share = row.gigaops_per_second / Ceiling(op_case, options.compute, peaks);
-  return row;
-}
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const KernelBenchOptions& options,
-                                                     CpuIsa isa) {
-  if (options.backend == "reference") return CreateReferenceBackend(options.compute);
-  if (options.backend != "cpu") {
-    return InvalidArgument("backend is '", options.backend, "', expected cpu or reference");
+  void Add(KernelBenchRow row, double bytes, double operations, const WeightFormat* format) {
+    row.gigabytes_per_second = 1e-9 * bytes / row.seconds;
+    row.gigaops_per_second = 1e-9 * operations / row.seconds;
+    row.bandwidth_share = row.gigabytes_per_second / report_.peaks.read_gigabytes;
+    row.compute_share = row.gigaops_per_second / Ceiling(format, options_, report_.peaks);
+    report_.rows.push_back(std::move(row));
   }
-  return CreateCpuBackend(
-      {.threads = options.threads, .pin = true, .compute = options.compute, .isa = isa});
+
+  const KernelBenchOptions& options_;
+  Backend& backend_;
+  KernelBenchReport& report_;
+  const bool asynchronous_;
+};
+
+bool Wanted(const KernelBenchOptions& options, const std::string& name) {
+  return name.find(options.filter) != std::string::npos;
 }
 
-}  // namespace
+void Tell(const KernelBenchOptions& options, size_t done, size_t total) {
+  if (!options.progress) return;
+  options.progress(static_cast<int64_t>(done), static_cast<int64_t>(total));
+}
 
-absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& options) {
+void RunOpCases(const KernelBenchOptions& options, Measurement& measurement) {
+  std::vector<const OpCase*> cases;
+  for (const OpCase& op_case : OpCases()) {
+    if (op_case.bench && Wanted(options, op_case.name)) cases.push_back(&op_case);
+  }
+  for (size_t i = 0; i < cases.size(); ++i) {
+    const OpCase& c = *cases[i];
+    if (c.op == Op::kMatMul && c.rows <= kColdRows && options.device != "reference") {
+      std::vector<RandomMatrix> matrices;
+      std::vector<MatrixSource> sources;
+      for (const int64_t n : c.outputs) {
+        matrices.push_back(MakeRandomMatrix(*c.format, n, c.cols, 1, c.scale_block));
+        sources.push_back(matrices.back().source);
+      }
+      measurement.RunCold(sources, c.accumulate, std::span(&c.rows, 1),
+                          [&](int64_t) { return c.name; });
+    } else {
+      measurement.Run(c);
+    }
+    Tell(options, i + 1, cases.size());
+  }
+}
+
+absl::Status RunLayerCases(const KernelBenchOptions& options,
+                           const std::vector<QuantizeSpec>& specs, Measurement& measurement) {
+  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<LayerProduct> products, ProductsOfLayer(*checkpoint));
+  const std::vector<OpCase> attention = AttentionOfLayer(checkpoint->config());
+  const size_t total = specs.size() * products.size() + attention.size();
+  size_t done = 0;
+  for (const QuantizeSpec& spec : specs) {
+    for (const LayerProduct& product : products) {
+      const auto name = [&](int64_t rows) {
+        return Str(product.name, "/", spec.name, "/rows=", rows);
+      };
+      std::vector<int64_t> wanted;
+      std::ranges::copy_if(options.rows, std::back_inserter(wanted),
+                           [&](int64_t rows) { return Wanted(options, name(rows)); });
+      if (!wanted.empty()) {
+        TREADLE_ASSIGN_OR_RETURN(const std::vector<QuantizedMatrix> matrices,
+                                 Convert(product, spec));
+        std::vector<MatrixSource> sources;
+        for (const QuantizedMatrix& matrix : matrices) sources.push_back(matrix.source());
+        measurement.RunCold(sources, product.accumulate, wanted, name);
+      }
+      Tell(options, ++done, total);
+    }
+  }
+  for (const OpCase& op_case : attention) {
+    if (Wanted(options, op_case.name)) {
+      measurement.Run(op_case);
+      const bool decoding = std::ssize(op_case.sequences) == op_case.rows && op_case.rows > 1;
+      if (decoding && op_case.op == Op::kAttention) measurement.RunRowByRow(op_case);
+    }
+    Tell(options, ++done, total);
+  }
+  return absl::OkStatus();
+}
+
+// The backend, and its description and ceilings in the report.
+absl::StatusOr<std::unique_ptr<Backend>> Open(const KernelBenchOptions& options,
+                                              KernelBenchReport& report) {
+  std::unique_ptr<Backend> backend;
+  if (options.device == "cuda") {
+    TREADLE_ASSIGN_OR_RETURN(backend, CreateCudaBackend({.deterministic = options.deterministic}));
+    TREADLE_ASSIGN_OR_RETURN(report.peaks, MeasureCudaPeaks());
+    report.description = backend->description();
+    return backend;
+  }
   CpuIsa isa;
   if (options.isa.has_value()) {
     isa = *options.isa;
   } else {
     TREADLE_ASSIGN_OR_RETURN(isa, ChooseIsa());
   }
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, MakeBackend(options, isa));
-  std::vector<const OpCase*> cases;
-  for (const OpCase& op_case : OpCases()) {
-    if (op_case.bench && op_case.name.find(options.filter) != std::string::npos) {
-      cases.push_back(&op_case);
-    }
+  if (options.device == "reference") {
+    backend = CreateReferenceBackend(options.compute);
+  } else if (options.device == "cpu") {
+    TREADLE_ASSIGN_OR_RETURN(
+        backend,
+        CreateCpuBackend(
+            {.threads = options.threads, .pin = true, .compute = options.compute, .isa = isa}));
+  } else {
+    return InvalidArgument("device is '", options.device, "', expected cpu, cuda or reference");
   }
-  if (cases.empty()) return NotFound("no benchmark case has '", options.filter, "' in its name");
-  KernelBenchReport report;
   report.description = backend->description();
-  {
-    const int threads = options.threads > 0 ? options.threads : UsableCpus();
-    ThreadPool pool(threads, /*pin=*/true);
-    pool.PinCaller();
-    report.peaks = MeasurePeaks(pool, isa);
+  ThreadPool pool(options.threads > 0 ? options.threads : UsableCpus(), /*pin=*/true);
+  pool.PinCaller();
+  report.peaks = MeasurePeaks(pool, isa);
+  return backend;
+}
+
+}  // namespace
+
+absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& options) {
+  std::vector<QuantizeSpec> specs;
+  for (const std::string& format : options.formats) {
+    TREADLE_ASSIGN_OR_RETURN(specs.emplace_back(), ParseQuantizeSpec(format));
   }
+  KernelBenchReport report;
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, Open(options, report));
   backend->BindThread();
-  for (size_t i = 0; i < cases.size(); ++i) {
-    report.rows.push_back(Measure(*cases[i], *backend, report.peaks, options));
-    if (options.progress) {
-      options.progress(static_cast<int64_t>(i) + 1, static_cast<int64_t>(cases.size()));
-    }
+  Measurement measurement(options, *backend, report);
+  if (options.model.empty()) {
+    RunOpCases(options, measurement);
+  } else {
+    TREADLE_RETURN_IF_ERROR(RunLayerCases(options, specs, measurement));
+  }
+  if (report.rows.empty()) {
+    return NotFound("no benchmark case has '", options.filter, "' in its name");
   }
   return report;
 }

@@ -1,5 +1,5 @@
-// The kernel benchmark: every op case that is flagged `bench`, on one backend, beside this
-// machine's ceilings measured in the same run.
+// The kernel benchmark: every op case that is flagged `bench`, or what a layer of a named model
+// asks for, on one backend, beside the device's ceilings measured in the same run.
 //
 // Matrix products of up to kColdRows rows take their weights from memory, as in a real iteration:
 // they rotate over copies that together exceed any cache. All times are the best of several tries,
@@ -20,8 +20,14 @@
 namespace treadle {
 
 struct KernelBenchOptions {
-  std::string backend = "cpu";  // or "reference"
-  std::string filter;           // cases whose name contains it
+  std::string device = "cpu";  // or "cuda", "reference"
+  bool deterministic = false;  // on a GPU: CudaOptions::deterministic
+  std::string filter;          // cases whose name contains it
+  // Set: instead of the op cases, the products and the attention of a layer of this checkpoint
+  // (layer_cases.h), with its matrices in these formats, for so many rows.
+  std::string model = {};
+  std::vector<std::string> formats = {"bf16", "int8", "nf4", "q8_0", "q4_0"};
+  std::vector<int64_t> rows = {1, 8, 32, 2048};
   int threads = 0;
   std::optional<CpuIsa> isa = {};
   ComputeMode compute = ComputeMode::kAuto;
@@ -37,9 +43,10 @@ struct KernelBenchRow {
   double seconds = 0;
   double gigabytes_per_second = 0;
   double gigaops_per_second = 0;
-  double bandwidth_share = 0;  // of the read ceiling
-  double compute_share =
-      0;  // of the ceiling of its arithmetic: float, 8-bit, half of 8-bit (int16)
+  double bandwidth_share = 0;  // of the read ceiling; on a GPU of what copies reach
+  // Of the ceiling of its arithmetic: float, 8-bit, half of 8-bit (int16). On a GPU of cuBLASLt's
+  // bf16 rate, whatever the arithmetic.
+  double compute_share = 0;
 };
 
 struct KernelBenchReport {
@@ -50,7 +57,8 @@ struct KernelBenchReport {
 
 inline constexpr int64_t kColdRows = 8;
 
-// Errors: an unknown backend, an instruction set that cannot run here, no case matches the filter.
+// Errors: an unknown or unusable device, an instruction set that cannot run here, no case matches
+// the filter, a model or format that there is not.
 absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& options);
 
 std::string ToJson(const KernelBenchReport& report);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/load_client.h"
+#include "bench/load_replay.h"
 
 namespace treadle {
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # What tensor and pipeline parallelism bring on this machine, as Markdown. One core per rank, runs alternate, medians are given.
-# Usage: run_parallel.sh [MODEL [MODEL_FOR_TWO_RANKS]]; ROUNDS=3, TREADLE=build/treadle. The second model's heads must divide by two
-# (bench/random_model.py makes one); without it that part is left out. Two cores at least, and nothing else on them.
+# Usage: run_parallel.sh [MODEL [MODEL_FOR_TWO_RANKS]]; ROUNDS=3, TREADLE=build/treadle. The second model's heads must divide by two;
+# without it one with random weights is taken. Two cores at least, and nothing else on them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 treadle=${TREADLE:-build/treadle}
 model=${1:-$(scripts/fetch_model.sh)}
-even=${2:-}
+even=(--random-model smollm2-135m,hidden=512,heads=8,kv-heads=2 --weights q4_1,embedding=q4_1)
+[ $# -lt 2 ] || even=(--model "$2")
 rounds=${ROUNDS:-3}
 work=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$work"' EXIT
@@ -50,10 +51,9 @@ for _ in $(seq "$rounds"); do
     2>/dev/null | tail -1 >>"$work/core.batch1"
   "$treadle" bench iteration --model "$model" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 2 \
     --pipeline-parallel 2 2>/dev/null | tail -1 >>"$work/workers.batch1"
-  [ -z "$even" ] && continue
-  taskset -c 0 "$treadle" bench iteration --model "$even" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 1 \
+  taskset -c 0 "$treadle" bench iteration "${even[@]}" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 1 \
     2>/dev/null | tail -1 >>"$work/thread.tensor"
-  "$treadle" bench iteration --model "$even" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 2 \
+  "$treadle" bench iteration "${even[@]}" --prompt-tokens 64 --new-tokens 64 --batch-sizes 1 --threads 2 \
     --tensor-parallel 2 2>/dev/null | tail -1 >>"$work/ranks.tensor"
 done
 "$treadle" worker --model "$model" --listen 127.0.0.1:50078 --threads 1 >"$work/worker.log" 2>&1 &
@@ -66,10 +66,10 @@ kill $whole
 "$treadle" bench trace --model "$model" --pipeline-parallel 2 --threads 2 --requests 16 --new-tokens 300 \
   --out "$work/trace.json" >/dev/null 2>&1
 
-python3 - "$work" "$even" <<'PYTHON'
+python3 - "$work" <<'PYTHON'
 import json, pathlib, statistics, sys
 
-work, even = pathlib.Path(sys.argv[1]), sys.argv[2]
+work = pathlib.Path(sys.argv[1])
 median = statistics.median
 
 
@@ -102,10 +102,9 @@ row("batch 1, ms: one core; two workers", spread(core, "{:.2f}"), spread(workers
     f"{median(workers) / median(core):.2f}")
 row("batch 1, ms: one process on two cores; two workers", spread(process, "{:.2f}"), spread(workers, "{:.2f}"),
     f"{median(workers) / median(process):.2f}")
-if even:
-    thread, ranks = milliseconds("thread.tensor"), milliseconds("ranks.tensor")
-    row("batch 1, ms: one thread; two ranks", spread(thread, "{:.2f}"), spread(ranks, "{:.2f}"),
-        f"{median(thread) / median(ranks):.2f}")
+thread, ranks = milliseconds("thread.tensor"), milliseconds("ranks.tensor")
+row("batch 1, ms: one thread; two ranks", spread(thread, "{:.2f}"), spread(ranks, "{:.2f}"),
+    f"{median(thread) / median(ranks):.2f}")
 arrivals = {}
 for event in json.loads((work / "trace.json").read_text())["traceEvents"]:
     if event.get("ph") == "b" and event["name"] == "plan" and event["tid"] == 0:

@@ -67,7 +67,7 @@ void TeacherForcedModel::Forward(std::span<const int32_t> tokens, Tensor hidden)
     TREADLE_CHECK(
         model_->Forward(batch, {layout_, layers_}, nullptr, hidden.Rows(begin, count)).ok());
   }
-  backend_->Synchronize();
+  TREADLE_CHECK(backend_->Synchronize().ok());
 }
 
 Tensor TeacherForcedModel::Head(Tensor hidden) {
@@ -79,7 +79,7 @@ Tensor TeacherForcedModel::Head(Tensor hidden) {
   }
   const Tensor logits = DenseTensor(logits_.data(), DType::kF32, hidden.rows, vocab());
   model_->Head(input, logits);
-  backend_->Synchronize();
+  TREADLE_CHECK(backend_->Synchronize().ok());
   return logits;
 }
 

@@ -7,7 +7,7 @@
 namespace treadle {
 namespace {
 
-absl::Status CheckOptions(const KvCache::Options& options) {
+absl::Status CheckOptions(const KvCache::Options& options, const Backend& backend) {
   if (options.page_size < 16 || !std::has_single_bit(static_cast<uint64_t>(options.page_size))) {
     return InvalidArgument("K/V cache: page size is ", options.page_size,
                            ", expected a power of two, at least 16");
@@ -16,9 +16,10 @@ absl::Status CheckOptions(const KvCache::Options& options) {
     return InvalidArgument("K/V cache: number of pages is ", options.num_pages, ", expected 1 to ",
                            INT32_MAX);
   }
-  if (options.dtype != DType::kF16 && options.dtype != DType::kF32) {
-    return InvalidArgument("K/V cache: element type is ", Name(options.dtype),
-                           ", expected f16 or f32");
+  const bool host = backend.key_order() == KeyOrder::kByFeature;
+  if (options.dtype == DType::kI32 || (options.dtype == DType::kBF16 && host)) {
+    return InvalidArgument("K/V cache: element type is ", Name(options.dtype), ", expected ",
+                           host ? "f16 or f32" : "f16, bf16 or f32");
   }
   return absl::OkStatus();
 }
@@ -27,14 +28,15 @@ absl::Status CheckOptions(const KvCache::Options& options) {
 
 absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
                                         const Options& options) {
-  TREADLE_RETURN_IF_ERROR(CheckOptions(options));
+  TREADLE_RETURN_IF_ERROR(CheckOptions(options, backend));
   KvCache cache;
   cache.backend_ = &backend;
   cache.layout_ = {.kv_heads = model.kv_heads(),
                    .head_dim = model.config().head_dim,
                    .page_size = options.page_size,
                    .num_pages = options.num_pages,
-                   .dtype = options.dtype};
+                   .dtype = options.dtype,
+                   .key_order = backend.key_order()};
   const int64_t layers = model.layers().end - model.layers().begin;
   int64_t layer_bytes = 0;
   int64_t bytes = 0;

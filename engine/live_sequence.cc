@@ -29,9 +29,15 @@ void LiveSequence::Enter(int64_t first_position, std::span<const int32_t> ids) {
     ids_.pop_back();
   }
   for (const int32_t id : ids) {
+    TREADLE_CHECK(!counting_ || id >= 0);
     Count(id, next_position(), +1);
     ids_.push_back(id);
   }
+}
+
+void LiveSequence::Resolve(int64_t position, int32_t token) {
+  if (position == next_position() && previous_sample_ < -1) previous_sample_ = token;
+  if (position < next_position() && ids_[position] < -1) ids_[position] = token;
 }
 
 // A sorted vector: no allocation once its capacity is there, a search of a few steps, and a new

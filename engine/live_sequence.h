@@ -29,13 +29,19 @@ class LiveSequence {
   int64_t next_position() const { return static_cast<int64_t>(ids_.size()); }
   std::span<const int32_t> ids() const { return ids_; }  // [next_position()]
   std::span<const TokenCount> counts() const { return counts_; }
-  int32_t previous_sample() const { return previous_sample_; }  // -1: none
+  // -1: none. Below: the host has not seen it yet (Backend::Embed says what the number means).
+  int32_t previous_sample() const { return previous_sample_; }
+  bool counting() const { return counting_; }  // its sampling needs counts()
 
   // Enters ids at first_position and on, after discarding what lay there or later. The previous
   // sample is gone then. Requires start().first_position <= first_position <= next_position().
   void Enter(int64_t first_position, std::span<const int32_t> ids);
-  // The token that was sampled for next_position().
+  // The token that was sampled for next_position(), or what stands for it until Resolve. Sequences
+  // that count never enter such a stand-in.
   void SetSample(int32_t token) { previous_sample_ = token; }
+  // The token that was sampled for `position` is known now; it may have been entered meanwhile, or
+  // discarded.
+  void Resolve(int64_t position, int32_t token);
 
  private:
   void Count(int32_t token, int64_t position, int32_t change);

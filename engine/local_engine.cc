@@ -29,8 +29,8 @@ class ThreadEngine final : public Engine {
                        .ready = [this](uint64_t epoch) { Stand(epoch); }}));
     TREADLE_RETURN_IF_ERROR(ranks_->BeginEpoch(epoch(), {}));
     MutexLock lock(mutex_);
-    while (!standing_) stood_.Wait(mutex_);  // the threads have nothing else to do
-    return absl::OkStatus();
+    while (!standing_ && status_.ok()) stood_.Wait(mutex_);  // the threads do nothing else
+    return status_;
   }
 
   int stages() const override { return 1; }
@@ -121,6 +121,7 @@ class ThreadEngine final : public Engine {
             absl::Status(result.status().code(),
                          Str("iteration ", next_iteration_ - static_cast<uint64_t>(running_),
                              " of epoch ", epoch_, ": ", std::string(result.status().message()))));
+        stood_.NotifyAll();
       } else {
         results_.push_back(*std::move(result));
         --running_;
@@ -177,7 +178,8 @@ absl::StatusOr<std::unique_ptr<Engine>> LocalEngine::Create(std::vector<StageRan
                                   .kv = {.page_size = options.page_size,
                                          .num_pages = options.kv_pages,
                                          .dtype = options.kv_dtype},
-                                  .timeout = options.iteration_deadline};
+                                  .timeout = options.iteration_deadline,
+                                  .join = options.join};
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<StageRanks> stage_ranks,
                            StageRanks::Create(std::move(ranks), stage));
   return std::make_unique<ThreadEngine>(std::move(stage_ranks), options);

@@ -38,6 +38,7 @@ struct LocalEngineOptions {
   // host (DESIGN section 3, Algorithm 1).
   int depth = 2;
   std::chrono::milliseconds iteration_deadline{120'000};
+  RankJoiner join = {};  // as StageRanks::Options
 };
 
 class LocalEngine {

@@ -58,7 +58,9 @@ absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
   const KvMemoryPlan page = KvMemoryOf(config, request, 1);
   const int64_t pages_per_request = CeilDivide(request.max_context, request.page_size);
   const bool automatic = !request.kv_bytes.has_value();
-  const int64_t budget = automatic ? request.available_bytes / 2 : *request.kv_bytes;
+  const auto share =
+      static_cast<int64_t>(static_cast<double>(request.available_bytes) * request.available_share);
+  const int64_t budget = automatic ? share : *request.kv_bytes;
   int64_t limit = INT32_MAX;  // page ids are 32 bits
   if (automatic) limit = std::min(limit, request.max_batch_size * pages_per_request);
   KvMemoryPlan plan = KvMemoryOf(config, request, std::min(budget / page.bytes_per_page, limit));
@@ -70,8 +72,9 @@ absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
         " bytes = ", plan.pages_per_request * plan.bytes_per_page, " bytes (2 x ", config.layers,
         " layers x ", HeadsOfAllRanks(config, request), " heads x ", config.head_dim,
         " elements of ", Name(request.kv_dtype), " per token), but ",
-        automatic ? "half of the available memory is " : "--kv-memory is ", budget,
-        " bytes; lower --max-context or give more memory");
+        automatic ? Str(request.available_share * 100, " % of the available memory are ")
+                  : "--kv-memory is ",
+        budget, " bytes; lower --max-context or give more memory");
   }
   return plan;
 }

@@ -16,12 +16,13 @@ namespace treadle {
 
 struct KvMemoryRequest {
   // Bytes for the cache (--kv-memory), or nothing for "auto": as much as max_batch_size requests of
-  // max_context tokens can use, but at most half of `available_bytes`.
+  // max_context tokens can use, but at most `available_share` of `available_bytes`.
   std::optional<int64_t> kv_bytes;
   int64_t available_bytes = 0;  // memory that can be had now (MemAvailable); read by auto only
-  int64_t max_batch_size = 0;   // sequences in one batch
-  int64_t max_context = 0;      // tokens of one request, prompt and answer
-  int64_t page_size = 32;       // tokens
+  double available_share = 0.5;
+  int64_t max_batch_size = 0;  // sequences in one batch
+  int64_t max_context = 0;     // tokens of one request, prompt and answer
+  int64_t page_size = 32;      // tokens
   DType kv_dtype = DType::kF16;
   // Ranks that share each layer. Beyond the model's K/V heads, several hold the same head each.
   int64_t tensor_parallel = 1;

@@ -167,7 +167,7 @@ class Probe {
       const Clock::time_point middle = Clock::now();
       sweep.Run();
       const Clock::time_point resumed = Clock::now();
-      Head();
+      TREADLE_RETURN_IF_ERROR(Head());
       const Clock::time_point end = Clock::now();
       if (run < kWarmUp) continue;
       layer.push_back(std::chrono::duration<double>(middle - begin).count());
@@ -190,24 +190,24 @@ class Probe {
     Communicator* const ranks = solo_.size() > 1 ? &solo_ : nullptr;
     const absl::Status status =
         model_->Forward({ids_, positions_, sequences_}, cache_->pages(), ranks, Hidden(tokens_));
-    backend_->Synchronize();
-    return status;
+    TREADLE_RETURN_IF_ERROR(status);
+    return backend_->Synchronize();
   }
 
   // Norm, head, and the choice of the likeliest token.
-  void Head() {
+  absl::Status Head() {
     const ShardRange vocab = model_->vocab();
     const Tensor logits = DenseTensor(logits_.data(), DType::kF32, rows_, vocab.size());
     const std::vector<SampleRow> asked(rows_, SampleRow{.parameters = &greedy_});
+    std::vector<SampleResult> results(rows_);
+    std::vector<ShardSample> shards(rows_);
     model_->Head(Hidden(rows_), logits);
     if (solo_.size() > 1) {
-      std::vector<ShardSample> shards(rows_);
       backend_->SampleShard(logits, static_cast<int32_t>(vocab.begin), asked, shards);
     } else {
-      std::vector<SampleResult> results(rows_);
       backend_->Sample(logits, asked, results);
     }
-    backend_->Synchronize();
+    return backend_->Synchronize();
   }
 
   Tensor Hidden(int64_t rows) const {

@@ -145,7 +145,7 @@ absl::Status SequenceTable::CheckStepTokens(const Step& step, const Target& targ
                            step.num_tokens,
                            " tokens; only one token can be the sequence's previous sample");
   }
-  if (target.previous_sample < 0 || step.first_position != target.next_position) {
+  if (target.previous_sample == -1 || step.first_position != target.next_position) {
     return InvalidArgument("step of sequence ", step.sequence, " runs its previous sample at ",
                            step.first_position, ", but there is none for that position");
   }
@@ -172,10 +172,15 @@ void SequenceTable::Start(const SequenceStart& start) {
   TREADLE_CHECK(added);
 }
 
-LiveSequence& SequenceTable::At(SequenceId sequence) {
+LiveSequence* SequenceTable::Find(SequenceId sequence) {
   const auto it = live_.find(sequence);
-  TREADLE_CHECK(it != live_.end());
-  return it->second.sequence;
+  return it == live_.end() ? nullptr : &it->second.sequence;
+}
+
+LiveSequence& SequenceTable::At(SequenceId sequence) {
+  LiveSequence* const live = Find(sequence);
+  TREADLE_CHECK(live != nullptr);
+  return *live;
 }
 
 }  // namespace treadle

@@ -41,6 +41,7 @@ class SequenceTable {
   void Release(SequenceId sequence);
   void Start(const SequenceStart& start);
   LiveSequence& At(SequenceId sequence);
+  LiveSequence* Find(SequenceId sequence);  // null: not live
 
   size_t size() const { return live_.size(); }
   void Clear() { live_.clear(); }

@@ -15,6 +15,24 @@ std::vector<TokenLogprob> Best(const SampleResult& sample, int32_t count) {
   return {sample.top.begin(), sample.top.begin() + n};
 }
 
+// Contexts that share a graph: powers of two from here on.
+constexpr int64_t kSmallestGraphContext = 256;
+
+BackendLimits LimitsOf(const Model& model, int64_t max_batch_tokens, const KvCache::Options& kv) {
+  const ModelConfig& config = model.config();
+  const int ranks = model.shard().size;
+  return {.max_rows = max_batch_tokens,
+          .max_sequences = max_batch_tokens,
+          .max_context = config.context,
+          .max_output_rows = max_batch_tokens,
+          .max_features = std::max(
+              {config.hidden, config.ffn_hidden / ranks, config.heads / ranks * config.head_dim}),
+          .vocab = config.vocab,
+          .page_size = kv.page_size,
+          .heads = config.heads / ranks,
+          .head_dim = config.head_dim};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Stage>> Stage::Create(Backend& backend, Model& model,
@@ -26,12 +44,14 @@ absl::StatusOr<std::unique_ptr<Stage>> Stage::Create(Backend& backend, Model& mo
   TREADLE_ASSIGN_OR_RETURN(KvCache cache, KvCache::Create(backend, model, kv));
   std::unique_ptr<Stage> stage(new Stage(backend, model, max_batch_tokens, std::move(cache)));
   TREADLE_RETURN_IF_ERROR(stage->AllocateActivations(max_batch_tokens));
+  TREADLE_RETURN_IF_ERROR(backend.Reserve(LimitsOf(model, max_batch_tokens, kv)));
   return stage;
 }
 
 Stage::Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache cache)
     : backend_(backend),
       model_(model),
+      max_batch_tokens_(max_batch_tokens),
       cache_(std::move(cache)),
       sequences_({.page_size = cache_.layout().page_size,
                   .num_pages = cache_.layout().num_pages,
@@ -43,9 +63,12 @@ Stage::Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache c
   positions_.reserve(tokens);
   spans_.reserve(tokens);
   live_.reserve(tokens);
-  outputs_.reserve(tokens);
-  tile_rows_.reserve(kMaxHeadRows);
-  sample_rows_.reserve(kMaxHeadRows);
+  output_rows_.reserve(tokens);
+  sample_rows_.reserve(tokens);
+  for (Begun& begun : begun_) {
+    begun.outputs.reserve(tokens);
+    begun.samples.reserve(tokens);
+  }
 }
 
 absl::Status Stage::AllocateActivations(int64_t max_batch_tokens) {
@@ -62,7 +85,6 @@ absl::Status Stage::AllocateActivations(int64_t max_batch_tokens) {
   }
   TREADLE_RETURN_IF_ERROR(floats(kMaxHeadRows * config.hidden, head_hidden_));
   TREADLE_RETURN_IF_ERROR(floats(kMaxHeadRows * shard_columns_, logits_));
-  samples_.resize(kMaxHeadRows);
   if (ranks == 1) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(floats(ranks * kMaxHeadRows * shard_columns_, gathered_));
   TREADLE_RETURN_IF_ERROR(floats(kMaxHeadRows * config.vocab, all_logits_));
@@ -71,6 +93,9 @@ absl::Status Stage::AllocateActivations(int64_t max_batch_tokens) {
   own_part_.resize(kMaxHeadRows);
   all_parts_.resize(static_cast<size_t>(ranks) * kMaxHeadRows);
   row_parts_.resize(ranks);
+  const size_t own_bytes = own_part_.size() * sizeof(ShardSample);
+  TREADLE_ASSIGN_OR_RETURN(own_on_device_, backend_.Allocate(own_bytes));
+  TREADLE_ASSIGN_OR_RETURN(all_on_device_, backend_.Allocate(ranks * own_bytes));
   return absl::OkStatus();
 }
 
@@ -79,6 +104,9 @@ void Stage::BeginEpoch(Communicator* ranks, ActivationLink* link) {
   ranks_ = ranks;
   link_ = link;
   sequences_.Clear();
+  // What the old epoch left on the device still uses the buffers; a failure shows again in Begin.
+  if (num_finished_ != num_begun_) backend_.Synchronize().IgnoreError();
+  num_finished_ = num_begun_;
 }
 
 absl::Status Stage::Announce(const IterationPlan& plan) {
@@ -88,43 +116,87 @@ absl::Status Stage::Announce(const IterationPlan& plan) {
 
 absl::StatusOr<IterationResult> Stage::Run(const IterationPlan& plan,
                                            const std::function<void()>& before_output) {
+  TREADLE_CHECK(num_begun_ == num_finished_);
+  TREADLE_RETURN_IF_ERROR(Begin(plan, before_output));
+  return Finish();
+}
+
+bool Stage::CanBeginAhead(const IterationPlan& plan) {
+  if (!backend_.asynchronous() || joined() || num_begun_ - num_finished_ != 1) return false;
+  for (const Step& step : plan.steps) {
+    const LiveSequence* const live = sequences_.Find(step.sequence);
+    if (live == nullptr || live->previous_sample() >= -1) continue;
+    if (!step.tokens.empty() || live->counting() || step.prompt_logprobs >= 0) return false;
+  }
+  return true;
+}
+
+absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>& before_output) {
+  TREADLE_CHECK(num_begun_ - num_finished_ < begun_.size());
   TREADLE_RETURN_IF_ERROR(sequences_.Check(plan));
   for (const SequenceId sequence : plan.releases) sequences_.Release(sequence);
   cache_.CopyPages(plan.page_copies);
   for (const SequenceStart& start : plan.starts) sequences_.Start(start);
 
-  IterationResult result;
-  result.epoch = plan.epoch;
-  result.iteration = plan.iteration;
-  if (plan.steps.empty()) return result;
+  const int mark = static_cast<int>(num_begun_ % begun_.size());
+  Begun& begun = begun_[mark];
+  begun.plan = &plan;
+  begun.times = {};
+  begun.times.began = Times::Clock::now();
+  if (!plan.steps.empty()) {
+    Flatten(plan);
+    CollectOutputs(begun);
+    Pad(plan, begun);
+    backend_.BeginBatch({.token_ids = token_ids_,
+                         .positions = positions_,
+                         .sequences = spans_,
+                         .output_rows = output_rows_,
+                         .samples = sample_rows_,
+                         .results = begun.samples,
+                         .max_context = graph_.context});
+    TREADLE_RETURN_IF_ERROR(Launch(plan, begun, before_output));
+  }
+  backend_.SetMark(mark);
+  ++num_begun_;
+  return absl::OkStatus();
+}
 
-  times_.began = Times::Clock::now();
-  Flatten(plan);
+// Forward pass, what goes to the next stage, and outputs.
+absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
+                           const std::function<void()>& before_output) {
   TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, ReceiveHidden(plan));
-  times_.received = Times::Clock::now();
+  begun.times.received = Times::Clock::now();
   const Batch batch{token_ids_, positions_, spans_};
+  if (!joined()) {
+    absl::Status status;  // there is no communicator to fail, nor, in a replay, anything to run
+    const auto ops = [&] {
+      status = model_.Forward(batch, cache_.pages(), nullptr, hidden);
+      begun.times.forwarded = begun.times.sent = Times::Clock::now();
+      if (status.ok()) status = RunOutputs(hidden, begun);
+    };
+    graph_.rows > 0 ? backend_.RunGraph(graph_, std::cref(ops)) : ops();
+    begun.times.sampled = Times::Clock::now();
+    return status;
+  }
   TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
-  backend_.Synchronize();
-  times_.forwarded = Times::Clock::now();
+  TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
+  begun.times.forwarded = Times::Clock::now();
   if (before_output) before_output();
   if (link_ != nullptr && !model_.last_stage()) {
     TREADLE_RETURN_IF_ERROR(link_->Send(plan.epoch, plan.iteration, hidden));
   }
-  times_.sent = Times::Clock::now();
-  if (model_.last_stage()) {
-    CollectOutputs(plan);
-    result.steps.resize(plan.steps.size());
-    for (size_t i = 0; i < plan.steps.size(); ++i) {
-      result.steps[i].sequence = plan.steps[i].sequence;
-    }
-    const std::span<const OutputRow> outputs = outputs_;
-    for (size_t begin = 0; begin < outputs.size(); begin += kMaxHeadRows) {
-      const size_t rows = std::min<size_t>(kMaxHeadRows, outputs.size() - begin);
-      TREADLE_RETURN_IF_ERROR(RunOutputs(plan, hidden, outputs.subspan(begin, rows), result));
-    }
-  }
-  times_.sampled = Times::Clock::now();
-  return result;
+  begun.times.sent = Times::Clock::now();
+  TREADLE_RETURN_IF_ERROR(RunOutputs(hidden, begun));
+  begun.times.sampled = Times::Clock::now();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<IterationResult> Stage::Finish() {
+  TREADLE_CHECK(num_finished_ < num_begun_);
+  const int mark = static_cast<int>(num_finished_ % begun_.size());
+  TREADLE_RETURN_IF_ERROR(backend_.WaitForMark(mark));
+  ++num_finished_;
+  return TakeResult(begun_[mark]);
 }
 
 // Where the forward pass reads and leaves the residual stream; the previous stage's, if there is
@@ -166,8 +238,12 @@ void Stage::Flatten(const IterationPlan& plan) {
   }
 }
 
-void Stage::CollectOutputs(const IterationPlan& plan) {
-  outputs_.clear();
+void Stage::CollectOutputs(Begun& begun) {
+  const IterationPlan& plan = *begun.plan;
+  begun.outputs.clear();
+  output_rows_.clear();
+  sample_rows_.clear();
+  if (!model_.last_stage()) return;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
     const int32_t last = step.num_tokens - 1;
@@ -177,13 +253,20 @@ void Stage::CollectOutputs(const IterationPlan& plan) {
       if (step.prompt_logprobs >= 0) {
         output.target = row == last ? step.next_token : token_ids_[output.row + 1];
       }
-      if (output.sample || output.target >= 0) outputs_.push_back(output);
+      if (!output.sample && output.target < 0) continue;
+      if (output.sample) {
+        live_[i]->SetSample(-2 - static_cast<int32_t>(begun.outputs.size()));
+      }
+      output_rows_.push_back(output.row);
+      sample_rows_.push_back(MakeSampleRow(step, output));
+      begun.outputs.push_back(output);
     }
   }
+  begun.samples.resize(begun.outputs.size());
 }
 
 // The token after the row has the position that follows the sequence's entered ids.
-SampleRow Stage::MakeSampleRow(const Step& step, const OutputRow& output) const {
+SampleRow Stage::MakeSampleRow(const Step& step, OutputRow& output) const {
   SampleRow row;
   row.target = output.target;
   if (output.target >= 0) row.top_logprobs = step.prompt_logprobs;
@@ -193,69 +276,77 @@ SampleRow Stage::MakeSampleRow(const Step& step, const OutputRow& output) const 
   row.parameters = &start.sampling;
   row.counts = sequence.counts();
   row.candidate = start.candidate;
-  row.position = sequence.next_position();
+  row.position = output.position = sequence.next_position();
   row.top_logprobs = std::max(row.top_logprobs, step.top_logprobs);
   if (row.position - start.prompt_length < start.min_new_tokens) row.suppressed = start.end_tokens;
   return row;
 }
 
-absl::Status Stage::RunOutputs(const IterationPlan& plan, Tensor hidden,
-                               std::span<const OutputRow> tile, IterationResult& result) {
-  tile_rows_.clear();
-  sample_rows_.clear();
-  for (const OutputRow& output : tile) {
-    tile_rows_.push_back(output.row);
-    sample_rows_.push_back(MakeSampleRow(plan.steps[output.step], output));
+// Sets graph_. Decoding rows alone are padded with rows that belong to nobody and outputs that
+// nobody reads, up to one of the backend's few shapes.
+void Stage::Pad(const IterationPlan& plan, Begun& begun) {
+  graph_ = {};
+  const int64_t rows = static_cast<int64_t>(token_ids_.size());
+  const int64_t padded = backend_.PaddedRows(rows);
+  if (joined() || rows != static_cast<int64_t>(plan.steps.size()) ||
+      rows != static_cast<int64_t>(begun.outputs.size()) || padded > max_batch_tokens_) {
+    return;
   }
-  const int64_t rows = static_cast<int64_t>(tile.size());
-  const Tensor gathered = DenseTensor(head_hidden_.data(), DType::kF32, rows, hidden.cols);
-  const Tensor logits = {logits_.data(), DType::kF32, rows, model_.vocab().size(), shard_columns_};
-  backend_.Gather(hidden, tile_rows_, gathered);
-  model_.Head(gathered, logits);
-  TREADLE_RETURN_IF_ERROR(SampleTile(logits));
+  int64_t context = kSmallestGraphContext;
+  for (const int32_t position : positions_) {
+    while (context <= position) context *= 2;
+  }
+  token_ids_.resize(padded, -1);
+  positions_.resize(padded, -1);
+  output_rows_.resize(padded, 0);
+  sample_rows_.resize(padded);
+  begun.samples.resize(padded);
+  graph_ = {.rows = padded, .context = context, .output_rows = padded};
+}
 
-  for (size_t i = 0; i < tile.size(); ++i) {
-    const OutputRow& output = tile[i];
-    const SampleResult& sample = samples_[i];
-    const Step& step = plan.steps[output.step];
-    StepResult& out = result.steps[output.step];
-    if (output.target >= 0) {
-      out.prompt_detail.push_back({sample.target_logprob, Best(sample, step.prompt_logprobs)});
-    }
-    if (!output.sample) continue;
-    TREADLE_CHECK(sample.token >= 0 && sample.token < model_.config().vocab);
-    live_[output.step]->SetSample(sample.token);
-    out.token = sample.token;
-    if (step.top_logprobs >= 0) out.detail = {sample.logprob, Best(sample, step.top_logprobs)};
+// Head and sampling, tile by tile.
+absl::Status Stage::RunOutputs(Tensor hidden, Begun& begun) {
+  for (size_t begin = 0; begin < output_rows_.size(); begin += kMaxHeadRows) {
+    const size_t count = std::min<size_t>(kMaxHeadRows, output_rows_.size() - begin);
+    const int64_t rows = static_cast<int64_t>(count);
+    const Tensor gathered = DenseTensor(head_hidden_.data(), DType::kF32, rows, hidden.cols);
+    const Tensor logits = {logits_.data(), DType::kF32, rows, model_.vocab().size(),
+                           shard_columns_};
+    backend_.Gather(hidden, std::span(output_rows_).subspan(begin, count), gathered);
+    model_.Head(gathered, logits);
+    TREADLE_RETURN_IF_ERROR(SampleTile(logits, std::span(sample_rows_).subspan(begin, count),
+                                       std::span(begun.samples).subspan(begin, count)));
   }
   return absl::OkStatus();
 }
 
-// samples_ of sample_rows_. logits: [rows, this rank's part of the vocabulary]
-absl::Status Stage::SampleTile(Tensor logits) {
-  const size_t rows = sample_rows_.size();
+// logits: [rows, this rank's part of the vocabulary]
+absl::Status Stage::SampleTile(Tensor logits, std::span<const SampleRow> rows,
+                               std::span<SampleResult> samples) {
   if (ranks_ == nullptr) {
-    backend_.Sample(logits, sample_rows_, std::span(samples_).first(rows));
+    backend_.Sample(logits, rows, samples);
     return absl::OkStatus();
   }
-  if (!std::all_of(sample_rows_.begin(), sample_rows_.end(), CanMergeShards)) {
-    return GatherLogits(logits);
+  if (!std::all_of(rows.begin(), rows.end(), CanMergeShards)) {
+    return GatherLogits(logits, rows, samples);
   }
-  backend_.SampleShard(logits, static_cast<int32_t>(model_.vocab().begin), sample_rows_,
-                       std::span(own_part_).first(rows));
+  backend_.SampleShard(logits, static_cast<int32_t>(model_.vocab().begin), rows,
+                       std::span(own_part_).first(rows.size()));
+  TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
   TREADLE_RETURN_IF_ERROR(
-      ranks_->AllGather(own_part_.data(), rows * sizeof(ShardSample), all_parts_.data()));
-  for (size_t row = 0; row < rows; ++row) {
+      ranks_->AllGather(own_part_.data(), rows.size() * sizeof(ShardSample), all_parts_.data()));
+  for (size_t row = 0; row < rows.size(); ++row) {
     for (size_t rank = 0; rank < row_parts_.size(); ++rank) {
-      row_parts_[rank] = all_parts_[rank * rows + row];
+      row_parts_[rank] = all_parts_[rank * rows.size() + row];
     }
-    samples_[row] = MergeShards(sample_rows_[row], row_parts_);
+    samples[row] = MergeShards(rows[row], row_parts_);
   }
   return absl::OkStatus();
 }
 
 // As SampleTile, from all ranks' logits put together. Every rank samples, to the same result.
-absl::Status Stage::GatherLogits(Tensor logits) {
+absl::Status Stage::GatherLogits(Tensor logits, std::span<const SampleRow> rows,
+                                 std::span<SampleResult> samples) {
   const int64_t part = logits.rows * shard_columns_;
   TREADLE_RETURN_IF_ERROR(
       ranks_->AllGather(logits.data, static_cast<size_t>(part) * sizeof(float), gathered_.data()));
@@ -269,8 +360,41 @@ absl::Status Stage::GatherLogits(Tensor logits) {
     backend_.Gather(shard, std::span(every_row_).first(logits.rows),
                     all.Cols(range.begin, range.size()));
   }
-  backend_.Sample(all, sample_rows_, std::span(samples_).first(sample_rows_.size()));
+  backend_.Sample(all, rows, samples);
   return absl::OkStatus();
+}
+
+// What the plan's outputs came to; sequences learn their samples.
+IterationResult Stage::TakeResult(const Begun& begun) {
+  const IterationPlan& plan = *begun.plan;
+  IterationResult result;
+  result.epoch = plan.epoch;
+  result.iteration = plan.iteration;
+  if (plan.steps.empty()) return result;
+  times_ = begun.times;
+  if (backend_.asynchronous()) {
+    times_.sampled = Times::Clock::now();
+    if (!joined()) times_.forwarded = times_.sent = times_.sampled;
+  }
+  if (!model_.last_stage()) return result;
+  result.steps.resize(plan.steps.size());
+  for (size_t i = 0; i < plan.steps.size(); ++i) result.steps[i].sequence = plan.steps[i].sequence;
+  for (size_t i = 0; i < begun.outputs.size(); ++i) {
+    const OutputRow& output = begun.outputs[i];
+    const SampleResult& sample = begun.samples[i];
+    const Step& step = plan.steps[output.step];
+    StepResult& out = result.steps[output.step];
+    if (output.target >= 0) {
+      out.prompt_detail.push_back({sample.target_logprob, Best(sample, step.prompt_logprobs)});
+    }
+    if (!output.sample) continue;
+    TREADLE_CHECK(sample.token >= 0 && sample.token < model_.config().vocab);
+    LiveSequence* const live = sequences_.Find(step.sequence);  // a later plan may have released it
+    if (live != nullptr) live->Resolve(output.position, sample.token);
+    out.token = sample.token;
+    if (step.top_logprobs >= 0) out.detail = {sample.logprob, Best(sample, step.top_logprobs)};
+  }
+  return result;
 }
 
 }  // namespace treadle

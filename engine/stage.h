@@ -12,10 +12,16 @@
 // Stages of a pipeline hand the residual stream on through rank 0's ActivationLink; only the last
 // one has head and results.
 //
+// On an asynchronous device a stage that is the whole model on one rank can begin a plan before the
+// one before it has finished, so that the device never waits for the host: tokens that the host has
+// not seen stay on the device (LiveSequence::previous_sample). Batches of decoding rows alone are
+// padded to few shapes and go through Backend::RunGraph.
+//
 // Memory: activations, logits and the flat batch are sized once from max_batch_tokens.
 // Thread safety: confined to the rank's thread after Create.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -54,17 +60,26 @@ class Stage {
   // one rank; `link`: null for a single stage, and on ranks above 0. Both outlive the epoch.
   void BeginEpoch(Communicator* ranks, ActivationLink* link);
 
-  // Applies releases, page copies, starts and steps, in this order. A plan that cannot be applied
-  // is an error before anything was touched; other errors come from the communicators. The caller
-  // ends the epoch. A plan without steps touches neither the model nor the data plane.
-  // `before_output` is called after the forward pass, while others may be waiting for this stage's
-  // next receive to be announced.
+  // Applies releases, page copies, starts and steps, in this order, and gives the work to the
+  // device. A plan that cannot be applied is an error before anything was touched; other errors
+  // come from the communicators. The caller ends the epoch. A plan without steps touches neither
+  // the model nor the data plane. `plan` must stay until its Finish. `before_output` is called
+  // after the forward pass, while others may be waiting for this stage's next receive to be
+  // announced.
+  absl::Status Begin(const IterationPlan& plan, const std::function<void()>& before_output = {});
+  // Waits for the earliest plan that was begun and not finished. Errors are the device's.
+  absl::StatusOr<IterationResult> Finish();
+  // Begin and Finish.
   absl::StatusOr<IterationResult> Run(const IterationPlan& plan,
                                       const std::function<void()>& before_output = {});
+  // Whether a plan may begin while another is begun: no more than one, if nothing of `plan` depends
+  // on what the host has yet to see.
+  bool CanBeginAhead(const IterationPlan& plan);
   // Has the receive for a plan that will run later be posted. Nothing without a link.
   absl::Status Announce(const IterationPlan& plan);
 
-  // When the phases of the last Run with steps ended.
+  // When the phases of the last finished plan with steps ended. Asynchronous devices know of the
+  // last one only: the others are the same.
   struct Times {
     using Clock = std::chrono::steady_clock;
     Clock::time_point began, received, forwarded, sent, sampled;
@@ -79,22 +94,37 @@ class Stage {
     int32_t step = 0;  // in the plan
     bool sample = false;
     int32_t target = -1;
+    int64_t position = 0;  // of the token that is sampled
+  };
+  // A plan from Begin to Finish.
+  struct Begun {
+    const IterationPlan* plan = nullptr;
+    std::vector<OutputRow> outputs;     // ascending by row
+    std::vector<SampleResult> samples;  // of outputs, and of padding
+    Times times;
   };
 
   Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache cache);
   absl::Status AllocateActivations(int64_t max_batch_tokens);
 
+  bool joined() const { return ranks_ != nullptr || link_ != nullptr; }
   void Flatten(const IterationPlan& plan);
+  void CollectOutputs(Begun& begun);
+  void Pad(const IterationPlan& plan, Begun& begun);
   absl::StatusOr<Tensor> ReceiveHidden(const IterationPlan& plan);
-  void CollectOutputs(const IterationPlan& plan);
-  absl::Status RunOutputs(const IterationPlan& plan, Tensor hidden, std::span<const OutputRow> tile,
-                          IterationResult& result);
-  absl::Status SampleTile(Tensor logits);
-  absl::Status GatherLogits(Tensor logits);
-  SampleRow MakeSampleRow(const Step& step, const OutputRow& output) const;
+  absl::Status Launch(const IterationPlan& plan, Begun& begun,
+                      const std::function<void()>& before_output);
+  absl::Status RunOutputs(Tensor hidden, Begun& begun);
+  absl::Status SampleTile(Tensor logits, std::span<const SampleRow> rows,
+                          std::span<SampleResult> samples);
+  absl::Status GatherLogits(Tensor logits, std::span<const SampleRow> rows,
+                            std::span<SampleResult> samples);
+  SampleRow MakeSampleRow(const Step& step, OutputRow& output) const;
+  IterationResult TakeResult(const Begun& begun);
 
   Backend& backend_;
   Model& model_;
+  const int64_t max_batch_tokens_;
   KvCache cache_;
   SequenceTable sequences_;
 
@@ -110,18 +140,22 @@ class Stage {
   Buffer all_logits_;          // [kMaxHeadRows, vocab] f32; several ranks only
 
   // The flat batch of the current plan; capacities are reserved once.
-  std::vector<int32_t> token_ids_;      // [num_tokens]
-  std::vector<int32_t> positions_;      // [num_tokens]
-  std::vector<SequenceSpan> spans_;     // [steps]
-  std::vector<LiveSequence*> live_;     // [steps]
-  std::vector<OutputRow> outputs_;      // ascending by row
-  std::vector<int32_t> tile_rows_;      // [rows of the tile]
-  std::vector<int32_t> every_row_;      // 0 .. kMaxHeadRows - 1
-  std::vector<SampleRow> sample_rows_;  // [rows of the tile]
-  std::vector<SampleResult> samples_;   // [kMaxHeadRows]
-  std::vector<ShardSample> own_part_;   // [kMaxHeadRows]
-  std::vector<ShardSample> all_parts_;  // [ranks * kMaxHeadRows]
-  std::vector<ShardSample> row_parts_;  // [ranks], of one row
+  std::vector<int32_t> token_ids_;        // [num_tokens]
+  std::vector<int32_t> positions_;        // [num_tokens]
+  std::vector<SequenceSpan> spans_;       // [steps]
+  std::vector<LiveSequence*> live_;       // [steps]
+  std::vector<int32_t> output_rows_;      // [outputs, padding included]
+  std::vector<SampleRow> sample_rows_;    // as output_rows_
+  GraphKey graph_;                        // rows = 0: not a batch for RunGraph
+  std::vector<int32_t> every_row_;        // 0 .. kMaxHeadRows - 1
+  std::vector<ShardSample> own_part_;     // [kMaxHeadRows]
+  std::vector<ShardSample> all_parts_;    // [ranks * kMaxHeadRows]
+  Buffer own_on_device_, all_on_device_;  // the same, where communicators reach them
+  std::vector<ShardSample> row_parts_;    // [ranks], of one row
+
+  std::array<Begun, 2> begun_;
+  uint64_t num_begun_ = 0;  // plan i is in begun_[i % 2]
+  uint64_t num_finished_ = 0;
   Times times_;
 };
 

@@ -1,11 +1,13 @@
 #include "engine/stage_ranks.h"
 
+#include <algorithm>
 #include <deque>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "engine/stage.h"
+#include "kernels/collectives/memory_rendezvous.h"
 #include "kernels/collectives/thread_communicator.h"
 #include "kernels/status.h"
 #include "kernels/sync.h"
@@ -25,11 +27,15 @@ int64_t Nanoseconds(SteadyClock::time_point time) {
 // The communicators of one epoch. Rank threads hold on to it while they are in it.
 struct Epoch {
   uint64_t number = 0;
-  std::vector<std::unique_ptr<Communicator>> ranks;  // empty for one rank
-  std::unique_ptr<ActivationLink> link;              // rank 0's, or null
+  std::vector<std::unique_ptr<Communicator>> ranks;  // empty for one rank; null: not joined yet
+  MemoryRendezvous rendezvous;
+  std::unique_ptr<ActivationLink> link;  // rank 0's, or null
 
   void Abort(const absl::Status& why) {
-    for (const auto& communicator : ranks) communicator->Abort(why);
+    rendezvous.Cancel(why);
+    for (const auto& communicator : ranks) {
+      if (communicator) communicator->Abort(why);
+    }
     if (link) link->Abort(why);
   }
 };
@@ -105,8 +111,13 @@ class ThreadedRanks final : public StageRanks {
   void RunRank(size_t rank);
   Work WaitForWork(size_t rank, const Epoch* current) ABSL_LOCKS_EXCLUDED(mutex_);
   void Join(size_t rank, const std::shared_ptr<Epoch>& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status JoinOthers(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status AnnounceQueued(size_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<IterationResult> Run(const Epoch& epoch, size_t rank, const Queued& queued);
+  void RunQueued(const Epoch& epoch, size_t rank, std::shared_ptr<const Queued> queued);
+  std::shared_ptr<const Queued> TakeAhead(const Epoch& epoch, size_t rank)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Begin(const Epoch& epoch, size_t rank, const Queued& queued);
+  absl::StatusOr<IterationResult> Finish(size_t rank, const Queued& queued);
   void Report(const Epoch& epoch, size_t rank, absl::StatusOr<IterationResult> result)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Trace(size_t rank, const Queued& queued, const Stage::Times& times)
@@ -137,7 +148,9 @@ class ThreadedRanks final : public StageRanks {
 absl::Status ThreadedRanks::BeginEpoch(uint64_t number, Pipeline pipeline) {
   auto epoch = std::make_shared<Epoch>();
   epoch->number = number;
-  if (ranks_.size() > 1) {
+  if (options_.join) {
+    epoch->ranks.resize(ranks_.size());
+  } else if (ranks_.size() > 1) {
     epoch->ranks = CreateThreadCommunicators(static_cast<int>(ranks_.size()), options_.timeout);
   }
   if (pipeline.communicator) {
@@ -192,7 +205,7 @@ void ThreadedRanks::RunRank(size_t rank) {
       Join(rank, epoch);
       continue;
     }
-    Report(*epoch, rank, Run(*epoch, rank, *work.plan));
+    RunQueued(*epoch, rank, std::move(work.plan));
   }
 }
 
@@ -210,8 +223,27 @@ ThreadedRanks::Work ThreadedRanks::WaitForWork(size_t rank, const Epoch* current
   }
 }
 
+absl::Status ThreadedRanks::JoinOthers(size_t rank, Epoch& epoch) {
+  if (!options_.join || ranks_.size() == 1) return absl::OkStatus();
+  auto joined = options_.join({.backend = *ranks_[rank].backend,
+                               .rank = static_cast<int>(rank),
+                               .size = static_cast<int>(ranks_.size()),
+                               .rendezvous = epoch.rendezvous,
+                               .timeout = options_.timeout});
+  TREADLE_RETURN_IF_ERROR(joined.status());
+  MutexLock lock(mutex_);
+  const bool over = !standing_ || epoch_.get() != &epoch;  // nobody will abort it any more
+  if (over) (*joined)->Abort(absl::CancelledError("the epoch is over"));
+  epoch.ranks[rank] = *std::move(joined);
+  return absl::OkStatus();
+}
+
 void ThreadedRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
-  stages_[rank]->BeginEpoch(epoch->ranks.empty() ? nullptr : epoch->ranks[rank].get(),
+  if (absl::Status joined = JoinOthers(rank, *epoch); !joined.ok()) {
+    Report(*epoch, rank, std::move(joined));
+    return;
+  }
+  stages_[rank]->BeginEpoch(ranks_.size() == 1 ? nullptr : epoch->ranks[rank].get(),
                             rank == 0 ? epoch->link.get() : nullptr);
   if (rank == 0) last_end_ = {};
   {
@@ -234,28 +266,58 @@ absl::Status ThreadedRanks::AnnounceQueued(size_t rank) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<IterationResult> ThreadedRanks::Run(const Epoch& epoch, size_t rank,
-                                                   const Queued& queued) {
-  const SteadyClock::time_point started = SteadyClock::now();
-  Stage& stage = *stages_[rank];
-  absl::Status announced;
-  std::function<void()> announce;
-  if (rank == 0 && epoch.link) {
-    TREADLE_RETURN_IF_ERROR(stage.Announce(queued.plan));
-    TREADLE_RETURN_IF_ERROR(AnnounceQueued(rank));
-    announce = [&] { announced = AnnounceQueued(rank); };
+// Runs a plan, and those that can begin before their predecessor has finished: an asynchronous
+// device always has one more to go on with.
+void ThreadedRanks::RunQueued(const Epoch& epoch, size_t rank,
+                              std::shared_ptr<const Queued> queued) {
+  absl::Status begun = Begin(epoch, rank, *queued);
+  while (begun.ok() && queued) {
+    const auto next = TakeAhead(epoch, rank);
+    if (next) begun = Begin(epoch, rank, *next);
+    absl::StatusOr<IterationResult> result = Finish(rank, *queued);
+    if (!result.ok()) begun = result.status();
+    Report(epoch, rank, std::move(result));
+    queued = next;
   }
-  TREADLE_ASSIGN_OR_RETURN(IterationResult result, stage.Run(queued.plan, announce));
-  TREADLE_RETURN_IF_ERROR(announced);
-  result.timings.queue = Seconds(started - queued.arrived);
+  if (!begun.ok()) Report(epoch, rank, std::move(begun));
+}
+
+// The next plan, if there is one that can begin now.
+std::shared_ptr<const Queued> ThreadedRanks::TakeAhead(const Epoch& epoch, size_t rank) {
+  MutexLock lock(mutex_);
+  auto& queue = queues_[rank];
+  if (epoch_.get() != &epoch || queue.empty()) return nullptr;
+  if (!stages_[rank]->CanBeginAhead(queue.front()->plan)) return nullptr;
+  const auto next = std::move(queue.front());
+  queue.pop_front();
+  return next;
+}
+
+absl::Status ThreadedRanks::Begin(const Epoch& epoch, size_t rank, const Queued& queued) {
+  Stage& stage = *stages_[rank];
+  if (rank != 0 || !epoch.link) return stage.Begin(queued.plan);
+  TREADLE_RETURN_IF_ERROR(stage.Announce(queued.plan));
+  TREADLE_RETURN_IF_ERROR(AnnounceQueued(rank));
+  absl::Status announced;
+  TREADLE_RETURN_IF_ERROR(stage.Begin(queued.plan, [&] { announced = AnnounceQueued(rank); }));
+  return announced;
+}
+
+absl::StatusOr<IterationResult> ThreadedRanks::Finish(size_t rank, const Queued& queued) {
+  Stage& stage = *stages_[rank];
+  TREADLE_ASSIGN_OR_RETURN(IterationResult result, stage.Finish());
   if (queued.plan.steps.empty()) return result;
   const Stage::Times& times = stage.times();
+  result.timings.queue = Seconds(times.began - queued.arrived);
   result.timings.receive = Seconds(times.received - times.began);
   result.timings.compute = Seconds(times.forwarded - times.received);
   result.timings.sample = Seconds(times.sampled - times.sent);
   if (rank == 0) {
+    // Begun while its predecessor ran: no gap, and its time began when that one's ended.
     if (last_end_ != SteadyClock::time_point{}) {
-      result.timings.gap = Seconds(times.received - last_end_);
+      const double gap = Seconds(times.received - last_end_);
+      result.timings.gap = std::max(gap, 0.0);
+      result.timings.compute += std::min(gap, 0.0);
     }
     last_end_ = times.sampled;
   }

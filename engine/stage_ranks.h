@@ -21,9 +21,21 @@
 #include "engine/trace_events.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
+#include "kernels/collectives/rendezvous.h"
 #include "models/model.h"
 
 namespace treadle {
+
+// What a rank needs to be joined with the others of its stage.
+struct RankJoin {
+  Backend& backend;
+  int rank = 0;
+  int size = 1;
+  Rendezvous& rendezvous;  // of these ranks, for one epoch
+  std::chrono::milliseconds timeout;
+};
+// Makes a rank's communicator; called on the rank's thread, by all ranks at once.
+using RankJoiner = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const RankJoin&)>;
 
 class StageRanks {
  public:
@@ -36,6 +48,7 @@ class StageRanks {
     KvCache::Options kv;
     int stage = 0;                               // for trace events
     std::chrono::milliseconds timeout{120'000};  // of every wait between ranks
+    RankJoiner join = {};  // empty: through this process' memory, for ranks on the CPU
   };
 
   // ranks: one per tensor-parallel rank, in order; models loaded for the same layers, shard i of

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -92,6 +93,43 @@ struct RotaryTable {
   int64_t max_positions = 0;
 };
 
+// What makes two iterations the same to RunGraph.
+struct GraphKey {
+  int64_t rows = 0;         // padded
+  int64_t context = 0;      // the longest sequence, rounded up by the caller to few values
+  int64_t output_rows = 0;  // padded
+  friend auto operator<=>(const GraphKey&, const GraphKey&) = default;
+};
+
+// What a backend is going to be asked at most; it allocates its scratch from this.
+struct BackendLimits {
+  int64_t max_rows = 0;         // of a batch
+  int64_t max_sequences = 0;    // of a batch
+  int64_t max_context = 0;      // positions of a sequence
+  int64_t max_output_rows = 0;  // of Gather, the head and Sample
+  int64_t max_features = 0;     // the widest input or output of a product, but for the head
+  int64_t vocab = 0;            // columns of logits
+  int64_t page_size = 0;
+  int64_t heads = 0;  // query heads of this rank
+  int64_t head_dim = 0;
+};
+
+// An iteration's rows as the ops will be told of them. Spans stay valid and unchanged until the
+// next BeginBatch.
+struct BatchInput {
+  std::span<const int32_t> token_ids = {};  // [rows]; Embed's
+  std::span<const int32_t> positions = {};  // [rows] or none; also Embed's, of a table of positions
+  std::span<const SequenceSpan> sequences = {};  // KvView's
+  std::span<const int32_t> output_rows = {};     // Gather's
+  std::span<const SampleRow> samples = {};       // Sample's, one for each output row
+  // [samples.size()] or none. Where a replayed Sample's results go: those of samples[i] to
+  // results[i]. If none, where they went when RunGraph first ran it.
+  std::span<SampleResult> results = {};
+  // Launches are sized for sequences of this many positions (0: for the longest one), and for as
+  // many sequences as there are rows if no sequence has more than one: what RunGraph's key says.
+  int64_t max_context = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -108,7 +146,31 @@ class Backend {
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
   virtual void CopyToDevice(void* device, const void* host, size_t bytes) = 0;
   virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;
-  virtual void Synchronize() = 0;
+  // Waits for all ops. The status is the first failure of the device, if there was one: results
+  // since the last success are then worthless, and the backend stays failed.
+  virtual absl::Status Synchronize() = 0;
+  // In which order pages hold K (KvLayout::key_order).
+  virtual KeyOrder key_order() const = 0;
+
+  // -- iterations ---------------------------------------------------------------------------------
+  // Before serving. May be called again with larger limits. Ops beyond the limits allocate.
+  virtual absl::Status Reserve(const BackendLimits& limits) = 0;
+  // Announces an iteration, so that a device with a memory of its own gets its description in one
+  // copy. Ops that are given other spans than the announced ones, or than parts of them, work all
+  // the same, but not in RunGraph.
+  virtual void BeginBatch(const BatchInput& batch) = 0;
+  // How many rows a batch of `rows` decoding rows is padded to, so that RunGraph meets few shapes.
+  // Rows beyond the real ones have the token id -1 and belong to no sequence.
+  virtual int64_t PaddedRows(int64_t rows) const = 0;
+  // Runs `ops`, or replays what they did when they first ran under this key: the same ops on the
+  // same addresses and shapes, but for the contents of what BeginBatch announced. Between
+  // BeginBatch and Synchronize; `ops` neither wait nor allocate nor copy to or from the host.
+  virtual void RunGraph(const GraphKey& key, const std::function<void()>& ops) = 0;
+  // Whether ops may be on their way when they return. If not, marks say nothing.
+  virtual bool asynchronous() const = 0;
+  // A point that the host can wait for while later ops run. 0 or 1; setting one again moves it.
+  virtual void SetMark(int mark) = 0;
+  virtual absl::Status WaitForMark(int mark) = 0;
 
   // -- weights ------------------------------------------------------------------------------------
   // Repacks for this device, in parallel. The source may be unmapped afterwards.
@@ -116,8 +178,10 @@ class Backend {
 
   // -- ops ----------------------------------------------------------------------------------------
   // out[i] = row ids[i] of table, decoded canonically; added to out if `accumulate`. An id of -1 (a
-  // token of another rank's part of the vocabulary) is a row of zeros.
-  // ids: [rows] host, in range or -1. out: [rows, k] f32.
+  // token of another rank's part of the vocabulary) is a row of zeros. An id of -2 - r stands for
+  // the token that Sample last gave for row r (of the announced samples, if it was given a part of
+  // them), so that a step can follow another whose result the host has not seen.
+  // ids: [rows] host, in range or as above. out: [rows, k] f32.
   virtual void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
                      Tensor out) = 0;
 
@@ -158,15 +222,15 @@ class Backend {
   virtual void CopyPages(const KvLayout& layout, std::byte* pages,
                          std::span<const PageCopy> copies) = 0;
 
-  // logits: [rows.size(), vocab] f32, may be overwritten. results: host, [rows.size()]; complete on
-  // return. See sampling.h.
+  // logits: [rows.size(), vocab] f32, may be overwritten. results: host, [rows.size()]; complete
+  // after Synchronize, or after WaitForMark of a later mark. See sampling.h.
   virtual void Sample(Tensor logits, std::span<const SampleRow> rows,
                       std::span<SampleResult> results) = 0;
 
   // This rank's part of Sample: logits [rows.size(), n] f32 are those of tokens first_token ..
   // first_token + n - 1, may be overwritten. A row's token ids, counts and mask are of the whole
   // vocabulary; what falls outside the shard is ignored. Candidates are filled only for rows that
-  // sample and CanMergeShards. shards: host, [rows.size()]; complete on return.
+  // sample and CanMergeShards. shards: host, [rows.size()]; complete as Sample's results.
   virtual void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
                            std::span<ShardSample> shards) = 0;
 };

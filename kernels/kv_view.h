@@ -9,6 +9,12 @@
 
 namespace treadle {
 
+// How the K part of a page lies.
+enum class KeyOrder : uint8_t {
+  kByFeature,   // [kv_heads, head_dim, page_size]: vector lanes run over positions (host backends)
+  kByPosition,  // [kv_heads, page_size, head_dim]: as V
+};
+
 // Geometry of a cache. A slot is K and V of one token in all layers; a page holds `page_size`
 // slots.
 struct KvLayout {
@@ -16,16 +22,16 @@ struct KvLayout {
   int64_t head_dim = 0;
   int64_t page_size = 0;  // slots per page, a power of two, at least 16
   int64_t num_pages = 0;
-  DType dtype = DType::kF16;  // kF16 or kF32
+  DType dtype = DType::kF16;  // kF16 or kF32; on CUDA also kBF16
+  KeyOrder key_order = KeyOrder::kByFeature;
 
-  // Bytes of one page of one layer: K part, then V part. On the host backends the K part is
-  // [kv_heads, head_dim, page_size] (positions are contiguous, so that vector lanes run over
-  // positions) and the V part is [kv_heads, page_size, head_dim]. Other backends may order the
-  // inside of a page as they like: only StoreKv and Attention look into it.
+  // Bytes of one page of one layer: K part, in its order, then V part [kv_heads, page_size,
+  // head_dim].
   int64_t PartElements() const { return kv_heads * head_dim * page_size; }
   int64_t PageBytes() const { return 2 * PartElements() * static_cast<int64_t>(SizeOf(dtype)); }
-  // Element i of a head of K or V within a page, in the host layout.
+  // Element i of a head of K or V within a page.
   int64_t KeyElement(int64_t head, int64_t slot, int64_t i) const {
+    if (key_order == KeyOrder::kByPosition) return (head * page_size + slot) * head_dim + i;
     return (head * head_dim + i) * page_size + slot;
   }
   int64_t ValueElement(int64_t head, int64_t slot, int64_t i) const {

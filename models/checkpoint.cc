@@ -8,6 +8,7 @@
 #include "models/gguf_checkpoint.h"
 #include "models/hf_checkpoint.h"
 #include "models/quoted.h"
+#include "models/random_checkpoint.h"
 
 namespace treadle {
 namespace {
@@ -31,6 +32,7 @@ absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int
 }
 
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
+  if (path.starts_with(RandomCheckpoint::kPrefix)) return RandomCheckpoint::Open(path);
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) return HuggingFaceCheckpoint::Open(path);
   return GgufCheckpoint::Open(path);

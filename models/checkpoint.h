@@ -45,7 +45,8 @@ class Checkpoint {
  public:
   enum class Kind { kGguf, kHuggingFace };
 
-  // `path` is a .gguf file, or a folder with config.json.
+  // `path` is a .gguf file, or a folder with config.json, or a random model's shape
+  // (random_checkpoint.h).
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path);
   virtual ~Checkpoint() = default;
 
@@ -56,6 +57,10 @@ class Checkpoint {
   const ModelConfig& config() const { return config_; }
   // Null when the checkpoint has no tokenizer: the model then serves token ids only.
   const TokenizerSpec* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+  // Generation stops at any of these; known without a tokenizer too.
+  const std::vector<int32_t>& end_ids() const {
+    return tokenizer_ ? tokenizer_->end_ids : end_ids_;
+  }
   // Jinja source; empty when there is none.
   const std::string& chat_template() const { return chat_template_; }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
@@ -90,6 +95,7 @@ class Checkpoint {
   std::string model_name_;
   ModelConfig config_;
   std::optional<TokenizerSpec> tokenizer_;
+  std::vector<int32_t> end_ids_;  // without a tokenizer
   std::string chat_template_;
   std::vector<StoredTensor> tensors_;
   std::map<std::string, size_t, std::less<>> index_;

@@ -101,13 +101,15 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
 
 absl::Status HuggingFaceCheckpoint::ReadTextSide() {
   const std::filesystem::path folder(path_);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "generation_config.json"}) {
+    if (!std::filesystem::exists(folder / name)) continue;
+    TREADLE_RETURN_IF_ERROR(CheckJsonFile((folder / name).string()));
+  }
   if (std::filesystem::exists(folder / "tokenizer.json")) {
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                             "generation_config.json"}) {
-      if (!std::filesystem::exists(folder / name)) continue;
-      TREADLE_RETURN_IF_ERROR(CheckJsonFile((folder / name).string()));
-    }
     TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadTokenizerJson(path_));
+  } else {
+    TREADLE_ASSIGN_OR_RETURN(end_ids_, ReadEndIds(path_, config_.vocab));
   }
   if (std::filesystem::exists(folder / "chat_template.jinja")) {
     TREADLE_ASSIGN_OR_RETURN(const auto file,

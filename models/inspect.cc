@@ -31,7 +31,9 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
   ModelReport report;
   report.name = checkpoint.model_name();
   report.path = checkpoint.path();
-  report.kind = checkpoint.kind() == Checkpoint::Kind::kGguf ? "GGUF" : "Hugging Face";
+  report.kind = checkpoint.weight_files().empty()              ? "random weights"
+                : checkpoint.kind() == Checkpoint::Kind::kGguf ? "GGUF"
+                                                               : "Hugging Face";
   report.config = checkpoint.config();
   report.file_bytes = checkpoint.file_bytes();
   std::map<std::string_view, ModelReport::FormatUse> formats;
@@ -55,8 +57,8 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
     report.tokens = static_cast<int64_t>(spec->tokens.size());
     report.bos = spec->bos;
     report.eos = spec->eos;
-    report.end_ids = spec->end_ids;
   }
+  report.end_ids = checkpoint.end_ids();
   report.chat_template = !checkpoint.chat_template().empty();
   const ModelConfig& config = report.config;
   constexpr uint64_t kHalf = 2;  // bytes
@@ -99,14 +101,15 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
     line("format", Str(use.format, ": ", use.tensors, " tensors, ", Size(use.bytes), ", ",
                        bits.str(), " bits per weight"));
   }
+  std::string ends;
+  for (const int32_t id : report.end_ids) ends += Str(ends.empty() ? "" : " ", id);
   if (report.tokenizer.empty()) {
     line("tokenizer", "none: token ids only");
+    if (!ends.empty()) line("special tokens", Str("stops ", ends));
   } else {
     const std::string pattern =
         report.pre_tokenizer.empty() ? "" : Str(" (", report.pre_tokenizer, ")");
     line("tokenizer", Str(report.tokenizer, pattern, ", ", report.tokens, " tokens"));
-    std::string ends;
-    for (const int32_t id : report.end_ids) ends += Str(ends.empty() ? "" : " ", id);
     line("special tokens", Str("bos ", report.bos, ", eos ", report.eos, ", stops ", ends));
   }
   line("chat template", report.chat_template ? "yes" : "no");

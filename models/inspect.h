@@ -23,7 +23,7 @@ struct ModelReport {
   };
   std::string name;
   std::string path;
-  std::string kind;  // "GGUF", "Hugging Face"
+  std::string kind;  // "GGUF", "Hugging Face", "random weights"
   ModelConfig config;
   uint64_t file_bytes = 0;
   int64_t parameters = 0;

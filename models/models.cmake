@@ -28,8 +28,10 @@ treadle_library(treadle_models
     quantize_checkpoint.cc
     quantize_report.cc
     quantized_parts.cc
+    random_checkpoint.cc
     rank_sums.cc
     registry.cc
+    repeated_mapping.cc
     rotary_embedding.cc
     safetensors.cc
     safetensors_writer.cc

@@ -63,6 +63,23 @@ std::vector<std::string> TypesOf(const std::vector<Json>& steps) {
   return types;
 }
 
+// eos_token_id of a file: one id, a list, or nothing; nothing too if there is no such file.
+absl::StatusOr<std::vector<int32_t>> EndIdsIn(const std::filesystem::path& path, int64_t vocab) {
+  std::vector<int32_t> ids;
+  if (!std::filesystem::exists(path)) return ids;
+  TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJson(path));
+  const Json& entry = Member(config, "eos_token_id");
+  const Json list = entry.is_array() ? entry : entry.is_null() ? Json::array() : Json{entry};
+  for (const Json& id : list) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab) {
+      return InvalidArgument(path.string(), ": eos_token_id is ", Excerpt(entry),
+                             ", expected ids below ", vocab);
+    }
+    ids.push_back(id.get<int32_t>());
+  }
+  return ids;
+}
+
 class Reader {
  public:
   explicit Reader(std::filesystem::path folder)
@@ -344,24 +361,25 @@ absl::Status Reader::ReadConfig() {
 
 absl::Status Reader::ReadGenerationConfig() {
   const std::filesystem::path path = folder_ / "generation_config.json";
-  if (!std::filesystem::exists(path)) return absl::OkStatus();
-  TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJson(path));
-  const Json& entry = Member(config, "eos_token_id");
-  const Json list = entry.is_array() ? entry : entry.is_null() ? Json::array() : Json{entry};
-  for (const Json& id : list) {
-    const auto size = static_cast<int64_t>(spec_.tokens.size());
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= size) {
-      return InvalidArgument(path.string(), ": eos_token_id is ", Excerpt(entry),
-                             ", expected ids below ", size);
-    }
-    const auto value = id.get<int32_t>();
-    if (spec_.eos < 0) spec_.eos = value;
-    if (!std::ranges::count(spec_.end_ids, value)) spec_.end_ids.push_back(value);
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                           EndIdsIn(path, static_cast<int64_t>(spec_.tokens.size())));
+  for (const int32_t id : ids) {
+    if (spec_.eos < 0) spec_.eos = id;
+    if (!std::ranges::count(spec_.end_ids, id)) spec_.end_ids.push_back(id);
   }
   return absl::OkStatus();
 }
 
 }  // namespace
+
+absl::StatusOr<std::vector<int32_t>> ReadEndIds(const std::string& folder, int64_t vocab) {
+  for (const char* file : {"generation_config.json", "config.json"}) {
+    TREADLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids,
+                             EndIdsIn(std::filesystem::path(folder) / file, vocab));
+    if (!ids.empty()) return ids;
+  }
+  return std::vector<int32_t>();
+}
 
 absl::StatusOr<TokenizerSpec> ReadTokenizerJson(const std::string& folder) {
   return Reader(folder).Read();

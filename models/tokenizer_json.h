@@ -7,7 +7,9 @@
 // expected.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "models/tokenizer_spec.h"
@@ -16,5 +18,9 @@ namespace treadle {
 
 // NotFound when the folder has no tokenizer.json: such a model serves token ids only.
 absl::StatusOr<TokenizerSpec> ReadTokenizerJson(const std::string& folder);
+
+// The ids that end generation, by generation_config.json or, without an entry there, config.json;
+// none if neither says. InvalidArgument for ids outside a vocabulary of `vocab`.
+absl::StatusOr<std::vector<int32_t>> ReadEndIds(const std::string& folder, int64_t vocab);
 
 }  // namespace treadle

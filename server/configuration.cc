@@ -161,10 +161,17 @@ absl::Status ReadSha256(ServeOptions& options, const std::string& text) {
   options.model_sha256 = digits;
   return absl::OkStatus();
 }
-absl::Status ReadPin(ServeOptions& options, const std::string& text) {
-  if (text != "on" && text != "off") return InvalidArgument("is '", text, "', expected on or off");
-  options.pin_threads = text == "on";
-  return absl::OkStatus();
+Read ReadSwitch(bool ServeOptions::*field) {
+  return [=](ServeOptions& options, const std::string& text) {
+    if (text != "on" && text != "off") {
+      return InvalidArgument("is '", text, "', expected on or off");
+    }
+    options.*field = text == "on";
+    return absl::OkStatus();
+  };
+}
+Show ShowSwitch(bool ServeOptions::*field) {
+  return [=](const ServeOptions& options) { return options.*field ? "on" : "off"; };
 }
 
 // host:port, or unix:path.
@@ -257,8 +264,8 @@ const std::vector<ServeFlag>& ServeFlags() {
        true, ReadInteger(&O::max_context, 0, kMany), ShowInteger(&O::max_context, "the model's")},
       {"--kv-memory", "bytes for the K/V cache (2G, 512M), in each stage, or auto", true,
        ReadKvMemory, [](const O& o) { return o.kv_memory == 0 ? "auto" : ShowBytes(o.kv_memory); }},
-      {"--kv-dtype", "type of the K/V cache: f16 or f32", true,
-       ReadChoice(&O::kv_dtype, {"f16", "f32"}), ShowText(&O::kv_dtype)},
+      {"--kv-dtype", "type of the K/V cache: f16 or f32; on a GPU also bf16", true,
+       ReadChoice(&O::kv_dtype, {"f16", "bf16", "f32"}), ShowText(&O::kv_dtype)},
       {"--page-size", "tokens in one K/V page: a power of two from 16", true, ReadPageSize,
        ShowInteger(&O::page_size)},
       {"--weights",
@@ -279,6 +286,14 @@ const std::vector<ServeFlag>& ServeFlags() {
        true, ReadChoice(&O::outlier_rule, {"per-row", "per-call"}), ShowText(&O::outlier_rule)},
       {"--compute", "arithmetic of quantized weights: auto, exact, int8 or int16", true,
        ReadChoice(&O::compute, {"auto", "exact", "int8", "int16"}), ShowText(&O::compute)},
+      {"--device", "cpu, cuda, or auto: GPUs if there are any", true,
+       ReadChoice(&O::device, {"auto", "cpu", "cuda"}), ShowText(&O::device)},
+      {"--dtype", "on a GPU: what products take in and float weights are kept as: bf16, fp16, fp32",
+       true, ReadChoice(&O::dtype, {"bf16", "fp16", "fp32"}), ShowText(&O::dtype)},
+      {"--deterministic",
+       "on a GPU: answers do not depend on the rest of the batch (on the CPU they never do): on or "
+       "off",
+       true, ReadSwitch(&O::deterministic), ShowSwitch(&O::deterministic)},
       {"--policy", "fcfs (iteration-level) or request-level (the baseline)", false, ReadPolicy,
        ShowText(&O::policy)},
       {"--tensor-parallel", "ranks that share each layer, in every stage", true,
@@ -309,8 +324,8 @@ const std::vector<ServeFlag>& ServeFlags() {
        true, ReadText(&O::control_tls), ShowText(&O::control_tls)},
       {"--threads", "compute threads of all ranks and local workers; 0: one per CPU", true,
        ReadInteger(&O::threads, 0, 4096), ShowInteger(&O::threads, "one per CPU")},
-      {"--pin-threads", "bind each compute thread to one CPU: on or off", true, ReadPin,
-       [](const O& o) { return o.pin_threads ? "on" : "off"; }},
+      {"--pin-threads", "bind each compute thread to one CPU: on or off", true,
+       ReadSwitch(&O::pin_threads), ShowSwitch(&O::pin_threads)},
       {"--engine-depth", "iterations in flight at once: 1 or 2", true,
        ReadInteger(&O::engine_depth, 1, 2), ShowInteger(&O::engine_depth)},
       {"--default-max-new-tokens", "for requests that give none; clipped to the context", false,

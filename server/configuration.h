@@ -35,6 +35,9 @@ struct ServeOptions {
   std::optional<float> outlier_threshold;  // unset: the checkpoint's, else 6
   std::string outlier_rule = "per-row";
   std::string compute = "auto";
+  std::string device = "auto";
+  std::string dtype = "bf16";
+  bool deterministic = false;
   std::string policy = "fcfs";
   int64_t tensor_parallel = 1;       // ranks of each stage
   int64_t pipeline_parallel = 1;     // stages; more than 1: worker processes of this machine

@@ -248,7 +248,7 @@ absl::Status ReadStops(const v1::Stopping& stopping, const ServedModel& model,
   std::vector<int32_t> ends(ids.begin(), ids.end());
   TREADLE_RETURN_IF_ERROR(ValidateTokenIds("stopping.stop_token_ids", ends, model.vocab));
   if (!stopping.ignore_eos()) {
-    for (int32_t id : model.end_ids()) {
+    for (int32_t id : model.end_ids) {
       if (id >= 0 && id < model.vocab) ends.push_back(id);
     }
   }

@@ -25,14 +25,13 @@ struct ServedModel {
   int64_t kv_pages = 0;     // of the tightest stage
   int64_t page_size = 0;    // tokens
 
+  std::vector<int32_t> end_ids;  // generation stops at any
+
   std::unique_ptr<Tokenizer> tokenizer;  // null: token ids only
   std::optional<ChatTemplate> chat_template;
   std::string chat_template_problem;  // why there is none, for the user; or empty
 
   int32_t bos() const { return tokenizer ? tokenizer->spec().bos : -1; }
-  std::vector<int32_t> end_ids() const {
-    return tokenizer ? tokenizer->spec().end_ids : std::vector<int32_t>();
-  }
 };
 
 }  // namespace treadle

@@ -123,7 +123,7 @@ class Service final : public Methods {
     response.set_has_tokenizer(model().tokenizer != nullptr);
     response.set_has_chat_template(model().chat_template.has_value());
     response.set_bos_token_id(model().bos());
-    for (int32_t id : model().end_ids()) response.add_end_token_ids(id);
+    for (int32_t id : model().end_ids) response.add_end_token_ids(id);
     response.set_backend(model().backend);
     response.set_version(kVersion);
     response.set_sha256(model().sha256);

@@ -8,13 +8,14 @@
 #include "kernels/cpu/pack.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/cpu/weight_arena.h"
+#include "kernels/host_backend.h"
 
 namespace treadle {
 namespace {
 
 constexpr int kMaxThreads = 1024;
 
-class CpuBackend final : public Backend {
+class CpuBackend final : public HostBackend {
  public:
   CpuBackend(int threads, CpuIsa isa, const CpuBackendOptions& options)
       : isa_(isa),
@@ -37,13 +38,6 @@ class CpuBackend final : public Backend {
     uint8_t* data = memory.get();
     return Buffer(data, bytes, [memory = std::move(memory)](void*) {});
   }
-  void CopyToDevice(void* device, const void* host, size_t bytes) override {
-    if (bytes > 0) std::memcpy(device, host, bytes);
-  }
-  void CopyToHost(void* host, const void* device, size_t bytes) override {
-    if (bytes > 0) std::memcpy(host, device, bytes);
-  }
-  void Synchronize() override {}
 
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
     return PackMatrix(source, pool_, arena_);
@@ -55,8 +49,8 @@ class CpuBackend final : public Backend {
     TREADLE_CHECK(out.rows == static_cast<int64_t>(ids.size()) && out.cols == matrix.k());
     pool_.ParallelFor(out.rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        if (ids[row] >= 0) {
-          DecodePackedRow(matrix.view(), ids[row], accumulate, out.Row<float>(row));
+        if (const int32_t id = Token(ids[row]); id >= 0) {
+          DecodePackedRow(matrix.view(), id, accumulate, out.Row<float>(row));
         } else if (!accumulate) {
           std::fill_n(out.Row<float>(row), out.cols, 0.0f);
         }
@@ -101,6 +95,7 @@ class CpuBackend final : public Backend {
   void Sample(Tensor logits, std::span<const SampleRow> rows,
               std::span<SampleResult> results) override {
     ops_.Sample(logits, rows, results);
+    KeepSamples(rows, results);
   }
   void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
                    std::span<ShardSample> shards) override {

@@ -7,7 +7,7 @@
 namespace treadle::reference {
 namespace {
 
-// One sequence's K and V by position, through its page table, in the host layout of kv_view.h.
+// One sequence's K and V by position, through its page table, in the layout's key order.
 class SequenceCache {
  public:
   SequenceCache(const KvView& kv, const SequenceSpan& span) : kv_(kv), span_(span) {}
@@ -35,12 +35,17 @@ class SequenceCache {
   double Load(int64_t position, int64_t element) const {
     const std::byte* page = Page(position);
     if (kv_.layout.dtype == DType::kF32) return reinterpret_cast<const float*>(page)[element];
+    if (kv_.layout.dtype == DType::kBF16) {
+      return ToFloat(reinterpret_cast<const BFloat16*>(page)[element]);
+    }
     return ToFloat(reinterpret_cast<const Half*>(page)[element]);
   }
   void Store(int64_t position, int64_t element, float x) const {
     std::byte* page = Page(position);
     if (kv_.layout.dtype == DType::kF32) {
       reinterpret_cast<float*>(page)[element] = x;
+    } else if (kv_.layout.dtype == DType::kBF16) {
+      reinterpret_cast<BFloat16*>(page)[element] = ToBFloat16(x);
     } else {
       reinterpret_cast<Half*>(page)[element] = ToHalf(x);
     }

@@ -5,12 +5,13 @@
 #include <cstring>
 #include <new>
 
+#include "kernels/host_backend.h"
 #include "kernels/reference/reference_ops.h"
 
 namespace treadle {
 namespace {
 
-class ReferenceBackend final : public Backend {
+class ReferenceBackend final : public HostBackend {
  public:
   explicit ReferenceBackend(ComputeMode compute) : compute_(compute) {}
 
@@ -20,7 +21,6 @@ class ReferenceBackend final : public Backend {
                Name(QuantizesActivations(compute_) ? compute_ : ComputeMode::kExact));
   }
 
-  void BindThread() override {}
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {
     constexpr std::align_val_t kAlignment{64};
     void* data = ::operator new(bytes, kAlignment, std::nothrow);
@@ -28,13 +28,6 @@ class ReferenceBackend final : public Backend {
     std::memset(data, 0, bytes);
     return Buffer(data, bytes, [](void* p) { ::operator delete(p, kAlignment); });
   }
-  void CopyToDevice(void* device, const void* host, size_t bytes) override {
-    if (bytes > 0) std::memcpy(device, host, bytes);
-  }
-  void CopyToHost(void* host, const void* device, size_t bytes) override {
-    if (bytes > 0) std::memcpy(host, device, bytes);
-  }
-  void Synchronize() override {}
 
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
     return reference::Pack(source);
@@ -45,11 +38,12 @@ class ReferenceBackend final : public Backend {
     TREADLE_CHECK(out.cols == table.k() && out.rows == static_cast<int64_t>(ids.size()));
     for (int64_t row = 0; row < out.rows; ++row) {
       float* to = out.Row<float>(row);
-      if (ids[row] < 0) {
+      const int32_t id = Token(ids[row]);
+      if (id < 0) {
         if (!accumulate) std::fill_n(to, out.cols, 0.0f);
         continue;
       }
-      const auto weights = reference::WeightRow(table, ids[row]);
+      const auto weights = reference::WeightRow(table, id);
       for (int64_t i = 0; i < out.cols; ++i) to[i] = accumulate ? to[i] + weights[i] : weights[i];
     }
   }
@@ -140,6 +134,7 @@ class ReferenceBackend final : public Backend {
       const float* row = logits.Row<float>(static_cast<int64_t>(i));
       results[i] = ReferenceSample({row, static_cast<size_t>(logits.cols)}, rows[i]);
     }
+    KeepSamples(rows, results);
   }
 
   void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,

@@ -6,9 +6,11 @@
 #include "bench/kernel_bench.h"
 #include "bench/scheduler_bench.h"
 #include "kernels/status.h"
+#include "models/random_checkpoint.h"
 #include "server/cli/bench.h"
 #include "server/cli/command.h"
 #include "server/cli/progress.h"
+#include "server/configuration.h"
 
 namespace treadle {
 
@@ -16,10 +18,28 @@ int BenchKernels(int argc, char** argv) {
   KernelBenchOptions options;
   std::string compute = "auto", isa = "best";
   bool json = false;
-  CLI::App app("Each op on real shapes: time, GB/s and GFLOP/s beside this machine's ceilings.");
+  CLI::App app("Each op on real shapes: time, GB/s and GFLOP/s beside the device's ceilings.");
   app.add_option("--filter", options.filter, "only cases whose name contains this");
-  app.add_option("--backend", options.backend, "cpu or reference")
-      ->check(CLI::IsMember({"cpu", "reference"}));
+  app.add_option("--device", options.device, "cpu, cuda or reference")
+      ->check(CLI::IsMember({"cpu", "cuda", "reference"}));
+  app.add_flag("--deterministic", options.deterministic,
+               "on a GPU: as serve's flag; the difference is what it costs");
+  CLI::Option* const layer =
+      app.add_option_function<std::string>(
+             "--random-model",
+             [&options](const std::string& shape) {
+               options.model = Str(RandomCheckpoint::kPrefix, shape);
+             },
+             Str("instead of the op cases: a layer of a model in the shape of ",
+                 RandomCheckpoint::Shapes()))
+          ->type_name("SHAPE");
+  app.add_option("--formats", options.formats, "of its matrices, separated by commas")
+      ->delimiter(',')
+      ->needs(layer);
+  app.add_option("--rows", options.rows, "of its products, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20))
+      ->needs(layer);
   app.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
       ->check(CLI::Range(0, 4096));
   app.add_option("--isa", isa, "best, avx2 or avx512")
@@ -28,6 +48,16 @@ int BenchKernels(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "exact", "int8", "int16"}));
   app.add_option("--seconds-per-case", options.seconds_per_case, "time spent on each case")
       ->check(CLI::Range(0.001, 60.0));
+  app.add_option_function<std::string>(
+         "--cold-memory",
+         [&options](const std::string& text) {
+           const auto bytes = ParseSize(text);
+           if (!bytes.ok())
+             throw CLI::ValidationError("--cold-memory", "'" + text + "' is no size");
+           options.cold_bytes = *bytes;
+         },
+         "weights that a product takes from memory in turn: more than the caches hold")
+      ->default_str("600M");
   app.add_flag("--json", json, "print JSON");
   if (auto code = ParseFlags(app, "bench kernels", argc, argv)) return *code;
   if (isa != "best") options.isa = isa == "avx2" ? CpuIsa::kAvx2 : CpuIsa::kAvx512;

@@ -6,7 +6,6 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
 #include "kernels/status.h"
 #include "kernels/sync.h"
@@ -38,19 +37,6 @@ class SharedProgress {
   std::vector<double> fractions_ ABSL_GUARDED_BY(mutex_);
 };
 
-absl::StatusOr<std::vector<StageRanks::Rank>> CreateBackends(const ServeOptions& options) {
-  CpuBackendOptions cpu;
-  cpu.threads = ThreadsOfRank(options, options.tensor_parallel);
-  cpu.pin = options.pin_threads;
-  cpu.compute = ComputeFrom(options.compute);
-  std::vector<StageRanks::Rank> ranks(static_cast<size_t>(options.tensor_parallel));
-  for (StageRanks::Rank& rank : ranks) {
-    TREADLE_ASSIGN_OR_RETURN(rank.backend, CreateCpuBackend(cpu));
-    cpu.first_cpu += cpu.threads;
-  }
-  return ranks;
-}
-
 }  // namespace
 
 LoadOptions LoadOptionsFrom(const ServeOptions& options, int64_t max_context) {
@@ -66,6 +52,7 @@ LoadOptions LoadOptionsFrom(const ServeOptions& options, int64_t max_context) {
 }
 
 DType KvTypeOf(const ServeOptions& options) {
+  if (options.kv_dtype == "bf16") return DType::kBF16;
   return options.kv_dtype == "f32" ? DType::kF32 : DType::kF16;
 }
 
@@ -76,9 +63,12 @@ int ThreadsOfRank(const ServeOptions& options, int64_t parts) {
 
 absl::StatusOr<std::vector<StageRanks::Rank>> LoadRanks(const Checkpoint& checkpoint,
                                                         const ServeOptions& options,
+                                                        const RankDevices& devices,
                                                         int64_t max_context,
                                                         std::function<void(double)> progress) {
-  TREADLE_ASSIGN_OR_RETURN(std::vector<StageRanks::Rank> ranks, CreateBackends(options));
+  TREADLE_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Backend>> backends, devices.Create());
+  std::vector<StageRanks::Rank> ranks(backends.size());
+  for (size_t i = 0; i < ranks.size(); ++i) ranks[i].backend = std::move(backends[i]);
   SharedProgress shared(ranks.size(), std::move(progress));
   std::vector<absl::Status> loaded(ranks.size());
   const auto load_rank = [&](size_t rank) {

@@ -11,15 +11,17 @@
 #include "kernels/dtype.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
+#include "server/cli/rank_devices.h"
 #include "server/configuration.h"
 
 namespace treadle {
 
-// Shares the threads of `options` out over its ranks, on CPUs of their own if pinned, and loads the
-// shards at the same time. `progress`: fraction of all, from several threads but one at a time; may
-// be empty. Errors: CreateCpuBackend's and Model::Load's.
+// Makes the ranks' backends and loads their shards at the same time. `progress`: fraction of all,
+// from several threads but one at a time; may be empty. Errors: RankDevices::Create's and
+// Model::Load's.
 absl::StatusOr<std::vector<StageRanks::Rank>> LoadRanks(const Checkpoint& checkpoint,
                                                         const ServeOptions& options,
+                                                        const RankDevices& devices,
                                                         int64_t max_context,
                                                         std::function<void(double)> progress);
 

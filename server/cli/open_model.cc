@@ -5,13 +5,14 @@
 #include <utility>
 
 #include "engine/local_engine.h"
-#include "engine/remote/machine.h"
+#include "engine/stage.h"
 #include "kernels/status.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
 #include "models/tensor_parallel.h"
 #include "server/cli/load_ranks.h"
 #include "server/cli/open_workers.h"
+#include "server/cli/rank_devices.h"
 
 namespace treadle {
 namespace {
@@ -27,12 +28,17 @@ int64_t CountParameters(const Checkpoint& checkpoint) {
 }
 
 // Before minutes of loading, and before the system ends the process.
-absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const WeightPlan& weights) {
-  const auto needed = static_cast<int64_t>(weights.EstimateBytes(checkpoint));
-  const auto available = static_cast<int64_t>(AvailableMemory());
-  if (needed <= available) return absl::OkStatus();
-  return InvalidArgument(checkpoint.path(), ": its weights need ", needed >> 20,
-                         " MiB of memory, this machine can give ", available >> 20,
+absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const ServeOptions& options,
+                             const RankDevices& devices) {
+  const auto weights = static_cast<int64_t>(options.weights.EstimateBytes(checkpoint));
+  const int64_t activations = options.tensor_parallel *
+                              Stage::ActivationBytes(checkpoint.config(), options.max_batch_tokens);
+  const int64_t available = devices.AvailableBytes();
+  if (weights + activations <= available) return absl::OkStatus();
+  return InvalidArgument(checkpoint.path(), ": its weights need ", weights >> 20,
+                         " MiB of memory and activations ", activations >> 20,
+                         " MiB (--max-batch-tokens ", options.max_batch_tokens, "), ",
+                         devices.owner(), " can give ", available >> 20,
                          " MiB; --weights nf4 makes them smaller, as do other formats");
 }
 
@@ -78,10 +84,12 @@ absl::Status UseWorkers(std::shared_ptr<const Checkpoint> checkpoint, const Serv
 
 // An engine of this process.
 absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
-                      std::function<void(double)> progress, OpenedModel& opened) {
+                      const RankDevices& devices, std::function<void(double)> progress,
+                      OpenedModel& opened) {
   const int64_t max_context = opened.served.max_context;
-  TREADLE_ASSIGN_OR_RETURN(std::vector<StageRanks::Rank> ranks,
-                           LoadRanks(checkpoint, options, max_context, std::move(progress)));
+  TREADLE_ASSIGN_OR_RETURN(
+      std::vector<StageRanks::Rank> ranks,
+      LoadRanks(checkpoint, options, devices, max_context, std::move(progress)));
   opened.served.backend = ranks[0].backend->description();
   if (ranks.size() > 1) {
     opened.served.backend = Str(ranks.size(), " ranks of ", opened.served.backend);
@@ -90,7 +98,8 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
 
   KvMemoryRequest memory;
   if (options.kv_memory > 0) memory.kv_bytes = options.kv_memory;
-  memory.available_bytes = static_cast<int64_t>(AvailableMemory());
+  memory.available_bytes = devices.AvailableBytes();
+  memory.available_share = devices.CacheShare();
   memory.max_batch_size = options.max_batch_size;
   memory.max_context = max_context;
   memory.page_size = options.page_size;
@@ -106,6 +115,7 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
   engine.kv_dtype = memory.kv_dtype;
   engine.depth = static_cast<int>(options.engine_depth);
   engine.iteration_deadline = options.iteration_deadline;
+  engine.join = devices.Joiner();
   TREADLE_ASSIGN_OR_RETURN(opened.engine, LocalEngine::Create(std::move(ranks), engine));
   return absl::OkStatus();
 }
@@ -127,9 +137,10 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
     return InvalidArgument("--pipeline-parallel is ", options.stages(), ", expected at most ",
                            config.layers, ", one layer in each stage");
   }
+  TREADLE_ASSIGN_OR_RETURN(const RankDevices devices, RankDevices::Choose(options));
   // Workers that were started elsewhere see to their own memory.
   if (options.workers.empty()) {
-    TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options.weights));
+    TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices));
   }
   OpenedModel opened;
   opened.notice = config.notice;
@@ -141,12 +152,13 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
   served.architecture = config.architecture;
   served.parameters = CountParameters(*checkpoint);
   served.vocab = static_cast<int32_t>(config.vocab);
+  served.end_ids = checkpoint->end_ids();
   served.max_context = options.max_context > 0 ? options.max_context : config.context;
   TREADLE_RETURN_IF_ERROR(ReadTextSide(*checkpoint, served));
 
-  TREADLE_RETURN_IF_ERROR(options.remote()
-                              ? UseWorkers(checkpoint, options, std::move(progress), opened)
-                              : UseRanks(*checkpoint, options, std::move(progress), opened));
+  TREADLE_RETURN_IF_ERROR(
+      options.remote() ? UseWorkers(checkpoint, options, std::move(progress), opened)
+                       : UseRanks(*checkpoint, options, devices, std::move(progress), opened));
   served.page_size = options.page_size;
   return opened;
 }

@@ -20,7 +20,7 @@ namespace {
 
 // A worker of this machine that was started again is there after a moment; one that is not by then
 // has to be replaced.
-constexpr std::chrono::seconds kLocalConnectDeadline{10};
+constexpr std::chrono::seconds kLocalConnectDeadline{30};
 
 // Costs are those of one rank: measured with as many threads as it will have.
 absl::StatusOr<std::vector<PlacedStage>> Place(const Checkpoint& checkpoint,

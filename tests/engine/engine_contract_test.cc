@@ -78,7 +78,7 @@ TEST_P(EngineContract, RunsPlansInOrder) {
     EXPECT_EQ(result.steps[0].sequence, static_cast<SequenceId>(i));
     EXPECT_GE(result.steps[0].token, 0);
     EXPECT_GT(result.timings.compute, 0);
-    EXPECT_GT(result.timings.sample, 0);
+    if (!GetParam().deferred) EXPECT_GT(result.timings.sample, 0);  // else part of compute
   }
   EXPECT_TRUE(engine().HasRoom());
   EXPECT_TRUE(engine().TakeResults().empty());

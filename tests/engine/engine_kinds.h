@@ -13,10 +13,12 @@ namespace treadle {
 struct EngineKind {
   int ranks = 1;   // tensor-parallel, of each stage
   int stages = 0;  // of RemoteEngine; 0: LocalEngine
+  // On an asynchronous device (tests/support/deferred_backend.h).
+  bool deferred = false;
 
   std::string Name() const {
     return (stages == 0 ? std::string("Local") : "Stages" + std::to_string(stages)) +
-           (ranks == 1 ? "" : "Ranks" + std::to_string(ranks));
+           (ranks == 1 ? "" : "Ranks" + std::to_string(ranks)) + (deferred ? "Deferred" : "");
   }
 };
 

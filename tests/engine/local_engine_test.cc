@@ -9,6 +9,7 @@
 #include "kernels/sync.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
+#include "tests/engine/two_requests.h"
 #include "tests/support/prefix_model.h"
 
 namespace treadle {
@@ -231,37 +232,9 @@ TEST(LocalEngine, OptionsOutOfRangeAreNamed) {
 // The same plans give the same stream of results whether the host waits for each or not.
 TEST(LocalEngine, DepthTwoGivesTheResultsOfDepthOne) {
   const auto run = [](int depth) {
-    auto runner = StartEngine(SmallOptions(depth));
-    std::vector<IterationPlan> plans = {PlanOf(1, 0)
-                                            .Start(StartOf(1, 3, {0, 1}))
-                                            .Start(StartOf(2, 20, {2, 3}))
-                                            .Step(SampleOf(StepOf(1, 0, {1, 2, 3}), 3))
-                                            .Step(StepOf(2, 0, std::vector<int32_t>(19, 9)))};
-    for (int32_t i = 0; i < 10; ++i) {
-      Step second = i == 0 ? StepOf(2, 19, {8}) : PreviousSample(2, 19 + i);
-      plans.push_back(
-          PlanOf(1, i + 1).Step(SampleOf(PreviousSample(1, 3 + i), 3)).Step(SampleOf(second, 3)));
-    }
-    std::vector<IterationResult> results;
-    for (IterationPlan& plan : plans) {
-      while (!runner->engine().HasRoom()) results.push_back(runner->Next());
-      runner->engine().Submit(std::move(plan));
-    }
-    while (results.size() < plans.size()) results.push_back(runner->Next());
-    return results;
+    return RunPlans(*StartEngine(SmallOptions(depth)), TwoRequests());
   };
-  const auto one = run(1);
-  const auto two = run(2);
-  ASSERT_EQ(one.size(), two.size());
-  for (size_t i = 0; i < one.size(); ++i) {
-    ASSERT_EQ(one[i].iteration, two[i].iteration);
-    ASSERT_EQ(one[i].steps.size(), two[i].steps.size());
-    for (size_t k = 0; k < one[i].steps.size(); ++k) {
-      EXPECT_EQ(one[i].steps[k].sequence, two[i].steps[k].sequence);
-      EXPECT_EQ(one[i].steps[k].token, two[i].steps[k].token);
-      EXPECT_EQ(Difference({one[i].steps[k].detail}, {two[i].steps[k].detail}), "");
-    }
-  }
+  ExpectSameResults(run(1), run(2));
 }
 
 }  // namespace

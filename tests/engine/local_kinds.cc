@@ -2,25 +2,31 @@
 #include "kernels/status.h"
 #include "models/checkpoint.h"
 #include "tests/engine/engine_kinds.h"
+#include "tests/support/deferred_backend.h"
 
 namespace treadle {
 namespace {
 
-std::unique_ptr<Engine> MakeLocal(int ranks, const std::string& path,
+std::unique_ptr<Engine> MakeLocal(const EngineKind& kind, const std::string& path,
                                   const LocalEngineOptions& options) {
   auto checkpoint = Checkpoint::Open(path);
   TREADLE_CHECK(checkpoint.ok());
   std::vector<StageRanks::Rank> made;
-  for (int rank = 0; rank < ranks; ++rank) {
-    auto backend = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
-    TREADLE_CHECK(backend.ok());
+  for (int rank = 0; rank < kind.ranks; ++rank) {
+    auto cpu = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
+    TREADLE_CHECK(cpu.ok());
+    std::unique_ptr<Backend> backend = *std::move(cpu);
+    if (kind.deferred) {
+      backend = std::make_unique<DeferredBackend>(std::move(backend),
+                                                  std::make_shared<DeferredBackend::Counts>());
+    }
     LoadOptions load;
-    load.shard = {rank, ranks};
+    load.shard = {rank, kind.ranks};
     load.max_batch_tokens = options.max_batch_tokens;
     load.threads = 1;
-    auto model = Model::Load(**checkpoint, **backend, load);
+    auto model = Model::Load(**checkpoint, *backend, load);
     TREADLE_CHECK(model.ok());
-    made.push_back({*std::move(backend), *std::move(model)});
+    made.push_back({std::move(backend), *std::move(model)});
   }
   auto engine = LocalEngine::Create(std::move(made), options);
   TREADLE_CHECK(engine.ok());
@@ -31,9 +37,11 @@ std::unique_ptr<Engine> MakeLocal(int ranks, const std::string& path,
 
 std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& model,
                                    const LocalEngineOptions& options) {
-  return MakeLocal(kind.ranks, model, options);
+  return MakeLocal(kind, model, options);
 }
 
-std::vector<EngineKind> EngineKinds() { return {{.ranks = 1}, {.ranks = 2}, {.ranks = 4}}; }
+std::vector<EngineKind> EngineKinds() {
+  return {{.ranks = 1}, {.ranks = 2}, {.ranks = 4}, {.ranks = 1, .deferred = true}};
+}
 
 }  // namespace treadle

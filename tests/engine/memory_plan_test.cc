@@ -77,7 +77,7 @@ TEST(KvMemoryPlan, TooLittleShowsTheArithmetic) {
   EXPECT_TRUE(PlanKvMemory(SmolLm2(), Request(32 * 23040 * 32, 0)).ok());
   const auto automatic = PlanKvMemory(SmolLm2(), Request(std::nullopt, 1 << 20));
   EXPECT_THAT(std::string(automatic.status().message()),
-              HasSubstr("half of the available memory is 524288 bytes"));
+              HasSubstr("50 % of the available memory are 524288 bytes"));
 }
 
 TEST(KvMemoryPlan, NumbersOutOfRangeAreNamed) {

@@ -2,49 +2,26 @@
 // reference's.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <string>
 
 #include "kernels/cpu/cpu_ops.h"
 #include "kernels/reference/reference_backend.h"
+#include "tests/support/forwarding_backend.h"
 
 namespace treadle {
 
-class CpuOpsBackend : public Backend {
+class CpuOpsBackend : public ForwardingBackend {
  public:
   CpuOpsBackend(CpuIsa isa, int threads)
-      : name_(Name(isa)), pool_(threads), ops_(pool_, isa), rest_(CreateReferenceBackend()) {}
+      : ForwardingBackend(CreateReferenceBackend()),
+        name_(Name(isa)),
+        pool_(threads),
+        ops_(pool_, isa) {}
 
   std::string_view name() const override { return name_; }
   std::string description() const override {
     return "cpu ops " + name_ + ", " + std::to_string(pool_.size()) + " threads";
-  }
-  absl::StatusOr<Buffer> Allocate(size_t bytes) override { return rest_->Allocate(bytes); }
-  void CopyToDevice(void* device, const void* host, size_t bytes) override {
-    rest_->CopyToDevice(device, host, bytes);
-  }
-  void CopyToHost(void* host, const void* device, size_t bytes) override {
-    rest_->CopyToHost(host, device, bytes);
-  }
-  void BindThread() override { rest_->BindThread(); }
-  void Synchronize() override { rest_->Synchronize(); }
-  absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
-    return rest_->Pack(source);
-  }
-  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
-             Tensor out) override {
-    rest_->Embed(table, ids, accumulate, out);
-  }
-  void MatMul(Tensor x, std::span<const Projection> projections) override {
-    rest_->MatMul(x, projections);
-  }
-  void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
-    rest_->Gather(x, rows, out);
-  }
-  void CopyPages(const KvLayout& layout, std::byte* pages,
-                 std::span<const PageCopy> copies) override {
-    rest_->CopyPages(layout, pages, copies);
   }
 
   void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
@@ -75,7 +52,6 @@ class CpuOpsBackend : public Backend {
   const std::string name_;
   ThreadPool pool_;
   CpuOps ops_;
-  const std::unique_ptr<Backend> rest_;
 };
 
 }  // namespace treadle

@@ -218,6 +218,8 @@ TEST(GlooCommunicator, AbortWakesAWaiterAtOnce) {
 
 TEST(GlooCommunicator, AbortRacesWithTraffic) {
   for (int round = 0; round < 10; ++round) {
+    // Outlive the communicators, whose threads may still write from them.
+    std::vector<float> in[2], out[2];
     auto [first, second] = Pair(kLong);
     Communicator* ranks[] = {first.get(), second.get()};
     std::thread aborter([&] {
@@ -225,9 +227,10 @@ TEST(GlooCommunicator, AbortRacesWithTraffic) {
       ranks[round % 2]->Abort(absl::AbortedError("enough"));
     });
     RunRankThreads(2, [&](int rank) {
-      std::vector<float> in(3000, 1), out(3000);
-      while (ranks[rank]->AllReduce(in.data(), 3000, false, out.data()).ok()) {
-        ASSERT_EQ(out[2999], 2);
+      in[rank].assign(3000, 1);
+      out[rank].resize(3000);
+      while (ranks[rank]->AllReduce(in[rank].data(), 3000, false, out[rank].data()).ok()) {
+        ASSERT_EQ(out[rank][2999], 2);
       }
     });
     aborter.join();
@@ -253,28 +256,30 @@ TEST(GlooCommunicator, APeerThatIsKilledWhileWeWait) {
   EXPECT_EQ(processes.Wait(1), 256 + SIGKILL);
 }
 
-// The message is larger than what sockets buffer, so its sender dies before it has left.
+// The message is larger than what sockets buffer, so its sender dies before it has left: nearly
+// always, and if not, another one tries.
 TEST(GlooCommunicator, APeerThatIsKilledInTheMiddleOfAMessage) {
-  const RendezvousFolder folder;
-  RankProcesses processes(2, [&](int rank) {
-    FolderRendezvous rendezvous(folder.path());
-    const CommunicatorPtr ours = Join(rank, 2, rendezvous, milliseconds(1000));
-    Bytes data(size_t{256} << 20);
-    if (rank == 1) {
-      Bytes ready(1);
-      if (!ours->Wait(*ours->Recv(ready.data(), 1, 0)).ok()) return false;
-      (void)ours->Send(data.data(), data.size(), 0);
-      raise(SIGKILL);
-    }
-    const auto transfer = ours->Recv(data.data(), data.size(), 1);
-    Bytes ready(1);
-    if (!ours->Wait(*ours->Send(ready.data(), 1, 1)).ok()) return false;
-    const absl::Status status = ours->Wait(*transfer);
-    EXPECT_TRUE(absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) << status;
-    return !status.ok();
-  });
-  EXPECT_EQ(processes.Wait(0), 0);
-  EXPECT_EQ(processes.Wait(1), 256 + SIGKILL);
+  bool heard = false;
+  for (int attempt = 0; attempt < 5 && !heard; ++attempt) {
+    const RendezvousFolder folder;
+    RankProcesses processes(2, [&](int rank) {
+      Bytes data(size_t{256} << 20), ready(1);
+      FolderRendezvous rendezvous(folder.path());
+      const CommunicatorPtr ours = Join(rank, 2, rendezvous, milliseconds(1000));
+      if (rank == 1) {
+        if (!ours->Wait(*ours->Recv(ready.data(), 1, 0)).ok()) return false;
+        (void)ours->Send(data.data(), data.size(), 0);
+        raise(SIGKILL);
+      }
+      const auto transfer = ours->Recv(data.data(), data.size(), 1);
+      if (!ours->Wait(*ours->Send(ready.data(), 1, 1)).ok()) return false;
+      const absl::Status status = ours->Wait(*transfer);
+      return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+    });
+    heard = processes.Wait(0) == 0;
+    EXPECT_EQ(processes.Wait(1), 256 + SIGKILL);
+  }
+  EXPECT_TRUE(heard);
 }
 
 TEST(GlooCommunicator, APeerThatGoesAfterItsLastSendIsHeard) {

@@ -98,26 +98,75 @@ TEST(OpCases, DependenceOnNeighboursIsNoticed) {
   EXPECT_FALSE(BatchInvariance(Find("attention/9x3x64/f16/page=16/chunks"), attention).ok());
 }
 
+// Of the case's outputs that are not nearly 0, the part that its tolerance catches if moved by
+// `part` of their size.
+double CaughtPart(const OpCase& c, const Arithmetic& arithmetic, double part) {
+  const auto reference = CreateReferenceBackend();
+  const auto run = Prepare(c, *reference, 1);
+  run->Run();
+  const std::vector<float> output = run->Output();
+  const std::vector<float> tolerance = run->Tolerance(arithmetic);
+  EXPECT_EQ(output.size(), tolerance.size()) << c.name;
+  double significant = 0;
+  double caught = 0;
+  for (size_t i = 0; i < output.size(); ++i) {
+    if (std::isnan(output[i]) || std::fabs(output[i]) < 1e-2) continue;
+    ++significant;
+    caught += tolerance[i] < part * std::fabs(output[i]);
+  }
+  return significant == 0 ? 1 : caught / significant;
+}
+
 // Tolerances are neither zero where rounding is allowed nor so wide that nothing can fail: an
 // output moved by 1 % of its size is outside of them nearly always.
 TEST(OpCases, TolerancesCanFail) {
-  const auto reference = CreateReferenceBackend();
   for (const OpCase& c : OpCases()) {
     if (!IsSmall(c) || c.op == Op::kSample || c.op == Op::kSampleShard || c.op == Op::kCopyPages)
       continue;
-    const auto run = Prepare(c, *reference, 1);
-    run->Run();
-    const std::vector<float> output = run->Output();
-    const std::vector<float> tolerance = run->Tolerance(ComputeMode::kExact);
-    ASSERT_EQ(output.size(), tolerance.size()) << c.name;
-    int64_t significant = 0;
-    int64_t caught = 0;
-    for (size_t i = 0; i < output.size(); ++i) {
-      if (std::isnan(output[i]) || std::fabs(output[i]) < 1e-2) continue;
-      ++significant;
-      caught += tolerance[i] < 0.01 * std::fabs(output[i]);
+    EXPECT_GE(CaughtPart(c, ComputeMode::kExact, 0.01), 0.95) << c.name;
+  }
+}
+
+// With factors of 16 bits, of which outputs that cancel suffer more, a larger part of it.
+TEST(OpCases, TolerancesOfMatrixUnitsCanFail) {
+  for (OpCase c : OpCases()) {
+    if (!IsSmall(c) || c.rows < 4) continue;
+    if (c.op != Op::kAttention && (c.op != Op::kMatMul || c.outputs[0] < 40)) continue;
+    if (c.kv.dtype == DType::kF16) {
+      EXPECT_GE(CaughtPart(c, Arithmetic::MatrixUnits(DType::kF16), 0.03), 0.75) << c.name;
+      c.kv.dtype = DType::kBF16;
     }
-    EXPECT_GE(caught, significant * 95 / 100) << c.name << " of " << significant;
+    EXPECT_GE(CaughtPart(c, Arithmetic::MatrixUnits(DType::kBF16), 0.2), 0.75) << c.name;
+  }
+}
+
+// Inputs rounded to a type of 16 bits are within its own tolerances, and not within those of a
+// better one.
+TEST(OpCases, RoundedInputsAreToldApart) {
+  const auto check = [](const OpCase& c, DType input, DType promised) {
+    FaultyBackend backend({.input = input});
+    return MatchesReference(c, backend, Arithmetic::MatrixUnits(promised));
+  };
+  for (OpCase c : OpCases()) {
+    if (!IsSmall(c) || c.rows < 8) continue;
+    // Of few results none may have come out far enough.
+    if (c.op == Op::kMatMul && c.format->activations == ActivationPolicy::kFloat &&
+        c.outputs[0] >= 40) {
+      EXPECT_EQ(check(c, DType::kBF16, DType::kBF16), absl::OkStatus());
+      EXPECT_EQ(check(c, DType::kF16, DType::kF16), absl::OkStatus());
+      if (c.format->name == "f16") {  // other weights are rounded too, if the reference's are not
+        EXPECT_NE(check(c, DType::kBF16, DType::kF16), absl::OkStatus()) << c.name;
+      }
+      EXPECT_NE(check(c, DType::kF16, DType::kF32), absl::OkStatus()) << c.name;
+    }
+    if (c.op == Op::kAttention && c.kv.dtype == DType::kF16) {
+      EXPECT_EQ(check(c, DType::kF16, DType::kF16), absl::OkStatus());
+      EXPECT_NE(check(c, DType::kBF16, DType::kF16), absl::OkStatus()) << c.name;
+      c.kv.dtype = DType::kBF16;
+      EXPECT_EQ(check(c, DType::kBF16, DType::kBF16), absl::OkStatus());
+      c.kv.dtype = DType::kF32;
+      EXPECT_NE(check(c, DType::kF16, DType::kF16), absl::OkStatus()) << c.name;
+    }
   }
 }
 

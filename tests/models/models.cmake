@@ -15,6 +15,9 @@ if(TARGET treadle_models)
   treadle_test(safetensors_test
     SOURCES safetensors_test.cc
     DEPENDS treadle_models treadle_tiny_model treadle_reference)
+  treadle_test(random_checkpoint_test
+    SOURCES random_checkpoint_test.cc teacher_forcing.cc
+    DEPENDS treadle_models treadle_reference)
   treadle_test(weight_plan_test
     SOURCES weight_plan_test.cc teacher_forcing.cc
     DEPENDS treadle_models treadle_tiny_model treadle_reference)

@@ -271,6 +271,24 @@ TEST_F(SafetensorsTest, DeepOrBrokenTextFilesAreRefused) {
   }
 }
 
+// A model without a tokenizer still says where generation ends.
+TEST_F(SafetensorsTest, EndIdsAreKnownWithoutATokenizer) {
+  const auto end_ids = [&]() -> absl::StatusOr<std::vector<int32_t>> {
+    TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(directory_.string()));
+    EXPECT_EQ(checkpoint->tokenizer(), nullptr);
+    return checkpoint->end_ids();
+  };
+  config_["eos_token_id"] = 2;
+  Write("config.json", config_.dump());
+  EXPECT_THAT(*end_ids(), testing::ElementsAre(2));
+  Write("generation_config.json", R"({"eos_token_id": [3, 1]})");
+  EXPECT_THAT(*end_ids(), testing::ElementsAre(3, 1));
+  Write("generation_config.json", R"({"eos_token_id": 999999})");
+  ExpectRefused(end_ids().status(), Path("generation_config.json"), "eos_token_id is 999999");
+  Write("generation_config.json", "{}");
+  EXPECT_THAT(*end_ids(), testing::ElementsAre(2));
+}
+
 TEST_F(SafetensorsTest, MistralsWindowCapsTheContext) {
   config_["architectures"] = {"MistralForCausalLM"};
   config_["sliding_window"] = 8;

@@ -76,7 +76,7 @@ void TeacherForcing::Run(std::span<const int32_t> token_ids, const Row& row) {
       const Tensor logits = DenseTensor(logits_.data(), DType::kF32, rows, config.vocab);
       model_->Head(hidden.Rows(at - begin, rows), logits);
       for (int64_t i = 0; i < rows; ++i) {
-        backend_->Synchronize();
+        TREADLE_CHECK(backend_->Synchronize().ok());
         backend_->CopyToHost(host.data(), logits.Row<float>(i), host.size() * sizeof(float));
         row(at + i, host);
       }

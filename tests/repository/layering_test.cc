@@ -98,6 +98,10 @@ bool StartsWithAny(const std::string& name, const std::vector<std::string>& pref
 std::string Violation(const std::string& path, const Include& include) {
   static const std::vector<std::string> kVendor = {"grpcpp/", "grpc/",  "google/",     "nccl",
                                                    "cuda",    "cublas", "prometheus/", "gloo/"};
+  // Kernels are compiled as plain C++, too.
+  if (path.ends_with(".cu") && !include.quoted && StartsWithAny(include.name, kVendor)) {
+    return "a vendor header in a kernel";
+  }
   const bool header = path.ends_with(".h");
   if (header && (StartsWithAny(include.name, kVendor) || include.name.ends_with(".pb.h")) &&
       !path.starts_with("tests/")) {
@@ -129,9 +133,10 @@ TEST(Layering, EveryIncludeFollowsAnArrow) {
     const std::string path = fs::relative(entry.path(), TREADLE_SOURCE).string();
     const std::string extension = entry.path().extension().string();
     if (path.starts_with("build") || path.starts_with(".") ||
-        (extension != ".h" && extension != ".cc" && extension != ".cu")) {
+        (extension != ".h" && extension != ".cc" && extension != ".cu" && extension != ".cuh")) {
       continue;
     }
+    EXPECT_NE(extension, ".cuh") << path << ": headers of kernels are .h files";
     ++files;
     for (const Include& include : ReadIncludes(entry.path())) {
       const std::string violation = Violation(path, include);
@@ -150,6 +155,10 @@ TEST(Layering, TheCheckSeesWhatIsForbidden) {
   EXPECT_EQ(Violation("scheduler/a.cc", {1, "kernels/sync.h", true}), "");
   EXPECT_NE(Violation("server/a.cc", {1, "models/llama.h", true}), "");
   EXPECT_NE(Violation("server/a.h", {1, "grpcpp/grpcpp.h", false}), "");
+  EXPECT_NE(Violation("kernels/cuda/a.h", {1, "cuda_runtime.h", false}), "");
+  EXPECT_NE(Violation("kernels/cuda/a.cu", {1, "cuda_bf16.h", false}), "");
+  EXPECT_EQ(Violation("kernels/cuda/a.cc", {1, "cuda_runtime.h", false}), "");
+  EXPECT_EQ(Violation("kernels/cuda/a.cu", {1, "kernels/cuda/simt.h", true}), "");
   EXPECT_EQ(Violation("server/cli/a.cc", {1, "kernels/backend.h", true}), "");
 }
 

@@ -24,6 +24,7 @@ ServedModel Model() {
   model.kv_pages = 7;
   model.page_size = 8;
   model.tokenizer = ByteTokenizer::Make();
+  model.end_ids = model.tokenizer->spec().end_ids;
   auto parsed = ChatTemplate::Parse("{% for m in messages %}{{ m.content }}{% endfor %}");
   if (parsed.ok()) model.chat_template = std::move(*parsed);
   return model;

@@ -113,6 +113,9 @@ TEST(Access, CertificatesAreRotatedUnderLoadWithoutAFailure) {
   std::atomic<bool> over = false;
   std::atomic<int> asked = 0;
   std::vector<std::string> failures;
+  // The kept connection knows the old certificate's issuer only.
+  v1::GenerateResponse first;
+  ASSERT_TRUE(Generate(*server, MakeRequest("b", 2, 5, 5), first).ok());
   std::thread load([&] {
     while (!over) {
       const grpc::Status fresh = Ask(*server, either());

@@ -32,6 +32,7 @@ ServedModel Describe(const TestServerOptions& options) {
   model.kv_pages = options.kv_pages;
   model.page_size = 16;
   model.tokenizer = LetterTokenizer::Make(TestServer::kVocab);
+  model.end_ids = model.tokenizer->spec().end_ids;
   return model;
 }
 

@@ -52,7 +52,7 @@ class Norm final : public OpRun {
     return out;
   }
   // Sums of up to cols terms in 16 parts, and a few roundings of the factors.
-  std::vector<float> Tolerance(ComputeMode) const override {
+  std::vector<float> Tolerance(const Arithmetic&) const override {
     const double unit = kFloatUnit * (8 + std::sqrt(static_cast<double>(case_.cols)) / 4);
     std::vector<float> tolerance;
     for (int64_t row = 0; row < case_.rows; ++row) {
@@ -130,7 +130,7 @@ class Activation final : public OpRun {
   }
   // SwiGLU: a dozen roundings of the value itself, of which exp brings its argument's. GeLU: 1 +
   // tanh cancels for negative x, so the unit is x.
-  std::vector<float> Tolerance(ComputeMode) const override {
+  std::vector<float> Tolerance(const Arithmetic&) const override {
     std::vector<float> tolerance;
     for (int64_t row = 0; row < case_.rows; ++row) {
       for (int64_t i = 0; i < case_.cols; ++i) {
@@ -189,7 +189,7 @@ class Gather final : public OpRun {
     out_.Append(out);
     return out;
   }
-  std::vector<float> Tolerance(ComputeMode) const override {
+  std::vector<float> Tolerance(const Arithmetic&) const override {
     return std::vector<float>(static_cast<size_t>(case_.rows * case_.cols), 0.0f);
   }
   absl::Status CheckGuards() const override {

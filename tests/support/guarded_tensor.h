@@ -74,7 +74,7 @@ class GuardedTensor {
  private:
   std::vector<float> Download() const {
     std::vector<float> now(initial_.size());
-    backend_.Synchronize();
+    TREADLE_CHECK(backend_.Synchronize().ok());
     backend_.CopyToHost(now.data(), device_.data(), now.size() * sizeof(float));
     return now;
   }

@@ -1,4 +1,4 @@
-// The K/V cache of an op case, in the host layout of kernels/kv_view.h. Private to tests/support.
+// The K/V cache of an op case, in its backend's key order. Private to tests/support.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,16 @@ namespace treadle::op_runs {
 
 inline float LoadElement(const KvLayout& layout, const std::byte* page, int64_t element) {
   if (layout.dtype == DType::kF32) return reinterpret_cast<const float*>(page)[element];
+  if (layout.dtype == DType::kBF16)
+    return ToFloat(reinterpret_cast<const BFloat16*>(page)[element]);
   return ToFloat(reinterpret_cast<const Half*>(page)[element]);
 }
 
 inline void StoreElement(const KvLayout& layout, std::byte* page, int64_t element, float x) {
   if (layout.dtype == DType::kF32) {
     reinterpret_cast<float*>(page)[element] = x;
+  } else if (layout.dtype == DType::kBF16) {
+    reinterpret_cast<BFloat16*>(page)[element] = ToBFloat16(x);
   } else {
     reinterpret_cast<Half*>(page)[element] = ToHalf(x);
   }
@@ -37,6 +41,7 @@ class KvCaseCache {
   // fill_chunk: the sequences' own rows are in the cache already.
   KvCaseCache(const OpCase& c, Backend& backend, Random& random, bool fill_chunk)
       : backend_(backend), layout_(c.kv) {
+    layout_.key_order = backend.key_order();
     std::vector<int32_t> ids;
     for (const CaseSequence& sequence : c.sequences) {
       const int64_t pages = (LiveEnd(sequence) + layout_.page_size - 1) / layout_.page_size;
@@ -77,13 +82,31 @@ class KvCaseCache {
   }
 
   void Upload() { backend_.CopyToDevice(device_.data(), initial_.data(), initial_.size()); }
-  // All pages' present elements, as floats.
+  // All pages' present elements, as floats, in the order of KeyOrder::kByFeature.
   void Append(std::vector<float>& out) const {
     const std::vector<std::byte> now = Download();
-    const int64_t elements = layout_.num_pages * 2 * layout_.PartElements();
-    for (int64_t i = 0; i < elements; ++i) {
-      out.push_back(LoadElement(layout_, now.data() + layout_.PageBytes(), i));
+    const int64_t part = layout_.PartElements();
+    for (int64_t page = 0; page < layout_.num_pages; ++page) {
+      const std::byte* data = now.data() + (page + 1) * layout_.PageBytes();
+      const size_t first = out.size();
+      out.resize(first + static_cast<size_t>(2 * part));
+      for (int64_t slot = 0; slot < layout_.page_size; ++slot) {
+        for (int64_t j = 0; j < layout_.kv_heads * layout_.head_dim; ++j) {
+          const int64_t head = j / layout_.head_dim;
+          const int64_t i = j % layout_.head_dim;
+          out[first + OutputKey(head, slot, i)] =
+              LoadElement(layout_, data, layout_.KeyElement(head, slot, i));
+          const int64_t value = layout_.ValueElement(head, slot, i);
+          out[first + value] = LoadElement(layout_, data, value);
+        }
+      }
     }
+  }
+  // Where Append puts a page's element of K.
+  int64_t OutputKey(int64_t head, int64_t slot, int64_t i) const {
+    KvLayout order = layout_;
+    order.key_order = KeyOrder::kByFeature;
+    return order.KeyElement(head, slot, i);
   }
   absl::Status CheckGuards(bool constant) const {
     const std::vector<std::byte> now = Download();
@@ -115,7 +138,7 @@ class KvCaseCache {
   }
   std::vector<std::byte> Download() const {
     std::vector<std::byte> now(initial_.size());
-    backend_.Synchronize();
+    TREADLE_CHECK(backend_.Synchronize().ok());
     backend_.CopyToHost(now.data(), device_.data(), now.size());
     return now;
   }

@@ -1,4 +1,4 @@
-// Ops on the K/V cache, in the host layout of kernels/kv_view.h.
+// Ops on the K/V cache.
 #include <algorithm>
 #include <cmath>
 
@@ -101,8 +101,9 @@ class RotateAndStore final : public KvRun {
     cache_.Append(out);
     return out;
   }
-  // Two products and a sum per rotated element; in the cache an f16 may then round the other way.
-  std::vector<float> Tolerance(ComputeMode) const override {
+  // Two products and a sum per rotated element; in the cache a 16-bit number may then round the
+  // other way, to a neighbour.
+  std::vector<float> Tolerance(const Arithmetic&) const override {
     const KvLayout& layout = cache_.layout();
     const auto q_elements = static_cast<size_t>(q_.rows() * q_.cols());
     const auto cache_elements = static_cast<size_t>(layout.num_pages * 2 * layout.PartElements());
@@ -116,11 +117,11 @@ class RotateAndStore final : public KvRun {
       const int64_t page = cache_.PagesOf(s)[position / layout.page_size];
       for (int64_t i = 0; i < k_.cols(); ++i) {
         const double size = Turned(k_, row, i, position);
-        const bool rounds = layout.dtype == DType::kF16 && size > 0;
-        const int64_t element = layout.KeyElement(i / layout.head_dim, position % layout.page_size,
-                                                  i % layout.head_dim);
+        const int64_t element =
+            cache_.OutputKey(i / layout.head_dim, position % layout.page_size, i % layout.head_dim);
+        const double neighbour = size > 0 ? 2 * RoundingError(size, layout.dtype) : 0;
         cache[page * 2 * layout.PartElements() + element] =
-            static_cast<float>(size * (rounds ? 0x1p-10 : 3 * kFloatUnit) + (rounds ? 0x1p-24 : 0));
+            static_cast<float>(neighbour > 0 ? neighbour : 3 * kFloatUnit * size);
       }
     });
     return tolerance;
@@ -199,11 +200,12 @@ class Attend final : public KvRun {
     return out;
   }
   // An error e in the scores moves every weight by a factor of at most 1 +- 2e; sums add their own.
-  std::vector<float> Tolerance(ComputeMode) const override {
+  std::vector<float> Tolerance(const Arithmetic& arithmetic) const override {
+    const DType rounds = arithmetic.attention_in_cache_type ? case_.kv.dtype : DType::kF32;
     std::vector<float> tolerance(static_cast<size_t>(out_.rows() * out_.cols()), 0.0f);
     ForEachRow([&](size_t s, int64_t row, int64_t position) {
       for (int64_t head = 0; head < case_.heads; ++head) {
-        HeadTolerance(s, row, head, position + 1,
+        HeadTolerance(s, row, head, position + 1, rounds,
                       tolerance.data() + row * out_.cols() + head * case_.kv.head_dim);
       }
     });
@@ -230,19 +232,24 @@ class Attend final : public KvRun {
   }
 
  private:
-  void HeadTolerance(size_t s, int64_t row, int64_t head, int64_t positions, float* out) const {
+  // rounds: the type that the query and the weights are rounded to; kF32: they are not.
+  void HeadTolerance(size_t s, int64_t row, int64_t head, int64_t positions, DType rounds,
+                     float* out) const {
     const int64_t head_dim = case_.kv.head_dim;
     const int64_t kv_head = head / heads_per_kv_head();
     const float* q = q_.Row(row) + head * head_dim;
     std::vector<double> weight(static_cast<size_t>(positions));
+    std::vector<double> score_squares(weight.size());  // of what rounding q may add, independently
     double best = -INFINITY;
     double magnitude = 0;
     for (int64_t p = 0; p < positions; ++p) {
       double size = 0;
       for (int64_t i = 0; i < head_dim; ++i) {
-        const double product = double{q[i]} * cache_.Key(s, p, kv_head, i);
-        weight[p] += scale_ * product;
-        size += std::fabs(scale_ * product);
+        const double key = cache_.Key(s, p, kv_head, i);
+        weight[p] += scale_ * q[i] * key;
+        size += std::fabs(scale_ * q[i] * key);
+        const double error = scale_ * RoundingError(std::fabs(q[i]), rounds) * key;
+        score_squares[p] += error * error;
       }
       best = std::max(best, weight[p]);
       magnitude = std::max(magnitude, size);
@@ -253,10 +260,26 @@ class Attend final : public KvRun {
     const double sum_unit = 16 + std::sqrt(static_cast<double>(positions));
     for (int64_t i = 0; i < head_dim; ++i) {
       double size = 0;
+      double sum = 0;
       for (int64_t p = 0; p < positions; ++p) {
-        size += weight[p] * std::fabs(cache_.Value(s, p, kv_head, i));
+        const double value = cache_.Value(s, p, kv_head, i);
+        size += weight[p] * std::fabs(value);
+        sum += weight[p] * value;
       }
-      out[i] = static_cast<float>(kFloatUnit * (score_unit + sum_unit) * size / total);
+      double tolerance = kFloatUnit * (score_unit + sum_unit) * size / total;
+      if (rounds != DType::kF32) {
+        // An error d of a weight moves the result by d (value - result) / total. Keys and values of
+        // these cases are random, so the weights' errors are independent.
+        double squares = 0;
+        for (int64_t p = 0; p < positions; ++p) {
+          const double distance = cache_.Value(s, p, kv_head, i) - sum / total;
+          const double rounding = RoundingError(weight[p], rounds);
+          squares += distance * distance *
+                     (weight[p] * weight[p] * score_squares[p] + rounding * rounding);
+        }
+        tolerance += kSurely * std::sqrt(squares) / total;
+      }
+      out[i] = static_cast<float>(tolerance);
     }
   }
 
@@ -286,7 +309,7 @@ class CopyPages final : public OpRun {
     cache_.Append(out);
     return out;
   }
-  std::vector<float> Tolerance(ComputeMode) const override {
+  std::vector<float> Tolerance(const Arithmetic&) const override {
     return std::vector<float>(
         static_cast<size_t>(cache_.layout().num_pages * 2 * cache_.layout().PartElements()), 0.0f);
   }

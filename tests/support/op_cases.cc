@@ -57,16 +57,16 @@ std::unique_ptr<OpRun> Prepare(const OpCase& op_case, Backend& backend, uint64_t
   return RowOf(op_case.op).make(op_case, backend, SeedOf(op_case.name, seed));
 }
 
-absl::Status MatchesReference(const OpCase& op_case, Backend& backend, ComputeMode compute,
+absl::Status MatchesReference(const OpCase& op_case, Backend& backend, const Arithmetic& arithmetic,
                               uint64_t seed) {
-  const auto reference = CreateReferenceBackend(compute);
+  const auto reference = CreateReferenceBackend(arithmetic.compute);
   const auto expected_run = Prepare(op_case, *reference, seed);
   const auto run = Prepare(op_case, backend, seed);
   expected_run->Run();
   run->Run();
   const std::vector<float> expected = expected_run->Output();
   const std::vector<float> found = run->Output();
-  const std::vector<float> tolerance = expected_run->Tolerance(compute);
+  const std::vector<float> tolerance = expected_run->Tolerance(arithmetic);
   TREADLE_CHECK(expected.size() == found.size() && expected.size() == tolerance.size());
   for (size_t i = 0; i < expected.size(); ++i) {
     if (SameBits(expected[i], found[i])) continue;

@@ -6,7 +6,7 @@
 //
 // Inputs depend on (case, seed) only, so two backends get the same ones. Device buffers carry guard
 // values around every output row; K/V slots that no sequence owns hold NaN. Caches are filled in
-// the host layout of kernels/kv_view.h.
+// the backend's key order (kernels/kv_view.h) and compared element by element, whatever the order.
 //
 // Thread safety: the list is constant; an OpRun is used by its backend's thread.
 #pragma once
@@ -92,6 +92,25 @@ struct OpCase {
 
 std::span<const OpCase> OpCases();
 
+// How a backend computes, as far as tolerances depend on it.
+struct Arithmetic {
+  // NOLINTNEXTLINE(google-explicit-constructor): most backends differ in the mode alone
+  constexpr Arithmetic(ComputeMode mode = ComputeMode::kExact) : compute(mode) {}
+  // Of backends on matrix units: activations, float weights and decoded low-bit weights enter
+  // products rounded once to `type` (kF32: as they are), queries and softmax weights rounded to the
+  // cache's type, if that has 16 bits. LLM.int8() is as ever.
+  static constexpr Arithmetic MatrixUnits(DType type) {
+    Arithmetic arithmetic;
+    arithmetic.products = type;
+    arithmetic.attention_in_cache_type = true;
+    return arithmetic;
+  }
+
+  ComputeMode compute;
+  DType products = DType::kF32;
+  bool attention_in_cache_type = false;
+};
+
 // One case on one backend, set up once.
 class OpRun {
  public:
@@ -113,7 +132,7 @@ class OpRun {
   // Absolute tolerance of each element of Output() against the reference in the same compute mode,
   // from the number formats and the operands' magnitudes; 0 where bits must agree. Costly: host
   // work of the order of the op itself.
-  virtual std::vector<float> Tolerance(ComputeMode compute) const = 0;
+  virtual std::vector<float> Tolerance(const Arithmetic& arithmetic) const = 0;
   // Guard values around outputs, and inputs that the op must not touch.
   virtual absl::Status CheckGuards() const = 0;
 
@@ -128,7 +147,7 @@ std::unique_ptr<OpRun> Prepare(const OpCase& op_case, Backend& backend, uint64_t
 // Runs the case on `backend` and on the reference in the same mode (kAuto: the mode that the
 // backend uses for this format has to be named, so pass kExact, kInt8 or kInt16) and compares every
 // element. The error names the case, the element, both values and the tolerance.
-absl::Status MatchesReference(const OpCase& op_case, Backend& backend, ComputeMode compute,
+absl::Status MatchesReference(const OpCase& op_case, Backend& backend, const Arithmetic& arithmetic,
                               uint64_t seed = 1);
 
 // N1 and N2: the whole batch, random cuts of it (chunks) and every row alone (token by token) give

@@ -1,6 +1,7 @@
 // The OpRun of every op. Private to tests/support; contracts: op_cases.h.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "tests/support/op_cases.h"
@@ -9,6 +10,22 @@ namespace treadle::op_runs {
 
 // Tolerances count in units of float's rounding, 2^-24 of a magnitude.
 inline constexpr double kFloatUnit = 0x1p-24;
+
+// What rounding a number of this magnitude once to `type` may change: half the distance of its
+// neighbours; f16 has subnormals that matter.
+inline double RoundingError(double magnitude, DType type) {
+  switch (type) {
+    case DType::kF16:
+      return std::max(0x1p-11 * magnitude, 0x1p-25);
+    case DType::kBF16:
+      return 0x1p-8 * magnitude;
+    default:
+      return 0;
+  }
+}
+// Errors of either sign that are independent and at most e_i add up to more than this times the
+// root of the sum of e_i^2 with a probability below 10^-10 (Hoeffding's inequality).
+inline constexpr double kSurely = 7;
 
 using Factory = std::unique_ptr<OpRun> (*)(const OpCase& op_case, Backend& backend, uint64_t seed);
 

@@ -26,22 +26,6 @@ absl::Status Absent(const std::string& key) {
 
 }  // namespace
 
-absl::Status MemoryRendezvous::Set(const std::string& key, const std::string& bytes) {
-  const MutexLock lock(mutex_);
-  if (!table_.emplace(key, bytes).second) return Internal(key, " was set twice");
-  changed_.NotifyAll();
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::string> MemoryRendezvous::Get(const std::string& key,
-                                                  Clock::time_point deadline) {
-  const MutexLock lock(mutex_);
-  while (!table_.contains(key)) {
-    if (!changed_.WaitUntil(mutex_, deadline) && !table_.contains(key)) return Absent(key);
-  }
-  return table_.at(key);
-}
-
 FolderRendezvous::FolderRendezvous(std::filesystem::path folder) : folder_(std::move(folder)) {
   std::filesystem::create_directories(folder_);
 }

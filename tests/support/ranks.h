@@ -6,27 +6,13 @@
 #include <chrono>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
-#include "kernels/collectives/rendezvous.h"
+#include "kernels/collectives/memory_rendezvous.h"
 #include "kernels/sync.h"
 
 namespace treadle {
-
-// Between threads. Thread-safe.
-class MemoryRendezvous final : public Rendezvous {
- public:
-  absl::Status Set(const std::string& key, const std::string& bytes) override;
-  absl::StatusOr<std::string> Get(const std::string& key,
-                                  std::chrono::steady_clock::time_point deadline) override;
-
- private:
-  Mutex mutex_;
-  CondVar changed_;
-  std::map<std::string, std::string> table_ ABSL_GUARDED_BY(mutex_);
-};
 
 // Between processes: one file per key in a folder, looked for every few milliseconds. Thread-safe.
 class FolderRendezvous final : public Rendezvous {

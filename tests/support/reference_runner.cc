@@ -117,6 +117,7 @@ SampleResult ReferenceRunner::Output(const AloneRequest& request, std::span<cons
   }
   SampleResult result;
   backend_.Sample(logits, {&wanted, 1}, {&result, 1});
+  TREADLE_CHECK(backend_.Synchronize().ok());
   return result;
 }
 

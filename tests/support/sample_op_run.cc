@@ -45,7 +45,10 @@ class SampleRun : public OpRun {
     Reset();
   }
 
+  ~SampleRun() override { Finish(); }  // results are on their way to this object
+
   void Reset() override {
+    Finish();
     logits_.Upload();
     results_.assign(static_cast<size_t>(case_.rows), {});
     rows_.clear();
@@ -69,6 +72,7 @@ class SampleRun : public OpRun {
     }
     return largest;
   }
+  void Finish() const { TREADLE_CHECK(backend_.Synchronize().ok()); }
   double SumUnits() const { return std::sqrt(static_cast<double>(case_.cols)) / 4; }
 
   const OpCase case_;
@@ -157,6 +161,7 @@ class Sample final : public SampleRun<SampleResult> {
                     std::span(results_).subspan(begin, count));
   }
   std::vector<float> Output() const override {
+    Finish();
     std::vector<float> out;
     for (const SampleResult& result : results_) {
       out.insert(out.end(), {static_cast<float>(result.token), result.logprob,
@@ -170,7 +175,7 @@ class Sample final : public SampleRun<SampleResult> {
     return out;
   }
   // Tokens exactly.
-  std::vector<float> Tolerance(ComputeMode) const override {
+  std::vector<float> Tolerance(const Arithmetic&) const override {
     std::vector<float> tolerance;
     for (int64_t row = 0; row < case_.rows; ++row) {
       const float unit = static_cast<float>(kFloatUnit * (16 + SumUnits() + 6 * LargestOf(row)));
@@ -191,6 +196,7 @@ class SampleShard final : public SampleRun<treadle::ShardSample> {
                          std::span(results_).subspan(begin, count));
   }
   std::vector<float> Output() const override {
+    Finish();
     std::vector<float> out;
     for (const ShardSample& shard : results_) {
       out.insert(out.end(),
@@ -208,7 +214,7 @@ class SampleShard final : public SampleRun<treadle::ShardSample> {
     return out;
   }
   // All is exact but the sum, of which each term has its own rounding and that of its exponent.
-  std::vector<float> Tolerance(ComputeMode) const override {
+  std::vector<float> Tolerance(const Arithmetic&) const override {
     std::vector<float> tolerance;
     for (int64_t row = 0; row < case_.rows; ++row) {
       const ShardSample& shard = results_[row];

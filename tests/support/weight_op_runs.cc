@@ -39,6 +39,14 @@ struct Weight {
   std::unique_ptr<PackedMatrix> packed;
 };
 
+// The values of row n, in canonical decoding. [k]
+std::vector<float> Values(const Weight& weight, int64_t n) {
+  const MatrixSource& source = weight.matrix.source;
+  std::vector<float> values(static_cast<size_t>(source.k));
+  DecodeSourceRow(source, source.SourceRow(n), values.data());
+  return values;
+}
+
 // |scale * code| + |offset| of row n: what a product may sum separately. [k]
 std::vector<double> Magnitudes(const Weight& weight, int64_t n) {
   const MatrixSource& source = weight.matrix.source;
@@ -46,9 +54,7 @@ std::vector<double> Magnitudes(const Weight& weight, int64_t n) {
   const int64_t row = source.SourceRow(n);
   std::vector<double> magnitudes;
   if (format.group == 0) {
-    std::vector<float> values(static_cast<size_t>(source.k));
-    DecodeSourceRow(source, row, values.data());
-    for (const float value : values) magnitudes.push_back(std::fabs(value));
+    for (const float value : Values(weight, n)) magnitudes.push_back(std::fabs(value));
     if (source.constants == nullptr || source.constants->zeros.empty()) return magnitudes;
     // scale * (code - zero): |scale| (|code| + |zero|) is at most this.
     const MatrixConstants& constants = *source.constants;
@@ -67,6 +73,13 @@ std::vector<double> Magnitudes(const Weight& weight, int64_t n) {
     }
   }
   return magnitudes;
+}
+
+// Whether a float format's weights lie on the device rounded to another type than their own.
+bool StoredRounded(const OpCase& c, const Arithmetic& arithmetic) {
+  const bool is_float = c.format->group == 0 && !c.format->apart();
+  return is_float && arithmetic.products != DType::kF32 &&
+         c.format->name != Name(arithmetic.products);
 }
 
 // By how much a backend's 16-bit mode may round each weight of row n: half a step of 4095 to the
@@ -110,8 +123,20 @@ class Embed final : public OpRun {
     out_.Append(out);
     return out;
   }
-  std::vector<float> Tolerance(ComputeMode) const override {  // canonical decode, one addition
-    return std::vector<float>(static_cast<size_t>(case_.rows * case_.cols), 0.0f);
+  // Canonical decode and one addition; but float weights may be stored rounded.
+  std::vector<float> Tolerance(const Arithmetic& arithmetic) const override {
+    std::vector<float> tolerance(static_cast<size_t>(case_.rows * case_.cols), 0.0f);
+    if (!StoredRounded(case_, arithmetic)) return tolerance;
+    for (int64_t row = 0; row < case_.rows; ++row) {
+      if (ids_[row] < 0) continue;
+      const std::vector<double> w = Magnitudes(table_, ids_[row]);
+      for (int64_t i = 0; i < case_.cols; ++i) {
+        const double sum = case_.accumulate ? w[i] + std::fabs(out_.Row(row)[i]) : 0;
+        tolerance[row * case_.cols + i] =
+            static_cast<float>(RoundingError(w[i], arithmetic.products) + 2 * kFloatUnit * sum);
+      }
+    }
+    return tolerance;
   }
   absl::Status CheckGuards() const override { return out_.CheckGuards("out", false); }
   int64_t rows() const override { return case_.rows; }
@@ -171,7 +196,9 @@ class MatMul final : public OpRun {
     for (const GuardedTensor& tensor : outs_) tensor.Append(out);
     return out;
   }
-  std::vector<float> Tolerance(ComputeMode compute) const override {
+  std::vector<float> Tolerance(const Arithmetic& arithmetic) const override {
+    ComputeMode compute = arithmetic.compute;
+    const DType products = RowInt8() ? DType::kF32 : arithmetic.products;
     const bool rounds_codebook =
         compute == ComputeMode::kInt16 && case_.format->apart() && case_.format->code_bits <= 4;
     if (case_.format->group == 0) compute = ComputeMode::kExact;
@@ -188,12 +215,14 @@ class MatMul final : public OpRun {
       tolerance.resize(first + static_cast<size_t>(case_.rows * n_end));
       for (int64_t n = 0; n < n_end; ++n) {
         const std::vector<double> w = Magnitudes(weights_[i], n);
+        const std::vector<float> values = Values(weights_[i], n);
         for (int64_t row = 0; row < case_.rows; ++row) {
           double sum = std::inner_product(w.begin(), w.end(), x[row].begin(), 0.0);
           if (case_.bias) sum += std::fabs(biases_[i].Row(0)[n]);
           if (case_.accumulate) sum += std::fabs(outs_[i].Row(row)[n]);
           double limit = units[row] * sum;
           if (rounds_codebook) limit += CodebookRounding(row, w, CodebookSteps(weights_[i], n));
+          if (products != DType::kF32) limit += FactorRounding(row, values, arithmetic);
           tolerance[first + row * n_end + n] = static_cast<float>(limit);
         }
       }
@@ -271,6 +300,28 @@ class MatMul final : public OpRun {
       }
     }
     return 1.01 * sum;  // the steps' own roundings
+  }
+
+  // What rounding both factors of every product once may change: at most the sum of what it changes
+  // in each, and surely no more than kSurely says of the independent ones.
+  double FactorRounding(int64_t row, std::span<const float> values,
+                        const Arithmetic& arithmetic) const {
+    const DType type = arithmetic.products;
+    const bool exact_weights = case_.format->name == Name(type);
+    const float* x = x_.Row(row);
+    double sum = 0;
+    double squares = 0;
+    double both = 0;
+    for (int64_t i = 0; i < case_.cols; ++i) {
+      const double size = std::fabs(x[i]);
+      const double w = std::fabs(values[i]);
+      const double x_error = size == 0 ? 0 : RoundingError(size, type);
+      const double w_error = exact_weights || w == 0 ? 0 : RoundingError(w, type);
+      sum += w * x_error + size * w_error;
+      squares += std::pow(w * x_error, 2) + std::pow(size * w_error, 2);
+      both += x_error * w_error;
+    }
+    return std::min(sum, kSurely * std::sqrt(squares)) + both;
   }
 
   std::vector<double> Activations(int64_t row, ComputeMode compute) const {

@@ -1,0 +1,94 @@
+#include "bench/cold_products.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Matrices so small that more would be needed are nobody's bottleneck.
+constexpr int64_t kMostCopies = 4096;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Buffer Allocate(Backend& backend, int64_t floats) {
+  auto buffer = backend.Allocate(static_cast<size_t>(floats) * sizeof(float));
+  TREADLE_CHECK(buffer.ok());
+  return *std::move(buffer);
+}
+
+double BytesOf(const MatrixSource& source) {
+  const size_t constants =
+      source.constants == nullptr ? 0 : source.constants->scales.size() * sizeof(float);
+  return static_cast<double>(source.format->MatrixBytes(source.n, source.k)) +
+         static_cast<double>(constants);
+}
+
+}  // namespace
+
+ColdProducts::ColdProducts(Backend& backend, std::span<const MatrixSource> sources,
+                           const Options& options)
+    : backend_(backend), options_(options) {
+  const int64_t k = sources[0].k;
+  const int64_t rows = options.max_rows;
+  std::vector<float> x(static_cast<size_t>(rows * k));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
+  input_buffer_ = Allocate(backend, rows * k);
+  backend.CopyToDevice(input_buffer_.data(), x.data(), x.size() * sizeof(float));
+  input_ = DenseTensor(input_buffer_.data(), DType::kF32, rows, k);
+  for (const MatrixSource& source : sources) {
+    Output& output = outputs_.emplace_back();
+    output.buffer = Allocate(backend, rows * source.n);
+    output.tensor = DenseTensor(output.buffer.data(), DType::kF32, rows, source.n);
+    weight_bytes_ += BytesOf(source);
+    features_ += source.n;
+  }
+  const double wanted = static_cast<double>(options.cold_bytes) / weight_bytes_;
+  for (int64_t i = 0; i == 0 || (static_cast<double>(i) < wanted && i < kMostCopies); ++i) {
+    for (const MatrixSource& source : sources) {
+      auto packed = backend.Pack(source);
+      TREADLE_CHECK(packed.ok());
+      packed_.push_back(*std::move(packed));
+    }
+  }
+}
+
+double ColdProducts::bytes(int64_t rows) const {
+  return weight_bytes_ + static_cast<double>(rows * (input_.cols + features_)) * sizeof(float);
+}
+
+double ColdProducts::operations(int64_t rows) const {
+  return 2.0 * static_cast<double>(rows) * static_cast<double>(input_.cols * features_);
+}
+
+double ColdProducts::Run(int64_t rows) {
+  const Tensor input = input_.Rows(0, rows);
+  std::vector<Projection> projections(outputs_.size());
+  times_.clear();
+  const auto begin = Clock::now();
+  for (size_t first = 0; first < packed_.size(); first += outputs_.size()) {
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      projections[i] = {packed_[first + i].get(), nullptr, outputs_[i].tensor.Rows(0, rows),
+                        options_.accumulate};
+    }
+    const auto start = Clock::now();
+    backend_.MatMul(input, projections);
+    times_.push_back(SecondsSince(start));
+  }
+  if (options_.asynchronous) {
+    TREADLE_CHECK(backend_.Synchronize().ok());
+    return SecondsSince(begin) / static_cast<double>(times_.size());
+  }
+  const auto middle = times_.begin() + std::ssize(times_) / 2;
+  std::nth_element(times_.begin(), middle, times_.end());
+  return *middle;
+}
+
+}  // namespace treadle

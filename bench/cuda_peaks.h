@@ -1,0 +1,16 @@
+// The ceilings of a GPU: what its copies and the vendor's library reach.
+//
+// Thread safety: call from one thread.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "bench/machine_peaks.h"
+
+namespace treadle {
+
+// read_gigabytes: bytes read and written by large copies on the device; float_gigaops: cuBLASLt on
+// a large bf16 product with random operands (equal ones draw less power); integer_gigaops is 0.
+// Best of several tries. Errors: there is no usable device, or this build has no CUDA.
+absl::StatusOr<MachinePeaks> MeasureCudaPeaks();
+
+}  // namespace treadle

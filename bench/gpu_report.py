@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Makes one Markdown page of what gpu_run.sh left in a folder: gpu_report.py OUT_DIR. Steps that are missing are left out."""
+import json
+import pathlib
+import sys
+
+out = pathlib.Path(sys.argv[1])
+
+
+def load(name):
+    """The JSON objects of a step: one, or one a line; none if the step failed."""
+    try:
+        text = (out / f"{name}.json").read_text()
+        try:
+            return [json.loads(text)]
+        except json.JSONDecodeError:
+            return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    except (OSError, json.JSONDecodeError):
+        return []
+
+
+def table(header, rows):
+    if not rows:
+        return
+    print("\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+    for row in rows:
+        print("| " + " | ".join(str(cell) for cell in row) + " |")
+
+
+def steps():
+    print("# Treadle, tested and measured\n")
+    for line in (out / "machine.txt").read_text().splitlines():
+        print(f"- {line}")
+    rows = [line.split("\t") for line in (out / "steps.tsv").read_text().splitlines()]
+    table(["step", "result", "s"], [[n, "done" if c == "0" else "timeout" if c in ("124", "137") else c, s] for n, c, s in rows])
+
+
+def kernels(name, title):
+    for report in load(name):
+        peaks = report["peaks"]
+        print(f"\n## {title}\n\n{report['backend']}; ceilings: memory {peaks['read_gigabytes_per_second']:.0f} GB/s, "
+              f"float {peaks['float_gigaops_per_second'] / 1e3:.1f} TFLOP/s")
+        table(["case", "us", "GB/s", "% of memory", "TFLOP/s", "% of peak"],
+              [[r["name"], f"{1e6 * r['seconds']:.1f}", f"{r['gigabytes_per_second']:.0f}", f"{100 * r['bandwidth_share']:.0f}",
+                f"{r['gigaops_per_second'] / 1e3:.2f}", f"{100 * r['compute_share']:.0f}"] for r in report["rows"]])
+        return report
+    return None
+
+
+def formats(report):
+    """How much faster a layer's products are than in bf16."""
+    seconds = {}
+    for row in report["rows"] if report else []:
+        parts = row["name"].split("/")
+        if len(parts) == 3 and parts[2].startswith("rows="):
+            key = (parts[1], row["rows"])
+            seconds[key] = seconds.get(key, 0) + row["seconds"]
+    rows = sorted({r for _, r in seconds})
+    names = dict.fromkeys(name for name, _ in seconds)
+    table(["all products of a layer, times bf16", *[f"{r} rows" for r in rows]],
+          [[name, *[f"{seconds['bf16', r] / seconds[name, r]:.2f}" if (name, r) in seconds and ("bf16", r) in seconds else ""
+                    for r in rows]] for name in names])
+
+
+def iterations(copy_gigabytes):
+    """Decoding reads every weight but the embedding's (unless that is the head, too) once."""
+    shape = (load("shapes") or [None])[0]
+    unread = 0 if shape is None or shape["tied_head"] else 2 * shape["vocab"] * shape["hidden"]
+    base, rows = {}, []
+    for weights in ("bf16", "int8", "nf4", "bf16-deterministic"):
+        for report in load(f"iteration_{weights}"):
+            for r in report["rows"]:
+                key = (r["batch_size"], r["prompt_tokens"])
+                base.setdefault(key, r) if weights == "bf16" else None
+                gigabytes = (report["weight_bytes"] - unread) / r["decode_iteration_seconds"] * 1e-9
+                first = base.get(key)
+                ratio = f"{r['decode_tokens_per_second'] / first['decode_tokens_per_second']:.2f}" if first else ""
+                prefill = f"{r['prefill_tokens_per_second'] / first['prefill_tokens_per_second']:.2f}" if first else ""
+                share = f"{100 * gigabytes / copy_gigabytes:.0f}" if copy_gigabytes else ""
+                rows.append([weights, *key, f"{r['prefill_tokens_per_second']:.0f}", prefill, f"{r['decode_tokens_per_second']:.0f}", ratio,
+                             f"{1e3 * r['decode_iteration_seconds']:.3f}", f"{gigabytes:.0f}", share])
+    if rows:
+        print("\n## Iterations")
+    table(["weights", "batch", "prompt", "prefill tokens/s", "times bf16", "decode tokens/s", "times bf16", "decode iteration ms",
+           "weights GB/s", "% of memory"], rows)
+
+
+def serving():
+    rows = [[r["label"], r["request_rate"], f"{r['request_throughput']:.2f}", f"{r['median_normalized_latency_ms']:.1f}",
+             f"{r['median_ttft_ms']:.0f}", f"{r['p99_itl_ms']:.1f}", r["failed"]]
+            for policy in ("fcfs", "request-level") for r in load(f"serve_{policy}")]
+    if rows:
+        print("\n## Serving")
+    table(["policy", "offered/s", "served/s", "median normalized latency ms", "median TTFT ms", "p99 ITL ms", "failed"], rows)
+
+
+steps()
+layer = kernels("kernels_layer", "A layer's ops")
+formats(layer)
+iterations(layer["peaks"]["read_gigabytes_per_second"] if layer else 0)
+serving()
+answers = {where: answer["token_ids"] for where in ("cpu", "cuda") for answer in load(f"greedy_{where}")}
+same = all(ids == answers["cpu"] for ids in answers.values()) if "cpu" in answers else True
+if len(answers) > 1:
+    print(f"\n## Greedy tokens\n\n{'The same' if same else '**Different**'} on {' and '.join(answers)}: {answers}")
+kernels("kernels_ops", "Op cases")
+sys.exit(0 if same else 1)

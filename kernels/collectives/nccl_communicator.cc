@@ -1,0 +1,411 @@
+#include "kernels/collectives/nccl_communicator.h"
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kernels/collectives/nccl_lane.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/rank_sum.h"
+#include "kernels/status.h"
+#include "kernels/sync.h"
+
+namespace treadle {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A wait asks all the time at first, then every now and then.
+constexpr auto kSpin = std::chrono::microseconds(200);
+constexpr auto kAskEvery = std::chrono::microseconds(50);
+// What was broken off, and an orderly end, have this long.
+constexpr auto kEnd = std::chrono::seconds(5);
+
+absl::Status CudaStatus(cudaError_t error, std::string_view call) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();
+  return Internal(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
+}
+
+constexpr int kSpare = 2;  // numbers behind the parts, for the first exchange
+
+enum LaneKind { kCollectives, kUp, kDown, kLanes };  // transfers to higher ranks, to lower ones
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(const NcclOptions& options, cuda::Device& device)
+      : options_(options),
+        device_(device),
+        lanes_(options.transfers ? kLanes : kCollectives + 1),
+        streams_(lanes_.size(), nullptr) {}
+  ~NcclCommunicator() override;
+
+  absl::Status Connect(Rendezvous& rendezvous);
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+  absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override;
+  absl::Status AllGather(const void* in, size_t bytes, void* out) override;
+  absl::Status Broadcast(void* data, size_t bytes, int root) override;
+  absl::StatusOr<Transfer> Send(const void* data, size_t bytes, int to) override;
+  absl::StatusOr<Transfer> Recv(void* data, size_t bytes, int from) override;
+  absl::Status Wait(Transfer transfer) override;
+  void Abort(absl::Status why) override;
+
+ private:
+  struct Pending {
+    LaneKind lane = kUp;
+    int peer = 0;
+    bool send = false;
+    bool posted = false;
+    void* data = nullptr;  // const for a send
+    size_t bytes = 0;
+    cudaEvent_t begun = nullptr;  // on the device's stream, when the transfer was begun
+    cudaEvent_t done = nullptr;   // on the lane's stream
+  };
+
+  // The first reason stays. Returns it.
+  absl::Status Break(absl::Status why);
+  absl::Status Checked(absl::Status status) { return status.ok() ? status : Break(status); }
+  absl::Status broken() {
+    MutexLock lock(mu_);
+    return broken_;
+  }
+
+  // Until ready(), which returns a StatusOr<bool>; `what` is for the error.
+  template <typename Ready>
+  absl::Status WaitUntil(Clock::time_point deadline, Ready ready, std::string_view what);
+  // Issues calls on a lane and waits until NCCL has them on their stream.
+  template <typename Calls>
+  absl::Status Issue(LaneKind lane, Calls calls, std::string_view what);
+  absl::Status WaitForEvent(cudaEvent_t event, std::string_view what);
+  // Device::WatchWaits.
+  absl::Status LookWhileWaiting(double seconds);
+
+  absl::StatusOr<std::string> ExchangeIds(Rendezvous& rendezvous);
+  absl::Status RunOnce();
+  absl::StatusOr<Transfer> BeginTransfer(Pending pending);
+  absl::Status Post(Pending& pending);
+  absl::StatusOr<cudaEvent_t> TakeEvent();
+
+  cudaStream_t stream() { return static_cast<cudaStream_t>(device_.stream()); }
+  Clock::time_point Deadline() const {
+    return connected_ ? Clock::now() + options_.timeout : connect_deadline_;
+  }
+
+  // Constant after Connect.
+  const NcclOptions options_;
+  cuda::Device& device_;
+  std::vector<NcclLane> lanes_;
+  std::vector<cudaStream_t> streams_;  // of the lanes; the first is the device's
+  Buffer parts_;                       // [size][max_count] f32
+
+  Mutex mu_;
+  absl::Status broken_ ABSL_GUARDED_BY(mu_);
+
+  // Confined to the rank's thread.
+  bool connected_ = false;
+  Clock::time_point connect_deadline_;
+  Transfer next_transfer_ = 1;
+  std::map<Transfer, Pending> pending_;  // in the order in which they were begun
+  std::vector<cudaEvent_t> events_;      // free ones
+};
+
+absl::Status NcclCommunicator::Break(absl::Status why) {
+  {
+    MutexLock lock(mu_);
+    if (!broken_.ok()) return broken_;
+    broken_ = why;
+  }
+  for (NcclLane& lane : lanes_) lane.Revoke();
+  return why;
+}
+
+void NcclCommunicator::Abort(absl::Status why) {
+  int device = 0;
+  cudaGetDevice(&device);  // the caller may be another rank's thread
+  cudaSetDevice(device_.properties().ordinal);
+  Break(std::move(why)).IgnoreError();
+  cudaSetDevice(device);
+}
+
+template <typename Ready>
+absl::Status NcclCommunicator::WaitUntil(Clock::time_point deadline, Ready ready,
+                                         std::string_view what) {
+  const Clock::time_point begin = Clock::now();
+  for (;;) {
+    TREADLE_RETURN_IF_ERROR(broken());
+    const absl::StatusOr<bool> now_ready = ready();
+    if (!now_ready.ok()) return Break(now_ready.status());
+    if (*now_ready) return absl::OkStatus();
+    const Clock::time_point now = Clock::now();
+    if (now > deadline) {
+      const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(now - begin);
+      return Break(absl::DeadlineExceededError(
+          Str("rank ", rank(), " waited ", waited.count(), " ms for ", what)));
+    }
+    if (now > begin + kSpin) std::this_thread::sleep_for(kAskEvery);
+  }
+}
+
+template <typename Calls>
+absl::Status NcclCommunicator::Issue(LaneKind kind, Calls calls, std::string_view what) {
+  TREADLE_RETURN_IF_ERROR(broken());
+  NcclLane& lane = lanes_[kind];
+  TREADLE_RETURN_IF_ERROR(Checked(lane.Issue(calls, what)));
+  return WaitUntil(
+      Deadline(), [&] { return lane.Settled(what); }, what);
+}
+
+absl::Status NcclCommunicator::WaitForEvent(cudaEvent_t event, std::string_view what) {
+  const auto passed = [&]() -> absl::StatusOr<bool> {
+    for (NcclLane& lane : lanes_) TREADLE_RETURN_IF_ERROR(lane.Settled(what).status());
+    const cudaError_t error = cudaEventQuery(event);
+    if (error == cudaErrorNotReady) return false;
+    TREADLE_RETURN_IF_ERROR(CudaStatus(error, what));
+    return true;
+  };
+  return WaitUntil(Deadline(), passed, what);
+}
+
+absl::Status NcclCommunicator::LookWhileWaiting(double seconds) {
+  TREADLE_RETURN_IF_ERROR(broken());
+  if (std::isinf(seconds)) {
+    return Break(absl::AbortedError("another communicator of this device is broken"));
+  }
+  if (seconds * 1e3 > static_cast<double>(options_.timeout.count())) {
+    return Break(absl::DeadlineExceededError(
+        Str("rank ", rank(), " waited ", options_.timeout.count(), " ms for its device")));
+  }
+  for (NcclLane& lane : lanes_) {
+    TREADLE_RETURN_IF_ERROR(Checked(lane.Settled("waiting for the device").status()));
+  }
+  return absl::OkStatus();
+}
+
+// -- forming --------------------------------------------------------------------------------------
+
+absl::StatusOr<std::string> NcclCommunicator::ExchangeIds(Rendezvous& rendezvous) {
+  static constexpr char kKey[] = "nccl";
+  if (rank() == 0) {
+    TREADLE_ASSIGN_OR_RETURN(const std::string ids, NcclLane::MakeIds(lanes_.size()));
+    TREADLE_RETURN_IF_ERROR(rendezvous.Set(kKey, ids));
+    return ids;
+  }
+  TREADLE_ASSIGN_OR_RETURN(const std::string ids, rendezvous.Get(kKey, connect_deadline_));
+  if (ids.size() != lanes_.size() * NcclLane::kIdBytes) {
+    return InvalidArgument("rank 0 gave ", ids.size(), " bytes of NCCL ids, expected ",
+                           lanes_.size() * NcclLane::kIdBytes,
+                           ": all ranks must agree on transfers");
+  }
+  return ids;
+}
+
+absl::Status NcclCommunicator::Connect(Rendezvous& rendezvous) {
+  connect_deadline_ = Clock::now() + options_.connect_timeout;
+  device_.BindThread();
+  TREADLE_ASSIGN_OR_RETURN(
+      parts_, device_.Allocate((size() * options_.max_count + kSpare) * sizeof(float)));
+  TREADLE_ASSIGN_OR_RETURN(const std::string ids, ExchangeIds(rendezvous));
+  streams_[kCollectives] = stream();
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    if (i != kCollectives) {
+      TREADLE_RETURN_IF_ERROR(CudaStatus(
+          cudaStreamCreateWithFlags(&streams_[i], cudaStreamNonBlocking), "cudaStreamCreate"));
+    }
+    TREADLE_RETURN_IF_ERROR(
+        lanes_[i].Begin(ids.substr(i * NcclLane::kIdBytes, NcclLane::kIdBytes), rank(), size()));
+    const auto formed = [&] { return lanes_[i].Settled("forming an NCCL communicator"); };
+    TREADLE_RETURN_IF_ERROR(
+        WaitUntil(connect_deadline_, formed, "all ranks to form an NCCL communicator"));
+  }
+  TREADLE_RETURN_IF_ERROR(RunOnce());
+  connected_ = true;
+  device_.WatchWaits(this, [this](double seconds) { return LookWhileWaiting(seconds); });
+  return absl::OkStatus();
+}
+
+// Makes the connections and loads the kernels of what will be used: later, a first time could have
+// to wait for a collective that waits for it.
+absl::Status NcclCommunicator::RunOnce() {
+  float* const spare = reinterpret_cast<float*>(parts_.data()) + size() * options_.max_count;
+  TREADLE_RETURN_IF_ERROR(AllReduce(spare, 1, /*accumulate=*/false, spare + 1));
+  for (size_t i = kUp; i < lanes_.size(); ++i) {
+    const int to = i == kUp ? rank() + 1 : rank() - 1;
+    const int from = i == kUp ? rank() - 1 : rank() + 1;
+    const auto exchange = [&](ncclComm_t comm) {
+      ncclGroupStart();
+      if (to >= 0 && to < size()) ncclSend(spare, 1, ncclInt8, to, comm, streams_[i]);
+      if (from >= 0 && from < size()) ncclRecv(spare + 1, 1, ncclInt8, from, comm, streams_[i]);
+      return ncclGroupEnd();
+    };
+    TREADLE_RETURN_IF_ERROR(Issue(static_cast<LaneKind>(i), exchange, "the first transfer"));
+  }
+  for (const cudaStream_t stream : streams_) {
+    TREADLE_ASSIGN_OR_RETURN(const cudaEvent_t event, TakeEvent());
+    events_.push_back(event);  // it is free again when this returns
+    TREADLE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(event, stream), "cudaEventRecord"));
+    TREADLE_RETURN_IF_ERROR(WaitForEvent(event, "the first exchange between all ranks"));
+  }
+  return device_.status();
+}
+
+NcclCommunicator::~NcclCommunicator() {
+  device_.BindThread();
+  device_.WatchWaits(this, nullptr);
+  // An end in order takes all ranks; where one is missing, or something broke, what runs is broken
+  // off, and the lanes' destructors abort.
+  const Clock::time_point deadline =
+      Clock::now() + std::min<Clock::duration>(options_.timeout, kEnd);
+  for (NcclLane& lane : lanes_) {
+    const auto settled = [&] { return lane.Settled("ending"); };
+    if (connected_ && broken().ok() && Checked(lane.Finalize()).ok() &&
+        WaitUntil(deadline, settled, "all ranks to end").ok()) {
+      lane.Destroy();
+    }
+  }
+  const Clock::time_point drained = Clock::now() + kEnd;
+  for (const cudaStream_t stream : streams_) {
+    if (stream == nullptr) continue;
+    while (cudaStreamQuery(stream) == cudaErrorNotReady && Clock::now() < drained) {
+      std::this_thread::sleep_for(kAskEvery);
+    }
+    if (stream != streams_[kCollectives]) cudaStreamDestroy(stream);
+  }
+  for (const auto& [transfer, pending] : pending_) {
+    events_.push_back(pending.begun);
+    events_.push_back(pending.done);
+  }
+  for (const cudaEvent_t event : events_) cudaEventDestroy(event);
+}
+
+// -- collectives ----------------------------------------------------------------------------------
+
+absl::Status NcclCommunicator::AllReduce(const float* in, int64_t count, bool accumulate,
+                                         float* out) {
+  auto* parts = reinterpret_cast<float*>(parts_.data());
+  for (int64_t first = 0; first < count; first += options_.max_count) {
+    const int64_t piece = std::min(options_.max_count, count - first);
+    TREADLE_RETURN_IF_ERROR(
+        AllGather(in + first, static_cast<size_t>(piece) * sizeof(float), parts));
+    cuda::RankSum(device_, parts, size(), piece, accumulate, out + first);
+  }
+  return Checked(device_.status());
+}
+
+absl::Status NcclCommunicator::AllGather(const void* in, size_t bytes, void* out) {
+  const auto gather = [&](ncclComm_t comm) {
+    return ncclAllGather(in, out, bytes, ncclInt8, comm, stream());
+  };
+  return Issue(kCollectives, gather, "ncclAllGather");
+}
+
+absl::Status NcclCommunicator::Broadcast(void* data, size_t bytes, int root) {
+  const auto broadcast = [&](ncclComm_t comm) {
+    return ncclBroadcast(data, data, bytes, ncclInt8, root, comm, stream());
+  };
+  return Issue(kCollectives, broadcast, "ncclBroadcast");
+}
+
+// -- transfers ------------------------------------------------------------------------------------
+
+absl::StatusOr<cudaEvent_t> NcclCommunicator::TakeEvent() {
+  if (events_.empty()) {
+    cudaEvent_t event = nullptr;
+    TREADLE_RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate"));
+    return event;
+  }
+  const cudaEvent_t event = events_.back();
+  events_.pop_back();
+  return event;
+}
+
+absl::StatusOr<Communicator::Transfer> NcclCommunicator::BeginTransfer(Pending pending) {
+  TREADLE_CHECK(options_.transfers && pending.peer != rank() && !device_.capturing());
+  TREADLE_RETURN_IF_ERROR(broken());
+  TREADLE_ASSIGN_OR_RETURN(pending.begun, TakeEvent());
+  TREADLE_ASSIGN_OR_RETURN(pending.done, TakeEvent());
+  const Transfer transfer = next_transfer_++;
+  Pending& begun = pending_.emplace(transfer, pending).first->second;
+  TREADLE_RETURN_IF_ERROR(
+      Checked(CudaStatus(cudaEventRecord(begun.begun, stream()), "cudaEventRecord")));
+  if (begun.send) TREADLE_RETURN_IF_ERROR(Post(begun));
+  return transfer;
+}
+
+absl::StatusOr<Communicator::Transfer> NcclCommunicator::Send(const void* data, size_t bytes,
+                                                              int to) {
+  return BeginTransfer({.lane = to > rank() ? kUp : kDown,
+                        .peer = to,
+                        .send = true,
+                        .data = const_cast<void*>(data),
+                        .bytes = bytes});
+}
+
+absl::StatusOr<Communicator::Transfer> NcclCommunicator::Recv(void* data, size_t bytes, int from) {
+  return BeginTransfer(
+      {.lane = from < rank() ? kUp : kDown, .peer = from, .data = data, .bytes = bytes});
+}
+
+absl::Status NcclCommunicator::Post(Pending& pending) {
+  const cudaStream_t stream = streams_[pending.lane];
+  TREADLE_RETURN_IF_ERROR(
+      Checked(CudaStatus(cudaStreamWaitEvent(stream, pending.begun, 0), "cudaStreamWaitEvent")));
+  const auto post = [&](ncclComm_t comm) {
+    return pending.send
+               ? ncclSend(pending.data, pending.bytes, ncclInt8, pending.peer, comm, stream)
+               : ncclRecv(pending.data, pending.bytes, ncclInt8, pending.peer, comm, stream);
+  };
+  TREADLE_RETURN_IF_ERROR(Issue(pending.lane, post, pending.send ? "ncclSend" : "ncclRecv"));
+  pending.posted = true;
+  return Checked(CudaStatus(cudaEventRecord(pending.done, stream), "cudaEventRecord"));
+}
+
+absl::Status NcclCommunicator::Wait(Transfer transfer) {
+  TREADLE_RETURN_IF_ERROR(broken());
+  const auto it = pending_.find(transfer);
+  TREADLE_CHECK(it != pending_.end());
+  Pending& waited = it->second;
+  // Receives from one peer match its sends by order, so those that were begun earlier come first.
+  for (auto earlier = pending_.begin(); !waited.posted; ++earlier) {
+    Pending& pending = earlier->second;
+    if (!pending.posted && pending.peer == waited.peer && !pending.send) {
+      TREADLE_RETURN_IF_ERROR(Post(pending));
+    }
+  }
+  TREADLE_RETURN_IF_ERROR(WaitForEvent(
+      waited.done, Str(waited.send ? "a send to rank " : "a message from rank ", waited.peer)));
+  events_.push_back(waited.begun);
+  events_.push_back(waited.done);
+  pending_.erase(it);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void LoadKernelsEagerly() { setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/0); }
+
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclOptions& options,
+                                                                     cuda::Device& device,
+                                                                     Rendezvous& rendezvous) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size ||
+      options.max_count < 1) {
+    return InvalidArgument("rank ", options.rank, " of ", options.size, " with pieces of ",
+                           options.max_count, ": expected a rank below the size, and at least 1");
+  }
+  auto communicator = std::make_unique<NcclCommunicator>(options, device);
+  TREADLE_RETURN_IF_ERROR(communicator->Connect(rendezvous));
+  return communicator;
+}
+
+}  // namespace treadle

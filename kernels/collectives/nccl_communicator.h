@@ -1,0 +1,61 @@
+// A communicator between GPUs, over NCCL.
+//
+// Buffers are device addresses (or page-locked host memory). Where Communicator says that a buffer
+// may be reused on return, it means: by what is issued to the device's stream afterwards.
+//
+// Collectives are issued to the device's stream and return at once; between BeginCapture and
+// EndCapture they become part of the graph. The host's next wait for the device (Device::
+// Synchronize, WaitForMark) notices what became of them: it ends with this communicator's error at
+// the timeout, when a peer is lost, or at Abort. AllReduce is an AllGather and a sum in rank order:
+// NCCL's own reductions depend on an element's place in the buffer, hence on the batch.
+//
+// Transfers run on streams of their own, beside the device's: a Send begins when what was issued
+// before it is done, a Recv when it is waited for (posted early, it would hold up what is sent
+// after it). Transfers to higher and to lower ranks do not wait for each other; those of one
+// direction run one after the other, so ranks must begin them in an order that all of them share.
+// Wait blocks the host.
+//
+// The threads of one process that have a communicator each must not capture, replay and communicate
+// in different orders: what a rank issues, all issue, in the same order. Graphs that captured a
+// collective must be destroyed before the communicator. One rank per GPU.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/collectives/communicator.h"
+#include "kernels/collectives/rendezvous.h"
+
+namespace treadle {
+
+namespace cuda {
+class Device;
+}
+
+struct NcclOptions {
+  int rank = 0;
+  int size = 1;
+  // Whether Send and Recv will be used: two more NCCL communicators, one for each direction.
+  bool transfers = false;
+  // AllReduce takes pieces of at most this many f32; `size` times as many are allocated.
+  int64_t max_count = 1 << 20;
+  std::chrono::milliseconds timeout{120'000};         // of every wait
+  std::chrono::milliseconds connect_timeout{60'000};  // until all ranks are there and connected
+};
+
+// To be called before the process' first use of CUDA where it has several ranks: makes the driver
+// load all kernels at the start, unless CUDA_MODULE_LOADING says otherwise. A kernel that is first
+// loaded while a collective waits for its peers can wait for that collective.
+void LoadKernelsEagerly();
+
+// Joins `size` ranks, each of which calls this on its own thread with its own rank and device, and
+// the same, fresh rendezvous. Everything is connected and has run once on return. The device
+// outlives the communicator. Errors: FailedPrecondition (a build without NCCL), DeadlineExceeded (a
+// rank did not come), NCCL's, the rendezvous' and the device's own.
+absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclOptions& options,
+                                                                     cuda::Device& device,
+                                                                     Rendezvous& rendezvous);
+
+}  // namespace treadle

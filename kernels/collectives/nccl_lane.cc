@@ -1,0 +1,77 @@
+#include "kernels/collectives/nccl_lane.h"
+
+#include <nccl.h>
+
+#include <cstring>
+#include <utility>
+
+#include "kernels/status.h"
+
+namespace treadle {
+
+static_assert(NcclLane::kIdBytes == sizeof(ncclUniqueId));
+
+absl::StatusOr<std::string> NcclLane::MakeIds(size_t count) {
+  std::string ids;
+  for (size_t i = 0; i < count; ++i) {
+    ncclUniqueId id;
+    if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) {
+      return Internal("ncclGetUniqueId: ", ncclGetErrorString(result));
+    }
+    ids.append(id.internal, sizeof(id.internal));
+  }
+  return ids;
+}
+
+NcclLane::~NcclLane() {
+  MutexLock lock(mu_);
+  if (comm_ != nullptr) ncclCommAbort(comm_);
+}
+
+absl::Status NcclLane::Begin(const std::string& id, int rank, int size) {
+  TREADLE_CHECK(id.size() == kIdBytes);
+  ncclUniqueId unique;
+  std::memcpy(unique.internal, id.data(), id.size());
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  MutexLock lock(mu_);
+  return Judge(ncclCommInitRankConfig(&comm_, size, unique, rank, &config),
+               "ncclCommInitRankConfig");
+}
+
+absl::Status NcclLane::Issue(const std::function<int(ncclComm*)>& calls, std::string_view what) {
+  MutexLock lock(mu_);
+  return Judge(calls(comm_), what);
+}
+
+absl::StatusOr<bool> NcclLane::Settled(std::string_view what) {
+  MutexLock lock(mu_);
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
+  TREADLE_RETURN_IF_ERROR(Judge(asked != ncclSuccess ? asked : state, what));
+  return state == ncclSuccess;
+}
+
+void NcclLane::Revoke() {
+  MutexLock lock(mu_);
+  if (comm_ != nullptr) ncclCommRevoke(comm_, NCCL_REVOKE_DEFAULT);
+}
+
+absl::Status NcclLane::Finalize() {
+  return Issue([](ncclComm* comm) { return ncclCommFinalize(comm); }, "ncclCommFinalize");
+}
+
+void NcclLane::Destroy() {
+  MutexLock lock(mu_);
+  ncclCommDestroy(std::exchange(comm_, nullptr));
+}
+
+absl::Status NcclLane::Judge(int result, std::string_view what) {
+  if (result == ncclSuccess || result == ncclInProgress) return absl::OkStatus();
+  const char* detail = comm_ == nullptr ? nullptr : ncclGetLastError(comm_);
+  const std::string text = Str(what, ": ", ncclGetErrorString(static_cast<ncclResult_t>(result)),
+                               ": ", detail == nullptr || *detail == '\0' ? "no details" : detail);
+  return result == ncclRemoteError ? absl::UnavailableError(text) : Internal(text);
+}
+
+}  // namespace treadle

@@ -1,0 +1,35 @@
+// Knobs of the emulated GPUs, for tests only.
+//
+// Emulated devices 0 and 1 always exist. Work runs when it is issued, or, with `deferred`, as late
+// as the contract of kernels/cuda/device.h allows: when somebody waits for it, and then no further
+// than that wait. So a host that overwrites a page-locked buffer too early, or reads a result too
+// early, gets wrong data. Thread safety: all of it from any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace treadle::cuda {
+
+struct EmulationSettings {
+  size_t memory_bytes = size_t{4} << 30;
+  int multiprocessors = 4;
+  // Launches after this many fail, and with them all that follows; -1: none.
+  int64_t fail_after_launches = -1;
+  bool deferred = false;
+  uint64_t seed = 1;  // of the order of threads
+};
+
+// Devices that are opened while it lives have these settings; the last one made counts.
+class ScopedEmulation {
+ public:
+  explicit ScopedEmulation(const EmulationSettings& settings);
+  ~ScopedEmulation();
+  ScopedEmulation(const ScopedEmulation&) = delete;
+  ScopedEmulation& operator=(const ScopedEmulation&) = delete;
+
+ private:
+  EmulationSettings before_;
+};
+
+}  // namespace treadle::cuda

@@ -1,0 +1,73 @@
+// Launches of the few-rows kernel.
+#include "kernels/cuda/low_bit_few.h"
+
+#include <algorithm>
+
+namespace treadle::cuda {
+namespace {
+
+// Whether one launch can do both.
+bool SameKernel(const LowBitView& a, const LowBitView& b) {
+  return a.bits == b.bits && a.granule == b.granule &&
+         (a.second == Second::kNone) == (b.second == Second::kNone);
+}
+
+void LaunchTogether(Device& device, const MatMulInput& input,
+                    std::span<const LowBitProduct> products) {
+  const FewRowsX x = LowBitReadsFloats(input.x)  ? FewRowsX::kFloats
+                     : input.x.rows <= kTileRows ? FewRowsX::kOneTile
+                                                 : FewRowsX::kTiles;
+  FewRowsParams p;
+  p.x = x == FewRowsX::kFloats ? input.x.data : input.x16;
+  p.stride = x == FewRowsX::kFloats ? input.x.stride : input.stride16;
+  p.rows = static_cast<int32_t>(input.x.rows);
+  for (const LowBitProduct& product : products) {
+    p.segment[p.segments++] = {.w = product.w,
+                               .bias = product.bias,
+                               .out = product.out.Row<float>(0),
+                               .out_stride = product.out.stride,
+                               .first_band = p.bands,
+                               .accumulate = product.accumulate ? 1 : 0};
+    p.bands += (product.w.n + kBandFeatures - 1) / kBandFeatures;
+  }
+  const LowBitView& w = products.front().w;
+  const int rows = (x == FewRowsX::kTiles ? kFewTiles : 1) * kTileRows;
+  // No more blocks than run at the same time: each fills its table once.
+  const bool second = w.second != Second::kNone;
+  const int most =
+      device.properties().multiprocessors * FewResident(w.bits, second, x != FewRowsX::kTiles);
+  const LaunchShape shape = {
+      .grid_x = static_cast<uint32_t>(std::min(p.bands, most)),
+      .grid_y = static_cast<uint32_t>((p.rows + rows - 1) / rows),
+      .threads = kFewThreads,
+      .shared_bytes = kTableBytes + sizeof(float) * kFewWarps * rows * kSumStride};
+  const auto find = input.dtype == DType::kBF16 ? FewRowsBf16 : FewRowsF16;
+  device.Launch(find(w, x), shape, p);
+}
+
+}  // namespace
+
+bool LowBitReadsFloats(const Tensor& x) {
+  // Every multiprocessor reads all of x. Of more rows, floats would be more bytes than the codes of
+  // a matrix of 4096 features.
+  constexpr int64_t kMostRows = 4;
+  return x.rows <= kMostRows && x.cols % kStepColumns == 0 && x.stride % 4 == 0 &&
+         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+}
+
+void LowBitFewRows(Device& device, const MatMulInput& input,
+                   std::span<const LowBitProduct> products) {
+  TREADLE_CHECK(LowBitReadsFloats(input.x) ||
+                (input.x16 != nullptr && input.stride16 % kStepColumns == 0));
+  while (!products.empty()) {
+    size_t together = 1;
+    while (together < std::min<size_t>(products.size(), kMaxFewSegments) &&
+           SameKernel(products[0].w, products[together].w)) {
+      ++together;
+    }
+    LaunchTogether(device, input, products.first(together));
+    products = products.subspan(together);
+  }
+}
+
+}  // namespace treadle::cuda

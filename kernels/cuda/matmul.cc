@@ -1,0 +1,98 @@
+#include "kernels/cuda/matmul.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/cuda/dense_kernels.h"
+#include "kernels/status.h"
+
+namespace treadle::cuda {
+namespace {
+
+MatMulFamily& FamilyOf(const PackedMatrix& matrix) {
+  return static_cast<const CudaMatrix&>(matrix).family();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MatMuls>> MatMuls::Create(Device& device,
+                                                         const MatMulOptions& options) {
+  if (options.dtype != DType::kF32 && options.dtype != DType::kF16 &&
+      options.dtype != DType::kBF16) {
+    return InvalidArgument("activations of products in ", Name(options.dtype),
+                           ": expected f32, f16 or bf16");
+  }
+  return std::unique_ptr<MatMuls>(new MatMuls(device, options));
+}
+
+MatMuls::MatMuls(Device& device, const MatMulOptions& options)
+    : device_(device), options_(options) {
+  for (const auto make : {MakeRowInt8Family, MakeLowBitFamily, MakeDenseFamily}) {
+    families_.push_back(make(device, options));
+  }
+}
+
+absl::StatusOr<std::unique_ptr<PackedMatrix>> MatMuls::Pack(const MatrixSource& source) {
+  TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
+  for (const auto& family : families_) {
+    if (!family->Takes(source)) continue;
+    TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<CudaMatrix> matrix, family->Pack(source));
+    return std::unique_ptr<PackedMatrix>(std::move(matrix));
+  }
+  return Unimplemented("no product of the CUDA backend takes weights in ", source.format->name);
+}
+
+absl::Status MatMuls::Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) {
+  max_rows_ = std::max(max_rows_, max_rows);
+  max_k_ = std::max(max_k_, max_k);
+  max_n_ = std::max(max_n_, max_n);
+  for (const auto& family : families_) {
+    TREADLE_RETURN_IF_ERROR(family->Reserve(max_rows_, max_k_, max_n_));
+  }
+  const size_t bytes =
+      options_.dtype == DType::kF32 ? 0 : static_cast<size_t>(max_rows_ * DenseStride(max_k_)) * 2;
+  if (bytes <= x16_.bytes()) return absl::OkStatus();
+  TREADLE_RETURN_IF_ERROR(device_.Synchronize());  // kernels may still read the old one
+  x16_ = Buffer();
+  TREADLE_ASSIGN_OR_RETURN(x16_, device_.Allocate(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections) {
+  if (x.rows == 0) return absl::OkStatus();
+  MatMulInput input;
+  input.x = x;
+  input.stride16 = DenseStride(x.cols);
+  input.dtype = options_.dtype;
+  int64_t max_n = 0;
+  for (const Projection& projection : projections) {
+    TREADLE_CHECK(projection.weight->k() == x.cols && projection.out.rows == x.rows &&
+                  projection.out.cols == projection.weight->n());
+    max_n = std::max(max_n, projection.weight->n());
+  }
+  if (x.rows > max_rows_ || x.cols > max_k_ || max_n > max_n_) {
+    TREADLE_RETURN_IF_ERROR(Reserve(x.rows, x.cols, max_n));
+  }
+  for (const auto& family : families_) {
+    group_.clear();
+    for (const Projection& projection : projections) {
+      if (&FamilyOf(*projection.weight) == family.get()) group_.push_back(projection);
+    }
+    if (group_.empty()) continue;
+    if (input.x16 == nullptr && family->WantsConverted(x)) {
+      auto* x16 = reinterpret_cast<uint16_t*>(x16_.data());
+      LaunchConvert(device_, x, options_.dtype, x16, input.stride16);
+      input.x16 = x16;
+    }
+    family->Multiply(input, group_);
+  }
+  return absl::OkStatus();
+}
+
+void MatMuls::Embed(const PackedMatrix& table, const int32_t* ids, const int32_t* last_samples,
+                    bool accumulate, Tensor out) {
+  if (out.rows == 0) return;
+  FamilyOf(table).Embed(static_cast<const CudaMatrix&>(table), ids, last_samples, accumulate, out);
+}
+
+}  // namespace treadle::cuda

@@ -1,0 +1,87 @@
+// Matrix products: one family per layout of weights, each in files of its own.
+//
+//   dense.{h,cc,cu}      float weights, as f32, f16 or bf16: cuBLASLt for many rows, an own kernel
+//                        that reads each weight once for few
+//   low_bit.{h,cc,cu}    4- and 8-bit codes with scales (and minima, zeros, codebooks)
+//   row_int8.{h,cc,cu}   LLM.int8()
+//   matmul.{h,cc}        chooses the family, converts activations once per call
+//
+// A product of `rows` rows is bound by bytes up to some number of rows (few) and by arithmetic
+// above it; each family knows its crossover. Within one family a row's sums run in one fixed order
+// of k that does not depend on the number of rows, unless the library does not promise it; with
+// `deterministic` that holds for every family (DESIGN section 4).
+//
+// Thread safety: Pack from any one thread before the first product; the rest on the rank's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/device.h"
+
+namespace treadle::cuda {
+
+class MatMulFamily;
+
+// Base of every packed matrix of this backend.
+class CudaMatrix : public PackedMatrix {
+ public:
+  CudaMatrix(MatMulFamily& family, const WeightFormat& format, int64_t n, int64_t k)
+      : family_(family), format_(format), n_(n), k_(k) {}
+  int64_t n() const override { return n_; }
+  int64_t k() const override { return k_; }
+  const WeightFormat& format() const override { return format_; }
+  MatMulFamily& family() const { return family_; }
+
+ private:
+  MatMulFamily& family_;
+  const WeightFormat& format_;
+  const int64_t n_;
+  const int64_t k_;
+};
+
+// Activations of one product: as they came, and rounded once to 16 bits.
+struct MatMulInput {
+  Tensor x;                       // [rows, k] f32
+  const uint16_t* x16 = nullptr;  // [rows, stride16] in `dtype`, 16-byte aligned rows; columns from
+                                  // k to stride16 are 0; null if the family wants none
+  int64_t stride16 = 0;           // k rounded up to a multiple of 64
+  DType dtype = DType::kBF16;     // kBF16, kF16; kF32: x16 is null
+};
+
+class MatMulFamily {
+ public:
+  virtual ~MatMulFamily() = default;
+
+  // Whether this family stores the source's format.
+  virtual bool Takes(const MatrixSource& source) const = 0;
+  // Repacks on the host, in parallel, and uploads.
+  virtual absl::StatusOr<std::unique_ptr<CudaMatrix>> Pack(const MatrixSource& source) = 0;
+  // Allocates scratch for products of up to this size; called before anything is captured, perhaps
+  // again with larger numbers.
+  virtual absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) = 0;
+  // Whether products of these activations need MatMulInput::x16.
+  virtual bool WantsConverted(const Tensor& x) const = 0;
+  // projections: weights of this family only, all with k = x.cols.
+  virtual void Multiply(const MatMulInput& input, std::span<const Projection> projections) = 0;
+  // Backend::Embed with ids on the device: [out.rows]; -1: zeros; -2 - r: last_samples[r].
+  virtual void Embed(const CudaMatrix& table, const int32_t* ids, const int32_t* last_samples,
+                     bool accumulate, Tensor out) = 0;
+};
+
+struct MatMulOptions {
+  DType dtype = DType::kBF16;  // activations in products, and what float weights are stored as;
+                               // kF32, kF16, kBF16
+  bool deterministic = false;
+  int threads = 1;  // that repack on the host
+};
+
+std::unique_ptr<MatMulFamily> MakeDenseFamily(Device& device, const MatMulOptions& options);
+std::unique_ptr<MatMulFamily> MakeLowBitFamily(Device& device, const MatMulOptions& options);
+std::unique_ptr<MatMulFamily> MakeRowInt8Family(Device& device, const MatMulOptions& options);
+
+}  // namespace treadle::cuda

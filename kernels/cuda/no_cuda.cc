@@ -1,0 +1,22 @@
+// Stands in for the CUDA backend in builds without it.
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/status.h"
+
+namespace treadle {
+namespace {
+
+constexpr char kWhy[] =
+    "this build has no CUDA: nvcc was not there when it was configured, or TREADLE_CUDA was OFF";
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaOptions&) {
+  return absl::FailedPreconditionError(kWhy);
+}
+
+std::vector<CudaDevice> CudaDevices(std::string* why) {
+  *why = kWhy;
+  return {};
+}
+
+}  // namespace treadle

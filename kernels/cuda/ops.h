@@ -1,0 +1,55 @@
+// The ops as launches on a Device, one .cu file per group; CudaBackend is made of them. Contracts
+// of the results: kernels/backend.h. All pointers are device addresses. Nothing here allocates or
+// waits, so everything can be captured in a graph.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/batch.h"
+#include "kernels/cuda/device.h"
+#include "kernels/kv_view.h"
+#include "kernels/sampling.h"
+#include "kernels/tensor.h"
+
+namespace treadle::cuda {
+
+// -- rows.cu --------------------------------------------------------------------------------------
+void RmsNorm(Device& device, Tensor x, const float* weight, float eps, Tensor out);
+void LayerNorm(Device& device, Tensor x, const float* weight, const float* bias, float eps,
+               Tensor out);
+void SwiGlu(Device& device, Tensor gate, Tensor up, Tensor out);
+void Gelu(Device& device, Tensor x);
+// rows: [count] on the device; -1 leaves a row of out unspecified.
+void Gather(Device& device, Tensor x, const int32_t* rows, int64_t count, Tensor out);
+// copies: on the host; they travel as launch parameters.
+void CopyPages(Device& device, const KvLayout& layout, std::byte* pages,
+               std::span<const PageCopy> copies);
+
+// -- attention.cu ---------------------------------------------------------------------------------
+// Pages of this backend hold K as [kv_heads, page_size, head_dim] (KeyOrder::kByPosition).
+// rotary: its pointers are device addresses; null: no rotation.
+void RotateAndStoreKv(Device& device, Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
+                      const KvLayout& layout, std::byte* pages, const DeviceBatch& batch);
+
+// One launch over the whole ragged batch, prompt chunks and decoding rows alike (ORCA section 5),
+// then one that combines the parts of long contexts. Parts are of fixed absolute positions, so a
+// row's result does not depend on its neighbours or on how its prompt was cut (N1, N2).
+void Attention(Device& device, Tensor q, const KvLayout& layout, const std::byte* pages,
+               const DeviceBatch& batch, float scale, std::span<std::byte> scratch, Tensor out);
+// Scratch for batches of at most this many rows and this context. heads: query heads.
+size_t AttentionScratchBytes(int64_t max_rows, int64_t max_context, int64_t heads,
+                             int64_t head_dim);
+
+// -- sample.cu ------------------------------------------------------------------------------------
+// results: [rows] on the device; last_samples: [rows], each row's token once more, for the next
+// batch. rows = logits.rows <= batch.num_output_rows; row i is batch.samples[first_row + i].
+void Sample(Device& device, Tensor logits, int64_t first_row, const DeviceBatch& batch,
+            std::span<std::byte> scratch, SampleResult* results, int32_t* last_samples);
+void SampleShard(Device& device, Tensor logits, int32_t first_token, int64_t first_row,
+                 const DeviceBatch& batch, std::span<std::byte> scratch, ShardSample* shards);
+size_t SampleScratchBytes(int64_t max_rows, int64_t vocab);
+
+}  // namespace treadle::cuda

@@ -1,0 +1,56 @@
+// What all backends whose device is the host have in common: memory is memory, and ops are done
+// when they return.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+
+namespace treadle {
+
+class HostBackend : public Backend {
+ public:
+  void BindThread() override {}
+  void CopyToDevice(void* device, const void* host, size_t bytes) override {
+    if (bytes > 0) std::memcpy(device, host, bytes);
+  }
+  void CopyToHost(void* host, const void* device, size_t bytes) override {
+    if (bytes > 0) std::memcpy(host, device, bytes);
+  }
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+  KeyOrder key_order() const override { return KeyOrder::kByFeature; }
+
+  bool asynchronous() const override { return false; }
+  absl::Status Reserve(const BackendLimits& limits) override { return absl::OkStatus(); }
+  void BeginBatch(const BatchInput& batch) override { announced_ = batch.samples; }
+  int64_t PaddedRows(int64_t rows) const override { return rows; }
+  void RunGraph(const GraphKey& key, const std::function<void()>& ops) override { ops(); }
+  void SetMark(int mark) override {}
+  absl::Status WaitForMark(int mark) override { return absl::OkStatus(); }
+
+ protected:
+  // Of Embed's id: -1 for a row of zeros.
+  int32_t Token(int32_t id) const {
+    if (id >= -1) return id;
+    TREADLE_CHECK(-2 - id < static_cast<int64_t>(last_samples_.size()));
+    return last_samples_[-2 - id];
+  }
+  // At the end of Sample.
+  void KeepSamples(std::span<const SampleRow> rows, std::span<const SampleResult> results) {
+    const std::less_equal<const SampleRow*> before;  // compares pointers into different arrays too
+    const SampleRow* const end = announced_.data() + announced_.size();
+    const bool part = before(announced_.data(), rows.data()) && before(rows.data(), end);
+    const size_t first = part ? static_cast<size_t>(rows.data() - announced_.data()) : 0;
+    if (last_samples_.size() < first + rows.size()) last_samples_.resize(first + rows.size());
+    for (size_t i = 0; i < rows.size(); ++i) last_samples_[first + i] = results[i].token;
+  }
+
+ private:
+  std::span<const SampleRow> announced_;
+  std::vector<int32_t> last_samples_;
+};
+
+}  // namespace treadle

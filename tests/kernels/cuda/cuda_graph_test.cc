@@ -1,0 +1,402 @@
+// Iterations on the CUDA backend, on an emulated GPU that puts everything off as long as it may:
+// graphs, samples that the host has not seen, marks, buffers that grow, and failures. What comes
+// out is compared with the reference backend, iteration by iteration.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/backend_on_device.h"
+#include "kernels/cuda/emulation/emulated_device.h"
+#include "kernels/reference/reference_backend.h"
+#include "tests/support/op_cases.h"
+#include "tests/support/random.h"
+
+namespace treadle::cuda {
+namespace {
+
+using testing::ElementsAre;
+using testing::ElementsAreArray;
+using testing::HasSubstr;
+
+std::unique_ptr<Backend> MakeEmulated(EmulationSettings settings = {.deferred = true}) {
+  ScopedEmulation emulation(settings);
+  return MakeCudaBackend(Device::Open(0).value(), {.dtype = DType::kF32}).value();
+}
+
+// One attention layer and a head, on any backend: enough for every part of an announced batch to
+// matter. Sequence s has page s.
+class TinyModel {
+ public:
+  static constexpr int64_t kVocab = 48, kHidden = 32, kHeads = 2, kHeadDim = 16, kMaxRows = 16;
+  static constexpr int64_t kPageSize = 16, kPages = 8;
+
+  explicit TinyModel(Backend& backend)
+      : backend_(backend), table_(Weights(kVocab, 1)), qkv_(Weights(kHidden, 2)) {
+    layout_ = {.kv_heads = kHeads,
+               .head_dim = kHeadDim,
+               .page_size = kPageSize,
+               .num_pages = kPages,
+               .dtype = DType::kF32,
+               .key_order = backend.key_order()};
+    pages_ = backend.Allocate(static_cast<size_t>(kPages * layout_.PageBytes())).value();
+    floats_ =
+        backend.Allocate(sizeof(float) * (6 * kMaxRows * kHidden + kMaxRows * kVocab)).value();
+  }
+
+  // What RunGraph is given.
+  void Forward(const BatchInput& batch, std::span<SampleResult> results) {
+    const auto rows = static_cast<int64_t>(batch.token_ids.size());
+    const Tensor hidden = Matrix(0, rows), q = Matrix(1, rows), k = Matrix(2, rows);
+    const Tensor v = Matrix(3, rows), mixed = Matrix(4, rows);
+    const auto outputs = static_cast<int64_t>(batch.output_rows.size());
+    const KvView kv{.layout = layout_, .pages = pages_.data(), .sequences = batch.sequences};
+    backend_.Embed(*table_, batch.token_ids, false, hidden);
+    backend_.Embed(*table_, batch.positions, true, hidden);
+    const std::array<Projection, 3> projections = {{{.weight = qkv_.get(), .out = q},
+                                                    {.weight = qkv_.get(), .out = k},
+                                                    {.weight = qkv_.get(), .out = v}}};
+    backend_.MatMul(hidden, projections);
+    backend_.RotateAndStoreKv(q, k, v, nullptr, kv);
+    backend_.Attention(q, kv, 0.25f, mixed);
+    backend_.SwiGlu(mixed, hidden, hidden);
+    // In tiles of two rows, as long prompts have their heads.
+    for (int64_t begin = 0; begin < outputs; begin += 2) {
+      const int64_t count = std::min<int64_t>(2, outputs - begin);
+      const Tensor gathered = Matrix(5, count);
+      const Tensor logits = DenseTensor(Floats(6 * kMaxRows * kHidden), DType::kF32, count, kVocab);
+      backend_.Gather(hidden, batch.output_rows.subspan(begin, count), gathered);
+      const Projection head{.weight = table_.get(), .out = logits};
+      backend_.MatMul(gathered, {&head, 1});
+      backend_.Sample(logits, batch.samples.subspan(begin, count), results.subspan(begin, count));
+    }
+  }
+
+ private:
+  std::unique_ptr<PackedMatrix> Weights(int64_t n, uint64_t seed) {
+    return backend_.Pack(MakeRandomMatrix(*FindWeightFormat("f32"), n, kHidden, seed).source)
+        .value();
+  }
+  float* Floats(int64_t at) const { return reinterpret_cast<float*>(floats_.data()) + at; }
+  Tensor Matrix(int64_t index, int64_t rows) const {
+    return DenseTensor(Floats(index * kMaxRows * kHidden), DType::kF32, rows, kHidden);
+  }
+
+  Backend& backend_;
+  std::unique_ptr<PackedMatrix> table_;
+  std::unique_ptr<PackedMatrix> qkv_;
+  KvLayout layout_;
+  Buffer pages_;
+  Buffer floats_;
+};
+
+// Decoding sequences, one row each, padded; each row's token is the one that was sampled before.
+struct Decoding {
+  Decoding(int64_t sequences, int64_t padded) : rows(sequences), token_ids(padded, -1) {
+    positions.assign(padded, -1);
+    output_rows.assign(padded, 0);
+    samples.resize(padded);
+    for (int32_t s = 0; s < sequences; ++s) {
+      pages.push_back(s);
+      parameters.push_back({.temperature = 0.8f, .seed = 100 + static_cast<uint64_t>(s)});
+    }
+    Place(0);
+  }
+  // All sequences at this position; after the first, tokens are those of the previous samples.
+  void Place(int32_t position) {
+    spans.clear();
+    for (int32_t s = 0; s < rows; ++s) {
+      token_ids[s] = position == 0 ? 5 * s + 1 : -2 - s;
+      positions[s] = position;
+      output_rows[s] = s;
+      samples[s] = {.parameters = &parameters[s], .position = position + 1};
+      spans.push_back({s, 1, position, &pages[s]});
+    }
+  }
+  BatchInput batch(std::span<SampleResult> results) const {
+    return {.token_ids = token_ids,
+            .positions = positions,
+            .sequences = spans,
+            .output_rows = output_rows,
+            .samples = samples,
+            .results = results,
+            .max_context = 16};
+  }
+  GraphKey key() const {
+    const auto padded = static_cast<int64_t>(token_ids.size());
+    return {.rows = padded, .context = 16, .output_rows = padded};
+  }
+
+  int64_t rows;
+  std::vector<int32_t> token_ids, positions, output_rows, pages;
+  std::vector<SequenceSpan> spans;
+  std::vector<SamplingParameters> parameters;
+  std::vector<SampleRow> samples;
+};
+
+std::vector<int32_t> Tokens(std::span<const SampleResult> results) {
+  std::vector<int32_t> tokens;
+  for (const SampleResult& result : results) tokens.push_back(result.token);
+  return tokens;
+}
+
+// What the reference samples in `iterations` iterations.
+std::vector<std::vector<int32_t>> ReferenceTokens(Decoding decoding, int iterations) {
+  const auto reference = CreateReferenceBackend();
+  TinyModel model(*reference);
+  std::vector<std::vector<int32_t>> tokens;
+  std::vector<SampleResult> results(decoding.samples.size());
+  for (int i = 0; i < iterations; ++i) {
+    decoding.Place(i);
+    const BatchInput batch = decoding.batch(results);
+    reference->BeginBatch(batch);
+    model.Forward(batch, results);
+    tokens.push_back(Tokens(results));
+  }
+  return tokens;
+}
+
+constexpr int kIterations = 8;
+
+// The host is one iteration ahead of what it has seen; results alternate between two places.
+TEST(CudaGraphs, ReplaysReadTheCurrentBatch) {
+  const auto backend = MakeEmulated();
+  Decoding decoding(3, 4);
+  const auto expected = ReferenceTokens(decoding, kIterations);
+  TinyModel model(*backend);
+  std::array<std::vector<SampleResult>, 2> results;
+  for (auto& list : results) list.resize(4);
+  int times_run = 0;
+  for (int i = 0; i < kIterations; ++i) {
+    decoding.Place(i);
+    const BatchInput batch = decoding.batch(results[i % 2]);
+    backend->BeginBatch(batch);
+    backend->RunGraph(decoding.key(), [&] {
+      ++times_run;
+      model.Forward(batch, results[i % 2]);
+    });
+    backend->SetMark(i % 2);
+    if (i == 0) continue;
+    ASSERT_EQ(backend->WaitForMark((i - 1) % 2), absl::OkStatus());
+    EXPECT_THAT(Tokens(results[(i - 1) % 2]), ElementsAreArray(expected[i - 1])) << i;
+  }
+  ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
+  EXPECT_THAT(Tokens(results[(kIterations - 1) % 2]), ElementsAreArray(expected.back()));
+  EXPECT_EQ(expected[0].back(), -1);  // the padded row
+  // Once as they are, once for the graph; again if something grew after the first time.
+  EXPECT_LE(times_run, 3);
+}
+
+// Other shapes, op by op or in graphs of their own, in between.
+TEST(CudaGraphs, ShapesDoNotDisturbOneAnother) {
+  const auto backend = MakeEmulated();
+  ASSERT_EQ(backend->Reserve({.max_rows = 16,
+                              .max_sequences = 8,
+                              .max_context = 16,
+                              .max_output_rows = 8,
+                              .max_features = TinyModel::kHidden,
+                              .vocab = TinyModel::kVocab,
+                              .page_size = TinyModel::kPageSize,
+                              .heads = TinyModel::kHeads,
+                              .head_dim = TinyModel::kHeadDim}),
+            absl::OkStatus());
+  TinyModel model(*backend), other_model(*backend);
+  Decoding decoding(3, 4), other(2, 2);
+  const auto expected = ReferenceTokens(decoding, kIterations);
+  const auto other_expected = ReferenceTokens(other, kIterations);
+  int times_run = 0;
+  const auto run = [&](TinyModel& on, const Decoding& what) {
+    std::vector<SampleResult> results(what.samples.size());
+    const BatchInput batch = what.batch(results);
+    backend->BeginBatch(batch);
+    backend->RunGraph(what.key(), [&] {
+      ++times_run;
+      on.Forward(batch, results);
+    });
+    EXPECT_EQ(backend->Synchronize(), absl::OkStatus());
+    return Tokens(results);
+  };
+  // The previous samples are those of the other shape, so the host says them.
+  const auto place = [](Decoding& what, int32_t position, const std::vector<int32_t>& tokens) {
+    what.Place(position);
+    for (int64_t s = 0; position > 0 && s < what.rows; ++s) what.token_ids[s] = tokens[s];
+  };
+  for (int32_t i = 0; i < kIterations; ++i) {
+    place(decoding, i, i > 0 ? expected[i - 1] : std::vector<int32_t>());
+    EXPECT_THAT(run(model, decoding), ElementsAreArray(expected[i])) << i;
+    place(other, i, i > 0 ? other_expected[i - 1] : std::vector<int32_t>());
+    EXPECT_THAT(run(other_model, other), ElementsAreArray(other_expected[i])) << i;
+  }
+  EXPECT_EQ(times_run, 4);  // two shapes, twice each: within the limits nothing grows
+}
+
+// A batch beyond everything seen so far moves buffers whose addresses graphs hold.
+TEST(CudaGraphs, GrowthMakesThemAnew) {
+  const auto backend = MakeEmulated();
+  Decoding decoding(3, 4);
+  const auto expected = ReferenceTokens(decoding, kIterations);
+  TinyModel model(*backend);
+  std::vector<SampleResult> results(4);
+  int times_run = 0;
+  for (int32_t i = 0; i < kIterations; ++i) {
+    decoding.Place(i);
+    if (i == 5) {
+      const std::vector<int32_t> many(5000, 0);
+      const Buffer rows = backend->Allocate(sizeof(float) * 4 * many.size()).value();
+      const Tensor out = DenseTensor(rows.data(), DType::kF32, 5000, 4);
+      backend->Gather(out, many, out);  // onto itself
+      ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
+      times_run = 0;
+    }
+    const BatchInput batch = decoding.batch(results);
+    backend->BeginBatch(batch);
+    backend->RunGraph(decoding.key(), [&] {
+      ++times_run;
+      model.Forward(batch, results);
+    });
+    ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
+    EXPECT_THAT(Tokens(results), ElementsAreArray(expected[i])) << i;
+  }
+  EXPECT_EQ(times_run, 2);
+}
+
+TEST(CudaGraphs, BeyondTheirBoundOpsRunAsTheyAre) {
+  const auto backend = MakeEmulated();
+  const Buffer memory = backend->Allocate(2 * sizeof(float)).value();
+  const Tensor x = DenseTensor(memory.data(), DType::kF32, 1, 2);
+  int times_run = 0;
+  const auto run = [&](int64_t rows) {
+    times_run = 0;
+    for (int i = 0; i < 4; ++i) {
+      const float one[2] = {1, 2};
+      float result[2];
+      backend->CopyToDevice(memory.data(), one, sizeof(one));
+      backend->BeginBatch({});
+      backend->RunGraph({.rows = rows}, [&] {
+        ++times_run;
+        backend->SwiGlu(x, x, x);
+      });
+      EXPECT_EQ(backend->Synchronize(), absl::OkStatus());
+      backend->CopyToHost(result, memory.data(), sizeof(result));
+      EXPECT_FLOAT_EQ(result[0], 1 / (1 + std::exp(-1.0f)));
+    }
+    return times_run;
+  };
+  EXPECT_EQ(run(1), 2);
+  for (int64_t rows = 2; rows <= 256; ++rows) backend->RunGraph({.rows = rows}, [] {});
+  EXPECT_EQ(run(257), 4);
+  EXPECT_EQ(run(1), 0);
+}
+
+TEST(CudaBackend, PaddedRowsAreFewAndEnough) {
+  const auto backend = MakeEmulated();
+  std::vector<int64_t> buckets;
+  for (int64_t rows = 1; rows <= 256; ++rows) {
+    const int64_t padded = backend->PaddedRows(rows);
+    ASSERT_GE(padded, rows);
+    EXPECT_EQ(backend->PaddedRows(padded), padded);
+    if (buckets.empty() || padded != buckets.back()) buckets.push_back(padded);
+  }
+  EXPECT_THAT(buckets, ElementsAre(1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144,
+                                   160, 176, 192, 208, 224, 240, 256));
+  // Not beyond what was reserved.
+  ASSERT_EQ(backend->Reserve({.max_rows = 50}), absl::OkStatus());
+  EXPECT_EQ(backend->PaddedRows(49), 50);
+  EXPECT_EQ(backend->PaddedRows(51), 56);
+}
+
+// An op that is given memory it was given before, with other contents, and was not announced.
+TEST(CudaBackend, UnannouncedSpansAreReadEachTime) {
+  const auto backend = MakeEmulated();
+  const Buffer memory = backend->Allocate(8 * sizeof(float)).value();
+  const float values[4] = {10, 11, 12, 13};
+  backend->CopyToDevice(memory.data(), values, sizeof(values));
+  const Tensor x = DenseTensor(memory.data(), DType::kF32, 4, 1);
+  const Tensor out = DenseTensor(memory.data() + sizeof(values), DType::kF32, 2, 1);
+  std::vector<int32_t> rows = {3, 1};
+  const std::vector<int32_t> announced = {0, 2, 0};
+  const auto gather = [&](std::span<const int32_t> which) {
+    backend->Gather(x, which, out);
+    EXPECT_EQ(backend->Synchronize(), absl::OkStatus());
+    std::vector<float> result(2);
+    backend->CopyToHost(result.data(), out.data, 2 * sizeof(float));
+    return result;
+  };
+  EXPECT_THAT(gather(rows), ElementsAre(13, 11));
+  backend->BeginBatch({.output_rows = announced});
+  EXPECT_THAT(gather(std::span(announced).subspan(1)), ElementsAre(12, 10));
+  rows = {2, 2};
+  EXPECT_THAT(gather(rows), ElementsAre(12, 12));
+  rows = {0, 1};
+  EXPECT_THAT(gather(rows), ElementsAre(10, 11));
+  EXPECT_THAT(gather(std::span(announced).first(2)), ElementsAre(10, 12));
+}
+
+// The previous samples survive batches that sample nothing, and buffers that grow.
+TEST(CudaBackend, LastSamplesStay) {
+  const auto backend = MakeEmulated();
+  Decoding decoding(3, 4);
+  TinyModel model(*backend);
+  std::vector<SampleResult> results(4);
+  const BatchInput batch = decoding.batch(results);
+  backend->BeginBatch(batch);
+  model.Forward(batch, results);
+  const std::vector<SampleRow> many(1000);
+  backend->BeginBatch({.samples = many});
+  const RandomMatrix table = MakeRandomMatrix(*FindWeightFormat("f32"), TinyModel::kVocab, 4, 9);
+  const auto packed = backend->Pack(table.source).value();
+  const Buffer memory = backend->Allocate(3 * 4 * sizeof(float)).value();
+  const std::vector<int32_t> ids = {-4, -2, -3};
+  backend->Embed(*packed, ids, false, DenseTensor(memory.data(), DType::kF32, 3, 4));
+  ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
+  std::vector<float> out(12), row(4);
+  backend->CopyToHost(out.data(), memory.data(), sizeof(float) * 12);
+  for (int i = 0; i < 3; ++i) {
+    DecodeSourceRow(table.source, results[-2 - ids[i]].token, row.data());
+    EXPECT_THAT(std::vector<float>(out.begin() + 4 * i, out.begin() + 4 * i + 4),
+                ElementsAreArray(row));
+  }
+}
+
+// The first failure stays; results are left as they were.
+TEST(CudaBackend, AFailureStays) {
+  const auto backend = MakeEmulated({.fail_after_launches = 30, .deferred = true});
+  Decoding decoding(3, 4);
+  TinyModel model(*backend);
+  std::vector<SampleResult> results(4);
+  absl::Status status;
+  int iterations = 0;
+  for (int32_t i = 0; i < 8 && status.ok(); ++i) {
+    decoding.Place(i);
+    for (SampleResult& result : results) result.token = -7;
+    const BatchInput batch = decoding.batch(results);
+    backend->BeginBatch(batch);
+    backend->RunGraph(decoding.key(), [&] { model.Forward(batch, results); });
+    backend->SetMark(0);
+    status = backend->WaitForMark(0);
+    ++iterations;
+  }
+  EXPECT_GT(iterations, 1);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("launch 30 failed"));
+  EXPECT_THAT(Tokens(results), ElementsAre(-7, -7, -7, -7));
+  decoding.Place(7);
+  const BatchInput batch = decoding.batch(results);
+  backend->BeginBatch(batch);
+  model.Forward(batch, results);
+  EXPECT_EQ(backend->Synchronize(), status);
+  EXPECT_THAT(Tokens(results), ElementsAre(-7, -7, -7, -7));
+}
+
+TEST(CudaBackend, OutOfMemoryIsAnError) {
+  const auto backend = MakeEmulated({.memory_bytes = 8 << 20});
+  const absl::Status status = backend->Reserve({.max_rows = 1 << 24});
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("bytes"));
+}
+
+}  // namespace
+}  // namespace treadle::cuda

@@ -1,0 +1,320 @@
+#include "tests/kernels/cuda/fake_nccl.h"
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <chrono>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace treadle {
+
+std::atomic<int> FakeNccl::misuses = 0;
+std::atomic<int> FakeNccl::living = 0;
+std::atomic<int> FakeNccl::destroyed = 0;
+std::atomic<int> FakeNccl::aborted = 0;
+std::atomic<int> FakeNccl::failing_rank = -1;
+
+void FakeNccl::Reset() { misuses = living = destroyed = aborted = 0, failing_rank = -1; }
+
+namespace {
+
+std::mutex g_mutex;
+
+// Runs as far as it can; true when it is done.
+using Work = std::function<bool()>;
+
+struct End {  // of a transfer, at the head of its rank's queue
+  void* data = nullptr;
+  size_t bytes = 0;
+  bool done = false;
+};
+
+struct Group {  // all ranks' communicators of one id
+  int size = 0;
+  int joined = 0;
+  int finalized = 0;
+  std::map<std::pair<int, int>, End*> sends;  // [from, to] that run now
+  // The collective that runs now: what each rank brought, and how many have left it.
+  std::map<int, std::pair<const void*, void*>> buffers;
+  int left = 0;
+  bool copied = false;
+};
+
+}  // namespace
+}  // namespace treadle
+
+using treadle::End;
+using treadle::FakeNccl;
+using treadle::g_mutex;
+using treadle::Group;
+using treadle::Work;
+
+struct CUstream_st {
+  std::deque<Work> queue;
+};
+struct CUevent_st {
+  bool passed = true;
+};
+struct ncclComm {
+  std::shared_ptr<Group> group;
+  int rank = 0;
+  bool revoked = false;
+  bool finalizing = false;
+  bool in_call = false;
+  std::deque<Work> now;  // what was issued on the null stream
+};
+
+namespace treadle {
+namespace {
+
+std::map<std::string, std::shared_ptr<Group>> g_groups;
+std::vector<CUstream_st*> g_streams;
+std::vector<ncclComm*> g_comms;
+int g_ids = 0;
+
+void Misuse() { ++FakeNccl::misuses; }
+
+// Everything that can run, on all ranks.
+void Pump() {
+  bool moved = true;
+  const auto run = [&](std::deque<Work>& queue) {
+    while (!queue.empty() && queue.front()()) {
+      queue.pop_front();
+      moved = true;
+    }
+  };
+  while (moved) {
+    moved = false;
+    for (CUstream_st* stream : g_streams) run(stream->queue);
+    for (ncclComm* comm : g_comms) run(comm->now);
+  }
+}
+
+ncclResult_t Push(ncclComm* comm, cudaStream_t stream, Work work) {
+  if (comm->revoked || comm->finalizing) Misuse();
+  const auto unless_revoked = [comm, work = std::move(work)] { return comm->revoked || work(); };
+  (stream == nullptr ? comm->now : stream->queue).push_back(unless_revoked);
+  Pump();
+  return ncclInProgress;
+}
+
+Work Collective(ncclComm* comm, const void* in, void* out,
+                const std::function<void(Group&)>& copy) {
+  return [comm, in, out, copy, entered = false]() mutable {
+    Group& group = *comm->group;
+    if (!entered) {
+      if (group.left > 0) return false;  // others still leave the one before
+      group.buffers[comm->rank] = {in, out};
+      entered = true;
+    }
+    if (static_cast<int>(group.buffers.size()) < group.size) return false;
+    if (!std::exchange(group.copied, true)) copy(group);
+    if (++group.left == group.size) {
+      group.buffers.clear();
+      group.left = 0;
+      group.copied = false;
+    }
+    return true;
+  };
+}
+
+struct Call {  // no two threads in the library with one communicator
+  explicit Call(ncclComm* c) : comm(c) {
+    if (std::exchange(comm->in_call, true)) Misuse();
+  }
+  ~Call() { comm->in_call = false; }
+  ncclComm* comm;
+};
+
+}  // namespace
+}  // namespace treadle
+
+using treadle::Call;
+using treadle::g_comms;
+using treadle::g_groups;
+using treadle::g_streams;
+
+extern "C" {
+
+// -- the CUDA runtime -----------------------------------------------------------------------------
+
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "an error"; }
+const char* cudaGetErrorName(cudaError_t) { return "cudaError"; }
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  const std::lock_guard lock(g_mutex);
+  g_streams.push_back(*stream = new CUstream_st);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  const std::lock_guard lock(g_mutex);
+  if (!stream->queue.empty()) treadle::Misuse();
+  std::erase(g_streams, stream);
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  const std::lock_guard lock(g_mutex);
+  treadle::Pump();
+  return stream == nullptr || stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const std::lock_guard lock(g_mutex);
+  stream->queue.push_back([event] { return event->passed; });
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new CUevent_st;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const std::lock_guard lock(g_mutex);
+  event->passed = stream == nullptr;
+  if (stream != nullptr) stream->queue.push_back([event] { return event->passed = true; });
+  treadle::Pump();
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const std::lock_guard lock(g_mutex);
+  treadle::Pump();
+  return event->passed ? cudaSuccess : cudaErrorNotReady;
+}
+
+// -- NCCL -----------------------------------------------------------------------------------------
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  const std::lock_guard lock(g_mutex);
+  std::memset(id, 0, sizeof(*id));
+  std::snprintf(id->internal, sizeof(id->internal), "id %d", treadle::g_ids++);
+  return ncclSuccess;
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
+  const std::lock_guard lock(g_mutex);
+  if (config->blocking != 0) treadle::Misuse();
+  std::shared_ptr<Group>& group = g_groups[id.internal];
+  if (group == nullptr) group = std::make_shared<Group>();
+  group->size = size;
+  ++group->joined;
+  ++FakeNccl::living;
+  g_comms.push_back(*comm = new ncclComm{.group = group, .rank = rank, .now = {}});
+  return ncclInProgress;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+  const std::lock_guard lock(g_mutex);
+  const Call call(comm);
+  treadle::Pump();
+  const Group& group = *comm->group;
+  const bool settled = group.joined == group.size && comm->now.empty() &&
+                       (!comm->finalizing || group.finalized == group.size);
+  *state = settled ? ncclSuccess : ncclInProgress;
+  if (FakeNccl::failing_rank == comm->rank) *state = ncclRemoteError;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  const std::lock_guard lock(g_mutex);
+  const Call call(comm);
+  if (comm->revoked) treadle::Misuse();
+  comm->finalizing = true;
+  ++comm->group->finalized;
+  return ncclInProgress;
+}
+static ncclResult_t EndComm(ncclComm_t comm, std::atomic<int>& ends) {
+  const std::lock_guard lock(g_mutex);
+  for (CUstream_st* stream : g_streams) {
+    if (comm->revoked) continue;
+    if (!stream->queue.empty() && !comm->finalizing) treadle::Misuse();
+  }
+  comm->revoked = true;  // what it had issued ends
+  treadle::Pump();
+  std::erase(g_comms, comm);
+  --FakeNccl::living;
+  ++ends;
+  delete comm;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return EndComm(comm, FakeNccl::destroyed); }
+ncclResult_t ncclCommAbort(ncclComm_t comm) { return EndComm(comm, FakeNccl::aborted); }
+ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
+  const std::lock_guard lock(g_mutex);
+  const Call call(comm);
+  if (flags != NCCL_REVOKE_DEFAULT) treadle::Misuse();
+  comm->revoked = true;
+  treadle::Pump();
+  return ncclSuccess;
+}
+const char* ncclGetErrorString(ncclResult_t) { return "remote error"; }
+const char* ncclGetLastError(ncclComm_t) { return "a peer is gone"; }
+
+ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t, ncclComm_t comm,
+                           cudaStream_t stream) {
+  const std::lock_guard lock(g_mutex);
+  const Call call(comm);
+  return treadle::Push(comm, stream, treadle::Collective(comm, in, out, [count](Group& group) {
+                         std::vector<char> all(count * group.size);
+                         for (const auto& [rank, buffers] : group.buffers) {
+                           std::memcpy(all.data() + count * rank, buffers.first, count);
+                         }
+                         for (const auto& [rank, buffers] : group.buffers) {
+                           std::memcpy(buffers.second, all.data(), all.size());
+                         }
+                       }));
+}
+ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
+  const std::lock_guard lock(g_mutex);
+  const Call call(comm);
+  return treadle::Push(comm, stream, treadle::Collective(comm, in, out, [=](Group& group) {
+                         for (const auto& [rank, buffers] : group.buffers) {
+                           if (rank != root)
+                             std::memcpy(buffers.second, group.buffers[root].first, count);
+                         }
+                       }));
+}
+
+// The warm-up's group of a send and a receive is the only one; in this library they run one after
+// the other, which for neighbours that begin at one end is as good.
+ncclResult_t ncclGroupStart() { return ncclSuccess; }
+ncclResult_t ncclGroupEnd() { return ncclInProgress; }
+
+ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  const std::lock_guard lock(g_mutex);
+  const Call call(comm);
+  auto end = std::make_shared<End>(End{const_cast<void*>(data), count});
+  return treadle::Push(comm, stream, [comm, peer, end] {
+    if (!end->done) comm->group->sends[{comm->rank, peer}] = end.get();
+    return end->done;
+  });
+}
+ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  const std::lock_guard lock(g_mutex);
+  const Call call(comm);
+  return treadle::Push(comm, stream, [=] {
+    const auto it = comm->group->sends.find({peer, comm->rank});
+    if (it == comm->group->sends.end()) return false;
+    if (it->second->bytes != count) treadle::Misuse();
+    std::memcpy(data, it->second->data, count);
+    it->second->done = true;
+    comm->group->sends.erase(it);
+    return true;
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,24 @@
+// NCCL and the few calls of the CUDA runtime that kernels/collectives/nccl_*.cc make, between
+// threads of this process: for its order of calls, waits and ends. The library's behaviour at its
+// worst: nothing is buffered, so a send runs only while its receive does, and what is issued on one
+// stream runs strictly one after the other. The null stream is what the emulated device runs on:
+// its work is done before the next call.
+#pragma once
+
+#include <atomic>
+
+namespace treadle {
+
+struct FakeNccl {
+  // What went wrong in the use of the library: it would have been undefined there.
+  static std::atomic<int> misuses;
+  // Communicators that were made and neither destroyed nor aborted; ends of both kinds.
+  static std::atomic<int> living;
+  static std::atomic<int> destroyed;
+  static std::atomic<int> aborted;
+  // The next asynchronous state of every communicator of this rank, if not negative: a lost peer.
+  static std::atomic<int> failing_rank;
+  static void Reset();
+};
+
+}  // namespace treadle

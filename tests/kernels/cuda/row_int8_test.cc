@@ -1,0 +1,509 @@
+// LLM.int8() on the emulated device: bit for bit what the CPU backend gives, and within the
+// formats' roundings of the reference, which sums in double precision. Every row count that takes
+// another kernel, outliers of all kinds, and the packed layout bit by bit.
+#include "kernels/cuda/row_int8.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/emulation/emulated_device.h"
+#include "kernels/reference/reference_backend.h"
+#include "tests/support/op_cases.h"
+#include "tests/support/random.h"
+
+namespace treadle::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int64_t kGap = 3;  // elements between rows of x and out; NaN, and never written
+
+struct Shape {
+  std::vector<int64_t> n;
+  int64_t k = 0;
+  float threshold = 6.0f;
+  OutlierRule rule = OutlierRule::kPerRow;
+  bool bias = true;
+  bool accumulate = true;
+};
+
+// A [rows, cols] matrix on the host; rows lie kGap apart.
+struct HostMatrix {
+  HostMatrix(int64_t rows, int64_t cols, uint64_t seed) : rows(rows), cols(cols) {
+    Random random(seed);
+    values.assign(static_cast<size_t>(rows * stride()), kNan);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t i = 0; i < cols; ++i) Row(row)[i] = random.Normal();
+    }
+  }
+  int64_t stride() const { return cols + kGap; }
+  float* Row(int64_t row) { return values.data() + row * stride(); }
+  const float* Row(int64_t row) const { return values.data() + row * stride(); }
+  Tensor View(void* data) const { return {data, DType::kF32, rows, cols, stride()}; }
+  size_t bytes() const { return values.size() * sizeof(float); }
+
+  int64_t rows;
+  int64_t cols;
+  std::vector<float> values;
+};
+
+// Of three rows the first has outliers, the second is zero, and the last comes close to one.
+HostMatrix Activations(int64_t rows, int64_t k, uint64_t seed = 7) {
+  HostMatrix x(rows, k, seed);
+  Random random(seed);
+  const int64_t feature = random.Below(k);
+  for (int64_t row = 0; row < rows; ++row) {
+    if (row % 3 == 1) std::fill_n(x.Row(row), k, 0.0f);
+    if (row % 3 == 2) x.Row(row)[feature] = std::nextafter(6.0f, 0.0f);
+    if (row % 3 != 0) continue;
+    x.Row(row)[feature] = row % 2 == 0 ? 6.0f : -60.0f;
+    for (int64_t i = 0; i < 1 + k / 64; ++i) x.Row(row)[random.Below(k)] = 25.0f;
+  }
+  return x;
+}
+
+// The same products on the device, on the CPU backend and on the reference.
+class Products {
+ public:
+  explicit Products(const Shape& shape, const EmulationSettings& settings = {})
+      : shape_(shape),
+        cpu_(*CreateCpuBackend({.threads = 1})),
+        reference_(CreateReferenceBackend()) {
+    ScopedEmulation emulation(settings);
+    device_ = Device::Open(0).value();
+    family_ = MakeRowInt8Family(*device_, {.threads = 2});
+    for (size_t i = 0; i < shape.n.size(); ++i) {
+      matrices_.push_back(
+          MakeRandomMatrix(*FindWeightFormat("int8"), shape.n[i], shape.k, 100 + i));
+      matrices_.back().constants->outlier_threshold = shape.threshold;
+      matrices_.back().constants->outlier_rule = shape.rule;
+    }
+  }
+
+  RandomMatrix& matrix(size_t i) { return matrices_[i]; }
+  Device& device() { return *device_; }
+  MatMulFamily& family() { return *family_; }
+
+  // [rows, n] of each projection, with its gaps.
+  std::vector<HostMatrix> OnDevice(const HostMatrix& x) {
+    Pack();
+    EXPECT_TRUE(family_->Reserve(x.rows, x.cols, 1).ok());
+    const Buffer input = Upload(x);
+    std::vector<HostMatrix> out = Outs(x.rows);
+    std::vector<Buffer> outs, biases;
+    std::vector<Projection> projections;
+    for (size_t i = 0; i < out.size(); ++i) {
+      const HostMatrix bias(1, shape_.n[i], 200 + i);
+      outs.push_back(Upload(out[i]));
+      biases.push_back(Upload(bias));
+      projections.push_back({.weight = packed_[i].get(),
+                             .bias = shape_.bias ? Floats(biases.back()) : nullptr,
+                             .out = out[i].View(outs.back().data()),
+                             .accumulate = shape_.accumulate});
+    }
+    family_->Multiply({.x = x.View(input.data())}, projections);
+    EXPECT_TRUE(device_->Synchronize().ok());
+    for (size_t i = 0; i < out.size(); ++i) {
+      device_->CopyToHost(out[i].values.data(), outs[i].data(), out[i].bytes());
+    }
+    return out;
+  }
+
+  std::vector<HostMatrix> OnHost(Backend& backend, const HostMatrix& x) {
+    HostMatrix input = x;
+    std::vector<HostMatrix> out = Outs(x.rows);
+    std::vector<std::unique_ptr<PackedMatrix>> packed;
+    std::vector<HostMatrix> biases;
+    for (size_t i = 0; i < out.size(); ++i) {
+      packed.push_back(backend.Pack(matrices_[i].source).value());
+      biases.emplace_back(1, shape_.n[i], 200 + i);
+    }
+    std::vector<Projection> projections;
+    for (size_t i = 0; i < out.size(); ++i) {
+      projections.push_back({.weight = packed[i].get(),
+                             .bias = shape_.bias ? biases[i].Row(0) : nullptr,
+                             .out = out[i].View(out[i].values.data()),
+                             .accumulate = shape_.accumulate});
+    }
+    backend.MatMul(input.View(input.values.data()), projections);
+    return out;
+  }
+
+  void ExpectBitsOfCpu(const HostMatrix& x) { ExpectEqual(OnDevice(x), OnHost(*cpu_, x)); }
+
+  // The reference rounds its weights to float; here the integer sum, the product of the scales and
+  // their product, each outlier's product, bias and residual are rounded. A rounded activation is
+  // at most twice the given one.
+  void ExpectCloseToReference(const HostMatrix& x) {
+    const std::vector<HostMatrix> given = OnDevice(x);
+    const std::vector<HostMatrix> expected = OnHost(*reference_, x);
+    const std::vector<HostMatrix> before = Outs(x.rows);
+    std::vector<float> weights(static_cast<size_t>(shape_.k));
+    for (size_t i = 0; i < given.size(); ++i) {
+      const HostMatrix bias(1, shape_.n[i], 200 + i);
+      for (int64_t n = 0; n < shape_.n[i]; ++n) {
+        DecodeSourceRow(matrices_[i].source, n, weights.data());
+        for (int64_t row = 0; row < x.rows; ++row) {
+          double sum = std::fabs(bias.Row(0)[n]) + std::fabs(before[i].Row(row)[n]);
+          int outliers = 0;
+          for (int64_t k = 0; k < shape_.k; ++k) {
+            sum += std::fabs(double{weights[k]} * x.Row(row)[k]);
+            outliers += std::fabs(x.Row(row)[k]) >= shape_.threshold;
+          }
+          const double tolerance = 0x1p-24 * (12 + outliers) * sum;
+          EXPECT_NEAR(given[i].Row(row)[n], expected[i].Row(row)[n], tolerance)
+              << "projection " << i << " row " << row << " of " << x.rows << " feature " << n;
+        }
+      }
+    }
+  }
+
+  // Bits; one NaN is as good as another.
+  static void ExpectEqual(const std::vector<HostMatrix>& given,
+                          const std::vector<HostMatrix>& expected) {
+    ASSERT_EQ(given.size(), expected.size());
+    for (size_t i = 0; i < given.size(); ++i) {
+      for (size_t j = 0; j < given[i].values.size(); ++j) {
+        const float a = given[i].values[j];
+        const float b = expected[i].values[j];
+        if (std::isnan(a) && std::isnan(b)) continue;
+        ASSERT_EQ(std::bit_cast<uint32_t>(a), std::bit_cast<uint32_t>(b))
+            << "projection " << i << " of " << given[i].rows << " rows: row "
+            << j / given[i].stride() << " column " << j % given[i].stride() << " is " << a
+            << ", expected " << b;
+      }
+    }
+  }
+
+ private:
+  static const float* Floats(const Buffer& buffer) {
+    return reinterpret_cast<const float*>(buffer.data());
+  }
+  Buffer Upload(const HostMatrix& matrix) {
+    Buffer buffer = device_->Allocate(matrix.bytes()).value();
+    device_->CopyToDevice(buffer.data(), matrix.values.data(), matrix.bytes());
+    return buffer;
+  }
+  std::vector<HostMatrix> Outs(int64_t rows) const {
+    std::vector<HostMatrix> out;
+    for (size_t i = 0; i < shape_.n.size(); ++i) out.emplace_back(rows, shape_.n[i], 300 + i);
+    return out;
+  }
+  void Pack() {
+    if (!packed_.empty()) return;
+    for (const RandomMatrix& matrix : matrices_) {
+      packed_.push_back(family_->Pack(matrix.source).value());
+    }
+  }
+
+  const Shape shape_;
+  std::unique_ptr<Backend> cpu_;
+  std::unique_ptr<Backend> reference_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<MatMulFamily> family_;
+  std::vector<RandomMatrix> matrices_;
+  std::vector<std::unique_ptr<CudaMatrix>> packed_;
+};
+
+// Every variant of the streaming kernel, full and not; odd shapes, tiles that are not full.
+TEST(RowInt8Test, FewRowsAreTheCpusBits) {
+  Products products({.n = {33, 20}, .k = 197});
+  for (const int64_t rows : {1, 2, 4, 5, 8, 9, 16}) {
+    products.ExpectBitsOfCpu(Activations(rows, 197));
+  }
+}
+
+// Rings go round several times, and not all warps have the same work.
+TEST(RowInt8Test, LongRows) {
+  Products products({.n = {19}, .k = 5190});
+  for (const int64_t rows : {1, 3, 7, 16, 17}) products.ExpectBitsOfCpu(Activations(rows, 5190));
+}
+
+// As many columns as there may be, and sums as far from zero as they get: 128 * 127 * k. One row's
+// codes no longer fit beside the ring: it is quantized by a kernel of its own.
+TEST(RowInt8Test, TheLargestSums) {
+  constexpr int64_t kColumns = kMaxInt8Columns;
+  Products products({.n = {3}, .k = kColumns}, {.multiprocessors = 100});
+  std::fill_n(products.matrix(0).bytes.begin(), kColumns, std::byte{0x80});
+  EXPECT_FALSE(Int8StreamQuantizes(products.device(), 1, kColumns));
+  for (const int64_t rows : {1, 17}) {
+    HostMatrix x = Activations(rows, kColumns);
+    std::fill_n(x.Row(rows - 1), kColumns, 1.0f);
+    products.ExpectBitsOfCpu(x);
+  }
+}
+
+// The order in which warps and lanes run is drawn from the seed.
+TEST(RowInt8Test, AnyOrderOfThreads) {
+  for (const uint64_t seed : {2, 3, 4, 5}) {
+    Products products({.n = {37}, .k = 700}, {.multiprocessors = 100, .seed = seed});
+    for (const int64_t rows : {1, 6, 40}) products.ExpectBitsOfCpu(Activations(rows, 700));
+  }
+}
+
+// On one multiprocessor nothing is split, and every width of tiles has its rows.
+TEST(RowInt8Test, ManyRowsAreTheCpusBits) {
+  Products products({.n = {37, 130}, .k = 197}, {.multiprocessors = 1});
+  for (const auto& [rows, width] :
+       {std::pair{17, 32}, {32, 32}, {40, 64}, {65, 128}, {140, 256}, {300, 128}}) {
+    EXPECT_EQ(ChooseInt8Tiles(rows, 3, Int8Units(197), 1), (Int8TilesPlan{width, 1}));
+    products.ExpectBitsOfCpu(Activations(rows, 197));
+  }
+}
+
+// The last block of a tile adds up the others' sums, and leaves all as the next product needs it.
+TEST(RowInt8Test, SplitTilesAreTheCpusBits) {
+  Products products({.n = {37, 130}, .k = 1500}, {.multiprocessors = 100});
+  for (const int64_t rows : {17, 40, 65, 300, 17}) {
+    EXPECT_GT(ChooseInt8Tiles(rows, 3, Int8Units(1500), 100).splits, 1) << rows;
+    products.ExpectBitsOfCpu(Activations(rows, 1500));
+  }
+}
+
+// What the plan is for: the products of an 8B model's layer on 132 multiprocessors.
+TEST(RowInt8Test, Plans) {
+  const auto plan = [](int64_t rows, int64_t n, int64_t k) {
+    return ChooseInt8Tiles(rows, n / kInt8BlockFeatures, Int8Units(k), 132);
+  };
+  for (const auto& [n, k] : {std::pair{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
+    EXPECT_EQ(plan(2048, n, k), (Int8TilesPlan{256, 1})) << n;  // fewest bytes in shared memory
+    EXPECT_LE(plan(32, n, k).rows, 64) << n;
+  }
+  EXPECT_EQ(plan(32, 4096, 4096), (Int8TilesPlan{32, 4}));
+  EXPECT_EQ(plan(64, 4096, 14336), (Int8TilesPlan{64, 4}));
+  // Sums fit into what is allocated for them, and every tile has a place to arrive at.
+  for (const int multiprocessors : {1, 4, 108, 132}) {
+    for (int64_t rows = 17; rows < 5000; rows += rows / 8) {
+      for (const int64_t tiles : {1, 3, 8, 32, 100, 1002}) {
+        const Int8TilesPlan chosen = ChooseInt8Tiles(rows, tiles, 64, multiprocessors);
+        if (chosen.splits == 1) continue;
+        const int64_t blocks = (rows + chosen.rows - 1) / chosen.rows * tiles;
+        EXPECT_LE(blocks, Int8Arrivals(multiprocessors));
+        EXPECT_LE(
+            static_cast<size_t>(blocks * chosen.splits * chosen.rows) * kInt8BlockFeatures * 4,
+            Int8SumBytes(multiprocessors));
+      }
+    }
+  }
+}
+
+TEST(RowInt8Test, CloseToTheReference) {
+  for (const int64_t rows : {1, 7, 20, 70}) {
+    Products({.n = {19}, .k = 130}).ExpectCloseToReference(Activations(rows, 130));
+  }
+}
+
+TEST(RowInt8Test, SmallShapes) {
+  for (const int64_t k : {1, 3, 4, 31, 64, 65, 128}) {
+    for (const int64_t n : {1, 16, 17}) {
+      Products products({.n = {n}, .k = k, .bias = n != 16, .accumulate = n != 17});
+      for (const int64_t rows : {1, 3, 66}) products.ExpectBitsOfCpu(Activations(rows, k));
+    }
+  }
+}
+
+TEST(RowInt8Test, ThresholdsAndRules) {
+  for (const OutlierRule rule : {OutlierRule::kPerRow, OutlierRule::kPerCall}) {
+    for (const float threshold : {0.0f, 1.5f, 6.0f, 1000.0f}) {
+      Products products({.n = {18}, .k = 150, .threshold = threshold, .rule = rule});
+      for (const int64_t rows : {1, 6, 40, 70}) products.ExpectBitsOfCpu(Activations(rows, 150));
+    }
+  }
+}
+
+// More columns than a row lists, and than a chunk holds; all of them, and exactly a chunk.
+TEST(RowInt8Test, ManyOutliers) {
+  for (const int64_t count : {30, 31, 32, 33, 64, 200}) {
+    for (const int64_t rows : {1, 3, 67}) {
+      HostMatrix x(rows, 200, 3);
+      for (int64_t row = 0; row < rows; row += 2) {
+        for (int64_t i = 0; i < count; ++i) {
+          x.Row(row)[(i * 7 + row % 4) % 200] = i % 2 == 0 ? -9.0f : 7.0f;
+        }
+      }
+      Products({.n = {21}, .k = 200}).ExpectBitsOfCpu(x);
+    }
+  }
+}
+
+TEST(RowInt8Test, OddNumbers) {
+  for (const float threshold : {0.0f, 6.0f}) {
+    for (const int64_t rows : {1, 9, 65}) {
+      HostMatrix x = Activations(rows, 100);
+      x.Row(0)[5] = kNan;
+      if (rows > 3) {
+        x.Row(2)[99] = kInfinity;
+        x.Row(3)[0] = -kInfinity;
+        x.Row(4)[64] = 0x1p-101f;  // the row's only one, and too small
+        std::fill_n(x.Row(5), 100, 0x1p-140f);
+        x.Row(6)[1] = 0x1p-100f;
+        std::fill_n(x.Row(7), 100, -0.0f);
+      }
+      Products products({.n = {18}, .k = 100, .threshold = threshold});
+      const std::vector<HostMatrix> given = products.OnDevice(x);
+      // NaN spoils its row, and no other; so does an infinity.
+      EXPECT_TRUE(std::isnan(given[0].Row(0)[0]));
+      for (int64_t row = 1; row < rows; ++row) {
+        if (row == 2 || row == 3) continue;
+        EXPECT_TRUE(std::isfinite(given[0].Row(row)[0])) << row;
+      }
+      if (threshold > 0) products.ExpectBitsOfCpu(x);
+    }
+  }
+}
+
+// N1, N2.
+TEST(RowInt8Test, RowsDoNotDependOnNeighbours) {
+  Products products({.n = {35}, .k = 130, .accumulate = false});
+  const HostMatrix x = Activations(70, 130);
+  const HostMatrix all = products.OnDevice(x)[0];
+  for (const auto& [first, count] :
+       {std::pair{0, 1}, {3, 1}, {69, 1}, {6, 7}, {12, 33}, {30, 14}, {1, 68}}) {
+    HostMatrix part(count, 130, 0);
+    std::copy_n(x.Row(first), part.values.size(), part.values.begin());
+    const HostMatrix given = products.OnDevice(part)[0];
+    for (int64_t row = 0; row < count; ++row) {
+      for (int64_t n = 0; n < 35; ++n) {
+        EXPECT_EQ(given.Row(row)[n], all.Row(first + row)[n]) << first << " + " << row;
+      }
+    }
+  }
+}
+
+TEST(RowInt8Test, ProjectionsOfDifferentKinds) {
+  Products products({.n = {16, 5, 17, 33, 7, 9}, .k = 70});
+  products.matrix(1).constants->outlier_threshold = 2.0f;
+  products.matrix(3).constants->outlier_rule = OutlierRule::kPerCall;
+  products.matrix(4).constants->outlier_threshold = 0;
+  for (const int64_t rows : {1, 5, 70}) products.ExpectBitsOfCpu(Activations(rows, 70));
+}
+
+TEST(RowInt8Test, RowOrder) {
+  Products products({.n = {50}, .k = 96});
+  RandomMatrix& matrix = products.matrix(0);
+  for (int32_t i = 0; i < 50; ++i) matrix.row_order.push_back((i * 7 + 3) % 50);
+  matrix.source.row_order = matrix.row_order;
+  for (const int64_t rows : {1, 4}) products.ExpectBitsOfCpu(Activations(rows, 96));
+}
+
+// In a graph nothing is waited for: the host comes back to the results once.
+TEST(RowInt8Test, DeferredWork) {
+  Products products({.n = {40}, .k = 96}, {.deferred = true});
+  for (const int64_t rows : {1, 9, 80}) products.ExpectBitsOfCpu(Activations(rows, 96));
+}
+
+TEST(RowInt8Test, Embed) {
+  Products products({.n = {50}, .k = 77});
+  const MatrixSource& source = products.matrix(0).source;
+  Device& device = products.device();
+  const auto table = products.family().Pack(source).value();
+  const std::vector<int32_t> ids = {49, 0, -1, 17, -2, -3, 17};
+  const std::vector<int32_t> last = {33, 48};
+  const std::vector<int32_t> meant = {49, 0, -1, 17, 33, 48, 17};
+  const Buffer device_ids = device.Allocate(ids.size() * 4).value();
+  const Buffer device_last = device.Allocate(last.size() * 4).value();
+  device.CopyToDevice(device_ids.data(), ids.data(), ids.size() * 4);
+  device.CopyToDevice(device_last.data(), last.data(), last.size() * 4);
+  for (const bool accumulate : {false, true}) {
+    HostMatrix out(static_cast<int64_t>(ids.size()), 77, 5);
+    HostMatrix expected = out;
+    std::vector<float> row(77);
+    for (size_t i = 0; i < ids.size(); ++i) {
+      std::fill(row.begin(), row.end(), 0.0f);
+      if (meant[i] >= 0) DecodeSourceRow(source, meant[i], row.data());
+      for (int64_t j = 0; j < 77; ++j) {
+        float& value = expected.Row(static_cast<int64_t>(i))[j];
+        value = accumulate ? value + row[j] : row[j];
+      }
+    }
+    const Buffer buffer = device.Allocate(out.bytes()).value();
+    device.CopyToDevice(buffer.data(), out.values.data(), out.bytes());
+    products.family().Embed(*table, reinterpret_cast<const int32_t*>(device_ids.data()),
+                            reinterpret_cast<const int32_t*>(device_last.data()), accumulate,
+                            out.View(buffer.data()));
+    device.CopyToHost(out.values.data(), buffer.data(), out.bytes());
+    Products::ExpectEqual({out}, {expected});
+  }
+}
+
+// Each code where the instructions' fragments (simt.h) want it, zeros elsewhere.
+TEST(RowInt8Test, PackedLayout) {
+  const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat("int8"), 37, 150, 1);
+  const int64_t units = Int8Units(150);
+  ASSERT_EQ(units, 3);
+  std::vector<uint8_t> packed(static_cast<size_t>(2 * units * kInt8WeightUnitBytes), 99);
+  PackInt8Groups(matrix.source, 0, 2, 2, packed.data());
+  size_t at = 0;
+  for (int64_t unit = 0; unit < 2 * units; ++unit) {
+    for (int64_t tile = 0; tile < 2; ++tile) {
+      for (int64_t step = 0; step < 2; ++step) {
+        for (int64_t i = 0; i < 512; ++i, ++at) {  // lane, a[0] .. a[3], byte
+          const int64_t lane = i / 16;
+          const int64_t row = lane / 4 + i / 4 % 2 * 8;  // of A
+          const int64_t feature = unit / units * 32 + row % 8 * 4 + tile * 2 + row / 8;
+          const int64_t column =
+              unit % units * 64 + step * 32 + lane % 4 * 4 + i / 8 % 2 * 16 + i % 4;
+          uint8_t expected = 0;
+          if (feature < 37 && column < 150) {
+            expected = static_cast<uint8_t>(matrix.source.data[feature * 150 + column]);
+            EXPECT_EQ(Int8WeightByte(feature, column, units), static_cast<int64_t>(at));
+          }
+          ASSERT_EQ(packed[at], expected) << "unit " << unit << " byte " << i;
+        }
+      }
+    }
+  }
+}
+
+// Rows' bytes: two instructions' B side by side, every byte once.
+TEST(RowInt8Test, RowLayout) {
+  constexpr int64_t kUnits = 2;
+  std::vector<int> used(static_cast<size_t>(2 * kUnits * kInt8RowUnitBytes));
+  for (int64_t row = 0; row < 16; ++row) {
+    for (int64_t column = 0; column < kUnits * kInt8Unit; ++column) {
+      const int64_t at = Int8RowByte(row, column, kUnits);
+      ++used[static_cast<size_t>(at)];
+      EXPECT_EQ(at / kInt8RowUnitBytes, row / 8 * kUnits + column / 64);
+      const int64_t in_unit = at % kInt8RowUnitBytes;
+      EXPECT_EQ(in_unit / 64, row % 8);              // g
+      EXPECT_EQ(in_unit / 16 % 4, column % 16 / 4);  // t
+      EXPECT_EQ(in_unit / 8 % 2, column % 64 / 32);  // which instruction
+      EXPECT_EQ(in_unit / 4 % 2, column % 32 / 16);  // b[0], b[1]
+      EXPECT_EQ(in_unit % 4, column % 4);
+    }
+  }
+  for (const int count : used) EXPECT_EQ(count, 1);
+}
+
+TEST(RowInt8Test, RefusesWhatItCannotPack) {
+  Products products({.n = {1}, .k = 4});
+  RandomMatrix wide = MakeRandomMatrix(*FindWeightFormat("int8"), 1, kMaxInt8Columns + 1, 1);
+  EXPECT_THAT(products.family().Pack(wide.source).status().message(),
+              HasSubstr("expected at most 131072"));
+  RandomMatrix bare = MakeRandomMatrix(*FindWeightFormat("int8"), 1, 8, 1);
+  bare.source.constants = nullptr;
+  EXPECT_THAT(products.family().Pack(bare.source).status().message(), HasSubstr("no constants"));
+  EXPECT_FALSE(products.family().Takes({.format = FindWeightFormat("q8_0")}));
+  EXPECT_TRUE(products.family().Takes(bare.source));
+
+  ScopedEmulation emulation({.memory_bytes = size_t{1} << 20});
+  const auto device = Device::Open(0).value();
+  const auto family = MakeRowInt8Family(*device, {});
+  const RandomMatrix large = MakeRandomMatrix(*FindWeightFormat("int8"), 2048, 1024, 1);
+  const absl::Status status = family->Pack(large.source).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("matrix [2048, 1024] in int8"));
+}
+
+}  // namespace
+}  // namespace treadle::cuda
