@@ -3,7 +3,7 @@
 #
 #   bench/gpu_bundle.sh [ARCHITECTURE ...]        sm_90a (the default), sm_80, sm_100, ...
 #
-# Into build/gpu_bundle: the treadle binary, the CUDA op tests, gpu_run.sh with its report, and the shared libraries that both programs
+# Into build/gpu_bundle: the treadle binary, the tests that need a GPU, gpu_run.sh with its report, and the shared libraries that both programs
 # need, stripped. All of them come along, gRPC too, so that the machine needs no packages and runs the very binary that is built here;
 # a second build without gRPC would be one more thing to keep working, for 20 MB. What stays behind: the C library, the driver, cuBLASLt
 # and NCCL, which are larger than everything else together and come with that machine's CUDA or PyTorch.
@@ -13,7 +13,6 @@ cd "$(dirname "$0")/.."
 out=${OUT:-build/gpu_bundle}
 build=${BUILD:-build/gpu}
 limit=${LIMIT_MIB:-60}
-read -r -a targets <<<"${TARGETS:-treadle cuda_device_test}"
 architectures=()
 for name in "${@:-sm_90a}"; do
   [[ $name =~ ^sm_([0-9]+a?)$ ]] || { echo "architecture is '$name', expected one such as sm_90a" >&2; exit 2; }
@@ -22,6 +21,9 @@ done
 
 cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTREADLE_CUDA="${TREADLE_CUDA:-ON}" \
   -DTREADLE_CUDA_ARCHITECTURES="$(IFS=';'; echo "${architectures[*]}")" >/dev/null
+targets=(treadle cuda_device_test cuda_backend_test)
+! grep -q '^build nccl_gpu_test:' "$build/build.ninja" || targets+=(nccl_gpu_test)
+[ -z "${TARGETS:-}" ] || read -r -a targets <<<"$TARGETS"
 cmake --build "$build" -j "${JOBS:-$(nproc)}" --target "${targets[@]}"
 
 rm -rf "$out"

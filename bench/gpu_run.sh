@@ -69,6 +69,8 @@ step() {
     echo "$name (at most $limit s): $*"
     timeout --kill-after=5 "$limit" "$@" >"$out/$name.json" 2>"$out/$name.log"
     code=$?
+    # Tests that found no GPU; those of NCCL may want more than there are.
+    [ "$code" != 0 ] || [ "$name" = nccl_gpu_test ] || ! grep -q 'PASSED  \] 0 tests' "$out/$name.json" || code='all skipped'
   fi
   printf '%s\t%s\t%s\n' "$name" "$code" "$((SECONDS - begin))" >>"$out/steps.tsv"
   [ "$code" = 0 ] && return 0
@@ -80,8 +82,10 @@ step() {
 { nvidia-smi -L 2>/dev/null || true; grep -m1 'model name' /proc/cpuinfo | sed 's/.*: //'; echo "$(nproc) CPUs"; } >"$out/machine.txt"
 
 if [ "$device" = cuda ]; then
-  step correctness 120 "$bundle/cuda_device_test" --gtest_brief=1
-  step memcheck 550 compute-sanitizer --error-exitcode 9 "$bundle/cuda_device_test" --gtest_brief=1
+  for test in cuda_device_test:20 cuda_backend_test:150 nccl_gpu_test:30; do
+    [ ! -x "$bundle/${test%:*}" ] || step "${test%:*}" "${test#*:}" "$bundle/${test%:*}" --gtest_brief=1
+  done
+  step memcheck 550 compute-sanitizer --error-exitcode 9 "$bundle/cuda_backend_test" --gtest_brief=1
 fi
 # Greedy tokens in plain float arithmetic are the same on any device: its margins are far above float's rounding.
 greedy=(--model "random:$greedy_shape" --token-ids 11,2,33,4,5 --ignore-eos)

@@ -1,5 +1,6 @@
 #include "server/tls.h"
 
+#include <fcntl.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/security/tls_certificate_provider.h>
@@ -8,6 +9,7 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -134,10 +136,12 @@ absl::StatusOr<Material> Read(const TlsFiles& files) {
   return material;
 }
 
-// A file without a place on any disk.
+// A file without a place on any disk. Whoever opens its path reads one version of it, whole; each
+// version has another modification time, in whole seconds, since gRPC takes two reads for a pair if
+// the times before and after both are the same.
 class MemoryFile {
  public:
-  MemoryFile() : fd_(memfd_create("treadle-tls", MFD_CLOEXEC)) { TREADLE_CHECK(fd_ >= 0); }
+  MemoryFile() : fd_(Make()) {}
   ~MemoryFile() { close(fd_); }
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
@@ -146,13 +150,25 @@ class MemoryFile {
   void Set(const std::string& text) {
     if (text == text_) return;
     text_ = text;
-    TREADLE_CHECK(pwrite(fd_, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
-    TREADLE_CHECK(ftruncate(fd_, static_cast<off_t>(text.size())) == 0);
+    const int next = Make();
+    TREADLE_CHECK(write(next, text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+    const timespec time = {.tv_sec = ++version_, .tv_nsec = 0};
+    const timespec times[] = {time, time};
+    TREADLE_CHECK(futimens(next, times) == 0);
+    TREADLE_CHECK(dup3(next, fd_, O_CLOEXEC) == fd_);
+    close(next);
   }
 
  private:
+  static int Make() {
+    const int fd = memfd_create("treadle-tls", MFD_CLOEXEC);
+    TREADLE_CHECK(fd >= 0);
+    return fd;
+  }
+
   const int fd_;
   std::string text_;
+  time_t version_ = 0;
 };
 
 class WatchedTls final : public Tls {
@@ -164,11 +180,11 @@ class WatchedTls final : public Tls {
     if (files_.key.empty()) {
       provider_ = std::make_shared<FileWatcherCertificateProvider>(ca_.path(), kRefreshSeconds);
     } else if (files_.ca.empty()) {
-      provider_ = std::make_shared<FileWatcherCertificateProvider>(key_.path(), certificate_.path(),
-                                                                   kRefreshSeconds);
+      provider_ = std::make_shared<FileWatcherCertificateProvider>(
+          identity_.path(), identity_.path(), kRefreshSeconds);
     } else {
-      provider_ = std::make_shared<FileWatcherCertificateProvider>(key_.path(), certificate_.path(),
-                                                                   ca_.path(), kRefreshSeconds);
+      provider_ = std::make_shared<FileWatcherCertificateProvider>(
+          identity_.path(), identity_.path(), ca_.path(), kRefreshSeconds);
     }
     std::vector<std::string> watched;
     for (const std::string* path : {&files_.certificate, &files_.key, &files_.ca}) {
@@ -201,8 +217,9 @@ class WatchedTls final : public Tls {
 
  private:
   void Set(const Material& material) {
-    certificate_.Set(material.certificate);
-    key_.Set(material.key);
+    // In one file: gRPC reads key and chain one after the other, and must not get one of each. Both
+    // readers pass over the other's part.
+    identity_.Set(material.key + "\n" + material.certificate);
     ca_.Set(material.ca);
   }
   void Reload() {
@@ -217,7 +234,7 @@ class WatchedTls final : public Tls {
 
   const TlsFiles files_;
   const Log log_;
-  MemoryFile certificate_, key_, ca_;  // the watcher's, once it runs
+  MemoryFile identity_, ca_;  // the watcher's, once it runs
   std::shared_ptr<grpc::experimental::FileWatcherCertificateProvider> provider_;
   std::unique_ptr<FileWatcher> watcher_;
 };
