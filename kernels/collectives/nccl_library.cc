@@ -27,21 +27,13 @@ namespace {
   X(ncclSend)
 
 struct Library {
-#define TREADLE_FIELD(name) decltype(&::name) name = nullptr;
-  TREADLE_NCCL_FUNCTIONS(TREADLE_FIELD)
-#undef TREADLE_FIELD
+  TREADLE_NCCL_FUNCTIONS(TREADLE_LIBRARY_MEMBER)
 };
 
 absl::StatusOr<Library> LoadLibrary() {
   Library library;
   TREADLE_ASSIGN_OR_RETURN(void* const opened, cuda::OpenLibrary(Str("libnccl.so.", NCCL_MAJOR)));
-#define TREADLE_FIND(name)                                                          \
-  {                                                                                 \
-    TREADLE_ASSIGN_OR_RETURN(void* const found, cuda::FindFunction(opened, #name)); \
-    library.name = reinterpret_cast<decltype(&::name)>(found);                      \
-  }
-  TREADLE_NCCL_FUNCTIONS(TREADLE_FIND)
-#undef TREADLE_FIND
+  TREADLE_NCCL_FUNCTIONS(TREADLE_LIBRARY_FIND)
   return library;
 }
 

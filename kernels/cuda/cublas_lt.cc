@@ -31,22 +31,14 @@ namespace {
   X(cublasLtMatrixLayoutDestroy)
 
 struct Library {
-#define TREADLE_FIELD(name) decltype(&::name) name = nullptr;
-  TREADLE_CUBLAS_LT_FUNCTIONS(TREADLE_FIELD)
-#undef TREADLE_FIELD
+  TREADLE_CUBLAS_LT_FUNCTIONS(TREADLE_LIBRARY_MEMBER)
 };
 
 absl::StatusOr<Library> LoadLibrary() {
   Library library;
   TREADLE_ASSIGN_OR_RETURN(void* const opened,
                            OpenLibrary(Str("libcublasLt.so.", CUBLAS_VER_MAJOR)));
-#define TREADLE_FIND(name)                                                    \
-  {                                                                           \
-    TREADLE_ASSIGN_OR_RETURN(void* const found, FindFunction(opened, #name)); \
-    library.name = reinterpret_cast<decltype(&::name)>(found);                \
-  }
-  TREADLE_CUBLAS_LT_FUNCTIONS(TREADLE_FIND)
-#undef TREADLE_FIND
+  TREADLE_CUBLAS_LT_FUNCTIONS(TREADLE_LIBRARY_FIND)
   return library;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/status.h"
 
 namespace treadle::cuda {
 
@@ -16,5 +17,14 @@ absl::StatusOr<void*> OpenLibrary(const std::string& name);
 
 // The function `name` of it. FailedPrecondition if the library has none.
 absl::StatusOr<void*> FindFunction(void* library, const char* name);
+
+// For a list of functions X(...): the members of a `library`, which keep the functions' names and
+// types, and how each is found in what was `opened`.
+#define TREADLE_LIBRARY_MEMBER(name) decltype(&::name) name = nullptr;
+#define TREADLE_LIBRARY_FIND(name)                                                             \
+  {                                                                                            \
+    TREADLE_ASSIGN_OR_RETURN(void* const found, ::treadle::cuda::FindFunction(opened, #name)); \
+    library.name = reinterpret_cast<decltype(&::name)>(found);                                 \
+  }
 
 }  // namespace treadle::cuda

@@ -7,6 +7,7 @@ if(TREADLE_HAS_NCCL)
     DEPENDS treadle_cuda_emulated treadle_ranks_support)
   target_include_directories(nccl_communicator_test SYSTEM PRIVATE
     ${CUDAToolkit_INCLUDE_DIRS} ${NCCL_INCLUDE_DIR})
+  treadle_test(shared_library_test SOURCES cuda/shared_library_test.cc DEPENDS treadle_nccl)
   treadle_test(nccl_gpu_test
     SOURCES cuda/nccl_gpu_test.cc
     DEPENDS treadle_nccl treadle_ranks_support)
