@@ -25,7 +25,7 @@ int64_t OffsetIn(std::span<const T> whole, std::span<const T> part) {
 
 absl::Status AnnouncedBatch::Reserve(const BackendLimits& limits, int64_t padded_sequences) {
   packing_.page_size = std::max(packing_.page_size, limits.page_size);
-  packing_.mask_tokens = std::max(packing_.mask_tokens, limits.vocab);
+  vocab_ = std::max(vocab_, limits.vocab);
   const int64_t sequences = std::max(limits.max_sequences, padded_sequences);
   const int64_t outputs = std::max(limits.max_output_rows, padded_sequences);
   const int64_t pages_each = limits.page_size == 0 ? 0 : limits.max_context / limits.page_size + 2;
@@ -42,6 +42,7 @@ absl::Status AnnouncedBatch::Reserve(const BackendLimits& limits, int64_t padded
 absl::Status AnnouncedBatch::Announce(const BatchInput& batch) {
   announced_ = batch;
   uploaded_ = false;
+  packing_.mask_tokens = vocab_;
   return Upload();
 }
 
@@ -50,10 +51,12 @@ absl::Status AnnouncedBatch::Upload() {
   return upload_.Upload(announced_, packing_);
 }
 
-absl::Status AnnouncedBatch::UploadOther(const BatchInput& batch, int64_t rows) {
+absl::Status AnnouncedBatch::UploadOther(const BatchInput& batch, int64_t rows,
+                                         int64_t mask_tokens) {
   uploaded_ = false;
   PackOptions packing = packing_;
   packing.rows = rows;
+  packing.mask_tokens = mask_tokens;
   return upload_.Upload(batch, packing);
 }
 
@@ -90,12 +93,17 @@ absl::Status AnnouncedBatch::UploadSequences(const KvView& kv, int64_t rows) {
 
 absl::StatusOr<AnnouncedBatch::Samples> AnnouncedBatch::UploadSamples(
     std::span<const SampleRow> rows, int64_t tokens) {
-  if (packing_.mask_tokens < tokens) {
-    packing_.mask_tokens = tokens;
-    uploaded_ = false;
-  }
   const int64_t first = OffsetIn(announced_.samples, rows);
-  TREADLE_RETURN_IF_ERROR(first >= 0 ? Upload() : UploadOther({.samples = rows}));
+  if (first >= 0) {
+    const auto masked = [](const SampleRow& row) { return row.mask != nullptr; };
+    if (packing_.mask_tokens < tokens && std::ranges::any_of(announced_.samples, masked)) {
+      packing_.mask_tokens = tokens;
+      uploaded_ = false;
+    }
+    TREADLE_RETURN_IF_ERROR(Upload());
+  } else {
+    TREADLE_RETURN_IF_ERROR(UploadOther({.samples = rows}, /*rows=*/0, tokens));
+  }
   return Samples{.first = std::max<int64_t>(first, 0), .announced = first >= 0};
 }
 

@@ -52,10 +52,11 @@ class AnnouncedBatch {
   absl::StatusOr<Samples> UploadSamples(std::span<const SampleRow> rows, int64_t tokens);
 
  private:
-  absl::Status UploadOther(const BatchInput& batch, int64_t rows = 0);
+  absl::Status UploadOther(const BatchInput& batch, int64_t rows = 0, int64_t mask_tokens = 0);
 
   Device& device_;
   BatchUpload upload_;
+  int64_t vocab_ = 0;  // reserved; 0: masks are uploaded once Sample has said how long they are
   PackOptions packing_;
   BatchInput announced_;
   bool uploaded_ = true;  // the announced batch
