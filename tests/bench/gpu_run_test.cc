@@ -63,8 +63,8 @@ TEST_F(GpuRun, EveryStepAtSmallSizesOnTheCpu) {
     EXPECT_THAT(report, HasSubstr(Str("| ", step, " | done |")));
   }
   for (const char* row : {"| qkv/bf16/rows=1 |", "| down/nf4/rows=8 |", "/one by one |",
-                          "| nf4 | 1.", "| int8 | 1 | 16 |", "| nf4 | 2 | 40 |", "| fcfs | 50 |",
-                          "| request-level | 100 |", "| rms_norm/"}) {
+                          "| bf16 | 1.00 | 1.00 |", "| int8 | 1 | 16 |", "| nf4 | 2 | 40 |",
+                          "| fcfs | 50 |", "| request-level | 100 |", "| rms_norm/"}) {
     EXPECT_THAT(report, HasSubstr(row)) << report;
   }
 }
