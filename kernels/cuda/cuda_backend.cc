@@ -283,8 +283,7 @@ class CudaBackend final : public Backend {
     return {samples->first, place.ok() ? *place : nullptr};
   }
 
-  // -- memory that grows: not while a graph is captured
-  // --------------------------------------------
+  // -- memory that grows, but not while a graph is captured ---------------------------------------
 
   absl::Status ReserveProducts(int64_t rows, int64_t k, int64_t n) {
     if (rows <= product_rows_ && k <= product_k_ && n <= product_n_) return absl::OkStatus();
