@@ -47,9 +47,8 @@ double Ceiling(const WeightFormat* format, const KernelBenchOptions& options,
                const MachinePeaks& peaks) {
   if (format == nullptr || options.device == "cuda") return peaks.float_gigaops;
   if (format->activations == ActivationPolicy::kRowInt8) return peaks.integer_gigaops;
-  const bool small_codebook = format->apart() && format->code_bits <= 4;
   if (format->group > 0 && options.compute == ComputeMode::kInt8) return peaks.integer_gigaops;
-  const bool words = format->group > 0 || small_codebook;
+  const bool words = format->group > 0 || format->apart();
   const bool int16 =
       options.compute == ComputeMode::kInt16 || options.compute == ComputeMode::kAuto;
   return words && int16 ? peaks.integer_gigaops / 2 : peaks.float_gigaops;

@@ -50,7 +50,7 @@ class CpuBackend final : public HostBackend {
     pool_.ParallelFor(out.rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         if (const int32_t id = Token(ids[row]); id >= 0) {
-          DecodePackedRow(matrix.view(), id, accumulate, out.Row<float>(row));
+          matrix.DecodeRow(id, accumulate, out.Row<float>(row));
         } else if (!accumulate) {
           std::fill_n(out.Row<float>(row), out.cols, 0.0f);
         }

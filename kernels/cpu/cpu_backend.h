@@ -5,12 +5,14 @@
 // from exact on the default model: see bench/results. kInt8 is faster, but where two tokens are
 // nearly as likely its rounding can choose between them.
 //
-// Codebooks of up to 16 floats (NF4, FP4, 4 bits of GPTQ and AWQ, 3 and 4 bits) run kInt16 too, if
-// the places along k where a row changes its scale are multiples of 32: the codebook is rounded to
-// codes c = value * (4095 / largest), half to even, with the largest magnitude of its values, and
-// the scale of c is scale * (largest / 4095), rounded once; zeros are minima, m = -(scale * zero).
-// A weight is then off by at most scale * largest / 8190, which is all that this mode adds to the
-// rounding of activations. Other codebooks of floats, and all of them under kInt8, run exact.
+// Formats with a codebook (NF4, FP4, FP8, GPTQ and AWQ, k-bit) run kInt16 too, if the places along
+// k where a row changes its scale are multiples of 32: the codebook is rounded to codes c = value *
+// (4095 / largest), half to even, with the largest magnitude of its values, and the scale of c is
+// scale * (largest / 4095), rounded once; zeros are minima, m = -(scale * zero). A weight is then
+// off by at most scale * largest / 8190, which is all that this mode adds to the rounding of
+// activations. The 256 codes of GPTQ are integers and stay as they are. FP8 (E4M3) is rounded to
+// eighths, c = floor(8 * value + 1/2), at scale / 8: values from 1 (of 448) on are exact, others
+// off by at most scale / 16. Codebooks with NaN, and all of them under kInt8, run exact.
 #pragma once
 
 #include <memory>

@@ -74,7 +74,22 @@ struct Codes8 {
   }
 };
 
-TREADLE_SIMD Vec FromHalves(__m256i halves) { return {_mm512_cvtph_ps(halves)}; }
+// E4M3 / 256 of four consecutive k. The fp16 numbers of even k, and those of odd k, lie in pairs.
+TREADLE_SIMD void FromE4M3(const uint8_t* p, Vec (&w)[4]) {
+  const __m512i bytes = _mm512_loadu_si512(p);
+  const __m512i first = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(1));
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; ++odd) {
+    const __m512i upper = odd == 0 ? _mm512_slli_epi16(bytes, 8) : bytes;
+    const __m512i halves = _mm512_and_si512(_mm512_srai_epi16(upper, 1),
+                                            _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
+    const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+    const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1));
+    w[odd] = {_mm512_permutex2var_ps(low, first, high)};
+    w[odd + 2] = {_mm512_permutex2var_ps(low, second, high)};
+  }
+}
 
 #else
 
@@ -153,9 +168,28 @@ struct Codes8 {
   }
 };
 
-TREADLE_SIMD Vec FromHalves(__m256i halves) {
-  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
-          _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+// E4M3 / 256 of four consecutive k. The fp16 numbers of even k, and those of odd k, lie in pairs.
+TREADLE_SIMD void FromE4M3(const uint8_t* p, Vec (&w)[4]) {
+#pragma GCC unroll 2
+  for (int odd = 0; odd < 2; ++odd) {
+    __m256 first[2], second[2];  // of features 0-7, 8-15
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32 * half));
+      const __m256i upper = odd == 0 ? _mm256_slli_epi16(bytes, 8) : bytes;
+      const __m256i halves = _mm256_and_si256(_mm256_srai_epi16(upper, 1),
+                                              _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+      const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+      const __m256 high = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+      const auto ordered = [](__m256 x) {
+        return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(x), 0xd8));
+      };
+      first[half] = ordered(_mm256_shuffle_ps(low, high, 0x88));
+      second[half] = ordered(_mm256_shuffle_ps(low, high, 0xdd));
+    }
+    w[odd] = {first[0], first[1]};
+    w[odd + 2] = {second[0], second[1]};
+  }
 }
 
 #endif
@@ -177,19 +211,14 @@ struct Integers8 {
 // the conversion is exact and their cost is that of others. The scale holds the 256.
 struct E4M3 {
   static constexpr bool kScaled = true, kZeros = false;
-  static constexpr int kStep = 2;
-  static constexpr int64_t kStepBytes = 32;
+  static constexpr int kStep = 4;
+  static constexpr int64_t kStepBytes = 64;
 
   TREADLE_SIMD explicit E4M3(const float*) {}
-  // A byte in the upper half of each word: sign to bit 15, the rest to bits 7-13.
-  TREADLE_SIMD static Vec Convert(__m256i words) {
-    const __m256i bits = _mm256_set1_epi16(static_cast<int16_t>(0xbf80));
-    return FromHalves(_mm256_and_si256(_mm256_srai_epi16(words, 1), bits));
-  }
   TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[kStep]) const {
-    const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    w[0] = Mul(constants.scale, Convert(_mm256_slli_epi16(words, 8)));
-    w[1] = Mul(constants.scale, Convert(words));
+    FromE4M3(p, w);
+#pragma GCC unroll 4
+    for (int i = 0; i < kStep; ++i) w[i] = Mul(constants.scale, w[i]);
   }
 };
 

@@ -1,6 +1,7 @@
 #include "kernels/cpu/matmul.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "kernels/cpu/pack.h"
 #include "kernels/cpu/weight_arena.h"
@@ -40,12 +41,25 @@ CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
 
 CpuMatMul::~CpuMatMul() = default;
 
+// Matrices that were quantized with the same inputs have equal orders in places of their own.
+size_t CpuMatMul::InputFor(const int32_t* order, int64_t k) {
+  const size_t bytes = static_cast<size_t>(k) * sizeof(int32_t);
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const int32_t* known = inputs_[i].order;
+    const bool both = known != nullptr && order != nullptr;
+    if (known == order || (both && std::memcmp(known, order, bytes) == 0)) return i;
+  }
+  inputs_.push_back(
+      {.order = order, .quantize = false, .x = {}, .codes = nullptr, .blocks = nullptr});
+  return inputs_.size() - 1;
+}
+
 void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
   TREADLE_CHECK(x.dtype == DType::kF32);
   jobs_.clear();
   row_activations_.Begin();
+  inputs_.clear();
   groups_ = 0;
-  quantize_ = false;
   for (const Projection& projection : projections) {
     const auto& matrix = static_cast<const CpuMatrix&>(*projection.weight);
     const Tensor& out = projection.out;
@@ -56,41 +70,63 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
         {{matrix.view(), 0, groups, projection.bias, static_cast<float*>(out.data), out.stride,
           projection.accumulate},
          groups_,
+         InputFor(matrix.view().input_order, x.cols),
          matrix.view().kind == PackKind::kRowInt8 ? row_activations_.Add(matrix.view()) : -1});
     groups_ += groups;
     const bool blocks =
-        matrix.format().group > 0 || (matrix.view().kind == PackKind::kCodes4 && kernel_.codebooks);
-    quantize_ |= kernel_.quantize != nullptr && blocks;
+        matrix.format().group > 0 || (HasCodes(matrix.view().kind) && kernel_.codebooks);
+    inputs_[jobs_.back().input].quantize |= kernel_.quantize != nullptr && blocks;
   }
 }
 
 void CpuMatMul::ReserveScratch(const Tensor& x) {
   const size_t rows = static_cast<size_t>(x.rows);
   const size_t cols = static_cast<size_t>(x.cols);
-  const size_t code_bytes =
-      quantize_ ? Aligned(rows * cols * static_cast<size_t>(kernel_.code_bytes)) : 0;
-  const size_t block_bytes =
-      quantize_ ? Aligned(rows * (cols / kBlockValues) * sizeof(ActivationBlock)) : 0;
+  const size_t float_bytes = Aligned(rows * cols * sizeof(float));
+  const size_t code_bytes = Aligned(rows * cols * static_cast<size_t>(kernel_.code_bytes));
+  const size_t block_bytes = Aligned(rows * (cols / kBlockValues) * sizeof(ActivationBlock));
   worker_bytes_ = kTileBytes + rows * kMaxGroupsAtOnce * kGroupFeatures * sizeof(float);
-  const size_t needed =
-      code_bytes + block_bytes + worker_bytes_ * static_cast<size_t>(pool_.size());
+  size_t needed = worker_bytes_ * static_cast<size_t>(pool_.size());
+  for (const Input& input : inputs_) {
+    if (input.order != nullptr) needed += float_bytes;
+    if (input.quantize) needed += code_bytes + block_bytes;
+  }
   if (needed > capacity_) {
     memory_.reset();
     memory_ = MapMemory(needed);
     TREADLE_CHECK(memory_ != nullptr);
     capacity_ = needed;
   }
-  codes_ = reinterpret_cast<int8_t*>(memory_.get());
-  blocks_ = reinterpret_cast<ActivationBlock*>(memory_.get() + code_bytes);
-  worker_memory_ = memory_.get() + code_bytes + block_bytes;
+  uint8_t* at = memory_.get();
+  const auto take = [&at](size_t bytes) {
+    uint8_t* piece = at;
+    at += bytes;
+    return piece;
+  };
+  for (Input& input : inputs_) {
+    input.x = x;
+    if (input.order != nullptr) {
+      input.x = DenseTensor(take(float_bytes), DType::kF32, x.rows, x.cols);
+    }
+    if (!input.quantize) continue;
+    input.codes = reinterpret_cast<int8_t*>(take(code_bytes));
+    input.blocks = reinterpret_cast<ActivationBlock*>(take(block_bytes));
+  }
+  worker_memory_ = at;
   if (!row_activations_.empty()) row_activations_.Reserve(x);
 }
 
-void CpuMatMul::QuantizeRows(const Tensor& x, int64_t begin, int64_t end) {
+void CpuMatMul::PrepareRows(const Tensor& x, const Input& input, int64_t begin, int64_t end) {
   const int64_t blocks = x.cols / kBlockValues;
   for (int64_t row = begin; row < end; ++row) {
-    kernel_.quantize(x.Row<float>(row), x.cols, codes_ + row * x.cols * kernel_.code_bytes,
-                     blocks_ + row * blocks);
+    if (input.order != nullptr) {
+      const float* from = x.Row<float>(row);
+      float* to = input.x.Row<float>(row);
+      for (int64_t i = 0; i < x.cols; ++i) to[i] = from[input.order[i]];
+    }
+    if (!input.quantize) continue;
+    kernel_.quantize(input.x.Row<float>(row), x.cols,
+                     input.codes + row * x.cols * kernel_.code_bytes, input.blocks + row * blocks);
   }
 }
 
@@ -103,14 +139,21 @@ void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
     share.group_begin = std::max(int64_t{0}, begin - job.first);
     share.group_end = std::min(job.whole.group_end, end - job.first);
     if (share.group_begin >= share.group_end) continue;
-    MatMulInput input = input_;
+    const Input& from = inputs_[job.input];
+    MatMulInput input = {static_cast<const float*>(from.x.data),
+                         from.x.stride,
+                         from.codes,
+                         from.blocks,
+                         {},
+                         from.x.rows,
+                         from.x.cols};
     if (job.row_int8 >= 0) input.row_int8 = row_activations_.input(job.row_int8);
     kernel_.run(input, share, scratch);
   }
 }
 
-// Quantizes the input in the ways that the projections need.
-void CpuMatMul::Quantize(const Tensor& x) {
+// Orders and quantizes the input in the ways that the projections need.
+void CpuMatMul::Prepare(const Tensor& x) {
   // In a small call a task would cost more than it saves.
   const auto split = [&](int64_t count, const auto& body) {
     if (x.rows * x.cols <= kSerialValues) {
@@ -126,8 +169,9 @@ void CpuMatMul::Quantize(const Tensor& x) {
     split(x.rows,
           [&](int64_t begin, int64_t end) { row_activations_.QuantizeRows(x, begin, end); });
   }
-  if (quantize_) {
-    split(x.rows, [&](int64_t begin, int64_t end) { QuantizeRows(x, begin, end); });
+  for (const Input& input : inputs_) {
+    if (input.order == nullptr && !input.quantize) continue;
+    split(x.rows, [&](int64_t begin, int64_t end) { PrepareRows(x, input, begin, end); });
   }
 }
 
@@ -135,8 +179,7 @@ void CpuMatMul::Run(Tensor x, std::span<const Projection> projections) {
   Plan(x, projections);
   if (x.rows == 0 || groups_ == 0) return;
   ReserveScratch(x);
-  input_ = {static_cast<const float*>(x.data), x.stride, codes_, blocks_, {}, x.rows, x.cols};
-  Quantize(x);
+  Prepare(x);
   pool_.ParallelFor(groups_, kGroupsTogether,
                     [&](int worker, int64_t begin, int64_t end) { RunGroups(worker, begin, end); });
 }

@@ -1,5 +1,6 @@
-// The CPU backend's matrix products: quantizes the shared input once, and splits the 16-feature
-// groups of all projections over the pool in one task.
+// The CPU backend's matrix products: quantizes the shared input once (and once more for each order
+// of its features that a matrix asks for), and splits the 16-feature groups of all projections over
+// the pool in one task.
 //
 // Thread safety: confined to the rank's thread, which the pool joins.
 #pragma once
@@ -29,13 +30,23 @@ class CpuMatMul {
   struct Job {
     MatMulShare whole;
     int64_t first;     // its first group among those of all jobs
+    size_t input;      // which of inputs_ it takes
     int64_t row_int8;  // which of row_activations_ it takes; -1: none
+  };
+  // The shared input in one order of its features.
+  struct Input {
+    const int32_t* order;  // [k]; null: as it is
+    bool quantize;
+    Tensor x;  // [rows, k], in this order
+    int8_t* codes;
+    ActivationBlock* blocks;
   };
 
   void Plan(const Tensor& x, std::span<const Projection> projections);
+  size_t InputFor(const int32_t* order, int64_t k);
   void ReserveScratch(const Tensor& x);
-  void QuantizeRows(const Tensor& x, int64_t begin, int64_t end);
-  void Quantize(const Tensor& x);
+  void PrepareRows(const Tensor& x, const Input& input, int64_t begin, int64_t end);
+  void Prepare(const Tensor& x);
   void RunGroups(int worker, int64_t begin, int64_t end);
 
   ThreadPool& pool_;
@@ -48,11 +59,8 @@ class CpuMatMul {
   RowActivations row_activations_;
 
   // This call's.
-  MatMulInput input_ = {};
-  bool quantize_ = false;
+  std::vector<Input> inputs_;
   int64_t groups_ = 0;
-  int8_t* codes_ = nullptr;
-  ActivationBlock* blocks_ = nullptr;
   uint8_t* worker_memory_ = nullptr;  // [threads] x (tile, sums)
   size_t worker_bytes_ = 0;
 };

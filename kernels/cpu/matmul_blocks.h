@@ -4,8 +4,9 @@
 // A 16-bit activation is 128 * high + low, both of them codes of 8 bits. So kInt16 is two planes of
 // kInt8's dots, low (plane 0) and high, put together while they are integers.
 //
-// Up to kDirectRows rows read the packed codes as they are, unpacked in registers, and stream
-// weights. More rows run over a tile of bytes that was unpacked once, in L1.
+// Few rows read the packed codes as they are, unpacked in registers, and stream weights. More rows
+// run over a tile that was unpacked once, in L1: kInt8 over bytes, kInt16 over words
+// (matmul_words.h).
 //
 // For sources that are compiled once per instruction set (see simd.h).
 #pragma once
@@ -20,6 +21,11 @@ namespace {
 
 constexpr int64_t kTileBlocks = 24;
 constexpr int64_t kPrefetchBytes = 2048;
+// How many rows of two planes stream weights, unpacking them for every few.
+template <typename Layout>
+constexpr int64_t kStreamedRows = !kWideRegisters   ? 1
+                                  : Layout::kHalves ? 4
+                                                    : 8;
 
 // Blocks [begin, end) of R rows and G groups, of activations in P planes.
 struct Work {
@@ -195,7 +201,8 @@ void RunDirect(const MatMulInput& input, const MatMulShare& share, const MatMulS
   }
 }
 
-template <typename Packed, int P, int G>
+// Of one plane.
+template <typename Packed, int G>
 void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
               int64_t group) {
   using Layout = TileLayout<Packed>;
@@ -212,40 +219,30 @@ void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulSc
     }
     const Work work{scratch.tile, kTileBlocks * Layout::kBytes, begin, end, 0, group, begin == 0,
                     end == blocks};
-    RunRows<Layout, P, G>(input, share, scratch, work);
+    RunRows<Layout, 1, G>(input, share, scratch, work);
   }
 }
 
-template <typename Packed, int P>
+template <typename Packed>
 void RunTiled(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   int64_t group = share.group_begin;
   if (kWideRegisters) {
     for (; group + 2 <= share.group_end; group += 2) {
-      RunTiles<Packed, P, 2>(input, share, scratch, group);
+      RunTiles<Packed, 2>(input, share, scratch, group);
     }
   }
-  for (; group < share.group_end; ++group) RunTiles<Packed, P, 1>(input, share, scratch, group);
-}
-
-template <typename Packed, int P>
-void RunPacked(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
-  if (input.rows <= kDirectRows) {
-    RunDirect<Packed, P>(input, share, scratch);
-  } else {
-    RunTiled<Packed, P>(input, share, scratch);
-  }
+  for (; group < share.group_end; ++group) RunTiles<Packed, 1>(input, share, scratch, group);
 }
 
 template <typename Packed>
 void RunPlanes(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
                int planes) {
-  if (planes == 1) return RunPacked<Packed, 1>(input, share, scratch);
-#ifdef __AVX512F__
-  RunPacked<Packed, 2>(input, share, scratch);
-#else  // one row streams weights; more are faster over words
-  if (input.rows == 1) return RunDirect<Packed, 2>(input, share, scratch);
+  if (planes == 1) {
+    if (input.rows <= kDirectRows) return RunDirect<Packed, 1>(input, share, scratch);
+    return RunTiled<Packed>(input, share, scratch);
+  }
+  if (input.rows <= kStreamedRows<Packed>) return RunDirect<Packed, 2>(input, share, scratch);
   RunWords<Packed>(input, share, scratch, UnpackWords<Packed>);
-#endif
 }
 
 }  // namespace

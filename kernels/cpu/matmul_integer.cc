@@ -21,6 +21,9 @@ void Run(const MatMulInput& input, const MatMulShare& share, const MatMulScratch
     case PackKind::kQ6_K:
       return MatMulKQuants(input, share, scratch, planes);
     case PackKind::kCodes4:
+    case PackKind::kCodes8:
+    case PackKind::kIntegers8:
+    case PackKind::kE4M3:
       return planes == 2 ? MatMulCodebook(input, share, scratch)
                          : MatMulExact(input, share, scratch);
     default:

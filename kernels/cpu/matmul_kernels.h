@@ -21,7 +21,7 @@
 //                       if the matrix has zeros, then dwords of 8 nibbles (the low ones are four
 //                       consecutive k, the high ones the next four) or of 4 bytes.
 //   kIntegers8          as kCodes8, for the codebook 0, 1, ...
-//   kE4M3               per unit: f32 256 * scale[16], then per 2 k: 16 words, k's byte the low.
+//   kE4M3               as kCodes8, with f32 256 * scale[16].
 //
 // Only plain pointers and numbers cross this line (simd.h says why). Thread safety: kernels are
 // stateless; distinct shares may run at the same time with distinct scratch.
@@ -56,15 +56,19 @@ enum class PackKind : uint8_t {
   kE4M3,
 };
 
-// A codebook of 16 floats in integers, for ComputeMode::kInt16: code c stands for step * (256 *
-// high[c] + low[c]), as a signed number of 16 bits. step = largest magnitude / 4095, and the
-// numbers are the floats * (4095 / largest magnitude), rounded half to even: sums of 32 products
-// with 16-bit activations fit in 32 bits (4095 * 16256 * 32 < 2^31). A scale d is then scale *
-// step.
+// Apart formats but LLM.int8()'s.
+constexpr bool HasCodes(PackKind kind) {
+  return kind == PackKind::kCodes4 || kind == PackKind::kCodes8 || kind == PackKind::kIntegers8 ||
+         kind == PackKind::kE4M3;
+}
+
+// A codebook of floats in integers, for ComputeMode::kInt16: code c stands for step * codes[c].
+// step = largest magnitude / 4095, and the integers are the floats * (4095 / largest magnitude),
+// rounded half to even: sums of 32 products with 16-bit activations fit in 32 bits (4095 * 16256 *
+// 32 < 2^31). A scale d is then scale * step.
 struct IntegerCodebook {
-  uint8_t low[16];
-  uint8_t high[16];
   float step;
+  int16_t codes[256];  // of kCodes4 only 16 are in memory; others behind the codebook are 0
 };
 
 struct PackedView {
@@ -78,7 +82,10 @@ struct PackedView {
   int64_t unit = 0;                           // a multiple of 32
   bool zeros = false;                         // whether units have zeros
   const float* codebook = nullptr;            // [16] (kCodes4) or [256] (kCodes8)
-  const IntegerCodebook* integers = nullptr;  // kCodes4
+  const IntegerCodebook* integers = nullptr;  // of it
+  // MatrixConstants' field of this name, [k]; null: features in order. Kernels are handed
+  // activations in this order.
+  const int32_t* input_order = nullptr;
   // LLM.int8(): MatrixConstants' fields of these names.
   float outlier_threshold = 0;
   bool outliers_of_call = false;  // OutlierRule::kPerCall
@@ -103,7 +110,7 @@ struct ActivationRow {
 
 // Rows of a call, quantized whole, for one threshold and rule.
 struct RowInt8Input {
-  int8_t* codes;           // [rows, blocks of 32 k, row_planes, 32]; the last block zero-padded
+  int8_t* codes;           // [rows, blocks of 32 k, code_bytes, 32]; the last block zero-padded
   ActivationRow* rows;     // [rows]
   int32_t* columns;        // [rows, k]: the outliers of each row, ascending
   uint8_t* call_flags;     // [blocks of 32 k, 32]: not 0 for an outlier of every row; or null
@@ -145,7 +152,7 @@ struct MatMulKernel {
   // Of one row, x: [k]. Null if activations stay float.
   void (*quantize)(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks);
   int code_bytes;  // of a quantized activation
-  bool codebooks;  // whether kCodes4 takes quantized activations too
+  bool codebooks;  // whether apart formats take quantized activations too
 };
 
 // LLM.int8()'s activations.
@@ -155,7 +162,7 @@ struct RowInt8Kernel {
                int32_t threshold_bits, uint8_t* flags);
   // Row `row` of x.
   void (*quantize)(const float* x, int64_t k, int64_t row, const RowInt8Input& out);
-  int planes;  // bytes per quantized activation
+  int code_bytes;  // of a quantized activation
 };
 
 struct MatMulKernels {

@@ -1,10 +1,10 @@
 // LLM.int8() (Dettmers, chapter 2): products of whole rows of 8-bit codes, summed exactly over all
 // of k in 32 bits, and the outlier columns in float.
 //
-// AVX2 multiplies unsigned by signed bytes into pairs of 16 bits, which saturate. So activations
-// are split there: q = 16 * high + low, |high| and |low| at most 8; then a pair is at most 2 * 255
-// * 8, and the eight of a block of 32 make 32,640. The exact sum is the same.
-#include "kernels/cpu/int8_lanes.h"
+// AVX2 multiplies bytes into pairs of 16 bits, which saturate. So both factors are words there.
+// Few rows make them of codes as they go; more run over a tile of them, in L1.
+#include "kernels/cpu/activation_codes.h"
+#include "kernels/cpu/code_words.h"
 #include "kernels/cpu/matmul_lanes.h"
 #include "kernels/cpu/matmul_tables.h"
 
@@ -18,8 +18,6 @@ constexpr int kZero = 128;  // codes are stored as code + kZero
 #ifdef __AVX512F__
 
 constexpr int kRowsAtOnce = 8;
-
-TREADLE_SIMD Integers BroadcastInteger(int32_t x) { return {_mm512_set1_epi32(x)}; }
 
 // sums += one block's products.
 template <int R, int G>
@@ -51,41 +49,28 @@ TREADLE_SIMD Vec CodeAt(const uint8_t* group, int64_t column) {
 
 #else
 
-constexpr int kRowsAtOnce = 3;
+constexpr int kRowsAtOnce = 4;
 
-TREADLE_SIMD Integers BroadcastInteger(int32_t x) {
-  const __m256i v = _mm256_set1_epi32(x);
-  return {v, v};
-}
-
-// A sum of both planes' pairs.
-TREADLE_SIMD __m256i FoldPlanes(__m256i sum, __m256i low, __m256i high) {
-  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
+// The products of four k; codes: of them, as AddWords takes them.
+template <int R, typename Even, typename Odd>
+TREADLE_SIMD void AddFour(const Even& even, const Odd& odd, const int8_t* x, int64_t row_bytes,
+                          Integers (&sums)[R][1]) {
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    const int8_t* activations = x + r * row_bytes;
+    sums[r][0] = AddWords(sums[r][0], even, LoadQuad(activations));
+    sums[r][0] = AddWords(sums[r][0], odd, LoadQuad(activations + 4));
+  }
 }
 
 template <int R, int G>
 TREADLE_SIMD void AddBlock(const uint8_t* const (&w)[G], const int8_t* x, int64_t row_bytes,
                            Integers (&sums)[R][G]) {
   static_assert(G == 1);
-  Dots<false> dots[2][R];
-  for (int p = 0; p < 2; ++p) {
-    for (int r = 0; r < R; ++r) dots[p][r] = BeginDots<false, 0>(0);
-  }
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
-    const Codes<false> codes = LoadCodes<false>(w[0] + 64 * i);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 2
-      for (int p = 0; p < 2; ++p) {
-        dots[p][r] = AddDots(dots[p][r], codes, LoadQuad(x + r * row_bytes + 32 * p + 4 * i));
-      }
-    }
-  }
-  for (int r = 0; r < R; ++r) {
-    sums[r][0].lo = FoldPlanes(sums[r][0].lo, dots[0][r].lo, dots[1][r].lo);
-    sums[r][0].hi = FoldPlanes(sums[r][0].hi, dots[0][r].hi, dots[1][r].hi);
+    const Words words = LoadWords(w[0] + 64 * i);
+    AddFour<R>(words.even, words.odd, x + 8 * i, row_bytes, sums);
   }
 }
 
@@ -101,24 +86,54 @@ TREADLE_SIMD Vec CodeAt(const uint8_t* group, int64_t column) {
 
 #endif
 
+// What a product of rows begins with: what codes that are stored as code + kZero have too much.
+template <int R, int G>
+TREADLE_SIMD void BeginRows(const ActivationRow* rows, Integers (&sums)[R][G]) {
+  for (int r = 0; r < R; ++r) {
+    for (int g = 0; g < G; ++g) sums[r][g] = BroadcastWords(-kZero * rows[r].sum);
+  }
+}
+
+// The results of the sums over all of k.
+template <int R, int G>
+TREADLE_SIMD void EndRows(const MatMulInput& input, const MatMulShare& share, int64_t row,
+                          int64_t group, const Integers (&sums)[R][G]) {
+  const RowInt8Input& quantized = input.row_int8;
+  const ActivationRow* rows = quantized.rows + row;
+  const int64_t group_bytes = share.weight.group_bytes;
+  Vec values[R][G];
+  for (int g = 0; g < G; ++g) {
+    const uint8_t* codes = share.weight.data + (group + g) * group_bytes;
+    const Vec scale = Load(reinterpret_cast<const float*>(codes + group_bytes) - kGroupFeatures);
+    for (int r = 0; r < R; ++r) {
+      Vec value = Mul(ToFloat(sums[r][g]), Mul(scale, Broadcast(rows[r].scale)));
+      const int32_t* columns = quantized.columns + (row + r) * input.k;
+      const float* outliers = input.x + (row + r) * input.x_stride;
+      for (int64_t i = 0; i < rows[r].outliers; ++i) {
+        const Vec weight = Mul(scale, CodeAt(codes, columns[i]));
+        value = Fma(weight, Broadcast(outliers[columns[i]]), value);
+      }
+      values[r][g] = value;
+    }
+  }
+  EndSums<R, G>(true, share, row, group, nullptr, values);
+}
+
+int64_t BlocksOf(const MatMulInput& input) { return (input.k + kBlockValues - 1) / kBlockValues; }
+
 template <int R, int G>
 TREADLE_LOOP void RunRows(const MatMulInput& input, const MatMulShare& share, int64_t row,
                           int64_t group) {
-  const RowInt8Input& quantized = input.row_int8;
-  const int64_t blocks = (input.k + kBlockValues - 1) / kBlockValues;
-  const int64_t row_bytes = blocks * kRowPlanes * kBlockValues;
-  const int8_t* x = quantized.codes + row * row_bytes;
-  const ActivationRow* rows = quantized.rows + row;
+  const int64_t blocks = BlocksOf(input);
+  const int64_t row_bytes = blocks * kRowBytes * kBlockValues;
+  const int8_t* x = input.row_int8.codes + row * row_bytes;
   const int64_t group_bytes = share.weight.group_bytes;
-  const uint8_t* const first = share.weight.data + group * group_bytes;
   // Of several groups side by side: the next set, which lies a whole set on.
   const int64_t ahead = G > 1 ? G * group_bytes : kPrefetchBytes;
   const uint8_t* w[G];
-  for (int g = 0; g < G; ++g) w[g] = first + g * group_bytes;
+  for (int g = 0; g < G; ++g) w[g] = share.weight.data + (group + g) * group_bytes;
   Integers sums[R][G];
-  for (int r = 0; r < R; ++r) {
-    for (int g = 0; g < G; ++g) sums[r][g] = BroadcastInteger(-kZero * rows[r].sum);
-  }
+  BeginRows<R, G>(input.row_int8.rows + row, sums);
   for (int64_t b = 0; b < blocks; ++b) {
     if (row == 0) {  // later rows find the weights in the cache
 #pragma GCC unroll 4
@@ -130,24 +145,10 @@ TREADLE_LOOP void RunRows(const MatMulInput& input, const MatMulShare& share, in
       }
     }
     AddBlock<R, G>(w, x, row_bytes, sums);
-    x += kRowPlanes * kBlockValues;
+    x += kRowBytes * kBlockValues;
     for (int g = 0; g < G; ++g) w[g] += kBlockBytes;
   }
-  Vec values[R][G];
-  for (int g = 0; g < G; ++g) {  // w is past the codes: at the scales
-    const Vec scale = Load(reinterpret_cast<const float*>(w[g]));
-    for (int r = 0; r < R; ++r) {
-      Vec value = Mul(ToFloat(sums[r][g]), Mul(scale, Broadcast(rows[r].scale)));
-      const int32_t* columns = quantized.columns + (row + r) * input.k;
-      const float* outliers = input.x + (row + r) * input.x_stride;
-      for (int64_t i = 0; i < rows[r].outliers; ++i) {
-        const Vec weight = Mul(scale, CodeAt(first + g * group_bytes, columns[i]));
-        value = Fma(weight, Broadcast(outliers[columns[i]]), value);
-      }
-      values[r][g] = value;
-    }
-  }
-  EndSums<R, G>(true, share, row, group, nullptr, values);
+  EndRows<R, G>(input, share, row, group, sums);
 }
 
 template <int G>
@@ -163,7 +164,67 @@ void RunGroups(const MatMulInput& input, const MatMulShare& share, int64_t group
   for (; row < input.rows; ++row) RunRows<1, G>(input, share, row, group);
 }
 
-// Eight lanes at a time on every instruction set: the work is small next to the product.
+#ifndef __AVX512F__
+
+constexpr int64_t kTiledRows = 12;  // below, making the words once does not pay
+constexpr int64_t kTileBlocks = 24;
+constexpr int64_t kTileBlockBytes = 2 * kBlockBytes;
+static_assert(kTileBlocks * kTileBlockBytes <= kTileBytes);
+
+// R rows over the blocks of a tile, which begin at x; the sums go on in `waiting` [R][16].
+template <int R>
+TREADLE_LOOP void RunTileRows(const uint8_t* tile, int64_t blocks, const int8_t* x,
+                              int64_t row_bytes, int32_t* waiting) {
+  Integers sums[R][1];
+  auto* lanes = reinterpret_cast<__m256i*>(waiting);
+  for (int r = 0; r < R; ++r) sums[r][0] = {lanes[2 * r], lanes[2 * r + 1]};
+  for (int64_t b = 0; b < blocks; ++b, x += kRowBytes * kBlockValues) {
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i, tile += 128) {
+      AddFour<R>(tile, tile + 64, x + 8 * i, row_bytes, sums);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    lanes[2 * r] = sums[r][0].lo;
+    lanes[2 * r + 1] = sums[r][0].hi;
+  }
+}
+
+void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
+              int64_t group) {
+  const RowInt8Input& quantized = input.row_int8;
+  const int64_t blocks = BlocksOf(input);
+  const int64_t row_bytes = blocks * kRowBytes * kBlockValues;
+  auto* waiting = reinterpret_cast<int32_t*>(scratch.sums);
+  for (int64_t row = 0; row < input.rows; ++row) {
+    for (int64_t i = 0; i < kLanes; ++i) {
+      waiting[row * kLanes + i] = -kZero * quantized.rows[row].sum;
+    }
+  }
+  const uint8_t* packed = share.weight.data + group * share.weight.group_bytes;
+  for (int64_t begin = 0; begin < blocks; begin += kTileBlocks) {
+    const int64_t count = blocks - begin < kTileBlocks ? blocks - begin : kTileBlocks;
+    for (int64_t line = 0; line < 8 * count; ++line, packed += 64) {
+      __builtin_prefetch(packed + kPrefetchBytes);
+      StoreWords(scratch.tile + 128 * line, LoadWords(packed));
+    }
+    const int8_t* x = quantized.codes + begin * kRowBytes * kBlockValues;
+    int64_t row = 0;
+    for (; row + 4 <= input.rows; row += 4) {
+      RunTileRows<4>(scratch.tile, count, x + row * row_bytes, row_bytes, waiting + row * kLanes);
+    }
+    for (; row < input.rows; ++row) {
+      RunTileRows<1>(scratch.tile, count, x + row * row_bytes, row_bytes, waiting + row * kLanes);
+    }
+  }
+  for (int64_t row = 0; row < input.rows; ++row) {
+    const auto* lanes = reinterpret_cast<const __m256i*>(waiting + row * kLanes);
+    const Integers sums[1][1] = {{{lanes[0], lanes[1]}}};
+    EndRows<1, 1>(input, share, row, group, sums);
+  }
+}
+
+#endif
 
 // Eight values, of the first `count` at least; other lanes are zero.
 TREADLE_SIMD __m256 Values(const float* x, int64_t count) {
@@ -192,43 +253,35 @@ TREADLE_SIMD uint32_t LaneBits(__m256i lanes) {
   return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(lanes)));
 }
 
-TREADLE_SIMD int32_t SumLanes(__m256i x) {
-  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
-}
-TREADLE_SIMD int32_t MaxLane(__m256i x) {
-  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
-  return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
-}
-
-// Eight codes to where column `column` lies.
-TREADLE_SIMD void StoreCodes(__m256i q, int8_t* row, int64_t column) {
-  int8_t* codes = row + column / kBlockValues * kRowPlanes * kBlockValues + column % kBlockValues;
-  const auto store = [](int8_t* to, __m256i x) {
-    const __m256i words = _mm256_packs_epi32(x, x);
-    const __m128i eight =
-        _mm_unpacklo_epi64(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storel_epi64(reinterpret_cast<__m128i*>(to), _mm_packs_epi16(eight, eight));
-  };
-  if constexpr (kRowPlanes == 2) {
-    const __m256i high = _mm256_srai_epi32(_mm256_add_epi32(q, _mm256_set1_epi32(8)), 4);
-    store(codes + kBlockValues, high);
-    q = _mm256_sub_epi32(q, _mm256_slli_epi32(high, 4));
+// Codes of 32 values from `column` on; of those from k on, 0. kAll: there are none of those.
+template <bool kAll>
+TREADLE_SIMD void CodesOf(const float* x, int64_t k, int64_t column, bool outliers, __m256 inverse,
+                          const RowInt8Input& out, __m256i (&q)[4]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i, column += 8) {
+    q[i] = _mm256_setzero_si256();
+    if (!kAll && column >= k) continue;
+    const __m256 values = kAll ? _mm256_loadu_ps(x + column) : Values(x + column, k - column);
+    // What NaN and infinities give does not matter, as the scale is not finite then.
+    q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values, inverse));
+    if (outliers) q[i] = _mm256_andnot_si256(OutlierLanes(Magnitudes(values), column, out), q[i]);
   }
-  store(codes, q);
 }
 
 }  // namespace
 
-void MatMulRowInt8(const MatMulInput& input, const MatMulShare& share, const MatMulScratch&) {
+void MatMulRowInt8(const MatMulInput& input, const MatMulShare& share,
+                   [[maybe_unused]] const MatMulScratch& scratch) {
   int64_t group = share.group_begin;
-  if constexpr (kWideRegisters) {
-    for (; input.rows > 1 && group + 2 <= share.group_end; group += 2) {
-      RunGroups<2>(input, share, group);
-    }
+#ifdef __AVX512F__
+  for (; input.rows > 1 && group + 2 <= share.group_end; group += 2) {
+    RunGroups<2>(input, share, group);
   }
+#else
+  for (; input.rows >= kTiledRows && group < share.group_end; ++group) {
+    RunTiles(input, share, scratch, group);
+  }
+#endif
   for (; group < share.group_end; ++group) RunGroups<1>(input, share, group);
 }
 
@@ -266,19 +319,23 @@ void QuantizeRow(const float* x, int64_t k, int64_t row, const RowInt8Input& out
   result.scale = zero ? 0.0f : absmax / 127;
   const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : 127 / absmax);
   const int64_t padded = (k + kBlockValues - 1) / kBlockValues * kBlockValues;
-  int8_t* const codes = out.codes + row * padded * kRowPlanes;
+  int8_t* codes = out.codes + row * padded * kRowBytes;
   __m256i sum = _mm256_setzero_si256();
-  for (int64_t column = 0; column < padded; column += 8) {
-    __m256i q = _mm256_setzero_si256();
-    if (column < k) {
-      const __m256 values = Values(x + column, k - column);
-      // What NaN and infinities give does not matter, as the scale is not finite then.
-      q = _mm256_cvtps_epi32(_mm256_mul_ps(values, inverse));
-      q = _mm256_max_epi32(_mm256_min_epi32(q, _mm256_set1_epi32(127)), _mm256_set1_epi32(-127));
-      q = _mm256_andnot_si256(OutlierLanes(Magnitudes(values), column, out), q);
+  for (int64_t column = 0; column < padded; column += kBlockValues) {
+    __m256i q[4];
+    if (column + kBlockValues <= k) {
+      CodesOf<true>(x, k, column, result.outliers > 0, inverse, out, q);
+    } else {
+      CodesOf<false>(x, k, column, result.outliers > 0, inverse, out, q);
     }
-    sum = _mm256_add_epi32(sum, q);
-    StoreCodes(q, codes, column);
+    sum = _mm256_add_epi32(
+        sum, _mm256_add_epi32(_mm256_add_epi32(q[0], q[1]), _mm256_add_epi32(q[2], q[3])));
+    if constexpr (kRowBytes == 2) {
+      StoreWordCodes(codes, q);
+    } else {
+      StoreByteCodes(codes, q);
+    }
+    codes += kRowBytes * kBlockValues;
   }
   result.sum = SumLanes(sum);
 }

@@ -14,7 +14,7 @@ void MatMulQ5(const MatMulInput& input, const MatMulShare& share, const MatMulSc
               int planes);
 void MatMulKQuants(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
                    int planes);
-// Part of MatMulInt16: kCodes4.
+// Part of MatMulInt16: layouts with HasCodes.
 void MatMulCodebook(const MatMulInput& input, const MatMulShare& share,
                     const MatMulScratch& scratch);
 // A block of 32 activations of kInt16: its planes (low, high), then, from byte kWordsAt, the 16-bit
@@ -30,11 +30,12 @@ void MatMulRowInt8(const MatMulInput& input, const MatMulShare& share,
 void FlagOutliers(const float* x, int64_t stride, int64_t rows, int64_t begin, int64_t end,
                   int32_t threshold_bits, uint8_t* flags);
 void QuantizeRow(const float* x, int64_t k, int64_t row, const RowInt8Input& out);
-// On AVX2 a code q is two: q = 16 * high + low, so that sums of products fit in 16 bits.
+// Of one of its activations. On AVX2 they are words, of four consecutive k the even ones before the
+// odd ones.
 #ifdef __AVX512F__
-inline constexpr int kRowPlanes = 1;
+inline constexpr int kRowBytes = 1;
 #else
-inline constexpr int kRowPlanes = 2;
+inline constexpr int kRowBytes = 2;
 #endif
 
 }  // namespace treadle::TREADLE_ISA

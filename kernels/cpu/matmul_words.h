@@ -1,6 +1,6 @@
 // Products with 16-bit activations as they are, times codes of 16 bits (ComputeMode::kInt16): the
-// exact sums of matmul_blocks.h in half the instructions where bytes are split (AVX2's codes above
-// 15), and the only ones for codes above 255.
+// exact sums of matmul_blocks.h in fewer instructions (nothing is split and put together), and the
+// only ones for codes above 255.
 //
 // All rows run over a tile of 16-bit codes that was unpacked once, in L1. A dword holds two codes
 // of a feature: of four consecutive k, first the even two, then the odd two.
@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/cpu/block_layouts.h"
+#include "kernels/cpu/code_words.h"
 #include "kernels/cpu/matmul_lanes.h"
 #include "kernels/cpu/matmul_tables.h"
 
@@ -21,33 +22,9 @@ constexpr int64_t kWordBytes = 1024;  // of a tile's block: its codes
 constexpr int64_t kWordBlockBytes = kWordBytes + 128;
 
 #ifdef __AVX512F__
-TREADLE_SIMD Integers BroadcastWords(int32_t x) { return {_mm512_set1_epi32(x)}; }
-TREADLE_SIMD Integers AddWords(Integers sums, const uint8_t* codes, Quad x) {
-  return {_mm512_dpwssd_epi32(sums.v, _mm512_loadu_si512(codes), x.v)};
-}
-constexpr int kWordRows = 6;
+constexpr int kWordRows = 8;
 constexpr int kWordGroups = 2;
 #else
-TREADLE_SIMD Integers BroadcastWords(int32_t x) {
-  return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
-}
-TREADLE_SIMD Integers AddWords(Integers sums, const uint8_t* codes, Quad x) {
-  return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(LoadBytes(codes), x.v)),
-          _mm256_add_epi32(sums.hi, _mm256_madd_epi16(LoadBytes(codes + 32), x.v))};
-}
-// Bytes that are codes, to the tile.
-TREADLE_SIMD void StoreWordHalf(uint8_t* tile, __m256i bytes) {
-  StoreBytes(tile, _mm256_and_si256(bytes, _mm256_set1_epi16(255)));
-  StoreBytes(tile + 64, _mm256_srli_epi16(bytes, 8));
-}
-TREADLE_SIMD void StoreWords(uint8_t* tile, Codes<false> codes) {
-  StoreWordHalf(tile, codes.lo);
-  StoreWordHalf(tile + 32, codes.hi);
-}
-TREADLE_SIMD void StoreWords(uint8_t* tile, Codes<true> codes) {
-  StoreWordHalf(tile, _mm256_or_si256(codes.lo, _mm256_slli_epi16(codes.upper_lo, 4)));
-  StoreWordHalf(tile + 32, _mm256_or_si256(codes.hi, _mm256_slli_epi16(codes.upper_hi, 4)));
-}
 constexpr int kWordRows = 4;
 constexpr int kWordGroups = 1;
 #endif
@@ -55,6 +32,9 @@ constexpr int kWordGroups = 1;
 // Blocks [begin, end) of a tile.
 struct WordWork {
   const uint8_t* tile;
+  const uint8_t* next;  // the packed bytes of the next tile
+  int64_t next_stride;  // from group to group
+  int64_t next_bytes;   // of a block
   int64_t begin;
   int64_t end;
   int64_t row;
@@ -73,9 +53,17 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
       input.codes + work.row * row_bytes + work.begin * kInt16Bytes * kBlockValues + kWordsAt;
   const ActivationBlock* blocks = input.blocks + work.row * stride + work.begin;
   const uint8_t* w = work.tile;
+  const uint8_t* next = work.next;
   Vec sums[R][G];
   BeginSums<R, G>(work.first, scratch, sums);
-  for (int64_t b = work.begin; b < work.end; ++b) {
+  for (int64_t b = work.begin; b < work.end; ++b, next += work.next_bytes) {
+    if (work.row == 0) {  // while this tile is multiplied, the next one comes
+      for (int g = 0; g < G; ++g) {
+        for (int64_t line = 0; line < work.next_bytes; line += 64) {
+          __builtin_prefetch(next + g * work.next_stride + line, 0, 2);
+        }
+      }
+    }
     constexpr int kParts = Layout::kHalves ? 2 : 1;
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
@@ -87,15 +75,17 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
                                              : block.high_sum;
         for (int g = 0; g < G; ++g) dots[r][g] = BroadcastWords(-Layout::kZero * sum);
       }
+      // All of it: going round, the compiler copies every sum.
       constexpr int kDwords = 16 / kParts;
-#pragma GCC unroll 4
-      for (int i = part * kDwords; i < (part + 1) * kDwords; ++i) {
+#pragma GCC unroll 16
+      for (int i = 0; i < kDwords; ++i) {
+        const int dword = part * kDwords + i;
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const Quad activations = LoadQuad(x + r * row_bytes + 4 * i);
+          const Quad activations = LoadQuad(x + r * row_bytes + 4 * dword);
 #pragma GCC unroll 2
           for (int g = 0; g < G; ++g) {
-            const uint8_t* codes = w + g * kWordTileBlocks * kWordBlockBytes + 64 * i;
+            const uint8_t* codes = w + g * kWordTileBlocks * kWordBlockBytes + 64 * dword;
             dots[r][g] = AddWords(dots[r][g], codes, activations);
           }
         }
@@ -131,6 +121,7 @@ TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& sha
                                 const MatMulScratch& scratch, int64_t group, Unpack unpack) {
   static_assert(G * kWordTileBlocks * kWordBlockBytes <= kTileBytes);
   const int64_t blocks = input.k / kBlockValues;
+  const int64_t next_bytes = share.weight.group_bytes / blocks;
   for (int64_t begin = 0; begin < blocks; begin += kWordTileBlocks) {
     const int64_t end = begin + kWordTileBlocks < blocks ? begin + kWordTileBlocks : blocks;
     for (int g = 0; g < G; ++g) {
@@ -138,10 +129,26 @@ TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& sha
       uint8_t* tile = scratch.tile + g * kWordTileBlocks * kWordBlockBytes;
       for (int64_t b = begin; b < end; ++b, tile += kWordBlockBytes) unpack(packed, b, tile);
     }
-    WordWork work{scratch.tile, begin, end, 0, group, begin == 0, end == blocks};
+    const bool last = end == blocks;
+    const uint8_t* packed = share.weight.data + group * share.weight.group_bytes;
+    WordWork work{scratch.tile,
+                  packed + (last ? G * share.weight.group_bytes : end * next_bytes),
+                  share.weight.group_bytes,
+                  next_bytes,
+                  begin,
+                  end,
+                  0,
+                  group,
+                  begin == 0,
+                  last};
     const auto sums = [&] { return scratch.sums + work.row * G * kLanes; };
     for (; work.row + kWordRows <= input.rows; work.row += kWordRows) {
       RunWordRows<Layout, kWordRows, G>(input, share, work, sums());
+    }
+    if constexpr (kWordRows > 4) {
+      for (; work.row + 4 <= input.rows; work.row += 4) {
+        RunWordRows<Layout, 4, G>(input, share, work, sums());
+      }
     }
     for (; work.row + 2 <= input.rows; work.row += 2) {
       RunWordRows<Layout, 2, G>(input, share, work, sums());
@@ -164,16 +171,12 @@ TREADLE_SIMD void RunWords(const MatMulInput& input, const MatMulShare& share,
   }
 }
 
-#ifndef __AVX512F__
-
 // Block `block` of a group of GGUF's layouts to a tile.
 template <typename Packed>
 inline void UnpackWords(const uint8_t* group, int64_t block, uint8_t* tile) {
   UnpackBlockWith<Packed, 128>(group, block, tile,
-                               [](uint8_t* p, auto codes) { StoreWords(p, codes); });
+                               [](uint8_t* p, auto codes) { StoreWords(p, WordsOf(codes)); });
 }
-
-#endif
 
 }  // namespace
 }  // namespace treadle::TREADLE_ISA

@@ -40,21 +40,24 @@ const Packing& PackingOf(PackKind kind) {
 int64_t CodebookValues(PackKind kind) {
   return kind == PackKind::kCodes4 ? 16 : kind == PackKind::kCodes8 ? 256 : 0;
 }
+size_t CodebookBytes(PackKind kind) {
+  const auto values = static_cast<size_t>(CodebookValues(kind));
+  // And what a kernel reads behind the last of them.
+  return values > 0 ? values * (sizeof(float) + sizeof(int16_t)) + 2 * sizeof(float) : 0;
+}
 
 void PutCodebook(std::span<const float> codebook, uint8_t* at, PackedView& view) {
   auto* floats = reinterpret_cast<float*>(at);
   std::ranges::copy(codebook, floats);
   view.codebook = floats;
-  if (view.kind != PackKind::kCodes4) return;
   auto* integers = reinterpret_cast<IntegerCodebook*>(floats + CodebookValues(view.kind));
   float largest = 0;
   for (const float value : codebook) largest = std::fmax(largest, std::fabs(value));
   constexpr float kSteps = 4095;
   integers->step = largest / kSteps;
   for (size_t i = 0; i < codebook.size(); ++i) {
-    const auto code = static_cast<int>(std::nearbyint(codebook[i] * (kSteps / largest)));
-    integers->low[i] = static_cast<uint8_t>(code & 255);
-    integers->high[i] = static_cast<uint8_t>(code >> 8 & 255);
+    const float code = std::nearbyint(codebook[i] * (kSteps / largest));
+    integers->codes[i] = static_cast<int16_t>(code);
   }
   view.integers = integers;
 }
@@ -80,17 +83,28 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& sou
     return InvalidArgument("a matrix of ", source.k, " input features in ", format.name,
                            ": expected at most ", kMaxRowInt8);
   }
+  if (source.file != nullptr && !format.apart() && !source.transposed && source.row_order.empty()) {
+    return std::make_unique<CpuMatrix>(source);
+  }
   PackedView view = PlanOf(source);
   const Packing& packing = PackingOf(view.kind);
 
   const int64_t groups = (source.n + kGroupFeatures - 1) / kGroupFeatures;
   const size_t group_bytes = static_cast<size_t>(groups) * static_cast<size_t>(view.group_bytes);
-  size_t bytes = group_bytes + static_cast<size_t>(CodebookValues(view.kind)) * sizeof(float);
-  if (view.kind == PackKind::kCodes4) bytes += sizeof(IntegerCodebook);
+  // Floats are in the order of the features whatever they were made of.
+  const std::span<const int32_t> order =
+      view.kind == PackKind::kF32 ? std::span<const int32_t>() : InputOrderOf(source);
+  const size_t order_at = group_bytes + CodebookBytes(view.kind);
+  const size_t bytes = order_at + order.size_bytes();
   TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<uint8_t> memory, arena.Allocate(bytes));
   view.data = memory.get();
   if (CodebookValues(view.kind) > 0) {
     PutCodebook(CodebookOf(source), memory.get() + group_bytes, view);
+  }
+  if (!order.empty()) {
+    auto* copy = reinterpret_cast<int32_t*>(memory.get() + order_at);
+    std::ranges::copy(order, copy);
+    view.input_order = copy;
   }
   pool.ParallelFor(groups, 1, [&](int64_t begin, int64_t end) {
     for (int64_t group = begin; group < end; ++group) {
@@ -105,17 +119,33 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& sou
   return std::make_unique<CpuMatrix>(view, bytes, std::move(memory));
 }
 
+void CpuMatrix::DecodeRow(int64_t row, bool accumulate, float* out) const {
+  if (memory_ != nullptr) return DecodePackedRow(view_, row, accumulate, out);
+  TREADLE_CHECK(row >= 0 && row < stored_.n);
+  const WeightFormat& format = *stored_.format;
+  const std::byte* const stored = stored_.data + row * format.RowBytes(stored_.k);
+  float chunk[kDecodeChunk];
+  for (int64_t k = 0; k < stored_.k; k += kDecodeChunk) {
+    const int64_t count = std::min(kDecodeChunk, stored_.k - k);
+    format.decode(stored + format.RowBytes(k), count / format.block, accumulate ? chunk : out + k);
+    for (int64_t i = 0; accumulate && i < count; ++i) out[k + i] += chunk[i];
+  }
+}
+
 void DecodePackedRow(const PackedView& view, int64_t row, bool accumulate, float* out) {
   TREADLE_CHECK(row >= 0 && row < view.n);
   const uint8_t* group = view.data + row / kGroupFeatures * view.group_bytes;
   const int64_t lane = row % kGroupFeatures;
   const Packing& packing = PackingOf(view.kind);
+  const bool directly = !accumulate && view.input_order == nullptr;
   float chunk[kDecodeChunk];
-  for (int64_t k = 0; k < view.k; k += kDecodeChunk, out += kDecodeChunk) {
+  for (int64_t k = 0; k < view.k; k += kDecodeChunk) {
     const int64_t count = std::min(kDecodeChunk, view.k - k);
-    packing.decode(view, group, lane, k, count, accumulate ? chunk : out);
-    if (!accumulate) continue;
-    for (int64_t i = 0; i < count; ++i) out[i] += chunk[i];
+    packing.decode(view, group, lane, k, count, directly ? out + k : chunk);
+    for (int64_t i = 0; !directly && i < count; ++i) {
+      float& value = out[view.input_order == nullptr ? k + i : view.input_order[k + i]];
+      value = accumulate ? value + chunk[i] : chunk[i];
+    }
   }
 }
 

@@ -61,9 +61,7 @@ int64_t HeaderBytes(const PackedView& view) { return kScaleBytes * (view.zeros ?
 
 // Where code `i` of a unit lies behind the scales and zeros.
 int64_t CodeAt(PackKind kind, int64_t i, int64_t lane) {
-  if (kind == PackKind::kCodes4) return i / 8 * 64 + lane * 4 + i % 4;
-  if (kind != PackKind::kE4M3) return i / 4 * 64 + lane * 4 + i % 4;
-  return i / 2 * 32 + lane * 2 + i % 2;
+  return i / (kind == PackKind::kCodes4 ? 8 : 4) * 64 + lane * 4 + i % 4;
 }
 
 constexpr float kE4M3Scale = 256;  // fp16's exponents are biased by 8 more
@@ -78,10 +76,17 @@ void PackCodes(const MatrixSource& source, const PackedView& view, int64_t from,
     const int64_t block = (from * source.k + k) / constants.scale_block;
     PutFloat(factor * constants.scales[block], lane, group);
     if (view.zeros) PutFloat(constants.zeros[block], kGroupFeatures + lane, group);
-    for (int64_t i = 0; i < view.unit; ++i) {
-      uint8_t& byte = group[HeaderBytes(view) + CodeAt(view.kind, i, lane)];
-      const bool high = view.kind == PackKind::kCodes4 && i % 8 >= 4;
-      byte = static_cast<uint8_t>(byte | codes[k + i] << (high ? 4 : 0));
+    uint8_t* to = group + HeaderBytes(view) + 4 * lane;
+    for (const uint8_t* four = codes.data() + k; four < codes.data() + k + view.unit; four += 4) {
+      uint32_t dword;
+      std::memcpy(&dword, four, 4);
+      if (view.kind == PackKind::kCodes4) {
+        uint32_t next;
+        std::memcpy(&next, four += 4, 4);
+        dword |= next << 4;
+      }
+      std::memcpy(to, &dword, 4);
+      to += 64;
     }
   }
 }
@@ -142,7 +147,7 @@ bool PlanCodes(const MatrixSource& source, PackedView& view) {
   const int64_t block = source.constants->scale_block;
   view.unit = block >= source.n * source.k ? source.k : std::gcd(block, source.k);
   if (view.unit % kBlockValues != 0) return false;
-  if (format.code_bits <= 4 && !IsCommon(CodebookOf(source))) return false;
+  if (!e4m3 && !IsCommon(CodebookOf(source))) return false;
   view.kind = PackKind::kCodes8;
   if (e4m3) {
     view.kind = PackKind::kE4M3;

@@ -1,25 +1,10 @@
 // ComputeMode::kInt8's and kInt16's quantization of activations, and this instruction set's table.
+#include "kernels/cpu/activation_codes.h"
 #include "kernels/cpu/matmul_tables.h"
 #include "kernels/cpu/simd.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {
-
-// Eight lanes at a time on every instruction set: the work is small next to the product.
-
-TREADLE_SIMD int32_t MaxLane(__m256i x) {
-  __m128i m = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
-  m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1));
-  return _mm_cvtsi128_si32(m);
-}
-
-TREADLE_SIMD int32_t SumLanes(__m256i x) {
-  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
-  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
-  return _mm_cvtsi128_si32(s);
-}
 
 // Codes of eight values. What NaN and infinities give does not matter, as their scale is not
 // finite, but it stays within +-largest.
@@ -27,23 +12,6 @@ TREADLE_SIMD __m256i Round(const float* x, __m256 inverse, int32_t largest) {
   const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
   return _mm256_max_epi32(_mm256_min_epi32(q, _mm256_set1_epi32(largest)),
                           _mm256_set1_epi32(-largest));
-}
-
-TREADLE_SIMD void StoreBytes(int8_t* codes, const __m256i (&q)[4]) {
-  const __m256i packed =
-      _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes),
-                      _mm256_permutevar8x32_epi32(packed, order));
-}
-
-// As words, of four the even ones before the odd ones.
-TREADLE_SIMD void StoreWords(int8_t* codes, const __m256i (&q)[4]) {
-  for (int i = 0; i < 4; i += 2) {
-    __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(q[i], q[i + 1]), 0xd8);
-    words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 16 * i), words);
-  }
 }
 
 // P planes of 32 codes: of 127 steps to absmax, or of 127 * 128.
@@ -69,16 +37,16 @@ void QuantizeBlock(const float* x, int8_t* codes, ActivationBlock& block) {
   block.scale = scale;
   block.scaled_sum = scale * static_cast<float>(block.low_sum + block.high_sum);
   if constexpr (P == 2) {
-    StoreWords(codes + kWordsAt, q);
+    StoreWordCodes(codes + kWordsAt, q);
     // q = 128 * high + low, low in [-64, 63]
     __m256i high[4];
     for (int i = 0; i < 4; ++i) {
       high[i] = _mm256_srai_epi32(_mm256_add_epi32(q[i], _mm256_set1_epi32(64)), 7);
       q[i] = _mm256_sub_epi32(q[i], _mm256_slli_epi32(high[i], 7));
     }
-    StoreBytes(codes + kBlockValues, high);
+    StoreByteCodes(codes + kBlockValues, high);
   }
-  StoreBytes(codes, q);
+  StoreByteCodes(codes, q);
 }
 
 template <int P>
@@ -95,7 +63,7 @@ const MatMulKernels kMatMulKernels = {
     .exact = {MatMulExact, nullptr, 0, false},
     .int8 = {MatMulInt8, Quantize<1>, 1, false},
     .int16 = {MatMulInt16, Quantize<2>, kInt16Bytes, true},
-    .row_int8 = {FlagOutliers, QuantizeRow, kRowPlanes},
+    .row_int8 = {FlagOutliers, QuantizeRow, kRowBytes},
 };
 
 }  // namespace treadle::TREADLE_ISA

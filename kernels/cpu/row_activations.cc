@@ -39,7 +39,7 @@ void RowActivations::Reserve(const Tensor& x) {
   const auto rows = static_cast<size_t>(x.rows);
   const auto k = static_cast<size_t>(x.cols);
   const size_t padded = (k + kBlockValues - 1) / kBlockValues * kBlockValues;
-  const size_t code_bytes = Aligned(rows * padded * static_cast<size_t>(kernel_.planes));
+  const size_t code_bytes = Aligned(rows * padded * static_cast<size_t>(kernel_.code_bytes));
   const size_t row_bytes = Aligned(rows * sizeof(ActivationRow));
   const size_t column_bytes = Aligned(rows * k * sizeof(int32_t));
   const size_t flag_bytes = Aligned(padded);

@@ -4,8 +4,11 @@
 #include <cstring>
 #include <numeric>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "kernels/dtype.h"
+#include "kernels/formats/quantizers.h"
 #include "kernels/status.h"
 
 namespace treadle {
@@ -31,18 +34,14 @@ absl::Status CheckSize(std::string_view what, size_t found, int64_t rows, int64_
 absl::Status CheckGroups(const GroupQuantizedTensors& tensors) {
   if (tensors.g_idx.empty()) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(CheckSize("g_idx", tensors.g_idx.size(), tensors.k, 1));
-  bool in_order = true;
   for (int64_t i = 0; i < tensors.k; ++i) {
     const int32_t group = tensors.g_idx[i];
     if (group < 0 || group >= Groups(tensors)) {
       return InvalidArgument("g_idx names group ", group, " at ", i, ", expected 0 to ",
                              Groups(tensors) - 1);
     }
-    in_order = in_order && group == i / GroupSize(tensors);
   }
-  if (in_order) return absl::OkStatus();
-  return Unimplemented("g_idx reorders columns (act-order), expected group i / ",
-                       GroupSize(tensors));
+  return absl::OkStatus();
 }
 
 absl::Status Check(const GroupQuantizedTensors& tensors) {
@@ -63,6 +62,51 @@ absl::Status Check(const GroupQuantizedTensors& tensors) {
   TREADLE_RETURN_IF_ERROR(CheckSize("qzeros", tensors.qzeros.size(), Groups(tensors), n / codes));
   TREADLE_RETURN_IF_ERROR(CheckSize("scales", tensors.scales.size(), Groups(tensors), n));
   return CheckGroups(tensors);
+}
+
+// The columns as the matrix keeps them: those of a group side by side.
+struct Columns {
+  std::vector<int32_t> order;   // column i is the file's order[i]; empty: as in the file
+  std::vector<int32_t> groups;  // [k]
+  int64_t block = 0;            // groups change at multiples of it only
+};
+
+Columns SortByGroup(const GroupQuantizedTensors& tensors) {
+  const auto k = static_cast<size_t>(tensors.k);
+  Columns columns;
+  columns.groups.resize(k);
+  const auto is_zero = [](int32_t group) { return group == 0; };
+  if (std::ranges::all_of(tensors.g_idx, is_zero)) {
+    for (size_t i = 0; i < k; ++i) {
+      columns.groups[i] = static_cast<int32_t>(static_cast<int64_t>(i) / GroupSize(tensors));
+    }
+  } else {
+    std::ranges::copy(tensors.g_idx, columns.groups.begin());
+    if (!std::ranges::is_sorted(tensors.g_idx)) {
+      columns.order.resize(k);
+      std::iota(columns.order.begin(), columns.order.end(), 0);
+      std::ranges::stable_sort(columns.order, {},
+                               [&](int32_t column) { return tensors.g_idx[column]; });
+      std::ranges::sort(columns.groups);
+    }
+  }
+  columns.block = tensors.k;
+  for (size_t i = 1; i < k; ++i) {
+    if (columns.groups[i] != columns.groups[i - 1]) {
+      columns.block = std::gcd(columns.block, static_cast<int64_t>(i));
+    }
+  }
+  return columns;
+}
+
+// Puts the codes of a row in order.
+void ReorderRow(const WeightFormat& format, std::span<const int32_t> order, int64_t row,
+                std::byte* data) {
+  const auto k = static_cast<int64_t>(order.size());
+  std::vector<uint8_t> stored(order.size()), codes(order.size());
+  UnpackCodes(format, data, row * k, k, stored.data());
+  for (size_t i = 0; i < order.size(); ++i) codes[i] = stored[order[i]];
+  formats::PackCodes(format, codes.data(), k, data + row * k * format.code_bits / 8);
 }
 
 // Rows [begin, end) of flat codes. GPTQ's words along k already are as ours along a row.
@@ -123,15 +167,16 @@ uint32_t ZeroShift(const GroupQuantizedTensors& tensors) {
   return tensors.packing == GroupPacking::kGptqV1 ? 1 : 0;
 }
 
-// Groups of k become blocks of the flat matrix. Where groups do not divide k, smaller blocks do.
-void SetConstants(const GroupQuantizedTensors& tensors, MatrixConstants& constants) {
-  const int64_t block = std::gcd(GroupSize(tensors), tensors.k);
+// Groups of k become blocks of the flat matrix. Where groups differ in size, smaller blocks do.
+void SetConstants(const GroupQuantizedTensors& tensors, const Columns& columns,
+                  MatrixConstants& constants) {
+  const int64_t block = columns.block;
   const uint32_t shift = ZeroShift(tensors);
   const uint32_t mask = (1u << tensors.bits) - 1;
   constants.scale_block = block;
   for (int64_t n = 0; n < tensors.n; ++n) {
     for (int64_t k = 0; k < tensors.k; k += block) {
-      const int64_t at = k / GroupSize(tensors) * tensors.n + n;
+      const int64_t at = columns.groups[k] * tensors.n + n;
       const uint32_t zero = tensors.packing == GroupPacking::kAwq
                                 ? AwqField(tensors.qzeros, at)
                                 : Field(tensors.qzeros, tensors.bits, at);
@@ -167,7 +212,16 @@ absl::StatusOr<QuantizedMatrix> ConvertGroupQuantized(const GroupQuantizedTensor
   parallel_for(awq ? tensors.n / 8 : tensors.n, [&](int64_t begin, int64_t end) {
     unpack(tensors, begin, end, matrix.data.data());
   });
-  SetConstants(tensors, matrix.constants);
+  Columns columns = SortByGroup(tensors);
+  if (!columns.order.empty()) {
+    parallel_for(tensors.n, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        ReorderRow(*matrix.format, columns.order, row, matrix.data.data());
+      }
+    });
+  }
+  SetConstants(tensors, columns, matrix.constants);
+  matrix.constants.input_order = std::move(columns.order);
   FoldZeros(*matrix.format, matrix.constants);
   TREADLE_RETURN_IF_ERROR(CheckMatrixSource(matrix.source()));
   return matrix;

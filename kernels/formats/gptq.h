@@ -1,7 +1,11 @@
 // GPTQ's and AWQ's tensors as one matrix of an apart format ("gptq4", "gptq8").
 //
-// Sources: AutoGPTQ's and AutoAWQ's checkpoints. With g = k / group_size: W[n, k] = scales[g, n] *
-// (q[n, k] - z[g, n]).
+// Sources: AutoGPTQ's and AutoAWQ's checkpoints. With g = g_idx[k], or k / group_size: W[n, k] =
+// scales[g, n] * (q[n, k] - z[g, n]).
+//
+// Act-order (`desc_act`): GPTQ quantizes columns in the order of their importance, and a group is
+// what came one after the other in that order. The matrix keeps a group's columns side by side, and
+// says so (MatrixConstants::input_order).
 //
 // Thread safety: pure functions.
 #pragma once
@@ -32,12 +36,12 @@ struct GroupQuantizedTensors {
   std::span<const int32_t> qweight;  // GPTQ [k * bits / 32, n], along k; AWQ [k, n / 8], along n
   std::span<const int32_t> qzeros;   // [groups, n * bits / 32]
   std::span<const uint16_t> scales;  // [groups, n], fp16
-  std::span<const int32_t> g_idx;    // the group of each k; empty: k / group_size
+  // The group of each k. Empty, or all zeros (as some writers fill it): k / group_size.
+  std::span<const int32_t> g_idx;
 };
 
 // The matrix keeps every bit: its values are those of the formula in float. If all zero points are
-// equal they become part of the codebook. Errors: sizes that disagree, a group that does not exist,
-// and (Unimplemented) columns whose groups are in another order (act-order).
+// equal they become part of the codebook. Errors: sizes that disagree, a group that does not exist.
 absl::StatusOr<QuantizedMatrix> ConvertGroupQuantized(const GroupQuantizedTensors& tensors,
                                                       const ParallelFor& parallel_for);
 

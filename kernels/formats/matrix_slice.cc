@@ -60,6 +60,7 @@ void CopyConstants(const MatrixSource& source, std::span<const int32_t> rows, in
   const MatrixConstants& from = *source.constants;
   MatrixConstants& to = slice.constants;
   to.codebook = from.codebook;
+  to.input_order = from.input_order;
   to.outlier_threshold = from.outlier_threshold;
   to.outlier_rule = from.outlier_rule;
   // In every row a scale of the source begins at a multiple of its block, less the row's offset;
@@ -74,6 +75,19 @@ void CopyConstants(const MatrixSource& source, std::span<const int32_t> rows, in
       to.scales.push_back(from.scales[at]);
       if (!from.zeros.empty()) to.zeros.push_back(from.zeros[at]);
     }
+  }
+}
+
+// The canonical values.
+void CopyFloats(const MatrixSource& source, std::span<const int32_t> rows, int64_t begin,
+                MatrixSlice& slice) {
+  std::vector<float> values(static_cast<size_t>(source.k));
+  const size_t bytes = static_cast<size_t>(slice.k) * sizeof(float);
+  std::byte* to = slice.data.data();
+  for (const int32_t row : rows) {
+    DecodeSourceRow(source, row, values.data());
+    std::memcpy(to, values.data() + begin, bytes);
+    to += bytes;
   }
 }
 
@@ -104,8 +118,12 @@ absl::StatusOr<MatrixSlice> SliceMatrix(const MatrixSource& source, std::span<co
     row = static_cast<int32_t>(source.SourceRow(row));
   }
   MatrixSlice slice = {.format = source.format, .n = std::ssize(from), .k = end - begin};
-  slice.data.resize(static_cast<size_t>(format.MatrixBytes(slice.n, slice.k)));
-  if (format.apart()) {
+  const bool as_floats = !InputOrderOf(source).empty() && slice.k < source.k;
+  if (as_floats) slice.format = FindWeightFormat("f32");
+  slice.data.resize(static_cast<size_t>(slice.format->MatrixBytes(slice.n, slice.k)));
+  if (as_floats) {
+    CopyFloats(source, from, begin, slice);
+  } else if (format.apart()) {
     CopyCodes(source, from, begin, slice);
     CopyConstants(source, from, begin, slice);
   } else if (source.transposed) {

@@ -2,8 +2,9 @@
 //
 // Rows (output features) can be taken in any format. Columns (input features) of inline formats are
 // cut between blocks; of apart formats anywhere: codes and constants are packed anew, and where a
-// scale's block straddles the cut, blocks become as small as fits all rows. A slice of an
-// LLM.int8() matrix keeps the scales of whole rows; its product quantizes its own part of the
+// scale's block straddles the cut, blocks become as small as fits all rows. A part of the columns
+// of a matrix with an input order becomes 32-bit floats: its groups would be of any size. A slice
+// of an LLM.int8() matrix keeps the scales of whole rows; its product quantizes its own part of the
 // activations, with that part's own absmax (finer than the whole row's).
 //
 // Thread safety: pure functions.

@@ -16,6 +16,27 @@ absl::Status CheckFinite(std::string_view what, std::span<const float> values) {
   return absl::OkStatus();
 }
 
+absl::Status CheckInputOrder(const MatrixSource& source) {
+  const std::span<const int32_t> order = InputOrderOf(source);
+  if (order.empty()) return absl::OkStatus();
+  if (source.format->activations == ActivationPolicy::kRowInt8) {
+    return InvalidArgument("an input order for a matrix in ", source.format->name,
+                           ", expected features in order");
+  }
+  if (static_cast<int64_t>(order.size()) != source.k) {
+    return InvalidArgument("input order of ", order.size(), " features for a matrix of ", source.k);
+  }
+  std::vector<bool> seen(order.size());
+  for (const int32_t feature : order) {
+    if (feature < 0 || feature >= source.k || seen[feature]) {
+      return InvalidArgument("input order has feature ", feature, ", expected each of 0 to ",
+                             source.k - 1, " once");
+    }
+    seen[feature] = true;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckConstants(const MatrixSource& source) {
   const WeightFormat& format = *source.format;
   if (!format.apart()) {
@@ -44,6 +65,7 @@ absl::Status CheckConstants(const MatrixSource& source) {
     return InvalidArgument(constants.zeros.size(), " zero points for ", blocks, " scales in ",
                            format.name, ": expected ", zeros);
   }
+  TREADLE_RETURN_IF_ERROR(CheckInputOrder(source));
   TREADLE_RETURN_IF_ERROR(CheckFinite("scale", constants.scales));
   return CheckFinite("zero point", constants.zeros);
 }
@@ -69,6 +91,11 @@ absl::Status CheckMatrixSource(const MatrixSource& source) {
     }
   }
   return CheckConstants(source);
+}
+
+std::span<const int32_t> InputOrderOf(const MatrixSource& source) {
+  if (source.constants == nullptr) return {};
+  return source.constants->input_order;
 }
 
 std::span<const float> CodebookOf(const MatrixSource& source) {
@@ -111,6 +138,7 @@ void DecodeSourceRow(const MatrixSource& source, int64_t row, float* out) {
   }
   const std::span<const float> codebook = CodebookOf(source);
   const MatrixConstants& constants = *source.constants;
+  const std::span<const int32_t> order = constants.input_order;
   uint8_t codes[64];
   for (int64_t begin = 0; begin < k; begin += 64) {
     const int64_t count = k - begin < 64 ? k - begin : 64;
@@ -119,7 +147,8 @@ void DecodeSourceRow(const MatrixSource& source, int64_t row, float* out) {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t b = (first + i) / constants.scale_block;
       const float zero = constants.zeros.empty() ? 0.0f : constants.zeros[b];
-      out[begin + i] = constants.scales[b] * (codebook[codes[i]] - zero);
+      const int64_t feature = order.empty() ? begin + i : order[begin + i];
+      out[feature] = constants.scales[b] * (codebook[codes[i]] - zero);
     }
   }
 }

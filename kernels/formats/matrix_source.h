@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -30,6 +31,11 @@ struct MatrixConstants {
   int64_t scale_block = 0;
   // [2^code_bits]; empty: the format's own.
   std::vector<float> codebook;
+  // If set: what is stored i-th of a row belongs to input feature input_order[i], so that features
+  // that share a scale can lie side by side (GPTQ's act-order); "column" above then is i. A
+  // canonical row is in the order of the features all the same. [k], each feature once. Not for
+  // LLM.int8().
+  std::vector<int32_t> input_order = {};
   // If set: the matrix' codes, which lie in another order in the file; MatrixSource::data points
   // here.
   std::vector<std::byte> codes;
@@ -50,14 +56,20 @@ struct MatrixSource {
   bool transposed = false;
   // Apart formats only.
   const MatrixConstants* constants = nullptr;
+  // Set: the matrix is only ever looked up (Backend::Embed), and `data` lies in a file that this
+  // keeps mapped. A backend may leave it there instead of packing it.
+  std::shared_ptr<const void> file = nullptr;
 
   // Of the packed matrix's row `row`.
   int64_t SourceRow(int64_t row) const { return row_order.empty() ? row : row_order[row]; }
 };
 
-// Errors: a shape that the format does not allow, a bad row order, constants that are missing, of
-// the wrong size, or not finite.
+// Errors: a shape that the format does not allow, a bad row or input order, constants that are
+// missing, of the wrong size, or not finite.
 absl::Status CheckMatrixSource(const MatrixSource& source);
+
+// MatrixConstants::input_order of the matrix; empty: in order.
+std::span<const int32_t> InputOrderOf(const MatrixSource& source);
 
 // The value of each code of an apart format's matrix. [2^code_bits]
 std::span<const float> CodebookOf(const MatrixSource& source);

@@ -166,7 +166,7 @@ absl::Status MakeKBit(const Job& job, QuantizedMatrix& matrix) {
   const bool tensor = job.spec.block == 0;
   TREADLE_ASSIGN_OR_RETURN(std::vector<float> scales,
                            AbsMaxes(job, tensor ? kPiece : job.spec.block, kLargestHalf));
-  if (tensor) scales = {*std::max_element(scales.begin(), scales.end())};
+  if (tensor) scales.assign(1, float{*std::max_element(scales.begin(), scales.end())});
   const int64_t block = tensor ? static_cast<int64_t>(job.values.size()) : job.spec.block;
   for (float& scale : scales) scale = ToFloat(ToHalf(scale));
   matrix.constants.codebook = CodebookFor(job, scales, block);

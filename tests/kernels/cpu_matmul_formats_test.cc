@@ -86,24 +86,33 @@ class CpuFormatsTest : public CpuSettingTest {};
 bool RoundsCodebook(const MatrixSource& source, ComputeMode compute) {
   const int64_t block = source.constants->scale_block;
   const int64_t unit = block >= source.n * source.k ? source.k : std::gcd(block, source.k);
-  return compute == ComputeMode::kInt16 && source.format->code_bits <= 4 && unit % 32 == 0;
+  return compute == ComputeMode::kInt16 && source.format->activations == ActivationPolicy::kFloat &&
+         unit % 32 == 0;
 }
 
-// Row `row` of the matrix with its codebook in 4095 steps, and a row of activations as kInt16 has
-// them.
+// Row `row` of the matrix with its codebook in integers, and a row of activations, both as kInt16
+// has them.
 std::vector<double> RoundedWeights(const MatrixSource& source, int64_t row) {
+  const std::span<const float> codebook = CodebookOf(source);
   float largest = 0;
-  for (const float value : CodebookOf(source)) largest = std::fmax(largest, std::fabs(value));
+  for (const float value : codebook) largest = std::fmax(largest, std::fabs(value));
+  const bool fp8 = source.format->name == "fp8";
+  const bool integers = codebook.size() == 256 && codebook[1] == 1 && codebook[255] == 255;
+  const float step = fp8 ? 0.125f : integers ? 1.0f : largest / 4095;
+  const float steps = 4095 / largest;
+  const auto rounded = [&](float value) {
+    if (fp8) return std::floor(8 * value + 0.5f);
+    return integers ? value : std::nearbyint(value * steps);
+  };
   std::vector<uint8_t> codes(static_cast<size_t>(source.k));
   UnpackCodes(*source.format, source.data, row * source.k, source.k, codes.data());
   std::vector<double> weights;
   for (int64_t k = 0; k < source.k; ++k) {
-    const float value = CodebookOf(source)[codes[k]] * (4095 / largest);
     const MatrixConstants& constants = *source.constants;
     const int64_t block = (row * source.k + k) / constants.scale_block;
     const float scale = constants.scales[block];
     const float minimum = constants.zeros.empty() ? 0.0f : -(scale * constants.zeros[block]);
-    weights.push_back(double{scale * (largest / 4095)} * std::nearbyint(value) + minimum);
+    weights.push_back(double{scale * step} * rounded(codebook[codes[k]]) + minimum);
   }
   return weights;
 }
@@ -195,18 +204,76 @@ TEST_P(CpuFormatsTest, BitsDoNotDependOnRowsThreadsOrInstructionSet) {
   }
 }
 
-TEST_P(CpuFormatsTest, EmbedDecodesCanonically) {
+// A feature for each place: a permutation that moves most of them far.
+std::vector<int32_t> MakeOrder(int64_t k, uint64_t seed) {
+  Random random(seed);
+  std::vector<int32_t> order(static_cast<size_t>(k));
+  std::iota(order.begin(), order.end(), 0);
+  for (int64_t i = k - 1; i > 0; --i) std::swap(order[i], order[random.Below(i + 1)]);
+  return order;
+}
+
+// A matrix with an input order does to activations what the same codes without one do to
+// activations in that order, bit for bit. Several such matrices and one without share an input.
+TEST_P(CpuFormatsTest, AnInputOrderIsThatOfTheActivations) {
   const auto backend = MakeBackend(2);
   for (const Shape& shape : kShapes) {
+    const bool packs_floats = shape.block % 32 != 0 || shape.k % 32 != 0;
+    if (shape.format == "int8" || packs_floats) continue;
+    auto plain = MakeApart(shape.format, shape.n, shape.k, shape.block);
+    const auto packed_plain = MustPack(*backend, plain.source);
+    std::vector<std::unique_ptr<PackedMatrix>> ordered;
+    std::vector<std::vector<int32_t>> orders;
+    for (const uint64_t seed : {7, 8, 7}) {  // the last as the first, in a place of its own
+      orders.push_back(MakeOrder(shape.k, seed));
+      plain.constants->input_order = orders.back();
+      ordered.push_back(MustPack(*backend, plain.source));
+    }
+    for (const int64_t rows : {1, 3, 40}) {
+      const std::vector<float> x = MakeInput(rows, shape.k, 9);
+      std::vector<std::vector<float>> outs(4, std::vector<float>(rows * shape.n, 0.5f));
+      std::vector<Projection> projections;
+      for (size_t i = 0; i < outs.size(); ++i) {
+        const PackedMatrix* weight =
+            i == 1 ? packed_plain.get() : ordered[i == 0 ? 0 : i - 1].get();
+        projections.push_back(
+            {weight, nullptr, DenseTensor(outs[i].data(), DType::kF32, rows, shape.n), true});
+      }
+      std::vector<float> input = x;
+      backend->MatMul(DenseTensor(input.data(), DType::kF32, rows, shape.k), projections);
+      ASSERT_EQ(input, x);
+      EXPECT_EQ(outs[1], Multiply(*backend, *packed_plain, x, 0, rows)) << shape.format;
+      for (const size_t i : {0, 2, 3}) {
+        const std::vector<int32_t>& order = orders[i == 0 ? 0 : i - 1];
+        std::vector<float> moved(x.size());
+        for (int64_t at = 0; at < rows * shape.k; ++at) {
+          moved[at] = x[at / shape.k * shape.k + order[at % shape.k]];
+        }
+        EXPECT_EQ(outs[i], Multiply(*backend, *packed_plain, moved, 0, rows))
+            << shape.format << " " << shape.n << "x" << shape.k << " rows " << rows;
+      }
+    }
+  }
+}
+
+TEST_P(CpuFormatsTest, EmbedDecodesCanonically) {
+  const auto backend = MakeBackend(2);
+  for (size_t i = 0; i < 2 * std::size(kShapes); ++i) {
+    const Shape& shape = kShapes[i / 2];
     const auto matrix = MakeApart(shape.format, shape.n, shape.k, shape.block);
+    if (i % 2 == 1 && shape.format != "int8") {
+      matrix.constants->input_order = MakeOrder(shape.k, i);
+    }
     const auto packed = MustPack(*backend, matrix.source);
     const std::vector<int32_t> ids = {static_cast<int32_t>(shape.n) - 1, 0, 3};
     std::vector<float> out(ids.size() * shape.k), expected(shape.k);
-    backend->Embed(*packed, ids, false, DenseTensor(out.data(), DType::kF32, 3, shape.k));
-    for (size_t i = 0; i < ids.size(); ++i) {
-      DecodeSourceRow(matrix.source, ids[i], expected.data());
+    const bool accumulate = i % 4 >= 2;
+    std::ranges::fill(out, 0.0f);
+    backend->Embed(*packed, ids, accumulate, DenseTensor(out.data(), DType::kF32, 3, shape.k));
+    for (size_t row = 0; row < ids.size(); ++row) {
+      DecodeSourceRow(matrix.source, ids[row], expected.data());
       for (int64_t k = 0; k < shape.k; ++k) {
-        ASSERT_EQ(out[i * shape.k + k], expected[k]) << shape.format << " row " << ids[i];
+        ASSERT_EQ(out[row * shape.k + k], expected[k]) << shape.format << " row " << ids[row];
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "kernels/dtype.h"
 #include "kernels/formats/matrix_source.h"
 #include "kernels/formats/weight_format.h"
+#include "kernels/status.h"
 #include "tests/support/op_cases.h"
 
 namespace treadle {
@@ -252,6 +254,18 @@ TEST(ApartFormats, RefusesBadConstants) {
                         m.constants->scales.resize(8);
                       }),
               HasSubstr("expected one scale per row"));
+  const auto order = [&](std::string_view format, std::vector<int32_t> features) {
+    return message(format, [&](RandomMatrix& m) { m.constants->input_order = features; });
+  };
+  std::vector<int32_t> features(48);
+  std::iota(features.rbegin(), features.rend(), 0);
+  EXPECT_EQ(order("gptq4", features), "");
+  EXPECT_THAT(order("int8", features), HasSubstr("expected features in order"));
+  EXPECT_THAT(order("gptq4", {1, 0}), HasSubstr("input order of 2 features for a matrix of 48"));
+  for (const int32_t bad : {features[7], -1, 48}) {
+    features[30] = bad;
+    EXPECT_THAT(order("gptq8", features), HasSubstr(Str("input order has feature ", bad)));
+  }
   const MatrixConstants constants;
   EXPECT_THAT(message("q8_0", [&](RandomMatrix& m) { m.source.constants = &constants; }),
               HasSubstr("constants for a matrix in q8_0, which has its own"));

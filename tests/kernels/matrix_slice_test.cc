@@ -31,7 +31,8 @@ void ExpectSlice(const MatrixSource& source, std::span<const int32_t> rows, int6
   ASSERT_TRUE(slice.ok()) << slice.status();
   const MatrixSource part = slice->source();
   ASSERT_EQ(CheckMatrixSource(part), absl::OkStatus());
-  EXPECT_EQ(part.format, source.format);
+  const bool as_floats = !InputOrderOf(source).empty() && end - begin < source.k;
+  EXPECT_EQ(part.format, as_floats ? FindWeightFormat("f32") : source.format);
   ASSERT_EQ(part.n, rows.empty() ? source.n : std::ssize(rows));
   ASSERT_EQ(part.k, end - begin);
   for (int64_t row = 0; row < part.n; ++row) {
@@ -107,6 +108,22 @@ TEST(MatrixSlice, CodesCrossBytes) {
     for (int64_t begin = 0; begin < 45; ++begin) {
       for (int64_t end = begin + 1; end <= 45; end += 3) ExpectSlice(matrix.source, {}, begin, end);
     }
+  }
+}
+
+TEST(MatrixSlice, InputOrdersStayOrBecomeFloats) {
+  Random random(3);
+  for (const char* name : {"gptq4", "gptq8", "kbit3"}) {
+    SCOPED_TRACE(name);
+    RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat(name), 9, 96, 10, 32);
+    std::vector<int32_t>& order = matrix.constants->input_order;
+    order.resize(96);
+    std::iota(order.begin(), order.end(), 0);
+    std::ranges::reverse(order);
+    std::swap(order[3], order[70]);
+    ExpectAllSlices(matrix.source, random);
+    const int32_t rows[] = {4, 0, 7};
+    EXPECT_EQ(SliceMatrix(matrix.source, rows, 0, 96)->constants.input_order, order);
   }
 }
 

@@ -24,14 +24,23 @@ def pack(fields, bits, order=None):
     return words.view(np.int32)
 
 
-def make(random, packing, bits, n, k, group, symmetric, mislabelled=False):
+def act_order(random, k, group):
+    """Groups are runs of columns in the order in which act-order met them."""
+    g_idx = np.zeros(k, np.int64)
+    g_idx[random.permutation(k)] = np.arange(k) // group
+    return g_idx
+
+
+def make(random, packing, bits, n, k, group, symmetric, mislabelled=False, g_idx=None, stored_g_idx=None):
     groups = -(-k // (k if group == -1 else group))
     codes = random.integers(0, 2**bits, (k, n))
     zeros = random.integers(0, 2**bits, (groups, n))
     if symmetric:
         zeros[:] = 2 ** (bits - 1)
     scales = random.normal(0, 0.01, (groups, n)).astype(np.float16)
-    g_idx = np.arange(k) // (k if group == -1 else group)
+    in_order = g_idx is None
+    if in_order:
+        g_idx = np.arange(k) // (k if group == -1 else group)
     weights = scales[g_idx].astype(np.float64) * (codes - zeros[g_idx])  # exact in 32 bits
     minus_one = (packing == "gptq_v1") != mislabelled and packing != "awq"
     stored = (zeros - 1) % 2**bits if minus_one else zeros
@@ -42,7 +51,8 @@ def make(random, packing, bits, n, k, group, symmetric, mislabelled=False):
     return {
         "packing": packing, "bits": bits, "n": n, "k": k, "group_size": group, "symmetric": symmetric,
         "qweight": np.ascontiguousarray(qweight).ravel().tolist(), "qzeros": qzeros.ravel().tolist(),
-        "scales": scales.view(np.uint16).ravel().tolist(), "g_idx": g_idx.tolist(),
+        "scales": scales.view(np.uint16).ravel().tolist(),
+        "g_idx": (g_idx if stored_g_idx is None else stored_g_idx).tolist(), "in_order": in_order,
         "weights": weights.T.astype(np.float32).ravel().tolist(),
     }
 
@@ -59,6 +69,11 @@ def main():
         make(random, "gptq_v2", 8, 8, 32, 16, True),
         make(random, "awq", 4, 32, 48, 16, False),
         make(random, "awq", 4, 16, 32, -1, True),
+        make(random, "gptq_v1", 4, 24, 96, 32, False, g_idx=act_order(random, 96, 32)),
+        make(random, "gptq_v2", 4, 16, 64, 16, True, g_idx=act_order(random, 64, 16)),
+        make(random, "gptq_v1", 8, 12, 40, 16, False, g_idx=act_order(random, 40, 16)),  # the last is shorter
+        make(random, "gptq_v2", 8, 8, 32, 16, False, g_idx=random.integers(0, 2, 32)),  # groups of any size
+        make(random, "gptq_v1", 4, 16, 64, 16, False, stored_g_idx=np.zeros(64, np.int64)),  # not filled in
     ]
     path = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
     path.write_text("[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]\n")

@@ -249,15 +249,32 @@ def pack_words(values, bits, order=None):
     return torch.from_numpy((fields << (np.arange(per, dtype=np.uint32) * bits)).sum(-1, dtype=np.uint32).view(np.int32).copy())
 
 
-def group_matrix(weight, quantization):
+# Act-order: columns belong to groups in the order in which they were quantized. Groups of 32 stay whole on a CPU.
+ACT_CONFIG = GROUP_CONFIG | dict(hidden_size=64, intermediate_size=96, head_dim=16)
+ACT_ORDER = {
+    "gptq-act-v1": dict(quant_method="gptq", bits=4, group_size=32, sym=False, desc_act=True),
+    "gptq-act-v2-8bit": dict(quant_method="gptq", bits=8, group_size=32, sym=False, desc_act=True, checkpoint_format="gptq_v2"),
+}
+
+
+def importance(name, columns, shared):
+    """An order of columns. GPTQ's is the same for the matrices that share an input; files may differ."""
+    if shared:
+        name = name.replace("k_proj", "q_proj").replace("v_proj", "q_proj").replace("up_proj", "gate_proj")
+    return np.random.default_rng(list(name.encode())).permutation(columns)
+
+
+def group_matrix(weight, quantization, order=None):
     """Entries of a matrix [out, in], and what they mean by the formula of AutoGPTQ and AutoAWQ."""
     bits, awq = quantization["bits"], quantization["quant_method"] == "awq"
     w = weight.double().numpy().T  # [k, n]
     k = w.shape[0]
     size = k if quantization["group_size"] == -1 else quantization["group_size"]
     group = np.arange(k) // size
-    low = np.stack([w[group == g].min(0) for g in range(group[-1] + 1)])
-    high = np.stack([w[group == g].max(0) for g in range(group[-1] + 1)])
+    if order is not None:
+        group[order] = np.arange(k) // size
+    low = np.stack([w[group == g].min(0) for g in range(group.max() + 1)])
+    high = np.stack([w[group == g].max(0) for g in range(group.max() + 1)])
     scale = ((high - low) / (2**bits - 1)).astype(np.float16)
     zero = np.clip(np.round(-low / scale.astype(np.float64)), 1, 2**bits - 1).astype(np.uint32)
     q = np.clip(np.round(w / scale.astype(np.float64)[group]) + zero[group], 0, 2**bits - 1).astype(np.uint32)
@@ -270,12 +287,12 @@ def group_matrix(weight, quantization):
     return entries, torch.from_numpy(meaning.T.astype(np.float32))
 
 
-def group_checkpoints():
-    generator = torch.Generator().manual_seed(78)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUP_CONFIG)).eval()
+def group_checkpoints(configuration, kinds, seed):
+    generator = torch.Generator().manual_seed(seed)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**configuration)).eval()
     randomize(model, generator)
     ids = torch.randint(0, VOCAB, (24,), generator=generator).tolist()
-    for name, quantization in GROUPS.items():
+    for name, quantization in kinds.items():
         folder = os.path.join(OUT, name)
         shutil.rmtree(folder, ignore_errors=True)
         model.save_pretrained(folder)
@@ -284,7 +301,10 @@ def group_checkpoints():
             if "proj" not in tensor_name:
                 entries[tensor_name] = state[tensor_name] = weight
                 continue
-            parts, state[tensor_name] = group_matrix(weight, quantization)
+            order = None
+            if quantization.get("desc_act"):
+                order = importance(tensor_name, weight.shape[1], quantization["bits"] == 4)
+            parts, state[tensor_name] = group_matrix(weight, quantization, order)
             entries |= {tensor_name[:-len("weight")] + key: value for key, value in parts.items()}
         save_file(entries, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
         path = os.path.join(folder, "config.json")
@@ -310,7 +330,8 @@ def main():
     bitsandbytes_checkpoints(base, ids)
     blocks_of_128(base, ids)
     fp8_checkpoints(base, ids)
-    group_checkpoints()
+    group_checkpoints(GROUP_CONFIG, GROUPS, 78)
+    group_checkpoints(ACT_CONFIG, ACT_ORDER, 79)
     shutil.rmtree(base)
 
 

@@ -82,8 +82,8 @@ bool StoredRounded(const OpCase& c, const Arithmetic& arithmetic) {
          c.format->name != Name(arithmetic.products);
 }
 
-// By how much a backend's 16-bit mode may round each weight of row n: half a step of 4095 to the
-// largest value of a codebook of up to 16 floats (kernels/cpu/cpu_backend.h). [k]
+// By how much a backend's 16-bit mode may round each weight of row n: half a step of 3584 (FP8) or
+// more to the largest value of a codebook (kernels/cpu/cpu_backend.h). [k]
 std::vector<double> CodebookSteps(const Weight& weight, int64_t n) {
   const MatrixSource& source = weight.matrix.source;
   const MatrixConstants& constants = *source.constants;
@@ -92,7 +92,7 @@ std::vector<double> CodebookSteps(const Weight& weight, int64_t n) {
   std::vector<double> steps;
   for (int64_t i = 0; i < source.k; ++i) {
     const int64_t block = (source.SourceRow(n) * source.k + i) / constants.scale_block;
-    steps.push_back(std::fabs(constants.scales[block]) * largest / 8190);
+    steps.push_back(std::fabs(constants.scales[block]) * largest / 7168);
   }
   return steps;
 }
@@ -200,7 +200,7 @@ class MatMul final : public OpRun {
     ComputeMode compute = arithmetic.compute;
     const DType products = RowInt8() ? DType::kF32 : arithmetic.products;
     const bool rounds_codebook =
-        compute == ComputeMode::kInt16 && case_.format->apart() && case_.format->code_bits <= 4;
+        compute == ComputeMode::kInt16 && case_.format->apart() && !RowInt8();
     if (case_.format->group == 0) compute = ComputeMode::kExact;
     std::vector<std::vector<double>> x;
     std::vector<double> units;
