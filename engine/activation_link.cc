@@ -213,7 +213,8 @@ absl::Status Link::Take(Slot& slot, const Announcement& expected) {
 absl::Status Link::Send(uint64_t epoch, uint64_t iteration, Tensor hidden) {
   if (!error_.ok()) return error_;
   TREADLE_CHECK(options_.next >= 0 && received_ > 0);
-  Slot& slot = SlotOf(received_ - 1);
+  Slot& last = SlotOf(received_ - 1);
+  Slot& slot = hidden.data == last.rows || received_ == 1 ? last : SlotOf(received_ - 2);
   TREADLE_CHECK(hidden.data == slot.rows && hidden.stride == options_.hidden);
   TREADLE_CHECK(!slot.send);
   std::byte* const rows = slot.message + kHeaderBytes;
@@ -247,7 +248,10 @@ absl::StatusOr<std::unique_ptr<ActivationLink>> ActivationLink::Create(
   for (const int peer : {options.previous, options.next}) {
     TREADLE_CHECK(peer < pipeline->size() && peer != pipeline->rank());
   }
-  TREADLE_ASSIGN_OR_RETURN(Buffer memory, backend.Allocate(Link::TotalBytes(options)));
+  HostStaging* const staging = backend.staging();
+  const size_t bytes = Link::TotalBytes(options);
+  TREADLE_ASSIGN_OR_RETURN(Buffer memory,
+                           staging == nullptr ? backend.Allocate(bytes) : staging->Allocate(bytes));
   return std::make_unique<Link>(std::move(pipeline), options, std::move(memory));
 }
 

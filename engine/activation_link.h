@@ -5,10 +5,11 @@
 // Both ends know its size from the plan, and the header repeats what the plan said, so that a
 // message that is not the one the plan asks for is an error and never a wrong token.
 //
-// Buffers belong to the link, in the host's memory: three of [max_batch_tokens, hidden] f32 with
-// room for a header in front, so that with the fp32 wire activations are received into, computed
-// in, and sent from one place. One is received into while the second is computed in and the third
-// is sent from. None is written to before its sending is complete.
+// Buffers belong to the link, in the host's memory (where a device has its own: in memory that it
+// copies from and to, Backend::staging): three of [max_batch_tokens, hidden] f32 with room for a
+// header in front, so that with the fp32 wire activations are received into, computed in, and sent
+// from one place. One is received into while the second is computed in and the third is sent from.
+// None is written to before its sending is complete.
 //
 // Wire types: f32 (bit-exact: what N3 speaks of), bf16 (half-even), int8 (dynamic blockwise: blocks
 // of 64 within a row, absmax / 127 as fp16 scale, half-even; as in Petals, Borzunov et al.).
@@ -59,15 +60,15 @@ class ActivationLink {
   // A hint: Receive does without. Ignored if the iteration was announced already.
   virtual absl::Status Announce(uint64_t epoch, uint64_t iteration, int64_t rows) = 0;
 
-  // The next iteration's input, [rows, hidden] f32. First stage: a free buffer to embed into.
-  // Valid until the second next call of Receive.
+  // The next iteration's input, [rows, hidden] f32 of the link's buffers. First stage: a free one
+  // to embed into. Valid until the second next call of Receive.
   virtual absl::StatusOr<Tensor> Receive(uint64_t epoch, uint64_t iteration, int64_t rows) = 0;
 
   // Any thread; as Communicator::Abort.
   virtual void Abort(absl::Status why) = 0;
 
-  // Begins to send what the last Receive returned, after the layers ran over it. Not on the last
-  // stage.
+  // Begins to send what Receive returned for that iteration, the last one or the one before, after
+  // the layers ran over it. Not on the last stage.
   virtual absl::Status Send(uint64_t epoch, uint64_t iteration, Tensor hidden) = 0;
 };
 

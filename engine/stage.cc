@@ -9,10 +9,8 @@
 namespace treadle {
 namespace {
 
-// The `count` best of a result; none if count is -1 or 0.
-std::vector<TokenLogprob> Best(const SampleResult& sample, int32_t count) {
-  const int32_t n = std::clamp(count, 0, sample.num_top);
-  return {sample.top.begin(), sample.top.begin() + n};
+size_t BytesOf(const Tensor& dense) {
+  return static_cast<size_t>(dense.rows * dense.cols) * SizeOf(dense.dtype);
 }
 
 // Contexts that share a graph: powers of two from here on.
@@ -101,12 +99,17 @@ absl::Status Stage::AllocateActivations(int64_t max_batch_tokens) {
 
 void Stage::BeginEpoch(Communicator* ranks, ActivationLink* link) {
   TREADLE_CHECK((ranks == nullptr ? 1 : ranks->size()) == model_.shard().size);
+  EndEpoch();
   ranks_ = ranks;
   link_ = link;
   sequences_.Clear();
-  // What the old epoch left on the device still uses the buffers; a failure shows again in Begin.
-  if (num_finished_ != num_begun_) backend_.Synchronize().IgnoreError();
+}
+
+void Stage::EndEpoch() {
+  backend_.Synchronize().IgnoreError();  // a failure shows again in Begin
   num_finished_ = num_begun_;
+  ranks_ = nullptr;
+  link_ = nullptr;
 }
 
 absl::Status Stage::Announce(const IterationPlan& plan) {
@@ -122,7 +125,8 @@ absl::StatusOr<IterationResult> Stage::Run(const IterationPlan& plan,
 }
 
 bool Stage::CanBeginAhead(const IterationPlan& plan) {
-  if (!backend_.asynchronous() || joined() || num_begun_ - num_finished_ != 1) return false;
+  if (!DetachesWork() || num_begun_ - num_finished_ != 1) return false;
+  if (link_ != nullptr && !model_.first_stage()) return false;  // its input may be long in coming
   for (const Step& step : plan.steps) {
     const LiveSequence* const live = sequences_.Find(step.sequence);
     if (live == nullptr || live->previous_sample() >= -1) continue;
@@ -141,6 +145,7 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   const int mark = static_cast<int>(num_begun_ % begun_.size());
   Begun& begun = begun_[mark];
   begun.plan = &plan;
+  begun.on_its_way = false;
   begun.times = {};
   begun.times.began = Times::Clock::now();
   if (!plan.steps.empty()) {
@@ -164,26 +169,17 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
 // Forward pass, what goes to the next stage, and outputs.
 absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
                            const std::function<void()>& before_output) {
-  TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, ReceiveHidden(plan));
+  TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, ReceiveHidden(plan, begun));
   begun.times.received = Times::Clock::now();
+  if (DetachesWork()) return LaunchDetached(hidden, begun, before_output);
   const Batch batch{token_ids_, positions_, spans_};
-  if (!joined()) {
-    absl::Status status;  // there is no communicator to fail, nor, in a replay, anything to run
-    const auto ops = [&] {
-      status = model_.Forward(batch, cache_.pages(), nullptr, hidden);
-      begun.times.forwarded = begun.times.sent = Times::Clock::now();
-      if (status.ok()) status = RunOutputs(hidden, begun);
-    };
-    graph_.rows > 0 ? backend_.RunGraph(graph_, std::cref(ops)) : ops();
-    begun.times.sampled = Times::Clock::now();
-    return status;
-  }
   TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
+  StageForSending(hidden, begun);
   TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
   begun.times.forwarded = Times::Clock::now();
   if (before_output) before_output();
   if (link_ != nullptr && !model_.last_stage()) {
-    TREADLE_RETURN_IF_ERROR(link_->Send(plan.epoch, plan.iteration, hidden));
+    TREADLE_RETURN_IF_ERROR(link_->Send(plan.epoch, plan.iteration, begun.message));
   }
   begun.times.sent = Times::Clock::now();
   TREADLE_RETURN_IF_ERROR(RunOutputs(hidden, begun));
@@ -191,25 +187,60 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
   return absl::OkStatus();
 }
 
+// As above, but nothing waits: what there is to send, Finish sends.
+absl::Status Stage::LaunchDetached(Tensor hidden, Begun& begun,
+                                   const std::function<void()>& before_output) {
+  absl::Status status;  // there is no communicator to fail, nor, in a replay, anything to run
+  const auto ops = [&] {
+    const Batch batch{token_ids_, positions_, spans_};
+    status = model_.Forward(batch, cache_.pages(), nullptr, hidden);
+    if (status.ok()) status = RunOutputs(hidden, begun);
+  };
+  graph_.rows > 0 ? backend_.RunGraph(graph_, std::cref(ops)) : ops();
+  TREADLE_RETURN_IF_ERROR(status);
+  StageForSending(hidden, begun);
+  begun.on_its_way = link_ != nullptr && !model_.last_stage();
+  if (before_output) before_output();
+  return absl::OkStatus();
+}
+
+// Has the forward pass' result copied to where the link sends it from.
+void Stage::StageForSending(Tensor hidden, const Begun& begun) {
+  if (link_ == nullptr || model_.last_stage() || backend_.staging() == nullptr) return;
+  backend_.staging()->Download(begun.message.data, hidden.data, BytesOf(begun.message));
+}
+
 absl::StatusOr<IterationResult> Stage::Finish() {
   TREADLE_CHECK(num_finished_ < num_begun_);
   const int mark = static_cast<int>(num_finished_ % begun_.size());
   TREADLE_RETURN_IF_ERROR(backend_.WaitForMark(mark));
   ++num_finished_;
-  return TakeResult(begun_[mark]);
+  Begun& begun = begun_[mark];
+  if (DetachesWork()) begun.times.forwarded = Times::Clock::now();
+  if (begun.on_its_way) {
+    TREADLE_RETURN_IF_ERROR(link_->Send(begun.plan->epoch, begun.plan->iteration, begun.message));
+  }
+  if (backend_.asynchronous()) begun.times.sampled = Times::Clock::now();
+  if (DetachesWork()) begun.times.sent = begun.times.sampled;
+  return TakeResult(begun);
 }
 
 // Where the forward pass reads and leaves the residual stream; the previous stage's, if there is
-// one. [num_tokens, hidden]
-absl::StatusOr<Tensor> Stage::ReceiveHidden(const IterationPlan& plan) {
+// one. [num_tokens, hidden], padding included
+absl::StatusOr<Tensor> Stage::ReceiveHidden(const IterationPlan& plan, Begun& begun) {
   const int64_t rows = static_cast<int64_t>(token_ids_.size());
   Tensor hidden = DenseTensor(hidden_.data(), DType::kF32, rows, model_.config().hidden);
   if (link_ != nullptr) {
-    TREADLE_ASSIGN_OR_RETURN(hidden, link_->Receive(plan.epoch, plan.iteration, rows));
+    TREADLE_ASSIGN_OR_RETURN(begun.message,
+                             link_->Receive(plan.epoch, plan.iteration, plan.num_tokens()));
+    if (backend_.staging() == nullptr) {
+      hidden.data = begun.message.data;
+    } else if (!model_.first_stage()) {
+      backend_.staging()->Upload(hidden.data, begun.message.data, BytesOf(begun.message));
+    }
   }
   if (!model_.first_stage() && ranks_ != nullptr) {
-    const size_t bytes = static_cast<size_t>(rows * hidden.cols) * sizeof(float);
-    TREADLE_RETURN_IF_ERROR(ranks_->Broadcast(hidden.data, bytes, 0));
+    TREADLE_RETURN_IF_ERROR(ranks_->Broadcast(hidden.data, BytesOf(hidden), 0));
   }
   return hidden;
 }
@@ -238,58 +269,17 @@ void Stage::Flatten(const IterationPlan& plan) {
   }
 }
 
-void Stage::CollectOutputs(Begun& begun) {
-  const IterationPlan& plan = *begun.plan;
-  begun.outputs.clear();
-  output_rows_.clear();
-  sample_rows_.clear();
-  if (!model_.last_stage()) return;
-  for (size_t i = 0; i < plan.steps.size(); ++i) {
-    const Step& step = plan.steps[i];
-    const int32_t last = step.num_tokens - 1;
-    for (int32_t row = step.prompt_logprobs >= 0 ? 0 : last; row <= last; ++row) {
-      OutputRow output{.row = spans_[i].first_row + row, .step = static_cast<int32_t>(i)};
-      output.sample = step.sample && row == last;
-      if (step.prompt_logprobs >= 0) {
-        output.target = row == last ? step.next_token : token_ids_[output.row + 1];
-      }
-      if (!output.sample && output.target < 0) continue;
-      if (output.sample) {
-        live_[i]->SetSample(-2 - static_cast<int32_t>(begun.outputs.size()));
-      }
-      output_rows_.push_back(output.row);
-      sample_rows_.push_back(MakeSampleRow(step, output));
-      begun.outputs.push_back(output);
-    }
-  }
-  begun.samples.resize(begun.outputs.size());
-}
-
-// The token after the row has the position that follows the sequence's entered ids.
-SampleRow Stage::MakeSampleRow(const Step& step, OutputRow& output) const {
-  SampleRow row;
-  row.target = output.target;
-  if (output.target >= 0) row.top_logprobs = step.prompt_logprobs;
-  if (!output.sample) return row;
-  const LiveSequence& sequence = *live_[output.step];
-  const SequenceStart& start = sequence.start();
-  row.parameters = &start.sampling;
-  row.counts = sequence.counts();
-  row.candidate = start.candidate;
-  row.position = output.position = sequence.next_position();
-  row.top_logprobs = std::max(row.top_logprobs, step.top_logprobs);
-  if (row.position - start.prompt_length < start.min_new_tokens) row.suppressed = start.end_tokens;
-  return row;
-}
-
 // Sets graph_. Decoding rows alone are padded with rows that belong to nobody and outputs that
 // nobody reads, up to one of the backend's few shapes.
 void Stage::Pad(const IterationPlan& plan, Begun& begun) {
   graph_ = {};
   const int64_t rows = static_cast<int64_t>(token_ids_.size());
+  const int64_t outputs = model_.last_stage() ? rows : 0;
   const int64_t padded = backend_.PaddedRows(rows);
-  if (joined() || rows != static_cast<int64_t>(plan.steps.size()) ||
-      rows != static_cast<int64_t>(begun.outputs.size()) || padded > max_batch_tokens_) {
+  // A link's own buffers have another address each time.
+  if (!DetachesWork() || (link_ != nullptr && backend_.staging() == nullptr) ||
+      rows != static_cast<int64_t>(plan.steps.size()) ||
+      outputs != static_cast<int64_t>(begun.outputs.size()) || padded > max_batch_tokens_) {
     return;
   }
   int64_t context = kSmallestGraphContext;
@@ -298,103 +288,11 @@ void Stage::Pad(const IterationPlan& plan, Begun& begun) {
   }
   token_ids_.resize(padded, -1);
   positions_.resize(padded, -1);
-  output_rows_.resize(padded, 0);
-  sample_rows_.resize(padded);
-  begun.samples.resize(padded);
-  graph_ = {.rows = padded, .context = context, .output_rows = padded};
-}
-
-// Head and sampling, tile by tile.
-absl::Status Stage::RunOutputs(Tensor hidden, Begun& begun) {
-  for (size_t begin = 0; begin < output_rows_.size(); begin += kMaxHeadRows) {
-    const size_t count = std::min<size_t>(kMaxHeadRows, output_rows_.size() - begin);
-    const int64_t rows = static_cast<int64_t>(count);
-    const Tensor gathered = DenseTensor(head_hidden_.data(), DType::kF32, rows, hidden.cols);
-    const Tensor logits = {logits_.data(), DType::kF32, rows, model_.vocab().size(),
-                           shard_columns_};
-    backend_.Gather(hidden, std::span(output_rows_).subspan(begin, count), gathered);
-    model_.Head(gathered, logits);
-    TREADLE_RETURN_IF_ERROR(SampleTile(logits, std::span(sample_rows_).subspan(begin, count),
-                                       std::span(begun.samples).subspan(begin, count)));
-  }
-  return absl::OkStatus();
-}
-
-// logits: [rows, this rank's part of the vocabulary]
-absl::Status Stage::SampleTile(Tensor logits, std::span<const SampleRow> rows,
-                               std::span<SampleResult> samples) {
-  if (ranks_ == nullptr) {
-    backend_.Sample(logits, rows, samples);
-    return absl::OkStatus();
-  }
-  if (!std::all_of(rows.begin(), rows.end(), CanMergeShards)) {
-    return GatherLogits(logits, rows, samples);
-  }
-  backend_.SampleShard(logits, static_cast<int32_t>(model_.vocab().begin), rows,
-                       std::span(own_part_).first(rows.size()));
-  TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
-  TREADLE_RETURN_IF_ERROR(
-      ranks_->AllGather(own_part_.data(), rows.size() * sizeof(ShardSample), all_parts_.data()));
-  for (size_t row = 0; row < rows.size(); ++row) {
-    for (size_t rank = 0; rank < row_parts_.size(); ++rank) {
-      row_parts_[rank] = all_parts_[rank * rows.size() + row];
-    }
-    samples[row] = MergeShards(rows[row], row_parts_);
-  }
-  return absl::OkStatus();
-}
-
-// As SampleTile, from all ranks' logits put together. Every rank samples, to the same result.
-absl::Status Stage::GatherLogits(Tensor logits, std::span<const SampleRow> rows,
-                                 std::span<SampleResult> samples) {
-  const int64_t part = logits.rows * shard_columns_;
-  TREADLE_RETURN_IF_ERROR(
-      ranks_->AllGather(logits.data, static_cast<size_t>(part) * sizeof(float), gathered_.data()));
-  const int64_t vocab = model_.config().vocab;
-  const Tensor all = DenseTensor(all_logits_.data(), DType::kF32, logits.rows, vocab);
-  auto* gathered = reinterpret_cast<float*>(gathered_.data());
-  for (int rank = 0; rank < ranks_->size(); ++rank) {
-    const ShardRange range = PartOf(vocab, 1, {rank, ranks_->size()});
-    const Tensor shard = {gathered + rank * part, DType::kF32, logits.rows, range.size(),
-                          shard_columns_};
-    backend_.Gather(shard, std::span(every_row_).first(logits.rows),
-                    all.Cols(range.begin, range.size()));
-  }
-  backend_.Sample(all, rows, samples);
-  return absl::OkStatus();
-}
-
-// What the plan's outputs came to; sequences learn their samples.
-IterationResult Stage::TakeResult(const Begun& begun) {
-  const IterationPlan& plan = *begun.plan;
-  IterationResult result;
-  result.epoch = plan.epoch;
-  result.iteration = plan.iteration;
-  if (plan.steps.empty()) return result;
-  times_ = begun.times;
-  if (backend_.asynchronous()) {
-    times_.sampled = Times::Clock::now();
-    if (!joined()) times_.forwarded = times_.sent = times_.sampled;
-  }
-  if (!model_.last_stage()) return result;
-  result.steps.resize(plan.steps.size());
-  for (size_t i = 0; i < plan.steps.size(); ++i) result.steps[i].sequence = plan.steps[i].sequence;
-  for (size_t i = 0; i < begun.outputs.size(); ++i) {
-    const OutputRow& output = begun.outputs[i];
-    const SampleResult& sample = begun.samples[i];
-    const Step& step = plan.steps[output.step];
-    StepResult& out = result.steps[output.step];
-    if (output.target >= 0) {
-      out.prompt_detail.push_back({sample.target_logprob, Best(sample, step.prompt_logprobs)});
-    }
-    if (!output.sample) continue;
-    TREADLE_CHECK(sample.token >= 0 && sample.token < model_.config().vocab);
-    LiveSequence* const live = sequences_.Find(step.sequence);  // a later plan may have released it
-    if (live != nullptr) live->Resolve(output.position, sample.token);
-    out.token = sample.token;
-    if (step.top_logprobs >= 0) out.detail = {sample.logprob, Best(sample, step.top_logprobs)};
-  }
-  return result;
+  const int64_t padded_outputs = model_.last_stage() ? padded : 0;
+  output_rows_.resize(padded_outputs, 0);
+  sample_rows_.resize(padded_outputs);
+  begun.samples.resize(padded_outputs);
+  graph_ = {.rows = padded, .context = context, .output_rows = padded_outputs};
 }
 
 }  // namespace treadle

@@ -10,12 +10,13 @@
 // not enough (CanMergeShards), their logits are gathered.
 //
 // Stages of a pipeline hand the residual stream on through rank 0's ActivationLink; only the last
-// one has head and results.
+// one has head and results. A device with a memory of its own copies it from and to the link's
+// buffers in the order of its other work.
 //
-// On an asynchronous device a stage that is the whole model on one rank can begin a plan before the
-// one before it has finished, so that the device never waits for the host: tokens that the host has
-// not seen stay on the device (LiveSequence::previous_sample). Batches of decoding rows alone are
-// padded to few shapes and go through Backend::RunGraph.
+// On an asynchronous device a stage of one rank that waits for no other stage can begin a plan
+// before the one before it has finished, so that the device never waits for the host: tokens that
+// the host has not seen stay on the device (LiveSequence::previous_sample). Batches of decoding
+// rows alone are padded to few shapes and go through Backend::RunGraph.
 //
 // Memory: activations, logits and the flat batch are sized once from max_batch_tokens.
 // Thread safety: confined to the rank's thread after Create.
@@ -59,15 +60,18 @@ class Stage {
   // Begins an epoch: no sequences. The cache keeps its bytes, which nobody reads. `ranks`: null for
   // one rank; `link`: null for a single stage, and on ranks above 0. Both outlive the epoch.
   void BeginEpoch(Communicator* ranks, ActivationLink* link);
+  // Nothing of the epoch runs on the device any more: its communicators and link may go.
+  void EndEpoch();
 
   // Applies releases, page copies, starts and steps, in this order, and gives the work to the
   // device. A plan that cannot be applied is an error before anything was touched; other errors
   // come from the communicators. The caller ends the epoch. A plan without steps touches neither
   // the model nor the data plane. `plan` must stay until its Finish. `before_output` is called
-  // after the forward pass, while others may be waiting for this stage's next receive to be
-  // announced.
+  // after the forward pass (or once it is on its way), while others may be waiting for this stage's
+  // next receive to be announced.
   absl::Status Begin(const IterationPlan& plan, const std::function<void()>& before_output = {});
-  // Waits for the earliest plan that was begun and not finished. Errors are the device's.
+  // Waits for the earliest plan that was begun and not finished, and sends what is left to send.
+  // Errors are the device's and the link's.
   absl::StatusOr<IterationResult> Finish();
   // Begin and Finish.
   absl::StatusOr<IterationResult> Run(const IterationPlan& plan,
@@ -78,8 +82,8 @@ class Stage {
   // Has the receive for a plan that will run later be posted. Nothing without a link.
   absl::Status Announce(const IterationPlan& plan);
 
-  // When the phases of the last finished plan with steps ended. Asynchronous devices know of the
-  // last one only: the others are the same.
+  // When the phases of the last finished plan with steps ended. Of what a device did on its own,
+  // the end is known only: phases within it are the same.
   struct Times {
     using Clock = std::chrono::steady_clock;
     Clock::time_point began, received, forwarded, sent, sampled;
@@ -101,19 +105,25 @@ class Stage {
     const IterationPlan* plan = nullptr;
     std::vector<OutputRow> outputs;     // ascending by row
     std::vector<SampleResult> samples;  // of outputs, and of padding
+    Tensor message;                     // of the link: what came from it and goes on by it
+    bool on_its_way = false;            // to be sent by Finish
     Times times;
   };
 
   Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache cache);
   absl::Status AllocateActivations(int64_t max_batch_tokens);
 
-  bool joined() const { return ranks_ != nullptr || link_ != nullptr; }
+  // Whether the device does a plan's work without the host, which looks again in Finish.
+  bool DetachesWork() const { return backend_.asynchronous() && ranks_ == nullptr; }
   void Flatten(const IterationPlan& plan);
   void CollectOutputs(Begun& begun);
   void Pad(const IterationPlan& plan, Begun& begun);
-  absl::StatusOr<Tensor> ReceiveHidden(const IterationPlan& plan);
+  absl::StatusOr<Tensor> ReceiveHidden(const IterationPlan& plan, Begun& begun);
   absl::Status Launch(const IterationPlan& plan, Begun& begun,
                       const std::function<void()>& before_output);
+  absl::Status LaunchDetached(Tensor hidden, Begun& begun,
+                              const std::function<void()>& before_output);
+  void StageForSending(Tensor hidden, const Begun& begun);
   absl::Status RunOutputs(Tensor hidden, Begun& begun);
   absl::Status SampleTile(Tensor logits, std::span<const SampleRow> rows,
                           std::span<SampleResult> samples);
@@ -132,7 +142,7 @@ class Stage {
   Communicator* ranks_ = nullptr;
   ActivationLink* link_ = nullptr;
 
-  Buffer hidden_;              // [max_batch_tokens, hidden] f32; unused where the link has its own
+  Buffer hidden_;              // [max_batch_tokens, hidden] f32; unused where the link's are used
   Buffer head_hidden_;         // [kMaxHeadRows, hidden] f32; this and below: last stage only
   Buffer logits_;              // [kMaxHeadRows, largest shard of the vocabulary] f32
   int64_t shard_columns_ = 0;  // that largest shard

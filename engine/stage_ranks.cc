@@ -27,12 +27,14 @@ int64_t Nanoseconds(SteadyClock::time_point time) {
 // The communicators of one epoch. Rank threads hold on to it while they are in it.
 struct Epoch {
   uint64_t number = 0;
-  std::vector<std::unique_ptr<Communicator>> ranks;  // empty for one rank; null: not joined yet
+  std::vector<std::unique_ptr<Communicator>> ranks;  // empty for one rank; null: not in it
   MemoryRendezvous rendezvous;
-  std::unique_ptr<ActivationLink> link;  // rank 0's, or null
+  StageRanks::Pipeline pipeline;         // its communicator goes over to the link
+  std::unique_ptr<ActivationLink> link;  // rank 0's, once it has joined; null: a single stage
 
   void Abort(const absl::Status& why) {
     rendezvous.Cancel(why);
+    if (pipeline.communicator) pipeline.communicator->Abort(why);
     for (const auto& communicator : ranks) {
       if (communicator) communicator->Abort(why);
     }
@@ -77,7 +79,7 @@ class ThreadedRanks final : public StageRanks {
     return absl::OkStatus();
   }
 
-  absl::Status BeginEpoch(uint64_t number, Pipeline pipeline) override;
+  void BeginEpoch(uint64_t number, Pipeline pipeline) override;
   void EndEpoch(absl::Status why) override {
     MutexLock lock(mutex_);
     End(why);
@@ -111,7 +113,13 @@ class ThreadedRanks final : public StageRanks {
   void RunRank(size_t rank);
   Work WaitForWork(size_t rank, const Epoch* current) ABSL_LOCKS_EXCLUDED(mutex_);
   void Join(size_t rank, const std::shared_ptr<Epoch>& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Leave(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status JoinOthers(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status MakeLink(Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether nobody will abort it any more.
+  bool IsOver(const Epoch& epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !standing_ || epoch_.get() != &epoch;
+  }
   absl::Status AnnounceQueued(size_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   void RunQueued(const Epoch& epoch, size_t rank, std::shared_ptr<const Queued> queued);
   std::shared_ptr<const Queued> TakeAhead(const Epoch& epoch, size_t rank)
@@ -145,7 +153,7 @@ class ThreadedRanks final : public StageRanks {
   std::vector<std::thread> threads_;  // last: everything else outlives them
 };
 
-absl::Status ThreadedRanks::BeginEpoch(uint64_t number, Pipeline pipeline) {
+void ThreadedRanks::BeginEpoch(uint64_t number, Pipeline pipeline) {
   auto epoch = std::make_shared<Epoch>();
   epoch->number = number;
   if (options_.join) {
@@ -153,16 +161,7 @@ absl::Status ThreadedRanks::BeginEpoch(uint64_t number, Pipeline pipeline) {
   } else if (ranks_.size() > 1) {
     epoch->ranks = CreateThreadCommunicators(static_cast<int>(ranks_.size()), options_.timeout);
   }
-  if (pipeline.communicator) {
-    const ActivationLink::Options link{.previous = pipeline.previous,
-                                       .next = pipeline.next,
-                                       .hidden = ranks_[0].model->config().hidden,
-                                       .max_batch_tokens = options_.max_batch_tokens,
-                                       .wire = pipeline.wire};
-    TREADLE_ASSIGN_OR_RETURN(
-        epoch->link,
-        ActivationLink::Create(*ranks_[0].backend, std::move(pipeline.communicator), link));
-  }
+  epoch->pipeline = std::move(pipeline);
   MutexLock lock(mutex_);
   End(absl::CancelledError("the epoch is over"));
   epoch_ = std::move(epoch);
@@ -170,7 +169,6 @@ absl::Status ThreadedRanks::BeginEpoch(uint64_t number, Pipeline pipeline) {
   joined_ = 0;
   next_iteration_ = 0;
   work_.NotifyAll();
-  return absl::OkStatus();
 }
 
 void ThreadedRanks::Submit(IterationPlan plan) {
@@ -199,14 +197,25 @@ void ThreadedRanks::RunRank(size_t rank) {
   std::shared_ptr<Epoch> epoch;
   while (true) {
     Work work = WaitForWork(rank, epoch.get());
-    if (!work.epoch) return;
+    if (!work.plan && epoch) Leave(rank, *epoch);
     epoch = std::move(work.epoch);
+    if (!epoch) return;
     if (!work.plan) {
       Join(rank, epoch);
       continue;
     }
     RunQueued(*epoch, rank, std::move(work.plan));
   }
+}
+
+// What the rank has of the epoch goes, on the rank's thread and when nothing uses it any more.
+void ThreadedRanks::Leave(size_t rank, Epoch& epoch) {
+  stages_[rank]->EndEpoch();
+  std::unique_ptr<Communicator> communicator;
+  std::unique_ptr<ActivationLink> link;
+  MutexLock lock(mutex_);
+  if (!epoch.ranks.empty()) communicator = std::move(epoch.ranks[rank]);
+  if (rank == 0) link = std::move(epoch.link);
 }
 
 ThreadedRanks::Work ThreadedRanks::WaitForWork(size_t rank, const Epoch* current) {
@@ -232,14 +241,37 @@ absl::Status ThreadedRanks::JoinOthers(size_t rank, Epoch& epoch) {
                                .timeout = options_.timeout});
   TREADLE_RETURN_IF_ERROR(joined.status());
   MutexLock lock(mutex_);
-  const bool over = !standing_ || epoch_.get() != &epoch;  // nobody will abort it any more
-  if (over) (*joined)->Abort(absl::CancelledError("the epoch is over"));
+  if (IsOver(epoch)) (*joined)->Abort(absl::CancelledError("the epoch is over"));
   epoch.ranks[rank] = *std::move(joined);
   return absl::OkStatus();
 }
 
+// On rank 0's thread, which is its device's.
+absl::Status ThreadedRanks::MakeLink(Epoch& epoch) {
+  std::unique_ptr<Communicator> communicator;
+  {
+    MutexLock lock(mutex_);
+    communicator = std::move(epoch.pipeline.communicator);
+  }
+  if (!communicator) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(auto link,
+                           ActivationLink::Create(*ranks_[0].backend, std::move(communicator),
+                                                  {.previous = epoch.pipeline.previous,
+                                                   .next = epoch.pipeline.next,
+                                                   .hidden = ranks_[0].model->config().hidden,
+                                                   .max_batch_tokens = options_.max_batch_tokens,
+                                                   .wire = epoch.pipeline.wire}));
+  MutexLock lock(mutex_);
+  if (IsOver(epoch)) link->Abort(absl::CancelledError("the epoch is over"));
+  epoch.link = std::move(link);
+  return absl::OkStatus();
+}
+
 void ThreadedRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
-  if (absl::Status joined = JoinOthers(rank, *epoch); !joined.ok()) {
+  absl::Status joined = ranks_[rank].backend->Synchronize();  // a device that failed stays failed
+  if (joined.ok()) joined = JoinOthers(rank, *epoch);
+  if (joined.ok() && rank == 0) joined = MakeLink(*epoch);
+  if (!joined.ok()) {
     Report(*epoch, rank, std::move(joined));
     return;
   }

@@ -74,9 +74,9 @@ class StageRanks {
     int next = -1;
     WireType wire = WireType::kF32;
   };
-  // Ends the current epoch, if any, and begins another: sequences are dropped, communicators made
-  // anew. Returns at once; `ready` says when it stands. Errors: of ActivationLink::Create.
-  virtual absl::Status BeginEpoch(uint64_t epoch, Pipeline pipeline) = 0;
+  // Ends the current epoch, if any, and begins another: sequences are dropped, communicators and
+  // link made anew. Returns at once; `ready` says when it stands, `done` why it cannot.
+  virtual void BeginEpoch(uint64_t epoch, Pipeline pipeline) = 0;
   // Breaks the communicators with `why` and drops what is queued; nothing more of the epoch is
   // reported. Idempotent.
   virtual void EndEpoch(absl::Status why) = 0;

@@ -43,6 +43,7 @@ namespace treadle {
 //           that q = 128 * high + low with both in 8 bits. I reaches 128 * 16256 * 32 < 2^31 and is
 //           rounded to float once, half to even.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
+// "k", and the blocks of activations, follow MatrixConstants::input_order where a matrix has one.
 // Of apart formats, those with a codebook of floats run exact with w = scale * (codebook[code] -
 // zero), unless the backend says which rounding of the codebook its integer modes use.
 //
@@ -130,6 +131,19 @@ struct BatchInput {
   int64_t max_context = 0;
 };
 
+// Host memory that a device with a memory of its own reaches directly, for rows that come from or
+// go to another process.
+class HostStaging {
+ public:
+  virtual ~HostStaging() = default;
+  // Any thread.
+  virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
+  // Copies in the order of ops, without waiting; `host` is of Allocate, and must be left alone
+  // until Synchronize, or WaitForMark of a later mark, has returned.
+  virtual void Upload(void* device, const void* host, size_t bytes) = 0;
+  virtual void Download(void* host, const void* device, size_t bytes) = 0;
+};
+
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -146,6 +160,8 @@ class Backend {
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
   virtual void CopyToDevice(void* device, const void* host, size_t bytes) = 0;
   virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;
+  // Null where Allocate's memory is the host's: nothing has to be copied there. Constant.
+  virtual HostStaging* staging() = 0;
   // Waits for all ops. The status is the first failure of the device, if there was one: results
   // since the last success are then worthless, and the backend stays failed.
   virtual absl::Status Synchronize() = 0;
@@ -173,7 +189,8 @@ class Backend {
   virtual absl::Status WaitForMark(int mark) = 0;
 
   // -- weights ------------------------------------------------------------------------------------
-  // Repacks for this device, in parallel. The source may be unmapped afterwards.
+  // Repacks for this device, in parallel. The source may be unmapped afterwards, unless the backend
+  // leaves it in its file (MatrixSource::file).
   virtual absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) = 0;
 
   // -- ops ----------------------------------------------------------------------------------------

@@ -158,6 +158,18 @@ ModelConfig ConfigOf(const Shape& shape) {
   return config;
 }
 
+// What weights depend on. The first number counts ways of making them: count on when MakeNoise,
+// MakeGains or a tensor's place in them change.
+constexpr int kWay = 1;
+constexpr uint64_t kSeed = 1;
+std::string RecipeOf(const ModelConfig& c) {
+  const RopeScaling scaling = c.rope_scaling.value_or(RopeScaling{.factor = 0});
+  return Str("random weights ", kWay, ", seed ", kSeed, ", bf16, ", c.architecture, ", layers ",
+             c.layers, ", hidden ", c.hidden, ", heads ", c.heads, ", kv-heads ", c.kv_heads,
+             ", ffn ", c.ffn_hidden, ", vocab ", c.vocab, ", context ", c.context, ", tied head ",
+             c.tied_head, ", rope ", c.rope_base, " / ", scaling.factor);
+}
+
 // SplitMix64.
 uint64_t NextRandom(uint64_t& state) {
   uint64_t z = state += 0x9e3779b97f4a7c15u;
@@ -172,7 +184,7 @@ std::vector<BFloat16> MakeNoise() {
   constexpr float kDeviation = 0.02f;
   const float step = kDeviation * std::sqrt(12.0f) / 65536;  // of a uniform distribution
   std::vector<BFloat16> values(kPages * RepeatedMapping::PageBytes() / sizeof(BFloat16));
-  uint64_t state = 1;
+  uint64_t state = kSeed;
   for (size_t i = 0; i < values.size(); i += 4) {
     uint64_t bits = NextRandom(state);
     for (size_t lane = 0; lane < 4; ++lane, bits >>= 16) {
@@ -231,6 +243,7 @@ absl::Status RandomCheckpoint::Read(const std::string& path) {
                            ParseShape(path, std::string_view(path).substr(kPrefix.size())));
   config_ = ConfigOf(shape);
   TREADLE_RETURN_IF_ERROR(CheckConsistency());
+  recipe_ = RecipeOf(config_);
   return MakeTensors();
 }
 

@@ -6,7 +6,8 @@
 //                                             context
 //
 // Weights are bf16, uniform with a standard deviation of 0.02 (GPT-2's), so that activations stay
-// finite at any size, and the same whenever the same text is opened. They are never all in memory:
+// finite at any size, and the same wherever a model of the same sizes is opened (recipe() names
+// them). They are never all in memory:
 // every tensor is a part of one block of random numbers, mapped as often as the largest tensor
 // takes. Gains of norms are 1, but for six features that are twenty times larger: the outliers of
 // real models from 6.7B parameters on (Dettmers, chapter 2), without which LLM.int8() would have

@@ -35,6 +35,7 @@ absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint) {
   static FileSums& sums = *new FileSums;
   if (checkpoint.weight_files().size() == 1) return sums.Of(checkpoint.weight_files()[0]);
   Sha256 all;
+  all.Add(std::as_bytes(std::span(checkpoint.recipe())));
   for (const std::string& file : checkpoint.weight_files()) {
     TREADLE_ASSIGN_OR_RETURN(const std::string sum, sums.Of(file));
     all.Add(std::as_bytes(std::span(sum)));

@@ -1,4 +1,5 @@
-// What tells one model from another: the SHA-256 of the files that hold its weights.
+// What tells one model from another: the SHA-256 of the files that hold its weights, or, of random
+// weights, of what they are made by.
 //
 // Thread safety: any thread. A file is read once per process, and again if it has changed.
 #pragma once
@@ -10,7 +11,7 @@
 
 namespace treadle {
 
-// 64 hexadecimal digits: of the only file, or of the files' sums in order.
+// 64 hexadecimal digits: of the only file, or of the files' sums in order, or of the recipe.
 absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint);
 
 }  // namespace treadle

@@ -67,6 +67,7 @@ absl::StatusOr<MatrixConstants> ParseConstants(const std::string& bytes) {
   constants.codes.assign(codes.begin(), codes.end());
   constants.outlier_threshold = message.outlier_threshold();
   constants.outlier_rule = message.per_call() ? OutlierRule::kPerCall : OutlierRule::kPerRow;
+  constants.input_order.assign(message.input_order().begin(), message.input_order().end());
   return constants;
 }
 
@@ -79,6 +80,7 @@ std::string SerializeConstants(const MatrixConstants& constants) {
   message.set_codes(constants.codes.data(), constants.codes.size());
   message.set_outlier_threshold(constants.outlier_threshold);
   message.set_per_call(constants.outlier_rule == OutlierRule::kPerCall);
+  message.mutable_input_order()->Add(constants.input_order.begin(), constants.input_order.end());
   return message.SerializeAsString();
 }
 

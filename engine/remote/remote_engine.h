@@ -42,7 +42,10 @@ struct RemoteEngineOptions {
 
   // How stages load and run: a worker is told all of it.
   int64_t max_batch_tokens = 512;
-  int64_t max_context = 0;  // 0: the model's
+  int64_t max_context = 0;      // 0: the model's
+  std::string backend = "cpu";  // or "cuda": a GPU for each rank
+  DType dtype = DType::kBF16;   // of products on a GPU
+  bool deterministic = false;   // on a GPU
   ComputeMode compute = ComputeMode::kAuto;
   std::string weights;  // as WeightPlan::Parse
   std::optional<float> outlier_threshold;
@@ -57,6 +60,10 @@ struct RemoteEngineOptions {
   int64_t max_batch_size = 32;       // sequences that auto provides for
 
   int depth = 0;  // plans in flight; 0: as many as stages, but 2 with a single one
+  // A baseline to measure: a stage passes a plan on only once it has run it and sent its
+  // activations, as where control messages travel with the data (ORCA, section 4.2, argues against
+  // it). Answers are the same.
+  bool late_plans = false;
   std::chrono::milliseconds iteration_deadline{120'000};
   std::chrono::milliseconds silence{10'000};  // a worker that says nothing for so long is lost
   std::chrono::milliseconds connect_deadline{30'000};  // for workers to be there, at every epoch

@@ -6,6 +6,50 @@
 #include "kernels/status.h"
 
 namespace treadle {
+namespace {
+
+bool OnGpus(const RemoteEngineOptions& options) { return options.backend == "cuda"; }
+
+// What a worker was told to keep to.
+absl::Status CheckNumerics(const RemoteEngineOptions& options, const control::WorkerHello& hello) {
+  const bool gpus = OnGpus(options);
+  const struct {
+    const char* does;
+    const std::string& kept_to;
+    std::string_view wanted;
+    bool counts;
+  } rows[] = {
+      {"runs on ", hello.device(), options.backend, true},
+      {"computes ", hello.compute(), Name(options.compute), true},
+      {"computes in ", hello.dtype(), Name(options.dtype), gpus},
+      {"is deterministic: ", hello.deterministic(), options.deterministic ? "on" : "off", gpus}};
+  for (const auto& [does, kept_to, wanted, counts] : rows) {
+    if (!counts || kept_to.empty() || kept_to == wanted) continue;
+    return absl::FailedPreconditionError(
+        Str("the worker ", does, kept_to, ", this master wants ", wanted));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMemory(const RemoteEngineOptions& options, uint64_t weight_bytes,
+                         const control::WorkerHello& hello) {
+  uint64_t memory = hello.memory_available() + hello.held_bytes();
+  if (OnGpus(options)) {
+    if (hello.gpus() == 0) {
+      return absl::FailedPreconditionError(Str("it has no GPU: ", hello.no_gpu()));
+    }
+    if (hello.gpus() < options.tensor_parallel) {
+      return absl::FailedPreconditionError(
+          Str("its ", options.tensor_parallel, " ranks need a GPU each, it has ", hello.gpus()));
+    }
+    memory = hello.gpu_memory() * static_cast<uint64_t>(options.tensor_parallel);
+  }
+  if (weight_bytes <= memory) return absl::OkStatus();
+  return ResourceExhausted("its weights need ", weight_bytes >> 20, " MiB of memory, it has ",
+                           memory >> 20, " MiB");
+}
+
+}  // namespace
 
 absl::Status CheckHello(const RemoteEngineOptions& options, const std::string& fingerprint,
                         size_t stage, const control::WorkerHello& hello) {
@@ -17,15 +61,8 @@ absl::Status CheckHello(const RemoteEngineOptions& options, const std::string& f
     return refuse("the worker is version ", hello.version(), " (protocol ", hello.protocol(),
                   "), this is ", options.version, " (protocol ", kControlProtocol, ")");
   }
-  if (!hello.compute().empty() && hello.compute() != Name(options.compute)) {
-    return refuse("the worker computes ", hello.compute(), ", this master wants ",
-                  Name(options.compute));
-  }
-  const uint64_t memory = hello.memory_available() + hello.held_bytes();
-  if (weight_bytes > memory) {
-    return ResourceExhausted("its weights need ", weight_bytes >> 20, " MiB of memory, it has ",
-                             memory >> 20, " MiB");
-  }
+  TREADLE_RETURN_IF_ERROR(CheckNumerics(options, hello));
+  TREADLE_RETURN_IF_ERROR(CheckMemory(options, weight_bytes, hello));
   if (options.weights_from_master) return absl::OkStatus();
   if (!hello.problem().empty()) return refuse(hello.problem());
   if (hello.model_path().empty()) {
@@ -48,7 +85,11 @@ void DescribeStage(const RemoteEngineOptions& options, size_t stage, const std::
   out.set_first_layer(options.stages[stage].layers.begin);
   out.set_end_layer(options.stages[stage].layers.end);
   out.set_fingerprint(fingerprint);
-  out.set_backend("cpu");
+  out.set_backend(options.backend);
+  if (OnGpus(options)) {
+    out.set_dtype(std::string(Name(options.dtype)));
+    out.set_deterministic(options.deterministic);
+  }
   out.set_compute(std::string(Name(options.compute)));
   out.set_weights(options.weights);
   if (options.outlier_threshold) out.set_outlier_threshold(*options.outlier_threshold);
@@ -70,6 +111,7 @@ absl::StatusOr<int64_t> PagesOf(const RemoteEngineOptions& options, size_t stage
   TREADLE_ASSIGN_OR_RETURN(const KvMemoryPlan plan,
                            PlanKvMemory(config, {.kv_bytes = options.kv_memory,
                                                  .available_bytes = static_cast<int64_t>(available),
+                                                 .available_share = OnGpus(options) ? 0.9 : 0.5,
                                                  .max_batch_size = options.max_batch_size,
                                                  .max_context = context,
                                                  .page_size = options.page_size,

@@ -16,8 +16,8 @@ class Configure;
 class WorkerHello;
 }  // namespace control
 
-// Whether the worker can be that stage. FailedPrecondition: another version, compute mode or file;
-// ResourceExhausted: no memory for the weights.
+// Whether the worker can be that stage. FailedPrecondition: another version, device, arithmetic or
+// file, or too few GPUs; ResourceExhausted: no memory for the weights.
 absl::Status CheckHello(const RemoteEngineOptions& options, const std::string& fingerprint,
                         size_t stage, const control::WorkerHello& hello);
 

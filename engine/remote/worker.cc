@@ -262,6 +262,16 @@ absl::Status StageWorker::Greet(const SessionPointer& session) {
   hello.set_machine(machine_);
   hello.set_cpus(UsableCpus());
   hello.set_compute(options_.compute);
+  hello.set_device(options_.device);
+  hello.set_dtype(options_.dtype);
+  hello.set_deterministic(options_.deterministic);
+  const RankGpus& gpus = options_.ranks.gpus;
+  hello.set_gpus(static_cast<int32_t>(gpus.gpus.size()));
+  hello.set_no_gpu(gpus.none);
+  if (!gpus.gpus.empty()) {
+    hello.set_gpu_memory(
+        std::ranges::min(gpus.gpus, {}, &RankGpus::Gpu::memory_bytes).memory_bytes);
+  }
   if (!session->weights_from_master && !options_.model_path.empty() && fingerprint_.empty()) {
     const auto checkpoint = Checkpoint::Open(options_.model_path);
     const auto sum = checkpoint.ok() ? Fingerprint(**checkpoint) : checkpoint.status();
@@ -287,10 +297,12 @@ absl::Status StageWorker::Configure(const SessionPointer& session,
                    .stages = configuration.stages(),
                    .deadline = milliseconds(configuration.iteration_deadline_ms()),
                    .wire = WireFrom(configuration.wire())});
+  TREADLE_ASSIGN_OR_RETURN(const uint64_t available, stage_->AvailableBytes());
   control::WorkerMessage message;
   control::Loaded& loaded = *message.mutable_loaded();
   loaded.set_weight_bytes(stage_->weight_bytes());
-  loaded.set_memory_available(AvailableMemory());
+  loaded.set_memory_available(available);
+  loaded.set_memory_pool(stage_->memory_pool());
   loaded.set_kv_heads(stage_->kv_heads());
   loaded.set_backend(stage_->backend());
   loaded.set_kv_pages(stage_->kv_pages());

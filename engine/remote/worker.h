@@ -40,7 +40,11 @@ using PipelineFactory = std::function<absl::StatusOr<std::unique_ptr<Communicato
 struct WorkerOptions {
   std::string listen = "127.0.0.1:0";  // host:port, or unix:path
   std::string model_path;              // empty: weights come from the master
-  std::string compute;                 // masters that ask for another mode are refused; empty: any
+  // Masters that ask for something else are refused; empty: anything will do.
+  std::string device;         // cpu or cuda
+  std::string dtype;          // of products on a GPU: bf16, f16 or f32
+  std::string deterministic;  // on a GPU: on or off
+  std::string compute;
   RankOptions ranks;
   std::string data_interface = "lo";
   ControlCredentials credentials;        // of the control plane, towards the next stage as well

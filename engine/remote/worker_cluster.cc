@@ -137,6 +137,7 @@ void WorkerCluster::Advance() {
     for (size_t stage = 0; stage < peers_.size(); ++stage) {
       control::MasterMessage message;
       message.mutable_begin_epoch()->set_epoch(epoch_);
+      message.mutable_begin_epoch()->set_late_plans(options_.late_plans);
       if (stage + 1 < peers_.size()) {
         message.mutable_begin_epoch()->set_next_address(options_.stages[stage + 1].address);
       }
@@ -163,8 +164,7 @@ absl::Status WorkerCluster::PlanPages() {
       tightest = std::min(tightest, peer.kv_pages);
       continue;
     }
-    // Workers of one machine share its memory.
-    const auto sharing = std::ranges::count(peers_, peer.machine, &Peer::machine);
+    const auto sharing = std::ranges::count(peers_, peer.memory_pool, &Peer::memory_pool);
     const auto pages = PagesOf(options_, stage, peer.kv_heads,
                                peer.memory_available / static_cast<uint64_t>(sharing));
     if (!pages.ok()) return Named(stage, pages.status());

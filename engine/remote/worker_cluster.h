@@ -77,9 +77,9 @@ class WorkerCluster {
     TimePoint retry;          // when down
     absl::Status last_error;  // of reaching it
     TimePoint heard;
-    TimePoint busy;        // last known to work on what it was asked
-    bool reached = false;  // by the current stream
-    std::string machine;
+    TimePoint busy;           // last known to work on what it was asked
+    bool reached = false;     // by the current stream
+    std::string memory_pool;  // that it shares with those that name the same one
     uint64_t memory_available = 0;
     uint64_t weight_bytes = 0;
     int64_t kv_heads = 0;

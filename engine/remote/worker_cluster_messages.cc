@@ -96,7 +96,7 @@ absl::Status WorkerCluster::OnHello(size_t stage, const control::WorkerHello& he
   Peer& peer = peers_[stage];
   if (peer.state != State::kGreeting) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(CheckHello(options_, fingerprint_, stage, hello));
-  peer.machine = hello.machine();
+  peer.memory_pool = hello.machine();
   peer.progress = 0;
   peer.state = State::kLoading;
   if (tracing_) {
@@ -120,6 +120,7 @@ void WorkerCluster::OnLoaded(size_t stage, const control::Loaded& loaded) {
   peer.progress = 1;
   peer.weight_bytes = loaded.weight_bytes();
   peer.memory_available = loaded.memory_available();
+  if (!loaded.memory_pool().empty()) peer.memory_pool = loaded.memory_pool();
   peer.kv_heads = std::max<int64_t>(loaded.kv_heads(), 1);
   peer.kv_pages = loaded.kv_pages();
   peer.backend = loaded.backend();

@@ -65,6 +65,7 @@ void WorkerEpoch::Begin(const control::BeginEpoch& begin) {
   epoch_ = {};
   epoch_.number = number;
   epoch_.live = true;
+  epoch_.late_plans = begin.late_plans();
   epoch_.rendezvous = std::make_shared<RelayedRendezvous>(
       [send = send_, number](const std::string& key, const std::string& bytes) {
         WorkerMessage message;
@@ -92,14 +93,12 @@ void WorkerEpoch::Form(uint64_t number, const std::string& next_address) {
   if (!OpenNext(number, place, next_address)) return;
   auto pipeline = JoinPipeline(number, place, rendezvous.get());
   if (!pipeline.ok()) return Fail(number, pipeline.status());
-  absl::Status begun;
   {
     MutexLock lock(ranks_mutex_);
     if (!IsLive(number)) return;
-    begun = ranks_ == nullptr ? absl::FailedPreconditionError("nothing is loaded")
-                              : ranks_->BeginEpoch(number, *std::move(pipeline));
+    if (ranks_ != nullptr) return ranks_->BeginEpoch(number, *std::move(pipeline));
   }
-  if (!begun.ok()) Fail(number, begun);
+  Fail(number, absl::FailedPreconditionError("nothing is loaded"));
 }
 
 absl::StatusOr<StageRanks::Pipeline> WorkerEpoch::JoinPipeline(uint64_t number, const Place& place,
@@ -255,27 +254,35 @@ void WorkerEpoch::OnMasterPlan(control::PlanMessage& plan) {
 void WorkerEpoch::OnPlan(control::PlanMessage& message) {
   const uint64_t number = message.epoch();
   uint64_t expected = 0;
-  std::shared_ptr<Stream<control::FollowMessage>> next;
   {
     MutexLock lock(mutex_);
     if (!epoch_.live || number < epoch_.number) return;
     expected = epoch_.received++;
-    next = epoch_.next;
     if (number != epoch_.number) expected = message.iteration() + 1;  // cannot be
   }
   if (message.iteration() != expected) {
     return Fail(number, absl::DataLossError(Str("plan of iteration ", message.iteration(),
                                                 " arrived, expected ", expected)));
   }
-  if (next) {
-    control::FollowMessage forwarded;
-    *forwarded.mutable_plan() = message;
-    next->Send(std::move(forwarded));
-  }
+  PassOn(message);
   absl::StatusOr<IterationPlan> plan = DecodePlan(message);
   if (!plan.ok()) return Fail(number, plan.status());
   MutexLock lock(ranks_mutex_);
   if (ranks_ != nullptr) ranks_->Submit(*std::move(plan));
+}
+
+// To the next stage; late plans only once OnDone has been told of them.
+void WorkerEpoch::PassOn(const control::PlanMessage& plan) {
+  std::shared_ptr<Stream<control::FollowMessage>> next;
+  const auto forwarded = std::make_shared<control::FollowMessage>();
+  {
+    MutexLock lock(mutex_);
+    if (!epoch_.live || epoch_.number != plan.epoch() || !epoch_.next) return;
+    *forwarded->mutable_plan() = plan;
+    if (epoch_.late_plans) return epoch_.held.push_back(forwarded);
+    next = epoch_.next;
+  }
+  next->Send(std::move(*forwarded));
 }
 
 void WorkerEpoch::OnDone(uint64_t number, absl::StatusOr<IterationResult> result) {
@@ -290,12 +297,20 @@ void WorkerEpoch::OnDone(uint64_t number, absl::StatusOr<IterationResult> result
                                              std::string(result.status().message()))});
   }
   Send send;
+  std::shared_ptr<Stream<control::FollowMessage>> next;
+  std::shared_ptr<control::FollowMessage> held;
   {
     MutexLock lock(mutex_);
     if (!epoch_.live || epoch_.number != number) return;
     ++epoch_.done;
     if (place_.stage + 1 == place_.stages) send = send_;
+    if (!epoch_.held.empty()) {
+      next = epoch_.next;
+      held = std::move(epoch_.held.front());
+      epoch_.held.pop_front();
+    }
   }
+  if (held) next->Send(std::move(*held));
   if (!send) return;
   WorkerMessage message;
   EncodeResult(*result, *message.mutable_result());

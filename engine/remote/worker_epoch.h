@@ -1,5 +1,6 @@
 // The epochs of a worker, one at a time: forms the pipeline with the neighbouring stages, takes
-// plans and passes them on before the ranks get them, and tells the master what becomes of them.
+// plans and passes them on before the ranks get them (or, as a baseline, once they have run them),
+// and tells the master what becomes of them.
 //
 // A plan comes from the master (first stage) or on the previous stage's Follow stream. Those of an
 // old epoch are dropped; one that is out of order, or cannot be read, ends the epoch. So does a
@@ -11,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -87,6 +89,9 @@ class WorkerEpoch {
     std::shared_ptr<RelayedRendezvous> rendezvous;
     std::shared_ptr<Stream<control::FollowMessage>> next;
     PreviousStream previous;
+    bool late_plans = false;
+    // With late plans: those that the ranks have yet to run, in order.
+    std::deque<std::shared_ptr<control::FollowMessage>> held;
   };
   // A hello for an epoch that has not yet begun here.
   struct EarlyFollower {
@@ -103,6 +108,7 @@ class WorkerEpoch {
   void OnFollowHello(const PreviousStream& stream, const control::FollowHello& hello);
   void AcceptPrevious(const PreviousStream& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnPlan(control::PlanMessage& plan);
+  void PassOn(const control::PlanMessage& plan);
   void OnDone(uint64_t number, absl::StatusOr<IterationResult> result);
 
   void Fail(uint64_t number, const absl::Status& why);

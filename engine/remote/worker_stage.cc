@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/remote/control.pb.h"
+#include "engine/remote/machine.h"
 #include "engine/remote/thread_priority.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
@@ -13,6 +14,17 @@
 
 namespace treadle {
 namespace {
+
+constexpr std::string_view kCpu = "cpu";
+constexpr std::string_view kCuda = "cuda";
+
+// Of those that a K/V cache, or a GPU's products, can have.
+DType DTypeFrom(std::string_view name) {
+  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+    if (Name(dtype) == name) return dtype;
+  }
+  return DType::kF16;
+}
 
 // Runs `work` on a thread whose low priority goes over to all threads that it starts.
 absl::Status RunAtLowPriority(const std::function<absl::Status()>& work) {
@@ -30,23 +42,27 @@ absl::Status RunAtLowPriority(const std::function<absl::Status()>& work) {
 
 class LoadedStage final : public WorkerStage {
  public:
-  explicit LoadedStage(const control::Configure& configuration) : configuration_(configuration) {}
+  LoadedStage(const control::Configure& configuration, const RankOptions& options)
+      : configuration_(configuration), options_(options) {}
 
-  absl::Status LoadRanks(const Checkpoint& checkpoint, const RankOptions& options,
-                         const std::function<void(double)>& progress);
+  absl::Status LoadRanks(const Checkpoint& checkpoint, const std::function<void(double)>& progress);
 
   uint64_t weight_bytes() const override { return weight_bytes_; }
   int64_t kv_heads() const override { return kv_heads_; }
   std::string backend() const override { return backend_; }
+  absl::StatusOr<uint64_t> AvailableBytes() const override;
+  std::string memory_pool() const override;
   int64_t kv_pages() const override { return kv_pages_; }
   StageRanks* ranks() override { return ranks_.get(); }
   absl::Status Reserve(int64_t kv_pages, StageRanks::Events events) override;
 
  private:
-  absl::StatusOr<StageRanks::Rank> LoadRank(const Checkpoint& checkpoint, const LoadOptions& load,
-                                            const CpuBackendOptions& cpu);
+  bool on_gpus() const { return configuration_.backend() == kCuda; }
+  int degree() const { return configuration_.tensor_parallel(); }
+  absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(int rank, int threads) const;
 
   const control::Configure configuration_;
+  const RankOptions options_;
   uint64_t weight_bytes_ = 0;
   int64_t kv_heads_ = 0;
   int64_t kv_pages_ = 0;
@@ -72,34 +88,49 @@ absl::StatusOr<LoadOptions> LoadOptionsFrom(const control::Configure& configurat
   return load;
 }
 
-absl::Status LoadedStage::LoadRanks(const Checkpoint& checkpoint, const RankOptions& options,
+absl::StatusOr<std::unique_ptr<Backend>> LoadedStage::CreateBackend(int rank, int threads) const {
+  if (on_gpus()) {
+    return options_.gpus.create(rank, DTypeFrom(configuration_.dtype()),
+                                configuration_.deterministic(), threads);
+  }
+  return CreateCpuBackend({.threads = threads,
+                           .pin = options_.pin,
+                           .first_cpu = options_.first_cpu + rank * threads,
+                           .compute = ComputeFrom(configuration_.compute())});
+}
+
+absl::Status LoadedStage::LoadRanks(const Checkpoint& checkpoint,
                                     const std::function<void(double)>& progress) {
-  const int degree = configuration_.tensor_parallel();
   TREADLE_ASSIGN_OR_RETURN(LoadOptions load, LoadOptionsFrom(configuration_));
-  CpuBackendOptions cpu;
-  cpu.threads = options.threads > 0 ? options.threads : std::max(1, UsableCpus() / degree);
-  cpu.pin = options.pin;
-  cpu.compute = ComputeFrom(configuration_.compute());
-  for (int rank = 0; rank < degree; ++rank) {
+  load.threads = options_.threads > 0 ? options_.threads : std::max(1, UsableCpus() / degree());
+  for (int rank = 0; rank < degree(); ++rank) {
     load.shard.rank = rank;
-    load.threads = cpu.threads;
-    load.progress = [&](double fraction) { progress((rank + fraction) / degree); };
-    cpu.first_cpu = options.first_cpu + rank * cpu.threads;
-    TREADLE_ASSIGN_OR_RETURN(loaded_.emplace_back(), LoadRank(checkpoint, load, cpu));
+    load.progress = [&](double fraction) { progress((rank + fraction) / degree()); };
+    StageRanks::Rank& loaded = loaded_.emplace_back();
+    TREADLE_ASSIGN_OR_RETURN(loaded.backend, CreateBackend(rank, load.threads));
+    TREADLE_ASSIGN_OR_RETURN(loaded.model, Model::Load(checkpoint, *loaded.backend, load));
+    weight_bytes_ += loaded.model->weight_bytes();
+    kv_heads_ += loaded.model->kv_heads();
   }
   backend_ = loaded_[0].backend->description();
   return absl::OkStatus();
 }
 
-absl::StatusOr<StageRanks::Rank> LoadedStage::LoadRank(const Checkpoint& checkpoint,
-                                                       const LoadOptions& load,
-                                                       const CpuBackendOptions& cpu) {
-  StageRanks::Rank rank;
-  TREADLE_ASSIGN_OR_RETURN(rank.backend, CreateCpuBackend(cpu));
-  TREADLE_ASSIGN_OR_RETURN(rank.model, Model::Load(checkpoint, *rank.backend, load));
-  weight_bytes_ += rank.model->weight_bytes();
-  kv_heads_ += rank.model->kv_heads();
-  return rank;
+absl::StatusOr<uint64_t> LoadedStage::AvailableBytes() const {
+  if (!on_gpus()) return AvailableMemory();
+  uint64_t least = UINT64_MAX;
+  for (int rank = 0; rank < degree(); ++rank) {
+    TREADLE_ASSIGN_OR_RETURN(const uint64_t bytes, options_.gpus.free_bytes(rank));
+    least = std::min(least, bytes);
+  }
+  return least * static_cast<uint64_t>(degree());
+}
+
+std::string LoadedStage::memory_pool() const {
+  if (!on_gpus()) return "";
+  std::string ids = MachineId();
+  for (int rank = 0; rank < degree(); ++rank) ids += " " + options_.gpus.gpus[rank].id;
+  return ids;
 }
 
 absl::Status LoadedStage::Reserve(int64_t kv_pages, StageRanks::Events events) {
@@ -108,9 +139,10 @@ absl::Status LoadedStage::Reserve(int64_t kv_pages, StageRanks::Events events) {
   options.max_batch_tokens = configuration_.max_batch_tokens();
   options.kv.page_size = configuration_.page_size();
   options.kv.num_pages = kv_pages;
-  options.kv.dtype = configuration_.kv_dtype() == Name(DType::kF32) ? DType::kF32 : DType::kF16;
+  options.kv.dtype = DTypeFrom(configuration_.kv_dtype());
   options.stage = configuration_.stage();
   options.timeout = std::chrono::milliseconds(configuration_.iteration_deadline_ms());
+  if (on_gpus()) options.join = options_.gpus.join;
   return RunAtLowPriority([&] {
     TREADLE_ASSIGN_OR_RETURN(auto ranks, StageRanks::Create(std::move(loaded_), options));
     TREADLE_RETURN_IF_ERROR(ranks->Start(std::move(events)));
@@ -121,7 +153,8 @@ absl::Status LoadedStage::Reserve(int64_t kv_pages, StageRanks::Events events) {
 }
 
 // What would otherwise be a bug in the model's loader.
-absl::Status Check(const control::Configure& configuration, const Checkpoint& checkpoint) {
+absl::Status Check(const control::Configure& configuration, const Checkpoint& checkpoint,
+                   const RankGpus& gpus) {
   const int64_t layers = checkpoint.config().layers;
   if (configuration.first_layer() < 0 || configuration.first_layer() >= configuration.end_layer() ||
       configuration.end_layer() > layers) {
@@ -132,8 +165,20 @@ absl::Status Check(const control::Configure& configuration, const Checkpoint& ch
     return InvalidArgument("tensor-parallel degree is ", configuration.tensor_parallel(),
                            ", expected 1 to 64");
   }
-  if (configuration.backend() != "cpu") {
-    return Unimplemented("backend is '", configuration.backend(), "', this worker has: cpu");
+  const bool cuda = configuration.backend() == kCuda;
+  if (!cuda && configuration.backend() != kCpu) {
+    return Unimplemented("backend is '", configuration.backend(), "', this worker has: cpu, cuda");
+  }
+  if (!cuda && configuration.kv_dtype() == Name(DType::kBF16)) {
+    return InvalidArgument("the K/V cache is to be bf16, expected f16 or f32 on the CPU");
+  }
+  if (cuda && gpus.gpus.empty()) {
+    return absl::FailedPreconditionError(Str("this worker has no GPU: ", gpus.none));
+  }
+  if (cuda && configuration.tensor_parallel() > static_cast<int64_t>(gpus.gpus.size())) {
+    return absl::FailedPreconditionError(Str(configuration.tensor_parallel(),
+                                             " ranks need a GPU each, this worker has ",
+                                             gpus.gpus.size()));
   }
   return absl::OkStatus();
 }
@@ -143,10 +188,9 @@ absl::Status Check(const control::Configure& configuration, const Checkpoint& ch
 absl::StatusOr<std::unique_ptr<WorkerStage>> WorkerStage::Load(
     const control::Configure& configuration, const Checkpoint& checkpoint,
     const RankOptions& options, std::function<void(double)> progress) {
-  TREADLE_RETURN_IF_ERROR(Check(configuration, checkpoint));
-  auto stage = std::make_unique<LoadedStage>(configuration);
-  TREADLE_RETURN_IF_ERROR(
-      RunAtLowPriority([&] { return stage->LoadRanks(checkpoint, options, progress); }));
+  TREADLE_RETURN_IF_ERROR(Check(configuration, checkpoint, options.gpus));
+  auto stage = std::make_unique<LoadedStage>(configuration, options);
+  TREADLE_RETURN_IF_ERROR(RunAtLowPriority([&] { return stage->LoadRanks(checkpoint, progress); }));
   return stage;
 }
 

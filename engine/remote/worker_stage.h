@@ -6,9 +6,11 @@
 // what StageRanks allows.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "engine/stage_ranks.h"
@@ -20,17 +22,34 @@ namespace control {
 class Configure;
 }  // namespace control
 
+// GPUs for ranks of this process, one each, in order. This room does not know how they are made.
+struct RankGpus {
+  struct Gpu {
+    std::string id;  // the same in every process of this machine
+    uint64_t memory_bytes = 0;
+  };
+  std::vector<Gpu> gpus;
+  std::string none;  // why there are none
+  // Both are called for ranks below gpus.size(), the second once the first has succeeded.
+  std::function<absl::StatusOr<std::unique_ptr<Backend>>(int rank, DType dtype, bool deterministic,
+                                                         int threads)>
+      create;
+  std::function<absl::StatusOr<uint64_t>(int rank)> free_bytes;
+  RankJoiner join;
+};
+
 // How this process runs ranks.
 struct RankOptions {
   int threads = 0;  // of each rank; 0: the process' CPUs, shared out
   bool pin = false;
   int first_cpu = 0;  // with pin: rank r's first is first_cpu + r * threads
+  RankGpus gpus = {};
 };
 
 class WorkerStage {
  public:
   // Loads every rank's shard of the configuration's layers. `progress`: fraction, on another
-  // thread. Errors: a configuration that cannot be, Model::Load's.
+  // thread. Errors: a configuration that cannot be, the devices', Model::Load's.
   static absl::StatusOr<std::unique_ptr<WorkerStage>> Load(const control::Configure& configuration,
                                                            const Checkpoint& checkpoint,
                                                            const RankOptions& options,
@@ -40,6 +59,10 @@ class WorkerStage {
   virtual uint64_t weight_bytes() const = 0;
   virtual int64_t kv_heads() const = 0;  // of all ranks together
   virtual std::string backend() const = 0;
+  // Bytes that its ranks together can have now: of the machine, or as many times the fullest GPU's.
+  virtual absl::StatusOr<uint64_t> AvailableBytes() const = 0;
+  // Names the GPUs whose memory that is. Empty: the machine's.
+  virtual std::string memory_pool() const = 0;
   // 0 until reserved.
   virtual int64_t kv_pages() const = 0;
 

@@ -35,11 +35,28 @@ BackendLimits Max(const BackendLimits& a, const BackendLimits& b) {
   return larger;
 }
 
+// Page-locked memory.
+class PinnedStaging final : public HostStaging {
+ public:
+  explicit PinnedStaging(Device& device) : device_(device) {}
+  absl::StatusOr<Buffer> Allocate(size_t bytes) override { return device_.AllocateHost(bytes); }
+  void Upload(void* device, const void* host, size_t bytes) override {
+    device_.CopyToDeviceAsync(device, host, bytes);
+  }
+  void Download(void* host, const void* device, size_t bytes) override {
+    device_.CopyToHostAsync(host, device, bytes);
+  }
+
+ private:
+  Device& device_;
+};
+
 class CudaBackend final : public Backend {
  public:
   CudaBackend(std::unique_ptr<Device> device, const CudaOptions& options)
       : options_(options),
         device_(std::move(device)),
+        staging_(*device_),
         batch_(*device_, kUploadMark),
         results_(*device_) {}
   ~CudaBackend() override { (void)device_->Synchronize(); }  // before memory is freed
@@ -65,6 +82,7 @@ class CudaBackend final : public Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override {
     if (bytes > 0) device_->CopyToHost(host, device, bytes);
   }
+  HostStaging* staging() override { return &staging_; }
   absl::Status Synchronize() override {
     Keep(results_.Flush());
     Keep(device_->Synchronize());
@@ -326,6 +344,7 @@ class CudaBackend final : public Backend {
   const std::unique_ptr<Device> device_;
   std::unique_ptr<MatMuls> matmuls_;
   BackendLimits limits_;
+  PinnedStaging staging_;
   AnnouncedBatch batch_;
   ResultDelivery results_;
   int64_t product_rows_ = 0;  // what products have scratch for
@@ -374,27 +393,3 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(std::unique_ptr<Device>
 }
 
 }  // namespace treadle::cuda
-
-namespace treadle {
-
-absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaOptions& options) {
-  TREADLE_ASSIGN_OR_RETURN(auto device, cuda::Device::Open(options.device));
-  return cuda::MakeCudaBackend(std::move(device), options);
-}
-
-std::vector<CudaDevice> CudaDevices(std::string* why) {
-  std::vector<CudaDevice> devices;
-  const int count = cuda::Device::Count(why);
-  for (int ordinal = 0; ordinal < count; ++ordinal) {
-    const auto device = cuda::Device::Open(ordinal);
-    if (!device.ok()) {
-      *why = std::string(device.status().message());
-      continue;
-    }
-    const cuda::DeviceProperties& properties = (*device)->properties();
-    devices.push_back({ordinal, properties.name, properties.memory_bytes, (*device)->FreeBytes()});
-  }
-  return devices;
-}
-
-}  // namespace treadle

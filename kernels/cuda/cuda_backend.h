@@ -30,10 +30,14 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaOptions& op
 struct CudaDevice {
   int ordinal = 0;
   std::string name;
+  std::string bus_id;  // the same in every process of this machine
   size_t memory_bytes = 0;
-  size_t free_bytes = 0;  // now
 };
-// Devices that CreateCudaBackend would take. If there are none, `why` says what is missing.
+// Devices that are new enough for CreateCudaBackend. None of them is opened, so nothing of their
+// memory is taken. If there are none, `why` says what is missing.
 std::vector<CudaDevice> CudaDevices(std::string* why);
+// What is free on a device now. Opens it: from here on this process takes some of its memory.
+// Errors: CreateCudaBackend's.
+absl::StatusOr<size_t> CudaFreeBytes(int device);
 
 }  // namespace treadle

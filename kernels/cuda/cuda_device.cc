@@ -296,7 +296,7 @@ class CudaDevice final : public Device {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Device>> Device::Open(int ordinal) {
+absl::StatusOr<DeviceProperties> Device::Describe(int ordinal) {
   TREADLE_ASSIGN_OR_RETURN(const int count, CountDevices());
   if (ordinal < 0 || ordinal >= count) {
     return NotFound("no CUDA device ", ordinal, ": there ", count == 1 ? "is " : "are ", count,
@@ -306,8 +306,14 @@ absl::StatusOr<std::unique_ptr<Device>> Device::Open(int ordinal) {
   if (const cudaError_t error = cudaGetDeviceProperties(&found, ordinal); error != cudaSuccess) {
     return Internal("CUDA device ", ordinal, ": cudaGetDeviceProperties: ", Text(error));
   }
+  char bus_id[32] = {};
+  if (const cudaError_t error = cudaDeviceGetPCIBusId(bus_id, sizeof(bus_id), ordinal);
+      error != cudaSuccess) {
+    return Internal("CUDA device ", ordinal, ": cudaDeviceGetPCIBusId: ", Text(error));
+  }
   const DeviceProperties properties = {.ordinal = ordinal,
                                        .name = found.name,
+                                       .bus_id = bus_id,
                                        .multiprocessors = found.multiProcessorCount,
                                        .capability = 10 * found.major + found.minor,
                                        .memory_bytes = found.totalGlobalMem,
@@ -318,7 +324,12 @@ absl::StatusOr<std::unique_ptr<Device>> Device::Open(int ordinal) {
                                              ") has compute capability ", found.major, ".",
                                              found.minor, "; 8.0 or later is needed"));
   }
-  auto device = std::make_unique<CudaDevice>(properties);
+  return properties;
+}
+
+absl::StatusOr<std::unique_ptr<Device>> Device::Open(int ordinal) {
+  TREADLE_ASSIGN_OR_RETURN(DeviceProperties properties, Describe(ordinal));
+  auto device = std::make_unique<CudaDevice>(std::move(properties));
   TREADLE_RETURN_IF_ERROR(device->Start());
   return device;
 }

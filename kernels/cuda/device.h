@@ -24,6 +24,7 @@ namespace treadle::cuda {
 struct DeviceProperties {
   int ordinal = 0;
   std::string name;
+  std::string bus_id;  // the same in every process of this machine: "0000:3b:00.0"
   int multiprocessors = 0;
   int capability = 0;  // 90: 9.0
   size_t memory_bytes = 0;
@@ -48,8 +49,10 @@ class Graph {
 
 class Device {
  public:
-  // Failures say what was found: no driver, a driver too old, no such device, a device that this
-  // build has no code for.
+  // Failures say what was found: no driver, a driver too old, no such device, a device that is too
+  // old. Takes nothing of the device: no context is made on it.
+  static absl::StatusOr<DeviceProperties> Describe(int ordinal);
+  // Failures: Describe's, and a device that this build has no code for.
   static absl::StatusOr<std::unique_ptr<Device>> Open(int ordinal);
   // How many there are; 0 with a reason in `why` if there is no driver.
   static int Count(std::string* why);

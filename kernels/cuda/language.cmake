@@ -27,7 +27,11 @@ else()
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     endif()
+    # CMake 3.25 stumbles over CUDA 13, which has no nvToolsExt, in projects that require CMake 3.25.
+    set(required ${CMAKE_MINIMUM_REQUIRED_VERSION})
+    set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
     find_package(CUDAToolkit REQUIRED)
+    set(CMAKE_MINIMUM_REQUIRED_VERSION ${required})
     set(TREADLE_HAS_CUDA ON)
     message(STATUS "CUDA backend: on (nvcc ${CMAKE_CUDA_COMPILER_VERSION}, architectures "
                    "${TREADLE_CUDA_ARCHITECTURES})")

@@ -81,8 +81,9 @@ int64_t RunColumns(const MatrixSource& source) {
   return std::gcd(block, source.k);
 }
 
-// False if constants change too often.
+// False if constants change too often, or columns are in another order.
 bool SetRuns(const MatrixSource& source, LowBitView& view) {
+  if (!InputOrderOf(source).empty()) return false;
   const int64_t columns = RunColumns(source);
   if (columns % 16 != 0) return false;
   view.granule = columns % 64 == 0 ? 64 : columns % 32 == 0 ? 32 : 16;

@@ -19,4 +19,6 @@ std::vector<CudaDevice> CudaDevices(std::string* why) {
   return {};
 }
 
+absl::StatusOr<size_t> CudaFreeBytes(int) { return absl::FailedPreconditionError(kWhy); }
+
 }  // namespace treadle

@@ -11,7 +11,7 @@ set(TREADLE_CUDA_KERNELS  # .cu: kernels and their launches, against simt.h and 
 )
 set(TREADLE_CUDA_HOST  # .cc of both
   low_bit.cc low_bit_few.cc low_bit_pack.cc
-  announced_batch.cc batch_upload.cc cuda_backend.cc result_delivery.cc
+  announced_batch.cc batch_upload.cc cuda_backend.cc cuda_devices.cc result_delivery.cc
   row_int8.cc row_int8_pack.cc row_int8_plan.cc
   dense.cc dense_pack.cc matmul.cc
 )

@@ -148,6 +148,30 @@ TEST(ActivationLink, RowsOutOfRangeAreRefused) {
       ActivationLink::Create(*backend, std::move(ranks[1]), {.previous = 0}).status()));
 }
 
+// A first stage may begin the next iteration before it sends the one before it.
+TEST(ActivationLink, OneIterationMayBeBegunBeforeAnotherIsSent) {
+  std::vector<CommunicatorPtr> ranks = CreateThreadCommunicators(2, kLong);
+  const std::unique_ptr<Backend> backend = CreateReferenceBackend();
+  auto sender =
+      ActivationLink::Create(*backend, std::move(ranks[0]), LinkOptions(0, 2, WireType::kF32));
+  auto receiver =
+      ActivationLink::Create(*backend, std::move(ranks[1]), LinkOptions(1, 2, WireType::kF32));
+  constexpr uint64_t kIterations = 7;
+  std::vector<Tensor> begun;
+  const auto send = [&](uint64_t iteration) {
+    ASSERT_TRUE((*sender)->Send(kEpoch, iteration, begun[iteration]).ok());
+    const auto received = (*receiver)->Receive(kEpoch, iteration, 2);
+    ASSERT_TRUE(received.ok()) << received.status();
+    EXPECT_EQ(received->Row<float>(1)[kHidden - 1], static_cast<float>(iteration));
+  };
+  for (uint64_t i = 0; i < kIterations; ++i) {
+    begun.push_back((*sender)->Receive(kEpoch, i, 2).value());
+    begun[i].Row<float>(1)[kHidden - 1] = static_cast<float>(i);
+    if (i > 0) send(i - 1);
+  }
+  send(kIterations - 1);
+}
+
 // What Send sends is where Receive said, with nothing but the header in front.
 TEST(ActivationLink, F32IsNotCopied) {
   const size_t header = WireBytes(WireType::kF32, 0, kHidden);

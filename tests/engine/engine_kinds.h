@@ -11,18 +11,27 @@
 namespace treadle {
 
 struct EngineKind {
-  int ranks = 1;   // tensor-parallel, of each stage
-  int stages = 0;  // of RemoteEngine; 0: LocalEngine
+  int ranks = 1;      // tensor-parallel, of each stage
+  int stages = 0;     // of RemoteEngine; 0: LocalEngine
+  bool late = false;  // RemoteEngineOptions::late_plans
   // On an asynchronous device (tests/support/deferred_backend.h).
   bool deferred = false;
+  // On emulated GPUs (tests/support/emulated_gpus.h): much slower.
+  bool gpus = false;
+
+  bool asynchronous() const { return deferred || gpus; }
 
   std::string Name() const {
     return (stages == 0 ? std::string("Local") : "Stages" + std::to_string(stages)) +
-           (ranks == 1 ? "" : "Ranks" + std::to_string(ranks)) + (deferred ? "Deferred" : "");
+           (ranks == 1 ? "" : "Ranks" + std::to_string(ranks)) + (late ? "Late" : "") +
+           (deferred ? "Deferred" : "") + (gpus ? "Gpus" : "");
   }
 };
 
-// Of a kind that EngineKinds names. Computes exact, on one thread per rank.
+// What one rank of that kind computes on.
+std::unique_ptr<Backend> MakeBackend(const EngineKind& kind);
+
+// Of a kind that EngineKinds names. Computes exact (GPUs: in f32), on one thread per rank.
 std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& model,
                                    const LocalEngineOptions& options);
 

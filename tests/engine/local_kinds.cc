@@ -13,9 +13,7 @@ std::unique_ptr<Engine> MakeLocal(const EngineKind& kind, const std::string& pat
   TREADLE_CHECK(checkpoint.ok());
   std::vector<StageRanks::Rank> made;
   for (int rank = 0; rank < kind.ranks; ++rank) {
-    auto cpu = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
-    TREADLE_CHECK(cpu.ok());
-    std::unique_ptr<Backend> backend = *std::move(cpu);
+    std::unique_ptr<Backend> backend = MakeBackend(kind);
     if (kind.deferred) {
       backend = std::make_unique<DeferredBackend>(std::move(backend),
                                                   std::make_shared<DeferredBackend::Counts>());
@@ -34,6 +32,12 @@ std::unique_ptr<Engine> MakeLocal(const EngineKind& kind, const std::string& pat
 }
 
 }  // namespace
+
+std::unique_ptr<Backend> MakeBackend(const EngineKind&) {
+  auto cpu = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
+  TREADLE_CHECK(cpu.ok());
+  return *std::move(cpu);
+}
 
 std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& model,
                                    const LocalEngineOptions& options) {

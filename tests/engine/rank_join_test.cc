@@ -4,11 +4,10 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <map>
 
-#include "kernels/collectives/thread_communicator.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/two_requests.h"
+#include "tests/support/thread_groups.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -37,35 +36,8 @@ class RankJoins : public testing::Test {
   std::string model_;
 };
 
-// Thread communicators, handed out by rank 0 to those that find its group.
-class Groups {
- public:
-  absl::StatusOr<std::unique_ptr<Communicator>> Join(const RankJoin& join) {
-    if (join.rank == 0) {
-      MutexLock lock(mutex_);
-      const std::string name = Str("group ", groups_.size());
-      groups_[name] = CreateThreadCommunicators(join.size, join.timeout);
-      TREADLE_RETURN_IF_ERROR(join.rendezvous.Set("name", name));
-      return std::move(groups_[name][0]);
-    }
-    TREADLE_ASSIGN_OR_RETURN(
-        const std::string name,
-        join.rendezvous.Get("name", std::chrono::steady_clock::now() + join.timeout));
-    MutexLock lock(mutex_);
-    return std::move(groups_[name][join.rank]);
-  }
-  size_t size() {
-    MutexLock lock(mutex_);
-    return groups_.size();
-  }
-
- private:
-  Mutex mutex_;
-  std::map<std::string, std::vector<std::unique_ptr<Communicator>>> groups_ ABSL_GUARDED_BY(mutex_);
-};
-
 TEST_F(RankJoins, EveryEpochHasNewOnes) {
-  Groups groups;
+  ThreadGroups groups;
   EngineRunner own(Make([&](const RankJoin& join) { return groups.Join(join); }));
   EngineRunner usual(Make({}));
   ExpectSameResults(RunPlans(usual, TwoRequests()), RunPlans(own, TwoRequests()));

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <set>
 
 #include "kernels/reference/reference_backend.h"
 #include "kernels/status.h"
@@ -47,6 +48,23 @@ TEST(RandomCheckpoint, ParametersAsPublished) {
   const ModelReport orca = Inspect(*Open("orca-13b"));
   EXPECT_EQ(std::lround(static_cast<double>(orca.parameters) * 1e-9), 13);
   EXPECT_EQ(orca.config.head_dim, 128);
+}
+
+// Whatever changes a size changes what weights depend on; a change to what is there does not.
+TEST(RandomCheckpoint, TheRecipeTellsModelsApart) {
+  const std::string small = "llama-3.2-1b,layers=2,hidden=64,heads=4,kv-heads=2,ffn=128,vocab=300";
+  std::set<std::string> recipes = {Open(small)->recipe()};
+  EXPECT_EQ(Open(small + ",layers=2")->recipe(), *recipes.begin());
+  for (const char* change : {"layers=3", "hidden=128", "heads=2", "kv-heads=4", "ffn=256",
+                             "vocab=301", "context=4096"}) {
+    EXPECT_TRUE(recipes.insert(Open(Str(small, ",", change))->recipe()).second) << change;
+  }
+  // Another model's rotary embedding, and another architecture.
+  const char* const sizes = ",layers=2,hidden=64,heads=4,kv-heads=4,ffn=128,vocab=300,context=512";
+  for (const char* shape :
+       {"llama-3.1-8b", "llama-3.2-1b", "smollm2-135m", "tinyllama-1.1b", "gpt2-124m"}) {
+    EXPECT_TRUE(recipes.insert(Open(Str(shape, sizes))->recipe()).second) << shape;
+  }
 }
 
 TEST(RandomCheckpoint, TheSameTextHasTheSameWeights) {

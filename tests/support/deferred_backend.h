@@ -43,7 +43,7 @@ class DeferredBackend final : public ForwardingBackend {
     addresses_.push_back(logits.data);
     std::vector<SampleResult> real(results.size());
     ForwardingBackend::Sample(logits, rows, real);
-    for (SampleResult& result : results) result = {.token = kNotYet};
+    for (SampleResult& result : results) result.token = kNotYet;
     pending_.push_back({std::move(real), results});
   }
 

@@ -27,6 +27,7 @@ class ForwardingBackend : public Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override {
     below_->CopyToHost(host, device, bytes);
   }
+  HostStaging* staging() override { return below_->staging(); }
   absl::Status Synchronize() override { return below_->Synchronize(); }
   KeyOrder key_order() const override { return below_->key_order(); }
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -29,6 +30,7 @@ constexpr std::byte kSlack{0xff};
 
 Mutex g_settings_mutex;
 EmulationSettings g_settings ABSL_GUARDED_BY(g_settings_mutex);
+std::array<int, kDevices> g_opened ABSL_GUARDED_BY(g_settings_mutex) = {};
 
 size_t RoundUp(size_t x, size_t unit) { return (x + unit - 1) / unit * unit; }
 
@@ -107,6 +109,17 @@ class MemoryTable {
 
 using Work = std::function<void()>;
 
+DeviceProperties PropertiesOf(int ordinal, const EmulationSettings& settings) {
+  return {.ordinal = ordinal,
+          .name = "emulated",
+          .bus_id = Str("emulated:", ordinal),
+          .multiprocessors = settings.multiprocessors,
+          .capability = 90,
+          .memory_bytes = settings.memory_bytes,
+          .shared_bytes_per_block = size_t{227} << 10,
+          .l2_bytes = size_t{50} << 20};
+}
+
 struct EmulatedGraph : Graph {
   std::vector<Work> work;
 };
@@ -119,13 +132,7 @@ class EmulatedDevice final : public Device {
         memory_(std::make_shared<MemoryTable>(name_, settings.memory_bytes)),
         pinned_(std::make_shared<MemoryTable>(Str(name_, ", page-locked host memory"),
                                               size_t{64} << 30)) {
-    properties_ = {.ordinal = ordinal,
-                   .name = "emulated",
-                   .multiprocessors = settings.multiprocessors,
-                   .capability = 90,
-                   .memory_bytes = settings.memory_bytes,
-                   .shared_bytes_per_block = size_t{227} << 10,
-                   .l2_bytes = size_t{50} << 20};
+    properties_ = PropertiesOf(ordinal, settings);
     std::fill(std::begin(mark_at_), std::end(mark_at_), 0);
   }
 
@@ -305,17 +312,29 @@ ScopedEmulation::~ScopedEmulation() {
   g_settings = before_;
 }
 
-absl::StatusOr<std::unique_ptr<Device>> Device::Open(int ordinal) {
+absl::StatusOr<DeviceProperties> Device::Describe(int ordinal) {
   if (ordinal < 0 || ordinal >= kDevices) {
     return NotFound("no device ", ordinal, ": there are ", kDevices, " emulated ones");
   }
   MutexLock lock(g_settings_mutex);
+  return PropertiesOf(ordinal, g_settings);
+}
+
+absl::StatusOr<std::unique_ptr<Device>> Device::Open(int ordinal) {
+  TREADLE_RETURN_IF_ERROR(Describe(ordinal).status());
+  MutexLock lock(g_settings_mutex);
+  ++g_opened[ordinal];
   return std::make_unique<EmulatedDevice>(ordinal, g_settings);
 }
 
 int Device::Count(std::string* why) {
   why->clear();
   return kDevices;
+}
+
+int TimesOpened(int ordinal) {
+  MutexLock lock(g_settings_mutex);
+  return g_opened.at(static_cast<size_t>(ordinal));
 }
 
 }  // namespace treadle::cuda

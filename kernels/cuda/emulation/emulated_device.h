@@ -32,4 +32,7 @@ class ScopedEmulation {
   EmulationSettings before_;
 };
 
+// How often that device has been opened in this process.
+int TimesOpened(int ordinal);
+
 }  // namespace treadle::cuda

@@ -60,12 +60,12 @@ inline PlanDriver::Options DriverOptions(uint32_t seed, int stages = 1) {
   return options;
 }
 
-// A LocalEngine with all layers of the model, on one exact thread, as QuickOptions has it.
-inline absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(const std::string& model,
-                                                               int depth) {
+// A LocalEngine with all layers of the model, on one thread, as QuickOptions has it.
+inline absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(
+    const std::string& model, int depth, ComputeMode compute = ComputeMode::kExact) {
   CpuBackendOptions cpu;
   cpu.threads = 1;
-  cpu.compute = ComputeMode::kExact;
+  cpu.compute = compute;
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(model));
   TREADLE_ASSIGN_OR_RETURN(auto backend, CreateCpuBackend(cpu));
   LoadOptions load;

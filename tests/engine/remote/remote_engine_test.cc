@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "models/quantize_checkpoint.h"
@@ -180,6 +181,37 @@ TEST(RemoteEngine, TracesShowAllStagesAndRanks) {
                                                                                   {1, "receive"},
                                                                                   {1, "forward"},
                                                                                   {1, "sample"}}));
+}
+
+// The baseline: a stage hears of an iteration once the one before it has run it.
+TEST(RemoteEngine, LatePlansArriveBehindTheActivations) {
+  ClusterOptions options = TinyCluster(2);
+  options.engine.late_plans = true;
+  auto cluster = StartThreadCluster(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EngineClient client(std::move(cluster->remote.engine));
+  client.engine().SetTracing(true);
+  std::map<uint64_t, int64_t> sent, arrived;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  int both = 0;
+  for (uint64_t i = 0; both < 30 && std::chrono::steady_clock::now() < deadline; i += 2) {
+    client.engine().Submit(OneRequest(client.engine().epoch(), i, i + 1));
+    client.engine().Submit(PlanOf(client.engine().epoch(), i + 1).Release(i + 1));
+    ASSERT_TRUE(client.Next().ok());
+    ASSERT_TRUE(client.Next().ok());
+    for (const TraceEvent& event : client.engine().TakeTrace()) {
+      if (event.stage == 0 && event.name() == "send") sent[event.iteration] = event.end;
+      if (event.stage == 1 && event.name() == "plan") arrived[event.iteration] = event.begin;
+    }
+    both = 0;
+    for (const auto& [iteration, time] : arrived) both += sent.contains(iteration);
+  }
+  EXPECT_GE(both, 30);
+  for (const auto& [iteration, time] : arrived) {
+    if (sent.contains(iteration)) {
+      EXPECT_GE(time, sent[iteration]) << iteration;
+    }
+  }
 }
 
 TEST(RemoteEngine, PagesAreThoseOfTheTightestStage) {

@@ -1,5 +1,7 @@
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/status.h"
 #include "tests/engine/engine_kinds.h"
+#include "tests/support/emulated_gpus.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {
@@ -30,17 +32,31 @@ class ClusterEngine final : public Engine {
 
 }  // namespace
 
+std::unique_ptr<Backend> MakeBackend(const EngineKind& kind) {
+  auto backend = kind.gpus ? EmulatedGpu(0, DType::kF32)
+                           : CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
+  TREADLE_CHECK(backend.ok());
+  return *std::move(backend);
+}
+
 std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& model,
                                    const LocalEngineOptions& options) {
   ClusterOptions cluster;
   cluster.model = model;
   cluster.stages = kind.stages;
   cluster.engine.tensor_parallel = kind.ranks;
+  cluster.engine.late_plans = kind.late;
   cluster.engine.max_batch_tokens = options.max_batch_tokens;
   cluster.engine.page_size = options.page_size;
   cluster.engine.kv_pages = options.kv_pages;
   cluster.engine.kv_dtype = options.kv_dtype;
-  cluster.engine.compute = ComputeMode::kExact;
+  cluster.engine.compute = kind.gpus ? ComputeMode::kAuto : ComputeMode::kExact;
+  if (kind.gpus) {
+    cluster.engine.backend = "cuda";
+    cluster.engine.dtype = DType::kF32;
+    cluster.engine.deterministic = true;
+    cluster.worker.ranks.gpus = EmulatedGpus(2);
+  }
   cluster.engine.iteration_deadline = std::chrono::minutes(1);
   auto started = StartThreadCluster(cluster);
   if (!started.ok()) std::fprintf(stderr, "%s\n", started.status().ToString().c_str());
@@ -52,6 +68,9 @@ std::vector<EngineKind> EngineKinds() {
   std::vector<EngineKind> kinds;
   for (const int stages : {1, 2, 3, 4}) kinds.push_back({.stages = stages});
   for (const int stages : {1, 2}) kinds.push_back({.ranks = 2, .stages = stages});
+  for (const int ranks : {1, 2}) kinds.push_back({.ranks = ranks, .stages = 2, .gpus = true});
+  kinds.push_back({.stages = 3, .late = true});
+  kinds.push_back({.ranks = 2, .stages = 2, .late = true});
   return kinds;
 }
 

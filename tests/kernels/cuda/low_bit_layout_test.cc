@@ -108,6 +108,21 @@ TEST(LowBitLayout, EmbedAccumulates) {
   }
 }
 
+// Columns that lie in another order than the features: floats, in order.
+TEST(LowBitLayout, InputOrdersBecomeFloats) {
+  RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat("gptq4"), 5, 128, 3, 32);
+  for (int32_t i = 0; i < 128; ++i) matrix.constants->input_order.push_back(127 - i);
+  std::swap(matrix.constants->input_order[2], matrix.constants->input_order[90]);
+  LowBitGpu gpu(DType::kBF16);
+  const auto packed = gpu.family().Pack(matrix.source).value();
+  EXPECT_GE(packed->bytes(), 5 * 128 * sizeof(float));
+  std::vector<float> out(5 * 128);
+  float* at = gpu.Upload(out);
+  gpu.family().Embed(*packed, gpu.Upload(std::vector<int32_t>{0, 1, 2, 3, 4}), nullptr, false,
+                     DenseTensor(at, DType::kF32, 5, 128));
+  EXPECT_EQ(gpu.Download(at, out.size()), Weights(matrix.source).values);
+}
+
 // The bits of a weight, constants included, as low_bit.h promises.
 TEST(LowBitLayout, BytesOfFormats) {
   const std::map<std::string_view, double> expected = {{"q4_0", 4.5}, {"q4_1", 5},  {"q5_0", 8.5},

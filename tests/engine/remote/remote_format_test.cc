@@ -1,0 +1,87 @@
+// Every weight format through a pipeline of two workers: the bits of one process, from the workers'
+// own files and from tensors that the master sends.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <set>
+
+#include "tests/engine/company.h"
+#include "tests/engine/remote/driven_requests.h"
+#include "tests/engine/remote/format_checkpoints.h"
+#include "tests/support/remote_cluster.h"
+
+namespace treadle {
+namespace {
+
+// An empty one, removed at the end.
+class OwnCheckpoint {
+ public:
+  explicit OwnCheckpoint(const FormatCheckpoint& checkpoint)
+      : folder_(Str(OwnFolder(), "/", checkpoint.name)) {
+    std::filesystem::remove_all(folder_);
+    std::filesystem::create_directories(folder_);
+    path_ = checkpoint.write(folder_);
+  }
+  ~OwnCheckpoint() { std::filesystem::remove_all(folder_); }
+  const absl::StatusOr<std::string>& path() const { return path_; }
+
+ private:
+  const std::string folder_;
+  absl::StatusOr<std::string> path_ = absl::UnknownError("not written");
+};
+
+class RemoteFormat : public testing::TestWithParam<FormatCheckpoint> {};
+
+TEST_P(RemoteFormat, TwoStagesGiveTheBitsOfOneProcess) {
+  const OwnCheckpoint checkpoint(GetParam());
+  ASSERT_TRUE(checkpoint.path().ok()) << checkpoint.path().status();
+  ClusterOptions options;
+  options.model = *checkpoint.path();
+  options.stages = 2;
+  const auto opened = Checkpoint::Open(options.model);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const auto requests = RandomRequests(/*seed=*/5, /*count=*/6, (*opened)->config().vocab,
+                                       /*max_prompt=*/14, /*max_new_tokens=*/6);
+  const struct {
+    ComputeMode compute;
+    bool from_master;
+  } ways[] = {{ComputeMode::kExact, false}, {ComputeMode::kAuto, true}};
+  for (const auto& [compute, from_master] : ways) {
+    SCOPED_TRACE(Str(Name(compute), from_master ? ", weights from the master" : ""));
+    PlanDriver expected(DriverOptions(1), requests);
+    auto local = MakeLocalEngine(options.model, 1, compute);
+    ASSERT_TRUE(local.ok()) << local.status();
+    ASSERT_EQ(EngineClient(*std::move(local)).Run(expected), absl::OkStatus());
+    options.engine.compute = compute;
+    options.engine.weights_from_master = from_master;
+    auto cluster = StartThreadCluster(options);
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    PlanDriver driver(DriverOptions(2, 2), requests);
+    ASSERT_EQ(EngineClient(std::move(cluster->remote.engine)).Run(driver), absl::OkStatus());
+    EXPECT_EQ(DifferentAnswers(expected, driver, requests), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RemoteFormat, testing::ValuesIn(FormatCheckpoints()),
+                         [](const auto& info) { return info.param.name; });
+
+// A new format needs a checkpoint here.
+TEST(RemoteFormatTable, HasEveryFormat) {
+  std::set<std::string_view> seen;
+  for (const FormatCheckpoint& format : FormatCheckpoints()) {
+    const OwnCheckpoint checkpoint(format);
+    ASSERT_TRUE(checkpoint.path().ok()) << checkpoint.path().status();
+    const auto opened = Checkpoint::Open(*checkpoint.path());
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    for (const StoredTensor& tensor : (*opened)->tensors()) {
+      if (tensor.shape.size() == 2) seen.insert(tensor.format->name);
+    }
+  }
+  for (const WeightFormat& format : WeightFormats()) {
+    EXPECT_TRUE(seen.contains(format.name)) << format.name;
+  }
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,42 @@
+// What ranks on GPUs need, with emulated ones (kernels/cuda/emulation), each as large as the
+// settings say and with nothing on it.
+#pragma once
+
+#include <memory>
+
+#include "engine/remote/worker_stage.h"
+#include "kernels/backend.h"
+#include "kernels/cuda/backend_on_device.h"
+#include "kernels/cuda/device.h"
+#include "kernels/status.h"
+#include "tests/support/thread_groups.h"
+
+namespace treadle {
+
+inline absl::StatusOr<std::unique_ptr<Backend>> EmulatedGpu(int ordinal, DType dtype) {
+  TREADLE_ASSIGN_OR_RETURN(auto device, cuda::Device::Open(ordinal));
+  return cuda::MakeCudaBackend(std::move(device), {.dtype = dtype, .deterministic = true});
+}
+
+// Of a worker. Its ranks meet in memory.
+inline RankGpus EmulatedGpus(int count) {
+  RankGpus gpus;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    const cuda::DeviceProperties properties = cuda::Device::Describe(ordinal).value();
+    gpus.gpus.push_back({.id = properties.bus_id, .memory_bytes = properties.memory_bytes});
+  }
+  if (count == 0) gpus.none = "the test has none";
+  gpus.create = [](int rank, DType dtype, bool deterministic, int) {
+    TREADLE_CHECK(deterministic);
+    return EmulatedGpu(rank, dtype);
+  };
+  gpus.free_bytes = [](int rank) -> absl::StatusOr<uint64_t> {
+    TREADLE_ASSIGN_OR_RETURN(const auto properties, cuda::Device::Describe(rank));
+    return properties.memory_bytes;
+  };
+  const auto groups = std::make_shared<ThreadGroups>();
+  gpus.join = [groups](const RankJoin& join) { return groups->Join(join); };
+  return gpus;
+}
+
+}  // namespace treadle
