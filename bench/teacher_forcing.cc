@@ -97,18 +97,19 @@ double LogSumExp(std::span<const float> logits) {
 }
 
 absl::StatusOr<std::vector<int32_t>> EncodeTextFile(const Checkpoint& checkpoint,
-                                                    const std::string& file) {
+                                                    const std::string& file,
+                                                    std::string_view flag) {
   if (checkpoint.tokenizer() == nullptr) {
-    return InvalidArgument(checkpoint.path(), " has no tokenizer, which --text needs");
+    return InvalidArgument(checkpoint.path(), " has no tokenizer, which ", flag, " needs");
   }
   TREADLE_ASSIGN_OR_RETURN(const auto tokenizer, Tokenizer::Create(*checkpoint.tokenizer()));
   std::ifstream stream(file, std::ios::binary);
   std::ostringstream text;
   if (!stream || !(text << stream.rdbuf())) {
-    return NotFound("--text ", file, ": cannot be read, or is empty");
+    return NotFound(flag, " ", file, ": cannot be read, or is empty");
   }
   auto tokens = tokenizer->Encode(text.str(), {.add_special = true, .parse_special = false});
-  if (!tokens.ok()) return InvalidArgument("--text ", file, ": ", tokens.status().message());
+  if (!tokens.ok()) return InvalidArgument(flag, " ", file, ": ", tokens.status().message());
   return tokens;
 }
 

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -78,9 +79,10 @@ class TeacherForcedModel {
 double LogSumExp(std::span<const float> logits);
 
 // The file's whole text as token ids, as the model's authors begin a text (BOS if the model wants
-// one); text that looks like a control token stays text. Errors: no tokenizer, no such file, not
-// UTF-8 (with the offset), no token.
+// one); text that looks like a control token stays text. Errors name `flag`, which gave the file:
+// no tokenizer, no such file, not UTF-8 (with the offset), no token.
 absl::StatusOr<std::vector<int32_t>> EncodeTextFile(const Checkpoint& checkpoint,
-                                                    const std::string& file);
+                                                    const std::string& file,
+                                                    std::string_view flag = "--text");
 
 }  // namespace treadle

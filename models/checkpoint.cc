@@ -7,6 +7,7 @@
 #include "kernels/status.h"
 #include "models/gguf_checkpoint.h"
 #include "models/hf_checkpoint.h"
+#include "models/mapped_file.h"
 #include "models/quoted.h"
 #include "models/random_checkpoint.h"
 
@@ -36,6 +37,17 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) return HuggingFaceCheckpoint::Open(path);
   return GgufCheckpoint::Open(path);
+}
+
+std::shared_ptr<const void> Checkpoint::FileOf(const StoredTensor& tensor) const {
+  for (const auto& file : mapped_) {
+    const std::byte* const begin = file->bytes().data();
+    if (!std::less<>()(tensor.data, begin) &&
+        !std::less<>()(begin + file->bytes().size(), tensor.data + tensor.bytes)) {
+      return file;
+    }
+  }
+  return nullptr;
 }
 
 const StoredTensor* Checkpoint::Find(std::string_view name) const {

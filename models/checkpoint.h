@@ -23,6 +23,8 @@
 
 namespace treadle {
 
+class MappedFile;
+
 // One stored tensor. `shape` is outermost first: a matrix is [out_features, in_features].
 struct StoredTensor {
   std::string name;  // as in the file
@@ -67,6 +69,11 @@ class Checkpoint {
   uint64_t file_bytes() const { return file_bytes_; }
   // The files that hold the tensors.
   const std::vector<std::string>& weight_files() const { return weight_files_; }
+  // Where no file does: all that decides the weights, as text.
+  const std::string& recipe() const { return recipe_; }
+
+  // What keeps the tensor's bytes mapped from a file; null if they lie elsewhere.
+  std::shared_ptr<const void> FileOf(const StoredTensor& tensor) const;
 
   // Null if there is none of that name.
   const StoredTensor* Find(std::string_view name) const;
@@ -102,6 +109,8 @@ class Checkpoint {
   // Entries of the files that are no tensor of ours, and their types.
   std::map<std::string, std::string, std::less<>> unread_;
   std::vector<std::string> weight_files_;
+  std::vector<std::shared_ptr<const MappedFile>> mapped_;  // those that tensors lie in
+  std::string recipe_;
   uint64_t file_bytes_ = 0;
 };
 

@@ -39,7 +39,8 @@ struct OutputOptions {
   std::optional<float> outlier_threshold;
 };
 
-// From a GGUF checkpoint. Metadata is copied as it is, but for the keys of the file's type.
+// From either kind. A GGUF file's metadata is copied as it is, but for the keys of the file's type.
+// A value of `provenance` that is still unknown stands there as long as it will be.
 absl::StatusOr<std::unique_ptr<CheckpointOutput>> CreateGgufOutput(const Checkpoint& source,
                                                                    const OutputOptions& options,
                                                                    const Provenance& provenance);

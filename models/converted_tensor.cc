@@ -85,26 +85,30 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
                                               const ParallelFor& parallel_for,
                                               ConversionError* error) {
   const QuantizeSpec* to = target.to;
-  if (to == nullptr || (to->format == tensor.format && !tensor.format->apart())) {
+  const bool from_turned = target.transposed && IsDense(*tensor.format);
+  const bool to_turned =
+      target.transposed && !target.to_gguf && (to == nullptr || IsDense(*to->format));
+  if (to == nullptr ||
+      (to->format == tensor.format && !tensor.format->apart() && from_turned == to_turned)) {
     return AsStored(tensor, target);
   }
   const auto named = [&](const absl::Status& status) {
     return absl::Status(status.code(), Str("tensor '", tensor.name, "' to ", to->name, ": ",
                                            std::string(status.message())));
   };
-  TREADLE_CHECK(tensor.shape.size() == 2);
-  const bool from_dense = IsDense(*tensor.format), to_dense = IsDense(*to->format);
-  const bool transposed = target.transposed && from_dense && !to_dense;
+  TREADLE_CHECK(tensor.shape.size() <= 2);
+  // A vector is a matrix of one column. What is turned before and after need not be touched.
+  const int64_t extents[] = {tensor.shape[0], tensor.shape.size() == 2 ? tensor.shape[1] : 1};
+  const bool turn = from_turned && !to_turned;
   MatrixConstants constants;
-  TREADLE_ASSIGN_OR_RETURN(MatrixSource source,
-                           SourceOf(tensor, tensor.shape[transposed ? 1 : 0],
-                                    tensor.shape[transposed ? 0 : 1], constants));
+  TREADLE_ASSIGN_OR_RETURN(MatrixSource source, SourceOf(tensor, extents[turn ? 1 : 0],
+                                                         extents[turn ? 0 : 1], constants));
   source.row_order = target.row_order;
-  source.transposed = transposed;
+  source.transposed = turn;
   if (const absl::Status status = CheckMatrixSource(source); !status.ok()) return named(status);
   std::vector<float> values = DecodeMatrix(source, parallel_for);
   std::vector<int64_t> shape = {source.n, source.k};
-  if (target.transposed && !from_dense && to_dense) {
+  if (!from_turned && to_turned) {
     values = Transposed(values, source.n, source.k);
     std::swap(shape[0], shape[1]);
   }
@@ -114,6 +118,7 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
   ConvertedTensor out;
   out.name = target.name;
   out.format = to->format;
+  shape.resize(tensor.shape.size());
   out.shape = std::move(shape);
   out.own = std::move(made->data);
   out.data = out.own;

@@ -15,11 +15,12 @@
 namespace treadle {
 
 struct TensorTarget {
-  std::string name;                  // in the output
+  std::string name;                  // in the output; empty: it has no need of this tensor
   const QuantizeSpec* to = nullptr;  // null: as stored
   std::vector<int32_t> row_order;    // if set: row i is row row_order[i] of the source
   bool to_keep = false;              // `to` only stands in for a format that the output lacks
-  bool transposed = false;           // dense files keep this matrix [in, out]; others [out, in]
+  bool transposed = false;  // folders keep this matrix, if it is dense, [in, out]; else [out, in]
+  bool to_gguf = false;     // which keeps every matrix [out, in]
 };
 
 struct ConvertedTensor {
@@ -41,7 +42,8 @@ struct ConversionError {
   double worst = 0;
 };
 
-// Errors name the tensor. `error`: worked out if not null (and only if the tensor changes format).
+// A matrix, or a vector to a dense format. Errors name the tensor. `error`: worked out if not null
+// (and only if the tensor changes format).
 absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
                                               const TensorTarget& target,
                                               const ParallelFor& parallel_for,

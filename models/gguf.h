@@ -51,6 +51,7 @@ class GgufFile {
 
   const std::string& path() const { return file_->path(); }
   uint64_t bytes() const { return file_->bytes().size(); }
+  const std::shared_ptr<const MappedFile>& mapping() const { return file_; }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   // Where tensors' data begins is a multiple of this.
   int64_t alignment() const { return alignment_; }
@@ -78,7 +79,7 @@ class GgufFile {
   friend class GgufReader;
   GgufFile() = default;
 
-  std::unique_ptr<MappedFile> file_;
+  std::shared_ptr<const MappedFile> file_;
   std::map<std::string, GgufValue, std::less<>> values_;
   std::vector<RawPair> raw_metadata_;
   std::vector<StoredTensor> tensors_;

@@ -21,6 +21,7 @@ absl::Status GgufCheckpoint::Read(const std::string& path) {
   path_ = path;
   file_bytes_ = file_->bytes();
   weight_files_ = {path};
+  mapped_.push_back(file_->mapping());
   AddTensors(file_->tensors());
   TREADLE_ASSIGN_OR_RETURN(
       model_name_, file_->String("general.name", std::filesystem::path(path).stem().string()));

@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "kernels/status.h"
+#include "models/gguf.h"
 
 namespace treadle {
 namespace {
 
 constexpr uint32_t kVersion = 3;
-enum : uint32_t { kU32 = 4, kString = 8 };
 
 template <typename T>
 void Put(std::string& out, T value) {
@@ -20,6 +20,17 @@ void PutString(std::string& out, std::string_view text) {
   out.append(text);
 }
 
+// What comes before a value, and before the elements of an array.
+void PutHead(std::string& out, std::string_view key, GgufType type) {
+  PutString(out, key);
+  Put(out, static_cast<uint32_t>(type));
+}
+void PutHead(std::string& out, std::string_view key, GgufType type, size_t count) {
+  PutHead(out, key, GgufType::kArray);
+  Put(out, static_cast<uint32_t>(type));
+  Put<uint64_t>(out, count);
+}
+
 }  // namespace
 
 void GgufMetadataWriter::AddRaw(std::span<const std::byte> pair) {
@@ -29,16 +40,44 @@ void GgufMetadataWriter::AddRaw(std::span<const std::byte> pair) {
 
 void GgufMetadataWriter::AddString(std::string_view key, std::string_view value) {
   ++count_;
-  PutString(bytes_, key);
-  Put<uint32_t>(bytes_, kString);
+  PutHead(bytes_, key, GgufType::kString);
   PutString(bytes_, value);
 }
 
 void GgufMetadataWriter::AddU32(std::string_view key, uint32_t value) {
   ++count_;
-  PutString(bytes_, key);
-  Put<uint32_t>(bytes_, kU32);
+  PutHead(bytes_, key, GgufType::kU32);
   Put(bytes_, value);
+}
+
+void GgufMetadataWriter::AddF32(std::string_view key, float value) {
+  ++count_;
+  PutHead(bytes_, key, GgufType::kF32);
+  Put(bytes_, value);
+}
+
+void GgufMetadataWriter::AddBool(std::string_view key, bool value) {
+  ++count_;
+  PutHead(bytes_, key, GgufType::kBool);
+  Put<uint8_t>(bytes_, value ? 1 : 0);
+}
+
+void GgufMetadataWriter::AddStrings(std::string_view key, std::span<const std::string> values) {
+  ++count_;
+  PutHead(bytes_, key, GgufType::kString, values.size());
+  for (const std::string& value : values) PutString(bytes_, value);
+}
+
+void GgufMetadataWriter::AddI32s(std::string_view key, std::span<const int32_t> values) {
+  ++count_;
+  PutHead(bytes_, key, GgufType::kI32, values.size());
+  for (const int32_t value : values) Put(bytes_, value);
+}
+
+void GgufMetadataWriter::AddF32s(std::string_view key, std::span<const float> values) {
+  ++count_;
+  PutHead(bytes_, key, GgufType::kF32, values.size());
+  for (const float value : values) Put(bytes_, value);
 }
 
 absl::StatusOr<std::unique_ptr<GgufFileWriter>> GgufFileWriter::Create(

@@ -22,6 +22,11 @@ class GgufMetadataWriter {
   void AddRaw(std::span<const std::byte> pair);
   void AddString(std::string_view key, std::string_view value);
   void AddU32(std::string_view key, uint32_t value);
+  void AddF32(std::string_view key, float value);
+  void AddBool(std::string_view key, bool value);
+  void AddStrings(std::string_view key, std::span<const std::string> values);
+  void AddI32s(std::string_view key, std::span<const int32_t> values);
+  void AddF32s(std::string_view key, std::span<const float> values);
 
   uint64_t count() const { return count_; }
   const std::string& bytes() const { return bytes_; }

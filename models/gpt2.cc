@@ -7,24 +7,13 @@
 
 #include "kernels/status.h"
 #include "models/activations.h"
+#include "models/gpt2_names.h"
 #include "models/rank_sums.h"
 #include "models/tensor_parallel.h"
 #include "models/weight_loader.h"
 
 namespace treadle {
 namespace {
-
-// Names without ".weight" and ".bias"; a layer's are LAYERS + index + "." + name.
-struct Names {
-  const char *embedding, *positions, *layers, *attention_norm, *qkv, *out, *ffn_norm, *up, *down,
-      *norm, *head;
-};
-constexpr Names kGgufNames = {"token_embd", "position_embd", "blk.",     "attn_norm",
-                              "attn_qkv",   "attn_output",   "ffn_norm", "ffn_up",
-                              "ffn_down",   "output_norm",   "output"};
-constexpr Names kHuggingFaceNames = {"wte",         "wpe",         "h.",     "ln_1",
-                                     "attn.c_attn", "attn.c_proj", "ln_2",   "mlp.c_fc",
-                                     "mlp.c_proj",  "ln_f",        "lm_head"};
 
 // Gain and bias of a layer norm.
 struct Norm {
@@ -54,7 +43,7 @@ class Gpt2 : public Model {
   };
   // Where a file's tensors are, and how its matrices lie (Conv1D keeps [k, n]).
   struct Source {
-    Names names;
+    Gpt2Names names;
     std::string prefix;
     bool transposed = false;
   };
@@ -104,7 +93,7 @@ absl::Status Gpt2::Load(const Checkpoint& checkpoint, const LoadOptions& options
                            config_.hidden);
   }
   const bool gguf = checkpoint.kind() == Checkpoint::Kind::kGguf;
-  Source source{gguf ? kGgufNames : kHuggingFaceNames, "", !gguf};
+  Source source{gguf ? kGpt2GgufNames : kGpt2HuggingFaceNames, "", !gguf};
   // Files saved from the bare model have no prefix.
   if (checkpoint.Find("transformer.wte.weight") != nullptr) source.prefix = "transformer.";
   WeightLoader loader(checkpoint, backend_, options);
@@ -128,15 +117,21 @@ absl::StatusOr<Norm> Gpt2::LoadNorm(WeightLoader& loader, const std::string& nam
 
 absl::Status Gpt2::LoadEnds(WeightLoader& loader, const Source& source) {
   const auto table = [&](const std::string& name) {
-    return loader.LoadLinear(
-        {.name = name, .n = config_.vocab, .k = config_.hidden, .rows = {vocab_}});
+    return loader.LoadLinear({.name = name,
+                              .n = config_.vocab,
+                              .k = config_.hidden,
+                              .rows = {vocab_},
+                              .lookup_only = !last_stage()});
   };
   if (first_stage() || (last_stage() && config_.tied_head)) {
     TREADLE_ASSIGN_OR_RETURN(embedding_, table(source.prefix + source.names.embedding));
   }
   if (first_stage()) {
-    TREADLE_ASSIGN_OR_RETURN(positions_, loader.LoadLinear({source.prefix + source.names.positions,
-                                                            config_.context, config_.hidden}));
+    TREADLE_ASSIGN_OR_RETURN(positions_,
+                             loader.LoadLinear({.name = source.prefix + source.names.positions,
+                                                .n = config_.context,
+                                                .k = config_.hidden,
+                                                .lookup_only = !last_stage()}));
   }
   if (!last_stage()) return absl::OkStatus();
   TREADLE_ASSIGN_OR_RETURN(norm_, LoadNorm(loader, source.prefix + source.names.norm));
@@ -147,7 +142,7 @@ absl::Status Gpt2::LoadEnds(WeightLoader& loader, const Source& source) {
 
 absl::StatusOr<Gpt2::Layer> Gpt2::LoadLayer(WeightLoader& loader, const Source& source,
                                             int64_t index) const {
-  const Names& names = source.names;
+  const Gpt2Names& names = source.names;
   const std::string prefix = Str(source.prefix, names.layers, index, ".");
   const int64_t hidden = config_.hidden;
   using Ranges = std::vector<ShardRange>;

@@ -6,6 +6,7 @@
 #include "kernels/status.h"
 #include "models/hf_config.h"
 #include "models/json_file.h"
+#include "models/mapped_file.h"
 #include "models/quoted.h"
 #include "models/safetensors.h"
 #include "models/tokenizer_json.h"
@@ -91,7 +92,7 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
     }
     weight_files_.push_back(file->path());
     file_bytes_ += file->bytes().size();
-    shards_.push_back(std::move(file));
+    mapped_.push_back(std::move(file));
   }
   TREADLE_ASSIGN_OR_RETURN(MergedTensors merged, MergeQuantized(std::move(entries), quantization));
   AddTensors(std::move(merged.tensors));

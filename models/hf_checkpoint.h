@@ -7,7 +7,6 @@
 
 #include "models/checkpoint.h"
 #include "models/hf_quantization.h"
-#include "models/mapped_file.h"
 
 namespace treadle {
 
@@ -19,7 +18,6 @@ class HuggingFaceCheckpoint : public Checkpoint {
   absl::Status Read(const std::string& folder);
   absl::Status ReadShards(const HfQuantization& quantization);
   absl::Status ReadTextSide();
-  std::vector<std::unique_ptr<MappedFile>> shards_;
 };
 
 }  // namespace treadle

@@ -1,7 +1,5 @@
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
-#include <set>
 #include <utility>
 
 #include "kernels/status.h"
@@ -10,54 +8,12 @@
 #include "models/hf_matrix_writer.h"
 #include "models/llama_names.h"
 #include "models/output_file.h"
+#include "models/tensor_names.h"
 
 namespace treadle {
 namespace {
 
 using Json = nlohmann::json;
-
-// Name in GGUF and in a Hugging Face folder, less "blk.N." and "model.layers.N.".
-struct Renamed {
-  std::string_view gguf;
-  std::string_view hf;
-};
-constexpr const LlamaNames& kFrom = kLlamaGgufNames;
-constexpr const LlamaNames& kTo = kLlamaHuggingFaceNames;
-constexpr Renamed kOutside[] = {
-    {kFrom.embedding, kTo.embedding}, {kFrom.norm, kTo.norm}, {kFrom.head, kTo.head}};
-constexpr Renamed kInLayer[] = {{kFrom.attention_norm, kTo.attention_norm},
-                                {kFrom.q, kTo.q},
-                                {kFrom.k, kTo.k},
-                                {kFrom.v, kTo.v},
-                                {kFrom.out, kTo.out},
-                                {kFrom.ffn_norm, kTo.ffn_norm},
-                                {kFrom.gate, kTo.gate},
-                                {kFrom.up, kTo.up},
-                                {kFrom.down, kTo.down}};
-
-// Null if no row's first name is `part`.
-const Renamed* Find(std::span<const Renamed> rows, std::string_view part) {
-  const auto row = std::ranges::find(rows, part, &Renamed::gguf);
-  return row == rows.end() ? nullptr : &*row;
-}
-
-// A Llama tensor's name in a Hugging Face folder; empty: it has none. `part`: its row's GGUF name.
-std::string HfName(std::string_view name, std::string_view& part) {
-  const size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos) return "";
-  const std::string_view suffix = name.substr(dot);  // ".weight" or ".bias"
-  part = name.substr(0, dot);
-  if (!part.starts_with(kFrom.layers)) {
-    const Renamed* row = Find(kOutside, part);
-    return row == nullptr ? "" : Str(row->hf, suffix);
-  }
-  part.remove_prefix(std::string_view(kFrom.layers).size());
-  const size_t end = std::min(part.find('.'), part.size() - 1);
-  const std::string_view layer = part.substr(0, end);
-  part.remove_prefix(end + 1);
-  const Renamed* row = Find(kInLayer, part);
-  return row == nullptr ? "" : Str(kTo.layers, layer, ".", row->hf, suffix);
-}
 
 class HuggingFaceOutput : public CheckpointOutput {
  public:
@@ -107,15 +63,17 @@ absl::Status HuggingFaceOutput::Create() {
 
 absl::StatusOr<TensorTarget> HuggingFaceOutput::GgufTarget(const StoredTensor& tensor) const {
   TensorTarget target;
-  std::string_view part;
-  target.name = HfName(tensor.name, part);
+  const ModelConfig& config = source_.config();
+  const TensorName name = HuggingFaceTensorName(config.architecture, tensor.name);
+  target.name = name.name;
   if (target.name.empty()) {
     return Unimplemented(options_.path, ": tensor '", tensor.name,
                          "' has no place in a Hugging Face folder; expected an OUT that ends in "
                          ".gguf");
   }
-  const ModelConfig& config = source_.config();
-  const int64_t heads = part == kFrom.q ? config.heads : part == kFrom.k ? config.kv_heads : 0;
+  const int64_t heads = name.part == kLlamaGgufNames.q   ? config.heads
+                        : name.part == kLlamaGgufNames.k ? config.kv_heads
+                                                         : 0;
   if (heads > 0) target.row_order = HalfSplitOrder(heads, config.head_dim, config.rope_dim);
   // Blocks of GGUF have no place there: floats, exactly.
   if (tensor.shape.size() == 2 && tensor.format->block > 1) {

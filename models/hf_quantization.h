@@ -10,9 +10,9 @@
 //   FP8                    P.weight F8_E4M3 with P.weight_scale or P.weight_scale_inv (both
 //                          multiply): one number, [out], [out, 1], or one per block of
 //                          weight_block_size rows and columns
-//   GPTQ                   P.qweight i32 [in * bits / 32, out], P.qzeros i32 [groups, out * bits /
-//   32],
-//                          P.scales f16 [groups, out], P.g_idx i32 [in] (may be missing; in order)
+//   GPTQ                   P.qweight i32 [in * bits / 32, out], P.qzeros i32 [groups,
+//                          out * bits / 32], P.scales f16 [groups, out], P.g_idx i32 [in]: the
+//                          group of each column, in any order (missing, or all zeros: in order)
 //   AWQ ("gemm")           P.qweight i32 [in, out / 8], P.qzeros i32 [groups, out / 8], P.scales
 //   k-bit (Treadle's own)  P.weight u8 (a stream of codes, first code in the lowest bits),
 //                          P.weight.scales f16 [blocks], P.weight.codebook f32 [2^bits],

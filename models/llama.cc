@@ -85,6 +85,7 @@ absl::Status Llama::Load(const Checkpoint& checkpoint, const LoadOptions& option
   const auto table = [&](const char* name) {
     WeightLoader::LinearSpec spec = {name, config_.vocab, config_.hidden};
     spec.rows = {vocab_};
+    spec.lookup_only = !last_stage();
     return loader.LoadLinear(spec);
   };
   if (first_stage() || (last_stage() && config_.tied_head)) {

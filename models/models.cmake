@@ -7,6 +7,7 @@ treadle_library(treadle_models
     fp8_tensors.cc
     gguf.cc
     gguf_checkpoint.cc
+    gguf_description.cc
     gguf_file_writer.cc
     gguf_output.cc
     gguf_tokenizer.cc
@@ -36,6 +37,7 @@ treadle_library(treadle_models
     safetensors.cc
     safetensors_writer.cc
     sha256.cc
+    tensor_names.cc
     tensor_parallel.cc
     weight_loader.cc
     weight_plan.cc

@@ -18,11 +18,13 @@ namespace {
 namespace fs = std::filesystem;
 
 // Of the one file; of several, "name sum, name sum".
-absl::StatusOr<std::string> SumOf(const std::vector<std::string>& files) {
-  if (files.size() == 1) return FileSha256(files[0]);
+absl::StatusOr<std::string> SumOf(
+    const std::vector<std::string>& files,
+    const std::function<absl::StatusOr<std::string>(const std::string&)>& sum_of) {
+  if (files.size() == 1) return sum_of(files[0]);
   std::string text;
   for (const std::string& file : files) {
-    TREADLE_ASSIGN_OR_RETURN(const std::string sum, FileSha256(file));
+    TREADLE_ASSIGN_OR_RETURN(const std::string sum, sum_of(file));
     text += Str(text.empty() ? "" : ", ", fs::path(file).filename().string(), " ", sum);
   }
   return text;
@@ -62,6 +64,8 @@ absl::Status ConvertAll(const Checkpoint& source, const QuantizeOptions& options
   for (const StoredTensor& tensor : source.tensors()) {
     if (options.cancelled && options.cancelled()) return absl::CancelledError("interrupted");
     TREADLE_ASSIGN_OR_RETURN(const TensorTarget target, output.Target(tensor));
+    done += tensor.bytes;
+    if (target.name.empty()) continue;
     ConversionError error;
     auto converted = ConvertTensor(tensor, target, parallel_for, options.errors ? &error : nullptr);
     if (!converted.ok()) {
@@ -69,7 +73,7 @@ absl::Status ConvertAll(const Checkpoint& source, const QuantizeOptions& options
                           Str(source.path(), ": ", std::string(converted.status().message())));
     }
     const int64_t elements = Elements(tensor);
-    if (!converted->spec.empty()) {
+    if (!converted->spec.empty() && converted->shape.size() == 2) {
       report.matrices.push_back({tensor.name, std::string(tensor.format->name), converted->spec,
                                  converted->shape[0], converted->shape[1],
                                  BitsOf(*converted, elements), error});
@@ -78,7 +82,6 @@ absl::Status ConvertAll(const Checkpoint& source, const QuantizeOptions& options
     report.source_bytes += tensor.bytes + tensor.constant_bytes;
     TREADLE_RETURN_IF_ERROR(output.Add(*converted));
     DropMappedPages(tensor.data, tensor.bytes);
-    done += tensor.bytes;
     if (options.progress) options.progress(static_cast<double>(done) / static_cast<double>(total));
   }
   return absl::OkStatus();
@@ -99,12 +102,16 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const std::string& in, const s
   Provenance provenance = {{"treadle.source", name.filename().string()},
                            {"treadle.version", options.version},
                            {"treadle.weights", options.weights.text()}};
+  // As long as the sums, which are known only at the end.
+  const auto placeholder = [](const std::string&) { return std::string(64, '?'); };
+  TREADLE_ASSIGN_OR_RETURN(provenance["treadle.source_sha256"],
+                           SumOf(source->weight_files(), placeholder));
   TREADLE_ASSIGN_OR_RETURN(
       const std::unique_ptr<CheckpointOutput> output,
       CreateOutput(*source, {out, options.weights, options.outlier_threshold}, provenance));
   // Meanwhile, on a thread of its own; its mapping is its own too.
   std::future<absl::StatusOr<std::string>> sum =
-      std::async(std::launch::async, [&] { return SumOf(source->weight_files()); });
+      std::async(std::launch::async, [&] { return SumOf(source->weight_files(), FileSha256); });
   TREADLE_RETURN_IF_ERROR(ConvertAll(*source, options, *output, report));
   TREADLE_ASSIGN_OR_RETURN(report.source_sha256, sum.get());
   provenance["treadle.source_sha256"] = report.source_sha256;

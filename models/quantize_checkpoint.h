@@ -1,9 +1,8 @@
 // Makes a checkpoint of another one, with matrices in other formats: `treadle quantize`.
 //
-//   OUT ends in .gguf    from a GGUF file; f32, f16, bf16, q8_0, q4_0, q4_1; read by llama.cpp too
+//   OUT ends in .gguf    f32, f16, bf16, q8_0, q4_0, q4_1; read by llama.cpp too
 //   any other OUT        a Hugging Face folder; dense types, nf4, fp4, int8 (read by transformers
-//                        with bitsandbytes too), fp8 and k-bit types; from such a folder, or from a
-//                        GGUF file with a Llama
+//                        with bitsandbytes too), fp8 and k-bit types; of GGUF files, of Llamas only
 //
 // Treadle reads what it wrote as the same bits that `--weights` gives while loading. The output
 // says what it was made from: treadle.source, treadle.source_sha256, treadle.weights and

@@ -34,6 +34,12 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(const Matri
   const std::vector<int32_t> rows = PartRows(spec);
   const bool all_columns = spec.columns.size() == 0 || spec.columns.size() == spec.k;
   if (std::ssize(rows) == spec.n && all_columns) return backend_.Pack(whole);
+  if (whole.file != nullptr && all_columns && spec.rows.size() == 1) {
+    MatrixSource part = whole;
+    part.data += spec.rows[0].begin * whole.format->RowBytes(whole.k);
+    part.n = spec.rows[0].size();
+    return backend_.Pack(part);
+  }
   const ShardRange columns = all_columns ? ShardRange{0, spec.k} : spec.columns;
   const auto part = SliceMatrix(whole, rows, columns.begin, columns.end);
   if (!part.ok()) {
@@ -54,6 +60,9 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
   TREADLE_ASSIGN_OR_RETURN(MatrixSource source, SourceOf(tensor, spec.n, spec.k, constants));
   source.row_order = spec.row_order;
   source.transposed = spec.transposed && !apart;
+  if (spec.lookup_only && !apart && !spec.transposed && spec.row_order.empty()) {
+    source.file = checkpoint_.FileOf(tensor);
+  }
   set_outliers(constants);
   const QuantizeSpec* to = options_.weights.For(tensor.name, checkpoint_.config().tied_head);
   if (to == nullptr || (to->format == tensor.format && !apart)) return PackPart(source, spec);

@@ -124,6 +124,34 @@ TEST_F(QualityCommand, LogProbabilitiesAddUpToThePerplexity) {
   }
 }
 
+TEST_F(QualityCommand, QuantizeReportsOutlierFeatures) {
+  NEEDS_DEFAULT_MODEL(model);
+  const std::string out = folder_ / "out.gguf";
+  ExpectRefused({"quantize", model, out, "--weights", "keep", "--calibration-text", Licence()},
+                "--calibration-text is for --report or --json");
+  ExpectRefused({"quantize", model, out, "--weights", "keep", "--report", "--calibration-text",
+                 folder_ / "none.txt"},
+                "none.txt: cannot be read");
+  EXPECT_FALSE(std::filesystem::exists(out));
+  const Result without = Run({"quantize", model, out, "--weights", "keep", "--report"});
+  ASSERT_EQ(without.code, 0) << without.output;
+  EXPECT_THAT(without.output, HasSubstr("outlier features: not looked for"));
+  std::filesystem::remove(out);
+  const std::string text = File("some.txt", "It is a truth universally acknowledged, that.");
+  const Result with =
+      Run({"quantize", model, out, "--weights", "keep", "--json", "--calibration-text", text});
+  ASSERT_EQ(with.code, 0) << with.output;
+  const size_t begin = with.output.find("\n{"), end = with.output.rfind("\n}");
+  ASSERT_NE(begin, std::string::npos) << with.output;
+  const auto json = nlohmann::json::parse(with.output.substr(begin, end + 2 - begin));
+  const auto& outliers = json["outlier_features"];
+  EXPECT_EQ(outliers["threshold"], 6.0);
+  EXPECT_GT(outliers["tokens"], 5);
+  // This model's first token has enormous activations.
+  ASSERT_FALSE(outliers["features"].empty());
+  EXPECT_GE(outliers["features"][0]["largest"], 6.0);
+}
+
 TEST_F(QualityCommand, AccuracyOfConvertedWeights) {
   NEEDS_DEFAULT_MODEL(model);
   const Result result =

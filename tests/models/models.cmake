@@ -22,11 +22,14 @@ if(TARGET treadle_models)
     SOURCES weight_plan_test.cc teacher_forcing.cc
     DEPENDS treadle_models treadle_tiny_model treadle_reference)
   treadle_test(quantize_checkpoint_test
-    SOURCES quantize_checkpoint_test.cc teacher_forcing.cc
+    SOURCES quantize_checkpoint_test.cc gguf_from_folder_test.cc teacher_forcing.cc
     DEPENDS treadle_models treadle_tiny_model treadle_reference)
   treadle_test(quantized_checkpoint_test
     SOURCES quantized_checkpoint_test.cc teacher_forcing.cc
     DEPENDS treadle_models treadle_cpu treadle_reference)
+  treadle_test(lookup_table_test
+    SOURCES lookup_table_test.cc
+    DEPENDS treadle_models treadle_tiny_model treadle_op_cases treadle_cpu)
   treadle_test(inspect_test
     SOURCES inspect_test.cc
     DEPENDS treadle_models treadle_tiny_model treadle_reference)

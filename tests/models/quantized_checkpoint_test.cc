@@ -86,17 +86,17 @@ TEST_P(QuantizedLogits, AreThoseOfTheDequantizedWeights) {
             kToleranceFactor * OracleOf(name)["fp32_rounding"].get<double>());
 }
 
-INSTANTIATE_TEST_SUITE_P(All, QuantizedLogits,
-                         ::testing::Combine(::testing::Values("nf4", "nf4-dq", "fp4-dq",
-                                                              "nf4-128-dq", "int8", "fp8-channel",
-                                                              "fp8-tensor", "fp8-block", "gptq-v1",
-                                                              "gptq-v2-8bit", "awq"),
-                                            ::testing::Bool()),
-                         [](const auto& info) {
-                           std::string name = std::get<0>(info.param);
-                           std::ranges::replace(name, '-', '_');
-                           return name + (std::get<1>(info.param) ? "_cpu" : "_reference");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, QuantizedLogits,
+    ::testing::Combine(::testing::Values("nf4", "nf4-dq", "fp4-dq", "nf4-128-dq", "int8",
+                                         "fp8-channel", "fp8-tensor", "fp8-block", "gptq-v1",
+                                         "gptq-v2-8bit", "awq", "gptq-act-v1", "gptq-act-v2-8bit"),
+                       ::testing::Bool()),
+    [](const auto& info) {
+      std::string name = std::get<0>(info.param);
+      std::ranges::replace(name, '-', '_');
+      return name + (std::get<1>(info.param) ? "_cpu" : "_reference");
+    });
 
 TEST(Int8Checkpoint, RunsTheAlgorithmWithItsOwnThreshold) {
   const Json oracle = OracleOf("int8");
@@ -275,7 +275,6 @@ TEST_F(SpoiledCheckpoint, Gptq) {
       {"scales", Set(kLayer + "scales", "F16", {1, 48}, std::string(96, 1)), "expected [2, 48]"},
       {"scale NaN", Set(kLayer + "scales", "F16", {2, 48}, std::string(192, '\x7e')), "is nan"},
       {"group", Set(kLayer + "g_idx", "I32", {32}, words(32)), "g_idx names group 16843009 at 0"},
-      {"order", Set(kLayer + "g_idx", "I32", {32}, std::string(128, 0)), "act-order"},
       {"index", Set(kLayer + "g_idx", "I32", {31}, words(31)), "g_idx has 31 elements"},
   });
   config_.erase("quantization_config");
@@ -283,6 +282,24 @@ TEST_F(SpoiledCheckpoint, Gptq) {
   Write("config.json", config_.dump());
   ExpectRefused(Load(directory_.string()), directory_.string(),
                 "config.json's quantization_config");
+}
+
+TEST_F(SpoiledCheckpoint, GptqActOrder) {
+  Copy("gptq-act-v1");  // up_proj is [96, 64] in groups of 32
+  const auto group = [&](size_t column, int32_t value) {
+    return [=](Safetensors& file) {
+      const size_t begin = file.header.at(kLayer + "g_idx")["data_offsets"][0];
+      std::memcpy(file.data.data() + begin + 4 * column, &value, 4);
+    };
+  };
+  const std::string named = "tensor '" + kLayer + "qweight': ";
+  ExpectRefusedRows({
+      {"beyond", group(9, 2), named + "g_idx names group 2 at 9, expected 0 to 1"},
+      {"negative", group(63, -1), named + "g_idx names group -1 at 63"},
+      {"length", Set(kLayer + "g_idx", "I32", {8}, std::string(32, 0)), "g_idx has 8 elements"},
+      {"type", Set(kLayer + "g_idx", "I64", {64}, std::string(512, 0)), "g_idx' is I64 [64]"},
+      {"NaN", Set(kLayer + "scales", "F16", {2, 96}, std::string(384, '\x7e')), "is nan"},
+  });
 }
 
 TEST_F(SpoiledCheckpoint, Configuration) {
@@ -317,7 +334,7 @@ TEST_F(SpoiledCheckpoint, Configuration) {
 // Whatever the bytes, an answer.
 TEST_F(SpoiledCheckpoint, RandomMutationsNeverCrash) {
   std::mt19937 random(31);
-  for (const char* name : {"nf4-dq", "int8", "fp8-block", "gptq-v1"}) {
+  for (const char* name : {"nf4-dq", "int8", "fp8-block", "gptq-v1", "gptq-act-v1"}) {
     Copy(name);
     const std::string good = good_.Bytes();
     const size_t header = good.size() - good_.data.size();

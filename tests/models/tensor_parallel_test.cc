@@ -157,12 +157,10 @@ class TensorParallel : public ::testing::Test {
     return *std::move(checkpoint);
   }
 
-  static std::vector<int32_t> Ids(int64_t count) {
+  static std::vector<int32_t> Ids(int64_t count, int64_t vocab = TinyVocabulary()) {
     Random random(11);
     std::vector<int32_t> ids;
-    for (int64_t i = 0; i < count; ++i) {
-      ids.push_back(static_cast<int32_t>(random.Below(TinyVocabulary())));
-    }
+    for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(random.Below(vocab)));
     return ids;
   }
 
@@ -170,7 +168,8 @@ class TensorParallel : public ::testing::Test {
   // on all ranks, in every run, and cut into chunks anywhere.
   static void ExpectSameAsWhole(const Checkpoint& checkpoint, const Setting& setting, int size,
                                 double more = 0) {
-    const std::vector<int32_t> ids = Ids(37);
+    const int64_t most = std::min<int64_t>(37, checkpoint.config().context);
+    const std::vector<int32_t> ids = Ids(most, checkpoint.config().vocab);
     const auto tokens = static_cast<int64_t>(ids.size());
     const Output whole = RunRanks(checkpoint, setting, 1, ids)[0];
     ASSERT_TRUE(whole.status.ok()) << whole.status;
@@ -293,6 +292,15 @@ TEST_F(TensorParallel, RowInt8) {
   const double rounding = std::max(Distance(a.hidden, b.hidden), Distance(a.logits, b.logits));
   EXPECT_GT(rounding, 0);
   ExpectSameAsWhole(*checkpoint, rounded, 3, 8 * rounding);
+}
+
+// GPTQ's act-order: columns of a group lie side by side and are cut apart all the same.
+TEST_F(TensorParallel, ActOrder) {
+  for (const char* name : {"gptq-act-v1", "gptq-act-v2-8bit"}) {
+    const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/quantized/", name));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    ExpectSameAsWhole(**checkpoint, {}, 2);
+  }
 }
 
 // Activations in blocks of 32, which the cuts leave whole.
