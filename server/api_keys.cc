@@ -39,12 +39,12 @@ std::vector<std::string> WordsOf(const std::string& line) {
   return words;
 }
 
-absl::StatusOr<std::vector<std::string>> LinesOf(const std::string& path) {
+absl::StatusOr<std::vector<std::string>> LinesOf(const std::string& path, const std::string& flag) {
   std::ifstream file(path);
   std::vector<std::string> lines;
   for (std::string line; std::getline(file, line);) lines.push_back(line);
   if (!file.eof() || file.bad()) {
-    return InvalidArgument("--api-keys-file: cannot read ", path, ": ", std::strerror(errno));
+    return InvalidArgument(flag, ": cannot read ", path, ": ", std::strerror(errno));
   }
   return lines;
 }
@@ -62,6 +62,11 @@ void ApiKey::Change(Terms terms) {
   if (terms.requests && !terms_.requests) requests_ = *terms.requests;
   if (terms.tokens && !terms_.tokens) tokens_ = *terms.tokens;
   terms_ = std::move(terms);
+}
+
+std::string ApiKey::name() const {
+  MutexLock lock(mutex_);
+  return terms_.name;
 }
 
 absl::Status ApiKey::Check() const {
@@ -125,7 +130,7 @@ absl::StatusOr<ApiKeys::Line> ApiKeys::ParseLine(const std::string& text, size_t
 }
 
 absl::StatusOr<std::vector<ApiKeys::Line>> ApiKeys::Read() const {
-  TREADLE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, LinesOf(path_));
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, LinesOf(path_, flag_));
   std::vector<Line> lines;
   for (size_t i = 0; i < texts.size(); ++i) {
     if (WordsOf(texts[i]).empty()) continue;
@@ -135,12 +140,12 @@ absl::StatusOr<std::vector<ApiKeys::Line>> ApiKeys::Read() const {
       line = InvalidArgument("the key is there twice");
     }
     if (!line.ok()) {
-      return InvalidArgument("--api-keys-file: ", path_, " line ", i + 1, ": ",
+      return InvalidArgument(flag_, ": ", path_, " line ", i + 1, ": ",
                              std::string(line.status().message()));
     }
     lines.push_back(*std::move(line));
   }
-  if (lines.empty()) return InvalidArgument("--api-keys-file: ", path_, " has no key");
+  if (lines.empty()) return InvalidArgument(flag_, ": ", path_, " has no key");
   return lines;
 }
 
@@ -165,15 +170,22 @@ void ApiKeys::Take(std::vector<Line> lines) {
 void ApiKeys::Reload() {
   auto lines = Read();
   if (!lines.ok()) {
-    log_(Str(std::string(lines.status().message()), "; the keys stay as they were"));
+    log_({.severity = Severity::kWarning,
+          .name = "keys_reload_failed",
+          .message = Str(std::string(lines.status().message()), "; the keys stay as they were"),
+          .fields = {{"file", path_}}});
     return;
   }
-  log_(Str("read ", lines->size(), " API keys anew from ", path_));
+  const auto count = static_cast<int64_t>(lines->size());
+  log_({.name = "keys_reloaded",
+        .message = Str(flag_, ": read ", path_, " anew, keys: ", count),
+        .fields = {{"file", path_}, {"keys", count}}});
   Take(*std::move(lines));
 }
 
-absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path, Log log) {
-  std::unique_ptr<ApiKeys> keys(new ApiKeys(path, std::move(log)));
+absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path, LogSink log,
+                                                       std::string flag) {
+  std::unique_ptr<ApiKeys> keys(new ApiKeys(path, std::move(log), std::move(flag)));
   // Watched first: a change during the first read is seen.
   keys->watcher_ = std::make_unique<FileWatcher>(std::vector<std::string>{path},
                                                  [self = keys.get()] { self->Reload(); });

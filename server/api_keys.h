@@ -1,4 +1,4 @@
-// API keys: who may call, and how much. Read from a file, one key per line:
+// API keys, or the tokens of scrapers: who may call, and how much. Read from a file, one per line:
 //
 //   KEY [NAME [REQUESTS_PER_MINUTE [TOKENS_PER_MINUTE]]]      # comment
 //
@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/sync.h"
 #include "server/file_watcher.h"
+#include "server/log_event.h"
 
 namespace treadle {
 
@@ -41,6 +42,7 @@ class ApiKey {
   ApiKey(Terms terms, TimePoint now);
 
   void Change(Terms terms) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::string name() const ABSL_LOCKS_EXCLUDED(mutex_);
   // PermissionDenied if the key is suspended.
   absl::Status Check() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Takes one request and its prompt; ResourceExhausted says which limit is used up.
@@ -59,10 +61,9 @@ class ApiKey {
 
 class ApiKeys {
  public:
-  using Log = std::function<void(const std::string&)>;  // on any thread
-
-  // Errors name the file, the line and what was expected, never what was found.
-  static absl::StatusOr<std::unique_ptr<ApiKeys>> Open(const std::string& path, Log log);
+  // Errors name `flag`, the file, the line and what was expected, never what was found.
+  static absl::StatusOr<std::unique_ptr<ApiKeys>> Open(const std::string& path, LogSink log,
+                                                       std::string flag = "--api-keys-file");
 
   // `authorization`: "Bearer KEY", as in the header. Unauthenticated if it is missing or of nobody,
   // PermissionDenied if the key is suspended.
@@ -80,7 +81,8 @@ class ApiKeys {
     ApiKey::Terms terms;
   };
 
-  ApiKeys(std::string path, Log log) : path_(std::move(path)), log_(std::move(log)) {}
+  ApiKeys(std::string path, LogSink log, std::string flag)
+      : path_(std::move(path)), log_(std::move(log)), flag_(std::move(flag)) {}
   static Digest DigestOf(std::string_view key);
   static absl::StatusOr<Line> ParseLine(const std::string& text, size_t number);
   absl::StatusOr<std::vector<Line>> Read() const;
@@ -88,7 +90,8 @@ class ApiKeys {
   void Reload();
 
   const std::string path_;
-  const Log log_;
+  const LogSink log_;
+  const std::string flag_;
   mutable Mutex mutex_;
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<FileWatcher> watcher_;  // last

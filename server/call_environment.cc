@@ -15,4 +15,15 @@ absl::StatusOr<std::shared_ptr<ApiKey>> Authorize(const CallEnvironment& environ
   return environment.keys->Find(std::string_view(found->second.data(), found->second.size()));
 }
 
+RequestOrigin OriginOf(const grpc::CallbackServerContext& context) {
+  RequestOrigin origin;
+  origin.client = context.peer();
+  const auto& metadata = context.client_metadata();
+  const auto found = metadata.find("x-request-id");
+  if (found != metadata.end()) {
+    origin.header_id = PrintableId({found->second.data(), found->second.size()});
+  }
+  return origin;
+}
+
 }  // namespace treadle

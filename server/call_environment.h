@@ -11,6 +11,7 @@
 #include "server/api_keys.h"
 #include "server/courier.h"
 #include "server/ledger_follower.h"
+#include "server/request_log.h"
 #include "server/request_validation.h"
 #include "server/serving_stack.h"
 
@@ -53,6 +54,7 @@ struct CallEnvironment {
   const RequestLimits limits;
   const std::chrono::milliseconds stall_timeout;
   const ApiKeys* const keys = nullptr;  // null: everybody may call
+  const RequestLog request_log;
   Courier courier{};
   CallCount calls{};
   std::atomic<bool> closing{false};  // ledger watchers end
@@ -62,5 +64,8 @@ struct CallEnvironment {
 // PermissionDenied otherwise.
 absl::StatusOr<std::shared_ptr<ApiKey>> Authorize(const CallEnvironment& environment,
                                                   const grpc::CallbackServerContext& context);
+
+// What the call says of its sender, but for the key.
+RequestOrigin OriginOf(const grpc::CallbackServerContext& context);
 
 }  // namespace treadle

@@ -4,103 +4,21 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
-#include <cmath>
 #include <limits>
 
 #include "kernels/status.h"
 #include "scheduler/policy.h"
 #include "server/address.h"
+#include "server/flag_values.h"
 
 namespace treadle {
 namespace {
-
-struct Unit {
-  const char* suffix;
-  double factor;
-};
-
-// A number >= 0 with one of the units' suffixes.
-absl::StatusOr<double> ParseWithUnit(const std::string& text, std::initializer_list<Unit> units,
-                                     const char* expected) {
-  double value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  const std::string suffix(stop, end);
-  for (const Unit& unit : units) {
-    if (error == std::errc() && suffix == unit.suffix && std::isfinite(value) && value >= 0 &&
-        value * unit.factor < 9e18) {
-      return value * unit.factor;
-    }
-  }
-  return InvalidArgument("is '", text, "', expected ", expected);
-}
-
-using Read = std::function<absl::Status(ServeOptions&, const std::string&)>;
-using Show = std::function<std::string(const ServeOptions&)>;
-
-Read ReadInteger(int64_t ServeOptions::*field, int64_t low, int64_t high) {
-  return [=](ServeOptions& options, const std::string& text) {
-    int64_t value = 0;
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    if (error != std::errc() || stop != end || value < low || value > high) {
-      return InvalidArgument("is '", text, "', expected a whole number from ", low, " to ", high);
-    }
-    options.*field = value;
-    return absl::OkStatus();
-  };
-}
-Show ShowInteger(int64_t ServeOptions::*field, std::string if_zero = "0") {
-  return [=](const ServeOptions& options) {
-    return options.*field == 0 ? if_zero : std::to_string(options.*field);
-  };
-}
-
-Read ReadText(std::string ServeOptions::*field) {
-  return [=](ServeOptions& options, const std::string& text) {
-    options.*field = text;
-    return absl::OkStatus();
-  };
-}
-Show ShowText(std::string ServeOptions::*field) {
-  return [=](const ServeOptions& options) {
-    return (options.*field).empty() ? "none" : options.*field;
-  };
-}
-
-Read ReadChoice(std::string ServeOptions::*field, std::vector<std::string> choices) {
-  return [=](ServeOptions& options, const std::string& text) {
-    std::string all;
-    for (const std::string& choice : choices) {
-      if (choice == text) {
-        options.*field = text;
-        return absl::OkStatus();
-      }
-      all += (all.empty() ? "" : " or ") + choice;
-    }
-    return InvalidArgument("is '", text, "', expected ", all);
-  };
-}
-
-Read ReadDuration(std::chrono::milliseconds ServeOptions::*field) {
-  return [=](ServeOptions& options, const std::string& text) {
-    auto parsed = ParseDuration(text);
-    if (parsed.ok()) options.*field = *parsed;
-    return parsed.status();
-  };
-}
-Show ShowDuration(std::chrono::milliseconds ServeOptions::*field) {
-  return [=](const ServeOptions& options) {
-    const int64_t ms = (options.*field).count();
-    return ms % 1000 == 0 ? Str(ms / 1000, "s") : Str(ms, "ms");
-  };
-}
 
 absl::Status ReadListen(ServeOptions& options, const std::string& text) {
   options.listen = text;
   return ParseAddress(text).status();
 }
-Read ReadOptionalListen(std::string ServeOptions::*field) {
+ReadFlag ReadOptionalListen(std::string ServeOptions::*field) {
   return [=](ServeOptions& options, const std::string& text) {
     options.*field = text.empty() ? "none" : text;
     return options.*field == "none" ? absl::OkStatus() : ParseAddress(text).status();
@@ -161,19 +79,6 @@ absl::Status ReadSha256(ServeOptions& options, const std::string& text) {
   options.model_sha256 = digits;
   return absl::OkStatus();
 }
-Read ReadSwitch(bool ServeOptions::*field) {
-  return [=](ServeOptions& options, const std::string& text) {
-    if (text != "on" && text != "off") {
-      return InvalidArgument("is '", text, "', expected on or off");
-    }
-    options.*field = text == "on";
-    return absl::OkStatus();
-  };
-}
-Show ShowSwitch(bool ServeOptions::*field) {
-  return [=](const ServeOptions& options) { return options.*field ? "on" : "off"; };
-}
-
 // host:port, or unix:path.
 absl::Status CheckWorkerAddress(const std::string& text) {
   if (text.starts_with("unix:") && text.size() > 5) return absl::OkStatus();
@@ -202,28 +107,7 @@ std::string ShowWorkers(const ServeOptions& options) {
   return text.empty() ? "none" : text;
 }
 
-std::string ShowBytes(int64_t bytes) {
-  constexpr int64_t kMebi = 1 << 20;
-  return bytes % kMebi == 0 ? Str(bytes / kMebi, "M") : std::to_string(bytes);
-}
-
 }  // namespace
-
-absl::StatusOr<int64_t> ParseSize(const std::string& text) {
-  TREADLE_ASSIGN_OR_RETURN(
-      const double bytes,
-      ParseWithUnit(text, {{"", 1}, {"K", 0x1p10}, {"M", 0x1p20}, {"G", 0x1p30}, {"T", 0x1p40}},
-                    "a size such as 512M or 2G"));
-  return static_cast<int64_t>(bytes);
-}
-
-absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text) {
-  TREADLE_ASSIGN_OR_RETURN(const double ms,
-                           ParseWithUnit(text, {{"ms", 1}, {"s", 1e3}, {"m", 6e4}, {"h", 3.6e6}},
-                                         "a time such as 30s, 500ms or 2m"));
-  if (ms > 1e11) return InvalidArgument("is '", text, "', expected at most three years");
-  return std::chrono::milliseconds(static_cast<int64_t>(ms));
-}
 
 const std::vector<ServeFlag>& ServeFlags() {
   using O = ServeOptions;
@@ -252,8 +136,19 @@ const std::vector<ServeFlag>& ServeFlags() {
        "callers need a bearer token from here, read anew when it changes; lines of: key [name "
        "[requests/min [tokens/min]]]",
        false, ReadText(&O::api_keys_file), ShowText(&O::api_keys_file)},
-      {"--metrics-auth", "who may scrape: none (everybody) or api-key (--api-keys-file)", false,
+      {"--metrics-auth", "whether scrapes need a key of --api-keys-file: api-key or none", false,
        ReadChoice(&O::metrics_auth, {"none", "api-key"}), ShowText(&O::metrics_auth)},
+      {"--metrics-tls-cert",
+       "PEM chain of --metrics-listen, read anew when it changes; none: plaintext", false,
+       ReadText(&O::metrics_tls_cert), ShowText(&O::metrics_tls_cert)},
+      {"--metrics-tls-key", "its private key, PEM without a password", false,
+       ReadText(&O::metrics_tls_key), ShowText(&O::metrics_tls_key)},
+      {"--metrics-tls-client-ca",
+       "scrapers must show a certificate from this PEM file (mutual TLS)", false,
+       ReadText(&O::metrics_tls_client_ca), ShowText(&O::metrics_tls_client_ca)},
+      {"--metrics-token-file",
+       "scrapes need a bearer token from here, one per line, read anew when it changes", false,
+       ReadText(&O::metrics_token_file), ShowText(&O::metrics_token_file)},
       {"--max-batch-size", "sequences in one iteration, at most", true,
        ReadInteger(&O::max_batch_size, 1, 65536), ShowInteger(&O::max_batch_size)},
       {"--max-batch-tokens", "tokens in one iteration, at most; longer prompts are split", true,
@@ -286,8 +181,10 @@ const std::vector<ServeFlag>& ServeFlags() {
        true, ReadChoice(&O::outlier_rule, {"per-row", "per-call"}), ShowText(&O::outlier_rule)},
       {"--compute", "arithmetic of quantized weights: auto, exact, int8 or int16", true,
        ReadChoice(&O::compute, {"auto", "exact", "int8", "int16"}), ShowText(&O::compute)},
-      {"--device", "cpu, cuda, or auto: GPUs if there are any", true,
-       ReadChoice(&O::device, {"auto", "cpu", "cuda"}), ShowText(&O::device)},
+      {"--device",
+       "cpu, cuda, or auto: GPUs if this machine has any (with --workers: cpu); a GPU for each "
+       "rank",
+       true, ReadChoice(&O::device, {"auto", "cpu", "cuda"}), ShowText(&O::device)},
       {"--dtype", "on a GPU: what products take in and float weights are kept as: bf16, fp16, fp32",
        true, ReadChoice(&O::dtype, {"bf16", "fp16", "fp32"}), ShowText(&O::dtype)},
       {"--deterministic",
@@ -306,6 +203,10 @@ const std::vector<ServeFlag>& ServeFlags() {
        true, ReadWorkers, ShowWorkers},
       {"--wire", "activations between stages: f32 (exact), bf16 or int8", true,
        ReadChoice(&O::wire, {"f32", "bf16", "int8"}), ShowText(&O::wire)},
+      {"--plan-forwarding",
+       "a stage passes a plan on before it runs it (early), or once it has (late: a baseline to "
+       "measure; same answers)",
+       true, ReadChoice(&O::plan_forwarding, {"early", "late"}), ShowText(&O::plan_forwarding)},
       {"--placement-prompt-tokens",
        "stages are balanced for iterations of 8 decoding sequences and so many prompt tokens: more "
        "for long prompts and short answers, 0 for the opposite",
@@ -338,6 +239,15 @@ const std::vector<ServeFlag>& ServeFlags() {
        ReadDuration(&O::iteration_deadline), ShowDuration(&O::iteration_deadline)},
       {"--max-request-bytes", "size of one request message, at most", false, ReadRequestBytes,
        [](const O& o) { return ShowBytes(o.max_request_bytes); }},
+      {"--log-format", "lines of the log: text, or json with time, severity, event and fields",
+       false, ReadChoice(&O::log_format, {"text", "json"}), ShowText(&O::log_format)},
+      {"--log-level", "log what is at least this: info, warning or error", false,
+       ReadChoice(&O::log_level, {"info", "warning", "error"}), ShowText(&O::log_level)},
+      {"--log-file",
+       "append the log to this file, opened anew when it was renamed; without it: stderr", false,
+       ReadText(&O::log_file), ShowText(&O::log_file)},
+      {"--log-requests", "log every request at its end, without its texts: on or off", false,
+       ReadSwitch(&O::log_requests), ShowSwitch(&O::log_requests)},
       {"--ledger-file", "write the iteration ledger there, one JSON line per iteration", false,
        ReadText(&O::ledger_file), ShowText(&O::ledger_file)},
   };
@@ -374,6 +284,11 @@ absl::Status CheckParallelism(const ServeOptions& options) {
                            ", but with one stage nothing is sent; expected --pipeline-parallel 2 "
                            "or more, or f32");
   }
+  if (options.plan_forwarding != "early" && options.stages() == 1) {
+    return InvalidArgument("--plan-forwarding is ", options.plan_forwarding,
+                           ", but with one stage nothing is passed on; expected "
+                           "--pipeline-parallel 2 or more, or early");
+  }
   if (options.weights_from == "master" && !options.remote()) {
     return InvalidArgument(
         "--weights-from is master, but there are no workers; expected --workers, "
@@ -382,14 +297,23 @@ absl::Status CheckParallelism(const ServeOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckTls(const std::string& flags, const std::string& certificate,
+                      const std::string& key, const std::string& client_ca) {
+  if (certificate.empty() != key.empty()) {
+    return InvalidArgument(flags, key.empty() ? "-key" : "-cert", " is missing, expected both of ",
+                           flags, "-cert and ", flags, "-key, or none");
+  }
+  if (!client_ca.empty() && certificate.empty()) {
+    return InvalidArgument(flags, "-client-ca needs ", flags, "-cert and ", flags, "-key");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckSecurity(const ServeOptions& options) {
-  if (options.tls_cert.empty() != options.tls_key.empty()) {
-    return InvalidArgument(options.tls_key.empty() ? "--tls-key" : "--tls-cert",
-                           " is missing, expected both of --tls-cert and --tls-key, or none");
-  }
-  if (!options.tls_client_ca.empty() && options.tls_cert.empty()) {
-    return InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key");
-  }
+  TREADLE_RETURN_IF_ERROR(
+      CheckTls("--tls", options.tls_cert, options.tls_key, options.tls_client_ca));
+  TREADLE_RETURN_IF_ERROR(CheckTls("--metrics-tls", options.metrics_tls_cert,
+                                   options.metrics_tls_key, options.metrics_tls_client_ca));
   if (!options.control_tls.empty() && options.workers.empty()) {
     return InvalidArgument(
         "--control-tls needs --workers; workers of this machine are reached through a socket of "
@@ -397,6 +321,10 @@ absl::Status CheckSecurity(const ServeOptions& options) {
   }
   if (options.metrics_auth == "api-key" && options.api_keys_file.empty()) {
     return InvalidArgument("--metrics-auth is api-key, but there is no --api-keys-file");
+  }
+  if (options.metrics_auth == "api-key" && !options.metrics_token_file.empty()) {
+    return InvalidArgument(
+        "--metrics-auth is api-key, but there is a --metrics-token-file; expected one of them");
   }
   return absl::OkStatus();
 }
@@ -415,12 +343,14 @@ absl::Status CheckServeOptions(const ServeOptions& options) {
   return CheckParallelism(options);
 }
 
-std::string Describe(const ServeOptions& options) {
-  std::string text;
+LogEvent Describe(const ServeOptions& options) {
+  LogEvent event{.name = "configuration",
+                 .message = "the effective configuration",
+                 .text = LogEvent::Text::kFieldLines};
   for (const ServeFlag& flag : ServeFlags()) {
-    text += Str(flag.name + 2, " = ", flag.show(options), "\n");
+    event.fields.push_back({flag.name + 2, flag.show(options)});
   }
-  return text;
+  return event;
 }
 
 }  // namespace treadle

@@ -10,8 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "models/weight_plan.h"
+#include "server/log_event.h"
 
 namespace CLI {
 class App;
@@ -43,6 +44,7 @@ struct ServeOptions {
   int64_t pipeline_parallel = 1;     // stages; more than 1: worker processes of this machine
   std::vector<std::string> workers;  // instead: addresses of workers that run already, by stage
   std::string wire = "f32";
+  std::string plan_forwarding = "early";
   int64_t placement_prompt_tokens = 32;  // beside 8 decoding sequences
   std::string weights_from = "file";
   std::string on_worker_loss = "restart";
@@ -54,6 +56,10 @@ struct ServeOptions {
   std::chrono::milliseconds stream_stall_timeout{60'000};
   std::chrono::milliseconds iteration_deadline{120'000};
   int64_t max_request_bytes = 4 << 20;
+  std::string log_format = "text";
+  std::string log_level = "info";
+  std::string log_file;  // empty: stderr
+  bool log_requests = true;
   std::string ledger_file;  // empty: none
   std::string health_listen = "none";
   std::string tls_cert, tls_key;  // PEM files; empty: plaintext
@@ -61,6 +67,9 @@ struct ServeOptions {
   std::string control_tls;        // folder; empty: workers in plaintext
   std::string api_keys_file;      // empty: everybody may call
   std::string metrics_auth = "none";
+  std::string metrics_tls_cert, metrics_tls_key;  // PEM files; empty: plaintext
+  std::string metrics_tls_client_ca;              // as tls_client_ca, for scrapes
+  std::string metrics_token_file;                 // empty: scrapes need no token of their own
 
   int64_t stages() const {
     return workers.empty() ? pipeline_parallel : static_cast<int64_t>(workers.size());
@@ -85,11 +94,7 @@ void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only = 
 // What holds between several options, for instance max_batch_tokens > max_batch_size.
 absl::Status CheckServeOptions(const ServeOptions& options);
 
-// The effective configuration, one "name = value" per line.
-std::string Describe(const ServeOptions& options);
-
-// "512", "64K", "100M", "2G", "1.5G" (powers of 1024) and "30s", "500ms", "2m".
-absl::StatusOr<int64_t> ParseSize(const std::string& text);
-absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text);
+// The effective configuration, as the event `configuration`; in text one "name = value" per line.
+LogEvent Describe(const ServeOptions& options);
 
 }  // namespace treadle

@@ -56,9 +56,10 @@ uint64_t RandomSeed() {
 // What both kinds of call have: the request, its stream, and the answer in the making.
 class Answer {
  public:
-  Answer(CallEnvironment& environment, std::shared_ptr<ApiKey> key, const Deadline& deadline,
-         ValidatedRequest request, RequestPool::Submitted submitted)
+  Answer(CallEnvironment& environment, RequestOrigin origin, std::shared_ptr<ApiKey> key,
+         const Deadline& deadline, ValidatedRequest request, RequestPool::Submitted submitted)
       : environment_(environment),
+        origin_(std::move(origin)),
         key_(std::move(key)),
         deadline_(deadline),
         request_(std::move(request)),
@@ -69,14 +70,27 @@ class Answer {
                      .stop_strings = request_.stop_strings,
                      .logprobs = request_.spec.top_logprobs >= 0}) {}
 
-  // Asks whose call it is, parses, validates and submits.
   static absl::StatusOr<std::unique_ptr<Answer>> Create(CallEnvironment& environment,
                                                         const grpc::CallbackServerContext& context,
                                                         const grpc::ByteBuffer& bytes) {
+    RequestOrigin origin = OriginOf(context);
+    auto answer = Admit(environment, context, bytes, origin);
+    if (!answer.ok()) environment.request_log.Refused(origin, answer.status());
+    return answer;
+  }
+
+  // Asks whose call it is, parses, validates and submits. Fills in `origin` as it gets to know it.
+  static absl::StatusOr<std::unique_ptr<Answer>> Admit(CallEnvironment& environment,
+                                                       const grpc::CallbackServerContext& context,
+                                                       const grpc::ByteBuffer& bytes,
+                                                       RequestOrigin& origin) {
     const Deadline deadline = ReadDeadline(context);
     TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<ApiKey> key, Authorize(environment, context));
+    if (key) origin.key = key->name();
     v1::GenerateRequest message;
     TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
+    if (message.request_id().empty()) message.set_request_id(origin.header_id);
+    origin.id = message.request_id();
     TREADLE_ASSIGN_OR_RETURN(
         ValidatedRequest request,
         ValidateRequest(message, environment.stack.model(), environment.limits, RandomSeed()));
@@ -87,8 +101,8 @@ class Answer {
     }
     TREADLE_ASSIGN_OR_RETURN(RequestPool::Submitted submitted,
                              environment.stack.pool().Submit(request.spec));
-    return std::make_unique<Answer>(environment, std::move(key), deadline, std::move(request),
-                                    std::move(submitted));
+    return std::make_unique<Answer>(environment, origin, std::move(key), deadline,
+                                    std::move(request), std::move(submitted));
   }
 
   void NotifyThrough(std::weak_ptr<Recipient> recipient) {
@@ -108,11 +122,15 @@ class Answer {
     for (uint32_t candidate : update.stopped) {
       environment_.stack.pool().FinishCandidate(submitted_.id, candidate);
     }
+    for (const OutputPart& part : update.parts) {
+      if (part.finish != FinishReason::kNone) reasons_[part.candidate] = part.finish;
+    }
     if (batch.ended) {
       ended_ = true;
       status_ = batch.status;
       timings_ = batch.timings;
       if (key_) key_->Charge(generation_.completion_tokens());
+      LogEnd();
     }
     return std::move(update.parts);
   }
@@ -143,13 +161,26 @@ class Answer {
   CallEnvironment& environment() const { return environment_; }
 
  private:
+  void LogEnd() const {
+    environment_.request_log.Finished(
+        origin_, {.number = submitted_.id,
+                  .prompt_tokens = static_cast<int32_t>(request_.spec.prompt.size()),
+                  .generated_tokens = generation_.completion_tokens(),
+                  .reasons = reasons_,
+                  .status = status_,
+                  .timings = timings_});
+  }
+
   CallEnvironment& environment_;
+  const RequestOrigin origin_;
   const std::shared_ptr<ApiKey> key_;  // null: nobody asks
   const Deadline deadline_;
   const ValidatedRequest request_;
   const RequestPool::Submitted submitted_;
   Generation generation_;
   std::vector<TokenDetail> prompt_details_;
+  std::vector<FinishReason> reasons_ = std::vector<FinishReason>(
+      static_cast<size_t>(request_.spec.candidates), FinishReason::kNone);  // [candidates]
   bool ended_ = false;
   absl::Status status_;
   RequestTimings timings_;

@@ -1,7 +1,10 @@
 #include "server/http_listener.h"
 
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,6 +22,7 @@
 
 #include "kernels/status.h"
 #include "server/address.h"
+#include "server/client_socket.h"
 
 namespace treadle {
 namespace {
@@ -89,12 +93,15 @@ std::optional<HttpResponse> Parse(std::string_view head, HttpRequest& request) {
 }
 
 struct Connection {
-  int fd;
-  SteadyClock::time_point deadline;
+  Connection(int fd, TlsSession tls, SteadyClock::time_point until)
+      : socket(fd, std::move(tls)), deadline(until) {}
+
+  ClientSocket socket;
+  const SteadyClock::time_point deadline;
   std::string in;
   std::string out;  // not empty: answering
   size_t sent = 0;
-  bool closing = false;  // all is sent; waits for the client to close
+  bool closing = false;  // all is sent, or no more can be; waits for the client to close
 };
 
 class Listener final : public HttpListener {
@@ -112,7 +119,6 @@ class Listener final : public HttpListener {
     const uint64_t one = 1;
     TREADLE_CHECK(write(stop_, &one, sizeof one) == sizeof one);
     thread_.join();
-    for (const Connection& connection : connections_) close(connection.fd);
     close(stop_);
     close(socket_);
   }
@@ -120,22 +126,23 @@ class Listener final : public HttpListener {
 
  private:
   void Run() {
+    // OpenSSL writes without MSG_NOSIGNAL.
+    sigset_t broken_pipe;
+    sigemptyset(&broken_pipe);
+    sigaddset(&broken_pipe, SIGPIPE);
+    TREADLE_CHECK(pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr) == 0);
     std::vector<pollfd> sources;
     while (true) {
       sources.assign({{stop_, POLLIN, 0}, {socket_, POLLIN, 0}});
       for (const Connection& connection : connections_) {
-        const bool writing = !connection.out.empty() && !connection.closing;
-        sources.push_back({connection.fd, static_cast<short>(writing ? POLLOUT : POLLIN), 0});
+        sources.push_back({connection.socket.fd(), connection.socket.events(), 0});
       }
       poll(sources.data(), sources.size(), Patience());
       if (sources[0].revents != 0) return;
       const auto now = SteadyClock::now();
       size_t i = 2;
       std::erase_if(connections_, [&](Connection& connection) {
-        const bool done =
-            (sources[i++].revents != 0 && !Serve(connection)) || now >= connection.deadline;
-        if (done) close(connection.fd);
-        return done;
+        return (sources[i++].revents != 0 && !Serve(connection)) || now >= connection.deadline;
       });
       if (sources[1].revents != 0) Accept(now);
     }
@@ -155,32 +162,44 @@ class Listener final : public HttpListener {
       if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(kNoDescriptors);
       return;
     }
-    if (connections_.size() >= options_.connections) {
-      close(connections_.front().fd);
-      connections_.pop_front();
+    // An answer over TLS is several writes: none shall wait until the one before is acknowledged.
+    const int at_once = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
+    TlsSession tls;
+    if (options_.tls != nullptr) {
+      tls = options_.tls->NewSession(fd);
+      if (!tls) {  // never plaintext instead
+        close(fd);
+        return;
+      }
     }
-    connections_.push_back({.fd = fd, .deadline = now + options_.patience, .in = {}, .out = {}});
+    if (connections_.size() >= options_.connections) connections_.pop_front();
+    connections_.emplace_back(fd, std::move(tls), now + options_.patience);
   }
 
   // False once the connection is over.
   bool Serve(Connection& connection) {
-    if (connection.closing || connection.out.empty()) {
-      char buffer[4096];
-      const ssize_t count = recv(connection.fd, buffer, sizeof buffer, 0);
-      if (count <= 0) return count < 0 && (errno == EAGAIN || errno == EINTR);
-      if (connection.closing) return true;
-      connection.in.append(buffer, static_cast<size_t>(count));
-      Answer(connection);
+    ClientSocket& socket = connection.socket;
+    if (connection.closing) return socket.Discard();
+    if (connection.out.empty()) {
+      char buffer[ClientSocket::kReadSize];
+      const ssize_t count = socket.Read(buffer);
+      if (count > 0) {
+        connection.in.append(buffer, static_cast<size_t>(count));
+        Answer(connection);
+      } else if (count < 0) {
+        connection.closing = socket.End();
+      }
       if (connection.out.empty()) return true;
     }
-    const ssize_t count = send(connection.fd, connection.out.data() + connection.sent,
-                               connection.out.size() - connection.sent, MSG_NOSIGNAL);
-    if (count < 0) return errno == EAGAIN || errno == EINTR;
-    connection.sent += static_cast<size_t>(count);
-    if (connection.sent < connection.out.size()) return true;
-    // What the client still sends must be read, or its end may lose the answer's last bytes.
-    connection.closing = true;
-    return shutdown(connection.fd, SHUT_WR) == 0;
+    if (connection.sent < connection.out.size()) {
+      const ssize_t count = socket.Write(connection.out.data() + connection.sent,
+                                         connection.out.size() - connection.sent);
+      if (count < 0) return false;
+      connection.sent += static_cast<size_t>(count);
+    }
+    if (connection.sent == connection.out.size()) connection.closing = socket.End();
+    return true;
   }
 
   void Answer(Connection& connection) {
@@ -204,7 +223,7 @@ class Listener final : public HttpListener {
   const Options options_;
   const Handler handler_;
   const int stop_;
-  std::list<Connection> connections_;  // oldest first; the thread's
+  std::list<Connection> connections_;  // oldest first; the thread's, while it runs
   std::thread thread_;
 };
 

@@ -1,8 +1,10 @@
-// A small HTTP/1 server for scrapes: one thread, one request per connection, GET only.
+// A small HTTP/1 server for scrapes, plain or over TLS: one thread, one request per connection, GET
+// only.
 //
 // Nothing that a client does takes more than a place in a small table: a connection has
-// `patience` from accept to the last byte, a request head at most 8 KiB, and when the table is full
-// the oldest connection makes room for the new one. Stopping does not wait for clients.
+// `patience` from accept to the last byte, handshake included, a request head at most 8 KiB, and
+// when the table is full the oldest connection makes room for the new one. Stopping does not wait
+// for clients.
 //
 // Thread safety: Start and destruction from the owner's thread; the handler runs on the listener's.
 #pragma once
@@ -13,6 +15,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/socket_tls.h"
 
 namespace treadle {
 
@@ -32,6 +35,7 @@ class HttpListener {
   struct Options {
     std::chrono::milliseconds patience{5'000};
     size_t connections = 32;
+    const SocketTls* tls = nullptr;  // must outlive the listener; null: plaintext
   };
   using Handler = std::function<HttpResponse(const HttpRequest&)>;
 

@@ -91,7 +91,7 @@ void LedgerFollower::Handle(uint64_t& next) {
   }
 }
 
-absl::StatusOr<LedgerFollower::Sink> OpenLedgerFile(const std::string& path) {
+absl::StatusOr<LedgerFollower::Sink> OpenLedgerFile(const std::string& path, LogSink log) {
   std::shared_ptr<std::FILE> file(std::fopen(path.c_str(), "w"), [](std::FILE* f) {
     if (f != nullptr) std::fclose(f);
   });
@@ -99,17 +99,19 @@ absl::StatusOr<LedgerFollower::Sink> OpenLedgerFile(const std::string& path) {
     return InvalidArgument("ledger file '", path, "': ", std::strerror(errno),
                            ", expected a file that can be written");
   }
-  return LedgerFollower::Sink(
-      [file, path, failed = false](const LedgerRecord& record, uint64_t) mutable {
-        if (failed) return;
-        const std::string line = Ledger::ToJson(record) + "\n";
-        if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() ||
-            std::fflush(file.get()) != 0) {
-          failed = true;
-          std::fprintf(stderr, "ledger file '%s': %s; it ends here\n", path.c_str(),
-                       std::strerror(errno));
-        }
-      });
+  return LedgerFollower::Sink([file, path, log = std::move(log), failed = false](
+                                  const LedgerRecord& record, uint64_t) mutable {
+    if (failed) return;
+    const std::string line = Ledger::ToJson(record) + "\n";
+    if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() ||
+        std::fflush(file.get()) != 0) {
+      failed = true;
+      log({.severity = Severity::kError,
+           .name = "ledger_file_failed",
+           .message = Str("ledger file '", path, "': ", std::strerror(errno), "; it ends here"),
+           .fields = {{"file", path}}});
+    }
+  });
 }
 
 }  // namespace treadle

@@ -17,6 +17,7 @@
 #include "kernels/sync.h"
 #include "scheduler/ledger.h"
 #include "server/courier.h"
+#include "server/log_event.h"
 
 namespace treadle {
 
@@ -62,7 +63,7 @@ class LedgerFollower {
 };
 
 // A sink that writes one JSON line per record; an error names the file. A write that fails later is
-// reported once, and the sink goes quiet.
-absl::StatusOr<LedgerFollower::Sink> OpenLedgerFile(const std::string& path);
+// reported once, to `log`, and the sink goes quiet.
+absl::StatusOr<LedgerFollower::Sink> OpenLedgerFile(const std::string& path, LogSink log);
 
 }  // namespace treadle

@@ -7,9 +7,11 @@
 #include <prometheus/text_serializer.h>
 
 #include <deque>
-#include <unordered_map>
+#include <optional>
 
 #include "kernels/status.h"
+#include "kernels/sync.h"
+#include "server/token_gaps.h"
 
 namespace treadle {
 namespace {
@@ -60,8 +62,12 @@ class BubbleShare {
 }  // namespace
 
 struct Metrics::Instruments {
-  Instruments(const std::string& model_name, const RequestPool& request_pool)
-      : pool(request_pool), labels{{"model_name", model_name}} {}
+  Instruments(const std::string& model_name, const RequestPool& request_pool, const Log* server_log)
+      : pool(request_pool), log(server_log), labels{{"model_name", model_name}} {
+    if (log == nullptr) return;
+    log_lines_dropped = &NewCounter("treadle:log_lines_dropped_total",
+                                    "Log lines dropped: the queue was full, or the file failed.");
+  }
 
   prometheus::Gauge& NewGauge(const char* name, const char* help) {
     return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add(labels);
@@ -79,12 +85,20 @@ struct Metrics::Instruments {
     const PoolLoad load = pool.Load();
     running.Set(static_cast<double>(load.running));
     waiting.Set(static_cast<double>(load.waiting));
+    if (log != nullptr) {
+      MutexLock lock(catching_up);
+      log_lines_dropped->Increment(static_cast<double>(log->dropped()) -
+                                   log_lines_dropped->Value());
+    }
     return prometheus::TextSerializer().Serialize(registry.Collect());
   }
 
   const RequestPool& pool;
+  const Log* const log;  // or null
   const prometheus::Labels labels;
   prometheus::Registry registry;
+  prometheus::Counter* log_lines_dropped = nullptr;  // with a log
+  mutable Mutex catching_up;                         // with it
 
   prometheus::Gauge& running =
       NewGauge("treadle:num_requests_running", "Requests that hold pages and generate.");
@@ -143,14 +157,13 @@ struct Metrics::Instruments {
     decode_time.Observe(end.timings.total - end.timings.first_token);
   }
 
-  // When each running request was last in an iteration, in the ledger's time. This and below:
-  // confined to Record.
-  std::unordered_map<RequestId, double> last_seen;
+  // This and below: confined to Record.
+  TokenGaps token_gaps;
   BubbleShare bubbles;
 };
 
-Metrics::Metrics(const std::string& model_name, const RequestPool& pool)
-    : instruments_(std::make_unique<Instruments>(model_name, pool)) {
+Metrics::Metrics(const std::string& model_name, const RequestPool& pool, const Log* log)
+    : instruments_(std::make_unique<Instruments>(model_name, pool, log)) {
   for (const char* reason : {"stop", "length", "cancelled", "deadline", "error"}) {
     instruments_->Success(reason);
   }
@@ -161,11 +174,11 @@ Metrics::~Metrics() = default;
 void Metrics::Record(const LedgerRecord& record) {
   Instruments& m = *instruments_;
   int64_t tokens = 0;
+  m.token_gaps.BeginRecord();
   for (const LedgerMember& member : record.members) {
     tokens += member.tokens;
-    auto [seen, first] = m.last_seen.try_emplace(member.request, record.time);
-    if (!first && !member.initiation) m.itl.Observe(record.time - seen->second);
-    seen->second = record.time;
+    const std::optional<double> gap = m.token_gaps.Observe(member, record.time);
+    if (gap.has_value()) m.itl.Observe(*gap);
   }
   if (tokens > 0) {
     m.iteration_tokens.Observe(static_cast<double>(tokens));
@@ -176,7 +189,7 @@ void Metrics::Record(const LedgerRecord& record) {
                              static_cast<double>(record.total_pages));
   }
   for (const LedgerEnd& end : record.ends) {
-    m.last_seen.erase(end.request);
+    m.token_gaps.End(end.request);
     if (!end.internal) m.RecordEnd(end);
   }
 }
@@ -191,7 +204,7 @@ absl::StatusOr<int> Metrics::Listen(const std::string& address, const ApiKeys* k
           return HttpResponse{.code = 404, .body = "expected /metrics\n"};
         }
         if (keys != nullptr && !keys->Find(request.authorization).ok()) {
-          return HttpResponse{.code = 401, .body = "expected a bearer token: an API key\n"};
+          return HttpResponse{.code = 401, .body = "expected a valid bearer token\n"};
         }
         return HttpResponse{.content_type = "text/plain; version=0.0.4; charset=utf-8",
                             .body = Scrape()};

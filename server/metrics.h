@@ -15,13 +15,14 @@
 #include "scheduler/request_pool.h"
 #include "server/api_keys.h"
 #include "server/http_listener.h"
+#include "server/log.h"
 
 namespace treadle {
 
 class Metrics {
  public:
-  // `pool` must outlive the metrics.
-  Metrics(const std::string& model_name, const RequestPool& pool);
+  // `pool` and `log` must outlive the metrics; without a log there is no counter of its lost lines.
+  Metrics(const std::string& model_name, const RequestPool& pool, const Log* log = nullptr);
   ~Metrics();
 
   void Record(const LedgerRecord& record);
@@ -29,8 +30,9 @@ class Metrics {
   // What /metrics serves; from any thread.
   std::string Scrape() const;
 
-  // Serves http://`address`/metrics from now on; port 0 takes any free one. Returns the port.
-  // `keys`, if given, must outlive the metrics: a scrape needs a valid one as its bearer token.
+  // Serves http://`address`/metrics from now on, or https:// with `options.tls`; port 0 takes any
+  // free one. Returns the port. `keys`, if given, must outlive the metrics: a scrape needs a valid
+  // one as its bearer token.
   absl::StatusOr<int> Listen(const std::string& address, const ApiKeys* keys = nullptr,
                              const HttpListener::Options& options = {});
 

@@ -138,6 +138,8 @@ class Service final : public Methods {
     response.set_draining(load.draining);
     response.set_kv_pages_total(model().kv_pages);
     response.set_kv_pages_free(FreePages());
+    response.set_running_limit(environment_.stack.options().max_batch_size);
+    response.set_uptime(std::chrono::duration<double>(Clock::now() - began_).count());
     return absl::OkStatus();
   }
 
@@ -153,6 +155,7 @@ class Service final : public Methods {
   }
 
   CallEnvironment& environment_;
+  const Clock::time_point began_ = Clock::now();
 };
 
 }  // namespace
@@ -164,7 +167,8 @@ struct InferenceServer::State {
                     .limits = {.max_batch_size = stack.options().max_batch_size,
                                .default_max_new_tokens = options.default_max_new_tokens},
                     .stall_timeout = options.stream_stall_timeout,
-                    .keys = options.keys},
+                    .keys = options.keys,
+                    .request_log = RequestLog(options.request_log, stack.model().name)},
         service(environment),
         health(options.health ? options.health : std::make_shared<HealthBoard>()) {}
 

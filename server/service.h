@@ -14,6 +14,7 @@
 #include "server/api_keys.h"
 #include "server/health_board.h"
 #include "server/ledger_follower.h"
+#include "server/log_event.h"
 #include "server/serving_stack.h"
 
 namespace grpc {
@@ -29,6 +30,7 @@ struct ServiceOptions {
   int64_t max_request_bytes = 4 << 20;
   std::shared_ptr<grpc::ServerCredentials> credentials = {};  // null: plaintext
   const ApiKeys* keys = nullptr;             // must outlive the server; null: everybody may call
+  LogSink request_log = {};                  // an event for each request; or empty
   std::shared_ptr<HealthBoard> health = {};  // where readiness is shown, too; null: here only
   std::function<void()> on_ready = {};  // the first time, on a thread of the server's; or empty
   bool warm_up = true;  // ready only after a token; false: as soon as the engine stands

@@ -11,6 +11,7 @@
 #include "server/cli/command.h"
 #include "server/cli/progress.h"
 #include "server/configuration.h"
+#include "server/flag_values.h"
 
 namespace treadle {
 

@@ -8,10 +8,21 @@
 namespace treadle {
 namespace {
 
-int Complain(const char* command, std::string message, int code) {
+// In one line.
+std::string Complaint(const char* command, std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
-  std::fprintf(stderr, "treadle %s: %s\n", command, message.c_str());
+  return std::string("treadle ") + command + ": " + message;
+}
+
+int Complain(const char* command, const std::string& message, int code) {
+  std::fprintf(stderr, "%s\n", Complaint(command, message).c_str());
   return code;
+}
+
+int CodeOf(const absl::Status& status) {
+  const bool input =
+      absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsUnimplemented(status);
+  return input ? 2 : 1;
 }
 
 }  // namespace
@@ -31,9 +42,14 @@ std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char
 }
 
 int Fail(const char* command, const absl::Status& status) {
-  const bool input =
-      absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsUnimplemented(status);
-  return Complain(command, std::string(status.message()), input ? 2 : 1);
+  return Complain(command, std::string(status.message()), CodeOf(status));
+}
+
+int Fail(const char* command, const absl::Status& status, Log& log) {
+  log.Write({.severity = Severity::kError,
+             .name = "failed",
+             .message = Complaint(command, std::string(status.message()))});
+  return log.options().file.empty() ? CodeOf(status) : Fail(command, status);
 }
 
 }  // namespace treadle

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "server/log.h"
 
 namespace CLI {
 class App;
@@ -27,6 +28,7 @@ struct Command {
 int RunServe(int argc, char** argv);
 int RunWorker(int argc, char** argv);
 int RunGenerate(int argc, char** argv);
+int RunTop(int argc, char** argv);
 int RunInspect(int argc, char** argv);
 int RunQuantize(int argc, char** argv);
 int RunPerplexity(int argc, char** argv);
@@ -37,5 +39,7 @@ std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char
 
 // Prints "treadle <command>: <message>" and gives the exit code that fits.
 int Fail(const char* command, const absl::Status& status);
+// The same in a log, as the event `failed`; if that is a file, on stderr as well.
+int Fail(const char* command, const absl::Status& status, Log& log);
 
 }  // namespace treadle

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/status.h"
+#include "server/tls.h"
 
 namespace treadle {
 namespace {
@@ -20,7 +21,7 @@ std::shared_ptr<Credentials> With(std::shared_ptr<Tls> tls,
 
 }  // namespace
 
-absl::StatusOr<ControlCredentials> OpenControlTls(const std::string& folder, Tls::Log log) {
+absl::StatusOr<ControlCredentials> OpenControlTls(const std::string& folder, LogSink log) {
   if (folder.empty()) return ControlCredentials{};
   TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<Tls> tls, Tls::Open({.certificate = folder + "/tls.crt",
                                                                 .key = folder + "/tls.key",

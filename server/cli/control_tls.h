@@ -9,12 +9,12 @@
 
 #include "absl/status/statusor.h"
 #include "engine/remote/control_streams.h"
-#include "server/tls.h"
+#include "server/log_event.h"
 
 namespace treadle {
 
 // Checks the files and watches them as long as the credentials are held; they must be held as long
 // as they are used. Null ones for an empty `folder`.
-absl::StatusOr<ControlCredentials> OpenControlTls(const std::string& folder, Tls::Log log);
+absl::StatusOr<ControlCredentials> OpenControlTls(const std::string& folder, LogSink log);
 
 }  // namespace treadle

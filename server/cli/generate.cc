@@ -14,6 +14,7 @@
 #include "server/cli/command.h"
 #include "server/cli/generate_source.h"
 #include "server/configuration.h"
+#include "server/flag_values.h"
 #include "server/inference.pb.h"
 
 namespace treadle {

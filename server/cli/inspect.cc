@@ -12,6 +12,7 @@
 #include "server/cli/command.h"
 #include "server/cli/placement_report.h"
 #include "server/configuration.h"
+#include "server/flag_values.h"
 
 namespace treadle {
 namespace {

@@ -64,11 +64,11 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
 
 // An engine in worker processes.
 absl::Status UseWorkers(std::shared_ptr<const Checkpoint> checkpoint, const ServeOptions& options,
-                        std::function<void(double)> progress, OpenedModel& opened) {
+                        const RankDevices& devices, LoadListeners listeners, OpenedModel& opened) {
   const ModelConfig& config = checkpoint->config();
   TREADLE_ASSIGN_OR_RETURN(
       OpenedWorkers workers,
-      OpenWorkers(checkpoint, options, opened.served.max_context, std::move(progress)));
+      OpenWorkers(checkpoint, options, devices, opened.served.max_context, std::move(listeners)));
   opened.engine = std::move(workers.engine);
   opened.weight_bytes = workers.weight_bytes;
   opened.served.backend = workers.backend;
@@ -123,7 +123,7 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
 }  // namespace
 
 absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
-                                      std::function<void(double)> progress) {
+                                      std::function<void(double)> progress, const LogSink& log) {
   TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
                            Checkpoint::Open(options.model));
   const ModelConfig& config = checkpoint->config();
@@ -157,8 +157,9 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
   TREADLE_RETURN_IF_ERROR(ReadTextSide(*checkpoint, served));
 
   TREADLE_RETURN_IF_ERROR(
-      options.remote() ? UseWorkers(checkpoint, options, std::move(progress), opened)
-                       : UseRanks(*checkpoint, options, devices, std::move(progress), opened));
+      options.remote()
+          ? UseWorkers(checkpoint, options, devices, {std::move(progress), log}, opened)
+          : UseRanks(*checkpoint, options, devices, std::move(progress), opened));
   served.page_size = options.page_size;
   return opened;
 }

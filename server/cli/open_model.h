@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
 #include "server/configuration.h"
+#include "server/log.h"
 #include "server/served_model.h"
 #include "server/serving_stack.h"
 
@@ -25,8 +26,10 @@ struct OpenedModel {
 
 // Opens the checkpoint, packs its weights for this machine, and sizes the K/V cache. Errors say
 // which file, tensor or flag, and what was expected. `progress`: fraction loaded; may be empty.
+// `log`: what worker processes say.
 absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
-                                      std::function<void(double)> progress);
+                                      std::function<void(double)> progress,
+                                      const LogSink& log = WarningsToStderr());
 
 SchedulingOptions SchedulingFrom(const ServeOptions& options);
 

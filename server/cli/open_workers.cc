@@ -40,16 +40,22 @@ absl::StatusOr<std::vector<PlacedStage>> Place(const Checkpoint& checkpoint,
   return PlaceLayers(measured, stages, {.page_size = options.page_size});
 }
 
-absl::StatusOr<std::unique_ptr<WorkerSupervisor>> StartWorkers(const ServeOptions& options) {
+absl::StatusOr<std::unique_ptr<WorkerSupervisor>> StartWorkers(const ServeOptions& options,
+                                                               const RankDevices& devices,
+                                                               const LogSink& log) {
   const int64_t ranks = options.stages() * options.tensor_parallel;
   const int threads = ThreadsOfRank(options, ranks);
   WorkerSupervisor::Options supervisor;
   supervisor.restart = options.on_worker_loss == "restart";
+  supervisor.log = log;
   for (int64_t stage = 0; stage < options.stages(); ++stage) {
     std::vector<std::string>& arguments = supervisor.arguments.emplace_back();
     arguments = {"--threads",     Str(threads),
                  "--pin-threads", options.pin_threads ? "on" : "off",
                  "--first-cpu",   Str(stage * options.tensor_parallel * threads)};
+    // For the supervisor; format and level of what comes out are the log's.
+    arguments.insert(arguments.end(), {"--log-format", "json"});
+    for (std::string& flag : devices.WorkerFlags(stage)) arguments.push_back(std::move(flag));
     if (options.weights_from == "file") {
       arguments.insert(arguments.end(), {"--model", options.model});
     }
@@ -57,8 +63,12 @@ absl::StatusOr<std::unique_ptr<WorkerSupervisor>> StartWorkers(const ServeOption
   return WorkerSupervisor::Start(std::move(supervisor));
 }
 
-RemoteEngineOptions EngineOptions(const ServeOptions& options, int64_t max_context) {
+RemoteEngineOptions EngineOptions(const ServeOptions& options, const RankDevices& devices,
+                                  int64_t max_context) {
   RemoteEngineOptions engine;
+  engine.backend = devices.cuda() ? "cuda" : "cpu";
+  engine.dtype = ProductType(options.dtype);
+  engine.deterministic = options.deterministic;
   engine.tensor_parallel = static_cast<int>(options.tensor_parallel);
   engine.weights_from_master = options.weights_from == "master";
   engine.max_batch_tokens = options.max_batch_tokens;
@@ -70,6 +80,7 @@ RemoteEngineOptions EngineOptions(const ServeOptions& options, int64_t max_conte
   for (const WireType wire : {WireType::kF32, WireType::kBf16, WireType::kInt8}) {
     if (Name(wire) == options.wire) engine.wire = wire;
   }
+  engine.late_plans = options.plan_forwarding == "late";
   engine.page_size = options.page_size;
   engine.kv_dtype = KvTypeOf(options);
   if (options.kv_memory > 0) engine.kv_memory = options.kv_memory;
@@ -93,19 +104,16 @@ std::string Describe(const std::vector<PlacedStage>& placed,
 }  // namespace
 
 absl::StatusOr<OpenedWorkers> OpenWorkers(std::shared_ptr<const Checkpoint> checkpoint,
-                                          const ServeOptions& options, int64_t max_context,
-                                          std::function<void(double)> progress) {
+                                          const ServeOptions& options, const RankDevices& devices,
+                                          int64_t max_context, LoadListeners listeners) {
   TREADLE_ASSIGN_OR_RETURN(const std::vector<PlacedStage> placed,
                            Place(*checkpoint, options, max_context));
-  RemoteEngineOptions engine = EngineOptions(options, max_context);
-  TREADLE_ASSIGN_OR_RETURN(engine.credentials,
-                           OpenControlTls(options.control_tls, [](const std::string& line) {
-                             std::fprintf(stderr, "%s\n", line.c_str());
-                           }));
+  RemoteEngineOptions engine = EngineOptions(options, devices, max_context);
+  TREADLE_ASSIGN_OR_RETURN(engine.credentials, OpenControlTls(options.control_tls, listeners.log));
   std::vector<std::string> addresses = options.workers;
   std::unique_ptr<WorkerSupervisor> workers;
   if (addresses.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(workers, StartWorkers(options));
+    TREADLE_ASSIGN_OR_RETURN(workers, StartWorkers(options, devices, listeners.log));
     addresses = workers->addresses();
     engine.connect_deadline = kLocalConnectDeadline;
   }
@@ -118,7 +126,7 @@ absl::StatusOr<OpenedWorkers> OpenWorkers(std::shared_ptr<const Checkpoint> chec
   OpenedWorkers opened;
   opened.placement = Describe(placed, engine.stages);
   engine.checkpoint = std::move(checkpoint);
-  engine.progress = std::move(progress);
+  engine.progress = std::move(listeners.progress);
   TREADLE_ASSIGN_OR_RETURN(RemoteEngine remote, RemoteEngine::Create(std::move(engine)));
   opened.kv_pages = remote.kv_pages;
   for (const uint64_t bytes : remote.weight_bytes) opened.weight_bytes += bytes;

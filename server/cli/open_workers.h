@@ -12,7 +12,9 @@
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
 #include "models/checkpoint.h"
+#include "server/cli/rank_devices.h"
 #include "server/configuration.h"
+#include "server/log_event.h"
 
 namespace treadle {
 
@@ -24,10 +26,15 @@ struct OpenedWorkers {
   std::string placement;           // a line for the log: "stage 0: layers 0-14; ..."
 };
 
-// Requires options.remote(). Errors say which flag, layer or worker. `progress`: fraction loaded,
-// from any thread; may be empty.
+// Who is told what happens.
+struct LoadListeners {
+  std::function<void(double)> progress;  // fraction loaded, from any thread; may be empty
+  LogSink log;                           // what workers of this machine say
+};
+
+// Requires options.remote(). Errors say which flag, layer or worker.
 absl::StatusOr<OpenedWorkers> OpenWorkers(std::shared_ptr<const Checkpoint> checkpoint,
-                                          const ServeOptions& options, int64_t max_context,
-                                          std::function<void(double)> progress);
+                                          const ServeOptions& options, const RankDevices& devices,
+                                          int64_t max_context, LoadListeners listeners);
 
 }  // namespace treadle

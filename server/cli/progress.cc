@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "kernels/status.h"
+
 namespace treadle {
 namespace {
 
@@ -13,10 +15,20 @@ constexpr int kBarWidth = 30;
 
 }  // namespace
 
-Progress::Progress(std::string what) : what_(std::move(what)), terminal_(isatty(STDERR_FILENO)) {}
+Progress::Progress(std::string what, LogSink log)
+    : what_(std::move(what)), log_(std::move(log)), terminal_(!log_ && isatty(STDERR_FILENO)) {}
 
 Progress::~Progress() {
   if (terminal_ && shown_ >= 0) std::fputc('\n', stderr);
+}
+
+void Progress::Tell(int percent) {
+  const std::string line = Str(what_, ": ", percent, "%");
+  if (!log_) {
+    std::fprintf(stderr, "%s\n", line.c_str());
+    return;
+  }
+  log_({.name = "loading", .message = line, .fields = {{"percent", int64_t{percent}}}});
 }
 
 void Progress::Set(double fraction) {
@@ -25,7 +37,7 @@ void Progress::Set(double fraction) {
   if (step <= shown_) return;
   shown_ = step;
   if (!terminal_) {
-    if (percent >= 25) std::fprintf(stderr, "%s: %d%%\n", what_.c_str(), step * 25);
+    if (percent >= 25) Tell(step * 25);
     return;
   }
   const int filled = kBarWidth * percent / 100;

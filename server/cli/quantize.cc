@@ -3,9 +3,14 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "bench/outlier_features.h"
+#include "bench/teacher_forcing.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/status.h"
 #include "models/quantize_checkpoint.h"
 #include "server/cli/command.h"
@@ -29,6 +34,7 @@ NAME=FORMAT, where NAME is part of tensors' names, or lm_head, or embedding. Lat
 
 Examples:
   treadle quantize model.gguf small.gguf --weights q4_0
+  treadle quantize Llama-3.2-1B Llama-3.2-1B.gguf --weights q8_0,embedding=q8_0
   treadle quantize Llama-3.2-1B Llama-3.2-1B-nf4 --weights nf4-dq
   treadle quantize Llama-3.2-1B mixed --weights 'nf4,down_proj=int8,lm_head=int8' --report)";
 
@@ -43,11 +49,50 @@ struct Arguments {
   int threads = 0;
   bool report = false;
   bool json = false;
+  std::string calibration_text;
 };
+
+// Of the model as it is stored.
+absl::StatusOr<OutlierReport> FindOutliers(const Arguments& arguments) {
+  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(arguments.in));
+  TREADLE_ASSIGN_OR_RETURN(
+      const std::vector<int32_t> tokens,
+      EncodeTextFile(*checkpoint, arguments.calibration_text, "--calibration-text"));
+  CpuBackendOptions cpu;
+  cpu.threads = arguments.threads;
+  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
+  Progress progress("reading " + arguments.calibration_text);
+  OutlierOptions options;
+  options.threads = arguments.threads;
+  options.progress = [&](double fraction) { progress.Set(fraction); };
+  return FindOutlierFeatures(*checkpoint, std::move(backend), tokens, options);
+}
+
+void PrintReport(const Arguments& arguments, const QuantizeReport& report,
+                 const std::optional<OutlierReport>& outliers) {
+  if (arguments.json) {
+    auto json = nlohmann::ordered_json::parse(QuantizeReportJson(report, true));
+    json["outlier_features"] = nullptr;
+    if (outliers) json["outlier_features"] = ToJson(*outliers);
+    std::printf("%s\n", json.dump(2).c_str());
+  } else if (arguments.report) {
+    std::fputs(QuantizeReportText(report, true).c_str(), stdout);
+    std::fputs(outliers ? ToTable(*outliers).c_str()
+                        : "outlier features: not looked for (--calibration-text FILE does)\n",
+               stdout);
+  }
+}
 
 absl::Status Quantize(const Arguments& arguments) {
   auto plan = WeightPlan::Parse(arguments.weights);
   if (!plan.ok()) return InvalidArgument("--weights: ", std::string(plan.status().message()));
+  std::optional<OutlierReport> outliers;
+  if (!arguments.calibration_text.empty()) {
+    if (!arguments.report && !arguments.json) {
+      return InvalidArgument("--calibration-text is for --report or --json");
+    }
+    TREADLE_ASSIGN_OR_RETURN(outliers, FindOutliers(arguments));
+  }
   QuantizeOptions options;
   options.weights = *std::move(plan);
   options.version = kVersion;
@@ -69,11 +114,7 @@ absl::Status Quantize(const Arguments& arguments) {
   for (const std::string& notice : report->notices) {
     std::fprintf(stderr, "note: %s\n", notice.c_str());
   }
-  if (arguments.json) {
-    std::fputs(QuantizeReportJson(*report, true).c_str(), stdout);
-  } else if (arguments.report) {
-    std::fputs(QuantizeReportText(*report, true).c_str(), stdout);
-  }
+  PrintReport(arguments, *report, outliers);
   const auto parameters = static_cast<double>(report->parameters);
   std::fprintf(stderr,
                "%s: %zu matrices converted, %.1f MB -> %.1f MB, %.2f bits per parameter, %.1f s\n",
@@ -91,9 +132,7 @@ int RunQuantize(int argc, char** argv) {
   CLI::App app("Writes a checkpoint in other weight formats.");
   app.footer(kExamples);
   app.add_option("in", arguments.in, ".gguf file or Hugging Face folder")->required();
-  app.add_option("out", arguments.out,
-                 "new .gguf file (from a .gguf file), or a new Hugging Face folder")
-      ->required();
+  app.add_option("out", arguments.out, "new .gguf file, or a new Hugging Face folder")->required();
   app.add_option("--weights", arguments.weights, "formats: 'nf4', 'q4_0,lm_head=q8_0'")->required();
   app.add_option("--outlier-threshold", arguments.outlier_threshold,
                  "written beside int8 matrices; 0: no outliers; default: what IN says, else 6")
@@ -102,6 +141,9 @@ int RunQuantize(int argc, char** argv) {
       ->check(CLI::Range(0, 4096));
   app.add_flag("--report", arguments.report, "print bits and errors of each matrix");
   app.add_flag("--json", arguments.json, "print the report as one JSON object");
+  app.add_option("--calibration-text", arguments.calibration_text,
+                 "a text, UTF-8: the report then has IN's outlier features (LLM.int8()'s, of "
+                 "magnitude 6) on its first 2048 tokens; loads all of IN; default: none");
   if (auto code = ParseFlags(app, "quantize", argc, argv)) return *code;
   const absl::Status status = Quantize(arguments);
   return status.ok() ? 0 : Fail("quantize", status);

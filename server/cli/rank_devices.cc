@@ -20,56 +20,71 @@ absl::Status CheckCpu(const ServeOptions& options) {
 }
 
 absl::Status CheckGpu(const ServeOptions& options) {
-  if (options.compute != "auto") {
-    return InvalidArgument(
-        "--compute is ", options.compute,
-        ", expected auto on a GPU, where --dtype says how products are computed");
-  }
-  if (options.remote()) {
-    return InvalidArgument(
-        "--device cuda with worker processes: workers run on the CPU; expected "
-        "--pipeline-parallel 1 and no --workers");
-  }
-  return absl::OkStatus();
+  if (options.compute == "auto") return absl::OkStatus();
+  return InvalidArgument("--compute is ", options.compute,
+                         ", expected auto on a GPU, where --dtype says how products are computed");
 }
 
-DType ProductType(const ServeOptions& options) {
-  if (options.dtype == "fp32") return DType::kF32;
-  return options.dtype == "fp16" ? DType::kF16 : DType::kBF16;
+absl::StatusOr<std::unique_ptr<Communicator>> JoinOnGpus(const RankJoin& join) {
+  return JoinGpuRanks(join.backend, join.rank, join.size, join.rendezvous, join.timeout);
+}
+
+// The first ones that can be opened, as many as are needed.
+std::vector<CudaDevice> Opened(const std::vector<CudaDevice>& gpus, int64_t needed,
+                               std::string* why) {
+  std::vector<CudaDevice> opened;
+  for (const CudaDevice& gpu : gpus) {
+    if (static_cast<int64_t>(opened.size()) == needed) break;
+    const absl::StatusOr<size_t> free = CudaFreeBytes(gpu.ordinal);
+    if (free.ok()) opened.push_back(gpu);
+    if (!free.ok()) *why = std::string(free.status().message());
+  }
+  return opened;
 }
 
 }  // namespace
 
+DType ProductType(std::string_view dtype) {
+  if (dtype == "fp32") return DType::kF32;
+  return dtype == "fp16" ? DType::kF16 : DType::kBF16;
+}
+
 absl::StatusOr<RankDevices> RankDevices::Choose(const ServeOptions& options) {
   RankDevices devices(options);
-  std::string why;
   if (options.tensor_parallel > 1) LoadKernelsEagerly();
-  if (options.device != "cpu" && !(options.device == "auto" && options.remote())) {
-    devices.gpus_ = CudaDevices(&why);
+  if (!options.workers.empty()) {
+    devices.cuda_ = options.device == "cuda";
+  } else if (options.device != "cpu") {
+    TREADLE_RETURN_IF_ERROR(devices.FindGpus());
   }
-  if (!devices.cuda()) {
-    if (options.device == "cuda") {
-      return absl::FailedPreconditionError(Str("--device is cuda, but there is no GPU: ", why));
-    }
-    TREADLE_RETURN_IF_ERROR(CheckCpu(options));
-    return devices;
-  }
-  TREADLE_RETURN_IF_ERROR(CheckGpu(options));
-  if (options.tensor_parallel > static_cast<int64_t>(devices.gpus_.size())) {
-    return InvalidArgument("--tensor-parallel is ", options.tensor_parallel, ", expected at most ",
-                           devices.gpus_.size(),
-                           ", the number of GPUs (--device cpu has no such limit)");
-  }
-  devices.gpus_.resize(static_cast<size_t>(options.tensor_parallel));
+  TREADLE_RETURN_IF_ERROR(devices.cuda() ? CheckGpu(options) : CheckCpu(options));
   return devices;
 }
 
-RankJoiner RankDevices::Joiner() const {
-  if (!cuda()) return {};
-  return [](const RankJoin& join) {
-    return JoinGpuRanks(join.backend, join.rank, join.size, join.rendezvous, join.timeout);
-  };
+absl::Status RankDevices::FindGpus() {
+  std::string why;
+  const int64_t needed = options_.stages() * options_.tensor_parallel;
+  gpus_ = CudaDevices(&why);
+  if (!options_.remote()) gpus_ = Opened(gpus_, needed, &why);
+  cuda_ = !gpus_.empty();
+  if (!cuda_ && options_.device == "cuda") {
+    return absl::FailedPreconditionError(Str("--device is cuda, but there is no GPU: ", why));
+  }
+  const auto found = static_cast<int64_t>(gpus_.size());
+  if (!cuda_ || needed <= found) {
+    gpus_.resize(static_cast<size_t>(std::min(needed, found)));
+    return absl::OkStatus();
+  }
+  if (options_.stages() == 1) {
+    return InvalidArgument("--tensor-parallel is ", needed, ", expected at most ", found,
+                           ", the number of GPUs (--device cpu has no such limit)");
+  }
+  return InvalidArgument("--pipeline-parallel ", options_.stages(), " with --tensor-parallel ",
+                         options_.tensor_parallel, " needs ", needed, " GPUs, one for each rank; ",
+                         "this machine has ", found, " (--device cpu has no such limit)");
 }
+
+RankJoiner RankDevices::Joiner() const { return cuda() ? JoinOnGpus : RankJoiner(); }
 
 absl::StatusOr<std::vector<std::unique_ptr<Backend>>> RankDevices::Create() const {
   std::vector<std::unique_ptr<Backend>> backends(static_cast<size_t>(options_.tensor_parallel));
@@ -82,7 +97,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Backend>>> RankDevices::Create() cons
     if (cuda()) {
       TREADLE_ASSIGN_OR_RETURN(backends[rank],
                                CreateCudaBackend({.device = gpus_[rank].ordinal,
-                                                  .dtype = ProductType(options_),
+                                                  .dtype = ProductType(options_.dtype),
                                                   .deterministic = options_.deterministic,
                                                   .pack_threads = threads}));
     } else {
@@ -93,17 +108,63 @@ absl::StatusOr<std::vector<std::unique_ptr<Backend>>> RankDevices::Create() cons
   return backends;
 }
 
+std::vector<std::string> RankDevices::WorkerFlags(int64_t stage) const {
+  if (!cuda()) return {"--device", "cpu"};
+  std::string ordinals;
+  for (int64_t rank = 0; rank < options_.tensor_parallel; ++rank) {
+    const auto index = static_cast<size_t>(stage * options_.tensor_parallel + rank);
+    ordinals += Str(ordinals.empty() ? "" : ",", gpus_[index].ordinal);
+  }
+  return {"--device", "cuda", "--devices", ordinals};
+}
+
 int64_t RankDevices::AvailableBytes() const {
   if (!cuda()) return static_cast<int64_t>(AvailableMemory());
-  std::string why;
-  const std::vector<CudaDevice> now = CudaDevices(&why);
   size_t least = SIZE_MAX;
-  for (const CudaDevice& ours : gpus_) {
-    for (const CudaDevice& gpu : now) {
-      if (gpu.ordinal == ours.ordinal) least = std::min(least, gpu.free_bytes);
-    }
+  for (const CudaDevice& gpu : gpus_) {
+    const auto free = options_.remote() ? gpu.memory_bytes : CudaFreeBytes(gpu.ordinal);
+    least = std::min(least, free.ok() ? *free : 0);
   }
-  return least == SIZE_MAX ? 0 : static_cast<int64_t>(least * gpus_.size());
+  return static_cast<int64_t>(gpus_.empty() ? 0 : least * gpus_.size());
+}
+
+absl::StatusOr<RankGpus> FindWorkerGpus(const std::string& device,
+                                        const std::vector<int>& ordinals) {
+  RankGpus found;
+  if (device == "cpu") {
+    found.none = "it was started with --device cpu";
+    return found;
+  }
+  if (ordinals.size() != 1) LoadKernelsEagerly();  // it may get several ranks
+  const std::vector<CudaDevice> all = CudaDevices(&found.none);
+  if (all.empty() && device == "cuda") {
+    return absl::FailedPreconditionError(
+        Str("--device is cuda, but there is no GPU: ", found.none));
+  }
+  std::vector<int> of_rank;
+  for (const CudaDevice& gpu : all) of_rank.push_back(gpu.ordinal);
+  if (!ordinals.empty()) of_rank = ordinals;
+  for (size_t rank = 0; rank < of_rank.size(); ++rank) {
+    const auto gpu = std::ranges::find(all, of_rank[rank], &CudaDevice::ordinal);
+    if (gpu == all.end() || std::count(of_rank.begin(), of_rank.end(), of_rank[rank]) > 1) {
+      return InvalidArgument("--devices has ", of_rank[rank],
+                             gpu == all.end() ? ", which this machine does not have; it has "
+                                              : " twice, expected different ones of the ",
+                             all.size(), all.size() == 1 ? " GPU" : " GPUs");
+    }
+    found.gpus.push_back({.id = gpu->bus_id, .memory_bytes = gpu->memory_bytes});
+  }
+  found.create = [of_rank](int rank, DType dtype, bool deterministic, int threads) {
+    return CreateCudaBackend({.device = of_rank[rank],
+                              .dtype = dtype,
+                              .deterministic = deterministic,
+                              .pack_threads = threads});
+  };
+  found.free_bytes = [of_rank](int rank) -> absl::StatusOr<uint64_t> {
+    return CudaFreeBytes(of_rank[rank]);
+  };
+  found.join = JoinOnGpus;
+  return found;
 }
 
 }  // namespace treadle

@@ -1,4 +1,5 @@
-// What the ranks of this process run on: the CPU, or a GPU each (--device).
+// What ranks run on: the CPU, or a GPU each (--device). Ranks of this process, of worker processes
+// that it starts on this machine, or of workers elsewhere.
 //
 // Thread safety: call from one thread.
 #pragma once
@@ -6,9 +7,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/remote/worker_stage.h"
 #include "engine/stage_ranks.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_backend.h"
@@ -18,27 +21,43 @@ namespace treadle {
 
 class RankDevices {
  public:
-  // `auto` takes GPUs where there are any. Errors: no GPU, or fewer than ranks, and why; options
-  // that the device does not have.
+  // `auto` takes GPUs where this machine has any; workers elsewhere (--workers) then run on their
+  // CPUs. Only GPUs of ranks of this process are opened. Errors: no GPU, or fewer than ranks, and
+  // why; options that the device does not have.
   static absl::StatusOr<RankDevices> Choose(const ServeOptions& options);
 
-  bool cuda() const { return !gpus_.empty(); }
+  bool cuda() const { return cuda_; }
   // "GPU", "this machine".
   std::string_view owner() const { return cuda() ? "GPU" : "this machine"; }
-  // One backend per rank, in order: CPUs are shared out over them, GPUs are one each.
+  // Of this process: one backend per rank, in order. CPUs are shared out over them, GPUs are one
+  // each.
   absl::StatusOr<std::vector<std::unique_ptr<Backend>>> Create() const;
   // How those ranks are joined (StageRanks::Options).
   RankJoiner Joiner() const;
-  // Bytes that all ranks together can have now. On GPUs: as many times the fullest one's.
+  // Flags for the worker process of a stage: its GPUs, by number, or none.
+  std::vector<std::string> WorkerFlags(int64_t stage) const;
+  // Bytes that all ranks of this machine together can have: now, on GPUs as many times the fullest
+  // one's; on GPUs of other processes, all that they have.
   int64_t AvailableBytes() const;
   // How much of that a K/V cache may take if nobody says: a machine has other uses, a GPU has not.
   double CacheShare() const { return cuda() ? 0.9 : 0.5; }
 
  private:
   explicit RankDevices(const ServeOptions& options) : options_(options) {}
+  absl::Status FindGpus();
 
   ServeOptions options_;
-  std::vector<CudaDevice> gpus_;  // of the ranks, in order; none: CPU
+  bool cuda_ = false;
+  std::vector<CudaDevice> gpus_;  // of all ranks on this machine, stage by stage; none: CPU
 };
+
+// --dtype of GPUs.
+DType ProductType(std::string_view dtype);
+
+// The GPUs of a worker by its flags: `device` is auto, cpu or cuda; `ordinals` are those of its
+// ranks, in order (none: all that there are). None is opened. Errors: there is none and `device` is
+// cuda, or one is missing or named twice.
+absl::StatusOr<RankGpus> FindWorkerGpus(const std::string& device,
+                                        const std::vector<int>& ordinals);
 
 }  // namespace treadle

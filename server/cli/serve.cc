@@ -13,6 +13,7 @@
 #include "server/api_keys.h"
 #include "server/cli/command.h"
 #include "server/cli/control_tls.h"
+#include "server/cli/log_flags.h"
 #include "server/cli/model_hash.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
@@ -21,9 +22,11 @@
 #include "server/configuration_sources.h"
 #include "server/health_board.h"
 #include "server/ledger_follower.h"
+#include "server/log.h"
 #include "server/metrics.h"
 #include "server/service.h"
 #include "server/serving_stack.h"
+#include "server/socket_tls.h"
 #include "server/tls.h"
 
 namespace treadle {
@@ -64,15 +67,18 @@ class GivenUp {
 // Waits for a signal, then drains; a second signal does not wait. An engine that was given up is an
 // error, and nothing is left to drain. Gives the exit code.
 absl::StatusOr<int> ServeUntilSignal(Signals& signals, GivenUp& given_up, InferenceServer& server,
-                                     const ServeOptions& options) {
+                                     const ServeOptions& options, Log& log) {
   const int first = signals.Wait();
   if (first == 0) {
     server.DrainAndStop(options.drain_timeout);
     TREADLE_RETURN_IF_ERROR(given_up.reason());
     return 0;
   }
-  std::fprintf(stderr, "signal %d: draining, at most %lld ms; a second signal ends at once\n",
-               first, static_cast<long long>(options.drain_timeout.count()));
+  const int64_t most = options.drain_timeout.count();
+  log.Write({.name = "draining",
+             .message = Str("signal ", first, ": draining, at most ", most,
+                            " ms; a second signal ends at once"),
+             .fields = {{"signal", int64_t{first}}, {"timeout_ms", most}}});
   bool drained = false;
   std::atomic<bool> over = false;
   std::thread drain([&] {
@@ -84,32 +90,50 @@ absl::StatusOr<int> ServeUntilSignal(Signals& signals, GivenUp& given_up, Infere
     if (const int second = signals.Wait(); second != 0) _exit(128 + second);
   }
   drain.join();
-  std::fprintf(stderr, drained ? "drained\n" : "the drain timeout passed; the rest was ended\n");
+  if (drained) {
+    log.Write({.name = "drained", .message = "drained"});
+  } else {
+    log.Write({.severity = Severity::kWarning,
+               .name = "cut_off",
+               .message = "the drain timeout passed; the rest was ended"});
+  }
   TREADLE_RETURN_IF_ERROR(given_up.reason());
   return drained ? 0 : kCutOff;
 }
-
-void Log(const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); }
 
 // Who may come in: opened before minutes of loading, for what is wrong with the files.
 struct Doors {
   std::unique_ptr<Tls> tls;
   std::unique_ptr<ApiKeys> keys;
+  std::unique_ptr<SocketTls> metrics_tls;
+  std::unique_ptr<ApiKeys> metrics_tokens;
   std::shared_ptr<HealthBoard> health = std::make_shared<HealthBoard>();
   std::unique_ptr<HealthServer> health_server;
 };
 
-absl::StatusOr<Doors> OpenDoors(const ServeOptions& options) {
-  TREADLE_RETURN_IF_ERROR(OpenControlTls(options.control_tls, Log).status());
+absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
+  TREADLE_RETURN_IF_ERROR(OpenControlTls(options.control_tls, log.sink()).status());
   Doors doors;
   if (!options.tls_cert.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.tls, Tls::Open({.certificate = options.tls_cert,
                                                    .key = options.tls_key,
                                                    .ca = options.tls_client_ca},
-                                                  Log));
+                                                  log.sink()));
   }
   if (!options.api_keys_file.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(doors.keys, ApiKeys::Open(options.api_keys_file, Log));
+    TREADLE_ASSIGN_OR_RETURN(doors.keys, ApiKeys::Open(options.api_keys_file, log.sink()));
+  }
+  if (!options.metrics_tls_cert.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(doors.metrics_tls,
+                             SocketTls::Open({.certificate = options.metrics_tls_cert,
+                                              .key = options.metrics_tls_key,
+                                              .ca = options.metrics_tls_client_ca},
+                                             log.sink()));
+  }
+  if (!options.metrics_token_file.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(
+        doors.metrics_tokens,
+        ApiKeys::Open(options.metrics_token_file, log.sink(), "--metrics-token-file"));
   }
   if (options.health_listen != "none") {
     TREADLE_ASSIGN_OR_RETURN(doors.health_server,
@@ -118,7 +142,7 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options) {
   return doors;
 }
 
-ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors) {
+ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, Log& log) {
   ServiceOptions service;
   service.listen = options.listen;
   service.default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens);
@@ -127,7 +151,10 @@ ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors) {
   if (doors.tls) service.credentials = doors.tls->ForServer();
   service.keys = doors.keys.get();
   service.health = doors.health;
-  service.on_ready = [] { Log("ready: the first token has come out"); };
+  if (options.log_requests) service.request_log = log.sink();
+  service.on_ready = [&log] {
+    log.Write({.name = "ready", .message = "ready: the first token has come out"});
+  };
   return service;
 }
 
@@ -137,41 +164,64 @@ absl::StatusOr<std::string> ListenForOthers(const ServeOptions& options, const D
   std::string where = "no metrics";
   if (options.metrics_listen != "none") {
     TREADLE_ASSIGN_OR_RETURN(Address address, ParseAddress(options.metrics_listen));
-    const ApiKeys* keys = options.metrics_auth == "api-key" ? doors.keys.get() : nullptr;
-    TREADLE_ASSIGN_OR_RETURN(address.port, metrics.Listen(options.metrics_listen, keys));
-    where = "metrics at http://" + ToString(address) + "/metrics";
+    const bool api_key = options.metrics_auth == "api-key";
+    const ApiKeys* keys = api_key ? doors.keys.get() : doors.metrics_tokens.get();
+    const SocketTls* tls = doors.metrics_tls.get();
+    TREADLE_ASSIGN_OR_RETURN(address.port,
+                             metrics.Listen(options.metrics_listen, keys, {.tls = tls}));
+    where = Str("metrics at http", tls ? "s" : "", "://", ToString(address), "/metrics");
   }
   if (doors.health_server) where += ", probes at " + ToString(doors.health_server->address());
   return where;
 }
 
-absl::StatusOr<int> Serve(const ServeOptions& options) {
+// A bar on a terminal, if nothing else than the log's text is there.
+absl::StatusOr<OpenedModel> Load(const ServeOptions& options, Log& log) {
+  const bool bar = log.options().format == LogFormat::kText && log.options().file.empty() &&
+                   isatty(STDERR_FILENO);
+  if (bar) log.Flush(std::chrono::seconds(1));
+  Progress progress("loading " + options.model, bar ? LogSink() : log.sink());
+  return OpenModel(
+      options, [&](double fraction) { progress.Set(fraction); }, log.sink());
+}
+
+void Introduce(const OpenedModel& opened, Log& log) {
+  const ServedModel& model = opened.served;
+  const auto note = [&log](const std::string& text) {
+    log.Write({.name = "model_note", .message = "note: " + text});
+  };
+  if (!opened.notice.empty()) note(opened.notice);
+  if (!model.tokenizer) {
+    note("the checkpoint has no tokenizer; token ids only");
+  } else if (!model.chat_template) {
+    note("no chat: " + model.chat_template_problem);
+  }
+  char sizes[64];
+  std::snprintf(sizes, sizeof sizes, "%.1f M parameters, weights %.1f MB", model.parameters / 1e6,
+                opened.weight_bytes / 1e6);
+  log.Write({.name = "model_loaded",
+             .message = Str(model.name, " (", model.architecture, "), ", sizes, "; ", model.backend,
+                            "; ", opened.kv.ToString()),
+             .fields = {{"model", model.name},
+                        {"architecture", model.architecture},
+                        {"parameters", model.parameters},
+                        {"weight_bytes", static_cast<int64_t>(opened.weight_bytes)},
+                        {"backend", model.backend},
+                        {"kv_pages", model.kv_pages}}});
+}
+
+absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   TREADLE_RETURN_IF_ERROR(CheckServeOptions(options));
   Signals signals;
   TREADLE_RETURN_IF_ERROR(CheckPorts(options));
-  TREADLE_ASSIGN_OR_RETURN(const Doors doors, OpenDoors(options));
+  TREADLE_ASSIGN_OR_RETURN(const Doors doors, OpenDoors(options, log));
   if (!options.model_sha256.empty()) {
     TREADLE_RETURN_IF_ERROR(CheckModelHash(options.model, options.model_sha256));
   }
-  std::fputs(Describe(options).c_str(), stderr);
-
-  absl::StatusOr<OpenedModel> opened = absl::UnknownError("");
-  {
-    Progress progress("loading " + options.model);
-    opened = OpenModel(options, [&](double fraction) { progress.Set(fraction); });
-  }
-  TREADLE_RETURN_IF_ERROR(opened.status());
-  if (!opened->notice.empty()) std::fprintf(stderr, "note: %s\n", opened->notice.c_str());
-  opened->served.sha256 = options.model_sha256;
-  const ServedModel& model = opened->served;
-  if (!model.tokenizer) {
-    std::fprintf(stderr, "note: the checkpoint has no tokenizer; token ids only\n");
-  } else if (!model.chat_template) {
-    std::fprintf(stderr, "note: no chat: %s\n", model.chat_template_problem.c_str());
-  }
-  std::fprintf(stderr, "%s (%s), %.1f M parameters, weights %.1f MB; %s; %s\n", model.name.c_str(),
-               model.architecture.c_str(), model.parameters / 1e6, opened->weight_bytes / 1e6,
-               model.backend.c_str(), opened->kv.ToString().c_str());
+  log.Write(Describe(options));
+  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, Load(options, log));
+  opened.served.sha256 = options.model_sha256;
+  Introduce(opened, log);
 
   GivenUp given_up(signals);
   SchedulingOptions scheduling = SchedulingFrom(options);
@@ -180,23 +230,28 @@ absl::StatusOr<int> Serve(const ServeOptions& options) {
   }
   TREADLE_ASSIGN_OR_RETURN(
       std::unique_ptr<ServingStack> stack,
-      ServingStack::Create(std::move(opened->served), std::move(opened->engine), scheduling));
-  Metrics metrics(stack->model().name, stack->pool());
+      ServingStack::Create(std::move(opened.served), std::move(opened.engine), scheduling));
+  Metrics metrics(stack->model().name, stack->pool(), &log);
   std::vector<LedgerFollower::Sink> sinks = {
       [&metrics](const LedgerRecord& record, uint64_t) { metrics.Record(record); }};
   if (!options.ledger_file.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(LedgerFollower::Sink file, OpenLedgerFile(options.ledger_file));
+    TREADLE_ASSIGN_OR_RETURN(LedgerFollower::Sink file,
+                             OpenLedgerFile(options.ledger_file, log.sink()));
     sinks.push_back(std::move(file));
   }
   LedgerFollower follower(stack->ledger(), std::move(sinks));
   TREADLE_RETURN_IF_ERROR(stack->Start());
 
-  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<InferenceServer> server,
-                           InferenceServer::Start(*stack, follower, ServiceFrom(options, doors)));
+  TREADLE_ASSIGN_OR_RETURN(
+      std::unique_ptr<InferenceServer> server,
+      InferenceServer::Start(*stack, follower, ServiceFrom(options, doors, log)));
   TREADLE_ASSIGN_OR_RETURN(const std::string others, ListenForOthers(options, doors, metrics));
-  std::fprintf(stderr, "listening on %s (gRPC%s), %s\n", ToString(server->address()).c_str(),
-               doors.tls ? ", TLS" : "", others.c_str());
-  absl::StatusOr<int> ended = ServeUntilSignal(signals, given_up, *server, options);
+  const std::string address = ToString(server->address());
+  log.Write(
+      {.name = "listening",
+       .message = Str("listening on ", address, " (gRPC", doors.tls ? ", TLS" : "", "), ", others),
+       .fields = {{"address", address}}});
+  absl::StatusOr<int> ended = ServeUntilSignal(signals, given_up, *server, options, log);
   follower.Stop();
   return ended;
 }
@@ -236,8 +291,11 @@ int RunServe(int argc, char** argv) {
     std::fputs(PrintSettings(*settings, options).c_str(), stdout);
     return 0;
   }
-  const absl::StatusOr<int> code = Serve(options);
-  return code.ok() ? *code : Fail("serve", code.status());
+  const auto log =
+      OpenLog({.format = options.log_format, .level = options.log_level, .file = options.log_file});
+  if (!log.ok()) return Fail("serve", log.status());
+  const absl::StatusOr<int> code = Serve(options, **log);
+  return code.ok() ? *code : Fail("serve", code.status(), **log);
 }
 
 }  // namespace treadle

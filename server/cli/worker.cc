@@ -7,14 +7,17 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "kernels/status.h"
 #include "server/address.h"
 #include "server/cli/command.h"
 #include "server/cli/control_tls.h"
+#include "server/cli/log_flags.h"
+#include "server/cli/rank_devices.h"
 #include "server/cli/signals.h"
 #include "server/cli/worker_supervisor.h"
 
@@ -25,6 +28,10 @@ struct WorkerFlags {
   WorkerOptions options;
   std::string pin = "off";
   std::string compute = "auto";
+  std::string device = "auto";
+  std::vector<int> devices;
+  std::string dtype = "auto";
+  std::string deterministic = "auto";
   std::string control_tls;
   int parent = 0;
 };
@@ -43,18 +50,30 @@ absl::Status CheckListen(const std::string& listen) {
   return ProbeListen(address);
 }
 
-absl::Status Work(WorkerFlags flags) {
+absl::Status Work(WorkerFlags flags, Log& log) {
   TREADLE_RETURN_IF_ERROR(FollowParent(flags.parent));
   Signals signals;
   WorkerOptions& options = flags.options;
   TREADLE_RETURN_IF_ERROR(CheckListen(options.listen));
   options.ranks.pin = flags.pin == "on";
-  options.compute = flags.compute == "auto" ? "" : flags.compute;
-  options.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
-  TREADLE_ASSIGN_OR_RETURN(options.credentials, OpenControlTls(flags.control_tls, options.log));
+  const auto unless_auto = [](const std::string& flag) { return flag == "auto" ? "" : flag; };
+  options.compute = unless_auto(flags.compute);
+  options.device = unless_auto(flags.device);
+  if (flags.dtype != "auto") options.dtype = Name(ProductType(flags.dtype));
+  options.deterministic = unless_auto(flags.deterministic);
+  TREADLE_ASSIGN_OR_RETURN(options.ranks.gpus, FindWorkerGpus(flags.device, flags.devices));
+  options.log = [&log](const std::string& line) {
+    log.Write({.name = "worker_status", .message = line});
+  };
+  TREADLE_ASSIGN_OR_RETURN(options.credentials, OpenControlTls(flags.control_tls, log.sink()));
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Start(std::move(options)));
-  std::fprintf(stderr, "%s%s\n", kWorkerListensOn, worker->address().c_str());
-  std::fprintf(stderr, "signal %d: ending\n", signals.Wait());
+  log.Write({.name = "listening",
+             .message = kWorkerListensOn + worker->address(),
+             .fields = {{"address", worker->address()}}});
+  const int first = signals.Wait();
+  log.Write({.name = "ending",
+             .message = Str("signal ", first, ": ending"),
+             .fields = {{"signal", int64_t{first}}}});
   std::thread end([&] {
     worker.reset();
     signals.Interrupt();
@@ -88,6 +107,22 @@ int RunWorker(int argc, char** argv) {
   app.add_option("--compute", flags.compute,
                  "masters that ask for other arithmetic are refused; auto: any")
       ->check(CLI::IsMember({"auto", "exact", "int8", "int16"}));
+  app.add_option("--device", flags.device,
+                 "masters that ask for another device are refused: cpu or cuda; auto: what they "
+                 "ask for (--device of serve)")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  app.add_option("--devices", flags.devices,
+                 "numbers of the GPUs of its ranks, in order: 0,1; none: the first ones that "
+                 "CUDA_VISIBLE_DEVICES leaves")
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--dtype", flags.dtype,
+                 "on a GPU: masters that ask for other products are refused: bf16, fp16 or fp32; "
+                 "auto: any")
+      ->check(CLI::IsMember({"auto", "bf16", "fp16", "fp32"}));
+  app.add_option("--deterministic", flags.deterministic,
+                 "on a GPU: masters that ask for the other are refused: on or off; auto: either")
+      ->check(CLI::IsMember({"auto", "on", "off"}));
   app.add_option("--control-tls", flags.control_tls,
                  "folder with tls.crt, tls.key and ca.crt: mutual TLS with master and next stage, "
                  "read anew when they change");
@@ -95,9 +130,13 @@ int RunWorker(int argc, char** argv) {
                  "network interface or address for activations; trusted networks only");
   app.add_option("--parent", flags.parent, "end with this process, which must be the parent")
       ->check(CLI::NonNegativeNumber);
+  LogFlags log_flags;
+  AddLogFlags(app, log_flags);
   if (auto code = ParseFlags(app, "worker", argc, argv)) return *code;
-  const absl::Status status = Work(std::move(flags));
-  return status.ok() ? 0 : Fail("worker", status);
+  const auto log = OpenLog(log_flags);
+  if (!log.ok()) return Fail("worker", log.status());
+  const absl::Status status = Work(std::move(flags), **log);
+  return status.ok() ? 0 : Fail("worker", status, **log);
 }
 
 }  // namespace treadle

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <string_view>
@@ -77,13 +76,15 @@ std::string Describe(const siginfo_t& info) {
                                     : Str("was killed by signal ", info.si_status);
 }
 
+// What a worker prints beside its log is a library's complaint, or the system's.
+LogEvent EventOf(const std::string& line) {
+  if (auto event = FromJson(line)) return *std::move(event);
+  return {.severity = Severity::kWarning, .name = "worker_output", .message = line};
+}
+
 class ProcessSupervisor final : public WorkerSupervisor {
  public:
-  explicit ProcessSupervisor(Options options) : options_(std::move(options)) {
-    if (!options_.log) {
-      options_.log = [](const std::string& line) { std::fprintf(stderr, "%s\n", line.c_str()); };
-    }
-  }
+  explicit ProcessSupervisor(Options options) : options_(std::move(options)) {}
   ~ProcessSupervisor() override;
 
   absl::Status StartAll();
@@ -278,11 +279,15 @@ void ProcessSupervisor::ReadOutput(size_t worker, int pipe) {
 }
 
 void ProcessSupervisor::HandleLine(size_t worker, const std::string& line) {
-  options_.log(Str("worker ", worker, ": ", line));
+  LogEvent event = EventOf(line);
+  const std::string message = event.message;
+  event.message = Str("worker ", worker, ": ", message);
+  event.fields.push_back({"worker", static_cast<int64_t>(worker)});
+  options_.log(std::move(event));
   MutexLock lock(mutex_);
   Child& child = children_[worker];
-  child.last_line = line;
-  if (!line.starts_with(kWorkerListensOn)) return;
+  child.last_line = message;
+  if (!message.starts_with(kWorkerListensOn)) return;
   child.listening = true;
   changed_.NotifyAll();
 }
@@ -316,7 +321,10 @@ bool ProcessSupervisor::HandleEnd(size_t worker, const std::string& how) {
     }
   }
   const std::string what = Str("worker ", worker, " ", how);
-  options_.log(what + (options_.restart ? "; it is started again" : ""));
+  options_.log({.severity = Severity::kWarning,
+                .name = "worker_lost",
+                .message = what + (options_.restart ? "; it is started again" : ""),
+                .fields = {{"worker", static_cast<int64_t>(worker)}}});
   if (options_.lost) options_.lost(what);
   return options_.restart;
 }

@@ -3,9 +3,9 @@
 //
 // Each is this program again (`treadle worker`), in a process group of its own, so that a
 // terminal's Ctrl-C reaches the server alone, which drains; and dies with the server, whatever ends
-// it
-// (--parent). It listens on a socket in a directory that only this user can enter, at the same
-// address after a restart. What it prints appears in the server's log behind "worker N: ".
+// it (--parent). It listens on a socket in a directory that only this user can enter, at the same
+// address after a restart. What it logs appears in the server's log behind "worker N: "; lines that
+// are no log of JSON are warnings there.
 //
 // Thread safety: Start and destruction from the owner's thread; the rest from any. Callbacks are
 // called on the supervisor's threads and must neither block nor call back.
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/log_event.h"
 
 namespace treadle {
 
@@ -35,7 +36,7 @@ class WorkerSupervisor {
     bool restart = true;  // one that ended by itself is started again, after a growing pause
     std::chrono::milliseconds start_timeout{30'000};  // until a worker listens
     std::chrono::milliseconds stop_timeout{5'000};    // from SIGTERM to SIGKILL
-    std::function<void(const std::string&)> log;      // one line; empty: stderr
+    LogSink log;  // what happens, and what workers say; must not be empty
     // A worker ended that was not told to: "worker 1 (process 4711) was killed by signal 9".
     std::function<void(const std::string&)> lost;
   };

@@ -22,7 +22,7 @@ const char kBob[] = "bob-0123456789abcdef00";
 absl::StatusOr<std::unique_ptr<ApiKeys>> OpenText(const std::string& name,
                                                   const std::string& text) {
   WriteText(TestPath(name), text);
-  return ApiKeys::Open(TestPath(name), [](const std::string&) {});
+  return ApiKeys::Open(TestPath(name), [](const LogEvent&) {});
 }
 
 std::string Bearer(const std::string& key) { return "Bearer " + key; }
@@ -107,9 +107,9 @@ TEST(ApiKeys, AChangedFileIsTakenOverAndABrokenOneIsNot) {
   std::vector<std::string> log;
   const std::string path = TestPath("reload");
   WriteText(path, Str(kAlice, " alice 1\n"));
-  const auto opened = ApiKeys::Open(path, [&](const std::string& line) {
+  const auto opened = ApiKeys::Open(path, [&](const LogEvent& event) {
     MutexLock lock(mutex);
-    log.push_back(line);
+    log.push_back(event.message);
   });
   ASSERT_TRUE(opened.ok());
   const ApiKeys& keys = **opened;

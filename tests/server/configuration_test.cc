@@ -34,8 +34,9 @@ TEST(Configuration, FlagsReachTheirFields) {
             "--outlier-rule per-call --compute exact --policy request-level "
             "--threads 3 --pin-threads off --engine-depth 1 --default-max-new-tokens 7 "
             "--workers a:1,[::1]:2,unix:/c --tensor-parallel 3 --wire int8 --weights-from master "
+            "--plan-forwarding late "
             "--on-worker-loss fail --drain-timeout 500ms --stream-stall-timeout 2m --ledger-file "
-            "l.jsonl",
+            "l.jsonl --log-format json --log-level error --log-file l.log --log-requests off",
             options),
       "");
   EXPECT_EQ(options.model, "m.gguf");
@@ -51,11 +52,16 @@ TEST(Configuration, FlagsReachTheirFields) {
   EXPECT_EQ(options.stages(), 3);
   EXPECT_EQ(options.tensor_parallel, 3);
   EXPECT_EQ(options.wire, "int8");
+  EXPECT_EQ(options.plan_forwarding, "late");
   EXPECT_EQ(options.weights_from, "master");
   EXPECT_EQ(options.on_worker_loss, "fail");
   EXPECT_FALSE(options.pin_threads);
   EXPECT_EQ(options.drain_timeout.count(), 500);
   EXPECT_EQ(options.stream_stall_timeout.count(), 120'000);
+  EXPECT_EQ(options.log_format, "json");
+  EXPECT_EQ(options.log_level, "error");
+  EXPECT_EQ(options.log_file, "l.log");
+  EXPECT_FALSE(options.log_requests);
   EXPECT_TRUE(CheckServeOptions(options).ok());
 }
 
@@ -91,8 +97,12 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--workers a:0", "--workers: address is 'a:0', expected the port of a worker"},
       {"--workers a:1,b:1,a:1", "--workers: has a:1 twice"},
       {"--wire f16", "--wire: is 'f16', expected f32 or bf16 or int8"},
+      {"--plan-forwarding no", "--plan-forwarding: is 'no', expected early or late"},
       {"--weights-from disk", "--weights-from: is 'disk', expected file or master"},
       {"--on-worker-loss ignore", "--on-worker-loss: is 'ignore', expected fail or restart"},
+      {"--log-format xml", "--log-format: is 'xml', expected text or json"},
+      {"--log-level debug", "--log-level: is 'debug', expected info or warning or error"},
+      {"--log-requests 1", "--log-requests: is '1', expected on or off"},
       {"--no-such-flag", "--no-such-flag"},
   };
   for (const BadFlag& flag : bad) {
@@ -115,6 +125,7 @@ TEST(Configuration, ParallelismThatCannotBe) {
       {"--pipeline-parallel 3 --workers a:1,b:1", "--pipeline-parallel is 3, but --workers has 2"},
       {"--wire bf16", "--wire is bf16, but with one stage nothing is sent"},
       {"--wire int8 --workers a:1", "--wire is int8, but with one stage nothing is sent"},
+      {"--plan-forwarding late", "--plan-forwarding is late, but with one stage nothing is passed"},
       {"--weights-from master", "--weights-from is master, but there are no workers"},
   };
   for (const BadFlag& flag : bad) {
@@ -131,10 +142,37 @@ TEST(Configuration, ParallelismThatCannotBe) {
   }
 }
 
+TEST(Configuration, SecurityThatCannotBe) {
+  const BadFlag bad[] = {
+      {"--tls-cert c", "--tls-key is missing, expected both of --tls-cert and --tls-key"},
+      {"--tls-key k", "--tls-cert is missing"},
+      {"--tls-client-ca a", "--tls-client-ca needs --tls-cert and --tls-key"},
+      {"--metrics-tls-cert c", "--metrics-tls-key is missing, expected both of --metrics-tls-cert"},
+      {"--metrics-tls-key k", "--metrics-tls-cert is missing"},
+      {"--metrics-tls-client-ca a --tls-cert c --tls-key k",
+       "--metrics-tls-client-ca needs --metrics-tls-cert and --metrics-tls-key"},
+      {"--metrics-auth api-key", "there is no --api-keys-file"},
+      {"--metrics-auth api-key --api-keys-file f --metrics-token-file t",
+       "--metrics-auth is api-key, but there is a --metrics-token-file"},
+  };
+  for (const BadFlag& flag : bad) {
+    ServeOptions options;
+    ASSERT_EQ(Parse(Str("--model m ", flag.line), options), "");
+    EXPECT_THAT(std::string(CheckServeOptions(options).message()), HasSubstr(flag.message));
+  }
+  for (const char* good :
+       {"--metrics-tls-cert c --metrics-tls-key k --metrics-tls-client-ca a",
+        "--metrics-token-file t --api-keys-file f", "--metrics-auth api-key --api-keys-file f"}) {
+    ServeOptions options;
+    ASSERT_EQ(Parse(Str("--model m ", good), options), "");
+    EXPECT_TRUE(CheckServeOptions(options).ok()) << good;
+  }
+}
+
 TEST(Configuration, TheEffectiveConfigurationNamesEveryFlagAndReadsBack) {
   ServeOptions options;
   options.kv_memory = int64_t{1} << 30;
-  const std::string text = Describe(options);
+  const std::string text = ToText(Describe(options));
   EXPECT_THAT(text, HasSubstr("listen = 127.0.0.1:50051\n"));
   EXPECT_THAT(text, HasSubstr("kv-memory = 1024M\n"));
   EXPECT_THAT(text, HasSubstr("drain-timeout = 30s\n"));

@@ -10,9 +10,11 @@
 #include <filesystem>
 #include <fstream>
 
+#include "server/address.h"
 #include "server/inference.grpc.pb.h"
 #include "tests/server/child_process.h"
 #include "tests/server/test_certificates.h"
+#include "tests/server/tls_client.h"
 #include "tests/support/default_model.h"
 
 namespace treadle {
@@ -23,6 +25,7 @@ using testing::Not;
 
 const char kBinary[] = TREADLE_BINARY;
 const char kKey[] = "alice-0123456789abcdef";
+const char kToken[] = "scrape-0123456789abcdef";
 
 // Beside what this test process was given.
 class Environment {
@@ -87,6 +90,16 @@ TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
       {{"--control-tls", "/no/such", "--workers", "a:1"}, "cannot read /no/such/tls.crt"},
       {{"--api-keys-file", keys}, keys + " line 1: a key has 6 characters"},
       {{"--metrics-auth", "api-key"}, "there is no --api-keys-file"},
+      {{"--metrics-tls-cert", crt}, "--metrics-tls-key is missing"},
+      {{"--metrics-tls-cert", "/no/such", "--metrics-tls-key", key}, "cannot read /no/such"},
+      {{"--metrics-tls-cert", crt, "--metrics-tls-key", other},
+       "does not belong to the certificate in " + crt},
+      {{"--metrics-tls-cert", late, "--metrics-tls-key", key}, late + " has expired on "},
+      {{"--metrics-tls-cert", crt, "--metrics-tls-key", key, "--metrics-tls-client-ca", keys},
+       keys + " has no certificate"},
+      {{"--metrics-token-file", "/no/such"}, "--metrics-token-file: cannot read /no/such"},
+      {{"--metrics-token-file", keys},
+       "--metrics-token-file: " + keys + " line 1: a key has 6 characters"},
       {{"--config", conf}, "'tls-crt' is no setting; the nearest one is 'tls-cert'"},
       {{"--config", "/no/such"}, "cannot read /no/such"},
       {{"--health-listen", "x"}, "--health-listen"},
@@ -132,11 +145,12 @@ TEST(Operations, TlsKeysAndProbesTogether) {
   const TestCa ca;
   const PemPair pair = ca.Sign();
   const std::string crt = TestPath("crt"), key = TestPath("key"), root = TestPath("ca"),
-                    keys = TestPath("keys");
+                    keys = TestPath("keys"), token = TestPath("token");
   WriteText(crt, pair.certificate);
   WriteText(key, pair.key);
   WriteText(root, ca.pem());
   WriteText(keys, std::string(kKey) + " alice\n");
+  WriteText(token, kToken);
   ChildProcess server({kBinary,
                        "serve",
                        "--model",
@@ -146,7 +160,15 @@ TEST(Operations, TlsKeysAndProbesTogether) {
                        "--health-listen",
                        "127.0.0.1:0",
                        "--metrics-listen",
-                       "none",
+                       "127.0.0.1:0",
+                       "--metrics-tls-cert",
+                       crt,
+                       "--metrics-tls-key",
+                       key,
+                       "--metrics-tls-client-ca",
+                       root,
+                       "--metrics-token-file",
+                       token,
                        "--pin-threads",
                        "off",
                        "--max-context",
@@ -167,6 +189,17 @@ TEST(Operations, TlsKeysAndProbesTogether) {
   EXPECT_THAT(line, HasSubstr("(gRPC, TLS)"));
   EXPECT_NE(WordAfter(line, "probes at "), "");
   ASSERT_NE(server.WaitForLine("ready"), "");
+
+  const std::string metrics = WordAfter(line, "metrics at https://");
+  const auto scraped = ParseAddress(metrics.substr(0, metrics.find('/')));
+  ASSERT_TRUE(scraped.ok()) << line;
+  const auto scrape = [&](const PemPair& own, const std::string& secret) {
+    return HttpsGet(scraped->port, {.ca = ca.pem(), .own = own}, "/metrics",
+                    "Authorization: Bearer " + secret + "\r\n");
+  };
+  EXPECT_THAT(scrape(pair, kToken), HasSubstr("treadle:num_requests_running"));
+  EXPECT_THAT(scrape(pair, kKey), HasSubstr("401 Unauthorized"));
+  EXPECT_EQ(scrape({}, kToken), "");
 
   const std::vector<std::string> ask = {kBinary,     "generate",  "--target",         address,
                                         "--prompt",  "Once upon", "--max-new-tokens", "4",
@@ -209,7 +242,7 @@ TEST(Operations, TlsKeysAndProbesTogether) {
   EXPECT_THAT(bench.output(), HasSubstr("\"failed\":0"));
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0);
-  EXPECT_THAT(server.output(), Not(HasSubstr(kKey)));
+  for (const char* secret : {kKey, kToken}) EXPECT_THAT(server.output(), Not(HasSubstr(secret)));
 }
 
 TEST(Operations, RequestsThatAreCutOffShowInTheExitCode) {

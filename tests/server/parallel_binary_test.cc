@@ -188,6 +188,7 @@ TEST(ParallelBinary, WorkersGiveTheSameAnswerAsOneProcess) {
   const std::vector<int> expected = AnswerInProcess({});
   ASSERT_EQ(expected.size(), 40u);
   EXPECT_EQ(AnswerInProcess({"--pipeline-parallel", "3"}), expected);
+  EXPECT_EQ(AnswerInProcess({"--pipeline-parallel", "3", "--plan-forwarding", "late"}), expected);
   for (const char* from : {"file", "master"}) {
     Server server({"--pipeline-parallel", "2", "--weights-from", from});
     ASSERT_SERVES(server);
@@ -361,7 +362,11 @@ TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
       {{"--pipeline-parallel", "5"}, "--pipeline-parallel is 5, expected at most 4"},
       {{"--pipeline-parallel", "3", "--workers", "a:1,b:1"}, "but --workers has 2"},
       {{"--wire", "int8"}, "with one stage nothing is sent"},
+      {{"--plan-forwarding", "late"}, "with one stage nothing is passed on"},
+      {{"--plan-forwarding", "never"}, "expected early or late"},
       {{"--weights-from", "master"}, "there are no workers"},
+      {{"--pipeline-parallel", "2", "--device", "cpu", "--kv-dtype", "bf16"},
+       "expected f16 or f32 on the CPU"},
   };
   for (const Case& bad : cases) {
     std::vector<std::string> command = Command(
@@ -372,6 +377,15 @@ TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
     EXPECT_THAT(child.output(), HasSubstr(bad.message));
     EXPECT_EQ(child.output().find("loading"), std::string::npos) << child.output();
   }
+}
+
+// Whether this machine has GPUs or not.
+TEST(ParallelBinary, WorkersKeepToTheDeviceThatTheyWereGiven) {
+  HandWorker worker({"--model", Model(), "--device", "cpu"});
+  Server server({"--workers", worker.address(), "--device", "cuda"});
+  EXPECT_FALSE(server.serves());
+  EXPECT_NE(server.child().Wait(), 0);
+  EXPECT_THAT(server.child().output(), HasSubstr("runs on cpu, this master wants cuda"));
 }
 
 TEST(ParallelBinary, AForeignWorkerIsRefused) {

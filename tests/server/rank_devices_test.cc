@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "engine/local_engine.h"
+#include "kernels/cuda/emulation/emulated_device.h"
 #include "models/tokenizer.h"
 #include "server/cli/load_ranks.h"
 #include "tests/engine/two_requests.h"
@@ -19,6 +20,7 @@
 namespace treadle {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::string Refusal(const std::function<void(ServeOptions&)>& change) {
@@ -39,11 +41,76 @@ TEST(RankDevices, AutoTakesGpusWhereThereAreAny) {
   ASSERT_TRUE(devices.ok()) << devices.status();
   EXPECT_FALSE(devices->cuda());
   EXPECT_FALSE(devices->Joiner());
-  options.device = "auto";
-  options.pipeline_parallel = 2;  // workers run on the CPU
+}
+
+// How often each of the two GPUs has been opened.
+std::pair<int, int> Opened() { return {cuda::TimesOpened(0), cuda::TimesOpened(1)}; }
+
+TEST(RankDevices, OnlyGpusOfThisProcessAreOpened) {
+  const auto before = Opened();
+  ServeOptions options;
+  ASSERT_TRUE(RankDevices::Choose(options).ok());
+  EXPECT_GT(Opened().first, before.first);
+  EXPECT_EQ(Opened().second, before.second);
+
+  const auto local = Opened();
+  options.pipeline_parallel = 2;
+  const auto devices = RankDevices::Choose(options);
+  ASSERT_TRUE(devices.ok()) << devices.status();
+  EXPECT_EQ(devices->AvailableBytes(), int64_t{8} << 30);
+  ASSERT_TRUE(FindWorkerGpus("auto", {}).ok());
+  EXPECT_EQ(Opened(), local);
+}
+
+TEST(RankDevices, EveryStageHasItsOwnGpus) {
+  ServeOptions options;
+  options.pipeline_parallel = 2;
+  auto devices = RankDevices::Choose(options);
+  ASSERT_TRUE(devices.ok()) << devices.status();
+  EXPECT_TRUE(devices->cuda());
+  EXPECT_THAT(devices->WorkerFlags(0), ElementsAre("--device", "cuda", "--devices", "0"));
+  EXPECT_THAT(devices->WorkerFlags(1), ElementsAre("--device", "cuda", "--devices", "1"));
+  options.device = "cpu";
+  options.tensor_parallel = 2;
   devices = RankDevices::Choose(options);
   ASSERT_TRUE(devices.ok()) << devices.status();
+  EXPECT_THAT(devices->WorkerFlags(1), ElementsAre("--device", "cpu"));
+}
+
+// They have machines of their own.
+TEST(RankDevices, WorkersElsewhereNeedNoGpuHere) {
+  ServeOptions options;
+  options.workers = {"a:1", "b:1", "c:1"};
+  auto devices = RankDevices::Choose(options);
+  ASSERT_TRUE(devices.ok()) << devices.status();
   EXPECT_FALSE(devices->cuda());
+  options.device = "cuda";
+  devices = RankDevices::Choose(options);
+  ASSERT_TRUE(devices.ok()) << devices.status();
+  EXPECT_TRUE(devices->cuda());
+}
+
+TEST(RankDevices, GpusOfAWorker) {
+  const auto numbered = FindWorkerGpus("cuda", {1, 0});
+  ASSERT_TRUE(numbered.ok()) << numbered.status();
+  ASSERT_EQ(numbered->gpus.size(), 2u);
+  const auto all = FindWorkerGpus("auto", {});
+  ASSERT_TRUE(all.ok()) << all.status();
+  ASSERT_EQ(all->gpus.size(), 2u);
+  EXPECT_EQ(all->gpus[0].id, numbered->gpus[1].id);
+  EXPECT_NE(all->gpus[0].id, all->gpus[1].id);
+  EXPECT_TRUE(all->join);
+  EXPECT_EQ(all->free_bytes(1).value(), uint64_t{4} << 30);
+  const auto opened = Opened();
+  ASSERT_TRUE(numbered->create(0, DType::kBF16, true, 1).ok());
+  EXPECT_EQ(Opened(), std::pair(opened.first, opened.second + 1));
+
+  const auto none = FindWorkerGpus("cpu", {});
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_TRUE(none->gpus.empty());
+  EXPECT_THAT(FindWorkerGpus("cuda", {0, 2}).status().message(),
+              HasSubstr("--devices has 2, which this machine does not have"));
+  EXPECT_THAT(FindWorkerGpus("cuda", {1, 1}).status().message(), HasSubstr("has 1 twice"));
 }
 
 TEST(RankDevices, WhatDoesNotGoTogetherIsNamed) {
@@ -53,9 +120,11 @@ TEST(RankDevices, WhatDoesNotGoTogetherIsNamed) {
               HasSubstr("--compute is int8, expected auto on a GPU"));
   EXPECT_THAT(Refusal([](ServeOptions& o) {
                 o.device = "cuda";
-                o.pipeline_parallel = 2;
+                o.pipeline_parallel = 3;
+                o.tensor_parallel = 2;
               }),
-              HasSubstr("workers run on the CPU"));
+              HasSubstr("--pipeline-parallel 3 with --tensor-parallel 2 needs 6 GPUs, one for each "
+                        "rank; this machine has 2"));
   EXPECT_THAT(Refusal([](ServeOptions& o) {
                 o.device = "cpu";
                 o.kv_dtype = "bf16";

@@ -2,12 +2,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <thread>
 
 #include "kernels/status.h"
+#include "server/socket_tls.h"
 #include "server/tls.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
+#include "tests/server/tls_client.h"
 
 namespace treadle {
 namespace {
@@ -31,10 +34,10 @@ struct Files {
 
 class Lines {
  public:
-  Tls::Log log() {
-    return [this](const std::string& line) {
+  LogSink log() {
+    return [this](const LogEvent& event) {
       MutexLock lock(mutex_);
-      all_ += line + "\n";
+      all_ += event.message + "\n";
     };
   }
   bool WaitFor(const std::string& text) {
@@ -46,6 +49,10 @@ class Lines {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     return false;
+  }
+  std::string all() {
+    MutexLock lock(mutex_);
+    return all_;
   }
 
  private:
@@ -77,7 +84,7 @@ TEST(Access, TlsServesThoseWhoTrustIt) {
   const TestCa ca, other;
   const Files files("tls");
   files.Rotate(ca.Sign());
-  const auto tls = Tls::Open(files.paths, [](const std::string&) {});
+  const auto tls = Tls::Open(files.paths, [](const LogEvent&) {});
   ASSERT_TRUE(tls.ok()) << tls.status();
   const auto server = Serve(**tls, ca);
   EXPECT_TRUE(Ask(*server, Client(ca)).ok());
@@ -91,7 +98,7 @@ TEST(Access, MutualTlsWantsACertificateOfItsCa) {
   files.Rotate(ca.Sign());
   files.paths.ca = TestPath("mutual.ca");
   WriteText(files.paths.ca, clients.pem());
-  const auto tls = Tls::Open(files.paths, [](const std::string&) {});
+  const auto tls = Tls::Open(files.paths, [](const LogEvent&) {});
   ASSERT_TRUE(tls.ok()) << tls.status();
   const auto server = Serve(**tls, ca, clients.Sign());
   EXPECT_TRUE(Ask(*server, Client(ca, clients.Sign())).ok());
@@ -191,7 +198,7 @@ class Keys : public testing::Test {
   Keys() {
     WriteText(TestPath("keys"),
               Str(kAlice, " alice\n", kMeagre, " meagre 1\n", kSuspended, " gone 0"));
-    auto keys = ApiKeys::Open(TestPath("keys"), [](const std::string&) {});
+    auto keys = ApiKeys::Open(TestPath("keys"), [](const LogEvent&) {});
     EXPECT_TRUE(keys.ok()) << keys.status();
     keys_ = *std::move(keys);
     TestServerOptions options;
@@ -265,6 +272,65 @@ TEST_F(Keys, MetricsCanAskForOne) {
   EXPECT_THAT(HttpGet(*port, "/metrics"), HasSubstr("401 Unauthorized"));
   EXPECT_THAT(HttpGet(*port, "/metrics", Str("Authorization: Bearer ", kAlice, "\r\n")),
               HasSubstr("treadle:num_requests_running"));
+}
+
+TEST_F(Keys, MetricsOverTlsWantATokenOfTheirOwn) {
+  const char first[] = "scrape-0123456789abcdef", second[] = "scrape-fedcba9876543210";
+  const TestCa ca;
+  const Files files("metrics");
+  files.Rotate(ca.Sign());
+  const std::string path = TestPath("tokens");
+  WriteText(path, Str(first, "\n"));
+  Lines lines;
+  const auto tls = SocketTls::Open(files.paths, lines.log());
+  ASSERT_TRUE(tls.ok()) << tls.status();
+  const auto tokens = ApiKeys::Open(path, lines.log(), "--metrics-token-file");
+  ASSERT_TRUE(tokens.ok()) << tokens.status();
+  // Listens until the server ends, and needs both.
+  const auto port = server_->metrics().Listen("127.0.0.1:0", tokens->get(), {.tls = tls->get()});
+  ASSERT_TRUE(port.ok());
+  const auto ask = [&](const std::string& authorization) {
+    const std::string header =
+        authorization.empty() ? "" : Str("Authorization: ", authorization, "\r\n");
+    return HttpsGet(*port, {.ca = ca.pem()}, "/metrics", header);
+  };
+  const auto bearer = [](const std::string& token) { return "Bearer " + token; };
+  const std::string cut(first, sizeof first - 2);
+  for (const std::string& wrong :
+       {std::string(), std::string(first), bearer(""), bearer(cut), bearer(Str(first, "0")),
+        bearer(second), bearer(kAlice), Str("Basic ", first)}) {
+    const std::string reply = ask(wrong);
+    EXPECT_THAT(reply, testing::StartsWith("HTTP/1.1 401 Unauthorized\r\n")) << wrong;
+    EXPECT_THAT(reply, HasSubstr("\r\nWWW-Authenticate: Bearer\r\n")) << wrong;
+    EXPECT_THAT(reply, testing::Not(HasSubstr("0123456789"))) << wrong;
+    EXPECT_THAT(reply, testing::Not(HasSubstr("treadle:"))) << wrong;
+  }
+  EXPECT_THAT(ask(bearer(first)), HasSubstr("treadle:num_requests_running"));
+  EXPECT_THAT(HttpGet(*port, "/metrics"), testing::Not(HasSubstr("HTTP/")));
+
+  const auto served = [&](const char* token, bool yes) {
+    for (int i = 0; i < 600; ++i) {
+      if ((ask(bearer(token)).find(" 200 OK") != std::string::npos) == yes) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    }
+    return false;
+  };
+  WriteText(path, Str(first, "\n", second, "\n"));
+  EXPECT_TRUE(served(second, true));
+  EXPECT_TRUE(served(first, true));
+  WriteText(path, second);
+  EXPECT_TRUE(served(first, false));
+  EXPECT_TRUE(served(second, true));
+  // A secret that is gone, or is none, changes nothing.
+  ASSERT_EQ(std::remove(path.c_str()), 0);
+  EXPECT_TRUE(lines.WaitFor("--metrics-token-file: cannot read " + path));
+  EXPECT_TRUE(served(second, true));
+  WriteText(path, "short");
+  EXPECT_TRUE(lines.WaitFor(path + " line 1: a key has 5 characters"));
+  EXPECT_TRUE(served(second, true));
+  EXPECT_EQ(lines.all().find("0123456789"), std::string::npos) << lines.all();
+  EXPECT_EQ(lines.all().find("fedcba"), std::string::npos) << lines.all();
+  server_.reset();
 }
 
 TEST(HealthServer, ShowsTheSameBoardOnAPortOfItsOwn) {

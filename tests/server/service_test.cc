@@ -207,6 +207,8 @@ TEST(Service, TokenizeDetokenizeAndInformation) {
   }
   const v1::GetLoadResponse load = server.Load();
   EXPECT_EQ(load.queue_limit(), 64);
+  EXPECT_GT(load.running_limit(), 0);
+  EXPECT_GT(load.uptime(), 0);
   EXPECT_EQ(load.kv_pages_total(), 256);
   EXPECT_EQ(load.kv_pages_free(), 256);
   EXPECT_FALSE(load.draining());

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
+#include <openssl/rsa.h>
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
@@ -36,7 +37,8 @@ void AddExtension(X509* certificate, X509* issuer, int id, const char* value) {
   X509_EXTENSION_free(extension);
 }
 
-X509* Make(EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key, long from, long until) {
+X509* Make(EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key, long from, long until,
+           bool authority) {
   static long serial = 0;
   X509* certificate = X509_new();
   X509_set_version(certificate, 2);
@@ -44,12 +46,12 @@ X509* Make(EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key, long from, long un
   X509_gmtime_adj(X509_getm_notBefore(certificate), from);
   X509_gmtime_adj(X509_getm_notAfter(certificate), until);
   X509_set_pubkey(certificate, key);
-  const std::string name = issuer == nullptr ? Str("test CA ", serial) : "test";
+  const std::string name = authority ? Str("test CA ", serial) : "test";
   X509_NAME_add_entry_by_txt(X509_get_subject_name(certificate), "CN", MBSTRING_ASC,
                              reinterpret_cast<const unsigned char*>(name.c_str()), -1, -1, 0);
   X509* by = issuer == nullptr ? certificate : issuer;
   X509_set_issuer_name(certificate, X509_get_subject_name(by));
-  if (issuer == nullptr) {
+  if (authority) {
     AddExtension(certificate, by, NID_basic_constraints, "critical,CA:TRUE");
   } else {
     AddExtension(certificate, by, NID_subject_alt_name, "IP:127.0.0.1,DNS:localhost");
@@ -62,7 +64,7 @@ X509* Make(EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key, long from, long un
 
 struct TestCa::State {
   EVP_PKEY* key = EVP_EC_gen("P-256");
-  X509* certificate = Make(key, nullptr, key, -3600, 3600);
+  X509* certificate = Make(key, nullptr, key, -3600, 3600, true);
 };
 
 TestCa::TestCa() : state_(std::make_unique<State>()), pem_(ToPem(state_->certificate)) {}
@@ -73,8 +75,23 @@ TestCa::~TestCa() {
 }
 
 PemPair TestCa::Sign(long from, long until) const {
-  EVP_PKEY* key = EVP_EC_gen("P-256");
-  X509* certificate = Make(key, state_->certificate, state_->key, from, until);
+  return SignKey(EVP_EC_gen("P-256"), from, until);
+}
+
+PemPair TestCa::SignThroughAnother() const {
+  TestCa other;
+  X509_free(other.state_->certificate);
+  other.state_->certificate =
+      Make(other.state_->key, state_->certificate, state_->key, -3600, 3600, true);
+  PemPair pair = other.Sign();
+  pair.certificate += ToPem(other.state_->certificate);
+  return pair;
+}
+
+PemPair TestCa::SignWeak() const { return SignKey(EVP_RSA_gen(512), -3600, 3600); }
+
+PemPair TestCa::SignKey(EVP_PKEY* key, long from, long until) const {
+  X509* certificate = Make(key, state_->certificate, state_->key, from, until, false);
   PemPair pair;
   pair.certificate = ToPem(certificate);
   BIO* bio = BIO_new(BIO_s_mem());

@@ -4,6 +4,8 @@
 #include <memory>
 #include <string>
 
+struct evp_pkey_st;  // OpenSSL's EVP_PKEY
+
 namespace treadle {
 
 struct PemPair {
@@ -17,8 +19,14 @@ class TestCa {
   const std::string& pem() const { return pem_; }
   // For 127.0.0.1 and localhost; valid from `from` to `until`, in seconds from now.
   PemPair Sign(long from = -3600, long until = 3600) const;
+  // By another authority, which this one has signed; `certificate` is the chain of both.
+  PemPair SignThroughAnother() const;
+  // With a key of RSA that is too short for anybody.
+  PemPair SignWeak() const;
 
  private:
+  PemPair SignKey(evp_pkey_st* key, long from, long until) const;
+
   struct State;
   std::unique_ptr<State> state_;
   std::string pem_;

@@ -70,7 +70,7 @@ class Supervisor : public testing::Test {
     WorkerSupervisor::Options options;
     options.program = path;
     options.arguments = std::move(arguments);
-    options.log = log.Writer();
+    options.log = [write = log.Writer()](const LogEvent& event) { write(event.message); };
     options.lost = lost.Writer();
     return options;
   }
