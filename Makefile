@@ -5,6 +5,8 @@
 #   make test            unit, property and end-to-end tests
 #   make asan, make tsan the same suite under a sanitizer
 #   make build           only build/treadle
+#   make install         build/treadle and what belongs to it, under PREFIX (/usr/local)
+#   make package         build/treadle_VERSION_ARCHITECTURE.deb
 #   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
 #   make format          clang-format every source in place
 
@@ -13,8 +15,9 @@ BUILD := build
 JOBS  ?= $(shell nproc)
 MODEL ?=
 ARGS  ?=
+PREFIX ?= /usr/local
 
-.PHONY: serve test build packages model asan tsan deploy-check format format-check clean
+.PHONY: serve test build install package packages model asan tsan deploy-check format format-check clean
 
 serve: build
 	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
@@ -23,6 +26,13 @@ serve: build
 build: packages
 	@[ -f $(BUILD)/build.ninja ] || cmake --preset release
 	@cmake --build --preset release -j $(JOBS) --target treadle
+
+install: build
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+package: build
+	@scripts/install_packages.sh dpkg-dev file
+	@cpack --config $(BUILD)/CPackConfig.cmake -B $(BUILD)
 
 test: packages
 	@[ -f $(BUILD)/build.ninja ] || cmake --preset release

@@ -3,8 +3,8 @@
 #
 #   bench/run_orca_figures.sh [OUT_DIR]
 #
-# Figure 9: `treadle bench iteration`, 32 and 128 prompt tokens. Figure 10: one server per (policy, max_batch_size), each driven with
-# the same Poisson traces at rising rates. Writes JSON, a Markdown table, and PNG plots where matplotlib is installed.
+# Figure 9: `treadle bench iteration`, 32 and 128 prompt tokens. Figure 10: one server per (policy, max_batch_size), all driven with
+# the same Poisson traces at rising rates, in turns. Writes JSON, a Markdown table, and PNG plots where matplotlib is installed.
 # Environment: MODEL (default: the default model), RATES, BATCH_SIZES, NUM_PROMPTS, SERVE_ARGS, PYTHON.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,13 +14,13 @@ rates=${RATES:-"0.5 1 1.5 2 2.5 3 3.5"}
 batch_sizes=${BATCH_SIZES:-"8 32"}
 num=${NUM_PROMPTS:-60}
 python=${PYTHON:-python3}
-address=127.0.0.1:${PORT:-50871}
+port=${PORT:-50871}
 treadle=build/treadle
 [ -x "$treadle" ] || { echo "build/treadle is missing: run 'make build' first" >&2; exit 1; }
 mkdir -p "$out"
-server=
-stop_server() { [ -z "$server" ] || { kill "$server" 2>/dev/null || true; wait "$server" 2>/dev/null || true; server=; }; }
-trap stop_server EXIT
+servers=()
+stop_servers() { [ ${#servers[@]} = 0 ] || kill "${servers[@]}" 2>/dev/null || true; wait; }
+trap stop_servers EXIT
 
 echo "Figure 9: the engine alone"
 for prompt in 32 128; do
@@ -29,23 +29,30 @@ for prompt in 32 128; do
 done
 
 echo "Figure 10: served, iteration-level (fcfs) against request-level"
-: >"$out/figure10.jsonl"
+# All servers stand from the beginning, the idle ones asleep, so that the configurations alternate: on a machine whose speed changes
+# with the hour, one after the other would compare hours.
+configurations=()
 for policy in fcfs request-level; do
   for size in $batch_sizes; do
+    address=127.0.0.1:$((port + ${#configurations[@]}))
     "$treadle" serve --model "$model" --listen "$address" --metrics-listen none --policy "$policy" --max-batch-size "$size" \
       ${SERVE_ARGS:-} >"$out/serve_${policy}_$size.log" 2>&1 &
-    server=$!
-    for rate in $rates; do
-      "$treadle" bench serve --target "$address" --wait-ready 60 --num-prompts "$num" --request-rate "$rate" \
-        --input-len 32:512 --output-len 1:128 --ignore-eos --num-warmups 2 --label "$policy, max_batch_size $size" --json \
-        | tee -a "$out/figure10.jsonl" \
-        | "$python" -c 'import json,sys
-r=json.loads(sys.stdin.read()); print("  %-36s offered %5.2f/s  served %5.2f/s  normalized %8.1f ms" % (
-  r["label"], float(r["request_rate"]), r["request_throughput"], r["median_normalized_latency_ms"]))'
-    done
-    stop_server
+    servers+=($!)
+    configurations+=("$address $policy, max_batch_size $size")
   done
 done
+: >"$out/figure10.jsonl"
+for rate in $rates; do
+  for configuration in "${configurations[@]}"; do
+    "$treadle" bench serve --target "${configuration%% *}" --wait-ready 60 --num-prompts "$num" --request-rate "$rate" \
+      --input-len 32:512 --output-len 1:128 --ignore-eos --num-warmups 2 --label "${configuration#* }" --json 2>>"$out/bench_serve.log" \
+      | tee -a "$out/figure10.jsonl" \
+      | "$python" -c 'import json,sys
+r=json.loads(sys.stdin.read()); print("  %-36s offered %5.2f/s  served %5.2f/s  normalized %8.1f ms" % (
+  r["label"], float(r["request_rate"]), r["request_throughput"], r["median_normalized_latency_ms"]))'
+  done
+done
+stop_servers
 
 "$python" - "$out" <<'PYTHON' >"$out/figures.md"
 import json, sys

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # grpc.health.v1.Health/Check, for containers and tests: prints SERVING or NOT_SERVING, and what
 # went wrong otherwise; exits 0 only for SERVING. Usage: grpc_health.sh [HOST:PORT [SERVICE]]
+# The default address is ${GRPC_HEALTH_ADDRESS:-127.0.0.1:50051}. It speaks no TLS: a server whose
+# --listen does needs a --health-listen, and this its address.
 set -euo pipefail
-address=${1:-127.0.0.1:50051} service=${2:-}
+address=${1:-${GRPC_HEALTH_ADDRESS:-127.0.0.1:50051}} service=${2:-}
 [ ${#service} -lt 128 ] || { echo "the service's name is too long"; exit 2; }
 
 request() {  # HealthCheckRequest {service} in gRPC's five-byte frame

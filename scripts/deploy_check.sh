@@ -58,16 +58,23 @@ else
 fi
 python3 deploy/tests/check_chart.py "$helm" ${treadle:+"$treadle"}
 python3 deploy/tests/check_files.py ${treadle:+"$treadle"}
-if command -v curl >/dev/null; then
+if ! command -v dpkg-shlibdeps >/dev/null || ! command -v file >/dev/null; then
+  skipped+=("package: the distribution's packages 'dpkg-dev' and 'file' are not both installed")
+elif [ -n "$treadle" ] && [ ! -f "$(dirname "$treadle")/CPackConfig.cmake" ]; then
+  skipped+=("package: $treadle is not in a build folder")
+elif [ -n "$treadle" ]; then
+  python3 deploy/tests/check_package.py "$treadle" "$model"
+fi
+if command -v curl >/dev/null && command -v openssl >/dev/null; then
   python3 deploy/tests/check_server.py "$helm" ${treadle:+"$treadle" "$model"}
 else
-  skipped+=("processes, probes and drain: 'curl' is not installed")
+  skipped+=("processes, probes and drain: 'curl' and 'openssl' are not both installed")
 fi
 
-if command -v promtool >/dev/null && command -v prometheus >/dev/null; then
+if command -v promtool >/dev/null && command -v prometheus >/dev/null && command -v openssl >/dev/null; then
   python3 deploy/tests/check_prometheus.py ${treadle:+"$treadle" "$model"}
 else
-  skipped+=("alerts and dashboard: the distribution's package 'prometheus' is not installed")
+  skipped+=("alerts and dashboard: the distribution's packages 'prometheus' and 'openssl' are not both installed")
 fi
 if ! command -v nginx >/dev/null || ! command -v curl >/dev/null; then
   skipped+=("rolling restart: the distribution's packages 'nginx' and 'curl' are not both installed")

@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 """The rendered chart as real processes on this machine: the server's command line, its probes, its
-drain within the grace period, and the init container that fetches the model.
+drain within the grace period, its secrets and what its ServiceMonitor says of the metrics port, the
+image's health check, and the init container that fetches the model.
 Usage: check_server.py HELM TREADLE MODEL"""
 
 import hashlib
 import http.server
 import os
+import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -16,19 +19,26 @@ import time
 
 import yaml
 
+from certificates import Authority, write
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 CHART = os.path.join(HERE, "..", "helm", "treadle")
 HEALTH = os.path.join(HERE, "..", "grpc_health.sh")
 AUTHORIZATION = "Bearer not-a-secret"
 
 
-def render(helm, values, kind="Deployment"):
-    """The pod that the first object of this kind makes."""
+def render_object(helm, values, kind):
+    """The first object of this kind."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(values, file)
         file.flush()
         output = subprocess.check_output([helm, "template", "chat", CHART, "--values", file.name])
-    return next(d for d in yaml.safe_load_all(output) if d and d["kind"] == kind)["spec"]["template"]["spec"]
+    return next(d for d in yaml.safe_load_all(output) if d and d["kind"] == kind)
+
+
+def render(helm, values, kind="Deployment"):
+    """The pod that it makes."""
+    return render_object(helm, values, kind)["spec"]["template"]["spec"]
 
 
 def free_port():
@@ -136,6 +146,81 @@ def check_pipeline(helm, binary, model, topology):
     print(f"pipeline ({topology}): the chart's command lines start, answer as one process does, and end")
 
 
+def mounted(pod, secrets):
+    """Every file of a Secret that the pod mounts: its path there, and here (`secrets`, by name)."""
+    volumes = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
+    for mount in pod["containers"][0]["volumeMounts"]:
+        if mount["name"] in volumes:
+            assert mount["readOnly"]
+            folder = os.path.join(secrets, volumes[mount["name"]])
+            yield from ((os.path.join(mount["mountPath"], name), os.path.join(folder, name))
+                        for name in os.listdir(folder))
+
+
+def scrape(port, endpoint, secrets, authorized=True):
+    """As the Prometheus operator does for an endpoint of a ServiceMonitor; the first line."""
+
+    def file(selector):
+        return os.path.join(secrets, selector["name"], selector["key"])
+
+    tls = endpoint["tlsConfig"]
+    assert endpoint["scheme"] == "https" and endpoint["authorization"]["type"] == "Bearer"
+    context = ssl.create_default_context(cafile=file(tls["ca"]["secret"]))
+    context.load_cert_chain(file(tls["cert"]["secret"]), file(tls["keySecret"]))
+    token = open(file(endpoint["authorization"]["credentials"])).read()
+    header = f"Authorization: Bearer {token}\r\n" if authorized else ""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as plain, \
+            context.wrap_socket(plain, server_hostname=tls["serverName"]) as connection:
+        connection.sendall(f"GET /metrics HTTP/1.1\r\n{header}\r\n".encode())
+        with connection.makefile("rb") as answer:
+            return answer.read().decode().splitlines()[0]
+
+
+def check_secrets(helm, binary, model):
+    """TLS everywhere: the pod's Secrets fit its flags and its ServiceMonitor, and the image's health
+    check finds the plaintext port."""
+    values = {"server": {"kvMemory": "256M", "threads": 1}, "tls": {"secret": "chat-tls"},
+              "metricsTls": {"secret": "chat-tls", "clientCa": True}, "metricsToken": {"secret": "chat-scrape"},
+              "serviceMonitor": {"enabled": True, "tls": {"clientSecret": "prometheus-tls"}}}
+    pod = render(helm, values)
+    endpoint = render_object(helm, values, "ServiceMonitor")["spec"]["endpoints"][0]
+    service = render_object(helm, values, "Service")["metadata"]["name"]
+    grpc, metrics, probed = free_port(), free_port(), free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        secrets = os.path.join(folder, "secrets")
+        authority = Authority(os.path.join(folder, "authority"))
+        authority.sign(os.path.join(secrets, "chat-tls"), f"DNS:{service}.default.svc")
+        authority.sign(os.path.join(secrets, "prometheus-tls"), "DNS:prometheus")
+        os.makedirs(os.path.join(secrets, "chat-scrape"))
+        write(os.path.join(secrets, "chat-scrape", "token"), "scrape-0123456789abcdef")
+        files = dict(mounted(pod, secrets))
+        replace = {name: files[path] for arg in pod["containers"][0]["args"]
+                   for name, _, path in [arg.partition("=")] if path in files}
+        assert len(replace) == 6, replace
+        replace.update({"--model": model, "--listen": f"127.0.0.1:{grpc}", "--metrics-listen": f"127.0.0.1:{metrics}",
+                        "--health-listen": f"127.0.0.1:{probed}"})
+        server = start(binary, pod, replace)
+
+        def image_health(*arguments, **environment):
+            return subprocess.run([HEALTH, *arguments], env={**os.environ, **environment}, capture_output=True,
+                                  text=True, timeout=30).returncode == 0
+
+        try:
+            wait_until("the image's health check", lambda: image_health(GRPC_HEALTH_ADDRESS=f"127.0.0.1:{probed}"), 120)
+            assert not image_health(f"127.0.0.1:{grpc}"), "a plaintext check of a TLS port"
+            assert scrape(metrics, endpoint, secrets) == "HTTP/1.1 200 OK"
+            assert scrape(metrics, endpoint, secrets, authorized=False) == "HTTP/1.1 401 Unauthorized"
+            server.send_signal(signal.SIGTERM)
+            _, log = server.communicate(timeout=60)
+            assert server.returncode == 0 and "0123456789abcdef" not in log, log
+        finally:
+            server.kill()
+    dockerfile = open(os.path.join(HERE, "..", "Dockerfile")).read()
+    assert re.search(r'^HEALTHCHECK .* CMD \["grpc-health"\]$', dockerfile, re.M), "the address is the environment's"
+    print("secrets: the chart's Secrets are where its flags look, its ServiceMonitor scrapes over mutual TLS with a "
+          "token, and the image's health check takes its address from the environment")
+
+
 class Source(http.server.BaseHTTPRequestHandler):
     data = os.urandom(100_000)
 
@@ -179,5 +264,6 @@ if __name__ == "__main__":
     check_fetch(sys.argv[1])
     if len(sys.argv) > 3:
         check_lifecycle(*sys.argv[1:4])
+        check_secrets(*sys.argv[1:4])
         for kind in ("StatefulSet", "SinglePod"):
             check_pipeline(*sys.argv[1:4], kind)

@@ -87,7 +87,7 @@
 {{- fail (printf "server.pinThreads is on, but resources.limits.cpu is %s, expected a whole number equal to resources.requests.cpu: pods that share CPUs would bind their threads to the same ones" $cpu) -}}
 {{- end -}}
 {{- end -}}
-{{- $owned := list "--model" "--listen" "--metrics-listen" "--drain-timeout" "--tensor-parallel" "--pipeline-parallel" "--workers" "--on-worker-loss" "--wire" "--weights-from" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--control-tls" "--api-keys-file" "--metrics-auth" "--config" "--print-config" -}}
+{{- $owned := list "--model" "--listen" "--metrics-listen" "--drain-timeout" "--tensor-parallel" "--pipeline-parallel" "--workers" "--on-worker-loss" "--wire" "--weights-from" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--control-tls" "--api-keys-file" "--metrics-auth" "--metrics-tls-cert" "--metrics-tls-key" "--metrics-tls-client-ca" "--metrics-token-file" "--log-format" "--log-level" "--log-requests" "--config" "--print-config" -}}
 {{- range $key, $_ := $v.server -}}
 {{- $owned = append $owned (printf "--%s" (kebabcase $key)) -}}
 {{- end -}}
@@ -106,8 +106,25 @@
 {{- if and $v.apiKeys.metrics (not $v.apiKeys.secret) -}}
 {{- fail "apiKeys.metrics is true, but apiKeys.secret is empty, expected the Secret with the keys" -}}
 {{- end -}}
-{{- if and $v.serviceMonitor.enabled (ne $v.apiKeys.metrics (not (empty $v.serviceMonitor.authorizationSecret.name))) -}}
-{{- fail (printf "apiKeys.metrics is %t, but serviceMonitor.authorizationSecret.name is %q: expected both or none, else Prometheus is refused" $v.apiKeys.metrics $v.serviceMonitor.authorizationSecret.name) -}}
+{{- if and $v.apiKeys.metrics $v.metricsToken.secret -}}
+{{- fail (printf "apiKeys.metrics is true, but metricsToken.secret is %s: expected one of them" $v.metricsToken.secret) -}}
+{{- end -}}
+{{- if and $v.metricsTls.clientCa (not $v.metricsTls.secret) -}}
+{{- fail "metricsTls.clientCa is true, but metricsTls.secret is empty, expected the Secret with its ca.crt" -}}
+{{- end -}}
+{{- if $v.serviceMonitor.enabled -}}
+{{- $monitor := $v.serviceMonitor -}}
+{{- if and (not $v.metricsToken.secret) (ne $v.apiKeys.metrics (not (empty $monitor.authorizationSecret.name))) -}}
+{{- fail (printf "apiKeys.metrics is %t, but serviceMonitor.authorizationSecret.name is %q: expected both or none, else Prometheus is refused" $v.apiKeys.metrics $monitor.authorizationSecret.name) -}}
+{{- end -}}
+{{- if ne $v.metricsTls.clientCa (not (empty $monitor.tls.clientSecret)) -}}
+{{- fail (printf "metricsTls.clientCa is %t, but serviceMonitor.tls.clientSecret is %q: expected both or none, else Prometheus is refused" $v.metricsTls.clientCa $monitor.tls.clientSecret) -}}
+{{- end -}}
+{{- range $name, $value := $monitor.tls -}}
+{{- if and $value (not $v.metricsTls.secret) -}}
+{{- fail (printf "serviceMonitor.tls.%s is %s, but metricsTls.secret is empty: the metrics port speaks no TLS" $name $value) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if and $v.inferencePool.enabled $v.tls.secret -}}
 {{- fail (printf "inferencePool.enabled is true, but tls.secret is %s: a pool's gateway speaks plain HTTP/2 to the pods" $v.tls.secret) -}}

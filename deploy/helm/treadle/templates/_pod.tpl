@@ -7,8 +7,8 @@
 {{- end -}}
 
 {{/* Flags of the values' server map, such as maxBatchSize: 8 as --max-batch-size=8. A server
-     counts a container's CPUs as the node's, so it is told its threads. The master of a pipeline
-     computes nothing. Argument: dict of root, master. */}}
+     counts a container's CPUs as the node's, so it is told its threads, and where there are GPUs
+     it is to fail without them. The master of a pipeline computes nothing. Argument: dict of root, master. */}}
 {{- define "treadle.flags" -}}
 {{- $flags := deepCopy .root.Values.server -}}
 {{- $cpus := include "treadle.cpus" .root | int -}}
@@ -16,6 +16,9 @@
 {{- $flags = omit $flags "threads" "pinThreads" -}}
 {{- else if and (not (hasKey $flags "threads")) $cpus -}}
 {{- $_ := set $flags "threads" $cpus -}}
+{{- end -}}
+{{- if and (not (hasKey $flags "device")) (gt (int .root.Values.gpu.count) 0) -}}
+{{- $_ := set $flags "device" "cuda" -}}
 {{- end -}}
 {{- range $key := keys $flags | sortAlpha }}
 {{- $value := get $flags $key }}
@@ -27,6 +30,13 @@
 {{- range .root.Values.extraArgs }}
 - {{ . | quote }}
 {{- end }}
+{{- end -}}
+
+{{- define "treadle.logging" -}}
+{{- with .Values.logging -}}
+- --log-format={{ .format }}
+- --log-level={{ .level }}
+{{- end -}}
 {{- end -}}
 
 {{/* What every pod has. Argument: dict of root, graceSeconds. */}}
@@ -69,7 +79,7 @@ capabilities:
 {{- $v := .root.Values -}}
 {{- $secrets := dict "control-tls" $v.controlTls.secret -}}
 {{- if .server -}}
-{{- $secrets = merge $secrets (dict "tls" $v.tls.secret "api-keys" $v.apiKeys.secret) -}}
+{{- $secrets = merge $secrets (dict "tls" $v.tls.secret "api-keys" $v.apiKeys.secret "metrics-tls" $v.metricsTls.secret "metrics-token" $v.metricsToken.secret) -}}
 {{- end -}}
 {{ toYaml $secrets }}
 {{- end -}}

@@ -97,6 +97,18 @@ spec:
         - --metrics-auth=api-key
         {{- end }}
         {{- end }}
+        {{- if $v.metricsTls.secret }}
+        - --metrics-tls-cert=/etc/treadle/metrics-tls/tls.crt
+        - --metrics-tls-key=/etc/treadle/metrics-tls/tls.key
+        {{- if $v.metricsTls.clientCa }}
+        - --metrics-tls-client-ca=/etc/treadle/metrics-tls/ca.crt
+        {{- end }}
+        {{- end }}
+        {{- if $v.metricsToken.secret }}
+        - {{ printf "--metrics-token-file=/etc/treadle/metrics-token/%s" $v.metricsToken.key }}
+        {{- end }}
+        {{- include "treadle.logging" .root | nindent 8 }}
+        - --log-requests={{ ternary "on" "off" $v.logging.requests }}
         - {{ printf "--drain-timeout=%ds" (int $v.drain.timeoutSeconds) }}
         {{- if gt (int $p.tensor) 1 }}
         - {{ printf "--tensor-parallel=%d" (int $p.tensor) }}
@@ -191,6 +203,10 @@ spec:
         - {{ printf "--model=%s" $v.model.path | quote }}
         {{- end }}
         - --data-interface={{ $p.dataInterface }}
+        {{- if gt (int $v.gpu.count) 0 }}
+        - --device={{ default "cuda" $v.server.device }}
+        {{- end }}
+        {{- include "treadle.logging" .root | nindent 8 }}
         {{- if $v.controlTls.secret }}
         - --control-tls=/etc/treadle/control-tls
         {{- end }}
