@@ -24,6 +24,8 @@ ReadFlag ReadOptionalListen(std::string ServeOptions::*field) {
     return options.*field == "none" ? absl::OkStatus() : ParseAddress(text).status();
   };
 }
+constexpr int64_t kMostBatchTokens = 1 << 20;
+
 absl::Status ReadKvMemory(ServeOptions& options, const std::string& text) {
   options.kv_memory = 0;
   if (text == "auto") return absl::OkStatus();
@@ -33,6 +35,15 @@ absl::Status ReadKvMemory(ServeOptions& options, const std::string& text) {
   }
   options.kv_memory = *parsed;
   return absl::OkStatus();
+}
+absl::Status ReadBatchTokens(ServeOptions& options, const std::string& text) {
+  options.max_batch_tokens = 0;
+  if (text == "auto") return absl::OkStatus();
+  if (ReadInteger(&ServeOptions::max_batch_tokens, 2, kMostBatchTokens)(options, text).ok()) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument("is '", text, "', expected auto or a whole number from 2 to ",
+                         kMostBatchTokens);
 }
 absl::Status ReadRequestBytes(ServeOptions& options, const std::string& text) {
   auto parsed = ParseSize(text);
@@ -151,8 +162,11 @@ const std::vector<ServeFlag>& ServeFlags() {
        ReadText(&O::metrics_token_file), ShowText(&O::metrics_token_file)},
       {"--max-batch-size", "sequences in one iteration, at most", true,
        ReadInteger(&O::max_batch_size, 1, 65536), ShowInteger(&O::max_batch_size)},
-      {"--max-batch-tokens", "tokens in one iteration, at most; longer prompts are split", true,
-       ReadInteger(&O::max_batch_tokens, 2, 1 << 20), ShowInteger(&O::max_batch_tokens)},
+      {"--max-batch-tokens",
+       "tokens in one iteration, at most; longer prompts are split; auto: twice --max-batch-size, "
+       "at "
+       "least 64, on GPUs 512",
+       true, ReadBatchTokens, ShowInteger(&O::max_batch_tokens, "auto")},
       {"--max-queue", "waiting requests, at most; more get RESOURCE_EXHAUSTED", false,
        ReadInteger(&O::max_queue, 1, kMany), ShowInteger(&O::max_queue)},
       {"--max-context", "prompt and generated tokens of one sequence; 0: what the model allows",
@@ -331,11 +345,16 @@ absl::Status CheckSecurity(const ServeOptions& options) {
 
 }  // namespace
 
+int64_t BatchTokens(const ServeOptions& options, bool cuda) {
+  if (options.max_batch_tokens > 0) return options.max_batch_tokens;
+  return std::max<int64_t>(2 * options.max_batch_size, cuda ? 512 : 64);
+}
+
 absl::Status CheckServeOptions(const ServeOptions& options) {
   if (options.model.empty()) {
     return InvalidArgument("--model is missing, expected a .gguf file or a Hugging Face folder");
   }
-  if (options.max_batch_tokens <= options.max_batch_size) {
+  if (options.max_batch_tokens > 0 && options.max_batch_tokens <= options.max_batch_size) {
     return InvalidArgument("--max-batch-tokens is ", options.max_batch_tokens,
                            ", expected more than --max-batch-size (", options.max_batch_size, ")");
   }

@@ -26,7 +26,7 @@ struct ServeOptions {
   std::string listen = "127.0.0.1:50051";
   std::string metrics_listen = "127.0.0.1:9400";  // "none": no metrics server
   int64_t max_batch_size = 32;
-  int64_t max_batch_tokens = 512;
+  int64_t max_batch_tokens = 0;  // 0: auto, see BatchTokens
   int64_t max_queue = 1024;
   int64_t max_context = 0;  // 0: the model's
   int64_t kv_memory = 0;    // bytes; 0: auto
@@ -90,6 +90,11 @@ const std::vector<ServeFlag>& ServeFlags();
 
 // Adds the flags (all, or those of the engine) to a command; a bad value is a CLI::ValidationError.
 void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only = false);
+
+// What max_batch_tokens is, with `auto` resolved. A larger iteration uses the weights better and
+// makes everybody's next token wait longer. CPUs compute at their full rate from some ten rows on:
+// as many tokens for prompts as for decoding sequences, and at least 64 in all. GPUs want hundreds.
+int64_t BatchTokens(const ServeOptions& options, bool cuda);
 
 // What holds between several options, for instance max_batch_tokens > max_batch_size.
 absl::Status CheckServeOptions(const ServeOptions& options);

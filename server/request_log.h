@@ -27,7 +27,7 @@ struct RequestOrigin {
 struct FinishedRequest {
   RequestId number = 0;  // "request" in the ledger
   int32_t prompt_tokens = 0;
-  int32_t generated_tokens = 0;       // over all candidates
+  int32_t generated_tokens = 0;            // over all candidates
   std::vector<FinishReason> reasons = {};  // [candidates]
   absl::Status status = {};
   RequestTimings timings = {};

@@ -22,12 +22,14 @@ absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptio
   options.batch_sizes.assign(sizes.begin(), sizes.end());
   const int32_t largest = *std::max_element(options.batch_sizes.begin(), options.batch_sizes.end());
   serve.max_batch_size = std::max<int64_t>(serve.max_batch_size, largest);
-  serve.max_batch_tokens = std::max<int64_t>(serve.max_batch_tokens, largest + 1);
+  if (serve.max_batch_tokens > 0) {
+    serve.max_batch_tokens = std::max<int64_t>(serve.max_batch_tokens, largest + 1);
+  }
   const int32_t longest = std::ranges::max(options.prompt_tokens);
   if (serve.max_context == 0) serve.max_context = int64_t{longest} + options.new_tokens;
   TREADLE_RETURN_IF_ERROR(CheckServeOptions(serve));
   TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(serve, {}));
-  options.max_batch_tokens = serve.max_batch_tokens;
+  options.max_batch_tokens = opened.max_batch_tokens;
   options.page_size = opened.served.page_size;
   options.total_pages = opened.served.kv_pages;
   options.vocab = opened.served.vocab;

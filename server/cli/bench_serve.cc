@@ -154,9 +154,10 @@ absl::Status ServeHere(ServeBenchOptions& options, std::vector<Replayed>& replay
   TREADLE_RETURN_IF_ERROR(opened.status());
   std::fprintf(stderr, "%s; %s; %s\n", opened->served.name.c_str(), opened->served.backend.c_str(),
                opened->kv.ToString().c_str());
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<ServingStack> stack,
-                           ServingStack::Create(std::move(opened->served),
-                                                std::move(opened->engine), SchedulingFrom(serve)));
+  TREADLE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ServingStack> stack,
+      ServingStack::Create(std::move(opened->served), std::move(opened->engine),
+                           SchedulingFrom(serve, *opened)));
   TREADLE_RETURN_IF_ERROR(stack->Start());
   const ServedModel& model = stack->model();
   const std::unique_ptr<LoadTarget> target =

@@ -25,7 +25,7 @@ absl::Status Record(ServeOptions serve, TimelineOptions options, const std::stri
   std::fprintf(stderr, "%s; %s\n", opened.served.name.c_str(), opened.served.backend.c_str());
   if (options.requests == 0) options.requests = static_cast<int32_t>(2 * serve.stages());
   options.max_batch_size = serve.max_batch_size;
-  options.max_batch_tokens = serve.max_batch_tokens;
+  options.max_batch_tokens = opened.max_batch_tokens;
   options.page_size = opened.served.page_size;
   options.total_pages = opened.served.kv_pages;
   options.vocab = opened.served.vocab;

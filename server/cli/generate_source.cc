@@ -87,7 +87,7 @@ absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::millise
   TREADLE_ASSIGN_OR_RETURN(
       const std::unique_ptr<ServingStack> stack,
       ServingStack::Create(std::move(opened->served), std::move(opened->engine),
-                           SchedulingFrom(options)));
+                           SchedulingFrom(options, *opened)));
   const RequestLimits limits{
       .max_batch_size = options.max_batch_size,
       .default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens)};

@@ -122,10 +122,11 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
 
 }  // namespace
 
-absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
+absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
                                       std::function<void(double)> progress, const LogSink& log) {
   TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
-                           Checkpoint::Open(options.model));
+                           Checkpoint::Open(given.model));
+  ServeOptions options = given;
   const ModelConfig& config = checkpoint->config();
   if (options.max_context > config.context) {
     return InvalidArgument("--max-context is ", options.max_context, ", expected at most ",
@@ -138,11 +139,13 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
                            config.layers, ", one layer in each stage");
   }
   TREADLE_ASSIGN_OR_RETURN(const RankDevices devices, RankDevices::Choose(options));
+  options.max_batch_tokens = BatchTokens(options, devices.cuda());
   // Workers that were started elsewhere see to their own memory.
   if (options.workers.empty()) {
     TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices));
   }
   OpenedModel opened;
+  opened.max_batch_tokens = options.max_batch_tokens;
   opened.notice = config.notice;
   if (const std::string converting = options.weights.Notice(*checkpoint); !converting.empty()) {
     opened.notice += (opened.notice.empty() ? "" : "; ") + converting;
@@ -164,10 +167,10 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
   return opened;
 }
 
-SchedulingOptions SchedulingFrom(const ServeOptions& options) {
+SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel& opened) {
   SchedulingOptions scheduling;
   scheduling.max_batch_size = options.max_batch_size;
-  scheduling.max_batch_tokens = options.max_batch_tokens;
+  scheduling.max_batch_tokens = opened.max_batch_tokens;
   scheduling.max_queue = options.max_queue;
   scheduling.policy = options.policy;
   return scheduling;

@@ -20,8 +20,9 @@ struct OpenedModel {
   ServedModel served;
   std::unique_ptr<Engine> engine;  // not started
   KvMemoryPlan kv;
-  uint64_t weight_bytes = 0;  // packed, in memory
-  std::string notice;         // something worth telling once; or empty
+  uint64_t weight_bytes = 0;     // packed, in memory
+  int64_t max_batch_tokens = 0;  // the options', auto resolved
+  std::string notice;            // something worth telling once; or empty
 };
 
 // Opens the checkpoint, packs its weights for this machine, and sizes the K/V cache. Errors say
@@ -31,6 +32,6 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
                                       std::function<void(double)> progress,
                                       const LogSink& log = WarningsToStderr());
 
-SchedulingOptions SchedulingFrom(const ServeOptions& options);
+SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel& opened);
 
 }  // namespace treadle

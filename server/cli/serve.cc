@@ -201,13 +201,15 @@ void Introduce(const OpenedModel& opened, Log& log) {
                 opened.weight_bytes / 1e6);
   log.Write({.name = "model_loaded",
              .message = Str(model.name, " (", model.architecture, "), ", sizes, "; ", model.backend,
-                            "; ", opened.kv.ToString()),
+                            "; ", opened.kv.ToString(), "; ", opened.max_batch_tokens,
+                            " tokens in one iteration"),
              .fields = {{"model", model.name},
                         {"architecture", model.architecture},
                         {"parameters", model.parameters},
                         {"weight_bytes", static_cast<int64_t>(opened.weight_bytes)},
                         {"backend", model.backend},
-                        {"kv_pages", model.kv_pages}}});
+                        {"kv_pages", model.kv_pages},
+                        {"max_batch_tokens", opened.max_batch_tokens}}});
 }
 
 absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
@@ -224,7 +226,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   Introduce(opened, log);
 
   GivenUp given_up(signals);
-  SchedulingOptions scheduling = SchedulingFrom(options);
+  SchedulingOptions scheduling = SchedulingFrom(options, opened);
   if (options.remote() && options.on_worker_loss == "fail") {
     scheduling.give_up = [&](const absl::Status& reason) { given_up.Set(reason); };
   }

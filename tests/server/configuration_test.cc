@@ -195,5 +195,19 @@ TEST(Address, ReadsAndRejects) {
   }
 }
 
+TEST(Configuration, BatchTokensFollowTheBatchSize) {
+  ServeOptions options;
+  EXPECT_EQ(BatchTokens(options, /*cuda=*/false), 64);
+  EXPECT_EQ(BatchTokens(options, /*cuda=*/true), 512);
+  options.max_batch_size = 300;
+  EXPECT_EQ(BatchTokens(options, false), 600);
+  EXPECT_EQ(BatchTokens(options, true), 600);
+  options.max_batch_size = 1;
+  EXPECT_EQ(BatchTokens(options, false), 64);
+  options.max_batch_tokens = 40;
+  EXPECT_EQ(BatchTokens(options, false), 40);
+  EXPECT_EQ(BatchTokens(options, true), 40);
+}
+
 }  // namespace
 }  // namespace treadle
