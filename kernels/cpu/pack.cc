@@ -55,9 +55,9 @@ void PutCodebook(std::span<const float> codebook, uint8_t* at, PackedView& view)
   for (const float value : codebook) largest = std::fmax(largest, std::fabs(value));
   constexpr float kSteps = 4095;
   integers->step = largest / kSteps;
+  const float steps = largest > 0 ? kSteps / largest : 0;
   for (size_t i = 0; i < codebook.size(); ++i) {
-    const float code = std::nearbyint(codebook[i] * (kSteps / largest));
-    integers->codes[i] = static_cast<int16_t>(code);
+    integers->codes[i] = static_cast<int16_t>(std::nearbyint(codebook[i] * steps));
   }
   view.integers = integers;
 }
