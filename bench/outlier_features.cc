@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "bench/teacher_forcing.h"
+#include "kernels/forwarding_backend.h"
 #include "kernels/status.h"
-#include "tests/support/forwarding_backend.h"
 
 namespace treadle {
 namespace {

@@ -91,9 +91,8 @@ TREADLE_SIMD Vec CodeAt(const uint8_t* group, int64_t column) {
 template <int R, int G>
 TREADLE_SIMD void BeginRows(const ActivationRow* rows, Integers (&sums)[R][G]) {
   for (int r = 0; r < R; ++r) {
-    for (int g = 0; g < G; ++g)
-      sums[r][g] = BroadcastWords(
-          static_cast<int32_t>(0u - uint32_t{kZero} * static_cast<uint32_t>(rows[r].sum)));
+    const uint32_t correction = 0u - uint32_t{kZero} * static_cast<uint32_t>(rows[r].sum);
+    for (int g = 0; g < G; ++g) sums[r][g] = BroadcastWords(static_cast<int32_t>(correction));
   }
 }
 

@@ -9,8 +9,8 @@
 #include <set>
 
 #include "bench/planted_outliers.h"
+#include "kernels/forwarding_backend.h"
 #include "tests/bench/quality_case.h"
-#include "tests/support/forwarding_backend.h"
 
 namespace treadle {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/forwarding_backend.h"
 #include "kernels/reference/reference_backend.h"
-#include "tests/support/forwarding_backend.h"
 
 namespace treadle {
 

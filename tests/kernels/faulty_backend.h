@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/forwarding_backend.h"
 #include "kernels/reference/reference_backend.h"
-#include "tests/support/forwarding_backend.h"
 
 namespace treadle {
 

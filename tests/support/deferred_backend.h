@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/forwarding_backend.h"
+#include "kernels/forwarding_backend.h"
 
 namespace treadle {
 
