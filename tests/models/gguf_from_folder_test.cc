@@ -121,7 +121,9 @@ TEST_F(GgufFromFolder, HoldsWhatTheModelNeeds) {
   Write("in/model.safetensors", file.Bytes());
   ASSERT_TRUE(Make(in, Path("out.gguf"), "f32").ok());
   EXPECT_EQ(Logits(Path("out.gguf"), ""), wanted);
-  for (const StoredTensor& tensor : (*GgufFile::Read(Path("out.gguf")))->tensors()) {
+  const auto out = GgufFile::Read(Path("out.gguf"));
+  ASSERT_TRUE(out.ok()) << out.status();
+  for (const StoredTensor& tensor : (*out)->tensors()) {
     EXPECT_EQ(tensor.format->name, "f32") << tensor.name;  // vectors in 16 bits are for nobody
   }
   file.Set("model.layers.0.adapter.weight", "F32", {8}, std::string(32, 0));
