@@ -30,7 +30,7 @@ absl::StatusOr<MatrixConstants> ReadGroupConstants(const GroupEntries& entries,
                                                    GroupQuantizedTensors tensors) {
   const auto qweight = Values<int32_t>(entries.qweight);
   const auto qzeros = Values<int32_t>(entries.qzeros);
-  const auto scales = Values<uint16_t>(entries.scales);
+  const std::vector<float> scales = EntryValues(entries.scales);
   const auto g_idx = Values<int32_t>(entries.g_idx);
   tensors.qweight = qweight;
   tensors.qzeros = qzeros;
@@ -46,8 +46,44 @@ absl::StatusOr<MatrixConstants> ReadGroupConstants(const GroupEntries& entries,
   return std::move(matrix->constants);
 }
 
+// In the type of the model that was quantized: F16, with GPTQModel's AWQ also BF16.
+absl::StatusOr<const SafetensorsEntry*> TakeScales(QuantizedParts& parts, const std::string& name) {
+  const SafetensorsEntry* scales = parts.Find(name);
+  if (scales == nullptr || FindSafetensorsFormat(scales->dtype) == nullptr) {
+    return parts.Require(name, "F16", -1);
+  }
+  return parts.Take(name);
+}
+
+// Bits and groups of a matrix that `dynamic` rules may have changed, as its entries show them.
+// Where several group sizes would give as many groups, the configuration's is meant, if it is one
+// of them.
+absl::Status ReadOwnGroups(const SafetensorsEntry& weight, const SafetensorsEntry& scales,
+                           const SafetensorsEntry& qzeros, bool awq, HfQuantization& quantization) {
+  const int64_t n = scales.shape[1], groups = scales.shape[0];
+  if (qzeros.shape.size() != 2 || qzeros.data.empty()) {
+    return EntryError(qzeros, "has shape ", ShapeText(qzeros.shape), ", expected a matrix");
+  }
+  const int64_t bits = qzeros.shape[1] * 32 / n;
+  if (bits != 4 && (bits != 8 || awq)) {
+    return EntryError(weight, "is of ", bits, " bits by its shapes, expected 4",
+                      awq ? "" : " or 8");
+  }
+  quantization.bits = static_cast<int>(bits);
+  const int64_t k = awq ? weight.shape[0] : weight.shape[0] * 32 / bits;
+  const int64_t size = quantization.group_size == -1 ? k : quantization.group_size;
+  if ((k + size - 1) / size == groups) return absl::OkStatus();
+  if (k % groups != 0) {
+    return EntryError(weight, "has ", groups, " groups of scales for ", k,
+                      " columns, expected a number that divides them");
+  }
+  quantization.group_size = k / groups;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<StoredTensor> ReadGroups(QuantizedParts& parts, const SafetensorsEntry& weight,
-                                        const HfQuantization& quantization) {
+                                        const HfQuantization& general) {
+  HfQuantization quantization = general;
   if (quantization.method != "gptq" && quantization.method != "awq") {
     return EntryError(weight,
                       "is of GPTQ or AWQ, which config.json's quantization_config does not "
@@ -56,16 +92,19 @@ absl::StatusOr<StoredTensor> ReadGroups(QuantizedParts& parts, const Safetensors
   const bool awq = quantization.method == "awq";
   const std::string layer = weight.name.substr(0, weight.name.rfind('.'));
   GroupEntries entries = {.qweight = weight, .qzeros = {}, .scales = {}, .g_idx = {}};
-  TREADLE_ASSIGN_OR_RETURN(const SafetensorsEntry* scales,
-                           parts.Require(layer + ".scales", "F16", -1));
+  TREADLE_ASSIGN_OR_RETURN(const SafetensorsEntry* scales, TakeScales(parts, layer + ".scales"));
   TREADLE_ASSIGN_OR_RETURN(const SafetensorsEntry* qzeros,
                            parts.Require(layer + ".qzeros", "I32", -1));
-  if (weight.dtype != "I32" || weight.shape.size() != 2 || scales->shape.size() != 2) {
+  if (weight.dtype != "I32" || weight.shape.size() != 2 || scales->shape.size() != 2 ||
+      weight.data.empty() || scales->data.empty()) {
     return EntryError(weight, "is ", weight.dtype, " ", ShapeText(weight.shape), " with scales ",
                       ShapeText(scales->shape), ", expected an I32 matrix with a matrix of scales");
   }
   entries.scales = *scales;
   entries.qzeros = *qzeros;
+  if (quantization.mixed) {
+    TREADLE_RETURN_IF_ERROR(ReadOwnGroups(weight, *scales, *qzeros, awq, quantization));
+  }
   if (parts.Find(layer + ".g_idx") != nullptr) {
     TREADLE_ASSIGN_OR_RETURN(const SafetensorsEntry* g_idx,
                              parts.Require(layer + ".g_idx", "I32", -1));

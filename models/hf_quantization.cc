@@ -37,18 +37,63 @@ absl::Status CheckOneOf(const Json& value, const char* const (&known)[kCount], c
   return Unimplemented(where, ": ", name, " is ", found, ", expected one of ", names);
 }
 
-absl::Status ReadBlockSize(const Json& size, const std::string& where, HfQuantization& out) {
+absl::Status ReadBlockSize(const Json& size, const char* name, const std::string& where,
+                           HfQuantization& out) {
   if (size.is_null()) return absl::OkStatus();
   const auto good = [](const Json& value) {
     return value.is_number_integer() && value.get<int64_t>() >= 1 &&
            value.get<int64_t>() <= (int64_t{1} << 30);
   };
   if (!size.is_array() || size.size() != 2 || !good(size[0]) || !good(size[1])) {
-    return InvalidArgument(where, ": weight_block_size is not two integers from 1");
+    return InvalidArgument(where, ": ", name, " is not two integers from 1");
   }
   out.block_rows = size[0].get<int64_t>();
   out.block_columns = size[1].get<int64_t>();
   return absl::OkStatus();
+}
+
+// What compressed-tensors says of the blocks of each of its groups of matrices.
+absl::Status ReadGroupBlocks(const Json& groups, const std::string& where, HfQuantization& out) {
+  Json all;
+  for (const Json& group : groups) {
+    const Json::json_pointer path("/weights/block_structure");
+    if (!group.is_object() || !group.contains(path) || group[path].is_null()) continue;
+    if (!all.is_null() && all != group[path]) {
+      return Unimplemented(where, ": block_structure is ", all.dump(), " and ", group[path].dump(),
+                           ", expected one for all groups");
+    }
+    all = group[path];
+  }
+  return ReadBlockSize(all, "block_structure", where, out);
+}
+
+// `dynamic` (GPTQModel): a pattern of names, and what is different of the matrices it matches.
+// Those that "-:" exempts are plain entries; bits and groups show in the shapes of the others.
+absl::Status ReadRules(const Json& rules, const Json& format, const std::string& where,
+                       HfQuantization& out) {
+  if (rules.is_null()) return absl::OkStatus();
+  if (!rules.is_object()) return InvalidArgument(where, ": dynamic is not an object");
+  for (const auto& [pattern, rule] : rules.items()) {
+    if (!rule.is_object()) {
+      return InvalidArgument(where, ": dynamic's ", Quoted(pattern), " is not an object");
+    }
+    const Json own = rule.value("format", rule.value("checkpoint_format", format));
+    if (own != format) {
+      return Unimplemented(where, ": dynamic's ", Quoted(pattern), " has a format of its own, ",
+                           own.dump(), ", expected ", format.dump(), " as elsewhere");
+    }
+    if (rule.value("sym", Json(true)) != true) out.symmetric = false;
+  }
+  out.mixed = !rules.empty();
+  return absl::OkStatus();
+}
+
+// A rotated model's weights are right only for activations that are rotated too.
+absl::Status CheckRotation(const Json& section, const std::string& where) {
+  const Json rotation = section.value("rotation", Json());
+  if (rotation.is_null() || rotation == "") return absl::OkStatus();
+  return Unimplemented(where, ": rotation is ", rotation.dump(),
+                       ", whose rotation of activations is not done; expected none");
 }
 
 // What gptq and awq say of their groups.
@@ -65,12 +110,18 @@ absl::Status ReadGroups(const Json& section, const std::string& where, HfQuantiz
     return InvalidArgument(where, ": group_size is ", size.dump(), ", expected -1 or 1 to 2^30");
   }
   out.group_size = size.get<int64_t>();
-  if (awq)
-    return CheckOneOf(section.value("version", Json("gemm")), kAwqVersions, "version", where);
-  out.symmetric = section.value("sym", Json(false)) == true;
-  const Json format = section.value("checkpoint_format", Json("gptq"));
-  out.second_version = format == "gptq_v2";
-  return CheckOneOf(format, kGptqFormats, "checkpoint_format", where);
+  TREADLE_RETURN_IF_ERROR(CheckRotation(section, where));
+  const Json format =
+      section.value("checkpoint_format", section.value("format", Json(awq ? "gemm" : "gptq")));
+  if (awq) {
+    TREADLE_RETURN_IF_ERROR(
+        CheckOneOf(section.value("version", format), kAwqVersions, "version", where));
+  } else {
+    out.symmetric = section.value("sym", Json(false)) == true;
+    out.second_version = format == "gptq_v2";
+    TREADLE_RETURN_IF_ERROR(CheckOneOf(format, kGptqFormats, "checkpoint_format", where));
+  }
+  return ReadRules(section.value("dynamic", Json()), format, where, out);
 }
 
 }  // namespace
@@ -91,6 +142,7 @@ absl::StatusOr<HfQuantization> ReadHfQuantization(const Json& config, const std:
   if (out.method == "compressed-tensors") {
     TREADLE_RETURN_IF_ERROR(
         CheckOneOf(section.value("format", Json()), kCompressedFormats, "format", where));
+    TREADLE_RETURN_IF_ERROR(ReadGroupBlocks(section.value("config_groups", Json()), where, out));
   }
   if (out.method == "gptq" || out.method == "awq") {
     TREADLE_RETURN_IF_ERROR(ReadGroups(section, where, out));
@@ -101,7 +153,8 @@ absl::StatusOr<HfQuantization> ReadHfQuantization(const Json& config, const std:
     return InvalidArgument(where, ": llm_int8_threshold is not a finite number >= 0");
   }
   out.outlier_threshold = threshold.get<float>();
-  TREADLE_RETURN_IF_ERROR(ReadBlockSize(section.value("weight_block_size", Json()), where, out));
+  TREADLE_RETURN_IF_ERROR(
+      ReadBlockSize(section.value("weight_block_size", Json()), "weight_block_size", where, out));
   return out;
 }
 

@@ -11,8 +11,8 @@
 //                          multiply): one number, [out], [out, 1], or one per block of
 //                          weight_block_size rows and columns
 //   GPTQ                   P.qweight i32 [in * bits / 32, out], P.qzeros i32 [groups,
-//                          out * bits / 32], P.scales f16 [groups, out], P.g_idx i32 [in]: the
-//                          group of each column, in any order (missing, or all zeros: in order)
+//                          out * bits / 32], P.scales f16 or bf16 [groups, out], P.g_idx i32 [in]:
+//                          the group of each column, in any order (missing, or all zeros: in order)
 //   AWQ ("gemm")           P.qweight i32 [in, out / 8], P.qzeros i32 [groups, out / 8], P.scales
 //   k-bit (Treadle's own)  P.weight u8 (a stream of codes, first code in the lowest bits),
 //                          P.weight.scales f16 [blocks], P.weight.codebook f32 [2^bits],
@@ -44,6 +44,9 @@ struct HfQuantization {
   int64_t group_size = 128;     // -1: all of a row
   bool symmetric = false;       // sym, or no zero_point
   bool second_version = false;  // checkpoint_format is gptq_v2
+  // Has `dynamic` rules (GPTQModel), by which a matrix may have other bits and groups than these.
+  // The shapes of its entries tell them.
+  bool mixed = false;
 };
 
 // Errors: a quant_method that we do not read (named, with those that we do), or a field out of

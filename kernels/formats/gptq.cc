@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/dtype.h"
 #include "kernels/formats/quantizers.h"
 #include "kernels/status.h"
 
@@ -181,7 +180,7 @@ void SetConstants(const GroupQuantizedTensors& tensors, const Columns& columns,
                                 ? AwqField(tensors.qzeros, at)
                                 : Field(tensors.qzeros, tensors.bits, at);
       constants.zeros.push_back(static_cast<float>((zero + shift) & mask));
-      constants.scales.push_back(ToFloat(Half{tensors.scales[at]}));
+      constants.scales.push_back(tensors.scales[at]);
     }
   }
 }

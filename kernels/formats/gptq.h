@@ -35,7 +35,7 @@ struct GroupQuantizedTensors {
   bool symmetric = false;
   std::span<const int32_t> qweight;  // GPTQ [k * bits / 32, n], along k; AWQ [k, n / 8], along n
   std::span<const int32_t> qzeros;   // [groups, n * bits / 32]
-  std::span<const uint16_t> scales;  // [groups, n], fp16
+  std::span<const float> scales;     // [groups, n]; files have 16 bits
   // The group of each k. Empty, or all zeros (as some writers fill it): k / group_size.
   std::span<const int32_t> g_idx;
 };

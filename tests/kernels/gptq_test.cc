@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "kernels/dtype.h"
 
 namespace treadle {
 namespace {
@@ -23,14 +26,11 @@ void Pieces(int64_t count, const std::function<void(int64_t, int64_t)>& body) {
 
 struct Case {
   explicit Case(const nlohmann::json& c)
-      : qweight(c["qweight"]),
-        qzeros(c["qzeros"]),
-        g_idx(c["g_idx"]),
-        scales(c["scales"]),
-        weights(c["weights"]) {
+      : qweight(c["qweight"]), qzeros(c["qzeros"]), g_idx(c["g_idx"]), weights(c["weights"]) {
     static const std::map<std::string, GroupPacking> packings = {{"gptq_v1", GroupPacking::kGptqV1},
                                                                  {"gptq_v2", GroupPacking::kGptqV2},
                                                                  {"awq", GroupPacking::kAwq}};
+    for (const uint16_t bits : c["scales"]) scales.push_back(ToFloat(Half{bits}));
     tensors.packing = packings.at(c["packing"]);
     tensors.bits = c["bits"];
     tensors.n = c["n"];
@@ -48,8 +48,7 @@ struct Case {
   std::string Error() { return std::string(Convert().status().message()); }
 
   std::vector<int32_t> qweight, qzeros, g_idx;
-  std::vector<uint16_t> scales;
-  std::vector<float> weights;
+  std::vector<float> scales, weights;
   GroupQuantizedTensors tensors;
 };
 
@@ -123,7 +122,7 @@ TEST(Gptq, RefusesPiecesThatDisagree) {
               HasSubstr("g_idx names group 2 at 9, expected 0 to 1"));
   EXPECT_THAT(error([](Case& c) { c.g_idx[9] = -1; }), HasSubstr("group -1 at 9"));
   EXPECT_EQ(error([](Case& c) { std::reverse(c.g_idx.begin(), c.g_idx.end()); }), "");
-  EXPECT_THAT(error([](Case& c) { c.scales[3] = 0x7e00; }), HasSubstr("is nan"));
+  EXPECT_THAT(error([](Case& c) { c.scales[3] = NAN; }), HasSubstr("is nan"));
   EXPECT_THAT(error([](Case& c) { c.tensors.group_size = 0; }), HasSubstr("groups of 0"));
   EXPECT_THAT(error([](Case& c) { c.tensors.bits = 3; }), HasSubstr("3 bits, expected 4 or 8"));
   EXPECT_THAT(error([](Case& c) { c.tensors.k = 60; }), HasSubstr("multiples of 8"));

@@ -1,6 +1,7 @@
-// Quantized Hugging Face checkpoints (tests/oracles/make_quantized_checkpoints.py made them):
-// logits against the weights that bitsandbytes itself dequantizes, and tables of spoiled parts,
-// each refused with a line that names the tensor.
+// Quantized Hugging Face checkpoints (tests/oracles/make_quantized_checkpoints.py made them, and
+// make_tool_checkpoints.py with GPTQModel and AutoAWQ): logits against the weights that
+// bitsandbytes, or those tools, dequantize, and tables of spoiled parts, each refused with a line
+// that names the tensor.
 //
 // The tolerance is model_test.cc's: 8 E, E being float32's rounding in this very model. LLM.int8()
 // rounds activations: where a sum's last bit decides about a rounding, one element of a row moves
@@ -15,6 +16,7 @@
 #include <limits>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "models/hf_quantization.h"
 #include "tests/models/safetensors_file.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
@@ -90,7 +92,9 @@ INSTANTIATE_TEST_SUITE_P(
     All, QuantizedLogits,
     ::testing::Combine(::testing::Values("nf4", "nf4-dq", "fp4-dq", "nf4-128-dq", "int8",
                                          "fp8-channel", "fp8-tensor", "fp8-block", "gptq-v1",
-                                         "gptq-v2-8bit", "awq", "gptq-act-v1", "gptq-act-v2-8bit"),
+                                         "gptq-v2-8bit", "awq", "gptq-act-v1", "gptq-act-v2-8bit",
+                                         "gptqmodel-mixed", "gptqmodel-v2-8bit", "gptqmodel-awq",
+                                         "autoawq"),
                        ::testing::Bool()),
     [](const auto& info) {
       std::string name = std::get<0>(info.param);
@@ -302,6 +306,58 @@ TEST_F(SpoiledCheckpoint, GptqActOrder) {
   });
 }
 
+// Rules of `dynamic`: shapes say how a matrix differs from the rest.
+TEST_F(SpoiledCheckpoint, GptqMixed) {
+  Copy("gptqmodel-mixed");
+  const std::string down = "model.layers.0.mlp.down_proj.";  // [64, 96] of 8 bits in groups of 16
+  const std::string named = "tensor '" + down + "qweight' ";
+  const auto bytes = [](size_t count) { return std::string(count, 1); };
+  ExpectRefusedRows({
+      {"2 bits", Set(down + "qzeros", "I32", {6, 4}, bytes(96)), named + "is of 2 bits by its"},
+      {"vector", Set(down + "qzeros", "I32", {96}, bytes(384)),
+       "has shape [96], expected a matrix"},
+      {"empty", Set(down + "qzeros", "I32", {0, 16}, ""), "has shape [0, 16], expected a matrix"},
+      {"groups", Set(down + "scales", "F16", {5, 64}, bytes(640)),
+       named + "has 5 groups of scales"},
+      {"scales", Set(down + "scales", "I32", {6, 64}, bytes(1536)), "is I32 [6, 64], expected F16"},
+      {"no scales", Set(down + "scales", "F16", {0, 64}, ""), "expected an I32 matrix with"},
+      {"codes", Set(down + "qweight", "I32", {12, 64}, bytes(3072)), "expected [64, 96]"},
+  });
+  // Without the rules, the matrix is not what the file says of all.
+  config_["quantization_config"].erase("dynamic");
+  Write("model.safetensors", good_.Bytes());
+  Write("config.json", config_.dump());
+  ExpectRefused(Load(directory_.string()), directory_.string(), down + "weight' has shape");
+}
+
+// One matrix that is not symmetric: no zero point's meaning is guessed from its value any more.
+TEST(GptqRules, SymmetricIsWhatAllMatricesAre) {
+  Json config;
+  Json& section = config["quantization_config"];
+  section = {{"quant_method", "gptq"}, {"bits", 4}, {"sym", true}};
+  section["dynamic"] = {{"+:.*down_proj", {{"bits", 8}}}};
+  EXPECT_TRUE(ReadHfQuantization(config, "config.json")->symmetric);
+  section["dynamic"]["+:.*up_proj"] = {{"sym", false}};
+  EXPECT_FALSE(ReadHfQuantization(config, "config.json")->symmetric);
+}
+
+// FP8 with the blocks of each of its groups of matrices.
+Json CompressedTensors(const std::vector<Json>& blocks) {
+  Json section = {{"quant_method", "compressed-tensors"}, {"format", "float-quantized"}};
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    section["config_groups"]["group_" + std::to_string(i)]["weights"]["block_structure"] =
+        blocks[i];
+  }
+  return section;
+}
+
+TEST_F(SpoiledCheckpoint, BlocksOfCompressedTensorsAreRead) {
+  Copy("fp8-block");
+  config_["quantization_config"] = CompressedTensors({{16, 20}, nullptr});
+  Write("config.json", config_.dump());
+  EXPECT_EQ(Load(directory_.string()), absl::OkStatus());
+}
+
 TEST_F(SpoiledCheckpoint, Configuration) {
   Copy("fp8-block");
   const std::pair<Json, const char*> rows[] = {
@@ -313,6 +369,13 @@ TEST_F(SpoiledCheckpoint, Configuration) {
       {{{"quant_method", "gptq"}, {"checkpoint_format", "marlin"}},
        "checkpoint_format is 'marlin'"},
       {{{"quant_method", "awq"}, {"version", "gemv"}}, "version is 'gemv', expected one of gemm"},
+      {{{"quant_method", "gptq"}, {"format", "gptq_p"}}, "checkpoint_format is 'gptq_p'"},
+      {{{"quant_method", "gptq"}, {"rotation", "hadamard"}}, "rotation is \"hadamard\", whose"},
+      {{{"quant_method", "awq"}, {"rotation", "random"}}, "rotation is \"random\", whose"},
+      {{{"quant_method", "gptq"}, {"dynamic", 3}}, "dynamic is not an object"},
+      {{{"quant_method", "gptq"}, {"dynamic", {{"+:a", 3}}}}, "dynamic's '+:a' is not an object"},
+      {{{"quant_method", "gptq"}, {"dynamic", {{"b", {{"format", "gptq_v2"}}}}}},
+       "dynamic's 'b' has a format of its own, \"gptq_v2\", expected \"gptq\""},
       {{{"bits", 4}}, "quant_method is missing"},
       {{{"quant_method", "compressed-tensors"}, {"format", "pack-quantized"}},
        "format is 'pack-quantized', expected one of float-quantized"},
@@ -321,6 +384,9 @@ TEST_F(SpoiledCheckpoint, Configuration) {
        "llm_int8_threshold is not"},
       {{{"quant_method", "fp8"}, {"weight_block_size", {0, 20}}}, "weight_block_size is not two"},
       {{{"quant_method", "fp8"}, {"weight_block_size", {16, 10}}}, "expected one number, [36]"},
+      {CompressedTensors({{16, 10}}), "expected one number, [36]"},
+      {CompressedTensors({{16, 20}, {16, 10}}), "block_structure is [16,20] and [16,10], expected"},
+      {CompressedTensors({"16x20"}), "block_structure is not two integers"},
   };
   for (const auto& [section, message] : rows) {
     SCOPED_TRACE(message);
@@ -334,7 +400,8 @@ TEST_F(SpoiledCheckpoint, Configuration) {
 // Whatever the bytes, an answer.
 TEST_F(SpoiledCheckpoint, RandomMutationsNeverCrash) {
   std::mt19937 random(31);
-  for (const char* name : {"nf4-dq", "int8", "fp8-block", "gptq-v1", "gptq-act-v1"}) {
+  for (const char* name :
+       {"nf4-dq", "int8", "fp8-block", "gptq-v1", "gptq-act-v1", "gptqmodel-mixed"}) {
     Copy(name);
     const std::string good = good_.Bytes();
     const size_t header = good.size() - good_.data.size();
