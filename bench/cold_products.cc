@@ -52,7 +52,8 @@ ColdProducts::ColdProducts(Backend& backend, std::span<const MatrixSource> sourc
   }
   const double wanted = static_cast<double>(options.cold_bytes) / weight_bytes_;
   for (int64_t i = 0; i == 0 || (static_cast<double>(i) < wanted && i < kMostCopies); ++i) {
-    for (const MatrixSource& source : sources) {
+    for (MatrixSource source : sources) {
+      source.products_only = true;
       auto packed = backend.Pack(source);
       TREADLE_CHECK(packed.ok());
       packed_.push_back(*std::move(packed));

@@ -29,8 +29,9 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, Backend& backend,
   for (const StoredTensor& tensor : checkpoint.tensors()) total_ += tensor.bytes;
 }
 
-absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(const MatrixSource& whole,
+absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(MatrixSource whole,
                                                                      const LinearSpec& spec) {
+  whole.products_only = RoleOf(spec.name + ".weight") == MatrixRole::kLayer;
   const std::vector<int32_t> rows = PartRows(spec);
   const bool all_columns = spec.columns.size() == 0 || spec.columns.size() == spec.k;
   if (std::ssize(rows) == spec.n && all_columns) return backend_.Pack(whole);
@@ -46,7 +47,9 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(const Matri
     return InvalidArgument(checkpoint_.path(), ": tensor '", spec.name,
                            ".weight': ", std::string(part.status().message()));
   }
-  return backend_.Pack(part->source());
+  MatrixSource source = part->source();
+  source.products_only = whole.products_only;
+  return backend_.Pack(source);
 }
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTensor& tensor,

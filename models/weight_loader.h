@@ -54,7 +54,7 @@ class WeightLoader {
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const StoredTensor& tensor,
                                                      const LinearSpec& spec);
   // This rank's part of a layer's matrix.
-  absl::StatusOr<std::unique_ptr<PackedMatrix>> PackPart(const MatrixSource& whole,
+  absl::StatusOr<std::unique_ptr<PackedMatrix>> PackPart(MatrixSource whole,
                                                          const LinearSpec& spec);
   absl::StatusOr<Buffer> LoadBias(const std::string& name, const LinearSpec& spec);
   void Consumed(const StoredTensor& tensor);

@@ -2,8 +2,9 @@
 // (cpu_backend.h): the codebook rounded (CodebookIntegers in matmul_kernels.h), or the codes
 // themselves.
 //
-// For sources that are compiled once per instruction set (see simd.h). Each decoder takes a line of
-// 64 packed bytes, kFours times four consecutive k of 16 features.
+// For sources that are compiled once per instruction set (see simd.h). A decoder unpacks a block of
+// 32 k of 16 features, kBlockBytes, in kSteps steps: Decode(block, step, words) makes kFours times
+// four consecutive k.
 #pragma once
 
 #include "kernels/cpu/int8_lanes.h"
@@ -47,21 +48,32 @@ TREADLE_SIMD Integers AddWords(Integers sums, __m512i codes, Quad x) {
 TREADLE_SIMD Integers AddWords(Integers sums, const uint8_t* codes, Quad x) {
   return AddWords(sums, _mm512_loadu_si512(codes), x);
 }
+// The same, of the two activations at x: one instruction, where the compiler would make two.
+TREADLE_SIMD Integers AddWords(Integers sums, __m512i codes, const int8_t* x) {
+  struct Two {
+    int8_t bytes[4];
+  };
+  asm("vpdpwssd %2%{1to16%}, %1, %0"
+      : "+v"(sums.v)
+      : "v"(codes), "m"(*reinterpret_cast<const Two*>(x)));
+  return sums;
+}
 TREADLE_SIMD Integers AddIntegers(Integers a, Integers b) { return {_mm512_add_epi32(a.v, b.v)}; }
 
 // Permutations of words look at as many low bits of a word as they have to.
 
 // Nibbles.
 struct NibbleWords {
-  static constexpr int kFours = 2;
+  static constexpr int kSteps = 4, kFours = 2;
+  static constexpr int64_t kBlockBytes = 256;
   __m512i table;  // twice: the fifth bit is the next nibble's
 
   TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
   TREADLE_SIMD explicit NibbleWords(const PackedView& weight)
       : table(_mm512_broadcast_i64x4(
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight.integers->codes)))) {}
-  TREADLE_SIMD void Decode(const uint8_t* line, Words (&words)[kFours]) const {
-    const __m512i packed = _mm512_loadu_si512(line);
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    const __m512i packed = _mm512_loadu_si512(block + step * kLineBytes);
     const auto look = [&](int shift) {
       return _mm512_permutexvar_epi16(_mm512_srli_epi16(packed, shift), table);
     };
@@ -70,10 +82,11 @@ struct NibbleWords {
   }
 };
 
-// Codes of kBits bits in bytes.
+// Codes of kBits bits, at most 7, in bytes.
 template <int kBits>
 struct TableWords {
-  static constexpr int kFours = 1;
+  static constexpr int kSteps = 8, kFours = 1;
+  static constexpr int64_t kBlockBytes = 512;
   static constexpr int kTables = 1 << (kBits - 5);
   __m512i tables[kTables];
 
@@ -89,25 +102,21 @@ struct TableWords {
       return _mm512_permutex2var_epi16(tables[i], words, tables[i + 1]);
     };
     if constexpr (kTables == 2) return pair(0);
-    const auto upper = [all](int bit) {
-      return _mm512_test_epi16_mask(all, _mm512_set1_epi16(static_cast<int16_t>(1 << bit)));
-    };
-    const __mmask32 sixth = upper(bit);
-    const __m512i low = _mm512_mask_blend_epi16(sixth, pair(0), pair(2));
-    if constexpr (kTables == 4) return low;
-    return _mm512_mask_blend_epi16(upper(bit + 1), low,
-                                   _mm512_mask_blend_epi16(sixth, pair(4), pair(6)));
+    const __mmask32 upper =
+        _mm512_test_epi16_mask(all, _mm512_set1_epi16(static_cast<int16_t>(1 << bit)));
+    return _mm512_mask_blend_epi16(upper, pair(0), pair(2));
   }
-  TREADLE_SIMD void Decode(const uint8_t* line, Words (&words)[kFours]) const {
-    const __m512i bytes = _mm512_loadu_si512(line);
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    const __m512i bytes = _mm512_loadu_si512(block + step * kLineBytes);
     words[0] = {Look(bytes, bytes, 6), Look(_mm512_srli_epi16(bytes, 8), bytes, 14)};
   }
 };
 
-// The same of 7 and 8 bits, where the processor permutes bytes (VBMI, which the rest of these
-// sources do without): half the permutations.
+// The same of 8 bits, where the processor permutes bytes (VBMI, which the rest of these sources do
+// without): half the permutations.
 struct ByteTables {
-  static constexpr int kFours = 1;
+  static constexpr int kSteps = 8, kFours = 1;
+  static constexpr int64_t kBlockBytes = 512;
   __m512i low[4], high[4];  // bytes of 64 integers each
 
   TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
@@ -122,7 +131,6 @@ struct ByteTables {
       high[i] = _mm512_load_si512(bytes[1] + 64 * i);
     }
   }
-  TREADLE_SIMD static bool Supported() { return __builtin_cpu_supports("avx512vbmi") != 0; }
   TREADLE_SIMD static __m512i Look(const __m512i (&tables)[4], __m512i bytes, __mmask64 upper) {
     const auto pair = [bytes](__m512i first, __m512i second) {
       __m512i looked = bytes;
@@ -131,8 +139,8 @@ struct ByteTables {
     };
     return _mm512_mask_blend_epi8(upper, pair(tables[0], tables[1]), pair(tables[2], tables[3]));
   }
-  TREADLE_SIMD void Decode(const uint8_t* line, Words (&words)[kFours]) const {
-    const __m512i bytes = _mm512_loadu_si512(line);
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    const __m512i bytes = _mm512_loadu_si512(block + step * kLineBytes);
     const __mmask64 upper = _mm512_movepi8_mask(bytes);
     const __m512i low_bytes = Look(low, bytes, upper);
     const __m512i high_bytes = Look(high, bytes, upper);
@@ -143,7 +151,8 @@ struct ByteTables {
 };
 
 struct E4M3Words {
-  static constexpr int kFours = 1;
+  static constexpr int kSteps = 8, kFours = 1;
+  static constexpr int64_t kBlockBytes = 512;
   __m512i powers;  // of sign and e
 
   TREADLE_SIMD static float Step(const PackedView&) { return kE4M3Step; }
@@ -162,13 +171,32 @@ struct E4M3Words {
                                                        _mm512_set1_epi16(kE4M3One), 0xea);
     return _mm512_mulhrs_epi16(mantissa, power);
   }
-  TREADLE_SIMD void Decode(const uint8_t* line, Words (&words)[kFours]) const {
-    const __m512i bytes = _mm512_loadu_si512(line);
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    const __m512i bytes = _mm512_loadu_si512(block + step * kLineBytes);
     const auto power = [&](int shift) {
       return _mm512_permutexvar_epi16(_mm512_srli_epi16(bytes, shift), powers);
     };
     words[0] = {Product(_mm512_slli_epi16(bytes, kE4M3MantissaShift), power(3)),
                 Product(_mm512_slli_epi16(bytes, kE4M3MantissaShift - 8), power(11))};
+  }
+};
+
+// Integers of 13 bits (kWords): the thirteenth is the sign.
+struct PackedWords {
+  static constexpr int kSteps = 8, kFours = 1;
+  static constexpr int64_t kBlockBytes = kPackedWordBytes;
+
+  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
+  TREADLE_SIMD explicit PackedWords(const PackedView&) {}
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    const __m512i low = _mm512_loadu_si512(block + step * kLineBytes);
+    __m512i nibbles = _mm512_loadu_si512(block + kPackedNibblesAt + step / 2 * kLineBytes);
+    if (step % 2 == 1) nibbles = _mm512_srli_epi16(nibbles, 4);
+    __m512i bits = _mm512_loadu_si512(block + kPackedSignsAt);
+    bits = step < 4 ? _mm512_slli_epi16(bits, 4 - step) : _mm512_srli_epi16(bits, step - 4);
+    const __m512i high = _mm512_sub_epi8(_mm512_and_si512(nibbles, _mm512_set1_epi8(15)),
+                                         _mm512_and_si512(bits, _mm512_set1_epi8(16)));
+    words[0] = {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
   }
 };
 
@@ -212,6 +240,9 @@ TREADLE_SIMD Integers AddWords(Integers sums, const uint8_t* codes, Quad x) {
   return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(LoadBytes(codes), x.v)),
           _mm256_add_epi32(sums.hi, _mm256_madd_epi16(LoadBytes(codes + 32), x.v))};
 }
+TREADLE_SIMD Integers AddWords(Integers sums, const __m256i (&codes)[2], const int8_t* x) {
+  return AddWords(sums, codes, LoadQuad(x));
+}
 TREADLE_SIMD Integers AddIntegers(Integers a, Integers b) {
   return {_mm256_add_epi32(a.lo, b.lo), _mm256_add_epi32(a.hi, b.hi)};
 }
@@ -233,14 +264,16 @@ TREADLE_SIMD __m256i LoadTable(const int16_t* codes, bool high) {
 }
 
 struct NibbleWords {
-  static constexpr int kFours = 2;
+  static constexpr int kSteps = 4, kFours = 2;
+  static constexpr int64_t kBlockBytes = 256;
   __m256i low, high;
 
   TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
   TREADLE_SIMD explicit NibbleWords(const PackedView& weight)
       : low(LoadTable(weight.integers->codes, false)),
         high(LoadTable(weight.integers->codes, true)) {}
-  TREADLE_SIMD void Decode(const uint8_t* line, Words (&words)[kFours]) const {
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    const uint8_t* line = block + step * kLineBytes;
     for (int half = 0; half < 2; ++half) {
       const __m256i packed = LoadBytes(line + 32 * half);
       for (int i = 0; i < kFours; ++i) {
@@ -254,12 +287,13 @@ struct NibbleWords {
   }
 };
 
-// Codes of kBits bits in bytes. What lies between the tables of 16 codes is their difference, to be
-// added (without carries) for codes that are not below the second: a shuffle by a negative index
-// gives 0.
+// Codes of kBits bits, at most 6, in bytes. What lies between the tables of 16 codes is their
+// difference, to be added (without carries) for codes that are not below the second: a shuffle by a
+// negative index gives 0.
 template <int kBits>
 struct TableWords {
-  static constexpr int kFours = 1;
+  static constexpr int kSteps = 8, kFours = 1;
+  static constexpr int64_t kBlockBytes = 512;
   static constexpr int kTables = 1 << (kBits - 4);
   __m256i low[kTables], high[kTables];
 
@@ -275,12 +309,13 @@ struct TableWords {
       high[i] = _mm256_xor_si256(high[i], high[i - 1]);
     }
   }
-  TREADLE_SIMD void Decode(const uint8_t* line, Words (&words)[kFours]) const {
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    const uint8_t* line = block + step * kLineBytes;
     for (int half = 0; half < 2; ++half) {
       const __m256i bytes = LoadBytes(line + 32 * half);
       __m256i low_bytes = _mm256_shuffle_epi8(low[0], bytes);
       __m256i high_bytes = _mm256_shuffle_epi8(high[0], bytes);
-#pragma GCC unroll 8
+#pragma GCC unroll 4
       for (int i = 1; i < kTables; ++i) {
         const __m256i index = _mm256_sub_epi8(bytes, _mm256_set1_epi8(static_cast<char>(16 * i)));
         low_bytes = _mm256_xor_si256(low_bytes, _mm256_shuffle_epi8(low[i], index));
@@ -291,34 +326,10 @@ struct TableWords {
     }
   }
 };
-// Too many tables.
-template <>
-struct TableWords<8> {
-  static constexpr int kFours = 1;
-  const int16_t* codes;
-
-  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
-  TREADLE_SIMD explicit TableWords(const PackedView& weight) : codes(weight.integers->codes) {}
-  TREADLE_SIMD __m256i Look(__m256i dwords) const {
-    return _mm256_i32gather_epi32(reinterpret_cast<const int*>(codes),
-                                  _mm256_and_si256(dwords, _mm256_set1_epi32(255)), 2);
-  }
-  TREADLE_SIMD void Decode(const uint8_t* line, Words (&words)[kFours]) const {
-    for (int half = 0; half < 2; ++half) {
-      const __m256i dwords = LoadBytes(line + 32 * half);
-      const auto pair = [&](int shift) {
-        const __m256i first = Look(_mm256_srli_epi32(dwords, shift));
-        const __m256i second = Look(_mm256_srli_epi32(dwords, shift + 16));
-        return _mm256_blend_epi16(first, _mm256_slli_epi32(second, 16), 0xaa);
-      };
-      words[0].even[half] = pair(0);
-      words[0].odd[half] = pair(8);
-    }
-  }
-};
 
 struct E4M3Words {
-  static constexpr int kFours = 1;
+  static constexpr int kSteps = 8, kFours = 1;
+  static constexpr int64_t kBlockBytes = 512;
   __m256i low, high;  // bytes of the powers of e
 
   TREADLE_SIMD static float Step(const PackedView&) { return kE4M3Step; }
@@ -334,7 +345,8 @@ struct E4M3Words {
         _mm256_and_si256(mantissas, _mm256_set1_epi16(kE4M3Mantissa)), _mm256_set1_epi16(kE4M3One));
     return _mm256_mulhrs_epi16(mantissa, _mm256_sign_epi16(power, signs));
   }
-  TREADLE_SIMD void Decode(const uint8_t* line, Words (&words)[kFours]) const {
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    const uint8_t* line = block + step * kLineBytes;
     for (int half = 0; half < 2; ++half) {
       const __m256i bytes = LoadBytes(line + 32 * half);
       const __m256i e = LowNibbles(_mm256_srli_epi16(bytes, 3));
@@ -348,15 +360,38 @@ struct E4M3Words {
   }
 };
 
+// Integers of 13 bits (kWords): the thirteenth is the sign.
+struct PackedWords {
+  static constexpr int kSteps = 8, kFours = 1;
+  static constexpr int64_t kBlockBytes = kPackedWordBytes;
+
+  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
+  TREADLE_SIMD explicit PackedWords(const PackedView&) {}
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    for (int half = 0; half < 2; ++half, block += 32) {
+      const __m256i low = LoadBytes(block + step * kLineBytes);
+      const __m256i packed = LoadBytes(block + kPackedNibblesAt + step / 2 * kLineBytes);
+      const __m256i nibbles = step % 2 == 0 ? LowNibbles(packed) : HighNibbles(packed);
+      __m256i bits = LoadBytes(block + kPackedSignsAt);
+      bits = step < 4 ? _mm256_slli_epi16(bits, 4 - step) : _mm256_srli_epi16(bits, step - 4);
+      bits = _mm256_and_si256(bits, _mm256_set1_epi8(16));
+      const __m256i high = _mm256_sub_epi8(nibbles, bits);
+      words[0].even[half] = _mm256_unpacklo_epi8(low, high);
+      words[0].odd[half] = _mm256_unpackhi_epi8(low, high);
+    }
+  }
+};
+
 #endif
 
 // Codes that are their values.
 struct IntegerWords {
-  static constexpr int kFours = 1;
+  static constexpr int kSteps = 8, kFours = 1;
+  static constexpr int64_t kBlockBytes = 512;
   TREADLE_SIMD static float Step(const PackedView&) { return 1; }
   TREADLE_SIMD explicit IntegerWords(const PackedView&) {}
-  TREADLE_SIMD void Decode(const uint8_t* line, Words (&words)[kFours]) const {
-    words[0] = LoadWords(line);
+  TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
+    words[0] = LoadWords(block + step * kLineBytes);
   }
 };
 

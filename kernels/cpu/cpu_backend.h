@@ -13,6 +13,10 @@
 // activations. The 256 codes of GPTQ are integers and stay as they are. FP8 (E4M3) is rounded to
 // eighths, c = floor(8 * value + 1/2), at scale / 8: values from 1 (of 448) on are exact, others
 // off by at most scale / 16. Codebooks with NaN, and all of them under kInt8, run exact.
+//
+// k-bit codebooks too large for an instruction set to look up as quickly as bf16 weights are read
+// (6 to 8 bits on AVX2, 8 bits on AVX-512 without VBMI) are packed as those codes c, 13 bits each:
+// the same results in more memory (13.5 bits a weight with blocks of 64).
 #pragma once
 
 #include <memory>

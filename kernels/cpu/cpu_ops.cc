@@ -56,7 +56,7 @@ NormArguments NormRows(const Tensor& x, const float* weight, const float* bias, 
 
 CpuOps::CpuOps(ThreadPool& pool, CpuIsa isa)
     : state_(std::make_unique<State>(
-          pool, isa == CpuIsa::kAvx512 ? avx512::kOpKernels : avx2::kOpKernels)) {}
+          pool, isa == CpuIsa::kAvx2 ? avx2::kOpKernels : avx512::kOpKernels)) {}
 
 CpuOps::~CpuOps() = default;
 

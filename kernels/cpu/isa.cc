@@ -26,9 +26,12 @@ bool HasAvx512() {
          __builtin_cpu_supports("avx512vnni");
 }
 
+bool HasAvx512Vbmi() { return HasAvx512() && __builtin_cpu_supports("avx512vbmi"); }
+
 constexpr IsaRow kIsas[] = {
     {CpuIsa::kAvx2, "avx2", "AVX2, FMA, F16C and BMI2", HasAvx2},
     {CpuIsa::kAvx512, "avx512", "AVX-512 F, BW, VL, DQ and VNNI", HasAvx512},
+    {CpuIsa::kAvx512Vbmi, "avx512vbmi", "AVX-512 F, BW, VL, DQ, VNNI and VBMI", HasAvx512Vbmi},
 };
 
 }  // namespace
@@ -57,7 +60,8 @@ absl::StatusOr<CpuIsa> ChooseIsa() {
       return InvalidArgument("TREADLE_CPU_ISA is '", forced, "', but this processor lacks some of ",
                              row.needs);
     }
-    return InvalidArgument("TREADLE_CPU_ISA is '", forced, "', expected avx2 or avx512");
+    return InvalidArgument("TREADLE_CPU_ISA is '", forced,
+                           "', expected avx2, avx512 or avx512vbmi");
   }
   const std::vector<CpuIsa> isas = SupportedIsas();
   if (isas.empty()) {

@@ -2,7 +2,8 @@
 //
 // Each vector source of kernels/cpu is compiled once per instruction set, in namespace TREADLE_ISA
 // (a macro that the build sets to avx2 or avx512), and reached through a table of functions. AVX2
-// with FMA and F16C is the floor; kAvx512 needs F, BW, VL, DQ and VNNI.
+// with FMA and F16C is the floor; kAvx512 needs F, BW, VL, DQ and VNNI. kAvx512Vbmi adds VBMI, for
+// which no source is compiled again: the few kernels that use it name its instructions.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,9 @@
 
 namespace treadle {
 
-enum class CpuIsa : uint8_t { kAvx2, kAvx512 };
+enum class CpuIsa : uint8_t { kAvx2, kAvx512, kAvx512Vbmi };
 
-std::string_view Name(CpuIsa isa);  // "avx2", "avx512"
+std::string_view Name(CpuIsa isa);  // "avx2", "avx512", "avx512vbmi"
 // What this processor can run, best last; empty on a processor without AVX2.
 std::vector<CpuIsa> SupportedIsas();
 // The best one, or the one that TREADLE_CPU_ISA names; an error if that is unknown or cannot run

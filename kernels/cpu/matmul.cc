@@ -17,7 +17,7 @@ constexpr int64_t kGroupsTogether = 2;
 size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 const MatMulKernels& KernelsOf(CpuIsa isa) {
-  return isa == CpuIsa::kAvx512 ? avx512::kMatMulKernels : avx2::kMatMulKernels;
+  return isa == CpuIsa::kAvx2 ? avx2::kMatMulKernels : avx512::kMatMulKernels;
 }
 
 const MatMulKernel& KernelOf(CpuIsa isa, ComputeMode compute) {
@@ -35,6 +35,13 @@ const MatMulKernel& KernelOf(CpuIsa isa, ComputeMode compute) {
 }
 
 }  // namespace
+
+// As many as are looked up in less time than integers are read: permutations of AVX2 look at 16
+// bytes, those of AVX-512 at 64 words, and VBMI's at 128 bytes.
+int TableBits(CpuIsa isa, ComputeMode compute) {
+  const bool integers = KernelOf(isa, compute).codebooks;
+  return !integers || isa == CpuIsa::kAvx512Vbmi ? 8 : isa == CpuIsa::kAvx512 ? 7 : 5;
+}
 
 CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
     : pool_(pool), kernel_(KernelOf(isa, compute)), row_activations_(KernelsOf(isa).row_int8) {}

@@ -18,6 +18,9 @@
 
 namespace treadle {
 
+// Codes of more bits are packed as the integers that they stand for (PackKind::kWords).
+int TableBits(CpuIsa isa, ComputeMode compute);
+
 class CpuMatMul {
  public:
   CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute);

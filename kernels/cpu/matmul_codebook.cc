@@ -16,7 +16,6 @@ constexpr int64_t kLinePrefetch = 2048;
 // How a matrix lies in memory.
 template <typename Decoder>
 struct Units {
-  static constexpr int64_t kLines = 8 / Decoder::kFours;  // of a block
   int64_t header_bytes;
   int64_t blocks;  // of a unit
   int64_t bytes;
@@ -24,7 +23,7 @@ struct Units {
   TREADLE_SIMD explicit Units(const PackedView& weight)
       : header_bytes(4 * kLanes * (weight.zeros ? 2 : 1)),
         blocks(weight.unit / kBlockValues),
-        bytes(header_bytes + blocks * kLines * kLineBytes) {}
+        bytes(header_bytes + blocks * Decoder::kBlockBytes) {}
 };
 
 // What a unit's scales and zeros make of the integers.
@@ -38,12 +37,26 @@ TREADLE_SIMD UnitConstants ConstantsOf(const uint8_t* unit, float step, bool zer
   return constants;
 }
 
-// Chains of sums: they wait for themselves.
-constexpr int kChains = kWideRegisters ? 2 : 1;
+// Fetches the lines that step `step` of a later block needs.
+template <typename Decoder>
+TREADLE_SIMD void PrefetchStep(const uint8_t* block, int step) {
+  constexpr int kLines = Decoder::kBlockBytes / kLineBytes;
+  for (int line = step * kLines / Decoder::kSteps; line < (step + 1) * kLines / Decoder::kSteps;
+       ++line) {
+    __builtin_prefetch(block + line * kLineBytes + kLinePrefetch);
+  }
+}
+
+// Rows that are multiplied with words in registers.
+constexpr int kRegisterRows = kWideRegisters ? 8 : 4;
+// Chains of sums of one row: they wait for themselves.
+template <int R>
+constexpr int kChainsOf = R <= 4 && kWideRegisters ? 2 : 1;
 
 // All of R rows.
 template <typename Decoder, int R>
 TREADLE_LOOP void RunRegisters(const MatMulInput& input, const MatMulShare& share, int64_t group) {
+  constexpr int kChains = kChainsOf<R>;
   const PackedView& weight = share.weight;
   const Decoder decoder(weight);
   const Units<Decoder> units(weight);
@@ -67,25 +80,27 @@ TREADLE_LOOP void RunRegisters(const MatMulInput& input, const MatMulShare& shar
       p += units.header_bytes;
     }
     Integers dots[R][kChains];
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       for (int i = 0; i < kChains; ++i) dots[r][i] = BroadcastWords(0);
     }
 #pragma GCC unroll 8
-    for (int line = 0; line < Units<Decoder>::kLines; ++line, p += kLineBytes) {
-      __builtin_prefetch(p + kLinePrefetch);
+    for (int step = 0; step < Decoder::kSteps; ++step) {
+      PrefetchStep<Decoder>(p, step);
       Words words[Decoder::kFours];
-      decoder.Decode(p, words);
+      decoder.Decode(p, step, words);
 #pragma GCC unroll 2
       for (int i = 0; i < Decoder::kFours; ++i, x += 8) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
           Integers& even = dots[r][0];
           Integers& odd = dots[r][kChains - 1];
-          even = AddWords(even, words[i].even, LoadQuad(x + r * row_bytes));
-          odd = AddWords(odd, words[i].odd, LoadQuad(x + r * row_bytes + 4));
+          even = AddWords(even, words[i].even, x + r * row_bytes);
+          odd = AddWords(odd, words[i].odd, x + r * row_bytes + 4);
         }
       }
     }
+    p += Decoder::kBlockBytes;
     x += kInt16Bytes * kBlockValues - 64;
     for (int r = 0; r < R; ++r) {
       const Integers dot = kChains == 1 ? dots[r][0] : AddIntegers(dots[r][0], dots[r][1]);
@@ -98,8 +113,12 @@ TREADLE_LOOP void RunRegisters(const MatMulInput& input, const MatMulShare& shar
   EndSums<R, 1>(true, share, 0, group, nullptr, sums);
 }
 
+// Whether there are at most R rows; then they are done.
 template <typename Decoder, int R>
-TREADLE_SIMD bool RunRegisterRows(const MatMulInput& input, const MatMulShare& share) {
+bool RunRegisterRows(const MatMulInput& input, const MatMulShare& share) {
+  if constexpr (R > 1) {
+    if (RunRegisterRows<Decoder, R - 1>(input, share)) return true;
+  }
   if (input.rows != R) return false;
   for (int64_t group = share.group_begin; group < share.group_end; ++group) {
     RunRegisters<Decoder, R>(input, share, group);
@@ -196,12 +215,12 @@ void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulSc
         auto* floats = reinterpret_cast<float*>(tile + kWordBytes);
         Store(floats, constants.scale);
         if (kZeros) Store(floats + kLanes, constants.offset);
-        const uint8_t* p = unit + units.header_bytes +
-                           block % units.blocks * (Units<Decoder>::kLines * kLineBytes);
-        for (int line = 0; line < Units<Decoder>::kLines; ++line, p += kLineBytes) {
-          __builtin_prefetch(p + kLinePrefetch);
+        const uint8_t* p = unit + units.header_bytes + block % units.blocks * Decoder::kBlockBytes;
+#pragma GCC unroll 8
+        for (int step = 0; step < Decoder::kSteps; ++step) {
+          PrefetchStep<Decoder>(p, step);
           Words words[Decoder::kFours];
-          decoder.Decode(p, words);
+          decoder.Decode(p, step, words);
           for (int i = 0; i < Decoder::kFours; ++i, tile += 128) StoreWords(tile, words[i]);
         }
       });
@@ -209,10 +228,7 @@ void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulSc
 
 template <typename Decoder>
 void Run(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
-  if (RunRegisterRows<Decoder, 1>(input, share)) return;
-  if (RunRegisterRows<Decoder, 2>(input, share)) return;
-  if (RunRegisterRows<Decoder, 3>(input, share)) return;
-  if (RunRegisterRows<Decoder, 4>(input, share)) return;
+  if (RunRegisterRows<Decoder, kRegisterRows>(input, share)) return;
   if (share.weight.zeros) {
     RunTiles<Decoder, true>(input, share, scratch);
   } else {
@@ -234,22 +250,22 @@ void MatMulCodebook(const MatMulInput& input, const MatMulShare& share,
       return Run<IntegerWords>(input, share, scratch);
     case PackKind::kE4M3:
       return Run<E4M3Words>(input, share, scratch);
+    case PackKind::kWords:
+      return Run<PackedWords>(input, share, scratch);
     default:  // kCodes8
       break;
   }
-  const int bits = share.weight.format->code_bits;
+  switch (share.weight.format->code_bits) {
 #ifdef __AVX512F__
-  if (bits > 6 && ByteTables::Supported()) return Run<ByteTables>(input, share, scratch);
-#endif
-  switch (bits) {
-    case 5:
-      return Run<TableWords<5>>(input, share, scratch);
     case 6:
       return Run<TableWords<6>>(input, share, scratch);
     case 7:
       return Run<TableWords<7>>(input, share, scratch);
-    default:
-      return Run<TableWords<8>>(input, share, scratch);
+    case 8:  // with VBMI only
+      return Run<ByteTables>(input, share, scratch);
+#endif
+    default:  // 5: those of more bits are packed as words (TableBits in matmul.h)
+      return Run<TableWords<5>>(input, share, scratch);
   }
 }
 

@@ -97,6 +97,7 @@ const float* DecodeTile(const PackedView& weight, int64_t group, int64_t from, i
       DecodeUnits<E4M3>(weight, data, from, count, tile);
       break;
     case PackKind::kRowInt8:  // MatMulRowInt8's
+    case PackKind::kWords:    // MatMulCodebook's
       break;
   }
   return tile;

@@ -24,6 +24,7 @@ void Run(const MatMulInput& input, const MatMulShare& share, const MatMulScratch
     case PackKind::kCodes8:
     case PackKind::kIntegers8:
     case PackKind::kE4M3:
+    case PackKind::kWords:
       return planes == 2 ? MatMulCodebook(input, share, scratch)
                          : MatMulExact(input, share, scratch);
     default:

@@ -22,6 +22,13 @@
 //                       consecutive k, the high ones the next four) or of 4 bytes.
 //   kIntegers8          as kCodes8, for the codebook 0, 1, ...
 //   kE4M3               as kCodes8, with f32 256 * scale[16].
+//   kWords              as kCodes8, with the codebook's integers (IntegerCodebook) instead of the
+//                       codes, 13 bits each, where looking them up would take longer than reading
+//                       them. Per 32 k: 8 x 64 low bytes (line i: k = 4i..), 4 x 64 bytes of
+//                       nibbles above them (the low ones of line 2i, the high ones of line 2i + 1),
+//                       and 64 bytes of signs (bit i: of line i): 832 bytes. WordByte says where in
+//                       a line. Behind the units, unless MatrixSource::products_only: the codes,
+//                       [k][16].
 //
 // Only plain pointers and numbers cross this line (simd.h says why). Thread safety: kernels are
 // stateless; distinct shares may run at the same time with distinct scratch.
@@ -54,12 +61,23 @@ enum class PackKind : uint8_t {
   kCodes8,
   kIntegers8,
   kE4M3,
+  kWords,
 };
 
 // Apart formats but LLM.int8()'s.
 constexpr bool HasCodes(PackKind kind) {
   return kind == PackKind::kCodes4 || kind == PackKind::kCodes8 || kind == PackKind::kIntegers8 ||
-         kind == PackKind::kE4M3;
+         kind == PackKind::kE4M3 || kind == PackKind::kWords;
+}
+
+// Places of a block of kWords.
+inline constexpr int64_t kPackedNibblesAt = 512;
+inline constexpr int64_t kPackedSignsAt = 768;
+inline constexpr int64_t kPackedWordBytes = 832;
+// Which byte of a line belongs to k = i of four and feature `lane` of 16: unpacking bytes of two
+// lines makes words, of each four features the even two k of their four before the odd two.
+constexpr int64_t WordByte(int64_t i, int64_t lane) {
+  return lane / 4 * 16 + i % 2 * 8 + lane % 4 * 2 + i / 2;
 }
 
 // A codebook of floats in integers, for ComputeMode::kInt16: code c stands for step * codes[c].
@@ -81,7 +99,7 @@ struct PackedView {
   // Formats with a codebook.
   int64_t unit = 0;                           // a multiple of 32
   bool zeros = false;                         // whether units have zeros
-  const float* codebook = nullptr;            // [16] (kCodes4) or [256] (kCodes8)
+  const float* codebook = nullptr;            // [16] (kCodes4) or [256] (kCodes8, kWords)
   const IntegerCodebook* integers = nullptr;  // of it
   // MatrixConstants' field of this name, [k]; null: features in order. Kernels are handed
   // activations in this order.

@@ -29,16 +29,18 @@ const Packing& PackingOf(PackKind kind) {
     case PackKind::kCodes8:
     case PackKind::kIntegers8:
     case PackKind::kE4M3:
+    case PackKind::kWords:
       return kCodebookPacking;
     default:
       return kBlockPacking;
   }
 }
 
-// Behind the groups of kCodes4 and kCodes8: floats, of which some may be unused, and their
+// Behind the groups of kCodes4, kCodes8 and kWords: floats, of which some may be unused, and their
 // integers.
 int64_t CodebookValues(PackKind kind) {
-  return kind == PackKind::kCodes4 ? 16 : kind == PackKind::kCodes8 ? 256 : 0;
+  if (kind == PackKind::kCodes4) return 16;
+  return kind == PackKind::kCodes8 || kind == PackKind::kWords ? 256 : 0;
 }
 size_t CodebookBytes(PackKind kind) {
   const auto values = static_cast<size_t>(CodebookValues(kind));
@@ -62,20 +64,24 @@ void PutCodebook(std::span<const float> codebook, uint8_t* at, PackedView& view)
   view.integers = integers;
 }
 
-PackedView PlanOf(const MatrixSource& source) {
+PackedView PlanOf(const MatrixSource& source, int table_bits) {
   for (const Packing* packing : kPackings) {
     PackedView view = {};
     view.n = source.n;
     view.k = source.k;
     view.format = source.format;
-    if (packing->plan(source, view)) return view;
+    if (!packing->plan(source, view)) continue;
+    if (view.kind == PackKind::kCodes8 && view.format->code_bits > table_bits) {
+      PlanWords(source, view);
+    }
+    return view;
   }
   TREADLE_CHECK(false);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source,
+absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source, int table_bits,
                                                          ThreadPool& pool, WeightArena& arena) {
   TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
   const WeightFormat& format = *source.format;
@@ -86,7 +92,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& sou
   if (source.file != nullptr && !format.apart() && !source.transposed && source.row_order.empty()) {
     return std::make_unique<CpuMatrix>(source);
   }
-  PackedView view = PlanOf(source);
+  PackedView view = PlanOf(source, table_bits);
   const Packing& packing = PackingOf(view.kind);
 
   const int64_t groups = (source.n + kGroupFeatures - 1) / kGroupFeatures;

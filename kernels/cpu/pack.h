@@ -48,8 +48,9 @@ class CpuMatrix final : public PackedMatrix {
   const MatrixSource stored_ = {};
 };
 
+// table_bits: codes of more bits are packed as integers (kWords).
 // Errors: a shape that the format does not allow, a bad row order, no memory.
-absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source,
+absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source, int table_bits,
                                                          ThreadPool& pool, WeightArena& arena);
 
 // Row `row`, decoded canonically, to out [k]; added to it if `accumulate`.

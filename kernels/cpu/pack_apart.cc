@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/cpu/packing.h"
+#include "kernels/status.h"
 
 namespace treadle {
 namespace {
@@ -54,6 +55,7 @@ void DecodeRowInt8(const PackedView& view, const uint8_t* group, int64_t lane, i
 
 // Bytes of `values` codes of 16 features.
 int64_t CodeBytes(PackKind kind, int64_t values) {
+  if (kind == PackKind::kWords) return values / kBlockValues * kPackedWordBytes;
   return values * kGroupFeatures / (kind == PackKind::kCodes4 ? 2 : 1);
 }
 
@@ -66,16 +68,50 @@ int64_t CodeAt(PackKind kind, int64_t i, int64_t lane) {
 
 constexpr float kE4M3Scale = 256;  // fp16's exponents are biased by 8 more
 
+int64_t UnitBytes(const PackedView& view) {
+  return HeaderBytes(view) + CodeBytes(view.kind, view.unit);
+}
+int64_t UnitsBytes(const PackedView& view) { return view.k / view.unit * UnitBytes(view); }
+
+// Integers of one feature.
+void PutWords(const PackedView& view, const uint8_t* codes, int64_t lane, uint8_t* unit) {
+  uint8_t* block = unit + HeaderBytes(view);
+  for (int64_t i = 0; i < view.unit; ++i) {
+    const int64_t line = i % kBlockValues / 4;
+    const int64_t byte = WordByte(i % 4, lane);
+    const int word = view.integers->codes[codes[i]] & 0x1fff;
+    uint8_t* nibbles = block + kPackedNibblesAt + line / 2 * 64 + byte;
+    uint8_t* signs = block + kPackedSignsAt + byte;
+    block[line * 64 + byte] = static_cast<uint8_t>(word & 255);
+    *nibbles = static_cast<uint8_t>(*nibbles | (word >> 8 & 15) << line % 2 * 4);
+    *signs = static_cast<uint8_t>(*signs | word >> 12 << line);
+    if ((i + 1) % kBlockValues == 0) block += kPackedWordBytes;
+  }
+}
+
+// Behind the units of a matrix that rows are looked up in.
+uint8_t* LookupCodes(const PackedView& view, uint8_t* group) {
+  uint8_t* codes = group + UnitsBytes(view);
+  return codes - group < view.group_bytes ? codes : nullptr;
+}
+
 void PackCodes(const MatrixSource& source, const PackedView& view, int64_t from, int64_t lane,
                uint8_t* group) {
   const std::vector<uint8_t> codes = RowCodes(source, from);
+  if (uint8_t* lookup = LookupCodes(view, group); lookup != nullptr) {
+    for (size_t i = 0; i < codes.size(); ++i) lookup[i * kGroupFeatures + lane] = codes[i];
+  }
   const MatrixConstants& constants = *source.constants;
-  const int64_t unit_bytes = HeaderBytes(view) + CodeBytes(view.kind, view.unit);
+  const int64_t unit_bytes = UnitBytes(view);
   const float factor = view.kind == PackKind::kE4M3 ? kE4M3Scale : 1.0f;
   for (int64_t k = 0; k < source.k; k += view.unit, group += unit_bytes) {
     const int64_t block = (from * source.k + k) / constants.scale_block;
     PutFloat(factor * constants.scales[block], lane, group);
     if (view.zeros) PutFloat(constants.zeros[block], kGroupFeatures + lane, group);
+    if (view.kind == PackKind::kWords) {
+      PutWords(view, codes.data() + k, lane, group);
+      continue;
+    }
     uint8_t* to = group + HeaderBytes(view) + 4 * lane;
     for (const uint8_t* four = codes.data() + k; four < codes.data() + k + view.unit; four += 4) {
       uint32_t dword;
@@ -93,12 +129,16 @@ void PackCodes(const MatrixSource& source, const PackedView& view, int64_t from,
 
 void DecodeCodes(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
                  int64_t count, float* out) {
-  const int64_t unit_bytes = HeaderBytes(view) + CodeBytes(view.kind, view.unit);
+  const int64_t unit_bytes = UnitBytes(view);
+  const uint8_t* const lookup = group + UnitsBytes(view);
+  TREADLE_CHECK(view.kind != PackKind::kWords || lookup < group + view.group_bytes);
   const std::span<const float> e4m3 = view.format->codebook;
   for (int64_t k = begin; k < begin + count; ++k) {
     const uint8_t* unit = group + k / view.unit * unit_bytes;
     const int64_t i = k % view.unit;
-    unsigned code = unit[HeaderBytes(view) + CodeAt(view.kind, i, lane)];
+    unsigned code = view.kind == PackKind::kWords
+                        ? lookup[k * kGroupFeatures + lane]
+                        : unit[HeaderBytes(view) + CodeAt(view.kind, i, lane)];
     if (view.kind == PackKind::kCodes4) code = i % 8 < 4 ? code & 15 : code >> 4;
     const float scale = FloatAt(unit, lane);
     if (view.kind == PackKind::kE4M3) {
@@ -157,11 +197,16 @@ bool PlanCodes(const MatrixSource& source, PackedView& view) {
     view.kind = PackKind::kIntegers8;
   }
   view.zeros = !source.constants->zeros.empty();
-  view.group_bytes = source.k / view.unit * (HeaderBytes(view) + CodeBytes(view.kind, view.unit));
+  view.group_bytes = UnitsBytes(view);
   return true;
 }
 
 }  // namespace
+
+void PlanWords(const MatrixSource& source, PackedView& view) {
+  view.kind = PackKind::kWords;
+  view.group_bytes = UnitsBytes(view) + (source.products_only ? 0 : view.k * kGroupFeatures);
+}
 
 constinit const Packing kRowInt8Packing = {PlanRowInt8, PackRowInt8, DecodeRowInt8};
 constinit const Packing kCodebookPacking = {PlanCodes, PackCodes, DecodeCodes};

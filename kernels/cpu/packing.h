@@ -30,9 +30,12 @@ struct Packing {
 extern const Packing kHalfPacking;      // kF16, kBF16
 extern const Packing kBlockPacking;     // kQ4_0 to kQ6_K
 extern const Packing kRowInt8Packing;   // kRowInt8
-extern const Packing kCodebookPacking;  // kCodes4 to kE4M3
+extern const Packing kCodebookPacking;  // kCodes4 to kWords, which it does not plan
 // kF32: the floats that any matrix decodes to.
 extern const Packing kFloatPacking;
+
+// Of a view that is planned as kCodes8: kWords.
+void PlanWords(const MatrixSource& source, PackedView& view);
 
 inline float HalfAt(const uint8_t* data, int64_t index) {
   Half half;

@@ -43,8 +43,8 @@ int BenchKernels(int argc, char** argv) {
       ->needs(layer);
   app.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
       ->check(CLI::Range(0, 4096));
-  app.add_option("--isa", isa, "best, avx2 or avx512")
-      ->check(CLI::IsMember({"best", "avx2", "avx512"}));
+  app.add_option("--isa", isa, "best, avx2, avx512 or avx512vbmi")
+      ->check(CLI::IsMember({"best", "avx2", "avx512", "avx512vbmi"}));
   app.add_option("--compute", compute, "auto, exact, int8 or int16")
       ->check(CLI::IsMember({"auto", "exact", "int8", "int16"}));
   app.add_option("--seconds-per-case", options.seconds_per_case, "time spent on each case")
@@ -61,7 +61,9 @@ int BenchKernels(int argc, char** argv) {
       ->default_str("600M");
   app.add_flag("--json", json, "print JSON");
   if (auto code = ParseFlags(app, "bench kernels", argc, argv)) return *code;
-  if (isa != "best") options.isa = isa == "avx2" ? CpuIsa::kAvx2 : CpuIsa::kAvx512;
+  for (const CpuIsa known : {CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Vbmi}) {
+    if (isa == Name(known)) options.isa = known;
+  }
   options.compute = ComputeFrom(compute);
   absl::StatusOr<KernelBenchReport> report;
   {

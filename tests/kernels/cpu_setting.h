@@ -1,5 +1,6 @@
 // The settings in which the CPU backend's matrix products are tested: every instruction set, every
-// compute mode; what this processor cannot run is skipped, and says so.
+// compute mode (VBMI changes nothing but kInt16); what this processor cannot run is skipped, and
+// says so.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -46,7 +47,8 @@ inline auto EveryCpuSetting() {
                          CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt16},
                          CpuSetting{CpuIsa::kAvx512, ComputeMode::kExact},
                          CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt8},
-                         CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt16});
+                         CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt16},
+                         CpuSetting{CpuIsa::kAvx512Vbmi, ComputeMode::kInt16});
 }
 
 }  // namespace treadle

@@ -17,7 +17,7 @@ namespace treadle {
 namespace {
 
 const OpKernels& KernelsOf(CpuIsa isa) {
-  return isa == CpuIsa::kAvx512 ? avx512::kOpKernels : avx2::kOpKernels;
+  return isa == CpuIsa::kAvx2 ? avx2::kOpKernels : avx512::kOpKernels;
 }
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
