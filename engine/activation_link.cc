@@ -1,117 +1,72 @@
 #include "engine/activation_link.h"
 
 #include <array>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 
-#include "engine/wire_codec.h"
 #include "kernels/status.h"
 
 namespace treadle {
 namespace {
 
 using Transfer = Communicator::Transfer;
+using About = LinkMessages::About;
 
-constexpr uint16_t kMagic = 0x4c54;  // "TL"
-constexpr size_t kAlignment = 64;
-
-struct Header {
-  uint16_t magic = kMagic;
-  uint16_t wire = 0;
-  uint32_t rows = 0;
-  uint64_t epoch = 0;
-  uint64_t iteration = 0;
-  uint64_t checksum = 0;  // of all that stands before it, and of the rows
+// One end of a way to a neighbour.
+struct Neighbour {
+  std::shared_ptr<Communicator> communicator;  // null: there is none
+  int rank = -1;                               // of the neighbour in it
 };
-static_assert(sizeof(Header) == 32 && sizeof(Header) <= kAlignment);
 
-size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-std::string Describe(const Header& header) {
-  const std::string wire =
-      header.wire < std::size(kWireNames) ? std::string(kWireNames[header.wire]) : "unknown";
-  return Str("epoch ", header.epoch, ", iteration ", header.iteration, ", ", header.rows,
-             " rows of ", wire);
-}
-
-uint64_t ChecksumOf(const Header& header, const std::byte* rows, size_t bytes) {
-  const uint64_t seed =
-      WireChecksum(0, reinterpret_cast<const std::byte*>(&header), offsetof(Header, checksum));
-  return WireChecksum(seed, rows, bytes);
-}
-
-// Where one iteration's activations live from Receive to the end of Send.
-struct Slot {
-  std::byte* message = nullptr;  // header and encoded rows
-  float* rows = nullptr;         // [max_batch_tokens, hidden]; with f32, behind the header
+// What is under way from or to a slot.
+struct Transfers {
   std::optional<Transfer> receive;
   std::optional<Transfer> send;
 };
 
-struct Announcement {
-  uint64_t epoch = 0;
-  uint64_t iteration = 0;
-  int64_t rows = 0;
-};
-
 class Link final : public ActivationLink {
  public:
-  Link(std::unique_ptr<Communicator> pipeline, const Options& options, Buffer memory)
-      : options_(options), memory_(std::move(memory)), pipeline_(std::move(pipeline)) {
-    const size_t activations = ActivationBytes(options);
-    const size_t messages = MessageBytes(options);
-    for (size_t i = 0; i < kSlots; ++i) {
-      std::byte* const begin = memory_.data() + i * (activations + messages);
-      slots_[i].rows = reinterpret_cast<float*>(begin + kAlignment);
-      slots_[i].message = (messages == 0 ? begin : begin + activations) + kAlignment - kHeaderBytes;
-    }
-  }
+  Link(StagingPlace place, const Options& options, std::unique_ptr<LinkMessages> messages,
+       Neighbour previous, Neighbour next)
+      : place_(place),
+        options_(options),
+        messages_(std::move(messages)),
+        previous_(std::move(previous)),
+        next_(std::move(next)) {}
 
-  static size_t TotalBytes(const Options& options) {
-    return kSlots * (ActivationBytes(options) + MessageBytes(options));
-  }
-
+  StagingPlace place() const override { return place_; }
   absl::Status Announce(uint64_t epoch, uint64_t iteration, int64_t rows) override;
   absl::StatusOr<Tensor> Receive(uint64_t epoch, uint64_t iteration, int64_t rows) override;
   absl::Status Send(uint64_t epoch, uint64_t iteration, Tensor hidden) override;
-  void Abort(absl::Status why) override { pipeline_->Abort(std::move(why)); }
-
-  static constexpr size_t kHeaderBytes = sizeof(Header);
+  void Abort(absl::Status why) override {
+    if (previous_.communicator) previous_.communicator->Abort(why);
+    if (next_.communicator) next_.communicator->Abort(why);
+  }
 
  private:
-  static constexpr size_t kSlots = 3;
-
-  static size_t ActivationBytes(const Options& options) {
-    return kAlignment + RoundUp(options.max_batch_tokens * options.hidden * sizeof(float));
-  }
-  static size_t MessageBytes(const Options& options) {
-    if (options.wire == WireType::kF32) return 0;
-    return kAlignment +
-           RoundUp(EncodedBytes(options.wire, options.max_batch_tokens, options.hidden));
-  }
-
-  Slot& SlotOf(uint64_t message) { return slots_[message % kSlots]; }
+  static size_t SlotOf(uint64_t message) { return message % LinkMessages::kSlots; }
   absl::Status CheckRows(int64_t rows) const;
-  absl::Status FinishSend(Slot& slot);
+  absl::Status FinishSend(size_t slot);
   absl::Status PostAnnounced();
-  absl::Status Take(Slot& slot, const Announcement& expected);
+  absl::Status Take(size_t slot, const About& expected);
   absl::Status Fail(absl::Status status) {
     if (error_.ok()) error_ = std::move(status);
     return error_;
   }
 
+  const StagingPlace place_;
   const Options options_;
-  const Buffer memory_;
-  const std::unique_ptr<Communicator> pipeline_;  // behind memory_: it goes first
+  const std::unique_ptr<LinkMessages> messages_;
+  const Neighbour previous_;  // these behind messages_: they go first
+  const Neighbour next_;
 
   absl::Status error_;
-  std::array<Slot, kSlots> slots_;
-  std::deque<Announcement> announced_;  // not yet received; the first `posted_ - received_` posted
-  std::optional<Announcement> last_announced_;
+  std::array<Transfers, LinkMessages::kSlots> transfers_;
+  std::deque<About> announced_;  // not yet received; the first `posted_ - received_` posted
+  std::optional<About> last_announced_;
   uint64_t posted_ = 0;  // receives so far
   uint64_t received_ =
       0;  // calls of Receive so far: what it returned lies in SlotOf(received_ - 1)
@@ -123,10 +78,11 @@ absl::Status Link::CheckRows(int64_t rows) const {
                          options_.max_batch_tokens);
 }
 
-absl::Status Link::FinishSend(Slot& slot) {
-  if (!slot.send) return absl::OkStatus();
-  TREADLE_RETURN_IF_ERROR(pipeline_->Wait(*slot.send));
-  slot.send.reset();
+absl::Status Link::FinishSend(size_t slot) {
+  std::optional<Transfer>& send = transfers_[slot].send;
+  if (!send) return absl::OkStatus();
+  TREADLE_RETURN_IF_ERROR(next_.communicator->Wait(*send));
+  send.reset();
   return absl::OkStatus();
 }
 
@@ -134,13 +90,13 @@ absl::Status Link::FinishSend(Slot& slot) {
 // Receive for the message in between.
 absl::Status Link::PostAnnounced() {
   while (posted_ - received_ < announced_.size() && posted_ <= received_) {
-    Slot& slot = SlotOf(posted_);
+    const size_t slot = SlotOf(posted_);
     TREADLE_RETURN_IF_ERROR(FinishSend(slot));
-    const Announcement& next = announced_[posted_ - received_];
+    const int64_t rows = announced_[posted_ - received_].rows;
     TREADLE_ASSIGN_OR_RETURN(
-        slot.receive,
-        pipeline_->Recv(slot.message, WireBytes(options_.wire, next.rows, options_.hidden),
-                        options_.previous));
+        transfers_[slot].receive,
+        previous_.communicator->Recv(messages_->slot(slot).message, messages_->MessageBytes(rows),
+                                     previous_.rank));
     ++posted_;
   }
   return absl::OkStatus();
@@ -148,13 +104,13 @@ absl::Status Link::PostAnnounced() {
 
 absl::Status Link::Announce(uint64_t epoch, uint64_t iteration, int64_t rows) {
   if (!error_.ok()) return error_;
-  if (options_.previous < 0) return absl::OkStatus();
+  if (!previous_.communicator) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(CheckRows(rows));
   if (last_announced_ && last_announced_->epoch == epoch &&
       iteration <= last_announced_->iteration) {
     return absl::OkStatus();
   }
-  last_announced_ = Announcement{epoch, iteration, rows};
+  last_announced_ = About{epoch, iteration, rows};
   announced_.push_back(*last_announced_);
   const absl::Status posted = PostAnnounced();
   return posted.ok() ? posted : Fail(posted);
@@ -164,13 +120,13 @@ absl::StatusOr<Tensor> Link::Receive(uint64_t epoch, uint64_t iteration, int64_t
   if (!error_.ok()) return error_;
   TREADLE_RETURN_IF_ERROR(CheckRows(rows));
   TREADLE_RETURN_IF_ERROR(Announce(epoch, iteration, rows));
-  Slot& slot = SlotOf(received_);
+  const size_t slot = SlotOf(received_);
   absl::Status status;
-  if (options_.previous < 0) {
+  if (!previous_.communicator) {
     status = FinishSend(slot);
     ++received_;
   } else {
-    const Announcement expected = announced_.front();
+    const About expected = announced_.front();
     TREADLE_CHECK(expected.epoch == epoch && expected.iteration == iteration &&
                   expected.rows == rows);
     status = PostAnnounced();
@@ -180,79 +136,80 @@ absl::StatusOr<Tensor> Link::Receive(uint64_t epoch, uint64_t iteration, int64_t
     if (status.ok()) status = Take(slot, expected);
   }
   if (!status.ok()) return Fail(status);
-  return DenseTensor(slot.rows, DType::kF32, rows, options_.hidden);
+  return DenseTensor(messages_->slot(slot).rows, DType::kF32, rows, options_.hidden);
 }
 
-absl::Status Link::Take(Slot& slot, const Announcement& expected) {
-  TREADLE_RETURN_IF_ERROR(pipeline_->Wait(*slot.receive));
-  slot.receive.reset();
-  Header found;
-  std::memcpy(&found, slot.message, kHeaderBytes);
-  const std::byte* const rows = slot.message + kHeaderBytes;
-  const uint64_t checksum =
-      ChecksumOf(found, rows, EncodedBytes(options_.wire, expected.rows, options_.hidden));
-  const std::string from = Str("activations from stage rank ", options_.previous, ": ");
-  if (found.magic != kMagic || found.checksum != checksum) {
-    return absl::DataLossError(Str(from, "a damaged message: checksum ", found.checksum,
-                                   ", its contents have ", checksum));
-  }
-  const Header wanted{kMagic, static_cast<uint16_t>(options_.wire),
-                      static_cast<uint32_t>(expected.rows), expected.epoch, expected.iteration};
-  if (found.wire != wanted.wire || found.rows != wanted.rows || found.epoch != wanted.epoch ||
-      found.iteration != wanted.iteration) {
-    return absl::DataLossError(
-        Str(from, "expected ", Describe(wanted), "; found ", Describe(found)));
-  }
-  if (options_.wire != WireType::kF32) {
-    DecodeRows(options_.wire, rows,
-               DenseTensor(slot.rows, DType::kF32, expected.rows, options_.hidden));
-  }
-  return absl::OkStatus();
+absl::Status Link::Take(size_t slot, const About& expected) {
+  TREADLE_RETURN_IF_ERROR(previous_.communicator->Wait(*transfers_[slot].receive));
+  transfers_[slot].receive.reset();
+  const absl::Status opened = messages_->Open(slot, expected);
+  if (opened.ok()) return opened;
+  return {opened.code(), Str("activations of the previous stage: ", std::string(opened.message()))};
 }
 
 absl::Status Link::Send(uint64_t epoch, uint64_t iteration, Tensor hidden) {
   if (!error_.ok()) return error_;
-  TREADLE_CHECK(options_.next >= 0 && received_ > 0);
-  Slot& last = SlotOf(received_ - 1);
-  Slot& slot = hidden.data == last.rows || received_ == 1 ? last : SlotOf(received_ - 2);
-  TREADLE_CHECK(hidden.data == slot.rows && hidden.stride == options_.hidden);
-  TREADLE_CHECK(!slot.send);
-  std::byte* const rows = slot.message + kHeaderBytes;
-  if (options_.wire != WireType::kF32) EncodeRows(options_.wire, hidden, rows);
-  Header header{kMagic, static_cast<uint16_t>(options_.wire), static_cast<uint32_t>(hidden.rows),
-                epoch, iteration};
-  header.checksum =
-      ChecksumOf(header, rows, EncodedBytes(options_.wire, hidden.rows, options_.hidden));
-  std::memcpy(slot.message, &header, kHeaderBytes);
-  const absl::StatusOr<Transfer> sent = pipeline_->Send(
-      slot.message, WireBytes(options_.wire, hidden.rows, options_.hidden), options_.next);
+  TREADLE_CHECK(next_.communicator != nullptr && received_ > 0);
+  const size_t last = SlotOf(received_ - 1);
+  const size_t slot =
+      hidden.data == messages_->slot(last).rows || received_ == 1 ? last : SlotOf(received_ - 2);
+  TREADLE_CHECK(hidden.data == messages_->slot(slot).rows && hidden.stride == options_.hidden);
+  TREADLE_CHECK(!transfers_[slot].send);
+  messages_->Seal(slot, {.epoch = epoch, .iteration = iteration, .rows = hidden.rows});
+  const absl::StatusOr<Transfer> sent = next_.communicator->Send(
+      messages_->slot(slot).message, messages_->MessageBytes(hidden.rows), next_.rank);
   if (!sent.ok()) return Fail(sent.status());
-  slot.send = *sent;
+  transfers_[slot].send = *sent;
   return absl::OkStatus();
 }
 
-}  // namespace
-
-size_t WireBytes(WireType wire, int64_t rows, int64_t hidden) {
-  return Link::kHeaderBytes + EncodedBytes(wire, rows, hidden);
+LinkMessages::Shape ShapeOf(const ActivationLink::Options& options) {
+  return {
+      .hidden = options.hidden, .max_batch_tokens = options.max_batch_tokens, .wire = options.wire};
 }
 
-size_t ActivationLink::BufferBytes(const Options& options) { return Link::TotalBytes(options); }
-
-absl::StatusOr<std::unique_ptr<ActivationLink>> ActivationLink::Create(
-    Backend& backend, std::unique_ptr<Communicator> pipeline, const Options& options) {
+absl::StatusOr<std::unique_ptr<ActivationLink>> MakeLink(Backend& backend, StagingPlace place,
+                                                         const ActivationLink::Options& options,
+                                                         Neighbour previous, Neighbour next) {
   if (options.hidden < 1 || options.max_batch_tokens < 1) {
     return InvalidArgument("activations of ", options.max_batch_tokens, " x ", options.hidden,
                            ": expected at least one row and one column");
   }
-  for (const int peer : {options.previous, options.next}) {
-    TREADLE_CHECK(peer < pipeline->size() && peer != pipeline->rank());
+  for (Neighbour* const neighbour : {&previous, &next}) {
+    if (neighbour->rank < 0) neighbour->communicator = nullptr;
+    const Communicator* const communicator = neighbour->communicator.get();
+    TREADLE_CHECK((communicator == nullptr) == (neighbour->rank < 0));
+    if (communicator == nullptr) continue;
+    TREADLE_CHECK(neighbour->rank < communicator->size() &&
+                  neighbour->rank != communicator->rank());
   }
-  HostStaging* const staging = backend.staging();
-  const size_t bytes = Link::TotalBytes(options);
-  TREADLE_ASSIGN_OR_RETURN(Buffer memory,
-                           staging == nullptr ? backend.Allocate(bytes) : staging->Allocate(bytes));
-  return std::make_unique<Link>(std::move(pipeline), options, std::move(memory));
+  TREADLE_ASSIGN_OR_RETURN(auto messages, LinkMessages::Create(backend, place, ShapeOf(options)));
+  return std::make_unique<Link>(place, options, std::move(messages), std::move(previous),
+                                std::move(next));
+}
+
+}  // namespace
+
+size_t ActivationLink::BufferBytes(const Options& options) {
+  return LinkMessages::Bytes(ShapeOf(options));
+}
+
+absl::StatusOr<std::unique_ptr<ActivationLink>> ActivationLink::Create(
+    Backend& backend, std::unique_ptr<Communicator> pipeline, const Options& options) {
+  const std::shared_ptr<Communicator> shared = std::move(pipeline);
+  return MakeLink(backend, StagingPlace::kHost, options, {shared, options.previous},
+                  {shared, options.next});
+}
+
+absl::StatusOr<std::unique_ptr<ActivationLink>> ActivationLink::CreateOnDevice(
+    Backend& backend, std::unique_ptr<Communicator> previous, std::unique_ptr<Communicator> next,
+    const Options& options) {
+  if (options.wire != WireType::kF32) {
+    return InvalidArgument("rows that stay on devices are sent as f32, not as ",
+                           Name(options.wire));
+  }
+  return MakeLink(backend, StagingPlace::kDevice, options, {std::move(previous), options.previous},
+                  {std::move(next), options.next});
 }
 
 }  // namespace treadle

@@ -1,45 +1,41 @@
-// The activations' way between pipeline stages: rank 0 of a stage receives its input from the
-// previous stage and sends its output to the next one, over a Communicator of the pipeline.
+// The activations' way between pipeline stages: a stage receives its input from the previous one
+// and sends its output to the next, over Communicators.
 //
-// A message is a header {magic, epoch, iteration, rows, wire type, checksum} and the encoded rows.
-// Both ends know its size from the plan, and the header repeats what the plan said, so that a
-// message that is not the one the plan asks for is an error and never a wrong token.
+// Both ends know a message's size from the plan, and its header (link_messages.h) repeats what the
+// plan said, so that a message that is not the one the plan asks for is an error and never a wrong
+// token.
 //
-// Buffers belong to the link, in the host's memory (where a device has its own: in memory that it
-// copies from and to, Backend::staging): three of [max_batch_tokens, hidden] f32 with room for a
-// header in front, so that with the fp32 wire activations are received into, computed in, and sent
-// from one place. One is received into while the second is computed in and the third is sent from.
-// None is written to before its sending is complete.
-//
-// Wire types: f32 (bit-exact: what N3 speaks of), bf16 (half-even), int8 (dynamic blockwise: blocks
-// of 64 within a row, absmax / 127 as fp16 scale, half-even; as in Petals, Borzunov et al.).
+// Buffers belong to the link: three of [max_batch_tokens, hidden] f32, with room for a header in
+// front, so that with the fp32 wire messages are received into and sent from one place. One is
+// received into while the second is computed with and the third is sent from. None is written to
+// before its sending is complete. Where they lie (StagingPlace) says who has a link:
+//   kHost    rank 0 of every stage, over one communicator of the pipeline. The memory is the ops'
+//            own, or one that a device copies rows from and to. Sending begins when the ops before
+//            it have been waited for.
+//   kDevice  every rank of every stage, to the ranks of the same number, over a communicator of two
+//            for each neighbour. Rows stay on devices, and no rank has to tell its neighbours what
+//            it received. Sending begins behind the ops before it, without the host, and lasts
+//            while later ones run; only f32. A receive is waited for by the host, which has looked
+//            at the header before any op reads the rows.
 //
 // Errors: DataLoss for a message that is not the expected one; else the communicator's. An error is
 // final. Thread safety: confined to the rank's thread, but for Abort.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
-#include <string_view>
 
 #include "absl/status/statusor.h"
+#include "engine/link_messages.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
 
 namespace treadle {
 
-enum class WireType : uint8_t { kF32, kBf16, kInt8 };
-inline constexpr std::string_view kWireNames[] = {"f32", "bf16", "int8"};
-constexpr std::string_view Name(WireType wire) { return kWireNames[static_cast<size_t>(wire)]; }
-
-// Of one message of `rows` rows, header included.
-size_t WireBytes(WireType wire, int64_t rows, int64_t hidden);
-
 class ActivationLink {
  public:
   struct Options {
-    int previous = -1;  // rank of the pipeline's communicator to receive from; -1: first stage
+    int previous = -1;  // rank in the communicator to receive from; -1: first stage
     int next = -1;      // and to send to; -1: last stage
     int64_t hidden = 0;
     int64_t max_batch_tokens = 0;
@@ -49,19 +45,26 @@ class ActivationLink {
   // Bytes that a link allocates.
   static size_t BufferBytes(const Options& options);
 
-  // The link owns the communicator, which must be gone before the link's buffers are. `backend`
-  // outlives the link. Errors: of allocation.
+  // Of kHost. The link owns the communicator, which must be gone before the link's buffers are.
+  // `backend` outlives the link. Errors: of allocation.
   static absl::StatusOr<std::unique_ptr<ActivationLink>> Create(
       Backend& backend, std::unique_ptr<Communicator> pipeline, const Options& options);
+  // Of kDevice, on a backend with a memory of its own. As above, but `previous` and `next` of the
+  // options are ranks of two communicators; null where there is no neighbour.
+  static absl::StatusOr<std::unique_ptr<ActivationLink>> CreateOnDevice(
+      Backend& backend, std::unique_ptr<Communicator> previous, std::unique_ptr<Communicator> next,
+      const Options& options);
   virtual ~ActivationLink() = default;
 
+  virtual StagingPlace place() const = 0;
+
   // Says that an iteration of so many rows will be received next, after those announced before, so
-  // that its receive is posted when a buffer is free: one iteration ahead of what Receive returned.
+  // that its receive is begun when a buffer is free: one iteration ahead of what Receive returned.
   // A hint: Receive does without. Ignored if the iteration was announced already.
   virtual absl::Status Announce(uint64_t epoch, uint64_t iteration, int64_t rows) = 0;
 
   // The next iteration's input, [rows, hidden] f32 of the link's buffers. First stage: a free one
-  // to embed into. Valid until the second next call of Receive.
+  // for what will be sent. Valid until the second next call of Receive.
   virtual absl::StatusOr<Tensor> Receive(uint64_t epoch, uint64_t iteration, int64_t rows) = 0;
 
   // Any thread; as Communicator::Abort.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "kernels/status.h"
 #include "models/tensor_parallel.h"
@@ -145,7 +146,7 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   const int mark = static_cast<int>(num_begun_ % begun_.size());
   Begun& begun = begun_[mark];
   begun.plan = &plan;
-  begun.on_its_way = false;
+  begun.to_send = false;
   begun.times = {};
   begun.times.began = Times::Clock::now();
   if (!plan.steps.empty()) {
@@ -174,20 +175,18 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
   if (DetachesWork()) return LaunchDetached(hidden, begun, before_output);
   const Batch batch{token_ids_, positions_, spans_};
   TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
-  StageForSending(hidden, begun);
+  TREADLE_RETURN_IF_ERROR(HandOver(hidden, begun));
   TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
   begun.times.forwarded = Times::Clock::now();
   if (before_output) before_output();
-  if (link_ != nullptr && !model_.last_stage()) {
-    TREADLE_RETURN_IF_ERROR(link_->Send(plan.epoch, plan.iteration, begun.message));
-  }
+  TREADLE_RETURN_IF_ERROR(SendMessage(begun));
   begun.times.sent = Times::Clock::now();
   TREADLE_RETURN_IF_ERROR(RunOutputs(hidden, begun));
   begun.times.sampled = Times::Clock::now();
   return absl::OkStatus();
 }
 
-// As above, but nothing waits: what there is to send, Finish sends.
+// As above, but nothing waits: what is to be sent by the host, Finish sends.
 absl::Status Stage::LaunchDetached(Tensor hidden, Begun& begun,
                                    const std::function<void()>& before_output) {
   absl::Status status;  // there is no communicator to fail, nor, in a replay, anything to run
@@ -198,16 +197,24 @@ absl::Status Stage::LaunchDetached(Tensor hidden, Begun& begun,
   };
   graph_.rows > 0 ? backend_.RunGraph(graph_, std::cref(ops)) : ops();
   TREADLE_RETURN_IF_ERROR(status);
-  StageForSending(hidden, begun);
-  begun.on_its_way = link_ != nullptr && !model_.last_stage();
+  TREADLE_RETURN_IF_ERROR(HandOver(hidden, begun));
   if (before_output) before_output();
   return absl::OkStatus();
 }
 
-// Has the forward pass' result copied to where the link sends it from.
-void Stage::StageForSending(Tensor hidden, const Begun& begun) {
-  if (link_ == nullptr || model_.last_stage() || backend_.staging() == nullptr) return;
-  backend_.staging()->Download(begun.message.data, hidden.data, BytesOf(begun.message));
+// Has the forward pass' result copied to where the link sends it from, and, on the device, sent.
+absl::Status Stage::HandOver(Tensor hidden, Begun& begun) {
+  if (link_ == nullptr || model_.last_stage()) return absl::OkStatus();
+  if (Staging* const copies = staging()) {
+    copies->Download(begun.message.data, hidden.data, BytesOf(begun.message));
+  }
+  begun.to_send = true;
+  return link_->place() == StagingPlace::kDevice ? SendMessage(begun) : absl::OkStatus();
+}
+
+absl::Status Stage::SendMessage(Begun& begun) {
+  if (!std::exchange(begun.to_send, false)) return absl::OkStatus();
+  return link_->Send(begun.plan->epoch, begun.plan->iteration, begun.message);
 }
 
 absl::StatusOr<IterationResult> Stage::Finish() {
@@ -217,9 +224,7 @@ absl::StatusOr<IterationResult> Stage::Finish() {
   ++num_finished_;
   Begun& begun = begun_[mark];
   if (DetachesWork()) begun.times.forwarded = Times::Clock::now();
-  if (begun.on_its_way) {
-    TREADLE_RETURN_IF_ERROR(link_->Send(begun.plan->epoch, begun.plan->iteration, begun.message));
-  }
+  TREADLE_RETURN_IF_ERROR(SendMessage(begun));
   if (backend_.asynchronous()) begun.times.sampled = Times::Clock::now();
   if (DetachesWork()) begun.times.sent = begun.times.sampled;
   return TakeResult(begun);
@@ -233,13 +238,14 @@ absl::StatusOr<Tensor> Stage::ReceiveHidden(const IterationPlan& plan, Begun& be
   if (link_ != nullptr) {
     TREADLE_ASSIGN_OR_RETURN(begun.message,
                              link_->Receive(plan.epoch, plan.iteration, plan.num_tokens()));
-    if (backend_.staging() == nullptr) {
+    if (staging() == nullptr) {
       hidden.data = begun.message.data;
     } else if (!model_.first_stage()) {
-      backend_.staging()->Upload(hidden.data, begun.message.data, BytesOf(begun.message));
+      staging()->Upload(hidden.data, begun.message.data, BytesOf(begun.message));
     }
   }
-  if (!model_.first_stage() && ranks_ != nullptr) {
+  const bool all_received = link_ != nullptr && link_->place() == StagingPlace::kDevice;
+  if (!model_.first_stage() && ranks_ != nullptr && !all_received) {
     TREADLE_RETURN_IF_ERROR(ranks_->Broadcast(hidden.data, BytesOf(hidden), 0));
   }
   return hidden;
@@ -277,7 +283,7 @@ void Stage::Pad(const IterationPlan& plan, Begun& begun) {
   const int64_t outputs = model_.last_stage() ? rows : 0;
   const int64_t padded = backend_.PaddedRows(rows);
   // A link's own buffers have another address each time.
-  if (!DetachesWork() || (link_ != nullptr && backend_.staging() == nullptr) ||
+  if (!DetachesWork() || (link_ != nullptr && staging() == nullptr) ||
       rows != static_cast<int64_t>(plan.steps.size()) ||
       outputs != static_cast<int64_t>(begun.outputs.size()) || padded > max_batch_tokens_) {
     return;

@@ -9,9 +9,9 @@
 // logits. With a vocabulary in shards, rows are merged from the shards' candidates; where that is
 // not enough (CanMergeShards), their logits are gathered.
 //
-// Stages of a pipeline hand the residual stream on through rank 0's ActivationLink; only the last
-// one has head and results. A device with a memory of its own copies it from and to the link's
-// buffers in the order of its other work.
+// Stages of a pipeline hand the residual stream on through an ActivationLink; only the last one has
+// head and results. A device with a memory of its own copies it from and to the link's buffers in
+// the order of its other work. Where rank 0 alone has a link, it tells the others what it received.
 //
 // On an asynchronous device a stage of one rank that waits for no other stage can begin a plan
 // before the one before it has finished, so that the device never waits for the host: tokens that
@@ -58,7 +58,8 @@ class Stage {
   }
 
   // Begins an epoch: no sequences. The cache keeps its bytes, which nobody reads. `ranks`: null for
-  // one rank; `link`: null for a single stage, and on ranks above 0. Both outlive the epoch.
+  // one rank; `link`: null for a single stage, and on ranks above 0 unless it is on the device.
+  // Both outlive the epoch.
   void BeginEpoch(Communicator* ranks, ActivationLink* link);
   // Nothing of the epoch runs on the device any more: its communicators and link may go.
   void EndEpoch();
@@ -106,7 +107,7 @@ class Stage {
     std::vector<OutputRow> outputs;     // ascending by row
     std::vector<SampleResult> samples;  // of outputs, and of padding
     Tensor message;                     // of the link: what came from it and goes on by it
-    bool on_its_way = false;            // to be sent by Finish
+    bool to_send = false;               // once the ops have been waited for
     Times times;
   };
 
@@ -123,7 +124,10 @@ class Stage {
                       const std::function<void()>& before_output);
   absl::Status LaunchDetached(Tensor hidden, Begun& begun,
                               const std::function<void()>& before_output);
-  void StageForSending(Tensor hidden, const Begun& begun);
+  // What the link copies from and to; null: ops read and write its buffers, or there is no link.
+  Staging* staging() { return link_ == nullptr ? nullptr : backend_.staging(link_->place()); }
+  absl::Status HandOver(Tensor hidden, Begun& begun);
+  absl::Status SendMessage(Begun& begun);
   absl::Status RunOutputs(Tensor hidden, Begun& begun);
   absl::Status SampleTile(Tensor logits, std::span<const SampleRow> rows,
                           std::span<SampleResult> samples);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/stage.h"
+#include "engine/stage_trace.h"
 #include "kernels/collectives/memory_rendezvous.h"
 #include "kernels/collectives/thread_communicator.h"
 #include "kernels/status.h"
@@ -20,17 +21,14 @@ using SteadyClock = std::chrono::steady_clock;
 double Seconds(SteadyClock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
-int64_t Nanoseconds(SteadyClock::time_point time) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
-}
 
 // The communicators of one epoch. Rank threads hold on to it while they are in it.
 struct Epoch {
   uint64_t number = 0;
   std::vector<std::unique_ptr<Communicator>> ranks;  // empty for one rank; null: not in it
   MemoryRendezvous rendezvous;
-  StageRanks::Pipeline pipeline;         // its communicator goes over to the link
-  std::unique_ptr<ActivationLink> link;  // rank 0's, once it has joined; null: a single stage
+  StagePipeline pipeline;  // its communicator goes over to rank 0's link
+  std::vector<std::unique_ptr<ActivationLink>> links;  // of ranks that have joined; null: none
 
   void Abort(const absl::Status& why) {
     rendezvous.Cancel(why);
@@ -38,7 +36,9 @@ struct Epoch {
     for (const auto& communicator : ranks) {
       if (communicator) communicator->Abort(why);
     }
-    if (link) link->Abort(why);
+    for (const auto& link : links) {
+      if (link) link->Abort(why);
+    }
   }
 };
 
@@ -52,6 +52,7 @@ class ThreadedRanks final : public StageRanks {
   ThreadedRanks(std::vector<Rank> ranks, std::vector<std::unique_ptr<Stage>> stages,
                 const Options& options)
       : options_(options),
+        trace_(options.stage),
         ranks_(std::move(ranks)),
         stages_(std::move(stages)),
         queues_(ranks_.size()) {}
@@ -79,22 +80,15 @@ class ThreadedRanks final : public StageRanks {
     return absl::OkStatus();
   }
 
-  void BeginEpoch(uint64_t number, Pipeline pipeline) override;
+  void BeginEpoch(uint64_t number, StagePipeline pipeline) override;
   void EndEpoch(absl::Status why) override {
     MutexLock lock(mutex_);
     End(why);
   }
   void Submit(IterationPlan plan) override;
 
-  void SetTracing(bool on) override {
-    MutexLock lock(mutex_);
-    tracing_ = on;
-  }
-  std::vector<TraceEvent> TakeTrace() override {
-    MutexLock lock(mutex_);
-    return {std::make_move_iterator(trace_.begin()),
-            std::make_move_iterator(std::exchange(trace_, {}).end())};
-  }
+  void SetTracing(bool on) override { trace_.Set(on); }
+  std::vector<TraceEvent> TakeTrace() override { return trace_.Take(); }
 
  private:
   // What a rank's thread does next: join an epoch (no plan), or run a plan of the one it is in.
@@ -115,7 +109,7 @@ class ThreadedRanks final : public StageRanks {
   void Join(size_t rank, const std::shared_ptr<Epoch>& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
   void Leave(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status JoinOthers(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status MakeLink(Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status MakeLink(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
   // Whether nobody will abort it any more.
   bool IsOver(const Epoch& epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return !standing_ || epoch_.get() != &epoch;
@@ -128,11 +122,10 @@ class ThreadedRanks final : public StageRanks {
   absl::StatusOr<IterationResult> Finish(size_t rank, const Queued& queued);
   void Report(const Epoch& epoch, size_t rank, absl::StatusOr<IterationResult> result)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  void Trace(size_t rank, const Queued& queued, const Stage::Times& times)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
   Events events_;  // constant after Start
+  StageTrace trace_;
 
   // Element r is confined to the thread of rank r after Start. Stages use models and backends.
   std::vector<Rank> ranks_;
@@ -146,14 +139,12 @@ class ThreadedRanks final : public StageRanks {
   size_t joined_ ABSL_GUARDED_BY(mutex_) = 0;      // ranks that are in epoch_
   uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<std::deque<std::shared_ptr<const Queued>>> queues_ ABSL_GUARDED_BY(mutex_);
-  bool tracing_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<TraceEvent> trace_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 
   std::vector<std::thread> threads_;  // last: everything else outlives them
 };
 
-void ThreadedRanks::BeginEpoch(uint64_t number, Pipeline pipeline) {
+void ThreadedRanks::BeginEpoch(uint64_t number, StagePipeline pipeline) {
   auto epoch = std::make_shared<Epoch>();
   epoch->number = number;
   if (options_.join) {
@@ -162,6 +153,7 @@ void ThreadedRanks::BeginEpoch(uint64_t number, Pipeline pipeline) {
     epoch->ranks = CreateThreadCommunicators(static_cast<int>(ranks_.size()), options_.timeout);
   }
   epoch->pipeline = std::move(pipeline);
+  epoch->links.resize(ranks_.size());
   MutexLock lock(mutex_);
   End(absl::CancelledError("the epoch is over"));
   epoch_ = std::move(epoch);
@@ -215,7 +207,7 @@ void ThreadedRanks::Leave(size_t rank, Epoch& epoch) {
   std::unique_ptr<ActivationLink> link;
   MutexLock lock(mutex_);
   if (!epoch.ranks.empty()) communicator = std::move(epoch.ranks[rank]);
-  if (rank == 0) link = std::move(epoch.link);
+  link = std::move(epoch.links[rank]);
 }
 
 ThreadedRanks::Work ThreadedRanks::WaitForWork(size_t rank, const Epoch* current) {
@@ -246,37 +238,33 @@ absl::Status ThreadedRanks::JoinOthers(size_t rank, Epoch& epoch) {
   return absl::OkStatus();
 }
 
-// On rank 0's thread, which is its device's.
-absl::Status ThreadedRanks::MakeLink(Epoch& epoch) {
+absl::Status ThreadedRanks::MakeLink(size_t rank, Epoch& epoch) {
   std::unique_ptr<Communicator> communicator;
-  {
+  if (rank == 0) {
     MutexLock lock(mutex_);
     communicator = std::move(epoch.pipeline.communicator);
   }
-  if (!communicator) return absl::OkStatus();
-  TREADLE_ASSIGN_OR_RETURN(auto link,
-                           ActivationLink::Create(*ranks_[0].backend, std::move(communicator),
-                                                  {.previous = epoch.pipeline.previous,
-                                                   .next = epoch.pipeline.next,
-                                                   .hidden = ranks_[0].model->config().hidden,
-                                                   .max_batch_tokens = options_.max_batch_tokens,
-                                                   .wire = epoch.pipeline.wire}));
+  TREADLE_ASSIGN_OR_RETURN(
+      auto link, JoinNeighbours(epoch.pipeline, std::move(communicator), static_cast<int>(rank),
+                                *ranks_[rank].backend, ranks_[rank].model->config().hidden,
+                                options_.max_batch_tokens));
+  if (!link) return absl::OkStatus();
   MutexLock lock(mutex_);
   if (IsOver(epoch)) link->Abort(absl::CancelledError("the epoch is over"));
-  epoch.link = std::move(link);
+  epoch.links[rank] = std::move(link);
   return absl::OkStatus();
 }
 
 void ThreadedRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
   absl::Status joined = ranks_[rank].backend->Synchronize();  // a device that failed stays failed
   if (joined.ok()) joined = JoinOthers(rank, *epoch);
-  if (joined.ok() && rank == 0) joined = MakeLink(*epoch);
+  if (joined.ok()) joined = MakeLink(rank, *epoch);
   if (!joined.ok()) {
     Report(*epoch, rank, std::move(joined));
     return;
   }
   stages_[rank]->BeginEpoch(ranks_.size() == 1 ? nullptr : epoch->ranks[rank].get(),
-                            rank == 0 ? epoch->link.get() : nullptr);
+                            epoch->links[rank].get());
   if (rank == 0) last_end_ = {};
   {
     MutexLock lock(mutex_);
@@ -327,7 +315,7 @@ std::shared_ptr<const Queued> ThreadedRanks::TakeAhead(const Epoch& epoch, size_
 
 absl::Status ThreadedRanks::Begin(const Epoch& epoch, size_t rank, const Queued& queued) {
   Stage& stage = *stages_[rank];
-  if (rank != 0 || !epoch.link) return stage.Begin(queued.plan);
+  if (!epoch.links[rank]) return stage.Begin(queued.plan);
   TREADLE_RETURN_IF_ERROR(stage.Announce(queued.plan));
   TREADLE_RETURN_IF_ERROR(AnnounceQueued(rank));
   absl::Status announced;
@@ -353,8 +341,9 @@ absl::StatusOr<IterationResult> ThreadedRanks::Finish(size_t rank, const Queued&
     }
     last_end_ = times.sampled;
   }
-  MutexLock lock(mutex_);
-  if (tracing_) Trace(rank, queued, times);
+  const Model& model = *ranks_[rank].model;
+  trace_.Add(queued.plan, queued.arrived, times, static_cast<int>(rank), model.first_stage(),
+             model.last_stage());
   return result;
 }
 
@@ -368,29 +357,6 @@ void ThreadedRanks::Report(const Epoch& epoch, size_t rank,
     if (!result.ok()) End(result.status());
   }
   events_.done(epoch.number, std::move(result));
-}
-
-void ThreadedRanks::Trace(size_t rank, const Queued& queued, const Stage::Times& times) {
-  using Kind = TraceEvent::Kind;
-  const Model& model = *ranks_[rank].model;
-  const auto add = [&](Kind kind, SteadyClock::time_point begin, SteadyClock::time_point end) {
-    if (static_cast<int64_t>(trace_.size()) == kMaxTraceEvents) trace_.pop_front();
-    trace_.push_back({.epoch = queued.plan.epoch,
-                      .iteration = queued.plan.iteration,
-                      .stage = options_.stage,
-                      .rank = static_cast<int32_t>(rank),
-                      .kind = kind,
-                      .begin = Nanoseconds(begin),
-                      .end = Nanoseconds(end)});
-  };
-  add(Kind::kPlan, queued.arrived, times.began);
-  if (!model.first_stage()) add(Kind::kReceive, times.began, times.received);
-  add(Kind::kForward, times.received, times.forwarded);
-  if (model.last_stage()) {
-    add(Kind::kSample, times.sent, times.sampled);
-  } else {
-    add(Kind::kSend, times.forwarded, times.sent);
-  }
 }
 
 }  // namespace

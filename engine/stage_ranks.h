@@ -15,27 +15,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/activation_link.h"
 #include "engine/iteration_plan.h"
 #include "engine/kv_cache.h"
+#include "engine/rank_join.h"
+#include "engine/stage_pipeline.h"
 #include "engine/trace_events.h"
 #include "kernels/backend.h"
-#include "kernels/collectives/communicator.h"
-#include "kernels/collectives/rendezvous.h"
 #include "models/model.h"
 
 namespace treadle {
-
-// What a rank needs to be joined with the others of its stage.
-struct RankJoin {
-  Backend& backend;
-  int rank = 0;
-  int size = 1;
-  Rendezvous& rendezvous;  // of these ranks, for one epoch
-  std::chrono::milliseconds timeout;
-};
-// Makes a rank's communicator; called on the rank's thread, by all ranks at once.
-using RankJoiner = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const RankJoin&)>;
 
 class StageRanks {
  public:
@@ -48,7 +36,8 @@ class StageRanks {
     KvCache::Options kv;
     int stage = 0;                               // for trace events
     std::chrono::milliseconds timeout{120'000};  // of every wait between ranks
-    RankJoiner join = {};  // empty: through this process' memory, for ranks on the CPU
+    // How ranks of this stage are joined; empty: through this process' memory, on the CPU.
+    RankJoiner join = {};
   };
 
   // ranks: one per tensor-parallel rank, in order; models loaded for the same layers, shard i of
@@ -67,18 +56,12 @@ class StageRanks {
   // Once, before anything else. ResourceExhausted if there are no threads to be had.
   virtual absl::Status Start(Events events) = 0;
 
-  // How a stage of several is joined to its neighbours for one epoch; the default: a single stage.
-  struct Pipeline {
-    std::unique_ptr<Communicator> communicator;  // rank 0's
-    int previous = -1;                           // as ActivationLink::Options
-    int next = -1;
-    WireType wire = WireType::kF32;
-  };
   // Ends the current epoch, if any, and begins another: sequences are dropped, communicators and
-  // link made anew. Returns at once; `ready` says when it stands, `done` why it cannot.
-  virtual void BeginEpoch(uint64_t epoch, Pipeline pipeline) = 0;
+  // links made anew. Returns at once; `ready` says when it stands, `done` why it cannot.
+  virtual void BeginEpoch(uint64_t epoch, StagePipeline pipeline) = 0;
   // Breaks the communicators with `why` and drops what is queued; nothing more of the epoch is
-  // reported. Idempotent.
+  // reported. Ranks that are being joined to neighbours stop when the pipeline's rendezvous is
+  // over, which is its owner's part. Idempotent.
   virtual void EndEpoch(absl::Status why) = 0;
   // Queues a plan. Plans of other epochs are dropped; iterations must be consecutive from 0, a gap
   // is a failure of the epoch.

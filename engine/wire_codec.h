@@ -1,6 +1,6 @@
 // How activations look on the wire: rows of f32 to bytes and back, and the checksum over them.
 //
-//   f32   as they are (bit-exact)
+//   f32   as they are (bit-exact: what N3 speaks of)
 //   bf16  rounded half to even
 //   int8  per row, blocks of 64 (the last one shorter): codes q [cols] int8, then scales
 //         [blocks] fp16. scale = absmax / 127 rounded to fp16, q = x / scale rounded half to even
@@ -16,11 +16,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
-#include "engine/activation_link.h"
 #include "kernels/tensor.h"
 
 namespace treadle {
+
+enum class WireType : uint8_t { kF32, kBf16, kInt8 };
+inline constexpr std::string_view kWireNames[] = {"f32", "bf16", "int8"};
+constexpr std::string_view Name(WireType wire) { return kWireNames[static_cast<size_t>(wire)]; }
+// kF32 if no type has that name.
+WireType WireFrom(std::string_view name);
 
 inline constexpr int64_t kWireBlock = 64;
 

@@ -131,17 +131,20 @@ struct BatchInput {
   int64_t max_context = 0;
 };
 
-// Host memory that a device with a memory of its own reaches directly, for rows that come from or
-// go to another process.
-class HostStaging {
+// Where rows that come from or go to another process lie on their way: in host memory that the
+// device reaches directly, or on the device itself.
+enum class StagingPlace : uint8_t { kHost, kDevice };
+
+// Such memory, of a device with a memory of its own.
+class Staging {
  public:
-  virtual ~HostStaging() = default;
+  virtual ~Staging() = default;
   // Any thread.
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
-  // Copies in the order of ops, without waiting; `host` is of Allocate, and must be left alone
-  // until Synchronize, or WaitForMark of a later mark, has returned.
-  virtual void Upload(void* device, const void* host, size_t bytes) = 0;
-  virtual void Download(void* host, const void* device, size_t bytes) = 0;
+  // Copies in the order of ops, without waiting; `staged` is of Allocate. In host memory it must be
+  // left alone until Synchronize, or WaitForMark of a later mark, has returned.
+  virtual void Upload(void* device, const void* staged, size_t bytes) = 0;
+  virtual void Download(void* staged, const void* device, size_t bytes) = 0;
 };
 
 class Backend {
@@ -161,7 +164,7 @@ class Backend {
   virtual void CopyToDevice(void* device, const void* host, size_t bytes) = 0;
   virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;
   // Null where Allocate's memory is the host's: nothing has to be copied there. Constant.
-  virtual HostStaging* staging() = 0;
+  virtual Staging* staging(StagingPlace place) = 0;
   // Waits for all ops. The status is the first failure of the device, if there was one: results
   // since the last success are then worthless, and the backend stays failed.
   virtual absl::Status Synchronize() = 0;

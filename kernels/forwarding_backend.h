@@ -27,7 +27,7 @@ class ForwardingBackend : public Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override {
     below_->CopyToHost(host, device, bytes);
   }
-  HostStaging* staging() override { return below_->staging(); }
+  Staging* staging(StagingPlace place) override { return below_->staging(place); }
   absl::Status Synchronize() override { return below_->Synchronize(); }
   KeyOrder key_order() const override { return below_->key_order(); }
 

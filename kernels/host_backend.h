@@ -20,7 +20,7 @@ class HostBackend : public Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override {
     if (bytes > 0) std::memcpy(host, device, bytes);
   }
-  HostStaging* staging() override { return nullptr; }
+  Staging* staging(StagingPlace) override { return nullptr; }
   absl::Status Synchronize() override { return absl::OkStatus(); }
   KeyOrder key_order() const override { return KeyOrder::kByFeature; }
 

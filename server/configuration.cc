@@ -217,6 +217,11 @@ const std::vector<ServeFlag>& ServeFlags() {
        true, ReadWorkers, ShowWorkers},
       {"--wire", "activations between stages: f32 (exact), bf16 or int8", true,
        ReadChoice(&O::wire, {"f32", "bf16", "int8"}), ShowText(&O::wire)},
+      {"--data-plane",
+       "what carries activations between stages: gloo (through the hosts), or nccl (from GPU to "
+       "GPU; "
+       "stages on GPUs, --wire f32)",
+       true, ReadChoice(&O::data_plane, {"gloo", "nccl"}), ShowText(&O::data_plane)},
       {"--plan-forwarding",
        "a stage passes a plan on before it runs it (early), or once it has (late: a baseline to "
        "measure; same answers)",
@@ -297,6 +302,19 @@ absl::Status CheckParallelism(const ServeOptions& options) {
     return InvalidArgument("--wire is ", options.wire,
                            ", but with one stage nothing is sent; expected --pipeline-parallel 2 "
                            "or more, or f32");
+  }
+  if (options.data_plane != "gloo") {
+    const auto refuse = [&](const auto&... parts) {
+      return InvalidArgument("--data-plane is ", options.data_plane, ", but ", parts...,
+                             ", or gloo");
+    };
+    if (options.stages() == 1) {
+      return refuse("with one stage nothing is sent; expected --pipeline-parallel 2 or more");
+    }
+    if (options.wire != "f32") {
+      return refuse("--wire is ", options.wire, ", which only the host encodes; expected f32");
+    }
+    if (options.device == "cpu") return refuse("--device is cpu; expected cuda");
   }
   if (options.plan_forwarding != "early" && options.stages() == 1) {
     return InvalidArgument("--plan-forwarding is ", options.plan_forwarding,

@@ -44,6 +44,7 @@ struct ServeOptions {
   int64_t pipeline_parallel = 1;     // stages; more than 1: worker processes of this machine
   std::vector<std::string> workers;  // instead: addresses of workers that run already, by stage
   std::string wire = "f32";
+  std::string data_plane = "gloo";  // between stages
   std::string plan_forwarding = "early";
   int64_t placement_prompt_tokens = 32;  // beside 8 decoding sequences
   std::string weights_from = "file";

@@ -23,6 +23,10 @@ class RelayedRendezvous final : public Rendezvous {
   absl::Status Set(const std::string& key, const std::string& bytes) override;
   absl::StatusOr<std::string> Get(const std::string& key,
                                   std::chrono::steady_clock::time_point deadline) override;
+  absl::Status status() override {
+    MutexLock lock(mutex_);
+    return failed_;
+  }
 
   void Deliver(const std::string& key, const std::string& bytes);
   // Wakes whoever waits; the first reason stays.

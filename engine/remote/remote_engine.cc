@@ -234,8 +234,23 @@ absl::Status CheckStages(const RemoteEngineOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDataPlane(const RemoteEngineOptions& options) {
+  if (options.data_plane == DataPlane::kGloo) return absl::OkStatus();
+  const std::string is = Str("the data plane between stages is ", Name(options.data_plane));
+  if (options.backend != "cuda") {
+    return InvalidArgument(is, ", but they compute on ", options.backend,
+                           "; expected GPUs, or gloo");
+  }
+  if (options.wire != WireType::kF32) {
+    return InvalidArgument(is, ", but the wire is ", Name(options.wire),
+                           ", which only the host encodes; expected f32, or gloo");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptions(const RemoteEngineOptions& options) {
   TREADLE_RETURN_IF_ERROR(CheckStages(options));
+  TREADLE_RETURN_IF_ERROR(CheckDataPlane(options));
   const struct {
     const char* name;
     int64_t value;

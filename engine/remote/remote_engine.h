@@ -19,9 +19,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/activation_link.h"
+#include "engine/data_plane.h"
 #include "engine/engine.h"
 #include "engine/remote/control_streams.h"
+#include "engine/wire_codec.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
 
@@ -51,6 +52,7 @@ struct RemoteEngineOptions {
   std::optional<float> outlier_threshold;
   OutlierRule outlier_rule = OutlierRule::kPerRow;
   WireType wire = WireType::kF32;
+  DataPlane data_plane = DataPlane::kGloo;  // kNccl: stages on GPUs, and the f32 wire
 
   // The cache. Pages are those of the tightest stage.
   int64_t page_size = 32;
@@ -82,7 +84,8 @@ struct RemoteEngine {
   // The calling thread, and those that it starts later, get priority over compute threads
   // (thread_priority.h). Attaches to the workers, has them load their stages, and forms the first
   // epoch. Errors name the worker: unreachable or late (Unavailable, DeadlineExceeded), another
-  // master's (AlreadyExists), another version, file or compute mode (FailedPrecondition), no memory
+  // master's (AlreadyExists), another version, file or compute mode, or a data plane that it does
+  // not have (FailedPrecondition), no memory
   // (ResourceExhausted), its own loading errors.
   static absl::StatusOr<RemoteEngine> Create(RemoteEngineOptions options);
 };

@@ -96,6 +96,7 @@ void DescribeStage(const RemoteEngineOptions& options, size_t stage, const std::
   out.set_outliers_per_call(options.outlier_rule == OutlierRule::kPerCall);
   out.set_kv_dtype(std::string(Name(options.kv_dtype)));
   out.set_wire(std::string(Name(options.wire)));
+  out.set_data_plane(std::string(Name(options.data_plane)));
   out.set_max_batch_tokens(options.max_batch_tokens);
   out.set_max_context(options.max_context);
   out.set_page_size(options.page_size);

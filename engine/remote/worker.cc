@@ -16,7 +16,8 @@
 #include "engine/remote/thread_priority.h"
 #include "engine/remote/trace_messages.h"
 #include "engine/remote/worker_epoch.h"
-#include "kernels/cpu/thread_pool.h"
+#include "engine/remote/worker_hello.h"
+#include "engine/remote/worker_session.h"
 #include "kernels/status.h"
 #include "kernels/sync.h"
 
@@ -28,31 +29,6 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kIdlePulse{1000};
 constexpr size_t kTraceBatch = 4096;  // events of one message
-
-WireType WireFrom(std::string_view name) {
-  const auto found = std::ranges::find(kWireNames, name);
-  return static_cast<WireType>(found == std::end(kWireNames) ? 0 : found - kWireNames);
-}
-
-// One master's attachment.
-struct Session {
-  std::shared_ptr<Stream<control::WorkerMessage>> stream;
-  uint64_t master = 0;
-  milliseconds silence{0};
-  milliseconds heartbeat{0};
-  bool weights_from_master = false;
-
-  void Send(control::WorkerMessage&& message) { stream->Send(std::move(message)); }
-  void Fail(uint64_t epoch, const absl::Status& status) {
-    control::WorkerMessage message;
-    control::Failed& failed = *message.mutable_failed();
-    failed.set_epoch(epoch);
-    failed.set_code(static_cast<int>(status.code()));
-    failed.set_message(std::string(status.message()));
-    Send(std::move(message));
-  }
-};
-using SessionPointer = std::shared_ptr<Session>;
 
 class StageWorker final : public Worker {
  public:
@@ -107,7 +83,7 @@ class StageWorker final : public Worker {
   std::atomic<bool> tracing_ = false;
 
   std::unique_ptr<TaskThread> tasks_ = std::make_unique<TaskThread>();
-  WorkerEpoch epoch_{options_.pipeline, options_.credentials, *tasks_};
+  WorkerEpoch epoch_{{options_.pipeline, options_.ranks.gpus.link}, options_.credentials, *tasks_};
   std::unique_ptr<PulseThread> pulse_;
   std::unique_ptr<ControlServer> server_;
 };
@@ -255,23 +231,7 @@ void StageWorker::Post(const SessionPointer& session, std::function<absl::Status
 absl::Status StageWorker::Greet(const SessionPointer& session) {
   control::WorkerMessage message;
   control::WorkerHello& hello = *message.mutable_hello();
-  hello.set_protocol(kControlProtocol);
-  hello.set_version(options_.version);
-  hello.set_model_path(options_.model_path);
-  hello.set_memory_available(AvailableMemory());
-  hello.set_machine(machine_);
-  hello.set_cpus(UsableCpus());
-  hello.set_compute(options_.compute);
-  hello.set_device(options_.device);
-  hello.set_dtype(options_.dtype);
-  hello.set_deterministic(options_.deterministic);
-  const RankGpus& gpus = options_.ranks.gpus;
-  hello.set_gpus(static_cast<int32_t>(gpus.gpus.size()));
-  hello.set_no_gpu(gpus.none);
-  if (!gpus.gpus.empty()) {
-    hello.set_gpu_memory(
-        std::ranges::min(gpus.gpus, {}, &RankGpus::Gpu::memory_bytes).memory_bytes);
-  }
+  DescribeWorker(options_, machine_, hello);
   if (!session->weights_from_master && !options_.model_path.empty() && fingerprint_.empty()) {
     const auto checkpoint = Checkpoint::Open(options_.model_path);
     const auto sum = checkpoint.ok() ? Fingerprint(**checkpoint) : checkpoint.status();
@@ -296,7 +256,8 @@ absl::Status StageWorker::Configure(const SessionPointer& session,
   epoch_.SetPlace({.stage = configuration.stage(),
                    .stages = configuration.stages(),
                    .deadline = milliseconds(configuration.iteration_deadline_ms()),
-                   .wire = WireFrom(configuration.wire())});
+                   .wire = WireFrom(configuration.wire()),
+                   .data_plane = DataPlaneFrom(configuration.data_plane()).value()});
   TREADLE_ASSIGN_OR_RETURN(const uint64_t available, stage_->AvailableBytes());
   control::WorkerMessage message;
   control::Loaded& loaded = *message.mutable_loaded();

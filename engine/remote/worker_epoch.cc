@@ -4,6 +4,7 @@
 
 #include "engine/remote/control.pb.h"
 #include "engine/remote/plan_messages.h"
+#include "engine/remote/worker_session.h"
 #include "kernels/status.h"
 
 namespace treadle {
@@ -91,7 +92,7 @@ void WorkerEpoch::Form(uint64_t number, const std::string& next_address) {
     rendezvous = epoch_.rendezvous;
   }
   if (!OpenNext(number, place, next_address)) return;
-  auto pipeline = JoinPipeline(number, place, rendezvous.get());
+  auto pipeline = JoinPipeline(number, place, std::move(rendezvous));
   if (!pipeline.ok()) return Fail(number, pipeline.status());
   {
     MutexLock lock(ranks_mutex_);
@@ -101,16 +102,22 @@ void WorkerEpoch::Form(uint64_t number, const std::string& next_address) {
   Fail(number, absl::FailedPreconditionError("nothing is loaded"));
 }
 
-absl::StatusOr<StageRanks::Pipeline> WorkerEpoch::JoinPipeline(uint64_t number, const Place& place,
-                                                               Rendezvous* rendezvous) {
-  StageRanks::Pipeline pipeline;
+absl::StatusOr<StagePipeline> WorkerEpoch::JoinPipeline(uint64_t number, const Place& place,
+                                                        std::shared_ptr<Rendezvous> rendezvous) {
+  StagePipeline pipeline;
   if (place.stages == 1) return pipeline;
+  pipeline.stage = place.stage;
+  pipeline.stages = place.stages;
+  pipeline.wire = place.wire;
+  pipeline.timeout = place.deadline;
+  if (place.data_plane == DataPlane::kNccl) {
+    pipeline.link = joiners_.link;
+    pipeline.rendezvous = std::move(rendezvous);
+    return pipeline;
+  }
   const PipelineRequest request{
       .epoch = number, .rank = place.stage, .size = place.stages, .timeout = place.deadline};
-  TREADLE_ASSIGN_OR_RETURN(pipeline.communicator, pipeline_(request, *rendezvous));
-  pipeline.previous = place.stage - 1;
-  pipeline.next = place.stage + 1 < place.stages ? place.stage + 1 : -1;
-  pipeline.wire = place.wire;
+  TREADLE_ASSIGN_OR_RETURN(pipeline.communicator, joiners_.pipeline(request, *rendezvous));
   return pipeline;
 }
 
@@ -162,12 +169,7 @@ void WorkerEpoch::End(uint64_t epoch, const absl::Status& why) {
 void WorkerEpoch::Fail(uint64_t number, const absl::Status& why) {
   MutexLock lock(mutex_);
   if (!epoch_.live || epoch_.number != number) return;
-  WorkerMessage message;
-  control::Failed& failed = *message.mutable_failed();
-  failed.set_epoch(number);
-  failed.set_code(static_cast<int>(why.code()));
-  failed.set_message(std::string(why.message()));
-  send_(std::move(message));
+  send_(FailureOf(number, why));
   TakeDown(why);
 }
 

@@ -8,7 +8,8 @@
 // once: its communicator is broken, its streams are closed.
 //
 // Thread safety: all methods from any thread, but for SetPlace and SetRanks: the task thread. Only
-// the task thread waits (for the other stages, and for an iteration that is being broken off).
+// the task thread waits (for the other stages where activations go through the hosts, and for an
+// iteration that is being broken off); ranks that are joined on GPUs wait on their own threads.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/data_plane.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
 #include "engine/remote/relayed_rendezvous.h"
@@ -40,8 +42,13 @@ class WorkerEpoch {
  public:
   using Send = std::function<void(control::WorkerMessage&&)>;
 
-  WorkerEpoch(PipelineFactory pipeline, ControlCredentials credentials, TaskThread& tasks)
-      : pipeline_(std::move(pipeline)), credentials_(std::move(credentials)), tasks_(tasks) {}
+  // What joins this stage to others, by data plane.
+  struct Joiners {
+    PipelineFactory pipeline;  // through the hosts
+    RankJoiner link;           // on GPUs; empty: there are none
+  };
+  WorkerEpoch(Joiners joiners, ControlCredentials credentials, TaskThread& tasks)
+      : joiners_(std::move(joiners)), credentials_(std::move(credentials)), tasks_(tasks) {}
   // Requires that no master is attached. Waits until all streams to next stages are closed.
   ~WorkerEpoch();
 
@@ -54,6 +61,7 @@ class WorkerEpoch {
     int stages = 1;
     std::chrono::milliseconds deadline{0};
     WireType wire = WireType::kF32;
+    DataPlane data_plane = DataPlane::kGloo;
   };
   void SetPlace(const Place& place);
   // Null before they are destroyed.
@@ -100,8 +108,8 @@ class WorkerEpoch {
   };
 
   void Form(uint64_t number, const std::string& next_address);
-  absl::StatusOr<StageRanks::Pipeline> JoinPipeline(uint64_t number, const Place& place,
-                                                    Rendezvous* rendezvous);
+  absl::StatusOr<StagePipeline> JoinPipeline(uint64_t number, const Place& place,
+                                             std::shared_ptr<Rendezvous> rendezvous);
   bool OpenNext(uint64_t number, const Place& place, const std::string& address);
   void EndRanks(const absl::Status& why);
 
@@ -119,7 +127,7 @@ class WorkerEpoch {
     return epoch_.live && epoch_.number == number;
   }
 
-  const PipelineFactory pipeline_;
+  const Joiners joiners_;
   const ControlCredentials credentials_;
   TaskThread& tasks_;
 

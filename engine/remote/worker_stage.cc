@@ -1,10 +1,12 @@
 #include "engine/remote/worker_stage.h"
 
 #include <algorithm>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "engine/data_plane.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/machine.h"
 #include "engine/remote/thread_priority.h"
@@ -152,6 +154,30 @@ absl::Status LoadedStage::Reserve(int64_t kv_pages, StageRanks::Events events) {
   });
 }
 
+absl::Status CheckDataPlane(const control::Configure& configuration, const RankGpus& gpus) {
+  const std::string& wanted = configuration.data_plane();
+  const std::optional<DataPlane> plane = DataPlaneFrom(wanted);
+  if (!plane) {
+    return Unimplemented("the master wants activations over '", wanted,
+                         "', this worker has: gloo, nccl");
+  }
+  if (*plane == DataPlane::kGloo) return absl::OkStatus();
+  const auto refuse = [&](const auto&... parts) {
+    return absl::FailedPreconditionError(
+        Str("the master wants activations over ", wanted, ", but ", parts...));
+  };
+  if (configuration.backend() != kCuda) {
+    return refuse("this worker is to compute on ", configuration.backend());
+  }
+  if (configuration.wire() != Name(WireType::kF32)) {
+    return refuse("with the wire ", configuration.wire(), ", which only the host encodes");
+  }
+  if (const absl::Status can = gpus.can_link(); !can.ok()) {
+    return refuse("this worker cannot: ", std::string(can.message()));
+  }
+  return absl::OkStatus();
+}
+
 // What would otherwise be a bug in the model's loader.
 absl::Status Check(const control::Configure& configuration, const Checkpoint& checkpoint,
                    const RankGpus& gpus) {
@@ -180,7 +206,7 @@ absl::Status Check(const control::Configure& configuration, const Checkpoint& ch
                                              " ranks need a GPU each, this worker has ",
                                              gpus.gpus.size()));
   }
-  return absl::OkStatus();
+  return CheckDataPlane(configuration, gpus);
 }
 
 }  // namespace

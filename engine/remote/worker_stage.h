@@ -36,6 +36,10 @@ struct RankGpus {
       create;
   std::function<absl::StatusOr<uint64_t>(int rank)> free_bytes;
   RankJoiner join;
+  // Joins two ranks of neighbouring stages (StagePipeline::link), where `can_link` says that it can
+  // be done here.
+  RankJoiner link;
+  std::function<absl::Status()> can_link;
 };
 
 // How this process runs ranks.

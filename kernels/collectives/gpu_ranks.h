@@ -1,4 +1,4 @@
-// Joins the ranks of one process that have a GPU each. Thread safety: stateless.
+// Joins ranks that have a GPU each. Thread safety: stateless.
 #pragma once
 
 #include <chrono>
@@ -11,10 +11,19 @@
 
 namespace treadle {
 
-// As CreateNcclCommunicator, on the device of a CUDA backend. FailedPrecondition where NCCL is not
-// installed, or this build has none.
+// Whether the two functions below can work here. FailedPrecondition: NCCL is not installed, or this
+// build has none.
+absl::Status CanJoinGpus();
+
+// The ranks of one process, for collectives: as CreateNcclCommunicator, on the device of a CUDA
+// backend. Errors: CanJoinGpus' too.
 absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(Backend& backend, int rank, int size,
                                                            Rendezvous& rendezvous,
                                                            std::chrono::milliseconds timeout);
+
+// Two ranks of any processes, of which rank 0 sends and rank 1 receives. Otherwise as above.
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(Backend& backend, int rank,
+                                                          Rendezvous& rendezvous,
+                                                          std::chrono::milliseconds timeout);
 
 }  // namespace treadle

@@ -29,6 +29,10 @@ class MemoryRendezvous final : public Rendezvous {
     if (!cancelled_.ok()) return cancelled_;
     return table_.at(key);
   }
+  absl::Status status() override {
+    const MutexLock lock(mutex_);
+    return cancelled_;
+  }
   // Ends all waits, these and later ones.
   void Cancel(absl::Status why) {
     const MutexLock lock(mutex_);

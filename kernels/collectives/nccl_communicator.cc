@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <deque>
 #include <map>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/collectives/cuda_events.h"
 #include "kernels/collectives/nccl_lane.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/rank_sum.h"
@@ -30,23 +32,24 @@ constexpr auto kAskEvery = std::chrono::microseconds(50);
 // What was broken off, and an orderly end, have this long.
 constexpr auto kEnd = std::chrono::seconds(5);
 
-absl::Status CudaStatus(cudaError_t error, std::string_view call) {
-  if (error == cudaSuccess) return absl::OkStatus();
-  cudaGetLastError();
-  return Internal(call, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")");
-}
-
 constexpr int kSpare = 2;  // numbers behind the parts, for the first exchange
 
-enum LaneKind { kCollectives, kUp, kDown, kLanes };  // transfers to higher ranks, to lower ones
+enum LaneKind { kCollectives, kUp, kDown };  // transfers to higher ranks, to lower ones
+
+struct Lane {
+  explicit Lane(LaneKind lane_kind) : kind(lane_kind) {}
+  const LaneKind kind;
+  NcclLane nccl;  // of collectives: on the device's stream
+};
 
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(const NcclOptions& options, cuda::Device& device)
-      : options_(options),
-        device_(device),
-        lanes_(options.transfers ? kLanes : kCollectives + 1),
-        streams_(lanes_.size(), nullptr) {}
+      : options_(options), device_(device) {
+    if (options.collectives) lanes_.emplace_back(kCollectives);
+    if (options.sends_up) lanes_.emplace_back(kUp);
+    if (options.sends_down) lanes_.emplace_back(kDown);
+  }
   ~NcclCommunicator() override;
 
   absl::Status Connect(Rendezvous& rendezvous);
@@ -91,11 +94,17 @@ class NcclCommunicator final : public Communicator {
   // Device::WatchWaits.
   absl::Status LookWhileWaiting(double seconds);
 
+  Lane& OfKind(LaneKind kind) {
+    const auto it = std::ranges::find(lanes_, kind, &Lane::kind);
+    TREADLE_CHECK(it != lanes_.end());  // of NcclOptions
+    return *it;
+  }
+
   absl::StatusOr<std::string> ExchangeIds(Rendezvous& rendezvous);
+  absl::Status ConnectLanes(Rendezvous& rendezvous);
   absl::Status RunOnce();
   absl::StatusOr<Transfer> BeginTransfer(Pending pending);
   absl::Status Post(Pending& pending);
-  absl::StatusOr<cudaEvent_t> TakeEvent();
 
   cudaStream_t stream() { return static_cast<cudaStream_t>(device_.stream()); }
   Clock::time_point Deadline() const {
@@ -105,19 +114,20 @@ class NcclCommunicator final : public Communicator {
   // Constant after Connect.
   const NcclOptions options_;
   cuda::Device& device_;
-  std::vector<NcclLane> lanes_;
-  std::vector<cudaStream_t> streams_;  // of the lanes; the first is the device's
-  Buffer parts_;                       // [size][max_count] f32
+  int64_t parts_count_ = 0;
+  Buffer parts_;            // [size][max_count] f32 of AllReduce, and kSpare
+  std::deque<Lane> lanes_;  // behind parts_: what reads and writes those ends first
 
   Mutex mu_;
   absl::Status broken_ ABSL_GUARDED_BY(mu_);
 
   // Confined to the rank's thread.
   bool connected_ = false;
+  Rendezvous* forming_ = nullptr;  // until connected
   Clock::time_point connect_deadline_;
   Transfer next_transfer_ = 1;
   std::map<Transfer, Pending> pending_;  // in the order in which they were begun
-  std::vector<cudaEvent_t> events_;      // free ones
+  CudaEvents events_;                    // those of pending_ and free ones
 };
 
 absl::Status NcclCommunicator::Break(absl::Status why) {
@@ -126,7 +136,7 @@ absl::Status NcclCommunicator::Break(absl::Status why) {
     if (!broken_.ok()) return broken_;
     broken_ = why;
   }
-  for (NcclLane& lane : lanes_) lane.Revoke();
+  for (Lane& lane : lanes_) lane.nccl.Revoke();
   return why;
 }
 
@@ -144,6 +154,7 @@ absl::Status NcclCommunicator::WaitUntil(Clock::time_point deadline, Ready ready
   const Clock::time_point begin = Clock::now();
   for (;;) {
     TREADLE_RETURN_IF_ERROR(broken());
+    if (forming_ != nullptr) TREADLE_RETURN_IF_ERROR(Checked(forming_->status()));
     const absl::StatusOr<bool> now_ready = ready();
     if (!now_ready.ok()) return Break(now_ready.status());
     if (*now_ready) return absl::OkStatus();
@@ -160,7 +171,7 @@ absl::Status NcclCommunicator::WaitUntil(Clock::time_point deadline, Ready ready
 template <typename Calls>
 absl::Status NcclCommunicator::Issue(LaneKind kind, Calls calls, std::string_view what) {
   TREADLE_RETURN_IF_ERROR(broken());
-  NcclLane& lane = lanes_[kind];
+  NcclLane& lane = OfKind(kind).nccl;
   TREADLE_RETURN_IF_ERROR(Checked(lane.Issue(calls, what)));
   return WaitUntil(
       Deadline(), [&] { return lane.Settled(what); }, what);
@@ -168,7 +179,7 @@ absl::Status NcclCommunicator::Issue(LaneKind kind, Calls calls, std::string_vie
 
 absl::Status NcclCommunicator::WaitForEvent(cudaEvent_t event, std::string_view what) {
   const auto passed = [&]() -> absl::StatusOr<bool> {
-    for (NcclLane& lane : lanes_) TREADLE_RETURN_IF_ERROR(lane.Settled(what).status());
+    for (Lane& lane : lanes_) TREADLE_RETURN_IF_ERROR(lane.nccl.Settled(what).status());
     const cudaError_t error = cudaEventQuery(event);
     if (error == cudaErrorNotReady) return false;
     TREADLE_RETURN_IF_ERROR(CudaStatus(error, what));
@@ -186,8 +197,8 @@ absl::Status NcclCommunicator::LookWhileWaiting(double seconds) {
     return Break(absl::DeadlineExceededError(
         Str("rank ", rank(), " waited ", options_.timeout.count(), " ms for its device")));
   }
-  for (NcclLane& lane : lanes_) {
-    TREADLE_RETURN_IF_ERROR(Checked(lane.Settled("waiting for the device").status()));
+  for (Lane& lane : lanes_) {
+    TREADLE_RETURN_IF_ERROR(Checked(lane.nccl.Settled("waiting for the device").status()));
   }
   return absl::OkStatus();
 }
@@ -205,7 +216,7 @@ absl::StatusOr<std::string> NcclCommunicator::ExchangeIds(Rendezvous& rendezvous
   if (ids.size() != lanes_.size() * NcclLane::kIdBytes) {
     return InvalidArgument("rank 0 gave ", ids.size(), " bytes of NCCL ids, expected ",
                            lanes_.size() * NcclLane::kIdBytes,
-                           ": all ranks must agree on transfers");
+                           ": all ranks must agree on what will be used");
   }
   return ids;
 }
@@ -213,47 +224,59 @@ absl::StatusOr<std::string> NcclCommunicator::ExchangeIds(Rendezvous& rendezvous
 absl::Status NcclCommunicator::Connect(Rendezvous& rendezvous) {
   connect_deadline_ = Clock::now() + options_.connect_timeout;
   device_.BindThread();
-  TREADLE_ASSIGN_OR_RETURN(
-      parts_, device_.Allocate((size() * options_.max_count + kSpare) * sizeof(float)));
+  if (options_.collectives) parts_count_ = size() * options_.max_count;
+  TREADLE_ASSIGN_OR_RETURN(parts_, device_.Allocate((parts_count_ + kSpare) * sizeof(float)));
+  forming_ = &rendezvous;
+  TREADLE_RETURN_IF_ERROR(ConnectLanes(rendezvous));
+  TREADLE_RETURN_IF_ERROR(RunOnce());
+  forming_ = nullptr;
+  connected_ = true;
+  // What the device waits for by itself: collectives.
+  if (options_.collectives) {
+    device_.WatchWaits(this, [this](double seconds) { return LookWhileWaiting(seconds); });
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::ConnectLanes(Rendezvous& rendezvous) {
   TREADLE_ASSIGN_OR_RETURN(const std::string ids, ExchangeIds(rendezvous));
-  streams_[kCollectives] = stream();
   for (size_t i = 0; i < lanes_.size(); ++i) {
-    if (i != kCollectives) {
-      TREADLE_RETURN_IF_ERROR(CudaStatus(
-          cudaStreamCreateWithFlags(&streams_[i], cudaStreamNonBlocking), "cudaStreamCreate"));
-    }
-    TREADLE_RETURN_IF_ERROR(
-        lanes_[i].Begin(ids.substr(i * NcclLane::kIdBytes, NcclLane::kIdBytes), rank(), size()));
-    const auto formed = [&] { return lanes_[i].Settled("forming an NCCL communicator"); };
+    Lane& lane = lanes_[i];
+    TREADLE_RETURN_IF_ERROR(lane.nccl.Begin(ids.substr(i * NcclLane::kIdBytes, NcclLane::kIdBytes),
+                                            rank(), size(),
+                                            lane.kind == kCollectives ? stream() : nullptr));
+    const auto formed = [&] { return lane.nccl.Settled("forming an NCCL communicator"); };
     TREADLE_RETURN_IF_ERROR(
         WaitUntil(connect_deadline_, formed, "all ranks to form an NCCL communicator"));
   }
-  TREADLE_RETURN_IF_ERROR(RunOnce());
-  connected_ = true;
-  device_.WatchWaits(this, [this](double seconds) { return LookWhileWaiting(seconds); });
   return absl::OkStatus();
 }
 
 // Makes the connections and loads the kernels of what will be used: later, a first time could have
 // to wait for a collective that waits for it.
 absl::Status NcclCommunicator::RunOnce() {
-  float* const spare = reinterpret_cast<float*>(parts_.data()) + size() * options_.max_count;
-  TREADLE_RETURN_IF_ERROR(AllReduce(spare, 1, /*accumulate=*/false, spare + 1));
-  for (size_t i = kUp; i < lanes_.size(); ++i) {
-    const int to = i == kUp ? rank() + 1 : rank() - 1;
-    const int from = i == kUp ? rank() - 1 : rank() + 1;
+  float* const spare = reinterpret_cast<float*>(parts_.data()) + parts_count_;
+  for (Lane& lane : lanes_) {
+    if (lane.kind == kCollectives) {
+      TREADLE_RETURN_IF_ERROR(AllReduce(spare, 1, /*accumulate=*/false, spare + 1));
+      continue;
+    }
+    const int to = lane.kind == kUp ? rank() + 1 : rank() - 1;
+    const int from = lane.kind == kUp ? rank() - 1 : rank() + 1;
     const auto exchange = [&](ncclComm_t comm) {
       ncclGroupStart();
-      if (to >= 0 && to < size()) ncclSend(spare, 1, ncclInt8, to, comm, streams_[i]);
-      if (from >= 0 && from < size()) ncclRecv(spare + 1, 1, ncclInt8, from, comm, streams_[i]);
+      if (to >= 0 && to < size()) ncclSend(spare, 1, ncclInt8, to, comm, lane.nccl.stream());
+      if (from >= 0 && from < size())
+        ncclRecv(spare + 1, 1, ncclInt8, from, comm, lane.nccl.stream());
       return ncclGroupEnd();
     };
-    TREADLE_RETURN_IF_ERROR(Issue(static_cast<LaneKind>(i), exchange, "the first transfer"));
+    TREADLE_RETURN_IF_ERROR(Issue(lane.kind, exchange, "the first transfer"));
   }
-  for (const cudaStream_t stream : streams_) {
-    TREADLE_ASSIGN_OR_RETURN(const cudaEvent_t event, TakeEvent());
-    events_.push_back(event);  // it is free again when this returns
-    TREADLE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(event, stream), "cudaEventRecord"));
+  for (const Lane& lane : lanes_) {
+    TREADLE_ASSIGN_OR_RETURN(const cudaEvent_t event, events_.Take());
+    events_.Return(event);  // it is free again when this returns
+    TREADLE_RETURN_IF_ERROR(
+        CudaStatus(cudaEventRecord(event, lane.nccl.stream()), "cudaEventRecord"));
     TREADLE_RETURN_IF_ERROR(WaitForEvent(event, "the first exchange between all ranks"));
   }
   return device_.status();
@@ -266,26 +289,19 @@ NcclCommunicator::~NcclCommunicator() {
   // off, and the lanes' destructors abort.
   const Clock::time_point deadline =
       Clock::now() + std::min<Clock::duration>(options_.timeout, kEnd);
-  for (NcclLane& lane : lanes_) {
-    const auto settled = [&] { return lane.Settled("ending"); };
-    if (connected_ && broken().ok() && Checked(lane.Finalize()).ok() &&
+  for (Lane& lane : lanes_) {
+    const auto settled = [&] { return lane.nccl.Settled("ending"); };
+    if (connected_ && broken().ok() && Checked(lane.nccl.Finalize()).ok() &&
         WaitUntil(deadline, settled, "all ranks to end").ok()) {
-      lane.Destroy();
+      lane.nccl.Destroy();
     }
   }
   const Clock::time_point drained = Clock::now() + kEnd;
-  for (const cudaStream_t stream : streams_) {
-    if (stream == nullptr) continue;
-    while (cudaStreamQuery(stream) == cudaErrorNotReady && Clock::now() < drained) {
-      std::this_thread::sleep_for(kAskEvery);
-    }
-    if (stream != streams_[kCollectives]) cudaStreamDestroy(stream);
-  }
+  for (Lane& lane : lanes_) lane.nccl.Drain(drained);
   for (const auto& [transfer, pending] : pending_) {
-    events_.push_back(pending.begun);
-    events_.push_back(pending.done);
+    events_.Return(pending.begun);
+    events_.Return(pending.done);
   }
-  for (const cudaEvent_t event : events_) cudaEventDestroy(event);
 }
 
 // -- collectives ----------------------------------------------------------------------------------
@@ -318,23 +334,11 @@ absl::Status NcclCommunicator::Broadcast(void* data, size_t bytes, int root) {
 
 // -- transfers ------------------------------------------------------------------------------------
 
-absl::StatusOr<cudaEvent_t> NcclCommunicator::TakeEvent() {
-  if (events_.empty()) {
-    cudaEvent_t event = nullptr;
-    TREADLE_RETURN_IF_ERROR(
-        CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate"));
-    return event;
-  }
-  const cudaEvent_t event = events_.back();
-  events_.pop_back();
-  return event;
-}
-
 absl::StatusOr<Communicator::Transfer> NcclCommunicator::BeginTransfer(Pending pending) {
-  TREADLE_CHECK(options_.transfers && pending.peer != rank() && !device_.capturing());
+  TREADLE_CHECK(pending.peer != rank() && !device_.capturing());
   TREADLE_RETURN_IF_ERROR(broken());
-  TREADLE_ASSIGN_OR_RETURN(pending.begun, TakeEvent());
-  TREADLE_ASSIGN_OR_RETURN(pending.done, TakeEvent());
+  TREADLE_ASSIGN_OR_RETURN(pending.begun, events_.Take());
+  TREADLE_ASSIGN_OR_RETURN(pending.done, events_.Take());
   const Transfer transfer = next_transfer_++;
   Pending& begun = pending_.emplace(transfer, pending).first->second;
   TREADLE_RETURN_IF_ERROR(
@@ -358,7 +362,7 @@ absl::StatusOr<Communicator::Transfer> NcclCommunicator::Recv(void* data, size_t
 }
 
 absl::Status NcclCommunicator::Post(Pending& pending) {
-  const cudaStream_t stream = streams_[pending.lane];
+  const cudaStream_t stream = OfKind(pending.lane).nccl.stream();
   TREADLE_RETURN_IF_ERROR(
       Checked(CudaStatus(cudaStreamWaitEvent(stream, pending.begun, 0), "cudaStreamWaitEvent")));
   const auto post = [&](ncclComm_t comm) {
@@ -385,8 +389,8 @@ absl::Status NcclCommunicator::Wait(Transfer transfer) {
   }
   TREADLE_RETURN_IF_ERROR(WaitForEvent(
       waited.done, Str(waited.send ? "a send to rank " : "a message from rank ", waited.peer)));
-  events_.push_back(waited.begun);
-  events_.push_back(waited.done);
+  events_.Return(waited.begun);
+  events_.Return(waited.done);
   pending_.erase(it);
   return absl::OkStatus();
 }

@@ -13,7 +13,15 @@
 // before it is done, a Recv when it is waited for (posted early, it would hold up what is sent
 // after it). Transfers to higher and to lower ranks do not wait for each other; those of one
 // direction run one after the other, so ranks must begin them in an order that all of them share.
-// Wait blocks the host.
+// Wait blocks the host, and no stream: the device's other work never waits for a transfer. So a
+// transfer that breaks is no failure of the device, and a later communicator can be made on it.
+//
+// Several communicators of a device (the ranks' of a stage, and those of its links to other stages)
+// are used by one thread. NCCL's kernels occupy a device while they wait for a peer, and may keep
+// each other from starting: whoever uses several must issue them in an order that all devices share
+// (NCCL's user guide, "Using multiple NCCL communicators concurrently"). Stages of a pipeline do:
+// by iteration, and within one by stage. Each issues the receive of an iteration, the collectives,
+// the send; the receive only when it is waited for, which is after the iteration before it.
 //
 // The threads of one process that have a communicator each must not capture, replay and communicate
 // in different orders: what a rank issues, all issue, in the same order. Graphs that captured a
@@ -37,8 +45,10 @@ class Device;
 struct NcclOptions {
   int rank = 0;
   int size = 1;
-  // Whether Send and Recv will be used: two more NCCL communicators, one for each direction.
-  bool transfers = false;
+  // What will be used; each is an NCCL communicator of its own.
+  bool collectives = true;
+  bool sends_up = false;    // Send and Recv, from lower ranks to higher ones
+  bool sends_down = false;  // and back
   // AllReduce takes pieces of at most this many f32; `size` times as many are allocated.
   int64_t max_count = 1 << 20;
   std::chrono::milliseconds timeout{120'000};         // of every wait
@@ -51,9 +61,10 @@ struct NcclOptions {
 void LoadKernelsEagerly();
 
 // Joins `size` ranks, each of which calls this on its own thread with its own rank and device, and
-// the same, fresh rendezvous. Everything is connected and has run once on return. The device
-// outlives the communicator. Errors: FailedPrecondition (a build without NCCL), DeadlineExceeded (a
-// rank did not come), NCCL's, the rendezvous' and the device's own.
+// the same, fresh rendezvous, whose status ends every wait in here. Everything is connected and has
+// run once on return. The device outlives the communicator. Errors: FailedPrecondition (a build
+// without NCCL), DeadlineExceeded (a rank did not come), NCCL's, the rendezvous' and the device's
+// own.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclOptions& options,
                                                                      cuda::Device& device,
                                                                      Rendezvous& rendezvous);

@@ -1,13 +1,22 @@
 #include "kernels/collectives/nccl_lane.h"
 
+#include <cuda_runtime.h>
 #include <nccl.h>
 
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "kernels/status.h"
 
 namespace treadle {
+
+absl::Status CudaStatus(int error, std::string_view call) {
+  const auto result = static_cast<cudaError_t>(error);
+  if (result == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();
+  return Internal(call, ": ", cudaGetErrorString(result), " (", cudaGetErrorName(result), ")");
+}
 
 static_assert(NcclLane::kIdBytes == sizeof(ncclUniqueId));
 
@@ -28,8 +37,14 @@ NcclLane::~NcclLane() {
   if (comm_ != nullptr) ncclCommAbort(comm_);
 }
 
-absl::Status NcclLane::Begin(const std::string& id, int rank, int size) {
-  TREADLE_CHECK(id.size() == kIdBytes);
+absl::Status NcclLane::Begin(const std::string& id, int rank, int size, CUstream_st* of_device) {
+  TREADLE_CHECK(id.size() == kIdBytes && stream_ == nullptr);
+  own_stream_ = of_device == nullptr;
+  stream_ = of_device;
+  if (own_stream_) {
+    TREADLE_RETURN_IF_ERROR(
+        CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"));
+  }
   ncclUniqueId unique;
   std::memcpy(unique.internal, id.data(), id.size());
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -41,6 +56,7 @@ absl::Status NcclLane::Begin(const std::string& id, int rank, int size) {
 
 absl::Status NcclLane::Issue(const std::function<int(ncclComm*)>& calls, std::string_view what) {
   MutexLock lock(mu_);
+  if (revoked_) return absl::AbortedError(Str(what, ": the communicator is broken"));
   return Judge(calls(comm_), what);
 }
 
@@ -54,7 +70,9 @@ absl::StatusOr<bool> NcclLane::Settled(std::string_view what) {
 
 void NcclLane::Revoke() {
   MutexLock lock(mu_);
-  if (comm_ != nullptr) ncclCommRevoke(comm_, NCCL_REVOKE_DEFAULT);
+  if (comm_ != nullptr && !std::exchange(revoked_, true)) {
+    ncclCommRevoke(comm_, NCCL_REVOKE_DEFAULT);
+  }
 }
 
 absl::Status NcclLane::Finalize() {
@@ -64,6 +82,16 @@ absl::Status NcclLane::Finalize() {
 void NcclLane::Destroy() {
   MutexLock lock(mu_);
   ncclCommDestroy(std::exchange(comm_, nullptr));
+}
+
+void NcclLane::Drain(std::chrono::steady_clock::time_point deadline) {
+  if (stream_ == nullptr) return;
+  while (cudaStreamQuery(stream_) == cudaErrorNotReady &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  if (own_stream_) cudaStreamDestroy(stream_);
+  stream_ = nullptr;
 }
 
 absl::Status NcclLane::Judge(int result, std::string_view what) {

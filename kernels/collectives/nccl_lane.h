@@ -1,10 +1,12 @@
-// One communicator of NCCL, for nccl_communicator.cc: what a rank issues on it runs in that order.
+// One communicator of NCCL and the stream that it is used on, for nccl_communicator.cc: what a rank
+// issues on it runs in that order.
 //
 // It is non-blocking: calls return while they are under way, and Settled says how far they are.
 // NCCL must not be called by two threads at once; this sees to that. The caller's current device is
 // the rank's. Thread safety: any thread.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <string>
@@ -14,9 +16,13 @@
 #include "absl/status/statusor.h"
 #include "kernels/sync.h"
 
+struct CUstream_st;
 struct ncclComm;
 
 namespace treadle {
+
+// Of a call of CUDA's runtime, a cudaError_t. Internal.
+absl::Status CudaStatus(int error, std::string_view call);
 
 class NcclLane {
  public:
@@ -25,14 +31,16 @@ class NcclLane {
   static absl::StatusOr<std::string> MakeIds(size_t count);
 
   NcclLane() = default;
-  // Aborts what Destroy has not ended. Waits for graphs that captured it.
+  // Aborts what Destroy has not ended. Waits for graphs that captured it. Drain has returned.
   ~NcclLane();
   NcclLane(const NcclLane&) = delete;
   NcclLane& operator=(const NcclLane&) = delete;
 
-  absl::Status Begin(const std::string& id, int rank, int size);
+  // On the device's stream, or, given none, on one of its own.
+  absl::Status Begin(const std::string& id, int rank, int size, CUstream_st* of_device);
+  CUstream_st* stream() const { return stream_; }
   // calls(comm) issues something and returns NCCL's result. `what` is for errors here and below:
-  // Unavailable if a peer is lost, else Internal.
+  // Aborted after Revoke, Unavailable if a peer is lost, else Internal.
   absl::Status Issue(const std::function<int(ncclComm*)>& calls, std::string_view what);
   // Whether nothing is under way any more on the host; kernels may still run.
   absl::StatusOr<bool> Settled(std::string_view what);
@@ -41,12 +49,19 @@ class NcclLane {
   // The end in order, of all ranks together: Destroy when this has settled.
   absl::Status Finalize();
   void Destroy();
+  // Waits until the stream is empty, or until the deadline. Its own stream ends here.
+  void Drain(std::chrono::steady_clock::time_point deadline);
 
  private:
   absl::Status Judge(int result, std::string_view what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Set by Begin.
+  CUstream_st* stream_ = nullptr;
+  bool own_stream_ = false;
+
   Mutex mu_;
   ncclComm* comm_ ABSL_GUARDED_BY(mu_) = nullptr;
+  bool revoked_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace treadle

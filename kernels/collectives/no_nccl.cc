@@ -19,6 +19,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclO
   return NoNccl();
 }
 
+absl::Status CanJoinGpus() { return NoNccl(); }
+
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(Backend&, int, Rendezvous&,
+                                                          std::chrono::milliseconds) {
+  return NoNccl();
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(Backend&, int, int, Rendezvous&,
                                                            std::chrono::milliseconds) {
   return NoNccl();

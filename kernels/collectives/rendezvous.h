@@ -22,6 +22,8 @@ class Rendezvous {
   // forming of the communicator at once.
   virtual absl::StatusOr<std::string> Get(const std::string& key,
                                           std::chrono::steady_clock::time_point deadline) = 0;
+  // Ok, or why the communicator is not wanted any more: who forms it then stops, wherever it waits.
+  virtual absl::Status status() = 0;
 };
 
 }  // namespace treadle

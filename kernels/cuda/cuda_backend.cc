@@ -13,6 +13,7 @@
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/result_delivery.h"
+#include "kernels/cuda/staging.h"
 
 namespace treadle::cuda {
 namespace {
@@ -35,28 +36,13 @@ BackendLimits Max(const BackendLimits& a, const BackendLimits& b) {
   return larger;
 }
 
-// Page-locked memory.
-class PinnedStaging final : public HostStaging {
- public:
-  explicit PinnedStaging(Device& device) : device_(device) {}
-  absl::StatusOr<Buffer> Allocate(size_t bytes) override { return device_.AllocateHost(bytes); }
-  void Upload(void* device, const void* host, size_t bytes) override {
-    device_.CopyToDeviceAsync(device, host, bytes);
-  }
-  void Download(void* host, const void* device, size_t bytes) override {
-    device_.CopyToHostAsync(host, device, bytes);
-  }
-
- private:
-  Device& device_;
-};
-
 class CudaBackend final : public Backend {
  public:
   CudaBackend(std::unique_ptr<Device> device, const CudaOptions& options)
       : options_(options),
         device_(std::move(device)),
-        staging_(*device_),
+        pinned_staging_(*device_),
+        device_staging_(*device_),
         batch_(*device_, kUploadMark),
         results_(*device_) {}
   ~CudaBackend() override { (void)device_->Synchronize(); }  // before memory is freed
@@ -82,7 +68,10 @@ class CudaBackend final : public Backend {
   void CopyToHost(void* host, const void* device, size_t bytes) override {
     if (bytes > 0) device_->CopyToHost(host, device, bytes);
   }
-  HostStaging* staging() override { return &staging_; }
+  Staging* staging(StagingPlace place) override {
+    if (place == StagingPlace::kHost) return &pinned_staging_;
+    return &device_staging_;
+  }
   absl::Status Synchronize() override {
     Keep(results_.Flush());
     Keep(device_->Synchronize());
@@ -344,7 +333,8 @@ class CudaBackend final : public Backend {
   const std::unique_ptr<Device> device_;
   std::unique_ptr<MatMuls> matmuls_;
   BackendLimits limits_;
-  PinnedStaging staging_;
+  PinnedStaging pinned_staging_;
+  DeviceStaging device_staging_;
   AnnouncedBatch batch_;
   ResultDelivery results_;
   int64_t product_rows_ = 0;  // what products have scratch for

@@ -155,6 +155,9 @@ class CudaDevice final : public Device {
   void CopyToHostAsync(void* pinned, const void* device, size_t bytes) override {
     Copy(pinned, device, bytes, cudaMemcpyDeviceToHost);
   }
+  void CopyOnDevice(void* to, const void* from, size_t bytes) override {
+    Copy(to, from, bytes, cudaMemcpyDeviceToDevice);
+  }
   void Zero(void* device, size_t bytes) override {
     if (!status_.ok() || bytes == 0) return;
     Check(cudaMemsetAsync(device, 0, bytes, stream_), "cudaMemsetAsync");

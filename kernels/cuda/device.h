@@ -76,6 +76,7 @@ class Device {
   virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;    // done on return
   virtual void CopyToDeviceAsync(void* device, const void* pinned, size_t bytes) = 0;
   virtual void CopyToHostAsync(void* pinned, const void* device, size_t bytes) = 0;
+  virtual void CopyOnDevice(void* to, const void* from, size_t bytes) = 0;  // no overlap
   virtual void Zero(void* device, size_t bytes) = 0;
 
   // -- order --------------------------------------------------------------------------------------
@@ -108,7 +109,8 @@ class Device {
   virtual void Replay(const Graph& graph) = 0;
   virtual bool capturing() const = 0;
 
-  // The vendor's stream handle, for the library wrappers of this folder (cuBLASLt, NCCL).
+  // The vendor's stream handle, for the libraries' wrappers (cuBLASLt, NCCL). In the emulation:
+  // this Device, for what stands in for them.
   virtual void* stream() = 0;
   // The emulation has no libraries: wrappers run or record a host function in their place. CHECKs
   // on a real device.

@@ -77,9 +77,8 @@ RemoteEngineOptions EngineOptions(const ServeOptions& options, const RankDevices
   engine.weights = options.weights.text();
   engine.outlier_threshold = options.outlier_threshold;
   engine.outlier_rule = LoadOptionsFrom(options, max_context).outlier_rule;
-  for (const WireType wire : {WireType::kF32, WireType::kBf16, WireType::kInt8}) {
-    if (Name(wire) == options.wire) engine.wire = wire;
-  }
+  engine.wire = WireFrom(options.wire);
+  engine.data_plane = DataPlaneFrom(options.data_plane).value();
   engine.late_plans = options.plan_forwarding == "late";
   engine.page_size = options.page_size;
   engine.kv_dtype = KvTypeOf(options);
@@ -130,10 +129,10 @@ absl::StatusOr<OpenedWorkers> OpenWorkers(std::shared_ptr<const Checkpoint> chec
   TREADLE_ASSIGN_OR_RETURN(RemoteEngine remote, RemoteEngine::Create(std::move(engine)));
   opened.kv_pages = remote.kv_pages;
   for (const uint64_t bytes : remote.weight_bytes) opened.weight_bytes += bytes;
-  opened.backend =
-      Str(options.stages(), options.stages() == 1 ? " stage of " : " stages of ",
-          options.tensor_parallel > 1 ? Str(options.tensor_parallel, " ranks of ") : "",
-          remote.backend, options.stages() > 1 ? ", wire " + options.wire : "");
+  opened.backend = Str(
+      options.stages(), options.stages() == 1 ? " stage of " : " stages of ",
+      options.tensor_parallel > 1 ? Str(options.tensor_parallel, " ranks of ") : "", remote.backend,
+      options.stages() > 1 ? Str(", wire ", options.wire, " over ", options.data_plane) : "");
   opened.engine = std::move(remote.engine);
   if (workers) {
     opened.engine = MakeSupervisedEngine(std::move(workers), std::move(opened.engine));

@@ -16,6 +16,11 @@ absl::Status CheckCpu(const ServeOptions& options) {
   if (options.kv_dtype == "bf16") {
     return InvalidArgument("--kv-dtype is bf16, expected f16 or f32 on the CPU");
   }
+  if (options.data_plane != "gloo") {
+    return InvalidArgument("--data-plane is ", options.data_plane,
+                           ", but the stages compute on the CPU; expected gloo, or ",
+                           options.workers.empty() ? "GPUs" : "--device cuda");
+  }
   return absl::OkStatus();
 }
 
@@ -27,6 +32,10 @@ absl::Status CheckGpu(const ServeOptions& options) {
 
 absl::StatusOr<std::unique_ptr<Communicator>> JoinOnGpus(const RankJoin& join) {
   return JoinGpuRanks(join.backend, join.rank, join.size, join.rendezvous, join.timeout);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> LinkOnGpus(const RankJoin& join) {
+  return JoinGpuLink(join.backend, join.rank, join.rendezvous, join.timeout);
 }
 
 // The first ones that can be opened, as many as are needed.
@@ -135,7 +144,7 @@ absl::StatusOr<RankGpus> FindWorkerGpus(const std::string& device,
     found.none = "it was started with --device cpu";
     return found;
   }
-  if (ordinals.size() != 1) LoadKernelsEagerly();  // it may get several ranks
+  LoadKernelsEagerly();  // it may get several ranks, or neighbours
   const std::vector<CudaDevice> all = CudaDevices(&found.none);
   if (all.empty() && device == "cuda") {
     return absl::FailedPreconditionError(
@@ -164,6 +173,8 @@ absl::StatusOr<RankGpus> FindWorkerGpus(const std::string& device,
     return CudaFreeBytes(of_rank[rank]);
   };
   found.join = JoinOnGpus;
+  found.link = LinkOnGpus;
+  found.can_link = CanJoinGpus;
   return found;
 }
 

@@ -18,13 +18,14 @@ struct EngineKind {
   bool deferred = false;
   // On emulated GPUs (tests/support/emulated_gpus.h): much slower.
   bool gpus = false;
+  bool links = false;  // GPUs, and activations stay on them
 
   bool asynchronous() const { return deferred || gpus; }
 
   std::string Name() const {
     return (stages == 0 ? std::string("Local") : "Stages" + std::to_string(stages)) +
            (ranks == 1 ? "" : "Ranks" + std::to_string(ranks)) + (late ? "Late" : "") +
-           (deferred ? "Deferred" : "") + (gpus ? "Gpus" : "");
+           (deferred ? "Deferred" : "") + (gpus ? "Gpus" : "") + (links ? "Links" : "");
   }
 };
 

@@ -34,7 +34,7 @@ TEST(Configuration, FlagsReachTheirFields) {
             "--outlier-rule per-call --compute exact --policy request-level "
             "--threads 3 --pin-threads off --engine-depth 1 --default-max-new-tokens 7 "
             "--workers a:1,[::1]:2,unix:/c --tensor-parallel 3 --wire int8 --weights-from master "
-            "--plan-forwarding late "
+            "--plan-forwarding late --data-plane gloo "
             "--on-worker-loss fail --drain-timeout 500ms --stream-stall-timeout 2m --ledger-file "
             "l.jsonl --log-format json --log-level error --log-file l.log --log-requests off",
             options),
@@ -52,6 +52,7 @@ TEST(Configuration, FlagsReachTheirFields) {
   EXPECT_EQ(options.stages(), 3);
   EXPECT_EQ(options.tensor_parallel, 3);
   EXPECT_EQ(options.wire, "int8");
+  EXPECT_EQ(options.data_plane, "gloo");
   EXPECT_EQ(options.plan_forwarding, "late");
   EXPECT_EQ(options.weights_from, "master");
   EXPECT_EQ(options.on_worker_loss, "fail");
@@ -97,6 +98,7 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--workers a:0", "--workers: address is 'a:0', expected the port of a worker"},
       {"--workers a:1,b:1,a:1", "--workers: has a:1 twice"},
       {"--wire f16", "--wire: is 'f16', expected f32 or bf16 or int8"},
+      {"--data-plane mpi", "--data-plane: is 'mpi', expected gloo or nccl"},
       {"--plan-forwarding no", "--plan-forwarding: is 'no', expected early or late"},
       {"--weights-from disk", "--weights-from: is 'disk', expected file or master"},
       {"--on-worker-loss ignore", "--on-worker-loss: is 'ignore', expected fail or restart"},
@@ -125,6 +127,13 @@ TEST(Configuration, ParallelismThatCannotBe) {
       {"--pipeline-parallel 3 --workers a:1,b:1", "--pipeline-parallel is 3, but --workers has 2"},
       {"--wire bf16", "--wire is bf16, but with one stage nothing is sent"},
       {"--wire int8 --workers a:1", "--wire is int8, but with one stage nothing is sent"},
+      {"--data-plane nccl", "--data-plane is nccl, but with one stage nothing is sent"},
+      {"--data-plane nccl --pipeline-parallel 2 --wire bf16",
+       "--data-plane is nccl, but --wire is bf16, which only the host encodes; expected f32"},
+      {"--data-plane nccl --workers a:1,b:1 --wire int8",
+       "--data-plane is nccl, but --wire is int8"},
+      {"--data-plane nccl --pipeline-parallel 2 --device cpu",
+       "--data-plane is nccl, but --device is cpu; expected cuda, or gloo"},
       {"--plan-forwarding late", "--plan-forwarding is late, but with one stage nothing is passed"},
       {"--weights-from master", "--weights-from is master, but there are no workers"},
   };
@@ -135,6 +144,8 @@ TEST(Configuration, ParallelismThatCannotBe) {
   }
   for (const char* good : {"--pipeline-parallel 2 --workers a:1,b:1 --wire bf16",
                            "--workers a:1 --weights-from master", "--tensor-parallel 3",
+                           "--pipeline-parallel 2 --data-plane nccl",
+                           "--workers a:1,b:1 --data-plane nccl --device cuda --wire f32",
                            "--pipeline-parallel 4 --wire int8 --weights-from master"}) {
     ServeOptions options;
     ASSERT_EQ(Parse(Str("--model m ", good), options), "");

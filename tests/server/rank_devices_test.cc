@@ -100,6 +100,7 @@ TEST(RankDevices, GpusOfAWorker) {
   EXPECT_EQ(all->gpus[0].id, numbered->gpus[1].id);
   EXPECT_NE(all->gpus[0].id, all->gpus[1].id);
   EXPECT_TRUE(all->join);
+  EXPECT_TRUE(all->link);
   EXPECT_EQ(all->free_bytes(1).value(), uint64_t{4} << 30);
   const auto opened = Opened();
   ASSERT_TRUE(numbered->create(0, DType::kBF16, true, 1).ok());
@@ -130,6 +131,12 @@ TEST(RankDevices, WhatDoesNotGoTogetherIsNamed) {
                 o.kv_dtype = "bf16";
               }),
               HasSubstr("--kv-dtype is bf16, expected f16 or f32 on the CPU"));
+  EXPECT_THAT(Refusal([](ServeOptions& o) {
+                o.workers = {"a:1", "b:1"};
+                o.data_plane = "nccl";
+              }),
+              HasSubstr("--data-plane is nccl, but the stages compute on the CPU; expected gloo, "
+                        "or --device cuda"));
 }
 
 class WholeModels : public testing::TestWithParam<const char*> {};

@@ -3,12 +3,14 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "engine/remote/worker_stage.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/backend_on_device.h"
 #include "kernels/cuda/device.h"
 #include "kernels/status.h"
+#include "tests/support/forwarding_communicator.h"
 #include "tests/support/thread_groups.h"
 
 namespace treadle {
@@ -18,7 +20,21 @@ inline absl::StatusOr<std::unique_ptr<Backend>> EmulatedGpu(int ordinal, DType d
   return cuda::MakeCudaBackend(std::move(device), {.dtype = dtype, .deterministic = true});
 }
 
-// Of a worker. Its ranks meet in memory.
+// A communicator of threads between emulated devices, in the order of the device's work.
+class DeviceLink final : public ForwardingCommunicator {
+ public:
+  DeviceLink(std::unique_ptr<Communicator> below, cuda::Device& device)
+      : ForwardingCommunicator(std::move(below)), device_(device) {}
+  absl::StatusOr<Transfer> Send(const void* data, size_t bytes, int to) override {
+    TREADLE_RETURN_IF_ERROR(device_.Synchronize());
+    return ForwardingCommunicator::Send(data, bytes, to);
+  }
+
+ private:
+  cuda::Device& device_;
+};
+
+// Of a worker. Its ranks, and those of neighbouring stages, meet in memory.
 inline RankGpus EmulatedGpus(int count) {
   RankGpus gpus;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
@@ -36,6 +52,11 @@ inline RankGpus EmulatedGpus(int count) {
   };
   const auto groups = std::make_shared<ThreadGroups>();
   gpus.join = [groups](const RankJoin& join) { return groups->Join(join); };
+  gpus.link = [groups](const RankJoin& join) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+    TREADLE_ASSIGN_OR_RETURN(auto joined, groups->Join(join));
+    return std::make_unique<DeviceLink>(std::move(joined), cuda::DeviceOf(join.backend));
+  };
+  gpus.can_link = [] { return absl::OkStatus(); };
   return gpus;
 }
 

@@ -29,11 +29,11 @@ FaultScript RandomFaults(uint64_t seed, double rate) {
   };
 }
 
-FaultyCommunicator::FaultyCommunicator(std::unique_ptr<Communicator> inner, FaultScript script)
-    : script_(std::move(script)), inner_(std::move(inner)) {}
+FaultyCommunicator::FaultyCommunicator(std::unique_ptr<Communicator> below, FaultScript script)
+    : ForwardingCommunicator(std::move(below)), script_(std::move(script)) {}
 
-Communicator::Transfer FaultyCommunicator::Remember(std::optional<Transfer> inner) {
-  transfers_.emplace(next_, inner);
+Communicator::Transfer FaultyCommunicator::Remember(std::optional<Transfer> below) {
+  transfers_.emplace(next_, below);
   return next_++;
 }
 
@@ -55,7 +55,7 @@ absl::StatusOr<Communicator::Transfer> FaultyCommunicator::Send(const void* data
     case FaultKind::kDrop:
       return Remember(std::nullopt);
     case FaultKind::kDuplicate:
-      TREADLE_RETURN_IF_ERROR(inner_->Send(Copy(data, bytes).data(), bytes, to).status());
+      TREADLE_RETURN_IF_ERROR(below().Send(Copy(data, bytes).data(), bytes, to).status());
       break;
     case FaultKind::kTruncate:
       bytes -= std::min(fault.bytes, bytes);
@@ -75,20 +75,20 @@ absl::StatusOr<Communicator::Transfer> FaultyCommunicator::Send(const void* data
       }
       break;
   }
-  TREADLE_ASSIGN_OR_RETURN(const Transfer inner, inner_->Send(data, bytes, to));
-  return Remember(inner);
+  TREADLE_ASSIGN_OR_RETURN(const Transfer transfer, below().Send(data, bytes, to));
+  return Remember(transfer);
 }
 
 absl::StatusOr<Communicator::Transfer> FaultyCommunicator::Recv(void* data, size_t bytes,
                                                                 int from) {
-  TREADLE_ASSIGN_OR_RETURN(const Transfer inner, inner_->Recv(data, bytes, from));
-  return Remember(inner);
+  TREADLE_ASSIGN_OR_RETURN(const Transfer transfer, below().Recv(data, bytes, from));
+  return Remember(transfer);
 }
 
 absl::Status FaultyCommunicator::Wait(Transfer transfer) {
   const auto node = transfers_.extract(transfer);
   TREADLE_CHECK(!node.empty());
-  return node.mapped() ? inner_->Wait(*node.mapped()) : absl::OkStatus();
+  return node.mapped() ? below().Wait(*node.mapped()) : absl::OkStatus();
 }
 
 }  // namespace treadle

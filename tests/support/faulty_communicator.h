@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kernels/collectives/communicator.h"
+#include "tests/support/forwarding_communicator.h"
 
 namespace treadle {
 
@@ -42,35 +42,23 @@ FaultScript FaultAt(int64_t index, Fault fault);
 // Each message meets each kind with probability `rate`; equal for equal seeds.
 FaultScript RandomFaults(uint64_t seed, double rate);
 
-class FaultyCommunicator final : public Communicator {
+class FaultyCommunicator final : public ForwardingCommunicator {
  public:
-  FaultyCommunicator(std::unique_ptr<Communicator> inner, FaultScript script);
+  FaultyCommunicator(std::unique_ptr<Communicator> below, FaultScript script);
+  ~FaultyCommunicator() override { EndBelow(); }
 
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override {
-    return inner_->AllReduce(in, count, accumulate, out);
-  }
-  absl::Status AllGather(const void* in, size_t bytes, void* out) override {
-    return inner_->AllGather(in, bytes, out);
-  }
-  absl::Status Broadcast(void* data, size_t bytes, int root) override {
-    return inner_->Broadcast(data, bytes, root);
-  }
   absl::StatusOr<Transfer> Send(const void* data, size_t bytes, int to) override;
   absl::StatusOr<Transfer> Recv(void* data, size_t bytes, int from) override;
   absl::Status Wait(Transfer transfer) override;
-  void Abort(absl::Status why) override { inner_->Abort(std::move(why)); }
 
   int64_t faults() const { return faults_; }  // met so far
 
  private:
-  Transfer Remember(std::optional<Transfer> inner);
+  Transfer Remember(std::optional<Transfer> below);
   std::vector<std::byte>& Copy(const void* data, size_t bytes);
 
   const FaultScript script_;
-  std::deque<std::vector<std::byte>> copies_;  // what `inner_` still sends from
-  const std::unique_ptr<Communicator> inner_;
+  std::deque<std::vector<std::byte>> copies_;  // what the one below still sends from
   int64_t sends_ = 0;
   int64_t faults_ = 0;
   Transfer next_ = 1;

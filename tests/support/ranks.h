@@ -21,6 +21,7 @@ class FolderRendezvous final : public Rendezvous {
   absl::Status Set(const std::string& key, const std::string& bytes) override;
   absl::StatusOr<std::string> Get(const std::string& key,
                                   std::chrono::steady_clock::time_point deadline) override;
+  absl::Status status() override { return absl::OkStatus(); }
 
  private:
   std::filesystem::path PathOf(const std::string& key) const;

@@ -170,6 +170,10 @@ class EmulatedDevice final : public Device {
     TREADLE_CHECK(memory_->Holds(device, bytes) && pinned_->Holds(pinned, bytes));
     Issue([=] { std::memcpy(pinned, device, bytes); });
   }
+  void CopyOnDevice(void* to, const void* from, size_t bytes) override {
+    TREADLE_CHECK(memory_->Holds(to, bytes) && memory_->Holds(from, bytes));
+    Issue([=] { std::memcpy(to, from, bytes); });
+  }
   void Zero(void* device, size_t bytes) override {
     TREADLE_CHECK(memory_->Holds(device, bytes));
     Issue([=] { std::memset(device, 0, bytes); });
@@ -217,7 +221,7 @@ class EmulatedDevice final : public Device {
   }
   bool capturing() const override { return capturing_; }
 
-  void* stream() override { return nullptr; }
+  void* stream() override { return static_cast<Device*>(this); }
   void RunOnHost(std::function<void()> work) override { Issue(std::move(work)); }
 
  protected:

@@ -3,91 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "engine/remote/gloo_pipeline.h"
 #include "kernels/cuda/emulation/emulated_device.h"
-#include "tests/engine/plan_builder.h"
-#include "tests/engine/remote/driven_requests.h"
-#include "tests/support/emulated_gpus.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/engine/remote/gpu_cluster.h"
+#include "tests/support/forwarding_communicator.h"
 
 namespace treadle {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr uint32_t kSeed = 5;
-
-std::string TinyModel(const TinyModelOptions& options = {.layers = 3}) {
-  const auto path = WriteTinyLlamaGguf(OwnFolder(), options);
-  EXPECT_TRUE(path.ok()) << path.status();
-  return *path;
-}
-
-std::vector<PlanDriver::DrivenRequest> FewRequests() {
-  auto requests = SomeRequests(5, kSeed);
-  for (PlanDriver::DrivenRequest& driven : requests) {
-    driven.request.prompt.resize(std::min<size_t>(driven.request.prompt.size(), 19));
-    driven.request.max_new_tokens = std::min(driven.request.max_new_tokens, 5);
-  }
-  return requests;
-}
-
-ClusterOptions GpuCluster(int stages, int ranks = 1) {
-  ClusterOptions options;
-  options.model = TinyModel();
-  options.stages = stages;
-  options.engine.tensor_parallel = ranks;
-  options.engine.backend = "cuda";
-  options.engine.dtype = DType::kBF16;
-  options.engine.deterministic = true;
-  options.engine.compute = ComputeMode::kAuto;
-  options.engine.iteration_deadline = options.engine.silence = std::chrono::minutes(1);
-  options.worker.ranks.gpus = EmulatedGpus(2);
-  return options;
-}
-
-// All layers on one emulated GPU, in this process.
-std::unique_ptr<Engine> OneGpu(const ClusterOptions& options) {
-  auto backend = EmulatedGpu(0, options.engine.dtype);
-  auto checkpoint = Checkpoint::Open(options.model);
-  TREADLE_CHECK(backend.ok() && checkpoint.ok());
-  LoadOptions load;
-  load.max_batch_tokens = options.engine.max_batch_tokens;
-  auto model = Model::Load(**checkpoint, **backend, load);
-  TREADLE_CHECK(model.ok());
-  auto engine = LocalEngine::Create(*std::move(backend), *std::move(model),
-                                    {.max_batch_tokens = options.engine.max_batch_tokens,
-                                     .page_size = options.engine.page_size,
-                                     .kv_pages = options.engine.kv_pages,
-                                     .kv_dtype = options.engine.kv_dtype,
-                                     .depth = 2});
-  TREADLE_CHECK(engine.ok());
-  return *std::move(engine);
-}
-
-using Requests = std::vector<PlanDriver::DrivenRequest>;
-
-void RunOn(EngineClient& client, PlanDriver& driver) {
-  ASSERT_EQ(client.Run(driver), absl::OkStatus());
-}
-
-// Through the cluster, in another company than one GPU runs them in, and again after a restart.
-void ExpectTheBitsOfOneGpu(const ClusterOptions& options) {
-  const Requests requests = FewRequests();
-  PlanDriver expected(DriverOptions(1), requests);
-  EngineClient one(OneGpu(options));
-  RunOn(one, expected);
-  auto cluster = StartThreadCluster(options);
-  ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EXPECT_THAT(cluster->remote.backend, HasSubstr("cuda emulated"));
-  EngineClient client(std::move(cluster->remote.engine));
-  for (const uint32_t company : {2, 3}) {
-    PlanDriver driver(DriverOptions(company, options.stages), requests);
-    RunOn(client, driver);
-    EXPECT_EQ(DifferentAnswers(expected, driver, requests), "");
-    ASSERT_EQ(client.Recover(), absl::OkStatus());
-  }
-}
 
 TEST(RemoteGpus, StagesGiveTheBitsOfOneGpu) {
   for (const int stages : {1, 2, 3}) {
@@ -101,42 +27,6 @@ TEST(RemoteGpus, StagesGiveTheBitsOfOneGpu) {
 TEST(RemoteGpus, AlsoWhereWorkRunsLate) {
   const cuda::ScopedEmulation late({.deferred = true});
   ExpectTheBitsOfOneGpu(GpuCluster(3));
-}
-
-// Cannot send a second time.
-class SendsOnce final : public Communicator {
- public:
-  explicit SendsOnce(std::unique_ptr<Communicator> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override {
-    return inner_->AllReduce(in, count, accumulate, out);
-  }
-  absl::Status AllGather(const void* in, size_t bytes, void* out) override {
-    return inner_->AllGather(in, bytes, out);
-  }
-  absl::Status Broadcast(void* data, size_t bytes, int root) override {
-    return inner_->Broadcast(data, bytes, root);
-  }
-  absl::StatusOr<Transfer> Send(const void* data, size_t bytes, int to) override {
-    if (std::exchange(sent_, true)) return absl::InternalError("no second one");
-    return inner_->Send(data, bytes, to);
-  }
-  absl::StatusOr<Transfer> Recv(void* data, size_t bytes, int from) override {
-    return inner_->Recv(data, bytes, from);
-  }
-  absl::Status Wait(Transfer transfer) override { return inner_->Wait(transfer); }
-  void Abort(absl::Status why) override { inner_->Abort(std::move(why)); }
-
- private:
-  const std::unique_ptr<Communicator> inner_;
-  bool sent_ = false;
-};
-
-IterationPlan OneRequest(uint64_t epoch, uint64_t iteration) {
-  return PlanOf(epoch, iteration)
-      .Start(StartOf(iteration + 1, 3, {static_cast<int32_t>(iteration)}))
-      .Step(SampleOf(StepOf(iteration + 1, 0, {1, 2, 3})));
 }
 
 // An epoch ends while the first stage has begun one more plan: what is on its way may not write to
@@ -288,6 +178,39 @@ TEST(RemoteGpus, WorkersThatDoNotFitAreRefused) {
   options.engine.backend = "abacus";
   options.worker.device = "";
   EXPECT_EQ(StartThreadCluster(options).status().code(), absl::StatusCode::kUnimplemented);
+}
+
+// Both sides are named, before anything is loaded.
+TEST(RemoteGpus, DataPlanesThatCannotBeAreRefused) {
+  ClusterOptions options = GpuCluster(2);
+  options.engine.data_plane = DataPlane::kNccl;
+  options.worker.ranks.gpus.can_link = [] {
+    return absl::FailedPreconditionError("libnccl.so.2 is on another machine");
+  };
+  std::atomic<bool> created = false;
+  options.worker.ranks.gpus.create = [&](auto...) -> absl::StatusOr<std::unique_ptr<Backend>> {
+    created = true;
+    return Internal("not to be created");
+  };
+  absl::Status status = StartThreadCluster(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(status.message(), HasSubstr("the master wants activations over nccl, but this worker "
+                                          "cannot: libnccl.so.2 is on another machine"));
+  EXPECT_THAT(status.message(), HasSubstr("stage "));
+  EXPECT_FALSE(created);
+
+  options.engine.wire = WireType::kInt8;
+  status = StartThreadCluster(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(status.message(),
+              HasSubstr("the data plane between stages is nccl, but the wire is int8"));
+  options = GpuCluster(2);
+  options.engine.data_plane = DataPlane::kNccl;
+  options.engine.backend = "cpu";
+  status = StartThreadCluster(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(status.message(),
+              HasSubstr("the data plane between stages is nccl, but they compute on cpu"));
 }
 
 TEST(RemoteGpus, WeightsThatNoGpuHolds) {

@@ -56,6 +56,7 @@ std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& mo
     cluster.engine.dtype = DType::kF32;
     cluster.engine.deterministic = true;
     cluster.worker.ranks.gpus = EmulatedGpus(2);
+    if (kind.links) cluster.engine.data_plane = DataPlane::kNccl;
   }
   cluster.engine.iteration_deadline = std::chrono::minutes(1);
   auto started = StartThreadCluster(cluster);
@@ -69,6 +70,7 @@ std::vector<EngineKind> EngineKinds() {
   for (const int stages : {1, 2, 3, 4}) kinds.push_back({.stages = stages});
   for (const int stages : {1, 2}) kinds.push_back({.ranks = 2, .stages = stages});
   for (const int ranks : {1, 2}) kinds.push_back({.ranks = ranks, .stages = 2, .gpus = true});
+  kinds.push_back({.ranks = 2, .stages = 2, .gpus = true, .links = true});
   kinds.push_back({.stages = 3, .late = true});
   kinds.push_back({.ranks = 2, .stages = 2, .late = true});
   return kinds;

@@ -3,7 +3,7 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -14,7 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/collectives/nccl_library.h"
+#include "kernels/cuda/device.h"
+
 namespace treadle {
+
+absl::Status OpenNccl() { return absl::OkStatus(); }
 
 std::atomic<int> FakeNccl::misuses = 0;
 std::atomic<int> FakeNccl::living = 0;
@@ -57,11 +62,18 @@ using treadle::g_mutex;
 using treadle::Group;
 using treadle::Work;
 
+// Where an event was recorded last: a point in a stream.
+struct Point {
+  bool passed = false;
+  treadle::cuda::Device* device = nullptr;  // of whose stream; null: a lane's
+  CUstream_st* lane = nullptr;
+};
 struct CUstream_st {
   std::deque<Work> queue;
+  std::deque<std::shared_ptr<Point>> waits;  // for devices
 };
 struct CUevent_st {
-  bool passed = true;
+  std::shared_ptr<Point> point;  // null: never recorded, which is as good as passed
 };
 struct ncclComm {
   std::shared_ptr<Group> group;
@@ -98,10 +110,16 @@ void Pump() {
   }
 }
 
+bool IsLane(cudaStream_t stream) { return std::ranges::find(g_streams, stream) != g_streams.end(); }
+
+cuda::Device* DeviceOf(cudaStream_t stream) {
+  return static_cast<cuda::Device*>(static_cast<void*>(stream));
+}
+
 ncclResult_t Push(ncclComm* comm, cudaStream_t stream, Work work) {
   if (comm->revoked || comm->finalizing) Misuse();
   const auto unless_revoked = [comm, work = std::move(work)] { return comm->revoked || work(); };
-  (stream == nullptr ? comm->now : stream->queue).push_back(unless_revoked);
+  (IsLane(stream) ? stream->queue : comm->now).push_back(unless_revoked);
   Pump();
   return ncclInProgress;
 }
@@ -124,6 +142,36 @@ Work Collective(ncclComm* comm, const void* in, void* out,
     }
     return true;
   };
+}
+
+// Passes its point when the device has come to it, or never will.
+struct Passing {
+  explicit Passing(std::shared_ptr<Point> at) : point(std::move(at)) {}
+  ~Passing() {
+    const std::lock_guard lock(g_mutex);
+    point->passed = true;
+    Pump();
+  }
+  const std::shared_ptr<Point> point;
+};
+
+// The device whose work the event waits for, if there is one: the caller's, whose time it is.
+cuda::Device* Awaited(cudaEvent_t event) {
+  const std::lock_guard lock(g_mutex);
+  const std::shared_ptr<Point>& point = event->point;
+  if (point == nullptr || point->passed) return nullptr;
+  if (point->device != nullptr) return point->device;
+  auto& waits = point->lane->waits;
+  while (!waits.empty() && waits.front()->passed) waits.pop_front();
+  return waits.empty() ? nullptr : waits.front()->device;
+}
+
+// What a communicator had issued is not to be had any more.
+void Forget(ncclComm* comm) {
+  comm->revoked = true;
+  std::erase_if(comm->group->sends,
+                [&](const auto& send) { return send.first.first == comm->rank; });
+  Pump();
 }
 
 struct Call {  // no two threads in the library with one communicator
@@ -167,11 +215,13 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const std::lock_guard lock(g_mutex);
   treadle::Pump();
-  return stream == nullptr || stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+  return !treadle::IsLane(stream) || stream->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   const std::lock_guard lock(g_mutex);
-  stream->queue.push_back([event] { return event->passed; });
+  if (event->point == nullptr) return cudaSuccess;
+  stream->queue.push_back([point = event->point] { return point->passed; });
+  if (event->point->device != nullptr) stream->waits.push_back(event->point);
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -183,16 +233,29 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  const std::lock_guard lock(g_mutex);
-  event->passed = stream == nullptr;
-  if (stream != nullptr) stream->queue.push_back([event] { return event->passed = true; });
-  treadle::Pump();
+  auto point = std::make_shared<Point>();
+  {
+    const std::lock_guard lock(g_mutex);
+    event->point = point;
+    if (treadle::IsLane(stream)) {
+      point->lane = stream;
+      stream->queue.push_back([point] { return point->passed = true; });
+      treadle::Pump();
+      return cudaSuccess;
+    }
+    point->device = treadle::DeviceOf(stream);
+  }
+  const auto passing = std::make_shared<treadle::Passing>(point);
+  point->device->RunOnHost([passing] {});
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (treadle::cuda::Device* const device = treadle::Awaited(event)) {
+    device->Synchronize().IgnoreError();
+  }
   const std::lock_guard lock(g_mutex);
   treadle::Pump();
-  return event->passed ? cudaSuccess : cudaErrorNotReady;
+  return event->point == nullptr || event->point->passed ? cudaSuccess : cudaErrorNotReady;
 }
 
 // -- NCCL -----------------------------------------------------------------------------------------
@@ -240,8 +303,7 @@ static ncclResult_t EndComm(ncclComm_t comm, std::atomic<int>& ends) {
     if (comm->revoked) continue;
     if (!stream->queue.empty() && !comm->finalizing) treadle::Misuse();
   }
-  comm->revoked = true;  // what it had issued ends
-  treadle::Pump();
+  treadle::Forget(comm);  // what it had issued ends
   std::erase(g_comms, comm);
   --FakeNccl::living;
   ++ends;
@@ -254,8 +316,7 @@ ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
   const std::lock_guard lock(g_mutex);
   const Call call(comm);
   if (flags != NCCL_REVOKE_DEFAULT) treadle::Misuse();
-  comm->revoked = true;
-  treadle::Pump();
+  treadle::Forget(comm);
   return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t) { return "remote error"; }

@@ -1,8 +1,12 @@
 // NCCL and the few calls of the CUDA runtime that kernels/collectives/nccl_*.cc make, between
 // threads of this process: for its order of calls, waits and ends. The library's behaviour at its
 // worst: nothing is buffered, so a send runs only while its receive does, and what is issued on one
-// stream runs strictly one after the other. The null stream is what the emulated device runs on:
-// its work is done before the next call.
+// stream runs strictly one after the other.
+//
+// The emulated device's own stream is known by Device::stream. Events on it pass in the order of
+// the device's work, which also goes on while the host asks for an event that waits for it;
+// collectives on it run at once, so that they are for devices that do not defer work. With
+// treadle_fake_nccl, kernels/collectives/gpu_ranks.h is to be had on emulated GPUs.
 #pragma once
 
 #include <atomic>

@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "kernels/collectives/nccl_lane.h"
 #include "kernels/cuda/rank_sum.h"
 #include "tests/kernels/cuda/fake_nccl.h"
 #include "tests/kernels/cuda/nccl_contract.h"
@@ -59,13 +60,13 @@ TEST(RankSum, IsOneSumInRankOrder) {
 using FakeNcclTest = NcclCommunicatorTest;
 
 TEST_F(FakeNcclTest, AnEndOfAllRanksIsInOrder) {
-  Run(3, {.transfers = true}, [](Rank&) {});
+  Run(3, {.sends_up = true, .sends_down = true}, [](Rank&) {});
   EXPECT_EQ(FakeNccl::destroyed, 9);
   EXPECT_EQ(FakeNccl::aborted, 0);
 }
 
 TEST_F(FakeNcclTest, ATimeoutIsTheDevicesErrorToo) {
-  Run(2, {.transfers = true, .timeout = 50ms}, [](Rank& self) {
+  Run(2, {.sends_up = true, .sends_down = true, .timeout = 50ms}, [](Rank& self) {
     if (self.rank == 1) return;
     int32_t* const number = self.Numbers(std::vector<int32_t>{1});
     const auto transfer = self.communicator->Send(number, 4, 1).value();
@@ -84,6 +85,63 @@ TEST_F(FakeNcclTest, ALostPeerIsAnErrorOfTheNextWait) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     EXPECT_NE(status.message().find("a peer is gone"), std::string::npos) << status;
   });
+}
+
+// For one direction, one communicator of the library.
+TEST_F(FakeNcclTest, ALinkIsOneCommunicator) {
+  Run(2, {.collectives = false, .sends_up = true}, [](Rank& self) {
+    int32_t* const number = self.Numbers(std::vector<int32_t>{40 + self.rank});
+    const auto transfer = self.rank == 0 ? self.communicator->Send(number, 4, 1)
+                                         : self.communicator->Recv(number, 4, 0);
+    EXPECT_EQ(self.communicator->Wait(*transfer), absl::OkStatus());
+    EXPECT_EQ(self.Read(number, 1)[0], 40);
+  });
+  EXPECT_EQ(FakeNccl::destroyed, 2);
+}
+
+// No work of the device waits for a transfer.
+TEST_F(FakeNcclTest, ABrokenTransferIsNoFailureOfTheDevice) {
+  Run(2, {.collectives = false, .sends_up = true, .timeout = 50ms}, [](Rank& self) {
+    int32_t* const number = self.Numbers(std::vector<int32_t>{1});
+    if (self.rank == 1) return;
+    const auto transfer = self.communicator->Send(number, 4, 1).value();
+    EXPECT_EQ(self.communicator->Wait(transfer).code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(self.device->Synchronize(), absl::OkStatus());
+    EXPECT_FALSE(self.communicator->Send(number, 4, 1).ok());  // and it is not asked again
+  });
+}
+
+// Another thread may have broken it since its rank asked last.
+TEST_F(FakeNcclTest, NothingIsIssuedAfterRevoke) {
+  NcclLane lane;
+  ASSERT_EQ(lane.Begin(NcclLane::MakeIds(1).value(), 0, 1, nullptr), absl::OkStatus());
+  lane.Revoke();
+  bool called = false;
+  const auto call = [&](ncclComm*) {
+    called = true;
+    return 0;
+  };
+  EXPECT_EQ(lane.Issue(call, "a call").code(), absl::StatusCode::kAborted);
+  EXPECT_FALSE(called);
+  lane.Drain(std::chrono::steady_clock::now());
+}
+
+// Wherever a rank waits for the others: for an id, or for them to come.
+TEST_F(FakeNcclTest, ARendezvousThatIsOverEndsTheForming) {
+  for (const int rank : {0, 1}) {
+    MemoryRendezvous rendezvous;
+    const auto device = cuda::Device::Open(0).value();
+    std::thread other([&] {
+      // Rank 0 waits in the library once it has said its id.
+      while (rank == 0 && !rendezvous.Get("nccl", std::chrono::steady_clock::now()).ok()) {
+      }
+      rendezvous.Cancel(absl::CancelledError("not wanted"));
+    });
+    const auto alone = CreateNcclCommunicator({.rank = rank, .size = 2, .connect_timeout = 600s},
+                                              *device, rendezvous);
+    other.join();
+    EXPECT_EQ(alone.status(), absl::CancelledError("not wanted"));
+  }
 }
 
 TEST_F(FakeNcclTest, ARankThatDoesNotCome) {

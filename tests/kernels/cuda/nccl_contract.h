@@ -120,7 +120,7 @@ TEST_F(NcclCommunicatorTest, Collectives) {
 // hold up the other.
 TEST_F(NcclCommunicatorTest, RanksThatSendToEachOtherDoNotWaitInACircle) {
   if (TooFew(2)) return;
-  Run(ranks(), {.transfers = true}, [size = ranks()](Rank& self) {
+  Run(ranks(), {.sends_up = true, .sends_down = true}, [size = ranks()](Rank& self) {
     Communicator& ranks = *self.communicator;
     std::vector<int32_t*> received;
     std::vector<Communicator::Transfer> transfers;
@@ -146,7 +146,7 @@ TEST_F(NcclCommunicatorTest, RanksThatSendToEachOtherDoNotWaitInACircle) {
 // A pipeline's middle stage announces its next input before it sends its output.
 TEST_F(NcclCommunicatorTest, AReceiveThatWasBegunEarlyDoesNotHoldUpASend) {
   if (TooFew(2)) return;
-  Run(ranks(), {.transfers = true}, [size = ranks()](Rank& self) {
+  Run(ranks(), {.sends_up = true, .sends_down = true}, [size = ranks()](Rank& self) {
     constexpr int kMessages = 5;
     Communicator& ranks = *self.communicator;
     std::vector<Communicator::Transfer> sends;
@@ -173,7 +173,7 @@ TEST_F(NcclCommunicatorTest, AReceiveThatWasBegunEarlyDoesNotHoldUpASend) {
 
 TEST_F(NcclCommunicatorTest, ReceivesOfOnePeerKeepTheirOrder) {
   if (TooFew(2)) return;
-  Run(2, {.transfers = true}, [](Rank& self) {
+  Run(2, {.sends_up = true, .sends_down = true}, [](Rank& self) {
     Communicator& ranks = *self.communicator;
     int32_t* const numbers = self.Numbers(std::vector<int32_t>{self.rank, 10 + self.rank});
     if (self.rank == 0) {
@@ -194,7 +194,7 @@ TEST_F(NcclCommunicatorTest, ReceivesOfOnePeerKeepTheirOrder) {
 TEST_F(NcclCommunicatorTest, EveryWaitEnds) {
   if (TooFew(2)) return;
   std::atomic<bool> done = false;
-  Run(2, {.transfers = true, .timeout = 500ms}, [&done](Rank& self) {
+  Run(2, {.sends_up = true, .sends_down = true, .timeout = 500ms}, [&done](Rank& self) {
     if (self.rank == 1) return WaitFor(done);
     Communicator& ranks = *self.communicator;
     int32_t* const numbers = self.Numbers(std::vector<int32_t>{1, 2});
@@ -212,7 +212,7 @@ TEST_F(NcclCommunicatorTest, EveryWaitEnds) {
 TEST_F(NcclCommunicatorTest, AbortWakesAWaitingRank) {
   if (TooFew(2)) return;
   std::atomic<bool> done = false;
-  Run(2, {.transfers = true, .timeout = 60'000ms}, [&done](Rank& self) {
+  Run(2, {.sends_up = true, .sends_down = true, .timeout = 60'000ms}, [&done](Rank& self) {
     if (self.rank == 1) {
       WaitFor(done);
       return self.communicator->Abort(absl::CancelledError("not needed"));

@@ -30,10 +30,19 @@
 {{- end -}}
 {{- end -}}
 {{- if eq $pipeline 1 -}}
-{{- range $name, $plain := dict "topology" "StatefulSet" "weightsFrom" "file" "wire" "f32" -}}
+{{- range $name, $plain := dict "topology" "StatefulSet" "weightsFrom" "file" "wire" "f32" "dataPlane" "gloo" -}}
 {{- if ne (get $p $name) $plain -}}
 {{- fail (printf "parallelism.%s is %s, but parallelism.pipeline is 1: there is no second stage" $name (get $p $name)) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- if eq $p.dataPlane "nccl" -}}
+{{- if eq (int $v.gpu.count) 0 -}}
+{{- fail "parallelism.dataPlane is nccl, but gpu.count is 0: expected GPUs, or gloo" -}}
+{{- end -}}
+{{- if ne $p.wire "f32" -}}
+{{- fail (printf "parallelism.dataPlane is nccl, but parallelism.wire is %s, which only the host encodes: expected f32, or gloo" $p.wire) -}}
 {{- end -}}
 {{- end -}}
 
@@ -87,7 +96,7 @@
 {{- fail (printf "server.pinThreads is on, but resources.limits.cpu is %s, expected a whole number equal to resources.requests.cpu: pods that share CPUs would bind their threads to the same ones" $cpu) -}}
 {{- end -}}
 {{- end -}}
-{{- $owned := list "--model" "--listen" "--metrics-listen" "--drain-timeout" "--tensor-parallel" "--pipeline-parallel" "--workers" "--on-worker-loss" "--wire" "--weights-from" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--control-tls" "--api-keys-file" "--metrics-auth" "--metrics-tls-cert" "--metrics-tls-key" "--metrics-tls-client-ca" "--metrics-token-file" "--log-format" "--log-level" "--log-requests" "--config" "--print-config" -}}
+{{- $owned := list "--model" "--listen" "--metrics-listen" "--drain-timeout" "--tensor-parallel" "--pipeline-parallel" "--workers" "--on-worker-loss" "--wire" "--data-plane" "--weights-from" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--control-tls" "--api-keys-file" "--metrics-auth" "--metrics-tls-cert" "--metrics-tls-key" "--metrics-tls-client-ca" "--metrics-token-file" "--log-format" "--log-level" "--log-requests" "--config" "--print-config" -}}
 {{- range $key, $_ := $v.server -}}
 {{- $owned = append $owned (printf "--%s" (kebabcase $key)) -}}
 {{- end -}}

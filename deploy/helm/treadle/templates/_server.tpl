@@ -122,6 +122,7 @@ spec:
         {{- end }}
         - {{ printf "--on-worker-loss=%s" $p.onWorkerLoss }}
         - {{ printf "--wire=%s" $p.wire }}
+        - {{ printf "--data-plane=%s" $p.dataPlane }}
         {{- end }}
         {{- include "treadle.flags" (dict "root" .root "master" (not (empty .workers))) | trim | nindent 8 }}
       {{- if or $v.env .lws }}
