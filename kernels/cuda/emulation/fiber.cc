@@ -7,6 +7,7 @@
 #include "kernels/status.h"
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if defined(__SANITIZE_THREAD__)
@@ -88,7 +89,10 @@ Fiber::Fiber(void (*body)(), int color) : body_(body) {
 
 Fiber::~Fiber() {
   if (memory_ == nullptr) return;
-#if defined(__SANITIZE_THREAD__)
+#if defined(__SANITIZE_ADDRESS__)
+  // Frames of a body that never returns still mark it; what is mapped here next is not a stack.
+  __asan_unpoison_memory_region(bottom_, bytes_);
+#elif defined(__SANITIZE_THREAD__)
   __tsan_destroy_fiber(sanitizer_);
 #endif
   munmap(memory_, kGuardBytes + kStackBytes);

@@ -9,11 +9,16 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "kernels/cuda/device.h"
 #include "kernels/dtype.h"
 #include "tests/kernels/cuda/emulated_array.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace treadle::cuda {
 namespace {
@@ -40,6 +45,31 @@ TEST(Simt, EveryThreadOfEveryBlockRunsOnce) {
     EXPECT_EQ(got[i], 10000 * (i / 96) + 100 * (i % 96 / 32) + i % 32) << i;
   }
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+struct StackParams {
+  uintptr_t* out;  // [threads]
+};
+TREADLE_KERNEL(96) void StackKernel(StackParams p) {
+  int here = 0;
+  p.out[simt::Thread()] = reinterpret_cast<uintptr_t>(&here);
+}
+
+// Whatever is mapped where a stack was may be used.
+TEST(Simt, StacksLeaveNoMarks) {
+  const auto device = OpenDevice();
+  Array<uintptr_t> out(*device, 96);
+  std::thread([&] {
+    device->Launch(StackKernel, {.threads = 96}, StackParams{out.data()});
+    ASSERT_EQ(device->Synchronize(), absl::OkStatus());
+  }).join();
+  constexpr size_t kAbove = 4096;  // the kernel's frame, and those of its callers
+  const auto stacks = out.Read();
+  for (int t = 16; t < 64; ++t) {  // those that have so much above them (Fiber's color)
+    EXPECT_EQ(__asan_region_is_poisoned(reinterpret_cast<void*>(stacks[t]), kAbove), nullptr) << t;
+  }
+}
+#endif
 
 struct ExchangeParams {
   const int32_t* lanes;    // [32] lane to read
