@@ -5,6 +5,7 @@
 #include "kernels/cuda/backend_on_device.h"
 #include "kernels/cuda/device.h"
 #include "tests/engine/company.h"
+#include "tests/support/instrumented.h"
 #include "tests/support/random_model.h"
 
 namespace treadle {
@@ -32,7 +33,9 @@ void Expect(std::string_view format, DType dtype, DType kv_dtype, uint32_t seed)
                                    .kv_pages = 48,
                                    .kv_dtype = kv_dtype,
                                    .depth = 2};
-  ExpectCompanyDoesNotMatter(rank, options, RandomRequests(seed, 4, 97, 40, 8), seed);
+  const auto requests =
+      kInstrumented ? RandomRequests(seed, 3, 97, 20, 4) : RandomRequests(seed, 4, 97, 40, 8);
+  ExpectCompanyDoesNotMatter(rank, options, requests, seed);
 }
 
 TEST(CudaCompany, DenseWeights) { Expect("bf16", DType::kBF16, DType::kBF16, 1); }

@@ -1,4 +1,4 @@
-// The serving loop's side of an Engine, for tests: waits for its wake-ups, for a minute at most.
+// The serving loop's side of an Engine, for tests: waits for its wake-ups, but not for ever.
 #pragma once
 
 #include <chrono>
@@ -8,11 +8,15 @@
 #include "engine/engine.h"
 #include "kernels/sync.h"
 #include "tests/engine/plan_driver.h"
+#include "tests/support/instrumented.h"
 
 namespace treadle {
 
 class EngineRunner {
  public:
+  // An iteration on an emulated GPU can take a minute under a sanitizer.
+  static constexpr std::chrono::minutes kPatience{kInstrumented ? 10 : 1};
+
   // Starts the engine.
   explicit EngineRunner(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {
     const absl::Status started = engine_->Start([this] {
@@ -27,7 +31,7 @@ class EngineRunner {
 
   // Until the engine has called wake since the last wait.
   void WaitForNews() {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
     MutexLock lock(mutex_);
     while (!news_) TREADLE_CHECK(changed_.WaitUntil(mutex_, deadline));
     news_ = false;

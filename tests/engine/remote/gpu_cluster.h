@@ -15,6 +15,7 @@
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/emulated_gpus.h"
 #include "tests/support/forwarding_communicator.h"
+#include "tests/support/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {
@@ -45,7 +46,8 @@ inline ClusterOptions GpuCluster(int stages, int ranks = 1) {
   options.engine.dtype = DType::kBF16;
   options.engine.deterministic = true;
   options.engine.compute = ComputeMode::kAuto;
-  options.engine.iteration_deadline = options.engine.silence = std::chrono::minutes(1);
+  options.engine.iteration_deadline = options.engine.silence =
+      std::chrono::minutes(kInstrumented ? 10 : 1);
   options.worker.ranks.gpus = EmulatedGpus(2);
   return options;
 }

@@ -2,6 +2,7 @@
 #include "kernels/status.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/support/emulated_gpus.h"
+#include "tests/support/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {
@@ -58,7 +59,7 @@ std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& mo
     cluster.worker.ranks.gpus = EmulatedGpus(2);
     if (kind.links) cluster.engine.data_plane = DataPlane::kNccl;
   }
-  cluster.engine.iteration_deadline = std::chrono::minutes(1);
+  cluster.engine.iteration_deadline = std::chrono::minutes(kInstrumented ? 10 : 1);
   auto started = StartThreadCluster(cluster);
   if (!started.ok()) std::fprintf(stderr, "%s\n", started.status().ToString().c_str());
   TREADLE_CHECK(started.ok());
