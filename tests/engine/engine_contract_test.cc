@@ -11,6 +11,7 @@
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
+#include "tests/support/instrumented.h"
 #include "tests/support/reference_runner.h"
 #include "tests/support/tiny_model.h"
 
@@ -53,6 +54,9 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 class EngineContract : public testing::TestWithParam<EngineKind> {
  protected:
   void SetUp() override {
+    if (kThreadSanitized && GetParam().gpus) {
+      GTEST_SKIP() << "minutes for an iteration under ThreadSanitizer; RemoteGpus has such stages";
+    }
     runner_ = std::make_unique<EngineRunner>(MakeEngine(GetParam(), TinyPath(), Options()));
     runner_->WaitForRoom();
   }

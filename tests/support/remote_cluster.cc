@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/status.h"
+#include "tests/support/instrumented.h"
 
 namespace treadle {
 
@@ -15,9 +16,10 @@ RemoteEngineOptions ClusterOptions::QuickOptions() {
   options.page_size = 16;
   options.kv_pages = 64;
   options.kv_dtype = DType::kF32;
-  options.iteration_deadline = std::chrono::milliseconds(5000);
-  options.silence = std::chrono::milliseconds(5000);
-  options.connect_deadline = std::chrono::milliseconds(5000);
+  const std::chrono::milliseconds deadline{kInstrumented ? 20'000 : 5'000};
+  options.iteration_deadline = deadline;
+  options.silence = deadline;
+  options.connect_deadline = deadline;
   return options;
 }
 
