@@ -154,8 +154,12 @@ TEST(LogBinary, EveryLineIsJsonWorkersIncluded) {
 TEST(LogBinary, AFileIsRotatedByItsNameAndAHangUpIsNoSignal) {
   const fs::path log = Directory() / "server.log", old = Directory() / "server.log.1";
   ChildProcess server(Serve({"--log-file", log.string()}));
-  ASSERT_TRUE(WaitUntil([&] { return TextOf(log).find("ready:") != std::string::npos; }));
-  const std::string address = AddressIn(TextOf(log));
+  std::string address;
+  ASSERT_TRUE(WaitUntil([&] {  // two lines, in any order
+    const std::string text = TextOf(log);
+    address = AddressIn(text);
+    return text.find("ready:") != std::string::npos && !address.empty();
+  }));
   fs::rename(log, old);
   server.Signal(SIGHUP);
   ASSERT_TRUE(Ask(address).ok());
