@@ -18,6 +18,7 @@
 #include "kernels/sync.h"
 #include "models/checkpoint.h"
 #include "tests/engine/plan_driver.h"
+#include "tests/support/instrumented.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -151,8 +152,9 @@ class EngineClient {
  private:
   bool WaitForNews() {
     MutexLock lock(mutex_);
+    constexpr int kPatience = kInstrumented ? 600 : 30;  // seconds
     for (int seconds = 0; !news_; ++seconds) {
-      if (seconds == 30) return false;
+      if (seconds == kPatience) return false;
       changed_.WaitUntil(mutex_, std::chrono::steady_clock::now() + std::chrono::seconds(1));
     }
     news_ = false;
