@@ -219,8 +219,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        ReadChoice(&O::wire, {"f32", "bf16", "int8"}), ShowText(&O::wire)},
       {"--data-plane",
        "what carries activations between stages: gloo (through the hosts), or nccl (from GPU to "
-       "GPU; "
-       "stages on GPUs, --wire f32)",
+       "GPU; stages on GPUs, --wire f32)",
        true, ReadChoice(&O::data_plane, {"gloo", "nccl"}), ShowText(&O::data_plane)},
       {"--plan-forwarding",
        "a stage passes a plan on before it runs it (early), or once it has (late: a baseline to "

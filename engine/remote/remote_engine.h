@@ -85,8 +85,7 @@ struct RemoteEngine {
   // (thread_priority.h). Attaches to the workers, has them load their stages, and forms the first
   // epoch. Errors name the worker: unreachable or late (Unavailable, DeadlineExceeded), another
   // master's (AlreadyExists), another version, file or compute mode, or a data plane that it does
-  // not have (FailedPrecondition), no memory
-  // (ResourceExhausted), its own loading errors.
+  // not have (FailedPrecondition), no memory (ResourceExhausted), its own loading errors.
   static absl::StatusOr<RemoteEngine> Create(RemoteEngineOptions options);
 };
 

@@ -77,6 +77,17 @@ inline void RunOn(EngineClient& client, PlanDriver& driver) {
   ASSERT_EQ(client.Run(driver), absl::OkStatus());
 }
 
+// What a cluster makes of requests in one company.
+inline std::unique_ptr<PlanDriver> AnswersOf(const ClusterOptions& options,
+                                             const Requests& requests) {
+  auto cluster = StartThreadCluster(options);
+  TREADLE_CHECK(cluster.ok());
+  auto driver = std::make_unique<PlanDriver>(DriverOptions(7, 2), requests);
+  EngineClient client(std::move(cluster->remote.engine));
+  RunOn(client, *driver);
+  return driver;
+}
+
 // Through the cluster, in another company than one GPU runs them in, and again after a restart.
 inline void ExpectTheBitsOfOneGpu(const ClusterOptions& options) {
   const Requests requests = FewRequests();

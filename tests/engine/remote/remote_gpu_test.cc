@@ -97,12 +97,7 @@ TEST(RemoteGpus, RanksOfStages) {
   const Requests requests = FewRequests();
   const auto answers = [&](ClusterOptions options) {
     options.engine.dtype = DType::kF32;
-    auto cluster = StartThreadCluster(options);
-    TREADLE_CHECK(cluster.ok());
-    auto driver = std::make_unique<PlanDriver>(DriverOptions(7, 2), requests);
-    EngineClient client(std::move(cluster->remote.engine));
-    RunOn(client, *driver);
-    return driver;
+    return AnswersOf(options, requests);
   };
   const auto one = answers(GpuCluster(1, 2));
   EXPECT_EQ(DifferentAnswers(*one, *answers(GpuCluster(2, 2)), requests), "");
