@@ -18,17 +18,17 @@
 //     launch. One row of 16 or 4 of a matrix instruction in use is no limit: tensor cores then do
 //     at least six times what memory can feed.
 //   * A prompt of n rows takes 2 n^2 heads head_dim operations (n = 2048, 32 heads of 128: 34
-//     GFLOP). With head_dim 128 a warp has 16 pairs, so 512 bytes of shared memory feed 8192
-//     operations: at 128 bytes a cycle, half of the peak at most; with the softmax between, 30 to
-//     40 % (85 to 115 us). With head_dim up to 64 a warp has 32 pairs and shared memory is no
+//     GFLOP), on warpgroups where the device has them (attention_warpgroups.h says what that
+//     costs). Without: with head_dim 128 a warp has 16 pairs, so 512 bytes of shared memory feed
+//     8192 operations: at 128 bytes a cycle, half of the peak at most; with the softmax between, 30
+//     to 40 % (85 to 115 us). With head_dim up to 64 a warp has 32 pairs and shared memory is no
 //     limit, but mma reaches at most some 62 % of what wgmma does, and there is more softmax per
 //     product: again 30 to 40 %.
 #include <algorithm>
 #include <bit>
 
-#include "kernels/cuda/attention_decode.h"
 #include "kernels/cuda/attention_general.h"
-#include "kernels/cuda/attention_params.h"
+#include "kernels/cuda/attention_kernel.h"
 #include "kernels/cuda/attention_prompt.h"
 #include "kernels/cuda/ops.h"
 
@@ -36,47 +36,6 @@ namespace treadle::cuda {
 namespace {
 
 // -- kernels --------------------------------------------------------------------------------------
-
-TREADLE_DEVICE KvSource SourceOf(const AttentionParams& p, const AttentionTile& tile, int kv_head) {
-  KvSource source;
-  source.head = p.pages + ((2 * int64_t{kv_head} * p.head_dim) << p.page_shift);
-  source.page_bytes = p.page_bytes;
-  source.part_bytes = p.part_bytes;
-  source.page_ids = p.batch.pages + tile.first_page;
-  source.page_shift = p.page_shift;
-  source.head_dim = p.head_dim;
-  source.limit = tile.first_position + tile.rows;
-  return source;
-}
-
-TREADLE_DEVICE TileHeads HeadsOf(const AttentionParams& p, int kv_head, int chunk) {
-  const int first = chunk * p.tile_heads;
-  const int left = p.group - first;
-  return {kv_head * p.group + first, left < p.tile_heads ? left : p.tile_heads};
-}
-
-// Grid: tiles, (K/V heads, chunks of their query heads), splits. kPrompts: not all sequences have
-// one row; without, fewer registers and less shared memory are needed.
-template <DType kType, int kD, int kM, bool kPrompts>
-TREADLE_KERNEL(kAttentionThreads)
-void AttentionKernel(AttentionParams p) {
-  // The last tiles of a prompt see the most, so they go first.
-  const int number = simt::GridX() - 1 - simt::BlockX();
-  const AttentionTile tile =
-      p.one_tile_each ? TileAt(p.batch.sequences[number], number, 0, p.tile_rows)
-                      : FindTile(p.batch.sequences, p.batch.num_sequences, p.tile_rows, number);
-  if (tile.rows == 0 || (!tile.decoding && simt::BlockZ() > 0)) return;
-
-  const int kv_head = simt::BlockY() / p.head_chunks;
-  const TileHeads heads = HeadsOf(p, kv_head, simt::BlockY() % p.head_chunks);
-  const KvSource source = SourceOf(p, tile, kv_head);
-  char* shared = simt::DynamicShared<char>();
-  if (!kPrompts || tile.decoding) {
-    DecodeTile<kType, kD>(p, tile, heads, shared).Run(source);
-    return;
-  }
-  if constexpr (kPrompts) PromptTile<kType, kD, kM>(p, tile, heads).Run(source, shared);
-}
 
 // Grid: sequences, query heads. A thread per feature.
 TREADLE_KERNEL(kAttentionThreads)
@@ -106,27 +65,22 @@ void CombineKernel(AttentionParams p) {
 
 // -- launches -------------------------------------------------------------------------------------
 
-struct Code {
-  void (*kernel)(AttentionParams);
-  size_t shared_bytes;
-};
 struct Variant {
   DType dtype;
   int features;  // head_dim is padded to this in shared memory
-  int pairs;     // of a prompt's tile
-  Code decoding;
-  Code mixed;
+  AttentionCode decoding;
+  AttentionCode mixed;
 };
 
 template <DType kType, int kD, int kM>
 constexpr Variant MakeVariant() {
-  constexpr size_t kDecode = DecodeTile<kType, kD>::kSharedBytes;
-  constexpr size_t kPrompt = PromptTile<kType, kD, kM>::kSharedBytes;
-  return {kType,
-          kD,
-          PromptTile<kType, kD, kM>::kPairs,
-          {AttentionKernel<kType, kD, kM, false>, kDecode},
-          {AttentionKernel<kType, kD, kM, true>, std::max(kDecode, kPrompt)}};
+  Variant variant = {};
+  variant.dtype = kType;
+  variant.features = kD;
+  variant.decoding = {AttentionKernel<kType, kD, NoPrompts>, kAttentionThreads,
+                      DecodeTile<kType, kD>::kSharedBytes};
+  variant.mixed = MakeAttentionCode<kType, kD, PromptTile<kType, kD, kM>>();
+  return variant;
 }
 
 constexpr Variant kVariants[] = {
@@ -148,6 +102,18 @@ const Variant* Find(const KvLayout& layout, const DeviceProperties& device) {
   }
   const bool fits = found != nullptr && found->mixed.shared_bytes <= device.shared_bytes_per_block;
   return fits ? found : nullptr;
+}
+
+AttentionCode Choose(const Variant& variant, const KvLayout& layout, const DeviceBatch& batch,
+                     const DeviceProperties& device, bool deterministic) {
+  if (batch.max_sequence_rows <= 1) return variant.decoding;
+  if (!deterministic && device.warpgroup_matrices) {
+    const AttentionCode code = layout.dtype == DType::kF16
+                                   ? WarpgroupAttentionF16(layout.head_dim)
+                                   : WarpgroupAttentionBf16(layout.head_dim);
+    if (code.kernel != nullptr && code.shared_bytes <= device.shared_bytes_per_block) return code;
+  }
+  return variant.mixed;
 }
 
 size_t PartBytes(int64_t heads, int64_t splits, int64_t head_dim) {
@@ -179,10 +145,10 @@ AttentionParams MakeParams(Tensor q, const KvLayout& layout, const std::byte* pa
   return p;
 }
 
-void LaunchVariant(Device& device, const Variant& variant, const KvLayout& layout,
-                   std::span<std::byte> scratch, AttentionParams p) {
+void LaunchCode(Device& device, const AttentionCode& code, const KvLayout& layout,
+                std::span<std::byte> scratch, AttentionParams p) {
   const DeviceBatch& batch = p.batch;
-  p.tile_rows = variant.pairs / p.tile_heads;
+  p.tile_rows = code.pairs / p.tile_heads;
   p.one_tile_each = batch.max_sequence_rows <= p.tile_rows;
 
   const int32_t splits = MaxSplitsBelow(batch.max_context);
@@ -196,12 +162,11 @@ void LaunchVariant(Device& device, const Variant& variant, const KvLayout& layou
   }
   const int32_t tiles = p.one_tile_each ? batch.num_sequences
                                         : TileBound(batch.rows, batch.num_sequences, p.tile_rows);
-  const Code& code = batch.max_sequence_rows <= 1 ? variant.decoding : variant.mixed;
   device.Launch(code.kernel,
                 {.grid_x = static_cast<uint32_t>(tiles),
                  .grid_y = static_cast<uint32_t>(layout.kv_heads * p.head_chunks),
                  .grid_z = static_cast<uint32_t>(p.splits),
-                 .threads = kAttentionThreads,
+                 .threads = static_cast<uint32_t>(code.threads),
                  .shared_bytes = code.shared_bytes},
                 p);
   if (p.split_sequences == 0) return;
@@ -215,7 +180,8 @@ void LaunchVariant(Device& device, const Variant& variant, const KvLayout& layou
 }  // namespace
 
 void Attention(Device& device, Tensor q, const KvLayout& layout, const std::byte* pages,
-               const DeviceBatch& batch, float scale, std::span<std::byte> scratch, Tensor out) {
+               const DeviceBatch& batch, float scale, bool deterministic,
+               std::span<std::byte> scratch, Tensor out) {
   TREADLE_CHECK(layout.key_order == KeyOrder::kByPosition);
   TREADLE_CHECK(layout.page_size >= 16 &&
                 std::has_single_bit(static_cast<uint64_t>(layout.page_size)));
@@ -225,7 +191,8 @@ void Attention(Device& device, Tensor q, const KvLayout& layout, const std::byte
   const AttentionParams p = MakeParams(q, layout, pages, batch, scale, out);
   const Variant* variant = Find(layout, device.properties());
   if (variant != nullptr) {
-    LaunchVariant(device, *variant, layout, scratch, p);
+    const AttentionCode code = Choose(*variant, layout, batch, device.properties(), deterministic);
+    LaunchCode(device, code, layout, scratch, p);
   } else {
     LaunchGeneralAttention(device, layout.dtype, p);
   }

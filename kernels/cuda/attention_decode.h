@@ -104,19 +104,18 @@ class DecodeTile {
         float& score = score_[i / 2][2 * half + i % 2];
         const int at = block * kBlockPositions + own + 8 * (i / 2) + i % 2;
         if (at > position) score = -simt::Infinity();
-        max = score > max ? score : max;
+        max = simt::Max(score, max);
       }
       max = QuadMax(max);
       if ((simt::Lane() & 3) == 0) maxima_[simt::Warp() * kMmaRows + Head(half)] = max;
     }
-    simt::SyncThreads();
+    simt::SyncWarpgroup();
     TREADLE_UNROLL
     for (int half = 0; half < 2; ++half) {
       float max = maxima_[Head(half)];
       TREADLE_UNROLL
       for (int warp = 1; warp < kAttentionWarps; ++warp) {
-        const float other = maxima_[warp * kMmaRows + Head(half)];
-        max = other > max ? other : max;
+        max = simt::Max(maxima_[warp * kMmaRows + Head(half)], max);
       }
       const float shift = state_.Raise(0, half, max);
       TREADLE_UNROLL

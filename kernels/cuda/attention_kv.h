@@ -32,7 +32,7 @@ class KvPipeline {
   static constexpr int kPartBytes = kBlockPositions * kRowBytes;
   static constexpr int kBytes = 2 * 2 * kPartBytes;
 
-  // Blocks [first, end), first < end. All threads, as for the other functions.
+  // Blocks [first, end), first < end. The four warps, as for the other functions.
   TREADLE_DEVICE KvPipeline(const KvSource& source, char* shared, int first, int end)
       : source_(source), shared_(shared), first_(first), end_(end), page_(WarpPage(first)) {
     Issue(first);
@@ -47,13 +47,13 @@ class KvPipeline {
     } else {
       simt::CopyAsyncWait<1>();
     }
-    simt::SyncThreads();
+    simt::SyncWarpgroup();
     if (block > first_) Issue(block + 1);
     return Part(block, 0);
   }
   TREADLE_DEVICE char* Values(int block) {
     simt::CopyAsyncWait<2>();
-    simt::SyncThreads();
+    simt::SyncWarpgroup();
     return Part(block, 1);
   }
 

@@ -67,13 +67,16 @@ struct SoftmaxState {
       ResetHalf(m, 1);
     }
   }
-  // Takes in a block's maximum: what came before is scaled down. Returns what to subtract.
+  // Takes in a block's maximum: what came before is scaled down. Returns what to subtract. All
+  // lanes of a warp.
   TREADLE_DEVICE float Raise(int m, int half, float block_max) {
     const float before = max[m][half];
-    const float now = block_max > before ? block_max : before;
+    const float now = simt::Max(block_max, before);
     const float shift = Shift(now);
     const float factor = Weight(before, shift);
     max[m][half] = now;
+    // Most blocks of a long context raise nothing.
+    if (kN >= 8 && simt::Ballot(factor != 1.0f) == 0) return shift;
     TREADLE_UNROLL
     for (int e = 2 * half; e < 2 * half + 2; ++e) {
       sum[m][e] *= factor;
@@ -141,8 +144,7 @@ struct SoftmaxState {
 TREADLE_DEVICE float QuadMax(float x) {
   TREADLE_UNROLL
   for (int mask = 1; mask <= 2; mask <<= 1) {
-    const float other = simt::ShuffleXor(x, mask);
-    x = other > x ? other : x;
+    x = simt::Max(simt::ShuffleXor(x, mask), x);
   }
   return x;
 }

@@ -213,7 +213,8 @@ class CudaBackend final : public Backend {
     Keep(ReserveScratch(AttentionScratchBytes(q.rows, batch.max_context, q.cols / layout.head_dim,
                                               layout.head_dim)));
     if (!Ready()) return;
-    cuda::Attention(*device_, q, layout, kv.pages, batch, scale, Scratch(), out);
+    cuda::Attention(*device_, q, layout, kv.pages, batch, scale, options_.deterministic, Scratch(),
+                    out);
   }
 
   void Sample(Tensor logits, std::span<const SampleRow> rows,

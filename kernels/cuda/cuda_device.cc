@@ -17,6 +17,8 @@ namespace treadle::cuda {
 namespace {
 
 constexpr int kOldestCapability = 80;  // mma of bf16, cp.async
+// sm_90a code runs on these only (PTX: features of an architecture are not in later ones).
+constexpr int kWarpgroupCapability = 90;
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kLookEvery = std::chrono::milliseconds(1);
@@ -314,14 +316,17 @@ absl::StatusOr<DeviceProperties> Device::Describe(int ordinal) {
       error != cudaSuccess) {
     return Internal("CUDA device ", ordinal, ": cudaDeviceGetPCIBusId: ", Text(error));
   }
-  const DeviceProperties properties = {.ordinal = ordinal,
-                                       .name = found.name,
-                                       .bus_id = bus_id,
-                                       .multiprocessors = found.multiProcessorCount,
-                                       .capability = 10 * found.major + found.minor,
-                                       .memory_bytes = found.totalGlobalMem,
-                                       .shared_bytes_per_block = found.sharedMemPerBlockOptin,
-                                       .l2_bytes = static_cast<size_t>(found.l2CacheSize)};
+  const int capability = 10 * found.major + found.minor;
+  const DeviceProperties properties = {
+      .ordinal = ordinal,
+      .name = found.name,
+      .bus_id = bus_id,
+      .multiprocessors = found.multiProcessorCount,
+      .capability = capability,
+      .warpgroup_matrices = TREADLE_CUDA_SM90A != 0 && capability == kWarpgroupCapability,
+      .memory_bytes = found.totalGlobalMem,
+      .shared_bytes_per_block = found.sharedMemPerBlockOptin,
+      .l2_bytes = static_cast<size_t>(found.l2CacheSize)};
   if (properties.capability < kOldestCapability) {
     return absl::FailedPreconditionError(Str("CUDA device ", ordinal, " (", found.name,
                                              ") has compute capability ", found.major, ".",

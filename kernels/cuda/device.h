@@ -27,6 +27,8 @@ struct DeviceProperties {
   std::string bus_id;  // the same in every process of this machine: "0000:3b:00.0"
   int multiprocessors = 0;
   int capability = 0;  // 90: 9.0
+  // It has, and this build has code for, what kernels/cuda/warpgroup.h needs.
+  bool warpgroup_matrices = false;
   size_t memory_bytes = 0;
   size_t shared_bytes_per_block = 0;  // the most that a launch may ask for
   size_t l2_bytes = 0;

@@ -12,9 +12,10 @@
 //       TREADLE_KERNEL(256) void AddKernel(AddParams p) { ... }
 //     256: the most threads per block that it is launched with; always a multiple of 32, in x only;
 //     TREADLE_KERNEL(256, 2): and so many blocks shall fit a multiprocessor;
-//   * shared memory is dynamic only: auto* tile = simt::DynamicShared<float>(); 128-byte aligned,
+//   * shared memory is dynamic only: auto* tile = simt::DynamicShared<float>(); 1024-byte aligned,
 //     its size is given at the launch, its contents are undefined at first;
 //   * warp functions and mma are called by all 32 lanes of a warp; SyncThreads by all threads;
+//     SyncWarpgroup by all of four warps in a row, the first a multiple of four;
 //   * no vendor types; 16-byte accesses go through Words4;
 //   * arithmetic is compiled without contraction: where a fused multiply-add is meant, say Fma.
 // Functions are TREADLE_DEVICE; those that host code uses as well (index maps, plans) are
@@ -59,13 +60,17 @@ TREADLE_DEVICE int GridZ() { return static_cast<int>(gridDim.z); }
 
 template <typename T>
 TREADLE_DEVICE T* DynamicShared() {
-  extern __shared__ __align__(128) unsigned char treadle_shared[];
+  extern __shared__ __align__(1024) unsigned char treadle_shared[];
   return reinterpret_cast<T*>(treadle_shared);
 }
 
 // -- barriers -------------------------------------------------------------------------------------
 TREADLE_DEVICE void SyncThreads() { __syncthreads(); }
 TREADLE_DEVICE void SyncWarp() { __syncwarp(); }
+// Barrier 0 is SyncThreads'.
+TREADLE_DEVICE void SyncWarpgroup() {
+  asm volatile("bar.sync %0, 128;" : : "r"(static_cast<int>(threadIdx.x >> 7) + 1) : "memory");
+}
 
 // -- warp exchanges: T of 4 or 8 bytes, all lanes -------------------------------------------------
 template <typename T>
@@ -195,6 +200,8 @@ TREADLE_DEVICE float AsFloat(uint32_t bits) { return __uint_as_float(bits); }
 TREADLE_DEVICE uint32_t AsBits(float x) { return __float_as_uint(x); }
 TREADLE_DEVICE float Infinity() { return __int_as_float(0x7f800000); }
 TREADLE_DEVICE bool IsNan(float x) { return x != x; }
+// The larger; of a NaN and a number, the number. Of zeros, either.
+TREADLE_DEVICE float Max(float a, float b) { return fmaxf(a, b); }
 
 // Dot product of four int8, added to c.
 TREADLE_DEVICE int32_t Dot4(uint32_t a, uint32_t b, int32_t c) {

@@ -1,7 +1,8 @@
 # Sources of the CUDA backend, relative to this folder. They are compiled twice: for a GPU, and as
 # plain C++ for the emulation (kernels/cuda/emulation).
 set(TREADLE_CUDA_KERNELS  # .cu: kernels and their launches, against simt.h and device.h
-  attention.cu attention_general.cu rotary.cu
+  attention.cu attention_general.cu attention_warpgroups_bf16.cu attention_warpgroups_f16.cu
+  rotary.cu
   sample.cu
   rows.cu
   rank_sum.cu

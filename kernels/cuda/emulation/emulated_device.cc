@@ -115,6 +115,7 @@ DeviceProperties PropertiesOf(int ordinal, const EmulationSettings& settings) {
           .bus_id = Str("emulated:", ordinal),
           .multiprocessors = settings.multiprocessors,
           .capability = 90,
+          .warpgroup_matrices = settings.warpgroup_matrices,
           .memory_bytes = settings.memory_bytes,
           .shared_bytes_per_block = size_t{227} << 10,
           .l2_bytes = size_t{50} << 20};
@@ -233,7 +234,8 @@ class EmulatedDevice final : public Device {
     std::memcpy(copy->data(), params, bytes);
     const simt::GridShape grid{.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
                                .threads = shape.threads,
-                               .shared_bytes = shape.shared_bytes};
+                               .shared_bytes = shape.shared_bytes,
+                               .warpgroups_round_apart = settings_.warpgroups_round_apart};
     Issue([this, kernel, copy, grid, invoke] {
       if (settings_.fail_after_launches >= 0 && launches_ >= settings_.fail_after_launches) {
         status_ = Internal(name_, ": launch ", launches_, " failed, as the test asked for");

@@ -17,6 +17,9 @@ struct EmulationSettings {
   // Launches after this many fail, and with them all that follows; -1: none.
   int64_t fail_after_launches = -1;
   bool deferred = false;
+  bool warpgroup_matrices = true;  // DeviceProperties
+  // Products of warpgroups are a unit in the last place off those of warps, as they may be.
+  bool warpgroups_round_apart = false;
   uint64_t seed = 1;  // of the order of threads
 };
 

@@ -6,12 +6,14 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/emulation/fault_report.h"
 #include "kernels/cuda/emulation/fiber.h"
+#include "kernels/cuda/emulation/warpgroup_unit.h"
 #include "kernels/cuda/simt.h"
 #include "kernels/status.h"
 
@@ -24,6 +26,8 @@ namespace {
 constexpr int kMaxThreads = 1024;
 constexpr size_t kMaxSharedBytes = 227 << 10;
 constexpr size_t kCanaryBytes = 128;
+constexpr size_t kSharedAlignment = 1024;
+constexpr int kGroupWarps = 4;           // of a warpgroup
 constexpr unsigned char kPoison = 0xff;  // a NaN in every float type, -1 in every integer
 
 // Shared memory of one block: it ends where a page that cannot be touched begins, but for the bytes
@@ -43,7 +47,8 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
 
   unsigned char* Begin(size_t bytes) {
-    unsigned char* begin = memory_ + kBytes - (bytes + 127) / 128 * 128;
+    unsigned char* begin =
+        memory_ + kBytes - (bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
     std::memset(begin - kCanaryBytes, kPoison, memory_ + kBytes - begin + kCanaryBytes);
     return begin;
   }
@@ -74,6 +79,9 @@ struct ThreadState {
   std::source_location where;
   std::vector<PendingCopy> copies;
   int group = 0;  // of copies that are issued now
+  // What its copies brought is not fenced yet; and passed a barrier so.
+  bool unfenced = false;
+  bool published = false;
 };
 
 class Machine {
@@ -134,7 +142,11 @@ class Machine {
     for (uint32_t i = 0; i < shape_.threads; ++i) {
       threads_[i].copies.clear();
       threads_[i].group = 0;
+      threads_[i].unfenced = threads_[i].published = false;
     }
+    units_.resize(warps);
+    for (WarpgroupUnit& unit : units_) unit.Begin(shape_.warpgroups_round_apart);
+    for (std::vector<int>& group : group_waiting_) group.clear();
     ready_.resize(warps);
     for (int w = 0; w < warps; ++w) ready_[w] = w;
     std::vector<int>& waiting = waiting_;
@@ -142,6 +154,9 @@ class Machine {
     int finished = -1;  // some warp that has
     for (;;) {
       if (ready_.empty()) {
+        for (const std::vector<int>& group : group_waiting_) {
+          if (!group.empty()) FailParted(group[0]);
+        }
         if (waiting.empty()) break;
         if (finished >= 0) FailReturned(waiting[0], finished);
         ready_.swap(waiting);
@@ -161,10 +176,21 @@ class Machine {
           ready_.pop_back();
           if (!ready_.empty()) std::swap(ready_[Random() % ready_.size()], ready_.back());
           break;
+        case Meeting::kSyncWarpgroup: {
+          std::vector<int>& group = group_waiting_[warp / kGroupWarps];
+          group.push_back(warp);
+          ready_.pop_back();
+          if (group.size() < kGroupWarps) break;
+          ready_.insert(ready_.end(), group.begin(), group.end());
+          group.clear();
+          std::swap(ready_[Random() % ready_.size()], ready_.back());
+          break;
+        }
         default:
           break;
       }
     }
+    for (int w = 0; w < warps; ++w) CheckUnit(w);
     if (!shared_.IsWhole(t_here.shared, shape_.shared_bytes)) {
       KernelFailed(threads_[t_here.thread].where,
                    "the block wrote outside of the shared memory that it was launched with");
@@ -184,11 +210,62 @@ class Machine {
       if (lanes[l].meeting != lanes[0].meeting) FailDiverged(lanes, l);
     }
     const Meeting meeting = lanes[0].meeting;
-    if (meeting == Meeting::kReturn || meeting == Meeting::kSyncThreads) return meeting;
+    if (meeting == Meeting::kReturn) return meeting;
+    if (meeting == Meeting::kSyncThreads || meeting == Meeting::kSyncWarpgroup) {
+      for (int l = 0; l < 32; ++l) {
+        ThreadState& lane = threads_[first_thread_ + l];
+        lane.published = lane.unfenced;
+      }
+      return meeting;
+    }
     void* operands[32];
     for (int l = 0; l < 32; ++l) operands[l] = lanes[l].operands;
-    CarryOut(meeting, operands);
+    if (meeting >= Meeting::kWarpgroupFence) {
+      RunUnit(warp, meeting, operands, random >> 16 & 1);
+    } else {
+      CarryOut(meeting, operands);
+    }
     return meeting;
+  }
+
+  void RunUnit(int warp, Meeting meeting, void* const (&operands)[32], bool read_now) {
+    WarpgroupUnit& unit = units_[warp];
+    const std::span<const unsigned char> shared(t_here.shared, t_here.shared_bytes);
+    const char* wrong = nullptr;
+    if (meeting == Meeting::kWarpgroupFence) {
+      wrong = unit.Fence();
+    } else if (meeting == Meeting::kWarpgroupCommit) {
+      wrong = unit.Commit();
+    } else if (meeting == Meeting::kWarpgroupWait) {
+      wrong = unit.Wait(operands, shared);
+    } else {
+      const auto late = [](const ThreadState& thread) { return thread.published; };
+      if (std::any_of(threads_.begin(), threads_.begin() + shape_.threads, late)) {
+        wrong = "a product behind a barrier that a thread passed without an AsyncFence";
+      } else {
+        wrong = unit.Issue(operands, shared, read_now);
+      }
+    }
+    if (wrong != nullptr) FailUnit(warp, wrong);
+  }
+  // When all have returned.
+  void CheckUnit(int warp) {
+    const WarpgroupUnit& unit = units_[warp];
+    if (const char* wrong = unit.End()) FailUnit(warp, wrong);
+    if (unit.issued() == 0) return;
+    const size_t first = warp / kGroupWarps * kGroupWarps;
+    for (size_t w = first; w < first + kGroupWarps; ++w) {
+      if (w >= units_.size() || units_[w].issued() != unit.issued()) {
+        FailUnit(warp, "the warps of a warpgroup issued different numbers of products");
+      }
+    }
+  }
+  [[noreturn]] void FailUnit(int warp, const char* what) {
+    t_here.thread = warp * 32;
+    KernelFailed(threads_[t_here.thread].where, what);
+  }
+  [[noreturn]] void FailParted(int warp) {
+    FailUnit(warp, "a warp waits at SyncWarpgroup for others of its warpgroup that do not come");
   }
 
   // The next lane of the phase in its drawn order (an odd step visits all 32), or the scheduler.
@@ -231,6 +308,8 @@ class Machine {
   // Of the running block: warps that can go on, and those at the barrier.
   std::vector<int> ready_;
   std::vector<int> waiting_;
+  std::vector<int> group_waiting_[kMaxThreads / (32 * kGroupWarps)];
+  std::vector<WarpgroupUnit> units_;  // of its warps
   // Of the running phase.
   int first_thread_ = 0;
   int lane_step_ = 1;
@@ -266,7 +345,12 @@ const char* Name(Meeting meeting) {
                                            "MmaF16",
                                            "MmaS8",
                                            "LoadMatrix4",
-                                           "LoadMatrix4Transposed"};
+                                           "LoadMatrix4Transposed",
+                                           "SyncWarpgroup",
+                                           "WarpgroupFence",
+                                           "WarpgroupMma",
+                                           "WarpgroupCommit",
+                                           "WarpgroupWait"};
   return kNames[static_cast<int>(meeting)];
 }
 
@@ -298,6 +382,12 @@ void WaitForCopies(int pending) {
     }
   }
   self.copies.erase(self.copies.begin(), self.copies.begin() + static_cast<ptrdiff_t>(count));
+  self.unfenced = self.unfenced || count > 0;
+}
+
+void FenceCopies() {
+  ThreadState& self = ThisMachine().running();
+  self.unfenced = self.published = false;
 }
 
 void KernelFailed(const std::source_location& where, const char* what) {

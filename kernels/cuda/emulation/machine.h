@@ -33,6 +33,11 @@ enum class Meeting : uint8_t {
   kMmaS8,
   kLoadMatrix4,
   kLoadMatrix4Transposed,
+  kSyncWarpgroup,
+  kWarpgroupFence,
+  kWarpgroupMma,
+  kWarpgroupCommit,
+  kWarpgroupWait,
 };
 const char* Name(Meeting meeting);
 
@@ -68,6 +73,8 @@ void Meet(Meeting meeting, void* operands, const std::source_location& where);
 void IssueCopy(void* shared, const void* global, bool valid, const std::source_location& where);
 void CommitCopies();
 void WaitForCopies(int pending);
+// Warpgroups may read what this thread's copies brought, behind the next barrier.
+void FenceCopies();
 // Ends the process: `what` is wrong with the kernel at `where`, in the running thread.
 [[noreturn]] void KernelFailed(const std::source_location& where, const char* what);
 
@@ -75,6 +82,7 @@ struct GridShape {
   uint32_t grid[3] = {1, 1, 1};
   uint32_t threads = 32;
   size_t shared_bytes = 0;
+  bool warpgroups_round_apart = false;  // see WarpgroupUnit::Begin
 };
 // kernel and params are handed to `invoke` once for each thread. seed: of all orders.
 void RunGrid(const GridShape& shape, uint64_t seed, void (*invoke)(const void*, const void*),

@@ -43,6 +43,9 @@ inline T* DynamicShared() {
 inline void SyncThreads(const std::source_location& where = std::source_location::current()) {
   Meet(Meeting::kSyncThreads, nullptr, where);
 }
+inline void SyncWarpgroup(const std::source_location& where = std::source_location::current()) {
+  Meet(Meeting::kSyncWarpgroup, nullptr, where);
+}
 inline void SyncWarp(const std::source_location& where = std::source_location::current()) {
   Meet(Meeting::kSyncWarp, nullptr, where);
 }
@@ -188,6 +191,7 @@ inline float AsFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t AsBits(float x) { return std::bit_cast<uint32_t>(x); }
 inline float Infinity() { return std::numeric_limits<float>::infinity(); }
 inline bool IsNan(float x) { return x != x; }
+inline float Max(float a, float b) { return std::fmax(a, b); }
 
 inline int32_t Dot4(uint32_t a, uint32_t b, int32_t c) {
   uint32_t sum = static_cast<uint32_t>(c);  // wraps, as the instruction does

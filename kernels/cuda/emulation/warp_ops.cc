@@ -111,6 +111,11 @@ void CarryOut(Meeting meeting, Operands operands) {
       return LoadMatrices(operands, meeting == Meeting::kLoadMatrix4Transposed);
     case Meeting::kReturn:
     case Meeting::kSyncThreads:
+    case Meeting::kSyncWarpgroup:
+    case Meeting::kWarpgroupFence:
+    case Meeting::kWarpgroupMma:
+    case Meeting::kWarpgroupCommit:
+    case Meeting::kWarpgroupWait:
       break;
   }
   TREADLE_CHECK(false);  // the machine's own affair

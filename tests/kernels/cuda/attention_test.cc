@@ -81,6 +81,7 @@ TEST(AttentionMap, EveryRowIsInOneTile) {
 struct AttendOptions {
   Slack slack = {};
   int64_t scratch_bytes = -1;  // -1: as for this batch
+  bool deterministic = false;
 };
 
 class Attend {
@@ -114,7 +115,7 @@ class Attend {
     const std::vector<std::byte> dirty(bytes, std::byte{0xff});
     Buffer scratch = device_.Allocate(bytes + 64).value();
     device_.CopyToDevice(scratch.data(), dirty.data(), bytes);
-    Attention(device_, q.view(), kv_.layout(), kv_.pages(), batch, scale_,
+    Attention(device_, q.view(), kv_.layout(), kv_.pages(), batch, scale_, options.deterministic,
               std::span(scratch.data(), bytes), out.view());
     EXPECT_TRUE(device_.Synchronize().ok()) << device_.status();
     std::vector<std::byte> guard(64);
@@ -236,13 +237,23 @@ const std::vector<NamedSpans>& Batches() {
   return batches;
 }
 
-class AttentionShapes : public testing::TestWithParam<KvShape> {};
+struct AttentionCase {
+  KvShape shape;
+  bool warpgroups = false;  // the device has them
+};
+class AttentionShapes : public testing::TestWithParam<AttentionCase> {
+ protected:
+  const KvShape& shape() const { return GetParam().shape; }
+
+ private:
+  const ScopedEmulation emulation_{{.warpgroup_matrices = GetParam().warpgroups}};
+};
 
 TEST_P(AttentionShapes, IsTheDefinition) {
   const auto device = OpenDevice();
   for (const NamedSpans& batch : Batches()) {
     SCOPED_TRACE(batch.name);
-    Attend attend(*device, GetParam(), batch.spans);
+    Attend attend(*device, shape(), batch.spans);
     attend.ExpectRight(attend.All());
     if (HasFatalFailure()) return;
   }
@@ -252,7 +263,7 @@ TEST_P(AttentionShapes, CompanyDoesNotMatter) {
   const auto device = OpenDevice();
   for (const NamedSpans& batch : Batches()) {
     SCOPED_TRACE(batch.name);
-    Attend attend(*device, GetParam(), batch.spans);
+    Attend attend(*device, shape(), batch.spans);
     const auto rows = static_cast<int32_t>(attend.kv().rows());
     const std::vector<float> all = attend.All();
     const size_t cols = all.size() / static_cast<size_t>(rows);
@@ -269,27 +280,38 @@ TEST_P(AttentionShapes, CompanyDoesNotMatter) {
   }
 }
 
-std::string ShapeName(const testing::TestParamInfo<KvShape>& info) {
-  const KvShape& s = info.param;
-  return Str(s.heads, "x", s.kv_heads, "x", s.head_dim, "_", Name(s.type), "_page", s.page_size);
+std::string CaseName(const testing::TestParamInfo<AttentionCase>& info) {
+  const KvShape& s = info.param.shape;
+  return Str(s.heads, "x", s.kv_heads, "x", s.head_dim, "_", Name(s.type), "_page", s.page_size,
+             info.param.warpgroups ? "_warpgroups" : "");
 }
+constexpr KvShape kWide = {
+    .heads = 4, .kv_heads = 1, .head_dim = 128, .type = DType::kBF16, .page_size = 32};
+constexpr KvShape kOdd = {
+    .heads = 8, .kv_heads = 1, .head_dim = 80, .type = DType::kBF16, .page_size = 64};
 INSTANTIATE_TEST_SUITE_P(
     Attention, AttentionShapes,
     testing::Values(
-        KvShape{.heads = 3, .kv_heads = 1, .head_dim = 64, .page_size = 16},
-        KvShape{.heads = 2, .kv_heads = 2, .head_dim = 32, .page_size = 64},
-        KvShape{.heads = 4, .kv_heads = 1, .head_dim = 128, .type = DType::kBF16, .page_size = 32},
-        KvShape{.heads = 8, .kv_heads = 1, .head_dim = 80, .type = DType::kBF16, .page_size = 64},
-        KvShape{.heads = 1, .kv_heads = 1, .head_dim = 256, .page_size = 32},
-        KvShape{.heads = 20, .kv_heads = 1, .head_dim = 24, .page_size = 128},
-        KvShape{.heads = 4, .kv_heads = 2, .head_dim = 64, .type = DType::kF32, .page_size = 16},
-        KvShape{.heads = 3,
-                .kv_heads = 3,
-                .head_dim = 5,
-                .type = DType::kBF16,
-                .page_size = 32,
-                .gap = 3}),
-    ShapeName);
+        AttentionCase{{.heads = 3, .kv_heads = 1, .head_dim = 64, .page_size = 16}, false},
+        AttentionCase{{.heads = 3, .kv_heads = 1, .head_dim = 64, .page_size = 16}, true},
+        AttentionCase{{.heads = 2, .kv_heads = 2, .head_dim = 32, .page_size = 64}, false},
+        AttentionCase{kWide, false},                             //
+        AttentionCase{kWide, true}, AttentionCase{kOdd, false},  //
+        AttentionCase{kOdd, true},
+        AttentionCase{{.heads = 1, .kv_heads = 1, .head_dim = 256, .page_size = 32}, false},
+        AttentionCase{{.heads = 20, .kv_heads = 1, .head_dim = 24, .page_size = 128}, false},
+        AttentionCase{{.heads = 20, .kv_heads = 1, .head_dim = 96, .page_size = 128}, true},
+        AttentionCase{
+            {.heads = 4, .kv_heads = 2, .head_dim = 64, .type = DType::kF32, .page_size = 16},
+            false},
+        AttentionCase{{.heads = 3,
+                       .kv_heads = 3,
+                       .head_dim = 5,
+                       .type = DType::kBF16,
+                       .page_size = 32,
+                       .gap = 3},
+                      false}),
+    CaseName);
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
@@ -353,6 +375,32 @@ TEST(Attention, OrderOfThreadsDoesNotMatter) {
   }
 }
 
+// Where warpgroups round otherwise than warps, `deterministic` does without them.
+TEST(Attention, DeterministicPromptsRoundAsDecodingRows) {
+  const ScopedEmulation emulation({.warpgroups_round_apart = true});
+  const auto device = OpenDevice();
+  Attend attend(*device, {.heads = 2, .head_dim = 64}, {{40, 30}});
+  for (const bool deterministic : {false, true}) {
+    const std::vector<float> all = attend.All({.deterministic = deterministic});
+    std::vector<float> one_by_one;
+    for (int32_t row = 0; row < 40; ++row) {
+      const std::vector<float> alone = attend.Rows(row, 1);
+      one_by_one.insert(one_by_one.end(), alone.begin(), alone.end());
+    }
+    EXPECT_EQ(SameBits(all, one_by_one), deterministic);
+  }
+}
+
+// Rows enough for several tiles, in both warpgroups, over contexts of several splits.
+TEST(Attention, LongPromptsOnWarpgroupsAreTheDefinition) {
+  const auto device = OpenDevice();
+  Attend attend(*device, {.heads = 4, .kv_heads = 2, .head_dim = 128, .type = DType::kBF16},
+                {{150, 450}, {1, 600}, {90, 0}});
+  const std::vector<float> all = attend.All();
+  attend.ExpectRight(all);
+  EXPECT_TRUE(SameBits(all, attend.All({.deterministic = true})));
+}
+
 TEST(Attention, NoRowsIsNoWork) {
   const auto device = OpenDevice();
   Attend attend(*device, {}, {{3, 0, false}});
@@ -363,11 +411,10 @@ TEST(Attention, NoRowsIsNoWork) {
 // feature.
 TEST_P(AttentionShapes, NanSpoilsNoEarlierRow) {
   const auto device = OpenDevice();
-  const KvShape& shape = GetParam();
-  const int64_t cols = shape.heads * shape.head_dim;
-  const int64_t spoiled_cols = cols / shape.kv_heads;  // of the heads that read K/V head 0
+  const int64_t cols = shape().heads * shape().head_dim;
+  const int64_t spoiled_cols = cols / shape().kv_heads;  // of the heads that read K/V head 0
   constexpr int32_t kBad = 537;
-  Attend attend(*device, shape, {{90, 500}, {1, 40}});
+  Attend attend(*device, shape(), {{90, 500}, {1, 40}});
   const std::vector<float> before = attend.All();
   const auto expect = [&](auto spoils) {
     const std::vector<float> after = attend.All();
@@ -383,7 +430,7 @@ TEST_P(AttentionShapes, NanSpoilsNoEarlierRow) {
     }
   };
   attend.kv().SpoilValue(0, kBad, 0, 1);
-  expect([&](int64_t col) { return col < spoiled_cols && col % shape.head_dim == 1; });
+  expect([&](int64_t col) { return col < spoiled_cols && col % shape().head_dim == 1; });
   attend.kv().SpoilKey(0, kBad, 0, 3);
   expect([&](int64_t col) { return col < spoiled_cols; });
 }

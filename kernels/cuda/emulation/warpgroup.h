@@ -1,0 +1,49 @@
+// The host's twin of kernels/cuda/warpgroup.h. Products are carried out by warpgroup_unit.cc.
+#pragma once
+
+#include "kernels/cuda/emulation/machine.h"
+#include "kernels/cuda/emulation/simt.h"
+#include "kernels/cuda/emulation/warpgroup_unit.h"
+
+namespace treadle::simt {
+
+// Addresses count from the block's shared memory on.
+inline SharedMatrix MatrixAt(const void* start, int next_rows, int next_columns,
+                             const std::source_location& where = std::source_location::current()) {
+  if (!IsAligned16(start)) KernelFailed(where, "a matrix that is not 16-byte aligned");
+  if (!IsShared16(start)) KernelFailed(where, "a matrix that is not in shared memory");
+  const auto offset = static_cast<const unsigned char*>(start) - t_here.shared;
+  return MatrixBits(static_cast<uint32_t>(offset), static_cast<uint32_t>(next_rows),
+                    static_cast<uint32_t>(next_columns));
+}
+
+template <typename T, int kN>
+inline void Pin(T (&)[kN][4]) {}
+inline void AsyncFence() { FenceCopies(); }
+inline void WarpgroupFence(const std::source_location& where = std::source_location::current()) {
+  Meet(Meeting::kWarpgroupFence, nullptr, where);
+}
+inline void WarpgroupCommit(const std::source_location& where = std::source_location::current()) {
+  Meet(Meeting::kWarpgroupCommit, nullptr, where);
+}
+template <int kPending>
+inline void WarpgroupWait(const std::source_location& where = std::source_location::current()) {
+  WarpgroupOperands operands{.pending = kPending};
+  Meet(Meeting::kWarpgroupWait, &operands, where);
+}
+template <DType kType, RowsOf kRows, int kN>
+inline void WarpgroupMma(float (&d)[kN][4], const uint32_t (&a)[4], SharedMatrix b, bool add,
+                         const std::source_location& where = std::source_location::current()) {
+  static_assert(kType == DType::kF16 || kType == DType::kBF16);
+  static_assert(kN == 8 || kN == 16);
+  WarpgroupOperands operands{.d = &d[0][0],
+                             .a = {a[0], a[1], a[2], a[3]},
+                             .b = b.bits,
+                             .columns = 8 * kN,
+                             .type = kType,
+                             .rows_are_terms = kRows == RowsOf::kTerms,
+                             .add = add};
+  Meet(Meeting::kWarpgroupMma, &operands, where);
+}
+
+}  // namespace treadle::simt

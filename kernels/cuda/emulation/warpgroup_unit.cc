@@ -1,0 +1,180 @@
+#include "kernels/cuda/emulation/warpgroup_unit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace treadle::simt {
+namespace {
+
+constexpr int kTerms = 16;
+
+const WarpgroupOperands& OperandsOf(void* lane) {
+  return *static_cast<const WarpgroupOperands*>(lane);
+}
+
+float Decode(DType type, uint16_t bits) {
+  return type == DType::kF16 ? ToFloat(Half{bits}) : ToFloat(BFloat16{bits});
+}
+
+// The fields of a matrix descriptor (PTX).
+struct Descriptor {
+  uint32_t start = 0;
+  uint32_t next_columns = 0;
+  uint32_t next_rows = 0;
+  uint32_t swizzle = 0;  // 1: of 128 bytes
+
+  explicit Descriptor(uint64_t bits)
+      : start(static_cast<uint32_t>(bits & 0x3fff) << 4),
+        next_columns(static_cast<uint32_t>(bits >> 16 & 0x3fff) << 4),
+        next_rows(static_cast<uint32_t>(bits >> 32 & 0x3fff) << 4),
+        swizzle(static_cast<uint32_t>(bits >> 62)) {}
+
+  // Of the element of term k and column n.
+  uint32_t Address(bool rows_are_terms, uint32_t k, uint32_t n) const {
+    const uint32_t plain = rows_are_terms ? start + k / 8 * next_rows + k % 8 * 128 +
+                                                n / 64 * next_columns + n % 64 * 2
+                                          : start + n / 8 * next_rows + n % 8 * 128 + k * 2;
+    return plain ^ (plain >> 3 & 0x70);  // address bits 7 to 9 onto 4 to 6
+  }
+};
+
+}  // namespace
+
+void WarpgroupUnit::Begin(bool round_apart) {
+  round_apart_ = round_apart;
+  products_.clear();
+  sums_.clear();
+  group_ = 0;
+  fenced_ = false;
+  issued_ = 0;
+}
+
+const char* WarpgroupUnit::Fence() {
+  fenced_ = true;
+  return nullptr;
+}
+
+WarpgroupUnit::Sums& WarpgroupUnit::SumsOf(void* const (&lanes)[32]) {
+  const WarpgroupOperands& first = OperandsOf(lanes[0]);
+  for (const auto& sums : sums_) {
+    if (sums->lanes[0] == first.d) return *sums;
+  }
+  Sums& sums = *sums_.emplace_back(std::make_unique<Sums>());
+  sums.columns = first.columns;
+  sums.values.resize(static_cast<size_t>(kTerms * first.columns));
+  for (int l = 0; l < 32; ++l) {
+    float* d = sums.lanes[l] = OperandsOf(lanes[l]).d;
+    for (int i = 0; i < sums.columns / 2; ++i) {
+      const int row = l / 4 + 8 * (i % 4 / 2);
+      const int column = 8 * (i / 4) + 2 * (l % 4) + i % 2;
+      sums.values[static_cast<size_t>(row * sums.columns + column)] = d[i];
+      d[i] = std::numeric_limits<float>::quiet_NaN();
+    }
+  }
+  return sums;
+}
+
+void WarpgroupUnit::WriteBack(const Sums& sums) const {
+  for (int l = 0; l < 32; ++l) {
+    for (int i = 0; i < sums.columns / 2; ++i) {
+      const int row = l / 4 + 8 * (i % 4 / 2);
+      const int column = 8 * (i / 4) + 2 * (l % 4) + i % 2;
+      const float sum = sums.values[static_cast<size_t>(row * sums.columns + column)];
+      sums.lanes[l][i] =
+          round_apart_ ? std::nextafter(sum, std::numeric_limits<float>::infinity()) : sum;
+    }
+  }
+}
+
+const char* WarpgroupUnit::Issue(void* const (&lanes)[32], std::span<const unsigned char> shared,
+                                 bool read_now) {
+  if (!fenced_) return "a product whose group has no WarpgroupFence before it";
+  Product product;
+  product.operands = OperandsOf(lanes[0]);
+  for (int l = 0; l < 32; ++l) {
+    const WarpgroupOperands& lane = OperandsOf(lanes[l]);
+    if (lane.b != product.operands.b || lane.add != product.operands.add) {
+      return "lanes ask for different products";
+    }
+    for (int i = 0; i < 4; ++i) {
+      for (int e = 0; e < 2; ++e) {
+        product.a[2 * (l % 4) + e + 8 * (i / 2)][l / 4 + 8 * (i % 2)] =
+            Decode(lane.type, static_cast<uint16_t>(lane.a[i] >> (16 * e)));
+      }
+    }
+  }
+  product.group = group_;
+  product.sums = &SumsOf(lanes);
+  if (product.sums->columns != product.operands.columns) return "sums of two shapes in one place";
+  ++product.sums->in_flight;
+  if (read_now) {
+    if (const char* wrong = ReadB(product, shared)) return wrong;
+  }
+  products_.push_back(std::move(product));
+  ++issued_;
+  return nullptr;
+}
+
+const char* WarpgroupUnit::ReadB(Product& product, std::span<const unsigned char> shared) {
+  if (!product.b.empty()) return nullptr;
+  const WarpgroupOperands& operands = product.operands;
+  const Descriptor descriptor(operands.b);
+  if (descriptor.swizzle != 1)
+    return "a matrix whose pieces are not where 128-byte swizzle has them";
+  const auto columns = static_cast<uint32_t>(operands.columns);
+  product.b.resize(kTerms * columns);
+  for (uint32_t k = 0; k < kTerms; ++k) {
+    for (uint32_t n = 0; n < columns; ++n) {
+      const uint32_t at = descriptor.Address(operands.rows_are_terms, k, n);
+      if (at + 2 > shared.size()) return "a matrix that ends outside of shared memory";
+      uint16_t bits;
+      std::memcpy(&bits, &shared[at], sizeof(bits));
+      product.b[k * columns + n] = Decode(operands.type, bits);
+    }
+  }
+  return nullptr;
+}
+
+void WarpgroupUnit::Multiply(const Product& product) {
+  const int columns = product.operands.columns;
+  float* d = product.sums->values.data();
+  if (!product.operands.add) std::fill_n(d, kTerms * columns, 0.0f);
+  for (int k = 0; k < kTerms; ++k) {
+    const float* b = product.b.data() + k * columns;
+    for (int row = 0; row < 16; ++row) {
+      const float a = product.a[k][row];
+      for (int n = 0; n < columns; ++n) d[row * columns + n] += a * b[n];
+    }
+  }
+}
+
+const char* WarpgroupUnit::Commit() {
+  ++group_;
+  fenced_ = false;
+  return nullptr;
+}
+
+const char* WarpgroupUnit::Wait(void* const (&lanes)[32], std::span<const unsigned char> shared) {
+  const int landed = group_ - OperandsOf(lanes[0]).pending;  // groups below this one
+  auto product = products_.begin();
+  for (; product != products_.end() && product->group < landed; ++product) {
+    if (const char* wrong = ReadB(*product, shared)) return wrong;
+    Multiply(*product);
+    --product->sums->in_flight;
+  }
+  products_.erase(products_.begin(), product);
+  std::erase_if(sums_, [this](const std::unique_ptr<Sums>& sums) {
+    if (sums->in_flight > 0) return false;
+    WriteBack(*sums);
+    return true;
+  });
+  return nullptr;
+}
+
+const char* WarpgroupUnit::End() const {
+  return products_.empty() ? nullptr : "a warp returned with products on their way";
+}
+
+}  // namespace treadle::simt

@@ -1,0 +1,73 @@
+// One warp's quarter of a warpgroup's matrix unit: rows 16 w .. 16 w + 15 of every product (see
+// kernels/cuda/warpgroup.h). What a product adds to becomes NaN when it is issued, and the sums are
+// there when they have been waited for. B is read when the product is issued, or only then: which
+// is drawn, so that writing B too late or too early shows.
+//
+// Thread safety: as the machine that it belongs to.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/dtype.h"
+
+namespace treadle::simt {
+
+// What each lane brings to a product or a wait.
+struct WarpgroupOperands {
+  float* d = nullptr;  // [columns / 8][4]
+  uint32_t a[4] = {};
+  uint64_t b = 0;  // SharedMatrix::bits; addresses count from the block's shared memory on
+  int columns = 0;
+  DType type = DType::kBF16;
+  bool rows_are_terms = false;  // RowsOf::kTerms
+  bool add = false;
+  int pending = 0;  // of a wait
+};
+
+// Functions return what is wrong with the kernel, or null.
+class WarpgroupUnit {
+ public:
+  // A block begins. round_apart: sums come out a unit in the last place larger.
+  void Begin(bool round_apart);
+  const char* Fence();
+  // lanes: WarpgroupOperands. read_now: B is read at once.
+  const char* Issue(void* const (&lanes)[32], std::span<const unsigned char> shared, bool read_now);
+  const char* Commit();
+  const char* Wait(void* const (&lanes)[32], std::span<const unsigned char> shared);
+  // The warp has returned.
+  const char* End() const;
+  int64_t issued() const { return issued_; }
+
+ private:
+  // What products add to, of all lanes.
+  struct Sums {
+    float* lanes[32] = {};
+    int columns = 0;
+    int in_flight = 0;          // products
+    std::vector<float> values;  // [16, columns]
+  };
+  struct Product {
+    WarpgroupOperands operands;  // of lane 0
+    float a[16][16] = {};        // [k, row]
+    std::vector<float> b;        // [k, columns]; empty: not read yet
+    int group = 0;
+    Sums* sums = nullptr;
+  };
+
+  Sums& SumsOf(void* const (&lanes)[32]);
+  static const char* ReadB(Product& product, std::span<const unsigned char> shared);
+  static void Multiply(const Product& product);
+  void WriteBack(const Sums& sums) const;
+
+  std::vector<Product> products_;            // on their way, in order
+  std::vector<std::unique_ptr<Sums>> sums_;  // of those
+  int group_ = 0;                            // that is being filled
+  bool fenced_ = false;                      // since the last group
+  int64_t issued_ = 0;
+  bool round_apart_ = false;
+};
+
+}  // namespace treadle::simt
