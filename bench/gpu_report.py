@@ -62,6 +62,24 @@ def formats(report):
                     for r in rows]] for name in names])
 
 
+def crossovers(report):
+    """Microseconds of a layer's products on the kernels for few rows and on those for many, at rows around their crossover."""
+    seconds = {}
+    for row in report["rows"] if report else []:
+        parts = row["name"].split("/")
+        if len(parts) == 4 and parts[3] in ("few", "many"):
+            key = (parts[1], parts[3], row["rows"])
+            seconds[key] = seconds.get(key, 0) + row["seconds"]
+    counts = sorted({rows for _, _, rows in seconds})
+    lines = []
+    for name in dict.fromkeys(name for name, _, _ in seconds):
+        for kind in ("few", "many"):
+            lines.append([name, kind, *[f"{1e6 * seconds[name, kind, r]:.0f}" for r in counts], ""])
+        faster = [r for r in counts if seconds[name, "many", r] < 0.98 * seconds[name, "few", r]]
+        lines[-1][-1] = f"from {faster[0]} rows on" if faster else "never"
+    table(["all products of a layer, us", "kernels for", *[f"{r} rows" for r in counts], "many is faster"], lines)
+
+
 def iterations(copy_gigabytes):
     """Decoding reads every weight but the embedding's (unless that is the head, too) once."""
     shape = (load("shapes") or [None])[0]
@@ -85,6 +103,20 @@ def iterations(copy_gigabytes):
            "weights GB/s", "% of memory"], rows)
 
 
+def peers():
+    ours = {(r["batch_size"], r["prompt_tokens"]): r for report in load("iteration_bf16") for r in report["rows"]}
+    rows = []
+    for report in load("transformers"):
+        for r in report["rows"]:
+            own = ours.get((r["batch_size"], r["prompt_tokens"]))
+            factors = [f"{own[key] / r[key]:.2f}" if own else "" for key in ("prefill_tokens_per_second", "decode_tokens_per_second")]
+            rows.append([f"{report['backend']}, {report['mode']}", r["batch_size"], r["prompt_tokens"], f"{r['prefill_tokens_per_second']:.0f}",
+                         factors[0], f"{r['decode_tokens_per_second']:.0f}", factors[1]])
+    if rows:
+        print("\n## Hugging Face transformers, bf16")
+    table(["", "batch", "prompt", "prefill tokens/s", "Treadle, times that", "decode tokens/s", "Treadle, times that"], rows)
+
+
 def serving():
     rows = [[r["label"], r["request_rate"], f"{r['request_throughput']:.2f}", f"{r['median_normalized_latency_ms']:.1f}",
              f"{r['median_ttft_ms']:.0f}", f"{r['p99_itl_ms']:.1f}", r["failed"]]
@@ -97,7 +129,9 @@ def serving():
 steps()
 layer = kernels("kernels_layer", "A layer's ops")
 formats(layer)
+crossovers(layer)
 iterations(layer["peaks"]["read_gigabytes_per_second"] if layer else 0)
+peers()
 serving()
 answers = {where: answer["token_ids"] for where in ("cpu", "cuda") for answer in load(f"greedy_{where}")}
 same = all(ids == answers["cpu"] for ids in answers.values()) if "cpu" in answers else True

@@ -4,8 +4,8 @@
 #   gpu_run.sh OUT_DIR [--device cuda|cpu] [--quick] [--only STEP,...]
 #
 # Leaves each step's output in OUT_DIR, and report.md. A step that fails or takes too long does not stop the others; the exit code
-# says whether one did. --quick: small shapes, to try the script itself. --only memcheck: the op tests under compute-sanitizer, which take
-# too long to be among the others.
+# says whether one did. --quick: small shapes, to try the script itself. Two steps take too long to be among the others: --only memcheck,
+# the op tests under compute-sanitizer; --only iteration_bf16,transformers, Hugging Face transformers beside Treadle.
 # Environment: BUNDLE (this folder, or build/gpu_bundle), BUDGET (580 seconds), SHAPE, SERVE_SHAPE, RATES.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -44,11 +44,12 @@ export LD_LIBRARY_PATH=$library_path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 budget=${BUDGET:-580}
 shape=${SHAPE:-llama-3.1-8b} serve_shape=${SERVE_SHAPE:-orca-13b} greedy_shape=smollm2-135m rates=${RATES:-4,8,16,32}
 seconds_per_case=0.05 cold=600M batches=1,8,32 prompts=128,2048 new_tokens=64 rows=1,8,32,2048 requests=120 batch=64 lengths=(32:512 1:128)
+crossover=4,8,16,24,32,48,64,96,128,192,256
 if [ -n "$quick" ]; then
   shape=${SHAPE:-llama-3.2-1b,layers=2,hidden=256,heads=4,kv-heads=2,ffn=512,vocab=1000}
   serve_shape=${SERVE_SHAPE:-orca-13b,layers=2,hidden=128,heads=4,ffn=256,vocab=1000}
   greedy_shape=$shape
-  rates=${RATES:-50,100} seconds_per_case=0.001 cold=1M batches=1,2 prompts=16,40 new_tokens=4 rows=1,8 requests=10 batch=4 lengths=(4:20 1:8)
+  rates=${RATES:-50,100} seconds_per_case=0.001 cold=1M batches=1,2 prompts=16,40 new_tokens=4 rows=1,8 requests=10 batch=4 lengths=(4:20 1:8) crossover=4,40
 fi
 
 : >"$out/steps.tsv"
@@ -59,7 +60,7 @@ step() {
   shift 2
   if [ -n "$only" ]; then
     [[ $only == *,$name,* ]] || return 0
-  elif [ "$name" = memcheck ]; then
+  elif [[ $name == memcheck || $name == transformers ]]; then
     return 0
   fi
   [ $((budget - SECONDS)) -ge "$limit" ] || limit=$((budget - SECONDS))
@@ -94,7 +95,8 @@ model=$bundle/SmolLM2-135M-Instruct.Q4_1.gguf
 greedy+=(--kv-dtype f32 --temperature 0 --max-new-tokens 32 --json)
 step greedy_cpu 60 "$treadle" generate --device cpu --compute exact "${greedy[@]}"
 [ "$device" = cpu ] || step "greedy_$device" 60 "$treadle" generate --device "$device" --dtype fp32 "${greedy[@]}"
-step kernels_layer 80 "$treadle" bench kernels --device "$device" --random-model "$shape" --rows "$rows" \
+[ "$device" = cuda ] && crossover=(--crossover-rows "$crossover") || crossover=()
+step kernels_layer 130 "$treadle" bench kernels --device "$device" --random-model "$shape" --rows "$rows" "${crossover[@]}" \
   --seconds-per-case "$seconds_per_case" --cold-memory "$cold" --json
 for weights in bf16 int8 nf4; do
   convert=()
@@ -112,6 +114,9 @@ if [ "$device" = cuda ]; then
     --batch-sizes "$batches" --prompt-tokens "$prompts" --new-tokens "$new_tokens" --max-batch-tokens 2048 --repeats 2 --json
 fi
 step kernels_ops 60 "$treadle" bench kernels --device "$device" --seconds-per-case "$seconds_per_case" --cold-memory "$cold" ${quick:+--filter rms_norm} --json
+step transformers 400 bash -c '"$1" inspect --json "random:$2" >"$3/shape.json" && shift 2 && exec python3 "$2" --shape "$1/shape.json" "${@:3}"' - \
+  "$treadle" "$shape" "$out" "$here/transformers_peer.py" --device "$device" --batch-sizes "$batches" --prompt-tokens "${prompts%%,*}" \
+  --new-tokens "$new_tokens"
 step shapes 10 "$treadle" inspect --json "random:$shape"
 
 python3 "$here/gpu_report.py" "$out" >"$out/report.md" || failed+=" report"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <iterator>
 #include <memory>
@@ -157,8 +158,15 @@ void RunOpCases(const KernelBenchOptions& options, Measurement& measurement) {
   }
 }
 
+// The products of a layer on a backend, and what their names get to tell which.
+struct LayerRun {
+  Measurement* measurement = nullptr;
+  std::string suffix;
+  std::vector<int64_t> rows;
+};
+
 absl::Status RunLayerCases(const KernelBenchOptions& options,
-                           const std::vector<QuantizeSpec>& specs, Measurement& measurement) {
+                           const std::vector<QuantizeSpec>& specs, std::span<const LayerRun> runs) {
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
   TREADLE_ASSIGN_OR_RETURN(const std::vector<LayerProduct> products, ProductsOfLayer(*checkpoint));
   const std::vector<OpCase> attention = AttentionOfLayer(checkpoint->config());
@@ -166,22 +174,26 @@ absl::Status RunLayerCases(const KernelBenchOptions& options,
   size_t done = 0;
   for (const QuantizeSpec& spec : specs) {
     for (const LayerProduct& product : products) {
-      const auto name = [&](int64_t rows) {
-        return Str(product.name, "/", spec.name, "/rows=", rows);
-      };
-      std::vector<int64_t> wanted;
-      std::ranges::copy_if(options.rows, std::back_inserter(wanted),
-                           [&](int64_t rows) { return Wanted(options, name(rows)); });
-      if (!wanted.empty()) {
-        TREADLE_ASSIGN_OR_RETURN(const std::vector<QuantizedMatrix> matrices,
-                                 Convert(product, spec));
+      std::vector<QuantizedMatrix> matrices;
+      for (const LayerRun& run : runs) {
+        const auto name = [&](int64_t rows) {
+          return Str(product.name, "/", spec.name, "/rows=", rows, run.suffix);
+        };
+        std::vector<int64_t> wanted;
+        std::ranges::copy_if(run.rows, std::back_inserter(wanted),
+                             [&](int64_t rows) { return Wanted(options, name(rows)); });
+        if (wanted.empty()) continue;
+        if (matrices.empty()) {
+          TREADLE_ASSIGN_OR_RETURN(matrices, Convert(product, spec));
+        }
         std::vector<MatrixSource> sources;
         for (const QuantizedMatrix& matrix : matrices) sources.push_back(matrix.source());
-        measurement.RunCold(sources, product.accumulate, wanted, name);
+        run.measurement->RunCold(sources, product.accumulate, wanted, name);
       }
       Tell(options, ++done, total);
     }
   }
+  Measurement& measurement = *runs.front().measurement;
   for (const OpCase& op_case : attention) {
     if (Wanted(options, op_case.name)) {
       measurement.Run(op_case);
@@ -233,14 +245,30 @@ absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& optio
   for (const std::string& format : options.formats) {
     TREADLE_ASSIGN_OR_RETURN(specs.emplace_back(), ParseQuantizeSpec(format));
   }
+  if (!options.crossover_rows.empty() && options.device != "cuda") {
+    return InvalidArgument("rows to find crossovers at, with device ", options.device,
+                           ": only cuda has kernels for few rows and others for many");
+  }
   KernelBenchReport report;
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, Open(options, report));
   backend->BindThread();
   Measurement measurement(options, *backend, report);
   if (options.model.empty()) {
     RunOpCases(options, measurement);
+  } else if (options.crossover_rows.empty()) {
+    TREADLE_RETURN_IF_ERROR(RunLayerCases(options, specs, {{{&measurement, "", options.rows}}}));
   } else {
-    TREADLE_RETURN_IF_ERROR(RunLayerCases(options, specs, measurement));
+    const auto open = [&](int64_t few_rows) {
+      return CreateCudaBackend({.deterministic = options.deterministic, .few_rows = few_rows});
+    };
+    TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> few_backend, open(INT64_MAX));
+    TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> many_backend, open(0));
+    Measurement few(options, *few_backend, report);
+    Measurement many(options, *many_backend, report);
+    const LayerRun runs[] = {{&measurement, "", options.rows},
+                             {&few, "/few", options.crossover_rows},
+                             {&many, "/many", options.crossover_rows}};
+    TREADLE_RETURN_IF_ERROR(RunLayerCases(options, specs, runs));
   }
   if (report.rows.empty()) {
     return NotFound("no benchmark case has '", options.filter, "' in its name");

@@ -28,6 +28,9 @@ struct KernelBenchOptions {
   std::string model = {};
   std::vector<std::string> formats = {"bf16", "int8", "nf4", "q8_0", "q4_0"};
   std::vector<int64_t> rows = {1, 8, 32, 2048};
+  // On a GPU, with `model`: products of so many rows once more on the kernels for few rows, and on
+  // those for many ("/few", "/many" after their names): CudaOptions::few_rows.
+  std::vector<int64_t> crossover_rows = {};
   int threads = 0;
   std::optional<CpuIsa> isa = {};
   ComputeMode compute = ComputeMode::kAuto;

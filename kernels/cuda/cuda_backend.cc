@@ -375,7 +375,8 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(std::unique_ptr<Device>
       .deterministic = options.deterministic,
       .threads = options.pack_threads > 0
                      ? options.pack_threads
-                     : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))};
+                     : static_cast<int>(std::max(1u, std::thread::hardware_concurrency())),
+      .few_rows = options.few_rows};
   Device& on = *device;
   auto backend = std::make_unique<CudaBackend>(std::move(device), options);
   TREADLE_ASSIGN_OR_RETURN(auto matmuls, MatMuls::Create(on, matmul));

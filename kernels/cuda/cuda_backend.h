@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct CudaOptions {
   // promise it.
   bool deterministic = false;
   int pack_threads = 0;  // 0: one per CPU of this process
+  // Products of up to so many rows run on the kernels for few rows, as far as these go; unset:
+  // where each kind of weights is thought to cross over. For benchmarks that measure where it
+  // should.
+  std::optional<int64_t> few_rows = {};
 };
 
 // Errors: this build has no CUDA, no driver, a driver too old, no such device, one without code in

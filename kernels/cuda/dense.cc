@@ -52,8 +52,13 @@ absl::Status DenseFamily::Reserve(int64_t, int64_t, int64_t) {
   return absl::OkStatus();
 }
 
+bool DenseFamily::ByLibrary(int64_t rows) const {
+  const int64_t few = std::min(options_.few_rows.value_or(kDenseStreamRows), kDenseStreamRows);
+  return library_ != nullptr && rows > few;
+}
+
 void DenseFamily::Multiply(const MatMulInput& input, std::span<const Projection> projections) {
-  const bool by_library = library_ != nullptr && input.x.rows > kDenseStreamRows;
+  const bool by_library = ByLibrary(input.x.rows);
   while (!projections.empty()) {
     if (by_library && MultiplyByLibrary(input, projections.front())) {
       projections = projections.subspan(1);

@@ -41,13 +41,14 @@ class DenseFamily final : public MatMulFamily {
   absl::StatusOr<std::unique_ptr<CudaMatrix>> Pack(const MatrixSource& source) override;
   absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) override;
   bool WantsConverted(const Tensor& x) const override {
-    return options_.dtype != DType::kF32 && !DenseReadsFloats(x);
+    return options_.dtype != DType::kF32 && (!DenseReadsFloats(x) || ByLibrary(x.rows));
   }
   void Multiply(const MatMulInput& input, std::span<const Projection> projections) override;
   void Embed(const CudaMatrix& table, const int32_t* ids, const int32_t* last_samples,
              bool accumulate, Tensor out) override;
 
  private:
+  bool ByLibrary(int64_t rows) const;
   // At most kMaxSegments of them.
   void MultiplyOwn(const MatMulInput& input, std::span<const Projection> projections);
   bool MultiplyByLibrary(const MatMulInput& input, const Projection& projection);

@@ -14,7 +14,7 @@ namespace {
 // takes about 65 (4 bits) or 90 (8 bits) for every 32 rows, bound by reads of shared memory and L1;
 // decoding takes about 130, bound by the 2048 bytes that it writes; so does the library's product,
 // which reads them, up to 192 rows, where arithmetic becomes its bound. 260 cycles are 128 and 96
-// rows. To measure it anew: `treadle bench kernels` with rows on both sides.
+// rows. To measure it: `treadle bench kernels --crossover-rows`.
 constexpr int64_t kFewRows4 = 128;
 constexpr int64_t kFewRows8 = 96;
 
@@ -48,7 +48,8 @@ class LowBitFamily final : public MatMulFamily {
   }
 
   bool WantsConverted(const Tensor& x) const override {
-    return options_.dtype != DType::kF32 && !LowBitReadsFloats(x);
+    const bool floats = LowBitReadsFloats(x) && x.rows <= options_.few_rows.value_or(x.rows);
+    return options_.dtype != DType::kF32 && !floats;
   }
 
   void Multiply(const MatMulInput& input, std::span<const Projection> projections) override {
@@ -79,7 +80,7 @@ class LowBitFamily final : public MatMulFamily {
  private:
   // What products of many rows need, if there are such, and matrices of this family.
   absl::Status AllocateScratch() {
-    const bool many = max_rows_ > std::min(kFewRows4, kFewRows8);
+    const bool many = max_rows_ > options_.few_rows.value_or(std::min(kFewRows4, kFewRows8));
     if (!packed_ || !many || options_.deterministic || options_.dtype == DType::kF32) {
       return absl::OkStatus();
     }
@@ -99,7 +100,9 @@ class LowBitFamily final : public MatMulFamily {
   static const LowBitView& ViewOf(const PackedMatrix& matrix) {
     return static_cast<const LowBitMatrix&>(matrix).view();
   }
-  static int64_t FewRows(const LowBitView& w) { return w.bits == 4 ? kFewRows4 : kFewRows8; }
+  int64_t FewRows(const LowBitView& w) const {
+    return options_.few_rows.value_or(w.bits == 4 ? kFewRows4 : kFewRows8);
+  }
 
   // How many features of a matrix fit the scratch; 0 if there is none, as with `deterministic`.
   int64_t ScratchFeatures(const LowBitView& w) const {

@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -78,6 +79,9 @@ struct MatMulOptions {
                                // kF32, kF16, kBF16
   bool deterministic = false;
   int threads = 1;  // that repack on the host
+  // Products of up to so many rows are taken as few, as far as the kernels for few rows go; unset:
+  // each family's own crossover. For measuring where that should be.
+  std::optional<int64_t> few_rows = {};
 };
 
 std::unique_ptr<MatMulFamily> MakeDenseFamily(Device& device, const MatMulOptions& options);

@@ -151,8 +151,7 @@ void RowInt8Family::Multiply(const MatMulInput& input, std::span<const Projectio
     product.input = InputOf(input.x, MatrixOf(first));
     product.sums = reinterpret_cast<int32_t*>(sums_.data());
     product.arrivals = reinterpret_cast<uint32_t*>(arrivals_.data());
-    const bool stream = input.x.rows <= kInt8StreamRows;
-    if (!stream || !Int8StreamQuantizes(device_, input.x.rows, input.x.cols)) {
+    if (!Streams(input.x.rows) || !Int8StreamQuantizes(device_, input.x.rows, input.x.cols)) {
       LaunchInt8Quantize(device_, product.input);
     }
     for (const Projection& projection : projections.subspan(i)) {
@@ -164,8 +163,12 @@ void RowInt8Family::Multiply(const MatMulInput& input, std::span<const Projectio
   }
 }
 
+bool RowInt8Family::Streams(int64_t rows) const {
+  return rows <= std::min(options_.few_rows.value_or(kInt8StreamRows), kInt8StreamRows);
+}
+
 void RowInt8Family::Launch(Int8Product& product) {
-  if (product.input.rows <= kInt8StreamRows) {
+  if (Streams(product.input.rows)) {
     LaunchInt8Stream(device_, product);
   } else {
     LaunchInt8Tiles(device_, product);

@@ -51,6 +51,7 @@ class RowInt8Family final : public MatMulFamily {
   absl::Status Grow();
   // x as the matrix's threshold and rule want it, and scratch, which Reserve has made.
   Int8Input InputOf(const Tensor& x, const Int8Matrix& matrix) const;
+  bool Streams(int64_t rows) const;
   // All segments, which are then removed.
   void Launch(Int8Product& product);
 

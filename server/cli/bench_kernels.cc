@@ -41,6 +41,12 @@ int BenchKernels(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::Range(1, 1 << 20))
       ->needs(layer);
+  app.add_option("--crossover-rows", options.crossover_rows,
+                 "on a GPU: products of so many rows once more on the kernels for few rows (/few) "
+                 "and on those for many (/many), to see where they cross")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1 << 20))
+      ->needs(layer);
   app.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
       ->check(CLI::Range(0, 4096));
   app.add_option("--isa", isa, "best, avx2, avx512 or avx512vbmi")

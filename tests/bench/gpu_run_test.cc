@@ -87,6 +87,53 @@ TEST_F(GpuRun, AStepThatFailsOrHangsDoesNotStopTheOthers) {
   EXPECT_THAT(report, HasSubstr("| kernels_ops | skipped |"));
 }
 
+// What kernels for few rows and for many took becomes a table, by format, over a layer's products.
+TEST_F(GpuRun, ReportsWhereKernelsCross) {
+  std::string rows;
+  const auto add = [&](const char* product, int count, const char* kind, double microseconds) {
+    rows += Str(rows.empty() ? "" : ",", R"({"name": ")", product, "/nf4/rows=", count, "/", kind,
+                R"(", "rows": )", count, R"(, "seconds": )", microseconds * 1e-6,
+                R"(, "gigabytes_per_second": 1, "gigaops_per_second": 1, "bandwidth_share": 1,)",
+                R"( "compute_share": 1})");
+  };
+  for (const char* product : {"up", "down"}) {
+    add(product, 8, "few", 20);
+    add(product, 8, "many", 30);
+    add(product, 64, "few", 50);
+    add(product, 64, "many", 35);
+  }
+  std::ofstream(folder_ / "bundle" / "treadle")
+      << "#!/bin/sh\necho '{\"backend\": \"a GPU\", \"peaks\": {\"read_gigabytes_per_second\": 1, "
+         "\"float_gigaops_per_second\": 1}, \"rows\": ["
+      << rows << "]}'\n";
+  fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
+  EXPECT_EQ(Run({}, {"--only", "kernels_layer"}), 0) << said_;
+  EXPECT_THAT(said_, HasSubstr("--crossover-rows 4,8,"));
+  EXPECT_THAT(Text("report.md"), AllOf(HasSubstr("| nf4 | few | 40 | 100 |  |"),
+                                       HasSubstr("| nf4 | many | 60 | 70 | from 64 rows on |")));
+}
+
+// A stand-in for the Python that has transformers.
+TEST_F(GpuRun, SetsTransformersBesideTreadle) {
+  const auto answers = [&](const fs::path& program, int prefill, int decode) {
+    std::ofstream(program)
+        << "#!/bin/sh\n"
+           "case \"$*\" in *gpu_report*) PATH=${PATH#*:} exec python3 \"$@\" ;; esac\n"
+           "echo '{\"mode\": \"eager\", \"backend\": \"peer\", \"weight_bytes\": 1, "
+           "\"rows\": [{\"batch_size\": 1, \"prompt_tokens\": 16, "
+           "\"decode_iteration_seconds\": 1, \"prefill_tokens_per_second\": "
+        << prefill << ", \"decode_tokens_per_second\": " << decode << "}]}'\n";
+    fs::permissions(program, fs::perms::owner_all);
+  };
+  answers(folder_ / "bundle" / "treadle", 300, 50);
+  answers(folder_ / "python3", 100, 20);
+  EXPECT_EQ(Run({Str("PATH=", folder_.string(), ":", std::getenv("PATH"))},
+                {"--device", "cpu", "--quick", "--only", "iteration_bf16,transformers"}),
+            0)
+      << said_;
+  EXPECT_THAT(Text("report.md"), HasSubstr("| peer, eager | 1 | 16 | 100 | 3.00 | 20 | 2.50 |"));
+}
+
 TEST_F(GpuRun, OnlyRunsWhatIsNamed) {
   std::ofstream(folder_ / "bundle" / "treadle") << "#!/bin/sh\n";
   fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);

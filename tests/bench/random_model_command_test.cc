@@ -117,6 +117,7 @@ TEST(RandomModelCommand, WrongUseSaysWhatIsWrong) {
       {{"iteration"}, "--model is missing"},
       {{"kernels", "--rows", "1"}, "--rows requires --random-model"},
       {{"kernels", "--random-model", "gpt2-124m", "--formats", "nf5"}, "nf5"},
+      {{"kernels", "--random-model", kShape, "--crossover-rows", "8"}, "only cuda has kernels"},
       {{"kernels", "--cold-memory", "much"}, "--cold-memory: 'much'"},
       {{"serve", "--in-process"}, "--model is missing"},
       {{"serve", "--random-model", "gpt2-124m"}, "--random-model requires --in-process"},

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "kernels/cuda/emulation/emulated_device.h"
@@ -44,12 +45,14 @@ inline double RoundingOf(DType dtype) {
 // An emulated device with a family, and what tests put on it.
 class LowBitGpu {
  public:
-  explicit LowBitGpu(DType dtype, bool deterministic = false, int multiprocessors = 2)
+  explicit LowBitGpu(DType dtype, bool deterministic = false, int multiprocessors = 2,
+                     std::optional<int64_t> few_rows = {})
       : dtype_(dtype) {
     ScopedEmulation emulation(EmulationSettings{.multiprocessors = multiprocessors});
     device_ = Device::Open(0).value();
-    family_ =
-        MakeLowBitFamily(*device_, {.dtype = dtype, .deterministic = deterministic, .threads = 2});
+    family_ = MakeLowBitFamily(
+        *device_,
+        {.dtype = dtype, .deterministic = deterministic, .threads = 2, .few_rows = few_rows});
   }
   Device& device() { return *device_; }
   MatMulFamily& family() { return *family_; }
@@ -75,8 +78,7 @@ class LowBitGpu {
     input.x = DenseTensor(Upload(x), DType::kF32, rows, k);
     input.dtype = dtype_;
     input.stride16 = (k + 63) / 64 * 64;
-    // Few rows are read as they came.
-    if (dtype_ == DType::kF32 || LowBitReadsFloats(input.x)) return input;
+    if (!family_->WantsConverted(input.x)) return input;
     std::vector<uint16_t> x16(static_cast<size_t>(rows * input.stride16), 0);
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = 0; i < k; ++i) {

@@ -123,6 +123,21 @@ TEST(LowBit, ManyRowsGoThroughTheLibrary) {
   }
 }
 
+// A crossover that was moved: one row through the library, many without it.
+TEST(LowBit, CrossoversCanBeMoved) {
+  const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat("nf4"), 40, 128, 9);
+  for (const int64_t few_rows : {0, 1000}) {
+    LowBitGpu gpu(DType::kBF16, false, 2, few_rows);
+    const auto packed = gpu.family().Pack(matrix.source).value();
+    ASSERT_TRUE(gpu.family().Reserve(256, 128, 40).ok());
+    for (const int64_t rows : {1, 130}) {
+      const std::vector<float> x = RandomRows(rows, 128, 10);
+      ExpectNear(matrix.source, x, DType::kBF16, few_rows == 0, Multiply(gpu, *packed, x));
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
 // Projections of several layouts and codebooks, with bias, onto what is there.
 TEST(LowBit, ProjectionsShareAnInput) {
   constexpr int64_t kCols = 256;

@@ -169,6 +169,19 @@ TEST_P(MatMulTest, SmallestAndOddShapes) {
   }
 }
 
+// Whatever is said to be few: right, also where a kernel goes no further.
+TEST_P(MatMulTest, AnyCrossoverIsRight) {
+  for (const int64_t few_rows : {0, 3, 1000}) {
+    MatMulOptions moved = options();
+    moved.few_rows = few_rows;
+    Products products(moved, {.n = {40, 70}, .k = 100, .bias = true});
+    for (const int64_t rows : {1, 4, 33}) {
+      Matrix x(products.device(), rows, 100, 0, 12);
+      products.Check(x);
+    }
+  }
+}
+
 TEST_P(MatMulTest, ARowsBitsDoNotDependOnItsNeighbours) {
   // Few steps of k leave parts empty; many give every part two. One multiprocessor gets wider
   // tiles.
