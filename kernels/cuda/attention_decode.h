@@ -22,7 +22,7 @@ class DecodeTile {
   using State = SoftmaxState<1, 2 * kGroups>;
   static constexpr int kWeightRowBytes = 2 * kBlockPositions + 16;
   static constexpr int kExchangeBytes = kMmaRows * kWeightRowBytes + 4 * kAttentionWarps * kMmaRows;
-  static constexpr int kSharedBytes = KvPipeline<kD>::kBytes + kExchangeBytes;
+  static constexpr int kSharedBytes = (KvPipeline<kD>::kBytes + kExchangeBytes + 15) / 16 * 16;
 
   TREADLE_DEVICE DecodeTile(const AttentionParams& p, const AttentionTile& tile, TileHeads heads,
                             char* shared)
@@ -78,7 +78,7 @@ class DecodeTile {
 
   TREADLE_DEVICE static int Head(int half) { return simt::Lane() / 4 + 8 * half; }
   TREADLE_DEVICE static int Feature(int n) {
-    return 16 * (simt::Warp() + kAttentionWarps * (n / 2)) + 8 * (n % 2) + 2 * (simt::Lane() & 3);
+    return 16 * (TeamWarp() + kAttentionWarps * (n / 2)) + 8 * (n % 2) + 2 * (simt::Lane() & 3);
   }
 
   // Of positions 16 w .. 16 w + 15 of the block.
@@ -88,14 +88,14 @@ class DecodeTile {
     TREADLE_UNROLL
     for (int k = 0; k < kD / 16; ++k) {
       uint32_t b[4];
-      simt::LoadMatrix4(b, MatrixRow<false>(keys, kRowBytes, 16 * simt::Warp(), 16 * k));
+      simt::LoadMatrix4(b, MatrixRow<false>(keys, kRowBytes, 16 * TeamWarp(), 16 * k));
       Element::Mma(score_[0], query_[k], b[0], b[1]);
       Element::Mma(score_[1], query_[k], b[2], b[3]);
     }
   }
   // Scores become weights, and these go to shared memory, [16 heads, kBlockPositions].
   TREADLE_DEVICE void Weights(int block, int32_t position) {
-    const int own = 16 * simt::Warp() + 2 * (simt::Lane() & 3);
+    const int own = 16 * TeamWarp() + 2 * (simt::Lane() & 3);
     TREADLE_UNROLL
     for (int half = 0; half < 2; ++half) {
       float max = -simt::Infinity();
@@ -107,7 +107,7 @@ class DecodeTile {
         max = simt::Max(score, max);
       }
       max = QuadMax(max);
-      if ((simt::Lane() & 3) == 0) maxima_[simt::Warp() * kMmaRows + Head(half)] = max;
+      if ((simt::Lane() & 3) == 0) maxima_[TeamWarp() * kMmaRows + Head(half)] = max;
     }
     simt::SyncWarpgroup();
     TREADLE_UNROLL
@@ -135,7 +135,7 @@ class DecodeTile {
       Element::Mma(state_.sum[0], a, Element::kOnes, Element::kOnes);
       TREADLE_UNROLL
       for (int i = 0; i < kGroups; ++i) {
-        const int group = simt::Warp() + kAttentionWarps * i;
+        const int group = TeamWarp() + kAttentionWarps * i;
         if (group >= kD / 16) continue;
         uint32_t b[4];
         simt::LoadMatrix4Transposed(b, MatrixRow<true>(values, kRowBytes, 16 * k, 16 * group));
@@ -153,7 +153,7 @@ class DecodeTile {
     for (int half = 0; half < 2; ++half) {
       if (Head(half) >= heads_.count) continue;
       const int64_t part = PartIndex(p_, tile_.sequence, heads_.first + Head(half), simt::BlockZ());
-      if (simt::Warp() == 0 && (simt::Lane() & 3) == 0) {
+      if (TeamWarp() == 0 && (simt::Lane() & 3) == 0) {
         p_.part_stats[2 * part] = state_.max[0][half];
         p_.part_stats[2 * part + 1] = state_.sum[0][2 * half];
       }

@@ -35,8 +35,13 @@ struct NoPrompts {
   static constexpr int kThreads = kAttentionThreads;
 };
 
+template <typename Prompts>
+inline constexpr int kTeams = Prompts::kThreads / kAttentionThreads;
+
 // Grid: tiles, (K/V heads, chunks of their query heads), splits. Prompts: what works on a prompt's
-// tile; without, fewer registers and less shared memory are needed.
+// tile; without, fewer registers and less shared memory are needed. A decoding row's tile is a
+// team's: a block with several teams takes as many (K/V heads, chunks), so that what a
+// multiprocessor has on its way does not depend on the company.
 template <DType kType, int kD, typename Prompts>
 TREADLE_KERNEL(Prompts::kThreads)
 void AttentionKernel(AttentionParams p) {
@@ -47,13 +52,17 @@ void AttentionKernel(AttentionParams p) {
                       : FindTile(p.batch.sequences, p.batch.num_sequences, p.tile_rows, number);
   if (tile.rows == 0 || (!tile.decoding && simt::BlockZ() > 0)) return;
 
-  const int kv_head = simt::BlockY() / p.head_chunks;
-  const TileHeads heads = HeadsOf(p, kv_head, simt::BlockY() % p.head_chunks);
-  const KvSource source = SourceOf(p, tile, kv_head);
-  char* shared = simt::DynamicShared<char>();
   constexpr bool kPrompts = !std::is_same_v<Prompts, NoPrompts>;
-  if (!kPrompts || tile.decoding) {
-    if (simt::Warp() < kAttentionWarps) DecodeTile<kType, kD>(p, tile, heads, shared).Run(source);
+  const bool by_teams = !kPrompts || tile.decoding;
+  const int chunk = by_teams ? simt::BlockY() * kTeams<Prompts> + Team() : simt::BlockY();
+  if (chunk >= simt::GridY()) return;
+  const int kv_head = chunk / p.head_chunks;
+  const TileHeads heads = HeadsOf(p, kv_head, chunk % p.head_chunks);
+  const KvSource source = SourceOf(p, tile, kv_head);
+  char* const shared = simt::DynamicShared<char>();
+  if (by_teams) {
+    using Decode = DecodeTile<kType, kD>;
+    Decode(p, tile, heads, shared + Team() * Decode::kSharedBytes).Run(source);
     return;
   }
   if constexpr (kPrompts) Prompts(p, tile, heads, shared).Run(source);
@@ -67,7 +76,7 @@ struct AttentionCode {
 };
 template <DType kType, int kD, typename Prompts>
 constexpr AttentionCode MakeAttentionCode() {
-  constexpr size_t kDecode = DecodeTile<kType, kD>::kSharedBytes;
+  constexpr size_t kDecode = size_t{kTeams<Prompts>} * DecodeTile<kType, kD>::kSharedBytes;
   constexpr size_t kPrompt = Prompts::kSharedBytes;
   return {AttentionKernel<kType, kD, Prompts>, Prompts::kThreads, std::max(kDecode, kPrompt),
           Prompts::kPairs};

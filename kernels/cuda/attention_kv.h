@@ -32,7 +32,7 @@ class KvPipeline {
   static constexpr int kPartBytes = kBlockPositions * kRowBytes;
   static constexpr int kBytes = 2 * 2 * kPartBytes;
 
-  // Blocks [first, end), first < end. The four warps, as for the other functions.
+  // Blocks [first, end), first < end. All of a team, as for the other functions.
   TREADLE_DEVICE KvPipeline(const KvSource& source, char* shared, int first, int end)
       : source_(source), shared_(shared), first_(first), end_(end), page_(WarpPage(first)) {
     Issue(first);
@@ -63,7 +63,7 @@ class KvPipeline {
   }
   // The page of this warp's positions of a block.
   TREADLE_DEVICE int32_t WarpPage(int block) const {
-    const int32_t position = block * kBlockPositions + 16 * simt::Warp();
+    const int32_t position = block * kBlockPositions + 16 * TeamWarp();
     const int32_t last = source_.limit - 1;
     return source_.page_ids[(position < last ? position : last) >> source_.page_shift];
   }
@@ -82,7 +82,7 @@ class KvPipeline {
   }
   TREADLE_DEVICE void Copy(const char* page, int block, char* part) const {
     constexpr int kChunks = kD / 8;  // of 16 bytes in a row
-    const int32_t first = block * kBlockPositions + 16 * simt::Warp();
+    const int32_t first = block * kBlockPositions + 16 * TeamWarp();
     const int32_t first_slot = first & ((1 << source_.page_shift) - 1);
     TREADLE_UNROLL
     for (int i = 0; i < kD / 16; ++i) {
@@ -91,7 +91,7 @@ class KvPipeline {
       const int feature = chunk % kChunks * 8;
       const bool valid = first + row < source_.limit && feature < source_.head_dim;
       const int element = valid ? (first_slot + row) * source_.head_dim + feature : 0;
-      simt::CopyAsync16(part + (16 * simt::Warp() + row) * kRowBytes + 2 * feature,
+      simt::CopyAsync16(part + (16 * TeamWarp() + row) * kRowBytes + 2 * feature,
                         page + 2 * int64_t{element}, valid);
     }
   }

@@ -28,6 +28,9 @@ inline constexpr int64_t kMaxSplitSequences = 256;
 inline constexpr int kMmaRows = 16;  // of a matrix instruction: (row, head) pairs
 inline constexpr int kAttentionWarps = 4;
 inline constexpr int kAttentionThreads = 32 * kAttentionWarps;
+// A team: four warps that share a tile, mostly a whole block. Its barrier is SyncWarpgroup.
+TREADLE_DEVICE int TeamWarp() { return simt::Warp() % kAttentionWarps; }
+TREADLE_DEVICE int Team() { return simt::Warp() / kAttentionWarps; }
 
 TREADLE_HOST_DEVICE int32_t CeilDivide(int32_t a, int32_t b) { return (a + b - 1) / b; }
 

@@ -11,9 +11,8 @@
 // (estimates from the machine code: this has not run on a GPU): 1024 cycles of matrix unit for both
 // warpgroups, which read 64 bytes of shared memory a cycle meanwhile, and 32 more that copies
 // write; 660 cycles of instructions, with 540 of exponentials among them, of which the scores under
-// way hide about half. So 1250 to 1450 cycles: 50 to 60 % of 989 TFLOP/s, and a prompt's first and
-// last block. Such a block has a multiprocessor for itself (229 registers, 147 KB); so decoding
-// rows beside a prompt have four warps of one there, and 32 KB on their way.
+// way hide about half. So 1250 to 1450 cycles: 50 to 60 % of 989 TFLOP/s, less a prompt's first and
+// last block. Such a block has a multiprocessor for itself (232 registers, 147 KB).
 #pragma once
 
 #include <cstdint>
