@@ -85,7 +85,7 @@ def iterations(copy_gigabytes):
     shape = (load("shapes") or [None])[0]
     unread = 0 if shape is None or shape["tied_head"] else 2 * shape["vocab"] * shape["hidden"]
     base, rows = {}, []
-    for weights in ("bf16", "int8", "nf4", "bf16-deterministic"):
+    for weights in ("bf16", "int8", "nf4", "bf16-deterministic", "bf16-alone"):
         for report in load(f"iteration_{weights}"):
             for r in report["rows"]:
                 key = (r["batch_size"], r["prompt_tokens"])
@@ -96,11 +96,13 @@ def iterations(copy_gigabytes):
                 prefill = f"{r['prefill_tokens_per_second'] / first['prefill_tokens_per_second']:.2f}" if first else ""
                 share = f"{100 * gigabytes / copy_gigabytes:.0f}" if copy_gigabytes else ""
                 rows.append([weights, *key, f"{r['prefill_tokens_per_second']:.0f}", prefill, f"{r['decode_tokens_per_second']:.0f}", ratio,
-                             f"{1e3 * r['decode_iteration_seconds']:.3f}", f"{gigabytes:.0f}", share])
+                             f"{1e3 * r['decode_iteration_seconds']:.3f}", f"{1e6 * r['decode_gap_seconds']:.0f}", f"{gigabytes:.0f}", share])
     if rows:
         print("\n## Iterations")
     table(["weights", "batch", "prompt", "prefill tokens/s", "times bf16", "decode tokens/s", "times bf16", "decode iteration ms",
-           "weights GB/s", "% of memory"], rows)
+           "gap us", "weights GB/s", "% of memory"], rows)
+    if any(row[0] == "bf16-alone" for row in rows):
+        print("\nThe gap is what the host takes between two iterations. bf16-alone: each waits for the result of the one before.")
 
 
 def peers():

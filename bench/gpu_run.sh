@@ -43,13 +43,13 @@ export LD_LIBRARY_PATH=$library_path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 budget=${BUDGET:-580}
 shape=${SHAPE:-llama-3.1-8b} serve_shape=${SERVE_SHAPE:-orca-13b} greedy_shape=smollm2-135m rates=${RATES:-4,8,16,32}
-seconds_per_case=0.05 cold=600M batches=1,8,32 prompts=128,2048 new_tokens=64 rows=1,8,32,2048 requests=120 batch=64 lengths=(32:512 1:128)
+seconds_per_case=0.05 cold=600M batches=1,8,32,64 many=64 prompts=128,2048 new_tokens=64 rows=1,8,32,2048 requests=120 batch=64 lengths=(32:512 1:128)
 crossover=4,8,16,24,32,48,64,96,128,192,256
 if [ -n "$quick" ]; then
   shape=${SHAPE:-llama-3.2-1b,layers=2,hidden=256,heads=4,kv-heads=2,ffn=512,vocab=1000}
   serve_shape=${SERVE_SHAPE:-orca-13b,layers=2,hidden=128,heads=4,ffn=256,vocab=1000}
   greedy_shape=$shape
-  rates=${RATES:-50,100} seconds_per_case=0.001 cold=1M batches=1,2 prompts=16,40 new_tokens=4 rows=1,8 requests=10 batch=4 lengths=(4:20 1:8) crossover=4,40
+  rates=${RATES:-50,100} seconds_per_case=0.001 cold=1M batches=1,2 many=2 prompts=16,40 new_tokens=4 rows=1,8 requests=10 batch=4 lengths=(4:20 1:8) crossover=4,40
 fi
 
 : >"$out/steps.tsv"
@@ -101,7 +101,7 @@ step kernels_layer 130 "$treadle" bench kernels --device "$device" --random-mode
 for weights in bf16 int8 nf4; do
   convert=()
   [ "$weights" = bf16 ] || convert=(--weights "$weights")
-  step "iteration_$weights" 50 "$treadle" bench iteration --device "$device" --random-model "$shape" "${convert[@]}" --batch-sizes "$batches" \
+  step "iteration_$weights" 60 "$treadle" bench iteration --device "$device" --random-model "$shape" "${convert[@]}" --batch-sizes "$batches" \
     --prompt-tokens "$prompts" --new-tokens "$new_tokens" --max-batch-tokens 2048 --repeats 2 --json
 done
 for policy in fcfs request-level; do
@@ -109,13 +109,15 @@ for policy in fcfs request-level; do
     --max-batch-size "$batch" --max-batch-tokens 1024 --num-prompts "$requests" --request-rate "$rates" --input-len "${lengths[0]}" \
     --output-len "${lengths[1]}" --num-warmups 4 --label "$policy" --json
 done
+step iteration_bf16-alone 40 "$treadle" bench iteration --device "$device" --random-model "$shape" --one-at-a-time --batch-sizes "$many" \
+  --prompt-tokens "${prompts%%,*}" --new-tokens "$new_tokens" --max-batch-tokens 2048 --repeats 2 --json
 if [ "$device" = cuda ]; then
   step iteration_bf16-deterministic 40 "$treadle" bench iteration --device cuda --random-model "$shape" --deterministic on \
     --batch-sizes "$batches" --prompt-tokens "$prompts" --new-tokens "$new_tokens" --max-batch-tokens 2048 --repeats 2 --json
 fi
 step kernels_ops 60 "$treadle" bench kernels --device "$device" --seconds-per-case "$seconds_per_case" --cold-memory "$cold" ${quick:+--filter rms_norm} --json
 step transformers 400 bash -c '"$1" inspect --json "random:$2" >"$3/shape.json" && shift 2 && exec python3 "$2" --shape "$1/shape.json" "${@:3}"' - \
-  "$treadle" "$shape" "$out" "$here/transformers_peer.py" --device "$device" --batch-sizes "$batches" --prompt-tokens "${prompts%%,*}" \
+  "$treadle" "$shape" "$out" "$here/transformers_peer.py" --device "$device" --batch-sizes "${batches%,*}" --prompt-tokens "${prompts%%,*}" \
   --new-tokens "$new_tokens"
 step shapes 10 "$treadle" inspect --json "random:$shape"
 

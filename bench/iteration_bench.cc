@@ -49,6 +49,9 @@ class Driver {
     return absl::OkStatus();
   }
 
+  // Of all iterations whose results have come.
+  double gaps() const { return gaps_; }
+
  private:
   // Blocks until the engine has news, and takes it.
   absl::Status AwaitResult() {
@@ -62,13 +65,17 @@ class Driver {
       }
       news_ = false;
     }
-    in_flight_ -= static_cast<int>(engine_.TakeResults().size());
+    for (const IterationResult& result : engine_.TakeResults()) {
+      --in_flight_;
+      gaps_ += result.timings.gap;
+    }
     return engine_.status();
   }
 
   Engine& engine_;
   uint64_t iteration_ = 0;
   int in_flight_ = 0;
+  double gaps_ = 0;
   Mutex mutex_;
   CondVar changed_;
   bool news_ ABSL_GUARDED_BY(mutex_) = false;
@@ -77,6 +84,7 @@ class Driver {
 struct Times {
   double prefill = 0;
   double decode = 0;
+  double gaps = 0;  // in decode
 };
 
 // One batch from prompt to last token; `first_id` numbers its sequences.
@@ -126,6 +134,7 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
   TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
   TREADLE_RETURN_IF_ERROR(driver.Finish());
   const auto prefilled = SteadyClock::now();
+  const double gaps = driver.gaps();
 
   // A sequence is in one plan at a time, unless its next token is the previous sample.
   const int32_t parts = std::min<int32_t>(driver.stages(), batch_size);
@@ -143,10 +152,11 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
       }
       TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
     }
-    if (parts < driver.stages()) TREADLE_RETURN_IF_ERROR(driver.Finish());
+    if (parts < driver.stages() || options.one_at_a_time) TREADLE_RETURN_IF_ERROR(driver.Finish());
   }
   TREADLE_RETURN_IF_ERROR(driver.Finish());
   const auto end = SteadyClock::now();
+  const Times times = {Seconds(prefilled - begin), Seconds(end - prefilled), driver.gaps() - gaps};
 
   plan = {};
   for (int32_t i = 0; i < batch_size; ++i) {
@@ -155,7 +165,7 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
   }
   TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
   TREADLE_RETURN_IF_ERROR(driver.Finish());
-  return Times{Seconds(prefilled - begin), Seconds(end - prefilled)};
+  return times;
 }
 
 double Median(std::vector<double> values) {
@@ -164,13 +174,14 @@ double Median(std::vector<double> values) {
 }
 
 IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tokens,
-                        int32_t batch_size, double prefill, double decode) {
+                        int32_t batch_size, double prefill, double decode, double gaps) {
   IterationBenchRow row;
   row.batch_size = batch_size;
   row.prompt_tokens = prompt_tokens;
   row.new_tokens = options.new_tokens;
   row.prefill_seconds = prefill;
   row.decode_iteration_seconds = decode / (options.new_tokens - 1);
+  row.decode_gap_seconds = gaps / (options.new_tokens - 1);
   row.total_seconds = prefill + decode;
   row.prefill_tokens_per_second = static_cast<double>(batch_size) * prompt_tokens / prefill;
   row.decode_tokens_per_second = batch_size / row.decode_iteration_seconds;
@@ -201,7 +212,7 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
   std::vector<IterationBenchRow> rows;
   for (const int32_t prompt_tokens : options.prompt_tokens) {
     for (const int32_t batch_size : options.batch_sizes) {
-      std::vector<double> prefill, decode;
+      std::vector<double> prefill, decode, gaps;
       for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first warms up
         TREADLE_ASSIGN_OR_RETURN(const Times times, RunBatch(driver, kv, options, prompt_tokens,
                                                              batch_size, next_id, random));
@@ -209,8 +220,10 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
         if (repeat == 0) continue;
         prefill.push_back(times.prefill);
         decode.push_back(times.decode);
+        gaps.push_back(times.gaps);
       }
-      rows.push_back(RowOf(options, prompt_tokens, batch_size, Median(prefill), Median(decode)));
+      rows.push_back(
+          RowOf(options, prompt_tokens, batch_size, Median(prefill), Median(decode), Median(gaps)));
     }
   }
   return rows;
@@ -230,6 +243,7 @@ std::string ToJson(const IterationBenchSubject& subject,
                             {"decode_tokens_per_second", row.decode_tokens_per_second},
                             {"prefill_seconds", row.prefill_seconds},
                             {"decode_iteration_seconds", row.decode_iteration_seconds},
+                            {"decode_gap_seconds", row.decode_gap_seconds},
                             {"total_seconds", row.total_seconds}});
   }
   return json.dump();
@@ -237,13 +251,14 @@ std::string ToJson(const IterationBenchSubject& subject,
 
 std::string ToTable(const std::vector<IterationBenchRow>& rows) {
   std::string table =
-      "batch  prompt  new  prefill tokens/s  decode tokens/s  decode iteration ms  total s\n";
+      "batch  prompt  new  prefill tokens/s  decode tokens/s  decode iteration ms   gap ms  total "
+      "s\n";
   char line[160];
   for (const IterationBenchRow& row : rows) {
-    std::snprintf(line, sizeof line, "%5d  %6d  %3d  %16.1f  %15.1f  %19.3f  %7.3f\n",
+    std::snprintf(line, sizeof line, "%5d  %6d  %3d  %16.1f  %15.1f  %19.3f  %7.3f  %7.3f\n",
                   row.batch_size, row.prompt_tokens, row.new_tokens, row.prefill_tokens_per_second,
                   row.decode_tokens_per_second, row.decode_iteration_seconds * 1e3,
-                  row.total_seconds);
+                  row.decode_gap_seconds * 1e3, row.total_seconds);
     table += line;
   }
   return table;

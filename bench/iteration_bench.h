@@ -24,6 +24,9 @@ struct IterationBenchOptions {
   int64_t total_pages = 0;
   int32_t vocab = 0;
   uint64_t seed = 1;
+  // The next iteration is submitted when the one before it has given its result: shows what the
+  // host does between two, which an engine that works ahead hides.
+  bool one_at_a_time = false;
 };
 
 struct IterationBenchRow {
@@ -34,6 +37,7 @@ struct IterationBenchRow {
   double decode_tokens_per_second = 0;
   double prefill_seconds = 0;           // whole prompts, first tokens included
   double decode_iteration_seconds = 0;  // mean of one increment iteration
+  double decode_gap_seconds = 0;        // of it, IterationTimings::gap: nothing ran
   double total_seconds = 0;
 };
 

@@ -55,6 +55,9 @@ int BenchIteration(int argc, char** argv) {
   app.add_option("--new-tokens", options.new_tokens, "of each sequence");
   app.add_option("--batch-sizes", batch_sizes, "sequences, separated by commas");
   app.add_option("--repeats", options.repeats, "runs of each size; the median counts");
+  app.add_flag("--one-at-a-time", options.one_at_a_time,
+               "no iteration is submitted before the last one's result: the gap between them is "
+               "what the host takes, which working ahead hides");
   app.add_flag("--json", json, "print JSON");
   if (auto code = ParseFlags(app, "bench iteration", argc, argv)) return *code;
   return Finish("bench iteration", RunIteration(serve, options, batch_sizes, json));

@@ -58,13 +58,15 @@ TEST_F(GpuRun, EveryStepAtSmallSizesOnTheCpu) {
   fs::create_symlink(TREADLE_BINARY, folder_ / "bundle" / "treadle");
   ASSERT_EQ(Run({}, {"--device", "cpu", "--quick"}), 0) << said_;
   const std::string report = Text("report.md");
-  for (const char* step : {"kernels_layer", "iteration_bf16", "iteration_int8", "iteration_nf4",
-                           "serve_fcfs", "serve_request-level", "kernels_ops"}) {
+  for (const char* step :
+       {"kernels_layer", "iteration_bf16", "iteration_int8", "iteration_nf4",
+        "iteration_bf16-alone", "serve_fcfs", "serve_request-level", "kernels_ops"}) {
     EXPECT_THAT(report, HasSubstr(Str("| ", step, " | done |")));
   }
-  for (const char* row : {"| qkv/bf16/rows=1 |", "| down/nf4/rows=8 |", "/one by one |",
-                          "| bf16 | 1.00 | 1.00 |", "| int8 | 1 | 16 |", "| nf4 | 2 | 40 |",
-                          "| fcfs | 50 |", "| request-level | 100 |", "| rms_norm/"}) {
+  for (const char* row :
+       {"| qkv/bf16/rows=1 |", "| down/nf4/rows=8 |", "/one by one |", "| bf16 | 1.00 | 1.00 |",
+        "| int8 | 1 | 16 |", "| nf4 | 2 | 40 |", "| bf16-alone | 2 | 16 |", "| fcfs | 50 |",
+        "| request-level | 100 |", "| rms_norm/"}) {
     EXPECT_THAT(report, HasSubstr(row)) << report;
   }
 }
@@ -79,7 +81,8 @@ TEST_F(GpuRun, AStepThatFailsOrHangsDoesNotStopTheOthers) {
   EXPECT_EQ(Run({"BUDGET=9"}, {"--device", "cpu", "--quick"}), 1);
   EXPECT_THAT(said_, AllOf(HasSubstr("  | no memory"),
                            HasSubstr("failed: iteration_bf16 iteration_int8 iteration_nf4 "
-                                     "serve_fcfs serve_request-level kernels_ops shapes")));
+                                     "serve_fcfs serve_request-level iteration_bf16-alone "
+                                     "kernels_ops shapes")));
   const std::string report = Text("report.md");
   EXPECT_THAT(report, HasSubstr("| kernels_layer | done |"));
   EXPECT_THAT(report, HasSubstr("| iteration_nf4 | 3 |"));
@@ -121,7 +124,8 @@ TEST_F(GpuRun, SetsTransformersBesideTreadle) {
            "case \"$*\" in *gpu_report*) PATH=${PATH#*:} exec python3 \"$@\" ;; esac\n"
            "echo '{\"mode\": \"eager\", \"backend\": \"peer\", \"weight_bytes\": 1, "
            "\"rows\": [{\"batch_size\": 1, \"prompt_tokens\": 16, "
-           "\"decode_iteration_seconds\": 1, \"prefill_tokens_per_second\": "
+           "\"decode_iteration_seconds\": 1, \"decode_gap_seconds\": 0, "
+           "\"prefill_tokens_per_second\": "
         << prefill << ", \"decode_tokens_per_second\": " << decode << "}]}'\n";
     fs::permissions(program, fs::perms::owner_all);
   };
