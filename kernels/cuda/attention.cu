@@ -60,6 +60,7 @@ TREADLE_DEVICE TileHeads HeadsOf(const AttentionParams& p, int kv_head, int chun
 template <DType kType, int kD, int kM, bool kPrompts>
 TREADLE_KERNEL(kAttentionThreads)
 void AttentionKernel(AttentionParams p) {
+  simt::AwaitEarlierLaunches();
   // The last tiles of a prompt see the most, so they go first.
   const int number = simt::GridX() - 1 - simt::BlockX();
   const AttentionTile tile =
@@ -81,6 +82,7 @@ void AttentionKernel(AttentionParams p) {
 // Grid: sequences, query heads. A thread per feature.
 TREADLE_KERNEL(kAttentionThreads)
 void CombineKernel(AttentionParams p) {
+  simt::AwaitEarlierLaunches();
   const DeviceSequence sequence = p.batch.sequences[simt::BlockX()];
   if (sequence.num_rows != 1) return;
   const int splits = SplitsOf(sequence.first_position);

@@ -14,6 +14,8 @@
 //     TREADLE_KERNEL(256, 2): and so many blocks shall fit a multiprocessor;
 //   * shared memory is dynamic only: auto* tile = simt::DynamicShared<float>(); 128-byte aligned,
 //     its size is given at the launch, its contents are undefined at first;
+//   * every thread of every kernel calls AwaitEarlierLaunches exactly once, before any return, the
+//     lanes of a warp together; what may be touched before it, it says itself;
 //   * warp functions and mma are called by all 32 lanes of a warp; SyncThreads by all threads;
 //   * no vendor types; 16-byte accesses go through Words4;
 //   * arithmetic is compiled without contraction: where a fused multiply-add is meant, say Fma.
@@ -61,6 +63,28 @@ template <typename T>
 TREADLE_DEVICE T* DynamicShared() {
   extern __shared__ __align__(128) unsigned char treadle_shared[];
   return reinterpret_cast<T*>(treadle_shared);
+}
+
+// -- the launches before --------------------------------------------------------------------------
+// Blocks of a launch may become resident while launches before it still run, so what a kernel has
+// to do with constants need not wait for them. Before this returns, a kernel may read parameters
+// and constants (weights and tables, that the host copied and waited for, and no kernel writes),
+// and write shared memory; it may not read what an earlier launch or copy writes, nor write global
+// memory. After it, everything earlier in the stream is done and seen: the launch before has
+// waited in the same way, and so on back, which is why no thread may return without it.
+//
+// It also lets the next launch become resident, as soon as all blocks of this one have come here
+// or ended. By then none of them still needs a place, so nobody's is taken, and a launch that
+// waits is always behind others that can end. Later launches may pile up so; that changes nothing,
+// as each waits for the one before it.
+//
+// PTX ISA, griddepcontrol: "launch_dependents" and "wait", sm_90 and later. Elsewhere launches
+// follow each other, and there is nothing to do (Device::Launch sees to both).
+TREADLE_DEVICE void AwaitEarlierLaunches() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // -- barriers -------------------------------------------------------------------------------------
@@ -168,7 +192,8 @@ TREADLE_DEVICE void CopyAsyncWait() {
 }
 
 // -- loads of what is read once -------------------------------------------------------------------
-// Constant during the kernel; does not stay in L1.
+// Constants only, as before AwaitEarlierLaunches: L1 may have them from any time since the first
+// block of this launch or of one that it overlaps began. Does not stay in L1.
 TREADLE_DEVICE Words4 LoadOnce16(const void* global) {
   Words4 r;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"

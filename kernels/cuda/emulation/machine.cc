@@ -7,6 +7,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,8 @@ namespace treadle::simt {
 constinit thread_local Here t_here;
 
 namespace {
+
+constinit thread_local Machine* t_machine = nullptr;  // the one that runs
 
 constexpr int kMaxThreads = 1024;
 constexpr size_t kMaxSharedBytes = 227 << 10;
@@ -62,8 +65,8 @@ class SharedMemory {
 
 struct PendingCopy {
   void* shared = nullptr;
-  const void* global = nullptr;
-  bool valid = true;
+  const void* global = nullptr;  // null: `words` has been read already
+  Words4 words = {};             // zeros if the copy is not valid
   int group = 0;
 };
 
@@ -73,36 +76,37 @@ struct ThreadState {
   void* operands = nullptr;
   std::source_location where;
   std::vector<PendingCopy> copies;
-  int group = 0;  // of copies that are issued now
+  int group = 0;         // of copies that are issued now
+  bool awaited = false;  // earlier launches
 };
 
+constexpr int64_t kNoBlock = -1;
+
+}  // namespace
+
+// Runs one grid at a time.
 class Machine {
  public:
-  void Run(const GridShape& shape, uint64_t seed, void (*invoke)(const void*, const void*),
-           const void* kernel, const void* params) {
-    CatchFaults();
-    invoke_ = invoke;
-    kernel_ = kernel;
-    params_ = params;
-    random_ = seed;
-    shape_ = shape;
-    while (threads_.size() < shape.threads) {
-      threads_.emplace_back().fiber =
-          std::make_unique<Fiber>(&RunThread, static_cast<int>(threads_.size()));
+  // One block of the grid, as far as it may run before earlier launches are done.
+  void Begin(const GridWork& work) {
+    Enter(work);
+    begun_ = static_cast<int64_t>(Random() % static_cast<uint64_t>(NumBlocks()));
+    StartBlock(begun_);
+    RunBlock(/*earlier_done=*/false);
+    Leave();
+  }
+
+  // All that is left of the grid. What has begun goes on first: there is one set of stacks.
+  void Finish(const GridWork& work) {
+    Enter(work);
+    if (begun_ != kNoBlock) RunBlock(/*earlier_done=*/true);
+    for (int64_t block = 0; block < NumBlocks(); ++block) {
+      if (block == begun_) continue;
+      StartBlock(block);
+      RunBlock(/*earlier_done=*/true);
     }
-    t_here = {.thread = 0, .threads = static_cast<int>(shape.threads)};
-    for (int i = 0; i < 3; ++i) t_here.grid[i] = static_cast<int>(shape.grid[i]);
-    for (uint32_t z = 0; z < shape.grid[2]; ++z) {
-      for (uint32_t y = 0; y < shape.grid[1]; ++y) {
-        for (uint32_t x = 0; x < shape.grid[0]; ++x) {
-          t_here.block[0] = static_cast<int>(x);
-          t_here.block[1] = static_cast<int>(y);
-          t_here.block[2] = static_cast<int>(z);
-          RunBlock();
-        }
-      }
-    }
-    t_here = {};
+    begun_ = kNoBlock;
+    Leave();
   }
 
   void Stop(Meeting meeting, void* operands, const std::source_location& where) {
@@ -116,6 +120,35 @@ class Machine {
   ThreadState& running() { return threads_[t_here.thread]; }
 
  private:
+  void Enter(const GridWork& work) {
+    TREADLE_CHECK(t_machine == nullptr && std::this_thread::get_id() == owner_);
+    t_machine = this;
+    if (begun_ != kNoBlock) {
+      t_here = here_;
+      return;
+    }
+    CatchFaults();
+    work_ = work;
+    random_ = work.seed;
+    while (threads_.size() < work.shape.threads) {
+      threads_.emplace_back().fiber =
+          std::make_unique<Fiber>(&RunThread, static_cast<int>(threads_.size()));
+    }
+    t_here = {.threads = static_cast<int>(work.shape.threads),
+              .shared_bytes = work.shape.shared_bytes};
+    for (int i = 0; i < 3; ++i) t_here.grid[i] = static_cast<int>(work.shape.grid[i]);
+  }
+  void Leave() {
+    here_ = t_here;
+    t_here = {};
+    t_machine = nullptr;
+  }
+
+  int64_t NumBlocks() const {
+    const auto& grid = work_.shape.grid;
+    return int64_t{grid[0]} * grid[1] * grid[2];
+  }
+
   // What a fiber does, again and again: one thread of one block.
   static void RunThread();
 
@@ -127,37 +160,55 @@ class Machine {
     return z ^ (z >> 31);
   }
 
-  void RunBlock() {
-    const int warps = static_cast<int>(shape_.threads / 32);
-    t_here.shared_bytes = shape_.shared_bytes;
-    t_here.shared = shared_.Begin(shape_.shared_bytes);
-    for (uint32_t i = 0; i < shape_.threads; ++i) {
+  void StartBlock(int64_t block) {
+    const GridShape& shape = work_.shape;
+    for (int i = 0; i < 3; ++i) {
+      t_here.block[i] = static_cast<int>(block % shape.grid[i]);
+      block /= shape.grid[i];
+    }
+    t_here.shared = shared_.Begin(shape.shared_bytes);
+    for (uint32_t i = 0; i < shape.threads; ++i) {
       threads_[i].copies.clear();
       threads_[i].group = 0;
+      threads_[i].awaited = false;
+      threads_[i].where = {};
     }
-    ready_.resize(warps);
-    for (int w = 0; w < warps; ++w) ready_[w] = w;
-    std::vector<int>& waiting = waiting_;
-    waiting.clear();
-    int finished = -1;  // some warp that has
+    ready_.resize(shape.threads / 32);
+    for (size_t w = 0; w < ready_.size(); ++w) ready_[w] = static_cast<int>(w);
+    waiting_.clear();
+    finished_ = kNoWarp;
+  }
+
+  // Until all warps have returned, or none can go on before earlier launches are done.
+  void RunBlock(bool earlier_done) {
+    if (earlier_done) {
+      ready_.insert(ready_.end(), awaiting_.begin(), awaiting_.end());
+      awaiting_.clear();
+    }
     for (;;) {
       if (ready_.empty()) {
-        if (waiting.empty()) break;
-        if (finished >= 0) FailReturned(waiting[0], finished);
-        ready_.swap(waiting);
+        if (!awaiting_.empty()) return;
+        if (waiting_.empty()) break;
+        if (finished_ != kNoWarp) FailReturned(waiting_[0], finished_);
+        ready_.swap(waiting_);
       }
       // The last one runs; mostly the one that ran before.
-      if (waiting.empty() || Random() % 8 == 0) {
+      if (waiting_.empty() || Random() % 8 == 0) {
         std::swap(ready_[Random() % ready_.size()], ready_.back());
       }
       const int warp = ready_.back();
       switch (RunPhase(warp)) {
         case Meeting::kReturn:
-          finished = warp;
+          finished_ = warp;
+          ready_.pop_back();
+          break;
+        case Meeting::kAwaitEarlierLaunches:
+          if (earlier_done) break;
+          awaiting_.push_back(warp);
           ready_.pop_back();
           break;
         case Meeting::kSyncThreads:
-          waiting.push_back(warp);
+          waiting_.push_back(warp);
           ready_.pop_back();
           if (!ready_.empty()) std::swap(ready_[Random() % ready_.size()], ready_.back());
           break;
@@ -165,7 +216,7 @@ class Machine {
           break;
       }
     }
-    if (!shared_.IsWhole(t_here.shared, shape_.shared_bytes)) {
+    if (!shared_.IsWhole(t_here.shared, work_.shape.shared_bytes)) {
       KernelFailed(threads_[t_here.thread].where,
                    "the block wrote outside of the shared memory that it was launched with");
     }
@@ -184,7 +235,10 @@ class Machine {
       if (lanes[l].meeting != lanes[0].meeting) FailDiverged(lanes, l);
     }
     const Meeting meeting = lanes[0].meeting;
-    if (meeting == Meeting::kReturn || meeting == Meeting::kSyncThreads) return meeting;
+    if (meeting == Meeting::kReturn && !lanes[0].awaited) {
+      KernelFailed(lanes[0].where, "the warp has returned without AwaitEarlierLaunches");
+    }
+    if (meeting <= Meeting::kSyncThreads) return meeting;  // RunBlock's affair
     void* operands[32];
     for (int l = 0; l < 32; ++l) operands[l] = lanes[l].operands;
     CarryOut(meeting, operands);
@@ -219,18 +273,23 @@ class Machine {
         Str("threads wait at SyncThreads, but those of warp ", finished, " have returned").c_str());
   }
 
+  static constexpr int kNoWarp = -1;
+
+  const std::thread::id owner_ = std::this_thread::get_id();  // of the stacks
   Fiber scheduler_;
   std::vector<ThreadState> threads_;
   SharedMemory shared_;
-  // Of the running grid.
-  GridShape shape_;
-  void (*invoke_)(const void*, const void*) = nullptr;
-  const void* kernel_ = nullptr;
-  const void* params_ = nullptr;
+  // Of the grid.
+  GridWork work_;
   uint64_t random_ = 0;
-  // Of the running block: warps that can go on, and those at the barrier.
+  int64_t begun_ = kNoBlock;  // the block that has run before earlier launches were done
+  Here here_;                 // between Begin and Finish
+  // Of the running block: warps that can go on, those at the barrier, those that wait for earlier
+  // launches, and one that has returned.
   std::vector<int> ready_;
   std::vector<int> waiting_;
+  std::vector<int> awaiting_;
+  int finished_ = kNoWarp;
   // Of the running phase.
   int first_thread_ = 0;
   int lane_step_ = 1;
@@ -238,40 +297,51 @@ class Machine {
   int lanes_run_ = 0;
 };
 
-Machine& ThisMachine() {
-  static thread_local Machine machine;
-  return machine;
-}
-
 void Machine::RunThread() {
-  Machine& machine = ThisMachine();
+  Machine& machine = *t_machine;
   for (;;) {
-    machine.invoke_(machine.kernel_, machine.params_);
+    machine.work_.invoke(machine.work_.kernel, machine.work_.params);
     machine.Stop(Meeting::kReturn, nullptr, std::source_location::current());
   }
+}
+
+namespace {
+
+std::vector<std::unique_ptr<Machine>>& IdleMachines() {
+  static thread_local std::vector<std::unique_ptr<Machine>> idle;
+  return idle;
+}
+
+std::unique_ptr<Machine> TakeMachine() {
+  auto& idle = IdleMachines();
+  if (idle.empty()) return std::make_unique<Machine>();
+  std::unique_ptr<Machine> machine = std::move(idle.back());
+  idle.pop_back();
+  return machine;
 }
 
 }  // namespace
 
 const char* Name(Meeting meeting) {
-  static constexpr const char* kNames[] = {"its end",
-                                           "SyncThreads",
-                                           "SyncWarp",
-                                           "Shuffle",
-                                           "ShuffleXor",
-                                           "ShuffleDown",
-                                           "ShuffleUp",
-                                           "Ballot",
-                                           "MmaBf16",
-                                           "MmaF16",
-                                           "MmaS8",
-                                           "LoadMatrix4",
-                                           "LoadMatrix4Transposed"};
+  static constexpr const char* kNames[] = {"its end",     "AwaitEarlierLaunches",
+                                           "SyncThreads", "SyncWarp",
+                                           "Shuffle",     "ShuffleXor",
+                                           "ShuffleDown", "ShuffleUp",
+                                           "Ballot",      "MmaBf16",
+                                           "MmaF16",      "MmaS8",
+                                           "LoadMatrix4", "LoadMatrix4Transposed"};
   return kNames[static_cast<int>(meeting)];
 }
 
 void Meet(Meeting meeting, void* operands, const std::source_location& where) {
-  ThisMachine().Stop(meeting, operands, where);
+  t_machine->Stop(meeting, operands, where);
+}
+
+void AwaitEarlierGrids(const std::source_location& where) {
+  ThreadState& self = t_machine->running();
+  if (self.awaited) KernelFailed(where, "AwaitEarlierLaunches for a second time");
+  t_machine->Stop(Meeting::kAwaitEarlierLaunches, nullptr, where);
+  self.awaited = true;
 }
 
 void IssueCopy(void* shared, const void* global, bool valid, const std::source_location& where) {
@@ -279,23 +349,24 @@ void IssueCopy(void* shared, const void* global, bool valid, const std::source_l
   if (!IsAligned16(global)) KernelFailed(where, "CopyAsync16: a source that is not aligned");
   if (!IsShared16(shared)) KernelFailed(where, "CopyAsync16: a target outside of shared memory");
   std::memset(shared, kPoison, 16);
-  ThreadState& self = ThisMachine().running();
-  self.copies.push_back({shared, global, valid, self.group});
+  ThreadState& self = t_machine->running();
+  PendingCopy& copy = self.copies.emplace_back();
+  copy.shared = shared;
+  copy.group = self.group;
+  if (valid && self.awaited) copy.global = global;
+  if (valid && !self.awaited) std::memcpy(&copy.words, global, sizeof(copy.words));
 }
 
-void CommitCopies() { ++ThisMachine().running().group; }
+void CommitCopies() { ++t_machine->running().group; }
 
 void WaitForCopies(int pending) {
-  ThreadState& self = ThisMachine().running();
+  ThreadState& self = t_machine->running();
   const int landed = self.group - pending;  // groups below this one
   size_t count = 0;
   for (; count < self.copies.size() && self.copies[count].group < landed; ++count) {
     const PendingCopy& copy = self.copies[count];
-    if (copy.valid) {
-      std::memcpy(copy.shared, copy.global, 16);
-    } else {
-      std::memset(copy.shared, 0, 16);
-    }
+    const void* from = copy.global != nullptr ? copy.global : &copy.words;
+    std::memcpy(copy.shared, from, sizeof(copy.words));
   }
   self.copies.erase(self.copies.begin(), self.copies.begin() + static_cast<ptrdiff_t>(count));
 }
@@ -307,11 +378,24 @@ void KernelFailed(const std::source_location& where, const char* what) {
   CheckFailed(where.file_name(), static_cast<int>(where.line()), text.c_str());
 }
 
-void RunGrid(const GridShape& shape, uint64_t seed, void (*invoke)(const void*, const void*),
-             const void* kernel, const void* params) {
+Grid::Grid(const GridWork& work) : work_(work) {
+  const GridShape& shape = work.shape;
   TREADLE_CHECK(shape.threads % 32 == 0 && shape.threads > 0 && shape.threads <= kMaxThreads);
   TREADLE_CHECK(shape.shared_bytes <= kMaxSharedBytes);
-  ThisMachine().Run(shape, seed, invoke, kernel, params);
+}
+
+Grid::~Grid() = default;
+
+void Grid::Begin() {
+  TREADLE_CHECK(machine_ == nullptr);
+  machine_ = TakeMachine();
+  machine_->Begin(work_);
+}
+
+void Grid::Finish() {
+  if (machine_ == nullptr) machine_ = TakeMachine();
+  machine_->Finish(work_);
+  IdleMachines().push_back(std::move(machine_));
 }
 
 }  // namespace treadle::simt
