@@ -66,20 +66,21 @@ TREADLE_DEVICE T* DynamicShared() {
 }
 
 // -- the launches before --------------------------------------------------------------------------
-// Blocks of a launch may become resident while launches before it still run, so what a kernel has
-// to do with constants need not wait for them. Before this returns, a kernel may read parameters
-// and constants (weights and tables, that the host copied and waited for, and no kernel writes),
-// and write shared memory; it may not read what an earlier launch or copy writes, nor write global
-// memory. After it, everything earlier in the stream is done and seen: the launch before has
-// waited in the same way, and so on back, which is why no thread may return without it.
+// Blocks of a launch may become resident while launches before it still run, and work on what they
+// need not wait for. Before this returns, a kernel may read its parameters and constants (weights
+// and tables: the host copied them and waited for that, and no kernel writes them) and write shared
+// memory. It may not read what an earlier launch or copy writes, nor write global memory at all.
+// When it returns, everything earlier in the stream is done and seen: the launch before has itself
+// waited, in all its threads, for those before it. So no thread may end without it.
 //
-// It also lets the next launch become resident, as soon as all blocks of this one have come here
-// or ended. By then none of them still needs a place, so nobody's is taken, and a launch that
-// waits is always behind others that can end. Later launches may pile up so; that changes nothing,
-// as each waits for the one before it.
+// It also lets the next launch become resident, once all blocks of this one have come here or
+// ended. None of them needs a place by then, so the next launch takes nobody's, and whatever waits
+// is behind something that can end. Several launches may be waiting at once; each waits for the one
+// before it.
 //
-// PTX ISA, griddepcontrol: "launch_dependents" and "wait", sm_90 and later. Elsewhere launches
-// follow each other, and there is nothing to do (Device::Launch sees to both).
+// PTX ISA, griddepcontrol, from sm_90 on: the wait is until the launch before has completed and its
+// stores are visible, however early that has let this one begin. Code for less than sm_90 does
+// nothing here, and is launched without the attribute that allows all this (cuda_device.cc).
 TREADLE_DEVICE void AwaitEarlierLaunches() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -192,8 +193,8 @@ TREADLE_DEVICE void CopyAsyncWait() {
 }
 
 // -- loads of what is read once -------------------------------------------------------------------
-// Constants only, as before AwaitEarlierLaunches: L1 may have them from any time since the first
-// block of this launch or of one that it overlaps began. Does not stay in L1.
+// Of a constant (AwaitEarlierLaunches): what another launch writes could be in L1 as it was before.
+// Does not stay in L1.
 TREADLE_DEVICE Words4 LoadOnce16(const void* global) {
   Words4 r;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
