@@ -40,6 +40,7 @@ namespace {
 // Grid: sequences, query heads. A thread per feature.
 TREADLE_KERNEL(kAttentionThreads)
 void CombineKernel(AttentionParams p) {
+  simt::AwaitEarlierLaunches();
   const DeviceSequence sequence = p.batch.sequences[simt::BlockX()];
   if (sequence.num_rows != 1) return;
   const int splits = SplitsOf(sequence.first_position);

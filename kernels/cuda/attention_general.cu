@@ -49,6 +49,7 @@ TREADLE_DEVICE float Scores(const HeadPart<kType>& keys, const float* q, float s
 template <DType kType>
 TREADLE_KERNEL(kAttentionThreads)
 void GeneralAttentionKernel(AttentionParams p) {
+  simt::AwaitEarlierLaunches();
   const int row = simt::BlockX();
   const int head = simt::BlockY() * kAttentionWarps + simt::Warp();
   const int32_t s = p.batch.row_sequence[row];

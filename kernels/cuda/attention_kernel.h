@@ -45,6 +45,7 @@ inline constexpr int kTeams = Prompts::kThreads / kAttentionThreads;
 template <DType kType, int kD, typename Prompts>
 TREADLE_KERNEL(Prompts::kThreads)
 void AttentionKernel(AttentionParams p) {
+  simt::AwaitEarlierLaunches();
   // The last tiles of a prompt see the most, so they go first.
   const int number = simt::GridX() - 1 - simt::BlockX();
   const AttentionTile tile =

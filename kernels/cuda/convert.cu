@@ -22,6 +22,7 @@ struct ConvertParams {
 };
 
 TREADLE_KERNEL(kThreads) void ConvertKernel(ConvertParams p) {
+  simt::AwaitEarlierLaunches();
   const int64_t group = int64_t{simt::BlockX()} * kThreads + simt::Thread();
   if (group >= p.groups) return;
   const int64_t row_groups = p.stride / kGroup;
@@ -60,6 +61,7 @@ TREADLE_DEVICE float Decode(const EmbedProduct& p, int64_t at) {
 
 // One block per row.
 TREADLE_KERNEL(kThreads) void EmbedKernel(EmbedProduct p) {
+  simt::AwaitEarlierLaunches();
   const int64_t row = simt::BlockX();
   int32_t id = p.ids[row];
   if (id < -1) id = p.last_samples[-2 - id];

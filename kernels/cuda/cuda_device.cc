@@ -91,6 +91,10 @@ class CudaDevice final : public Device {
               " (see TREADLE_CUDA_ARCHITECTURES)"));
     }
     Check(error, "cudaFuncGetAttributes");
+    // It is the code that knows how to wait, not the device: a later GPU may run that of 8.0.
+    int driver = 0;
+    Check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    begins_early_ = attributes.ptxVersion >= 90 && driver >= 12030;
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     for (cudaEvent_t& mark : marks_) Check(cudaEventCreate(&mark), "cudaEventCreate");
     return status_;
@@ -229,13 +233,33 @@ class CudaDevice final : public Device {
   void LaunchRaw(const void* kernel, const LaunchShape& shape, void* params, size_t,
                  Invoker) override {
     if (!status_.ok() || !Prepare(kernel)) return;
-    const cudaError_t error =
-        cudaLaunchKernel(kernel, dim3(shape.grid_x, shape.grid_y, shape.grid_z),
-                         dim3(shape.threads), &params, shape.shared_bytes, stream_);
+    // Programmatic dependent launch. Every kernel of ours waits for what is before it in the stream
+    // (simt::AwaitEarlierLaunches), so every launch may begin early. What is relied on, from CUDA's
+    // documentation (Programming Guide, "Programmatic Dependent Launch"; cudaLaunchAttributeID):
+    //   * only kernels overlap: the attribute concerns "the previous kernel in the stream, if that
+    //     kernel requests the overlap"; behind a copy, a fill or a graph's replay a launch begins
+    //     when that is done, as without it;
+    //   * a launch without it (cuBLASLt's, NCCL's), a copy and an event see all that is before them
+    //     complete, whether or not that let its successors begin;
+    //   * the wait is for whole grids and their memory: a library's kernel that never lets
+    //     successors begin is waited for to its end, one that has the attribute waits by itself;
+    //   * in a capture (CUDA 12.3 and later) it makes the edge between two kernels a programmatic
+    //     one; all other edges stay full ones.
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(shape.grid_x, shape.grid_y, shape.grid_z);
+    config.blockDim = dim3(shape.threads);
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = stream_;
+    config.attrs = &early;
+    config.numAttrs = begins_early_ ? 1 : 0;
+    const cudaError_t error = cudaLaunchKernelExC(&config, kernel, &params);
     if (error == cudaSuccess) return;
-    Check(error, Str("cudaLaunchKernel of (", shape.grid_x, ", ", shape.grid_y, ", ", shape.grid_z,
-                     ") blocks of ", shape.threads, " threads with ", shape.shared_bytes,
-                     " bytes of shared memory"));
+    Check(error, Str("cudaLaunchKernelExC of (", shape.grid_x, ", ", shape.grid_y, ", ",
+                     shape.grid_z, ") blocks of ", shape.threads, " threads with ",
+                     shape.shared_bytes, " bytes of shared memory"));
   }
 
  private:
@@ -291,6 +315,7 @@ class CudaDevice final : public Device {
 
   const DeviceProperties properties_;
   const std::string name_;
+  bool begins_early_ = false;  // launches, before those before them have ended
   cudaStream_t stream_ = nullptr;
   cudaEvent_t marks_[kMarks] = {};
   WaitWatch watch_;

@@ -17,6 +17,7 @@ constexpr int kRows = 8;      // of a block
 constexpr int kLaneElements = 4;
 
 TREADLE_KERNEL(kThreads) void DenseF32Kernel(DenseProduct p) {
+  simt::AwaitEarlierLaunches();
   const DenseSegment segment = DenseSegmentOf(p, simt::BlockX());
   const int feature0 = ((simt::BlockX() - segment.first_tile) * kWarps + simt::Warp()) * kFeatures;
   const int row0 = simt::BlockY() * kRows;

@@ -11,6 +11,10 @@
 // latency is 36 KB for each of 132 multiprocessors. The ring is sized for 64 KB to 128 KB of
 // weights on one, so that while the last blocks of a launch run alone, their share of the speed
 // grows instead of the total shrinking.
+//
+// The ring is filled with weights before earlier launches are done, as far as blocks find room
+// beside theirs. Its rows follow through registers, not as copies: copies land in the order in
+// which they were asked for, so those would come behind the weights of all stages.
 #include <algorithm>
 
 #include "kernels/cuda/dense_fragments.h"
@@ -39,27 +43,68 @@ struct Sources {
   const std::byte* x[kRows];
   bool valid[kRows];
 
-  TREADLE_DEVICE void Copy(int step, Words4* slot) const {
-    constexpr int kRowWords = RowWords(kFloatX);
+  static constexpr int kXWords = kRows * RowWords(kFloatX);
+
+  TREADLE_DEVICE void CopyWeights(int step, Words4* slot) const {
     TREADLE_UNROLL
     for (int i = 0; i < 2 * kFeatures; ++i) {
       const uint16_t* from = weights[i] + static_cast<int64_t>(step) * kDenseStep;
       simt::CopyAsync16(slot + (2 * i) * simt::kWarp, from);
       simt::CopyAsync16(slot + (2 * i + 1) * simt::kWarp, from + kDenseStep / 2);
     }
+  }
+  // Of this lane's row of word i.
+  TREADLE_DEVICE static constexpr int RowOf(int i) { return i / RowWords(kFloatX); }
+  // Where word i of a step begins.
+  TREADLE_DEVICE const std::byte* Word(int step, int i) const {
+    const int of_row = i % RowWords(kFloatX);
+    // Floats: words 0 and 1 are elements 8 t .. 8 t + 7 of the first 32, 2 and 3 of the rest.
+    const int bytes = kFloatX ? (of_row / 2) * 128 + (of_row % 2) * 16 : of_row * 64;
+    return x[RowOf(i)] + static_cast<int64_t>(step) * kDenseStep * (kFloatX ? 4 : 2) + bytes;
+  }
+  TREADLE_DEVICE void CopyX(int step, Words4* slot) const {
     TREADLE_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      const std::byte* from = x[r] + static_cast<int64_t>(step) * kDenseStep * (kFloatX ? 4 : 2);
-      TREADLE_UNROLL
-      for (int i = 0; i < kRowWords; ++i) {
-        // Floats: words 0 and 1 are elements 8 t .. 8 t + 7 of the first 32, 2 and 3 of the rest.
-        const int bytes = kFloatX ? (i / 2) * 128 + (i % 2) * 16 : i * 64;
-        simt::CopyAsync16(slot + (WeightWords(kFeatures) + r * kRowWords + i) * simt::kWarp,
-                          from + bytes, valid[r]);
-      }
+    for (int i = 0; i < kXWords; ++i) {
+      simt::CopyAsync16(slot + (WeightWords(kFeatures) + i) * simt::kWarp, Word(step, i),
+                        valid[RowOf(i)]);
+    }
+  }
+  TREADLE_DEVICE void LoadX(int step, Words4 (&words)[kXWords]) const {
+    TREADLE_UNROLL
+    for (int i = 0; i < kXWords; ++i) {
+      words[i] =
+          valid[RowOf(i)] ? *reinterpret_cast<const Words4*>(Word(step, i)) : Words4{0, 0, 0, 0};
     }
   }
 };
+
+// The first stages of a warp's ring, of which each lane has its part: `first` is its first step.
+template <int kStages, int kStage, int kFeatures, int kRows, bool kFloatX>
+TREADLE_DEVICE void FillRing(const Sources<kFeatures, kRows, kFloatX>& sources, int first,
+                             int steps, Words4* ring) {
+  constexpr int kXWords = Sources<kFeatures, kRows, kFloatX>::kXWords;
+  TREADLE_UNROLL
+  for (int i = 0; i < kStages - 1; ++i) {
+    const int step = first + i * kDenseParts;
+    if (step < steps) sources.CopyWeights(step, ring + i * kStage);
+    simt::CopyAsyncCommit();
+  }
+  simt::AwaitEarlierLaunches();
+  Words4 x[kStages - 1][kXWords];
+  TREADLE_UNROLL
+  for (int i = 0; i < kStages - 1; ++i) {
+    const int step = first + i * kDenseParts;
+    if (step < steps) sources.LoadX(step, x[i]);
+  }
+  TREADLE_UNROLL
+  for (int i = 0; i < kStages - 1; ++i) {
+    if (first + i * kDenseParts >= steps) break;
+    TREADLE_UNROLL
+    for (int word = 0; word < kXWords; ++word) {
+      ring[i * kStage + (WeightWords(kFeatures) + word) * simt::kWarp] = x[i][word];
+    }
+  }
+}
 
 template <bool kBf16, bool kFloatX>
 TREADLE_DEVICE Words4 RowFragment(const Words4* words, int half) {
@@ -144,18 +189,16 @@ void DenseStreamKernel(DenseProduct p) {
 
   Words4* shared = simt::DynamicShared<Words4>();
   Words4* ring = shared + warp * kStages * kStage + lane;
-  TREADLE_UNROLL
-  for (int i = 0; i < kStages - 1; ++i) {
-    const int step = warp + i * kDenseParts;
-    if (step < steps) sources.Copy(step, ring + i * kStage);
-    simt::CopyAsyncCommit();
-  }
+  FillRing<kStages, kStage>(sources, warp, steps, ring);
   float sums[kFeatures][kRows][4] = {};
   int use = 0;
   int fill = kStages - 1;
   for (int step = warp; step < steps; step += kDenseParts) {
     const int ahead = step + (kStages - 1) * kDenseParts;
-    if (ahead < steps) sources.Copy(ahead, ring + fill * kStage);
+    if (ahead < steps) {
+      sources.CopyWeights(ahead, ring + fill * kStage);
+      sources.CopyX(ahead, ring + fill * kStage);
+    }
     simt::CopyAsyncCommit();
     simt::CopyAsyncWait<kStages - 1>();
     MultiplyStage<kBf16, kFeatures, kRows, kFloatX>(ring + use * kStage, sums);

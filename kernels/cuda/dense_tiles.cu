@@ -96,6 +96,7 @@ TREADLE_DEVICE void EndPart(bool first, float (&sums)[kFeatures][kRows][4],
 template <bool kBf16>
 TREADLE_KERNEL(kThreads)
 void DenseTilesKernel(DenseProduct p) {
+  simt::AwaitEarlierLaunches();
   const DenseSegment segment = DenseSegmentOf(p, simt::BlockY());
   const int feature0 = (simt::BlockY() - segment.first_tile) * kTile;
   const int row0 = simt::BlockX() * kTile;

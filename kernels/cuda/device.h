@@ -98,6 +98,7 @@ class Device {
   virtual double Seconds(int from, int to) = 0;
 
   // -- launches -----------------------------------------------------------------------------------
+  // A launch may begin before those before it have ended: its kernel waits for them (simt.h).
   template <typename Params>
   void Launch(void (*kernel)(Params), const LaunchShape& shape, const Params& params) {
     static_assert(sizeof(Params) <= 4096);

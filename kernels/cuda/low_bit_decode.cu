@@ -70,6 +70,7 @@ TREADLE_DEVICE void StoreFeature(const uint32_t (&words)[8], uint16_t* out) {
 template <int kBits, int kGranule, bool kSecond, bool kBf16>
 TREADLE_KERNEL(kThreads)
 void DecodeKernel(DecodeParams p) {
+  simt::AwaitEarlierLaunches();
   const LowBitView& w = p.w;
   auto* table = simt::DynamicShared<float>();
   for (int i = simt::Thread(); i < (1 << kBits) * simt::kWarp; i += kThreads) {

@@ -6,7 +6,8 @@
 // in registers. A byte of codes becomes two 16-bit values with one read of a table in shared memory
 // of which every lane has a copy in a bank of its own (256 x 32 words), so that lanes never
 // collide. Products run in tensor cores, a run's sum is multiplied by its scale in f32. Where there
-// are offsets, the sum of x over the run is a product with ones.
+// are offsets, the sum of x over the run is a product with ones. The table and the first codes do
+// not wait for earlier launches.
 //
 // What bounds it, by the machine code for sm_90a and an H200 (4.8 TB/s / 132 / 1.75 GHz = 20.7
 // bytes a cycle for each multiprocessor; it issues 4 warp instructions and moves 128 bytes of
@@ -233,16 +234,20 @@ void FewRowsKernel(FewRowsParams p) {
   Band band = BandOf<kBits, kSecond>(p, at);
   Step<kBits, kGranule, kSecond> loaded[kDepth];
   LaneX<kGranule, kTiles, X> x(p, first_row);
-  const auto load_first = [&] {
+  const auto load_first_codes = [&] {
     TREADLE_UNROLL
     for (int i = 0; i < kDepth; ++i) {
       const int step = simt::Warp() + i * kFewWarps;
       if (step < steps) LoadStep(band, step, loaded[i]);
     }
+  };
+  const auto load_first_x = [&] {
     if (kEarlyX && simt::Warp() < steps) x.Load(simt::Warp());
   };
-  load_first();
+  load_first_codes();
   FillTable(band.pairs, table);
+  simt::AwaitEarlierLaunches();
+  load_first_x();
   for (;;) {
     simt::SyncThreads();  // the table is complete, the last band's sums are read
     float sums[kTiles][4] = {};
@@ -266,7 +271,8 @@ void FewRowsKernel(FewRowsParams p) {
     at += simt::GridX();
     if (at < p.bands) {
       band = BandOf<kBits, kSecond>(p, at);
-      load_first();
+      load_first_codes();
+      load_first_x();
     }
     simt::SyncThreads();  // all sums are there; nobody looks anything up
     WriteBand<kTiles>(p, done_band.segment, done, first_row, shared_sums);

@@ -44,6 +44,7 @@ struct EmbedParams {
 
 TREADLE_KERNEL(kThreads)
 void EmbedKernel(EmbedParams p) {
+  simt::AwaitEarlierLaunches();
   float* out = p.out + simt::BlockX() * p.stride;
   int id = p.ids[simt::BlockX()];
   if (id < -1) id = p.last_samples[-2 - id];
@@ -72,6 +73,7 @@ struct ExactParams {
 // rows the same.
 TREADLE_KERNEL(kThreads)
 void ExactKernel(ExactParams p) {
+  simt::AwaitEarlierLaunches();
   const int feature = simt::BlockX() * kWarps + simt::Warp();
   if (feature >= p.w.n) return;  // the whole warp
   for (int first = simt::BlockY() * kExactRows; first < p.rows;

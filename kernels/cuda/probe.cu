@@ -6,7 +6,7 @@ namespace treadle::cuda {
 namespace {
 
 struct ProbeParams {};
-TREADLE_KERNEL(32) void ProbeKernel(ProbeParams) {}
+TREADLE_KERNEL(32) void ProbeKernel(ProbeParams) { simt::AwaitEarlierLaunches(); }
 
 }  // namespace
 

@@ -19,6 +19,7 @@ struct RankSumParams {
 };
 
 TREADLE_KERNEL(kThreads) void RankSumKernel(RankSumParams p) {
+  simt::AwaitEarlierLaunches();
   const int64_t step = int64_t{simt::GridX()} * kThreads;
   for (int64_t i = int64_t{simt::BlockX()} * kThreads + simt::Thread(); i < p.count; i += step) {
     float sum = p.parts[i];

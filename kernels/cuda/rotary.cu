@@ -117,6 +117,7 @@ TREADLE_DEVICE char* SlotOf(const RotaryParams& p, const DeviceSequence& sequenc
 template <DType kType, int kWidth>
 TREADLE_KERNEL(kThreads)
 void RotateAndStoreKernel(RotaryParams p) {
+  simt::AwaitEarlierLaunches();
   using Stored = typename KvElement<kType>::Stored;
   const int row = simt::BlockX();
   const int32_t s = p.batch.row_sequence[row];

@@ -22,6 +22,7 @@ struct QuantizeShared {
 
 // One block per row.
 TREADLE_KERNEL(kMaxThreads) void QuantizeKernel(Int8Input p) {
+  simt::AwaitEarlierLaunches();
   auto* shared = simt::DynamicShared<QuantizeShared>();
   if (simt::Thread() == 0) *shared = {};
   simt::SyncThreads();
@@ -46,6 +47,7 @@ TREADLE_KERNEL(kMaxThreads) void QuantizeKernel(Int8Input p) {
 
 // Which columns hold an outlier in any row. One block per row; the flags are zero at first.
 TREADLE_KERNEL(kMaxThreads) void FlagKernel(Int8Input p) {
+  simt::AwaitEarlierLaunches();
   const float* x = p.x + simt::BlockX() * p.x_stride;
   Int8Input by_row = p;
   by_row.of_call = 0;
@@ -54,6 +56,7 @@ TREADLE_KERNEL(kMaxThreads) void FlagKernel(Int8Input p) {
 }
 
 TREADLE_KERNEL(kMaxThreads) void EmbedKernel(Int8Embed p) {
+  simt::AwaitEarlierLaunches();
   const int row = simt::BlockX();
   int id = p.ids[row];
   if (id < -1) id = p.last_samples[-2 - id];

@@ -9,6 +9,9 @@
 //
 // One row is quantized by each block for itself, while its ring fills: that reads 4 k bytes more
 // for every 32 k of weights, from L2, and saves a launch.
+//
+// The ring is filled with weights before earlier launches are done; codes of rows follow through
+// registers, as in dense_stream.cu.
 #include "kernels/cuda/row_int8_outliers.h"
 #include "kernels/status.h"
 
@@ -64,16 +67,42 @@ struct Sources {
     }
   }
 
-  TREADLE_DEVICE void Copy(int unit, Words4* slot) const {
+  TREADLE_DEVICE void CopyWeights(int unit, Words4* slot) const {
     const uint8_t* const from = weights + int64_t{unit} * kInt8WeightUnitBytes;
     TREADLE_UNROLL
     for (int i = 0; i < 2 * kTiles; ++i) {
       simt::CopyAsync16(slot + i * simt::kWarp, from + 512 * i);
     }
+  }
+  TREADLE_DEVICE void CopyRows(int unit, Words4* slot) const {
     TREADLE_UNROLL
     for (int r = 0; r < (kFused ? 0 : kRows); ++r) {
       const int64_t at = x_valid[r] ? int64_t{unit} * kInt8RowUnitBytes : 0;
       simt::CopyAsync16(slot + (2 * kTiles + r) * simt::kWarp, x[r] + at, x_valid[r]);
+    }
+  }
+  // The same of the stages from `begin` on, which are there when it returns.
+  template <int kStages>
+  TREADLE_DEVICE void LoadRows(int begin, int end, Words4* ring) const {
+    if constexpr (!kFused) {
+      constexpr int kStage = Stream<kRows, kFused>::kWords * simt::kWarp;
+      Words4 words[kStages][kRows] = {};
+      TREADLE_UNROLL
+      for (int i = 0; i < kStages; ++i) {
+        TREADLE_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          if (begin + i >= end || !x_valid[r]) continue;
+          const uint8_t* from = x[r] + int64_t{begin + i} * kInt8RowUnitBytes;
+          words[i][r] = *reinterpret_cast<const Words4*>(from);
+        }
+      }
+      TREADLE_UNROLL
+      for (int i = 0; i < kStages; ++i) {
+        TREADLE_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          ring[i * kStage + (2 * kTiles + r) * simt::kWarp] = words[i][r];
+        }
+      }
     }
   }
 };
@@ -155,7 +184,10 @@ TREADLE_DEVICE void MultiplyPart(const Sources<kRows, kFused>& sources, int begi
   for (int unit = begin; unit < end; ++unit) {
     simt::CopyAsyncWait<S::kStages - 2>();
     const int ahead = unit + S::kStages - 1;
-    if (ahead < end) sources.Copy(ahead, ring + lane + fill * kStage);
+    if (ahead < end) {
+      sources.CopyWeights(ahead, ring + lane + fill * kStage);
+      sources.CopyRows(ahead, ring + lane + fill * kStage);
+    }
     simt::CopyAsyncCommit();
     MultiplyUnit<kRows, kFused>(ring + lane + use * kStage,
                                 row_codes + unit * kInt8Unit + lane % 4 * 16, sums);
@@ -252,13 +284,15 @@ void StreamKernel(Int8Product p) {
     TREADLE_UNROLL
     for (int i = 0; i < S::kStages - 1; ++i) {
       if (begin + i < end) {
-        sources.Copy(begin + i, ring + simt::Lane() + i * S::kWords * simt::kWarp);
+        sources.CopyWeights(begin + i, ring + simt::Lane() + i * S::kWords * simt::kWarp);
       }
       simt::CopyAsyncCommit();
     }
   }
+  simt::AwaitEarlierLaunches();
   if constexpr (kFused) QuantizeHere(p.input, tile, row_codes, flags);
   if (warp < kParts) {
+    sources.template LoadRows<S::kStages - 1>(begin, end, ring + simt::Lane());
     MultiplyPart<kRows, kFused>(sources, begin, end, row_codes, ring);
   } else {
     FirstChunk<kFused>(p.input, segment, place, flags, tile);

@@ -210,6 +210,7 @@ TREADLE_DEVICE void FirstChunk(const Int8Input& input, const Int8Segment& segmen
 template <int kRows>
 TREADLE_KERNEL(kThreads)
 void TilesKernel(Int8Product p) {
+  simt::AwaitEarlierLaunches();
   using S = TilesShape<kRows>;
   auto* const ring = simt::DynamicShared<uint8_t>();
   auto& tile = *reinterpret_cast<typename S::Tile*>(ring + S::kTileAt);

@@ -111,6 +111,7 @@ class RowGroups {
 };
 
 TREADLE_KERNEL(kNormThreads) void RmsNormKernel(NormParams p) {
+  simt::AwaitEarlierLaunches();
   float* partial = simt::DynamicShared<float>();
   const RowGroups groups(p.x.data + simt::BlockX() * p.x.stride, p.cols);
   float squares = 0;
@@ -131,6 +132,7 @@ TREADLE_KERNEL(kNormThreads) void RmsNormKernel(NormParams p) {
 }
 
 TREADLE_KERNEL(kNormThreads) void LayerNormKernel(NormParams p) {
+  simt::AwaitEarlierLaunches();
   float* partial = simt::DynamicShared<float>();  // [2][32]: one for each sum
   const RowGroups groups(p.x.data + simt::BlockX() * p.x.stride, p.cols);
   const float count = static_cast<float>(p.cols);
@@ -213,6 +215,7 @@ TREADLE_DEVICE bool FindPlace(const ElementParams& p, Place& place) {
 }
 
 TREADLE_KERNEL(kElementThreads) void SwiGluKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
   Place at;
   if (!FindPlace(p, at)) return;
   float gate[kGroup], up[kGroup], y[kGroup];
@@ -227,6 +230,7 @@ TREADLE_KERNEL(kElementThreads) void SwiGluKernel(ElementParams p) {
 
 // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), which does not cancel.
 TREADLE_KERNEL(kElementThreads) void GeluKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
   constexpr float kTwiceRoot = 1.5957691216057308f;  // 2 sqrt(2 / pi)
   Place at;
   if (!FindPlace(p, at)) return;
@@ -241,6 +245,7 @@ TREADLE_KERNEL(kElementThreads) void GeluKernel(ElementParams p) {
 }
 
 TREADLE_KERNEL(kElementThreads) void GatherKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
   Place at;
   if (!FindPlace(p, at)) return;
   const int32_t from = p.rows[at.row];
@@ -278,6 +283,7 @@ struct CopyPagesParams {
 // A thread has the same 16 bytes of every page, so it sees its own earlier copies, and no other's
 // matter: copies take effect in order without a barrier.
 TREADLE_KERNEL(kCopyThreads) void CopyPagesKernel(CopyPagesParams p) {
+  simt::AwaitEarlierLaunches();
   const int64_t at = 16 * (int64_t{simt::BlockX()} * kCopyThreads + simt::Thread());
   if (at >= p.page_bytes) return;
   for (int i = 0; i < p.count; ++i) {

@@ -21,6 +21,7 @@ namespace treadle::cuda {
 namespace {
 
 TREADLE_KERNEL(kScanThreads) void ScanKernel(SampleParams p) {
+  simt::AwaitEarlierLaunches();
   ScanChunk(p, *simt::DynamicShared<ScanShared>());
 }
 
@@ -50,6 +51,7 @@ struct HistogramShared {
 // Most tokens of most rows are in the last bin; those are summed apart, since atomics on one place
 // wait for each other.
 TREADLE_KERNEL(kScanThreads) void HistogramKernel(SampleParams p) {
+  simt::AwaitEarlierLaunches();
   HistogramShared& shared = *simt::DynamicShared<HistogramShared>();
   const DeviceSampleRow& row = p.samples[simt::BlockY()];
   if (!DrawsAtLength(row, p.vocab)) return;
@@ -155,6 +157,7 @@ TREADLE_DEVICE int32_t SampleToken(const SampleParams& p, const DeviceSampleRow&
 }
 
 TREADLE_KERNEL(kFinishThreads) void FinishKernel(SampleParams p) {
+  simt::AwaitEarlierLaunches();
   FinishShared& shared = *simt::DynamicShared<FinishShared>();
   const int at = simt::BlockX();
   const DeviceSampleRow& row = p.samples[at];
@@ -190,6 +193,7 @@ TREADLE_KERNEL(kFinishThreads) void FinishKernel(SampleParams p) {
 }
 
 TREADLE_KERNEL(kFinishThreads) void FinishShardKernel(SampleParams p) {
+  simt::AwaitEarlierLaunches();
   FinishShared& shared = *simt::DynamicShared<FinishShared>();
   const int at = simt::BlockX();
   const DeviceSampleRow& row = p.samples[at];

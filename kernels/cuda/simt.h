@@ -14,6 +14,8 @@
 //     TREADLE_KERNEL(256, 2): and so many blocks shall fit a multiprocessor;
 //   * shared memory is dynamic only: auto* tile = simt::DynamicShared<float>(); 1024-byte aligned,
 //     its size is given at the launch, its contents are undefined at first;
+//   * every thread of every kernel calls AwaitEarlierLaunches exactly once, before any return, the
+//     lanes of a warp together; what may be touched before it, it says itself;
 //   * warp functions and mma are called by all 32 lanes of a warp; SyncThreads by all threads;
 //     SyncWarpgroup by all of four warps in a row, the first a multiple of four;
 //   * no vendor types; 16-byte accesses go through Words4;
@@ -62,6 +64,29 @@ template <typename T>
 TREADLE_DEVICE T* DynamicShared() {
   extern __shared__ __align__(1024) unsigned char treadle_shared[];
   return reinterpret_cast<T*>(treadle_shared);
+}
+
+// -- the launches before --------------------------------------------------------------------------
+// Blocks of a launch may become resident while launches before it still run, and work on what they
+// need not wait for. Before this returns, a kernel may read its parameters and constants (weights
+// and tables: the host copied them and waited for that, and no kernel writes them) and write shared
+// memory. It may not read what an earlier launch or copy writes, nor write global memory at all.
+// When it returns, everything earlier in the stream is done and seen: the launch before has itself
+// waited, in all its threads, for those before it. So no thread may end without it.
+//
+// It also lets the next launch become resident, once all blocks of this one have come here or
+// ended. None of them needs a place by then, so the next launch takes nobody's, and whatever waits
+// is behind something that can end. Several launches may be waiting at once; each waits for the one
+// before it.
+//
+// PTX ISA, griddepcontrol, from sm_90 on: the wait is until the launch before has completed and its
+// stores are visible, however early that has let this one begin. Code for less than sm_90 does
+// nothing here, and is launched without the attribute that allows all this (cuda_device.cc).
+TREADLE_DEVICE void AwaitEarlierLaunches() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 
 // -- barriers -------------------------------------------------------------------------------------
@@ -173,7 +198,8 @@ TREADLE_DEVICE void CopyAsyncWait() {
 }
 
 // -- loads of what is read once -------------------------------------------------------------------
-// Constant during the kernel; does not stay in L1.
+// Of a constant (AwaitEarlierLaunches): what another launch writes could be in L1 as it was before.
+// Does not stay in L1.
 TREADLE_DEVICE Words4 LoadOnce16(const void* global) {
   Words4 r;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"

@@ -25,9 +25,25 @@ class DeviceLink final : public ForwardingCommunicator {
  public:
   DeviceLink(std::unique_ptr<Communicator> below, cuda::Device& device)
       : ForwardingCommunicator(std::move(below)), device_(device) {}
+  absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override {
+    TREADLE_RETURN_IF_ERROR(device_.Synchronize());
+    return ForwardingCommunicator::AllReduce(in, count, accumulate, out);
+  }
+  absl::Status AllGather(const void* in, size_t bytes, void* out) override {
+    TREADLE_RETURN_IF_ERROR(device_.Synchronize());
+    return ForwardingCommunicator::AllGather(in, bytes, out);
+  }
+  absl::Status Broadcast(void* data, size_t bytes, int root) override {
+    TREADLE_RETURN_IF_ERROR(device_.Synchronize());
+    return ForwardingCommunicator::Broadcast(data, bytes, root);
+  }
   absl::StatusOr<Transfer> Send(const void* data, size_t bytes, int to) override {
     TREADLE_RETURN_IF_ERROR(device_.Synchronize());
     return ForwardingCommunicator::Send(data, bytes, to);
+  }
+  absl::StatusOr<Transfer> Recv(void* data, size_t bytes, int from) override {
+    TREADLE_RETURN_IF_ERROR(device_.Synchronize());
+    return ForwardingCommunicator::Recv(data, bytes, from);
   }
 
  private:
@@ -51,11 +67,11 @@ inline RankGpus EmulatedGpus(int count) {
     return properties.memory_bytes;
   };
   const auto groups = std::make_shared<ThreadGroups>();
-  gpus.join = [groups](const RankJoin& join) { return groups->Join(join); };
-  gpus.link = [groups](const RankJoin& join) -> absl::StatusOr<std::unique_ptr<Communicator>> {
+  gpus.join = [groups](const RankJoin& join) -> absl::StatusOr<std::unique_ptr<Communicator>> {
     TREADLE_ASSIGN_OR_RETURN(auto joined, groups->Join(join));
     return std::make_unique<DeviceLink>(std::move(joined), cuda::DeviceOf(join.backend));
   };
+  gpus.link = gpus.join;
   gpus.can_link = [] { return absl::OkStatus(); };
   return gpus;
 }

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "kernels/cuda/device.h"
@@ -107,7 +108,21 @@ class MemoryTable {
   std::map<std::byte*, Allocation> allocations_ ABSL_GUARDED_BY(mutex_);
 };
 
-using Work = std::function<void()>;
+// What a kernel is launched with, for every replay.
+struct LaunchWork {
+  simt::GridWork grid;                                // but for the seed
+  std::shared_ptr<std::vector<simt::Words4>> params;  // 16-byte aligned, as on a GPU
+};
+using HostWork = std::function<void()>;
+using Work = std::variant<HostWork, LaunchWork>;
+
+struct Queued {
+  Work work;
+  std::unique_ptr<simt::Grid> begun;  // a launch's, if it has
+};
+
+// So many launches begin before work that is still in front of them in the stream.
+constexpr int64_t kEarlyLaunches = 2;
 
 DeviceProperties PropertiesOf(int ordinal, const EmulationSettings& settings) {
   return {.ordinal = ordinal,
@@ -229,22 +244,17 @@ class EmulatedDevice final : public Device {
   void LaunchRaw(const void* kernel, const LaunchShape& shape, void* params, size_t bytes,
                  Invoker invoke) override {
     CheckShape(shape);
-    // 16-byte aligned, as parameters on a GPU are.
-    auto copy = std::make_shared<std::vector<simt::Words4>>((bytes + 15) / 16);
-    std::memcpy(copy->data(), params, bytes);
-    const simt::GridShape grid{.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
-                               .threads = shape.threads,
-                               .shared_bytes = shape.shared_bytes,
-                               .warpgroups_round_apart = settings_.warpgroups_round_apart};
-    Issue([this, kernel, copy, grid, invoke] {
-      if (settings_.fail_after_launches >= 0 && launches_ >= settings_.fail_after_launches) {
-        status_ = Internal(name_, ": launch ", launches_, " failed, as the test asked for");
-        return;
-      }
-      simt::RunGrid(grid, settings_.seed + static_cast<uint64_t>(launches_) * 0x632be59bd9b4e019u,
-                    invoke, kernel, copy->data());
-      ++launches_;
-    });
+    LaunchWork launch;
+    launch.params = std::make_shared<std::vector<simt::Words4>>((bytes + 15) / 16);
+    std::memcpy(launch.params->data(), params, bytes);
+    launch.grid.shape = {.grid = {shape.grid_x, shape.grid_y, shape.grid_z},
+                         .threads = shape.threads,
+                         .shared_bytes = shape.shared_bytes,
+                         .warpgroups_round_apart = settings_.warpgroups_round_apart};
+    launch.grid.invoke = invoke;
+    launch.grid.kernel = kernel;
+    launch.grid.params = launch.params->data();
+    Issue(std::move(launch));
   }
 
  private:
@@ -269,19 +279,50 @@ class EmulatedDevice final : public Device {
       captured_->work.push_back(std::move(work));
       return;
     }
-    queue_.push_back(std::move(work));
+    queue_.push_back({std::move(work), nullptr});
     ++issued_;
-    if (!settings_.deferred) RunUpTo(issued_);
+    if (settings_.deferred) return;
+    // The last launches stay, so that those which follow can begin before them.
+    int64_t last = 0;
+    while (last < kEarlyLaunches && last < issued_ - done_ &&
+           std::holds_alternative<LaunchWork>(queue_[queue_.size() - 1 - last].work)) {
+      ++last;
+    }
+    RunUpTo(issued_ - last);
   }
 
   // Runs what was issued before the point `end` of the stream.
   void RunUpTo(int64_t end) {
     while (done_ < end) {
-      const Work work = std::move(queue_.front());
+      for (int64_t i = 1; i <= kEarlyLaunches && i < issued_ - done_; ++i) Begin(queue_[i]);
+      Queued next = std::move(queue_.front());
       queue_.pop_front();
       ++done_;
-      if (status_.ok()) work();
+      if (status_.ok()) Run(next);
     }
+  }
+
+  // Launches begin in the order of the stream.
+  void Begin(Queued& next) {
+    const auto* launch = std::get_if<LaunchWork>(&next.work);
+    if (launch == nullptr || next.begun != nullptr || !status_.ok()) return;
+    next.begun = MakeGrid(*launch);
+    next.begun->Begin();
+  }
+  void Run(Queued& next) {
+    if (const auto* work = std::get_if<HostWork>(&next.work)) return (*work)();
+    if (settings_.fail_after_launches >= 0 && launches_ >= settings_.fail_after_launches) {
+      status_ = Internal(name_, ": launch ", launches_, " failed, as the test asked for");
+      return;
+    }
+    ++launches_;
+    if (next.begun == nullptr) next.begun = MakeGrid(std::get<LaunchWork>(next.work));
+    next.begun->Finish();
+  }
+  std::unique_ptr<simt::Grid> MakeGrid(const LaunchWork& launch) {
+    simt::GridWork grid = launch.grid;
+    grid.seed = settings_.seed + static_cast<uint64_t>(begun_++) * 0x632be59bd9b4e019u;
+    return std::make_unique<simt::Grid>(grid);
   }
 
   // No wait is long here, but each is looked at.
@@ -295,11 +336,12 @@ class EmulatedDevice final : public Device {
   const std::shared_ptr<MemoryTable> memory_;
   const std::shared_ptr<MemoryTable> pinned_;
   // The stream: how much was issued and how much of it has run; the rest waits in the queue.
-  std::deque<Work> queue_;
+  std::deque<Queued> queue_;
   int64_t issued_ = 0;
   int64_t done_ = 0;
   int64_t mark_at_[kMarks];
-  int64_t launches_ = 0;
+  int64_t begun_ = 0;     // launches
+  int64_t launches_ = 0;  // that have run
   WaitWatch watch_;
   absl::Status status_;
   bool capturing_ = false;

@@ -1,18 +1,18 @@
 #include "kernels/cuda/emulation/machine.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "kernels/cuda/emulation/fault_report.h"
 #include "kernels/cuda/emulation/fiber.h"
+#include "kernels/cuda/emulation/shared_memory.h"
 #include "kernels/cuda/emulation/warpgroup_unit.h"
 #include "kernels/cuda/simt.h"
 #include "kernels/status.h"
@@ -23,52 +23,16 @@ constinit thread_local Here t_here;
 
 namespace {
 
+constinit thread_local Machine* t_machine = nullptr;  // the one that runs
+
 constexpr int kMaxThreads = 1024;
 constexpr size_t kMaxSharedBytes = 227 << 10;
-constexpr size_t kCanaryBytes = 128;
-constexpr size_t kSharedAlignment = 1024;
-constexpr int kGroupWarps = 4;           // of a warpgroup
-constexpr unsigned char kPoison = 0xff;  // a NaN in every float type, -1 in every integer
-
-// Shared memory of one block: it ends where a page that cannot be touched begins, but for the bytes
-// that its alignment needs; those, and some in front, must be what they were when the block is
-// done.
-class SharedMemory {
- public:
-  SharedMemory() {
-    void* memory = mmap(nullptr, kBytes + kPage, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    TREADLE_CHECK(memory != MAP_FAILED);
-    memory_ = static_cast<unsigned char*>(memory);
-    TREADLE_CHECK(mprotect(memory_ + kBytes, kPage, PROT_NONE) == 0);
-  }
-  ~SharedMemory() { munmap(memory_, kBytes + kPage); }
-  SharedMemory(const SharedMemory&) = delete;
-  SharedMemory& operator=(const SharedMemory&) = delete;
-
-  unsigned char* Begin(size_t bytes) {
-    unsigned char* begin =
-        memory_ + kBytes - (bytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
-    std::memset(begin - kCanaryBytes, kPoison, memory_ + kBytes - begin + kCanaryBytes);
-    return begin;
-  }
-  bool IsWhole(const unsigned char* begin, size_t bytes) const {
-    const auto poisoned = [](unsigned char c) { return c == kPoison; };
-    return std::all_of(begin - kCanaryBytes, begin, poisoned) &&
-           std::all_of(begin + bytes, static_cast<const unsigned char*>(memory_ + kBytes),
-                       poisoned);
-  }
-
- private:
-  static constexpr size_t kPage = 4096;
-  static constexpr size_t kBytes = 256 << 10;
-  unsigned char* memory_ = nullptr;
-};
+constexpr int kGroupWarps = 4;  // of a warpgroup
 
 struct PendingCopy {
   void* shared = nullptr;
-  const void* global = nullptr;
-  bool valid = true;
+  const void* global = nullptr;  // null: `words` has been read already
+  Words4 words = {};             // zeros if the copy is not valid
   int group = 0;
 };
 
@@ -78,39 +42,40 @@ struct ThreadState {
   void* operands = nullptr;
   std::source_location where;
   std::vector<PendingCopy> copies;
-  int group = 0;  // of copies that are issued now
+  int group = 0;         // of copies that are issued now
+  bool awaited = false;  // earlier launches
   // What its copies brought is not fenced yet; and passed a barrier so.
   bool unfenced = false;
   bool published = false;
 };
 
+constexpr int64_t kNoBlock = -1;
+
+}  // namespace
+
+// Runs one grid at a time.
 class Machine {
  public:
-  void Run(const GridShape& shape, uint64_t seed, void (*invoke)(const void*, const void*),
-           const void* kernel, const void* params) {
-    CatchFaults();
-    invoke_ = invoke;
-    kernel_ = kernel;
-    params_ = params;
-    random_ = seed;
-    shape_ = shape;
-    while (threads_.size() < shape.threads) {
-      threads_.emplace_back().fiber =
-          std::make_unique<Fiber>(&RunThread, static_cast<int>(threads_.size()));
+  // One block of the grid, as far as it may run before earlier launches are done.
+  void Begin(const GridWork& work) {
+    Enter(work);
+    begun_ = static_cast<int64_t>(Random() % static_cast<uint64_t>(NumBlocks()));
+    StartBlock(begun_);
+    RunBlock(/*earlier_done=*/false);
+    Leave();
+  }
+
+  // All that is left of the grid. What has begun goes on first: there is one set of stacks.
+  void Finish(const GridWork& work) {
+    Enter(work);
+    if (begun_ != kNoBlock) RunBlock(/*earlier_done=*/true);
+    for (int64_t block = 0; block < NumBlocks(); ++block) {
+      if (block == begun_) continue;
+      StartBlock(block);
+      RunBlock(/*earlier_done=*/true);
     }
-    t_here = {.thread = 0, .threads = static_cast<int>(shape.threads)};
-    for (int i = 0; i < 3; ++i) t_here.grid[i] = static_cast<int>(shape.grid[i]);
-    for (uint32_t z = 0; z < shape.grid[2]; ++z) {
-      for (uint32_t y = 0; y < shape.grid[1]; ++y) {
-        for (uint32_t x = 0; x < shape.grid[0]; ++x) {
-          t_here.block[0] = static_cast<int>(x);
-          t_here.block[1] = static_cast<int>(y);
-          t_here.block[2] = static_cast<int>(z);
-          RunBlock();
-        }
-      }
-    }
-    t_here = {};
+    begun_ = kNoBlock;
+    Leave();
   }
 
   void Stop(Meeting meeting, void* operands, const std::source_location& where) {
@@ -124,6 +89,35 @@ class Machine {
   ThreadState& running() { return threads_[t_here.thread]; }
 
  private:
+  void Enter(const GridWork& work) {
+    TREADLE_CHECK(t_machine == nullptr && std::this_thread::get_id() == owner_);
+    t_machine = this;
+    if (begun_ != kNoBlock) {
+      t_here = here_;
+      return;
+    }
+    CatchFaults();
+    work_ = work;
+    random_ = work.seed;
+    while (threads_.size() < work.shape.threads) {
+      threads_.emplace_back().fiber =
+          std::make_unique<Fiber>(&RunThread, static_cast<int>(threads_.size()));
+    }
+    t_here = {.threads = static_cast<int>(work.shape.threads),
+              .shared_bytes = work.shape.shared_bytes};
+    for (int i = 0; i < 3; ++i) t_here.grid[i] = static_cast<int>(work.shape.grid[i]);
+  }
+  void Leave() {
+    here_ = t_here;
+    t_here = {};
+    t_machine = nullptr;
+  }
+
+  int64_t NumBlocks() const {
+    const auto& grid = work_.shape.grid;
+    return int64_t{grid[0]} * grid[1] * grid[2];
+  }
+
   // What a fiber does, again and again: one thread of one block.
   static void RunThread();
 
@@ -135,44 +129,61 @@ class Machine {
     return z ^ (z >> 31);
   }
 
-  void RunBlock() {
-    const int warps = static_cast<int>(shape_.threads / 32);
-    t_here.shared_bytes = shape_.shared_bytes;
-    t_here.shared = shared_.Begin(shape_.shared_bytes);
-    for (uint32_t i = 0; i < shape_.threads; ++i) {
+  void StartBlock(int64_t block) {
+    const GridShape& shape = work_.shape;
+    for (int i = 0; i < 3; ++i) {
+      t_here.block[i] = static_cast<int>(block % shape.grid[i]);
+      block /= shape.grid[i];
+    }
+    t_here.shared = shared_.Begin(shape.shared_bytes);
+    for (uint32_t i = 0; i < shape.threads; ++i) {
       threads_[i].copies.clear();
       threads_[i].group = 0;
-      threads_[i].unfenced = threads_[i].published = false;
+      threads_[i].awaited = threads_[i].unfenced = threads_[i].published = false;
+      threads_[i].where = {};
     }
-    units_.resize(warps);
-    for (WarpgroupUnit& unit : units_) unit.Begin(shape_.warpgroups_round_apart);
+    units_.resize(shape.threads / 32);
+    for (WarpgroupUnit& unit : units_) unit.Begin(shape.warpgroups_round_apart);
     for (std::vector<int>& group : group_waiting_) group.clear();
-    ready_.resize(warps);
-    for (int w = 0; w < warps; ++w) ready_[w] = w;
-    std::vector<int>& waiting = waiting_;
-    waiting.clear();
-    int finished = -1;  // some warp that has
+    ready_.resize(shape.threads / 32);
+    for (size_t w = 0; w < ready_.size(); ++w) ready_[w] = static_cast<int>(w);
+    waiting_.clear();
+    finished_ = kNoWarp;
+  }
+
+  // Until all warps have returned, or none can go on before earlier launches are done.
+  void RunBlock(bool earlier_done) {
+    if (earlier_done) {
+      ready_.insert(ready_.end(), awaiting_.begin(), awaiting_.end());
+      awaiting_.clear();
+    }
     for (;;) {
       if (ready_.empty()) {
+        if (!awaiting_.empty()) return;
         for (const std::vector<int>& group : group_waiting_) {
           if (!group.empty()) FailParted(group[0]);
         }
-        if (waiting.empty()) break;
-        if (finished >= 0) FailReturned(waiting[0], finished);
-        ready_.swap(waiting);
+        if (waiting_.empty()) break;
+        if (finished_ != kNoWarp) FailReturned(waiting_[0], finished_);
+        ready_.swap(waiting_);
       }
       // The last one runs; mostly the one that ran before.
-      if (waiting.empty() || Random() % 8 == 0) {
+      if (waiting_.empty() || Random() % 8 == 0) {
         std::swap(ready_[Random() % ready_.size()], ready_.back());
       }
       const int warp = ready_.back();
       switch (RunPhase(warp)) {
         case Meeting::kReturn:
-          finished = warp;
+          finished_ = warp;
+          ready_.pop_back();
+          break;
+        case Meeting::kAwaitEarlierLaunches:
+          if (earlier_done) break;
+          awaiting_.push_back(warp);
           ready_.pop_back();
           break;
         case Meeting::kSyncThreads:
-          waiting.push_back(warp);
+          waiting_.push_back(warp);
           ready_.pop_back();
           if (!ready_.empty()) std::swap(ready_[Random() % ready_.size()], ready_.back());
           break;
@@ -190,8 +201,8 @@ class Machine {
           break;
       }
     }
-    for (int w = 0; w < warps; ++w) CheckUnit(w);
-    if (!shared_.IsWhole(t_here.shared, shape_.shared_bytes)) {
+    for (size_t w = 0; w < units_.size(); ++w) CheckUnit(static_cast<int>(w));
+    if (!shared_.IsWhole(t_here.shared, work_.shape.shared_bytes)) {
       KernelFailed(threads_[t_here.thread].where,
                    "the block wrote outside of the shared memory that it was launched with");
     }
@@ -210,14 +221,16 @@ class Machine {
       if (lanes[l].meeting != lanes[0].meeting) FailDiverged(lanes, l);
     }
     const Meeting meeting = lanes[0].meeting;
-    if (meeting == Meeting::kReturn) return meeting;
+    if (meeting == Meeting::kReturn && !lanes[0].awaited) {
+      KernelFailed(lanes[0].where, "the warp has returned without AwaitEarlierLaunches");
+    }
     if (meeting == Meeting::kSyncThreads || meeting == Meeting::kSyncWarpgroup) {
       for (int l = 0; l < 32; ++l) {
         ThreadState& lane = threads_[first_thread_ + l];
         lane.published = lane.unfenced;
       }
-      return meeting;
     }
+    if (meeting <= Meeting::kSyncWarpgroup) return meeting;  // RunBlock's affair
     void* operands[32];
     for (int l = 0; l < 32; ++l) operands[l] = lanes[l].operands;
     if (meeting >= Meeting::kWarpgroupFence) {
@@ -240,7 +253,7 @@ class Machine {
       wrong = unit.Wait(operands, shared);
     } else {
       const auto late = [](const ThreadState& thread) { return thread.published; };
-      if (std::any_of(threads_.begin(), threads_.begin() + shape_.threads, late)) {
+      if (std::any_of(threads_.begin(), threads_.begin() + work_.shape.threads, late)) {
         wrong = "a product behind a barrier that a thread passed without an AsyncFence";
       } else {
         wrong = unit.Issue(operands, shared, read_now);
@@ -296,18 +309,23 @@ class Machine {
         Str("threads wait at SyncThreads, but those of warp ", finished, " have returned").c_str());
   }
 
+  static constexpr int kNoWarp = -1;
+
+  const std::thread::id owner_ = std::this_thread::get_id();  // of the stacks
   Fiber scheduler_;
   std::vector<ThreadState> threads_;
   SharedMemory shared_;
-  // Of the running grid.
-  GridShape shape_;
-  void (*invoke_)(const void*, const void*) = nullptr;
-  const void* kernel_ = nullptr;
-  const void* params_ = nullptr;
+  // Of the grid.
+  GridWork work_;
   uint64_t random_ = 0;
-  // Of the running block: warps that can go on, and those at the barrier.
+  int64_t begun_ = kNoBlock;  // the block that has run before earlier launches were done
+  Here here_;                 // between Begin and Finish
+  // Of the running block: warps that can go on, those at the barrier, those that wait for earlier
+  // launches, and one that has returned.
   std::vector<int> ready_;
   std::vector<int> waiting_;
+  std::vector<int> awaiting_;
+  int finished_ = kNoWarp;
   std::vector<int> group_waiting_[kMaxThreads / (32 * kGroupWarps)];
   std::vector<WarpgroupUnit> units_;  // of its warps
   // Of the running phase.
@@ -317,24 +335,36 @@ class Machine {
   int lanes_run_ = 0;
 };
 
-Machine& ThisMachine() {
-  static thread_local Machine machine;
-  return machine;
-}
-
 void Machine::RunThread() {
-  Machine& machine = ThisMachine();
+  Machine& machine = *t_machine;
   for (;;) {
-    machine.invoke_(machine.kernel_, machine.params_);
+    machine.work_.invoke(machine.work_.kernel, machine.work_.params);
     machine.Stop(Meeting::kReturn, nullptr, std::source_location::current());
   }
+}
+
+namespace {
+
+std::vector<std::unique_ptr<Machine>>& IdleMachines() {
+  static thread_local std::vector<std::unique_ptr<Machine>> idle;
+  return idle;
+}
+
+std::unique_ptr<Machine> TakeMachine() {
+  auto& idle = IdleMachines();
+  if (idle.empty()) return std::make_unique<Machine>();
+  std::unique_ptr<Machine> machine = std::move(idle.back());
+  idle.pop_back();
+  return machine;
 }
 
 }  // namespace
 
 const char* Name(Meeting meeting) {
   static constexpr const char* kNames[] = {"its end",
+                                           "AwaitEarlierLaunches",
                                            "SyncThreads",
+                                           "SyncWarpgroup",
                                            "SyncWarp",
                                            "Shuffle",
                                            "ShuffleXor",
@@ -346,7 +376,6 @@ const char* Name(Meeting meeting) {
                                            "MmaS8",
                                            "LoadMatrix4",
                                            "LoadMatrix4Transposed",
-                                           "SyncWarpgroup",
                                            "WarpgroupFence",
                                            "WarpgroupMma",
                                            "WarpgroupCommit",
@@ -355,7 +384,14 @@ const char* Name(Meeting meeting) {
 }
 
 void Meet(Meeting meeting, void* operands, const std::source_location& where) {
-  ThisMachine().Stop(meeting, operands, where);
+  t_machine->Stop(meeting, operands, where);
+}
+
+void AwaitEarlierGrids(const std::source_location& where) {
+  ThreadState& self = t_machine->running();
+  if (self.awaited) KernelFailed(where, "AwaitEarlierLaunches for a second time");
+  t_machine->Stop(Meeting::kAwaitEarlierLaunches, nullptr, where);
+  self.awaited = true;
 }
 
 void IssueCopy(void* shared, const void* global, bool valid, const std::source_location& where) {
@@ -363,30 +399,31 @@ void IssueCopy(void* shared, const void* global, bool valid, const std::source_l
   if (!IsAligned16(global)) KernelFailed(where, "CopyAsync16: a source that is not aligned");
   if (!IsShared16(shared)) KernelFailed(where, "CopyAsync16: a target outside of shared memory");
   std::memset(shared, kPoison, 16);
-  ThreadState& self = ThisMachine().running();
-  self.copies.push_back({shared, global, valid, self.group});
+  ThreadState& self = t_machine->running();
+  PendingCopy& copy = self.copies.emplace_back();
+  copy.shared = shared;
+  copy.group = self.group;
+  if (valid && self.awaited) copy.global = global;
+  if (valid && !self.awaited) std::memcpy(&copy.words, global, sizeof(copy.words));
 }
 
-void CommitCopies() { ++ThisMachine().running().group; }
+void CommitCopies() { ++t_machine->running().group; }
 
 void WaitForCopies(int pending) {
-  ThreadState& self = ThisMachine().running();
+  ThreadState& self = t_machine->running();
   const int landed = self.group - pending;  // groups below this one
   size_t count = 0;
   for (; count < self.copies.size() && self.copies[count].group < landed; ++count) {
     const PendingCopy& copy = self.copies[count];
-    if (copy.valid) {
-      std::memcpy(copy.shared, copy.global, 16);
-    } else {
-      std::memset(copy.shared, 0, 16);
-    }
+    const void* from = copy.global != nullptr ? copy.global : &copy.words;
+    std::memcpy(copy.shared, from, sizeof(copy.words));
   }
   self.copies.erase(self.copies.begin(), self.copies.begin() + static_cast<ptrdiff_t>(count));
   self.unfenced = self.unfenced || count > 0;
 }
 
 void FenceCopies() {
-  ThreadState& self = ThisMachine().running();
+  ThreadState& self = t_machine->running();
   self.unfenced = self.published = false;
 }
 
@@ -397,11 +434,24 @@ void KernelFailed(const std::source_location& where, const char* what) {
   CheckFailed(where.file_name(), static_cast<int>(where.line()), text.c_str());
 }
 
-void RunGrid(const GridShape& shape, uint64_t seed, void (*invoke)(const void*, const void*),
-             const void* kernel, const void* params) {
+Grid::Grid(const GridWork& work) : work_(work) {
+  const GridShape& shape = work.shape;
   TREADLE_CHECK(shape.threads % 32 == 0 && shape.threads > 0 && shape.threads <= kMaxThreads);
   TREADLE_CHECK(shape.shared_bytes <= kMaxSharedBytes);
-  ThisMachine().Run(shape, seed, invoke, kernel, params);
+}
+
+Grid::~Grid() = default;
+
+void Grid::Begin() {
+  TREADLE_CHECK(machine_ == nullptr);
+  machine_ = TakeMachine();
+  machine_->Begin(work_);
+}
+
+void Grid::Finish() {
+  if (machine_ == nullptr) machine_ = TakeMachine();
+  machine_->Finish(work_);
+  IdleMachines().push_back(std::move(machine_));
 }
 
 }  // namespace treadle::simt

@@ -5,15 +5,22 @@
 // barrier) or returns; then what they met for is carried out for all at once. Which warp runs next
 // is drawn as well, and sometimes one runs far ahead of the others, so that a missing barrier shows
 // as a wrong result under some seed. A warp whose lanes stop at different things, or a barrier that
-// some threads never reach, ends the process with the places in the kernel.
+// some threads never reach, ends the process with the places in the kernel; so does a thread that
+// waits for earlier launches twice or never.
+//
+// A grid can begin early: one of its blocks, drawn, runs until its threads wait for earlier
+// launches, and goes on when the rest runs. Asynchronous copies that it has issued by then take
+// what memory holds at once. So a kernel that reads too early what an earlier launch writes gets
+// what was there before, if that launch runs in between.
 //
 // Limits: no thread may spin on what another thread or block will write.
 //
-// Thread safety: each OS thread has a machine of its own, made at its first launch.
+// Thread safety: a grid runs on one OS thread, which has machines of its own.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <source_location>
 
 namespace treadle::simt {
@@ -21,7 +28,9 @@ namespace treadle::simt {
 // What the lanes of a warp can meet for.
 enum class Meeting : uint8_t {
   kReturn,
+  kAwaitEarlierLaunches,
   kSyncThreads,
+  kSyncWarpgroup,
   kSyncWarp,
   kShuffle,
   kShuffleXor,
@@ -33,7 +42,6 @@ enum class Meeting : uint8_t {
   kMmaS8,
   kLoadMatrix4,
   kLoadMatrix4Transposed,
-  kSyncWarpgroup,
   kWarpgroupFence,
   kWarpgroupMma,
   kWarpgroupCommit,
@@ -70,6 +78,7 @@ extern constinit thread_local Here t_here;
 // Called by kernels, on the fiber of a thread. operands: of the type that `meeting` needs; the
 // results are there on return.
 void Meet(Meeting meeting, void* operands, const std::source_location& where);
+void AwaitEarlierGrids(const std::source_location& where);
 void IssueCopy(void* shared, const void* global, bool valid, const std::source_location& where);
 void CommitCopies();
 void WaitForCopies(int pending);
@@ -84,9 +93,32 @@ struct GridShape {
   size_t shared_bytes = 0;
   bool warpgroups_round_apart = false;  // see WarpgroupUnit::Begin
 };
-// kernel and params are handed to `invoke` once for each thread. seed: of all orders.
-void RunGrid(const GridShape& shape, uint64_t seed, void (*invoke)(const void*, const void*),
-             const void* kernel, const void* params);
+// What a launch runs: kernel and params are handed to `invoke` once for each thread. seed: of all
+// orders.
+struct GridWork {
+  GridShape shape;
+  uint64_t seed = 1;
+  void (*invoke)(const void* kernel, const void* params) = nullptr;
+  const void* kernel = nullptr;
+  const void* params = nullptr;
+};
+
+class Machine;
+
+// One launch. May be destroyed at any time.
+class Grid {
+ public:
+  explicit Grid(const GridWork& work);
+  ~Grid();
+  // Once, or not at all: before earlier launches are done.
+  void Begin();
+  // When they are: all that is left.
+  void Finish();
+
+ private:
+  const GridWork work_;
+  std::unique_ptr<Machine> machine_;  // from Begin to Finish
+};
 
 // warp_ops.cc: carries out what 32 lanes met for; operands[l] is what lane l brought.
 void CarryOut(Meeting meeting, void* const (&operands)[32]);

@@ -39,6 +39,12 @@ inline T* DynamicShared() {
   return reinterpret_cast<T*>(t_here.shared);
 }
 
+// -- the launches before --------------------------------------------------------------------------
+inline void AwaitEarlierLaunches(
+    const std::source_location& where = std::source_location::current()) {
+  AwaitEarlierGrids(where);
+}
+
 // -- barriers -------------------------------------------------------------------------------------
 inline void SyncThreads(const std::source_location& where = std::source_location::current()) {
   Meet(Meeting::kSyncThreads, nullptr, where);

@@ -110,6 +110,7 @@ void CarryOut(Meeting meeting, Operands operands) {
     case Meeting::kLoadMatrix4Transposed:
       return LoadMatrices(operands, meeting == Meeting::kLoadMatrix4Transposed);
     case Meeting::kReturn:
+    case Meeting::kAwaitEarlierLaunches:
     case Meeting::kSyncThreads:
     case Meeting::kSyncWarpgroup:
     case Meeting::kWarpgroupFence:

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -23,6 +24,7 @@ struct AddParams {
   int32_t amount = 0;
 };
 TREADLE_KERNEL(128) void AddKernel(AddParams p) {
+  simt::AwaitEarlierLaunches();
   const int i = simt::BlockX() * simt::Threads() + simt::Thread();
   if (i < p.count) p.data[i] += p.amount;
 }
@@ -33,11 +35,30 @@ struct ScatterParams {
   int32_t* out = nullptr;       // [128] reversed
 };
 TREADLE_KERNEL(128) void ScatterKernel(ScatterParams p) {
+  simt::AwaitEarlierLaunches();
   auto* words = simt::DynamicShared<int32_t>();
   const int t = simt::Thread();
   words[t * 128] = p.in[t];
   simt::SyncThreads();
   p.out[t] = words[(127 - t) * 128];
+}
+
+// A number of which every launch makes another, slowly, so that one which begins before the launch
+// before it has ended, and does not wait, meets what was there before.
+TREADLE_HOST_DEVICE uint32_t Scramble(uint32_t x, uint32_t salt) {
+  for (int i = 0; i < 100; ++i) x = (x ^ salt) * 1664525u + 1013904223u;
+  return x;
+}
+struct ScrambleParams {
+  const uint32_t* in = nullptr;  // [count]
+  uint32_t* out = nullptr;       // [count] in reverse, so that other blocks' numbers are needed
+  int32_t count = 0;
+  uint32_t salt = 0;
+};
+TREADLE_KERNEL(128) void ScrambleKernel(ScrambleParams p) {
+  simt::AwaitEarlierLaunches();
+  const int i = simt::BlockX() * simt::Threads() + simt::Thread();
+  if (i < p.count) p.out[p.count - 1 - i] = Scramble(p.in[i], p.salt);
 }
 
 class DeviceContract : public testing::Test {
@@ -127,6 +148,50 @@ TEST_F(DeviceContract, AGraphRunsWhenItIsReplayed) {
   EXPECT_TRUE(device_->Synchronize().ok());
   EXPECT_EQ(Read(), All(221));
   EXPECT_EQ(host()[kCount - 1], 221);
+}
+
+// As issued, from a graph, and one behind the other.
+TEST_F(DeviceContract, EveryLaunchSeesAllThatIsBeforeIt) {
+  for (const int32_t count : {100, 10'000}) {
+    const size_t bytes = sizeof(uint32_t) * static_cast<size_t>(count);
+    const Buffer buffers[] = {device_->Allocate(bytes).value(), device_->Allocate(bytes).value()};
+    auto* const a = reinterpret_cast<uint32_t*>(buffers[0].data());
+    auto* const b = reinterpret_cast<uint32_t*>(buffers[1].data());
+    uint32_t salt = 0;
+    std::vector<uint32_t> expected(count);
+    const auto scramble = [&](const uint32_t* in, uint32_t* out) {
+      device_->Launch(ScrambleKernel,
+                      {.grid_x = static_cast<uint32_t>(count + 127) / 128, .threads = 128},
+                      ScrambleParams{in, out, count, ++salt});
+    };
+    const auto scramble_expected = [&] {
+      for (uint32_t& x : expected) x = Scramble(x, salt);
+      std::reverse(expected.begin(), expected.end());
+    };
+    const auto issue = [&] {
+      for (salt = 0; salt < 12;) {
+        scramble(a, b);
+        scramble(b, a);
+        device_->Zero(b, bytes);
+        scramble(a, b);
+        device_->CopyOnDevice(a, b, bytes);
+      }
+    };
+    issue();
+    device_->BeginCapture();
+    issue();
+    const auto graph = device_->EndCapture();
+    ASSERT_TRUE(graph.ok()) << graph.status();
+    device_->Replay(**graph);
+    device_->Replay(**graph);
+    issue();
+    for (int round = 0; round < 4; ++round) {
+      for (salt = 1; salt <= 12; ++salt) scramble_expected();
+    }
+    std::vector<uint32_t> got(count);
+    device_->CopyToHost(got.data(), a, bytes);
+    EXPECT_EQ(got, expected);
+  }
 }
 
 TEST_F(DeviceContract, SharedMemoryBeyond48Kilobytes) {

@@ -155,12 +155,14 @@ TEST(EmulatedDeviceDeathTest, AKernelThatLeavesItsMemory) {
       {
         device->Launch(AddKernel, {.grid_x = 3, .threads = 32},
                        AddParams{counter.on_device(), 65, 1});
+        device->Synchronize().IgnoreError();
       },
       "block \\(2, 0, 0\\), thread 0 of 32: touched");
   EXPECT_DEATH(
       {
         Counter other(*device);
         other.device.Launch(AddKernel, {.threads = 32}, AddParams{other.on_device(), 2, 1});
+        device->Synchronize().IgnoreError();
       },
       "nobody_wrote_behind_it");
 }

@@ -116,6 +116,15 @@ cuda::Device* DeviceOf(cudaStream_t stream) {
   return static_cast<cuda::Device*>(static_cast<void*>(stream));
 }
 
+// A collective on a device's stream runs at once, so that what was issued before it must have run.
+void RunEarlier(cudaStream_t stream) {
+  {
+    const std::lock_guard lock(g_mutex);
+    if (IsLane(stream)) return;
+  }
+  DeviceOf(stream)->RunOnHost([] {});
+}
+
 ncclResult_t Push(ncclComm* comm, cudaStream_t stream, Work work) {
   if (comm->revoked || comm->finalizing) Misuse();
   const auto unless_revoked = [comm, work = std::move(work)] { return comm->revoked || work(); };
@@ -324,6 +333,7 @@ const char* ncclGetLastError(ncclComm_t) { return "a peer is gone"; }
 
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t, ncclComm_t comm,
                            cudaStream_t stream) {
+  treadle::RunEarlier(stream);
   const std::lock_guard lock(g_mutex);
   const Call call(comm);
   return treadle::Push(comm, stream, treadle::Collective(comm, in, out, [count](Group& group) {
@@ -338,6 +348,7 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t, int root,
                            ncclComm_t comm, cudaStream_t stream) {
+  treadle::RunEarlier(stream);
   const std::lock_guard lock(g_mutex);
   const Call call(comm);
   return treadle::Push(comm, stream, treadle::Collective(comm, in, out, [=](Group& group) {

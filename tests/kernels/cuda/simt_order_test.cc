@@ -2,7 +2,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <functional>
 #include <iterator>
+#include <memory>
+#include <set>
 #include <vector>
 
 #include "kernels/cuda/device.h"
@@ -27,6 +30,7 @@ TREADLE_HOST_DEVICE int NeighborOf(int thread, int distance) {
 }
 // Writes shared memory, and reads what another thread wrote.
 TREADLE_KERNEL(1024) void NeighborKernel(NeighborParams p) {
+  simt::AwaitEarlierLaunches();
   auto* tile = simt::DynamicShared<uint32_t>();
   const int t = simt::Thread();
   tile[t] = static_cast<uint32_t>(t);
@@ -70,6 +74,7 @@ struct RingParams {
 // One warp writes, the others read, in a buffer that is used again in each round: without the
 // second barrier the writer may be a round ahead.
 TREADLE_KERNEL(128) void RingKernel(RingParams p) {
+  simt::AwaitEarlierLaunches();
   auto* slot = simt::DynamicShared<uint32_t>();
   for (int round = 0; round < p.rounds; ++round) {
     if (simt::Thread() == 0) *slot = static_cast<uint32_t>(round);
@@ -98,6 +103,152 @@ TEST(Simt, AWriterThatOvertakesReadersShowsUnderSomeSeed) {
   EXPECT_GT(wrong, 0);
 }
 
+// -- the launches before --------------------------------------------------------------------------
+
+enum class Early { kNothing, kRead, kLoadOnce, kCopy, kWrite };
+struct HandOnParams {
+  const uint32_t* in;  // [blocks][32][4]
+  uint32_t* out;       // the same
+  Early early;         // what does not wait for earlier launches
+};
+// Hands on the first of every four numbers, 1 more.
+TREADLE_KERNEL(32) void HandOnKernel(HandOnParams p) {
+  auto* tile = simt::DynamicShared<uint32_t>() + 4 * simt::Lane();
+  const int at = 4 * (simt::BlockX() * 32 + simt::Lane());
+  uint32_t got = 0;
+  if (p.early == Early::kRead) got = p.in[at];
+  if (p.early == Early::kLoadOnce) got = simt::LoadOnce16(p.in + at).x;
+  if (p.early == Early::kCopy) simt::CopyAsync16(tile, p.in + at);
+  if (p.early == Early::kWrite) p.out[at] = 7;
+  simt::AwaitEarlierLaunches();
+  if (p.early == Early::kNothing || p.early == Early::kWrite) got = p.in[at];
+  if (p.early == Early::kCopy) {
+    simt::CopyAsyncCommit();
+    simt::CopyAsyncWait<0>();
+    got = *tile;
+  }
+  p.out[at] = got + 1;
+}
+
+constexpr uint32_t kBlocks = 5;
+using Numbers = Array<uint32_t>;
+
+void HandOn(Device& device, const Numbers& in, const Numbers& out, Early early = Early::kNothing) {
+  device.Launch(HandOnKernel, {.grid_x = kBlocks, .threads = 32, .shared_bytes = 512},
+                HandOnParams{in.data(), out.data(), early});
+}
+// Which blocks handed on something else.
+std::set<uint32_t> BlocksWithout(uint32_t number, const Numbers& numbers) {
+  const std::vector<uint32_t> got = numbers.Read();
+  std::set<uint32_t> blocks;
+  for (uint32_t i = 0; i < got.size(); i += 4) {
+    if (got[i] != number) blocks.insert(i / 128);
+  }
+  return blocks;
+}
+std::unique_ptr<Device> OpenDeferred(bool deferred, uint64_t seed = 1) {
+  ScopedEmulation emulation({.deferred = deferred, .seed = seed});
+  return Device::Open(0).value();
+}
+
+constexpr Early kEarlyReads[] = {Early::kRead, Early::kLoadOnce, Early::kCopy};
+
+// In the one block that begins early, another with other seeds.
+TEST(Simt, AReadThatDoesNotWaitForTheLaunchBeforeShows) {
+  for (const bool deferred : {false, true}) {
+    std::set<uint32_t> wrong;
+    for (uint64_t seed = 1; seed <= 5; ++seed) {
+      const auto device = OpenDeferred(deferred, seed);
+      for (const Early early : kEarlyReads) {
+        const Numbers first(*device, kBlocks * 128), second(*device, kBlocks * 128),
+            third(*device, kBlocks * 128);
+        HandOn(*device, first, second);
+        HandOn(*device, second, third, early);
+        const std::set<uint32_t> blocks = BlocksWithout(2, third);
+        EXPECT_EQ(blocks.size(), 1u) << static_cast<int>(early);
+        wrong.insert(blocks.begin(), blocks.end());
+        HandOn(*device, second, third);
+        EXPECT_EQ(BlocksWithout(2, third), std::set<uint32_t>());
+      }
+    }
+    EXPECT_GT(wrong.size(), 1u);
+  }
+}
+
+// Also of what was written before something else: a launch may begin that early, too.
+TEST(Simt, AReadThatDoesNotWaitForTheWorkBeforeShows) {
+  const auto device = OpenDeferred(true);
+  const Numbers other(*device, kBlocks * 128), another(*device, kBlocks * 128);
+  const std::function<void()> between[] = {
+      [&] { HandOn(*device, other, another); }, [&] { device->Zero(other.data(), 16); },
+      [&] { device->RunOnHost([] {}); }, [&] { device->SetMark(0); }};
+  for (const auto& put : between) {
+    const Numbers first(*device, kBlocks * 128), second(*device, kBlocks * 128),
+        third(*device, kBlocks * 128);
+    HandOn(*device, first, second);
+    put();
+    HandOn(*device, second, third, Early::kRead);
+    EXPECT_EQ(BlocksWithout(2, third).size(), 1u);
+  }
+  // A copy is earlier work as well.
+  const Numbers ones(*device, std::vector<uint32_t>(kBlocks * 128, 1));
+  device->CopyOnDevice(other.data(), ones.data(), kBlocks * 512);
+  HandOn(*device, other, another, Early::kRead);
+  EXPECT_EQ(BlocksWithout(2, another).size(), 1u);
+}
+
+TEST(Simt, AWriteThatDoesNotWaitForEarlierLaunchesShows) {
+  for (const bool deferred : {false, true}) {
+    const auto device = OpenDeferred(deferred);
+    const Numbers first(*device, kBlocks * 128), second(*device, kBlocks * 128);
+    HandOn(*device, first, second);
+    HandOn(*device, second, first, Early::kWrite);
+    EXPECT_EQ(BlocksWithout(1, second).size(), 1u);
+  }
+}
+
+struct GroupsParams {
+  const uint32_t* in;  // [1]
+  uint32_t* out;       // [128]
+};
+// Warps wait for earlier launches at different places, one of them behind a barrier.
+TREADLE_KERNEL(128) void GroupsKernel(GroupsParams p) {
+  auto* tile = simt::DynamicShared<uint32_t>();
+  tile[simt::Thread()] = static_cast<uint32_t>(simt::Thread());
+  if (simt::Warp() == 1) simt::AwaitEarlierLaunches();
+  if (simt::Warp() == 2) {
+    simt::AwaitEarlierLaunches();
+    tile[simt::Thread()] += *p.in;
+  }
+  simt::SyncThreads();
+  const uint32_t sum = tile[simt::Thread()] + tile[127 - simt::Thread()];
+  if (simt::Warp() == 0 || simt::Warp() == 3) simt::AwaitEarlierLaunches();
+  p.out[simt::Thread()] = sum + *p.in;
+}
+
+TEST(Simt, WarpsMayWaitForEarlierLaunchesAtDifferentPlaces) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    const auto device = OpenDevice(seed);
+    const Numbers zeros(*device, kBlocks * 128), in(*device, kBlocks * 128), out(*device, 128);
+    HandOn(*device, zeros, in);
+    device->Launch(GroupsKernel, {.threads = 128, .shared_bytes = 512},
+                   GroupsParams{in.data(), out.data()});
+    const std::vector<uint32_t> got = out.Read();
+    for (uint32_t t = 0; t < 128; ++t) {
+      const bool second = t / 32 == 1 || t / 32 == 2;  // their partner is of the other one
+      EXPECT_EQ(got[t], second ? 129u : 128u) << t;
+    }
+  }
+}
+
+TEST(Simt, ALaunchThatHasBegunMayBeGivenUp) {
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const auto device = OpenDeferred(repeat == 1);
+    const Numbers first(*device, kBlocks * 128), second(*device, kBlocks * 128);
+    for (int i = 0; i < 4; ++i) HandOn(*device, first, second);
+  }
+}
+
 // -- what ends the process ------------------------------------------------------------------------
 
 struct BadParams {
@@ -105,33 +256,40 @@ struct BadParams {
   const void* global;
 };
 TREADLE_KERNEL(64) void BadKernel(BadParams p) {
+  if (p.kind == 0 && simt::Warp() == 1) return;
+  simt::AwaitEarlierLaunches();
   auto* tile = simt::DynamicShared<unsigned char>();
   switch (p.kind) {
-    case 0:  // lanes of one warp part ways
+    case 0:  // ended with some threads that have not waited
+      break;
+    case 1:
+      simt::AwaitEarlierLaunches();
+      break;
+    case 2:  // lanes of one warp part ways
       if (simt::Lane() < 16) {
         simt::SyncWarp();
       } else {
         simt::Ballot(true);
       }
       break;
-    case 1:  // a lane returns
+    case 3:  // a lane returns
       if (simt::Lane() == 3) return;
       simt::SyncWarp();
       break;
-    case 2:  // a warp returns
+    case 4:  // a warp returns
       if (simt::Warp() == 1) return;
       simt::SyncThreads();
       break;
-    case 3:
+    case 5:
       simt::CopyAsync16(tile + 8, p.global);
       break;
-    case 4:
+    case 6:
       simt::CopyAsync16(tile + 256, p.global);
       break;
-    case 5:
+    case 7:
       simt::LoadOnce16(static_cast<const std::byte*>(p.global) + 4);
       break;
-    case 6:
+    case 8:
       tile[255] = 1;
       break;
     default: {
@@ -144,6 +302,8 @@ TREADLE_KERNEL(64) void BadKernel(BadParams p) {
 TEST(SimtDeathTest, NamesWhatIsWrongWithAKernel) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const char* const kWhat[] = {
+      "thread .*: the warp has returned without AwaitEarlierLaunches",
+      "BadKernel.*: AwaitEarlierLaunches for a second time",
       "lanes of one warp are at different operations: lane 0 at SyncWarp .*, lane 16 at Ballot",
       "lane 3 at its end",
       "threads wait at SyncThreads, but those of warp 1 have returned",
@@ -159,6 +319,7 @@ TEST(SimtDeathTest, NamesWhatIsWrongWithAKernel) {
           Array<uint32_t> global(*device, 64);
           device->Launch(BadKernel, {.threads = 64, .shared_bytes = 255},
                          BadParams{kind, global.data()});
+          device->Synchronize().IgnoreError();
         },
         kWhat[kind]);
   }

@@ -29,6 +29,7 @@ struct IndexParams {
   int32_t* out;  // [grid][threads]
 };
 TREADLE_KERNEL(96) void IndexKernel(IndexParams p) {
+  simt::AwaitEarlierLaunches();
   const int block =
       (simt::BlockZ() * simt::GridY() + simt::BlockY()) * simt::GridX() + simt::BlockX();
   p.out[block * simt::Threads() + simt::Thread()] =
@@ -51,6 +52,7 @@ struct StackParams {
   uintptr_t* out;  // [threads]
 };
 TREADLE_KERNEL(96) void StackKernel(StackParams p) {
+  simt::AwaitEarlierLaunches();
   int here = 0;
   p.out[simt::Thread()] = reinterpret_cast<uintptr_t>(&here);
 }
@@ -78,6 +80,7 @@ struct ExchangeParams {
   int amount;
 };
 TREADLE_KERNEL(64) void ExchangeKernel(ExchangeParams p) {
+  simt::AwaitEarlierLaunches();
   const int t = simt::Thread();
   const uint64_t value = p.values[t];
   const auto word = static_cast<uint32_t>(value);
@@ -139,6 +142,7 @@ TREADLE_DEVICE uint32_t Word(const T* matrix, int row, int column, int k) {
 }
 
 TREADLE_KERNEL(32) void MmaKernel(MmaParams p) {
+  simt::AwaitEarlierLaunches();
   const int g = simt::Lane() / 4;
   const int t = simt::Lane() % 4;
   uint32_t a[4];
@@ -214,6 +218,7 @@ struct LoadMatrixParams {
   bool transposed;
 };
 TREADLE_KERNEL(32) void LoadMatrixKernel(LoadMatrixParams p) {
+  simt::AwaitEarlierLaunches();
   auto* tile = simt::DynamicShared<uint16_t>();
   for (int e = 0; e < 8; ++e) tile[simt::Lane() * 8 + e] = p.in[simt::Lane() * 8 + e];
   simt::SyncWarp();
@@ -255,6 +260,7 @@ struct CopyParams {
   uint32_t* out;  // [4][32]: before any wait, after the first, after the second, of a zero fill
 };
 TREADLE_KERNEL(32) void CopyKernel(CopyParams p) {
+  simt::AwaitEarlierLaunches();
   auto* tile = simt::DynamicShared<uint32_t>();
   const int l = simt::Lane();
   for (int group = 0; group < 2; ++group) {
@@ -294,6 +300,7 @@ struct AtomicParams {
   uint32_t* words;  // [3]
 };
 TREADLE_KERNEL(64) void AtomicKernel(AtomicParams p) {
+  simt::AwaitEarlierLaunches();
   simt::AtomicAdd(p.words, static_cast<uint32_t>(simt::Thread()));
   simt::AtomicOr(p.words + 1, 1u << simt::Lane());
   simt::AtomicMax(p.words + 2, static_cast<uint32_t>(simt::Thread() * 7 % 61));

@@ -40,6 +40,7 @@ TREADLE_HOST_DEVICE int ByteOf(RowsOf rows, int columns, int k, int n) {
 template <DType kType, RowsOf kRowsOf, int kN>
 TREADLE_KERNEL(kThreads)
 void ProductKernel(ProductParams p) {
+  simt::AwaitEarlierLaunches();
   constexpr int kColumns = 8 * kN;
   auto* shared = simt::DynamicShared<unsigned char>();
   for (int i = simt::Thread(); i < kTerms * kColumns; i += kThreads) {
@@ -134,6 +135,7 @@ struct FaultParams {
 };
 
 TREADLE_KERNEL(simt::kWarpgroup) void FaultKernel(FaultParams p) {
+  simt::AwaitEarlierLaunches();
   auto* shared = simt::DynamicShared<unsigned char>();
   const auto copy = [&] {
     for (int i = simt::Thread(); i < 512; i += simt::kWarpgroup) {
@@ -187,6 +189,7 @@ struct BarrierParams {
 };
 // The two warpgroups take different numbers of steps.
 TREADLE_KERNEL(256) void GroupBarrierKernel(BarrierParams p) {
+  simt::AwaitEarlierLaunches();
   auto* slot = simt::DynamicShared<int>();
   const int group = simt::Thread() / simt::kWarpgroup;
   const int own = simt::Thread() % simt::kWarpgroup;
@@ -223,6 +226,7 @@ struct BadParams {
   const uint32_t* ones;
 };
 TREADLE_KERNEL(256) void BadKernel(BadParams p) {
+  simt::AwaitEarlierLaunches();
   auto* shared = simt::DynamicShared<unsigned char>();
   simt::CopyAsync16(shared + 16 * simt::Thread(), p.ones);
   simt::CopyAsyncCommit();
@@ -258,6 +262,7 @@ TEST(WarpgroupDeathTest, NamesWhatIsWrongWithAKernel) {
           Array<uint32_t> ones(*device, 64);
           device->Launch(BadKernel, {.threads = 256, .shared_bytes = 8192},
                          BadParams{kind, ones.data()});
+          device->Synchronize().IgnoreError();
         },
         kWhat[kind]);
   }
