@@ -23,6 +23,9 @@ struct EmulationSettings {
   // Launches after this many fail, and with them all that follows; -1: none.
   int64_t fail_after_launches = -1;
   bool deferred = false;
+  // CopyToDevice has taken the host's bytes when it returns, but they arrive as late as deferred
+  // work. Stricter than a GPU: for tests in which a kernel's input is what was copied last.
+  bool late_uploads = false;
   uint64_t seed = 1;  // of the order of threads
 };
 
