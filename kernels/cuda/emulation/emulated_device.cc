@@ -169,6 +169,13 @@ class EmulatedDevice final : public Device {
   void CopyToDevice(void* device, const void* host, size_t bytes) override {
     TREADLE_CHECK(!capturing_);
     TREADLE_CHECK(memory_->Holds(device, bytes));
+    if (settings_.late_uploads) {
+      const auto* begin = static_cast<const std::byte*>(host);
+      Issue([device, copy = std::vector<std::byte>(begin, begin + bytes)] {
+        std::copy(copy.begin(), copy.end(), static_cast<std::byte*>(device));
+      });
+      return;
+    }
     RunUpTo(issued_);
     if (status_.ok() && bytes > 0) std::memcpy(device, host, bytes);
   }

@@ -26,6 +26,9 @@ struct EmulationSettings {
   bool warpgroup_matrices = true;  // DeviceProperties
   // Products of warpgroups are a unit in the last place off those of warps, as they may be.
   bool warpgroups_round_apart = false;
+  // CopyToDevice has taken the host's bytes when it returns, but they arrive as late as deferred
+  // work. Stricter than a GPU: for tests in which a kernel's input is what was copied last.
+  bool late_uploads = false;
   uint64_t seed = 1;  // of the order of threads
 };
 
