@@ -1,10 +1,10 @@
 // Knobs of the emulated GPUs, for tests only.
 //
 // Emulated devices 0 and 1 always exist. With `deferred`, work runs as late as the contract of
-// kernels/cuda/device.h allows: when somebody waits for it, and then no further than that wait. So a
-// host that overwrites a page-locked buffer too early, or reads a result too early, gets wrong data.
-// Otherwise work runs when it is issued, but for launches, of which up to two wait for others to
-// come.
+// kernels/cuda/device.h allows: when somebody waits for it, and then no further than that wait. So
+// a host that overwrites a page-locked buffer too early, or reads a result too early, gets wrong
+// data. Otherwise work runs when it is issued, but for launches, of which up to two wait for others
+// to come.
 //
 // For a launch begins (machine.h) when two pieces of work that wait in the stream before it have
 // still to run. So a kernel that reads what they write, before it waits for them, gets wrong data.
