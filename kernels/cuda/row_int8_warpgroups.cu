@@ -72,6 +72,7 @@ class WarpgroupTile {
   // sums: zeros at first.
   TREADLE_DEVICE void Multiply(Sums& sums) {
     uint32_t weights[kSteps][4] = {};
+    AwaitCopies();
     TREADLE_UNROLL
     for (int s = 0; s < kSteps - 1; ++s) Load(s, left_ > s / 2, weights[s]);
     int use = 0;
@@ -92,8 +93,6 @@ class WarpgroupTile {
   // kUnit: its place in the round. use: its stage.
   template <int kUnit>
   TREADLE_DEVICE void MultiplyUnit(int& use, uint32_t (&weights)[kSteps][4], Sums& sums) {
-    simt::CopyAsyncWait<kAhead - 1>();
-    simt::AsyncFence();
     simt::SyncThreads();
     if (left_ > kUnit + kAhead) Copy(use < 2 ? use + kAhead : use - 2);
     simt::CopyAsyncCommit();
@@ -111,10 +110,17 @@ class WarpgroupTile {
       simt::WarpgroupCommit();
       simt::WarpgroupWait<1>();
       simt::Pin(before);
+      if (step == 1) AwaitCopies();
       Load(step + kSteps - 1, left_ > kUnit + (step + kSteps - 1) / 2, before);
     }
     use = use + 1 == kStages ? 0 : use + 1;
     weights_ += kInt8WeightUnitBytes;
+  }
+  // Of the next unit; a barrier after it. The fence may wait for loads that were issued before it:
+  // so it stands where only those of the next product are on their way.
+  TREADLE_DEVICE static void AwaitCopies() {
+    simt::CopyAsyncWait<kAhead - 1>();
+    simt::AsyncFence();
   }
   // The next unit of rows. A warp copies every kWarps-th tile of 8 rows; those beyond the last row
   // are there as well (Int8Scratch).

@@ -41,9 +41,9 @@ TEST(RowInt8WarpgroupsTest, UnitsAndOrders) {
 }
 
 // 3 x 2 tiles on 4 multiprocessors: four have a block each, several blocks share each of the
-// others. On 100 multiprocessors all are shared. Sums are left as the next product needs them.
+// others. On 18 multiprocessors all are shared. Sums are left as the next product needs them.
 TEST(RowInt8WarpgroupsTest, SharedTilesAreTheCpusBits) {
-  for (const int multiprocessors : {4, 100}) {
+  for (const int multiprocessors : {4, 18}) {
     Products products({.n = {380, 140}, .k = 1500}, {.multiprocessors = multiprocessors});
     for (int i = 0; i < 2; ++i) {
       const Int8TilesPlan plan = products.Plan(500 + i);
