@@ -81,10 +81,4 @@ size_t Int8SumBytes(int multiprocessors) {
   return static_cast<size_t>(kSplitResults * multiprocessors) * sizeof(int32_t);
 }
 
-int Int8Arrivals(int multiprocessors) {
-  // Tiles of the fewest results, each shared by two blocks.
-  constexpr int64_t kFewest = int64_t{kTileCosts[0].features} * kTileCosts[0].rows;
-  return static_cast<int>(kSplitResults * multiprocessors / kFewest / 2);
-}
-
 }  // namespace treadle::cuda

@@ -27,7 +27,7 @@ TREADLE_DEVICE TileShare ShareOf(const Int8Product& p, int block) {
 }
 
 // Adds the sums of the tile's other blocks, if this one is the last that has its own. False if not.
-// last: in shared memory.
+// last: in shared memory that nobody uses any more once all threads are here.
 template <int kTiles, int kRows>
 TREADLE_DEVICE bool GatherSums(const Int8Product& p, const TileShare& share, uint32_t* last,
                                LaneSums<kTiles, kRows>& sums) {

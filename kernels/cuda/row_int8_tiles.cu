@@ -182,7 +182,6 @@ void TilesKernel(Int8Product p) {
   BeginTile(p.input, segment, place, flags, tile);
   WarpSums<kRows> sums = {};
   MultiplyTile<kRows>(p.input, segment, place, share, ring, sums);
-  simt::SyncThreads();  // the ring is used up
   if (share.splits > 1 && !GatherSums(p, share, reinterpret_cast<uint32_t*>(ring), sums)) return;
   FinishTile(p.input, segment, place, LanePlaceOf<kRows>(), flags, tile, sums);
 }

@@ -175,7 +175,6 @@ TREADLE_KERNEL(kThreads, 1) void WarpgroupsKernel(Int8Product p) {
     BeginTile(p.input, work.segment, work.place, flags, tile);
     products.Multiply(sums);
   }
-  simt::SyncThreads();  // the ring is used up
   int zero = 0;
   simt::Pin(zero);  // what follows from it is computed anew: registers are few till here
   const BlockWork work(p, simt::BlockX() + zero);

@@ -110,6 +110,8 @@ void AddOutlierMatMuls(Cases& cases) {
     c.outlier_rule = OutlierRule::kPerCall;
     AddMatMul(cases, c);
   }
+  // A prompt: more rows than one tile has.
+  AddMatMul(cases, {.rows = 260, .cols = 200, .format = format, .outputs = {130, 20}});
 }
 
 // The four products of a layer of the default model.
