@@ -99,7 +99,8 @@ absl::Status RowInt8Family::Reserve(int64_t max_rows, int64_t max_k, int64_t) {
 absl::Status RowInt8Family::Grow() {
   const Int8ScratchBytes wanted = Int8Scratch(max_rows_, max_k_);
   const int multiprocessors = device_.properties().multiprocessors;
-  const size_t arrival_bytes = sizeof(uint32_t) * static_cast<size_t>(multiprocessors);
+  const size_t arrival_bytes =
+      sizeof(uint32_t) * static_cast<size_t>(Int8Arrivals(multiprocessors));
   const std::pair<Buffer*, size_t> buffers[] = {{&codes_, wanted.codes},
                                                 {&row_info_, wanted.row_info},
                                                 {&call_flags_, wanted.call_flags},

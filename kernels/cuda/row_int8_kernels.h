@@ -105,7 +105,7 @@ struct Int8Product {
   int32_t whole_tiles = 0;       // Int8TilesPlan; set by the launch
   int32_t splits = 1;            // the same
   int32_t* sums = nullptr;       // Int8SumBytes(multiprocessors)
-  uint32_t* arrivals = nullptr;  // [multiprocessors], zeros before and after
+  uint32_t* arrivals = nullptr;  // [Int8Arrivals(multiprocessors)], zeros before and after
 };
 
 // Gives every segment its tiles of `width` features; returns how many there are.
@@ -160,7 +160,7 @@ struct Int8TilesShape {
   int64_t units = 0;
 };
 // Features and rows of a tile. The first `whole` tiles have a block each; `splits` blocks share the
-// units of k of each of the others, which are fewer than the multiprocessors.
+// units of k of each of the others.
 struct Int8TilesPlan {
   int features = 0;
   int rows = 0;
@@ -177,6 +177,7 @@ int64_t Int8Tiles(const Int8TilesShape& shape, const Int8TilesPlan& plan);
 void LaunchInt8Warpgroups(Device& device, const Int8Product& product, uint32_t blocks);
 bool Int8WarpgroupsFit(const DeviceProperties& machine, int64_t k);
 size_t Int8SumBytes(int multiprocessors);
+int Int8Arrivals(int multiprocessors);
 
 // out[i] (+)= row ids[i] of table [*, k]; see MatMulFamily::Embed.
 struct Int8Embed {
