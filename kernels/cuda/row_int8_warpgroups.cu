@@ -28,6 +28,7 @@ using Sums = LaneSums<1, kRowTiles>;
 using Tile = OutlierTile<kFeatures, kBlockRows>;
 
 constexpr int kUnitBytes = kBlockRows * kInt8Unit;  // of activations
+static_assert(kInt8PieceBytes == simt::kBytePiece);
 constexpr int kStages = 6;
 // Units whose copies are on their way. The other two stages are those of the unit at hand and of
 // the one before it, whose last product may be on its way behind the barrier.

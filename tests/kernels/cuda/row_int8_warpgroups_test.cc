@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <vector>
 
 #include "tests/kernels/cuda/row_int8_products.h"
@@ -52,6 +53,17 @@ TEST(RowInt8WarpgroupsTest, SharedTilesAreTheCpusBits) {
       ExpectBitsOfCpu(products, Activations(500 + i, 1500));
     }
   }
+}
+
+// Sums that no float has, of either sign.
+TEST(RowInt8WarpgroupsTest, LargeSums) {
+  constexpr int64_t kColumns = 4090;
+  Products products({.n = {140}, .k = kColumns}, {.multiprocessors = 1});
+  std::fill_n(products.matrix(0).bytes.begin(), kColumns, std::byte{0x80});
+  std::fill_n(products.matrix(0).bytes.begin() + kColumns, kColumns, std::byte{0x7f});
+  HostMatrix x = Activations(131, kColumns);
+  for (const int64_t row : {0, 130}) std::fill_n(x.Row(row), kColumns, 1.0f);
+  ExpectBitsOfCpu(products, x);
 }
 
 TEST(RowInt8WarpgroupsTest, BiasAndResidual) {

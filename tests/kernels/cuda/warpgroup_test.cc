@@ -120,90 +120,6 @@ TEST(Warpgroup, MmaIsAMatrixProduct) {
   ExpectProduct<DType::kF16, RowsOf::kTerms, 8>();
 }
 
-// -- int8 --------------------------------------------------------------------------------------
-
-constexpr int kByteTerms = 64;  // two products
-constexpr int kByteColumns = 256;
-
-struct ByteProductParams {
-  const int8_t* a;  // [128, kByteTerms]
-  const int8_t* b;  // [kByteTerms, kByteColumns]
-  int32_t* d;       // [128, kByteColumns]
-  // Bytes between two pieces ("core matrices"), as the matrix says and as it is.
-  int next_terms, next_columns;
-};
-
-// The layout, written out: 8 columns of 16 terms make 128 bytes; see PTX, "Shared memory matrix
-// layout", without swizzling, K-major. At 1024 bytes into shared memory.
-TREADLE_HOST_DEVICE int ByteOf(const ByteProductParams& p, int k, int n) {
-  return 1024 + k / 16 * p.next_terms + n / 8 * p.next_columns + n % 8 * 16 + k % 16;
-}
-
-TREADLE_KERNEL(kThreads) void ByteProductKernel(ByteProductParams p) {
-  auto* shared = simt::DynamicShared<unsigned char>();
-  for (int i = simt::Thread(); i < kByteTerms * kByteColumns; i += kThreads) {
-    shared[ByteOf(p, i / kByteColumns, i % kByteColumns)] = static_cast<unsigned char>(p.b[i]);
-  }
-  simt::AsyncFence();
-  simt::SyncThreads();
-  const int g = simt::Warp() * 16 + simt::Lane() / 4;
-  const int t = simt::Lane() % 4;
-  const auto at = [&](int n, int e) {
-    return (g + 8 * (e / 2)) * kByteColumns + 8 * n + 2 * t + e % 2;
-  };
-  int32_t d[32][4];
-  for (int i = 0; i < 128; ++i) d[i / 4][i % 4] = p.d[at(i / 4, i % 4)];
-  uint32_t a[2][4];
-  for (int i = 0; i < 8; ++i) {
-    const int8_t* from =
-        p.a + (g + 8 * (i % 2)) * kByteTerms + 32 * (i / 4) + 4 * t + i % 4 / 2 * 16;
-    a[i / 4][i % 4] = 0;
-    for (int e = 0; e < 4; ++e) a[i / 4][i % 4] |= uint32_t{static_cast<uint8_t>(from[e])} << 8 * e;
-  }
-  const auto b = simt::ByteMatrixAt(shared + 1024, p.next_terms, p.next_columns);
-  simt::WarpgroupFence();
-  simt::WarpgroupMmaS8(d, a[0], b);
-  simt::WarpgroupMmaS8(d, a[1], simt::Advance(b, 2 * p.next_terms));
-  simt::WarpgroupCommit();
-  simt::WarpgroupWait<0>();
-  for (int i = 0; i < 128; ++i) p.d[at(i / 4, i % 4)] = d[i / 4][i % 4];
-}
-
-// The units' layout of row_int8_kernels.h, and one in which all columns of 16 terms lie together.
-TEST(Warpgroup, MmaS8IsAMatrixProduct) {
-  std::mt19937 random(6);
-  const auto draw = [&](size_t count) {
-    std::vector<int8_t> codes(count);
-    for (int8_t& x : codes) x = static_cast<int8_t>(random());
-    return codes;
-  };
-  std::vector<int8_t> a = draw(kRows * kByteTerms);
-  std::vector<int8_t> b = draw(kByteTerms * kByteColumns);
-  std::fill_n(a.begin(), kByteTerms, -128);
-  for (int k = 0; k < kByteTerms; ++k) b[k * kByteColumns] = -128;
-  std::vector<int32_t> sums(kRows * kByteColumns);
-  // Sums that no float has.
-  for (int32_t& x : sums) x = static_cast<int32_t>(random() % (1u << 31)) - (1 << 30);
-  std::vector<int32_t> expected = sums;
-  for (int i = 0; i < kRows; ++i) {
-    for (int j = 0; j < kByteColumns; ++j) {
-      for (int k = 0; k < kByteTerms; ++k) {
-        expected[i * kByteColumns + j] += a[i * kByteTerms + k] * b[k * kByteColumns + j];
-      }
-    }
-  }
-  for (const auto& [next_terms, next_columns] : {std::pair{128, 512}, {128 * 32, 128}}) {
-    const auto device = OpenDevice(4);
-    Array<int8_t> device_a(*device, a);
-    Array<int8_t> device_b(*device, b);
-    Array<int32_t> d(*device, sums);
-    device->Launch(
-        ByteProductKernel, {.threads = kThreads, .shared_bytes = 1024 + kByteTerms * kByteColumns},
-        ByteProductParams{device_a.data(), device_b.data(), d.data(), next_terms, next_columns});
-    EXPECT_EQ(d.Read(), expected) << next_terms;
-  }
-}
-
 // -- kernels that a GPU would get wrong, sometimes ------------------------------------------------
 
 enum class Fault {
@@ -266,67 +182,6 @@ TEST(Warpgroup, WhatIsTouchedTooEarlyOrTooLateShowsUnderSomeSeed) {
   }
 }
 
-enum class ByteFault {
-  kNone,
-  kSumsReadEarly,
-  kWeightsChangedEarly,
-  kCopyTooEarly,
-};
-struct ByteFaultParams {
-  const uint32_t* ones;  // [256 * 32 / 4]
-  int32_t* out;
-  ByteFault fault;
-};
-// Two products, the second issued before the first is waited for.
-TREADLE_KERNEL(simt::kWarpgroup) void ByteFaultKernel(ByteFaultParams p) {
-  auto* shared = simt::DynamicShared<unsigned char>();
-  const auto copy = [&] {
-    for (int i = simt::Thread(); i < 512; i += simt::kWarpgroup) {
-      simt::CopyAsync16(shared + 16 * i, p.ones + 4 * i);
-    }
-    simt::CopyAsyncCommit();
-  };
-  copy();
-  simt::CopyAsyncWait<0>();
-  simt::AsyncFence();
-  simt::SyncThreads();
-  const auto b = simt::ByteMatrixAt(shared, simt::kBytePiece, 2 * simt::kBytePiece);
-  uint32_t a[2][4] = {{0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u},
-                      {0x02020202u, 0x02020202u, 0x02020202u, 0x02020202u}};
-  int32_t d[32][4] = {};
-  for (int i = 0; i < 2; ++i) {
-    simt::Pin(a[i]);
-    simt::WarpgroupFence();
-    simt::WarpgroupMmaS8(d, a[i], b);
-    simt::WarpgroupCommit();
-  }
-  if (p.fault == ByteFault::kWeightsChangedEarly) a[0][0] = 0;
-  simt::WarpgroupWait<1>();
-  a[0][0] = 0;
-  if (p.fault == ByteFault::kWeightsChangedEarly) a[1][0] = 0;
-  if (p.fault == ByteFault::kCopyTooEarly) copy();
-  if (p.fault == ByteFault::kSumsReadEarly && simt::Thread() == 0) *p.out = d[0][0];
-  simt::WarpgroupWait<0>();
-  if (p.fault != ByteFault::kSumsReadEarly && simt::Thread() == 0) *p.out = d[0][0];
-  simt::CopyAsyncWait<0>();
-}
-
-TEST(Warpgroup, WhatProductsOfInt8ReadMustStay) {
-  for (const ByteFault fault : {ByteFault::kNone, ByteFault::kSumsReadEarly,
-                                ByteFault::kWeightsChangedEarly, ByteFault::kCopyTooEarly}) {
-    int wrong = 0;
-    for (uint64_t seed = 1; seed <= 12; ++seed) {
-      const auto device = OpenDevice(seed);
-      Array<uint32_t> ones(*device, std::vector<uint32_t>(2048, 0x01010101u));
-      Array<int32_t> out(*device, 1);
-      device->Launch(ByteFaultKernel, {.threads = simt::kWarpgroup, .shared_bytes = 8192},
-                     ByteFaultParams{ones.data(), out.data(), fault});
-      wrong += out.Read()[0] == 32 + 64 ? 0 : 1;
-    }
-    EXPECT_EQ(wrong > 0, fault != ByteFault::kNone) << static_cast<int>(fault);
-  }
-}
-
 struct BarrierParams {
   int* out;  // [2, 128]
   bool barrier;
@@ -382,7 +237,15 @@ TREADLE_KERNEL(256) void BadKernel(BadParams p) {
   if (p.kind == 5 && simt::Warp() == 3) return;
   if (p.kind == 5) simt::SyncWarpgroup();
   if (p.kind != 0) simt::WarpgroupFence();
-  simt::WarpgroupMma<DType::kBF16, RowsOf::kColumns>(d, a, b, false);
+  int32_t sums[32][4] = {};
+  if (p.kind == 6) {
+    simt::WarpgroupMmaS8(sums, a, b);
+  } else if (p.kind == 7) {
+    simt::WarpgroupMma<DType::kBF16, RowsOf::kColumns>(d, a, simt::ByteMatrixAt(shared, 128, 256),
+                                                       false);
+  } else {
+    simt::WarpgroupMma<DType::kBF16, RowsOf::kColumns>(d, a, b, false);
+  }
   simt::WarpgroupCommit();
   if (p.kind != 3) simt::WarpgroupWait<0>();
 }
@@ -396,6 +259,8 @@ TEST(WarpgroupDeathTest, NamesWhatIsWrongWithAKernel) {
       "returned with products on their way",
       "issued different numbers of products",
       "a warp waits at SyncWarpgroup",
+      "a matrix of int8 whose pieces change places",
+      "not where 128-byte swizzle has them",
   };
   for (int kind = 0; kind < static_cast<int>(std::size(kWhat)); ++kind) {
     EXPECT_DEATH(
