@@ -5,15 +5,17 @@
 // sequence of float operations for each result. So all kernels here, for any number of rows, give
 // the same bits, those of the CPU backend.
 //
-// Codes lie as the matrix instructions (simt.h's fragments, 16 features x 8 rows x 32 columns of k)
-// take them: 16 bytes of a lane side by side, so that copies and loads are whole lines, without
-// bank conflicts, and no transposing load is needed. A unit is 64 columns of k.
+// Codes lie as the matrix instructions (16 features x 8 rows x 32 columns of k, or more rows) take
+// them, so that copies and loads are whole lines, without bank conflicts. A unit is 64 columns of
+// k.
 //   weights      [features / 32, units] of 2048 bytes: A of 512 bytes for two tiles of features,
-//                each with two instructions
-//   activations  [rows / 8, units] of 512 bytes: two instructions' B, 16 bytes of each lane
-// Feature 4 g + 2 i + j of 32 is row g + 8 j of tile i: so a lane gets the results of four features
-// side by side, and writes them at once. Features, rows and columns beyond the last are zeros, or
-// (rows) anything: nobody looks at them.
+//                each with two instructions; 16 bytes of a lane side by side (simt.h's fragments)
+//   activations  [rows / 8, units] of 512 bytes: four pieces of 16 columns, each with 16 bytes of
+//                eight rows. Warpgroups read them from shared memory as they are
+//                (warpgroup_int8.h); for a warp LoadMatrix4 makes them two instructions' B.
+// Feature 4 g + 2 i + j of 32 is row g + 8 j of tile i: so a lane gets the results of features side
+// by side (four with both tiles, two with one), and writes them at once. Features, rows and columns
+// beyond the last are zeros, or (rows) anything: nobody looks at them.
 #pragma once
 
 #include <cstddef>
@@ -30,6 +32,7 @@ inline constexpr int kInt8GroupFeatures = 32;
 inline constexpr int kInt8TileRows = 8;
 inline constexpr int kInt8WeightUnitBytes = kInt8GroupFeatures * kInt8Unit;
 inline constexpr int kInt8RowUnitBytes = kInt8TileRows * kInt8Unit;
+inline constexpr int kInt8PieceBytes = kInt8TileRows * 16;
 // 128 * 127 * k stays below 2^31.
 inline constexpr int64_t kMaxInt8Columns = int64_t{1} << 17;
 inline constexpr int kMaxInt8Segments = 4;
@@ -38,16 +41,19 @@ TREADLE_HOST_DEVICE int64_t Int8Units(int64_t k) { return (k + kInt8Unit - 1) / 
 
 // Where the code of (feature, column) lies.
 TREADLE_HOST_DEVICE int64_t Int8WeightByte(int64_t feature, int64_t column, int64_t units) {
-  const int64_t unit = feature / kInt8GroupFeatures * units + column / kInt8Unit;
-  const int64_t instruction = feature % 4 / 2 * 2 + column % kInt8Unit / 32;
-  const int64_t lane = feature % kInt8GroupFeatures / 4 * 4 + column % 16 / 4;
-  const int64_t word = column % 32 / 16 * 2 + feature % 2;
-  return unit * kInt8WeightUnitBytes + instruction * 512 + lane * 16 + word * 4 + column % 4;
+  const auto f = static_cast<uint32_t>(feature);
+  const auto c = static_cast<uint32_t>(column);
+  const uint32_t instruction = f % 4 / 2 * 2 + c % kInt8Unit / 32;
+  const uint32_t lane = f % kInt8GroupFeatures / 4 * 4 + c % 16 / 4;
+  const uint32_t word = c % 32 / 16 * 2 + f % 2;
+  const int64_t unit = int64_t{f / kInt8GroupFeatures} * units + c / kInt8Unit;
+  return unit * kInt8WeightUnitBytes + instruction * 512 + lane * 16 + word * 4 + c % 4;
 }
 TREADLE_HOST_DEVICE int64_t Int8RowByte(int64_t row, int64_t column, int64_t units) {
-  const int64_t unit = row / kInt8TileRows * units + column / kInt8Unit;
-  const int64_t lane = row % 8 * 4 + column % 16 / 4;
-  return unit * kInt8RowUnitBytes + lane * 16 + column % kInt8Unit / 16 * 4 + column % 4;
+  const auto r = static_cast<uint32_t>(row);
+  const auto c = static_cast<uint32_t>(column);
+  const int64_t unit = int64_t{r / kInt8TileRows} * units + c / kInt8Unit;
+  return unit * kInt8RowUnitBytes + c % kInt8Unit / 16 * kInt8PieceBytes + r % 8 * 16 + c % 16;
 }
 
 // A row of activations but for its codes: a line of 128 bytes. Of rows with more outliers than are
@@ -96,7 +102,8 @@ struct Int8Product {
   Int8Segment segments[kMaxInt8Segments];
   int32_t num_segments = 0;
   // LaunchInt8Tiles only.
-  int32_t splits = 1;            // set by the launch
+  int32_t whole_tiles = 0;       // Int8TilesPlan; set by the launch
+  int32_t splits = 1;            // the same
   int32_t* sums = nullptr;       // Int8SumBytes(multiprocessors)
   uint32_t* arrivals = nullptr;  // [Int8Arrivals(multiprocessors)], zeros before and after
 };
@@ -139,19 +146,36 @@ void LaunchInt8Stream(Device& device, Int8Product product);
 // LaunchInt8Quantize before it.
 bool Int8StreamQuantizes(const Device& device, int64_t rows, int64_t k);
 
-// More rows: tiles of 128 features.
+// More rows: tiles of features x rows, as ChooseInt8Tiles says.
 void LaunchInt8Tiles(Device& device, Int8Product product);
 inline constexpr int kInt8BlockFeatures = 128;
-// Rows of a tile, and how many blocks share its units of k.
+inline constexpr int kInt8WarpgroupFeatures = 192;
+inline constexpr int kInt8WarpgroupRows = 256;
+// A product as the plan sees it: tiles of kInt8BlockFeatures, and of kInt8WarpgroupFeatures, or 0
+// of them where the device has no warpgroups.
+struct Int8TilesShape {
+  int64_t rows = 0;
+  int64_t feature_tiles = 0;
+  int64_t warpgroup_tiles = 0;
+  int64_t units = 0;
+};
+// Features and rows of a tile. The first `whole` tiles have a block each; `splits` blocks share the
+// units of k of each of the others.
 struct Int8TilesPlan {
+  int features = 0;
   int rows = 0;
+  int64_t whole = 0;
   int splits = 1;
   friend bool operator==(const Int8TilesPlan&, const Int8TilesPlan&) = default;
 };
-// The plan of the least predicted time. feature_tiles: of kInt8BlockFeatures. most_rows: what the
-// machine has shared memory for.
-Int8TilesPlan ChooseInt8Tiles(int64_t rows, int64_t feature_tiles, int64_t units,
-                              int multiprocessors, int most_rows = 256);
+// The plan of the least predicted time. most_rows: what the machine has shared memory for, of tiles
+// of kInt8BlockFeatures.
+Int8TilesPlan ChooseInt8Tiles(const Int8TilesShape& shape, int multiprocessors,
+                              int most_rows = 256);
+int64_t Int8Tiles(const Int8TilesShape& shape, const Int8TilesPlan& plan);
+// What LaunchInt8Tiles calls for a plan of kInt8WarpgroupFeatures, and whether it could.
+void LaunchInt8Warpgroups(Device& device, const Int8Product& product, uint32_t blocks);
+bool Int8WarpgroupsFit(const DeviceProperties& machine, int64_t k);
 size_t Int8SumBytes(int multiprocessors);
 int Int8Arrivals(int multiprocessors);
 

@@ -20,11 +20,13 @@ struct OutlierTile {
 
   float weights[kOutlierChunk][kFeatures];
   float x[kOutlierChunk][kRows];
+  // Bit r % 32 of word r / 32: x of row r takes part. Of whole words of rows only.
+  uint32_t taken[kOutlierChunk][kRows >= 32 ? kRows / 32 : 1];
+  float row_scales[kRows];
   int32_t columns[kOutlierChunk];
   int32_t count;  // of columns in this chunk; fewer than kOutlierChunk: the last
   int32_t word;   // of flags; words before it are done
   uint32_t absmax_bits;
-  float row_scale;
 };
 
 // Which rows and features a tile is of.
@@ -106,6 +108,14 @@ TREADLE_DEVICE void FindColumns(uint32_t* flags, int words, int32_t* columns, in
   }
 }
 
+// The bits of a magnitude from which an element of a marked column takes part.
+TREADLE_DEVICE uint32_t TakenFrom(const Int8Input& input) {
+  return input.of_call != 0 ? 0 : input.threshold_bits;
+}
+TREADLE_DEVICE bool IsTaken(float x, uint32_t taken_from) {
+  return (simt::AsBits(x) & kMagnitudeBits) >= taken_from;
+}
+
 // The chunk's weights and activations, by `threads` threads; a barrier before and after it.
 template <typename Tile>
 TREADLE_DEVICE void GatherChunk(const Int8Input& input, const Int8Segment& segment,
@@ -114,19 +124,26 @@ TREADLE_DEVICE void GatherChunk(const Int8Input& input, const Int8Segment& segme
   constexpr int kRows = Tile::kTileRows;
   const int count = tile.count;
   for (int i = thread; i < count * kFeatures; i += threads) {
-    const int feature = place.feature0 + i % kFeatures;
+    const int column = static_cast<int>(static_cast<unsigned>(i) / kFeatures);
+    const int feature = place.feature0 + i - column * kFeatures;
     float weight = 0;
     if (feature < segment.n) {
-      const int64_t at = Int8WeightByte(feature, tile.columns[i / kFeatures], input.units);
+      const int64_t at = Int8WeightByte(feature, tile.columns[column], input.units);
       const auto code = static_cast<int8_t>(segment.codes[at]);
       weight = segment.scales[feature] * static_cast<float>(code);
     }
-    tile.weights[i / kFeatures][i % kFeatures] = weight;
+    tile.weights[column][i - column * kFeatures] = weight;
   }
+  const uint32_t taken_from = TakenFrom(input);
   for (int i = thread; i < count * kRows; i += threads) {
     const int row = place.row0 + i % kRows;
     const int column = tile.columns[i / kRows];
-    tile.x[i / kRows][i % kRows] = row < input.rows ? input.x[row * input.x_stride + column] : 0;
+    const float x = row < input.rows ? input.x[row * input.x_stride + column] : 0;
+    tile.x[i / kRows][i % kRows] = x;
+    if constexpr (kRows % simt::kWarp == 0) {
+      const uint32_t taken = simt::Ballot(IsTaken(x, taken_from));
+      if (simt::Lane() == 0) tile.taken[i / kRows][i % kRows / 32] = taken;
+    }
   }
 }
 
@@ -141,14 +158,6 @@ TREADLE_DEVICE void NextChunk(const Int8Input& input, const Int8Segment& segment
   simt::SyncThreads();
   GatherChunk(input, segment, place, simt::Thread(), simt::Threads(), tile);
   simt::SyncThreads();
-}
-
-// The bits of a magnitude from which an element of a marked column takes part.
-TREADLE_DEVICE uint32_t TakenFrom(const Int8Input& input) {
-  return input.of_call != 0 ? 0 : input.threshold_bits;
-}
-TREADLE_DEVICE bool IsTaken(float x, uint32_t taken_from) {
-  return (simt::AsBits(x) & kMagnitudeBits) >= taken_from;
 }
 
 }  // namespace treadle::cuda

@@ -75,7 +75,9 @@ TREADLE_KERNEL(kMaxThreads) void EmbedKernel(Int8Embed p) {
 }  // namespace
 
 Int8ScratchBytes Int8Scratch(int64_t rows, int64_t k) {
-  const int64_t tiles = (rows + kInt8TileRows - 1) / kInt8TileRows;
+  // Warpgroups read whole tiles of rows.
+  const int64_t tiles =
+      (rows + kInt8WarpgroupRows - 1) / kInt8WarpgroupRows * (kInt8WarpgroupRows / kInt8TileRows);
   return {.codes = static_cast<size_t>(tiles * Int8Units(k) * kInt8RowUnitBytes),
           .row_info = static_cast<size_t>(rows) * sizeof(Int8Row),
           .call_flags = static_cast<size_t>(Int8FlagWords(k)) * sizeof(uint32_t)};

@@ -1,11 +1,11 @@
 // LLM.int8() of few rows: weights stream through once, at the speed of memory.
 //
 // A block computes a tile of 32 features x 8 kRows rows over all of k. Its first kParts warps share
-// the units of k; their integer sums meet in shared memory at the end, exactly. Each lane copies
+// the units of k; their integer sums meet in shared memory at the end, exactly. Each warp copies
 // the very bytes that it will use, asynchronously, into a ring of its own in shared memory, so the
-// loop has no barrier, and what is on its way stays nearly constant. One more warp finds the tile's
-// outlier columns and gathers their weights meanwhile, so that they cost the others nothing but
-// their multiplications.
+// loop has no barrier of the block, and what is on its way stays nearly constant. One more warp
+// finds the tile's outlier columns and gathers their weights meanwhile, so that they cost the
+// others nothing but their multiplications.
 //
 // One row is quantized by each block for itself, while its ring fills: that reads 4 k bytes more
 // for every 32 k of weights, from L2, and saves a launch.
@@ -62,7 +62,7 @@ struct Sources {
               place.feature0 / kInt8GroupFeatures * units * kInt8WeightUnitBytes;
     TREADLE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      x_valid[r] = 8 * r + lane / 4 < p.input.rows;
+      x_valid[r] = 8 * r + lane % 8 < p.input.rows;
       x[r] = p.input.codes + (x_valid[r] ? r * units * kInt8RowUnitBytes + lane * 16 : 0);
     }
   }
@@ -107,7 +107,7 @@ struct Sources {
   }
 };
 
-// One unit. row_codes: fused: this lane's 16 bytes of the unit, if it holds the row.
+// One unit. slot: this lane's words of it. row_codes: fused: its 16 bytes, if it holds the row.
 template <int kRows, bool kFused>
 TREADLE_DEVICE void MultiplyUnit(const Words4* slot, const uint8_t* row_codes,
                                  int32_t (&sums)[kTiles][kRows][4]) {
@@ -117,7 +117,11 @@ TREADLE_DEVICE void MultiplyUnit(const Words4* slot, const uint8_t* row_codes,
     if (simt::Lane() < 4) x[0] = *reinterpret_cast<const Words4*>(row_codes);
   } else {
     TREADLE_UNROLL
-    for (int r = 0; r < kRows; ++r) x[r] = slot[(2 * kTiles + r) * simt::kWarp];
+    for (int r = 0; r < kRows; ++r) {
+      uint32_t b[4];
+      simt::LoadMatrix4(b, slot + (2 * kTiles + r) * simt::kWarp);
+      x[r] = {b[0], b[1], b[2], b[3]};
+    }
   }
   TREADLE_UNROLL
   for (int f = 0; f < kTiles; ++f) {
@@ -146,7 +150,7 @@ TREADLE_DEVICE void QuantizeHere(const Int8Input& input, Tile& tile, uint8_t* co
   if (simt::Lane() == 0) simt::AtomicMax(&tile.absmax_bits, largest);
   simt::SyncThreads();
   const Int8RowScale scale = RowScaleOf(tile.absmax_bits);
-  if (simt::Thread() == 0) tile.row_scale = scale.scale;
+  if (simt::Thread() == 0) tile.row_scales[0] = scale.scale;
   EncodeRow(input, input.x, scale.inverse, [&](int column, uint32_t word) {
     const int at = column / kInt8Unit * kInt8Unit + column % 16 * 4 + column % kInt8Unit / 16 * 4;
     *reinterpret_cast<uint32_t*>(codes + at) = word;
@@ -183,6 +187,7 @@ TREADLE_DEVICE void MultiplyPart(const Sources<kRows, kFused>& sources, int begi
   int fill = S::kStages - 1;
   for (int unit = begin; unit < end; ++unit) {
     simt::CopyAsyncWait<S::kStages - 2>();
+    simt::SyncWarp();  // other lanes' rows are there, and the slot before this one is used up
     const int ahead = unit + S::kStages - 1;
     if (ahead < end) {
       sources.CopyWeights(ahead, ring + lane + fill * kStage);
@@ -231,7 +236,7 @@ TREADLE_DEVICE void FinishTile(const Int8Product& p, const Int8Segment& segment,
       const auto* sums = reinterpret_cast<const int32_t*>(rings + part * S::kRingWords);
       sum += sums[row * S::kSumStride + f];
     }
-    const float row_scale = kFused ? tile.row_scale : p.input.row_info[row].scale;
+    const float row_scale = kFused ? tile.row_scales[0] : p.input.row_info[row].scale;
     y[j] = static_cast<float>(sum) * (segment.scales[feature] * row_scale);
   }
   const uint32_t taken_from = TakenFrom(p.input);

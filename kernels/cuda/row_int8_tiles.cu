@@ -2,23 +2,30 @@
 //
 // Eight warps, two along features and four along rows; a warp's tile is 64 features x 8 kRows rows.
 // Units of k come in through a ring of asynchronous copies that all warps share. Both operands lie
-// in the order of the matrix instructions, so a lane loads 16 bytes at a time, without bank
+// in the order of the matrix instructions, so loads are of 512 bytes in a row, without bank
 // conflicts: per unit and warp 8 + kRows loads for 8 kRows matrix instructions. With kRows = 8 that
 // is 64 cycles of shared memory (and 24 more of copies) for about 105 of matrix instructions.
 //
 // Tiles of the same features and all rows run side by side, so weights come from memory once and
 // the codes of the activations stay in L2.
 //
-// Where there are too few tiles for the machine, blocks share a tile's units of k. All leave their
-// sums, which are integers and exact, in memory, and the one that comes last adds them up. The
-// outliers' first chunk is gathered while the ring fills.
-#include "kernels/cuda/row_int8_results.h"
+// The outliers' first chunk is gathered while the ring fills. Many rows on devices with warpgroups
+// are for row_int8_warpgroups.cu.
+#include "kernels/cuda/row_int8_splits.h"
 #include "kernels/status.h"
 
 namespace treadle::cuda {
 namespace {
 
 using simt::Words4;
+
+// Warps of a block, and what each computes: 64 features x 8 kRows rows.
+constexpr int kFeatureWarps = 2;
+constexpr int kRowWarps = 4;
+constexpr int kWarpGroups = 2;                      // of 32 features
+constexpr int kWarpFeatureTiles = 2 * kWarpGroups;  // of the matrix instructions
+template <int kRows>
+using WarpSums = LaneSums<kWarpFeatureTiles, kRows>;
 
 constexpr int kThreads = kFeatureWarps * kRowWarps * simt::kWarp;
 constexpr int kFeatures = kInt8BlockFeatures;
@@ -72,18 +79,26 @@ TREADLE_DEVICE void CopyUnit(const Int8Input& input, const Int8Segment& segment,
   }
 }
 
+template <int kRows>
+TREADLE_DEVICE LanePlace LanePlaceOf() {
+  const int warp = simt::Warp();
+  const int lane = simt::Lane();
+  return {warp % kFeatureWarps * kWarpGroups * kInt8GroupFeatures + lane / 4 * 4,
+          warp / kFeatureWarps * kRows * kInt8TileRows + lane % 4 * 2};
+}
+
 // feature_warp, row_warp: this warp's place in the block.
 template <int kRows>
 TREADLE_DEVICE void MultiplyUnit(const uint8_t* stage, int feature_warp, int row_warp,
                                  WarpSums<kRows>& sums) {
   const auto* weights =
       reinterpret_cast<const Words4*>(stage + feature_warp * kWarpGroups * kInt8WeightUnitBytes);
-  const auto* rows = reinterpret_cast<const Words4*>(stage + TilesShape<kRows>::kWeightBytes +
-                                                     row_warp * kRows * kInt8RowUnitBytes);
   const int lane = simt::Lane();
-  Words4 x[kRows];
+  const uint8_t* rows =
+      stage + TilesShape<kRows>::kWeightBytes + row_warp * kRows * kInt8RowUnitBytes + lane * 16;
+  uint32_t x[kRows][4];
   TREADLE_UNROLL
-  for (int r = 0; r < kRows; ++r) x[r] = rows[r * simt::kWarp + lane];
+  for (int r = 0; r < kRows; ++r) simt::LoadMatrix4(x[r], rows + r * kInt8RowUnitBytes);
   TREADLE_UNROLL
   for (int step = 0; step < 2; ++step) {
     TREADLE_UNROLL
@@ -92,29 +107,23 @@ TREADLE_DEVICE void MultiplyUnit(const uint8_t* stage, int feature_warp, int row
       const uint32_t a[4] = {w.x, w.y, w.z, w.w};
       TREADLE_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const uint32_t b[2] = {step == 0 ? x[r].x : x[r].z, step == 0 ? x[r].y : x[r].w};
+        const uint32_t b[2] = {x[r][2 * step], x[r][2 * step + 1]};
         simt::MmaS8(sums[f][r], a, b);
       }
     }
   }
 }
 
-// What a block computes: units [begin, end) of a tile.
-struct TileWork {
-  TilePlace place;
-  int begin = 0;
-  int end = 0;
-};
-
 // The stage that begins with `unit`.
 template <int kRows>
 TREADLE_DEVICE void CopyStage(const Int8Input& input, const Int8Segment& segment,
-                              const TileWork& work, int unit, uint8_t* stage) {
+                              const TilePlace& place, const TileShare& share, int unit,
+                              uint8_t* stage) {
   using S = TilesShape<kRows>;
   TREADLE_UNROLL
   for (int u = 0; u < S::kStageUnits; ++u) {
-    if (unit + u >= work.end) break;
-    CopyUnit<kRows>(input, segment, work.place, unit + u, stage + u * S::kUnitBytes);
+    if (unit + u >= share.end) break;
+    CopyUnit<kRows>(input, segment, place, unit + u, stage + u * S::kUnitBytes);
   }
   simt::CopyAsyncCommit();
 }
@@ -122,89 +131,37 @@ TREADLE_DEVICE void CopyStage(const Int8Input& input, const Int8Segment& segment
 // The first copies.
 template <int kRows>
 TREADLE_DEVICE void FillRing(const Int8Input& input, const Int8Segment& segment,
-                             const TileWork& work, uint8_t* ring) {
+                             const TilePlace& place, const TileShare& share, uint8_t* ring) {
   using S = TilesShape<kRows>;
   TREADLE_UNROLL
   for (int i = 0; i < S::kStages - 1; ++i) {
-    CopyStage<kRows>(input, segment, work, work.begin + i * S::kStageUnits,
+    CopyStage<kRows>(input, segment, place, share, share.begin + i * S::kStageUnits,
                      ring + i * S::kStageBytes);
   }
 }
 
 template <int kRows>
 TREADLE_DEVICE void MultiplyTile(const Int8Input& input, const Int8Segment& segment,
-                                 const TileWork& work, uint8_t* ring, WarpSums<kRows>& sums) {
+                                 const TilePlace& place, const TileShare& share, uint8_t* ring,
+                                 WarpSums<kRows>& sums) {
   using S = TilesShape<kRows>;
   const int warp = simt::Warp();
   int use = 0;
   int fill = S::kStages - 1;
-  for (int unit = work.begin; unit < work.end; unit += S::kStageUnits) {
+  for (int unit = share.begin; unit < share.end; unit += S::kStageUnits) {
     simt::CopyAsyncWait<S::kStages - 2>();
     simt::SyncThreads();  // the stage is there for all, and all have used the one before it
-    CopyStage<kRows>(input, segment, work, unit + (S::kStages - 1) * S::kStageUnits,
+    CopyStage<kRows>(input, segment, place, share, unit + (S::kStages - 1) * S::kStageUnits,
                      ring + fill * S::kStageBytes);
     TREADLE_UNROLL
     for (int u = 0; u < S::kStageUnits; ++u) {
-      if (unit + u >= work.end) break;
+      if (unit + u >= share.end) break;
       MultiplyUnit<kRows>(ring + use * S::kStageBytes + u * S::kUnitBytes, warp % kFeatureWarps,
                           warp / kFeatureWarps, sums);
     }
     use = use + 1 == S::kStages ? 0 : use + 1;
     fill = fill + 1 == S::kStages ? 0 : fill + 1;
   }
-}
-
-// Adds the sums of the tile's other blocks, if this one is the last that has its own. False if not.
-// last: in shared memory.
-template <int kRows>
-TREADLE_DEVICE bool GatherSums(const Int8Product& p, uint32_t* last, WarpSums<kRows>& sums) {
-  constexpr int kWords = kWarpFeatureTiles * kRows * kThreads;  // of 16 bytes, of a block
-  auto* const tile = reinterpret_cast<Words4*>(p.sums) +
-                     static_cast<int64_t>(simt::BlockX()) * p.splits * kWords + simt::Thread();
-  TREADLE_UNROLL
-  for (int i = 0; i < kWarpFeatureTiles * kRows; ++i) {
-    const auto& four = sums[i / kRows][i % kRows];
-    tile[simt::BlockY() * kWords + i * kThreads] = {
-        static_cast<uint32_t>(four[0]), static_cast<uint32_t>(four[1]),
-        static_cast<uint32_t>(four[2]), static_cast<uint32_t>(four[3])};
-  }
-  simt::Fence();
-  simt::SyncThreads();
-  if (simt::Thread() == 0) {
-    uint32_t& arrivals = p.arrivals[simt::BlockX()];
-    *last = simt::AtomicAdd(&arrivals, 1) + 1 == static_cast<uint32_t>(p.splits) ? 1 : 0;
-    if (*last != 0) arrivals = 0;  // for the next launch
-    simt::Fence();
-  }
-  simt::SyncThreads();
-  if (*last == 0) return false;
-  for (int split = 0; split < p.splits; ++split) {
-    if (split == simt::BlockY()) continue;
-    TREADLE_UNROLL
-    for (int i = 0; i < kWarpFeatureTiles * kRows; ++i) {
-      const Words4 words = tile[split * kWords + i * kThreads];
-      auto& four = sums[i / kRows][i % kRows];
-      four[0] += static_cast<int32_t>(words.x);
-      four[1] += static_cast<int32_t>(words.y);
-      four[2] += static_cast<int32_t>(words.z);
-      four[3] += static_cast<int32_t>(words.w);
-    }
-  }
-  return true;
-}
-
-// The first chunk of outliers. The whole block; a barrier after it.
-template <int kRows>
-TREADLE_DEVICE void FirstChunk(const Int8Input& input, const Int8Segment& segment,
-                               const TilePlace& place, uint32_t* flags,
-                               typename TilesShape<kRows>::Tile& tile) {
-  InitFlags(input, simt::Thread(), kThreads, flags);
-  if (simt::Thread() == 0) tile.word = 0;
-  simt::SyncThreads();
-  constexpr int kShare = TilesShape<kRows>::kBlockRows / (kThreads / simt::kWarp);
-  const int begin = place.row0 + simt::Warp() * kShare;
-  MarkRows(input, begin, begin + kShare < input.rows ? begin + kShare : input.rows, flags);
-  NextChunk(input, segment, place, flags, tile);
 }
 
 template <int kRows>
@@ -216,30 +173,18 @@ void TilesKernel(Int8Product p) {
   auto& tile = *reinterpret_cast<typename S::Tile*>(ring + S::kTileAt);
   auto* const flags = reinterpret_cast<uint32_t*>(&tile + 1);
   const int row_tiles = (p.input.rows + S::kBlockRows - 1) / S::kBlockRows;
-  const int feature_tile = simt::BlockX() / row_tiles;
+  const TileShare share = ShareOf(p, simt::BlockX());
+  const int feature_tile = share.tile / row_tiles;
   const Int8Segment segment = Int8SegmentOf(p, feature_tile);
-  TileWork work;
-  work.place = {(feature_tile - segment.first_tile) * kFeatures,
-                simt::BlockX() % row_tiles * S::kBlockRows};
-  work.begin = static_cast<int>(int64_t{p.input.units} * simt::BlockY() / p.splits);
-  work.end = static_cast<int>(int64_t{p.input.units} * (simt::BlockY() + 1) / p.splits);
+  const TilePlace place = {(feature_tile - segment.first_tile) * kFeatures,
+                           share.tile % row_tiles * S::kBlockRows};
 
-  FillRing<kRows>(p.input, segment, work, ring);
-  FirstChunk<kRows>(p.input, segment, work.place, flags, tile);
+  FillRing<kRows>(p.input, segment, place, share, ring);
+  BeginTile(p.input, segment, place, flags, tile);
   WarpSums<kRows> sums = {};
-  MultiplyTile<kRows>(p.input, segment, work, ring, sums);
-  simt::SyncThreads();  // the ring is used up
-  if (p.splits > 1 && !GatherSums<kRows>(p, reinterpret_cast<uint32_t*>(ring), sums)) return;
-
-  const LanePlace at = LanePlaceOf<kRows>();
-  ScaleSums<kRows>(p.input, segment, work.place, at, sums);
-  for (;;) {
-    const int count = tile.count;
-    AddChunk<kRows>(tile, TakenFrom(p.input), at, sums);
-    if (count < kOutlierChunk) break;
-    NextChunk(p.input, segment, work.place, flags, tile);
-  }
-  StoreTile<kRows>(p.input, segment, work.place, at, sums);
+  MultiplyTile<kRows>(p.input, segment, place, share, ring, sums);
+  if (share.splits > 1 && !GatherSums(p, share, reinterpret_cast<uint32_t*>(ring), sums)) return;
+  FinishTile(p.input, segment, place, LanePlaceOf<kRows>(), flags, tile, sums);
 }
 
 struct Variant {
@@ -258,23 +203,30 @@ const Variant kVariants[] = {MakeVariant<1>(), MakeVariant<2>(), MakeVariant<4>(
 
 void LaunchInt8Tiles(Device& device, Int8Product product) {
   const DeviceProperties& machine = device.properties();
-  const int64_t rows = product.input.rows;
-  const int64_t feature_tiles = NumberInt8Tiles(product, kFeatures);
+  Int8TilesShape shape;
+  shape.rows = product.input.rows;
+  shape.units = product.input.units;
+  if (Int8WarpgroupsFit(machine, product.input.k)) {
+    shape.warpgroup_tiles = NumberInt8Tiles(product, kInt8WarpgroupFeatures);
+  }
+  shape.feature_tiles = NumberInt8Tiles(product, kFeatures);
   int most_rows = 0;
   for (const Variant& variant : kVariants) {
     const bool fits = variant.shared_bytes(product.input.k) <= machine.shared_bytes_per_block;
     if (fits) most_rows = variant.rows;
   }
   TREADLE_CHECK(most_rows > 0);
-  const Int8TilesPlan plan =
-      ChooseInt8Tiles(rows, feature_tiles, product.input.units, machine.multiprocessors, most_rows);
+  const Int8TilesPlan plan = ChooseInt8Tiles(shape, machine.multiprocessors, most_rows);
+  NumberInt8Tiles(product, plan.features);
+  product.whole_tiles = static_cast<int32_t>(plan.whole);
   product.splits = plan.splits;
+  const int64_t shared_tiles = Int8Tiles(shape, plan) - plan.whole;
+  const auto blocks = static_cast<uint32_t>(plan.whole + shared_tiles * plan.splits);
+  if (plan.features == kInt8WarpgroupFeatures) return LaunchInt8Warpgroups(device, product, blocks);
   for (const Variant& variant : kVariants) {
     if (variant.rows != plan.rows) continue;
-    const int64_t row_tiles = (rows + variant.rows - 1) / variant.rows;
     device.Launch(variant.kernel,
-                  {.grid_x = static_cast<uint32_t>(row_tiles * feature_tiles),
-                   .grid_y = static_cast<uint32_t>(plan.splits),
+                  {.grid_x = blocks,
                    .threads = kThreads,
                    .shared_bytes = variant.shared_bytes(product.input.k)},
                   product);

@@ -207,6 +207,14 @@ TREADLE_DEVICE Words4 LoadOnce16(const void* global) {
                : "l"(global));
   return r;
 }
+// The same to r, if `valid`; otherwise r stays and nothing is read.
+TREADLE_DEVICE void LoadOnce16If(bool valid, const void* global, uint32_t (&r)[4]) {
+  asm volatile(
+      "{ .reg .pred valid; setp.ne.b32 valid, %5, 0;\n"
+      "@valid ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
+      : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])
+      : "l"(global), "r"(static_cast<int>(valid)));
+}
 
 // -- numbers --------------------------------------------------------------------------------------
 TREADLE_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }

@@ -7,7 +7,7 @@ set(TREADLE_CUDA_KERNELS  # .cu: kernels and their launches, against simt.h and 
   rows.cu
   rank_sum.cu
   low_bit_decode.cu low_bit_few_bf16.cu low_bit_few_f16.cu low_bit_rows.cu
-  row_int8_rows.cu row_int8_stream.cu row_int8_tiles.cu
+  row_int8_rows.cu row_int8_stream.cu row_int8_tiles.cu row_int8_warpgroups.cu
   convert.cu dense_f32.cu dense_stream.cu dense_tiles.cu
 )
 set(TREADLE_CUDA_HOST  # .cc of both

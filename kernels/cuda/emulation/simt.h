@@ -174,6 +174,12 @@ inline Words4 LoadOnce16(const void* global,
   std::memcpy(&words, global, sizeof(words));
   return words;
 }
+inline void LoadOnce16If(bool valid, const void* global, uint32_t (&r)[4],
+                         const std::source_location& where = std::source_location::current()) {
+  if (!valid) return;
+  const Words4 words = LoadOnce16(global, where);
+  std::memcpy(r, &words, sizeof(words));
+}
 
 // -- numbers --------------------------------------------------------------------------------------
 inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }

@@ -7,13 +7,15 @@
 
 namespace treadle::simt {
 
-// Addresses count from the block's shared memory on.
-inline SharedMatrix MatrixAt(const void* start, int next_rows, int next_columns,
-                             const std::source_location& where = std::source_location::current()) {
+// Where a matrix begins: addresses count from the block's shared memory on.
+inline uint32_t SharedOffset(const void* start, const std::source_location& where) {
   if (!IsAligned16(start)) KernelFailed(where, "a matrix that is not 16-byte aligned");
   if (!IsShared16(start)) KernelFailed(where, "a matrix that is not in shared memory");
-  const auto offset = static_cast<const unsigned char*>(start) - t_here.shared;
-  return MatrixBits(static_cast<uint32_t>(offset), static_cast<uint32_t>(next_rows),
+  return static_cast<uint32_t>(static_cast<const unsigned char*>(start) - t_here.shared);
+}
+inline SharedMatrix MatrixAt(const void* start, int next_rows, int next_columns,
+                             const std::source_location& where = std::source_location::current()) {
+  return MatrixBits(SharedOffset(start, where), static_cast<uint32_t>(next_rows),
                     static_cast<uint32_t>(next_columns));
 }
 
@@ -37,7 +39,7 @@ inline void WarpgroupMma(float (&d)[kN][4], const uint32_t (&a)[4], SharedMatrix
   static_assert(kType == DType::kF16 || kType == DType::kBF16);
   static_assert(kN == 8 || kN == 16);
   WarpgroupOperands operands{.d = &d[0][0],
-                             .a = {a[0], a[1], a[2], a[3]},
+                             .a = a,
                              .b = b.bits,
                              .columns = 8 * kN,
                              .type = kType,

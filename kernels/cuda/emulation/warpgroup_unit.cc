@@ -1,14 +1,19 @@
 #include "kernels/cuda/emulation/warpgroup_unit.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace treadle::simt {
 namespace {
 
-constexpr int kTerms = 16;
+constexpr int kRows = 16;
+
+bool IsInt8(const WarpgroupOperands& operands) { return operands.type == DType::kI32; }
+int TermsOf(const WarpgroupOperands& operands) { return IsInt8(operands) ? 32 : 16; }
 
 const WarpgroupOperands& OperandsOf(void* lane) {
   return *static_cast<const WarpgroupOperands*>(lane);
@@ -38,7 +43,23 @@ struct Descriptor {
                                           : start + n / 8 * next_rows + n % 8 * 128 + k * 2;
     return plain ^ (plain >> 3 & 0x70);  // address bits 7 to 9 onto 4 to 6
   }
+  // The same of int8, without swizzle: pieces of 8 columns x 16 bytes; "columns" are terms.
+  uint32_t ByteAddress(uint32_t k, uint32_t n) const {
+    return start + k / 16 * next_columns + n / 8 * next_rows + n % 8 * 16 + k % 16;
+  }
 };
+
+// Calls visit(lane, index in its d, index in [kRows, columns]) for every sum.
+template <typename Visit>
+void ForEachSum(int columns, const Visit& visit) {
+  for (int l = 0; l < 32; ++l) {
+    for (int i = 0; i < columns / 2; ++i) {
+      const int row = l / 4 + 8 * (i % 4 / 2);
+      const int column = 8 * (i / 4) + 2 * (l % 4) + i % 2;
+      visit(l, i, static_cast<size_t>(row * columns + column));
+    }
+  }
+}
 
 }  // namespace
 
@@ -63,29 +84,33 @@ WarpgroupUnit::Sums& WarpgroupUnit::SumsOf(void* const (&lanes)[32]) {
   }
   Sums& sums = *sums_.emplace_back(std::make_unique<Sums>());
   sums.columns = first.columns;
-  sums.values.resize(static_cast<size_t>(kTerms * first.columns));
-  for (int l = 0; l < 32; ++l) {
-    float* d = sums.lanes[l] = OperandsOf(lanes[l]).d;
-    for (int i = 0; i < sums.columns / 2; ++i) {
-      const int row = l / 4 + 8 * (i % 4 / 2);
-      const int column = 8 * (i / 4) + 2 * (l % 4) + i % 2;
-      sums.values[static_cast<size_t>(row * sums.columns + column)] = d[i];
-      d[i] = std::numeric_limits<float>::quiet_NaN();
-    }
+  for (int l = 0; l < 32; ++l) sums.lanes[l] = OperandsOf(lanes[l]).d;
+  const auto take = [&sums](auto& values, auto poison) {
+    using Value = decltype(poison);
+    values.resize(static_cast<size_t>(kRows * sums.columns));
+    ForEachSum(sums.columns, [&](int lane, int i, size_t at) {
+      values[at] = std::exchange(static_cast<Value*>(sums.lanes[lane])[i], poison);
+    });
+  };
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  if (IsInt8(first)) {
+    take(sums.integers, std::bit_cast<int32_t>(kNan));
+  } else {
+    take(sums.values, kNan);
   }
   return sums;
 }
 
 void WarpgroupUnit::WriteBack(const Sums& sums) const {
-  for (int l = 0; l < 32; ++l) {
-    for (int i = 0; i < sums.columns / 2; ++i) {
-      const int row = l / 4 + 8 * (i % 4 / 2);
-      const int column = 8 * (i / 4) + 2 * (l % 4) + i % 2;
-      const float sum = sums.values[static_cast<size_t>(row * sums.columns + column)];
-      sums.lanes[l][i] =
-          round_apart_ ? std::nextafter(sum, std::numeric_limits<float>::infinity()) : sum;
+  ForEachSum(sums.columns, [&](int lane, int i, size_t at) {
+    if (!sums.integers.empty()) {
+      static_cast<int32_t*>(sums.lanes[lane])[i] = sums.integers[at];
+      return;
     }
-  }
+    const float sum = sums.values[at];
+    static_cast<float*>(sums.lanes[lane])[i] =
+        round_apart_ ? std::nextafter(sum, std::numeric_limits<float>::infinity()) : sum;
+  });
 }
 
 const char* WarpgroupUnit::Issue(void* const (&lanes)[32], std::span<const unsigned char> shared,
@@ -98,6 +123,8 @@ const char* WarpgroupUnit::Issue(void* const (&lanes)[32], std::span<const unsig
     if (lane.b != product.operands.b || lane.add != product.operands.add) {
       return "lanes ask for different products";
     }
+    product.a_lanes[l] = lane.a;
+    if (IsInt8(lane)) continue;
     for (int i = 0; i < 4; ++i) {
       for (int e = 0; e < 2; ++e) {
         product.a[2 * (l % 4) + e + 8 * (i / 2)][l / 4 + 8 * (i % 2)] =
@@ -120,33 +147,62 @@ const char* WarpgroupUnit::Issue(void* const (&lanes)[32], std::span<const unsig
 const char* WarpgroupUnit::ReadB(Product& product, std::span<const unsigned char> shared) {
   if (!product.b.empty()) return nullptr;
   const WarpgroupOperands& operands = product.operands;
+  const bool int8 = IsInt8(operands);
   const Descriptor descriptor(operands.b);
-  if (descriptor.swizzle != 1)
-    return "a matrix whose pieces are not where 128-byte swizzle has them";
+  if (descriptor.swizzle != (int8 ? 0 : 1)) {
+    return int8 ? "a matrix of int8 whose pieces change places"
+                : "a matrix whose pieces are not where 128-byte swizzle has them";
+  }
+  const auto terms = static_cast<uint32_t>(TermsOf(operands));
   const auto columns = static_cast<uint32_t>(operands.columns);
-  product.b.resize(kTerms * columns);
-  for (uint32_t k = 0; k < kTerms; ++k) {
+  product.b.resize(terms * columns);
+  for (uint32_t k = 0; k < terms; ++k) {
     for (uint32_t n = 0; n < columns; ++n) {
-      const uint32_t at = descriptor.Address(operands.rows_are_terms, k, n);
-      if (at + 2 > shared.size()) return "a matrix that ends outside of shared memory";
+      const uint32_t at =
+          int8 ? descriptor.ByteAddress(k, n) : descriptor.Address(operands.rows_are_terms, k, n);
+      if (at + (int8 ? 1 : 2) > shared.size()) return "a matrix that ends outside of shared memory";
+      float& b = product.b[k * columns + n];
+      if (int8) {
+        b = static_cast<int8_t>(shared[at]);
+        continue;
+      }
       uint16_t bits;
       std::memcpy(&bits, &shared[at], sizeof(bits));
-      product.b[k * columns + n] = Decode(operands.type, bits);
+      b = Decode(operands.type, bits);
     }
   }
+  if (int8) ReadBytesOfA(product);
   return nullptr;
+}
+
+void WarpgroupUnit::ReadBytesOfA(Product& product) {
+  for (int l = 0; l < 32; ++l) {
+    for (int i = 0; i < 4; ++i) {
+      for (int e = 0; e < 4; ++e) {
+        product.a[4 * (l % 4) + e + 16 * (i / 2)][l / 4 + 8 * (i % 2)] =
+            static_cast<int8_t>(product.a_lanes[l][i] >> (8 * e));
+      }
+    }
+  }
 }
 
 void WarpgroupUnit::Multiply(const Product& product) {
   const int columns = product.operands.columns;
-  float* d = product.sums->values.data();
-  if (!product.operands.add) std::fill_n(d, kTerms * columns, 0.0f);
-  for (int k = 0; k < kTerms; ++k) {
+  const bool int8 = IsInt8(product.operands);
+  const auto count = static_cast<size_t>(kRows * columns);
+  // Sums of 32 products of int8 are exact in a float.
+  std::vector<float> exact(int8 ? count : 0);
+  float* d = int8 ? exact.data() : product.sums->values.data();
+  if (!product.operands.add) std::fill_n(d, count, 0.0f);
+  for (int k = 0; k < TermsOf(product.operands); ++k) {
     const float* b = product.b.data() + k * columns;
-    for (int row = 0; row < 16; ++row) {
+    for (int row = 0; row < kRows; ++row) {
       const float a = product.a[k][row];
       for (int n = 0; n < columns; ++n) d[row * columns + n] += a * b[n];
     }
+  }
+  for (size_t i = 0; i < exact.size(); ++i) {
+    product.sums->integers[i] += static_cast<int32_t>(exact[i]);
   }
 }
 

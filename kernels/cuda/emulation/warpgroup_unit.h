@@ -1,7 +1,8 @@
 // One warp's quarter of a warpgroup's matrix unit: rows 16 w .. 16 w + 15 of every product (see
-// kernels/cuda/warpgroup.h). What a product adds to becomes NaN when it is issued, and the sums are
-// there when they have been waited for. B is read when the product is issued, or only then: which
-// is drawn, so that writing B too late or too early shows.
+// kernels/cuda/warpgroup.h). What a product adds to becomes NaN (integers: those bits) when it is
+// issued, and the sums are there when they have been waited for. B, and A of int8 products, is read
+// when the product is issued, or only then: which is drawn, so that writing it too late or too
+// early shows.
 //
 // Thread safety: as the machine that it belongs to.
 #pragma once
@@ -17,11 +18,11 @@ namespace treadle::simt {
 
 // What each lane brings to a product or a wait.
 struct WarpgroupOperands {
-  float* d = nullptr;  // [columns / 8][4]
-  uint32_t a[4] = {};
+  void* d = nullptr;            // [columns / 8][4]
+  const uint32_t* a = nullptr;  // [4]; of int8 products it outlives them
   uint64_t b = 0;  // SharedMatrix::bits; addresses count from the block's shared memory on
   int columns = 0;
-  DType type = DType::kBF16;
+  DType type = DType::kBF16;    // of A and B; kI32: they are int8, and the sums int32
   bool rows_are_terms = false;  // RowsOf::kTerms
   bool add = false;
   int pending = 0;  // of a wait
@@ -44,21 +45,24 @@ class WarpgroupUnit {
  private:
   // What products add to, of all lanes.
   struct Sums {
-    float* lanes[32] = {};
+    void* lanes[32] = {};
     int columns = 0;
-    int in_flight = 0;          // products
-    std::vector<float> values;  // [16, columns]
+    int in_flight = 0;              // products
+    std::vector<float> values;      // [16, columns]; or
+    std::vector<int32_t> integers;  // the same
   };
   struct Product {
-    WarpgroupOperands operands;  // of lane 0
-    float a[16][16] = {};        // [k, row]
-    std::vector<float> b;        // [k, columns]; empty: not read yet
+    WarpgroupOperands operands;        // of lane 0
+    const uint32_t* a_lanes[32] = {};  // of int8 products
+    float a[32][16] = {};              // [k, row]
+    std::vector<float> b;              // [k, columns]; empty: neither is read yet
     int group = 0;
     Sums* sums = nullptr;
   };
 
   Sums& SumsOf(void* const (&lanes)[32]);
   static const char* ReadB(Product& product, std::span<const unsigned char> shared);
+  static void ReadBytesOfA(Product& product);
   static void Multiply(const Product& product);
   void WriteBack(const Sums& sums) const;
 

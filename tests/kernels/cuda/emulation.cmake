@@ -1,6 +1,7 @@
 # The emulated GPU itself, and the real one where this build has it.
 treadle_test(simt_test
   SOURCES cuda/simt_test.cc cuda/simt_order_test.cc cuda/warpgroup_test.cc
+          cuda/warpgroup_int8_test.cc
   DEPENDS treadle_emulated_gpu)
 treadle_test(emulated_device_test
   SOURCES cuda/emulated_device_test.cc

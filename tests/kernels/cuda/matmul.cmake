@@ -3,5 +3,5 @@ treadle_test(cuda_matmul_test
   SOURCES cuda/matmul_test.cc cuda/dense_plan_test.cc
   DEPENDS treadle_cuda_emulated treadle_op_cases)
 treadle_test(cuda_row_int8_test
-  SOURCES cuda/row_int8_layout_test.cc cuda/row_int8_test.cc
+  SOURCES cuda/row_int8_layout_test.cc cuda/row_int8_test.cc cuda/row_int8_warpgroups_test.cc
   DEPENDS treadle_cuda_emulated treadle_op_cases treadle_cpu treadle_reference)

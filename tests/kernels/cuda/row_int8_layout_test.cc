@@ -16,26 +16,44 @@ using ::testing::HasSubstr;
 
 // What the plan is for: the products of an 8B model's layer on 132 multiprocessors.
 TEST(RowInt8LayoutTest, Plans) {
-  const auto plan = [](int64_t rows, int64_t n, int64_t k) {
-    return ChooseInt8Tiles(rows, n / kInt8BlockFeatures, Int8Units(k), 132);
+  const auto plan = [](int64_t rows, int64_t n, int64_t k, bool warpgroups) {
+    const int64_t wide = (n + kInt8WarpgroupFeatures - 1) / kInt8WarpgroupFeatures;
+    return ChooseInt8Tiles({.rows = rows,
+                            .feature_tiles = n / kInt8BlockFeatures,
+                            .warpgroup_tiles = warpgroups ? wide : 0,
+                            .units = Int8Units(k)},
+                           132);
   };
   for (const auto& [n, k] : {std::pair{6144, 4096}, {4096, 4096}, {28672, 4096}, {4096, 14336}}) {
-    EXPECT_EQ(plan(2048, n, k), (Int8TilesPlan{256, 1})) << n;  // fewest bytes in shared memory
-    EXPECT_LE(plan(32, n, k).rows, 64) << n;
+    EXPECT_EQ(plan(2048, n, k, true).features, kInt8WarpgroupFeatures) << n;
+    EXPECT_EQ(plan(2048, n, k, false).rows, 256) << n;  // fewest bytes in shared memory
+    for (const bool warpgroups : {false, true}) {
+      const Int8TilesPlan few = plan(32, n, k, warpgroups);
+      EXPECT_LE(few.rows, 64) << n;
+      EXPECT_EQ(few.features, kInt8BlockFeatures) << n;
+    }
   }
-  EXPECT_EQ(plan(32, 4096, 4096), (Int8TilesPlan{32, 4}));
-  EXPECT_EQ(plan(64, 4096, 14336), (Int8TilesPlan{64, 4}));
-  // Sums fit into what is allocated for them, and every tile has a place to arrive at.
+  EXPECT_EQ(plan(32, 4096, 4096, true), (Int8TilesPlan{128, 32, 0, 4}));
+  EXPECT_EQ(plan(64, 4096, 14336, true), (Int8TilesPlan{128, 64, 0, 4}));
+  // 22 x 8 tiles: 132 of them fill the machine, and three blocks each share the others.
+  EXPECT_EQ(plan(2048, 4096, 14336, true), (Int8TilesPlan{192, 256, 132, 3}));
+}
+
+// Sums fit into what is allocated for them, and every tile has a place to arrive at.
+TEST(RowInt8LayoutTest, PlansFitTheirMemory) {
   for (const int multiprocessors : {1, 4, 108, 132}) {
     for (int64_t rows = 17; rows < 5000; rows += rows / 8) {
       for (const int64_t tiles : {1, 3, 8, 32, 100, 1002}) {
-        const Int8TilesPlan chosen = ChooseInt8Tiles(rows, tiles, 64, multiprocessors);
-        if (chosen.splits == 1) continue;
-        const int64_t blocks = (rows + chosen.rows - 1) / chosen.rows * tiles;
-        EXPECT_LE(blocks, Int8Arrivals(multiprocessors));
-        EXPECT_LE(
-            static_cast<size_t>(blocks * chosen.splits * chosen.rows) * kInt8BlockFeatures * 4,
-            Int8SumBytes(multiprocessors));
+        const Int8TilesShape shape = {.rows = rows,
+                                      .feature_tiles = tiles,
+                                      .warpgroup_tiles = rows % 2 * (tiles + 1) * 2 / 3,
+                                      .units = 64};
+        const Int8TilesPlan chosen = ChooseInt8Tiles(shape, multiprocessors);
+        const int64_t shared = Int8Tiles(shape, chosen) - chosen.whole;
+        EXPECT_EQ(shared > 0, chosen.splits > 1);
+        EXPECT_LE(shared, Int8Arrivals(multiprocessors));
+        EXPECT_LE(static_cast<size_t>(shared * chosen.splits * chosen.rows * chosen.features) * 4,
+                  Int8SumBytes(multiprocessors));
       }
     }
   }
@@ -70,24 +88,21 @@ TEST(RowInt8LayoutTest, PackedLayout) {
   }
 }
 
-// Rows' bytes: two instructions' B side by side, every byte once.
+// Rows' bytes, written out: four pieces of 8 rows x 16 columns in a unit, as warpgroups read them.
 TEST(RowInt8LayoutTest, RowLayout) {
-  constexpr int64_t kUnits = 2;
-  std::vector<int> used(static_cast<size_t>(2 * kUnits * kInt8RowUnitBytes));
-  for (int64_t row = 0; row < 16; ++row) {
-    for (int64_t column = 0; column < kUnits * kInt8Unit; ++column) {
-      const int64_t at = Int8RowByte(row, column, kUnits);
-      ++used[static_cast<size_t>(at)];
-      EXPECT_EQ(at / kInt8RowUnitBytes, row / 8 * kUnits + column / 64);
-      const int64_t in_unit = at % kInt8RowUnitBytes;
-      EXPECT_EQ(in_unit / 64, row % 8);              // g
-      EXPECT_EQ(in_unit / 16 % 4, column % 16 / 4);  // t
-      EXPECT_EQ(in_unit / 8 % 2, column % 64 / 32);  // which instruction
-      EXPECT_EQ(in_unit / 4 % 2, column % 32 / 16);  // b[0], b[1]
-      EXPECT_EQ(in_unit % 4, column % 4);
+  constexpr int64_t kUnits = 3;
+  int64_t at = 0;
+  for (int64_t tile = 0; tile < 2; ++tile) {
+    for (int64_t unit = 0; unit < kUnits; ++unit) {
+      for (int64_t piece = 0; piece < 4; ++piece) {
+        for (int64_t row = 0; row < 8; ++row) {
+          for (int64_t i = 0; i < 16; ++i, ++at) {
+            EXPECT_EQ(Int8RowByte(8 * tile + row, 64 * unit + 16 * piece + i, kUnits), at);
+          }
+        }
+      }
     }
   }
-  for (const int count : used) EXPECT_EQ(count, 1);
 }
 
 TEST(RowInt8LayoutTest, RefusesWhatItCannotPack) {

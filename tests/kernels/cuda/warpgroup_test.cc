@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/warpgroup_int8.h"
 #include "kernels/dtype.h"
 #include "tests/kernels/cuda/emulated_array.h"
 
@@ -240,7 +241,15 @@ TREADLE_KERNEL(256) void BadKernel(BadParams p) {
   if (p.kind == 5 && simt::Warp() == 3) return;
   if (p.kind == 5) simt::SyncWarpgroup();
   if (p.kind != 0) simt::WarpgroupFence();
-  simt::WarpgroupMma<DType::kBF16, RowsOf::kColumns>(d, a, b, false);
+  int32_t sums[32][4] = {};
+  if (p.kind == 6) {
+    simt::WarpgroupMmaS8(sums, a, b);
+  } else if (p.kind == 7) {
+    simt::WarpgroupMma<DType::kBF16, RowsOf::kColumns>(d, a, simt::ByteMatrixAt(shared, 128, 256),
+                                                       false);
+  } else {
+    simt::WarpgroupMma<DType::kBF16, RowsOf::kColumns>(d, a, b, false);
+  }
   simt::WarpgroupCommit();
   if (p.kind != 3) simt::WarpgroupWait<0>();
 }
@@ -254,6 +263,8 @@ TEST(WarpgroupDeathTest, NamesWhatIsWrongWithAKernel) {
       "returned with products on their way",
       "issued different numbers of products",
       "a warp waits at SyncWarpgroup",
+      "a matrix of int8 whose pieces change places",
+      "not where 128-byte swizzle has them",
   };
   for (int kind = 0; kind < static_cast<int>(std::size(kWhat)); ++kind) {
     EXPECT_DEATH(
