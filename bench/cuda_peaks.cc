@@ -50,23 +50,30 @@ absl::StatusOr<double> CopyGigabytes(cuda::Device& device) {
   return 2e-9 * static_cast<double>(kBytes) / seconds;
 }
 
-absl::StatusOr<double> ProductGigaops(cuda::Device& device) {
+// dtype: kBF16; kI32: int8.
+absl::StatusOr<double> ProductGigaops(cuda::Device& device, DType dtype) {
   constexpr int64_t kSize = 8192;
-  std::vector<BFloat16> noise(kSize * kSize);
+  constexpr size_t kElements = size_t{kSize} * kSize;
+  std::vector<std::byte> noise(kElements * (dtype == DType::kI32 ? 1 : sizeof(BFloat16)));
   uint32_t state = 1;
-  for (BFloat16& value : noise) {
+  for (size_t i = 0; i < kElements; ++i) {
     state = state * 1664525u + 1013904223u;
-    value = ToBFloat16(static_cast<float>(state >> 8) * 0x1p-24f - 0.5f);
+    if (dtype == DType::kI32) {
+      noise[i] = static_cast<std::byte>(state >> 24);
+    } else {
+      const BFloat16 value = ToBFloat16(static_cast<float>(state >> 8) * 0x1p-24f - 0.5f);
+      std::memcpy(&noise[i * sizeof(value)], &value, sizeof(value));
+    }
   }
-  const size_t bytes = noise.size() * sizeof(BFloat16);
-  TREADLE_ASSIGN_OR_RETURN(const Buffer weights, device.Allocate(bytes));
-  TREADLE_ASSIGN_OR_RETURN(const Buffer x, device.Allocate(bytes));
-  TREADLE_ASSIGN_OR_RETURN(const Buffer out, device.Allocate(noise.size() * sizeof(float)));
-  device.CopyToDevice(weights.data(), noise.data(), bytes);
-  device.CopyToDevice(x.data(), noise.data(), bytes);
+  TREADLE_ASSIGN_OR_RETURN(const Buffer weights, device.Allocate(noise.size()));
+  TREADLE_ASSIGN_OR_RETURN(const Buffer x, device.Allocate(noise.size()));
+  TREADLE_ASSIGN_OR_RETURN(const Buffer out, device.Allocate(kElements * sizeof(float)));
+  device.CopyToDevice(weights.data(), noise.data(), noise.size());
+  device.CopyToDevice(x.data(), noise.data(), noise.size());
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<cuda::CublasLt> library,
                            cuda::CublasLt::Create(device));
   cuda::LibraryProduct product;
+  product.dtype = dtype;
   product.weights = weights.data();
   product.x = x.data();
   product.out = reinterpret_cast<float*>(out.data());
@@ -76,7 +83,10 @@ absl::StatusOr<double> ProductGigaops(cuda::Device& device) {
   TREADLE_ASSIGN_OR_RETURN(const double seconds, BestSeconds(device, [&] {
                              taken = library->Multiply(product) && taken;
                            }));
-  if (!taken) return absl::InternalError("cuBLASLt has no algorithm for a square bf16 product");
+  if (!taken) {
+    return absl::InternalError(Str("cuBLASLt has no algorithm for a square product of ",
+                                   dtype == DType::kI32 ? "int8" : "bf16"));
+  }
   constexpr double kOperations = 2.0 * kSize * kSize * kSize;
   return 1e-9 * kOperations / seconds;
 }
@@ -88,7 +98,9 @@ absl::StatusOr<MachinePeaks> MeasureCudaPeaks() {
   device->BindThread();
   MachinePeaks peaks;
   TREADLE_ASSIGN_OR_RETURN(peaks.read_gigabytes, CopyGigabytes(*device));
-  TREADLE_ASSIGN_OR_RETURN(peaks.float_gigaops, ProductGigaops(*device));
+  TREADLE_ASSIGN_OR_RETURN(peaks.float_gigaops, ProductGigaops(*device, DType::kBF16));
+  const absl::StatusOr<double> int8 = ProductGigaops(*device, DType::kI32);
+  if (int8.ok()) peaks.integer_gigaops = *int8;
   return peaks;
 }
 

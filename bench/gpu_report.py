@@ -39,7 +39,7 @@ def kernels(name, title):
     for report in load(name):
         peaks = report["peaks"]
         print(f"\n## {title}\n\n{report['backend']}; ceilings: memory {peaks['read_gigabytes_per_second']:.0f} GB/s, "
-              f"float {peaks['float_gigaops_per_second'] / 1e3:.1f} TFLOP/s")
+              f"float {peaks['float_gigaops_per_second'] / 1e3:.1f} TFLOP/s, int8 {peaks['integer_gigaops_per_second'] / 1e3:.1f} TOP/s")
         table(["case", "us", "GB/s", "% of memory", "TFLOP/s", "% of peak"],
               [[r["name"], f"{1e6 * r['seconds']:.1f}", f"{r['gigabytes_per_second']:.0f}", f"{100 * r['bandwidth_share']:.0f}",
                 f"{r['gigaops_per_second'] / 1e3:.2f}", f"{100 * r['compute_share']:.0f}"] for r in report["rows"]])

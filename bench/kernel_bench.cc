@@ -46,8 +46,9 @@ double BestSeconds(double budget, Body body) {
 // by 8-bit ones. Which formats multiply integers: cpu_backend.h.
 double Ceiling(const WeightFormat* format, const KernelBenchOptions& options,
                const MachinePeaks& peaks) {
-  if (format == nullptr || options.device == "cuda") return peaks.float_gigaops;
+  if (format == nullptr || peaks.integer_gigaops == 0) return peaks.float_gigaops;
   if (format->activations == ActivationPolicy::kRowInt8) return peaks.integer_gigaops;
+  if (options.device == "cuda") return peaks.float_gigaops;
   if (format->group > 0 && options.compute == ComputeMode::kInt8) return peaks.integer_gigaops;
   const bool words = format->group > 0 || format->apart();
   const bool int16 =

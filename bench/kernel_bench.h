@@ -48,7 +48,7 @@ struct KernelBenchRow {
   double gigaops_per_second = 0;
   double bandwidth_share = 0;  // of the read ceiling; on a GPU of what copies reach
   // Of the ceiling of its arithmetic: float, 8-bit, half of 8-bit (int16). On a GPU of cuBLASLt's
-  // bf16 rate, whatever the arithmetic.
+  // rate: int8 for LLM.int8(), bf16 for all else.
   double compute_share = 0;
 };
 

@@ -72,6 +72,8 @@ cudaDataType_t TypeOf(DType dtype) {
       return CUDA_R_16BF;
     case DType::kF16:
       return CUDA_R_16F;
+    case DType::kI32:
+      return CUDA_R_8I;
     default:
       return CUDA_R_32F;
   }
@@ -79,8 +81,9 @@ cudaDataType_t TypeOf(DType dtype) {
 
 // The largest power of two up to 256 that divides an address and a stride of rows.
 uint32_t AlignmentOf(const void* data, int64_t stride, DType dtype) {
-  const uint64_t bits =
-      reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(stride) * SizeOf(dtype) | 256u;
+  const uint64_t bits = reinterpret_cast<uintptr_t>(data) |
+                        static_cast<uint64_t>(stride) * (dtype == DType::kI32 ? 1 : SizeOf(dtype)) |
+                        256u;
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
@@ -106,9 +109,9 @@ bool Set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
          CUBLAS_STATUS_SUCCESS;
 }
 
-bool MakeLayout(DType dtype, int64_t rows, int64_t cols, int64_t stride, Layout& layout) {
+bool MakeLayout(cudaDataType_t type, int64_t rows, int64_t cols, int64_t stride, Layout& layout) {
   cublasLtMatrixLayout_t raw = nullptr;
-  if (Lib().cublasLtMatrixLayoutCreate(&raw, TypeOf(dtype), static_cast<uint64_t>(rows),
+  if (Lib().cublasLtMatrixLayoutCreate(&raw, type, static_cast<uint64_t>(rows),
                                        static_cast<uint64_t>(cols),
                                        stride) != CUBLAS_STATUS_SUCCESS) {
     return false;
@@ -119,9 +122,11 @@ bool MakeLayout(DType dtype, int64_t rows, int64_t cols, int64_t stride, Layout&
 
 bool MakeProblem(const LibraryProduct& product, int64_t rows, Problem& problem) {
   cublasLtMatmulDesc_t operation = nullptr;
+  const bool int8 = product.dtype == DType::kI32;
+  const cudaDataType_t sums = int8 ? CUDA_R_32I : CUDA_R_32F;
   // 32F never uses TF32; only the FAST modes do.
-  if (Lib().cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F) !=
-      CUBLAS_STATUS_SUCCESS) {
+  if (Lib().cublasLtMatmulDescCreate(&operation, int8 ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F,
+                                     sums) != CUBLAS_STATUS_SUCCESS) {
     return false;
   }
   problem.operation.reset(operation);
@@ -133,9 +138,10 @@ bool MakeProblem(const LibraryProduct& product, int64_t rows, Problem& problem) 
          Set(operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(product.bias));
   }
   return ok &&
-         MakeLayout(product.dtype, product.k, product.n, product.weight_stride, problem.weights) &&
-         MakeLayout(product.dtype, product.k, rows, product.x_stride, problem.x) &&
-         MakeLayout(DType::kF32, product.n, rows, product.out_stride, problem.out);
+         MakeLayout(TypeOf(product.dtype), product.k, product.n, product.weight_stride,
+                    problem.weights) &&
+         MakeLayout(TypeOf(product.dtype), product.k, rows, product.x_stride, problem.x) &&
+         MakeLayout(sums, product.n, rows, product.out_stride, problem.out);
 }
 
 // What decides which algorithms can run.
@@ -150,11 +156,14 @@ class RealCublasLt final : public CublasLt {
     const std::optional<cublasLtMatmulAlgo_t>& algorithm = AlgorithmFor(product);
     Problem problem;
     if (!algorithm.has_value() || !MakeProblem(product, product.rows, problem)) return false;
-    const float alpha = 1;
-    const float beta = product.accumulate ? 1 : 0;
+    const bool int8 = product.dtype == DType::kI32;
+    const float factors[] = {1, product.accumulate ? 1.0f : 0.0f};
+    const int32_t integers[] = {1, 0};
+    const void* alpha = int8 ? static_cast<const void*>(&integers[0]) : &factors[0];
+    const void* beta = int8 ? static_cast<const void*>(&integers[1]) : &factors[1];
     // A failure of the device itself stays there, and Device::status tells of it.
-    return Lib().cublasLtMatmul(handle_.get(), problem.operation.get(), &alpha, product.weights,
-                                problem.weights.get(), product.x, problem.x.get(), &beta,
+    return Lib().cublasLtMatmul(handle_.get(), problem.operation.get(), alpha, product.weights,
+                                problem.weights.get(), product.x, problem.x.get(), beta,
                                 product.out, problem.out.get(), product.out, problem.out.get(),
                                 &*algorithm, workspace_.data(), workspace_.bytes(),
                                 static_cast<cudaStream_t>(device_.stream())) ==

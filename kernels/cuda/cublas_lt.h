@@ -18,16 +18,17 @@
 
 namespace treadle::cuda {
 
-// out = x W^T + bias (+ out if accumulate). Products of floats, sums in f32; f32 without TF32.
+// out = x W^T + bias (+ out if accumulate). Products of floats, sums in f32; f32 without TF32. Or,
+// for benchmarks, of int8 with sums in int32, and neither bias nor accumulate.
 struct LibraryProduct {
   const void* weights = nullptr;  // [n, weight_stride] in `dtype`
   int64_t weight_stride = 0;
   const void* x = nullptr;  // [rows, x_stride] in `dtype`
   int64_t x_stride = 0;
   const float* bias = nullptr;  // [n] or null
-  float* out = nullptr;         // [rows, out_stride]
+  float* out = nullptr;         // [rows, out_stride]; int32 of int8 products
   int64_t out_stride = 0;
-  DType dtype = DType::kBF16;  // kF32, kF16, kBF16
+  DType dtype = DType::kBF16;  // kF32, kF16, kBF16; kI32: both are int8
   int64_t rows = 0;
   int64_t n = 0;
   int64_t k = 0;

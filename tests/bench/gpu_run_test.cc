@@ -107,7 +107,7 @@ TEST_F(GpuRun, ReportsWhereKernelsCross) {
   }
   std::ofstream(folder_ / "bundle" / "treadle")
       << "#!/bin/sh\necho '{\"backend\": \"a GPU\", \"peaks\": {\"read_gigabytes_per_second\": 1, "
-         "\"float_gigaops_per_second\": 1}, \"rows\": ["
+         "\"float_gigaops_per_second\": 1, \"integer_gigaops_per_second\": 1}, \"rows\": ["
       << rows << "]}'\n";
   fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
   EXPECT_EQ(Run({}, {"--only", "kernels_layer"}), 0) << said_;

@@ -45,6 +45,7 @@ class EmulatedCublasLt final : public CublasLt {
   EmulatedCublasLt(Device& device, Buffer workspace)
       : device_(device), workspace_(std::move(workspace)) {}
   bool Multiply(const LibraryProduct& product) override {
+    TREADLE_CHECK(product.dtype != DType::kI32);  // benchmarks run on real GPUs
     device_.RunOnHost([product] { Run(product); });
     return true;
   }
