@@ -27,7 +27,8 @@ inline constexpr int kWarpgroup = 128;  // threads
 
 // A matrix of 16-bit elements in shared memory, in rows of 64 elements (128 bytes) whose 16-byte
 // pieces change places: piece c of row r lies at c ^ (r % 8). Eight rows begin at a multiple of
-// 1024 bytes. Either rows run along k (kK), or each row holds 64 columns of one k (kN).
+// 1024 bytes. A row holds 64 terms (k) of one column (kColumns), or 64 columns of one term
+// (kTerms).
 //   bits  PTX, "matrix descriptor": start, leading and stride offset in units of 16 bytes, 128-byte
 //         swizzle
 struct SharedMatrix {

@@ -27,7 +27,6 @@ constinit thread_local Machine* t_machine = nullptr;  // the one that runs
 
 constexpr int kMaxThreads = 1024;
 constexpr size_t kMaxSharedBytes = 227 << 10;
-constexpr int kGroupWarps = 4;  // of a warpgroup
 
 struct PendingCopy {
   void* shared = nullptr;
@@ -142,8 +141,7 @@ class Machine {
       threads_[i].awaited = threads_[i].unfenced = threads_[i].published = false;
       threads_[i].where = {};
     }
-    units_.resize(shape.threads / 32);
-    for (WarpgroupUnit& unit : units_) unit.Begin(shape.warpgroups_round_apart);
+    units_.Begin(shape.threads / 32, shape.warpgroups_round_apart);
     for (std::vector<int>& group : group_waiting_) group.clear();
     ready_.resize(shape.threads / 32);
     for (size_t w = 0; w < ready_.size(); ++w) ready_[w] = static_cast<int>(w);
@@ -161,7 +159,9 @@ class Machine {
       if (ready_.empty()) {
         if (!awaiting_.empty()) return;
         for (const std::vector<int>& group : group_waiting_) {
-          if (!group.empty()) FailParted(group[0]);
+          if (group.empty()) continue;
+          FailWarp(group[0],
+                   "a warp waits at SyncWarpgroup for others of its warpgroup that do not come");
         }
         if (waiting_.empty()) break;
         if (finished_ != kNoWarp) FailReturned(waiting_[0], finished_);
@@ -188,10 +188,10 @@ class Machine {
           if (!ready_.empty()) std::swap(ready_[Random() % ready_.size()], ready_.back());
           break;
         case Meeting::kSyncWarpgroup: {
-          std::vector<int>& group = group_waiting_[warp / kGroupWarps];
+          std::vector<int>& group = group_waiting_[warp / WarpgroupUnits::kWarps];
           group.push_back(warp);
           ready_.pop_back();
-          if (group.size() < kGroupWarps) break;
+          if (group.size() < WarpgroupUnits::kWarps) break;
           ready_.insert(ready_.end(), group.begin(), group.end());
           group.clear();
           std::swap(ready_[Random() % ready_.size()], ready_.back());
@@ -201,7 +201,8 @@ class Machine {
           break;
       }
     }
-    for (size_t w = 0; w < units_.size(); ++w) CheckUnit(static_cast<int>(w));
+    int at = 0;
+    if (const char* wrong = units_.End(at)) FailWarp(at, wrong);
     if (!shared_.IsWhole(t_here.shared, work_.shape.shared_bytes)) {
       KernelFailed(threads_[t_here.thread].where,
                    "the block wrote outside of the shared memory that it was launched with");
@@ -233,52 +234,22 @@ class Machine {
     if (meeting <= Meeting::kSyncWarpgroup) return meeting;  // RunBlock's affair
     void* operands[32];
     for (int l = 0; l < 32; ++l) operands[l] = lanes[l].operands;
-    if (meeting >= Meeting::kWarpgroupFence) {
-      RunUnit(warp, meeting, operands, random >> 16 & 1);
-    } else {
+    if (meeting < Meeting::kWarpgroupFence) {
       CarryOut(meeting, operands);
+      return meeting;
     }
+    const auto fenced = [](const ThreadState& thread) { return !thread.published; };
+    const bool all_fenced =
+        std::all_of(threads_.begin(), threads_.begin() + work_.shape.threads, fenced);
+    const std::span<const unsigned char> shared(t_here.shared, t_here.shared_bytes);
+    const char* wrong = units_.Run(warp, meeting, operands, shared, random >> 16 & 1, all_fenced);
+    if (wrong != nullptr) FailWarp(warp, wrong);
     return meeting;
   }
 
-  void RunUnit(int warp, Meeting meeting, void* const (&operands)[32], bool read_now) {
-    WarpgroupUnit& unit = units_[warp];
-    const std::span<const unsigned char> shared(t_here.shared, t_here.shared_bytes);
-    const char* wrong = nullptr;
-    if (meeting == Meeting::kWarpgroupFence) {
-      wrong = unit.Fence();
-    } else if (meeting == Meeting::kWarpgroupCommit) {
-      wrong = unit.Commit();
-    } else if (meeting == Meeting::kWarpgroupWait) {
-      wrong = unit.Wait(operands, shared);
-    } else {
-      const auto late = [](const ThreadState& thread) { return thread.published; };
-      if (std::any_of(threads_.begin(), threads_.begin() + work_.shape.threads, late)) {
-        wrong = "a product behind a barrier that a thread passed without an AsyncFence";
-      } else {
-        wrong = unit.Issue(operands, shared, read_now);
-      }
-    }
-    if (wrong != nullptr) FailUnit(warp, wrong);
-  }
-  // When all have returned.
-  void CheckUnit(int warp) {
-    const WarpgroupUnit& unit = units_[warp];
-    if (const char* wrong = unit.End()) FailUnit(warp, wrong);
-    if (unit.issued() == 0) return;
-    const size_t first = warp / kGroupWarps * kGroupWarps;
-    for (size_t w = first; w < first + kGroupWarps; ++w) {
-      if (w >= units_.size() || units_[w].issued() != unit.issued()) {
-        FailUnit(warp, "the warps of a warpgroup issued different numbers of products");
-      }
-    }
-  }
-  [[noreturn]] void FailUnit(int warp, const char* what) {
+  [[noreturn]] void FailWarp(int warp, const char* what) {
     t_here.thread = warp * 32;
     KernelFailed(threads_[t_here.thread].where, what);
-  }
-  [[noreturn]] void FailParted(int warp) {
-    FailUnit(warp, "a warp waits at SyncWarpgroup for others of its warpgroup that do not come");
   }
 
   // The next lane of the phase in its drawn order (an odd step visits all 32), or the scheduler.
@@ -326,8 +297,8 @@ class Machine {
   std::vector<int> waiting_;
   std::vector<int> awaiting_;
   int finished_ = kNoWarp;
-  std::vector<int> group_waiting_[kMaxThreads / (32 * kGroupWarps)];
-  std::vector<WarpgroupUnit> units_;  // of its warps
+  std::vector<int> group_waiting_[kMaxThreads / (32 * WarpgroupUnits::kWarps)];
+  WarpgroupUnits units_;
   // Of the running phase.
   int first_thread_ = 0;
   int lane_step_ = 1;

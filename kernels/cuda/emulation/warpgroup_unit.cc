@@ -72,11 +72,6 @@ void WarpgroupUnit::Begin(bool round_apart) {
   issued_ = 0;
 }
 
-const char* WarpgroupUnit::Fence() {
-  fenced_ = true;
-  return nullptr;
-}
-
 WarpgroupUnit::Sums& WarpgroupUnit::SumsOf(void* const (&lanes)[32]) {
   const WarpgroupOperands& first = OperandsOf(lanes[0]);
   for (const auto& sums : sums_) {
@@ -206,10 +201,9 @@ void WarpgroupUnit::Multiply(const Product& product) {
   }
 }
 
-const char* WarpgroupUnit::Commit() {
+void WarpgroupUnit::Commit() {
   ++group_;
   fenced_ = false;
-  return nullptr;
 }
 
 const char* WarpgroupUnit::Wait(void* const (&lanes)[32], std::span<const unsigned char> shared) {
@@ -231,6 +225,44 @@ const char* WarpgroupUnit::Wait(void* const (&lanes)[32], std::span<const unsign
 
 const char* WarpgroupUnit::End() const {
   return products_.empty() ? nullptr : "a warp returned with products on their way";
+}
+
+void WarpgroupUnits::Begin(size_t warps, bool round_apart) {
+  units_.resize(warps);
+  for (WarpgroupUnit& unit : units_) unit.Begin(round_apart);
+}
+
+const char* WarpgroupUnits::Run(int warp, Meeting meeting, void* const (&lanes)[32],
+                                std::span<const unsigned char> shared, bool read_now,
+                                bool all_fenced) {
+  WarpgroupUnit& unit = units_[static_cast<size_t>(warp)];
+  switch (meeting) {
+    case Meeting::kWarpgroupFence:
+      unit.Fence();
+      return nullptr;
+    case Meeting::kWarpgroupCommit:
+      unit.Commit();
+      return nullptr;
+    case Meeting::kWarpgroupWait:
+      return unit.Wait(lanes, shared);
+    default:
+      return all_fenced ? unit.Issue(lanes, shared, read_now)
+                        : "a product behind a barrier that a thread passed without an AsyncFence";
+  }
+}
+
+const char* WarpgroupUnits::End(int& warp) const {
+  for (size_t w = 0; w < units_.size(); ++w) {
+    warp = static_cast<int>(w);
+    if (const char* wrong = units_[w].End()) return wrong;
+    const size_t first = w / kWarps * kWarps;
+    const int64_t issued = units_[w].issued();
+    if (issued > 0 && first + kWarps > units_.size()) return "products of a part of a warpgroup";
+    if (issued != units_[first].issued()) {
+      return "the warps of a warpgroup issued different numbers of products";
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace treadle::simt

@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/cuda/emulation/machine.h"
 #include "kernels/dtype.h"
 
 namespace treadle::simt {
@@ -28,15 +29,15 @@ struct WarpgroupOperands {
   int pending = 0;  // of a wait
 };
 
-// Functions return what is wrong with the kernel, or null.
+// Functions that return a text say what is wrong with the kernel, or null.
 class WarpgroupUnit {
  public:
   // A block begins. round_apart: sums come out a unit in the last place larger.
   void Begin(bool round_apart);
-  const char* Fence();
+  void Fence() { fenced_ = true; }
   // lanes: WarpgroupOperands. read_now: B is read at once.
   const char* Issue(void* const (&lanes)[32], std::span<const unsigned char> shared, bool read_now);
-  const char* Commit();
+  void Commit();
   const char* Wait(void* const (&lanes)[32], std::span<const unsigned char> shared);
   // The warp has returned.
   const char* End() const;
@@ -72,6 +73,23 @@ class WarpgroupUnit {
   bool fenced_ = false;                      // since the last group
   int64_t issued_ = 0;
   bool round_apart_ = false;
+};
+
+// Those of a block.
+class WarpgroupUnits {
+ public:
+  static constexpr int kWarps = 4;  // of a warpgroup
+
+  void Begin(size_t warps, bool round_apart);
+  // What the lanes of a warp met for: kWarpgroupFence or one after it. all_fenced: no thread has
+  // passed a barrier with copies that it has not fenced.
+  const char* Run(int warp, Meeting meeting, void* const (&lanes)[32],
+                  std::span<const unsigned char> shared, bool read_now, bool all_fenced);
+  // When all have returned. `warp`: whose kernel is wrong.
+  const char* End(int& warp) const;
+
+ private:
+  std::vector<WarpgroupUnit> units_;  // of each warp
 };
 
 }  // namespace treadle::simt
