@@ -257,7 +257,8 @@ absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& optio
   if (options.model.empty()) {
     RunOpCases(options, measurement);
   } else if (options.crossover_rows.empty()) {
-    TREADLE_RETURN_IF_ERROR(RunLayerCases(options, specs, {{{&measurement, "", options.rows}}}));
+    const LayerRun run = {&measurement, "", options.rows};
+    TREADLE_RETURN_IF_ERROR(RunLayerCases(options, specs, std::span(&run, 1)));
   } else {
     const auto open = [&](int64_t few_rows) {
       return CreateCudaBackend({.deterministic = options.deterministic, .few_rows = few_rows});
