@@ -32,6 +32,7 @@ class SoloCommunicator final : public Communicator {
   explicit SoloCommunicator(Shard shard) : shard_(shard) {}
   int rank() const override { return shard_.rank; }
   int size() const override { return shard_.size; }
+  bool asynchronous() const override { return false; }
   absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override {
     for (int64_t i = 0; i < count; ++i) out[i] = accumulate ? out[i] + in[i] : in[i];
     return absl::OkStatus();

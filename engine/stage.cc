@@ -1,7 +1,6 @@
 #include "engine/stage.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "kernels/status.h"
@@ -87,14 +86,9 @@ absl::Status Stage::AllocateActivations(int64_t max_batch_tokens) {
   if (ranks == 1) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(floats(ranks * kMaxHeadRows * shard_columns_, gathered_));
   TREADLE_RETURN_IF_ERROR(floats(kMaxHeadRows * config.vocab, all_logits_));
-  every_row_.resize(kMaxHeadRows);
-  std::iota(every_row_.begin(), every_row_.end(), 0);
   own_part_.resize(kMaxHeadRows);
   all_parts_.resize(static_cast<size_t>(ranks) * kMaxHeadRows);
   row_parts_.resize(ranks);
-  const size_t own_bytes = own_part_.size() * sizeof(ShardSample);
-  TREADLE_ASSIGN_OR_RETURN(own_on_device_, backend_.Allocate(own_bytes));
-  TREADLE_ASSIGN_OR_RETURN(all_on_device_, backend_.Allocate(ranks * own_bytes));
   return absl::OkStatus();
 }
 
@@ -108,6 +102,7 @@ void Stage::BeginEpoch(Communicator* ranks, ActivationLink* link) {
 
 void Stage::EndEpoch() {
   backend_.Synchronize().IgnoreError();  // a failure shows again in Begin
+  if (ranks_ != nullptr) backend_.ForgetGraphs();
   num_finished_ = num_begun_;
   ranks_ = nullptr;
   link_ = nullptr;
@@ -189,14 +184,12 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
 // As above, but nothing waits: what is to be sent by the host, Finish sends.
 absl::Status Stage::LaunchDetached(Tensor hidden, Begun& begun,
                                    const std::function<void()>& before_output) {
-  absl::Status status;  // there is no communicator to fail, nor, in a replay, anything to run
-  const auto ops = [&] {
+  const auto ops = [&]() -> absl::Status {
     const Batch batch{token_ids_, positions_, spans_};
-    status = model_.Forward(batch, cache_.pages(), nullptr, hidden);
-    if (status.ok()) status = RunOutputs(hidden, begun);
+    TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
+    return RunOutputs(hidden, begun);
   };
-  graph_.rows > 0 ? backend_.RunGraph(graph_, std::cref(ops)) : ops();
-  TREADLE_RETURN_IF_ERROR(status);
+  TREADLE_RETURN_IF_ERROR(graph_.rows > 0 ? backend_.RunGraph(graph_, std::cref(ops)) : ops());
   TREADLE_RETURN_IF_ERROR(HandOver(hidden, begun));
   if (before_output) before_output();
   return absl::OkStatus();

@@ -6,17 +6,20 @@
 // only attention, through SequenceSpan, sees where one sequence ends and the next begins.
 // Afterwards the rows that give output are gathered, and head and sampling run over those alone, in
 // tiles of at most kMaxHeadRows, so that prompt log probabilities do not need [prompt, vocab]
-// logits. With a vocabulary in shards, rows are merged from the shards' candidates; where that is
-// not enough (CanMergeShards), their logits are gathered.
+// logits. With a vocabulary in shards, ranks on the host merge the shards' candidates; where that
+// is not enough (CanMergeShards), and on devices, where the host would have to wait for them, the
+// shards' logits are gathered and every rank samples.
 //
 // Stages of a pipeline hand the residual stream on through an ActivationLink; only the last one has
 // head and results. A device with a memory of its own copies it from and to the link's buffers in
 // the order of its other work. Where rank 0 alone has a link, it tells the others what it received.
 //
-// On an asynchronous device a stage of one rank that waits for no other stage can begin a plan
-// before the one before it has finished, so that the device never waits for the host: tokens that
-// the host has not seen stay on the device (LiveSequence::previous_sample). Batches of decoding
-// rows alone are padded to few shapes and go through Backend::RunGraph.
+// On an asynchronous device, whose ranks have an asynchronous communicator if there are several, a
+// stage that waits for no other stage can begin a plan before the one before it has finished, so
+// that the device never waits for the host: tokens that the host has not seen stay on the device
+// (LiveSequence::previous_sample). Batches of decoding rows alone are padded to few shapes and go
+// through Backend::RunGraph, collectives included: ranks run the same plans, so that all of them
+// capture, replay and communicate in the same order.
 //
 // Memory: activations, logits and the flat batch are sized once from max_batch_tokens.
 // Thread safety: confined to the rank's thread after Create.
@@ -115,7 +118,9 @@ class Stage {
   absl::Status AllocateActivations(int64_t max_batch_tokens);
 
   // Whether the device does a plan's work without the host, which looks again in Finish.
-  bool DetachesWork() const { return backend_.asynchronous() && ranks_ == nullptr; }
+  bool DetachesWork() const {
+    return backend_.asynchronous() && (ranks_ == nullptr || ranks_->asynchronous());
+  }
   void Flatten(const IterationPlan& plan);
   void CollectOutputs(Begun& begun);
   void Pad(const IterationPlan& plan, Begun& begun);
@@ -154,18 +159,16 @@ class Stage {
   Buffer all_logits_;          // [kMaxHeadRows, vocab] f32; several ranks only
 
   // The flat batch of the current plan; capacities are reserved once.
-  std::vector<int32_t> token_ids_;        // [num_tokens]
-  std::vector<int32_t> positions_;        // [num_tokens]
-  std::vector<SequenceSpan> spans_;       // [steps]
-  std::vector<LiveSequence*> live_;       // [steps]
-  std::vector<int32_t> output_rows_;      // [outputs, padding included]
-  std::vector<SampleRow> sample_rows_;    // as output_rows_
-  GraphKey graph_;                        // rows = 0: not a batch for RunGraph
-  std::vector<int32_t> every_row_;        // 0 .. kMaxHeadRows - 1
-  std::vector<ShardSample> own_part_;     // [kMaxHeadRows]
-  std::vector<ShardSample> all_parts_;    // [ranks * kMaxHeadRows]
-  Buffer own_on_device_, all_on_device_;  // the same, where communicators reach them
-  std::vector<ShardSample> row_parts_;    // [ranks], of one row
+  std::vector<int32_t> token_ids_;      // [num_tokens]
+  std::vector<int32_t> positions_;      // [num_tokens]
+  std::vector<SequenceSpan> spans_;     // [steps]
+  std::vector<LiveSequence*> live_;     // [steps]
+  std::vector<int32_t> output_rows_;    // [outputs, padding included]
+  std::vector<SampleRow> sample_rows_;  // as output_rows_
+  GraphKey graph_;                      // rows = 0: not a batch for RunGraph
+  std::vector<ShardSample> own_part_;   // [kMaxHeadRows]; this and below: several ranks only
+  std::vector<ShardSample> all_parts_;  // [ranks * kMaxHeadRows]
+  std::vector<ShardSample> row_parts_;  // [ranks], of one row
 
   std::array<Begun, 2> begun_;
   uint64_t num_begun_ = 0;  // plan i is in begun_[i % 2]

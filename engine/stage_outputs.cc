@@ -83,17 +83,14 @@ absl::Status Stage::SampleTile(Tensor logits, std::span<const SampleRow> rows,
     backend_.Sample(logits, rows, samples);
     return absl::OkStatus();
   }
-  if (!std::all_of(rows.begin(), rows.end(), CanMergeShards)) {
+  if (ranks_->asynchronous() || !std::all_of(rows.begin(), rows.end(), CanMergeShards)) {
     return GatherLogits(logits, rows, samples);
   }
   backend_.SampleShard(logits, static_cast<int32_t>(model_.vocab().begin), rows,
                        std::span(own_part_).first(rows.size()));
   TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
-  const size_t bytes = rows.size() * sizeof(ShardSample);
-  backend_.CopyToDevice(own_on_device_.data(), own_part_.data(), bytes);
-  TREADLE_RETURN_IF_ERROR(ranks_->AllGather(own_on_device_.data(), bytes, all_on_device_.data()));
-  backend_.CopyToHost(all_parts_.data(), all_on_device_.data(), bytes * row_parts_.size());
-  TREADLE_RETURN_IF_ERROR(backend_.Synchronize());  // what became of the gathering
+  TREADLE_RETURN_IF_ERROR(
+      ranks_->AllGather(own_part_.data(), rows.size() * sizeof(ShardSample), all_parts_.data()));
   for (size_t row = 0; row < rows.size(); ++row) {
     for (size_t rank = 0; rank < row_parts_.size(); ++rank) {
       row_parts_[rank] = all_parts_[rank * rows.size() + row];
@@ -116,8 +113,7 @@ absl::Status Stage::GatherLogits(Tensor logits, std::span<const SampleRow> rows,
     const ShardRange range = PartOf(vocab, 1, {rank, ranks_->size()});
     const Tensor shard = {gathered + rank * part, DType::kF32, logits.rows, range.size(),
                           shard_columns_};
-    backend_.Gather(shard, std::span(every_row_).first(logits.rows),
-                    all.Cols(range.begin, range.size()));
+    backend_.Copy(shard, all.Cols(range.begin, range.size()));
   }
   backend_.Sample(all, rows, samples);
   return absl::OkStatus();

@@ -256,7 +256,7 @@ absl::Status ThreadedRanks::MakeLink(size_t rank, Epoch& epoch) {
 }
 
 void ThreadedRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
-  absl::Status joined = ranks_[rank].backend->Synchronize();  // a device that failed stays failed
+  absl::Status joined = ranks_[rank].backend->Recover();
   if (joined.ok()) joined = JoinOthers(rank, *epoch);
   if (joined.ok()) joined = MakeLink(rank, *epoch);
   if (!joined.ok()) {

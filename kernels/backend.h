@@ -166,8 +166,12 @@ class Backend {
   // Null where Allocate's memory is the host's: nothing has to be copied there. Constant.
   virtual Staging* staging(StagingPlace place) = 0;
   // Waits for all ops. The status is the first failure of the device, if there was one: results
-  // since the last success are then worthless, and the backend stays failed.
+  // since the last success are then worthless, and ops do nothing until Recover.
   virtual absl::Status Synchronize() = 0;
+  // Before an epoch: what ops of the one before failed for is forgotten, if it is over (memory that
+  // could not be had; a communicator that was broken and is gone). Not OK: the device itself has
+  // failed, and this backend with it, for good.
+  virtual absl::Status Recover() = 0;
   // In which order pages hold K (KvLayout::key_order).
   virtual KeyOrder key_order() const = 0;
 
@@ -183,8 +187,12 @@ class Backend {
   virtual int64_t PaddedRows(int64_t rows) const = 0;
   // Runs `ops`, or replays what they did when they first ran under this key: the same ops on the
   // same addresses and shapes, but for the contents of what BeginBatch announced. Between
-  // BeginBatch and Synchronize; `ops` neither wait nor allocate nor copy to or from the host.
-  virtual void RunGraph(const GraphKey& key, const std::function<void()>& ops) = 0;
+  // BeginBatch and Synchronize; `ops` neither wait nor allocate nor copy to or from the host. They
+  // may call collectives of an asynchronous communicator. The status is that of `ops`; of those
+  // that failed nothing is kept.
+  virtual absl::Status RunGraph(const GraphKey& key, const std::function<absl::Status()>& ops) = 0;
+  // Drops what RunGraph has kept: before anything goes that `ops` used (their communicator).
+  virtual void ForgetGraphs() = 0;
   // Whether ops may be on their way when they return. If not, marks say nothing.
   virtual bool asynchronous() const = 0;
   // A point that the host can wait for while later ops run. 0 or 1; setting one again moves it.
@@ -197,13 +205,13 @@ class Backend {
   virtual absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) = 0;
 
   // -- ops ----------------------------------------------------------------------------------------
-  // out[i] = row ids[i] of table, decoded canonically; added to out if `accumulate`. An id of -1 (a
-  // token of another rank's part of the vocabulary) is a row of zeros. An id of -2 - r stands for
-  // the token that Sample last gave for row r (of the announced samples, if it was given a part of
-  // them), so that a step can follow another whose result the host has not seen.
-  // ids: [rows] host, in range or as above. out: [rows, k] f32.
-  virtual void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
-                     Tensor out) = 0;
+  // out[i] = row ids[i] - first_id of table, decoded canonically; added to out if `accumulate`. An
+  // id that the table has no row for (-1; a token of another rank's part of the vocabulary) is a
+  // row of zeros. An id of -2 - r stands for the token that Sample last gave for row r (of the
+  // announced samples, if it was given a part of them), so that a step can follow another whose
+  // result the host has not seen. ids: [rows] host. out: [rows, k] f32.
+  virtual void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
+                     bool accumulate, Tensor out) = 0;
 
   // out = x / sqrt(mean(x^2) + eps) * weight. x, out: [rows, cols] f32 (may be the same).
   virtual void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) = 0;
@@ -237,6 +245,9 @@ class Backend {
 
   // out[i] = x[rows[i]]. x: [*, cols], out: [rows.size(), cols] f32.
   virtual void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) = 0;
+
+  // out = x, [rows, cols] f32; they do not overlap.
+  virtual void Copy(Tensor x, Tensor out) = 0;
 
   // Copies whole pages of one layer, in order.
   virtual void CopyPages(const KvLayout& layout, std::byte* pages,

@@ -29,14 +29,16 @@ class ForwardingBackend : public Backend {
   }
   Staging* staging(StagingPlace place) override { return below_->staging(place); }
   absl::Status Synchronize() override { return below_->Synchronize(); }
+  absl::Status Recover() override { return below_->Recover(); }
   KeyOrder key_order() const override { return below_->key_order(); }
 
   absl::Status Reserve(const BackendLimits& limits) override { return below_->Reserve(limits); }
   void BeginBatch(const BatchInput& batch) override { below_->BeginBatch(batch); }
   int64_t PaddedRows(int64_t rows) const override { return below_->PaddedRows(rows); }
-  void RunGraph(const GraphKey& key, const std::function<void()>& ops) override {
-    below_->RunGraph(key, ops);
+  absl::Status RunGraph(const GraphKey& key, const std::function<absl::Status()>& ops) override {
+    return below_->RunGraph(key, ops);
   }
+  void ForgetGraphs() override { below_->ForgetGraphs(); }
   bool asynchronous() const override { return below_->asynchronous(); }
   void SetMark(int mark) override { below_->SetMark(mark); }
   absl::Status WaitForMark(int mark) override { return below_->WaitForMark(mark); }
@@ -45,9 +47,9 @@ class ForwardingBackend : public Backend {
     return below_->Pack(source);
   }
 
-  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
-             Tensor out) override {
-    below_->Embed(table, ids, accumulate, out);
+  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
+             bool accumulate, Tensor out) override {
+    below_->Embed(table, ids, first_id, accumulate, out);
   }
   void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
     below_->RmsNorm(x, weight, eps, out);
@@ -70,6 +72,7 @@ class ForwardingBackend : public Backend {
   void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
     below_->Gather(x, rows, out);
   }
+  void Copy(Tensor x, Tensor out) override { below_->Copy(x, out); }
   void CopyPages(const KvLayout& layout, std::byte* pages,
                  std::span<const PageCopy> copies) override {
     below_->CopyPages(layout, pages, copies);

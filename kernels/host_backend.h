@@ -22,22 +22,37 @@ class HostBackend : public Backend {
   }
   Staging* staging(StagingPlace) override { return nullptr; }
   absl::Status Synchronize() override { return absl::OkStatus(); }
+  absl::Status Recover() override { return absl::OkStatus(); }
   KeyOrder key_order() const override { return KeyOrder::kByFeature; }
 
   bool asynchronous() const override { return false; }
   absl::Status Reserve(const BackendLimits& limits) override { return absl::OkStatus(); }
   void BeginBatch(const BatchInput& batch) override { announced_ = batch.samples; }
   int64_t PaddedRows(int64_t rows) const override { return rows; }
-  void RunGraph(const GraphKey& key, const std::function<void()>& ops) override { ops(); }
+  absl::Status RunGraph(const GraphKey&, const std::function<absl::Status()>& ops) override {
+    return ops();
+  }
+  void ForgetGraphs() override {}
   void SetMark(int mark) override {}
   absl::Status WaitForMark(int mark) override { return absl::OkStatus(); }
 
+  void Copy(Tensor x, Tensor out) override {
+    TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols);
+    for (int64_t row = 0; row < x.rows; ++row) {
+      std::memcpy(out.Row<float>(row), x.Row<float>(row),
+                  static_cast<size_t>(x.cols) * sizeof(float));
+    }
+  }
+
  protected:
-  // Of Embed's id: -1 for a row of zeros.
-  int32_t Token(int32_t id) const {
-    if (id >= -1) return id;
-    TREADLE_CHECK(-2 - id < static_cast<int64_t>(last_samples_.size()));
-    return last_samples_[-2 - id];
+  // Of Embed's table; -1: a row of zeros.
+  int64_t TableRow(const PackedMatrix& table, int32_t id, int32_t first_id) const {
+    if (id < -1) {
+      TREADLE_CHECK(-2 - id < static_cast<int64_t>(last_samples_.size()));
+      id = last_samples_[-2 - id];
+    }
+    const int64_t row = int64_t{id} - first_id;
+    return row >= 0 && row < table.n() ? row : -1;
   }
   // At the end of Sample.
   void KeepSamples(std::span<const SampleRow> rows, std::span<const SampleResult> results) {

@@ -189,7 +189,8 @@ absl::Status Gpt2::Forward(const Batch& batch, const KvPages& kv, Communicator* 
   if (first_stage()) {
     TREADLE_RETURN_IF_ERROR(
         sums_.Embed(backend_, embedding_, vocab_, batch.token_ids, ranks, hidden));
-    backend_.Embed(positions_.weight(), batch.positions, /*accumulate=*/true, hidden);
+    backend_.Embed(positions_.weight(), batch.positions, /*first_id=*/0, /*accumulate=*/true,
+                   hidden);
   }
   for (size_t i = 0; i < layer_weights_.size(); ++i) {
     const Layer& layer = layer_weights_[i];

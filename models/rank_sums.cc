@@ -17,7 +17,6 @@ absl::Status RankSums::Allocate(Activations& activations, int64_t hidden, Shard 
   for (Tensor& partial : partial_) {
     TREADLE_ASSIGN_OR_RETURN(partial, activations.Add(hidden));
   }
-  local_ids_.reserve(static_cast<size_t>(partial_[0].rows));
   return absl::OkStatus();
 }
 
@@ -42,16 +41,12 @@ absl::Status RankSums::Add(Backend& backend, const Linear& linear, Tensor x, Com
 absl::Status RankSums::Embed(Backend& backend, const Linear& table, ShardRange part,
                              std::span<const int32_t> ids, Communicator* ranks, Tensor hidden) {
   if (ranks == nullptr) {
-    backend.Embed(table.weight(), ids, /*accumulate=*/false, hidden);
+    backend.Embed(table.weight(), ids, /*first_id=*/0, /*accumulate=*/false, hidden);
     return absl::OkStatus();
   }
-  local_ids_.clear();
-  for (const int32_t id : ids) {
-    const bool here = id >= part.begin && id < part.end;
-    local_ids_.push_back(here ? static_cast<int32_t>(id - part.begin) : -1);
-  }
   const Tensor partial = Next(hidden.rows);  // [rows, hidden]
-  backend.Embed(table.weight(), local_ids_, /*accumulate=*/false, partial);
+  backend.Embed(table.weight(), ids, static_cast<int32_t>(part.begin), /*accumulate=*/false,
+                partial);
   return AllReduce(*ranks, partial, /*accumulate=*/false, hidden);
 }
 

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
@@ -41,7 +40,6 @@ class RankSums {
   // In turn: a partial sum is read by other ranks until the next collective is done.
   Tensor partial_[2];
   int turn_ = 0;
-  std::vector<int32_t> local_ids_;  // -1: of another rank
 };
 
 }  // namespace treadle

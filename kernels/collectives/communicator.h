@@ -30,6 +30,11 @@ class Communicator {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  // Whether buffers are a device's, and collectives are issued to it in the order of its other work
+  // (and can be captured, Backend::RunGraph): they return at once, and what becomes of them shows
+  // in the device's waits. If not, buffers are the host's, and collectives are done on return.
+  // Constant.
+  virtual bool asynchronous() const = 0;
 
   // out = in of rank 0 + in of rank 1 + ..., added to out as it is if `accumulate` (the residual
   // add, fused: out + (the sum)). [count] f32 each; in and out must not overlap. The contents of

@@ -86,6 +86,7 @@ class GlooCommunicator final : public Communicator {
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
+  bool asynchronous() const override { return false; }
 
   absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override;
   absl::Status AllGather(const void* in, size_t bytes, void* out) override;

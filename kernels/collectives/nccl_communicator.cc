@@ -56,6 +56,7 @@ class NcclCommunicator final : public Communicator {
 
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
+  bool asynchronous() const override { return true; }
   absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override;
   absl::Status AllGather(const void* in, size_t bytes, void* out) override;
   absl::Status Broadcast(void* data, size_t bytes, int root) override;

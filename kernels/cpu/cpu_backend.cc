@@ -43,14 +43,14 @@ class CpuBackend final : public HostBackend {
     return PackMatrix(source, TableBits(isa_, compute_), pool_, arena_);
   }
 
-  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
-             Tensor out) override {
+  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
+             bool accumulate, Tensor out) override {
     const auto& matrix = static_cast<const CpuMatrix&>(table);
     TREADLE_CHECK(out.rows == static_cast<int64_t>(ids.size()) && out.cols == matrix.k());
     pool_.ParallelFor(out.rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
-        if (const int32_t id = Token(ids[row]); id >= 0) {
-          matrix.DecodeRow(id, accumulate, out.Row<float>(row));
+        if (const int64_t from = TableRow(table, ids[row], first_id); from >= 0) {
+          matrix.DecodeRow(from, accumulate, out.Row<float>(row));
         } else if (!accumulate) {
           std::fill_n(out.Row<float>(row), out.cols, 0.0f);
         }

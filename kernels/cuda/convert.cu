@@ -63,11 +63,10 @@ TREADLE_DEVICE float Decode(const EmbedProduct& p, int64_t at) {
 TREADLE_KERNEL(kThreads) void EmbedKernel(EmbedProduct p) {
   simt::AwaitEarlierLaunches();
   const int64_t row = simt::BlockX();
-  int32_t id = p.ids[row];
-  if (id < -1) id = p.last_samples[-2 - id];
+  const int64_t from = TableRow(p.ids, row);
   float* out = p.out + row * p.out_stride;
   for (int i = simt::Thread(); i < p.k; i += kThreads) {
-    const float value = id < 0 ? 0.0f : Decode(p, id * p.stride + i);
+    const float value = from < 0 ? 0.0f : Decode(p, from * p.stride + i);
     out[i] = p.accumulate != 0 ? out[i] + value : value;
   }
 }

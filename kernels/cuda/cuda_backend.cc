@@ -78,6 +78,10 @@ class CudaBackend final : public Backend {
     status_.ok() ? results_.DeliverAll() : results_.Drop();
     return status_;
   }
+  absl::Status Recover() override {
+    Synchronize().IgnoreError();
+    return status_ = device_->Recover();
+  }
   KeyOrder key_order() const override { return KeyOrder::kByPosition; }
   bool asynchronous() const override { return true; }
 
@@ -121,8 +125,8 @@ class CudaBackend final : public Backend {
 
   // The first time under a key ops run as they are, which also lets libraries choose and load what
   // they need; the second time they are captured, and from then on replayed.
-  void RunGraph(const GraphKey& key, const std::function<void()>& ops) override {
-    if (!Ready()) return;
+  absl::Status RunGraph(const GraphKey& key, const std::function<absl::Status()>& ops) override {
+    if (!Ready()) return absl::OkStatus();  // Synchronize tells of it
     Keep(batch_.Upload());
     Keep(results_.Flush());
     if (graphs_generation_ != Generation()) graphs_.clear();
@@ -133,16 +137,19 @@ class CudaBackend final : public Backend {
     const FullKey full_key = {key, batch.num_sequences, batch.max_sequence_rows};
     auto it = graphs_.find(full_key);
     if (it == graphs_.end()) {
+      TREADLE_RETURN_IF_ERROR(ops());
       if (graphs_.size() < kMaxGraphs) graphs_[full_key];
-      ops();
-      return;
+      return absl::OkStatus();
     }
     CapturedOps& captured = it->second;
-    if (captured.graph == nullptr) Capture(ops, captured);
-    if (!Ready()) return;
+    if (captured.graph == nullptr) TREADLE_RETURN_IF_ERROR(Capture(ops, captured));
+    if (!Ready()) return absl::OkStatus();
     device_->Replay(*captured.graph);
     results_.AddPending(captured.results, batch_.announced().results);
+    return absl::OkStatus();
   }
+
+  void ForgetGraphs() override { graphs_.clear(); }
 
   // -- weights ------------------------------------------------------------------------------------
 
@@ -152,13 +159,19 @@ class CudaBackend final : public Backend {
 
   // -- ops ----------------------------------------------------------------------------------------
 
-  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
-             Tensor out) override {
+  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
+             bool accumulate, Tensor out) override {
     TREADLE_CHECK(out.rows == static_cast<int64_t>(ids.size()) && out.cols == table.k());
     if (ids.empty() || !Ready()) return;
     const auto on_device = batch_.Ids(ids);
     Keep(on_device.status());
-    if (Ready()) matmuls_->Embed(table, *on_device, LastSamples(), accumulate, out);
+    if (!Ready()) return;
+    matmuls_->Embed(table,
+                    {.ids = *on_device,
+                     .last_samples = LastSamples(),
+                     .first = first_id,
+                     .n = static_cast<int32_t>(table.n())},
+                    accumulate, out);
   }
 
   void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
@@ -184,6 +197,10 @@ class CudaBackend final : public Backend {
     const auto on_device = batch_.OutputRows(rows);
     Keep(on_device.status());
     if (Ready()) cuda::Gather(*device_, x, *on_device, out.rows, out);
+  }
+
+  void Copy(Tensor x, Tensor out) override {
+    if (Ready()) cuda::Copy(*device_, x, out);
   }
 
   void MatMul(Tensor x, std::span<const Projection> projections) override {
@@ -256,13 +273,15 @@ class CudaBackend final : public Backend {
   // Of all device addresses that graphs have kept.
   int64_t Generation() const { return generation_ + batch_.generation() + results_.generation(); }
 
-  void Capture(const std::function<void()>& ops, CapturedOps& captured) {
+  absl::Status Capture(const std::function<absl::Status()>& ops, CapturedOps& captured) {
     device_->BeginCapture();
-    ops();
+    const absl::Status status = ops();
     auto graph = device_->EndCapture();
     captured.results = results_.TakePending();
+    TREADLE_RETURN_IF_ERROR(status);
     Keep(graph.status());
     if (graph.ok()) captured.graph = *std::move(graph);
+    return absl::OkStatus();
   }
 
   // Whether there is anything to do, and it can be done.
@@ -298,10 +317,14 @@ class CudaBackend final : public Backend {
     TREADLE_CHECK(!device_->capturing());
     TREADLE_RETURN_IF_ERROR(device_->Synchronize());
     ++generation_;
-    product_rows_ = std::max(product_rows_, rows);
-    product_k_ = std::max(product_k_, k);
-    product_n_ = std::max(product_n_, n);
-    return matmuls_->Reserve(product_rows_, product_k_, product_n_);
+    rows = std::max(product_rows_, rows);
+    k = std::max(product_k_, k);
+    n = std::max(product_n_, n);
+    TREADLE_RETURN_IF_ERROR(matmuls_->Reserve(rows, k, n));
+    product_rows_ = rows;
+    product_k_ = k;
+    product_n_ = n;
+    return absl::OkStatus();
   }
 
   absl::Status ReserveScratch(size_t bytes) {

@@ -187,6 +187,15 @@ class CudaDevice final : public Device {
   void WatchWaits(const void* owner, WaitCheck look) override {
     watch_.Set(owner, std::move(look));
   }
+  absl::Status Recover() override {
+    if (!broken_off_ || !watch_.empty()) return status_;
+    const cudaError_t error = cudaStreamQuery(stream_);
+    if (error == cudaErrorNotReady) return status_;
+    broken_off_ = false;
+    status_ = absl::OkStatus();
+    Check(error, "cudaStreamQuery");
+    return status_;
+  }
   double Seconds(int from, int to) override {
     TREADLE_CHECK(from >= 0 && from < kMarks && to >= 0 && to < kMarks);
     float milliseconds = 0;
@@ -287,14 +296,15 @@ class CudaDevice final : public Device {
     Wait([&] { return cudaStreamSynchronize(stream_); }, [&] { return cudaStreamQuery(stream_); },
          "cudaStreamSynchronize");
   }
-  // With watches it asks instead of waiting, so that somebody else's fault ends it.
+  // With watches it asks instead of waiting, so that somebody else's fault ends it. What has been
+  // broken off is still waited for, for kernels that run touch memory, but not for long.
   template <typename Synchronize, typename Query>
   void Wait(Synchronize synchronize, Query query, std::string_view call) {
-    if (!status_.ok()) return;
-    if (watch_.empty()) return Check(synchronize(), call);
+    if (!status_.ok() && !broken_off_) return;
+    if (watch_.empty() && !broken_off_) return Check(synchronize(), call);
     const Clock::time_point begin = Clock::now();
     Clock::time_point next_look = begin + kLookEvery;
-    Clock::time_point end = Clock::time_point::max();
+    Clock::time_point end = broken_off_ ? begin + kDrain : Clock::time_point::max();
     for (;;) {
       const cudaError_t error = query();
       if (error != cudaErrorNotReady) return Check(error, call);
@@ -304,8 +314,8 @@ class CudaDevice final : public Device {
       next_look = now + kLookEvery;
       if (!status_.ok()) continue;
       status_ = watch_.Look(std::chrono::duration<double>(now - begin).count());
-      // What was waited for has been broken off; kernels that run still touch memory.
-      if (!status_.ok()) end = now + kDrain;
+      broken_off_ = !status_.ok();
+      if (broken_off_) end = now + kDrain;
     }
   }
   void Copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
@@ -320,6 +330,7 @@ class CudaDevice final : public Device {
   cudaEvent_t marks_[kMarks] = {};
   WaitWatch watch_;
   absl::Status status_;
+  bool broken_off_ = false;  // status_ is a watch's
   bool capturing_ = false;
   std::unordered_set<const void*> prepared_;  // kernels
 };

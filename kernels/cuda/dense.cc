@@ -117,14 +117,12 @@ bool DenseFamily::MultiplyByLibrary(const MatMulInput& input, const Projection& 
   return library_->Multiply(product);
 }
 
-void DenseFamily::Embed(const CudaMatrix& table, const int32_t* ids, const int32_t* last_samples,
-                        bool accumulate, Tensor out) {
+void DenseFamily::Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) {
   EmbedProduct embed;
   embed.table = static_cast<const DenseMatrix&>(table).data();
   embed.stride = DenseStride(table.k());
   embed.dtype = options_.dtype;
   embed.ids = ids;
-  embed.last_samples = last_samples;
   embed.out = out.Row<float>(0);
   embed.out_stride = out.stride;
   embed.k = static_cast<int32_t>(table.k());

@@ -44,8 +44,7 @@ class DenseFamily final : public MatMulFamily {
     return options_.dtype != DType::kF32 && (!DenseReadsFloats(x) || ByLibrary(x.rows));
   }
   void Multiply(const MatMulInput& input, std::span<const Projection> projections) override;
-  void Embed(const CudaMatrix& table, const int32_t* ids, const int32_t* last_samples,
-             bool accumulate, Tensor out) override;
+  void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) override;
 
  private:
   bool ByLibrary(int64_t rows) const;

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/embed_ids.h"
 #include "kernels/cuda/simt.h"
 #include "kernels/dtype.h"
 #include "kernels/tensor.h"
@@ -87,14 +88,13 @@ void LaunchDenseTiles(Device& device, DenseProduct product);
 // of 128, whatever the rows.
 void LaunchDenseF32(Device& device, DenseProduct product);
 
-// out[i] (+)= row ids[i] of table [*, stride] in `dtype`; see MatMulFamily::Embed.
+// Embed of a table [*, stride] in `dtype`.
 struct EmbedProduct {
   const void* table = nullptr;
   int64_t stride = 0;
   DType dtype = DType::kBF16;
-  const int32_t* ids = nullptr;           // [rows]
-  const int32_t* last_samples = nullptr;  // what ids below -1 point into
-  float* out = nullptr;                   // [rows, out_stride]
+  EmbedIds ids;
+  float* out = nullptr;  // [rows, out_stride]
   int64_t out_stride = 0;
   int32_t k = 0;
   int32_t accumulate = 0;

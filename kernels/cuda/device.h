@@ -94,6 +94,9 @@ class Device {
   // The rank's thread; an empty function removes the owner's.
   using WaitCheck = std::function<absl::Status(double seconds)>;
   virtual void WatchWaits(const void* owner, WaitCheck look) = 0;
+  // Forgets an error of a `look` once nobody watches any more and all that was issued has come to
+  // its end, with undefined results. Returns status(): a failure of the device itself stays.
+  virtual absl::Status Recover() = 0;
   // Seconds of device time between two marks that have been passed (0 in the emulation).
   virtual double Seconds(int from, int to) = 0;
 

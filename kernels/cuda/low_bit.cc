@@ -72,9 +72,8 @@ class LowBitFamily final : public MatMulFamily {
     if (!few_.empty()) LowBitFewRows(device_, input, few_);
   }
 
-  void Embed(const CudaMatrix& table, const int32_t* ids, const int32_t* last_samples,
-             bool accumulate, Tensor out) override {
-    LowBitEmbed(device_, ViewOf(table), ids, last_samples, accumulate, out);
+  void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) override {
+    LowBitEmbed(device_, ViewOf(table), ids, accumulate, out);
   }
 
  private:

@@ -35,8 +35,7 @@ TREADLE_DEVICE float ValueAt(const LowBitView& w, int feature, int column) {
 
 struct EmbedParams {
   LowBitView table;
-  const int32_t* ids = nullptr;
-  const int32_t* last_samples = nullptr;
+  EmbedIds ids;
   float* out = nullptr;
   int64_t stride = 0;
   int32_t accumulate = 0;
@@ -46,10 +45,9 @@ TREADLE_KERNEL(kThreads)
 void EmbedKernel(EmbedParams p) {
   simt::AwaitEarlierLaunches();
   float* out = p.out + simt::BlockX() * p.stride;
-  int id = p.ids[simt::BlockX()];
-  if (id < -1) id = p.last_samples[-2 - id];
+  const int from = TableRow(p.ids, simt::BlockX());
   for (int i = simt::Thread(); i < p.table.k; i += kThreads) {
-    const float value = id < 0 ? 0.0f : ValueAt(p.table, id, i);
+    const float value = from < 0 ? 0.0f : ValueAt(p.table, from, i);
     out[i] = p.accumulate != 0 ? out[i] + value : value;
   }
 }
@@ -100,13 +98,12 @@ void ExactKernel(ExactParams p) {
 
 }  // namespace
 
-void LowBitEmbed(Device& device, const LowBitView& table, const int32_t* ids,
-                 const int32_t* last_samples, bool accumulate, Tensor out) {
+void LowBitEmbed(Device& device, const LowBitView& table, const EmbedIds& ids, bool accumulate,
+                 Tensor out) {
   if (out.rows == 0) return;
   device.Launch(EmbedKernel, {.grid_x = static_cast<uint32_t>(out.rows), .threads = kThreads},
                 EmbedParams{.table = table,
                             .ids = ids,
-                            .last_samples = last_samples,
                             .out = out.Row<float>(0),
                             .stride = out.stride,
                             .accumulate = accumulate ? 1 : 0});

@@ -89,10 +89,9 @@ absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections
   return absl::OkStatus();
 }
 
-void MatMuls::Embed(const PackedMatrix& table, const int32_t* ids, const int32_t* last_samples,
-                    bool accumulate, Tensor out) {
+void MatMuls::Embed(const PackedMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) {
   if (out.rows == 0) return;
-  FamilyOf(table).Embed(static_cast<const CudaMatrix&>(table), ids, last_samples, accumulate, out);
+  FamilyOf(table).Embed(static_cast<const CudaMatrix&>(table), ids, accumulate, out);
 }
 
 }  // namespace treadle::cuda

@@ -33,9 +33,8 @@ class MatMuls {
   // for that.
   absl::Status Multiply(Tensor x, std::span<const Projection> projections);
 
-  // Backend::Embed with ids on the device: [out.rows]; -1: zeros; -2 - r: last_samples[r].
-  void Embed(const PackedMatrix& table, const int32_t* ids, const int32_t* last_samples,
-             bool accumulate, Tensor out);
+  // Backend::Embed.
+  void Embed(const PackedMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out);
 
  private:
   MatMuls(Device& device, const MatMulOptions& options);

@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/embed_ids.h"
 
 namespace treadle::cuda {
 
@@ -69,9 +70,8 @@ class MatMulFamily {
   virtual bool WantsConverted(const Tensor& x) const = 0;
   // projections: weights of this family only, all with k = x.cols.
   virtual void Multiply(const MatMulInput& input, std::span<const Projection> projections) = 0;
-  // Backend::Embed with ids on the device: [out.rows]; -1: zeros; -2 - r: last_samples[r].
-  virtual void Embed(const CudaMatrix& table, const int32_t* ids, const int32_t* last_samples,
-                     bool accumulate, Tensor out) = 0;
+  // Backend::Embed.
+  virtual void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) = 0;
 };
 
 struct MatMulOptions {

@@ -24,6 +24,7 @@ void SwiGlu(Device& device, Tensor gate, Tensor up, Tensor out);
 void Gelu(Device& device, Tensor x);
 // rows: [count] on the device; -1 leaves a row of out unspecified.
 void Gather(Device& device, Tensor x, const int32_t* rows, int64_t count, Tensor out);
+void Copy(Device& device, Tensor x, Tensor out);
 // copies: on the host; they travel as launch parameters.
 void CopyPages(Device& device, const KvLayout& layout, std::byte* pages,
                std::span<const PageCopy> copies);

@@ -176,15 +176,14 @@ void RowInt8Family::Launch(Int8Product& product) {
   product.num_segments = 0;
 }
 
-void RowInt8Family::Embed(const CudaMatrix& table, const int32_t* ids, const int32_t* last_samples,
-                          bool accumulate, Tensor out) {
+void RowInt8Family::Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate,
+                          Tensor out) {
   if (out.rows == 0) return;
   const auto& matrix = static_cast<const Int8Matrix&>(table);
   Int8Embed embed;
   embed.codes = matrix.codes();
   embed.scales = matrix.scales();
   embed.ids = ids;
-  embed.last_samples = last_samples;
   embed.out = out.Row<float>(0);
   embed.out_stride = out.stride;
   embed.k = static_cast<int32_t>(matrix.k());

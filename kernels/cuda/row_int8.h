@@ -43,8 +43,7 @@ class RowInt8Family final : public MatMulFamily {
   absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) override;
   bool WantsConverted(const Tensor& x) const override { return false; }
   void Multiply(const MatMulInput& input, std::span<const Projection> projections) override;
-  void Embed(const CudaMatrix& table, const int32_t* ids, const int32_t* last_samples,
-             bool accumulate, Tensor out) override;
+  void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) override;
 
  private:
   // Scratch for what Reserve was told.

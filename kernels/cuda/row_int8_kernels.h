@@ -22,6 +22,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/embed_ids.h"
 #include "kernels/cuda/simt.h"
 #include "kernels/tensor.h"
 
@@ -179,13 +180,12 @@ bool Int8WarpgroupsFit(const DeviceProperties& machine, int64_t k);
 size_t Int8SumBytes(int multiprocessors);
 int Int8Arrivals(int multiprocessors);
 
-// out[i] (+)= row ids[i] of table [*, k]; see MatMulFamily::Embed.
+// Embed of a table [*, k].
 struct Int8Embed {
   const uint8_t* codes = nullptr;
   const float* scales = nullptr;
-  const int32_t* ids = nullptr;           // [rows]
-  const int32_t* last_samples = nullptr;  // what ids below -1 point into
-  float* out = nullptr;                   // [rows, out_stride]
+  EmbedIds ids;
+  float* out = nullptr;  // [rows, out_stride]
   int64_t out_stride = 0;
   int32_t k = 0;
   int32_t units = 0;

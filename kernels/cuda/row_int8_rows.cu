@@ -58,14 +58,13 @@ TREADLE_KERNEL(kMaxThreads) void FlagKernel(Int8Input p) {
 TREADLE_KERNEL(kMaxThreads) void EmbedKernel(Int8Embed p) {
   simt::AwaitEarlierLaunches();
   const int row = simt::BlockX();
-  int id = p.ids[row];
-  if (id < -1) id = p.last_samples[-2 - id];
+  const int from = TableRow(p.ids, row);
   float* out = p.out + row * p.out_stride;
-  const float scale = id >= 0 ? p.scales[id] : 0.0f;
+  const float scale = from >= 0 ? p.scales[from] : 0.0f;
   for (int column = simt::Thread(); column < p.k; column += simt::Threads()) {
     float value = 0;
-    if (id >= 0) {
-      const uint8_t code = p.codes[Int8WeightByte(id, column, p.units)];
+    if (from >= 0) {
+      const uint8_t code = p.codes[Int8WeightByte(from, column, p.units)];
       value = scale * static_cast<float>(static_cast<int8_t>(code));
     }
     out[column] = p.accumulate != 0 ? out[column] + value : value;

@@ -194,7 +194,7 @@ struct ElementParams {
   Matrix a = {};
   Matrix b = {};
   Matrix out = {};
-  const int32_t* rows = nullptr;  // Gather's
+  const int32_t* rows = nullptr;  // Gather's; null: all of them
   int32_t cols = 0;
   uint32_t row_groups = 0;  // groups of a row
   uint32_t groups = 0;      // of all rows
@@ -248,7 +248,7 @@ TREADLE_KERNEL(kElementThreads) void GatherKernel(ElementParams p) {
   simt::AwaitEarlierLaunches();
   Place at;
   if (!FindPlace(p, at)) return;
-  const int32_t from = p.rows[at.row];
+  const int64_t from = p.rows == nullptr ? at.row : p.rows[at.row];
   if (from < 0) return;
   float x[kGroup];
   LoadGroup(p.a.data + from * p.a.stride, at.column, p.cols, x);
@@ -315,6 +315,11 @@ void Gelu(Device& device, Tensor x) { LaunchElements(device, GeluKernel, {.a = M
 void Gather(Device& device, Tensor x, const int32_t* rows, int64_t count, Tensor out) {
   TREADLE_CHECK(out.rows == count && out.cols == x.cols);
   LaunchElements(device, GatherKernel, {.a = MatrixOf(x), .rows = rows}, out);
+}
+
+void Copy(Device& device, Tensor x, Tensor out) {
+  TREADLE_CHECK(out.rows == x.rows && out.cols == x.cols);
+  LaunchElements(device, GatherKernel, {.a = MatrixOf(x)}, out);
 }
 
 void CopyPages(Device& device, const KvLayout& layout, std::byte* pages,

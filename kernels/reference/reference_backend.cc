@@ -33,17 +33,17 @@ class ReferenceBackend final : public HostBackend {
     return reference::Pack(source);
   }
 
-  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
-             Tensor out) override {
+  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
+             bool accumulate, Tensor out) override {
     TREADLE_CHECK(out.cols == table.k() && out.rows == static_cast<int64_t>(ids.size()));
     for (int64_t row = 0; row < out.rows; ++row) {
       float* to = out.Row<float>(row);
-      const int32_t id = Token(ids[row]);
-      if (id < 0) {
+      const int64_t from = TableRow(table, ids[row], first_id);
+      if (from < 0) {
         if (!accumulate) std::fill_n(to, out.cols, 0.0f);
         continue;
       }
-      const auto weights = reference::WeightRow(table, id);
+      const auto weights = reference::WeightRow(table, from);
       for (int64_t i = 0; i < out.cols; ++i) to[i] = accumulate ? to[i] + weights[i] : weights[i];
     }
   }

@@ -26,6 +26,7 @@ class WatchfulCommunicator final : public Communicator {
   explicit WatchfulCommunicator(CommunicatorPtr inner) : inner_(std::move(inner)) {}
   int rank() const override { return inner_->rank(); }
   int size() const override { return inner_->size(); }
+  bool asynchronous() const override { return inner_->asynchronous(); }
   absl::Status AllReduce(const float*, int64_t, bool, float*) override { return Unexpected(); }
   absl::Status AllGather(const void*, size_t, void*) override { return Unexpected(); }
   absl::Status Broadcast(void*, size_t, int) override { return Unexpected(); }

@@ -276,7 +276,7 @@ TEST_P(CpuFormatsTest, EmbedDecodesCanonically) {
     std::vector<float> out(ids.size() * shape.k), expected(shape.k);
     const bool accumulate = i % 4 >= 2;
     std::ranges::fill(out, 0.0f);
-    backend->Embed(*packed, ids, accumulate, DenseTensor(out.data(), DType::kF32, 3, shape.k));
+    backend->Embed(*packed, ids, 0, accumulate, DenseTensor(out.data(), DType::kF32, 3, shape.k));
     for (size_t row = 0; row < ids.size(); ++row) {
       DecodeSourceRow(matrix.source, ids[row], expected.data());
       for (int64_t k = 0; k < shape.k; ++k) {

@@ -20,7 +20,8 @@ namespace {
 
 bool IsMatMul(Op op) { return op == Op::kMatMul; }
 bool IsMine(Op op) {
-  return IsMatMul(op) || op == Op::kEmbed || op == Op::kGather || op == Op::kCopyPages;
+  return IsMatMul(op) || op == Op::kEmbed || op == Op::kGather || op == Op::kCopy ||
+         op == Op::kCopyPages;
 }
 
 class CpuMatMulTest : public CpuSettingTest {};
@@ -182,7 +183,7 @@ TEST_F(CpuBackendTest, EmbedDecodesEveryFormatCanonically) {
     }
     const std::vector<int32_t> ids = {36, 0, 15, 16, 16};
     std::vector<float> out(ids.size() * kCols), expected(kCols);
-    (*backend)->Embed(*packed, ids, false, DenseTensor(out.data(), DType::kF32, 5, kCols));
+    (*backend)->Embed(*packed, ids, 0, false, DenseTensor(out.data(), DType::kF32, 5, kCols));
     for (size_t i = 0; i < ids.size(); ++i) {
       DecodeSourceRow(matrix.source, ids[i], expected.data());
       EXPECT_EQ(0, std::memcmp(expected.data(), &out[i * kCols], kCols * sizeof(float)))

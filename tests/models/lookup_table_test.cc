@@ -25,7 +25,7 @@ std::unique_ptr<Backend> MakeBackend() {
 std::vector<float> Lookup(Backend& backend, const PackedMatrix& table, std::span<const int32_t> ids,
                           bool accumulate) {
   std::vector<float> out(ids.size() * table.k(), 0.25f);
-  backend.Embed(table, ids, accumulate,
+  backend.Embed(table, ids, 0, accumulate,
                 DenseTensor(out.data(), DType::kF32, static_cast<int64_t>(ids.size()), table.k()));
   return out;
 }

@@ -29,14 +29,16 @@ class DeferredBackend final : public ForwardingBackend {
   int64_t PaddedRows(int64_t rows) const override {
     return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(rows)));
   }
-  void RunGraph(const GraphKey& key, const std::function<void()>& ops) override {
+  absl::Status RunGraph(const GraphKey& key, const std::function<absl::Status()>& ops) override {
     addresses_.clear();
-    ops();
+    TREADLE_RETURN_IF_ERROR(ops());
     const auto [first, added] = graphs_.try_emplace(key, addresses_);
-    if (added) return;
+    if (added) return absl::OkStatus();
     TREADLE_CHECK(first->second == addresses_);
     ++counts_->replays;
+    return absl::OkStatus();
   }
+  void ForgetGraphs() override { graphs_.clear(); }
 
   void Sample(Tensor logits, std::span<const SampleRow> rows,
               std::span<SampleResult> results) override {

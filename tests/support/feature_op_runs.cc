@@ -1,4 +1,4 @@
-// Norms, activations and Gather: each row of the output from rows of features.
+// Norms, activations, Gather and Copy: each row of the output from rows of features.
 #include <cmath>
 #include <numeric>
 
@@ -161,6 +161,7 @@ class Activation final : public OpRun {
   GuardedTensor x_, up_, out_;
 };
 
+// Of Copy too.
 class Gather final : public OpRun {
  public:
   Gather(const OpCase& c, Backend& backend, uint64_t seed)
@@ -177,8 +178,9 @@ class Gather final : public OpRun {
   }
 
   void RunRows(int64_t begin, int64_t count) override {
-    backend_.Gather(x_.view(), std::span(indices_).subspan(begin, count),
-                    out_.view().Rows(begin, count));
+    const Tensor out = out_.view().Rows(begin, count);
+    if (case_.op == Op::kCopy) return backend_.Copy(x_.view().Rows(begin, count), out);
+    backend_.Gather(x_.view(), std::span(indices_).subspan(begin, count), out);
   }
   void Reset() override {
     x_.Upload();

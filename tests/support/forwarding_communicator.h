@@ -14,6 +14,7 @@ class ForwardingCommunicator : public Communicator {
 
   int rank() const override { return below_->rank(); }
   int size() const override { return below_->size(); }
+  bool asynchronous() const override { return below_->asynchronous(); }
   absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override {
     return below_->AllReduce(in, count, accumulate, out);
   }

@@ -189,7 +189,7 @@ void AddFeatureOps(Cases& cases) {
                  "/rows=", c.rows);
     cases.push_back(std::move(c));
   };
-  for (Op op : {Op::kRmsNorm, Op::kLayerNorm, Op::kSwiGlu, Op::kGelu, Op::kGather}) {
+  for (Op op : {Op::kRmsNorm, Op::kLayerNorm, Op::kSwiGlu, Op::kGelu, Op::kGather, Op::kCopy}) {
     for (int64_t cols : {1, 7, 16, 33, 576, 1536, 2307}) {
       for (int64_t rows : {1, 3, 17, 64}) {
         add({.op = op, .rows = rows, .cols = cols});

@@ -25,6 +25,7 @@ constexpr OpRow kOps[] = {
     {Op::kSwiGlu, "swiglu", op_runs::MakeActivation},
     {Op::kGelu, "gelu", op_runs::MakeActivation},
     {Op::kGather, "gather", op_runs::MakeGather},
+    {Op::kCopy, "copy", op_runs::MakeGather},
     {Op::kCopyPages, "copy_pages", op_runs::MakeCopyPages},
     {Op::kSample, "sample", op_runs::MakeSample},
     {Op::kSampleShard, "sample_shard", op_runs::MakeSampleShard},

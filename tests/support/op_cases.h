@@ -33,6 +33,7 @@ enum class Op : uint8_t {
   kSwiGlu,
   kGelu,
   kGather,
+  kCopy,
   kCopyPages,
   kSample,
   kSampleShard,

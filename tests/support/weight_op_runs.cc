@@ -105,17 +105,21 @@ class Embed final : public OpRun {
         table_(c, backend, c.outputs[0], seed),
         out_(backend, c.rows, c.cols) {
     Random random(seed);
+    // The table is all of a vocabulary, or a part of it.
+    first_id_ = random.Below(2) == 0 ? 0 : 37;
+    const auto n = static_cast<int32_t>(c.outputs[0]);
+    const int32_t elsewhere[] = {-1, first_id_ - 1, first_id_ + n, first_id_ + n + 5};
     for (int64_t i = 0; i < c.rows; ++i) {
-      const bool elsewhere = random.Below(8) == 0;
-      ids_.push_back(elsewhere ? -1 : static_cast<int32_t>(random.Below(c.outputs[0])));
+      ids_.push_back(random.Below(8) == 0 ? elsewhere[random.Below(4)]
+                                          : first_id_ + static_cast<int32_t>(random.Below(n)));
     }
     if (c.accumulate) out_.Fill([&] { return random.Normal(); });
     Reset();
   }
 
   void RunRows(int64_t begin, int64_t count) override {
-    backend_.Embed(*table_.packed, std::span(ids_).subspan(begin, count), case_.accumulate,
-                   out_.view().Rows(begin, count));
+    backend_.Embed(*table_.packed, std::span(ids_).subspan(begin, count), first_id_,
+                   case_.accumulate, out_.view().Rows(begin, count));
   }
   void Reset() override { out_.Upload(); }
   std::vector<float> Output() const override {
@@ -128,8 +132,9 @@ class Embed final : public OpRun {
     std::vector<float> tolerance(static_cast<size_t>(case_.rows * case_.cols), 0.0f);
     if (!StoredRounded(case_, arithmetic)) return tolerance;
     for (int64_t row = 0; row < case_.rows; ++row) {
-      if (ids_[row] < 0) continue;
-      const std::vector<double> w = Magnitudes(table_, ids_[row]);
+      const int32_t from = ids_[row] - first_id_;
+      if (ids_[row] < 0 || from < 0 || from >= case_.outputs[0]) continue;
+      const std::vector<double> w = Magnitudes(table_, from);
       for (int64_t i = 0; i < case_.cols; ++i) {
         const double sum = case_.accumulate ? w[i] + std::fabs(out_.Row(row)[i]) : 0;
         tolerance[row * case_.cols + i] =
@@ -151,6 +156,7 @@ class Embed final : public OpRun {
   Backend& backend_;
   const Weight table_;
   GuardedTensor out_;
+  int32_t first_id_ = 0;
   std::vector<int32_t> ids_;
 };
 

@@ -211,6 +211,12 @@ class EmulatedDevice final : public Device {
   void WatchWaits(const void* owner, WaitCheck look) override {
     watch_.Set(owner, std::move(look));
   }
+  absl::Status Recover() override {
+    if (!broken_off_ || !watch_.empty()) return status_;
+    TREADLE_CHECK(queue_.empty());  // or work would run that was given up
+    broken_off_ = false;
+    return status_ = absl::OkStatus();
+  }
   void SetMark(int mark) override {
     TREADLE_CHECK(!capturing_ && mark >= 0 && mark < kMarks);
     mark_at_[mark] = issued_;
@@ -334,7 +340,9 @@ class EmulatedDevice final : public Device {
 
   // No wait is long here, but each is looked at.
   void Look() {
-    if (status_.ok()) status_ = watch_.Look(0);
+    if (!status_.ok()) return;
+    status_ = watch_.Look(0);
+    broken_off_ = !status_.ok();
   }
 
   const EmulationSettings settings_;
@@ -351,6 +359,7 @@ class EmulatedDevice final : public Device {
   int64_t launches_ = 0;  // that have run
   WaitWatch watch_;
   absl::Status status_;
+  bool broken_off_ = false;  // status_ is a watch's
   bool capturing_ = false;
   std::unique_ptr<EmulatedGraph> captured_;
 };

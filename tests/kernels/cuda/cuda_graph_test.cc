@@ -49,14 +49,14 @@ class TinyModel {
   }
 
   // What RunGraph is given.
-  void Forward(const BatchInput& batch, std::span<SampleResult> results) {
+  absl::Status Forward(const BatchInput& batch, std::span<SampleResult> results) {
     const auto rows = static_cast<int64_t>(batch.token_ids.size());
     const Tensor hidden = Matrix(0, rows), q = Matrix(1, rows), k = Matrix(2, rows);
     const Tensor v = Matrix(3, rows), mixed = Matrix(4, rows);
     const auto outputs = static_cast<int64_t>(batch.output_rows.size());
     const KvView kv{.layout = layout_, .pages = pages_.data(), .sequences = batch.sequences};
-    backend_.Embed(*table_, batch.token_ids, false, hidden);
-    backend_.Embed(*table_, batch.positions, true, hidden);
+    backend_.Embed(*table_, batch.token_ids, 0, false, hidden);
+    backend_.Embed(*table_, batch.positions, 0, true, hidden);
     const std::array<Projection, 3> projections = {{{.weight = qkv_.get(), .out = q},
                                                     {.weight = qkv_.get(), .out = k},
                                                     {.weight = qkv_.get(), .out = v}}};
@@ -74,6 +74,7 @@ class TinyModel {
       backend_.MatMul(gathered, {&head, 1});
       backend_.Sample(logits, batch.samples.subspan(begin, count), results.subspan(begin, count));
     }
+    return absl::OkStatus();
   }
 
  private:
@@ -154,7 +155,7 @@ std::vector<std::vector<int32_t>> ReferenceTokens(Decoding decoding, int iterati
     decoding.Place(i);
     const BatchInput batch = decoding.batch(results);
     reference->BeginBatch(batch);
-    model.Forward(batch, results);
+    EXPECT_EQ(model.Forward(batch, results), absl::OkStatus());
     tokens.push_back(Tokens(results));
   }
   return tokens;
@@ -175,10 +176,11 @@ TEST(CudaGraphs, ReplaysReadTheCurrentBatch) {
     decoding.Place(i);
     const BatchInput batch = decoding.batch(results[i % 2]);
     backend->BeginBatch(batch);
-    backend->RunGraph(decoding.key(), [&] {
+    const auto ops = [&] {
       ++times_run;
-      model.Forward(batch, results[i % 2]);
-    });
+      return model.Forward(batch, results[i % 2]);
+    };
+    ASSERT_EQ(backend->RunGraph(decoding.key(), ops), absl::OkStatus());
     backend->SetMark(i % 2);
     if (i == 0) continue;
     ASSERT_EQ(backend->WaitForMark((i - 1) % 2), absl::OkStatus());
@@ -213,10 +215,11 @@ TEST(CudaGraphs, ShapesDoNotDisturbOneAnother) {
     std::vector<SampleResult> results(what.samples.size());
     const BatchInput batch = what.batch(results);
     backend->BeginBatch(batch);
-    backend->RunGraph(what.key(), [&] {
+    const auto ops = [&] {
       ++times_run;
-      on.Forward(batch, results);
-    });
+      return on.Forward(batch, results);
+    };
+    EXPECT_EQ(backend->RunGraph(what.key(), ops), absl::OkStatus());
     EXPECT_EQ(backend->Synchronize(), absl::OkStatus());
     return Tokens(results);
   };
@@ -254,10 +257,11 @@ TEST(CudaGraphs, GrowthMakesThemAnew) {
     }
     const BatchInput batch = decoding.batch(results);
     backend->BeginBatch(batch);
-    backend->RunGraph(decoding.key(), [&] {
+    const auto ops = [&] {
       ++times_run;
-      model.Forward(batch, results);
-    });
+      return model.Forward(batch, results);
+    };
+    ASSERT_EQ(backend->RunGraph(decoding.key(), ops), absl::OkStatus());
     ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
     EXPECT_THAT(Tokens(results), ElementsAreArray(expected[i])) << i;
   }
@@ -276,10 +280,12 @@ TEST(CudaGraphs, BeyondTheirBoundOpsRunAsTheyAre) {
       float result[2];
       backend->CopyToDevice(memory.data(), one, sizeof(one));
       backend->BeginBatch({});
-      backend->RunGraph({.rows = rows}, [&] {
+      const auto ops = [&] {
         ++times_run;
         backend->SwiGlu(x, x, x);
-      });
+        return absl::OkStatus();
+      };
+      EXPECT_EQ(backend->RunGraph({.rows = rows}, ops), absl::OkStatus());
       EXPECT_EQ(backend->Synchronize(), absl::OkStatus());
       backend->CopyToHost(result, memory.data(), sizeof(result));
       EXPECT_FLOAT_EQ(result[0], 1 / (1 + std::exp(-1.0f)));
@@ -287,9 +293,61 @@ TEST(CudaGraphs, BeyondTheirBoundOpsRunAsTheyAre) {
     return times_run;
   };
   EXPECT_EQ(run(1), 2);
-  for (int64_t rows = 2; rows <= 256; ++rows) backend->RunGraph({.rows = rows}, [] {});
+  for (int64_t rows = 2; rows <= 256; ++rows) {
+    EXPECT_EQ(backend->RunGraph({.rows = rows}, [] { return absl::OkStatus(); }), absl::OkStatus());
+  }
   EXPECT_EQ(run(257), 4);
   EXPECT_EQ(run(1), 0);
+}
+
+// Whether as they are or captured, ops that fail leave nothing that a later run would replay.
+TEST(CudaGraphs, OpsThatFailAreNotKept) {
+  const auto backend = MakeEmulated();
+  const Buffer memory = backend->Allocate(2 * sizeof(float)).value();
+  const std::vector<float> ones = {1, 1};
+  const Tensor x = DenseTensor(memory.data(), DType::kF32, 1, 2);
+  int times_run = 0;
+  const auto run = [&](const absl::Status& status, bool replays = false) {
+    backend->CopyToDevice(memory.data(), ones.data(), sizeof(float) * 2);
+    const auto ops = [&] {
+      ++times_run;
+      if (status.ok()) backend->SwiGlu(x, x, x);
+      return status;
+    };
+    EXPECT_EQ(backend->RunGraph({.rows = 1}, ops), replays ? absl::OkStatus() : status);
+    EXPECT_EQ(backend->Synchronize(), absl::OkStatus());
+    std::vector<float> result(2);
+    backend->CopyToHost(result.data(), memory.data(), sizeof(float) * 2);
+    return result[0] != 1;  // the op ran
+  };
+  const absl::Status failure = absl::AbortedError("a peer is gone");
+  EXPECT_FALSE(run(failure));
+  EXPECT_TRUE(run(absl::OkStatus()));
+  EXPECT_FALSE(run(failure));  // while they are captured
+  EXPECT_TRUE(run(absl::OkStatus()));
+  EXPECT_EQ(times_run, 4);
+  EXPECT_TRUE(run(failure, /*replays=*/true));  // nobody asks them any more
+  EXPECT_EQ(times_run, 4);
+}
+
+TEST(CudaGraphs, ForgottenOnesAreCapturedAnew) {
+  const auto backend = MakeEmulated();
+  const Buffer memory = backend->Allocate(2 * sizeof(float)).value();
+  const Tensor x = DenseTensor(memory.data(), DType::kF32, 1, 2);
+  int times_run = 0;
+  const auto ops = [&] {
+    ++times_run;
+    backend->SwiGlu(x, x, x);
+    return absl::OkStatus();
+  };
+  for (const int expected : {2, 4}) {
+    for (int i = 0; i < 4; ++i) {
+      ASSERT_EQ(backend->RunGraph({.rows = 1}, ops), absl::OkStatus());
+    }
+    ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
+    EXPECT_EQ(times_run, expected);
+    backend->ForgetGraphs();
+  }
 }
 
 TEST(CudaBackend, PaddedRowsAreFewAndEnough) {
@@ -344,14 +402,14 @@ TEST(CudaBackend, LastSamplesStay) {
   std::vector<SampleResult> results(4);
   const BatchInput batch = decoding.batch(results);
   backend->BeginBatch(batch);
-  model.Forward(batch, results);
+  EXPECT_EQ(model.Forward(batch, results), absl::OkStatus());
   const std::vector<SampleRow> many(1000);
   backend->BeginBatch({.samples = many});
   const RandomMatrix table = MakeRandomMatrix(*FindWeightFormat("f32"), TinyModel::kVocab, 4, 9);
   const auto packed = backend->Pack(table.source).value();
   const Buffer memory = backend->Allocate(3 * 4 * sizeof(float)).value();
   const std::vector<int32_t> ids = {-4, -2, -3};
-  backend->Embed(*packed, ids, false, DenseTensor(memory.data(), DType::kF32, 3, 4));
+  backend->Embed(*packed, ids, 0, false, DenseTensor(memory.data(), DType::kF32, 3, 4));
   ASSERT_EQ(backend->Synchronize(), absl::OkStatus());
   std::vector<float> out(12), row(4);
   backend->CopyToHost(out.data(), memory.data(), sizeof(float) * 12);
@@ -375,7 +433,8 @@ TEST(CudaBackend, AFailureStays) {
     for (SampleResult& result : results) result.token = -7;
     const BatchInput batch = decoding.batch(results);
     backend->BeginBatch(batch);
-    backend->RunGraph(decoding.key(), [&] { model.Forward(batch, results); });
+    const auto ops = [&] { return model.Forward(batch, results); };
+    EXPECT_EQ(backend->RunGraph(decoding.key(), ops), absl::OkStatus());
     backend->SetMark(0);
     status = backend->WaitForMark(0);
     ++iterations;
@@ -386,8 +445,9 @@ TEST(CudaBackend, AFailureStays) {
   decoding.Place(7);
   const BatchInput batch = decoding.batch(results);
   backend->BeginBatch(batch);
-  model.Forward(batch, results);
+  EXPECT_EQ(model.Forward(batch, results), absl::OkStatus());
   EXPECT_EQ(backend->Synchronize(), status);
+  EXPECT_EQ(backend->Recover(), status);
   EXPECT_THAT(Tokens(results), ElementsAre(-7, -7, -7, -7));
 }
 

@@ -120,6 +120,22 @@ TEST(EmulatedDevice, AWatchEndsWaitsAndTheOthersAreTold) {
   EXPECT_TRUE(std::isinf(told));
   device->WatchWaits(&owners[0], nullptr);
   EXPECT_EQ(device->WaitForMark(0).message(), "the peer is gone");  // it stays
+  EXPECT_EQ(device->Recover().message(), "the peer is gone");       // somebody still watches
+  device->WatchWaits(&owners[1], nullptr);
+  EXPECT_EQ(device->Synchronize().message(), "the peer is gone");
+  EXPECT_EQ(device->Recover(), absl::OkStatus());
+  Counter counter(*device);
+  counter.Add(3);
+  EXPECT_EQ(device->Synchronize(), absl::OkStatus());
+  EXPECT_EQ(*counter.on_device(), 3);
+}
+
+TEST(EmulatedDevice, DoesNotRecoverFromAFailureOfItsOwn) {
+  const auto device = OpenWith({.fail_after_launches = 0});
+  Counter(*device).Add(1);
+  const absl::Status status = device->Synchronize();
+  EXPECT_FALSE(status.ok());
+  EXPECT_EQ(device->Recover(), status);
 }
 
 TEST(EmulatedDeviceDeathTest, WhatAGpuWouldRefuse) {

@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -81,6 +83,8 @@ struct ncclComm {
   bool revoked = false;
   bool finalizing = false;
   bool in_call = false;
+  // Graphs and late work that use it hold on to this. False: it is gone.
+  std::shared_ptr<bool> use = std::make_shared<bool>(true);
   std::deque<Work> now;  // what was issued on the null stream
 };
 
@@ -116,14 +120,13 @@ cuda::Device* DeviceOf(cudaStream_t stream) {
   return static_cast<cuda::Device*>(static_cast<void*>(stream));
 }
 
-// A collective on a device's stream runs at once, so that what was issued before it must have run.
-void RunEarlier(cudaStream_t stream) {
-  {
-    const std::lock_guard lock(g_mutex);
-    if (IsLane(stream)) return;
+struct Call {  // no two threads in the library with one communicator
+  explicit Call(ncclComm* c) : comm(c) {
+    if (std::exchange(comm->in_call, true)) Misuse();
   }
-  DeviceOf(stream)->RunOnHost([] {});
-}
+  ~Call() { comm->in_call = false; }
+  ncclComm* comm;
+};
 
 ncclResult_t Push(ncclComm* comm, cudaStream_t stream, Work work) {
   if (comm->revoked || comm->finalizing) Misuse();
@@ -133,8 +136,8 @@ ncclResult_t Push(ncclComm* comm, cudaStream_t stream, Work work) {
   return ncclInProgress;
 }
 
-Work Collective(ncclComm* comm, const void* in, void* out,
-                const std::function<void(Group&)>& copy) {
+Work CollectiveWork(ncclComm* comm, const void* in, void* out,
+                    const std::function<void(Group&)>& copy) {
   return [comm, in, out, copy, entered = false]() mutable {
     Group& group = *comm->group;
     if (!entered) {
@@ -151,6 +154,53 @@ Work Collective(ncclComm* comm, const void* in, void* out,
     }
     return true;
   };
+}
+
+// Whether the device runs work when it is issued, and has run all before it; else it is recorded,
+// or runs late.
+bool RunsNow(cuda::Device& device) {
+  const auto ran = std::make_shared<bool>(false);
+  device.RunOnHost([ran] { *ran = true; });
+  return *ran;
+}
+
+// What a device does in its turn: the other ranks' devices come to it, too, or it is broken off.
+void RunInTurn(ncclComm* comm, const std::shared_ptr<bool>& use, const Work& work) {
+  const auto done = std::make_shared<bool>(false);
+  {
+    const std::lock_guard lock(g_mutex);
+    if (!*use) return Misuse();
+    if (comm->revoked) return;
+    comm->now.push_back([=] { return *done = comm->revoked || work(); });
+  }
+  for (;;) {
+    {
+      const std::lock_guard lock(g_mutex);
+      Pump();
+      if (*done) return;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  }
+}
+
+ncclResult_t Collective(ncclComm* comm, cudaStream_t stream, const void* in, void* out,
+                        const std::function<void(Group&)>& copy) {
+  cuda::Device* device = nullptr;
+  {
+    const std::lock_guard lock(g_mutex);
+    if (!IsLane(stream)) device = DeviceOf(stream);
+  }
+  if (device != nullptr && !RunsNow(*device)) {
+    const std::lock_guard lock(g_mutex);
+    const Call call(comm);
+    if (comm->revoked || comm->finalizing) Misuse();
+    const auto use = comm->use;
+    device->RunOnHost([=] { RunInTurn(comm, use, CollectiveWork(comm, in, out, copy)); });
+    return ncclInProgress;
+  }
+  const std::lock_guard lock(g_mutex);
+  const Call call(comm);
+  return Push(comm, stream, CollectiveWork(comm, in, out, copy));
 }
 
 // Passes its point when the device has come to it, or never will.
@@ -182,14 +232,6 @@ void Forget(ncclComm* comm) {
                 [&](const auto& send) { return send.first.first == comm->rank; });
   Pump();
 }
-
-struct Call {  // no two threads in the library with one communicator
-  explicit Call(ncclComm* c) : comm(c) {
-    if (std::exchange(comm->in_call, true)) Misuse();
-  }
-  ~Call() { comm->in_call = false; }
-  ncclComm* comm;
-};
 
 }  // namespace
 }  // namespace treadle
@@ -312,6 +354,8 @@ static ncclResult_t EndComm(ncclComm_t comm, std::atomic<int>& ends) {
     if (comm->revoked) continue;
     if (!stream->queue.empty() && !comm->finalizing) treadle::Misuse();
   }
+  if (comm->use.use_count() > 1) treadle::Misuse();
+  *comm->use = false;
   treadle::Forget(comm);  // what it had issued ends
   std::erase(g_comms, comm);
   --FakeNccl::living;
@@ -333,30 +377,23 @@ const char* ncclGetLastError(ncclComm_t) { return "a peer is gone"; }
 
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t, ncclComm_t comm,
                            cudaStream_t stream) {
-  treadle::RunEarlier(stream);
-  const std::lock_guard lock(g_mutex);
-  const Call call(comm);
-  return treadle::Push(comm, stream, treadle::Collective(comm, in, out, [count](Group& group) {
-                         std::vector<char> all(count * group.size);
-                         for (const auto& [rank, buffers] : group.buffers) {
-                           std::memcpy(all.data() + count * rank, buffers.first, count);
-                         }
-                         for (const auto& [rank, buffers] : group.buffers) {
-                           std::memcpy(buffers.second, all.data(), all.size());
-                         }
-                       }));
+  return treadle::Collective(comm, stream, in, out, [count](Group& group) {
+    std::vector<char> all(count * group.size);
+    for (const auto& [rank, buffers] : group.buffers) {
+      std::memcpy(all.data() + count * rank, buffers.first, count);
+    }
+    for (const auto& [rank, buffers] : group.buffers) {
+      std::memcpy(buffers.second, all.data(), all.size());
+    }
+  });
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  treadle::RunEarlier(stream);
-  const std::lock_guard lock(g_mutex);
-  const Call call(comm);
-  return treadle::Push(comm, stream, treadle::Collective(comm, in, out, [=](Group& group) {
-                         for (const auto& [rank, buffers] : group.buffers) {
-                           if (rank != root)
-                             std::memcpy(buffers.second, group.buffers[root].first, count);
-                         }
-                       }));
+  return treadle::Collective(comm, stream, in, out, [=](Group& group) {
+    for (const auto& [rank, buffers] : group.buffers) {
+      if (rank != root) std::memcpy(buffers.second, group.buffers[root].first, count);
+    }
+  });
 }
 
 // The warm-up's group of a send and a receive is the only one; in this library they run one after

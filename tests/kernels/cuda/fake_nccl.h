@@ -4,9 +4,10 @@
 // stream runs strictly one after the other.
 //
 // The emulated device's own stream is known by Device::stream. Events on it pass in the order of
-// the device's work, which also goes on while the host asks for an event that waits for it;
-// collectives on it run at once, so that they are for devices that do not defer work. With
-// treadle_fake_nccl, kernels/collectives/gpu_ranks.h is to be had on emulated GPUs.
+// the device's work, which also goes on while the host asks for an event that waits for it.
+// Collectives on it run at once, or, where the device captures or defers its work, in its turn:
+// the device's thread then waits for the others' devices, however long. With treadle_fake_nccl,
+// kernels/collectives/gpu_ranks.h is to be had on emulated GPUs.
 #pragma once
 
 #include <atomic>

@@ -256,16 +256,22 @@ TEST_P(MatMulTest, EmbedDecodesRowsOfTheTable) {
   const auto matmuls = MatMuls::Create(*device, options()).value();
   const Weights weights("f32", 9, 300, 16);
   const auto table = matmuls->Pack(weights.source).value();
-  const std::vector<int32_t> ids = {8, -1, 0, -2 - 2, -2, 3};
-  const std::vector<int32_t> last = {5, 100, 7};
-  const std::vector<int32_t> rows = {8, -1, 0, 7, 5, 3};
+  constexpr int32_t kFirst = 4;  // the table's first id
+  const std::vector<int32_t> ids = {12, -1, 4, -2 - 2, -2, 7, 3, 13};
+  const std::vector<int32_t> last = {9, 100, 11};
+  const std::vector<int32_t> rows = {8, -1, 0, 7, 5, 3, -1, -1};
   const Buffer on_device = device->Allocate((ids.size() + last.size()) * 4).value();
   auto* device_ids = reinterpret_cast<int32_t*>(on_device.data());
   device->CopyToDevice(device_ids, ids.data(), ids.size() * 4);
   device->CopyToDevice(device_ids + ids.size(), last.data(), last.size() * 4);
   for (const bool accumulate : {false, true}) {
     Matrix out(*device, std::ssize(ids), 300, kGap, 17);
-    matmuls->Embed(*table, device_ids, device_ids + ids.size(), accumulate, out.view);
+    matmuls->Embed(*table,
+                   {.ids = device_ids,
+                    .last_samples = device_ids + ids.size(),
+                    .first = kFirst,
+                    .n = static_cast<int32_t>(table->n())},
+                   accumulate, out.view);
     const std::vector<float> now = out.Download();
     for (size_t row = 0; row < rows.size(); ++row) {
       for (int64_t i = 0; i < 300; ++i) {

@@ -116,6 +116,37 @@ TEST_F(NcclCommunicatorTest, Collectives) {
   }
 }
 
+// What is captured does not run, and then runs as often as it is replayed, on what is there then.
+TEST_F(NcclCommunicatorTest, CollectivesInAGraph) {
+  for (int size = 1; size <= ranks(); ++size) {
+    Run(size, {.max_count = 100}, [size](Rank& self) {
+      Communicator& ranks = *self.communicator;
+      ASSERT_TRUE(ranks.asynchronous());
+      float* const in = self.Numbers(std::vector<float>(257));
+      float* const out = self.Numbers(std::vector<float>(257, 0.5f));
+      float* const all = self.Numbers(std::vector<float>(size));
+      self.device->BeginCapture();
+      EXPECT_TRUE(ranks.AllReduce(in, 257, /*accumulate=*/true, out).ok());
+      EXPECT_TRUE(ranks.AllGather(out + 256, sizeof(float), all).ok());
+      EXPECT_TRUE(ranks.Broadcast(all, sizeof(float), size - 1).ok());
+      auto graph = self.device->EndCapture();
+      ASSERT_TRUE(graph.ok()) << graph.status();
+      EXPECT_EQ(self.Read(out, 257), std::vector<float>(257, 0.5f));
+      float expected = 0.5f;
+      for (int replay = 1; replay <= 3; ++replay) {
+        const std::vector<float> now(257, static_cast<float>(replay * (self.rank + 1)));
+        self.device->CopyToDevice(in, now.data(), now.size() * sizeof(float));
+        self.device->Replay(**graph);
+        expected += static_cast<float>(replay * size * (size + 1) / 2);
+        EXPECT_EQ(self.Read(out, 257), std::vector<float>(257, expected));
+        EXPECT_EQ(self.Read(all, size), std::vector<float>(size, expected));
+      }
+      EXPECT_EQ(self.device->Synchronize(), absl::OkStatus());
+      graph->reset();
+    });
+  }
+}
+
 // Nothing is buffered, so both ends of every transfer run at once; whoever waits first must not
 // hold up the other.
 TEST_F(NcclCommunicatorTest, RanksThatSendToEachOtherDoNotWaitInACircle) {
