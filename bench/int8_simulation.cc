@@ -94,9 +94,9 @@ class SimulatedBackend : public ForwardingBackend {
   std::string_view name() const override { return "simulation"; }
   std::string description() const override { return description_; }
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override;
-  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
-             Tensor out) override {
-    below().Embed(*Simulated(table).rounded(), ids, accumulate, out);
+  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
+             bool accumulate, Tensor out) override {
+    below().Embed(*Simulated(table).rounded(), ids, first_id, accumulate, out);
   }
   void MatMul(Tensor x, std::span<const Projection> projections) override;
 

@@ -217,14 +217,17 @@ class CudaDevice final : public Device {
     capturing_ = false;
     // Also after an error: the stream must leave capture mode.
     cudaGraph_t graph = nullptr;
-    Check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    absl::Status status = status_;
+    Keep(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture", status);
     auto captured = std::make_unique<CudaGraph>();
-    if (status_.ok()) {
-      Check(cudaGraphInstantiate(&captured->executable, graph, 0), "cudaGraphInstantiate");
+    if (status.ok()) {
+      Keep(cudaGraphInstantiate(&captured->executable, graph, 0), "cudaGraphInstantiate", status);
     }
     if (graph != nullptr) cudaGraphDestroy(graph);
-    if (status_.ok()) Check(cudaGraphUpload(captured->executable, stream_), "cudaGraphUpload");
-    if (!status_.ok()) return status_;
+    if (status.ok()) {
+      Keep(cudaGraphUpload(captured->executable, stream_), "cudaGraphUpload", status);
+    }
+    if (!status.ok()) return status;
     return captured;
   }
   void Replay(const Graph& graph) override {
@@ -287,10 +290,11 @@ class CudaDevice final : public Device {
     return status_.ok();
   }
   // Keeps the first error. Calls report errors of earlier asynchronous work, too.
-  void Check(cudaError_t error, std::string_view call) {
+  void Check(cudaError_t error, std::string_view call) { Keep(error, call, status_); }
+  void Keep(cudaError_t error, std::string_view call, absl::Status& status) const {
     if (error == cudaSuccess) return;
     cudaGetLastError();
-    if (status_.ok()) status_ = Internal(name_, ": ", call, ": ", Text(error));
+    if (status.ok()) status = Internal(name_, ": ", call, ": ", Text(error));
   }
   void Wait() {
     Wait([&] { return cudaStreamSynchronize(stream_); }, [&] { return cudaStreamQuery(stream_); },

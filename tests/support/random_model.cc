@@ -91,7 +91,7 @@ absl::Status RandomModel::Forward(const Batch& batch, const KvPages& kv, Communi
   const Tensor gate = Activation(kGate, rows, config_.hidden);
   const Tensor up = Activation(kUp, rows, config_.hidden);
 
-  backend_.Embed(*embedding_, batch.token_ids, false, hidden);
+  backend_.Embed(*embedding_, batch.token_ids, 0, false, hidden);
   for (int64_t i = 0; i < kLayers; ++i) {
     const Layer& layer = layers_packed_[i];
     const KvView view{kv.layout, kv.layers[i], batch.sequences};

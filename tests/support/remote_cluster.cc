@@ -1,6 +1,7 @@
 #include "tests/support/remote_cluster.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <utility>
 
@@ -8,6 +9,17 @@
 #include "tests/support/instrumented.h"
 
 namespace treadle {
+namespace {
+
+// A loopback address that no other test process has. The port of a worker that a test has lost may
+// at once become another process' worker's, and a master that looks for the lost one would end that
+// one's epoch.
+std::string OwnLoopback() {
+  const auto pid = static_cast<uint32_t>(getpid());
+  return Str("127.", 1 + (pid >> 16) % 128, ".", (pid >> 8) % 256, ".", pid % 256);
+}
+
+}  // namespace
 
 RemoteEngineOptions ClusterOptions::QuickOptions() {
   RemoteEngineOptions options;
@@ -25,6 +37,7 @@ RemoteEngineOptions ClusterOptions::QuickOptions() {
 
 WorkerOptions ClusterOptions::QuietWorker() {
   WorkerOptions options;
+  options.listen = Str(OwnLoopback(), ":0");
   options.ranks.threads = 1;
   return options;
 }
