@@ -101,6 +101,7 @@ ControlCredentials Credentials(const std::string& name, const TestCa& ca, const 
 TEST(RemoteAccess, MasterAndWorkersKnowEachOther) {
   const TestCa ca, other;
   ClusterOptions options = TinyCluster();
+  options.worker.listen = "127.0.0.1:0";  // what the certificates are for
   options.engine.connect_deadline = std::chrono::seconds(20);
   options.worker.credentials = Credentials("worker", ca, ca.Sign());
   options.engine.credentials = Credentials("master", ca, ca.Sign());
