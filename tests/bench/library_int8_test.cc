@@ -91,6 +91,19 @@ TEST(LibraryInt8, HasTheBitsOfOurOwnProductForManyRows) {
   }
 }
 
+// Sums beyond what a float counts in ones.
+TEST(LibraryInt8, RoundsLargeSumsOnce) {
+  const Int8Shape shape = {.n = {64}, .k = 2052, .threshold = 0, .bias = false};
+  Int8Products products(shape);
+  RandomMatrix& matrix = products.matrix(0);
+  for (size_t i = 0; i < matrix.bytes.size(); ++i) {
+    matrix.bytes[i] = std::byte{static_cast<uint8_t>(127 - i / 3 % 2)};
+  }
+  HostMatrix x(33, shape.k, 1);
+  for (int64_t row = 0; row < x.rows; ++row) std::fill_n(x.Row(row), shape.k, 1.0f);
+  Int8Products::ExpectEqual({ByLibrary(products, shape, x)}, products.OnDevice(x));
+}
+
 // Matrices of one input, one below the other; and rows in another order.
 TEST(LibraryInt8, StacksMatrices) {
   const Int8Shape shape = {
