@@ -1,4 +1,4 @@
-#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "bench/library_int8.h"
