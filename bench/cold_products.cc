@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "kernels/status.h"
@@ -12,7 +13,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Matrices so small that more would be needed are nobody's bottleneck.
-constexpr int64_t kMostCopies = 4096;
+constexpr double kMostCopies = 4096;
+
+constexpr int64_t kOutlierColumns = 12;
 
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -38,8 +41,7 @@ ColdProducts::ColdProducts(Backend& backend, std::span<const MatrixSource> sourc
     : backend_(backend), options_(options) {
   const int64_t k = sources[0].k;
   const int64_t rows = options.max_rows;
-  std::vector<float> x(static_cast<size_t>(rows * k));
-  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
+  const std::vector<float> x = Activations(rows, k);
   input_buffer_ = Allocate(backend, rows * k);
   backend.CopyToDevice(input_buffer_.data(), x.data(), x.size() * sizeof(float));
   input_ = DenseTensor(input_buffer_.data(), DType::kF32, rows, k);
@@ -50,8 +52,8 @@ ColdProducts::ColdProducts(Backend& backend, std::span<const MatrixSource> sourc
     weight_bytes_ += BytesOf(source);
     features_ += source.n;
   }
-  const double wanted = static_cast<double>(options.cold_bytes) / weight_bytes_;
-  for (int64_t i = 0; i == 0 || (static_cast<double>(i) < wanted && i < kMostCopies); ++i) {
+  const int64_t copies = Copies(options, weight_bytes_);
+  for (int64_t i = 0; i < copies; ++i) {
     for (MatrixSource source : sources) {
       source.products_only = true;
       auto packed = backend.Pack(source);
@@ -59,6 +61,21 @@ ColdProducts::ColdProducts(Backend& backend, std::span<const MatrixSource> sourc
       packed_.push_back(*std::move(packed));
     }
   }
+}
+
+std::vector<float> ColdProducts::Activations(int64_t rows, int64_t k) {
+  std::vector<float> x(static_cast<size_t>(rows * k));
+  for (size_t i = 0; i < x.size(); ++i) x[i] = 0.25f * (static_cast<float>(i % 17) - 8.0f);
+  const int64_t step = std::max<int64_t>(1, k / kOutlierColumns);
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t i = 0; i < kOutlierColumns && i * step < k; ++i) x[row * k + i * step] = 20.0f;
+  }
+  return x;
+}
+
+int64_t ColdProducts::Copies(const Options& options, double weight_bytes) {
+  const double wanted = std::ceil(static_cast<double>(options.cold_bytes) / weight_bytes);
+  return static_cast<int64_t>(std::clamp(wanted, 1.0, kMostCopies));
 }
 
 double ColdProducts::bytes(int64_t rows) const {

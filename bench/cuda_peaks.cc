@@ -50,15 +50,15 @@ absl::StatusOr<double> CopyGigabytes(cuda::Device& device) {
   return 2e-9 * static_cast<double>(kBytes) / seconds;
 }
 
-// dtype: kBF16; kI32: int8.
+// dtype: kBF16, kI8.
 absl::StatusOr<double> ProductGigaops(cuda::Device& device, DType dtype) {
   constexpr int64_t kSize = 8192;
   constexpr size_t kElements = size_t{kSize} * kSize;
-  std::vector<std::byte> noise(kElements * (dtype == DType::kI32 ? 1 : sizeof(BFloat16)));
+  std::vector<std::byte> noise(kElements * SizeOf(dtype));
   uint32_t state = 1;
   for (size_t i = 0; i < kElements; ++i) {
     state = state * 1664525u + 1013904223u;
-    if (dtype == DType::kI32) {
+    if (dtype == DType::kI8) {
       noise[i] = static_cast<std::byte>(state >> 24);
     } else {
       const BFloat16 value = ToBFloat16(static_cast<float>(state >> 8) * 0x1p-24f - 0.5f);
@@ -76,7 +76,7 @@ absl::StatusOr<double> ProductGigaops(cuda::Device& device, DType dtype) {
   product.dtype = dtype;
   product.weights = weights.data();
   product.x = x.data();
-  product.out = reinterpret_cast<float*>(out.data());
+  product.out = out.data();
   product.weight_stride = product.x_stride = product.out_stride = kSize;
   product.rows = product.n = product.k = kSize;
   bool taken = true;
@@ -84,8 +84,8 @@ absl::StatusOr<double> ProductGigaops(cuda::Device& device, DType dtype) {
                              taken = library->Multiply(product) && taken;
                            }));
   if (!taken) {
-    return absl::InternalError(Str("cuBLASLt has no algorithm for a square product of ",
-                                   dtype == DType::kI32 ? "int8" : "bf16"));
+    return absl::InternalError(
+        Str("cuBLASLt has no algorithm for a square product of ", Name(dtype)));
   }
   constexpr double kOperations = 2.0 * kSize * kSize * kSize;
   return 1e-9 * kOperations / seconds;
@@ -99,7 +99,7 @@ absl::StatusOr<MachinePeaks> MeasureCudaPeaks() {
   MachinePeaks peaks;
   TREADLE_ASSIGN_OR_RETURN(peaks.read_gigabytes, CopyGigabytes(*device));
   TREADLE_ASSIGN_OR_RETURN(peaks.float_gigaops, ProductGigaops(*device, DType::kBF16));
-  const absl::StatusOr<double> int8 = ProductGigaops(*device, DType::kI32);
+  const absl::StatusOr<double> int8 = ProductGigaops(*device, DType::kI8);
   if (int8.ok()) peaks.integer_gigaops = *int8;
   return peaks;
 }

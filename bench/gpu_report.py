@@ -62,6 +62,25 @@ def formats(report):
                     for r in rows]] for name in names])
 
 
+def int8(report):
+    """A layer's products of LLM.int8() beside what cuBLASLt makes of them."""
+    measured = [r for r in report["rows"] if "library_seconds" in r] if report else []
+    notes = report.get("notes", []) if report else []
+    if not measured and not notes:
+        return
+    print("\n## LLM.int8() and cuBLASLt\n\ncuBLASLt int8 + dequantize: our own quantization of activations, cuBLASLt's product to "
+          "int32, and a pass that makes floats of it; replayed from a graph, matrices of one input as one product. It takes no outliers "
+          "out and so does less than LLM.int8() (bitsandbytes does more): the last column is what we reach at least.")
+    lines = [[r["name"], r["seconds"], r["library_seconds"]] for r in measured]
+    for count in sorted({r["rows"] for r in measured}):
+        same = [r for r in measured if r["rows"] == count]
+        lines.append([f"all of these, {count} rows", sum(r["seconds"] for r in same), sum(r["library_seconds"] for r in same)])
+    table(["case", "us", "cuBLASLt int8 + dequantize us", "its time / ours"],
+          [[name, f"{1e6 * own:.1f}", f"{1e6 * library:.1f}", f"{library / own:.2f}"] for name, own, library in lines])
+    for note in notes:
+        print(f"\n{note}")
+
+
 def crossovers(report):
     """Microseconds of a layer's products on the kernels for few rows and on those for many, at rows around their crossover."""
     seconds = {}
@@ -132,6 +151,7 @@ steps()
 layer = kernels("kernels_layer", "A layer's ops")
 formats(layer)
 crossovers(layer)
+int8(layer)
 iterations(layer["peaks"]["read_gigabytes_per_second"] if layer else 0)
 peers()
 serving()

@@ -11,6 +11,7 @@
 
 #include "bench/cold_products.h"
 #include "bench/cuda_peaks.h"
+#include "bench/int8_baseline.h"
 #include "bench/layer_cases.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
@@ -83,24 +84,47 @@ class Measurement {
         run->bytes(), run->operations(), nullptr);
   }
 
-  // Weights from memory, for each of `rows`.
+  // Weights from memory, for each of `rows`. beside_library: LLM.int8() in turn with its baseline.
   void RunCold(std::span<const MatrixSource> sources, bool accumulate,
-               std::span<const int64_t> rows,
+               std::span<const int64_t> rows, bool beside_library,
                const std::function<std::string(int64_t rows)>& name) {
-    ColdProducts products(backend_, sources,
-                          {.max_rows = std::ranges::max(rows),
-                           .accumulate = accumulate,
-                           .cold_bytes = options_.cold_bytes,
-                           .asynchronous = asynchronous_});
+    const ColdProducts::Options cold = {.max_rows = std::ranges::max(rows),
+                                        .accumulate = accumulate,
+                                        .cold_bytes = options_.cold_bytes,
+                                        .asynchronous = asynchronous_};
+    ColdProducts products(backend_, sources, cold);
+    std::unique_ptr<Int8Baseline> baseline;
+    if (beside_library && sources[0].format->activations == ActivationPolicy::kRowInt8) {
+      auto made = Int8Baseline::Create(sources, cold);
+      if (made.ok()) {
+        baseline = *std::move(made);
+      } else {
+        Note(name(rows.front()), made.status());
+      }
+    }
     for (const int64_t count : rows) {
-      const double seconds =
-          BestSeconds(options_.seconds_per_case, [&] { return products.Run(count); });
-      Add({.name = name(count), .rows = count, .cold = true, .seconds = seconds},
-          products.bytes(count), products.operations(count), sources[0].format);
+      KernelBenchRow row = {.name = name(count), .rows = count, .cold = true};
+      absl::Status beside;
+      row.seconds = BestSeconds(options_.seconds_per_case, [&] {
+        if (baseline != nullptr && beside.ok()) beside = RunBeside(*baseline, row);
+        return products.Run(count);
+      });
+      if (!beside.ok()) Note(row.name, beside);
+      Add(std::move(row), products.bytes(count), products.operations(count), sources[0].format);
     }
   }
 
  private:
+  static absl::Status RunBeside(Int8Baseline& baseline, KernelBenchRow& row) {
+    TREADLE_ASSIGN_OR_RETURN(const double seconds, baseline.Run(row.rows));
+    const bool first = row.library_seconds == 0;
+    row.library_seconds = first ? seconds : std::min(row.library_seconds, seconds);
+    return absl::OkStatus();
+  }
+  void Note(const std::string& name, const absl::Status& why) {
+    report_.notes.push_back(Str(name, ": cuBLASLt is not beside it: ", why.message()));
+  }
+
   template <typename Body>
   double Seconds(Body body) {
     // Launches of an asynchronous backend overlap with what was launched before.
@@ -150,7 +174,7 @@ void RunOpCases(const KernelBenchOptions& options, Measurement& measurement) {
         matrices.push_back(MakeRandomMatrix(*c.format, n, c.cols, 1, c.scale_block));
         sources.push_back(matrices.back().source);
       }
-      measurement.RunCold(sources, c.accumulate, std::span(&c.rows, 1),
+      measurement.RunCold(sources, c.accumulate, std::span(&c.rows, 1), /*beside_library=*/false,
                           [&](int64_t) { return c.name; });
     } else {
       measurement.Run(c);
@@ -164,6 +188,7 @@ struct LayerRun {
   Measurement* measurement = nullptr;
   std::string suffix;
   std::vector<int64_t> rows;
+  bool beside_library = false;
 };
 
 absl::Status RunLayerCases(const KernelBenchOptions& options,
@@ -189,7 +214,7 @@ absl::Status RunLayerCases(const KernelBenchOptions& options,
         }
         std::vector<MatrixSource> sources;
         for (const QuantizedMatrix& matrix : matrices) sources.push_back(matrix.source());
-        run.measurement->RunCold(sources, product.accumulate, wanted, name);
+        run.measurement->RunCold(sources, product.accumulate, wanted, run.beside_library, name);
       }
       Tell(options, ++done, total);
     }
@@ -254,10 +279,10 @@ absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& optio
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, Open(options, report));
   backend->BindThread();
   Measurement measurement(options, *backend, report);
+  const LayerRun run = {&measurement, "", options.rows, options.device == "cuda"};
   if (options.model.empty()) {
     RunOpCases(options, measurement);
   } else if (options.crossover_rows.empty()) {
-    const LayerRun run = {&measurement, "", options.rows};
     TREADLE_RETURN_IF_ERROR(RunLayerCases(options, specs, std::span(&run, 1)));
   } else {
     const auto open = [&](int64_t few_rows) {
@@ -267,9 +292,8 @@ absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& optio
     TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> many_backend, open(0));
     Measurement few(options, *few_backend, report);
     Measurement many(options, *many_backend, report);
-    const LayerRun runs[] = {{&measurement, "", options.rows},
-                             {&few, "/few", options.crossover_rows},
-                             {&many, "/many", options.crossover_rows}};
+    const LayerRun runs[] = {
+        run, {&few, "/few", options.crossover_rows}, {&many, "/many", options.crossover_rows}};
     TREADLE_RETURN_IF_ERROR(RunLayerCases(options, specs, runs));
   }
   if (report.rows.empty()) {
@@ -286,15 +310,20 @@ std::string ToJson(const KernelBenchReport& report) {
                    {"integer_gigaops_per_second", report.peaks.integer_gigaops}};
   json["rows"] = nlohmann::json::array();
   for (const KernelBenchRow& row : report.rows) {
-    json["rows"].push_back({{"name", row.name},
-                            {"rows", row.rows},
-                            {"cold", row.cold},
-                            {"seconds", row.seconds},
-                            {"gigabytes_per_second", row.gigabytes_per_second},
-                            {"gigaops_per_second", row.gigaops_per_second},
-                            {"bandwidth_share", row.bandwidth_share},
-                            {"compute_share", row.compute_share}});
+    nlohmann::json& out = json["rows"].emplace_back();
+    out = {{"name", row.name},
+           {"rows", row.rows},
+           {"cold", row.cold},
+           {"seconds", row.seconds},
+           {"gigabytes_per_second", row.gigabytes_per_second},
+           {"gigaops_per_second", row.gigaops_per_second},
+           {"bandwidth_share", row.bandwidth_share},
+           {"compute_share", row.compute_share}};
+    if (row.library_seconds == 0) continue;
+    out["library_seconds"] = row.library_seconds;
+    out["times_library"] = row.library_seconds / row.seconds;
   }
+  if (!report.notes.empty()) json["notes"] = report.notes;
   return json.dump(1);
 }
 
@@ -308,13 +337,26 @@ std::string ToTable(const KernelBenchReport& report) {
   std::snprintf(line, sizeof(line), "%-52s %6s %12s %8s %5s %9s %5s\n", "case", "memory", "us",
                 "GB/s", "%", "GOP/s", "%");
   table += line;
+  bool beside_library = false;
   for (const KernelBenchRow& row : report.rows) {
-    std::snprintf(line, sizeof(line), "%-52s %6s %12.2f %8.2f %5.0f %9.1f %5.0f\n",
-                  row.name.c_str(), row.cold ? "cold" : "warm", 1e6 * row.seconds,
-                  row.gigabytes_per_second, 100 * row.bandwidth_share, row.gigaops_per_second,
-                  100 * row.compute_share);
+    std::snprintf(line, sizeof(line), "%-52s %6s %12.2f %8.2f %5.0f %9.1f %5.0f", row.name.c_str(),
+                  row.cold ? "cold" : "warm", 1e6 * row.seconds, row.gigabytes_per_second,
+                  100 * row.bandwidth_share, row.gigaops_per_second, 100 * row.compute_share);
     table += line;
+    if (row.library_seconds > 0) {
+      beside_library = true;
+      std::snprintf(line, sizeof(line), "  %.2f of cuBLASLt int8 + dequantize (%.2f us)",
+                    row.library_seconds / row.seconds, 1e6 * row.library_seconds);
+      table += line;
+    }
+    table += '\n';
   }
+  if (beside_library) {
+    table +=
+        "cuBLASLt int8 + dequantize takes no outliers out, so it does less than LLM.int8(); its "
+        "launches are replayed from a graph, and a layer's matrices of one input are one product\n";
+  }
+  for (const std::string& note : report.notes) table += note + '\n';
   return table;
 }
 

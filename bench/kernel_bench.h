@@ -50,12 +50,16 @@ struct KernelBenchRow {
   // Of the ceiling of its arithmetic: float, 8-bit, half of 8-bit (int16). On a GPU of cuBLASLt's
   // rate: int8 for LLM.int8(), bf16 for all else.
   double compute_share = 0;
+  // On a GPU, of a layer's products of LLM.int8(): what they take put together from cuBLASLt, which
+  // takes no outliers out (int8_baseline.h), measured in turn with `seconds`. 0: not measured.
+  double library_seconds = 0;
 };
 
 struct KernelBenchReport {
   std::string description;  // of the backend
   MachinePeaks peaks;
   std::vector<KernelBenchRow> rows;
+  std::vector<std::string> notes = {};  // what could not be measured, and why
 };
 
 inline constexpr int64_t kColdRows = 8;

@@ -17,7 +17,7 @@ absl::Status CheckOptions(const KvCache::Options& options, const Backend& backen
                            INT32_MAX);
   }
   const bool host = backend.key_order() == KeyOrder::kByFeature;
-  if (options.dtype == DType::kI32 || (options.dtype == DType::kBF16 && host)) {
+  if (options.dtype == DType::kI8 || (options.dtype == DType::kBF16 && host)) {
     return InvalidArgument("K/V cache: element type is ", Name(options.dtype), ", expected ",
                            host ? "f16 or f32" : "f16, bf16 or f32");
   }

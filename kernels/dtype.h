@@ -8,9 +8,9 @@
 
 namespace treadle {
 
-enum class DType : uint8_t { kF32, kF16, kBF16, kI32 };
+enum class DType : uint8_t { kF32, kF16, kBF16, kI8 };  // kI8: operands of integer products only
 
-constexpr size_t SizeOf(DType type) { return type == DType::kF32 || type == DType::kI32 ? 4 : 2; }
+constexpr size_t SizeOf(DType type) { return type == DType::kF32 ? 4 : type == DType::kI8 ? 1 : 2; }
 constexpr std::string_view Name(DType type) {
   switch (type) {
     case DType::kF32:
@@ -19,8 +19,8 @@ constexpr std::string_view Name(DType type) {
       return "f16";
     case DType::kBF16:
       return "bf16";
-    case DType::kI32:
-      return "i32";
+    case DType::kI8:
+      return "i8";
   }
   return "?";
 }

@@ -104,7 +104,7 @@ void LaunchGeneralAttention(Device& device, DType kv_type, const AttentionParams
   const auto kernel = kv_type == DType::kF32   ? GeneralAttentionKernel<DType::kF32>
                       : kv_type == DType::kF16 ? GeneralAttentionKernel<DType::kF16>
                                                : GeneralAttentionKernel<DType::kBF16>;
-  TREADLE_CHECK(kv_type != DType::kI32);
+  TREADLE_CHECK(kv_type != DType::kI8);
   device.Launch(kernel,
                 {.grid_x = static_cast<uint32_t>(p.batch.rows),
                  .grid_y = static_cast<uint32_t>(CeilDivide(p.heads, kAttentionWarps)),

@@ -72,7 +72,7 @@ cudaDataType_t TypeOf(DType dtype) {
       return CUDA_R_16BF;
     case DType::kF16:
       return CUDA_R_16F;
-    case DType::kI32:
+    case DType::kI8:
       return CUDA_R_8I;
     default:
       return CUDA_R_32F;
@@ -81,9 +81,8 @@ cudaDataType_t TypeOf(DType dtype) {
 
 // The largest power of two up to 256 that divides an address and a stride of rows.
 uint32_t AlignmentOf(const void* data, int64_t stride, DType dtype) {
-  const uint64_t bits = reinterpret_cast<uintptr_t>(data) |
-                        static_cast<uint64_t>(stride) * (dtype == DType::kI32 ? 1 : SizeOf(dtype)) |
-                        256u;
+  const uint64_t bits =
+      reinterpret_cast<uintptr_t>(data) | static_cast<uint64_t>(stride) * SizeOf(dtype) | 256u;
   return static_cast<uint32_t>(bits & (~bits + 1));
 }
 
@@ -122,7 +121,7 @@ bool MakeLayout(cudaDataType_t type, int64_t rows, int64_t cols, int64_t stride,
 
 bool MakeProblem(const LibraryProduct& product, int64_t rows, Problem& problem) {
   cublasLtMatmulDesc_t operation = nullptr;
-  const bool int8 = product.dtype == DType::kI32;
+  const bool int8 = product.dtype == DType::kI8;
   const cudaDataType_t sums = int8 ? CUDA_R_32I : CUDA_R_32F;
   // 32F never uses TF32; only the FAST modes do.
   if (Lib().cublasLtMatmulDescCreate(&operation, int8 ? CUBLAS_COMPUTE_32I : CUBLAS_COMPUTE_32F,
@@ -153,10 +152,11 @@ class RealCublasLt final : public CublasLt {
       : device_(device), handle_(std::move(handle)), workspace_(std::move(workspace)) {}
 
   bool Multiply(const LibraryProduct& product) override {
+    const bool int8 = product.dtype == DType::kI8;
+    TREADLE_CHECK(!int8 || (product.bias == nullptr && !product.accumulate));
     const std::optional<cublasLtMatmulAlgo_t>& algorithm = AlgorithmFor(product);
     Problem problem;
     if (!algorithm.has_value() || !MakeProblem(product, product.rows, problem)) return false;
-    const bool int8 = product.dtype == DType::kI32;
     const float factors[] = {1, product.accumulate ? 1.0f : 0.0f};
     const int32_t integers[] = {1, 0};
     const void* alpha = int8 ? static_cast<const void*>(&integers[0]) : &factors[0];

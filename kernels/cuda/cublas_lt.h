@@ -18,17 +18,18 @@
 
 namespace treadle::cuda {
 
-// out = x W^T + bias (+ out if accumulate). Products of floats, sums in f32; f32 without TF32. Or,
-// for benchmarks, of int8 with sums in int32, and neither bias nor accumulate.
+// out = x W^T + bias (+ out if accumulate). Products of floats have sums in f32; f32 without TF32.
+// Those of int8 (for benchmarks) have sums in int32, and neither bias nor accumulate; n, k, strides
+// and addresses are multiples of four.
 struct LibraryProduct {
   const void* weights = nullptr;  // [n, weight_stride] in `dtype`
   int64_t weight_stride = 0;
   const void* x = nullptr;  // [rows, x_stride] in `dtype`
   int64_t x_stride = 0;
   const float* bias = nullptr;  // [n] or null
-  float* out = nullptr;         // [rows, out_stride]; int32 of int8 products
+  void* out = nullptr;          // [rows, out_stride] f32; kI8: int32
   int64_t out_stride = 0;
-  DType dtype = DType::kBF16;  // kF32, kF16, kBF16; kI32: both are int8
+  DType dtype = DType::kBF16;
   int64_t rows = 0;
   int64_t n = 0;
   int64_t k = 0;

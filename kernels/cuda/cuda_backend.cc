@@ -390,9 +390,6 @@ int64_t PaddedRowBucket(int64_t rows) {
 
 absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(std::unique_ptr<Device> device,
                                                          const CudaOptions& options) {
-  if (options.dtype == DType::kI32) {
-    return InvalidArgument("dtype is i32, expected bf16, f16 or f32");
-  }
   const MatMulOptions matmul = {
       .dtype = options.dtype,
       .deterministic = options.deterministic,

@@ -1,4 +1,4 @@
-// A row of activations becomes codes: what the kernel of its own and the fused one share. Device
+// A row of activations becomes codes: what the kernels of its own and the fused one share. Device
 // code; all threads of a block work on one row.
 #pragma once
 
@@ -111,6 +111,41 @@ TREADLE_DEVICE void EncodeRow(const Int8Input& input, const float* row, float in
     }
     store(column, word);
   }
+}
+
+// Every thread of a block takes four columns at a time.
+inline constexpr int kInt8QuantizeThreads = 1024;  // at most
+inline uint32_t Int8QuantizeThreads(int64_t k) {
+  const int64_t threads = (k + 127) / 128 * simt::kWarp;
+  return static_cast<uint32_t>(threads < kInt8QuantizeThreads ? threads : kInt8QuantizeThreads);
+}
+
+// Of a block that quantizes a row.
+struct Int8QuantizeShared {
+  uint32_t absmax_bits;
+  uint32_t outliers;
+};
+
+// Row `row` of input.row_info, and its codes: store(column, word) is called as EncodeRow does.
+template <typename Store>
+TREADLE_DEVICE void QuantizeRow(const Int8Input& input, int row, Int8QuantizeShared* shared,
+                                const Store& store) {
+  if (simt::Thread() == 0) *shared = {};
+  simt::SyncThreads();
+  const float* x = input.x + row * input.x_stride;
+  Int8Row& info = input.row_info[row];
+  const uint32_t largest = WarpMaxBits(ScanRow(input, x, [&](int column) {
+    const uint32_t at = simt::AtomicAdd(&shared->outliers, 1);
+    if (at < kInt8Listed) info.columns[at] = column;
+  }));
+  if (simt::Lane() == 0) simt::AtomicMax(&shared->absmax_bits, largest);
+  simt::SyncThreads();
+  const Int8RowScale scale = RowScaleOf(shared->absmax_bits);
+  if (simt::Thread() == 0) {
+    info.scale = scale.scale;
+    info.outliers = static_cast<int32_t>(shared->outliers);
+  }
+  EncodeRow(input, x, scale.inverse, store);
 }
 
 }  // namespace treadle::cuda

@@ -1,52 +1,21 @@
 // LLM.int8() row by row: activations to codes, and rows of a table.
-#include <algorithm>
-
 #include "kernels/cuda/row_int8_quantize.h"
 #include "kernels/status.h"
 
 namespace treadle::cuda {
 namespace {
 
-constexpr int kMaxThreads = 1024;
-
-// Every thread of a block takes four columns at a time.
-uint32_t ThreadsFor(int64_t k) {
-  const int64_t threads = (k + 127) / 128 * simt::kWarp;
-  return static_cast<uint32_t>(std::min<int64_t>(threads, kMaxThreads));
-}
-
-struct QuantizeShared {
-  uint32_t absmax_bits;
-  uint32_t outliers;
-};
-
 // One block per row.
-TREADLE_KERNEL(kMaxThreads) void QuantizeKernel(Int8Input p) {
+TREADLE_KERNEL(kInt8QuantizeThreads) void QuantizeKernel(Int8Input p) {
   simt::AwaitEarlierLaunches();
-  auto* shared = simt::DynamicShared<QuantizeShared>();
-  if (simt::Thread() == 0) *shared = {};
-  simt::SyncThreads();
   const int row = simt::BlockX();
-  const float* x = p.x + row * p.x_stride;
-  Int8Row& info = p.row_info[row];
-  const uint32_t largest = WarpMaxBits(ScanRow(p, x, [&](int column) {
-    const uint32_t at = simt::AtomicAdd(&shared->outliers, 1);
-    if (at < kInt8Listed) info.columns[at] = column;
-  }));
-  if (simt::Lane() == 0) simt::AtomicMax(&shared->absmax_bits, largest);
-  simt::SyncThreads();
-  const Int8RowScale scale = RowScaleOf(shared->absmax_bits);
-  if (simt::Thread() == 0) {
-    info.scale = scale.scale;
-    info.outliers = static_cast<int32_t>(shared->outliers);
-  }
-  EncodeRow(p, x, scale.inverse, [&](int column, uint32_t word) {
+  QuantizeRow(p, row, simt::DynamicShared<Int8QuantizeShared>(), [&](int column, uint32_t word) {
     *reinterpret_cast<uint32_t*>(p.codes + Int8RowByte(row, column, p.units)) = word;
   });
 }
 
 // Which columns hold an outlier in any row. One block per row; the flags are zero at first.
-TREADLE_KERNEL(kMaxThreads) void FlagKernel(Int8Input p) {
+TREADLE_KERNEL(kInt8QuantizeThreads) void FlagKernel(Int8Input p) {
   simt::AwaitEarlierLaunches();
   const float* x = p.x + simt::BlockX() * p.x_stride;
   Int8Input by_row = p;
@@ -55,7 +24,7 @@ TREADLE_KERNEL(kMaxThreads) void FlagKernel(Int8Input p) {
           [&](int column) { simt::AtomicOr(&p.call_flags[column / 32], 1u << (column % 32)); });
 }
 
-TREADLE_KERNEL(kMaxThreads) void EmbedKernel(Int8Embed p) {
+TREADLE_KERNEL(kInt8QuantizeThreads) void EmbedKernel(Int8Embed p) {
   simt::AwaitEarlierLaunches();
   const int row = simt::BlockX();
   const int from = TableRow(p.ids, row);
@@ -83,18 +52,20 @@ Int8ScratchBytes Int8Scratch(int64_t rows, int64_t k) {
 }
 
 void LaunchInt8Quantize(Device& device, const Int8Input& input) {
-  LaunchShape shape = {.grid_x = static_cast<uint32_t>(input.rows), .threads = ThreadsFor(input.k)};
+  LaunchShape shape = {.grid_x = static_cast<uint32_t>(input.rows),
+                       .threads = Int8QuantizeThreads(input.k)};
   if (input.of_call != 0) {
     device.Zero(input.call_flags, Int8Scratch(input.rows, input.k).call_flags);
     device.Launch(FlagKernel, shape, input);
   }
-  shape.shared_bytes = sizeof(QuantizeShared);
+  shape.shared_bytes = sizeof(Int8QuantizeShared);
   device.Launch(QuantizeKernel, shape, input);
 }
 
 void LaunchInt8Embed(Device& device, const Int8Embed& embed, int64_t rows) {
   device.Launch(EmbedKernel,
-                {.grid_x = static_cast<uint32_t>(rows), .threads = ThreadsFor(embed.k)}, embed);
+                {.grid_x = static_cast<uint32_t>(rows), .threads = Int8QuantizeThreads(embed.k)},
+                embed);
 }
 
 }  // namespace treadle::cuda

@@ -79,6 +79,13 @@ TREADLE_DEVICE void Pin(uint32_t (&a)[kN][4]) {
   for (int i = 0; i < 4 * kN; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
 }
 
+// Sums as operands of an instruction: those of d[n], and of four from there on. kind: "f" or "r".
+#define TREADLE_SUMS(kind, n) \
+  "+" kind(d[n][0]), "+" kind(d[n][1]), "+" kind(d[n][2]), "+" kind(d[n][3])
+#define TREADLE_SUMS4(kind, n)                                                 \
+  TREADLE_SUMS(kind, n), TREADLE_SUMS(kind, n + 1), TREADLE_SUMS(kind, n + 2), \
+      TREADLE_SUMS(kind, n + 3)
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 TREADLE_DEVICE void AsyncFence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -91,16 +98,13 @@ TREADLE_DEVICE void WarpgroupWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-#define TREADLE_SUMS(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
-#define TREADLE_SUMS4(n) \
-  TREADLE_SUMS(n), TREADLE_SUMS(n + 1), TREADLE_SUMS(n + 2), TREADLE_SUMS(n + 3)
 #define TREADLE_MMA_64(type)                                                                     \
   asm volatile(                                                                                  \
       "{ .reg .pred add; setp.ne.b32 add, %37, 0;\n"                                             \
       "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                \
       " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
       "%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, add, 1, 1, %38; }"              \
-      : TREADLE_SUMS4(0), TREADLE_SUMS4(4)                                                       \
+      : TREADLE_SUMS4("f", 0), TREADLE_SUMS4("f", 4)                                             \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(add)),     \
         "n"(kTransposed))
 #define TREADLE_MMA_128(type)                                                                    \
@@ -111,7 +115,8 @@ TREADLE_DEVICE void WarpgroupWait() {
       "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45," \
       "%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "               \
       "{%64,%65,%66,%67}, %68, add, 1, 1, %70; }"                                                \
-      : TREADLE_SUMS4(0), TREADLE_SUMS4(4), TREADLE_SUMS4(8), TREADLE_SUMS4(12)                  \
+      : TREADLE_SUMS4("f", 0), TREADLE_SUMS4("f", 4), TREADLE_SUMS4("f", 8),                     \
+        TREADLE_SUMS4("f", 12)                                                                   \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(static_cast<int>(add)),     \
         "n"(kTransposed))
 
@@ -133,8 +138,6 @@ TREADLE_DEVICE void WarpgroupMma(float (&d)[kN][4], const uint32_t (&a)[4], Shar
     TREADLE_MMA_128("bf16");
   }
 }
-#undef TREADLE_SUMS
-#undef TREADLE_SUMS4
 #undef TREADLE_MMA_64
 #undef TREADLE_MMA_128
 

@@ -47,9 +47,6 @@ TREADLE_DEVICE void Pin(int& value) { asm volatile("" : "+r"(value)::"memory"); 
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-#define TREADLE_SUMS(n) "+r"(d[n][0]), "+r"(d[n][1]), "+r"(d[n][2]), "+r"(d[n][3])
-#define TREADLE_SUMS4(n) \
-  TREADLE_SUMS(n), TREADLE_SUMS(n + 1), TREADLE_SUMS(n + 2), TREADLE_SUMS(n + 3)
 // D[64, 256] += A[64, 32] B[32, 256]. Warp w of the group has rows 16 w .. 16 w + 15 of A and D:
 // fragments A and D[16, 8] (d[n]: columns 8 n ..) as simt.h's MmaS8.
 TREADLE_DEVICE void WarpgroupMmaS8(int32_t (&d)[32][4], const uint32_t (&a)[4], SharedMatrix b) {
@@ -63,12 +60,11 @@ TREADLE_DEVICE void WarpgroupMmaS8(int32_t (&d)[32][4], const uint32_t (&a)[4], 
       "%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,"
       "%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127},"
       " {%128,%129,%130,%131}, %132, add; }"
-      : TREADLE_SUMS4(0), TREADLE_SUMS4(4), TREADLE_SUMS4(8), TREADLE_SUMS4(12), TREADLE_SUMS4(16),
-        TREADLE_SUMS4(20), TREADLE_SUMS4(24), TREADLE_SUMS4(28)
+      : TREADLE_SUMS4("r", 0), TREADLE_SUMS4("r", 4), TREADLE_SUMS4("r", 8), TREADLE_SUMS4("r", 12),
+        TREADLE_SUMS4("r", 16), TREADLE_SUMS4("r", 20), TREADLE_SUMS4("r", 24),
+        TREADLE_SUMS4("r", 28)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits));
 }
-#undef TREADLE_SUMS
-#undef TREADLE_SUMS4
 
 #else  // nobody launches it
 

@@ -50,6 +50,28 @@ class GpuRun : public testing::Test {
     return code;
   }
 
+  // A row of `bench kernels`. more: further members.
+  static std::string KernelRow(const std::string& name, int rows, double microseconds,
+                               const std::string& more = "") {
+    return Str(R"({"name": ")", name, R"(", "rows": )", rows, R"(, "seconds": )",
+               microseconds * 1e-6, more,
+               R"(, "gigabytes_per_second": 1, "gigaops_per_second": 1, "bandwidth_share": 1,)",
+               R"( "compute_share": 1})");
+  }
+  // The report of a run whose kernels took so long. more: further members of the benchmark's JSON.
+  std::string ReportOfKernels(const std::vector<std::string>& rows, const std::string& more = "") {
+    std::ofstream program(folder_ / "bundle" / "treadle");
+    program << "#!/bin/sh\necho '{\"backend\": \"a GPU\", \"peaks\": "
+               "{\"read_gigabytes_per_second\": 1, \"float_gigaops_per_second\": 1, "
+               "\"integer_gigaops_per_second\": 1}, \"rows\": [";
+    for (size_t i = 0; i < rows.size(); ++i) program << (i > 0 ? "," : "") << rows[i];
+    program << "]" << more << "}'\n";
+    program.close();
+    fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
+    EXPECT_EQ(Run({}, {"--only", "kernels_layer"}), 0) << said_;
+    return Text("report.md");
+  }
+
   fs::path folder_;
   std::string said_;
 };
@@ -92,28 +114,39 @@ TEST_F(GpuRun, AStepThatFailsOrHangsDoesNotStopTheOthers) {
 
 // What kernels for few rows and for many took becomes a table, by format, over a layer's products.
 TEST_F(GpuRun, ReportsWhereKernelsCross) {
-  std::string rows;
-  const auto add = [&](const char* product, int count, const char* kind, double microseconds) {
-    rows += Str(rows.empty() ? "" : ",", R"({"name": ")", product, "/nf4/rows=", count, "/", kind,
-                R"(", "rows": )", count, R"(, "seconds": )", microseconds * 1e-6,
-                R"(, "gigabytes_per_second": 1, "gigaops_per_second": 1, "bandwidth_share": 1,)",
-                R"( "compute_share": 1})");
-  };
-  for (const char* product : {"up", "down"}) {
-    add(product, 8, "few", 20);
-    add(product, 8, "many", 30);
-    add(product, 64, "few", 50);
-    add(product, 64, "many", 35);
+  std::vector<std::string> rows;
+  for (const std::string product : {"up", "down"}) {
+    rows.push_back(KernelRow(product + "/nf4/rows=8/few", 8, 20));
+    rows.push_back(KernelRow(product + "/nf4/rows=8/many", 8, 30));
+    rows.push_back(KernelRow(product + "/nf4/rows=64/few", 64, 50));
+    rows.push_back(KernelRow(product + "/nf4/rows=64/many", 64, 35));
   }
-  std::ofstream(folder_ / "bundle" / "treadle")
-      << "#!/bin/sh\necho '{\"backend\": \"a GPU\", \"peaks\": {\"read_gigabytes_per_second\": 1, "
-         "\"float_gigaops_per_second\": 1, \"integer_gigaops_per_second\": 1}, \"rows\": ["
-      << rows << "]}'\n";
-  fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
-  EXPECT_EQ(Run({}, {"--only", "kernels_layer"}), 0) << said_;
+  EXPECT_THAT(ReportOfKernels(rows),
+              AllOf(HasSubstr("| nf4 | few | 40 | 100 |  |"),
+                    HasSubstr("| nf4 | many | 60 | 70 | from 64 rows on |")));
   EXPECT_THAT(said_, HasSubstr("--crossover-rows 4,8,"));
-  EXPECT_THAT(Text("report.md"), AllOf(HasSubstr("| nf4 | few | 40 | 100 |  |"),
-                                       HasSubstr("| nf4 | many | 60 | 70 | from 64 rows on |")));
+}
+
+// LLM.int8() beside cuBLASLt's product: by case, and for all that were measured at so many rows.
+TEST_F(GpuRun, ReportsInt8BesideTheLibrary) {
+  const auto beside = [](double microseconds) {
+    return Str(R"(, "library_seconds": )", microseconds * 1e-6);
+  };
+  const std::string alone = KernelRow("down/int8/rows=64", 64, 30);
+  EXPECT_THAT(ReportOfKernels({KernelRow("up/bf16/rows=32", 32, 70),
+                               KernelRow("up/int8/rows=32", 32, 40, beside(50)),
+                               KernelRow("down/int8/rows=32", 32, 20, beside(10)),
+                               KernelRow("up/int8/rows=64", 64, 80, beside(60)), alone},
+                              R"(, "notes": ["down/int8/rows=64: no algorithm"])"),
+              AllOf(HasSubstr("## LLM.int8() and cuBLASLt"),
+                    HasSubstr("| up/int8/rows=32 | 40.0 | 50.0 | 1.25 |"),
+                    HasSubstr("| down/int8/rows=32 | 20.0 | 10.0 | 0.50 |"),
+                    HasSubstr("| all of these, 32 rows | 60.0 | 60.0 | 1.00 |"),
+                    HasSubstr("| all of these, 64 rows | 80.0 | 60.0 | 0.75 |"),
+                    HasSubstr("\ndown/int8/rows=64: no algorithm\n")));
+  EXPECT_THAT(ReportOfKernels({alone}, R"(, "notes": ["no memory"])"),
+              AllOf(HasSubstr("\nno memory\n"), Not(HasSubstr("time / ours"))));
+  EXPECT_THAT(ReportOfKernels({alone}), Not(HasSubstr("cuBLASLt")));
 }
 
 // A stand-in for the Python that has transformers.

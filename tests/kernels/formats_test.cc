@@ -271,6 +271,21 @@ TEST(ApartFormats, RefusesBadConstants) {
               HasSubstr("constants for a matrix in q8_0, which has its own"));
 }
 
+TEST(DTypes, SizesAndNames) {
+  const struct {
+    DType type;
+    size_t size;
+    std::string_view name;
+  } rows[] = {{DType::kF32, 4, "f32"},
+              {DType::kF16, 2, "f16"},
+              {DType::kBF16, 2, "bf16"},
+              {DType::kI8, 1, "i8"}};
+  for (const auto& row : rows) {
+    EXPECT_EQ(SizeOf(row.type), row.size) << row.name;
+    EXPECT_EQ(Name(row.type), row.name);
+  }
+}
+
 // Every 16-bit pattern survives the way to float and back; rounding is half to even.
 TEST(DTypes, ConversionsRoundTrip) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {

@@ -32,7 +32,7 @@ void Run(const LibraryProduct& product) {
         }
         y += sum;
       }
-      float& out = product.out[row * product.out_stride + n];
+      float& out = static_cast<float*>(product.out)[row * product.out_stride + n];
       if (product.accumulate) y += out;
       if (product.bias != nullptr) y += product.bias[n];
       out = y;
@@ -40,13 +40,39 @@ void Run(const LibraryProduct& product) {
   }
 }
 
+// Exact, so in any order.
+void RunInt8(const LibraryProduct& product) {
+  const auto* weights = static_cast<const int8_t*>(product.weights);
+  const auto* x = static_cast<const int8_t*>(product.x);
+  for (int64_t row = 0; row < product.rows; ++row) {
+    for (int64_t n = 0; n < product.n; ++n) {
+      int32_t sum = 0;
+      for (int64_t k = 0; k < product.k; ++k) {
+        sum += weights[n * product.weight_stride + k] * x[row * product.x_stride + k];
+      }
+      static_cast<int32_t*>(product.out)[row * product.out_stride + n] = sum;
+    }
+  }
+}
+
+bool TakesInt8(const LibraryProduct& product) {
+  const int64_t counts =
+      product.n | product.k | product.weight_stride | product.x_stride | product.out_stride;
+  const uintptr_t addresses = reinterpret_cast<uintptr_t>(product.weights) |
+                              reinterpret_cast<uintptr_t>(product.x) |
+                              reinterpret_cast<uintptr_t>(product.out);
+  return ((static_cast<uintptr_t>(counts) | addresses) & 3) == 0;
+}
+
 class EmulatedCublasLt final : public CublasLt {
  public:
   EmulatedCublasLt(Device& device, Buffer workspace)
       : device_(device), workspace_(std::move(workspace)) {}
   bool Multiply(const LibraryProduct& product) override {
-    TREADLE_CHECK(product.dtype != DType::kI32);  // benchmarks run on real GPUs
-    device_.RunOnHost([product] { Run(product); });
+    const bool int8 = product.dtype == DType::kI8;
+    TREADLE_CHECK(!int8 || (product.bias == nullptr && !product.accumulate));
+    if (int8 && !TakesInt8(product)) return false;
+    device_.RunOnHost([product, int8] { int8 ? RunInt8(product) : Run(product); });
     return true;
   }
 

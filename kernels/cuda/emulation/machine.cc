@@ -1,7 +1,6 @@
 #include "kernels/cuda/emulation/machine.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -164,7 +163,11 @@ class Machine {
                    "a warp waits at SyncWarpgroup for others of its warpgroup that do not come");
         }
         if (waiting_.empty()) break;
-        if (finished_ != kNoWarp) FailReturned(waiting_[0], finished_);
+        if (finished_ != kNoWarp) {
+          FailWarp(waiting_[0], Str("threads wait at SyncThreads, but those of warp ", finished_,
+                                    " have returned")
+                                    .c_str());
+        }
         ready_.swap(waiting_);
       }
       // The last one runs; mostly the one that ran before.
@@ -219,7 +222,9 @@ class Machine {
     Fiber::Switch(scheduler_, NextLane());
     const ThreadState* lanes = &threads_[first_thread_];
     for (int l = 1; l < 32; ++l) {
-      if (lanes[l].meeting != lanes[0].meeting) FailDiverged(lanes, l);
+      if (lanes[l].meeting == lanes[0].meeting) continue;
+      t_here.thread = first_thread_ + l;
+      LanesDiverged({lanes[0].meeting, lanes[0].where}, l, {lanes[l].meeting, lanes[l].where});
     }
     const Meeting meeting = lanes[0].meeting;
     if (meeting == Meeting::kReturn && !lanes[0].awaited) {
@@ -259,25 +264,6 @@ class Machine {
     ++lanes_run_;
     t_here.thread = first_thread_ + lane;
     return *threads_[t_here.thread].fiber;
-  }
-
-  [[noreturn]] void FailDiverged(const ThreadState* lanes, int lane) {
-    t_here.thread = first_thread_ + lane;
-    const ThreadState& other = lanes[lane];
-    const std::string what =
-        Str("lanes of one warp are at different operations: lane 0 at ", Name(lanes[0].meeting),
-            lanes[0].meeting == Meeting::kReturn
-                ? std::string()
-                : Str(" (", lanes[0].where.file_name(), ":", lanes[0].where.line(), ")"),
-            ", lane ", lane, " at ", Name(other.meeting));
-    KernelFailed(other.meeting == Meeting::kReturn ? lanes[0].where : other.where, what.c_str());
-  }
-
-  [[noreturn]] void FailReturned(int waiting, int finished) {
-    t_here.thread = waiting * 32;
-    KernelFailed(
-        threads_[t_here.thread].where,
-        Str("threads wait at SyncThreads, but those of warp ", finished, " have returned").c_str());
   }
 
   static constexpr int kNoWarp = -1;
@@ -331,29 +317,6 @@ std::unique_ptr<Machine> TakeMachine() {
 
 }  // namespace
 
-const char* Name(Meeting meeting) {
-  static constexpr const char* kNames[] = {"its end",
-                                           "AwaitEarlierLaunches",
-                                           "SyncThreads",
-                                           "SyncWarpgroup",
-                                           "SyncWarp",
-                                           "Shuffle",
-                                           "ShuffleXor",
-                                           "ShuffleDown",
-                                           "ShuffleUp",
-                                           "Ballot",
-                                           "MmaBf16",
-                                           "MmaF16",
-                                           "MmaS8",
-                                           "LoadMatrix4",
-                                           "LoadMatrix4Transposed",
-                                           "WarpgroupFence",
-                                           "WarpgroupMma",
-                                           "WarpgroupCommit",
-                                           "WarpgroupWait"};
-  return kNames[static_cast<int>(meeting)];
-}
-
 void Meet(Meeting meeting, void* operands, const std::source_location& where) {
   t_machine->Stop(meeting, operands, where);
 }
@@ -396,13 +359,6 @@ void WaitForCopies(int pending) {
 void FenceCopies() {
   ThreadState& self = t_machine->running();
   self.unfenced = self.published = false;
-}
-
-void KernelFailed(const std::source_location& where, const char* what) {
-  const std::string text =
-      Str("emulated kernel, block (", t_here.block[0], ", ", t_here.block[1], ", ", t_here.block[2],
-          "), thread ", t_here.thread, " in ", where.function_name(), ": ", what);
-  CheckFailed(where.file_name(), static_cast<int>(where.line()), text.c_str());
 }
 
 Grid::Grid(const GridWork& work) : work_(work) {

@@ -47,7 +47,6 @@ enum class Meeting : uint8_t {
   kWarpgroupCommit,
   kWarpgroupWait,
 };
-const char* Name(Meeting meeting);
 
 // What each lane brings; results are written into it.
 struct Exchange {
@@ -84,8 +83,15 @@ void CommitCopies();
 void WaitForCopies(int pending);
 // Warpgroups may read what this thread's copies brought, behind the next barrier.
 void FenceCopies();
-// Ends the process: `what` is wrong with the kernel at `where`, in the running thread.
+
+// failures.cc: ends the process. `what` is wrong with the kernel at `where`, in the running thread;
+// or lane `lane`, which that thread is, and lane 0 of its warp stopped at different things.
 [[noreturn]] void KernelFailed(const std::source_location& where, const char* what);
+struct Stopped {
+  Meeting meeting = Meeting::kReturn;
+  std::source_location where;  // of one that has returned: where it stopped last
+};
+[[noreturn]] void LanesDiverged(const Stopped& first, int lane, const Stopped& other);
 
 struct GridShape {
   uint32_t grid[3] = {1, 1, 1};

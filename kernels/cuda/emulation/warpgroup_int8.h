@@ -17,7 +17,7 @@ inline void Pin(int&) {}
 inline void WarpgroupMmaS8(int32_t (&d)[32][4], const uint32_t (&a)[4], SharedMatrix b,
                            const std::source_location& where = std::source_location::current()) {
   WarpgroupOperands operands{
-      .d = &d[0][0], .a = a, .b = b.bits, .columns = 256, .type = DType::kI32, .add = true};
+      .d = &d[0][0], .a = a, .b = b.bits, .columns = 256, .type = DType::kI8, .add = true};
   Meet(Meeting::kWarpgroupMma, &operands, where);
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kRows = 16;
 
-bool IsInt8(const WarpgroupOperands& operands) { return operands.type == DType::kI32; }
+bool IsInt8(const WarpgroupOperands& operands) { return operands.type == DType::kI8; }
 int TermsOf(const WarpgroupOperands& operands) { return IsInt8(operands) ? 32 : 16; }
 
 const WarpgroupOperands& OperandsOf(void* lane) {

@@ -23,7 +23,7 @@ struct WarpgroupOperands {
   const uint32_t* a = nullptr;  // [4]; of int8 products it outlives them
   uint64_t b = 0;  // SharedMatrix::bits; addresses count from the block's shared memory on
   int columns = 0;
-  DType type = DType::kBF16;    // of A and B; kI32: they are int8, and the sums int32
+  DType type = DType::kBF16;    // of A and B; kI8: the sums are int32
   bool rows_are_terms = false;  // RowsOf::kTerms
   bool add = false;
   int pending = 0;  // of a wait

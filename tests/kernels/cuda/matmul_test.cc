@@ -320,8 +320,8 @@ TEST(MatMuls, FamiliesShareACall) {
 
 TEST(MatMuls, SaysWhatIsWrong) {
   const auto device = OpenDevice({.memory_bytes = size_t{1} << 20});
-  EXPECT_THAT(std::string(MatMuls::Create(*device, {.dtype = DType::kI32}).status().message()),
-              HasSubstr("i32: expected f32, f16 or bf16"));
+  EXPECT_THAT(std::string(MatMuls::Create(*device, {.dtype = DType::kI8}).status().message()),
+              HasSubstr("in i8: expected f32, f16 or bf16"));
   const auto matmuls = MatMuls::Create(*device, {}).value();
   Weights weights("f32", 1024, 1024, 19);
   const auto packed = matmuls->Pack(weights.source);
