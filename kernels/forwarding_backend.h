@@ -44,6 +44,9 @@ class ForwardingBackend : public Backend {
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
     return below_->Pack(source);
   }
+  DType InputType(std::span<const PackedMatrix* const> weights) const override {
+    return below_->InputType(weights);
+  }
 
   void Embed(const PackedMatrix& table, std::span<const int32_t> ids, bool accumulate,
              Tensor out) override {
@@ -66,7 +69,7 @@ class ForwardingBackend : public Backend {
     below_->Attention(q, kv, scale, out);
   }
   void SwiGlu(Tensor gate, Tensor up, Tensor out) override { below_->SwiGlu(gate, up, out); }
-  void Gelu(Tensor x) override { below_->Gelu(x); }
+  void Gelu(Tensor x, Tensor out) override { below_->Gelu(x, out); }
   void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
     below_->Gather(x, rows, out);
   }

@@ -23,6 +23,7 @@ class HostBackend : public Backend {
   Staging* staging(StagingPlace) override { return nullptr; }
   absl::Status Synchronize() override { return absl::OkStatus(); }
   KeyOrder key_order() const override { return KeyOrder::kByFeature; }
+  DType InputType(std::span<const PackedMatrix* const>) const override { return DType::kF32; }
 
   bool asynchronous() const override { return false; }
   absl::Status Reserve(const BackendLimits& limits) override { return absl::OkStatus(); }
