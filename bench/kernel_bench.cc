@@ -66,7 +66,7 @@ class Measurement {
         asynchronous_(options.device == "cuda") {}
 
   void Run(const OpCase& op_case) {
-    const auto run = Prepare(op_case, backend_, 1);
+    const auto run = PrepareAsModels(op_case);
     const WeightFormat* format = op_case.op == Op::kMatMul ? op_case.format : nullptr;
     Add({.name = op_case.name, .rows = op_case.rows, .seconds = Seconds([&] { run->Run(); })},
         run->bytes(), run->operations(), format);
@@ -75,7 +75,7 @@ class Measurement {
   // One call for each row, as if it were alone: what batching of different rows saves (ORCA,
   // section 5).
   void RunRowByRow(const OpCase& op_case) {
-    const auto run = Prepare(op_case, backend_, 1);
+    const auto run = PrepareAsModels(op_case);
     const double seconds = Seconds([&] {
       for (int64_t row = 0; row < op_case.rows; ++row) run->RunRows(row, 1);
     });
@@ -101,6 +101,11 @@ class Measurement {
   }
 
  private:
+  std::unique_ptr<OpRun> PrepareAsModels(OpCase op_case) {
+    op_case.input_type = true;
+    return Prepare(op_case, backend_, 1);
+  }
+
   template <typename Body>
   double Seconds(Body body) {
     // Launches of an asynchronous backend overlap with what was launched before.
