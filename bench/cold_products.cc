@@ -21,8 +21,8 @@ double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-Buffer Allocate(Backend& backend, int64_t floats) {
-  auto buffer = backend.Allocate(static_cast<size_t>(floats) * sizeof(float));
+Buffer Allocate(Backend& backend, int64_t elements, DType dtype = DType::kF32) {
+  auto buffer = backend.Allocate(static_cast<size_t>(elements) * SizeOf(dtype));
   TREADLE_CHECK(buffer.ok());
   return *std::move(buffer);
 }
@@ -39,12 +39,7 @@ double BytesOf(const MatrixSource& source) {
 ColdProducts::ColdProducts(Backend& backend, std::span<const MatrixSource> sources,
                            const Options& options)
     : backend_(backend), options_(options) {
-  const int64_t k = sources[0].k;
   const int64_t rows = options.max_rows;
-  const std::vector<float> x = Activations(rows, k);
-  input_buffer_ = Allocate(backend, rows * k);
-  backend.CopyToDevice(input_buffer_.data(), x.data(), x.size() * sizeof(float));
-  input_ = DenseTensor(input_buffer_.data(), DType::kF32, rows, k);
   for (const MatrixSource& source : sources) {
     Output& output = outputs_.emplace_back();
     output.buffer = Allocate(backend, rows * source.n);
@@ -60,6 +55,28 @@ ColdProducts::ColdProducts(Backend& backend, std::span<const MatrixSource> sourc
       TREADLE_CHECK(packed.ok());
       packed_.push_back(*std::move(packed));
     }
+  }
+  MakeInput(sources[0].k);
+}
+
+void ColdProducts::MakeInput(int64_t k) {
+  std::vector<const PackedMatrix*> weights;
+  for (size_t i = 0; i < outputs_.size(); ++i) weights.push_back(packed_[i].get());
+  const DType dtype = backend_.InputType(weights);
+  input_buffer_ = Allocate(backend_, options_.max_rows * k, dtype);
+  input_ = DenseTensor(input_buffer_.data(), dtype, options_.max_rows, k);
+  const std::vector<float> floats = Activations(options_.max_rows, k);
+  const auto fill = [&](auto convert) {
+    std::vector<decltype(convert(0.0f))> x(floats.size());
+    std::ranges::transform(floats, x.begin(), convert);
+    backend_.CopyToDevice(input_buffer_.data(), x.data(), x.size() * sizeof(x[0]));
+  };
+  if (dtype == DType::kF32) {
+    fill([](float x) { return x; });
+  } else if (dtype == DType::kF16) {
+    fill(ToHalf);
+  } else {
+    fill(ToBFloat16);
   }
 }
 
@@ -79,7 +96,9 @@ int64_t ColdProducts::Copies(const Options& options, double weight_bytes) {
 }
 
 double ColdProducts::bytes(int64_t rows) const {
-  return weight_bytes_ + static_cast<double>(rows * (input_.cols + features_)) * sizeof(float);
+  const auto row_bytes = static_cast<int64_t>(SizeOf(input_.dtype)) * input_.cols +
+                         static_cast<int64_t>(sizeof(float)) * features_;
+  return weight_bytes_ + static_cast<double>(rows * row_bytes);
 }
 
 double ColdProducts::operations(int64_t rows) const {

@@ -16,9 +16,9 @@ namespace treadle {
 
 class ColdProducts {
  public:
-  // Projections of one input, for up to `max_rows` rows; `sources` may be dropped afterwards.
-  // accumulate: added to their outputs. asynchronous: the backend's ops return before they are
-  // done. CHECK-fails on an error of the backend.
+  // Projections of one input, of the type that a model would give it, for up to `max_rows` rows;
+  // `sources` may be dropped afterwards. accumulate: added to their outputs. asynchronous: the
+  // backend's ops return before they are done. CHECK-fails on an error of the backend.
   struct Options {
     int64_t max_rows = 1;
     bool accumulate = false;
@@ -45,6 +45,8 @@ class ColdProducts {
     Buffer buffer;
     Tensor tensor;  // [max_rows, n]
   };
+
+  void MakeInput(int64_t k);
 
   Backend& backend_;
   const Options options_;

@@ -94,6 +94,8 @@ class SimulatedBackend : public ForwardingBackend {
   std::string_view name() const override { return "simulation"; }
   std::string description() const override { return description_; }
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override;
+  // MatMul reads floats.
+  DType InputType(std::span<const PackedMatrix* const>) const override { return DType::kF32; }
   void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
              bool accumulate, Tensor out) override {
     below().Embed(*Simulated(table).rounded(), ids, first_id, accumulate, out);

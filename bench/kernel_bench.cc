@@ -67,7 +67,7 @@ class Measurement {
         asynchronous_(options.device == "cuda") {}
 
   void Run(const OpCase& op_case) {
-    const auto run = Prepare(op_case, backend_, 1);
+    const auto run = PrepareAsModels(op_case);
     const WeightFormat* format = op_case.op == Op::kMatMul ? op_case.format : nullptr;
     Add({.name = op_case.name, .rows = op_case.rows, .seconds = Seconds([&] { run->Run(); })},
         run->bytes(), run->operations(), format);
@@ -76,7 +76,7 @@ class Measurement {
   // One call for each row, as if it were alone: what batching of different rows saves (ORCA,
   // section 5).
   void RunRowByRow(const OpCase& op_case) {
-    const auto run = Prepare(op_case, backend_, 1);
+    const auto run = PrepareAsModels(op_case);
     const double seconds = Seconds([&] {
       for (int64_t row = 0; row < op_case.rows; ++row) run->RunRows(row, 1);
     });
@@ -123,6 +123,10 @@ class Measurement {
   }
   void Note(const std::string& name, const absl::Status& why) {
     report_.notes.push_back(Str(name, ": cuBLASLt is not beside it: ", why.message()));
+  }
+  std::unique_ptr<OpRun> PrepareAsModels(OpCase op_case) {
+    op_case.input_type = true;
+    return Prepare(op_case, backend_, 1);
   }
 
   template <typename Body>

@@ -82,6 +82,8 @@ class ObservingBackend : public ForwardingBackend {
         hidden_(layers, threshold),
         attention_output_(layers, threshold) {}
 
+  // MatMul reads floats.
+  DType InputType(std::span<const PackedMatrix* const>) const override { return DType::kF32; }
   void MatMul(Tensor x, std::span<const Projection> projections) override {
     const int64_t layer = product_ / kProducts % layers_;
     const int64_t which = product_++ % kProducts;

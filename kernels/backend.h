@@ -203,8 +203,16 @@ class Backend {
   // Repacks for this device, in parallel. The source may be unmapped afterwards, unless the backend
   // leaves it in its file (MatrixSource::file).
   virtual absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) = 0;
+  // The type for rows that nothing but products with these weights reads: a 16-bit type if all of
+  // the products round their input to it anyway, so that results have the same bits as with f32,
+  // else kF32. weights: at least one, all of one k. Constant for given weights.
+  virtual DType InputType(std::span<const PackedMatrix* const> weights) const = 0;
 
   // -- ops ----------------------------------------------------------------------------------------
+  // "f32 or 16 bits" below: f32, or the type that InputType gives for the products to come, rounded
+  // half to even (finite numbers beyond f16's range become its largest). Then cols is a multiple of
+  // 64, rows begin at multiples of 16 bytes, and out is other memory than the inputs.
+
   // out[i] = row ids[i] - first_id of table, decoded canonically; added to out if `accumulate`. An
   // id that the table has no row for (-1; a token of another rank's part of the vocabulary) is a
   // row of zeros. An id of -2 - r stands for the token that Sample last gave for row r (of the
@@ -213,15 +221,15 @@ class Backend {
   virtual void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
                      bool accumulate, Tensor out) = 0;
 
-  // out = x / sqrt(mean(x^2) + eps) * weight. x, out: [rows, cols] f32 (may be the same).
+  // out = x / sqrt(mean(x^2) + eps) * weight. x: [rows, cols] f32; out: f32 (may be x) or 16 bits.
   virtual void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) = 0;
 
-  // out = (x - mean) / sqrt(var + eps) * weight + bias (bias may be null).
+  // out = (x - mean) / sqrt(var + eps) * weight + bias (bias may be null). x, out: as RmsNorm's.
   virtual void LayerNorm(Tensor x, const float* weight, const float* bias, float eps,
                          Tensor out) = 0;
 
-  // All projections of one input x [rows, k] f32, in one pass over x and its quantization. All
-  // weights have k = x.cols.
+  // All projections of one input x [rows, k], f32 or 16 bits, in one pass over x and its
+  // quantization. All weights have k = x.cols.
   virtual void MatMul(Tensor x, std::span<const Projection> projections) = 0;
 
   // Rotates q (in place) and k by each row's position (no rotation if `rotary` is null), then
@@ -234,14 +242,17 @@ class Backend {
   // Causal attention of each row over its sequence's cached K/V (own chunk included, after rounding
   // to the cache's type), grouped queries: query head h reads K/V head h / (heads / kv_heads).
   // Positions are taken in blocks of kAttentionBlock fixed absolute positions; each gives (max,
-  // sum, vector), combined in ascending order. q, out: [rows, heads * head_dim] f32.
+  // sum, vector), combined in ascending order. q, out: [rows, heads * head_dim]; q
+  // is f32, out f32 or 16 bits.
   virtual void Attention(Tensor q, const KvView& kv, float scale, Tensor out) = 0;
 
-  // out = silu(gate) * up, elementwise, [rows, cols] f32; out may be gate or up.
+  // out = silu(gate) * up, elementwise. gate, up: [rows, cols] f32; out: f32 (may be gate or up) or
+  // 16 bits.
   virtual void SwiGlu(Tensor gate, Tensor up, Tensor out) = 0;
 
-  // In place: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), [rows, cols] f32 (GPT-2's GeLU).
-  virtual void Gelu(Tensor x) = 0;
+  // out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (GPT-2's GeLU). x: [rows, cols] f32; out:
+  // f32 (may be x) or 16 bits.
+  virtual void Gelu(Tensor x, Tensor out) = 0;
 
   // out[i] = x[rows[i]]. x: [*, cols], out: [rows.size(), cols] f32.
   virtual void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) = 0;

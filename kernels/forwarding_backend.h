@@ -46,6 +46,9 @@ class ForwardingBackend : public Backend {
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
     return below_->Pack(source);
   }
+  DType InputType(std::span<const PackedMatrix* const> weights) const override {
+    return below_->InputType(weights);
+  }
 
   void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
              bool accumulate, Tensor out) override {
@@ -68,7 +71,7 @@ class ForwardingBackend : public Backend {
     below_->Attention(q, kv, scale, out);
   }
   void SwiGlu(Tensor gate, Tensor up, Tensor out) override { below_->SwiGlu(gate, up, out); }
-  void Gelu(Tensor x) override { below_->Gelu(x); }
+  void Gelu(Tensor x, Tensor out) override { below_->Gelu(x, out); }
   void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
     below_->Gather(x, rows, out);
   }

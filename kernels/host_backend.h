@@ -24,6 +24,7 @@ class HostBackend : public Backend {
   absl::Status Synchronize() override { return absl::OkStatus(); }
   absl::Status Recover() override { return absl::OkStatus(); }
   KeyOrder key_order() const override { return KeyOrder::kByFeature; }
+  DType InputType(std::span<const PackedMatrix* const>) const override { return DType::kF32; }
 
   bool asynchronous() const override { return false; }
   absl::Status Reserve(const BackendLimits& limits) override { return absl::OkStatus(); }

@@ -40,6 +40,8 @@ class Gpt2 : public Model {
     Norm ffn_norm;
     Linear up;    // [ffn_hidden, hidden]
     Linear down;  // [hidden, ffn_hidden]
+    // Of the inputs of products.
+    DType qkv_type, out_type, up_type, down_type;
   };
   // Where a file's tensors are, and how its matrices lie (Conv1D keeps [k, n]).
   struct Source {
@@ -51,7 +53,14 @@ class Gpt2 : public Model {
   absl::StatusOr<Norm> LoadNorm(WeightLoader& loader, const std::string& name) const;
   absl::StatusOr<Layer> LoadLayer(WeightLoader& loader, const Source& source, int64_t index) const;
   absl::Status LoadEnds(WeightLoader& loader, const Source& source);
-  absl::Status AllocateActivations(int64_t max_batch_tokens);
+  void ChooseTypes();
+  absl::Status AllocateActivations(const LoadOptions& options);
+  const Linear& head() const { return config_.tied_head ? embedding_ : head_; }
+  // Memory that is free after a layer's product of its second norm, and outside of layers: for rows
+  // of 16 bits, which cannot lie where floats are still to be read. [rows, cols]
+  Tensor Freed(DType type, int64_t rows, int64_t cols) const {
+    return DenseTensor(normed_.data, type, rows, cols);
+  }
   void ApplyNorm(const Norm& norm, Tensor x, Tensor out) const {
     backend_.LayerNorm(x, Values(norm.weight), Values(norm.bias), config_.norm_epsilon, out);
   }
@@ -65,10 +74,12 @@ class Gpt2 : public Model {
   Linear embedding_;  // [vocab, hidden]; first stage, and the head if tied
   Linear positions_;  // [context, hidden], first stage
   std::vector<Layer> layer_weights_;
-  Norm norm_;    // last stage
-  Linear head_;  // [vocab, hidden], last stage, unless tied
+  Norm norm_;                      // last stage
+  Linear head_;                    // [vocab, hidden], last stage, unless tied
+  DType head_type_ = DType::kF32;  // of the head's input
 
-  // Confined to the rank's thread. All f32, rows = max_batch_tokens.
+  // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer for normed_
+  // and qkv_.
   RankSums sums_;
   std::unique_ptr<Activations> activations_;
   Tensor normed_;    // [num_tokens, hidden]
@@ -103,7 +114,8 @@ absl::Status Gpt2::Load(const Checkpoint& checkpoint, const LoadOptions& options
     layer_weights_.push_back(std::move(layer));
   }
   weight_bytes_ = loader.weight_bytes();
-  TREADLE_RETURN_IF_ERROR(AllocateActivations(options.max_batch_tokens));
+  ChooseTypes();
+  TREADLE_RETURN_IF_ERROR(AllocateActivations(options));
   loader.Finish();
   return absl::OkStatus();
 }
@@ -169,15 +181,27 @@ absl::StatusOr<Gpt2::Layer> Gpt2::LoadLayer(WeightLoader& loader, const Source& 
   return layer;
 }
 
-absl::Status Gpt2::AllocateActivations(int64_t max_batch_tokens) {
-  activations_ = std::make_unique<Activations>(backend_, max_batch_tokens);
-  const std::pair<Tensor*, int64_t> sizes[] = {{&normed_, config_.hidden},
-                                               {&qkv_, 3 * part_.size()},
-                                               {&attended_, part_.size()},
-                                               {&up_, ffn_.size()}};
-  for (const auto& [tensor, cols] : sizes) {
-    TREADLE_ASSIGN_OR_RETURN(*tensor, activations_->Add(cols));
+void Gpt2::ChooseTypes() {
+  for (Layer& layer : layer_weights_) {
+    layer.qkv_type = InputTypeOf(backend_, {&layer.qkv});
+    layer.out_type = InputTypeOf(backend_, {&layer.out});
+    layer.up_type = InputTypeOf(backend_, {&layer.up});
+    layer.down_type = InputTypeOf(backend_, {&layer.down});
   }
+  if (last_stage()) head_type_ = InputTypeOf(backend_, {&head()});
+}
+
+absl::Status Gpt2::AllocateActivations(const LoadOptions& options) {
+  activations_ = std::make_unique<Activations>(backend_, options.max_batch_tokens);
+  const bool inner = std::ranges::any_of(
+      layer_weights_, [](const Layer& layer) { return layer.down_type != DType::kF32; });
+  const int64_t freed =
+      std::max(inner ? options.max_batch_tokens * ffn_.size() : 0,
+               head_type_ != DType::kF32 ? options.max_head_rows * config_.hidden : 0);
+  TREADLE_RETURN_IF_ERROR(activations_->AddTogether(
+      {{&normed_, config_.hidden}, {&qkv_, 3 * part_.size()}}, 2 * freed));
+  TREADLE_ASSIGN_OR_RETURN(attended_, activations_->Add(part_.size()));
+  TREADLE_ASSIGN_OR_RETURN(up_, activations_->Add(ffn_.size()));
   TREADLE_RETURN_IF_ERROR(sums_.Allocate(*activations_, config_.hidden, shard_));
   activation_bytes_ = activations_->bytes();
   return absl::OkStatus();
@@ -206,12 +230,12 @@ absl::Status Gpt2::Attend(const Layer& layer, const KvView& kv, Communicator* ra
                           Tensor hidden) {
   const int64_t rows = hidden.rows;
   const int64_t size = part_.size();
-  const Tensor normed = normed_.Rows(0, rows);      // [num_tokens, hidden]
-  const Tensor qkv = qkv_.Rows(0, rows);            // [num_tokens, 3 * size]
-  const Tensor q = qkv.Cols(0, size);               // [num_tokens, size]
-  const Tensor k = qkv.Cols(size, size);            // [num_tokens, size]
-  const Tensor v = qkv.Cols(2 * size, size);        // [num_tokens, size]
-  const Tensor attended = attended_.Rows(0, rows);  // [num_tokens, size]
+  const Tensor normed = RowsAs(layer.qkv_type, normed_, rows);      // [num_tokens, hidden]
+  const Tensor qkv = qkv_.Rows(0, rows);                            // [num_tokens, 3 * size]
+  const Tensor q = qkv.Cols(0, size);                               // [num_tokens, size]
+  const Tensor k = qkv.Cols(size, size);                            // [num_tokens, size]
+  const Tensor v = qkv.Cols(2 * size, size);                        // [num_tokens, size]
+  const Tensor attended = RowsAs(layer.out_type, attended_, rows);  // [num_tokens, size]
   ApplyNorm(layer.attention_norm, hidden, normed);
   const Projection fused[] = {layer.qkv.To(qkv)};
   backend_.MatMul(normed, fused);
@@ -222,20 +246,25 @@ absl::Status Gpt2::Attend(const Layer& layer, const KvView& kv, Communicator* ra
 
 // hidden += W_down gelu(W_up norm(hidden)).
 absl::Status Gpt2::FeedForward(const Layer& layer, Communicator* ranks, Tensor hidden) {
-  const Tensor normed = normed_.Rows(0, hidden.rows);  // [num_tokens, hidden]
-  const Tensor up = up_.Rows(0, hidden.rows);          // [num_tokens, ffn_hidden]
+  const int64_t rows = hidden.rows;
+  const Tensor normed = RowsAs(layer.up_type, normed_, rows);  // [num_tokens, hidden]
+  const Tensor up = up_.Rows(0, rows);                         // [num_tokens, ffn_hidden]
+  const Tensor inner = layer.down_type == DType::kF32          // [num_tokens, ffn_hidden]
+                           ? up
+                           : Freed(layer.down_type, rows, ffn_.size());
   ApplyNorm(layer.ffn_norm, hidden, normed);
   const Projection first[] = {layer.up.To(up)};
   backend_.MatMul(normed, first);
-  backend_.Gelu(up);
-  return sums_.Add(backend_, layer.down, up, ranks, hidden);
+  backend_.Gelu(up, inner);
+  return sums_.Add(backend_, layer.down, inner, ranks, hidden);
 }
 
 void Gpt2::Head(Tensor hidden, Tensor logits) {
-  ApplyNorm(norm_, hidden, hidden);
-  const Linear& head = config_.tied_head ? embedding_ : head_;
-  const Projection out[] = {head.To(logits)};
-  backend_.MatMul(hidden, out);
+  const Tensor normed =
+      head_type_ == DType::kF32 ? hidden : Freed(head_type_, hidden.rows, hidden.cols);
+  ApplyNorm(norm_, hidden, normed);
+  const Projection out[] = {head().To(logits)};
+  backend_.MatMul(normed, out);
 }
 
 }  // namespace

@@ -1,7 +1,9 @@
 // A linear layer: weight in any format, bias or none. Thread safety: constant once loaded.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
+#include <vector>
 
 #include "kernels/backend.h"
 
@@ -24,5 +26,12 @@ class Linear {
   std::unique_ptr<PackedMatrix> weight_;  // [n, k]
   Buffer bias_;                           // [n] f32 on the device, or empty
 };
+
+// Backend::InputType of layers that share an input.
+inline DType InputTypeOf(const Backend& backend, std::initializer_list<const Linear*> layers) {
+  std::vector<const PackedMatrix*> weights;
+  for (const Linear* layer : layers) weights.push_back(&layer->weight());
+  return backend.InputType(weights);
+}
 
 }  // namespace treadle

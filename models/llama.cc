@@ -1,5 +1,6 @@
 #include "models/llama.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -40,12 +41,21 @@ class Llama : public Model {
     Buffer ffn_norm;        // [hidden]
     Linear gate, up;        // [ffn_hidden, hidden]
     Linear down;            // [hidden, ffn_hidden]
+    // Of the inputs of products.
+    DType qkv_type, out_type, gate_up_type, down_type;
   };
 
   absl::StatusOr<Layer> LoadLayer(WeightLoader& loader, const LlamaNames& names, int64_t index,
                                   bool gguf) const;
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
-  absl::Status AllocateActivations(int64_t max_batch_tokens);
+  void ChooseTypes();
+  absl::Status AllocateActivations(const LoadOptions& options);
+  const Linear& head() const { return config_.tied_head ? embedding_ : head_; }
+  // Memory that is free after a layer's products of its second norm, and outside of layers: for
+  // rows of 16 bits, which cannot lie where floats are still to be read. [rows, cols]
+  Tensor Freed(DType type, int64_t rows, int64_t cols) const {
+    return DenseTensor(normed_.data, type, rows, cols);
+  }
   absl::Status Attend(const Layer& layer, const KvView& kv, Communicator* ranks, Tensor hidden);
   absl::Status FeedForward(const Layer& layer, Communicator* ranks, Tensor hidden);
 
@@ -56,11 +66,13 @@ class Llama : public Model {
   ShardRange ffn_;       // of all inner features
   Linear embedding_;     // [vocab, hidden]; first stage, and the head if tied
   std::vector<Layer> layer_weights_;
-  Buffer norm_;  // [hidden], last stage
-  Linear head_;  // [vocab, hidden], last stage, unless tied
+  Buffer norm_;                    // [hidden], last stage
+  Linear head_;                    // [vocab, hidden], last stage, unless tied
+  DType head_type_ = DType::kF32;  // of the head's input
   RotaryEmbedding rotary_;
 
-  // Confined to the rank's thread. All f32, rows = max_batch_tokens.
+  // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_
+  // to v_.
   RankSums sums_;
   std::unique_ptr<Activations> activations_;
   Tensor normed_;     // [num_tokens, hidden]
@@ -103,7 +115,8 @@ absl::Status Llama::Load(const Checkpoint& checkpoint, const LoadOptions& option
   }
   TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
   weight_bytes_ = loader.weight_bytes() + rotary_.bytes();
-  TREADLE_RETURN_IF_ERROR(AllocateActivations(options.max_batch_tokens));
+  ChooseTypes();
+  TREADLE_RETURN_IF_ERROR(AllocateActivations(options));
   loader.Finish();
   return absl::OkStatus();
 }
@@ -175,13 +188,29 @@ absl::Status Llama::LoadRotary(const Checkpoint& checkpoint, int64_t max_positio
   return absl::OkStatus();
 }
 
-absl::Status Llama::AllocateActivations(int64_t max_batch_tokens) {
-  activations_ = std::make_unique<Activations>(backend_, max_batch_tokens);
+void Llama::ChooseTypes() {
+  for (Layer& layer : layer_weights_) {
+    layer.qkv_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v});
+    layer.out_type = InputTypeOf(backend_, {&layer.out});
+    layer.gate_up_type = InputTypeOf(backend_, {&layer.gate, &layer.up});
+    layer.down_type = InputTypeOf(backend_, {&layer.down});
+  }
+  if (last_stage()) head_type_ = InputTypeOf(backend_, {&head()});
+}
+
+absl::Status Llama::AllocateActivations(const LoadOptions& options) {
+  activations_ = std::make_unique<Activations>(backend_, options.max_batch_tokens);
   const int64_t q_size = heads_.size() * config_.head_dim;
   const int64_t kv_size = kv_heads_ * config_.head_dim;
+  const bool inner = std::ranges::any_of(
+      layer_weights_, [](const Layer& layer) { return layer.down_type != DType::kF32; });
+  const int64_t freed =
+      std::max(inner ? options.max_batch_tokens * ffn_.size() : 0,
+               head_type_ != DType::kF32 ? options.max_head_rows * config_.hidden : 0);
+  TREADLE_RETURN_IF_ERROR(activations_->AddTogether(
+      {{&normed_, config_.hidden}, {&q_, q_size}, {&k_, kv_size}, {&v_, kv_size}}, 2 * freed));
   const std::pair<Tensor*, int64_t> sizes[] = {
-      {&normed_, config_.hidden}, {&q_, q_size},         {&k_, kv_size},     {&v_, kv_size},
-      {&attended_, q_size},       {&gate_, ffn_.size()}, {&up_, ffn_.size()}};
+      {&attended_, q_size}, {&gate_, ffn_.size()}, {&up_, ffn_.size()}};
   for (const auto& [tensor, cols] : sizes) {
     TREADLE_ASSIGN_OR_RETURN(*tensor, activations_->Add(cols));
   }
@@ -210,11 +239,12 @@ absl::Status Llama::Forward(const Batch& batch, const KvPages& kv, Communicator*
 absl::Status Llama::Attend(const Layer& layer, const KvView& kv, Communicator* ranks,
                            Tensor hidden) {
   const int64_t rows = hidden.rows;
-  const Tensor normed = normed_.Rows(0, rows);      // [num_tokens, hidden]
-  const Tensor q = q_.Rows(0, rows);                // [num_tokens, heads * head_dim]
-  const Tensor k = k_.Rows(0, rows);                // [num_tokens, kv_heads * head_dim]
-  const Tensor v = v_.Rows(0, rows);                // [num_tokens, kv_heads * head_dim]
-  const Tensor attended = attended_.Rows(0, rows);  // [num_tokens, heads * head_dim]
+  const Tensor normed = RowsAs(layer.qkv_type, normed_, rows);  // [num_tokens, hidden]
+  const Tensor q = q_.Rows(0, rows);                            // [num_tokens, heads * head_dim]
+  const Tensor k = k_.Rows(0, rows);                            // [num_tokens, kv_heads * head_dim]
+  const Tensor v = v_.Rows(0, rows);                            // [num_tokens, kv_heads * head_dim]
+  const Tensor attended =
+      RowsAs(layer.out_type, attended_, rows);  // [num_tokens, heads * head_dim]
   backend_.RmsNorm(hidden, Values(layer.attention_norm), config_.norm_epsilon, normed);
   const Projection qkv[] = {layer.q.To(q), layer.k.To(k), layer.v.To(v)};
   backend_.MatMul(normed, qkv);
@@ -226,21 +256,25 @@ absl::Status Llama::Attend(const Layer& layer, const KvView& kv, Communicator* r
 // hidden += W_down (silu(W_gate n) * W_up n), n = norm(hidden).
 absl::Status Llama::FeedForward(const Layer& layer, Communicator* ranks, Tensor hidden) {
   const int64_t rows = hidden.rows;
-  const Tensor normed = normed_.Rows(0, rows);  // [num_tokens, hidden]
-  const Tensor gate = gate_.Rows(0, rows);      // [num_tokens, ffn_hidden]
-  const Tensor up = up_.Rows(0, rows);          // [num_tokens, ffn_hidden]
+  const Tensor normed = RowsAs(layer.gate_up_type, normed_, rows);  // [num_tokens, hidden]
+  const Tensor gate = gate_.Rows(0, rows);                          // [num_tokens, ffn_hidden]
+  const Tensor up = up_.Rows(0, rows);                              // [num_tokens, ffn_hidden]
+  const Tensor inner = layer.down_type == DType::kF32               // [num_tokens, ffn_hidden]
+                           ? gate
+                           : Freed(layer.down_type, rows, ffn_.size());
   backend_.RmsNorm(hidden, Values(layer.ffn_norm), config_.norm_epsilon, normed);
   const Projection gate_up[] = {layer.gate.To(gate), layer.up.To(up)};
   backend_.MatMul(normed, gate_up);
-  backend_.SwiGlu(gate, up, gate);
-  return sums_.Add(backend_, layer.down, gate, ranks, hidden);
+  backend_.SwiGlu(gate, up, inner);
+  return sums_.Add(backend_, layer.down, inner, ranks, hidden);
 }
 
 void Llama::Head(Tensor hidden, Tensor logits) {
-  backend_.RmsNorm(hidden, Values(norm_), config_.norm_epsilon, hidden);
-  const Linear& head = config_.tied_head ? embedding_ : head_;
-  const Projection out[] = {head.To(logits)};
-  backend_.MatMul(hidden, out);
+  const Tensor normed =
+      head_type_ == DType::kF32 ? hidden : Freed(head_type_, hidden.rows, hidden.cols);
+  backend_.RmsNorm(hidden, Values(norm_), config_.norm_epsilon, normed);
+  const Projection out[] = {head().To(logits)};
+  backend_.MatMul(normed, out);
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ class Model {
                                Tensor hidden) = 0;
 
   // Last stage only: final norm and head. hidden: [rows, hidden]; logits: [rows, vocab().size()]
-  // f32, of this rank's part of the vocabulary; rows <= max_head_rows. `hidden` is overwritten.
+  // f32, of this rank's part of the vocabulary; rows <= max_head_rows. May overwrite `hidden`.
   virtual void Head(Tensor hidden, Tensor logits) = 0;
 
  protected:

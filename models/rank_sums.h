@@ -25,7 +25,7 @@ class RankSums {
   absl::Status Allocate(Activations& activations, int64_t hidden, Shard shard);
 
   // hidden += W x + b, where this rank holds a part of W's columns and of x's features (and rank 0
-  // the bias). x: [rows, k of this rank], hidden: [rows, hidden].
+  // the bias). x: [rows, k of this rank], of what Backend::MatMul takes; hidden: [rows, hidden].
   absl::Status Add(Backend& backend, const Linear& linear, Tensor x, Communicator* ranks,
                    Tensor hidden);
 

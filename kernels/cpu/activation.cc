@@ -10,9 +10,9 @@ void SwiGlu(const float* gate, const float* up, float* out, int64_t n) {
   });
 }
 
-void Gelu(float* x, int64_t n) {
+void Gelu(const float* x, float* out, int64_t n) {
   ForEachVec(n, [&](int64_t i, int64_t lanes) {
-    StoreLanes(x + i, GeluTanh(LoadLanes(x + i, lanes)), lanes);
+    StoreLanes(out + i, GeluTanh(LoadLanes(x + i, lanes)), lanes);
   });
 }
 

@@ -91,7 +91,7 @@ class CpuBackend final : public HostBackend {
     ops_.Attention(q, kv, scale, out);
   }
   void SwiGlu(Tensor gate, Tensor up, Tensor out) override { ops_.SwiGlu(gate, up, out); }
-  void Gelu(Tensor x) override { ops_.Gelu(x); }
+  void Gelu(Tensor x, Tensor out) override { ops_.Gelu(x, out); }
   void Sample(Tensor logits, std::span<const SampleRow> rows,
               std::span<SampleResult> results) override {
     ops_.Sample(logits, rows, results);

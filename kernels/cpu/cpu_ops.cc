@@ -83,10 +83,10 @@ void CpuOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
   });
 }
 
-void CpuOps::Gelu(Tensor x) {
-  TREADLE_CHECK(x.dtype == DType::kF32);
+void CpuOps::Gelu(Tensor x, Tensor out) {
+  CheckSameShape(x, out);
   SplitElements(state_->pool, x.rows, x.cols, [&](int64_t row, int64_t col, int64_t count) {
-    state_->kernels.gelu(x.Row<float>(row) + col, count);
+    state_->kernels.gelu(x.Row<float>(row) + col, out.Row<float>(row) + col, count);
   });
 }
 

@@ -28,7 +28,7 @@ class CpuOps {
   void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary, const KvView& kv);
   void Attention(Tensor q, const KvView& kv, float scale, Tensor out);
   void SwiGlu(Tensor gate, Tensor up, Tensor out);
-  void Gelu(Tensor x);
+  void Gelu(Tensor x, Tensor out);
   void Sample(Tensor logits, std::span<const SampleRow> rows, std::span<SampleResult> results);
   void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
                    std::span<ShardSample> shards);

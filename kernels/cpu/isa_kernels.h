@@ -13,7 +13,7 @@ void CombineAttention(const AttentionArguments& a);
 int64_t AttentionScratchFloats(int64_t queries, int64_t head_dim);
 int64_t AttentionPartialFloats(int64_t queries, int64_t head_dim);
 void SwiGlu(const float* gate, const float* up, float* out, int64_t n);
-void Gelu(float* x, int64_t n);
+void Gelu(const float* x, float* out, int64_t n);
 void ExpInto(const float* x, float* out, int64_t n);
 float MaxLogit(const float* x, int64_t n);
 int64_t FirstAtLeast(const float* x, int64_t from, int64_t n, float floor);

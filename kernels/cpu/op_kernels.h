@@ -91,7 +91,7 @@ struct OpKernels {
   int64_t (*attention_scratch_floats)(int64_t queries, int64_t head_dim);
   int64_t (*attention_partial_floats)(int64_t queries, int64_t head_dim);
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
-  void (*gelu)(float* x, int64_t n);
+  void (*gelu)(const float* x, float* out, int64_t n);
   void (*exp)(const float* x, float* out, int64_t n);
   SampleKernels sample;
 };

@@ -49,7 +49,7 @@ void CombineKernel(AttentionParams p) {
   const int64_t first = PartIndex(p, simt::BlockX(), head, 0);
   const float* stats = p.part_stats + 2 * first;
   const float* vectors = p.part_vectors + first * p.head_dim;
-  float* out = p.out + sequence.first_row * p.out_stride + int64_t{head} * p.head_dim;
+  const int64_t at = sequence.first_row * p.out.stride + int64_t{head} * p.head_dim;
   for (int i = simt::Thread(); i < p.head_dim; i += kAttentionThreads) {
     float max = stats[0];
     float sum = stats[1];
@@ -60,7 +60,7 @@ void CombineKernel(AttentionParams p) {
       sum = Fold(sum, stats[2 * split + 1], f);
       value = Fold(value, vectors[split * p.head_dim + i], f);
     }
-    out[i] = value * simt::Divide(1.0f, sum);
+    StoreOne(p.out, at + i, value * simt::Divide(1.0f, sum));
   }
 }
 
@@ -128,9 +128,8 @@ AttentionParams MakeParams(Tensor q, const KvLayout& layout, const std::byte* pa
   const auto narrow = [](int64_t x) { return static_cast<int32_t>(x); };
   AttentionParams p = {};
   p.q = q.Row<float>(0);
-  p.out = out.Row<float>(0);
+  p.out = OutputOf(out, q);
   p.q_stride = q.stride;
-  p.out_stride = out.stride;
   p.pages = reinterpret_cast<const char*>(pages);
   p.page_bytes = layout.PageBytes();
   p.part_bytes = layout.PageBytes() / 2;

@@ -157,7 +157,7 @@ class DecodeTile {
         p_.part_stats[2 * part] = state_.max[0][half];
         p_.part_stats[2 * part + 1] = state_.sum[0][2 * half];
       }
-      StoreVector(half, 1.0f, p_.part_vectors + part * p_.head_dim);
+      StoreVector(half, 1.0f, {p_.part_vectors}, part * p_.head_dim);
     }
   }
   TREADLE_DEVICE void StoreRow(bool join) {
@@ -165,18 +165,19 @@ class DecodeTile {
     for (int half = 0; half < 2; ++half) {
       if (Head(half) >= heads_.count) continue;
       if (join) state_.template JoinKept<1>(0, half, kept_);
-      StoreVector(half, simt::Divide(1.0f, state_.sum[0][2 * half]),
-                  p_.out + tile_.first_row * p_.out_stride +
-                      int64_t{heads_.first + Head(half)} * p_.head_dim);
+      StoreVector(
+          half, simt::Divide(1.0f, state_.sum[0][2 * half]), p_.out,
+          tile_.first_row * p_.out.stride + int64_t{heads_.first + Head(half)} * p_.head_dim);
     }
   }
-  TREADLE_DEVICE void StoreVector(int half, float factor, float* out) const {
+  // From element `at` of `out` on.
+  TREADLE_DEVICE void StoreVector(int half, float factor, const RowOutput& out, int64_t at) const {
     TREADLE_UNROLL
     for (int n = 0; n < 2 * kGroups; ++n) {
       const int feature = Feature(n);
       if (feature >= p_.head_dim) continue;
-      out[feature] = state_.vector[0][n][2 * half] * factor;
-      out[feature + 1] = state_.vector[0][n][2 * half + 1] * factor;
+      const float* pair = &state_.vector[0][n][2 * half];
+      StorePair(out, at + feature, pair[0] * factor, pair[1] * factor);
     }
   }
 

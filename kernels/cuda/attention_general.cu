@@ -93,9 +93,11 @@ void GeneralAttentionKernel(AttentionParams p) {
     }
     simt::SyncWarp();
   }
-  float* out = p.out + row * p.out_stride + int64_t{head} * p.head_dim;
+  const int64_t at = row * p.out.stride + int64_t{head} * p.head_dim;
   const float inverse = simt::Divide(1.0f, sum);
-  for (int i = simt::Lane(); i < p.head_dim; i += simt::kWarp) out[i] = vector[i] * inverse;
+  for (int i = simt::Lane(); i < p.head_dim; i += simt::kWarp) {
+    StoreOne(p.out, at + i, vector[i] * inverse);
+  }
 }
 
 }  // namespace

@@ -5,14 +5,14 @@
 
 #include "kernels/cuda/attention_map.h"
 #include "kernels/cuda/batch.h"
+#include "kernels/cuda/row_output.h"
 
 namespace treadle::cuda {
 
 struct AttentionParams {
   const float* q;  // [rows, heads * head_dim], rows q_stride apart
-  float* out;      // as q, rows out_stride apart
+  RowOutput out;   // as q
   int64_t q_stride;
-  int64_t out_stride;
   const char* pages;   // of one layer
   int64_t page_bytes;  // of a page: K, then V
   int64_t part_bytes;  // of its K

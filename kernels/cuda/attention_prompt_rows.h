@@ -162,7 +162,7 @@ class PromptRows {
     for (int m = 0; m < kM; ++m) {
       TREADLE_UNROLL
       for (int half = 0; half < 2; ++half) {
-        const int64_t offset = Locate(m, half, p_.out_stride);
+        const int64_t offset = Locate(m, half, p_.out.stride);
         if (offset < 0) continue;
         if (SplitsOf(position_[m][half]) > 1)
           state.template JoinKept<Layout::kThreads>(m, half, kept);
@@ -171,8 +171,8 @@ class PromptRows {
         for (int n = 0; n < kD / 8; ++n) {
           const int feature = 8 * n + 2 * (simt::Lane() & 3);
           if (feature >= p_.head_dim) continue;
-          p_.out[offset + feature] = state.vector[m][n][2 * half] * inverse;
-          p_.out[offset + feature + 1] = state.vector[m][n][2 * half + 1] * inverse;
+          const float* pair = &state.vector[m][n][2 * half];
+          StorePair(p_.out, offset + feature, pair[0] * inverse, pair[1] * inverse);
         }
       }
     }

@@ -156,6 +156,9 @@ class CudaBackend final : public Backend {
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
     return matmuls_->Pack(source);
   }
+  DType InputType(std::span<const PackedMatrix* const> weights) const override {
+    return matmuls_->InputType(weights);
+  }
 
   // -- ops ----------------------------------------------------------------------------------------
 
@@ -183,8 +186,8 @@ class CudaBackend final : public Backend {
   void SwiGlu(Tensor gate, Tensor up, Tensor out) override {
     if (Ready()) cuda::SwiGlu(*device_, gate, up, out);
   }
-  void Gelu(Tensor x) override {
-    if (Ready()) cuda::Gelu(*device_, x);
+  void Gelu(Tensor x, Tensor out) override {
+    if (Ready()) cuda::Gelu(*device_, x, out);
   }
   void CopyPages(const KvLayout& layout, std::byte* pages,
                  std::span<const PageCopy> copies) override {

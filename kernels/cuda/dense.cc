@@ -84,10 +84,10 @@ void DenseFamily::MultiplyOwn(const MatMulInput& input, std::span<const Projecti
   product.rows = static_cast<int32_t>(input.x.rows);
   product.k = static_cast<int32_t>(input.x.cols);
   product.dtype = options_.dtype;
-  product.x16 = input.x16;
-  product.x = input.x.Row<float>(0);
-  product.x_stride = input.x.stride;
-  if (options_.dtype == DType::kF32) {
+  const bool floats = options_.dtype == DType::kF32;
+  product.x = floats ? input.x.data : input.x16;
+  product.x_stride = floats ? input.x.stride : input.stride16;
+  if (floats) {
     LaunchDenseF32(device_, product);
   } else if (product.rows <= kDenseStreamRows) {
     LaunchDenseStream(device_, product,
@@ -112,7 +112,7 @@ bool DenseFamily::MultiplyByLibrary(const MatMulInput& input, const Projection& 
   product.rows = input.x.rows;
   product.n = projection.weight->n();
   // 16-bit operands are padded with zeros, and multiples of 64 are what fast algorithms want.
-  product.k = floats ? projection.weight->k() : input.stride16;
+  product.k = floats ? projection.weight->k() : DenseStride(projection.weight->k());
   product.accumulate = projection.accumulate;
   return library_->Multiply(product);
 }

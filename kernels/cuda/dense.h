@@ -40,9 +40,7 @@ class DenseFamily final : public MatMulFamily {
   // Errors: a bad source; no memory (in terms of the matrix).
   absl::StatusOr<std::unique_ptr<CudaMatrix>> Pack(const MatrixSource& source) override;
   absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) override;
-  bool WantsConverted(const Tensor& x) const override {
-    return options_.dtype != DType::kF32 && (!DenseReadsFloats(x) || ByLibrary(x.rows));
-  }
+  bool Rounds(const CudaMatrix&) const override { return options_.dtype != DType::kF32; }
   void Multiply(const MatMulInput& input, std::span<const Projection> projections) override;
   void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) override;
 

@@ -38,7 +38,7 @@ TREADLE_KERNEL(kThreads) void DenseF32Kernel(DenseProduct p) {
     TREADLE_UNROLL
     for (int r = 0; r < kRows; ++r) {
       if (row0 + r >= p.rows) continue;
-      const float* x = p.x + (row0 + r) * p.x_stride + k;
+      const float* x = static_cast<const float*>(p.x) + (row0 + r) * p.x_stride + k;
       TREADLE_UNROLL
       for (int i = 0; i < kLaneElements; ++i) {
         if (k + i >= p.k) continue;

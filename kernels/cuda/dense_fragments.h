@@ -25,14 +25,6 @@ TREADLE_DEVICE void DenseMma(float (&d)[4], const simt::Words4& low, const simt:
   }
 }
 
-// Two floats in a word of the product's type.
-template <bool kBf16>
-TREADLE_DEVICE uint32_t DensePack(uint32_t low, uint32_t high) {
-  const float a = simt::AsFloat(low);
-  const float b = simt::AsFloat(high);
-  return kBf16 ? simt::PackBf16(a, b) : simt::PackF16(a, b);
-}
-
 // The projection that tile `tile` is of.
 TREADLE_DEVICE DenseSegment DenseSegmentOf(const DenseProduct& p, int tile) {
   DenseSegment segment = p.segments[0];

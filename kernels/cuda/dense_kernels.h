@@ -48,9 +48,9 @@ struct DenseProduct {
   int32_t num_segments = 0;
   int32_t rows = 0;
   int32_t k = 0;
-  DType dtype = DType::kBF16;     // of the weights
-  const uint16_t* x16 = nullptr;  // [rows, DenseStride(k)] in `dtype`; null: x is read as it is
-  const float* x = nullptr;       // [rows, x_stride]
+  DType dtype = DType::kBF16;  // of weights and x
+  // [rows, x_stride]. Of 16 bits: 16-byte aligned rows, columns from k to DenseStride(k) are 0.
+  const void* x = nullptr;
   int64_t x_stride = 0;
 };
 
@@ -64,25 +64,21 @@ struct DenseProduct {
 struct DenseTile {
   int features = 1;
   int rows = 1;
-  bool float_x = false;  // reads f32 activations and rounds them itself: no conversion before it
-  int stages = 0;        // of its ring of asynchronous copies; see dense_stream.cu
+  int stages = 0;  // of its ring of asynchronous copies; see dense_stream.cu
   friend bool operator==(const DenseTile&, const DenseTile&) = default;
 };
 struct DenseLimits {
   int multiprocessors = 0;
   size_t shared_bytes = 0;  // of a block; at least 96 KB
 };
-// features: of all projections together. rows: at most kDenseStreamRows; with float_x, 4.
-DenseTile ChooseDenseTile(int64_t features, int64_t rows, bool float_x, const DenseLimits& limits);
+// features: of all projections together. rows: at most kDenseStreamRows.
+DenseTile ChooseDenseTile(int64_t features, int64_t rows, const DenseLimits& limits);
 size_t DenseStreamSharedBytes(const DenseTile& tile);
-
-// Whether the streaming kernel can read these activations as they are, and gains by it.
-bool DenseReadsFloats(const Tensor& x);
 
 // Few rows: bound by bytes, each byte of weights is read once. 16-bit types. limits: the device's,
 // or smaller ones.
 void LaunchDenseStream(Device& device, DenseProduct product, const DenseLimits& limits);
-// Many rows, the same bits: 128 x 128 tiles. 16-bit types; x16 must be there.
+// Many rows, the same bits: 128 x 128 tiles. 16-bit types.
 void LaunchDenseTiles(Device& device, DenseProduct product);
 // f32 weights and activations, fused multiply-adds; lane l of a warp takes elements 4 l .. 4 l + 3
 // of 128, whatever the rows.

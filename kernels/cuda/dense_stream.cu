@@ -29,21 +29,21 @@ constexpr int kThreads = kDenseParts * simt::kWarp;
 
 // 16-byte words of one lane in one stage.
 constexpr int WeightWords(int features) { return 4 * features; }
-constexpr int RowWords(bool float_x) { return float_x ? 4 : 2; }
-constexpr int StageWords(int features, int rows, bool float_x) {
-  return WeightWords(features) + rows * RowWords(float_x);
+constexpr int kRowWords = 2;
+constexpr int StageWords(int features, int rows) {
+  return WeightWords(features) + rows * kRowWords;
 }
 // Floats between two rows of a part's sums: the lanes of a warp then write to different banks.
 constexpr int SumStride(int features) { return 16 * features + 4; }
 
 // Of this lane: 16 bytes of each of its rows of weights and activations in each half step.
-template <int kFeatures, int kRows, bool kFloatX>
+template <int kFeatures, int kRows>
 struct Sources {
   const uint16_t* weights[2 * kFeatures];
-  const std::byte* x[kRows];
+  const uint16_t* x[kRows];
   bool valid[kRows];
 
-  static constexpr int kXWords = kRows * RowWords(kFloatX);
+  static constexpr int kXWords = kRows * kRowWords;
 
   TREADLE_DEVICE void CopyWeights(int step, Words4* slot) const {
     TREADLE_UNROLL
@@ -54,13 +54,10 @@ struct Sources {
     }
   }
   // Of this lane's row of word i.
-  TREADLE_DEVICE static constexpr int RowOf(int i) { return i / RowWords(kFloatX); }
+  TREADLE_DEVICE static constexpr int RowOf(int i) { return i / kRowWords; }
   // Where word i of a step begins.
-  TREADLE_DEVICE const std::byte* Word(int step, int i) const {
-    const int of_row = i % RowWords(kFloatX);
-    // Floats: words 0 and 1 are elements 8 t .. 8 t + 7 of the first 32, 2 and 3 of the rest.
-    const int bytes = kFloatX ? (of_row / 2) * 128 + (of_row % 2) * 16 : of_row * 64;
-    return x[RowOf(i)] + static_cast<int64_t>(step) * kDenseStep * (kFloatX ? 4 : 2) + bytes;
+  TREADLE_DEVICE const uint16_t* Word(int step, int i) const {
+    return x[RowOf(i)] + static_cast<int64_t>(step) * kDenseStep + i % kRowWords * kDenseStep / 2;
   }
   TREADLE_DEVICE void CopyX(int step, Words4* slot) const {
     TREADLE_UNROLL
@@ -79,10 +76,10 @@ struct Sources {
 };
 
 // The first stages of a warp's ring, of which each lane has its part: `first` is its first step.
-template <int kStages, int kStage, int kFeatures, int kRows, bool kFloatX>
-TREADLE_DEVICE void FillRing(const Sources<kFeatures, kRows, kFloatX>& sources, int first,
-                             int steps, Words4* ring) {
-  constexpr int kXWords = Sources<kFeatures, kRows, kFloatX>::kXWords;
+template <int kStages, int kStage, int kFeatures, int kRows>
+TREADLE_DEVICE void FillRing(const Sources<kFeatures, kRows>& sources, int first, int steps,
+                             Words4* ring) {
+  constexpr int kXWords = Sources<kFeatures, kRows>::kXWords;
   TREADLE_UNROLL
   for (int i = 0; i < kStages - 1; ++i) {
     const int step = first + i * kDenseParts;
@@ -106,27 +103,14 @@ TREADLE_DEVICE void FillRing(const Sources<kFeatures, kRows, kFloatX>& sources, 
   }
 }
 
-template <bool kBf16, bool kFloatX>
-TREADLE_DEVICE Words4 RowFragment(const Words4* words, int half) {
-  if constexpr (!kFloatX) {
-    return words[half * simt::kWarp];
-  } else {
-    const Words4 a = words[2 * half * simt::kWarp];
-    const Words4 b = words[(2 * half + 1) * simt::kWarp];
-    return {DensePack<kBf16>(a.x, a.y), DensePack<kBf16>(a.z, a.w), DensePack<kBf16>(b.x, b.y),
-            DensePack<kBf16>(b.z, b.w)};
-  }
-}
-
-template <bool kBf16, int kFeatures, int kRows, bool kFloatX>
+template <bool kBf16, int kFeatures, int kRows>
 TREADLE_DEVICE void MultiplyStage(const Words4* slot, float (&sums)[kFeatures][kRows][4]) {
   TREADLE_UNROLL
   for (int half = 0; half < 2; ++half) {
     Words4 x[kRows];
     TREADLE_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      x[r] = RowFragment<kBf16, kFloatX>(
-          slot + (WeightWords(kFeatures) + r * RowWords(kFloatX)) * simt::kWarp, half);
+      x[r] = slot[(WeightWords(kFeatures) + r * kRowWords + half) * simt::kWarp];
     }
     TREADLE_UNROLL
     for (int f = 0; f < kFeatures; ++f) {
@@ -158,10 +142,10 @@ TREADLE_DEVICE void CombineParts(const float* parts, const DenseSegment& segment
   }
 }
 
-template <bool kBf16, int kFeatures, int kRows, bool kFloatX, int kStages>
+template <bool kBf16, int kFeatures, int kRows, int kStages>
 TREADLE_KERNEL(kThreads)
 void DenseStreamKernel(DenseProduct p) {
-  constexpr int kStage = StageWords(kFeatures, kRows, kFloatX) * simt::kWarp;
+  constexpr int kStage = StageWords(kFeatures, kRows) * simt::kWarp;
   const int lane = simt::Lane();
   const int warp = simt::Warp();
   const int g = lane / 4;
@@ -171,7 +155,7 @@ void DenseStreamKernel(DenseProduct p) {
   const int steps = (p.k + kDenseStep - 1) / kDenseStep;
   const int64_t stride = static_cast<int64_t>(steps) * kDenseStep;
 
-  Sources<kFeatures, kRows, kFloatX> sources;
+  Sources<kFeatures, kRows> sources;
   TREADLE_UNROLL
   for (int i = 0; i < 2 * kFeatures; ++i) {
     // Features beyond the last read the last one again; nobody stores them.
@@ -183,8 +167,7 @@ void DenseStreamKernel(DenseProduct p) {
     const int row = 8 * r + g;
     sources.valid[r] = row < p.rows;
     const int64_t from = sources.valid[r] ? row : 0;
-    sources.x[r] = kFloatX ? reinterpret_cast<const std::byte*>(p.x + from * p.x_stride + 8 * t)
-                           : reinterpret_cast<const std::byte*>(p.x16 + from * stride + 8 * t);
+    sources.x[r] = static_cast<const uint16_t*>(p.x) + from * p.x_stride + 8 * t;
   }
 
   Words4* shared = simt::DynamicShared<Words4>();
@@ -201,7 +184,7 @@ void DenseStreamKernel(DenseProduct p) {
     }
     simt::CopyAsyncCommit();
     simt::CopyAsyncWait<kStages - 1>();
-    MultiplyStage<kBf16, kFeatures, kRows, kFloatX>(ring + use * kStage, sums);
+    MultiplyStage<kBf16, kFeatures, kRows>(ring + use * kStage, sums);
     use = use + 1 == kStages ? 0 : use + 1;
     fill = fill + 1 == kStages ? 0 : fill + 1;
   }
@@ -233,34 +216,32 @@ struct Variant {
   Kernel f16;
 };
 
-template <int kFeatures, int kRows, bool kFloatX, int kStages>
+template <int kFeatures, int kRows, int kStages>
 constexpr Variant MakeVariant(int least_rows, int least_blocks) {
-  return {{kFeatures, kRows, kFloatX, kStages},
+  return {{kFeatures, kRows, kStages},
           least_rows,
           least_blocks,
-          DenseStreamKernel<true, kFeatures, kRows, kFloatX, kStages>,
-          DenseStreamKernel<false, kFeatures, kRows, kFloatX, kStages>};
+          DenseStreamKernel<true, kFeatures, kRows, kStages>,
+          DenseStreamKernel<false, kFeatures, kRows, kStages>};
 }
 
 // The first that fits is taken. Those of 192 KB are for blocks of Hopper and later, those of 144 KB
 // and 128 KB for A100, those of 96 KB run everywhere and twice on a multiprocessor of Hopper.
 constexpr Variant kVariants[] = {
-    MakeVariant<1, 1, true, 3>(1, 0),    // 96 KB
-    MakeVariant<2, 1, false, 4>(5, 3),   // 160 KB
-    MakeVariant<1, 1, false, 4>(1, 0),   // 96 KB
-    MakeVariant<2, 2, false, 4>(9, 0),   // 192 KB
-    MakeVariant<2, 2, false, 3>(9, 0),   // 144 KB
-    MakeVariant<4, 4, false, 2>(17, 4),  // 192 KB
-    MakeVariant<2, 4, false, 3>(17, 0),  // 192 KB
-    MakeVariant<2, 4, false, 2>(17, 0),  // 128 KB
-    MakeVariant<1, 4, false, 2>(9, 0),   // 96 KB
+    MakeVariant<2, 1, 4>(5, 3),   // 160 KB
+    MakeVariant<1, 1, 4>(1, 0),   // 96 KB
+    MakeVariant<2, 2, 4>(9, 0),   // 192 KB
+    MakeVariant<2, 2, 3>(9, 0),   // 144 KB
+    MakeVariant<4, 4, 2>(17, 4),  // 192 KB
+    MakeVariant<2, 4, 3>(17, 0),  // 192 KB
+    MakeVariant<2, 4, 2>(17, 0),  // 128 KB
+    MakeVariant<1, 4, 2>(9, 0),   // 96 KB
 };
 
-const Variant& ChooseVariant(int64_t features, int64_t rows, bool float_x,
-                             const DenseLimits& limits) {
+const Variant& ChooseVariant(int64_t features, int64_t rows, const DenseLimits& limits) {
   const auto fits = [&](const Variant& v) {
     const int64_t blocks = features / (16 * v.tile.features);
-    return v.tile.float_x == float_x && rows >= v.least_rows && rows <= 8 * v.tile.rows &&
+    return rows >= v.least_rows && rows <= 8 * v.tile.rows &&
            4 * blocks >= int64_t{v.least_blocks} * limits.multiprocessors &&
            DenseStreamSharedBytes(v.tile) <= limits.shared_bytes;
   };
@@ -272,23 +253,17 @@ const Variant& ChooseVariant(int64_t features, int64_t rows, bool float_x,
 }  // namespace
 
 size_t DenseStreamSharedBytes(const DenseTile& tile) {
-  return size_t{16} * kThreads * tile.stages * StageWords(tile.features, tile.rows, tile.float_x);
+  return size_t{16} * kThreads * tile.stages * StageWords(tile.features, tile.rows);
 }
 
-DenseTile ChooseDenseTile(int64_t features, int64_t rows, bool float_x, const DenseLimits& limits) {
-  return ChooseVariant(features, rows, float_x, limits).tile;
-}
-
-bool DenseReadsFloats(const Tensor& x) {
-  // Above four rows x, twice as wide, would be half of what a block reads.
-  return x.rows <= 4 && x.cols % kDenseStep == 0 && x.stride % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+DenseTile ChooseDenseTile(int64_t features, int64_t rows, const DenseLimits& limits) {
+  return ChooseVariant(features, rows, limits).tile;
 }
 
 void LaunchDenseStream(Device& device, DenseProduct product, const DenseLimits& limits) {
   int64_t features = 0;
   for (int i = 0; i < product.num_segments; ++i) features += product.segments[i].n;
-  const Variant& variant = ChooseVariant(features, product.rows, product.x16 == nullptr, limits);
+  const Variant& variant = ChooseVariant(features, product.rows, limits);
   LaunchShape shape;
   shape.grid_x = NumberTiles(product, 16 * variant.tile.features);
   shape.threads = kThreads;

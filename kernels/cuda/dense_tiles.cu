@@ -31,7 +31,8 @@ struct Tile {
   const uint16_t* x;        // of its first row
   int features;             // valid ones
   int rows;
-  int64_t stride;
+  int64_t stride;  // of weights
+  int64_t x_stride;
 
   TREADLE_DEVICE void Copy(int step, Words4* stage) const {
     TREADLE_UNROLL
@@ -45,7 +46,7 @@ struct Tile {
       simt::CopyAsync16(stage + Place(row, word),
                         weights + (feature_valid ? row * stride + column : 0), feature_valid);
       simt::CopyAsync16(stage + kOperandWords + Place(row, word),
-                        x + (row_valid ? row * stride + column : 0), row_valid);
+                        x + (row_valid ? row * x_stride + column : 0), row_valid);
     }
   }
 };
@@ -104,7 +105,8 @@ void DenseTilesKernel(DenseProduct p) {
   Tile tile;
   tile.stride = static_cast<int64_t>(steps) * kDenseStep;
   tile.weights = static_cast<const uint16_t*>(segment.weights) + feature0 * tile.stride;
-  tile.x = p.x16 + row0 * tile.stride;
+  tile.x_stride = p.x_stride;
+  tile.x = static_cast<const uint16_t*>(p.x) + row0 * tile.x_stride;
   tile.features = segment.n - feature0;
   tile.rows = p.rows - row0;
 

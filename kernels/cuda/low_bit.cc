@@ -47,9 +47,8 @@ class LowBitFamily final : public MatMulFamily {
     return AllocateScratch();
   }
 
-  bool WantsConverted(const Tensor& x) const override {
-    const bool floats = LowBitReadsFloats(x) && x.rows <= options_.few_rows.value_or(x.rows);
-    return options_.dtype != DType::kF32 && !floats;
+  bool Rounds(const CudaMatrix& matrix) const override {
+    return options_.dtype != DType::kF32 && ViewOf(matrix).bits != 32;
   }
 
   void Multiply(const MatMulInput& input, std::span<const Projection> projections) override {
@@ -61,7 +60,7 @@ class LowBitFamily final : public MatMulFamily {
                                      .out = projection.out,
                                      .accumulate = projection.accumulate};
       TREADLE_CHECK(product.w.k == input.x.cols && product.w.n == product.out.cols);
-      if (options_.dtype == DType::kF32 || product.w.bits == 32) {
+      if (!Rounds(static_cast<const CudaMatrix&>(*projection.weight))) {
         LowBitExact(device_, input.x, product);
       } else if (ScratchFeatures(product.w) > 0 && input.x.rows > FewRows(product.w)) {
         MultiplyMany(input, product);

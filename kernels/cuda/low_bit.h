@@ -115,9 +115,6 @@ struct LowBitProduct {
   bool accumulate = false;
 };
 
-// Whether products of few rows read these activations as they came, and round them on the way.
-// Otherwise they need MatMulInput::x16.
-bool LowBitReadsFloats(const Tensor& x);
 // Products of few rows: each code is read once per 8 or 32 rows. Weights of any layout but floats;
 // the order of sums depends on the weight alone. dtype: kBF16 or kF16.
 void LowBitFewRows(Device& device, const MatMulInput& input,

@@ -14,12 +14,10 @@ bool SameKernel(const LowBitView& a, const LowBitView& b) {
 
 void LaunchTogether(Device& device, const MatMulInput& input,
                     std::span<const LowBitProduct> products) {
-  const FewRowsX x = LowBitReadsFloats(input.x)  ? FewRowsX::kFloats
-                     : input.x.rows <= kTileRows ? FewRowsX::kOneTile
-                                                 : FewRowsX::kTiles;
+  const bool one_tile = input.x.rows <= kTileRows;
   FewRowsParams p;
-  p.x = x == FewRowsX::kFloats ? input.x.data : input.x16;
-  p.stride = x == FewRowsX::kFloats ? input.x.stride : input.stride16;
+  p.x = input.x16;
+  p.stride = input.stride16;
   p.rows = static_cast<int32_t>(input.x.rows);
   for (const LowBitProduct& product : products) {
     p.segment[p.segments++] = {.w = product.w,
@@ -31,34 +29,24 @@ void LaunchTogether(Device& device, const MatMulInput& input,
     p.bands += (product.w.n + kBandFeatures - 1) / kBandFeatures;
   }
   const LowBitView& w = products.front().w;
-  const int rows = (x == FewRowsX::kTiles ? kFewTiles : 1) * kTileRows;
+  const int rows = (one_tile ? 1 : kFewTiles) * kTileRows;
   // No more blocks than run at the same time: each fills its table once.
   const bool second = w.second != Second::kNone;
-  const int most =
-      device.properties().multiprocessors * FewResident(w.bits, second, x != FewRowsX::kTiles);
+  const int most = device.properties().multiprocessors * FewResident(w.bits, second, one_tile);
   const LaunchShape shape = {
       .grid_x = static_cast<uint32_t>(std::min(p.bands, most)),
       .grid_y = static_cast<uint32_t>((p.rows + rows - 1) / rows),
       .threads = kFewThreads,
       .shared_bytes = kTableBytes + sizeof(float) * kFewWarps * rows * kSumStride};
   const auto find = input.dtype == DType::kBF16 ? FewRowsBf16 : FewRowsF16;
-  device.Launch(find(w, x), shape, p);
+  device.Launch(find(w, one_tile), shape, p);
 }
 
 }  // namespace
 
-bool LowBitReadsFloats(const Tensor& x) {
-  // Every multiprocessor reads all of x. Of more rows, floats would be more bytes than the codes of
-  // a matrix of 4096 features.
-  constexpr int64_t kMostRows = 4;
-  return x.rows <= kMostRows && x.cols % kStepColumns == 0 && x.stride % 4 == 0 &&
-         reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
-}
-
 void LowBitFewRows(Device& device, const MatMulInput& input,
                    std::span<const LowBitProduct> products) {
-  TREADLE_CHECK(LowBitReadsFloats(input.x) ||
-                (input.x16 != nullptr && input.stride16 % kStepColumns == 0));
+  TREADLE_CHECK(input.x16 != nullptr && input.stride16 % 8 == 0);
   while (!products.empty()) {
     size_t together = 1;
     while (together < std::min<size_t>(products.size(), kMaxFewSegments) &&

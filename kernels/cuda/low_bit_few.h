@@ -31,8 +31,7 @@ struct FewRowsSegment {
 };
 
 struct FewRowsParams {
-  // [rows, stride]: floats, or rounded to the kernel's type
-  const void* x = nullptr;
+  const uint16_t* x = nullptr;  // [rows, stride] in the kernel's type
   int64_t stride = 0;
   int32_t rows = 0;
   int32_t bands = 0;  // of all segments
@@ -41,16 +40,10 @@ struct FewRowsParams {
 };
 static_assert(sizeof(FewRowsParams) <= 4096);
 
-// How a kernel takes its rows.
-enum class FewRowsX : uint8_t {
-  kFloats,   // one tile, floats: few enough to be rounded by every block, without another launch
-  kOneTile,  // one tile, rounded
-  kTiles,    // kFewTiles, rounded
-};
-
-// The kernel for a matrix's layout. In files of their own, one for each type of activations.
+// The kernel for a matrix's layout, and for one tile of rows or kFewTiles. In files of their own,
+// one for each type of activations.
 using FewRowsFunction = void (*)(FewRowsParams);
-FewRowsFunction FewRowsBf16(const LowBitView& w, FewRowsX x);
-FewRowsFunction FewRowsF16(const LowBitView& w, FewRowsX x);
+FewRowsFunction FewRowsBf16(const LowBitView& w, bool one_tile);
+FewRowsFunction FewRowsF16(const LowBitView& w, bool one_tile);
 
 }  // namespace treadle::cuda

@@ -2,8 +2,8 @@
 
 namespace treadle::cuda {
 
-FewRowsFunction FewRowsBf16(const LowBitView& w, FewRowsX x) {
-  return low_bit::FindFewRows<true>(w, x);
+FewRowsFunction FewRowsBf16(const LowBitView& w, bool one_tile) {
+  return low_bit::FindFewRows<true>(w, one_tile);
 }
 
 }  // namespace treadle::cuda

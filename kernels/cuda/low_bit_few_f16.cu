@@ -2,8 +2,8 @@
 
 namespace treadle::cuda {
 
-FewRowsFunction FewRowsF16(const LowBitView& w, FewRowsX x) {
-  return low_bit::FindFewRows<false>(w, x);
+FewRowsFunction FewRowsF16(const LowBitView& w, bool one_tile) {
+  return low_bit::FindFewRows<false>(w, one_tile);
 }
 
 }  // namespace treadle::cuda

@@ -13,8 +13,7 @@
 // bytes a cycle for each multiprocessor; it issues 4 warp instructions and moves 128 bytes of
 // shared memory or L1 a cycle). A step of a band, 1024 codes, takes
 //                           instructions   cycles of bytes at full speed, and slots meanwhile
-//   NF4, 1 to 4 rows             97                  28      111
-//   NF4, 5 to 8 rows             94                  28      111
+//   NF4, 1 to 8 rows             94                  28      111
 //   NF4, 9 to 32 rows           115                  28      111
 //   Q4_0, 1 to 8 rows           110                  28      111
 //   Q4_K, 1 to 8 rows           145                  37      148
@@ -219,7 +218,7 @@ constexpr int Depth() {
 }
 
 // Block: bands BlockX(), BlockX() + GridX(), ...; rows BlockY() * 8 * kTiles on.
-template <int kBits, int kGranule, bool kSecond, int kTiles, typename X, bool kBf16>
+template <int kBits, int kGranule, bool kSecond, int kTiles, bool kBf16>
 TREADLE_KERNEL(kFewThreads, FewResident(kBits, kSecond, kTiles == 1))
 void FewRowsKernel(FewRowsParams p) {
   constexpr int kDepth = Depth<kBits, kGranule, kSecond, kTiles>();
@@ -233,7 +232,7 @@ void FewRowsKernel(FewRowsParams p) {
   int at = simt::BlockX();
   Band band = BandOf<kBits, kSecond>(p, at);
   Step<kBits, kGranule, kSecond> loaded[kDepth];
-  LaneX<kGranule, kTiles, X> x(p, first_row);
+  LaneX<kGranule, kTiles> x(p, first_row);
   const auto load_first_codes = [&] {
     TREADLE_UNROLL
     for (int i = 0; i < kDepth; ++i) {
@@ -258,7 +257,7 @@ void FewRowsKernel(FewRowsParams p) {
         if (step >= steps) break;
         if (!kEarlyX) x.Load(step);
         uint32_t b[kTiles][4][2];
-        x.template Fragments<kBf16>(b);
+        x.Fragments(b);
         if (kEarlyX && step + kFewWarps < steps) x.Load(step + kFewWarps);
         UseStep<kBits, kGranule, kSecond, kTiles, kBf16>(own_table, band, loaded[i], b, sums);
         const int next = step + kDepth * kFewWarps;
@@ -282,31 +281,29 @@ void FewRowsKernel(FewRowsParams p) {
 }
 
 template <int kBits, int kGranule, bool kSecond, bool kBf16>
-FewRowsFunction FindFewRows(FewRowsX x) {
-  if (x == FewRowsX::kFloats) return FewRowsKernel<kBits, kGranule, kSecond, 1, float, kBf16>;
-  return x == FewRowsX::kOneTile
-             ? FewRowsKernel<kBits, kGranule, kSecond, 1, uint16_t, kBf16>
-             : FewRowsKernel<kBits, kGranule, kSecond, kFewTiles, uint16_t, kBf16>;
+FewRowsFunction FindFewRows(bool one_tile) {
+  return one_tile ? FewRowsKernel<kBits, kGranule, kSecond, 1, kBf16>
+                  : FewRowsKernel<kBits, kGranule, kSecond, kFewTiles, kBf16>;
 }
 
 template <int kBits, int kGranule, bool kBf16>
-FewRowsFunction FindFewRows(bool second, FewRowsX x) {
-  return second ? FindFewRows<kBits, kGranule, true, kBf16>(x)
-                : FindFewRows<kBits, kGranule, false, kBf16>(x);
+FewRowsFunction FindFewRows(bool second, bool one_tile) {
+  return second ? FindFewRows<kBits, kGranule, true, kBf16>(one_tile)
+                : FindFewRows<kBits, kGranule, false, kBf16>(one_tile);
 }
 
 template <int kBits, bool kBf16>
-FewRowsFunction FindFewRows(int granule, bool second, FewRowsX x) {
-  if (granule == 64) return FindFewRows<kBits, 64, kBf16>(second, x);
-  return granule == 32 ? FindFewRows<kBits, 32, kBf16>(second, x)
-                       : FindFewRows<kBits, 16, kBf16>(second, x);
+FewRowsFunction FindFewRows(int granule, bool second, bool one_tile) {
+  if (granule == 64) return FindFewRows<kBits, 64, kBf16>(second, one_tile);
+  return granule == 32 ? FindFewRows<kBits, 32, kBf16>(second, one_tile)
+                       : FindFewRows<kBits, 16, kBf16>(second, one_tile);
 }
 
 template <bool kBf16>
-FewRowsFunction FindFewRows(const LowBitView& w, FewRowsX x) {
+FewRowsFunction FindFewRows(const LowBitView& w, bool one_tile) {
   const bool second = w.second != Second::kNone;
-  return w.bits == 4 ? FindFewRows<4, kBf16>(w.granule, second, x)
-                     : FindFewRows<8, kBf16>(w.granule, second, x);
+  return w.bits == 4 ? FindFewRows<4, kBf16>(w.granule, second, one_tile)
+                     : FindFewRows<8, kBf16>(w.granule, second, one_tile);
 }
 
 }  // namespace treadle::cuda::low_bit

@@ -7,15 +7,14 @@
 
 namespace treadle::cuda::low_bit {
 
-// x of a lane's row at one step, as it lies in memory: for product j, words 2j and 2j + 1 of
-// numbers that are already rounded, or words 4j to 4j + 3 of floats.
-template <typename X>
+// x of a lane's row at one step, as it lies in memory: words 2j and 2j + 1 are the B fragment of
+// product j.
 struct RawX {
-  uint32_t words[sizeof(X) * 4];
+  uint32_t words[8];
 };
 
 template <int kGranule>
-TREADLE_DEVICE void LoadX(const uint16_t* x, RawX<uint16_t>& raw) {
+TREADLE_DEVICE void LoadX(const uint16_t* x, RawX& raw) {
   constexpr bool kNarrow = kGranule == 16;  // four columns of a product at once, else of two
   TREADLE_UNROLL
   for (int j = 0; j < 4; j += kNarrow ? 1 : 2) {
@@ -31,44 +30,19 @@ TREADLE_DEVICE void LoadX(const uint16_t* x, RawX<uint16_t>& raw) {
     }
   }
 }
-template <int kGranule>
-TREADLE_DEVICE void LoadX(const float* x, RawX<float>& raw) {
-  TREADLE_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    const auto words = *reinterpret_cast<const simt::Words4*>(x + ColumnOf(kGranule, j, 0, 0));
-    TREADLE_UNROLL
-    for (int i = 0; i < 4; ++i) raw.words[4 * j + i] = WordOf(words, i);
-  }
-}
-
-// The B fragments of the four products.
-template <bool kBf16>
-TREADLE_DEVICE void ToFragments(const RawX<uint16_t>& raw, uint32_t (&b)[4][2]) {
-  TREADLE_UNROLL
-  for (int i = 0; i < 8; ++i) b[i / 2][i % 2] = raw.words[i];
-}
-template <bool kBf16>
-TREADLE_DEVICE void ToFragments(const RawX<float>& raw, uint32_t (&b)[4][2]) {
-  TREADLE_UNROLL
-  for (int i = 0; i < 8; ++i) {
-    const float low = simt::AsFloat(raw.words[2 * i]);
-    const float high = simt::AsFloat(raw.words[2 * i + 1]);
-    b[i / 2][i % 2] = kBf16 ? simt::PackBf16(low, high) : simt::PackF16(low, high);
-  }
-}
 
 // This lane's row of each tile of a block. Lanes of rows that do not exist read the last one, and
 // nobody reads their sums.
-template <int kGranule, int kTiles, typename X>
+template <int kGranule, int kTiles>
 struct LaneX {
-  const X* rows[kTiles];  // at this lane's first column
-  RawX<X> raw[kTiles];
+  const uint16_t* rows[kTiles];  // at this lane's first column
+  RawX raw[kTiles];
 
   TREADLE_DEVICE LaneX(const FewRowsParams& p, int first_row) : raw{} {
     TREADLE_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
       const int row = first_row + tile * kTileRows + simt::Lane() / 4;
-      rows[tile] = static_cast<const X*>(p.x) + (row < p.rows ? row : p.rows - 1) * p.stride +
+      rows[tile] = p.x + (row < p.rows ? row : p.rows - 1) * p.stride +
                    ColumnOf(kGranule, 0, simt::Lane() % 4, 0);
     }
   }
@@ -79,10 +53,12 @@ struct LaneX {
     }
   }
   // What was loaded last.
-  template <bool kBf16>
   TREADLE_DEVICE void Fragments(uint32_t (&b)[kTiles][4][2]) const {
     TREADLE_UNROLL
-    for (int tile = 0; tile < kTiles; ++tile) ToFragments<kBf16>(raw[tile], b[tile]);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      TREADLE_UNROLL
+      for (int i = 0; i < 8; ++i) b[tile][i / 2][i % 2] = raw[tile].words[i];
+    }
   }
 };
 

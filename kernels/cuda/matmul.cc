@@ -13,6 +13,11 @@ MatMulFamily& FamilyOf(const PackedMatrix& matrix) {
   return static_cast<const CudaMatrix&>(matrix).family();
 }
 
+// Whether products with this matrix read MatMulInput::x16, and nothing else does.
+bool Rounds(const PackedMatrix& matrix) {
+  return FamilyOf(matrix).Rounds(static_cast<const CudaMatrix&>(matrix));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MatMuls>> MatMuls::Create(Device& device,
@@ -42,6 +47,13 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> MatMuls::Pack(const MatrixSource& 
   return Unimplemented("no product of the CUDA backend takes weights in ", source.format->name);
 }
 
+DType MatMuls::InputType(std::span<const PackedMatrix* const> weights) const {
+  const bool all = std::ranges::all_of(weights, [](const PackedMatrix* weight) {
+    return Rounds(*weight) && weight->k() % kDenseStep == 0;
+  });
+  return all ? options_.dtype : DType::kF32;
+}
+
 absl::Status MatMuls::Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) {
   max_rows_ = std::max(max_rows_, max_rows);
   max_k_ = std::max(max_k_, max_k);
@@ -60,10 +72,6 @@ absl::Status MatMuls::Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) {
 
 absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections) {
   if (x.rows == 0) return absl::OkStatus();
-  MatMulInput input;
-  input.x = x;
-  input.stride16 = DenseStride(x.cols);
-  input.dtype = options_.dtype;
   int64_t max_n = 0;
   for (const Projection& projection : projections) {
     TREADLE_CHECK(projection.weight->k() == x.cols && projection.out.rows == x.rows &&
@@ -73,20 +81,35 @@ absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections
   if (x.rows > max_rows_ || x.cols > max_k_ || max_n > max_n_) {
     TREADLE_RETURN_IF_ERROR(Reserve(x.rows, x.cols, max_n));
   }
+  const MatMulInput input = InputOf(x, projections);
   for (const auto& family : families_) {
     group_.clear();
     for (const Projection& projection : projections) {
       if (&FamilyOf(*projection.weight) == family.get()) group_.push_back(projection);
     }
-    if (group_.empty()) continue;
-    if (input.x16 == nullptr && family->WantsConverted(x)) {
-      auto* x16 = reinterpret_cast<uint16_t*>(x16_.data());
-      LaunchConvert(device_, x, options_.dtype, x16, input.stride16);
-      input.x16 = x16;
-    }
-    family->Multiply(input, group_);
+    if (!group_.empty()) family->Multiply(input, group_);
   }
   return absl::OkStatus();
+}
+
+MatMulInput MatMuls::InputOf(const Tensor& x, std::span<const Projection> projections) {
+  const auto rounds = [](const Projection& projection) { return Rounds(*projection.weight); };
+  MatMulInput input;
+  input.x = x;
+  input.dtype = options_.dtype;
+  if (x.dtype != DType::kF32) {
+    TREADLE_CHECK(x.dtype == options_.dtype && std::ranges::all_of(projections, rounds));
+    TREADLE_CHECK(x.cols % kDenseStep == 0 && x.stride % 8 == 0 &&
+                  reinterpret_cast<uintptr_t>(x.data) % 16 == 0);
+    input.x16 = x.Row<uint16_t>(0);
+    input.stride16 = x.stride;
+  } else if (std::ranges::any_of(projections, rounds)) {
+    auto* x16 = reinterpret_cast<uint16_t*>(x16_.data());
+    input.stride16 = DenseStride(x.cols);
+    LaunchConvert(device_, x, options_.dtype, x16, input.stride16);
+    input.x16 = x16;
+  }
+  return input;
 }
 
 void MatMuls::Embed(const PackedMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) {

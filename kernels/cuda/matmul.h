@@ -1,6 +1,6 @@
 // All matrix products of one device: each matrix belongs to the first family that takes its format
 // (row_int8, low_bit, dense), and a call's projections run family by family over one conversion of
-// the activations.
+// the activations, if they do not come converted.
 //
 // Thread safety: Pack from any one thread before the first product; the rest on the rank's thread.
 #pragma once
@@ -25,6 +25,9 @@ class MatMuls {
   // Errors: a bad source; a format that no family takes; no memory.
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source);
 
+  // Backend::InputType.
+  DType InputType(std::span<const PackedMatrix* const> weights) const;
+
   // Allocates scratch for products of up to max_rows rows and max_k inputs, max_n outputs. Before
   // anything is captured; perhaps again with larger numbers.
   absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n);
@@ -38,6 +41,9 @@ class MatMuls {
 
  private:
   MatMuls(Device& device, const MatMulOptions& options);
+
+  // Launches a conversion if some product needs one.
+  MatMulInput InputOf(const Tensor& x, std::span<const Projection> projections);
 
   Device& device_;
   const MatMulOptions options_;

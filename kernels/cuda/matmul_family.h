@@ -4,7 +4,7 @@
 //                        that reads each weight once for few
 //   low_bit.{h,cc,cu}    4- and 8-bit codes with scales (and minima, zeros, codebooks)
 //   row_int8.{h,cc,cu}   LLM.int8()
-//   matmul.{h,cc}        chooses the family, converts activations once per call
+//   matmul.{h,cc}        chooses the family, converts activations once per call if they are f32
 //
 // A product of `rows` rows is bound by bytes up to some number of rows (few) and by arithmetic
 // above it; each family knows its crossover. Within one family a row's sums run in one fixed order
@@ -48,11 +48,12 @@ class CudaMatrix : public PackedMatrix {
 
 // Activations of one product: as they came, and rounded once to 16 bits.
 struct MatMulInput {
-  Tensor x;                       // [rows, k] f32
-  const uint16_t* x16 = nullptr;  // [rows, stride16] in `dtype`, 16-byte aligned rows; columns from
-                                  // k to stride16 are 0; null if the family wants none
-  int64_t stride16 = 0;           // k rounded up to a multiple of 64
-  DType dtype = DType::kBF16;     // kBF16, kF16; kF32: x16 is null
+  Tensor x;  // [rows, k] f32; or in `dtype`, for matrices of which all are Rounds
+  // [rows, stride16] in `dtype`, 16-byte aligned rows; columns from k to the next multiple of 64
+  // are 0. Null if no matrix is Rounds.
+  const uint16_t* x16 = nullptr;
+  int64_t stride16 = 0;
+  DType dtype = DType::kBF16;  // kBF16, kF16; kF32: x16 is null
 };
 
 class MatMulFamily {
@@ -66,8 +67,8 @@ class MatMulFamily {
   // Allocates scratch for products of up to this size; called before anything is captured, perhaps
   // again with larger numbers.
   virtual absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) = 0;
-  // Whether products of these activations need MatMulInput::x16.
-  virtual bool WantsConverted(const Tensor& x) const = 0;
+  // Whether products with this matrix read MatMulInput::x16, and not x.
+  virtual bool Rounds(const CudaMatrix& matrix) const = 0;
   // projections: weights of this family only, all with k = x.cols.
   virtual void Multiply(const MatMulInput& input, std::span<const Projection> projections) = 0;
   // Backend::Embed.

@@ -21,7 +21,7 @@ void RmsNorm(Device& device, Tensor x, const float* weight, float eps, Tensor ou
 void LayerNorm(Device& device, Tensor x, const float* weight, const float* bias, float eps,
                Tensor out);
 void SwiGlu(Device& device, Tensor gate, Tensor up, Tensor out);
-void Gelu(Device& device, Tensor x);
+void Gelu(Device& device, Tensor x, Tensor out);
 // rows: [count] on the device; -1 leaves a row of out unspecified.
 void Gather(Device& device, Tensor x, const int32_t* rows, int64_t count, Tensor out);
 void Copy(Device& device, Tensor x, Tensor out);

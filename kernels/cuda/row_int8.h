@@ -41,7 +41,7 @@ class RowInt8Family final : public MatMulFamily {
   // Errors: a bad source, more columns than kMaxInt8Columns, no memory.
   absl::StatusOr<std::unique_ptr<CudaMatrix>> Pack(const MatrixSource& source) override;
   absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) override;
-  bool WantsConverted(const Tensor& x) const override { return false; }
+  bool Rounds(const CudaMatrix&) const override { return false; }
   void Multiply(const MatMulInput& input, std::span<const Projection> projections) override;
   void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) override;
 

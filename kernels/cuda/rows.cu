@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/row_output.h"
 #include "kernels/cuda/simt.h"
 
 namespace treadle::cuda {
@@ -14,13 +15,13 @@ constexpr int kGroup = 4;
 
 // A [rows, cols] f32 matrix as kernels see it.
 struct Matrix {
-  float* data = nullptr;
+  const float* data = nullptr;
   int64_t stride = 0;
 };
 
 Matrix MatrixOf(const Tensor& tensor) {
   TREADLE_CHECK(tensor.dtype == DType::kF32);
-  return {static_cast<float*>(tensor.data), tensor.stride};
+  return {static_cast<const float*>(tensor.data), tensor.stride};
 }
 
 TREADLE_DEVICE bool IsAligned(const float* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
@@ -39,7 +40,16 @@ TREADLE_DEVICE void LoadGroup(const float* row, int column, int cols, float (&x)
   for (int i = 0; i < kGroup; ++i) x[i] = column + i < cols ? row[column + i] : 0.0f;
 }
 
-TREADLE_DEVICE void StoreGroup(float* row, int column, int cols, const float (&x)[kGroup]) {
+TREADLE_DEVICE void StoreGroup(const RowOutput& out, int64_t row_index, int column, int cols,
+                               const float (&x)[kGroup]) {
+  const int64_t first = row_index * out.stride;
+  if (out.dtype != DType::kF32) {  // whole groups, aligned
+    auto* to = static_cast<uint16_t*>(out.data) + first + column;
+    *reinterpret_cast<simt::Words2*>(to) = {RoundPair(out.dtype, x[0], x[1]),
+                                            RoundPair(out.dtype, x[2], x[3])};
+    return;
+  }
+  float* row = static_cast<float*>(out.data) + first;
   if (column + kGroup <= cols && IsAligned(row + column)) {
     *reinterpret_cast<simt::Words4*>(row + column) = {simt::AsBits(x[0]), simt::AsBits(x[1]),
                                                       simt::AsBits(x[2]), simt::AsBits(x[3])};
@@ -60,7 +70,7 @@ constexpr int kHeld = 4;
 
 struct NormParams {
   Matrix x;
-  Matrix out;
+  RowOutput out;
   const float* weight;  // [cols]
   const float* bias;    // [cols] or null
   float eps;
@@ -121,13 +131,12 @@ TREADLE_KERNEL(kNormThreads) void RmsNormKernel(NormParams p) {
   });
   const float mean = simt::Divide(BlockSum(squares, partial), static_cast<float>(p.cols));
   const float scale = simt::Divide(1.0f, simt::Sqrt(mean + p.eps));
-  float* out = p.out.data + simt::BlockX() * p.out.stride;
   groups.ForEach([&](int column, const float(&x)[kGroup]) {
     float weight[kGroup], y[kGroup];
     LoadGroup(p.weight, column, p.cols, weight);
     TREADLE_UNROLL
     for (int i = 0; i < kGroup; ++i) y[i] = x[i] * scale * weight[i];
-    StoreGroup(out, column, p.cols, y);
+    StoreGroup(p.out, simt::BlockX(), column, p.cols, y);
   });
 }
 
@@ -152,7 +161,6 @@ TREADLE_KERNEL(kNormThreads) void LayerNormKernel(NormParams p) {
   });
   const float variance = simt::Divide(BlockSum(squares, partial + simt::kWarp), count);
   const float scale = simt::Divide(1.0f, simt::Sqrt(variance + p.eps));
-  float* out = p.out.data + simt::BlockX() * p.out.stride;
   groups.ForEach([&](int column, const float(&x)[kGroup]) {
     float weight[kGroup], y[kGroup];
     float bias[kGroup] = {0, 0, 0, 0};
@@ -160,7 +168,7 @@ TREADLE_KERNEL(kNormThreads) void LayerNormKernel(NormParams p) {
     if (p.bias != nullptr) LoadGroup(p.bias, column, p.cols, bias);
     TREADLE_UNROLL
     for (int i = 0; i < kGroup; ++i) y[i] = simt::Fma((x[i] - mean) * scale, weight[i], bias[i]);
-    StoreGroup(out, column, p.cols, y);
+    StoreGroup(p.out, simt::BlockX(), column, p.cols, y);
   });
 }
 
@@ -177,8 +185,8 @@ void Norm(Device& device, void (*kernel)(NormParams), Tensor x, const float* wei
           const float* bias, float eps, Tensor out) {
   TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols && x.cols < (int64_t{1} << 28));
   if (x.rows == 0 || x.cols == 0) return;
-  const NormParams params = {MatrixOf(x), MatrixOf(out), weight,
-                             bias,        eps,           static_cast<int32_t>(x.cols)};
+  const NormParams params = {
+      MatrixOf(x), OutputOf(out, x), weight, bias, eps, static_cast<int32_t>(x.cols)};
   device.Launch(kernel,
                 {.grid_x = static_cast<uint32_t>(x.rows),
                  .threads = ThreadsFor(Groups(x.cols), kNormThreads),
@@ -193,7 +201,7 @@ constexpr int kElementThreads = 256;
 struct ElementParams {
   Matrix a = {};
   Matrix b = {};
-  Matrix out = {};
+  RowOutput out = {};
   const int32_t* rows = nullptr;  // Gather's; null: all of them
   int32_t cols = 0;
   uint32_t row_groups = 0;  // groups of a row
@@ -225,7 +233,7 @@ TREADLE_KERNEL(kElementThreads) void SwiGluKernel(ElementParams p) {
   for (int i = 0; i < kGroup; ++i) {
     y[i] = simt::Divide(gate[i], 1.0f + simt::Exp(-gate[i])) * up[i];
   }
-  StoreGroup(p.out.data + at.row * p.out.stride, at.column, p.cols, y);
+  StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
 // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), which does not cancel.
@@ -241,7 +249,7 @@ TREADLE_KERNEL(kElementThreads) void GeluKernel(ElementParams p) {
     const float twice_u = kTwiceRoot * simt::Fma(0.044715f * x[i] * x[i], x[i], x[i]);
     y[i] = simt::Divide(x[i], 1.0f + simt::Exp(-twice_u));
   }
-  StoreGroup(p.out.data + at.row * p.out.stride, at.column, p.cols, y);
+  StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
 TREADLE_KERNEL(kElementThreads) void GatherKernel(ElementParams p) {
@@ -252,15 +260,14 @@ TREADLE_KERNEL(kElementThreads) void GatherKernel(ElementParams p) {
   if (from < 0) return;
   float x[kGroup];
   LoadGroup(p.a.data + from * p.a.stride, at.column, p.cols, x);
-  StoreGroup(p.out.data + at.row * p.out.stride, at.column, p.cols, x);
+  StoreGroup(p.out, at.row, at.column, p.cols, x);
 }
 
 void LaunchElements(Device& device, void (*kernel)(ElementParams), ElementParams params,
-                    Tensor out) {
+                    const Tensor& out) {
   const int64_t groups = out.rows * Groups(out.cols);
   TREADLE_CHECK(groups < (int64_t{1} << 31));
   if (groups == 0) return;
-  params.out = MatrixOf(out);
   params.cols = static_cast<int32_t>(out.cols);
   params.row_groups = static_cast<uint32_t>(Groups(out.cols));
   params.groups = static_cast<uint32_t>(groups);
@@ -307,19 +314,25 @@ void LayerNorm(Device& device, Tensor x, const float* weight, const float* bias,
 void SwiGlu(Device& device, Tensor gate, Tensor up, Tensor out) {
   TREADLE_CHECK(gate.rows == out.rows && up.rows == out.rows);
   TREADLE_CHECK(gate.cols == out.cols && up.cols == out.cols);
-  LaunchElements(device, SwiGluKernel, {.a = MatrixOf(gate), .b = MatrixOf(up)}, out);
+  OutputOf(out, up);
+  LaunchElements(device, SwiGluKernel,
+                 {.a = MatrixOf(gate), .b = MatrixOf(up), .out = OutputOf(out, gate)}, out);
 }
 
-void Gelu(Device& device, Tensor x) { LaunchElements(device, GeluKernel, {.a = MatrixOf(x)}, x); }
+void Gelu(Device& device, Tensor x, Tensor out) {
+  TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols);
+  LaunchElements(device, GeluKernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
+}
 
 void Gather(Device& device, Tensor x, const int32_t* rows, int64_t count, Tensor out) {
-  TREADLE_CHECK(out.rows == count && out.cols == x.cols);
-  LaunchElements(device, GatherKernel, {.a = MatrixOf(x), .rows = rows}, out);
+  TREADLE_CHECK(out.rows == count && out.cols == x.cols && out.dtype == DType::kF32);
+  LaunchElements(device, GatherKernel, {.a = MatrixOf(x), .out = OutputOf(out, x), .rows = rows},
+                 out);
 }
 
 void Copy(Device& device, Tensor x, Tensor out) {
-  TREADLE_CHECK(out.rows == x.rows && out.cols == x.cols);
-  LaunchElements(device, GatherKernel, {.a = MatrixOf(x)}, out);
+  TREADLE_CHECK(out.rows == x.rows && out.cols == x.cols && out.dtype == DType::kF32);
+  LaunchElements(device, GatherKernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
 }
 
 void CopyPages(Device& device, const KvLayout& layout, std::byte* pages,

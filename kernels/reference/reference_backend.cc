@@ -102,13 +102,13 @@ class ReferenceBackend final : public HostBackend {
     }
   }
 
-  void Gelu(Tensor x) override {
+  void Gelu(Tensor x, Tensor out) override {
     const double root = std::sqrt(2 / M_PI);
     for (int64_t row = 0; row < x.rows; ++row) {
       for (int64_t i = 0; i < x.cols; ++i) {
-        float& value = x.Row<float>(row)[i];
-        const double v = value;
-        value = static_cast<float>(0.5 * v * (1 + std::tanh(root * (v + 0.044715 * v * v * v))));
+        const double v = x.Row<float>(row)[i];
+        out.Row<float>(row)[i] =
+            static_cast<float>(0.5 * v * (1 + std::tanh(root * (v + 0.044715 * v * v * v))));
       }
     }
   }

@@ -56,8 +56,8 @@ TEST_F(ReferenceFeatures, Activations) {
   Vector up = Get("up");
   backend_->SwiGlu(Rows(x_, 40), Rows(up, 40), Rows(out_, 40));
   Expect(out_, "swiglu");
-  backend_->Gelu(Rows(x_, 40));
-  Expect(x_, "gelu");
+  backend_->Gelu(Rows(x_, 40), Rows(out_, 40));
+  Expect(out_, "gelu");
 }
 
 TEST_F(ReferenceFeatures, MatMulWithBiasResidualAndRowOrder) {

@@ -33,4 +33,9 @@ if(TARGET treadle_models)
   treadle_test(inspect_test
     SOURCES inspect_test.cc
     DEPENDS treadle_models treadle_tiny_model treadle_reference)
+  if(TARGET treadle_cuda_emulated)
+    treadle_test(input_type_test
+      SOURCES input_type_test.cc teacher_forcing.cc
+      DEPENDS treadle_models treadle_tiny_model treadle_cuda_emulated treadle_reference)
+  endif()
 endif()

@@ -30,7 +30,8 @@ absl::StatusOr<std::unique_ptr<TeacherForcing>> TeacherForcing::Create(
                   .head_dim = config.head_dim,
                   .page_size = kPageSize,
                   .num_pages = (options.max_tokens + kPageSize - 1) / kPageSize,
-                  .dtype = options.kv_dtype};
+                  .dtype = options.kv_dtype,
+                  .key_order = out->backend_->key_order()};
   // Any order of pages will do: the last comes first here.
   for (int64_t page = out->layout_.num_pages; page-- > 0;) {
     out->pages_.push_back(static_cast<int32_t>(page));

@@ -19,7 +19,7 @@ class Norm final : public OpRun {
       : case_(c),
         backend_(backend),
         x_(backend, c.rows, c.cols),
-        out_(backend, c.rows, c.cols),
+        out_(backend, c.rows, c.cols, OutputType(c, backend, c.cols)),
         weight_(backend, 1, c.cols),
         bias_(backend, 1, c.cols) {
     Random random(seed);
@@ -34,7 +34,7 @@ class Norm final : public OpRun {
 
   void RunRows(int64_t begin, int64_t count) override {
     const Tensor x = x_.view().Rows(begin, count);
-    const Tensor out = case_.in_place ? x : out_.view().Rows(begin, count);
+    const Tensor out = InPlace() ? x : out_.view().Rows(begin, count);
     const float* weight = weight_.view().Row<float>(0);
     if (case_.op == Op::kRmsNorm) {
       backend_.RmsNorm(x, weight, kEps, out);
@@ -48,7 +48,7 @@ class Norm final : public OpRun {
   }
   std::vector<float> Output() const override {
     std::vector<float> out;
-    (case_.in_place ? x_ : out_).Append(out);
+    (InPlace() ? x_ : out_).Append(out);
     return out;
   }
   // Sums of up to cols terms in 16 parts, and a few roundings of the factors.
@@ -77,15 +77,19 @@ class Norm final : public OpRun {
     return tolerance;
   }
   absl::Status CheckGuards() const override {
-    TREADLE_RETURN_IF_ERROR(x_.CheckGuards("x", !case_.in_place));
+    TREADLE_RETURN_IF_ERROR(x_.CheckGuards("x", !InPlace()));
     TREADLE_RETURN_IF_ERROR(weight_.CheckGuards("weight", true));
     return out_.CheckGuards("out", false);
   }
   int64_t rows() const override { return case_.rows; }
-  double bytes() const override { return 8.0 * static_cast<double>(case_.rows * case_.cols); }
+  double bytes() const override {
+    const size_t element = sizeof(float) + SizeOf(out_.dtype());
+    return static_cast<double>(element) * static_cast<double>(case_.rows * case_.cols);
+  }
   double operations() const override { return 4.0 * static_cast<double>(case_.rows * case_.cols); }
 
  private:
+  bool InPlace() const { return case_.in_place && out_.dtype() == DType::kF32; }
   static constexpr float kEps = 1e-5f;
   const OpCase case_;
   Backend& backend_;
@@ -99,9 +103,9 @@ class Activation final : public OpRun {
         backend_(backend),
         x_(backend, c.rows, c.cols),
         up_(backend, c.rows, c.cols),
-        out_(backend, c.rows, c.cols) {
+        out_(backend, c.rows, c.cols, OutputType(c, backend, c.cols)) {
     Random random(seed);
-    constexpr float kEdges[] = {0.0f, -0.0f, 88.0f, -88.0f, 104.0f, -104.0f, 1e4f, -1e4f, 1e-30f};
+    constexpr float kEdges[] = {0.0f, -0.0f, 88.0f, -88.0f, 104.0f, -104.0f, 1e5f, -1e5f, 1e-30f};
     x_.Fill([&] {
       return random.Below(16) == 0 ? kEdges[random.Below(std::size(kEdges))] : 3 * random.Normal();
     });
@@ -111,11 +115,11 @@ class Activation final : public OpRun {
 
   void RunRows(int64_t begin, int64_t count) override {
     const Tensor x = x_.view().Rows(begin, count);
+    const Tensor out = InPlace() ? x : out_.view().Rows(begin, count);
     if (case_.op == Op::kGelu) {
-      backend_.Gelu(x);
+      backend_.Gelu(x, out);
     } else {
-      backend_.SwiGlu(x, up_.view().Rows(begin, count),
-                      case_.in_place ? x : out_.view().Rows(begin, count));
+      backend_.SwiGlu(x, up_.view().Rows(begin, count), out);
     }
   }
   void Reset() override {
@@ -149,13 +153,14 @@ class Activation final : public OpRun {
   }
   int64_t rows() const override { return case_.rows; }
   double bytes() const override {
-    const double arrays = case_.op == Op::kGelu ? 2 : 3;
-    return 4 * arrays * static_cast<double>(case_.rows * case_.cols);
+    const size_t inputs = case_.op == Op::kGelu ? 1 : 2;
+    const size_t element = inputs * sizeof(float) + SizeOf(out_.dtype());
+    return static_cast<double>(element) * static_cast<double>(case_.rows * case_.cols);
   }
   double operations() const override { return 8.0 * static_cast<double>(case_.rows * case_.cols); }
 
  private:
-  bool InPlace() const { return case_.op == Op::kGelu || case_.in_place; }
+  bool InPlace() const { return case_.in_place && out_.dtype() == DType::kF32; }
   const OpCase case_;
   Backend& backend_;
   GuardedTensor x_, up_, out_;

@@ -181,7 +181,8 @@ class Attend final : public KvRun {
   Attend(const OpCase& c, Backend& backend, uint64_t seed)
       : KvRun(c, backend, seed, /*fill_chunk=*/true),
         scale_(1 / std::sqrt(static_cast<float>(c.kv.head_dim))),
-        out_(backend, c.rows, c.heads * c.kv.head_dim) {
+        out_(backend, c.rows, c.heads * c.kv.head_dim,
+             OutputType(c, backend, c.heads * c.kv.head_dim)) {
     Reset();
   }
 
@@ -223,7 +224,8 @@ class Attend final : public KvRun {
     }
     return slots * static_cast<double>(2 * case_.kv.kv_heads * case_.kv.head_dim) *
                static_cast<double>(SizeOf(case_.kv.dtype)) +
-           8.0 * static_cast<double>(case_.rows * q_.cols());
+           static_cast<double>(sizeof(float) + SizeOf(out_.dtype())) *
+               static_cast<double>(case_.rows * q_.cols());
   }
   double operations() const override {
     double pairs = 0;

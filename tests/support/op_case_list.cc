@@ -193,7 +193,7 @@ void AddFeatureOps(Cases& cases) {
     for (int64_t cols : {1, 7, 16, 33, 576, 1536, 2307}) {
       for (int64_t rows : {1, 3, 17, 64}) {
         add({.op = op, .rows = rows, .cols = cols});
-        if (op == Op::kRmsNorm || op == Op::kSwiGlu) {
+        if (op == Op::kRmsNorm || op == Op::kSwiGlu || op == Op::kGelu) {
           add({.op = op, .rows = rows, .cols = cols, .in_place = true});
         }
         if (op == Op::kLayerNorm) {
@@ -203,7 +203,12 @@ void AddFeatureOps(Cases& cases) {
     }
     const int64_t cols = op == Op::kSwiGlu || op == Op::kGelu ? 1536 : 576;
     for (int64_t rows : {32, 512}) {
-      add({.op = op, .rows = rows, .cols = cols, .bench = true, .slow = rows > 32});
+      add({.op = op,
+           .rows = rows,
+           .cols = cols,
+           .in_place = op == Op::kGelu,
+           .bench = true,
+           .slow = rows > 32});
     }
   }
 }
@@ -230,6 +235,8 @@ void AddKvOps(Cases& cases) {
       {"chunks", {{17, 0}, {33, 47}, {5, 126}}},
       {"page_ends", {{1, 31}, {2, 31}, {64, 64}, {16, 0}, {32, 32}}},
       {"mixed", {{1, 200}, {30, 0}, {2, 0, false}, {1, 64}, {20, 50}, {1, 0, false}, {1, 0}}},
+      // Contexts that the CUDA backend splits.
+      {"long", {{1, 300}, {3, 510}, {1, 5}, {1, 600}}},
   };
   constexpr Heads kHeads[] = {{9, 3, 64}, {4, 4, 80}, {8, 2, 128}, {2, 1, 32}, {3, 3, 24}};
   for (const Heads& h : kHeads) {

@@ -54,6 +54,16 @@ absl::Status SameOutput(const OpCase& op_case, std::span<const float> expected,
 
 std::string_view Name(Op op) { return RowOf(op).name; }
 
+DType op_runs::OutputType(const OpCase& op_case, Backend& backend, int64_t cols) {
+  if (!op_case.input_type) return DType::kF32;
+  const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat("f32"), 1, cols, 1);
+  const auto packed = backend.Pack(matrix.source);
+  TREADLE_CHECK(packed.ok());
+  TREADLE_CHECK(backend.Synchronize().ok());  // before the matrix goes
+  const PackedMatrix* const weights[] = {packed->get()};
+  return backend.InputType(weights);
+}
+
 std::unique_ptr<OpRun> Prepare(const OpCase& op_case, Backend& backend, uint64_t seed) {
   return RowOf(op_case.op).make(op_case, backend, SeedOf(op_case.name, seed));
 }

@@ -54,7 +54,10 @@ struct OpCase {
   int64_t rows = 1;  // of activations; CopyPages: page copies
   int64_t cols = 0;  // features; MatMul: k; Sample: vocab; SampleShard: tokens of the shard
 
-  bool in_place = false;  // norms: out is x; SwiGlu: out is gate
+  bool in_place = false;  // norms, GeLU: out is x; SwiGlu: out is gate
+  // As models run it: x of products, and what norms, activations and Attention leave for products
+  // (of float weights), are of Backend::InputType's type; with 16 bits nothing is in place.
+  bool input_type = false;
 
   // Embed, MatMul
   const WeightFormat* format = nullptr;

@@ -163,7 +163,10 @@ class Embed final : public OpRun {
 class MatMul final : public OpRun {
  public:
   MatMul(const OpCase& c, Backend& backend, uint64_t seed)
-      : case_(c), backend_(backend), x_(backend, c.rows, c.cols) {
+      : case_(c),
+        backend_(backend),
+        weights_(MakeWeights(c, backend, seed)),
+        x_(backend, c.rows, c.cols, InputTypeOf(c, backend, weights_)) {
     Random random(seed);
     if (RowInt8()) {
       x_.Fill([&] { return random.Normal(); });  // within 3.5
@@ -173,7 +176,6 @@ class MatMul final : public OpRun {
     }
     if (c.rows > 1) std::fill_n(x_.Row(1), c.cols, 0.0f);  // a zero row has absmax 0
     for (int64_t n : c.outputs) {
-      weights_.emplace_back(c, backend, n, seed + weights_.size());
       outs_.emplace_back(backend, c.rows, n);
       biases_.emplace_back(backend, 1, n);
       biases_.back().Fill([&] { return random.Normal(); });
@@ -242,7 +244,8 @@ class MatMul final : public OpRun {
   }
   int64_t rows() const override { return case_.rows; }
   double bytes() const override {
-    double total = 4.0 * static_cast<double>(case_.rows * case_.cols);
+    double total =
+        static_cast<double>(SizeOf(x_.dtype())) * static_cast<double>(case_.rows * case_.cols);
     for (size_t i = 0; i < weights_.size(); ++i) {
       total += static_cast<double>(weights_[i].packed->bytes());
       total += (case_.accumulate ? 8.0 : 4.0) * static_cast<double>(case_.rows * case_.outputs[i]);
@@ -342,10 +345,23 @@ class MatMul final : public OpRun {
     return out;
   }
 
+  static std::deque<Weight> MakeWeights(const OpCase& c, Backend& backend, uint64_t seed) {
+    std::deque<Weight> weights;
+    for (const int64_t n : c.outputs) weights.emplace_back(c, backend, n, seed + weights.size());
+    return weights;
+  }
+  static DType InputTypeOf(const OpCase& c, const Backend& backend,
+                           const std::deque<Weight>& weights) {
+    if (!c.input_type) return DType::kF32;
+    std::vector<const PackedMatrix*> packed;
+    for (const Weight& weight : weights) packed.push_back(weight.packed.get());
+    return backend.InputType(packed);
+  }
+
   const OpCase case_;
   Backend& backend_;
+  const std::deque<Weight> weights_;
   GuardedTensor x_;
-  std::deque<Weight> weights_;
   std::deque<GuardedTensor> outs_, biases_;
   std::vector<Projection> projections_;
 };

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <string>
@@ -109,6 +111,56 @@ TEST_P(CudaBackendTest, BitsDependOnTheRowAlone) {
   }
 }
 
+// What an op gives with rows of Backend::InputType is, bit for bit, what it gives with f32 rows:
+// its own output rounded, or the products of its input rounded.
+class InputTypeTest : public CudaBackendTest {
+ protected:
+  std::vector<OpCase> Cases(int64_t most_operations) const {
+    if (!emulated_) most_operations = std::numeric_limits<int64_t>::max();
+    std::vector<OpCase> cases;
+    for (const OpCase& c : OpCases()) {
+      const int64_t cols = c.op == Op::kAttention ? c.heads * c.kv.head_dim : c.cols;
+      const bool rounds = c.format == nullptr || c.format->activations == ActivationPolicy::kFloat;
+      if (c.op == std::get<1>(GetParam()) && !c.slow && cols % 64 == 0 && rounds &&
+          Operations(c) <= most_operations) {
+        cases.push_back(c);
+      }
+    }
+    return cases;
+  }
+  static float Round(float x) {
+    return dtype() == DType::kF16 ? ToFloat(ToHalf(x)) : ToFloat(ToBFloat16(x));
+  }
+  static void ExpectBitsOfFloats(Backend& backend, const std::vector<OpCase>& cases) {
+    for (OpCase c : cases) {
+      const auto floats = Prepare(c, backend, 1);
+      c.input_type = true;
+      const auto rounded = Prepare(c, backend, 1);
+      EXPECT_LT(rounded->bytes(), floats->bytes()) << c.name << " ran with floats";
+      floats->Run();
+      rounded->Run();
+      std::vector<float> expected = floats->Output();
+      if (c.op != Op::kMatMul) std::ranges::transform(expected, expected.begin(), Round);
+      const std::vector<float> found = rounded->Output();
+      ASSERT_EQ(found.size(), expected.size());
+      EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)), 0)
+          << c.name;
+      EXPECT_EQ(rounded->CheckGuards(), absl::OkStatus()) << c.name;
+    }
+  }
+};
+
+TEST_P(InputTypeTest, GivesTheBitsOfFloats) {
+  const Op op = std::get<1>(GetParam());
+  const std::vector<OpCase> cases = Cases(kEmulatedInvariance);
+  ASSERT_FALSE(cases.empty());
+  for (const bool deterministic : {true, false}) {
+    // Other kernels: attention on warpgroups, products of the library. A real library may choose
+    // its algorithm by what an address is a multiple of.
+    const bool others = op == Op::kAttention || (op == Op::kMatMul && emulated_);
+    if (deterministic || others) ExpectBitsOfFloats(*Make(deterministic), cases);
+  }
+}
 std::vector<std::tuple<DType, Op>> Parameters() {
   std::vector<std::tuple<DType, Op>> parameters;
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
@@ -120,11 +172,15 @@ std::vector<std::tuple<DType, Op>> Parameters() {
   return parameters;
 }
 
-INSTANTIATE_TEST_SUITE_P(OpCases, CudaBackendTest, testing::ValuesIn(Parameters()),
-                         [](const testing::TestParamInfo<std::tuple<DType, Op>>& info) {
-                           return std::string(Name(std::get<1>(info.param))) + "_" +
-                                  std::string(Name(std::get<0>(info.param)));
-                         });
+std::string CaseName(const testing::TestParamInfo<std::tuple<DType, Op>>& info) {
+  return Str(Name(std::get<1>(info.param)), "_", Name(std::get<0>(info.param)));
+}
+INSTANTIATE_TEST_SUITE_P(OpCases, CudaBackendTest, testing::ValuesIn(Parameters()), CaseName);
+INSTANTIATE_TEST_SUITE_P(OpCases, InputTypeTest,
+                         testing::Combine(testing::Values(DType::kF16, DType::kBF16),
+                                          testing::Values(Op::kMatMul, Op::kRmsNorm, Op::kLayerNorm,
+                                                          Op::kSwiGlu, Op::kGelu, Op::kAttention)),
+                         CaseName);
 
 TEST(CudaBackendErrors, ADeviceThatIsNotThere) {
   const auto backend = CreateCudaBackend({.device = 99});

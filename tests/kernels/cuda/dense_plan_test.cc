@@ -59,19 +59,15 @@ TEST(DenseTiles, FitTheirMultiprocessorAndSaturateMemory) {
   for (const Gpu& gpu : kGpus) {
     for (const int64_t features : {16, 1024, 4096, 6144, 28672, 128256}) {
       for (int64_t rows = 1; rows <= kDenseStreamRows; ++rows) {
-        for (const bool float_x : {false, true}) {
-          if (float_x && rows > 4) continue;
-          const DenseTile tile = ChooseDenseTile(features, rows, float_x, gpu.limits);
-          EXPECT_EQ(tile.float_x, float_x);
-          EXPECT_GE(8 * tile.rows, rows);
-          const size_t bytes = DenseStreamSharedBytes(tile);
-          EXPECT_LE(bytes, gpu.limits.shared_bytes);
-          const size_t blocks = gpu.shared_bytes / (bytes + 1024);
-          EXPECT_GE(blocks, gpu.name == "H200" && rows <= 4 ? 2u : 1u);
-          const size_t in_flight = blocks * kDenseParts * (tile.stages - 1) * 2048 * tile.features;
-          EXPECT_GE(in_flight, gpu.bytes_per_us / gpu.limits.multiprocessors)
-              << gpu.name << ", " << features << " features, " << rows << " rows";
-        }
+        const DenseTile tile = ChooseDenseTile(features, rows, gpu.limits);
+        EXPECT_GE(8 * tile.rows, rows);
+        const size_t bytes = DenseStreamSharedBytes(tile);
+        EXPECT_LE(bytes, gpu.limits.shared_bytes);
+        const size_t blocks = gpu.shared_bytes / (bytes + 1024);
+        EXPECT_GE(blocks, gpu.name == "H200" && rows <= 4 ? 2u : 1u);
+        const size_t in_flight = blocks * kDenseParts * (tile.stages - 1) * 2048 * tile.features;
+        EXPECT_GE(in_flight, gpu.bytes_per_us / gpu.limits.multiprocessors)
+            << gpu.name << ", " << features << " features, " << rows << " rows";
       }
     }
   }
@@ -100,7 +96,8 @@ TEST(DenseTiles, EveryGpuGetsTheSameBits) {
         product.num_segments = 1;
         product.rows = static_cast<int32_t>(rows);
         product.k = kK;
-        product.x16 = reinterpret_cast<const uint16_t*>(x16.data());
+        product.x = x16.data();
+        product.x_stride = kK;
         DenseLimits limits = gpu.limits;
         if (one_multiprocessor) limits.multiprocessors = 1;
         LaunchDenseStream(*device, product, limits);
@@ -111,16 +108,6 @@ TEST(DenseTiles, EveryGpuGetsTheSameBits) {
       }
     }
   }
-}
-
-TEST(DenseTiles, ActivationsAreReadAsTheyAreOnlyWhereTheirLayoutAllows) {
-  alignas(16) float data[8] = {};
-  const Tensor fits = {data, DType::kF32, 4, 128, 128};
-  EXPECT_TRUE(DenseReadsFloats(fits));
-  EXPECT_FALSE(DenseReadsFloats({data, DType::kF32, 5, 128, 128})) << "too many rows";
-  EXPECT_FALSE(DenseReadsFloats({data, DType::kF32, 4, 100, 128})) << "reads beyond k";
-  EXPECT_FALSE(DenseReadsFloats({data, DType::kF32, 4, 128, 130})) << "rows not aligned";
-  EXPECT_FALSE(DenseReadsFloats({data + 1, DType::kF32, 4, 128, 128})) << "not aligned";
 }
 
 }  // namespace

@@ -78,7 +78,7 @@ class LowBitGpu {
     input.x = DenseTensor(Upload(x), DType::kF32, rows, k);
     input.dtype = dtype_;
     input.stride16 = (k + 63) / 64 * 64;
-    if (!family_->WantsConverted(input.x)) return input;
+    if (dtype_ == DType::kF32) return input;
     std::vector<uint16_t> x16(static_cast<size_t>(rows * input.stride16), 0);
     for (int64_t row = 0; row < rows; ++row) {
       for (int64_t i = 0; i < k; ++i) {
