@@ -83,13 +83,20 @@ absl::Status RandomModel::Forward(const Batch& batch, const KvPages& kv, Communi
   const int64_t half = config_.head_dim / 2;
   const RotaryTable rotary{cos, cos + kContext * half, half, kContext};
   const float scale = 1.0f / std::sqrt(static_cast<float>(config_.head_dim));
-  const Tensor normed = Activation(kNormed, rows, config_.hidden);
+  // All matrices of layers have one format and one number of inputs.
+  const PackedMatrix* const weight = layers_packed_[0].q.get();
+  const DType input = backend_.InputType({&weight, 1});
+  const auto as_input = [input](const Tensor& tensor) {
+    return DenseTensor(tensor.data, input, tensor.rows, tensor.cols);
+  };
+  const Tensor normed = as_input(Activation(kNormed, rows, config_.hidden));
   const Tensor q = Activation(kQ, rows, config_.hidden);
   const Tensor k = Activation(kK, rows, kv_cols);
   const Tensor v = Activation(kV, rows, kv_cols);
-  const Tensor attended = Activation(kAttended, rows, config_.hidden);
+  const Tensor attended = as_input(Activation(kAttended, rows, config_.hidden));
   const Tensor gate = Activation(kGate, rows, config_.hidden);
   const Tensor up = Activation(kUp, rows, config_.hidden);
+  const Tensor inner = input == DType::kF32 ? gate : normed;
 
   backend_.Embed(*embedding_, batch.token_ids, 0, false, hidden);
   for (int64_t i = 0; i < kLayers; ++i) {
@@ -108,9 +115,9 @@ absl::Status RandomModel::Forward(const Batch& batch, const KvPages& kv, Communi
     const Projection ffn[] = {{layer.gate.get(), nullptr, gate, false},
                               {layer.up.get(), nullptr, up, false}};
     backend_.MatMul(normed, ffn);
-    backend_.SwiGlu(gate, up, gate);
+    backend_.SwiGlu(gate, up, inner);
     const Projection down[] = {{layer.down.get(), nullptr, hidden, true}};
-    backend_.MatMul(gate, down);
+    backend_.MatMul(inner, down);
   }
   return absl::OkStatus();
 }
