@@ -32,7 +32,8 @@ constexpr auto kAskEvery = std::chrono::microseconds(50);
 // What was broken off, and an orderly end, have this long.
 constexpr auto kEnd = std::chrono::seconds(5);
 
-constexpr int kSpare = 2;  // numbers behind the parts, for the first exchange
+// Numbers behind the parts, for the first exchange: sent, summed, received.
+constexpr int kSpare = 3;
 
 enum LaneKind { kCollectives, kUp, kDown };  // transfers to higher ranks, to lower ones
 
@@ -268,7 +269,7 @@ absl::Status NcclCommunicator::RunOnce() {
       ncclGroupStart();
       if (to >= 0 && to < size()) ncclSend(spare, 1, ncclInt8, to, comm, lane.nccl.stream());
       if (from >= 0 && from < size())
-        ncclRecv(spare + 1, 1, ncclInt8, from, comm, lane.nccl.stream());
+        ncclRecv(spare + 2, 1, ncclInt8, from, comm, lane.nccl.stream());
       return ncclGroupEnd();
     };
     TREADLE_RETURN_IF_ERROR(Issue(lane.kind, exchange, "the first transfer"));
