@@ -109,8 +109,8 @@ class Device {
     LaunchRaw(reinterpret_cast<const void*>(kernel), shape, &copy, sizeof(Params), &Invoke<Params>);
   }
 
-  // Everything asynchronous between the two is recorded instead of run. What EndCapture fails for is
-  // the graph's failure, not the device's.
+  // Everything asynchronous between the two is recorded instead of run. What EndCapture fails for
+  // is the graph's failure, not the device's.
   virtual void BeginCapture() = 0;
   virtual absl::StatusOr<std::unique_ptr<Graph>> EndCapture() = 0;
   virtual void Replay(const Graph& graph) = 0;
