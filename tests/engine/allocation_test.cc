@@ -2,24 +2,9 @@
 // binary of its own, because it counts every allocation of the process.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "engine/sequence_table.h"
+#include "tests/engine/allocation_counter.h"
 #include "tests/engine/plan_builder.h"
-
-namespace {
-std::atomic<int64_t> allocations = 0;
-}  // namespace
-
-void* operator new(size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace treadle {
 namespace {
@@ -41,7 +26,7 @@ TEST(SequenceTableAllocation, TheSteadyStateHasNone) {
   IterationPlan plan;
   for (int32_t id = 1; id <= kSequences; ++id) plan.steps.push_back(PreviousSample(id, 4));
 
-  const int64_t before = allocations;
+  const int64_t before = Allocations();
   ASSERT_GT(before, 0);  // the counter counts
   bool ok = true;
   for (int32_t i = 0; i < 100; ++i) {
@@ -54,7 +39,7 @@ TEST(SequenceTableAllocation, TheSteadyStateHasNone) {
       ++step.first_position;
     }
   }
-  EXPECT_EQ(allocations - before, 0);
+  EXPECT_EQ(Allocations() - before, 0);
   EXPECT_TRUE(ok);
 }
 

@@ -3,30 +3,17 @@
 // own, because it counts every allocation of the process.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <utility>
 
 #include "engine/stage.h"
 #include "kernels/cuda/backend_on_device.h"
 #include "kernels/cuda/device.h"
+#include "tests/engine/allocation_counter.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/support/random_model.h"
-
-namespace {
-std::atomic<int64_t> allocations = 0;
-}  // namespace
-
-void* operator new(size_t bytes) {
-  ++allocations;
-  if (void* memory = std::malloc(bytes)) return memory;
-  throw std::bad_alloc();
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace treadle {
 namespace {
@@ -133,13 +120,13 @@ TEST(CudaIteration, TheHostCopiesOnceAndAllocatesTheResult) {
       before = calls;
       begin_allocations = finish_allocations = 0;
     }
-    const int64_t at = allocations;
+    const int64_t at = Allocations();
     ASSERT_TRUE(stage->Begin(plan).ok());
-    begin_allocations += allocations - at;
+    begin_allocations += Allocations() - at;
     if (std::exchange(begun, true)) {
-      const int64_t finishing = allocations;
+      const int64_t finishing = Allocations();
       ASSERT_TRUE(stage->Finish().ok());
-      finish_allocations += allocations - finishing;
+      finish_allocations += Allocations() - finishing;
     }
   }
   ASSERT_TRUE(stage->Finish().ok());
@@ -149,7 +136,7 @@ TEST(CudaIteration, TheHostCopiesOnceAndAllocatesTheResult) {
   EXPECT_EQ(calls.copies_to_host - before.copies_to_host, kCounted);
   EXPECT_EQ(calls.launches - before.launches, 0);
   EXPECT_EQ(begin_allocations, 0);
-  EXPECT_LE(finish_allocations, kCounted);  // IterationResult::steps
+  EXPECT_EQ(finish_allocations, kCounted);  // IterationResult::steps
 }
 
 }  // namespace
