@@ -65,7 +65,7 @@ def int8_section(plain, planted):
     lines = [
         "## (a) LLM.int8(): Table 2.1", "",
         "8-bit weights and activations of the layers' matrices; head and embedding as they are. *Simulated* rows round both to what the way can",
-        "represent and multiply in 32 bits (`bench/int8_simulation.h`); the others are the product's `--weights int8`. *Planted*: in each norm, the",
+        "represent and multiply in 32 bits (`bench/quality/int8_simulation.h`); the others are the product's `--weights int8`. *Planted*: in each norm, the",
         f"weights of 6 features times {planted[0]['planted_factor']:g}, and the columns that read them divided by it: the same function, bit for bit in",
         "`exact`, with outlier features in every layer. That makes those columns small in rows whose scale stays, which a trained model's need not be: ways with",
         "8-bit weights for outlier columns (bitsandbytes' and the product's) pay for it, the thesis' 16-bit ones do not. A call is 512 tokens.",

@@ -2,7 +2,7 @@
 
 #include <bit>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

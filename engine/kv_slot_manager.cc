@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 

@@ -3,8 +3,8 @@
 #include <deque>
 #include <utility>
 
-#include "kernels/status.h"
-#include "kernels/sync.h"
+#include "base/status.h"
+#include "base/sync.h"
 
 namespace treadle {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "base/status.h"
 #include "kernels/kv_view.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

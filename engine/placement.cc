@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/activation_link.h"
 #include "engine/kv_cache.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

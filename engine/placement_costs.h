@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "engine/placement.h"
 #include "kernels/backend.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 
 namespace treadle {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "models/tensor_parallel.h"
 
 namespace treadle {

@@ -1,8 +1,8 @@
 // Which rows of an iteration give output, and what comes of them: head, sampling, results.
 #include <algorithm>
 
+#include "base/status.h"
 #include "engine/stage.h"
-#include "kernels/status.h"
 #include "models/tensor_parallel.h"
 
 namespace treadle {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "base/status.h"
 #include "kernels/collectives/rendezvous_section.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -6,12 +6,12 @@
 #include <thread>
 #include <utility>
 
+#include "base/status.h"
+#include "base/sync.h"
 #include "engine/stage.h"
 #include "engine/stage_trace.h"
 #include "kernels/collectives/memory_rendezvous.h"
 #include "kernels/collectives/thread_communicator.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 namespace {

@@ -6,10 +6,10 @@
 #include <deque>
 #include <vector>
 
+#include "base/sync.h"
 #include "engine/iteration_plan.h"
 #include "engine/stage.h"
 #include "engine/trace_events.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 

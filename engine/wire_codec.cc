@@ -5,8 +5,8 @@
 #include <bit>
 #include <cstring>
 
+#include "base/status.h"
 #include "kernels/dtype.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -1,7 +1,7 @@
 // The op set: everything that a model's forward pass and a sampler need from a device.
 //
 // One abstract class and no optional member, so that no backend can forget an op. ReferenceBackend
-// (kernels/reference) is the plain twin of every op; the op-case list (tests/support/op_cases.h)
+// (kernels/reference) is the plain twin of every op; the op-case list (kernels/op_cases/op_cases.h)
 // drives correctness and speed of every backend.
 //
 // Numerics: DESIGN section 4. In every op a row's result depends on that row alone (N1, N2): not on

@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/status.h"
 #include "kernels/dtype.h"
-#include "kernels/status.h"
 
 namespace treadle {
 

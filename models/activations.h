@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "kernels/backend.h"
-#include "kernels/status.h"
 
 namespace treadle {
 

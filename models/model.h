@@ -16,9 +16,9 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/weight_plan.h"
 #include "models/model_config.h"
-#include "models/weight_plan.h"
 
 namespace treadle {
 

@@ -1,6 +1,6 @@
 #include "models/rank_sums.h"
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

@@ -1,8 +1,8 @@
 #include "models/registry.h"
 
-#include "kernels/status.h"
-#include "models/gpt2.h"
-#include "models/llama.h"
+#include "base/status.h"
+#include "models/architectures/gpt2.h"
+#include "models/architectures/llama.h"
 #include "models/tensor_parallel.h"
 
 namespace treadle {

@@ -3,8 +3,8 @@
 #include <numeric>
 #include <string_view>
 
+#include "base/status.h"
 #include "kernels/formats/matrix_slice.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "absl/status/status.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 
 namespace treadle {

@@ -1,8 +1,8 @@
 #include "models/weight_loader.h"
 
+#include "base/mapped_file.h"
+#include "base/status.h"
 #include "kernels/formats/matrix_slice.h"
-#include "kernels/status.h"
-#include "models/mapped_file.h"
 #include "models/parallel_split.h"
 
 namespace treadle {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "models/linear.h"
 #include "models/model.h"
 

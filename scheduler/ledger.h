@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/sync.h"
+#include "base/sync.h"
 #include "scheduler/request.h"
 
 namespace treadle {

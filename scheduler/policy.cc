@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "scheduler/fcfs.h"
 #include "scheduler/request_level.h"
 

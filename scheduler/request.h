@@ -13,7 +13,6 @@
 
 #include "absl/status/status.h"
 #include "engine/iteration_plan.h"
-#include "kernels/sampling.h"
 #include "scheduler/token_stream.h"
 
 namespace treadle {

@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/sync.h"
+#include "base/sync.h"
 #include "scheduler/request.h"
 
 namespace treadle {

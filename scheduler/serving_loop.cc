@@ -3,8 +3,8 @@
 #include <system_error>
 #include <utility>
 
-#include "kernels/status.h"
-#include "kernels/sync.h"
+#include "base/status.h"
+#include "base/sync.h"
 #include "scheduler/loop_core.h"
 
 namespace treadle {

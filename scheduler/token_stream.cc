@@ -3,7 +3,7 @@
 #include <iterator>
 #include <utility>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 

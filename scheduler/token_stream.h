@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/sync.h"
 #include "engine/iteration_plan.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 

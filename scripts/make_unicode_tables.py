@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes models/unicode_nfc_tables.inc: what canonical composition needs, from Python's unicodedata.
+"""Writes models/text/unicode_nfc_tables.inc: what canonical composition needs, from Python's unicodedata.
 
 Run from the repository's root; the result is committed. Normalization of assigned characters never
 changes between versions of Unicode.
@@ -44,7 +44,7 @@ def write_rows(out, rows):
     out.write(line + "\n")
 
 
-with open("models/unicode_nfc_tables.inc", "w", encoding="ascii") as out:
+with open("models/text/unicode_nfc_tables.inc", "w", encoding="ascii") as out:
     out.write("// Written by scripts/make_unicode_tables.py from Unicode "
               f"{unicodedata.unidata_version}. Do not edit.\n")
     out.write("// By character: its canonical decomposition (second 0 if it is one character), and\n"

@@ -10,7 +10,7 @@
 #include <cstring>
 #include <memory>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 

@@ -6,7 +6,7 @@
 #include <charconv>
 #include <limits>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "scheduler/policy.h"
 #include "server/address.h"
 #include "server/flag_values.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "models/weight_plan.h"
-#include "server/log_event.h"
+#include "models/checkpoints/weight_plan.h"
+#include "server/observe/log_event.h"
 
 namespace CLI {
 class App;

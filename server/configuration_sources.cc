@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

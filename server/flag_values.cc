@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <utility>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

@@ -16,7 +16,7 @@
 #include "scheduler/policy.h"
 #include "scheduler/request_pool.h"
 #include "scheduler/serving_loop.h"
-#include "server/served_model.h"
+#include "server/session/served_model.h"
 
 namespace treadle {
 

@@ -13,7 +13,7 @@ install(FILES deploy/prometheus/alerts.yaml deploy/prometheus/prometheus.yaml
   DESTINATION share/treadle/prometheus)
 install(FILES deploy/nginx/grpc.conf DESTINATION share/treadle/nginx)
 # With its folder: clients run protoc -I share/treadle/proto.
-install(FILES server/inference.proto server/rpc_details.proto DESTINATION share/treadle/proto/server)
+install(FILES server/grpc/inference.proto server/grpc/rpc_details.proto DESTINATION share/treadle/proto/server)
 install(FILES README.md DESTINATION share/doc/treadle)
 install(CODE "
   get_filename_component(TREADLE_BINDIR \"\${CMAKE_INSTALL_PREFIX}/bin\" ABSOLUTE)

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/sync.h"
+#include "base/sync.h"
 
 namespace treadle {
 

@@ -7,9 +7,9 @@
 #include <deque>
 #include <utility>
 
+#include "base/status.h"
+#include "base/sync.h"
 #include "engine/remote/control.grpc.pb.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 namespace {

@@ -4,9 +4,9 @@
 #include <map>
 #include <tuple>
 
-#include "kernels/status.h"
-#include "kernels/sync.h"
-#include "models/sha256.h"
+#include "base/sha256.h"
+#include "base/status.h"
+#include "base/sync.h"
 
 namespace treadle {
 namespace {

@@ -1,7 +1,7 @@
 #include "engine/remote/model_configuration.h"
 
+#include "base/status.h"
 #include "engine/remote/control.pb.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "base/status.h"
 #include "engine/remote/control.pb.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

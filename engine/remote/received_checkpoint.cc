@@ -7,11 +7,11 @@
 #include <cstring>
 #include <utility>
 
+#include "base/sha256.h"
+#include "base/status.h"
+#include "base/sync.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/model_configuration.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
-#include "models/sha256.h"
 
 namespace treadle {
 namespace {

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 
 namespace treadle {
 

@@ -1,6 +1,6 @@
 #include "engine/remote/relayed_rendezvous.h"
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 

@@ -8,8 +8,8 @@
 #include <map>
 #include <string>
 
+#include "base/sync.h"
 #include "kernels/collectives/rendezvous.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 

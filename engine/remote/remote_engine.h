@@ -23,7 +23,7 @@
 #include "engine/engine.h"
 #include "engine/remote/control_streams.h"
 #include "engine/wire_codec.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 
 namespace treadle {

@@ -1,9 +1,9 @@
 #include "engine/remote/stage_description.h"
 
+#include "base/status.h"
 #include "engine/memory_plan.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/control_streams.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -1,7 +1,7 @@
 #include "engine/remote/trace_messages.h"
 
+#include "base/status.h"
 #include "engine/remote/control.pb.h"
-#include "kernels/status.h"
 
 namespace treadle {
 

@@ -5,6 +5,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/status.h"
+#include "base/sync.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/control_streams.h"
@@ -18,8 +20,6 @@
 #include "engine/remote/worker_epoch.h"
 #include "engine/remote/worker_hello.h"
 #include "engine/remote/worker_session.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 namespace {

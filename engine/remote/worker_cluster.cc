@@ -4,9 +4,9 @@
 #include <random>
 #include <utility>
 
+#include "base/status.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/stage_description.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -17,11 +17,11 @@
 #include <string>
 #include <vector>
 
+#include "base/sync.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
 #include "engine/remote/received_checkpoint.h"
 #include "engine/remote/remote_engine.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/status.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/stage_description.h"
 #include "engine/remote/trace_messages.h"
 #include "engine/remote/worker_cluster.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <utility>
 
+#include "base/status.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/plan_messages.h"
 #include "engine/remote/worker_session.h"
-#include "kernels/status.h"
 
 namespace treadle {
 

@@ -20,13 +20,13 @@
 #include <string>
 #include <vector>
 
+#include "base/sync.h"
 #include "engine/data_plane.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
 #include "engine/remote/relayed_rendezvous.h"
 #include "engine/remote/worker.h"
 #include "engine/stage_ranks.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 

@@ -6,13 +6,13 @@
 #include <thread>
 #include <utility>
 
+#include "base/status.h"
 #include "engine/data_plane.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/machine.h"
 #include "engine/remote/thread_priority.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

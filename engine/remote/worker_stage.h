@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/stage_ranks.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 
 namespace treadle {
 

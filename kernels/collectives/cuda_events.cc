@@ -2,8 +2,8 @@
 
 #include <cuda_runtime.h>
 
+#include "base/status.h"
 #include "kernels/collectives/nccl_lane.h"
-#include "kernels/status.h"
 
 namespace treadle {
 

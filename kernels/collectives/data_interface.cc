@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

@@ -21,9 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
+#include "base/sync.h"
 #include "kernels/collectives/data_interface.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 namespace {

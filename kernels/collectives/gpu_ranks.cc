@@ -4,7 +4,7 @@
 
 #include "kernels/collectives/nccl_communicator.h"
 #include "kernels/collectives/nccl_library.h"
-#include "kernels/cuda/backend_on_device.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
 
 namespace treadle {
 

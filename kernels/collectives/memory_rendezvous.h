@@ -4,9 +4,9 @@
 #include <map>
 #include <string>
 
+#include "base/status.h"
+#include "base/sync.h"
 #include "kernels/collectives/rendezvous.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 

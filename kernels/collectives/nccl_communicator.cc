@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
+#include "base/sync.h"
 #include "kernels/collectives/cuda_events.h"
 #include "kernels/collectives/nccl_lane.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/rank_sum.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
+#include "kernels/cuda/rows/rank_sum.h"
+#include "kernels/cuda/runtime/device.h"
 
 namespace treadle {
 namespace {

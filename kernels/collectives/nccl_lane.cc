@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 

@@ -14,7 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/sync.h"
+#include "base/sync.h"
 
 struct CUstream_st;
 struct ncclComm;

@@ -2,8 +2,8 @@
 
 #include <nccl.h>
 
-#include "kernels/cuda/shared_library.h"
-#include "kernels/status.h"
+#include "base/status.h"
+#include "kernels/cuda/runtime/shared_library.h"
 
 namespace treadle {
 namespace {

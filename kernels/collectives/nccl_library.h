@@ -1,5 +1,5 @@
-// NCCL, opened when it is first needed (kernels/cuda/shared_library.h): nccl_library.cc defines its
-// functions under their own names and passes calls on. Thread safety: any thread.
+// NCCL, opened when it is first needed (kernels/cuda/runtime/shared_library.h): nccl_library.cc
+// defines its functions under their own names and passes calls on. Thread safety: any thread.
 #pragma once
 
 #include "absl/status/status.h"

@@ -11,8 +11,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "kernels/status.h"
-#include "kernels/sync.h"
+#include "base/status.h"
+#include "base/sync.h"
 
 namespace treadle {
 namespace {

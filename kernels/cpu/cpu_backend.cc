@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cpu/cpu_ops.h"
-#include "kernels/cpu/matmul.h"
-#include "kernels/cpu/pack.h"
+#include "kernels/cpu/matmul/matmul.h"
+#include "kernels/cpu/matmul/pack.h"
+#include "kernels/cpu/matmul/weight_arena.h"
+#include "kernels/cpu/ops/cpu_ops.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/cpu/weight_arena.h"
 #include "kernels/host_backend.h"
 
 namespace treadle {

@@ -1,7 +1,7 @@
 // The kernels of op_kernels.h as one instruction set's sources define them.
 #pragma once
 
-#include "kernels/cpu/op_kernels.h"
+#include "kernels/cpu/ops/op_kernels.h"
 
 namespace treadle::TREADLE_ISA {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

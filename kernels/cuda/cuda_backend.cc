@@ -8,12 +8,12 @@
 #include <tuple>
 #include <utility>
 
-#include "kernels/cuda/announced_batch.h"
-#include "kernels/cuda/backend_on_device.h"
 #include "kernels/cuda/matmul.h"
 #include "kernels/cuda/ops.h"
-#include "kernels/cuda/result_delivery.h"
-#include "kernels/cuda/staging.h"
+#include "kernels/cuda/runtime/announced_batch.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
+#include "kernels/cuda/runtime/result_delivery.h"
+#include "kernels/cuda/runtime/staging.h"
 
 namespace treadle::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/cuda/dense_kernels.h"
-#include "kernels/status.h"
+#include "base/status.h"
+#include "kernels/cuda/dense/dense_kernels.h"
 
 namespace treadle::cuda {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "kernels/cuda/device.h"
 #include "kernels/cuda/matmul_family.h"
+#include "kernels/cuda/runtime/device.h"
 
 namespace treadle::cuda {
 

@@ -22,8 +22,8 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/embed_ids.h"
+#include "kernels/cuda/rows/embed_ids.h"
+#include "kernels/cuda/runtime/device.h"
 
 namespace treadle::cuda {
 

@@ -8,8 +8,8 @@
 #include <span>
 
 #include "kernels/backend.h"
-#include "kernels/cuda/batch.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/batch.h"
+#include "kernels/cuda/runtime/device.h"
 #include "kernels/kv_view.h"
 #include "kernels/sampling.h"
 #include "kernels/tensor.h"

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "kernels/formats/quantizers.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "base/status.h"
 #include "kernels/formats/quantizers.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

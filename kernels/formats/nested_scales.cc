@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/status.h"
 #include "kernels/formats/quantizers.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -5,9 +5,9 @@
 #include <cfloat>
 #include <cmath>
 
+#include "base/status.h"
 #include "kernels/dtype.h"
 #include "kernels/formats/quantizers.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -2,8 +2,8 @@
 #include <bit>
 #include <numeric>
 
+#include "base/status.h"
 #include "kernels/formats/quantizers.h"
-#include "kernels/status.h"
 
 namespace treadle::formats {
 namespace {

@@ -1,8 +1,8 @@
 // Names of what Quantize makes.
 #include <charconv>
 
+#include "base/status.h"
 #include "kernels/formats/quantizers.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
-#include "server/inference.pb.h"
+#include "server/grpc/inference.pb.h"
 
 namespace treadle {
 namespace {

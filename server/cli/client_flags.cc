@@ -6,8 +6,8 @@
 #include <fstream>
 #include <iterator>
 
-#include "kernels/status.h"
-#include "server/api_keys.h"
+#include "base/status.h"
+#include "server/access/api_keys.h"
 
 namespace treadle {
 namespace {

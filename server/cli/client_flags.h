@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/tls.h"
+#include "server/access/tls.h"
 
 namespace CLI {
 class App;

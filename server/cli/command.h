@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
-#include "server/log.h"
+#include "server/observe/log.h"
 
 namespace CLI {
 class App;

@@ -3,8 +3,8 @@
 #include <memory>
 #include <utility>
 
-#include "kernels/status.h"
-#include "server/tls.h"
+#include "base/status.h"
+#include "server/access/tls.h"
 
 namespace treadle {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/remote/control_streams.h"
-#include "server/log_event.h"
+#include "server/observe/log_event.h"
 
 namespace treadle {
 

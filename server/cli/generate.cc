@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "server/cli/answer_printer.h"
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
 #include "server/cli/generate_source.h"
 #include "server/configuration.h"
 #include "server/flag_values.h"
-#include "server/inference.pb.h"
+#include "server/grpc/inference.pb.h"
 
 namespace treadle {
 namespace {

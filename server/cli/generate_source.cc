@@ -5,15 +5,15 @@
 #include <random>
 #include <utility>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
-#include "server/generation.h"
-#include "server/inference.grpc.pb.h"
-#include "server/messages.h"
-#include "server/request_validation.h"
-#include "server/rpc_status.h"
+#include "server/grpc/inference.grpc.pb.h"
+#include "server/grpc/messages.h"
+#include "server/grpc/rpc_status.h"
 #include "server/serving_stack.h"
+#include "server/session/generation.h"
+#include "server/session/request_validation.h"
 
 namespace treadle {
 namespace {

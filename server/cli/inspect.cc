@@ -1,14 +1,14 @@
 // treadle inspect: what is in a checkpoint, and what serving it costs. Reads headers only, but for
 // --placement, which loads a few layers to measure them.
-#include "models/inspect.h"
+#include "models/checkpoints/inspect.h"
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
 #include <string>
 
-#include "kernels/status.h"
-#include "models/checkpoint.h"
+#include "base/status.h"
+#include "models/checkpoints/checkpoint.h"
 #include "server/cli/command.h"
 #include "server/cli/placement_report.h"
 #include "server/configuration.h"

@@ -6,9 +6,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/status.h"
+#include "base/sync.h"
 #include "kernels/cpu/thread_pool.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
 #include "models/model.h"
 
 namespace treadle {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "engine/stage_ranks.h"
 #include "kernels/dtype.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 #include "server/cli/rank_devices.h"
 #include "server/configuration.h"

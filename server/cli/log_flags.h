@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/log.h"
+#include "server/observe/log.h"
 
 namespace CLI {
 class App;

@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 

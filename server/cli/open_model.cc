@@ -4,10 +4,10 @@
 #include <limits>
 #include <utility>
 
+#include "base/status.h"
 #include "engine/local_engine.h"
 #include "engine/stage.h"
-#include "kernels/status.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 #include "models/tensor_parallel.h"
 #include "server/cli/load_ranks.h"

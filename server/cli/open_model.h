@@ -10,9 +10,9 @@
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
 #include "server/configuration.h"
-#include "server/log.h"
-#include "server/served_model.h"
+#include "server/observe/log.h"
 #include "server/serving_stack.h"
+#include "server/session/served_model.h"
 
 namespace treadle {
 

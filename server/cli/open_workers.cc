@@ -5,11 +5,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/placement.h"
 #include "engine/placement_costs.h"
 #include "engine/remote/remote_engine.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/status.h"
 #include "server/cli/control_tls.h"
 #include "server/cli/load_ranks.h"
 #include "server/cli/supervised_engine.h"

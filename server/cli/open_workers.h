@@ -11,10 +11,10 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "server/cli/rank_devices.h"
 #include "server/configuration.h"
-#include "server/log_event.h"
+#include "server/observe/log_event.h"
 
 namespace treadle {
 

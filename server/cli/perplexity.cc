@@ -1,5 +1,5 @@
 // treadle perplexity: how well a model predicts a text, by a named protocol.
-#include "bench/perplexity.h"
+#include "bench/quality/perplexity.h"
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "bench/teacher_forcing.h"
-#include "kernels/status.h"
-#include "models/checkpoint.h"
+#include "base/status.h"
+#include "bench/quality/teacher_forcing.h"
+#include "models/checkpoints/checkpoint.h"
 #include "server/cli/command.h"
 #include "server/cli/progress.h"
 #include "server/cli/teacher_forcing_flags.h"

@@ -7,10 +7,10 @@
 #include <sstream>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/placement.h"
 #include "engine/placement_costs.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/status.h"
 #include "models/tensor_parallel.h"
 
 namespace treadle {

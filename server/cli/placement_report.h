@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "models/checkpoint.h"
-#include "models/weight_plan.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/weight_plan.h"
 
 namespace treadle {
 

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <utility>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

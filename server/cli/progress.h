@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "server/log_event.h"
+#include "server/observe/log_event.h"
 
 namespace treadle {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "bench/outlier_features.h"
-#include "bench/teacher_forcing.h"
+#include "base/status.h"
+#include "bench/quality/outlier_features.h"
+#include "bench/quality/teacher_forcing.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/status.h"
-#include "models/quantize_checkpoint.h"
+#include "models/checkpoints/write/quantize_checkpoint.h"
 #include "server/cli/command.h"
 #include "server/cli/progress.h"
 #include "server/version.h"

@@ -2,8 +2,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "kernels/status.h"
-#include "models/random_checkpoint.h"
+#include "base/status.h"
+#include "models/checkpoints/random/random_checkpoint.h"
 
 namespace treadle {
 

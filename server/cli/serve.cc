@@ -7,10 +7,11 @@
 #include <cstdio>
 #include <thread>
 
-#include "kernels/status.h"
-#include "kernels/sync.h"
+#include "base/status.h"
+#include "base/sync.h"
+#include "server/access/api_keys.h"
+#include "server/access/tls.h"
 #include "server/address.h"
-#include "server/api_keys.h"
 #include "server/cli/command.h"
 #include "server/cli/control_tls.h"
 #include "server/cli/log_flags.h"
@@ -20,14 +21,13 @@
 #include "server/cli/signals.h"
 #include "server/configuration.h"
 #include "server/configuration_sources.h"
-#include "server/health_board.h"
-#include "server/ledger_follower.h"
-#include "server/log.h"
-#include "server/metrics.h"
-#include "server/service.h"
+#include "server/grpc/service.h"
+#include "server/http/socket_tls.h"
+#include "server/observe/health_board.h"
+#include "server/observe/ledger_follower.h"
+#include "server/observe/log.h"
+#include "server/observe/metrics.h"
 #include "server/serving_stack.h"
-#include "server/socket_tls.h"
-#include "server/tls.h"
 
 namespace treadle {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 

@@ -3,8 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <utility>
 
+#include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/status.h"
 #include "server/cli/progress.h"
 
 namespace treadle {

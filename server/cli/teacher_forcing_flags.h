@@ -7,8 +7,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "bench/teacher_forcing.h"
-#include "models/weight_plan.h"
+#include "bench/quality/teacher_forcing.h"
+#include "models/checkpoints/weight_plan.h"
 
 namespace CLI {
 class App;

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "server/address.h"
 #include "server/cli/command.h"
 #include "server/cli/control_tls.h"

@@ -16,8 +16,8 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/status.h"
-#include "kernels/sync.h"
+#include "base/status.h"
+#include "base/sync.h"
 
 namespace treadle {
 namespace {

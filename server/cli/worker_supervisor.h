@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/log_event.h"
+#include "server/observe/log_event.h"
 
 namespace treadle {
 

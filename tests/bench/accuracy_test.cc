@@ -3,8 +3,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "bench/accuracy_bench.h"
-#include "bench/weight_bits.h"
+#include "bench/quality/accuracy_bench.h"
+#include "bench/quality/weight_bits.h"
 #include "tests/bench/quality_case.h"
 
 namespace treadle {

@@ -1,6 +1,6 @@
 // What the kernel benchmark multiplies is what models multiply: rows of Backend::InputType's type,
 // and their bytes.
-#include "bench/cold_products.h"
+#include "bench/kernels/cold_products.h"
 
 #include <gtest/gtest.h>
 
@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/cuda/backend_on_device.h"
-#include "kernels/cuda/device.h"
+#include "base/status.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "kernels/forwarding_backend.h"
-#include "kernels/status.h"
-#include "tests/support/op_cases.h"
+#include "kernels/op_cases/op_cases.h"
 
 namespace treadle {
 namespace {

@@ -1,11 +1,11 @@
-#include "bench/int8_simulation.h"
+#include "bench/quality/int8_simulation.h"
 
 #include <gmock/gmock.h>
 
 #include <cmath>
 #include <cstring>
 
-#include "bench/planted_outliers.h"
+#include "bench/quality/planted_outliers.h"
 #include "tests/bench/quality_case.h"
 
 namespace treadle {

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "bench/kernel_bench.h"
+#include "bench/kernels/kernel_bench.h"
 
 namespace treadle {
 namespace {

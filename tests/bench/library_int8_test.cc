@@ -1,6 +1,6 @@
 // LLM.int8() put together from cuBLASLt, on the emulated GPU: without outliers it gives the bits of
 // our own product.
-#include "bench/library_int8.h"
+#include "bench/kernels/library_int8.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/int8_baseline.h"
+#include "bench/kernels/int8_baseline.h"
 #include "tests/kernels/cuda/row_int8_products.h"
 
 namespace treadle::cuda {

@@ -1,4 +1,4 @@
-#include "bench/load_report.h"
+#include "bench/load/load_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

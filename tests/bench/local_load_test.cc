@@ -1,5 +1,5 @@
 // The load against a serving loop of this process, with an engine that checks every plan.
-#include "bench/local_load.h"
+#include "bench/load/local_load.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Outlier features: planted ones are found, exactly those; and every number is that of a second,
 // plain count over what the norms give.
-#include "bench/outlier_features.h"
+#include "bench/quality/outlier_features.h"
 
 #include <gmock/gmock.h>
 
@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "bench/planted_outliers.h"
+#include "bench/quality/planted_outliers.h"
 #include "kernels/forwarding_backend.h"
 #include "tests/bench/quality_case.h"
 

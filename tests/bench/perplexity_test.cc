@@ -1,4 +1,4 @@
-#include "bench/perplexity.h"
+#include "bench/quality/perplexity.h"
 
 #include <gmock/gmock.h>
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "bench/teacher_forcing.h"
+#include "bench/quality/teacher_forcing.h"
 #include "kernels/cpu/cpu_backend.h"
 
 namespace treadle {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/status.h"
-#include "tests/server/child_process.h"
+#include "base/status.h"
+#include "tests/server/cli/child_process.h"
 #include "tests/support/default_model.h"
 
 namespace treadle {

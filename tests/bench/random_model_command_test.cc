@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/server/child_process.h"
+#include "tests/server/cli/child_process.h"
 
 namespace treadle {
 namespace {

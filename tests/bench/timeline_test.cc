@@ -1,6 +1,6 @@
 // The timeline: its format, and that what it shows could have happened, recorded from the binary
 // over ranks and over worker processes.
-#include "bench/timeline.h"
+#include "bench/iteration/timeline.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "kernels/status.h"
-#include "tests/server/child_process.h"
+#include "base/status.h"
+#include "tests/server/cli/child_process.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

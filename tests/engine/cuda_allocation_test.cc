@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "engine/stage.h"
-#include "kernels/cuda/backend_on_device.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "tests/engine/allocation_counter.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/support/random_model.h"

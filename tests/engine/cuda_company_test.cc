@@ -2,10 +2,10 @@
 // ahead of the host, in random company. Every request gets the bits that it gets alone (N1, N2).
 #include <gtest/gtest.h>
 
-#include "kernels/cuda/backend_on_device.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "tests/engine/company.h"
-#include "tests/support/instrumented.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/support/random_model.h"
 
 namespace treadle {

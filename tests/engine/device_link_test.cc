@@ -7,10 +7,10 @@
 
 #include "engine/activation_link.h"
 #include "kernels/collectives/thread_communicator.h"
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "kernels/op_cases/random.h"
+#include "tests/emulation/emulated_device.h"
 #include "tests/support/emulated_gpus.h"
 #include "tests/support/faulty_communicator.h"
-#include "tests/support/random.h"
 
 namespace treadle {
 namespace {

@@ -5,10 +5,10 @@
 #include <deque>
 #include <memory>
 
+#include "base/sync.h"
 #include "engine/engine.h"
-#include "kernels/sync.h"
 #include "tests/engine/plan_driver.h"
-#include "tests/support/instrumented.h"
+#include "kernels/op_cases/instrumented.h"
 
 namespace treadle {
 

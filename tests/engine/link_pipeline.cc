@@ -9,8 +9,8 @@
 #include "engine/wire_codec.h"
 #include "kernels/collectives/gloo_communicator.h"
 #include "kernels/collectives/thread_communicator.h"
+#include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"
-#include "tests/support/random.h"
 
 namespace treadle {
 namespace {

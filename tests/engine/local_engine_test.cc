@@ -5,8 +5,8 @@
 
 #include <thread>
 
+#include "base/sync.h"
 #include "kernels/reference/reference_backend.h"
-#include "kernels/sync.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/two_requests.h"

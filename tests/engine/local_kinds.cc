@@ -1,6 +1,6 @@
+#include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/status.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/support/deferred_backend.h"
 

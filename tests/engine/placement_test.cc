@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "tests/support/random.h"
+#include "kernels/op_cases/random.h"
 
 namespace treadle {
 namespace {

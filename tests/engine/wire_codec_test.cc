@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "kernels/dtype.h"
-#include "tests/support/random.h"
+#include "kernels/op_cases/random.h"
 
 namespace treadle {
 namespace {

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/ops/cpu_ops.h"
 
 namespace treadle {
 namespace {

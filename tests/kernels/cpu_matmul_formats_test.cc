@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/op_cases/op_cases.h"
+#include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/kernels/cpu_setting.h"
-#include "tests/support/op_cases.h"
-#include "tests/support/random.h"
 
 namespace treadle {
 namespace {

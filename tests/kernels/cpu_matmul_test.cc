@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/op_cases/op_cases.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/kernels/cpu_setting.h"
-#include "tests/support/op_cases.h"
 
 namespace treadle {
 namespace {

@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/ops/cpu_ops.h"
 #include "kernels/forwarding_backend.h"
 #include "kernels/reference/reference_backend.h"
 

@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/op_cases/op_cases.h"
 #include "tests/kernels/cpu_ops_backend.h"
-#include "tests/support/op_cases.h"
 
 namespace treadle {
 namespace {

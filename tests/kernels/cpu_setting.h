@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
+#include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/status.h"
 
 namespace treadle {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/cpu/isa.h"
-#include "kernels/cpu/op_kernels.h"
+#include "kernels/cpu/ops/op_kernels.h"
 #include "kernels/dtype.h"
 
 namespace treadle {

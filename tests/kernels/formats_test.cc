@@ -13,11 +13,11 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "kernels/dtype.h"
 #include "kernels/formats/matrix_source.h"
 #include "kernels/formats/weight_format.h"
-#include "kernels/status.h"
-#include "tests/support/op_cases.h"
+#include "kernels/op_cases/op_cases.h"
 
 namespace treadle {
 namespace {

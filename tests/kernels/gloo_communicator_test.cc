@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/support/random.h"
+#include "kernels/op_cases/random.h"
 #include "tests/support/ranks.h"
 
 namespace treadle {

@@ -8,9 +8,9 @@
 #include <bit>
 #include <numeric>
 
-#include "kernels/status.h"
-#include "tests/support/op_cases.h"
-#include "tests/support/random.h"
+#include "base/status.h"
+#include "kernels/op_cases/op_cases.h"
+#include "kernels/op_cases/random.h"
 
 namespace treadle {
 namespace {

@@ -1,5 +1,5 @@
 // The op-case list on the reference itself, and that its checks are able to fail.
-#include "tests/support/op_cases.h"
+#include "kernels/op_cases/op_cases.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

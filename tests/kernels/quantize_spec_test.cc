@@ -4,8 +4,8 @@
 
 #include <string>
 
+#include "base/status.h"
 #include "kernels/formats/quantize.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -18,9 +18,9 @@
 #include <string>
 #include <vector>
 
+#include "base/status.h"
 #include "kernels/formats/quantizers.h"
-#include "kernels/status.h"
-#include "tests/support/random.h"
+#include "kernels/op_cases/random.h"
 
 namespace treadle {
 namespace {

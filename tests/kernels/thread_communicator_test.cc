@@ -11,8 +11,8 @@
 #include <functional>
 #include <thread>
 
-#include "kernels/status.h"
-#include "tests/support/random.h"
+#include "base/status.h"
+#include "kernels/op_cases/random.h"
 
 namespace treadle {
 namespace {

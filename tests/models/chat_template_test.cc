@@ -1,4 +1,4 @@
-#include "models/chat_template.h"
+#include "models/text/chat_template.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -14,7 +14,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/default_model.h"
-#include "tests/support/instrumented.h"
+#include "kernels/op_cases/instrumented.h"
 
 namespace treadle {
 namespace {

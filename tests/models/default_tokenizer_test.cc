@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "kernels/status.h"
-#include "models/chat_template.h"
-#include "models/checkpoint.h"
+#include "base/status.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/text/chat_template.h"
 #include "tests/models/tokenizer_oracle.h"
 #include "tests/support/default_model.h"
 

@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "models/gguf.h"
-#include "models/gguf_description.h"
-#include "models/gguf_tokenizer.h"
-#include "models/sha256.h"
-#include "models/tokenizer.h"
-#include "models/tokenizer_json.h"
+#include "base/sha256.h"
+#include "models/checkpoints/gguf/gguf_description.h"
+#include "models/checkpoints/gguf/gguf_file.h"
+#include "models/checkpoints/gguf/gguf_tokenizer.h"
+#include "models/text/tokenizer.h"
+#include "models/text/tokenizer_json.h"
 #include "tests/models/quantize_case.h"
 #include "tests/models/safetensors_file.h"
 

@@ -1,12 +1,11 @@
 // GGUF files: good ones, and a table of bad ones, each refused with a line that names the fault.
-#include "models/gguf.h"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <cstring>
 #include <limits>
 
+#include "models/checkpoints/gguf/gguf_file.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/tiny_model.h"

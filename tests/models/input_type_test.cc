@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/backend_on_device.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "kernels/forwarding_backend.h"
+#include "kernels/op_cases/random.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
-#include "tests/support/random.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

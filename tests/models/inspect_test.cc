@@ -1,5 +1,5 @@
 // What a report says of a small checkpoint, worked out by hand from its sizes.
-#include "models/inspect.h"
+#include "models/checkpoints/inspect.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,11 +6,11 @@
 #include <cstring>
 #include <filesystem>
 
+#include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/status.h"
-#include "models/checkpoint.h"
+#include "kernels/op_cases/op_cases.h"
+#include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
-#include "tests/support/op_cases.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

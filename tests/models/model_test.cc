@@ -19,9 +19,9 @@
 #include <optional>
 #include <random>
 
+#include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference/reference_backend.h"
-#include "kernels/status.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/tiny_model.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "models/quantize_checkpoint.h"
+#include "models/checkpoints/write/quantize_checkpoint.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/tiny_model.h"

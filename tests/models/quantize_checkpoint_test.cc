@@ -1,6 +1,6 @@
 // What `treadle quantize` writes: read back, it gives the same bits as converting while loading;
 // it says what it was made from; and where it fails, nothing remains.
-#include "models/quantize_checkpoint.h"
+#include "models/checkpoints/write/quantize_checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <cstring>
 #include <limits>
 
-#include "models/gguf.h"
-#include "models/sha256.h"
-#include "models/tokenizer.h"
+#include "base/sha256.h"
+#include "models/checkpoints/gguf/gguf_file.h"
+#include "models/text/tokenizer.h"
 #include "tests/models/quantize_case.h"
 #include "tests/models/safetensors_file.h"
 

@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "models/hf_quantization.h"
+#include "models/checkpoints/huggingface/hf_quantization.h"
 #include "tests/models/safetensors_file.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"

@@ -1,5 +1,5 @@
 // Models of named shapes: their sizes against published ones, their weights, and that they run.
-#include "models/random_checkpoint.h"
+#include "models/checkpoints/random/random_checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,10 +10,10 @@
 #include <numeric>
 #include <set>
 
+#include "base/mapped_file.h"
+#include "base/status.h"
 #include "kernels/reference/reference_backend.h"
-#include "kernels/status.h"
-#include "models/inspect.h"
-#include "models/mapped_file.h"
+#include "models/checkpoints/inspect.h"
 #include "models/weight_loader.h"
 #include "tests/models/teacher_forcing.h"
 

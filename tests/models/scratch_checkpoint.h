@@ -11,9 +11,9 @@
 #include <random>
 #include <string>
 
+#include "base/status.h"
 #include "kernels/reference/reference_backend.h"
-#include "kernels/status.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 
 namespace treadle {

@@ -15,12 +15,12 @@
 #include <filesystem>
 #include <thread>
 
+#include "base/status.h"
 #include "kernels/collectives/thread_communicator.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"
-#include "kernels/status.h"
 #include "models/rank_sums.h"
-#include "tests/support/random.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -4,7 +4,7 @@
 
 #include <fstream>
 
-#include "models/unicode.h"
+#include "models/text/unicode.h"
 
 namespace treadle {
 

@@ -1,13 +1,13 @@
-#include "models/tokenizer.h"
+#include "models/text/tokenizer.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include "models/pre_tokenizer.h"
-#include "models/tokenizer_json.h"
-#include "models/unicode.h"
+#include "models/text/pre_tokenizer.h"
+#include "models/text/tokenizer_json.h"
+#include "models/text/unicode.h"
 #include "tests/models/tokenizer_oracle.h"
 
 namespace treadle {

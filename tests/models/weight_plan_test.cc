@@ -1,5 +1,5 @@
 // Which matrix a plan converts, and to what.
-#include "models/weight_plan.h"
+#include "models/checkpoints/weight_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,10 +5,10 @@
 
 #include <thread>
 
-#include "kernels/status.h"
+#include "base/status.h"
+#include "kernels/op_cases/random.h"
 #include "scheduler/serving_loop.h"
 #include "tests/scheduler/loop_harness.h"
-#include "tests/support/random.h"
 
 namespace treadle {
 namespace {

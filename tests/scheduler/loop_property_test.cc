@@ -8,9 +8,9 @@
 #include <map>
 #include <set>
 
-#include "kernels/status.h"
+#include "base/status.h"
+#include "kernels/op_cases/random.h"
 #include "tests/scheduler/loop_harness.h"
-#include "tests/support/random.h"
 
 namespace treadle {
 namespace {

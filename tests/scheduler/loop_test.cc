@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "tests/scheduler/loop_harness.h"
 
 namespace treadle {

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "tests/scheduler/loop_harness.h"
 
 namespace treadle {

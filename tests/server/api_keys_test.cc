@@ -1,12 +1,12 @@
 // The keys' file and the limits; time is the test's.
-#include "server/api_keys.h"
+#include "server/access/api_keys.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <thread>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "tests/server/test_certificates.h"
 
 namespace treadle {

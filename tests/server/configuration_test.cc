@@ -5,7 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "server/address.h"
 
 namespace treadle {

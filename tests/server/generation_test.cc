@@ -1,4 +1,4 @@
-#include "server/generation.h"
+#include "server/session/generation.h"
 
 #include <gtest/gtest.h>
 

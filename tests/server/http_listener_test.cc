@@ -1,5 +1,5 @@
 // The HTTP listener, over real sockets: what it answers, and what clients cannot do to it.
-#include "server/http_listener.h"
+#include "server/http/http_listener.h"
 
 #include <arpa/inet.h>
 #include <gmock/gmock.h>

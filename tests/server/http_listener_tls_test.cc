@@ -10,9 +10,9 @@
 #include <random>
 #include <thread>
 
-#include "kernels/status.h"
-#include "kernels/sync.h"
-#include "server/http_listener.h"
+#include "base/status.h"
+#include "base/sync.h"
+#include "server/http/http_listener.h"
 #include "tests/server/tls_client.h"
 
 namespace treadle {

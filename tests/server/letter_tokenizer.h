@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/status.h"
-#include "models/tokenizer.h"
+#include "base/status.h"
+#include "models/text/tokenizer.h"
 
 namespace treadle {
 

@@ -1,5 +1,5 @@
 // Events as lines: text for people, and JSON that is JSON whatever is in it.
-#include "server/log_event.h"
+#include "server/observe/log_event.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // The log: a queue that never makes a caller wait, lines that are whole, and files that fail,
 // vanish, are renamed, and come back.
-#include "server/log.h"
+#include "server/observe/log.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@
 #include <sstream>
 #include <thread>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

@@ -4,9 +4,9 @@
 #include <atomic>
 #include <thread>
 
-#include "server/health_board.h"
-#include "server/loop_watch.h"
-#include "server/metrics.h"
+#include "server/observe/health_board.h"
+#include "server/observe/loop_watch.h"
+#include "server/observe/metrics.h"
 #include "server/serving_stack.h"
 #include "tests/support/fake_engine.h"
 

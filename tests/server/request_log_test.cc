@@ -1,5 +1,5 @@
 // One event per request: it agrees with the ledger, and holds neither secrets nor texts.
-#include "server/request_log.h"
+#include "server/observe/request_log.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "kernels/status.h"
-#include "server/log.h"
+#include "base/status.h"
+#include "server/observe/log.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
 

@@ -1,4 +1,4 @@
-#include "server/request_validation.h"
+#include "server/session/request_validation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <functional>
 #include <limits>
 
-#include "server/inference.pb.h"
+#include "server/grpc/inference.pb.h"
 #include "tests/server/byte_tokenizer.h"
 
 namespace treadle {

@@ -5,9 +5,9 @@
 #include <cstdio>
 #include <thread>
 
-#include "kernels/status.h"
-#include "server/socket_tls.h"
-#include "server/tls.h"
+#include "base/status.h"
+#include "server/access/tls.h"
+#include "server/http/socket_tls.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
 #include "tests/server/tls_client.h"

@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "server/rpc_details.pb.h"
+#include "server/grpc/rpc_details.pb.h"
 #include "tests/server/test_server.h"
 
 namespace treadle {

@@ -7,7 +7,7 @@
 #include <set>
 #include <thread>
 
-#include "server/rpc_details.pb.h"
+#include "server/grpc/rpc_details.pb.h"
 #include "tests/server/test_server.h"
 
 namespace treadle {

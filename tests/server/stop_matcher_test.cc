@@ -1,4 +1,4 @@
-#include "server/stop_matcher.h"
+#include "server/session/stop_matcher.h"
 
 #include <gtest/gtest.h>
 

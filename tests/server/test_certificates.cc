@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <fstream>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

@@ -10,9 +10,9 @@
 #include <thread>
 #include <utility>
 
+#include "base/status.h"
 #include "engine/local_engine.h"
 #include "kernels/reference/reference_backend.h"
-#include "kernels/status.h"
 #include "tests/server/letter_tokenizer.h"
 #include "tests/support/prefix_model.h"
 

@@ -14,11 +14,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/sync.h"
-#include "server/inference.grpc.pb.h"
-#include "server/ledger_follower.h"
-#include "server/metrics.h"
-#include "server/service.h"
+#include "base/sync.h"
+#include "server/grpc/inference.grpc.pb.h"
+#include "server/grpc/service.h"
+#include "server/observe/ledger_follower.h"
+#include "server/observe/metrics.h"
 #include "server/serving_stack.h"
 
 namespace treadle {

@@ -13,7 +13,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 

@@ -1,4 +1,4 @@
-#include "server/token_gaps.h"
+#include "server/observe/token_gaps.h"
 
 #include <gtest/gtest.h>
 

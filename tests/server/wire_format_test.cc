@@ -1,9 +1,9 @@
-#include "server/wire_format.h"
+#include "server/grpc/wire_format.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "server/inference.pb.h"
+#include "server/grpc/inference.pb.h"
 
 namespace treadle {
 namespace {

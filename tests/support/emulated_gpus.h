@@ -5,11 +5,11 @@
 #include <memory>
 #include <utility>
 
+#include "base/status.h"
 #include "engine/remote/worker_stage.h"
 #include "kernels/backend.h"
-#include "kernels/cuda/backend_on_device.h"
-#include "kernels/cuda/device.h"
-#include "kernels/status.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "tests/support/forwarding_communicator.h"
 #include "tests/support/thread_groups.h"
 

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
+#include "base/sync.h"
 #include "engine/engine.h"
-#include "kernels/sync.h"
 #include "scheduler/request.h"
 
 namespace treadle {

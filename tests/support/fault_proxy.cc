@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/sync.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/control_streams.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 namespace {

@@ -4,8 +4,8 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/status.h"
-#include "tests/support/random.h"
+#include "base/status.h"
+#include "kernels/op_cases/random.h"
 
 namespace treadle {
 

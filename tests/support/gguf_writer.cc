@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/status.h"
 #include "kernels/dtype.h"
-#include "kernels/status.h"
 
 namespace treadle {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tests/support/op_cases.h"
+#include "kernels/op_cases/op_cases.h"
 
 namespace treadle {
 namespace {

@@ -13,7 +13,7 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/status.h"
+#include "base/status.h"
 
 namespace treadle {
 namespace {

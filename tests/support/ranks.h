@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "base/sync.h"
 #include "kernels/collectives/memory_rendezvous.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 

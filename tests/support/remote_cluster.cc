@@ -5,8 +5,8 @@
 
 #include <utility>
 
-#include "kernels/status.h"
-#include "tests/support/instrumented.h"
+#include "base/status.h"
+#include "kernels/op_cases/instrumented.h"
 
 namespace treadle {
 namespace {

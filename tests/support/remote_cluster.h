@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "engine/remote/remote_engine.h"
 #include "engine/remote/worker.h"
-#include "tests/server/child_process.h"
+#include "tests/server/cli/child_process.h"
 
 namespace treadle {
 

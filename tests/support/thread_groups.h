@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
+#include "base/sync.h"
 #include "engine/stage_ranks.h"
 #include "kernels/collectives/thread_communicator.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
 
 namespace treadle {
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "kernels/status.h"
+#include "base/status.h"
 #include "tests/support/gguf_writer.h"
 
 namespace treadle {

@@ -12,13 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
+#include "base/sync.h"
 #include "engine/local_engine.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/status.h"
-#include "kernels/sync.h"
-#include "models/checkpoint.h"
+#include "models/checkpoints/checkpoint.h"
 #include "tests/engine/plan_driver.h"
-#include "tests/support/instrumented.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

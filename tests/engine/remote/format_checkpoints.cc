@@ -5,11 +5,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "kernels/status.h"
-#include "models/quantize_checkpoint.h"
+#include "base/status.h"
+#include "kernels/op_cases/op_cases.h"
+#include "models/checkpoints/write/quantize_checkpoint.h"
 #include "tests/models/safetensors_file.h"
 #include "tests/support/gguf_writer.h"
-#include "tests/support/op_cases.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -15,7 +15,7 @@
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/emulated_gpus.h"
 #include "tests/support/forwarding_communicator.h"
-#include "tests/support/instrumented.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {

@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
 #include "tests/kernels/cuda/fake_nccl.h"
 #include "tests/support/forwarding_communicator.h"

@@ -6,7 +6,7 @@
 #include "engine/remote/gloo_pipeline.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/faulty_communicator.h"
-#include "tests/support/instrumented.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {

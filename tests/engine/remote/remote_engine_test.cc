@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "models/quantize_checkpoint.h"
+#include "models/checkpoints/write/quantize_checkpoint.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/remote_cluster.h"

@@ -6,7 +6,7 @@
 #include <atomic>
 
 #include "engine/remote/gloo_pipeline.h"
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
 #include "tests/support/forwarding_communicator.h"
 

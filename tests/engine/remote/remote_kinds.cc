@@ -1,8 +1,8 @@
+#include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/status.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/support/emulated_gpus.h"
-#include "tests/support/instrumented.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {

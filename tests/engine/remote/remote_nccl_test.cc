@@ -5,11 +5,11 @@
 #include <thread>
 
 #include "kernels/collectives/gpu_ranks.h"
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
 #include "tests/kernels/cuda/fake_nccl.h"
 #include "tests/support/forwarding_communicator.h"
-#include "tests/support/instrumented.h"
+#include "kernels/op_cases/instrumented.h"
 
 namespace treadle {
 namespace {

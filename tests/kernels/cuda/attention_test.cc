@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/attention_map.h"
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "kernels/cuda/attention/attention_map.h"
 #include "kernels/cuda/ops.h"
+#include "tests/emulation/emulated_device.h"
 #include "tests/kernels/cuda/kv_batch.h"
 
 namespace treadle::cuda {

@@ -1,6 +1,6 @@
 // The description of an iteration as it lies on the device: every vector spelled out, and what
 // happens when batches follow one another.
-#include "kernels/cuda/batch_upload.h"
+#include "kernels/cuda/runtime/batch_upload.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "tests/emulation/emulated_device.h"
 
 namespace treadle::cuda {
 namespace {

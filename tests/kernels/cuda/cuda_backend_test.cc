@@ -13,8 +13,8 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/op_cases/op_cases.h"
 #include "kernels/reference/reference_backend.h"
-#include "tests/support/op_cases.h"
 
 namespace treadle {
 namespace {

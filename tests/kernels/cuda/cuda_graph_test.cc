@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/backend_on_device.h"
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
+#include "kernels/op_cases/op_cases.h"
 #include "kernels/reference/reference_backend.h"
+#include "tests/emulation/emulated_device.h"
 #include "tests/kernels/cuda/tiny_decoding.h"
-#include "tests/support/op_cases.h"
 
 namespace treadle::cuda {
 namespace {

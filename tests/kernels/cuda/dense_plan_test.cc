@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/cuda/dense_kernels.h"
-#include "kernels/cuda/dense_pack.h"
+#include "kernels/cuda/dense/dense_kernels.h"
+#include "kernels/cuda/dense/dense_pack.h"
 #include "tests/kernels/cuda/product_matrices.h"
 
 namespace treadle::cuda {

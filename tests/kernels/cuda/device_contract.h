@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/simt.h"
+#include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/simt.h"
 
 namespace treadle::cuda {
 namespace {

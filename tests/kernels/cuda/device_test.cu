@@ -1,2 +1,2 @@
-// The contract of kernels/cuda/device.h on a GPU.
+// The contract of kernels/cuda/runtime/device.h on a GPU.
 #include "tests/kernels/cuda/device_contract.h"

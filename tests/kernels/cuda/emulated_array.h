@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "kernels/cuda/runtime/device.h"
+#include "tests/emulation/emulated_device.h"
 
 namespace treadle::cuda {
 

@@ -1,6 +1,6 @@
-// The contract of kernels/cuda/device.h in the emulation, and what only the emulation can show:
-// late work, failures, and host code that a GPU would not catch.
-#include "kernels/cuda/emulation/emulated_device.h"
+// The contract of kernels/cuda/runtime/device.h in the emulation, and what only the emulation can
+// show: late work, failures, and host code that a GPU would not catch.
+#include "tests/emulation/emulated_device.h"
 
 #include <cmath>
 

@@ -9,8 +9,8 @@
 #include <span>
 #include <vector>
 
-#include "kernels/cuda/device.h"
 #include "kernels/cuda/ops.h"
+#include "kernels/cuda/runtime/device.h"
 #include "kernels/sampling.h"
 
 namespace treadle::cuda {

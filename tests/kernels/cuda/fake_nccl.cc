@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "kernels/collectives/nccl_library.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/device.h"
 
 namespace treadle {
 

@@ -10,9 +10,9 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/cuda/device.h"
 #include "kernels/cuda/ops.h"
-#include "tests/support/random.h"
+#include "kernels/cuda/runtime/device.h"
+#include "kernels/op_cases/random.h"
 
 namespace treadle::cuda {
 

@@ -11,10 +11,10 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/cuda/emulation/emulated_device.h"
-#include "kernels/cuda/low_bit.h"
-#include "tests/support/op_cases.h"
-#include "tests/support/random.h"
+#include "kernels/cuda/low_bit/low_bit.h"
+#include "kernels/op_cases/op_cases.h"
+#include "kernels/op_cases/random.h"
+#include "tests/emulation/emulated_device.h"
 
 namespace treadle::cuda {
 

@@ -8,10 +8,10 @@
 #include <tuple>
 #include <vector>
 
-#include "kernels/cuda/low_bit.h"
+#include "kernels/cuda/low_bit/low_bit.h"
 #include "kernels/cuda/matmul.h"
+#include "kernels/op_cases/op_cases.h"
 #include "tests/kernels/cuda/product_matrices.h"
-#include "tests/support/op_cases.h"
 
 namespace treadle::cuda {
 namespace {

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/dense/dense_kernels.h"
+#include "kernels/op_cases/op_cases.h"
 #include "tests/kernels/cuda/product_matrices.h"
-#include "tests/support/op_cases.h"
 
 namespace treadle::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "kernels/collectives/nccl_lane.h"
-#include "kernels/cuda/rank_sum.h"
+#include "kernels/cuda/rows/rank_sum.h"
 #include "tests/kernels/cuda/fake_nccl.h"
 #include "tests/kernels/cuda/nccl_contract.h"
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kernels/collectives/nccl_communicator.h"
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "tests/support/ranks.h"
 
 namespace treadle {

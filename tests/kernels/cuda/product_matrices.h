@@ -7,11 +7,11 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "kernels/dtype.h"
 #include "kernels/formats/matrix_source.h"
-#include "tests/support/random.h"
+#include "kernels/op_cases/random.h"
+#include "tests/emulation/emulated_device.h"
 
 namespace treadle::cuda {
 

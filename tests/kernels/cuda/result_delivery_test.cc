@@ -1,5 +1,5 @@
 // Results on their way from a device that puts everything off as long as it may.
-#include "kernels/cuda/result_delivery.h"
+#include "kernels/cuda/runtime/result_delivery.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/emulation/emulated_device.h"
+#include "tests/emulation/emulated_device.h"
 
 namespace treadle::cuda {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <vector>
 
-#include "kernels/cuda/emulation/emulated_device.h"
-#include "kernels/cuda/row_int8.h"
-#include "tests/support/op_cases.h"
+#include "kernels/cuda/row_int8/row_int8.h"
+#include "kernels/op_cases/op_cases.h"
+#include "tests/emulation/emulated_device.h"
 
 namespace treadle::cuda {
 namespace {

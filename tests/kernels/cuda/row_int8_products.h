@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/emulation/emulated_device.h"
-#include "kernels/cuda/row_int8.h"
+#include "kernels/cuda/row_int8/row_int8.h"
+#include "kernels/op_cases/op_cases.h"
+#include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"
-#include "tests/support/op_cases.h"
-#include "tests/support/random.h"
+#include "tests/emulation/emulated_device.h"
 
 namespace treadle::cuda {
 

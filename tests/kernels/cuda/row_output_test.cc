@@ -1,5 +1,5 @@
 // What an op on the device refuses as its output.
-#include "kernels/cuda/row_output.h"
+#include "kernels/cuda/rows/row_output.h"
 
 #include <gtest/gtest.h>
 

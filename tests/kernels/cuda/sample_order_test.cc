@@ -1,5 +1,5 @@
 // The order, the weights and the random bits of the sampling kernels.
-#include "kernels/cuda/sample_order.h"
+#include "kernels/cuda/sampling/sample_order.h"
 
 #include <gtest/gtest.h>
 

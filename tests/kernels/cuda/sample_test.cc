@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/emulation/emulated_device.h"
 #include "kernels/reference/reference_backend.h"
+#include "tests/emulation/emulated_device.h"
 #include "tests/kernels/cuda/emulated_sampler.h"
 #include "tests/kernels/cuda/sample_questions.h"
 

@@ -1,6 +1,6 @@
 // Vendor libraries are opened at run time: that what this build was made against is there and has
 // the functions that are called. Needs no GPU.
-#include "kernels/cuda/shared_library.h"
+#include "kernels/cuda/runtime/shared_library.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

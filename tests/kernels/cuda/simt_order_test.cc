@@ -8,8 +8,8 @@
 #include <set>
 #include <vector>
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/simt.h"
+#include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/simt.h"
 #include "tests/kernels/cuda/emulated_array.h"
 
 namespace treadle::cuda {

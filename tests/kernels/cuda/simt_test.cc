@@ -1,5 +1,5 @@
 // The emulation of a GPU, primitive by primitive against scalar models of what PTX says.
-#include "kernels/cuda/simt.h"
+#include "kernels/cuda/runtime/simt.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "kernels/dtype.h"
 #include "tests/kernels/cuda/emulated_array.h"
 

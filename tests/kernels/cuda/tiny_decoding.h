@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "tests/support/op_cases.h"
+#include "kernels/op_cases/op_cases.h"
 
 namespace treadle::cuda {
 

@@ -1,6 +1,6 @@
 // Products of int8 of warpgroups in the emulation: against plain sums, with B written element by
 // element where PTX's canonical layout has it; and kernels that touch too early what products read.
-#include "kernels/cuda/warpgroup_int8.h"
+#include "kernels/cuda/row_int8/warpgroup_int8.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/runtime/device.h"
 #include "tests/kernels/cuda/emulated_array.h"
 
 namespace treadle::cuda {

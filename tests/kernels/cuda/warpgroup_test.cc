@@ -1,6 +1,6 @@
 // Products of warpgroups in the emulation: against plain sums, with B written element by element
 // where PTX's canonical layouts have it; and kernels that break the order of warpgroup.h.
-#include "kernels/cuda/warpgroup.h"
+#include "kernels/cuda/runtime/warpgroup.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/warpgroup_int8.h"
+#include "kernels/cuda/row_int8/warpgroup_int8.h"
+#include "kernels/cuda/runtime/device.h"
 #include "kernels/dtype.h"
 #include "tests/kernels/cuda/emulated_array.h"
 

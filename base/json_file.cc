@@ -1,0 +1,89 @@
+#include "base/json_file.h"
+
+#include <set>
+#include <vector>
+
+#include "base/mapped_file.h"
+#include "base/quoted.h"
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+constexpr size_t kDeepest = 64;
+
+// Reads the text once before a value is made of it, and stops at the first thing that is wrong:
+// broken syntax, nesting too deep for code that follows it by recursion, or a key given twice
+// (where one reader takes the first and another the last).
+class Checker : public nlohmann::json_sax<Json> {
+ public:
+  const std::string& error() const { return error_; }
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return Enter(); }
+  bool end_object() override { return Leave(); }
+  bool start_array(size_t) override { return Enter(); }
+  bool end_array() override { return Leave(); }
+  bool key(string_t& name) override {
+    if (keys_.back().insert(name).second) return true;
+    error_ = Str("key ", Quoted(name), " appears twice in one object");
+    return false;
+  }
+  bool parse_error(size_t position, const std::string&, const Json::exception&) override {
+    error_ = Str("is not valid JSON at byte ", position);
+    return false;
+  }
+
+ private:
+  bool Enter() {
+    keys_.emplace_back();
+    if (keys_.size() <= kDeepest) return true;
+    error_ = Str("is nested more than ", kDeepest, " levels deep");
+    return false;
+  }
+  bool Leave() {
+    keys_.pop_back();
+    return true;
+  }
+
+  std::vector<std::set<std::string>> keys_;  // of each object or array that is open
+  std::string error_;
+};
+
+absl::Status Check(std::string_view text, const std::string& path) {
+  Checker checker;
+  if (Json::sax_parse(text, &checker)) return absl::OkStatus();
+  return InvalidArgument(path, ": ", checker.error());
+}
+
+std::string_view Text(const MappedFile& file) {
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+}  // namespace
+
+absl::StatusOr<Json> ParseJsonObject(std::string_view text, const std::string& path) {
+  TREADLE_RETURN_IF_ERROR(Check(text, path));
+  Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!value.is_object()) return InvalidArgument(path, ": expected a JSON object");
+  return value;
+}
+
+absl::StatusOr<Json> ReadJsonFile(const std::string& path) {
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+  return ParseJsonObject(Text(*file), path);
+}
+
+absl::Status CheckJsonFile(const std::string& path) {
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+  return Check(Text(*file), path);
+}
+
+}  // namespace treadle

@@ -1,0 +1,267 @@
+#include "bench/iteration/iteration_bench.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "base/status.h"
+#include "base/sync.h"
+#include "engine/kv_slot_manager.h"
+
+namespace treadle {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+constexpr std::chrono::seconds kResultDeadline{300};
+
+double Seconds(SteadyClock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+// Submits plans back to back and waits for results.
+class Driver {
+ public:
+  explicit Driver(Engine& engine) : engine_(engine) {}
+
+  absl::Status Start() {
+    return engine_.Start([this] {
+      MutexLock lock(mutex_);
+      news_ = true;
+      changed_.NotifyOne();
+    });
+  }
+
+  absl::Status Submit(IterationPlan plan) {
+    while (!engine_.HasRoom()) TREADLE_RETURN_IF_ERROR(AwaitResult());
+    plan.epoch = engine_.epoch();
+    plan.iteration = iteration_++;
+    engine_.Submit(std::move(plan));
+    ++in_flight_;
+    return absl::OkStatus();
+  }
+
+  int stages() const { return engine_.stages(); }
+
+  absl::Status Finish() {
+    while (in_flight_ > 0) TREADLE_RETURN_IF_ERROR(AwaitResult());
+    return absl::OkStatus();
+  }
+
+  // Of all iterations whose results have come.
+  double gaps() const { return gaps_; }
+
+ private:
+  // Blocks until the engine has news, and takes it.
+  absl::Status AwaitResult() {
+    {
+      MutexLock lock(mutex_);
+      const auto deadline = SteadyClock::now() + kResultDeadline;
+      while (!news_) {
+        if (!changed_.WaitUntil(mutex_, deadline) && !news_) {
+          return absl::DeadlineExceededError("an iteration gave no result");
+        }
+      }
+      news_ = false;
+    }
+    for (const IterationResult& result : engine_.TakeResults()) {
+      --in_flight_;
+      gaps_ += result.timings.gap;
+    }
+    return engine_.status();
+  }
+
+  Engine& engine_;
+  uint64_t iteration_ = 0;
+  int in_flight_ = 0;
+  double gaps_ = 0;
+  Mutex mutex_;
+  CondVar changed_;
+  bool news_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+struct Times {
+  double prefill = 0;
+  double decode = 0;
+  double gaps = 0;  // in decode
+};
+
+// One batch from prompt to last token; `first_id` numbers its sequences.
+absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
+                               const IterationBenchOptions& options, int32_t prompt_tokens,
+                               int32_t batch_size, SequenceId first_id, std::mt19937_64& random) {
+  IterationPlan plan;
+  std::vector<std::vector<int32_t>> pages;
+  const int64_t slots = int64_t{prompt_tokens} + options.new_tokens;
+  for (int32_t i = 0; i < batch_size; ++i) {
+    auto reserved = kv.Reserve(kv.PagesFor(slots));
+    if (!reserved) {
+      return ResourceExhausted("batch size ", batch_size, ": ", kv.PagesFor(slots) * batch_size,
+                               " K/V pages needed, ", kv.Capacity().total_pages, " exist");
+    }
+    SequenceStart start;
+    start.sequence = first_id + i;
+    start.prompt_length = prompt_tokens;
+    start.pages = *reserved;
+    start.sampling.temperature = 0;
+    plan.starts.push_back(std::move(start));
+    pages.push_back(std::move(*reserved));
+  }
+
+  const auto begin = SteadyClock::now();
+  int64_t room = options.max_batch_tokens;
+  for (int32_t i = 0; i < batch_size; ++i) {
+    for (int32_t position = 0; position < prompt_tokens;) {
+      if (room == 0) {
+        TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
+        plan = {};
+        room = options.max_batch_tokens;
+      }
+      Step step;
+      step.sequence = first_id + i;
+      step.first_position = position;
+      step.num_tokens = static_cast<int32_t>(std::min<int64_t>(room, prompt_tokens - position));
+      for (int32_t t = 0; t < step.num_tokens; ++t) {
+        step.tokens.push_back(static_cast<int32_t>(random() % options.vocab));
+      }
+      position += step.num_tokens;
+      room -= step.num_tokens;
+      step.sample = position == prompt_tokens;
+      plan.steps.push_back(std::move(step));
+    }
+  }
+  TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
+  TREADLE_RETURN_IF_ERROR(driver.Finish());
+  const auto prefilled = SteadyClock::now();
+  const double gaps = driver.gaps();
+
+  // A sequence is in one plan at a time, unless its next token is the previous sample.
+  const int32_t parts = std::min<int32_t>(driver.stages(), batch_size);
+  for (int32_t token = 1; token < options.new_tokens; ++token) {
+    for (int32_t part = 0; part < parts; ++part) {
+      plan = {};
+      for (int32_t i = part; i < batch_size; i += parts) {
+        Step step;
+        step.sequence = first_id + i;
+        step.first_position = prompt_tokens + token - 1;
+        step.num_tokens = 1;
+        step.sample = true;
+        if (driver.stages() > 1) step.tokens = {static_cast<int32_t>(random() % options.vocab)};
+        plan.steps.push_back(std::move(step));
+      }
+      TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
+    }
+    if (parts < driver.stages() || options.one_at_a_time) TREADLE_RETURN_IF_ERROR(driver.Finish());
+  }
+  TREADLE_RETURN_IF_ERROR(driver.Finish());
+  const auto end = SteadyClock::now();
+  const Times times = {Seconds(prefilled - begin), Seconds(end - prefilled), driver.gaps() - gaps};
+
+  plan = {};
+  for (int32_t i = 0; i < batch_size; ++i) {
+    plan.releases.push_back(first_id + i);
+    kv.Release(pages[i]);
+  }
+  TREADLE_RETURN_IF_ERROR(driver.Submit(std::move(plan)));
+  TREADLE_RETURN_IF_ERROR(driver.Finish());
+  return times;
+}
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tokens,
+                        int32_t batch_size, double prefill, double decode, double gaps) {
+  IterationBenchRow row;
+  row.batch_size = batch_size;
+  row.prompt_tokens = prompt_tokens;
+  row.new_tokens = options.new_tokens;
+  row.prefill_seconds = prefill;
+  row.decode_iteration_seconds = decode / (options.new_tokens - 1);
+  row.decode_gap_seconds = gaps / (options.new_tokens - 1);
+  row.total_seconds = prefill + decode;
+  row.prefill_tokens_per_second = static_cast<double>(batch_size) * prompt_tokens / prefill;
+  row.decode_tokens_per_second = batch_size / row.decode_iteration_seconds;
+  return row;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
+    Engine& engine, const IterationBenchOptions& options) {
+  const int32_t shortest =
+      options.prompt_tokens.empty() ? 0 : std::ranges::min(options.prompt_tokens);
+  if (shortest < 1 || options.new_tokens < 2 || options.repeats < 1) {
+    return InvalidArgument("prompt tokens ", shortest, ", new tokens ", options.new_tokens,
+                           ", repeats ", options.repeats, ": expected at least 1, 2 and 1");
+  }
+  for (int32_t batch_size : options.batch_sizes) {
+    if (batch_size < 1 || batch_size > options.max_batch_tokens) {
+      return InvalidArgument("batch size ", batch_size, ": expected 1 to max batch tokens (",
+                             options.max_batch_tokens, ")");
+    }
+  }
+  Driver driver(engine);
+  TREADLE_RETURN_IF_ERROR(driver.Start());
+  KvSlotManager kv(options.total_pages, options.page_size);
+  std::mt19937_64 random(options.seed);
+  SequenceId next_id = 1;
+  std::vector<IterationBenchRow> rows;
+  for (const int32_t prompt_tokens : options.prompt_tokens) {
+    for (const int32_t batch_size : options.batch_sizes) {
+      std::vector<double> prefill, decode, gaps;
+      for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first warms up
+        TREADLE_ASSIGN_OR_RETURN(const Times times, RunBatch(driver, kv, options, prompt_tokens,
+                                                             batch_size, next_id, random));
+        next_id += batch_size;
+        if (repeat == 0) continue;
+        prefill.push_back(times.prefill);
+        decode.push_back(times.decode);
+        gaps.push_back(times.gaps);
+      }
+      rows.push_back(
+          RowOf(options, prompt_tokens, batch_size, Median(prefill), Median(decode), Median(gaps)));
+    }
+  }
+  return rows;
+}
+
+std::string ToJson(const IterationBenchSubject& subject,
+                   const std::vector<IterationBenchRow>& rows) {
+  nlohmann::ordered_json json = {{"model", subject.model},
+                                 {"backend", subject.backend},
+                                 {"weight_bytes", subject.weight_bytes}};
+  json["rows"] = nlohmann::ordered_json::array();
+  for (const IterationBenchRow& row : rows) {
+    json["rows"].push_back({{"batch_size", row.batch_size},
+                            {"prompt_tokens", row.prompt_tokens},
+                            {"new_tokens", row.new_tokens},
+                            {"prefill_tokens_per_second", row.prefill_tokens_per_second},
+                            {"decode_tokens_per_second", row.decode_tokens_per_second},
+                            {"prefill_seconds", row.prefill_seconds},
+                            {"decode_iteration_seconds", row.decode_iteration_seconds},
+                            {"decode_gap_seconds", row.decode_gap_seconds},
+                            {"total_seconds", row.total_seconds}});
+  }
+  return json.dump();
+}
+
+std::string ToTable(const std::vector<IterationBenchRow>& rows) {
+  std::string table =
+      "batch  prompt  new  prefill tokens/s  decode tokens/s  decode iteration ms   gap ms  total "
+      "s\n";
+  char line[160];
+  for (const IterationBenchRow& row : rows) {
+    std::snprintf(line, sizeof line, "%5d  %6d  %3d  %16.1f  %15.1f  %19.3f  %7.3f  %7.3f\n",
+                  row.batch_size, row.prompt_tokens, row.new_tokens, row.prefill_tokens_per_second,
+                  row.decode_tokens_per_second, row.decode_iteration_seconds * 1e3,
+                  row.decode_gap_seconds * 1e3, row.total_seconds);
+    table += line;
+  }
+  return table;
+}
+
+}  // namespace treadle

@@ -1,0 +1,108 @@
+#include "bench/load/load_client.h"
+
+#include <grpcpp/create_channel.h>
+#include <grpcpp/grpcpp.h>
+
+#include <utility>
+
+#include "base/status.h"
+#include "server/grpc/inference.grpc.pb.h"
+
+namespace treadle {
+namespace {
+
+void Authorize(const ServerAccess& access, grpc::ClientContext& context) {
+  if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
+}
+
+treadle::v1::GenerateRequest ToMessage(const LoadRequest& request) {
+  treadle::v1::GenerateRequest message;
+  message.mutable_token_ids()->mutable_ids()->Add(request.token_ids.begin(),
+                                                  request.token_ids.end());
+  message.mutable_sampling()->set_temperature(request.temperature);
+  message.mutable_stopping()->set_max_new_tokens(request.max_new_tokens);
+  message.mutable_stopping()->set_ignore_eos(request.ignore_eos);
+  return message;
+}
+
+// One streaming call; lives until OnDone.
+class StreamingCall final : public grpc::ClientReadReactor<treadle::v1::GenerateResponse> {
+ public:
+  StreamingCall(treadle::v1::Inference::Stub& stub, const ServerAccess& access,
+                const LoadRequest& request, LoadAnswer& answer)
+      : request_(ToMessage(request)), answer_(answer) {
+    context_.set_deadline(std::chrono::system_clock::now() + request.timeout);
+    Authorize(access, context_);
+    stub.async()->GenerateStream(&context_, &request_, this);
+    StartRead(&reply_);
+    StartCall();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return;
+    answer_.Received(reply_.output().token_ids_size());
+    StartRead(&reply_);
+  }
+
+  void OnDone(const grpc::Status& status) override {
+    std::string error;
+    if (!status.ok()) {
+      error = Str("code ", static_cast<int>(status.error_code()), ": ", status.error_message());
+    }
+    LoadAnswer& answer = answer_;
+    delete this;
+    answer.Ended(std::move(error));
+  }
+
+ private:
+  grpc::ClientContext context_;
+  treadle::v1::GenerateRequest request_;
+  treadle::v1::GenerateResponse reply_;
+  LoadAnswer& answer_;
+};
+
+class Server final : public LoadTarget {
+ public:
+  explicit Server(const ServerAccess& access) : access_(access) {
+    grpc::ChannelArguments arguments;
+    arguments.SetMaxReceiveMessageSize(-1);
+    stub_ = treadle::v1::Inference::NewStub(grpc::CreateCustomChannel(
+        access.target, access.credentials ? access.credentials : grpc::InsecureChannelCredentials(),
+        arguments));
+  }
+
+  absl::StatusOr<Limits> GetLimits() override { return GetLimits(std::chrono::seconds(10)); }
+  absl::StatusOr<Limits> GetLimits(std::chrono::seconds timeout) {
+    grpc::ClientContext context;
+    context.set_wait_for_ready(true);
+    context.set_deadline(std::chrono::system_clock::now() + timeout);
+    Authorize(access_, context);
+    treadle::v1::GetModelInfoResponse info;
+    const grpc::Status status = stub_->GetModelInfo(&context, {}, &info);
+    if (!status.ok()) {
+      return absl::UnavailableError(
+          Str(access_.target, ": no Treadle server answers there (", status.error_message(), ")"));
+    }
+    return Limits{info.max_context(), static_cast<int32_t>(info.vocab_size())};
+  }
+
+  void Send(LoadRequest request, LoadAnswer& answer) override {
+    new StreamingCall(*stub_, access_, request, answer);
+  }
+
+ private:
+  const ServerAccess access_;
+  std::unique_ptr<treadle::v1::Inference::Stub> stub_;
+};
+
+}  // namespace
+
+std::unique_ptr<LoadTarget> ConnectToServer(const ServerAccess& access) {
+  return std::make_unique<Server>(access);
+}
+
+absl::Status WaitReady(const ServerAccess& access, std::chrono::seconds timeout) {
+  return Server(access).GetLimits(timeout).status();
+}
+
+}  // namespace treadle

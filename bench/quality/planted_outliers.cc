@@ -1,0 +1,142 @@
+#include "bench/quality/planted_outliers.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+// A norm's name ends in the first; the matrices that read it begin alike and end in the others.
+struct Readers {
+  std::string_view norm;
+  std::array<std::string_view, 3> matrices;  // filled from the front
+};
+constexpr Readers kReaders[] = {
+    {"attn_norm.weight", {"attn_q.weight", "attn_k.weight", "attn_v.weight"}},
+    {"ffn_norm.weight", {"ffn_gate.weight", "ffn_up.weight"}},
+    {"input_layernorm.weight",
+     {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
+    {"post_attention_layernorm.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
+};
+
+// Memory that loading may drop from the process and read again, as it does with files.
+class SharedFloats {
+ public:
+  static absl::StatusOr<SharedFloats> Create(size_t count) {
+    void* data = mmap(nullptr, count * sizeof(float), PROT_READ | PROT_WRITE,
+                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) return ResourceExhausted("no memory for ", count, " planted weights");
+    return SharedFloats({static_cast<float*>(data), count});
+  }
+  SharedFloats(SharedFloats&& other) noexcept : values_(std::exchange(other.values_, {})) {}
+  SharedFloats& operator=(SharedFloats&&) = delete;
+  ~SharedFloats() {
+    if (!values_.empty()) munmap(values_.data(), values_.size_bytes());
+  }
+  std::span<float> values() const { return values_; }
+
+ private:
+  explicit SharedFloats(std::span<float> values) : values_(values) {}
+  std::span<float> values_;
+};
+
+class PlantedCheckpoint : public Checkpoint {
+ public:
+  absl::Status Plant(const Checkpoint& base, const OutlierPlan& plan);
+
+ private:
+  // `tensor` as floats of its own. [rows, cols]
+  absl::StatusOr<std::span<float>> Own(StoredTensor& tensor);
+
+  std::vector<SharedFloats> owned_;
+};
+
+absl::StatusOr<std::span<float>> PlantedCheckpoint::Own(StoredTensor& tensor) {
+  const int64_t rows = tensor.shape.size() == 2 ? tensor.shape[0] : 1;
+  const int64_t cols = tensor.shape.back();
+  MatrixConstants constants;
+  TREADLE_ASSIGN_OR_RETURN(const MatrixSource source, SourceOf(tensor, rows, cols, constants));
+  TREADLE_ASSIGN_OR_RETURN(SharedFloats floats, SharedFloats::Create(rows * cols));
+  const std::span<float> values = floats.values();
+  for (int64_t row = 0; row < rows; ++row) {
+    DecodeSourceRow(source, row, values.data() + row * cols);
+  }
+  owned_.push_back(std::move(floats));
+  tensor.format = FindWeightFormat("f32");
+  tensor.data = reinterpret_cast<const std::byte*>(values.data());
+  tensor.bytes = values.size_bytes();
+  tensor.constants = {};
+  return values;
+}
+
+absl::Status PlantedCheckpoint::Plant(const Checkpoint& base, const OutlierPlan& plan) {
+  kind_ = base.kind();
+  path_ = base.path();
+  model_name_ = base.model_name() + " with planted outlier features";
+  config_ = base.config();
+  if (base.tokenizer() != nullptr) tokenizer_ = *base.tokenizer();
+  chat_template_ = base.chat_template();
+  file_bytes_ = base.file_bytes();
+  std::vector<StoredTensor> tensors = base.tensors();
+  std::map<std::string_view, StoredTensor*> by_name;
+  for (StoredTensor& tensor : tensors) by_name[tensor.name] = &tensor;
+
+  for (StoredTensor& norm : tensors) {
+    const auto* readers = std::ranges::find_if(
+        kReaders, [&](const Readers& row) { return norm.name.ends_with(row.norm); });
+    if (readers == std::end(kReaders)) continue;
+    TREADLE_ASSIGN_OR_RETURN(const std::span<float> weights, Own(norm));
+    std::vector<size_t> order(weights.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::ranges::stable_sort(
+        order, [&](size_t a, size_t b) { return std::abs(weights[a]) > std::abs(weights[b]); });
+    order.resize(static_cast<size_t>(plan.features));
+    for (const size_t feature : order) weights[feature] *= plan.factor;
+
+    const std::string prefix = norm.name.substr(0, norm.name.size() - readers->norm.size());
+    for (const std::string_view suffix : readers->matrices) {
+      if (suffix.empty()) break;
+      const std::string name = Str(prefix, suffix);
+      if (!by_name.contains(name))
+        return InvalidArgument(path_, ": tensor '", name, "' is missing");
+      TREADLE_ASSIGN_OR_RETURN(const std::span<float> matrix, Own(*by_name[name]));
+      for (size_t row = 0; row < matrix.size(); row += weights.size()) {
+        for (const size_t feature : order) matrix[row + feature] /= plan.factor;
+      }
+    }
+  }
+  AddTensors(std::move(tensors));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> PlantOutliers(const Checkpoint& checkpoint,
+                                                          const OutlierPlan& plan) {
+  const ModelConfig& config = checkpoint.config();
+  if (config.architecture != "llama") {
+    return Unimplemented("outlier features are planted in the llama architecture only, ",
+                         checkpoint.path(), " is ", config.architecture);
+  }
+  int exponent = 0;
+  if (plan.features < 1 || plan.features > config.hidden ||
+      std::frexp(plan.factor, &exponent) != 0.5f) {
+    return InvalidArgument("planting ", plan.features, " features of ", config.hidden, " by ",
+                           plan.factor, ": expected some of them, and a power of two");
+  }
+  auto planted = std::make_unique<PlantedCheckpoint>();
+  TREADLE_RETURN_IF_ERROR(planted->Plant(checkpoint, plan));
+  return planted;
+}
+
+}  // namespace treadle

@@ -1,0 +1,195 @@
+// How a block of 32 k x 16 features of GGUF's formats lies in memory (matmul_kernels.h), for the
+// kernels to read.
+//
+// A layout has kBytes per run of kBlocks blocks; its functions take the run and the block's place
+// in it. Codes are code + kZero; kWide: they exceed 15. kHalves: one scale per 16 k instead of 32.
+// kOffset: the format has minima. kPacked: read from memory, worth prefetching.
+//
+// For sources that are compiled once per instruction set (see simd.h).
+#pragma once
+
+#include "kernels/cpu/matmul/int8_lanes.h"
+
+namespace treadle::TREADLE_ISA {
+namespace {
+
+TREADLE_SIMD const uint16_t* Halves(const uint8_t* p) {
+  return reinterpret_cast<const uint16_t*>(p);
+}
+TREADLE_SIMD const float* Floats(const uint8_t* p) { return reinterpret_cast<const float*>(p); }
+
+template <bool kMinimum>
+struct Q4Layout {
+  static constexpr int64_t kBytes = kMinimum ? 320 : 288, kBlocks = 1;
+  static constexpr int kZero = kMinimum ? 0 : 8;
+  static constexpr bool kWide = false, kHalves = false, kOffset = kMinimum, kPacked = true;
+  // Codes of dwords I (low) and I + 4 (high).
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<false>& low, Codes<false>& high) {
+    LoadNibbles(p + 64 * I, low, high);
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) { return Load(Halves(p + 256)); }
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) { return Load(Halves(p + 288)); }
+};
+
+struct Q8Layout {
+  static constexpr int64_t kBytes = 544, kBlocks = 1;
+  static constexpr int kZero = 128;
+  static constexpr bool kWide = true, kHalves = false, kOffset = false, kPacked = true;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<true>& low, Codes<true>& high) {
+    low = LoadCodes<true>(p + 64 * I);
+    high = LoadCodes<true>(p + 64 * (I + 4));
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) { return Load(Halves(p + 512)); }
+  TREADLE_SIMD static Vec Offset(const uint8_t*, int64_t) { return Zero(); }
+};
+
+// Nibbles, and a plane of fifth bits.
+template <int I>
+TREADLE_SIMD void FiveBitPair(const uint8_t* p, Codes<true>& low, Codes<true>& high) {
+  Codes<false> low_nibbles, high_nibbles;
+  LoadNibbles(p + 64 * I, low_nibbles, high_nibbles);
+  low = AddUpperBits<1, I>(low_nibbles, p + 256);
+  high = AddUpperBits<1, I + 4>(high_nibbles, p + 256);
+}
+
+template <bool kMinimum>
+struct Q5Layout {
+  static constexpr int64_t kBytes = kMinimum ? 384 : 352, kBlocks = 1;
+  static constexpr int kZero = kMinimum ? 0 : 16;
+  static constexpr bool kWide = true, kHalves = false, kOffset = kMinimum, kPacked = true;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<true>& low, Codes<true>& high) {
+    FiveBitPair<I>(p, low, high);
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) { return Load(Halves(p + 320)); }
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) { return Load(Halves(p + 352)); }
+};
+
+// The K types: the codes of eight blocks, 32 bytes of integer scales for each, f16 constants.
+template <int64_t kCodeBytes>
+struct KRun {
+  static constexpr int64_t kBlocks = 8;
+  static constexpr int64_t kBytes = kBlocks * (kCodeBytes + 32) + 64;
+  static constexpr bool kPacked = true;
+  TREADLE_SIMD static const uint8_t* CodesOf(const uint8_t* p, int64_t block) {
+    return p + block * kCodeBytes;
+  }
+  TREADLE_SIMD static const uint8_t* Scales(const uint8_t* p, int64_t block) {
+    return p + kBlocks * kCodeBytes + 32 * block;
+  }
+  TREADLE_SIMD static const uint16_t* Constants(const uint8_t* p) {
+    return Halves(p + kBlocks * (kCodeBytes + 32));
+  }
+};
+
+// Scales and minima of Q4_K and Q5_K: products of 16-bit floats and integers, exact.
+template <typename Run>
+struct KPairs : Run {
+  static constexpr int kZero = 0;
+  static constexpr bool kHalves = false, kOffset = true;
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t block, int) {
+    return Mul(Load(Run::Constants(p)), LoadUnsigned(Run::Scales(p, block)));
+  }
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t block) {
+    return Mul(Load(Run::Constants(p) + kLanes), LoadUnsigned(Run::Scales(p, block) + kLanes));
+  }
+};
+
+struct Q4KLayout : KPairs<KRun<256>> {
+  static constexpr bool kWide = false;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<false>& low,
+                                Codes<false>& high) {
+    LoadNibbles(CodesOf(p, block) + 64 * I, low, high);
+  }
+};
+
+struct Q5KLayout : KPairs<KRun<320>> {
+  static constexpr bool kWide = true;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<true>& low,
+                                Codes<true>& high) {
+    FiveBitPair<I>(CodesOf(p, block), low, high);
+  }
+};
+
+struct Q6KLayout : KRun<384> {
+  static constexpr int kZero = 32;
+  static constexpr bool kWide = true, kHalves = true, kOffset = false;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t block, Codes<true>& low,
+                                Codes<true>& high) {
+    const uint8_t* codes = CodesOf(p, block);
+    Codes<false> low_nibbles, high_nibbles;
+    LoadNibbles(codes + 64 * I, low_nibbles, high_nibbles);
+    low = AddUpperBits<2, 2 * I>(low_nibbles, codes + 256);
+    high = AddUpperBits<2, 2 * I>(high_nibbles, codes + 320);
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t block, int half) {
+    return Mul(Load(Constants(p)), LoadSigned(Scales(p, block) + kLanes * half));
+  }
+  TREADLE_SIMD static Vec Offset(const uint8_t*, int64_t) { return Zero(); }
+};
+
+// A tile's blocks, unpacked: 8 x 16 dwords, f32 scale[16] (two of them if kHalves), f32 offset[16].
+template <typename Packed>
+struct TileLayout {
+  static constexpr bool kWide = Packed::kWide, kHalves = Packed::kHalves;
+  static constexpr bool kOffset = Packed::kOffset, kPacked = false;
+  static constexpr int kZero = Packed::kZero;
+  static constexpr int64_t kBytes = 512 + 64 + (kOffset || kHalves ? 64 : 0), kBlocks = 1;
+  template <int I>
+  TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<kWide>& low, Codes<kWide>& high) {
+    low = LoadCodes<kWide>(p + 64 * I);
+    high = LoadCodes<kWide>(p + 64 * (I + 4));
+  }
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int half) {
+    return Load(Floats(p + 512 + 64 * half));
+  }
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) { return Load(Floats(p + 576)); }
+};
+
+// Calls body.template operator()<I>() for I of 0 to 3.
+template <typename Body>
+TREADLE_SIMD void ForFour(Body body) {
+  body.template operator()<0>();
+  body.template operator()<1>();
+  body.template operator()<2>();
+  body.template operator()<3>();
+}
+
+// Where block `block` of a group's run lies: the run.
+template <typename Layout>
+TREADLE_SIMD const uint8_t* RunOf(const uint8_t* group, int64_t block) {
+  return group + block / Layout::kBlocks * Layout::kBytes;
+}
+
+// Block `block` of a group to a tile: eight dwords of codes, kDwordBytes each as `store` writes
+// them, then the constants.
+template <typename Packed, int64_t kDwordBytes, typename Store8>
+TREADLE_SIMD void UnpackBlockWith(const uint8_t* group, int64_t block, uint8_t* tile,
+                                  Store8 store) {
+  const uint8_t* run = RunOf<Packed>(group, block);
+  const int64_t place = block % Packed::kBlocks;
+  ForFour([&]<int I>() __attribute__((always_inline)) {
+    Codes<Packed::kWide> low, high;
+    Packed::template Pair<I>(run, place, low, high);
+    store(tile + kDwordBytes * I, low);
+    store(tile + kDwordBytes * (I + 4), high);
+  });
+  auto* constants = reinterpret_cast<float*>(tile + 8 * kDwordBytes);
+  Store(constants, Packed::Scale(run, place, 0));
+  if constexpr (Packed::kHalves) Store(constants + kLanes, Packed::Scale(run, place, 1));
+  if constexpr (Packed::kOffset) Store(constants + kLanes, Packed::Offset(run, place));
+}
+
+template <typename Packed>
+inline void UnpackBlock(const uint8_t* group, int64_t block, uint8_t* tile) {
+  UnpackBlockWith<Packed, 64>(group, block, tile,
+                              [](uint8_t* p, auto codes) { StoreCodes(p, codes); });
+}
+
+}  // namespace
+}  // namespace treadle::TREADLE_ISA

@@ -1,0 +1,194 @@
+#include "kernels/cpu/matmul/matmul.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/matmul/pack.h"
+#include "kernels/cpu/matmul/weight_arena.h"
+
+namespace treadle {
+namespace {
+
+// Below this many activations they are quantized by the caller alone: a task would cost more.
+constexpr int64_t kSerialValues = 16384;
+// Kernels like to run this many groups side by side, so pieces begin at multiples of it.
+constexpr int64_t kGroupsTogether = 2;
+
+size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+const MatMulKernels& KernelsOf(CpuIsa isa) {
+  return isa == CpuIsa::kAvx2 ? avx2::kMatMulKernels : avx512::kMatMulKernels;
+}
+
+const MatMulKernel& KernelOf(CpuIsa isa, ComputeMode compute) {
+  const MatMulKernels& kernels = KernelsOf(isa);
+  switch (compute) {
+    case ComputeMode::kExact:
+      return kernels.exact;
+    case ComputeMode::kInt8:
+      return kernels.int8;
+    case ComputeMode::kAuto:
+    case ComputeMode::kInt16:
+      break;
+  }
+  return kernels.int16;
+}
+
+}  // namespace
+
+// As many as are looked up in less time than integers are read: permutations of AVX2 look at 16
+// bytes, those of AVX-512 at 64 words, and VBMI's at 128 bytes.
+int TableBits(CpuIsa isa, ComputeMode compute) {
+  const bool integers = KernelOf(isa, compute).codebooks;
+  return !integers || isa == CpuIsa::kAvx512Vbmi ? 8 : isa == CpuIsa::kAvx512 ? 7 : 5;
+}
+
+CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
+    : pool_(pool), kernel_(KernelOf(isa, compute)), row_activations_(KernelsOf(isa).row_int8) {}
+
+CpuMatMul::~CpuMatMul() = default;
+
+// Matrices that were quantized with the same inputs have equal orders in places of their own.
+size_t CpuMatMul::InputFor(const int32_t* order, int64_t k) {
+  const size_t bytes = static_cast<size_t>(k) * sizeof(int32_t);
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const int32_t* known = inputs_[i].order;
+    const bool both = known != nullptr && order != nullptr;
+    if (known == order || (both && std::memcmp(known, order, bytes) == 0)) return i;
+  }
+  inputs_.push_back(
+      {.order = order, .quantize = false, .x = {}, .codes = nullptr, .blocks = nullptr});
+  return inputs_.size() - 1;
+}
+
+void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
+  TREADLE_CHECK(x.dtype == DType::kF32);
+  jobs_.clear();
+  row_activations_.Begin();
+  inputs_.clear();
+  groups_ = 0;
+  for (const Projection& projection : projections) {
+    const auto& matrix = static_cast<const CpuMatrix&>(*projection.weight);
+    const Tensor& out = projection.out;
+    TREADLE_CHECK(matrix.k() == x.cols && matrix.n() == out.cols && out.rows == x.rows &&
+                  out.dtype == DType::kF32);
+    const int64_t groups = (matrix.n() + kGroupFeatures - 1) / kGroupFeatures;
+    jobs_.push_back(
+        {{matrix.view(), 0, groups, projection.bias, static_cast<float*>(out.data), out.stride,
+          projection.accumulate},
+         groups_,
+         InputFor(matrix.view().input_order, x.cols),
+         matrix.view().kind == PackKind::kRowInt8 ? row_activations_.Add(matrix.view()) : -1});
+    groups_ += groups;
+    const bool blocks =
+        matrix.format().group > 0 || (HasCodes(matrix.view().kind) && kernel_.codebooks);
+    inputs_[jobs_.back().input].quantize |= kernel_.quantize != nullptr && blocks;
+  }
+}
+
+void CpuMatMul::ReserveScratch(const Tensor& x) {
+  const size_t rows = static_cast<size_t>(x.rows);
+  const size_t cols = static_cast<size_t>(x.cols);
+  const size_t float_bytes = Aligned(rows * cols * sizeof(float));
+  const size_t code_bytes = Aligned(rows * cols * static_cast<size_t>(kernel_.code_bytes));
+  const size_t block_bytes = Aligned(rows * (cols / kBlockValues) * sizeof(ActivationBlock));
+  worker_bytes_ = kTileBytes + rows * kMaxGroupsAtOnce * kGroupFeatures * sizeof(float);
+  size_t needed = worker_bytes_ * static_cast<size_t>(pool_.size());
+  for (const Input& input : inputs_) {
+    if (input.order != nullptr) needed += float_bytes;
+    if (input.quantize) needed += code_bytes + block_bytes;
+  }
+  if (needed > capacity_) {
+    memory_.reset();
+    memory_ = MapMemory(needed);
+    TREADLE_CHECK(memory_ != nullptr);
+    capacity_ = needed;
+  }
+  uint8_t* at = memory_.get();
+  const auto take = [&at](size_t bytes) {
+    uint8_t* piece = at;
+    at += bytes;
+    return piece;
+  };
+  for (Input& input : inputs_) {
+    input.x = x;
+    if (input.order != nullptr) {
+      input.x = DenseTensor(take(float_bytes), DType::kF32, x.rows, x.cols);
+    }
+    if (!input.quantize) continue;
+    input.codes = reinterpret_cast<int8_t*>(take(code_bytes));
+    input.blocks = reinterpret_cast<ActivationBlock*>(take(block_bytes));
+  }
+  worker_memory_ = at;
+  if (!row_activations_.empty()) row_activations_.Reserve(x);
+}
+
+void CpuMatMul::PrepareRows(const Tensor& x, const Input& input, int64_t begin, int64_t end) {
+  const int64_t blocks = x.cols / kBlockValues;
+  for (int64_t row = begin; row < end; ++row) {
+    if (input.order != nullptr) {
+      const float* from = x.Row<float>(row);
+      float* to = input.x.Row<float>(row);
+      for (int64_t i = 0; i < x.cols; ++i) to[i] = from[input.order[i]];
+    }
+    if (!input.quantize) continue;
+    kernel_.quantize(input.x.Row<float>(row), x.cols,
+                     input.codes + row * x.cols * kernel_.code_bytes, input.blocks + row * blocks);
+  }
+}
+
+// Groups [begin, end) counted over all jobs.
+void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
+  uint8_t* memory = worker_memory_ + static_cast<size_t>(worker) * worker_bytes_;
+  const MatMulScratch scratch{memory, reinterpret_cast<float*>(memory + kTileBytes)};
+  for (const Job& job : jobs_) {
+    MatMulShare share = job.whole;
+    share.group_begin = std::max(int64_t{0}, begin - job.first);
+    share.group_end = std::min(job.whole.group_end, end - job.first);
+    if (share.group_begin >= share.group_end) continue;
+    const Input& from = inputs_[job.input];
+    MatMulInput input = {static_cast<const float*>(from.x.data),
+                         from.x.stride,
+                         from.codes,
+                         from.blocks,
+                         {},
+                         from.x.rows,
+                         from.x.cols};
+    if (job.row_int8 >= 0) input.row_int8 = row_activations_.input(job.row_int8);
+    kernel_.run(input, share, scratch);
+  }
+}
+
+// Orders and quantizes the input in the ways that the projections need.
+void CpuMatMul::Prepare(const Tensor& x) {
+  // In a small call a task would cost more than it saves.
+  const auto split = [&](int64_t count, const auto& body) {
+    if (x.rows * x.cols <= kSerialValues) {
+      body(int64_t{0}, count);
+    } else {
+      pool_.ParallelFor(count, 1, body);
+    }
+  };
+  if (row_activations_.any_of_call()) {
+    split(x.cols, [&](int64_t begin, int64_t end) { row_activations_.FlagColumns(x, begin, end); });
+  }
+  if (!row_activations_.empty()) {
+    split(x.rows,
+          [&](int64_t begin, int64_t end) { row_activations_.QuantizeRows(x, begin, end); });
+  }
+  for (const Input& input : inputs_) {
+    if (input.order == nullptr && !input.quantize) continue;
+    split(x.rows, [&](int64_t begin, int64_t end) { PrepareRows(x, input, begin, end); });
+  }
+}
+
+void CpuMatMul::Run(Tensor x, std::span<const Projection> projections) {
+  Plan(x, projections);
+  if (x.rows == 0 || groups_ == 0) return;
+  ReserveScratch(x);
+  Prepare(x);
+  pool_.ParallelFor(groups_, kGroupsTogether,
+                    [&](int worker, int64_t begin, int64_t end) { RunGroups(worker, begin, end); });
+}
+
+}  // namespace treadle

@@ -1,0 +1,71 @@
+// The CPU backend's matrix products: quantizes the shared input once (and once more for each order
+// of its features that a matrix asks for), and splits the 16-feature groups of all projections over
+// the pool in one task.
+//
+// Thread safety: confined to the rank's thread, which the pool joins.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/cpu/matmul/matmul_kernels.h"
+#include "kernels/cpu/matmul/row_activations.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace treadle {
+
+// Codes of more bits are packed as the integers that they stand for (PackKind::kWords).
+int TableBits(CpuIsa isa, ComputeMode compute);
+
+class CpuMatMul {
+ public:
+  CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute);
+  ~CpuMatMul();
+
+  // Backend::MatMul. Every weight is a CpuMatrix.
+  void Run(Tensor x, std::span<const Projection> projections);
+
+ private:
+  struct Job {
+    MatMulShare whole;
+    int64_t first;     // its first group among those of all jobs
+    size_t input;      // which of inputs_ it takes
+    int64_t row_int8;  // which of row_activations_ it takes; -1: none
+  };
+  // The shared input in one order of its features.
+  struct Input {
+    const int32_t* order;  // [k]; null: as it is
+    bool quantize;
+    Tensor x;  // [rows, k], in this order
+    int8_t* codes;
+    ActivationBlock* blocks;
+  };
+
+  void Plan(const Tensor& x, std::span<const Projection> projections);
+  size_t InputFor(const int32_t* order, int64_t k);
+  void ReserveScratch(const Tensor& x);
+  void PrepareRows(const Tensor& x, const Input& input, int64_t begin, int64_t end);
+  void Prepare(const Tensor& x);
+  void RunGroups(int worker, int64_t begin, int64_t end);
+
+  ThreadPool& pool_;
+  const MatMulKernel& kernel_;
+
+  // Scratch that grows and is never given back: the steady state allocates nothing.
+  std::shared_ptr<uint8_t> memory_;
+  size_t capacity_ = 0;
+  std::vector<Job> jobs_;
+  RowActivations row_activations_;
+
+  // This call's.
+  std::vector<Input> inputs_;
+  int64_t groups_ = 0;
+  uint8_t* worker_memory_ = nullptr;  // [threads] x (tile, sums)
+  size_t worker_bytes_ = 0;
+};
+
+}  // namespace treadle

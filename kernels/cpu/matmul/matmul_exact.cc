@@ -1,0 +1,203 @@
+// Products with float activations: every output is one chain of fma(w, x, sum) over ascending k.
+//
+// A tile of w is decoded to floats in L1, then all rows run over it; the sums wait in scratch
+// between tiles. Chains are latency-bound, so few rows take more groups at once.
+#include "kernels/cpu/matmul/block_layouts.h"
+#include "kernels/cpu/matmul/float_decoders.h"
+#include "kernels/cpu/matmul/matmul_lanes.h"
+#include "kernels/cpu/matmul/matmul_tables.h"
+
+namespace treadle::TREADLE_ISA {
+namespace {
+
+constexpr int64_t kTileFloats = 4096;
+
+// Blocks [begin, end) of a group: w = fma(scale, code, offset).
+template <typename Packed>
+void DecodeBlocks(const uint8_t* group, int64_t begin, int64_t end, float* tile) {
+  using Layout = TileLayout<Packed>;
+  alignas(64) uint8_t bytes[Layout::kBytes];
+  for (int64_t b = begin; b < end; ++b) {
+    UnpackBlock<Packed>(group, b, bytes);
+    const Vec zero = Broadcast(static_cast<float>(Packed::kZero));
+    const Vec offset = Packed::kOffset ? Layout::Offset(bytes, 0) : Zero();
+    for (int dword = 0; dword < 8; ++dword) {
+      const Vec scale = Layout::Scale(bytes, 0, Packed::kHalves ? dword / 4 : 0);
+#pragma GCC unroll 4
+      for (int byte = 0; byte < 4; ++byte, tile += kLanes) {
+        Store(tile, Fma(scale, Sub(ByteLane(bytes + 64 * dword, byte), zero), offset));
+      }
+    }
+  }
+}
+
+template <typename Decoder>
+void DecodeDense(const uint8_t* group, int64_t from, int64_t count, float* tile) {
+  const Decoder decoder(nullptr);
+  const Constants none = {Zero(), Zero()};
+  for (int64_t k = 0; k < count; ++k) {
+    Vec w[1];
+    decoder.Decode(group + (from + k) * Decoder::kStepBytes, none, w);
+    Store(tile + k * kLanes, w[0]);
+  }
+}
+
+// w[from, from + count) of a group as [count][16] floats: in `tile`, or where they lie already.
+const float* DecodeTile(const PackedView& weight, int64_t group, int64_t from, int64_t count,
+                        float* tile) {
+  const uint8_t* data = weight.data + group * weight.group_bytes;
+  const int64_t block = from / kBlockValues;
+  const int64_t blocks = count / kBlockValues;
+  switch (weight.kind) {
+    case PackKind::kF32:
+      return reinterpret_cast<const float*>(data) + from * kLanes;
+    case PackKind::kF16:
+      DecodeDense<F16>(data, from, count, tile);
+      break;
+    case PackKind::kBF16:
+      DecodeDense<BF16>(data, from, count, tile);
+      break;
+    case PackKind::kQ4_0:
+      DecodeBlocks<Q4Layout<false>>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ4_1:
+      DecodeBlocks<Q4Layout<true>>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ5_0:
+      DecodeBlocks<Q5Layout<false>>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ5_1:
+      DecodeBlocks<Q5Layout<true>>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ8_0:
+      DecodeBlocks<Q8Layout>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ4_K:
+      DecodeBlocks<Q4KLayout>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ5_K:
+      DecodeBlocks<Q5KLayout>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kQ6_K:
+      DecodeBlocks<Q6KLayout>(data, block, block + blocks, tile);
+      break;
+    case PackKind::kCodes4:
+      weight.zeros ? DecodeUnits<Codes4<true>>(weight, data, from, count, tile)
+                   : DecodeUnits<Codes4<false>>(weight, data, from, count, tile);
+      break;
+    case PackKind::kIntegers8:
+      weight.zeros ? DecodeUnits<Integers8<true>>(weight, data, from, count, tile)
+                   : DecodeUnits<Integers8<false>>(weight, data, from, count, tile);
+      break;
+    case PackKind::kCodes8:
+      weight.zeros ? DecodeUnits<Codes8<true>>(weight, data, from, count, tile)
+                   : DecodeUnits<Codes8<false>>(weight, data, from, count, tile);
+      break;
+    case PackKind::kE4M3:
+      DecodeUnits<E4M3>(weight, data, from, count, tile);
+      break;
+    case PackKind::kRowInt8:  // MatMulRowInt8's
+    case PackKind::kWords:    // MatMulCodebook's
+      break;
+  }
+  return tile;
+}
+
+// Where the rows of a tile stand along k.
+struct Span {
+  int64_t from;
+  int64_t count;
+  bool first;
+  bool last;
+};
+
+template <int R, int G>
+TREADLE_LOOP void RunRows(const MatMulInput& input, const MatMulShare& share, const Span& span,
+                          int64_t row, int64_t group, const float* const (&w)[kMaxGroupsAtOnce],
+                          float* scratch) {
+  Vec sums[R][G];
+  BeginSums<R, G>(span.first, scratch, sums);
+  const float* x = input.x + row * input.x_stride + span.from;
+  for (int64_t k = 0; k < span.count; ++k) {
+    Vec weights[G];
+#pragma GCC unroll 8
+    for (int g = 0; g < G; ++g) weights[g] = Load(w[g] + k * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const Vec activation = Broadcast(x[r * input.x_stride + k]);
+#pragma GCC unroll 8
+      for (int g = 0; g < G; ++g) sums[r][g] = Fma(weights[g], activation, sums[r][g]);
+    }
+  }
+  EndSums<R, G>(span.last, share, row, group, scratch, sums);
+}
+
+template <int G>
+void RunGroups(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
+               int64_t group) {
+  constexpr int kRows = kWideRegisters ? (G >= 4 ? 4 : 8) : (G >= 2 ? 2 : 6);
+  constexpr int64_t kTile = kTileFloats / kLanes / G;
+  float* const tile = reinterpret_cast<float*>(scratch.tile);
+  for (int64_t from = 0; from < input.k; from += kTile) {
+    const int64_t count = input.k - from < kTile ? input.k - from : kTile;
+    const Span span{from, count, from == 0, from + count == input.k};
+    const float* w[kMaxGroupsAtOnce];
+    for (int g = 0; g < G; ++g) {
+      w[g] = DecodeTile(share.weight, group + g, from, count, tile + g * kTile * kLanes);
+    }
+    int64_t row = 0;
+    const auto sums = [&] { return scratch.sums + row * G * kLanes; };
+    for (; row + kRows <= input.rows; row += kRows) {
+      RunRows<kRows, G>(input, share, span, row, group, w, sums());
+    }
+    if constexpr (kRows > 4) {
+      for (; row + 4 <= input.rows; row += 4) {
+        RunRows<4, G>(input, share, span, row, group, w, sums());
+      }
+    }
+    if constexpr (kRows > 2) {
+      for (; row + 2 <= input.rows; row += 2) {
+        RunRows<2, G>(input, share, span, row, group, w, sums());
+      }
+    }
+    for (; row < input.rows; ++row) RunRows<1, G>(input, share, span, row, group, w, sums());
+  }
+}
+
+// As many rows at a time as leave their activations in the second-level cache, for they are read
+// again for every few features. Weights are read, and decoded, once for each of them.
+constexpr int64_t kChunkBytes = 512 << 10;
+constexpr int64_t kMinChunkRows = 48;
+
+template <typename Body>
+void ForRowChunks(const MatMulInput& input, const MatMulShare& share, Body body) {
+  const int64_t fitting = kChunkBytes / (4 * input.k) / 8 * 8;
+  const int64_t most = fitting > kMinChunkRows ? fitting : kMinChunkRows;
+  for (int64_t row = 0; row < input.rows; row += most) {
+    MatMulInput rows = input;
+    MatMulShare part = share;
+    rows.rows = input.rows - row < most ? input.rows - row : most;
+    rows.x += row * input.x_stride;
+    part.out += row * share.out_stride;
+    body(rows, part);
+  }
+}
+
+}  // namespace
+
+void MatMulExact(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
+  if (share.weight.kind == PackKind::kRowInt8) return MatMulRowInt8(input, share, scratch);
+  if (input.rows <= kDirectRows && MatMulDirect(input, share)) return;
+  ForRowChunks(input, share, [&](const MatMulInput& rows, const MatMulShare& part) {
+    int64_t group = part.group_begin;
+    if (rows.rows <= 2) {
+      for (; group + 4 <= part.group_end; group += 4) RunGroups<4>(rows, part, scratch, group);
+    }
+    if (kWideRegisters) {
+      for (; group + 2 <= part.group_end; group += 2) RunGroups<2>(rows, part, scratch, group);
+    }
+    for (; group < part.group_end; ++group) RunGroups<1>(rows, part, scratch, group);
+  });
+}
+
+}  // namespace treadle::TREADLE_ISA

@@ -1,0 +1,182 @@
+// Products with 16-bit activations as they are, times codes of 16 bits (ComputeMode::kInt16): the
+// exact sums of matmul_blocks.h in fewer instructions (nothing is split and put together), and the
+// only ones for codes above 255.
+//
+// All rows run over a tile of 16-bit codes that was unpacked once, in L1. A dword holds two codes
+// of a feature: of four consecutive k, first the even two, then the odd two.
+//
+// For sources that are compiled once per instruction set (see simd.h).
+#pragma once
+
+#include "kernels/cpu/matmul/block_layouts.h"
+#include "kernels/cpu/matmul/code_words.h"
+#include "kernels/cpu/matmul/matmul_lanes.h"
+#include "kernels/cpu/matmul/matmul_tables.h"
+
+namespace treadle::TREADLE_ISA {
+namespace {
+
+constexpr int64_t kWordTileBlocks = 12;
+constexpr int64_t kWordBytes = 1024;  // of a tile's block: its codes
+// f32 scale[16], and another or offset[16].
+constexpr int64_t kWordBlockBytes = kWordBytes + 128;
+
+#ifdef __AVX512F__
+constexpr int kWordRows = 8;
+constexpr int kWordGroups = 2;
+#else
+constexpr int kWordRows = 4;
+constexpr int kWordGroups = 1;
+#endif
+
+// Blocks [begin, end) of a tile.
+struct WordWork {
+  const uint8_t* tile;
+  const uint8_t* next;  // the packed bytes of the next tile
+  int64_t next_stride;  // from group to group
+  int64_t next_bytes;   // of a block
+  int64_t begin;
+  int64_t end;
+  int64_t row;
+  int64_t group;
+  bool first;
+  bool last;
+};
+
+// Layout: kZero, kHalves and kOffset of block_layouts.h.
+template <typename Layout, int R, int G>
+TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share,
+                              const WordWork& work, float* scratch) {
+  const int64_t stride = input.k / kBlockValues;
+  const int64_t row_bytes = kInt16Bytes * input.k;
+  const int8_t* x =
+      input.codes + work.row * row_bytes + work.begin * kInt16Bytes * kBlockValues + kWordsAt;
+  const ActivationBlock* blocks = input.blocks + work.row * stride + work.begin;
+  const uint8_t* w = work.tile;
+  const uint8_t* next = work.next;
+  Vec sums[R][G];
+  BeginSums<R, G>(work.first, scratch, sums);
+  for (int64_t b = work.begin; b < work.end; ++b, next += work.next_bytes) {
+    if (work.row == 0) {  // while this tile is multiplied, the next one comes
+      for (int g = 0; g < G; ++g) {
+        for (int64_t line = 0; line < work.next_bytes; line += 64) {
+          __builtin_prefetch(next + g * work.next_stride + line, 0, 2);
+        }
+      }
+    }
+    constexpr int kParts = Layout::kHalves ? 2 : 1;
+#pragma GCC unroll 2
+    for (int part = 0; part < kParts; ++part) {
+      Integers dots[R][G];
+      for (int r = 0; r < R; ++r) {
+        const ActivationBlock& block = blocks[r * stride];
+        const int32_t sum = !Layout::kHalves ? block.low_sum + block.high_sum
+                            : part == 0      ? block.low_sum
+                                             : block.high_sum;
+        for (int g = 0; g < G; ++g) dots[r][g] = BroadcastWords(-Layout::kZero * sum);
+      }
+      // All of it: going round, the compiler copies every sum.
+      constexpr int kDwords = 16 / kParts;
+#pragma GCC unroll 16
+      for (int i = 0; i < kDwords; ++i) {
+        const int dword = part * kDwords + i;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          const Quad activations = LoadQuad(x + r * row_bytes + 4 * dword);
+#pragma GCC unroll 2
+          for (int g = 0; g < G; ++g) {
+            const uint8_t* codes = w + g * kWordTileBlocks * kWordBlockBytes + 64 * dword;
+            dots[r][g] = AddWords(dots[r][g], codes, activations);
+          }
+        }
+      }
+      for (int g = 0; g < G; ++g) {
+        const uint8_t* constants = w + g * kWordTileBlocks * kWordBlockBytes + kWordBytes;
+        const Vec scale = Load(Floats(constants + 64 * part));
+        for (int r = 0; r < R; ++r) {
+          const Vec factor = Mul(scale, Broadcast(blocks[r * stride].scale));
+          sums[r][g] = Fma(ToFloat(dots[r][g]), factor, sums[r][g]);
+        }
+      }
+    }
+    if constexpr (Layout::kOffset) {
+      for (int g = 0; g < G; ++g) {
+        const Vec offset =
+            Load(Floats(w + g * kWordTileBlocks * kWordBlockBytes + kWordBytes + 64));
+        for (int r = 0; r < R; ++r) {
+          sums[r][g] = Fma(offset, Broadcast(blocks[r * stride].scaled_sum), sums[r][g]);
+        }
+      }
+    }
+    x += kInt16Bytes * kBlockValues;
+    ++blocks;
+    w += kWordBlockBytes;
+  }
+  EndSums<R, G>(work.last, share, work.row, work.group, scratch, sums);
+}
+
+// unpack(group, block, tile): one block of 32 k.
+template <typename Layout, int G, typename Unpack>
+TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& share,
+                                const MatMulScratch& scratch, int64_t group, Unpack unpack) {
+  static_assert(G * kWordTileBlocks * kWordBlockBytes <= kTileBytes);
+  const int64_t blocks = input.k / kBlockValues;
+  const int64_t next_bytes = share.weight.group_bytes / blocks;
+  for (int64_t begin = 0; begin < blocks; begin += kWordTileBlocks) {
+    const int64_t end = begin + kWordTileBlocks < blocks ? begin + kWordTileBlocks : blocks;
+    for (int g = 0; g < G; ++g) {
+      const uint8_t* packed = share.weight.data + (group + g) * share.weight.group_bytes;
+      uint8_t* tile = scratch.tile + g * kWordTileBlocks * kWordBlockBytes;
+      for (int64_t b = begin; b < end; ++b, tile += kWordBlockBytes) unpack(packed, b, tile);
+    }
+    const bool last = end == blocks;
+    const uint8_t* packed = share.weight.data + group * share.weight.group_bytes;
+    WordWork work{scratch.tile,
+                  packed + (last ? G * share.weight.group_bytes : end * next_bytes),
+                  share.weight.group_bytes,
+                  next_bytes,
+                  begin,
+                  end,
+                  0,
+                  group,
+                  begin == 0,
+                  last};
+    const auto sums = [&] { return scratch.sums + work.row * G * kLanes; };
+    for (; work.row + kWordRows <= input.rows; work.row += kWordRows) {
+      RunWordRows<Layout, kWordRows, G>(input, share, work, sums());
+    }
+    if constexpr (kWordRows > 4) {
+      for (; work.row + 4 <= input.rows; work.row += 4) {
+        RunWordRows<Layout, 4, G>(input, share, work, sums());
+      }
+    }
+    for (; work.row + 2 <= input.rows; work.row += 2) {
+      RunWordRows<Layout, 2, G>(input, share, work, sums());
+    }
+    if (work.row < input.rows) RunWordRows<Layout, 1, G>(input, share, work, sums());
+  }
+}
+
+template <typename Layout, typename Unpack>
+TREADLE_SIMD void RunWords(const MatMulInput& input, const MatMulShare& share,
+                           const MatMulScratch& scratch, Unpack unpack) {
+  int64_t group = share.group_begin;
+  for (; group + kWordGroups <= share.group_end; group += kWordGroups) {
+    RunWordGroups<Layout, kWordGroups>(input, share, scratch, group, unpack);
+  }
+  if constexpr (kWordGroups > 1) {
+    for (; group < share.group_end; ++group) {
+      RunWordGroups<Layout, 1>(input, share, scratch, group, unpack);
+    }
+  }
+}
+
+// Block `block` of a group of GGUF's layouts to a tile.
+template <typename Packed>
+inline void UnpackWords(const uint8_t* group, int64_t block, uint8_t* tile) {
+  UnpackBlockWith<Packed, 128>(group, block, tile,
+                               [](uint8_t* p, auto codes) { StoreWords(p, WordsOf(codes)); });
+}
+
+}  // namespace
+}  // namespace treadle::TREADLE_ISA

@@ -1,0 +1,158 @@
+#include "kernels/cpu/matmul/pack.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "kernels/cpu/matmul/packing.h"
+
+namespace treadle {
+namespace {
+
+// A sum of products of k codes must fit in 32 bits: 128 * 127 * k < 2^31.
+constexpr int64_t kMaxRowInt8 = int64_t{1} << 17;
+
+// The first that can hold a matrix does.
+constexpr const Packing* kPackings[] = {&kHalfPacking, &kBlockPacking, &kRowInt8Packing,
+                                        &kCodebookPacking, &kFloatPacking};
+
+const Packing& PackingOf(PackKind kind) {
+  switch (kind) {
+    case PackKind::kF32:
+      return kFloatPacking;
+    case PackKind::kF16:
+    case PackKind::kBF16:
+      return kHalfPacking;
+    case PackKind::kRowInt8:
+      return kRowInt8Packing;
+    case PackKind::kCodes4:
+    case PackKind::kCodes8:
+    case PackKind::kIntegers8:
+    case PackKind::kE4M3:
+    case PackKind::kWords:
+      return kCodebookPacking;
+    default:
+      return kBlockPacking;
+  }
+}
+
+// Behind the groups of kCodes4, kCodes8 and kWords: floats, of which some may be unused, and their
+// integers.
+int64_t CodebookValues(PackKind kind) {
+  if (kind == PackKind::kCodes4) return 16;
+  return kind == PackKind::kCodes8 || kind == PackKind::kWords ? 256 : 0;
+}
+size_t CodebookBytes(PackKind kind) {
+  const auto values = static_cast<size_t>(CodebookValues(kind));
+  // And what a kernel reads behind the last of them.
+  return values > 0 ? values * (sizeof(float) + sizeof(int16_t)) + 2 * sizeof(float) : 0;
+}
+
+void PutCodebook(std::span<const float> codebook, uint8_t* at, PackedView& view) {
+  auto* floats = reinterpret_cast<float*>(at);
+  std::ranges::copy(codebook, floats);
+  view.codebook = floats;
+  auto* integers = reinterpret_cast<IntegerCodebook*>(floats + CodebookValues(view.kind));
+  float largest = 0;
+  for (const float value : codebook) largest = std::fmax(largest, std::fabs(value));
+  constexpr float kSteps = 4095;
+  integers->step = largest / kSteps;
+  const float steps = largest > 0 ? kSteps / largest : 0;
+  for (size_t i = 0; i < codebook.size(); ++i) {
+    integers->codes[i] = static_cast<int16_t>(std::nearbyint(codebook[i] * steps));
+  }
+  view.integers = integers;
+}
+
+PackedView PlanOf(const MatrixSource& source, int table_bits) {
+  for (const Packing* packing : kPackings) {
+    PackedView view = {};
+    view.n = source.n;
+    view.k = source.k;
+    view.format = source.format;
+    if (!packing->plan(source, view)) continue;
+    if (view.kind == PackKind::kCodes8 && view.format->code_bits > table_bits) {
+      PlanWords(source, view);
+    }
+    return view;
+  }
+  TREADLE_CHECK(false);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source, int table_bits,
+                                                         ThreadPool& pool, WeightArena& arena) {
+  TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
+  const WeightFormat& format = *source.format;
+  if (format.activations == ActivationPolicy::kRowInt8 && source.k > kMaxRowInt8) {
+    return InvalidArgument("a matrix of ", source.k, " input features in ", format.name,
+                           ": expected at most ", kMaxRowInt8);
+  }
+  if (source.file != nullptr && !format.apart() && !source.transposed && source.row_order.empty()) {
+    return std::make_unique<CpuMatrix>(source);
+  }
+  PackedView view = PlanOf(source, table_bits);
+  const Packing& packing = PackingOf(view.kind);
+
+  const int64_t groups = (source.n + kGroupFeatures - 1) / kGroupFeatures;
+  const size_t group_bytes = static_cast<size_t>(groups) * static_cast<size_t>(view.group_bytes);
+  // Floats are in the order of the features whatever they were made of.
+  const std::span<const int32_t> order =
+      view.kind == PackKind::kF32 ? std::span<const int32_t>() : InputOrderOf(source);
+  const size_t order_at = group_bytes + CodebookBytes(view.kind);
+  const size_t bytes = order_at + order.size_bytes();
+  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<uint8_t> memory, arena.Allocate(bytes));
+  view.data = memory.get();
+  if (CodebookValues(view.kind) > 0) {
+    PutCodebook(CodebookOf(source), memory.get() + group_bytes, view);
+  }
+  if (!order.empty()) {
+    auto* copy = reinterpret_cast<int32_t*>(memory.get() + order_at);
+    std::ranges::copy(order, copy);
+    view.input_order = copy;
+  }
+  pool.ParallelFor(groups, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) {
+      const int64_t first = group * kGroupFeatures;
+      const int64_t lanes = std::min(kGroupFeatures, source.n - first);
+      for (int64_t lane = 0; lane < lanes; ++lane) {
+        packing.pack_row(source, view, source.SourceRow(first + lane), lane,
+                         memory.get() + group * view.group_bytes);
+      }
+    }
+  });
+  return std::make_unique<CpuMatrix>(view, bytes, std::move(memory));
+}
+
+void CpuMatrix::DecodeRow(int64_t row, bool accumulate, float* out) const {
+  if (memory_ != nullptr) return DecodePackedRow(view_, row, accumulate, out);
+  TREADLE_CHECK(row >= 0 && row < stored_.n);
+  const WeightFormat& format = *stored_.format;
+  const std::byte* const stored = stored_.data + row * format.RowBytes(stored_.k);
+  float chunk[kDecodeChunk];
+  for (int64_t k = 0; k < stored_.k; k += kDecodeChunk) {
+    const int64_t count = std::min(kDecodeChunk, stored_.k - k);
+    format.decode(stored + format.RowBytes(k), count / format.block, accumulate ? chunk : out + k);
+    for (int64_t i = 0; accumulate && i < count; ++i) out[k + i] += chunk[i];
+  }
+}
+
+void DecodePackedRow(const PackedView& view, int64_t row, bool accumulate, float* out) {
+  TREADLE_CHECK(row >= 0 && row < view.n);
+  const uint8_t* group = view.data + row / kGroupFeatures * view.group_bytes;
+  const int64_t lane = row % kGroupFeatures;
+  const Packing& packing = PackingOf(view.kind);
+  const bool directly = !accumulate && view.input_order == nullptr;
+  float chunk[kDecodeChunk];
+  for (int64_t k = 0; k < view.k; k += kDecodeChunk) {
+    const int64_t count = std::min(kDecodeChunk, view.k - k);
+    packing.decode(view, group, lane, k, count, directly ? out + k : chunk);
+    for (int64_t i = 0; !directly && i < count; ++i) {
+      float& value = out[view.input_order == nullptr ? k + i : view.input_order[k + i]];
+      value = accumulate ? value + chunk[i] : chunk[i];
+    }
+  }
+}
+
+}  // namespace treadle

@@ -1,0 +1,59 @@
+// Packing a checkpoint's matrix into the layouts of matmul_kernels.h, and reading rows back.
+//
+// Thread safety: PackMatrix uses the pool, so it runs on the rank's thread; a CpuMatrix is
+// constant.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include "base/status.h"
+#include "kernels/backend.h"
+#include "kernels/cpu/matmul/matmul_kernels.h"
+#include "kernels/cpu/matmul/weight_arena.h"
+#include "kernels/cpu/thread_pool.h"
+
+namespace treadle {
+
+class CpuMatrix final : public PackedMatrix {
+ public:
+  CpuMatrix(const PackedView& view, size_t bytes, std::shared_ptr<uint8_t> memory)
+      : view_(view), bytes_(bytes), memory_(std::move(memory)) {}
+  // Its rows are read where they lie (MatrixSource::file).
+  explicit CpuMatrix(const MatrixSource& stored)
+      : view_{.kind = PackKind::kF32,
+              .data = nullptr,
+              .n = stored.n,
+              .k = stored.k,
+              .group_bytes = 0,
+              .format = stored.format},
+        bytes_(static_cast<size_t>(stored.format->MatrixBytes(stored.n, stored.k))),
+        stored_(stored) {}
+  int64_t n() const override { return view_.n; }
+  int64_t k() const override { return view_.k; }
+  const WeightFormat& format() const override { return *view_.format; }
+  size_t bytes() const override { return bytes_; }
+  // Of a packed matrix.
+  const PackedView& view() const {
+    TREADLE_CHECK(memory_ != nullptr);
+    return view_;
+  }
+  // Row `row`, decoded canonically, to out [k]; added to it if `accumulate`.
+  void DecodeRow(int64_t row, bool accumulate, float* out) const;
+
+ private:
+  const PackedView view_;
+  const size_t bytes_;
+  const std::shared_ptr<uint8_t> memory_;
+  const MatrixSource stored_ = {};
+};
+
+// table_bits: codes of more bits are packed as integers (kWords).
+// Errors: a shape that the format does not allow, a bad row order, no memory.
+absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source, int table_bits,
+                                                         ThreadPool& pool, WeightArena& arena);
+
+// Row `row`, decoded canonically, to out [k]; added to it if `accumulate`.
+void DecodePackedRow(const PackedView& view, int64_t row, bool accumulate, float* out);
+
+}  // namespace treadle

@@ -1,0 +1,219 @@
+// Packing of GGUF's blocks: the same bits in the order that the kernels take them.
+#include <string_view>
+
+#include "kernels/cpu/matmul/packing.h"
+
+namespace treadle {
+namespace {
+
+constexpr int64_t kHalfRow = 2 * kGroupFeatures;  // bytes of 16 f16 constants
+constexpr int64_t kRunBlocks = 8;                 // of the K types
+constexpr int64_t kRunScales = 32;                // bytes for one block of a run
+constexpr int64_t kRunConstants = 64;
+
+struct BlockRow {
+  std::string_view format;
+  PackKind kind;
+  int bits;  // of a code
+  int zero;  // what is added to a code to make it positive
+  // Inline constants of a block, f16: how many. K types: 0.
+  int64_t halves;
+};
+
+constexpr BlockRow kRows[] = {
+    {"q4_0", PackKind::kQ4_0, 4, 8, 1},   {"q4_1", PackKind::kQ4_1, 4, 0, 2},
+    {"q5_0", PackKind::kQ5_0, 5, 16, 1},  {"q5_1", PackKind::kQ5_1, 5, 0, 2},
+    {"q8_0", PackKind::kQ8_0, 8, 128, 1}, {"q4_k", PackKind::kQ4_K, 4, 0, 0},
+    {"q5_k", PackKind::kQ5_K, 5, 0, 0},   {"q6_k", PackKind::kQ6_K, 6, 32, 0},
+};
+
+const BlockRow* Find(std::string_view format) {
+  for (const BlockRow& row : kRows) {
+    if (row.format == format) return &row;
+  }
+  return nullptr;
+}
+
+// Bytes of a block's codes, of 16 features.
+int64_t CodeBytes(const BlockRow& row) { return kBlockValues * kGroupFeatures * row.bits / 8; }
+
+int64_t BytesOf(const BlockRow& row, int64_t k) {
+  const int64_t blocks = k / kBlockValues;
+  if (row.halves > 0) return blocks * (CodeBytes(row) + kHalfRow * row.halves);
+  return blocks / kRunBlocks * (kRunBlocks * (CodeBytes(row) + kRunScales) + kRunConstants);
+}
+
+// Where a block's codes and constants lie in a group.
+struct Place {
+  int64_t codes;
+  int64_t scales;     // of K types: 32 integers of a byte
+  int64_t constants;  // f16
+};
+
+Place PlaceOf(const BlockRow& row, int64_t block) {
+  const int64_t code_bytes = CodeBytes(row);
+  if (row.halves > 0) {
+    const int64_t at = block * (code_bytes + kHalfRow * row.halves);
+    return {at, 0, at + code_bytes};
+  }
+  const int64_t run = BytesOf(row, block / kRunBlocks * kRunBlocks * kBlockValues);
+  const int64_t place = block % kRunBlocks;
+  return {run + place * code_bytes, run + kRunBlocks * code_bytes + place * kRunScales,
+          run + kRunBlocks * (code_bytes + kRunScales)};
+}
+
+// A code's nibble (of 8 bits: the whole of it) and what lies above the nibble.
+struct CodePlace {
+  int64_t byte;
+  int shift;
+  int64_t upper_byte;
+  int upper_shift;
+};
+
+CodePlace CodeAt(const BlockRow& row, int64_t i, int64_t lane) {
+  const int64_t in_dword = lane * 4 + i % 4;
+  const auto dword = static_cast<int>(i / 4);
+  if (row.bits == 8) return {dword * 64 + in_dword, 0, 0, 0};
+  CodePlace place = {dword % 4 * 64 + in_dword, dword / 4 * 4, 256 + in_dword, dword};
+  if (row.bits == 6) {
+    place.upper_byte += dword / 4 * 64;
+    place.upper_shift = dword % 4 * 2;
+  }
+  return place;
+}
+
+// Eight dwords of a feature's codes to its lane.
+void PutCodes(const BlockRow& row, const uint32_t (&dwords)[8], int64_t lane, uint8_t* codes) {
+  const auto put = [=](int64_t line, uint32_t dword) {
+    std::memcpy(codes + 64 * line + 4 * lane, &dword, 4);
+  };
+  if (row.bits == 8) {
+    for (int i = 0; i < 8; ++i) put(i, dwords[i]);
+    return;
+  }
+  constexpr uint32_t kNibbles = 0x0f0f0f0f;
+  uint32_t upper[2] = {};
+  for (int i = 0; i < 4; ++i) {
+    put(i, (dwords[i] & kNibbles) | (dwords[i + 4] & kNibbles) << 4);
+    const uint32_t low = dwords[i] >> 4 & kNibbles;
+    const uint32_t high = dwords[i + 4] >> 4 & kNibbles;
+    upper[0] |= row.bits == 6 ? low << 2 * i : low << i | high << (i + 4);
+    upper[1] |= high << 2 * i;
+  }
+  if (row.bits > 4) put(4, upper[0]);
+  if (row.bits == 6) put(5, upper[1]);
+}
+
+unsigned GetCode(const BlockRow& row, int64_t i, int64_t lane, const uint8_t* codes) {
+  const CodePlace place = CodeAt(row, i, lane);
+  if (row.bits == 8) return codes[place.byte];
+  const unsigned nibble = (codes[place.byte] >> place.shift) & 15u;
+  if (row.bits == 4) return nibble;
+  const unsigned mask = (1u << (row.bits - 4)) - 1;
+  return nibble | ((codes[place.upper_byte] >> place.upper_shift) & mask) << 4;
+}
+
+// The integer scales and f16 constants of one block of a K type (kernels/formats/k_quants.cc).
+void PackConstantsK(const BlockRow& row, const uint8_t* stored, int64_t place, int64_t lane,
+                    uint8_t* scales, uint8_t* constants) {
+  if (row.kind == PackKind::kQ6_K) {
+    scales[lane] = stored[192 + 2 * place];
+    scales[kGroupFeatures + lane] = stored[192 + 2 * place + 1];
+    std::memcpy(constants + 2 * lane, stored + 208, 2);
+    return;
+  }
+  const uint8_t* packed = stored + 4;
+  const uint8_t* minima = packed + 4;
+  if (place < 4) {
+    scales[lane] = packed[place] & 63;
+    scales[kGroupFeatures + lane] = minima[place] & 63;
+  } else {
+    const uint8_t low = packed[place + 4];
+    scales[lane] = static_cast<uint8_t>((low & 15) | packed[place - 4] >> 6 << 4);
+    scales[kGroupFeatures + lane] = static_cast<uint8_t>(low >> 4 | minima[place - 4] >> 6 << 4);
+  }
+  std::memcpy(constants + 2 * lane, stored, 2);
+  std::memcpy(constants + kHalfRow + 2 * lane, stored + 2, 2);
+  constants[kHalfRow + 2 * lane + 1] ^= 0x80;  // what is added is -dmin * minimum
+}
+
+bool Plan(const MatrixSource& source, PackedView& view) {
+  const BlockRow* row = Find(source.format->name);
+  if (row == nullptr) return false;
+  view.kind = row->kind;
+  view.group_bytes = BytesOf(*row, source.k);
+  return true;
+}
+
+void PackRow(const MatrixSource& source, const PackedView&, int64_t from, int64_t lane,
+             uint8_t* group) {
+  const WeightFormat& format = *source.format;
+  const BlockRow& row = *Find(format.name);
+  const std::byte* stored = source.data + from * format.RowBytes(source.k);
+  CodeGroup codes;
+  for (int64_t b = 0; b < source.k / kBlockValues; ++b) {
+    const Place place = PlaceOf(row, b);
+    uint8_t bytes[kBlockValues];
+    for (int64_t i = 0; i < kBlockValues; i += format.group) {
+      format.codes(stored, (b * kBlockValues + i) / format.group, codes);
+      for (int64_t j = 0; j < format.group; ++j) {
+        bytes[i + j] = static_cast<uint8_t>(codes.codes[j] + row.zero);
+      }
+    }
+    uint32_t dwords[8];
+    std::memcpy(dwords, bytes, sizeof(dwords));
+    PutCodes(row, dwords, lane, group + place.codes);
+    const std::byte* block = stored + b * kBlockValues / format.block * format.block_bytes;
+    if (row.halves == 0) {
+      PackConstantsK(row, reinterpret_cast<const uint8_t*>(block), b % kRunBlocks, lane,
+                     group + place.scales, group + place.constants);
+    }
+    for (int64_t c = 0; c < row.halves; ++c) {
+      std::memcpy(group + place.constants + kHalfRow * c + 2 * lane, block + 2 * c, 2);
+    }
+  }
+}
+
+// Scale and offset of value i of a block, as in CodeGroup.
+struct Affine {
+  float scale;
+  float offset;
+};
+
+Affine ConstantsAt(const BlockRow& row, const uint8_t* group, const Place& place, int64_t lane,
+                   int64_t i) {
+  const uint8_t* constants = group + place.constants;
+  const uint8_t* scales = group + place.scales;
+  const float first = HalfAt(constants, lane);
+  if (row.halves > 0) {
+    return {first, row.halves > 1 ? HalfAt(constants, kGroupFeatures + lane) : 0.0f};
+  }
+  if (row.kind == PackKind::kQ6_K) {
+    const uint8_t byte = scales[i / 16 * kGroupFeatures + lane];
+    return {first * static_cast<float>(static_cast<int8_t>(byte)), 0.0f};
+  }
+  return {
+      first * static_cast<float>(scales[lane]),
+      HalfAt(constants, kGroupFeatures + lane) * static_cast<float>(scales[kGroupFeatures + lane])};
+}
+
+void Decode(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
+            int64_t count, float* out) {
+  const BlockRow& row = *Find(view.format->name);
+  for (int64_t k = begin; k < begin + count; k += kBlockValues) {
+    const Place place = PlaceOf(row, k / kBlockValues);
+    Affine constants = {};
+    for (int64_t i = 0; i < kBlockValues; ++i) {
+      if (i % 16 == 0) constants = ConstantsAt(row, group, place, lane, i);
+      const auto code = static_cast<int>(GetCode(row, i, lane, group + place.codes)) - row.zero;
+      // The product is exact: one rounding, as with fma.
+      *out++ = constants.scale * static_cast<float>(code) + constants.offset;
+    }
+  }
+}
+
+}  // namespace
+
+constinit const Packing kBlockPacking = {Plan, PackRow, Decode};
+
+}  // namespace treadle

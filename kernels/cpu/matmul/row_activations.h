@@ -1,0 +1,53 @@
+// LLM.int8()'s activations of one product: each row quantized whole, once for all projections that
+// share a threshold and a rule.
+//
+// Thread safety: Begin and Reserve belong to the rank's thread; FlagColumns and QuantizeRows may
+// run on any threads at once with distinct ranges, all of the first before any of the second.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels/cpu/matmul/matmul_kernels.h"
+#include "kernels/tensor.h"
+
+namespace treadle {
+
+class RowActivations {
+ public:
+  explicit RowActivations(const RowInt8Kernel& kernel) : kernel_(kernel) {}
+
+  // Forgets the last product.
+  void Begin() {
+    inputs_.clear();
+    of_call_.clear();
+  }
+  // Which of inputs() the weight takes; adds it if it is new.
+  int64_t Add(const PackedView& weight);
+  // Memory for all that were added. x: [rows, k] f32
+  void Reserve(const Tensor& x);
+
+  bool empty() const { return inputs_.empty(); }
+  // Whether FlagColumns has anything to do.
+  bool any_of_call() const {
+    return std::find(of_call_.begin(), of_call_.end(), true) != of_call_.end();
+  }
+  const RowInt8Input& input(int64_t index) const { return inputs_[static_cast<size_t>(index)]; }
+
+  // Of columns [begin, end), over all rows (OutlierRule::kPerCall).
+  void FlagColumns(const Tensor& x, int64_t begin, int64_t end) const;
+  void QuantizeRows(const Tensor& x, int64_t begin, int64_t end) const;
+
+ private:
+  const RowInt8Kernel& kernel_;
+  std::vector<RowInt8Input> inputs_;
+  std::vector<bool> of_call_;  // whether an input has call_flags
+
+  // Grows and is never given back.
+  std::shared_ptr<uint8_t> memory_;
+  size_t capacity_ = 0;
+};
+
+}  // namespace treadle

@@ -1,0 +1,89 @@
+// What CpuOps keeps between calls: its kernels, and scratch that grows and is never given back, so
+// that the steady state allocates nothing.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "kernels/cpu/ops/cpu_ops.h"
+#include "kernels/cpu/ops/op_kernels.h"
+
+namespace treadle {
+
+// 64-byte aligned floats; Reserve may lose the contents.
+class ScratchFloats {
+ public:
+  float* Reserve(int64_t floats) {
+    if (floats > capacity_) {
+      const size_t bytes = (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64;
+      data_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+      TREADLE_CHECK(data_ != nullptr);
+      capacity_ = floats;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(float* data) const { std::free(data); }
+  };
+  std::unique_ptr<float, Free> data_;
+  int64_t capacity_ = 0;
+};
+
+// Rows of one sequence and one K/V head.
+struct AttentionItem {
+  AttentionArguments arguments;
+  int64_t partial_offset;  // floats, if it is split
+};
+
+// A range of an item's blocks.
+struct AttentionPiece {
+  int64_t cost;  // of the whole piece, in query-position pairs
+  int32_t item;
+  int32_t block_begin;
+  int32_t block_end;
+};
+
+// A token that may be drawn.
+struct Candidate {
+  float logit;  // as modified
+  int32_t token;
+  float weight;  // exp((logit - largest) / temperature)
+};
+
+// One thread's, or for a single row everybody's, memory for sampling; sized by the vocabulary.
+struct SampleScratch {
+  std::vector<float> raw;  // logits before modification, where log probabilities need them
+  std::vector<float> chunk_max;
+  std::vector<float> chunk_sum;
+  std::vector<Candidate> candidates;
+  std::vector<int32_t> ids;
+  std::vector<float> weights;
+};
+
+struct CpuOps::State {
+  State(ThreadPool& pool_in, const OpKernels& kernels_in) : pool(pool_in), kernels(kernels_in) {}
+
+  ThreadPool& pool;
+  const OpKernels& kernels;
+
+  // Attention: `items` to `pieces`, and their execution.
+  void PlanAttention();
+  void RunAttention();
+
+  bool serial_attention = false;
+  std::vector<AttentionItem> items;
+  std::vector<AttentionPiece> pieces;
+  std::vector<int32_t> split_items;
+  ScratchFloats attention_scratch;  // [threads, floats of the largest item]
+  ScratchFloats partials;
+
+  // Sampling.
+  std::vector<SampleScratch> sample_scratch;  // [threads]
+};
+
+}  // namespace treadle

@@ -1,0 +1,43 @@
+// What the kernels of attention.cu are told.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/attention/attention_map.h"
+#include "kernels/cuda/rows/row_output.h"
+#include "kernels/cuda/runtime/batch.h"
+
+namespace treadle::cuda {
+
+struct AttentionParams {
+  const float* q;  // [rows, heads * head_dim], rows q_stride apart
+  RowOutput out;   // as q
+  int64_t q_stride;
+  const char* pages;   // of one layer
+  int64_t page_bytes;  // of a page: K, then V
+  int64_t part_bytes;  // of its K
+  int32_t page_shift;  // page_size = 1 << page_shift
+  int32_t head_dim;
+  int32_t heads;        // query heads
+  int32_t group;        // query heads per K/V head
+  int32_t tile_heads;   // of one K/V head in one tile: min(group, kMmaRows)
+  int32_t head_chunks;  // ceil(group / tile_heads)
+  int32_t tile_rows;    // of a prompt's tile
+  bool one_tile_each;   // no sequence has more than tile_rows rows: tile s is sequence s
+  float scale;          // of scores, times log2(e)
+  // Splits of a decoding row run side by side if its sequence's number is below split_sequences;
+  // they leave their parts in scratch. 0: no row's do.
+  int32_t split_sequences;
+  int32_t splits;       // upper bound of a row's splits: the grid's depth
+  float* part_stats;    // [split_sequences, heads, splits, 2]: max, sum
+  float* part_vectors;  // [split_sequences, heads, splits, head_dim]
+  DeviceBatch batch;
+};
+
+// Where a part lies, counted in parts.
+TREADLE_HOST_DEVICE int64_t PartIndex(const AttentionParams& p, int32_t sequence, int32_t head,
+                                      int32_t split) {
+  return (int64_t{sequence} * p.heads + head) * p.splits + split;
+}
+
+}  // namespace treadle::cuda

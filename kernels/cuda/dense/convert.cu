@@ -1,0 +1,99 @@
+// Rows of floats from and to the types that weights are stored in.
+#include "kernels/cuda/dense/dense_kernels.h"
+#include "kernels/cuda/runtime/simt.h"
+
+namespace treadle::cuda {
+namespace {
+
+using simt::Words4;
+
+constexpr int kThreads = 256;
+constexpr int kGroup = 8;  // elements of a thread: 16 bytes of a 16-bit type
+
+struct ConvertParams {
+  const float* x;
+  int64_t x_stride;
+  uint16_t* out;
+  int64_t stride;
+  int64_t groups;  // of all rows
+  int32_t cols;
+  int32_t aligned;  // rows of x begin at multiples of 16 bytes
+  int32_t bf16;
+};
+
+TREADLE_KERNEL(kThreads) void ConvertKernel(ConvertParams p) {
+  simt::AwaitEarlierLaunches();
+  const int64_t group = int64_t{simt::BlockX()} * kThreads + simt::Thread();
+  if (group >= p.groups) return;
+  const int64_t row_groups = p.stride / kGroup;
+  const int64_t row = group / row_groups;
+  const int column = static_cast<int>(group % row_groups) * kGroup;
+  const float* x = p.x + row * p.x_stride + column;
+  float values[kGroup];
+  if (p.aligned != 0 && column + kGroup <= p.cols) {
+    TREADLE_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const Words4 words = reinterpret_cast<const Words4*>(x)[i];
+      values[4 * i] = simt::AsFloat(words.x);
+      values[4 * i + 1] = simt::AsFloat(words.y);
+      values[4 * i + 2] = simt::AsFloat(words.z);
+      values[4 * i + 3] = simt::AsFloat(words.w);
+    }
+  } else {
+    TREADLE_UNROLL
+    for (int i = 0; i < kGroup; ++i) values[i] = column + i < p.cols ? x[i] : 0.0f;
+  }
+  uint32_t packed[kGroup / 2];
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup / 2; ++i) {
+    packed[i] = p.bf16 != 0 ? simt::PackBf16(values[2 * i], values[2 * i + 1])
+                            : simt::PackF16(values[2 * i], values[2 * i + 1]);
+  }
+  *reinterpret_cast<Words4*>(p.out + row * p.stride + column) = {packed[0], packed[1], packed[2],
+                                                                 packed[3]};
+}
+
+TREADLE_DEVICE float Decode(const EmbedProduct& p, int64_t at) {
+  if (p.dtype == DType::kF32) return static_cast<const float*>(p.table)[at];
+  const uint16_t bits = static_cast<const uint16_t*>(p.table)[at];
+  return p.dtype == DType::kBF16 ? simt::FromBf16(bits) : simt::FromF16(bits);
+}
+
+// One block per row.
+TREADLE_KERNEL(kThreads) void EmbedKernel(EmbedProduct p) {
+  simt::AwaitEarlierLaunches();
+  const int64_t row = simt::BlockX();
+  const int64_t from = TableRow(p.ids, row);
+  float* out = p.out + row * p.out_stride;
+  for (int i = simt::Thread(); i < p.k; i += kThreads) {
+    const float value = from < 0 ? 0.0f : Decode(p, from * p.stride + i);
+    out[i] = p.accumulate != 0 ? out[i] + value : value;
+  }
+}
+
+}  // namespace
+
+void LaunchConvert(Device& device, const Tensor& x, DType dtype, uint16_t* out, int64_t stride) {
+  ConvertParams params;
+  params.x = static_cast<const float*>(x.data);
+  params.x_stride = x.stride;
+  params.out = out;
+  params.stride = stride;
+  params.groups = x.rows * (stride / kGroup);
+  params.cols = static_cast<int32_t>(x.cols);
+  params.aligned = x.stride % 4 == 0 && reinterpret_cast<uintptr_t>(x.data) % 16 == 0;
+  params.bf16 = dtype == DType::kBF16;
+  LaunchShape shape;
+  shape.grid_x = static_cast<uint32_t>((params.groups + kThreads - 1) / kThreads);
+  shape.threads = kThreads;
+  device.Launch(ConvertKernel, shape, params);
+}
+
+void LaunchDenseEmbed(Device& device, const EmbedProduct& embed, int64_t rows) {
+  LaunchShape shape;
+  shape.grid_x = static_cast<uint32_t>(rows);
+  shape.threads = kThreads;
+  device.Launch(EmbedKernel, shape, embed);
+}
+
+}  // namespace treadle::cuda

@@ -1,0 +1,61 @@
+// Launches of the few-rows kernel.
+#include "kernels/cuda/low_bit/low_bit_few.h"
+
+#include <algorithm>
+
+namespace treadle::cuda {
+namespace {
+
+// Whether one launch can do both.
+bool SameKernel(const LowBitView& a, const LowBitView& b) {
+  return a.bits == b.bits && a.granule == b.granule &&
+         (a.second == Second::kNone) == (b.second == Second::kNone);
+}
+
+void LaunchTogether(Device& device, const MatMulInput& input,
+                    std::span<const LowBitProduct> products) {
+  const bool one_tile = input.x.rows <= kTileRows;
+  FewRowsParams p;
+  p.x = input.x16;
+  p.stride = input.stride16;
+  p.rows = static_cast<int32_t>(input.x.rows);
+  for (const LowBitProduct& product : products) {
+    p.segment[p.segments++] = {.w = product.w,
+                               .bias = product.bias,
+                               .out = product.out.Row<float>(0),
+                               .out_stride = product.out.stride,
+                               .first_band = p.bands,
+                               .accumulate = product.accumulate ? 1 : 0};
+    p.bands += (product.w.n + kBandFeatures - 1) / kBandFeatures;
+  }
+  const LowBitView& w = products.front().w;
+  const int rows = (one_tile ? 1 : kFewTiles) * kTileRows;
+  // No more blocks than run at the same time: each fills its table once.
+  const bool second = w.second != Second::kNone;
+  const int most = device.properties().multiprocessors * FewResident(w.bits, second, one_tile);
+  const LaunchShape shape = {
+      .grid_x = static_cast<uint32_t>(std::min(p.bands, most)),
+      .grid_y = static_cast<uint32_t>((p.rows + rows - 1) / rows),
+      .threads = kFewThreads,
+      .shared_bytes = kTableBytes + sizeof(float) * kFewWarps * rows * kSumStride};
+  const auto find = input.dtype == DType::kBF16 ? FewRowsBf16 : FewRowsF16;
+  device.Launch(find(w, one_tile), shape, p);
+}
+
+}  // namespace
+
+void LowBitFewRows(Device& device, const MatMulInput& input,
+                   std::span<const LowBitProduct> products) {
+  TREADLE_CHECK(input.x16 != nullptr && input.stride16 % 8 == 0);
+  while (!products.empty()) {
+    size_t together = 1;
+    while (together < std::min<size_t>(products.size(), kMaxFewSegments) &&
+           SameKernel(products[0].w, products[together].w)) {
+      ++together;
+    }
+    LaunchTogether(device, input, products.first(together));
+    products = products.subspan(together);
+  }
+}
+
+}  // namespace treadle::cuda

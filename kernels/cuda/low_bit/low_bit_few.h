@@ -1,0 +1,49 @@
+// What launches of the few-rows kernel are made of. The kernel: low_bit_few_kernel.h.
+#pragma once
+
+#include "kernels/cuda/low_bit/low_bit.h"
+
+namespace treadle::cuda {
+
+inline constexpr int kFewThreads = 256;
+inline constexpr int kFewWarps = kFewThreads / simt::kWarp;
+inline constexpr int kTileRows = 8;  // of a matrix instruction
+inline constexpr int kFewTiles = 4;  // of a block, if there are more rows than one tile's
+inline constexpr int kMaxFewSegments = 8;
+inline constexpr int kTableBytes = 256 * simt::kWarp * 4;
+inline constexpr int kSumStride =
+    20;  // of a row's 16 sums in shared memory: rows 2t in other banks
+
+// Blocks that run on a multiprocessor at the same time, by their registers: three where they do
+// with 80 each, so that more bytes are on their way and bands are dealt out evenly.
+constexpr int FewResident(int bits, bool second, bool one_tile) {
+  return bits == 4 && !second && one_tile ? 3 : 2;
+}
+
+// One projection.
+struct FewRowsSegment {
+  LowBitView w;
+  const float* bias = nullptr;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  int32_t first_band = 0;  // of all segments' bands
+  int32_t accumulate = 0;
+};
+
+struct FewRowsParams {
+  const uint16_t* x = nullptr;  // [rows, stride] in the kernel's type
+  int64_t stride = 0;
+  int32_t rows = 0;
+  int32_t bands = 0;  // of all segments
+  int32_t segments = 0;
+  FewRowsSegment segment[kMaxFewSegments];
+};
+static_assert(sizeof(FewRowsParams) <= 4096);
+
+// The kernel for a matrix's layout, and for one tile of rows or kFewTiles. In files of their own,
+// one for each type of activations.
+using FewRowsFunction = void (*)(FewRowsParams);
+FewRowsFunction FewRowsBf16(const LowBitView& w, bool one_tile);
+FewRowsFunction FewRowsF16(const LowBitView& w, bool one_tile);
+
+}  // namespace treadle::cuda

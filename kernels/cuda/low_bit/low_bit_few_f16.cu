@@ -1,0 +1,9 @@
+#include "kernels/cuda/low_bit/low_bit_few_kernel.h"
+
+namespace treadle::cuda {
+
+FewRowsFunction FewRowsF16(const LowBitView& w, bool one_tile) {
+  return low_bit::FindFewRows<false>(w, one_tile);
+}
+
+}  // namespace treadle::cuda

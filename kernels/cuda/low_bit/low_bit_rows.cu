@@ -1,0 +1,130 @@
+// Canonical values one by one: rows for Embed, products of floats.
+#include <algorithm>
+
+#include "kernels/cuda/low_bit/low_bit.h"
+#include "kernels/cuda/low_bit/low_bit_constants.h"
+
+namespace treadle::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / simt::kWarp;
+
+// -- one value ------------------------------------------------------------------------------------
+
+TREADLE_DEVICE float ConstantAt(const LowBitView& w, int64_t at) {
+  if (w.half_constants != 0) {
+    return simt::FromF16(reinterpret_cast<const uint16_t*>(w.constants)[at]);
+  }
+  return reinterpret_cast<const float*>(w.constants)[at];
+}
+
+TREADLE_DEVICE float ValueAt(const LowBitView& w, int feature, int column) {
+  if (w.bits == 32) return simt::AsFloat(w.codes[int64_t{feature} * w.k + column]);
+  const CodePlace place =
+      PlaceOfCode(w.bits, w.granule, feature % kBandFeatures, column % kStepColumns);
+  const int64_t step = int64_t{feature / kBandFeatures} * w.steps + column / kStepColumns;
+  const uint32_t word = w.codes[step * StepWords(w.bits) + place.word];
+  const uint32_t code = word >> place.shift & ((1u << w.bits) - 1);
+  const int64_t at = PlaceOfConstants(w, feature, column);
+  const float second = w.second == Second::kNone ? 0.0f : ConstantAt(w, at + 1);
+  return CanonicalValue(w.second, w.values[code], ConstantAt(w, at), second);
+}
+
+// -- Embed: a block per row -----------------------------------------------------------------------
+
+struct EmbedParams {
+  LowBitView table;
+  EmbedIds ids;
+  float* out = nullptr;
+  int64_t stride = 0;
+  int32_t accumulate = 0;
+};
+
+TREADLE_KERNEL(kThreads)
+void EmbedKernel(EmbedParams p) {
+  simt::AwaitEarlierLaunches();
+  float* out = p.out + simt::BlockX() * p.stride;
+  const int from = TableRow(p.ids, simt::BlockX());
+  for (int i = simt::Thread(); i < p.table.k; i += kThreads) {
+    const float value = from < 0 ? 0.0f : ValueAt(p.table, from, i);
+    out[i] = p.accumulate != 0 ? out[i] + value : value;
+  }
+}
+
+// -- products of floats: a warp per feature and eight rows ----------------------------------------
+
+constexpr int kExactRows = 8;
+
+struct ExactParams {
+  LowBitView w;
+  const float* x = nullptr;
+  int64_t stride = 0;
+  int32_t rows = 0;
+  const float* bias = nullptr;
+  float* out = nullptr;
+  int64_t out_stride = 0;
+  int32_t accumulate = 0;
+};
+
+// Lane l sums columns l, l + 32, ... in ascending order, then lanes are added: for every number of
+// rows the same.
+TREADLE_KERNEL(kThreads)
+void ExactKernel(ExactParams p) {
+  simt::AwaitEarlierLaunches();
+  const int feature = simt::BlockX() * kWarps + simt::Warp();
+  if (feature >= p.w.n) return;  // the whole warp
+  for (int first = simt::BlockY() * kExactRows; first < p.rows;
+       first += simt::GridY() * kExactRows) {
+    float sums[kExactRows] = {};
+    for (int column = simt::Lane(); column < p.w.k; column += simt::kWarp) {
+      const float value = ValueAt(p.w, feature, column);
+      TREADLE_UNROLL
+      for (int i = 0; i < kExactRows; ++i) {
+        if (first + i >= p.rows) break;
+        sums[i] = simt::Fma(value, p.x[(first + i) * p.stride + column], sums[i]);
+      }
+    }
+    TREADLE_UNROLL
+    for (int i = 0; i < kExactRows; ++i) {
+      float sum = simt::WarpSum(sums[i]);
+      if (first + i >= p.rows || simt::Lane() != 0) continue;
+      if (p.bias != nullptr) sum += p.bias[feature];
+      float* out = p.out + (first + i) * p.out_stride + feature;
+      *out = p.accumulate != 0 ? *out + sum : sum;
+    }
+  }
+}
+
+}  // namespace
+
+void LowBitEmbed(Device& device, const LowBitView& table, const EmbedIds& ids, bool accumulate,
+                 Tensor out) {
+  if (out.rows == 0) return;
+  device.Launch(EmbedKernel, {.grid_x = static_cast<uint32_t>(out.rows), .threads = kThreads},
+                EmbedParams{.table = table,
+                            .ids = ids,
+                            .out = out.Row<float>(0),
+                            .stride = out.stride,
+                            .accumulate = accumulate ? 1 : 0});
+}
+
+void LowBitExact(Device& device, Tensor x, const LowBitProduct& product) {
+  const LowBitView& w = product.w;
+  constexpr int64_t kMostBlocks = 65535;
+  const int64_t row_blocks = std::min((x.rows + kExactRows - 1) / kExactRows, kMostBlocks);
+  device.Launch(ExactKernel,
+                {.grid_x = static_cast<uint32_t>((w.n + kWarps - 1) / kWarps),
+                 .grid_y = static_cast<uint32_t>(row_blocks),
+                 .threads = kThreads},
+                ExactParams{.w = w,
+                            .x = x.Row<float>(0),
+                            .stride = x.stride,
+                            .rows = static_cast<int32_t>(x.rows),
+                            .bias = product.bias,
+                            .out = product.out.Row<float>(0),
+                            .out_stride = product.out.stride,
+                            .accumulate = product.accumulate ? 1 : 0});
+}
+
+}  // namespace treadle::cuda

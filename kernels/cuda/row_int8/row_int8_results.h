@@ -1,0 +1,213 @@
+// From a warp's sums to results: scales, outliers, bias, residual; in the registers that the matrix
+// instructions left them in. Device code of row_int8_tiles.cu and row_int8_warpgroups.cu.
+#pragma once
+
+#include "kernels/cuda/row_int8/row_int8_outliers.h"
+
+namespace treadle::cuda {
+
+// What a lane has: D of kTiles tiles of 16 features x kRows tiles of 8 rows.
+template <int kTiles, int kRows>
+using LaneSums = int32_t[kTiles][kRows][4];
+
+// Where a lane's results lie in the block's tile: kRun features side by side from feature + 32 q
+// on, in rows row + 8 r and the one after it.
+struct LanePlace {
+  int feature = 0;
+  int row = 0;
+};
+template <int kTiles>
+struct LaneFeatures {
+  static constexpr int kCount = 2 * kTiles;
+  static constexpr int kRun = kCount < 4 ? kCount : 4;
+  static_assert(kCount % kRun == 0);
+
+  // From LanePlace::feature on.
+  TREADLE_DEVICE static int At(int i) { return i / kRun * kInt8GroupFeatures + i % kRun; }
+};
+// Feature i of the lane's, row j of two.
+template <int kTiles, int kRows>
+TREADLE_DEVICE int32_t& ResultOf(LaneSums<kTiles, kRows>& sums, int i, int r, int j) {
+  return sums[i / 2][r][i % 2 * 2 + j];
+}
+
+// Scales of the tile's rows and the first chunk of outliers. The whole block; a barrier after it.
+template <typename Tile>
+TREADLE_DEVICE void BeginTile(const Int8Input& input, const Int8Segment& segment,
+                              const TilePlace& place, uint32_t* flags, Tile& tile) {
+  constexpr int kRows = Tile::kTileRows;
+  InitFlags(input, simt::Thread(), simt::Threads(), flags);
+  if (simt::Thread() == 0) tile.word = 0;
+  for (int i = simt::Thread(); i < kRows; i += simt::Threads()) {
+    const int row = place.row0 + i;
+    tile.row_scales[i] = row < input.rows ? input.row_info[row].scale : 0.0f;
+  }
+  simt::SyncThreads();
+  const int warps = simt::Threads() / simt::kWarp;
+  const int share = (kRows + warps - 1) / warps;
+  const int begin = place.row0 + simt::Warp() * share;
+  const int end = place.row0 + kRows < input.rows ? place.row0 + kRows : input.rows;
+  MarkRows(input, begin, begin + share < end ? begin + share : end, flags);
+  NextChunk(input, segment, place, flags, tile);
+}
+
+// Sums become products; as bits, they stay in their registers.
+template <typename Tile, int kTiles, int kRows>
+TREADLE_DEVICE void ScaleSums(const Tile& tile, const Int8Segment& segment, const TilePlace& place,
+                              const LanePlace& at, LaneSums<kTiles, kRows>& sums) {
+  using Features = LaneFeatures<kTiles>;
+  float scales[Features::kCount];
+  TREADLE_UNROLL
+  for (int i = 0; i < Features::kCount; ++i) {
+    const int feature = place.feature0 + at.feature + Features::At(i);
+    scales[i] = feature < segment.n ? segment.scales[feature] : 0.0f;
+  }
+  TREADLE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    TREADLE_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const float row_scale = tile.row_scales[at.row + 8 * r + j];
+      TREADLE_UNROLL
+      for (int i = 0; i < Features::kCount; ++i) {
+        int32_t& sum = ResultOf(sums, i, r, j);
+        const float y = static_cast<float>(sum) * (scales[i] * row_scale);
+        sum = static_cast<int32_t>(simt::AsBits(y));
+      }
+    }
+  }
+}
+
+// kRun numbers side by side; aligned as one.
+template <int kRun>
+TREADLE_DEVICE void LoadRun(const float* from, float (&x)[kRun]) {
+  if constexpr (kRun == 4) {
+    const simt::Words4 words = *reinterpret_cast<const simt::Words4*>(from);
+    x[0] = simt::AsFloat(words.x);
+    x[1] = simt::AsFloat(words.y);
+    x[2] = simt::AsFloat(words.z);
+    x[3] = simt::AsFloat(words.w);
+  } else {
+    static_assert(kRun == 2);
+    const simt::Words2 words = *reinterpret_cast<const simt::Words2*>(from);
+    x[0] = simt::AsFloat(words.x);
+    x[1] = simt::AsFloat(words.y);
+  }
+}
+TREADLE_DEVICE void StoreRun(const float (&x)[4], float* to) {
+  *reinterpret_cast<simt::Words4*>(to) = {simt::AsBits(x[0]), simt::AsBits(x[1]),
+                                          simt::AsBits(x[2]), simt::AsBits(x[3])};
+}
+TREADLE_DEVICE void StoreRun(const float (&x)[2], float* to) {
+  *reinterpret_cast<simt::Words2*>(to) = {simt::AsBits(x[0]), simt::AsBits(x[1])};
+}
+
+// One chunk of outlier columns onto the results.
+template <typename Tile, int kTiles, int kRows>
+TREADLE_DEVICE void AddChunk(const Tile& tile, const LanePlace& at, LaneSums<kTiles, kRows>& sums) {
+  using Features = LaneFeatures<kTiles>;
+  // Mostly a column is an outlier in all rows, or in one: 32 rows are asked for at a time.
+  constexpr int kStep = kRows < 4 ? kRows : 4;
+  for (int c = 0; c < tile.count; ++c) {
+    float weights[Features::kCount / Features::kRun][Features::kRun];
+    TREADLE_UNROLL
+    for (int q = 0; q < Features::kCount / Features::kRun; ++q) {
+      LoadRun(&tile.weights[c][at.feature + q * kInt8GroupFeatures], weights[q]);
+    }
+    TREADLE_UNROLL
+    for (int r0 = 0; r0 < kRows; r0 += kStep) {
+      const int row0 = at.row + 8 * r0;
+      const uint32_t word = tile.taken[c][row0 / 32];
+      if (word == 0) continue;
+      const uint32_t taken = word >> (row0 % 32);
+      TREADLE_UNROLL
+      for (int r = r0; r < r0 + kStep; ++r) {
+        float x[2];
+        LoadRun(&tile.x[c][at.row + 8 * r], x);
+        TREADLE_UNROLL
+        for (int j = 0; j < 2; ++j) {
+          if ((taken & (1u << (8 * (r - r0) + j))) == 0) continue;
+          TREADLE_UNROLL
+          for (int i = 0; i < Features::kCount; ++i) {
+            int32_t& sum = ResultOf(sums, i, r, j);
+            const float y = simt::AsFloat(static_cast<uint32_t>(sum));
+            const float weight = weights[i / Features::kRun][i % Features::kRun];
+            sum = static_cast<int32_t>(simt::AsBits(simt::Fma(weight, x[j], y)));
+          }
+        }
+      }
+    }
+  }
+}
+
+// y, + out where asked, of features side by side, to out.
+template <int kRun>
+TREADLE_DEVICE void StoreResults(const Int8Segment& segment, int feature, float (&y)[kRun],
+                                 float* out) {
+  const bool whole = feature + kRun <= segment.n &&
+                     (reinterpret_cast<uintptr_t>(out + feature) & (sizeof(y) - 1)) == 0;
+  if (whole) {
+    if (segment.accumulate != 0) {
+      float before[kRun];
+      LoadRun(out + feature, before);
+      TREADLE_UNROLL
+      for (int i = 0; i < kRun; ++i) y[i] += before[i];
+    }
+    StoreRun(y, out + feature);
+    return;
+  }
+  TREADLE_UNROLL
+  for (int i = 0; i < kRun; ++i) {
+    if (feature + i >= segment.n) break;
+    out[feature + i] = segment.accumulate != 0 ? y[i] + out[feature + i] : y[i];
+  }
+}
+
+template <int kTiles, int kRows>
+TREADLE_DEVICE void StoreTile(const Int8Input& input, const Int8Segment& segment,
+                              const TilePlace& place, const LanePlace& at,
+                              LaneSums<kTiles, kRows>& sums) {
+  using Features = LaneFeatures<kTiles>;
+  float bias[Features::kCount];
+  TREADLE_UNROLL
+  for (int i = 0; i < Features::kCount; ++i) {
+    const int feature = place.feature0 + at.feature + Features::At(i);
+    // Adding -0 changes nothing.
+    bias[i] = segment.bias != nullptr && feature < segment.n ? segment.bias[feature] : -0.0f;
+  }
+  TREADLE_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    TREADLE_UNROLL
+    for (int j = 0; j < 2; ++j) {
+      const int row = place.row0 + at.row + 8 * r + j;
+      if (row >= input.rows) continue;
+      float* const out = segment.out + row * segment.out_stride;
+      TREADLE_UNROLL
+      for (int first = 0; first < Features::kCount; first += Features::kRun) {
+        float y[Features::kRun];
+        TREADLE_UNROLL
+        for (int i = 0; i < Features::kRun; ++i) {
+          y[i] = simt::AsFloat(static_cast<uint32_t>(ResultOf(sums, first + i, r, j)));
+          y[i] += bias[first + i];
+        }
+        StoreResults(segment, place.feature0 + at.feature + Features::At(first), y, out);
+      }
+    }
+  }
+}
+
+// From the block's sums to results. at: of this lane.
+template <typename Tile, int kTiles, int kRows>
+TREADLE_DEVICE void FinishTile(const Int8Input& input, const Int8Segment& segment,
+                               const TilePlace& place, const LanePlace& at, uint32_t* flags,
+                               Tile& tile, LaneSums<kTiles, kRows>& sums) {
+  ScaleSums(tile, segment, place, at, sums);
+  for (;;) {
+    const int count = tile.count;
+    AddChunk(tile, at, sums);
+    if (count < kOutlierChunk) break;
+    NextChunk(input, segment, place, flags, tile);
+  }
+  StoreTile(input, segment, place, at, sums);
+}
+
+}  // namespace treadle::cuda

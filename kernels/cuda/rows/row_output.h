@@ -1,0 +1,59 @@
+// Where ops leave rows of results: as f32, or rounded to 16 bits for the products that read them
+// (Backend::InputType).
+#pragma once
+
+#include <cstdint>
+
+#include "base/status.h"
+#include "kernels/cuda/runtime/simt.h"
+#include "kernels/dtype.h"
+#include "kernels/tensor.h"
+
+namespace treadle::cuda {
+
+struct RowOutput {
+  void* data = nullptr;
+  int64_t stride = 0;  // in elements
+  DType dtype = DType::kF32;
+};
+
+// What kernels/backend.h asks of an output that is made of `input`.
+inline RowOutput OutputOf(const Tensor& out, const Tensor& input) {
+  if (out.dtype != DType::kF32) {
+    TREADLE_CHECK(out.dtype == DType::kF16 || out.dtype == DType::kBF16);
+    TREADLE_CHECK(out.cols % 64 == 0 && out.stride % 8 == 0 &&
+                  reinterpret_cast<uintptr_t>(out.data) % 16 == 0);
+    const auto end = [](const Tensor& t) {
+      return static_cast<const std::byte*>(t.data) +
+             t.rows * t.stride * static_cast<int64_t>(SizeOf(t.dtype));
+    };
+    TREADLE_CHECK(end(out) <= input.data || end(input) <= out.data);
+  }
+  return {out.data, out.stride, out.dtype};
+}
+
+// Two numbers rounded to a 16-bit type, `low` in the lower half of the word.
+TREADLE_DEVICE uint32_t RoundPair(DType dtype, float low, float high) {
+  return dtype == DType::kBF16 ? simt::PackBf16(low, high) : simt::PackF16(low, high);
+}
+
+// Elements at and at + 1, counted from the first row's first one. at: even, if they have 16 bits.
+TREADLE_DEVICE void StorePair(const RowOutput& out, int64_t at, float low, float high) {
+  if (out.dtype == DType::kF32) {
+    float* to = static_cast<float*>(out.data) + at;
+    to[0] = low;
+    to[1] = high;
+  } else {
+    auto* to = static_cast<uint16_t*>(out.data) + at;
+    *reinterpret_cast<uint32_t*>(to) = RoundPair(out.dtype, low, high);
+  }
+}
+TREADLE_DEVICE void StoreOne(const RowOutput& out, int64_t at, float value) {
+  if (out.dtype == DType::kF32) {
+    static_cast<float*>(out.data)[at] = value;
+  } else {
+    static_cast<uint16_t*>(out.data)[at] = static_cast<uint16_t>(RoundPair(out.dtype, value, 0));
+  }
+}
+
+}  // namespace treadle::cuda

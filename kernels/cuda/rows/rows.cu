@@ -1,0 +1,353 @@
+// Norms, activations and copies: ops on rows of features. Contracts: kernels/cuda/ops.h.
+//
+// Columns are dealt out in groups of four, whatever a row's alignment, so that the order of every
+// sum depends on the number of columns alone (N1); a group is one 16-byte access where it can be.
+#include <algorithm>
+
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/rows/row_output.h"
+#include "kernels/cuda/runtime/simt.h"
+
+namespace treadle::cuda {
+namespace {
+
+constexpr int kGroup = 4;
+
+// A [rows, cols] f32 matrix as kernels see it.
+struct Matrix {
+  const float* data = nullptr;
+  int64_t stride = 0;
+};
+
+Matrix MatrixOf(const Tensor& tensor) {
+  TREADLE_CHECK(tensor.dtype == DType::kF32);
+  return {static_cast<const float*>(tensor.data), tensor.stride};
+}
+
+TREADLE_DEVICE bool IsAligned(const float* p) { return (reinterpret_cast<uintptr_t>(p) & 15) == 0; }
+
+// Columns [column, column + 4) of a row; 0 beyond its end.
+TREADLE_DEVICE void LoadGroup(const float* row, int column, int cols, float (&x)[kGroup]) {
+  if (column + kGroup <= cols && IsAligned(row + column)) {
+    const simt::Words4 words = *reinterpret_cast<const simt::Words4*>(row + column);
+    x[0] = simt::AsFloat(words.x);
+    x[1] = simt::AsFloat(words.y);
+    x[2] = simt::AsFloat(words.z);
+    x[3] = simt::AsFloat(words.w);
+    return;
+  }
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup; ++i) x[i] = column + i < cols ? row[column + i] : 0.0f;
+}
+
+TREADLE_DEVICE void StoreGroup(const RowOutput& out, int64_t row_index, int column, int cols,
+                               const float (&x)[kGroup]) {
+  const int64_t first = row_index * out.stride;
+  if (out.dtype != DType::kF32) {  // whole groups, aligned
+    auto* to = static_cast<uint16_t*>(out.data) + first + column;
+    *reinterpret_cast<simt::Words2*>(to) = {RoundPair(out.dtype, x[0], x[1]),
+                                            RoundPair(out.dtype, x[2], x[3])};
+    return;
+  }
+  float* row = static_cast<float*>(out.data) + first;
+  if (column + kGroup <= cols && IsAligned(row + column)) {
+    *reinterpret_cast<simt::Words4*>(row + column) = {simt::AsBits(x[0]), simt::AsBits(x[1]),
+                                                      simt::AsBits(x[2]), simt::AsBits(x[3])};
+    return;
+  }
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup; ++i) {
+    if (column + i < cols) row[column + i] = x[i];
+  }
+}
+
+// -- norms: one block per row ---------------------------------------------------------------------
+
+constexpr int kNormThreads = 1024;
+// Groups of a thread that stay in registers between the passes over a row; those of rows of more
+// than kHeld * 4 * 1024 columns are read again.
+constexpr int kHeld = 4;
+
+struct NormParams {
+  Matrix x;
+  RowOutput out;
+  const float* weight;  // [cols]
+  const float* bias;    // [cols] or null
+  float eps;
+  int32_t cols;
+};
+
+// Every thread gets the sum: of warps by exchange, then of the warps' sums in ascending order.
+// partial: [32], not in use by anything else since the last barrier.
+TREADLE_DEVICE float BlockSum(float x, float* partial) {
+  x = simt::WarpSum(x);
+  if (simt::Lane() == 0) partial[simt::Warp()] = x;
+  simt::SyncThreads();
+  float sum = 0;
+  for (int warp = 0; warp < simt::Threads() / simt::kWarp; ++warp) sum += partial[warp];
+  return sum;
+}
+
+// The groups of one thread in a row: the first kHeld in registers.
+class RowGroups {
+ public:
+  TREADLE_DEVICE RowGroups(const float* row, int cols) : row_(row), cols_(cols) {
+    TREADLE_UNROLL
+    for (int i = 0; i < kHeld; ++i) LoadGroup(row, Column(i), cols, held_[i]);
+  }
+
+  TREADLE_DEVICE static int Column(int i) {
+    return kGroup * (simt::Thread() + i * simt::Threads());
+  }
+
+  // body(first column, values of the group), ascending.
+  template <typename Body>
+  TREADLE_DEVICE void ForEach(Body body) const {
+    TREADLE_UNROLL
+    for (int i = 0; i < kHeld; ++i) {
+      if (Column(i) < cols_) body(Column(i), held_[i]);
+    }
+    for (int column = Column(kHeld); column < cols_; column += kGroup * simt::Threads()) {
+      float x[kGroup];
+      LoadGroup(row_, column, cols_, x);
+      body(column, x);
+    }
+  }
+
+ private:
+  const float* row_;
+  int cols_;
+  float held_[kHeld][kGroup];
+};
+
+TREADLE_KERNEL(kNormThreads) void RmsNormKernel(NormParams p) {
+  simt::AwaitEarlierLaunches();
+  float* partial = simt::DynamicShared<float>();
+  const RowGroups groups(p.x.data + simt::BlockX() * p.x.stride, p.cols);
+  float squares = 0;
+  groups.ForEach([&](int, const float(&x)[kGroup]) {  // zeros beyond the end add nothing
+    TREADLE_UNROLL
+    for (int i = 0; i < kGroup; ++i) squares = simt::Fma(x[i], x[i], squares);
+  });
+  const float mean = simt::Divide(BlockSum(squares, partial), static_cast<float>(p.cols));
+  const float scale = simt::Divide(1.0f, simt::Sqrt(mean + p.eps));
+  groups.ForEach([&](int column, const float(&x)[kGroup]) {
+    float weight[kGroup], y[kGroup];
+    LoadGroup(p.weight, column, p.cols, weight);
+    TREADLE_UNROLL
+    for (int i = 0; i < kGroup; ++i) y[i] = x[i] * scale * weight[i];
+    StoreGroup(p.out, simt::BlockX(), column, p.cols, y);
+  });
+}
+
+TREADLE_KERNEL(kNormThreads) void LayerNormKernel(NormParams p) {
+  simt::AwaitEarlierLaunches();
+  float* partial = simt::DynamicShared<float>();  // [2][32]: one for each sum
+  const RowGroups groups(p.x.data + simt::BlockX() * p.x.stride, p.cols);
+  const float count = static_cast<float>(p.cols);
+  float sum = 0;
+  groups.ForEach([&](int, const float(&x)[kGroup]) {
+    TREADLE_UNROLL
+    for (int i = 0; i < kGroup; ++i) sum += x[i];
+  });
+  const float mean = simt::Divide(BlockSum(sum, partial), count);
+  float squares = 0;
+  groups.ForEach([&](int column, const float(&x)[kGroup]) {
+    TREADLE_UNROLL
+    for (int i = 0; i < kGroup; ++i) {
+      const float d = column + i < p.cols ? x[i] - mean : 0.0f;
+      squares = simt::Fma(d, d, squares);
+    }
+  });
+  const float variance = simt::Divide(BlockSum(squares, partial + simt::kWarp), count);
+  const float scale = simt::Divide(1.0f, simt::Sqrt(variance + p.eps));
+  groups.ForEach([&](int column, const float(&x)[kGroup]) {
+    float weight[kGroup], y[kGroup];
+    float bias[kGroup] = {0, 0, 0, 0};
+    LoadGroup(p.weight, column, p.cols, weight);
+    if (p.bias != nullptr) LoadGroup(p.bias, column, p.cols, bias);
+    TREADLE_UNROLL
+    for (int i = 0; i < kGroup; ++i) y[i] = simt::Fma((x[i] - mean) * scale, weight[i], bias[i]);
+    StoreGroup(p.out, simt::BlockX(), column, p.cols, y);
+  });
+}
+
+// As many threads as a row has groups, so that the threads, and with them the sums' order, follow
+// from the columns.
+uint32_t ThreadsFor(int64_t groups, int most) {
+  const int64_t warps = (groups + simt::kWarp - 1) / simt::kWarp;
+  return static_cast<uint32_t>(std::clamp<int64_t>(warps * simt::kWarp, simt::kWarp, most));
+}
+
+int64_t Groups(int64_t cols) { return (cols + kGroup - 1) / kGroup; }
+
+void Norm(Device& device, void (*kernel)(NormParams), Tensor x, const float* weight,
+          const float* bias, float eps, Tensor out) {
+  TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols && x.cols < (int64_t{1} << 28));
+  if (x.rows == 0 || x.cols == 0) return;
+  const NormParams params = {
+      MatrixOf(x), OutputOf(out, x), weight, bias, eps, static_cast<int32_t>(x.cols)};
+  device.Launch(kernel,
+                {.grid_x = static_cast<uint32_t>(x.rows),
+                 .threads = ThreadsFor(Groups(x.cols), kNormThreads),
+                 .shared_bytes = 2 * simt::kWarp * sizeof(float)},
+                params);
+}
+
+// -- element by element: a thread per group of the matrix -----------------------------------------
+
+constexpr int kElementThreads = 256;
+
+struct ElementParams {
+  Matrix a = {};
+  Matrix b = {};
+  RowOutput out = {};
+  const int32_t* rows = nullptr;  // Gather's; null: all of them
+  int32_t cols = 0;
+  uint32_t row_groups = 0;  // groups of a row
+  uint32_t groups = 0;      // of all rows
+};
+
+struct Place {
+  int64_t row;
+  int column;
+};
+// Of this thread's group; false if there is none.
+TREADLE_DEVICE bool FindPlace(const ElementParams& p, Place& place) {
+  const uint32_t group = static_cast<uint32_t>(simt::BlockX()) * kElementThreads +
+                         static_cast<uint32_t>(simt::Thread());
+  if (group >= p.groups) return false;
+  place.row = group / p.row_groups;
+  place.column = static_cast<int>(group % p.row_groups) * kGroup;
+  return true;
+}
+
+TREADLE_KERNEL(kElementThreads) void SwiGluKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
+  Place at;
+  if (!FindPlace(p, at)) return;
+  float gate[kGroup], up[kGroup], y[kGroup];
+  LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, gate);
+  LoadGroup(p.b.data + at.row * p.b.stride, at.column, p.cols, up);
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup; ++i) {
+    y[i] = simt::Divide(gate[i], 1.0f + simt::Exp(-gate[i])) * up[i];
+  }
+  StoreGroup(p.out, at.row, at.column, p.cols, y);
+}
+
+// 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), which does not cancel.
+TREADLE_KERNEL(kElementThreads) void GeluKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
+  constexpr float kTwiceRoot = 1.5957691216057308f;  // 2 sqrt(2 / pi)
+  Place at;
+  if (!FindPlace(p, at)) return;
+  float x[kGroup], y[kGroup];
+  LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, x);
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup; ++i) {
+    const float twice_u = kTwiceRoot * simt::Fma(0.044715f * x[i] * x[i], x[i], x[i]);
+    y[i] = simt::Divide(x[i], 1.0f + simt::Exp(-twice_u));
+  }
+  StoreGroup(p.out, at.row, at.column, p.cols, y);
+}
+
+TREADLE_KERNEL(kElementThreads) void GatherKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
+  Place at;
+  if (!FindPlace(p, at)) return;
+  const int64_t from = p.rows == nullptr ? at.row : p.rows[at.row];
+  if (from < 0) return;
+  float x[kGroup];
+  LoadGroup(p.a.data + from * p.a.stride, at.column, p.cols, x);
+  StoreGroup(p.out, at.row, at.column, p.cols, x);
+}
+
+void LaunchElements(Device& device, void (*kernel)(ElementParams), ElementParams params,
+                    const Tensor& out) {
+  const int64_t groups = out.rows * Groups(out.cols);
+  TREADLE_CHECK(groups < (int64_t{1} << 31));
+  if (groups == 0) return;
+  params.cols = static_cast<int32_t>(out.cols);
+  params.row_groups = static_cast<uint32_t>(Groups(out.cols));
+  params.groups = static_cast<uint32_t>(groups);
+  const auto blocks = static_cast<uint32_t>((groups + kElementThreads - 1) / kElementThreads);
+  device.Launch(kernel, {.grid_x = blocks, .threads = kElementThreads}, params);
+}
+
+// -- pages ----------------------------------------------------------------------------------------
+
+constexpr int kCopyThreads = 256;
+constexpr int64_t kCopiesPerLaunch = 480;
+
+struct CopyPagesParams {
+  std::byte* pages;
+  int64_t page_bytes;
+  int32_t count;
+  PageCopy copies[kCopiesPerLaunch];
+};
+
+// A thread has the same 16 bytes of every page, so it sees its own earlier copies, and no other's
+// matter: copies take effect in order without a barrier.
+TREADLE_KERNEL(kCopyThreads) void CopyPagesKernel(CopyPagesParams p) {
+  simt::AwaitEarlierLaunches();
+  const int64_t at = 16 * (int64_t{simt::BlockX()} * kCopyThreads + simt::Thread());
+  if (at >= p.page_bytes) return;
+  for (int i = 0; i < p.count; ++i) {
+    const auto* from = p.pages + p.copies[i].from * p.page_bytes + at;
+    auto* to = p.pages + p.copies[i].to * p.page_bytes + at;
+    *reinterpret_cast<simt::Words4*>(to) = *reinterpret_cast<const simt::Words4*>(from);
+  }
+}
+
+}  // namespace
+
+void RmsNorm(Device& device, Tensor x, const float* weight, float eps, Tensor out) {
+  Norm(device, RmsNormKernel, x, weight, nullptr, eps, out);
+}
+
+void LayerNorm(Device& device, Tensor x, const float* weight, const float* bias, float eps,
+               Tensor out) {
+  Norm(device, LayerNormKernel, x, weight, bias, eps, out);
+}
+
+void SwiGlu(Device& device, Tensor gate, Tensor up, Tensor out) {
+  TREADLE_CHECK(gate.rows == out.rows && up.rows == out.rows);
+  TREADLE_CHECK(gate.cols == out.cols && up.cols == out.cols);
+  OutputOf(out, up);
+  LaunchElements(device, SwiGluKernel,
+                 {.a = MatrixOf(gate), .b = MatrixOf(up), .out = OutputOf(out, gate)}, out);
+}
+
+void Gelu(Device& device, Tensor x, Tensor out) {
+  TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols);
+  LaunchElements(device, GeluKernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
+}
+
+void Gather(Device& device, Tensor x, const int32_t* rows, int64_t count, Tensor out) {
+  TREADLE_CHECK(out.rows == count && out.cols == x.cols && out.dtype == DType::kF32);
+  LaunchElements(device, GatherKernel, {.a = MatrixOf(x), .out = OutputOf(out, x), .rows = rows},
+                 out);
+}
+
+void Copy(Device& device, Tensor x, Tensor out) {
+  TREADLE_CHECK(out.rows == x.rows && out.cols == x.cols && out.dtype == DType::kF32);
+  LaunchElements(device, GatherKernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
+}
+
+void CopyPages(Device& device, const KvLayout& layout, std::byte* pages,
+               std::span<const PageCopy> copies) {
+  const int64_t bytes = layout.PageBytes();
+  TREADLE_CHECK(bytes % 16 == 0 && reinterpret_cast<uintptr_t>(pages) % 16 == 0);
+  const auto blocks = static_cast<uint32_t>((bytes / 16 + kCopyThreads - 1) / kCopyThreads);
+  while (!copies.empty()) {
+    const size_t count = std::min<size_t>(copies.size(), kCopiesPerLaunch);
+    CopyPagesParams params = {
+        .pages = pages, .page_bytes = bytes, .count = static_cast<int32_t>(count), .copies = {}};
+    std::copy_n(copies.begin(), count, params.copies);
+    device.Launch(CopyPagesKernel, {.grid_x = blocks, .threads = kCopyThreads}, params);
+    copies = copies.subspan(count);
+  }
+}
+
+}  // namespace treadle::cuda

@@ -1,0 +1,153 @@
+// The K/V cache of an op case, in its backend's key order. Private to tests/support.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "kernels/op_cases/op_cases.h"
+#include "kernels/op_cases/random.h"
+
+namespace treadle::op_runs {
+
+inline float LoadElement(const KvLayout& layout, const std::byte* page, int64_t element) {
+  if (layout.dtype == DType::kF32) return reinterpret_cast<const float*>(page)[element];
+  if (layout.dtype == DType::kBF16)
+    return ToFloat(reinterpret_cast<const BFloat16*>(page)[element]);
+  return ToFloat(reinterpret_cast<const Half*>(page)[element]);
+}
+
+inline void StoreElement(const KvLayout& layout, std::byte* page, int64_t element, float x) {
+  if (layout.dtype == DType::kF32) {
+    reinterpret_cast<float*>(page)[element] = x;
+  } else if (layout.dtype == DType::kBF16) {
+    reinterpret_cast<BFloat16*>(page)[element] = ToBFloat16(x);
+  } else {
+    reinterpret_cast<Half*>(page)[element] = ToHalf(x);
+  }
+}
+
+// Positions that a sequence of the case has, its own rows included.
+inline int64_t LiveEnd(const CaseSequence& sequence) {
+  return sequence.live ? sequence.first_position + sequence.rows : 0;
+}
+
+// One layer's pages, between two guard pages; slots that nobody set hold NaN. Each sequence of the
+// case owns shuffled pages.
+class KvCaseCache {
+ public:
+  // fill_chunk: the sequences' own rows are in the cache already.
+  KvCaseCache(const OpCase& c, Backend& backend, Random& random, bool fill_chunk)
+      : backend_(backend), layout_(c.kv) {
+    layout_.key_order = backend.key_order();
+    std::vector<int32_t> ids;
+    for (const CaseSequence& sequence : c.sequences) {
+      const int64_t pages = (LiveEnd(sequence) + layout_.page_size - 1) / layout_.page_size;
+      pages_.emplace_back(static_cast<size_t>(pages));
+      for (int32_t& page : pages_.back()) ids.push_back(page = static_cast<int32_t>(ids.size()));
+    }
+    layout_.num_pages = static_cast<int64_t>(ids.size()) + 3;
+    for (size_t i = 0; i < 3; ++i) ids.push_back(static_cast<int32_t>(ids.size()));
+    for (size_t i = ids.size() - 1; i > 0; --i) {
+      std::swap(ids[i], ids[random.Below(static_cast<int64_t>(i) + 1)]);
+    }
+    for (auto& pages : pages_) {
+      for (int32_t& page : pages) page = ids[page];
+    }
+    initial_.assign(static_cast<size_t>((layout_.num_pages + 2) * layout_.PageBytes()),
+                    std::byte{0xff});
+    for (size_t s = 0; s < pages_.size(); ++s) {
+      const CaseSequence& sequence = c.sequences[s];
+      const int64_t end = fill_chunk ? LiveEnd(sequence) : sequence.first_position;
+      for (int64_t p = 0; sequence.live && p < end; ++p) FillSlot(s, p, random);
+    }
+    auto buffer = backend.Allocate(initial_.size());
+    TREADLE_CHECK(buffer.ok());
+    device_ = *std::move(buffer);
+  }
+
+  const KvLayout& layout() const { return layout_; }
+  std::byte* pages() const { return device_.data() + layout_.PageBytes(); }
+  const int32_t* PagesOf(size_t sequence) const { return pages_[sequence].data(); }
+
+  float Key(size_t sequence, int64_t position, int64_t head, int64_t i) const {
+    return LoadElement(layout_, Page(sequence, position),
+                       layout_.KeyElement(head, position % layout_.page_size, i));
+  }
+  float Value(size_t sequence, int64_t position, int64_t head, int64_t i) const {
+    return LoadElement(layout_, Page(sequence, position),
+                       layout_.ValueElement(head, position % layout_.page_size, i));
+  }
+
+  void Upload() { backend_.CopyToDevice(device_.data(), initial_.data(), initial_.size()); }
+  // All pages' present elements, as floats, in the order of KeyOrder::kByFeature.
+  void Append(std::vector<float>& out) const {
+    const std::vector<std::byte> now = Download();
+    const int64_t part = layout_.PartElements();
+    for (int64_t page = 0; page < layout_.num_pages; ++page) {
+      const std::byte* data = now.data() + (page + 1) * layout_.PageBytes();
+      const size_t first = out.size();
+      out.resize(first + static_cast<size_t>(2 * part));
+      for (int64_t slot = 0; slot < layout_.page_size; ++slot) {
+        for (int64_t j = 0; j < layout_.kv_heads * layout_.head_dim; ++j) {
+          const int64_t head = j / layout_.head_dim;
+          const int64_t i = j % layout_.head_dim;
+          out[first + OutputKey(head, slot, i)] =
+              LoadElement(layout_, data, layout_.KeyElement(head, slot, i));
+          const int64_t value = layout_.ValueElement(head, slot, i);
+          out[first + value] = LoadElement(layout_, data, value);
+        }
+      }
+    }
+  }
+  // Where Append puts a page's element of K.
+  int64_t OutputKey(int64_t head, int64_t slot, int64_t i) const {
+    KvLayout order = layout_;
+    order.key_order = KeyOrder::kByFeature;
+    return order.KeyElement(head, slot, i);
+  }
+  absl::Status CheckGuards(bool constant) const {
+    const std::vector<std::byte> now = Download();
+    const int64_t page = layout_.PageBytes();
+    for (int64_t i = 0; i <= layout_.num_pages + 1; ++i) {
+      if (!constant && i > 0 && i <= layout_.num_pages) continue;
+      if (std::memcmp(now.data() + i * page, initial_.data() + i * page, page) != 0) {
+        return Internal("K/V page ", i - 1, " of ", layout_.num_pages, " was written");
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  void FillSlot(size_t sequence, int64_t position, Random& random) {
+    std::byte* page = initial_.data() + layout_.PageBytes() +
+                      pages_[sequence][position / layout_.page_size] * layout_.PageBytes();
+    const int64_t slot = position % layout_.page_size;
+    for (int64_t head = 0; head < layout_.kv_heads; ++head) {
+      for (int64_t i = 0; i < layout_.head_dim; ++i) {
+        StoreElement(layout_, page, layout_.KeyElement(head, slot, i), random.Normal());
+        StoreElement(layout_, page, layout_.ValueElement(head, slot, i), random.Normal());
+      }
+    }
+  }
+  const std::byte* Page(size_t sequence, int64_t position) const {
+    return initial_.data() + layout_.PageBytes() +
+           pages_[sequence][position / layout_.page_size] * layout_.PageBytes();
+  }
+  std::vector<std::byte> Download() const {
+    std::vector<std::byte> now(initial_.size());
+    TREADLE_CHECK(backend_.Synchronize().ok());
+    backend_.CopyToHost(now.data(), device_.data(), now.size());
+    return now;
+  }
+
+  Backend& backend_;
+  KvLayout layout_;
+  std::deque<std::vector<int32_t>> pages_;  // per sequence
+  std::vector<std::byte> initial_;          // [1 + num_pages + 1] pages
+  Buffer device_;
+};
+
+}  // namespace treadle::op_runs

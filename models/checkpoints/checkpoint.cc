@@ -1,0 +1,166 @@
+#include "models/checkpoints/checkpoint.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "base/mapped_file.h"
+#include "base/quoted.h"
+#include "base/status.h"
+#include "models/checkpoints/gguf/gguf_checkpoint.h"
+#include "models/checkpoints/huggingface/hf_checkpoint.h"
+#include "models/checkpoints/random/random_checkpoint.h"
+
+namespace treadle {
+namespace {
+
+std::string ShapeText(std::span<const int64_t> shape) {
+  std::string text = "[";
+  for (size_t i = 0; i < shape.size(); ++i) text += Str(i == 0 ? "" : ", ", shape[i]);
+  return text + "]";
+}
+
+}  // namespace
+
+absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int64_t k,
+                                      MatrixConstants& constants) {
+  MatrixSource source = {.format = tensor.format, .data = tensor.data, .n = n, .k = k};
+  if (!tensor.format->apart()) return source;
+  TREADLE_ASSIGN_OR_RETURN(constants, tensor.constants());
+  source.constants = &constants;
+  if (!constants.codes.empty()) source.data = constants.codes.data();
+  return source;
+}
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
+  if (path.starts_with(RandomCheckpoint::kPrefix)) return RandomCheckpoint::Open(path);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return HuggingFaceCheckpoint::Open(path);
+  return GgufCheckpoint::Open(path);
+}
+
+std::shared_ptr<const void> Checkpoint::FileOf(const StoredTensor& tensor) const {
+  for (const auto& file : mapped_) {
+    const std::byte* const begin = file->bytes().data();
+    if (!std::less<>()(tensor.data, begin) &&
+        !std::less<>()(begin + file->bytes().size(), tensor.data + tensor.bytes)) {
+      return file;
+    }
+  }
+  return nullptr;
+}
+
+const StoredTensor* Checkpoint::Find(std::string_view name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+absl::Status Checkpoint::Missing(std::string_view name) const {
+  const auto unread = unread_.find(name);
+  if (unread == unread_.end()) return InvalidArgument(path_, ": tensor '", name, "' is missing");
+  return Unimplemented(path_, ": tensor '", name, "' has dtype ", Quoted(unread->second),
+                       ", expected F32, F16 or BF16, or codes with their constants beside them");
+}
+
+absl::StatusOr<const StoredTensor*> Checkpoint::Require(
+    std::string_view name, std::initializer_list<int64_t> shape) const {
+  const StoredTensor* tensor = Find(name);
+  if (tensor == nullptr) return Missing(name);
+  if (!std::ranges::equal(tensor->shape, shape)) {
+    return InvalidArgument(path_, ": tensor '", name, "' has shape ", ShapeText(tensor->shape),
+                           ", expected ", ShapeText(std::span(shape.begin(), shape.size())));
+  }
+  TREADLE_RETURN_IF_ERROR(Fetch(*tensor));
+  return tensor;
+}
+
+absl::StatusOr<const StoredTensor*> Checkpoint::RequireMatrix(std::string_view name) const {
+  const StoredTensor* tensor = Find(name);
+  if (tensor == nullptr) return Missing(name);
+  if (tensor->shape.size() != 2) {
+    return InvalidArgument(path_, ": tensor '", name, "' has shape ", ShapeText(tensor->shape),
+                           ", expected a matrix");
+  }
+  return tensor;
+}
+
+void Checkpoint::AddTensors(std::vector<StoredTensor> tensors) {
+  tensors_ = std::move(tensors);
+  for (size_t i = 0; i < tensors_.size(); ++i) index_.emplace(tensors_[i].name, i);
+}
+
+void Checkpoint::CapContext(int64_t window) {
+  if (window <= 0 || window >= config_.context) return;
+  config_.notice = Str("sliding window of ", window,
+                       " caps the context (the model's own: ", config_.context, ")");
+  config_.context = window;
+}
+
+// Factors far from these would leave float's range, and angles would be NaN.
+absl::Status Checkpoint::CheckRope() const {
+  constexpr double kSmallest = 1e-6, kLargest = 1e12;
+  const int64_t rotated = config_.rope_dim;
+  if (rotated % 2 != 0 || rotated < 2 || rotated > config_.head_dim) {
+    return InvalidArgument(path_, ": ", rotated, " rotated elements of a head, expected an even ",
+                           "number from 2 to ", config_.head_dim);
+  }
+  const RopeScaling scaling = config_.rope_scaling.value_or(RopeScaling());
+  const std::pair<const char*, double> rows[] = {
+      {"rope base", config_.rope_base},
+      {"rope scaling: linear factor", config_.rope_linear_factor},
+      {"rope scaling: factor", scaling.factor},
+      {"rope scaling: low_freq_factor", scaling.low_freq_factor},
+      {"rope scaling: high_freq_factor", scaling.high_freq_factor}};
+  for (const auto& [name, value] : rows) {
+    if (!(value >= kSmallest && value <= kLargest)) {
+      return InvalidArgument(path_, ": ", name, " is ", value, ", expected ", kSmallest, " to ",
+                             kLargest);
+    }
+  }
+  if (scaling.high_freq_factor <= scaling.low_freq_factor) {
+    return InvalidArgument(path_, ": rope scaling: high_freq_factor is ", scaling.high_freq_factor,
+                           ", expected more than low_freq_factor, ", scaling.low_freq_factor);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpoint::CheckConsistency() const {
+  // Larger than any model; small enough that products of two and a half of them fit 64 bits.
+  struct Row {
+    const char* name;
+    int64_t value;
+    int64_t largest;
+  };
+  const Row rows[] = {
+      {"layers", config_.layers, 1 << 12},      {"hidden size", config_.hidden, 1 << 20},
+      {"heads", config_.heads, 1 << 14},        {"K/V heads", config_.kv_heads, 1 << 14},
+      {"head size", config_.head_dim, 1 << 12}, {"feed-forward size", config_.ffn_hidden, 1 << 22},
+      {"vocabulary", config_.vocab, 1 << 24},   {"context", config_.context, 1 << 24}};
+  for (const Row& row : rows) {
+    if (row.value < 1 || row.value > row.largest) {
+      return InvalidArgument(path_, ": ", row.name, " is ", row.value, ", expected 1 to ",
+                             row.largest);
+    }
+  }
+  if (config_.heads % config_.kv_heads != 0) {
+    return InvalidArgument(path_, ": ", config_.heads, " heads cannot share ", config_.kv_heads,
+                           " K/V heads evenly");
+  }
+  if (!(config_.norm_epsilon >= 0 && config_.norm_epsilon < 1)) {
+    return InvalidArgument(path_, ": norm epsilon is ", config_.norm_epsilon, ", expected 0 to 1");
+  }
+  if (config_.architecture == "gpt2" &&
+      (config_.kv_heads != config_.heads || config_.heads * config_.head_dim != config_.hidden)) {
+    return InvalidArgument(path_, ": ", config_.heads, " heads of ", config_.head_dim, " and ",
+                           config_.kv_heads, " K/V heads, expected as many, of hidden size ",
+                           config_.hidden, " together");
+  }
+  if (config_.architecture == "llama") TREADLE_RETURN_IF_ERROR(CheckRope());
+  if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
+    return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),
+                           " tokens, the model's vocabulary ", config_.vocab);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace treadle

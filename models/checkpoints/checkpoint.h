@@ -1,0 +1,117 @@
+// A checkpoint on disk: GGUF v3, or a Hugging Face folder (config.json, model.safetensors or the
+// sharded index, tokenizer.json), plain or quantized (hf_quantization.h). Files are memory-mapped;
+// nothing is trusted: every length, offset, shape and type is checked against the file before use,
+// and an error names the file, the tensor or key, what was found and what was expected.
+//
+// Thread safety: constant after Open; the mapping lives as long as the object.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/formats/matrix_source.h"
+#include "models/model_config.h"
+#include "models/text/tokenizer_spec.h"
+
+namespace treadle {
+
+class MappedFile;
+
+// One stored tensor. `shape` is outermost first: a matrix is [out_features, in_features].
+struct StoredTensor {
+  std::string name;  // as in the file
+  const WeightFormat* format = nullptr;
+  std::vector<int64_t> shape;
+  const std::byte* data = nullptr;
+  uint64_t bytes = 0;           // at data
+  uint64_t constant_bytes = 0;  // apart formats: of the constants in the file
+  // Apart formats: reads, decodes and checks the constants, when the tensor is loaded (all of a
+  // large model's at once would be a lot of memory). Errors name the tensor that holds them.
+  std::function<absl::StatusOr<MatrixConstants>()> constants = {};
+};
+
+// The tensor as a matrix [n, k], with constants (and codes, where the file has others) that are
+// kept in `constants`. Thread safety: a pure function.
+absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int64_t k,
+                                      MatrixConstants& constants);
+
+class Checkpoint {
+ public:
+  enum class Kind { kGguf, kHuggingFace };
+
+  // `path` is a .gguf file, or a folder with config.json, or a random model's shape
+  // (random_checkpoint.h).
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path);
+  virtual ~Checkpoint() = default;
+
+  Kind kind() const { return kind_; }
+  const std::string& path() const { return path_; }
+  // Model name from the metadata, or the file's name.
+  const std::string& model_name() const { return model_name_; }
+  const ModelConfig& config() const { return config_; }
+  // Null when the checkpoint has no tokenizer: the model then serves token ids only.
+  const TokenizerSpec* tokenizer() const { return tokenizer_ ? &*tokenizer_ : nullptr; }
+  // Generation stops at any of these; known without a tokenizer too.
+  const std::vector<int32_t>& end_ids() const {
+    return tokenizer_ ? tokenizer_->end_ids : end_ids_;
+  }
+  // Jinja source; empty when there is none.
+  const std::string& chat_template() const { return chat_template_; }
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  uint64_t file_bytes() const { return file_bytes_; }
+  // The files that hold the tensors.
+  const std::vector<std::string>& weight_files() const { return weight_files_; }
+  // Where no file does: all that decides the weights, as text.
+  const std::string& recipe() const { return recipe_; }
+
+  // What keeps the tensor's bytes mapped from a file; null if they lie elsewhere.
+  std::shared_ptr<const void> FileOf(const StoredTensor& tensor) const;
+
+  // Null if there is none of that name.
+  const StoredTensor* Find(std::string_view name) const;
+  // As Find, but an error that names the tensor if it is missing or its shape is another. From here
+  // on, and until the next Require, its bytes can be read.
+  absl::StatusOr<const StoredTensor*> Require(std::string_view name,
+                                              std::initializer_list<int64_t> shape) const;
+
+ protected:
+  Checkpoint() = default;
+  // Makes the tensor's bytes readable, where a file mapping does not do it.
+  virtual absl::Status Fetch(const StoredTensor& tensor) const { return absl::OkStatus(); }
+  // Why a tensor cannot be had.
+  absl::Status Missing(std::string_view name) const;
+  // As Require, for any matrix.
+  absl::StatusOr<const StoredTensor*> RequireMatrix(std::string_view name) const;
+  void AddTensors(std::vector<StoredTensor> tensors);
+  // A sliding window shorter than the context caps it, with a notice. 0: there is none.
+  void CapContext(int64_t window);
+  // Sizes in range and in harmony: what every loader relies on.
+  absl::Status CheckConsistency() const;
+  absl::Status CheckRope() const;
+
+  Kind kind_ = Kind::kGguf;
+  std::string path_;
+  std::string model_name_;
+  ModelConfig config_;
+  std::optional<TokenizerSpec> tokenizer_;
+  std::vector<int32_t> end_ids_;  // without a tokenizer
+  std::string chat_template_;
+  std::vector<StoredTensor> tensors_;
+  std::map<std::string, size_t, std::less<>> index_;
+  // Entries of the files that are no tensor of ours, and their types.
+  std::map<std::string, std::string, std::less<>> unread_;
+  std::vector<std::string> weight_files_;
+  std::vector<std::shared_ptr<const MappedFile>> mapped_;  // those that tensors lie in
+  std::string recipe_;
+  uint64_t file_bytes_ = 0;
+};
+
+}  // namespace treadle

@@ -1,0 +1,102 @@
+#include "models/checkpoints/gguf/gguf_checkpoint.h"
+
+#include <filesystem>
+
+#include "base/quoted.h"
+#include "base/status.h"
+#include "models/checkpoints/gguf/gguf_tokenizer.h"
+#include "models/registry.h"
+
+namespace treadle {
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> GgufCheckpoint::Open(const std::string& path) {
+  auto checkpoint = std::make_unique<GgufCheckpoint>();
+  TREADLE_RETURN_IF_ERROR(checkpoint->Read(path));
+  return checkpoint;
+}
+
+absl::Status GgufCheckpoint::Read(const std::string& path) {
+  TREADLE_ASSIGN_OR_RETURN(file_, GgufFile::Read(path));
+  kind_ = Kind::kGguf;
+  path_ = path;
+  file_bytes_ = file_->bytes();
+  weight_files_ = {path};
+  mapped_.push_back(file_->mapping());
+  AddTensors(file_->tensors());
+  TREADLE_ASSIGN_OR_RETURN(
+      model_name_, file_->String("general.name", std::filesystem::path(path).stem().string()));
+  TREADLE_RETURN_IF_ERROR(ReadConfig());
+  TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadGgufTokenizer(*file_));
+  TREADLE_ASSIGN_OR_RETURN(chat_template_, file_->String("tokenizer.chat_template", ""));
+  return CheckConsistency();
+}
+
+absl::Status GgufCheckpoint::ReadConfig() {
+  TREADLE_ASSIGN_OR_RETURN(config_.architecture, file_->String("general.architecture"));
+  if (FindArchitecture(config_.architecture) == nullptr) {
+    return Unimplemented(path_, ": general.architecture is ", Quoted(config_.architecture),
+                         ", expected one of ", KnownArchitectures());
+  }
+  const std::string prefix = config_.architecture + ".";
+  struct Row {
+    const char* key;
+    int64_t* value;
+  };
+  const Row rows[] = {{"block_count", &config_.layers},
+                      {"embedding_length", &config_.hidden},
+                      {"attention.head_count", &config_.heads},
+                      {"feed_forward_length", &config_.ffn_hidden},
+                      {"context_length", &config_.context}};
+  for (const Row& row : rows) {
+    TREADLE_ASSIGN_OR_RETURN(*row.value, file_->Integer(prefix + row.key));
+    if (*row.value < 1) {
+      return InvalidArgument(path_, ": ", prefix, row.key, " is ", *row.value,
+                             ", expected at least 1");
+    }
+  }
+  const char* epsilon = config_.architecture == "gpt2" ? "attention.layer_norm_epsilon"
+                                                       : "attention.layer_norm_rms_epsilon";
+  TREADLE_ASSIGN_OR_RETURN(const double norm_epsilon, file_->Number(prefix + epsilon));
+  config_.norm_epsilon = static_cast<float>(norm_epsilon);
+  TREADLE_ASSIGN_OR_RETURN(config_.kv_heads,
+                           file_->Integer(prefix + "attention.head_count_kv", config_.heads));
+  TREADLE_ASSIGN_OR_RETURN(config_.head_dim, file_->Integer(prefix + "attention.key_length",
+                                                            config_.hidden / config_.heads));
+  TREADLE_ASSIGN_OR_RETURN(const int64_t value_length,
+                           file_->Integer(prefix + "attention.value_length", config_.head_dim));
+  if (value_length != config_.head_dim) {
+    return Unimplemented(path_, ": ", prefix, "attention.value_length is ", value_length,
+                         ", expected attention.key_length, ", config_.head_dim);
+  }
+  TREADLE_ASSIGN_OR_RETURN(const int64_t experts, file_->Integer(prefix + "expert_count", 0));
+  if (experts > 0) {
+    return Unimplemented(path_, ": ", prefix, "expert_count is ", experts, ", expected none");
+  }
+  TREADLE_ASSIGN_OR_RETURN(const StoredTensor* embedding, RequireMatrix("token_embd.weight"));
+  TREADLE_ASSIGN_OR_RETURN(config_.vocab,
+                           file_->Integer(prefix + "vocab_size", embedding->shape[0]));
+  config_.tied_head = Find("output.weight") == nullptr;
+  config_.attention_bias = Find("blk.0.attn_q.bias") != nullptr;
+  TREADLE_ASSIGN_OR_RETURN(const int64_t window,
+                           file_->Integer(prefix + "attention.sliding_window", 0));
+  CapContext(window);
+  return config_.architecture == "gpt2" ? absl::OkStatus() : ReadRope(prefix);
+}
+
+absl::Status GgufCheckpoint::ReadRope(const std::string& prefix) {
+  TREADLE_ASSIGN_OR_RETURN(config_.rope_dim,
+                           file_->Integer(prefix + "rope.dimension_count", config_.head_dim));
+  TREADLE_ASSIGN_OR_RETURN(config_.rope_base, file_->Number(prefix + "rope.freq_base", 10000.0));
+  TREADLE_ASSIGN_OR_RETURN(const std::string scaling,
+                           file_->String(prefix + "rope.scaling.type", "none"));
+  if (scaling == "linear") {
+    TREADLE_ASSIGN_OR_RETURN(config_.rope_linear_factor,
+                             file_->Number(prefix + "rope.scaling.factor"));
+  } else if (scaling != "none") {
+    return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
+                         ", expected none or linear");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace treadle

@@ -1,0 +1,164 @@
+#include "models/checkpoints/gguf/gguf_description.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/quoted.h"
+#include "base/status.h"
+#include "models/rotary_embedding.h"
+
+namespace treadle {
+namespace {
+
+void DescribeRope(const ModelConfig& config, GgufMetadataWriter& metadata) {
+  metadata.AddU32("llama.attention.key_length", static_cast<uint32_t>(config.head_dim));
+  metadata.AddU32("llama.attention.value_length", static_cast<uint32_t>(config.head_dim));
+  metadata.AddU32("llama.rope.dimension_count", static_cast<uint32_t>(config.rope_dim));
+  metadata.AddF32("llama.rope.freq_base", static_cast<float>(config.rope_base));
+  if (config.rope_linear_factor != 1) {
+    metadata.AddString("llama.rope.scaling.type", "linear");
+    metadata.AddF32("llama.rope.scaling.factor", static_cast<float>(config.rope_linear_factor));
+  }
+}
+
+// Every id has a text of its own, even where the folder names none.
+std::vector<std::string> TokenTexts(const TokenizerSpec& spec, int64_t vocab) {
+  std::vector<std::string> texts;
+  for (int64_t id = 0; id < vocab; ++id) {
+    const bool known = id < std::ssize(spec.tokens) && !spec.tokens[id].text.empty();
+    texts.push_back(known ? spec.tokens[id].text : Str("[PAD", id, "]"));
+  }
+  return texts;
+}
+
+std::vector<int32_t> TokenTypes(const TokenizerSpec& spec, int64_t vocab) {
+  std::vector<int32_t> types(static_cast<size_t>(vocab),
+                             static_cast<int32_t>(TokenKind::kUnused) + 1);
+  for (size_t id = 0; id < spec.tokens.size(); ++id) {
+    if (!spec.tokens[id].text.empty()) types[id] = static_cast<int32_t>(spec.tokens[id].kind) + 1;
+  }
+  return types;
+}
+
+absl::Status DescribeMerges(const TokenizerSpec& spec, GgufMetadataWriter& metadata) {
+  std::vector<std::string> merges;
+  for (const auto& [left, right] : spec.merges) {
+    if (left.find(' ') != std::string::npos || right.find(' ') != std::string::npos) {
+      return Unimplemented("the tokenizer merges ", Quoted(left), " and ", Quoted(right),
+                           ", which GGUF cannot say: expected pieces without spaces");
+    }
+    merges.push_back(Str(left, " ", right));
+  }
+  metadata.AddStrings("tokenizer.ggml.merges", merges);
+  metadata.AddString("tokenizer.ggml.pre", spec.pre_tokenizer);
+  return absl::OkStatus();
+}
+
+void DescribeIds(const TokenizerSpec& spec, GgufMetadataWriter& metadata,
+                 std::vector<std::string>& notices) {
+  const auto put = [&](const char* key, int32_t id) {
+    if (id >= 0) metadata.AddU32(key, static_cast<uint32_t>(id));
+  };
+  put("tokenizer.ggml.bos_token_id", spec.bos);
+  put("tokenizer.ggml.eos_token_id", spec.eos);
+  put("tokenizer.ggml.unknown_token_id", spec.unknown);
+  put("tokenizer.ggml.padding_token_id", spec.padding);
+  std::vector<int32_t> others;
+  std::ranges::copy_if(spec.end_ids, std::back_inserter(others),
+                       [&](int32_t id) { return id != spec.eos; });
+  if (!others.empty()) put("tokenizer.ggml.eot_token_id", others[0]);
+  for (size_t i = 1; i < others.size(); ++i) {
+    notices.push_back(Str("generation ended at token ", others[i], " (",
+                          Quoted(spec.tokens[others[i]].text),
+                          ") too; a .gguf file names two such tokens"));
+  }
+}
+
+}  // namespace
+
+absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& metadata,
+                           std::vector<std::string>& notices) {
+  const ModelConfig& config = checkpoint.config();
+  metadata.AddString("general.architecture", config.architecture);
+  metadata.AddString("general.name", checkpoint.model_name());
+  const std::string prefix = config.architecture + ".";
+  const std::pair<const char*, int64_t> sizes[] = {{"block_count", config.layers},
+                                                   {"context_length", config.context},
+                                                   {"embedding_length", config.hidden},
+                                                   {"feed_forward_length", config.ffn_hidden},
+                                                   {"attention.head_count", config.heads},
+                                                   {"attention.head_count_kv", config.kv_heads},
+                                                   {"vocab_size", config.vocab}};
+  for (const auto& [key, value] : sizes) {
+    metadata.AddU32(prefix + key, static_cast<uint32_t>(value));
+  }
+  if (config.architecture == "llama") {
+    metadata.AddF32(prefix + "attention.layer_norm_rms_epsilon", config.norm_epsilon);
+    DescribeRope(config, metadata);
+  } else {
+    metadata.AddF32(prefix + "attention.layer_norm_epsilon", config.norm_epsilon);
+  }
+  if (checkpoint.tokenizer() == nullptr) {
+    metadata.AddString("tokenizer.ggml.model", "none");
+    return absl::OkStatus();
+  }
+  if (!checkpoint.chat_template().empty()) {
+    metadata.AddString("tokenizer.chat_template", checkpoint.chat_template());
+  }
+  const absl::Status status =
+      DescribeTokenizer(*checkpoint.tokenizer(), config.vocab, metadata, notices);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), Str(checkpoint.path(), ": ", std::string(status.message())));
+}
+
+absl::Status DescribeTokenizer(const TokenizerSpec& spec, int64_t vocab,
+                               GgufMetadataWriter& metadata, std::vector<std::string>& notices) {
+  const bool sentencepiece = spec.model == TokenizerSpec::Model::kSentencePiece;
+  metadata.AddString("tokenizer.ggml.model", sentencepiece ? "llama" : "gpt2");
+  metadata.AddStrings("tokenizer.ggml.tokens", TokenTexts(spec, vocab));
+  metadata.AddI32s("tokenizer.ggml.token_type", TokenTypes(spec, vocab));
+  if (sentencepiece) {
+    std::vector<float> scores = ScoresOfMerges(spec);
+    scores.resize(static_cast<size_t>(vocab), 0.0f);
+    metadata.AddF32s("tokenizer.ggml.scores", scores);
+    metadata.AddBool("tokenizer.ggml.add_space_prefix", spec.add_space_prefix);
+    if (spec.space_prefix_at_start_only || spec.space_prefix_if_missing) {
+      notices.push_back(
+          "the folder's tokenizer puts a space before a text that begins with none; a .gguf "
+          "file's, "
+          "before each text between special tokens");
+    }
+  } else {
+    TREADLE_RETURN_IF_ERROR(DescribeMerges(spec, metadata));
+  }
+  metadata.AddBool("tokenizer.ggml.add_bos_token", spec.add_bos);
+  metadata.AddBool("tokenizer.ggml.add_eos_token", spec.add_eos);
+  DescribeIds(spec, metadata, notices);
+  return absl::OkStatus();
+}
+
+std::vector<float> ScoresOfMerges(const TokenizerSpec& spec) {
+  std::unordered_map<std::string, float> rank;  // by what is made
+  for (const auto& [left, right] : spec.merges) {
+    rank.emplace(left + right, static_cast<float>(rank.size()));
+  }
+  std::vector<float> scores;
+  for (const TokenizerSpec::Token& token : spec.tokens) {
+    const auto found = rank.find(token.text);
+    const auto least = static_cast<float>(rank.size());
+    scores.push_back(-(found == rank.end() ? least : found->second));
+  }
+  return scores;
+}
+
+std::vector<float> FrequencyFactors(const ModelConfig& config) {
+  if (!config.rope_scaling) return {};
+  ModelConfig plain = config;
+  plain.rope_scaling.reset();
+  std::vector<float> factors = RotaryFrequencies(plain, {});
+  const std::vector<float> scaled = RotaryFrequencies(config, {});
+  for (size_t i = 0; i < factors.size(); ++i) factors[i] /= scaled[i];
+  return factors;
+}
+
+}  // namespace treadle

@@ -1,0 +1,369 @@
+#include "models/checkpoints/gguf/gguf_file.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "base/quoted.h"
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+constexpr uint32_t kVersion = 3;
+constexpr uint64_t kMaxDimensions = 4;
+constexpr double kLargestExactInteger = 0x1p53;
+
+struct ScalarType {
+  const char* name;
+  size_t bytes;  // 0: of variable size
+};
+constexpr ScalarType kScalarTypes[] = {
+    {"u8", 1},   {"i8", 1},     {"u16", 2},   {"i16", 2}, {"u32", 4}, {"i32", 4}, {"f32", 4},
+    {"bool", 1}, {"string", 0}, {"array", 0}, {"u64", 8}, {"i64", 8}, {"f64", 8}};
+
+template <typename T>
+T Load(const std::byte* data) {
+  T value;
+  std::memcpy(&value, data, sizeof(T));
+  return value;
+}
+
+double ToNumber(GgufType type, const std::byte* data) {
+  switch (type) {
+    case GgufType::kU8:
+      return Load<uint8_t>(data);
+    case GgufType::kI8:
+      return Load<int8_t>(data);
+    case GgufType::kU16:
+      return Load<uint16_t>(data);
+    case GgufType::kI16:
+      return Load<int16_t>(data);
+    case GgufType::kU32:
+      return Load<uint32_t>(data);
+    case GgufType::kI32:
+      return Load<int32_t>(data);
+    case GgufType::kF32:
+      return Load<float>(data);
+    case GgufType::kBool:
+      return Load<uint8_t>(data) != 0 ? 1 : 0;
+    case GgufType::kU64:
+      return static_cast<double>(Load<uint64_t>(data));
+    case GgufType::kI64:
+      return static_cast<double>(Load<int64_t>(data));
+    case GgufType::kF64:
+      return Load<double>(data);
+    case GgufType::kString:
+    case GgufType::kArray:
+      break;
+  }
+  return 0;
+}
+
+bool IsInteger(GgufType type) {
+  switch (type) {
+    case GgufType::kF32:
+    case GgufType::kF64:
+    case GgufType::kBool:
+    case GgufType::kString:
+    case GgufType::kArray:
+      return false;
+    default:
+      return true;
+  }
+}
+
+const char* TypeName(const GgufValue& value) {
+  return value.array ? "an array" : kScalarTypes[static_cast<size_t>(value.type)].name;
+}
+
+}  // namespace
+
+// Walks the file once, from front to back; `at_` never passes the end.
+class GgufReader {
+ public:
+  explicit GgufReader(std::unique_ptr<MappedFile> file) : gguf_(new GgufFile()) {
+    gguf_->file_ = std::move(file);
+    bytes_ = gguf_->file_->bytes();
+  }
+
+  absl::StatusOr<std::unique_ptr<GgufFile>> Read() {
+    TREADLE_RETURN_IF_ERROR(ReadHeader());
+    for (uint64_t i = 0; i < metadata_count_; ++i) TREADLE_RETURN_IF_ERROR(ReadMetadata(i));
+    for (uint64_t i = 0; i < tensor_count_; ++i) TREADLE_RETURN_IF_ERROR(ReadTensor(i));
+    TREADLE_RETURN_IF_ERROR(PlaceTensors());
+    return std::move(gguf_);
+  }
+
+ private:
+  template <typename... Parts>
+  absl::Status Error(const Parts&... parts) const {
+    return InvalidArgument(gguf_->path(), ": ", parts...);
+  }
+
+  size_t left() const { return bytes_.size() - at_; }
+
+  absl::Status Need(uint64_t bytes, const std::string& what) const {
+    if (bytes <= left()) return absl::OkStatus();
+    return Error("truncated: ", what, " at byte ", at_, " needs ", bytes, " bytes, the file has ",
+                 left(), " more");
+  }
+
+  template <typename T>
+  absl::StatusOr<T> Scalar(const std::string& what) {
+    TREADLE_RETURN_IF_ERROR(Need(sizeof(T), what));
+    const T value = Load<T>(bytes_.data() + at_);
+    at_ += sizeof(T);
+    return value;
+  }
+
+  absl::StatusOr<std::string_view> String(const std::string& what) {
+    TREADLE_ASSIGN_OR_RETURN(const uint64_t length, Scalar<uint64_t>(what + ": length"));
+    TREADLE_RETURN_IF_ERROR(Need(length, what));
+    const std::string_view text(reinterpret_cast<const char*>(bytes_.data() + at_), length);
+    at_ += length;
+    return text;
+  }
+
+  absl::StatusOr<GgufType> Type(const std::string& what) {
+    TREADLE_ASSIGN_OR_RETURN(const uint32_t id, Scalar<uint32_t>(what + ": type"));
+    if (id >= std::size(kScalarTypes)) {
+      return Error(what, " has type ", id, ", expected 0 to ", std::size(kScalarTypes) - 1);
+    }
+    return static_cast<GgufType>(id);
+  }
+
+  absl::Status ReadHeader();
+  absl::Status ReadMetadata(uint64_t index);
+  absl::Status ReadElements(uint64_t count, const std::string& what, GgufValue& value);
+  absl::Status ReadTensor(uint64_t index);
+  absl::Status ReadShape(const std::string& what, StoredTensor& tensor);
+  absl::Status PlaceTensors();
+
+  std::unique_ptr<GgufFile> gguf_;
+  std::span<const std::byte> bytes_;
+  size_t at_ = 0;
+  uint64_t tensor_count_ = 0;
+  uint64_t metadata_count_ = 0;
+  std::vector<uint64_t> offsets_;  // of each tensor, from the data section's begin
+  std::set<std::string, std::less<>> tensor_names_;
+};
+
+absl::Status GgufReader::ReadHeader() {
+  if (left() < 4 || std::memcmp(bytes_.data(), "GGUF", 4) != 0) {
+    return Error("is not a GGUF file: it does not begin with 'GGUF'");
+  }
+  at_ = 4;
+  TREADLE_ASSIGN_OR_RETURN(const uint32_t version, Scalar<uint32_t>("version"));
+  if (version == __builtin_bswap32(kVersion)) {
+    return Error("is a big-endian GGUF file, expected little-endian");
+  }
+  if (version != kVersion) return Error("GGUF version is ", version, ", expected ", kVersion);
+  TREADLE_ASSIGN_OR_RETURN(tensor_count_, Scalar<uint64_t>("tensor count"));
+  TREADLE_ASSIGN_OR_RETURN(metadata_count_, Scalar<uint64_t>("metadata count"));
+  // The smallest entries take 24 and 13 bytes: what cannot fit is refused before any work.
+  if (tensor_count_ > left() / 24) {
+    return Error("tensor count is ", tensor_count_, ", more than the file can hold");
+  }
+  if (metadata_count_ > left() / 13) {
+    return Error("metadata count is ", metadata_count_, ", more than the file can hold");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GgufReader::ReadMetadata(uint64_t index) {
+  const size_t begin = at_;
+  TREADLE_ASSIGN_OR_RETURN(const std::string_view key, String(Str("metadata key ", index)));
+  const std::string what = Str("metadata ", Quoted(key));
+  GgufValue value;
+  TREADLE_ASSIGN_OR_RETURN(value.type, Type(what));
+  uint64_t count = 1;
+  if (value.type == GgufType::kArray) {
+    value.array = true;
+    TREADLE_ASSIGN_OR_RETURN(value.type, Type(what + " (elements)"));
+    if (value.type == GgufType::kArray) {
+      return Unimplemented(gguf_->path(), ": ", what, " is an array of arrays");
+    }
+    TREADLE_ASSIGN_OR_RETURN(count, Scalar<uint64_t>(what + ": count"));
+  }
+  TREADLE_RETURN_IF_ERROR(ReadElements(count, what, value));
+  if (!gguf_->values_.emplace(std::string(key), std::move(value)).second) {
+    return Error(what, " appears twice");
+  }
+  gguf_->raw_metadata_.push_back({key, bytes_.subspan(begin, at_ - begin)});
+  return absl::OkStatus();
+}
+
+absl::Status GgufReader::ReadElements(uint64_t count, const std::string& what, GgufValue& value) {
+  const size_t size = kScalarTypes[static_cast<size_t>(value.type)].bytes;
+  const size_t smallest = size == 0 ? sizeof(uint64_t) : size;  // a string's length
+  if (count > left() / smallest) {
+    return Error("truncated: ", what, " at byte ", at_, " has ", count,
+                 " elements, more than the rest of the file can hold");
+  }
+  if (size == 0) {
+    value.strings.reserve(count);
+    for (uint64_t i = 0; i < count; ++i) {
+      TREADLE_ASSIGN_OR_RETURN(const std::string_view text, String(what));
+      value.strings.push_back(text);
+    }
+    return absl::OkStatus();
+  }
+  value.numbers.resize(count);
+  for (uint64_t i = 0; i < count; ++i, at_ += size) {
+    value.numbers[i] = ToNumber(value.type, bytes_.data() + at_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GgufReader::ReadTensor(uint64_t index) {
+  TREADLE_ASSIGN_OR_RETURN(const std::string_view name, String(Str("name of tensor ", index)));
+  StoredTensor tensor;
+  tensor.name = std::string(name);
+  const std::string what = Str("tensor ", Quoted(name));
+  if (!tensor_names_.insert(tensor.name).second) return Error(what, " appears twice");
+  TREADLE_RETURN_IF_ERROR(ReadShape(what, tensor));
+  TREADLE_ASSIGN_OR_RETURN(const uint64_t offset, Scalar<uint64_t>(what + ": offset"));
+  offsets_.push_back(offset);
+  gguf_->tensors_.push_back(std::move(tensor));
+  return absl::OkStatus();
+}
+
+absl::Status GgufReader::ReadShape(const std::string& what, StoredTensor& tensor) {
+  TREADLE_ASSIGN_OR_RETURN(const uint32_t dimensions,
+                           Scalar<uint32_t>(what + ": number of dimensions"));
+  if (dimensions == 0 || dimensions > kMaxDimensions) {
+    return Error(what, " has ", dimensions, " dimensions, expected 1 to ", kMaxDimensions);
+  }
+  int64_t elements = 1;
+  for (uint32_t i = 0; i < dimensions; ++i) {
+    TREADLE_ASSIGN_OR_RETURN(const int64_t extent, Scalar<int64_t>(what + ": shape"));
+    if (extent <= 0) return Error(what, " has extent ", extent, ", expected at least 1");
+    if (__builtin_mul_overflow(elements, extent, &elements)) {
+      return Error(what, ": shape overflows the number of elements");
+    }
+    tensor.shape.insert(tensor.shape.begin(), extent);
+  }
+  TREADLE_ASSIGN_OR_RETURN(const uint32_t type, Scalar<uint32_t>(what + ": type"));
+  tensor.format = FindGgufFormat(type);
+  if (tensor.format == nullptr) {
+    std::string known;
+    for (const WeightFormat& format : WeightFormats()) {
+      if (format.gguf_type >= 0) known += Str(known.empty() ? "" : ", ", format.name);
+    }
+    return Unimplemented(gguf_->path(), ": ", what, " has ggml type ", type, ", expected one of ",
+                         known);
+  }
+  if (tensor.shape.back() % tensor.format->block != 0) {
+    return Error(what, " has rows of ", tensor.shape.back(), " elements, expected a multiple of ",
+                 tensor.format->block, " for ", tensor.format->name);
+  }
+  int64_t bytes = 0;
+  if (__builtin_mul_overflow(elements / tensor.format->block, tensor.format->block_bytes, &bytes)) {
+    return Error(what, ": shape overflows the number of bytes");
+  }
+  tensor.bytes = static_cast<uint64_t>(bytes);
+  return absl::OkStatus();
+}
+
+absl::Status GgufReader::PlaceTensors() {
+  TREADLE_ASSIGN_OR_RETURN(const int64_t alignment, gguf_->Integer("general.alignment", 32));
+  if (alignment < 1 || alignment > (1 << 20) || !std::has_single_bit(uint64_t(alignment))) {
+    return Error("general.alignment is ", alignment, ", expected a power of two up to 1048576");
+  }
+  gguf_->alignment_ = alignment;
+  const uint64_t unit = static_cast<uint64_t>(alignment);
+  const uint64_t begin = (at_ + unit - 1) / unit * unit;
+  const uint64_t room = begin <= bytes_.size() ? bytes_.size() - begin : 0;
+  std::vector<std::pair<uint64_t, size_t>> order;  // (offset, tensor)
+  for (size_t i = 0; i < offsets_.size(); ++i) {
+    StoredTensor& tensor = gguf_->tensors_[i];
+    if (offsets_[i] % unit != 0) {
+      return Error("tensor ", Quoted(tensor.name), " has offset ", offsets_[i],
+                   ", expected a multiple of ", unit);
+    }
+    if (offsets_[i] > room || tensor.bytes > room - offsets_[i]) {
+      return Error("tensor ", Quoted(tensor.name), " has ", tensor.bytes, " bytes at offset ",
+                   offsets_[i], ", outside the file's ", room, " bytes of data (truncated?)");
+    }
+    tensor.data = bytes_.data() + begin + offsets_[i];
+    order.emplace_back(offsets_[i], i);
+  }
+  std::sort(order.begin(), order.end());
+  for (size_t i = 1; i < order.size(); ++i) {
+    const StoredTensor& before = gguf_->tensors_[order[i - 1].second];
+    if (order[i - 1].first + before.bytes > order[i].first) {
+      return Error("tensors ", Quoted(before.name), " and ",
+                   Quoted(gguf_->tensors_[order[i].second].name), " overlap");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<GgufFile>> GgufFile::Read(const std::string& path) {
+  TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file, MappedFile::Open(path));
+  return GgufReader(std::move(file)).Read();
+}
+
+const GgufValue* GgufFile::Find(std::string_view key) const {
+  const auto found = values_.find(key);
+  return found == values_.end() ? nullptr : &found->second;
+}
+
+absl::StatusOr<int64_t> GgufFile::Integer(std::string_view key,
+                                          std::optional<int64_t> otherwise) const {
+  const GgufValue* value = Find(key);
+  if (value == nullptr) {
+    if (otherwise) return *otherwise;
+    return InvalidArgument(path(), ": metadata '", key, "' is missing");
+  }
+  if (value->array || !IsInteger(value->type) ||
+      std::abs(value->numbers[0]) > kLargestExactInteger) {
+    return InvalidArgument(path(), ": metadata '", key, "' is ", TypeName(*value),
+                           ", expected an integer of at most 2^53");
+  }
+  return static_cast<int64_t>(value->numbers[0]);
+}
+
+absl::StatusOr<double> GgufFile::Number(std::string_view key,
+                                        std::optional<double> otherwise) const {
+  const GgufValue* value = Find(key);
+  if (value == nullptr) {
+    if (otherwise) return *otherwise;
+    return InvalidArgument(path(), ": metadata '", key, "' is missing");
+  }
+  if (value->array || value->numbers.empty() || !std::isfinite(value->numbers[0])) {
+    return InvalidArgument(path(), ": metadata '", key, "' is ", TypeName(*value),
+                           ", expected a finite number");
+  }
+  return value->numbers[0];
+}
+
+absl::StatusOr<bool> GgufFile::Bool(std::string_view key, bool otherwise) const {
+  const GgufValue* value = Find(key);
+  if (value == nullptr) return otherwise;
+  if (value->array || value->type != GgufType::kBool) {
+    return InvalidArgument(path(), ": metadata '", key, "' is ", TypeName(*value),
+                           ", expected bool");
+  }
+  return value->numbers[0] != 0;
+}
+
+absl::StatusOr<std::string> GgufFile::String(std::string_view key,
+                                             std::optional<std::string> otherwise) const {
+  const GgufValue* value = Find(key);
+  if (value == nullptr) {
+    if (otherwise) return *std::move(otherwise);
+    return InvalidArgument(path(), ": metadata '", key, "' is missing");
+  }
+  if (value->array || value->type != GgufType::kString) {
+    return InvalidArgument(path(), ": metadata '", key, "' is ", TypeName(*value),
+                           ", expected string");
+  }
+  return std::string(value->strings[0]);
+}
+
+}  // namespace treadle

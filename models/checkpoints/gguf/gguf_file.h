@@ -1,0 +1,89 @@
+// GGUF version 3, as data: metadata and tensor table, checked against the file.
+//
+// Thread safety: constant after Read.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/mapped_file.h"
+#include "models/checkpoints/checkpoint.h"
+
+namespace treadle {
+
+// Type ids of metadata values.
+enum class GgufType : uint32_t {
+  kU8,
+  kI8,
+  kU16,
+  kI16,
+  kU32,
+  kI32,
+  kF32,
+  kBool,
+  kString,
+  kArray,
+  kU64,
+  kI64,
+  kF64
+};
+
+// One metadata value, or the elements of an array; strings point into the file.
+struct GgufValue {
+  GgufType type = GgufType::kU8;  // of the value, or of an array's elements
+  bool array = false;
+  std::vector<std::string_view> strings;
+  std::vector<double> numbers;  // exact for integers up to 2^53; bool is 0 or 1
+};
+
+class GgufFile {
+ public:
+  // InvalidArgument or Unimplemented, with the file and what was found, unless all of the file
+  // holds together.
+  static absl::StatusOr<std::unique_ptr<GgufFile>> Read(const std::string& path);
+
+  const std::string& path() const { return file_->path(); }
+  uint64_t bytes() const { return file_->bytes().size(); }
+  const std::shared_ptr<const MappedFile>& mapping() const { return file_; }
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  // Where tensors' data begins is a multiple of this.
+  int64_t alignment() const { return alignment_; }
+
+  // A metadata pair (key, type, value) as the file has it.
+  struct RawPair {
+    std::string_view key;
+    std::span<const std::byte> bytes;
+  };
+  const std::vector<RawPair>& raw_metadata() const { return raw_metadata_; }  // in file order
+
+  bool Has(std::string_view key) const { return values_.find(key) != values_.end(); }
+  // Null if there is none of that name.
+  const GgufValue* Find(std::string_view key) const;
+
+  // Values by type: an error if the key holds another type, or (without a default) is missing.
+  absl::StatusOr<int64_t> Integer(std::string_view key,
+                                  std::optional<int64_t> otherwise = {}) const;
+  absl::StatusOr<double> Number(std::string_view key, std::optional<double> otherwise = {}) const;
+  absl::StatusOr<bool> Bool(std::string_view key, bool otherwise) const;
+  absl::StatusOr<std::string> String(std::string_view key,
+                                     std::optional<std::string> otherwise = {}) const;
+
+ private:
+  friend class GgufReader;
+  GgufFile() = default;
+
+  std::shared_ptr<const MappedFile> file_;
+  std::map<std::string, GgufValue, std::less<>> values_;
+  std::vector<RawPair> raw_metadata_;
+  std::vector<StoredTensor> tensors_;
+  int64_t alignment_ = 0;
+};
+
+}  // namespace treadle

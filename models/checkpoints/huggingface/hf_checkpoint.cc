@@ -1,0 +1,130 @@
+#include "models/checkpoints/huggingface/hf_checkpoint.h"
+
+#include <filesystem>
+#include <set>
+
+#include "base/json_file.h"
+#include "base/mapped_file.h"
+#include "base/quoted.h"
+#include "base/status.h"
+#include "models/checkpoints/huggingface/hf_config.h"
+#include "models/checkpoints/huggingface/safetensors.h"
+#include "models/text/tokenizer_json.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+
+// Named in the index by whoever made the file: nothing but a plain name in the same folder.
+bool IsPlainName(const std::string& name) {
+  return !name.empty() && name.find('/') == std::string::npos && name != "." && name != ".." &&
+         name.find('\0') == std::string::npos;
+}
+
+// chat_template of tokenizer_config.json: a string, or a list of named ones.
+std::string DefaultTemplate(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_array()) return "";
+  for (const Json& entry : value) {
+    if (entry.is_object() && entry.value("name", Json()) == "default" &&
+        entry.value("template", Json()).is_string()) {
+      return entry["template"].get<std::string>();
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> HuggingFaceCheckpoint::Open(const std::string& folder) {
+  auto checkpoint = std::make_unique<HuggingFaceCheckpoint>();
+  TREADLE_RETURN_IF_ERROR(checkpoint->Read(folder));
+  return checkpoint;
+}
+
+absl::Status HuggingFaceCheckpoint::Read(const std::string& folder) {
+  kind_ = Kind::kHuggingFace;
+  path_ = folder;
+  std::filesystem::path name = std::filesystem::path(folder).lexically_normal();
+  if (name.filename().empty()) name = name.parent_path();
+  model_name_ = name.filename().string();
+  TREADLE_ASSIGN_OR_RETURN(const HfConfig read, ReadHfConfig(folder));
+  config_ = read.config;
+  CapContext(read.sliding_window);
+  TREADLE_RETURN_IF_ERROR(ReadShards(read.quantization));
+  TREADLE_RETURN_IF_ERROR(ReadTextSide());
+  return CheckConsistency();
+}
+
+absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantization) {
+  const std::filesystem::path folder(path_);
+  std::set<std::string> names;
+  const std::string index_path = (folder / "model.safetensors.index.json").string();
+  if (std::filesystem::exists(folder / "model.safetensors")) {
+    names.insert("model.safetensors");
+  } else if (std::filesystem::exists(index_path)) {
+    TREADLE_ASSIGN_OR_RETURN(const Json index, ReadJsonFile(index_path));
+    const Json& map = index.value("weight_map", Json());
+    if (!map.is_object()) return InvalidArgument(index_path, ": weight_map is not an object");
+    for (const auto& [tensor, shard] : map.items()) {
+      if (!shard.is_string() || !IsPlainName(shard.get<std::string>())) {
+        return InvalidArgument(index_path, ": the shard of ", Quoted(tensor),
+                               " is not a file name");
+      }
+      names.insert(shard.get<std::string>());
+    }
+  } else {
+    return NotFound(path_, ": has neither model.safetensors nor model.safetensors.index.json");
+  }
+  std::vector<SafetensorsEntry> entries;
+  std::set<std::string> seen;
+  for (const std::string& name : names) {
+    TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<MappedFile> file,
+                             MappedFile::Open((folder / name).string()));
+    TREADLE_ASSIGN_OR_RETURN(std::vector<SafetensorsEntry> part, ReadSafetensors(*file));
+    for (SafetensorsEntry& entry : part) {
+      if (!seen.insert(entry.name).second) {
+        return InvalidArgument(file->path(), ": tensor ", Quoted(entry.name),
+                               " is in another shard too");
+      }
+      entries.push_back(std::move(entry));
+    }
+    weight_files_.push_back(file->path());
+    file_bytes_ += file->bytes().size();
+    mapped_.push_back(std::move(file));
+  }
+  TREADLE_ASSIGN_OR_RETURN(MergedTensors merged, MergeQuantized(std::move(entries), quantization));
+  AddTensors(std::move(merged.tensors));
+  unread_ = std::move(merged.unread);
+  return absl::OkStatus();
+}
+
+absl::Status HuggingFaceCheckpoint::ReadTextSide() {
+  const std::filesystem::path folder(path_);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+                           "generation_config.json"}) {
+    if (!std::filesystem::exists(folder / name)) continue;
+    TREADLE_RETURN_IF_ERROR(CheckJsonFile((folder / name).string()));
+  }
+  if (std::filesystem::exists(folder / "tokenizer.json")) {
+    TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadTokenizerJson(path_));
+  } else {
+    TREADLE_ASSIGN_OR_RETURN(end_ids_, ReadEndIds(path_, config_.vocab));
+  }
+  if (std::filesystem::exists(folder / "chat_template.jinja")) {
+    TREADLE_ASSIGN_OR_RETURN(const auto file,
+                             MappedFile::Open((folder / "chat_template.jinja").string()));
+    chat_template_.assign(reinterpret_cast<const char*>(file->bytes().data()),
+                          file->bytes().size());
+    return absl::OkStatus();
+  }
+  for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
+    if (!chat_template_.empty() || !std::filesystem::exists(folder / name)) continue;
+    TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile((folder / name).string()));
+    chat_template_ = DefaultTemplate(json.value("chat_template", Json()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace treadle

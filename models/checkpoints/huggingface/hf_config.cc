@@ -1,0 +1,182 @@
+#include "models/checkpoints/huggingface/hf_config.h"
+
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+#include "base/json_file.h"
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+
+// A value as an error message shows it: on one line, and only so much of it.
+std::string Text(const Json& value) {
+  constexpr size_t kLongest = 100;
+  const std::string text =
+      value.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+  return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
+}
+
+// Typed access to one JSON object, with errors that name file and field.
+class Fields {
+ public:
+  Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
+
+  const Json& At(const char* name) const {
+    static const Json null;
+    const auto found = json_.find(name);
+    return found == json_.end() ? null : *found;
+  }
+  bool Has(const char* name) const { return !At(name).is_null(); }
+
+  template <typename Value>
+  absl::Status Wrong(const char* name, const Value& expected) const {
+    const Json& found = At(name);
+    return InvalidArgument(where_, ": ", name, " is ", found.is_null() ? "missing" : Text(found),
+                           ", expected ", expected);
+  }
+
+  absl::Status Integer(const char* name, int64_t* out,
+                       std::optional<int64_t> otherwise = {}) const {
+    const Json& value = At(name);
+    if (value.is_null() && otherwise) {
+      *out = *otherwise;
+      return absl::OkStatus();
+    }
+    if (!value.is_number_integer() || value.get<int64_t>() < 1 ||
+        value.get<int64_t>() > (int64_t{1} << 40)) {
+      return Wrong(name, "a positive integer");
+    }
+    *out = value.get<int64_t>();
+    return absl::OkStatus();
+  }
+  absl::Status Number(const char* name, double* out, std::optional<double> otherwise = {}) const {
+    const Json& value = At(name);
+    if (value.is_null() && otherwise) {
+      *out = *otherwise;
+      return absl::OkStatus();
+    }
+    if (!value.is_number() || !std::isfinite(value.get<double>())) return Wrong(name, "a number");
+    *out = value.get<double>();
+    return absl::OkStatus();
+  }
+  absl::Status Bool(const char* name, bool* out, bool otherwise) const {
+    const Json& value = At(name);
+    if (!value.is_null() && !value.is_boolean()) return Wrong(name, "true or false");
+    *out = value.is_null() ? otherwise : value.get<bool>();
+    return absl::OkStatus();
+  }
+  // The field must be missing, null or `expected`.
+  absl::Status Only(const char* name, const Json& expected) const {
+    if (!Has(name) || At(name) == expected) return absl::OkStatus();
+    return Wrong(name, expected.dump());
+  }
+
+  const std::string& where() const { return where_; }
+
+ private:
+  const Json& json_;
+  const std::string where_;
+};
+
+// rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files).
+absl::Status ReadRope(const Fields& fields, ModelConfig& config) {
+  TREADLE_RETURN_IF_ERROR(fields.Number("rope_theta", &config.rope_base, 10000.0));
+  config.rope_dim = config.head_dim;
+  const char* name = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  if (!fields.Has(name)) return absl::OkStatus();
+  if (!fields.At(name).is_object()) return fields.Wrong(name, "an object");
+  const Fields rope(fields.At(name), fields.where() + ": " + name);
+  TREADLE_RETURN_IF_ERROR(rope.Number("rope_theta", &config.rope_base, config.rope_base));
+  TREADLE_RETURN_IF_ERROR(rope.Only("partial_rotary_factor", 1.0));
+  const char* type_name = rope.Has("rope_type") ? "rope_type" : "type";
+  const Json& type = rope.At(type_name);
+  if (type.is_null() || type == "default") return absl::OkStatus();
+  if (type == "linear") return rope.Number("factor", &config.rope_linear_factor);
+  if (type != "llama3") return rope.Wrong(type_name, "default, linear or llama3");
+  RopeScaling scaling;
+  TREADLE_RETURN_IF_ERROR(rope.Number("factor", &scaling.factor));
+  TREADLE_RETURN_IF_ERROR(rope.Number("low_freq_factor", &scaling.low_freq_factor));
+  TREADLE_RETURN_IF_ERROR(rope.Number("high_freq_factor", &scaling.high_freq_factor));
+  TREADLE_RETURN_IF_ERROR(
+      rope.Integer("original_max_position_embeddings", &scaling.original_context));
+  config.rope_scaling = scaling;
+  return absl::OkStatus();
+}
+
+absl::Status ReadLlama(const Fields& fields, HfConfig& out) {
+  ModelConfig& config = out.config;
+  config.architecture = "llama";
+  double epsilon = 0;
+  TREADLE_RETURN_IF_ERROR(fields.Integer("num_hidden_layers", &config.layers));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("hidden_size", &config.hidden));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("num_attention_heads", &config.heads));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("num_key_value_heads", &config.kv_heads, config.heads));
+  TREADLE_RETURN_IF_ERROR(
+      fields.Integer("head_dim", &config.head_dim, config.hidden / config.heads));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("intermediate_size", &config.ffn_hidden));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("vocab_size", &config.vocab));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("max_position_embeddings", &config.context));
+  TREADLE_RETURN_IF_ERROR(fields.Number("rms_norm_eps", &epsilon, 1e-6));
+  config.norm_epsilon = static_cast<float>(epsilon);
+  TREADLE_RETURN_IF_ERROR(fields.Bool("tie_word_embeddings", &config.tied_head, false));
+  TREADLE_RETURN_IF_ERROR(fields.Bool("attention_bias", &config.attention_bias, false));
+  TREADLE_RETURN_IF_ERROR(fields.Only("mlp_bias", false));
+  TREADLE_RETURN_IF_ERROR(fields.Only("hidden_act", "silu"));
+  TREADLE_RETURN_IF_ERROR(ReadRope(fields, config));
+  return fields.Integer("sliding_window", &out.sliding_window, 0);
+}
+
+absl::Status ReadGpt2(const Fields& fields, HfConfig& out) {
+  ModelConfig& config = out.config;
+  config.architecture = "gpt2";
+  double epsilon = 0;
+  TREADLE_RETURN_IF_ERROR(fields.Integer("n_layer", &config.layers));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("n_embd", &config.hidden));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("n_head", &config.heads));
+  config.kv_heads = config.heads;
+  config.head_dim = config.hidden / config.heads;
+  TREADLE_RETURN_IF_ERROR(fields.Integer("n_inner", &config.ffn_hidden, 4 * config.hidden));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("vocab_size", &config.vocab));
+  TREADLE_RETURN_IF_ERROR(fields.Integer("n_positions", &config.context, 1024));
+  TREADLE_RETURN_IF_ERROR(fields.Number("layer_norm_epsilon", &epsilon, 1e-5));
+  config.norm_epsilon = static_cast<float>(epsilon);
+  TREADLE_RETURN_IF_ERROR(fields.Bool("tie_word_embeddings", &config.tied_head, true));
+  config.attention_bias = true;
+  TREADLE_RETURN_IF_ERROR(fields.Only("activation_function", "gelu_new"));
+  TREADLE_RETURN_IF_ERROR(fields.Only("scale_attn_weights", true));
+  return fields.Only("scale_attn_by_inverse_layer_idx", false);
+}
+
+struct Row {
+  const char* name;
+  absl::Status (*read)(const Fields&, HfConfig&);
+};
+constexpr Row kArchitectures[] = {{"LlamaForCausalLM", ReadLlama},
+                                  {"MistralForCausalLM", ReadLlama},
+                                  {"GPT2LMHeadModel", ReadGpt2}};
+
+}  // namespace
+
+absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
+  const std::string path = (std::filesystem::path(folder) / "config.json").string();
+  TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
+  const Fields fields(json, path);
+  const Json& names = fields.At("architectures");
+  HfConfig out;
+  std::string known;
+  for (const Row& row : kArchitectures) {
+    if (names.is_array() && names.size() == 1 && names[0] == row.name) {
+      TREADLE_RETURN_IF_ERROR(row.read(fields, out));
+      TREADLE_ASSIGN_OR_RETURN(out.quantization, ReadHfQuantization(json, path));
+      return out;
+    }
+    known += Str(known.empty() ? "" : ", ", row.name);
+  }
+  return Unimplemented(path, ": architectures is ", Text(names), ", expected one of ", known);
+}
+
+}  // namespace treadle

@@ -1,0 +1,63 @@
+// What is in a checkpoint, and what serving it costs in memory.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/checkpoints/checkpoint.h"
+
+namespace treadle {
+
+struct ModelReport {
+  struct FormatUse {
+    std::string format;
+    int64_t tensors = 0;
+    int64_t parameters = 0;
+    uint64_t bytes = 0;  // with constants
+    double Bits() const {
+      return 8.0 * static_cast<double>(bytes) /
+             static_cast<double>(std::max<int64_t>(parameters, 1));
+    }
+  };
+  std::string name;
+  std::string path;
+  std::string kind;  // "GGUF", "Hugging Face", "random weights"
+  ModelConfig config;
+  uint64_t file_bytes = 0;
+  int64_t parameters = 0;
+  uint64_t weight_bytes = 0;       // as stored
+  std::vector<FormatUse> formats;  // most bytes first
+
+  std::string tokenizer;  // "byte-level BPE", "SentencePiece"; empty: none
+  std::string pre_tokenizer;
+  int64_t tokens = 0;
+  int32_t bos = -1;
+  int32_t eos = -1;
+  std::vector<int32_t> end_ids;
+  bool chat_template = false;
+  uint64_t kv_bytes_per_token = 0;  // f16, all layers
+};
+
+ModelReport Inspect(const Checkpoint& checkpoint);
+
+struct ServingCost {
+  uint64_t weights = 0;      // as stored; packing adds padding
+  uint64_t kv = 0;           // `batch` requests of `context` tokens
+  uint64_t activations = 0;  // of an iteration of `batch_tokens`
+  uint64_t total() const { return weights + kv + activations; }
+};
+ServingCost EstimateServingCost(const ModelReport& report, int64_t context, int64_t batch,
+                                int64_t batch_tokens);
+
+// What is printed beside the report.
+struct ServingPlan {
+  int64_t context = 0;  // 0: the model's
+  int64_t batch = 8;
+  int64_t batch_tokens = 512;
+};
+std::string ReportText(const ModelReport& report, const ServingPlan& plan);
+std::string ReportJson(const ModelReport& report, const ServingPlan& plan);
+
+}  // namespace treadle

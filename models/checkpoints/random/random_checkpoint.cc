@@ -1,0 +1,284 @@
+#include "models/checkpoints/random/random_checkpoint.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "base/quoted.h"
+#include "base/status.h"
+#include "kernels/dtype.h"
+
+namespace treadle {
+namespace {
+
+struct Shape {
+  std::string_view name;
+  const char* architecture;
+  int64_t layers, hidden, heads, kv_heads, ffn, vocab, context;
+  bool tied_head;
+  double rope_base = 10000;
+  double rope_factor = 0;  // of Llama-3's scaling; 0: none
+};
+
+// Sources: each model's config.json; orca-13b: ORCA's Table 1, the rest as GPT-3 13B (40 heads of
+// 128, 2048 positions) with GPT-2's vocabulary.
+constexpr Shape kShapes[] = {
+    {"llama-3.1-8b", "llama", 32, 4096, 32, 8, 14336, 128256, 131072, false, 500000, 8},
+    {"llama-3.2-1b", "llama", 16, 2048, 32, 8, 8192, 128256, 131072, true, 500000, 32},
+    {"smollm2-135m", "llama", 30, 576, 9, 3, 1536, 49152, 8192, true, 100000},
+    {"tinyllama-1.1b", "llama", 22, 2048, 32, 4, 5632, 32000, 2048, false},
+    {"orca-13b", "gpt2", 40, 5120, 40, 40, 20480, 50257, 2048, true},
+    {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50257, 1024, true},
+};
+
+struct Change {
+  std::string_view name;
+  int64_t Shape::*field;
+};
+constexpr Change kChanges[] = {{"layers", &Shape::layers},     {"hidden", &Shape::hidden},
+                               {"heads", &Shape::heads},       {"ffn", &Shape::ffn},
+                               {"kv-heads", &Shape::kv_heads}, {"vocab", &Shape::vocab},
+                               {"context", &Shape::context}};
+
+// A tensor's name within the model or the layer, and its shape.
+struct Part {
+  std::string_view name;
+  std::vector<int64_t> shape;
+};
+using Parts = std::vector<Part>;
+
+// Named and laid out as in GGUF files.
+struct TensorList {
+  std::string_view architecture;
+  Parts (*ends)(const ModelConfig&);
+  Parts (*layer)(const ModelConfig&);
+};
+
+Parts LlamaEnds(const ModelConfig& c) {
+  Parts parts = {{"token_embd.weight", {c.vocab, c.hidden}}, {"output_norm.weight", {c.hidden}}};
+  if (!c.tied_head) parts.push_back({"output.weight", {c.vocab, c.hidden}});
+  return parts;
+}
+
+Parts LlamaLayer(const ModelConfig& c) {
+  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
+  return {{"attn_norm.weight", {c.hidden}},
+          {"attn_q.weight", {q, c.hidden}},
+          {"attn_k.weight", {kv, c.hidden}},
+          {"attn_v.weight", {kv, c.hidden}},
+          {"attn_output.weight", {c.hidden, q}},
+          {"ffn_norm.weight", {c.hidden}},
+          {"ffn_gate.weight", {c.ffn_hidden, c.hidden}},
+          {"ffn_up.weight", {c.ffn_hidden, c.hidden}},
+          {"ffn_down.weight", {c.hidden, c.ffn_hidden}}};
+}
+
+Parts Gpt2Ends(const ModelConfig& c) {
+  return {{"token_embd.weight", {c.vocab, c.hidden}},
+          {"position_embd.weight", {c.context, c.hidden}},
+          {"output_norm.weight", {c.hidden}},
+          {"output_norm.bias", {c.hidden}}};
+}
+
+Parts Gpt2Layer(const ModelConfig& c) {
+  return {{"attn_norm.weight", {c.hidden}},
+          {"attn_norm.bias", {c.hidden}},
+          {"attn_qkv.weight", {3 * c.hidden, c.hidden}},
+          {"attn_qkv.bias", {3 * c.hidden}},
+          {"attn_output.weight", {c.hidden, c.hidden}},
+          {"attn_output.bias", {c.hidden}},
+          {"ffn_norm.weight", {c.hidden}},
+          {"ffn_norm.bias", {c.hidden}},
+          {"ffn_up.weight", {c.ffn_hidden, c.hidden}},
+          {"ffn_up.bias", {c.ffn_hidden}},
+          {"ffn_down.weight", {c.hidden, c.ffn_hidden}},
+          {"ffn_down.bias", {c.hidden}}};
+}
+
+constexpr TensorList kTensorLists[] = {{"llama", LlamaEnds, LlamaLayer},
+                                       {"gpt2", Gpt2Ends, Gpt2Layer}};
+
+absl::Status Apply(std::string_view path, std::string_view text, Shape& shape) {
+  std::string known;
+  for (const Change& change : kChanges) {
+    known += Str(known.empty() ? "" : ", ", change.name);
+    if (!text.starts_with(change.name) || text.substr(change.name.size(), 1) != "=") continue;
+    const std::string_view digits = text.substr(change.name.size() + 1);
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), shape.*change.field);
+    if (error == std::errc() && end == digits.data() + digits.size()) return absl::OkStatus();
+    return InvalidArgument(path, ": ", change.name, " is ", Quoted(std::string(digits)),
+                           ", expected a number");
+  }
+  return InvalidArgument(path, ": has ", Quoted(std::string(text)), ", expected NAME=NUMBER with ",
+                         "a name of ", known);
+}
+
+// What stands after the prefix.
+absl::StatusOr<Shape> ParseShape(std::string_view path, std::string_view text) {
+  const size_t name_end = std::min(text.find(','), text.size());
+  const std::string_view name = text.substr(0, name_end);
+  const auto* found = std::ranges::find(kShapes, name, &Shape::name);
+  if (found == std::end(kShapes)) {
+    return NotFound(path, ": no shape is named ", Quoted(std::string(name)), ", expected one of ",
+                    RandomCheckpoint::Shapes());
+  }
+  Shape shape = *found;
+  for (size_t begin = name_end; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin + 1), text.size());
+    TREADLE_RETURN_IF_ERROR(Apply(path, text.substr(begin + 1, end - begin - 1), shape));
+    begin = end;
+  }
+  if (shape.heads < 1 || shape.hidden % shape.heads != 0) {
+    return InvalidArgument(path, ": hidden size ", shape.hidden, " and ", shape.heads,
+                           " heads, expected a multiple of them");
+  }
+  return shape;
+}
+
+ModelConfig ConfigOf(const Shape& shape) {
+  ModelConfig config;
+  config.architecture = shape.architecture;
+  config.layers = shape.layers;
+  config.hidden = shape.hidden;
+  config.heads = shape.heads;
+  config.kv_heads = config.architecture == "gpt2" ? shape.heads : shape.kv_heads;
+  config.head_dim = shape.hidden / shape.heads;
+  config.ffn_hidden = shape.ffn;
+  config.vocab = shape.vocab;
+  config.context = shape.context;
+  config.tied_head = shape.tied_head;
+  config.attention_bias = config.architecture == "gpt2";
+  config.rope_base = shape.rope_base;
+  config.rope_dim = config.head_dim;
+  if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
+  return config;
+}
+
+// What weights depend on. The first number counts ways of making them: count on when MakeNoise,
+// MakeGains or a tensor's place in them change.
+constexpr int kWay = 1;
+constexpr uint64_t kSeed = 1;
+std::string RecipeOf(const ModelConfig& c) {
+  const RopeScaling scaling = c.rope_scaling.value_or(RopeScaling{.factor = 0});
+  return Str("random weights ", kWay, ", seed ", kSeed, ", bf16, ", c.architecture, ", layers ",
+             c.layers, ", hidden ", c.hidden, ", heads ", c.heads, ", kv-heads ", c.kv_heads,
+             ", ffn ", c.ffn_hidden, ", vocab ", c.vocab, ", context ", c.context, ", tied head ",
+             c.tied_head, ", rope ", c.rope_base, " / ", scaling.factor);
+}
+
+// SplitMix64.
+uint64_t NextRandom(uint64_t& state) {
+  uint64_t z = state += 0x9e3779b97f4a7c15u;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return z ^ z >> 31;
+}
+
+// A prime number of pages, so that rows whose sizes are powers of two repeat late.
+std::vector<BFloat16> MakeNoise() {
+  constexpr size_t kPages = 4093;
+  constexpr float kDeviation = 0.02f;
+  const float step = kDeviation * std::sqrt(12.0f) / 65536;  // of a uniform distribution
+  std::vector<BFloat16> values(kPages * RepeatedMapping::PageBytes() / sizeof(BFloat16));
+  uint64_t state = kSeed;
+  for (size_t i = 0; i < values.size(); i += 4) {
+    uint64_t bits = NextRandom(state);
+    for (size_t lane = 0; lane < 4; ++lane, bits >>= 16) {
+      values[i + lane] = ToBFloat16((static_cast<float>(bits & 0xffff) - 32767.5f) * step);
+    }
+  }
+  return values;
+}
+
+std::vector<BFloat16> MakeGains(int64_t hidden) {
+  constexpr int64_t kOutliers = 6;
+  constexpr float kOutlierGain = 20;
+  std::vector<BFloat16> gains(static_cast<size_t>(hidden), ToBFloat16(1));
+  for (int64_t i = 0; i < kOutliers; ++i) {
+    gains[static_cast<size_t>((2 * i + 1) * hidden / (2 * kOutliers))] = ToBFloat16(kOutlierGain);
+  }
+  return gains;
+}
+
+// FNV-1a: where in the noise a tensor begins.
+uint64_t HashOf(std::string_view text) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+uint64_t BytesOf(const std::vector<int64_t>& shape) {
+  uint64_t bytes = sizeof(BFloat16);
+  for (const int64_t extent : shape) bytes *= static_cast<uint64_t>(extent);
+  return bytes;
+}
+
+std::span<const std::byte> Bytes(const std::vector<BFloat16>& values) {
+  return std::as_bytes(std::span(values));
+}
+
+}  // namespace
+
+std::string RandomCheckpoint::Shapes() {
+  std::string names;
+  for (const Shape& shape : kShapes) names += Str(names.empty() ? "" : ", ", shape.name);
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> RandomCheckpoint::Open(const std::string& path) {
+  auto checkpoint = std::make_unique<RandomCheckpoint>();
+  TREADLE_RETURN_IF_ERROR(checkpoint->Read(path));
+  return checkpoint;
+}
+
+absl::Status RandomCheckpoint::Read(const std::string& path) {
+  kind_ = Kind::kGguf;  // whose names and layouts its tensors have
+  path_ = path;
+  model_name_ = path;
+  TREADLE_ASSIGN_OR_RETURN(const Shape shape,
+                           ParseShape(path, std::string_view(path).substr(kPrefix.size())));
+  config_ = ConfigOf(shape);
+  TREADLE_RETURN_IF_ERROR(CheckConsistency());
+  recipe_ = RecipeOf(config_);
+  return MakeTensors();
+}
+
+absl::Status RandomCheckpoint::MakeTensors() {
+  const auto* list =
+      std::ranges::find(kTensorLists, config_.architecture, &TensorList::architecture);
+  TREADLE_CHECK(list != std::end(kTensorLists));
+  const WeightFormat* const format = FindWeightFormat("bf16");
+  std::vector<StoredTensor> tensors;
+  const auto add = [&](const std::string& prefix, const Parts& parts) {
+    for (const Part& part : parts) {
+      tensors.push_back({.name = Str(prefix, part.name),
+                         .format = format,
+                         .shape = part.shape,
+                         .bytes = BytesOf(part.shape)});
+    }
+  };
+  add("", list->ends(config_));
+  for (int64_t i = 0; i < config_.layers; ++i) add(Str("blk.", i, "."), list->layer(config_));
+
+  const std::vector<BFloat16> noise = MakeNoise();
+  const std::vector<BFloat16> gains = MakeGains(config_.hidden);
+  const uint64_t largest = std::ranges::max(tensors, {}, &StoredTensor::bytes).bytes;
+  TREADLE_ASSIGN_OR_RETURN(noise_,
+                           RepeatedMapping::Create(Bytes(noise), Bytes(noise).size() + largest));
+  TREADLE_ASSIGN_OR_RETURN(gains_, RepeatedMapping::Create(Bytes(gains), Bytes(gains).size()));
+  constexpr uint64_t kAlignment = 64;
+  for (StoredTensor& tensor : tensors) {
+    const uint64_t offset = HashOf(tensor.name) % (Bytes(noise).size() / kAlignment) * kAlignment;
+    const bool gain = tensor.name.ends_with("norm.weight");
+    tensor.data = gain ? gains_->data() : noise_->data() + offset;
+    file_bytes_ += tensor.bytes;
+  }
+  AddTensors(std::move(tensors));
+  return absl::OkStatus();
+}
+
+}  // namespace treadle

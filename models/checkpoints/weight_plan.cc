@@ -1,0 +1,127 @@
+#include "models/checkpoints/weight_plan.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "base/quoted.h"
+#include "base/status.h"
+#include "models/checkpoints/checkpoint.h"
+
+namespace treadle {
+namespace {
+
+constexpr std::pair<std::string_view, MatrixRole> kRoles[] = {
+    {"token_embd.weight", MatrixRole::kEmbedding},
+    {"model.embed_tokens.weight", MatrixRole::kEmbedding},
+    {"wte.weight", MatrixRole::kEmbedding},
+    {"transformer.wte.weight", MatrixRole::kEmbedding},
+    {"position_embd.weight", MatrixRole::kPositions},
+    {"wpe.weight", MatrixRole::kPositions},
+    {"transformer.wpe.weight", MatrixRole::kPositions},
+    {"output.weight", MatrixRole::kHead},
+    {"lm_head.weight", MatrixRole::kHead}};
+
+}  // namespace
+
+MatrixRole RoleOf(std::string_view tensor) {
+  const auto* row = std::ranges::find(kRoles, tensor, [](const auto& role) { return role.first; });
+  return row == std::end(kRoles) ? MatrixRole::kLayer : row->second;
+}
+
+absl::StatusOr<WeightPlan> WeightPlan::Parse(std::string_view text) {
+  WeightPlan plan;
+  plan.text_ = std::string(text);
+  while (!text.empty()) {
+    const std::string_view part = text.substr(0, text.find(','));
+    text.remove_prefix(std::min(text.size(), part.size() + 1));
+    const size_t equals = part.rfind('=');
+    const bool named = equals != std::string_view::npos;
+    const std::string_view format = named ? part.substr(equals + 1) : part;
+    Entry entry;
+    entry.text = std::string(part);
+    if (named) entry.pattern = std::string(part.substr(0, equals));
+    if (named && entry.pattern.empty()) {
+      return InvalidArgument(Quoted(part), ": expected part of a tensor's name before '='");
+    }
+    if (format != "keep") {
+      auto spec = ParseQuantizeSpec(format);
+      if (!spec.ok()) {
+        const std::string message(spec.status().message());  // names the format
+        return InvalidArgument(named ? Str(Quoted(part), ": ", message) : message);
+      }
+      entry.spec = *std::move(spec);
+    }
+    plan.entries_.push_back(std::move(entry));
+  }
+  return plan;
+}
+
+bool WeightPlan::Matches(const Entry& entry, std::string_view tensor, bool tied_head) {
+  const MatrixRole role = RoleOf(tensor);
+  if (entry.pattern.empty()) return role == MatrixRole::kLayer;
+  if (entry.pattern == "embedding" && role == MatrixRole::kEmbedding) return true;
+  if (entry.pattern == "lm_head" &&
+      (role == MatrixRole::kHead || (role == MatrixRole::kEmbedding && tied_head))) {
+    return true;
+  }
+  return tensor.find(entry.pattern) != std::string_view::npos;
+}
+
+const QuantizeSpec* WeightPlan::For(std::string_view tensor, bool tied_head) const {
+  for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
+    if (Matches(*entry, tensor, tied_head)) return entry->spec ? &*entry->spec : nullptr;
+  }
+  return nullptr;
+}
+
+absl::Status WeightPlan::CheckAgainst(const Checkpoint& checkpoint) const {
+  for (const Entry& entry : entries_) {
+    const auto answers = [&](const StoredTensor& tensor) {
+      return tensor.shape.size() == 2 && Matches(entry, tensor.name, checkpoint.config().tied_head);
+    };
+    if (!std::ranges::any_of(checkpoint.tensors(), answers)) {
+      return InvalidArgument(checkpoint.path(), ": --weights ", Quoted(entry.text),
+                             " names none of its matrices");
+    }
+  }
+  return absl::OkStatus();
+}
+
+uint64_t WeightPlan::EstimateBytes(const Checkpoint& checkpoint) const {
+  double bytes = 0;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    const bool matrix = tensor.shape.size() == 2;
+    const QuantizeSpec* to = matrix ? For(tensor.name, checkpoint.config().tied_head) : nullptr;
+    if (to == nullptr) {
+      bytes += static_cast<double>(tensor.bytes + tensor.constant_bytes);
+      continue;
+    }
+    // A scale in 32 bits for each block, row or matrix.
+    const bool rows = to->format->code_bits == 8 && to->codebook == QuantizeSpec::Codebook::kFormat;
+    const int64_t block = rows ? tensor.shape[1] : to->block;
+    const double bits = to->format->bits_per_weight +
+                        (to->format->apart() && block > 0 ? 32.0 / static_cast<double>(block) : 0);
+    bytes += bits / 8 * static_cast<double>(tensor.shape[0]) * static_cast<double>(tensor.shape[1]);
+  }
+  return static_cast<uint64_t>(bytes);
+}
+
+std::string WeightPlan::Notice(const Checkpoint& checkpoint) const {
+  int count = 0;
+  std::set<std::string_view> from;
+  for (const StoredTensor& tensor : checkpoint.tensors()) {
+    if (tensor.shape.size() != 2) continue;
+    const QuantizeSpec* to = For(tensor.name, checkpoint.config().tied_head);
+    const bool dense = !tensor.format->apart() && tensor.format->block == 1;
+    if (to == nullptr || dense || to->format == tensor.format) continue;
+    ++count;
+    from.insert(tensor.format->name);
+  }
+  if (count == 0) return "";
+  std::string names;
+  for (const std::string_view name : from) names += Str(names.empty() ? "" : ", ", name);
+  return Str(count, " matrices are quantized already (", names, "); errors of both add up");
+}
+
+}  // namespace treadle

@@ -1,0 +1,211 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "models/architectures/llama_names.h"
+#include "models/checkpoints/gguf/gguf_description.h"
+#include "models/checkpoints/gguf/gguf_file.h"
+#include "models/checkpoints/tensor_names.h"
+#include "models/checkpoints/write/checkpoint_output.h"
+#include "models/checkpoints/write/gguf_file_writer.h"
+
+namespace treadle {
+namespace {
+
+constexpr std::string_view kHashKey = "treadle.source_sha256";
+constexpr const char* kFileType = "general.file_type";
+constexpr const char* kQuantizationVersion = "general.quantization_version";
+
+// llama.cpp's numbers for what most matrices are.
+struct FileType {
+  std::string_view format;
+  uint32_t id;
+};
+constexpr FileType kFileTypes[] = {{"f32", 0},  {"f16", 1},  {"q4_0", 2}, {"q4_1", 3},
+                                   {"q8_0", 7}, {"q5_0", 8}, {"q5_1", 9}, {"bf16", 32}};
+
+constexpr int64_t kAlignment = 32;  // of a file that does not say
+
+constexpr const char* kMade = "f32, f16, bf16, q8_0, q4_0, q4_1";
+
+class GgufOutput : public CheckpointOutput {
+ public:
+  GgufOutput(const Checkpoint& source, const OutputOptions& options)
+      : source_(source), options_(options) {}
+
+  absl::Status Create(const Provenance& provenance);
+  absl::StatusOr<TensorTarget> Target(const StoredTensor& tensor) const override;
+  absl::Status Add(const ConvertedTensor& tensor) override;
+  absl::StatusOr<uint64_t> Finish(const Provenance& provenance) override;
+  std::vector<std::string> Notices() const override { return notices_; }
+
+ private:
+  // What becomes of a folder's tensor, --weights aside.
+  absl::StatusOr<TensorTarget> FolderTarget(const StoredTensor& tensor) const;
+  // Metadata but for what this program adds. Returns the alignment.
+  absl::StatusOr<int64_t> CopyMetadata(GgufMetadataWriter& metadata, int64_t& file_type) const;
+  uint32_t TypeOfFile(const std::vector<GgufFileWriter::Tensor>& tensors, uint32_t otherwise) const;
+
+  const Checkpoint& source_;
+  const OutputOptions options_;
+  std::map<std::string_view, QuantizeSpec> dense_;  // by format
+  std::vector<float> frequency_factors_;            // a tensor of their own, behind the others
+  std::unique_ptr<GgufFileWriter> writer_;
+  std::string placeholder_;
+  uint64_t bytes_ = 0;
+  uint64_t bytes_as_floats_ = 0;
+  std::vector<std::string> notices_;
+};
+
+// What some folders hold and no model needs.
+bool IsNoWeight(std::string_view name) {
+  return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
+         name.ends_with(".attn.masked_bias");
+}
+
+absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor) const {
+  const ModelConfig& config = source_.config();
+  const TensorName name = GgufTensorName(config.architecture, tensor.name);
+  TensorTarget target;
+  if (IsNoWeight(tensor.name) || (config.tied_head && RoleOf(tensor.name) == MatrixRole::kHead)) {
+    return target;
+  }
+  if (name.name.empty()) {
+    return Unimplemented(options_.path, ": tensor '", tensor.name,
+                         "' has no place in a .gguf file; expected a folder to write to");
+  }
+  target.name = name.name;
+  const int64_t heads = name.part == kLlamaGgufNames.q   ? config.heads
+                        : name.part == kLlamaGgufNames.k ? config.kv_heads
+                                                         : 0;
+  if (heads > 0) {
+    const auto halves = HalfSplitOrder(heads, config.head_dim, config.rope_dim);
+    target.row_order.resize(halves.size());
+    for (size_t i = 0; i < halves.size(); ++i) {
+      target.row_order[halves[i]] = static_cast<int32_t>(i);
+    }
+  }
+  target.to_gguf = true;
+  target.transposed = config.architecture == "gpt2" && tensor.shape.size() == 2 &&
+                      RoleOf(tensor.name) == MatrixRole::kLayer;
+  // Vectors are floats in every file; of what GGUF has no type for, floats, exactly.
+  const bool keep = tensor.shape.size() == 2 && tensor.format->gguf_type >= 0;
+  target.to = &dense_.at(keep ? tensor.format->name : "f32");
+  target.to_keep = tensor.format != target.to->format;
+  return target;
+}
+
+absl::StatusOr<TensorTarget> GgufOutput::Target(const StoredTensor& tensor) const {
+  TensorTarget target;
+  target.name = tensor.name;
+  if (source_.kind() == Checkpoint::Kind::kHuggingFace) {
+    TREADLE_ASSIGN_OR_RETURN(target, FolderTarget(tensor));
+  }
+  if (tensor.shape.size() != 2 || target.name.empty()) return target;
+  const QuantizeSpec* to = options_.weights.For(tensor.name, source_.config().tied_head);
+  if (to == nullptr) return target;
+  if (to->format->gguf_type < 0) {
+    return InvalidArgument(options_.path, ": GGUF has no ", to->name, ", expected one of ", kMade,
+                           ", or a folder to write to");
+  }
+  target.to = to;
+  target.to_keep = false;
+  return target;
+}
+
+absl::Status GgufOutput::Add(const ConvertedTensor& tensor) {
+  if (tensor.to_keep && tensor.shape.size() == 2) bytes_as_floats_ += tensor.data.size();
+  bytes_ += tensor.data.size();
+  return writer_->Add(tensor.data);
+}
+
+uint32_t GgufOutput::TypeOfFile(const std::vector<GgufFileWriter::Tensor>& tensors,
+                                uint32_t otherwise) const {
+  std::map<std::string_view, int64_t> weights;  // of each format, in layers' matrices
+  for (const GgufFileWriter::Tensor& tensor : tensors) {
+    if (tensor.shape.size() != 2 || RoleOf(tensor.name) != MatrixRole::kLayer) continue;
+    weights[tensor.format->name] += tensor.shape[0] * tensor.shape[1];
+  }
+  const auto most =
+      std::ranges::max_element(weights, {}, [](const auto& use) { return use.second; });
+  if (most == weights.end()) return otherwise;
+  const auto* row = std::ranges::find(kFileTypes, most->first, &FileType::format);
+  return row == std::end(kFileTypes) ? otherwise : row->id;
+}
+
+absl::StatusOr<int64_t> GgufOutput::CopyMetadata(GgufMetadataWriter& metadata,
+                                                 int64_t& file_type) const {
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Read(source_.path()));
+  for (const GgufFile::RawPair& pair : file->raw_metadata()) {
+    if (pair.key == kFileType || pair.key == kQuantizationVersion ||
+        pair.key.starts_with("treadle.")) {
+      continue;
+    }
+    metadata.AddRaw(pair.bytes);
+  }
+  TREADLE_ASSIGN_OR_RETURN(file_type, file->Integer(kFileType, 0));
+  return file->alignment();
+}
+
+absl::Status GgufOutput::Create(const Provenance& provenance) {
+  GgufMetadataWriter metadata;
+  int64_t file_type = 0, alignment = kAlignment;
+  if (source_.kind() == Checkpoint::Kind::kGguf) {
+    TREADLE_ASSIGN_OR_RETURN(alignment, CopyMetadata(metadata, file_type));
+  } else {
+    for (const char* name : {"f32", "f16", "bf16"}) {
+      TREADLE_ASSIGN_OR_RETURN(dense_[name], ParseQuantizeSpec(name));
+    }
+    TREADLE_RETURN_IF_ERROR(DescribeModel(source_, metadata, notices_));
+    frequency_factors_ = FrequencyFactors(source_.config());
+  }
+  std::vector<GgufFileWriter::Tensor> tensors;
+  for (const StoredTensor& tensor : source_.tensors()) {
+    TREADLE_ASSIGN_OR_RETURN(const TensorTarget target, Target(tensor));
+    if (target.name.empty()) continue;
+    std::vector<int64_t> shape = tensor.shape;
+    if (target.transposed && tensor.format->block == 1 && !tensor.format->apart()) {
+      std::ranges::reverse(shape);
+    }
+    tensors.push_back(
+        {target.name, shape, target.to == nullptr ? tensor.format : target.to->format});
+  }
+  if (!frequency_factors_.empty()) {
+    tensors.push_back(
+        {"rope_freqs.weight", {std::ssize(frequency_factors_)}, FindWeightFormat("f32")});
+  }
+  metadata.AddU32(kFileType, TypeOfFile(tensors, static_cast<uint32_t>(file_type)));
+  metadata.AddU32(kQuantizationVersion, 2);
+  for (const auto& [key, value] : provenance) metadata.AddString(key, value);
+  placeholder_ = provenance.at(std::string(kHashKey));
+  TREADLE_ASSIGN_OR_RETURN(writer_, GgufFileWriter::Create(options_.path, metadata, tensors,
+                                                           static_cast<uint64_t>(alignment)));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> GgufOutput::Finish(const Provenance& provenance) {
+  if (!frequency_factors_.empty()) {
+    bytes_ += frequency_factors_.size() * sizeof(float);
+    TREADLE_RETURN_IF_ERROR(writer_->Add(std::as_bytes(std::span(frequency_factors_))));
+  }
+  TREADLE_RETURN_IF_ERROR(writer_->Replace(placeholder_, provenance.at(std::string(kHashKey))));
+  TREADLE_RETURN_IF_ERROR(writer_->Finish());
+  if (bytes_as_floats_ > 0) {
+    notices_.push_back(Str(bytes_as_floats_ / 1'000'000,
+                           " MB are matrices kept in 32 bits, because GGUF has no type for what "
+                           "they were in"));
+  }
+  return bytes_;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CheckpointOutput>> CreateGgufOutput(const Checkpoint& source,
+                                                                   const OutputOptions& options,
+                                                                   const Provenance& provenance) {
+  auto output = std::make_unique<GgufOutput>(source, options);
+  TREADLE_RETURN_IF_ERROR(output->Create(provenance));
+  return output;
+}
+
+}  // namespace treadle

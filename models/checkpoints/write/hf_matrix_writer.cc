@@ -1,0 +1,166 @@
+#include "models/checkpoints/write/hf_matrix_writer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "kernels/dtype.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+
+template <typename T>
+std::span<const std::byte> Bytes(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+
+absl::Status AddFloats(SafetensorsWriter& writer, const std::string& name,
+                       std::span<const float> values) {
+  return writer.Add(name, "F32", {static_cast<int64_t>(values.size())}, std::as_bytes(values));
+}
+
+absl::Status AddJson(SafetensorsWriter& writer, const std::string& name, const Json& json) {
+  const std::string text = json.dump();
+  return writer.Add(name, "U8", {static_cast<int64_t>(text.size())},
+                    std::as_bytes(std::span(text.data(), text.size())));
+}
+
+std::span<const float> CodebookOf(const ConvertedTensor& tensor) {
+  return tensor.constants.codebook.empty() ? tensor.format->codebook
+                                           : std::span<const float>(tensor.constants.codebook);
+}
+
+std::string LayerOf(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
+
+absl::Status Add4Bit(const ConvertedTensor& tensor, SafetensorsWriter& writer) {
+  const std::string& name = tensor.name;
+  Json state = {{"quant_type", std::string(tensor.format->name)},
+                {"blocksize", tensor.constants.scale_block},
+                {"dtype", "float32"},
+                {"shape", tensor.shape}};
+  const auto bytes = static_cast<int64_t>(tensor.data.size());
+  TREADLE_RETURN_IF_ERROR(writer.Add(name, "U8", {bytes, 1}, tensor.data));
+  TREADLE_RETURN_IF_ERROR(AddFloats(writer, name + ".quant_map", CodebookOf(tensor)));
+  if (tensor.nested) {
+    const NestedScales& nested = *tensor.nested;
+    state["nested_blocksize"] = 256;
+    state["nested_dtype"] = "float32";
+    state["nested_offset"] = nested.offset;
+    const auto blocks = static_cast<int64_t>(nested.codes.size());
+    TREADLE_RETURN_IF_ERROR(writer.Add(name + ".absmax", "U8", {blocks}, Bytes(nested.codes)));
+    TREADLE_RETURN_IF_ERROR(AddFloats(writer, name + ".nested_absmax", nested.absmax));
+    TREADLE_RETURN_IF_ERROR(AddFloats(writer, name + ".nested_quant_map", DynamicMap()));
+  } else {
+    TREADLE_RETURN_IF_ERROR(AddFloats(writer, name + ".absmax", tensor.constants.scales));
+  }
+  return AddJson(writer, Str(name, ".quant_state.bitsandbytes__", tensor.format->name), state);
+}
+
+absl::Status AddInt8(const ConvertedTensor& tensor, SafetensorsWriter& writer) {
+  const std::string layer = LayerOf(tensor.name);
+  // A scale is the 127th part of a float; 127 times it, divided again, is the same one (so for all
+  // mantissas).
+  std::vector<float> absmax = tensor.constants.scales;
+  for (float& scale : absmax) scale *= 127;
+  const std::byte row_major{0};
+  TREADLE_RETURN_IF_ERROR(writer.Add(tensor.name, "I8", tensor.shape, tensor.data));
+  TREADLE_RETURN_IF_ERROR(AddFloats(writer, layer + ".SCB", absmax));
+  return writer.Add(layer + ".weight_format", "U8", {}, {&row_major, 1});
+}
+
+absl::Status AddFp8(const ConvertedTensor& tensor, SafetensorsWriter& writer) {
+  const MatrixConstants& constants = tensor.constants;
+  const int64_t n = tensor.shape[0], k = tensor.shape[1];
+  if (constants.scale_block != k && constants.scale_block != n * k) {
+    return Unimplemented("tensor '", tensor.name, "' has FP8 scales per ", constants.scale_block,
+                         " weights, expected one per row of ", k, " or one in all to keep it");
+  }
+  const int64_t scales = static_cast<int64_t>(constants.scales.size());
+  TREADLE_RETURN_IF_ERROR(writer.Add(tensor.name, "F8_E4M3", tensor.shape, tensor.data));
+  return writer.Add(tensor.name + "_scale", "F32", {scales, 1}, Bytes(constants.scales));
+}
+
+absl::Status AddKBit(const ConvertedTensor& tensor, SafetensorsWriter& writer) {
+  std::vector<uint16_t> scales;
+  for (const float scale : tensor.constants.scales) scales.push_back(ToHalf(scale).bits);
+  const auto bytes = static_cast<int64_t>(tensor.data.size());
+  const auto blocks = static_cast<int64_t>(scales.size());
+  TREADLE_RETURN_IF_ERROR(writer.Add(tensor.name, "U8", {bytes}, tensor.data));
+  TREADLE_RETURN_IF_ERROR(writer.Add(tensor.name + ".scales", "F16", {blocks}, Bytes(scales)));
+  TREADLE_RETURN_IF_ERROR(AddFloats(writer, tensor.name + ".codebook", CodebookOf(tensor)));
+  return AddJson(writer, tensor.name + ".quant_state.treadle",
+                 {{"format", std::string(tensor.format->name)},
+                  {"spec", tensor.spec},
+                  {"shape", tensor.shape},
+                  {"block", tensor.constants.scale_block}});
+}
+
+struct Row {
+  std::string_view format;
+  absl::Status (*add)(const ConvertedTensor&, SafetensorsWriter&);
+};
+constexpr Row kRows[] = {{"nf4", Add4Bit}, {"fp4", Add4Bit}, {"int8", AddInt8}, {"fp8", AddFp8}};
+
+}  // namespace
+
+absl::Status AddHfTensor(const ConvertedTensor& tensor, SafetensorsWriter& writer) {
+  const WeightFormat& format = *tensor.format;
+  if (!format.safetensors_dtype.empty()) {
+    return writer.Add(tensor.name, std::string(format.safetensors_dtype), tensor.shape,
+                      tensor.data);
+  }
+  const auto* row = std::ranges::find(kRows, format.name, &Row::format);
+  if (row != std::end(kRows)) return row->add(tensor, writer);
+  if (format.apart()) return AddKBit(tensor, writer);
+  return Unimplemented("tensor '", tensor.name, "': a Hugging Face folder has no ", format.name);
+}
+
+size_t HfHeaderRoom(const std::string& tensor_name) {
+  constexpr size_t kMostEntries = 6;
+  return kMostEntries * SafetensorsWriter::HeaderRoom(tensor_name + ".quant_state.bitsandbytes__");
+}
+
+void HfQuantizationSummary::Note(const ConvertedTensor& tensor, bool linear, bool tied) {
+  if (!tensor.format->apart()) {
+    if (linear) as_floats_.push_back(LayerOf(tensor.name));
+    if (tied) as_floats_.push_back("lm_head");
+    return;
+  }
+  const std::string format(tensor.format->name);
+  if (std::ranges::find(formats_, format) == formats_.end()) formats_.push_back(format);
+  double_quantized_ |= tensor.nested.has_value();
+  beyond_linear_ |= !linear;
+}
+
+bool HfQuantizationSummary::ReadByBitsAndBytes() const {
+  constexpr std::string_view kTheirs[] = {"nf4", "fp4", "int8"};
+  return formats_.size() == 1 && !beyond_linear_ &&
+         std::ranges::find(kTheirs, formats_[0]) != std::end(kTheirs);
+}
+
+Json HfQuantizationSummary::Config(float outlier_threshold, const std::string& dtype) const {
+  if (formats_.empty()) return nullptr;
+  if (!ReadByBitsAndBytes()) {
+    return {{"quant_method", "treadle"},
+            {"formats", formats_},
+            {"llm_int8_threshold", outlier_threshold}};
+  }
+  const bool int8 = formats_[0] == "int8";
+  return {{"quant_method", "bitsandbytes"},
+          {"load_in_8bit", int8},
+          {"load_in_4bit", !int8},
+          {"_load_in_8bit", int8},
+          {"_load_in_4bit", !int8},
+          {"llm_int8_threshold", outlier_threshold},
+          {"llm_int8_skip_modules", as_floats_},
+          {"llm_int8_enable_fp32_cpu_offload", false},
+          {"llm_int8_has_fp16_weight", false},
+          {"bnb_4bit_quant_type", int8 ? "fp4" : formats_[0]},
+          {"bnb_4bit_use_double_quant", double_quantized_},
+          {"bnb_4bit_compute_dtype", dtype},
+          {"bnb_4bit_quant_storage", "uint8"}};
+}
+
+}  // namespace treadle

@@ -1,0 +1,99 @@
+#include "models/text/chat_template.h"
+
+#include "base/status.h"
+#include "models/text/jinja/ast.h"
+#include "models/text/jinja/globals.h"
+#include "models/text/jinja/interpreter.h"
+#include "models/text/jinja/parser.h"
+#include "models/text/unicode.h"
+
+namespace treadle {
+namespace {
+
+constexpr size_t kLongestSource = size_t{1} << 20;
+
+absl::Status CheckMessages(const std::vector<ChatMessage>& messages) {
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::pair<const char*, const std::string*> fields[] = {{"role", &messages[i].role},
+                                                                 {"content", &messages[i].content}};
+    for (const auto& [name, text] : fields) {
+      const size_t invalid = FindInvalidUtf8(*text);
+      if (invalid == std::string::npos) continue;
+      return InvalidArgument("messages[", i, "].", name, " is not valid UTF-8 at byte ", invalid);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What transformers hands to a template: no tools and no documents here.
+jinja::Dict Variables(jinja::Context& context, const std::vector<ChatMessage>& messages,
+                      const ChatOptions& options) {
+  using jinja::Value;
+  jinja::List list;
+  for (const ChatMessage& message : messages) {
+    list.push_back(context.MakeDict({{"role", context.MakeString(message.role)},
+                                     {"content", context.MakeString(message.content)}}));
+  }
+  std::string now;
+  for (const auto& [name, value] : options.variables) {
+    if (name == "now") now = value;
+  }
+  jinja::Dict variables = jinja::GlobalFunctions(now);
+  variables.emplace_back("messages", context.MakeList(std::move(list)));
+  variables.emplace_back("tools", jinja::None{});
+  variables.emplace_back("documents", jinja::None{});
+  variables.emplace_back("add_generation_prompt", options.add_generation_prompt);
+  variables.emplace_back("bos_token", Value::String(options.bos_token));
+  variables.emplace_back("eos_token", Value::String(options.eos_token));
+  for (const auto& [name, value] : options.variables) {
+    variables.emplace_back(name, Value::String(value));
+  }
+  return variables;
+}
+
+absl::Status ErrorOf(const jinja::TemplateError& error) {
+  return InvalidArgument("chat template, line ", error.line, ": ", error.message);
+}
+
+}  // namespace
+
+struct ChatTemplate::Program {
+  std::vector<jinja::NodePtr> statements;
+};
+
+ChatTemplate::ChatTemplate(std::unique_ptr<Program> program) : program_(std::move(program)) {}
+ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
+ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
+ChatTemplate::~ChatTemplate() = default;
+
+absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view source) {
+  if (source.size() > kLongestSource) {
+    return InvalidArgument("chat template of ", source.size(), " bytes, expected at most ",
+                           kLongestSource);
+  }
+  const size_t invalid = FindInvalidUtf8(source);
+  if (invalid != std::string_view::npos) {
+    return InvalidArgument("chat template is not valid UTF-8 at byte ", invalid);
+  }
+  try {
+    auto program = std::make_unique<Program>();
+    program->statements = jinja::ParseTemplate(source);
+    return ChatTemplate(std::move(program));
+  } catch (const jinja::TemplateError& error) {
+    return ErrorOf(error);
+  }
+}
+
+absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<ChatMessage>& messages,
+                                                 const ChatOptions& options) const {
+  TREADLE_RETURN_IF_ERROR(CheckMessages(messages));
+  jinja::Context context;
+  try {
+    const jinja::Dict variables = Variables(context, messages, options);
+    return jinja::Interpreter(context, variables).Render(program_->statements);
+  } catch (const jinja::TemplateError& error) {
+    return ErrorOf(error);
+  }
+}
+
+}  // namespace treadle

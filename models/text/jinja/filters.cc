@@ -1,0 +1,371 @@
+#include "models/text/jinja/filters.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <unordered_map>
+
+#include "models/text/jinja/format.h"
+#include "models/text/jinja/methods.h"
+
+namespace treadle::jinja {
+namespace {
+
+using A = const Arguments;
+using C = Context;
+
+const Value& Input(A& arguments) { return arguments.positional[0]; }
+std::string InputText(C& context, A& arguments) { return Text(context, Input(arguments)); }
+
+ArgumentReader Read(C& context, const char* name, A& arguments,
+                    std::vector<std::string_view> names) {
+  return ArgumentReader(context, name, arguments, std::move(names), 1);
+}
+
+// How sort, unique and dictsort compare: strings without regard to case, unless asked.
+Value SortKey(C& context, const Value& value, bool case_sensitive) {
+  if (case_sensitive || !value.is_string()) return value;
+  return context.MakeString(Lower(value.AsString()));
+}
+
+// "a.b" or a number: what `attribute=` names inside an item.
+Value Lookup(C& context, Value item, const Value& path) {
+  if (!path.is_string()) return GetItem(context, item, path);
+  std::string_view rest = path.AsString();
+  while (!rest.empty()) {
+    const size_t dot = std::min(rest.find('.'), rest.size());
+    item = GetItem(context, item, Value::String(std::string(rest.substr(0, dot))));
+    rest.remove_prefix(std::min(dot + 1, rest.size()));
+  }
+  return item;
+}
+
+List ItemsAt(C& context, A& arguments, const Value* attribute) {
+  List items = context.Items(Input(arguments));
+  if (attribute == nullptr || attribute->is_none()) return items;
+  for (Value& item : items) item = Lookup(context, item, *attribute);
+  return items;
+}
+
+Value Trim(C& context, A& arguments) {
+  const auto read = Read(context, "trim", arguments, {"chars"});
+  const std::string text = InputText(context, arguments);
+  const Value* chars = read.Get("chars");
+  if (chars != nullptr && chars->is_none()) chars = nullptr;
+  if (chars != nullptr) read.String("chars");
+  return context.MakeString(std::string(Strip(text, Side::kBoth, chars)));
+}
+
+Value Default(C& context, A& arguments) {
+  const auto read = Read(context, "default", arguments, {"default_value", "boolean"});
+  const Value& input = Input(arguments);
+  const bool missing = input.is_undefined() || (read.Bool("boolean", false) && !input.Truth());
+  if (!missing) return input;
+  const Value* otherwise = read.Get("default_value");
+  return otherwise ? *otherwise : Value::String("");
+}
+
+Value Join(C& context, A& arguments) {
+  const auto read = Read(context, "join", arguments, {"d", "attribute"});
+  const Value* separator = read.Get("d");
+  const std::string between = separator ? Text(context, *separator) : "";
+  std::string out;
+  bool first = true;
+  for (const Value& item : ItemsAt(context, arguments, read.Get("attribute"))) {
+    const std::string part = Text(context, item);
+    context.Charge(between.size() + part.size());
+    if (!first) out += between;
+    out += part;
+    first = false;
+  }
+  return context.MakeString(std::move(out));
+}
+
+Value ReplaceFilter(C& context, A& arguments) {
+  const auto read = Read(context, "replace", arguments, {"old", "new", "count"});
+  return context.MakeString(Replace(context, InputText(context, arguments), read.String("old"),
+                                    read.String("new"), read.Int("count", -1)));
+}
+
+// Lines after the first move right; empty ones only with `blank`.
+Value Indent(C& context, A& arguments) {
+  const auto read = Read(context, "indent", arguments, {"width", "first", "blank"});
+  const Value* width = read.Get("width");
+  const int64_t spaces = width && width->is_string() ? 0 : read.Int("width", 4);
+  if (spaces < 0 || spaces > 1000) context.Fail("indent: the width is ", spaces);
+  const std::string indentation = width && width->is_string()
+                                      ? width->AsString()
+                                      : std::string(static_cast<size_t>(spaces), ' ');
+  const bool blank = read.Bool("blank", false);
+  const std::string text = InputText(context, arguments) + "\n";
+  const std::vector<std::string_view> lines = SplitLines(context, text);
+  context.Charge(text.size() + lines.size() * indentation.size());
+  std::string out = read.Bool("first", false) ? indentation : "";
+  for (size_t i = 0; i < lines.size(); ++i) {
+    if (i > 0) out += "\n";
+    if (i > 0 && (blank || !lines[i].empty())) out += indentation;
+    out += lines[i];
+  }
+  return context.MakeString(std::move(out));
+}
+
+Value ToJsonFilter(C& context, A& arguments) {
+  const auto read =
+      Read(context, "tojson", arguments, {"ensure_ascii", "indent", "separators", "sort_keys"});
+  const Value* separators = read.Get("separators");
+  if (separators && !separators->is_none()) context.Fail("tojson: separators cannot be chosen");
+  JsonStyle style;
+  const int64_t indent = read.Int("indent", -1);
+  if (indent > 100) context.Fail("tojson: the indent is ", indent);
+  style.indent = static_cast<int>(std::max<int64_t>(indent, -1));
+  style.ascii_only = read.Bool("ensure_ascii", false);
+  style.sort_keys = read.Bool("sort_keys", false);
+  return context.MakeString(ToJson(context, Input(arguments), style));
+}
+
+Value Edge(C& context, A& arguments, bool last) {
+  const List items = context.Items(Input(arguments));
+  if (items.empty())
+    return Undefined{last ? "the last item of nothing" : "the first item of nothing"};
+  return last ? items.back() : items.front();
+}
+
+Value Reverse(C& context, A& arguments) {
+  List items = context.Items(Input(arguments));
+  std::ranges::reverse(items);
+  if (!Input(arguments).is_string()) return context.MakeList(std::move(items));
+  std::string text;
+  for (const Value& item : items) text += item.AsString();
+  return context.MakeString(std::move(text));
+}
+
+void SortItems(C& context, std::vector<std::pair<Value, Value>>* keyed, bool reverse) {
+  std::stable_sort(keyed->begin(), keyed->end(), [&](const auto& a, const auto& b) {
+    return reverse ? context.Order(b.first, a.first) < 0 : context.Order(a.first, b.first) < 0;
+  });
+}
+
+Value Sort(C& context, A& arguments) {
+  const auto read = Read(context, "sort", arguments, {"reverse", "case_sensitive", "attribute"});
+  const bool case_sensitive = read.Bool("case_sensitive", false);
+  const List items = context.Items(Input(arguments));
+  const List keys = ItemsAt(context, arguments, read.Get("attribute"));
+  std::vector<std::pair<Value, Value>> keyed;
+  for (size_t i = 0; i < items.size(); ++i) {
+    keyed.emplace_back(SortKey(context, keys[i], case_sensitive), items[i]);
+  }
+  SortItems(context, &keyed, read.Bool("reverse", false));
+  List out;
+  for (auto& [key, item] : keyed) out.push_back(std::move(item));
+  return context.MakeList(std::move(out));
+}
+
+Value ItemsFilter(C& context, A& arguments) {
+  if (Input(arguments).is_undefined()) return context.MakeList({});
+  if (!Input(arguments).is_dict()) context.Fail("items needs a mapping");
+  return CallMethod(context, Input(arguments), "items", {});
+}
+
+Value DictSort(C& context, A& arguments) {
+  const auto read = Read(context, "dictsort", arguments, {"case_sensitive", "by", "reverse"});
+  if (!Input(arguments).is_dict()) context.Fail("dictsort needs a mapping");
+  const bool by_value = read.Has("by") && read.String("by") == "value";
+  std::vector<std::pair<Value, Value>> keyed;
+  for (const auto& [key, value] : Input(arguments).AsDict()) {
+    const Value by = by_value ? value : context.MakeString(key);
+    keyed.emplace_back(SortKey(context, by, read.Bool("case_sensitive", false)),
+                       context.MakeList({context.MakeString(key), value}));
+  }
+  SortItems(context, &keyed, read.Bool("reverse", false));
+  List out;
+  for (auto& [key, item] : keyed) out.push_back(std::move(item));
+  return context.MakeList(std::move(out));
+}
+
+Value Unique(C& context, A& arguments) {
+  const auto read = Read(context, "unique", arguments, {"case_sensitive", "attribute"});
+  const List items = context.Items(Input(arguments));
+  const List keys = ItemsAt(context, arguments, read.Get("attribute"));
+  List seen;
+  List out;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Value key = SortKey(context, keys[i], read.Bool("case_sensitive", false));
+    if (std::ranges::any_of(seen, [&](const Value& s) { return context.Equal(s, key); })) continue;
+    seen.push_back(key);
+    out.push_back(items[i]);
+  }
+  return context.MakeList(std::move(out));
+}
+
+Value ToInt(C& context, A& arguments) {
+  const auto read = Read(context, "int", arguments, {"default"});
+  const Value& input = Input(arguments);
+  if (input.is_integral()) return input.AsInt();
+  double number = input.is_float() ? input.AsDouble() : std::nan("");
+  if (input.is_string()) {
+    const std::string_view text = Strip(input.AsString(), Side::kBoth, nullptr);
+    int64_t whole = 0;
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), whole);
+    if (parsed.ec == std::errc() && parsed.ptr == text.data() + text.size()) return whole;
+    const auto real = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (real.ec != std::errc() || real.ptr != text.data() + text.size()) number = std::nan("");
+  }
+  if (std::abs(number) < 9e18) return static_cast<int64_t>(number);
+  const Value* otherwise = read.Get("default");
+  return otherwise ? *otherwise : Value(int64_t{0});
+}
+
+Value ToFloat(C& context, A& arguments) {
+  const auto read = Read(context, "float", arguments, {"default"});
+  const Value& input = Input(arguments);
+  if (input.is_number()) return input.AsDouble();
+  if (input.is_string()) {
+    const std::string_view text = Strip(input.AsString(), Side::kBoth, nullptr);
+    double number = 0;
+    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
+    if (parsed.ec == std::errc() && parsed.ptr == text.data() + text.size()) return number;
+  }
+  const Value* otherwise = read.Get("default");
+  return otherwise ? *otherwise : Value(0.0);
+}
+
+// Words begin after white space, '-' and opening brackets (unlike the method, which looks at
+// letters).
+Value TitleFilter(C& context, A& arguments) {
+  std::string text = Lower(InputText(context, arguments));
+  bool starts = true;
+  for (char& c : text) {
+    if (starts && c >= 'a' && c <= 'z') c = static_cast<char>(c - 32);
+    starts = std::string_view("-({[< \t\n\r\v\f").find(c) != std::string_view::npos;
+  }
+  return context.MakeString(std::move(text));
+}
+
+// The arguments that map, select and their kin pass on: `item` for the first, less `used` names.
+Arguments PassOn(A& arguments, size_t used, const Value& item) {
+  Arguments passed;
+  passed.positional.push_back(item);
+  for (size_t i = used; i < arguments.positional.size(); ++i) {
+    passed.positional.push_back(arguments.positional[i]);
+  }
+  passed.named = arguments.named;
+  return passed;
+}
+
+std::string NameAt(C& context, A& arguments, size_t at, const char* function) {
+  if (at >= arguments.positional.size() || !arguments.positional[at].is_string()) {
+    context.Fail(function, " needs a name");
+  }
+  return arguments.positional[at].AsString();
+}
+
+Value Map(C& context, A& arguments) {
+  List out;
+  if (!Input(arguments).Truth()) return context.MakeList({});  // also none, unlike elsewhere
+  const bool by_attribute = arguments.positional.size() == 1;
+  if (by_attribute) {
+    const auto read = Read(context, "map", arguments, {"attribute", "default"});
+    const Value attribute = read.Required("attribute");
+    const Value* otherwise = read.Get("default");
+    for (const Value& item : context.Items(Input(arguments))) {
+      const Value found = Lookup(context, item, attribute);
+      out.push_back(found.is_undefined() && otherwise ? *otherwise : found);
+    }
+    return context.MakeList(std::move(out));
+  }
+  const std::string name = NameAt(context, arguments, 1, "map");
+  const Filter filter = FindFilter(name);
+  if (filter == nullptr) context.Fail("there is no filter '", name, "'");
+  for (const Value& item : context.Items(Input(arguments))) {
+    out.push_back(filter(context, PassOn(arguments, 2, item)));
+  }
+  return context.MakeList(std::move(out));
+}
+
+Value Choose(C& context, A& arguments, bool by_attribute, bool wanted) {
+  if (!Input(arguments).Truth()) return context.MakeList({});  // also none, unlike elsewhere
+  const size_t at = by_attribute ? 2 : 1;  // of the test's name, which may be missing
+  Value attribute;
+  if (by_attribute) attribute = Value::String(NameAt(context, arguments, 1, "selectattr"));
+  Test test = nullptr;
+  if (arguments.positional.size() > at) {
+    const std::string name = NameAt(context, arguments, at, "select");
+    test = FindTest(name);
+    if (test == nullptr) context.Fail("there is no test '", name, "'");
+  }
+  List out;
+  for (const Value& item : context.Items(Input(arguments))) {
+    const Value tested = by_attribute ? Lookup(context, item, attribute) : item;
+    const bool result = test ? test(context, PassOn(arguments, at + 1, tested)) : tested.Truth();
+    if (result == wanted) out.push_back(item);
+  }
+  return context.MakeList(std::move(out));
+}
+
+// The smallest or greatest item, the first of equals; undefined if there is none.
+Value Extreme(C& context, A& arguments, bool greatest) {
+  const auto read = Read(context, "min or max", arguments, {"case_sensitive", "attribute"});
+  const List items = context.Items(Input(arguments));
+  const List keys = ItemsAt(context, arguments, read.Get("attribute"));
+  const bool case_sensitive = read.Bool("case_sensitive", false);
+  if (items.empty()) return Undefined{"the extreme of nothing"};
+  size_t best = 0;
+  for (size_t i = 1; i < items.size(); ++i) {
+    const int order = context.Order(SortKey(context, keys[i], case_sensitive),
+                                    SortKey(context, keys[best], case_sensitive));
+    if (greatest ? order > 0 : order < 0) best = i;
+  }
+  return items[best];
+}
+
+Value Absolute(C& context, A& arguments) {
+  const Value& input = Input(arguments);
+  if (input.is_float()) return std::abs(input.AsDouble());
+  if (!input.is_integral() || input.AsInt() == INT64_MIN) context.Fail("abs needs a number");
+  return std::abs(input.AsInt());
+}
+
+}  // namespace
+
+Filter FindFilter(std::string_view name) {
+  static const std::unordered_map<std::string_view, Filter> filters = {
+      {"trim", Trim},
+      {"default", Default},
+      {"d", Default},
+      {"join", Join},
+      {"replace", ReplaceFilter},
+      {"indent", Indent},
+      {"tojson", ToJsonFilter},
+      {"reverse", Reverse},
+      {"sort", Sort},
+      {"dictsort", DictSort},
+      {"items", ItemsFilter},
+      {"unique", Unique},
+      {"int", ToInt},
+      {"float", ToFloat},
+      {"title", TitleFilter},
+      {"map", Map},
+      {"abs", Absolute},
+      {"min", [](C& c, A& a) { return Extreme(c, a, false); }},
+      {"max", [](C& c, A& a) { return Extreme(c, a, true); }},
+      {"first", [](C& c, A& a) { return Edge(c, a, false); }},
+      {"last", [](C& c, A& a) { return Edge(c, a, true); }},
+      {"select", [](C& c, A& a) { return Choose(c, a, false, true); }},
+      {"reject", [](C& c, A& a) { return Choose(c, a, false, false); }},
+      {"selectattr", [](C& c, A& a) { return Choose(c, a, true, true); }},
+      {"rejectattr", [](C& c, A& a) { return Choose(c, a, true, false); }},
+      {"length", [](C& c, A& a) { return Value(c.Length(Input(a))); }},
+      {"count", [](C& c, A& a) { return Value(c.Length(Input(a))); }},
+      {"list", [](C& c, A& a) { return c.MakeList(c.Items(Input(a))); }},
+      {"string", [](C& c, A& a) { return c.MakeString(InputText(c, a)); }},
+      {"upper", [](C& c, A& a) { return c.MakeString(Upper(InputText(c, a))); }},
+      {"lower", [](C& c, A& a) { return c.MakeString(Lower(InputText(c, a))); }},
+      {"capitalize", [](C& c, A& a) { return c.MakeString(Capitalize(InputText(c, a))); }},
+      // Output is never escaped, so everything is safe.
+      {"safe", [](C& c, A& a) { return c.MakeString(InputText(c, a)); }},
+  };
+  const auto found = filters.find(name);
+  return found == filters.end() ? nullptr : found->second;
+}
+
+}  // namespace treadle::jinja

@@ -1,0 +1,169 @@
+#include "models/text/jinja/format.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "models/text/unicode.h"
+
+namespace treadle::jinja {
+namespace {
+
+// The shortest digits that read back as the same number, laid out as Python's repr does: with an
+// exponent below 1e-4 and from 1e16 on.
+std::string FloatText(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  char buffer[64];
+  auto end = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
+  const std::string scientific(buffer, end.ptr);
+  const size_t e = scientific.find('e');
+  const int exponent = std::stoi(scientific.substr(e + 1));
+  if (exponent < -4 || exponent >= 16) return scientific;
+  end = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::fixed);
+  std::string text(buffer, end.ptr);
+  if (text.find('.') == std::string::npos) text += ".0";
+  return text;
+}
+
+void AppendHex(uint32_t value, int digits, std::string* out) {
+  for (int shift = 4 * (digits - 1); shift >= 0; shift -= 4) {
+    out->push_back("0123456789abcdef"[(value >> shift) & 15]);
+  }
+}
+
+class Writer {
+ public:
+  Writer(Context& context, const JsonStyle* json) : context_(context), json_(json) {}
+
+  std::string Write(const Value& value, int level = 0) {
+    context_.Step();
+    if (value.is_string()) return json_ ? JsonString(value.AsString()) : Repr(value.AsString());
+    if (value.is_list()) return WriteList(value.AsList(), level);
+    if (value.is_dict()) return WriteDict(value.AsDict(), level);
+    if (value.is_none()) return json_ ? "null" : "None";
+    if (value.is_bool())
+      return value.AsBool() ? (json_ ? "true" : "True") : json_ ? "false" : "False";
+    if (value.is_int()) return std::to_string(value.AsInt());
+    if (value.is_float()) return FloatText(value.AsDouble());
+    if (json_ == nullptr && value.is_undefined()) return "Undefined";
+    context_.Fail("a value of type '", value.TypeName(), "' cannot be written",
+                  json_ ? " as JSON" : "");
+  }
+
+ private:
+  std::string Wrap(char open, const std::vector<std::string>& parts, char close, int level) {
+    std::string out(1, open);
+    const bool lines = json_ != nullptr && json_->indent >= 0 && !parts.empty();
+    const auto indent = [&](int at) {
+      return "\n" + std::string(static_cast<size_t>(at) * static_cast<size_t>(json_->indent), ' ');
+    };
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (i > 0) out += lines ? "," : ", ";
+      if (lines) out += indent(level + 1);
+      out += parts[i];
+    }
+    if (lines) out += indent(level);
+    out.push_back(close);
+    context_.Charge(out.size());
+    return out;
+  }
+
+  std::string WriteList(const List& list, int level) {
+    std::vector<std::string> parts;
+    for (const Value& item : list) parts.push_back(Write(item, level + 1));
+    return Wrap('[', parts, ']', level);
+  }
+
+  std::string WriteDict(const Dict& dict, int level) {
+    std::vector<const Dict::value_type*> items;
+    for (const auto& item : dict) items.push_back(&item);
+    if (json_ != nullptr && json_->sort_keys) {
+      std::ranges::sort(items, {}, [](const Dict::value_type* item) { return item->first; });
+    }
+    std::vector<std::string> parts;
+    for (const auto* item : items) {
+      const std::string key = json_ ? JsonString(item->first) : Repr(item->first);
+      parts.push_back(key + ": " + Write(item->second, level + 1));
+    }
+    return Wrap('{', parts, '}', level);
+  }
+
+  std::string JsonString(std::string_view text) {
+    context_.Charge(text.size());
+    static constexpr std::string_view kEscaped = "\"\\\n\r\t\b\f";
+    static constexpr std::string_view kLetters = "\"\\nrtbf";
+    std::string out = "\"";
+    for (size_t at = 0; at < text.size();) {
+      const Utf8Front front = ReadUtf8(text.substr(at));
+      const char32_t c = front.character;
+      const size_t escape = c < 0x80 ? kEscaped.find(static_cast<char>(c)) : std::string::npos;
+      if (escape != std::string::npos) {
+        out.push_back('\\');
+        out.push_back(kLetters[escape]);
+      } else if (c < 0x20 || (json_->ascii_only && c >= 0x7F)) {
+        AppendUnit(c, &out);
+      } else {
+        out += text.substr(at, front.length);
+      }
+      at += front.length;
+    }
+    return out + "\"";
+  }
+
+  // \uXXXX, or two of them beyond the first 65,536 characters. DEL stays as it is.
+  static void AppendUnit(char32_t c, std::string* out) {
+    if (c == 0x7F) {
+      out->push_back('\x7F');
+    } else if (c < 0x10000) {
+      *out += "\\u";
+      AppendHex(c, 4, out);
+    } else {
+      AppendUnit(0xD800 + ((c - 0x10000) >> 10), out);
+      AppendUnit(0xDC00 + ((c - 0x10000) & 0x3FF), out);
+    }
+  }
+
+  // Python's repr of a string; characters from U+00A1 on are taken for printable.
+  std::string Repr(std::string_view text) {
+    context_.Charge(text.size());
+    const bool single = text.find('\'') == text.npos || text.find('"') != text.npos;
+    const char quote = single ? '\'' : '"';
+    std::string out(1, quote);
+    for (size_t at = 0; at < text.size();) {
+      const Utf8Front front = ReadUtf8(text.substr(at));
+      const char32_t c = front.character;
+      if (c == static_cast<char32_t>(quote) || c == '\\') {
+        out.push_back('\\');
+        out.push_back(static_cast<char>(c));
+      } else if (c == '\n' || c == '\r' || c == '\t') {
+        out += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
+      } else if (c < 0x20 || (c >= 0x7F && c <= 0xA0)) {
+        out += "\\x";
+        AppendHex(c, 2, &out);
+      } else {
+        out += text.substr(at, front.length);
+      }
+      at += front.length;
+    }
+    out.push_back(quote);
+    return out;
+  }
+
+  Context& context_;
+  const JsonStyle* json_;  // null: Python's repr
+};
+
+}  // namespace
+
+std::string Text(Context& context, const Value& value) {
+  if (value.is_string()) return value.AsString();
+  if (value.is_undefined()) return "";
+  return Writer(context, nullptr).Write(value);
+}
+
+std::string ToJson(Context& context, const Value& value, const JsonStyle& style) {
+  return Writer(context, &style).Write(value);
+}
+
+}  // namespace treadle::jinja

@@ -1,0 +1,405 @@
+#include "models/text/jinja/methods.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "models/text/jinja/format.h"
+#include "models/text/unicode.h"
+
+namespace treadle::jinja {
+namespace {
+
+// White space as Python's str methods see it.
+bool IsPythonSpace(char32_t c) { return IsWhiteSpace(c) || (c >= 0x1C && c <= 0x1F); }
+
+char UpperLetter(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c; }
+char LowerLetter(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
+
+using Pieces = std::vector<std::string_view>;
+
+void AddPiece(Context& context, std::string_view piece, Pieces* pieces) {
+  context.Charge(sizeof(piece));
+  pieces->push_back(piece);
+}
+
+Pieces SplitOnSpace(Context& context, std::string_view text, int64_t most) {
+  Pieces pieces;
+  for (;;) {
+    text = Strip(text, Side::kLeft, nullptr);
+    if (text.empty()) return pieces;
+    if (most >= 0 && static_cast<int64_t>(pieces.size()) == most) {
+      AddPiece(context, Strip(text, Side::kRight, nullptr), &pieces);
+      return pieces;
+    }
+    size_t end = 0;
+    while (end < text.size()) {
+      const Utf8Front front = ReadUtf8(text.substr(end));
+      if (IsPythonSpace(front.character)) break;
+      end += front.length;
+    }
+    AddPiece(context, text.substr(0, end), &pieces);
+    text.remove_prefix(end);
+  }
+}
+
+Pieces SplitOn(Context& context, std::string_view text, std::string_view separator, int64_t most) {
+  Pieces pieces;
+  while (most < 0 || static_cast<int64_t>(pieces.size()) < most) {
+    const size_t at = text.find(separator);
+    if (at == text.npos) break;
+    AddPiece(context, text.substr(0, at), &pieces);
+    text.remove_prefix(at + separator.size());
+  }
+  AddPiece(context, text, &pieces);
+  return pieces;
+}
+
+Pieces SplitFromRight(Context& context, std::string_view text, std::string_view separator,
+                      int64_t most) {
+  Pieces pieces;
+  while (most < 0 || static_cast<int64_t>(pieces.size()) < most) {
+    const size_t at = text.rfind(separator);
+    if (at == text.npos) break;
+    AddPiece(context, text.substr(at + separator.size()), &pieces);
+    text = text.substr(0, at);
+  }
+  AddPiece(context, text, &pieces);
+  std::ranges::reverse(pieces);
+  return pieces;
+}
+
+Value ListOf(Context& context, const Pieces& pieces) {
+  List items;
+  for (std::string_view piece : pieces) items.push_back(context.MakeString(std::string(piece)));
+  return context.MakeList(std::move(items));
+}
+
+Value Split(Context& context, const std::string& text, const Arguments& arguments, bool right) {
+  const ArgumentReader read(context, "split", arguments, {"sep", "maxsplit"});
+  const Value* separator = read.Get("sep");
+  const int64_t most = read.Int("maxsplit", -1);
+  if (separator == nullptr || separator->is_none()) {
+    if (right && most >= 0) context.Fail("rsplit with maxsplit needs a separator");
+    return ListOf(context, SplitOnSpace(context, text, most));
+  }
+  const std::string by = read.String("sep");
+  if (by.empty()) context.Fail("split: empty separator");
+  return ListOf(context,
+                right ? SplitFromRight(context, text, by, most) : SplitOn(context, text, by, most));
+}
+
+Value Affix(Context& context, const std::string& text, const Arguments& arguments, bool at_end) {
+  const Value affix =
+      ArgumentReader(context, "startswith or endswith", arguments, {"prefix"}).Required("prefix");
+  const List candidates = affix.is_list() ? affix.AsList() : List{affix};
+  return std::ranges::any_of(candidates, [&](const Value& one) {
+    if (!one.is_string()) context.Fail("startswith and endswith need a string");
+    return at_end ? text.ends_with(one.AsString()) : text.starts_with(one.AsString());
+  });
+}
+
+Value StripMethod(Context& context, const std::string& text, const Arguments& arguments,
+                  Side side) {
+  const ArgumentReader read(context, "strip", arguments, {"chars"});
+  const Value* characters = read.Get("chars");
+  if (characters != nullptr && characters->is_none()) characters = nullptr;
+  if (characters != nullptr) read.String("chars");
+  return context.MakeString(std::string(Strip(text, side, characters)));
+}
+
+Value ReplaceMethod(Context& context, const std::string& text, const Arguments& arguments) {
+  const ArgumentReader read(context, "replace", arguments, {"old", "new", "count"});
+  return context.MakeString(
+      Replace(context, text, read.String("old"), read.String("new"), read.Int("count", -1)));
+}
+
+Value JoinMethod(Context& context, const std::string& text, const Arguments& arguments) {
+  std::string out;
+  const Value list = ArgumentReader(context, "join", arguments, {"iterable"}).Required("iterable");
+  bool first = true;
+  for (const Value& item : context.Items(list)) {
+    if (!item.is_string()) context.Fail("join needs strings, not '", item.TypeName(), "'");
+    context.Charge(text.size() + item.AsString().size());
+    out += (first ? "" : text) + item.AsString();
+    first = false;
+  }
+  return context.MakeString(std::move(out));
+}
+
+// Fields without a format: {}, {0}, {name}; {{ and }} for braces.
+Value FormatMethod(Context& context, const std::string& text, const Arguments& arguments) {
+  std::string out;
+  size_t automatic = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if ((c == '{' || c == '}') && i + 1 < text.size() && text[i + 1] == c) {
+      out.push_back(c);
+      ++i;
+    } else if (c == '{') {
+      const size_t end = text.find('}', i);
+      if (end == text.npos) context.Fail("format: '}' is missing");
+      const std::string field = text.substr(i + 1, end - i - 1);
+      const bool number = field.find_first_not_of("0123456789") == field.npos && field.size() < 6;
+      const size_t index = field.empty() ? automatic++ : number ? std::stoul(field) : SIZE_MAX;
+      const Value* value = nullptr;
+      if (index < arguments.positional.size()) value = &arguments.positional[index];
+      for (const auto& [name, named] : arguments.named) {
+        if (name == field) value = &named;
+      }
+      if (value == nullptr) context.Fail("format: there is no argument for '{", field, "}'");
+      const std::string part = Text(context, *value);
+      context.Charge(part.size());
+      out += part;
+      i = end;
+    } else {
+      out.push_back(c);
+    }
+  }
+  return context.MakeString(std::move(out));
+}
+
+// An affix that is there is taken away.
+Value RemoveAffix(Context& context, const std::string& text, const Arguments& arguments,
+                  bool at_end) {
+  const std::string affix =
+      ArgumentReader(context, "removeprefix or removesuffix", arguments, {"affix"}).String("affix");
+  if (at_end && text.ends_with(affix)) {
+    return context.MakeString(text.substr(0, text.size() - affix.size()));
+  }
+  if (!at_end && text.starts_with(affix)) return context.MakeString(text.substr(affix.size()));
+  return Value::String(text);
+}
+
+Value FindMethod(Context& context, const std::string& text, const Arguments& arguments) {
+  const std::string part = ArgumentReader(context, "find", arguments, {"sub"}).String("sub");
+  const size_t at = text.find(part);
+  if (at == text.npos) return int64_t{-1};
+  return static_cast<int64_t>(CountCharacters(std::string_view(text).substr(0, at)));
+}
+
+Value CountMethod(Context& context, const std::string& text, const Arguments& arguments) {
+  const std::string part = ArgumentReader(context, "count", arguments, {"sub"}).String("sub");
+  if (part.empty()) return static_cast<int64_t>(CountCharacters(text) + 1);
+  return static_cast<int64_t>(SplitOn(context, text, part, -1).size()) - 1;
+}
+
+using StringMethod = Value (*)(Context&, const std::string&, const Arguments&);
+const std::unordered_map<std::string_view, StringMethod>& StringMethods() {
+  using C = Context;
+  using S = const std::string;
+  using A = const Arguments;
+  static const std::unordered_map<std::string_view, StringMethod> methods = {
+      {"strip", [](C& c, S& s, A& a) { return StripMethod(c, s, a, Side::kBoth); }},
+      {"lstrip", [](C& c, S& s, A& a) { return StripMethod(c, s, a, Side::kLeft); }},
+      {"rstrip", [](C& c, S& s, A& a) { return StripMethod(c, s, a, Side::kRight); }},
+      {"split", [](C& c, S& s, A& a) { return Split(c, s, a, false); }},
+      {"rsplit", [](C& c, S& s, A& a) { return Split(c, s, a, true); }},
+      {"splitlines", [](C& c, S& s, A&) { return ListOf(c, SplitLines(c, s)); }},
+      {"startswith", [](C& c, S& s, A& a) { return Affix(c, s, a, false); }},
+      {"endswith", [](C& c, S& s, A& a) { return Affix(c, s, a, true); }},
+      {"removeprefix", [](C& c, S& s, A& a) { return RemoveAffix(c, s, a, false); }},
+      {"removesuffix", [](C& c, S& s, A& a) { return RemoveAffix(c, s, a, true); }},
+      {"replace", ReplaceMethod},
+      {"join", JoinMethod},
+      {"format", FormatMethod},
+      {"find", FindMethod},
+      {"count", CountMethod},
+      {"upper", [](C& c, S& s, A&) { return c.MakeString(Upper(s)); }},
+      {"lower", [](C& c, S& s, A&) { return c.MakeString(Lower(s)); }},
+      {"title", [](C& c, S& s, A&) { return c.MakeString(Title(s)); }},
+      {"capitalize", [](C& c, S& s, A&) { return c.MakeString(Capitalize(s)); }},
+      {"isdigit",
+       [](C&, S& s, A&) {
+         return Value(!s.empty() && s.find_first_not_of("0123456789") == s.npos);
+       }},
+  };
+  return methods;
+}
+
+Value DictMethod(Context& context, const Value& object, std::string_view method,
+                 const Arguments& arguments) {
+  if (method == "get") {
+    const ArgumentReader read(context, "get", arguments, {"key", "default"});
+    const Value key = read.Required("key");
+    const Value* found = key.is_string() ? object.Find(key.AsString()) : nullptr;
+    const Value* otherwise = read.Get("default");
+    return found ? *found : otherwise ? *otherwise : Value(None{});
+  }
+  List list;
+  for (const auto& [key, value] : object.AsDict()) {
+    if (method == "keys") {
+      list.push_back(context.MakeString(key));
+    } else if (method == "values") {
+      list.push_back(value);
+    } else {
+      list.push_back(context.MakeList({context.MakeString(key), value}));
+    }
+  }
+  return context.MakeList(std::move(list));
+}
+
+}  // namespace
+
+std::string_view Strip(std::string_view text, Side side, const Value* characters) {
+  const Pieces set = characters ? Characters(characters->AsString()) : Pieces{};
+  const auto stripped = [&](std::string_view one) {
+    return characters ? std::ranges::find(set, one) != set.end()
+                      : IsPythonSpace(ReadUtf8(one).character);
+  };
+  while (side != Side::kRight && !text.empty()) {
+    const size_t length = ReadUtf8(text).length;
+    if (!stripped(text.substr(0, length))) break;
+    text.remove_prefix(length);
+  }
+  while (side != Side::kLeft && !text.empty()) {
+    size_t start = text.size() - 1;
+    while (start > 0 && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
+    if (!stripped(text.substr(start))) break;
+    text = text.substr(0, start);
+  }
+  return text;
+}
+
+std::vector<std::string_view> SplitLines(Context& context, std::string_view text) {
+  Pieces lines;
+  size_t start = 0;
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Front front = ReadUtf8(text.substr(at));
+    const char32_t c = front.character;
+    size_t end = at + front.length;
+    if ((c >= 0x0A && c <= 0x0D) || (c >= 0x1C && c <= 0x1E) || c == 0x85 || c == 0x2028 ||
+        c == 0x2029) {
+      AddPiece(context, text.substr(start, at - start), &lines);
+      if (c == '\r' && text.substr(end).starts_with('\n')) ++end;
+      start = end;
+    }
+    at = end;
+  }
+  if (start < text.size()) AddPiece(context, text.substr(start), &lines);
+  return lines;
+}
+
+std::string Replace(Context& context, std::string_view text, std::string_view from,
+                    std::string_view to, int64_t count) {
+  Pieces pieces;
+  if (from.empty()) {
+    context.Charge(text.size() * (sizeof(std::string_view) + to.size()));
+    // Python puts `to` before every character and at the end.
+    pieces.push_back("");
+    for (std::string_view character : Characters(text)) pieces.push_back(character);
+    if (count != 0) pieces.push_back("");
+    if (count >= 0) context.Fail("replace of the empty string with a count");
+  } else {
+    pieces = SplitOn(context, text, from, count);
+  }
+  context.Charge(text.size() + pieces.size() * to.size());
+  std::string out(pieces[0]);
+  for (size_t i = 1; i < pieces.size(); ++i) (out += to) += pieces[i];
+  return out;
+}
+
+std::string Upper(std::string_view text) {
+  std::string out(text);
+  std::ranges::transform(out, out.begin(), UpperLetter);
+  return out;
+}
+
+std::string Lower(std::string_view text) {
+  std::string out(text);
+  std::ranges::transform(out, out.begin(), LowerLetter);
+  return out;
+}
+
+std::string Capitalize(std::string_view text) {
+  std::string out = Lower(text);
+  if (!out.empty()) out[0] = UpperLetter(out[0]);
+  return out;
+}
+
+std::string Title(std::string_view text) {
+  std::string out = Lower(text);
+  bool in_word = false;
+  for (char& c : out) {
+    if (!in_word) c = UpperLetter(c);
+    in_word = LowerLetter(c) != UpperLetter(c) || static_cast<uint8_t>(c) >= 0x80;
+  }
+  return out;
+}
+
+Value CallMethod(Context& context, const Value& object, std::string_view method,
+                 const Arguments& arguments) {
+  context.Step();
+  if (object.is_string()) {
+    const auto found = StringMethods().find(method);
+    if (found != StringMethods().end()) {
+      context.Step(static_cast<int64_t>(object.AsString().size() / 64));
+      return found->second(context, object.AsString(), arguments);
+    }
+  } else if (object.is_dict()) {
+    if (method == "get" || method == "keys" || method == "values" || method == "items") {
+      return DictMethod(context, object, method, arguments);
+    }
+    const Value* member = object.Find(method);
+    if (member != nullptr && member->is_callable()) return member->AsCallable()(context, arguments);
+  } else if (object.is_undefined()) {
+    context.Fail("'", object.UndefinedName(), "' is undefined");
+  }
+  context.Fail("'", object.TypeName(), "' has no method '", method, "' that a template may call");
+}
+
+ArgumentReader::ArgumentReader(Context& context, std::string_view function,
+                               const Arguments& arguments, std::vector<std::string_view> names,
+                               size_t skip)
+    : context_(context),
+      function_(function),
+      arguments_(arguments),
+      names_(std::move(names)),
+      skip_(skip) {
+  if (arguments.positional.size() > names_.size() + skip) {
+    context.Fail(function, " takes at most ", names_.size(), " arguments");
+  }
+  for (const auto& [name, unused] : arguments.named) {
+    if (std::ranges::find(names_, name) == names_.end()) {
+      context.Fail(function, " has no argument '", name, "'");
+    }
+  }
+}
+
+const Value* ArgumentReader::Get(std::string_view name) const {
+  for (const auto& [given, value] : arguments_.named) {
+    if (given == name) return &value;
+  }
+  const auto at = std::ranges::find(names_, name) - names_.begin() + static_cast<ptrdiff_t>(skip_);
+  const auto index = static_cast<size_t>(at);
+  return index < arguments_.positional.size() ? &arguments_.positional[index] : nullptr;
+}
+
+Value ArgumentReader::Required(std::string_view name) const {
+  const Value* value = Get(name);
+  if (value == nullptr) context_.Fail(function_, " needs the argument '", name, "'");
+  return *value;
+}
+
+std::string ArgumentReader::String(std::string_view name) const {
+  const Value value = Required(name);
+  if (!value.is_string()) {
+    context_.Fail(function_, ": '", name, "' is of type '", value.TypeName(), "', expected 'str'");
+  }
+  return value.AsString();
+}
+
+int64_t ArgumentReader::Int(std::string_view name, int64_t otherwise) const {
+  const Value* value = Get(name);
+  if (value == nullptr || value->is_none()) return otherwise;
+  if (!value->is_integral()) {
+    context_.Fail(function_, ": '", name, "' is of type '", value->TypeName(), "', expected 'int'");
+  }
+  return value->AsInt();
+}
+
+bool ArgumentReader::Bool(std::string_view name, bool otherwise) const {
+  const Value* value = Get(name);
+  return value == nullptr ? otherwise : value->Truth();
+}
+
+}  // namespace treadle::jinja

@@ -1,0 +1,172 @@
+#include "models/text/jinja/value.h"
+
+#include <algorithm>
+
+#include "models/text/unicode.h"
+
+namespace treadle::jinja {
+
+bool Value::Truth() const {
+  if (is_bool()) return AsBool();
+  if (is_int()) return AsInt() != 0;
+  if (is_float()) return AsDouble() != 0;
+  if (is_string()) return !AsString().empty();
+  if (is_list()) return !AsList().empty();
+  if (is_dict()) return !AsDict().empty();
+  return is_namespace() || is_callable();
+}
+
+std::string_view Value::TypeName() const {
+  static constexpr std::string_view kNames[] = {"undefined", "NoneType", "bool", "int",
+                                                "float",     "str",      "list", "dict",
+                                                "namespace", "function"};
+  return kNames[data_.index()];
+}
+
+int Value::depth() const {
+  if (is_list()) return std::get<ListPtr>(data_)->depth;
+  if (is_dict()) return std::get<DictPtr>(data_)->depth;
+  // A namespace can change, so one inside another value could come to hold itself.
+  return is_namespace() ? Context::kMaxValueDepth : 0;
+}
+
+const Value* Value::Find(std::string_view key) const {
+  if (!is_dict()) return nullptr;
+  for (const auto& [name, value] : AsDict()) {
+    if (name == key) return &value;
+  }
+  return nullptr;
+}
+
+void Context::Step(int64_t steps) {
+  steps_ += steps;
+  if (steps_ > kMaxSteps) Fail("the template takes more than ", kMaxSteps, " steps");
+}
+
+void Context::Charge(size_t bytes) {
+  if (bytes > kMaxBytes - bytes_) Fail("the template needs more than ", kMaxBytes, " bytes");
+  bytes_ += bytes;
+}
+
+void Context::Enter() {
+  Step();
+  if (++depth_ > kMaxDepth) Fail("the template nests more than ", kMaxDepth, " levels");
+}
+
+Value Context::MakeString(std::string text) {
+  Charge(text.size());
+  return Value::String(std::move(text));
+}
+
+Value Context::MakeList(List items) {
+  Charge(items.size() * sizeof(Value));
+  int depth = 0;
+  for (const Value& item : items) depth = std::max(depth, item.depth());
+  if (depth >= kMaxValueDepth) Fail("values are nested too deeply, or a namespace is inside one");
+  return Value(Value::ListPtr(std::make_shared<const Value::Nested<List>>(
+      Value::Nested<List>{std::move(items), depth + 1})));
+}
+
+Value Context::MakeDict(Dict items) {
+  Charge(items.size() * sizeof(Dict::value_type));
+  int depth = 0;
+  for (const auto& [key, value] : items) depth = std::max(depth, value.depth());
+  if (depth >= kMaxValueDepth) Fail("values are nested too deeply, or a namespace is inside one");
+  return Value(Value::DictPtr(std::make_shared<const Value::Nested<Dict>>(
+      Value::Nested<Dict>{std::move(items), depth + 1})));
+}
+
+bool Context::Equal(const Value& a, const Value& b) {
+  Step();
+  if (a.is_integral() && b.is_integral()) return a.AsInt() == b.AsInt();
+  if (a.is_number() && b.is_number()) return a.AsDouble() == b.AsDouble();
+  if (a.is_string() && b.is_string()) {
+    Step(static_cast<int64_t>(a.AsString().size() / 256));
+    return a.AsString() == b.AsString();
+  }
+  if (a.is_list() && b.is_list()) {
+    return std::ranges::equal(a.AsList(), b.AsList(),
+                              [this](const Value& x, const Value& y) { return Equal(x, y); });
+  }
+  if (a.is_dict() && b.is_dict()) {
+    if (a.AsDict().size() != b.AsDict().size()) return false;
+    for (const auto& [key, value] : a.AsDict()) {
+      Step();
+      const Value* other = b.Find(key);
+      if (other == nullptr || !Equal(value, *other)) return false;
+    }
+    return true;
+  }
+  if (a.is_namespace() && b.is_namespace()) return &a.AsNamespace() == &b.AsNamespace();
+  return (a.is_none() && b.is_none()) || (a.is_undefined() && b.is_undefined());
+}
+
+int Context::Order(const Value& a, const Value& b) {
+  Step();
+  const auto order = [](const auto& x, const auto& y) { return x < y ? -1 : x > y ? 1 : 0; };
+  if (a.is_integral() && b.is_integral()) return order(a.AsInt(), b.AsInt());
+  if (a.is_number() && b.is_number()) return order(a.AsDouble(), b.AsDouble());
+  if (a.is_string() && b.is_string()) return order(a.AsString(), b.AsString());
+  if (a.is_list() && b.is_list()) {
+    const size_t shared = std::min(a.AsList().size(), b.AsList().size());
+    for (size_t i = 0; i < shared; ++i) {
+      if (const int result = Order(a.AsList()[i], b.AsList()[i]); result != 0) return result;
+    }
+    return order(a.AsList().size(), b.AsList().size());
+  }
+  Fail("'", a.TypeName(), "' and '", b.TypeName(), "' have no order");
+}
+
+List Context::Items(const Value& value) {
+  if (value.is_undefined()) return {};
+  List items;
+  if (value.is_list()) {
+    items = value.AsList();
+  } else if (value.is_dict()) {
+    for (const auto& [key, unused] : value.AsDict()) items.push_back(MakeString(key));
+  } else if (value.is_string()) {
+    Charge(value.AsString().size() * sizeof(Value));
+    for (std::string_view character : Characters(value.AsString())) {
+      items.push_back(MakeString(std::string(character)));
+    }
+  } else {
+    Fail("'", value.TypeName(), "' object is not iterable");
+  }
+  Step(static_cast<int64_t>(items.size()));
+  return items;
+}
+
+int64_t Context::Length(const Value& value) {
+  if (value.is_undefined()) return 0;
+  if (value.is_list()) return static_cast<int64_t>(value.AsList().size());
+  if (value.is_dict()) return static_cast<int64_t>(value.AsDict().size());
+  if (value.is_string()) {
+    Step(static_cast<int64_t>(value.AsString().size() / 256));
+    return static_cast<int64_t>(CountCharacters(value.AsString()));
+  }
+  Fail("object of type '", value.TypeName(), "' has no length");
+}
+
+bool Context::Contains(const Value& container, const Value& item) {
+  if (container.is_string()) {
+    if (!item.is_string()) Fail("'in <string>' requires a string, not '", item.TypeName(), "'");
+    Step(static_cast<int64_t>(container.AsString().size() / 64));
+    return container.AsString().find(item.AsString()) != std::string::npos;
+  }
+  if (container.is_dict()) return item.is_string() && container.Find(item.AsString()) != nullptr;
+  if (container.is_undefined()) return false;
+  if (!container.is_list()) Fail("'", container.TypeName(), "' cannot contain anything");
+  return std::ranges::any_of(container.AsList(), [&](const Value& x) { return Equal(x, item); });
+}
+
+std::vector<std::string_view> Characters(std::string_view text) {
+  std::vector<std::string_view> characters;
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = ReadUtf8(text.substr(at)).length;
+    characters.push_back(text.substr(at, length));
+    at += length;
+  }
+  return characters;
+}
+
+}  // namespace treadle::jinja

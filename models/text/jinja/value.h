@@ -1,0 +1,159 @@
+// The values that a template computes with, and the budget that bounds what it may compute.
+//
+// Values share their contents and never change, except a namespace's attributes. Inside the
+// interpreter an error is a thrown TemplateError; ChatTemplate turns it into a Status. Thread
+// safety: a Context and the values made with it belong to one rendering.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/status.h"
+
+namespace treadle::jinja {
+
+struct TemplateError {
+  int line;
+  std::string message;
+};
+
+class Context;
+class Value;
+using List = std::vector<Value>;
+using Dict = std::vector<std::pair<std::string, Value>>;  // in order of insertion
+using Namespace = std::map<std::string, Value, std::less<>>;
+
+struct Arguments {
+  List positional;
+  Dict named;
+};
+using Function = std::function<Value(Context&, const Arguments&)>;
+
+struct Undefined {
+  std::string name;  // for messages
+};
+struct None {};
+
+class Value {
+ public:
+  Value() : data_(Undefined{}) {}
+  Value(Undefined undefined) : data_(std::move(undefined)) {}  // NOLINT: values convert implicitly
+  Value(None none) : data_(none) {}                            // NOLINT
+  Value(bool value) : data_(value) {}                          // NOLINT
+  Value(int64_t value) : data_(value) {}                       // NOLINT
+  Value(double value) : data_(value) {}                        // NOLINT
+  static Value String(std::string text) {
+    return Value(std::make_shared<const std::string>(std::move(text)));
+  }
+  static Value Callable(Function function) {
+    return Value(std::make_shared<const Function>(std::move(function)));
+  }
+  static Value NewNamespace(Namespace attributes) {
+    return Value(std::make_shared<Namespace>(std::move(attributes)));
+  }
+
+  bool is_undefined() const { return std::holds_alternative<Undefined>(data_); }
+  bool is_none() const { return std::holds_alternative<None>(data_); }
+  bool is_string() const { return std::holds_alternative<StringPtr>(data_); }
+  bool is_list() const { return std::holds_alternative<ListPtr>(data_); }
+  bool is_dict() const { return std::holds_alternative<DictPtr>(data_); }
+  bool is_namespace() const { return std::holds_alternative<NamespacePtr>(data_); }
+  bool is_callable() const { return std::holds_alternative<FunctionPtr>(data_); }
+  bool is_bool() const { return std::holds_alternative<bool>(data_); }
+  bool is_int() const { return std::holds_alternative<int64_t>(data_); }
+  bool is_float() const { return std::holds_alternative<double>(data_); }
+  bool is_number() const { return is_bool() || is_int() || is_float(); }
+  bool is_integral() const { return is_bool() || is_int(); }
+
+  // Each requires its kind; AsInt also takes a bool, AsDouble any number.
+  const std::string& AsString() const { return *std::get<StringPtr>(data_); }
+  const List& AsList() const { return std::get<ListPtr>(data_)->items; }
+  const Dict& AsDict() const { return std::get<DictPtr>(data_)->items; }
+  Namespace& AsNamespace() const { return *std::get<NamespacePtr>(data_); }
+  const Function& AsCallable() const { return *std::get<FunctionPtr>(data_); }
+  bool AsBool() const { return std::get<bool>(data_); }
+  int64_t AsInt() const { return is_bool() ? AsBool() : std::get<int64_t>(data_); }
+  double AsDouble() const {
+    return is_float() ? std::get<double>(data_) : static_cast<double>(AsInt());
+  }
+  const std::string& UndefinedName() const { return std::get<Undefined>(data_).name; }
+
+  bool Truth() const;
+  // As Python names the type, for messages.
+  std::string_view TypeName() const;
+  // Nesting of lists and dictionaries: 0 for a scalar.
+  int depth() const;
+  // nullptr if this is not a dictionary or has no such key.
+  const Value* Find(std::string_view key) const;
+
+ private:
+  friend class Context;
+  template <typename Items>
+  struct Nested {
+    Items items;
+    int depth;
+  };
+  using StringPtr = std::shared_ptr<const std::string>;
+  using ListPtr = std::shared_ptr<const Nested<List>>;
+  using DictPtr = std::shared_ptr<const Nested<Dict>>;
+  using NamespacePtr = std::shared_ptr<Namespace>;
+  using FunctionPtr = std::shared_ptr<const Function>;
+  template <typename Pointer>
+  requires std::is_class_v<Pointer>
+  explicit Value(Pointer pointer) : data_(std::move(pointer)) {}
+
+  std::variant<Undefined, None, bool, int64_t, double, StringPtr, ListPtr, DictPtr, NamespacePtr,
+               FunctionPtr>
+      data_;
+};
+
+// What one rendering may use, and where it is.
+class Context {
+ public:
+  static constexpr int64_t kMaxSteps = 5'000'000;         // nodes evaluated, items walked
+  static constexpr size_t kMaxBytes = size_t{128} << 20;  // of all strings and lists ever made
+  static constexpr size_t kMaxOutput = size_t{32} << 20;
+  static constexpr int kMaxDepth = 400;      // of evaluation: nested nodes and macro calls
+  static constexpr int kMaxValueDepth = 64;  // of lists in lists
+
+  int line = 1;  // of what is being evaluated
+
+  template <typename... Parts>
+  [[noreturn]] void Fail(const Parts&... parts) const {
+    throw TemplateError{line, Str(parts...)};
+  }
+  void Step(int64_t steps = 1);
+  // Before making something of that size.
+  void Charge(size_t bytes);
+  void Enter();  // one level deeper
+  void Leave() { --depth_; }
+
+  Value MakeString(std::string text);
+  Value MakeList(List items);
+  Value MakeDict(Dict items);
+
+  bool Equal(const Value& a, const Value& b);
+  // Negative, zero, positive. Fails for values that have no order.
+  int Order(const Value& a, const Value& b);
+  // What a for loop visits: items, keys, or characters. Fails for what cannot be iterated.
+  List Items(const Value& value);
+  int64_t Length(const Value& value);
+  bool Contains(const Value& container, const Value& item);
+
+ private:
+  int64_t steps_ = 0;
+  size_t bytes_ = 0;
+  int depth_ = 0;
+};
+
+// One character each, of valid UTF-8.
+std::vector<std::string_view> Characters(std::string_view text);
+
+}  // namespace treadle::jinja

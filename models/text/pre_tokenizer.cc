@@ -1,0 +1,152 @@
+#include "models/text/pre_tokenizer.h"
+
+#include <array>
+
+#include "base/status.h"
+
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+namespace treadle {
+namespace {
+
+// The White_Space property, spelled out: PCRE2's own \s also holds U+180E, the authors' does not.
+#define SPACE \
+  R"(\t-\r\x20\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})"
+#define SPACES "[" SPACE "]+"
+// White space up to the last one before a word, which goes with the word.
+#define GAP SPACES "(?![^" SPACE "])|" SPACES
+#define GPT2_PATTERN \
+  R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" SPACE R"(\p{L}\p{N}]+|)" GAP
+#define LLAMA3_PATTERN(digits)                                                        \
+  R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)" digits R"(| ?[^)" SPACE \
+  R"(\p{L}\p{N}]+[\r\n]*|[)" SPACE R"(]*[\r\n]+|)" GAP
+
+struct Row {
+  std::string_view name;
+  std::array<const char*, 2> patterns;  // the second may be null
+  std::string_view spelling;            // in tokenizer.json's Split; "" where it has none
+  bool nfc;
+};
+
+#define LLAMA3_SPELLING(digits)                                      \
+  R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)" digits \
+  R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"
+
+constexpr Row kRows[] = {
+    {"gpt-2", {GPT2_PATTERN, nullptr}, "", false},
+    {"smollm", {R"(\p{N})", GPT2_PATTERN}, "", false},
+    {"llama-bpe",
+     {LLAMA3_PATTERN(R"(\p{N}{1,3})"), nullptr},
+     LLAMA3_SPELLING(R"(\p{N}{1,3})"),
+     false},
+    {"qwen2", {LLAMA3_PATTERN(R"(\p{N})"), nullptr}, LLAMA3_SPELLING(R"(\p{N})"), true},
+};
+
+struct CodeDeleter {
+  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+};
+struct MatchDataDeleter {
+  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+};
+using Code = std::unique_ptr<pcre2_code, CodeDeleter>;
+
+std::string ErrorText(int code) {
+  PCRE2_UCHAR text[256];
+  pcre2_get_error_message(code, text, sizeof(text));
+  return reinterpret_cast<const char*>(text);
+}
+
+absl::StatusOr<Code> Compile(const char* pattern) {
+  int error = 0;
+  PCRE2_SIZE offset = 0;
+  Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern), PCRE2_ZERO_TERMINATED,
+                          PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
+  if (!code) return Internal("pre-tokenizer pattern: ", ErrorText(error), " at ", offset);
+  // Where the library has no JIT compiler, matching falls back to its interpreter by itself.
+  pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
+  return code;
+}
+
+class PatternPreTokenizer final : public PreTokenizer {
+ public:
+  PatternPreTokenizer(std::vector<Code> patterns, bool nfc)
+      : patterns_(std::move(patterns)), nfc_(nfc) {}
+
+  absl::Status Split(std::string_view text, std::vector<std::string_view>* words) const override {
+    std::vector<std::string_view> pieces = {text};
+    for (const Code& pattern : patterns_) {
+      std::vector<std::string_view> finer;
+      const std::unique_ptr<pcre2_match_data, MatchDataDeleter> match(
+          pcre2_match_data_create(1, nullptr));
+      for (std::string_view piece : pieces) {
+        TREADLE_RETURN_IF_ERROR(Isolate(pattern.get(), piece, match.get(), &finer));
+      }
+      pieces = std::move(finer);
+    }
+    words->insert(words->end(), pieces.begin(), pieces.end());
+    return absl::OkStatus();
+  }
+
+  bool normalizes_nfc() const override { return nfc_; }
+
+ private:
+  static absl::Status Isolate(const pcre2_code* code, std::string_view text,
+                              pcre2_match_data* match, std::vector<std::string_view>* pieces) {
+    const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
+    size_t done = 0;
+    while (done < text.size()) {
+      // The text was checked as a whole; checking it again at every match would be quadratic.
+      const int count =
+          pcre2_match(code, subject, text.size(), done, PCRE2_NO_UTF_CHECK, match, nullptr);
+      if (count == PCRE2_ERROR_NOMATCH) break;
+      if (count < 0) {
+        return ResourceExhausted("splitting the text into words at byte ", done, ": ",
+                                 ErrorText(count));
+      }
+      const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(match);
+      if (bounds[0] > done) pieces->push_back(text.substr(done, bounds[0] - done));
+      pieces->push_back(text.substr(bounds[0], bounds[1] - bounds[0]));
+      done = bounds[1];  // no pattern matches the empty text, so this advances
+    }
+    if (done < text.size()) pieces->push_back(text.substr(done));
+    return absl::OkStatus();
+  }
+
+  std::vector<Code> patterns_;
+  bool nfc_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PreTokenizer>> PreTokenizer::Create(std::string_view name) {
+  std::string known;
+  for (const Row& row : kRows) {
+    known += Str(known.empty() ? "" : ", ", "'", row.name, "'");
+    if (row.name != name) continue;
+    std::vector<Code> patterns;
+    for (const char* pattern : row.patterns) {
+      if (pattern == nullptr) continue;
+      TREADLE_ASSIGN_OR_RETURN(Code code, Compile(pattern));
+      patterns.push_back(std::move(code));
+    }
+    return std::make_unique<PatternPreTokenizer>(std::move(patterns), row.nfc);
+  }
+  return Unimplemented("pre-tokenizer '", name, "' is not known; known are ", known);
+}
+
+std::string_view PreTokenizerOfPattern(std::string_view pattern) {
+  for (const Row& row : kRows) {
+    if (!row.spelling.empty() && row.spelling == pattern) return row.name;
+  }
+  return "";
+}
+
+std::string_view PatternOfPreTokenizer(std::string_view name) {
+  for (const Row& row : kRows) {
+    if (row.name == name) return row.spelling;
+  }
+  return "";
+}
+
+}  // namespace treadle

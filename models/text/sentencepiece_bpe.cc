@@ -1,0 +1,176 @@
+#include "models/text/sentencepiece_bpe.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "base/status.h"
+#include "models/text/unicode.h"
+
+namespace treadle {
+namespace {
+
+constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
+
+// 0 to 255 for "<0xNN>", else -1.
+int ByteOf(std::string_view text) {
+  if (text.size() != 6 || !text.starts_with("<0x") || text[5] != '>') return -1;
+  int value = -1;
+  const auto [end, error] = std::from_chars(text.data() + 3, text.data() + 5, value, 16);
+  return error == std::errc() && end == text.data() + 5 ? value : -1;
+}
+
+std::string SpacesOf(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    if (text.substr(at).starts_with(kSpace)) {
+      out.push_back(' ');
+      at += kSpace.size();
+    } else {
+      out.push_back(text[at++]);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+SentencePieceBpe::SentencePieceBpe(TokenizerSpec spec)
+    : Tokenizer(std::move(spec)), added_(spec_.tokens) {
+  byte_ids_.fill(-1);
+  bytes_.reserve(spec_.tokens.size());
+  for (size_t id = 0; id < spec_.tokens.size(); ++id) {
+    const TokenizerSpec::Token& token = spec_.tokens[id];
+    const int byte = token.kind == TokenKind::kByte ? ByteOf(token.text) : -1;
+    if (byte >= 0) {
+      byte_ids_[static_cast<size_t>(byte)] = static_cast<int32_t>(id);
+      bytes_.emplace_back(1, static_cast<char>(byte));
+      continue;
+    }
+    bytes_.push_back(SpacesOf(token.text));
+    if (token.kind == TokenKind::kNormal || token.kind == TokenKind::kUserDefined) {
+      ids_.try_emplace(token.text, static_cast<int32_t>(id));
+    }
+  }
+  byte_fallback_ = std::ranges::all_of(byte_ids_, [](int32_t id) { return id >= 0; });
+}
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> SentencePieceBpe::Create(TokenizerSpec spec) {
+  std::unique_ptr<SentencePieceBpe> made(new SentencePieceBpe(std::move(spec)));
+  if (!made->byte_fallback_ && made->spec_.unknown < 0) {
+    return InvalidArgument(
+        "tokenizer: the vocabulary has neither 256 byte tokens nor an unknown token");
+  }
+  if (made->spec_.merges.empty()) {
+    made->AddScoredMerges();
+  } else {
+    TREADLE_RETURN_IF_ERROR(made->AddListedMerges());
+  }
+  return std::unique_ptr<Tokenizer>(std::move(made));
+}
+
+int32_t SentencePieceBpe::FindId(std::string_view text) const {
+  const auto found = ids_.find(text);
+  return found == ids_.end() ? -1 : found->second;
+}
+
+absl::Status SentencePieceBpe::AddListedMerges() {
+  merges_.Reserve(spec_.merges.size());
+  for (size_t rank = 0; rank < spec_.merges.size(); ++rank) {
+    const auto& [left, right] = spec_.merges[rank];
+    const std::string joined = left + right;
+    for (const std::string& text : {left, right, joined}) {
+      if (FindId(text) < 0) {
+        return InvalidArgument("tokenizer: merge ", rank, " ('", left, "' and '", right,
+                               "') needs the token '", text, "', which the vocabulary lacks");
+      }
+    }
+    merges_.Add(FindId(left), FindId(right), {static_cast<int32_t>(rank), FindId(joined)});
+  }
+  return absl::OkStatus();
+}
+
+// Every way to cut a token into two tokens is a merge; tokens of one score share a priority.
+void SentencePieceBpe::AddScoredMerges() {
+  std::vector<int32_t> order;
+  for (const auto& [text, id] : ids_) order.push_back(id);
+  const auto score = [this](int32_t id) { return spec_.tokens[static_cast<size_t>(id)].score; };
+  std::ranges::sort(order, [&](int32_t a, int32_t b) { return score(a) > score(b); });
+  int32_t priority = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const int32_t id = order[i];
+    if (i > 0 && score(order[i - 1]) != score(id)) ++priority;
+    const std::string_view text = spec_.tokens[static_cast<size_t>(id)].text;
+    for (size_t cut = 1; cut < text.size(); ++cut) {
+      const int32_t left = FindId(text.substr(0, cut));
+      if (left < 0) continue;
+      const int32_t right = FindId(text.substr(cut));
+      if (right >= 0) merges_.Add(left, right, {priority, id});
+    }
+  }
+}
+
+absl::StatusOr<std::vector<int32_t>> SentencePieceBpe::Encode(std::string_view text,
+                                                              const EncodeOptions& options) const {
+  TREADLE_RETURN_IF_ERROR(CheckText(text));
+  std::vector<int32_t> ids;
+  if (options.add_special && spec_.add_bos) ids.push_back(spec_.bos);
+  Merger merger(merges_);
+  for (const AddedTokens::Fragment& fragment : added_.Split(text, options.parse_special)) {
+    if (fragment.id >= 0) {
+      ids.push_back(fragment.id);
+    } else {
+      EncodeText(fragment.text, fragment.at_start, &merger, &ids);
+    }
+  }
+  if (options.add_special && spec_.add_eos) ids.push_back(spec_.eos);
+  return ids;
+}
+
+void SentencePieceBpe::EncodeText(std::string_view text, bool at_start, Merger* merger,
+                                  std::vector<int32_t>* ids) const {
+  std::vector<int32_t> symbols;  // a character without a token is -1 - character
+  symbols.reserve(text.size() + 1);
+  const int32_t space = FindId(kSpace);
+  const int32_t space_symbol = space >= 0 ? space : -1 - 0x2581;
+  const bool begins_with_space = text.starts_with(' ') || text.starts_with(kSpace);
+  if (spec_.add_space_prefix && (at_start || !spec_.space_prefix_at_start_only) &&
+      !(begins_with_space && spec_.space_prefix_if_missing)) {
+    symbols.push_back(space_symbol);
+  }
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Front front = ReadUtf8(text.substr(at));
+    const int32_t id = FindId(text.substr(at, front.length));
+    if (front.character == ' ') {
+      symbols.push_back(space_symbol);
+    } else {
+      symbols.push_back(id >= 0 ? id : -1 - static_cast<int32_t>(front.character));
+    }
+    at += front.length;
+  }
+  merger->Run(&symbols);
+  bool after_unknown = false;
+  for (int32_t symbol : symbols) {
+    const bool unknown = symbol < 0 && !byte_fallback_;
+    if (symbol >= 0) {
+      ids->push_back(symbol);
+    } else if (byte_fallback_) {
+      EmitCharacter(static_cast<char32_t>(-1 - symbol), ids);
+    } else if (!after_unknown) {
+      ids->push_back(spec_.unknown);
+    }
+    after_unknown = unknown;
+  }
+}
+
+void SentencePieceBpe::EmitCharacter(char32_t character, std::vector<int32_t>* ids) const {
+  std::string bytes;
+  AppendUtf8(character, &bytes);
+  for (char byte : bytes) ids->push_back(byte_ids_[static_cast<uint8_t>(byte)]);
+}
+
+std::string SentencePieceBpe::TokenBytes(int32_t id, bool special) const {
+  if (!Emits(id, special)) return "";
+  return bytes_[static_cast<size_t>(id)];
+}
+
+}  // namespace treadle

@@ -1,0 +1,26 @@
+// Reads the tokenizer of a Hugging Face folder: tokenizer.json, with tokenizer_config.json,
+// special_tokens_map.json and generation_config.json for what it does not hold (BOS, EOS, stops).
+//
+// Understood: byte-level BPE (the shapes of GPT-2, Llama 3, SmolLM2 and Qwen2) and
+// SentencePiece-style BPE with byte fallback (Llama 2, TinyLlama, Mistral). Anything else is
+// InvalidArgument or Unimplemented, naming the file, the field, what was found and what was
+// expected.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "models/text/tokenizer_spec.h"
+
+namespace treadle {
+
+// NotFound when the folder has no tokenizer.json: such a model serves token ids only.
+absl::StatusOr<TokenizerSpec> ReadTokenizerJson(const std::string& folder);
+
+// The ids that end generation, by generation_config.json or, without an entry there, config.json;
+// none if neither says. InvalidArgument for ids outside a vocabulary of `vocab`.
+absl::StatusOr<std::vector<int32_t>> ReadEndIds(const std::string& folder, int64_t vocab);
+
+}  // namespace treadle

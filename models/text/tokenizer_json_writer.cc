@@ -1,0 +1,146 @@
+#include "models/text/tokenizer_json_writer.h"
+
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "models/text/pre_tokenizer.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+
+Json ByteLevel(bool splits) {
+  return {{"type", "ByteLevel"},
+          {"add_prefix_space", false},
+          {"trim_offsets", true},
+          {"use_regex", splits}};
+}
+
+Json Sequence(const char* members, Json first, Json second) {
+  Json steps = Json::array();
+  steps.push_back(std::move(first));
+  steps.push_back(std::move(second));
+  return {{"type", "Sequence"}, {members, std::move(steps)}};
+}
+
+Json PreTokenizerJson(const TokenizerSpec& spec) {
+  if (spec.pre_tokenizer == "gpt-2") return ByteLevel(true);
+  if (spec.pre_tokenizer == "smollm") {
+    return Sequence("pretokenizers", {{"type", "Digits"}, {"individual_digits", true}},
+                    ByteLevel(true));
+  }
+  const Json split = {{"type", "Split"},
+                      {"pattern", {{"Regex", PatternOfPreTokenizer(spec.pre_tokenizer)}}},
+                      {"behavior", "Isolated"},
+                      {"invert", false}};
+  return Sequence("pretokenizers", split, ByteLevel(false));
+}
+
+// Special tokens around the text, as the model wants them.
+Json PostProcessorJson(const TokenizerSpec& spec) {
+  const bool bos = spec.add_bos && spec.bos >= 0;
+  const bool eos = spec.add_eos && spec.eos >= 0;
+  if (!bos && !eos) return nullptr;
+  Json single = Json::array(), pair = Json::array(), special = Json::object();
+  const auto add_special = [&](int32_t id) {
+    const std::string& text = spec.tokens[static_cast<size_t>(id)].text;
+    for (Json* list : {&single, &pair}) {
+      list->push_back({{"SpecialToken", {{"id", text}, {"type_id", 0}}}});
+    }
+    special[text] = {{"id", text}, {"ids", Json::array({id})}, {"tokens", Json::array({text})}};
+  };
+  if (bos) add_special(spec.bos);
+  single.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
+  pair.push_back({{"Sequence", {{"id", "A"}, {"type_id", 0}}}});
+  pair.push_back({{"Sequence", {{"id", "B"}, {"type_id", 0}}}});
+  if (eos) add_special(spec.eos);
+  return {{"type", "TemplateProcessing"},
+          {"single", single},
+          {"pair", pair},
+          {"special_tokens", special}};
+}
+
+Json TokenizerJson(const TokenizerSpec& spec) {
+  Json vocabulary = Json::object(), added = Json::array(), merges = Json::array();
+  for (size_t id = 0; id < spec.tokens.size(); ++id) {
+    const TokenizerSpec::Token& token = spec.tokens[id];
+    vocabulary[token.text] = id;
+    const bool special = token.kind == TokenKind::kControl || token.kind == TokenKind::kUnknown;
+    if (!special && token.kind != TokenKind::kUserDefined) continue;
+    added.push_back({{"id", id},
+                     {"content", token.text},
+                     {"single_word", false},
+                     {"lstrip", token.trim_left},
+                     {"rstrip", token.trim_right},
+                     {"normalized", false},
+                     {"special", special}});
+  }
+  for (const auto& [left, right] : spec.merges) merges.push_back(Json::array({left, right}));
+  Json normalizer = nullptr;
+  if (spec.pre_tokenizer == "qwen2") normalizer = {{"type", "NFC"}};
+  return {{"version", "1.0"},
+          {"truncation", nullptr},
+          {"padding", nullptr},
+          {"added_tokens", added},
+          {"normalizer", normalizer},
+          {"pre_tokenizer", PreTokenizerJson(spec)},
+          {"post_processor", PostProcessorJson(spec)},
+          {"decoder", ByteLevel(true)},
+          {"model",
+           {{"type", "BPE"},
+            {"dropout", nullptr},
+            {"unk_token", nullptr},
+            {"continuing_subword_prefix", nullptr},
+            {"end_of_word_suffix", nullptr},
+            {"fuse_unk", false},
+            {"byte_fallback", false},
+            {"ignore_merges", spec.ignore_merges},
+            {"vocab", vocabulary},
+            {"merges", merges}}}};
+}
+
+Json ConfigJson(const TokenizerSpec& spec, const std::string& chat_template, int64_t context) {
+  Json json = {{"tokenizer_class", "PreTrainedTokenizerFast"},
+               {"clean_up_tokenization_spaces", false},
+               {"model_max_length", context},
+               {"add_bos_token", spec.add_bos},
+               {"add_eos_token", spec.add_eos}};
+  const std::pair<const char*, int32_t> names[] = {{"bos_token", spec.bos},
+                                                   {"eos_token", spec.eos},
+                                                   {"unk_token", spec.unknown},
+                                                   {"pad_token", spec.padding}};
+  for (const auto& [name, id] : names) {
+    if (id >= 0) json[name] = spec.tokens[static_cast<size_t>(id)].text;
+  }
+  if (!chat_template.empty()) json["chat_template"] = chat_template;
+  return json;
+}
+
+Json GenerationJson(const TokenizerSpec& spec) {
+  Json json = Json::object();
+  if (spec.bos >= 0) json["bos_token_id"] = spec.bos;
+  if (!spec.end_ids.empty()) json["eos_token_id"] = spec.end_ids;
+  if (spec.padding >= 0) json["pad_token_id"] = spec.padding;
+  return json;
+}
+
+std::string Text(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace
+
+bool HasTokenizerJson(const TokenizerSpec& spec) {
+  return spec.model == TokenizerSpec::Model::kByteLevelBpe;
+}
+
+std::map<std::string, std::string> TokenizerJsonFiles(const TokenizerSpec& spec,
+                                                      const std::string& chat_template,
+                                                      int64_t context) {
+  return {{"tokenizer.json", Text(TokenizerJson(spec))},
+          {"tokenizer_config.json", Text(ConfigJson(spec, chat_template, context))},
+          {"generation_config.json", Text(GenerationJson(spec))}};
+}
+
+}  // namespace treadle

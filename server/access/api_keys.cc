@@ -1,0 +1,226 @@
+#include "server/access/api_keys.h"
+
+#include <openssl/crypto.h>
+#include <openssl/sha.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+constexpr size_t kShortestKey = 16;
+constexpr size_t kLongestKey = 512;
+constexpr double kMostPerMinute = 1e12;
+
+absl::StatusOr<std::optional<double>> ParseLimit(const std::string& text) {
+  if (text.empty() || text == "-") return std::optional<double>();
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stop != end || value < 0 || value > kMostPerMinute) {
+    return InvalidArgument("limit is '", text, "', expected a whole number per minute, or -");
+  }
+  return std::optional<double>(value);
+}
+
+// Its words, without a comment.
+std::vector<std::string> WordsOf(const std::string& line) {
+  std::istringstream in(line.substr(0, line.find('#')));
+  std::vector<std::string> words;
+  for (std::string word; in >> word;) words.push_back(word);
+  return words;
+}
+
+absl::StatusOr<std::vector<std::string>> LinesOf(const std::string& path, const std::string& flag) {
+  std::ifstream file(path);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  if (!file.eof() || file.bad()) {
+    return InvalidArgument(flag, ": cannot read ", path, ": ", std::strerror(errno));
+  }
+  return lines;
+}
+
+}  // namespace
+
+ApiKey::ApiKey(Terms terms, TimePoint now)
+    : terms_(std::move(terms)),
+      requests_(terms_.requests.value_or(0)),
+      tokens_(terms_.tokens.value_or(0)),
+      refilled_(now) {}
+
+void ApiKey::Change(Terms terms) {
+  MutexLock lock(mutex_);
+  if (terms.requests && !terms_.requests) requests_ = *terms.requests;
+  if (terms.tokens && !terms_.tokens) tokens_ = *terms.tokens;
+  terms_ = std::move(terms);
+}
+
+std::string ApiKey::name() const {
+  MutexLock lock(mutex_);
+  return terms_.name;
+}
+
+absl::Status ApiKey::Check() const {
+  MutexLock lock(mutex_);
+  if (terms_.requests != 0.0 && terms_.tokens != 0.0) return absl::OkStatus();
+  return absl::PermissionDeniedError(Str("the API key '", terms_.name, "' is suspended"));
+}
+
+void ApiKey::Refill(TimePoint now) {
+  const double minutes = std::chrono::duration<double, std::ratio<60>>(now - refilled_).count();
+  refilled_ = now;
+  const auto refill = [&](double& left, const std::optional<double>& limit) {
+    if (limit) left = std::min(left + *limit * minutes, *limit);
+  };
+  refill(requests_, terms_.requests);
+  refill(tokens_, terms_.tokens);
+}
+
+absl::Status ApiKey::Admit(int64_t prompt_tokens, TimePoint now) {
+  MutexLock lock(mutex_);
+  Refill(now);
+  const auto used_up = [&](double limit, const char* what) {
+    return ResourceExhausted("the API key '", terms_.name, "' has used up its ",
+                             static_cast<int64_t>(limit), " ", what, " per minute");
+  };
+  if (terms_.requests && requests_ < 1) return used_up(*terms_.requests, "requests");
+  if (terms_.tokens && tokens_ <= 0) return used_up(*terms_.tokens, "tokens");
+  if (terms_.requests) requests_ -= 1;
+  if (terms_.tokens) tokens_ -= static_cast<double>(prompt_tokens);
+  return absl::OkStatus();
+}
+
+void ApiKey::Charge(int64_t tokens) {
+  MutexLock lock(mutex_);
+  if (terms_.tokens) tokens_ -= static_cast<double>(tokens);
+}
+
+ApiKeys::Digest ApiKeys::DigestOf(std::string_view key) {
+  Digest digest;
+  SHA256(reinterpret_cast<const unsigned char*>(key.data()), key.size(), digest.data());
+  return digest;
+}
+
+absl::StatusOr<ApiKeys::Line> ApiKeys::ParseLine(const std::string& text, size_t number) {
+  std::vector<std::string> words = WordsOf(text);
+  const std::string& key = words[0];
+  if (key.size() < kShortestKey || key.size() > kLongestKey) {
+    return InvalidArgument("a key has ", key.size(), " characters, expected ", kShortestKey, " to ",
+                           kLongestKey);
+  }
+  if (words.size() > 4) {
+    return InvalidArgument("there are ", words.size(),
+                           " words, expected: key [name [requests/min [tokens/min]]]");
+  }
+  words.resize(4);
+  Line line{.digest = DigestOf(words[0]), .terms = {}};
+  line.terms.name = words[1].empty() ? Str("line ", number) : words[1];
+  TREADLE_ASSIGN_OR_RETURN(line.terms.requests, ParseLimit(words[2]));
+  TREADLE_ASSIGN_OR_RETURN(line.terms.tokens, ParseLimit(words[3]));
+  return line;
+}
+
+absl::StatusOr<std::vector<ApiKeys::Line>> ApiKeys::Read() const {
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, LinesOf(path_, flag_));
+  std::vector<Line> lines;
+  for (size_t i = 0; i < texts.size(); ++i) {
+    if (WordsOf(texts[i]).empty()) continue;
+    auto line = ParseLine(texts[i], i + 1);
+    const auto same = [&](const Line& other) { return other.digest == line->digest; };
+    if (line.ok() && std::any_of(lines.begin(), lines.end(), same)) {
+      line = InvalidArgument("the key is there twice");
+    }
+    if (!line.ok()) {
+      return InvalidArgument(flag_, ": ", path_, " line ", i + 1, ": ",
+                             std::string(line.status().message()));
+    }
+    lines.push_back(*std::move(line));
+  }
+  if (lines.empty()) return InvalidArgument(flag_, ": ", path_, " has no key");
+  return lines;
+}
+
+void ApiKeys::Take(std::vector<Line> lines) {
+  const auto now = ApiKey::TimePoint::clock::now();
+  MutexLock lock(mutex_);
+  std::vector<Entry> entries;
+  for (Line& line : lines) {
+    const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
+      return entry.digest == line.digest;
+    });
+    if (known == entries_.end()) {
+      entries.push_back({line.digest, std::make_shared<ApiKey>(std::move(line.terms), now)});
+      continue;
+    }
+    known->key->Change(std::move(line.terms));  // what it has used stays used
+    entries.push_back(*known);
+  }
+  entries_ = std::move(entries);
+}
+
+void ApiKeys::Reload() {
+  auto lines = Read();
+  if (!lines.ok()) {
+    log_({.severity = Severity::kWarning,
+          .name = "keys_reload_failed",
+          .message = Str(std::string(lines.status().message()), "; the keys stay as they were"),
+          .fields = {{"file", path_}}});
+    return;
+  }
+  const auto count = static_cast<int64_t>(lines->size());
+  log_({.name = "keys_reloaded",
+        .message = Str(flag_, ": read ", path_, " anew, keys: ", count),
+        .fields = {{"file", path_}, {"keys", count}}});
+  Take(*std::move(lines));
+}
+
+absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path, LogSink log,
+                                                       std::string flag) {
+  std::unique_ptr<ApiKeys> keys(new ApiKeys(path, std::move(log), std::move(flag)));
+  // Watched first: a change during the first read is seen.
+  keys->watcher_ = std::make_unique<FileWatcher>(std::vector<std::string>{path},
+                                                 [self = keys.get()] { self->Reload(); });
+  TREADLE_ASSIGN_OR_RETURN(std::vector<Line> lines, keys->Read());
+  keys->Take(std::move(lines));
+  return keys;
+}
+
+absl::StatusOr<std::shared_ptr<ApiKey>> ApiKeys::Find(std::string_view authorization) const {
+  constexpr std::string_view kScheme = "Bearer ";
+  if (!authorization.starts_with(kScheme)) {
+    return absl::UnauthenticatedError(
+        "no API key: expected the metadata 'authorization: Bearer KEY'");
+  }
+  const Digest digest = DigestOf(authorization.substr(kScheme.size()));
+  std::shared_ptr<ApiKey> found;
+  {
+    MutexLock lock(mutex_);
+    for (const Entry& entry : entries_) {  // all of them, always
+      if (CRYPTO_memcmp(entry.digest.data(), digest.data(), digest.size()) == 0) found = entry.key;
+    }
+  }
+  if (!found) return absl::UnauthenticatedError("the API key is not known here");
+  TREADLE_RETURN_IF_ERROR(found->Check());
+  return found;
+}
+
+absl::StatusOr<std::string> ReadFirstKey(const std::string& path) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::vector<std::string> words = WordsOf(line);
+    if (!words.empty()) return words[0];
+  }
+  return InvalidArgument("--api-key-file: ", path,
+                         file.bad() || !file.eof() ? " cannot be read" : " has no key");
+}
+
+}  // namespace treadle

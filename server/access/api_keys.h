@@ -1,0 +1,103 @@
+// API keys, or the tokens of scrapers: who may call, and how much. Read from a file, one per line:
+//
+//   KEY [NAME [REQUESTS_PER_MINUTE [TOKENS_PER_MINUTE]]]      # comment
+//
+// "-" is no limit, 0 suspends the key. A change of the file is taken over within a second or two;
+// a file that cannot be read then is reported, and the keys stay as they were.
+//
+// Only SHA-256 digests are kept, and each lookup compares with all of them in constant time. No
+// message contains a key. Limits are token buckets of one minute's capacity: a request needs one
+// request and some tokens left, its prompt is charged when it is admitted, what it generated when
+// it ends, which may leave a debt.
+//
+// Thread safety: all methods from any thread.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/sync.h"
+#include "server/access/file_watcher.h"
+#include "server/observe/log_event.h"
+
+namespace treadle {
+
+class ApiKey {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  struct Terms {
+    std::string name;
+    std::optional<double> requests;  // per minute; unset: no limit
+    std::optional<double> tokens;
+  };
+
+  ApiKey(Terms terms, TimePoint now);
+
+  void Change(Terms terms) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::string name() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // PermissionDenied if the key is suspended.
+  absl::Status Check() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Takes one request and its prompt; ResourceExhausted says which limit is used up.
+  absl::Status Admit(int64_t prompt_tokens, TimePoint now) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Charge(int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  void Refill(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable Mutex mutex_;
+  Terms terms_ ABSL_GUARDED_BY(mutex_);
+  double requests_ ABSL_GUARDED_BY(mutex_);  // left
+  double tokens_ ABSL_GUARDED_BY(mutex_);
+  TimePoint refilled_ ABSL_GUARDED_BY(mutex_);
+};
+
+class ApiKeys {
+ public:
+  // Errors name `flag`, the file, the line and what was expected, never what was found.
+  static absl::StatusOr<std::unique_ptr<ApiKeys>> Open(const std::string& path, LogSink log,
+                                                       std::string flag = "--api-keys-file");
+
+  // `authorization`: "Bearer KEY", as in the header. Unauthenticated if it is missing or of nobody,
+  // PermissionDenied if the key is suspended.
+  absl::StatusOr<std::shared_ptr<ApiKey>> Find(std::string_view authorization) const
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  using Digest = std::array<unsigned char, 32>;
+  struct Entry {
+    Digest digest;
+    std::shared_ptr<ApiKey> key;
+  };
+  struct Line {
+    Digest digest;
+    ApiKey::Terms terms;
+  };
+
+  ApiKeys(std::string path, LogSink log, std::string flag)
+      : path_(std::move(path)), log_(std::move(log)), flag_(std::move(flag)) {}
+  static Digest DigestOf(std::string_view key);
+  static absl::StatusOr<Line> ParseLine(const std::string& text, size_t number);
+  absl::StatusOr<std::vector<Line>> Read() const;
+  void Take(std::vector<Line> lines) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Reload();
+
+  const std::string path_;
+  const LogSink log_;
+  const std::string flag_;
+  mutable Mutex mutex_;
+  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<FileWatcher> watcher_;  // last
+};
+
+// The first key of a file of that format, for a client.
+absl::StatusOr<std::string> ReadFirstKey(const std::string& path);
+
+}  // namespace treadle

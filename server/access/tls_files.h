@@ -1,0 +1,65 @@
+// TLS material from PEM files: read as a whole, checked, and read anew when the files change.
+//
+// A change that does not pass the checks is reported, and what was there stays in use.
+//
+// Thread safety: TlsWatcher calls back on its own thread; the rest is stateless.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/sync.h"
+#include "server/access/file_watcher.h"
+#include "server/observe/log_event.h"
+
+struct ssl_ctx_st;  // OpenSSL's SSL_CTX
+
+namespace treadle {
+
+// Paths of PEM files.
+struct TlsFiles {
+  std::string certificate;  // chain, the own one first; empty: none
+  std::string key;
+  std::string ca;  // who may be at the other end
+
+  bool empty() const { return certificate.empty() && key.empty() && ca.empty(); }
+};
+
+// What they held at one time, checked: the parts belong together.
+struct TlsMaterial {
+  std::string certificate, key, ca;
+  // A server of TLS 1.2 or newer with that certificate; with `ca` for those who show a certificate
+  // of it. Null without a certificate.
+  std::shared_ptr<ssl_ctx_st> server;
+};
+
+// Reads and checks: readable, PEM, key and certificate belong together, valid today, and strong
+// enough for OpenSSL. InvalidArgument names file and reason.
+absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files);
+absl::Status CheckTlsFiles(const TlsFiles& files);
+
+class TlsWatcher {
+ public:
+  using Take = std::function<void(const TlsMaterial&)>;  // one call at a time
+
+  // Reads the files for the first time, and hands them and every later version that passes the
+  // checks to `take`.
+  static absl::StatusOr<std::unique_ptr<TlsWatcher>> Open(const TlsFiles& files, LogSink log,
+                                                          Take take);
+
+ private:
+  TlsWatcher(const TlsFiles& files, LogSink log, Take take);
+  absl::Status Read() ABSL_LOCKS_EXCLUDED(reading_);
+  void Reload();
+
+  const TlsFiles files_;
+  const LogSink log_;
+  const Take take_;
+  Mutex reading_;  // reads follow each other, so that the last one taken is the latest
+  std::unique_ptr<FileWatcher> watcher_;  // last
+};
+
+}  // namespace treadle

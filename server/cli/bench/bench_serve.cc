@@ -1,0 +1,287 @@
+// treadle bench serve: a trace of requests against a server, or against an engine of this process.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+#include "bench/load/load_client.h"
+#include "bench/load/load_report.h"
+#include "bench/load/local_load.h"
+#include "bench/load/trace.h"
+#include "scheduler/policy.h"
+#include "server/cli/bench/bench.h"
+#include "server/cli/client_flags.h"
+#include "server/cli/command.h"
+#include "server/cli/open_model.h"
+#include "server/cli/progress.h"
+#include "server/cli/random_model_flag.h"
+
+namespace treadle {
+namespace {
+
+struct ServeBenchOptions {
+  ReplayOptions replay;
+  ServerAccess server;
+  ClientFlags access;
+  bool in_process = false;
+  ServeOptions serve;  // in this process
+  SyntheticTrace trace;
+  std::vector<std::string> rates = {"1"};
+  std::string input = "32:512";
+  std::string output = "1:128";
+  std::string trace_file;
+  double time_scale = 1;
+  int64_t warmups = 0;
+  int64_t wait_ready = 0;
+  std::string percentiles = "90,99";
+  std::vector<std::string> goodput;
+  std::string label;
+  std::string save_result;
+  bool stop_at_eos = false;
+  bool json = false;
+};
+
+constexpr TraceEntry kWarmUp = {0, 32, 8};
+
+// One replay: a trace at one of the rates.
+struct Replayed {
+  std::string rate;
+  std::vector<TraceEntry> trace;
+  LoadResult result = {};
+};
+
+absl::StatusOr<double> ParseRate(const std::string& text) {
+  if (text == "inf") return 0;  // all at once
+  char* end = nullptr;
+  const double rate = std::strtod(text.c_str(), &end);
+  if (*end == '\0' && std::isfinite(rate) && rate > 0) return rate;
+  return InvalidArgument("--request-rate is '", text,
+                         "', expected requests per second above 0, or inf");
+}
+
+absl::StatusOr<std::vector<Replayed>> TracesOf(ServeBenchOptions& options) {
+  if (!options.trace_file.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(
+        std::vector<TraceEntry> trace,
+        ReadTrace(options.trace_file, options.time_scale, options.trace.num_requests));
+    return std::vector<Replayed>{{options.rates[0], std::move(trace)}};
+  }
+  TREADLE_ASSIGN_OR_RETURN(options.trace.input, ParseLengthRange(options.input));
+  TREADLE_ASSIGN_OR_RETURN(options.trace.output, ParseLengthRange(options.output));
+  std::vector<Replayed> replays;
+  for (const std::string& rate : options.rates) {
+    TREADLE_ASSIGN_OR_RETURN(options.trace.request_rate, ParseRate(rate));
+    replays.push_back({rate, MakeTrace(options.trace)});
+  }
+  return replays;
+}
+
+absl::StatusOr<std::map<std::string, double>> ParseGoodput(const std::vector<std::string>& bounds) {
+  std::map<std::string, double> result;
+  for (const std::string& bound : bounds) {
+    const size_t colon = bound.find(':');
+    const std::string name = bound.substr(0, colon);
+    char* end = nullptr;
+    const double ms = colon == std::string::npos ? 0 : std::strtod(bound.c_str() + colon + 1, &end);
+    const bool known = name == "ttft" || name == "tpot" || name == "itl" || name == "e2el";
+    if (!known || end == nullptr || *end != '\0' || !(ms > 0)) {
+      return InvalidArgument("--goodput ", bound, ": expected ttft:MS, tpot:MS, itl:MS or e2el:MS");
+    }
+    result[name] = ms;
+  }
+  return result;
+}
+
+absl::Status WarmUpAndReplay(LoadTarget& target, const ServeBenchOptions& options,
+                             std::vector<Replayed>& replays) {
+  ReplayOptions replay = options.replay;
+  replay.ignore_eos = !options.stop_at_eos;
+  if (options.warmups > 0) {
+    const std::vector<TraceEntry> warmup(static_cast<size_t>(options.warmups), kWarmUp);
+    TREADLE_RETURN_IF_ERROR(Replay(warmup, target, replay).status());
+  }
+  for (Replayed& one : replays) {
+    Progress progress("requests");
+    replay.progress = [&](int64_t done, int64_t total) {
+      progress.Set(static_cast<double>(done) / static_cast<double>(total));
+    };
+    TREADLE_ASSIGN_OR_RETURN(one.result, Replay(one.trace, target, replay));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AskServer(ServeBenchOptions& options, std::vector<Replayed>& replays) {
+  TREADLE_ASSIGN_OR_RETURN(ClientAccess access, OpenAccess(options.access));
+  options.server.credentials = std::move(access.credentials);
+  options.server.authorization = std::move(access.authorization);
+  if (options.wait_ready > 0) {
+    TREADLE_RETURN_IF_ERROR(WaitReady(options.server, std::chrono::seconds(options.wait_ready)));
+  }
+  const std::unique_ptr<LoadTarget> server = ConnectToServer(options.server);
+  return WarmUpAndReplay(*server, options, replays);
+}
+
+// Unless told otherwise, the context is what the longest request needs.
+void FitToTraces(const std::vector<Replayed>& replays, ServeOptions& serve) {
+  const bool free = serve.max_context == 0;
+  const auto fit = [&](const TraceEntry& entry) {
+    const int64_t tokens = int64_t{entry.input_tokens} + entry.output_tokens;
+    if (free) serve.max_context = std::max(serve.max_context, tokens);
+  };
+  fit(kWarmUp);
+  for (const Replayed& one : replays) {
+    std::ranges::for_each(one.trace, fit);
+    serve.max_queue = std::max<int64_t>(serve.max_queue, std::ssize(one.trace));
+  }
+}
+
+absl::Status ServeHere(ServeBenchOptions& options, std::vector<Replayed>& replays) {
+  ServeOptions& serve = options.serve;
+  TREADLE_RETURN_IF_ERROR(CheckServeOptions(serve));
+  TREADLE_RETURN_IF_ERROR(Policy::Create(serve.policy).status());  // before minutes of loading
+  FitToTraces(replays, serve);
+  absl::StatusOr<OpenedModel> opened = absl::UnknownError("");
+  {
+    Progress progress("loading " + serve.model);
+    opened = OpenModel(serve, [&](double fraction) { progress.Set(fraction); });
+  }
+  TREADLE_RETURN_IF_ERROR(opened.status());
+  std::fprintf(stderr, "%s; %s; %s\n", opened->served.name.c_str(), opened->served.backend.c_str(),
+               opened->kv.ToString().c_str());
+  TREADLE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ServingStack> stack,
+      ServingStack::Create(std::move(opened->served), std::move(opened->engine),
+                           SchedulingFrom(serve, *opened)));
+  TREADLE_RETURN_IF_ERROR(stack->Start());
+  const ServedModel& model = stack->model();
+  const std::unique_ptr<LoadTarget> target =
+      LoadInProcess(stack->pool(), {model.max_context, model.vocab}, model.end_ids);
+  return WarmUpAndReplay(*target, options, replays);
+}
+
+// What is printed of all replays, and what is kept of them: JSON lines.
+struct Reports {
+  std::string printed;
+  std::string details;
+};
+
+absl::StatusOr<Reports> ReportOn(const ServeBenchOptions& options,
+                                 const std::vector<Replayed>& replays) {
+  TREADLE_ASSIGN_OR_RETURN(const auto percentiles,
+                           ParseNumbers("--metric-percentiles", options.percentiles, 0, 100));
+  TREADLE_ASSIGN_OR_RETURN(const auto goodput, ParseGoodput(options.goodput));
+  Reports reports;
+  for (const Replayed& one : replays) {
+    const LoadReport report = Analyze(one.result, goodput);
+    std::map<std::string, std::string> about = {
+        {"target", options.in_process ? "in-process" : options.server.target},
+        {"request_rate", one.rate}};
+    if (!options.label.empty()) about["label"] = options.label;
+    if (!options.trace_file.empty()) about["trace"] = options.trace_file;
+    reports.details += ToJson(report, one.result, /*details=*/true, percentiles, about) + "\n";
+    if (options.json) {
+      reports.printed += ToJson(report, one.result, /*details=*/false, percentiles, about) + "\n";
+    } else {
+      if (replays.size() > 1) reports.printed += Str(one.rate, " requests/s\n");
+      reports.printed += ToTable(report, percentiles);
+    }
+  }
+  return reports;
+}
+
+absl::StatusOr<std::string> RunLoad(ServeBenchOptions options) {
+  TREADLE_RETURN_IF_ERROR(ReportOn(options, {}).status());  // bad flags, before the work
+  TREADLE_ASSIGN_OR_RETURN(std::vector<Replayed> replays, TracesOf(options));
+  TREADLE_RETURN_IF_ERROR(options.in_process ? ServeHere(options, replays)
+                                             : AskServer(options, replays));
+  TREADLE_ASSIGN_OR_RETURN(const Reports reports, ReportOn(options, replays));
+  if (!options.save_result.empty()) {
+    std::ofstream file(options.save_result);
+    file << reports.details;
+    if (!file.flush()) return InvalidArgument("--save-result: cannot write ", options.save_result);
+  }
+  return reports.printed;
+}
+
+void AddTraceFlags(CLI::App& app, ServeBenchOptions& options) {
+  app.add_option("--num-prompts", options.trace.num_requests, "requests")
+      ->check(CLI::Range(int64_t{1}, int64_t{10'000'000}));
+  app.add_option("--request-rate", options.rates,
+                 "requests per second; inf: all at once; several, separated by commas: one after "
+                 "the other")
+      ->delimiter(',');
+  app.add_option("--burstiness", options.trace.burstiness,
+                 "shape of gamma-distributed gaps; 1: Poisson")
+      ->check(CLI::Range(0.01, 1000.0));
+  app.add_option("--input-len", options.input, "prompt tokens: N, or LOW:HIGH (uniform)");
+  app.add_option("--output-len", options.output, "generated tokens: N, or LOW:HIGH (uniform)");
+  app.add_option("--trace", options.trace_file,
+                 "recorded trace instead (Mooncake JSONL, Azure or BurstGPT CSV)");
+  app.add_option("--time-scale", options.time_scale, "multiplies a recorded trace's arrival times")
+      ->check(CLI::Range(0.0, 1e6));
+  app.add_option("--max-concurrency", options.replay.max_concurrency,
+                 "requests under way at once; 0: no limit")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--num-warmups", options.warmups, "short requests before the run")
+      ->check(CLI::Range(0, 1000));
+  app.add_option("--seed", options.replay.seed, "of arrivals, lengths and prompts");
+  app.add_option("--temperature", options.replay.temperature, "of sampling; 0: greedy")
+      ->check(CLI::Range(0.0f, 100.0f));
+  app.add_flag(
+      "--ignore-eos,!--stop-at-eos", [&](int64_t count) { options.stop_at_eos = count < 0; },
+      "every answer has its full length (the default), or ends as the model wants");
+}
+
+void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
+  app.add_option("--goodput", options.goodput,
+                 "count requests within bounds in ms: ttft:MS tpot:MS itl:MS e2el:MS");
+  app.add_option("--metric-percentiles", options.percentiles, "for the report");
+  app.add_option("--label", options.label, "name of this run in the JSON (curve of a plot)");
+  app.add_option("--save-result", options.save_result,
+                 "file for the full JSON, per-request lists too");
+  app.add_flag("--json", options.json, "print the summary as one JSON line");
+}
+
+// What serves: a server, or an engine here, whose flags are those of `serve`.
+void AddTargetFlags(CLI::App& app, ServeBenchOptions& options) {
+  CLI::Option* const target =
+      app.add_option("--target", options.server.target, "gRPC address of the server");
+  AddClientFlags(app, options.access);
+  app.add_option("--wait-ready", options.wait_ready, "wait this many seconds for the server")
+      ->check(CLI::Range(0, 3600));
+  CLI::Option* const here =
+      app.add_flag("--in-process", options.in_process, "no server: an engine of this process")
+          ->excludes(target);
+  AddServeFlags(app, options.serve, /*engine_only=*/true);
+  for (const ServeFlag& flag : ServeFlags()) {
+    if (flag.engine) app.get_option(flag.name)->needs(here);
+  }
+  AddRandomModelFlag(app, options.serve)->needs(here);
+  app.add_option("--policy", options.serve.policy,
+                 "fcfs (iteration-level) or request-level (the baseline)")
+      ->needs(here);
+}
+
+}  // namespace
+
+int BenchServe(int argc, char** argv) {
+  ServeBenchOptions options;
+  options.server.target = "127.0.0.1:50051";
+  CLI::App app(
+      "Replays a trace of requests against a server, or an engine of this process. Latency counts "
+      "from the scheduled arrival.");
+  AddTargetFlags(app, options);
+  AddTraceFlags(app, options);
+  AddReportFlags(app, options);
+  if (auto code = ParseFlags(app, "bench serve", argc, argv)) return *code;
+  options.trace.seed = options.replay.seed;
+  return Finish("bench serve", RunLoad(options));
+}
+
+}  // namespace treadle

@@ -1,0 +1,283 @@
+#include "server/cli/top/top_view.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <ctime>
+#include <nlohmann/json.hpp>
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kBarWidth = 20;
+
+[[gnu::format(printf, 1, 2)]] std::string Format(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  char text[512];
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+std::string Printable(std::string text) {
+  for (char& c : text) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return text;
+}
+
+std::string TimeText(std::chrono::system_clock::time_point time, const char* format) {
+  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
+  std::tm parts{};
+  gmtime_r(&seconds, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, format, &parts);
+  return text;
+}
+
+std::string Span(double seconds) {
+  if (!(seconds < 1e12)) return "-";  // no clock says that
+  if (seconds < 1e-3) return Format("%.0f us", seconds * 1e6);
+  if (seconds < 1) return Format("%.1f ms", seconds * 1e3);
+  if (seconds < 60) return Format("%.1f s", seconds);
+  const auto whole = static_cast<long long>(seconds);
+  if (whole < 3600) return Format("%lldm%02llds", whole / 60, whole % 60);
+  if (whole < 86400) return Format("%lldh%02lldm", whole / 3600, whole / 60 % 60);
+  return Format("%lldd%02lldh", whole / 86400, whole / 3600 % 24);
+}
+
+std::string Rate(double rate) { return Format(rate < 99.95 ? "%.1f/s" : "%.0f/s", rate); }
+
+std::string Count(double count) {
+  const char* const units[] = {"", " K", " M", " G", " T"};
+  size_t unit = 0;
+  for (; count >= 999.95 && unit + 1 < std::size(units); ++unit) count /= 1000;
+  return Format(unit == 0 ? "%.0f%s" : "%.1f%s", count, units[unit]);
+}
+
+// "12/32", or "12" where there is no limit.
+std::string OutOf(int64_t number, int64_t limit) {
+  return limit > 0
+             ? Format("%lld/%lld", static_cast<long long>(number), static_cast<long long>(limit))
+             : Format("%lld", static_cast<long long>(number));
+}
+
+std::string Both(const std::optional<TopPercentiles>& value) {
+  return value ? "p50 " + Span(value->p50) + "  p99 " + Span(value->p99) : "p50 -  p99 -";
+}
+
+double UsedShare(const TopNumbers& n) {
+  return n.pages_total > 0 ? static_cast<double>(n.pages_used) / static_cast<double>(n.pages_total)
+                           : 0;
+}
+
+std::string SharesText(const std::optional<TopShares>& shares) {
+  if (!shares) return "-";
+  return Format("compute %.0f%%  sample %.0f%%  receive %.0f%%  bubble %.0f%%  idle %.0f%%",
+                100 * shares->compute, 100 * shares->sample, 100 * shares->receive,
+                100 * shares->bubble, 100 * shares->idle) +
+         Format("; host %.1f%%", 100 * shares->schedule);
+}
+
+std::string Bar(double share) {
+  const int filled = static_cast<int>(std::lround(kBarWidth * std::clamp(share, 0.0, 1.0)));
+  return "[" + std::string(filled, '#') + std::string(kBarWidth - filled, '.') + "]";
+}
+
+std::string Labelled(const char* label, const std::string& text) {
+  return Format("%-11s ", label) + text;
+}
+
+std::string TroubleText(const TopReport& report) {
+  const std::string why = absl::StatusCodeToString(report.trouble.code()) + ": " +
+                          std::string(report.trouble.message());
+  // The reason is long, and a terminal may be narrow.
+  return "no answer" +
+         (report.retry_in ? Format("; next try in %.1f s",
+                                   std::chrono::duration<double>(*report.retry_in).count())
+                          : "") +
+         " (" + why + ")";
+}
+
+std::string ModelText(const TopModel& model) {
+  return Format("%s (%s, %s parameters, context %d)", model.name.c_str(),
+                model.architecture.c_str(), Count(static_cast<double>(model.parameters)).c_str(),
+                model.max_context);
+}
+
+std::string ServerText(const TopModel& model) {
+  return "treadle " + model.version +
+         (model.sha256.empty() ? "" : ", sha256 " + model.sha256.substr(0, 12)) + ", " +
+         model.backend;
+}
+
+std::string StateText(const TopNumbers& n) {
+  std::string text = n.uptime > 0 ? "up " + Span(n.uptime) : "up";
+  if (n.draining) text += "; draining: no new requests";
+  if (n.running > 0 && n.seconds > 0 && n.iterations == 0) {
+    text += "; no iteration for " + Span(n.since_iteration);
+  }
+  if (n.lost > 0) {
+    text += Format("; %llu ledger records missed", static_cast<unsigned long long>(n.lost));
+  }
+  return text;
+}
+
+void AddNumbers(const TopNumbers& n, std::vector<std::string>& lines) {
+  lines.push_back(Labelled(
+      "requests", Format("running %s  waiting %s", OutOf(n.running, n.running_limit).c_str(),
+                         OutOf(n.waiting, n.waiting_limit).c_str())));
+  lines.push_back(Labelled("K/V cache", Bar(UsedShare(n)) +
+                                            Format(" %3.0f%%  ", 100 * UsedShare(n)) +
+                                            OutOf(n.pages_used, n.pages_total) + " pages"));
+  if (n.seconds == 0) return;  // nothing is known yet of what takes time
+  lines.push_back(Labelled("ended", "finished " + Rate(n.finished_rate) +
+                                        "  cancelled, late or failed " + Rate(n.broken_rate)));
+  lines.push_back(
+      Labelled("tokens", "prompt " + Rate(n.prompt_rate) + "  decode " + Rate(n.decode_rate)));
+  lines.push_back(Labelled("iterations", Rate(n.iterations_rate) + "  " + Both(n.iteration)));
+  lines.push_back(
+      Labelled("batch", Format("mean %.1f requests, %.1f tokens", n.mean_requests, n.mean_tokens)));
+  lines.push_back(Labelled("time", SharesText(n.shares)));
+  lines.push_back(Labelled("queued", Both(n.queued)));
+  lines.push_back(Labelled("first token", Both(n.first_token)));
+  lines.push_back(Labelled("per token", Both(n.per_token)));
+}
+
+void AddRequests(const TopNumbers& n, size_t room, std::vector<std::string>& lines) {
+  if (n.longest.empty() || room < 3) return;
+  lines.emplace_back();
+  lines.push_back(Format("%10s %10s %10s %10s", "REQUEST", "RUNS", "PROMPT", "DECODED"));
+  for (size_t i = 0; i < std::min(n.longest.size(), room - 2); ++i) {
+    const TopRequest& request = n.longest[i];
+    lines.push_back(Format("%10llu %10s %10lld %10lld", static_cast<unsigned long long>(request.id),
+                           ((request.at_least ? ">" : "") + Span(request.seconds)).c_str(),
+                           static_cast<long long>(request.prompt_tokens),
+                           static_cast<long long>(request.decoded_tokens)));
+  }
+}
+
+Json ToJson(const std::optional<TopShares>& shares) {
+  if (!shares) return nullptr;
+  return {{"compute", shares->compute}, {"sample", shares->sample}, {"receive", shares->receive},
+          {"bubble", shares->bubble},   {"idle", shares->idle},     {"schedule", shares->schedule}};
+}
+
+Json ToJson(const std::optional<TopPercentiles>& value) {
+  if (!value) return nullptr;
+  return {{"p50", value->p50}, {"p99", value->p99}};
+}
+
+void PutNow(const TopNumbers& n, Json& json) {
+  json["uptime"] = n.uptime;
+  json["draining"] = n.draining;
+  json["running"] = n.running;
+  json["running_limit"] = n.running_limit;
+  json["waiting"] = n.waiting;
+  json["waiting_limit"] = n.waiting_limit;
+  json["kv_pages_used"] = n.pages_used;
+  json["kv_pages_total"] = n.pages_total;
+}
+
+void PutInterval(const TopNumbers& n, Json& json) {
+  json["interval"] = n.seconds;
+  json["iterations"] = n.iterations;
+  json["lost_records"] = n.lost;
+  json["since_iteration"] = n.since_iteration;
+  json["iterations_per_second"] = n.iterations_rate;
+  json["prompt_tokens_per_second"] = n.prompt_rate;
+  json["decode_tokens_per_second"] = n.decode_rate;
+  json["finished_per_second"] = n.finished_rate;
+  json["broken_per_second"] = n.broken_rate;
+  json["batch"] = {{"mean_requests", n.mean_requests}, {"mean_tokens", n.mean_tokens}};
+  json["iteration_seconds"] = ToJson(n.iteration);
+  json["queued_seconds"] = ToJson(n.queued);
+  json["first_token_seconds"] = ToJson(n.first_token);
+  json["per_token_seconds"] = ToJson(n.per_token);
+  json["time_shares"] = ToJson(n.shares);
+  Json longest = Json::array();
+  for (const TopRequest& request : n.longest) {
+    longest.push_back({{"request", request.id},
+                       {"seconds", request.seconds},
+                       {"prompt_tokens", request.prompt_tokens},
+                       {"decoded_tokens", request.decoded_tokens},
+                       {"at_least", request.at_least}});
+  }
+  json["longest"] = std::move(longest);
+}
+
+}  // namespace
+
+std::vector<std::string> TopScreen(const TopReport& report, int width, int height) {
+  std::vector<std::string> lines;
+  lines.push_back("treadle top  " + report.target + "  " + TimeText(report.time, "%H:%M:%S UTC") +
+                  "  every " + Span(std::chrono::duration<double>(report.interval).count()));
+  if (!report.model.version.empty()) {
+    lines.push_back(ModelText(report.model));
+    lines.push_back(ServerText(report.model));
+  }
+  const size_t room = static_cast<size_t>(std::max(height, 0));
+  if (!report.trouble.ok()) {
+    lines.push_back(TroubleText(report));
+  } else if (report.numbers) {
+    lines.push_back(StateText(*report.numbers));
+    lines.emplace_back();
+    AddNumbers(*report.numbers, lines);
+    AddRequests(*report.numbers, room > lines.size() ? room - lines.size() : 0, lines);
+  } else {
+    lines.emplace_back("connecting");
+  }
+  lines.resize(std::min(lines.size(), room));
+  for (std::string& line : lines) {
+    line = Printable(line.substr(0, static_cast<size_t>(std::max(width, 0))));
+  }
+  return lines;
+}
+
+std::string TopLine(const TopReport& report) {
+  std::string line = TimeText(report.time, "%Y-%m-%dT%H:%M:%SZ ");
+  if (!report.trouble.ok() || !report.numbers) {
+    return Printable(line + report.target + ": " + TroubleText(report));
+  }
+  const TopNumbers& n = *report.numbers;
+  line +=
+      Format("running %s waiting %s pages %s", OutOf(n.running, n.running_limit).c_str(),
+             OutOf(n.waiting, n.waiting_limit).c_str(), OutOf(n.pages_used, n.pages_total).c_str());
+  line += " finished " + Rate(n.finished_rate) + " broken " + Rate(n.broken_rate) + " prompt " +
+          Rate(n.prompt_rate) + " decode " + Rate(n.decode_rate) + " iterations " +
+          Rate(n.iterations_rate) + " " + Both(n.iteration);
+  line += Format(" batch %.1f idle ", n.mean_requests) +
+          (n.shares ? Format("%.0f%%", 100 * n.shares->idle) : "-");
+  return Printable(line + "; " + StateText(n));
+}
+
+std::string TopJson(const TopReport& report) {
+  Json json;
+  json["time"] = std::chrono::duration<double>(report.time.time_since_epoch()).count();
+  json["target"] = report.target;
+  if (!report.model.version.empty()) {
+    json["model"] = report.model.name;
+    json["version"] = report.model.version;
+    json["backend"] = report.model.backend;
+    json["sha256"] = report.model.sha256;
+    json["max_context"] = report.model.max_context;
+  }
+  if (!report.trouble.ok() || !report.numbers) {
+    json["error"] = absl::StatusCodeToString(report.trouble.code()) + ": " +
+                    std::string(report.trouble.message());
+    json["retry_in"] = report.retry_in
+                           ? Json(std::chrono::duration<double>(*report.retry_in).count())
+                           : Json(nullptr);
+  } else {
+    PutNow(*report.numbers, json);
+    PutInterval(*report.numbers, json);
+  }
+  // A name may be no UTF-8.
+  return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
+}  // namespace treadle

@@ -1,0 +1,244 @@
+#include "server/grpc/service.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <utility>
+
+#include "base/status.h"
+#include "server/grpc/byte_buffers.h"
+#include "server/grpc/call_environment.h"
+#include "server/grpc/generate_call.h"
+#include "server/grpc/inference.grpc.pb.h"
+#include "server/grpc/rpc_status.h"
+#include "server/grpc/watch_call.h"
+#include "server/observe/health_board.h"
+#include "server/observe/loop_watch.h"
+#include "server/version.h"
+
+namespace treadle {
+namespace {
+
+// Time for the last bytes of ended calls to leave.
+constexpr std::chrono::seconds kFlushTime{2};
+
+// Methods with text in the request are served raw: see wire_format.h.
+using Methods = v1::Inference::WithRawCallbackMethod_Generate<
+    v1::Inference::WithRawCallbackMethod_GenerateStream<
+        v1::Inference::WithRawCallbackMethod_Tokenize<v1::Inference::WithCallbackMethod_Detokenize<
+            v1::Inference::WithCallbackMethod_GetModelInfo<
+                v1::Inference::WithCallbackMethod_GetLoad<
+                    v1::Inference::WithCallbackMethod_WatchLedger<v1::Inference::Service>>>>>>>;
+
+absl::Status NoTokenizer() {
+  return absl::FailedPreconditionError("this model has no tokenizer: it serves token ids only");
+}
+
+class Service final : public Methods {
+ public:
+  explicit Service(CallEnvironment& environment) : environment_(environment) {}
+
+  grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override {
+    return StartGenerate(environment_, context, request, response);
+  }
+
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateStream(
+      grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
+    return StartGenerateStream(environment_, context, request);
+  }
+
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override {
+    return Reply(context, [&] { return Tokenize(*request, *response); });
+  }
+
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
+                                       const v1::DetokenizeRequest* request,
+                                       v1::DetokenizeResponse* response) override {
+    return Reply(context, [&] { return Detokenize(*request, *response); });
+  }
+
+  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
+                                         const v1::GetModelInfoRequest*,
+                                         v1::GetModelInfoResponse* response) override {
+    return Reply(context, [&] { return Describe(*response); });
+  }
+
+  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
+                                    v1::GetLoadResponse* response) override {
+    return Reply(context, [&] { return Load(*response); });
+  }
+
+  grpc::ServerWriteReactor<v1::LedgerRecord>* WatchLedger(
+      grpc::CallbackServerContext* context, const v1::WatchLedgerRequest* request) override {
+    return StartWatchLedger(environment_, *context, request->from_start());
+  }
+
+ private:
+  const ServedModel& model() const { return environment_.stack.model(); }
+
+  // `answer` fills the response, if the caller may call.
+  template <typename Answer>
+  grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const Answer& answer) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const absl::Status caller = Authorize(environment_, *context).status();
+    reactor->Finish(ToGrpcStatus(caller.ok() ? answer() : caller));
+    return reactor;
+  }
+
+  absl::Status Tokenize(const grpc::ByteBuffer& request, grpc::ByteBuffer& response) const {
+    if (!model().tokenizer) return NoTokenizer();
+    v1::TokenizeRequest message;
+    TREADLE_RETURN_IF_ERROR(Parse(request, message));
+    EncodeOptions options;
+    options.add_special = message.add_special();
+    TREADLE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
+                             model().tokenizer->Encode(message.text(), options));
+    v1::TokenizeResponse reply;
+    reply.mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
+    response = Serialize(reply);
+    return absl::OkStatus();
+  }
+
+  absl::Status Detokenize(const v1::DetokenizeRequest& request,
+                          v1::DetokenizeResponse& response) const {
+    if (!model().tokenizer) return NoTokenizer();
+    const auto& ids = request.token_ids().ids();
+    const std::span<const int32_t> span(ids.data(), ids.size());
+    TREADLE_RETURN_IF_ERROR(ValidateTokenIds("token_ids.ids", span, model().vocab));
+    response.set_text(model().tokenizer->Decode(span, /*special=*/true));
+    return absl::OkStatus();
+  }
+
+  absl::Status Describe(v1::GetModelInfoResponse& response) const {
+    response.set_name(model().name);
+    response.set_architecture(model().architecture);
+    response.set_parameters(model().parameters);
+    response.set_vocab_size(model().vocab);
+    response.set_max_context(static_cast<int32_t>(model().max_context));
+    response.set_has_tokenizer(model().tokenizer != nullptr);
+    response.set_has_chat_template(model().chat_template.has_value());
+    response.set_bos_token_id(model().bos());
+    for (int32_t id : model().end_ids) response.add_end_token_ids(id);
+    response.set_backend(model().backend);
+    response.set_version(kVersion);
+    response.set_sha256(model().sha256);
+    return absl::OkStatus();
+  }
+
+  absl::Status Load(v1::GetLoadResponse& response) const {
+    const PoolLoad load = environment_.stack.pool().Load();
+    response.set_waiting(load.waiting);
+    response.set_running(load.running);
+    response.set_queue_limit(load.queue_limit);
+    response.set_draining(load.draining);
+    response.set_kv_pages_total(model().kv_pages);
+    response.set_kv_pages_free(FreePages());
+    response.set_running_limit(environment_.stack.options().max_batch_size);
+    response.set_uptime(std::chrono::duration<double>(Clock::now() - began_).count());
+    return absl::OkStatus();
+  }
+
+  // As of the last iteration; the pages themselves belong to the loop.
+  int64_t FreePages() const {
+    const Ledger& ledger = environment_.stack.ledger();
+    uint64_t next = ledger.end();
+    if (next == 0) return model().kv_pages;
+    --next;
+    uint64_t lost = 0;
+    const auto records = ledger.Read(next, 1, lost);
+    return records.empty() ? model().kv_pages : records.back()->free_pages;
+  }
+
+  CallEnvironment& environment_;
+  const Clock::time_point began_ = Clock::now();
+};
+
+}  // namespace
+
+struct InferenceServer::State {
+  State(ServingStack& stack, LedgerFollower& follower, const ServiceOptions& options)
+      : environment{.stack = stack,
+                    .follower = follower,
+                    .limits = {.max_batch_size = stack.options().max_batch_size,
+                               .default_max_new_tokens = options.default_max_new_tokens},
+                    .stall_timeout = options.stream_stall_timeout,
+                    .keys = options.keys,
+                    .request_log = RequestLog(options.request_log, stack.model().name)},
+        service(environment),
+        health(options.health ? options.health : std::make_shared<HealthBoard>()) {}
+
+  CallEnvironment environment;
+  Service service;
+  const std::shared_ptr<HealthBoard> health;
+  Address address;
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<LoopWatch> watch;
+};
+
+absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
+    ServingStack& stack, LedgerFollower& follower, const ServiceOptions& options) {
+  TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen));
+  TREADLE_RETURN_IF_ERROR(ProbeListen(address));
+  auto state = std::make_unique<State>(stack, follower, options);
+  follower.SetCourier(&state->environment.courier);
+
+  // Before anybody else can submit: see LoopWatch.
+  state->watch = std::make_unique<LoopWatch>(
+      stack, *state->health,
+      LoopWatch::Options{.warm_up = options.warm_up, .on_ready = options.on_ready});
+
+  grpc::EnableDefaultHealthCheckService(true);
+  // Reflection asks for no key: where keys are wanted, there is none.
+  if (options.keys == nullptr) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  int port = 0;
+  // Two servers on one port would share its connections at random.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_request_bytes));
+  builder.AddListeningPort(
+      ToString(address),
+      options.credentials ? options.credentials : grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&state->service);
+  state->server = builder.BuildAndStart();
+  if (!state->server || port == 0) {
+    follower.SetCourier(nullptr);
+    const absl::Status reason = ProbeListen(address);
+    return reason.ok() ? absl::UnavailableError(Str("cannot listen on ", ToString(address)))
+                       : reason;
+  }
+  state->address = {address.host, port};
+  state->health->Attach(*state->server->GetHealthCheckService());
+  state->health->Set(Probe::kStarted, true);
+  return std::unique_ptr<InferenceServer>(new InferenceServer(std::move(state)));
+}
+
+InferenceServer::InferenceServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+InferenceServer::~InferenceServer() { DrainAndStop(std::chrono::milliseconds(0)); }
+
+const Address& InferenceServer::address() const { return state_->address; }
+
+bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
+  if (!state_->server) return true;
+  CallEnvironment& environment = state_->environment;
+  state_->watch->Drain();
+  const bool drained = environment.stack.Drain(Clock::now() + timeout);
+  state_->watch.reset();  // the loop stops now
+  environment.stack.Stop(absl::UnavailableError("the server is shutting down"));
+
+  environment.closing.store(true);
+  environment.follower.NotifySubscribers();
+  environment.calls.WaitZero(Clock::now() + kFlushTime);
+  state_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+  environment.follower.SetCourier(nullptr);
+  state_->health->Detach(*state_->server->GetHealthCheckService());
+  state_->server.reset();
+  return drained;
+}
+
+}  // namespace treadle

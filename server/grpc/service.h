@@ -1,0 +1,63 @@
+// The gRPC server: treadle.v1.Inference, grpc.health.v1 and, without API keys, reflection on one
+// address.
+//
+// Thread safety: all methods from the owner's thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/access/api_keys.h"
+#include "server/address.h"
+#include "server/observe/health_board.h"
+#include "server/observe/ledger_follower.h"
+#include "server/observe/log_event.h"
+#include "server/serving_stack.h"
+
+namespace grpc {
+class ServerCredentials;
+}
+
+namespace treadle {
+
+struct ServiceOptions {
+  std::string listen = "127.0.0.1:0";  // host:port; port 0 takes a free one
+  int32_t default_max_new_tokens = 512;
+  std::chrono::milliseconds stream_stall_timeout{60'000};
+  int64_t max_request_bytes = 4 << 20;
+  std::shared_ptr<grpc::ServerCredentials> credentials = {};  // null: plaintext
+  const ApiKeys* keys = nullptr;             // must outlive the server; null: everybody may call
+  LogSink request_log = {};                  // an event for each request; or empty
+  std::shared_ptr<HealthBoard> health = {};  // where readiness is shown, too; null: here only
+  std::function<void()> on_ready = {};  // the first time, on a thread of the server's; or empty
+  bool warm_up = true;  // ready only after a token; false: as soon as the engine stands
+};
+
+class InferenceServer {
+ public:
+  // Listens. The probes (health_board.h) say `started` from now on, and `ready` once a first token
+  // has come out of the engine; every call but theirs needs one of `keys`, if given. `stack`
+  // (started) and `follower` must outlive the server. Unavailable names the address if it is taken.
+  static absl::StatusOr<std::unique_ptr<InferenceServer>> Start(ServingStack& stack,
+                                                                LedgerFollower& follower,
+                                                                const ServiceOptions& options);
+  ~InferenceServer();
+
+  // With the port that was taken.
+  const Address& address() const;
+
+  // Not ready any more, new requests get UNAVAILABLE, accepted ones go on; at the end of
+  // `timeout` the rest ends UNAVAILABLE. Then all listeners close. False if some request was cut
+  // off.
+  bool DrainAndStop(std::chrono::milliseconds timeout);
+
+ private:
+  struct State;
+  explicit InferenceServer(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace treadle

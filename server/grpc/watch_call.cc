@@ -1,0 +1,113 @@
+#include "server/grpc/watch_call.h"
+
+#include <grpcpp/support/server_callback.h>
+
+#include <deque>
+#include <utility>
+
+#include "server/grpc/inference.pb.h"
+#include "server/grpc/messages.h"
+#include "server/grpc/refused_stream.h"
+
+namespace treadle {
+namespace {
+
+constexpr size_t kRecordsAtOnce = 64;
+
+class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
+                        public Recipient,
+                        public std::enable_shared_from_this<WatchCall> {
+ public:
+  WatchCall(CallEnvironment& environment, bool from_start)
+      : environment_(environment), next_(from_start ? 0 : environment.stack.ledger().end()) {
+    environment_.calls.Add();
+  }
+
+  void Begin() {
+    {
+      MutexLock lock(mutex_);
+      self_ = shared_from_this();
+    }
+    environment_.follower.Subscribe(weak_from_this());
+    environment_.courier.Post(shared_from_this());
+  }
+
+  void Deliver() override {
+    MutexLock lock(mutex_);
+    Advance();
+  }
+  void OnAlarm() override {}
+
+  void OnWriteDone(bool ok) override {
+    MutexLock lock(mutex_);
+    writing_ = false;
+    gone_ = gone_ || !ok;
+    Advance();
+  }
+  void OnCancel() override {
+    MutexLock lock(mutex_);
+    gone_ = true;
+    Advance();
+  }
+  void OnDone() override {
+    std::shared_ptr<WatchCall> last;
+    {
+      MutexLock lock(mutex_);
+      last = std::move(self_);
+    }
+    environment_.calls.Remove();
+  }
+
+ private:
+  void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (finished_ || writing_) return;
+    if (pending_.empty() && !gone_) Refill();
+    if (!gone_ && !pending_.empty()) {
+      message_.Clear();
+      FillLedgerRecord(*pending_.front(), std::exchange(lost_, 0), message_);
+      pending_.pop_front();
+      writing_ = true;
+      StartWrite(&message_);
+    } else if (gone_ || environment_.closing.load()) {
+      finished_ = true;
+      Finish(grpc::Status::OK);
+    }
+  }
+
+  void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    uint64_t lost = 0;
+    for (auto& record : environment_.stack.ledger().Read(next_, kRecordsAtOnce, lost)) {
+      pending_.push_back(std::move(record));
+    }
+    // From the start means what is still in the ring; only what slips away later is a loss.
+    if (began_) lost_ += lost;
+    began_ = true;
+  }
+
+  CallEnvironment& environment_;
+
+  Mutex mutex_;
+  std::shared_ptr<WatchCall> self_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_ ABSL_GUARDED_BY(mutex_);
+  uint64_t lost_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<std::shared_ptr<const LedgerRecord>> pending_ ABSL_GUARDED_BY(mutex_);
+  v1::LedgerRecord message_ ABSL_GUARDED_BY(mutex_);
+  bool began_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool gone_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(
+    CallEnvironment& environment, const grpc::CallbackServerContext& context, bool from_start) {
+  if (const absl::Status caller = Authorize(environment, context).status(); !caller.ok()) {
+    return RefuseStream<v1::LedgerRecord>(caller);
+  }
+  auto call = std::make_shared<WatchCall>(environment, from_start);
+  call->Begin();
+  return call.get();
+}
+
+}  // namespace treadle

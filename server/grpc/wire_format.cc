@@ -1,0 +1,62 @@
+#include "server/grpc/wire_format.h"
+
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/message.h>
+#include <google/protobuf/unknown_field_set.h>
+
+#include <map>
+
+#include "base/status.h"
+#include "models/text/unicode.h"
+
+namespace treadle {
+namespace {
+
+using google::protobuf::Descriptor;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::UnknownField;
+using google::protobuf::UnknownFieldSet;
+
+// Looks for the string that made the parser refuse. Depth is bounded by the schema.
+absl::Status FindBadString(std::string_view bytes, const Descriptor& type,
+                           const std::string& prefix) {
+  UnknownFieldSet fields;
+  if (!fields.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return InvalidArgument(prefix.empty() ? "the request" : prefix, " is not a message of type ",
+                           type.full_name());
+  }
+  std::map<int, int> counts;  // by field number
+  for (int i = 0; i < fields.field_count(); ++i) {
+    const UnknownField& value = fields.field(i);
+    const FieldDescriptor* field = type.FindFieldByNumber(value.number());
+    const int index = counts[value.number()]++;
+    if (field == nullptr || value.type() != UnknownField::TYPE_LENGTH_DELIMITED) continue;
+    std::string name = prefix.empty() ? field->name() : prefix + "." + field->name();
+    if (field->is_repeated()) name += Str("[", index, "]");
+    if (field->type() == FieldDescriptor::TYPE_MESSAGE) {
+      TREADLE_RETURN_IF_ERROR(
+          FindBadString(value.length_delimited(), *field->message_type(), name));
+    } else if (field->type() == FieldDescriptor::TYPE_STRING) {
+      const size_t bad = FindInvalidUtf8(value.length_delimited());
+      if (bad != std::string_view::npos) {
+        return InvalidArgument(name, " is not valid UTF-8 at byte ", bad, ", expected UTF-8 text");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ParseMessage(std::string_view bytes, google::protobuf::Message& message) {
+  // The parser reports a bad string to the log as well as to us; look first, so it has nothing to
+  // say.
+  TREADLE_RETURN_IF_ERROR(FindBadString(bytes, *message.GetDescriptor(), ""));
+  if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return InvalidArgument("the request is not a message of type ",
+                           message.GetDescriptor()->full_name());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace treadle

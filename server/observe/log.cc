@@ -1,0 +1,228 @@
+#include "server/observe/log.h"
+
+#include <signal.h>
+
+#include <atomic>
+#include <cstdio>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "base/status.h"
+#include "base/sync.h"
+#include "server/observe/log_file.h"
+
+namespace treadle {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr size_t kLongestString = 4096;
+
+void Cut(std::string& text) {
+  if (text.size() > kLongestString) text.resize(kLongestString);
+}
+
+// Cuts what is too long; gives what the event takes in the queue.
+int64_t Bound(LogEvent& event) {
+  Cut(event.message);
+  size_t bytes = sizeof event + event.name.size() + event.message.size();
+  for (LogField& field : event.fields) {
+    bytes += sizeof field + field.key.size();
+    if (auto* text = std::get_if<std::string>(&field.value)) {
+      Cut(*text);
+      bytes += text->size();
+    }
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+// Signals are other threads' business, and those that a write may raise become its error.
+class BlockSignals {
+ public:
+  BlockSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockSignals(const BlockSignals&) = delete;
+  BlockSignals& operator=(const BlockSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+struct Log::State {
+  State(const Options& log_options, LogFile log_file)
+      : options(log_options),
+        file(std::move(log_file)),
+        standard(LogFile::Duplicate(log_options.standard)) {}
+
+  void Run() ABSL_LOCKS_EXCLUDED(mutex);
+  bool WaitDone(uint64_t count, SteadyClock::time_point deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    while (done < count) {
+      if (!progress.WaitUntil(mutex, deadline)) return done >= count;
+    }
+    return true;
+  }
+
+  // The thread's.
+  void Emit(const LogEvent& event);
+  bool SayMissing();
+  bool Put(const LogEvent& event);
+  std::string Line(const LogEvent& event) const {
+    return options.format == LogFormat::kJson ? ToJson(event) : ToText(event);
+  }
+
+  const Options options;
+  std::atomic<uint64_t> dropped = 0;
+
+  Mutex mutex;
+  CondVar woken;
+  CondVar progress;
+  std::vector<LogEvent> queue ABSL_GUARDED_BY(mutex);
+  int64_t queued_bytes ABSL_GUARDED_BY(mutex) = 0;
+  int64_t overflow ABSL_GUARDED_BY(mutex) = 0;  // dropped since the queue was taken
+  uint64_t accepted ABSL_GUARDED_BY(mutex) = 0;
+  uint64_t done ABSL_GUARDED_BY(mutex) = 0;  // of the accepted ones
+  bool stopping ABSL_GUARDED_BY(mutex) = false;
+  bool ended ABSL_GUARDED_BY(mutex) = false;
+
+  // Confined to the thread.
+  LogFile file;
+  LogFile standard;      // for what is wrong with the file
+  int64_t missing = 0;   // lines that were dropped since the last one that came out
+  bool failing = false;  // the last write
+
+  std::thread thread;  // the owner's
+};
+
+void Log::State::Run() {
+  std::vector<LogEvent> batch;
+  while (true) {
+    int64_t overflowed = 0;
+    {
+      MutexLock lock(mutex);
+      done += batch.size();
+      progress.NotifyAll();
+      batch.clear();
+      while (queue.empty() && !stopping) woken.Wait(mutex);
+      if (queue.empty()) {
+        ended = true;
+        progress.NotifyAll();
+        return;
+      }
+      batch.swap(queue);
+      queued_bytes = 0;
+      overflowed = std::exchange(overflow, 0);
+    }
+    for (const LogEvent& event : batch) Emit(event);
+    missing += overflowed;  // came when the queue held the whole batch
+    if (missing > 0) SayMissing();
+  }
+}
+
+void Log::State::Emit(const LogEvent& event) {
+  if ((missing == 0 || SayMissing()) && Put(event)) return;
+  ++missing;
+  dropped.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool Log::State::SayMissing() {
+  LogEvent event{.severity = Severity::kWarning,
+                 .name = "log_lines_dropped",
+                 .message = Str(missing, " log lines were dropped"),
+                 .fields = {{"lines", missing}},
+                 .time = absl::Now()};
+  if (!Put(event)) return false;
+  missing = 0;
+  return true;
+}
+
+bool Log::State::Put(const LogEvent& event) {
+  const absl::Status status = file.Write(Line(event));
+  const bool failed_before = std::exchange(failing, !status.ok());
+  if (!failing || failed_before || options.file.empty()) return status.ok();
+  const LogEvent complaint{
+      .severity = Severity::kWarning,
+      .name = "log_file_failed",
+      .message = Str(std::string(status.message()), "; lines are dropped until it can be written"),
+      .fields = {{"file", options.file}},
+      .time = absl::Now()};
+  // Where there is no stderr either, there is nobody to tell.
+  standard.Write(Line(complaint)).IgnoreError();
+  return false;
+}
+
+absl::StatusOr<std::unique_ptr<Log>> Log::Open(const Options& options) {
+  std::shared_ptr<State> state;
+  if (options.file.empty()) {
+    state = std::make_shared<State>(options, LogFile::Duplicate(options.standard));
+  } else {
+    TREADLE_ASSIGN_OR_RETURN(LogFile opened, LogFile::Open(options.file));
+    state = std::make_shared<State>(options, std::move(opened));
+  }
+  try {
+    const BlockSignals inherited;
+    state->thread = std::thread([state] { state->Run(); });
+  } catch (const std::system_error& error) {
+    return ResourceExhausted("thread of the log: ", error.what());
+  }
+  return std::unique_ptr<Log>(new Log(std::move(state)));
+}
+
+Log::~Log() {
+  const auto deadline = SteadyClock::now() + state_->options.flush_timeout;
+  bool ended = false;
+  {
+    MutexLock lock(state_->mutex);
+    state_->stopping = true;
+    state_->woken.NotifyOne();
+    while (!state_->ended && state_->progress.WaitUntil(state_->mutex, deadline)) {
+    }
+    ended = state_->ended;
+  }
+  // A thread that hangs keeps the state, and nobody waits for it.
+  ended ? state_->thread.join() : state_->thread.detach();
+}
+
+void Log::Write(LogEvent event) {
+  State& state = *state_;
+  if (event.severity < state.options.level) return;
+  if (event.time == absl::InfinitePast()) event.time = absl::Now();
+  const int64_t bytes = Bound(event);
+  MutexLock lock(state.mutex);
+  if (state.queued_bytes + bytes > state.options.queue_bytes || state.stopping) {
+    ++state.overflow;
+    state.dropped.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  state.queued_bytes += bytes;
+  ++state.accepted;
+  state.queue.push_back(std::move(event));
+  if (state.queue.size() == 1) state.woken.NotifyOne();
+}
+
+bool Log::Flush(std::chrono::milliseconds timeout) {
+  const auto deadline = SteadyClock::now() + timeout;
+  MutexLock lock(state_->mutex);
+  return state_->WaitDone(state_->accepted, deadline);
+}
+
+uint64_t Log::dropped() const { return state_->dropped.load(std::memory_order_relaxed); }
+
+const Log::Options& Log::options() const { return state_->options; }
+
+LogSink WarningsToStderr() {
+  return [](const LogEvent& event) {
+    if (event.severity >= Severity::kWarning) std::fputs(ToText(event).c_str(), stderr);
+  };
+}
+
+}  // namespace treadle

@@ -1,0 +1,126 @@
+#include "server/observe/log_event.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<const char*, 3> kSeverities = {"info", "warning", "error"};
+constexpr char kTime[] = "%Y-%m-%dT%H:%M:%E6SZ";
+// Keys that every line has; the others are fields.
+constexpr std::array<const char*, 4> kOwnKeys = {"time", "severity", "event", "message"};
+
+bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
+
+void AppendEscaped(std::string_view text, std::string& out) {
+  for (const char c : text) {
+    if (!IsControl(c)) {
+      out += c;
+      continue;
+    }
+    char escaped[8];
+    std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned char>(c));
+    out += escaped;
+  }
+}
+
+std::string Show(const LogField& field) {
+  return std::visit([](const auto& value) { return Str(value); }, field.value);
+}
+
+// As it is if it is one word, else in quotes.
+void AppendValue(const LogField& field, std::string& out) {
+  const std::string value = Show(field);
+  const auto quoted = [](char c) { return c == ' ' || c == '"' || c == '=' || IsControl(c); };
+  if (!value.empty() && std::none_of(value.begin(), value.end(), quoted)) {
+    out += value;
+    return;
+  }
+  out += '"';
+  for (const char c : value) {
+    if (c == '"') out += '\\';
+    AppendEscaped(std::string_view(&c, 1), out);
+  }
+  out += '"';
+}
+
+std::variant<std::string, int64_t, double> ValueOf(const Json& json) {
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number()) return json.get<double>();
+  return json.is_string() ? json.get<std::string>() : json.dump();
+}
+
+}  // namespace
+
+const char* Name(Severity severity) { return kSeverities[static_cast<size_t>(severity)]; }
+
+std::optional<Severity> SeverityNamed(const std::string& name) {
+  const auto found = std::find(kSeverities.begin(), kSeverities.end(), name);
+  if (found == kSeverities.end()) return std::nullopt;
+  return static_cast<Severity>(found - kSeverities.begin());
+}
+
+std::string ToText(const LogEvent& event) {
+  std::string out;
+  if (event.text == LogEvent::Text::kFieldLines) {
+    for (const LogField& field : event.fields) {
+      AppendEscaped(Str(field.key, " = ", Show(field)), out);
+      out += '\n';
+    }
+    return out;
+  }
+  AppendEscaped(event.message, out);
+  if (event.text == LogEvent::Text::kMessageAndFields) {
+    for (const LogField& field : event.fields) {
+      out += ' ' + field.key + '=';
+      AppendValue(field, out);
+    }
+  }
+  out += '\n';
+  return out;
+}
+
+std::string ToJson(const LogEvent& event) {
+  Json json;
+  json["time"] = absl::FormatTime(kTime, event.time, absl::UTCTimeZone());
+  json["severity"] = Name(event.severity);
+  json["event"] = event.name;
+  json["message"] = event.message;
+  for (const LogField& field : event.fields) {
+    std::visit([&](const auto& value) { json[field.key] = value; }, field.value);
+  }
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::optional<LogEvent> FromJson(const std::string& line) {
+  const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return std::nullopt;
+  for (const char* key : kOwnKeys) {
+    if (!json.contains(key) || !json[key].is_string()) return std::nullopt;
+  }
+  LogEvent event;
+  const auto severity = SeverityNamed(json["severity"].get<std::string>());
+  if (!severity ||
+      !absl::ParseTime(absl::RFC3339_full, json["time"].get<std::string>(), &event.time, nullptr)) {
+    return std::nullopt;
+  }
+  event.severity = *severity;
+  event.name = json["event"].get<std::string>();
+  event.message = json["message"].get<std::string>();
+  for (const auto& [key, value] : json.items()) {
+    if (std::find(kOwnKeys.begin(), kOwnKeys.end(), key) != kOwnKeys.end()) continue;
+    event.fields.push_back({key, ValueOf(value)});
+  }
+  return event;
+}
+
+}  // namespace treadle

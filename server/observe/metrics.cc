@@ -1,0 +1,215 @@
+#include "server/observe/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <deque>
+#include <optional>
+
+#include "base/status.h"
+#include "base/sync.h"
+#include "server/observe/token_gaps.h"
+
+namespace treadle {
+namespace {
+
+using Bounds = prometheus::Histogram::BucketBoundaries;
+
+// 0.01 * 2^n up to 81.92 s (OpenTelemetry's GenAI conventions).
+Bounds Seconds() {
+  Bounds bounds;
+  for (double bound = 0.01; bound < 82; bound *= 2) bounds.push_back(bound);
+  return bounds;
+}
+// Gaps between tokens are shorter.
+Bounds TokenSeconds() {
+  Bounds bounds;
+  for (double bound = 0.00125; bound < 11; bound *= 2) bounds.push_back(bound);
+  return bounds;
+}
+Bounds Tokens() {
+  Bounds bounds;
+  for (double bound = 1; bound < 200'000; bound *= 2) bounds.push_back(bound);
+  return bounds;
+}
+
+// What share of a pipeline's last stage is bubbles, over the iterations that it ran last.
+class BubbleShare {
+ public:
+  double Add(const LedgerRecord& record) {
+    window_.push_back({record.bubble, record.compute + record.sample});
+    if (window_.size() > kWindow) window_.pop_front();
+    double bubble = 0;
+    double busy = 0;
+    for (const Iteration& iteration : window_) {
+      bubble += iteration.bubble;
+      busy += iteration.busy;
+    }
+    return bubble > 0 ? bubble / (bubble + busy) : 0;
+  }
+
+ private:
+  static constexpr size_t kWindow = 256;
+  struct Iteration {
+    double bubble, busy;
+  };
+  std::deque<Iteration> window_;
+};
+
+}  // namespace
+
+struct Metrics::Instruments {
+  Instruments(const std::string& model_name, const RequestPool& request_pool, const Log* server_log)
+      : pool(request_pool), log(server_log), labels{{"model_name", model_name}} {
+    if (log == nullptr) return;
+    log_lines_dropped = &NewCounter("treadle:log_lines_dropped_total",
+                                    "Log lines dropped: the queue was full, or the file failed.");
+  }
+
+  prometheus::Gauge& NewGauge(const char* name, const char* help) {
+    return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add(labels);
+  }
+  prometheus::Counter& NewCounter(const char* name, const char* help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add(labels);
+  }
+  prometheus::Histogram& NewHistogram(const char* name, const char* help, const Bounds& bounds) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(labels,
+                                                                                     bounds);
+  }
+
+  // On the HTTP listener's thread.
+  std::string Scrape() const {
+    const PoolLoad load = pool.Load();
+    running.Set(static_cast<double>(load.running));
+    waiting.Set(static_cast<double>(load.waiting));
+    if (log != nullptr) {
+      MutexLock lock(catching_up);
+      log_lines_dropped->Increment(static_cast<double>(log->dropped()) -
+                                   log_lines_dropped->Value());
+    }
+    return prometheus::TextSerializer().Serialize(registry.Collect());
+  }
+
+  const RequestPool& pool;
+  const Log* const log;  // or null
+  const prometheus::Labels labels;
+  prometheus::Registry registry;
+  prometheus::Counter* log_lines_dropped = nullptr;  // with a log
+  mutable Mutex catching_up;                         // with it
+
+  prometheus::Gauge& running =
+      NewGauge("treadle:num_requests_running", "Requests that hold pages and generate.");
+  prometheus::Gauge& waiting =
+      NewGauge("treadle:num_requests_waiting", "Requests that wait for admission.");
+  prometheus::Gauge& kv_usage =
+      NewGauge("treadle:kv_cache_usage_perc", "Share of the K/V pages in use; 1 is all.");
+  prometheus::Gauge& bubble_ratio = NewGauge(
+      "treadle:pipeline_bubble_ratio",
+      "Share of bubbles (the last stage without work while some was in flight) in the time of the "
+      "last 256 iterations.");
+  prometheus::Counter& prompt_tokens =
+      NewCounter("treadle:prompt_tokens_total", "Prompt tokens of requests that ended.");
+  prometheus::Counter& generation_tokens =
+      NewCounter("treadle:generation_tokens_total", "Generated tokens of requests that ended.");
+  prometheus::Family<prometheus::Counter>& success = prometheus::BuildCounter()
+                                                         .Name("treadle:request_success_total")
+                                                         .Help("Requests that ended, by reason.")
+                                                         .Register(registry);
+  prometheus::Histogram& request_prompt_tokens =
+      NewHistogram("treadle:request_prompt_tokens", "Prompt tokens per request.", Tokens());
+  prometheus::Histogram& request_generation_tokens =
+      NewHistogram("treadle:request_generation_tokens", "Generated tokens per request.", Tokens());
+  prometheus::Histogram& iteration_tokens =
+      NewHistogram("treadle:iteration_tokens_total", "Tokens per iteration.", Tokens());
+  prometheus::Histogram& ttft =
+      NewHistogram("treadle:time_to_first_token_seconds", "Arrival to first token.", Seconds());
+  prometheus::Histogram& itl = NewHistogram("treadle:inter_token_latency_seconds",
+                                            "Gap between two tokens of a request.", TokenSeconds());
+  prometheus::Histogram& e2e =
+      NewHistogram("treadle:e2e_request_latency_seconds", "Arrival to end.", Seconds());
+  prometheus::Histogram& queue_time =
+      NewHistogram("treadle:request_queue_time_seconds", "Arrival to admission.", Seconds());
+  prometheus::Histogram& prefill_time =
+      NewHistogram("treadle:request_prefill_time_seconds", "Admission to first token.", Seconds());
+  prometheus::Histogram& decode_time =
+      NewHistogram("treadle:request_decode_time_seconds", "First token to end.", Seconds());
+
+  prometheus::Counter& Success(const std::string& reason) {
+    prometheus::Labels all = labels;
+    all["finished_reason"] = reason;
+    return success.Add(all);
+  }
+
+  void RecordEnd(const LedgerEnd& end) {
+    Success(end.reason).Increment();
+    prompt_tokens.Increment(end.prompt_tokens);
+    generation_tokens.Increment(end.output_tokens);
+    request_prompt_tokens.Observe(end.prompt_tokens);
+    request_generation_tokens.Observe(end.output_tokens);
+    e2e.Observe(end.timings.total);
+    if (end.output_tokens == 0) return;  // it never began, or brought nothing
+    ttft.Observe(end.timings.first_token);
+    queue_time.Observe(end.timings.queued);
+    prefill_time.Observe(end.timings.first_token - end.timings.queued);
+    decode_time.Observe(end.timings.total - end.timings.first_token);
+  }
+
+  // This and below: confined to Record.
+  TokenGaps token_gaps;
+  BubbleShare bubbles;
+};
+
+Metrics::Metrics(const std::string& model_name, const RequestPool& pool, const Log* log)
+    : instruments_(std::make_unique<Instruments>(model_name, pool, log)) {
+  for (const char* reason : {"stop", "length", "cancelled", "deadline", "error"}) {
+    instruments_->Success(reason);
+  }
+}
+
+Metrics::~Metrics() = default;
+
+void Metrics::Record(const LedgerRecord& record) {
+  Instruments& m = *instruments_;
+  int64_t tokens = 0;
+  m.token_gaps.BeginRecord();
+  for (const LedgerMember& member : record.members) {
+    tokens += member.tokens;
+    const std::optional<double> gap = m.token_gaps.Observe(member, record.time);
+    if (gap.has_value()) m.itl.Observe(*gap);
+  }
+  if (tokens > 0) {
+    m.iteration_tokens.Observe(static_cast<double>(tokens));
+    m.bubble_ratio.Set(m.bubbles.Add(record));
+  }
+  if (record.total_pages > 0) {
+    m.kv_usage.Set(1.0 - static_cast<double>(record.free_pages) /
+                             static_cast<double>(record.total_pages));
+  }
+  for (const LedgerEnd& end : record.ends) {
+    m.token_gaps.End(end.request);
+    if (!end.internal) m.RecordEnd(end);
+  }
+}
+
+std::string Metrics::Scrape() const { return instruments_->Scrape(); }
+
+absl::StatusOr<int> Metrics::Listen(const std::string& address, const ApiKeys* keys,
+                                    const HttpListener::Options& options) {
+  TREADLE_ASSIGN_OR_RETURN(
+      listener_, HttpListener::Start(address, options, [this, keys](const HttpRequest& request) {
+        if (request.path != "/metrics") {
+          return HttpResponse{.code = 404, .body = "expected /metrics\n"};
+        }
+        if (keys != nullptr && !keys->Find(request.authorization).ok()) {
+          return HttpResponse{.code = 401, .body = "expected a valid bearer token\n"};
+        }
+        return HttpResponse{.content_type = "text/plain; version=0.0.4; charset=utf-8",
+                            .body = Scrape()};
+      }));
+  return listener_->port();
+}
+
+}  // namespace treadle

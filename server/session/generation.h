@@ -1,0 +1,69 @@
+// One request's answer in the making: what a TokenStream gives becomes text, token ids and finish
+// information, per candidate. Incremental decoding, and stop strings across token borders.
+//
+// Knows no protobuf and no network: the gRPC service and the in-process client both use it. Not
+// thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "models/text/tokenizer.h"
+#include "scheduler/token_stream.h"
+#include "server/session/stop_matcher.h"
+
+namespace treadle {
+
+struct GenerationOptions {
+  const Tokenizer* tokenizer = nullptr;  // null: no text; must outlive the Generation
+  int32_t candidates = 1;
+  int32_t min_new_tokens = 0;  // stop strings count from this token on
+  std::vector<std::string> stop_strings;
+  bool logprobs = false;
+};
+
+// What is new of one candidate. An end token is among the ids, but not in the text; a token that
+// completes a stop string is the last one.
+struct OutputPart {
+  uint32_t candidate = 0;
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::vector<TokenDetail> details;  // one per id, if asked
+  FinishReason finish = FinishReason::kNone;
+  std::string stop_string;  // with kStopString
+  int32_t stop_token = -1;  // with kEndToken
+};
+
+class Generation {
+ public:
+  explicit Generation(const GenerationOptions& options);
+
+  struct Update {
+    std::vector<OutputPart> parts;  // candidates with news, ascending
+    // Candidates that met a stop string just now: the pool must be told (FinishCandidate).
+    std::vector<uint32_t> stopped;
+  };
+  // Tokens of a candidate that has finished are dropped.
+  Update Absorb(const std::vector<StreamToken>& tokens);
+
+  // Tokens delivered so far, over all candidates.
+  int32_t completion_tokens() const { return completion_tokens_; }
+
+ private:
+  struct Candidate {
+    Candidate(const GenerationOptions& options);
+    StopMatcher matcher;
+    std::vector<StreamDecoder> decoder;  // one, or none without a tokenizer
+    int32_t tokens = 0;
+    bool finished = false;
+  };
+  void AbsorbToken(const StreamToken& token, Candidate& candidate, OutputPart& part);
+
+  const GenerationOptions options_;
+  std::vector<Candidate> candidates_;
+  int32_t completion_tokens_ = 0;
+};
+
+}  // namespace treadle

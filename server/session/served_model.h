@@ -1,0 +1,37 @@
+// What the service must know of the model that it serves: no tensors, no layers.
+//
+// Thread safety: constant once serving began; may be read from any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/text/chat_template.h"
+#include "models/text/tokenizer.h"
+
+namespace treadle {
+
+struct ServedModel {
+  std::string name;
+  std::string architecture;
+  std::string backend;  // the backend's own description
+  std::string sha256;   // of the model file, if it was checked; lower case
+  int64_t parameters = 0;
+  int32_t vocab = 0;
+  int64_t max_context = 0;  // prompt + generated tokens of one sequence
+  int64_t kv_pages = 0;     // of the tightest stage
+  int64_t page_size = 0;    // tokens
+
+  std::vector<int32_t> end_ids;  // generation stops at any
+
+  std::unique_ptr<Tokenizer> tokenizer;  // null: token ids only
+  std::optional<ChatTemplate> chat_template;
+  std::string chat_template_problem;  // why there is none, for the user; or empty
+
+  int32_t bos() const { return tokenizer ? tokenizer->spec().bos : -1; }
+};
+
+}  // namespace treadle

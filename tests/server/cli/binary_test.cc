@@ -1,0 +1,202 @@
+// The treadle binary as users meet it: exit codes, one-line errors, serving, signals.
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "server/grpc/inference.grpc.pb.h"
+#include "tests/server/cli/child_process.h"
+#include "tests/support/default_model.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+const char kBinary[] = TREADLE_BINARY;
+
+struct BadUse {
+  std::vector<std::string> arguments;
+  int code;
+  std::string message;
+};
+
+TEST(Binary, WrongUseIsOneLineAndExitCodeTwo) {
+  const BadUse uses[] = {
+      {{"fly"}, 2, "'fly' is no command, expected one of: serve worker generate"},
+      {{"serve"}, 2, "treadle serve: --model is missing"},
+      {{"serve", "--model", "x", "--max-batch-size", "0"}, 2, "--max-batch-size: is '0', expected"},
+      {{"serve", "--model", "x", "--max-batch-tokens", "32"}, 2, "more than --max-batch-size (32)"},
+      {{"serve", "--nonsense"}, 2, "--nonsense"},
+      {{"generate", "--top-p", "x", "--prompt", "a"}, 2, "--top-p"},
+      {{"generate", "--model", "a", "--target", "b", "--prompt", "a"}, 2, "excludes"},
+      {{"generate", "--timeout", "5", "--prompt", "a"}, 2, "--timeout is '5', expected a time"},
+  };
+  for (const BadUse& use : uses) {
+    std::vector<std::string> command = {kBinary};
+    command.insert(command.end(), use.arguments.begin(), use.arguments.end());
+    ChildProcess child(command);
+    EXPECT_EQ(child.Wait(), use.code) << child.output();
+    EXPECT_THAT(child.output(), HasSubstr(use.message));
+    EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
+  }
+}
+
+TEST(Binary, AMissingModelFileIsNamed) {
+  ChildProcess child({kBinary, "serve", "--model", "/no/such/model.gguf", "--listen", "127.0.0.1:0",
+                      "--metrics-listen", "none"});
+  EXPECT_EQ(child.Wait(), 2) << child.output();
+  EXPECT_THAT(child.output(), HasSubstr("/no/such/model.gguf"));
+}
+
+TEST(Binary, HelpAndVersion) {
+  for (const char* command : {"serve", "generate", "inspect"}) {
+    ChildProcess help({kBinary, command, "--help"});
+    EXPECT_EQ(help.Wait(), 0);
+    EXPECT_THAT(help.output(), HasSubstr("--help"));
+  }
+  ChildProcess version({kBinary, "--version"});
+  EXPECT_EQ(version.Wait(), 0);
+  EXPECT_THAT(version.output(), testing::StartsWith("treadle "));
+}
+
+TEST(Binary, AnOccupiedPortIsNamed) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(listen(fd, 1), 0);
+  socklen_t size = sizeof address;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  const std::string taken = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  ChildProcess child(
+      {kBinary, "serve", "--model", "x", "--listen", taken, "--metrics-listen", "none"});
+  EXPECT_EQ(child.Wait(), 1);
+  EXPECT_EQ(child.output(),
+            "treadle serve: cannot listen on " + taken + ": Address already in use\n");
+  close(fd);
+}
+
+// A server on free ports; its gRPC address comes from what it prints.
+class RunningServer {
+ public:
+  RunningServer(const std::string& model, const std::string& drain_timeout)
+      : child_({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics-listen",
+                "127.0.0.1:0", "--pin-threads", "off", "--max-context", "1024", "--kv-memory",
+                "256M", "--drain-timeout", drain_timeout}) {
+    const std::string line = child_.WaitForLine("listening on ");
+    const size_t begin = line.find("127.0.0.1:");
+    if (begin != std::string::npos) address_ = line.substr(begin, line.find(' ', begin) - begin);
+  }
+  const std::string& address() const { return address_; }
+  ChildProcess& child() { return child_; }
+
+ private:
+  ChildProcess child_;
+  std::string address_;
+};
+
+TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
+  NEEDS_DEFAULT_MODEL(model);
+  RunningServer server(model, "4m");  // of patience with builds under a sanitizer
+  ASSERT_NE(server.address(), "") << server.child().output();
+  EXPECT_THAT(server.child().output(), HasSubstr("max-batch-size = 32\n"));
+
+  ChildProcess generate({kBinary, "generate", "--target", server.address(), "--chat",
+                         "What is the capital of France?", "--max-new-tokens", "12", "--json"});
+  ASSERT_EQ(generate.Wait(), 0) << generate.output();
+  const auto json = nlohmann::json::parse(generate.output());
+  EXPECT_EQ(json["text"], "The capital of France is Paris.");
+  EXPECT_EQ(json["finish_reason"], "stop");
+  EXPECT_EQ(json["usage"]["prompt_tokens"], 37);
+
+  // A stream that is under way when the signal comes is finished.
+  const auto stub = v1::Inference::NewStub(
+      grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()));
+  v1::GenerateRequest request;
+  request.set_text("Once upon a time");
+  request.mutable_stopping()->set_max_new_tokens(60);
+  request.mutable_stopping()->set_ignore_eos(true);
+  grpc::ClientContext context;
+  const auto reader = stub->GenerateStream(&context, request);
+  v1::GenerateResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  server.child().Signal(SIGTERM);
+  int tokens = message.output().token_ids_size();
+  while (reader->Read(&message)) tokens += message.output().token_ids_size();
+  const grpc::Status status = reader->Finish();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(tokens, 60);
+  EXPECT_EQ(server.child().Wait(), 0) << server.child().output();
+  EXPECT_THAT(server.child().output(), HasSubstr("drained\n"));
+}
+
+TEST(Binary, ASecondSignalEndsAtOnce) {
+  NEEDS_DEFAULT_MODEL(model);
+  RunningServer server(model, "1h");
+  ASSERT_NE(server.address(), "") << server.child().output();
+  const auto stub = v1::Inference::NewStub(
+      grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()));
+  v1::GenerateRequest request;
+  request.set_text("Once upon a time");
+  request.mutable_stopping()->set_max_new_tokens(1000);
+  request.mutable_stopping()->set_ignore_eos(true);
+  grpc::ClientContext context;
+  const auto reader = stub->GenerateStream(&context, request);
+  v1::GenerateResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  server.child().Signal(SIGTERM);
+  ASSERT_NE(server.child().WaitForLine("draining"), "");
+  server.child().Signal(SIGINT);
+  EXPECT_EQ(server.child().Wait(), 128 + SIGINT);
+}
+
+TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
+  NEEDS_DEFAULT_MODEL(model);
+  const std::vector<std::string> ask = {"--token-ids",
+                                        "504,3575,282",
+                                        "--max-new-tokens",
+                                        "8",
+                                        "--logprobs",
+                                        "5",
+                                        "--prompt-logprobs",
+                                        "0",
+                                        "--json"};
+  std::vector<std::string> command = {kBinary, "generate",      "--model",
+                                      model,   "--pin-threads", "off"};
+  command.insert(command.end(), ask.begin(), ask.end());
+  ChildProcess local(command);
+  ASSERT_EQ(local.Wait(), 0) << local.output();
+  RunningServer server(model, "10s");
+  command = {kBinary, "generate", "--target", server.address()};
+  command.insert(command.end(), ask.begin(), ask.end());
+  ChildProcess remote(command);
+  ASSERT_EQ(remote.Wait(), 0) << remote.output();
+
+  // Progress lines come before the object.
+  auto in_process = nlohmann::json::parse(local.output().substr(local.output().find('{')));
+  auto over_grpc = nlohmann::json::parse(remote.output());
+  ASSERT_EQ(in_process["token_ids"].size(), 8u);
+  ASSERT_EQ(in_process["logprobs"].size(), 8u);
+  EXPECT_EQ(in_process["logprobs"][0]["top"].size(), 5u);
+  EXPECT_EQ(in_process["prompt_logprobs"].size(), 2u);
+  EXPECT_EQ(in_process["logprobs"][3]["token_id"], in_process["token_ids"][3]);
+  for (auto* json : {&in_process, &over_grpc}) {
+    json->erase("timing");
+    json->erase("seed");
+  }
+  EXPECT_EQ(in_process, over_grpc);
+}
+
+}  // namespace
+}  // namespace treadle

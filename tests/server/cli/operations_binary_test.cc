@@ -1,0 +1,273 @@
+// The treadle binary as an operator meets it: configuration from several places, files that are
+// wrong, TLS and keys, probes, exit codes.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "server/address.h"
+#include "server/grpc/inference.grpc.pb.h"
+#include "tests/server/cli/child_process.h"
+#include "tests/server/test_certificates.h"
+#include "tests/server/tls_client.h"
+#include "tests/support/default_model.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+const char kBinary[] = TREADLE_BINARY;
+const char kKey[] = "alice-0123456789abcdef";
+const char kToken[] = "scrape-0123456789abcdef";
+
+// Beside what this test process was given.
+class Environment {
+ public:
+  Environment(const char* name, const std::string& value) : name_(name) {
+    setenv(name, value.c_str(), 1);
+  }
+  ~Environment() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
+TEST(Operations, PrintConfigShowsWhatHoldsAndWhereItIsFrom) {
+  const std::string file = TestPath("config");
+  WriteText(file, "max-queue = 7\nmax-batch-size = 3\nmodel = a.gguf\n");
+  const Environment queue("TREADLE_MAX_QUEUE", "8");
+  const Environment config("TREADLE_CONFIG", file);
+  ChildProcess first({kBinary, "serve", "--model", "b.gguf", "--print-config"});
+  ASSERT_EQ(first.Wait(), 0) << first.output();
+  EXPECT_THAT(first.output(), HasSubstr("# from the command line\nmodel = b.gguf\n"));
+  EXPECT_THAT(first.output(), HasSubstr("# from TREADLE_MAX_QUEUE\nmax-queue = 8\n"));
+  EXPECT_THAT(first.output(), HasSubstr(" line 2\nmax-batch-size = 3\n"));
+  EXPECT_THAT(first.output(), HasSubstr("# by default: kv-dtype = f16\n"));
+
+  // What it prints is such a file.
+  const std::string printed = TestPath("printed");
+  WriteText(printed, first.output());
+  ChildProcess second({kBinary, "serve", "--config", printed, "--print-config"});
+  ASSERT_EQ(second.Wait(), 0) << second.output();
+  EXPECT_THAT(second.output(), HasSubstr("\nmodel = b.gguf\n"));
+  EXPECT_THAT(second.output(), HasSubstr("\nmax-batch-size = 3\n"));
+}
+
+struct BadFile {
+  std::vector<std::string> arguments;
+  std::string message;
+};
+
+TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
+  const TestCa ca;
+  const PemPair pair = ca.Sign();
+  const PemPair expired = ca.Sign(-7200, -3600);
+  const std::string crt = TestPath("crt"), key = TestPath("key"), late = TestPath("late"),
+                    other = TestPath("other"), keys = TestPath("keys"), conf = TestPath("conf"),
+                    model = TestPath("model");
+  WriteText(crt, pair.certificate);
+  WriteText(key, pair.key);
+  WriteText(late, expired.certificate);
+  WriteText(other, ca.Sign().key);
+  WriteText(keys, "secret\n");
+  WriteText(conf, "tls-crt = x\n");
+  WriteText(model, "no model\n");
+  const BadFile uses[] = {
+      {{"--tls-cert", crt}, "--tls-key is missing"},
+      {{"--tls-client-ca", crt}, "--tls-client-ca needs --tls-cert"},
+      {{"--tls-cert", crt, "--tls-key", "/no/such"}, "cannot read /no/such: No such file"},
+      {{"--tls-cert", crt, "--tls-key", other}, "does not belong to the certificate in " + crt},
+      {{"--tls-cert", late, "--tls-key", key}, late + " has expired on "},
+      {{"--tls-cert", key, "--tls-key", key}, key + " has no certificate"},
+      {{"--control-tls", "/no/such"}, "--control-tls needs --workers"},
+      {{"--control-tls", "/no/such", "--workers", "a:1"}, "cannot read /no/such/tls.crt"},
+      {{"--api-keys-file", keys}, keys + " line 1: a key has 6 characters"},
+      {{"--metrics-auth", "api-key"}, "there is no --api-keys-file"},
+      {{"--metrics-tls-cert", crt}, "--metrics-tls-key is missing"},
+      {{"--metrics-tls-cert", "/no/such", "--metrics-tls-key", key}, "cannot read /no/such"},
+      {{"--metrics-tls-cert", crt, "--metrics-tls-key", other},
+       "does not belong to the certificate in " + crt},
+      {{"--metrics-tls-cert", late, "--metrics-tls-key", key}, late + " has expired on "},
+      {{"--metrics-tls-cert", crt, "--metrics-tls-key", key, "--metrics-tls-client-ca", keys},
+       keys + " has no certificate"},
+      {{"--metrics-token-file", "/no/such"}, "--metrics-token-file: cannot read /no/such"},
+      {{"--metrics-token-file", keys},
+       "--metrics-token-file: " + keys + " line 1: a key has 6 characters"},
+      {{"--config", conf}, "'tls-crt' is no setting; the nearest one is 'tls-cert'"},
+      {{"--config", "/no/such"}, "cannot read /no/such"},
+      {{"--health-listen", "x"}, "--health-listen"},
+      {{"--model-sha256", "abc"}, "expected 64 hexadecimal digits"},
+      {{"--model-sha256", std::string(64, '0')},
+       model + " has 38af35bf3a1ac4a394cc7c60519f8f13883f95fe5d877cd9ac3b0cbb0f5b714b"},
+  };
+  for (const BadFile& use : uses) {
+    std::vector<std::string> command = {kBinary,    "serve",       "--model",          model,
+                                        "--listen", "127.0.0.1:0", "--metrics-listen", "none"};
+    command.insert(command.end(), use.arguments.begin(), use.arguments.end());
+    ChildProcess child(command);
+    EXPECT_EQ(child.Wait(), 2) << child.output();
+    EXPECT_THAT(child.output(), HasSubstr(use.message));
+    EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
+    EXPECT_THAT(child.output(), Not(HasSubstr("secret")));
+  }
+  ChildProcess worker({kBinary, "worker", "--listen", "127.0.0.1:0", "--control-tls", "/no/such"});
+  EXPECT_EQ(worker.Wait(), 2);
+  EXPECT_THAT(worker.output(), HasSubstr("cannot read /no/such/tls.crt"));
+  ChildProcess client({kBinary, "generate", "--prompt", "a", "--tls-ca", "/no/such"});
+  EXPECT_EQ(client.Wait(), 2);
+  EXPECT_THAT(client.output(), HasSubstr("cannot read /no/such"));
+}
+
+TEST(Operations, HelpSaysTheExitCodes) {
+  for (const char* command : {"serve", "worker"}) {
+    ChildProcess help({kBinary, command, "--help"});
+    EXPECT_EQ(help.Wait(), 0);
+    EXPECT_THAT(help.output(), HasSubstr("Exit codes: 0 done"));
+  }
+}
+
+std::string WordAfter(const std::string& line, const std::string& text) {
+  const size_t at = line.find(text);
+  if (at == std::string::npos) return "";
+  const size_t begin = at + text.size();
+  return line.substr(begin, line.find_first_of(" ,\n", begin) - begin);
+}
+
+TEST(Operations, TlsKeysAndProbesTogether) {
+  NEEDS_DEFAULT_MODEL(model);
+  const TestCa ca;
+  const PemPair pair = ca.Sign();
+  const std::string crt = TestPath("crt"), key = TestPath("key"), root = TestPath("ca"),
+                    keys = TestPath("keys"), token = TestPath("token");
+  WriteText(crt, pair.certificate);
+  WriteText(key, pair.key);
+  WriteText(root, ca.pem());
+  WriteText(keys, std::string(kKey) + " alice\n");
+  WriteText(token, kToken);
+  ChildProcess server({kBinary,
+                       "serve",
+                       "--model",
+                       model,
+                       "--listen",
+                       "127.0.0.1:0",
+                       "--health-listen",
+                       "127.0.0.1:0",
+                       "--metrics-listen",
+                       "127.0.0.1:0",
+                       "--metrics-tls-cert",
+                       crt,
+                       "--metrics-tls-key",
+                       key,
+                       "--metrics-tls-client-ca",
+                       root,
+                       "--metrics-token-file",
+                       token,
+                       "--pin-threads",
+                       "off",
+                       "--max-context",
+                       "1024",
+                       "--kv-memory",
+                       "256M",
+                       "--tls-cert",
+                       crt,
+                       "--tls-key",
+                       key,
+                       "--tls-client-ca",
+                       root,
+                       "--api-keys-file",
+                       keys});
+  const std::string line = server.WaitForLine("listening on ");
+  const std::string address = WordAfter(line, "listening on ");
+  ASSERT_NE(address, "") << server.output();
+  EXPECT_THAT(line, HasSubstr("(gRPC, TLS)"));
+  EXPECT_NE(WordAfter(line, "probes at "), "");
+  ASSERT_NE(server.WaitForLine("ready"), "");
+
+  const std::string metrics = WordAfter(line, "metrics at https://");
+  const auto scraped = ParseAddress(metrics.substr(0, metrics.find('/')));
+  ASSERT_TRUE(scraped.ok()) << line;
+  const auto scrape = [&](const PemPair& own, const std::string& secret) {
+    return HttpsGet(scraped->port, {.ca = ca.pem(), .own = own}, "/metrics",
+                    "Authorization: Bearer " + secret + "\r\n");
+  };
+  EXPECT_THAT(scrape(pair, kToken), HasSubstr("treadle:num_requests_running"));
+  EXPECT_THAT(scrape(pair, kKey), HasSubstr("401 Unauthorized"));
+  EXPECT_EQ(scrape({}, kToken), "");
+
+  const std::vector<std::string> ask = {kBinary,     "generate",  "--target",         address,
+                                        "--prompt",  "Once upon", "--max-new-tokens", "4",
+                                        "--timeout", "1m"};
+  const auto run = [&](const std::vector<std::string>& more, int code) {
+    std::vector<std::string> command = ask;
+    command.insert(command.end(), more.begin(), more.end());
+    ChildProcess child(command);
+    EXPECT_EQ(child.Wait(), code) << child.output();
+    return child.output();
+  };
+  run({"--tls-ca", root, "--tls-cert", crt, "--tls-key", key, "--api-key-file", keys}, 0);
+  EXPECT_THAT(run({"--tls-ca", root, "--tls-cert", crt, "--tls-key", key}, 1),
+              HasSubstr("UNAUTHENTICATED"));
+  run({"--tls-ca", root, "--api-key-file", keys}, 1);
+  run({"--api-key-file", keys}, 1);
+  ChildProcess bench({kBinary,
+                      "bench",
+                      "serve",
+                      "--target",
+                      address,
+                      "--num-prompts",
+                      "2",
+                      "--request-rate",
+                      "inf",
+                      "--input-len",
+                      "8",
+                      "--output-len",
+                      "4",
+                      "--json",
+                      "--tls-ca",
+                      root,
+                      "--tls-cert",
+                      crt,
+                      "--tls-key",
+                      key,
+                      "--api-key-file",
+                      keys});
+  EXPECT_EQ(bench.Wait(), 0) << bench.output();
+  EXPECT_THAT(bench.output(), HasSubstr("\"failed\":0"));
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0);
+  for (const char* secret : {kKey, kToken}) EXPECT_THAT(server.output(), Not(HasSubstr(secret)));
+}
+
+TEST(Operations, RequestsThatAreCutOffShowInTheExitCode) {
+  NEEDS_DEFAULT_MODEL(model);
+  ChildProcess server({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0",
+                       "--metrics-listen", "none", "--pin-threads", "off", "--drain-timeout",
+                       "1ms"});
+  const std::string address = WordAfter(server.WaitForLine("listening on "), "listening on ");
+  ASSERT_NE(address, "") << server.output();
+  const auto stub =
+      v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  v1::GenerateRequest request;
+  request.set_text("Once upon a time");
+  request.mutable_stopping()->set_max_new_tokens(1000);
+  request.mutable_stopping()->set_ignore_eos(true);
+  grpc::ClientContext context;
+  const auto reader = stub->GenerateStream(&context, request);
+  v1::GenerateResponse message;
+  ASSERT_TRUE(reader->Read(&message));
+  server.Signal(SIGTERM);
+  while (reader->Read(&message)) {
+  }
+  EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(server.Wait(), 3) << server.output();
+}
+
+}  // namespace
+}  // namespace treadle

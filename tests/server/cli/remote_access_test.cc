@@ -1,0 +1,120 @@
+// A worker's probes, and mutual TLS between master and workers, with workers in this process.
+#include <gmock/gmock.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <future>
+#include <thread>
+
+#include "base/status.h"
+#include "server/cli/control_tls.h"
+#include "tests/server/test_certificates.h"
+#include "tests/support/remote_cluster.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+ClusterOptions TinyCluster() {
+  const std::string folder = TestPath("model");
+  std::filesystem::create_directories(folder);
+  TinyModelOptions model;
+  model.layers = 2;
+  const auto path = WriteTinyLlamaGguf(folder, model);
+  EXPECT_TRUE(path.ok()) << path.status();
+  ClusterOptions options;
+  options.model = *path;
+  options.stages = 2;
+  return options;
+}
+
+// What grpc.health.v1 says there: "1" serving, "2" not, or the status' code.
+std::string Ask(const std::string& address, const std::string& name) {
+  grpc::GenericStub stub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(60));
+  const grpc::Slice slice(
+      name.empty() ? "" : std::string("\x0A") + static_cast<char>(name.size()) + name);
+  grpc::ByteBuffer in(&slice, 1);
+  grpc::ByteBuffer out;
+  std::promise<grpc::Status> done;
+  stub.UnaryCall(&context, "/grpc.health.v1.Health/Check", grpc::StubOptions(), &in, &out,
+                 [&](grpc::Status status) { done.set_value(std::move(status)); });
+  const grpc::Status status = done.get_future().get();
+  std::vector<grpc::Slice> slices;
+  if (!status.ok() || !out.Dump(&slices).ok() || slices.empty()) {
+    return Str("code ", static_cast<int>(status.error_code()));
+  }
+  return Str(static_cast<int>(slices[0].begin()[1]));
+}
+
+bool WaitFor(const std::string& address, const std::string& name, const std::string& answer) {
+  for (int i = 0; i < 600; ++i) {
+    if (Ask(address, name) == answer) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return false;
+}
+
+TEST(RemoteAccess, AWorkerIsReadyWhileAnEpochStands) {
+  ClusterOptions options = TinyCluster();
+  options.worker.model_path = options.model;
+  std::vector<std::unique_ptr<Worker>> workers;
+  std::vector<std::string> addresses;
+  for (int i = 0; i < options.stages; ++i) {
+    auto worker = Worker::Start(options.worker);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    addresses.push_back((*worker)->address());
+    workers.push_back(*std::move(worker));
+    EXPECT_EQ(Ask(addresses.back(), ""), "1");
+    EXPECT_EQ(Ask(addresses.back(), "ready"), "2");
+    EXPECT_EQ(Ask(addresses.back(), "other"), "code 5");  // NOT_FOUND
+  }
+  {
+    auto engine = EngineOptionsFor(options, addresses);
+    ASSERT_TRUE(engine.ok());
+    const auto remote = RemoteEngine::Create(*std::move(engine));
+    ASSERT_TRUE(remote.ok()) << remote.status();
+    for (const std::string& address : addresses) EXPECT_TRUE(WaitFor(address, "ready", "1"));
+  }
+  for (const std::string& address : addresses) {
+    EXPECT_TRUE(WaitFor(address, "ready", "2"));
+    EXPECT_EQ(Ask(address, ""), "1");
+  }
+}
+
+ControlCredentials Credentials(const std::string& name, const TestCa& ca, const PemPair& own) {
+  const std::string folder = TestPath(name);
+  std::filesystem::create_directories(folder);
+  WriteText(folder + "/tls.crt", own.certificate);
+  WriteText(folder + "/tls.key", own.key);
+  WriteText(folder + "/ca.crt", ca.pem());
+  auto credentials = OpenControlTls(folder, [](const LogEvent&) {});
+  EXPECT_TRUE(credentials.ok()) << credentials.status();
+  return *std::move(credentials);
+}
+
+TEST(RemoteAccess, MasterAndWorkersKnowEachOther) {
+  const TestCa ca, other;
+  ClusterOptions options = TinyCluster();
+  options.worker.listen = "127.0.0.1:0";  // what the certificates are for
+  options.engine.connect_deadline = std::chrono::seconds(20);
+  options.worker.credentials = Credentials("worker", ca, ca.Sign());
+  options.engine.credentials = Credentials("master", ca, ca.Sign());
+  EXPECT_TRUE(StartThreadCluster(options).ok());
+
+  options.engine.connect_deadline = std::chrono::seconds(1);
+  options.engine.credentials = {};
+  EXPECT_FALSE(StartThreadCluster(options).ok());
+  options.engine.credentials = Credentials("stranger", ca, other.Sign());  // nobody knows it
+  EXPECT_FALSE(StartThreadCluster(options).ok());
+  options.engine.credentials = Credentials("wary", other, ca.Sign());  // it knows nobody
+  EXPECT_FALSE(StartThreadCluster(options).ok());
+}
+
+}  // namespace
+}  // namespace treadle

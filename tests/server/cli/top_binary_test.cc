@@ -1,0 +1,387 @@
+// `treadle top` as an operator meets it: in a terminal, in a pipe, and where there is no server.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <unistd.h>
+#include <utmp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "base/status.h"
+#include "server/grpc/inference.grpc.pb.h"
+#include "tests/server/cli/child_process.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::Not;
+
+const char kBinary[] = TREADLE_BINARY;
+constexpr std::chrono::seconds kPatience{60};
+constexpr char kEnter[] = "\x1b[?1049h\x1b[?25l";
+constexpr char kLeave[] = "\x1b[?25h\x1b[?1049l";
+
+// A server of a tiny model, one for all tests of this process.
+class Server {
+ public:
+  static Server& Get() {
+    static Server server;
+    return server;
+  }
+  const std::string& address() const { return address_; }
+
+  // One request: 5 prompt tokens and 40 more.
+  void Ask() const {
+    const auto stub =
+        v1::Inference::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
+    v1::GenerateRequest request;
+    for (const int id : {1, 2, 3, 4, 5}) request.mutable_token_ids()->add_ids(id);
+    request.mutable_stopping()->set_max_new_tokens(40);
+    request.mutable_stopping()->set_ignore_eos(true);
+    v1::GenerateResponse response;
+    grpc::ClientContext context;
+    const grpc::Status status = stub->Generate(&context, request, &response);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+  }
+
+ private:
+  static std::string Model() {
+    const std::string folder = testing::TempDir() + "/top-" + std::to_string(getpid());
+    std::filesystem::create_directories(folder);
+    const auto written = WriteTinyLlamaGguf(folder, {});
+    TREADLE_CHECK(written.ok());
+    return *written;
+  }
+  Server()
+      : child_({kBinary, "serve", "--model", Model(), "--listen", "127.0.0.1:0", "--metrics-listen",
+                "none", "--device", "cpu", "--pin-threads", "off", "--threads", "1",
+                "--max-batch-size", "7"}) {
+    const std::string line = child_.WaitForLine("listening on 127.0.0.1:");
+    const size_t begin = line.find("127.0.0.1:");
+    if (begin != std::string::npos) address_ = line.substr(begin, line.find(' ', begin) - begin);
+  }
+
+  ChildProcess child_;
+  std::string address_;
+};
+
+// A port of this machine where nobody listens.
+constexpr char kNobody[] = "127.0.0.1:1";
+
+TEST(TopBinary, WrongUseIsOneLineAndExitCodeTwo) {
+  const std::pair<std::vector<std::string>, std::string> uses[] = {
+      {{"--interval", "5"}, "--interval is '5', expected a time"},
+      {{"--interval", "99ms"}, "--interval is '99ms', expected 100ms to 10m"},
+      {{"--interval", "11m"}, "--interval is '11m', expected 100ms to 10m"},
+      {{"--tls-ca", "/no/such"}, "cannot read /no/such"},
+      {{"--api-key-file", "/no/such"}, "/no/such"},
+      {{"--nonsense"}, "--nonsense"},
+  };
+  for (const auto& [arguments, message] : uses) {
+    std::vector<std::string> command = {kBinary, "top"};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    ChildProcess child(command);
+    EXPECT_EQ(child.Wait(), 2) << child.output();
+    EXPECT_THAT(child.output(), HasSubstr(message));
+    EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
+  }
+}
+
+TEST(TopBinary, OnceWithoutAServerEndsAsGenerateDoes) {
+  ChildProcess generate({kBinary, "generate", "--target", kNobody, "--prompt", "a"});
+  const int code = generate.Wait();
+  EXPECT_EQ(code, 1);
+  for (const bool json : {false, true}) {
+    std::vector<std::string> command = {kBinary, "top", "--target", kNobody, "--once"};
+    if (json) command.push_back("--json");
+    ChildProcess child(command);
+    EXPECT_EQ(child.Wait(), code);
+    EXPECT_THAT(child.output(), HasSubstr("treadle top: 127.0.0.1:1: UNAVAILABLE: "));
+    EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
+  }
+}
+
+TEST(TopBinary, WithoutAServerItTriesAgainUntilItIsStopped) {
+  ChildProcess child({kBinary, "top", "--target", kNobody});
+  EXPECT_THAT(child.WaitForLine("next try in 0.5 s"), HasSubstr("127.0.0.1:1: no answer"));
+  EXPECT_NE(child.WaitForLine("next try in 1.0 s"), "");
+  child.Signal(SIGINT);
+  EXPECT_EQ(child.Wait(), 0) << child.output();
+}
+
+TEST(TopBinary, OnceIsPlainText) {
+  const Server& server = Server::Get();
+  ASSERT_NE(server.address(), "");
+  ChildProcess child(
+      {kBinary, "top", "--target", server.address(), "--once", "--interval", "100ms"});
+  EXPECT_EQ(child.Wait(), 0) << child.output();
+  EXPECT_THAT(child.output(), testing::StartsWith("treadle top  " + server.address()));
+  EXPECT_THAT(child.output(), HasSubstr("\nrequests    running 0/7  waiting 0/"));
+  EXPECT_THAT(child.output(), HasSubstr("\niterations  "));
+  EXPECT_THAT(child.output(), Not(HasSubstr("\x1b")));
+}
+
+// `treadle top` with its output in a terminal of a given size, or in a pipe. Every wait is bounded.
+class Program {
+ public:
+  // No size: a pipe, and nothing to read from.
+  Program(const std::vector<std::string>& arguments, std::optional<winsize> size) {
+    std::vector<std::string> command = {kBinary, "top"};
+    command.insert(command.end(), arguments.begin(), arguments.end());
+    std::vector<char*> pointers;
+    for (std::string& argument : command) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    int ours = -1;
+    if (size) {
+      TREADLE_CHECK(openpty(&ours, &theirs_, nullptr, nullptr, &*size) == 0);
+    } else {
+      int ends[2];
+      TREADLE_CHECK(pipe2(ends, O_CLOEXEC) == 0);
+      ours = ends[0];
+      theirs_ = ends[1];
+    }
+    output_fd_ = ours;
+    fcntl(output_fd_, F_SETFD, FD_CLOEXEC);
+    pid_ = fork();
+    TREADLE_CHECK(pid_ >= 0);
+    if (pid_ == 0) {
+      if (size) {
+        login_tty(theirs_);
+      } else {
+        dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
+        dup2(theirs_, STDOUT_FILENO);
+        dup2(theirs_, STDERR_FILENO);
+      }
+      execv(pointers[0], pointers.data());
+      _exit(127);
+    }
+  }
+  ~Program() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    close(theirs_);
+    close(output_fd_);
+  }
+
+  const std::string& output() const { return output_; }
+  void Signal(int signal) const { kill(pid_, signal); }
+  void Type(const std::string& keys) const {
+    TREADLE_CHECK(write(output_fd_, keys.data(), keys.size()) == static_cast<ssize_t>(keys.size()));
+  }
+  void Resize(winsize size) const { TREADLE_CHECK(ioctl(output_fd_, TIOCSWINSZ, &size) == 0); }
+  bool ReadsKeysAsTheyAreTyped() const {
+    termios settings{};
+    TREADLE_CHECK(tcgetattr(theirs_, &settings) == 0);
+    return (settings.c_lflag & (ICANON | ECHO)) == 0;
+  }
+
+  template <typename Enough>
+  bool WaitFor(const Enough& enough) {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!enough(output_)) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      Read(50);
+    }
+    return true;
+  }
+  bool WaitForText(const std::string& text) {
+    return WaitFor(
+        [&](const std::string& output) { return output.find(text) != std::string::npos; });
+  }
+  // How it ended or stopped, as waitpid has it; nothing if it goes on.
+  std::optional<int> WaitForChange() {
+    int status = 0;
+    const bool changed = WaitFor(
+        [&](const std::string&) { return waitpid(pid_, &status, WNOHANG | WUNTRACED) == pid_; });
+    while (Read(0)) {
+    }
+    if (!changed) return std::nullopt;
+    if (!WIFSTOPPED(status)) pid_ = -1;
+    return status;
+  }
+  // The exit code; -1 if it did not exit.
+  int WaitForExit() {
+    const std::optional<int> status = WaitForChange();
+    return status && WIFEXITED(*status) ? WEXITSTATUS(*status) : -1;
+  }
+
+ private:
+  bool Read(int milliseconds) {
+    pollfd source = {output_fd_, POLLIN, 0};
+    if (poll(&source, 1, milliseconds) <= 0) return false;
+    char buffer[4096];
+    const ssize_t n = read(output_fd_, buffer, sizeof buffer);
+    if (n > 0) output_.append(buffer, static_cast<size_t>(n));
+    return n > 0;
+  }
+
+  int pid_ = -1;
+  int output_fd_ = -1;  // a terminal's other side takes keys, too
+  int theirs_ = -1;     // kept open, so that a terminal can be looked at after the program's end
+  std::string output_;
+};
+
+// What was drawn from one jump home to the next: its lines, without what clears.
+std::vector<std::vector<std::string>> Frames(const std::string& output) {
+  std::vector<std::vector<std::string>> frames;
+  const std::string home = "\x1b[H";
+  for (size_t at = output.find(home); at != std::string::npos;) {
+    const size_t next = output.find(home, at + 1);
+    if (next == std::string::npos) break;  // perhaps not all of it is here
+    std::string text = output.substr(at + home.size(), next - at - home.size());
+    // What goes to the line's beginning moves nothing here.
+    for (const std::string code : {"\x1b[K", "\x1b[J", "\r"}) {
+      for (size_t i; (i = text.find(code)) != std::string::npos;) text.erase(i, code.size());
+    }
+    std::vector<std::string>& lines = frames.emplace_back();
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t end = std::min(text.find('\n', begin), text.size());
+      lines.push_back(text.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    at = next;
+  }
+  return frames;
+}
+
+bool Fits(const std::vector<std::string>& frame, winsize size) {
+  return frame.size() <= size.ws_row &&
+         std::all_of(frame.begin(), frame.end(),
+                     [&](const std::string& line) { return line.size() <= size.ws_col; });
+}
+
+constexpr winsize kWide = {.ws_row = 24, .ws_col = 70, .ws_xpixel = 0, .ws_ypixel = 0};
+constexpr winsize kSmall = {.ws_row = 9, .ws_col = 33, .ws_xpixel = 0, .ws_ypixel = 0};
+
+TEST(TopBinary, ATerminalIsRedrawnInItsSizeAndGivenBack) {
+  const Server& server = Server::Get();
+  ASSERT_NE(server.address(), "");
+  Program top({"--target", server.address(), "--interval", "100ms"}, kWide);
+  ASSERT_TRUE(top.WaitForText("tokens      prompt 0.0/s")) << top.output();
+  EXPECT_THAT(top.output(), testing::StartsWith(kEnter));
+  EXPECT_TRUE(top.ReadsKeysAsTheyAreTyped());
+  server.Ask();
+  ASSERT_TRUE(top.WaitFor([](const std::string& output) {
+    const auto frames = Frames(output);
+    return std::any_of(frames.begin(), frames.end(), [](const auto& frame) {
+      return frame.size() > 8 && frame[7].starts_with("ended       finished ") &&
+             !frame[7].starts_with("ended       finished 0.0/s");
+    });
+  })) << top.output();
+  for (const auto& frame : Frames(top.output())) EXPECT_TRUE(Fits(frame, kWide));
+
+  top.Resize(kSmall);
+  const size_t before = Frames(top.output()).size();
+  // One may be on its way; what begins after it knows the size.
+  ASSERT_TRUE(
+      top.WaitFor([&](const std::string& output) { return Frames(output).size() > before + 3; }));
+  const auto frames = Frames(top.output());
+  for (size_t i = before + 2; i < frames.size(); ++i) {
+    EXPECT_TRUE(Fits(frames[i], kSmall)) << testing::PrintToString(frames[i]);
+    EXPECT_EQ(frames[i].size(), kSmall.ws_row);
+  }
+  top.Type("xyz");  // not ours
+  top.Type("q");
+  EXPECT_EQ(top.WaitForExit(), 0);
+  EXPECT_THAT(top.output(), EndsWith(kLeave));
+  EXPECT_FALSE(top.ReadsKeysAsTheyAreTyped());
+}
+
+TEST(TopBinary, EverySignalGivesTheTerminalBack) {
+  for (const int signal : {0, SIGINT, SIGTERM, SIGHUP}) {
+    Program top({"--target", kNobody, "--interval", "100ms"}, kWide);
+    ASSERT_TRUE(top.WaitForText("no answer; next try in")) << top.output();
+    if (signal == 0) {
+      top.Type("\x03");  // Ctrl-C
+    } else {
+      top.Signal(signal);
+    }
+    EXPECT_EQ(top.WaitForExit(), 0) << signal;
+    EXPECT_THAT(top.output(), testing::StartsWith(kEnter));
+    EXPECT_THAT(top.output(), EndsWith(kLeave));
+    EXPECT_FALSE(top.ReadsKeysAsTheyAreTyped());
+  }
+}
+
+TEST(TopBinary, AStopGivesTheTerminalBackForAsLong) {
+  Program top({"--target", kNobody}, kWide);
+  ASSERT_TRUE(top.WaitForText("no answer; next try in")) << top.output();
+  top.Type("\x1a");  // Ctrl-Z
+  const std::optional<int> status = top.WaitForChange();
+  ASSERT_TRUE(status && WIFSTOPPED(*status));
+  EXPECT_THAT(top.output(), EndsWith(kLeave));
+  EXPECT_FALSE(top.ReadsKeysAsTheyAreTyped());
+  const size_t before = top.output().size();
+  top.Signal(SIGCONT);
+  ASSERT_TRUE(top.WaitFor([&](const std::string& output) {
+    return output.find("no answer", before) != std::string::npos;
+  }));
+  EXPECT_EQ(top.output().compare(before, std::string(kEnter).size(), kEnter), 0);
+  EXPECT_TRUE(top.ReadsKeysAsTheyAreTyped());
+  top.Type("q");
+  EXPECT_EQ(top.WaitForExit(), 0);
+}
+
+std::vector<std::string> WholeLines(const std::string& output) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0, end; (end = output.find('\n', begin)) != std::string::npos;) {
+    lines.push_back(output.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+TEST(TopBinary, APipeGetsALinePerIntervalWithoutCodes) {
+  const Server& server = Server::Get();
+  ASSERT_NE(server.address(), "");
+  Program top({"--target", server.address(), "--interval", "100ms"}, std::nullopt);
+  ASSERT_TRUE(
+      top.WaitFor([](const std::string& output) { return WholeLines(output).size() >= 3; }));
+  for (const std::string& line : WholeLines(top.output())) {
+    EXPECT_THAT(line, HasSubstr("Z running 0/7 waiting 0/1024 pages 0/"));
+  }
+  top.Signal(SIGTERM);
+  EXPECT_EQ(top.WaitForExit(), 0);
+  EXPECT_THAT(top.output(), Not(HasSubstr("\x1b")));
+}
+
+TEST(TopBinary, JsonCountsEveryToken) {
+  const Server& server = Server::Get();
+  ASSERT_NE(server.address(), "");
+  Program top({"--target", server.address(), "--json", "--interval", "200ms"}, std::nullopt);
+  ASSERT_TRUE(top.WaitForText("\n"));
+  server.Ask();
+  const auto decoded = [](const std::string& output) {
+    double sum = 0;
+    for (const std::string& line : WholeLines(output)) {
+      const auto json = nlohmann::json::parse(line);
+      sum += json["decode_tokens_per_second"].get<double>() * json["interval"].get<double>();
+      EXPECT_GT(json["uptime"], 0);
+      EXPECT_EQ(json["running_limit"], 7);
+    }
+    return sum;
+  };
+  EXPECT_TRUE(top.WaitFor([&](const std::string& output) { return decoded(output) > 38.5; }));
+  EXPECT_NEAR(decoded(top.output()), 39, 1e-6);  // the first of 40 comes with the prompt
+  top.Signal(SIGINT);
+  EXPECT_EQ(top.WaitForExit(), 0);
+}
+
+}  // namespace
+}  // namespace treadle
