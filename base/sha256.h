@@ -26,7 +26,7 @@ class Sha256 {
   std::unique_ptr<evp_md_ctx_st, Free> context_;
 };
 
-// Of a whole file.
+// The sum of a whole file.
 absl::StatusOr<std::string> FileSha256(const std::string& path);
 
 }  // namespace treadle

@@ -45,11 +45,11 @@ class ActivationLink {
   // Bytes that a link allocates.
   static size_t BufferBytes(const Options& options);
 
-  // Of kHost. The link owns the communicator, which must be gone before the link's buffers are.
+  // A kHost link. It owns the communicator, which must be gone before the link's buffers are.
   // `backend` outlives the link. Errors: of allocation.
   static absl::StatusOr<std::unique_ptr<ActivationLink>> Create(
       Backend& backend, std::unique_ptr<Communicator> pipeline, const Options& options);
-  // Of kDevice, on a backend with a memory of its own. As above, but `previous` and `next` of the
+  // A kDevice link, on a backend with its own memory. As above, but `previous` and `next` of the
   // options are ranks of two communicators; null where there is no neighbour.
   static absl::StatusOr<std::unique_ptr<ActivationLink>> CreateOnDevice(
       Backend& backend, std::unique_ptr<Communicator> previous, std::unique_ptr<Communicator> next,

@@ -1,8 +1,8 @@
 // One iteration as a value: what the scheduler's planner says to the engine, and what comes back.
 //
 // A plan has no pointers, is incremental, and is applied in the order releases, page copies,
-// starts, steps. The plans of an epoch are the engine's complete input (DESIGN section 3), which
-// makes replay exact. Positions, prompt lengths and rows are in tokens; times in seconds.
+// starts, steps. The plans of an epoch are the engine's complete input (docs/design.md, The plan),
+// which makes replay exact. Positions, prompt lengths and rows are in tokens; times in seconds.
 #pragma once
 
 #include <cstdint>
@@ -70,7 +70,7 @@ struct StepResult {
   std::vector<TokenDetail> prompt_detail;  // of the tokens after each row, if asked
 };
 
-// Of the last stage, as rank 0 saw it; its own clock.
+// Where the last stage's time went, as rank 0 saw it; its own clock.
 struct IterationTimings {
   double queue = 0;    // from the plan's arrival to the rank's start
   double receive = 0;  // waiting for the previous stage's activations

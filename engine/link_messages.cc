@@ -27,7 +27,7 @@ size_t RoundUp(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kA
 size_t RowBytes(const LinkMessages::Shape& shape) {
   return kAlignment + RoundUp(shape.max_batch_tokens * shape.hidden * sizeof(float));
 }
-// Of messages that are not made in place.
+// Bytes for messages that are not made in place.
 size_t EncodedRoom(const LinkMessages::Shape& shape) {
   if (shape.wire == WireType::kF32) return 0;
   return kAlignment + RoundUp(EncodedBytes(shape.wire, shape.max_batch_tokens, shape.hidden));

@@ -23,7 +23,7 @@
 
 namespace treadle {
 
-// Of one message of `rows` rows, header included.
+// Bytes of one message of `rows` rows, header included.
 size_t WireBytes(WireType wire, int64_t rows, int64_t hidden);
 
 class LinkMessages {

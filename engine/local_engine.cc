@@ -107,7 +107,7 @@ class ThreadEngine final : public Engine {
             " runs longer than ", deadline_.count(), " ms")));
   }
 
-  // Of a rank's thread.
+  // Called by a rank's thread.
   void Finish(uint64_t epoch, absl::StatusOr<IterationResult> result) ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       MutexLock lock(mutex_);

@@ -35,7 +35,7 @@ struct LocalEngineOptions {
   int64_t kv_pages = 0;
   DType kv_dtype = DType::kF16;
   // Plans in flight: 2 lets a sequence's next step use the previous sample without waiting for the
-  // host (DESIGN section 3, Algorithm 1).
+  // host (docs/design.md, Algorithm 1).
   int depth = 2;
   std::chrono::milliseconds iteration_deadline{120'000};
   RankJoiner join = {};  // as StageRanks::Options

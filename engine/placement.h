@@ -16,7 +16,7 @@
 
 namespace treadle {
 
-// Of one rank; ranks of a stage are alike.
+// What one rank costs; ranks of a stage are alike.
 struct PlacementCosts {
   // Seconds of one iteration, and bytes of packed weights.
   struct Part {
@@ -47,7 +47,7 @@ struct PlacedStage {
   uint64_t other_bytes = 0;         // activations and link
   uint64_t kv_bytes_per_token = 0;  // of the stage's layers
 
-  // Of a device: what weights and activations leave, in tokens of whole pages. 0 if nothing.
+  // The K/V that fits beside weights and activations, in tokens of whole pages. 0 if nothing.
   uint64_t KvBytes(const PlacementMemory& memory) const;
   int64_t KvTokens(const PlacementMemory& memory) const;
 };

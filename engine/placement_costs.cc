@@ -243,7 +243,7 @@ uint64_t Scaled(uint64_t bytes, double ratio) {
   return static_cast<uint64_t>(static_cast<double>(bytes) * ratio + 0.5);
 }
 
-// Of three layers or more. `tail`: the last layer with the head.
+// For three layers or more. `tail`: the last layer with the head.
 absl::StatusOr<PackedBytes> DifferencesOfRanges(
     const std::vector<double>& stored, bool tied, uint64_t tail,
     const std::function<absl::StatusOr<uint64_t>(LayerRange)>& load) {

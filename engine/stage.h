@@ -147,7 +147,7 @@ class Stage {
   KvCache cache_;
   SequenceTable sequences_;
 
-  // Of the epoch.
+  // What the epoch gave:
   Communicator* ranks_ = nullptr;
   ActivationLink* link_ = nullptr;
 

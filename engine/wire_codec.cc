@@ -41,7 +41,7 @@ int32_t AbsMaxBits(const float* x, int64_t count) {
   return most;
 }
 
-// Of a block whose magnitudes are finite. Scales of 0 mean a block of zeros.
+// Codes of a block whose magnitudes are finite. A scale of 0 means a block of zeros.
 void EncodeBlock(const float* x, int64_t count, float scale, int8_t* codes) {
   // Adding it leaves no bits for a fraction: rounds half to even.
   constexpr float kRound = 0x1.8p23f;

@@ -4,7 +4,7 @@
 // (kernels/reference) is the plain twin of every op; the op-case list (kernels/op_cases/op_cases.h)
 // drives correctness and speed of every backend.
 //
-// Numerics: DESIGN section 4. In every op a row's result depends on that row alone (N1, N2): not on
+// Numerics: docs/design.md. In every op a row's result depends on that row alone (N1, N2): not on
 // the number of rows, the threads, or which kernel ran.
 //
 // Thread safety: a Backend belongs to one rank; all its methods are called from that rank's thread,
@@ -44,7 +44,7 @@ namespace treadle {
 //           rounded to float once, half to even.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
 // "k", and the blocks of activations, follow MatrixConstants::input_order where a matrix has one.
-// Of apart formats, those with a codebook of floats run exact with w = scale * (codebook[code] -
+// Apart formats with a codebook of floats run exact with w = scale * (codebook[code] -
 // zero), unless the backend says which rounding of the codebook its integer modes use.
 //
 // LLM.int8() (ActivationPolicy::kRowInt8; Dettmers, chapter 2) is the same in every mode. An

@@ -47,8 +47,8 @@ constexpr float ToFloat(Half x) {
   return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }
 
-// Round half to even; finite values beyond 65504 saturate to +-65504 (the K/V cache's rule, DESIGN
-// section 4), infinities and NaN stay what they are.
+// Round half to even; finite values beyond 65504 saturate to +-65504 (the K/V cache's rule,
+// docs/design.md, Numerics), infinities and NaN stay what they are.
 constexpr Half ToHalf(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);

@@ -46,7 +46,7 @@ class HostBackend : public Backend {
   }
 
  protected:
-  // Of Embed's table; -1: a row of zeros.
+  // The row of Embed's table; -1: a row of zeros.
   int64_t TableRow(const PackedMatrix& table, int32_t id, int32_t first_id) const {
     if (id < -1) {
       TREADLE_CHECK(-2 - id < static_cast<int64_t>(last_samples_.size()));

@@ -41,7 +41,7 @@ class Activations {
   uint64_t bytes() const { return bytes_; }
 
  private:
-  // Of a tensor, up to where another may begin.
+  // Bytes of a tensor, up to where another may begin.
   int64_t Bytes(int64_t cols) const {
     constexpr int64_t kAlignment = 256;  // what libraries make use of
     const int64_t bytes = max_rows_ * cols * static_cast<int64_t>(sizeof(float));

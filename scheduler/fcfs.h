@@ -1,6 +1,6 @@
 // First come, first served, one iteration at a time: ORCA's Algorithm 1 (section 4.2), with the two
-// named deviations of DESIGN section 3 (prompts in chunks; a fair share of the requests per plan
-// when there are several stages). Thread safety: stateless.
+// named deviations of docs/design.md, Algorithm 1 (prompts in chunks; a fair share of the requests
+// per plan when there are several stages). Thread safety: stateless.
 #pragma once
 
 #include "scheduler/policy.h"

@@ -1,5 +1,5 @@
-// The serving loop without its thread: Wait and Turn are the two halves of the loop of DESIGN
-// section 3. Tests and benchmarks turn it by hand.
+// The serving loop without its thread: Wait and Turn are the two halves of the loop of
+// docs/design.md. Tests and benchmarks turn it by hand.
 //
 // When the engine fails, requests that run end and it is restarted; those that wait stay, unless it
 // has been restarted in vain for kRestartPatience by then: nobody waits for an engine that does not

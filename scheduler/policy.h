@@ -48,8 +48,8 @@ class Policy {
 };
 
 // Shared by policies and the planner.
-// Pages that the request reserves on admission (DESIGN section 3: candidates share whole pages of
-// the prompt before its last token).
+// Pages that the request reserves on admission (docs/design.md, Reservation: candidates share whole
+// pages of the prompt before its last token).
 int64_t PagesNeeded(const Request& request, int64_t page_size);
 // Whole pages of the prompt before its last token: what candidates share.
 int64_t SharedPages(const Request& request, int64_t page_size);

@@ -1,4 +1,4 @@
-// The serving loop: one thread that treadles (DESIGN section 3, "The loop, on one screen").
+// The serving loop: one thread that treadles (docs/design.md, The loop).
 //
 // Thread safety: Start, Stop and WaitDrained from the owner's thread; turns and engine_stands from
 // any; everything else happens on the loop's own thread.

@@ -42,7 +42,7 @@ class ServingStack {
   // Ends what is left with `status`. Idempotent.
   void Stop(absl::Status status) { loop_->Stop(std::move(status)); }
 
-  // Of the loop; from any thread.
+  // The serving loop's state; callable from any thread.
   uint64_t turns() const { return loop_->turns(); }
   bool engine_stands() const { return loop_->engine_stands(); }
 

@@ -49,7 +49,7 @@ class Driver {
     return absl::OkStatus();
   }
 
-  // Of all iterations whose results have come.
+  // The gaps of all iterations whose results have come.
   double gaps() const { return gaps_; }
 
  private:

@@ -30,7 +30,7 @@ class ColdProducts {
   // What is multiplied. [rows, k] The same dozen columns of all rows, as far as there are so many,
   // hold outliers of LLM.int8(), and no others do: about as in large models (Dettmers, chapter 2).
   static std::vector<float> Activations(int64_t rows, int64_t k);
-  // Of weights of so many bytes.
+  // How many copies weights of so many bytes need.
   static int64_t Copies(const Options& options, double weight_bytes);
 
   // Seconds of one product. Median over the copies (what interrupts a few of them does not show);

@@ -47,8 +47,8 @@ struct KernelBenchRow {
   double gigabytes_per_second = 0;
   double gigaops_per_second = 0;
   double bandwidth_share = 0;  // of the read ceiling; on a GPU of what copies reach
-  // Of the ceiling of its arithmetic: float, 8-bit, half of 8-bit (int16). On a GPU of cuBLASLt's
-  // rate: int8 for LLM.int8(), bf16 for all else.
+  // Share of the ceiling of its arithmetic: float, 8-bit, half of 8-bit (int16); on a GPU
+  // cuBLASLt's rate: int8 for LLM.int8(), bf16 for all else.
   double compute_share = 0;
   // On a GPU, of a layer's products of LLM.int8(): what they take put together from cuBLASLt, which
   // takes no outliers out (int8_baseline.h), measured in turn with `seconds`. 0: not measured.

@@ -51,7 +51,7 @@ class AccuracyReference {
  private:
   AccuracyReference() = default;
   int64_t windows() const { return static_cast<int64_t>(tokens_.size()) / window_; }
-  // Of window w, into this object's memory.
+  // The hidden states of window w, into this object's memory.
   Tensor Hidden(int64_t w);
 
   int64_t window_ = 0;

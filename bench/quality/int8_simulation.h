@@ -16,7 +16,7 @@ namespace treadle {
 
 struct Int8Variant {
   std::string_view name = {};
-  // Of 255 levels from the least to the greatest value (zero is one of them); else from -absmax to
+  // 255 levels from the least to the greatest value (zero is one of them); else from -absmax to
   // absmax.
   bool zero_point = false;
   bool activation_rows = false;  // a constant per row of X; else one for all rows of a call

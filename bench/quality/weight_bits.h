@@ -15,7 +15,7 @@ struct WeightBits {
   int64_t kept = 0;           // the others: as stored
   double kept_bits = 0;
 
-  // Of the converted weights, if there are any.
+  // Bits per converted weight, if there are any.
   double PerConverted() const {
     return converted > 0 ? converted_bits / static_cast<double>(converted) : 0;
   }

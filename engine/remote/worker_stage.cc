@@ -20,7 +20,7 @@ namespace {
 constexpr std::string_view kCpu = "cpu";
 constexpr std::string_view kCuda = "cuda";
 
-// Of those that a K/V cache, or a GPU's products, can have.
+// One of the types that a K/V cache, or a GPU's products, can have.
 DType DTypeFrom(std::string_view name) {
   for (const DType dtype : {DType::kBF16, DType::kF32}) {
     if (Name(dtype) == name) return dtype;

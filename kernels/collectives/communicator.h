@@ -11,7 +11,7 @@
 // contents of buffers then, but they must stay alive until the communicator is gone.
 //
 // Numerics: a reduction is one sum in ascending rank order, so the same inputs give the same bits
-// on every rank and in every run (DESIGN section 4, N3).
+// on every rank and in every run (docs/design.md, N3).
 //
 // Thread safety: all methods belong to the rank's thread, but for Abort, rank and size.
 #pragma once

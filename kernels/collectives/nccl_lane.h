@@ -21,7 +21,7 @@ struct ncclComm;
 
 namespace treadle {
 
-// Of a call of CUDA's runtime, a cudaError_t. Internal.
+// The status of a call of CUDA's runtime; `error` is its cudaError_t. Internal.
 absl::Status CudaStatus(int error, std::string_view call);
 
 class NcclLane {

@@ -2,7 +2,7 @@
 //
 // For sources that are compiled once per instruction set (TREADLE_ISA is avx2 or avx512) and for
 // nothing else. Every operation rounds lane by lane as IEEE 754 says and every horizontal one has
-// one order, so AVX2 and AVX-512 give equal bits (DESIGN section 4).
+// one order, so AVX2 and AVX-512 give equal bits (docs/design.md, Numerics).
 //
 // Linkage: everything here, and everything in those sources that is not a named kernel, is
 // internal, and they use no std templates: otherwise the linker could keep an AVX-512 copy of an

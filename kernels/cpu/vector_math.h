@@ -1,5 +1,5 @@
 // exp and what follows from it, on 16 lanes, without libm: range reduction and a polynomial of
-// explicit FMA, so that every instruction set gives equal bits (DESIGN section 4).
+// explicit FMA, so that every instruction set gives equal bits (docs/design.md, Numerics).
 //
 // Only for sources that are compiled once per instruction set; see simd.h.
 #pragma once

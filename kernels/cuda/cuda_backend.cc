@@ -273,7 +273,7 @@ class CudaBackend final : public Backend {
     if (status_.ok()) status_ = status;
   }
 
-  // Of all device addresses that graphs have kept.
+  // Changes whenever a device address that graphs have kept does.
   int64_t Generation() const { return generation_ + batch_.generation() + results_.generation(); }
 
   absl::Status Capture(const std::function<absl::Status()>& ops, CapturedOps& captured) {

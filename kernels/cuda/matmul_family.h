@@ -9,7 +9,7 @@
 // A product of `rows` rows is bound by bytes up to some number of rows (few) and by arithmetic
 // above it; each family knows its crossover. Within one family a row's sums run in one fixed order
 // of k that does not depend on the number of rows, unless the library does not promise it; with
-// `deterministic` that holds for every family (DESIGN section 4).
+// `deterministic` that holds for every family (docs/design.md, Numerics).
 //
 // Thread safety: Pack from any one thread before the first product; the rest on the rank's thread.
 #pragma once

@@ -63,7 +63,7 @@ struct MatrixSource {
   // less of it.
   bool products_only = false;
 
-  // Of the packed matrix's row `row`.
+  // The source's row that is the packed matrix's row `row`.
   int64_t SourceRow(int64_t row) const { return row_order.empty() ? row : row_order[row]; }
 };
 

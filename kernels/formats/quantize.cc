@@ -35,7 +35,7 @@ float LargestMagnitude(std::span<const float> values) {
   return std::bit_cast<float>(largest);
 }
 
-// Of each `block` consecutive values; the last may be shorter. Refuses values beyond `limit`.
+// One for each `block` consecutive values; the last may be shorter. Refuses values beyond `limit`.
 absl::StatusOr<std::vector<float>> AbsMaxes(const Job& job, int64_t block, float limit) {
   const auto count = static_cast<int64_t>(job.values.size());
   std::vector<float> absmaxes(static_cast<size_t>((count + block - 1) / block));

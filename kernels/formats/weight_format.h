@@ -68,7 +68,7 @@ struct WeightFormat {
   ActivationPolicy activations = ActivationPolicy::kFloat;
 
   bool apart() const { return code_bits > 0; }
-  // Of codes, for n rows of k; the rows of apart formats follow each other without padding.
+  // Bytes of codes of n rows of k; the rows of apart formats follow each other without padding.
   int64_t MatrixBytes(int64_t n, int64_t k) const {
     return apart() ? (n * k * code_bits + 7) / 8 : n * (k / block * block_bytes);
   }

@@ -166,7 +166,7 @@ class Activation final : public OpRun {
   GuardedTensor x_, up_, out_;
 };
 
-// Of Copy too.
+// Serves Copy too.
 class Gather final : public OpRun {
  public:
   Gather(const OpCase& c, Backend& backend, uint64_t seed)

@@ -100,7 +100,7 @@ std::span<const OpCase> OpCases();
 struct Arithmetic {
   // NOLINTNEXTLINE(google-explicit-constructor): most backends differ in the mode alone
   constexpr Arithmetic(ComputeMode mode = ComputeMode::kExact) : compute(mode) {}
-  // Of backends on matrix units: activations, float weights and decoded low-bit weights enter
+  // What backends on matrix units do: activations, float weights and decoded low-bit weights enter
   // products rounded once to `type` (kF32: as they are), queries and softmax weights rounded to the
   // cache's type, if that has 16 bits. LLM.int8() is as ever.
   static constexpr Arithmetic MatrixUnits(DType type) {

@@ -30,7 +30,7 @@ inline constexpr double kSurely = 7;
 using Factory = std::unique_ptr<OpRun> (*)(const OpCase& op_case, Backend& backend, uint64_t seed);
 
 // op_cases.cc
-// Of the rows that an op without weights leaves for products: [*, cols].
+// The type of rows that an op without weights leaves for products: [*, cols].
 DType OutputType(const OpCase& op_case, Backend& backend, int64_t cols);
 // feature_op_runs.cc
 std::unique_ptr<OpRun> MakeNorm(const OpCase& op_case, Backend& backend, uint64_t seed);

@@ -62,7 +62,7 @@ class SampleRun : public OpRun {
  protected:
   static constexpr bool kShard = std::is_same_v<Result, ShardSample>;
 
-  // Of logits, whose maximum and values are exact; a log probability is a difference of them and
+  // Logits' maximum and values are exact; a log probability is a difference of them and
   // the logarithm of a sum of cols terms.
   double LargestOf(int64_t row) const {
     double largest = 0;

@@ -263,7 +263,7 @@ class MatMul final : public OpRun {
     return case_.outlier_threshold > 0 && !(std::fabs(x) < case_.outlier_threshold);
   }
 
-  // Of three rows the first has a few (as real models: in features that recur, and elsewhere), the
+  // In threes: the first row has a few (as real models: in features that recur, and elsewhere), the
   // last has elements just below the threshold, and the other none.
   void PlantOutliers(Random& random) {
     const int64_t feature = random.Below(case_.cols);

@@ -40,7 +40,7 @@ class Gpt2 : public Model {
     Norm ffn_norm;
     Linear up;    // [ffn_hidden, hidden]
     Linear down;  // [hidden, ffn_hidden]
-    // Of the inputs of products.
+    // Types of the inputs of products.
     DType qkv_type, out_type, up_type, down_type;
   };
   // Where a file's tensors are, and how its matrices lie (Conv1D keeps [k, n]).

@@ -18,7 +18,7 @@ namespace {
 
 const float* Values(const Buffer& buffer) { return reinterpret_cast<const float*>(buffer.data()); }
 
-// Of whole heads.
+// The features of whole heads.
 ShardRange Features(ShardRange heads, int64_t head_dim) {
   return {heads.begin * head_dim, heads.end * head_dim};
 }
@@ -41,7 +41,7 @@ class Llama : public Model {
     Buffer ffn_norm;        // [hidden]
     Linear gate, up;        // [ffn_hidden, hidden]
     Linear down;            // [hidden, ffn_hidden]
-    // Of the inputs of products.
+    // Types of the inputs of products.
     DType qkv_type, out_type, gate_up_type, down_type;
   };
 

@@ -29,7 +29,7 @@ absl::StatusOr<std::vector<StageRanks::Rank>> LoadRanks(const Checkpoint& checkp
 LoadOptions LoadOptionsFrom(const ServeOptions& options, int64_t max_context);
 DType KvTypeOf(const ServeOptions& options);
 
-// Of each of `parts` ranks, over all stages, that share the threads of `options`.
+// Threads of one rank when `parts` ranks, over all stages, share the threads of `options`.
 int ThreadsOfRank(const ServeOptions& options, int64_t parts);
 
 }  // namespace treadle

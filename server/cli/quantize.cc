@@ -52,7 +52,7 @@ struct Arguments {
   std::string calibration_text;
 };
 
-// Of the model as it is stored.
+// Finds outlier features of the model as it is stored.
 absl::StatusOr<OutlierReport> FindOutliers(const Arguments& arguments) {
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(arguments.in));
   TREADLE_ASSIGN_OR_RETURN(

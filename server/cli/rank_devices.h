@@ -29,7 +29,7 @@ class RankDevices {
   bool cuda() const { return cuda_; }
   // "GPU", "this machine".
   std::string_view owner() const { return cuda() ? "GPU" : "this machine"; }
-  // Of this process: one backend per rank, in order. CPUs are shared out over them, GPUs are one
+  // This process's backends: one per rank, in order. CPUs are shared out over them, GPUs are one
   // each.
   absl::StatusOr<std::vector<std::unique_ptr<Backend>>> Create() const;
   // How those ranks are joined (StageRanks::Options).

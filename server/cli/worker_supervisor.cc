@@ -105,7 +105,7 @@ class ProcessSupervisor final : public WorkerSupervisor {
   absl::Status MakeDirectory();
   absl::Status WaitUntilListening() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Of one worker's thread.
+  // What the thread of one worker does.
   void Watch(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<int> Spawn(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReadOutput(size_t worker, int pipe) ABSL_LOCKS_EXCLUDED(mutex_);

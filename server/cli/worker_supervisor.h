@@ -46,11 +46,11 @@ class WorkerSupervisor {
   // Ends them all and waits until they are gone.
   virtual ~WorkerSupervisor() = default;
 
-  // Of each worker; constant.
+  // Each worker's address; constant.
   virtual const std::vector<std::string>& addresses() const = 0;
-  // Of each worker now; -1 while it has no process.
+  // Each worker's process now; -1 while it has none.
   virtual std::vector<pid_t> processes() const = 0;
-  // Of those that hang, all that there are; what follows is as if they had ended by themselves.
+  // For workers that hang: kills them all; what follows is as if they had ended by themselves.
   virtual void KillAll() = 0;
 };
 

@@ -43,8 +43,8 @@ Severity SeverityOf(const absl::Status& status) {
   }
 }
 
-// Of a refusal. Two of them quote what the client wrote: a role that is none, and what a chat
-// template says of the messages. Of these the field remains.
+// What the log keeps of a refusal. Two of them quote the client: a role that is none, and what a
+// chat template says of the messages. Of these the field remains.
 std::string WithoutPrompt(std::string_view message) {
   if (!message.starts_with("chat")) return std::string(message);
   return Str(std::string(message.substr(0, message.find_first_of(" :"))), " was refused");

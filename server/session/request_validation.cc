@@ -168,7 +168,8 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(const v1::GenerateRequest& reque
   return prompt;
 }
 
-// Pages that a request reserves (DESIGN section 3): candidates share the prompt's whole pages.
+// Pages that a request reserves (docs/design.md, Reservation): candidates share the prompt's whole
+// pages.
 int64_t Pages(int64_t prompt, int64_t max_new_tokens, int64_t candidates, int64_t page_size) {
   const int64_t shared = (prompt - 1) / page_size;
   return shared + candidates * ((prompt + max_new_tokens + page_size - 1) / page_size - shared);

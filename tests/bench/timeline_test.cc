@@ -68,7 +68,7 @@ TEST(Timeline, PlansAreAsynchronousAndTheRestIsComplete) {
   EXPECT_THAT(ToTable(events), HasSubstr("    0    0          1      0.00      0.00"));
 }
 
-// Of one rank.
+// What one rank recorded.
 struct Row {
   std::vector<Json> complete;
   std::map<std::string, std::pair<double, double>> plans;  // by id: begin, end

@@ -272,20 +272,20 @@ class Machine {
   Fiber scheduler_;
   std::vector<ThreadState> threads_;
   SharedMemory shared_;
-  // Of the grid.
+  // For the whole grid:
   GridWork work_;
   uint64_t random_ = 0;
   int64_t begun_ = kNoBlock;  // the block that has run before earlier launches were done
   Here here_;                 // between Begin and Finish
-  // Of the running block: warps that can go on, those at the barrier, those that wait for earlier
-  // launches, and one that has returned.
+  // The running block's warps: those that can go on, those at the barrier, those that wait for
+  // earlier launches, and one that has returned.
   std::vector<int> ready_;
   std::vector<int> waiting_;
   std::vector<int> awaiting_;
   int finished_ = kNoWarp;
   std::vector<int> group_waiting_[kMaxThreads / (32 * WarpgroupUnits::kWarps)];
   WarpgroupUnits units_;
-  // Of the running phase.
+  // The running phase's threads:
   int first_thread_ = 0;
   int lane_step_ = 1;
   int lane_offset_ = 0;

@@ -36,7 +36,7 @@ struct Descriptor {
         next_rows(static_cast<uint32_t>(bits >> 32 & 0x3fff) << 4),
         swizzle(static_cast<uint32_t>(bits >> 62)) {}
 
-  // Of the element of term k and column n.
+  // The address of the element of term k and column n.
   uint32_t Address(bool rows_are_terms, uint32_t k, uint32_t n) const {
     const uint32_t plain = rows_are_terms ? start + k / 8 * next_rows + k % 8 * 128 +
                                                 n / 64 * next_columns + n % 64 * 2

@@ -1,5 +1,5 @@
-// One iteration ahead of the host (DESIGN section 3: the previous sample), on a device that is
-// asynchronous where the engine can notice.
+// One iteration ahead of the host (docs/design.md, The plan: the previous sample), on a device that
+// is asynchronous where the engine can notice.
 #include <gtest/gtest.h>
 
 #include "engine/local_engine.h"

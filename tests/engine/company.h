@@ -1,5 +1,6 @@
-// N1 and N2 at engine level (DESIGN section 4): whatever company a request runs in, and however its
-// prompt is cut, it gets the tokens and log probabilities that it gets alone, bit for bit.
+// N1 and N2 at engine level (docs/design.md, Numerics): whatever company a request runs in, and
+// however its prompt is cut, it gets the tokens and log probabilities that it gets alone, bit for
+// bit.
 #pragma once
 
 #include <functional>

@@ -32,7 +32,7 @@ struct EngineKind {
 // What one rank of that kind computes on.
 std::unique_ptr<Backend> MakeBackend(const EngineKind& kind);
 
-// Of a kind that EngineKinds names. Computes exact (GPUs: in f32), on one thread per rank.
+// An engine of a kind that EngineKinds names: computes exact (GPUs: in f32), one thread per rank.
 std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& model,
                                    const LocalEngineOptions& options);
 

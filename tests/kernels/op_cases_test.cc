@@ -98,7 +98,7 @@ TEST(OpCases, DependenceOnNeighboursIsNoticed) {
   EXPECT_FALSE(BatchInvariance(Find("attention/9x3x64/f16/page=16/chunks"), attention).ok());
 }
 
-// Of the case's outputs that are not nearly 0, the part that its tolerance catches if moved by
+// The part of the case's outputs, if not nearly 0, that its tolerance catches when they move by
 // `part` of their size.
 double CaughtPart(const OpCase& c, const Arithmetic& arithmetic, double part) {
   const auto reference = CreateReferenceBackend();
@@ -149,7 +149,7 @@ TEST(OpCases, RoundedInputsAreToldApart) {
   };
   for (OpCase c : OpCases()) {
     if (!IsSmall(c) || c.rows < 8) continue;
-    // Of few results none may have come out far enough.
+    // If there are few results, none may have come out far enough.
     if (c.op == Op::kMatMul && c.format->activations == ActivationPolicy::kFloat &&
         c.outputs[0] >= 40) {
       EXPECT_EQ(check(c, DType::kBF16, DType::kBF16), absl::OkStatus());

@@ -303,7 +303,7 @@ TEST(Quantize, CodesAreTheNearest) {
         if (!std::isnan(value))
           least = std::min(least, std::fabs(double{scale} * value - values[i]));
       }
-      // Of neighbours at nearly the same distance either may win, by the scaling's roundings.
+      // Between neighbours at nearly the same distance the scaling's roundings decide.
       ASSERT_NEAR(std::fabs(double{decoded[i]} - values[i]), least, 1e-6) << spec << " " << i;
     }
   }

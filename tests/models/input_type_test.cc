@@ -62,7 +62,7 @@ struct InputTypeCase {
 
 class InputTypes : public ScratchCheckpoint, public ::testing::WithParamInterface<InputTypeCase> {
  protected:
-  // Of a sequence of `tokens`, so many rows at a time.
+  // The logits of a sequence of `tokens`, so many rows at a time.
   std::vector<float> Logits(const Checkpoint& checkpoint, int64_t rows, int64_t tokens,
                             bool deterministic, bool floats, Products* products) const {
     const InputTypeCase& c = GetParam();

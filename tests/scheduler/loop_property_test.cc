@@ -104,7 +104,7 @@ class FcfsWatch {
     return static_cast<int32_t>(harness.clients[index]->spec.prompt.size());
   }
 
-  // Of one candidate, not ended, with a token to produce, in a phase that the budget serves no
+  // The request has one candidate, not ended, with a token to produce, in a phase served no
   // later than the other's.
   bool CouldRun(const LoopHarness& harness, size_t index, bool other_initiation) {
     const Client& client = *harness.clients[index];

@@ -339,7 +339,7 @@ TEST(Service, MetricsHaveTheAgreedNames) {
   EXPECT_THAT(page, HasSubstr("# TYPE treadle:time_to_first_token_seconds histogram"));
 }
 
-// Of the iterations in the window, whoever ran in them; heartbeats are none.
+// Counts the iterations in the window, whoever ran in them; heartbeats are none.
 TEST(Service, BubbleRatioIsTheirShareOfTheLastIterations) {
   TestServer server;
   const auto port = server.metrics().Listen("127.0.0.1:0");

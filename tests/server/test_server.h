@@ -53,7 +53,7 @@ struct TestServerOptions {
   int64_t kv_pages = 256;
   std::chrono::milliseconds stall_timeout{60'000};
   bool gate_closed = false;
-  // Of the service; without a warm-up unless this changes it, so that a test's ledger is its own.
+  // Changes the service's options; without one there is no warm-up, so a test's ledger is its own.
   std::function<void(ServiceOptions&)> adjust = {};
   std::shared_ptr<grpc::ChannelCredentials> channel_credentials = {};  // null: plaintext
 };

@@ -36,7 +36,7 @@ class TlsClient {
   void Reset();
 
   const std::string& error() const { return error_; }
-  // Of the server's certificate; 0: there is none yet.
+  // The serial number of the server's certificate; 0: there is none yet.
   long serial() const;
 
  private:

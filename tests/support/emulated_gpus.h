@@ -50,7 +50,7 @@ class DeviceLink final : public ForwardingCommunicator {
   cuda::Device& device_;
 };
 
-// Of a worker. Its ranks, and those of neighbouring stages, meet in memory.
+// The GPUs of a worker. Its ranks, and those of neighbouring stages, meet in memory.
 inline RankGpus EmulatedGpus(int count) {
   RankGpus gpus;
   for (int ordinal = 0; ordinal < count; ++ordinal) {

@@ -52,7 +52,7 @@ class FakeEngine final : public Engine {
 
   // The oldest plan that runs is done; false if there is none.
   bool Complete() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Of plans submitted from now on.
+  // What plans submitted from now on report.
   void SetTimings(const IterationTimings& timings) ABSL_LOCKS_EXCLUDED(mutex_);
   // The epoch ends; nothing more of it is returned.
   void Fail(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);

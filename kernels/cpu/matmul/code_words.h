@@ -25,7 +25,7 @@ constexpr float kE4M3Step = 0x1p-11f;  // an eighth of the packed scale's 256th
 
 #ifdef __AVX512F__
 
-// Of four consecutive k in dwords of two words each: the even two, the odd two.
+// Four consecutive k as dwords of two words each: the even two, the odd two.
 struct Words {
   __m512i even, odd;
 };
@@ -33,7 +33,7 @@ TREADLE_SIMD void StoreWords(uint8_t* tile, Words words) {
   _mm512_storeu_si512(tile, words.even);
   _mm512_storeu_si512(tile + 64, words.odd);
 }
-// Of bytes.
+// The words of bytes.
 TREADLE_SIMD Words WordsOf(Codes<true> codes) {
   return {_mm512_and_si512(codes.v, _mm512_set1_epi16(255)), _mm512_srli_epi16(codes.v, 8)};
 }
@@ -202,7 +202,7 @@ struct PackedWords {
 
 #else
 
-// Of four consecutive k in dwords of two words each: the even two, the odd two; of features 0-7 and
+// Four consecutive k as dwords of two words each: the even two, the odd two; of features 0-7 and
 // 8-15.
 struct Words {
   __m256i even[2], odd[2];
@@ -213,7 +213,7 @@ TREADLE_SIMD void StoreWords(uint8_t* tile, const Words& words) {
     StoreBytes(tile + 64 + 32 * half, words.odd[half]);
   }
 }
-// Of bytes.
+// The words of bytes.
 TREADLE_SIMD Words WordsOf(__m256i lo, __m256i hi) {
   const __m256i low_bytes = _mm256_set1_epi16(255);
   return {{_mm256_and_si256(lo, low_bytes), _mm256_and_si256(hi, low_bytes)},

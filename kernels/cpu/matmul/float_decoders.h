@@ -252,7 +252,7 @@ struct BF16 {
   }
 };
 
-// Of a unit: its scales and zeros, and all of it.
+// Bytes of a unit: its scales and zeros, and all of it.
 template <typename Decoder>
 constexpr int64_t kUnitHeader = 4 * kLanes*(Decoder::kZeros ? 2 : 1);
 template <typename Decoder>

@@ -107,7 +107,7 @@ TREADLE_LOOP void RunBlocks(const MatMulInput& input, const MatMulShare& share, 
   const int8_t* x =
       input.codes + work.row * row_codes + work.begin * kActivationBytes<P> * kBlockValues;
   const ActivationBlock* blocks = input.blocks + work.row * stride + work.begin;
-  // Of several groups side by side: the next set, which lies a whole set on.
+  // With several groups side by side: the next set, which lies a whole set on.
   const int64_t ahead = G > 1 ? G * work.group_stride : kPrefetchBytes;
   const uint8_t* w[G];
   for (int g = 0; g < G; ++g) w[g] = work.weights + g * work.group_stride;
@@ -201,7 +201,7 @@ void RunDirect(const MatMulInput& input, const MatMulShare& share, const MatMulS
   }
 }
 
-// Of one plane.
+// Runs the tiles of one plane.
 template <typename Packed, int G>
 void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
               int64_t group) {

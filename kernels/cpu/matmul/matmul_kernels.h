@@ -167,7 +167,7 @@ struct MatMulScratch {
 // One compute mode.
 struct MatMulKernel {
   void (*run)(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
-  // Of one row, x: [k]. Null if activations stay float.
+  // Quantizes one row, x: [k]. Null if activations stay float.
   void (*quantize)(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks);
   int code_bytes;  // of a quantized activation
   bool codebooks;  // whether apart formats take quantized activations too

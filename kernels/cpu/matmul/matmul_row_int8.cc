@@ -130,7 +130,7 @@ TREADLE_LOOP void RunRows(const MatMulInput& input, const MatMulShare& share, in
   const int64_t row_bytes = blocks * kRowBytes * kBlockValues;
   const int8_t* x = input.row_int8.codes + row * row_bytes;
   const int64_t group_bytes = share.weight.group_bytes;
-  // Of several groups side by side: the next set, which lies a whole set on.
+  // With several groups side by side: the next set, which lies a whole set on.
   const int64_t ahead = G > 1 ? G * group_bytes : kPrefetchBytes;
   const uint8_t* w[G];
   for (int g = 0; g < G; ++g) w[g] = share.weight.data + (group + g) * group_bytes;

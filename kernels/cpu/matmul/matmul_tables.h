@@ -30,8 +30,8 @@ void MatMulRowInt8(const MatMulInput& input, const MatMulShare& share,
 void FlagOutliers(const float* x, int64_t stride, int64_t rows, int64_t begin, int64_t end,
                   int32_t threshold_bits, uint8_t* flags);
 void QuantizeRow(const float* x, int64_t k, int64_t row, const RowInt8Input& out);
-// Of one of its activations. On AVX2 they are words, of four consecutive k the even ones before the
-// odd ones.
+// The codes of one activation. On AVX2 they are words: of four consecutive k the even ones before
+// the odd ones.
 #ifdef __AVX512F__
 inline constexpr int kRowBytes = 1;
 #else

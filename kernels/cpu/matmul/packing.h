@@ -34,7 +34,7 @@ extern const Packing kCodebookPacking;  // kCodes4 to kWords, which it does not 
 // kF32: the floats that any matrix decodes to.
 extern const Packing kFloatPacking;
 
-// Of a view that is planned as kCodes8: kWords.
+// Makes a view that is planned as kCodes8 one of kWords.
 void PlanWords(const MatrixSource& source, PackedView& view);
 
 inline float HalfAt(const uint8_t* data, int64_t index) {

@@ -36,7 +36,7 @@ class RowActivations {
   }
   const RowInt8Input& input(int64_t index) const { return inputs_[static_cast<size_t>(index)]; }
 
-  // Of columns [begin, end), over all rows (OutlierRule::kPerCall).
+  // Flags columns [begin, end), over all rows (OutlierRule::kPerCall).
   void FlagColumns(const Tensor& x, int64_t begin, int64_t end) const;
   void QuantizeRows(const Tensor& x, int64_t begin, int64_t end) const;
 

@@ -2,9 +2,10 @@
 //
 // Vector lanes run over features or positions; where a reduction is horizontal (norms, softmax), it
 // uses 16 partial sums on every instruction set, combined in one order, so that AVX2 and AVX-512
-// give equal bits (DESIGN section 4). No libm: exp is our own, of explicit FMA, and the activations
-// follow from it. Work that is smaller than what waking the pool costs stays on the caller; no
-// split and no threshold ever changes a bit. Scratch grows to the largest call and is kept.
+// give equal bits (docs/design.md, Numerics). No libm: exp is our own, of explicit FMA, and the
+// activations follow from it. Work that is smaller than what waking the pool costs stays on the
+// caller; no split and no threshold ever changes a bit. Scratch grows to the largest call and is
+// kept.
 //
 // Thread safety: confined to the rank's thread, which the pool joins.
 #pragma once

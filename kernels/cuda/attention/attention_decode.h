@@ -81,7 +81,7 @@ class DecodeTile {
     return 16 * (TeamWarp() + kAttentionWarps * (n / 2)) + 8 * (n % 2) + 2 * (simt::Lane() & 3);
   }
 
-  // Of positions 16 w .. 16 w + 15 of the block.
+  // The scores of positions 16 w .. 16 w + 15 of the block.
   TREADLE_DEVICE void Scores(const char* keys) {
     TREADLE_UNROLL
     for (int e = 0; e < 4; ++e) score_[0][e] = score_[1][e] = 0;

@@ -27,7 +27,7 @@ TREADLE_DEVICE FoldFactors Factors(float left_max, float right_max) {
   return f;
 }
 
-// Of sums and of elements of vectors.
+// Folds sums, and elements of vectors.
 TREADLE_DEVICE float Fold(float left, float right, const FoldFactors& f) {
   return simt::Fma(right, f.right, left * f.left);
 }

@@ -182,7 +182,7 @@ class PromptRows {
   TREADLE_DEVICE static int Pair(int m, int half) {
     return (simt::Warp() * kM + m) * 16 + 8 * half + simt::Lane() / 4;
   }
-  // Of a pair's head in a [rows, heads * head_dim] matrix; -1: there is no such pair.
+  // Where a pair's head begins in a [rows, heads * head_dim] matrix; -1: there is no such pair.
   TREADLE_DEVICE int64_t Locate(int m, int half, int64_t stride) const {
     const int pair = Pair(m, half);
     const int row = pair / heads_.count;

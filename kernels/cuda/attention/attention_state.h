@@ -29,7 +29,7 @@ struct Element16 {
       simt::MmaBf16(d, a, b);
     }
   }
-  // Of a pair, what is infinite or NaN; zero in the place of the rest.
+  // What is infinite or NaN in a pair; zero in the place of the rest.
   TREADLE_DEVICE static uint32_t NotFinite(uint32_t pair) {
     constexpr uint32_t kLow = kType == DType::kF16 ? 0x7c00u : 0x7f80u;  // the exponent
     constexpr uint32_t kHigh = kLow << 16;
@@ -44,7 +44,7 @@ struct Element16 {
       return simt::PackBf16(low, high);
     }
   }
-  // Of weights: within [0, 1], or NaN.
+  // Packs weights: within [0, 1], or NaN.
   TREADLE_DEVICE static uint32_t PackWeights(float low, float high) {
     if constexpr (kType == DType::kF16) {
       return simt::PackSmallF16(low, high);

@@ -36,7 +36,7 @@ constexpr int StageWords(int features, int rows) {
 // Floats between two rows of a part's sums: the lanes of a warp then write to different banks.
 constexpr int SumStride(int features) { return 16 * features + 4; }
 
-// Of this lane: 16 bytes of each of its rows of weights and activations in each half step.
+// What this lane reads: 16 bytes of each of its rows of weights and activations in each half step.
 template <int kFeatures, int kRows>
 struct Sources {
   const uint16_t* weights[2 * kFeatures];
@@ -53,7 +53,7 @@ struct Sources {
       simt::CopyAsync16(slot + (2 * i + 1) * simt::kWarp, from + kDenseStep / 2);
     }
   }
-  // Of this lane's row of word i.
+  // Which of this lane's rows word i belongs to.
   TREADLE_DEVICE static constexpr int RowOf(int i) { return i / kRowWords; }
   // Where word i of a step begins.
   TREADLE_DEVICE const uint16_t* Word(int step, int i) const {

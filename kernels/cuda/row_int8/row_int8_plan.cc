@@ -26,9 +26,9 @@ constexpr TileCost kTileCosts[] = {{kInt8BlockFeatures, 32, 450},
                                    {kInt8BlockFeatures, 256, 880},
                                    {kInt8WarpgroupFeatures, kInt8WarpgroupRows, 1024}};
 constexpr int kAloneRows = 256;
-// Of shared tiles: what the last block of one waits for; what L2 takes in a cycle from all blocks,
-// and gives the last ones, each on a multiprocessor of its own (384 threads with some five loads of
-// 16 bytes on their way).
+// Costs of shared tiles: what the last block of one waits for; what L2 takes in a cycle of all
+// blocks, and gives the last ones, each on a multiprocessor of its own (384 threads with some five
+// loads of 16 bytes on their way).
 constexpr int64_t kSplitCycles = 1500;
 constexpr int64_t kL2BytesPerCycle = 3400;
 constexpr int64_t kGatherBytesPerCycle = 38;
@@ -57,7 +57,7 @@ Int8TilesPlan ChooseInt8Tiles(const Int8TilesShape& shape, int multiprocessors, 
     const int64_t tiles = Int8Tiles(shape, plan);
     if (tiles == 0) continue;
     for (plan.splits = 1; plan.splits <= kMostSplits; ++plan.splits) {
-      // Of blocks that have a multiprocessor for themselves, those that fill all are not shared.
+      // Blocks with a multiprocessor for themselves: those that fill all are not shared.
       const int64_t full = cost.rows < kAloneRows ? 0 : tiles / multiprocessors * multiprocessors;
       plan.whole = plan.splits == 1 ? tiles : full;
       const int64_t blocks = (tiles - plan.whole) * plan.splits;

@@ -79,7 +79,7 @@ TREADLE_DEVICE uint32_t ScanRow(const Int8Input& input, const float* row, const 
   return largest;
 }
 
-// Of a warp; every lane gets the result.
+// The largest of a warp; every lane gets the result.
 TREADLE_DEVICE uint32_t WarpMaxBits(uint32_t bits) {
   TREADLE_UNROLL
   for (int mask = 16; mask > 0; mask >>= 1) {
@@ -120,7 +120,7 @@ inline uint32_t Int8QuantizeThreads(int64_t k) {
   return static_cast<uint32_t>(threads < kInt8QuantizeThreads ? threads : kInt8QuantizeThreads);
 }
 
-// Of a block that quantizes a row.
+// What a block that quantizes a row shares.
 struct Int8QuantizeShared {
   uint32_t absmax_bits;
   uint32_t outliers;

@@ -117,7 +117,7 @@ class WarpgroupTile {
     use = use + 1 == kStages ? 0 : use + 1;
     weights_ += kInt8WeightUnitBytes;
   }
-  // Of the next unit; a barrier after it. The fence may wait for loads that were issued before it:
+  // Awaits the next unit; a barrier after it. The fence may wait for loads issued before it:
   // so it stands where only those of the next product are on their way.
   TREADLE_DEVICE static void AwaitCopies() {
     simt::CopyAsyncWait<kAhead - 1>();

@@ -212,7 +212,7 @@ struct Place {
   int64_t row;
   int column;
 };
-// Of this thread's group; false if there is none.
+// The place of this thread's group; false if there is none.
 TREADLE_DEVICE bool FindPlace(const ElementParams& p, Place& place) {
   const uint32_t group = static_cast<uint32_t>(simt::BlockX()) * kElementThreads +
                          static_cast<uint32_t>(simt::Thread());

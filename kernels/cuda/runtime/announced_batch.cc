@@ -7,7 +7,7 @@
 namespace treadle::cuda {
 namespace {
 
-// Of counts, suppressed tokens and biases, per output row, before buffers must grow.
+// Room for counts, suppressed tokens and biases, per output row, before buffers must grow.
 constexpr int64_t kListBytesPerRow = 4096;
 
 // Where `part` begins in `whole`; -1 if it is not a part of it.

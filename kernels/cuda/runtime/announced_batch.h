@@ -32,7 +32,7 @@ class AnnouncedBatch {
   absl::Status Upload();
 
   const BatchInput& announced() const { return announced_; }
-  // Of the batch that was uploaded last.
+  // The batch that was uploaded last.
   const DeviceBatch& batch() const { return upload_.batch(); }
   // Changes whenever device addresses do.
   int64_t generation() const { return upload_.generation(); }

@@ -82,7 +82,7 @@ class BatchUpload {
   // the copy of the batch before the last one is still on its way.
   absl::Status Upload(const BatchInput& batch, const PackOptions& options);
 
-  // Of the last Upload.
+  // What the last Upload described.
   const DeviceBatch& batch() const { return packed_.batch; }
   const int32_t* positions() const { return packed_.positions; }
   // Changes whenever device addresses do.

@@ -106,7 +106,7 @@ template <typename T>
 TREADLE_DEVICE T ShuffleXor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
-// Of lane + delta; the own value where that lane does not exist.
+// The value of lane + delta; the own value where that lane does not exist.
 template <typename T>
 TREADLE_DEVICE T ShuffleDown(T value, int delta) {
   return __shfl_down_sync(0xffffffffu, value, delta);
@@ -198,7 +198,7 @@ TREADLE_DEVICE void CopyAsyncWait() {
 }
 
 // -- loads of what is read once -------------------------------------------------------------------
-// Of a constant (AwaitEarlierLaunches): what another launch writes could be in L1 as it was before.
+// Loads a constant (AwaitEarlierLaunches): L1 could hold what a launch writes as it was before.
 // Does not stay in L1.
 TREADLE_DEVICE Words4 LoadOnce16(const void* global) {
   Words4 r;
@@ -258,7 +258,7 @@ TREADLE_DEVICE float FromF16(uint16_t bits) {
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
   return x;
 }
-// Half to even; finite values saturate (DESIGN section 4), infinities and NaN stay.
+// Half to even; finite values saturate (docs/design.md, Numerics), infinities and NaN stay.
 TREADLE_DEVICE uint16_t ToF16(float x) {
   const float magnitude = fabsf(x);
   const float finite = magnitude < Infinity() ? fminf(fmaxf(x, -65504.0f), 65504.0f) : x;

@@ -105,7 +105,7 @@ TREADLE_DEVICE void MergeChunks(const uint64_t* lists, int list_size, int chunks
   BlockSort(keys, chunks * wanted);
 }
 
-// Of a row's raw logits.
+// Maximum and sum of a row's raw logits.
 TREADLE_DEVICE ChunkSum SumOfRow(const SampleParams& p, int row, BlockScratch& scratch) {
   const ChunkSum* sums = p.scratch.sums + int64_t{row} * p.chunks;
   float max = -simt::Infinity();

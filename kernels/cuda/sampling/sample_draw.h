@@ -97,7 +97,7 @@ class Draw {
 
   TREADLE_DEVICE Mass HeldMass(int i) const { return weights_.MassOf(LogitOf(keys_[i])); }
 
-  // Of the candidates up to `last` whose weight is at least min_p.
+  // The sum of the candidates up to `last` whose weight is at least min_p.
   TREADLE_DEVICE uint64_t WeightAtLeast(float min_p, uint64_t last) {
     uint64_t own = 0;
     const auto add = [&](float x, uint64_t key) {

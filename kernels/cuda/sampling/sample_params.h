@@ -16,7 +16,7 @@ inline constexpr int kPerThread = 16;  // logits of a thread of the scan, at mos
 inline constexpr int kChunk = kScanThreads * kPerThread;
 inline constexpr int kFinishThreads = 1024;
 
-// Of the raw logits of a chunk.
+// Maximum and sum of the raw logits of a chunk.
 struct ChunkSum {
   float max;
   double sum;  // of exp(logit - max)
@@ -52,7 +52,7 @@ struct SampleParams {
 
 TREADLE_DEVICE bool WantsLogprobs(const DeviceSampleRow& row) { return row.top_logprobs >= 0; }
 
-// Of the vocabulary, or shard, how many first candidates decide the row (NumShardCandidates); 0:
+// How many first candidates of a vocabulary, or shard, decide the row (NumShardCandidates); 0:
 // nothing is sampled, or they would be too many.
 TREADLE_DEVICE int NumFirst(const DeviceSampleRow& row, int vocab) {
   if (row.sample == 0) return 0;

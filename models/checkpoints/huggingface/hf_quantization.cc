@@ -15,10 +15,10 @@ using Json = nlohmann::json;
 
 constexpr const char* kMethods[] = {"bitsandbytes", "fp8", "fbgemm_fp8", "compressed-tensors",
                                     "gptq",         "awq", "treadle"};
-// Of compressed-tensors.
+// What compressed-tensors calls the layouts that are read.
 constexpr const char* kCompressedFormats[] = {"float-quantized", "naive-quantized"};
 
-// Of gptq, and of awq ("version").
+// What gptq and awq ("version") call theirs.
 constexpr const char* kGptqFormats[] = {"gptq", "gptq_v2"};
 constexpr const char* kAwqVersions[] = {"gemm", "GEMM"};
 

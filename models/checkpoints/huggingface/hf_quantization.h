@@ -39,7 +39,7 @@ struct HfQuantization {
   float outlier_threshold = 6.0f;  // llm_int8_threshold
   int64_t block_rows = 128;        // weight_block_size, of FP8
   int64_t block_columns = 128;
-  // Of gptq and awq.
+  // Set for gptq and awq only:
   int bits = 4;
   int64_t group_size = 128;     // -1: all of a row
   bool symmetric = false;       // sym, or no zero_point

@@ -55,7 +55,7 @@ absl::StatusOr<SafetensorsEntry> ReadEntry(const std::string& where, const std::
     return error("has data_offsets [", begin, ", ", end, "], outside the file's ", data.size(),
                  " bytes of data (truncated?)");
   }
-  // Of other dtypes the size is not checked: nothing reads them.
+  // The size of other dtypes is not checked: nothing reads them.
   const int64_t element_bytes = SafetensorsDtypeBytes(entry.dtype);
   int64_t bytes = 0;
   if (element_bytes > 0 && (__builtin_mul_overflow(elements, element_bytes, &bytes) ||

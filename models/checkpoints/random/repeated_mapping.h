@@ -15,8 +15,8 @@ namespace treadle {
 
 class RepeatedMapping {
  public:
-  // Of at least `bytes`. `block` is filled up with zeros to whole pages. Errors: ResourceExhausted
-  // when the system gives no memory or too few mappings.
+  // Maps at least `bytes`. `block` is filled up with zeros to whole pages. Errors:
+  // ResourceExhausted when the system gives no memory or too few mappings.
   static absl::StatusOr<std::unique_ptr<RepeatedMapping>> Create(std::span<const std::byte> block,
                                                                  size_t bytes);
   ~RepeatedMapping();

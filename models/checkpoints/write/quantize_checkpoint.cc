@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of the one file; of several, "name sum, name sum".
+// The sum of the one file; if there are several, "name sum, name sum".
 absl::StatusOr<std::string> SumOf(
     const std::vector<std::string>& files,
     const std::function<absl::StatusOr<std::string>(const std::string&)>& sum_of) {

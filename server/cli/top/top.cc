@@ -56,7 +56,7 @@ void Show(const TopReport& report, const TopOptions& o, TopTerminal& terminal) {
   if (terminal.has_screen()) {
     terminal.Draw(TopScreen(report, size.width, size.height));
   } else if (report.numbers && report.numbers->seconds == 0) {
-    // Of no interval.
+    // The first report covers no interval.
   } else if (o.json) {
     TopTerminal::Print(TopJson(report));
   } else if (o.once) {

@@ -73,7 +73,7 @@ struct TopNumbers {
   double mean_requests = 0;  // of an iteration
   double mean_tokens = 0;
   std::optional<TopPercentiles> iteration = {};  // compute and sample, of the last stage
-  // Of requests that ended by themselves.
+  // Only of requests that ended by themselves:
   std::optional<TopPercentiles> queued = {};
   std::optional<TopPercentiles> first_token = {};
   std::optional<TopPercentiles> per_token = {};  // after the first

@@ -26,7 +26,7 @@ class TopWatch {
     bool retry = true;
     std::chrono::milliseconds first_pause{500};
     std::chrono::milliseconds longest_pause{8'000};
-    // Of every call but the ledger's stream, which is opened again after an hour.
+    // For every call but the ledger's stream, which is opened again after an hour.
     std::chrono::milliseconds call_deadline{5'000};
   };
 

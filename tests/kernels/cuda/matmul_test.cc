@@ -38,7 +38,7 @@ class Products {
     }
   }
 
-  // Of every projection: [rows, n + kGap].
+  // The result of every projection: [rows, n + kGap].
   std::vector<std::vector<float>> Run(Matrix& x) {
     std::vector<std::unique_ptr<Matrix>> out;
     std::vector<Projection> projections;

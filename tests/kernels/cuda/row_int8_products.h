@@ -52,7 +52,7 @@ struct HostMatrix {
   std::vector<float> values;
 };
 
-// Of three rows the first has outliers, the second is zero, and the last comes close to one.
+// In threes: the first row has outliers, the second is zero, and the last comes close to one.
 inline HostMatrix Activations(int64_t rows, int64_t k, uint64_t seed = 7) {
   HostMatrix x(rows, k, seed);
   Random random(seed);
@@ -89,7 +89,7 @@ class Int8Products {
   RandomMatrix& matrix(size_t i) { return matrices_[i]; }
   Device& device() { return *device_; }
   MatMulFamily& family() { return *family_; }
-  // Of more than kInt8StreamRows rows.
+  // A plan for more than kInt8StreamRows rows.
   Int8TilesPlan Plan(int64_t rows) const {
     const DeviceProperties& machine = device_->properties();
     Int8TilesShape tiles = {.rows = rows, .units = Int8Units(shape_.k)};
