@@ -1,4 +1,4 @@
 # Communicators.
 treadle_test(thread_communicator_test
   SOURCES thread_communicator_test.cc
-  DEPENDS treadle_collectives)
+  DEPENDS treadle_collectives treadle_sampling)
