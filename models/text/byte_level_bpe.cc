@@ -1,6 +1,10 @@
-#include "models/text/byte_level_bpe.h"
-
+// Byte-level byte pair encoding (Radford et al. 2019, section 2.2): text is cut into words, the
+// bytes of a word are the first symbols, and the model's ranked merges join them.
+//
+// A byte that the vocabulary has no token for is left out, as the authors' tokenizers do.
 #include "base/status.h"
+#include "models/text/bpe_tokenizer.h"
+#include "models/text/pre_tokenizer.h"
 #include "models/text/unicode.h"
 
 namespace treadle {
@@ -42,79 +46,46 @@ std::string BytesOf(std::string_view text) {
   return bytes;
 }
 
-}  // namespace
-
-ByteLevelBpe::ByteLevelBpe(TokenizerSpec spec) : Tokenizer(std::move(spec)), added_(spec_.tokens) {
-  byte_ids_.fill(-1);
-  bytes_.reserve(spec_.tokens.size());
-  for (size_t id = 0; id < spec_.tokens.size(); ++id) {
-    const TokenizerSpec::Token& token = spec_.tokens[id];
-    const bool normal = token.kind == TokenKind::kNormal;
-    bytes_.push_back(normal ? BytesOf(token.text) : token.text);
-    const std::string& bytes = bytes_.back();
-    if (normal && bytes.size() == 1) {
-      int32_t& slot = byte_ids_[static_cast<uint8_t>(bytes[0])];
-      if (slot < 0) slot = static_cast<int32_t>(id);
-    }
-    if (normal && spec_.ignore_merges) word_ids_.try_emplace(bytes, static_cast<int32_t>(id));
-  }
-}
-
-absl::StatusOr<std::unique_ptr<Tokenizer>> ByteLevelBpe::Create(TokenizerSpec spec) {
-  std::unique_ptr<ByteLevelBpe> made(new ByteLevelBpe(std::move(spec)));
-  TREADLE_ASSIGN_OR_RETURN(made->pre_tokenizer_, PreTokenizer::Create(made->spec_.pre_tokenizer));
-  TREADLE_RETURN_IF_ERROR(made->AddMerges());
-  return std::unique_ptr<Tokenizer>(std::move(made));
-}
-
-absl::Status ByteLevelBpe::AddMerges() {
-  std::unordered_map<std::string_view, int32_t> ids;
-  ids.reserve(spec_.tokens.size());
-  for (size_t id = 0; id < spec_.tokens.size(); ++id) {
-    ids.try_emplace(spec_.tokens[id].text, static_cast<int32_t>(id));
-  }
-  merges_.Reserve(spec_.merges.size());
-  for (size_t rank = 0; rank < spec_.merges.size(); ++rank) {
-    const auto& [left, right] = spec_.merges[rank];
-    const std::string joined = left + right;
-    int32_t found[3];
-    const std::string* const texts[] = {&left, &right, &joined};
-    for (size_t i = 0; i < 3; ++i) {
-      const auto id = ids.find(*texts[i]);
-      if (id == ids.end()) {
-        return InvalidArgument("tokenizer: merge ", rank, " ('", left, "' and '", right,
-                               "') needs the token '", *texts[i], "', which the vocabulary lacks");
+class ByteLevelBpe final : public BpeTokenizer {
+ public:
+  ByteLevelBpe(TokenizerSpec spec, PreTokenizer pre_tokenizer)
+      : BpeTokenizer(std::move(spec)), pre_tokenizer_(std::move(pre_tokenizer)) {
+    for (size_t id = 0; id < spec_.tokens.size(); ++id) {
+      const TokenizerSpec::Token& token = spec_.tokens[id];
+      const bool normal = token.kind == TokenKind::kNormal;
+      bytes_.push_back(normal ? BytesOf(token.text) : token.text);
+      const std::string& bytes = bytes_.back();
+      if (normal && bytes.size() == 1) {
+        int32_t& slot = byte_ids_[static_cast<uint8_t>(bytes[0])];
+        if (slot < 0) slot = static_cast<int32_t>(id);
       }
-      found[i] = id->second;
-    }
-    merges_.Add(found[0], found[1], {static_cast<int32_t>(rank), found[2]});
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::vector<int32_t>> ByteLevelBpe::Encode(std::string_view text,
-                                                          const EncodeOptions& options) const {
-  TREADLE_RETURN_IF_ERROR(CheckText(text));
-  std::vector<int32_t> ids;
-  if (options.add_special && spec_.add_bos) ids.push_back(spec_.bos);
-  Merger merger(merges_);
-  for (const AddedTokens::Fragment& fragment : added_.Split(text, options.parse_special)) {
-    if (fragment.id >= 0) {
-      ids.push_back(fragment.id);
-    } else if (pre_tokenizer_->normalizes_nfc()) {
-      TREADLE_RETURN_IF_ERROR(EncodeText(NormalizeNfc(fragment.text), &merger, &ids));
-    } else {
-      TREADLE_RETURN_IF_ERROR(EncodeText(fragment.text, &merger, &ids));
+      if (normal && spec_.ignore_merges) word_ids_.try_emplace(bytes, static_cast<int32_t>(id));
     }
   }
-  if (options.add_special && spec_.add_eos) ids.push_back(spec_.eos);
-  return ids;
-}
 
-absl::Status ByteLevelBpe::EncodeText(std::string_view text, Merger* merger,
+  absl::Status AddMerges() {
+    std::unordered_map<std::string_view, int32_t> ids;
+    ids.reserve(spec_.tokens.size());
+    for (size_t id = 0; id < spec_.tokens.size(); ++id) {
+      ids.try_emplace(spec_.tokens[id].text, static_cast<int32_t>(id));
+    }
+    return AddListedMerges(ids);
+  }
+
+ private:
+  absl::Status EncodeText(std::string_view text, bool at_start, Merger* merger,
+                          std::vector<int32_t>* ids) const override;
+
+  const PreTokenizer pre_tokenizer_;
+  std::unordered_map<std::string, int32_t> word_ids_;  // by bytes; only filled for ignore_merges
+};
+
+absl::Status ByteLevelBpe::EncodeText(std::string_view text, bool /*at_start*/, Merger* merger,
                                       std::vector<int32_t>* ids) const {
+  std::string normalized;
+  if (pre_tokenizer_.normalizes_nfc()) text = normalized = NormalizeNfc(text);
   std::vector<std::string_view> words;
-  TREADLE_RETURN_IF_ERROR(pre_tokenizer_->Split(text, &words));
+  TREADLE_RETURN_IF_ERROR(pre_tokenizer_.Split(text, &words));
   std::vector<int32_t> symbols;
   for (std::string_view word : words) {
     if (spec_.ignore_merges) {
@@ -135,9 +106,13 @@ absl::Status ByteLevelBpe::EncodeText(std::string_view text, Merger* merger,
   return absl::OkStatus();
 }
 
-std::string ByteLevelBpe::TokenBytes(int32_t id, bool special) const {
-  if (!Emits(id, special)) return "";
-  return bytes_[static_cast<size_t>(id)];
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> CreateByteLevelBpe(TokenizerSpec spec) {
+  TREADLE_ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, PreTokenizer::Create(spec.pre_tokenizer));
+  auto made = std::make_unique<ByteLevelBpe>(std::move(spec), std::move(pre_tokenizer));
+  TREADLE_RETURN_IF_ERROR(made->AddMerges());
+  return made;
 }
 
 }  // namespace treadle

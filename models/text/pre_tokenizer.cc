@@ -43,62 +43,43 @@ constexpr Row kRows[] = {
     {"qwen2", {LLAMA3_PATTERN(R"(\p{N})"), nullptr}, LLAMA3_SPELLING(R"(\p{N})"), true},
 };
 
-struct CodeDeleter {
-  void operator()(pcre2_code* code) const { pcre2_code_free(code); }
-};
-struct MatchDataDeleter {
-  void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
-};
-using Code = std::unique_ptr<pcre2_code, CodeDeleter>;
-
 std::string ErrorText(int code) {
   PCRE2_UCHAR text[256];
   pcre2_get_error_message(code, text, sizeof(text));
   return reinterpret_cast<const char*>(text);
 }
 
-absl::StatusOr<Code> Compile(const char* pattern) {
-  int error = 0;
-  PCRE2_SIZE offset = 0;
-  Code code(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern), PCRE2_ZERO_TERMINATED,
-                          PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
-  if (!code) return Internal("pre-tokenizer pattern: ", ErrorText(error), " at ", offset);
-  // Where the library has no JIT compiler, matching falls back to its interpreter by itself.
-  pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE);
-  return code;
-}
+}  // namespace
 
-class PatternPreTokenizer final : public PreTokenizer {
- public:
-  PatternPreTokenizer(std::vector<Code> patterns, bool nfc)
-      : patterns_(std::move(patterns)), nfc_(nfc) {}
+struct PreTokenizer::Pattern {
+  struct Free {
+    void operator()(pcre2_code* code) const { pcre2_code_free(code); }
+    void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
+  };
 
-  absl::Status Split(std::string_view text, std::vector<std::string_view>* words) const override {
-    std::vector<std::string_view> pieces = {text};
-    for (const Code& pattern : patterns_) {
-      std::vector<std::string_view> finer;
-      const std::unique_ptr<pcre2_match_data, MatchDataDeleter> match(
-          pcre2_match_data_create(1, nullptr));
-      for (std::string_view piece : pieces) {
-        TREADLE_RETURN_IF_ERROR(Isolate(pattern.get(), piece, match.get(), &finer));
-      }
-      pieces = std::move(finer);
+  static absl::StatusOr<std::shared_ptr<const Pattern>> Compile(const char* pattern) {
+    int error = 0;
+    PCRE2_SIZE offset = 0;
+    auto made = std::make_shared<Pattern>();
+    made->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern), PCRE2_ZERO_TERMINATED,
+                                   PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
+    if (!made->code) {
+      return Internal("pre-tokenizer pattern: ", ErrorText(error), " at ", offset);
     }
-    words->insert(words->end(), pieces.begin(), pieces.end());
-    return absl::OkStatus();
+    // Where the library has no JIT compiler, matching falls back to its interpreter by itself.
+    pcre2_jit_compile(made->code.get(), PCRE2_JIT_COMPLETE);
+    return made;
   }
 
-  bool normalizes_nfc() const override { return nfc_; }
-
- private:
-  static absl::Status Isolate(const pcre2_code* code, std::string_view text,
-                              pcre2_match_data* match, std::vector<std::string_view>* pieces) {
+  // Cuts `text` where matches begin and end.
+  absl::Status Isolate(std::string_view text, pcre2_match_data* match,
+                       std::vector<std::string_view>* pieces) const {
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
     size_t done = 0;
     while (done < text.size()) {
       // The text was checked as a whole; checking it again at every match would be quadratic.
       const int count =
-          pcre2_match(code, subject, text.size(), done, PCRE2_NO_UTF_CHECK, match, nullptr);
+          pcre2_match(code.get(), subject, text.size(), done, PCRE2_NO_UTF_CHECK, match, nullptr);
       if (count == PCRE2_ERROR_NOMATCH) break;
       if (count < 0) {
         return ResourceExhausted("splitting the text into words at byte ", done, ": ",
@@ -113,26 +94,38 @@ class PatternPreTokenizer final : public PreTokenizer {
     return absl::OkStatus();
   }
 
-  std::vector<Code> patterns_;
-  bool nfc_;
+  std::unique_ptr<pcre2_code, Free> code;
 };
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<PreTokenizer>> PreTokenizer::Create(std::string_view name) {
+absl::StatusOr<PreTokenizer> PreTokenizer::Create(std::string_view name) {
   std::string known;
   for (const Row& row : kRows) {
     known += Str(known.empty() ? "" : ", ", "'", row.name, "'");
     if (row.name != name) continue;
-    std::vector<Code> patterns;
+    PreTokenizer made;
+    made.nfc_ = row.nfc;
     for (const char* pattern : row.patterns) {
       if (pattern == nullptr) continue;
-      TREADLE_ASSIGN_OR_RETURN(Code code, Compile(pattern));
-      patterns.push_back(std::move(code));
+      TREADLE_ASSIGN_OR_RETURN(made.patterns_.emplace_back(), Pattern::Compile(pattern));
     }
-    return std::make_unique<PatternPreTokenizer>(std::move(patterns), row.nfc);
+    return made;
   }
   return Unimplemented("pre-tokenizer '", name, "' is not known; known are ", known);
+}
+
+absl::Status PreTokenizer::Split(std::string_view text,
+                                 std::vector<std::string_view>* words) const {
+  std::vector<std::string_view> pieces = {text};
+  const std::unique_ptr<pcre2_match_data, Pattern::Free> match(pcre2_match_data_create(1, nullptr));
+  for (const auto& pattern : patterns_) {
+    std::vector<std::string_view> finer;
+    for (std::string_view piece : pieces) {
+      TREADLE_RETURN_IF_ERROR(pattern->Isolate(piece, match.get(), &finer));
+    }
+    pieces = std::move(finer);
+  }
+  words->insert(words->end(), pieces.begin(), pieces.end());
+  return absl::OkStatus();
 }
 
 std::string_view PreTokenizerOfPattern(std::string_view pattern) {

@@ -2,7 +2,7 @@
 //
 // A pre-tokenizer is a row of a table: a name as GGUF spells it, and patterns applied one after the
 // other. Each match of a pattern is a piece, and so is the text between two matches. Thread safety:
-// constant after Create; Split may be called from any thread.
+// constant; Split may be called from any thread.
 #pragma once
 
 #include <memory>
@@ -17,14 +17,20 @@ namespace treadle {
 class PreTokenizer {
  public:
   // Unimplemented, with the known names, for any other `name`.
-  static absl::StatusOr<std::unique_ptr<PreTokenizer>> Create(std::string_view name);
-  virtual ~PreTokenizer() = default;
+  static absl::StatusOr<PreTokenizer> Create(std::string_view name);
 
   // Appends views into `text`, which must be valid UTF-8, in order and without gaps.
-  virtual absl::Status Split(std::string_view text, std::vector<std::string_view>* words) const = 0;
+  absl::Status Split(std::string_view text, std::vector<std::string_view>* words) const;
 
   // The authors normalize the text to form C before anything else.
-  virtual bool normalizes_nfc() const = 0;
+  bool normalizes_nfc() const { return nfc_; }
+
+ private:
+  struct Pattern;
+  PreTokenizer() = default;
+
+  std::vector<std::shared_ptr<const Pattern>> patterns_;
+  bool nfc_ = false;
 };
 
 // The name whose authors' tokenizer.json spells its splitting pattern `pattern`; "" if none does.

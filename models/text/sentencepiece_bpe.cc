@@ -1,9 +1,14 @@
-#include "models/text/sentencepiece_bpe.h"
-
+// SentencePiece's BPE model (Kudo and Richardson 2018) with byte fallback.
+//
+// Spaces are written U+2581, the characters are the first symbols, and merges join them: ranked
+// pairs where the checkpoint lists them, else any pair whose text is in the vocabulary, best score
+// first. A character that no token spells becomes its bytes' tokens, or else the unknown token, one
+// for a run. Added tokens are found in the text before spaces are rewritten.
 #include <algorithm>
 #include <charconv>
 
 #include "base/status.h"
+#include "models/text/bpe_tokenizer.h"
 #include "models/text/unicode.h"
 
 namespace treadle {
@@ -32,62 +37,48 @@ std::string SpacesOf(std::string_view text) {
   return out;
 }
 
-}  // namespace
-
-SentencePieceBpe::SentencePieceBpe(TokenizerSpec spec)
-    : Tokenizer(std::move(spec)), added_(spec_.tokens) {
-  byte_ids_.fill(-1);
-  bytes_.reserve(spec_.tokens.size());
-  for (size_t id = 0; id < spec_.tokens.size(); ++id) {
-    const TokenizerSpec::Token& token = spec_.tokens[id];
-    const int byte = token.kind == TokenKind::kByte ? ByteOf(token.text) : -1;
-    if (byte >= 0) {
-      byte_ids_[static_cast<size_t>(byte)] = static_cast<int32_t>(id);
-      bytes_.emplace_back(1, static_cast<char>(byte));
-      continue;
-    }
-    bytes_.push_back(SpacesOf(token.text));
-    if (token.kind == TokenKind::kNormal || token.kind == TokenKind::kUserDefined) {
-      ids_.try_emplace(token.text, static_cast<int32_t>(id));
-    }
-  }
-  byte_fallback_ = std::ranges::all_of(byte_ids_, [](int32_t id) { return id >= 0; });
-}
-
-absl::StatusOr<std::unique_ptr<Tokenizer>> SentencePieceBpe::Create(TokenizerSpec spec) {
-  std::unique_ptr<SentencePieceBpe> made(new SentencePieceBpe(std::move(spec)));
-  if (!made->byte_fallback_ && made->spec_.unknown < 0) {
-    return InvalidArgument(
-        "tokenizer: the vocabulary has neither 256 byte tokens nor an unknown token");
-  }
-  if (made->spec_.merges.empty()) {
-    made->AddScoredMerges();
-  } else {
-    TREADLE_RETURN_IF_ERROR(made->AddListedMerges());
-  }
-  return std::unique_ptr<Tokenizer>(std::move(made));
-}
-
-int32_t SentencePieceBpe::FindId(std::string_view text) const {
-  const auto found = ids_.find(text);
-  return found == ids_.end() ? -1 : found->second;
-}
-
-absl::Status SentencePieceBpe::AddListedMerges() {
-  merges_.Reserve(spec_.merges.size());
-  for (size_t rank = 0; rank < spec_.merges.size(); ++rank) {
-    const auto& [left, right] = spec_.merges[rank];
-    const std::string joined = left + right;
-    for (const std::string& text : {left, right, joined}) {
-      if (FindId(text) < 0) {
-        return InvalidArgument("tokenizer: merge ", rank, " ('", left, "' and '", right,
-                               "') needs the token '", text, "', which the vocabulary lacks");
+class SentencePieceBpe final : public BpeTokenizer {
+ public:
+  explicit SentencePieceBpe(TokenizerSpec spec) : BpeTokenizer(std::move(spec)) {
+    for (size_t id = 0; id < spec_.tokens.size(); ++id) {
+      const TokenizerSpec::Token& token = spec_.tokens[id];
+      const int byte = token.kind == TokenKind::kByte ? ByteOf(token.text) : -1;
+      if (byte >= 0) {
+        byte_ids_[static_cast<size_t>(byte)] = static_cast<int32_t>(id);
+        bytes_.emplace_back(1, static_cast<char>(byte));
+        continue;
+      }
+      bytes_.push_back(SpacesOf(token.text));
+      if (token.kind == TokenKind::kNormal || token.kind == TokenKind::kUserDefined) {
+        ids_.try_emplace(token.text, static_cast<int32_t>(id));
       }
     }
-    merges_.Add(FindId(left), FindId(right), {static_cast<int32_t>(rank), FindId(joined)});
+    byte_fallback_ = std::ranges::all_of(byte_ids_, [](int32_t id) { return id >= 0; });
   }
-  return absl::OkStatus();
-}
+
+  absl::Status AddMerges() {
+    if (!byte_fallback_ && spec_.unknown < 0) {
+      return InvalidArgument(
+          "tokenizer: the vocabulary has neither 256 byte tokens nor an unknown token");
+    }
+    if (!spec_.merges.empty()) return AddListedMerges(ids_);
+    AddScoredMerges();
+    return absl::OkStatus();
+  }
+
+ private:
+  void AddScoredMerges();
+  int32_t FindId(std::string_view text) const {  // -1 if absent
+    const auto found = ids_.find(text);
+    return found == ids_.end() ? -1 : found->second;
+  }
+  absl::Status EncodeText(std::string_view text, bool at_start, Merger* merger,
+                          std::vector<int32_t>* ids) const override;
+  void EmitCharacter(char32_t character, std::vector<int32_t>* ids) const;
+
+  std::unordered_map<std::string_view, int32_t> ids_;  // of mergeable tokens, by text
+  bool byte_fallback_ = false;                         // every byte has its token
+};
 
 // Every way to cut a token into two tokens is a merge; tokens of one score share a priority.
 void SentencePieceBpe::AddScoredMerges() {
@@ -109,25 +100,8 @@ void SentencePieceBpe::AddScoredMerges() {
   }
 }
 
-absl::StatusOr<std::vector<int32_t>> SentencePieceBpe::Encode(std::string_view text,
-                                                              const EncodeOptions& options) const {
-  TREADLE_RETURN_IF_ERROR(CheckText(text));
-  std::vector<int32_t> ids;
-  if (options.add_special && spec_.add_bos) ids.push_back(spec_.bos);
-  Merger merger(merges_);
-  for (const AddedTokens::Fragment& fragment : added_.Split(text, options.parse_special)) {
-    if (fragment.id >= 0) {
-      ids.push_back(fragment.id);
-    } else {
-      EncodeText(fragment.text, fragment.at_start, &merger, &ids);
-    }
-  }
-  if (options.add_special && spec_.add_eos) ids.push_back(spec_.eos);
-  return ids;
-}
-
-void SentencePieceBpe::EncodeText(std::string_view text, bool at_start, Merger* merger,
-                                  std::vector<int32_t>* ids) const {
+absl::Status SentencePieceBpe::EncodeText(std::string_view text, bool at_start, Merger* merger,
+                                          std::vector<int32_t>* ids) const {
   std::vector<int32_t> symbols;  // a character without a token is -1 - character
   symbols.reserve(text.size() + 1);
   const int32_t space = FindId(kSpace);
@@ -160,6 +134,7 @@ void SentencePieceBpe::EncodeText(std::string_view text, bool at_start, Merger* 
     }
     after_unknown = unknown;
   }
+  return absl::OkStatus();
 }
 
 void SentencePieceBpe::EmitCharacter(char32_t character, std::vector<int32_t>* ids) const {
@@ -168,9 +143,12 @@ void SentencePieceBpe::EmitCharacter(char32_t character, std::vector<int32_t>* i
   for (char byte : bytes) ids->push_back(byte_ids_[static_cast<uint8_t>(byte)]);
 }
 
-std::string SentencePieceBpe::TokenBytes(int32_t id, bool special) const {
-  if (!Emits(id, special)) return "";
-  return bytes_[static_cast<size_t>(id)];
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> CreateSentencePieceBpe(TokenizerSpec spec) {
+  auto made = std::make_unique<SentencePieceBpe>(std::move(spec));
+  TREADLE_RETURN_IF_ERROR(made->AddMerges());
+  return made;
 }
 
 }  // namespace treadle

@@ -3,8 +3,7 @@
 #include <limits>
 
 #include "base/status.h"
-#include "models/text/byte_level_bpe.h"
-#include "models/text/sentencepiece_bpe.h"
+#include "models/text/bpe_tokenizer.h"
 #include "models/text/unicode.h"
 
 namespace treadle {
@@ -40,9 +39,9 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(TokenizerSpec spec)
   TREADLE_RETURN_IF_ERROR(CheckIds(spec));
   switch (spec.model) {
     case TokenizerSpec::Model::kByteLevelBpe:
-      return ByteLevelBpe::Create(std::move(spec));
+      return CreateByteLevelBpe(std::move(spec));
     case TokenizerSpec::Model::kSentencePiece:
-      return SentencePieceBpe::Create(std::move(spec));
+      return CreateSentencePieceBpe(std::move(spec));
   }
   return Internal("tokenizer: model ", static_cast<int>(spec.model));
 }

@@ -241,11 +241,12 @@ absl::Status Reader::ReadPattern() {
                    "Split and ByteLevel (without a prefix space)");
   }
   const Json& normalizer = Member(root_, "normalizer");
-  TREADLE_ASSIGN_OR_RETURN(const auto pre_tokenizer, PreTokenizer::Create(spec_.pre_tokenizer));
+  TREADLE_ASSIGN_OR_RETURN(const PreTokenizer pre_tokenizer,
+                           PreTokenizer::Create(spec_.pre_tokenizer));
   const std::vector<std::string> normalizers = TypesOf(Steps(normalizer, "normalizers"));
   const bool nfc = normalizers == std::vector<std::string>{"NFC"};
-  if (nfc != pre_tokenizer->normalizes_nfc() || (!nfc && !normalizers.empty())) {
-    return Unknown("normalizer", normalizer, pre_tokenizer->normalizes_nfc() ? "NFC" : "none");
+  if (nfc != pre_tokenizer.normalizes_nfc() || (!nfc && !normalizers.empty())) {
+    return Unknown("normalizer", normalizer, pre_tokenizer.normalizes_nfc() ? "NFC" : "none");
   }
   return absl::OkStatus();
 }
