@@ -30,19 +30,56 @@ struct GenerateOptions {
 
   std::optional<std::string> chat, system, prompt;
   std::vector<int32_t> token_ids;
-
-  float temperature = 0;
-  std::optional<int32_t> top_k;
-  std::optional<float> top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
-  std::optional<uint64_t> seed;
-  int32_t candidates = 1;
-  std::optional<int32_t> max_new_tokens, min_new_tokens;
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
-  bool ignore_eos = false;
-  std::optional<int32_t> logprobs, prompt_logprobs;
+  v1::GenerateRequest request;  // what the other flags say
   bool json = false;
 };
+
+// A flag that sets a field of a message.
+template <typename Message, typename T>
+void AddField(CLI::App& app, const char* flag, Message& message, void (Message::*set)(T),
+              const char* text) {
+  app.add_option_function<T>(
+      flag, [&message, set](const T& value) { (message.*set)(value); }, text);
+}
+
+void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
+  using v1::ResponseOptions;
+  using v1::Sampling;
+  using v1::Stopping;
+  Sampling& sampling = *o.request.mutable_sampling();
+  Stopping& stopping = *o.request.mutable_stopping();
+  ResponseOptions& response = *o.request.mutable_response();
+  sampling.set_temperature(0);
+  sampling.set_num_candidates(1);
+  AddField(app, "--temperature", sampling, &Sampling::set_temperature, "0: greedy");
+  AddField(app, "--top-k", sampling, &Sampling::set_top_k, "sample from the k best tokens");
+  AddField(app, "--top-p", sampling, &Sampling::set_top_p,
+           "sample from the best tokens of this total probability");
+  AddField(app, "--min-p", sampling, &Sampling::set_min_p,
+           "drop tokens below this share of the best one's probability");
+  AddField(app, "--repetition-penalty", sampling, &Sampling::set_repetition_penalty, "1: none");
+  AddField(app, "--presence-penalty", sampling, &Sampling::set_presence_penalty, "-2 to 2");
+  AddField(app, "--frequency-penalty", sampling, &Sampling::set_frequency_penalty, "-2 to 2");
+  AddField(app, "--seed", sampling, &Sampling::set_seed, "random if absent; --json shows it");
+  AddField(app, "--n", sampling, &Sampling::set_num_candidates, "candidates");
+  AddField(app, "--max-new-tokens", stopping, &Stopping::set_max_new_tokens,
+           "the server's default if absent");
+  AddField(app, "--min-new-tokens", stopping, &Stopping::set_min_new_tokens,
+           "no end before so many tokens");
+  app.add_option("--stop", o.stop, "stop string; may be given several times")
+      ->expected(1)
+      ->take_all();
+  app.add_option("--stop-token-ids", o.stop_token_ids, "1,2,3")->delimiter(',');
+  app.add_flag_callback(
+      "--ignore-eos", [&stopping] { stopping.set_ignore_eos(true); },
+      "go on after the model's end token");
+  AddField(app, "--logprobs", response, &ResponseOptions::set_logprobs,
+           "with --json: alternatives per token, 0 to 20");
+  AddField(app, "--prompt-logprobs", response, &ResponseOptions::set_prompt_logprobs,
+           "the same for prompt tokens");
+}
 
 void AddFlags(CLI::App& app, GenerateOptions& o) {
   CLI::Option* target =
@@ -61,37 +98,20 @@ void AddFlags(CLI::App& app, GenerateOptions& o) {
   ids->delimiter(',')->excludes(chat)->excludes(prompt);
   prompt->excludes(chat);
 
-  app.add_option("--temperature", o.temperature, "0: greedy");
-  app.add_option("--top-k", o.top_k, "sample from the k best tokens");
-  app.add_option("--top-p", o.top_p, "sample from the best tokens of this total probability");
-  app.add_option("--min-p", o.min_p, "drop tokens below this share of the best one's probability");
-  app.add_option("--repetition-penalty", o.repetition_penalty, "1: none");
-  app.add_option("--presence-penalty", o.presence_penalty, "-2 to 2");
-  app.add_option("--frequency-penalty", o.frequency_penalty, "-2 to 2");
-  app.add_option("--seed", o.seed, "random if absent; --json shows it");
-  app.add_option("--n", o.candidates, "candidates");
-  app.add_option("--max-new-tokens", o.max_new_tokens, "the server's default if absent");
-  app.add_option("--min-new-tokens", o.min_new_tokens, "no end before so many tokens");
-  app.add_option("--stop", o.stop, "stop string; may be given several times")
-      ->expected(1)
-      ->take_all();
-  app.add_option("--stop-token-ids", o.stop_token_ids, "1,2,3")->delimiter(',');
-  app.add_flag("--ignore-eos", o.ignore_eos, "go on after the model's end token");
-  app.add_option("--logprobs", o.logprobs, "with --json: alternatives per token, 0 to 20");
-  app.add_option("--prompt-logprobs", o.prompt_logprobs, "the same for prompt tokens");
+  AddRequestFlags(app, o);
   app.add_flag("--json", o.json, "print one JSON object instead of text");
 }
 
-absl::Status FillPrompt(const GenerateOptions& o, v1::GenerateRequest& request) {
+void AddMessage(const char* role, const std::string& content, v1::Chat& chat) {
+  v1::ChatMessage* message = chat.add_messages();
+  message->set_role(role);
+  message->set_content(content);
+}
+
+absl::Status FillPromptAndStops(const GenerateOptions& o, v1::GenerateRequest& request) {
   if (o.chat) {
-    if (o.system) {
-      v1::ChatMessage* system = request.mutable_chat()->add_messages();
-      system->set_role("system");
-      system->set_content(*o.system);
-    }
-    v1::ChatMessage* user = request.mutable_chat()->add_messages();
-    user->set_role("user");
-    user->set_content(*o.chat);
+    if (o.system) AddMessage("system", *o.system, *request.mutable_chat());
+    AddMessage("user", *o.chat, *request.mutable_chat());
   } else if (!o.token_ids.empty()) {
     request.mutable_token_ids()->mutable_ids()->Add(o.token_ids.begin(), o.token_ids.end());
   } else if (o.prompt) {
@@ -102,31 +122,10 @@ absl::Status FillPrompt(const GenerateOptions& o, v1::GenerateRequest& request) 
     request.set_text(
         std::string(std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()));
   }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<v1::GenerateRequest> MakeRequest(const GenerateOptions& o) {
-  v1::GenerateRequest request;
-  TREADLE_RETURN_IF_ERROR(FillPrompt(o, request));
-  v1::Sampling& sampling = *request.mutable_sampling();
-  sampling.set_temperature(o.temperature);
-  if (o.top_k) sampling.set_top_k(*o.top_k);
-  if (o.top_p) sampling.set_top_p(*o.top_p);
-  if (o.min_p) sampling.set_min_p(*o.min_p);
-  if (o.repetition_penalty) sampling.set_repetition_penalty(*o.repetition_penalty);
-  if (o.presence_penalty) sampling.set_presence_penalty(*o.presence_penalty);
-  if (o.frequency_penalty) sampling.set_frequency_penalty(*o.frequency_penalty);
-  if (o.seed) sampling.set_seed(*o.seed);
-  sampling.set_num_candidates(o.candidates);
   v1::Stopping& stopping = *request.mutable_stopping();
-  if (o.max_new_tokens) stopping.set_max_new_tokens(*o.max_new_tokens);
-  if (o.min_new_tokens) stopping.set_min_new_tokens(*o.min_new_tokens);
-  for (const std::string& text : o.stop) stopping.add_stop_strings(text);
-  for (int32_t id : o.stop_token_ids) stopping.add_stop_token_ids(id);
-  stopping.set_ignore_eos(o.ignore_eos);
-  if (o.logprobs) request.mutable_response()->set_logprobs(*o.logprobs);
-  if (o.prompt_logprobs) request.mutable_response()->set_prompt_logprobs(*o.prompt_logprobs);
-  return request;
+  stopping.mutable_stop_strings()->Add(o.stop.begin(), o.stop.end());
+  stopping.mutable_stop_token_ids()->Add(o.stop_token_ids.begin(), o.stop_token_ids.end());
+  return absl::OkStatus();
 }
 
 absl::Status Generate(const GenerateOptions& o) {
@@ -136,10 +135,11 @@ absl::Status Generate(const GenerateOptions& o) {
     if (!parsed.ok()) return InvalidArgument("--timeout ", std::string(parsed.status().message()));
     timeout = *parsed;
   }
-  TREADLE_ASSIGN_OR_RETURN(const v1::GenerateRequest request, MakeRequest(o));
-  AnswerPrinter printer({.candidates = std::max(1, o.candidates),
+  v1::GenerateRequest request = o.request;
+  TREADLE_RETURN_IF_ERROR(FillPromptAndStops(o, request));
+  AnswerPrinter printer({.candidates = std::max(1, request.sampling().num_candidates()),
                          .json = o.json,
-                         .prompt_logprobs = o.prompt_logprobs.has_value()});
+                         .prompt_logprobs = request.response().has_prompt_logprobs()});
   const OnResponse print = [&](const v1::GenerateResponse& response) { printer.Add(response); };
   const std::string target = o.target.empty() ? kDefaultTarget : o.target;
   TREADLE_ASSIGN_OR_RETURN(const ClientAccess access, OpenAccess(o.access));

@@ -2,7 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <random>
+#include <future>
 #include <utility>
 
 #include "base/status.h"
@@ -12,48 +12,30 @@
 #include "server/grpc/messages.h"
 #include "server/grpc/rpc_status.h"
 #include "server/serving_stack.h"
-#include "server/session/generation.h"
-#include "server/session/request_validation.h"
+#include "server/session/session.h"
 
 namespace treadle {
 namespace {
 
-// One request through a stack of this process.
-absl::Status Run(ServingStack& stack, ValidatedRequest request, const OnResponse& on_response) {
-  TREADLE_ASSIGN_OR_RETURN(const RequestPool::Submitted submitted,
-                           stack.pool().Submit(request.spec));
-  Generation generation({.tokenizer = stack.model().tokenizer.get(),
-                         .candidates = request.spec.candidates,
-                         .min_new_tokens = request.spec.min_new_tokens,
-                         .stop_strings = request.stop_strings,
-                         .logprobs = request.spec.top_logprobs >= 0});
-  std::vector<TokenDetail> prompt_details;
-  for (bool began = false;;) {
-    submitted.stream->WaitUntil(Clock::now() + std::chrono::hours(1));
-    StreamBatch batch = submitted.stream->Take();
-    prompt_details.insert(prompt_details.end(), batch.prompt_detail.begin(),
-                          batch.prompt_detail.end());
-    const Generation::Update update = generation.Absorb(batch.tokens);
-    for (uint32_t candidate : update.stopped) {
-      stack.pool().FinishCandidate(submitted.id, candidate);
-    }
-    if (batch.ended && !batch.status.ok()) return batch.status;
-    for (const OutputPart& part : update.parts) {
-      v1::GenerateResponse message;
-      AppendOutput(part, *message.mutable_output());
-      if (!began) FillPromptInfo(request.spec, prompt_details, *message.mutable_prompt_info());
-      began = true;
-      on_response(message);
-    }
-    if (batch.ended) {
-      v1::GenerateResponse last;
-      FillEnd(static_cast<int32_t>(request.spec.prompt.size()), generation.completion_tokens(),
-              batch.timings, last);
-      on_response(last);
-      return absl::OkStatus();
-    }
+// The front end of one caller in this process.
+class LocalCall final : public Session {
+ public:
+  LocalCall(SessionEnvironment& environment, const OnResponse& on_response)
+      : Session(environment), on_response_(on_response) {}
+
+  absl::Status Wait() { return ended_.get_future().get(); }
+
+ private:
+  bool Write(const SessionEvent& event) override {
+    on_response_(ToResponse(event));
+    if (event.end) ended_.set_value(absl::OkStatus());
+    return true;
   }
-}
+  void Fail(const absl::Status& status) override { ended_.set_value(status); }
+
+  const OnResponse& on_response_;
+  std::promise<absl::Status> ended_;
+};
 
 }  // namespace
 
@@ -88,14 +70,20 @@ absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::millise
       const std::unique_ptr<ServingStack> stack,
       ServingStack::Create(std::move(opened->served), std::move(opened->engine),
                            SchedulingFrom(options, *opened)));
-  const RequestLimits limits{
-      .max_batch_size = options.max_batch_size,
-      .default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens)};
-  TREADLE_ASSIGN_OR_RETURN(ValidatedRequest valid, ValidateRequest(request, stack->model(), limits,
-                                                                   std::random_device()()));
-  if (timeout.count() > 0) valid.spec.deadline = Clock::now() + timeout;
   TREADLE_RETURN_IF_ERROR(stack->Start());
-  return Run(*stack, std::move(valid), on_response);
+  SessionEnvironment environment{
+      .model = stack->model(),
+      .pool = stack->pool(),
+      .limits = {.max_batch_size = options.max_batch_size,
+                 .default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens)},
+      .request_log = RequestLog({}, stack->model().name)};
+  Caller caller;
+  if (timeout.count() > 0) caller.deadline = caller.arrival + timeout;
+  const auto call = std::make_shared<LocalCall>(environment, on_response);
+  call->Start(caller, [&] { return ToRequest(request); });
+  const absl::Status status = call->Wait();
+  call->Release();
+  return status;
 }
 
 }  // namespace treadle

@@ -1,7 +1,7 @@
 // Where `generate` gets its answer from: a server, or a model in this process. Both give the same
 // messages as GenerateStream does.
 //
-// Thread safety: blocking calls; the callback runs on the caller's thread.
+// Thread safety: blocking calls; the callback runs on one thread, which may be another one.
 #pragma once
 
 #include <chrono>

@@ -5,6 +5,38 @@
 namespace treadle {
 namespace {
 
+SamplingParameters ToParameters(const v1::Sampling& message) {
+  SamplingParameters to;
+  if (message.has_temperature()) to.temperature = message.temperature();
+  if (message.has_top_p()) to.top_p = message.top_p();
+  if (message.has_min_p()) to.min_p = message.min_p();
+  if (message.has_repetition_penalty()) to.repetition_penalty = message.repetition_penalty();
+  if (message.has_presence_penalty()) to.presence_penalty = message.presence_penalty();
+  if (message.has_frequency_penalty()) to.frequency_penalty = message.frequency_penalty();
+  for (const v1::LogitBias& entry : message.logit_bias()) {
+    to.logit_bias.push_back({entry.token_id(), entry.bias()});
+  }
+  return to;
+}
+
+GenerateRequest::Sampling ToSampling(const v1::Sampling& message) {
+  GenerateRequest::Sampling to{.parameters = ToParameters(message)};
+  if (message.has_top_k()) to.top_k = message.top_k();
+  if (message.has_seed()) to.seed = message.seed();
+  if (message.has_num_candidates()) to.num_candidates = message.num_candidates();
+  return to;
+}
+
+GenerateRequest::Stopping ToStopping(const v1::Stopping& message) {
+  GenerateRequest::Stopping to{
+      .min_new_tokens = message.min_new_tokens(),
+      .stop_strings = {message.stop_strings().begin(), message.stop_strings().end()},
+      .stop_token_ids = {message.stop_token_ids().begin(), message.stop_token_ids().end()},
+      .ignore_eos = message.ignore_eos()};
+  if (message.has_max_new_tokens()) to.max_new_tokens = message.max_new_tokens();
+  return to;
+}
+
 void FillLogprob(int32_t token, const TokenDetail& detail, v1::TokenLogprob& out) {
   out.set_token_id(token);
   out.set_logprob(detail.logprob);
@@ -23,15 +55,25 @@ void FillTiming(const RequestTimings& timings, v1::Timing& out) {
 
 }  // namespace
 
-void FillPromptInfo(const RequestSpec& spec, const std::vector<TokenDetail>& details,
-                    v1::PromptInfo& info) {
-  info.set_request_id(spec.client_id);
-  info.set_prompt_tokens(static_cast<int32_t>(spec.prompt.size()));
-  info.set_seed(spec.sampling.seed);
-  info.set_max_new_tokens(spec.max_new_tokens);
-  for (size_t i = 0; i < details.size() && i + 1 < spec.prompt.size(); ++i) {
-    FillLogprob(spec.prompt[i + 1], details[i], *info.add_prompt_logprobs());
+GenerateRequest ToRequest(const v1::GenerateRequest& message) {
+  GenerateRequest request{.request_id = message.request_id(),
+                          .sampling = ToSampling(message.sampling()),
+                          .stopping = ToStopping(message.stopping())};
+  if (message.has_text()) {
+    request.prompt = message.text();
+  } else if (message.has_token_ids()) {
+    const auto& ids = message.token_ids().ids();
+    request.prompt = std::vector<int32_t>(ids.begin(), ids.end());
+  } else if (message.has_chat()) {
+    auto& messages = request.prompt.emplace<std::vector<ChatMessage>>();
+    for (const v1::ChatMessage& said : message.chat().messages()) {
+      messages.push_back({said.role(), said.content()});
+    }
   }
+  const v1::ResponseOptions& response = message.response();
+  if (response.has_logprobs()) request.logprobs = response.logprobs();
+  if (response.has_prompt_logprobs()) request.prompt_logprobs = response.prompt_logprobs();
+  return request;
 }
 
 void AppendOutput(const OutputPart& part, v1::Output& output) {
@@ -59,11 +101,38 @@ void AppendOutput(const OutputPart& part, v1::Output& output) {
   }
 }
 
-void FillEnd(int32_t prompt_tokens, int32_t completion_tokens, const RequestTimings& timings,
-             v1::GenerateResponse& response) {
-  response.mutable_usage()->set_prompt_tokens(prompt_tokens);
-  response.mutable_usage()->set_completion_tokens(completion_tokens);
-  FillTiming(timings, *response.mutable_timing());
+void FillEnds(const SessionEvent& event, v1::GenerateResponse& response) {
+  if (event.prompt) {
+    const RequestSpec& request = event.prompt->request;
+    v1::PromptInfo& info = *response.mutable_prompt_info();
+    info.set_request_id(request.client_id);
+    info.set_prompt_tokens(static_cast<int32_t>(request.prompt.size()));
+    info.set_seed(request.sampling.seed);
+    info.set_max_new_tokens(request.max_new_tokens);
+    const std::vector<TokenDetail>& details = event.prompt->details;
+    for (size_t i = 0; i < details.size() && i + 1 < request.prompt.size(); ++i) {
+      FillLogprob(request.prompt[i + 1], details[i], *info.add_prompt_logprobs());
+    }
+  }
+  if (event.end) {
+    response.mutable_usage()->set_prompt_tokens(event.end->prompt_tokens);
+    response.mutable_usage()->set_completion_tokens(event.end->completion_tokens);
+    FillTiming(event.end->timings, *response.mutable_timing());
+  }
+}
+
+v1::GenerateResponse ToResponse(const SessionEvent& event) {
+  v1::GenerateResponse response;
+  if (event.output) AppendOutput(*event.output, *response.mutable_output());
+  FillEnds(event, response);
+  return response;
+}
+
+v1::Output& CandidateIn(uint32_t candidate, v1::GenerateResponse& answer) {
+  if (candidate == 0) return *answer.mutable_output();
+  const int index = static_cast<int>(candidate) - 1;
+  while (answer.more_candidates_size() <= index) answer.add_more_candidates();
+  return *answer.mutable_more_candidates(index);
 }
 
 void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, v1::LedgerRecord& message) {

@@ -1,31 +1,30 @@
-// From the answer in the making to the API's messages. Pure functions.
+// Between the API's messages and what sessions take and give. Pure functions.
 #pragma once
 
-#include <vector>
+#include <cstdint>
 
 #include "scheduler/ledger.h"
-#include "scheduler/request.h"
-#include "server/session/generation.h"
+#include "server/session/session.h"
 
 namespace treadle::v1 {
+class GenerateRequest;
 class GenerateResponse;
 class LedgerRecord;
 class Output;
-class PromptInfo;
 }  // namespace treadle::v1
 
 namespace treadle {
 
-// What the first message says. `details`: of prompt tokens 1.., if they were asked.
-void FillPromptInfo(const RequestSpec& spec, const std::vector<TokenDetail>& details,
-                    v1::PromptInfo& info);
+GenerateRequest ToRequest(const v1::GenerateRequest& message);
 
 // Appends: text and ids are added to what `output` holds.
 void AppendOutput(const OutputPart& part, v1::Output& output);
-
-// Usage and timing: the last message.
-void FillEnd(int32_t prompt_tokens, int32_t completion_tokens, const RequestTimings& timings,
-             v1::GenerateResponse& response);
+// The beginning and the end, as far as the event has them: prompt_info, usage and timing.
+void FillEnds(const SessionEvent& event, v1::GenerateResponse& response);
+// A message of GenerateStream.
+v1::GenerateResponse ToResponse(const SessionEvent& event);
+// A candidate's place in an answer of Generate.
+v1::Output& CandidateIn(uint32_t candidate, v1::GenerateResponse& answer);
 
 void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, v1::LedgerRecord& message);
 

@@ -7,12 +7,10 @@
 #include <utility>
 
 #include "base/status.h"
-#include "server/grpc/byte_buffers.h"
-#include "server/grpc/call_environment.h"
-#include "server/grpc/generate_call.h"
+#include "server/grpc/calls.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "server/grpc/rpc_status.h"
-#include "server/grpc/watch_call.h"
+#include "server/grpc/wire_format.h"
 #include "server/observe/health_board.h"
 #include "server/observe/loop_watch.h"
 #include "server/version.h"
@@ -50,32 +48,75 @@ class Service final : public Methods {
     return StartGenerateStream(environment_, context, request);
   }
 
+  grpc::ServerWriteReactor<v1::LedgerRecord>* WatchLedger(
+      grpc::CallbackServerContext* context, const v1::WatchLedgerRequest* request) override {
+    return StartWatchLedger(environment_, *context, request->from_start());
+  }
+
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request,
                                      grpc::ByteBuffer* response) override {
-    return Reply(context, [&] { return Tokenize(*request, *response); });
+    return Reply(context, [&] {
+      if (!model().tokenizer) return NoTokenizer();
+      v1::TokenizeRequest message;
+      TREADLE_RETURN_IF_ERROR(Parse(*request, message));
+      const auto ids =
+          model().tokenizer->Encode(message.text(), {.add_special = message.add_special()});
+      TREADLE_RETURN_IF_ERROR(ids.status());
+      v1::TokenizeResponse reply;
+      reply.mutable_token_ids()->mutable_ids()->Add(ids->begin(), ids->end());
+      *response = Serialize(reply);
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
                                        const v1::DetokenizeRequest* request,
                                        v1::DetokenizeResponse* response) override {
-    return Reply(context, [&] { return Detokenize(*request, *response); });
+    return Reply(context, [&] {
+      if (!model().tokenizer) return NoTokenizer();
+      const auto& ids = request->token_ids().ids();
+      const std::span<const int32_t> span(ids.data(), ids.size());
+      TREADLE_RETURN_IF_ERROR(ValidateTokenIds("token_ids.ids", span, model().vocab));
+      response->set_text(model().tokenizer->Decode(span, /*special=*/true));
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
                                          const v1::GetModelInfoRequest*,
                                          v1::GetModelInfoResponse* response) override {
-    return Reply(context, [&] { return Describe(*response); });
+    return Reply(context, [&] {
+      response->set_name(model().name);
+      response->set_architecture(model().architecture);
+      response->set_parameters(model().parameters);
+      response->set_vocab_size(model().vocab);
+      response->set_max_context(static_cast<int32_t>(model().max_context));
+      response->set_has_tokenizer(model().tokenizer != nullptr);
+      response->set_has_chat_template(model().chat_template.has_value());
+      response->set_bos_token_id(model().bos());
+      for (int32_t id : model().end_ids) response->add_end_token_ids(id);
+      response->set_backend(model().backend);
+      response->set_version(kVersion);
+      response->set_sha256(model().sha256);
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
                                     v1::GetLoadResponse* response) override {
-    return Reply(context, [&] { return Load(*response); });
-  }
-
-  grpc::ServerWriteReactor<v1::LedgerRecord>* WatchLedger(
-      grpc::CallbackServerContext* context, const v1::WatchLedgerRequest* request) override {
-    return StartWatchLedger(environment_, *context, request->from_start());
+    return Reply(context, [&] {
+      const PoolLoad load = environment_.stack.pool().Load();
+      response->set_waiting(load.waiting);
+      response->set_running(load.running);
+      response->set_queue_limit(load.queue_limit);
+      response->set_draining(load.draining);
+      response->set_kv_pages_total(model().kv_pages);
+      response->set_kv_pages_free(FreePages());
+      response->set_running_limit(environment_.stack.options().max_batch_size);
+      response->set_uptime(std::chrono::duration<double>(Clock::now() - began_).count());
+      return absl::OkStatus();
+    });
   }
 
  private:
@@ -85,62 +126,9 @@ class Service final : public Methods {
   template <typename Answer>
   grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const Answer& answer) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status caller = Authorize(environment_, *context).status();
+    const absl::Status caller = environment_.sessions.Authorize(Authorization(*context)).status();
     reactor->Finish(ToGrpcStatus(caller.ok() ? answer() : caller));
     return reactor;
-  }
-
-  absl::Status Tokenize(const grpc::ByteBuffer& request, grpc::ByteBuffer& response) const {
-    if (!model().tokenizer) return NoTokenizer();
-    v1::TokenizeRequest message;
-    TREADLE_RETURN_IF_ERROR(Parse(request, message));
-    EncodeOptions options;
-    options.add_special = message.add_special();
-    TREADLE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
-                             model().tokenizer->Encode(message.text(), options));
-    v1::TokenizeResponse reply;
-    reply.mutable_token_ids()->mutable_ids()->Add(ids.begin(), ids.end());
-    response = Serialize(reply);
-    return absl::OkStatus();
-  }
-
-  absl::Status Detokenize(const v1::DetokenizeRequest& request,
-                          v1::DetokenizeResponse& response) const {
-    if (!model().tokenizer) return NoTokenizer();
-    const auto& ids = request.token_ids().ids();
-    const std::span<const int32_t> span(ids.data(), ids.size());
-    TREADLE_RETURN_IF_ERROR(ValidateTokenIds("token_ids.ids", span, model().vocab));
-    response.set_text(model().tokenizer->Decode(span, /*special=*/true));
-    return absl::OkStatus();
-  }
-
-  absl::Status Describe(v1::GetModelInfoResponse& response) const {
-    response.set_name(model().name);
-    response.set_architecture(model().architecture);
-    response.set_parameters(model().parameters);
-    response.set_vocab_size(model().vocab);
-    response.set_max_context(static_cast<int32_t>(model().max_context));
-    response.set_has_tokenizer(model().tokenizer != nullptr);
-    response.set_has_chat_template(model().chat_template.has_value());
-    response.set_bos_token_id(model().bos());
-    for (int32_t id : model().end_ids) response.add_end_token_ids(id);
-    response.set_backend(model().backend);
-    response.set_version(kVersion);
-    response.set_sha256(model().sha256);
-    return absl::OkStatus();
-  }
-
-  absl::Status Load(v1::GetLoadResponse& response) const {
-    const PoolLoad load = environment_.stack.pool().Load();
-    response.set_waiting(load.waiting);
-    response.set_running(load.running);
-    response.set_queue_limit(load.queue_limit);
-    response.set_draining(load.draining);
-    response.set_kv_pages_total(model().kv_pages);
-    response.set_kv_pages_free(FreePages());
-    response.set_running_limit(environment_.stack.options().max_batch_size);
-    response.set_uptime(std::chrono::duration<double>(Clock::now() - began_).count());
-    return absl::OkStatus();
   }
 
   // As of the last iteration; the pages themselves belong to the loop.
@@ -164,11 +152,15 @@ struct InferenceServer::State {
   State(ServingStack& stack, LedgerFollower& follower, const ServiceOptions& options)
       : environment{.stack = stack,
                     .follower = follower,
-                    .limits = {.max_batch_size = stack.options().max_batch_size,
-                               .default_max_new_tokens = options.default_max_new_tokens},
-                    .stall_timeout = options.stream_stall_timeout,
-                    .keys = options.keys,
-                    .request_log = RequestLog(options.request_log, stack.model().name)},
+                    .sessions = {.model = stack.model(),
+                                 .pool = stack.pool(),
+                                 .limits = {.max_batch_size = stack.options().max_batch_size,
+                                            .default_max_new_tokens =
+                                                options.default_max_new_tokens},
+                                 .stall_timeout = options.stream_stall_timeout,
+                                 .keys = options.keys,
+                                 .request_log =
+                                     RequestLog(options.request_log, stack.model().name)}},
         service(environment),
         health(options.health ? options.health : std::make_shared<HealthBoard>()) {}
 
@@ -185,7 +177,7 @@ absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
   TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen));
   TREADLE_RETURN_IF_ERROR(ProbeListen(address));
   auto state = std::make_unique<State>(stack, follower, options);
-  follower.SetCourier(&state->environment.courier);
+  follower.SetCourier(&state->environment.sessions.courier);
 
   // Before anybody else can submit: see LoopWatch.
   state->watch = std::make_unique<LoopWatch>(
@@ -233,7 +225,7 @@ bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
 
   environment.closing.store(true);
   environment.follower.NotifySubscribers();
-  environment.calls.WaitZero(Clock::now() + kFlushTime);
+  environment.sessions.calls.WaitZero(Clock::now() + kFlushTime);
   state_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
   environment.follower.SetCourier(nullptr);
   state_->health->Detach(*state_->server->GetHealthCheckService());

@@ -1,13 +1,12 @@
-#include "server/grpc/watch_call.h"
-
 #include <grpcpp/support/server_callback.h>
 
 #include <deque>
 #include <utility>
 
+#include "server/grpc/calls.h"
 #include "server/grpc/inference.pb.h"
 #include "server/grpc/messages.h"
-#include "server/grpc/refused_stream.h"
+#include "server/grpc/rpc_status.h"
 
 namespace treadle {
 namespace {
@@ -19,17 +18,18 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
                         public std::enable_shared_from_this<WatchCall> {
  public:
   WatchCall(CallEnvironment& environment, bool from_start)
-      : environment_(environment), next_(from_start ? 0 : environment.stack.ledger().end()) {
-    environment_.calls.Add();
-  }
+      : environment_(environment), next_(from_start ? 0 : environment.stack.ledger().end()) {}
 
-  void Begin() {
+  // `caller`: whether it may watch.
+  void Begin(const absl::Status& caller) {
+    environment_.sessions.calls.Add();
     {
       MutexLock lock(mutex_);
       self_ = shared_from_this();
+      if (!caller.ok()) return End(caller);
     }
     environment_.follower.Subscribe(weak_from_this());
-    environment_.courier.Post(shared_from_this());
+    environment_.sessions.courier.Post(shared_from_this());
   }
 
   void Deliver() override {
@@ -50,15 +50,18 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
     Advance();
   }
   void OnDone() override {
-    std::shared_ptr<WatchCall> last;
-    {
-      MutexLock lock(mutex_);
-      last = std::move(self_);
-    }
-    environment_.calls.Remove();
+    environment_.sessions.calls.Remove();
+    std::shared_ptr<WatchCall> last;  // released after the lock
+    MutexLock lock(mutex_);
+    last = std::move(self_);
   }
 
  private:
+  void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    finished_ = true;
+    Finish(ToGrpcStatus(status));
+  }
+
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (finished_ || writing_) return;
     if (pending_.empty() && !gone_) Refill();
@@ -69,8 +72,7 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
       writing_ = true;
       StartWrite(&message_);
     } else if (gone_ || environment_.closing.load()) {
-      finished_ = true;
-      Finish(grpc::Status::OK);
+      End(absl::OkStatus());
     }
   }
 
@@ -102,11 +104,8 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
 
 grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(
     CallEnvironment& environment, const grpc::CallbackServerContext& context, bool from_start) {
-  if (const absl::Status caller = Authorize(environment, context).status(); !caller.ok()) {
-    return RefuseStream<v1::LedgerRecord>(caller);
-  }
   auto call = std::make_shared<WatchCall>(environment, from_start);
-  call->Begin();
+  call->Begin(environment.sessions.Authorize(Authorization(context)).status());
   return call.get();
 }
 

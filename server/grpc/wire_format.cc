@@ -3,6 +3,7 @@
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/message.h>
 #include <google/protobuf/unknown_field_set.h>
+#include <grpcpp/support/byte_buffer.h>
 
 #include <map>
 
@@ -57,6 +58,19 @@ absl::Status ParseMessage(std::string_view bytes, google::protobuf::Message& mes
                            message.GetDescriptor()->full_name());
   }
   return absl::OkStatus();
+}
+
+absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& message) {
+  grpc::Slice whole;
+  if (!bytes.DumpToSingleSlice(&whole).ok()) {
+    return Internal("the request's bytes could not be read");
+  }
+  return ParseMessage({reinterpret_cast<const char*>(whole.begin()), whole.size()}, message);
+}
+
+grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
+  const grpc::Slice slice(message.SerializeAsString());
+  return grpc::ByteBuffer(&slice, 1);
 }
 
 }  // namespace treadle

@@ -1,4 +1,4 @@
-// Requests as bytes: parsing with an error that says what is wrong.
+// gRPC's byte buffers <-> messages, for methods that are served raw.
 //
 // protobuf's own parser refuses a whole message for one invalid byte of a string and says nothing
 // to the caller; here the error names the field ("chat.messages[0].content is not valid UTF-8 at
@@ -12,10 +12,15 @@
 namespace google::protobuf {
 class Message;
 }
+namespace grpc {
+class ByteBuffer;
+}
 
 namespace treadle {
 
 // InvalidArgument if `bytes` is no message of that type.
 absl::Status ParseMessage(std::string_view bytes, google::protobuf::Message& message);
+absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& message);
+grpc::ByteBuffer Serialize(const google::protobuf::Message& message);
 
 }  // namespace treadle

@@ -50,70 +50,57 @@ std::string WithoutPrompt(std::string_view message) {
   return Str(std::string(message.substr(0, message.find_first_of(" :"))), " was refused");
 }
 
-double Microseconds(double seconds) { return std::round(seconds * 1e6) / 1e6; }
+using Fields = std::vector<LogField>;
 
-std::string CodeOf(const absl::Status& status) { return absl::StatusCodeToString(status.code()); }
+void AddIfAny(Fields& fields, const char* key, std::string value) {
+  if (!value.empty()) fields.push_back({key, std::move(value)});
+}
 
-class Fields {
- public:
-  Fields(const RequestOrigin& origin, const std::string& model) {
-    AddIfAny("request_id", origin.id);
-    AddIfAny("x_request_id", origin.header_id);
-    AddIfAny("api_key", origin.key);
-    AddIfAny("client", origin.client);
-    AddIfAny("model", model);
-  }
-  Fields& AddIfAny(const char* key, std::string value) {
-    if (!value.empty()) fields_.push_back({key, std::move(value)});
-    return *this;
-  }
-  Fields& Add(const char* key, int64_t value) {
-    fields_.push_back({key, value});
-    return *this;
-  }
-  Fields& AddSeconds(const char* key, double seconds) {
-    fields_.push_back({key, Microseconds(seconds)});
-    return *this;
-  }
-  std::vector<LogField> Take() { return std::move(fields_); }
+void AddSeconds(Fields& fields, const char* key, double seconds) {
+  fields.push_back({key, std::round(seconds * 1e6) / 1e6});
+}
 
- private:
-  std::vector<LogField> fields_;
-};
+// An event that says who asked.
+LogEvent Event(const char* outcome, const RequestOrigin& origin, const std::string& model,
+               const absl::Status& status) {
+  LogEvent event{.severity = SeverityOf(status),
+                 .name = Str("request_", outcome),
+                 .message = Str("request ", outcome),
+                 .text = LogEvent::Text::kMessageAndFields};
+  AddIfAny(event.fields, "request_id", origin.id);
+  AddIfAny(event.fields, "x_request_id", origin.header_id);
+  AddIfAny(event.fields, "api_key", origin.key);
+  AddIfAny(event.fields, "client", origin.client);
+  AddIfAny(event.fields, "model", model);
+  return event;
+}
 
 }  // namespace
 
 void RequestLog::Finished(const RequestOrigin& origin, const FinishedRequest& request) const {
   if (!sink_) return;
-  Fields fields(origin, model_);
-  fields.Add("request", static_cast<int64_t>(request.number))
-      .AddIfAny("status", CodeOf(request.status))
-      .AddIfAny("finish_reason", ReasonOf(request))
-      .AddIfAny("error", std::string(request.status.message()))
-      .Add("prompt_tokens", request.prompt_tokens)
-      .Add("generated_tokens", request.generated_tokens)
-      .AddSeconds("queued_seconds", request.timings.queued);
+  LogEvent event = Event("finished", origin, model_, request.status);
+  Fields& fields = event.fields;
+  fields.push_back({"request", static_cast<int64_t>(request.number)});
+  fields.push_back({"status", absl::StatusCodeToString(request.status.code())});
+  AddIfAny(fields, "finish_reason", ReasonOf(request));
+  AddIfAny(fields, "error", std::string(request.status.message()));
+  fields.push_back({"prompt_tokens", int64_t{request.prompt_tokens}});
+  fields.push_back({"generated_tokens", int64_t{request.generated_tokens}});
+  AddSeconds(fields, "queued_seconds", request.timings.queued);
   if (request.timings.first_token > 0) {
-    fields.AddSeconds("first_token_seconds", request.timings.first_token);
+    AddSeconds(fields, "first_token_seconds", request.timings.first_token);
   }
-  fields.AddSeconds("total_seconds", request.timings.total);
-  sink_({.severity = SeverityOf(request.status),
-         .name = "request_finished",
-         .message = "request finished",
-         .fields = fields.Take(),
-         .text = LogEvent::Text::kMessageAndFields});
+  AddSeconds(fields, "total_seconds", request.timings.total);
+  sink_(std::move(event));
 }
 
 void RequestLog::Refused(const RequestOrigin& origin, const absl::Status& status) const {
   if (!sink_) return;
-  Fields fields(origin, model_);
-  const std::string message(status.message());
-  fields.AddIfAny("status", CodeOf(status)).AddIfAny("error", WithoutPrompt(message));
-  sink_({.severity = SeverityOf(status),
-         .name = "request_refused",
-         .message = "request refused",
-         .fields = fields.Take(),
-         .text = LogEvent::Text::kMessageAndFields});
+  LogEvent event = Event("refused", origin, model_, status);
+  event.fields.push_back({"status", absl::StatusCodeToString(status.code())});
+  AddIfAny(event.fields, "error", WithoutPrompt(std::string(status.message())));
+  sink_(std::move(event));
 }
 
 std::string PrintableId(std::string_view text) {

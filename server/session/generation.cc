@@ -16,22 +16,19 @@ Generation::Generation(const GenerationOptions& options) : options_(options) {
   for (int32_t i = 0; i < options.candidates; ++i) candidates_.emplace_back(options_);
 }
 
-Generation::Update Generation::Absorb(const std::vector<StreamToken>& tokens) {
-  std::map<uint32_t, OutputPart> parts;
+std::vector<OutputPart> Generation::Absorb(const std::vector<StreamToken>& tokens) {
+  std::map<uint32_t, OutputPart> by_candidate;
   for (const StreamToken& token : tokens) {
     TREADLE_CHECK(token.candidate < candidates_.size());
     Candidate& candidate = candidates_[token.candidate];
     if (candidate.finished) continue;
-    OutputPart& part = parts[token.candidate];
+    OutputPart& part = by_candidate[token.candidate];
     part.candidate = token.candidate;
     AbsorbToken(token, candidate, part);
   }
-  Update update;
-  for (auto& [index, part] : parts) {
-    if (part.finish == FinishReason::kStopString) update.stopped.push_back(index);
-    update.parts.push_back(std::move(part));
-  }
-  return update;
+  std::vector<OutputPart> parts;
+  for (auto& [index, part] : by_candidate) parts.push_back(std::move(part));
+  return parts;
 }
 
 void Generation::AbsorbToken(const StreamToken& token, Candidate& candidate, OutputPart& part) {

@@ -1,8 +1,7 @@
 // One request's answer in the making: what a TokenStream gives becomes text, token ids and finish
 // information, per candidate. Incremental decoding, and stop strings across token borders.
 //
-// Knows no protobuf and no network: the gRPC service and the in-process client both use it. Not
-// thread-safe.
+// Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -40,13 +39,9 @@ class Generation {
  public:
   explicit Generation(const GenerationOptions& options);
 
-  struct Update {
-    std::vector<OutputPart> parts;  // candidates with news, ascending
-    // Candidates that met a stop string just now: the pool must be told (FinishCandidate).
-    std::vector<uint32_t> stopped;
-  };
-  // Tokens of a candidate that has finished are dropped.
-  Update Absorb(const std::vector<StreamToken>& tokens);
+  // One part for each candidate with news, ascending. Of one that finished with kStopString the
+  // pool must be told (FinishCandidate). Tokens of a candidate that has finished are dropped.
+  std::vector<OutputPart> Absorb(const std::vector<StreamToken>& tokens);
 
   // Tokens delivered so far, over all candidates.
   int32_t completion_tokens() const { return completion_tokens_; }

@@ -10,11 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "scheduler/request.h"
+#include "server/session/generate_request.h"
 #include "server/session/served_model.h"
-
-namespace treadle::v1 {
-class GenerateRequest;
-}
 
 namespace treadle {
 
@@ -35,8 +32,7 @@ struct ValidatedRequest {
 };
 
 // `random_seed` is used when the request has no seed. Errors: InvalidArgument.
-absl::StatusOr<ValidatedRequest> ValidateRequest(const v1::GenerateRequest& request,
-                                                 const ServedModel& model,
+absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const ServedModel& model,
                                                  const RequestLimits& limits, uint64_t random_seed);
 
 // Ids in [0, vocab), or InvalidArgument with the first offender's index.

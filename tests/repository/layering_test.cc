@@ -101,6 +101,11 @@ std::string Violation(const std::string& path, const Include& include) {
   if (path.ends_with(".cu") && !include.quoted && StartsWithAny(include.name, kVendor)) {
     return "a vendor header in a kernel";
   }
+  // What every front end shares speaks no protocol.
+  if (path.starts_with("server/session/") &&
+      (StartsWithAny(include.name, kVendor) || include.name.ends_with(".pb.h"))) {
+    return "generated protobuf or gRPC in this room";
+  }
   const bool header = path.ends_with(".h");
   if (header && (StartsWithAny(include.name, kVendor) || include.name.ends_with(".pb.h")) &&
       !path.starts_with("tests/")) {
@@ -154,6 +159,11 @@ TEST(Layering, TheCheckSeesWhatIsForbidden) {
   EXPECT_EQ(Violation("scheduler/a.cc", {1, "base/sync.h", true}), "");
   EXPECT_NE(Violation("server/a.cc", {1, "models/architectures/llama.h", true}), "");
   EXPECT_NE(Violation("server/a.h", {1, "grpcpp/grpcpp.h", false}), "");
+  EXPECT_EQ(Violation("server/grpc/a.cc", {1, "server/grpc/inference.pb.h", true}), "");
+  EXPECT_NE(Violation("server/session/a.cc", {1, "server/grpc/inference.pb.h", true}), "");
+  EXPECT_NE(Violation("server/session/a.cc", {1, "grpcpp/grpcpp.h", false}), "");
+  EXPECT_NE(Violation("server/session/a.cc", {1, "server/grpc/messages.h", true}), "");
+  EXPECT_EQ(Violation("server/session/a.cc", {1, "server/access/api_keys.h", true}), "");
   EXPECT_NE(Violation("kernels/cuda/a.h", {1, "cuda_runtime.h", false}), "");
   EXPECT_NE(Violation("kernels/cuda/a.cu", {1, "cuda_bf16.h", false}), "");
   EXPECT_EQ(Violation("kernels/cuda/a.cc", {1, "cuda_runtime.h", false}), "");

@@ -37,10 +37,10 @@ TEST_F(GenerationTest, NeverGivesPartOfACharacter) {
   const std::string text = "a\xF0\x9F\x98\x80z";  // one emoji of four bytes
   std::string all;
   for (const StreamToken& token : Tokens(text)) {
-    const auto update = generation.Absorb({token});
-    ASSERT_EQ(update.parts.size(), 1u);
-    EXPECT_EQ(update.parts[0].token_ids.size(), 1u);  // ids come at once, text when complete
-    const std::string& piece = update.parts[0].text;
+    const auto parts = generation.Absorb({token});
+    ASSERT_EQ(parts.size(), 1u);
+    EXPECT_EQ(parts[0].token_ids.size(), 1u);  // ids come at once, text when complete
+    const std::string& piece = parts[0].text;
     EXPECT_TRUE(piece.empty() || piece.size() == 1 || piece.size() == 4);
     all += piece;
   }
@@ -51,54 +51,52 @@ TEST_F(GenerationTest, StopStringAcrossTokensEndsTheCandidate) {
   Generation generation = Make({"\n\nQ:", "zzz"});
   std::string all;
   for (const StreamToken& token : Tokens("yes.\n\nQ")) {
-    for (const OutputPart& part : generation.Absorb({token}).parts) all += part.text;
+    for (const OutputPart& part : generation.Absorb({token})) all += part.text;
   }
   EXPECT_EQ(all, "yes.");
-  const auto update = generation.Absorb(Tokens(": more"));
-  ASSERT_EQ(update.parts.size(), 1u);
-  EXPECT_EQ(update.parts[0].text, "");
-  EXPECT_EQ(update.parts[0].finish, FinishReason::kStopString);
-  EXPECT_EQ(update.parts[0].stop_string, "\n\nQ:");
-  EXPECT_EQ(update.parts[0].token_ids, std::vector<int32_t>{':'});
-  EXPECT_EQ(update.stopped, std::vector<uint32_t>{0});
+  const auto parts = generation.Absorb(Tokens(": more"));
+  ASSERT_EQ(parts.size(), 1u);
+  EXPECT_EQ(parts[0].text, "");
+  EXPECT_EQ(parts[0].finish, FinishReason::kStopString);
+  EXPECT_EQ(parts[0].stop_string, "\n\nQ:");
+  EXPECT_EQ(parts[0].token_ids, std::vector<int32_t>{':'});
   EXPECT_EQ(generation.completion_tokens(), 8);
   // What was in flight is dropped.
-  EXPECT_TRUE(generation.Absorb(Tokens("x")).parts.empty());
+  EXPECT_TRUE(generation.Absorb(Tokens("x")).empty());
 }
 
 TEST_F(GenerationTest, AStopStringOutranksTheLoopsReason) {
   Generation generation = Make({"ab"});
   auto tokens = Tokens("ab");
   tokens.back().finish = FinishReason::kLength;
-  const auto update = generation.Absorb(tokens);
-  EXPECT_EQ(update.parts[0].finish, FinishReason::kStopString);
+  const auto parts = generation.Absorb(tokens);
+  EXPECT_EQ(parts[0].finish, FinishReason::kStopString);
 }
 
 TEST_F(GenerationTest, HeldBackTextComesWithTheEnd) {
   Generation generation = Make({"abc"});
   auto tokens = Tokens("xab");
   tokens.back().finish = FinishReason::kLength;
-  const auto update = generation.Absorb(tokens);
-  EXPECT_EQ(update.parts[0].text, "xab");
-  EXPECT_EQ(update.parts[0].finish, FinishReason::kLength);
-  EXPECT_TRUE(update.stopped.empty());
+  const auto parts = generation.Absorb(tokens);
+  EXPECT_EQ(parts[0].text, "xab");
+  EXPECT_EQ(parts[0].finish, FinishReason::kLength);
 }
 
 TEST_F(GenerationTest, AnEndTokenIsAnIdWithoutText) {
   Generation generation = Make({});
   auto tokens = Tokens("ok!");
   tokens.back().finish = FinishReason::kEndToken;  // '!' is a stop token here
-  const auto update = generation.Absorb(tokens);
-  EXPECT_EQ(update.parts[0].text, "ok");
-  EXPECT_EQ(update.parts[0].token_ids.size(), 3u);
-  EXPECT_EQ(update.parts[0].stop_token, '!');
+  const auto parts = generation.Absorb(tokens);
+  EXPECT_EQ(parts[0].text, "ok");
+  EXPECT_EQ(parts[0].token_ids.size(), 3u);
+  EXPECT_EQ(parts[0].stop_token, '!');
 }
 
 TEST_F(GenerationTest, StopStringsWaitForMinNewTokens) {
   Generation generation = Make({"a"}, 1, /*min_tokens=*/3);
-  EXPECT_EQ(generation.Absorb(Tokens("aa")).parts[0].text, "aa");
-  const auto update = generation.Absorb(Tokens("a"));
-  EXPECT_EQ(update.parts[0].finish, FinishReason::kStopString);
+  EXPECT_EQ(generation.Absorb(Tokens("aa"))[0].text, "aa");
+  const auto parts = generation.Absorb(Tokens("a"));
+  EXPECT_EQ(parts[0].finish, FinishReason::kStopString);
 }
 
 TEST_F(GenerationTest, CandidatesDoNotMix) {
@@ -109,11 +107,12 @@ TEST_F(GenerationTest, CandidatesDoNotMix) {
       tokens.push_back(Token(candidate == 0 ? "xy"[i] : "yx"[i], candidate));
     }
   }
-  const auto update = generation.Absorb(tokens);
-  ASSERT_EQ(update.parts.size(), 2u);
-  EXPECT_EQ(update.parts[0].text, "");
-  EXPECT_EQ(update.parts[1].text, "y");  // x could begin "xy"
-  EXPECT_EQ(update.stopped, std::vector<uint32_t>{0});
+  const auto parts = generation.Absorb(tokens);
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0].text, "");
+  EXPECT_EQ(parts[1].text, "y");  // x could begin "xy"
+  EXPECT_EQ(parts[0].finish, FinishReason::kStopString);
+  EXPECT_EQ(parts[1].finish, FinishReason::kNone);
 }
 
 TEST(Generation, WithoutATokenizerIdsAndLogprobsStillCome) {
@@ -123,10 +122,10 @@ TEST(Generation, WithoutATokenizerIdsAndLogprobsStillCome) {
   StreamToken token = Token(9);
   token.detail.logprob = -0.5f;
   token.finish = FinishReason::kLength;
-  const auto update = generation.Absorb({token});
-  EXPECT_EQ(update.parts[0].text, "");
-  EXPECT_EQ(update.parts[0].token_ids, std::vector<int32_t>{9});
-  EXPECT_EQ(update.parts[0].details[0].logprob, -0.5f);
+  const auto parts = generation.Absorb({token});
+  EXPECT_EQ(parts[0].text, "");
+  EXPECT_EQ(parts[0].token_ids, std::vector<int32_t>{9});
+  EXPECT_EQ(parts[0].details[0].logprob, -0.5f);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "server/grpc/inference.pb.h"
+#include "server/grpc/messages.h"
 #include "tests/server/byte_tokenizer.h"
 
 namespace treadle {
@@ -39,8 +40,8 @@ v1::GenerateRequest Valid() {
 
 absl::StatusOr<ValidatedRequest> Validate(const v1::GenerateRequest& request) {
   static const ServedModel model = Model();
-  return ValidateRequest(request, model, {.max_batch_size = 4, .default_max_new_tokens = 512},
-                         kSeed);
+  return ValidateRequest(ToRequest(request), model,
+                         {.max_batch_size = 4, .default_max_new_tokens = 512}, kSeed);
 }
 
 struct BadCase {
@@ -208,10 +209,10 @@ TEST(RequestValidation, WithoutATokenizerOnlyIdsAreServed) {
   model.tokenizer = nullptr;
   v1::GenerateRequest request;
   request.set_text("ab");
-  const auto result = ValidateRequest(request, model, {}, 1);
+  const auto result = ValidateRequest(ToRequest(request), model, {}, 1);
   EXPECT_THAT(std::string(result.status().message()),
               HasSubstr("text: this model has no tokenizer, expected token_ids"));
-  EXPECT_TRUE(ValidateRequest(Valid(), model, {}, 1).ok());
+  EXPECT_TRUE(ValidateRequest(ToRequest(Valid()), model, {}, 1).ok());
 }
 
 }  // namespace

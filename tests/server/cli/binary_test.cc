@@ -192,6 +192,8 @@ TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
   EXPECT_EQ(in_process["prompt_logprobs"].size(), 2u);
   EXPECT_EQ(in_process["logprobs"][3]["token_id"], in_process["token_ids"][3]);
   for (auto* json : {&in_process, &over_grpc}) {
+    // Drawn from all 64 bits: one in four billion has none above the 32nd.
+    EXPECT_GT(json->at("seed").get<uint64_t>() >> 32, 0u);
     json->erase("timing");
     json->erase("seed");
   }

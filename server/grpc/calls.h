@@ -1,0 +1,53 @@
+// The calls that are more than one answer at once: one object per call, gRPC's reactor, that lives
+// until gRPC is done with it.
+//
+// Thread safety: the functions are called by gRPC's threads; each call's state is under its own
+// mutex.
+#pragma once
+
+#include <atomic>
+#include <string_view>
+
+#include "server/observe/ledger_follower.h"
+#include "server/serving_stack.h"
+#include "server/session/session.h"
+
+namespace grpc {
+class ByteBuffer;
+class CallbackServerContext;
+class ServerUnaryReactor;
+template <class W>
+class ServerWriteReactor;
+}  // namespace grpc
+namespace treadle::v1 {
+class LedgerRecord;
+}
+
+namespace treadle {
+
+// What every call on the server needs to know of its surroundings.
+struct CallEnvironment {
+  ServingStack& stack;
+  LedgerFollower& follower;
+  SessionEnvironment sessions;
+  std::atomic<bool> closing{false};  // ledger watchers end
+};
+
+// The call's bearer token, as it was sent; empty if there is none.
+std::string_view Authorization(const grpc::CallbackServerContext& context);
+
+// Generate and GenerateStream: a Session each. Requests come as bytes, so that a malformed one gets
+// a proper answer (wire_format.h).
+grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
+                                        grpc::CallbackServerContext* context,
+                                        const grpc::ByteBuffer* request,
+                                        grpc::ByteBuffer* response);
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
+    CallEnvironment& environment, grpc::CallbackServerContext* context,
+    const grpc::ByteBuffer* request);
+
+// WatchLedger: reads the ledger's ring at the client's pace and reports what the client missed.
+grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(
+    CallEnvironment& environment, const grpc::CallbackServerContext& context, bool from_start);
+
+}  // namespace treadle

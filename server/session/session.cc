@@ -1,0 +1,193 @@
+#include "server/session/session.h"
+
+#include <algorithm>
+#include <iterator>
+#include <random>
+#include <utility>
+
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+// A client's own timer hangs up shortly before ours: its clock started earlier, by the time that
+// the request travelled, and gRPC rounds the time that it sends up by as much as one percent. To
+// hang up that close to the deadline is the deadline.
+bool DeadlineReached(Clock::time_point arrival, Clock::time_point deadline) {
+  if (deadline == Clock::time_point::max()) return false;
+  const Clock::duration total = deadline - arrival;
+  const Clock::duration margin = total / 64 + std::chrono::milliseconds(100);
+  return Clock::now() >= deadline - std::min(total / 4, margin);
+}
+
+uint64_t RandomSeed() {
+  static thread_local std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
+    std::string_view authorization) const {
+  if (keys == nullptr) return std::shared_ptr<ApiKey>();
+  return keys->Find(authorization);
+}
+
+void Session::Start(Caller caller, const std::function<absl::StatusOr<GenerateRequest>()>& read) {
+  environment_.calls.Add();
+  MutexLock lock(mutex_);
+  self_ = shared_from_this();
+  origin_ = std::move(caller.origin);
+  if (const absl::Status status = Admit(caller, read); !status.ok()) {
+    environment_.request_log.Refused(origin_, status);
+    over_ = true;
+    Fail(status);
+    return;
+  }
+  submitted_.stream->SetNotifier([&courier = environment_.courier, session = weak_from_this()] {
+    if (auto alive = session.lock()) courier.Post(std::move(alive));
+  });
+}
+
+absl::Status Session::Admit(const Caller& caller,
+                            const std::function<absl::StatusOr<GenerateRequest>()>& read) {
+  TREADLE_ASSIGN_OR_RETURN(key_, environment_.Authorize(caller.authorization));
+  if (key_) origin_.key = key_->name();
+  TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, read());
+  if (request.request_id.empty()) request.request_id = origin_.header_id;
+  origin_.id = request.request_id;
+  TREADLE_ASSIGN_OR_RETURN(
+      ValidatedRequest valid,
+      ValidateRequest(std::move(request), environment_.model, environment_.limits, RandomSeed()));
+  arrival_ = caller.arrival;
+  spec_ = std::move(valid.spec);
+  spec_.deadline = caller.deadline;
+  if (key_) {
+    TREADLE_RETURN_IF_ERROR(key_->Admit(static_cast<int64_t>(spec_.prompt.size()), arrival_));
+  }
+  TREADLE_ASSIGN_OR_RETURN(submitted_, environment_.pool.Submit(spec_));
+  generation_.emplace(GenerationOptions{.tokenizer = environment_.model.tokenizer.get(),
+                                        .candidates = spec_.candidates,
+                                        .min_new_tokens = spec_.min_new_tokens,
+                                        .stop_strings = std::move(valid.stop_strings),
+                                        .logprobs = spec_.top_logprobs >= 0});
+  reasons_.resize(static_cast<size_t>(spec_.candidates), FinishReason::kNone);
+  return absl::OkStatus();
+}
+
+void Session::Deliver() {
+  MutexLock lock(mutex_);
+  Advance();
+}
+
+void Session::Written(bool ok) {
+  MutexLock lock(mutex_);
+  writing_ = false;
+  if (!ok) Abandon();
+  Advance();
+}
+
+void Session::Cancel() {
+  MutexLock lock(mutex_);
+  Abandon();
+  Advance();
+}
+
+void Session::Abandon() {
+  if (!abandoned_ && !over_) {
+    environment_.pool.Cancel(submitted_.id,
+                             DeadlineReached(arrival_, spec_.deadline)
+                                 ? absl::DeadlineExceededError("the deadline passed")
+                                 : absl::CancelledError("the client cancelled or disconnected"));
+  }
+  abandoned_ = true;
+}
+
+void Session::OnAlarm() {
+  MutexLock lock(mutex_);
+  alarm_set_ = false;
+  if (over_ || !writing_) return;
+  if (Clock::now() < write_began_ + environment_.stall_timeout) {
+    SetAlarm();
+    return;
+  }
+  if (!abandoned_) {
+    environment_.pool.Cancel(
+        submitted_.id, absl::CancelledError("the client did not read (--stream-stall-timeout)"));
+  }
+  abandoned_ = true;
+  BreakWrite();
+}
+
+void Session::Release() {
+  environment_.calls.Remove();
+  std::shared_ptr<Session> last;  // released after the lock
+  MutexLock lock(mutex_);
+  last = std::move(self_);
+}
+
+void Session::Advance() {
+  if (over_ || writing_) return;
+  if (next_part_ == parts_.size()) Collect();
+  if (abandoned_) next_part_ = parts_.size();
+  while (next_part_ < parts_.size() && !writing_) WriteNext();
+  if (!ended_ || over_ || writing_) return;
+  if (status_.ok() && !abandoned_) {
+    WriteNext();  // the end alone
+  } else {
+    over_ = true;
+    Fail(status_);
+  }
+}
+
+// Whatever the token stream has.
+void Session::Collect() {
+  if (ended_) return;
+  StreamBatch batch = submitted_.stream->Take();
+  prompt_details_.insert(prompt_details_.end(),
+                         std::make_move_iterator(batch.prompt_detail.begin()),
+                         std::make_move_iterator(batch.prompt_detail.end()));
+  parts_ = generation_->Absorb(batch.tokens);
+  next_part_ = 0;
+  for (const OutputPart& part : parts_) {
+    if (part.finish != FinishReason::kNone) reasons_[part.candidate] = part.finish;
+    if (part.finish == FinishReason::kStopString) {
+      environment_.pool.FinishCandidate(submitted_.id, part.candidate);
+    }
+  }
+  if (!batch.ended) return;
+  ended_ = true;
+  status_ = batch.status;
+  timings_ = batch.timings;
+  if (key_) key_->Charge(generation_->completion_tokens());
+  environment_.request_log.Finished(origin_,
+                                    {.number = submitted_.id,
+                                     .prompt_tokens = static_cast<int32_t>(spec_.prompt.size()),
+                                     .generated_tokens = generation_->completion_tokens(),
+                                     .reasons = reasons_,
+                                     .status = status_,
+                                     .timings = timings_});
+}
+
+void Session::WriteNext() {
+  const SessionEvent::Prompt prompt{spec_, prompt_details_};
+  const SessionEvent::End end{static_cast<int32_t>(spec_.prompt.size()),
+                              generation_->completion_tokens(), timings_};
+  SessionEvent event;
+  if (!std::exchange(began_, true)) event.prompt = &prompt;
+  if (next_part_ < parts_.size()) event.output = &parts_[next_part_++];
+  over_ = ended_ && status_.ok() && next_part_ == parts_.size();
+  if (over_) event.end = &end;
+  writing_ = !Write(event) && !over_;
+  if (!writing_) return;
+  write_began_ = Clock::now();
+  if (!alarm_set_) SetAlarm();
+}
+
+// At most one alarm is pending: a stream of many short writes does not pay for each.
+void Session::SetAlarm() {
+  alarm_set_ = true;
+  environment_.courier.WakeAt(write_began_ + environment_.stall_timeout, weak_from_this());
+}
+
+}  // namespace treadle

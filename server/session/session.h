@@ -1,0 +1,173 @@
+// A session: one request's way in and out. Whatever a client speaks, it is asked for its key, its
+// request is validated and submitted to the pool, the deadline and its going away are watched, and
+// tokens become text, stop strings included, at the client's pace; at the end there is an event for
+// the log. A front end derives from it and translates; sessions know no protocol.
+//
+// A session is driven by its TokenStream's notifier through the courier. Cancelled (by the client,
+// by its deadline, by a stalled write), it ends when the loop has ended the request.
+//
+// Thread safety: public methods from any thread, none of them waits. What a front end implements is
+// called under the session's mutex, by the courier's thread or by who calls Start, Cancel or
+// Written; it must neither block nor call the session.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/sync.h"
+#include "scheduler/request_pool.h"
+#include "server/access/api_keys.h"
+#include "server/observe/request_log.h"
+#include "server/session/courier.h"
+#include "server/session/generate_request.h"
+#include "server/session/generation.h"
+#include "server/session/request_validation.h"
+#include "server/session/served_model.h"
+
+namespace treadle {
+
+// Calls under way, so that shutting down can let the last bytes go out.
+class CallCount {
+ public:
+  void Add() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    ++count_;
+  }
+  void Remove() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    --count_;
+    changed_.NotifyAll();
+  }
+  // False if `deadline` came before the last call ended.
+  bool WaitZero(Clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    while (count_ > 0) {
+      if (!changed_.WaitUntil(mutex_, deadline)) return count_ == 0;
+    }
+    return true;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+// What all sessions of a server share, and what outlives them.
+struct SessionEnvironment {
+  const ServedModel& model;
+  RequestPool& pool;
+  const RequestLimits limits = {};
+  const std::chrono::milliseconds stall_timeout{60'000};  // of one write
+  const ApiKeys* const keys = nullptr;                    // null: everybody may call
+  const RequestLog request_log;
+  Courier courier{};
+  CallCount calls{};
+
+  // Whose call it is, by "Bearer KEY"; null if everybody may call. Unauthenticated or
+  // PermissionDenied otherwise.
+  absl::StatusOr<std::shared_ptr<ApiKey>> Authorize(std::string_view authorization) const;
+};
+
+// What is known of a call before its request is read.
+struct Caller {
+  RequestOrigin origin;              // but for the key and the id
+  std::string_view authorization{};  // valid during Start
+  Clock::time_point arrival = Clock::now();
+  Clock::time_point deadline = Clock::time_point::max();
+};
+
+// What comes out, in this order. The first event has `prompt`, the last one `end`; pointers are
+// valid while it is written.
+struct SessionEvent {
+  struct Prompt {
+    const RequestSpec& request;               // as resolved: prompt, seed, lengths
+    const std::vector<TokenDetail>& details;  // of prompt tokens 1.., if they were asked
+  };
+  struct End {
+    int32_t prompt_tokens = 0;
+    int32_t completion_tokens = 0;  // over all candidates
+    RequestTimings timings;
+  };
+  const Prompt* prompt = nullptr;
+  const OutputPart* output = nullptr;  // what is new of one candidate; null: the end brings nothing
+  const End* end = nullptr;
+};
+
+class Session : public Recipient, public std::enable_shared_from_this<Session> {
+ public:
+  explicit Session(SessionEnvironment& environment) : environment_(environment) {}
+
+  // Once, and first: asks whose call it is, then lets `read` read the request, and takes it in. It
+  // keeps itself until Release, which the front end calls at the very end. A request that is
+  // refused ends with Fail before this returns.
+  void Start(Caller caller, const std::function<absl::StatusOr<GenerateRequest>()>& read)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // The client is gone, or its time is over.
+  void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The write that was under way is over; if not `ok`, the client is gone.
+  void Written(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Release() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  void Deliver() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnAlarm() override ABSL_LOCKS_EXCLUDED(mutex_);
+
+ protected:
+  // True: done. False: it is under way, nothing more is written before Written (while it lasts, the
+  // token stream collects what comes next). With `event.end` the call has ended well, and nothing
+  // follows.
+  virtual bool Write(const SessionEvent& event) = 0;
+  // The call ends without an answer, or without the rest of it; nothing follows. Ok only for a
+  // client that is gone.
+  virtual void Fail(const absl::Status& status) = 0;
+  // The client does not read: breaks the write that is under way; Written comes nevertheless.
+  virtual void BreakWrite() {}
+
+ private:
+  absl::Status Admit(const Caller& caller,
+                     const std::function<absl::StatusOr<GenerateRequest>()>& read)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  SessionEnvironment& environment_;
+
+  Mutex mutex_;  // also shows ThreadSanitizer the hand-offs between a front end's threads and ours
+  std::shared_ptr<Session> self_ ABSL_GUARDED_BY(mutex_);
+
+  // Constant once the request was taken in.
+  RequestOrigin origin_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<ApiKey> key_ ABSL_GUARDED_BY(mutex_);  // null: nobody asks
+  Clock::time_point arrival_ ABSL_GUARDED_BY(mutex_);
+  RequestSpec spec_ ABSL_GUARDED_BY(mutex_);
+  RequestPool::Submitted submitted_ ABSL_GUARDED_BY(mutex_);
+
+  std::optional<Generation> generation_ ABSL_GUARDED_BY(mutex_);
+  std::vector<TokenDetail> prompt_details_ ABSL_GUARDED_BY(mutex_);
+  std::vector<FinishReason> reasons_ ABSL_GUARDED_BY(mutex_);  // [candidates]
+  std::vector<OutputPart> parts_ ABSL_GUARDED_BY(mutex_);      // from next_part_ on to be written
+  size_t next_part_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // the loop has ended the request:
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  RequestTimings timings_ ABSL_GUARDED_BY(mutex_);
+
+  Clock::time_point write_began_ ABSL_GUARDED_BY(mutex_);
+  bool began_ ABSL_GUARDED_BY(mutex_) = false;    // the first event was written
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;  // a write is under way
+  bool alarm_set_ ABSL_GUARDED_BY(mutex_) = false;
+  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // the client is gone; nothing more is written
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;       // the front end was told the end
+};
+
+}  // namespace treadle
