@@ -95,6 +95,7 @@ class Answer {
         ValidatedRequest request,
         ValidateRequest(message, environment.stack.model(), environment.limits, RandomSeed()));
     request.spec.deadline = deadline.when;
+    request.spec.key = origin.key;
     if (key) {
       TREADLE_RETURN_IF_ERROR(
           key->Admit(static_cast<int64_t>(request.spec.prompt.size()), deadline.arrival));
