@@ -22,7 +22,6 @@ class Delivery {
   void End(Request& request, const absl::Status& status, Clock::time_point now);
   // Nothing runs: delivers what was held.
   void Flush(Clock::time_point now);
-  bool empty() const { return held_.empty(); }
 
   // Requests delivered to their end since the last call.
   std::vector<LedgerEnd> TakeEnds();

@@ -1,6 +1,6 @@
 // First come, first served, one iteration at a time: ORCA's Algorithm 1 (section 4.2), with the two
 // named deviations of docs/design.md, Algorithm 1 (prompts in chunks; a fair share of the requests
-// per plan when there are several stages). Thread safety: stateless.
+// per plan when there are several stages). It remembers nothing.
 #pragma once
 
 #include "scheduler/policy.h"
@@ -14,13 +14,11 @@ class Fcfs final : public Policy {
   // In arrival order, ready before waiting, up to the cap; whoever does not fit stops it, so nobody
   // is overtaken. The first member is taken even if it alone exceeds its plan's share (a request of
   // n candidates is never split).
-  Selection Select(std::span<const std::unique_ptr<Request>> pool, const KvCapacity& kv,
-                   const BatchLimits& limits) const override;
+  Selection Select(const PolicyView& view) override;
 
   // Sequences that a plan may have: min(max_batch_size, ceil((running + waiting that fit) /
   // stages)). A literal Algorithm 1 would fill the first plan and leave the other stages idle.
-  static int64_t BatchCap(std::span<const std::unique_ptr<Request>> pool, const KvCapacity& kv,
-                          const BatchLimits& limits);
+  static int64_t BatchCap(const PolicyView& view);
 };
 
 }  // namespace treadle

@@ -11,6 +11,11 @@ namespace {
 
 double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
+class SteadyTime final : public TimeSource {
+ public:
+  Clock::time_point Now() const override { return Clock::now(); }
+};
+
 BatchLimits WithEngine(BatchLimits limits, const Engine& engine) {
   limits.stages = engine.stages();
   limits.depth = engine.depth();
@@ -19,8 +24,13 @@ BatchLimits WithEngine(BatchLimits limits, const Engine& engine) {
 
 }  // namespace
 
-LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, const Policy& policy,
-                   Ledger& ledger, const TimeSource& time, const ServingLoop::Options& options)
+const TimeSource& TimeSource::Steady() {
+  static const SteadyTime steady;
+  return steady;
+}
+
+LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy,
+                   Ledger& ledger, const TimeSource& time, const Options& options)
     : engine_(engine),
       kv_(kv),
       pool_(pool),
@@ -149,6 +159,7 @@ void LoopCore::End(Request& request, const absl::Status& status) {
   --(request.state == RequestState::kWaiting ? waiting_ : running_);
   request.state = RequestState::kFinished;
   delivery_.End(request, status, now_);
+  policy_.OnEnd(request, now_);
   Retire(request);
 }
 
@@ -189,6 +200,7 @@ void LoopCore::TakeInbox() {
     next_deadline_ = std::min(next_deadline_, request->spec.deadline);
     request->arrival = now_;
     ++waiting_;
+    policy_.OnArrival(*request);
     pool_.live().push_back(std::move(request));
   }
   for (RequestPool::Command& command : inbox.commands) Apply(command);
@@ -267,7 +279,7 @@ bool LoopCore::SubmitPlans() {
   while (engine_.HasRoom()) {
     stood_ = true;
     const Clock::time_point before = time_.Now();
-    const Selection next = policy_.Select(pool_.live(), kv_.Capacity(), limits_);
+    const Selection next = policy_.Select({pool_.live(), kv_.Capacity(), limits_, now_});
     if (next.empty() && !HeartbeatDue()) break;
     Submit(next, before);
     submitted = true;

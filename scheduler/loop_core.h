@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <vector>
 
 #include "engine/engine.h"
@@ -22,16 +23,32 @@
 #include "scheduler/planner.h"
 #include "scheduler/policy.h"
 #include "scheduler/request_pool.h"
-#include "scheduler/serving_loop.h"
 
 namespace treadle {
 
+// Injectable time, so that tests decide what "now" is.
+class TimeSource {
+ public:
+  virtual ~TimeSource() = default;
+  virtual Clock::time_point Now() const = 0;
+  static const TimeSource& Steady();
+};
+
 class LoopCore {
  public:
+  struct Options {
+    BatchLimits limits;  // stages and depth are taken from the engine
+    // A plan without steps after so long without one; releases ride on it.
+    std::chrono::milliseconds heartbeat{1000};
+    // Set: an engine that fails is not restarted. Every request ends, those that wait too, no more
+    // are accepted, and this is called once with the reason, on the loop's thread; must not block.
+    std::function<void(const absl::Status&)> give_up = {};
+  };
+
   static constexpr std::chrono::seconds kRestartPatience{30};
 
-  LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, const Policy& policy,
-           Ledger& ledger, const TimeSource& time, const ServingLoop::Options& options);
+  LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy, Ledger& ledger,
+           const TimeSource& time, const Options& options);
 
   // Blocks until there is news, the next deadline of a request, or the next heartbeat.
   void Wait();
@@ -71,7 +88,7 @@ class LoopCore {
   Engine& engine_;
   KvSlotManager& kv_;
   RequestPool& pool_;
-  const Policy& policy_;
+  Policy& policy_;
   Ledger& ledger_;
   const TimeSource& time_;
   const BatchLimits limits_;

@@ -1,7 +1,10 @@
-// Scheduling policies: pure functions from what is there to what runs next.
+// Scheduling policies: from what is there, and what a policy remembers, to what runs next.
 //
-// No thread, clock, tensor, I/O or page id. A new policy is one file and one line in policy.cc's
-// table. Thread safety: stateless.
+// No thread, clock, tensor, I/O or page id. A policy may keep a history; what it is told (arrivals,
+// ends, what is there and when) decides all that it does, so that equal histories give equal
+// selections. A new policy is one file and one line in policy.cc's table.
+//
+// Thread safety: confined to the serving loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +26,14 @@ struct BatchLimits {
   int depth = 1;
 };
 
+// What a policy chooses from.
+struct PolicyView {
+  std::span<const std::unique_ptr<Request>> pool;  // live requests in arrival order
+  KvCapacity kv;
+  BatchLimits limits;
+  Clock::time_point now = {};
+};
+
 // One member of the next iteration.
 struct Selected {
   Request* request = nullptr;
@@ -39,9 +50,15 @@ class Policy {
   virtual ~Policy() = default;
   virtual std::string_view name() const = 0;
   virtual Delivery delivery() const = 0;
-  // `pool`: live requests in arrival order. Does not change them.
-  virtual Selection Select(std::span<const std::unique_ptr<Request>> pool, const KvCapacity& kv,
-                           const BatchLimits& limits) const = 0;
+
+  // For policies with a history; others leave them as they are. A request is told of once when it
+  // comes, before it can be selected, and once when it has ended, however it did; times are those
+  // of the same clock as PolicyView::now.
+  virtual void OnArrival(const Request&) {}
+  virtual void OnEnd(const Request&, Clock::time_point) {}
+
+  // Does not change the requests. What it selects is submitted.
+  virtual Selection Select(const PolicyView& view) = 0;
 
   // "fcfs", "request-level"; InvalidArgument lists the names otherwise.
   static absl::StatusOr<std::unique_ptr<Policy>> Create(std::string_view name);

@@ -26,6 +26,7 @@ enum class RequestState : uint8_t { kWaiting, kRunning, kFinished };
 // prompt + max_new_tokens within the context and within the cache.
 struct RequestSpec {
   std::string client_id;  // request_id of the client, for the ledger and logs; may be empty
+  std::string key;        // name of the API key that asks, for policies; empty: none
   std::vector<int32_t> prompt;
   SamplingParameters sampling;  // seed resolved
   int32_t max_new_tokens = 0;   // > 0

@@ -1,6 +1,6 @@
 // The baseline that iteration-level scheduling is measured against (ORCA section 6.2): a batch is
 // admitted as a whole, only when nothing runs, and its answers are delivered when all of it has
-// ended. No padding; finished rows leave the computation. Thread safety: stateless.
+// ended. No padding; finished rows leave the computation. It remembers nothing.
 #pragma once
 
 #include "scheduler/policy.h"
@@ -11,8 +11,7 @@ class RequestLevel final : public Policy {
  public:
   std::string_view name() const override { return "request-level"; }
   Delivery delivery() const override { return Delivery::kWhenIdle; }
-  Selection Select(std::span<const std::unique_ptr<Request>> pool, const KvCapacity& kv,
-                   const BatchLimits& limits) const override;
+  Selection Select(const PolicyView& view) override;
 };
 
 }  // namespace treadle

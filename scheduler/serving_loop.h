@@ -10,35 +10,17 @@
 #include <thread>
 
 #include "absl/status/status.h"
-#include "engine/engine.h"
-#include "engine/kv_slot_manager.h"
-#include "scheduler/ledger.h"
-#include "scheduler/policy.h"
-#include "scheduler/request_pool.h"
+#include "base/sync.h"
+#include "scheduler/loop_core.h"
 
 namespace treadle {
 
-// Injectable time, so that tests decide what "now" is.
-class TimeSource {
- public:
-  virtual ~TimeSource() = default;
-  virtual Clock::time_point Now() const = 0;
-  static const TimeSource& Steady();
-};
-
 class ServingLoop {
  public:
-  struct Options {
-    BatchLimits limits;  // stages and depth are taken from the engine
-    // A plan without steps after so long without one; releases ride on it.
-    std::chrono::milliseconds heartbeat{1000};
-    // Set: an engine that fails is not restarted. Every request ends, those that wait too, no more
-    // are accepted, and this is called once with the reason, on the loop's thread; must not block.
-    std::function<void(const absl::Status&)> give_up = {};
-  };
+  using Options = LoopCore::Options;
 
-  ServingLoop(Engine& engine, KvSlotManager& kv, RequestPool& pool, const Policy& policy,
-              Ledger& ledger, const TimeSource& time, const Options& options);
+  ServingLoop(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy, Ledger& ledger,
+              const TimeSource& time, const Options& options);
   ~ServingLoop();  // stops
 
   // Starts the engine and the loop's thread.
@@ -46,16 +28,46 @@ class ServingLoop {
   // Ends every request that is left with `status` and joins the thread. Idempotent.
   void Stop(absl::Status status);
   // Waits until the pool is draining and empty; false if `deadline` came first.
-  bool WaitDrained(Clock::time_point deadline);
+  bool WaitDrained(Clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Increases while the loop turns.
-  uint64_t turns() const;
+  uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
   // Whether the engine took plans at the end of the last turn: false while an epoch is being
   // formed, and once it was given up.
-  bool engine_stands() const;
+  bool engine_stands() const { return engine_stands_.load(std::memory_order_relaxed); }
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  // What the engine's threads call. It outlives the loop with them, and then wakes nobody.
+  struct Bell {
+    explicit Bell(RequestPool* wakes) : pool(wakes) {}
+    void Ring() ABSL_LOCKS_EXCLUDED(mutex);
+    void Silence() ABSL_LOCKS_EXCLUDED(mutex);
+
+    Mutex mutex;
+    RequestPool* pool ABSL_GUARDED_BY(mutex);
+  };
+
+  void Run();
+  void NoteDrained() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Constant.
+  Engine& engine_;
+  RequestPool& pool_;
+  const std::shared_ptr<Bell> bell_;
+
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> turns_{0};
+  std::atomic<bool> engine_stands_{false};
+
+  Mutex mutex_;
+  CondVar drained_changed_;
+  bool drained_ ABSL_GUARDED_BY(mutex_) = false;
+
+  // Confined to the loop's thread while it runs, to the owner's before and after.
+  LoopCore core_;
+
+  // Confined to the owner's thread.
+  bool stopped_ = false;
+  std::thread thread_;
 };
 
 }  // namespace treadle

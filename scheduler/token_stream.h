@@ -22,7 +22,7 @@
 
 namespace treadle {
 
-enum class FinishReason : uint8_t { kNone, kLength, kEndToken, kStopString, kError };
+enum class FinishReason : uint8_t { kNone, kLength, kEndToken, kStopString };
 
 struct StreamToken {
   uint32_t candidate = 0;

@@ -74,7 +74,7 @@ absl::StatusOr<double> Measure(int32_t running, const SchedulerBenchOptions& opt
   RequestPool pool(running + options.waiting);
   Ledger ledger;
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Policy> policy, Policy::Create("fcfs"));
-  ServingLoop::Options loop_options;
+  LoopCore::Options loop_options;
   loop_options.limits = {.max_batch_size = running, .max_batch_tokens = 16 * running + 1};
   LoopCore loop(engine, kv, pool, *policy, ledger, TimeSource::Steady(), loop_options);
 

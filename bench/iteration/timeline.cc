@@ -72,8 +72,8 @@ class Driver {
   }
 
  private:
-  static ServingLoop::Options LoopOptions(const TimelineOptions& options) {
-    ServingLoop::Options loop;
+  static LoopCore::Options LoopOptions(const TimelineOptions& options) {
+    LoopCore::Options loop;
     loop.limits.max_batch_size = options.max_batch_size;
     loop.limits.max_batch_tokens = options.max_batch_tokens;
     return loop;

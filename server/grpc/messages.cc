@@ -85,7 +85,6 @@ void AppendOutput(const OutputPart& part, v1::Output& output) {
   }
   switch (part.finish) {
     case FinishReason::kNone:
-    case FinishReason::kError:
       return;  // an error ends the call with its status instead
     case FinishReason::kLength:
       output.mutable_finish_info()->set_reason(v1::FINISH_REASON_LENGTH);

@@ -61,6 +61,7 @@ absl::Status Session::Admit(const Caller& caller,
       ValidateRequest(std::move(request), environment_.model, environment_.limits, RandomSeed()));
   arrival_ = caller.arrival;
   spec_ = std::move(valid.spec);
+  spec_.key = origin_.key;
   spec_.deadline = caller.deadline;
   if (key_) {
     TREADLE_RETURN_IF_ERROR(key_->Admit(static_cast<int64_t>(spec_.prompt.size()), arrival_));

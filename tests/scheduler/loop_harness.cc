@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "tests/scheduler/fair_share.h"
 
 namespace treadle {
 
@@ -53,12 +54,21 @@ std::string Client::Mistake() const {
   return "";
 }
 
+namespace {
+
+std::unique_ptr<Policy> MakePolicy(const std::string& name) {
+  if (name == FairShare::kName) return std::make_unique<FairShare>();
+  return Policy::Create(name).value();
+}
+
+}  // namespace
+
 LoopHarness::LoopHarness(const HarnessOptions& o)
     : options(o),
       engine(o.engine),
       kv(o.engine.total_pages, o.engine.page_size),
       pool(o.max_queue),
-      policy(Policy::Create(o.policy).value()) {
+      policy(MakePolicy(o.policy)) {
   ServingLoop::Options loop_options;
   loop_options.limits = o.limits;
   loop_options.give_up = o.give_up;

@@ -36,7 +36,7 @@ struct Client {
 struct HarnessOptions {
   FakeEngineOptions engine;
   BatchLimits limits{.max_batch_size = 4, .max_batch_tokens = 16};
-  std::string policy = "fcfs";
+  std::string policy = "fcfs";  // of the product, or FairShare
   int64_t max_queue = 1000;
   std::function<void(const absl::Status&)> give_up;
 };

@@ -42,6 +42,7 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
 RequestSpec RandomSpec(Random& random, const LoopHarness& harness, uint64_t seed) {
   RequestSpec spec = LoopHarness::Spec(static_cast<int32_t>(1 + random.Below(16)),
                                        static_cast<int32_t>(1 + random.Below(12)), seed);
+  spec.key = std::string(1, static_cast<char>('a' + seed % 3));
   const int64_t most = std::min<int64_t>(harness.options.limits.max_batch_size, 3);
   spec.candidates = random.Below(3) == 0 ? static_cast<int32_t>(1 + random.Below(most)) : 1;
   if (random.Below(2) == 0) {
@@ -249,7 +250,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"FcfsFailures", "fcfs", {true, true}},
                     Case{"RequestLevelCalm", "request-level", {}},
                     Case{"RequestLevelCommands", "request-level", {true, false}},
-                    Case{"RequestLevelFailures", "request-level", {true, true}}),
+                    Case{"RequestLevelFailures", "request-level", {true, true}},
+                    Case{"FairShareCommands", "fair-share", {true, false}},
+                    Case{"FairShareFailures", "fair-share", {true, true}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The policies as pure functions.
+// The policies that remember nothing, as functions of what they see.
 
 #include "scheduler/policy.h"
 
@@ -59,14 +59,14 @@ TEST(Policy, StageCapIsAFairShare) {
   for (int i = 0; i < 7; ++i) pool.push_back(MakeRequest(3, 1));
   BatchLimits limits{.max_batch_size = 8, .max_batch_tokens = 64, .stages = 3, .depth = 3};
   KvCapacity kv{.page_size = 4, .total_pages = 100, .free_pages = 100};
-  EXPECT_EQ(Fcfs::BatchCap(pool, kv, limits), 3);  // ceil(7 / 3)
+  EXPECT_EQ(Fcfs::BatchCap({pool, kv, limits}), 3);  // ceil(7 / 3)
   kv.free_pages = 4;
-  EXPECT_EQ(Fcfs::BatchCap(pool, kv, limits), 2);  // only four fit now
+  EXPECT_EQ(Fcfs::BatchCap({pool, kv, limits}), 2);  // only four fit now
   limits.max_batch_size = 1;
-  EXPECT_EQ(Fcfs::BatchCap(pool, kv, limits), 1);
+  EXPECT_EQ(Fcfs::BatchCap({pool, kv, limits}), 1);
   limits.stages = 1;
   limits.max_batch_size = 8;
-  EXPECT_EQ(Fcfs::BatchCap(pool, kv, limits), 8);
+  EXPECT_EQ(Fcfs::BatchCap({pool, kv, limits}), 8);
 }
 
 TEST(Policy, CandidatesAreNotSplitAndNeverStarve) {
@@ -75,7 +75,7 @@ TEST(Policy, CandidatesAreNotSplitAndNeverStarve) {
   pool.push_back(MakeRequest(3, 1));
   const KvCapacity kv{.page_size = 4, .total_pages = 100, .free_pages = 100};
   const BatchLimits limits{.max_batch_size = 4, .max_batch_tokens = 64, .stages = 3, .depth = 3};
-  const Selection selection = Fcfs().Select(pool, kv, limits);  // its share alone would be 2
+  const Selection selection = Fcfs().Select({pool, kv, limits});  // its share alone would be 2
   ASSERT_EQ(selection.size(), 1u);
   EXPECT_EQ(selection[0].request, pool[0].get());
   EXPECT_EQ(selection[0].num_tokens, 3);
@@ -87,7 +87,7 @@ TEST(Policy, SpentBudgetOnlyReserves) {
   pool.push_back(MakeRequest(3, 1));
   const KvCapacity kv{.page_size = 4, .total_pages = 100, .free_pages = 100};
   const Selection selection =
-      Fcfs().Select(pool, kv, {.max_batch_size = 4, .max_batch_tokens = 16});
+      Fcfs().Select({pool, kv, {.max_batch_size = 4, .max_batch_tokens = 16}});
   ASSERT_EQ(selection.size(), 2u);
   EXPECT_EQ(selection[0].num_tokens, 16);
   EXPECT_EQ(selection[1].num_tokens, 0);

@@ -1,5 +1,5 @@
 // Codes of apart formats as the 16-bit integers that ComputeMode::kInt16 multiplies
-// (cpu_backend.h): the codebook rounded (CodebookIntegers in matmul_kernels.h), or the codes
+// (cpu_backend.h): the codebook rounded (IntegerCodebook in matmul_kernels.h), or the codes
 // themselves.
 //
 // For sources that are compiled once per instruction set (see simd.h). A decoder unpacks a block of
