@@ -4,6 +4,7 @@
 #   make serve MODEL=/path/to/model.gguf ARGS="--max-batch-size 16"
 #   make test            unit, property and end-to-end tests
 #   make asan, make tsan the same suite under a sanitizer
+#   make test SUITES="models gguf_test"   only these rooms of tests/ or suites; also with asan, tsan
 #   make build           only build/treadle
 #   make install         build/treadle and what belongs to it, under PREFIX (/usr/local)
 #   make package         build/treadle_VERSION_ARCHITECTURE.deb
@@ -16,8 +17,14 @@ JOBS  ?= $(shell nproc)
 MODEL ?=
 ARGS  ?=
 PREFIX ?= /usr/local
+SUITES ?=
 
-.PHONY: serve test build install package packages model asan tsan deploy-check format format-check clean
+# SUITES as targets to build, and as labels of ctest ("room/suite").
+space := $() $()
+targets = $(if $(SUITES),--target $(foreach suite,$(SUITES),$(if $(wildcard tests/$(suite)/CMakeLists.txt),tests/$(suite)/all,$(suite))))
+labels = $(if $(SUITES),-L '(^|/)($(subst $(space),|,$(strip $(SUITES))))(/|$$)' -E '_NOT_BUILT$$')
+
+.PHONY: serve test build install package packages model asan tsan asan-build tsan-build deploy-check format format-check clean
 
 serve: build
 	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
@@ -36,18 +43,20 @@ package: build
 
 test: packages
 	@[ -f $(BUILD)/build.ninja ] || cmake --preset release
-	@cmake --build --preset release -j $(JOBS)
+	@cmake --build --preset release -j $(JOBS) $(targets)
 	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
-	TREADLE_MODEL="$$model" ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS) $(ARGS)
+	TREADLE_MODEL="$$model" ctest --test-dir $(BUILD) --output-on-failure --no-label-summary -j $(JOBS) $(labels) $(ARGS)
 
-asan tsan: packages
-	@[ -f $(BUILD)/$@/build.ninja ] || cmake --preset $@
-	@cmake --build --preset $@ -j $(JOBS)
+asan-build tsan-build: %-build: packages
+	@[ -f $(BUILD)/$*/build.ninja ] || cmake --preset $*
+	@cmake --build --preset $* -j $(JOBS) $(targets)
+
+asan tsan: %: %-build
 	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
 	TREADLE_MODEL="$$model" \
 	ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 suppressions=$(CURDIR)/tests/tsan.supp" \
-	ctest --test-dir $(BUILD)/$@ --output-on-failure -j $(JOBS) $(ARGS)
+	ctest --test-dir $(BUILD)/$@ --output-on-failure --no-label-summary -j $(JOBS) $(labels) $(ARGS)
 
 packages:
 	@scripts/install_packages.sh
