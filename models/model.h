@@ -22,6 +22,8 @@
 
 namespace treadle {
 
+class SharedConversion;
+
 // One iteration's tokens on this rank.
 struct Batch {
   std::span<const int32_t> token_ids;       // [num_tokens]; used by the first stage only
@@ -67,6 +69,7 @@ struct LoadOptions {
   // decomposition.
   std::optional<float> outlier_threshold;
   OutlierRule outlier_rule = OutlierRule::kPerRow;
+  SharedConversion* conversion = nullptr;  // with other ranks that load now (LoadModelRanks)
 };
 
 class Model {

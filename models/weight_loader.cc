@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "kernels/formats/matrix_slice.h"
 #include "models/parallel_split.h"
+#include "models/shared_conversion.h"
 
 namespace treadle {
 namespace {
@@ -75,14 +76,27 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
                                            to->name, ": ", std::string(status.message())));
   };
   if (const absl::Status status = CheckMatrixSource(source); !status.ok()) return named(status);
-  const ParallelFor parallel_for = SplitOverThreads(options_.threads);
-  std::vector<float> values = DecodeMatrix(source, parallel_for);
-  auto quantized = Quantize(*to, values, spec.n, spec.k, parallel_for);
-  if (!quantized.ok()) return named(quantized.status());
-  values = {};
-  quantized->constants.outlier_threshold = constants.outlier_threshold;
-  set_outliers(quantized->constants);
-  return PackPart(quantized->source(), spec);
+  const auto convert = [&]() -> absl::StatusOr<QuantizedMatrix> {
+    const int ranks = options_.conversion == nullptr ? 1 : options_.conversion->ranks();
+    const ParallelFor parallel_for = SplitOverThreads(ranks * options_.threads);
+    const std::vector<float> values = DecodeMatrix(source, parallel_for);
+    auto quantized = Quantize(*to, values, spec.n, spec.k, parallel_for);
+    if (!quantized.ok()) return named(quantized.status());
+    quantized->constants.outlier_threshold = constants.outlier_threshold;
+    set_outliers(quantized->constants);
+    return quantized;
+  };
+  if (options_.conversion == nullptr) {
+    TREADLE_ASSIGN_OR_RETURN(const QuantizedMatrix quantized, convert());
+    return PackPart(quantized.source(), spec);
+  }
+  std::unique_ptr<PackedMatrix> packed;
+  TREADLE_RETURN_IF_ERROR(options_.conversion->Use(
+      options_.shard.rank, convert, [&](const QuantizedMatrix& quantized) -> absl::Status {
+        TREADLE_ASSIGN_OR_RETURN(packed, PackPart(quantized.source(), spec));
+        return absl::OkStatus();
+      }));
+  return packed;
 }
 
 absl::StatusOr<Linear> WeightLoader::LoadLinear(const LinearSpec& spec) {

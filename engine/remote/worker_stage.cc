@@ -13,6 +13,7 @@
 #include "engine/remote/thread_priority.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
+#include "models/load_model_ranks.h"
 
 namespace treadle {
 namespace {
@@ -105,14 +106,17 @@ absl::Status LoadedStage::LoadRanks(const Checkpoint& checkpoint,
                                     const std::function<void(double)>& progress) {
   TREADLE_ASSIGN_OR_RETURN(LoadOptions load, LoadOptionsFrom(configuration_));
   load.threads = options_.threads > 0 ? options_.threads : std::max(1, UsableCpus() / degree());
+  load.progress = progress;
+  std::vector<Backend*> backends;
   for (int rank = 0; rank < degree(); ++rank) {
-    load.shard.rank = rank;
-    load.progress = [&](double fraction) { progress((rank + fraction) / degree()); };
-    StageRanks::Rank& loaded = loaded_.emplace_back();
-    TREADLE_ASSIGN_OR_RETURN(loaded.backend, CreateBackend(rank, load.threads));
-    TREADLE_ASSIGN_OR_RETURN(loaded.model, Model::Load(checkpoint, *loaded.backend, load));
-    weight_bytes_ += loaded.model->weight_bytes();
-    kv_heads_ += loaded.model->kv_heads();
+    TREADLE_ASSIGN_OR_RETURN(loaded_.emplace_back().backend, CreateBackend(rank, load.threads));
+    backends.push_back(loaded_.back().backend.get());
+  }
+  TREADLE_ASSIGN_OR_RETURN(auto models, LoadModelRanks(checkpoint, backends, load));
+  for (int rank = 0; rank < degree(); ++rank) {
+    weight_bytes_ += models[rank]->weight_bytes();
+    kv_heads_ += models[rank]->kv_heads();
+    loaded_[rank].model = std::move(models[rank]);
   }
   backend_ = loaded_[0].backend->description();
   return absl::OkStatus();

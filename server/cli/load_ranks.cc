@@ -1,43 +1,13 @@
 #include "server/cli/load_ranks.h"
 
 #include <algorithm>
-#include <memory>
-#include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/status.h"
-#include "base/sync.h"
 #include "kernels/cpu/thread_pool.h"
-#include "models/model.h"
+#include "models/load_model_ranks.h"
 
 namespace treadle {
-namespace {
-
-// What several ranks have loaded, as one fraction.
-class SharedProgress {
- public:
-  SharedProgress(size_t ranks, std::function<void(double)> report)
-      : report_(std::move(report)), fractions_(ranks) {}
-
-  std::function<void(double)> OfRank(size_t rank) {
-    if (!report_) return {};
-    return [this, rank](double fraction) {
-      MutexLock lock(mutex_);
-      fractions_[rank] = fraction;
-      double sum = 0;
-      for (const double part : fractions_) sum += part;
-      report_(sum / static_cast<double>(fractions_.size()));
-    };
-  }
-
- private:
-  const std::function<void(double)> report_;
-  Mutex mutex_;
-  std::vector<double> fractions_ ABSL_GUARDED_BY(mutex_);
-};
-
-}  // namespace
 
 LoadOptions LoadOptionsFrom(const ServeOptions& options, int64_t max_context) {
   LoadOptions load;
@@ -69,29 +39,13 @@ absl::StatusOr<std::vector<StageRanks::Rank>> LoadRanks(const Checkpoint& checkp
   TREADLE_ASSIGN_OR_RETURN(std::vector<std::unique_ptr<Backend>> backends, devices.Create());
   std::vector<StageRanks::Rank> ranks(backends.size());
   for (size_t i = 0; i < ranks.size(); ++i) ranks[i].backend = std::move(backends[i]);
-  SharedProgress shared(ranks.size(), std::move(progress));
-  std::vector<absl::Status> loaded(ranks.size());
-  const auto load_rank = [&](size_t rank) {
-    LoadOptions load = LoadOptionsFrom(options, max_context);
-    load.shard.rank = static_cast<int>(rank);
-    load.threads = ThreadsOfRank(options, options.tensor_parallel);
-    load.progress = shared.OfRank(rank);
-    auto model = Model::Load(checkpoint, *ranks[rank].backend, load);
-    loaded[rank] = model.status();
-    if (model.ok()) ranks[rank].model = *std::move(model);
-  };
-  if (ranks.size() == 1) {
-    load_rank(0);
-  } else {
-    std::vector<std::thread> threads;
-    try {
-      for (size_t rank = 0; rank < ranks.size(); ++rank) threads.emplace_back(load_rank, rank);
-    } catch (const std::system_error& error) {
-      loaded.push_back(ResourceExhausted("loading thread: ", error.what()));
-    }
-    for (std::thread& thread : threads) thread.join();
-  }
-  for (const absl::Status& status : loaded) TREADLE_RETURN_IF_ERROR(status);
+  std::vector<Backend*> devices_of_ranks;
+  for (StageRanks::Rank& rank : ranks) devices_of_ranks.push_back(rank.backend.get());
+  LoadOptions load = LoadOptionsFrom(options, max_context);
+  load.threads = ThreadsOfRank(options, options.tensor_parallel);
+  load.progress = std::move(progress);
+  TREADLE_ASSIGN_OR_RETURN(auto models, LoadModelRanks(checkpoint, devices_of_ranks, load));
+  for (size_t i = 0; i < ranks.size(); ++i) ranks[i].model = std::move(models[i]);
   return ranks;
 }
 

@@ -20,6 +20,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"
+#include "models/load_model_ranks.h"
 #include "models/rank_sums.h"
 #include "tests/support/tiny_model.h"
 
@@ -54,19 +55,24 @@ std::unique_ptr<Backend> MakeBackend(const Setting& setting) {
   return *std::move(backend);
 }
 
-absl::Status RunRank(const Checkpoint& checkpoint, const Setting& setting, Shard shard,
-                     Communicator* ranks, std::span<const int32_t> ids, Output& output) {
-  const auto backend = MakeBackend(setting);
-  const auto tokens = static_cast<int64_t>(ids.size());
+absl::StatusOr<std::vector<std::unique_ptr<Model>>> Load(
+    const Checkpoint& checkpoint, const Setting& setting,
+    const std::vector<std::unique_ptr<Backend>>& backends) {
   LoadOptions options;
-  options.shard = shard;
   options.max_batch_tokens = setting.chunk;
   options.threads = 1;
   options.outlier_threshold = setting.outlier_threshold;
   if (!setting.weights.empty()) {
     TREADLE_ASSIGN_OR_RETURN(options.weights, WeightPlan::Parse(setting.weights));
   }
-  TREADLE_ASSIGN_OR_RETURN(const auto model, Model::Load(checkpoint, *backend, options));
+  std::vector<Backend*> devices;
+  for (const auto& backend : backends) devices.push_back(backend.get());
+  return LoadModelRanks(checkpoint, devices, options);
+}
+
+absl::Status RunRank(Model* model, const Setting& setting, Communicator* ranks,
+                     std::span<const int32_t> ids, Output& output) {
+  const auto tokens = static_cast<int64_t>(ids.size());
   const ModelConfig& config = model->config();
   const int64_t pages = (tokens + kPageSize - 1) / kPageSize;
   const KvLayout layout = {model->kv_heads(), config.head_dim, kPageSize, pages, DType::kF32};
@@ -102,12 +108,19 @@ absl::Status RunRank(const Checkpoint& checkpoint, const Setting& setting, Shard
 std::vector<Output> RunRanks(const Checkpoint& checkpoint, const Setting& setting, int size,
                              std::span<const int32_t> ids) {
   std::vector<Output> outputs(size);
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (int rank = 0; rank < size; ++rank) backends.push_back(MakeBackend(setting));
+  const auto models = Load(checkpoint, setting, backends);
+  if (!models.ok()) {
+    for (Output& output : outputs) output.status = models.status();
+    return outputs;
+  }
   const auto ranks = CreateThreadCommunicators(size, kPatient);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       Communicator* others = size > 1 ? ranks[rank].get() : nullptr;
-      outputs[rank].status = RunRank(checkpoint, setting, {rank, size}, others, ids, outputs[rank]);
+      outputs[rank].status = RunRank((*models)[rank].get(), setting, others, ids, outputs[rank]);
       if (!outputs[rank].status.ok()) ranks[rank]->Abort(outputs[rank].status);
     });
   }
@@ -323,8 +336,12 @@ TEST_F(TensorParallel, ABrokenCommunicatorEndsTheForwardPass) {
   const auto checkpoint = Open(WriteTinyLlamaGguf, {});
   const auto ranks = CreateThreadCommunicators(2, kPatient);
   ranks[1]->Abort(absl::UnavailableError("rank 1 is gone"));
+  std::vector<std::unique_ptr<Backend>> backends;
+  for (int rank = 0; rank < 2; ++rank) backends.push_back(MakeBackend({}));
+  const auto models = Load(*checkpoint, {}, backends);
+  ASSERT_TRUE(models.ok()) << models.status();
   Output output;
-  EXPECT_EQ(RunRank(*checkpoint, {}, {0, 2}, ranks[0].get(), Ids(3), output),
+  EXPECT_EQ(RunRank(models->front().get(), {}, ranks[0].get(), Ids(3), output),
             absl::UnavailableError("rank 1 is gone"));
 }
 
