@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "base/sync.h"
 #include "engine/kv_slot_manager.h"
@@ -253,13 +253,12 @@ std::string ToTable(const std::vector<IterationBenchRow>& rows) {
   std::string table =
       "batch  prompt  new  prefill tokens/s  decode tokens/s  decode iteration ms   gap ms  total "
       "s\n";
-  char line[160];
   for (const IterationBenchRow& row : rows) {
-    std::snprintf(line, sizeof line, "%5d  %6d  %3d  %16.1f  %15.1f  %19.3f  %7.3f  %7.3f\n",
-                  row.batch_size, row.prompt_tokens, row.new_tokens, row.prefill_tokens_per_second,
-                  row.decode_tokens_per_second, row.decode_iteration_seconds * 1e3,
-                  row.decode_gap_seconds * 1e3, row.total_seconds);
-    table += line;
+    absl::StrAppendFormat(&table, "%5d  %6d  %3d  %16.1f  %15.1f  %19.3f  %7.3f  %7.3f\n",
+                          row.batch_size, row.prompt_tokens, row.new_tokens,
+                          row.prefill_tokens_per_second, row.decode_tokens_per_second,
+                          row.decode_iteration_seconds * 1e3, row.decode_gap_seconds * 1e3,
+                          row.total_seconds);
   }
   return table;
 }

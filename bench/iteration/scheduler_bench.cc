@@ -1,9 +1,9 @@
 #include "bench/iteration/scheduler_bench.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "scheduler/loop_core.h"
 
@@ -137,10 +137,7 @@ std::string ToJson(const std::vector<SchedulerBenchRow>& rows) {
 std::string ToTable(const std::vector<SchedulerBenchRow>& rows) {
   std::string out = "running   us/iteration\n";
   for (const SchedulerBenchRow& row : rows) {
-    char line[64];
-    std::snprintf(line, sizeof(line), "%7d   %12.2f\n", row.running,
-                  row.microseconds_per_iteration);
-    out += line;
+    absl::StrAppendFormat(&out, "%7d   %12.2f\n", row.running, row.microseconds_per_iteration);
   }
   return out;
 }

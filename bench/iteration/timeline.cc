@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "scheduler/loop_core.h"
 
@@ -225,12 +225,9 @@ std::string ToTable(const std::vector<TraceEvent>& events) {
     const auto ms = [&](Kind kind) { return row.ms[static_cast<size_t>(kind)]; };
     const double total = static_cast<double>(row.end - row.begin) / 1e6;
     const double share = total > 0 ? (ms(Kind::kForward) + ms(Kind::kSample)) / total : 0;
-    char line[160];
-    std::snprintf(line, sizeof line, "%5d %4d %10lld %9.2f %9.2f %9.2f %9.2f %13.1f%%\n",
-                  place.first, place.second, static_cast<long long>(row.iterations),
-                  ms(Kind::kReceive), ms(Kind::kForward), ms(Kind::kSend), ms(Kind::kSample),
-                  100 * share);
-    text += line;
+    absl::StrAppendFormat(&text, "%5d %4d %10d %9.2f %9.2f %9.2f %9.2f %13.1f%%\n", place.first,
+                          place.second, row.iterations, ms(Kind::kReceive), ms(Kind::kForward),
+                          ms(Kind::kSend), ms(Kind::kSample), 100 * share);
   }
   return text;
 }

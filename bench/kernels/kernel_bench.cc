@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "bench/kernels/cold_products.h"
 #include "bench/kernels/cuda_peaks.h"
@@ -332,26 +332,22 @@ std::string ToJson(const KernelBenchReport& report) {
 }
 
 std::string ToTable(const KernelBenchReport& report) {
-  char line[256];
-  std::snprintf(line, sizeof(line),
-                "%s\nceilings: read %.1f GB/s, float %.0f GFLOP/s, 8-bit integer %.0f GOP/s\n",
-                report.description.c_str(), report.peaks.read_gigabytes, report.peaks.float_gigaops,
-                report.peaks.integer_gigaops);
-  std::string table = line;
-  std::snprintf(line, sizeof(line), "%-52s %6s %12s %8s %5s %9s %5s\n", "case", "memory", "us",
-                "GB/s", "%", "GOP/s", "%");
-  table += line;
+  std::string table = absl::StrFormat(
+      "%s\nceilings: read %.1f GB/s, float %.0f GFLOP/s, 8-bit integer %.0f GOP/s\n",
+      report.description, report.peaks.read_gigabytes, report.peaks.float_gigaops,
+      report.peaks.integer_gigaops);
+  absl::StrAppendFormat(&table, "%-52s %6s %12s %8s %5s %9s %5s\n", "case", "memory", "us", "GB/s",
+                        "%", "GOP/s", "%");
   bool beside_library = false;
   for (const KernelBenchRow& row : report.rows) {
-    std::snprintf(line, sizeof(line), "%-52s %6s %12.2f %8.2f %5.0f %9.1f %5.0f", row.name.c_str(),
-                  row.cold ? "cold" : "warm", 1e6 * row.seconds, row.gigabytes_per_second,
-                  100 * row.bandwidth_share, row.gigaops_per_second, 100 * row.compute_share);
-    table += line;
+    absl::StrAppendFormat(&table, "%-52s %6s %12.2f %8.2f %5.0f %9.1f %5.0f", row.name,
+                          row.cold ? "cold" : "warm", 1e6 * row.seconds, row.gigabytes_per_second,
+                          100 * row.bandwidth_share, row.gigaops_per_second,
+                          100 * row.compute_share);
     if (row.library_seconds > 0) {
       beside_library = true;
-      std::snprintf(line, sizeof(line), "  %.2f of cuBLASLt int8 + dequantize (%.2f us)",
-                    row.library_seconds / row.seconds, 1e6 * row.library_seconds);
-      table += line;
+      absl::StrAppendFormat(&table, "  %.2f of cuBLASLt int8 + dequantize (%.2f us)",
+                            row.library_seconds / row.seconds, 1e6 * row.library_seconds);
     }
     table += '\n';
   }

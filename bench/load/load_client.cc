@@ -11,7 +11,7 @@
 namespace treadle {
 namespace {
 
-void Authorize(const ServerAccess& access, grpc::ClientContext& context) {
+void Authorize(const ClientAccess& access, grpc::ClientContext& context) {
   if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
 }
 
@@ -28,7 +28,7 @@ treadle::v1::GenerateRequest ToMessage(const LoadRequest& request) {
 // One streaming call; lives until OnDone.
 class StreamingCall final : public grpc::ClientReadReactor<treadle::v1::GenerateResponse> {
  public:
-  StreamingCall(treadle::v1::Inference::Stub& stub, const ServerAccess& access,
+  StreamingCall(treadle::v1::Inference::Stub& stub, const ClientAccess& access,
                 const LoadRequest& request, LoadAnswer& answer)
       : request_(ToMessage(request)), answer_(answer) {
     context_.set_deadline(std::chrono::system_clock::now() + request.timeout);
@@ -63,12 +63,11 @@ class StreamingCall final : public grpc::ClientReadReactor<treadle::v1::Generate
 
 class Server final : public LoadTarget {
  public:
-  explicit Server(const ServerAccess& access) : access_(access) {
+  Server(const std::string& target, const ClientAccess& access) : target_(target), access_(access) {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
-    stub_ = treadle::v1::Inference::NewStub(grpc::CreateCustomChannel(
-        access.target, access.credentials ? access.credentials : grpc::InsecureChannelCredentials(),
-        arguments));
+    stub_ = treadle::v1::Inference::NewStub(
+        grpc::CreateCustomChannel(target, access.credentials, arguments));
   }
 
   absl::StatusOr<Limits> GetLimits() override { return GetLimits(std::chrono::seconds(10)); }
@@ -81,7 +80,7 @@ class Server final : public LoadTarget {
     const grpc::Status status = stub_->GetModelInfo(&context, {}, &info);
     if (!status.ok()) {
       return absl::UnavailableError(
-          Str(access_.target, ": no Treadle server answers there (", status.error_message(), ")"));
+          Str(target_, ": no Treadle server answers there (", status.error_message(), ")"));
     }
     return Limits{info.max_context(), static_cast<int32_t>(info.vocab_size())};
   }
@@ -91,18 +90,20 @@ class Server final : public LoadTarget {
   }
 
  private:
-  const ServerAccess access_;
+  const std::string target_;
+  const ClientAccess access_;
   std::unique_ptr<treadle::v1::Inference::Stub> stub_;
 };
 
 }  // namespace
 
-std::unique_ptr<LoadTarget> ConnectToServer(const ServerAccess& access) {
-  return std::make_unique<Server>(access);
+std::unique_ptr<LoadTarget> ConnectToServer(const std::string& target, const ClientAccess& access) {
+  return std::make_unique<Server>(target, access);
 }
 
-absl::Status WaitReady(const ServerAccess& access, std::chrono::seconds timeout) {
-  return Server(access).GetLimits(timeout).status();
+absl::Status WaitReady(const std::string& target, const ClientAccess& access,
+                       std::chrono::seconds timeout) {
+  return Server(target, access).GetLimits(timeout).status();
 }
 
 }  // namespace treadle

@@ -9,23 +9,15 @@
 
 #include "absl/status/status.h"
 #include "bench/load/load_replay.h"
-
-namespace grpc {
-class ChannelCredentials;
-}
+#include "server/cli/client_flags.h"
 
 namespace treadle {
 
-struct ServerAccess {
-  std::string target;                                          // host:port
-  std::shared_ptr<grpc::ChannelCredentials> credentials = {};  // null: plaintext
-  std::string authorization = {};  // metadata of every call: "Bearer KEY"; empty: none
-};
-
-// Does not connect yet; GetLimits is the first to fail.
-std::unique_ptr<LoadTarget> ConnectToServer(const ServerAccess& access);
+// target: host:port. Does not connect yet; GetLimits is the first to fail.
+std::unique_ptr<LoadTarget> ConnectToServer(const std::string& target, const ClientAccess& access);
 
 // Waits until the server answers, or the deadline.
-absl::Status WaitReady(const ServerAccess& access, std::chrono::seconds timeout);
+absl::Status WaitReady(const std::string& target, const ClientAccess& access,
+                       std::chrono::seconds timeout);
 
 }  // namespace treadle

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -18,10 +18,24 @@ std::string PercentKey(double percent) {
   return "p" + text;
 }
 
-const std::vector<double>& Samples(const LoadReport& report, const std::string& name) {
-  static const std::vector<double> kNone;
+struct Distribution {
+  std::vector<double> sorted;
+  double mean = 0, median = 0, std = 0;  // 0 without samples
+};
+
+Distribution DistributionOf(const LoadReport& report, const std::string& name) {
+  Distribution result;
   const auto found = report.samples_ms.find(name);
-  return found == report.samples_ms.end() ? kNone : found->second;
+  if (found == report.samples_ms.end()) return result;
+  result.sorted = found->second;
+  std::sort(result.sorted.begin(), result.sorted.end());
+  const auto count = static_cast<double>(result.sorted.size());
+  for (double value : result.sorted) result.mean += value;
+  result.mean /= count;
+  for (double value : result.sorted) result.std += (value - result.mean) * (value - result.mean);
+  result.std = std::sqrt(result.std / count);
+  result.median = Percentile(result.sorted, 50);
+  return result;
 }
 
 }  // namespace
@@ -32,20 +46,6 @@ double Percentile(const std::vector<double>& sorted, double percent) {
   const auto below = static_cast<size_t>(rank);
   const size_t above = std::min(below + 1, sorted.size() - 1);
   return sorted[below] + (rank - static_cast<double>(below)) * (sorted[above] - sorted[below]);
-}
-
-Distribution Summarize(std::vector<double> values) {
-  Distribution result;
-  if (values.empty()) return result;
-  std::sort(values.begin(), values.end());
-  for (double value : values) result.mean += value;
-  result.mean /= static_cast<double>(values.size());
-  for (double value : values) result.std += (value - result.mean) * (value - result.mean);
-  result.std = std::sqrt(result.std / static_cast<double>(values.size()));
-  result.median = Percentile(values, 50);
-  result.p90 = Percentile(values, 90);
-  result.p99 = Percentile(values, 99);
-  return result;
 }
 
 LoadReport Analyze(const LoadResult& result, const std::map<std::string, double>& goodput) {
@@ -107,14 +107,12 @@ std::string ToJson(const LoadReport& report, const LoadResult& result, bool deta
         report.duration > 0 ? static_cast<double>(report.good) / report.duration : 0.0;
   }
   for (const char* name : kMetrics) {
-    std::vector<double> values = Samples(report, name);
-    const Distribution d = Summarize(values);
+    const Distribution d = DistributionOf(report, name);
     json[Str("mean_", name, "_ms")] = d.mean;
     json[Str("median_", name, "_ms")] = d.median;
     json[Str("std_", name, "_ms")] = d.std;
-    std::sort(values.begin(), values.end());
     for (double percent : percentiles) {
-      json[Str(PercentKey(percent), "_", name, "_ms")] = Percentile(values, percent);
+      json[Str(PercentKey(percent), "_", name, "_ms")] = Percentile(d.sorted, percent);
     }
   }
   if (details) {
@@ -133,11 +131,9 @@ std::string ToJson(const LoadReport& report, const LoadResult& result, bool deta
 }
 
 std::string ToTable(const LoadReport& report, const std::vector<double>& percentiles) {
-  char line[160];
   std::string table;
-  auto add = [&](const char* name, double value, const char* unit) {
-    std::snprintf(line, sizeof line, "%-28s %12.3f %s\n", name, value, unit);
-    table += line;
+  const auto add = [&](const char* name, double value, const char* unit) {
+    absl::StrAppendFormat(&table, "%-28s %12.3f %s\n", name, value, unit);
   };
   add("completed requests", static_cast<double>(report.completed), "");
   add("failed requests", static_cast<double>(report.failed), "");
@@ -149,14 +145,10 @@ std::string ToTable(const LoadReport& report, const std::vector<double>& percent
     add("goodput", static_cast<double>(report.good) / report.duration, "requests/s");
   }
   for (const char* name : kMetrics) {
-    std::vector<double> values = Samples(report, name);
-    const Distribution d = Summarize(values);
-    std::snprintf(line, sizeof line, "%-20s mean %10.2f  median %10.2f", name, d.mean, d.median);
-    table += line;
-    std::sort(values.begin(), values.end());
+    const Distribution d = DistributionOf(report, name);
+    absl::StrAppendFormat(&table, "%-20s mean %10.2f  median %10.2f", name, d.mean, d.median);
     for (double percent : percentiles) {
-      std::snprintf(line, sizeof line, "  p%g %10.2f", percent, Percentile(values, percent));
-      table += line;
+      absl::StrAppendFormat(&table, "  p%g %10.2f", percent, Percentile(d.sorted, percent));
     }
     table += " ms\n";
   }

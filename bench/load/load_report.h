@@ -10,11 +10,7 @@
 
 namespace treadle {
 
-struct Distribution {
-  double mean = 0, median = 0, std = 0, p90 = 0, p99 = 0;
-};
-// Percentiles by linear interpolation between order statistics (numpy's default). Zeros if empty.
-Distribution Summarize(std::vector<double> values);
+// By linear interpolation between order statistics (numpy's default). 0 if there are none.
 double Percentile(const std::vector<double>& sorted, double percent);
 
 struct LoadReport {

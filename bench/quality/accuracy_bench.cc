@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <nlohmann/json.hpp>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
 
@@ -131,27 +130,23 @@ AccuracyReport AccuracyReference::Compare(TeacherForcedModel& variant,
   return Summarize(rows, windows());
 }
 
-std::string ToJson(const AccuracyReport& report) {
-  return nlohmann::ordered_json{{"positions", report.positions},
-                                {"mean_kl", report.mean_kl},
-                                {"kl_error", report.kl_error},
-                                {"p99_kl", report.p99_kl},
-                                {"max_kl", report.max_kl},
-                                {"argmax_equal", report.argmax_equal},
-                                {"perplexity_exact", report.perplexity_reference},
-                                {"perplexity", report.perplexity}}
-      .dump();
+nlohmann::ordered_json ToJson(const AccuracyReport& report) {
+  return {{"positions", report.positions},
+          {"mean_kl", report.mean_kl},
+          {"kl_error", report.kl_error},
+          {"p99_kl", report.p99_kl},
+          {"max_kl", report.max_kl},
+          {"argmax_equal", report.argmax_equal},
+          {"perplexity_exact", report.perplexity_reference},
+          {"perplexity", report.perplexity}};
 }
 
 std::string ToTable(const AccuracyReport& report) {
-  char text[400];
-  std::snprintf(text, sizeof text,
-                "positions %lld\nKL divergence from exact: mean %.2e +/- %.1e, 99th percentile "
-                "%.2e, worst %.2e\nargmax equal %.2f %%\nperplexity %.4f (exact %.4f)\n",
-                static_cast<long long>(report.positions), report.mean_kl, report.kl_error,
-                report.p99_kl, report.max_kl, report.argmax_equal * 100, report.perplexity,
-                report.perplexity_reference);
-  return text;
+  return absl::StrFormat(
+      "positions %d\nKL divergence from exact: mean %.2e +/- %.1e, 99th percentile %.2e, worst "
+      "%.2e\nargmax equal %.2f %%\nperplexity %.4f (exact %.4f)\n",
+      report.positions, report.mean_kl, report.kl_error, report.p99_kl, report.max_kl,
+      report.argmax_equal * 100, report.perplexity, report.perplexity_reference);
 }
 
 }  // namespace treadle

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,8 +61,8 @@ class AccuracyReference {
   std::vector<float> hidden_;  // [tokens, hidden]: the reference's last layer
 };
 
-// Name and value of each field, as JSON keys.
-std::string ToJson(const AccuracyReport& report);
+// Name and value of each field.
+nlohmann::ordered_json ToJson(const AccuracyReport& report);
 std::string ToTable(const AccuracyReport& report);
 
 }  // namespace treadle

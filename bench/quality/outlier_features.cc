@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <utility>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "bench/quality/teacher_forcing.h"
 #include "kernels/forwarding_backend.h"
@@ -171,24 +171,18 @@ nlohmann::ordered_json ToJson(const OutlierReport& report) {
 std::string ToTable(const OutlierReport& report) {
   constexpr size_t kMostRows = 20;
   const auto systematic = std::ranges::count_if(report.features, &OutlierFeature::systematic);
-  char line[200];
-  std::snprintf(line, sizeof line,
-                "outlier features (%.4g or more, on %lld tokens): %zu, of which %lld in at least "
-                "25 %% of layers and 6 %% of positions; %.4g %% of activations\n",
-                report.threshold, static_cast<long long>(report.tokens), report.features.size(),
-                static_cast<long long>(systematic), 100 * report.share);
-  std::string text = line;
+  std::string text = absl::StrFormat(
+      "outlier features (%.4g or more, on %d tokens): %d, of which %d in at least 25 %% of layers "
+      "and 6 %% of positions; %.4g %% of activations\n",
+      report.threshold, report.tokens, report.features.size(), systematic, 100 * report.share);
   if (report.features.empty()) return text;
-  std::snprintf(line, sizeof line, "%-16s  %9s  %8s  %8s  %9s\n", "input", "dimension", "largest",
-                "layers", "positions");
-  text += line;
+  absl::StrAppendFormat(&text, "%-16s  %9s  %8s  %8s  %9s\n", "input", "dimension", "largest",
+                        "layers", "positions");
   for (size_t i = 0; i < std::min(report.features.size(), kMostRows); ++i) {
     const OutlierFeature& feature = report.features[i];
-    std::snprintf(line, sizeof line, "%-16s  %9lld  %8.4g  %6.1f %%  %7.2f %%\n",
-                  kOutlierInputNames[static_cast<size_t>(feature.input)].data(),
-                  static_cast<long long>(feature.dimension), feature.largest, 100 * feature.layers,
-                  100 * feature.positions);
-    text += line;
+    absl::StrAppendFormat(&text, "%-16s  %9d  %8.4g  %6.1f %%  %7.2f %%\n",
+                          kOutlierInputNames[static_cast<size_t>(feature.input)], feature.dimension,
+                          feature.largest, 100 * feature.layers, 100 * feature.positions);
   }
   if (report.features.size() > kMostRows) {
     text += Str("and ", report.features.size() - kMostRows, " more (all of them: --json)\n");

@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
-#include <nlohmann/json.hpp>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -106,34 +105,28 @@ PerplexityReport MeasurePerplexity(TeacherForcedModel& model, std::span<const in
       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count()};
 }
 
-std::string ToJson(const PerplexityReport& report) {
+nlohmann::ordered_json ToJson(const PerplexityReport& report) {
   const PerplexityPlan& plan = report.plan;
-  return nlohmann::ordered_json{
-      {"protocol", kPerplexityProtocolNames[static_cast<size_t>(plan.protocol)]},
-      {"context", plan.context},
-      {"windows", plan.windows},
-      {"scored_tokens", plan.scored()},
-      {"perplexity", report.perplexity()},
-      {"perplexity_error", report.perplexity_error()},
-      {"confidence_95", {report.low(), report.high()}},
-      {"mean_loss", report.mean_loss},
-      {"standard_error", report.standard_error},
-      {"seconds", report.seconds}}
-      .dump();
+  return {{"protocol", kPerplexityProtocolNames[static_cast<size_t>(plan.protocol)]},
+          {"context", plan.context},
+          {"windows", plan.windows},
+          {"scored_tokens", plan.scored()},
+          {"perplexity", report.perplexity()},
+          {"perplexity_error", report.perplexity_error()},
+          {"confidence_95", {report.low(), report.high()}},
+          {"mean_loss", report.mean_loss},
+          {"standard_error", report.standard_error},
+          {"seconds", report.seconds}};
 }
 
 std::string ToTable(const PerplexityReport& report) {
   const PerplexityPlan& plan = report.plan;
-  char text[400];
-  std::snprintf(
-      text, sizeof text,
+  return absl::StrFormat(
       "perplexity %.4f +/- %.4f (95 %% confidence: %.4f to %.4f)\n"
-      "protocol %s: %lld windows of %lld tokens, %lld tokens scored, %.4f nats each; %.1f s\n",
+      "protocol %s: %d windows of %d tokens, %d tokens scored, %.4f nats each; %.1f s\n",
       report.perplexity(), report.perplexity_error(), report.low(), report.high(),
-      kPerplexityProtocolNames[static_cast<size_t>(plan.protocol)].data(),
-      static_cast<long long>(plan.windows), static_cast<long long>(plan.context),
-      static_cast<long long>(plan.scored()), report.mean_loss, report.seconds);
-  return text;
+      kPerplexityProtocolNames[static_cast<size_t>(plan.protocol)], plan.windows, plan.context,
+      plan.scored(), report.mean_loss, report.seconds);
 }
 
 }  // namespace treadle

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <string_view>
@@ -73,8 +74,7 @@ PerplexityReport MeasurePerplexity(TeacherForcedModel& model, std::span<const in
                                    const PerplexityPlan& plan, int32_t bos,
                                    const PerplexityCallbacks& callbacks);
 
-// One JSON object.
-std::string ToJson(const PerplexityReport& report);
+nlohmann::ordered_json ToJson(const PerplexityReport& report);
 std::string ToTable(const PerplexityReport& report);
 
 }  // namespace treadle

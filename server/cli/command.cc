@@ -45,6 +45,17 @@ int Fail(const char* command, const absl::Status& status) {
   return Complain(command, std::string(status.message()), CodeOf(status));
 }
 
+int Finish(const char* command, const absl::Status& status) {
+  return status.ok() ? 0 : Fail(command, status);
+}
+
+int Finish(const char* command, const absl::StatusOr<std::string>& output) {
+  if (!output.ok()) return Fail(command, output.status());
+  std::fputs(output->c_str(), stdout);
+  if (!output->empty() && output->back() != '\n') std::fputc('\n', stdout);
+  return 0;
+}
+
 int Fail(const char* command, const absl::Status& status, Log& log) {
   log.Write({.severity = Severity::kError,
              .name = "failed",

@@ -5,8 +5,10 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/observe/log.h"
 
 namespace CLI {
@@ -39,6 +41,9 @@ std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char
 
 // Prints "treadle <command>: <message>" and gives the exit code that fits.
 int Fail(const char* command, const absl::Status& status);
+// 0 if all went well; else as Fail. The second prints `output` first, as whole lines.
+int Finish(const char* command, const absl::Status& status);
+int Finish(const char* command, const absl::StatusOr<std::string>& output);
 // The same in a log, as the event `failed`; if that is a file, on stderr as well.
 int Fail(const char* command, const absl::Status& status, Log& log);
 

@@ -3,7 +3,6 @@
 #include "models/checkpoints/inspect.h"
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -44,19 +43,12 @@ absl::StatusOr<std::string> Placement(InspectFlags& flags, const Checkpoint& che
   return PlacementReport(checkpoint, request, flags.json);
 }
 
-absl::Status Print(InspectFlags& flags) {
+absl::StatusOr<std::string> Report(InspectFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
                            Checkpoint::Open(flags.path));
-  std::string text;
-  if (flags.placement) {
-    TREADLE_ASSIGN_OR_RETURN(text, Placement(flags, *checkpoint));
-  } else {
-    const ModelReport report = Inspect(*checkpoint);
-    text = flags.json ? ReportJson(report, flags.plan) : ReportText(report, flags.plan);
-  }
-  if (!text.ends_with('\n')) text += '\n';
-  std::fputs(text.c_str(), stdout);
-  return absl::OkStatus();
+  if (flags.placement) return Placement(flags, *checkpoint);
+  const ModelReport report = Inspect(*checkpoint);
+  return flags.json ? ReportJson(report, flags.plan) : ReportText(report, flags.plan);
 }
 
 }  // namespace
@@ -90,8 +82,7 @@ int RunInspect(int argc, char** argv) {
   app.add_option("--weights", flags.weights, "convert matrices while loading, as serve does")
       ->needs(placement);
   if (auto code = ParseFlags(app, "inspect", argc, argv)) return *code;
-  const absl::Status status = Print(flags);
-  return status.ok() ? 0 : Fail("inspect", status);
+  return Finish("inspect", Report(flags));
 }
 
 }  // namespace treadle

@@ -7,7 +7,6 @@
 #include <fstream>
 #include <iomanip>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -119,8 +118,8 @@ absl::StatusOr<std::string> Measure(const PerplexityFlags& flags) {
                                  {"backend", model->backend().description()},
                                  {"kv_dtype", flags.forcing.kv_dtype},
                                  {"text", flags.forcing.text}};
-  json.update(nlohmann::ordered_json::parse(ToJson(report)));
-  return json.dump() + "\n";
+  json.update(ToJson(report));
+  return json.dump();
 }
 
 }  // namespace
@@ -146,10 +145,7 @@ int RunPerplexity(int argc, char** argv) {
                  "file for the log probability of each scored token: JSON lines, or .csv");
   app.add_flag("--json", flags.json, "print one JSON object");
   if (auto code = ParseFlags(app, "perplexity", argc, argv)) return *code;
-  const absl::StatusOr<std::string> output = Measure(flags);
-  if (!output.ok()) return Fail("perplexity", output.status());
-  std::fputs(output->c_str(), stdout);
-  return 0;
+  return Finish("perplexity", Measure(flags));
 }
 
 }  // namespace treadle

@@ -7,6 +7,7 @@
 #include <sstream>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "engine/placement.h"
 #include "engine/placement_costs.h"
@@ -16,14 +17,8 @@
 namespace treadle {
 namespace {
 
-std::string Fixed(double value, int digits) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(digits) << value;
-  return std::move(out).str();
-}
-
 std::string MiB(uint64_t bytes) {
-  return Fixed(static_cast<double>(bytes) / (1 << 20), 1) + " MiB";
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
 struct Placement {
@@ -91,9 +86,10 @@ std::string Text(const Placement& placement, const PlacementRequest& request) {
   row(head);
   for (size_t i = 0; i < placement.stages.size(); ++i) {
     const PlacedStage& stage = placement.stages[i];
-    std::vector<std::string> cells = {
-        Str("    ", i), Str(stage.layers.begin, "-", stage.layers.end - 1),
-        Fixed(stage.seconds * 1e3, 3) + " ms", MiB(stage.weight_bytes), MiB(stage.other_bytes)};
+    std::vector<std::string> cells = {Str("    ", i),
+                                      Str(stage.layers.begin, "-", stage.layers.end - 1),
+                                      absl::StrFormat("%.3f ms", stage.seconds * 1e3),
+                                      MiB(stage.weight_bytes), MiB(stage.other_bytes)};
     if (room) {
       cells.push_back(MiB(stage.KvBytes(placement.memory)));
       cells.push_back(Str(stage.KvTokens(placement.memory)));
@@ -102,10 +98,10 @@ std::string Text(const Placement& placement, const PlacementRequest& request) {
   }
   const double balance = Balance(placement.stages);
   const auto stages = static_cast<double>(placement.stages.size());
-  out << "\nbalance " << Fixed(balance, 3) << ": the pipeline, when full, runs "
-      << Fixed(balance * stages, 2) << " times the iterations of its stages one after the other\n"
-      << "K/V per token " << Fixed(static_cast<double>(placement.KvBytesPerToken()) / 1024, 1)
-      << " KiB in all stages, per rank";
+  out << absl::StrFormat(
+      "\nbalance %.3f: the pipeline, when full, runs %.2f times the iterations of its stages one "
+      "after the other\nK/V per token %.1f KiB in all stages, per rank",
+      balance, balance * stages, static_cast<double>(placement.KvBytesPerToken()) / 1024);
   if (room) {
     const size_t tightest = placement.Tightest();
     out << "; stage " << tightest

@@ -145,8 +145,7 @@ int RunQuantize(int argc, char** argv) {
                  "a text, UTF-8: the report then has IN's outlier features (LLM.int8()'s, of "
                  "magnitude 6) on its first 2048 tokens; loads all of IN; default: none");
   if (auto code = ParseFlags(app, "quantize", argc, argv)) return *code;
-  const absl::Status status = Quantize(arguments);
-  return status.ok() ? 0 : Fail("quantize", status);
+  return Finish("quantize", Quantize(arguments));
 }
 
 }  // namespace treadle

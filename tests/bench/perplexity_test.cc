@@ -122,7 +122,7 @@ TEST(PerplexityReport, JsonSaysTheProtocol) {
   report.plan = {.protocol = kLlamaCpp, .context = 16, .windows = 2, .first_predicted = 9};
   report.mean_loss = std::log(20.0);
   report.standard_error = 0.01;
-  const auto json = nlohmann::json::parse(ToJson(report));
+  const auto json = ToJson(report);
   EXPECT_EQ(json["protocol"], "llama.cpp");
   EXPECT_EQ(json["scored_tokens"], 14);
   EXPECT_NEAR(json["perplexity"].get<double>(), 20, 1e-9);

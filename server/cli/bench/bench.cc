@@ -9,9 +9,9 @@
 
 #include "base/status.h"
 #include "bench/iteration/iteration_bench.h"
+#include "models/checkpoints/random/random_checkpoint.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
-#include "server/cli/random_model_flag.h"
 
 namespace treadle {
 namespace {
@@ -99,11 +99,15 @@ absl::StatusOr<std::vector<double>> ParseNumbers(const char* flag, const std::st
   return numbers;
 }
 
-int Finish(const char* command, const absl::StatusOr<std::string>& output) {
-  if (!output.ok()) return Fail(command, output.status());
-  std::fputs(output->c_str(), stdout);
-  if (!output->empty() && output->back() != '\n') std::fputc('\n', stdout);
-  return 0;
+CLI::Option* AddRandomModelFlag(CLI::App& command, ServeOptions& options) {
+  CLI::Option* const flag = command.add_option_function<std::string>(
+      "--random-model",
+      [&options](const std::string& shape) {
+        options.model = Str(RandomCheckpoint::kPrefix, shape);
+      },
+      Str("instead of --model: random weights in the shape of ", RandomCheckpoint::Shapes(),
+          "; changed by ',layers=4' and the like"));
+  return flag->type_name("SHAPE")->excludes(command.get_option("--model"));
 }
 
 int RunBench(int argc, char** argv) {

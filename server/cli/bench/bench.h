@@ -5,14 +5,21 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/configuration.h"
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
 
 namespace treadle {
 
-// What benchmarks share: prints `output`, or what went wrong; gives the exit code.
-int Finish(const char* command, const absl::StatusOr<std::string>& output);
 // "1,2,4", each from `low` to `high`. Errors name the flag.
 absl::StatusOr<std::vector<double>> ParseNumbers(const char* flag, const std::string& text,
                                                  double low, double high);
+// --random-model, which stands in for --model where a benchmark runs an engine of its own. After
+// AddServeFlags of the same options.
+CLI::Option* AddRandomModelFlag(CLI::App& command, ServeOptions& options);
 
 int BenchAccuracy(int argc, char** argv);
 int BenchInt8(int argc, char** argv);

@@ -1,6 +1,5 @@
 // treadle bench accuracy: what compute modes and weight formats cost in quality.
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -37,7 +36,7 @@ std::string Row(const std::string& weights, const AccuracyReport& report, const 
     row["converted_weights"] = bits.converted;
     row["bits_per_parameter"] = bits.PerParameter();
   }
-  row.update(nlohmann::ordered_json::parse(ToJson(report)));
+  row.update(ToJson(report));
   return row.dump() + "\n";
 }
 
@@ -95,8 +94,7 @@ int BenchAccuracy(int argc, char** argv) {
   const bool converted = !flags.weights.empty();
   if (flags.forcing.compute.empty()) flags.forcing.compute = converted ? "exact" : "int16";
   if (flags.forcing.kv_dtype.empty()) flags.forcing.kv_dtype = converted ? "f32" : "f16";
-  const absl::Status status = RunAccuracy(flags);
-  return status.ok() ? 0 : Fail("bench accuracy", status);
+  return Finish("bench accuracy", RunAccuracy(flags));
 }
 
 }  // namespace treadle

@@ -1,7 +1,6 @@
 // treadle bench int8: ways to quantize weights and activations to 8 bits, compared (LLM.int8(),
 // Table 2.1); those that are not formats of ours are simulated.
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
@@ -85,7 +84,7 @@ class Int8Comparison {
       nlohmann::ordered_json row = {{"name", name},
                                     {"simulated", simulated},
                                     {"planted_factor", flags_.plant ? flags_.outliers.factor : 1}};
-      row.update(nlohmann::ordered_json::parse(ToJson(report)));
+      row.update(ToJson(report));
       std::printf("%s\n", row.dump().c_str());
     } else {
       std::printf("%-56s KL %.2e +/- %.0e  argmax equal %5.1f %%  perplexity %.3f (%.3f)%s\n",
@@ -126,8 +125,7 @@ int BenchInt8(int argc, char** argv) {
   app.add_option("--planted-factor", flags.outliers.factor, "a power of two");
   app.add_flag("--json", flags.json, "print a JSON object per line");
   if (auto code = ParseFlags(app, "bench int8", argc, argv)) return *code;
-  const absl::Status status = RunInt8(flags);
-  return status.ok() ? 0 : Fail("bench int8", status);
+  return Finish("bench int8", RunInt8(flags));
 }
 
 }  // namespace treadle

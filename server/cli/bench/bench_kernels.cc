@@ -1,6 +1,5 @@
 // treadle bench kernels and treadle bench scheduler.
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <string>
 
 #include "base/status.h"
@@ -80,8 +79,7 @@ int BenchKernels(int argc, char** argv) {
     report = RunKernelBench(options);
   }
   if (!report.ok()) return Fail("bench kernels", report.status());
-  std::printf("%s\n", (json ? ToJson(*report) : ToTable(*report)).c_str());
-  return 0;
+  return Finish("bench kernels", (json ? ToJson(*report) : ToTable(*report)) + "\n");
 }
 
 int BenchScheduler(int argc, char** argv) {
@@ -100,8 +98,7 @@ int BenchScheduler(int argc, char** argv) {
   if (auto code = ParseFlags(app, "bench scheduler", argc, argv)) return *code;
   const auto rows = RunSchedulerBench(options);
   if (!rows.ok()) return Fail("bench scheduler", rows.status());
-  std::printf("%s\n", (json ? ToJson(*rows) : ToTable(*rows)).c_str());
-  return 0;
+  return Finish("bench scheduler", (json ? ToJson(*rows) : ToTable(*rows)) + "\n");
 }
 
 }  // namespace treadle

@@ -20,14 +20,13 @@
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
-#include "server/cli/random_model_flag.h"
 
 namespace treadle {
 namespace {
 
 struct ServeBenchOptions {
   ReplayOptions replay;
-  ServerAccess server;
+  std::string target = "127.0.0.1:50051";
   ClientFlags access;
   bool in_process = false;
   ServeOptions serve;  // in this process
@@ -116,14 +115,13 @@ absl::Status WarmUpAndReplay(LoadTarget& target, const ServeBenchOptions& option
   return absl::OkStatus();
 }
 
-absl::Status AskServer(ServeBenchOptions& options, std::vector<Replayed>& replays) {
-  TREADLE_ASSIGN_OR_RETURN(ClientAccess access, OpenAccess(options.access));
-  options.server.credentials = std::move(access.credentials);
-  options.server.authorization = std::move(access.authorization);
+absl::Status AskServer(const ServeBenchOptions& options, std::vector<Replayed>& replays) {
+  TREADLE_ASSIGN_OR_RETURN(const ClientAccess access, OpenAccess(options.access));
   if (options.wait_ready > 0) {
-    TREADLE_RETURN_IF_ERROR(WaitReady(options.server, std::chrono::seconds(options.wait_ready)));
+    TREADLE_RETURN_IF_ERROR(
+        WaitReady(options.target, access, std::chrono::seconds(options.wait_ready)));
   }
-  const std::unique_ptr<LoadTarget> server = ConnectToServer(options.server);
+  const std::unique_ptr<LoadTarget> server = ConnectToServer(options.target, access);
   return WarmUpAndReplay(*server, options, replays);
 }
 
@@ -180,8 +178,7 @@ absl::StatusOr<Reports> ReportOn(const ServeBenchOptions& options,
   for (const Replayed& one : replays) {
     const LoadReport report = Analyze(one.result, goodput);
     std::map<std::string, std::string> about = {
-        {"target", options.in_process ? "in-process" : options.server.target},
-        {"request_rate", one.rate}};
+        {"target", options.in_process ? "in-process" : options.target}, {"request_rate", one.rate}};
     if (!options.label.empty()) about["label"] = options.label;
     if (!options.trace_file.empty()) about["trace"] = options.trace_file;
     reports.details += ToJson(report, one.result, /*details=*/true, percentiles, about) + "\n";
@@ -251,7 +248,7 @@ void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
 // What serves: a server, or an engine here, whose flags are those of `serve`.
 void AddTargetFlags(CLI::App& app, ServeBenchOptions& options) {
   CLI::Option* const target =
-      app.add_option("--target", options.server.target, "gRPC address of the server");
+      app.add_option("--target", options.target, "gRPC address of the server");
   AddClientFlags(app, options.access);
   app.add_option("--wait-ready", options.wait_ready, "wait this many seconds for the server")
       ->check(CLI::Range(0, 3600));
@@ -272,7 +269,6 @@ void AddTargetFlags(CLI::App& app, ServeBenchOptions& options) {
 
 int BenchServe(int argc, char** argv) {
   ServeBenchOptions options;
-  options.server.target = "127.0.0.1:50051";
   CLI::App app(
       "Replays a trace of requests against a server, or an engine of this process. Latency counts "
       "from the scheduled arrival.");

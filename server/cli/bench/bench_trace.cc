@@ -56,8 +56,7 @@ int BenchTrace(int argc, char** argv) {
   app.add_option("--new-tokens", options.new_tokens, "of each request")
       ->check(CLI::Range(1, 1 << 20));
   if (auto code = ParseFlags(app, "bench trace", argc, argv)) return *code;
-  const absl::Status status = Record(std::move(serve), options, path);
-  return status.ok() ? 0 : Fail("bench trace", status);
+  return Finish("bench trace", Record(std::move(serve), options, path));
 }
 
 }  // namespace treadle

@@ -1,7 +1,6 @@
 // treadle top: a running server, live, in a terminal; or lines, or JSON, for whatever reads them.
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -80,16 +79,16 @@ absl::Status Follow(const TopOptions& o) {
                   .trouble = {},
                   .retry_in = {}};
   if (terminal.has_screen()) Show(shown, o, terminal);
-  const std::unique_ptr<TopWatch> watch = TopWatch::Start(std::move(options));
+  TopWatch watch(std::move(options));
   while (true) {
-    switch (terminal.Wait(watch->news())) {
+    switch (terminal.Wait(watch.news())) {
       case TopTerminal::Event::kQuit:
         return absl::OkStatus();
       case TopTerminal::Event::kRedraw:
         Show(shown, o, terminal);
         break;
       case TopTerminal::Event::kNews:
-        if (auto report = watch->Take()) {
+        if (auto report = watch.Take()) {
           shown = std::move(*report);
           if (!shown.trouble.ok() && !shown.retry_in) {
             return absl::Status(shown.trouble.code(),
@@ -114,8 +113,7 @@ int RunTop(int argc, char** argv) {
       "denied; 2 wrong flags or files, or no Treadle server.");
   AddFlags(app, options);
   if (auto code = ParseFlags(app, "top", argc, argv)) return *code;
-  const absl::Status status = Follow(options);
-  return status.ok() ? 0 : Fail("top", status);
+  return Finish("top", Follow(options));
 }
 
 }  // namespace treadle

@@ -2,26 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdarg>
-#include <cstdio>
 #include <ctime>
 #include <nlohmann/json.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace treadle {
 namespace {
 
+using absl::StrFormat;
 using Json = nlohmann::ordered_json;
 
 constexpr int kBarWidth = 20;
-
-[[gnu::format(printf, 1, 2)]] std::string Format(const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  char text[512];
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  return text;
-}
 
 std::string Printable(std::string text) {
   for (char& c : text) {
@@ -41,29 +34,27 @@ std::string TimeText(std::chrono::system_clock::time_point time, const char* for
 
 std::string Span(double seconds) {
   if (!(seconds < 1e12)) return "-";  // no clock says that
-  if (seconds < 1e-3) return Format("%.0f us", seconds * 1e6);
-  if (seconds < 1) return Format("%.1f ms", seconds * 1e3);
-  if (seconds < 60) return Format("%.1f s", seconds);
-  const auto whole = static_cast<long long>(seconds);
-  if (whole < 3600) return Format("%lldm%02llds", whole / 60, whole % 60);
-  if (whole < 86400) return Format("%lldh%02lldm", whole / 3600, whole / 60 % 60);
-  return Format("%lldd%02lldh", whole / 86400, whole / 3600 % 24);
+  if (seconds < 1e-3) return StrFormat("%.0f us", seconds * 1e6);
+  if (seconds < 1) return StrFormat("%.1f ms", seconds * 1e3);
+  if (seconds < 60) return StrFormat("%.1f s", seconds);
+  const auto whole = static_cast<int64_t>(seconds);
+  if (whole < 3600) return StrFormat("%dm%02ds", whole / 60, whole % 60);
+  if (whole < 86400) return StrFormat("%dh%02dm", whole / 3600, whole / 60 % 60);
+  return StrFormat("%dd%02dh", whole / 86400, whole / 3600 % 24);
 }
 
-std::string Rate(double rate) { return Format(rate < 99.95 ? "%.1f/s" : "%.0f/s", rate); }
+std::string Rate(double rate) { return StrFormat("%.*f/s", rate < 99.95 ? 1 : 0, rate); }
 
 std::string Count(double count) {
   const char* const units[] = {"", " K", " M", " G", " T"};
   size_t unit = 0;
   for (; count >= 999.95 && unit + 1 < std::size(units); ++unit) count /= 1000;
-  return Format(unit == 0 ? "%.0f%s" : "%.1f%s", count, units[unit]);
+  return StrFormat("%.*f%s", unit == 0 ? 0 : 1, count, units[unit]);
 }
 
 // "12/32", or "12" where there is no limit.
 std::string OutOf(int64_t number, int64_t limit) {
-  return limit > 0
-             ? Format("%lld/%lld", static_cast<long long>(number), static_cast<long long>(limit))
-             : Format("%lld", static_cast<long long>(number));
+  return limit > 0 ? absl::StrCat(number, "/", limit) : absl::StrCat(number);
 }
 
 std::string Both(const std::optional<TopPercentiles>& value) {
@@ -77,10 +68,10 @@ double UsedShare(const TopNumbers& n) {
 
 std::string SharesText(const std::optional<TopShares>& shares) {
   if (!shares) return "-";
-  return Format("compute %.0f%%  sample %.0f%%  receive %.0f%%  bubble %.0f%%  idle %.0f%%",
-                100 * shares->compute, 100 * shares->sample, 100 * shares->receive,
-                100 * shares->bubble, 100 * shares->idle) +
-         Format("; host %.1f%%", 100 * shares->schedule);
+  return StrFormat(
+      "compute %.0f%%  sample %.0f%%  receive %.0f%%  bubble %.0f%%  idle %.0f%%; host %.1f%%",
+      100 * shares->compute, 100 * shares->sample, 100 * shares->receive, 100 * shares->bubble,
+      100 * shares->idle, 100 * shares->schedule);
 }
 
 std::string Bar(double share) {
@@ -89,7 +80,7 @@ std::string Bar(double share) {
 }
 
 std::string Labelled(const char* label, const std::string& text) {
-  return Format("%-11s ", label) + text;
+  return StrFormat("%-11s ", label) + text;
 }
 
 std::string TroubleText(const TopReport& report) {
@@ -97,16 +88,15 @@ std::string TroubleText(const TopReport& report) {
                           std::string(report.trouble.message());
   // The reason is long, and a terminal may be narrow.
   return "no answer" +
-         (report.retry_in ? Format("; next try in %.1f s",
-                                   std::chrono::duration<double>(*report.retry_in).count())
+         (report.retry_in ? StrFormat("; next try in %.1f s",
+                                      std::chrono::duration<double>(*report.retry_in).count())
                           : "") +
          " (" + why + ")";
 }
 
 std::string ModelText(const TopModel& model) {
-  return Format("%s (%s, %s parameters, context %d)", model.name.c_str(),
-                model.architecture.c_str(), Count(static_cast<double>(model.parameters)).c_str(),
-                model.max_context);
+  return StrFormat("%s (%s, %s parameters, context %d)", model.name, model.architecture,
+                   Count(static_cast<double>(model.parameters)), model.max_context);
 }
 
 std::string ServerText(const TopModel& model) {
@@ -121,18 +111,15 @@ std::string StateText(const TopNumbers& n) {
   if (n.running > 0 && n.seconds > 0 && n.iterations == 0) {
     text += "; no iteration for " + Span(n.since_iteration);
   }
-  if (n.lost > 0) {
-    text += Format("; %llu ledger records missed", static_cast<unsigned long long>(n.lost));
-  }
+  if (n.lost > 0) absl::StrAppend(&text, "; ", n.lost, " ledger records missed");
   return text;
 }
 
 void AddNumbers(const TopNumbers& n, std::vector<std::string>& lines) {
-  lines.push_back(Labelled(
-      "requests", Format("running %s  waiting %s", OutOf(n.running, n.running_limit).c_str(),
-                         OutOf(n.waiting, n.waiting_limit).c_str())));
+  lines.push_back(Labelled("requests", "running " + OutOf(n.running, n.running_limit) +
+                                           "  waiting " + OutOf(n.waiting, n.waiting_limit)));
   lines.push_back(Labelled("K/V cache", Bar(UsedShare(n)) +
-                                            Format(" %3.0f%%  ", 100 * UsedShare(n)) +
+                                            StrFormat(" %3.0f%%  ", 100 * UsedShare(n)) +
                                             OutOf(n.pages_used, n.pages_total) + " pages"));
   if (n.seconds == 0) return;  // nothing is known yet of what takes time
   lines.push_back(Labelled("ended", "finished " + Rate(n.finished_rate) +
@@ -140,8 +127,8 @@ void AddNumbers(const TopNumbers& n, std::vector<std::string>& lines) {
   lines.push_back(
       Labelled("tokens", "prompt " + Rate(n.prompt_rate) + "  decode " + Rate(n.decode_rate)));
   lines.push_back(Labelled("iterations", Rate(n.iterations_rate) + "  " + Both(n.iteration)));
-  lines.push_back(
-      Labelled("batch", Format("mean %.1f requests, %.1f tokens", n.mean_requests, n.mean_tokens)));
+  lines.push_back(Labelled(
+      "batch", StrFormat("mean %.1f requests, %.1f tokens", n.mean_requests, n.mean_tokens)));
   lines.push_back(Labelled("time", SharesText(n.shares)));
   lines.push_back(Labelled("queued", Both(n.queued)));
   lines.push_back(Labelled("first token", Both(n.first_token)));
@@ -151,13 +138,12 @@ void AddNumbers(const TopNumbers& n, std::vector<std::string>& lines) {
 void AddRequests(const TopNumbers& n, size_t room, std::vector<std::string>& lines) {
   if (n.longest.empty() || room < 3) return;
   lines.emplace_back();
-  lines.push_back(Format("%10s %10s %10s %10s", "REQUEST", "RUNS", "PROMPT", "DECODED"));
+  lines.push_back(StrFormat("%10s %10s %10s %10s", "REQUEST", "RUNS", "PROMPT", "DECODED"));
   for (size_t i = 0; i < std::min(n.longest.size(), room - 2); ++i) {
     const TopRequest& request = n.longest[i];
-    lines.push_back(Format("%10llu %10s %10lld %10lld", static_cast<unsigned long long>(request.id),
-                           ((request.at_least ? ">" : "") + Span(request.seconds)).c_str(),
-                           static_cast<long long>(request.prompt_tokens),
-                           static_cast<long long>(request.decoded_tokens)));
+    lines.push_back(StrFormat("%10d %10s %10d %10d", request.id,
+                              (request.at_least ? ">" : "") + Span(request.seconds),
+                              request.prompt_tokens, request.decoded_tokens));
   }
 }
 
@@ -244,14 +230,13 @@ std::string TopLine(const TopReport& report) {
     return Printable(line + report.target + ": " + TroubleText(report));
   }
   const TopNumbers& n = *report.numbers;
-  line +=
-      Format("running %s waiting %s pages %s", OutOf(n.running, n.running_limit).c_str(),
-             OutOf(n.waiting, n.waiting_limit).c_str(), OutOf(n.pages_used, n.pages_total).c_str());
-  line += " finished " + Rate(n.finished_rate) + " broken " + Rate(n.broken_rate) + " prompt " +
+  line += "running " + OutOf(n.running, n.running_limit) + " waiting " +
+          OutOf(n.waiting, n.waiting_limit) + " pages " + OutOf(n.pages_used, n.pages_total) +
+          " finished " + Rate(n.finished_rate) + " broken " + Rate(n.broken_rate) + " prompt " +
           Rate(n.prompt_rate) + " decode " + Rate(n.decode_rate) + " iterations " +
-          Rate(n.iterations_rate) + " " + Both(n.iteration);
-  line += Format(" batch %.1f idle ", n.mean_requests) +
-          (n.shares ? Format("%.0f%%", 100 * n.shares->idle) : "-");
+          Rate(n.iterations_rate) + " " + Both(n.iteration) +
+          StrFormat(" batch %.1f idle ", n.mean_requests) +
+          (n.shares ? StrFormat("%.0f%%", 100 * n.shares->idle) : "-");
   return Printable(line + "; " + StateText(n));
 }
 

@@ -116,24 +116,26 @@ class LedgerReader {
   std::thread thread_;
 };
 
-class Watch final : public TopWatch {
+}  // namespace
+
+class TopWatch::State {
  public:
-  explicit Watch(Options options)
+  explicit State(Options options)
       : options_(std::move(options)),
         calls_(options_.access.authorization),
         news_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)) {
     TREADLE_CHECK(news_ >= 0);
     thread_ = std::thread([this] { Run(); });
   }
-  ~Watch() override {
+  ~State() {
     calls_.Stop();
     thread_.join();
     close(news_);
   }
 
-  int news() const override { return news_; }
+  int news() const { return news_; }
 
-  std::optional<TopReport> Take() override {
+  std::optional<TopReport> Take() {
     MutexLock lock(mutex_);
     uint64_t count = 0;
     if (read(news_, &count, sizeof count) < 0) return std::nullopt;  // nothing new
@@ -252,10 +254,9 @@ class Watch final : public TopWatch {
   std::thread thread_;
 };
 
-}  // namespace
-
-std::unique_ptr<TopWatch> TopWatch::Start(Options options) {
-  return std::make_unique<Watch>(std::move(options));
-}
+TopWatch::TopWatch(Options options) : state_(std::make_unique<State>(std::move(options))) {}
+TopWatch::~TopWatch() = default;
+int TopWatch::news() const { return state_->news(); }
+std::optional<TopReport> TopWatch::Take() { return state_->Take(); }
 
 }  // namespace treadle

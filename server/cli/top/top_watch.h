@@ -2,8 +2,8 @@
 // GetLoad once per interval. Where it does not answer, that is a report, too, and it is tried again
 // after a pause that doubles up to a bound.
 //
-// Thread safety: Create and destruction from the owner's thread; Take from one thread. Destruction
-// cancels what is under way and does not wait for the server.
+// Thread safety: construction and destruction on the owner's thread; Take from one thread.
+// Destruction cancels what is under way and does not wait for the server.
 #pragma once
 
 #include <chrono>
@@ -16,7 +16,7 @@
 
 namespace treadle {
 
-class TopWatch {
+class TopWatch final {
  public:
   struct Options {
     std::string target;
@@ -30,15 +30,19 @@ class TopWatch {
     std::chrono::milliseconds call_deadline{5'000};
   };
 
-  static std::unique_ptr<TopWatch> Start(Options options);
-  virtual ~TopWatch() = default;
+  explicit TopWatch(Options options);
+  ~TopWatch();
 
   // Readable while Take has something.
-  virtual int news() const = 0;
+  int news() const;
   // The next report; of a reader that falls far behind the oldest are dropped. After one with
   // trouble and no retry_in there is no other. The first report of a connection is of no interval:
   // its `numbers->seconds` is 0.
-  virtual std::optional<TopReport> Take() = 0;
+  std::optional<TopReport> Take();
+
+ private:
+  class State;
+  const std::unique_ptr<State> state_;
 };
 
 }  // namespace treadle

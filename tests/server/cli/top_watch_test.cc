@@ -22,13 +22,13 @@ namespace {
 constexpr std::chrono::seconds kPatience{60};
 
 std::unique_ptr<TopWatch> Start(const std::string& target, const std::string& authorization = "") {
-  return TopWatch::Start({.target = target,
-                          .access = {.credentials = grpc::InsecureChannelCredentials(),
-                                     .authorization = authorization},
-                          .interval = std::chrono::milliseconds(50),
-                          .first_pause = std::chrono::milliseconds(10),
-                          .longest_pause = std::chrono::milliseconds(80),
-                          .call_deadline = std::chrono::seconds(30)});
+  return std::make_unique<TopWatch>(TopWatch::Options{
+      .target = target,
+      .access = {.credentials = grpc::InsecureChannelCredentials(), .authorization = authorization},
+      .interval = std::chrono::milliseconds(50),
+      .first_pause = std::chrono::milliseconds(10),
+      .longest_pause = std::chrono::milliseconds(80),
+      .call_deadline = std::chrono::seconds(30)});
 }
 
 // Takes reports until one is as `enough` wants it; nothing if none comes.
@@ -181,11 +181,11 @@ class SilentListener {
 
 TEST(TopWatch, ASilentServerIsGivenUpAtTheDeadline) {
   const SilentListener silent;
-  const auto watch = TopWatch::Start(
-      {.target = silent.address(),
-       .access = {.credentials = grpc::InsecureChannelCredentials(), .authorization = {}},
-       .retry = false,
-       .call_deadline = std::chrono::milliseconds(100)});
+  const auto watch = std::make_unique<TopWatch>(TopWatch::Options{
+      .target = silent.address(),
+      .access = {.credentials = grpc::InsecureChannelCredentials(), .authorization = {}},
+      .retry = false,
+      .call_deadline = std::chrono::milliseconds(100)});
   const auto trouble = WaitReport(*watch, HasTrouble);
   ASSERT_TRUE(trouble);
   EXPECT_EQ(trouble->trouble.code(), absl::StatusCode::kDeadlineExceeded);
