@@ -23,7 +23,7 @@ class Interpreter {
   using Scope = std::map<std::string, Value, std::less<>>;
   enum class Flow { kNext, kBreak, kContinue };
 
-  // Statements (jinja_interpreter.cc)
+  // Statements (interpreter.cc)
   Flow RunBody(const std::vector<NodePtr>& body);
   Flow Run(const Node& node);
   Flow RunFor(const Node& node);
@@ -41,7 +41,7 @@ class Interpreter {
   Value LoopVariable(const List& items, size_t index);
   std::string Capture(const std::vector<NodePtr>& body);
 
-  // Expressions (jinja_evaluate.cc)
+  // Expressions (evaluate.cc)
   Value Evaluate(const Node& node);
   Value EvaluateKind(const Node& node);
   Value EvaluateName(const Node& node);
