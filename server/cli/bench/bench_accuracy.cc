@@ -1,5 +1,6 @@
 // treadle bench accuracy: what compute modes and weight formats cost in quality.
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 

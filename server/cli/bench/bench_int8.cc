@@ -1,6 +1,7 @@
 // treadle bench int8: ways to quantize weights and activations to 8 bits, compared (LLM.int8(),
 // Table 2.1); those that are not formats of ours are simulated.
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
