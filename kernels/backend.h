@@ -279,4 +279,34 @@ class Backend {
 
 inline constexpr int64_t kAttentionBlock = 64;
 
+// The ops of Backend once more, for whatever does the same with each: X(name, parameters,
+// arguments). The compiler refuses an op that is here and not there, and a backend without one.
+#define TREADLE_BACKEND_OPS(X)                                                                     \
+  X(Embed,                                                                                         \
+    (const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id, bool accumulate,   \
+     Tensor out),                                                                                  \
+    (table, ids, first_id, accumulate, out))                                                       \
+  X(RmsNorm, (Tensor x, const float* weight, float eps, Tensor out), (x, weight, eps, out))        \
+  X(LayerNorm, (Tensor x, const float* weight, const float* bias, float eps, Tensor out),          \
+    (x, weight, bias, eps, out))                                                                   \
+  X(MatMul, (Tensor x, std::span<const Projection> projections), (x, projections))                 \
+  X(RotateAndStoreKv, (Tensor q, Tensor k, Tensor v, const RotaryTable* rotary, const KvView& kv), \
+    (q, k, v, rotary, kv))                                                                         \
+  X(Attention, (Tensor q, const KvView& kv, float scale, Tensor out), (q, kv, scale, out))         \
+  X(SwiGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                 \
+  X(Gelu, (Tensor x, Tensor out), (x, out))                                                        \
+  X(Gather, (Tensor x, std::span<const int32_t> rows, Tensor out), (x, rows, out))                 \
+  X(Copy, (Tensor x, Tensor out), (x, out))                                                        \
+  X(CopyPages, (const KvLayout& layout, std::byte* pages, std::span<const PageCopy> copies),       \
+    (layout, pages, copies))                                                                       \
+  X(Sample, (Tensor logits, std::span<const SampleRow> rows, std::span<SampleResult> results),     \
+    (logits, rows, results))                                                                       \
+  X(SampleShard,                                                                                   \
+    (Tensor logits, int32_t first_token, std::span<const SampleRow> rows,                          \
+     std::span<ShardSample> shards),                                                               \
+    (logits, first_token, rows, shards))
+
+// TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP): in a backend that implements them all.
+#define TREADLE_OVERRIDE_OP(name, parameters, arguments) void name parameters override;
+
 }  // namespace treadle

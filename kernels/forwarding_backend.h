@@ -50,44 +50,10 @@ class ForwardingBackend : public Backend {
     return below_->InputType(weights);
   }
 
-  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
-             bool accumulate, Tensor out) override {
-    below_->Embed(table, ids, first_id, accumulate, out);
-  }
-  void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
-    below_->RmsNorm(x, weight, eps, out);
-  }
-  void LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out) override {
-    below_->LayerNorm(x, weight, bias, eps, out);
-  }
-  void MatMul(Tensor x, std::span<const Projection> projections) override {
-    below_->MatMul(x, projections);
-  }
-  void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
-                        const KvView& kv) override {
-    below_->RotateAndStoreKv(q, k, v, rotary, kv);
-  }
-  void Attention(Tensor q, const KvView& kv, float scale, Tensor out) override {
-    below_->Attention(q, kv, scale, out);
-  }
-  void SwiGlu(Tensor gate, Tensor up, Tensor out) override { below_->SwiGlu(gate, up, out); }
-  void Gelu(Tensor x, Tensor out) override { below_->Gelu(x, out); }
-  void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
-    below_->Gather(x, rows, out);
-  }
-  void Copy(Tensor x, Tensor out) override { below_->Copy(x, out); }
-  void CopyPages(const KvLayout& layout, std::byte* pages,
-                 std::span<const PageCopy> copies) override {
-    below_->CopyPages(layout, pages, copies);
-  }
-  void Sample(Tensor logits, std::span<const SampleRow> rows,
-              std::span<SampleResult> results) override {
-    below_->Sample(logits, rows, results);
-  }
-  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
-                   std::span<ShardSample> shards) override {
-    below_->SampleShard(logits, first_token, rows, shards);
-  }
+#define TREADLE_FORWARD_OP(name, parameters, arguments) \
+  void name parameters override { below_->name arguments; }
+  TREADLE_BACKEND_OPS(TREADLE_FORWARD_OP)
+#undef TREADLE_FORWARD_OP
 
  protected:
   Backend& below() { return *below_; }

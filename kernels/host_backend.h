@@ -37,11 +37,23 @@ class HostBackend : public Backend {
   void SetMark(int mark) override {}
   absl::Status WaitForMark(int mark) override { return absl::OkStatus(); }
 
+  // What takes no arithmetic.
+  void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
+    TREADLE_CHECK(out.rows == std::ssize(rows) && out.cols == x.cols);
+    for (int64_t i = 0; i < out.rows; ++i) {
+      TREADLE_CHECK(rows[i] >= 0 && rows[i] < x.rows);
+      CopyRow(x, rows[i], out, i);
+    }
+  }
   void Copy(Tensor x, Tensor out) override {
     TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols);
-    for (int64_t row = 0; row < x.rows; ++row) {
-      std::memcpy(out.Row<float>(row), x.Row<float>(row),
-                  static_cast<size_t>(x.cols) * sizeof(float));
+    for (int64_t row = 0; row < x.rows; ++row) CopyRow(x, row, out, row);
+  }
+  void CopyPages(const KvLayout& layout, std::byte* pages,
+                 std::span<const PageCopy> copies) override {
+    const int64_t bytes = layout.PageBytes();
+    for (const PageCopy& copy : copies) {
+      std::memmove(pages + copy.to * bytes, pages + copy.from * bytes, static_cast<size_t>(bytes));
     }
   }
 
@@ -66,6 +78,11 @@ class HostBackend : public Backend {
   }
 
  private:
+  static void CopyRow(const Tensor& x, int64_t from, const Tensor& out, int64_t to) {
+    std::memcpy(out.Row<float>(to), x.Row<float>(from),
+                static_cast<size_t>(x.cols) * sizeof(float));
+  }
+
   std::span<const SampleRow> announced_;
   std::vector<int32_t> last_samples_;
 };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <type_traits>
 
 #include "base/status.h"
@@ -15,35 +16,74 @@ static_assert(std::is_trivially_copyable_v<ShardSample>);
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-// Steps 5 to 8 over candidates in the order of step 4, the best of which is not -inf.
-int32_t Draw(std::span<const ShardCandidate> order, const SampleRow& row) {
-  const SamplingParameters& p = *row.parameters;
-  std::array<double, kMaxShardCandidates> weights;
-  size_t count = std::min(order.size(), static_cast<size_t>(p.top_k));
-  const auto sum = [&] {
-    double total = 0;
-    for (size_t i = 0; i < count; ++i) total += weights[i];
-    return total;
-  };
-  for (size_t i = 0; i < count; ++i) {
-    weights[i] = std::exp((double{order[i].x} - order[0].x) / p.temperature);
-  }
-  if (p.top_p < 1) {
-    const double enough = p.top_p * sum();
-    double cumulative = 0;
-    size_t keep = 0;
-    while (keep < count && (keep == 0 || cumulative < enough)) cumulative += weights[keep++];
-    count = keep;
-  }
-  while (weights[count - 1] < p.min_p || weights[count - 1] == 0) --count;
-  const double target = CounterUniform(p.seed, row.candidate, row.position) * sum();
-  double cumulative = 0;
-  size_t at = 0;
-  while (at + 1 < count && (cumulative += weights[at]) <= target) ++at;
-  return static_cast<int32_t>(at);
+}  // namespace
+
+bool SamplingField::Allows(double value) const {
+  return std::isfinite(value) && value <= high && (low_open ? value > low : value >= low);
 }
 
-}  // namespace
+void ChangeLogits(const SampleRow& row, int32_t first, std::span<float> x) {
+  const SamplingParameters& p = *row.parameters;
+  const auto tokens = std::ssize(x);
+  const auto here = [&](int32_t token) { return token >= first && token - first < tokens; };
+  for (const LogitBias& entry : p.logit_bias) {
+    if (here(entry.token)) x[entry.token - first] += entry.bias;
+  }
+  for (const TokenCount& count : row.counts) {
+    if (!here(count.token)) continue;
+    float& value = x[count.token - first];
+    value = value > 0 ? value / p.repetition_penalty : value * p.repetition_penalty;
+    if (count.in_output == 0) continue;
+    value -= p.presence_penalty;
+    value -= p.frequency_penalty * static_cast<float>(count.in_output);
+  }
+  for (const int32_t token : row.suppressed) {
+    if (here(token)) x[token - first] = kMinusInfinity;
+  }
+  if (row.mask == nullptr) return;
+  for (int64_t token = first; token < first + tokens;) {
+    const int64_t next = std::min(first + tokens, token / 32 * 32 + 32);
+    const uint32_t allowed = row.mask[token / 32];
+    if (allowed == ~0u) token = next;
+    for (; token < next; ++token) {
+      if ((allowed >> (token % 32) & 1u) == 0) x[token - first] = kMinusInfinity;
+    }
+  }
+}
+
+SortedCandidates::SortedCandidates(std::span<const float> x, float temperature) {
+  weights_.reserve(x.size());
+  for (const float each : x) weights_.push_back(std::exp((double{each} - x[0]) / temperature));
+}
+
+void SortedCandidates::KeepTop(int64_t count) {
+  if (count < std::ssize(weights_)) weights_.resize(static_cast<size_t>(count));
+}
+
+void SortedCandidates::KeepMass(double mass) {
+  double cumulative = 0;
+  size_t keep = 0;
+  while (keep < weights_.size() && (keep == 0 || cumulative < mass)) cumulative += weights_[keep++];
+  weights_.resize(keep);
+}
+
+void SortedCandidates::KeepWeights(float least) {
+  while (weights_.back() < least) weights_.pop_back();
+}
+
+double SortedCandidates::weight() const {
+  return std::accumulate(weights_.begin(), weights_.end(), 0.0);
+}
+
+size_t SortedCandidates::Find(double target) const {
+  double cumulative = 0;
+  size_t last = 0;
+  for (size_t i = 0; i < weights_.size() && weights_[i] > 0; ++i) {
+    cumulative += weights_[last = i];
+    if (cumulative > target) break;
+  }
+  return last;
+}
 
 bool CanMergeShards(const SampleRow& row) {
   const SamplingParameters* p = row.parameters;
@@ -68,10 +108,15 @@ SampleResult MergeShards(const SampleRow& row, std::span<const ShardSample> shar
     }
     // Stable: equal candidates stay in the shards' order, which is that of their tokens.
     std::ranges::stable_sort(order, std::greater(), &ShardCandidate::x);
-    const bool first = row.parameters->temperature == 0 || order[0].x == kMinusInfinity;
-    const ShardCandidate& chosen = order[first ? 0 : Draw(order, row)];
-    result.token = chosen.token;
-    logit = chosen.logit;
+    size_t chosen = 0;
+    if (row.parameters->temperature != 0 && order[0].x != kMinusInfinity) {
+      std::vector<float> x(order.size());
+      std::ranges::transform(order, x.begin(), &ShardCandidate::x);
+      SortedCandidates candidates(x, row.parameters->temperature);
+      chosen = Draw(row, candidates);
+    }
+    result.token = order[chosen].token;
+    logit = order[chosen].logit;
   }
   if (row.top_logprobs < 0) return result;
 

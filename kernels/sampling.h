@@ -30,7 +30,10 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <span>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 namespace treadle {
@@ -59,6 +62,37 @@ struct SamplingParameters {
   bool NeedsCounts() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;
   }
+};
+
+// The parameters that are one number each, for all who read, check, send or offer them. Every wire
+// has a field of this name.
+struct SamplingField {
+  std::string_view name;
+  std::variant<float SamplingParameters::*, int32_t SamplingParameters::*> member;
+  // What a client may wish: finite numbers of [low, high], or of (low, high].
+  double low;
+  bool low_open;
+  double high;
+  std::string_view expected;  // the same in words
+  std::string_view help;      // of a flag
+
+  bool Allows(double value) const;  // false for NaN and infinities
+};
+inline constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+inline constexpr SamplingField kSamplingFields[] = {
+    {"temperature", &SamplingParameters::temperature, 0, false, kUnlimited, "a finite number >= 0",
+     "0: greedy"},
+    {"top_k", &SamplingParameters::top_k, 1, false, kUnlimited, "at least 1",
+     "sample from the k best tokens"},
+    {"top_p", &SamplingParameters::top_p, 0, true, 1, "(0, 1]",
+     "sample from the best tokens of this total probability"},
+    {"min_p", &SamplingParameters::min_p, 0, false, 1, "[0, 1]",
+     "drop tokens below this share of the best one's probability"},
+    {"repetition_penalty", &SamplingParameters::repetition_penalty, 0, true, kUnlimited,
+     "a finite number > 0", "1: none"},
+    {"presence_penalty", &SamplingParameters::presence_penalty, -2, false, 2, "[-2, 2]", "-2 to 2"},
+    {"frequency_penalty", &SamplingParameters::frequency_penalty, -2, false, 2, "[-2, 2]",
+     "-2 to 2"},
 };
 
 // How often a token occurred so far; at least one of the two is positive.
@@ -91,6 +125,60 @@ struct SampleResult {
   float target_logprob = 0;  // of SampleRow::target, raw
   int32_t num_top = 0;
   std::array<TokenLogprob, kMaxTopLogprobs> top;  // best first; ties: lowest id first
+};
+
+// Uniform in [0, 1), 53 bits, from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
+// as 1, 2, 3", SC'11) with key = seed (low word first) and counter = (position low, position high,
+// candidate, 0): the upper 53 bits of output words 1:0, times 2^-53.
+double CounterUniform(uint64_t seed, uint32_t candidate, int64_t position);
+
+// The generator itself: ten rounds on a counter of four words.
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+
+// -- the steps, for backends whose device is the host --------------------------------------------
+// NaN counts as -inf, +inf as the largest finite float.
+constexpr float CleanLogit(float logit) {
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  if (logit != logit) return -std::numeric_limits<float>::infinity();
+  return logit < kLargest ? logit : kLargest;
+}
+
+// Steps 1 to 3, but for CleanLogit, in place. x: logits of the tokens from `first` on; the row's
+// token ids are of the whole vocabulary. Requires row.parameters.
+void ChangeLogits(const SampleRow& row, int32_t first, std::span<float> x);
+
+// Steps 5 to 8, over candidates in the order of step 4 with their weights, the best of which is not
+// -inf. Candidates has
+//   KeepTop(n):      keeps the first n;
+//   KeepMass(w):     keeps the smallest prefix of at least this weight, and at least one;
+//   KeepWeights(w):  keeps those of at least this weight;
+//   weight():        is the sum of the weights that are kept;
+//   Find(w):         is the first candidate whose cumulative weight exceeds w, else the last kept
+//                    one of positive weight.
+template <typename Candidates>
+auto Draw(const SampleRow& row, Candidates& candidates) {
+  const SamplingParameters& p = *row.parameters;
+  if (p.top_k > 0) candidates.KeepTop(p.top_k);
+  if (p.top_p < 1) candidates.KeepMass(double{p.top_p} * candidates.weight());
+  if (p.min_p > 0) candidates.KeepWeights(p.min_p);
+  const double u = CounterUniform(p.seed, row.candidate, row.position);
+  return candidates.Find(u * candidates.weight());
+}
+
+// Draw's candidates where all of them are there in order.
+class SortedCandidates {
+ public:
+  // x: after steps 1 to 3, descending.
+  SortedCandidates(std::span<const float> x, float temperature);
+
+  void KeepTop(int64_t count);
+  void KeepMass(double mass);
+  void KeepWeights(float least);
+  double weight() const;
+  size_t Find(double target) const;  // an index into x
+
+ private:
+  std::vector<double> weights_;  // of those that are kept, in order
 };
 
 // -- vocabulary shards ----------------------------------------------------------------------------
@@ -126,13 +214,5 @@ bool CanMergeShards(const SampleRow& row);
 int32_t NumShardCandidates(const SampleRow& row, int64_t tokens);
 // `shards` of one row, in rank order (ascending tokens). Requires CanMergeShards(row).
 SampleResult MergeShards(const SampleRow& row, std::span<const ShardSample> shards);
-
-// Uniform in [0, 1), 53 bits, from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
-// as 1, 2, 3", SC'11) with key = seed (low word first) and counter = (position low, position high,
-// candidate, 0): the upper 53 bits of output words 1:0, times 2^-53.
-double CounterUniform(uint64_t seed, uint32_t candidate, int64_t position);
-
-// The generator itself: ten rounds on a counter of four words.
-std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
 
 }  // namespace treadle

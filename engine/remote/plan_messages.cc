@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <variant>
 
 #include "base/status.h"
 #include "engine/remote/control.pb.h"
@@ -84,6 +85,26 @@ void EncodeSteps(const std::vector<Step>& steps, control::PlanMessage& message) 
   if (!all_plain) Append(kinds, message.mutable_kind());
 }
 
+// A number of SamplingParameters, in the field of the message that has its name.
+const google::protobuf::FieldDescriptor* FieldOf(const SamplingField& field) {
+  const auto* found = control::StartMessage::descriptor()->FindFieldByName(std::string(field.name));
+  TREADLE_CHECK(found != nullptr);
+  return found;
+}
+
+void Put(control::StartMessage& message, const SamplingField& field, float value) {
+  message.GetReflection()->SetFloat(&message, FieldOf(field), value);
+}
+void Put(control::StartMessage& message, const SamplingField& field, int32_t value) {
+  message.GetReflection()->SetInt32(&message, FieldOf(field), value);
+}
+void Take(const control::StartMessage& message, const SamplingField& field, float& value) {
+  value = message.GetReflection()->GetFloat(message, FieldOf(field));
+}
+void Take(const control::StartMessage& message, const SamplingField& field, int32_t& value) {
+  value = message.GetReflection()->GetInt32(message, FieldOf(field));
+}
+
 void EncodeStart(const SequenceStart& start, control::StartMessage& message) {
   const SamplingParameters& sampling = start.sampling;
   message.set_sequence(start.sequence);
@@ -91,13 +112,9 @@ void EncodeStart(const SequenceStart& start, control::StartMessage& message) {
   message.set_first_position(start.first_position);
   RelativeInt page;
   for (const int32_t id : start.pages) message.add_page(page.Encode(id));
-  message.set_temperature(sampling.temperature);
-  message.set_top_k(sampling.top_k);
-  message.set_top_p(sampling.top_p);
-  message.set_min_p(sampling.min_p);
-  message.set_repetition_penalty(sampling.repetition_penalty);
-  message.set_presence_penalty(sampling.presence_penalty);
-  message.set_frequency_penalty(sampling.frequency_penalty);
+  for (const SamplingField& field : kSamplingFields) {
+    std::visit([&](auto member) { Put(message, field, sampling.*member); }, field.member);
+  }
   for (const LogitBias& bias : sampling.logit_bias) {
     message.add_bias_token(bias.token);
     message.add_bias(bias.bias);
@@ -122,13 +139,9 @@ absl::StatusOr<SequenceStart> DecodeStart(const control::StartMessage& message) 
     start.pages.push_back(page.Decode<int32_t>(difference));
   }
   SamplingParameters& sampling = start.sampling;
-  sampling.temperature = message.temperature();
-  sampling.top_k = message.top_k();
-  sampling.top_p = message.top_p();
-  sampling.min_p = message.min_p();
-  sampling.repetition_penalty = message.repetition_penalty();
-  sampling.presence_penalty = message.presence_penalty();
-  sampling.frequency_penalty = message.frequency_penalty();
+  for (const SamplingField& field : kSamplingFields) {
+    std::visit([&](auto member) { Take(message, field, sampling.*member); }, field.member);
+  }
   for (int i = 0; i < message.bias_size(); ++i) {
     sampling.logit_bias.push_back({message.bias_token(i), message.bias(i)});
   }

@@ -1,18 +1,15 @@
 #include "kernels/cuda/cuda_backend.h"
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <thread>
 #include <tuple>
 #include <utility>
 
-#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/ops.h"
-#include "kernels/cuda/runtime/announced_batch.h"
 #include "kernels/cuda/runtime/backend_on_device.h"
-#include "kernels/cuda/runtime/result_delivery.h"
 #include "kernels/cuda/runtime/staging.h"
 
 namespace treadle::cuda {
@@ -36,23 +33,18 @@ BackendLimits Max(const BackendLimits& a, const BackendLimits& b) {
   return larger;
 }
 
-class CudaBackend final : public Backend {
+class CudaBackend final : public CudaOps {
  public:
   CudaBackend(std::unique_ptr<Device> device, const CudaOptions& options)
-      : options_(options),
-        device_(std::move(device)),
+      : CudaOps(std::move(device), kUploadMark, options),
         pinned_staging_(*device_),
-        device_staging_(*device_),
-        batch_(*device_, kUploadMark),
-        results_(*device_) {}
+        device_staging_(*device_) {}
   ~CudaBackend() override { (void)device_->Synchronize(); }  // before memory is freed
 
   absl::Status Init(std::unique_ptr<MatMuls> matmuls) {
     matmuls_ = std::move(matmuls);
     return ReserveLastSamples(kFewestSampleRows);
   }
-
-  Device& device() { return *device_; }
 
   std::string_view name() const override { return "cuda"; }
   std::string description() const override {
@@ -82,7 +74,6 @@ class CudaBackend final : public Backend {
     Synchronize().IgnoreError();
     return status_ = device_->Recover();
   }
-  KeyOrder key_order() const override { return KeyOrder::kByPosition; }
   bool asynchronous() const override { return true; }
 
   void SetMark(int mark) override {
@@ -160,103 +151,6 @@ class CudaBackend final : public Backend {
     return matmuls_->InputType(weights);
   }
 
-  // -- ops ----------------------------------------------------------------------------------------
-
-  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
-             bool accumulate, Tensor out) override {
-    TREADLE_CHECK(out.rows == static_cast<int64_t>(ids.size()) && out.cols == table.k());
-    if (ids.empty() || !Ready()) return;
-    const auto on_device = batch_.Ids(ids);
-    Keep(on_device.status());
-    if (!Ready()) return;
-    matmuls_->Embed(table,
-                    {.ids = *on_device,
-                     .last_samples = LastSamples(),
-                     .first = first_id,
-                     .n = static_cast<int32_t>(table.n())},
-                    accumulate, out);
-  }
-
-  void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
-    if (Ready()) cuda::RmsNorm(*device_, x, weight, eps, out);
-  }
-  void LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out) override {
-    if (Ready()) cuda::LayerNorm(*device_, x, weight, bias, eps, out);
-  }
-  void SwiGlu(Tensor gate, Tensor up, Tensor out) override {
-    if (Ready()) cuda::SwiGlu(*device_, gate, up, out);
-  }
-  void Gelu(Tensor x, Tensor out) override {
-    if (Ready()) cuda::Gelu(*device_, x, out);
-  }
-  void CopyPages(const KvLayout& layout, std::byte* pages,
-                 std::span<const PageCopy> copies) override {
-    if (Ready()) cuda::CopyPages(*device_, layout, pages, copies);
-  }
-
-  void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
-    TREADLE_CHECK(out.rows == static_cast<int64_t>(rows.size()) && out.cols == x.cols);
-    if (rows.empty() || !Ready()) return;
-    const auto on_device = batch_.OutputRows(rows);
-    Keep(on_device.status());
-    if (Ready()) cuda::Gather(*device_, x, *on_device, out.rows, out);
-  }
-
-  void Copy(Tensor x, Tensor out) override {
-    if (Ready()) cuda::Copy(*device_, x, out);
-  }
-
-  void MatMul(Tensor x, std::span<const Projection> projections) override {
-    if (x.rows == 0 || projections.empty() || !Ready()) return;
-    int64_t n = 0;
-    for (const Projection& projection : projections) n = std::max(n, projection.out.cols);
-    Keep(ReserveProducts(x.rows, x.cols, n));
-    Keep(matmuls_->Multiply(x, projections));
-  }
-
-  void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
-                        const KvView& kv) override {
-    const KvLayout& layout = kv.layout;
-    TREADLE_CHECK(layout.key_order == key_order() && k.rows == q.rows && v.rows == q.rows);
-    TREADLE_CHECK(k.cols == layout.kv_heads * layout.head_dim && v.cols == k.cols);
-    TREADLE_CHECK(q.cols % layout.head_dim == 0);
-    if (!Upload(kv, q.rows)) return;
-    cuda::RotateAndStoreKv(*device_, q, k, v, rotary, layout, kv.pages, batch_.batch());
-  }
-
-  void Attention(Tensor q, const KvView& kv, float scale, Tensor out) override {
-    const KvLayout& layout = kv.layout;
-    TREADLE_CHECK(layout.key_order == key_order() && q.cols % layout.head_dim == 0);
-    TREADLE_CHECK(out.rows == q.rows && out.cols == q.cols);
-    if (!Upload(kv, q.rows)) return;
-    const DeviceBatch& batch = batch_.batch();
-    Keep(ReserveScratch(AttentionScratchBytes(q.rows, batch.max_context, q.cols / layout.head_dim,
-                                              layout.head_dim)));
-    if (!Ready()) return;
-    cuda::Attention(*device_, q, layout, kv.pages, batch, scale, options_.deterministic, Scratch(),
-                    out);
-  }
-
-  void Sample(Tensor logits, std::span<const SampleRow> rows,
-              std::span<SampleResult> results) override {
-    const SamplePlace place =
-        BeginSample(logits, rows, logits.cols, std::as_writable_bytes(results));
-    if (!Ready() || rows.empty()) return;
-    Keep(ReserveLastSamples(place.first + logits.rows));
-    if (!Ready()) return;
-    cuda::Sample(*device_, logits, place.first, batch_.batch(), Scratch(),
-                 reinterpret_cast<SampleResult*>(place.results), LastSamples() + place.first);
-  }
-
-  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
-                   std::span<ShardSample> shards) override {
-    const SamplePlace place =
-        BeginSample(logits, rows, first_token + logits.cols, std::as_writable_bytes(shards));
-    if (!Ready() || rows.empty()) return;
-    cuda::SampleShard(*device_, logits, first_token, place.first, batch_.batch(), Scratch(),
-                      reinterpret_cast<ShardSample*>(place.results));
-  }
-
  private:
   // What launches are sized for: the caller's key, sequences (bound), and the longest chunk of one.
   using FullKey = std::tuple<GraphKey, int32_t, int32_t>;
@@ -264,17 +158,6 @@ class CudaBackend final : public Backend {
     std::unique_ptr<Graph> graph;  // null: ran once so far
     ResultDelivery::Pending results;
   };
-
-  bool Ready() {
-    if (status_.ok()) Keep(device_->status());
-    return status_.ok();
-  }
-  void Keep(const absl::Status& status) {
-    if (status_.ok()) status_ = status;
-  }
-
-  // Changes whenever a device address that graphs have kept does.
-  int64_t Generation() const { return generation_ + batch_.generation() + results_.generation(); }
 
   absl::Status Capture(const std::function<absl::Status()>& ops, CapturedOps& captured) {
     device_->BeginCapture();
@@ -287,91 +170,9 @@ class CudaBackend final : public Backend {
     return absl::OkStatus();
   }
 
-  // Whether there is anything to do, and it can be done.
-  bool Upload(const KvView& kv, int64_t rows) {
-    if (kv.sequences.empty() || rows == 0 || !Ready()) return false;
-    Keep(batch_.UploadSequences(kv, rows));
-    return Ready();
-  }
-
-  struct SamplePlace {
-    int64_t first = 0;  // of the batch's samples
-    std::byte* results = nullptr;
-  };
-  // What both kinds of sampling need. Failures are kept.
-  SamplePlace BeginSample(Tensor logits, std::span<const SampleRow> rows, int64_t tokens,
-                          std::span<std::byte> results) {
-    TREADLE_CHECK(logits.rows == static_cast<int64_t>(rows.size()));
-    if (rows.empty() || !Ready()) return {};
-    const auto samples = batch_.UploadSamples(rows, tokens);
-    Keep(samples.status());
-    Keep(ReserveScratch(SampleScratchBytes(logits.rows, logits.cols)));
-    if (!Ready()) return {};
-    const auto place =
-        results_.Take(results.size(), results.data(), samples->announced ? samples->first : -1);
-    Keep(place.status());
-    return {samples->first, place.ok() ? *place : nullptr};
-  }
-
-  // -- memory that grows, but not while a graph is captured ---------------------------------------
-
-  absl::Status ReserveProducts(int64_t rows, int64_t k, int64_t n) {
-    if (rows <= product_rows_ && k <= product_k_ && n <= product_n_) return absl::OkStatus();
-    TREADLE_CHECK(!device_->capturing());
-    TREADLE_RETURN_IF_ERROR(device_->Synchronize());
-    ++generation_;
-    rows = std::max(product_rows_, rows);
-    k = std::max(product_k_, k);
-    n = std::max(product_n_, n);
-    TREADLE_RETURN_IF_ERROR(matmuls_->Reserve(rows, k, n));
-    product_rows_ = rows;
-    product_k_ = k;
-    product_n_ = n;
-    return absl::OkStatus();
-  }
-
-  absl::Status ReserveScratch(size_t bytes) {
-    if (bytes <= scratch_.bytes()) return absl::OkStatus();
-    TREADLE_CHECK(!device_->capturing());
-    TREADLE_RETURN_IF_ERROR(device_->Synchronize());
-    ++generation_;
-    scratch_ = Buffer();
-    TREADLE_ASSIGN_OR_RETURN(scratch_, device_->Allocate(bytes));
-    return absl::OkStatus();
-  }
-  std::span<std::byte> Scratch() const { return {scratch_.data(), scratch_.bytes()}; }
-
-  // What was sampled last stays.
-  absl::Status ReserveLastSamples(int64_t rows) {
-    const size_t bytes = static_cast<size_t>(rows) * sizeof(int32_t);
-    if (bytes <= last_samples_.bytes()) return absl::OkStatus();
-    TREADLE_CHECK(!device_->capturing());
-    TREADLE_ASSIGN_OR_RETURN(Buffer larger, device_->Allocate(bytes));
-    std::vector<std::byte> kept(last_samples_.bytes());
-    CopyToHost(kept.data(), last_samples_.data(), kept.size());
-    CopyToDevice(larger.data(), kept.data(), kept.size());
-    last_samples_ = std::move(larger);
-    ++generation_;
-    return absl::OkStatus();
-  }
-  int32_t* LastSamples() const { return reinterpret_cast<int32_t*>(last_samples_.data()); }
-
-  const CudaOptions options_;
-  const std::unique_ptr<Device> device_;
-  std::unique_ptr<MatMuls> matmuls_;
   BackendLimits limits_;
   PinnedStaging pinned_staging_;
   DeviceStaging device_staging_;
-  AnnouncedBatch batch_;
-  ResultDelivery results_;
-  int64_t product_rows_ = 0;  // what products have scratch for
-  int64_t product_k_ = 0;
-  int64_t product_n_ = 0;
-  Buffer scratch_;
-  Buffer last_samples_;  // int32
-  int64_t generation_ = 0;
-  absl::Status status_;
-
   std::map<FullKey, CapturedOps> graphs_;  // captured, or to be
   int64_t graphs_generation_ = 0;
 };

@@ -1,6 +1,6 @@
-// The ops as launches on a Device, one .cu file per group; CudaBackend is made of them. Contracts
-// of the results: kernels/backend.h. All pointers are device addresses. Nothing here allocates or
-// waits, so everything can be captured in a graph.
+// Ops that need a batch's description or scratch memory, as launches on a Device. Contracts of the
+// results: kernels/backend.h. All pointers are device addresses. Nothing here allocates or waits,
+// so everything can be captured in a graph.
 #pragma once
 
 #include <cstddef>
@@ -15,19 +15,6 @@
 #include "kernels/tensor.h"
 
 namespace treadle::cuda {
-
-// -- rows.cu --------------------------------------------------------------------------------------
-void RmsNorm(Device& device, Tensor x, const float* weight, float eps, Tensor out);
-void LayerNorm(Device& device, Tensor x, const float* weight, const float* bias, float eps,
-               Tensor out);
-void SwiGlu(Device& device, Tensor gate, Tensor up, Tensor out);
-void Gelu(Device& device, Tensor x, Tensor out);
-// rows: [count] on the device; -1 leaves a row of out unspecified.
-void Gather(Device& device, Tensor x, const int32_t* rows, int64_t count, Tensor out);
-void Copy(Device& device, Tensor x, Tensor out);
-// copies: on the host; they travel as launch parameters.
-void CopyPages(Device& device, const KvLayout& layout, std::byte* pages,
-               std::span<const PageCopy> copies);
 
 // -- attention.cu ---------------------------------------------------------------------------------
 // Pages of this backend hold K as [kv_heads, page_size, head_dim] (KeyOrder::kByPosition).

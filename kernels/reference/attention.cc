@@ -2,9 +2,9 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/reference/reference_ops.h"
+#include "kernels/reference/reference_backend.h"
 
-namespace treadle::reference {
+namespace treadle {
 namespace {
 
 // One sequence's K and V by position, through its page table, in the layout's key order.
@@ -89,7 +89,8 @@ void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head, int
 
 }  // namespace
 
-void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary, const KvView& kv) {
+void ReferenceBackend::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
+                                        const KvView& kv) {
   const int64_t head_dim = kv.layout.head_dim;
   TREADLE_CHECK(k.cols == kv.layout.kv_heads * head_dim && v.cols == k.cols);
   TREADLE_CHECK(q.cols % head_dim == 0 && (!rotary || 2 * rotary->half_dim <= head_dim));
@@ -115,7 +116,7 @@ void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary, c
   }
 }
 
-void Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
+void ReferenceBackend::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
   const int64_t head_dim = kv.layout.head_dim;
   const int64_t heads = q.cols / head_dim;
   const int64_t queries_per_head = heads / kv.layout.kv_heads;
@@ -133,4 +134,4 @@ void Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
   }
 }
 
-}  // namespace treadle::reference
+}  // namespace treadle

@@ -1,9 +1,9 @@
 // Matrices kept as decoded floats, products summed in double.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "kernels/reference/reference_backend.h"
-#include "kernels/reference/reference_ops.h"
 
 namespace treadle {
 
@@ -22,7 +22,6 @@ QuantizedActivations QuantizeActivations(std::span<const float, 32> x, ComputeMo
   return block;
 }
 
-namespace reference {
 namespace {
 
 class FloatMatrix final : public PackedMatrix {
@@ -88,9 +87,14 @@ std::vector<double> RowInt8Activations(const Tensor& x, int64_t row, float thres
   return rounded;
 }
 
+std::span<const float> WeightRow(const PackedMatrix& matrix, int64_t row) {  // [k]
+  TREADLE_CHECK(row >= 0 && row < matrix.n());
+  return {static_cast<const FloatMatrix&>(matrix).Row(row), static_cast<size_t>(matrix.k())};
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) {
+absl::StatusOr<std::unique_ptr<PackedMatrix>> ReferenceBackend::Pack(const MatrixSource& source) {
   TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
   auto matrix = std::make_unique<FloatMatrix>(source);
   for (int64_t row = 0; row < source.n; ++row) {
@@ -99,16 +103,26 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) {
   return matrix;
 }
 
-std::span<const float> WeightRow(const PackedMatrix& matrix, int64_t row) {
-  TREADLE_CHECK(row >= 0 && row < matrix.n());
-  return {static_cast<const FloatMatrix&>(matrix).Row(row), static_cast<size_t>(matrix.k())};
+void ReferenceBackend::Embed(const PackedMatrix& table, std::span<const int32_t> ids,
+                             int32_t first_id, bool accumulate, Tensor out) {
+  TREADLE_CHECK(out.cols == table.k() && out.rows == static_cast<int64_t>(ids.size()));
+  for (int64_t row = 0; row < out.rows; ++row) {
+    float* to = out.Row<float>(row);
+    const int64_t from = TableRow(table, ids[row], first_id);
+    if (from < 0) {
+      if (!accumulate) std::fill_n(to, out.cols, 0.0f);
+      continue;
+    }
+    const auto weights = WeightRow(table, from);
+    for (int64_t i = 0; i < out.cols; ++i) to[i] = accumulate ? to[i] + weights[i] : weights[i];
+  }
 }
 
-void MatMul(Tensor x, std::span<const Projection> projections, ComputeMode compute) {
+void ReferenceBackend::MatMul(Tensor x, std::span<const Projection> projections) {
   for (int64_t row = 0; row < x.rows; ++row) {
     const auto exact = Activations(x.Row<float>(row), x.cols, ComputeMode::kExact);
     const auto quantized =
-        x.cols % 32 == 0 ? Activations(x.Row<float>(row), x.cols, compute) : exact;
+        x.cols % 32 == 0 ? Activations(x.Row<float>(row), x.cols, compute_) : exact;
     for (const Projection& projection : projections) {
       const auto& weight = static_cast<const FloatMatrix&>(*projection.weight);
       TREADLE_CHECK(weight.k() == x.cols && weight.n() == projection.out.cols &&
@@ -130,5 +144,4 @@ void MatMul(Tensor x, std::span<const Projection> projections, ComputeMode compu
   }
 }
 
-}  // namespace reference
 }  // namespace treadle

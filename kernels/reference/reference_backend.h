@@ -4,10 +4,26 @@
 
 #include <memory>
 #include <span>
+#include <string>
 
-#include "kernels/backend.h"
+#include "kernels/host_backend.h"
 
 namespace treadle {
+
+// Its ops are defined in this folder's files, by topic.
+class ReferenceBackend final : public HostBackend {
+ public:
+  explicit ReferenceBackend(ComputeMode compute) : compute_(compute) {}
+
+  std::string_view name() const override { return "reference"; }
+  std::string description() const override;
+  absl::StatusOr<Buffer> Allocate(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override;
+  TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP)
+
+ private:
+  const ComputeMode compute_;
+};
 
 // kInt8 and kInt16 quantize activations by the rule of ComputeMode and then sum in double; kAuto is
 // kExact.

@@ -11,38 +11,11 @@ namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-float Finite(float x) {
-  if (std::isnan(x)) return kMinusInfinity;
-  return std::min(x, std::numeric_limits<float>::max());
-}
-
 // Steps 1 to 3 for the tokens from `first` on.
 std::vector<float> Adjust(std::span<const float> logits, int32_t first, const SampleRow& row) {
-  const SamplingParameters& parameters = *row.parameters;
   std::vector<float> x(logits.begin(), logits.end());
-  const auto here = [&](int32_t token) {
-    return token >= first && token - first < static_cast<int64_t>(x.size());
-  };
-  for (const LogitBias& entry : parameters.logit_bias) {
-    if (here(entry.token)) x[entry.token - first] += entry.bias;
-  }
-  for (const TokenCount& count : row.counts) {
-    if (!here(count.token)) continue;
-    float& value = x[count.token - first];
-    value =
-        value > 0 ? value / parameters.repetition_penalty : value * parameters.repetition_penalty;
-    if (count.in_output == 0) continue;
-    value -= parameters.presence_penalty;
-    value -= parameters.frequency_penalty * static_cast<float>(count.in_output);
-  }
-  for (int32_t token : row.suppressed) {
-    if (here(token)) x[token - first] = kMinusInfinity;
-  }
-  for (size_t i = 0; i < x.size(); ++i) {
-    const size_t token = first + i;
-    const bool allowed = row.mask == nullptr || (row.mask[token / 32] >> (token % 32)) & 1;
-    x[i] = allowed ? Finite(x[i]) : kMinusInfinity;
-  }
+  ChangeLogits(row, first, x);
+  std::ranges::transform(x, x.begin(), CleanLogit);
   return x;
 }
 
@@ -54,45 +27,20 @@ std::vector<int32_t> Order(std::span<const float> x) {
   return order;
 }
 
-int32_t Draw(std::span<const float> logits, const SampleRow& row) {
-  const SamplingParameters& parameters = *row.parameters;
+int32_t SampleToken(std::span<const float> logits, const SampleRow& row) {
   const std::vector<float> x = Adjust(logits, 0, row);
-  std::vector<int32_t> order = Order(x);
-  const float best = x[order.front()];
-  if (best == kMinusInfinity) return 0;
-  if (parameters.temperature == 0) return order.front();
-
-  std::vector<double> weight;  // in order; parallel to `order`
-  for (int32_t token : order) {
-    weight.push_back(std::exp((double{x[token]} - best) / parameters.temperature));
-  }
-  if (parameters.top_k > 0 && static_cast<size_t>(parameters.top_k) < weight.size()) {
-    weight.resize(static_cast<size_t>(parameters.top_k));
-  }
-  if (parameters.top_p < 1) {
-    const double total = std::accumulate(weight.begin(), weight.end(), 0.0);
-    double cumulative = 0;
-    size_t keep = 0;
-    while (keep < weight.size() && (keep == 0 || cumulative < parameters.top_p * total)) {
-      cumulative += weight[keep++];
-    }
-    weight.resize(keep);
-  }
-  while (weight.back() < parameters.min_p || weight.back() == 0) weight.pop_back();
-
-  const double u = CounterUniform(parameters.seed, row.candidate, row.position);
-  const double target = u * std::accumulate(weight.begin(), weight.end(), 0.0);
-  double cumulative = 0;
-  for (size_t i = 0; i < weight.size(); ++i) {
-    cumulative += weight[i];
-    if (cumulative > target) return order[i];
-  }
-  return order[weight.size() - 1];
+  const std::vector<int32_t> order = Order(x);
+  if (x[order.front()] == kMinusInfinity) return 0;
+  if (row.parameters->temperature == 0) return order.front();
+  std::vector<float> descending;
+  for (const int32_t token : order) descending.push_back(x[token]);
+  SortedCandidates candidates(descending, row.parameters->temperature);
+  return order[Draw(row, candidates)];
 }
 
 void AddLogprobs(std::span<const float> logits, const SampleRow& row, SampleResult& result) {
   std::vector<float> x(logits.begin(), logits.end());
-  std::transform(x.begin(), x.end(), x.begin(), Finite);
+  std::ranges::transform(x, x.begin(), CleanLogit);
   const std::vector<int32_t> order = Order(x);
   const double best = x[order.front()];
   double total = 0;
@@ -111,7 +59,7 @@ void AddLogprobs(std::span<const float> logits, const SampleRow& row, SampleResu
 
 SampleResult ReferenceSample(std::span<const float> logits, const SampleRow& row) {
   SampleResult result;
-  if (row.parameters != nullptr) result.token = Draw(logits, row);
+  if (row.parameters != nullptr) result.token = SampleToken(logits, row);
   if (row.top_logprobs >= 0) AddLogprobs(logits, row, result);
   return result;
 }
@@ -121,7 +69,7 @@ ShardSample ReferenceSampleShard(std::span<const float> logits, int32_t first_to
   ShardSample shard;
   const auto size = static_cast<int64_t>(logits.size());
   std::vector<float> raw(logits.begin(), logits.end());
-  std::transform(raw.begin(), raw.end(), raw.begin(), Finite);
+  std::ranges::transform(raw, raw.begin(), CleanLogit);
   if (row.top_logprobs >= 0) {
     const std::vector<int32_t> order = Order(raw);
     shard.max = raw[order.front()];
@@ -144,6 +92,23 @@ ShardSample ReferenceSampleShard(std::span<const float> logits, int32_t first_to
     shard.candidates[i] = {first_token + order[i], x[order[i]], raw[order[i]]};
   }
   return shard;
+}
+
+void ReferenceBackend::Sample(Tensor logits, std::span<const SampleRow> rows,
+                              std::span<SampleResult> results) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const float* row = logits.Row<float>(static_cast<int64_t>(i));
+    results[i] = ReferenceSample({row, static_cast<size_t>(logits.cols)}, rows[i]);
+  }
+  KeepSamples(rows, results);
+}
+
+void ReferenceBackend::SampleShard(Tensor logits, int32_t first_token,
+                                   std::span<const SampleRow> rows, std::span<ShardSample> shards) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const float* row = logits.Row<float>(static_cast<int64_t>(i));
+    shards[i] = ReferenceSampleShard({row, static_cast<size_t>(logits.cols)}, first_token, rows[i]);
+  }
 }
 
 }  // namespace treadle

@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cpu/ops/cpu_ops.h"
+#include "tests/kernels/cpu_setting.h"
 
 namespace treadle {
 namespace {
@@ -54,7 +54,7 @@ struct Chunk {
 // Runs the chunks as one batch, through the real store, and returns the rows one after the other.
 // The cache is all NaN but for the positions up to each chunk's end; rows of no sequence lie in
 // between.
-std::vector<float> Attend(CpuOps& ops, const Shape& shape, int64_t page_size,
+std::vector<float> Attend(Backend& ops, const Shape& shape, int64_t page_size,
                           const std::vector<Chunk>& chunks) {
   KvLayout layout{shape.kv_heads, shape.head_dim, page_size, 0, shape.dtype};
   std::vector<std::vector<int32_t>> tables;
@@ -157,9 +157,8 @@ TEST_P(CpuAttentionTest, IsCloseToDouble) {
   const Shape shape = GetParam();
   const Sequence s = RandomSequence(shape, 200, 1);
   for (const CpuIsa isa : SupportedIsas()) {
-    ThreadPool pool(1);
-    CpuOps ops(pool, isa);
-    const std::vector<float> got = Attend(ops, shape, 16, {{&s, 0, 200}});
+    const auto ops = MakeCpuBackend({isa, ComputeMode::kExact}, 1);
+    const std::vector<float> got = Attend(*ops, shape, 16, {{&s, 0, 200}});
     // Scores: at most head_dim + 2 roundings of a sum of |q k| / sqrt(dim) <= sqrt(dim) * max|q|
     // max|k| (below 4.5 each here); a relative error e of each weight moves the mean of v by 2 e
     // max|v|. Sums over the positions add less than 100 roundings (64 in a block, blocks,
@@ -182,24 +181,22 @@ TEST_P(CpuAttentionTest, BitsDependOnTheRowAlone) {
   const Shape shape = GetParam();
   const Sequence s = RandomSequence(shape, 150, 2);
   const Sequence neighbour = RandomSequence(shape, 333, 3);
-  ThreadPool one(1);
-  CpuOps first(one, SupportedIsas().front());
-  const std::vector<float> whole = Attend(first, shape, 16, {{&s, 0, 150}});
+  const auto first = MakeCpuBackend({SupportedIsas().front(), ComputeMode::kExact}, 1);
+  const std::vector<float> whole = Attend(*first, shape, 16, {{&s, 0, 150}});
   ASSERT_TRUE(std::none_of(whole.begin(), whole.end(), [](float x) { return std::isnan(x); }));
   const int64_t cols = shape.heads * shape.head_dim;
   for (const CpuIsa isa : SupportedIsas()) {
     for (const int threads : {1, 2, 3}) {
-      ThreadPool pool(threads);
-      CpuOps ops(pool, isa);
+      const auto ops = MakeCpuBackend({isa, ComputeMode::kExact}, threads);
       for (const int64_t page_size : {16, 32, 64, 128}) {
         SCOPED_TRACE(testing::Message()
                      << Name(isa) << ", " << threads << " threads, pages of " << page_size);
-        EXPECT_TRUE(SameBits(Attend(ops, shape, page_size, {{&s, 0, 150}}), whole));
+        EXPECT_TRUE(SameBits(Attend(*ops, shape, page_size, {{&s, 0, 150}}), whole));
         std::vector<float> pieces;
         for (const auto& [begin, end] :
              {std::pair<int64_t, int64_t>{0, 1}, {1, 63}, {63, 66}, {66, 149}, {149, 150}}) {
           const std::vector<float> part =
-              Attend(ops, shape, page_size,
+              Attend(*ops, shape, page_size,
                      {{&neighbour, 332, 1}, {&s, begin, end - begin}, {&neighbour, 0, 3}});
           pieces.insert(pieces.end(), part.begin() + cols, part.end() - 3 * cols);
         }
@@ -216,15 +213,14 @@ TEST_P(CpuAttentionTest, LaterPositionsMayBeNaN) {
   const int64_t cols = shape.heads * shape.head_dim;
   const int64_t kv_cols = shape.kv_heads * shape.head_dim;
   for (const CpuIsa isa : SupportedIsas()) {
-    ThreadPool pool(2);
-    CpuOps ops(pool, isa);
-    const std::vector<float> clean = Attend(ops, shape, 32, {{&s, 0, 150}});
+    const auto ops = MakeCpuBackend({isa, ComputeMode::kExact}, 2);
+    const std::vector<float> clean = Attend(*ops, shape, 32, {{&s, 0, 150}});
     for (const int64_t bad : {1, 14, 63, 64, 70, 149}) {
       Sequence poisoned = s;
       const float nan = std::numeric_limits<float>::quiet_NaN();
       std::fill(poisoned.k.begin() + bad * kv_cols, poisoned.k.end(), nan);
       std::fill(poisoned.v.begin() + bad * kv_cols, poisoned.v.end(), nan);
-      std::vector<float> got = Attend(ops, shape, 32, {{&poisoned, 0, 150}});
+      std::vector<float> got = Attend(*ops, shape, 32, {{&poisoned, 0, 150}});
       EXPECT_TRUE(std::isnan(got[bad * cols])) << bad;
       got.resize(bad * cols);
       EXPECT_TRUE(SameBits(got, {clean.begin(), clean.begin() + bad * cols})) << bad;
@@ -236,15 +232,13 @@ TEST_P(CpuAttentionTest, LaterPositionsMayBeNaN) {
 TEST_P(CpuAttentionTest, LongContextSplitsWithoutATrace) {
   const Shape shape = GetParam();
   const Sequence s = RandomSequence(shape, 1500, 4);
-  ThreadPool one(1);
-  CpuOps first(one, SupportedIsas().front());
-  const std::vector<float> alone = Attend(first, shape, 64, {{&s, 1499, 1}});
+  const auto first = MakeCpuBackend({SupportedIsas().front(), ComputeMode::kExact}, 1);
+  const std::vector<float> alone = Attend(*first, shape, 64, {{&s, 1499, 1}});
   for (const CpuIsa isa : SupportedIsas()) {
     for (const int threads : {2, 3, 5}) {
-      ThreadPool pool(threads);
-      CpuOps ops(pool, isa);
-      EXPECT_TRUE(SameBits(Attend(ops, shape, 64, {{&s, 1499, 1}}), alone)) << threads;
-      const std::vector<float> tail = Attend(ops, shape, 64, {{&s, 1490, 10}});
+      const auto ops = MakeCpuBackend({isa, ComputeMode::kExact}, threads);
+      EXPECT_TRUE(SameBits(Attend(*ops, shape, 64, {{&s, 1499, 1}}), alone)) << threads;
+      const std::vector<float> tail = Attend(*ops, shape, 64, {{&s, 1490, 10}});
       EXPECT_TRUE(SameBits({tail.end() - static_cast<int64_t>(alone.size()), tail.end()}, alone));
     }
   }

@@ -1,5 +1,5 @@
-// Every op case of CpuOps against the reference, and its bits against every other way of computing
-// them: rows alone, chunks, thread counts, instruction sets.
+// Every op case of the CPU backend but products against the reference, and its bits against every
+// other way of computing them: rows alone, chunks, thread counts, instruction sets.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/op_cases/op_cases.h"
-#include "tests/kernels/cpu_ops_backend.h"
+#include "tests/kernels/cpu_setting.h"
 
 namespace treadle {
 namespace {
@@ -36,18 +36,18 @@ class CpuOpsTest : public testing::TestWithParam<std::tuple<CpuIsa, Op>> {
 
 TEST_P(CpuOpsTest, MatchesTheReference) {
   ASSERT_FALSE(Cases().empty());
-  CpuOpsBackend backend(isa(), 2);
+  const auto backend = MakeCpuBackend({isa(), ComputeMode::kExact}, 2);
   for (const OpCase* op_case : Cases()) {
-    const absl::Status status = MatchesReference(*op_case, backend, ComputeMode::kExact);
+    const absl::Status status = MatchesReference(*op_case, *backend, ComputeMode::kExact);
     EXPECT_TRUE(status.ok()) << status.message();
   }
 }
 
 TEST_P(CpuOpsTest, BitsDependOnTheRowAlone) {
-  CpuOpsBackend one_thread(SupportedIsas().front(), 1);
-  CpuOpsBackend three_threads(isa(), 3);
+  const auto one_thread = MakeCpuBackend({SupportedIsas().front(), ComputeMode::kExact}, 1);
+  const auto three_threads = MakeCpuBackend({isa(), ComputeMode::kExact}, 3);
   for (const OpCase* op_case : Cases()) {
-    const absl::Status status = BatchInvariance(*op_case, three_threads, &one_thread);
+    const absl::Status status = BatchInvariance(*op_case, *three_threads, one_thread.get());
     EXPECT_TRUE(status.ok()) << status.message();
   }
 }

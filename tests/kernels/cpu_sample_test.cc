@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/ops/cpu_ops.h"
 #include "kernels/reference/reference_backend.h"
+#include "tests/kernels/cpu_setting.h"
 
 namespace treadle {
 namespace {
@@ -152,9 +152,8 @@ TEST(CpuSampleTest, GivesTheReferencesTokens) {
           RandomBatch(rows, vocab, shape, static_cast<uint32_t>(vocab) + static_cast<int>(shape));
       const std::vector<SampleResult> expected = SampleRows(*reference, batch, 0, rows);
       for (const CpuIsa isa : SupportedIsas()) {
-        ThreadPool pool(2);
-        CpuOps ops(pool, isa);
-        const std::vector<SampleResult> got = SampleRows(ops, batch, 0, rows);
+        const auto ops = MakeCpuBackend({isa, ComputeMode::kExact}, 2);
+        const std::vector<SampleResult> got = SampleRows(*ops, batch, 0, rows);
         for (int64_t i = 0; i < rows; ++i) {
           SCOPED_TRACE(testing::Message() << Name(isa) << ", shape " << static_cast<int>(shape)
                                           << ", vocabulary " << vocab << ", row " << i);
@@ -167,17 +166,15 @@ TEST(CpuSampleTest, GivesTheReferencesTokens) {
 
 TEST(CpuSampleTest, ThreadsBatchAndInstructionSetLeaveNoTrace) {
   const Batch batch = RandomBatch(12, 20011, Shape::kPeaked, 7);
-  ThreadPool one(1);
-  CpuOps first(one, SupportedIsas().front());
-  const std::vector<SampleResult> expected = SampleRows(first, batch, 0, 12);
+  const auto first = MakeCpuBackend({SupportedIsas().front(), ComputeMode::kExact}, 1);
+  const std::vector<SampleResult> expected = SampleRows(*first, batch, 0, 12);
   for (const CpuIsa isa : SupportedIsas()) {
     for (const int threads : {1, 2, 3}) {
-      ThreadPool pool(threads);
-      CpuOps ops(pool, isa);
-      const std::vector<SampleResult> together = SampleRows(ops, batch, 0, 12);
+      const auto ops = MakeCpuBackend({isa, ComputeMode::kExact}, threads);
+      const std::vector<SampleResult> together = SampleRows(*ops, batch, 0, 12);
       for (int64_t i = 0; i < 12; ++i) {
         EXPECT_TRUE(SameBits(together[i], expected[i])) << i;
-        EXPECT_TRUE(SameBits(SampleRows(ops, batch, i, 1)[0], expected[i])) << i << " alone";
+        EXPECT_TRUE(SameBits(SampleRows(*ops, batch, i, 1)[0], expected[i])) << i << " alone";
       }
     }
   }
@@ -195,8 +192,7 @@ TEST(CpuSampleTest, GreedyEdges) {
       {{-kInfinity, -kInfinity, -5}, 2},
   };
   for (const CpuIsa isa : SupportedIsas()) {
-    ThreadPool pool(1);
-    CpuOps ops(pool, isa);
+    const auto ops = MakeCpuBackend({isa, ComputeMode::kExact}, 1);
     for (const auto& [logits, token] : cases) {
       for (const float temperature : {0.0f, 1e-6f}) {
         // At a temperature near 0 only what ties with the best can be drawn.
@@ -205,8 +201,8 @@ TEST(CpuSampleTest, GreedyEdges) {
         row.parameters = &greedy;
         SampleResult result;
         std::vector<float> x = logits;
-        ops.Sample(DenseTensor(x.data(), DType::kF32, 1, static_cast<int64_t>(x.size())), {&row, 1},
-                   {&result, 1});
+        ops->Sample(DenseTensor(x.data(), DType::kF32, 1, static_cast<int64_t>(x.size())),
+                    {&row, 1}, {&result, 1});
         if (temperature == 0.0f) {
           EXPECT_EQ(result.token, token);
         } else {
@@ -259,9 +255,10 @@ std::vector<SampleResult> SampleShards(Sampler& sampler, const Batch& batch,
 
 TEST(ShardSampleTest, MergedShardsAreTheWholeRow) {
   const std::unique_ptr<Backend> reference = CreateReferenceBackend();
-  ThreadPool pool(2);
-  std::vector<std::unique_ptr<CpuOps>> devices;
-  for (const CpuIsa isa : SupportedIsas()) devices.push_back(std::make_unique<CpuOps>(pool, isa));
+  std::vector<std::unique_ptr<Backend>> devices;
+  for (const CpuIsa isa : SupportedIsas()) {
+    devices.push_back(MakeCpuBackend({isa, ComputeMode::kExact}, 2));
+  }
   std::mt19937 random(3);
   for (const Shape shape : {Shape::kPeaked, Shape::kFlat, Shape::kTies, Shape::kSpecial}) {
     for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{
@@ -289,8 +286,7 @@ TEST(ShardSampleTest, MergedShardsAreTheWholeRow) {
 
 // Log probabilities come out whether the row can be merged or not; candidates only if it can.
 TEST(ShardSampleTest, RowsThatCannotBeMerged) {
-  ThreadPool pool(1);
-  CpuOps ops(pool, SupportedIsas().back());
+  const auto ops = MakeCpuBackend({SupportedIsas().back(), ComputeMode::kExact}, 1);
   const std::unique_ptr<Backend> reference = CreateReferenceBackend();
   SamplingParameters parameters;
   for (const int32_t top_k : {0, kMaxShardCandidates + 1}) {
@@ -309,7 +305,7 @@ TEST(ShardSampleTest, RowsThatCannotBeMerged) {
       EXPECT_EQ(shard.top[1].token, 14);
       EXPECT_EQ(shard.top[2].token, 10);
     };
-    check(ops);
+    check(*ops);
     check(*reference);
   }
 }
@@ -322,8 +318,7 @@ TEST(CpuSampleTest, DrawsFollowTheWeights) {
   for (const float x : logits) total += std::exp(x / 0.8);
   SamplingParameters parameters;
   parameters.temperature = 0.8f;
-  ThreadPool pool(1);
-  CpuOps ops(pool, SupportedIsas().back());
+  const auto ops = MakeCpuBackend({SupportedIsas().back(), ComputeMode::kExact}, 1);
   const int draws = 20000;
   std::vector<int> seen(logits.size());
   for (int i = 0; i < draws; ++i) {
@@ -332,7 +327,7 @@ TEST(CpuSampleTest, DrawsFollowTheWeights) {
     row.position = i;
     SampleResult result;
     std::vector<float> x = logits;
-    ops.Sample(DenseTensor(x.data(), DType::kF32, 1, 10), {&row, 1}, {&result, 1});
+    ops->Sample(DenseTensor(x.data(), DType::kF32, 1, 10), {&row, 1}, {&result, 1});
     ++seen[result.token];
   }
   double chi_square = 0.0;

@@ -9,15 +9,28 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/cpu/isa.h"
-#include "kernels/cpu/ops/op_kernels.h"
+#include "kernels/cpu/isa_kernel.h"
 #include "kernels/dtype.h"
+#include "tests/kernels/cpu_setting.h"
 
 namespace treadle {
+
+// vector_exp.cc
+TREADLE_ISA_KERNEL(ExpElements, void(const float* x, float* out, int64_t n));
+
 namespace {
 
-const OpKernels& KernelsOf(CpuIsa isa) {
-  return isa == CpuIsa::kAvx2 ? avx2::kOpKernels : avx512::kOpKernels;
+// SwiGLU and GELU of one row, by the backend.
+void SwiGlu(CpuIsa isa, std::vector<float> gate, std::vector<float> up, float* out) {
+  const auto n = std::ssize(gate);
+  MakeCpuBackend({isa, ComputeMode::kExact}, 1)
+      ->SwiGlu(DenseTensor(gate.data(), DType::kF32, 1, n),
+               DenseTensor(up.data(), DType::kF32, 1, n), DenseTensor(out, DType::kF32, 1, n));
+}
+void Gelu(CpuIsa isa, std::vector<float> x, float* out) {
+  const auto n = std::ssize(x);
+  MakeCpuBackend({isa, ComputeMode::kExact}, 1)
+      ->Gelu(DenseTensor(x.data(), DType::kF32, 1, n), DenseTensor(out, DType::kF32, 1, n));
 }
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -48,7 +61,7 @@ TEST(VectorMathTest, ExpIsWithinOneUlp) {
   for (const CpuIsa isa : SupportedIsas()) {
     SCOPED_TRACE(std::string(Name(isa)));
     std::vector<float> y(x.size());
-    KernelsOf(isa).exp(x.data(), y.data(), static_cast<int64_t>(x.size()));
+    kExpElements[isa](x.data(), y.data(), static_cast<int64_t>(x.size()));
     double worst = 0.0;
     for (size_t i = 0; i < x.size(); ++i) {
       const double exact = std::exp(static_cast<double>(x[i]));
@@ -68,7 +81,7 @@ TEST(VectorMathTest, ExpSpecialValues) {
   const std::vector<float> x = {0.0f, -0.0f, -kInfinity, kInfinity, kNaN, -104.0f, -1e30f, 1e30f};
   for (const CpuIsa isa : SupportedIsas()) {
     std::vector<float> y(x.size());
-    KernelsOf(isa).exp(x.data(), y.data(), static_cast<int64_t>(x.size()));
+    kExpElements[isa](x.data(), y.data(), static_cast<int64_t>(x.size()));
     EXPECT_EQ(y[0], 1.0f);
     EXPECT_EQ(y[1], 1.0f);
     EXPECT_EQ(y[2], 0.0f);
@@ -93,7 +106,7 @@ TEST(VectorMathTest, SiluMatchesDouble) {
   const std::vector<float> ones(x.size(), 1.0f);
   for (const CpuIsa isa : SupportedIsas()) {
     std::vector<float> y(x.size());
-    KernelsOf(isa).swiglu(x.data(), ones.data(), y.data(), static_cast<int64_t>(x.size()));
+    SwiGlu(isa, x, ones, y.data());
     for (size_t i = 0; i < x.size(); ++i) {
       const double v = x[i];
       const double exact = v / (1.0 + std::exp(-v));
@@ -106,7 +119,7 @@ TEST(VectorMathTest, GeluMatchesItsTanhForm) {
   const std::vector<float> x = DenseRange(30.0f);
   for (const CpuIsa isa : SupportedIsas()) {
     std::vector<float> y(x.size());
-    KernelsOf(isa).gelu(x.data(), y.data(), static_cast<int64_t>(x.size()));
+    Gelu(isa, x, y.data());
     for (size_t i = 0; i < x.size(); ++i) {
       const double v = x[i];
       const double u = std::sqrt(2.0 / M_PI) * (v + 0.044715 * v * v * v);
@@ -127,9 +140,9 @@ TEST(VectorMathTest, InstructionSetsGiveEqualBits) {
   for (const CpuIsa isa : SupportedIsas()) {
     std::vector<float> y(3 * x.size());
     const int64_t n = static_cast<int64_t>(x.size());
-    KernelsOf(isa).exp(x.data(), y.data(), n);
-    KernelsOf(isa).swiglu(x.data(), x.data(), y.data() + n, n);
-    KernelsOf(isa).gelu(x.data(), y.data() + 2 * n, n);
+    kExpElements[isa](x.data(), y.data(), n);
+    SwiGlu(isa, x, x, y.data() + n);
+    Gelu(isa, x, y.data() + 2 * n);
     results.push_back(std::move(y));
   }
   EXPECT_TRUE(SameBits(results[0], results[1]));
@@ -154,19 +167,20 @@ TEST(VectorMathTest, HalfStoreIsTheCacheRule) {
   while (values.size() % 16 != 5) values.push_back(1.0f);  // ends in a tail
   const int64_t n = static_cast<int64_t>(values.size());
   for (const CpuIsa isa : SupportedIsas()) {
+    std::vector<float> q(n, 0.0f);
     std::vector<float> k(n, 0.0f);
-    std::vector<uint16_t> k_part(n * 16);
-    std::vector<uint16_t> v_part(n * 16, 0xbeef);
-    RotateStoreArguments a = {};
-    a.k = k.data();
-    a.v = values.data();
-    a.kv_heads = 1;
-    a.head_dim = n;
-    a.half = true;
-    a.k_slot = k_part.data();
-    a.v_slot = v_part.data();
-    a.page_size = 16;
-    KernelsOf(isa).rotate_store(a);
+    std::vector<float> v = values;
+    const KvLayout layout = {1, n, /*page_size=*/16, /*num_pages=*/1, DType::kF16};
+    std::vector<uint16_t> pages(static_cast<size_t>(layout.PageBytes()) / 2, 0xbeef);
+    const int32_t page = 0;
+    const SequenceSpan span = {0, 1, 0, &page};
+    const auto row = [n](std::vector<float>& x) {
+      return DenseTensor(x.data(), DType::kF32, 1, n);
+    };
+    MakeCpuBackend({isa, ComputeMode::kExact}, 1)
+        ->RotateAndStoreKv(row(q), row(k), row(v), nullptr,
+                           {layout, reinterpret_cast<std::byte*>(pages.data()), {&span, 1}});
+    const uint16_t* const v_part = pages.data() + layout.PartElements();
     for (int64_t i = 0; i < n; ++i) {
       ASSERT_EQ(v_part[i], ToHalf(values[i]).bits) << values[i] << " on " << Name(isa);
     }

@@ -94,8 +94,7 @@ void CpuOps::State::PlanAttention() {
     if (parts > 1) {
       split_items.push_back(static_cast<int32_t>(i));
       items[i].partial_offset = partial_floats;
-      partial_floats +=
-          a.block_end * kernels.attention_partial_floats(a.rows * a.group, a.head_dim);
+      partial_floats += a.block_end * kAttentionPartialFloats[isa](a.rows * a.group, a.head_dim);
     }
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t begin = a.block_end * part / parts;
@@ -118,18 +117,17 @@ void CpuOps::State::RunAttention() {
   for (const AttentionItem& item : items) {
     const AttentionArguments& a = item.arguments;
     scratch_floats =
-        std::max(scratch_floats, kernels.attention_scratch_floats(a.rows * a.group, a.head_dim));
+        std::max(scratch_floats, kAttentionScratchFloats[isa](a.rows * a.group, a.head_dim));
   }
   const auto run_piece = [this](const AttentionPiece& piece, float* thread_scratch) {
     AttentionArguments a = items[piece.item].arguments;
     if (a.partials != nullptr) {
-      a.partials +=
-          piece.block_begin * kernels.attention_partial_floats(a.rows * a.group, a.head_dim);
+      a.partials += piece.block_begin * kAttentionPartialFloats[isa](a.rows * a.group, a.head_dim);
     }
     a.block_begin = piece.block_begin;
     a.block_end = piece.block_end;
     a.scratch = thread_scratch;
-    kernels.attention(a);
+    kAttendBlocks[isa](a);
   };
   if (serial_attention) {
     float* scratch = attention_scratch.Reserve(scratch_floats);
@@ -143,7 +141,7 @@ void CpuOps::State::RunAttention() {
   pool.ParallelForEach(std::ssize(split_items), [&](int worker, int64_t i, int64_t) {
     AttentionArguments a = items[split_items[i]].arguments;
     a.scratch = scratch + worker * scratch_floats;
-    kernels.combine_attention(a);
+    kCombineAttention[isa](a);
   });
 }
 

@@ -6,7 +6,8 @@
 // applies it per block): M' = max(M, m), S' = S e^(M - M') + s e^(m - M'), O' likewise. How many
 // queries share a tile, and whether K/V was converted first, changes no element's order of
 // operations. The register tiles are in attention_tile.h.
-#include "kernels/cpu/isa_kernels.h"
+#include "kernels/cpu/ops/attention_kernels.h"
+
 #include "kernels/cpu/ops/attention_tile.h"
 
 namespace treadle::TREADLE_ISA {
@@ -206,7 +207,7 @@ void AllBlocks(const AttentionArguments& a, const Scratch& scratch) {
 
 }  // namespace
 
-void Attention(const AttentionArguments& a) {
+void AttendBlocks(const AttentionArguments& a) {
   const Scratch scratch = Carve(a.scratch, a.rows * a.group, a.head_dim);
   ScaleQueries(a, scratch.q);
   if (a.partials == nullptr) Clear(scratch.running, a.rows * a.group, Padded(a.head_dim));

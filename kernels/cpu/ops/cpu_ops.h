@@ -1,4 +1,4 @@
-// The CPU backend's ops other than matrix products: same contracts as in kernels/backend.h.
+// The CPU backend's ops. Contracts: kernels/backend.h.
 //
 // Vector lanes run over features or positions; where a reduction is horizontal (norms, softmax), it
 // uses 16 partial sums on every instruction set, combined in one order, so that AVX2 and AVX-512
@@ -7,37 +7,40 @@
 // caller; no split and no threshold ever changes a bit. Scratch grows to the largest call and is
 // kept.
 //
+// Each op is defined in a source of its own, beside its vector code (isa_kernel.h).
+//
 // Thread safety: confined to the rank's thread, which the pool joins.
 #pragma once
 
 #include <memory>
 #include <span>
 
-#include "kernels/backend.h"
 #include "kernels/cpu/isa.h"
+#include "kernels/cpu/matmul/matmul.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/host_backend.h"
 
 namespace treadle {
 
-class CpuOps {
+class CpuOps : public HostBackend {
  public:
-  CpuOps(ThreadPool& pool, CpuIsa isa);
-  ~CpuOps();
+  CpuOps(int threads, bool pin, int first_cpu, CpuIsa isa, ComputeMode compute);
+  ~CpuOps() override;
 
-  void RmsNorm(Tensor x, const float* weight, float eps, Tensor out);
-  void LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out);
-  void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary, const KvView& kv);
-  void Attention(Tensor q, const KvView& kv, float scale, Tensor out);
-  void SwiGlu(Tensor gate, Tensor up, Tensor out);
-  void Gelu(Tensor x, Tensor out);
-  void Sample(Tensor logits, std::span<const SampleRow> rows, std::span<SampleResult> results);
-  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
-                   std::span<ShardSample> shards);
+  TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP)
+
+ protected:
+  ThreadPool& pool() { return pool_; }
+  const ThreadPool& pool() const { return pool_; }
+  CpuIsa isa() const { return isa_; }
 
  private:
   template <typename One>
   void ForEachLogitRow(Tensor logits, One one);
 
+  const CpuIsa isa_;
+  ThreadPool pool_;
+  CpuMatMul matmul_;
   struct State;
   std::unique_ptr<State> state_;
 };

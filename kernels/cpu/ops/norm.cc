@@ -1,10 +1,31 @@
 // RmsNorm and LayerNorm: one row at a time, 16 partial sums over the columns.
-#include "kernels/cpu/isa_kernels.h"
+#include "kernels/cpu/isa_kernel.h"
+
+namespace treadle {
+
+// Of `rows` rows. x, out: [rows, cols]; strides count elements.
+struct NormArguments {
+  const float* x;
+  int64_t x_stride;
+  float* out;
+  int64_t out_stride;
+  int64_t rows;
+  int64_t cols;
+  const float* weight;  // [cols]
+  const float* bias;    // [cols] or null; LayerNorm's
+  float eps;
+};
+TREADLE_ISA_KERNEL(RmsNormRows, void(const NormArguments&));
+TREADLE_ISA_KERNEL(LayerNormRows, void(const NormArguments&));
+
+}  // namespace treadle
+
+#ifdef TREADLE_ISA
 #include "kernels/cpu/simd.h"
 
 namespace treadle::TREADLE_ISA {
 
-void RmsNorm(const NormArguments& a) {
+void RmsNormRows(const NormArguments& a) {
   for (int64_t row = 0; row < a.rows; ++row) {
     const float* x = a.x + row * a.x_stride;
     float* out = a.out + row * a.out_stride;
@@ -22,7 +43,7 @@ void RmsNorm(const NormArguments& a) {
   }
 }
 
-void LayerNorm(const NormArguments& a) {
+void LayerNormRows(const NormArguments& a) {
   const float count = static_cast<float>(a.cols);
   for (int64_t row = 0; row < a.rows; ++row) {
     const float* x = a.x + row * a.x_stride;
@@ -45,3 +66,41 @@ void LayerNorm(const NormArguments& a) {
 }
 
 }  // namespace treadle::TREADLE_ISA
+#else
+#include "kernels/cpu/ops/cpu_ops.h"
+#include "kernels/cpu/ops/split_rows.h"
+
+namespace treadle {
+namespace {
+
+NormArguments NormRows(const Tensor& x, const float* weight, const float* bias, float eps,
+                       const Tensor& out, int64_t begin, int64_t end) {
+  return {x.Row<float>(begin),
+          x.stride,
+          out.Row<float>(begin),
+          out.stride,
+          end - begin,
+          x.cols,
+          weight,
+          bias,
+          eps};
+}
+
+}  // namespace
+
+void CpuOps::RmsNorm(Tensor x, const float* weight, float eps, Tensor out) {
+  CheckSameShape(x, out);
+  SplitRows(pool_, x.rows, x.cols, [&](int64_t begin, int64_t end) {
+    kRmsNormRows[isa_](NormRows(x, weight, nullptr, eps, out, begin, end));
+  });
+}
+
+void CpuOps::LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out) {
+  CheckSameShape(x, out);
+  SplitRows(pool_, x.rows, x.cols, [&](int64_t begin, int64_t end) {
+    kLayerNormRows[isa_](NormRows(x, weight, bias, eps, out, begin, end));
+  });
+}
+
+}  // namespace treadle
+#endif

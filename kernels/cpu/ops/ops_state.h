@@ -1,5 +1,5 @@
-// What CpuOps keeps between calls: its kernels, and scratch that grows and is never given back, so
-// that the steady state allocates nothing.
+// What CpuOps keeps between calls: scratch that grows and is never given back, so that the steady
+// state allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/cpu/ops/attention_kernels.h"
 #include "kernels/cpu/ops/cpu_ops.h"
-#include "kernels/cpu/ops/op_kernels.h"
 
 namespace treadle {
 
@@ -66,10 +66,10 @@ struct SampleScratch {
 };
 
 struct CpuOps::State {
-  State(ThreadPool& pool_in, const OpKernels& kernels_in) : pool(pool_in), kernels(kernels_in) {}
+  State(ThreadPool& pool_in, CpuIsa isa_in) : pool(pool_in), isa(isa_in) {}
 
   ThreadPool& pool;
-  const OpKernels& kernels;
+  const CpuIsa isa;
 
   // Attention: `items` to `pieces`, and their execution.
   void PlanAttention();

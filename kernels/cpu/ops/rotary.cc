@@ -1,6 +1,30 @@
 // Rotary position embedding of the half-split kind (Su et al. 2021, as Llama's authors' code orders
 // it), and the store of one token's K and V into its slot.
-#include "kernels/cpu/isa_kernels.h"
+#include "kernels/cpu/isa_kernel.h"
+
+namespace treadle {
+
+// One token: rotates its q and k, and stores k and v into its slot.
+struct RotateStoreArguments {
+  float* q;        // [heads, head_dim]
+  float* k;        // [kv_heads, head_dim]
+  const float* v;  // [kv_heads, head_dim]
+  int64_t heads;
+  int64_t kv_heads;
+  int64_t head_dim;
+  const float* cos;  // [half_dim] of this position; half_dim = 0: no rotation
+  const float* sin;
+  int64_t half_dim;
+  bool half;     // the cache holds fp16, else f32
+  void* k_slot;  // element [0, 0, slot] of the page's K part [kv_heads, head_dim, page_size]
+  void* v_slot;  // element [0, slot, 0] of its V part [kv_heads, page_size, head_dim]
+  int64_t page_size;
+};
+TREADLE_ISA_KERNEL(RotateStore, void(const RotateStoreArguments&));
+
+}  // namespace treadle
+
+#ifdef TREADLE_ISA
 #include "kernels/cpu/simd.h"
 
 namespace treadle::TREADLE_ISA {
@@ -55,3 +79,52 @@ void RotateStore(const RotateStoreArguments& a) {
 }
 
 }  // namespace treadle::TREADLE_ISA
+#else
+#include <algorithm>
+
+#include "kernels/cpu/ops/cpu_ops.h"
+#include "kernels/cpu/ops/split_rows.h"
+
+namespace treadle {
+
+void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
+                              const KvView& kv) {
+  const KvLayout& layout = kv.layout;
+  const int64_t head_dim = layout.head_dim;
+  TREADLE_CHECK(layout.dtype == DType::kF16 || layout.dtype == DType::kF32);
+  TREADLE_CHECK(q.cols % head_dim == 0 && k.cols == layout.kv_heads * head_dim);
+  CheckSameShape(k, v);
+  TREADLE_CHECK(rotary == nullptr || 2 * rotary->half_dim <= head_dim);
+  const int64_t element = static_cast<int64_t>(SizeOf(layout.dtype));
+  SplitRows(pool_, q.rows, q.cols + k.cols + v.cols, [&](int64_t begin, int64_t end) {
+    RotateStoreArguments a = {};
+    a.heads = q.cols / head_dim;
+    a.kv_heads = layout.kv_heads;
+    a.head_dim = head_dim;
+    a.half_dim = rotary == nullptr ? 0 : rotary->half_dim;
+    a.half = layout.dtype == DType::kF16;
+    a.page_size = layout.page_size;
+    for (const SequenceSpan& span : kv.sequences) {
+      const int64_t first = std::max<int64_t>(begin, span.first_row);
+      const int64_t last = std::min<int64_t>(end, span.first_row + span.num_rows);
+      for (int64_t row = first; row < last; ++row) {
+        const int64_t position = span.first_position + row - span.first_row;
+        const int64_t slot = position % layout.page_size;
+        std::byte* page = kv.pages + span.pages[position / layout.page_size] * layout.PageBytes();
+        a.q = q.Row<float>(row);
+        a.k = k.Row<float>(row);
+        a.v = v.Row<float>(row);
+        if (rotary != nullptr) {
+          a.cos = rotary->cos + position * rotary->half_dim;
+          a.sin = rotary->sin + position * rotary->half_dim;
+        }
+        a.k_slot = page + slot * element;
+        a.v_slot = page + (layout.PartElements() + slot * head_dim) * element;
+        kRotateStore[isa_](a);
+      }
+    }
+  });
+}
+
+}  // namespace treadle
+#endif

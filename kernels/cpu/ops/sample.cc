@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "kernels/cpu/ops/ops_state.h"
+#include "kernels/cpu/ops/sample_kernels.h"
 #include "kernels/sampling.h"
 
 namespace treadle {
@@ -30,9 +31,6 @@ constexpr Band kBands[] = {{3.0f, 0.04989f},    {5.0f, 0.006751f},   {7.0f, 0.00
                            {9.0f, 0.0001237f},  {11.0f, 1.674e-05f}, {13.0f, 2.265e-06f},
                            {16.0f, 1.128e-07f}, {20.0f, 2.065e-09f}, {26.0f, 5.119e-12f},
                            {40.0f, 4.257e-18f}, {105.0f, 0.0f}};
-
-// NaN counts as -inf, +inf as the largest float.
-float Clean(float logit) { return std::isnan(logit) ? -kInfinity : std::min(logit, kLargest); }
 
 bool Before(const Candidate& a, const Candidate& b) {
   return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
@@ -57,18 +55,18 @@ double Log(double x) {
 // A row of logits and the passes over it; over the pool if there is one.
 class LogitRow {
  public:
-  LogitRow(const SampleKernels& kernels, ThreadPool* pool, float* logits, int64_t vocab,
-           SampleScratch& scratch)
-      : kernels_(kernels), pool_(pool), logits_(logits), vocab_(vocab), scratch_(scratch) {}
+  LogitRow(CpuIsa isa, ThreadPool* pool, float* logits, int64_t vocab, SampleScratch& scratch)
+      : isa_(isa), pool_(pool), logits_(logits), vocab_(vocab), scratch_(scratch) {}
 
   float* logits() const { return logits_; }
+  std::span<float> all() const { return {logits_, static_cast<size_t>(vocab_)}; }
   int64_t vocab() const { return vocab_; }
-  const SampleKernels& kernels() const { return kernels_; }
+  CpuIsa isa() const { return isa_; }
   SampleScratch& scratch() const { return scratch_; }
 
   float Max() const {
     ForEachChunk(kMaxChunk, scratch_.chunk_max, [this](int64_t begin, int64_t count) {
-      return kernels_.max(logits_ + begin, count);
+      return kMaxLogit[isa_](logits_ + begin, count);
     });
     return *std::max_element(scratch_.chunk_max.begin(), scratch_.chunk_max.end());
   }
@@ -78,13 +76,13 @@ class LogitRow {
     if (max == -kInfinity) return 0;
     const auto chunk = std::find(scratch_.chunk_max.begin(), scratch_.chunk_max.end(), max);
     const int64_t begin = (chunk - scratch_.chunk_max.begin()) * kMaxChunk;
-    return static_cast<int32_t>(kernels_.first_at_least(logits_, begin, vocab_, max));
+    return static_cast<int32_t>(kFirstAtLeast[isa_](logits_, begin, vocab_, max));
   }
 
   // Sum of exp((x - max) * factor), chunks ascending.
   double SumExp(float max, float factor) const {
     ForEachChunk(kSumChunk, scratch_.chunk_sum, [&](int64_t begin, int64_t count) {
-      return kernels_.sum_exp(logits_ + begin, count, max, factor);
+      return kSumExp[isa_](logits_ + begin, count, max, factor);
     });
     double sum = 0.0;
     for (const float part : scratch_.chunk_sum) sum += part;
@@ -108,15 +106,15 @@ class LogitRow {
     }
   }
 
-  const SampleKernels& kernels_;
+  const CpuIsa isa_;
   ThreadPool* const pool_;
   float* const logits_;  // [vocab]
   const int64_t vocab_;
   SampleScratch& scratch_;
 };
 
-// The candidates of a row in descending order, band by band: a prefix of that order is in `taken`,
-// of which whole bands are in order, but not the tokens in a band.
+// Draw's candidates, in descending order band by band: a prefix of that order is in `taken`, of
+// which whole bands are in order, but not the tokens in a band.
 class Candidates {
  public:
   Candidates(const LogitRow& row, float max, float temperature)
@@ -128,11 +126,14 @@ class Candidates {
     taken_.clear();
   }
 
-  // Total weight of all candidates, of which only a part may be taken.
-  void SumAll() { weight_ = row_.SumExp(max_, factor_); }
-  double weight() const { return weight_; }
+  // Of all candidates that are kept, of which only a part may be taken.
+  double weight() {
+    if (weight_ == 0.0) weight_ = row_.SumExp(max_, factor_);
+    return weight_;
+  }
 
   void KeepTop(int64_t count) {
+    if (count >= row_.vocab()) return;
     while (static_cast<int64_t>(taken_.size()) < count && TakeBand()) {
     }
     if (static_cast<int64_t>(taken_.size()) > count) {
@@ -142,7 +143,6 @@ class Candidates {
     Close();
   }
 
-  // The smallest prefix whose cumulative weight is at least `target`.
   void KeepMass(double target) {
     Truncate(Locate([target](double cumulative) { return cumulative >= target; }) + 1);
     Close();
@@ -155,8 +155,7 @@ class Candidates {
     Close();
   }
 
-  // The first candidate whose cumulative weight exceeds `target`, else the last of positive weight.
-  int32_t Draw(double target) {
+  int32_t Find(double target) {
     return taken_[Locate([target](double cumulative) { return cumulative > target; })].token;
   }
 
@@ -170,12 +169,12 @@ class Candidates {
     scratch.ids.resize(row_.vocab() + 16);
     scratch.weights.resize(row_.vocab() + 16);
     const int64_t count =
-        row_.kernels().gather(row_.logits(), row_.vocab(), floor, ceiling_, max_, factor_,
-                              scratch.ids.data(), scratch.weights.data());
+        kGatherBand[row_.isa()](row_.logits(), row_.vocab(), floor, ceiling_, max_, factor_,
+                                scratch.ids.data(), scratch.weights.data());
     for (int64_t i = 0; i < count; ++i) {
       const int32_t token = scratch.ids[i];
       const float weight = scratch.weights[i];
-      if (weight > 0.0f) taken_.push_back({Clean(row_.logits()[token]), token, weight});
+      if (weight > 0.0f) taken_.push_back({CleanLogit(row_.logits()[token]), token, weight});
     }
     ceiling_ = floor;
     floor_weight_ = band.weight;
@@ -241,7 +240,7 @@ class Candidates {
   size_t next_band_ = 0;
   float ceiling_ = kInfinity;
   float floor_weight_ = 1.0f;  // what is not taken has less
-  double weight_ = 0.0;
+  double weight_ = 0.0;        // 0: not known yet
 };
 
 bool ChangesLogits(const SampleRow& row) {
@@ -249,50 +248,12 @@ bool ChangesLogits(const SampleRow& row) {
                                        !row.suppressed.empty() || row.mask != nullptr);
 }
 
-// Steps 1 to 3 of sampling.h for tokens [first, first + tokens), whose logits are x.
-void ChangeLogits(const SampleRow& row, float* x, int32_t first, int64_t tokens) {
-  const SamplingParameters& p = *row.parameters;
-  const auto here = [&](int32_t token) { return token >= first && token - first < tokens; };
-  for (const LogitBias& entry : p.logit_bias) {
-    if (here(entry.token)) x[entry.token - first] += entry.bias;
-  }
-  for (const TokenCount& count : row.counts) {
-    if (!here(count.token)) continue;
-    float value = x[count.token - first];
-    value = value > 0.0f ? value / p.repetition_penalty : value * p.repetition_penalty;
-    if (count.in_output > 0) {
-      value -= p.presence_penalty;
-      value -= p.frequency_penalty * static_cast<float>(count.in_output);
-    }
-    x[count.token - first] = value;
-  }
-  for (const int32_t token : row.suppressed) {
-    if (here(token)) x[token - first] = -kInfinity;
-  }
-  if (row.mask == nullptr) return;
-  for (int64_t token = first; token < first + tokens;) {
-    const int64_t next = std::min(first + tokens, token / 32 * 32 + 32);
-    const uint32_t allowed = row.mask[token / 32];
-    if (allowed == ~0u) token = next;
-    for (; token < next; ++token) {
-      if ((allowed >> (token % 32) & 1u) == 0) x[token - first] = -kInfinity;
-    }
-  }
-}
-
 int32_t SampleToken(const SampleRow& row, const LogitRow& logits) {
   const SamplingParameters& p = *row.parameters;
   const float max = logits.Max();
   if (max == -kInfinity || p.temperature == 0.0f) return logits.FirstOf(max);
   Candidates candidates(logits, max, p.temperature);
-  if (p.top_k > 0 && p.top_k < logits.vocab()) {
-    candidates.KeepTop(p.top_k);
-  } else if (p.top_p < 1.0f || p.min_p == 0.0f) {
-    candidates.SumAll();
-  }
-  if (p.top_p < 1.0f) candidates.KeepMass(static_cast<double>(p.top_p) * candidates.weight());
-  if (p.min_p > 0.0f) candidates.KeepWeights(p.min_p);
-  return candidates.Draw(CounterUniform(p.seed, row.candidate, row.position) * candidates.weight());
+  return Draw(row, candidates);
 }
 
 // The first `count` tokens by logit (`logprob` holds it), ties by id, in order, to top; returns how
@@ -306,14 +267,14 @@ int32_t TopLogits(const LogitRow& row, int32_t count, TokenLogprob* top) {
     for (; at > 0 && top[at - 1].logprob < logit; --at) top[at] = top[at - 1];
     top[at] = {token, logit};
   };
-  for (int32_t token = 0; token < size; ++token) insert(token, Clean(row.logits()[token]));
+  for (int32_t token = 0; token < size; ++token) insert(token, CleanLogit(row.logits()[token]));
   int64_t next = size;
   for (;;) {
     const float least = std::nextafter(top[size - 1].logprob, kInfinity);
     if (least == kInfinity) return size;
-    next = row.kernels().first_at_least(row.logits(), next, row.vocab(), least);
+    next = kFirstAtLeast[row.isa()](row.logits(), next, row.vocab(), least);
     if (next < 0) return size;
-    insert(static_cast<int32_t>(next), Clean(row.logits()[next]));
+    insert(static_cast<int32_t>(next), CleanLogit(row.logits()[next]));
     ++next;
   }
 }
@@ -335,7 +296,7 @@ void SampleOne(const SampleRow& row, LogitRow& logits, SampleResult& result) {
     }
   }
   if (row.parameters != nullptr) {
-    if (ChangesLogits(row)) ChangeLogits(row, logits.logits(), 0, vocab);
+    if (ChangesLogits(row)) ChangeLogits(row, 0, logits.all());
     result.token = SampleToken(row, logits);
   }
   if (!logprobs) return;
@@ -346,8 +307,8 @@ void SampleOne(const SampleRow& row, LogitRow& logits, SampleResult& result) {
   for (int32_t i = 0; i < result.num_top; ++i) {
     result.top[i].logprob = logprob(result.top[i].logprob);
   }
-  if (result.token >= 0) result.logprob = logprob(Clean(raw[result.token]));
-  if (row.target >= 0) result.target_logprob = logprob(Clean(raw[row.target]));
+  if (result.token >= 0) result.logprob = logprob(CleanLogit(raw[result.token]));
+  if (row.target >= 0) result.target_logprob = logprob(CleanLogit(raw[row.target]));
 }
 
 // The part of SampleOne that a shard of the vocabulary, from token `first` on, can do alone.
@@ -362,14 +323,14 @@ void SampleShardOne(const SampleRow& row, int32_t first, LogitRow& logits, Shard
     for (int32_t i = 0; i < shard.num_top; ++i) shard.top[i].token += first;
     const int64_t target = int64_t{row.target} - first;
     const bool here = row.target >= 0 && target >= 0 && target < tokens;
-    shard.target_logit = here ? Clean(raw[target]) : -kInfinity;
+    shard.target_logit = here ? CleanLogit(raw[target]) : -kInfinity;
   }
   shard.num_candidates = NumShardCandidates(row, tokens);
   if (shard.num_candidates == 0) return;
   if (ChangesLogits(row)) {
     logits.scratch().raw.assign(raw, raw + tokens);
     raw = logits.scratch().raw.data();
-    ChangeLogits(row, logits.logits(), first, tokens);
+    ChangeLogits(row, first, logits.all());
   }
   std::array<TokenLogprob, kMaxShardCandidates> best;
   if (shard.num_candidates == 1) {
@@ -379,7 +340,7 @@ void SampleShardOne(const SampleRow& row, int32_t first, LogitRow& logits, Shard
     TopLogits(logits, shard.num_candidates, best.data());
   }
   for (int32_t i = 0; i < shard.num_candidates; ++i) {
-    shard.candidates[i] = {first + best[i].token, best[i].logprob, Clean(raw[best[i].token])};
+    shard.candidates[i] = {first + best[i].token, best[i].logprob, CleanLogit(raw[best[i].token])};
   }
 }
 
@@ -390,16 +351,16 @@ template <typename One>
 void CpuOps::ForEachLogitRow(Tensor logits, One one) {
   TREADLE_CHECK(logits.dtype == DType::kF32 && logits.cols > 0);
   State& s = *state_;
-  s.sample_scratch.resize(s.pool.size());
+  s.sample_scratch.resize(pool_.size());
   const auto run = [&](int64_t row, ThreadPool* pool, SampleScratch& scratch) {
-    LogitRow logit_row(s.kernels.sample, pool, logits.Row<float>(row), logits.cols, scratch);
+    LogitRow logit_row(isa_, pool, logits.Row<float>(row), logits.cols, scratch);
     one(logit_row, row);
   };
   if (logits.rows == 1) {
-    run(0, logits.cols >= 4 * kMaxChunk ? &s.pool : nullptr, s.sample_scratch[0]);
+    run(0, logits.cols >= 4 * kMaxChunk ? &pool_ : nullptr, s.sample_scratch[0]);
     return;
   }
-  s.pool.ParallelForEach(logits.rows, [&](int worker, int64_t row, int64_t) {
+  pool_.ParallelForEach(logits.rows, [&](int worker, int64_t row, int64_t) {
     run(row, nullptr, s.sample_scratch[worker]);
   });
 }
@@ -410,6 +371,7 @@ void CpuOps::Sample(Tensor logits, std::span<const SampleRow> rows,
   ForEachLogitRow(logits, [&](LogitRow& logit_row, int64_t row) {
     SampleOne(rows[row], logit_row, results[row]);
   });
+  KeepSamples(rows, results);
 }
 
 void CpuOps::SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,

@@ -1,5 +1,5 @@
-// Sampling's passes over logits: maximum, search, sum of exponentials.
-#include "kernels/cpu/isa_kernels.h"
+#include "kernels/cpu/ops/sample_kernels.h"
+
 #include "kernels/cpu/vector_math.h"
 
 namespace treadle::TREADLE_ISA {

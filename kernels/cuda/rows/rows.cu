@@ -1,10 +1,10 @@
-// Norms, activations and copies: ops on rows of features. Contracts: kernels/cuda/ops.h.
+// Norms, activations and copies: ops on rows of features. Contracts: kernels/backend.h.
 //
 // Columns are dealt out in groups of four, whatever a row's alignment, so that the order of every
 // sum depends on the number of columns alone (N1); a group is one 16-byte access where it can be.
 #include <algorithm>
 
-#include "kernels/cuda/ops.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/rows/row_output.h"
 #include "kernels/cuda/runtime/simt.h"
 
@@ -302,50 +302,57 @@ TREADLE_KERNEL(kCopyThreads) void CopyPagesKernel(CopyPagesParams p) {
 
 }  // namespace
 
-void RmsNorm(Device& device, Tensor x, const float* weight, float eps, Tensor out) {
-  Norm(device, RmsNormKernel, x, weight, nullptr, eps, out);
+void CudaOps::RmsNorm(Tensor x, const float* weight, float eps, Tensor out) {
+  if (Ready()) Norm(*device_, RmsNormKernel, x, weight, nullptr, eps, out);
 }
 
-void LayerNorm(Device& device, Tensor x, const float* weight, const float* bias, float eps,
-               Tensor out) {
-  Norm(device, LayerNormKernel, x, weight, bias, eps, out);
+void CudaOps::LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out) {
+  if (Ready()) Norm(*device_, LayerNormKernel, x, weight, bias, eps, out);
 }
 
-void SwiGlu(Device& device, Tensor gate, Tensor up, Tensor out) {
+void CudaOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
   TREADLE_CHECK(gate.rows == out.rows && up.rows == out.rows);
   TREADLE_CHECK(gate.cols == out.cols && up.cols == out.cols);
   OutputOf(out, up);
-  LaunchElements(device, SwiGluKernel,
+  if (!Ready()) return;
+  LaunchElements(*device_, SwiGluKernel,
                  {.a = MatrixOf(gate), .b = MatrixOf(up), .out = OutputOf(out, gate)}, out);
 }
 
-void Gelu(Device& device, Tensor x, Tensor out) {
+void CudaOps::Gelu(Tensor x, Tensor out) {
   TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols);
-  LaunchElements(device, GeluKernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
+  if (!Ready()) return;
+  LaunchElements(*device_, GeluKernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
 }
 
-void Gather(Device& device, Tensor x, const int32_t* rows, int64_t count, Tensor out) {
-  TREADLE_CHECK(out.rows == count && out.cols == x.cols && out.dtype == DType::kF32);
-  LaunchElements(device, GatherKernel, {.a = MatrixOf(x), .out = OutputOf(out, x), .rows = rows},
-                 out);
+void CudaOps::Gather(Tensor x, std::span<const int32_t> rows, Tensor out) {
+  TREADLE_CHECK(out.rows == static_cast<int64_t>(rows.size()) && out.cols == x.cols &&
+                out.dtype == DType::kF32);
+  if (rows.empty() || !Ready()) return;
+  const auto on_device = batch_.OutputRows(rows);
+  Keep(on_device.status());
+  if (!Ready()) return;
+  LaunchElements(*device_, GatherKernel,
+                 {.a = MatrixOf(x), .out = OutputOf(out, x), .rows = *on_device}, out);
 }
 
-void Copy(Device& device, Tensor x, Tensor out) {
+void CudaOps::Copy(Tensor x, Tensor out) {
   TREADLE_CHECK(out.rows == x.rows && out.cols == x.cols && out.dtype == DType::kF32);
-  LaunchElements(device, GatherKernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
+  if (!Ready()) return;
+  LaunchElements(*device_, GatherKernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
 }
 
-void CopyPages(Device& device, const KvLayout& layout, std::byte* pages,
-               std::span<const PageCopy> copies) {
+void CudaOps::CopyPages(const KvLayout& layout, std::byte* pages,
+                        std::span<const PageCopy> copies) {
   const int64_t bytes = layout.PageBytes();
   TREADLE_CHECK(bytes % 16 == 0 && reinterpret_cast<uintptr_t>(pages) % 16 == 0);
   const auto blocks = static_cast<uint32_t>((bytes / 16 + kCopyThreads - 1) / kCopyThreads);
-  while (!copies.empty()) {
+  while (!copies.empty() && Ready()) {
     const size_t count = std::min<size_t>(copies.size(), kCopiesPerLaunch);
     CopyPagesParams params = {
         .pages = pages, .page_bytes = bytes, .count = static_cast<int32_t>(count), .copies = {}};
     std::copy_n(copies.begin(), count, params.copies);
-    device.Launch(CopyPagesKernel, {.grid_x = blocks, .threads = kCopyThreads}, params);
+    device_->Launch(CopyPagesKernel, {.grid_x = blocks, .threads = kCopyThreads}, params);
     copies = copies.subspan(count);
   }
 }

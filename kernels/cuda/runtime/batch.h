@@ -38,6 +38,24 @@ struct DeviceSampleRow {
   int32_t first_bias = 0, num_biases = 0;
   int32_t first_mask_word = -1;  // -1: no mask
 };
+// Without the lists.
+inline DeviceSampleRow FlatRow(const SampleRow& row) {
+  const SamplingParameters none;
+  const SamplingParameters& wishes = row.parameters == nullptr ? none : *row.parameters;
+  return {.temperature = wishes.temperature,
+          .top_p = wishes.top_p,
+          .min_p = wishes.min_p,
+          .repetition_penalty = wishes.repetition_penalty,
+          .presence_penalty = wishes.presence_penalty,
+          .frequency_penalty = wishes.frequency_penalty,
+          .top_k = wishes.top_k,
+          .candidate = row.candidate,
+          .seed = wishes.seed,
+          .position = row.position,
+          .sample = row.parameters == nullptr ? 0 : 1,
+          .top_logprobs = row.top_logprobs,
+          .target = row.target};
+}
 
 // Device addresses. A parameter of kernels by value.
 struct DeviceBatch {

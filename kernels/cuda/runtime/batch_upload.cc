@@ -77,28 +77,14 @@ class ListWriter {
 };
 
 DeviceSampleRow Flat(const SampleRow& row, const PackOptions& options, ListWriter& lists) {
-  DeviceSampleRow flat;
-  flat.candidate = row.candidate;
-  flat.position = row.position;
-  flat.top_logprobs = row.top_logprobs;
-  flat.target = row.target;
+  DeviceSampleRow flat = FlatRow(row);
   if (row.parameters == nullptr) return flat;
-  const SamplingParameters& wishes = *row.parameters;
-  flat.sample = 1;
-  flat.temperature = wishes.temperature;
-  flat.top_p = wishes.top_p;
-  flat.min_p = wishes.min_p;
-  flat.repetition_penalty = wishes.repetition_penalty;
-  flat.presence_penalty = wishes.presence_penalty;
-  flat.frequency_penalty = wishes.frequency_penalty;
-  flat.top_k = wishes.top_k;
-  flat.seed = wishes.seed;
   flat.first_count = lists.Append(row.counts);
   flat.num_counts = static_cast<int32_t>(row.counts.size());
   flat.first_suppressed = lists.Append(row.suppressed);
   flat.num_suppressed = static_cast<int32_t>(row.suppressed.size());
-  flat.first_bias = lists.Append(std::span(wishes.logit_bias));
-  flat.num_biases = static_cast<int32_t>(wishes.logit_bias.size());
+  flat.first_bias = lists.Append(std::span(row.parameters->logit_bias));
+  flat.num_biases = static_cast<int32_t>(row.parameters->logit_bias.size());
   const std::span<const uint32_t> mask = MaskOf(row, options.mask_tokens);
   if (!mask.empty()) flat.first_mask_word = lists.Append(mask);
   return flat;

@@ -46,10 +46,7 @@ struct RowLists {
 
   // vocab: the whole vocabulary's, which masks are of.
   void Add(const SampleRow& row, int64_t vocab) {
-    DeviceSampleRow to = {.candidate = row.candidate,
-                          .position = row.position,
-                          .top_logprobs = row.top_logprobs,
-                          .target = row.target};
+    DeviceSampleRow to = FlatRow(row);
     Append(row.counts, counts, to.first_count, to.num_counts);
     Append(row.suppressed, suppressed, to.first_suppressed, to.num_suppressed);
     if (row.mask != nullptr) {
@@ -57,15 +54,6 @@ struct RowLists {
       mask_words.insert(mask_words.end(), row.mask, row.mask + (vocab + 31) / 32);
     }
     if (const SamplingParameters* p = row.parameters; p != nullptr) {
-      to.sample = 1;
-      to.temperature = p->temperature;
-      to.top_p = p->top_p;
-      to.min_p = p->min_p;
-      to.top_k = p->top_k;
-      to.repetition_penalty = p->repetition_penalty;
-      to.presence_penalty = p->presence_penalty;
-      to.frequency_penalty = p->frequency_penalty;
-      to.seed = p->seed;
       Append(std::span<const LogitBias>(p->logit_bias), biases, to.first_bias, to.num_biases);
     }
     rows.push_back(to);

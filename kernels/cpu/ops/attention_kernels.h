@@ -1,0 +1,40 @@
+// The vector kernels of attention and their plain arguments. Strides count elements.
+#pragma once
+
+#include "kernels/cpu/isa_kernel.h"
+
+namespace treadle {
+
+// Attention of consecutive rows of one sequence over one K/V head, for a range of blocks.
+struct AttentionArguments {
+  const float* q;  // [rows, group * head_dim], columns of wider rows
+  int64_t q_stride;
+  int64_t rows;
+  int64_t group;  // query heads that share the K/V head
+  int64_t head_dim;
+  int64_t first_position;  // of row 0
+  int64_t block_begin;     // in blocks of kAttentionBlock positions
+  int64_t block_end;
+  float scale;
+  bool half;
+  const void* k;        // this K/V head in page 0: [head_dim, page_size]
+  const void* v;        // [page_size, head_dim]
+  int64_t page_stride;  // elements from page to page
+  int64_t page_size;
+  const int32_t* pages;
+  float* scratch;  // 64-byte aligned, AttentionScratchFloats
+  // If null, the blocks are all that the rows see, and `out` gets the result. Else only the partial
+  // results (maximum, sum and vector of each query) of these blocks: AttentionPartialFloats each.
+  float* partials;
+  float* out;  // like q
+  int64_t out_stride;
+};
+
+TREADLE_ISA_KERNEL(AttendBlocks, void(const AttentionArguments&));
+// Combines `partials` of the blocks [0, block_end), ascending, into `out`.
+TREADLE_ISA_KERNEL(CombineAttention, void(const AttentionArguments&));
+// For rows * group queries.
+TREADLE_ISA_KERNEL(AttentionScratchFloats, int64_t(int64_t queries, int64_t head_dim));
+TREADLE_ISA_KERNEL(AttentionPartialFloats, int64_t(int64_t queries, int64_t head_dim));
+
+}  // namespace treadle

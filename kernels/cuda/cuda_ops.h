@@ -1,0 +1,76 @@
+// The CUDA backend's ops, and what they work with. Contracts: kernels/backend.h. An op on rows is
+// defined beside its kernel; those that need a batch's description or scratch memory, in
+// cuda_ops.cc, as launches that ops.h declares.
+//
+// Failures are kept: the first one makes ops do nothing until Recover.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/matmul.h"
+#include "kernels/cuda/runtime/announced_batch.h"
+#include "kernels/cuda/runtime/result_delivery.h"
+
+namespace treadle::cuda {
+
+class CudaOps : public Backend {
+ public:
+  CudaOps(std::unique_ptr<Device> device, int upload_mark, const CudaOptions& options)
+      : options_(options),
+        device_(std::move(device)),
+        batch_(*device_, upload_mark),
+        results_(*device_) {}
+
+  Device& device() { return *device_; }
+  KeyOrder key_order() const override { return KeyOrder::kByPosition; }
+
+  TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP)
+
+ protected:
+  // Whether an op may do something.
+  bool Ready();
+  void Keep(const absl::Status& status) {
+    if (status_.ok()) status_ = status;
+  }
+
+  // Changes whenever a device address that graphs have kept does.
+  int64_t Generation() const { return generation_ + batch_.generation() + results_.generation(); }
+
+  absl::Status ReserveProducts(int64_t rows, int64_t k, int64_t n);
+  absl::Status ReserveScratch(size_t bytes);
+  // What was sampled last stays.
+  absl::Status ReserveLastSamples(int64_t rows);
+
+  const CudaOptions options_;
+  const std::unique_ptr<Device> device_;
+  std::unique_ptr<MatMuls> matmuls_;
+  AnnouncedBatch batch_;
+  ResultDelivery results_;
+  absl::Status status_;
+
+ private:
+  struct SamplePlace {
+    int64_t first = 0;  // of the batch's samples
+    std::byte* results = nullptr;
+  };
+
+  // Whether there is anything to do, and it can be done.
+  bool Upload(const KvView& kv, int64_t rows);
+  // What both kinds of sampling need. Failures are kept.
+  SamplePlace BeginSample(Tensor logits, std::span<const SampleRow> rows, int64_t tokens,
+                          std::span<std::byte> results);
+  std::span<std::byte> Scratch() const { return {scratch_.data(), scratch_.bytes()}; }
+  int32_t* LastSamples() const { return reinterpret_cast<int32_t*>(last_samples_.data()); }
+
+  int64_t product_rows_ = 0;  // what products have scratch for
+  int64_t product_k_ = 0;
+  int64_t product_n_ = 0;
+  Buffer scratch_;
+  Buffer last_samples_;  // int32
+  int64_t generation_ = 0;
+};
+
+}  // namespace treadle::cuda

@@ -1,0 +1,72 @@
+// The reference's ops on rows of features: norms, activations and copies.
+#include <cmath>
+
+#include "kernels/reference/reference_backend.h"
+
+namespace treadle {
+
+void ReferenceBackend::RmsNorm(Tensor x, const float* weight, float eps, Tensor out) {
+  for (int64_t row = 0; row < x.rows; ++row) {
+    const float* from = x.Row<float>(row);
+    double squares = 0;
+    for (int64_t i = 0; i < x.cols; ++i) squares += double{from[i]} * from[i];
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(x.cols) + eps);
+    float* to = out.Row<float>(row);
+    for (int64_t i = 0; i < x.cols; ++i) {
+      to[i] = static_cast<float>(from[i] * scale * weight[i]);
+    }
+  }
+}
+
+void ReferenceBackend::LayerNorm(Tensor x, const float* weight, const float* bias, float eps,
+                                 Tensor out) {
+  for (int64_t row = 0; row < x.rows; ++row) {
+    const float* from = x.Row<float>(row);
+    const double count = static_cast<double>(x.cols);
+    double sum = 0;
+    for (int64_t i = 0; i < x.cols; ++i) sum += from[i];
+    const double mean = sum / count;
+    double squares = 0;
+    for (int64_t i = 0; i < x.cols; ++i) squares += (from[i] - mean) * (from[i] - mean);
+    const double scale = 1 / std::sqrt(squares / count + eps);
+    float* to = out.Row<float>(row);
+    for (int64_t i = 0; i < x.cols; ++i) {
+      const double shift = bias == nullptr ? 0.0 : bias[i];
+      to[i] = static_cast<float>((from[i] - mean) * scale * weight[i] + shift);
+    }
+  }
+}
+
+void ReferenceBackend::SwiGlu(Tensor gate, Tensor up, Tensor out) {
+  for (int64_t row = 0; row < out.rows; ++row) {
+    for (int64_t i = 0; i < out.cols; ++i) {
+      const double x = gate.Row<float>(row)[i];
+      const double silu = x / (1 + std::exp(-x));
+      out.Row<float>(row)[i] = static_cast<float>(silu * up.Row<float>(row)[i]);
+    }
+  }
+}
+
+void ReferenceBackend::Gelu(Tensor x, Tensor out) {
+  const double root = std::sqrt(2 / M_PI);
+  for (int64_t row = 0; row < x.rows; ++row) {
+    for (int64_t i = 0; i < x.cols; ++i) {
+      const double v = x.Row<float>(row)[i];
+      out.Row<float>(row)[i] =
+          static_cast<float>(0.5 * v * (1 + std::tanh(root * (v + 0.044715 * v * v * v))));
+    }
+  }
+}
+
+void ReferenceBackend::Gather(Tensor x, std::span<const int32_t> rows, Tensor out) {
+  HostBackend::Gather(x, rows, out);
+}
+
+void ReferenceBackend::Copy(Tensor x, Tensor out) { HostBackend::Copy(x, out); }
+
+void ReferenceBackend::CopyPages(const KvLayout& layout, std::byte* pages,
+                                 std::span<const PageCopy> copies) {
+  HostBackend::CopyPages(layout, pages, copies);
+}
+
+}  // namespace treadle
