@@ -2,11 +2,9 @@
 // initial contents on the host, as floats.
 #pragma once
 
-#include <cstring>
 #include <string_view>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "base/status.h"
 #include "kernels/backend.h"
 
@@ -16,11 +14,21 @@ namespace treadle {
 // missed.
 inline constexpr uint32_t kGuardBits = 0x7fc0beef;
 
+// What an op does with a matrix.
+enum class Role : uint8_t { kInput, kOutput, kLost };  // kLost: its contents are spent
+
 // Confined to its backend's thread.
 class GuardedTensor {
  public:
-  GuardedTensor(Backend& backend, int64_t rows, int64_t cols, DType dtype = DType::kF32)
-      : backend_(backend), dtype_(dtype), rows_(rows), cols_(cols), stride_(cols + 16) {
+  GuardedTensor(Backend& backend, std::string_view name, Role role, int64_t rows, int64_t cols,
+                DType dtype = DType::kF32)
+      : backend_(backend),
+        name_(name),
+        role_(role),
+        dtype_(dtype),
+        rows_(rows),
+        cols_(cols),
+        stride_(cols + 16) {
     initial_.assign(static_cast<size_t>((rows + 2) * stride_), std::bit_cast<float>(kGuardBits));
     auto buffer = backend.Allocate(initial_.size() * SizeOf(dtype));
     TREADLE_CHECK(buffer.ok());
@@ -42,69 +50,38 @@ class GuardedTensor {
       return;
     }
     std::vector<uint16_t> rounded;
-    for (const float x : initial_) rounded.push_back(Round(x));
+    for (const float x : initial_) {
+      rounded.push_back(dtype_ == DType::kF16 ? ToHalf(x).bits : ToBFloat16(x).bits);
+    }
     backend_.CopyToDevice(device_.data(), rounded.data(), rounded.size() * sizeof(uint16_t));
   }
 
+  std::string_view name() const { return name_; }
+  Role role() const { return role_; }
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
+  int64_t stride() const { return stride_; }
   DType dtype() const { return dtype_; }
+  double bytes() const { return static_cast<double>(rows_ * cols_ * SizeOf(dtype_)); }
   Tensor view() const {
     std::byte* first = device_.data() + stride_ * static_cast<int64_t>(SizeOf(dtype_));
     return {first, dtype_, rows_, cols_, stride_};
   }
+  Tensor Rows(int64_t begin, int64_t count) const { return view().Rows(begin, count); }
 
-  // Appends the rows' present contents.
-  void Append(std::vector<float>& out) const {
-    const std::vector<float> now = Download();
-    for (int64_t row = 0; row < rows_; ++row) {
-      const float* from = now.data() + (row + 1) * stride_;
-      out.insert(out.end(), from, from + cols_);
-    }
-  }
-  // `constant`: the rows must be as uploaded, too.
-  absl::Status CheckGuards(std::string_view what, bool constant) const {
-    const std::vector<float> now = Download();
-    for (size_t i = 0; i < now.size(); ++i) {
-      const int64_t row = static_cast<int64_t>(i) / stride_ - 1;
-      const int64_t col = static_cast<int64_t>(i) % stride_;
-      const bool inside = row >= 0 && row < rows_ && col < cols_;
-      if (inside && !constant) continue;
-      const float before = dtype_ == DType::kF32 ? initial_[i] : Widen(Round(initial_[i]));
-      if (std::memcmp(&now[i], &before, sizeof(float)) != 0) {
-        return Internal(what, " [", rows_, ", ", cols_, "]: row ", row, " column ", col,
-                        inside ? " of an input was changed" : " outside was written");
-      }
-    }
-    return absl::OkStatus();
-  }
+  // [rows + 2, stride], guards included: as uploaded, and all that lies on the device.
+  const std::vector<float>& initial() const { return initial_; }
+  const Buffer& device() const { return device_; }
 
  private:
-  uint16_t Round(float x) const {
-    return dtype_ == DType::kF16 ? ToHalf(x).bits : ToBFloat16(x).bits;
-  }
-  float Widen(uint16_t bits) const {
-    return dtype_ == DType::kF16 ? ToFloat(Half{bits}) : ToFloat(BFloat16{bits});
-  }
-  std::vector<float> Download() const {
-    std::vector<float> now(initial_.size());
-    TREADLE_CHECK(backend_.Synchronize().ok());
-    if (dtype_ == DType::kF32) {
-      backend_.CopyToHost(now.data(), device_.data(), now.size() * sizeof(float));
-      return now;
-    }
-    std::vector<uint16_t> bits(now.size());
-    backend_.CopyToHost(bits.data(), device_.data(), bits.size() * sizeof(uint16_t));
-    for (size_t i = 0; i < bits.size(); ++i) now[i] = Widen(bits[i]);
-    return now;
-  }
-
   Backend& backend_;
+  const std::string_view name_;
+  const Role role_;
   const DType dtype_;
   const int64_t rows_;
   const int64_t cols_;
   const int64_t stride_;
-  std::vector<float> initial_;  // [rows + 2, stride]
+  std::vector<float> initial_;
   Buffer device_;
 };
 

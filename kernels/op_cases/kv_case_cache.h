@@ -1,16 +1,16 @@
-// The K/V cache of an op case, in its backend's key order. Private to tests/support.
+// The K/V cache of an op case, in its backend's key order.
 #pragma once
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
+#include <span>
 #include <vector>
 
+#include "base/status.h"
 #include "kernels/backend.h"
-#include "kernels/op_cases/op_cases.h"
 #include "kernels/op_cases/random.h"
 
-namespace treadle::op_runs {
+namespace treadle {
 
 inline float LoadElement(const KvLayout& layout, const std::byte* page, int64_t element) {
   if (layout.dtype == DType::kF32) return reinterpret_cast<const float*>(page)[element];
@@ -29,6 +29,13 @@ inline void StoreElement(const KvLayout& layout, std::byte* page, int64_t elemen
   }
 }
 
+// Consecutive rows of one sequence; with live = false rows that belong to none.
+struct CaseSequence {
+  int64_t rows = 1;
+  int64_t first_position = 0;
+  bool live = true;
+};
+
 // Positions that a sequence of the case has, its own rows included.
 inline int64_t LiveEnd(const CaseSequence& sequence) {
   return sequence.live ? sequence.first_position + sequence.rows : 0;
@@ -39,11 +46,12 @@ inline int64_t LiveEnd(const CaseSequence& sequence) {
 class KvCaseCache {
  public:
   // fill_chunk: the sequences' own rows are in the cache already.
-  KvCaseCache(const OpCase& c, Backend& backend, Random& random, bool fill_chunk)
-      : backend_(backend), layout_(c.kv) {
+  KvCaseCache(const KvLayout& layout, std::span<const CaseSequence> sequences, Backend& backend,
+              Random& random, bool fill_chunk)
+      : backend_(backend), layout_(layout) {
     layout_.key_order = backend.key_order();
     std::vector<int32_t> ids;
-    for (const CaseSequence& sequence : c.sequences) {
+    for (const CaseSequence& sequence : sequences) {
       const int64_t pages = (LiveEnd(sequence) + layout_.page_size - 1) / layout_.page_size;
       pages_.emplace_back(static_cast<size_t>(pages));
       for (int32_t& page : pages_.back()) ids.push_back(page = static_cast<int32_t>(ids.size()));
@@ -59,7 +67,7 @@ class KvCaseCache {
     initial_.assign(static_cast<size_t>((layout_.num_pages + 2) * layout_.PageBytes()),
                     std::byte{0xff});
     for (size_t s = 0; s < pages_.size(); ++s) {
-      const CaseSequence& sequence = c.sequences[s];
+      const CaseSequence& sequence = sequences[s];
       const int64_t end = fill_chunk ? LiveEnd(sequence) : sequence.first_position;
       for (int64_t p = 0; sequence.live && p < end; ++p) FillSlot(s, p, random);
     }
@@ -82,43 +90,9 @@ class KvCaseCache {
   }
 
   void Upload() { backend_.CopyToDevice(device_.data(), initial_.data(), initial_.size()); }
-  // All pages' present elements, as floats, in the order of KeyOrder::kByFeature.
-  void Append(std::vector<float>& out) const {
-    const std::vector<std::byte> now = Download();
-    const int64_t part = layout_.PartElements();
-    for (int64_t page = 0; page < layout_.num_pages; ++page) {
-      const std::byte* data = now.data() + (page + 1) * layout_.PageBytes();
-      const size_t first = out.size();
-      out.resize(first + static_cast<size_t>(2 * part));
-      for (int64_t slot = 0; slot < layout_.page_size; ++slot) {
-        for (int64_t j = 0; j < layout_.kv_heads * layout_.head_dim; ++j) {
-          const int64_t head = j / layout_.head_dim;
-          const int64_t i = j % layout_.head_dim;
-          out[first + OutputKey(head, slot, i)] =
-              LoadElement(layout_, data, layout_.KeyElement(head, slot, i));
-          const int64_t value = layout_.ValueElement(head, slot, i);
-          out[first + value] = LoadElement(layout_, data, value);
-        }
-      }
-    }
-  }
-  // Where Append puts a page's element of K.
-  int64_t OutputKey(int64_t head, int64_t slot, int64_t i) const {
-    KvLayout order = layout_;
-    order.key_order = KeyOrder::kByFeature;
-    return order.KeyElement(head, slot, i);
-  }
-  absl::Status CheckGuards(bool constant) const {
-    const std::vector<std::byte> now = Download();
-    const int64_t page = layout_.PageBytes();
-    for (int64_t i = 0; i <= layout_.num_pages + 1; ++i) {
-      if (!constant && i > 0 && i <= layout_.num_pages) continue;
-      if (std::memcmp(now.data() + i * page, initial_.data() + i * page, page) != 0) {
-        return Internal("K/V page ", i - 1, " of ", layout_.num_pages, " was written");
-      }
-    }
-    return absl::OkStatus();
-  }
+  // [1 + num_pages + 1] pages, as uploaded, and all that lies on the device.
+  const std::vector<std::byte>& initial() const { return initial_; }
+  const Buffer& device() const { return device_; }
 
  private:
   void FillSlot(size_t sequence, int64_t position, Random& random) {
@@ -136,18 +110,12 @@ class KvCaseCache {
     return initial_.data() + layout_.PageBytes() +
            pages_[sequence][position / layout_.page_size] * layout_.PageBytes();
   }
-  std::vector<std::byte> Download() const {
-    std::vector<std::byte> now(initial_.size());
-    TREADLE_CHECK(backend_.Synchronize().ok());
-    backend_.CopyToHost(now.data(), device_.data(), now.size());
-    return now;
-  }
 
   Backend& backend_;
   KvLayout layout_;
   std::deque<std::vector<int32_t>> pages_;  // per sequence
-  std::vector<std::byte> initial_;          // [1 + num_pages + 1] pages
+  std::vector<std::byte> initial_;
   Buffer device_;
 };
 
-}  // namespace treadle::op_runs
+}  // namespace treadle

@@ -1,126 +1,68 @@
 #include "kernels/op_cases/op_cases.h"
 
-#include <bit>
-#include <cmath>
+#include <algorithm>
 
-#include "kernels/op_cases/op_runs.h"
 #include "kernels/op_cases/random.h"
-#include "kernels/reference/reference_backend.h"
 
 namespace treadle {
+
+#define TREADLE_DECLARE_ROW(name, parameters, arguments) extern const OpRow k##name##Row;
+TREADLE_BACKEND_OPS(TREADLE_DECLARE_ROW)
+#undef TREADLE_DECLARE_ROW
+
 namespace {
 
-struct OpRow {
-  Op op;
-  std::string_view name;
-  op_runs::Factory make;
-};
-constexpr OpRow kOps[] = {
-    {Op::kEmbed, "embed", op_runs::MakeEmbed},
-    {Op::kRmsNorm, "rms_norm", op_runs::MakeNorm},
-    {Op::kLayerNorm, "layer_norm", op_runs::MakeNorm},
-    {Op::kMatMul, "matmul", op_runs::MakeMatMul},
-    {Op::kRotateAndStoreKv, "rotate_and_store_kv", op_runs::MakeRotateAndStoreKv},
-    {Op::kAttention, "attention", op_runs::MakeAttention},
-    {Op::kSwiGlu, "swiglu", op_runs::MakeActivation},
-    {Op::kGelu, "gelu", op_runs::MakeActivation},
-    {Op::kGather, "gather", op_runs::MakeGather},
-    {Op::kCopy, "copy", op_runs::MakeGather},
-    {Op::kCopyPages, "copy_pages", op_runs::MakeCopyPages},
-    {Op::kSample, "sample", op_runs::MakeSample},
-    {Op::kSampleShard, "sample_shard", op_runs::MakeSampleShard},
-};
+#define TREADLE_ROW_OF(name, parameters, arguments) &k##name##Row,
+constexpr const OpRow* kRows[] = {TREADLE_BACKEND_OPS(TREADLE_ROW_OF)};
+#undef TREADLE_ROW_OF
 
-const OpRow& RowOf(Op op) {
-  const OpRow& row = kOps[static_cast<size_t>(op)];
-  TREADLE_CHECK(row.op == op);
-  return row;
-}
-
-bool SameBits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
-
-absl::Status SameOutput(const OpCase& op_case, std::span<const float> expected,
-                        std::span<const float> found, std::string_view how) {
-  TREADLE_CHECK(expected.size() == found.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (SameBits(expected[i], found[i])) continue;
-    return Internal(op_case.name, ": element ", i, " is ", std::hexfloat, found[i], " ", how,
-                    ", expected ", expected[i]);
-  }
-  return absl::OkStatus();
-}
+const OpRow& RowOf(Op op) { return *kRows[static_cast<size_t>(op)]; }
 
 }  // namespace
 
 std::string_view Name(Op op) { return RowOf(op).name; }
 
-DType op_runs::OutputType(const OpCase& op_case, Backend& backend, int64_t cols) {
-  if (!op_case.input_type) return DType::kF32;
-  const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat("f32"), 1, cols, 1);
-  const auto packed = backend.Pack(matrix.source);
-  TREADLE_CHECK(packed.ok());
-  TREADLE_CHECK(backend.Synchronize().ok());  // before the matrix goes
-  const PackedMatrix* const weights[] = {packed->get()};
-  return backend.InputType(weights);
+std::span<const OpCase> OpCases() {
+  static const std::vector<OpCase> all = [] {
+    std::vector<OpCase> cases;
+    for (const OpRow* row : kRows) row->add_cases(cases);
+    return cases;
+  }();
+  return all;
 }
 
 std::unique_ptr<OpRun> Prepare(const OpCase& op_case, Backend& backend, uint64_t seed) {
-  return RowOf(op_case.op).make(op_case, backend, SeedOf(op_case.name, seed));
+  auto run = std::make_unique<OpRun>(op_case, backend);
+  RowOf(op_case.op).prepare(*run, SeedOf(op_case.name, seed));
+  run->Reset();
+  return run;
 }
 
-absl::Status MatchesReference(const OpCase& op_case, Backend& backend, const Arithmetic& arithmetic,
-                              uint64_t seed) {
-  const auto reference = CreateReferenceBackend(arithmetic.compute);
-  const auto expected_run = Prepare(op_case, *reference, seed);
-  const auto run = Prepare(op_case, backend, seed);
-  expected_run->Run();
-  run->Run();
-  const std::vector<float> expected = expected_run->Output();
-  const std::vector<float> found = run->Output();
-  const std::vector<float> tolerance = expected_run->Tolerance(arithmetic);
-  TREADLE_CHECK(expected.size() == found.size() && expected.size() == tolerance.size());
-  for (size_t i = 0; i < expected.size(); ++i) {
-    if (SameBits(expected[i], found[i])) continue;
-    if (std::fabs(double{expected[i]} - found[i]) <= tolerance[i]) continue;
-    return Internal(op_case.name, " on ", backend.description(), ": element ", i, " is ", found[i],
-                    ", expected ", expected[i], " within ", tolerance[i]);
-  }
-  return run->CheckGuards();
+void OpRun::Reset() {
+  Finish();
+  for (GuardedTensor& tensor : tensors) tensor.Upload();
+  if (cache != nullptr) cache->Upload();
+  std::ranges::fill(samples, SampleResult());
+  std::ranges::fill(shards, ShardSample());
 }
 
-absl::Status BatchInvariance(const OpCase& any_case, Backend& backend, Backend* other,
-                             uint64_t seed) {
-  OpCase op_case = any_case;
-  op_case.outlier_rule = OutlierRule::kPerRow;
-  const auto run = Prepare(op_case, backend, seed);
-  run->Run();
-  const std::vector<float> whole = run->Output();
+const GuardedTensor& OpRun::tensor(std::string_view name) const {
+  const auto found = std::ranges::find(tensors, name, &GuardedTensor::name);
+  TREADLE_CHECK(found != tensors.end());
+  return *found;
+}
 
-  Random random(SeedOf(op_case.name, seed + 1));
-  run->Reset();
-  for (int64_t begin = 0; begin < run->rows();) {
-    const int64_t left = run->rows() - begin;
-    const int64_t count = 1 + random.Below(std::min<int64_t>(left, 1 + random.Below(40)));
-    run->RunRows(begin, count);
-    begin += count;
+GuardedTensor& OpRun::AddForProducts(std::string_view name, int64_t rows, int64_t cols) {
+  DType dtype = DType::kF32;
+  if (op_case_.input_type) {
+    const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat("f32"), 1, cols, 1);
+    const auto packed = backend_.Pack(matrix.source);
+    TREADLE_CHECK(packed.ok());
+    Finish();  // before the matrix goes
+    const PackedMatrix* const weights[] = {packed->get()};
+    dtype = backend_.InputType(weights);
   }
-  TREADLE_RETURN_IF_ERROR(SameOutput(op_case, whole, run->Output(), "when cut at random"));
-
-  // If there are many rows, only some run alone, the others together.
-  run->Reset();
-  for (int64_t begin = 0; begin < run->rows();) {
-    const int64_t left = run->rows() - begin;
-    const bool alone = run->rows() <= 64 || random.Below(8) == 0;
-    const int64_t count = alone ? 1 : std::min<int64_t>(left, 8);
-    run->RunRows(begin, count);
-    begin += count;
-  }
-  TREADLE_RETURN_IF_ERROR(SameOutput(op_case, whole, run->Output(), "row by row"));
-
-  if (other == nullptr) return absl::OkStatus();
-  const auto twin = Prepare(op_case, *other, seed);
-  twin->Run();
-  return SameOutput(op_case, whole, twin->Output(), Str("on ", other->description()));
+  return Add(name, Role::kOutput, rows, cols, dtype);
 }
 
 }  // namespace treadle

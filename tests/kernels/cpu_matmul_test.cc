@@ -14,6 +14,7 @@
 #include "kernels/op_cases/op_cases.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/kernels/cpu_setting.h"
+#include "tests/kernels/op_checks.h"
 
 namespace treadle {
 namespace {

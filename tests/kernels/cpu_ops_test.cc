@@ -10,6 +10,7 @@
 
 #include "kernels/op_cases/op_cases.h"
 #include "tests/kernels/cpu_setting.h"
+#include "tests/kernels/op_checks.h"
 
 namespace treadle {
 namespace {

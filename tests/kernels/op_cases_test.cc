@@ -9,6 +9,7 @@
 
 #include "kernels/reference/reference_backend.h"
 #include "tests/kernels/faulty_backend.h"
+#include "tests/kernels/op_checks.h"
 
 namespace treadle {
 namespace {
@@ -104,8 +105,8 @@ double CaughtPart(const OpCase& c, const Arithmetic& arithmetic, double part) {
   const auto reference = CreateReferenceBackend();
   const auto run = Prepare(c, *reference, 1);
   run->Run();
-  const std::vector<float> output = run->Output();
-  const std::vector<float> tolerance = run->Tolerance(arithmetic);
+  const std::vector<float> output = Output(*run);
+  const std::vector<float> tolerance = Tolerance(*run, arithmetic);
   EXPECT_EQ(output.size(), tolerance.size()) << c.name;
   double significant = 0;
   double caught = 0;

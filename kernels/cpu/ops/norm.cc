@@ -3,7 +3,7 @@
 
 namespace treadle {
 
-// Of `rows` rows. x, out: [rows, cols]; strides count elements.
+// `rows` rows. x, out: [rows, cols]; strides count elements.
 struct NormArguments {
   const float* x;
   int64_t x_stride;

@@ -126,7 +126,7 @@ class Candidates {
     taken_.clear();
   }
 
-  // Of all candidates that are kept, of which only a part may be taken.
+  // The weight of all candidates that are kept, of which only a part may be taken.
   double weight() {
     if (weight_ == 0.0) weight_ = row_.SumExp(max_, factor_);
     return weight_;

@@ -6,9 +6,9 @@ treadle_test(cuda_batch_upload_test
 treadle_test(cuda_emulated_backend_test
   SOURCES cuda/cuda_backend_test.cc cuda/cuda_graph_test.cc cuda/emulated_settings.cc
           cuda/row_output_test.cc
-  DEPENDS treadle_cuda_emulated treadle_op_cases treadle_reference)
+  DEPENDS treadle_cuda_emulated treadle_op_checks)
 if(TREADLE_HAS_CUDA)
   treadle_test(cuda_backend_test
     SOURCES cuda/cuda_backend_test.cc
-    DEPENDS treadle_cuda treadle_op_cases treadle_reference)
+    DEPENDS treadle_cuda treadle_op_checks)
 endif()

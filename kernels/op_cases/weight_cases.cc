@@ -1,14 +1,15 @@
-// The one list. Real shapes are those of the default model (SmolLM2-135M: hidden 576, feed-forward
-// 1536, 9 query and 3 K/V heads of 64, vocabulary 49,152); odd ones straddle dispatch thresholds.
-#include <iterator>
+// Embed and MatMul: ops on packed weights. Real shapes are those of the default model
+// (SmolLM2-135M: hidden 576, feed-forward 1536, 9 query and 3 K/V heads of 64, vocabulary 49,152);
+// odd ones straddle dispatch thresholds.
+#include <cmath>
+#include <numeric>
 
-#include "kernels/op_cases/op_cases.h"
 #include "kernels/op_cases/instrumented.h"
+#include "kernels/op_cases/op_cases.h"
+#include "kernels/op_cases/random.h"
 
 namespace treadle {
 namespace {
-
-using Cases = std::vector<OpCase>;
 
 std::string Join(const std::vector<int64_t>& values) {
   std::string text;
@@ -19,7 +20,7 @@ std::string Join(const std::vector<int64_t>& values) {
   return text;
 }
 
-void AddMatMul(Cases& cases, OpCase c) {
+void AddMatMul(std::vector<OpCase>& cases, OpCase c) {
   c.op = Op::kMatMul;
   c.name =
       Str("matmul/", c.format->name, "/", Join(c.outputs), "x", c.cols, c.bias ? "/bias" : "",
@@ -36,7 +37,7 @@ std::vector<int64_t> RowCounts() {
   return {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 64, 512};
 }
 
-void AddOddMatMuls(Cases& cases) {
+void AddOddMatMuls(std::vector<OpCase>& cases) {
   for (const WeightFormat& format : WeightFormats()) {
     if (format.apart()) continue;
     const bool dense = format.block == 1;
@@ -70,7 +71,7 @@ void AddOddMatMuls(Cases& cases) {
 }
 
 // Codes without constants among them: k may be anything, and a block of weights may straddle rows.
-void AddApartMatMuls(Cases& cases) {
+void AddApartMatMuls(std::vector<OpCase>& cases) {
   constexpr int64_t kBlocks[] = {64, 32, 128, 4096, 96 * 40};  // the last: all of [40, 96]
   for (const WeightFormat& format : WeightFormats()) {
     if (!format.apart()) continue;
@@ -97,7 +98,7 @@ void AddApartMatMuls(Cases& cases) {
   }
 }
 
-void AddOutlierMatMuls(Cases& cases) {
+void AddOutlierMatMuls(std::vector<OpCase>& cases) {
   const WeightFormat* format = FindWeightFormat("int8");
   for (int64_t rows : {1, 7, 20}) {
     OpCase c = {.rows = rows, .cols = 1536, .format = format, .outputs = {33, 20}, .bias = true};
@@ -115,7 +116,8 @@ void AddOutlierMatMuls(Cases& cases) {
 }
 
 // The four products of a layer of the default model.
-void AddLayer(Cases& cases, std::string_view format, int64_t rows, bool bench, bool slow) {
+void AddLayer(std::vector<OpCase>& cases, std::string_view format, int64_t rows, bool bench,
+              bool slow) {
   OpCase c = {.rows = rows,
               .cols = 576,
               .format = FindWeightFormat(format),
@@ -132,7 +134,7 @@ void AddLayer(Cases& cases, std::string_view format, int64_t rows, bool bench, b
   AddMatMul(cases, c);
 }
 
-void AddModelMatMuls(Cases& cases) {
+void AddModelMatMuls(std::vector<OpCase>& cases) {
   for (std::string_view name : {"q4_1", "q4_0", "q8_0", "f16"}) {
     for (int64_t rows : {1, 4, 8, 16, 32, 64, 512}) {
       AddLayer(cases, name, rows, name == "q4_1" || rows == 1 || rows == 16, rows > 4);
@@ -166,7 +168,7 @@ void AddModelMatMuls(Cases& cases) {
   }
 }
 
-void AddEmbeds(Cases& cases) {
+void AddEmbeds(std::vector<OpCase>& cases) {
   const auto add = [&](OpCase c) {
     c.op = Op::kEmbed;
     c.name = Str("embed/", c.format->name, "/", c.outputs[0], "x", c.cols,
@@ -183,154 +185,125 @@ void AddEmbeds(Cases& cases) {
   add({.rows = 512, .cols = 576, .format = q8_0, .outputs = {4096}, .bench = true, .slow = true});
 }
 
-void AddFeatureOps(Cases& cases) {
-  const auto add = [&](OpCase c) {
-    c.name = Str(Name(c.op), c.bias ? "/bias" : "", c.in_place ? "/in_place" : "", "/", c.cols,
-                 "/rows=", c.rows);
-    cases.push_back(std::move(c));
-  };
-  for (Op op : {Op::kRmsNorm, Op::kLayerNorm, Op::kSwiGlu, Op::kGelu, Op::kGather, Op::kCopy}) {
-    for (int64_t cols : {1, 7, 16, 33, 576, 1536, 2307}) {
-      for (int64_t rows : {1, 3, 17, 64}) {
-        add({.op = op, .rows = rows, .cols = cols});
-        if (op == Op::kRmsNorm || op == Op::kSwiGlu || op == Op::kGelu) {
-          add({.op = op, .rows = rows, .cols = cols, .in_place = true});
-        }
-        if (op == Op::kLayerNorm) {
-          add({.op = op, .rows = rows, .cols = cols, .in_place = true, .bias = true});
-        }
-      }
-    }
-    const int64_t cols = op == Op::kSwiGlu || op == Op::kGelu ? 1536 : 576;
-    for (int64_t rows : {32, 512}) {
-      add({.op = op,
-           .rows = rows,
-           .cols = cols,
-           .in_place = op == Op::kGelu,
-           .bench = true,
-           .slow = rows > 32});
-    }
-  }
-}
-
-struct Heads {
-  int64_t heads;
-  int64_t kv_heads;
-  int64_t head_dim;
-};
-
-void AddKvOp(Cases& cases, OpCase c, std::string_view batch) {
-  c.rows = 0;
-  for (const CaseSequence& sequence : c.sequences) c.rows += sequence.rows;
-  c.name = Str(Name(c.op), "/", c.heads, "x", c.kv.kv_heads, "x", c.kv.head_dim, "/",
-               Name(c.kv.dtype), "/page=", c.kv.page_size,
-               c.op == Op::kRotateAndStoreKv ? Str("/rotary=", c.rotary_dims) : "", "/", batch);
-  cases.push_back(std::move(c));
-}
-
-void AddKvOps(Cases& cases) {
-  const std::pair<std::string_view, std::vector<CaseSequence>> batches[] = {
-      {"first", {{1, 0}}},
-      {"single_rows", {{1, 0}, {1, 15}, {1, 16}, {1, 63}, {1, 64}, {1, 65}, {1, 130}}},
-      {"chunks", {{17, 0}, {33, 47}, {5, 126}}},
-      {"page_ends", {{1, 31}, {2, 31}, {64, 64}, {16, 0}, {32, 32}}},
-      {"mixed", {{1, 200}, {30, 0}, {2, 0, false}, {1, 64}, {20, 50}, {1, 0, false}, {1, 0}}},
-      // Contexts that the CUDA backend splits.
-      {"long", {{1, 300}, {3, 510}, {1, 5}, {1, 600}}},
-  };
-  constexpr Heads kHeads[] = {{9, 3, 64}, {4, 4, 80}, {8, 2, 128}, {2, 1, 32}, {3, 3, 24}};
-  for (const Heads& h : kHeads) {
-    for (DType dtype : {DType::kF16, DType::kF32}) {
-      for (int64_t page : {16, 32, 64}) {
-        for (const auto& [name, sequences] : batches) {
-          OpCase c = {.op = Op::kAttention,
-                      .heads = h.heads,
-                      .kv = {h.kv_heads, h.head_dim, page, 0, dtype},
-                      .sequences = sequences};
-          AddKvOp(cases, c, name);
-          c.op = Op::kRotateAndStoreKv;
-          c.rotary_dims = page == 16 ? h.head_dim : page == 32 ? h.head_dim / 2 : 0;
-          AddKvOp(cases, c, name);
-        }
-      }
-    }
-  }
-  const auto bench = [&](Op op, int64_t requests, CaseSequence each) {
-    OpCase c = {.op = op,
-                .heads = 9,
-                .kv = {3, 64, 32, 0, DType::kF16},
-                .rotary_dims = 64,
-                .sequences = std::vector<CaseSequence>(static_cast<size_t>(requests), each),
-                .bench = true,
-                .slow = true};
-    AddKvOp(cases, c, Str("requests=", requests, "/rows=", each.rows, "/at=", each.first_position));
-  };
-  for (Op op : {Op::kAttention, Op::kRotateAndStoreKv}) {
-    for (int64_t requests : {1, 16, 32}) bench(op, requests, {1, 511});
-    bench(op, 1, {512, 0});
-    bench(op, 1, {256, 1024});
-  }
-  for (DType dtype : {DType::kF16, DType::kF32}) {
-    OpCase c = {.op = Op::kCopyPages,
-                .rows = 9,
-                .kv = {3, 64, 16, 0, dtype},
-                .sequences = {{40, 0}, {33, 0}}};
-    c.name = Str("copy_pages/", Name(dtype));
-    c.bench = dtype == DType::kF16;
-    cases.push_back(std::move(c));
-  }
-}
-
-void AddSamples(Cases& cases) {
-  using Sampling = OpCase::Sampling;
-  const std::pair<std::string_view, Sampling> kinds[] = {
-      {"greedy", Sampling::kGreedy},       {"plain", Sampling::kPlain},
-      {"top_k", Sampling::kTopK},          {"top_p_min_p", Sampling::kTopPMinP},
-      {"penalties", Sampling::kPenalties}, {"logprobs", Sampling::kLogprobs},
-      {"mixed", Sampling::kMixed},
-  };
-  for (const auto& [name, sampling] : kinds) {
-    for (auto [vocab, rows] : {std::pair<int64_t, int64_t>{49152, 3}, {1003, 24}, {5, 9}, {1, 2}}) {
-      OpCase c = {.op = Op::kSample, .rows = rows, .cols = vocab, .sampling = sampling};
-      c.name = Str("sample/", name, "/", vocab, "/rows=", rows);
-      cases.push_back(c);
-    }
-    OpCase c = {.op = Op::kSample,
-                .rows = 32,
-                .cols = 49152,
-                .sampling = sampling,
-                .bench = true,
-                .slow = true};
-    c.name = Str("sample/", name, "/49152/rows=32");
-    cases.push_back(std::move(c));
-    // A third of that vocabulary.
-    for (auto [tokens, rows] : {std::pair<int64_t, int64_t>{16384, 32}, {1003, 24}, {5, 9}}) {
-      OpCase shard = {.op = Op::kSampleShard, .rows = rows, .cols = tokens, .sampling = sampling};
-      shard.name = Str("sample_shard/", name, "/", tokens, "/rows=", rows);
-      shard.bench = shard.slow = tokens == 16384;
-      cases.push_back(std::move(shard));
-    }
-  }
-}
-
-Cases MakeCases() {
-  Cases cases;
+void AddMatMuls(std::vector<OpCase>& cases) {
   AddModelMatMuls(cases);
   AddOddMatMuls(cases);
   AddApartMatMuls(cases);
   AddOutlierMatMuls(cases);
-  AddEmbeds(cases);
-  AddFeatureOps(cases);
-  AddKvOps(cases);
-  AddSamples(cases);
-  return cases;
+}
+
+// A random matrix [n, cols] as the case wants it stored.
+PackedCase& AddWeight(OpRun& run, int64_t n, uint64_t seed) {
+  const OpCase& c = run.op_case();
+  PackedCase& weight = run.weights.emplace_back();
+  RandomMatrix& matrix = weight.matrix;
+  matrix = MakeRandomMatrix(*c.format, n, c.cols, seed, c.scale_block);
+  matrix.source.transposed = c.transposed;
+  if (matrix.constants != nullptr) {
+    matrix.constants->outlier_threshold = c.outlier_threshold;
+    matrix.constants->outlier_rule = c.outlier_rule;
+  }
+  if (c.row_order) {
+    Random random(seed);
+    matrix.row_order.resize(static_cast<size_t>(n));
+    std::iota(matrix.row_order.begin(), matrix.row_order.end(), 0);
+    for (int64_t i = n - 1; i > 0; --i) {
+      std::swap(matrix.row_order[i], matrix.row_order[random.Below(i + 1)]);
+    }
+    matrix.source.row_order = matrix.row_order;
+  }
+  auto packed = run.backend().Pack(matrix.source);
+  TREADLE_CHECK(packed.ok());
+  weight.packed = *std::move(packed);
+  return weight;
+}
+
+void PrepareEmbed(OpRun& run, uint64_t seed) {
+  const OpCase& c = run.op_case();
+  const PackedCase& table = AddWeight(run, c.outputs[0], seed);
+  GuardedTensor& out = run.Add("out", Role::kOutput, c.rows, c.cols);
+  Random random(seed);
+  // The table is all of a vocabulary, or a part of it.
+  run.first_id = random.Below(2) == 0 ? 0 : 37;
+  const auto n = static_cast<int32_t>(c.outputs[0]);
+  const int32_t elsewhere[] = {-1, run.first_id - 1, run.first_id + n, run.first_id + n + 5};
+  for (int64_t i = 0; i < c.rows; ++i) {
+    run.ids.push_back(random.Below(8) == 0 ? elsewhere[random.Below(4)]
+                                           : run.first_id + static_cast<int32_t>(random.Below(n)));
+  }
+  if (c.accumulate) out.Fill([&] { return random.Normal(); });
+  run.call = [&run, &c, &table, &out](int64_t begin, int64_t count) {
+    run.backend().Embed(*table.packed, std::span(run.ids).subspan(begin, count), run.first_id,
+                        c.accumulate, out.Rows(begin, count));
+  };
+  const double row = static_cast<double>(table.packed->bytes()) / c.outputs[0];
+  run.bytes_moved = static_cast<double>(c.rows) * row + out.bytes();
+  run.operations_done = 2.0 * static_cast<double>(c.rows * c.cols);
+}
+
+// Of three rows the first has a few (as real models: in features that recur, and elsewhere), the
+// last has elements just below the threshold, and the other none.
+void PlantOutliers(GuardedTensor& tensor, Random& random) {
+  const int64_t feature = random.Below(tensor.cols());
+  for (int64_t row = 0; row < tensor.rows(); ++row) {
+    float* x = tensor.Row(row);
+    if (row % 3 == 2) x[feature] = std::nextafter(6.0f, 0.0f);
+    if (row % 3 != 0) continue;
+    x[feature] = row % 2 == 0 ? 6.0f : -60.0f;
+    for (int64_t i = 0; i < tensor.cols() / 512; ++i) x[random.Below(tensor.cols())] = 25.0f;
+    if (row % 4 == 3) x[0] = x[tensor.cols() - 1] = -7.5f;
+  }
+}
+
+// Of each product.
+constexpr std::string_view kOutNames[] = {"out 0", "out 1", "out 2"};
+constexpr std::string_view kBiasNames[] = {"bias 0", "bias 1", "bias 2"};
+
+void PrepareMatMul(OpRun& run, uint64_t seed) {
+  const OpCase& c = run.op_case();
+  for (const int64_t n : c.outputs) AddWeight(run, n, seed + run.weights.size());
+  DType input = DType::kF32;
+  if (c.input_type) {
+    std::vector<const PackedMatrix*> packed;
+    for (const PackedCase& weight : run.weights) packed.push_back(weight.packed.get());
+    input = run.backend().InputType(packed);
+  }
+  GuardedTensor& x = run.Add("x", Role::kInput, c.rows, c.cols, input);
+  Random random(seed);
+  if (c.format->activations == ActivationPolicy::kRowInt8) {
+    x.Fill([&] { return random.Normal(); });  // within 3.5
+    PlantOutliers(x, random);
+  } else {
+    x.Fill([&] { return random.Normal() * (random.Below(100) == 0 ? 20.0f : 1.0f); });
+  }
+  if (c.rows > 1) std::fill_n(x.Row(1), c.cols, 0.0f);  // a zero row has absmax 0
+  run.bytes_moved = x.bytes();
+  std::vector<Projection> whole;
+  for (size_t i = 0; i < c.outputs.size(); ++i) {
+    const int64_t n = c.outputs[i];
+    GuardedTensor& out = run.Add(kOutNames[i], Role::kOutput, c.rows, n);
+    GuardedTensor& bias = run.Add(kBiasNames[i], Role::kInput, 1, n);
+    bias.Fill([&] { return random.Normal(); });
+    if (c.accumulate) out.Fill([&] { return random.Normal(); });
+    whole.push_back({.weight = run.weights[i].packed.get(),
+                     .bias = c.bias ? bias.view().Row<float>(0) : nullptr,
+                     .out = out.view(),
+                     .accumulate = c.accumulate});
+    run.bytes_moved +=
+        static_cast<double>(run.weights[i].packed->bytes()) + (c.accumulate ? 2 : 1) * out.bytes();
+    run.operations_done += 2.0 * static_cast<double>(n * c.cols * c.rows);
+  }
+  run.call = [&run, &x, whole, projections = whole](int64_t begin, int64_t count) mutable {
+    for (size_t i = 0; i < whole.size(); ++i) {
+      projections[i].out = whole[i].out.Rows(begin, count);
+    }
+    run.backend().MatMul(x.Rows(begin, count), projections);
+  };
 }
 
 }  // namespace
 
-std::span<const OpCase> OpCases() {
-  static const Cases cases = MakeCases();
-  return cases;
-}
+extern const OpRow kEmbedRow = {"embed", AddEmbeds, PrepareEmbed};
+extern const OpRow kMatMulRow = {"matmul", AddMatMuls, PrepareMatMul};
 
 }  // namespace treadle

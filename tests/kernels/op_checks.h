@@ -1,0 +1,57 @@
+// Whether what an op of the op-case list left behind is right.
+//
+//   for (const OpCase& c : OpCases()) if (!c.slow) EXPECT_TRUE(MatchesReference(c, cpu,
+//   mode).ok());
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/op_cases/op_cases.h"
+
+namespace treadle {
+
+// How a backend computes, as far as tolerances depend on it.
+struct Arithmetic {
+  // NOLINTNEXTLINE(google-explicit-constructor): most backends differ in the mode alone
+  constexpr Arithmetic(ComputeMode mode = ComputeMode::kExact) : compute(mode) {}
+  // Of backends on matrix units: activations, float weights and decoded low-bit weights enter
+  // products rounded once to `type` (kF32: as they are), queries and softmax weights rounded to the
+  // cache's type, if that has 16 bits. LLM.int8() is as ever.
+  static constexpr Arithmetic MatrixUnits(DType type) {
+    Arithmetic arithmetic;
+    arithmetic.products = type;
+    arithmetic.attention_in_cache_type = true;
+    return arithmetic;
+  }
+
+  ComputeMode compute;
+  DType products = DType::kF32;
+  bool attention_in_cache_type = false;
+};
+
+// Everything that the op may write, as floats on the host: output rows one after the other, then,
+// if the op writes it, the whole cache by KeyOrder::kByFeature; of sampling the fields of
+// SampleResult or ShardSample.
+std::vector<float> Output(const OpRun& run);
+// Absolute tolerance of each element of Output against the reference (on which `run` ran) in the
+// same compute mode, from the number formats and the operands' magnitudes; 0 where bits must agree.
+// Costly: host work of the order of the op itself.
+std::vector<float> Tolerance(const OpRun& run, const Arithmetic& arithmetic);
+// Guard values around outputs, and inputs that the op must not touch.
+absl::Status CheckGuards(const OpRun& run);
+
+// Runs the case on `backend` and on the reference in the same mode (kAuto: the mode that the
+// backend uses for this format has to be named, so pass kExact, kInt8 or kInt16) and compares every
+// element. The error names the case, the element, both values and the tolerance.
+absl::Status MatchesReference(const OpCase& op_case, Backend& backend, const Arithmetic& arithmetic,
+                              uint64_t seed = 1);
+
+// N1 and N2: the whole batch, random cuts of it (chunks) and every row alone (token by token) give
+// bit-identical output; also the same bits as `other`, if given (another thread count, instruction
+// set or packing of the same compute mode). Batches of more than 64 rows try a sample of rows
+// alone. Outliers are taken per row, whatever the case says: per call, neither property holds.
+absl::Status BatchInvariance(const OpCase& op_case, Backend& backend, Backend* other = nullptr,
+                             uint64_t seed = 1);
+
+}  // namespace treadle

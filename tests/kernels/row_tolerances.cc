@@ -1,0 +1,71 @@
+// Norms and activations.
+#include <cmath>
+#include <numeric>
+
+#include "tests/kernels/op_tolerances.h"
+
+namespace treadle {
+namespace {
+
+constexpr float kEps = 1e-5f;  // row_cases.cc
+
+// The input, which is the output in place.
+const GuardedTensor& InputOf(const OpRun& run) {
+  const bool in_place = run.tensors[1].name() != "x";
+  return run.tensor(in_place ? "out" : "x");
+}
+
+std::span<const float> RowOf(const GuardedTensor& tensor, int64_t row) {
+  return {tensor.Row(row), static_cast<size_t>(tensor.cols())};
+}
+
+}  // namespace
+
+// Sums of up to cols terms in 16 parts, and a few roundings of the factors.
+std::vector<float> NormTolerance(const OpRun& run, const Arithmetic&) {
+  const OpCase& c = run.op_case();
+  const GuardedTensor& input = InputOf(run);
+  const float* const weight = run.tensor("weight").Row(0);
+  const float* const bias = run.tensor("bias").Row(0);
+  const double unit = kFloatUnit * (8 + std::sqrt(static_cast<double>(c.cols)) / 4);
+  std::vector<float> tolerance;
+  for (int64_t row = 0; row < c.rows; ++row) {
+    const auto x = RowOf(input, row);
+    double squares = 0;
+    double sum = 0;
+    for (float value : x) {
+      squares += double{value} * value;
+      sum += value;
+    }
+    const double n = static_cast<double>(c.cols);
+    const bool layer = c.op == Op::kLayerNorm;
+    const double mean = layer ? sum / n : 0;
+    const double scale = 1 / std::sqrt(squares / n - mean * mean + kEps);
+    for (int64_t i = 0; i < c.cols; ++i) {
+      const double moved = std::fabs(x[i]) + (layer ? std::sqrt(squares / n) : 0);
+      const double shift = layer && c.bias ? std::fabs(bias[i]) : 0;
+      tolerance.push_back(
+          static_cast<float>(unit * (moved * scale * std::fabs(weight[i]) + shift)));
+    }
+  }
+  return tolerance;
+}
+// SwiGLU: a dozen roundings of the value itself, of which exp brings its argument's. GeLU: 1 +
+// tanh cancels for negative x, so the unit is x.
+std::vector<float> ActivationTolerance(const OpRun& run, const Arithmetic&) {
+  const OpCase& c = run.op_case();
+  const GuardedTensor& input = InputOf(run);
+  const GuardedTensor& up = run.tensor("up");
+  std::vector<float> tolerance;
+  for (int64_t row = 0; row < c.rows; ++row) {
+    for (int64_t i = 0; i < c.cols; ++i) {
+      const double x = input.Row(row)[i];
+      const double silu = x / (1 + std::exp(-x)) * up.Row(row)[i];
+      const double unit = c.op == Op::kGelu ? 6 * std::fabs(x) : 12 * std::fabs(silu);
+      tolerance.push_back(static_cast<float>(kFloatUnit * unit + 0x1p-126));
+    }
+  }
+  return tolerance;
+}
+
+}  // namespace treadle
