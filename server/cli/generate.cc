@@ -2,13 +2,16 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <iterator>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/sampling.h"
 #include "server/cli/answer_printer.h"
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
@@ -44,6 +47,22 @@ void AddField(CLI::App& app, const char* flag, Message& message, void (Message::
       flag, [&message, set](const T& value) { (message.*set)(value); }, text);
 }
 
+// A flag that sets the field of that name.
+void AddSamplingFlag(CLI::App& app, const SamplingField& field, v1::Sampling& sampling) {
+  const auto* to = v1::Sampling::descriptor()->FindFieldByName(std::string(field.name));
+  std::string flag = "--" + std::string(field.name);
+  std::ranges::replace(flag, '_', '-');
+  const std::string help(field.help);
+  const google::protobuf::Reflection* set = sampling.GetReflection();
+  if (std::holds_alternative<float SamplingParameters::*>(field.member)) {
+    app.add_option_function<float>(
+        flag, [=, &sampling](const float& value) { set->SetFloat(&sampling, to, value); }, help);
+  } else {
+    app.add_option_function<int32_t>(
+        flag, [=, &sampling](const int32_t& value) { set->SetInt32(&sampling, to, value); }, help);
+  }
+}
+
 void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
   using v1::ResponseOptions;
   using v1::Sampling;
@@ -53,15 +72,7 @@ void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
   ResponseOptions& response = *o.request.mutable_response();
   sampling.set_temperature(0);
   sampling.set_num_candidates(1);
-  AddField(app, "--temperature", sampling, &Sampling::set_temperature, "0: greedy");
-  AddField(app, "--top-k", sampling, &Sampling::set_top_k, "sample from the k best tokens");
-  AddField(app, "--top-p", sampling, &Sampling::set_top_p,
-           "sample from the best tokens of this total probability");
-  AddField(app, "--min-p", sampling, &Sampling::set_min_p,
-           "drop tokens below this share of the best one's probability");
-  AddField(app, "--repetition-penalty", sampling, &Sampling::set_repetition_penalty, "1: none");
-  AddField(app, "--presence-penalty", sampling, &Sampling::set_presence_penalty, "-2 to 2");
-  AddField(app, "--frequency-penalty", sampling, &Sampling::set_frequency_penalty, "-2 to 2");
+  for (const SamplingField& field : kSamplingFields) AddSamplingFlag(app, field, sampling);
   AddField(app, "--seed", sampling, &Sampling::set_seed, "random if absent; --json shows it");
   AddField(app, "--n", sampling, &Sampling::set_num_candidates, "candidates");
   AddField(app, "--max-new-tokens", stopping, &Stopping::set_max_new_tokens,

@@ -1,5 +1,8 @@
 #include "server/grpc/messages.h"
 
+#include <string>
+#include <variant>
+
 #include "server/grpc/inference.pb.h"
 
 namespace treadle {
@@ -7,12 +10,13 @@ namespace {
 
 SamplingParameters ToParameters(const v1::Sampling& message) {
   SamplingParameters to;
-  if (message.has_temperature()) to.temperature = message.temperature();
-  if (message.has_top_p()) to.top_p = message.top_p();
-  if (message.has_min_p()) to.min_p = message.min_p();
-  if (message.has_repetition_penalty()) to.repetition_penalty = message.repetition_penalty();
-  if (message.has_presence_penalty()) to.presence_penalty = message.presence_penalty();
-  if (message.has_frequency_penalty()) to.frequency_penalty = message.frequency_penalty();
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  for (const SamplingField& field : kSamplingFields) {
+    const auto* real = std::get_if<float SamplingParameters::*>(&field.member);
+    const auto* from = v1::Sampling::descriptor()->FindFieldByName(std::string(field.name));
+    if (real == nullptr || !reflection.HasField(message, from)) continue;
+    to.*(*real) = reflection.GetFloat(message, from);
+  }
   for (const v1::LogitBias& entry : message.logit_bias()) {
     to.logit_bias.push_back({entry.token_id(), entry.bias()});
   }

@@ -2,36 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <unordered_set>
 #include <utility>
+#include <variant>
 
 #include "base/status.h"
 
 namespace treadle {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// What the numbers of a request's sampling may be: a row for each.
-struct FloatRule {
-  const char* name;
-  float SamplingParameters::*field;
-  float low;
-  bool low_open;
-  float high;
-  const char* expected;
-};
-
-const FloatRule kFloatRules[] = {
-    {"temperature", &SamplingParameters::temperature, 0, false, kInfinity, "a finite number >= 0"},
-    {"top_p", &SamplingParameters::top_p, 0, true, 1, "(0, 1]"},
-    {"min_p", &SamplingParameters::min_p, 0, false, 1, "[0, 1]"},
-    {"repetition_penalty", &SamplingParameters::repetition_penalty, 0, true, kInfinity,
-     "a finite number > 0"},
-    {"presence_penalty", &SamplingParameters::presence_penalty, -2, false, 2, "[-2, 2]"},
-    {"frequency_penalty", &SamplingParameters::frequency_penalty, -2, false, 2, "[-2, 2]"},
-};
+// What was not asked has its default, which is allowed; but for top_k, whose default is off.
+absl::Status CheckField(const SamplingField& field, const GenerateRequest::Sampling& sampling) {
+  const auto check = [&field](auto value) -> absl::Status {
+    if (field.Allows(value)) return absl::OkStatus();
+    return InvalidArgument("sampling.", field.name, " is ", value, ", expected ", field.expected);
+  };
+  if (const auto* real = std::get_if<float SamplingParameters::*>(&field.member)) {
+    return check(sampling.parameters.*(*real));
+  }
+  return sampling.top_k ? check(*sampling.top_k) : absl::OkStatus();
+}
 
 absl::Status CheckLogitBias(const std::vector<LogitBias>& entries, int32_t vocab) {
   if (entries.size() > kMaxLogitBias) {
@@ -58,16 +48,8 @@ absl::Status CheckLogitBias(const std::vector<LogitBias>& entries, int32_t vocab
 
 absl::Status ReadSampling(GenerateRequest::Sampling& sampling, const ServedModel& model,
                           const RequestLimits& limits, uint64_t random_seed, RequestSpec& spec) {
-  for (const FloatRule& rule : kFloatRules) {
-    const float value = sampling.parameters.*rule.field;
-    const bool inside = std::isfinite(value) && value <= rule.high &&
-                        (rule.low_open ? value > rule.low : value >= rule.low);
-    if (!inside) {
-      return InvalidArgument("sampling.", rule.name, " is ", value, ", expected ", rule.expected);
-    }
-  }
-  if (sampling.top_k && *sampling.top_k < 1) {
-    return InvalidArgument("sampling.top_k is ", *sampling.top_k, ", expected at least 1");
+  for (const SamplingField& field : kSamplingFields) {
+    TREADLE_RETURN_IF_ERROR(CheckField(field, sampling));
   }
   const int32_t n = sampling.num_candidates;
   if (n < 1 || n > limits.max_batch_size) {
