@@ -1,9 +1,5 @@
 #include "engine/activation_link.h"
 
-#include <array>
-#include <deque>
-#include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,73 +8,39 @@
 namespace treadle {
 namespace {
 
-using Transfer = Communicator::Transfer;
-using About = LinkMessages::About;
+LinkMessages::Shape ShapeOf(const ActivationLink::Options& options) {
+  return {
+      .hidden = options.hidden, .max_batch_tokens = options.max_batch_tokens, .wire = options.wire};
+}
 
-// One end of a way to a neighbour.
-struct Neighbour {
-  std::shared_ptr<Communicator> communicator;  // null: there is none
-  int rank = -1;                               // of the neighbour in it
-};
+}  // namespace
 
-// What is under way from or to a slot.
-struct Transfers {
-  std::optional<Transfer> receive;
-  std::optional<Transfer> send;
-};
+ActivationLink::ActivationLink(StagingPlace place, const Options& options,
+                               std::unique_ptr<LinkMessages> messages, Neighbour previous,
+                               Neighbour next)
+    : place_(place),
+      options_(options),
+      messages_(std::move(messages)),
+      previous_(std::move(previous)),
+      next_(std::move(next)) {}
 
-class Link final : public ActivationLink {
- public:
-  Link(StagingPlace place, const Options& options, std::unique_ptr<LinkMessages> messages,
-       Neighbour previous, Neighbour next)
-      : place_(place),
-        options_(options),
-        messages_(std::move(messages)),
-        previous_(std::move(previous)),
-        next_(std::move(next)) {}
+absl::Status ActivationLink::Fail(absl::Status status) {
+  if (error_.ok()) error_ = std::move(status);
+  return error_;
+}
 
-  StagingPlace place() const override { return place_; }
-  absl::Status Announce(uint64_t epoch, uint64_t iteration, int64_t rows) override;
-  absl::StatusOr<Tensor> Receive(uint64_t epoch, uint64_t iteration, int64_t rows) override;
-  absl::Status Send(uint64_t epoch, uint64_t iteration, Tensor hidden) override;
-  void Abort(absl::Status why) override {
-    if (previous_.communicator) previous_.communicator->Abort(why);
-    if (next_.communicator) next_.communicator->Abort(why);
-  }
+void ActivationLink::Abort(const absl::Status& why) {
+  if (previous_.communicator) previous_.communicator->Abort(why);
+  if (next_.communicator) next_.communicator->Abort(why);
+}
 
- private:
-  static size_t SlotOf(uint64_t message) { return message % LinkMessages::kSlots; }
-  absl::Status CheckRows(int64_t rows) const;
-  absl::Status FinishSend(size_t slot);
-  absl::Status PostAnnounced();
-  absl::Status Take(size_t slot, const About& expected);
-  absl::Status Fail(absl::Status status) {
-    if (error_.ok()) error_ = std::move(status);
-    return error_;
-  }
-
-  const StagingPlace place_;
-  const Options options_;
-  const std::unique_ptr<LinkMessages> messages_;
-  const Neighbour previous_;  // these behind messages_: they go first
-  const Neighbour next_;
-
-  absl::Status error_;
-  std::array<Transfers, LinkMessages::kSlots> transfers_;
-  std::deque<About> announced_;  // not yet received; the first `posted_ - received_` posted
-  std::optional<About> last_announced_;
-  uint64_t posted_ = 0;  // receives so far
-  uint64_t received_ =
-      0;  // calls of Receive so far: what it returned lies in SlotOf(received_ - 1)
-};
-
-absl::Status Link::CheckRows(int64_t rows) const {
+absl::Status ActivationLink::CheckRows(int64_t rows) const {
   if (rows >= 1 && rows <= options_.max_batch_tokens) return absl::OkStatus();
   return InvalidArgument("an iteration of ", rows, " rows: expected 1 to ",
                          options_.max_batch_tokens);
 }
 
-absl::Status Link::FinishSend(size_t slot) {
+absl::Status ActivationLink::FinishSend(size_t slot) {
   std::optional<Transfer>& send = transfers_[slot].send;
   if (!send) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(next_.communicator->Wait(*send));
@@ -88,7 +50,7 @@ absl::Status Link::FinishSend(size_t slot) {
 
 // A message's slot was that of the third message before it, which is valid until the call of
 // Receive for the message in between.
-absl::Status Link::PostAnnounced() {
+absl::Status ActivationLink::PostAnnounced() {
   while (posted_ - received_ < announced_.size() && posted_ <= received_) {
     const size_t slot = SlotOf(posted_);
     TREADLE_RETURN_IF_ERROR(FinishSend(slot));
@@ -102,7 +64,7 @@ absl::Status Link::PostAnnounced() {
   return absl::OkStatus();
 }
 
-absl::Status Link::Announce(uint64_t epoch, uint64_t iteration, int64_t rows) {
+absl::Status ActivationLink::Announce(uint64_t epoch, uint64_t iteration, int64_t rows) {
   if (!error_.ok()) return error_;
   if (!previous_.communicator) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(CheckRows(rows));
@@ -116,7 +78,7 @@ absl::Status Link::Announce(uint64_t epoch, uint64_t iteration, int64_t rows) {
   return posted.ok() ? posted : Fail(posted);
 }
 
-absl::StatusOr<Tensor> Link::Receive(uint64_t epoch, uint64_t iteration, int64_t rows) {
+absl::StatusOr<Tensor> ActivationLink::Receive(uint64_t epoch, uint64_t iteration, int64_t rows) {
   if (!error_.ok()) return error_;
   TREADLE_RETURN_IF_ERROR(CheckRows(rows));
   TREADLE_RETURN_IF_ERROR(Announce(epoch, iteration, rows));
@@ -139,7 +101,7 @@ absl::StatusOr<Tensor> Link::Receive(uint64_t epoch, uint64_t iteration, int64_t
   return DenseTensor(messages_->slot(slot).rows, DType::kF32, rows, options_.hidden);
 }
 
-absl::Status Link::Take(size_t slot, const About& expected) {
+absl::Status ActivationLink::Take(size_t slot, const About& expected) {
   TREADLE_RETURN_IF_ERROR(previous_.communicator->Wait(*transfers_[slot].receive));
   transfers_[slot].receive.reset();
   const absl::Status opened = messages_->Open(slot, expected);
@@ -147,7 +109,7 @@ absl::Status Link::Take(size_t slot, const About& expected) {
   return {opened.code(), Str("activations of the previous stage: ", std::string(opened.message()))};
 }
 
-absl::Status Link::Send(uint64_t epoch, uint64_t iteration, Tensor hidden) {
+absl::Status ActivationLink::Send(uint64_t epoch, uint64_t iteration, Tensor hidden) {
   if (!error_.ok()) return error_;
   TREADLE_CHECK(next_.communicator != nullptr && received_ > 0);
   const size_t last = SlotOf(received_ - 1);
@@ -163,14 +125,11 @@ absl::Status Link::Send(uint64_t epoch, uint64_t iteration, Tensor hidden) {
   return absl::OkStatus();
 }
 
-LinkMessages::Shape ShapeOf(const ActivationLink::Options& options) {
-  return {
-      .hidden = options.hidden, .max_batch_tokens = options.max_batch_tokens, .wire = options.wire};
-}
-
-absl::StatusOr<std::unique_ptr<ActivationLink>> MakeLink(Backend& backend, StagingPlace place,
-                                                         const ActivationLink::Options& options,
-                                                         Neighbour previous, Neighbour next) {
+absl::StatusOr<std::unique_ptr<ActivationLink>> ActivationLink::Make(Backend& backend,
+                                                                     StagingPlace place,
+                                                                     const Options& options,
+                                                                     Neighbour previous,
+                                                                     Neighbour next) {
   if (options.hidden < 1 || options.max_batch_tokens < 1) {
     return InvalidArgument("activations of ", options.max_batch_tokens, " x ", options.hidden,
                            ": expected at least one row and one column");
@@ -184,11 +143,9 @@ absl::StatusOr<std::unique_ptr<ActivationLink>> MakeLink(Backend& backend, Stagi
                   neighbour->rank != communicator->rank());
   }
   TREADLE_ASSIGN_OR_RETURN(auto messages, LinkMessages::Create(backend, place, ShapeOf(options)));
-  return std::make_unique<Link>(place, options, std::move(messages), std::move(previous),
-                                std::move(next));
+  return std::unique_ptr<ActivationLink>(new ActivationLink(place, options, std::move(messages),
+                                                            std::move(previous), std::move(next)));
 }
-
-}  // namespace
 
 size_t ActivationLink::BufferBytes(const Options& options) {
   return LinkMessages::Bytes(ShapeOf(options));
@@ -197,8 +154,8 @@ size_t ActivationLink::BufferBytes(const Options& options) {
 absl::StatusOr<std::unique_ptr<ActivationLink>> ActivationLink::Create(
     Backend& backend, std::unique_ptr<Communicator> pipeline, const Options& options) {
   const std::shared_ptr<Communicator> shared = std::move(pipeline);
-  return MakeLink(backend, StagingPlace::kHost, options, {shared, options.previous},
-                  {shared, options.next});
+  return Make(backend, StagingPlace::kHost, options, {shared, options.previous},
+              {shared, options.next});
 }
 
 absl::StatusOr<std::unique_ptr<ActivationLink>> ActivationLink::CreateOnDevice(
@@ -208,8 +165,8 @@ absl::StatusOr<std::unique_ptr<ActivationLink>> ActivationLink::CreateOnDevice(
     return InvalidArgument("rows that stay on devices are sent as f32, not as ",
                            Name(options.wire));
   }
-  return MakeLink(backend, StagingPlace::kDevice, options, {std::move(previous), options.previous},
-                  {std::move(next), options.next});
+  return Make(backend, StagingPlace::kDevice, options, {std::move(previous), options.previous},
+              {std::move(next), options.next});
 }
 
 }  // namespace treadle

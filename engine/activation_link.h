@@ -22,8 +22,11 @@
 // final. Thread safety: confined to the rank's thread, but for Abort.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
 #include "engine/link_messages.h"
@@ -54,25 +57,65 @@ class ActivationLink {
   static absl::StatusOr<std::unique_ptr<ActivationLink>> CreateOnDevice(
       Backend& backend, std::unique_ptr<Communicator> previous, std::unique_ptr<Communicator> next,
       const Options& options);
-  virtual ~ActivationLink() = default;
 
-  virtual StagingPlace place() const = 0;
+  StagingPlace place() const { return place_; }
 
   // Says that an iteration of so many rows will be received next, after those announced before, so
   // that its receive is begun when a buffer is free: one iteration ahead of what Receive returned.
   // A hint: Receive does without. Ignored if the iteration was announced already.
-  virtual absl::Status Announce(uint64_t epoch, uint64_t iteration, int64_t rows) = 0;
+  absl::Status Announce(uint64_t epoch, uint64_t iteration, int64_t rows);
 
   // The next iteration's input, [rows, hidden] f32 of the link's buffers. First stage: a free one
   // for what will be sent. Valid until the second next call of Receive.
-  virtual absl::StatusOr<Tensor> Receive(uint64_t epoch, uint64_t iteration, int64_t rows) = 0;
+  absl::StatusOr<Tensor> Receive(uint64_t epoch, uint64_t iteration, int64_t rows);
 
   // Any thread; as Communicator::Abort.
-  virtual void Abort(absl::Status why) = 0;
+  void Abort(const absl::Status& why);
 
   // Begins to send what Receive returned for that iteration, the last one or the one before, after
   // the layers ran over it. Not on the last stage.
-  virtual absl::Status Send(uint64_t epoch, uint64_t iteration, Tensor hidden) = 0;
+  absl::Status Send(uint64_t epoch, uint64_t iteration, Tensor hidden);
+
+ private:
+  using Transfer = Communicator::Transfer;
+  using About = LinkMessages::About;
+
+  // One end of a way to a neighbour.
+  struct Neighbour {
+    std::shared_ptr<Communicator> communicator;  // null: there is none
+    int rank = -1;                               // of the neighbour in it
+  };
+  // What is under way from or to a slot.
+  struct Transfers {
+    std::optional<Transfer> receive;
+    std::optional<Transfer> send;
+  };
+
+  ActivationLink(StagingPlace place, const Options& options, std::unique_ptr<LinkMessages> messages,
+                 Neighbour previous, Neighbour next);
+  static absl::StatusOr<std::unique_ptr<ActivationLink>> Make(Backend& backend, StagingPlace place,
+                                                              const Options& options,
+                                                              Neighbour previous, Neighbour next);
+
+  static size_t SlotOf(uint64_t message) { return message % LinkMessages::kSlots; }
+  absl::Status CheckRows(int64_t rows) const;
+  absl::Status FinishSend(size_t slot);
+  absl::Status PostAnnounced();
+  absl::Status Take(size_t slot, const About& expected);
+  absl::Status Fail(absl::Status status);
+
+  const StagingPlace place_;
+  const Options options_;
+  const std::unique_ptr<LinkMessages> messages_;
+  const Neighbour previous_;  // these behind messages_: they go first
+  const Neighbour next_;
+
+  absl::Status error_;
+  std::array<Transfers, LinkMessages::kSlots> transfers_;
+  std::deque<About> announced_;  // not yet received; the first `posted_ - received_` posted
+  std::optional<About> last_announced_;
+  uint64_t posted_ = 0;    // receives so far
+  uint64_t received_ = 0;  // calls of Receive: what it returned lies in SlotOf(received_ - 1)
 };
 
 }  // namespace treadle

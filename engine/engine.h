@@ -35,7 +35,8 @@ class Engine {
   // Requires HasRoom(), plan.epoch == epoch(), consecutive iteration numbers.
   virtual void Submit(IterationPlan plan) = 0;
 
-  // Results that are complete, in order of submission. Never blocks.
+  // Results that are complete, in order of submission. Never blocks. Here, and not in what only
+  // looks, an iteration that is late ends its epoch.
   virtual std::vector<IterationResult> TakeResults() = 0;
 
   // Ok, or why this epoch ended (an iteration missed its deadline, a worker was lost). After an

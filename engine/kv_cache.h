@@ -34,7 +34,6 @@ class KvCache {
   // Valid as long as the cache is.
   KvPages pages() const { return {layout_, layers_}; }
   const KvLayout& layout() const { return layout_; }
-  size_t bytes() const { return memory_.bytes(); }
 
   // Copies whole pages, in all layers, in order. Page ids are in range (the plan was checked).
   void CopyPages(std::span<const PageCopy> copies);

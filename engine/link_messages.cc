@@ -65,64 +65,6 @@ absl::Status CheckHeader(const Header& found, uint64_t checksum, const Header& w
   return absl::OkStatus();
 }
 
-class HostMessages final : public LinkMessages {
- public:
-  HostMessages(const Shape& shape, Buffer memory) : LinkMessages(shape, std::move(memory)) {}
-
-  void Seal(size_t slot, const About& about) override {
-    std::byte* const rows = slots_[slot].message + sizeof(Header);
-    if (shape_.wire != WireType::kF32) EncodeRows(shape_.wire, RowsOf(slot, about), rows);
-    Header header = HeaderOf(shape_.wire, about);
-    header.checksum = ChecksumOf(header, rows, Encoded(about));
-    std::memcpy(slots_[slot].message, &header, sizeof(header));
-  }
-
-  absl::Status Open(size_t slot, const About& expected) override {
-    Header found;
-    std::memcpy(&found, slots_[slot].message, sizeof(found));
-    const std::byte* const rows = slots_[slot].message + sizeof(Header);
-    TREADLE_RETURN_IF_ERROR(CheckHeader(found, ChecksumOf(found, rows, Encoded(expected)),
-                                        HeaderOf(shape_.wire, expected)));
-    if (shape_.wire != WireType::kF32) DecodeRows(shape_.wire, rows, RowsOf(slot, expected));
-    return absl::OkStatus();
-  }
-
- private:
-  size_t Encoded(const About& about) const {
-    return EncodedBytes(shape_.wire, about.rows, shape_.hidden);
-  }
-  Tensor RowsOf(size_t slot, const About& about) const {
-    return DenseTensor(slots_[slot].rows, DType::kF32, about.rows, shape_.hidden);
-  }
-};
-
-class DeviceMessages final : public LinkMessages {
- public:
-  DeviceMessages(const Shape& shape, Buffer memory, Backend& backend, Buffer headers)
-      : LinkMessages(shape, std::move(memory)), backend_(backend), headers_(std::move(headers)) {}
-
-  static constexpr size_t kHeaderRoom = kSlots * sizeof(Header);
-
-  void Seal(size_t slot, const About& about) override {
-    std::byte* const staged = headers_.data() + slot * sizeof(Header);
-    Header header = HeaderOf(shape_.wire, about);
-    header.checksum = ChecksumOf(header, nullptr, 0);
-    std::memcpy(staged, &header, sizeof(header));
-    backend_.staging(StagingPlace::kHost)->Upload(slots_[slot].message, staged, sizeof(header));
-  }
-
-  absl::Status Open(size_t slot, const About& expected) override {
-    Header found;
-    backend_.CopyToHost(&found, slots_[slot].message, sizeof(found));
-    TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
-    return CheckHeader(found, ChecksumOf(found, nullptr, 0), HeaderOf(shape_.wire, expected));
-  }
-
- private:
-  Backend& backend_;
-  const Buffer headers_;  // [kSlots], page-locked
-};
-
 }  // namespace
 
 size_t WireBytes(WireType wire, int64_t rows, int64_t hidden) {
@@ -133,8 +75,8 @@ size_t LinkMessages::Bytes(const Shape& shape) {
   return kSlots * (RowBytes(shape) + EncodedRoom(shape));
 }
 
-LinkMessages::LinkMessages(const Shape& shape, Buffer memory)
-    : shape_(shape), memory_(std::move(memory)) {
+LinkMessages::LinkMessages(Backend& backend, const Shape& shape, Buffer memory, Buffer headers)
+    : backend_(backend), shape_(shape), memory_(std::move(memory)), headers_(std::move(headers)) {
   const size_t rows = RowBytes(shape);
   const size_t encoded = EncodedRoom(shape);
   for (size_t i = 0; i < kSlots; ++i) {
@@ -151,12 +93,45 @@ absl::StatusOr<std::unique_ptr<LinkMessages>> LinkMessages::Create(Backend& back
   TREADLE_CHECK(place == StagingPlace::kHost || staging != nullptr);
   TREADLE_ASSIGN_OR_RETURN(Buffer memory, staging == nullptr ? backend.Allocate(Bytes(shape))
                                                              : staging->Allocate(Bytes(shape)));
-  if (place == StagingPlace::kHost) {
-    return std::make_unique<HostMessages>(shape, std::move(memory));
+  Buffer headers;
+  if (place == StagingPlace::kDevice) {
+    TREADLE_ASSIGN_OR_RETURN(
+        headers, backend.staging(StagingPlace::kHost)->Allocate(kSlots * sizeof(Header)));
   }
-  TREADLE_ASSIGN_OR_RETURN(
-      Buffer headers, backend.staging(StagingPlace::kHost)->Allocate(DeviceMessages::kHeaderRoom));
-  return std::make_unique<DeviceMessages>(shape, std::move(memory), backend, std::move(headers));
+  return std::unique_ptr<LinkMessages>(
+      new LinkMessages(backend, shape, std::move(memory), std::move(headers)));
+}
+
+void LinkMessages::Seal(size_t slot, const About& about) {
+  std::byte* const message = slots_[slot].message;
+  Header header = HeaderOf(shape_.wire, about);
+  if (on_device()) {
+    header.checksum = ChecksumOf(header, nullptr, 0);
+    std::byte* const staged = headers_.data() + slot * sizeof(Header);
+    std::memcpy(staged, &header, sizeof(header));
+    backend_.staging(StagingPlace::kHost)->Upload(message, staged, sizeof(header));
+    return;
+  }
+  std::byte* const rows = message + sizeof(Header);
+  if (shape_.wire != WireType::kF32) EncodeRows(shape_.wire, RowsOf(slot, about), rows);
+  header.checksum = ChecksumOf(header, rows, Encoded(about));
+  std::memcpy(message, &header, sizeof(header));
+}
+
+absl::Status LinkMessages::Open(size_t slot, const About& expected) {
+  const std::byte* const message = slots_[slot].message;
+  const Header wanted = HeaderOf(shape_.wire, expected);
+  Header found;
+  if (on_device()) {
+    backend_.CopyToHost(&found, message, sizeof(found));
+    TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
+    return CheckHeader(found, ChecksumOf(found, nullptr, 0), wanted);
+  }
+  std::memcpy(&found, message, sizeof(found));
+  const std::byte* const rows = message + sizeof(Header);
+  TREADLE_RETURN_IF_ERROR(CheckHeader(found, ChecksumOf(found, rows, Encoded(expected)), wanted));
+  if (shape_.wire != WireType::kF32) DecodeRows(shape_.wire, rows, RowsOf(slot, expected));
+  return absl::OkStatus();
 }
 
 }  // namespace treadle

@@ -51,23 +51,31 @@ class LinkMessages {
   // `backend` outlives it. kDevice: of a backend with staging. Errors: of allocation.
   static absl::StatusOr<std::unique_ptr<LinkMessages>> Create(Backend& backend, StagingPlace place,
                                                               const Shape& shape);
-  virtual ~LinkMessages() = default;
 
   const Slot& slot(size_t index) const { return slots_[index]; }
   size_t MessageBytes(int64_t rows) const { return WireBytes(shape_.wire, rows, shape_.hidden); }
 
   // Makes the slot's rows a message. In the host's memory: now, so the rows must be there. On a
   // device: in the order of ops; the slot's header must not be sealed again before that has run.
-  virtual void Seal(size_t slot, const About& about) = 0;
+  void Seal(size_t slot, const About& about);
   // Checks the message in the slot, which is there, and leaves its rows in slot().rows. DataLoss:
   // it is damaged, or about something else. On a device: the device's own errors, too.
-  virtual absl::Status Open(size_t slot, const About& expected) = 0;
+  absl::Status Open(size_t slot, const About& expected);
 
- protected:
-  LinkMessages(const Shape& shape, Buffer memory);
+ private:
+  LinkMessages(Backend& backend, const Shape& shape, Buffer memory, Buffer headers);
+  bool on_device() const { return headers_.data() != nullptr; }
+  size_t Encoded(const About& about) const {
+    return EncodedBytes(shape_.wire, about.rows, shape_.hidden);
+  }
+  Tensor RowsOf(size_t slot, const About& about) const {
+    return DenseTensor(slots_[slot].rows, DType::kF32, about.rows, shape_.hidden);
+  }
 
+  Backend& backend_;
   const Shape shape_;
   const Buffer memory_;
+  const Buffer headers_;  // [kSlots] for uploads from page-locked memory; none in the host's
   std::array<Slot, kSlots> slots_;
 };
 

@@ -113,13 +113,6 @@ absl::Status Stage::Announce(const IterationPlan& plan) {
   return link_->Announce(plan.epoch, plan.iteration, plan.num_tokens());
 }
 
-absl::StatusOr<IterationResult> Stage::Run(const IterationPlan& plan,
-                                           const std::function<void()>& before_output) {
-  TREADLE_CHECK(num_begun_ == num_finished_);
-  TREADLE_RETURN_IF_ERROR(Begin(plan, before_output));
-  return Finish();
-}
-
 bool Stage::CanBeginAhead(const IterationPlan& plan) {
   if (!DetachesWork() || num_begun_ - num_finished_ != 1) return false;
   if (link_ != nullptr && !model_.first_stage()) return false;  // its input may be long in coming

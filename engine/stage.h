@@ -77,9 +77,6 @@ class Stage {
   // Waits for the earliest plan that was begun and not finished, and sends what is left to send.
   // Errors are the device's and the link's.
   absl::StatusOr<IterationResult> Finish();
-  // Begin and Finish.
-  absl::StatusOr<IterationResult> Run(const IterationPlan& plan,
-                                      const std::function<void()>& before_output = {});
   // Whether a plan may begin while another is begun: no more than one, if nothing of `plan` depends
   // on what the host has yet to see.
   bool CanBeginAhead(const IterationPlan& plan);

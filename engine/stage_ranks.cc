@@ -1,15 +1,10 @@
 #include "engine/stage_ranks.h"
 
 #include <algorithm>
-#include <deque>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/status.h"
-#include "base/sync.h"
-#include "engine/stage.h"
-#include "engine/stage_trace.h"
 #include "kernels/collectives/memory_rendezvous.h"
 #include "kernels/collectives/thread_communicator.h"
 
@@ -22,129 +17,63 @@ double Seconds(SteadyClock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+}  // namespace
+
 // The communicators of one epoch. Rank threads hold on to it while they are in it.
-struct Epoch {
+struct StageRanks::Epoch {
   uint64_t number = 0;
   std::vector<std::unique_ptr<Communicator>> ranks;  // empty for one rank; null: not in it
   MemoryRendezvous rendezvous;
   StagePipeline pipeline;  // its communicator goes over to rank 0's link
   std::vector<std::unique_ptr<ActivationLink>> links;  // of ranks that have joined; null: none
-
-  void Abort(const absl::Status& why) {
-    rendezvous.Cancel(why);
-    if (pipeline.communicator) pipeline.communicator->Abort(why);
-    for (const auto& communicator : ranks) {
-      if (communicator) communicator->Abort(why);
-    }
-    for (const auto& link : links) {
-      if (link) link->Abort(why);
-    }
-  }
 };
 
-struct Queued {
-  IterationPlan plan;
-  SteadyClock::time_point arrived;
-};
+StageRanks::StageRanks(std::vector<Rank> ranks, std::vector<std::unique_ptr<Stage>> stages,
+                       const Options& options)
+    : options_(options),
+      trace_(options.stage),
+      ranks_(std::move(ranks)),
+      stages_(std::move(stages)),
+      queues_(ranks_.size()) {}
 
-class ThreadedRanks final : public StageRanks {
- public:
-  ThreadedRanks(std::vector<Rank> ranks, std::vector<std::unique_ptr<Stage>> stages,
-                const Options& options)
-      : options_(options),
-        trace_(options.stage),
-        ranks_(std::move(ranks)),
-        stages_(std::move(stages)),
-        queues_(ranks_.size()) {}
-
-  ~ThreadedRanks() override {
-    EndEpoch(absl::CancelledError("the stage is being taken down"));
-    {
-      MutexLock lock(mutex_);
-      stopping_ = true;
-    }
-    work_.NotifyAll();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  absl::Status Start(Events events) override {
-    TREADLE_CHECK(threads_.empty());
-    events_ = std::move(events);
-    try {
-      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        threads_.emplace_back([this, rank] { RunRank(rank); });
-      }
-    } catch (const std::system_error& error) {
-      return ResourceExhausted("rank thread: ", error.what());
-    }
-    return absl::OkStatus();
-  }
-
-  void BeginEpoch(uint64_t number, StagePipeline pipeline) override;
-  void EndEpoch(absl::Status why) override {
+StageRanks::~StageRanks() {
+  EndEpoch(absl::CancelledError("the stage is being taken down"));
+  {
     MutexLock lock(mutex_);
-    End(why);
+    stopping_ = true;
   }
-  void Submit(IterationPlan plan) override;
+  work_.NotifyAll();
+  for (std::thread& thread : threads_) thread.join();
+}
 
-  void SetTracing(bool on) override { trace_.Set(on); }
-  std::vector<TraceEvent> TakeTrace() override { return trace_.Take(); }
-
- private:
-  // What a rank's thread does next: join an epoch (no plan), or run a plan of the one it is in.
-  struct Work {
-    std::shared_ptr<Epoch> epoch;  // null: stop
-    std::shared_ptr<const Queued> plan;
-  };
-
-  void End(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (!standing_) return;
-    standing_ = false;
-    epoch_->Abort(why);
-    for (auto& queue : queues_) queue.clear();
+absl::Status StageRanks::Start(Events events) {
+  TREADLE_CHECK(threads_.empty());
+  events_ = std::move(events);
+  try {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      threads_.emplace_back([this, rank] { RunRank(rank); });
+    }
+  } catch (const std::system_error& error) {
+    return ResourceExhausted("rank thread: ", error.what());
   }
+  return absl::OkStatus();
+}
 
-  void RunRank(size_t rank);
-  Work WaitForWork(size_t rank, const Epoch* current) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Join(size_t rank, const std::shared_ptr<Epoch>& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Leave(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status JoinOthers(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status MakeLink(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether nobody will abort it any more.
-  bool IsOver(const Epoch& epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !standing_ || epoch_.get() != &epoch;
+void StageRanks::End(const absl::Status& why) {
+  if (!standing_) return;
+  standing_ = false;
+  epoch_->rendezvous.Cancel(why);
+  if (epoch_->pipeline.communicator) epoch_->pipeline.communicator->Abort(why);
+  for (const auto& communicator : epoch_->ranks) {
+    if (communicator) communicator->Abort(why);
   }
-  absl::Status AnnounceQueued(size_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
-  void RunQueued(const Epoch& epoch, size_t rank, std::shared_ptr<const Queued> queued);
-  std::shared_ptr<const Queued> TakeAhead(const Epoch& epoch, size_t rank)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status Begin(const Epoch& epoch, size_t rank, const Queued& queued);
-  absl::StatusOr<IterationResult> Finish(size_t rank, const Queued& queued);
-  void Report(const Epoch& epoch, size_t rank, absl::StatusOr<IterationResult> result)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  for (const auto& link : epoch_->links) {
+    if (link) link->Abort(why);
+  }
+  for (auto& queue : queues_) queue.clear();
+}
 
-  const Options options_;
-  Events events_;  // constant after Start
-  StageTrace trace_;
-
-  // Element r is confined to the thread of rank r after Start. Stages use models and backends.
-  std::vector<Rank> ranks_;
-  std::vector<std::unique_ptr<Stage>> stages_;
-  SteadyClock::time_point last_end_;  // of rank 0's last iteration in the epoch
-
-  Mutex mutex_;
-  CondVar work_;
-  std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mutex_);
-  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // not ended, though ranks may yet have to join
-  size_t joined_ ABSL_GUARDED_BY(mutex_) = 0;      // ranks that are in epoch_
-  uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::vector<std::deque<std::shared_ptr<const Queued>>> queues_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-
-  std::vector<std::thread> threads_;  // last: everything else outlives them
-};
-
-void ThreadedRanks::BeginEpoch(uint64_t number, StagePipeline pipeline) {
+void StageRanks::BeginEpoch(uint64_t number, StagePipeline pipeline) {
   auto epoch = std::make_shared<Epoch>();
   epoch->number = number;
   if (options_.join) {
@@ -163,7 +92,7 @@ void ThreadedRanks::BeginEpoch(uint64_t number, StagePipeline pipeline) {
   work_.NotifyAll();
 }
 
-void ThreadedRanks::Submit(IterationPlan plan) {
+void StageRanks::Submit(IterationPlan plan) {
   absl::Status gap;
   const uint64_t epoch = plan.epoch;
   {
@@ -184,7 +113,7 @@ void ThreadedRanks::Submit(IterationPlan plan) {
   events_.done(epoch, gap);
 }
 
-void ThreadedRanks::RunRank(size_t rank) {
+void StageRanks::RunRank(size_t rank) {
   ranks_[rank].backend->BindThread();
   std::shared_ptr<Epoch> epoch;
   while (true) {
@@ -201,7 +130,7 @@ void ThreadedRanks::RunRank(size_t rank) {
 }
 
 // What the rank has of the epoch goes, on the rank's thread and when nothing uses it any more.
-void ThreadedRanks::Leave(size_t rank, Epoch& epoch) {
+void StageRanks::Leave(size_t rank, Epoch& epoch) {
   stages_[rank]->EndEpoch();
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<ActivationLink> link;
@@ -210,7 +139,7 @@ void ThreadedRanks::Leave(size_t rank, Epoch& epoch) {
   link = std::move(epoch.links[rank]);
 }
 
-ThreadedRanks::Work ThreadedRanks::WaitForWork(size_t rank, const Epoch* current) {
+StageRanks::Work StageRanks::WaitForWork(size_t rank, const Epoch* current) {
   MutexLock lock(mutex_);
   while (true) {
     if (stopping_) return {};
@@ -224,7 +153,7 @@ ThreadedRanks::Work ThreadedRanks::WaitForWork(size_t rank, const Epoch* current
   }
 }
 
-absl::Status ThreadedRanks::JoinOthers(size_t rank, Epoch& epoch) {
+absl::Status StageRanks::JoinOthers(size_t rank, Epoch& epoch) {
   if (!options_.join || ranks_.size() == 1) return absl::OkStatus();
   auto joined = options_.join({.backend = *ranks_[rank].backend,
                                .rank = static_cast<int>(rank),
@@ -238,7 +167,7 @@ absl::Status ThreadedRanks::JoinOthers(size_t rank, Epoch& epoch) {
   return absl::OkStatus();
 }
 
-absl::Status ThreadedRanks::MakeLink(size_t rank, Epoch& epoch) {
+absl::Status StageRanks::MakeLink(size_t rank, Epoch& epoch) {
   std::unique_ptr<Communicator> communicator;
   if (rank == 0) {
     MutexLock lock(mutex_);
@@ -255,7 +184,7 @@ absl::Status ThreadedRanks::MakeLink(size_t rank, Epoch& epoch) {
   return absl::OkStatus();
 }
 
-void ThreadedRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
+void StageRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
   absl::Status joined = ranks_[rank].backend->Recover();
   if (joined.ok()) joined = JoinOthers(rank, *epoch);
   if (joined.ok()) joined = MakeLink(rank, *epoch);
@@ -274,7 +203,7 @@ void ThreadedRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
 }
 
 // Receives of plans that wait behind the one that runs are posted early.
-absl::Status ThreadedRanks::AnnounceQueued(size_t rank) {
+absl::Status StageRanks::AnnounceQueued(size_t rank) {
   std::deque<std::shared_ptr<const Queued>> waiting;
   {
     MutexLock lock(mutex_);
@@ -288,8 +217,7 @@ absl::Status ThreadedRanks::AnnounceQueued(size_t rank) {
 
 // Runs a plan, and those that can begin before their predecessor has finished: an asynchronous
 // device always has one more to go on with.
-void ThreadedRanks::RunQueued(const Epoch& epoch, size_t rank,
-                              std::shared_ptr<const Queued> queued) {
+void StageRanks::RunQueued(const Epoch& epoch, size_t rank, std::shared_ptr<const Queued> queued) {
   absl::Status begun = Begin(epoch, rank, *queued);
   while (begun.ok() && queued) {
     const auto next = TakeAhead(epoch, rank);
@@ -303,7 +231,7 @@ void ThreadedRanks::RunQueued(const Epoch& epoch, size_t rank,
 }
 
 // The next plan, if there is one that can begin now.
-std::shared_ptr<const Queued> ThreadedRanks::TakeAhead(const Epoch& epoch, size_t rank) {
+std::shared_ptr<const StageRanks::Queued> StageRanks::TakeAhead(const Epoch& epoch, size_t rank) {
   MutexLock lock(mutex_);
   auto& queue = queues_[rank];
   if (epoch_.get() != &epoch || queue.empty()) return nullptr;
@@ -313,7 +241,7 @@ std::shared_ptr<const Queued> ThreadedRanks::TakeAhead(const Epoch& epoch, size_
   return next;
 }
 
-absl::Status ThreadedRanks::Begin(const Epoch& epoch, size_t rank, const Queued& queued) {
+absl::Status StageRanks::Begin(const Epoch& epoch, size_t rank, const Queued& queued) {
   Stage& stage = *stages_[rank];
   if (!epoch.links[rank]) return stage.Begin(queued.plan);
   TREADLE_RETURN_IF_ERROR(stage.Announce(queued.plan));
@@ -323,7 +251,7 @@ absl::Status ThreadedRanks::Begin(const Epoch& epoch, size_t rank, const Queued&
   return announced;
 }
 
-absl::StatusOr<IterationResult> ThreadedRanks::Finish(size_t rank, const Queued& queued) {
+absl::StatusOr<IterationResult> StageRanks::Finish(size_t rank, const Queued& queued) {
   Stage& stage = *stages_[rank];
   TREADLE_ASSIGN_OR_RETURN(IterationResult result, stage.Finish());
   if (queued.plan.steps.empty()) return result;
@@ -348,8 +276,7 @@ absl::StatusOr<IterationResult> ThreadedRanks::Finish(size_t rank, const Queued&
 }
 
 // Rank 0's results and the first failure of any rank go out.
-void ThreadedRanks::Report(const Epoch& epoch, size_t rank,
-                           absl::StatusOr<IterationResult> result) {
+void StageRanks::Report(const Epoch& epoch, size_t rank, absl::StatusOr<IterationResult> result) {
   if (result.ok() && rank != 0) return;
   {
     MutexLock lock(mutex_);
@@ -358,8 +285,6 @@ void ThreadedRanks::Report(const Epoch& epoch, size_t rank,
   }
   events_.done(epoch.number, std::move(result));
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<StageRanks>> StageRanks::Create(std::vector<Rank> ranks,
                                                                const Options& options) {
@@ -374,7 +299,7 @@ absl::StatusOr<std::unique_ptr<StageRanks>> StageRanks::Create(std::vector<Rank>
         Stage::Create(*ranks[i].backend, model, options.max_batch_tokens, options.kv));
     stages.push_back(std::move(stage));
   }
-  return std::make_unique<ThreadedRanks>(std::move(ranks), std::move(stages), options);
+  return std::unique_ptr<StageRanks>(new StageRanks(std::move(ranks), std::move(stages), options));
 }
 
 }  // namespace treadle

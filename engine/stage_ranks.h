@@ -10,16 +10,20 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/sync.h"
 #include "engine/iteration_plan.h"
 #include "engine/kv_cache.h"
 #include "engine/rank_join.h"
+#include "engine/stage.h"
 #include "engine/stage_pipeline.h"
-#include "engine/trace_events.h"
+#include "engine/stage_trace.h"
 #include "kernels/backend.h"
 #include "models/model.h"
 
@@ -44,7 +48,7 @@ class StageRanks {
   // ranks.size(). Errors: an option out of range, memory.
   static absl::StatusOr<std::unique_ptr<StageRanks>> Create(std::vector<Rank> ranks,
                                                             const Options& options);
-  virtual ~StageRanks() = default;
+  ~StageRanks();
 
   // What the threads report. `done`: a plan of the standing epoch ran (with results of steps on the
   // last stage only) or the epoch failed, after which nothing more of it is reported. `ready`: the
@@ -54,22 +58,83 @@ class StageRanks {
     std::function<void(uint64_t epoch)> ready;
   };
   // Once, before anything else. ResourceExhausted if there are no threads to be had.
-  virtual absl::Status Start(Events events) = 0;
+  absl::Status Start(Events events);
 
   // Ends the current epoch, if any, and begins another: sequences are dropped, communicators and
   // links made anew. Returns at once; `ready` says when it stands, `done` why it cannot.
-  virtual void BeginEpoch(uint64_t epoch, StagePipeline pipeline) = 0;
+  void BeginEpoch(uint64_t epoch, StagePipeline pipeline);
   // Breaks the communicators with `why` and drops what is queued; nothing more of the epoch is
   // reported. Ranks that are being joined to neighbours stop when the pipeline's rendezvous is
   // over, which is its owner's part. Idempotent.
-  virtual void EndEpoch(absl::Status why) = 0;
+  void EndEpoch(const absl::Status& why) {
+    MutexLock lock(mutex_);
+    End(why);
+  }
   // Queues a plan. Plans of other epochs are dropped; iterations must be consecutive from 0, a gap
   // is a failure of the epoch.
-  virtual void Submit(IterationPlan plan) = 0;
+  void Submit(IterationPlan plan);
 
   // Any thread.
-  virtual void SetTracing(bool on) = 0;
-  virtual std::vector<TraceEvent> TakeTrace() = 0;
+  void SetTracing(bool on) { trace_.Set(on); }
+  std::vector<TraceEvent> TakeTrace() { return trace_.Take(); }
+
+ private:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  struct Epoch;
+  struct Queued {
+    IterationPlan plan;
+    TimePoint arrived;
+  };
+  // What a rank's thread does next: join an epoch (no plan), or run a plan of the one it is in.
+  struct Work {
+    std::shared_ptr<Epoch> epoch;  // null: stop
+    std::shared_ptr<const Queued> plan;
+  };
+
+  StageRanks(std::vector<Rank> ranks, std::vector<std::unique_ptr<Stage>> stages,
+             const Options& options);
+
+  void End(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether nobody will abort it any more.
+  bool IsOver(const Epoch& epoch) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !standing_ || epoch_.get() != &epoch;
+  }
+
+  // What a rank's thread does.
+  void RunRank(size_t rank);
+  Work WaitForWork(size_t rank, const Epoch* current) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Join(size_t rank, const std::shared_ptr<Epoch>& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Leave(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status JoinOthers(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status MakeLink(size_t rank, Epoch& epoch) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status AnnounceQueued(size_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RunQueued(const Epoch& epoch, size_t rank, std::shared_ptr<const Queued> queued);
+  std::shared_ptr<const Queued> TakeAhead(const Epoch& epoch, size_t rank)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Begin(const Epoch& epoch, size_t rank, const Queued& queued);
+  absl::StatusOr<IterationResult> Finish(size_t rank, const Queued& queued);
+  void Report(const Epoch& epoch, size_t rank, absl::StatusOr<IterationResult> result)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const Options options_;
+  Events events_;  // constant after Start
+  StageTrace trace_;
+
+  // Element r is confined to the thread of rank r after Start. Stages use models and backends.
+  std::vector<Rank> ranks_;
+  std::vector<std::unique_ptr<Stage>> stages_;
+  TimePoint last_end_;  // of rank 0's last iteration in the epoch
+
+  Mutex mutex_;
+  CondVar work_;
+  std::shared_ptr<Epoch> epoch_ ABSL_GUARDED_BY(mutex_);
+  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // not ended, though ranks may yet have to join
+  size_t joined_ ABSL_GUARDED_BY(mutex_) = 0;      // ranks that are in epoch_
+  uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<std::deque<std::shared_ptr<const Queued>>> queues_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::vector<std::thread> threads_;  // last: everything else outlives them
 };
 
 }  // namespace treadle

@@ -246,64 +246,6 @@ using control::FollowMessage;
 using control::MasterMessage;
 using control::WorkerMessage;
 
-class Server final : public ControlServer, public control::Control::CallbackService {
- public:
-  explicit Server(Acceptors acceptors) : acceptors_(std::move(acceptors)) {}
-  ~Server() override {
-    if (!server_) return;
-    server_->Shutdown(std::chrono::system_clock::now());
-    live_.WaitForNone();
-  }
-
-  absl::Status Listen(const std::string& listen, const ControlCredentials& credentials) {
-    grpc::EnableDefaultHealthCheckService(true);
-    grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-    builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
-    const bool secure = credentials.server != nullptr && !listen.starts_with("unix:");
-    builder.AddListeningPort(
-        listen, secure ? credentials.server : grpc::InsecureServerCredentials(), &port);
-    builder.RegisterService(this);
-    server_ = builder.BuildAndStart();
-    if (!server_ || port == 0) {
-      return absl::UnavailableError(Str("cannot listen on ", listen));
-    }
-    server_->GetHealthCheckService()->SetServingStatus("", true);
-    SetReady(false);
-    const size_t colon = listen.rfind(':');
-    address_ = listen.starts_with("unix:") ? listen : Str(listen.substr(0, colon), ":", port);
-    return absl::OkStatus();
-  }
-  const std::string& address() const override { return address_; }
-  void SetReady(bool ready) override {
-    server_->GetHealthCheckService()->SetServingStatus("ready", ready);
-  }
-
-  grpc::ServerBidiReactor<MasterMessage, WorkerMessage>* Attach(
-      grpc::CallbackServerContext* context) override {
-    return Accept<MasterMessage, WorkerMessage>(*context, acceptors_.attach);
-  }
-  grpc::ServerBidiReactor<FollowMessage, FollowAnswer>* Follow(
-      grpc::CallbackServerContext* context) override {
-    return Accept<FollowMessage, FollowAnswer>(*context, acceptors_.follow);
-  }
-
- private:
-  template <typename In, typename Out, typename Acceptor>
-  grpc::ServerBidiReactor<In, Out>* Accept(grpc::CallbackServerContext& context,
-                                           const Acceptor& acceptor) {
-    auto stream = std::make_shared<ServerStream<In, Out>>(context, live_);
-    stream->Begin(acceptor(stream));
-    return stream.get();
-  }
-
-  const Acceptors acceptors_;
-  std::string address_;
-  LiveStreams live_;
-  std::unique_ptr<grpc::Server> server_;
-};
-
 // One queue of gRPC's serves all client streams of a process and goes with the last of their
 // channels, which gRPC up to 1.53 does wrongly when it is a callback that lets the channel go: the
 // process ends in an assertion (grpc/grpc pull request 32584). A failed call on a channel that
@@ -340,11 +282,73 @@ std::unique_ptr<control::Control::Stub> Connect(const std::string& address,
 
 }  // namespace
 
+class ControlServer::Impl final : public control::Control::CallbackService {
+ public:
+  explicit Impl(Acceptors acceptors) : acceptors_(std::move(acceptors)) {}
+  ~Impl() override {
+    if (!server_) return;
+    server_->Shutdown(std::chrono::system_clock::now());
+    live_.WaitForNone();
+  }
+
+  absl::Status Listen(const std::string& listen, const ControlCredentials& credentials) {
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    builder.SetMaxReceiveMessageSize(kMaxMessageBytes);
+    const bool secure = credentials.server != nullptr && !listen.starts_with("unix:");
+    builder.AddListeningPort(
+        listen, secure ? credentials.server : grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+    if (!server_ || port == 0) {
+      return absl::UnavailableError(Str("cannot listen on ", listen));
+    }
+    server_->GetHealthCheckService()->SetServingStatus("", true);
+    SetReady(false);
+    const size_t colon = listen.rfind(':');
+    address_ = listen.starts_with("unix:") ? listen : Str(listen.substr(0, colon), ":", port);
+    return absl::OkStatus();
+  }
+  const std::string& address() const { return address_; }
+  void SetReady(bool ready) { server_->GetHealthCheckService()->SetServingStatus("ready", ready); }
+
+  grpc::ServerBidiReactor<MasterMessage, WorkerMessage>* Attach(
+      grpc::CallbackServerContext* context) override {
+    return Accept<MasterMessage, WorkerMessage>(*context, acceptors_.attach);
+  }
+  grpc::ServerBidiReactor<FollowMessage, FollowAnswer>* Follow(
+      grpc::CallbackServerContext* context) override {
+    return Accept<FollowMessage, FollowAnswer>(*context, acceptors_.follow);
+  }
+
+ private:
+  template <typename In, typename Out, typename Acceptor>
+  grpc::ServerBidiReactor<In, Out>* Accept(grpc::CallbackServerContext& context,
+                                           const Acceptor& acceptor) {
+    auto stream = std::make_shared<ServerStream<In, Out>>(context, live_);
+    stream->Begin(acceptor(stream));
+    return stream.get();
+  }
+
+  const Acceptors acceptors_;
+  std::string address_;
+  LiveStreams live_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ControlServer::~ControlServer() = default;
+
+const std::string& ControlServer::address() const { return impl_->address(); }
+void ControlServer::SetReady(bool ready) { impl_->SetReady(ready); }
+
 absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
     const std::string& listen, Acceptors acceptors, const ControlCredentials& credentials) {
-  auto server = std::make_unique<Server>(std::move(acceptors));
-  TREADLE_RETURN_IF_ERROR(server->Listen(listen, credentials));
-  return server;
+  auto impl = std::make_unique<Impl>(std::move(acceptors));
+  TREADLE_RETURN_IF_ERROR(impl->Listen(listen, credentials));
+  return std::unique_ptr<ControlServer>(new ControlServer(std::move(impl)));
 }
 
 std::shared_ptr<Stream<MasterMessage>> OpenAttach(const std::string& address,

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 
@@ -41,6 +42,13 @@ class Stream {
 
   // Queues a message; dropped if the stream has ended.
   virtual void Send(Out&& message) = 0;
+  // Sends what `fill` makes of an empty message.
+  template <typename Fill>
+  void Tell(const Fill& fill) {
+    Out message;
+    fill(message);
+    Send(std::move(message));
+  }
   // Ends the stream after what is queued. On the server's end `status` is what the client gets.
   virtual void Close(absl::Status status) = 0;
   // Ends it now.
@@ -71,10 +79,16 @@ class ControlServer {
   // `listen`: host:port (port 0: a free one) or unix:path. Unavailable if it cannot be had.
   static absl::StatusOr<std::unique_ptr<ControlServer>> Start(
       const std::string& listen, Acceptors acceptors, const ControlCredentials& credentials = {});
-  virtual ~ControlServer() = default;
+  ~ControlServer();
   // With the port that was taken.
-  virtual const std::string& address() const = 0;
-  virtual void SetReady(bool ready) = 0;
+  const std::string& address() const;
+  void SetReady(bool ready);
+
+ private:
+  class Impl;
+  explicit ControlServer(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
 };
 
 // Opens a stream on a connection of its own; failing to connect is a `closed` with Unavailable.

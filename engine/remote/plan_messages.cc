@@ -51,7 +51,20 @@ void Append(const Values& values, Field* field) {
   field->Add(values.begin(), values.end());
 }
 
-absl::Status Mismatch(const char* what, int64_t found, int64_t expected) {
+template <typename Field, typename Values>
+void AppendRelative(const Values& values, Field* field) {
+  Relative<std::make_unsigned_t<typename Values::value_type>, typename Field::value_type> relative;
+  for (const auto value : values) field->Add(relative.Encode(value));
+}
+
+template <typename Field, typename Value>
+void ReadRelative(const Field& field, std::vector<Value>& values) {
+  Relative<std::make_unsigned_t<Value>, typename Field::value_type> relative;
+  for (const auto difference : field) values.push_back(relative.template Decode<Value>(difference));
+}
+
+absl::Status CheckSize(const char* what, int64_t found, int64_t expected) {
+  if (found == expected) return absl::OkStatus();
   return InvalidArgument(what, " has ", found, " entries, expected ", expected);
 }
 
@@ -110,8 +123,7 @@ void EncodeStart(const SequenceStart& start, control::StartMessage& message) {
   message.set_sequence(start.sequence);
   message.set_prompt_length(start.prompt_length);
   message.set_first_position(start.first_position);
-  RelativeInt page;
-  for (const int32_t id : start.pages) message.add_page(page.Encode(id));
+  AppendRelative(start.pages, message.mutable_page());
   for (const SamplingField& field : kSamplingFields) {
     std::visit([&](auto member) { Put(message, field, sampling.*member); }, field.member);
   }
@@ -127,17 +139,13 @@ void EncodeStart(const SequenceStart& start, control::StartMessage& message) {
 }
 
 absl::StatusOr<SequenceStart> DecodeStart(const control::StartMessage& message) {
-  if (message.bias_size() != message.bias_token_size()) {
-    return Mismatch("plan: start: bias", message.bias_size(), message.bias_token_size());
-  }
+  TREADLE_RETURN_IF_ERROR(
+      CheckSize("plan: start: bias", message.bias_size(), message.bias_token_size()));
   SequenceStart start;
   start.sequence = message.sequence();
   start.prompt_length = message.prompt_length();
   start.first_position = message.first_position();
-  RelativeInt page;
-  for (const int32_t difference : message.page()) {
-    start.pages.push_back(page.Decode<int32_t>(difference));
-  }
+  ReadRelative(message.page(), start.pages);
   SamplingParameters& sampling = start.sampling;
   for (const SamplingField& field : kSamplingFields) {
     std::visit([&](auto member) { Take(message, field, sampling.*member); }, field.member);
@@ -160,24 +168,17 @@ class StepReader {
 
   absl::Status ReadAll(std::vector<Step>& steps) {
     const int count = message_.sequence_size();
-    if (message_.position_size() != count) {
-      return Mismatch("plan: position", message_.position_size(), count);
-    }
-    if (message_.kind_size() != 0 && message_.kind_size() != count) {
-      return Mismatch("plan: kind", message_.kind_size(), count);
+    TREADLE_RETURN_IF_ERROR(CheckSize("plan: position", message_.position_size(), count));
+    if (message_.kind_size() != 0) {
+      TREADLE_RETURN_IF_ERROR(CheckSize("plan: kind", message_.kind_size(), count));
     }
     steps.reserve(static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) {
       steps.emplace_back();
       TREADLE_RETURN_IF_ERROR(Read(i, steps.back()));
     }
-    if (extra_ != message_.extra_size()) {
-      return Mismatch("plan: extra", message_.extra_size(), extra_);
-    }
-    if (token_ != message_.token_size()) {
-      return Mismatch("plan: token", message_.token_size(), token_);
-    }
-    return absl::OkStatus();
+    TREADLE_RETURN_IF_ERROR(CheckSize("plan: extra", message_.extra_size(), extra_));
+    return CheckSize("plan: token", message_.token_size(), token_);
   }
 
  private:
@@ -261,27 +262,19 @@ class DetailReader {
 
 absl::Status CheckDetails(const control::ResultMessage& message) {
   const int64_t steps = message.sequence_size();
-  if (message.prompt_details_size() != 0 && message.prompt_details_size() != steps) {
-    return Mismatch("result: prompt_details", message.prompt_details_size(), steps);
+  if (message.prompt_details_size() != 0) {
+    TREADLE_RETURN_IF_ERROR(
+        CheckSize("result: prompt_details", message.prompt_details_size(), steps));
   }
   int64_t details = steps;
   for (const uint32_t count : message.prompt_details()) details += count;
   if (message.logprob_size() == 0 && message.prompt_details_size() == 0) details = 0;
-  if (message.logprob_size() != details) {
-    return Mismatch("result: logprob", message.logprob_size(), details);
-  }
-  if (message.top_size_size() != details) {
-    return Mismatch("result: top_size", message.top_size_size(), details);
-  }
+  TREADLE_RETURN_IF_ERROR(CheckSize("result: logprob", message.logprob_size(), details));
+  TREADLE_RETURN_IF_ERROR(CheckSize("result: top_size", message.top_size_size(), details));
   int64_t tops = 0;
   for (const uint32_t size : message.top_size()) tops += size;
-  if (message.top_token_size() != tops) {
-    return Mismatch("result: top_token", message.top_token_size(), tops);
-  }
-  if (message.top_logprob_size() != tops) {
-    return Mismatch("result: top_logprob", message.top_logprob_size(), tops);
-  }
-  return absl::OkStatus();
+  TREADLE_RETURN_IF_ERROR(CheckSize("result: top_token", message.top_token_size(), tops));
+  return CheckSize("result: top_logprob", message.top_logprob_size(), tops);
 }
 
 }  // namespace
@@ -290,8 +283,7 @@ void EncodePlan(const IterationPlan& plan, control::PlanMessage& message) {
   message.set_epoch(plan.epoch);
   message.set_iteration(plan.iteration);
   EncodeSteps(plan.steps, message);
-  RelativeId release;
-  for (const SequenceId id : plan.releases) message.add_release(release.Encode(id));
+  AppendRelative(plan.releases, message.mutable_release());
   RelativeInt page;
   for (const PageCopy& copy : plan.page_copies) {
     message.add_copy(page.Encode(copy.from));
@@ -305,19 +297,13 @@ absl::StatusOr<IterationPlan> DecodePlan(const control::PlanMessage& message) {
   plan.epoch = message.epoch();
   plan.iteration = message.iteration();
   TREADLE_RETURN_IF_ERROR(StepReader(message).ReadAll(plan.steps));
-  RelativeId release;
-  for (const int64_t difference : message.release()) {
-    plan.releases.push_back(release.Decode<SequenceId>(difference));
-  }
-  if (message.copy_size() % 2 != 0) {
-    return Mismatch("plan: copy", message.copy_size(), message.copy_size() + 1);
-  }
+  ReadRelative(message.release(), plan.releases);
+  TREADLE_RETURN_IF_ERROR(
+      CheckSize("plan: copy", message.copy_size(), message.copy_size() + message.copy_size() % 2));
   RelativeInt page;
   for (int i = 0; i < message.copy_size(); i += 2) {
-    PageCopy copy;
-    copy.from = page.Decode<int32_t>(message.copy(i));
-    copy.to = page.Decode<int32_t>(message.copy(i + 1));
-    plan.page_copies.push_back(copy);
+    const auto from = page.Decode<int32_t>(message.copy(i));
+    plan.page_copies.push_back({from, page.Decode<int32_t>(message.copy(i + 1))});
   }
   for (const control::StartMessage& start : message.start()) {
     TREADLE_ASSIGN_OR_RETURN(plan.starts.emplace_back(), DecodeStart(start));
@@ -353,12 +339,10 @@ void EncodeResult(const IterationResult& result, control::ResultMessage& message
 }
 
 absl::StatusOr<IterationResult> DecodeResult(const control::ResultMessage& message) {
-  if (message.token_size() != message.sequence_size()) {
-    return Mismatch("result: token", message.token_size(), message.sequence_size());
-  }
-  if (message.nanoseconds_size() != std::ssize(kTimings)) {
-    return Mismatch("result: nanoseconds", message.nanoseconds_size(), std::ssize(kTimings));
-  }
+  TREADLE_RETURN_IF_ERROR(
+      CheckSize("result: token", message.token_size(), message.sequence_size()));
+  TREADLE_RETURN_IF_ERROR(
+      CheckSize("result: nanoseconds", message.nanoseconds_size(), std::ssize(kTimings)));
   TREADLE_RETURN_IF_ERROR(CheckDetails(message));
   IterationResult result;
   result.epoch = message.epoch();

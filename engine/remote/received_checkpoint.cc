@@ -9,7 +9,6 @@
 
 #include "base/sha256.h"
 #include "base/status.h"
-#include "base/sync.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/model_configuration.h"
 
@@ -25,35 +24,6 @@ std::string HashOf(std::span<const std::byte> bytes) {
   sum.Add(bytes);
   return sum.Finish();
 }
-
-// Addresses for all tensors; memory comes with the first touch and goes with Drop.
-class ReservedRange {
- public:
-  ReservedRange() = default;
-  ~ReservedRange() {
-    if (begin_ != nullptr) munmap(begin_, bytes_);
-  }
-  ReservedRange(const ReservedRange&) = delete;
-  ReservedRange& operator=(const ReservedRange&) = delete;
-
-  absl::Status Reserve(uint64_t bytes) {
-    void* const begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (begin == MAP_FAILED) {
-      return ResourceExhausted("no addresses for ", bytes,
-                               " bytes of weights: ", std::strerror(errno));
-    }
-    begin_ = static_cast<std::byte*>(begin);
-    bytes_ = bytes;
-    return absl::OkStatus();
-  }
-  std::byte* at(uint64_t offset) const { return begin_ + offset; }
-  void Drop(uint64_t offset, uint64_t bytes) const { madvise(at(offset), bytes, MADV_DONTNEED); }
-
- private:
-  std::byte* begin_ = nullptr;
-  uint64_t bytes_ = 0;
-};
 
 absl::StatusOr<MatrixConstants> ParseConstants(const std::string& bytes) {
   control::Constants message;
@@ -84,59 +54,23 @@ std::string SerializeConstants(const MatrixConstants& constants) {
   return message.SerializeAsString();
 }
 
-class Received final : public ReceivedCheckpoint {
- public:
-  Received(std::chrono::milliseconds patience, Ask ask)
-      : patience_(patience),
-        ask_(std::move(ask)),
-        page_(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))) {}
+}  // namespace
 
-  absl::Status Read(const control::CheckpointDirectory& directory);
-  void Deliver(const control::TensorChunk& chunk) override;
-  void Fail(const absl::Status& why) override;
+void ReceivedCheckpoint::Unmap::operator()(std::byte* begin) const { munmap(begin, bytes); }
 
- protected:
-  absl::Status Fetch(const StoredTensor& tensor) const override;
+absl::StatusOr<std::unique_ptr<ReceivedCheckpoint>> ReceivedCheckpoint::Create(
+    const control::CheckpointDirectory& directory, std::chrono::milliseconds patience, Ask ask) {
+  std::unique_ptr<ReceivedCheckpoint> checkpoint(new ReceivedCheckpoint(patience, std::move(ask)));
+  TREADLE_RETURN_IF_ERROR(checkpoint->Read(directory));
+  return checkpoint;
+}
 
- private:
-  // What is on its way: one part of one tensor at a time.
-  struct Transfer {
-    uint32_t tensor = 0;
-    bool constants = false;
-    bool active = false;
-    uint64_t asked = 0;  // bytes asked for; those before `arrived` are here
-    uint64_t arrived = 0;
-    uint64_t total = 0;  // known after the first chunk
-    std::string sha256;
-    std::string bytes;  // of constants
-    absl::Status error;
-  };
+ReceivedCheckpoint::ReceivedCheckpoint(std::chrono::milliseconds patience, Ask ask)
+    : patience_(patience),
+      ask_(std::move(ask)),
+      page_(static_cast<uint64_t>(sysconf(_SC_PAGESIZE))) {}
 
-  absl::Status AddEntry(const control::TensorEntry& entry, uint64_t& reserved,
-                        std::vector<StoredTensor>& tensors);
-  absl::StatusOr<std::string> Receive(uint32_t tensor, bool constants, uint64_t expected) const;
-  absl::StatusOr<MatrixConstants> FetchConstants(uint32_t tensor) const;
-  absl::Status Take(const control::TensorChunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // An empty thing arrives with its hash alone.
-  bool EmptyArrived() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return !transfer_.sha256.empty() && transfer_.total == 0;
-  }
-  uint64_t RoomOf(const StoredTensor& tensor) const;
-
-  const std::chrono::milliseconds patience_;
-  const Ask ask_;
-  const uint64_t page_;
-  ReservedRange range_;
-  std::vector<uint64_t> offsets_;  // of each tensor in range_
-  mutable int64_t fetched_ = -1;   // loading thread: the tensor whose bytes are here
-
-  mutable Mutex mutex_;
-  mutable CondVar changed_;
-  mutable Transfer transfer_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
-};
-
-absl::Status Received::Read(const control::CheckpointDirectory& directory) {
+absl::Status ReceivedCheckpoint::Read(const control::CheckpointDirectory& directory) {
   kind_ = directory.hugging_face() ? Kind::kHuggingFace : Kind::kGguf;
   path_ = directory.path();
   TREADLE_RETURN_IF_ERROR(DecodeConfig(directory.config(), config_));
@@ -146,14 +80,21 @@ absl::Status Received::Read(const control::CheckpointDirectory& directory) {
   for (const control::TensorEntry& entry : directory.tensors()) {
     TREADLE_RETURN_IF_ERROR(AddEntry(entry, reserved, tensors));
   }
-  TREADLE_RETURN_IF_ERROR(range_.Reserve(std::max(reserved, page_)));
-  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].data = range_.at(offsets_[i]);
+  reserved = std::max(reserved, page_);
+  void* const begin = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (begin == MAP_FAILED) {
+    return ResourceExhausted("no addresses for ", reserved,
+                             " bytes of weights: ", std::strerror(errno));
+  }
+  range_ = {static_cast<std::byte*>(begin), Unmap{reserved}};
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].data = range_.get() + offsets_[i];
   AddTensors(std::move(tensors));
   return absl::OkStatus();
 }
 
-absl::Status Received::AddEntry(const control::TensorEntry& entry, uint64_t& reserved,
-                                std::vector<StoredTensor>& tensors) {
+absl::Status ReceivedCheckpoint::AddEntry(const control::TensorEntry& entry, uint64_t& reserved,
+                                          std::vector<StoredTensor>& tensors) {
   StoredTensor tensor;
   tensor.name = entry.name();
   tensor.format = FindWeightFormat(entry.format());
@@ -188,7 +129,7 @@ absl::Status Received::AddEntry(const control::TensorEntry& entry, uint64_t& res
 }
 
 // Whole pages; for an apart format at least what its shape says, whatever the file holds.
-uint64_t Received::RoomOf(const StoredTensor& tensor) const {
+uint64_t ReceivedCheckpoint::RoomOf(const StoredTensor& tensor) const {
   uint64_t bytes = tensor.bytes;
   if (tensor.format->apart()) {
     int64_t elements = 1;
@@ -198,33 +139,35 @@ uint64_t Received::RoomOf(const StoredTensor& tensor) const {
   return (bytes + page_ - 1) / page_ * page_;
 }
 
-absl::Status Received::Fetch(const StoredTensor& tensor) const {
+absl::Status ReceivedCheckpoint::Fetch(const StoredTensor& tensor) const {
   const auto index = static_cast<uint32_t>(&tensor - tensors().data());
-  if (fetched_ >= 0) range_.Drop(offsets_[fetched_], RoomOf(tensors()[fetched_]));
+  if (fetched_ >= 0) {
+    madvise(range_.get() + offsets_[fetched_], RoomOf(tensors()[fetched_]), MADV_DONTNEED);
+  }
   fetched_ = index;
   return Receive(index, /*constants=*/false, tensor.bytes).status();
 }
 
-absl::StatusOr<MatrixConstants> Received::FetchConstants(uint32_t tensor) const {
+absl::StatusOr<MatrixConstants> ReceivedCheckpoint::FetchConstants(uint32_t tensor) const {
   TREADLE_ASSIGN_OR_RETURN(const std::string bytes, Receive(tensor, /*constants=*/true, 0));
   return ParseConstants(bytes);
 }
 
 // The bytes of constants; those of a tensor are in their place.
-absl::StatusOr<std::string> Received::Receive(uint32_t tensor, bool constants,
-                                              uint64_t expected) const {
+absl::StatusOr<std::string> ReceivedCheckpoint::Receive(uint32_t tensor, bool constants,
+                                                        uint64_t expected) const {
   MutexLock lock(mutex_);
-  transfer_ = {};
-  transfer_.tensor = tensor;
-  transfer_.constants = constants;
-  transfer_.active = true;
-  transfer_.total = expected;
+  transfer_ = {.tensor = tensor, .constants = constants, .active = true, .total = expected};
   if (!constants && expected == 0) return std::string();
   do {
     const uint64_t known = std::max<uint64_t>(transfer_.total, 1);
     while (transfer_.asked < known &&
            transfer_.asked - transfer_.arrived < kChunksAhead * kChunkBytes) {
-      ask_(tensor, constants, transfer_.asked);
+      control::TensorRequest request;
+      request.set_tensor(tensor);
+      request.set_constants(constants);
+      request.set_offset(transfer_.asked);
+      ask_(request);
       transfer_.asked += kChunkBytes;
     }
     TREADLE_RETURN_IF_ERROR(failed_);
@@ -242,7 +185,7 @@ absl::StatusOr<std::string> Received::Receive(uint32_t tensor, bool constants,
   transfer_.active = false;
   const std::span<const std::byte> bytes =
       constants ? std::as_bytes(std::span(transfer_.bytes))
-                : std::span<const std::byte>(range_.at(offsets_[tensor]), transfer_.total);
+                : std::span<const std::byte>(range_.get() + offsets_[tensor], transfer_.total);
   if (HashOf(bytes) != transfer_.sha256) {
     return absl::DataLossError(Str(path_, ": tensor '", tensors()[tensor].name,
                                    "' did not arrive as it was sent: another SHA-256"));
@@ -250,7 +193,7 @@ absl::StatusOr<std::string> Received::Receive(uint32_t tensor, bool constants,
   return std::move(transfer_.bytes);
 }
 
-absl::Status Received::Take(const control::TensorChunk& chunk) {
+absl::Status ReceivedCheckpoint::Take(const control::TensorChunk& chunk) {
   if (!chunk.problem().empty()) return InvalidArgument(chunk.problem());
   Transfer& transfer = transfer_;
   const std::string& data = chunk.data();
@@ -271,13 +214,13 @@ absl::Status Received::Take(const control::TensorChunk& chunk) {
                                    transfer.arrived));
   }
   std::byte* const place = transfer.constants ? reinterpret_cast<std::byte*>(transfer.bytes.data())
-                                              : range_.at(offsets_[transfer.tensor]);
+                                              : range_.get() + offsets_[transfer.tensor];
   std::memcpy(place + transfer.arrived, data.data(), data.size());
   transfer.arrived += data.size();
   return absl::OkStatus();
 }
 
-void Received::Deliver(const control::TensorChunk& chunk) {
+void ReceivedCheckpoint::Deliver(const control::TensorChunk& chunk) {
   MutexLock lock(mutex_);
   if (!transfer_.active || chunk.tensor() != transfer_.tensor ||
       chunk.constants() != transfer_.constants) {
@@ -287,87 +230,65 @@ void Received::Deliver(const control::TensorChunk& chunk) {
   changed_.NotifyAll();
 }
 
-void Received::Fail(const absl::Status& why) {
+void ReceivedCheckpoint::Fail(const absl::Status& why) {
   MutexLock lock(mutex_);
   if (failed_.ok()) failed_ = why;
   if (transfer_.error.ok()) transfer_.error = why;
   changed_.NotifyAll();
 }
 
-class Sender final : public CheckpointSender {
- public:
-  explicit Sender(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
-
-  void Describe(control::CheckpointDirectory& directory) const override {
-    directory.set_hugging_face(checkpoint_.kind() == Checkpoint::Kind::kHuggingFace);
-    directory.set_path(checkpoint_.path());
-    EncodeConfig(checkpoint_.config(), *directory.mutable_config());
-    for (const StoredTensor& tensor : checkpoint_.tensors()) {
-      control::TensorEntry& entry = *directory.add_tensors();
-      entry.set_name(tensor.name);
-      entry.set_format(std::string(tensor.format->name));
-      entry.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
-      entry.set_bytes(tensor.bytes);
-      entry.set_constant_bytes(tensor.constant_bytes);
-    }
+void CheckpointSender::Describe(control::CheckpointDirectory& directory) const {
+  directory.set_hugging_face(checkpoint_.kind() == Checkpoint::Kind::kHuggingFace);
+  directory.set_path(checkpoint_.path());
+  EncodeConfig(checkpoint_.config(), *directory.mutable_config());
+  for (const StoredTensor& tensor : checkpoint_.tensors()) {
+    control::TensorEntry& entry = *directory.add_tensors();
+    entry.set_name(tensor.name);
+    entry.set_format(std::string(tensor.format->name));
+    entry.mutable_shape()->Add(tensor.shape.begin(), tensor.shape.end());
+    entry.set_bytes(tensor.bytes);
+    entry.set_constant_bytes(tensor.constant_bytes);
   }
-
-  void Answer(uint32_t tensor, bool constants, uint64_t offset,
-              control::TensorChunk& chunk) override {
-    chunk.set_tensor(tensor);
-    chunk.set_constants(constants);
-    chunk.set_offset(offset);
-    if (const absl::Status status = Fill(tensor, constants, offset, chunk); !status.ok()) {
-      chunk.set_problem(std::string(status.message()));
-    }
-  }
-
- private:
-  absl::Status Fill(uint32_t index, bool constants, uint64_t offset, control::TensorChunk& chunk) {
-    if (index >= checkpoint_.tensors().size()) {
-      return InvalidArgument("tensor ", index, " of ", checkpoint_.tensors().size());
-    }
-    const StoredTensor& tensor = checkpoint_.tensors()[index];
-    std::span<const std::byte> bytes(tensor.data, tensor.bytes);
-    MutexLock lock(mutex_);
-    if (constants) {
-      if (!tensor.constants) return InvalidArgument("tensor '", tensor.name, "' has no constants");
-      if (constants_of_ != static_cast<int64_t>(index)) {
-        TREADLE_ASSIGN_OR_RETURN(const MatrixConstants read, tensor.constants());
-        constants_ = SerializeConstants(read);
-        constants_of_ = index;
-      }
-      bytes = std::as_bytes(std::span(constants_));
-    }
-    if (offset >= std::max<uint64_t>(bytes.size(), 1)) {
-      return InvalidArgument("tensor '", tensor.name, "' has no byte ", offset);
-    }
-    if (offset == 0) {
-      chunk.set_total(bytes.size());
-      chunk.set_sha256(HashOf(bytes));
-    }
-    const auto part = bytes.subspan(offset, std::min(kChunkBytes, bytes.size() - offset));
-    chunk.set_data(part.data(), part.size());
-    return absl::OkStatus();
-  }
-
-  const Checkpoint& checkpoint_;
-  Mutex mutex_;
-  int64_t constants_of_ ABSL_GUARDED_BY(mutex_) = -1;  // whose constants_ are kept
-  std::string constants_ ABSL_GUARDED_BY(mutex_);
-};
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<ReceivedCheckpoint>> ReceivedCheckpoint::Create(
-    const control::CheckpointDirectory& directory, std::chrono::milliseconds patience, Ask ask) {
-  auto checkpoint = std::make_unique<Received>(patience, std::move(ask));
-  TREADLE_RETURN_IF_ERROR(checkpoint->Read(directory));
-  return checkpoint;
 }
 
-std::unique_ptr<CheckpointSender> CheckpointSender::Create(const Checkpoint& checkpoint) {
-  return std::make_unique<Sender>(checkpoint);
+void CheckpointSender::Answer(const control::TensorRequest& request, control::TensorChunk& chunk) {
+  chunk.set_tensor(request.tensor());
+  chunk.set_constants(request.constants());
+  chunk.set_offset(request.offset());
+  if (const absl::Status status = Fill(request, chunk); !status.ok()) {
+    chunk.set_problem(std::string(status.message()));
+  }
+}
+
+absl::Status CheckpointSender::Fill(const control::TensorRequest& request,
+                                    control::TensorChunk& chunk) {
+  const uint32_t index = request.tensor();
+  const uint64_t offset = request.offset();
+  if (index >= checkpoint_.tensors().size()) {
+    return InvalidArgument("tensor ", index, " of ", checkpoint_.tensors().size());
+  }
+  const StoredTensor& tensor = checkpoint_.tensors()[index];
+  std::span<const std::byte> bytes(tensor.data, tensor.bytes);
+  MutexLock lock(mutex_);
+  if (request.constants()) {
+    if (!tensor.constants) return InvalidArgument("tensor '", tensor.name, "' has no constants");
+    if (constants_of_ != static_cast<int64_t>(index)) {
+      TREADLE_ASSIGN_OR_RETURN(const MatrixConstants read, tensor.constants());
+      constants_ = SerializeConstants(read);
+      constants_of_ = index;
+    }
+    bytes = std::as_bytes(std::span(constants_));
+  }
+  if (offset >= std::max<uint64_t>(bytes.size(), 1)) {
+    return InvalidArgument("tensor '", tensor.name, "' has no byte ", offset);
+  }
+  if (offset == 0) {
+    chunk.set_total(bytes.size());
+    chunk.set_sha256(HashOf(bytes));
+  }
+  const auto part = bytes.subspan(offset, std::min(kChunkBytes, bytes.size() - offset));
+  chunk.set_data(part.data(), part.size());
+  return absl::OkStatus();
 }
 
 }  // namespace treadle

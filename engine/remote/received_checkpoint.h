@@ -13,8 +13,10 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/sync.h"
 #include "models/checkpoints/checkpoint.h"
 
 namespace treadle {
@@ -22,12 +24,14 @@ namespace treadle {
 namespace control {
 class CheckpointDirectory;
 class TensorChunk;
+class TensorEntry;
+class TensorRequest;
 }  // namespace control
 
-class ReceivedCheckpoint : public Checkpoint {
+class ReceivedCheckpoint final : public Checkpoint {
  public:
-  // Asks the master for the chunk at `offset` of a tensor, or of its constants. Must not block.
-  using Ask = std::function<void(uint32_t tensor, bool constants, uint64_t offset)>;
+  // Asks the master for a chunk. Must not block.
+  using Ask = std::function<void(const control::TensorRequest&)>;
 
   // Loading fails with DeadlineExceeded when a chunk takes longer than `patience`. Errors: a
   // directory that contradicts itself; ResourceExhausted without addresses for it.
@@ -35,21 +39,75 @@ class ReceivedCheckpoint : public Checkpoint {
       const control::CheckpointDirectory& directory, std::chrono::milliseconds patience, Ask ask);
 
   // What the master answered.
-  virtual void Deliver(const control::TensorChunk& chunk) = 0;
+  void Deliver(const control::TensorChunk& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
   // The master is gone: wakes the loading thread, for good.
-  virtual void Fail(const absl::Status& why) = 0;
+  void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ protected:
+  absl::Status Fetch(const StoredTensor& tensor) const override;
+
+ private:
+  // Addresses for all tensors; memory comes with the first touch.
+  struct Unmap {
+    uint64_t bytes;
+    void operator()(std::byte* begin) const;
+  };
+  // What is on its way: one part of one tensor at a time.
+  struct Transfer {
+    uint32_t tensor = 0;
+    bool constants = false;
+    bool active = false;
+    uint64_t asked = 0;  // bytes asked for; those before `arrived` are here
+    uint64_t arrived = 0;
+    uint64_t total = 0;  // known after the first chunk
+    std::string sha256 = {};
+    std::string bytes = {};  // of constants
+    absl::Status error = {};
+  };
+
+  ReceivedCheckpoint(std::chrono::milliseconds patience, Ask ask);
+  absl::Status Read(const control::CheckpointDirectory& directory);
+  absl::Status AddEntry(const control::TensorEntry& entry, uint64_t& reserved,
+                        std::vector<StoredTensor>& tensors);
+  absl::StatusOr<std::string> Receive(uint32_t tensor, bool constants, uint64_t expected) const;
+  absl::StatusOr<MatrixConstants> FetchConstants(uint32_t tensor) const;
+  absl::Status Take(const control::TensorChunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // An empty thing arrives with its hash alone.
+  bool EmptyArrived() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !transfer_.sha256.empty() && transfer_.total == 0;
+  }
+  uint64_t RoomOf(const StoredTensor& tensor) const;
+
+  const std::chrono::milliseconds patience_;
+  const Ask ask_;
+  const uint64_t page_;  // bytes
+  std::unique_ptr<std::byte, Unmap> range_;
+  std::vector<uint64_t> offsets_;  // of each tensor in range_
+  mutable int64_t fetched_ = -1;   // loading thread: the tensor whose bytes are here
+
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  mutable Transfer transfer_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
 };
 
 // The master's side. Thread safety: Answer from any thread.
 class CheckpointSender {
  public:
   // `checkpoint` outlives the sender.
-  static std::unique_ptr<CheckpointSender> Create(const Checkpoint& checkpoint);
-  virtual ~CheckpointSender() = default;
+  explicit CheckpointSender(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
-  virtual void Describe(control::CheckpointDirectory& directory) const = 0;
-  virtual void Answer(uint32_t tensor, bool constants, uint64_t offset,
-                      control::TensorChunk& chunk) = 0;
+  void Describe(control::CheckpointDirectory& directory) const;
+  void Answer(const control::TensorRequest& request, control::TensorChunk& chunk);
+
+ private:
+  absl::Status Fill(const control::TensorRequest& request, control::TensorChunk& chunk)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const Checkpoint& checkpoint_;
+  Mutex mutex_;
+  int64_t constants_of_ ABSL_GUARDED_BY(mutex_) = -1;  // whose constants_ are kept
+  std::string constants_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace treadle

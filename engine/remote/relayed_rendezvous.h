@@ -5,11 +5,10 @@
 #pragma once
 
 #include <functional>
-#include <map>
 #include <string>
+#include <utility>
 
-#include "base/sync.h"
-#include "kernels/collectives/rendezvous.h"
+#include "kernels/collectives/memory_rendezvous.h"
 
 namespace treadle {
 
@@ -20,24 +19,28 @@ class RelayedRendezvous final : public Rendezvous {
       std::function<void(const std::string& key, const std::string& bytes)> send)
       : send_(std::move(send)) {}
 
-  absl::Status Set(const std::string& key, const std::string& bytes) override;
-  absl::StatusOr<std::string> Get(const std::string& key,
-                                  std::chrono::steady_clock::time_point deadline) override;
-  absl::Status status() override {
-    MutexLock lock(mutex_);
-    return failed_;
+  absl::Status Set(const std::string& key, const std::string& bytes) override {
+    TREADLE_RETURN_IF_ERROR(status());
+    TREADLE_RETURN_IF_ERROR(known_.Set(key, bytes));
+    send_(key, bytes);
+    return absl::OkStatus();
   }
+  absl::StatusOr<std::string> Get(const std::string& key,
+                                  std::chrono::steady_clock::time_point deadline) override {
+    return known_.Get(key, deadline);
+  }
+  absl::Status status() override { return known_.status(); }
 
-  void Deliver(const std::string& key, const std::string& bytes);
+  // What came first stays.
+  void Deliver(const std::string& key, const std::string& bytes) {
+    known_.Set(key, bytes).IgnoreError();
+  }
   // Wakes whoever waits; the first reason stays.
-  void Fail(const absl::Status& why);
+  void Fail(const absl::Status& why) { known_.Cancel(why); }
 
  private:
   const std::function<void(const std::string&, const std::string&)> send_;
-  Mutex mutex_;
-  CondVar changed_;
-  std::map<std::string, std::string> values_ ABSL_GUARDED_BY(mutex_);
-  absl::Status failed_ ABSL_GUARDED_BY(mutex_);
+  MemoryRendezvous known_;
 };
 
 }  // namespace treadle

@@ -12,81 +12,88 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/data_plane.h"
+#include "base/sync.h"
 #include "engine/engine.h"
-#include "engine/remote/control_streams.h"
-#include "engine/wire_codec.h"
-#include "models/checkpoints/checkpoint.h"
-#include "models/model.h"
+#include "engine/remote/remote_engine_options.h"
 
 namespace treadle {
 
-struct RemoteEngineOptions {
-  struct Place {
-    std::string address;        // the worker's control address: host:port, or unix:path
-    LayerRange layers;          // contiguous, in the order of stages, all layers together
-    uint64_t weight_bytes = 0;  // that loading them will take at least; 0: not known
-  };
-  std::vector<Place> stages;
-  int tensor_parallel = 1;
+namespace control {
+class ResultMessage;
+}  // namespace control
+class WorkerCluster;
 
-  // The master's own copy. Workers' files must be the same, or they are sent its tensors.
-  std::shared_ptr<const Checkpoint> checkpoint;
-  bool weights_from_master = false;
-
-  // How stages load and run: a worker is told all of it.
-  int64_t max_batch_tokens = 512;
-  int64_t max_context = 0;      // 0: the model's
-  std::string backend = "cpu";  // or "cuda": a GPU for each rank
-  DType dtype = DType::kBF16;   // of products on a GPU
-  bool deterministic = false;   // on a GPU
-  ComputeMode compute = ComputeMode::kAuto;
-  std::string weights;  // as WeightPlan::Parse
-  std::optional<float> outlier_threshold;
-  OutlierRule outlier_rule = OutlierRule::kPerRow;
-  WireType wire = WireType::kF32;
-  DataPlane data_plane = DataPlane::kGloo;  // kNccl: stages on GPUs, and the f32 wire
-
-  // The cache. Pages are those of the tightest stage.
-  int64_t page_size = 32;
-  DType kv_dtype = DType::kF16;
-  int64_t kv_pages = 0;              // 0: from the next two
-  std::optional<int64_t> kv_memory;  // bytes of each stage; unset: as much as PlanKvMemory's "auto"
-  int64_t max_batch_size = 32;       // sequences that auto provides for
-
-  int depth = 0;  // plans in flight; 0: as many as stages, but 2 with a single one
-  // A baseline to measure: a stage passes a plan on only once it has run it and sent its
-  // activations, as where control messages travel with the data (ORCA, section 4.2, argues against
-  // it). Answers are the same.
-  bool late_plans = false;
-  std::chrono::milliseconds iteration_deadline{120'000};
-  std::chrono::milliseconds silence{10'000};  // a worker that says nothing for so long is lost
-  std::chrono::milliseconds connect_deadline{30'000};  // for workers to be there, at every epoch
-  std::string version;                                 // empty: this program's
-  ControlCredentials credentials;                      // towards the workers
-
-  std::function<void(double)> progress;  // of loading, during Create, on any thread; may be empty
-};
-
-struct RemoteEngine {
-  std::unique_ptr<Engine> engine;  // not started
-  int64_t kv_pages = 0;
-  std::string backend;                 // description of the first stage's
-  std::vector<uint64_t> weight_bytes;  // of each stage
-
+class RemoteEngine final : public Engine {
+ public:
   // The calling thread, and those that it starts later, get priority over compute threads
   // (thread_priority.h). Attaches to the workers, has them load their stages, and forms the first
   // epoch. Errors name the worker: unreachable or late (Unavailable, DeadlineExceeded), another
   // master's (AlreadyExists), another version, file or compute mode, or a data plane that it does
   // not have (FailedPrecondition), no memory (ResourceExhausted), its own loading errors.
-  static absl::StatusOr<RemoteEngine> Create(RemoteEngineOptions options);
+  static absl::StatusOr<std::unique_ptr<RemoteEngine>> Create(RemoteEngineOptions options);
+  ~RemoteEngine() override;
+
+  int64_t kv_pages() const;
+  std::string backend() const;                 // description of the first stage's
+  std::vector<uint64_t> weight_bytes() const;  // of each stage
+
+  absl::Status Start(std::function<void()> wake) override;
+  int stages() const override { return stages_; }
+  int depth() const override { return depth_; }
+  uint64_t epoch() const override {
+    MutexLock lock(mutex_);
+    return epoch_;
+  }
+  bool HasRoom() const override;
+  void Submit(IterationPlan plan) override;
+  std::vector<IterationResult> TakeResults() override;
+  absl::Status status() const override;
+  void Restart() override;
+  void SetTracing(bool on) override;
+  std::vector<TraceEvent> TakeTrace() override;
+
+ private:
+  // What a result must answer to.
+  struct InFlight {
+    uint64_t iteration = 0;
+    std::vector<std::pair<SequenceId, bool>> steps;  // and whether it samples
+  };
+
+  RemoteEngine(const RemoteEngineOptions& options, std::string fingerprint);
+
+  void OnResult(const control::ResultMessage& message);
+  absl::Status CheckResult(const IterationResult& result) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EnforceDeadline();
+  void Wake();
+
+  const int stages_;
+  const int depth_;
+  const std::chrono::milliseconds deadline_;
+  const int64_t vocab_;
+  const std::function<void()> replace_workers_;
+
+  mutable Mutex wake_mutex_;
+  std::function<void()> wake_ ABSL_GUARDED_BY(wake_mutex_);
+
+  mutable Mutex mutex_;                         // never held while the cluster is called
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 1;  // 0 is what a plan that nobody filled in says
+  uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::deque<InFlight> in_flight_ ABSL_GUARDED_BY(mutex_);  // without a result
+  std::vector<IterationResult> results_ ABSL_GUARDED_BY(mutex_);
+  // Since when the first of in_flight_ has been the first.
+  std::chrono::steady_clock::time_point first_since_ ABSL_GUARDED_BY(mutex_);
+
+  const std::unique_ptr<WorkerCluster> cluster_;  // last: it calls back
 };
 
 }  // namespace treadle

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/remote/remote_engine.h"
+#include "engine/remote/remote_engine_options.h"
 
 namespace treadle {
 

@@ -9,17 +9,13 @@
 #include "base/sync.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/control_streams.h"
 #include "engine/remote/fingerprint.h"
-#include "engine/remote/gloo_pipeline.h"
 #include "engine/remote/machine.h"
 #include "engine/remote/plan_messages.h"
 #include "engine/remote/received_checkpoint.h"
 #include "engine/remote/thread_priority.h"
-#include "engine/remote/trace_messages.h"
 #include "engine/remote/worker_epoch.h"
-#include "engine/remote/worker_hello.h"
-#include "engine/remote/worker_session.h"
+#include "kernels/cpu/thread_pool.h"
 
 namespace treadle {
 namespace {
@@ -30,38 +26,50 @@ using std::chrono::milliseconds;
 constexpr milliseconds kIdlePulse{1000};
 constexpr size_t kTraceBatch = 4096;  // events of one message
 
-class StageWorker final : public Worker {
+// The master that is attached. Sends from any thread; the rest is constant once it has said hello.
+struct Master {
+  std::shared_ptr<Stream<control::WorkerMessage>> stream;
+  uint64_t id = 0;
+  milliseconds silence{0};
+  milliseconds heartbeat{0};
+  bool weights_from_master = false;
+};
+using MasterPointer = std::shared_ptr<Master>;
+
+}  // namespace
+
+class Worker::Impl {
  public:
-  explicit StageWorker(WorkerOptions options)
-      : options_(std::move(options)), machine_(MachineId()) {}
-  ~StageWorker() override;
+  explicit Impl(WorkerOptions options) : options_(std::move(options)), machine_(MachineId()) {}
+  ~Impl();
 
   absl::Status Listen();
-  const std::string& address() const override { return server_->address(); }
+  const std::string& address() const { return server_->address(); }
 
  private:
   // gRPC's threads.
   StreamEvents<control::MasterMessage> Accept(
       std::shared_ptr<Stream<control::WorkerMessage>> stream);
-  void OnMessage(const SessionPointer& session, control::MasterMessage& message);
-  void OnHello(const SessionPointer& session, const control::MasterHello& hello);
-  void Dispatch(const SessionPointer& session, control::MasterMessage& message);
-  void Detach(const SessionPointer& session, const absl::Status& why);
-  bool IsCurrent(const SessionPointer& session) {
+  void OnMessage(const MasterPointer& master, control::MasterMessage& message);
+  void OnHello(const MasterPointer& master, const control::MasterHello& hello);
+  void Dispatch(const MasterPointer& master, control::MasterMessage& message);
+  void Detach(const MasterPointer& master, const absl::Status& why);
+  bool IsCurrent(const MasterPointer& master) {
     MutexLock lock(mutex_);
-    return session_ == session;
+    return master_ == master;
   }
 
   // The task thread.
-  void Post(const SessionPointer& session, std::function<absl::Status()> task);
-  absl::Status Greet(const SessionPointer& session);
-  absl::Status Configure(const SessionPointer& session, const control::Configure& configuration);
-  absl::Status Load(const SessionPointer& session);
-  absl::Status Reserve(const SessionPointer& session, int64_t kv_pages);
-  absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const SessionPointer& session);
+  void Post(const MasterPointer& master, std::function<absl::Status()> task);
+  void DescribeSelf(control::WorkerHello& out) const;
+  absl::Status Greet(const MasterPointer& master);
+  absl::Status Configure(const MasterPointer& master, const control::Configure& configuration);
+  absl::Status Load(const MasterPointer& master);
+  absl::Status Reserve(const MasterPointer& master, int64_t kv_pages);
+  absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const MasterPointer& master);
 
   SteadyClock::time_point Beat();  // the pulse thread
-  void SendTrace(Session& session);
+  void SendTrace(const Master& to);
   void Log(const std::string& line) {
     if (options_.log) options_.log(line);
   }
@@ -76,7 +84,7 @@ class StageWorker final : public Worker {
   std::string fingerprint_;
 
   Mutex mutex_;
-  SessionPointer session_ ABSL_GUARDED_BY(mutex_);
+  MasterPointer master_ ABSL_GUARDED_BY(mutex_);
   SteadyClock::time_point heard_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<ReceivedCheckpoint> receiving_ ABSL_GUARDED_BY(mutex_);
   ControlServer* probed_ ABSL_GUARDED_BY(mutex_) = nullptr;  // where readiness is shown
@@ -88,7 +96,7 @@ class StageWorker final : public Worker {
   std::unique_ptr<ControlServer> server_;
 };
 
-StageWorker::~StageWorker() {
+Worker::Impl::~Impl() {
   {
     MutexLock lock(mutex_);
     probed_ = nullptr;
@@ -100,7 +108,7 @@ StageWorker::~StageWorker() {
   stage_.reset();  // its threads call epoch_
 }
 
-absl::Status StageWorker::Listen() {
+absl::Status Worker::Impl::Listen() {
   ControlServer::Acceptors acceptors;
   acceptors.attach = [this](auto stream) { return Accept(std::move(stream)); };
   acceptors.follow = [this](auto stream) { return epoch_.AcceptFollow(std::move(stream)); };
@@ -114,69 +122,67 @@ absl::Status StageWorker::Listen() {
 
 // -- messages of the master -----------------------------------------------------------------------
 
-StreamEvents<control::MasterMessage> StageWorker::Accept(
+StreamEvents<control::MasterMessage> Worker::Impl::Accept(
     std::shared_ptr<Stream<control::WorkerMessage>> stream) {
-  const auto session = std::make_shared<Session>();
-  session->stream = std::move(stream);
+  const auto master = std::make_shared<Master>();
+  master->stream = std::move(stream);
   return {
-      .message = [this, session](control::MasterMessage& message) { OnMessage(session, message); },
+      .message = [this, master](control::MasterMessage& message) { OnMessage(master, message); },
       .closed =
-          [this, session](const absl::Status& status) {
-            Detach(session, status.ok() ? absl::CancelledError("the master detached")
-                                        : absl::UnavailableError("the master is gone"));
+          [this, master](const absl::Status& status) {
+            Detach(master, status.ok() ? absl::CancelledError("the master detached")
+                                       : absl::UnavailableError("the master is gone"));
           }};
 }
 
-void StageWorker::OnMessage(const SessionPointer& session, control::MasterMessage& message) {
-  if (message.has_hello()) return OnHello(session, message.hello());
+void Worker::Impl::OnMessage(const MasterPointer& master, control::MasterMessage& message) {
+  if (message.has_hello()) return OnHello(master, message.hello());
   {
     MutexLock lock(mutex_);
-    if (session_ != session) return;  // refused, or given up
+    if (master_ != master) return;  // refused, or given up
     heard_ = SteadyClock::now();
   }
-  Dispatch(session, message);
+  Dispatch(master, message);
 }
 
-void StageWorker::OnHello(const SessionPointer& session, const control::MasterHello& hello) {
+void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHello& hello) {
   const std::string version = hello.version();
   if (hello.protocol() != kControlProtocol || version != options_.version) {
-    session->stream->Close(absl::FailedPreconditionError(
+    master->stream->Close(absl::FailedPreconditionError(
         Str("this worker is version ", options_.version, " (protocol ", kControlProtocol,
             "), the master is ", version, " (protocol ", hello.protocol(), ")")));
     return;
   }
-  session->master = hello.master();
-  session->silence = milliseconds(std::max<uint32_t>(hello.silence_ms(), 1));
-  session->heartbeat = milliseconds(std::max<uint32_t>(hello.heartbeat_ms(), 1));
-  session->weights_from_master = hello.weights_from_master();
+  master->id = hello.master();
+  master->silence = milliseconds(std::max<uint32_t>(hello.silence_ms(), 1));
+  master->heartbeat = milliseconds(std::max<uint32_t>(hello.heartbeat_ms(), 1));
+  master->weights_from_master = hello.weights_from_master();
   {
     MutexLock lock(mutex_);
-    if (session_ != nullptr) {
-      session->stream->Close(absl::AlreadyExistsError("this worker serves another master"));
+    if (master_ != nullptr) {
+      master->stream->Close(absl::AlreadyExistsError("this worker serves another master"));
       return;
     }
-    session_ = session;
+    master_ = master;
     heard_ = SteadyClock::now();
   }
   Log("a master attached");
-  epoch_.Attach(session->master,
-                [stream = session->stream](auto&& message) { stream->Send(std::move(message)); });
+  epoch_.Attach(master->id, master->stream);
   pulse_->Nudge();
-  Post(session, [this, session] { return Greet(session); });
+  Post(master, [this, master] { return Greet(master); });
 }
 
-void StageWorker::Dispatch(const SessionPointer& session, control::MasterMessage& message) {
+void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage& message) {
   switch (message.kind_case()) {
     case control::MasterMessage::kPlan:
       return epoch_.OnMasterPlan(*message.mutable_plan());
     case control::MasterMessage::kConfigure:
-      return Post(session,
-                  [this, session, configuration = std::move(*message.mutable_configure())] {
-                    return Configure(session, configuration);
-                  });
+      return Post(master, [this, master, configuration = std::move(*message.mutable_configure())] {
+        return Configure(master, configuration);
+      });
     case control::MasterMessage::kReserve:
-      return Post(session, [this, session, pages = message.reserve().kv_pages()] {
-        return Reserve(session, pages);
+      return Post(master, [this, master, pages = message.reserve().kv_pages()] {
+        return Reserve(master, pages);
       });
     case control::MasterMessage::kBeginEpoch:
       return epoch_.Begin(message.begin_epoch());
@@ -202,14 +208,14 @@ void StageWorker::Dispatch(const SessionPointer& session, control::MasterMessage
   }
 }
 
-void StageWorker::Detach(const SessionPointer& session, const absl::Status& why) {
+void Worker::Impl::Detach(const MasterPointer& master, const absl::Status& why) {
   {
     MutexLock lock(mutex_);
-    if (session_ != session) return;
-    session_ = nullptr;
+    if (master_ != master) return;
+    master_ = nullptr;
     if (receiving_) receiving_->Fail(why);
   }
-  session->stream->Abort();
+  master->stream->Abort();
   epoch_.Detach(why);
   tracing_.store(false);
   Log(std::string(why.message()));
@@ -218,21 +224,40 @@ void StageWorker::Detach(const SessionPointer& session, const absl::Status& why)
 // -- tasks ----------------------------------------------------------------------------------------
 
 // An error is the end of the attachment's usefulness; the master closes it.
-void StageWorker::Post(const SessionPointer& session, std::function<absl::Status()> task) {
-  tasks_->Post([this, session, task = std::move(task)] {
-    if (!IsCurrent(session)) return;
+void Worker::Impl::Post(const MasterPointer& master, std::function<absl::Status()> task) {
+  tasks_->Post([this, master, task = std::move(task)] {
+    if (!IsCurrent(master)) return;
     if (const absl::Status status = task(); !status.ok()) {
       Log(std::string(status.message()));
-      session->Fail(0, status);
+      master->stream->Send(FailureOf(0, status));
     }
   });
 }
 
-absl::Status StageWorker::Greet(const SessionPointer& session) {
+// All but the state of its file and of what it has loaded.
+void Worker::Impl::DescribeSelf(control::WorkerHello& out) const {
+  out.set_protocol(kControlProtocol);
+  out.set_version(options_.version);
+  out.set_model_path(options_.model_path);
+  out.set_memory_available(AvailableMemory());
+  out.set_machine(machine_);
+  out.set_cpus(UsableCpus());
+  out.set_compute(options_.compute);
+  out.set_device(options_.device);
+  out.set_dtype(options_.dtype);
+  out.set_deterministic(options_.deterministic);
+  const RankGpus& gpus = options_.ranks.gpus;
+  out.set_gpus(static_cast<int32_t>(gpus.gpus.size()));
+  out.set_no_gpu(gpus.none);
+  if (gpus.gpus.empty()) return;
+  out.set_gpu_memory(std::ranges::min(gpus.gpus, {}, &RankGpus::Gpu::memory_bytes).memory_bytes);
+}
+
+absl::Status Worker::Impl::Greet(const MasterPointer& master) {
   control::WorkerMessage message;
   control::WorkerHello& hello = *message.mutable_hello();
-  DescribeWorker(options_, machine_, hello);
-  if (!session->weights_from_master && !options_.model_path.empty() && fingerprint_.empty()) {
+  DescribeSelf(hello);
+  if (!master->weights_from_master && !options_.model_path.empty() && fingerprint_.empty()) {
     const auto checkpoint = Checkpoint::Open(options_.model_path);
     const auto sum = checkpoint.ok() ? Fingerprint(**checkpoint) : checkpoint.status();
     if (!sum.ok()) hello.set_problem(std::string(sum.status().message()));
@@ -240,17 +265,17 @@ absl::Status StageWorker::Greet(const SessionPointer& session) {
   }
   hello.set_fingerprint(fingerprint_);
   hello.set_held_bytes(stage_ == nullptr ? 0 : stage_->weight_bytes());
-  session->Send(std::move(message));
+  master->stream->Send(std::move(message));
   return absl::OkStatus();
 }
 
-absl::Status StageWorker::Configure(const SessionPointer& session,
-                                    const control::Configure& configuration) {
+absl::Status Worker::Impl::Configure(const MasterPointer& master,
+                                     const control::Configure& configuration) {
   const std::string configured = configuration.SerializeAsString();
   if (stage_ == nullptr || configured != configured_) {
     configuration_ = configuration;
     configured_.clear();
-    TREADLE_RETURN_IF_ERROR(Load(session));
+    TREADLE_RETURN_IF_ERROR(Load(master));
     configured_ = configured;
   }
   epoch_.SetPlace({.stage = configuration.stage(),
@@ -267,23 +292,22 @@ absl::Status StageWorker::Configure(const SessionPointer& session,
   loaded.set_kv_heads(stage_->kv_heads());
   loaded.set_backend(stage_->backend());
   loaded.set_kv_pages(stage_->kv_pages());
-  session->Send(std::move(message));
+  master->stream->Send(std::move(message));
   return absl::OkStatus();
 }
 
-absl::Status StageWorker::Load(const SessionPointer& session) {
+absl::Status Worker::Impl::Load(const MasterPointer& master) {
   epoch_.SetRanks(nullptr);
   stage_.reset();
   Log(Str("loading layers ", configuration_.first_layer(), " to ", configuration_.end_layer()));
   TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
-                           OpenCheckpoint(session));
+                           OpenCheckpoint(master));
   double reported = 0;
   const auto progress = [&](double fraction) {
     if (fraction < reported + 0.01 && fraction < 1) return;
     reported = fraction;
-    control::WorkerMessage message;
-    message.mutable_progress()->set_fraction(fraction);
-    session->Send(std::move(message));
+    master->stream->Tell(
+        [&](auto& message) { message.mutable_progress()->set_fraction(fraction); });
   };
   auto loaded = WorkerStage::Load(configuration_, *checkpoint, options_.ranks, progress);
   {
@@ -294,34 +318,30 @@ absl::Status StageWorker::Load(const SessionPointer& session) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const Checkpoint>> StageWorker::OpenCheckpoint(
-    const SessionPointer& session) {
+absl::StatusOr<std::shared_ptr<const Checkpoint>> Worker::Impl::OpenCheckpoint(
+    const MasterPointer& master) {
   if (!configuration_.has_directory()) {
     TREADLE_ASSIGN_OR_RETURN(auto opened, Checkpoint::Open(options_.model_path));
     return std::shared_ptr<const Checkpoint>(std::move(opened));
   }
   TREADLE_ASSIGN_OR_RETURN(
       const std::shared_ptr<ReceivedCheckpoint> received,
-      ReceivedCheckpoint::Create(configuration_.directory(), session->silence,
-                                 [session](uint32_t tensor, bool constants, uint64_t offset) {
-                                   control::WorkerMessage message;
-                                   control::TensorRequest& request = *message.mutable_tensor();
-                                   request.set_tensor(tensor);
-                                   request.set_constants(constants);
-                                   request.set_offset(offset);
-                                   session->Send(std::move(message));
+      ReceivedCheckpoint::Create(configuration_.directory(), master->silence,
+                                 [stream = master->stream](const control::TensorRequest& request) {
+                                   stream->Tell(
+                                       [&](auto& message) { *message.mutable_tensor() = request; });
                                  }));
   MutexLock lock(mutex_);
-  if (session_ != session) return absl::CancelledError("the master is gone");
+  if (master_ != master) return absl::CancelledError("the master is gone");
   receiving_ = received;
   return std::shared_ptr<const Checkpoint>(received);
 }
 
-absl::Status StageWorker::Reserve(const SessionPointer& session, int64_t kv_pages) {
+absl::Status Worker::Impl::Reserve(const MasterPointer& master, int64_t kv_pages) {
   if (stage_ == nullptr) return absl::FailedPreconditionError("nothing is loaded");
   // A cache of another size: the ranks are made of what was loaded, so that goes too.
   if (stage_->ranks() != nullptr && stage_->kv_pages() != kv_pages) {
-    TREADLE_RETURN_IF_ERROR(Load(session));
+    TREADLE_RETURN_IF_ERROR(Load(master));
   }
   if (stage_->ranks() == nullptr) {
     if (const absl::Status status = stage_->Reserve(kv_pages, epoch_.Events()); !status.ok()) {
@@ -332,50 +352,59 @@ absl::Status StageWorker::Reserve(const SessionPointer& session, int64_t kv_page
   }
   epoch_.SetRanks(stage_->ranks());
   epoch_.SetTracing(tracing_.load());
-  control::WorkerMessage message;
-  message.mutable_reserved();
-  session->Send(std::move(message));
+  master->stream->Tell([](auto& message) { message.mutable_reserved(); });
   return absl::OkStatus();
 }
 
 // -- the pulse ------------------------------------------------------------------------------------
 
-SteadyClock::time_point StageWorker::Beat() {
+SteadyClock::time_point Worker::Impl::Beat() {
   const auto now = SteadyClock::now();
-  SessionPointer session;
+  MasterPointer master;
   bool silent = false;
   const bool stands = epoch_.Stands();
   {
     MutexLock lock(mutex_);
     if (probed_ != nullptr) probed_->SetReady(stands);
-    session = session_;
-    silent = session != nullptr && now - heard_ > session->silence;
+    master = master_;
+    silent = master != nullptr && now - heard_ > master->silence;
   }
-  if (session == nullptr) return now + kIdlePulse;
+  if (master == nullptr) return now + kIdlePulse;
   if (silent) {
-    Detach(session, absl::UnavailableError(Str("nothing heard from the master for ",
-                                               session->silence.count(), " ms")));
+    Detach(master, absl::UnavailableError(
+                       Str("nothing heard from the master for ", master->silence.count(), " ms")));
     return now + kIdlePulse;
   }
-  control::WorkerMessage message;
-  epoch_.Describe(*message.mutable_heartbeat());
-  message.mutable_heartbeat()->set_busy(tasks_->busy());
-  session->Send(std::move(message));
-  if (tracing_.load()) SendTrace(*session);
-  return now + session->heartbeat;
+  master->stream->Tell([&](auto& message) {
+    epoch_.Describe(*message.mutable_heartbeat());
+    message.mutable_heartbeat()->set_busy(tasks_->busy());
+  });
+  if (tracing_.load()) SendTrace(*master);
+  return now + master->heartbeat;
 }
 
-void StageWorker::SendTrace(Session& to) {
+void Worker::Impl::SendTrace(const Master& to) {
   const std::vector<TraceEvent> events = epoch_.TakeTrace();
   for (size_t begin = 0; begin < events.size(); begin += kTraceBatch) {
     const size_t count = std::min(kTraceBatch, events.size() - begin);
-    control::WorkerMessage message;
-    EncodeTrace(std::span(events).subspan(begin, count), *message.mutable_trace());
-    to.Send(std::move(message));
+    to.stream->Tell([&](auto& message) {
+      for (const TraceEvent& event : std::span(events).subspan(begin, count)) {
+        control::TraceEvent& out = *message.mutable_trace()->add_event();
+        out.set_epoch(event.epoch);
+        out.set_iteration(event.iteration);
+        out.set_rank(event.rank);
+        out.set_kind(static_cast<uint32_t>(event.kind));
+        out.set_begin(event.begin);
+        out.set_end(event.end);
+      }
+    });
   }
 }
 
-}  // namespace
+Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Worker::~Worker() = default;
+
+const std::string& Worker::address() const { return impl_->address(); }
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(WorkerOptions options) {
   MakeMessageThread();  // and all that gRPC starts from here on
@@ -384,9 +413,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(WorkerOptions options) {
   }
   if (options.version.empty()) options.version = TREADLE_VERSION;
   if (!options.pipeline) options.pipeline = GlooPipeline(options.data_interface);
-  auto worker = std::make_unique<StageWorker>(std::move(options));
-  TREADLE_RETURN_IF_ERROR(worker->Listen());
-  return worker;
+  auto impl = std::make_unique<Impl>(std::move(options));
+  TREADLE_RETURN_IF_ERROR(impl->Listen());
+  return std::unique_ptr<Worker>(new Worker(std::move(impl)));
 }
 
 }  // namespace treadle

@@ -14,28 +14,16 @@
 // their own, which never wait for a load or for the ranks.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "engine/remote/control_streams.h"
+#include "engine/remote/gloo_pipeline.h"
 #include "engine/remote/worker_stage.h"
-#include "kernels/collectives/communicator.h"
-#include "kernels/collectives/rendezvous.h"
 
 namespace treadle {
-
-struct PipelineRequest {
-  uint64_t epoch = 0;
-  int rank = 0;  // the stage
-  int size = 1;
-  std::chrono::milliseconds timeout;  // of every wait, and until all stages are there
-};
-// Makes the communicator between the stages of one epoch; may wait for the others.
-using PipelineFactory = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
-    const PipelineRequest&, Rendezvous&)>;
 
 struct WorkerOptions {
   std::string listen = "127.0.0.1:0";  // host:port, or unix:path
@@ -59,10 +47,16 @@ class Worker {
   // (thread_priority.h). Unavailable if the address is taken; errors of opening the checkpoint.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(WorkerOptions options);
   // Ends the attachment, waits for a load or an iteration that runs.
-  virtual ~Worker() = default;
+  ~Worker();
 
   // With the port that was taken.
-  virtual const std::string& address() const = 0;
+  const std::string& address() const;
+
+ private:
+  class Impl;
+  explicit Worker(std::unique_ptr<Impl> impl);
+
+  const std::unique_ptr<Impl> impl_;
 };
 
 }  // namespace treadle

@@ -43,7 +43,7 @@ WorkerCluster::WorkerCluster(const RemoteEngineOptions& options, std::string fin
       callbacks_(std::move(callbacks)),
       heartbeat_(HeartbeatFor(options)),
       master_(DrawId()),
-      sender_(CheckpointSender::Create(*options_.checkpoint)),
+      sender_(*options_.checkpoint),
       peers_(options.stages.size()),
       kv_pages_(options.kv_pages),
       pulse_(std::make_unique<PulseThread>([this] { return Beat(); })) {}
@@ -80,6 +80,7 @@ void WorkerCluster::BeginEpoch(uint64_t epoch) {
   epoch_ = epoch;
   status_ = absl::OkStatus();
   wanted_ = true;
+  stood_ = false;
   wanted_since_ = SteadyClock::now();
   for (Peer& peer : peers_) peer.retry = wanted_since_;
   news_ = false;
@@ -107,6 +108,11 @@ bool WorkerCluster::standing() const {
   return standing_;
 }
 
+bool WorkerCluster::stood() const {
+  MutexLock lock(mutex_);
+  return stood_;
+}
+
 absl::Status WorkerCluster::status() const {
   MutexLock lock(mutex_);
   return status_;
@@ -125,9 +131,8 @@ void WorkerCluster::Advance() {
   }
   for (Peer& peer : peers_) {
     if (peer.state != State::kLoaded) continue;
-    control::MasterMessage message;
-    message.mutable_reserve()->set_kv_pages(kv_pages_);
-    peer.stream->Send(std::move(message));
+    peer.stream->Tell(
+        [pages = kv_pages_](auto& message) { message.mutable_reserve()->set_kv_pages(pages); });
     peer.state = State::kReserving;
   }
   if (!AllAtLeast(State::kIdle)) return;
@@ -135,19 +140,20 @@ void WorkerCluster::Advance() {
     begun_ = true;
     begun_at_ = now;
     for (size_t stage = 0; stage < peers_.size(); ++stage) {
-      control::MasterMessage message;
-      message.mutable_begin_epoch()->set_epoch(epoch_);
-      message.mutable_begin_epoch()->set_late_plans(options_.late_plans);
-      if (stage + 1 < peers_.size()) {
-        message.mutable_begin_epoch()->set_next_address(options_.stages[stage + 1].address);
-      }
-      peers_[stage].stream->Send(std::move(message));
+      peers_[stage].stream->Tell([&, epoch = epoch_](auto& message) {
+        control::BeginEpoch& begin = *message.mutable_begin_epoch();
+        begin.set_epoch(epoch);
+        begin.set_late_plans(options_.late_plans);
+        if (stage + 1 < options_.stages.size()) {
+          begin.set_next_address(options_.stages[stage + 1].address);
+        }
+      });
       peers_[stage].state = State::kForming;
       peers_[stage].received = peers_[stage].done = 0;
     }
   }
   if (!AllAtLeast(State::kReady) || standing_) return;
-  standing_ = news_ = true;
+  standing_ = stood_ = news_ = true;
   changed_.NotifyAll();
 }
 
@@ -179,10 +185,10 @@ void WorkerCluster::End(absl::Status why) {
   if (!wanted_) return;
   for (Peer& peer : peers_) {
     if (peer.state < State::kForming) continue;
-    control::MasterMessage message;
-    message.mutable_end_epoch()->set_epoch(epoch_);
-    message.mutable_end_epoch()->set_reason(std::string(why.message()));
-    peer.stream->Send(std::move(message));
+    peer.stream->Tell([&, epoch = epoch_](auto& message) {
+      message.mutable_end_epoch()->set_epoch(epoch);
+      message.mutable_end_epoch()->set_reason(std::string(why.message()));
+    });
     peer.state = State::kIdle;
   }
   status_ = std::move(why);
@@ -208,15 +214,15 @@ void WorkerCluster::Open(size_t stage) {
        .closed = [this, stage,
                   attempt](const absl::Status& status) { OnClosed(stage, attempt, status); }},
       options_.credentials);
-  control::MasterMessage message;
-  control::MasterHello& hello = *message.mutable_hello();
-  hello.set_protocol(kControlProtocol);
-  hello.set_version(options_.version);
-  hello.set_master(master_);
-  hello.set_silence_ms(static_cast<uint32_t>(options_.silence.count()));
-  hello.set_heartbeat_ms(static_cast<uint32_t>(heartbeat_.count()));
-  hello.set_weights_from_master(options_.weights_from_master);
-  peer.stream->Send(std::move(message));
+  peer.stream->Tell([&](auto& message) {
+    control::MasterHello& hello = *message.mutable_hello();
+    hello.set_protocol(kControlProtocol);
+    hello.set_version(options_.version);
+    hello.set_master(master_);
+    hello.set_silence_ms(static_cast<uint32_t>(options_.silence.count()));
+    hello.set_heartbeat_ms(static_cast<uint32_t>(heartbeat_.count()));
+    hello.set_weights_from_master(options_.weights_from_master);
+  });
 }
 
 void WorkerCluster::OnClosed(size_t stage, uint64_t attempt, const absl::Status& status) {
@@ -265,9 +271,7 @@ WorkerCluster::TimePoint WorkerCluster::Beat() {
     MutexLock lock(mutex_);
     for (Peer& peer : peers_) {
       if (peer.state == State::kDown) continue;
-      control::MasterMessage message;
-      message.mutable_heartbeat();
-      peer.stream->Send(std::move(message));
+      peer.stream->Tell([](auto& message) { message.mutable_heartbeat(); });
     }
     CheckTimes(now);
     Advance();
@@ -347,9 +351,7 @@ void WorkerCluster::SetTracing(bool on) {
   tracing_ = on;
   for (Peer& peer : peers_) {
     if (peer.state < State::kLoading) continue;
-    control::MasterMessage message;
-    message.mutable_set_tracing()->set_on(on);
-    peer.stream->Send(std::move(message));
+    peer.stream->Tell([&](auto& message) { message.mutable_set_tracing()->set_on(on); });
   }
 }
 

@@ -21,7 +21,8 @@
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
 #include "engine/remote/received_checkpoint.h"
-#include "engine/remote/remote_engine.h"
+#include "engine/remote/remote_engine_options.h"
+#include "engine/trace_events.h"
 
 namespace treadle {
 
@@ -31,6 +32,7 @@ class Loaded;
 class PlanMessage;
 class Rendezvous;
 class ResultMessage;
+class Trace;
 class WorkerHello;
 }  // namespace control
 
@@ -52,6 +54,7 @@ class WorkerCluster {
   absl::Status WaitUntilStanding();
 
   bool standing() const;
+  bool stood() const;  // or did, before it ended
   // Why the wanted epoch ended; Ok while it stands or is being formed.
   absl::Status status() const;
 
@@ -106,6 +109,8 @@ class WorkerCluster {
   absl::Status OnHello(size_t stage, const control::WorkerHello& hello)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnLoaded(size_t stage, const control::Loaded& loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OnTrace(size_t stage, const control::Trace& trace)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnFailed(size_t stage, const control::Failed& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Relay(size_t stage, const control::Rendezvous& message)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -127,7 +132,7 @@ class WorkerCluster {
   const Callbacks callbacks_;
   const std::chrono::milliseconds heartbeat_;
   const uint64_t master_;  // drawn at random
-  const std::unique_ptr<CheckpointSender> sender_;
+  CheckpointSender sender_;
 
   mutable Mutex mutex_;
   mutable CondVar changed_;
@@ -138,6 +143,7 @@ class WorkerCluster {
   bool wanted_ ABSL_GUARDED_BY(mutex_) = false;    // epoch_ has not ended
   bool begun_ ABSL_GUARDED_BY(mutex_) = false;     // workers were told
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // all are ready
+  bool stood_ ABSL_GUARDED_BY(mutex_) = false;     // were so at some time
   TimePoint wanted_since_ ABSL_GUARDED_BY(mutex_);
   TimePoint begun_at_ ABSL_GUARDED_BY(mutex_);
   // A failure that may be another worker's loss: told after a moment, unless that is noticed first.

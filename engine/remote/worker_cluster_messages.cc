@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/stage_description.h"
-#include "engine/remote/trace_messages.h"
 #include "engine/remote/worker_cluster.h"
 
 namespace treadle {
@@ -80,12 +79,9 @@ void WorkerCluster::Dispatch(size_t stage, control::WorkerMessage& message) {
       peer.received = message.heartbeat().plans_received();
       peer.done = message.heartbeat().plans_done();
       break;
-    case control::WorkerMessage::kTrace: {
-      auto events = DecodeTrace(message.trace(), static_cast<int32_t>(stage));
-      if (events.ok()) trace_.insert(trace_.end(), events->begin(), events->end());
-      status = events.status();
+    case control::WorkerMessage::kTrace:
+      status = OnTrace(stage, message.trace());
       break;
-    }
     default:
       break;
   }
@@ -100,16 +96,13 @@ absl::Status WorkerCluster::OnHello(size_t stage, const control::WorkerHello& he
   peer.progress = 0;
   peer.state = State::kLoading;
   if (tracing_) {
-    control::MasterMessage message;
-    message.mutable_set_tracing()->set_on(true);
-    peer.stream->Send(std::move(message));
+    peer.stream->Tell([](auto& message) { message.mutable_set_tracing()->set_on(true); });
   }
-  control::MasterMessage message;
-  DescribeStage(options_, stage, fingerprint_, *message.mutable_configure());
-  if (options_.weights_from_master) {
-    sender_->Describe(*message.mutable_configure()->mutable_directory());
-  }
-  peer.stream->Send(std::move(message));
+  peer.stream->Tell([&](auto& message) {
+    DescribeStage(options_, stage, fingerprint_, *message.mutable_configure());
+    if (!options_.weights_from_master) return;
+    sender_.Describe(*message.mutable_configure()->mutable_directory());
+  });
   return absl::OkStatus();
 }
 
@@ -124,6 +117,22 @@ void WorkerCluster::OnLoaded(size_t stage, const control::Loaded& loaded) {
   peer.kv_heads = std::max<int64_t>(loaded.kv_heads(), 1);
   peer.kv_pages = loaded.kv_pages();
   peer.backend = loaded.backend();
+}
+
+absl::Status WorkerCluster::OnTrace(size_t stage, const control::Trace& trace) {
+  for (const control::TraceEvent& event : trace.event()) {
+    if (event.kind() >= std::size(TraceEvent::kNames)) {
+      return InvalidArgument("trace: kind is ", event.kind());
+    }
+    trace_.push_back({.epoch = event.epoch(),
+                      .iteration = event.iteration(),
+                      .stage = static_cast<int32_t>(stage),
+                      .rank = event.rank(),
+                      .kind = static_cast<TraceEvent::Kind>(event.kind()),
+                      .begin = event.begin(),
+                      .end = event.end()});
+  }
+  return absl::OkStatus();
 }
 
 void WorkerCluster::OnFailed(size_t stage, const control::Failed& failed) {
@@ -143,17 +152,13 @@ void WorkerCluster::Relay(size_t stage, const control::Rendezvous& message) {
   if (message.epoch() != epoch_ || !begun_) return;
   for (size_t other = 0; other < peers_.size(); ++other) {
     if (other == stage || peers_[other].state < State::kForming) continue;
-    control::MasterMessage relayed;
-    *relayed.mutable_rendezvous() = message;
-    peers_[other].stream->Send(std::move(relayed));
+    peers_[other].stream->Tell([&](auto& relayed) { *relayed.mutable_rendezvous() = message; });
   }
 }
 
 void WorkerCluster::Answer(size_t stage, control::WorkerMessage& message) {
-  const control::TensorRequest& request = message.tensor();
   control::MasterMessage answer;
-  sender_->Answer(request.tensor(), request.constants(), request.offset(),
-                  *answer.mutable_tensor());
+  sender_.Answer(message.tensor(), *answer.mutable_tensor());
   MutexLock lock(mutex_);
   if (peers_[stage].state != State::kDown) peers_[stage].stream->Send(std::move(answer));
 }

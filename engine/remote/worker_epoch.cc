@@ -5,11 +5,17 @@
 #include "base/status.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/plan_messages.h"
-#include "engine/remote/worker_session.h"
 
 namespace treadle {
 
-using control::WorkerMessage;
+control::WorkerMessage FailureOf(uint64_t epoch, const absl::Status& why) {
+  control::WorkerMessage message;
+  control::Failed& failed = *message.mutable_failed();
+  failed.set_epoch(epoch);
+  failed.set_code(static_cast<int>(why.code()));
+  failed.set_message(std::string(why.message()));
+  return message;
+}
 
 WorkerEpoch::~WorkerEpoch() {
   MutexLock lock(mutex_);
@@ -18,10 +24,10 @@ WorkerEpoch::~WorkerEpoch() {
 
 // -- the master -----------------------------------------------------------------------------------
 
-void WorkerEpoch::Attach(uint64_t master, Send send) {
+void WorkerEpoch::Attach(uint64_t master, MasterStream stream) {
   MutexLock lock(mutex_);
   master_ = master;
-  send_ = std::move(send);
+  to_master_ = std::move(stream);
   epoch_ = {};
 }
 
@@ -29,7 +35,7 @@ void WorkerEpoch::Detach(const absl::Status& why) {
   MutexLock lock(mutex_);
   TakeDown(why);
   master_ = 0;
-  send_ = nullptr;
+  to_master_ = nullptr;
   if (early_) early_->stream->Close(why);
   early_.reset();
 }
@@ -62,19 +68,20 @@ StageRanks::Events WorkerEpoch::Events() {
 void WorkerEpoch::Begin(const control::BeginEpoch& begin) {
   const uint64_t number = begin.epoch();
   MutexLock lock(mutex_);
+  if (to_master_ == nullptr) return;  // it went while this was on its way
   TakeDown(absl::CancelledError("the epoch is over"));
   epoch_ = {};
   epoch_.number = number;
   epoch_.live = true;
   epoch_.late_plans = begin.late_plans();
   epoch_.rendezvous = std::make_shared<RelayedRendezvous>(
-      [send = send_, number](const std::string& key, const std::string& bytes) {
-        WorkerMessage message;
-        control::Rendezvous& rendezvous = *message.mutable_rendezvous();
-        rendezvous.set_epoch(number);
-        rendezvous.set_key(key);
-        rendezvous.set_value(bytes);
-        send(std::move(message));
+      [stream = to_master_, number](const std::string& key, const std::string& bytes) {
+        stream->Tell([&](auto& message) {
+          control::Rendezvous& rendezvous = *message.mutable_rendezvous();
+          rendezvous.set_epoch(number);
+          rendezvous.set_key(key);
+          rendezvous.set_value(bytes);
+        });
       });
   if (early_ && early_->epoch == number) AcceptPrevious(early_->stream);
   if (early_ && early_->epoch <= number) early_.reset();
@@ -87,7 +94,7 @@ void WorkerEpoch::Form(uint64_t number, const std::string& next_address) {
   std::shared_ptr<RelayedRendezvous> rendezvous;
   {
     MutexLock lock(mutex_);
-    if (!epoch_.live || epoch_.number != number) return;
+    if (!IsLive(number)) return;
     place = place_;
     rendezvous = epoch_.rendezvous;
   }
@@ -96,7 +103,10 @@ void WorkerEpoch::Form(uint64_t number, const std::string& next_address) {
   if (!pipeline.ok()) return Fail(number, pipeline.status());
   {
     MutexLock lock(ranks_mutex_);
-    if (!IsLive(number)) return;
+    {
+      MutexLock epoch_lock(mutex_);
+      if (!IsLive(number)) return;
+    }
     if (ranks_ != nullptr) return ranks_->BeginEpoch(number, *std::move(pipeline));
   }
   Fail(number, absl::FailedPreconditionError("nothing is loaded"));
@@ -124,7 +134,7 @@ absl::StatusOr<StagePipeline> WorkerEpoch::JoinPipeline(uint64_t number, const P
 // False if the epoch is over already.
 bool WorkerEpoch::OpenNext(uint64_t number, const Place& place, const std::string& address) {
   MutexLock lock(mutex_);
-  if (!epoch_.live || epoch_.number != number) return false;
+  if (!IsLive(number)) return false;
   if (place.stage + 1 == place.stages) {
     epoch_.followed = true;
     return true;
@@ -132,7 +142,7 @@ bool WorkerEpoch::OpenNext(uint64_t number, const Place& place, const std::strin
   StreamEvents<control::FollowAnswer> events;
   events.message = [this, number](control::FollowAnswer& answer) {
     MutexLock answer_lock(mutex_);
-    if (!epoch_.live || epoch_.number != number || answer.epoch() != number) return;
+    if (!IsLive(number) || answer.epoch() != number) return;
     epoch_.followed = true;
     SayReady();
   };
@@ -146,19 +156,19 @@ bool WorkerEpoch::OpenNext(uint64_t number, const Place& place, const std::strin
   };
   ++open_;
   epoch_.next = OpenFollow(address, std::move(events), credentials_);
-  control::FollowMessage message;
-  message.mutable_hello()->set_master(master_);
-  message.mutable_hello()->set_epoch(number);
-  message.mutable_hello()->set_stage(place.stage);
-  epoch_.next->Send(std::move(message));
+  epoch_.next->Tell([&, master = master_](auto& message) {
+    message.mutable_hello()->set_master(master);
+    message.mutable_hello()->set_epoch(number);
+    message.mutable_hello()->set_stage(place.stage);
+  });
   return true;
 }
 
 void WorkerEpoch::SayReady() {
-  if (!epoch_.live || !epoch_.ranks_ready || !epoch_.followed) return;
-  WorkerMessage message;
-  message.mutable_epoch_ready()->set_epoch(epoch_.number);
-  send_(std::move(message));
+  if (!Ready()) return;
+  to_master_->Tell([number = epoch_.number](auto& message) {
+    message.mutable_epoch_ready()->set_epoch(number);
+  });
 }
 
 void WorkerEpoch::End(uint64_t epoch, const absl::Status& why) {
@@ -168,8 +178,8 @@ void WorkerEpoch::End(uint64_t epoch, const absl::Status& why) {
 
 void WorkerEpoch::Fail(uint64_t number, const absl::Status& why) {
   MutexLock lock(mutex_);
-  if (!epoch_.live || epoch_.number != number) return;
-  send_(FailureOf(number, why));
+  if (!IsLive(number)) return;
+  to_master_->Send(FailureOf(number, why));
   TakeDown(why);
 }
 
@@ -218,7 +228,7 @@ StreamEvents<control::FollowMessage> WorkerEpoch::AcceptFollow(PreviousStream st
 void WorkerEpoch::OnFollowHello(const PreviousStream& stream, const control::FollowHello& hello) {
   MutexLock lock(mutex_);
   const auto refuse = [&](const absl::Status& why) { stream->Close(why); };
-  if (!send_ || hello.master() != master_) {
+  if (!to_master_ || hello.master() != master_) {
     return refuse(absl::FailedPreconditionError("this worker does not serve that master"));
   }
   if (hello.stage() != place_.stage - 1) {
@@ -238,9 +248,7 @@ void WorkerEpoch::OnFollowHello(const PreviousStream& stream, const control::Fol
 
 void WorkerEpoch::AcceptPrevious(const PreviousStream& stream) {
   epoch_.previous = stream;
-  control::FollowAnswer answer;
-  answer.set_epoch(epoch_.number);
-  stream->Send(std::move(answer));
+  stream->Tell([number = epoch_.number](auto& answer) { answer.set_epoch(number); });
 }
 
 // -- plans ----------------------------------------------------------------------------------------
@@ -279,7 +287,7 @@ void WorkerEpoch::PassOn(const control::PlanMessage& plan) {
   const auto forwarded = std::make_shared<control::FollowMessage>();
   {
     MutexLock lock(mutex_);
-    if (!epoch_.live || epoch_.number != plan.epoch() || !epoch_.next) return;
+    if (!IsLive(plan.epoch()) || !epoch_.next) return;
     *forwarded->mutable_plan() = plan;
     if (epoch_.late_plans) return epoch_.held.push_back(forwarded);
     next = epoch_.next;
@@ -298,14 +306,14 @@ void WorkerEpoch::OnDone(uint64_t number, absl::StatusOr<IterationResult> result
                 {result.status().code(), Str("iteration ", iteration, " of epoch ", number, ": ",
                                              std::string(result.status().message()))});
   }
-  Send send;
+  MasterStream answers;
   std::shared_ptr<Stream<control::FollowMessage>> next;
   std::shared_ptr<control::FollowMessage> held;
   {
     MutexLock lock(mutex_);
-    if (!epoch_.live || epoch_.number != number) return;
+    if (!IsLive(number)) return;
     ++epoch_.done;
-    if (place_.stage + 1 == place_.stages) send = send_;
+    if (place_.stage + 1 == place_.stages) answers = to_master_;
     if (!epoch_.held.empty()) {
       next = epoch_.next;
       held = std::move(epoch_.held.front());
@@ -313,19 +321,15 @@ void WorkerEpoch::OnDone(uint64_t number, absl::StatusOr<IterationResult> result
     }
   }
   if (held) next->Send(std::move(*held));
-  if (!send) return;
-  WorkerMessage message;
-  EncodeResult(*result, *message.mutable_result());
-  send(std::move(message));
+  if (!answers) return;
+  answers->Tell([&](auto& message) { EncodeResult(*result, *message.mutable_result()); });
 }
 
 // -- the rest -------------------------------------------------------------------------------------
 
 void WorkerEpoch::Deliver(const control::Rendezvous& message) {
   MutexLock lock(mutex_);
-  if (epoch_.live && epoch_.number == message.epoch()) {
-    epoch_.rendezvous->Deliver(message.key(), message.value());
-  }
+  if (IsLive(message.epoch())) epoch_.rendezvous->Deliver(message.key(), message.value());
 }
 
 void WorkerEpoch::Describe(control::WorkerHeartbeat& heartbeat) {

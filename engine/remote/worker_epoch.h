@@ -24,8 +24,8 @@
 #include "engine/data_plane.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
+#include "engine/remote/gloo_pipeline.h"
 #include "engine/remote/relayed_rendezvous.h"
-#include "engine/remote/worker.h"
 #include "engine/stage_ranks.h"
 
 namespace treadle {
@@ -38,9 +38,12 @@ class Rendezvous;
 class WorkerHeartbeat;
 }  // namespace control
 
+// What tells the master that an epoch, or with 0 the loading, has failed.
+control::WorkerMessage FailureOf(uint64_t epoch, const absl::Status& why);
+
 class WorkerEpoch {
  public:
-  using Send = std::function<void(control::WorkerMessage&&)>;
+  using MasterStream = std::shared_ptr<Stream<control::WorkerMessage>>;
 
   // What joins this stage to others, by data plane.
   struct Joiners {
@@ -52,8 +55,8 @@ class WorkerEpoch {
   // Requires that no master is attached. Waits until all streams to next stages are closed.
   ~WorkerEpoch();
 
-  // A master comes and goes. `send` must not block.
-  void Attach(uint64_t master, Send send);
+  // A master comes and goes.
+  void Attach(uint64_t master, MasterStream stream);
   void Detach(const absl::Status& why);
 
   struct Place {
@@ -80,7 +83,7 @@ class WorkerEpoch {
   // An epoch is live, and this stage is ready for its plans.
   bool Stands() {
     MutexLock lock(mutex_);
-    return epoch_.live && epoch_.ranks_ready && epoch_.followed;
+    return Ready();
   }
   void SetTracing(bool on);
   std::vector<TraceEvent> TakeTrace();
@@ -122,9 +125,11 @@ class WorkerEpoch {
   void Fail(uint64_t number, const absl::Status& why);
   void TakeDown(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SayReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsLive(uint64_t number) {
-    MutexLock lock(mutex_);
+  bool IsLive(uint64_t number) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return epoch_.live && epoch_.number == number;
+  }
+  bool Ready() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return epoch_.live && epoch_.ranks_ready && epoch_.followed;
   }
 
   const Joiners joiners_;
@@ -136,7 +141,7 @@ class WorkerEpoch {
 
   Mutex mutex_;
   uint64_t master_ ABSL_GUARDED_BY(mutex_) = 0;
-  Send send_ ABSL_GUARDED_BY(mutex_);  // empty: no master
+  MasterStream to_master_ ABSL_GUARDED_BY(mutex_);  // null: no master
   Place place_ ABSL_GUARDED_BY(mutex_);
   Epoch epoch_ ABSL_GUARDED_BY(mutex_);
   std::optional<EarlyFollower> early_ ABSL_GUARDED_BY(mutex_);

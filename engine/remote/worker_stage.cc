@@ -43,37 +43,6 @@ absl::Status RunAtLowPriority(const std::function<absl::Status()>& work) {
   return status;
 }
 
-class LoadedStage final : public WorkerStage {
- public:
-  LoadedStage(const control::Configure& configuration, const RankOptions& options)
-      : configuration_(configuration), options_(options) {}
-
-  absl::Status LoadRanks(const Checkpoint& checkpoint, const std::function<void(double)>& progress);
-
-  uint64_t weight_bytes() const override { return weight_bytes_; }
-  int64_t kv_heads() const override { return kv_heads_; }
-  std::string backend() const override { return backend_; }
-  absl::StatusOr<uint64_t> AvailableBytes() const override;
-  std::string memory_pool() const override;
-  int64_t kv_pages() const override { return kv_pages_; }
-  StageRanks* ranks() override { return ranks_.get(); }
-  absl::Status Reserve(int64_t kv_pages, StageRanks::Events events) override;
-
- private:
-  bool on_gpus() const { return configuration_.backend() == kCuda; }
-  int degree() const { return configuration_.tensor_parallel(); }
-  absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(int rank, int threads) const;
-
-  const control::Configure configuration_;
-  const RankOptions options_;
-  uint64_t weight_bytes_ = 0;
-  int64_t kv_heads_ = 0;
-  int64_t kv_pages_ = 0;
-  std::string backend_;
-  std::vector<StageRanks::Rank> loaded_;  // until ranks_ has them
-  std::unique_ptr<StageRanks> ranks_;
-};
-
 absl::StatusOr<LoadOptions> LoadOptionsFrom(const control::Configure& configuration) {
   LoadOptions load;
   load.layers = {configuration.first_layer(), configuration.end_layer()};
@@ -91,71 +60,17 @@ absl::StatusOr<LoadOptions> LoadOptionsFrom(const control::Configure& configurat
   return load;
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> LoadedStage::CreateBackend(int rank, int threads) const {
-  if (on_gpus()) {
-    return options_.gpus.create(rank, DTypeFrom(configuration_.dtype()),
-                                configuration_.deterministic(), threads);
+absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const control::Configure& configuration,
+                                                       const RankOptions& options, int rank,
+                                                       int threads) {
+  if (configuration.backend() == kCuda) {
+    return options.gpus.create(rank, DTypeFrom(configuration.dtype()),
+                               configuration.deterministic(), threads);
   }
   return CreateCpuBackend({.threads = threads,
-                           .pin = options_.pin,
-                           .first_cpu = options_.first_cpu + rank * threads,
-                           .compute = ComputeFrom(configuration_.compute())});
-}
-
-absl::Status LoadedStage::LoadRanks(const Checkpoint& checkpoint,
-                                    const std::function<void(double)>& progress) {
-  TREADLE_ASSIGN_OR_RETURN(LoadOptions load, LoadOptionsFrom(configuration_));
-  load.threads = options_.threads > 0 ? options_.threads : std::max(1, UsableCpus() / degree());
-  load.progress = progress;
-  std::vector<Backend*> backends;
-  for (int rank = 0; rank < degree(); ++rank) {
-    TREADLE_ASSIGN_OR_RETURN(loaded_.emplace_back().backend, CreateBackend(rank, load.threads));
-    backends.push_back(loaded_.back().backend.get());
-  }
-  TREADLE_ASSIGN_OR_RETURN(auto models, LoadModelRanks(checkpoint, backends, load));
-  for (int rank = 0; rank < degree(); ++rank) {
-    weight_bytes_ += models[rank]->weight_bytes();
-    kv_heads_ += models[rank]->kv_heads();
-    loaded_[rank].model = std::move(models[rank]);
-  }
-  backend_ = loaded_[0].backend->description();
-  return absl::OkStatus();
-}
-
-absl::StatusOr<uint64_t> LoadedStage::AvailableBytes() const {
-  if (!on_gpus()) return AvailableMemory();
-  uint64_t least = UINT64_MAX;
-  for (int rank = 0; rank < degree(); ++rank) {
-    TREADLE_ASSIGN_OR_RETURN(const uint64_t bytes, options_.gpus.free_bytes(rank));
-    least = std::min(least, bytes);
-  }
-  return least * static_cast<uint64_t>(degree());
-}
-
-std::string LoadedStage::memory_pool() const {
-  if (!on_gpus()) return "";
-  std::string ids = MachineId();
-  for (int rank = 0; rank < degree(); ++rank) ids += " " + options_.gpus.gpus[rank].id;
-  return ids;
-}
-
-absl::Status LoadedStage::Reserve(int64_t kv_pages, StageRanks::Events events) {
-  TREADLE_CHECK(!ranks_);
-  StageRanks::Options options;
-  options.max_batch_tokens = configuration_.max_batch_tokens();
-  options.kv.page_size = configuration_.page_size();
-  options.kv.num_pages = kv_pages;
-  options.kv.dtype = DTypeFrom(configuration_.kv_dtype());
-  options.stage = configuration_.stage();
-  options.timeout = std::chrono::milliseconds(configuration_.iteration_deadline_ms());
-  if (on_gpus()) options.join = options_.gpus.join;
-  return RunAtLowPriority([&] {
-    TREADLE_ASSIGN_OR_RETURN(auto ranks, StageRanks::Create(std::move(loaded_), options));
-    TREADLE_RETURN_IF_ERROR(ranks->Start(std::move(events)));
-    ranks_ = std::move(ranks);
-    kv_pages_ = kv_pages;
-    return absl::OkStatus();
-  });
+                           .pin = options.pin,
+                           .first_cpu = options.first_cpu + rank * threads,
+                           .compute = ComputeFrom(configuration.compute())});
 }
 
 absl::Status CheckDataPlane(const control::Configure& configuration, const RankGpus& gpus) {
@@ -219,9 +134,72 @@ absl::StatusOr<std::unique_ptr<WorkerStage>> WorkerStage::Load(
     const control::Configure& configuration, const Checkpoint& checkpoint,
     const RankOptions& options, std::function<void(double)> progress) {
   TREADLE_RETURN_IF_ERROR(Check(configuration, checkpoint, options.gpus));
-  auto stage = std::make_unique<LoadedStage>(configuration, options);
-  TREADLE_RETURN_IF_ERROR(RunAtLowPriority([&] { return stage->LoadRanks(checkpoint, progress); }));
+  std::unique_ptr<WorkerStage> stage(new WorkerStage(configuration, options.gpus));
+  TREADLE_RETURN_IF_ERROR(RunAtLowPriority(
+      [&] { return stage->LoadRanks(configuration, checkpoint, options, progress); }));
   return stage;
+}
+
+WorkerStage::WorkerStage(const control::Configure& configuration, const RankGpus& gpus)
+    : on_gpus_(configuration.backend() == kCuda),
+      degree_(configuration.tensor_parallel()),
+      gpus_(gpus),
+      options_{.max_batch_tokens = configuration.max_batch_tokens(),
+               .kv = {.page_size = configuration.page_size(),
+                      .dtype = DTypeFrom(configuration.kv_dtype())},
+               .stage = configuration.stage(),
+               .timeout = std::chrono::milliseconds(configuration.iteration_deadline_ms()),
+               .join = on_gpus_ ? gpus.join : RankJoiner()} {}
+
+absl::Status WorkerStage::LoadRanks(const control::Configure& configuration,
+                                    const Checkpoint& checkpoint, const RankOptions& options,
+                                    const std::function<void(double)>& progress) {
+  TREADLE_ASSIGN_OR_RETURN(LoadOptions load, LoadOptionsFrom(configuration));
+  load.threads = options.threads > 0 ? options.threads : std::max(1, UsableCpus() / degree_);
+  load.progress = progress;
+  std::vector<Backend*> backends;
+  for (int rank = 0; rank < degree_; ++rank) {
+    TREADLE_ASSIGN_OR_RETURN(loaded_.emplace_back().backend,
+                             CreateBackend(configuration, options, rank, load.threads));
+    backends.push_back(loaded_.back().backend.get());
+  }
+  TREADLE_ASSIGN_OR_RETURN(auto models, LoadModelRanks(checkpoint, backends, load));
+  for (int rank = 0; rank < degree_; ++rank) {
+    weight_bytes_ += models[rank]->weight_bytes();
+    kv_heads_ += models[rank]->kv_heads();
+    loaded_[rank].model = std::move(models[rank]);
+  }
+  backend_ = loaded_[0].backend->description();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> WorkerStage::AvailableBytes() const {
+  if (!on_gpus_) return AvailableMemory();
+  uint64_t least = UINT64_MAX;
+  for (int rank = 0; rank < degree_; ++rank) {
+    TREADLE_ASSIGN_OR_RETURN(const uint64_t bytes, gpus_.free_bytes(rank));
+    least = std::min(least, bytes);
+  }
+  return least * static_cast<uint64_t>(degree_);
+}
+
+std::string WorkerStage::memory_pool() const {
+  if (!on_gpus_) return "";
+  std::string ids = MachineId();
+  for (int rank = 0; rank < degree_; ++rank) ids += " " + gpus_.gpus[rank].id;
+  return ids;
+}
+
+absl::Status WorkerStage::Reserve(int64_t kv_pages, StageRanks::Events events) {
+  TREADLE_CHECK(!ranks_);
+  options_.kv.num_pages = kv_pages;
+  return RunAtLowPriority([&] {
+    TREADLE_ASSIGN_OR_RETURN(auto ranks, StageRanks::Create(std::move(loaded_), options_));
+    TREADLE_RETURN_IF_ERROR(ranks->Start(std::move(events)));
+    ranks_ = std::move(ranks);
+    kv_pages_ = kv_pages;
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace treadle

@@ -58,22 +58,37 @@ class WorkerStage {
                                                            const Checkpoint& checkpoint,
                                                            const RankOptions& options,
                                                            std::function<void(double)> progress);
-  virtual ~WorkerStage() = default;
 
-  virtual uint64_t weight_bytes() const = 0;
-  virtual int64_t kv_heads() const = 0;  // of all ranks together
-  virtual std::string backend() const = 0;
+  uint64_t weight_bytes() const { return weight_bytes_; }
+  int64_t kv_heads() const { return kv_heads_; }           // of all ranks together
+  const std::string& backend() const { return backend_; }  // its description
   // Bytes that its ranks together can have now: of the machine, or as many times the fullest GPU's.
-  virtual absl::StatusOr<uint64_t> AvailableBytes() const = 0;
+  absl::StatusOr<uint64_t> AvailableBytes() const;
   // Names the GPUs whose memory that is. Empty: the machine's.
-  virtual std::string memory_pool() const = 0;
+  std::string memory_pool() const;
   // 0 until reserved.
-  virtual int64_t kv_pages() const = 0;
+  int64_t kv_pages() const { return kv_pages_; }
 
   // Allocates the cache and starts the ranks; once. Errors: StageRanks::Create's.
-  virtual absl::Status Reserve(int64_t kv_pages, StageRanks::Events events) = 0;
+  absl::Status Reserve(int64_t kv_pages, StageRanks::Events events);
   // Null until reserved.
-  virtual StageRanks* ranks() = 0;
+  StageRanks* ranks() { return ranks_.get(); }
+
+ private:
+  WorkerStage(const control::Configure& configuration, const RankGpus& gpus);
+  absl::Status LoadRanks(const control::Configure& configuration, const Checkpoint& checkpoint,
+                         const RankOptions& options, const std::function<void(double)>& progress);
+
+  const bool on_gpus_;
+  const int degree_;
+  const RankGpus gpus_;
+  StageRanks::Options options_;  // constant, but for the number of pages
+  uint64_t weight_bytes_ = 0;
+  int64_t kv_heads_ = 0;
+  int64_t kv_pages_ = 0;
+  std::string backend_;
+  std::vector<StageRanks::Rank> loaded_;  // until ranks_ has them
+  std::unique_ptr<StageRanks> ranks_;
 };
 
 }  // namespace treadle

@@ -23,7 +23,7 @@ class MemoryRendezvous final : public Rendezvous {
     const MutexLock lock(mutex_);
     while (cancelled_.ok() && !table_.contains(key)) {
       if (!changed_.WaitUntil(mutex_, deadline) && cancelled_.ok() && !table_.contains(key)) {
-        return absl::DeadlineExceededError(Str("nobody has set ", key));
+        return absl::DeadlineExceededError(Str("rendezvous: nobody has set '", key, "'"));
       }
     }
     if (!cancelled_.ok()) return cancelled_;
@@ -33,10 +33,10 @@ class MemoryRendezvous final : public Rendezvous {
     const MutexLock lock(mutex_);
     return cancelled_;
   }
-  // Ends all waits, these and later ones.
+  // Ends all waits, these and later ones; the first reason stays.
   void Cancel(absl::Status why) {
     const MutexLock lock(mutex_);
-    cancelled_ = std::move(why);
+    if (cancelled_.ok()) cancelled_ = std::move(why);
     changed_.NotifyAll();
   }
 

@@ -12,7 +12,6 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "server/cli/control_tls.h"
 #include "server/cli/load_ranks.h"
-#include "server/cli/supervised_engine.h"
 #include "server/cli/worker_supervisor.h"
 
 namespace treadle {
@@ -110,11 +109,15 @@ absl::StatusOr<OpenedWorkers> OpenWorkers(std::shared_ptr<const Checkpoint> chec
   RemoteEngineOptions engine = EngineOptions(options, devices, max_context);
   TREADLE_ASSIGN_OR_RETURN(engine.credentials, OpenControlTls(options.control_tls, listeners.log));
   std::vector<std::string> addresses = options.workers;
-  std::unique_ptr<WorkerSupervisor> workers;
   if (addresses.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(workers, StartWorkers(options, devices, listeners.log));
+    TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<WorkerSupervisor> workers,
+                             StartWorkers(options, devices, listeners.log));
     addresses = workers->addresses();
     engine.connect_deadline = kLocalConnectDeadline;
+    // One that dies is started again by its supervisor, and the next epoch finds it. One that hangs
+    // stays where it is. Each waits for the others in an epoch, and which of them is to blame
+    // cannot be told from outside.
+    engine.replace_workers = [workers] { workers->KillAll(); };
   }
   for (size_t stage = 0; stage < placed.size(); ++stage) {
     const uint64_t bytes =
@@ -126,17 +129,15 @@ absl::StatusOr<OpenedWorkers> OpenWorkers(std::shared_ptr<const Checkpoint> chec
   opened.placement = Describe(placed, engine.stages);
   engine.checkpoint = std::move(checkpoint);
   engine.progress = std::move(listeners.progress);
-  TREADLE_ASSIGN_OR_RETURN(RemoteEngine remote, RemoteEngine::Create(std::move(engine)));
-  opened.kv_pages = remote.kv_pages;
-  for (const uint64_t bytes : remote.weight_bytes) opened.weight_bytes += bytes;
-  opened.backend = Str(
-      options.stages(), options.stages() == 1 ? " stage of " : " stages of ",
-      options.tensor_parallel > 1 ? Str(options.tensor_parallel, " ranks of ") : "", remote.backend,
-      options.stages() > 1 ? Str(", wire ", options.wire, " over ", options.data_plane) : "");
-  opened.engine = std::move(remote.engine);
-  if (workers) {
-    opened.engine = MakeSupervisedEngine(std::move(workers), std::move(opened.engine));
-  }
+  TREADLE_ASSIGN_OR_RETURN(auto remote, RemoteEngine::Create(std::move(engine)));
+  opened.kv_pages = remote->kv_pages();
+  for (const uint64_t bytes : remote->weight_bytes()) opened.weight_bytes += bytes;
+  opened.backend =
+      Str(options.stages(), options.stages() == 1 ? " stage of " : " stages of ",
+          options.tensor_parallel > 1 ? Str(options.tensor_parallel, " ranks of ") : "",
+          remote->backend(),
+          options.stages() > 1 ? Str(", wire ", options.wire, " over ", options.data_plane) : "");
+  opened.engine = std::move(remote);
   return opened;
 }
 

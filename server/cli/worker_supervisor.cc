@@ -13,11 +13,9 @@
 #include <filesystem>
 #include <string_view>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 #include "base/status.h"
-#include "base/sync.h"
 
 namespace treadle {
 namespace {
@@ -27,14 +25,6 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr auto kFirstPause = std::chrono::milliseconds(100);
 constexpr auto kLongestPause = std::chrono::milliseconds(5'000);
 constexpr auto kHealthy = std::chrono::seconds(30);  // after so long the pause is short again
-
-struct Child {
-  std::vector<std::string> arguments;
-  pid_t process = -1;      // not reaped yet
-  bool listening = false;  // this process of it
-  std::string last_line;
-  std::string failure;  // why it could not be started the first time
-};
 
 // An attribute and a list of actions for posix_spawn.
 class SpawnSettings {
@@ -82,61 +72,15 @@ LogEvent EventOf(const std::string& line) {
   return {.severity = Severity::kWarning, .name = "worker_output", .message = line};
 }
 
-class ProcessSupervisor final : public WorkerSupervisor {
- public:
-  explicit ProcessSupervisor(Options options) : options_(std::move(options)) {}
-  ~ProcessSupervisor() override;
+}  // namespace
 
-  absl::Status StartAll();
+absl::StatusOr<std::unique_ptr<WorkerSupervisor>> WorkerSupervisor::Start(Options options) {
+  std::unique_ptr<WorkerSupervisor> supervisor(new WorkerSupervisor(std::move(options)));
+  TREADLE_RETURN_IF_ERROR(supervisor->StartAll());
+  return supervisor;
+}
 
-  const std::vector<std::string>& addresses() const override { return addresses_; }
-  std::vector<pid_t> processes() const override {
-    MutexLock lock(mutex_);
-    std::vector<pid_t> processes;
-    for (const Child& child : children_) processes.push_back(child.process);
-    return processes;
-  }
-  void KillAll() override {
-    MutexLock lock(mutex_);
-    SignalAll(SIGKILL);
-  }
-
- private:
-  absl::Status MakeDirectory();
-  absl::Status WaitUntilListening() ABSL_LOCKS_EXCLUDED(mutex_);
-
-  // What the thread of one worker does.
-  void Watch(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<int> Spawn(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
-  void ReadOutput(size_t worker, int pipe) ABSL_LOCKS_EXCLUDED(mutex_);
-  void HandleLine(size_t worker, const std::string& line) ABSL_LOCKS_EXCLUDED(mutex_);
-  std::string Reap(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Says that it ended; false if it is not to be started again.
-  bool HandleEnd(size_t worker, const std::string& how) ABSL_LOCKS_EXCLUDED(mutex_);
-
-  static void Signal(const Child& child, int signal) {
-    if (child.process > 0) kill(child.process, signal);
-  }
-  void SignalAll(int signal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    for (const Child& child : children_) Signal(child, signal);
-  }
-
-  Options options_;  // constant after construction
-
-  // Constant after StartAll.
-  std::string directory_;
-  std::vector<std::string> addresses_;
-
-  mutable Mutex mutex_;
-  CondVar changed_;
-  std::vector<Child> children_ ABSL_GUARDED_BY(mutex_);
-  bool started_ ABSL_GUARDED_BY(mutex_) = false;  // all were listening once
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-
-  std::vector<std::thread> threads_;
-};
-
-ProcessSupervisor::~ProcessSupervisor() {
+WorkerSupervisor::~WorkerSupervisor() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
@@ -154,7 +98,25 @@ ProcessSupervisor::~ProcessSupervisor() {
   if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
 }
 
-absl::Status ProcessSupervisor::MakeDirectory() {
+std::vector<pid_t> WorkerSupervisor::processes() const {
+  MutexLock lock(mutex_);
+  std::vector<pid_t> processes;
+  for (const Child& child : children_) processes.push_back(child.process);
+  return processes;
+}
+
+void WorkerSupervisor::KillAll() {
+  MutexLock lock(mutex_);
+  SignalAll(SIGKILL);
+}
+
+void WorkerSupervisor::SignalAll(int signal) {
+  for (const Child& child : children_) {
+    if (child.process > 0) kill(child.process, signal);
+  }
+}
+
+absl::Status WorkerSupervisor::MakeDirectory() {
   std::error_code error;
   std::string path = (std::filesystem::temp_directory_path(error) / "treadle-XXXXXX").string();
   if (error || mkdtemp(path.data()) == nullptr) {  // for this user only
@@ -166,7 +128,7 @@ absl::Status ProcessSupervisor::MakeDirectory() {
   return absl::OkStatus();
 }
 
-absl::Status ProcessSupervisor::StartAll() {
+absl::Status WorkerSupervisor::StartAll() {
   TREADLE_RETURN_IF_ERROR(MakeDirectory());
   const std::string parent = std::to_string(getpid());
   {
@@ -189,7 +151,7 @@ absl::Status ProcessSupervisor::StartAll() {
   return WaitUntilListening();
 }
 
-absl::Status ProcessSupervisor::WaitUntilListening() {
+absl::Status WorkerSupervisor::WaitUntilListening() {
   const auto patience = SteadyClock::now() + options_.start_timeout;
   MutexLock lock(mutex_);
   while (true) {
@@ -213,7 +175,7 @@ absl::Status ProcessSupervisor::WaitUntilListening() {
   return absl::OkStatus();
 }
 
-void ProcessSupervisor::Watch(size_t worker) {
+void WorkerSupervisor::Watch(size_t worker) {
   auto pause = kFirstPause;
   while (true) {
     const auto began = SteadyClock::now();
@@ -236,7 +198,7 @@ void ProcessSupervisor::Watch(size_t worker) {
   }
 }
 
-absl::StatusOr<int> ProcessSupervisor::Spawn(size_t worker) {
+absl::StatusOr<int> WorkerSupervisor::Spawn(size_t worker) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) {
     return ResourceExhausted("cannot be started: ", std::strerror(errno));
@@ -261,7 +223,7 @@ absl::StatusOr<int> ProcessSupervisor::Spawn(size_t worker) {
   return absl::UnavailableError(Str("cannot be started: ", std::strerror(error)));
 }
 
-void ProcessSupervisor::ReadOutput(size_t worker, int pipe) {
+void WorkerSupervisor::ReadOutput(size_t worker, int pipe) {
   std::string text;
   char buffer[4096];
   while (true) {
@@ -278,7 +240,7 @@ void ProcessSupervisor::ReadOutput(size_t worker, int pipe) {
   if (!text.empty()) HandleLine(worker, text);
 }
 
-void ProcessSupervisor::HandleLine(size_t worker, const std::string& line) {
+void WorkerSupervisor::HandleLine(size_t worker, const std::string& line) {
   LogEvent event = EventOf(line);
   const std::string message = event.message;
   event.message = Str("worker ", worker, ": ", message);
@@ -292,7 +254,7 @@ void ProcessSupervisor::HandleLine(size_t worker, const std::string& line) {
   changed_.NotifyAll();
 }
 
-std::string ProcessSupervisor::Reap(size_t worker) {
+std::string WorkerSupervisor::Reap(size_t worker) {
   pid_t process;
   {
     MutexLock lock(mutex_);
@@ -310,7 +272,7 @@ std::string ProcessSupervisor::Reap(size_t worker) {
   return Str("(process ", process, ") ", Describe(info));
 }
 
-bool ProcessSupervisor::HandleEnd(size_t worker, const std::string& how) {
+bool WorkerSupervisor::HandleEnd(size_t worker, const std::string& how) {
   {
     MutexLock lock(mutex_);
     if (stopping_) return false;
@@ -320,21 +282,12 @@ bool ProcessSupervisor::HandleEnd(size_t worker, const std::string& how) {
       return false;
     }
   }
-  const std::string what = Str("worker ", worker, " ", how);
-  options_.log({.severity = Severity::kWarning,
-                .name = "worker_lost",
-                .message = what + (options_.restart ? "; it is started again" : ""),
-                .fields = {{"worker", static_cast<int64_t>(worker)}}});
-  if (options_.lost) options_.lost(what);
+  options_.log(
+      {.severity = Severity::kWarning,
+       .name = "worker_lost",
+       .message = Str("worker ", worker, " ", how, options_.restart ? "; it is started again" : ""),
+       .fields = {{"worker", static_cast<int64_t>(worker)}}});
   return options_.restart;
-}
-
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<WorkerSupervisor>> WorkerSupervisor::Start(Options options) {
-  auto supervisor = std::make_unique<ProcessSupervisor>(std::move(options));
-  TREADLE_RETURN_IF_ERROR(supervisor->StartAll());
-  return supervisor;
 }
 
 }  // namespace treadle

@@ -7,19 +7,21 @@
 // address after a restart. What it logs appears in the server's log behind "worker N: "; lines that
 // are no log of JSON are warnings there.
 //
-// Thread safety: Start and destruction from the owner's thread; the rest from any. Callbacks are
-// called on the supervisor's threads and must neither block nor call back.
+// Thread safety: Start and destruction from the owner's thread; the rest from any. The log is
+// written to on the supervisor's threads, and must neither block nor call back.
 #pragma once
 
 #include <sys/types.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/sync.h"
 #include "server/observe/log_event.h"
 
 namespace treadle {
@@ -37,21 +39,57 @@ class WorkerSupervisor {
     std::chrono::milliseconds start_timeout{30'000};  // until a worker listens
     std::chrono::milliseconds stop_timeout{5'000};    // from SIGTERM to SIGKILL
     LogSink log;  // what happens, and what workers say; must not be empty
-    // A worker ended that was not told to: "worker 1 (process 4711) was killed by signal 9".
-    std::function<void(const std::string&)> lost;
   };
 
   // Returns when all workers listen. Errors: with the last line of a worker that ended instead.
   static absl::StatusOr<std::unique_ptr<WorkerSupervisor>> Start(Options options);
   // Ends them all and waits until they are gone.
-  virtual ~WorkerSupervisor() = default;
+  ~WorkerSupervisor();
 
   // Each worker's address; constant.
-  virtual const std::vector<std::string>& addresses() const = 0;
+  const std::vector<std::string>& addresses() const { return addresses_; }
   // Each worker's process now; -1 while it has none.
-  virtual std::vector<pid_t> processes() const = 0;
+  std::vector<pid_t> processes() const ABSL_LOCKS_EXCLUDED(mutex_);
   // For workers that hang: kills them all; what follows is as if they had ended by themselves.
-  virtual void KillAll() = 0;
+  void KillAll() ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Child {
+    std::vector<std::string> arguments;
+    pid_t process = -1;      // not reaped yet
+    bool listening = false;  // this process of it
+    std::string last_line;
+    std::string failure;  // why it could not be started the first time
+  };
+
+  explicit WorkerSupervisor(Options options) : options_(std::move(options)) {}
+  absl::Status StartAll() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status MakeDirectory();
+  absl::Status WaitUntilListening() ABSL_LOCKS_EXCLUDED(mutex_);
+  void SignalAll(int signal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // What the thread of one worker does.
+  void Watch(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::StatusOr<int> Spawn(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ReadOutput(size_t worker, int pipe) ABSL_LOCKS_EXCLUDED(mutex_);
+  void HandleLine(size_t worker, const std::string& line) ABSL_LOCKS_EXCLUDED(mutex_);
+  std::string Reap(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Says that it ended; false if it is not to be started again.
+  bool HandleEnd(size_t worker, const std::string& how) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const Options options_;
+
+  // Constant after StartAll.
+  std::string directory_;
+  std::vector<std::string> addresses_;
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  std::vector<Child> children_ ABSL_GUARDED_BY(mutex_);
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;  // all were listening once
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace treadle

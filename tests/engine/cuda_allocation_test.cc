@@ -104,7 +104,8 @@ TEST(CudaIteration, TheHostCopiesOnceAndAllocatesTheResult) {
     prompts.steps.push_back(SampleOf(StepOf(id, 0, {1, 2, 3})));
     for (IterationPlan& plan : plans) plan.steps.push_back(SampleOf(PreviousSample(id, 3)));
   }
-  ASSERT_TRUE(stage->Run(prompts).ok());
+  ASSERT_TRUE(stage->Begin(prompts).ok());
+  ASSERT_TRUE(stage->Finish().ok());
 
   // One iteration ahead, as ranks run them.
   int64_t begin_allocations = 0;

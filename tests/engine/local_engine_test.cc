@@ -179,6 +179,9 @@ TEST(LocalEngine, ALateIterationEndsTheEpoch) {
   engine.Submit(OneRequest(engine.epoch(), 0));
   gate.WaitUntilEntered();
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // let the deadline pass
+  EXPECT_EQ(engine.status(), absl::OkStatus());                // looking changes nothing
+  EXPECT_TRUE(engine.HasRoom());
+  EXPECT_TRUE(engine.TakeResults().empty());
   EXPECT_FALSE(engine.HasRoom());
   EXPECT_EQ(engine.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(Message(engine.status()), "iteration 0 of epoch 1 runs longer than 10 ms");

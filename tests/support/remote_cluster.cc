@@ -75,7 +75,7 @@ absl::StatusOr<ThreadCluster> StartThreadCluster(const ClusterOptions& options) 
     addresses.push_back(cluster.workers.back()->address());
   }
   TREADLE_ASSIGN_OR_RETURN(RemoteEngineOptions engine, EngineOptionsFor(options, addresses));
-  TREADLE_ASSIGN_OR_RETURN(cluster.remote, RemoteEngine::Create(std::move(engine)));
+  TREADLE_ASSIGN_OR_RETURN(cluster.engine, RemoteEngine::Create(std::move(engine)));
   return cluster;
 }
 
@@ -104,7 +104,7 @@ absl::StatusOr<ProcessCluster> StartProcessCluster(const ClusterOptions& options
     addresses.push_back(cluster.workers.back()->address());
   }
   TREADLE_ASSIGN_OR_RETURN(RemoteEngineOptions engine, EngineOptionsFor(options, addresses));
-  TREADLE_ASSIGN_OR_RETURN(cluster.remote, RemoteEngine::Create(std::move(engine)));
+  TREADLE_ASSIGN_OR_RETURN(cluster.engine, RemoteEngine::Create(std::move(engine)));
   return cluster;
 }
 

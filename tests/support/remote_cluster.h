@@ -38,7 +38,7 @@ absl::StatusOr<RemoteEngineOptions> EngineOptionsFor(const ClusterOptions& optio
 
 struct ThreadCluster {
   std::vector<std::unique_ptr<Worker>> workers;
-  RemoteEngine remote;  // last: ends before the workers
+  std::unique_ptr<RemoteEngine> engine;  // last: ends before the workers
 };
 // Workers in this process, their engine ready to be started.
 absl::StatusOr<ThreadCluster> StartThreadCluster(const ClusterOptions& options);
@@ -61,7 +61,7 @@ class WorkerProcess {
 
 struct ProcessCluster {
   std::vector<std::unique_ptr<WorkerProcess>> workers;
-  RemoteEngine remote;
+  std::unique_ptr<RemoteEngine> engine;
 };
 absl::StatusOr<ProcessCluster> StartProcessCluster(const ClusterOptions& options);
 

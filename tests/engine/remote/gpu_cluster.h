@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/op_cases/instrumented.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/emulated_gpus.h"
 #include "tests/support/forwarding_communicator.h"
-#include "kernels/op_cases/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {
@@ -83,7 +83,7 @@ inline std::unique_ptr<PlanDriver> AnswersOf(const ClusterOptions& options,
   auto cluster = StartThreadCluster(options);
   TREADLE_CHECK(cluster.ok());
   auto driver = std::make_unique<PlanDriver>(DriverOptions(7, 2), requests);
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   RunOn(client, *driver);
   return driver;
 }
@@ -96,8 +96,8 @@ inline void ExpectTheBitsOfOneGpu(const ClusterOptions& options) {
   RunOn(one, expected);
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EXPECT_THAT(cluster->remote.backend, testing::HasSubstr("cuda emulated"));
-  EngineClient client(std::move(cluster->remote.engine));
+  EXPECT_THAT(cluster->engine->backend(), testing::HasSubstr("cuda emulated"));
+  EngineClient client(std::move(cluster->engine));
   for (const uint32_t company : {2, 3}) {
     PlanDriver driver(DriverOptions(company, options.stages), requests);
     RunOn(client, driver);

@@ -111,7 +111,7 @@ TEST_F(GpuRanks, EveryEpochHasItsOwnGraphs) {
     const ClusterOptions options = Cluster(1);
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
-    EngineClient client(std::move(cluster->remote.engine));
+    EngineClient client(std::move(cluster->engine));
     std::vector<std::unique_ptr<PlanDriver>> drivers;
     for (int epoch = 0; epoch < 3; ++epoch) {
       drivers.push_back(std::make_unique<PlanDriver>(DriverOptions(7), requests));
@@ -132,7 +132,7 @@ TEST_F(GpuRanks, ALostPeerEndsTheEpochAndNoMore) {
   const ClusterOptions options = Cluster(1);
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   const Requests requests = ThreeRequests();
   PlanDriver before(DriverOptions(7), requests);
   RunOn(client, before);

@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "engine/remote/gloo_pipeline.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/faulty_communicator.h"
-#include "kernels/op_cases/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {
@@ -36,7 +36,7 @@ TEST_P(DataPlaneFault, EndsTheEpochInTimeOrDoesNoHarm) {
   };
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   const auto requests = SomeRequests(6, 2);
   auto local = MakeLocalEngine(options.model, 1);
   ASSERT_TRUE(local.ok());

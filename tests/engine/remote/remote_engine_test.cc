@@ -50,9 +50,9 @@ TEST(RemoteEngine, OneToFourStagesGiveLocalAnswersBitForBit) {
     const ClusterOptions options = TinyCluster(stages);
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
-    EXPECT_EQ(cluster->remote.engine->stages(), stages);
-    EXPECT_EQ(cluster->remote.kv_pages, 64);
-    ExpectLocalAnswers(std::move(cluster->remote.engine), options.model, 10 + stages);
+    EXPECT_EQ(cluster->engine->stages(), stages);
+    EXPECT_EQ(cluster->engine->kv_pages(), 64);
+    ExpectLocalAnswers(std::move(cluster->engine), options.model, 10 + stages);
   }
 }
 
@@ -73,7 +73,7 @@ TEST(RemoteEngine, WeightsFromTheMasterGiveLocalAnswersBitForBit) {
     options.model = model;
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << model << ": " << cluster.status();
-    ExpectLocalAnswers(std::move(cluster->remote.engine), model, 5);
+    ExpectLocalAnswers(std::move(cluster->engine), model, 5);
   }
 }
 
@@ -82,7 +82,7 @@ TEST(RemoteEngine, UnixSocketsServeToo) {
   options.worker.listen = "unix:" + OwnFolder() + "/worker.socket";
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  ExpectLocalAnswers(std::move(cluster->remote.engine), options.model, 4);
+  ExpectLocalAnswers(std::move(cluster->engine), options.model, 4);
 }
 
 // Each stage split over two ranks: the placement of layers changes nothing.
@@ -95,7 +95,7 @@ TEST(RemoteEngine, TensorParallelStagesGiveTheAnswersOfOneSuchStage) {
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     drivers.push_back(std::make_unique<PlanDriver>(DriverOptions(7, 2), requests));
-    EngineClient client(std::move(cluster->remote.engine));
+    EngineClient client(std::move(cluster->engine));
     ASSERT_EQ(client.Run(*drivers.back()), absl::OkStatus());
   }
   EXPECT_EQ(DifferentAnswers(*drivers[0], *drivers[1], requests), "");
@@ -105,7 +105,7 @@ TEST(RemoteEngine, WorkerProcessesGiveLocalAnswersBitForBit) {
   const ClusterOptions options = TinyCluster(2);
   auto cluster = StartProcessCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  ExpectLocalAnswers(std::move(cluster->remote.engine), options.model, 3);
+  ExpectLocalAnswers(std::move(cluster->engine), options.model, 3);
 }
 
 IterationPlan OneRequest(uint64_t epoch, uint64_t iteration, SequenceId id = 1) {
@@ -117,7 +117,7 @@ IterationPlan OneRequest(uint64_t epoch, uint64_t iteration, SequenceId id = 1) 
 TEST(RemoteEngine, ABadPlanEndsTheEpochAndRestartRecovers) {
   auto cluster = StartThreadCluster(TinyCluster(2));
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   Engine& engine = client.engine();
   EXPECT_EQ(engine.depth(), 2);
   ASSERT_TRUE(engine.HasRoom());
@@ -140,7 +140,7 @@ TEST(RemoteEngine, ABadPlanEndsTheEpochAndRestartRecovers) {
 TEST(RemoteEngine, RestartDropsWhatIsUnderWay) {
   auto cluster = StartThreadCluster(TinyCluster(2));
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   Engine& engine = client.engine();
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(client.WaitForRoom(), absl::OkStatus());
@@ -159,7 +159,7 @@ TEST(RemoteEngine, RestartDropsWhatIsUnderWay) {
 TEST(RemoteEngine, TracesShowAllStagesAndRanks) {
   auto cluster = StartThreadCluster(TinyCluster(2));
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   client.engine().SetTracing(true);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   std::set<std::pair<int, std::string_view>> seen;
@@ -189,7 +189,7 @@ TEST(RemoteEngine, LatePlansArriveBehindTheActivations) {
   options.engine.late_plans = true;
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   client.engine().SetTracing(true);
   std::map<uint64_t, int64_t> sent, arrived;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -222,7 +222,7 @@ TEST(RemoteEngine, PagesAreThoseOfTheTightestStage) {
   options.engine.kv_memory = 40 * kPageOfALayer;
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EXPECT_EQ(cluster->remote.kv_pages, 20);
+  EXPECT_EQ(cluster->engine->kv_pages(), 20);
   options.engine.kv_memory = 4 * kPageOfALayer;
   const absl::Status too_few = StartThreadCluster(options).status();
   EXPECT_EQ(too_few.code(), absl::StatusCode::kResourceExhausted);

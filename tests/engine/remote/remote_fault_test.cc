@@ -4,9 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/fault_proxy.h"
-#include "kernels/op_cases/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {
@@ -76,7 +76,7 @@ TEST_P(RemoteFault, WhileServing) {
   proxied_ = GetParam().stage;
   auto cluster = StartThreadCluster(options_);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   proxy_->Inject(GetParam().fault);
   if (GetParam().fault.message == "heartbeat") {  // comes when it comes
     EXPECT_FALSE(client.WaitForError().ok());
@@ -139,7 +139,7 @@ TEST_P(RemoteFaultAtRestart, EndsInTimeAndTheNextRestartRecovers) {
   proxied_ = GetParam().stage;
   auto cluster = StartThreadCluster(options_);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   proxy_->Inject(GetParam().fault);
   client.engine().Restart();
   const absl::Status formed = client.WaitForRoom();
@@ -171,7 +171,7 @@ TEST_P(RemoteFaultAtCreation, EndsInTime) {
   auto cluster = StartThreadCluster(options_);
   EXPECT_EQ(proxy_->happened(), 1);
   if (GetParam().error == nullptr && cluster.ok()) {
-    EngineClient client(std::move(cluster->remote.engine));
+    EngineClient client(std::move(cluster->engine));
     RunUntilRight(client).IgnoreError();
     return;
   }

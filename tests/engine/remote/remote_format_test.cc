@@ -58,7 +58,7 @@ TEST_P(RemoteFormat, TwoStagesGiveTheBitsOfOneProcess) {
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
     PlanDriver driver(DriverOptions(2, 2), requests);
-    ASSERT_EQ(EngineClient(std::move(cluster->remote.engine)).Run(driver), absl::OkStatus());
+    ASSERT_EQ(EngineClient(std::move(cluster->engine)).Run(driver), absl::OkStatus());
     EXPECT_EQ(DifferentAnswers(expected, driver, requests), "");
   }
 }

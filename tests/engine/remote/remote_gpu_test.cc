@@ -44,7 +44,7 @@ TEST(RemoteGpus, EpochsEndUnderLateWork) {
   };
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   Engine& engine = client.engine();
   for (int round = 0; round < 10; ++round) {
     ASSERT_EQ(client.WaitForRoom(), absl::OkStatus());
@@ -78,7 +78,7 @@ TEST(RemoteGpus, ShorterWiresAreOfEachRowAlone) {
     options.engine.wire = wire;
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
-    EngineClient client(std::move(cluster->remote.engine));
+    EngineClient client(std::move(cluster->engine));
     PlanDriver one(DriverOptions(1, 2), requests), other(DriverOptions(2, 2), requests);
     RunOn(client, one);
     ASSERT_EQ(client.Recover(), absl::OkStatus());
@@ -116,7 +116,7 @@ TEST(RemoteGpus, AFailingDeviceEndsTheEpoch) {
   const cuda::ScopedEmulation failing({.fail_after_launches = 150});
   auto cluster = StartThreadCluster(GpuCluster(2));
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   PlanDriver driver(DriverOptions(1, 2), FewRequests());
   const absl::Status status = client.Run(driver);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
@@ -138,7 +138,7 @@ TEST(RemoteGpus, TheCacheIsPlannedFromTheDevicesMemory) {
   // K and V of 16 positions, 2 heads of 16, f32, in the two layers of the larger stage. Two workers
   // that name the same GPU share it.
   const int64_t page = 2 * 16 * 2 * 16 * 4 * 2;
-  EXPECT_EQ(cluster->remote.kv_pages, static_cast<int64_t>(kMemory / 2 * 0.9) / page);
+  EXPECT_EQ(cluster->engine->kv_pages(), static_cast<int64_t>(kMemory / 2 * 0.9) / page);
 }
 
 absl::Status Refusal(const ClusterOptions& options) {

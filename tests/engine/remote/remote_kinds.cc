@@ -1,18 +1,18 @@
 #include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/support/emulated_gpus.h"
-#include "kernels/op_cases/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {
 namespace {
 
 // An engine and its workers, which outlive it.
-class ClusterEngine final : public Engine {
+class EngineWithWorkers final : public Engine {
  public:
-  explicit ClusterEngine(ThreadCluster cluster)
-      : cluster_(std::move(cluster)), engine_(*cluster_.remote.engine) {}
+  explicit EngineWithWorkers(ThreadCluster cluster)
+      : cluster_(std::move(cluster)), engine_(*cluster_.engine) {}
 
   absl::Status Start(std::function<void()> wake) override { return engine_.Start(std::move(wake)); }
   int stages() const override { return engine_.stages(); }
@@ -63,7 +63,7 @@ std::unique_ptr<Engine> MakeEngine(const EngineKind& kind, const std::string& mo
   auto started = StartThreadCluster(cluster);
   if (!started.ok()) std::fprintf(stderr, "%s\n", started.status().ToString().c_str());
   TREADLE_CHECK(started.ok());
-  return std::make_unique<ClusterEngine>(*std::move(started));
+  return std::make_unique<EngineWithWorkers>(*std::move(started));
 }
 
 std::vector<EngineKind> EngineKinds() {

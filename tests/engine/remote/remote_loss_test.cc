@@ -14,9 +14,9 @@
 
 #include "engine/remote/control.pb.h"
 #include "engine/remote/control_streams.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/fault_proxy.h"
-#include "kernels/op_cases/instrumented.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {
@@ -70,7 +70,7 @@ TEST(RemoteLoss, AKilledWorkerIsNamedAndItsSuccessorTakesOver) {
       ClusterOptions options = TinyCluster(2);
       auto cluster = StartProcessCluster(options);
       ASSERT_TRUE(cluster.ok()) << cluster.status();
-      EngineClient client(std::move(cluster->remote.engine));
+      EngineClient client(std::move(cluster->engine));
       const std::string address = cluster->workers[victim]->address();
       const auto requests = SomeRequests(40, 8);
       PlanDriver driver(DriverOptions(9, 2), requests);
@@ -113,7 +113,7 @@ TEST(RemoteLoss, AHungWorkerIsNamedWithinTheDeadline) {
   ClusterOptions options = TinyCluster(2);
   auto cluster = StartProcessCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   cluster->workers[1]->Signal(SIGSTOP);
   PlanDriver driver(DriverOptions(9, 2), SomeRequests(4, 8));
   const absl::Status error = client.Run(driver);
@@ -128,7 +128,7 @@ TEST(RemoteLoss, RestartWithoutTheWorkerSaysSoInTime) {
   options.engine.connect_deadline = milliseconds(3000);
   auto cluster = StartProcessCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   const std::string address = cluster->workers[1]->address();
   cluster->workers[1]->Kill();
   EXPECT_FALSE(client.WaitForError().ok());
@@ -157,7 +157,7 @@ TEST(RemoteLoss, AWorkerKeepsItsWeightsForTheNextMaster) {
     ASSERT_TRUE(engine.ok());
     auto remote = RemoteEngine::Create(*std::move(engine));
     ASSERT_TRUE(remote.ok()) << remote.status();
-    EngineClient client(std::move(remote->engine));
+    EngineClient client(*std::move(remote));
     ExpectRightAnswers(client, options.model);
   }
   EXPECT_EQ(loads, 1);
@@ -165,7 +165,7 @@ TEST(RemoteLoss, AWorkerKeepsItsWeightsForTheNextMaster) {
   auto engine = EngineOptionsFor(options, {(*worker)->address()});
   auto remote = RemoteEngine::Create(*std::move(engine));
   ASSERT_TRUE(remote.ok()) << remote.status();
-  EXPECT_EQ(remote->kv_pages, 32);
+  EXPECT_EQ((*remote)->kv_pages(), 32);
   EXPECT_EQ(loads, 2);
 }
 
@@ -278,7 +278,7 @@ TEST(RemoteLoss, StrangersCannotFollow) {
     }
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   }
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   ExpectRightAnswers(client, options.model);
 }
 

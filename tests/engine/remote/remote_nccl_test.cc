@@ -5,11 +5,11 @@
 #include <thread>
 
 #include "kernels/collectives/gpu_ranks.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
 #include "tests/kernels/cuda/fake_nccl.h"
 #include "tests/support/forwarding_communicator.h"
-#include "kernels/op_cases/instrumented.h"
 
 namespace treadle {
 namespace {
@@ -70,7 +70,7 @@ TEST_F(NcclStages, PromptsThatAreCut) {
   PlanDriver::Options small = DriverOptions(4, 2);
   small.max_batch_tokens = 8;
   PlanDriver driver(small, requests);
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   RunOn(client, driver);
   EXPECT_EQ(DifferentAnswers(expected, driver, requests), "");
 }
@@ -122,7 +122,7 @@ TEST_F(NcclStages, EpochsEndUnderLateWork) {
   options.engine.depth = 4;
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   Engine& engine = client.engine();
   for (int round = 0; round < 10; ++round) {
     ASSERT_EQ(client.WaitForRoom(), absl::OkStatus());
@@ -185,7 +185,7 @@ TEST_F(NcclStages, ASendThatStallsEndsTheEpochAtTheDeadline) {
   options.engine.iteration_deadline = std::chrono::seconds(kInstrumented ? 20 : 5);
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
-  EngineClient client(std::move(cluster->remote.engine));
+  EngineClient client(std::move(cluster->engine));
   for (uint64_t i = 0; i < 6; ++i) client.engine().Submit(OneRequest(1, i));
   const absl::Status status = client.WaitForError();
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
@@ -208,7 +208,7 @@ TEST_F(NcclStages, ConnectingIsCancelled) {
     options.engine.iteration_deadline = std::chrono::seconds(20);
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
-    EngineClient client(std::move(cluster->remote.engine));
+    EngineClient client(std::move(cluster->engine));
     fails = true;
     client.engine().Restart();
     const absl::Status status = client.WaitForRoom();
@@ -229,7 +229,7 @@ class LostWorkers : public NcclStages {
                 until_lost) {
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
-    EngineClient client(std::move(cluster->remote.engine));
+    EngineClient client(std::move(cluster->engine));
     std::unique_ptr<Worker>& worker = cluster->workers[victim];
     const std::string address = worker->address();
     const absl::Status status = until_lost(client, [&] { worker.reset(); });

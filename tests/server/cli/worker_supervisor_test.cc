@@ -70,8 +70,10 @@ class Supervisor : public testing::Test {
     WorkerSupervisor::Options options;
     options.program = path;
     options.arguments = std::move(arguments);
-    options.log = [write = log.Writer()](const LogEvent& event) { write(event.message); };
-    options.lost = lost.Writer();
+    options.log = [write = log.Writer(), note = lost.Writer()](const LogEvent& event) {
+      write(event.message);
+      if (event.name == "worker_lost") note(event.message.substr(0, event.message.find("; ")));
+    };
     return options;
   }
   ~Supervisor() override {
