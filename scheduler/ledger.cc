@@ -62,30 +62,16 @@ void AppendList(std::string& out, const char* name, const std::vector<Item>& ite
 
 }  // namespace
 
-Ledger::Ledger(size_t capacity)
-    : capacity_(capacity), ring_(capacity), observers_(std::make_shared<const Observers>()) {
+Ledger::Ledger(size_t capacity) : capacity_(capacity), ring_(capacity) {
   TREADLE_CHECK(capacity > 0);
 }
 
 void Ledger::Append(LedgerRecord record) {
   auto stored = std::make_shared<const LedgerRecord>(std::move(record));
-  std::shared_ptr<const Observers> observers;
-  {
-    MutexLock lock(mutex_);
-    observers = observers_;
-  }
-  for (const auto& observer : *observers) observer(*stored);
   MutexLock lock(mutex_);
   ring_[end_ % capacity_].swap(stored);  // what was there goes with `stored`, after the lock
   ++end_;
   appended_.NotifyAll();
-}
-
-void Ledger::AddObserver(std::function<void(const LedgerRecord&)> observer) {
-  MutexLock lock(mutex_);
-  auto observers = std::make_shared<Observers>(*observers_);
-  observers->push_back(std::move(observer));
-  observers_ = std::move(observers);
 }
 
 std::vector<std::shared_ptr<const LedgerRecord>> Ledger::Read(uint64_t& next, size_t limit,
@@ -101,12 +87,18 @@ std::vector<std::shared_ptr<const LedgerRecord>> Ledger::Read(uint64_t& next, si
   return records;
 }
 
-bool Ledger::WaitFor(uint64_t next, Clock::time_point deadline) const {
+bool Ledger::WaitFor(uint64_t next, Clock::time_point deadline,
+                     const std::atomic<bool>* stop) const {
   MutexLock lock(mutex_);
-  while (end_ <= next) {
-    if (!appended_.WaitUntil(mutex_, deadline)) return end_ > next;
+  while (end_ <= next && !(stop && *stop)) {
+    if (!appended_.WaitUntil(mutex_, deadline)) break;
   }
-  return true;
+  return end_ > next;
+}
+
+void Ledger::Wake() {
+  MutexLock lock(mutex_);
+  appended_.NotifyAll();
 }
 
 uint64_t Ledger::end() const {

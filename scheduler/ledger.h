@@ -4,9 +4,9 @@
 // Thread safety: Append from the serving loop; the others from any thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -62,30 +62,27 @@ class Ledger {
   explicit Ledger(size_t capacity = 4096);
 
   void Append(LedgerRecord record) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Called on the loop's thread with every record, before it is stored; must not block.
-  void AddObserver(std::function<void(const LedgerRecord&)> observer) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Records with sequence number >= `next`, at most `limit`; advances `next` past them. A reader
   // that fell behind the ring skips ahead and `lost` counts what it missed.
   std::vector<std::shared_ptr<const LedgerRecord>> Read(uint64_t& next, size_t limit,
                                                         uint64_t& lost) const
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Blocks until a record with sequence number `next` exists or the deadline passes.
-  bool WaitFor(uint64_t next, Clock::time_point deadline) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Blocks until a record with sequence number `next` exists, the deadline passes, or `stop` is
+  // true (who makes it so calls Wake). True if the record exists.
+  bool WaitFor(uint64_t next, Clock::time_point deadline,
+               const std::atomic<bool>* stop = nullptr) const ABSL_LOCKS_EXCLUDED(mutex_);
+  void Wake() ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t end() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   static std::string ToJson(const LedgerRecord& record);  // one line
 
  private:
-  using Observers = std::vector<std::function<void(const LedgerRecord&)>>;
-
   const size_t capacity_;
   mutable Mutex mutex_;
   mutable CondVar appended_;
   std::vector<std::shared_ptr<const LedgerRecord>> ring_ ABSL_GUARDED_BY(mutex_);
   uint64_t end_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Replaced when one is added, so that they are called without the lock.
-  std::shared_ptr<const Observers> observers_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace treadle

@@ -39,10 +39,11 @@ int64_t SharedPages(const Request& request, int64_t page_size) {
   return (request.prompt_length() - 1) / page_size;
 }
 
-int64_t PagesNeeded(const Request& request, int64_t page_size) {
-  const int64_t shared = SharedPages(request, page_size);
-  const int64_t whole = (request.max_tokens() + page_size - 1) / page_size;
-  return shared + request.spec.candidates * (whole - shared);
+int64_t PagesNeeded(const RequestSpec& request, int64_t page_size) {
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  const int64_t shared = (prompt - 1) / page_size;
+  const int64_t whole = (prompt + request.max_new_tokens + page_size - 1) / page_size;
+  return shared + request.candidates * (whole - shared);
 }
 
 bool HasTokenLeft(const Request& request, const Sequence& sequence) {

@@ -67,7 +67,10 @@ class Policy {
 // Shared by policies and the planner.
 // Pages that the request reserves on admission (docs/design.md, Reservation: candidates share whole
 // pages of the prompt before its last token).
-int64_t PagesNeeded(const Request& request, int64_t page_size);
+int64_t PagesNeeded(const RequestSpec& request, int64_t page_size);
+inline int64_t PagesNeeded(const Request& request, int64_t page_size) {
+  return PagesNeeded(request.spec, page_size);
+}
 // Whole pages of the prompt before its last token: what candidates share.
 int64_t SharedPages(const Request& request, int64_t page_size);
 // kRunning, fewer plans in flight than allowed, and some sequence still has a token to produce.

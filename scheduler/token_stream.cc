@@ -17,9 +17,7 @@ TokenStream::Notifier TokenStream::NoteNews(size_t entries) {
   TREADLE_CHECK(!pending_.ended);
   pushed_ += static_cast<int64_t>(entries);
   TREADLE_CHECK(pushed_ <= capacity_);
-  if (HasNews()) return nullptr;
-  news_.NotifyAll();
-  return notify_;
+  return HasNews() ? nullptr : notify_;
 }
 
 void TokenStream::SetNotifier(std::function<void()> notify) {
@@ -41,14 +39,6 @@ StreamBatch TokenStream::Take() {
   taken.status = pending_.status;
   taken.timings = pending_.timings;
   return taken;
-}
-
-bool TokenStream::WaitUntil(std::chrono::steady_clock::time_point deadline) {
-  MutexLock lock(mutex_);
-  while (!HasNews()) {
-    if (!news_.WaitUntil(mutex_, deadline)) return HasNews();
-  }
-  return true;
 }
 
 void TokenStream::Push(StreamToken token) {
@@ -82,7 +72,6 @@ void TokenStream::End(absl::Status status, const RequestTimings& timings) {
     pending_.ended = true;
     pending_.status = std::move(status);
     pending_.timings = timings;
-    news_.NotifyAll();
     due = notify_;
   }
   if (due) (*due)();

@@ -9,7 +9,6 @@
 // takes everything, so once is enough); it must not block.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -55,8 +54,6 @@ class TokenStream {
   void SetNotifier(std::function<void()> notify) ABSL_LOCKS_EXCLUDED(mutex_);
   // Everything since the last Take, and the end, once there is one; never blocks.
   StreamBatch Take() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits until there is news or `deadline`; for in-process clients.
-  bool WaitUntil(std::chrono::steady_clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void Push(StreamToken token) ABSL_LOCKS_EXCLUDED(mutex_);
   void PushPrompt(std::vector<TokenDetail> details) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -72,7 +69,6 @@ class TokenStream {
   const int64_t capacity_;
 
   Mutex mutex_;
-  CondVar news_;
   int64_t pushed_ ABSL_GUARDED_BY(mutex_) = 0;
   StreamBatch pending_ ABSL_GUARDED_BY(mutex_);
   Notifier notify_ ABSL_GUARDED_BY(mutex_);

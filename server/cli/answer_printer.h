@@ -1,8 +1,6 @@
-// The answer on the terminal: text as it comes, or one JSON object at the end. Not thread-safe.
+// A whole answer on the terminal. Pure, but for what is printed.
 #pragma once
 
-#include <cstdint>
-#include <memory>
 #include <string>
 
 namespace treadle::v1 {
@@ -11,25 +9,11 @@ class GenerateResponse;
 
 namespace treadle {
 
-class AnswerPrinter {
- public:
-  struct Options {
-    int32_t candidates = 1;
-    bool json = false;
-    bool prompt_logprobs = false;  // in the JSON object
-  };
-  explicit AnswerPrinter(const Options& options);
-  ~AnswerPrinter();
-
-  void Add(const v1::GenerateResponse& response);  // with one candidate and no JSON: prints
-  void Finish();                                   // prints what is left
-
- private:
-  void PrintText();
-  std::string ToJson() const;
-
-  const Options options_;
-  std::unique_ptr<v1::GenerateResponse> all_;  // everything so far
-};
+// One JSON object; `prompt_logprobs`: with those of the prompt.
+std::string AnswerToJson(const v1::GenerateResponse& answer, bool prompt_logprobs);
+// A line for each candidate.
+void PrintCandidates(const v1::GenerateResponse& answer);
+// Tokens and times, in one line on stderr.
+void PrintSummary(const v1::GenerateResponse& answer);
 
 }  // namespace treadle

@@ -1,8 +1,11 @@
 // treadle generate: one request to a server (--target), or to a model in this process (--model).
+#include <grpcpp/grpcpp.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <functional>
+#include <future>
 #include <iostream>
 #include <iterator>
 #include <optional>
@@ -15,10 +18,15 @@
 #include "server/cli/answer_printer.h"
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
-#include "server/cli/generate_source.h"
+#include "server/cli/open_model.h"
+#include "server/cli/progress.h"
 #include "server/configuration.h"
 #include "server/flag_values.h"
-#include "server/grpc/inference.pb.h"
+#include "server/grpc/inference.grpc.pb.h"
+#include "server/grpc/messages.h"
+#include "server/grpc/rpc_status.h"
+#include "server/serving_stack.h"
+#include "server/session/session.h"
 
 namespace treadle {
 namespace {
@@ -139,6 +147,77 @@ absl::Status FillPromptAndStops(const GenerateOptions& o, v1::GenerateRequest& r
   return absl::OkStatus();
 }
 
+using OnResponse = std::function<void(const v1::GenerateResponse&)>;
+
+// The front end of one caller in this process.
+class LocalCall final : public Session {
+ public:
+  LocalCall(SessionEnvironment& environment, const OnResponse& on_response)
+      : Session(environment), on_response_(on_response) {}
+
+  absl::Status Wait() { return ended_.get_future().get(); }
+
+ private:
+  bool Write(const SessionEvent& event) override {
+    on_response_(ToResponse(event));
+    if (event.end) ended_.set_value(absl::OkStatus());
+    return true;
+  }
+  void Fail(const absl::Status& status) override { ended_.set_value(status); }
+
+  const OnResponse& on_response_;
+  std::promise<absl::Status> ended_;
+};
+
+// `timeout` 0: no deadline. Both sources give the messages of GenerateStream, in order, on one
+// thread.
+absl::Status GenerateFromServer(const std::string& target, const ClientAccess& access,
+                                std::chrono::milliseconds timeout,
+                                const v1::GenerateRequest& request, const OnResponse& on_response) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);
+  const auto channel = grpc::CreateCustomChannel(target, access.credentials, arguments);
+  const auto stub = v1::Inference::NewStub(channel);
+  grpc::ClientContext context;
+  if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
+  if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
+  const auto reader = stub->GenerateStream(&context, request);
+  for (v1::GenerateResponse response; reader->Read(&response);) on_response(response);
+  const absl::Status status = FromGrpcStatus(reader->Finish());
+  if (status.ok()) return status;
+  return absl::Status(status.code(), Str(target, ": ", absl::StatusCodeToString(status.code()),
+                                         ": ", std::string(status.message())));
+}
+
+absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::milliseconds timeout,
+                               const v1::GenerateRequest& request, const OnResponse& on_response) {
+  TREADLE_RETURN_IF_ERROR(CheckServeOptions(options));
+  absl::StatusOr<OpenedModel> opened = absl::UnknownError("");
+  {
+    Progress progress("loading " + options.model);
+    opened = OpenModel(options, [&](double fraction) { progress.Set(fraction); });
+  }
+  TREADLE_RETURN_IF_ERROR(opened.status());
+  TREADLE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ServingStack> stack,
+      ServingStack::Create(std::move(opened->served), std::move(opened->engine),
+                           SchedulingFrom(options, *opened)));
+  TREADLE_RETURN_IF_ERROR(stack->Start());
+  SessionEnvironment environment{
+      .model = stack->model(),
+      .pool = stack->pool(),
+      .limits = {.max_batch_size = options.max_batch_size,
+                 .default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens)},
+      .request_log = RequestLog({}, stack->model().name)};
+  Caller caller;
+  if (timeout.count() > 0) caller.deadline = caller.arrival + timeout;
+  const auto call = std::make_shared<LocalCall>(environment, on_response);
+  call->Start(caller, [&] { return ToRequest(request); });
+  const absl::Status status = call->Wait();
+  call->Release();
+  return status;
+}
+
 absl::Status Generate(const GenerateOptions& o) {
   std::chrono::milliseconds timeout{0};
   if (!o.timeout.empty()) {
@@ -148,16 +227,24 @@ absl::Status Generate(const GenerateOptions& o) {
   }
   v1::GenerateRequest request = o.request;
   TREADLE_RETURN_IF_ERROR(FillPromptAndStops(o, request));
-  AnswerPrinter printer({.candidates = std::max(1, request.sampling().num_candidates()),
-                         .json = o.json,
-                         .prompt_logprobs = request.response().has_prompt_logprobs()});
-  const OnResponse print = [&](const v1::GenerateResponse& response) { printer.Add(response); };
+  const bool stream = !o.json && request.sampling().num_candidates() <= 1;
+  v1::GenerateResponse answer;
+  const OnResponse take = [&](const v1::GenerateResponse& next) {
+    Append(next, answer);
+    if (stream) std::cout << next.output().text() << std::flush;
+  };
   const std::string target = o.target.empty() ? kDefaultTarget : o.target;
   TREADLE_ASSIGN_OR_RETURN(const ClientAccess access, OpenAccess(o.access));
   TREADLE_RETURN_IF_ERROR(o.engine.model.empty()
-                              ? GenerateFromServer(target, access, timeout, request, print)
-                              : GenerateInProcess(o.engine, timeout, request, print));
-  printer.Finish();
+                              ? GenerateFromServer(target, access, timeout, request, take)
+                              : GenerateInProcess(o.engine, timeout, request, take));
+  if (o.json) {
+    std::cout << AnswerToJson(answer, request.response().has_prompt_logprobs()) << std::endl;
+    return absl::OkStatus();
+  }
+  if (!stream) PrintCandidates(answer);
+  if (stream) std::cout << std::endl;
+  if (isatty(STDERR_FILENO)) PrintSummary(answer);
   return absl::OkStatus();
 }
 
@@ -168,8 +255,7 @@ int RunGenerate(int argc, char** argv) {
   CLI::App app("Generates text from a prompt: --chat, --prompt, --token-ids, or stdin.");
   AddFlags(app, options);
   if (auto code = ParseFlags(app, "generate", argc, argv)) return *code;
-  const absl::Status status = Generate(options);
-  return status.ok() ? 0 : Fail("generate", status);
+  return Finish("generate", Generate(options));
 }
 
 }  // namespace treadle

@@ -87,21 +87,12 @@ void AppendOutput(const OutputPart& part, v1::Output& output) {
   for (size_t i = 0; i < part.details.size(); ++i) {
     FillLogprob(part.token_ids[i], part.details[i], *output.add_logprobs());
   }
-  switch (part.finish) {
-    case FinishReason::kNone:
-      return;  // an error ends the call with its status instead
-    case FinishReason::kLength:
-      output.mutable_finish_info()->set_reason(v1::FINISH_REASON_LENGTH);
-      return;
-    case FinishReason::kEndToken:
-      output.mutable_finish_info()->set_reason(v1::FINISH_REASON_STOP);
-      output.mutable_finish_info()->set_stop_token_id(part.stop_token);
-      return;
-    case FinishReason::kStopString:
-      output.mutable_finish_info()->set_reason(v1::FINISH_REASON_STOP);
-      output.mutable_finish_info()->set_stop_string(part.stop_string);
-      return;
-  }
+  if (part.finish == FinishReason::kNone) return;
+  v1::FinishInfo& end = *output.mutable_finish_info();
+  const bool length = part.finish == FinishReason::kLength;
+  end.set_reason(length ? v1::FINISH_REASON_LENGTH : v1::FINISH_REASON_STOP);
+  if (part.finish == FinishReason::kEndToken) end.set_stop_token_id(part.stop_token);
+  if (part.finish == FinishReason::kStopString) end.set_stop_string(part.stop_string);
 }
 
 void FillEnds(const SessionEvent& event, v1::GenerateResponse& response) {
@@ -136,6 +127,18 @@ v1::Output& CandidateIn(uint32_t candidate, v1::GenerateResponse& answer) {
   const int index = static_cast<int>(candidate) - 1;
   while (answer.more_candidates_size() <= index) answer.add_more_candidates();
   return *answer.mutable_more_candidates(index);
+}
+
+void Append(const v1::GenerateResponse& next, v1::GenerateResponse& answer) {
+  if (next.has_prompt_info()) *answer.mutable_prompt_info() = next.prompt_info();
+  if (next.has_usage()) *answer.mutable_usage() = next.usage();
+  if (next.has_timing()) *answer.mutable_timing() = next.timing();
+  if (!next.has_output()) return;
+  const v1::Output& part = next.output();
+  v1::Output& output = CandidateIn(static_cast<uint32_t>(part.candidate()), answer);
+  const std::string text = output.text() + part.text();
+  output.MergeFrom(part);  // repeated fields are appended, text is replaced
+  output.set_text(text);
 }
 
 void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, v1::LedgerRecord& message) {

@@ -25,6 +25,8 @@ void FillEnds(const SessionEvent& event, v1::GenerateResponse& response);
 v1::GenerateResponse ToResponse(const SessionEvent& event);
 // A candidate's place in an answer of Generate.
 v1::Output& CandidateIn(uint32_t candidate, v1::GenerateResponse& answer);
+// Adds a message of GenerateStream to what came before it: at the end, what Generate would answer.
+void Append(const v1::GenerateResponse& next, v1::GenerateResponse& answer);
 
 void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, v1::LedgerRecord& message);
 

@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
@@ -134,9 +135,7 @@ class Service final : public Methods {
   // As of the last iteration; the pages themselves belong to the loop.
   int64_t FreePages() const {
     const Ledger& ledger = environment_.stack.ledger();
-    uint64_t next = ledger.end();
-    if (next == 0) return model().kv_pages;
-    --next;
+    uint64_t next = std::max<uint64_t>(ledger.end(), 1) - 1;
     uint64_t lost = 0;
     const auto records = ledger.Read(next, 1, lost);
     return records.empty() ? model().kv_pages : records.back()->free_pages;
@@ -177,7 +176,6 @@ absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
   TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen));
   TREADLE_RETURN_IF_ERROR(ProbeListen(address));
   auto state = std::make_unique<State>(stack, follower, options);
-  follower.SetCourier(&state->environment.sessions.courier);
 
   // Before anybody else can submit: see LoopWatch.
   state->watch = std::make_unique<LoopWatch>(
@@ -198,7 +196,6 @@ absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
   builder.RegisterService(&state->service);
   state->server = builder.BuildAndStart();
   if (!state->server || port == 0) {
-    follower.SetCourier(nullptr);
     const absl::Status reason = ProbeListen(address);
     return reason.ok() ? absl::UnavailableError(Str("cannot listen on ", ToString(address)))
                        : reason;
@@ -224,10 +221,9 @@ bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   environment.stack.Stop(absl::UnavailableError("the server is shutting down"));
 
   environment.closing.store(true);
-  environment.follower.NotifySubscribers();
+  environment.follower.TellSubscribers();
   environment.sessions.calls.WaitZero(Clock::now() + kFlushTime);
   state_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-  environment.follower.SetCourier(nullptr);
   state_->health->Detach(*state_->server->GetHealthCheckService());
   state_->server.reset();
   return drained;

@@ -1,6 +1,5 @@
 #include <grpcpp/support/server_callback.h>
 
-#include <deque>
 #include <utility>
 
 #include "server/grpc/calls.h"
@@ -11,10 +10,7 @@
 namespace treadle {
 namespace {
 
-constexpr size_t kRecordsAtOnce = 64;
-
 class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
-                        public Recipient,
                         public std::enable_shared_from_this<WatchCall> {
  public:
   WatchCall(CallEnvironment& environment, bool from_start)
@@ -28,15 +24,18 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
       self_ = shared_from_this();
       if (!caller.ok()) return End(caller);
     }
-    environment_.follower.Subscribe(weak_from_this());
-    environment_.sessions.courier.Post(shared_from_this());
+    environment_.follower.Subscribe([weak = weak_from_this()] {
+      const auto call = weak.lock();
+      if (call) call->OnRecords();
+      return call != nullptr;
+    });
+    OnRecords();  // those that are there
   }
 
-  void Deliver() override {
+  void OnRecords() {
     MutexLock lock(mutex_);
     Advance();
   }
-  void OnAlarm() override {}
 
   void OnWriteDone(bool ok) override {
     MutexLock lock(mutex_);
@@ -64,11 +63,13 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
 
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (finished_ || writing_) return;
-    if (pending_.empty() && !gone_) Refill();
-    if (!gone_ && !pending_.empty()) {
+    uint64_t lost = 0;
+    const auto records = environment_.stack.ledger().Read(next_, gone_ ? 0 : 1, lost);
+    // From the start means what is still in the ring; only what slips away later is a loss.
+    if (!std::exchange(began_, true)) lost = 0;
+    if (!records.empty()) {
       message_.Clear();
-      FillLedgerRecord(*pending_.front(), std::exchange(lost_, 0), message_);
-      pending_.pop_front();
+      FillLedgerRecord(*records.front(), lost, message_);
       writing_ = true;
       StartWrite(&message_);
     } else if (gone_ || environment_.closing.load()) {
@@ -76,23 +77,11 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
     }
   }
 
-  void Refill() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    uint64_t lost = 0;
-    for (auto& record : environment_.stack.ledger().Read(next_, kRecordsAtOnce, lost)) {
-      pending_.push_back(std::move(record));
-    }
-    // From the start means what is still in the ring; only what slips away later is a loss.
-    if (began_) lost_ += lost;
-    began_ = true;
-  }
-
   CallEnvironment& environment_;
 
   Mutex mutex_;
   std::shared_ptr<WatchCall> self_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_ ABSL_GUARDED_BY(mutex_);
-  uint64_t lost_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<std::shared_ptr<const LedgerRecord>> pending_ ABSL_GUARDED_BY(mutex_);
   v1::LedgerRecord message_ ABSL_GUARDED_BY(mutex_);
   bool began_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;

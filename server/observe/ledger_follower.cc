@@ -15,79 +15,42 @@ constexpr size_t kRecordsAtOnce = 256;
 }  // namespace
 
 LedgerFollower::LedgerFollower(Ledger& ledger, std::vector<Sink> sinks)
-    : ledger_(ledger), sinks_(std::move(sinks)), bell_(std::make_shared<Bell>()) {
-  {
-    MutexLock lock(bell_->mutex);
-    bell_->observed = ledger.end();
-  }
-  ledger.AddObserver([bell = bell_](const LedgerRecord&) {
-    MutexLock lock(bell->mutex);
-    ++bell->observed;
-    bell->rung.NotifyOne();
-  });
-  thread_ = std::thread([this] { Run(); });
-}
+    : ledger_(ledger),
+      sinks_(std::move(sinks)),
+      thread_([this, next = ledger.end()] { Run(next); }) {}
 
 LedgerFollower::~LedgerFollower() { Stop(); }
 
 void LedgerFollower::Stop() {
-  {
-    MutexLock lock(bell_->mutex);
-    bell_->stopping = true;
-    bell_->rung.NotifyOne();
-  }
+  stopping_ = true;
+  ledger_.Wake();
   if (thread_.joinable()) thread_.join();
 }
 
-void LedgerFollower::Subscribe(std::weak_ptr<Recipient> recipient) {
+void LedgerFollower::Subscribe(std::function<bool()> tell) {
   MutexLock lock(mutex_);
-  subscribers_.push_back(std::move(recipient));
+  subscribers_.push_back(std::move(tell));
 }
 
-void LedgerFollower::SetCourier(Courier* courier) {
+void LedgerFollower::TellSubscribers() {
   MutexLock lock(mutex_);
-  courier_ = courier;
+  std::erase_if(subscribers_, [](const std::function<bool()>& tell) { return !tell(); });
 }
 
-void LedgerFollower::NotifySubscribers() {
-  MutexLock lock(mutex_);
-  std::erase_if(subscribers_, [&](const std::weak_ptr<Recipient>& weak) {
-    auto recipient = weak.lock();
-    if (recipient && courier_ != nullptr) courier_->Post(recipient);
-    return recipient == nullptr;
-  });
-}
-
-void LedgerFollower::Run() {
-  uint64_t next = ledger_.end();
-  while (true) {
-    uint64_t observed = 0;
-    bool stopping = false;
-    {
-      MutexLock lock(bell_->mutex);
-      while (bell_->observed <= next && !bell_->stopping) bell_->rung.Wait(bell_->mutex);
-      observed = bell_->observed;
-      stopping = bell_->stopping;
-    }
-    // The loop rings just before it stores the record.
-    if (observed > next) {
-      ledger_.WaitFor(observed - 1, Clock::now() + std::chrono::seconds(1));
-    }
-    Handle(next);
-    NotifySubscribers();
-    if (stopping) return;
-  }
-}
-
-void LedgerFollower::Handle(uint64_t& next) {
-  while (true) {
+void LedgerFollower::Run(uint64_t next) {
+  for (bool last = false; !last;) {
+    ledger_.WaitFor(next, Clock::now() + std::chrono::hours(1), &stopping_);
+    last = stopping_;
     uint64_t lost = 0;
-    const auto records = ledger_.Read(next, kRecordsAtOnce, lost);
-    if (records.empty()) return;
-    for (const auto& record : records) {
-      for (const Sink& sink : sinks_) sink(*record, lost);
-      lost = 0;
+    while (true) {
+      const auto records = ledger_.Read(next, kRecordsAtOnce, lost);
+      if (records.empty()) break;
+      for (const auto& record : records) {
+        for (const Sink& sink : sinks_) sink(*record, lost);
+        lost = 0;
+      }
     }
+    TellSubscribers();
   }
 }
 

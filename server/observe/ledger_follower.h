@@ -2,13 +2,13 @@
 // the JSONL file, and the clients that watch. The loop only wakes it; records wait in the ledger's
 // bounded ring, and a follower that falls behind the ring counts what it missed.
 //
-// Thread safety: Create before the loop starts; Subscribe from any thread; sinks run on the
-// follower's thread.
+// Thread safety: create it before the loop starts; Subscribe and TellSubscribers from any thread;
+// sinks run on the follower's thread, subscribers' functions on that of whoever tells them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,7 +16,6 @@
 #include "absl/status/statusor.h"
 #include "base/sync.h"
 #include "scheduler/ledger.h"
-#include "server/session/courier.h"
 #include "server/observe/log_event.h"
 
 namespace treadle {
@@ -26,38 +25,28 @@ class LedgerFollower {
   // `lost`: records missed before this one.
   using Sink = std::function<void(const LedgerRecord& record, uint64_t lost)>;
 
-  // The ledger must outlive the serving loop that appends to it; the follower may go earlier.
+  // The ledger must outlive the follower.
   LedgerFollower(Ledger& ledger, std::vector<Sink> sinks);
   ~LedgerFollower();
 
   // Handles what the ledger holds, then joins. Idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // `recipient` is delivered to, through `courier`, whenever records were added, until it is gone.
-  void Subscribe(std::weak_ptr<Recipient> recipient) ABSL_LOCKS_EXCLUDED(mutex_);
-  void NotifySubscribers() ABSL_LOCKS_EXCLUDED(mutex_);
-  void SetCourier(Courier* courier) ABSL_LOCKS_EXCLUDED(mutex_);
+  // `tell` is called whenever records were added, until it returns false; it must not block.
+  void Subscribe(std::function<bool()> tell) ABSL_LOCKS_EXCLUDED(mutex_);
+  void TellSubscribers() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Ledger& ledger() const { return ledger_; }
 
  private:
-  // Outlives the follower: the ledger keeps its observers.
-  struct Bell {
-    Mutex mutex;
-    CondVar rung;
-    uint64_t observed ABSL_GUARDED_BY(mutex) = 0;
-    bool stopping ABSL_GUARDED_BY(mutex) = false;
-  };
-  void Run();
-  void Handle(uint64_t& next);
+  void Run(uint64_t next);
 
   Ledger& ledger_;
   const std::vector<Sink> sinks_;
-  const std::shared_ptr<Bell> bell_;
+  std::atomic<bool> stopping_{false};
 
   Mutex mutex_;
-  std::vector<std::weak_ptr<Recipient>> subscribers_ ABSL_GUARDED_BY(mutex_);
-  Courier* courier_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::vector<std::function<bool()>> subscribers_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;
 };

@@ -23,7 +23,7 @@ class Recipient {
   virtual ~Recipient() = default;
   virtual void Deliver() = 0;
   // The time given to WakeAt came.
-  virtual void OnAlarm() = 0;
+  virtual void OnAlarm() {}
 
  private:
   friend class Courier;

@@ -7,13 +7,13 @@
 
 namespace treadle {
 
-Generation::Candidate::Candidate(const GenerationOptions& options) : matcher(options.stop_strings) {
-  if (options.tokenizer) decoder.emplace_back(*options.tokenizer, /*special=*/false);
-}
-
-Generation::Generation(const GenerationOptions& options) : options_(options) {
-  candidates_.reserve(options.candidates);
-  for (int32_t i = 0; i < options.candidates; ++i) candidates_.emplace_back(options_);
+Generation::Generation(const Tokenizer* tokenizer, const RequestSpec& request,
+                       const std::vector<std::string>& stop_strings)
+    : min_new_tokens_(request.min_new_tokens), logprobs_(request.top_logprobs >= 0) {
+  for (int32_t i = 0; i < request.candidates; ++i) {
+    Candidate& candidate = candidates_.emplace_back(StopMatcher(stop_strings));
+    if (tokenizer) candidate.decoder.emplace(*tokenizer, /*special=*/false);
+  }
 }
 
 std::vector<OutputPart> Generation::Absorb(const std::vector<StreamToken>& tokens) {
@@ -35,18 +35,18 @@ void Generation::AbsorbToken(const StreamToken& token, Candidate& candidate, Out
   // A request may end without a last token (its stop string was seen elsewhere).
   if (token.token >= 0) {
     part.token_ids.push_back(token.token);
-    if (options_.logprobs) part.details.push_back(token.detail);
+    if (logprobs_) part.details.push_back(token.detail);
     ++candidate.tokens;
     ++completion_tokens_;
   }
   std::string text;
-  if (!candidate.decoder.empty()) {
+  if (candidate.decoder) {
     if (token.token >= 0 && token.finish != FinishReason::kEndToken) {
-      text = candidate.decoder[0].Push(token.token);
+      text = candidate.decoder->Push(token.token);
     }
-    if (token.finish != FinishReason::kNone) text += candidate.decoder[0].Finish();
+    if (token.finish != FinishReason::kNone) text += candidate.decoder->Finish();
   }
-  if (candidate.tokens < options_.min_new_tokens) {
+  if (candidate.tokens < min_new_tokens_) {
     part.text += text;
   } else {
     part.text += candidate.matcher.Push(text);

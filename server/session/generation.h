@@ -5,23 +5,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "models/text/tokenizer.h"
-#include "scheduler/token_stream.h"
+#include "scheduler/request.h"
 #include "server/session/stop_matcher.h"
 
 namespace treadle {
-
-struct GenerationOptions {
-  const Tokenizer* tokenizer = nullptr;  // null: no text; must outlive the Generation
-  int32_t candidates = 1;
-  int32_t min_new_tokens = 0;  // stop strings count from this token on
-  std::vector<std::string> stop_strings;
-  bool logprobs = false;
-};
 
 // What is new of one candidate. An end token is among the ids, but not in the text; a token that
 // completes a stop string is the last one.
@@ -37,7 +29,10 @@ struct OutputPart {
 
 class Generation {
  public:
-  explicit Generation(const GenerationOptions& options);
+  // `tokenizer`, which must outlive this, may be null: no text then. Stop strings count from token
+  // request.min_new_tokens on.
+  Generation(const Tokenizer* tokenizer, const RequestSpec& request,
+             const std::vector<std::string>& stop_strings);
 
   // One part for each candidate with news, ascending. Of one that finished with kStopString the
   // pool must be told (FinishCandidate). Tokens of a candidate that has finished are dropped.
@@ -48,15 +43,15 @@ class Generation {
 
  private:
   struct Candidate {
-    Candidate(const GenerationOptions& options);
     StopMatcher matcher;
-    std::vector<StreamDecoder> decoder;  // one, or none without a tokenizer
+    std::optional<StreamDecoder> decoder;  // none without a tokenizer
     int32_t tokens = 0;
     bool finished = false;
   };
   void AbsorbToken(const StreamToken& token, Candidate& candidate, OutputPart& part);
 
-  const GenerationOptions options_;
+  const int32_t min_new_tokens_;
+  const bool logprobs_;
   std::vector<Candidate> candidates_;
   int32_t completion_tokens_ = 0;
 };

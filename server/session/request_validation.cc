@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "base/status.h"
+#include "scheduler/policy.h"
 
 namespace treadle {
 namespace {
@@ -23,11 +24,13 @@ absl::Status CheckField(const SamplingField& field, const GenerateRequest::Sampl
   return sampling.top_k ? check(*sampling.top_k) : absl::OkStatus();
 }
 
+absl::Status CheckCount(const char* field, size_t entries, size_t most) {
+  if (entries <= most) return absl::OkStatus();
+  return InvalidArgument(field, " has ", entries, " entries, expected at most ", most);
+}
+
 absl::Status CheckLogitBias(const std::vector<LogitBias>& entries, int32_t vocab) {
-  if (entries.size() > kMaxLogitBias) {
-    return InvalidArgument("sampling.logit_bias has ", entries.size(),
-                           " entries, expected at most ", kMaxLogitBias);
-  }
+  TREADLE_RETURN_IF_ERROR(CheckCount("sampling.logit_bias", entries.size(), kMaxLogitBias));
   std::unordered_set<int32_t> seen;
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto& [token, bias] = entries[i];
@@ -134,13 +137,6 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request,
   return prompt;
 }
 
-// Pages that a request reserves (docs/design.md, Reservation): candidates share the prompt's whole
-// pages.
-int64_t Pages(int64_t prompt, int64_t max_new_tokens, int64_t candidates, int64_t page_size) {
-  const int64_t shared = (prompt - 1) / page_size;
-  return shared + candidates * ((prompt + max_new_tokens + page_size - 1) / page_size - shared);
-}
-
 // The most tokens that the request may generate within the context and the cache; may be <= 0.
 int64_t MostNewTokens(int64_t prompt, int64_t candidates, const ServedModel& model) {
   const int64_t shared = (prompt - 1) / model.page_size;
@@ -168,7 +164,7 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
                            " prompt tokens, expected at most ", model.max_context - prompt,
                            " (the context is ", model.max_context, ")");
   }
-  const int64_t pages = Pages(prompt, spec.max_new_tokens, spec.candidates, model.page_size);
+  const int64_t pages = PagesNeeded(spec, model.page_size);
   if (pages > model.kv_pages) {
     return InvalidArgument("the request needs ", pages, " K/V pages (", prompt, " prompt tokens, ",
                            "stopping.max_new_tokens ", spec.max_new_tokens,
@@ -186,10 +182,7 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
 absl::Status ReadStops(GenerateRequest::Stopping& stopping, const ServedModel& model,
                        ValidatedRequest& valid) {
   const std::vector<std::string>& strings = stopping.stop_strings;
-  if (strings.size() > kMaxStopStrings) {
-    return InvalidArgument("stopping.stop_strings has ", strings.size(),
-                           " entries, expected at most ", kMaxStopStrings);
-  }
+  TREADLE_RETURN_IF_ERROR(CheckCount("stopping.stop_strings", strings.size(), kMaxStopStrings));
   if (!strings.empty() && !model.tokenizer) {
     return InvalidArgument(
         "stopping.stop_strings: this model has no tokenizer, expected stop_token_ids");
@@ -201,10 +194,7 @@ absl::Status ReadStops(GenerateRequest::Stopping& stopping, const ServedModel& m
     }
   }
   std::vector<int32_t>& ends = stopping.stop_token_ids;
-  if (ends.size() > kMaxStopTokens) {
-    return InvalidArgument("stopping.stop_token_ids has ", ends.size(),
-                           " entries, expected at most ", kMaxStopTokens);
-  }
+  TREADLE_RETURN_IF_ERROR(CheckCount("stopping.stop_token_ids", ends.size(), kMaxStopTokens));
   TREADLE_RETURN_IF_ERROR(ValidateTokenIds("stopping.stop_token_ids", ends, model.vocab));
   if (!stopping.ignore_eos) {
     for (int32_t id : model.end_ids) {

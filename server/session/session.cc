@@ -67,11 +67,7 @@ absl::Status Session::Admit(const Caller& caller,
     TREADLE_RETURN_IF_ERROR(key_->Admit(static_cast<int64_t>(spec_.prompt.size()), arrival_));
   }
   TREADLE_ASSIGN_OR_RETURN(submitted_, environment_.pool.Submit(spec_));
-  generation_.emplace(GenerationOptions{.tokenizer = environment_.model.tokenizer.get(),
-                                        .candidates = spec_.candidates,
-                                        .min_new_tokens = spec_.min_new_tokens,
-                                        .stop_strings = std::move(valid.stop_strings),
-                                        .logprobs = spec_.top_logprobs >= 0});
+  generation_.emplace(environment_.model.tokenizer.get(), spec_, valid.stop_strings);
   reasons_.resize(static_cast<size_t>(spec_.candidates), FinishReason::kNone);
   return absl::OkStatus();
 }

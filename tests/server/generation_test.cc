@@ -22,12 +22,13 @@ std::vector<StreamToken> Tokens(const std::string& text, uint32_t candidate = 0)
 
 class GenerationTest : public testing::Test {
  protected:
-  Generation Make(std::vector<std::string> stops, int32_t candidates = 1, int32_t min_tokens = 0) {
-    return Generation({.tokenizer = tokenizer_.get(),
-                       .candidates = candidates,
-                       .min_new_tokens = min_tokens,
-                       .stop_strings = std::move(stops),
-                       .logprobs = true});
+  Generation Make(const std::vector<std::string>& stops, int32_t candidates = 1,
+                  int32_t min_tokens = 0) {
+    RequestSpec request;
+    request.candidates = candidates;
+    request.min_new_tokens = min_tokens;
+    request.top_logprobs = 0;
+    return Generation(tokenizer_.get(), request, stops);
   }
   const std::unique_ptr<Tokenizer> tokenizer_ = ByteTokenizer::Make();
 };
@@ -116,9 +117,9 @@ TEST_F(GenerationTest, CandidatesDoNotMix) {
 }
 
 TEST(Generation, WithoutATokenizerIdsAndLogprobsStillCome) {
-  GenerationOptions options;
-  options.logprobs = true;
-  Generation generation(options);
+  RequestSpec request;
+  request.top_logprobs = 0;
+  Generation generation(nullptr, request, {});
   StreamToken token = Token(9);
   token.detail.logprob = -0.5f;
   token.finish = FinishReason::kLength;

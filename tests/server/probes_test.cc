@@ -131,19 +131,21 @@ TEST_F(Probes, LiveMeansThatTheLoopTurns) {
   std::this_thread::sleep_for(milliseconds(1000));
   EXPECT_TRUE(board_.Get(Probe::kLive));
 
-  Mutex hold;  // what no observer may do: keep the loop waiting
-  stack_->ledger().AddObserver([&](const LedgerRecord&) { MutexLock lock(hold); });
+  Mutex hold;
   {
     MutexLock lock(hold);
     RequestSpec spec;
     spec.prompt = {1};
     spec.max_new_tokens = 2;
-    ASSERT_TRUE(stack_->pool().Submit(spec).ok());
+    const auto submitted = stack_->pool().Submit(spec);
+    ASSERT_TRUE(submitted.ok());
+    // What no notifier may do: it keeps the loop waiting.
+    submitted->stream->SetNotifier([&] { MutexLock wait(hold); });
     EXPECT_TRUE(WaitFor(Probe::kLive, false));
   }
   EXPECT_TRUE(WaitFor(Probe::kLive, true));
   watch_.reset();
-  stack_.reset();  // the observer is this test's
+  stack_.reset();  // the notifier is this test's
 }
 
 TEST_F(Probes, TheWarmUpIsNoUsersRequest) {

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "engine/local_engine.h"
 #include "kernels/reference/reference_backend.h"
+#include "server/grpc/messages.h"
 #include "tests/server/letter_tokenizer.h"
 #include "tests/support/prefix_model.h"
 
@@ -165,17 +166,7 @@ StreamOutcome ReadAll(grpc::ClientReaderInterface<v1::GenerateResponse>& reader)
     outcome.prompt_info_first &= message.has_prompt_info() == (outcome.messages == 0);
     outcome.usage_last &= !all.has_usage();
     ++outcome.messages;
-    if (message.has_prompt_info()) *all.mutable_prompt_info() = message.prompt_info();
-    if (message.has_usage()) *all.mutable_usage() = message.usage();
-    if (message.has_timing()) *all.mutable_timing() = message.timing();
-    if (!message.has_output()) continue;
-    const v1::Output& part = message.output();
-    while (all.more_candidates_size() < part.candidate()) all.add_more_candidates();
-    v1::Output& output = part.candidate() == 0 ? *all.mutable_output()
-                                               : *all.mutable_more_candidates(part.candidate() - 1);
-    const std::string text = output.text() + part.text();
-    output.MergeFrom(part);
-    output.set_text(text);
+    Append(message, all);
   }
   outcome.status = reader.Finish();
   outcome.usage_last &= all.has_usage();
