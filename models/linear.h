@@ -27,10 +27,12 @@ class Linear {
   Buffer bias_;                           // [n] f32 on the device, or empty
 };
 
-// Backend::InputType of layers that share an input.
+// Backend::InputType of layers that share an input; those that are not loaded do not count.
 inline DType InputTypeOf(const Backend& backend, std::initializer_list<const Linear*> layers) {
   std::vector<const PackedMatrix*> weights;
-  for (const Linear* layer : layers) weights.push_back(&layer->weight());
+  for (const Linear* layer : layers) {
+    if (layer->loaded()) weights.push_back(&layer->weight());
+  }
   return backend.InputType(weights);
 }
 

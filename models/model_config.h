@@ -17,7 +17,7 @@ struct RopeScaling {
 };
 
 struct ModelConfig {
-  std::string architecture;  // row of models/registry.cc: "llama", "gpt2"
+  std::string architecture;  // Architecture::name (models/architectures/architecture.h)
   int64_t layers = 0;
   int64_t hidden = 0;
   int64_t heads = 0;
@@ -28,9 +28,10 @@ struct ModelConfig {
   int64_t context = 0;  // usable: capped by a sliding window, if there is one
   float norm_epsilon = 1e-5f;
   bool tied_head = false;
-  bool attention_bias = false;
+  bool qkv_bias = false;     // of the products that make Q, K and V
+  bool output_bias = false;  // of the attention's output
 
-  // Rotary embedding (unused by GPT-2).
+  // Rotary embedding, where the architecture has one.
   double rope_base = 10000.0;
   int64_t rope_dim = 0;  // elements of a head that rotate
   std::optional<RopeScaling> rope_scaling;

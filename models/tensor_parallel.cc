@@ -5,39 +5,30 @@
 
 #include "base/status.h"
 #include "kernels/formats/matrix_slice.h"
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 namespace {
 
-// Row-parallel matrices, by the ends of their names in the files of all architectures.
-enum class RowParallel { kAttention, kFfn };
-struct RowParallelName {
-  std::string_view ending;
-  RowParallel what;
-};
-constexpr RowParallelName kRowParallel[] = {
-    {".attn_output.weight", RowParallel::kAttention}, {".ffn_down.weight", RowParallel::kFfn},
-    {".o_proj.weight", RowParallel::kAttention},      {".down_proj.weight", RowParallel::kFfn},
-    {".attn.c_proj.weight", RowParallel::kAttention}, {".mlp.c_proj.weight", RowParallel::kFfn},
-};
-
-// Where the matrices of one kind can be cut: at multiples of `columns`, which `tensor` asks for.
+// Where the row-parallel matrices of one kind can be cut: at multiples of `columns`, which `tensor`
+// asks for.
 struct Unit {
   int64_t columns = 1;
   const StoredTensor* tensor = nullptr;
   const WeightFormat* format = nullptr;
 };
 
-Unit UnitOf(RowParallel what, const Checkpoint& checkpoint, const WeightPlan& weights) {
+// Those whose columns are `what`.
+Unit UnitOf(Extent what, const Checkpoint& checkpoint, const WeightPlan& weights) {
   Unit unit;
+  const Architecture& architecture = ArchitectureOf(checkpoint.config());
   for (const StoredTensor& tensor : checkpoint.tensors()) {
-    for (const RowParallelName& row : kRowParallel) {
-      if (row.what != what || !tensor.name.ends_with(row.ending)) continue;
-      const QuantizeSpec* to = weights.For(tensor.name, checkpoint.config().tied_head);
-      const WeightFormat* format = to != nullptr ? to->format : tensor.format;
-      const int64_t columns = std::lcm(unit.columns, ColumnUnit(*format));
-      if (columns > unit.columns) unit = {columns, &tensor, format};
-    }
+    const TensorName name = ParseTensorName(architecture, checkpoint.kind(), tensor.name);
+    if (name.row == nullptr || name.row->columns != what || tensor.shape.size() != 2) continue;
+    const QuantizeSpec* to = weights.For(tensor.name, checkpoint.config().tied_head);
+    const WeightFormat* format = to != nullptr ? to->format : tensor.format;
+    const int64_t columns = std::lcm(unit.columns, ColumnUnit(*format));
+    if (columns > unit.columns) unit = {columns, &tensor, format};
   }
   return unit;
 }
@@ -89,7 +80,7 @@ ShardRange KvHeads(const ModelConfig& config, Shard shard) {
 
 ShardRange FfnFeatures(const Checkpoint& checkpoint, const WeightPlan& weights, Shard shard) {
   const int64_t features = checkpoint.config().ffn_hidden;
-  const int64_t unit = UnitOf(RowParallel::kFfn, checkpoint, weights).columns;
+  const int64_t unit = UnitOf(Extent::kInner, checkpoint, weights).columns;
   const int64_t aligned = std::lcm(unit, int64_t{64});
   return PartOf(features, features / aligned >= shard.size ? aligned : unit, shard);
 }
@@ -101,8 +92,8 @@ absl::Status CheckShard(const Checkpoint& checkpoint, const WeightPlan& weights,
                            " ranks, expected 1 or more");
   }
   if (size == 1) return absl::OkStatus();
-  const Unit attention = UnitOf(RowParallel::kAttention, checkpoint, weights);
-  const Unit ffn = UnitOf(RowParallel::kFfn, checkpoint, weights);
+  const Unit attention = UnitOf(Extent::kQueries, checkpoint, weights);
+  const Unit ffn = UnitOf(Extent::kInner, checkpoint, weights);
   const auto works = [&](int ranks) { return Obstacle(config, attention, ffn, ranks).empty(); };
   if (works(size)) return absl::OkStatus();
   int below = size - 1;

@@ -110,10 +110,8 @@ absl::StatusOr<Linear> WeightLoader::LoadLinear(const LinearSpec& spec) {
   weight_bytes_ += weight->bytes();
   Consumed(*tensor);
   Buffer bias;
-  const std::string bias_name = spec.name + ".bias";
-  if (spec.bias == Bias::kRequired ||
-      (spec.bias == Bias::kIfPresent && checkpoint_.Find(bias_name) != nullptr)) {
-    TREADLE_ASSIGN_OR_RETURN(bias, LoadBias(bias_name, spec));
+  if (spec.bias) {
+    TREADLE_ASSIGN_OR_RETURN(bias, LoadBias(spec.name + ".bias", spec));
   }
   return Linear(std::move(weight), std::move(bias));
 }

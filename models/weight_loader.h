@@ -23,15 +23,14 @@ class WeightLoader {
   // Checkpoint, backend and options outlive the loader.
   WeightLoader(const Checkpoint& checkpoint, Backend& backend, const LoadOptions& options);
 
-  enum class Bias { kNone, kIfPresent, kRequired };
   // Tensors NAME.weight [n, k] ([k, n] if `transposed` and its format is dense: quantized matrices
-  // are always [n, k]) and NAME.bias [n]. If set, row i of the layer is row row_order[i] of the
-  // file's.
+  // are always [n, k]) and, with `bias`, NAME.bias [n]. If set, row i of the layer is row
+  // row_order[i] of the file's.
   struct LinearSpec {
     std::string name;
     int64_t n = 0;
     int64_t k = 0;
-    Bias bias = Bias::kNone;
+    bool bias = false;
     std::span<const int32_t> row_order = {};
     bool transposed = false;
     // What this rank holds of it (tensor parallelism); empty: all. Rows are those of the layer, one

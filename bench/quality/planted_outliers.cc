@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <map>
 #include <numeric>
@@ -12,22 +11,17 @@
 #include <utility>
 
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 namespace {
 
-// A norm's name ends in the first; the matrices that read it begin alike and end in the others.
-struct Readers {
-  std::string_view norm;
-  std::array<std::string_view, 3> matrices;  // filled from the front
-};
-constexpr Readers kReaders[] = {
-    {"attn_norm.weight", {"attn_q.weight", "attn_k.weight", "attn_v.weight"}},
-    {"ffn_norm.weight", {"ffn_gate.weight", "ffn_up.weight"}},
-    {"input_layernorm.weight",
-     {"self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"}},
-    {"post_attention_layernorm.weight", {"mlp.gate_proj.weight", "mlp.up_proj.weight"}},
-};
+// Whether a layer's matrix reads what the norm leaves.
+bool Reads(const TensorRow& matrix, Part norm) {
+  const bool attention = matrix.rows == Extent::kQueries || matrix.rows == Extent::kKeys;
+  return matrix.columns == Extent::kHidden &&
+         (norm == Part::kAttentionNorm ? attention : matrix.rows == Extent::kInner);
+}
 
 // Memory that loading may drop from the process and read again, as it does with files.
 class SharedFloats {
@@ -87,14 +81,17 @@ absl::Status PlantedCheckpoint::Plant(const Checkpoint& base, const OutlierPlan&
   if (base.tokenizer() != nullptr) tokenizer_ = *base.tokenizer();
   chat_template_ = base.chat_template();
   file_bytes_ = base.file_bytes();
+  const Architecture& architecture = ArchitectureOf(config_);
   std::vector<StoredTensor> tensors = base.tensors();
   std::map<std::string_view, StoredTensor*> by_name;
   for (StoredTensor& tensor : tensors) by_name[tensor.name] = &tensor;
 
   for (StoredTensor& norm : tensors) {
-    const auto* readers = std::ranges::find_if(
-        kReaders, [&](const Readers& row) { return norm.name.ends_with(row.norm); });
-    if (readers == std::end(kReaders)) continue;
+    const TensorName name = ParseTensorName(architecture, kind_, norm.name);
+    if (name.row == nullptr ||
+        (name.row->part != Part::kAttentionNorm && name.row->part != Part::kFfnNorm)) {
+      continue;
+    }
     TREADLE_ASSIGN_OR_RETURN(const std::span<float> weights, Own(norm));
     std::vector<size_t> order(weights.size());
     std::iota(order.begin(), order.end(), size_t{0});
@@ -103,13 +100,13 @@ absl::Status PlantedCheckpoint::Plant(const Checkpoint& base, const OutlierPlan&
     order.resize(static_cast<size_t>(plan.features));
     for (const size_t feature : order) weights[feature] *= plan.factor;
 
-    const std::string prefix = norm.name.substr(0, norm.name.size() - readers->norm.size());
-    for (const std::string_view suffix : readers->matrices) {
-      if (suffix.empty()) break;
-      const std::string name = Str(prefix, suffix);
-      if (!by_name.contains(name))
-        return InvalidArgument(path_, ": tensor '", name, "' is missing");
-      TREADLE_ASSIGN_OR_RETURN(const std::span<float> matrix, Own(*by_name[name]));
+    for (const TensorRow& row : architecture.tensors) {
+      if (!Reads(row, name.row->part)) continue;
+      const std::string reader =
+          SpellTensorName(architecture, kind_, {&row, name.layer, name.suffix});
+      if (!by_name.contains(reader))
+        return InvalidArgument(path_, ": tensor '", reader, "' is missing");
+      TREADLE_ASSIGN_OR_RETURN(const std::span<float> matrix, Own(*by_name[reader]));
       for (size_t row = 0; row < matrix.size(); row += weights.size()) {
         for (const size_t feature : order) matrix[row + feature] /= plan.factor;
       }
@@ -124,9 +121,9 @@ absl::Status PlantedCheckpoint::Plant(const Checkpoint& base, const OutlierPlan&
 absl::StatusOr<std::unique_ptr<Checkpoint>> PlantOutliers(const Checkpoint& checkpoint,
                                                           const OutlierPlan& plan) {
   const ModelConfig& config = checkpoint.config();
-  if (config.architecture != "llama") {
-    return Unimplemented("outlier features are planted in the llama architecture only, ",
-                         checkpoint.path(), " is ", config.architecture);
+  if (ArchitectureOf(config).norm != NormKind::kRms) {
+    return Unimplemented("outlier features are planted behind RMS norms only, ", checkpoint.path(),
+                         " is ", config.architecture);
   }
   int exponent = 0;
   if (plan.features < 1 || plan.features > config.hidden ||

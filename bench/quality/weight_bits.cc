@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "kernels/formats/quantize.h"
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 namespace {
@@ -45,10 +46,8 @@ absl::StatusOr<WeightBits> CountWeightBits(const Checkpoint& checkpoint, const W
       continue;
     }
     int64_t n = tensor.shape[0], k = tensor.shape[1];
-    // Hugging Face's GPT-2 keeps its layers' matrices transposed.
-    const bool transposed = config.architecture == "gpt2" &&
-                            checkpoint.kind() == Checkpoint::Kind::kHuggingFace &&
-                            RoleOf(tensor.name) == MatrixRole::kLayer && !tensor.constants;
+    const bool transposed = checkpoint.kind() == Checkpoint::Kind::kHuggingFace &&
+                            TransposedInFolder(config, tensor) && !tensor.constants;
     if (transposed) std::swap(n, k);
     const auto key = std::make_tuple(spec->name, n, k);
     if (!known.contains(key)) {

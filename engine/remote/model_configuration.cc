@@ -20,7 +20,8 @@ constexpr double RopeScaling::*kScaling[] = {&RopeScaling::factor, &RopeScaling:
 void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& message) {
   message.set_architecture(config.architecture);
   message.set_tied_head(config.tied_head);
-  message.set_attention_bias(config.attention_bias);
+  message.set_qkv_bias(config.qkv_bias);
+  message.set_output_bias(config.output_bias);
   message.set_llama3_scaling(config.rope_scaling.has_value());
   const RopeScaling scaling = config.rope_scaling.value_or(RopeScaling());
   for (const auto size : kSizes) message.add_sizes(config.*size);
@@ -40,7 +41,8 @@ absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfi
   }
   config.architecture = message.architecture();
   config.tied_head = message.tied_head();
-  config.attention_bias = message.attention_bias();
+  config.qkv_bias = message.qkv_bias();
+  config.output_bias = message.output_bias();
   int next = 0;
   for (const auto size : kSizes) config.*size = message.sizes(next++);
   RopeScaling scaling;

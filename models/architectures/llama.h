@@ -1,13 +1,55 @@
-// Llama (Touvron et al. 2023; grouped queries as in Llama 2 and 3): registry.cc's row.
+// Llama (Touvron et al. 2023; grouped queries as in Llama 2 and 3), and Mistral, which differs by a
+// sliding window alone.
+//
+// Thread safety: constants and a pure function.
 #pragma once
 
-#include <memory>
-
-#include "models/model.h"
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 
-absl::StatusOr<std::unique_ptr<Model>> LoadLlama(const Checkpoint& checkpoint, Backend& backend,
-                                                 const LoadOptions& options);
+absl::Status LlamaLayer(const LayerPass& pass, const LayerWeights& weights);
+
+// Also the names of those that came after it.
+inline constexpr bool (*kQkvBias)(const ModelConfig&) = [](const ModelConfig& c) {
+  return c.qkv_bias;
+};
+inline constexpr TensorRow kLlamaTensors[] = {
+    {Part::kEmbedding, "token_embd", "model.embed_tokens", Extent::kVocab, Extent::kHidden},
+    {Part::kOutputNorm, "output_norm", "model.norm", Extent::kHidden},
+    {Part::kHead, "output", "lm_head", Extent::kVocab, Extent::kHidden},
+    {Part::kAttentionNorm, "attn_norm", "input_layernorm", Extent::kHidden},
+    {Part::kQ, "attn_q", "self_attn.q_proj", Extent::kQueries, Extent::kHidden, kQkvBias},
+    {Part::kK, "attn_k", "self_attn.k_proj", Extent::kKeys, Extent::kHidden, kQkvBias},
+    {Part::kV, "attn_v", "self_attn.v_proj", Extent::kKeys, Extent::kHidden, kQkvBias},
+    {Part::kQNorm, "attn_q_norm", "self_attn.q_norm", Extent::kHeadDim},
+    {Part::kKNorm, "attn_k_norm", "self_attn.k_norm", Extent::kHeadDim},
+    {Part::kAttentionOutput, "attn_output", "self_attn.o_proj", Extent::kHidden, Extent::kQueries,
+     [](const ModelConfig& c) { return c.output_bias; }},
+    {Part::kFfnNorm, "ffn_norm", "post_attention_layernorm", Extent::kHidden},
+    {Part::kGate, "ffn_gate", "mlp.gate_proj", Extent::kInner, Extent::kHidden},
+    {Part::kUp, "ffn_up", "mlp.up_proj", Extent::kInner, Extent::kHidden},
+    {Part::kDown, "ffn_down", "mlp.down_proj", Extent::kHidden, Extent::kInner}};
+
+inline constexpr SizeField kLlamaSizes[] = {
+    {"num_hidden_layers", &ModelConfig::layers},
+    {"hidden_size", &ModelConfig::hidden},
+    {"num_attention_heads", &ModelConfig::heads},
+    {"num_key_value_heads", &ModelConfig::kv_heads, [](const ModelConfig& c) { return c.heads; }},
+    {"head_dim", &ModelConfig::head_dim, [](const ModelConfig& c) { return c.hidden / c.heads; }},
+    {"intermediate_size", &ModelConfig::ffn_hidden},
+    {"vocab_size", &ModelConfig::vocab},
+    {"max_position_embeddings", &ModelConfig::context}};
+inline constexpr std::string_view kLlamaClasses[] = {"LlamaForCausalLM", "MistralForCausalLM"};
+inline constexpr FixedField kLlamaFixed[] = {{"mlp_bias", "false"}, {"hidden_act", "\"silu\""}};
+
+inline constexpr Architecture kLlama = {
+    .name = "llama",
+    .layer = LlamaLayer,
+    .tensors = kLlamaTensors,
+    .qkv_bias = Presence::kAsStored,
+    .output_bias = Presence::kAsStored,
+    .config_json = {.classes = kLlamaClasses, .sizes = kLlamaSizes, .fixed = kLlamaFixed},
+    .gguf_pairs = true};
 
 }  // namespace treadle

@@ -7,6 +7,7 @@
 #include "base/mapped_file.h"
 #include "base/quoted.h"
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/gguf/gguf_checkpoint.h"
 #include "models/checkpoints/huggingface/hf_checkpoint.h"
 #include "models/checkpoints/random/random_checkpoint.h"
@@ -149,13 +150,18 @@ absl::Status Checkpoint::CheckConsistency() const {
   if (!(config_.norm_epsilon >= 0 && config_.norm_epsilon < 1)) {
     return InvalidArgument(path_, ": norm epsilon is ", config_.norm_epsilon, ", expected 0 to 1");
   }
-  if (config_.architecture == "gpt2" &&
+  const Architecture* const architecture = FindArchitecture(config_.architecture);
+  if (architecture == nullptr) {
+    return Unimplemented(path_, ": architecture ", Quoted(config_.architecture),
+                         ", expected one of ", KnownArchitectures());
+  }
+  if (!architecture->grouped &&
       (config_.kv_heads != config_.heads || config_.heads * config_.head_dim != config_.hidden)) {
     return InvalidArgument(path_, ": ", config_.heads, " heads of ", config_.head_dim, " and ",
                            config_.kv_heads, " K/V heads, expected as many, of hidden size ",
                            config_.hidden, " together");
   }
-  if (config_.architecture == "llama") TREADLE_RETURN_IF_ERROR(CheckRope());
+  if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope());
   if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
     return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),
                            " tokens, the model's vocabulary ", config_.vocab);

@@ -6,27 +6,29 @@
 
 #include "base/quoted.h"
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/checkpoint.h"
 
 namespace treadle {
 namespace {
 
-constexpr std::pair<std::string_view, MatrixRole> kRoles[] = {
-    {"token_embd.weight", MatrixRole::kEmbedding},
-    {"model.embed_tokens.weight", MatrixRole::kEmbedding},
-    {"wte.weight", MatrixRole::kEmbedding},
-    {"transformer.wte.weight", MatrixRole::kEmbedding},
-    {"position_embd.weight", MatrixRole::kPositions},
-    {"wpe.weight", MatrixRole::kPositions},
-    {"transformer.wpe.weight", MatrixRole::kPositions},
-    {"output.weight", MatrixRole::kHead},
-    {"lm_head.weight", MatrixRole::kHead}};
+constexpr std::pair<Part, MatrixRole> kRoles[] = {{Part::kEmbedding, MatrixRole::kEmbedding},
+                                                  {Part::kPositions, MatrixRole::kPositions},
+                                                  {Part::kHead, MatrixRole::kHead}};
 
 }  // namespace
 
 MatrixRole RoleOf(std::string_view tensor) {
-  const auto* row = std::ranges::find(kRoles, tensor, [](const auto& role) { return role.first; });
-  return row == std::end(kRoles) ? MatrixRole::kLayer : row->second;
+  for (const Architecture& architecture : Architectures()) {
+    for (const auto kind : {Checkpoint::Kind::kGguf, Checkpoint::Kind::kHuggingFace}) {
+      const TensorName name = ParseTensorName(architecture, kind, tensor);
+      if (name.row == nullptr || name.suffix != ".weight") continue;
+      for (const auto& [part, role] : kRoles) {
+        if (part == name.row->part) return role;
+      }
+    }
+  }
+  return MatrixRole::kLayer;
 }
 
 absl::StatusOr<WeightPlan> WeightPlan::Parse(std::string_view text) {

@@ -25,13 +25,13 @@ using GgufFromFolder = QuantizeCheckpointTest;
 
 // Into llama.cpp's names and orders, and out of them.
 TEST_F(GgufFromFolder, ReadsBackAsTheSameBits) {
-  for (const WriteTiny write : {WriteTinyLlamaFolder, WriteTinyGpt2Folder}) {
+  for (const Architecture& architecture : Architectures()) {
     for (const char* format : {"f32", "f16", "bf16"}) {
       for (const bool tied : {true, false}) {
         TinyModelOptions options = Options(true);
         options.format = format;
         options.tied_head = tied;
-        const std::string in = Tiny(write, options);
+        const std::string in = TinyFolder(architecture, options);
         for (const char* weights :
              {"keep", "q8_0", "q4_0", "q4_1,embedding=q8_0", "bf16", "f32", "f16,lm_head=q8_0"}) {
           ExpectSameBits(in, ".gguf", weights);
@@ -43,8 +43,9 @@ TEST_F(GgufFromFolder, ReadsBackAsTheSameBits) {
 
 // Biases, several shards, a sliding window, GPT-2 without its prefix, rope scaling.
 TEST_F(GgufFromFolder, OfEveryKind) {
-  for (const char* name : {"llama-grouped", "llama-linear", "llama-one-kv-head", "llama-ungrouped",
-                           "mistral", "gpt2", "gpt2-untied"}) {
+  for (const char* name :
+       {"llama-grouped", "llama-linear", "llama-one-kv-head", "llama-ungrouped", "mistral", "gpt2",
+        "gpt2-untied", "qwen2", "qwen2-window", "qwen3", "qwen3-tied"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays

@@ -12,6 +12,7 @@
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/forwarding_backend.h"
 #include "kernels/op_cases/random.h"
+#include "models/architectures/architecture.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/tiny_model.h"
@@ -52,7 +53,7 @@ class Gpu final : public ForwardingBackend {
 
 struct InputTypeCase {
   std::string name;
-  bool gpt2;            // else a Llama
+  const char* architecture;
   std::string format;   // of the file's matrices
   std::string weights;  // a WeightPlan
   DType dtype;          // of products
@@ -103,8 +104,7 @@ TEST_P(InputTypes, HaveTheBitsOfFloats) {
   // So many inner features that their rows are longer than those of all that a norm feeds.
   const TinyModelOptions options = {
       .format = c.format, .hidden = c.hidden, .ffn_hidden = 576, .context = 64};
-  const auto path =
-      c.gpt2 ? WriteTinyGpt2Gguf(Path(""), options) : WriteTinyLlamaGguf(Path(""), options);
+  const auto path = WriteTinyGguf(*FindArchitecture(c.architecture), Path(""), options);
   ASSERT_EQ(path.status(), absl::OkStatus());
   const auto checkpoint = Checkpoint::Open(*path);
   ASSERT_EQ(checkpoint.status(), absl::OkStatus());
@@ -123,33 +123,39 @@ constexpr char kMixed[] = "blk.0.=int8,blk.0.ffn_down=keep,blk.1.attn_output=int
 INSTANTIATE_TEST_SUITE_P(
     Formats, InputTypes,
     ::testing::Values(
-        InputTypeCase{"llama_bf16", false, "bf16", "", kBF16, {{kBF16, 9}}},
-        InputTypeCase{"gpt2_bf16", true, "bf16", "", kBF16, {{kBF16, 9}}},
-        InputTypeCase{"llama_f16", false, "f16", "", kF16, {{kF16, 9}}},
-        InputTypeCase{"gpt2_f16", true, "f16", "", kF16, {{kF16, 9}}},
-        InputTypeCase{"llama_nf4", false, "f32", "nf4", kBF16, {{kBF16, 9}}},
-        InputTypeCase{"gpt2_q4_0", true, "f32", "q4_0", kF16, {{kF16, 9}}},
-        InputTypeCase{"llama_mixed", false, "bf16", kMixed, kBF16, {{kF32, 4}, {kBF16, 5}}},
-        InputTypeCase{"gpt2_mixed", true, "bf16", kMixed, kBF16, {{kF32, 4}, {kBF16, 5}}},
+        InputTypeCase{"llama_bf16", "llama", "bf16", "", kBF16, {{kBF16, 9}}},
+        InputTypeCase{"gpt2_bf16", "gpt2", "bf16", "", kBF16, {{kBF16, 9}}},
+        InputTypeCase{"qwen2_bf16", "qwen2", "bf16", "", kBF16, {{kBF16, 9}}},
+        InputTypeCase{"qwen2_q4_0", "qwen2", "f32", "q4_0", kF16, {{kF16, 9}}},
+        InputTypeCase{"qwen3_bf16", "qwen3", "bf16", "", kBF16, {{kBF16, 9}}},
+        InputTypeCase{"qwen3_nf4", "qwen3", "f32", "nf4", kBF16, {{kBF16, 9}}},
+        InputTypeCase{"qwen3_mixed", "qwen3", "bf16", kMixed, kBF16, {{kF32, 4}, {kBF16, 5}}},
+        InputTypeCase{"llama_f16", "llama", "f16", "", kF16, {{kF16, 9}}},
+        InputTypeCase{"gpt2_f16", "gpt2", "f16", "", kF16, {{kF16, 9}}},
+        InputTypeCase{"llama_nf4", "llama", "f32", "nf4", kBF16, {{kBF16, 9}}},
+        InputTypeCase{"gpt2_q4_0", "gpt2", "f32", "q4_0", kF16, {{kF16, 9}}},
+        InputTypeCase{"llama_mixed", "llama", "bf16", kMixed, kBF16, {{kF32, 4}, {kBF16, 5}}},
+        InputTypeCase{"gpt2_mixed", "gpt2", "bf16", kMixed, kBF16, {{kF32, 4}, {kBF16, 5}}},
         // One of the matrices that share an input is enough.
         InputTypeCase{"llama_one_int8",
-                      false,
+                      "llama",
                       "bf16",
                       "blk.1.attn_k=int8,blk.0.ffn_up=int8",
                       kF16,
                       {{kF32, 2}, {kF16, 7}}},
         InputTypeCase{
-            "llama_int8_head", false, "bf16", "lm_head=int8", kF16, {{kF32, 1}, {kF16, 8}}},
-        InputTypeCase{"gpt2_int8_head", true, "bf16", "lm_head=int8", kF16, {{kF32, 1}, {kF16, 8}}},
+            "llama_int8_head", "llama", "bf16", "lm_head=int8", kF16, {{kF32, 1}, {kF16, 8}}},
+        InputTypeCase{
+            "gpt2_int8_head", "gpt2", "bf16", "lm_head=int8", kF16, {{kF32, 1}, {kF16, 8}}},
         // What SwiGLU and GeLU leave in place, and nothing else.
         InputTypeCase{
-            "llama_int8_down", false, "bf16", "ffn_down=int8", kF16, {{kF32, 2}, {kF16, 7}}},
+            "llama_int8_down", "llama", "bf16", "ffn_down=int8", kF16, {{kF32, 2}, {kF16, 7}}},
         InputTypeCase{
-            "gpt2_int8_down", true, "bf16", "ffn_down=int8", kF16, {{kF32, 2}, {kF16, 7}}},
-        InputTypeCase{"llama_int8", false, "f32", "int8,embedding=int8", kBF16, {{kF32, 9}}},
+            "gpt2_int8_down", "gpt2", "bf16", "ffn_down=int8", kF16, {{kF32, 2}, {kF16, 7}}},
+        InputTypeCase{"llama_int8", "llama", "f32", "int8,embedding=int8", kBF16, {{kF32, 9}}},
         // Features that come in 64s between up and down alone.
-        InputTypeCase{"llama_odd", false, "bf16", "", kBF16, {{kF32, 7}, {kBF16, 2}}, 48},
-        InputTypeCase{"gpt2_odd", true, "bf16", "", kBF16, {{kF32, 7}, {kBF16, 2}}, 48}),
+        InputTypeCase{"llama_odd", "llama", "bf16", "", kBF16, {{kF32, 7}, {kBF16, 2}}, 48},
+        InputTypeCase{"gpt2_odd", "gpt2", "bf16", "", kBF16, {{kF32, 7}, {kBF16, 2}}, 48}),
     [](const auto& info) { return info.param.name; });
 
 // The head's rows are as many as it is told, whatever the layers' are.

@@ -22,6 +22,7 @@
 #include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/reference/reference_backend.h"
+#include "models/architectures/architecture.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/tiny_model.h"
 
@@ -31,6 +32,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr double kToleranceFactor = 8;
+constexpr size_t kPrompt = 9;  // as in the script
 
 struct Device {
   const char* name;
@@ -69,7 +71,8 @@ std::vector<float> Logits(const std::string& path, const Device& device, int64_t
 
 struct Oracle {
   std::vector<int32_t> token_ids;
-  std::vector<float> logits;  // [tokens * vocab]
+  std::vector<int32_t> greedy;  // what transformers goes on with, after the first kPrompt of them
+  std::vector<float> logits;    // [tokens * vocab]
   double tolerance = 0;
 };
 
@@ -78,6 +81,7 @@ Oracle ReadOracle(const std::string& folder) {
   const nlohmann::json json = nlohmann::json::parse(description);
   Oracle oracle;
   oracle.token_ids = json["token_ids"].get<std::vector<int32_t>>();
+  oracle.greedy = json["greedy"].get<std::vector<int32_t>>();
   oracle.tolerance = kToleranceFactor * json["fp32_rounding"].get<double>();
   std::ifstream file(folder + "/logits.f32", std::ios::binary);
   const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
@@ -122,21 +126,47 @@ TEST_P(TransformersLogits, AreOurs) {
   }
 }
 
+// .gguf files of the same models, as the gguf package names and lays out their tensors.
+TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
+  for (const char* name : {"qwen2-window", "qwen3-tied"}) {
+    SCOPED_TRACE(name);
+    const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
+    const Oracle oracle = ReadOracle(folder);
+    ExpectSameLogits(Logits(folder + "/model.gguf", kDevices[0], 7, oracle.token_ids), oracle);
+  }
+}
+
+// Each token is the largest logit behind those before it.
+TEST_P(TransformersLogits, GiveTheSameGreedyTokens) {
+  const auto& [name, device] = GetParam();
+  if (!RunsHere(device)) GTEST_SKIP() << "this processor has no " << device.name;
+  const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
+  const Oracle oracle = ReadOracle(folder);
+  std::vector<int32_t> ids(oracle.token_ids.begin(), oracle.token_ids.begin() + kPrompt);
+  ids.insert(ids.end(), oracle.greedy.begin(), oracle.greedy.end());
+  const std::vector<float> logits = Logits(folder, device, 7, ids);
+  ASSERT_FALSE(logits.empty());
+  const size_t vocab = logits.size() / ids.size();
+  for (size_t next = kPrompt; next < ids.size(); ++next) {
+    EXPECT_EQ(ArgMax(std::span(logits).subspan((next - 1) * vocab, vocab)), ids[next]) << next;
+  }
+}
+
 std::string Identifier(std::string name) {
   std::ranges::replace(name, '-', '_');
   return name;
 }
 
-INSTANTIATE_TEST_SUITE_P(All, TransformersLogits,
-                         ::testing::Combine(::testing::Values("llama-ungrouped", "llama-grouped",
-                                                              "llama-one-kv-head", "llama-scaled",
-                                                              "llama-linear", "mistral", "gpt2",
-                                                              "gpt2-untied"),
-                                            ::testing::ValuesIn(kDevices)),
-                         [](const auto& info) {
-                           return Identifier(
-                               Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    All, TransformersLogits,
+    ::testing::Combine(::testing::Values("llama-ungrouped", "llama-grouped", "llama-one-kv-head",
+                                         "llama-scaled", "llama-linear", "mistral", "gpt2",
+                                         "gpt2-untied", "qwen2", "qwen2-window", "qwen3",
+                                         "qwen3-tied"),
+                       ::testing::ValuesIn(kDevices)),
+    [](const auto& info) {
+      return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
+    });
 
 // -- the two containers --------------------------------------------------------------------------
 
@@ -167,19 +197,16 @@ class TinyModels : public ::testing::Test {
 
 // The same weights, Q and K permuted and GPT-2's matrices transposed in one of them: the same bits.
 TEST_F(TinyModels, GgufAndFolderGiveTheSameBits) {
-  using Write = absl::StatusOr<std::string> (*)(const std::string&, const TinyModelOptions&);
-  const std::pair<Write, Write> writers[] = {{WriteTinyLlamaGguf, WriteTinyLlamaFolder},
-                                             {WriteTinyGpt2Gguf, WriteTinyGpt2Folder}};
   const std::vector<int32_t> ids = RandomIds(50);
-  for (const auto& [write_gguf, write_folder] : writers) {
+  for (const Architecture& architecture : Architectures()) {
     for (const char* format : {"f32", "f16", "bf16"}) {
       for (const bool tied : {true, false}) {
         TinyModelOptions options;
         options.format = format;
         options.tied_head = tied;
-        SCOPED_TRACE(Str(format, tied ? ", tied" : ", untied"));
-        const auto gguf = write_gguf(directory(), options);
-        const auto folder_path = write_folder(folder(), options);
+        SCOPED_TRACE(Str(architecture.name, ", ", format, tied ? ", tied" : ", untied"));
+        const auto gguf = WriteTinyGguf(architecture, directory(), options);
+        const auto folder_path = WriteTinyFolder(architecture, folder(), options);
         ASSERT_TRUE(gguf.ok()) << gguf.status();
         ASSERT_TRUE(folder_path.ok()) << folder_path.status();
         for (const Device& device : kDevices) {
@@ -196,11 +223,11 @@ TEST_F(TinyModels, GgufAndFolderGiveTheSameBits) {
 
 // N3: a pipeline split gives the same bits.
 TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
-  for (const bool gpt2 : {false, true}) {
+  for (const Architecture& architecture : Architectures()) {
     TinyModelOptions options;
     options.layers = 3;
-    options.tied_head = gpt2;
-    const auto path = (gpt2 ? WriteTinyGpt2Gguf : WriteTinyLlamaGguf)(directory(), options);
+    options.tied_head = !architecture.rotary;
+    const auto path = WriteTinyGguf(architecture, directory(), options);
     ASSERT_TRUE(path.ok()) << path.status();
     const auto checkpoint = Checkpoint::Open(*path);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -245,11 +272,13 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
   }
 }
 
-TEST(MistralWindow, CapsTheContextAndSaysSo) {
-  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/mistral");
-  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-  EXPECT_EQ((*checkpoint)->config().context, 40);
-  EXPECT_THAT((*checkpoint)->config().notice, HasSubstr("sliding window of 40"));
+TEST(SlidingWindow, CapsTheContextAndSaysSo) {
+  for (const char* name : {"mistral", "qwen2-window"}) {
+    const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_EQ((*checkpoint)->config().context, 40);
+    EXPECT_THAT((*checkpoint)->config().notice, HasSubstr("sliding window of 40"));
+  }
 }
 
 }  // namespace

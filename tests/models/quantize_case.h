@@ -4,9 +4,11 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
@@ -24,12 +26,22 @@ class QuantizeCheckpointTest : public ScratchCheckpoint {
     options.tied_head = false;
     return options;
   }
-  using WriteTiny = absl::StatusOr<std::string> (*)(const std::string&, const TinyModelOptions&);
-  std::string Tiny(WriteTiny write, const TinyModelOptions& options) const {
+  using WriteTiny =
+      std::function<absl::StatusOr<std::string>(const std::string&, const TinyModelOptions&)>;
+  std::string Tiny(const WriteTiny& write, const TinyModelOptions& options) const {
     std::filesystem::create_directories(directory_ / "in");
     auto path = write(Path("in"), options);
     TREADLE_CHECK(path.ok());
     return *path;
+  }
+
+  std::string TinyFolder(const Architecture& architecture, const TinyModelOptions& options) const {
+    return Tiny([&](const auto& in, const auto& o) { return WriteTinyFolder(architecture, in, o); },
+                options);
+  }
+  std::string TinyGguf(const Architecture& architecture, const TinyModelOptions& options) const {
+    return Tiny([&](const auto& in, const auto& o) { return WriteTinyGguf(architecture, in, o); },
+                options);
   }
 
   static WeightPlan Plan(const std::string& text) {

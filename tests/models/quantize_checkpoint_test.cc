@@ -24,8 +24,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 TEST_F(QuantizeCheckpointTest, FoldersReadBackAsTheSameBits) {
-  for (const WriteTiny write : {WriteTinyLlamaFolder, WriteTinyGpt2Folder}) {
-    const std::string in = Tiny(write, Options(false));
+  for (const Architecture& architecture : Architectures()) {
+    const std::string in = TinyFolder(architecture, Options(false));
     for (const char* weights :
          {"nf4", "nf4-dq:128", "fp4:32", "fp4-dq", "int8", "fp8", "f16", "bf16", "kbit-int4:64",
           "kbit-float5e2:tensor", "kbit-dynamic6:128", "kbit-quantile3:32", "kbit-int8:1024",
@@ -45,11 +45,11 @@ TEST_F(QuantizeCheckpointTest, TiedHeadsReadBackAsTheSameBits) {
 }
 
 TEST_F(QuantizeCheckpointTest, GgufFilesReadBackAsTheSameBits) {
-  for (const WriteTiny write : {WriteTinyLlamaGguf, WriteTinyGpt2Gguf}) {
+  for (const Architecture& architecture : Architectures()) {
     for (const char* format : {"f32", "q8_0"}) {
       TinyModelOptions options = Options(true);
       options.format = format;
-      const std::string in = Tiny(write, options);
+      const std::string in = TinyGguf(architecture, options);
       for (const char* weights : {"q8_0", "q4_0", "q4_1", "f16", "bf16", "f32",
                                   "q4_0,lm_head=q8_0,embedding=f16", "q4_1,blk.0.=keep"}) {
         ExpectSameBits(in, ".gguf", weights);
@@ -60,15 +60,18 @@ TEST_F(QuantizeCheckpointTest, GgufFilesReadBackAsTheSameBits) {
 
 // Rows of Q and K are put in order first, as they are when a GGUF file is converted while loading.
 TEST_F(QuantizeCheckpointTest, FoldersFromGgufFilesReadBackAsTheSameBits) {
-  for (const char* format : {"f32", "q8_0"}) {
-    for (const bool tied : {true, false}) {
-      TinyModelOptions options = Options(true);
-      options.format = format;
-      options.tied_head = tied;
-      const std::string in = Tiny(WriteTinyLlamaGguf, options);
-      for (const char* weights :
-           {"nf4:128", "int8", "fp8", "f16", "kbit-int4:tensor", "nf4,attn_q=keep,lm_head=int8"}) {
-        ExpectSameBits(in, "", weights);
+  for (const Architecture& architecture : Architectures()) {
+    if (architecture.hugging_face_transposed) continue;
+    for (const char* format : {"f32", "q8_0"}) {
+      for (const bool tied : {true, false}) {
+        TinyModelOptions options = Options(true);
+        options.format = format;
+        options.tied_head = tied;
+        const std::string in = TinyGguf(architecture, options);
+        for (const char* weights : {"nf4:128", "int8", "fp8", "f16", "kbit-int4:tensor",
+                                    "nf4,attn_q=keep,lm_head=int8"}) {
+          ExpectSameBits(in, "", weights);
+        }
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "models/architectures/architecture.h"
 #include "tests/models/safetensors_file.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
@@ -49,8 +50,10 @@ class SafetensorsTest : public ScratchCheckpoint {
 
 TEST_F(SafetensorsTest, GoodFoldersLoad) {
   EXPECT_EQ(Try(), absl::OkStatus());
-  WriteTiny(WriteTinyGpt2Folder);
-  EXPECT_EQ(Try(), absl::OkStatus());
+  for (const Architecture& architecture : Architectures()) {
+    ASSERT_TRUE(WriteTinyFolder(architecture, directory_.string(), {}).ok());
+    EXPECT_EQ(Try(), absl::OkStatus()) << architecture.name;
+  }
 }
 
 TEST_F(SafetensorsTest, EveryCorruptHeaderIsRefused) {
@@ -181,6 +184,27 @@ TEST_F(SafetensorsTest, EveryWrongConfigurationIsRefused) {
   }
   std::filesystem::remove(Path("config.json"));
   ExpectRefused(Try(), Path("config.json"), "cannot be opened");
+}
+
+TEST_F(SafetensorsTest, AWindowCountsWhereItIsSwitchedOn) {
+  const auto context = [&] {
+    Write("config.json", config_.dump());
+    const auto checkpoint = Checkpoint::Open(directory_.string());
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    return checkpoint.ok() ? (*checkpoint)->config().context : 0;
+  };
+  config_["sliding_window"] = 7;
+  EXPECT_EQ(context(), 7);
+  for (const char* name : {"qwen2", "qwen3"}) {
+    ASSERT_TRUE(WriteTinyFolder(*FindArchitecture(name), directory_.string(), {}).ok());
+    config_ = Json::parse(Read("config.json"));
+    config_["sliding_window"] = 7;
+    EXPECT_EQ(context(), 256) << name;
+    config_["use_sliding_window"] = false;
+    EXPECT_EQ(context(), 256) << name;
+    config_["use_sliding_window"] = true;
+    EXPECT_EQ(context(), 7) << name;
+  }
 }
 
 TEST_F(SafetensorsTest, Gpt2HeadsMustDivideTheHiddenSize) {

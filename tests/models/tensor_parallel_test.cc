@@ -20,6 +20,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"
+#include "models/architectures/architecture.h"
 #include "models/load_model_ranks.h"
 #include "models/rank_sums.h"
 #include "tests/support/tiny_model.h"
@@ -238,16 +239,28 @@ TEST_F(TensorParallel, LlamaWithSharedAndRepeatedKvHeads) {
   }
 }
 
-TEST_F(TensorParallel, Gpt2) {
-  for (const Writer write : {Writer{WriteTinyGpt2Gguf}, Writer{WriteTinyGpt2Folder}}) {
-    for (const int size : {2, 3, 4}) {
-      SCOPED_TRACE(Str(size, " ranks"));
-      TinyModelOptions options;
-      options.heads = 12;
-      options.hidden = 96;
-      options.ffn_hidden = 200;
-      options.tied_head = size != 2;
-      ExpectSameAsWhole(*Open(write, options), {}, size);
+TEST_F(TensorParallel, EveryArchitectureInBothContainers) {
+  struct Row {
+    int size;
+    int64_t kv_heads;
+    const char* weights;
+  };
+  for (const Architecture& architecture : Architectures()) {
+    for (const auto write : {WriteTinyGguf, WriteTinyFolder}) {
+      for (const Row& row : {Row{2, 12, ""}, Row{3, 1, "q8_0"}, Row{4, 4, "nf4"}}) {
+        SCOPED_TRACE(Str(architecture.name, " over ", row.size, " ranks ", row.weights));
+        TinyModelOptions options;
+        options.heads = 12;
+        options.kv_heads = row.kv_heads;
+        options.hidden = 192;
+        options.ffn_hidden = 224;
+        options.tied_head = row.size != 2;
+        const auto path = write(architecture, directory_.string(), options);
+        ASSERT_TRUE(path.ok()) << path.status();
+        const auto checkpoint = Checkpoint::Open(*path);
+        ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+        ExpectSameAsWhole(**checkpoint, {.weights = row.weights}, row.size);
+      }
     }
   }
 }

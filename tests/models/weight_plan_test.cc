@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "models/architectures/architecture.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/tiny_model.h"
@@ -103,9 +104,8 @@ class WeightPlanLoading : public ScratchCheckpoint {
 TEST_F(WeightPlanLoading, ConvertsExactlyAndInParallel) {
   TinyModelOptions options;
   options.format = "bf16";
-  for (const bool gpt2 : {false, true}) {
-    const auto path =
-        (gpt2 ? WriteTinyGpt2Folder : WriteTinyLlamaFolder)(directory_.string(), options);
+  for (const Architecture& architecture : Architectures()) {
+    const auto path = WriteTinyFolder(architecture, directory_.string(), options);
     ASSERT_TRUE(path.ok()) << path.status();
     const auto stored = Logits(*path, "", 1);
     ASSERT_TRUE(stored.ok()) << stored.status();
@@ -122,12 +122,9 @@ TEST_F(WeightPlanLoading, ContainersGiveTheSameBits) {
   TinyModelOptions options;
   options.hidden = 48;
   options.ffn_hidden = 80;
-  using Write = absl::StatusOr<std::string> (*)(const std::string&, const TinyModelOptions&);
-  const std::pair<Write, Write> writers[] = {{WriteTinyLlamaGguf, WriteTinyLlamaFolder},
-                                             {WriteTinyGpt2Gguf, WriteTinyGpt2Folder}};
-  for (const auto& [gguf, folder] : writers) {
-    const auto one = gguf(directory_.string(), options);
-    const auto other = folder(directory_.string(), options);
+  for (const Architecture& architecture : Architectures()) {
+    const auto one = WriteTinyGguf(architecture, directory_.string(), options);
+    const auto other = WriteTinyFolder(architecture, directory_.string(), options);
     ASSERT_TRUE(one.ok() && other.ok());
     for (const char* weights : {"nf4", "int8", "kbit-float4e2:tensor", "fp8,lm_head=nf4-dq:128"}) {
       const auto a = Logits(*one, weights, 1);

@@ -6,7 +6,7 @@ Run from the repository's root with torch (CPU), transformers, safetensors and g
 
     tests/oracles/check_written_gguf.py build/treadle FOLDER [--perplexity LLAMA_PERPLEXITY TEXT] [--chunks 20]
 
-FOLDER is a Llama in floats with a tokenizer. Checked: every tensor as the gguf package dequantizes it against the
+FOLDER is a Llama or a Qwen in floats with a tokenizer. Checked: every tensor as the gguf package dequantizes it against the
 folder's own (rows of Q and K in GGUF's order, exactly for f32 and f16, within half a step for q8_0, q4_0 and q4_1);
 the tokenizer's pieces and merges; with --perplexity, llama.cpp's perplexity on TEXT against Treadle's by the same
 protocol, for each format.
@@ -27,7 +27,7 @@ NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down"}
+    "mlp.down_proj": "ffn_down", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
 STEPS = {"q8_0": 127, "q4_0": 8, "q4_1": 15}  # of a block of 32, from 0 (or the least) to the largest magnitude
 
 
@@ -51,9 +51,10 @@ def expected_tensors(model):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.float().numpy()
-        if "q_proj" in name:
+        llama = config.model_type == "llama"
+        if llama and "q_proj" in name:
             values = interleaved(values, config.num_attention_heads)
-        if "k_proj" in name:
+        if llama and "k_proj" in name:
             values = interleaved(values, config.num_key_value_heads)
         tensors[gguf_name(name)] = values
     return tensors

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes tests/testdata/models/: small random checkpoints with the logits transformers gives them,
-or, with the default GGUF file as the argument, what it gives that one.
+with their names as arguments, those alone; or, with the default GGUF file as the argument, what it
+gives that one.
 
 Run from the repository's root, with torch, transformers, gguf, tokenizers and safetensors installed.
 
@@ -20,6 +21,8 @@ import transformers
 
 OUT = "tests/testdata/models"
 VOCAB = 131
+GGUF = ["qwen2-window", "qwen3-tied"]  # that are made as .gguf files too
+PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
              tie_word_embeddings=False, bos_token_id=0, eos_token_id=1)
@@ -41,10 +44,20 @@ CASES = {
     "mistral": ("Mistral", LLAMA | dict(num_key_value_heads=1, sliding_window=40), "bfloat16", 40, {}),
     "gpt2": ("GPT2", GPT2, "float32", 40, {}),
     "gpt2-untied": ("GPT2", GPT2 | dict(n_inner=None, n_head=7, tie_word_embeddings=False), "float16", 48, {}),
+    "qwen2": ("Qwen2", LLAMA | dict(hidden_size=36, num_attention_heads=6, num_key_value_heads=1, rope_theta=1e6,
+                                    sliding_window=20), "float32", 40, {}),
+    "qwen2-window": ("Qwen2", LLAMA | dict(tie_word_embeddings=True, use_sliding_window=True, sliding_window=40,
+                                           max_window_layers=1), "float16", 40, {}),
+    "qwen3": ("Qwen3", LLAMA | dict(num_attention_heads=6, num_key_value_heads=2, head_dim=14, rope_theta=1e6),
+              "float32", 40, {}),
+    "qwen3-tied": ("Qwen3", LLAMA | dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True), "float16",
+                   40, {}),
 }
 CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
-           "GPT2": (transformers.GPT2Config, transformers.GPT2LMHeadModel)}
+           "GPT2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
+           "Qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
+           "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM)}
 
 
 def randomize(model, generator):
@@ -78,8 +91,50 @@ def logits(model, ids):
     return model(torch.tensor([ids]), use_cache=False).logits[0].double().numpy()
 
 
-def small_checkpoints():
+def greedy(model, prompt, count, rounding):
+    """The tokens that a model in float64 goes on with, each of them ahead of the next best by more than rounding."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + count:
+        row = np.sort(logits(model, ids)[-1])
+        assert row[-1] - row[-2] > 100 * rounding, "too close: take another prompt"
+        ids.append(int(logits(model, ids)[-1].argmax()))
+    return ids[len(prompt):]
+
+
+def write_gguf(folder):
+    """The folder's model as the gguf package names its tensors, rows of Q and K as they are (Qwen's order)."""
+    import gguf
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
+    writer = gguf.GGUFWriter(os.path.join(folder, "model.gguf"), config.model_type)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    if config.model_type == "qwen3":
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = tensor.numpy() if tensor.dim() == 1 else tensor.to(torch.float16).numpy()
+        assert (values == tensor.numpy()).all(), "f16 holds what the folder holds"
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def small_checkpoints(names):
     for index, (name, (kind, options, dtype, count, save)) in enumerate(CASES.items()):
+        if names and name not in names:
+            continue
         folder = os.path.join(OUT, name)
         shutil.rmtree(folder, ignore_errors=True)
         config_class, model_class = CLASSES[kind]
@@ -95,8 +150,11 @@ def small_checkpoints():
         double.astype("<f4").tofile(os.path.join(folder, "logits.f32"))
         rounding = float(np.abs(single - double).max())
         with open(os.path.join(folder, "oracle.json"), "w") as file:
-            json.dump({"token_ids": ids, "fp32_rounding": rounding}, file)
+            json.dump({"token_ids": ids, "fp32_rounding": rounding,
+                       "greedy": greedy(model, ids[:PROMPT], GREEDY, rounding)}, file)
             file.write("\n")
+        if name in GGUF:
+            write_gguf(folder)
         print(name, "largest logit", np.abs(double).max(), "fp32 rounding", rounding)
 
 
@@ -189,7 +247,7 @@ def default_oracle(path):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 1 and sys.argv[1] not in CASES:
         default_oracle(sys.argv[1])
     else:
-        small_checkpoints()
+        small_checkpoints(sys.argv[1:])

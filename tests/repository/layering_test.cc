@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 namespace {
@@ -169,6 +172,33 @@ TEST(Layering, TheCheckSeesWhatIsForbidden) {
   EXPECT_EQ(Violation("kernels/cuda/a.cc", {1, "cuda_runtime.h", false}), "");
   EXPECT_EQ(Violation("kernels/cuda/a.cu", {1, "kernels/cuda/runtime/simt.h", true}), "");
   EXPECT_EQ(Violation("server/cli/a.cc", {1, "kernels/backend.h", true}), "");
+}
+
+// An architecture's name is for its description alone: what differs is asked of that.
+TEST(Repository, NobodyComparesAnArchitecturesName) {
+  // What these (and models/text) name is a tokenizer, or an architecture as data.
+  const std::vector<std::string> kOthers = {"models/checkpoints/gguf/gguf_tokenizer.cc",
+                                            "models/checkpoints/gguf/gguf_description.cc",
+                                            "models/checkpoints/random/random_checkpoint.cc"};
+  int files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(TREADLE_SOURCE)) {
+    const std::string path = fs::relative(entry.path(), TREADLE_SOURCE).string();
+    const Room* const room = RoomOf(path);
+    const std::string extension = entry.path().extension().string();
+    if (room == nullptr || room->folder == "tests" || room->folder == "models/text" ||
+        path.starts_with("models/architectures/") || (extension != ".h" && extension != ".cc") ||
+        std::ranges::count(kOthers, path) > 0) {
+      continue;
+    }
+    ++files;
+    std::ifstream in(entry.path());
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    for (const Architecture& architecture : Architectures()) {
+      EXPECT_EQ(text.find("\"" + std::string(architecture.name) + "\""), std::string::npos)
+          << path << " names " << architecture.name;
+    }
+  }
+  EXPECT_GT(files, 300);
 }
 
 // A link that leads out of the tree is somebody's machine, not the project.

@@ -7,6 +7,8 @@
 #include <random>
 
 #include "base/status.h"
+#include "models/architectures/gpt2.h"
+#include "models/architectures/llama.h"
 #include "tests/support/gguf_writer.h"
 
 namespace treadle {
@@ -103,55 +105,55 @@ class TensorList {
   std::vector<TinyTensor> list_;
 };
 
-std::vector<TinyTensor> LlamaTensors(const TinyModelOptions& o) {
-  TensorList out(o.seed);
-  const int64_t vocab = TinyVocabulary();
-  const int64_t kv_size = o.hidden / o.heads * o.kv_heads;
-  out.Matrix("token_embd.weight", "model.embed_tokens.weight", vocab, o.hidden);
-  for (int64_t i = 0; i < o.layers; ++i) {
-    const std::string g = Str("blk.", i, "."), h = Str("model.layers.", i, ".");
-    const std::string attention = h + "self_attn.", mlp = h + "mlp.";
-    out.Vector(g + "attn_norm.weight", h + "input_layernorm.weight", o.hidden, 1);
-    out.Matrix(g + "attn_q.weight", attention + "q_proj.weight", o.hidden, o.hidden).heads =
-        o.heads;
-    out.Matrix(g + "attn_k.weight", attention + "k_proj.weight", kv_size, o.hidden).heads =
-        o.kv_heads;
-    out.Matrix(g + "attn_v.weight", attention + "v_proj.weight", kv_size, o.hidden);
-    out.Matrix(g + "attn_output.weight", attention + "o_proj.weight", o.hidden, o.hidden);
-    out.Vector(g + "ffn_norm.weight", h + "post_attention_layernorm.weight", o.hidden, 1);
-    out.Matrix(g + "ffn_gate.weight", mlp + "gate_proj.weight", o.ffn_hidden, o.hidden);
-    out.Matrix(g + "ffn_up.weight", mlp + "up_proj.weight", o.ffn_hidden, o.hidden);
-    out.Matrix(g + "ffn_down.weight", mlp + "down_proj.weight", o.hidden, o.ffn_hidden);
-  }
-  out.Vector("output_norm.weight", "model.norm.weight", o.hidden, 1);
-  if (!o.tied_head) out.Matrix("output.weight", "lm_head.weight", vocab, o.hidden);
-  return std::move(out.list());
+ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o) {
+  ModelConfig config;
+  config.architecture = architecture.name;
+  config.layers = o.layers;
+  config.hidden = o.hidden;
+  config.heads = o.heads;
+  config.kv_heads = architecture.grouped ? o.kv_heads : o.heads;
+  config.head_dim = o.hidden / o.heads;
+  config.ffn_hidden = o.ffn_hidden;
+  config.vocab = TinyVocabulary();
+  config.context = o.context;
+  config.tied_head = o.tied_head;
+  config.qkv_bias = architecture.qkv_bias == Presence::kAlways;
+  config.output_bias = architecture.output_bias == Presence::kAlways;
+  return config;
 }
 
-std::vector<TinyTensor> Gpt2Tensors(const TinyModelOptions& o) {
+std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyModelOptions& o) {
+  const ModelConfig config = ConfigOf(architecture, o);
   TensorList out(o.seed);
-  const int64_t vocab = TinyVocabulary();
-  const auto norm = [&](const std::string& gguf, const std::string& hf) {
-    out.Vector(gguf + ".weight", hf + ".weight", o.hidden, 1);
-    out.Vector(gguf + ".bias", hf + ".bias", o.hidden, 0);
+  const auto add = [&](const TensorRow& row, int64_t layer) {
+    const auto spell = [&](Checkpoint::Kind kind, const char* suffix) {
+      const bool prefixed = kind == Checkpoint::Kind::kHuggingFace && row.part != Part::kHead;
+      return Str(prefixed ? architecture.hugging_face_prefix : "",
+                 SpellTensorName(architecture, kind, {&row, std::to_string(layer), suffix}));
+    };
+    const std::string gguf = spell(Checkpoint::Kind::kGguf, "");
+    const std::string hf = spell(Checkpoint::Kind::kHuggingFace, "");
+    const int64_t n = SizeOf(row.rows, config);
+    if (row.columns == Extent::kNone) {
+      out.Vector(gguf + ".weight", hf + ".weight", n, 1);
+    } else {
+      TinyTensor& matrix =
+          out.Matrix(gguf + ".weight", hf + ".weight", n, SizeOf(row.columns, config));
+      const bool rotates = row.part == Part::kQ || row.part == Part::kK;
+      if (rotates && architecture.gguf_pairs) matrix.heads = n / config.head_dim;
+      matrix.transposed = InLayer(row.part) && architecture.hugging_face_transposed;
+    }
+    if (row.bias != nullptr && row.bias(config)) out.Vector(gguf + ".bias", hf + ".bias", n, 0);
   };
-  const auto linear = [&](const std::string& gguf, const std::string& hf, int64_t n, int64_t k) {
-    out.Matrix(gguf + ".weight", hf + ".weight", n, k).transposed = true;
-    out.Vector(gguf + ".bias", hf + ".bias", n, 0);
+  const std::vector<const TensorRow*> rows = TensorsOf(config);
+  const auto add_all = [&](auto of, int64_t layer) {
+    for (const TensorRow* row : rows) {
+      if (of(row->part)) add(*row, layer);
+    }
   };
-  out.Matrix("token_embd.weight", "transformer.wte.weight", vocab, o.hidden);
-  out.Matrix("position_embd.weight", "transformer.wpe.weight", o.context, o.hidden);
-  for (int64_t i = 0; i < o.layers; ++i) {
-    const std::string g = Str("blk.", i, "."), h = Str("transformer.h.", i, ".");
-    norm(g + "attn_norm", h + "ln_1");
-    linear(g + "attn_qkv", h + "attn.c_attn", 3 * o.hidden, o.hidden);
-    linear(g + "attn_output", h + "attn.c_proj", o.hidden, o.hidden);
-    norm(g + "ffn_norm", h + "ln_2");
-    linear(g + "ffn_up", h + "mlp.c_fc", o.ffn_hidden, o.hidden);
-    linear(g + "ffn_down", h + "mlp.c_proj", o.hidden, o.ffn_hidden);
-  }
-  norm("output_norm", "transformer.ln_f");
-  if (!o.tied_head) out.Matrix("output.weight", "lm_head.weight", vocab, o.hidden);
+  add_all([](Part part) { return part == Part::kEmbedding || part == Part::kPositions; }, 0);
+  for (int64_t i = 0; i < o.layers; ++i) add_all(InLayer, i);
+  add_all([](Part part) { return part == Part::kOutputNorm || part == Part::kHead; }, 0);
   return std::move(out.list());
 }
 
@@ -194,36 +196,6 @@ void AddTokenizer(const TinyModelOptions& options, GgufWriter& writer) {
   writer.AddU32("tokenizer.ggml.eos_token_id", last);
   writer.AddBool("tokenizer.ggml.add_bos_token", false);
   if (options.chat_template) writer.AddString("tokenizer.chat_template", kTemplate);
-}
-
-absl::StatusOr<std::string> WriteGguf(const std::string& directory, const std::string& architecture,
-                                      const TinyModelOptions& o, std::vector<TinyTensor> tensors) {
-  GgufWriter writer;
-  const std::string prefix = architecture + ".";
-  writer.AddString("general.architecture", architecture);
-  writer.AddString("general.name", "tiny " + architecture);
-  writer.AddU32(prefix + "block_count", static_cast<uint32_t>(o.layers));
-  writer.AddU32(prefix + "embedding_length", static_cast<uint32_t>(o.hidden));
-  writer.AddU32(prefix + "feed_forward_length", static_cast<uint32_t>(o.ffn_hidden));
-  writer.AddU32(prefix + "context_length", static_cast<uint32_t>(o.context));
-  writer.AddU32(prefix + "attention.head_count", static_cast<uint32_t>(o.heads));
-  if (architecture == "llama") {
-    writer.AddU32("llama.attention.head_count_kv", static_cast<uint32_t>(o.kv_heads));
-    writer.AddF32("llama.attention.layer_norm_rms_epsilon", 1e-5f);
-  } else {
-    writer.AddF32("gpt2.attention.layer_norm_epsilon", 1e-5f);
-  }
-  if (o.tokenizer) AddTokenizer(o, writer);
-  for (TinyTensor& tensor : tensors) {
-    if (tensor.heads > 0) PermuteHeads(tensor);
-    const std::string format = tensor.shape.size() == 1 ? "f32" : o.format;
-    TREADLE_ASSIGN_OR_RETURN(const std::string data, EncodeWeights(format, tensor.values));
-    writer.AddTensor(tensor.gguf_name, tensor.shape,
-                     static_cast<uint32_t>(FindWeightFormat(format)->gguf_type), data);
-  }
-  const auto path = std::filesystem::path(directory) / ("tiny-" + architecture + ".gguf");
-  TREADLE_RETURN_IF_ERROR(WriteFile(path, writer.Bytes()));
-  return path.string();
 }
 
 Json TokenizerJson() {
@@ -282,12 +254,56 @@ absl::Status WriteSafetensors(const std::filesystem::path& path, const std::stri
       path, std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + text + data);
 }
 
-absl::StatusOr<std::string> WriteFolder(const std::string& directory, const TinyModelOptions& o,
-                                        const Json& config, std::vector<TinyTensor> tensors) {
+}  // namespace
+
+int32_t TinyVocabulary() { return static_cast<int32_t>(MakeVocabulary().tokens.size()); }
+int32_t TinyEndOfTurn() { return TinyVocabulary() - 1; }
+
+absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
+                                          const std::string& directory, const TinyModelOptions& o) {
+  GgufWriter writer;
+  const std::string name(architecture.name), prefix = name + ".";
+  writer.AddString("general.architecture", name);
+  writer.AddString("general.name", "tiny " + name);
+  writer.AddU32(prefix + "block_count", static_cast<uint32_t>(o.layers));
+  writer.AddU32(prefix + "embedding_length", static_cast<uint32_t>(o.hidden));
+  writer.AddU32(prefix + "feed_forward_length", static_cast<uint32_t>(o.ffn_hidden));
+  writer.AddU32(prefix + "context_length", static_cast<uint32_t>(o.context));
+  writer.AddU32(prefix + "attention.head_count", static_cast<uint32_t>(o.heads));
+  if (architecture.grouped) {
+    writer.AddU32(prefix + "attention.head_count_kv", static_cast<uint32_t>(o.kv_heads));
+  }
+  writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
+  if (o.tokenizer) AddTokenizer(o, writer);
+  for (TinyTensor& tensor : TensorsOf(architecture, o)) {
+    if (tensor.heads > 0) PermuteHeads(tensor);
+    const std::string format = tensor.shape.size() == 1 ? "f32" : o.format;
+    TREADLE_ASSIGN_OR_RETURN(const std::string data, EncodeWeights(format, tensor.values));
+    writer.AddTensor(tensor.gguf_name, tensor.shape,
+                     static_cast<uint32_t>(FindWeightFormat(format)->gguf_type), data);
+  }
+  const auto path = std::filesystem::path(directory) / ("tiny-" + name + ".gguf");
+  TREADLE_RETURN_IF_ERROR(WriteFile(path, writer.Bytes()));
+  return path.string();
+}
+
+absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
+                                            const std::string& directory,
+                                            const TinyModelOptions& o) {
+  const ConfigJson& fields = architecture.config_json;
+  const ModelConfig sizes = ConfigOf(architecture, o);
+  Json config = {{"architectures", {fields.classes[0]}},
+                 {"model_type", architecture.name},
+                 {fields.epsilon, 1e-5},
+                 {"tie_word_embeddings", o.tied_head}};
+  for (const SizeField& field : fields.sizes) {
+    const bool known = field.otherwise != nullptr && field.otherwise(sizes) == sizes.*field.size;
+    if (!known) config[field.name] = sizes.*field.size;
+  }
   const std::filesystem::path folder(directory);
   TREADLE_RETURN_IF_ERROR(WriteFile(folder / "config.json", config.dump(2)));
   TREADLE_RETURN_IF_ERROR(
-      WriteSafetensors(folder / "model.safetensors", o.format, std::move(tensors)));
+      WriteSafetensors(folder / "model.safetensors", o.format, TensorsOf(architecture, o)));
   if (!o.tokenizer) return directory;
   TREADLE_RETURN_IF_ERROR(WriteFile(folder / "tokenizer.json", TokenizerJson().dump()));
   Json tokenizer_config = {{"bos_token", "<|endoftext|>"}, {"eos_token", "<|im_end|>"}};
@@ -296,53 +312,24 @@ absl::StatusOr<std::string> WriteFolder(const std::string& directory, const Tiny
   return directory;
 }
 
-}  // namespace
-
-int32_t TinyVocabulary() { return static_cast<int32_t>(MakeVocabulary().tokens.size()); }
-int32_t TinyEndOfTurn() { return TinyVocabulary() - 1; }
-
 absl::StatusOr<std::string> WriteTinyLlamaGguf(const std::string& directory,
                                                const TinyModelOptions& options) {
-  return WriteGguf(directory, "llama", options, LlamaTensors(options));
+  return WriteTinyGguf(kLlama, directory, options);
 }
 
 absl::StatusOr<std::string> WriteTinyGpt2Gguf(const std::string& directory,
                                               const TinyModelOptions& options) {
-  return WriteGguf(directory, "gpt2", options, Gpt2Tensors(options));
+  return WriteTinyGguf(kGpt2, directory, options);
 }
 
 absl::StatusOr<std::string> WriteTinyLlamaFolder(const std::string& directory,
-                                                 const TinyModelOptions& o) {
-  const Json config = {{"architectures", {"LlamaForCausalLM"}},
-                       {"model_type", "llama"},
-                       {"hidden_act", "silu"},
-                       {"hidden_size", o.hidden},
-                       {"intermediate_size", o.ffn_hidden},
-                       {"num_hidden_layers", o.layers},
-                       {"num_attention_heads", o.heads},
-                       {"num_key_value_heads", o.kv_heads},
-                       {"max_position_embeddings", o.context},
-                       {"rms_norm_eps", 1e-5},
-                       {"rope_theta", 10000.0},
-                       {"tie_word_embeddings", o.tied_head},
-                       {"vocab_size", TinyVocabulary()}};
-  return WriteFolder(directory, o, config, LlamaTensors(o));
+                                                 const TinyModelOptions& options) {
+  return WriteTinyFolder(kLlama, directory, options);
 }
 
 absl::StatusOr<std::string> WriteTinyGpt2Folder(const std::string& directory,
-                                                const TinyModelOptions& o) {
-  const Json config = {{"architectures", {"GPT2LMHeadModel"}},
-                       {"model_type", "gpt2"},
-                       {"activation_function", "gelu_new"},
-                       {"n_embd", o.hidden},
-                       {"n_inner", o.ffn_hidden},
-                       {"n_layer", o.layers},
-                       {"n_head", o.heads},
-                       {"n_positions", o.context},
-                       {"layer_norm_epsilon", 1e-5},
-                       {"tie_word_embeddings", o.tied_head},
-                       {"vocab_size", TinyVocabulary()}};
-  return WriteFolder(directory, o, config, Gpt2Tensors(o));
+                                                const TinyModelOptions& options) {
+  return WriteTinyFolder(kGpt2, directory, options);
 }
 
 }  // namespace treadle

@@ -4,4 +4,4 @@ treadle_library(treadle_tiny_model
   SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/gguf_writer.cc
     ${CMAKE_CURRENT_LIST_DIR}/tiny_model.cc
-  DEPENDS treadle_formats nlohmann_json::nlohmann_json)
+  DEPENDS treadle_models treadle_formats nlohmann_json::nlohmann_json)

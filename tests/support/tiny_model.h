@@ -1,6 +1,6 @@
-// A tiny Llama or GPT-2 with random weights and a byte-level BPE tokenizer, as a GGUF file or as a
-// Hugging Face folder: a real checkpoint that loads in a millisecond. The same options give the
-// same weights, in both containers.
+// A tiny model of any architecture with random weights and a byte-level BPE tokenizer, as a GGUF
+// file or as a Hugging Face folder: a real checkpoint that loads in a millisecond. The same options
+// give the same weights, in both containers.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,15 @@
 
 namespace treadle {
 
+struct Architecture;
+
 struct TinyModelOptions {
   std::string format = "f32";  // of matrices: f32, f16, bf16, q8_0, q4_1 (the last two: GGUF only)
   uint64_t seed = 1;
   int64_t layers = 2;
   int64_t hidden = 64;
   int64_t heads = 4;
-  int64_t kv_heads = 2;  // Llama
+  int64_t kv_heads = 2;  // where heads may share K and V
   int64_t ffn_hidden = 128;
   int64_t context = 256;
   bool tied_head = true;
@@ -31,6 +33,12 @@ int32_t TinyVocabulary();
 int32_t TinyEndOfTurn();  // id of <|im_end|>
 
 // Each returns the path of what it wrote: `directory`/tiny-NAME.gguf, or the folder itself.
+absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
+                                          const std::string& directory,
+                                          const TinyModelOptions& options);
+absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
+                                            const std::string& directory,
+                                            const TinyModelOptions& options);
 absl::StatusOr<std::string> WriteTinyLlamaGguf(const std::string& directory,
                                                const TinyModelOptions& options);
 absl::StatusOr<std::string> WriteTinyGpt2Gguf(const std::string& directory,

@@ -4,8 +4,8 @@
 
 #include "base/quoted.h"
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/gguf/gguf_tokenizer.h"
-#include "models/registry.h"
 
 namespace treadle {
 
@@ -33,7 +33,8 @@ absl::Status GgufCheckpoint::Read(const std::string& path) {
 
 absl::Status GgufCheckpoint::ReadConfig() {
   TREADLE_ASSIGN_OR_RETURN(config_.architecture, file_->String("general.architecture"));
-  if (FindArchitecture(config_.architecture) == nullptr) {
+  const Architecture* const architecture = FindArchitecture(config_.architecture);
+  if (architecture == nullptr) {
     return Unimplemented(path_, ": general.architecture is ", Quoted(config_.architecture),
                          ", expected one of ", KnownArchitectures());
   }
@@ -54,9 +55,8 @@ absl::Status GgufCheckpoint::ReadConfig() {
                              ", expected at least 1");
     }
   }
-  const char* epsilon = config_.architecture == "gpt2" ? "attention.layer_norm_epsilon"
-                                                       : "attention.layer_norm_rms_epsilon";
-  TREADLE_ASSIGN_OR_RETURN(const double norm_epsilon, file_->Number(prefix + epsilon));
+  TREADLE_ASSIGN_OR_RETURN(const double norm_epsilon,
+                           file_->Number(prefix + GgufEpsilonKey(*architecture)));
   config_.norm_epsilon = static_cast<float>(norm_epsilon);
   TREADLE_ASSIGN_OR_RETURN(config_.kv_heads,
                            file_->Integer(prefix + "attention.head_count_kv", config_.heads));
@@ -76,11 +76,15 @@ absl::Status GgufCheckpoint::ReadConfig() {
   TREADLE_ASSIGN_OR_RETURN(config_.vocab,
                            file_->Integer(prefix + "vocab_size", embedding->shape[0]));
   config_.tied_head = Find("output.weight") == nullptr;
-  config_.attention_bias = Find("blk.0.attn_q.bias") != nullptr;
+  const auto has = [&](Presence bias, const char* name) {
+    return bias == Presence::kAlways || (bias == Presence::kAsStored && Find(name) != nullptr);
+  };
+  config_.qkv_bias = has(architecture->qkv_bias, "blk.0.attn_q.bias");
+  config_.output_bias = has(architecture->output_bias, "blk.0.attn_output.bias");
   TREADLE_ASSIGN_OR_RETURN(const int64_t window,
                            file_->Integer(prefix + "attention.sliding_window", 0));
   CapContext(window);
-  return config_.architecture == "gpt2" ? absl::OkStatus() : ReadRope(prefix);
+  return architecture->rotary ? ReadRope(prefix) : absl::OkStatus();
 }
 
 absl::Status GgufCheckpoint::ReadRope(const std::string& prefix) {

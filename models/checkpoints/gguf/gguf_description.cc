@@ -5,19 +5,21 @@
 
 #include "base/quoted.h"
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 #include "models/rotary_embedding.h"
 
 namespace treadle {
 namespace {
 
-void DescribeRope(const ModelConfig& config, GgufMetadataWriter& metadata) {
-  metadata.AddU32("llama.attention.key_length", static_cast<uint32_t>(config.head_dim));
-  metadata.AddU32("llama.attention.value_length", static_cast<uint32_t>(config.head_dim));
-  metadata.AddU32("llama.rope.dimension_count", static_cast<uint32_t>(config.rope_dim));
-  metadata.AddF32("llama.rope.freq_base", static_cast<float>(config.rope_base));
+void DescribeRope(const ModelConfig& config, const std::string& prefix,
+                  GgufMetadataWriter& metadata) {
+  metadata.AddU32(prefix + "attention.key_length", static_cast<uint32_t>(config.head_dim));
+  metadata.AddU32(prefix + "attention.value_length", static_cast<uint32_t>(config.head_dim));
+  metadata.AddU32(prefix + "rope.dimension_count", static_cast<uint32_t>(config.rope_dim));
+  metadata.AddF32(prefix + "rope.freq_base", static_cast<float>(config.rope_base));
   if (config.rope_linear_factor != 1) {
-    metadata.AddString("llama.rope.scaling.type", "linear");
-    metadata.AddF32("llama.rope.scaling.factor", static_cast<float>(config.rope_linear_factor));
+    metadata.AddString(prefix + "rope.scaling.type", "linear");
+    metadata.AddF32(prefix + "rope.scaling.factor", static_cast<float>(config.rope_linear_factor));
   }
 }
 
@@ -92,12 +94,9 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   for (const auto& [key, value] : sizes) {
     metadata.AddU32(prefix + key, static_cast<uint32_t>(value));
   }
-  if (config.architecture == "llama") {
-    metadata.AddF32(prefix + "attention.layer_norm_rms_epsilon", config.norm_epsilon);
-    DescribeRope(config, metadata);
-  } else {
-    metadata.AddF32(prefix + "attention.layer_norm_epsilon", config.norm_epsilon);
-  }
+  const Architecture& architecture = ArchitectureOf(config);
+  metadata.AddF32(prefix + GgufEpsilonKey(architecture), config.norm_epsilon);
+  if (architecture.rotary) DescribeRope(config, prefix, metadata);
   if (checkpoint.tokenizer() == nullptr) {
     metadata.AddString("tokenizer.ggml.model", "none");
     return absl::OkStatus();

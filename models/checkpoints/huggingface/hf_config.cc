@@ -6,6 +6,7 @@
 
 #include "base/json_file.h"
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 namespace {
@@ -107,57 +108,40 @@ absl::Status ReadRope(const Fields& fields, ModelConfig& config) {
   return absl::OkStatus();
 }
 
-absl::Status ReadLlama(const Fields& fields, HfConfig& out) {
+absl::Status ReadFields(const Fields& fields, const Architecture& architecture, HfConfig& out) {
   ModelConfig& config = out.config;
-  config.architecture = "llama";
+  const ConfigJson& json = architecture.config_json;
+  config.architecture = architecture.name;
+  for (const SizeField& field : json.sizes) {
+    std::optional<int64_t> otherwise;
+    if (field.otherwise != nullptr) otherwise = field.otherwise(config);
+    TREADLE_RETURN_IF_ERROR(fields.Integer(field.name, &(config.*field.size), otherwise));
+  }
+  if (!architecture.grouped) {
+    config.kv_heads = config.heads;
+    config.head_dim = config.hidden / config.heads;
+  }
   double epsilon = 0;
-  TREADLE_RETURN_IF_ERROR(fields.Integer("num_hidden_layers", &config.layers));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("hidden_size", &config.hidden));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("num_attention_heads", &config.heads));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("num_key_value_heads", &config.kv_heads, config.heads));
-  TREADLE_RETURN_IF_ERROR(
-      fields.Integer("head_dim", &config.head_dim, config.hidden / config.heads));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("intermediate_size", &config.ffn_hidden));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("vocab_size", &config.vocab));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("max_position_embeddings", &config.context));
-  TREADLE_RETURN_IF_ERROR(fields.Number("rms_norm_eps", &epsilon, 1e-6));
+  TREADLE_RETURN_IF_ERROR(fields.Number(json.epsilon, &epsilon, json.default_epsilon));
   config.norm_epsilon = static_cast<float>(epsilon);
-  TREADLE_RETURN_IF_ERROR(fields.Bool("tie_word_embeddings", &config.tied_head, false));
-  TREADLE_RETURN_IF_ERROR(fields.Bool("attention_bias", &config.attention_bias, false));
-  TREADLE_RETURN_IF_ERROR(fields.Only("mlp_bias", false));
-  TREADLE_RETURN_IF_ERROR(fields.Only("hidden_act", "silu"));
+  TREADLE_RETURN_IF_ERROR(fields.Bool("tie_word_embeddings", &config.tied_head, json.tied_head));
+  bool stored_bias = false;
+  if (architecture.qkv_bias == Presence::kAsStored) {
+    TREADLE_RETURN_IF_ERROR(fields.Bool("attention_bias", &stored_bias, false));
+  }
+  config.qkv_bias = architecture.qkv_bias == Presence::kAlways || stored_bias;
+  config.output_bias = architecture.output_bias == Presence::kAlways || stored_bias;
+  for (const FixedField& field : json.fixed) {
+    TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
+  }
+  if (!architecture.rotary) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, config));
-  return fields.Integer("sliding_window", &out.sliding_window, 0);
+  bool window = true;
+  if (json.window_switch != nullptr) {
+    TREADLE_RETURN_IF_ERROR(fields.Bool(json.window_switch, &window, false));
+  }
+  return window ? fields.Integer("sliding_window", &out.sliding_window, 0) : absl::OkStatus();
 }
-
-absl::Status ReadGpt2(const Fields& fields, HfConfig& out) {
-  ModelConfig& config = out.config;
-  config.architecture = "gpt2";
-  double epsilon = 0;
-  TREADLE_RETURN_IF_ERROR(fields.Integer("n_layer", &config.layers));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("n_embd", &config.hidden));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("n_head", &config.heads));
-  config.kv_heads = config.heads;
-  config.head_dim = config.hidden / config.heads;
-  TREADLE_RETURN_IF_ERROR(fields.Integer("n_inner", &config.ffn_hidden, 4 * config.hidden));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("vocab_size", &config.vocab));
-  TREADLE_RETURN_IF_ERROR(fields.Integer("n_positions", &config.context, 1024));
-  TREADLE_RETURN_IF_ERROR(fields.Number("layer_norm_epsilon", &epsilon, 1e-5));
-  config.norm_epsilon = static_cast<float>(epsilon);
-  TREADLE_RETURN_IF_ERROR(fields.Bool("tie_word_embeddings", &config.tied_head, true));
-  config.attention_bias = true;
-  TREADLE_RETURN_IF_ERROR(fields.Only("activation_function", "gelu_new"));
-  TREADLE_RETURN_IF_ERROR(fields.Only("scale_attn_weights", true));
-  return fields.Only("scale_attn_by_inverse_layer_idx", false);
-}
-
-struct Row {
-  const char* name;
-  absl::Status (*read)(const Fields&, HfConfig&);
-};
-constexpr Row kArchitectures[] = {{"LlamaForCausalLM", ReadLlama},
-                                  {"MistralForCausalLM", ReadLlama},
-                                  {"GPT2LMHeadModel", ReadGpt2}};
 
 }  // namespace
 
@@ -168,13 +152,14 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder) {
   const Json& names = fields.At("architectures");
   HfConfig out;
   std::string known;
-  for (const Row& row : kArchitectures) {
-    if (names.is_array() && names.size() == 1 && names[0] == row.name) {
-      TREADLE_RETURN_IF_ERROR(row.read(fields, out));
+  for (const Architecture& architecture : Architectures()) {
+    for (const std::string_view name : architecture.config_json.classes) {
+      known += Str(known.empty() ? "" : ", ", name);
+      if (!names.is_array() || names.size() != 1 || names[0] != name) continue;
+      TREADLE_RETURN_IF_ERROR(ReadFields(fields, architecture, out));
       TREADLE_ASSIGN_OR_RETURN(out.quantization, ReadHfQuantization(json, path));
       return out;
     }
-    known += Str(known.empty() ? "" : ", ", row.name);
   }
   return Unimplemented(path, ": architectures is ", Text(names), ", expected one of ", known);
 }

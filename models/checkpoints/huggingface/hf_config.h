@@ -1,6 +1,5 @@
-// config.json of a Hugging Face folder -> ModelConfig, for LlamaForCausalLM, MistralForCausalLM and
-// GPT2LMHeadModel. What we do not compute (another activation, a rope type) is an error that names
-// the field.
+// config.json of a Hugging Face folder -> ModelConfig, for the classes that architectures name.
+// What we do not compute (another activation, a rope type) is an error that names the field.
 #pragma once
 
 #include <string>

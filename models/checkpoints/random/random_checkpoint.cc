@@ -10,6 +10,7 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "kernels/dtype.h"
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 namespace {
@@ -21,6 +22,7 @@ struct Shape {
   bool tied_head;
   double rope_base = 10000;
   double rope_factor = 0;  // of Llama-3's scaling; 0: none
+  int64_t head_dim = 0;    // 0: heads divide the hidden size
 };
 
 // Sources: each model's config.json; orca-13b: ORCA's Table 1, the rest as GPT-3 13B (40 heads of
@@ -31,6 +33,8 @@ constexpr Shape kShapes[] = {
     {"smollm2-135m", "llama", 30, 576, 9, 3, 1536, 49152, 8192, true, 100000},
     {"tinyllama-1.1b", "llama", 22, 2048, 32, 4, 5632, 32000, 2048, false},
     {"orca-13b", "gpt2", 40, 5120, 40, 40, 20480, 50257, 2048, true},
+    {"qwen2.5-0.5b", "qwen2", 24, 896, 14, 2, 4864, 151936, 32768, true, 1e6},
+    {"qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 3072, 151936, 40960, true, 1e6, 0, 128},
     {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50257, 1024, true},
 };
 
@@ -42,64 +46,6 @@ constexpr Change kChanges[] = {{"layers", &Shape::layers},     {"hidden", &Shape
                                {"heads", &Shape::heads},       {"ffn", &Shape::ffn},
                                {"kv-heads", &Shape::kv_heads}, {"vocab", &Shape::vocab},
                                {"context", &Shape::context}};
-
-// A tensor's name within the model or the layer, and its shape.
-struct Part {
-  std::string_view name;
-  std::vector<int64_t> shape;
-};
-using Parts = std::vector<Part>;
-
-// Named and laid out as in GGUF files.
-struct TensorList {
-  std::string_view architecture;
-  Parts (*ends)(const ModelConfig&);
-  Parts (*layer)(const ModelConfig&);
-};
-
-Parts LlamaEnds(const ModelConfig& c) {
-  Parts parts = {{"token_embd.weight", {c.vocab, c.hidden}}, {"output_norm.weight", {c.hidden}}};
-  if (!c.tied_head) parts.push_back({"output.weight", {c.vocab, c.hidden}});
-  return parts;
-}
-
-Parts LlamaLayer(const ModelConfig& c) {
-  const int64_t q = c.heads * c.head_dim, kv = c.kv_heads * c.head_dim;
-  return {{"attn_norm.weight", {c.hidden}},
-          {"attn_q.weight", {q, c.hidden}},
-          {"attn_k.weight", {kv, c.hidden}},
-          {"attn_v.weight", {kv, c.hidden}},
-          {"attn_output.weight", {c.hidden, q}},
-          {"ffn_norm.weight", {c.hidden}},
-          {"ffn_gate.weight", {c.ffn_hidden, c.hidden}},
-          {"ffn_up.weight", {c.ffn_hidden, c.hidden}},
-          {"ffn_down.weight", {c.hidden, c.ffn_hidden}}};
-}
-
-Parts Gpt2Ends(const ModelConfig& c) {
-  return {{"token_embd.weight", {c.vocab, c.hidden}},
-          {"position_embd.weight", {c.context, c.hidden}},
-          {"output_norm.weight", {c.hidden}},
-          {"output_norm.bias", {c.hidden}}};
-}
-
-Parts Gpt2Layer(const ModelConfig& c) {
-  return {{"attn_norm.weight", {c.hidden}},
-          {"attn_norm.bias", {c.hidden}},
-          {"attn_qkv.weight", {3 * c.hidden, c.hidden}},
-          {"attn_qkv.bias", {3 * c.hidden}},
-          {"attn_output.weight", {c.hidden, c.hidden}},
-          {"attn_output.bias", {c.hidden}},
-          {"ffn_norm.weight", {c.hidden}},
-          {"ffn_norm.bias", {c.hidden}},
-          {"ffn_up.weight", {c.ffn_hidden, c.hidden}},
-          {"ffn_up.bias", {c.ffn_hidden}},
-          {"ffn_down.weight", {c.hidden, c.ffn_hidden}},
-          {"ffn_down.bias", {c.hidden}}};
-}
-
-constexpr TensorList kTensorLists[] = {{"llama", LlamaEnds, LlamaLayer},
-                                       {"gpt2", Gpt2Ends, Gpt2Layer}};
 
 absl::Status Apply(std::string_view path, std::string_view text, Shape& shape) {
   std::string known;
@@ -145,13 +91,15 @@ ModelConfig ConfigOf(const Shape& shape) {
   config.layers = shape.layers;
   config.hidden = shape.hidden;
   config.heads = shape.heads;
-  config.kv_heads = config.architecture == "gpt2" ? shape.heads : shape.kv_heads;
-  config.head_dim = shape.hidden / shape.heads;
+  const Architecture& architecture = ArchitectureOf(config);
+  config.kv_heads = architecture.grouped ? shape.kv_heads : shape.heads;
+  config.head_dim = shape.head_dim > 0 ? shape.head_dim : shape.hidden / shape.heads;
   config.ffn_hidden = shape.ffn;
   config.vocab = shape.vocab;
   config.context = shape.context;
   config.tied_head = shape.tied_head;
-  config.attention_bias = config.architecture == "gpt2";
+  config.qkv_bias = architecture.qkv_bias == Presence::kAlways;
+  config.output_bias = architecture.output_bias == Presence::kAlways;
   config.rope_base = shape.rope_base;
   config.rope_dim = config.head_dim;
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
@@ -166,8 +114,8 @@ std::string RecipeOf(const ModelConfig& c) {
   const RopeScaling scaling = c.rope_scaling.value_or(RopeScaling{.factor = 0});
   return Str("random weights ", kWay, ", seed ", kSeed, ", bf16, ", c.architecture, ", layers ",
              c.layers, ", hidden ", c.hidden, ", heads ", c.heads, ", kv-heads ", c.kv_heads,
-             ", ffn ", c.ffn_hidden, ", vocab ", c.vocab, ", context ", c.context, ", tied head ",
-             c.tied_head, ", rope ", c.rope_base, " / ", scaling.factor);
+             ", head size ", c.head_dim, ", ffn ", c.ffn_hidden, ", vocab ", c.vocab, ", context ",
+             c.context, ", tied head ", c.tied_head, ", rope ", c.rope_base, " / ", scaling.factor);
 }
 
 // SplitMix64.
@@ -194,10 +142,11 @@ std::vector<BFloat16> MakeNoise() {
   return values;
 }
 
-std::vector<BFloat16> MakeGains(int64_t hidden) {
+// Of the norms of hidden states, then of those of heads, which are ones.
+std::vector<BFloat16> MakeGains(int64_t hidden, int64_t head_dim) {
   constexpr int64_t kOutliers = 6;
   constexpr float kOutlierGain = 20;
-  std::vector<BFloat16> gains(static_cast<size_t>(hidden), ToBFloat16(1));
+  std::vector<BFloat16> gains(static_cast<size_t>(hidden + head_dim), ToBFloat16(1));
   for (int64_t i = 0; i < kOutliers; ++i) {
     gains[static_cast<size_t>((2 * i + 1) * hidden / (2 * kOutliers))] = ToBFloat16(kOutlierGain);
   }
@@ -248,24 +197,33 @@ absl::Status RandomCheckpoint::Read(const std::string& path) {
 }
 
 absl::Status RandomCheckpoint::MakeTensors() {
-  const auto* list =
-      std::ranges::find(kTensorLists, config_.architecture, &TensorList::architecture);
-  TREADLE_CHECK(list != std::end(kTensorLists));
+  const Architecture& architecture = ArchitectureOf(config_);
   const WeightFormat* const format = FindWeightFormat("bf16");
   std::vector<StoredTensor> tensors;
-  const auto add = [&](const std::string& prefix, const Parts& parts) {
-    for (const Part& part : parts) {
-      tensors.push_back({.name = Str(prefix, part.name),
+  const auto add = [&](const TensorRow& row, int64_t layer) {
+    const std::string number = std::to_string(layer);
+    const auto add_one = [&](std::string_view suffix, std::vector<int64_t> shape) {
+      tensors.push_back({.name = SpellTensorName(architecture, kind_, {&row, number, suffix}),
                          .format = format,
-                         .shape = part.shape,
-                         .bytes = BytesOf(part.shape)});
-    }
+                         .shape = shape,
+                         .bytes = BytesOf(shape)});
+    };
+    const int64_t n = SizeOf(row.rows, config_), k = SizeOf(row.columns, config_);
+    add_one(".weight", row.columns == Extent::kNone ? std::vector{n} : std::vector{n, k});
+    if (row.bias != nullptr && row.bias(config_)) add_one(".bias", {n});
   };
-  add("", list->ends(config_));
-  for (int64_t i = 0; i < config_.layers; ++i) add(Str("blk.", i, "."), list->layer(config_));
+  const std::vector<const TensorRow*> rows = TensorsOf(config_);
+  for (const TensorRow* row : rows) {
+    if (!InLayer(row->part)) add(*row, 0);
+  }
+  for (int64_t i = 0; i < config_.layers; ++i) {
+    for (const TensorRow* row : rows) {
+      if (InLayer(row->part)) add(*row, i);
+    }
+  }
 
   const std::vector<BFloat16> noise = MakeNoise();
-  const std::vector<BFloat16> gains = MakeGains(config_.hidden);
+  const std::vector<BFloat16> gains = MakeGains(config_.hidden, config_.head_dim);
   const uint64_t largest = std::ranges::max(tensors, {}, &StoredTensor::bytes).bytes;
   TREADLE_ASSIGN_OR_RETURN(noise_,
                            RepeatedMapping::Create(Bytes(noise), Bytes(noise).size() + largest));
@@ -273,8 +231,13 @@ absl::Status RandomCheckpoint::MakeTensors() {
   constexpr uint64_t kAlignment = 64;
   for (StoredTensor& tensor : tensors) {
     const uint64_t offset = HashOf(tensor.name) % (Bytes(noise).size() / kAlignment) * kAlignment;
-    const bool gain = tensor.name.ends_with("norm.weight");
-    tensor.data = gain ? gains_->data() : noise_->data() + offset;
+    const TensorRow& row = *ParseTensorName(architecture, kind_, tensor.name).row;
+    if (row.columns == Extent::kNone && tensor.name.ends_with(".weight")) {
+      const int64_t first = row.rows == Extent::kHeadDim ? config_.hidden : 0;
+      tensor.data = gains_->data() + static_cast<size_t>(first) * sizeof(BFloat16);
+    } else {
+      tensor.data = noise_->data() + offset;
+    }
     file_bytes_ += tensor.bytes;
   }
   AddTensors(std::move(tensors));

@@ -44,7 +44,8 @@ struct OutputOptions {
 absl::StatusOr<std::unique_ptr<CheckpointOutput>> CreateGgufOutput(const Checkpoint& source,
                                                                    const OutputOptions& options,
                                                                    const Provenance& provenance);
-// From either kind; of GGUF, Llama. Other files of a folder are copied.
+// From either kind; of GGUF, architectures whose folders keep no matrix transposed. Other files of
+// a folder are copied.
 absl::StatusOr<std::unique_ptr<CheckpointOutput>> CreateHuggingFaceOutput(
     const Checkpoint& source, const OutputOptions& options);
 

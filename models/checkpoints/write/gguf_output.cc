@@ -2,10 +2,9 @@
 #include <utility>
 
 #include "base/status.h"
-#include "models/architectures/llama_names.h"
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/gguf/gguf_description.h"
 #include "models/checkpoints/gguf/gguf_file.h"
-#include "models/checkpoints/tensor_names.h"
 #include "models/checkpoints/write/checkpoint_output.h"
 #include "models/checkpoints/write/gguf_file_writer.h"
 
@@ -65,29 +64,22 @@ bool IsNoWeight(std::string_view name) {
 
 absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor) const {
   const ModelConfig& config = source_.config();
-  const TensorName name = GgufTensorName(config.architecture, tensor.name);
+  const Architecture& architecture = ArchitectureOf(config);
+  const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name);
   TensorTarget target;
   if (IsNoWeight(tensor.name) || (config.tied_head && RoleOf(tensor.name) == MatrixRole::kHead)) {
     return target;
   }
-  if (name.name.empty()) {
+  if (name.row == nullptr) {
     return Unimplemented(options_.path, ": tensor '", tensor.name,
                          "' has no place in a .gguf file; expected a folder to write to");
   }
-  target.name = name.name;
-  const int64_t heads = name.part == kLlamaGgufNames.q   ? config.heads
-                        : name.part == kLlamaGgufNames.k ? config.kv_heads
-                                                         : 0;
-  if (heads > 0) {
-    const auto halves = HalfSplitOrder(heads, config.head_dim, config.rope_dim);
-    target.row_order.resize(halves.size());
-    for (size_t i = 0; i < halves.size(); ++i) {
-      target.row_order[halves[i]] = static_cast<int32_t>(i);
-    }
-  }
+  target.name = SpellTensorName(architecture, Checkpoint::Kind::kGguf, name);
+  const std::vector<int32_t> order = GgufRowOrder(*name.row, config);
+  target.row_order.resize(order.size());
+  for (size_t i = 0; i < order.size(); ++i) target.row_order[order[i]] = static_cast<int32_t>(i);
   target.to_gguf = true;
-  target.transposed = config.architecture == "gpt2" && tensor.shape.size() == 2 &&
-                      RoleOf(tensor.name) == MatrixRole::kLayer;
+  target.transposed = TransposedInFolder(config, tensor);
   // Vectors are floats in every file; of what GGUF has no type for, floats, exactly.
   const bool keep = tensor.shape.size() == 2 && tensor.format->gguf_type >= 0;
   target.to = &dense_.at(keep ? tensor.format->name : "f32");

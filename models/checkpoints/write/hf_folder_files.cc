@@ -7,6 +7,7 @@
 #include "base/json_file.h"
 #include "base/mapped_file.h"
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 #include "models/text/tokenizer_json_writer.h"
 
 namespace treadle {
@@ -40,34 +41,30 @@ absl::Status CopyTextFiles(const std::string& from, const OutputFolder& folder) 
   return absl::OkStatus();
 }
 
-absl::StatusOr<Json> LlamaConfig(const Checkpoint& source) {
+absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   const ModelConfig& config = source.config();
+  const Architecture& architecture = ArchitectureOf(config);
+  const ConfigJson& fields = architecture.config_json;
   if (config.rope_dim != config.head_dim) {
     return Unimplemented(source.path(), ": rotates ", config.rope_dim, " of ", config.head_dim,
                          " elements of a head, which config.json cannot say");
   }
-  if (config.attention_bias && source.Find("blk.0.attn_output.bias") == nullptr) {
-    return Unimplemented(source.path(),
-                         ": has biases on Q, K and V alone, which config.json cannot say");
-  }
-  Json json = {{"architectures", {"LlamaForCausalLM"}},
-               {"model_type", "llama"},
-               {"hidden_act", "silu"},
-               {"hidden_size", config.hidden},
-               {"intermediate_size", config.ffn_hidden},
-               {"num_hidden_layers", config.layers},
-               {"num_attention_heads", config.heads},
-               {"num_key_value_heads", config.kv_heads},
-               {"head_dim", config.head_dim},
-               {"max_position_embeddings", config.context},
-               {"rms_norm_eps", config.norm_epsilon},
+  Json json = {{"architectures", {fields.classes[0]}},
+               {"model_type", architecture.name},
+               {fields.epsilon, config.norm_epsilon},
                {"rope_theta", config.rope_base},
-               {"attention_bias", config.attention_bias},
-               {"mlp_bias", false},
                {"tie_word_embeddings", config.tied_head},
-               {"vocab_size", config.vocab},
                {"dtype", "float32"},
                {"torch_dtype", "float32"}};
+  for (const SizeField& field : fields.sizes) json[field.name] = config.*field.size;
+  for (const FixedField& field : fields.fixed) json[field.name] = Json::parse(field.json);
+  if (architecture.qkv_bias == Presence::kAsStored) {
+    if (config.qkv_bias != config.output_bias) {
+      return Unimplemented(source.path(),
+                           ": has biases on Q, K and V alone, which config.json cannot say");
+    }
+    json["attention_bias"] = config.qkv_bias;
+  }
   if (config.rope_linear_factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
   }
@@ -82,7 +79,7 @@ absl::StatusOr<Json> LlamaConfig(const Checkpoint& source) {
 }  // namespace
 
 absl::StatusOr<Json> HfConfigOf(const Checkpoint& source) {
-  if (source.kind() == Checkpoint::Kind::kGguf) return LlamaConfig(source);
+  if (source.kind() == Checkpoint::Kind::kGguf) return MakeConfig(source);
   return ReadJsonFile((fs::path(source.path()) / "config.json").string());
 }
 

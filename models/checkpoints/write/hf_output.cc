@@ -4,8 +4,7 @@
 
 #include "base/output_file.h"
 #include "base/status.h"
-#include "models/architectures/llama_names.h"
-#include "models/checkpoints/tensor_names.h"
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/write/checkpoint_output.h"
 #include "models/checkpoints/write/hf_folder_files.h"
 #include "models/checkpoints/write/hf_matrix_writer.h"
@@ -42,10 +41,11 @@ class HuggingFaceOutput : public CheckpointOutput {
 };
 
 absl::Status HuggingFaceOutput::Create() {
-  if (gguf() && source_.config().architecture != "llama") {
+  if (const Architecture& architecture = ArchitectureOf(source_.config());
+      gguf() && architecture.hugging_face_transposed) {
     return Unimplemented(options_.path, ": a folder from a .gguf file of architecture ",
-                         source_.config().architecture, ", expected llama; or an OUT that ends ",
-                         "in .gguf");
+                         architecture.name, ", whose folders keep matrices transposed; expected ",
+                         "an OUT that ends in .gguf");
   }
   TREADLE_ASSIGN_OR_RETURN(as_floats_, ParseQuantizeSpec("f32"));
   size_t room = 4096;  // metadata
@@ -64,17 +64,15 @@ absl::Status HuggingFaceOutput::Create() {
 absl::StatusOr<TensorTarget> HuggingFaceOutput::GgufTarget(const StoredTensor& tensor) const {
   TensorTarget target;
   const ModelConfig& config = source_.config();
-  const TensorName name = HuggingFaceTensorName(config.architecture, tensor.name);
-  target.name = name.name;
-  if (target.name.empty()) {
+  const Architecture& architecture = ArchitectureOf(config);
+  const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name);
+  if (name.row == nullptr) {
     return Unimplemented(options_.path, ": tensor '", tensor.name,
                          "' has no place in a Hugging Face folder; expected an OUT that ends in "
                          ".gguf");
   }
-  const int64_t heads = name.part == kLlamaGgufNames.q   ? config.heads
-                        : name.part == kLlamaGgufNames.k ? config.kv_heads
-                                                         : 0;
-  if (heads > 0) target.row_order = HalfSplitOrder(heads, config.head_dim, config.rope_dim);
+  target.name = SpellTensorName(architecture, Checkpoint::Kind::kHuggingFace, name);
+  target.row_order = GgufRowOrder(*name.row, config);
   // Blocks of GGUF have no place there: floats, exactly.
   if (tensor.shape.size() == 2 && tensor.format->block > 1) {
     target.to = &*as_floats_;
@@ -89,8 +87,7 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::Target(const StoredTensor& tenso
   if (gguf()) {
     TREADLE_ASSIGN_OR_RETURN(target, GgufTarget(tensor));
   } else {
-    target.transposed =
-        source_.config().architecture == "gpt2" && RoleOf(tensor.name) == MatrixRole::kLayer;
+    target.transposed = TransposedInFolder(source_.config(), tensor);
   }
   if (tensor.shape.size() != 2) return target;
   if (tensor.format->name.starts_with("gptq")) {  // read, but not written

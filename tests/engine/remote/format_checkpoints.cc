@@ -7,6 +7,7 @@
 
 #include "base/status.h"
 #include "kernels/op_cases/op_cases.h"
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "tests/models/safetensors_file.h"
 #include "tests/support/gguf_writer.h"
@@ -131,6 +132,12 @@ std::vector<FormatCheckpoint> FormatCheckpoints() {
         "gptq-v1", "gptq-v2-8bit", "gptq-act-v1", "gptq-act-v2-8bit", "awq"}) {
     all.push_back({Identifier(Str("oracle_", name)),
                    [=](const std::string& folder) { return WriteDoubled(folder, name); }});
+  }
+  for (const Architecture& architecture : Architectures()) {
+    all.push_back({Identifier(Str("architecture_", architecture.name)),
+                   [&architecture](const std::string& folder) {
+                     return WriteTinyGguf(architecture, folder, {});
+                   }});
   }
   return all;
 }

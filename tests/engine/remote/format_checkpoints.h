@@ -17,7 +17,8 @@ struct FormatCheckpoint {
   std::function<absl::StatusOr<std::string>(const std::string& folder)> write;
 };
 
-// All GGUF types with random blocks, what `treadle quantize` makes, and the oracles' checkpoints.
+// All GGUF types with random blocks, what `treadle quantize` makes, the oracles' checkpoints, and
+// one of each architecture.
 std::vector<FormatCheckpoint> FormatCheckpoints();
 
 }  // namespace treadle

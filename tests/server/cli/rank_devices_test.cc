@@ -9,12 +9,13 @@
 #include <filesystem>
 
 #include "engine/local_engine.h"
+#include "kernels/op_cases/instrumented.h"
+#include "models/architectures/architecture.h"
 #include "models/text/tokenizer.h"
 #include "server/cli/load_ranks.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/two_requests.h"
 #include "tests/support/default_model.h"
-#include "kernels/op_cases/instrumented.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -139,7 +140,7 @@ TEST(RankDevices, WhatDoesNotGoTogetherIsNamed) {
                         "or --device cuda"));
 }
 
-class WholeModels : public testing::TestWithParam<const char*> {};
+class WholeModels : public testing::TestWithParam<Architecture> {};
 
 struct Numbers {
   std::string dtype, kv_dtype;
@@ -187,16 +188,15 @@ void ExpectAlike(const std::vector<IterationResult>& cpu, const std::vector<Iter
 TEST_P(WholeModels, SayTheSameOnAGpu) {
   const std::string directory = testing::TempDir() + Str("rank-devices-", getpid());
   std::filesystem::create_directories(directory);
-  const bool llama = GetParam() == std::string("llama");
-  const auto path = llama ? WriteTinyLlamaGguf(directory, {}) : WriteTinyGpt2Gguf(directory, {});
+  const auto path = WriteTinyGguf(GetParam(), directory, {});
   ASSERT_TRUE(path.ok()) << path.status();
   const Numbers floats = {"fp32", "f32"};
   ExpectAlike(ResultsOn(*path, "cpu", floats, TwoRequests()),
               ResultsOn(*path, "cuda", floats, TwoRequests()), 1e-4);
   std::filesystem::remove_all(directory);
 }
-INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::Values("llama", "gpt2"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::ValuesIn(Architectures()),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 // Its stored codes, activations in bf16: 2^-9 of each, some hundred roundings on the way to a
 // logit.

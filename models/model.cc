@@ -1,40 +1,14 @@
-#include "models/registry.h"
+#include "models/model.h"
 
 #include "base/status.h"
-#include "models/architectures/gpt2.h"
-#include "models/architectures/llama.h"
+#include "models/decoder.h"
 #include "models/tensor_parallel.h"
 
 namespace treadle {
-namespace {
-
-constexpr Architecture kArchitectures[] = {{"llama", LoadLlama}, {"gpt2", LoadGpt2}};
-
-}  // namespace
-
-const Architecture* FindArchitecture(std::string_view name) {
-  for (const Architecture& row : kArchitectures) {
-    if (row.name == name) return &row;
-  }
-  return nullptr;
-}
-
-std::string KnownArchitectures() {
-  std::string names;
-  for (const Architecture& row : kArchitectures) {
-    names += Str(names.empty() ? "" : ", ", row.name);
-  }
-  return names;
-}
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint, Backend& backend,
                                                    const LoadOptions& options) {
   const ModelConfig& config = checkpoint.config();
-  const Architecture* architecture = FindArchitecture(config.architecture);
-  if (architecture == nullptr) {
-    return Unimplemented(checkpoint.path(), ": architecture '", config.architecture,
-                         "', expected one of ", KnownArchitectures());
-  }
   TREADLE_CHECK(options.max_batch_tokens > 0 && options.max_head_rows > 0);
   TREADLE_RETURN_IF_ERROR(options.weights.CheckAgainst(checkpoint));
   LoadOptions complete = options;
@@ -54,7 +28,9 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
     return InvalidArgument(checkpoint.path(), ": context of ", complete.max_context,
                            ", expected 1 to ", config.context);
   }
-  return architecture->load(checkpoint, backend, complete);
+  auto model = std::make_unique<Decoder>(backend);
+  TREADLE_RETURN_IF_ERROR(model->Load(checkpoint, complete));
+  return model;
 }
 
 }  // namespace treadle

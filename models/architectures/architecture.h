@@ -1,0 +1,155 @@
+// An architecture as data: all that there is to know of one. Readers and writers of checkpoints,
+// loading, tensor parallelism and random models ask it; nothing outside of this folder compares an
+// architecture's name. To add one: a description in a header of its own, and its row in table.cc.
+//
+// Thread safety: constants and pure functions.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/model_config.h"
+
+namespace treadle {
+
+struct LayerPass;     // models/decoder.h
+struct LayerWeights;  // likewise
+
+// What a tensor is for. From kAttentionNorm on every layer has one of its own.
+enum class Part {
+  kEmbedding,
+  kPositions,
+  kOutputNorm,
+  kHead,
+  kAttentionNorm,
+  kQkv,
+  kQ,
+  kK,
+  kV,
+  kQNorm,
+  kKNorm,
+  kAttentionOutput,
+  kFfnNorm,
+  kGate,
+  kUp,
+  kDown
+};
+inline bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
+
+// What the rows or columns of a tensor are. Ranks divide some of these among them: a matrix with
+// such rows is column-parallel, one with such columns row-parallel (tensor_parallel.h).
+enum class Extent {
+  kNone,  // the columns of a vector
+  kHidden,
+  kHeadDim,
+  kContext,
+  kVocab,  // from here on, divided among ranks
+  kQueries,
+  kKeys,   // or values
+  kFused,  // queries, keys and values
+  kInner   // features of the feed-forward network
+};
+int64_t SizeOf(Extent extent, const ModelConfig& config);
+
+// Whether something is there: never, always, or as the file says.
+enum class Presence { kNever, kAlways, kAsStored };
+
+// A matrix, or a vector.
+struct TensorRow {
+  Part part;
+  std::string_view gguf;  // names without ".weight", ".bias", and what says the layer
+  std::string_view hugging_face;
+  Extent rows;
+  Extent columns = Extent::kNone;
+  // Null: has no bias.
+  bool (*bias)(const ModelConfig&) = nullptr;
+};
+
+enum class NormKind { kRms, kLayer };  // the second has biases
+
+// A field of config.json that is a size.
+struct SizeField {
+  const char* name;
+  int64_t ModelConfig::*size;
+  int64_t (*otherwise)(const ModelConfig&) = nullptr;  // where it is missing; null: an error
+};
+// A field that is missing, null, or `json`: nothing else is computed.
+struct FixedField {
+  const char* name;
+  const char* json;
+};
+
+// config.json; "model_type" is the architecture's name. Errors of its reader (hf_config.h) name the
+// field.
+struct ConfigJson {
+  std::span<const std::string_view> classes;  // "architectures" is one of them; written: the first
+  std::span<const SizeField> sizes;
+  std::span<const FixedField> fixed;
+  const char* epsilon = "rms_norm_eps";
+  double default_epsilon = 1e-6;
+  bool tied_head = false;  // where "tie_word_embeddings" is missing
+  // A field without which "sliding_window" means nothing; null: it always means something.
+  const char* window_switch = nullptr;
+};
+
+struct Architecture {
+  std::string_view name;  // ModelConfig::architecture, and GGUF's general.architecture
+  // The forward pass of one layer: reads like the paper.
+  absl::Status (*layer)(const LayerPass& pass, const LayerWeights& weights);
+  std::span<const TensorRow> tensors;  // the embedding first; those that a model may lack included
+  NormKind norm = NormKind::kRms;
+  bool rotary = true;  // positions rotate Q and K; else they are embedded
+  Presence qkv_bias = Presence::kNever;
+  Presence output_bias = Presence::kNever;  // of the attention's output
+  bool qk_norm = false;                     // every head's queries and keys are normalized
+  bool grouped = true;  // heads of any size may share K and V; else all are one hidden size's
+  ConfigJson config_json;
+  std::string_view hugging_face_layers = "model.layers.";  // before a layer's number
+  std::string_view hugging_face_prefix = {};               // before all but the head, in some files
+  bool hugging_face_transposed = false;  // folders keep layers' matrices [in, out]
+  // GGUF's rows of Q and K are ordered for rotation of adjacent pairs: (2i, 2i + 1) of each head.
+  // Inside, and in Hugging Face files, pairs are (i, i + rope_dim / 2).
+  bool gguf_pairs = false;
+};
+
+// The key of the norms' epsilon, behind the architecture's name.
+inline const char* GgufEpsilonKey(const Architecture& architecture) {
+  return architecture.norm == NormKind::kRms ? "attention.layer_norm_rms_epsilon"
+                                             : "attention.layer_norm_epsilon";
+}
+
+// All that there are.
+std::span<const Architecture> Architectures();
+// Null if unknown.
+const Architecture* FindArchitecture(std::string_view name);
+// Of a checkpoint's model: known, for opening it checks that.
+const Architecture& ArchitectureOf(const ModelConfig& config);
+// "llama, gpt2"
+std::string KnownArchitectures();
+
+// The tensors that a model has.
+std::vector<const TensorRow*> TensorsOf(const ModelConfig& config);
+
+// A tensor by its name in a file.
+struct TensorName {
+  const TensorRow* row = nullptr;  // null: the architecture has none of that name
+  std::string_view layer = {};     // its number, in a layer
+  std::string_view suffix = {};    // ".weight" or ".bias"
+};
+TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind kind,
+                           std::string_view name);
+std::string SpellTensorName(const Architecture& architecture, Checkpoint::Kind kind,
+                            const TensorName& name);
+
+// Row i of the model's is row [i] of GGUF's; empty: they are the same.
+std::vector<int32_t> GgufRowOrder(const TensorRow& row, const ModelConfig& config);
+
+// Whether a folder keeps this tensor, if it is dense, as [in, out].
+bool TransposedInFolder(const ModelConfig& config, const StoredTensor& tensor);
+
+}  // namespace treadle

@@ -1,0 +1,137 @@
+#include <algorithm>
+
+#include "base/status.h"
+#include "models/architectures/architecture.h"
+#include "models/architectures/gpt2.h"
+#include "models/architectures/llama.h"
+#include "models/architectures/qwen2.h"
+#include "models/architectures/qwen3.h"
+#include "models/checkpoints/weight_plan.h"
+
+namespace treadle {
+namespace {
+
+constexpr Architecture kArchitectures[] = {kLlama, kGpt2, kQwen2, kQwen3};
+
+constexpr std::string_view kGgufLayers = "blk.";
+
+std::string_view NameOf(const TensorRow& row, Checkpoint::Kind kind) {
+  return kind == Checkpoint::Kind::kGguf ? row.gguf : row.hugging_face;
+}
+
+std::string_view LayersOf(const Architecture& architecture, Checkpoint::Kind kind) {
+  return kind == Checkpoint::Kind::kGguf ? kGgufLayers : architecture.hugging_face_layers;
+}
+
+}  // namespace
+
+std::span<const Architecture> Architectures() { return kArchitectures; }
+
+const Architecture* FindArchitecture(std::string_view name) {
+  const auto* found = std::ranges::find(kArchitectures, name, &Architecture::name);
+  return found == std::end(kArchitectures) ? nullptr : found;
+}
+
+const Architecture& ArchitectureOf(const ModelConfig& config) {
+  const Architecture* const found = FindArchitecture(config.architecture);
+  TREADLE_CHECK(found != nullptr);
+  return *found;
+}
+
+std::string KnownArchitectures() {
+  std::string names;
+  for (const Architecture& row : kArchitectures) {
+    names += Str(names.empty() ? "" : ", ", row.name);
+  }
+  return names;
+}
+
+int64_t SizeOf(Extent extent, const ModelConfig& config) {
+  const int64_t queries = config.heads * config.head_dim, keys = config.kv_heads * config.head_dim;
+  switch (extent) {
+    case Extent::kNone:
+      return 1;
+    case Extent::kHidden:
+      return config.hidden;
+    case Extent::kHeadDim:
+      return config.head_dim;
+    case Extent::kContext:
+      return config.context;
+    case Extent::kVocab:
+      return config.vocab;
+    case Extent::kQueries:
+      return queries;
+    case Extent::kKeys:
+      return keys;
+    case Extent::kFused:
+      return queries + 2 * keys;
+    case Extent::kInner:
+      return config.ffn_hidden;
+  }
+  return 0;
+}
+
+std::vector<const TensorRow*> TensorsOf(const ModelConfig& config) {
+  const Architecture& architecture = ArchitectureOf(config);
+  std::vector<const TensorRow*> rows;
+  for (const TensorRow& row : architecture.tensors) {
+    const bool head_norm = row.part == Part::kQNorm || row.part == Part::kKNorm;
+    if (row.part == Part::kHead ? !config.tied_head : !head_norm || architecture.qk_norm) {
+      rows.push_back(&row);
+    }
+  }
+  return rows;
+}
+
+TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind kind,
+                           std::string_view name) {
+  TensorName parsed;
+  for (const std::string_view suffix : {".weight", ".bias"}) {
+    if (name.ends_with(suffix)) parsed.suffix = suffix;
+  }
+  if (parsed.suffix.empty()) return {};
+  name.remove_suffix(parsed.suffix.size());
+  if (kind == Checkpoint::Kind::kHuggingFace &&
+      name.starts_with(architecture.hugging_face_prefix)) {
+    name.remove_prefix(architecture.hugging_face_prefix.size());
+  }
+  const std::string_view layers = LayersOf(architecture, kind);
+  if (name.starts_with(layers)) {
+    name.remove_prefix(layers.size());
+    parsed.layer = name.substr(0, name.find('.'));
+    if (parsed.layer.empty() || parsed.layer.size() == name.size()) return {};
+    name.remove_prefix(parsed.layer.size() + 1);
+  }
+  for (const TensorRow& row : architecture.tensors) {
+    if (NameOf(row, kind) == name && InLayer(row.part) == !parsed.layer.empty()) parsed.row = &row;
+  }
+  return parsed;
+}
+
+std::string SpellTensorName(const Architecture& architecture, Checkpoint::Kind kind,
+                            const TensorName& name) {
+  const std::string_view own = NameOf(*name.row, kind);
+  if (!InLayer(name.row->part)) return Str(own, name.suffix);
+  return Str(LayersOf(architecture, kind), name.layer, ".", own, name.suffix);
+}
+
+std::vector<int32_t> GgufRowOrder(const TensorRow& row, const ModelConfig& config) {
+  std::vector<int32_t> order;
+  const bool rotates = row.part == Part::kQ || row.part == Part::kK;
+  if (!rotates || !ArchitectureOf(config).gguf_pairs) return order;
+  const int64_t half = config.rope_dim / 2;
+  for (int64_t first = 0; first < SizeOf(row.rows, config); first += config.head_dim) {
+    for (int64_t i = 0; i < config.head_dim; ++i) {
+      const int64_t pair = i < half ? 2 * i : i < config.rope_dim ? 2 * (i - half) + 1 : i;
+      order.push_back(static_cast<int32_t>(first + pair));
+    }
+  }
+  return order;
+}
+
+bool TransposedInFolder(const ModelConfig& config, const StoredTensor& tensor) {
+  return ArchitectureOf(config).hugging_face_transposed && tensor.shape.size() == 2 &&
+         RoleOf(tensor.name) == MatrixRole::kLayer;
+}
+
+}  // namespace treadle

@@ -1,0 +1,283 @@
+#include "models/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "base/status.h"
+#include "models/tensor_parallel.h"
+
+namespace treadle {
+namespace {
+
+const float* Values(const Buffer& buffer) { return reinterpret_cast<const float*>(buffer.data()); }
+
+// Where tensors are loaded to.
+constexpr std::pair<Part, Linear LayerWeights::*> kLinears[] = {
+    {Part::kEmbedding, &LayerWeights::embedding},
+    {Part::kPositions, &LayerWeights::positions},
+    {Part::kHead, &LayerWeights::head},
+    {Part::kQ, &LayerWeights::q},
+    {Part::kK, &LayerWeights::k},
+    {Part::kV, &LayerWeights::v},
+    {Part::kQkv, &LayerWeights::qkv},
+    {Part::kAttentionOutput, &LayerWeights::out},
+    {Part::kGate, &LayerWeights::gate},
+    {Part::kUp, &LayerWeights::up},
+    {Part::kDown, &LayerWeights::down}};
+constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
+    {Part::kOutputNorm, &LayerWeights::output_norm},
+    {Part::kQNorm, &LayerWeights::q_norm},
+    {Part::kAttentionNorm, &LayerWeights::attention_norm},
+    {Part::kKNorm, &LayerWeights::k_norm},
+    {Part::kFfnNorm, &LayerWeights::ffn_norm}};
+
+template <typename Table>
+auto MemberOf(const Table& table, Part part) {
+  const auto* found = std::ranges::find(table, part, [](const auto& row) { return row.first; });
+  TREADLE_CHECK(found != std::end(table));
+  return found->second;
+}
+
+// All features of some heads.
+ShardRange Features(ShardRange heads, int64_t head_dim, int64_t first = 0) {
+  return {first + heads.begin * head_dim, first + heads.end * head_dim};
+}
+
+}  // namespace
+
+void Norm::Apply(Backend& backend, Tensor x, Tensor out) const {
+  if (kind == NormKind::kRms) {
+    backend.RmsNorm(x, Values(gain), epsilon, out);
+  } else {
+    backend.LayerNorm(x, Values(gain), Values(bias), epsilon, out);
+  }
+}
+
+void LayerPass::NormalizeHeads(const Norm& by, Tensor x) const {
+  TREADLE_CHECK(x.stride == x.cols);
+  const Tensor heads =
+      DenseTensor(x.data, x.dtype, x.rows * x.cols / config.head_dim, config.head_dim);
+  by.Apply(backend, heads, heads);
+}
+
+void LayerPass::Attend() const {
+  backend.RotateAndStoreKv(q, k, v, rotary, kv);
+  backend.Attention(q, kv, 1 / std::sqrt(static_cast<float>(config.head_dim)), attended);
+}
+
+absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& options) {
+  config_ = checkpoint.config();
+  architecture_ = &ArchitectureOf(config_);
+  layers_ = options.layers;
+  shard_ = options.shard;
+  vocab_ = PartOf(config_.vocab, 1, shard_);
+  heads_ = QueryHeads(config_, shard_);
+  kv_range_ = KvHeads(config_, shard_);
+  kv_heads_ = kv_range_.size();
+  ffn_ = FfnFeatures(checkpoint, options.weights, shard_);
+  layer_weights_.resize(static_cast<size_t>(layers_.end - layers_.begin));
+  WeightLoader loader(checkpoint, backend_, options);
+  const std::vector<const TensorRow*> rows = TensorsOf(config_);
+  const auto spell = [&](const TensorRow& row, int64_t layer) {
+    return SpellTensorName(*architecture_, checkpoint.kind(),
+                           {.row = &row, .layer = std::to_string(layer)});
+  };
+  const std::string_view prefix = architecture_->hugging_face_prefix;
+  const bool prefixed = checkpoint.Find(Str(prefix, spell(*rows[0], 0), ".weight")) != nullptr;
+  const auto load = [&](const TensorRow& row, int64_t layer, LayerWeights& into) {
+    const std::string name = spell(row, layer);
+    return LoadTensor(loader, row, prefixed && row.part != Part::kHead ? Str(prefix, name) : name,
+                      checkpoint.kind() == Checkpoint::Kind::kGguf, into);
+  };
+  for (const TensorRow* row : rows) {
+    if (Needs(row->part)) TREADLE_RETURN_IF_ERROR(load(*row, 0, outside_));
+  }
+  for (int64_t i = layers_.begin; i < layers_.end; ++i) {
+    for (const TensorRow* row : rows) {
+      if (!InLayer(row->part)) continue;
+      TREADLE_RETURN_IF_ERROR(load(*row, i, layer_weights_[i - layers_.begin]));
+    }
+  }
+  if (architecture_->rotary) {
+    TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
+  }
+  weight_bytes_ = loader.weight_bytes() + rotary_.bytes();
+  ChooseTypes();
+  TREADLE_RETURN_IF_ERROR(AllocateActivations(options));
+  loader.Finish();
+  return absl::OkStatus();
+}
+
+// Outside of layers.
+bool Decoder::Needs(Part part) const {
+  if (InLayer(part)) return false;
+  const bool tied = part == Part::kEmbedding && config_.tied_head;
+  const bool first = part == Part::kEmbedding || part == Part::kPositions;
+  return first ? first_stage() || (tied && last_stage()) : last_stage();
+}
+
+absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
+                                 const std::string& name, bool gguf, LayerWeights& weights) {
+  const int64_t n = SizeOf(row.rows, config_);
+  const bool bias = row.bias != nullptr && row.bias(config_);
+  if (row.columns == Extent::kNone) {
+    Norm& norm = weights.*MemberOf(kNorms, row.part);
+    norm.kind = architecture_->norm;
+    norm.epsilon = config_.norm_epsilon;
+    TREADLE_ASSIGN_OR_RETURN(norm.gain, loader.LoadVector(name + ".weight", n));
+    if (bias) {
+      TREADLE_ASSIGN_OR_RETURN(norm.bias, loader.LoadVector(name + ".bias", n));
+    }
+    return absl::OkStatus();
+  }
+  const std::vector<int32_t> order = gguf ? GgufRowOrder(row, config_) : std::vector<int32_t>();
+  WeightLoader::LinearSpec spec = {
+      .name = name,
+      .n = n,
+      .k = SizeOf(row.columns, config_),
+      .bias = bias,
+      .row_order = order,
+      .transposed = !gguf && InLayer(row.part) && architecture_->hugging_face_transposed,
+      .rows = PartsOf(row.rows),
+      .lookup_only = !InLayer(row.part) && !last_stage()};
+  if (const auto columns = PartsOf(row.columns); !columns.empty()) spec.columns = columns[0];
+  TREADLE_ASSIGN_OR_RETURN(weights.*MemberOf(kLinears, row.part), loader.LoadLinear(spec));
+  return absl::OkStatus();
+}
+
+// This rank's; empty: all.
+std::vector<ShardRange> Decoder::PartsOf(Extent extent) const {
+  const int64_t dim = config_.head_dim;
+  const int64_t queries = SizeOf(Extent::kQueries, config_), keys = SizeOf(Extent::kKeys, config_);
+  switch (extent) {
+    case Extent::kVocab:
+      return {vocab_};
+    case Extent::kQueries:
+      return {Features(heads_, dim)};
+    case Extent::kKeys:
+      return {Features(kv_range_, dim)};
+    case Extent::kFused:
+      return {Features(heads_, dim), Features(kv_range_, dim, queries),
+              Features(kv_range_, dim, queries + keys)};
+    case Extent::kInner:
+      return {ffn_};
+    default:
+      return {};
+  }
+}
+
+absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_positions) {
+  std::vector<float> factors;
+  if (checkpoint.Find("rope_freqs.weight") != nullptr) {
+    TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor,
+                             checkpoint.Require("rope_freqs.weight", {config_.rope_dim / 2}));
+    factors = DecodeVector(*tensor);
+    for (const float factor : factors) {
+      if (!(factor >= 1e-6f && factor <= 1e12f)) {
+        return InvalidArgument(checkpoint.path(), ": rope_freqs.weight holds ", factor,
+                               ", expected 1e-6 to 1e12");
+      }
+    }
+  }
+  TREADLE_ASSIGN_OR_RETURN(rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors),
+                                                            max_positions, backend_));
+  return absl::OkStatus();
+}
+
+void Decoder::ChooseTypes() {
+  for (LayerWeights& layer : layer_weights_) {
+    layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
+    layer.out_type = InputTypeOf(backend_, {&layer.out});
+    layer.ffn_type = InputTypeOf(backend_, {&layer.gate, &layer.up});
+    layer.down_type = InputTypeOf(backend_, {&layer.down});
+  }
+  if (last_stage()) outside_.head_type = InputTypeOf(backend_, {&head()});
+}
+
+absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
+  activations_ = std::make_unique<Activations>(backend_, options.max_batch_tokens);
+  const int64_t q_size = heads_.size() * config_.head_dim;
+  const int64_t kv_size = kv_heads_ * config_.head_dim;
+  const auto any = [&](auto asks) { return std::ranges::any_of(layer_weights_, asks); };
+  const bool inner = any([](const auto& layer) { return layer.down_type != DType::kF32; });
+  const bool fused = any([](const auto& layer) { return layer.qkv.loaded(); });
+  const bool gated = any([](const auto& layer) { return layer.gate.loaded(); });
+  const int64_t freed =
+      2 * std::max(inner ? options.max_batch_tokens * ffn_.size() : 0,
+                   outside_.head_type != DType::kF32 ? options.max_head_rows * config_.hidden : 0);
+  if (fused) {
+    TREADLE_RETURN_IF_ERROR(activations_->AddTogether(
+        {{&normed_, config_.hidden}, {&qkv_, q_size + 2 * kv_size}}, freed));
+    q_ = qkv_.Cols(0, q_size);
+    k_ = qkv_.Cols(q_size, kv_size);
+    v_ = qkv_.Cols(q_size + kv_size, kv_size);
+  } else {
+    TREADLE_RETURN_IF_ERROR(activations_->AddTogether(
+        {{&normed_, config_.hidden}, {&q_, q_size}, {&k_, kv_size}, {&v_, kv_size}}, freed));
+  }
+  TREADLE_ASSIGN_OR_RETURN(attended_, activations_->Add(q_size));
+  TREADLE_ASSIGN_OR_RETURN(up_, activations_->Add(ffn_.size()));
+  gate_ = up_;  // which the activation overwrites
+  if (gated) {
+    TREADLE_ASSIGN_OR_RETURN(gate_, activations_->Add(ffn_.size()));
+  }
+  TREADLE_RETURN_IF_ERROR(sums_.Allocate(*activations_, config_.hidden, shard_));
+  activation_bytes_ = activations_->bytes();
+  return absl::OkStatus();
+}
+
+LayerPass Decoder::PassOf(const LayerWeights& layer, const KvView& kv, Communicator* ranks,
+                          Tensor hidden) {
+  const int64_t rows = hidden.rows;
+  const Tensor gate = gate_.Rows(0, rows);
+  return {
+      .backend = backend_,
+      .config = config_,
+      .rotary = architecture_->rotary ? &rotary_.table() : nullptr,
+      .sums = sums_,
+      .ranks = ranks,
+      .kv = kv,
+      .hidden = hidden,
+      .attention_in = RowsAs(layer.attention_type, normed_, rows),
+      .q = q_.Rows(0, rows),
+      .k = k_.Rows(0, rows),
+      .v = v_.Rows(0, rows),
+      .qkv = layer.qkv.loaded() ? qkv_.Rows(0, rows) : Tensor(),
+      .attended = RowsAs(layer.out_type, attended_, rows),
+      .ffn_in = RowsAs(layer.ffn_type, normed_, rows),
+      .gate = gate,
+      .up = up_.Rows(0, rows),
+      .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn_.size())};
+}
+
+absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                              Tensor hidden) {
+  TREADLE_CHECK((ranks == nullptr) == (shard_.size == 1));
+  if (first_stage()) {
+    TREADLE_RETURN_IF_ERROR(
+        sums_.Embed(backend_, outside_.embedding, vocab_, batch.token_ids, ranks, hidden));
+    if (outside_.positions.loaded()) {
+      backend_.Embed(outside_.positions.weight(), batch.positions, /*first_id=*/0,
+                     /*accumulate=*/true, hidden);
+    }
+  }
+  for (size_t i = 0; i < layer_weights_.size(); ++i) {
+    const KvView view = {kv.layout, kv.layers[i], batch.sequences};
+    TREADLE_RETURN_IF_ERROR(
+        architecture_->layer(PassOf(layer_weights_[i], view, ranks, hidden), layer_weights_[i]));
+  }
+  return absl::OkStatus();
+}
+
+void Decoder::Head(Tensor hidden, Tensor logits) {
+  const Tensor normed = outside_.head_type == DType::kF32
+                            ? hidden
+                            : Freed(outside_.head_type, hidden.rows, hidden.cols);
+  outside_.output_norm.Apply(backend_, hidden, normed);
+  const Projection out[] = {head().To(logits)};
+  backend_.MatMul(normed, out);
+}
+
+}  // namespace treadle

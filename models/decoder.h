@@ -1,0 +1,133 @@
+// What every decoder-only transformer is made of here: weights that an architecture's description
+// names, buffers for one iteration, and the way from tokens to logits. What a layer does is the
+// architecture's own (Architecture::layer).
+//
+// Thread safety: as Model.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "models/activations.h"
+#include "models/architectures/architecture.h"
+#include "models/linear.h"
+#include "models/model.h"
+#include "models/rank_sums.h"
+#include "models/rotary_embedding.h"
+#include "models/weight_loader.h"
+
+namespace treadle {
+
+struct Norm {
+  NormKind kind = NormKind::kRms;
+  float epsilon = 0;
+  Buffer gain;  // f32
+  Buffer bias;  // of layer norms
+  bool loaded() const { return gain.data() != nullptr; }
+  // Shapes as Backend::RmsNorm's.
+  void Apply(Backend& backend, Tensor x, Tensor out) const;
+};
+
+// Of one layer, or of what lies outside of layers. Extents: this rank's. What an architecture's
+// description lacks is not loaded.
+struct LayerWeights {
+  Linear embedding;               // [vocab, hidden]; first stage, and the head if tied
+  Linear positions;               // [context, hidden]; first stage, where positions are embedded
+  Norm output_norm;               // [hidden], last stage
+  Linear head;                    // [vocab, hidden], last stage, unless tied
+  Norm attention_norm, ffn_norm;  // [hidden]
+  Norm q_norm, k_norm;            // [head_dim]
+  Linear q;                       // [heads * head_dim, hidden]
+  Linear k, v;                    // [kv_heads * head_dim, hidden]
+  Linear qkv;                     // the three as one
+  Linear out;                     // [hidden, heads * head_dim]
+  Linear gate, up;                // [ffn_hidden, hidden]
+  Linear down;                    // [hidden, ffn_hidden]
+  // Of the inputs of products.
+  DType attention_type, out_type, ffn_type, down_type, head_type = DType::kF32;
+};
+
+// One iteration's rows in one layer, and what is done with them.
+struct LayerPass {
+  Backend& backend;
+  const ModelConfig& config;
+  const RotaryTable* rotary;  // null: nothing rotates
+  RankSums& sums;
+  Communicator* ranks;
+  KvView kv;
+  Tensor hidden;        // [num_tokens, hidden], the residual stream
+  Tensor attention_in;  // [num_tokens, hidden], of the type that its products read
+  Tensor q;             // [num_tokens, heads * head_dim]
+  Tensor k, v;          // [num_tokens, kv_heads * head_dim]
+  Tensor qkv;           // the three side by side, where one matrix makes them
+  Tensor attended;      // [num_tokens, heads * head_dim], as the next product reads it
+  Tensor ffn_in;        // [num_tokens, hidden], likewise
+  Tensor gate, up;      // [num_tokens, ffn_hidden]
+  Tensor inner;         // [num_tokens, ffn_hidden], likewise
+
+  void Normalize(const Norm& by, Tensor x, Tensor out) const { by.Apply(backend, x, out); }
+  // Each head of x by itself, in place.
+  void NormalizeHeads(const Norm& by, Tensor x) const;
+  // The products share their input.
+  void MatMul(Tensor x, std::initializer_list<Projection> products) const {
+    backend.MatMul(x, std::span(products.begin(), products.size()));
+  }
+  // attended = softmax(q K^T / sqrt(head_dim)) V of each head, once k and v are in the cache; q and
+  // k rotate first.
+  void Attend() const;
+  // hidden += W x + b, over all ranks.
+  absl::Status AddProduct(const Linear& linear, Tensor x) const {
+    return sums.Add(backend, linear, x, ranks, hidden);
+  }
+};
+
+class Decoder : public Model {
+ public:
+  explicit Decoder(Backend& backend) : backend_(backend) {}
+
+  // Options: complete and checked (Model::Load).
+  absl::Status Load(const Checkpoint& checkpoint, const LoadOptions& options);
+  absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
+                       Tensor hidden) override;
+  void Head(Tensor hidden, Tensor logits) override;
+
+ private:
+  bool Needs(Part part) const;
+  absl::Status LoadTensor(WeightLoader& loader, const TensorRow& row, const std::string& name,
+                          bool gguf, LayerWeights& weights);
+  absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
+  std::vector<ShardRange> PartsOf(Extent extent) const;
+  void ChooseTypes();
+  absl::Status AllocateActivations(const LoadOptions& options);
+  const Linear& head() const { return config_.tied_head ? outside_.embedding : outside_.head; }
+  // Memory that is free after the products of a layer's second norm, and outside of layers: for
+  // rows of 16 bits, which cannot lie where floats are still to be read. [rows, cols]
+  Tensor Freed(DType type, int64_t rows, int64_t cols) const {
+    return DenseTensor(normed_.data, type, rows, cols);
+  }
+  LayerPass PassOf(const LayerWeights& layer, const KvView& kv, Communicator* ranks, Tensor hidden);
+
+  // Constant after Load. heads, kv_heads, ffn_hidden and vocab in shapes: this rank's.
+  Backend& backend_;
+  const Architecture* architecture_ = nullptr;
+  ShardRange heads_;     // of all query heads
+  ShardRange kv_range_;  // of all K/V heads
+  ShardRange ffn_;       // of all inner features
+  LayerWeights outside_;
+  std::vector<LayerWeights> layer_weights_;
+  RotaryEmbedding rotary_;
+
+  // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_
+  // to v_.
+  RankSums sums_;
+  std::unique_ptr<Activations> activations_;
+  Tensor normed_;     // [num_tokens, hidden]
+  Tensor q_;          // [num_tokens, heads * head_dim]
+  Tensor k_, v_;      // [num_tokens, kv_heads * head_dim]
+  Tensor qkv_;        // [num_tokens, (heads + 2 * kv_heads) * head_dim], instead of the three
+  Tensor attended_;   // [num_tokens, heads * head_dim]
+  Tensor gate_, up_;  // [num_tokens, ffn_hidden]
+};
+
+}  // namespace treadle
