@@ -16,8 +16,8 @@
 #include "absl/status/statusor.h"
 #include "base/sync.h"
 #include "scheduler/ledger.h"
-#include "server/session/courier.h"
 #include "server/observe/log_event.h"
+#include "server/session/courier.h"
 
 namespace treadle {
 
