@@ -35,6 +35,12 @@ absl::StatusOr<std::unique_ptr<Policy>> Policy::Create(std::string_view name) {
   return InvalidArgument("scheduling policy '", name, "' is unknown, expected one of: ", names);
 }
 
+std::vector<std::string_view> Policy::Names() {
+  std::vector<std::string_view> names;
+  for (const Row& row : kPolicies) names.push_back(row.name);
+  return names;
+}
+
 int64_t SharedPages(const Request& request, int64_t page_size) {
   return (request.prompt_length() - 1) / page_size;
 }

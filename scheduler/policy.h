@@ -62,6 +62,7 @@ class Policy {
 
   // "fcfs", "request-level"; InvalidArgument lists the names otherwise.
   static absl::StatusOr<std::unique_ptr<Policy>> Create(std::string_view name);
+  static std::vector<std::string_view> Names();
 };
 
 // Shared by policies and the planner.

@@ -6,26 +6,25 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <memory>
+#include <optional>
+#include <string_view>
 
+#include "base/number.h"
 #include "base/status.h"
 
 namespace treadle {
 
 absl::StatusOr<Address> ParseAddress(const std::string& text) {
   const size_t colon = text.rfind(':');
-  Address address;
   if (colon != std::string::npos && colon > 0) {
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, address.port);
-    address.host = text.substr(0, colon);
+    const std::optional<int> port = NumberIn<int>(std::string_view(text).substr(colon + 1));
+    Address address{.host = text.substr(0, colon), .port = port.value_or(-1)};
     const bool bracketed = address.host.starts_with("[") && address.host.ends_with("]");
     if (bracketed) address.host = address.host.substr(1, address.host.size() - 2);
     const bool bare_v6 = !bracketed && address.host.find(':') != std::string::npos;
-    if (error == std::errc() && stop == end && colon + 1 < text.size() && address.port >= 0 &&
-        address.port <= 65535 && !address.host.empty() && !bare_v6) {
+    if (address.port >= 0 && address.port <= 65535 && !address.host.empty() && !bare_v6) {
       return address;
     }
   }

@@ -1,5 +1,6 @@
 // Everything that an operator can set, with documented defaults: one table of flags gives --help,
-// the parser and the effective configuration that is printed at start. Pure; no state.
+// the parser, the environment's and the file's names, the configuration that is printed, and the
+// values of the Helm chart (`make chart-flags` writes them). Pure; no state.
 #pragma once
 
 #include <chrono>
@@ -7,10 +8,11 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "base/choice.h"
+#include "engine/choices.h"
 #include "models/checkpoints/weight_plan.h"
 #include "server/observe/log_event.h"
 
@@ -19,6 +21,16 @@ class App;
 }
 
 namespace treadle {
+
+inline constexpr Choice<bool> kSwitch[] = {{"on", true}, {"off", false}};
+
+enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
+enum class PlanForwarding : uint8_t { kEarly, kLate };
+enum class WeightsFrom : uint8_t { kFile, kMaster };
+enum class OnWorkerLoss : uint8_t { kFail, kRestart };
+enum class MetricsAuth : uint8_t { kNone, kApiKey };
+inline constexpr Choice<DeviceChoice> kDevices[] = {
+    {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
 
 struct ServeOptions {
   std::string model;
@@ -30,25 +42,25 @@ struct ServeOptions {
   int64_t max_queue = 1024;
   int64_t max_context = 0;  // 0: the model's
   int64_t kv_memory = 0;    // bytes; 0: auto
-  std::string kv_dtype = "f16";
+  DType kv_dtype = DType::kF16;
   int64_t page_size = 32;
   WeightPlan weights;                      // empty: as stored
   std::optional<float> outlier_threshold;  // unset: the checkpoint's, else 6
-  std::string outlier_rule = "per-row";
-  std::string compute = "auto";
-  std::string device = "auto";
-  std::string dtype = "bf16";
+  OutlierRule outlier_rule = OutlierRule::kPerRow;
+  ComputeMode compute = ComputeMode::kAuto;
+  DeviceChoice device = DeviceChoice::kAuto;
+  DType dtype = DType::kBF16;  // of products on a GPU
   bool deterministic = false;
   std::string policy = "fcfs";
   int64_t tensor_parallel = 1;       // ranks of each stage
   int64_t pipeline_parallel = 1;     // stages; more than 1: worker processes of this machine
   std::vector<std::string> workers;  // instead: addresses of workers that run already, by stage
-  std::string wire = "f32";
-  std::string data_plane = "gloo";  // between stages
-  std::string plan_forwarding = "early";
+  WireType wire = WireType::kF32;
+  DataPlane data_plane = DataPlane::kGloo;  // between stages
+  PlanForwarding plan_forwarding = PlanForwarding::kEarly;
   int64_t placement_prompt_tokens = 32;  // beside 8 decoding sequences
-  std::string weights_from = "file";
-  std::string on_worker_loss = "restart";
+  WeightsFrom weights_from = WeightsFrom::kFile;
+  OnWorkerLoss on_worker_loss = OnWorkerLoss::kRestart;
   int64_t threads = 0;  // of all ranks and local workers together; 0: one per CPU of this process
   bool pin_threads = true;
   int64_t engine_depth = 2;
@@ -57,8 +69,8 @@ struct ServeOptions {
   std::chrono::milliseconds stream_stall_timeout{60'000};
   std::chrono::milliseconds iteration_deadline{120'000};
   int64_t max_request_bytes = 4 << 20;
-  std::string log_format = "text";
-  std::string log_level = "info";
+  LogFormat log_format = LogFormat::kText;
+  Severity log_level = Severity::kInfo;
   std::string log_file;  // empty: stderr
   bool log_requests = true;
   std::string ledger_file;  // empty: none
@@ -67,7 +79,7 @@ struct ServeOptions {
   std::string tls_client_ca;      // clients need a certificate from it; empty: they need none
   std::string control_tls;        // folder; empty: workers in plaintext
   std::string api_keys_file;      // empty: everybody may call
-  std::string metrics_auth = "none";
+  MetricsAuth metrics_auth = MetricsAuth::kNone;
   std::string metrics_tls_cert, metrics_tls_key;  // PEM files; empty: plaintext
   std::string metrics_tls_client_ca;              // as tls_client_ca, for scrapes
   std::string metrics_token_file;                 // empty: scrapes need no token of their own
@@ -79,13 +91,24 @@ struct ServeOptions {
   bool remote() const { return pipeline_parallel > 1 || !workers.empty(); }
 };
 
-// One flag: how it reads and how it shows. An error says what was expected.
+// How one kind of value reads and shows. An error says what was found and what was expected; the
+// caller adds the flag's name.
+struct FlagValue {
+  std::function<absl::Status(ServeOptions&, const std::string&)> read;
+  std::function<std::string(const ServeOptions&)> show;
+  std::string schema;  // what the Helm chart takes for it: a JSON schema on one line
+};
+
+// Where the Helm chart has a flag: as a word under its `server`, set by the chart itself from other
+// values, or nowhere (extraArgs can name it).
+enum class InChart : uint8_t { kServer, kOwn, kNowhere };
+
 struct ServeFlag {
   const char* name;  // "--listen"
   const char* help;
   bool engine;  // concerns model and engine (also flags of in-process `generate` and benchmarks)
-  std::function<absl::Status(ServeOptions&, const std::string&)> read;
-  std::function<std::string(const ServeOptions&)> show;
+  InChart chart;
+  FlagValue value;
 };
 const std::vector<ServeFlag>& ServeFlags();
 
@@ -101,6 +124,7 @@ int64_t BatchTokens(const ServeOptions& options, bool cuda);
 absl::Status CheckServeOptions(const ServeOptions& options);
 
 // The effective configuration, as the event `configuration`; in text one "name = value" per line.
-LogEvent Describe(const ServeOptions& options);
+// Either all of it, or what differs from the defaults.
+LogEvent Describe(const ServeOptions& options, bool all);
 
 }  // namespace treadle

@@ -1,7 +1,6 @@
 #include "server/configuration_sources.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -11,16 +10,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "base/status.h"
 
 namespace treadle {
 namespace {
 
-std::string Trim(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t\r");
-  if (first == text.npos) return {};
-  return std::string(text.substr(first, text.find_last_not_of(" \t\r") - first + 1));
-}
+std::string Trim(const std::string& text) { return std::string(absl::StripAsciiWhitespace(text)); }
 
 // Levenshtein's distance.
 size_t Distance(std::string_view a, std::string_view b) {
@@ -45,19 +41,13 @@ const ServeFlag* FindFlag(std::string_view name) {
 }
 
 std::string NearestName(std::string_view name) {
-  const auto& flags = ServeFlags();
-  const auto nearest =
-      std::min_element(flags.begin(), flags.end(), [&](const ServeFlag& a, const ServeFlag& b) {
-        return Distance(name, a.name + 2) < Distance(name, b.name + 2);
-      });
-  return nearest->name + 2;
+  const auto distance = [&](const ServeFlag& flag) { return Distance(name, flag.name + 2); };
+  return std::ranges::min_element(ServeFlags(), {}, distance)->name + 2;
 }
 
 std::string VariableOf(const ServeFlag& flag) {
-  std::string name = Str("TREADLE_", flag.name + 2);
-  std::replace(name.begin(), name.end(), '-', '_');
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return std::toupper(c); });
+  std::string name = absl::AsciiStrToUpper(Str("TREADLE_", flag.name + 2));
+  std::ranges::replace(name, '-', '_');
   return name;
 }
 
@@ -76,14 +66,14 @@ absl::StatusOr<Settings> ReadSettingsFile(const std::string& path) {
     if (equals == line.npos) {
       return InvalidArgument("--config: ", where, " is '", line, "', expected name = value");
     }
-    const std::string name = Trim(std::string_view(line).substr(0, equals));
+    const std::string name = Trim(line.substr(0, equals));
     const ServeFlag* flag = FindFlag(name);
     if (flag == nullptr) {
       return InvalidArgument("--config: ", where, ": '", name,
                              "' is no setting; the nearest one is '", NearestName(name), "'");
     }
-    const auto [known, fresh] = settings.try_emplace(
-        flag->name, Setting{Trim(std::string_view(line).substr(equals + 1)), where});
+    const auto [known, fresh] =
+        settings.try_emplace(flag->name, Setting{Trim(line.substr(equals + 1)), where});
     if (!fresh) {
       return InvalidArgument("--config: ", where, ": '", name, "' is there twice, before in ",
                              known->second.source);
@@ -107,7 +97,7 @@ absl::StatusOr<Settings> ApplySources(Settings given, const std::string& path,
     const auto in_file = file.find(flag.name);
     if (value == nullptr && in_file == file.end()) continue;
     Setting setting = value != nullptr ? Setting{value, variable} : in_file->second;
-    if (const absl::Status read = flag.read(options, setting.value); !read.ok()) {
+    if (const absl::Status read = flag.value.read(options, setting.value); !read.ok()) {
       return InvalidArgument(flag.name, " (", setting.source, ") ", std::string(read.message()));
     }
     given[flag.name] = std::move(setting);
@@ -121,7 +111,7 @@ std::string PrintSettings(const Settings& settings, const ServeOptions& options)
     text += Str("\n# ", flag.help, "\n");
     const auto found = settings.find(flag.name);
     if (found == settings.end()) {
-      text += Str("# by default: ", flag.name + 2, " = ", flag.show(options), "\n");
+      text += Str("# by default: ", flag.name + 2, " = ", flag.value.show(options), "\n");
     } else {
       text += Str("# from ", found->second.source, "\n", flag.name + 2, " = ", found->second.value,
                   "\n");

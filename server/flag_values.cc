@@ -3,9 +3,12 @@
 #include <charconv>
 #include <cmath>
 #include <initializer_list>
+#include <optional>
 #include <utility>
 
+#include "base/number.h"
 #include "base/status.h"
+#include "server/address.h"
 
 namespace treadle {
 namespace {
@@ -49,75 +52,72 @@ absl::StatusOr<std::chrono::milliseconds> ParseDuration(const std::string& text)
   return std::chrono::milliseconds(static_cast<int64_t>(ms));
 }
 
-ReadFlag ReadInteger(int64_t ServeOptions::*field, int64_t low, int64_t high) {
-  return [=](ServeOptions& options, const std::string& text) {
-    int64_t value = 0;
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, value);
-    if (error != std::errc() || stop != end || value < low || value > high) {
-      return InvalidArgument("is '", text, "', expected a whole number from ", low, " to ", high);
-    }
-    options.*field = value;
-    return absl::OkStatus();
+FlagValue Integer(int64_t ServeOptions::*field, int64_t low, int64_t high, std::string zero) {
+  const bool automatic = zero == "auto";
+  const auto parse = [=](const std::string& text) -> absl::StatusOr<int64_t> {
+    if (automatic && text == zero) return 0;
+    const std::optional<int64_t> value = NumberIn<int64_t>(text);
+    if (value && *value >= low && *value <= high) return *value;
+    return InvalidArgument("is '", text, "', expected ", automatic ? "auto or " : "",
+                           "a whole number from ", low, " to ", high);
   };
-}
-ShowFlag ShowInteger(int64_t ServeOptions::*field, std::string if_zero) {
-  return [=](const ServeOptions& options) {
-    return options.*field == 0 ? if_zero : std::to_string(options.*field);
-  };
+  const auto show = [zero](int64_t value) { return value == 0 ? zero : std::to_string(value); };
+  return Value<int64_t>(
+      field, parse, show,
+      Str(R"({"type": "integer", "minimum": )", low, R"(, "maximum": )", high, "}"));
 }
 
-ReadFlag ReadText(std::string ServeOptions::*field) {
-  return [=](ServeOptions& options, const std::string& text) {
-    options.*field = text;
-    return absl::OkStatus();
+FlagValue Size(int64_t ServeOptions::*field, int64_t low, int64_t high, std::string expected,
+               std::string zero) {
+  const bool automatic = zero == "auto";
+  const auto parse = [=](const std::string& text) -> absl::StatusOr<int64_t> {
+    if (automatic && text == zero) return 0;
+    absl::StatusOr<int64_t> value = ParseSize(text);
+    if (value.ok() && *value >= low && *value <= high) return value;
+    return InvalidArgument("is '", text, "', expected ", automatic ? "auto or " : "", expected);
   };
-}
-ShowFlag ShowText(std::string ServeOptions::*field) {
-  return [=](const ServeOptions& options) {
-    return (options.*field).empty() ? "none" : options.*field;
-  };
-}
-
-ReadFlag ReadChoice(std::string ServeOptions::*field, std::vector<std::string> choices) {
-  return [=](ServeOptions& options, const std::string& text) {
-    std::string all;
-    for (const std::string& choice : choices) {
-      if (choice == text) {
-        options.*field = text;
-        return absl::OkStatus();
-      }
-      all += (all.empty() ? "" : " or ") + choice;
-    }
-    return InvalidArgument("is '", text, "', expected ", all);
-  };
+  const auto show = [zero](int64_t value) { return value == 0 ? zero : ShowBytes(value); };
+  std::string schema = R"({"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?[KMGT]?$"})";
+  if (automatic) schema = Str(R"({"anyOf": [{"enum": ["auto"]}, )", schema, "]}");
+  return Value<int64_t>(field, parse, show, std::move(schema));
 }
 
-ReadFlag ReadDuration(std::chrono::milliseconds ServeOptions::*field) {
-  return [=](ServeOptions& options, const std::string& text) {
-    auto parsed = ParseDuration(text);
-    if (parsed.ok()) options.*field = *parsed;
-    return parsed.status();
-  };
-}
-ShowFlag ShowDuration(std::chrono::milliseconds ServeOptions::*field) {
-  return [=](const ServeOptions& options) {
-    const int64_t ms = (options.*field).count();
+FlagValue Duration(std::chrono::milliseconds ServeOptions::*field) {
+  const auto show = [](std::chrono::milliseconds time) {
+    const int64_t ms = time.count();
     return ms % 1000 == 0 ? Str(ms / 1000, "s") : Str(ms, "ms");
   };
+  return Value<std::chrono::milliseconds>(
+      field, ParseDuration, show,
+      R"({"type": "string", "pattern": "^[0-9]+(\\.[0-9]+)?(ms|s|m|h)$"})");
 }
 
-ReadFlag ReadSwitch(bool ServeOptions::*field) {
-  return [=](ServeOptions& options, const std::string& text) {
-    if (text != "on" && text != "off") {
-      return InvalidArgument("is '", text, "', expected on or off");
-    }
-    options.*field = text == "on";
-    return absl::OkStatus();
-  };
+std::string ShowText(const std::string& text) { return text.empty() ? "none" : text; }
+
+FlagValue Text(std::string ServeOptions::*field, std::string schema) {
+  const auto parse = [](const std::string& text) { return text; };
+  return Value<std::string>(field, parse, ShowText, std::move(schema));
 }
-ShowFlag ShowSwitch(bool ServeOptions::*field) {
-  return [=](const ServeOptions& options) { return options.*field ? "on" : "off"; };
+
+FlagValue Listen(std::string ServeOptions::*field, bool optional) {
+  const auto parse = [optional](const std::string& text) -> absl::StatusOr<std::string> {
+    if (optional && (text.empty() || text == "none")) return "none";
+    TREADLE_RETURN_IF_ERROR(ParseAddress(text).status());
+    return text;
+  };
+  return Value<std::string>(field, parse, ShowText);
+}
+
+absl::Status ExpectedOneOf(const std::vector<std::string_view>& words, const std::string& text) {
+  std::string all;
+  for (const std::string_view word : words) all += Str(all.empty() ? "" : " or ", word);
+  return InvalidArgument("is '", text, "', expected ", all);
+}
+
+std::string EnumSchema(const std::vector<std::string_view>& words) {
+  std::string all;
+  for (const std::string_view word : words) all += Str(all.empty() ? "\"" : ", \"", word, "\"");
+  return Str(R"({"enum": [)", all, "]}");
 }
 
 std::string ShowBytes(int64_t bytes) {

@@ -1,37 +1,67 @@
-// How values of serve's flags are read and shown: what several flags have in common.
+// What the values of serve's flags have in common: kinds of values, for the rows of the table.
 //
-// Pure. What reads says in its error what was found and what was expected; the caller adds the
-// flag's name.
+// Pure.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/choice.h"
 #include "server/configuration.h"
 
 namespace treadle {
 
-using ReadFlag = std::function<absl::Status(ServeOptions&, const std::string&)>;
-using ShowFlag = std::function<std::string(const ServeOptions&)>;
+inline constexpr char kAnyText[] = R"({"type": "string"})";
 
-ReadFlag ReadInteger(int64_t ServeOptions::*field, int64_t low, int64_t high);
-ShowFlag ShowInteger(int64_t ServeOptions::*field, std::string if_zero = "0");
+// A value that `parse` reads and `show` shows.
+template <typename T>
+FlagValue Value(T ServeOptions::*field, std::function<absl::StatusOr<T>(const std::string&)> parse,
+                std::function<std::string(const T&)> show, std::string schema = kAnyText) {
+  return {.read = [=](ServeOptions& options, const std::string& text) -> absl::Status {
+            absl::StatusOr<T> value = parse(text);
+            if (value.ok()) options.*field = *std::move(value);
+            return value.status();
+          },
+          .show = [=](const ServeOptions& options) { return show(options.*field); },
+          .schema = std::move(schema)};
+}
 
-ReadFlag ReadText(std::string ServeOptions::*field);
-ShowFlag ShowText(std::string ServeOptions::*field);  // "none" if it is empty
+// Numbers show 0 as `zero`, and read it where that is "auto".
+FlagValue Integer(int64_t ServeOptions::*field, int64_t low, int64_t high, std::string zero = "0");
+// Bytes; `expected` is for the error.
+FlagValue Size(int64_t ServeOptions::*field, int64_t low, int64_t high, std::string expected,
+               std::string zero = "0");
+FlagValue Duration(std::chrono::milliseconds ServeOptions::*field);
+// Shows the empty text as "none".
+FlagValue Text(std::string ServeOptions::*field, std::string schema = kAnyText);
+std::string ShowText(const std::string& text);
+// host:port. With `optional` also "none".
+FlagValue Listen(std::string ServeOptions::*field, bool optional);
 
-ReadFlag ReadChoice(std::string ServeOptions::*field, std::vector<std::string> choices);
+// What a value that is none of `words` is told, and their schema.
+absl::Status ExpectedOneOf(const std::vector<std::string_view>& words, const std::string& text);
+std::string EnumSchema(const std::vector<std::string_view>& words);
 
-ReadFlag ReadDuration(std::chrono::milliseconds ServeOptions::*field);
-ShowFlag ShowDuration(std::chrono::milliseconds ServeOptions::*field);
-
-ReadFlag ReadSwitch(bool ServeOptions::*field);  // "on" or "off"
-ShowFlag ShowSwitch(bool ServeOptions::*field);
+template <typename T, size_t N>
+FlagValue OneOf(T ServeOptions::*field, const Choice<T> (&choices)[N]) {
+  std::vector<std::string_view> words;
+  for (const Choice<T>& choice : choices) words.push_back(choice.word);
+  const auto parse = [words, &choices](const std::string& text) -> absl::StatusOr<T> {
+    const std::optional<T> value = ValueOf(choices, text);
+    if (!value) return ExpectedOneOf(words, text);
+    return *value;
+  };
+  const auto show = [&choices](const T& value) { return std::string(WordOf(choices, value)); };
+  return Value<T>(field, parse, show, EnumSchema(words));
+}
 
 // "512", "64K", "100M", "2G", "1.5G" (powers of 1024) and "30s", "500ms", "2m".
 absl::StatusOr<int64_t> ParseSize(const std::string& text);

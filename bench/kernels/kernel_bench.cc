@@ -49,7 +49,7 @@ double Ceiling(const WeightFormat* format, const KernelBenchOptions& options,
                const MachinePeaks& peaks) {
   if (format == nullptr || peaks.integer_gigaops == 0) return peaks.float_gigaops;
   if (format->activations == ActivationPolicy::kRowInt8) return peaks.integer_gigaops;
-  if (options.device == "cuda") return peaks.float_gigaops;
+  if (options.device == BenchDevice::kCuda) return peaks.float_gigaops;
   if (format->group > 0 && options.compute == ComputeMode::kInt8) return peaks.integer_gigaops;
   const bool words = format->group > 0 || format->apart();
   const bool int16 =
@@ -64,7 +64,7 @@ class Measurement {
       : options_(options),
         backend_(backend),
         report_(report),
-        asynchronous_(options.device == "cuda") {}
+        asynchronous_(options.device == BenchDevice::kCuda) {}
 
   void Run(const OpCase& op_case) {
     const auto run = PrepareAsModels(op_case);
@@ -171,7 +171,7 @@ void RunOpCases(const KernelBenchOptions& options, Measurement& measurement) {
   }
   for (size_t i = 0; i < cases.size(); ++i) {
     const OpCase& c = *cases[i];
-    if (c.op == Op::kMatMul && c.rows <= kColdRows && options.device != "reference") {
+    if (c.op == Op::kMatMul && c.rows <= kColdRows && options.device != BenchDevice::kReference) {
       std::vector<RandomMatrix> matrices;
       std::vector<MatrixSource> sources;
       for (const int64_t n : c.outputs) {
@@ -239,7 +239,7 @@ absl::Status RunLayerCases(const KernelBenchOptions& options,
 absl::StatusOr<std::unique_ptr<Backend>> Open(const KernelBenchOptions& options,
                                               KernelBenchReport& report) {
   std::unique_ptr<Backend> backend;
-  if (options.device == "cuda") {
+  if (options.device == BenchDevice::kCuda) {
     TREADLE_ASSIGN_OR_RETURN(backend, CreateCudaBackend({.deterministic = options.deterministic}));
     TREADLE_ASSIGN_OR_RETURN(report.peaks, MeasureCudaPeaks());
     report.description = backend->description();
@@ -251,15 +251,13 @@ absl::StatusOr<std::unique_ptr<Backend>> Open(const KernelBenchOptions& options,
   } else {
     TREADLE_ASSIGN_OR_RETURN(isa, ChooseIsa());
   }
-  if (options.device == "reference") {
+  if (options.device == BenchDevice::kReference) {
     backend = CreateReferenceBackend(options.compute);
-  } else if (options.device == "cpu") {
+  } else {
     TREADLE_ASSIGN_OR_RETURN(
         backend,
         CreateCpuBackend(
             {.threads = options.threads, .pin = true, .compute = options.compute, .isa = isa}));
-  } else {
-    return InvalidArgument("device is '", options.device, "', expected cpu, cuda or reference");
   }
   report.description = backend->description();
   ThreadPool pool(options.threads > 0 ? options.threads : UsableCpus(), /*pin=*/true);
@@ -275,15 +273,16 @@ absl::StatusOr<KernelBenchReport> RunKernelBench(const KernelBenchOptions& optio
   for (const std::string& format : options.formats) {
     TREADLE_ASSIGN_OR_RETURN(specs.emplace_back(), ParseQuantizeSpec(format));
   }
-  if (!options.crossover_rows.empty() && options.device != "cuda") {
-    return InvalidArgument("rows to find crossovers at, with device ", options.device,
+  if (!options.crossover_rows.empty() && options.device != BenchDevice::kCuda) {
+    return InvalidArgument("rows to find crossovers at, with device ",
+                           WordOf(kBenchDevices, options.device),
                            ": only cuda has kernels for few rows and others for many");
   }
   KernelBenchReport report;
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, Open(options, report));
   backend->BindThread();
   Measurement measurement(options, *backend, report);
-  const LayerRun run = {&measurement, "", options.rows, options.device == "cuda"};
+  const LayerRun run = {&measurement, "", options.rows, options.device == BenchDevice::kCuda};
   if (options.model.empty()) {
     RunOpCases(options, measurement);
   } else if (options.crossover_rows.empty()) {

@@ -13,14 +13,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/choice.h"
 #include "bench/kernels/machine_peaks.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/isa.h"
 
 namespace treadle {
 
+enum class BenchDevice : uint8_t { kCpu, kCuda, kReference };
+inline constexpr Choice<BenchDevice> kBenchDevices[] = {{"cpu", BenchDevice::kCpu},
+                                                        {"cuda", BenchDevice::kCuda},
+                                                        {"reference", BenchDevice::kReference}};
+
 struct KernelBenchOptions {
-  std::string device = "cpu";  // or "cuda", "reference"
+  BenchDevice device = BenchDevice::kCpu;
   bool deterministic = false;  // on a GPU: CudaOptions::deterministic
   std::string filter;          // cases whose name contains it
   // Set: instead of the op cases, the products and the attention of a layer of this checkpoint

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <sstream>
 #include <utility>
 
+#include "base/number.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -22,13 +22,9 @@ constexpr double kMostPerMinute = 1e12;
 
 absl::StatusOr<std::optional<double>> ParseLimit(const std::string& text) {
   if (text.empty() || text == "-") return std::optional<double>();
-  int64_t value = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end || value < 0 || value > kMostPerMinute) {
-    return InvalidArgument("limit is '", text, "', expected a whole number per minute, or -");
-  }
-  return std::optional<double>(value);
+  const std::optional<int64_t> value = NumberIn<int64_t>(text);
+  if (value && *value >= 0 && *value <= kMostPerMinute) return static_cast<double>(*value);
+  return InvalidArgument("limit is '", text, "', expected a whole number per minute, or -");
 }
 
 // Its words, without a comment.
@@ -37,16 +33,6 @@ std::vector<std::string> WordsOf(const std::string& line) {
   std::vector<std::string> words;
   for (std::string word; in >> word;) words.push_back(word);
   return words;
-}
-
-absl::StatusOr<std::vector<std::string>> LinesOf(const std::string& path, const std::string& flag) {
-  std::ifstream file(path);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(line);
-  if (!file.eof() || file.bad()) {
-    return InvalidArgument(flag, ": cannot read ", path, ": ", std::strerror(errno));
-  }
-  return lines;
 }
 
 }  // namespace
@@ -129,24 +115,29 @@ absl::StatusOr<ApiKeys::Line> ApiKeys::ParseLine(const std::string& text, size_t
   return line;
 }
 
-absl::StatusOr<std::vector<ApiKeys::Line>> ApiKeys::Read() const {
-  TREADLE_ASSIGN_OR_RETURN(const std::vector<std::string> texts, LinesOf(path_, flag_));
+absl::Status ApiKeys::Read() {
+  std::ifstream file(path_);
   std::vector<Line> lines;
-  for (size_t i = 0; i < texts.size(); ++i) {
-    if (WordsOf(texts[i]).empty()) continue;
-    auto line = ParseLine(texts[i], i + 1);
+  std::string text;
+  for (size_t number = 1; std::getline(file, text); ++number) {
+    if (WordsOf(text).empty()) continue;
+    auto line = ParseLine(text, number);
     const auto same = [&](const Line& other) { return other.digest == line->digest; };
     if (line.ok() && std::any_of(lines.begin(), lines.end(), same)) {
       line = InvalidArgument("the key is there twice");
     }
     if (!line.ok()) {
-      return InvalidArgument(flag_, ": ", path_, " line ", i + 1, ": ",
+      return InvalidArgument(flag_, ": ", path_, " line ", number, ": ",
                              std::string(line.status().message()));
     }
     lines.push_back(*std::move(line));
   }
+  if (!file.eof()) {
+    return InvalidArgument(flag_, ": cannot read ", path_, ": ", std::strerror(errno));
+  }
   if (lines.empty()) return InvalidArgument(flag_, ": ", path_, " has no key");
-  return lines;
+  Take(std::move(lines));
+  return absl::OkStatus();
 }
 
 void ApiKeys::Take(std::vector<Line> lines) {
@@ -167,30 +158,32 @@ void ApiKeys::Take(std::vector<Line> lines) {
   entries_ = std::move(entries);
 }
 
-void ApiKeys::Reload() {
-  auto lines = Read();
-  if (!lines.ok()) {
+void ApiKeys::Tell(const absl::Status& read) const {
+  if (!read.ok()) {
     log_({.severity = Severity::kWarning,
           .name = "keys_reload_failed",
-          .message = Str(std::string(lines.status().message()), "; the keys stay as they were"),
+          .message = Str(std::string(read.message()), "; the keys stay as they were"),
           .fields = {{"file", path_}}});
     return;
   }
-  const auto count = static_cast<int64_t>(lines->size());
+  int64_t count = 0;
+  {
+    MutexLock lock(mutex_);
+    count = static_cast<int64_t>(entries_.size());
+  }
   log_({.name = "keys_reloaded",
         .message = Str(flag_, ": read ", path_, " anew, keys: ", count),
         .fields = {{"file", path_}, {"keys", count}}});
-  Take(*std::move(lines));
 }
 
 absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path, LogSink log,
                                                        std::string flag) {
   std::unique_ptr<ApiKeys> keys(new ApiKeys(path, std::move(log), std::move(flag)));
-  // Watched first: a change during the first read is seen.
-  keys->watcher_ = std::make_unique<FileWatcher>(std::vector<std::string>{path},
-                                                 [self = keys.get()] { self->Reload(); });
-  TREADLE_ASSIGN_OR_RETURN(std::vector<Line> lines, keys->Read());
-  keys->Take(std::move(lines));
+  ApiKeys* const self = keys.get();
+  TREADLE_ASSIGN_OR_RETURN(keys->watcher_,
+                           FileWatcher::Open(
+                               {path}, [self] { return self->Read(); },
+                               [self](const absl::Status& read) { self->Tell(read); }));
   return keys;
 }
 

@@ -85,9 +85,9 @@ class ApiKeys {
       : path_(std::move(path)), log_(std::move(log)), flag_(std::move(flag)) {}
   static Digest DigestOf(std::string_view key);
   static absl::StatusOr<Line> ParseLine(const std::string& text, size_t number);
-  absl::StatusOr<std::vector<Line>> Read() const;
+  absl::Status Read();
   void Take(std::vector<Line> lines) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Reload();
+  void Tell(const absl::Status& read) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::string path_;
   const LogSink log_;

@@ -2,17 +2,34 @@
 
 #include <sys/stat.h>
 
+#include <chrono>
 #include <utility>
 
 #include "base/status.h"
 
 namespace treadle {
 
-FileWatcher::FileWatcher(std::vector<std::string> paths, std::function<void()> changed,
-                         std::chrono::milliseconds period)
-    : paths_(std::move(paths)), changed_(std::move(changed)), period_(period), seen_(Look()) {
-  thread_ = std::thread([this] { Run(); });
+namespace {
+
+constexpr std::chrono::seconds kPeriod{1};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<FileWatcher>> FileWatcher::Open(
+    std::vector<std::string> paths, std::function<absl::Status()> read,
+    std::function<void(const absl::Status&)> told) {
+  std::erase(paths, "");
+  std::unique_ptr<FileWatcher> watcher(
+      new FileWatcher(std::move(paths), std::move(read), std::move(told)));
+  watcher->seen_ = watcher->Look();  // first: a change during the first read is seen
+  TREADLE_RETURN_IF_ERROR(watcher->read_());
+  watcher->thread_ = std::thread([self = watcher.get()] { self->Run(); });
+  return watcher;
 }
+
+FileWatcher::FileWatcher(std::vector<std::string> paths, std::function<absl::Status()> read,
+                         std::function<void(const absl::Status&)> told)
+    : paths_(std::move(paths)), read_(std::move(read)), told_(std::move(told)) {}
 
 FileWatcher::~FileWatcher() {
   {
@@ -20,7 +37,7 @@ FileWatcher::~FileWatcher() {
     stopping_ = true;
     woken_.NotifyAll();
   }
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 std::string FileWatcher::Look() const {
@@ -41,7 +58,7 @@ void FileWatcher::Run() {
   while (true) {
     {
       MutexLock lock(mutex_);
-      const auto until = std::chrono::steady_clock::now() + period_;
+      const auto until = std::chrono::steady_clock::now() + kPeriod;
       while (!stopping_ && std::chrono::steady_clock::now() < until) {
         woken_.WaitUntil(mutex_, until);
       }
@@ -50,7 +67,7 @@ void FileWatcher::Run() {
     std::string now = Look();
     if (now == seen_) continue;
     seen_ = std::move(now);
-    changed_();
+    told_(read_());
   }
 }
 

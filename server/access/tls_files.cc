@@ -168,45 +168,27 @@ absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files) {
   return material;
 }
 
-absl::Status CheckTlsFiles(const TlsFiles& files) { return ReadTlsFiles(files).status(); }
-
-TlsWatcher::TlsWatcher(const TlsFiles& files, LogSink log, Take take)
-    : files_(files), log_(std::move(log)), take_(std::move(take)) {}
-
-absl::StatusOr<std::unique_ptr<TlsWatcher>> TlsWatcher::Open(const TlsFiles& files, LogSink log,
-                                                             Take take) {
-  std::unique_ptr<TlsWatcher> self(new TlsWatcher(files, std::move(log), std::move(take)));
-  std::vector<std::string> watched;
-  for (const std::string* path : {&files.certificate, &files.key, &files.ca}) {
-    if (!path->empty()) watched.push_back(*path);
-  }
-  // Watched first: a change during the first read is seen.
-  self->watcher_ = std::make_unique<FileWatcher>(std::move(watched),
-                                                 [watcher = self.get()] { watcher->Reload(); });
-  TREADLE_RETURN_IF_ERROR(self->Read());
-  return self;
-}
-
-absl::Status TlsWatcher::Read() {
-  MutexLock lock(reading_);
-  TREADLE_ASSIGN_OR_RETURN(const TlsMaterial material, ReadTlsFiles(files_));
-  take_(material);
-  return absl::OkStatus();
-}
-
-void TlsWatcher::Reload() {
-  const absl::Status status = Read();
-  const std::string& file = files_.certificate.empty() ? files_.ca : files_.certificate;
-  if (status.ok()) {
-    log_({.name = "tls_reloaded",
-          .message = Str("TLS: read ", file, " anew"),
-          .fields = {{"file", file}}});
-  } else {
-    log_({.severity = Severity::kWarning,
-          .name = "tls_reload_failed",
-          .message = Str(std::string(status.message()), "; what was there stays in use"),
-          .fields = {{"file", file}}});
-  }
+absl::StatusOr<std::unique_ptr<FileWatcher>> WatchTlsFiles(
+    const TlsFiles& files, LogSink log, std::function<void(const TlsMaterial&)> take) {
+  const auto read = [files, take = std::move(take)]() -> absl::Status {
+    TREADLE_ASSIGN_OR_RETURN(const TlsMaterial material, ReadTlsFiles(files));
+    take(material);
+    return absl::OkStatus();
+  };
+  const std::string& file = files.certificate.empty() ? files.ca : files.certificate;
+  const auto told = [file, log = std::move(log)](const absl::Status& status) {
+    if (status.ok()) {
+      log({.name = "tls_reloaded",
+           .message = Str("TLS: read ", file, " anew"),
+           .fields = {{"file", file}}});
+    } else {
+      log({.severity = Severity::kWarning,
+           .name = "tls_reload_failed",
+           .message = Str(std::string(status.message()), "; what was there stays in use"),
+           .fields = {{"file", file}}});
+    }
+  };
+  return FileWatcher::Open({files.certificate, files.key, files.ca}, read, told);
 }
 
 }  // namespace treadle

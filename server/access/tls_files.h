@@ -2,7 +2,7 @@
 //
 // A change that does not pass the checks is reported, and what was there stays in use.
 //
-// Thread safety: TlsWatcher calls back on its own thread; the rest is stateless.
+// Thread safety: pure, but for the files.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "base/sync.h"
 #include "server/access/file_watcher.h"
 #include "server/observe/log_event.h"
 
@@ -39,27 +38,10 @@ struct TlsMaterial {
 // Reads and checks: readable, PEM, key and certificate belong together, valid today, and strong
 // enough for OpenSSL. InvalidArgument names file and reason.
 absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files);
-absl::Status CheckTlsFiles(const TlsFiles& files);
 
-class TlsWatcher {
- public:
-  using Take = std::function<void(const TlsMaterial&)>;  // one call at a time
-
-  // Reads the files for the first time, and hands them and every later version that passes the
-  // checks to `take`.
-  static absl::StatusOr<std::unique_ptr<TlsWatcher>> Open(const TlsFiles& files, LogSink log,
-                                                          Take take);
-
- private:
-  TlsWatcher(const TlsFiles& files, LogSink log, Take take);
-  absl::Status Read() ABSL_LOCKS_EXCLUDED(reading_);
-  void Reload();
-
-  const TlsFiles files_;
-  const LogSink log_;
-  const Take take_;
-  Mutex reading_;  // reads follow each other, so that the last one taken is the latest
-  std::unique_ptr<FileWatcher> watcher_;  // last
-};
+// Reads the files for the first time, and hands them and every later version that passes the checks
+// to `take`, one after the other.
+absl::StatusOr<std::unique_ptr<FileWatcher>> WatchTlsFiles(
+    const TlsFiles& files, LogSink log, std::function<void(const TlsMaterial&)> take);
 
 }  // namespace treadle

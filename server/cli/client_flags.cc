@@ -3,21 +3,11 @@
 #include <grpcpp/security/credentials.h>
 
 #include <CLI/CLI.hpp>
-#include <fstream>
-#include <iterator>
 
 #include "base/status.h"
 #include "server/access/api_keys.h"
 
 namespace treadle {
-namespace {
-
-std::string TextOf(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-}  // namespace
 
 void AddClientFlags(CLI::App& app, ClientFlags& flags) {
   CLI::Option* ca = app.add_option("--tls-ca", flags.tls.ca,
@@ -32,9 +22,8 @@ void AddClientFlags(CLI::App& app, ClientFlags& flags) {
 absl::StatusOr<ClientAccess> OpenAccess(const ClientFlags& flags) {
   ClientAccess access{.credentials = grpc::InsecureChannelCredentials(), .authorization = {}};
   if (!flags.tls.empty()) {
-    TREADLE_RETURN_IF_ERROR(CheckTlsFiles(flags.tls));
-    access.credentials = grpc::SslCredentials(
-        {TextOf(flags.tls.ca), TextOf(flags.tls.key), TextOf(flags.tls.certificate)});
+    TREADLE_ASSIGN_OR_RETURN(const TlsMaterial material, ReadTlsFiles(flags.tls));
+    access.credentials = grpc::SslCredentials({material.ca, material.key, material.certificate});
   }
   if (!flags.api_key_file.empty()) {
     TREADLE_ASSIGN_OR_RETURN(const std::string key, ReadFirstKey(flags.api_key_file));

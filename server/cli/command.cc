@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <utility>
 
 namespace treadle {
 namespace {
@@ -26,6 +27,18 @@ int CodeOf(const absl::Status& status) {
 }
 
 }  // namespace
+
+void AddWords(CLI::App& app, const char* name, std::vector<std::string> words,
+              std::function<void(size_t)> take, const char* help) {
+  const CLI::IsMember one_of_them(words);
+  app.add_option_function<std::string>(
+         name,
+         [words = std::move(words), take = std::move(take)](const std::string& word) {
+           take(static_cast<size_t>(std::ranges::find(words, word) - words.begin()));
+         },
+         help)
+      ->check(one_of_them);
+}
 
 std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char** argv) {
   app.name(std::string("treadle ") + command);

@@ -4,11 +4,15 @@
 // Exit codes: kExitCodes.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/choice.h"
 #include "server/observe/log.h"
 
 namespace CLI {
@@ -35,6 +39,19 @@ int RunInspect(int argc, char** argv);
 int RunQuantize(int argc, char** argv);
 int RunPerplexity(int argc, char** argv);
 int RunBench(int argc, char** argv);
+
+// An option that takes one of `words`, and gives its index to `take`.
+void AddWords(CLI::App& app, const char* name, std::vector<std::string> words,
+              std::function<void(size_t)> take, const char* help);
+// An option that takes a word of the table; `target` is what it stands for.
+template <typename Target, typename T, size_t N>
+void AddChoice(CLI::App& app, const char* name, Target& target, const Choice<T> (&choices)[N],
+               const char* help) {
+  std::vector<std::string> words;
+  for (const Choice<T>& choice : choices) words.emplace_back(choice.word);
+  AddWords(
+      app, name, std::move(words), [&](size_t index) { target = choices[index].value; }, help);
+}
 
 // Nothing if the command should go on; else the exit code (0 after --help).
 std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char** argv);

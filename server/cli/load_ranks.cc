@@ -16,14 +16,8 @@ LoadOptions LoadOptionsFrom(const ServeOptions& options, int64_t max_context) {
   load.max_context = max_context;
   load.weights = options.weights;
   load.outlier_threshold = options.outlier_threshold;
-  load.outlier_rule =
-      options.outlier_rule == "per-call" ? OutlierRule::kPerCall : OutlierRule::kPerRow;
+  load.outlier_rule = options.outlier_rule;
   return load;
-}
-
-DType KvTypeOf(const ServeOptions& options) {
-  if (options.kv_dtype == "bf16") return DType::kBF16;
-  return options.kv_dtype == "f32" ? DType::kF32 : DType::kF16;
 }
 
 int ThreadsOfRank(const ServeOptions& options, int64_t parts) {

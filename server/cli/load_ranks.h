@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 #include "engine/stage_ranks.h"
-#include "kernels/dtype.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 #include "server/cli/rank_devices.h"
@@ -27,7 +26,6 @@ absl::StatusOr<std::vector<StageRanks::Rank>> LoadRanks(const Checkpoint& checkp
 
 // How `options` say that a model is loaded; shard 0 of all ranks.
 LoadOptions LoadOptionsFrom(const ServeOptions& options, int64_t max_context);
-DType KvTypeOf(const ServeOptions& options);
 
 // Threads of one rank when `parts` ranks, over all stages, share the threads of `options`.
 int ThreadsOfRank(const ServeOptions& options, int64_t parts);

@@ -4,24 +4,23 @@
 
 #include <CLI/CLI.hpp>
 
+#include "server/cli/command.h"
+
 namespace treadle {
 
-void AddLogFlags(CLI::App& app, LogFlags& flags) {
-  app.add_option("--log-format", flags.format,
-                 "lines of the log: text, or json with time, severity, event and fields")
-      ->check(CLI::IsMember({"text", "json"}));
-  app.add_option("--log-level", flags.level, "log what is at least this: info, warning or error")
-      ->check(CLI::IsMember({"info", "warning", "error"}));
+void AddLogFlags(CLI::App& app, Log::Options& options) {
+  AddChoice(app, "--log-format", options.format, kLogFormats,
+            "lines of the log: text, or json with time, severity, event and fields");
+  AddChoice(app, "--log-level", options.level, kSeverities,
+            "log what is at least this: info, warning or error");
   app.add_option(
-      "--log-file", flags.file,
+      "--log-file", options.file,
       "append the log to this file, opened anew when it was renamed; without it: stderr");
 }
 
-absl::StatusOr<std::unique_ptr<Log>> OpenLog(const LogFlags& flags) {
-  if (!flags.file.empty()) signal(SIGHUP, SIG_IGN);
-  return Log::Open({.format = flags.format == "json" ? LogFormat::kJson : LogFormat::kText,
-                    .level = SeverityNamed(flags.level).value_or(Severity::kInfo),
-                    .file = flags.file});
+absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options) {
+  if (!options.file.empty()) signal(SIGHUP, SIG_IGN);
+  return Log::Open(options);
 }
 
 }  // namespace treadle

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "absl/status/statusor.h"
 #include "server/observe/log.h"
@@ -15,17 +14,11 @@ class App;
 
 namespace treadle {
 
-struct LogFlags {
-  std::string format = "text";
-  std::string level = "info";
-  std::string file;  // empty: stderr
-};
-
 // --log-format, --log-level and --log-file, named as serve's.
-void AddLogFlags(CLI::App& app, LogFlags& flags);
+void AddLogFlags(CLI::App& app, Log::Options& options);
 
 // With a file, SIGHUP is ignored from now on: programs that rotate logs like to send it, and a file
 // that was renamed is opened anew without it.
-absl::StatusOr<std::unique_ptr<Log>> OpenLog(const LogFlags& flags);
+absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options);
 
 }  // namespace treadle

@@ -75,7 +75,7 @@ absl::Status UseWorkers(std::shared_ptr<const Checkpoint> checkpoint, const Serv
   opened.served.kv_pages = workers.kv_pages;
   KvMemoryRequest memory;
   memory.page_size = options.page_size;
-  memory.kv_dtype = KvTypeOf(options);
+  memory.kv_dtype = options.kv_dtype;
   memory.tensor_parallel = options.tensor_parallel;
   opened.kv = KvMemoryOf(config, memory, workers.kv_pages);
   opened.notice += (opened.notice.empty() ? "" : "; ") + workers.placement;
@@ -103,7 +103,7 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
   memory.max_batch_size = options.max_batch_size;
   memory.max_context = max_context;
   memory.page_size = options.page_size;
-  memory.kv_dtype = KvTypeOf(options);
+  memory.kv_dtype = options.kv_dtype;
   memory.tensor_parallel = options.tensor_parallel;
   TREADLE_ASSIGN_OR_RETURN(opened.kv, PlanKvMemory(checkpoint.config(), memory));
   opened.served.kv_pages = opened.kv.pages;
@@ -146,6 +146,8 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   }
   OpenedModel opened;
   opened.max_batch_tokens = options.max_batch_tokens;
+  opened.cuda = devices.cuda();
+  opened.threads = ThreadsOfRank(options, 1);
   opened.notice = config.notice;
   if (const std::string converting = options.weights.Notice(*checkpoint); !converting.empty()) {
     opened.notice += (opened.notice.empty() ? "" : "; ") + converting;

@@ -22,6 +22,8 @@ struct OpenedModel {
   KvMemoryPlan kv;
   uint64_t weight_bytes = 0;     // packed, in memory
   int64_t max_batch_tokens = 0;  // the options', auto resolved
+  bool cuda = false;             // the device
+  int threads = 0;               // of all ranks on this machine together
   std::string notice;            // something worth telling once; or empty
 };
 

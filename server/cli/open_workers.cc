@@ -27,12 +27,12 @@ absl::StatusOr<std::vector<PlacedStage>> Place(const Checkpoint& checkpoint,
   const auto stages = static_cast<int>(options.stages());
   CpuBackendOptions cpu;
   cpu.threads = ThreadsOfRank(options, options.stages() * options.tensor_parallel);
-  cpu.compute = ComputeFrom(options.compute);
+  cpu.compute = options.compute;
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
   CostOptions costs;
   costs.load = LoadOptionsFrom(options, max_context);
   costs.load.threads = cpu.threads;
-  costs.kv_dtype = KvTypeOf(options);
+  costs.kv_dtype = options.kv_dtype;
   costs.prompt_tokens = options.placement_prompt_tokens;
   TREADLE_ASSIGN_OR_RETURN(const PlacementCosts measured,
                            MeasureCosts(checkpoint, *backend, costs));
@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<WorkerSupervisor>> StartWorkers(const ServeOption
   const int64_t ranks = options.stages() * options.tensor_parallel;
   const int threads = ThreadsOfRank(options, ranks);
   WorkerSupervisor::Options supervisor;
-  supervisor.restart = options.on_worker_loss == "restart";
+  supervisor.restart = options.on_worker_loss == OnWorkerLoss::kRestart;
   supervisor.log = log;
   for (int64_t stage = 0; stage < options.stages(); ++stage) {
     std::vector<std::string>& arguments = supervisor.arguments.emplace_back();
@@ -55,7 +55,7 @@ absl::StatusOr<std::unique_ptr<WorkerSupervisor>> StartWorkers(const ServeOption
     // For the supervisor; format and level of what comes out are the log's.
     arguments.insert(arguments.end(), {"--log-format", "json"});
     for (std::string& flag : devices.WorkerFlags(stage)) arguments.push_back(std::move(flag));
-    if (options.weights_from == "file") {
+    if (options.weights_from == WeightsFrom::kFile) {
       arguments.insert(arguments.end(), {"--model", options.model});
     }
   }
@@ -66,21 +66,21 @@ RemoteEngineOptions EngineOptions(const ServeOptions& options, const RankDevices
                                   int64_t max_context) {
   RemoteEngineOptions engine;
   engine.backend = devices.cuda() ? "cuda" : "cpu";
-  engine.dtype = ProductType(options.dtype);
+  engine.dtype = options.dtype;
   engine.deterministic = options.deterministic;
   engine.tensor_parallel = static_cast<int>(options.tensor_parallel);
-  engine.weights_from_master = options.weights_from == "master";
+  engine.weights_from_master = options.weights_from == WeightsFrom::kMaster;
   engine.max_batch_tokens = options.max_batch_tokens;
   engine.max_context = max_context;
-  engine.compute = ComputeFrom(options.compute);
+  engine.compute = options.compute;
   engine.weights = options.weights.text();
   engine.outlier_threshold = options.outlier_threshold;
-  engine.outlier_rule = LoadOptionsFrom(options, max_context).outlier_rule;
-  engine.wire = WireFrom(options.wire);
-  engine.data_plane = DataPlaneFrom(options.data_plane).value();
-  engine.late_plans = options.plan_forwarding == "late";
+  engine.outlier_rule = options.outlier_rule;
+  engine.wire = options.wire;
+  engine.data_plane = options.data_plane;
+  engine.late_plans = options.plan_forwarding == PlanForwarding::kLate;
   engine.page_size = options.page_size;
-  engine.kv_dtype = KvTypeOf(options);
+  engine.kv_dtype = options.kv_dtype;
   if (options.kv_memory > 0) engine.kv_memory = options.kv_memory;
   engine.max_batch_size = options.max_batch_size;
   if (options.stages() == 1) engine.depth = static_cast<int>(options.engine_depth);
@@ -132,11 +132,12 @@ absl::StatusOr<OpenedWorkers> OpenWorkers(std::shared_ptr<const Checkpoint> chec
   TREADLE_ASSIGN_OR_RETURN(auto remote, RemoteEngine::Create(std::move(engine)));
   opened.kv_pages = remote->kv_pages();
   for (const uint64_t bytes : remote->weight_bytes()) opened.weight_bytes += bytes;
-  opened.backend =
-      Str(options.stages(), options.stages() == 1 ? " stage of " : " stages of ",
-          options.tensor_parallel > 1 ? Str(options.tensor_parallel, " ranks of ") : "",
-          remote->backend(),
-          options.stages() > 1 ? Str(", wire ", options.wire, " over ", options.data_plane) : "");
+  opened.backend = Str(
+      options.stages(), options.stages() == 1 ? " stage of " : " stages of ",
+      options.tensor_parallel > 1 ? Str(options.tensor_parallel, " ranks of ") : "",
+      remote->backend(),
+      options.stages() > 1 ? Str(", wire ", Name(options.wire), " over ", Name(options.data_plane))
+                           : "");
   opened.engine = std::move(remote);
   return opened;
 }

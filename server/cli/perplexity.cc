@@ -20,11 +20,14 @@
 namespace treadle {
 namespace {
 
+constexpr Choice<PerplexityProtocol> kProtocols[] = {{"window", PerplexityProtocol::kWindow},
+                                                     {"llama.cpp", PerplexityProtocol::kLlamaCpp}};
+
 struct PerplexityFlags {
   std::string model;
   TeacherForcingFlags forcing;
   std::string weights;
-  std::string protocol = "window";
+  PerplexityProtocol protocol = PerplexityProtocol::kWindow;
   int64_t context = 0;
   int64_t max_tokens = 0;
   std::string log_probabilities;
@@ -81,11 +84,10 @@ absl::StatusOr<std::string> Measure(const PerplexityFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(flags.model));
   TREADLE_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                            EncodeTextFile(*checkpoint, flags.forcing.text));
-  const auto protocol =
-      flags.protocol == "window" ? PerplexityProtocol::kWindow : PerplexityProtocol::kLlamaCpp;
-  TREADLE_ASSIGN_OR_RETURN(const PerplexityPlan plan,
-                           PlanPerplexity(protocol, flags.context, checkpoint->config().context,
-                                          static_cast<int64_t>(tokens.size()), flags.max_tokens));
+  TREADLE_ASSIGN_OR_RETURN(
+      const PerplexityPlan plan,
+      PlanPerplexity(flags.protocol, flags.context, checkpoint->config().context,
+                     static_cast<int64_t>(tokens.size()), flags.max_tokens));
   TREADLE_ASSIGN_OR_RETURN(const WeightPlan weights, ParseWeights(flags.weights, *checkpoint));
   const std::string notice = weights.Notice(*checkpoint);
   if (!notice.empty()) std::fprintf(stderr, "--weights: %s\n", notice.c_str());
@@ -116,7 +118,7 @@ absl::StatusOr<std::string> Measure(const PerplexityFlags& flags) {
   nlohmann::ordered_json json = {{"model", checkpoint->model_name()},
                                  {"weights", weights.text()},
                                  {"backend", model->backend().description()},
-                                 {"kv_dtype", flags.forcing.kv_dtype},
+                                 {"kv_dtype", Name(flags.forcing.kv_dtype)},
                                  {"text", flags.forcing.text}};
   json.update(ToJson(report));
   return json.dump();
@@ -132,10 +134,9 @@ int RunPerplexity(int argc, char** argv) {
   AddVariantFlags(app, flags.forcing);
   app.add_option("--weights", flags.weights,
                  "convert matrices while loading, as for treadle serve; empty: as stored");
-  app.add_option("--protocol", flags.protocol,
-                 "window: consecutive windows, all tokens scored (GPTQ, SpQR); llama.cpp: the "
-                 "second half of each chunk scored")
-      ->check(CLI::IsMember({"window", "llama.cpp"}));
+  AddChoice(app, "--protocol", flags.protocol, kProtocols,
+            "window: consecutive windows, all tokens scored (GPTQ, SpQR); llama.cpp: the second "
+            "half of each chunk scored");
   app.add_option("--context", flags.context,
                  "tokens per window; 0: 2048, or 512 for llama.cpp, or what the model allows")
       ->check(CLI::NonNegativeNumber);

@@ -13,11 +13,11 @@ namespace treadle {
 namespace {
 
 absl::Status CheckCpu(const ServeOptions& options) {
-  if (options.kv_dtype == "bf16") {
+  if (options.kv_dtype == DType::kBF16) {
     return InvalidArgument("--kv-dtype is bf16, expected f16 or f32 on the CPU");
   }
-  if (options.data_plane != "gloo") {
-    return InvalidArgument("--data-plane is ", options.data_plane,
+  if (options.data_plane != DataPlane::kGloo) {
+    return InvalidArgument("--data-plane is ", Name(options.data_plane),
                            ", but the stages compute on the CPU; expected gloo, or ",
                            options.workers.empty() ? "GPUs" : "--device cuda");
   }
@@ -25,8 +25,8 @@ absl::Status CheckCpu(const ServeOptions& options) {
 }
 
 absl::Status CheckGpu(const ServeOptions& options) {
-  if (options.compute == "auto") return absl::OkStatus();
-  return InvalidArgument("--compute is ", options.compute,
+  if (options.compute == ComputeMode::kAuto) return absl::OkStatus();
+  return InvalidArgument("--compute is ", Name(options.compute),
                          ", expected auto on a GPU, where --dtype says how products are computed");
 }
 
@@ -53,17 +53,12 @@ std::vector<CudaDevice> Opened(const std::vector<CudaDevice>& gpus, int64_t need
 
 }  // namespace
 
-DType ProductType(std::string_view dtype) {
-  if (dtype == "fp32") return DType::kF32;
-  return dtype == "fp16" ? DType::kF16 : DType::kBF16;
-}
-
 absl::StatusOr<RankDevices> RankDevices::Choose(const ServeOptions& options) {
   RankDevices devices(options);
   if (options.tensor_parallel > 1) LoadKernelsEagerly();
   if (!options.workers.empty()) {
-    devices.cuda_ = options.device == "cuda";
-  } else if (options.device != "cpu") {
+    devices.cuda_ = options.device == DeviceChoice::kCuda;
+  } else if (options.device != DeviceChoice::kCpu) {
     TREADLE_RETURN_IF_ERROR(devices.FindGpus());
   }
   TREADLE_RETURN_IF_ERROR(devices.cuda() ? CheckGpu(options) : CheckCpu(options));
@@ -76,7 +71,7 @@ absl::Status RankDevices::FindGpus() {
   gpus_ = CudaDevices(&why);
   if (!options_.remote()) gpus_ = Opened(gpus_, needed, &why);
   cuda_ = !gpus_.empty();
-  if (!cuda_ && options_.device == "cuda") {
+  if (!cuda_ && options_.device == DeviceChoice::kCuda) {
     return absl::FailedPreconditionError(Str("--device is cuda, but there is no GPU: ", why));
   }
   const auto found = static_cast<int64_t>(gpus_.size());
@@ -101,12 +96,12 @@ absl::StatusOr<std::vector<std::unique_ptr<Backend>>> RankDevices::Create() cons
   CpuBackendOptions cpu;
   cpu.threads = threads;
   cpu.pin = options_.pin_threads;
-  cpu.compute = ComputeFrom(options_.compute);
+  cpu.compute = options_.compute;
   for (size_t rank = 0; rank < backends.size(); ++rank) {
     if (cuda()) {
       TREADLE_ASSIGN_OR_RETURN(backends[rank],
                                CreateCudaBackend({.device = gpus_[rank].ordinal,
-                                                  .dtype = ProductType(options_.dtype),
+                                                  .dtype = options_.dtype,
                                                   .deterministic = options_.deterministic,
                                                   .pack_threads = threads}));
     } else {
@@ -137,16 +132,15 @@ int64_t RankDevices::AvailableBytes() const {
   return static_cast<int64_t>(gpus_.empty() ? 0 : least * gpus_.size());
 }
 
-absl::StatusOr<RankGpus> FindWorkerGpus(const std::string& device,
-                                        const std::vector<int>& ordinals) {
+absl::StatusOr<RankGpus> FindWorkerGpus(DeviceChoice device, const std::vector<int>& ordinals) {
   RankGpus found;
-  if (device == "cpu") {
+  if (device == DeviceChoice::kCpu) {
     found.none = "it was started with --device cpu";
     return found;
   }
   LoadKernelsEagerly();  // it may get several ranks, or neighbours
   const std::vector<CudaDevice> all = CudaDevices(&found.none);
-  if (all.empty() && device == "cuda") {
+  if (all.empty() && device == DeviceChoice::kCuda) {
     return absl::FailedPreconditionError(
         Str("--device is cuda, but there is no GPU: ", found.none));
   }

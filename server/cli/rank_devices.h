@@ -51,13 +51,9 @@ class RankDevices {
   std::vector<CudaDevice> gpus_;  // of all ranks on this machine, stage by stage; none: CPU
 };
 
-// --dtype of GPUs.
-DType ProductType(std::string_view dtype);
-
-// The GPUs of a worker by its flags: `device` is auto, cpu or cuda; `ordinals` are those of its
+// The GPUs of a worker by its flags: `ordinals` are those of its
 // ranks, in order (none: all that there are). None is opened. Errors: there is none and `device` is
 // cuda, or one is missing or named twice.
-absl::StatusOr<RankGpus> FindWorkerGpus(const std::string& device,
-                                        const std::vector<int>& ordinals);
+absl::StatusOr<RankGpus> FindWorkerGpus(DeviceChoice device, const std::vector<int>& ordinals);
 
 }  // namespace treadle

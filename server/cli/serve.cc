@@ -21,6 +21,7 @@
 #include "server/cli/signals.h"
 #include "server/configuration.h"
 #include "server/configuration_sources.h"
+#include "server/flag_values.h"
 #include "server/grpc/service.h"
 #include "server/http/socket_tls.h"
 #include "server/observe/health_board.h"
@@ -164,7 +165,7 @@ absl::StatusOr<std::string> ListenForOthers(const ServeOptions& options, const D
   std::string where = "no metrics";
   if (options.metrics_listen != "none") {
     TREADLE_ASSIGN_OR_RETURN(Address address, ParseAddress(options.metrics_listen));
-    const bool api_key = options.metrics_auth == "api-key";
+    const bool api_key = options.metrics_auth == MetricsAuth::kApiKey;
     const ApiKeys* keys = api_key ? doors.keys.get() : doors.metrics_tokens.get();
     const SocketTls* tls = doors.metrics_tls.get();
     TREADLE_ASSIGN_OR_RETURN(address.port,
@@ -212,6 +213,22 @@ void Introduce(const OpenedModel& opened, Log& log) {
                         {"max_batch_tokens", opened.max_batch_tokens}}});
 }
 
+// What `options` left open, and what it is now.
+LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
+  LogEvent event{.name = "chosen",
+                 .message = "chosen automatically:",
+                 .text = LogEvent::Text::kMessageAndFields};
+  const auto add = [&](bool open, const char* flag, auto value) {
+    if (open) event.fields.push_back({flag, std::move(value)});
+  };
+  add(options.device == DeviceChoice::kAuto, "device", std::string(opened.cuda ? "cuda" : "cpu"));
+  add(options.threads == 0 && options.workers.empty(), "threads", int64_t{opened.threads});
+  add(options.max_batch_tokens == 0, "max-batch-tokens", opened.max_batch_tokens);
+  add(options.max_context == 0, "max-context", opened.served.max_context);
+  add(options.kv_memory == 0, "kv-memory", ShowBytes(opened.kv.bytes));
+  return event;
+}
+
 absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   TREADLE_RETURN_IF_ERROR(CheckServeOptions(options));
   Signals signals;
@@ -220,14 +237,18 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   if (!options.model_sha256.empty()) {
     TREADLE_RETURN_IF_ERROR(CheckModelHash(options.model, options.model_sha256));
   }
-  log.Write(Describe(options));
+  // A line of JSON has all of it: it is for programs.
+  log.Write(Describe(options, /*all=*/log.options().format == LogFormat::kJson));
   TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, Load(options, log));
   opened.served.sha256 = options.model_sha256;
   Introduce(opened, log);
+  if (LogEvent chosen = Chosen(options, opened); !chosen.fields.empty()) {
+    log.Write(std::move(chosen));
+  }
 
   GivenUp given_up(signals);
   SchedulingOptions scheduling = SchedulingFrom(options, opened);
-  if (options.remote() && options.on_worker_loss == "fail") {
+  if (options.remote() && options.on_worker_loss == OnWorkerLoss::kFail) {
     scheduling.give_up = [&](const absl::Status& reason) { given_up.Set(reason); };
   }
   TREADLE_ASSIGN_OR_RETURN(

@@ -8,6 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "bench/quality/teacher_forcing.h"
+#include "engine/choices.h"
 #include "models/checkpoints/weight_plan.h"
 
 namespace CLI {
@@ -18,11 +19,11 @@ namespace treadle {
 
 struct TeacherForcingFlags {
   std::string text;
-  std::string compute = "auto";
-  std::string kv_dtype = "f16";
+  ComputeMode compute = ComputeMode::kAuto;
+  DType kv_dtype = DType::kF16;
   int threads = 0;
   std::optional<float> outlier_threshold;
-  std::string outlier_rule = "per-row";
+  OutlierRule outlier_rule = OutlierRule::kPerRow;
 };
 
 // --text and --threads.

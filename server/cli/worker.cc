@@ -24,14 +24,18 @@
 namespace treadle {
 namespace {
 
+// What a worker insists on, as it tells a master; "": whatever the master asks for.
+constexpr Choice<std::string_view> kWantedCompute[] = {
+    {"auto", ""}, {"exact", "exact"}, {"int8", "int8"}, {"int16", "int16"}};
+constexpr Choice<std::string_view> kWantedType[] = {
+    {"auto", ""}, {"bf16", "bf16"}, {"fp16", "f16"}, {"fp32", "f32"}};
+constexpr Choice<std::string_view> kWantedDeterminism[] = {
+    {"auto", ""}, {"on", "on"}, {"off", "off"}};
+
 struct WorkerFlags {
   WorkerOptions options;
-  std::string pin = "off";
-  std::string compute = "auto";
-  std::string device = "auto";
+  DeviceChoice device = DeviceChoice::kAuto;
   std::vector<int> devices;
-  std::string dtype = "auto";
-  std::string deterministic = "auto";
   std::string control_tls;
   int parent = 0;
 };
@@ -55,12 +59,7 @@ absl::Status Work(WorkerFlags flags, Log& log) {
   Signals signals;
   WorkerOptions& options = flags.options;
   TREADLE_RETURN_IF_ERROR(CheckListen(options.listen));
-  options.ranks.pin = flags.pin == "on";
-  const auto unless_auto = [](const std::string& flag) { return flag == "auto" ? "" : flag; };
-  options.compute = unless_auto(flags.compute);
-  options.device = unless_auto(flags.device);
-  if (flags.dtype != "auto") options.dtype = Name(ProductType(flags.dtype));
-  options.deterministic = unless_auto(flags.deterministic);
+  if (flags.device != DeviceChoice::kAuto) options.device = WordOf(kDevices, flags.device);
   TREADLE_ASSIGN_OR_RETURN(options.ranks.gpus, FindWorkerGpus(flags.device, flags.devices));
   options.log = [&log](const std::string& line) {
     log.Write({.name = "worker_status", .message = line});
@@ -99,30 +98,26 @@ int RunWorker(int argc, char** argv) {
   app.add_option("--threads", options.ranks.threads,
                  "compute threads of each rank; 0: this process' CPUs, shared out")
       ->check(CLI::Range(0, 4096));
-  app.add_option("--pin-threads", flags.pin, "bind each compute thread to one CPU: on or off")
-      ->check(CLI::IsMember({"on", "off"}));
+  AddChoice(app, "--pin-threads", options.ranks.pin, kSwitch,
+            "bind each compute thread to one CPU: on or off");
   app.add_option("--first-cpu", options.ranks.first_cpu,
                  "with --pin-threads on: CPU of the first thread, counted among this process' CPUs")
       ->check(CLI::Range(0, 4096));
-  app.add_option("--compute", flags.compute,
-                 "masters that ask for other arithmetic are refused; auto: any")
-      ->check(CLI::IsMember({"auto", "exact", "int8", "int16"}));
-  app.add_option("--device", flags.device,
-                 "masters that ask for another device are refused: cpu or cuda; auto: what they "
-                 "ask for (--device of serve)")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  AddChoice(app, "--compute", options.compute, kWantedCompute,
+            "masters that ask for other arithmetic are refused; auto: any");
+  AddChoice(app, "--device", flags.device, kDevices,
+            "masters that ask for another device are refused: cpu or cuda; auto: what they ask "
+            "for (--device of serve)");
   app.add_option("--devices", flags.devices,
                  "numbers of the GPUs of its ranks, in order: 0,1; none: the first ones that "
                  "CUDA_VISIBLE_DEVICES leaves")
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--dtype", flags.dtype,
-                 "on a GPU: masters that ask for other products are refused: bf16, fp16 or fp32; "
-                 "auto: any")
-      ->check(CLI::IsMember({"auto", "bf16", "fp16", "fp32"}));
-  app.add_option("--deterministic", flags.deterministic,
-                 "on a GPU: masters that ask for the other are refused: on or off; auto: either")
-      ->check(CLI::IsMember({"auto", "on", "off"}));
+  AddChoice(app, "--dtype", options.dtype, kWantedType,
+            "on a GPU: masters that ask for other products are refused: bf16, fp16 or fp32; auto: "
+            "any");
+  AddChoice(app, "--deterministic", options.deterministic, kWantedDeterminism,
+            "on a GPU: masters that ask for the other are refused: on or off; auto: either");
   app.add_option("--control-tls", flags.control_tls,
                  "folder with tls.crt, tls.key and ca.crt: mutual TLS with master and next stage, "
                  "read anew when they change");
@@ -130,10 +125,10 @@ int RunWorker(int argc, char** argv) {
                  "network interface or address for activations; trusted networks only");
   app.add_option("--parent", flags.parent, "end with this process, which must be the parent")
       ->check(CLI::NonNegativeNumber);
-  LogFlags log_flags;
-  AddLogFlags(app, log_flags);
+  Log::Options log_options;
+  AddLogFlags(app, log_options);
   if (auto code = ParseFlags(app, "worker", argc, argv)) return *code;
-  const auto log = OpenLog(log_flags);
+  const auto log = OpenLog(log_options);
   if (!log.ok()) return Fail("worker", log.status());
   const absl::Status status = Work(std::move(flags), **log);
   return status.ok() ? 0 : Fail("worker", status, **log);

@@ -30,6 +30,7 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr size_t kMaxHead = 8192;
+constexpr std::chrono::milliseconds kNoDescriptors{50};
 
 const char* Reason(int code) {
   switch (code) {
@@ -92,7 +93,9 @@ std::optional<HttpResponse> Parse(std::string_view head, HttpRequest& request) {
   return std::nullopt;
 }
 
-struct Connection {
+}  // namespace
+
+struct HttpListener::Connection {
   Connection(int fd, TlsSession tls, SteadyClock::time_point until)
       : socket(fd, std::move(tls)), deadline(until) {}
 
@@ -104,137 +107,120 @@ struct Connection {
   bool closing = false;  // all is sent, or no more can be; waits for the client to close
 };
 
-class Listener final : public HttpListener {
- public:
-  Listener(int socket, int port, const Options& options, Handler handler)
-      : socket_(socket),
-        port_(port),
-        options_(options),
-        handler_(std::move(handler)),
-        stop_(eventfd(0, EFD_CLOEXEC)) {
-    TREADLE_CHECK(stop_ >= 0);
-    thread_ = std::thread([this] { Run(); });
-  }
-  ~Listener() override {
-    const uint64_t one = 1;
-    TREADLE_CHECK(write(stop_, &one, sizeof one) == sizeof one);
-    thread_.join();
-    close(stop_);
-    close(socket_);
-  }
-  int port() const override { return port_; }
+HttpListener::HttpListener(int socket, int port, const Options& options, Handler handler)
+    : socket_(socket),
+      port_(port),
+      options_(options),
+      handler_(std::move(handler)),
+      stop_(eventfd(0, EFD_CLOEXEC)) {
+  TREADLE_CHECK(stop_ >= 0);
+  thread_ = std::thread([this] { Run(); });
+}
 
- private:
-  void Run() {
-    // OpenSSL writes without MSG_NOSIGNAL.
-    sigset_t broken_pipe;
-    sigemptyset(&broken_pipe);
-    sigaddset(&broken_pipe, SIGPIPE);
-    TREADLE_CHECK(pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr) == 0);
-    std::vector<pollfd> sources;
-    while (true) {
-      sources.assign({{stop_, POLLIN, 0}, {socket_, POLLIN, 0}});
-      for (const Connection& connection : connections_) {
-        sources.push_back({connection.socket.fd(), connection.socket.events(), 0});
-      }
-      poll(sources.data(), sources.size(), Patience());
-      if (sources[0].revents != 0) return;
-      const auto now = SteadyClock::now();
-      size_t i = 2;
-      std::erase_if(connections_, [&](Connection& connection) {
-        return (sources[i++].revents != 0 && !Serve(connection)) || now >= connection.deadline;
-      });
-      if (sources[1].revents != 0) Accept(now);
+HttpListener::~HttpListener() {
+  const uint64_t one = 1;
+  TREADLE_CHECK(write(stop_, &one, sizeof one) == sizeof one);
+  thread_.join();
+  close(stop_);
+  close(socket_);
+}
+
+void HttpListener::Run() {
+  // OpenSSL writes without MSG_NOSIGNAL.
+  sigset_t broken_pipe;
+  sigemptyset(&broken_pipe);
+  sigaddset(&broken_pipe, SIGPIPE);
+  TREADLE_CHECK(pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr) == 0);
+  std::vector<pollfd> sources;
+  while (true) {
+    sources.assign({{stop_, POLLIN, 0}, {socket_, POLLIN, 0}});
+    for (const Connection& connection : connections_) {
+      sources.push_back({connection.socket.fd(), connection.socket.events(), 0});
     }
+    poll(sources.data(), sources.size(), Patience());
+    if (sources[0].revents != 0) return;
+    const auto now = SteadyClock::now();
+    size_t i = 2;
+    std::erase_if(connections_, [&](Connection& connection) {
+      return (sources[i++].revents != 0 && !Serve(connection)) || now >= connection.deadline;
+    });
+    if (sources[1].revents != 0) Accept(now);
   }
+}
 
-  // Milliseconds to the first deadline.
-  int Patience() const {
-    if (connections_.empty()) return -1;  // the first of the list is the oldest
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(connections_.front().deadline -
-                                                                   SteadyClock::now());
-    return static_cast<int>(std::max<int64_t>(left.count(), 0));
+int HttpListener::Patience() const {
+  if (connections_.empty()) return -1;  // the first of the list is the oldest
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(connections_.front().deadline -
+                                                                 SteadyClock::now());
+  return static_cast<int>(std::max<int64_t>(left.count(), 0));
+}
+
+void HttpListener::Accept(SteadyClock::time_point now) {
+  const int fd = accept4(socket_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  if (fd < 0) {  // without descriptors the connection stays pending: do not spin on it
+    if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(kNoDescriptors);
+    return;
   }
-
-  void Accept(SteadyClock::time_point now) {
-    const int fd = accept4(socket_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) {  // without descriptors the connection stays pending: do not spin on it
-      if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(kNoDescriptors);
+  // An answer over TLS is several writes: none shall wait until the one before is acknowledged.
+  const int at_once = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
+  TlsSession tls;
+  if (options_.tls != nullptr) {
+    tls = options_.tls->NewSession(fd);
+    if (!tls) {  // never plaintext instead
+      close(fd);
       return;
     }
-    // An answer over TLS is several writes: none shall wait until the one before is acknowledged.
-    const int at_once = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
-    TlsSession tls;
-    if (options_.tls != nullptr) {
-      tls = options_.tls->NewSession(fd);
-      if (!tls) {  // never plaintext instead
-        close(fd);
-        return;
-      }
-    }
-    if (connections_.size() >= options_.connections) connections_.pop_front();
-    connections_.emplace_back(fd, std::move(tls), now + options_.patience);
   }
+  if (connections_.size() >= options_.connections) connections_.pop_front();
+  connections_.emplace_back(fd, std::move(tls), now + options_.patience);
+}
 
-  // False once the connection is over.
-  bool Serve(Connection& connection) {
-    ClientSocket& socket = connection.socket;
-    if (connection.closing) return socket.Discard();
-    if (connection.out.empty()) {
-      char buffer[ClientSocket::kReadSize];
-      const ssize_t count = socket.Read(buffer);
-      if (count > 0) {
-        connection.in.append(buffer, static_cast<size_t>(count));
-        Answer(connection);
-      } else if (count < 0) {
-        connection.closing = socket.End();
-      }
-      if (connection.out.empty()) return true;
+bool HttpListener::Serve(Connection& connection) {
+  ClientSocket& socket = connection.socket;
+  if (connection.closing) return socket.Discard();
+  if (connection.out.empty()) {
+    char buffer[ClientSocket::kReadSize];
+    const ssize_t count = socket.Read(buffer);
+    if (count > 0) {
+      connection.in.append(buffer, static_cast<size_t>(count));
+      Answer(connection);
+    } else if (count < 0) {
+      connection.closing = socket.End();
     }
-    if (connection.sent < connection.out.size()) {
-      const ssize_t count = socket.Write(connection.out.data() + connection.sent,
-                                         connection.out.size() - connection.sent);
-      if (count < 0) return false;
-      connection.sent += static_cast<size_t>(count);
-    }
-    if (connection.sent == connection.out.size()) connection.closing = socket.End();
-    return true;
+    if (connection.out.empty()) return true;
   }
-
-  void Answer(Connection& connection) {
-    const size_t end = connection.in.find("\r\n\r\n");
-    if (end > kMaxHead) {
-      if (end != std::string::npos || connection.in.size() > kMaxHead) {
-        connection.out = Write({.code = 431, .body = "the request's head is too large\n"});
-      }
-      return;
-    }
-    HttpRequest request;
-    const std::optional<HttpResponse> refusal =
-        Parse(std::string_view(connection.in).substr(0, end), request);
-    connection.out = Write(refusal ? *refusal : handler_(request));
+  if (connection.sent < connection.out.size()) {
+    const ssize_t count = socket.Write(connection.out.data() + connection.sent,
+                                       connection.out.size() - connection.sent);
+    if (count < 0) return false;
+    connection.sent += static_cast<size_t>(count);
   }
+  if (connection.sent == connection.out.size()) connection.closing = socket.End();
+  return true;
+}
 
-  static constexpr std::chrono::milliseconds kNoDescriptors{50};
-
-  const int socket_;
-  const int port_;
-  const Options options_;
-  const Handler handler_;
-  const int stop_;
-  std::list<Connection> connections_;  // oldest first; the thread's, while it runs
-  std::thread thread_;
-};
-
-}  // namespace
+void HttpListener::Answer(Connection& connection) {
+  const size_t end = connection.in.find("\r\n\r\n");
+  if (end > kMaxHead) {
+    if (end != std::string::npos || connection.in.size() > kMaxHead) {
+      connection.out = Write({.code = 431, .body = "the request's head is too large\n"});
+    }
+    return;
+  }
+  HttpRequest request;
+  const std::optional<HttpResponse> refusal =
+      Parse(std::string_view(connection.in).substr(0, end), request);
+  connection.out = Write(refusal ? *refusal : handler_(request));
+}
 
 absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(const std::string& text,
                                                                   const Options& options,
                                                                   Handler handler) {
   TREADLE_ASSIGN_OR_RETURN(Address address, ParseAddress(text));
   TREADLE_ASSIGN_OR_RETURN(const int fd, OpenListener(address));
-  return std::make_unique<Listener>(fd, address.port, options, std::move(handler));
+  return std::unique_ptr<HttpListener>(
+      new HttpListener(fd, address.port, options, std::move(handler)));
 }
 
 }  // namespace treadle

@@ -11,8 +11,10 @@
 
 #include <chrono>
 #include <functional>
+#include <list>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "server/http/socket_tls.h"
@@ -43,8 +45,27 @@ class HttpListener {
   static absl::StatusOr<std::unique_ptr<HttpListener>> Start(const std::string& address,
                                                              const Options& options,
                                                              Handler handler);
-  virtual ~HttpListener() = default;
-  virtual int port() const = 0;
+  ~HttpListener();
+
+  int port() const { return port_; }
+
+ private:
+  struct Connection;
+
+  HttpListener(int socket, int port, const Options& options, Handler handler);
+  void Run();
+  int Patience() const;  // milliseconds to the first deadline
+  void Accept(std::chrono::steady_clock::time_point now);
+  bool Serve(Connection& connection);  // false once it is over
+  void Answer(Connection& connection);
+
+  const int socket_;
+  const int port_;
+  const Options options_;
+  const Handler handler_;
+  const int stop_;
+  std::list<Connection> connections_;  // oldest first; the thread's, while it runs
+  std::thread thread_;
 };
 
 }  // namespace treadle

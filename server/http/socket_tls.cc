@@ -16,7 +16,7 @@ absl::StatusOr<std::unique_ptr<SocketTls>> SocketTls::Open(const TlsFiles& files
   std::unique_ptr<SocketTls> tls(new SocketTls);
   TREADLE_ASSIGN_OR_RETURN(
       tls->watcher_,
-      TlsWatcher::Open(files, std::move(log), [self = tls.get()](const TlsMaterial& material) {
+      WatchTlsFiles(files, std::move(log), [self = tls.get()](const TlsMaterial& material) {
         self->Set(material.server);
       }));
   return tls;

@@ -34,7 +34,7 @@ class SocketTls {
 
   mutable Mutex mutex_;
   std::shared_ptr<ssl_ctx_st> context_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<TlsWatcher> watcher_;  // last
+  std::unique_ptr<FileWatcher> watcher_;  // last
 };
 
 }  // namespace treadle

@@ -55,44 +55,34 @@ void HealthBoard::Detach(grpc::HealthCheckServiceInterface& service) {
   std::erase(services_, &service);
 }
 
-struct HealthServer::State {
-  explicit State(HealthBoard& shown) : board(shown) {}
-
-  HealthBoard& board;
-  Address address;
-  // gRPC wants some service besides its own; this one answers UNIMPLEMENTED.
-  grpc::CallbackGenericService nothing;
-  std::unique_ptr<grpc::Server> server;
-};
-
 absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::string& listen,
                                                                   HealthBoard& board) {
   TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(listen));
   TREADLE_RETURN_IF_ERROR(ProbeListen(address));
-  auto state = std::make_unique<State>(board);
+  std::unique_ptr<HealthServer> self(new HealthServer(board));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.SetMaxReceiveMessageSize(4096);  // a service's name
   builder.AddListeningPort(ToString(address), grpc::InsecureServerCredentials(), &port);
-  builder.RegisterCallbackGenericService(&state->nothing);
-  state->server = builder.BuildAndStart();
-  if (!state->server || port == 0) {
+  builder.RegisterCallbackGenericService(self->nothing_.get());
+  self->server_ = builder.BuildAndStart();
+  if (!self->server_ || port == 0) {
     return absl::UnavailableError(Str("cannot listen on ", ToString(address)));
   }
-  state->address = {address.host, port};
-  board.Attach(*state->server->GetHealthCheckService());
-  return std::unique_ptr<HealthServer>(new HealthServer(std::move(state)));
+  self->address_ = {address.host, port};
+  board.Attach(*self->server_->GetHealthCheckService());
+  return self;
 }
 
-HealthServer::HealthServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+HealthServer::HealthServer(HealthBoard& board)
+    : board_(board), nothing_(std::make_unique<grpc::CallbackGenericService>()) {}
 
 HealthServer::~HealthServer() {
-  state_->board.Detach(*state_->server->GetHealthCheckService());
-  state_->server->Shutdown(std::chrono::system_clock::now());
+  if (!server_) return;
+  board_.Detach(*server_->GetHealthCheckService());
+  server_->Shutdown(std::chrono::system_clock::now());
 }
-
-const Address& HealthServer::address() const { return state_->address; }
 
 }  // namespace treadle

@@ -19,8 +19,10 @@
 #include "server/address.h"
 
 namespace grpc {
+class CallbackGenericService;
 class HealthCheckServiceInterface;
-}
+class Server;
+}  // namespace grpc
 
 namespace treadle {
 
@@ -56,12 +58,16 @@ class HealthServer {
                                                              HealthBoard& board);
   ~HealthServer();
 
-  const Address& address() const;  // with the port that was taken
+  const Address& address() const { return address_; }  // with the port that was taken
 
  private:
-  struct State;
-  explicit HealthServer(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  explicit HealthServer(HealthBoard& board);
+
+  HealthBoard& board_;
+  Address address_;
+  // gRPC wants some service besides its own; this one answers UNIMPLEMENTED.
+  const std::unique_ptr<grpc::CallbackGenericService> nothing_;
+  std::unique_ptr<grpc::Server> server_;
 };
 
 }  // namespace treadle

@@ -17,6 +17,7 @@
 #include "base/sync.h"
 #include "scheduler/ledger.h"
 #include "server/observe/log_event.h"
+#include "server/session/courier.h"
 
 namespace treadle {
 

@@ -64,13 +64,6 @@ struct Log::State {
         standard(LogFile::Duplicate(log_options.standard)) {}
 
   void Run() ABSL_LOCKS_EXCLUDED(mutex);
-  bool WaitDone(uint64_t count, SteadyClock::time_point deadline)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    while (done < count) {
-      if (!progress.WaitUntil(mutex, deadline)) return done >= count;
-    }
-    return true;
-  }
 
   // The thread's.
   void Emit(const LogEvent& event);
@@ -212,7 +205,10 @@ void Log::Write(LogEvent event) {
 bool Log::Flush(std::chrono::milliseconds timeout) {
   const auto deadline = SteadyClock::now() + timeout;
   MutexLock lock(state_->mutex);
-  return state_->WaitDone(state_->accepted, deadline);
+  const uint64_t count = state_->accepted;
+  while (state_->done < count && state_->progress.WaitUntil(state_->mutex, deadline)) {
+  }
+  return state_->done >= count;
 }
 
 uint64_t Log::dropped() const { return state_->dropped.load(std::memory_order_relaxed); }

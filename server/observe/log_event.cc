@@ -14,7 +14,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<const char*, 3> kSeverities = {"info", "warning", "error"};
 constexpr char kTime[] = "%Y-%m-%dT%H:%M:%E6SZ";
 // Keys that every line has; the others are fields.
 constexpr std::array<const char*, 4> kOwnKeys = {"time", "severity", "event", "message"};
@@ -61,14 +60,6 @@ std::variant<std::string, int64_t, double> ValueOf(const Json& json) {
 
 }  // namespace
 
-const char* Name(Severity severity) { return kSeverities[static_cast<size_t>(severity)]; }
-
-std::optional<Severity> SeverityNamed(const std::string& name) {
-  const auto found = std::find(kSeverities.begin(), kSeverities.end(), name);
-  if (found == kSeverities.end()) return std::nullopt;
-  return static_cast<Severity>(found - kSeverities.begin());
-}
-
 std::string ToText(const LogEvent& event) {
   std::string out;
   if (event.text == LogEvent::Text::kFieldLines) {
@@ -92,7 +83,7 @@ std::string ToText(const LogEvent& event) {
 std::string ToJson(const LogEvent& event) {
   Json json;
   json["time"] = absl::FormatTime(kTime, event.time, absl::UTCTimeZone());
-  json["severity"] = Name(event.severity);
+  json["severity"] = WordOf(kSeverities, event.severity);
   json["event"] = event.name;
   json["message"] = event.message;
   for (const LogField& field : event.fields) {
@@ -108,7 +99,7 @@ std::optional<LogEvent> FromJson(const std::string& line) {
     if (!json.contains(key) || !json[key].is_string()) return std::nullopt;
   }
   LogEvent event;
-  const auto severity = SeverityNamed(json["severity"].get<std::string>());
+  const auto severity = ValueOf(kSeverities, json["severity"].get<std::string>());
   if (!severity ||
       !absl::ParseTime(absl::RFC3339_full, json["time"].get<std::string>(), &event.time, nullptr)) {
     return std::nullopt;

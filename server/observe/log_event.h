@@ -12,15 +12,17 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "base/choice.h"
 
 namespace treadle {
 
 enum class Severity : uint8_t { kInfo, kWarning, kError };
 enum class LogFormat : uint8_t { kText, kJson };
 
-// "info", "warning", "error".
-const char* Name(Severity severity);
-std::optional<Severity> SeverityNamed(const std::string& name);
+inline constexpr Choice<Severity> kSeverities[] = {
+    {"info", Severity::kInfo}, {"warning", Severity::kWarning}, {"error", Severity::kError}};
+inline constexpr Choice<LogFormat> kLogFormats[] = {{"text", LogFormat::kText},
+                                                    {"json", LogFormat::kJson}};
 
 struct LogField {
   std::string key;  // snake_case

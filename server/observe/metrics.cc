@@ -18,23 +18,15 @@ namespace {
 
 using Bounds = prometheus::Histogram::BucketBoundaries;
 
-// 0.01 * 2^n up to 81.92 s (OpenTelemetry's GenAI conventions).
-Bounds Seconds() {
+Bounds Doubling(double first, double end) {
   Bounds bounds;
-  for (double bound = 0.01; bound < 82; bound *= 2) bounds.push_back(bound);
+  for (double bound = first; bound < end; bound *= 2) bounds.push_back(bound);
   return bounds;
 }
-// Gaps between tokens are shorter.
-Bounds TokenSeconds() {
-  Bounds bounds;
-  for (double bound = 0.00125; bound < 11; bound *= 2) bounds.push_back(bound);
-  return bounds;
-}
-Bounds Tokens() {
-  Bounds bounds;
-  for (double bound = 1; bound < 200'000; bound *= 2) bounds.push_back(bound);
-  return bounds;
-}
+// 0.01 * 2^n up to 81.92 s (OpenTelemetry's GenAI conventions); gaps between tokens are shorter.
+Bounds Seconds() { return Doubling(0.01, 82); }
+Bounds TokenSeconds() { return Doubling(0.00125, 11); }
+Bounds Tokens() { return Doubling(1, 200'000); }
 
 // What share of a pipeline's last stage is bubbles, over the iterations that it ran last.
 class BubbleShare {

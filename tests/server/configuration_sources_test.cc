@@ -44,7 +44,7 @@ TEST(ConfigurationSources, AFlagOutranksTheEnvironmentAndThatTheFile) {
   ServeOptions again;
   const std::string printed = PrintSettings(*settings, options);
   ASSERT_TRUE(ApplySources({}, FileOf(printed), again).ok()) << printed;
-  EXPECT_EQ(ToText(Describe(again)), ToText(Describe(options)));
+  EXPECT_EQ(ToText(Describe(again, /*all=*/true)), ToText(Describe(options, /*all=*/true)));
 }
 
 TEST(ConfigurationSources, EveryFlagCanBeReadFromAFile) {

@@ -43,24 +43,24 @@ TEST(Configuration, FlagsReachTheirFields) {
   EXPECT_EQ(options.metrics_listen, "none");
   EXPECT_EQ(options.max_batch_size, 16);
   EXPECT_EQ(options.kv_memory, int64_t{3} << 29);
-  EXPECT_EQ(options.kv_dtype, "f32");
+  EXPECT_EQ(options.kv_dtype, DType::kF32);
   EXPECT_EQ(options.weights.text(), "nf4,lm_head=int8");
   EXPECT_EQ(options.outlier_threshold, 3.5f);
-  EXPECT_EQ(options.outlier_rule, "per-call");
+  EXPECT_EQ(options.outlier_rule, OutlierRule::kPerCall);
   EXPECT_EQ(options.policy, "request-level");
   EXPECT_THAT(options.workers, testing::ElementsAre("a:1", "[::1]:2", "unix:/c"));
   EXPECT_EQ(options.stages(), 3);
   EXPECT_EQ(options.tensor_parallel, 3);
-  EXPECT_EQ(options.wire, "int8");
-  EXPECT_EQ(options.data_plane, "gloo");
-  EXPECT_EQ(options.plan_forwarding, "late");
-  EXPECT_EQ(options.weights_from, "master");
-  EXPECT_EQ(options.on_worker_loss, "fail");
+  EXPECT_EQ(options.wire, WireType::kInt8);
+  EXPECT_EQ(options.data_plane, DataPlane::kGloo);
+  EXPECT_EQ(options.plan_forwarding, PlanForwarding::kLate);
+  EXPECT_EQ(options.weights_from, WeightsFrom::kMaster);
+  EXPECT_EQ(options.on_worker_loss, OnWorkerLoss::kFail);
   EXPECT_FALSE(options.pin_threads);
   EXPECT_EQ(options.drain_timeout.count(), 500);
   EXPECT_EQ(options.stream_stall_timeout.count(), 120'000);
-  EXPECT_EQ(options.log_format, "json");
-  EXPECT_EQ(options.log_level, "error");
+  EXPECT_EQ(options.log_format, LogFormat::kJson);
+  EXPECT_EQ(options.log_level, Severity::kError);
   EXPECT_EQ(options.log_file, "l.log");
   EXPECT_FALSE(options.log_requests);
   EXPECT_TRUE(CheckServeOptions(options).ok());
@@ -183,13 +183,22 @@ TEST(Configuration, SecurityThatCannotBe) {
 TEST(Configuration, TheEffectiveConfigurationNamesEveryFlagAndReadsBack) {
   ServeOptions options;
   options.kv_memory = int64_t{1} << 30;
-  const std::string text = ToText(Describe(options));
+  const std::string text = ToText(Describe(options, /*all=*/true));
   EXPECT_THAT(text, HasSubstr("listen = 127.0.0.1:50051\n"));
   EXPECT_THAT(text, HasSubstr("kv-memory = 1024M\n"));
   EXPECT_THAT(text, HasSubstr("drain-timeout = 30s\n"));
   for (const ServeFlag& flag : ServeFlags()) {
     EXPECT_THAT(text, HasSubstr(std::string(flag.name).substr(2) + " = "));
   }
+}
+
+TEST(Configuration, AtStartOnlyWhatDiffersFromTheDefaultsIsShown) {
+  ServeOptions options;
+  EXPECT_TRUE(Describe(options, /*all=*/false).fields.empty());
+  options.model = "m.gguf";
+  options.pin_threads = false;
+  options.max_queue = 1024;  // the default, as somebody wrote it
+  EXPECT_EQ(ToText(Describe(options, /*all=*/false)), "model = m.gguf\npin-threads = off\n");
 }
 
 TEST(Configuration, NothingListensBeyondLoopbackByDefault) {

@@ -177,12 +177,12 @@ TEST(Access, WhatIsWrongWithTlsFilesIsNamed) {
     WriteText(crt, bad.certificate);
     WriteText(key, bad.key);
     WriteText(root, bad.ca);
-    const absl::Status status = CheckTlsFiles(
-        {.certificate = crt, .key = key, .ca = bad.ca.empty() ? std::string() : root});
+    const absl::Status status =
+        ReadTlsFiles({.certificate = crt, .key = key, .ca = bad.ca.empty() ? "" : root}).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << bad.message;
     EXPECT_THAT(std::string(status.message()), HasSubstr(bad.message));
   }
-  EXPECT_EQ(CheckTlsFiles({.certificate = "/no/such", .key = key, .ca = {}}).message(),
+  EXPECT_EQ(ReadTlsFiles({.certificate = "/no/such", .key = key, .ca = {}}).status().message(),
             "TLS: cannot read /no/such: No such file or directory");
 }
 

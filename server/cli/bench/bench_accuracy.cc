@@ -75,7 +75,6 @@ absl::Status RunAccuracy(AccuracyFlags flags) {
 
 int BenchAccuracy(int argc, char** argv) {
   AccuracyFlags flags;
-  flags.forcing.compute = flags.forcing.kv_dtype = "";
   CLI::App app(
       "What compute modes and weight formats cost in quality: KL divergence, on a text, from the "
       "weights as stored, exact, with a 32-bit K/V cache.");
@@ -93,8 +92,12 @@ int BenchAccuracy(int argc, char** argv) {
   app.add_flag("--json", flags.json, "print a JSON object per line");
   if (auto code = ParseFlags(app, "bench accuracy", argc, argv)) return *code;
   const bool converted = !flags.weights.empty();
-  if (flags.forcing.compute.empty()) flags.forcing.compute = converted ? "exact" : "int16";
-  if (flags.forcing.kv_dtype.empty()) flags.forcing.kv_dtype = converted ? "f32" : "f16";
+  if (app.count("--compute") == 0) {
+    flags.forcing.compute = converted ? ComputeMode::kExact : ComputeMode::kInt16;
+  }
+  if (app.count("--kv-dtype") == 0) {
+    flags.forcing.kv_dtype = converted ? DType::kF32 : DType::kF16;
+  }
   return Finish("bench accuracy", RunAccuracy(flags));
 }
 

@@ -65,8 +65,8 @@ class Int8Comparison {
     }
     for (const OwnInt8& own : kOwn) {
       TeacherForcingFlags forcing = flags_.forcing;
-      forcing.compute = "exact";
-      forcing.kv_dtype = "f32";
+      forcing.compute = ComputeMode::kExact;
+      forcing.kv_dtype = DType::kF32;
       forcing.outlier_threshold = own.threshold;
       forcing.outlier_rule = own.rule;
       TREADLE_ASSIGN_OR_RETURN(

@@ -1,10 +1,12 @@
 // treadle bench kernels and treadle bench scheduler.
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 
 #include "base/status.h"
 #include "bench/iteration/scheduler_bench.h"
 #include "bench/kernels/kernel_bench.h"
+#include "engine/choices.h"
 #include "models/checkpoints/random/random_checkpoint.h"
 #include "server/cli/bench/bench.h"
 #include "server/cli/command.h"
@@ -13,15 +15,21 @@
 #include "server/flag_values.h"
 
 namespace treadle {
+namespace {
+
+constexpr Choice<std::optional<CpuIsa>> kIsas[] = {{"best", std::nullopt},
+                                                   {"avx2", CpuIsa::kAvx2},
+                                                   {"avx512", CpuIsa::kAvx512},
+                                                   {"avx512vbmi", CpuIsa::kAvx512Vbmi}};
+
+}  // namespace
 
 int BenchKernels(int argc, char** argv) {
   KernelBenchOptions options;
-  std::string compute = "auto", isa = "best";
   bool json = false;
   CLI::App app("Each op on real shapes: time, GB/s and GFLOP/s beside the device's ceilings.");
   app.add_option("--filter", options.filter, "only cases whose name contains this");
-  app.add_option("--device", options.device, "cpu, cuda or reference")
-      ->check(CLI::IsMember({"cpu", "cuda", "reference"}));
+  AddChoice(app, "--device", options.device, kBenchDevices, "cpu, cuda or reference");
   app.add_flag("--deterministic", options.deterministic,
                "on a GPU: as serve's flag; the difference is what it costs");
   CLI::Option* const layer =
@@ -48,10 +56,8 @@ int BenchKernels(int argc, char** argv) {
       ->needs(layer);
   app.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
       ->check(CLI::Range(0, 4096));
-  app.add_option("--isa", isa, "best, avx2, avx512 or avx512vbmi")
-      ->check(CLI::IsMember({"best", "avx2", "avx512", "avx512vbmi"}));
-  app.add_option("--compute", compute, "auto, exact, int8 or int16")
-      ->check(CLI::IsMember({"auto", "exact", "int8", "int16"}));
+  AddChoice(app, "--isa", options.isa, kIsas, "best, avx2, avx512 or avx512vbmi");
+  AddChoice(app, "--compute", options.compute, kComputeModes, "auto, exact, int8 or int16");
   app.add_option("--seconds-per-case", options.seconds_per_case, "time spent on each case")
       ->check(CLI::Range(0.001, 60.0));
   app.add_option_function<std::string>(
@@ -66,10 +72,6 @@ int BenchKernels(int argc, char** argv) {
       ->default_str("600M");
   app.add_flag("--json", json, "print JSON");
   if (auto code = ParseFlags(app, "bench kernels", argc, argv)) return *code;
-  for (const CpuIsa known : {CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Vbmi}) {
-    if (isa == Name(known)) options.isa = known;
-  }
-  options.compute = ComputeFrom(compute);
   absl::StatusOr<KernelBenchReport> report;
   {
     Progress progress("kernels");

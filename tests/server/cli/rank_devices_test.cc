@@ -37,7 +37,7 @@ TEST(RankDevices, AutoTakesGpusWhereThereAreAny) {
   EXPECT_TRUE(devices->cuda());
   EXPECT_TRUE(devices->Joiner());
   EXPECT_GT(devices->AvailableBytes(), 0);
-  options.device = "cpu";
+  options.device = DeviceChoice::kCpu;
   devices = RankDevices::Choose(options);
   ASSERT_TRUE(devices.ok()) << devices.status();
   EXPECT_FALSE(devices->cuda());
@@ -59,7 +59,7 @@ TEST(RankDevices, OnlyGpusOfThisProcessAreOpened) {
   const auto devices = RankDevices::Choose(options);
   ASSERT_TRUE(devices.ok()) << devices.status();
   EXPECT_EQ(devices->AvailableBytes(), int64_t{8} << 30);
-  ASSERT_TRUE(FindWorkerGpus("auto", {}).ok());
+  ASSERT_TRUE(FindWorkerGpus(DeviceChoice::kAuto, {}).ok());
   EXPECT_EQ(Opened(), local);
 }
 
@@ -71,7 +71,7 @@ TEST(RankDevices, EveryStageHasItsOwnGpus) {
   EXPECT_TRUE(devices->cuda());
   EXPECT_THAT(devices->WorkerFlags(0), ElementsAre("--device", "cuda", "--devices", "0"));
   EXPECT_THAT(devices->WorkerFlags(1), ElementsAre("--device", "cuda", "--devices", "1"));
-  options.device = "cpu";
+  options.device = DeviceChoice::kCpu;
   options.tensor_parallel = 2;
   devices = RankDevices::Choose(options);
   ASSERT_TRUE(devices.ok()) << devices.status();
@@ -85,17 +85,17 @@ TEST(RankDevices, WorkersElsewhereNeedNoGpuHere) {
   auto devices = RankDevices::Choose(options);
   ASSERT_TRUE(devices.ok()) << devices.status();
   EXPECT_FALSE(devices->cuda());
-  options.device = "cuda";
+  options.device = DeviceChoice::kCuda;
   devices = RankDevices::Choose(options);
   ASSERT_TRUE(devices.ok()) << devices.status();
   EXPECT_TRUE(devices->cuda());
 }
 
 TEST(RankDevices, GpusOfAWorker) {
-  const auto numbered = FindWorkerGpus("cuda", {1, 0});
+  const auto numbered = FindWorkerGpus(DeviceChoice::kCuda, {1, 0});
   ASSERT_TRUE(numbered.ok()) << numbered.status();
   ASSERT_EQ(numbered->gpus.size(), 2u);
-  const auto all = FindWorkerGpus("auto", {});
+  const auto all = FindWorkerGpus(DeviceChoice::kAuto, {});
   ASSERT_TRUE(all.ok()) << all.status();
   ASSERT_EQ(all->gpus.size(), 2u);
   EXPECT_EQ(all->gpus[0].id, numbered->gpus[1].id);
@@ -107,34 +107,35 @@ TEST(RankDevices, GpusOfAWorker) {
   ASSERT_TRUE(numbered->create(0, DType::kBF16, true, 1).ok());
   EXPECT_EQ(Opened(), std::pair(opened.first, opened.second + 1));
 
-  const auto none = FindWorkerGpus("cpu", {});
+  const auto none = FindWorkerGpus(DeviceChoice::kCpu, {});
   ASSERT_TRUE(none.ok()) << none.status();
   EXPECT_TRUE(none->gpus.empty());
-  EXPECT_THAT(FindWorkerGpus("cuda", {0, 2}).status().message(),
+  EXPECT_THAT(FindWorkerGpus(DeviceChoice::kCuda, {0, 2}).status().message(),
               HasSubstr("--devices has 2, which this machine does not have"));
-  EXPECT_THAT(FindWorkerGpus("cuda", {1, 1}).status().message(), HasSubstr("has 1 twice"));
+  EXPECT_THAT(FindWorkerGpus(DeviceChoice::kCuda, {1, 1}).status().message(),
+              HasSubstr("has 1 twice"));
 }
 
 TEST(RankDevices, WhatDoesNotGoTogetherIsNamed) {
   EXPECT_THAT(Refusal([](ServeOptions& o) { o.tensor_parallel = 3; }),
               HasSubstr("--tensor-parallel is 3, expected at most 2, the number of GPUs"));
-  EXPECT_THAT(Refusal([](ServeOptions& o) { o.compute = "int8"; }),
+  EXPECT_THAT(Refusal([](ServeOptions& o) { o.compute = ComputeMode::kInt8; }),
               HasSubstr("--compute is int8, expected auto on a GPU"));
   EXPECT_THAT(Refusal([](ServeOptions& o) {
-                o.device = "cuda";
+                o.device = DeviceChoice::kCuda;
                 o.pipeline_parallel = 3;
                 o.tensor_parallel = 2;
               }),
               HasSubstr("--pipeline-parallel 3 with --tensor-parallel 2 needs 6 GPUs, one for each "
                         "rank; this machine has 2"));
   EXPECT_THAT(Refusal([](ServeOptions& o) {
-                o.device = "cpu";
-                o.kv_dtype = "bf16";
+                o.device = DeviceChoice::kCpu;
+                o.kv_dtype = DType::kBF16;
               }),
               HasSubstr("--kv-dtype is bf16, expected f16 or f32 on the CPU"));
   EXPECT_THAT(Refusal([](ServeOptions& o) {
                 o.workers = {"a:1", "b:1"};
-                o.data_plane = "nccl";
+                o.data_plane = DataPlane::kNccl;
               }),
               HasSubstr("--data-plane is nccl, but the stages compute on the CPU; expected gloo, "
                         "or --device cuda"));
@@ -143,15 +144,15 @@ TEST(RankDevices, WhatDoesNotGoTogetherIsNamed) {
 class WholeModels : public testing::TestWithParam<Architecture> {};
 
 struct Numbers {
-  std::string dtype, kv_dtype;
+  DType dtype, kv_dtype;
 };
 
-std::vector<IterationResult> ResultsOn(const std::string& path, const std::string& device,
+std::vector<IterationResult> ResultsOn(const std::string& path, DeviceChoice device,
                                        const Numbers& numbers, std::vector<IterationPlan> plans) {
   ServeOptions options;
   options.device = device;
   options.dtype = numbers.dtype;
-  options.compute = device == "cpu" ? "exact" : "auto";
+  options.compute = device == DeviceChoice::kCpu ? ComputeMode::kExact : ComputeMode::kAuto;
   options.kv_dtype = numbers.kv_dtype;
   options.threads = 1;
   options.pin_threads = false;
@@ -164,7 +165,7 @@ std::vector<IterationResult> ResultsOn(const std::string& path, const std::strin
   auto engine = LocalEngine::Create(*std::move(ranks), {.max_batch_tokens = 64,
                                                         .page_size = 16,
                                                         .kv_pages = 24,
-                                                        .kv_dtype = KvTypeOf(options),
+                                                        .kv_dtype = options.kv_dtype,
                                                         .join = devices->Joiner()});
   TREADLE_CHECK(engine.ok());
   EngineRunner runner(*std::move(engine));
@@ -190,9 +191,9 @@ TEST_P(WholeModels, SayTheSameOnAGpu) {
   std::filesystem::create_directories(directory);
   const auto path = WriteTinyGguf(GetParam(), directory, {});
   ASSERT_TRUE(path.ok()) << path.status();
-  const Numbers floats = {"fp32", "f32"};
-  ExpectAlike(ResultsOn(*path, "cpu", floats, TwoRequests()),
-              ResultsOn(*path, "cuda", floats, TwoRequests()), 1e-4);
+  const Numbers floats = {DType::kF32, DType::kF32};
+  ExpectAlike(ResultsOn(*path, DeviceChoice::kCpu, floats, TwoRequests()),
+              ResultsOn(*path, DeviceChoice::kCuda, floats, TwoRequests()), 1e-4);
   std::filesystem::remove_all(directory);
 }
 INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::ValuesIn(Architectures()),
@@ -214,9 +215,9 @@ TEST(WholeModel, TheDefaultModelToo) {
   for (int32_t i = 0; i < 3; ++i) {
     plans.push_back(PlanOf(1, i + 1).Step(SampleOf(PreviousSample(1, length + i), 0)));
   }
-  const auto cpu = ResultsOn(path, "cpu", {"bf16", "f16"}, plans);
+  const auto cpu = ResultsOn(path, DeviceChoice::kCpu, {DType::kBF16, DType::kF16}, plans);
   EXPECT_EQ((*tokenizer)->Decode(std::vector{cpu[0].steps[0].token}, /*special=*/false), " Paris");
-  ExpectAlike(cpu, ResultsOn(path, "cuda", {"bf16", "f16"}, plans), 0.05);
+  ExpectAlike(cpu, ResultsOn(path, DeviceChoice::kCuda, {DType::kBF16, DType::kF16}, plans), 0.05);
 }
 
 }  // namespace

@@ -96,7 +96,7 @@
 {{- fail (printf "server.pinThreads is on, but resources.limits.cpu is %s, expected a whole number equal to resources.requests.cpu: pods that share CPUs would bind their threads to the same ones" $cpu) -}}
 {{- end -}}
 {{- end -}}
-{{- $owned := list "--model" "--listen" "--metrics-listen" "--drain-timeout" "--tensor-parallel" "--pipeline-parallel" "--workers" "--on-worker-loss" "--wire" "--data-plane" "--weights-from" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--control-tls" "--api-keys-file" "--metrics-auth" "--metrics-tls-cert" "--metrics-tls-key" "--metrics-tls-client-ca" "--metrics-token-file" "--log-format" "--log-level" "--log-requests" "--config" "--print-config" -}}
+{{- $owned := list "--model" "--listen" "--metrics-listen" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--api-keys-file" "--metrics-auth" "--metrics-tls-cert" "--metrics-tls-key" "--metrics-tls-client-ca" "--metrics-token-file" "--tensor-parallel" "--pipeline-parallel" "--workers" "--wire" "--data-plane" "--weights-from" "--on-worker-loss" "--control-tls" "--drain-timeout" "--log-format" "--log-level" "--log-requests" "--config" "--print-config" -}}
 {{- range $key, $_ := $v.server -}}
 {{- $owned = append $owned (printf "--%s" (kebabcase $key)) -}}
 {{- end -}}

@@ -1,0 +1,28 @@
+// What can be chosen of an engine, and the words for it in flags.
+#pragma once
+
+#include "base/choice.h"
+#include "engine/data_plane.h"
+#include "engine/wire_codec.h"
+#include "kernels/backend.h"
+#include "kernels/dtype.h"
+
+namespace treadle {
+
+inline constexpr Choice<DType> kKvTypes[] = {
+    {"f16", DType::kF16}, {"bf16", DType::kBF16}, {"f32", DType::kF32}};
+// What products take in on a GPU.
+inline constexpr Choice<DType> kProductTypes[] = {
+    {"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}};
+inline constexpr Choice<ComputeMode> kComputeModes[] = {{"auto", ComputeMode::kAuto},
+                                                        {"exact", ComputeMode::kExact},
+                                                        {"int8", ComputeMode::kInt8},
+                                                        {"int16", ComputeMode::kInt16}};
+inline constexpr Choice<OutlierRule> kOutlierRules[] = {{"per-row", OutlierRule::kPerRow},
+                                                        {"per-call", OutlierRule::kPerCall}};
+inline constexpr Choice<WireType> kWireTypes[] = {
+    {"f32", WireType::kF32}, {"bf16", WireType::kBf16}, {"int8", WireType::kInt8}};
+inline constexpr Choice<DataPlane> kDataPlanes[] = {{"gloo", DataPlane::kGloo},
+                                                    {"nccl", DataPlane::kNccl}};
+
+}  // namespace treadle
