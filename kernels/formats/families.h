@@ -1,5 +1,6 @@
-// What the table in weight_format.cc is made of: one function or one codebook per format, one file
-// per family. Private to this folder. Contracts: WeightFormat::decode and WeightFormat::codes.
+// What the table in weight_format.cc is made of: one function or one codebook per format. Blocks
+// have a header for each family, which only the table includes. Private to this folder. Contracts:
+// WeightFormat::decode and WeightFormat::codes.
 //
 // Layouts are ggml's (GGUF v3): little-endian, a block's constants in 16-bit floats. 4-bit codes
 // lie two in a byte; in a run of 2h codes the low nibbles are the first h, the high nibbles the
@@ -20,18 +21,6 @@ namespace treadle::formats {
 void DecodeF32(const std::byte* data, int64_t count, float* out);
 void DecodeF16(const std::byte* data, int64_t count, float* out);
 void DecodeBF16(const std::byte* data, int64_t count, float* out);
-// q4.cc
-void CodesQ4_0(const std::byte* data, int64_t group, CodeGroup& out);
-void CodesQ4_1(const std::byte* data, int64_t group, CodeGroup& out);
-// q5.cc
-void CodesQ5_0(const std::byte* data, int64_t group, CodeGroup& out);
-void CodesQ5_1(const std::byte* data, int64_t group, CodeGroup& out);
-// q8.cc
-void CodesQ8_0(const std::byte* data, int64_t group, CodeGroup& out);
-// k_quants.cc
-void CodesQ4_K(const std::byte* data, int64_t group, CodeGroup& out);
-void CodesQ5_K(const std::byte* data, int64_t group, CodeGroup& out);
-void CodesQ6_K(const std::byte* data, int64_t group, CodeGroup& out);
 // codebooks.cc
 template <int kCodes>
 struct Codebook {

@@ -1,6 +1,10 @@
 #include "kernels/formats/weight_format.h"
 
 #include "kernels/formats/families.h"
+#include "kernels/formats/k_quants.h"
+#include "kernels/formats/q4.h"
+#include "kernels/formats/q5.h"
+#include "kernels/formats/q8.h"
 
 namespace treadle {
 namespace {
