@@ -40,7 +40,7 @@ class CpuBackend final : public HostBackend {
   }
 
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
-    return PackMatrix(source, TableBits(isa_, compute_), pool_, arena_);
+    return PackMatrix(source, PackTargetOf(isa_, compute_), pool_, arena_);
   }
 
   void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,

@@ -26,6 +26,12 @@ template <int kCodes>
 struct Codebook {
   float values[kCodes];
 };
+template <int kCodes>
+constexpr Codebook<kCodes> Tabulate(float (*value)(int code)) {
+  Codebook<kCodes> codebook = {};
+  for (int code = 0; code < kCodes; ++code) codebook.values[code] = value(code);
+  return codebook;
+}
 extern const Codebook<16> kNf4Codebook;
 extern const Codebook<16> kFp4Codebook;
 extern const Codebook<256> kInt8Codebook;
@@ -43,6 +49,14 @@ inline float LoadHalf(const std::byte* data) {
 
 inline const uint8_t* Bytes(const std::byte* data) {
   return reinterpret_cast<const uint8_t*>(data);
+}
+
+// The integers of 32 nibbles.
+inline void LookUpNibbles(const uint8_t* packed, const Codebook<16>& codebook, int8_t* codes) {
+  for (int i = 0; i < 16; ++i) {
+    codes[i] = static_cast<int8_t>(codebook.values[packed[i] & 15]);
+    codes[i + 16] = static_cast<int8_t>(codebook.values[packed[i] >> 4]);
+  }
 }
 
 }  // namespace treadle::formats

@@ -6,6 +6,9 @@
 
 namespace treadle::formats {
 
+inline constexpr Codebook<16> kQ4_0Codebook =
+    Tabulate<16>([](int code) { return static_cast<float>(code - 8); });
+
 inline void Nibbles(const uint8_t* packed, int bias, int8_t* codes) {
   for (int i = 0; i < 16; ++i) {
     codes[i] = static_cast<int8_t>((packed[i] & 15) - bias);

@@ -2,7 +2,9 @@
 //
 // One file per family in this folder, one row per format in the table of weight_format.cc. A format
 // says how it is named, which checkpoint type it claims, its geometry, and how its codes become
-// floats. What a backend makes of it (packing, tiles, integer dots) is the backend's.
+// floats. What a backend makes of it (packing, tiles, integer dots) is the backend's: any format is
+// multiplied by its codes (CodedRows in coded_rows.h) without a word about it there, and one that
+// matters has a layout of its own.
 //
 // Two kinds. *Inline* formats (dense types, GGUF's blocks) keep a block's constants next to its
 // codes; a run of bytes is all they need. *Apart* formats (LLM.int8(), bitsandbytes' 4-bit types,
@@ -23,8 +25,9 @@ namespace treadle {
 
 // Integer view of one group of `group` consecutive weights: w[i] = scale * code[i] + offset.
 // Codes are small integers, so integer kernels can use them as they are: -8..7 (Q4_0), 0..15 (Q4_1,
-// Q4_K), -16..15 (Q5_0), 0..31 (Q5_1, Q5_K), -128..127 (Q8_0), -32..31 (Q6_K); formats without a
-// minimum have offset 0. scale = d * sc and offset = -(dmin * m) of the K types are exact in float.
+// Q4_K), -16..15 (Q5_0), 0..31 (Q5_1, Q5_K), -128..127 (Q8_0), -32..31 (Q6_K), what a table says
+// (IQ4_NL, MXFP4); formats without a minimum have offset 0. scale = d * sc and offset = -(dmin * m)
+// of the K types are exact in float.
 //
 // scale * code is exact too (at most 24 significant bits in every format here), so fma(scale, code,
 // offset) and a product followed by a sum give the same bits: one rounding, ggml's values exactly
@@ -63,8 +66,10 @@ struct WeightFormat {
   // Apart, 4 bits: the high nibble of a byte is the earlier code. Otherwise codes are a stream of
   // bits: code i is bits [i * code_bits, (i + 1) * code_bits), least significant first.
   bool high_first = false;
-  // Apart: the value of each code [2^code_bits]; empty: every matrix brings its own.
+  // Apart: the value of each code [2^code_bits]; empty: every matrix brings its own. Inline: the
+  // integers that CodeGroup::codes may be, if sixteen are enough [16]; empty: they are not.
   std::span<const float> codebook = {};
+  bool offsets = false;  // inline: CodeGroup::offset may be other than 0
   ActivationPolicy activations = ActivationPolicy::kFloat;
 
   bool apart() const { return code_bits > 0; }

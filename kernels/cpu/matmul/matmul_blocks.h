@@ -234,15 +234,15 @@ void RunTiled(const MatMulInput& input, const MatMulShare& share, const MatMulSc
   for (; group < share.group_end; ++group) RunTiles<Packed, 1>(input, share, scratch, group);
 }
 
-template <typename Packed>
-void RunPlanes(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
-               int planes) {
-  if (planes == 1) {
-    if (input.rows <= kDirectRows) return RunDirect<Packed, 1>(input, share, scratch);
-    return RunTiled<Packed>(input, share, scratch);
+template <typename Packed, int P>
+void RunPlanes(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
+  constexpr int64_t kFewRows = P == 1 ? kDirectRows : kStreamedRows<Packed>;
+  if (input.rows <= kFewRows) return RunDirect<Packed, P>(input, share, scratch);
+  if constexpr (P == 1) {
+    RunTiled<Packed>(input, share, scratch);
+  } else {
+    RunWords<Packed>(input, share, scratch, UnpackWords<Packed>);
   }
-  if (input.rows <= kStreamedRows<Packed>) return RunDirect<Packed, 2>(input, share, scratch);
-  RunWords<Packed>(input, share, scratch, UnpackWords<Packed>);
 }
 
 }  // namespace

@@ -103,31 +103,7 @@ void Run(const MatMulInput& input, const MatMulShare& share) {
 }  // namespace
 
 bool MatMulDirect(const MatMulInput& input, const MatMulShare& share) {
-  switch (share.weight.kind) {
-    case PackKind::kF32:
-      Run<F32>(input, share);
-      return true;
-    case PackKind::kF16:
-      Run<F16>(input, share);
-      return true;
-    case PackKind::kBF16:
-      Run<BF16>(input, share);
-      return true;
-    case PackKind::kCodes4:
-      share.weight.zeros ? Run<Codes4<true>>(input, share) : Run<Codes4<false>>(input, share);
-      return true;
-    case PackKind::kIntegers8:
-      share.weight.zeros ? Run<Integers8<true>>(input, share) : Run<Integers8<false>>(input, share);
-      return true;
-    case PackKind::kCodes8:
-      share.weight.zeros ? Run<Codes8<true>>(input, share) : Run<Codes8<false>>(input, share);
-      return true;
-    case PackKind::kE4M3:
-      Run<E4M3>(input, share);
-      return true;
-    default:
-      return false;
-  }
+  return WithDecoder(share.weight, [&]<typename Decoder>() { Run<Decoder>(input, share); });
 }
 
 }  // namespace treadle::TREADLE_ISA

@@ -62,26 +62,6 @@ Place PlaceOf(const BlockRow& row, int64_t block) {
           run + kRunBlocks * (code_bytes + kRunScales)};
 }
 
-// A code's nibble (of 8 bits: the whole of it) and what lies above the nibble.
-struct CodePlace {
-  int64_t byte;
-  int shift;
-  int64_t upper_byte;
-  int upper_shift;
-};
-
-CodePlace CodeAt(const BlockRow& row, int64_t i, int64_t lane) {
-  const int64_t in_dword = lane * 4 + i % 4;
-  const auto dword = static_cast<int>(i / 4);
-  if (row.bits == 8) return {dword * 64 + in_dword, 0, 0, 0};
-  CodePlace place = {dword % 4 * 64 + in_dword, dword / 4 * 4, 256 + in_dword, dword};
-  if (row.bits == 6) {
-    place.upper_byte += dword / 4 * 64;
-    place.upper_shift = dword % 4 * 2;
-  }
-  return place;
-}
-
 // Eight dwords of a feature's codes to its lane.
 void PutCodes(const BlockRow& row, const uint32_t (&dwords)[8], int64_t lane, uint8_t* codes) {
   const auto put = [=](int64_t line, uint32_t dword) {
@@ -102,15 +82,6 @@ void PutCodes(const BlockRow& row, const uint32_t (&dwords)[8], int64_t lane, ui
   }
   if (row.bits > 4) put(4, upper[0]);
   if (row.bits == 6) put(5, upper[1]);
-}
-
-unsigned GetCode(const BlockRow& row, int64_t i, int64_t lane, const uint8_t* codes) {
-  const CodePlace place = CodeAt(row, i, lane);
-  if (row.bits == 8) return codes[place.byte];
-  const unsigned nibble = (codes[place.byte] >> place.shift) & 15u;
-  if (row.bits == 4) return nibble;
-  const unsigned mask = (1u << (row.bits - 4)) - 1;
-  return nibble | ((codes[place.upper_byte] >> place.upper_shift) & mask) << 4;
 }
 
 // The integer scales and f16 constants of one block of a K type (kernels/formats/k_quants.cc).
@@ -137,7 +108,7 @@ void PackConstantsK(const BlockRow& row, const uint8_t* stored, int64_t place, i
   constants[kHalfRow + 2 * lane + 1] ^= 0x80;  // what is added is -dmin * minimum
 }
 
-bool Plan(const MatrixSource& source, PackedView& view) {
+bool Plan(const MatrixSource& source, const PackTarget&, PackedView& view) {
   const BlockRow* row = Find(source.format->name);
   if (row == nullptr) return false;
   view.kind = row->kind;
@@ -174,46 +145,35 @@ void PackRow(const MatrixSource& source, const PackedView&, int64_t from, int64_
   }
 }
 
-// Scale and offset of value i of a block, as in CodeGroup.
-struct Affine {
-  float scale;
-  float offset;
-};
-
-Affine ConstantsAt(const BlockRow& row, const uint8_t* group, const Place& place, int64_t lane,
-                   int64_t i) {
-  const uint8_t* constants = group + place.constants;
-  const uint8_t* scales = group + place.scales;
-  const float first = HalfAt(constants, lane);
-  if (row.halves > 0) {
-    return {first, row.halves > 1 ? HalfAt(constants, kGroupFeatures + lane) : 0.0f};
-  }
-  if (row.kind == PackKind::kQ6_K) {
-    const uint8_t byte = scales[i / 16 * kGroupFeatures + lane];
-    return {first * static_cast<float>(static_cast<int8_t>(byte)), 0.0f};
-  }
-  return {
-      first * static_cast<float>(scales[lane]),
-      HalfAt(constants, kGroupFeatures + lane) * static_cast<float>(scales[kGroupFeatures + lane])};
+// Any inline format whose weights share an offset by 32.
+bool PlanBytes(const MatrixSource& source, const PackTarget&, PackedView& view) {
+  const WeightFormat& format = *source.format;
+  if (format.group == 0 || format.block % kBlockValues != 0) return false;
+  if (format.offsets && format.group != kBlockValues) return false;
+  view.kind = PackKind::kBytes;
+  view.group_bytes = source.k / kBlockValues * kBytesBlock;
+  return true;
 }
 
-void Decode(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
-            int64_t count, float* out) {
-  const BlockRow& row = *Find(view.format->name);
-  for (int64_t k = begin; k < begin + count; k += kBlockValues) {
-    const Place place = PlaceOf(row, k / kBlockValues);
-    Affine constants = {};
-    for (int64_t i = 0; i < kBlockValues; ++i) {
-      if (i % 16 == 0) constants = ConstantsAt(row, group, place, lane, i);
-      const auto code = static_cast<int>(GetCode(row, i, lane, group + place.codes)) - row.zero;
-      // The product is exact: one rounding, as with fma.
-      *out++ = constants.scale * static_cast<float>(code) + constants.offset;
-    }
+void PackBytes(const MatrixSource& source, const PackedView&, int64_t from, int64_t lane,
+               uint8_t* group) {
+  const WeightFormat& format = *source.format;
+  const std::byte* stored = source.data + from * format.RowBytes(source.k);
+  CodeGroup codes = {};
+  for (int64_t i = 0; i < source.k; ++i) {
+    if (i % format.group == 0) format.codes(stored, i / format.group, codes);
+    uint8_t* block = group + i / kBlockValues * kBytesBlock;
+    const int64_t at = i % kBlockValues;
+    block[at / 4 * 64 + lane * 4 + at % 4] =
+        static_cast<uint8_t>(codes.codes[i % format.group] + 128);
+    if (at % 16 == 0) PutFloat(codes.scale, at + lane, block + 512);
+    if (at == 0) PutFloat(codes.offset, 2 * kGroupFeatures + lane, block + 512);
   }
 }
 
 }  // namespace
 
-constinit const Packing kBlockPacking = {Plan, PackRow, Decode};
+constinit const Packing kBlockPacking = {Plan, PackRow, nullptr};
+constinit const Packing kBytesPacking = {PlanBytes, PackBytes, nullptr};
 
 }  // namespace treadle
