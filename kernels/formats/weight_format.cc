@@ -32,7 +32,6 @@ constexpr WeightFormat Coded(std::string_view name, int32_t gguf_type, int64_t b
           .block = kBlock,
           .block_bytes = block_bytes,
           .gguf_type = gguf_type,
-          .safetensors_dtype = "",
           .bits_per_weight = 8.0 * static_cast<double>(block_bytes) / kBlock,
           .decode = DecodeCodes<kCodes, kBlock, kGroup>,
           .group = kGroup,
@@ -53,25 +52,18 @@ constexpr WeightFormat Dense(std::string_view name, int32_t gguf_type, std::stri
           .gguf_type = gguf_type,
           .safetensors_dtype = safetensors,
           .bits_per_weight = 8.0 * static_cast<double>(bytes),
-          .decode = decode,
-          .group = 0,
-          .codes = nullptr};
+          .decode = decode};
 }
 
 // Constants lie apart from the codes.
 constexpr WeightFormat Apart(std::string_view name, int bits, std::span<const float> codebook) {
-  WeightFormat format = {.name = name,
-                         .block = 1,
-                         .block_bytes = 0,
-                         .gguf_type = -1,
-                         .safetensors_dtype = "",
-                         .bits_per_weight = static_cast<double>(bits),
-                         .decode = nullptr,
-                         .group = 0,
-                         .codes = nullptr};
-  format.code_bits = bits;
-  format.codebook = codebook;
-  return format;
+  return {.name = name,
+          .block = 1,
+          .block_bytes = 0,
+          .gguf_type = -1,
+          .bits_per_weight = static_cast<double>(bits),
+          .code_bits = bits,
+          .codebook = codebook};
 }
 constexpr WeightFormat HighFirst(WeightFormat format) {
   format.high_first = true;

@@ -45,21 +45,21 @@ enum class ActivationPolicy : uint8_t {
 };
 
 struct WeightFormat {
-  std::string_view name;               // "q4_1"; what --weights, inspect and errors say
-  int64_t block;                       // inline: weights per block, along k; 1: k may be anything
-  int64_t block_bytes;                 // inline: bytes per block
-  int32_t gguf_type;                   // ggml type id; -1: not in GGUF
-  std::string_view safetensors_dtype;  // "F16"; empty: not in safetensors
-  double bits_per_weight;              // inline: constants included; apart: the codes alone
+  std::string_view name;  // "q4_1"; what --weights, inspect and errors say
+  int64_t block;          // inline: weights per block, along k; 1: k may be anything
+  int64_t block_bytes;    // inline: bytes per block
+  int32_t gguf_type;      // ggml type id; -1: not in GGUF
+  std::string_view safetensors_dtype = {};  // "F16"; empty: not in safetensors
+  double bits_per_weight;                   // inline: constants included; apart: the codes alone
 
   // Inline. Canonical decode: `blocks` consecutive blocks to float [blocks * block].
-  void (*decode)(const std::byte* data, int64_t blocks, float* out);
+  void (*decode)(const std::byte* data, int64_t blocks, float* out) = nullptr;
 
   // Inline. Integer view, null for dense float types: group g (of `group` weights, group divides
   // block) of the run that begins at `data`. decode() equals scale * code + offset with one
   // rounding of fma.
-  int64_t group;  // 32 or 16; 0 for dense types and for apart formats
-  void (*codes)(const std::byte* data, int64_t group_index, CodeGroup& out);
+  int64_t group = 0;  // 32 or 16; 0 for dense types and for apart formats
+  void (*codes)(const std::byte* data, int64_t group_index, CodeGroup& out) = nullptr;
 
   // Apart: bits of a code, 3 to 8; 0 for inline formats.
   int code_bits = 0;

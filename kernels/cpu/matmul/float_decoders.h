@@ -119,29 +119,20 @@ struct Codes4 : ScaledDecoder<8, kHasZeros> {
   TREADLE_SIMD explicit Codes4(const float* codebook)
       : low(_mm256_loadu_ps(codebook)), high(_mm256_loadu_ps(codebook + 8)) {}
   // The permutations look at the low three bits of a lane; the fourth, as its sign, picks one.
-  template <int kShift>
-  TREADLE_SIMD __m256 Look(__m256i dwords) const {
-    const __m256i code = _mm256_srli_epi32(dwords, kShift);
-    const __m256 pick = _mm256_castsi256_ps(_mm256_slli_epi32(dwords, 28 - kShift));
+  TREADLE_SIMD __m256 Look(__v8su dwords, int shift) const {
+    const auto code = reinterpret_cast<__m256i>(dwords >> shift);
+    const auto pick = reinterpret_cast<__m256>(dwords << (28 - shift));
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, code),
                             _mm256_permutevar8x32_ps(high, code), pick);
   }
-  template <int I>
-  TREADLE_SIMD void DecodeOne(__m256i lo, __m256i hi, const Constants& constants,
-                              Vec (&w)[8]) const {
-    w[I] = Scaled<kHasZeros>(constants, {Look<NibbleShift(I)>(lo), Look<NibbleShift(I)>(hi)});
-  }
   TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[8]) const {
-    const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
-    DecodeOne<0>(lo, hi, constants, w);
-    DecodeOne<1>(lo, hi, constants, w);
-    DecodeOne<2>(lo, hi, constants, w);
-    DecodeOne<3>(lo, hi, constants, w);
-    DecodeOne<4>(lo, hi, constants, w);
-    DecodeOne<5>(lo, hi, constants, w);
-    DecodeOne<6>(lo, hi, constants, w);
-    DecodeOne<7>(lo, hi, constants, w);
+    const auto* halves = reinterpret_cast<const __m256i*>(p);
+    const auto lo = reinterpret_cast<__v8su>(_mm256_loadu_si256(halves));
+    const auto hi = reinterpret_cast<__v8su>(_mm256_loadu_si256(halves + 1));
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      w[i] = Scaled<kHasZeros>(constants, {Look(lo, NibbleShift(i)), Look(hi, NibbleShift(i))});
+    }
   }
 };
 

@@ -170,18 +170,10 @@ constexpr int RowsAtOnce() {
 template <typename Layout, int P, int G>
 void RunRows(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
              Work work) {
-  constexpr int kRows = RowsAtOnce<Layout, P>();
-  const auto sums = [&] { return scratch.sums + work.row * G * kLanes; };
-  work.row = 0;
-  for (; work.row + kRows <= input.rows; work.row += kRows) {
-    RunBlocks<Layout, P, kRows, G>(input, share, work, sums());
-  }
-  if constexpr (kRows > 2) {
-    for (; work.row + 2 <= input.rows; work.row += 2) {
-      RunBlocks<Layout, P, 2, G>(input, share, work, sums());
-    }
-  }
-  for (; work.row < input.rows; ++work.row) RunBlocks<Layout, P, 1, G>(input, share, work, sums());
+  ForRows<RowsAtOnce<Layout, P>()>(input.rows, [&]<int R>(int64_t row) {
+    work.row = row;
+    RunBlocks<Layout, P, R, G>(input, share, work, scratch.sums + row * G * kLanes);
+  });
 }
 
 template <typename Layout, int P>

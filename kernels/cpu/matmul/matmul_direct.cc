@@ -71,17 +71,8 @@ TREADLE_LOOP void RunRows(const MatMulInput& input, const MatMulShare& share, in
 template <typename Decoder, int G>
 void RunGroups(const MatMulInput& input, const MatMulShare& share, int64_t group) {
   constexpr int kRows = kWideRegisters ? (G > 2 ? 2 : 8) : (G > 1 ? 1 : 4);
-  int64_t row = 0;
-  for (; row + kRows <= input.rows; row += kRows) {
-    RunRows<Decoder, kRows, G>(input, share, row, group);
-  }
-  if constexpr (kRows > 4) {
-    for (; row + 4 <= input.rows; row += 4) RunRows<Decoder, 4, G>(input, share, row, group);
-  }
-  if constexpr (kRows > 2) {
-    for (; row + 2 <= input.rows; row += 2) RunRows<Decoder, 2, G>(input, share, row, group);
-  }
-  for (; row < input.rows; ++row) RunRows<Decoder, 1, G>(input, share, row, group);
+  ForRows<kRows>(input.rows,
+                 [&]<int R>(int64_t row) { RunRows<Decoder, R, G>(input, share, row, group); });
 }
 
 // One chain of additions waits for itself: one or two rows take several groups at once.

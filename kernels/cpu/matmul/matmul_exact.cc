@@ -73,22 +73,9 @@ void RunGroups(const MatMulInput& input, const MatMulShare& share, const MatMulS
     for (int g = 0; g < G; ++g) {
       w[g] = DecodeTile(share.weight, group + g, from, count, tile + g * kTile * kLanes);
     }
-    int64_t row = 0;
-    const auto sums = [&] { return scratch.sums + row * G * kLanes; };
-    for (; row + kRows <= input.rows; row += kRows) {
-      RunRows<kRows, G>(input, share, span, row, group, w, sums());
-    }
-    if constexpr (kRows > 4) {
-      for (; row + 4 <= input.rows; row += 4) {
-        RunRows<4, G>(input, share, span, row, group, w, sums());
-      }
-    }
-    if constexpr (kRows > 2) {
-      for (; row + 2 <= input.rows; row += 2) {
-        RunRows<2, G>(input, share, span, row, group, w, sums());
-      }
-    }
-    for (; row < input.rows; ++row) RunRows<1, G>(input, share, span, row, group, w, sums());
+    ForRows<kRows>(input.rows, [&]<int R>(int64_t row) {
+      RunRows<R, G>(input, share, span, row, group, w, scratch.sums + row * G * kLanes);
+    });
   }
 }
 

@@ -143,19 +143,10 @@ TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& sha
                   group,
                   begin == 0,
                   last};
-    const auto sums = [&] { return scratch.sums + work.row * G * kLanes; };
-    for (; work.row + kWordRows <= input.rows; work.row += kWordRows) {
-      RunWordRows<Layout, kWordRows, G>(input, share, work, sums());
-    }
-    if constexpr (kWordRows > 4) {
-      for (; work.row + 4 <= input.rows; work.row += 4) {
-        RunWordRows<Layout, 4, G>(input, share, work, sums());
-      }
-    }
-    for (; work.row + 2 <= input.rows; work.row += 2) {
-      RunWordRows<Layout, 2, G>(input, share, work, sums());
-    }
-    if (work.row < input.rows) RunWordRows<Layout, 1, G>(input, share, work, sums());
+    ForRows<kWordRows>(input.rows, [&]<int R>(int64_t row) {
+      work.row = row;
+      RunWordRows<Layout, R, G>(input, share, work, scratch.sums + row * G * kLanes);
+    });
   }
 }
 

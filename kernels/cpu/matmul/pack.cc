@@ -104,36 +104,26 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& sou
 }
 
 void CpuMatrix::DecodeRow(int64_t row, bool accumulate, float* out) const {
-  if (memory_ != nullptr) return DecodePackedRow(row, accumulate, out);
-  TREADLE_CHECK(row >= 0 && row < stored_.n);
-  const WeightFormat& format = *stored_.format;
-  const std::byte* const stored = stored_.data + row * format.RowBytes(stored_.k);
-  float chunk[kDecodeChunk];
-  for (int64_t k = 0; k < stored_.k; k += kDecodeChunk) {
-    const int64_t count = std::min(kDecodeChunk, stored_.k - k);
-    format.decode(stored + format.RowBytes(k), count / format.block, accumulate ? chunk : out + k);
-    for (int64_t i = 0; accumulate && i < count; ++i) out[k + i] += chunk[i];
-  }
-}
-
-void CpuMatrix::DecodePackedRow(int64_t row, bool accumulate, float* out) const {
   const PackedView& view = view_;
   TREADLE_CHECK(row >= 0 && row < view.n);
+  const WeightFormat& format = *view.format;
   const int64_t group = row / kGroupFeatures;
   const int64_t lane = row % kGroupFeatures;
-  const bool directly = !accumulate && view.input_order == nullptr;
-  const bool int8 = view.kind == PackKind::kRowInt8;
-  const Packing* special = int8                            ? &kRowInt8Packing
-                           : view.kind == PackKind::kWords ? &kCodebookPacking
-                                                           : nullptr;
+  const Packing* const special = view.kind == PackKind::kRowInt8 ? &kRowInt8Packing
+                                 : view.kind == PackKind::kWords ? &kCodebookPacking
+                                                                 : nullptr;
   // Zeros of inline formats are positive. Adding -0 changes nothing.
-  const float positive = view.format->group > 0 ? 0.0f : -0.0f;
+  const float positive = format.group > 0 ? 0.0f : -0.0f;
+  const bool directly = !accumulate && view.input_order == nullptr;
   alignas(64) float tile[kDecodeChunk * kGroupFeatures];
   float chunk[kDecodeChunk];
   for (int64_t k = 0; k < view.k; k += kDecodeChunk) {
     const int64_t count = std::min(kDecodeChunk, view.k - k);
     float* to = directly ? out + k : chunk;
-    if (special != nullptr) {
+    if (memory_ == nullptr) {
+      const std::byte* stored = stored_.data + row * format.RowBytes(view.k) + format.RowBytes(k);
+      format.decode(stored, count / format.block, to);
+    } else if (special != nullptr) {
       special->decode(view, view.data + group * view.group_bytes, lane, k, count, to);
     } else {
       const float* values = decode_(view, group, k, count, tile) + lane;

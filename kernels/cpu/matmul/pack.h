@@ -52,8 +52,6 @@ class CpuMatrix final : public PackedMatrix {
   void DecodeRow(int64_t row, bool accumulate, float* out) const;
 
  private:
-  void DecodePackedRow(int64_t row, bool accumulate, float* out) const;
-
   const PackedView view_;
   const size_t bytes_;
   const std::shared_ptr<uint8_t> memory_;

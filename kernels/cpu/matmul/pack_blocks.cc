@@ -7,24 +7,27 @@ namespace treadle {
 namespace {
 
 constexpr int64_t kHalfRow = 2 * kGroupFeatures;  // bytes of 16 f16 constants
-constexpr int64_t kRunBlocks = 8;                 // of the K types
-constexpr int64_t kRunScales = 32;                // bytes for one block of a run
-constexpr int64_t kRunConstants = 64;
 
 struct BlockRow {
   std::string_view format;
   PackKind kind;
-  int bits;  // of a code
-  int zero;  // what is added to a code to make it positive
-  // Inline constants of a block, f16: how many. K types: 0.
-  int64_t halves;
+  int bits;        // of a code
+  int zero;        // what is added to a code to make it positive
+  int64_t halves;  // f16 constants of a run: how many
+  // Blocks of a run, and bytes of integer scales for each of them: 8 and 32 of the K types.
+  int64_t blocks = 1;
+  int64_t scales = 0;
+
+  // Bytes of a block's codes, of 16 features, and of a run.
+  int64_t code_bytes() const { return kBlockValues * kGroupFeatures * bits / 8; }
+  int64_t run_bytes() const { return blocks * (code_bytes() + scales) + kHalfRow * halves; }
 };
 
 constexpr BlockRow kRows[] = {
-    {"q4_0", PackKind::kQ4_0, 4, 8, 1},   {"q4_1", PackKind::kQ4_1, 4, 0, 2},
-    {"q5_0", PackKind::kQ5_0, 5, 16, 1},  {"q5_1", PackKind::kQ5_1, 5, 0, 2},
-    {"q8_0", PackKind::kQ8_0, 8, 128, 1}, {"q4_k", PackKind::kQ4_K, 4, 0, 0},
-    {"q5_k", PackKind::kQ5_K, 5, 0, 0},   {"q6_k", PackKind::kQ6_K, 6, 32, 0},
+    {"q4_0", PackKind::kQ4_0, 4, 8, 1},        {"q4_1", PackKind::kQ4_1, 4, 0, 2},
+    {"q5_0", PackKind::kQ5_0, 5, 16, 1},       {"q5_1", PackKind::kQ5_1, 5, 0, 2},
+    {"q8_0", PackKind::kQ8_0, 8, 128, 1},      {"q4_k", PackKind::kQ4_K, 4, 0, 2, 8, 32},
+    {"q5_k", PackKind::kQ5_K, 5, 0, 2, 8, 32}, {"q6_k", PackKind::kQ6_K, 6, 32, 2, 8, 32},
 };
 
 const BlockRow* Find(std::string_view format) {
@@ -32,34 +35,6 @@ const BlockRow* Find(std::string_view format) {
     if (row.format == format) return &row;
   }
   return nullptr;
-}
-
-// Bytes of a block's codes, of 16 features.
-int64_t CodeBytes(const BlockRow& row) { return kBlockValues * kGroupFeatures * row.bits / 8; }
-
-int64_t BytesOf(const BlockRow& row, int64_t k) {
-  const int64_t blocks = k / kBlockValues;
-  if (row.halves > 0) return blocks * (CodeBytes(row) + kHalfRow * row.halves);
-  return blocks / kRunBlocks * (kRunBlocks * (CodeBytes(row) + kRunScales) + kRunConstants);
-}
-
-// Where a block's codes and constants lie in a group.
-struct Place {
-  int64_t codes;
-  int64_t scales;     // of K types: 32 integers of a byte
-  int64_t constants;  // f16
-};
-
-Place PlaceOf(const BlockRow& row, int64_t block) {
-  const int64_t code_bytes = CodeBytes(row);
-  if (row.halves > 0) {
-    const int64_t at = block * (code_bytes + kHalfRow * row.halves);
-    return {at, 0, at + code_bytes};
-  }
-  const int64_t run = BytesOf(row, block / kRunBlocks * kRunBlocks * kBlockValues);
-  const int64_t place = block % kRunBlocks;
-  return {run + place * code_bytes, run + kRunBlocks * code_bytes + place * kRunScales,
-          run + kRunBlocks * (code_bytes + kRunScales)};
 }
 
 // Eight dwords of a feature's codes to its lane.
@@ -112,7 +87,7 @@ bool Plan(const MatrixSource& source, const PackTarget&, PackedView& view) {
   const BlockRow* row = Find(source.format->name);
   if (row == nullptr) return false;
   view.kind = row->kind;
-  view.group_bytes = BytesOf(*row, source.k);
+  view.group_bytes = source.k / (kBlockValues * row->blocks) * row->run_bytes();
   return true;
 }
 
@@ -123,7 +98,8 @@ void PackRow(const MatrixSource& source, const PackedView&, int64_t from, int64_
   const std::byte* stored = source.data + from * format.RowBytes(source.k);
   CodeGroup codes;
   for (int64_t b = 0; b < source.k / kBlockValues; ++b) {
-    const Place place = PlaceOf(row, b);
+    uint8_t* run = group + b / row.blocks * row.run_bytes();
+    const int64_t place = b % row.blocks;
     uint8_t bytes[kBlockValues];
     for (int64_t i = 0; i < kBlockValues; i += format.group) {
       format.codes(stored, (b * kBlockValues + i) / format.group, codes);
@@ -133,14 +109,17 @@ void PackRow(const MatrixSource& source, const PackedView&, int64_t from, int64_
     }
     uint32_t dwords[8];
     std::memcpy(dwords, bytes, sizeof(dwords));
-    PutCodes(row, dwords, lane, group + place.codes);
+    PutCodes(row, dwords, lane, run + place * row.code_bytes());
     const std::byte* block = stored + b * kBlockValues / format.block * format.block_bytes;
-    if (row.halves == 0) {
-      PackConstantsK(row, reinterpret_cast<const uint8_t*>(block), b % kRunBlocks, lane,
-                     group + place.scales, group + place.constants);
+    uint8_t* scales = run + row.blocks * row.code_bytes();
+    uint8_t* constants = scales + row.blocks * row.scales;
+    if (row.scales > 0) {
+      PackConstantsK(row, reinterpret_cast<const uint8_t*>(block), place, lane,
+                     scales + place * row.scales, constants);
+      continue;
     }
     for (int64_t c = 0; c < row.halves; ++c) {
-      std::memcpy(group + place.constants + kHalfRow * c + 2 * lane, block + 2 * c, 2);
+      std::memcpy(constants + kHalfRow * c + 2 * lane, block + 2 * c, 2);
     }
   }
 }
