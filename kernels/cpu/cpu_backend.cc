@@ -34,7 +34,7 @@ class CpuBackend final : public CpuOps {
   }
 
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
-    return PackMatrix(source, TableBits(isa(), compute_), pool(), arena_);
+    return PackMatrix(source, PackTargetOf(isa(), compute_), pool(), arena_);
   }
 
  private:

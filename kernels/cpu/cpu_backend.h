@@ -14,6 +14,10 @@
 // eighths, c = floor(8 * value + 1/2), at scale / 8: values from 1 (of 448) on are exact, others
 // off by at most scale / 16. Codebooks with NaN, and all of them under kInt8, run exact.
 //
+// GGUF's formats run as the mode says, with integers that are never rounded. One without a layout
+// of its own here lies as codes of four bits with f32 scales (5 bits a weight) if sixteen values
+// and no offsets are all it has, else, and under kInt8, as bytes (11 bits).
+//
 // k-bit codebooks too large for an instruction set to look up as quickly as bf16 weights are read
 // (6 to 8 bits on AVX2, 8 bits on AVX-512 without VBMI) are packed as those codes c, 13 bits each:
 // the same results in more memory (13.5 bits a weight with blocks of 64).

@@ -30,13 +30,6 @@ constexpr float E4M3(int code) {
 
 constexpr float Unsigned(int code) { return static_cast<float>(code); }
 
-template <int kCodes>
-constexpr Codebook<kCodes> Tabulate(float (*value)(int code)) {
-  Codebook<kCodes> codebook = {};
-  for (int code = 0; code < kCodes; ++code) codebook.values[code] = value(code);
-  return codebook;
-}
-
 }  // namespace
 
 constinit const Codebook<16> kNf4Codebook = {

@@ -19,22 +19,7 @@
 
 namespace treadle {
 
-// Owns what its source() points to.
-struct MatrixSlice {
-  const WeightFormat* format = nullptr;
-  int64_t n = 0;
-  int64_t k = 0;
-  std::vector<std::byte> data = {};
-  MatrixConstants constants = {};  // apart formats
-
-  MatrixSource source() const {
-    return {.format = format,
-            .data = data.data(),
-            .n = n,
-            .k = k,
-            .constants = format->apart() ? &constants : nullptr};
-  }
-};
+using MatrixSlice = OwnedMatrix;
 
 // Columns can be cut at multiples of this.
 inline int64_t ColumnUnit(const WeightFormat& format) { return format.apart() ? 1 : format.block; }

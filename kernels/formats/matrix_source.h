@@ -67,6 +67,23 @@ struct MatrixSource {
   int64_t SourceRow(int64_t row) const { return row_order.empty() ? row : row_order[row]; }
 };
 
+// Owns what its source() points to.
+struct OwnedMatrix {
+  const WeightFormat* format = nullptr;
+  int64_t n = 0;
+  int64_t k = 0;
+  std::vector<std::byte> data = {};
+  MatrixConstants constants = {};  // apart formats
+
+  MatrixSource source() const {
+    return {.format = format,
+            .data = data.data(),
+            .n = n,
+            .k = k,
+            .constants = format->apart() ? &constants : nullptr};
+  }
+};
+
 // Errors: a shape that the format does not allow, a bad row or input order, constants that are
 // missing, of the wrong size, or not finite.
 absl::Status CheckMatrixSource(const MatrixSource& source);

@@ -203,8 +203,10 @@ absl::StatusOr<QuantizedMatrix> Quantize(const QuantizeSpec& spec, std::span<con
   }
   TREADLE_CHECK(static_cast<int64_t>(values.size()) == n * k);
   const Job job = {spec, values, n, k, parallel_for};
-  QuantizedMatrix matrix = {
-      .format = &format, .n = n, .k = k, .data = {}, .constants = {}, .nested = {}};
+  QuantizedMatrix matrix;
+  matrix.format = &format;
+  matrix.n = n;
+  matrix.k = k;
   matrix.data.resize(static_cast<size_t>(format.MatrixBytes(n, k)));
   absl::Status status;
   if (const auto* encoder = formats::FindBlockEncoder(format.name)) {

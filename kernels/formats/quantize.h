@@ -54,22 +54,9 @@ struct NestedScales {
 std::span<const float> DynamicMap();
 std::vector<float> DecodeScales(const NestedScales& nested);
 
-// Owns what its source() points to.
-struct QuantizedMatrix {
-  const WeightFormat* format = nullptr;
-  int64_t n = 0;
-  int64_t k = 0;
-  std::vector<std::byte> data;
-  MatrixConstants constants;           // apart formats
+struct QuantizedMatrix : OwnedMatrix {
   std::optional<NestedScales> nested;  // what constants.scales were decoded from
 
-  MatrixSource source() const {
-    return {.format = format,
-            .data = data.data(),
-            .n = n,
-            .k = k,
-            .constants = format->apart() ? &constants : nullptr};
-  }
   // Bits per weight with all constants, as a file keeps them; without codebooks, of which a matrix
   // has at most one.
   double BitsPerWeight() const;

@@ -1,6 +1,12 @@
 #include "kernels/formats/weight_format.h"
 
 #include "kernels/formats/families.h"
+#include "kernels/formats/iq4_nl.h"
+#include "kernels/formats/k_quants.h"
+#include "kernels/formats/mxfp4.h"
+#include "kernels/formats/q4.h"
+#include "kernels/formats/q5.h"
+#include "kernels/formats/q8.h"
 
 namespace treadle {
 namespace {
@@ -20,16 +26,21 @@ void DecodeCodes(const std::byte* data, int64_t blocks, float* out) {
 }
 
 template <Codes kCodes, int64_t kBlock, int64_t kGroup>
-constexpr WeightFormat Coded(std::string_view name, int32_t gguf_type, int64_t block_bytes) {
+constexpr WeightFormat Coded(std::string_view name, int32_t gguf_type, int64_t block_bytes,
+                             std::span<const float> codebook = {}) {
   return {.name = name,
           .block = kBlock,
           .block_bytes = block_bytes,
           .gguf_type = gguf_type,
-          .safetensors_dtype = "",
           .bits_per_weight = 8.0 * static_cast<double>(block_bytes) / kBlock,
           .decode = DecodeCodes<kCodes, kBlock, kGroup>,
           .group = kGroup,
-          .codes = kCodes};
+          .codes = kCodes,
+          .codebook = codebook};
+}
+constexpr WeightFormat WithOffsets(WeightFormat format) {
+  format.offsets = true;
+  return format;
 }
 
 constexpr WeightFormat Dense(std::string_view name, int32_t gguf_type, std::string_view safetensors,
@@ -41,25 +52,18 @@ constexpr WeightFormat Dense(std::string_view name, int32_t gguf_type, std::stri
           .gguf_type = gguf_type,
           .safetensors_dtype = safetensors,
           .bits_per_weight = 8.0 * static_cast<double>(bytes),
-          .decode = decode,
-          .group = 0,
-          .codes = nullptr};
+          .decode = decode};
 }
 
 // Constants lie apart from the codes.
 constexpr WeightFormat Apart(std::string_view name, int bits, std::span<const float> codebook) {
-  WeightFormat format = {.name = name,
-                         .block = 1,
-                         .block_bytes = 0,
-                         .gguf_type = -1,
-                         .safetensors_dtype = "",
-                         .bits_per_weight = static_cast<double>(bits),
-                         .decode = nullptr,
-                         .group = 0,
-                         .codes = nullptr};
-  format.code_bits = bits;
-  format.codebook = codebook;
-  return format;
+  return {.name = name,
+          .block = 1,
+          .block_bytes = 0,
+          .gguf_type = -1,
+          .bits_per_weight = static_cast<double>(bits),
+          .code_bits = bits,
+          .codebook = codebook};
 }
 constexpr WeightFormat HighFirst(WeightFormat format) {
   format.high_first = true;
@@ -70,23 +74,27 @@ constexpr WeightFormat RowInt8(WeightFormat format) {
   return format;
 }
 
+constexpr std::span<const float> kUnsigned4 = formats::kUnsigned4Codebook.values;
+
 constexpr WeightFormat kFormats[] = {
     Dense("f32", 0, "F32", 4, formats::DecodeF32),
     Dense("f16", 1, "F16", 2, formats::DecodeF16),
     Dense("bf16", 30, "BF16", 2, formats::DecodeBF16),
-    Coded<formats::CodesQ4_0, 32, 32>("q4_0", 2, 18),
-    Coded<formats::CodesQ4_1, 32, 32>("q4_1", 3, 20),
+    Coded<formats::CodesQ4_0, 32, 32>("q4_0", 2, 18, formats::kQ4_0Codebook.values),
+    WithOffsets(Coded<formats::CodesQ4_1, 32, 32>("q4_1", 3, 20, kUnsigned4)),
     Coded<formats::CodesQ5_0, 32, 32>("q5_0", 6, 22),
-    Coded<formats::CodesQ5_1, 32, 32>("q5_1", 7, 24),
+    WithOffsets(Coded<formats::CodesQ5_1, 32, 32>("q5_1", 7, 24)),
     Coded<formats::CodesQ8_0, 32, 32>("q8_0", 8, 34),
-    Coded<formats::CodesQ4_K, 256, 32>("q4_k", 12, 144),
-    Coded<formats::CodesQ5_K, 256, 32>("q5_k", 13, 176),
+    WithOffsets(Coded<formats::CodesQ4_K, 256, 32>("q4_k", 12, 144, kUnsigned4)),
+    WithOffsets(Coded<formats::CodesQ5_K, 256, 32>("q5_k", 13, 176)),
     Coded<formats::CodesQ6_K, 256, 16>("q6_k", 14, 210),
+    Coded<formats::CodesIQ4_NL, 32, 32>("iq4_nl", 20, 18, formats::kIQ4_NLCodebook.values),
+    Coded<formats::CodesMXFP4, 32, 32>("mxfp4", 39, 17, formats::kMXFP4Codebook.values),
     RowInt8(Apart("int8", 8, formats::kInt8Codebook.values)),
     HighFirst(Apart("nf4", 4, formats::kNf4Codebook.values)),
     HighFirst(Apart("fp4", 4, formats::kFp4Codebook.values)),
     Apart("fp8", 8, formats::kE4M3Codebook.values),
-    Apart("gptq4", 4, formats::kUnsigned4Codebook.values),
+    Apart("gptq4", 4, kUnsigned4),
     Apart("gptq8", 8, formats::kUnsigned8Codebook.values),
     Apart("kbit3", 3, {}),
     Apart("kbit4", 4, {}),

@@ -2,7 +2,9 @@
 //
 // One file per family in this folder, one row per format in the table of weight_format.cc. A format
 // says how it is named, which checkpoint type it claims, its geometry, and how its codes become
-// floats. What a backend makes of it (packing, tiles, integer dots) is the backend's.
+// floats. What a backend makes of it (packing, tiles, integer dots) is the backend's: any format is
+// multiplied by its codes (CodedRows in coded_rows.h) without a word about it there, and one that
+// matters has a layout of its own.
 //
 // Two kinds. *Inline* formats (dense types, GGUF's blocks) keep a block's constants next to its
 // codes; a run of bytes is all they need. *Apart* formats (LLM.int8(), bitsandbytes' 4-bit types,
@@ -23,8 +25,9 @@ namespace treadle {
 
 // Integer view of one group of `group` consecutive weights: w[i] = scale * code[i] + offset.
 // Codes are small integers, so integer kernels can use them as they are: -8..7 (Q4_0), 0..15 (Q4_1,
-// Q4_K), -16..15 (Q5_0), 0..31 (Q5_1, Q5_K), -128..127 (Q8_0), -32..31 (Q6_K); formats without a
-// minimum have offset 0. scale = d * sc and offset = -(dmin * m) of the K types are exact in float.
+// Q4_K), -16..15 (Q5_0), 0..31 (Q5_1, Q5_K), -128..127 (Q8_0), -32..31 (Q6_K), what a table says
+// (IQ4_NL, MXFP4); formats without a minimum have offset 0. scale = d * sc and offset = -(dmin * m)
+// of the K types are exact in float.
 //
 // scale * code is exact too (at most 24 significant bits in every format here), so fma(scale, code,
 // offset) and a product followed by a sum give the same bits: one rounding, ggml's values exactly
@@ -42,29 +45,31 @@ enum class ActivationPolicy : uint8_t {
 };
 
 struct WeightFormat {
-  std::string_view name;               // "q4_1"; what --weights, inspect and errors say
-  int64_t block;                       // inline: weights per block, along k; 1: k may be anything
-  int64_t block_bytes;                 // inline: bytes per block
-  int32_t gguf_type;                   // ggml type id; -1: not in GGUF
-  std::string_view safetensors_dtype;  // "F16"; empty: not in safetensors
-  double bits_per_weight;              // inline: constants included; apart: the codes alone
+  std::string_view name;  // "q4_1"; what --weights, inspect and errors say
+  int64_t block;          // inline: weights per block, along k; 1: k may be anything
+  int64_t block_bytes;    // inline: bytes per block
+  int32_t gguf_type;      // ggml type id; -1: not in GGUF
+  std::string_view safetensors_dtype = {};  // "F16"; empty: not in safetensors
+  double bits_per_weight;                   // inline: constants included; apart: the codes alone
 
   // Inline. Canonical decode: `blocks` consecutive blocks to float [blocks * block].
-  void (*decode)(const std::byte* data, int64_t blocks, float* out);
+  void (*decode)(const std::byte* data, int64_t blocks, float* out) = nullptr;
 
   // Inline. Integer view, null for dense float types: group g (of `group` weights, group divides
   // block) of the run that begins at `data`. decode() equals scale * code + offset with one
   // rounding of fma.
-  int64_t group;  // 32 or 16; 0 for dense types and for apart formats
-  void (*codes)(const std::byte* data, int64_t group_index, CodeGroup& out);
+  int64_t group = 0;  // 32 or 16; 0 for dense types and for apart formats
+  void (*codes)(const std::byte* data, int64_t group_index, CodeGroup& out) = nullptr;
 
   // Apart: bits of a code, 3 to 8; 0 for inline formats.
   int code_bits = 0;
   // Apart, 4 bits: the high nibble of a byte is the earlier code. Otherwise codes are a stream of
   // bits: code i is bits [i * code_bits, (i + 1) * code_bits), least significant first.
   bool high_first = false;
-  // Apart: the value of each code [2^code_bits]; empty: every matrix brings its own.
+  // Apart: the value of each code [2^code_bits]; empty: every matrix brings its own. Inline: the
+  // integers that CodeGroup::codes may be, if sixteen are enough [16]; empty: they are not.
   std::span<const float> codebook = {};
+  bool offsets = false;  // inline: CodeGroup::offset may be other than 0
   ActivationPolicy activations = ActivationPolicy::kFloat;
 
   bool apart() const { return code_bits > 0; }

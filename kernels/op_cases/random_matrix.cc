@@ -8,32 +8,12 @@
 namespace treadle {
 namespace {
 
-// Where a block's 16-bit constants lie and which values suit them. Everything else in a block is
-// codes, for which any bits will do.
-struct Constant {
-  std::string_view format;
-  int64_t at;
-  double low;
-  double high;
-};
-constexpr Constant kConstants[] = {
-    {"q4_0", 0, -0.02, 0.02}, {"q4_1", 0, -0.02, 0.02}, {"q4_1", 2, -0.1, 0.1},
-    {"q5_0", 0, -0.01, 0.01}, {"q5_1", 0, -0.01, 0.01}, {"q5_1", 2, -0.1, 0.1},
-    {"q8_0", 0, -1e-3, 1e-3}, {"q4_k", 0, -5e-4, 5e-4}, {"q4_k", 2, -2e-3, 2e-3},
-    {"q5_k", 0, -2e-4, 2e-4}, {"q5_k", 2, -2e-3, 2e-3}, {"q6_k", 208, -1e-4, 1e-4},
-};
-
 // Large matrices repeat a prefix of so many rows: random numbers are slow, and a kernel cannot
 // tell.
 constexpr int64_t kFreshRows = 257;
 
 void Repeat(std::vector<std::byte>& bytes, int64_t period) {
   for (size_t i = static_cast<size_t>(period); i < bytes.size(); ++i) bytes[i] = bytes[i - period];
-}
-
-void PutHalf(std::byte* at, double value) {
-  const Half half = ToHalf(static_cast<float>(value));
-  std::memcpy(at, &half.bits, sizeof(half.bits));
 }
 
 void PutDense(const WeightFormat& format, std::byte* at, float value) {
@@ -45,18 +25,36 @@ void PutDense(const WeightFormat& format, std::byte* at, float value) {
   }
 }
 
-void PutBlock(const WeightFormat& format, std::byte* block, Random& random) {
-  for (int64_t i = 0; i < format.block_bytes; ++i) {
-    block[i] = static_cast<std::byte>(random.Below(256));
+// Whether a block's weights are of a common size.
+bool IsCommon(const WeightFormat& format, const std::byte* block) {
+  float largest = 0;
+  CodeGroup group;
+  for (int64_t g = 0; g < format.block / format.group; ++g) {
+    format.codes(block, g, group);
+    for (int64_t i = 0; i < format.group; ++i) {
+      const float weight = std::fabs(group.scale * group.codes[i] + group.offset);
+      if (!(weight <= 0.5f)) return false;  // NaN is not
+      largest = std::max(largest, weight);
+    }
   }
-  bool known = false;
-  for (const Constant& constant : kConstants) {
-    if (constant.format != format.name) continue;
-    known = true;
-    const bool zero = random.Below(32) == 0;  // all-zero blocks are common in real files
-    PutHalf(block + constant.at, zero ? 0.0 : random.Uniform(constant.low, constant.high));
+  return largest >= 0.01f;
+}
+
+// So many different blocks are enough. Each is of random bits, drawn again until they mean weights
+// of a common size; one is of zeros, which are common in real files.
+constexpr int64_t kBlocks = 61;
+
+std::vector<std::byte> MakeBlocks(const WeightFormat& format, Random& random) {
+  std::vector<std::byte> blocks(static_cast<size_t>(kBlocks * format.block_bytes));
+  for (int64_t b = 1; b < kBlocks; ++b) {
+    std::byte* block = blocks.data() + b * format.block_bytes;
+    do {
+      for (int64_t i = 0; i < format.block_bytes; ++i) {
+        block[i] = static_cast<std::byte>(random.Below(256));
+      }
+    } while (!IsCommon(format, block));
   }
-  TREADLE_CHECK(known);  // a new format needs a row in kConstants
+  return blocks;
 }
 
 // The largest magnitude in the format's own codebook; random codebooks reach 1.
@@ -72,11 +70,14 @@ RandomMatrix MakeInline(const WeightFormat& format, int64_t n, int64_t k, Random
   const int64_t blocks = n * (k / format.block);
   const int64_t fresh =
       std::min<int64_t>(blocks, std::max<int64_t>(k / format.block, 1) * kFreshRows);
+  std::vector<std::byte> coded;
+  if (format.group > 0) coded = MakeBlocks(format, random);
   const float deviation = 1 / std::sqrt(static_cast<float>(k));
   for (int64_t i = 0; i < fresh; ++i) {
     std::byte* block = matrix.bytes.data() + i * format.block_bytes;
     if (format.group > 0) {
-      PutBlock(format, block, random);
+      std::memcpy(block, coded.data() + random.Below(kBlocks) * format.block_bytes,
+                  static_cast<size_t>(format.block_bytes));
     } else {
       PutDense(format, block, random.Normal() * deviation);
     }

@@ -156,7 +156,7 @@ void AddModelMatMuls(std::vector<OpCase>& cases) {
   for (int64_t rows : {1, 32}) add_head("int8", rows);
   // Formats that 576 does not suit, or that are rarer, on a feed-forward of 1536.
   for (std::string_view name :
-       {"q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "f32", "bf16", "fp8", "gptq4"}) {
+       {"q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4", "f32", "bf16", "fp8", "gptq4"}) {
     for (int64_t rows : {1, 16, 64}) {
       AddMatMul(cases, {.rows = rows,
                         .cols = 1536,

@@ -99,20 +99,34 @@ TEST(WeightFormats, CodesAreConsistentWithDecode) {
 }
 
 TEST(WeightFormats, CodesReachTheirDocumentedRange) {
-  const std::map<std::string_view, std::pair<int, int>> ranges = {
-      {"q4_0", {-8, 7}},     {"q4_1", {0, 15}}, {"q5_0", {-16, 15}}, {"q5_1", {0, 31}},
-      {"q8_0", {-128, 127}}, {"q4_k", {0, 15}}, {"q5_k", {0, 31}},   {"q6_k", {-32, 31}}};
+  const std::map<std::string_view, std::pair<int, int>> ranges = {{"q5_0", {-16, 15}},
+                                                                  {"q5_1", {0, 31}},
+                                                                  {"q8_0", {-128, 127}},
+                                                                  {"q5_k", {0, 31}},
+                                                                  {"q6_k", {-32, 31}}};
   for (const WeightFormat& format : WeightFormats()) {
     if (format.group == 0) continue;
     const RandomMatrix matrix = MakeRandomMatrix(format, 64, 256, 4);
     int low = 127;
     int high = -128;
+    bool offsets = false;
     CodeGroup group;
     for (int64_t g = 0; g < 64 * 256 / format.group; ++g) {
       format.codes(matrix.source.data, g, group);
       const auto [least, most] = std::minmax_element(group.codes, group.codes + format.group);
       low = std::min<int>(low, *least);
       high = std::max<int>(high, *most);
+      offsets |= group.offset != 0;
+      for (int64_t i = 0; i < format.group && !format.codebook.empty(); ++i) {
+        EXPECT_THAT(format.codebook, testing::Contains(group.codes[i])) << format.name;
+      }
+    }
+    EXPECT_EQ(offsets, format.offsets) << format.name;
+    if (!format.codebook.empty()) {
+      ASSERT_EQ(format.codebook.size(), 16u) << format.name;
+      const auto [least, most] = std::ranges::minmax(format.codebook);
+      EXPECT_EQ((std::pair<float, float>(low, high)), std::pair(least, most)) << format.name;
+      continue;
     }
     ASSERT_TRUE(ranges.contains(format.name)) << format.name;
     EXPECT_EQ(std::pair(low, high), ranges.at(format.name)) << format.name;

@@ -18,7 +18,7 @@ BLOCKS = 20
 # Where each type's 16-bit constants lie in a block.
 CONSTANTS = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
-    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
+    "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0], "MXFP4": [],
 }
 # Largest, smallest subnormal, a subnormal, zeros, infinity, NaN.
 EXTREMES = np.array([0x7BFF, 0xFBFF, 0x0001, 0x83FF, 0x0000, 0x8000, 0x7C00, 0x7E00], np.uint16)
@@ -30,6 +30,8 @@ def coded_blocks(name, size, random):
         constants = random.normal(0, 0.05, BLOCKS).astype(np.float16).view(np.uint16)
         constants[: len(EXTREMES)] = np.roll(EXTREMES, at)
         raw[:, at : at + 2] = constants.view(np.uint8).reshape(BLOCKS, 2)
+    if name == "MXFP4":  # subnormal scales, the smallest normal ones, common ones, the largest
+        raw[:14, 0] = [0, 1, 2, 3, 120, 121, 126, 127, 128, 129, 252, 253, 254, 255]
     return raw
 
 

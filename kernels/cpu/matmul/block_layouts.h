@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/cpu/matmul/int8_lanes.h"
+#include "kernels/cpu/matmul/matmul_kernels.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {
@@ -18,31 +19,36 @@ TREADLE_SIMD const uint16_t* Halves(const uint8_t* p) {
 }
 TREADLE_SIMD const float* Floats(const uint8_t* p) { return reinterpret_cast<const float*>(p); }
 
+// A block of its own: the codes of 32 k, f16 scales and, if the format has them, f16 minima.
+template <int64_t kCodeBytes, int kFirst, bool kMinimum>
+struct OneBlock {
+  static constexpr int64_t kBytes = kCodeBytes + (kMinimum ? 64 : 32), kBlocks = 1;
+  static constexpr int kZero = kFirst;
+  static constexpr bool kWide = kCodeBytes > 256, kHalves = false, kOffset = kMinimum;
+  static constexpr bool kPacked = true;
+  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) {
+    return Load(Halves(p + kCodeBytes));
+  }
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) {
+    return Load(Halves(p + kCodeBytes + 32));
+  }
+};
+
 template <bool kMinimum>
-struct Q4Layout {
-  static constexpr int64_t kBytes = kMinimum ? 320 : 288, kBlocks = 1;
-  static constexpr int kZero = kMinimum ? 0 : 8;
-  static constexpr bool kWide = false, kHalves = false, kOffset = kMinimum, kPacked = true;
+struct Q4Layout : OneBlock<256, kMinimum ? 0 : 8, kMinimum> {
   // Codes of dwords I (low) and I + 4 (high).
   template <int I>
   TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<false>& low, Codes<false>& high) {
     LoadNibbles(p + 64 * I, low, high);
   }
-  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) { return Load(Halves(p + 256)); }
-  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) { return Load(Halves(p + 288)); }
 };
 
-struct Q8Layout {
-  static constexpr int64_t kBytes = 544, kBlocks = 1;
-  static constexpr int kZero = 128;
-  static constexpr bool kWide = true, kHalves = false, kOffset = false, kPacked = true;
+struct Q8Layout : OneBlock<512, 128, false> {
   template <int I>
   TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<true>& low, Codes<true>& high) {
     low = LoadCodes<true>(p + 64 * I);
     high = LoadCodes<true>(p + 64 * (I + 4));
   }
-  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) { return Load(Halves(p + 512)); }
-  TREADLE_SIMD static Vec Offset(const uint8_t*, int64_t) { return Zero(); }
 };
 
 // Nibbles, and a plane of fifth bits.
@@ -55,16 +61,11 @@ TREADLE_SIMD void FiveBitPair(const uint8_t* p, Codes<true>& low, Codes<true>& h
 }
 
 template <bool kMinimum>
-struct Q5Layout {
-  static constexpr int64_t kBytes = kMinimum ? 384 : 352, kBlocks = 1;
-  static constexpr int kZero = kMinimum ? 0 : 16;
-  static constexpr bool kWide = true, kHalves = false, kOffset = kMinimum, kPacked = true;
+struct Q5Layout : OneBlock<320, kMinimum ? 0 : 16, kMinimum> {
   template <int I>
   TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<true>& low, Codes<true>& high) {
     FiveBitPair<I>(p, low, high);
   }
-  TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int) { return Load(Halves(p + 320)); }
-  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) { return Load(Halves(p + 352)); }
 };
 
 // The K types: the codes of eight blocks, 32 bytes of integer scales for each, f16 constants.
@@ -130,16 +131,17 @@ struct Q6KLayout : KRun<384> {
   TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t block, int half) {
     return Mul(Load(Constants(p)), LoadSigned(Scales(p, block) + kLanes * half));
   }
-  TREADLE_SIMD static Vec Offset(const uint8_t*, int64_t) { return Zero(); }
 };
 
-// A tile's blocks, unpacked: 8 x 16 dwords, f32 scale[16] (two of them if kHalves), f32 offset[16].
+// A tile's blocks, unpacked: 8 x 16 dwords, f32 scale[16] (two of them if kHalves), f32 offset[16]
+// (if kOffset). `Packed` says which, and what the codes are.
 template <typename Packed>
 struct TileLayout {
   static constexpr bool kWide = Packed::kWide, kHalves = Packed::kHalves;
   static constexpr bool kOffset = Packed::kOffset, kPacked = false;
   static constexpr int kZero = Packed::kZero;
-  static constexpr int64_t kBytes = 512 + 64 + (kOffset || kHalves ? 64 : 0), kBlocks = 1;
+  static constexpr int64_t kOffsetAt = kHalves ? 640 : 576;
+  static constexpr int64_t kBytes = kOffsetAt + (kOffset ? 64 : 0), kBlocks = 1;
   template <int I>
   TREADLE_SIMD static void Pair(const uint8_t* p, int64_t, Codes<kWide>& low, Codes<kWide>& high) {
     low = LoadCodes<kWide>(p + 64 * I);
@@ -148,8 +150,46 @@ struct TileLayout {
   TREADLE_SIMD static Vec Scale(const uint8_t* p, int64_t, int half) {
     return Load(Floats(p + 512 + 64 * half));
   }
-  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) { return Load(Floats(p + 576)); }
+  TREADLE_SIMD static Vec Offset(const uint8_t* p, int64_t) { return Load(Floats(p + kOffsetAt)); }
 };
+
+// Codes of any format lie in memory as in a tile.
+struct AnyCodes {
+  static constexpr bool kWide = true, kHalves = true, kOffset = true;
+  static constexpr int kZero = 128;
+};
+struct BytesLayout : TileLayout<AnyCodes> {
+  static constexpr bool kPacked = true;
+};
+static_assert(BytesLayout::kBytes == kBytesBlock);
+
+// Calls body.template operator()<Layout>() with the layout of `kind`; false if it is not one of
+// blocks.
+template <typename Body>
+inline bool WithBlockLayout(PackKind kind, Body body) {
+  switch (kind) {
+    case PackKind::kQ4_0:
+      return body.template operator()<Q4Layout<false>>(), true;
+    case PackKind::kQ4_1:
+      return body.template operator()<Q4Layout<true>>(), true;
+    case PackKind::kQ5_0:
+      return body.template operator()<Q5Layout<false>>(), true;
+    case PackKind::kQ5_1:
+      return body.template operator()<Q5Layout<true>>(), true;
+    case PackKind::kQ8_0:
+      return body.template operator()<Q8Layout>(), true;
+    case PackKind::kQ4_K:
+      return body.template operator()<Q4KLayout>(), true;
+    case PackKind::kQ5_K:
+      return body.template operator()<Q5KLayout>(), true;
+    case PackKind::kQ6_K:
+      return body.template operator()<Q6KLayout>(), true;
+    case PackKind::kBytes:
+      return body.template operator()<BytesLayout>(), true;
+    default:
+      return false;
+  }
+}
 
 // Calls body.template operator()<I>() for I of 0 to 3.
 template <typename Body>
@@ -182,7 +222,9 @@ TREADLE_SIMD void UnpackBlockWith(const uint8_t* group, int64_t block, uint8_t* 
   auto* constants = reinterpret_cast<float*>(tile + 8 * kDwordBytes);
   Store(constants, Packed::Scale(run, place, 0));
   if constexpr (Packed::kHalves) Store(constants + kLanes, Packed::Scale(run, place, 1));
-  if constexpr (Packed::kOffset) Store(constants + kLanes, Packed::Offset(run, place));
+  if constexpr (Packed::kOffset) {
+    Store(constants + (Packed::kHalves ? 2 : 1) * kLanes, Packed::Offset(run, place));
+  }
 }
 
 template <typename Packed>

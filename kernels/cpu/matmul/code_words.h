@@ -23,6 +23,18 @@ constexpr int kE4M3Mantissa = 7 << kE4M3MantissaShift;
 constexpr int kE4M3One = 8 << kE4M3MantissaShift;
 constexpr float kE4M3Step = 0x1p-11f;  // an eighth of the packed scale's 256th
 
+// What decoders of bytes have in common, and those of nibbles.
+struct ByteDecoder {
+  static constexpr int kSteps = 8, kFours = 1;
+  static constexpr int64_t kBlockBytes = 512;
+  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
+};
+struct NibbleDecoder {
+  static constexpr int kSteps = 4, kFours = 2;
+  static constexpr int64_t kBlockBytes = 256;
+  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
+};
+
 #ifdef __AVX512F__
 
 // Four consecutive k as dwords of two words each: the even two, the odd two.
@@ -63,12 +75,9 @@ TREADLE_SIMD Integers AddIntegers(Integers a, Integers b) { return {_mm512_add_e
 // Permutations of words look at as many low bits of a word as they have to.
 
 // Nibbles.
-struct NibbleWords {
-  static constexpr int kSteps = 4, kFours = 2;
-  static constexpr int64_t kBlockBytes = 256;
+struct NibbleWords : NibbleDecoder {
   __m512i table;  // twice: the fifth bit is the next nibble's
 
-  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
   TREADLE_SIMD explicit NibbleWords(const PackedView& weight)
       : table(_mm512_broadcast_i64x4(
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weight.integers->codes)))) {}
@@ -84,13 +93,10 @@ struct NibbleWords {
 
 // Codes of kBits bits, at most 7, in bytes.
 template <int kBits>
-struct TableWords {
-  static constexpr int kSteps = 8, kFours = 1;
-  static constexpr int64_t kBlockBytes = 512;
+struct TableWords : ByteDecoder {
   static constexpr int kTables = 1 << (kBits - 5);
   __m512i tables[kTables];
 
-  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
   TREADLE_SIMD explicit TableWords(const PackedView& weight) {
     for (int i = 0; i < kTables; ++i)
       tables[i] = _mm512_loadu_si512(weight.integers->codes + 32 * i);
@@ -114,12 +120,9 @@ struct TableWords {
 
 // The same of 8 bits, where the processor permutes bytes (VBMI, which the rest of these sources do
 // without): half the permutations.
-struct ByteTables {
-  static constexpr int kSteps = 8, kFours = 1;
-  static constexpr int64_t kBlockBytes = 512;
+struct ByteTables : ByteDecoder {
   __m512i low[4], high[4];  // bytes of 64 integers each
 
-  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
   TREADLE_SIMD explicit ByteTables(const PackedView& weight) {
     alignas(64) uint8_t bytes[2][256];
     for (int i = 0; i < 256; ++i) {
@@ -150,9 +153,7 @@ struct ByteTables {
   }
 };
 
-struct E4M3Words {
-  static constexpr int kSteps = 8, kFours = 1;
-  static constexpr int64_t kBlockBytes = 512;
+struct E4M3Words : ByteDecoder {
   __m512i powers;  // of sign and e
 
   TREADLE_SIMD static float Step(const PackedView&) { return kE4M3Step; }
@@ -182,11 +183,8 @@ struct E4M3Words {
 };
 
 // Integers of 13 bits (kWords): the thirteenth is the sign.
-struct PackedWords {
-  static constexpr int kSteps = 8, kFours = 1;
+struct PackedWords : ByteDecoder {
   static constexpr int64_t kBlockBytes = kPackedWordBytes;
-
-  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
   TREADLE_SIMD explicit PackedWords(const PackedView&) {}
   TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
     const __m512i low = _mm512_loadu_si512(block + step * kLineBytes);
@@ -263,12 +261,9 @@ TREADLE_SIMD __m256i LoadTable(const int16_t* codes, bool high) {
   return _mm256_broadcastsi128_si256(_mm_packus_epi16(eight(codes), eight(codes + 8)));
 }
 
-struct NibbleWords {
-  static constexpr int kSteps = 4, kFours = 2;
-  static constexpr int64_t kBlockBytes = 256;
+struct NibbleWords : NibbleDecoder {
   __m256i low, high;
 
-  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
   TREADLE_SIMD explicit NibbleWords(const PackedView& weight)
       : low(LoadTable(weight.integers->codes, false)),
         high(LoadTable(weight.integers->codes, true)) {}
@@ -291,13 +286,10 @@ struct NibbleWords {
 // difference, to be added (without carries) for codes that are not below the second: a shuffle by a
 // negative index gives 0.
 template <int kBits>
-struct TableWords {
-  static constexpr int kSteps = 8, kFours = 1;
-  static constexpr int64_t kBlockBytes = 512;
+struct TableWords : ByteDecoder {
   static constexpr int kTables = 1 << (kBits - 4);
   __m256i low[kTables], high[kTables];
 
-  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
   TREADLE_SIMD explicit TableWords(const PackedView& weight) {
     const int16_t* codes = weight.integers->codes;
     for (int i = 0; i < kTables; ++i) {
@@ -327,9 +319,7 @@ struct TableWords {
   }
 };
 
-struct E4M3Words {
-  static constexpr int kSteps = 8, kFours = 1;
-  static constexpr int64_t kBlockBytes = 512;
+struct E4M3Words : ByteDecoder {
   __m256i low, high;  // bytes of the powers of e
 
   TREADLE_SIMD static float Step(const PackedView&) { return kE4M3Step; }
@@ -361,11 +351,8 @@ struct E4M3Words {
 };
 
 // Integers of 13 bits (kWords): the thirteenth is the sign.
-struct PackedWords {
-  static constexpr int kSteps = 8, kFours = 1;
+struct PackedWords : ByteDecoder {
   static constexpr int64_t kBlockBytes = kPackedWordBytes;
-
-  TREADLE_SIMD static float Step(const PackedView& weight) { return weight.integers->step; }
   TREADLE_SIMD explicit PackedWords(const PackedView&) {}
   TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {
     for (int half = 0; half < 2; ++half, block += 32) {
@@ -385,9 +372,7 @@ struct PackedWords {
 #endif
 
 // Codes that are their values.
-struct IntegerWords {
-  static constexpr int kSteps = 8, kFours = 1;
-  static constexpr int64_t kBlockBytes = 512;
+struct IntegerWords : ByteDecoder {
   TREADLE_SIMD static float Step(const PackedView&) { return 1; }
   TREADLE_SIMD explicit IntegerWords(const PackedView&) {}
   TREADLE_SIMD void Decode(const uint8_t* block, int step, Words (&words)[kFours]) const {

@@ -21,6 +21,14 @@ TREADLE_SIMD Vec Scaled(const Constants& constants, Vec value) {
   return Mul(constants.scale, kZeros ? Sub(value, constants.zero) : value);
 }
 
+// What decoders of codes with scales have in common.
+template <int kValues, bool kHasZeros>
+struct ScaledDecoder {
+  static constexpr bool kScaled = true, kZeros = kHasZeros;
+  static constexpr int kStep = kValues;
+  static constexpr int64_t kStepBytes = 64;
+};
+
 // Where the nibble of value i of 8 begins in its dword.
 TREADLE_SIMD constexpr int NibbleShift(int i) { return i % 4 * 8 + i / 4 * 4; }
 
@@ -38,38 +46,32 @@ TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
 }
 
 template <bool kHasZeros>
-struct Codes4 {
-  static constexpr bool kScaled = true, kZeros = kHasZeros;
-  static constexpr int kStep = 8;
-  static constexpr int64_t kStepBytes = 64;
+struct Codes4 : ScaledDecoder<8, kHasZeros> {
   __m512 table;
 
   TREADLE_SIMD explicit Codes4(const float* codebook) : table(_mm512_loadu_ps(codebook)) {}
   // The permutation looks at the low four bits of a lane only.
-  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[kStep]) const {
+  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[8]) const {
     const auto dwords = reinterpret_cast<__v16su>(_mm512_loadu_si512(p));
 #pragma GCC unroll 8
-    for (int i = 0; i < kStep; ++i) {
+    for (int i = 0; i < 8; ++i) {
       const auto code = reinterpret_cast<__m512i>(dwords >> NibbleShift(i));
-      w[i] = Scaled<kZeros>(constants, {_mm512_permutexvar_ps(code, table)});
+      w[i] = Scaled<kHasZeros>(constants, {_mm512_permutexvar_ps(code, table)});
     }
   }
 };
 
 template <bool kHasZeros>
-struct Codes8 {
-  static constexpr bool kScaled = true, kZeros = kHasZeros;
-  static constexpr int kStep = 4;
-  static constexpr int64_t kStepBytes = 64;
+struct Codes8 : ScaledDecoder<4, kHasZeros> {
   const float* table;
 
   TREADLE_SIMD explicit Codes8(const float* codebook) : table(codebook) {}
-  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[kStep]) const {
+  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[4]) const {
     const auto dwords = reinterpret_cast<__v16su>(_mm512_loadu_si512(p));
 #pragma GCC unroll 4
-    for (int i = 0; i < kStep; ++i) {
+    for (int i = 0; i < 4; ++i) {
       const auto code = reinterpret_cast<__m512i>((dwords >> (8 * i)) & 255u);
-      w[i] = Scaled<kZeros>(constants, {_mm512_i32gather_ps(code, table, 4)});
+      w[i] = Scaled<kHasZeros>(constants, {_mm512_i32gather_ps(code, table, 4)});
     }
   }
 };
@@ -111,50 +113,35 @@ TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
 }
 
 template <bool kHasZeros>
-struct Codes4 {
-  static constexpr bool kScaled = true, kZeros = kHasZeros;
-  static constexpr int kStep = 8;
-  static constexpr int64_t kStepBytes = 64;
+struct Codes4 : ScaledDecoder<8, kHasZeros> {
   __m256 low, high;
 
   TREADLE_SIMD explicit Codes4(const float* codebook)
       : low(_mm256_loadu_ps(codebook)), high(_mm256_loadu_ps(codebook + 8)) {}
   // The permutations look at the low three bits of a lane; the fourth, as its sign, picks one.
-  template <int kShift>
-  TREADLE_SIMD __m256 Look(__m256i dwords) const {
-    const __m256i code = _mm256_srli_epi32(dwords, kShift);
-    const __m256 pick = _mm256_castsi256_ps(_mm256_slli_epi32(dwords, 28 - kShift));
+  TREADLE_SIMD __m256 Look(__v8su dwords, int shift) const {
+    const auto code = reinterpret_cast<__m256i>(dwords >> shift);
+    const auto pick = reinterpret_cast<__m256>(dwords << (28 - shift));
     return _mm256_blendv_ps(_mm256_permutevar8x32_ps(low, code),
                             _mm256_permutevar8x32_ps(high, code), pick);
   }
-  template <int I>
-  TREADLE_SIMD void DecodeOne(__m256i lo, __m256i hi, const Constants& constants,
-                              Vec (&w)[kStep]) const {
-    w[I] = Scaled<kZeros>(constants, {Look<NibbleShift(I)>(lo), Look<NibbleShift(I)>(hi)});
-  }
-  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[kStep]) const {
-    const __m256i lo = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    const __m256i hi = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32));
-    DecodeOne<0>(lo, hi, constants, w);
-    DecodeOne<1>(lo, hi, constants, w);
-    DecodeOne<2>(lo, hi, constants, w);
-    DecodeOne<3>(lo, hi, constants, w);
-    DecodeOne<4>(lo, hi, constants, w);
-    DecodeOne<5>(lo, hi, constants, w);
-    DecodeOne<6>(lo, hi, constants, w);
-    DecodeOne<7>(lo, hi, constants, w);
+  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[8]) const {
+    const auto* halves = reinterpret_cast<const __m256i*>(p);
+    const auto lo = reinterpret_cast<__v8su>(_mm256_loadu_si256(halves));
+    const auto hi = reinterpret_cast<__v8su>(_mm256_loadu_si256(halves + 1));
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      w[i] = Scaled<kHasZeros>(constants, {Look(lo, NibbleShift(i)), Look(hi, NibbleShift(i))});
+    }
   }
 };
 
 template <bool kHasZeros>
-struct Codes8 {
-  static constexpr bool kScaled = true, kZeros = kHasZeros;
-  static constexpr int kStep = 4;
-  static constexpr int64_t kStepBytes = 64;
+struct Codes8 : ScaledDecoder<4, kHasZeros> {
   const float* table;
 
   TREADLE_SIMD explicit Codes8(const float* codebook) : table(codebook) {}
-  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[kStep]) const {
+  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[4]) const {
     const auto* halves = reinterpret_cast<const __m256i*>(p);
     const auto lo = reinterpret_cast<__v8su>(_mm256_loadu_si256(halves));
     const auto hi = reinterpret_cast<__v8su>(_mm256_loadu_si256(halves + 1));
@@ -163,8 +150,8 @@ struct Codes8 {
       return _mm256_i32gather_ps(table, code, 4);
     };
 #pragma GCC unroll 4
-    for (int i = 0; i < kStep; ++i)
-      w[i] = Scaled<kZeros>(constants, {look(lo, 8 * i), look(hi, 8 * i)});
+    for (int i = 0; i < 4; ++i)
+      w[i] = Scaled<kHasZeros>(constants, {look(lo, 8 * i), look(hi, 8 * i)});
   }
 };
 
@@ -196,65 +183,45 @@ TREADLE_SIMD void FromE4M3(const uint8_t* p, Vec (&w)[4]) {
 
 // A codebook whose values are the codes: no need to look them up.
 template <bool kHasZeros>
-struct Integers8 {
-  static constexpr bool kScaled = true, kZeros = kHasZeros;
-  static constexpr int kStep = 4;
-  static constexpr int64_t kStepBytes = 64;
+struct Integers8 : ScaledDecoder<4, kHasZeros> {
   TREADLE_SIMD explicit Integers8(const float*) {}
-  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[kStep]) const {
+  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[4]) const {
 #pragma GCC unroll 4
-    for (int i = 0; i < kStep; ++i) w[i] = Scaled<kZeros>(constants, ByteLane(p, i));
+    for (int i = 0; i < 4; ++i) w[i] = Scaled<kHasZeros>(constants, ByteLane(p, i));
   }
 };
 
 // E4M3's bits are those of an fp16 number that is 256 times smaller, subnormal numbers included:
 // the conversion is exact and their cost is that of others. The scale holds the 256.
-struct E4M3 {
-  static constexpr bool kScaled = true, kZeros = false;
-  static constexpr int kStep = 4;
-  static constexpr int64_t kStepBytes = 64;
-
+struct E4M3 : ScaledDecoder<4, false> {
   TREADLE_SIMD explicit E4M3(const float*) {}
-  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[kStep]) const {
+  TREADLE_SIMD void Decode(const uint8_t* p, const Constants& constants, Vec (&w)[4]) const {
     FromE4M3(p, w);
 #pragma GCC unroll 4
-    for (int i = 0; i < kStep; ++i) w[i] = Mul(constants.scale, w[i]);
+    for (int i = 0; i < 4; ++i) w[i] = Mul(constants.scale, w[i]);
   }
 };
 
-struct F32 {
+// kF32, kF16 or kBF16.
+template <PackKind kKind>
+struct Dense {
   static constexpr bool kScaled = false, kZeros = false;
   static constexpr int kStep = 1;
-  static constexpr int64_t kStepBytes = 64;
-  TREADLE_SIMD explicit F32(const float*) {}
-  TREADLE_SIMD void Decode(const uint8_t* p, const Constants&, Vec (&w)[kStep]) const {
-    w[0] = Load(reinterpret_cast<const float*>(p));
-  }
-};
-
-struct F16 {
-  static constexpr bool kScaled = false, kZeros = false;
-  static constexpr int kStep = 1;
-  static constexpr int64_t kStepBytes = 32;
-  TREADLE_SIMD explicit F16(const float*) {}
-  TREADLE_SIMD void Decode(const uint8_t* p, const Constants&, Vec (&w)[kStep]) const {
-    w[0] = Load(reinterpret_cast<const uint16_t*>(p));
-  }
-};
-
-struct BF16 {
-  static constexpr bool kScaled = false, kZeros = false;
-  static constexpr int kStep = 1;
-  static constexpr int64_t kStepBytes = 32;
-  TREADLE_SIMD explicit BF16(const float*) {}
-  TREADLE_SIMD void Decode(const uint8_t* p, const Constants&, Vec (&w)[kStep]) const {
-    w[0] = LoadBFloat16(reinterpret_cast<const uint16_t*>(p));
+  static constexpr int64_t kStepBytes = kKind == PackKind::kF32 ? 64 : 32;
+  TREADLE_SIMD explicit Dense(const float*) {}
+  TREADLE_SIMD void Decode(const uint8_t* p, const Constants&, Vec (&w)[1]) const {
+    const auto* halves = reinterpret_cast<const uint16_t*>(p);
+    if constexpr (kKind == PackKind::kF32) {
+      w[0] = Load(reinterpret_cast<const float*>(p));
+    } else {
+      w[0] = kKind == PackKind::kF16 ? Load(halves) : LoadBFloat16(halves);
+    }
   }
 };
 
 // Bytes of a unit: its scales and zeros, and all of it.
 template <typename Decoder>
-constexpr int64_t kUnitHeader = 4 * kLanes*(Decoder::kZeros ? 2 : 1);
+constexpr int64_t kUnitHeader = Decoder::kScaled ? 4 * kLanes*(Decoder::kZeros ? 2 : 1) : 0;
 template <typename Decoder>
 TREADLE_SIMD int64_t UnitBytes(int64_t values) {
   return kUnitHeader<Decoder> + values / Decoder::kStep * Decoder::kStepBytes;
@@ -265,18 +232,21 @@ TREADLE_SIMD Constants LoadConstants(const uint8_t* unit) {
   return {Load(floats), Decoder::kZeros ? Load(floats + kLanes) : Zero()};
 }
 
-// w[from, from + count) of a group as [count][16] floats. from and count are multiples of 32.
+// w[from, from + count) of a group as [count][16] floats. Of weights with scales, from and count
+// are multiples of 32.
 template <typename Decoder>
 inline void DecodeUnits(const PackedView& weight, const uint8_t* group, int64_t from, int64_t count,
                         float* tile) {
   const Decoder decoder(weight.codebook);
+  const int64_t values = Decoder::kScaled ? weight.unit : weight.k;
   const int64_t end = from + count;
   for (int64_t k = from; k < end;) {
-    const int64_t unit = k / weight.unit;
-    const int64_t unit_end = (unit + 1) * weight.unit;
-    const uint8_t* p = group + unit * UnitBytes<Decoder>(weight.unit);
-    const Constants constants = LoadConstants<Decoder>(p);
-    p += kUnitHeader<Decoder> + (k - unit * weight.unit) / Decoder::kStep * Decoder::kStepBytes;
+    const int64_t unit = k / values;
+    const int64_t unit_end = (unit + 1) * values;
+    const uint8_t* p = group + unit * UnitBytes<Decoder>(values);
+    Constants constants = {};
+    if constexpr (Decoder::kScaled) constants = LoadConstants<Decoder>(p);
+    p += kUnitHeader<Decoder> + (k - unit * values) / Decoder::kStep * Decoder::kStepBytes;
     const int64_t stop = unit_end < end ? unit_end : end;
     for (; k < stop; k += Decoder::kStep, p += Decoder::kStepBytes) {
       Vec w[Decoder::kStep];
@@ -285,6 +255,34 @@ inline void DecodeUnits(const PackedView& weight, const uint8_t* group, int64_t 
       for (int i = 0; i < Decoder::kStep; ++i) Store(tile + i * kLanes, w[i]);
       tile += Decoder::kStep * kLanes;
     }
+  }
+}
+
+// Calls body.template operator()<Decoder>() with the decoder of `weight`; false if it has none.
+template <typename Body>
+inline bool WithDecoder(const PackedView& weight, Body body) {
+  const auto with_zeros = [&]<template <bool> typename Decoder>() {
+    weight.zeros ? body.template operator()<Decoder<true>>()
+                 : body.template operator()<Decoder<false>>();
+    return true;
+  };
+  switch (weight.kind) {
+    case PackKind::kF32:
+      return body.template operator()<Dense<PackKind::kF32>>(), true;
+    case PackKind::kF16:
+      return body.template operator()<Dense<PackKind::kF16>>(), true;
+    case PackKind::kBF16:
+      return body.template operator()<Dense<PackKind::kBF16>>(), true;
+    case PackKind::kCodes4:
+      return with_zeros.template operator()<Codes4>();
+    case PackKind::kCodes8:
+      return with_zeros.template operator()<Codes8>();
+    case PackKind::kIntegers8:
+      return with_zeros.template operator()<Integers8>();
+    case PackKind::kE4M3:
+      return body.template operator()<E4M3>(), true;
+    default:
+      return false;
   }
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cpu/matmul/pack.h"
 #include "kernels/cpu/matmul/weight_arena.h"
 
 namespace treadle {
@@ -36,11 +35,14 @@ const MatMulKernel& KernelOf(CpuIsa isa, ComputeMode compute) {
 
 }  // namespace
 
-// As many as are looked up in less time than integers are read: permutations of AVX2 look at 16
-// bytes, those of AVX-512 at 64 words, and VBMI's at 128 bytes.
-int TableBits(CpuIsa isa, ComputeMode compute) {
-  const bool integers = KernelOf(isa, compute).codebooks;
-  return !integers || isa == CpuIsa::kAvx512Vbmi ? 8 : isa == CpuIsa::kAvx512 ? 7 : 5;
+PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute) {
+  const MatMulKernel& kernel = KernelOf(isa, compute);
+  // As many bits as are looked up in less time than integers are read: permutations of AVX2 look at
+  // 16 bytes, those of AVX-512 at 64 words, and VBMI's at 128 bytes.
+  const int bits = isa == CpuIsa::kAvx512Vbmi ? 8 : isa == CpuIsa::kAvx512 ? 7 : 5;
+  return {.table_bits = kernel.codebooks ? bits : 8,
+          .inline_codes = kernel.codebooks || kernel.quantize == nullptr,
+          .decode = KernelsOf(isa).decode};
 }
 
 CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)

@@ -13,13 +13,14 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/matmul/matmul_kernels.h"
+#include "kernels/cpu/matmul/pack.h"
 #include "kernels/cpu/matmul/row_activations.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace treadle {
 
-// Codes of more bits are packed as the integers that they stand for (PackKind::kWords).
-int TableBits(CpuIsa isa, ComputeMode compute);
+// How CpuMatMul wants matrices.
+PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute);
 
 class CpuMatMul {
  public:

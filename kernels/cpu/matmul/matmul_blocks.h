@@ -170,18 +170,10 @@ constexpr int RowsAtOnce() {
 template <typename Layout, int P, int G>
 void RunRows(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
              Work work) {
-  constexpr int kRows = RowsAtOnce<Layout, P>();
-  const auto sums = [&] { return scratch.sums + work.row * G * kLanes; };
-  work.row = 0;
-  for (; work.row + kRows <= input.rows; work.row += kRows) {
-    RunBlocks<Layout, P, kRows, G>(input, share, work, sums());
-  }
-  if constexpr (kRows > 2) {
-    for (; work.row + 2 <= input.rows; work.row += 2) {
-      RunBlocks<Layout, P, 2, G>(input, share, work, sums());
-    }
-  }
-  for (; work.row < input.rows; ++work.row) RunBlocks<Layout, P, 1, G>(input, share, work, sums());
+  ForRows<RowsAtOnce<Layout, P>()>(input.rows, [&]<int R>(int64_t row) {
+    work.row = row;
+    RunBlocks<Layout, P, R, G>(input, share, work, scratch.sums + row * G * kLanes);
+  });
 }
 
 template <typename Layout, int P>
@@ -234,15 +226,15 @@ void RunTiled(const MatMulInput& input, const MatMulShare& share, const MatMulSc
   for (; group < share.group_end; ++group) RunTiles<Packed, 1>(input, share, scratch, group);
 }
 
-template <typename Packed>
-void RunPlanes(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
-               int planes) {
-  if (planes == 1) {
-    if (input.rows <= kDirectRows) return RunDirect<Packed, 1>(input, share, scratch);
-    return RunTiled<Packed>(input, share, scratch);
+template <typename Packed, int P>
+void RunPlanes(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
+  constexpr int64_t kFewRows = P == 1 ? kDirectRows : kStreamedRows<Packed>;
+  if (input.rows <= kFewRows) return RunDirect<Packed, P>(input, share, scratch);
+  if constexpr (P == 1) {
+    RunTiled<Packed>(input, share, scratch);
+  } else {
+    RunWords<Packed>(input, share, scratch, UnpackWords<Packed>);
   }
-  if (input.rows <= kStreamedRows<Packed>) return RunDirect<Packed, 2>(input, share, scratch);
-  RunWords<Packed>(input, share, scratch, UnpackWords<Packed>);
 }
 
 }  // namespace

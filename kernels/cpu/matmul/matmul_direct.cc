@@ -71,17 +71,8 @@ TREADLE_LOOP void RunRows(const MatMulInput& input, const MatMulShare& share, in
 template <typename Decoder, int G>
 void RunGroups(const MatMulInput& input, const MatMulShare& share, int64_t group) {
   constexpr int kRows = kWideRegisters ? (G > 2 ? 2 : 8) : (G > 1 ? 1 : 4);
-  int64_t row = 0;
-  for (; row + kRows <= input.rows; row += kRows) {
-    RunRows<Decoder, kRows, G>(input, share, row, group);
-  }
-  if constexpr (kRows > 4) {
-    for (; row + 4 <= input.rows; row += 4) RunRows<Decoder, 4, G>(input, share, row, group);
-  }
-  if constexpr (kRows > 2) {
-    for (; row + 2 <= input.rows; row += 2) RunRows<Decoder, 2, G>(input, share, row, group);
-  }
-  for (; row < input.rows; ++row) RunRows<Decoder, 1, G>(input, share, row, group);
+  ForRows<kRows>(input.rows,
+                 [&]<int R>(int64_t row) { RunRows<Decoder, R, G>(input, share, row, group); });
 }
 
 // One chain of additions waits for itself: one or two rows take several groups at once.
@@ -103,31 +94,7 @@ void Run(const MatMulInput& input, const MatMulShare& share) {
 }  // namespace
 
 bool MatMulDirect(const MatMulInput& input, const MatMulShare& share) {
-  switch (share.weight.kind) {
-    case PackKind::kF32:
-      Run<F32>(input, share);
-      return true;
-    case PackKind::kF16:
-      Run<F16>(input, share);
-      return true;
-    case PackKind::kBF16:
-      Run<BF16>(input, share);
-      return true;
-    case PackKind::kCodes4:
-      share.weight.zeros ? Run<Codes4<true>>(input, share) : Run<Codes4<false>>(input, share);
-      return true;
-    case PackKind::kIntegers8:
-      share.weight.zeros ? Run<Integers8<true>>(input, share) : Run<Integers8<false>>(input, share);
-      return true;
-    case PackKind::kCodes8:
-      share.weight.zeros ? Run<Codes8<true>>(input, share) : Run<Codes8<false>>(input, share);
-      return true;
-    case PackKind::kE4M3:
-      Run<E4M3>(input, share);
-      return true;
-    default:
-      return false;
-  }
+  return WithDecoder(share.weight, [&]<typename Decoder>() { Run<Decoder>(input, share); });
 }
 
 }  // namespace treadle::TREADLE_ISA

@@ -31,78 +31,6 @@ void DecodeBlocks(const uint8_t* group, int64_t begin, int64_t end, float* tile)
   }
 }
 
-template <typename Decoder>
-void DecodeDense(const uint8_t* group, int64_t from, int64_t count, float* tile) {
-  const Decoder decoder(nullptr);
-  const Constants none = {Zero(), Zero()};
-  for (int64_t k = 0; k < count; ++k) {
-    Vec w[1];
-    decoder.Decode(group + (from + k) * Decoder::kStepBytes, none, w);
-    Store(tile + k * kLanes, w[0]);
-  }
-}
-
-// w[from, from + count) of a group as [count][16] floats: in `tile`, or where they lie already.
-const float* DecodeTile(const PackedView& weight, int64_t group, int64_t from, int64_t count,
-                        float* tile) {
-  const uint8_t* data = weight.data + group * weight.group_bytes;
-  const int64_t block = from / kBlockValues;
-  const int64_t blocks = count / kBlockValues;
-  switch (weight.kind) {
-    case PackKind::kF32:
-      return reinterpret_cast<const float*>(data) + from * kLanes;
-    case PackKind::kF16:
-      DecodeDense<F16>(data, from, count, tile);
-      break;
-    case PackKind::kBF16:
-      DecodeDense<BF16>(data, from, count, tile);
-      break;
-    case PackKind::kQ4_0:
-      DecodeBlocks<Q4Layout<false>>(data, block, block + blocks, tile);
-      break;
-    case PackKind::kQ4_1:
-      DecodeBlocks<Q4Layout<true>>(data, block, block + blocks, tile);
-      break;
-    case PackKind::kQ5_0:
-      DecodeBlocks<Q5Layout<false>>(data, block, block + blocks, tile);
-      break;
-    case PackKind::kQ5_1:
-      DecodeBlocks<Q5Layout<true>>(data, block, block + blocks, tile);
-      break;
-    case PackKind::kQ8_0:
-      DecodeBlocks<Q8Layout>(data, block, block + blocks, tile);
-      break;
-    case PackKind::kQ4_K:
-      DecodeBlocks<Q4KLayout>(data, block, block + blocks, tile);
-      break;
-    case PackKind::kQ5_K:
-      DecodeBlocks<Q5KLayout>(data, block, block + blocks, tile);
-      break;
-    case PackKind::kQ6_K:
-      DecodeBlocks<Q6KLayout>(data, block, block + blocks, tile);
-      break;
-    case PackKind::kCodes4:
-      weight.zeros ? DecodeUnits<Codes4<true>>(weight, data, from, count, tile)
-                   : DecodeUnits<Codes4<false>>(weight, data, from, count, tile);
-      break;
-    case PackKind::kIntegers8:
-      weight.zeros ? DecodeUnits<Integers8<true>>(weight, data, from, count, tile)
-                   : DecodeUnits<Integers8<false>>(weight, data, from, count, tile);
-      break;
-    case PackKind::kCodes8:
-      weight.zeros ? DecodeUnits<Codes8<true>>(weight, data, from, count, tile)
-                   : DecodeUnits<Codes8<false>>(weight, data, from, count, tile);
-      break;
-    case PackKind::kE4M3:
-      DecodeUnits<E4M3>(weight, data, from, count, tile);
-      break;
-    case PackKind::kRowInt8:  // MatMulRowInt8's
-    case PackKind::kWords:    // MatMulCodebook's
-      break;
-  }
-  return tile;
-}
-
 // Where the rows of a tile stand along k.
 struct Span {
   int64_t from;
@@ -145,22 +73,9 @@ void RunGroups(const MatMulInput& input, const MatMulShare& share, const MatMulS
     for (int g = 0; g < G; ++g) {
       w[g] = DecodeTile(share.weight, group + g, from, count, tile + g * kTile * kLanes);
     }
-    int64_t row = 0;
-    const auto sums = [&] { return scratch.sums + row * G * kLanes; };
-    for (; row + kRows <= input.rows; row += kRows) {
-      RunRows<kRows, G>(input, share, span, row, group, w, sums());
-    }
-    if constexpr (kRows > 4) {
-      for (; row + 4 <= input.rows; row += 4) {
-        RunRows<4, G>(input, share, span, row, group, w, sums());
-      }
-    }
-    if constexpr (kRows > 2) {
-      for (; row + 2 <= input.rows; row += 2) {
-        RunRows<2, G>(input, share, span, row, group, w, sums());
-      }
-    }
-    for (; row < input.rows; ++row) RunRows<1, G>(input, share, span, row, group, w, sums());
+    ForRows<kRows>(input.rows, [&]<int R>(int64_t row) {
+      RunRows<R, G>(input, share, span, row, group, w, scratch.sums + row * G * kLanes);
+    });
   }
 }
 
@@ -184,6 +99,20 @@ void ForRowChunks(const MatMulInput& input, const MatMulShare& share, Body body)
 }
 
 }  // namespace
+
+const float* DecodeTile(const PackedView& weight, int64_t group, int64_t from, int64_t count,
+                        float* tile) {
+  const uint8_t* data = weight.data + group * weight.group_bytes;
+  if (weight.kind == PackKind::kF32) return Floats(data) + from * kLanes;
+  const int64_t block = from / kBlockValues;
+  const bool blocks = WithBlockLayout(weight.kind, [&]<typename Layout>() {
+    DecodeBlocks<Layout>(data, block, block + count / kBlockValues, tile);
+  });
+  if (blocks) return tile;
+  WithDecoder(weight,
+              [&]<typename Decoder>() { DecodeUnits<Decoder>(weight, data, from, count, tile); });
+  return tile;
+}
 
 void MatMulExact(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   if (share.weight.kind == PackKind::kRowInt8) return MatMulRowInt8(input, share, scratch);

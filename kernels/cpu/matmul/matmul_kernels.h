@@ -16,10 +16,14 @@
 //                       dword 4 + i), 32 bytes for each of the eight (scale[16] and minimum[16], or
 //                       the scale[16] of both halves), then f16 d[16] and -dmin[16], or d[16] and
 //                       32 bytes of nothing: 2368, 2880 or 3392 bytes.
+//   kBytes              inline formats without a layout of their own. Per 32 k: 8 x 16 dwords of
+//                       code + 128, f32 scale[16] of the first 16 k, scale[16] of the others, and
+//                       offset[16]: 704 bytes.
 //   kRowInt8            dwords of code + 128 (k padded to whole blocks of 32), f32 scale[16].
 //   kCodes4, kCodes8    per unit (so many k of each row share a scale): f32 scale[16], f32 zero[16]
 //                       if the matrix has zeros, then dwords of 8 nibbles (the low ones are four
-//                       consecutive k, the high ones the next four) or of 4 bytes.
+//                       consecutive k, the high ones the next four) or of 4 bytes. kCodes4 also of
+//                       inline formats with a codebook and without offsets, but under kInt8.
 //   kIntegers8          as kCodes8, for the codebook 0, 1, ...
 //   kE4M3               as kCodes8, with f32 256 * scale[16].
 //   kWords              as kCodes8, with the codebook's integers (IntegerCodebook) instead of the
@@ -56,6 +60,7 @@ enum class PackKind : uint8_t {
   kQ4_K,
   kQ5_K,
   kQ6_K,
+  kBytes,
   kRowInt8,
   kCodes4,
   kCodes8,
@@ -70,6 +75,8 @@ constexpr bool HasCodes(PackKind kind) {
          kind == PackKind::kE4M3 || kind == PackKind::kWords;
 }
 
+inline constexpr int64_t kBytesBlock = 704;
+
 // Places of a block of kWords.
 inline constexpr int64_t kPackedNibblesAt = 512;
 inline constexpr int64_t kPackedSignsAt = 768;
@@ -83,7 +90,8 @@ constexpr int64_t WordByte(int64_t i, int64_t lane) {
 // A codebook of floats in integers, for ComputeMode::kInt16: code c stands for step * codes[c].
 // step = largest magnitude / 4095, and the integers are the floats * (4095 / largest magnitude),
 // rounded half to even: sums of 32 products with 16-bit activations fit in 32 bits (4095 * 16256 *
-// 32 < 2^31). A scale d is then scale * step.
+// 32 < 2^31). A scale d is then scale * step. The codebooks of inline formats are integers, with
+// step 1.
 struct IntegerCodebook {
   float step;
   int16_t codes[256];  // of kCodes4 only 16 are in memory; others behind the codebook are 0
@@ -184,6 +192,11 @@ struct RowInt8Kernel {
 };
 
 struct MatMulKernels {
+  // Values [from, from + count) of all features of a group as floats [count][16]: at `tile`, or
+  // where they lie already. Both are multiples of 32 but for dense formats, whose count may be any.
+  // Not of kRowInt8 and kWords. Canonical but for the signs of zeros of inline formats.
+  const float* (*decode)(const PackedView& weight, int64_t group, int64_t from, int64_t count,
+                         float* tile);
   MatMulKernel exact;
   MatMulKernel int8;
   MatMulKernel int16;

@@ -10,6 +10,23 @@
 namespace treadle::TREADLE_ISA {
 namespace {
 
+// Calls body.template operator()<R>(row) for all of `rows` rows: R = kRows as long as there are so
+// many, then 4, 2 and 1.
+template <int kRows, typename Body>
+inline void ForRows(int64_t rows, Body body) {
+  int64_t row = 0;
+  for (; row + kRows <= rows; row += kRows) body.template operator()<kRows>(row);
+  if constexpr (kRows > 4) {
+    for (; row + 4 <= rows; row += 4) body.template operator()<4>(row);
+  }
+  if constexpr (kRows > 2) {
+    for (; row + 2 <= rows; row += 2) body.template operator()<2>(row);
+  }
+  if constexpr (kRows > 1) {
+    for (; row < rows; ++row) body.template operator()<1>(row);
+  }
+}
+
 // Sums of rows [row, row + R) and groups [group, group + G), as they begin or go on.
 template <int R, int G>
 TREADLE_SIMD void BeginSums(bool first, const float* scratch, Vec (&sums)[R][G]) {

@@ -155,15 +155,8 @@ TREADLE_LOOP void RunRows(const MatMulInput& input, const MatMulShare& share, in
 
 template <int G>
 void RunGroups(const MatMulInput& input, const MatMulShare& share, int64_t group) {
-  int64_t row = 0;
-  for (; row + kRowsAtOnce <= input.rows; row += kRowsAtOnce) {
-    RunRows<kRowsAtOnce, G>(input, share, row, group);
-  }
-  if constexpr (kRowsAtOnce > 4) {
-    for (; row + 4 <= input.rows; row += 4) RunRows<4, G>(input, share, row, group);
-  }
-  for (; row + 2 <= input.rows; row += 2) RunRows<2, G>(input, share, row, group);
-  for (; row < input.rows; ++row) RunRows<1, G>(input, share, row, group);
+  ForRows<kRowsAtOnce>(input.rows,
+                       [&]<int R>(int64_t row) { RunRows<R, G>(input, share, row, group); });
 }
 
 #ifndef __AVX512F__

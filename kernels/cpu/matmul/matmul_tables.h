@@ -6,14 +6,12 @@
 namespace treadle::TREADLE_ISA {
 
 void MatMulExact(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
+// MatMulKernels::decode.
+const float* DecodeTile(const PackedView& weight, int64_t group, int64_t from, int64_t count,
+                        float* tile);
 void MatMulInt8(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
 void MatMulInt16(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
 
-// Parts of MatMulInt8 (1 plane) and MatMulInt16 (2): kQ5_0 and kQ5_1; the K types.
-void MatMulQ5(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
-              int planes);
-void MatMulKQuants(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch,
-                   int planes);
 // Part of MatMulInt16: layouts with HasCodes.
 void MatMulCodebook(const MatMulInput& input, const MatMulShare& share,
                     const MatMulScratch& scratch);

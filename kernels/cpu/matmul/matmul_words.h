@@ -18,8 +18,9 @@ namespace {
 
 constexpr int64_t kWordTileBlocks = 12;
 constexpr int64_t kWordBytes = 1024;  // of a tile's block: its codes
-// f32 scale[16], and another or offset[16].
-constexpr int64_t kWordBlockBytes = kWordBytes + 128;
+// f32 scale[16], and another, offset[16] or both.
+template <typename Layout>
+constexpr int64_t kWordBlockBytes = kWordBytes + (Layout::kHalves && Layout::kOffset ? 192 : 128);
 
 #ifdef __AVX512F__
 constexpr int kWordRows = 8;
@@ -54,6 +55,7 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
   const ActivationBlock* blocks = input.blocks + work.row * stride + work.begin;
   const uint8_t* w = work.tile;
   const uint8_t* next = work.next;
+  constexpr int kParts = Layout::kHalves ? 2 : 1;
   Vec sums[R][G];
   BeginSums<R, G>(work.first, scratch, sums);
   for (int64_t b = work.begin; b < work.end; ++b, next += work.next_bytes) {
@@ -64,7 +66,6 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
         }
       }
     }
-    constexpr int kParts = Layout::kHalves ? 2 : 1;
 #pragma GCC unroll 2
     for (int part = 0; part < kParts; ++part) {
       Integers dots[R][G];
@@ -85,13 +86,13 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
           const Quad activations = LoadQuad(x + r * row_bytes + 4 * dword);
 #pragma GCC unroll 2
           for (int g = 0; g < G; ++g) {
-            const uint8_t* codes = w + g * kWordTileBlocks * kWordBlockBytes + 64 * dword;
+            const uint8_t* codes = w + g * kWordTileBlocks * kWordBlockBytes<Layout> + 64 * dword;
             dots[r][g] = AddWords(dots[r][g], codes, activations);
           }
         }
       }
       for (int g = 0; g < G; ++g) {
-        const uint8_t* constants = w + g * kWordTileBlocks * kWordBlockBytes + kWordBytes;
+        const uint8_t* constants = w + g * kWordTileBlocks * kWordBlockBytes<Layout> + kWordBytes;
         const Vec scale = Load(Floats(constants + 64 * part));
         for (int r = 0; r < R; ++r) {
           const Vec factor = Mul(scale, Broadcast(blocks[r * stride].scale));
@@ -101,8 +102,8 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
     }
     if constexpr (Layout::kOffset) {
       for (int g = 0; g < G; ++g) {
-        const Vec offset =
-            Load(Floats(w + g * kWordTileBlocks * kWordBlockBytes + kWordBytes + 64));
+        const uint8_t* constants = w + g * kWordTileBlocks * kWordBlockBytes<Layout> + kWordBytes;
+        const Vec offset = Load(Floats(constants + 64 * kParts));
         for (int r = 0; r < R; ++r) {
           sums[r][g] = Fma(offset, Broadcast(blocks[r * stride].scaled_sum), sums[r][g]);
         }
@@ -110,7 +111,7 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
     }
     x += kInt16Bytes * kBlockValues;
     ++blocks;
-    w += kWordBlockBytes;
+    w += kWordBlockBytes<Layout>;
   }
   EndSums<R, G>(work.last, share, work.row, work.group, scratch, sums);
 }
@@ -119,15 +120,16 @@ TREADLE_LOOP void RunWordRows(const MatMulInput& input, const MatMulShare& share
 template <typename Layout, int G, typename Unpack>
 TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& share,
                                 const MatMulScratch& scratch, int64_t group, Unpack unpack) {
-  static_assert(G * kWordTileBlocks * kWordBlockBytes <= kTileBytes);
+  static_assert(G * kWordTileBlocks * kWordBlockBytes<Layout> <= kTileBytes);
   const int64_t blocks = input.k / kBlockValues;
   const int64_t next_bytes = share.weight.group_bytes / blocks;
   for (int64_t begin = 0; begin < blocks; begin += kWordTileBlocks) {
     const int64_t end = begin + kWordTileBlocks < blocks ? begin + kWordTileBlocks : blocks;
     for (int g = 0; g < G; ++g) {
       const uint8_t* packed = share.weight.data + (group + g) * share.weight.group_bytes;
-      uint8_t* tile = scratch.tile + g * kWordTileBlocks * kWordBlockBytes;
-      for (int64_t b = begin; b < end; ++b, tile += kWordBlockBytes) unpack(packed, b, tile);
+      uint8_t* tile = scratch.tile + g * kWordTileBlocks * kWordBlockBytes<Layout>;
+      for (int64_t b = begin; b < end; ++b, tile += kWordBlockBytes<Layout>)
+        unpack(packed, b, tile);
     }
     const bool last = end == blocks;
     const uint8_t* packed = share.weight.data + group * share.weight.group_bytes;
@@ -141,19 +143,10 @@ TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& sha
                   group,
                   begin == 0,
                   last};
-    const auto sums = [&] { return scratch.sums + work.row * G * kLanes; };
-    for (; work.row + kWordRows <= input.rows; work.row += kWordRows) {
-      RunWordRows<Layout, kWordRows, G>(input, share, work, sums());
-    }
-    if constexpr (kWordRows > 4) {
-      for (; work.row + 4 <= input.rows; work.row += 4) {
-        RunWordRows<Layout, 4, G>(input, share, work, sums());
-      }
-    }
-    for (; work.row + 2 <= input.rows; work.row += 2) {
-      RunWordRows<Layout, 2, G>(input, share, work, sums());
-    }
-    if (work.row < input.rows) RunWordRows<Layout, 1, G>(input, share, work, sums());
+    ForRows<kWordRows>(input.rows, [&]<int R>(int64_t row) {
+      work.row = row;
+      RunWordRows<Layout, R, G>(input, share, work, scratch.sums + row * G * kLanes);
+    });
   }
 }
 

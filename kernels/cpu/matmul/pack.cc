@@ -13,28 +13,8 @@ namespace {
 constexpr int64_t kMaxRowInt8 = int64_t{1} << 17;
 
 // The first that can hold a matrix does.
-constexpr const Packing* kPackings[] = {&kHalfPacking, &kBlockPacking, &kRowInt8Packing,
-                                        &kCodebookPacking, &kFloatPacking};
-
-const Packing& PackingOf(PackKind kind) {
-  switch (kind) {
-    case PackKind::kF32:
-      return kFloatPacking;
-    case PackKind::kF16:
-    case PackKind::kBF16:
-      return kHalfPacking;
-    case PackKind::kRowInt8:
-      return kRowInt8Packing;
-    case PackKind::kCodes4:
-    case PackKind::kCodes8:
-    case PackKind::kIntegers8:
-    case PackKind::kE4M3:
-    case PackKind::kWords:
-      return kCodebookPacking;
-    default:
-      return kBlockPacking;
-  }
-}
+constexpr const Packing* kPackings[] = {&kHalfPacking,     &kBlockPacking, &kRowInt8Packing,
+                                        &kCodebookPacking, &kBytesPacking, &kFloatPacking};
 
 // Behind the groups of kCodes4, kCodes8 and kWords: floats, of which some may be unused, and their
 // integers.
@@ -56,33 +36,31 @@ void PutCodebook(std::span<const float> codebook, uint8_t* at, PackedView& view)
   float largest = 0;
   for (const float value : codebook) largest = std::fmax(largest, std::fabs(value));
   constexpr float kSteps = 4095;
-  integers->step = largest / kSteps;
-  const float steps = largest > 0 ? kSteps / largest : 0;
+  const bool exact = !view.format->apart();  // integers already
+  integers->step = exact ? 1 : largest / kSteps;
+  const float steps = exact ? 1 : largest > 0 ? kSteps / largest : 0;
   for (size_t i = 0; i < codebook.size(); ++i) {
     integers->codes[i] = static_cast<int16_t>(std::nearbyint(codebook[i] * steps));
   }
   view.integers = integers;
 }
 
-PackedView PlanOf(const MatrixSource& source, int table_bits) {
+const Packing& PlanOf(const MatrixSource& source, const PackTarget& target, PackedView& view) {
   for (const Packing* packing : kPackings) {
-    PackedView view = {};
+    view = {};
     view.n = source.n;
     view.k = source.k;
     view.format = source.format;
-    if (!packing->plan(source, view)) continue;
-    if (view.kind == PackKind::kCodes8 && view.format->code_bits > table_bits) {
-      PlanWords(source, view);
-    }
-    return view;
+    if (packing->plan(source, target, view)) return *packing;
   }
   TREADLE_CHECK(false);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source, int table_bits,
-                                                         ThreadPool& pool, WeightArena& arena) {
+absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source,
+                                                         const PackTarget& target, ThreadPool& pool,
+                                                         WeightArena& arena) {
   TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
   const WeightFormat& format = *source.format;
   if (format.activations == ActivationPolicy::kRowInt8 && source.k > kMaxRowInt8) {
@@ -92,8 +70,8 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& sou
   if (source.file != nullptr && !format.apart() && !source.transposed && source.row_order.empty()) {
     return std::make_unique<CpuMatrix>(source);
   }
-  PackedView view = PlanOf(source, table_bits);
-  const Packing& packing = PackingOf(view.kind);
+  PackedView view;
+  const Packing& packing = PlanOf(source, target, view);
 
   const int64_t groups = (source.n + kGroupFeatures - 1) / kGroupFeatures;
   const size_t group_bytes = static_cast<size_t>(groups) * static_cast<size_t>(view.group_bytes);
@@ -122,32 +100,35 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& sou
       }
     }
   });
-  return std::make_unique<CpuMatrix>(view, bytes, std::move(memory));
+  return std::make_unique<CpuMatrix>(view, bytes, std::move(memory), target);
 }
 
 void CpuMatrix::DecodeRow(int64_t row, bool accumulate, float* out) const {
-  if (memory_ != nullptr) return DecodePackedRow(view_, row, accumulate, out);
-  TREADLE_CHECK(row >= 0 && row < stored_.n);
-  const WeightFormat& format = *stored_.format;
-  const std::byte* const stored = stored_.data + row * format.RowBytes(stored_.k);
-  float chunk[kDecodeChunk];
-  for (int64_t k = 0; k < stored_.k; k += kDecodeChunk) {
-    const int64_t count = std::min(kDecodeChunk, stored_.k - k);
-    format.decode(stored + format.RowBytes(k), count / format.block, accumulate ? chunk : out + k);
-    for (int64_t i = 0; accumulate && i < count; ++i) out[k + i] += chunk[i];
-  }
-}
-
-void DecodePackedRow(const PackedView& view, int64_t row, bool accumulate, float* out) {
+  const PackedView& view = view_;
   TREADLE_CHECK(row >= 0 && row < view.n);
-  const uint8_t* group = view.data + row / kGroupFeatures * view.group_bytes;
+  const WeightFormat& format = *view.format;
+  const int64_t group = row / kGroupFeatures;
   const int64_t lane = row % kGroupFeatures;
-  const Packing& packing = PackingOf(view.kind);
+  const Packing* const special = view.kind == PackKind::kRowInt8 ? &kRowInt8Packing
+                                 : view.kind == PackKind::kWords ? &kCodebookPacking
+                                                                 : nullptr;
+  // Zeros of inline formats are positive. Adding -0 changes nothing.
+  const float positive = format.group > 0 ? 0.0f : -0.0f;
   const bool directly = !accumulate && view.input_order == nullptr;
+  alignas(64) float tile[kDecodeChunk * kGroupFeatures];
   float chunk[kDecodeChunk];
   for (int64_t k = 0; k < view.k; k += kDecodeChunk) {
     const int64_t count = std::min(kDecodeChunk, view.k - k);
-    packing.decode(view, group, lane, k, count, directly ? out + k : chunk);
+    float* to = directly ? out + k : chunk;
+    if (memory_ == nullptr) {
+      const std::byte* stored = stored_.data + row * format.RowBytes(view.k) + format.RowBytes(k);
+      format.decode(stored, count / format.block, to);
+    } else if (special != nullptr) {
+      special->decode(view, view.data + group * view.group_bytes, lane, k, count, to);
+    } else {
+      const float* values = decode_(view, group, k, count, tile) + lane;
+      for (int64_t i = 0; i < count; ++i) to[i] = values[i * kGroupFeatures] + positive;
+    }
     for (int64_t i = 0; !directly && i < count; ++i) {
       float& value = out[view.input_order == nullptr ? k + i : view.input_order[k + i]];
       value = accumulate ? value + chunk[i] : chunk[i];

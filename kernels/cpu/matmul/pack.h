@@ -15,10 +15,20 @@
 
 namespace treadle {
 
+// What the kernels of one instruction set and compute mode take.
+struct PackTarget {
+  // Codes of more bits are packed as the integers that they stand for (PackKind::kWords).
+  int table_bits;
+  // Whether inline formats may be packed as kCodes4.
+  bool inline_codes;
+  decltype(MatMulKernels::decode) decode;
+};
+
 class CpuMatrix final : public PackedMatrix {
  public:
-  CpuMatrix(const PackedView& view, size_t bytes, std::shared_ptr<uint8_t> memory)
-      : view_(view), bytes_(bytes), memory_(std::move(memory)) {}
+  CpuMatrix(const PackedView& view, size_t bytes, std::shared_ptr<uint8_t> memory,
+            const PackTarget& target)
+      : view_(view), bytes_(bytes), memory_(std::move(memory)), decode_(target.decode) {}
   // Its rows are read where they lie (MatrixSource::file).
   explicit CpuMatrix(const MatrixSource& stored)
       : view_{.kind = PackKind::kF32,
@@ -45,15 +55,13 @@ class CpuMatrix final : public PackedMatrix {
   const PackedView view_;
   const size_t bytes_;
   const std::shared_ptr<uint8_t> memory_;
+  const decltype(MatMulKernels::decode) decode_ = nullptr;
   const MatrixSource stored_ = {};
 };
 
-// table_bits: codes of more bits are packed as integers (kWords).
 // Errors: a shape that the format does not allow, a bad row order, no memory.
-absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source, int table_bits,
-                                                         ThreadPool& pool, WeightArena& arena);
-
-// Row `row`, decoded canonically, to out [k]; added to it if `accumulate`.
-void DecodePackedRow(const PackedView& view, int64_t row, bool accumulate, float* out);
+absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& source,
+                                                         const PackTarget& target, ThreadPool& pool,
+                                                         WeightArena& arena);
 
 }  // namespace treadle

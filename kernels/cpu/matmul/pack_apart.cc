@@ -1,11 +1,11 @@
-// Packing of apart formats: codes flat, constants elsewhere.
+// Packing of apart formats, and of inline formats that are packed as if they were.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <vector>
 
 #include "base/status.h"
 #include "kernels/cpu/matmul/packing.h"
+#include "kernels/formats/coded_rows.h"
 
 namespace treadle {
 namespace {
@@ -16,15 +16,9 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-std::vector<uint8_t> RowCodes(const MatrixSource& source, int64_t row) {
-  std::vector<uint8_t> codes(static_cast<size_t>(source.k));
-  UnpackCodes(*source.format, source.data, row * source.k, source.k, codes.data());
-  return codes;
-}
-
 // LLM.int8().
 
-bool PlanRowInt8(const MatrixSource& source, PackedView& view) {
+bool PlanRowInt8(const MatrixSource& source, const PackTarget&, PackedView& view) {
   if (source.format->activations != ActivationPolicy::kRowInt8) return false;
   const MatrixConstants& constants = *source.constants;
   view.kind = PackKind::kRowInt8;
@@ -61,11 +55,6 @@ int64_t CodeBytes(PackKind kind, int64_t values) {
 
 int64_t HeaderBytes(const PackedView& view) { return kScaleBytes * (view.zeros ? 2 : 1); }
 
-// Where code `i` of a unit lies behind the scales and zeros.
-int64_t CodeAt(PackKind kind, int64_t i, int64_t lane) {
-  return i / (kind == PackKind::kCodes4 ? 8 : 4) * 64 + lane * 4 + i % 4;
-}
-
 constexpr float kE4M3Scale = 256;  // fp16's exponents are biased by 8 more
 
 int64_t UnitBytes(const PackedView& view) {
@@ -97,23 +86,25 @@ uint8_t* LookupCodes(const PackedView& view, uint8_t* group) {
 
 void PackCodes(const MatrixSource& source, const PackedView& view, int64_t from, int64_t lane,
                uint8_t* group) {
-  const std::vector<uint8_t> codes = RowCodes(source, from);
+  const CodedRows rows(source);
+  std::vector<uint8_t> codes(static_cast<size_t>(source.k));
+  std::vector<float> scales(static_cast<size_t>(source.k / view.unit)), zeros(scales);
+  rows.Read(from, codes.data(), scales.data(), zeros.data());
   if (uint8_t* lookup = LookupCodes(view, group); lookup != nullptr) {
     for (size_t i = 0; i < codes.size(); ++i) lookup[i * kGroupFeatures + lane] = codes[i];
   }
-  const MatrixConstants& constants = *source.constants;
   const int64_t unit_bytes = UnitBytes(view);
   const float factor = view.kind == PackKind::kE4M3 ? kE4M3Scale : 1.0f;
-  for (int64_t k = 0; k < source.k; k += view.unit, group += unit_bytes) {
-    const int64_t block = (from * source.k + k) / constants.scale_block;
-    PutFloat(factor * constants.scales[block], lane, group);
-    if (view.zeros) PutFloat(constants.zeros[block], kGroupFeatures + lane, group);
+  for (size_t unit = 0; unit < scales.size(); ++unit, group += unit_bytes) {
+    const uint8_t* from_codes = codes.data() + static_cast<int64_t>(unit) * view.unit;
+    PutFloat(factor * scales[unit], lane, group);
+    if (view.zeros) PutFloat(zeros[unit], kGroupFeatures + lane, group);
     if (view.kind == PackKind::kWords) {
-      PutWords(view, codes.data() + k, lane, group);
+      PutWords(view, from_codes, lane, group);
       continue;
     }
     uint8_t* to = group + HeaderBytes(view) + 4 * lane;
-    for (const uint8_t* four = codes.data() + k; four < codes.data() + k + view.unit; four += 4) {
+    for (const uint8_t* four = from_codes; four < from_codes + view.unit; four += 4) {
       uint32_t dword;
       std::memcpy(&dword, four, 4);
       if (view.kind == PackKind::kCodes4) {
@@ -127,27 +118,15 @@ void PackCodes(const MatrixSource& source, const PackedView& view, int64_t from,
   }
 }
 
+// Of kWords.
 void DecodeCodes(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
                  int64_t count, float* out) {
-  const int64_t unit_bytes = UnitBytes(view);
   const uint8_t* const lookup = group + UnitsBytes(view);
-  TREADLE_CHECK(view.kind != PackKind::kWords || lookup < group + view.group_bytes);
-  const std::span<const float> e4m3 = view.format->codebook;
+  TREADLE_CHECK(lookup < group + view.group_bytes);
   for (int64_t k = begin; k < begin + count; ++k) {
-    const uint8_t* unit = group + k / view.unit * unit_bytes;
-    const int64_t i = k % view.unit;
-    unsigned code = view.kind == PackKind::kWords
-                        ? lookup[k * kGroupFeatures + lane]
-                        : unit[HeaderBytes(view) + CodeAt(view.kind, i, lane)];
-    if (view.kind == PackKind::kCodes4) code = i % 8 < 4 ? code & 15 : code >> 4;
-    const float scale = FloatAt(unit, lane);
-    if (view.kind == PackKind::kE4M3) {
-      *out++ = scale / kE4M3Scale * e4m3[code];
-    } else {
-      const float zero = view.zeros ? FloatAt(unit, kGroupFeatures + lane) : 0.0f;
-      const float value = view.codebook == nullptr ? static_cast<float>(code) : view.codebook[code];
-      *out++ = scale * (value - zero);
-    }
+    const uint8_t* unit = group + k / view.unit * UnitBytes(view);
+    const float zero = view.zeros ? FloatAt(unit, kGroupFeatures + lane) : 0.0f;
+    *out++ = FloatAt(unit, lane) * (view.codebook[lookup[k * kGroupFeatures + lane]] - zero);
   }
 }
 
@@ -178,35 +157,35 @@ bool IsIdentity(std::span<const float> codebook) {
   return true;
 }
 
-bool PlanCodes(const MatrixSource& source, PackedView& view) {
+// Inline formats are the special case of few values, which are integers.
+bool PlanCodes(const MatrixSource& source, const PackTarget& target, PackedView& view) {
   const WeightFormat& format = *source.format;
-  if (!format.apart()) return false;
-  const bool e4m3 = format.name == "fp8";
-  if (e4m3 && (!source.constants->zeros.empty() || !FitsE4M3(source))) return false;
-  // Every row changes its scale at multiples of this.
-  const int64_t block = source.constants->scale_block;
-  view.unit = block >= source.n * source.k ? source.k : std::gcd(block, source.k);
+  if (format.codebook.empty() && !format.apart()) return false;
+  if (!format.apart() && (format.offsets || !target.inline_codes)) return false;
+  const CodedRows rows(source);
+  view.unit = rows.run();
   if (view.unit % kBlockValues != 0) return false;
-  if (!e4m3 && !IsCommon(CodebookOf(source))) return false;
+  const bool e4m3 = format.name == "fp8";
+  view.zeros = format.apart() && !source.constants->zeros.empty();
+  if (e4m3 ? view.zeros || !FitsE4M3(source) : !IsCommon(rows.values())) return false;
   view.kind = PackKind::kCodes8;
   if (e4m3) {
     view.kind = PackKind::kE4M3;
-  } else if (format.code_bits <= 4) {
+  } else if (rows.bits() <= 4) {
     view.kind = PackKind::kCodes4;
-  } else if (IsIdentity(CodebookOf(source))) {
+  } else if (IsIdentity(rows.values())) {
     view.kind = PackKind::kIntegers8;
+  } else if (rows.bits() > target.table_bits) {
+    view.kind = PackKind::kWords;
   }
-  view.zeros = !source.constants->zeros.empty();
   view.group_bytes = UnitsBytes(view);
+  if (view.kind == PackKind::kWords && !source.products_only) {
+    view.group_bytes += view.k * kGroupFeatures;
+  }
   return true;
 }
 
 }  // namespace
-
-void PlanWords(const MatrixSource& source, PackedView& view) {
-  view.kind = PackKind::kWords;
-  view.group_bytes = UnitsBytes(view) + (source.products_only ? 0 : view.k * kGroupFeatures);
-}
 
 constinit const Packing kRowInt8Packing = {PlanRowInt8, PackRowInt8, DecodeRowInt8};
 constinit const Packing kCodebookPacking = {PlanCodes, PackCodes, DecodeCodes};

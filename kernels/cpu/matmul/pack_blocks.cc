@@ -7,24 +7,27 @@ namespace treadle {
 namespace {
 
 constexpr int64_t kHalfRow = 2 * kGroupFeatures;  // bytes of 16 f16 constants
-constexpr int64_t kRunBlocks = 8;                 // of the K types
-constexpr int64_t kRunScales = 32;                // bytes for one block of a run
-constexpr int64_t kRunConstants = 64;
 
 struct BlockRow {
   std::string_view format;
   PackKind kind;
-  int bits;  // of a code
-  int zero;  // what is added to a code to make it positive
-  // Inline constants of a block, f16: how many. K types: 0.
-  int64_t halves;
+  int bits;        // of a code
+  int zero;        // what is added to a code to make it positive
+  int64_t halves;  // f16 constants of a run: how many
+  // Blocks of a run, and bytes of integer scales for each of them: 8 and 32 of the K types.
+  int64_t blocks = 1;
+  int64_t scales = 0;
+
+  // Bytes of a block's codes, of 16 features, and of a run.
+  int64_t code_bytes() const { return kBlockValues * kGroupFeatures * bits / 8; }
+  int64_t run_bytes() const { return blocks * (code_bytes() + scales) + kHalfRow * halves; }
 };
 
 constexpr BlockRow kRows[] = {
-    {"q4_0", PackKind::kQ4_0, 4, 8, 1},   {"q4_1", PackKind::kQ4_1, 4, 0, 2},
-    {"q5_0", PackKind::kQ5_0, 5, 16, 1},  {"q5_1", PackKind::kQ5_1, 5, 0, 2},
-    {"q8_0", PackKind::kQ8_0, 8, 128, 1}, {"q4_k", PackKind::kQ4_K, 4, 0, 0},
-    {"q5_k", PackKind::kQ5_K, 5, 0, 0},   {"q6_k", PackKind::kQ6_K, 6, 32, 0},
+    {"q4_0", PackKind::kQ4_0, 4, 8, 1},        {"q4_1", PackKind::kQ4_1, 4, 0, 2},
+    {"q5_0", PackKind::kQ5_0, 5, 16, 1},       {"q5_1", PackKind::kQ5_1, 5, 0, 2},
+    {"q8_0", PackKind::kQ8_0, 8, 128, 1},      {"q4_k", PackKind::kQ4_K, 4, 0, 2, 8, 32},
+    {"q5_k", PackKind::kQ5_K, 5, 0, 2, 8, 32}, {"q6_k", PackKind::kQ6_K, 6, 32, 2, 8, 32},
 };
 
 const BlockRow* Find(std::string_view format) {
@@ -32,54 +35,6 @@ const BlockRow* Find(std::string_view format) {
     if (row.format == format) return &row;
   }
   return nullptr;
-}
-
-// Bytes of a block's codes, of 16 features.
-int64_t CodeBytes(const BlockRow& row) { return kBlockValues * kGroupFeatures * row.bits / 8; }
-
-int64_t BytesOf(const BlockRow& row, int64_t k) {
-  const int64_t blocks = k / kBlockValues;
-  if (row.halves > 0) return blocks * (CodeBytes(row) + kHalfRow * row.halves);
-  return blocks / kRunBlocks * (kRunBlocks * (CodeBytes(row) + kRunScales) + kRunConstants);
-}
-
-// Where a block's codes and constants lie in a group.
-struct Place {
-  int64_t codes;
-  int64_t scales;     // of K types: 32 integers of a byte
-  int64_t constants;  // f16
-};
-
-Place PlaceOf(const BlockRow& row, int64_t block) {
-  const int64_t code_bytes = CodeBytes(row);
-  if (row.halves > 0) {
-    const int64_t at = block * (code_bytes + kHalfRow * row.halves);
-    return {at, 0, at + code_bytes};
-  }
-  const int64_t run = BytesOf(row, block / kRunBlocks * kRunBlocks * kBlockValues);
-  const int64_t place = block % kRunBlocks;
-  return {run + place * code_bytes, run + kRunBlocks * code_bytes + place * kRunScales,
-          run + kRunBlocks * (code_bytes + kRunScales)};
-}
-
-// A code's nibble (of 8 bits: the whole of it) and what lies above the nibble.
-struct CodePlace {
-  int64_t byte;
-  int shift;
-  int64_t upper_byte;
-  int upper_shift;
-};
-
-CodePlace CodeAt(const BlockRow& row, int64_t i, int64_t lane) {
-  const int64_t in_dword = lane * 4 + i % 4;
-  const auto dword = static_cast<int>(i / 4);
-  if (row.bits == 8) return {dword * 64 + in_dword, 0, 0, 0};
-  CodePlace place = {dword % 4 * 64 + in_dword, dword / 4 * 4, 256 + in_dword, dword};
-  if (row.bits == 6) {
-    place.upper_byte += dword / 4 * 64;
-    place.upper_shift = dword % 4 * 2;
-  }
-  return place;
 }
 
 // Eight dwords of a feature's codes to its lane.
@@ -102,15 +57,6 @@ void PutCodes(const BlockRow& row, const uint32_t (&dwords)[8], int64_t lane, ui
   }
   if (row.bits > 4) put(4, upper[0]);
   if (row.bits == 6) put(5, upper[1]);
-}
-
-unsigned GetCode(const BlockRow& row, int64_t i, int64_t lane, const uint8_t* codes) {
-  const CodePlace place = CodeAt(row, i, lane);
-  if (row.bits == 8) return codes[place.byte];
-  const unsigned nibble = (codes[place.byte] >> place.shift) & 15u;
-  if (row.bits == 4) return nibble;
-  const unsigned mask = (1u << (row.bits - 4)) - 1;
-  return nibble | ((codes[place.upper_byte] >> place.upper_shift) & mask) << 4;
 }
 
 // The integer scales and f16 constants of one block of a K type (kernels/formats/k_quants.cc).
@@ -137,11 +83,11 @@ void PackConstantsK(const BlockRow& row, const uint8_t* stored, int64_t place, i
   constants[kHalfRow + 2 * lane + 1] ^= 0x80;  // what is added is -dmin * minimum
 }
 
-bool Plan(const MatrixSource& source, PackedView& view) {
+bool Plan(const MatrixSource& source, const PackTarget&, PackedView& view) {
   const BlockRow* row = Find(source.format->name);
   if (row == nullptr) return false;
   view.kind = row->kind;
-  view.group_bytes = BytesOf(*row, source.k);
+  view.group_bytes = source.k / (kBlockValues * row->blocks) * row->run_bytes();
   return true;
 }
 
@@ -152,7 +98,8 @@ void PackRow(const MatrixSource& source, const PackedView&, int64_t from, int64_
   const std::byte* stored = source.data + from * format.RowBytes(source.k);
   CodeGroup codes;
   for (int64_t b = 0; b < source.k / kBlockValues; ++b) {
-    const Place place = PlaceOf(row, b);
+    uint8_t* run = group + b / row.blocks * row.run_bytes();
+    const int64_t place = b % row.blocks;
     uint8_t bytes[kBlockValues];
     for (int64_t i = 0; i < kBlockValues; i += format.group) {
       format.codes(stored, (b * kBlockValues + i) / format.group, codes);
@@ -162,58 +109,50 @@ void PackRow(const MatrixSource& source, const PackedView&, int64_t from, int64_
     }
     uint32_t dwords[8];
     std::memcpy(dwords, bytes, sizeof(dwords));
-    PutCodes(row, dwords, lane, group + place.codes);
+    PutCodes(row, dwords, lane, run + place * row.code_bytes());
     const std::byte* block = stored + b * kBlockValues / format.block * format.block_bytes;
-    if (row.halves == 0) {
-      PackConstantsK(row, reinterpret_cast<const uint8_t*>(block), b % kRunBlocks, lane,
-                     group + place.scales, group + place.constants);
+    uint8_t* scales = run + row.blocks * row.code_bytes();
+    uint8_t* constants = scales + row.blocks * row.scales;
+    if (row.scales > 0) {
+      PackConstantsK(row, reinterpret_cast<const uint8_t*>(block), place, lane,
+                     scales + place * row.scales, constants);
+      continue;
     }
     for (int64_t c = 0; c < row.halves; ++c) {
-      std::memcpy(group + place.constants + kHalfRow * c + 2 * lane, block + 2 * c, 2);
+      std::memcpy(constants + kHalfRow * c + 2 * lane, block + 2 * c, 2);
     }
   }
 }
 
-// Scale and offset of value i of a block, as in CodeGroup.
-struct Affine {
-  float scale;
-  float offset;
-};
-
-Affine ConstantsAt(const BlockRow& row, const uint8_t* group, const Place& place, int64_t lane,
-                   int64_t i) {
-  const uint8_t* constants = group + place.constants;
-  const uint8_t* scales = group + place.scales;
-  const float first = HalfAt(constants, lane);
-  if (row.halves > 0) {
-    return {first, row.halves > 1 ? HalfAt(constants, kGroupFeatures + lane) : 0.0f};
-  }
-  if (row.kind == PackKind::kQ6_K) {
-    const uint8_t byte = scales[i / 16 * kGroupFeatures + lane];
-    return {first * static_cast<float>(static_cast<int8_t>(byte)), 0.0f};
-  }
-  return {
-      first * static_cast<float>(scales[lane]),
-      HalfAt(constants, kGroupFeatures + lane) * static_cast<float>(scales[kGroupFeatures + lane])};
+// Any inline format whose weights share an offset by 32.
+bool PlanBytes(const MatrixSource& source, const PackTarget&, PackedView& view) {
+  const WeightFormat& format = *source.format;
+  if (format.group == 0 || format.block % kBlockValues != 0) return false;
+  if (format.offsets && format.group != kBlockValues) return false;
+  view.kind = PackKind::kBytes;
+  view.group_bytes = source.k / kBlockValues * kBytesBlock;
+  return true;
 }
 
-void Decode(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
-            int64_t count, float* out) {
-  const BlockRow& row = *Find(view.format->name);
-  for (int64_t k = begin; k < begin + count; k += kBlockValues) {
-    const Place place = PlaceOf(row, k / kBlockValues);
-    Affine constants = {};
-    for (int64_t i = 0; i < kBlockValues; ++i) {
-      if (i % 16 == 0) constants = ConstantsAt(row, group, place, lane, i);
-      const auto code = static_cast<int>(GetCode(row, i, lane, group + place.codes)) - row.zero;
-      // The product is exact: one rounding, as with fma.
-      *out++ = constants.scale * static_cast<float>(code) + constants.offset;
-    }
+void PackBytes(const MatrixSource& source, const PackedView&, int64_t from, int64_t lane,
+               uint8_t* group) {
+  const WeightFormat& format = *source.format;
+  const std::byte* stored = source.data + from * format.RowBytes(source.k);
+  CodeGroup codes = {};
+  for (int64_t i = 0; i < source.k; ++i) {
+    if (i % format.group == 0) format.codes(stored, i / format.group, codes);
+    uint8_t* block = group + i / kBlockValues * kBytesBlock;
+    const int64_t at = i % kBlockValues;
+    block[at / 4 * 64 + lane * 4 + at % 4] =
+        static_cast<uint8_t>(codes.codes[i % format.group] + 128);
+    if (at % 16 == 0) PutFloat(codes.scale, at + lane, block + 512);
+    if (at == 0) PutFloat(codes.offset, 2 * kGroupFeatures + lane, block + 512);
   }
 }
 
 }  // namespace
 
-constinit const Packing kBlockPacking = {Plan, PackRow, Decode};
+constinit const Packing kBlockPacking = {Plan, PackRow, nullptr};
+constinit const Packing kBytesPacking = {PlanBytes, PackBytes, nullptr};
 
 }  // namespace treadle

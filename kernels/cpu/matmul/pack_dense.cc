@@ -6,7 +6,7 @@
 namespace treadle {
 namespace {
 
-bool PlanHalves(const MatrixSource& source, PackedView& view) {
+bool PlanHalves(const MatrixSource& source, const PackTarget&, PackedView& view) {
   const bool half = source.format->name == "f16";
   if (!half && source.format->name != "bf16") return false;
   view.kind = half ? PackKind::kF16 : PackKind::kBF16;
@@ -23,15 +23,7 @@ void PackHalves(const MatrixSource& source, const PackedView&, int64_t from, int
   }
 }
 
-void DecodeHalves(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
-                  int64_t count, float* out) {
-  for (int64_t i = begin; i < begin + count; ++i) {
-    const uint8_t* value = group + (i * kGroupFeatures + lane) * 2;
-    view.format->decode(reinterpret_cast<const std::byte*>(value), 1, out++);
-  }
-}
-
-bool PlanFloats(const MatrixSource& source, PackedView& view) {
+bool PlanFloats(const MatrixSource& source, const PackTarget&, PackedView& view) {
   view.kind = PackKind::kF32;
   view.group_bytes = source.k * kGroupFeatures * 4;
   return true;
@@ -44,16 +36,9 @@ void PackFloats(const MatrixSource& source, const PackedView&, int64_t from, int
   for (int64_t i = 0; i < source.k; ++i) PutFloat(values[i], i * kGroupFeatures + lane, group);
 }
 
-void DecodeFloats(const PackedView&, const uint8_t* group, int64_t lane, int64_t begin,
-                  int64_t count, float* out) {
-  for (int64_t i = begin; i < begin + count; ++i) {
-    *out++ = FloatAt(group, i * kGroupFeatures + lane);
-  }
-}
-
 }  // namespace
 
-constinit const Packing kHalfPacking = {PlanHalves, PackHalves, DecodeHalves};
-constinit const Packing kFloatPacking = {PlanFloats, PackFloats, DecodeFloats};
+constinit const Packing kHalfPacking = {PlanHalves, PackHalves, nullptr};
+constinit const Packing kFloatPacking = {PlanFloats, PackFloats, nullptr};
 
 }  // namespace treadle

@@ -6,8 +6,7 @@
 
 #include <cstring>
 
-#include "kernels/cpu/matmul/matmul_kernels.h"
-#include "kernels/dtype.h"
+#include "kernels/cpu/matmul/pack.h"
 #include "kernels/formats/matrix_source.h"
 
 namespace treadle {
@@ -17,31 +16,24 @@ inline constexpr int64_t kDecodeChunk = 256;
 struct Packing {
   // Whether the layout that the family has for the source's format can hold this matrix. Sets kind,
   // group_bytes and what else the layout needs in `view`, whose n, k and format are set.
-  bool (*plan)(const MatrixSource& source, PackedView& view);
+  bool (*plan)(const MatrixSource& source, const PackTarget& target, PackedView& view);
   // Writes row `from` of the source to lane `lane` of a group, which is all zeros before its first.
   void (*pack_row)(const MatrixSource& source, const PackedView& view, int64_t from, int64_t lane,
                    uint8_t* group);
-  // Values [begin, begin + count) of a lane, decoded canonically. begin is a multiple of
-  // kDecodeChunk and count at most that.
+  // Values [begin, begin + count) of a lane of kRowInt8 and kWords, decoded canonically; others are
+  // PackTarget::decode's. begin is a multiple of kDecodeChunk and count at most that.
   void (*decode)(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
                  int64_t count, float* out);
 };
 
 extern const Packing kHalfPacking;      // kF16, kBF16
 extern const Packing kBlockPacking;     // kQ4_0 to kQ6_K
+extern const Packing kBytesPacking;     // kBytes
 extern const Packing kRowInt8Packing;   // kRowInt8
-extern const Packing kCodebookPacking;  // kCodes4 to kWords, which it does not plan
+extern const Packing kCodebookPacking;  // kCodes4 to kWords
 // kF32: the floats that any matrix decodes to.
 extern const Packing kFloatPacking;
 
-// Makes a view that is planned as kCodes8 one of kWords.
-void PlanWords(const MatrixSource& source, PackedView& view);
-
-inline float HalfAt(const uint8_t* data, int64_t index) {
-  Half half;
-  std::memcpy(&half.bits, data + 2 * index, 2);
-  return ToFloat(half);
-}
 inline float FloatAt(const uint8_t* data, int64_t index) {
   float value;
   std::memcpy(&value, data + 4 * index, 4);

@@ -60,6 +60,7 @@ void Quantize(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks)
 }  // namespace
 
 const MatMulKernels kMatMulKernels = {
+    .decode = DecodeTile,
     .exact = {MatMulExact, nullptr, 0, false},
     .int8 = {MatMulInt8, Quantize<1>, 1, false},
     .int16 = {MatMulInt16, Quantize<2>, kInt16Bytes, true},

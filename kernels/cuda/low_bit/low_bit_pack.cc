@@ -4,13 +4,12 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
-#include <numeric>
-#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "kernels/cuda/low_bit/low_bit.h"
 #include "kernels/dtype.h"
+#include "kernels/formats/coded_rows.h"
 
 namespace treadle::cuda {
 namespace {
@@ -18,17 +17,9 @@ namespace {
 constexpr int kCodes = 256;
 constexpr size_t kAlignment = 256;  // of the parts of a matrix
 
-// Inline formats whose codes, less `first`, fit in four bits; others take eight, less -128.
-struct FourBits {
-  std::string_view format;
-  int first;
-};
-constexpr FourBits kFourBits[] = {{"q4_0", -8}, {"q4_1", 0}, {"q4_k", 0}};
-
 // Everything of a matrix on the host, in the order of the device.
 struct Parts {
   LowBitView view;
-  int first = 0;                // inline formats: the integer that code 0 stands for
   uint8_t padding = 0;          // a code whose value is finite
   std::vector<uint32_t> codes;  // or floats
   std::vector<float> scales;    // [bands][runs][8][2]
@@ -51,40 +42,21 @@ void InParallel(int threads, int64_t count, const std::function<void(int64_t, in
 
 // -- plan -----------------------------------------------------------------------------------------
 
-void SetValues(const MatrixSource& source, Parts& parts) {
+void SetValues(const CodedRows& rows, Parts& parts) {
+  parts.view.bits = rows.bits() <= 4 ? 4 : 8;
   parts.values.assign(kCodes, 0.0f);
-  if (source.format->apart()) {
-    parts.view.bits = source.format->code_bits <= 4 ? 4 : 8;
-    const std::span<const float> codebook = CodebookOf(source);
-    std::ranges::copy(codebook, parts.values.begin());
-    const auto finite = std::ranges::find_if(codebook, [](float v) { return std::isfinite(v); });
-    if (finite != codebook.end()) parts.padding = static_cast<uint8_t>(finite - codebook.begin());
-    return;
+  std::ranges::copy(rows.values(), parts.values.begin());
+  const auto finite = std::ranges::find_if(rows.values(), [](float v) { return std::isfinite(v); });
+  if (finite != rows.values().end()) {
+    parts.padding = static_cast<uint8_t>(finite - rows.values().begin());
   }
-  parts.view.bits = 8;
-  parts.first = -128;
-  for (const FourBits& row : kFourBits) {
-    if (row.format != source.format->name) continue;
-    parts.view.bits = 4;
-    parts.first = row.first;
-  }
-  for (int code = 0; code < 1 << parts.view.bits; ++code) {
-    parts.values[code] = static_cast<float>(code + parts.first);
-  }
-}
-
-// Columns whose constants are the same in every row and end where a row does; 0: the whole row.
-int64_t RunColumns(const MatrixSource& source) {
-  if (!source.format->apart()) return source.format->group;
-  const int64_t block = source.constants->scale_block;
-  if (block % source.k == 0 || block >= source.n * source.k) return 0;
-  return std::gcd(block, source.k);
 }
 
 // False if constants change too often, or columns are in another order.
-bool SetRuns(const MatrixSource& source, LowBitView& view) {
+bool SetRuns(const MatrixSource& source, const CodedRows& rows, LowBitView& view) {
   if (!InputOrderOf(source).empty()) return false;
-  const int64_t columns = RunColumns(source);
+  // The same in every row, which a run may end with; 0: the whole row.
+  const int64_t columns = rows.run() == source.k ? 0 : rows.run();
   if (columns % 16 != 0) return false;
   view.granule = columns % 64 == 0 ? 64 : columns % 32 == 0 ? 32 : 16;
   const int64_t granules = columns / view.granule;
@@ -124,13 +96,6 @@ void SetPairs(DType dtype, Parts& parts) {
 
 // -- rows -----------------------------------------------------------------------------------------
 
-void PutConstants(int64_t row, int64_t run, float scale, float second, Parts& parts) {
-  const int64_t pair = (row / kBandFeatures * parts.view.runs + run) * 8 + row % 8;
-  const int64_t at = pair * 2 + row % kBandFeatures / 8;
-  parts.scales[at] = scale;
-  parts.seconds[at] = second;
-}
-
 // codes: [64 * steps], padded.
 void PutCodes(int64_t row, std::span<const uint8_t> codes, Parts& parts) {
   const LowBitView& view = parts.view;
@@ -149,35 +114,7 @@ void PutCodes(int64_t row, std::span<const uint8_t> codes, Parts& parts) {
   }
 }
 
-void PackInlineRow(const MatrixSource& source, int64_t row, std::span<uint8_t> codes,
-                   Parts& parts) {
-  const WeightFormat& format = *source.format;
-  const std::byte* stored = source.data + source.SourceRow(row) * format.RowBytes(source.k);
-  CodeGroup group;
-  for (int64_t g = 0; g < source.k / format.group; ++g) {
-    format.codes(stored, g, group);
-    PutConstants(row, g, group.scale, group.offset, parts);
-    for (int64_t i = 0; i < format.group; ++i) {
-      codes[g * format.group + i] = static_cast<uint8_t>(group.codes[i] - parts.first);
-    }
-  }
-}
-
-void PackApartRow(const MatrixSource& source, int64_t row, std::span<uint8_t> codes, Parts& parts) {
-  const MatrixConstants& constants = *source.constants;
-  const LowBitView& view = parts.view;
-  const int64_t first = source.SourceRow(row) * source.k;
-  UnpackCodes(*source.format, source.data, first, source.k, codes.data());
-  for (int64_t run = 0; run < view.runs; ++run) {
-    const int64_t column = run * view.granule << view.run_shift;
-    if (column >= source.k) break;
-    const int64_t block = (first + column) / constants.scale_block;
-    PutConstants(row, run, constants.scales[block],
-                 constants.zeros.empty() ? 0.0f : constants.zeros[block], parts);
-  }
-}
-
-void PackRows(const MatrixSource& source, int threads, Parts& parts) {
+void PackRows(const MatrixSource& source, const CodedRows& rows, int threads, Parts& parts) {
   const LowBitView& view = parts.view;
   const int64_t bands = Bands(view);
   parts.codes.assign(static_cast<size_t>(bands * view.steps * StepWords(view.bits)), 0);
@@ -185,12 +122,19 @@ void PackRows(const MatrixSource& source, int threads, Parts& parts) {
   parts.seconds = parts.scales;
   InParallel(threads, bands, [&](int64_t begin, int64_t end) {
     std::vector<uint8_t> codes(static_cast<size_t>(view.steps) * kStepColumns);
+    std::vector<float> scales(static_cast<size_t>(source.k / rows.run())), seconds(scales);
     for (int64_t row = begin * kBandFeatures; row < end * kBandFeatures; ++row) {
       std::ranges::fill(codes, parts.padding);
-      if (row < source.n && source.format->apart()) {
-        PackApartRow(source, row, codes, parts);
-      } else if (row < source.n) {
-        PackInlineRow(source, row, codes, parts);
+      if (row < source.n) {
+        rows.Read(source.SourceRow(row), codes.data(), scales.data(), seconds.data());
+        for (int64_t run = 0; run < view.runs; ++run) {
+          const int64_t column = run * view.granule << view.run_shift;
+          if (column >= source.k) break;
+          const int64_t pair = (row / kBandFeatures * view.runs + run) * 8 + row % 8;
+          const int64_t at = pair * 2 + row % kBandFeatures / 8;
+          parts.scales[at] = scales[column / rows.run()];
+          parts.seconds[at] = seconds[column / rows.run()];
+        }
       }
       PutCodes(row, codes, parts);
     }
@@ -273,11 +217,12 @@ absl::StatusOr<std::unique_ptr<LowBitMatrix>> PackLowBit(Device& device, MatMulF
   view.n = static_cast<int32_t>(source.n);
   view.k = static_cast<int32_t>(source.k);
   view.steps = (view.k + kStepColumns - 1) / kStepColumns;
-  SetValues(source, parts);
+  const CodedRows rows(source);
+  SetValues(rows, parts);
   const bool fits = dtype != DType::kF16 || FitsHalf(parts.values);
   std::vector<std::byte> constants;
-  if (fits && SetRuns(source, view)) {
-    PackRows(source, threads, parts);
+  if (fits && SetRuns(source, rows, view)) {
+    PackRows(source, rows, threads, parts);
     constants = EncodeConstants(source, parts);
     SetPairs(dtype, parts);
   } else {

@@ -1,11 +1,12 @@
 // Q5_0: f16 d, 4 bytes of fifth bits (bit j belongs to weight j), 16 bytes of nibbles; (q - 16) *
 // d. Q5_1: f16 d, f16 m, then the same; q * d + m.
+#pragma once
+
 #include "kernels/formats/families.h"
 
 namespace treadle::formats {
-namespace {
 
-void FiveBits(const std::byte* high_bits, int bias, int8_t* codes) {
+inline void FiveBits(const std::byte* high_bits, int bias, int8_t* codes) {
   uint32_t high;
   std::memcpy(&high, high_bits, sizeof(high));
   const uint8_t* packed = Bytes(high_bits + sizeof(high));
@@ -17,16 +18,14 @@ void FiveBits(const std::byte* high_bits, int bias, int8_t* codes) {
   }
 }
 
-}  // namespace
-
-void CodesQ5_0(const std::byte* data, int64_t group, CodeGroup& out) {
+inline void CodesQ5_0(const std::byte* data, int64_t group, CodeGroup& out) {
   const std::byte* block = data + group * 22;
   out.scale = LoadHalf(block);
   out.offset = 0;
   FiveBits(block + 2, 16, out.codes);
 }
 
-void CodesQ5_1(const std::byte* data, int64_t group, CodeGroup& out) {
+inline void CodesQ5_1(const std::byte* data, int64_t group, CodeGroup& out) {
   const std::byte* block = data + group * 24;
   out.scale = LoadHalf(block);
   out.offset = LoadHalf(block + 2);
