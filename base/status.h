@@ -4,7 +4,8 @@
 // ends the process with the place and the text. Thread safety: everything here is stateless.
 #pragma once
 
-#include <sstream>
+#include <initializer_list>
+#include <ostream>
 #include <string>
 #include <utility>
 
@@ -13,33 +14,62 @@
 
 namespace treadle {
 
+// One part of a text: anything that can be streamed, a manipulator too. It refers to its value, so
+// it lives no longer than the expression. A call of Str is an array of these; what streams them is
+// compiled once for each type, not once for each call.
+class TextPart {
+ public:
+  using Manipulator = std::ios_base& (*)(std::ios_base&);
+
+  explicit TextPart(const char* text) : value_(text), write_(&WriteText) {}
+  explicit TextPart(Manipulator change)
+      : value_(reinterpret_cast<const void*>(change)), write_(&WriteChange) {}
+  template <typename T>
+  explicit TextPart(const T& value) : value_(&value), write_(&Write<T>) {}
+
+ private:
+  friend std::string Concatenate(std::initializer_list<TextPart> parts);
+  using Writer = void (*)(std::ostream& out, const void* value);
+
+  static void WriteText(std::ostream& out, const void* text);
+  static void WriteChange(std::ostream& out, const void* change);
+  template <typename T>
+  static void Write(std::ostream& out, const void* value) {
+    out << *static_cast<const T*>(value);
+  }
+
+  const void* value_;
+  Writer write_;
+};
+
+std::string Concatenate(std::initializer_list<TextPart> parts);
+absl::Status MakeStatus(absl::StatusCode code, std::initializer_list<TextPart> parts);
+
 // Concatenates anything that can be streamed.
 template <typename... Parts>
 std::string Str(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return std::move(out).str();
+  return Concatenate({TextPart(parts)...});
 }
 
 template <typename... Parts>
 absl::Status InvalidArgument(const Parts&... parts) {
-  return absl::InvalidArgumentError(Str(parts...));
+  return MakeStatus(absl::StatusCode::kInvalidArgument, {TextPart(parts)...});
 }
 template <typename... Parts>
 absl::Status NotFound(const Parts&... parts) {
-  return absl::NotFoundError(Str(parts...));
+  return MakeStatus(absl::StatusCode::kNotFound, {TextPart(parts)...});
 }
 template <typename... Parts>
 absl::Status Unimplemented(const Parts&... parts) {
-  return absl::UnimplementedError(Str(parts...));
+  return MakeStatus(absl::StatusCode::kUnimplemented, {TextPart(parts)...});
 }
 template <typename... Parts>
 absl::Status ResourceExhausted(const Parts&... parts) {
-  return absl::ResourceExhaustedError(Str(parts...));
+  return MakeStatus(absl::StatusCode::kResourceExhausted, {TextPart(parts)...});
 }
 template <typename... Parts>
 absl::Status Internal(const Parts&... parts) {
-  return absl::InternalError(Str(parts...));
+  return MakeStatus(absl::StatusCode::kInternal, {TextPart(parts)...});
 }
 
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition);

@@ -1,5 +1,4 @@
 # The kernel benchmark. Its loops for the machine's ceilings are compiled per instruction set.
-find_package(nlohmann_json REQUIRED)
 set(on_gpus kernels/no_cuda.cc)
 if(TREADLE_HAS_CUDA)
   set(on_gpus kernels/cuda_peaks.cc kernels/int8_baseline.cc kernels/library_int8.cu)

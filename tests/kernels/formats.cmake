@@ -1,5 +1,4 @@
 # Weight formats, the sampler's definition, the reference backend and the op-case list itself.
-find_package(nlohmann_json REQUIRED)
 treadle_test(formats_test SOURCES formats_test.cc matrix_slice_test.cc DEPENDS treadle_formats treadle_op_cases)
 treadle_test(sampling_test SOURCES sampling_test.cc
   DEPENDS treadle_reference nlohmann_json::nlohmann_json)

@@ -1,5 +1,4 @@
 # A tiny checkpoint on disk, as GGUF or as a Hugging Face folder.
-find_package(nlohmann_json REQUIRED)
 treadle_library(treadle_tiny_model
   SOURCES
     ${CMAKE_CURRENT_LIST_DIR}/gguf_writer.cc
