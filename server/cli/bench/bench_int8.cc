@@ -31,12 +31,12 @@ struct Int8Flags {
 struct OwnInt8 {
   const char* name;
   float threshold;
-  const char* rule;
+  OutlierRule rule;
 };
 constexpr OwnInt8 kOwn[] = {
-    {"--weights int8 --outlier-threshold 0", 0, "per-row"},
-    {"--weights int8 --outlier-rule per-call", 6, "per-call"},
-    {"--weights int8", 6, "per-row"},
+    {"--weights int8 --outlier-threshold 0", 0, OutlierRule::kPerRow},
+    {"--weights int8 --outlier-rule per-call", 6, OutlierRule::kPerCall},
+    {"--weights int8", 6, OutlierRule::kPerRow},
 };
 
 class Int8Comparison {
