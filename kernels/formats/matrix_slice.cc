@@ -14,23 +14,16 @@ namespace {
 void CopyBlocks(const MatrixSource& source, std::span<const int32_t> rows, int64_t begin,
                 MatrixSlice& slice) {
   const WeightFormat& format = *source.format;
-  const int64_t bytes = format.RowBytes(slice.k);
+  // Of a transposed source, values lie one by one.
+  const int64_t bytes = source.transposed ? format.block_bytes : format.RowBytes(slice.k);
+  const int64_t pieces = source.transposed ? slice.k : 1;
   std::byte* to = slice.data.data();
   for (const int32_t row : rows) {
-    const std::byte* from = source.data + row * format.RowBytes(source.k) + format.RowBytes(begin);
-    std::memcpy(to, from, static_cast<size_t>(bytes));
-    to += bytes;
-  }
-}
-
-// The source is [k, n]; the slice is not.
-void CopyTransposed(const MatrixSource& source, std::span<const int32_t> rows, int64_t begin,
-                    MatrixSlice& slice) {
-  const int64_t bytes = source.format->block_bytes;
-  std::byte* to = slice.data.data();
-  for (const int32_t row : rows) {
-    for (int64_t column = begin; column < begin + slice.k; ++column, to += bytes) {
-      std::memcpy(to, source.data + (column * source.n + row) * bytes, static_cast<size_t>(bytes));
+    for (int64_t i = 0; i < pieces; ++i, to += bytes) {
+      const int64_t at = source.transposed
+                             ? ((begin + i) * source.n + row) * bytes
+                             : row * format.RowBytes(source.k) + format.RowBytes(begin);
+      std::memcpy(to, source.data + at, static_cast<size_t>(bytes));
     }
   }
 }
@@ -126,8 +119,6 @@ absl::StatusOr<MatrixSlice> SliceMatrix(const MatrixSource& source, std::span<co
   } else if (format.apart()) {
     CopyCodes(source, from, begin, slice);
     CopyConstants(source, from, begin, slice);
-  } else if (source.transposed) {
-    CopyTransposed(source, from, begin, slice);
   } else {
     CopyBlocks(source, from, begin, slice);
   }

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/status.h"
+#include "kernels/formats/coded_rows.h"
 
 namespace treadle {
 namespace {
@@ -136,20 +137,14 @@ void DecodeSourceRow(const MatrixSource& source, int64_t row, float* out) {
     format.decode(source.data + row * format.RowBytes(k), k / format.block, out);
     return;
   }
-  const std::span<const float> codebook = CodebookOf(source);
-  const MatrixConstants& constants = *source.constants;
-  const std::span<const int32_t> order = constants.input_order;
-  uint8_t codes[64];
-  for (int64_t begin = 0; begin < k; begin += 64) {
-    const int64_t count = k - begin < 64 ? k - begin : 64;
-    const int64_t first = row * k + begin;
-    UnpackCodes(format, source.data, first, count, codes);
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t b = (first + i) / constants.scale_block;
-      const float zero = constants.zeros.empty() ? 0.0f : constants.zeros[b];
-      const int64_t feature = order.empty() ? begin + i : order[begin + i];
-      out[feature] = constants.scales[b] * (codebook[codes[i]] - zero);
-    }
+  const CodedRows rows(source);
+  const std::span<const int32_t> order = InputOrderOf(source);
+  std::vector<uint8_t> codes(static_cast<size_t>(k));
+  std::vector<float> scales(static_cast<size_t>(k / rows.run())), zeros(scales);
+  rows.Read(row, codes.data(), scales.data(), zeros.data());
+  for (int64_t i = 0; i < k; ++i) {
+    const int64_t run = i / rows.run();
+    out[order.empty() ? i : order[i]] = scales[run] * (rows.values()[codes[i]] - zeros[run]);
   }
 }
 

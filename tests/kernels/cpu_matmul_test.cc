@@ -179,12 +179,12 @@ TEST_F(CpuBackendTest, EmbedDecodesEveryFormatCanonically) {
   for (const WeightFormat& format : WeightFormats()) {
     const RandomMatrix matrix = MakeRandomMatrix(format, kRows, kCols, 5);
     const auto packed = MustPack(**backend, matrix.source);
-    // The K types' scales take a byte each instead of six bits; those of formats without a layout
-    // of their own four bytes.
-    const double scales =
-        format.name == "iq4_nl" || format.name == "mxfp4" ? 48 * kCols / 32 * 3 : 0;
+    // The K types' scales take a byte each instead of six bits; those of four-bit formats without a
+    // layout of their own four bytes.
     if (!format.apart()) {
-      EXPECT_LE(packed->bytes(), 128 + scales + 1.03 * 48 * format.RowBytes(kCols)) << format.name;
+      const double bits = 1.03 * format.bits_per_weight + (format.codebook.empty() ? 0.0 : 0.75);
+      EXPECT_LE(8.0 * static_cast<double>(packed->bytes()), 1024 + bits * 48 * kCols)
+          << format.name;
     }
     const std::vector<int32_t> ids = {36, 0, 15, 16, 16};
     std::vector<float> out(ids.size() * kCols), expected(kCols);

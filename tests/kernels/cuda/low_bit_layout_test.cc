@@ -128,9 +128,9 @@ TEST(LowBitLayout, InputOrdersBecomeFloats) {
 
 // The bits of a weight, constants included, as low_bit.h promises.
 TEST(LowBitLayout, BytesOfFormats) {
-  const std::map<std::string_view, double> expected = {
-      {"q4_0", 4.5}, {"q4_1", 5},  {"q5_0", 8.5},   {"q8_0", 8.5},
-      {"nf4", 4.5},  {"gptq4", 5}, {"iq4_nl", 4.5}, {"mxfp4", 4.5}};
+  const std::map<std::string_view, double> expected = {{"q4_0", 4.5},   {"q4_1", 5},  {"q5_0", 8.5},
+                                                       {"q8_0", 8.5},   {"nf4", 4.5}, {"gptq4", 5},
+                                                       {"iq4_nl", 4.5}, {"mxfp4", 5}};
   for (const auto& [name, bits] : expected) {
     const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat(name), 256, 1024, 3);
     LowBitGpu gpu(DType::kBF16);
