@@ -4,8 +4,8 @@
 
 #include "kernels/cuda/runtime/backend_on_device.h"
 #include "kernels/cuda/runtime/device.h"
-#include "tests/engine/company.h"
 #include "kernels/op_cases/instrumented.h"
+#include "tests/engine/company.h"
 #include "tests/support/random_model.h"
 
 namespace treadle {

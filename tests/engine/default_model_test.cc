@@ -8,11 +8,11 @@
 #include <filesystem>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 #include "tests/engine/company.h"
 #include "tests/engine/engine_runner.h"
-#include "kernels/op_cases/instrumented.h"
 
 namespace treadle {
 namespace {

@@ -7,11 +7,11 @@
 #include <filesystem>
 #include <set>
 
+#include "kernels/op_cases/instrumented.h"
 #include "tests/engine/company.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
-#include "kernels/op_cases/instrumented.h"
 #include "tests/support/reference_runner.h"
 #include "tests/support/tiny_model.h"
 

@@ -7,8 +7,8 @@
 
 #include "base/sync.h"
 #include "engine/engine.h"
-#include "tests/engine/plan_driver.h"
 #include "kernels/op_cases/instrumented.h"
+#include "tests/engine/plan_driver.h"
 
 namespace treadle {
 

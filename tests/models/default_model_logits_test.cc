@@ -12,9 +12,9 @@
 #include <optional>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/op_cases/instrumented.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/default_model.h"
-#include "kernels/op_cases/instrumented.h"
 
 namespace treadle {
 namespace {

@@ -264,7 +264,7 @@ void MatMulCodebook(const MatMulInput& input, const MatMulShare& share,
     case 8:  // with VBMI only
       return Run<ByteTables>(input, share, scratch);
 #endif
-    default:  // 5: those of more bits are packed as words (TableBits in matmul.h)
+    default:  // 5: those of more bits are packed as words (PackTargetOf in matmul.h)
       return Run<TableWords<5>>(input, share, scratch);
   }
 }

@@ -16,9 +16,9 @@
 #include "base/sync.h"
 #include "engine/local_engine.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/checkpoint.h"
 #include "tests/engine/plan_driver.h"
-#include "kernels/op_cases/instrumented.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
