@@ -110,7 +110,10 @@ TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
   NEEDS_DEFAULT_MODEL(model);
   RunningServer server(model, "4m");  // of patience with builds under a sanitizer
   ASSERT_NE(server.address(), "") << server.child().output();
-  EXPECT_THAT(server.child().output(), HasSubstr("max-batch-size = 32\n"));
+  // What differs from the defaults is printed, and what was chosen, but not the rest.
+  EXPECT_THAT(server.child().output(), HasSubstr("max-context = 1024\n"));
+  EXPECT_THAT(server.child().output(), HasSubstr("chosen automatically: "));
+  EXPECT_THAT(server.child().output(), testing::Not(HasSubstr("max-batch-size")));
 
   ChildProcess generate({kBinary, "generate", "--target", server.address(), "--chat",
                          "What is the capital of France?", "--max-new-tokens", "12", "--json"});
