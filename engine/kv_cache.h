@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/defaults.h"
 #include "kernels/backend.h"
 #include "models/model.h"
 
@@ -20,7 +21,7 @@ namespace treadle {
 class KvCache {
  public:
   struct Options {
-    int64_t page_size = 32;  // slots: a power of two, at least 16
+    int64_t page_size = kDefaultPageSize;  // slots: a power of two, at least 16
     int64_t num_pages = 0;
     DType dtype = DType::kF16;  // kF16 or kF32
   };

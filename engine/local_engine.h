@@ -27,14 +27,15 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
+#include "engine/defaults.h"
 #include "engine/engine.h"
 #include "engine/stage_ranks.h"
 
 namespace treadle {
 
 struct LocalEngineOptions {
-  int64_t max_batch_tokens = 512;  // as the model was loaded with
-  int64_t page_size = 32;
+  int64_t max_batch_tokens = kDefaultBatchTokens;  // as the model was loaded with
+  int64_t page_size = kDefaultPageSize;
   int64_t kv_pages = 0;
   DType kv_dtype = DType::kF16;
   // Plans in flight: 2 lets a sequence's next step use the previous sample without waiting for the

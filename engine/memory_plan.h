@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/defaults.h"
 #include "kernels/dtype.h"
 #include "models/model_config.h"
 
@@ -20,9 +21,9 @@ struct KvMemoryRequest {
   std::optional<int64_t> kv_bytes;
   int64_t available_bytes = 0;  // memory that can be had now (MemAvailable); read by auto only
   double available_share = 0.5;
-  int64_t max_batch_size = 0;  // sequences in one batch
-  int64_t max_context = 0;     // tokens of one request, prompt and answer
-  int64_t page_size = 32;      // tokens
+  int64_t max_batch_size = 0;            // sequences in one batch
+  int64_t max_context = 0;               // tokens of one request, prompt and answer
+  int64_t page_size = kDefaultPageSize;  // tokens
   DType kv_dtype = DType::kF16;
   // Ranks that share each layer. Beyond the model's K/V heads, several hold the same head each.
   int64_t tensor_parallel = 1;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/defaults.h"
 #include "models/model.h"
 
 namespace treadle {
@@ -36,8 +37,8 @@ struct PlacementCosts {
 
 // How much a rank's device holds.
 struct PlacementMemory {
-  uint64_t device_bytes = 0;  // 0: as much as it takes
-  int64_t page_size = 32;     // tokens; a stage that fits has room for at least one page
+  uint64_t device_bytes = 0;             // 0: as much as it takes
+  int64_t page_size = kDefaultPageSize;  // tokens; a stage that fits has room for at least one page
 };
 
 struct PlacedStage {

@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
+#include "engine/defaults.h"
 #include "engine/iteration_plan.h"
 #include "engine/kv_cache.h"
 #include "engine/rank_join.h"
@@ -36,7 +37,7 @@ class StageRanks {
     std::unique_ptr<Model> model;
   };
   struct Options {
-    int64_t max_batch_tokens = 512;
+    int64_t max_batch_tokens = kDefaultBatchTokens;
     KvCache::Options kv;
     int stage = 0;                               // for trace events
     std::chrono::milliseconds timeout{120'000};  // of every wait between ranks

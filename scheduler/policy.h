@@ -14,14 +14,15 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/defaults.h"
 #include "engine/kv_slot_manager.h"
 #include "scheduler/request.h"
 
 namespace treadle {
 
 struct BatchLimits {
-  int64_t max_batch_size = 32;     // sequences in one plan
-  int64_t max_batch_tokens = 512;  // tokens in one plan; > max_batch_size
+  int64_t max_batch_size = kDefaultBatchSize;      // sequences in one plan
+  int64_t max_batch_tokens = kDefaultBatchTokens;  // tokens in one plan; > max_batch_size
   int stages = 1;
   int depth = 1;
 };

@@ -336,7 +336,7 @@ absl::Status CheckSecurity(const ServeOptions& options) {
 
 int64_t BatchTokens(const ServeOptions& options, bool cuda) {
   if (options.max_batch_tokens > 0) return options.max_batch_tokens;
-  return std::max<int64_t>(2 * options.max_batch_size, cuda ? 512 : 64);
+  return std::max<int64_t>(2 * options.max_batch_size, cuda ? kDefaultBatchTokens : 64);
 }
 
 absl::Status CheckServeOptions(const ServeOptions& options) {

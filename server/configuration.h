@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "base/choice.h"
 #include "engine/choices.h"
+#include "engine/defaults.h"
 #include "models/checkpoints/weight_plan.h"
 #include "server/observe/log_event.h"
 
@@ -37,13 +38,13 @@ struct ServeOptions {
   std::string model_sha256;  // lower case; empty: not checked
   std::string listen = "127.0.0.1:50051";
   std::string metrics_listen = "127.0.0.1:9400";  // "none": no metrics server
-  int64_t max_batch_size = 32;
+  int64_t max_batch_size = kDefaultBatchSize;
   int64_t max_batch_tokens = 0;  // 0: auto, see BatchTokens
   int64_t max_queue = 1024;
   int64_t max_context = 0;  // 0: the model's
   int64_t kv_memory = 0;    // bytes; 0: auto
   DType kv_dtype = DType::kF16;
-  int64_t page_size = 32;
+  int64_t page_size = kDefaultPageSize;
   WeightPlan weights;                      // empty: as stored
   std::optional<float> outlier_threshold;  // unset: the checkpoint's, else 6
   OutlierRule outlier_rule = OutlierRule::kPerRow;

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/defaults.h"
 #include "engine/engine.h"
 #include "engine/kv_slot_manager.h"
 #include "scheduler/ledger.h"
@@ -21,9 +22,9 @@
 namespace treadle {
 
 struct SchedulingOptions {
-  int64_t max_batch_size = 32;     // sequences in one iteration
-  int64_t max_batch_tokens = 512;  // tokens in one iteration; > max_batch_size
-  int64_t max_queue = 1024;        // waiting requests
+  int64_t max_batch_size = kDefaultBatchSize;      // sequences in one iteration
+  int64_t max_batch_tokens = kDefaultBatchTokens;  // tokens in one iteration; > max_batch_size
+  int64_t max_queue = 1024;                        // waiting requests
   std::string policy = "fcfs";
   std::function<void(const absl::Status&)> give_up = {};  // as ServingLoop::Options
 };

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/defaults.h"
 #include "engine/engine.h"
 
 namespace treadle {
@@ -19,8 +20,8 @@ struct IterationBenchOptions {
   int32_t new_tokens = 32;
   std::vector<int32_t> batch_sizes = {1, 2, 4, 8, 16, 32};
   int repeats = 3;  // the median is reported
-  int64_t max_batch_tokens = 512;
-  int64_t page_size = 32;
+  int64_t max_batch_tokens = kDefaultBatchTokens;
+  int64_t page_size = kDefaultPageSize;
   int64_t total_pages = 0;
   int32_t vocab = 0;
   uint64_t seed = 1;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/defaults.h"
 #include "engine/engine.h"
 
 namespace treadle {
@@ -17,9 +18,9 @@ struct TimelineOptions {
   int32_t requests = 4;
   int32_t prompt_tokens = 64;
   int32_t new_tokens = 16;
-  int64_t max_batch_size = 32;
-  int64_t max_batch_tokens = 512;
-  int64_t page_size = 32;
+  int64_t max_batch_size = kDefaultBatchSize;
+  int64_t max_batch_tokens = kDefaultBatchTokens;
+  int64_t page_size = kDefaultPageSize;
   int64_t total_pages = 0;
   int32_t vocab = 0;
 };

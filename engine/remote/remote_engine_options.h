@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/data_plane.h"
+#include "engine/defaults.h"
 #include "engine/remote/control_streams.h"
 #include "engine/wire_codec.h"
 #include "models/checkpoints/checkpoint.h"
@@ -31,7 +32,7 @@ struct RemoteEngineOptions {
   bool weights_from_master = false;
 
   // How stages load and run: a worker is told all of it.
-  int64_t max_batch_tokens = 512;
+  int64_t max_batch_tokens = kDefaultBatchTokens;
   int64_t max_context = 0;      // 0: the model's
   std::string backend = "cpu";  // or "cuda": a GPU for each rank
   DType dtype = DType::kBF16;   // of products on a GPU
@@ -44,11 +45,11 @@ struct RemoteEngineOptions {
   DataPlane data_plane = DataPlane::kGloo;  // kNccl: stages on GPUs, and the f32 wire
 
   // The cache. Pages are those of the tightest stage.
-  int64_t page_size = 32;
+  int64_t page_size = kDefaultPageSize;
   DType kv_dtype = DType::kF16;
   int64_t kv_pages = 0;              // 0: from the next two
   std::optional<int64_t> kv_memory;  // bytes of each stage; unset: as much as PlanKvMemory's "auto"
-  int64_t max_batch_size = 32;       // sequences that auto provides for
+  int64_t max_batch_size = kDefaultBatchSize;  // sequences that auto provides for
 
   int depth = 0;  // plans in flight; 0: as many as stages, but 2 with a single one
   // A baseline to measure: a stage passes a plan on only once it has run it and sent its

@@ -7,20 +7,21 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "engine/defaults.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/weight_plan.h"
 
 namespace treadle {
 
 struct PlacementRequest {
-  int pipeline_parallel = 1;   // stages
-  int tensor_parallel = 1;     // ranks of a stage
-  int64_t device_memory = 0;   // bytes of each rank's device; 0: not said
-  int threads = 0;             // of one rank; 0: one per CPU
-  int64_t batch = 8;           // decoding sequences of the measured iteration,
-  int64_t prompt_tokens = 32;  // and tokens of prompts in it
-  int64_t batch_tokens = 512;  // sizes activations
-  int64_t page_size = 32;
+  int pipeline_parallel = 1;                   // stages
+  int tensor_parallel = 1;                     // ranks of a stage
+  int64_t device_memory = 0;                   // bytes of each rank's device; 0: not said
+  int threads = 0;                             // of one rank; 0: one per CPU
+  int64_t batch = 8;                           // decoding sequences of the measured iteration,
+  int64_t prompt_tokens = 32;                  // and tokens of prompts in it
+  int64_t batch_tokens = kDefaultBatchTokens;  // sizes activations
+  int64_t page_size = kDefaultPageSize;
   WeightPlan weights = {};
 };
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/defaults.h"
 #include "scheduler/request.h"
 #include "server/session/generate_request.h"
 #include "server/session/served_model.h"
@@ -22,8 +23,8 @@ inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxRequestIdBytes = 256;
 
 struct RequestLimits {
-  int64_t max_batch_size = 32;           // bounds num_candidates
-  int32_t default_max_new_tokens = 512;  // clipped to the context and to the cache
+  int64_t max_batch_size = kDefaultBatchSize;  // bounds num_candidates
+  int32_t default_max_new_tokens = 512;        // clipped to the context and to the cache
 };
 
 struct ValidatedRequest {
