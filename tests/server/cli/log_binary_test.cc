@@ -169,7 +169,7 @@ TEST(LogBinary, AFileIsRotatedByItsNameAndAHangUpIsNoSignal) {
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0);
   EXPECT_EQ(Lines(TextOf(log)).back(), "drained");
-  EXPECT_THAT(TextOf(old), HasSubstr("max-batch-size = 32\n"));
+  EXPECT_THAT(TextOf(old), HasSubstr("threads = 1\n"));
   EXPECT_EQ(server.output(), "");
 }
 
