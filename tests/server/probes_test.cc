@@ -125,8 +125,8 @@ TEST_F(Probes, AWarmUpDoesNotHoldADrainUp) {
 }
 
 TEST_F(Probes, LiveMeansThatTheLoopTurns) {
-  Start({}, {}, {.loop_patience = milliseconds(400)});
-  ASSERT_TRUE(WaitFor(Probe::kReady, true));
+  Start({.manual = true}, {}, {.loop_patience = milliseconds(400)});
+  ASSERT_TRUE(RunUntil(Probe::kReady, true));
   // A loop that waits is live, for as long as one likes.
   std::this_thread::sleep_for(milliseconds(1000));
   EXPECT_TRUE(board_.Get(Probe::kLive));
@@ -139,9 +139,10 @@ TEST_F(Probes, LiveMeansThatTheLoopTurns) {
     spec.max_new_tokens = 2;
     const auto submitted = stack_->pool().Submit(spec);
     ASSERT_TRUE(submitted.ok());
-    // What no notifier may do: it keeps the loop waiting.
+    // What no notifier may do: it keeps the loop waiting. There is no token yet, so it is not
+    // called here.
     submitted->stream->SetNotifier([&] { MutexLock wait(hold); });
-    EXPECT_TRUE(WaitFor(Probe::kLive, false));
+    EXPECT_TRUE(RunUntil(Probe::kLive, false));
   }
   EXPECT_TRUE(WaitFor(Probe::kLive, true));
   watch_.reset();

@@ -194,7 +194,6 @@ TEST_F(SessionTest, TheAnswerComesInOrder) {
   }
   const auto seen = session.WaitOver();
   EXPECT_FALSE(seen.failed) << *seen.failed;
-  EXPECT_GE(seen.writes, 12);  // each token when it is there
   EXPECT_TRUE(seen.prompt_first);
   EXPECT_EQ(seen.seed, 77u);
   EXPECT_EQ(seen.max_new_tokens, 12);
