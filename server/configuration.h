@@ -70,6 +70,11 @@ struct ServeOptions {
   std::chrono::milliseconds stream_stall_timeout{60'000};
   std::chrono::milliseconds iteration_deadline{120'000};
   int64_t max_request_bytes = 4 << 20;
+  int64_t max_receive_memory = 64 << 20;
+  int64_t max_connections = 1024;
+  int64_t max_connections_per_address = 512;
+  int64_t max_calls_per_connection = 256;
+  int64_t max_header_bytes = 64 << 10;
   LogFormat log_format = LogFormat::kText;
   Severity log_level = Severity::kInfo;
   std::string log_file;  // empty: stderr

@@ -10,7 +10,6 @@
 #include "base/status.h"
 #include "base/sync.h"
 #include "server/access/api_keys.h"
-#include "server/access/tls.h"
 #include "server/address.h"
 #include "server/cli/command.h"
 #include "server/cli/control_tls.h"
@@ -104,7 +103,7 @@ absl::StatusOr<int> ServeUntilSignal(Signals& signals, GivenUp& given_up, Infere
 
 // Who may come in: opened before minutes of loading, for what is wrong with the files.
 struct Doors {
-  std::unique_ptr<Tls> tls;
+  std::unique_ptr<SocketTls> tls;
   std::unique_ptr<ApiKeys> keys;
   std::unique_ptr<SocketTls> metrics_tls;
   std::unique_ptr<ApiKeys> metrics_tokens;
@@ -116,10 +115,10 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
   TREADLE_RETURN_IF_ERROR(OpenControlTls(options.control_tls, log.sink()).status());
   Doors doors;
   if (!options.tls_cert.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(doors.tls, Tls::Open({.certificate = options.tls_cert,
-                                                   .key = options.tls_key,
-                                                   .ca = options.tls_client_ca},
-                                                  log.sink()));
+    TREADLE_ASSIGN_OR_RETURN(doors.tls, SocketTls::Open({.certificate = options.tls_cert,
+                                                         .key = options.tls_key,
+                                                         .ca = options.tls_client_ca},
+                                                        "h2", log.sink()));
   }
   if (!options.api_keys_file.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.keys, ApiKeys::Open(options.api_keys_file, log.sink()));
@@ -129,7 +128,7 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
                              SocketTls::Open({.certificate = options.metrics_tls_cert,
                                               .key = options.metrics_tls_key,
                                               .ca = options.metrics_tls_client_ca},
-                                             log.sink()));
+                                             "http/1.1", log.sink()));
   }
   if (!options.metrics_token_file.empty()) {
     TREADLE_ASSIGN_OR_RETURN(
@@ -148,8 +147,13 @@ ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, Log&
   service.listen = options.listen;
   service.default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens);
   service.stream_stall_timeout = options.stream_stall_timeout;
-  service.max_request_bytes = options.max_request_bytes;
-  if (doors.tls) service.credentials = doors.tls->ForServer();
+  service.limits = {.connections = static_cast<size_t>(options.max_connections),
+                    .per_address = static_cast<size_t>(options.max_connections_per_address),
+                    .receiving = static_cast<uint64_t>(options.max_receive_memory),
+                    .http2 = {.message_bytes = static_cast<uint64_t>(options.max_request_bytes),
+                              .header_block_bytes = static_cast<uint64_t>(options.max_header_bytes),
+                              .streams = static_cast<size_t>(options.max_calls_per_connection)}};
+  service.tls = doors.tls.get();
   service.keys = doors.keys.get();
   service.health = doors.health;
   if (options.log_requests) service.request_log = log.sink();
@@ -274,6 +278,14 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
       {.name = "listening",
        .message = Str("listening on ", address, " (gRPC", doors.tls ? ", TLS" : "", "), ", others),
        .fields = {{"address", address}}});
+  const auto connections = static_cast<int64_t>(server->connections());
+  if (connections < options.max_connections) {
+    log.Write({.severity = Severity::kWarning,
+               .name = "connections_limited",
+               .message = Str("at most ", connections,
+                              " connections: this process may not open more files (ulimit -n)"),
+               .fields = {{"connections", connections}}});
+  }
   absl::StatusOr<int> ended = ServeUntilSignal(signals, given_up, *server, options, log);
   follower.Stop();
   return ended;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <string_view>
 
+#include "server/door/guarded_server.h"
 #include "server/observe/ledger_follower.h"
 #include "server/serving_stack.h"
 #include "server/session/session.h"
@@ -30,7 +31,8 @@ struct CallEnvironment {
   ServingStack& stack;
   LedgerFollower& follower;
   SessionEnvironment sessions;
-  std::atomic<bool> closing{false};  // ledger watchers end
+  const GuardedServer* server = nullptr;  // for the names of peers
+  std::atomic<bool> closing{false};       // ledger watchers end
 };
 
 // The call's bearer token, as it was sent; empty if there is none.

@@ -20,9 +20,9 @@ std::string_view Metadata(const grpc::CallbackServerContext& context, const char
 }
 
 // The gRPC deadline is the request's deadline.
-Caller CallerOf(const grpc::CallbackServerContext& context) {
+Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerContext& context) {
   Caller caller;
-  caller.origin.client = context.peer();
+  caller.origin.client = environment.server->PeerOf(context.peer());
   caller.origin.header_id = PrintableId(Metadata(context, "x-request-id"));
   caller.authorization = Authorization(context);
   const auto wall = context.deadline();
@@ -101,7 +101,7 @@ grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
                                         const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* response) {
   auto call = std::make_shared<UnaryCall>(environment.sessions, response);
-  call->Start(CallerOf(*context), [&] { return Read(*request); });
+  call->Start(CallerOf(environment, *context), [&] { return Read(*request); });
   return call.get();
 }
 
@@ -109,7 +109,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
     CallEnvironment& environment, grpc::CallbackServerContext* context,
     const grpc::ByteBuffer* request) {
   auto call = std::make_shared<StreamCall>(environment.sessions, context);
-  call->Start(CallerOf(*context), [&] { return Read(*request); });
+  call->Start(CallerOf(environment, *context), [&] { return Read(*request); });
   return call.get();
 }
 

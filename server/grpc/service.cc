@@ -166,15 +166,12 @@ struct InferenceServer::State {
   CallEnvironment environment;
   Service service;
   const std::shared_ptr<HealthBoard> health;
-  Address address;
-  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<GuardedServer> server;
   std::unique_ptr<LoopWatch> watch;
 };
 
 absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
     ServingStack& stack, LedgerFollower& follower, const ServiceOptions& options) {
-  TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(options.listen));
-  TREADLE_RETURN_IF_ERROR(ProbeListen(address));
   auto state = std::make_unique<State>(stack, follower, options);
 
   // Before anybody else can submit: see LoopWatch.
@@ -186,22 +183,12 @@ absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
   // Reflection asks for no key: where keys are wanted, there is none.
   if (options.keys == nullptr) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  int port = 0;
-  // Two servers on one port would share its connections at random.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_request_bytes));
-  builder.AddListeningPort(
-      ToString(address),
-      options.credentials ? options.credentials : grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&state->service);
-  state->server = builder.BuildAndStart();
-  if (!state->server || port == 0) {
-    const absl::Status reason = ProbeListen(address);
-    return reason.ok() ? absl::UnavailableError(Str("cannot listen on ", ToString(address)))
-                       : reason;
-  }
-  state->address = {address.host, port};
-  state->health->Attach(*state->server->GetHealthCheckService());
+  TREADLE_ASSIGN_OR_RETURN(
+      state->server, GuardedServer::Listen(builder, options.listen, options.limits, options.tls));
+  state->health->Attach(*state->server->server().GetHealthCheckService());
+  state->environment.server = state->server.get();
+  state->server->Open();
   state->health->Set(Probe::kStarted, true);
   return std::unique_ptr<InferenceServer>(new InferenceServer(std::move(state)));
 }
@@ -210,7 +197,11 @@ InferenceServer::InferenceServer(std::unique_ptr<State> state) : state_(std::mov
 
 InferenceServer::~InferenceServer() { DrainAndStop(std::chrono::milliseconds(0)); }
 
-const Address& InferenceServer::address() const { return state_->address; }
+const Address& InferenceServer::address() const { return state_->server->address(); }
+
+size_t InferenceServer::connections() const {
+  return state_->server->door().limits().connections;
+}
 
 bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   if (!state_->server) return true;
@@ -223,8 +214,8 @@ bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   environment.closing.store(true);
   environment.follower.TellSubscribers();
   environment.sessions.calls.WaitZero(Clock::now() + kFlushTime);
-  state_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-  state_->health->Detach(*state_->server->GetHealthCheckService());
+  state_->health->Detach(*state_->server->server().GetHealthCheckService());
+  state_->server->Shutdown(std::chrono::milliseconds(100));
   state_->server.reset();
   return drained;
 }

@@ -11,15 +11,11 @@
 
 #include "absl/status/statusor.h"
 #include "server/access/api_keys.h"
-#include "server/address.h"
+#include "server/door/door.h"
 #include "server/observe/health_board.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log_event.h"
 #include "server/serving_stack.h"
-
-namespace grpc {
-class ServerCredentials;
-}
 
 namespace treadle {
 
@@ -27,8 +23,8 @@ struct ServiceOptions {
   std::string listen = "127.0.0.1:0";  // host:port; port 0 takes a free one
   int32_t default_max_new_tokens = 512;
   std::chrono::milliseconds stream_stall_timeout{60'000};
-  int64_t max_request_bytes = 4 << 20;
-  std::shared_ptr<grpc::ServerCredentials> credentials = {};  // null: plaintext
+  DoorLimits limits;
+  const SocketTls* tls = nullptr;            // must outlive the server; null: plaintext
   const ApiKeys* keys = nullptr;             // must outlive the server; null: everybody may call
   LogSink request_log = {};                  // an event for each request; or empty
   std::shared_ptr<HealthBoard> health = {};  // where readiness is shown, too; null: here only
@@ -48,6 +44,8 @@ class InferenceServer {
 
   // With the port that was taken.
   const Address& address() const;
+  // At once, at most: fewer than asked for where the process may not open as many files.
+  size_t connections() const;
 
   // Not ready any more, new requests get UNAVAILABLE, accepted ones go on; at the end of
   // `timeout` the rest ends UNAVAILABLE. Then all listeners close. False if some request was cut

@@ -11,9 +11,10 @@ namespace treadle {
 
 void FreeTlsSession::operator()(ssl_st* session) const { SSL_free(session); }
 
-absl::StatusOr<std::unique_ptr<SocketTls>> SocketTls::Open(const TlsFiles& files, LogSink log) {
+absl::StatusOr<std::unique_ptr<SocketTls>> SocketTls::Open(const TlsFiles& files,
+                                                           std::string_view protocol, LogSink log) {
   TREADLE_CHECK(!files.key.empty());
-  std::unique_ptr<SocketTls> tls(new SocketTls);
+  std::unique_ptr<SocketTls> tls(new SocketTls(protocol));
   TREADLE_ASSIGN_OR_RETURN(
       tls->watcher_,
       WatchTlsFiles(files, std::move(log), [self = tls.get()](const TlsMaterial& material) {
@@ -23,6 +24,20 @@ absl::StatusOr<std::unique_ptr<SocketTls>> SocketTls::Open(const TlsFiles& files
 }
 
 void SocketTls::Set(std::shared_ptr<ssl_ctx_st> context) {
+  const auto choose = [](SSL*, const unsigned char** chosen, unsigned char* length,
+                         const unsigned char* offered, unsigned int size, void* protocol) {
+    const auto& wanted = *static_cast<const std::string_view*>(protocol);
+    for (unsigned int at = 0; at < size; at += 1u + offered[at]) {  // OpenSSL has checked the list
+      if (std::string_view(reinterpret_cast<const char*>(offered) + at + 1, offered[at]) ==
+          wanted) {
+        *chosen = offered + at + 1;
+        *length = offered[at];
+        return SSL_TLSEXT_ERR_OK;
+      }
+    }
+    return SSL_TLSEXT_ERR_ALERT_FATAL;
+  };
+  SSL_CTX_set_alpn_select_cb(context.get(), choose, const_cast<std::string_view*>(&protocol_));
   MutexLock lock(mutex_);
   context_ = std::move(context);
 }
@@ -41,6 +56,8 @@ TlsSession SocketTls::NewSession(int fd) const {
   SSL_set_accept_state(session.get());
   // One record for each read, so that a client that sends many keeps the thread for one at a time.
   SSL_clear_mode(session.get(), SSL_MODE_AUTO_RETRY);
+  // What waits to be written grows, and moves then.
+  SSL_set_mode(session.get(), SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_ENABLE_PARTIAL_WRITE);
   return session;
 }
 

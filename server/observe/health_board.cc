@@ -22,6 +22,10 @@ constexpr Name kNames[] = {{"started", Probe::kStarted},
                            {"", Probe::kReady},
                            {"treadle.v1.Inference", Probe::kReady}};
 
+// Probes are few, short, and each on a connection of its own; a message is a service's name.
+constexpr DoorLimits kProbeLimits = {
+    .connections = 64, .receiving = 65536, .http2 = {.message_bytes = 4096, .streams = 16}};
+
 }  // namespace
 
 void HealthBoard::Show(grpc::HealthCheckServiceInterface& service, Probe probe, bool serving) {
@@ -57,22 +61,14 @@ void HealthBoard::Detach(grpc::HealthCheckServiceInterface& service) {
 
 absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Start(const std::string& listen,
                                                                   HealthBoard& board) {
-  TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(listen));
-  TREADLE_RETURN_IF_ERROR(ProbeListen(address));
   std::unique_ptr<HealthServer> self(new HealthServer(board));
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
-  int port = 0;
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetMaxReceiveMessageSize(4096);  // a service's name
-  builder.AddListeningPort(ToString(address), grpc::InsecureServerCredentials(), &port);
   builder.RegisterCallbackGenericService(self->nothing_.get());
-  self->server_ = builder.BuildAndStart();
-  if (!self->server_ || port == 0) {
-    return absl::UnavailableError(Str("cannot listen on ", ToString(address)));
-  }
-  self->address_ = {address.host, port};
-  board.Attach(*self->server_->GetHealthCheckService());
+  TREADLE_ASSIGN_OR_RETURN(self->server_,
+                           GuardedServer::Listen(builder, listen, kProbeLimits, /*tls=*/nullptr));
+  board.Attach(*self->server_->server().GetHealthCheckService());
+  self->server_->Open();
   return self;
 }
 
@@ -81,8 +77,7 @@ HealthServer::HealthServer(HealthBoard& board)
 
 HealthServer::~HealthServer() {
   if (!server_) return;
-  board_.Detach(*server_->GetHealthCheckService());
-  server_->Shutdown(std::chrono::system_clock::now());
+  board_.Detach(*server_->server().GetHealthCheckService());
 }
 
 }  // namespace treadle

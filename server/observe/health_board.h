@@ -16,12 +16,11 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "server/address.h"
+#include "server/door/guarded_server.h"
 
 namespace grpc {
 class CallbackGenericService;
 class HealthCheckServiceInterface;
-class Server;
 }  // namespace grpc
 
 namespace treadle {
@@ -58,16 +57,15 @@ class HealthServer {
                                                              HealthBoard& board);
   ~HealthServer();
 
-  const Address& address() const { return address_; }  // with the port that was taken
+  const Address& address() const { return server_->address(); }  // with the port that was taken
 
  private:
   explicit HealthServer(HealthBoard& board);
 
   HealthBoard& board_;
-  Address address_;
   // gRPC wants some service besides its own; this one answers UNIMPLEMENTED.
   const std::unique_ptr<grpc::CallbackGenericService> nothing_;
-  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<GuardedServer> server_;
 };
 
 }  // namespace treadle

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "base/status.h"
-#include "server/access/tls.h"
 #include "server/http/socket_tls.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
@@ -73,9 +72,9 @@ grpc::Status Ask(TestServer& server, std::shared_ptr<grpc::ChannelCredentials> c
   return stub->Generate(&context, MakeRequest("a", 1, 5, 5), &response);
 }
 
-std::unique_ptr<TestServer> Serve(const Tls& tls, const TestCa& ca, const PemPair& own = {}) {
+std::unique_ptr<TestServer> Serve(const SocketTls& tls, const TestCa& ca, const PemPair& own = {}) {
   TestServerOptions options;
-  options.adjust = [&](ServiceOptions& service) { service.credentials = tls.ForServer(); };
+  options.adjust = [&](ServiceOptions& service) { service.tls = &tls; };
   options.channel_credentials = Client(ca, own);
   return std::make_unique<TestServer>(options);
 }
@@ -84,7 +83,7 @@ TEST(Access, TlsServesThoseWhoTrustIt) {
   const TestCa ca, other;
   const Files files("tls");
   files.Rotate(ca.Sign());
-  const auto tls = Tls::Open(files.paths, [](const LogEvent&) {});
+  const auto tls = SocketTls::Open(files.paths, "h2", [](const LogEvent&) {});
   ASSERT_TRUE(tls.ok()) << tls.status();
   const auto server = Serve(**tls, ca);
   EXPECT_TRUE(Ask(*server, Client(ca)).ok());
@@ -98,7 +97,7 @@ TEST(Access, MutualTlsWantsACertificateOfItsCa) {
   files.Rotate(ca.Sign());
   files.paths.ca = TestPath("mutual.ca");
   WriteText(files.paths.ca, clients.pem());
-  const auto tls = Tls::Open(files.paths, [](const LogEvent&) {});
+  const auto tls = SocketTls::Open(files.paths, "h2", [](const LogEvent&) {});
   ASSERT_TRUE(tls.ok()) << tls.status();
   const auto server = Serve(**tls, ca, clients.Sign());
   EXPECT_TRUE(Ask(*server, Client(ca, clients.Sign())).ok());
@@ -112,7 +111,7 @@ TEST(Access, CertificatesAreRotatedUnderLoadWithoutAFailure) {
   const Files files("rotated");
   files.Rotate(old_ca.Sign());
   Lines lines;
-  const auto tls = Tls::Open(files.paths, lines.log());
+  const auto tls = SocketTls::Open(files.paths, "h2", lines.log());
   ASSERT_TRUE(tls.ok());
   const auto server = Serve(**tls, old_ca);
   const std::string both = old_ca.pem() + new_ca.pem();
@@ -282,7 +281,7 @@ TEST_F(Keys, MetricsOverTlsWantATokenOfTheirOwn) {
   const std::string path = TestPath("tokens");
   WriteText(path, Str(first, "\n"));
   Lines lines;
-  const auto tls = SocketTls::Open(files.paths, lines.log());
+  const auto tls = SocketTls::Open(files.paths, "http/1.1", lines.log());
   ASSERT_TRUE(tls.ok()) << tls.status();
   const auto tokens = ApiKeys::Open(path, lines.log(), "--metrics-token-file");
   ASSERT_TRUE(tokens.ok()) << tokens.status();

@@ -1,0 +1,105 @@
+// The port of a gRPC server: accepts its connections, plain or TLS, and hands them over.
+//
+// One thread carries bytes between each client and the server, through an Http2Guard. A connection
+// reaches the server once it has said that it speaks HTTP/2, within `patience` of its accept. What
+// all of them may take together is limited: connections, in total and of one address, and bytes of
+// messages that are not whole. Where a limit is met, the oldest connection without an open call of
+// the address that has most makes room, or, of messages, the largest ends; whoever is turned away
+// where nobody makes room is closed at once. Running out of descriptors counts as a full house.
+//
+// Thread safety: Listen, Open, Close and destruction from the owner's thread; the rest from any.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "base/sync.h"
+#include "server/address.h"
+#include "server/door/http2_guard.h"
+#include "server/http/socket_tls.h"
+
+namespace treadle {
+
+struct DoorLimits {
+  size_t connections = 1024;      // each takes three descriptors
+  size_t per_address = 512;       // of them
+  uint64_t receiving = 64 << 20;  // bytes of messages that are not whole, of all connections
+  std::chrono::milliseconds patience{10'000};
+  Http2Guard::Limits http2;
+  bool operator==(const DoorLimits&) const = default;
+};
+
+class Door {
+ public:
+  struct Counts {
+    std::atomic<int64_t> connections{0};  // now
+    std::atomic<int64_t> turned_away{0};  // closed for a limit or their silence, so far
+    std::atomic<int64_t> violations{0};   // closed for what they sent, so far
+  };
+  // Gives the server a connected socket, which it owns from then on; on the door's thread.
+  using Adopt = std::function<void(int fd)>;
+
+  // Listens there; `address` gets the port that was taken. `tls` must outlive the door; null:
+  // plaintext. Unavailable says why the address cannot be had.
+  static absl::StatusOr<std::unique_ptr<Door>> Listen(Address& address, const DoorLimits& limits,
+                                                      const SocketTls* tls);
+  ~Door();
+
+  // Clients come in from now on; those who came before this have waited.
+  void Open(Adopt adopt);
+
+  // Accepts nobody any more; what the server still says is carried until it has closed its ends,
+  // for at most `grace`.
+  void Close(std::chrono::milliseconds grace);
+
+  // Who is at the other end of a connection that the server has, by the descriptor it got:
+  // "ipv4:127.0.0.1:40000". Empty: nobody.
+  std::string Peer(int fd) const ABSL_LOCKS_EXCLUDED(mutex_);
+  const Counts& counts() const { return counts_; }
+  // As asked for, but fewer connections where the process may not open as many files.
+  const DoorLimits& limits() const { return limits_; }
+
+ private:
+  using SteadyClock = std::chrono::steady_clock;
+  struct Connection;
+
+  Door(int listener, const DoorLimits& limits, const SocketTls* tls);
+  void Run();
+  bool Accept();  // false: there is nobody else now
+  bool MakeRoom(const std::string& host);
+  void Carry(Connection& connection);
+  bool Read(Connection& connection);
+  void Introduce(Connection& connection);
+  void Flush(Connection& connection);
+  void Violated(Connection& connection, const absl::Status& reason);
+  void LimitReceiving();
+  void Watch(Connection& connection);
+  void Sweep();
+  void Remove(uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const int listener_;
+  const DoorLimits limits_;
+  const SocketTls* const tls_;
+  Adopt adopt_;
+  const int epoll_;
+  const int stop_;
+  std::chrono::milliseconds grace_{0};
+  Counts counts_;
+  // The thread's, while it runs. By age.
+  std::map<uint64_t, std::unique_ptr<Connection>> connections_;
+  std::map<std::string, size_t> of_host_;
+  uint64_t next_ = 1;
+  uint64_t held_ = 0;
+  mutable Mutex mutex_;
+  std::map<int, std::string> peers_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace treadle

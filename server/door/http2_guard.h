@@ -1,0 +1,125 @@
+// What one client's HTTP/2 connection may cost a gRPC server, held to limits before the server sees
+// it.
+//
+// gRPC keeps a header block until it ends and a message until it is whole, and inflates a
+// compressed one, before it looks at any limit. So the frames are read on their way (RFC 9113,
+// section 4; gRPC's messages within DATA: a byte of flags and four of length before each): a header
+// block, the streams of a connection and the length that a message announces are limited here, and
+// compressed messages are refused. Everything else goes through as it came. A refused call is
+// answered in the server's place, with a status that says why, and the server is told that its
+// client has cancelled it.
+//
+// Thread safety: none.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace treadle {
+
+// The frames of one direction: where each begins and ends, while the bytes come in any pieces.
+class Http2Frames {
+ public:
+  enum Type : uint8_t { kData = 0, kHeaders = 1, kReset = 3, kPushPromise = 5, kContinuation = 9 };
+  enum Flag : uint8_t { kEndStream = 1, kEndHeaders = 4, kPadded = 8 };
+  static constexpr size_t kHeaderBytes = 9;
+
+  struct Frame {
+    uint32_t length = 0;
+    uint8_t type = 0;
+    uint8_t flags = 0;
+    uint32_t stream = 0;
+
+    bool Has(Flag flag) const { return (flags & flag) != 0; }
+  };
+
+  // Takes what `bytes` begins with, and removes it: a piece of a frame's header, or, once that is
+  // whole, a piece of its payload.
+  struct Piece {
+    std::string_view bytes;
+    bool header = false;  // bytes are of the frame's header
+    bool begins = false;  // the header is whole with them
+    bool ends = false;    // the frame is whole with them
+  };
+  Piece Next(std::string_view& bytes);
+
+  const Frame& frame() const { return frame_; }  // of the last header that was whole
+  // Nothing of a frame, nor of a header block of several, has come in without its end.
+  bool between() const { return have_ == 0 && left_ == 0 && !in_block_; }
+
+ private:
+  std::array<uint8_t, kHeaderBytes> header_{};
+  size_t have_ = 0;    // bytes of a header that is not whole yet
+  uint32_t left_ = 0;  // of the payload
+  bool in_block_ = false;
+  Frame frame_;
+};
+
+class Http2Guard {
+ public:
+  struct Limits {
+    uint64_t message_bytes = 4 << 20;     // as the message says of itself
+    uint64_t header_block_bytes = 65536;  // of a HEADERS frame and what continues it
+    size_t streams = 256;                 // that are open at once
+    bool operator==(const Limits&) const = default;
+  };
+
+  explicit Http2Guard(const Limits& limits) : limits_(limits) {}
+
+  // Bytes of the client, in pieces of any size. Appends to `to_server` what the server may see and
+  // to `to_client` what the client must be told. ResourceExhausted or InvalidArgument: the
+  // connection must end (GoAway), and what was limited.
+  absl::Status FromClient(std::string_view bytes, std::string& to_server, std::string& to_client);
+  // Bytes of the server, likewise; they all go to the client.
+  void FromServer(std::string_view bytes, std::string& to_client);
+
+  // The client speaks HTTP/2: its preface is there, whole.
+  bool greeted() const { return preface_ == kPreface.size(); }
+  size_t streams() const { return streams_.size(); }
+  // Bytes that the server keeps of messages that are not whole.
+  uint64_t held() const { return held_; }
+  // Ends the call that keeps the most of them: ResourceExhausted, with `reason`. False: the client
+  // stands within a frame, so the server cannot be told now, and the connection must end.
+  bool RefuseLargest(std::string_view reason, std::string& to_server, std::string& to_client);
+
+  // The frame that ends a connection with `reason`, for the client; empty where it would lie within
+  // another frame.
+  std::string GoAway(const absl::Status& reason) const;
+
+ private:
+  struct Stream {
+    std::array<uint8_t, 5> prefix{};  // of the message that comes in
+    size_t have = 0;                  // bytes of it
+    uint64_t left = 0;                // of the message
+    uint64_t got = 0;                 // of the message
+    bool answered = false;            // the server has sent its headers
+  };
+  using Streams = std::map<uint32_t, Stream>;
+
+  static constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+  absl::Status Begin(const Http2Frames::Frame& frame);
+  void TakeData(std::string_view bytes);
+  void TakeMessages(Streams::iterator stream, std::string_view bytes);
+  void Refuse(Streams::iterator stream, absl::StatusCode code, std::string_view reason);
+  void Forget(Streams::iterator stream);
+  void Insert(std::string& to_server, std::string& to_client);
+
+  const Limits limits_;
+  size_t preface_ = 0;  // bytes of it that have come
+  Http2Frames client_, server_;
+  uint64_t block_ = 0;       // bytes of the header block that comes in
+  uint32_t data_left_ = 0;   // of the DATA frame that comes in, without padding
+  bool pad_length_ = false;  // its first byte, the length of its padding, comes next
+  Streams streams_;
+  uint64_t held_ = 0;
+  std::string insert_to_server_, insert_to_client_;  // wait for a frame's end
+};
+
+}  // namespace treadle

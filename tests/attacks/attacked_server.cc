@@ -1,0 +1,115 @@
+#include "tests/attacks/attacked_server.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "base/status.h"
+#include "tests/server/test_server.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path& Directory() {
+  static const fs::path path = [] {
+    fs::path own = fs::path(testing::TempDir()) / Str("attacks-", getpid());
+    fs::create_directories(own);
+    return own;
+  }();
+  return path;
+}
+class RemoveDirectory : public testing::Environment {
+  void TearDown() override { fs::remove_all(Directory()); }
+};
+const auto* const kRemoveDirectory = testing::AddGlobalTestEnvironment(new RemoveDirectory);
+
+const std::string& Model() {
+  static const std::string path = [] {
+    auto written = WriteTinyLlamaGguf(Directory().string(), {});
+    TREADLE_CHECK(written.ok());
+    return *written;
+  }();
+  return path;
+}
+
+}  // namespace
+
+AttackedServer::AttackedServer(const std::vector<std::string>& flags, const Limits& limits) {
+  std::string command;
+  if (limits.descriptors > 0) command += Str("ulimit -n ", limits.descriptors, " && ");
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  if (limits.memory_mb > 0) command += Str("ulimit -v ", limits.memory_mb * 1024, " && ");
+#endif
+  command += Str("exec ", TREADLE_BINARY, " serve --model ", Model(),
+                 " --listen 127.0.0.1:0 --metrics-listen none --threads 1 --pin-threads off"
+                 " --kv-memory 16M --log-requests off");
+  for (const std::string& flag : flags) command += " " + flag;
+  process_ = std::make_unique<ChildProcess>(std::vector<std::string>{"/bin/sh", "-c", command});
+  const std::string line = process_->WaitForLine("listening on 127.0.0.1:");
+  const std::string before = "127.0.0.1:";
+  EXPECT_NE(line, "") << process_->output();
+  if (!line.empty()) port_ = std::atoi(line.c_str() + line.find(before) + before.size());
+  EXPECT_NE(process_->WaitForLine("ready"), "");
+}
+
+bool AttackedServer::alive() { return kill(process_->pid(), 0) == 0; }
+
+std::shared_ptr<grpc::Channel> AttackedServer::Connect() const {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(Str("127.0.0.1:", port_), grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+grpc::Status AttackedServer::Honest(std::chrono::seconds patience) {
+  const auto stub = v1::Inference::NewStub(Connect());
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + patience);
+  context.set_wait_for_ready(true);
+  v1::GenerateRequest request;
+  request.set_text("Once upon a time");
+  request.mutable_stopping()->set_max_new_tokens(4);
+  v1::GenerateResponse response;
+  return stub->Generate(&context, request, &response);
+}
+
+std::chrono::milliseconds AttackedServer::Live() {
+  const auto began = std::chrono::steady_clock::now();
+  const auto channel = Connect();
+  std::string response;
+  const grpc::Status status =
+      RawCall(channel, "/grpc.health.v1.Health/Check", "\x0a\x04live", response);
+  if (!status.ok() || response != "\x08\x01") return std::chrono::minutes(1);
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
+                                                               began);
+}
+
+int64_t AttackedServer::memory_mb() const {
+  std::ifstream file(Str("/proc/", process_->pid(), "/statm"));
+  int64_t total = 0, resident = 0;
+  file >> total >> resident;
+  return resident * sysconf(_SC_PAGESIZE) >> 20;
+}
+
+int64_t AttackedServer::descriptors() const {
+  const fs::directory_iterator files(Str("/proc/", process_->pid(), "/fd"));
+  return std::distance(begin(files), end(files));
+}
+
+bool AttackedServer::WaitDescriptors(int64_t count) const {
+  for (int i = 0; i < 300 && descriptors() > count; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  return descriptors() <= count;
+}
+
+}  // namespace treadle

@@ -1,0 +1,46 @@
+// build/treadle serving a tiny model in a process of its own, under limits, with honest clients
+// beside the hostile ones. Not thread-safe.
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "server/grpc/inference.grpc.pb.h"
+#include "tests/server/cli/child_process.h"
+
+namespace treadle {
+
+class AttackedServer {
+ public:
+  struct Limits {
+    int64_t descriptors = 0;  // ulimit -n; 0: as it is
+    int64_t memory_mb = 0;    // ulimit -v; 0: none. Sanitizers need all addresses: never with them
+  };
+
+  AttackedServer(const std::vector<std::string>& flags, const Limits& limits);
+
+  int port() const { return port_; }
+  bool alive();
+  // One short call on a connection of its own, within `patience`.
+  grpc::Status Honest(std::chrono::seconds patience = std::chrono::seconds(10));
+  // How long the probe `live` takes to say that it serves, on a connection of its own; a minute if
+  // it does not.
+  std::chrono::milliseconds Live();
+  std::shared_ptr<grpc::Channel> Connect() const;
+
+  int64_t memory_mb() const;  // resident
+  int64_t descriptors() const;
+  // Waits for at most half a minute until it has as few as `count`.
+  bool WaitDescriptors(int64_t count) const;
+
+ private:
+  std::unique_ptr<ChildProcess> process_;
+  int port_ = 0;
+};
+
+}  // namespace treadle
