@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "base/utf8.h"
 
 namespace treadle {
 namespace {
@@ -18,20 +19,6 @@ constexpr char kTime[] = "%Y-%m-%dT%H:%M:%E6SZ";
 // Keys that every line has; the others are fields.
 constexpr std::array<const char*, 4> kOwnKeys = {"time", "severity", "event", "message"};
 
-bool IsControl(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }
-
-void AppendEscaped(std::string_view text, std::string& out) {
-  for (const char c : text) {
-    if (!IsControl(c)) {
-      out += c;
-      continue;
-    }
-    char escaped[8];
-    std::snprintf(escaped, sizeof escaped, "\\x%02x", static_cast<unsigned char>(c));
-    out += escaped;
-  }
-}
-
 std::string Show(const LogField& field) {
   return std::visit([](const auto& value) { return Str(value); }, field.value);
 }
@@ -39,17 +26,16 @@ std::string Show(const LogField& field) {
 // As it is if it is one word, else in quotes.
 void AppendValue(const LogField& field, std::string& out) {
   const std::string value = Show(field);
-  const auto quoted = [](char c) { return c == ' ' || c == '"' || c == '=' || IsControl(c); };
-  if (!value.empty() && std::none_of(value.begin(), value.end(), quoted)) {
+  if (!value.empty() && value.find_first_of(" \"=\\") == value.npos && Printable(value) == value) {
     out += value;
     return;
   }
-  out += '"';
+  std::string escaped;
   for (const char c : value) {
-    if (c == '"') out += '\\';
-    AppendEscaped(std::string_view(&c, 1), out);
+    if (c == '"' || c == '\\') escaped += '\\';
+    escaped += c;
   }
-  out += '"';
+  out += '"' + Printable(escaped) + '"';
 }
 
 std::variant<std::string, int64_t, double> ValueOf(const Json& json) {
@@ -64,12 +50,11 @@ std::string ToText(const LogEvent& event) {
   std::string out;
   if (event.text == LogEvent::Text::kFieldLines) {
     for (const LogField& field : event.fields) {
-      AppendEscaped(Str(field.key, " = ", Show(field)), out);
-      out += '\n';
+      out += Printable(Str(field.key, " = ", Show(field))) + '\n';
     }
     return out;
   }
-  AppendEscaped(event.message, out);
+  out += Printable(event.message);
   if (event.text == LogEvent::Text::kMessageAndFields) {
     for (const LogField& field : event.fields) {
       out += ' ' + field.key + '=';
