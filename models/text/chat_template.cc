@@ -2,9 +2,8 @@
 
 #include "base/status.h"
 #include "models/text/jinja/ast.h"
-#include "models/text/jinja/globals.h"
 #include "models/text/jinja/interpreter.h"
-#include "models/text/jinja/parser.h"
+#include "models/text/jinja/library.h"
 #include "models/text/unicode.h"
 
 namespace treadle {

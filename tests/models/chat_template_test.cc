@@ -91,6 +91,14 @@ TEST(ChatTemplateTest, TellsTheLineOfWhatGoesWrong) {
   EXPECT_THAT(Render("{{ -9223372036854775807 - 2 }}"), HasSubstr("out of range"));
 }
 
+TEST(ChatTemplateTest, WritesStringsAsPythonsJsonDoes) {
+  const std::vector<ChatMessage> chat = {{"user", "\x01\b\t\"\\/\x7F\xC2\x80\xF0\x9F\x98\x80"}};
+  EXPECT_EQ(Render("{{ messages[0].content | tojson }}", chat),
+            "\"\\u0001\\b\\t\\\"\\\\/\x7F\xC2\x80\xF0\x9F\x98\x80\"");
+  EXPECT_EQ(Render("{{ messages[0].content | tojson(ensure_ascii=true) }}", chat),
+            R"("\u0001\b\t\"\\/\u007f\u0080\ud83d\ude00")");
+}
+
 TEST(ChatTemplateTest, RefusesInvalidTextInMessages) {
   EXPECT_EQ(Render("{{ 1 }}", {{"user", "ok"}, {"user", "a\xFF"}}),
             "messages[1].content is not valid UTF-8 at byte 1");

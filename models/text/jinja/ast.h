@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "models/text/jinja/value.h"
@@ -55,5 +56,9 @@ struct Node {
   std::vector<NodePtr> kids;
   std::vector<std::vector<NodePtr>> bodies;
 };
+
+// The statements of a template. Throws TemplateError, with the line, for what is not understood:
+// also for a filter or a test that does not exist.
+std::vector<NodePtr> ParseTemplate(std::string_view source);
 
 }  // namespace treadle::jinja

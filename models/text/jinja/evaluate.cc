@@ -2,10 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "models/text/jinja/filters.h"
-#include "models/text/jinja/format.h"
 #include "models/text/jinja/interpreter.h"
-#include "models/text/jinja/methods.h"
+#include "models/text/jinja/library.h"
 
 namespace treadle::jinja {
 namespace {

@@ -1,9 +1,9 @@
 #include "models/text/jinja/expression_parser.h"
 
 #include <algorithm>
-#include <charconv>
 
-#include "models/text/jinja/filters.h"
+#include "base/number.h"
+#include "models/text/jinja/library.h"
 
 namespace treadle::jinja {
 namespace {
@@ -228,11 +228,16 @@ NodePtr ExpressionParser::ParsePrimary() {
   if (token.kind == Token::Kind::kInteger || token.kind == Token::Kind::kFloat)
     return ParseNumber();
   if (token.Is("(")) return ParseParenthesis();
-  if (token.Is("[")) return ParseListLiteral();
+  if (token.Is("[")) {
+    NodePtr list = Make(Kind::kList);
+    Next();
+    return ParseItems(std::move(list), "]");
+  }
   if (token.Is("{")) return ParseDictLiteral();
   if (token.kind != Token::Kind::kName) Fail("expected an expression, found ", Found());
   NodePtr node = Make(Kind::kName, token.text);
-  const std::string name = Next().text;
+  Next();
+  const std::string_view name = node->text;
   if (name == "true" || name == "True") return Literal(true);
   if (name == "false" || name == "False") return Literal(false);
   if (name == "none" || name == "None") return Literal(None{});
@@ -241,14 +246,10 @@ NodePtr ExpressionParser::ParsePrimary() {
 
 NodePtr ExpressionParser::ParseNumber() {
   const Token token = Next();
-  const char* const begin = token.text.data();
-  const char* const end = begin + token.text.size();
   if (token.kind == Token::Kind::kInteger) {
-    int64_t value = 0;
-    if (std::from_chars(begin, end, value).ec == std::errc()) return Literal(value);
-  } else {
-    double value = 0;
-    if (std::from_chars(begin, end, value).ec == std::errc()) return Literal(value);
+    if (const auto value = NumberIn<int64_t>(token.text)) return Literal(*value);
+  } else if (const auto value = NumberIn<double>(token.text)) {
+    return Literal(*value);
   }
   Fail("the number ", token.text, " is out of range");
 }
@@ -260,22 +261,16 @@ NodePtr ExpressionParser::ParseParenthesis() {
   if (Accept(")")) return first;
   NodePtr list = Make(Kind::kList);
   list->kids.push_back(std::move(first));
-  while (Accept(",")) {
-    if (Here().Is(")")) break;
-    list->kids.push_back(ParseExpression());
-  }
-  Expect(")");
-  return Seal(std::move(list));
+  if (!Accept(",")) Expect(")");  // which is not there
+  return ParseItems(std::move(list), ")");
 }
 
-NodePtr ExpressionParser::ParseListLiteral() {
-  NodePtr list = Make(Kind::kList);
-  Expect("[");
-  while (!Here().Is("]")) {
+NodePtr ExpressionParser::ParseItems(NodePtr list, std::string_view close) {
+  while (!Here().Is(close)) {
     list->kids.push_back(ParseExpression());
     if (!Accept(",")) break;
   }
-  Expect("]");
+  Expect(close);
   return Seal(std::move(list));
 }
 

@@ -1,4 +1,5 @@
-// The expression half of the parser: recursive descent, one function per level of precedence.
+// Tokens, and the expression half of the parser: recursive descent, one function per level of
+// precedence.
 #pragma once
 
 #include <string>
@@ -7,9 +8,36 @@
 #include <vector>
 
 #include "models/text/jinja/ast.h"
-#include "models/text/jinja/lexer.h"
 
 namespace treadle::jinja {
+
+struct Token {
+  enum class Kind {
+    kText,
+    kOpenOutput,
+    kCloseOutput,
+    kOpenTag,
+    kCloseTag,
+    kName,
+    kInteger,
+    kFloat,
+    kString,
+    kOperator,
+    kEnd
+  };
+  Kind kind;
+  std::string text;  // a string's is unescaped
+  int line;
+
+  bool Is(std::string_view op) const { return kind == Kind::kOperator && text == op; }
+  bool IsName(std::string_view name) const { return kind == Kind::kName && text == name; }
+};
+
+// Cuts a template into text and the tokens inside its tags. Whitespace as transformers sets it: a
+// newline after a tag goes (trim_blocks), and so does white space between a line's beginning and a
+// tag (lstrip_blocks); '-' and '+' at a tag's edge override. Throws TemplateError. The last token
+// is kEnd.
+std::vector<Token> Tokenize(std::string_view source);
 
 class ExpressionParser {
  public:
@@ -59,7 +87,8 @@ class ExpressionParser {
   NodePtr ParseSubscript(NodePtr object);
   NodePtr ParseTest(NodePtr input);
   NodePtr ParseParenthesis();
-  NodePtr ParseListLiteral();
+  // Items up to `close`, and that.
+  NodePtr ParseItems(NodePtr list, std::string_view close);
   NodePtr ParseDictLiteral();
   NodePtr ParseNumber();
   NodePtr Literal(Value value) const;

@@ -1,12 +1,9 @@
-#include "models/text/jinja/filters.h"
-
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <unordered_map>
 
-#include "models/text/jinja/format.h"
-#include "models/text/jinja/methods.h"
+#include "base/number.h"
+#include "models/text/jinja/library.h"
 
 namespace treadle::jinja {
 namespace {
@@ -50,10 +47,7 @@ List ItemsAt(C& context, A& arguments, const Value* attribute) {
 Value Trim(C& context, A& arguments) {
   const auto read = Read(context, "trim", arguments, {"chars"});
   const std::string text = InputText(context, arguments);
-  const Value* chars = read.Get("chars");
-  if (chars != nullptr && chars->is_none()) chars = nullptr;
-  if (chars != nullptr) read.String("chars");
-  return context.MakeString(std::string(Strip(text, Side::kBoth, chars)));
+  return context.MakeString(std::string(Strip(text, Side::kBoth, read.StringOrNone("chars"))));
 }
 
 Value Default(C& context, A& arguments) {
@@ -139,25 +133,31 @@ Value Reverse(C& context, A& arguments) {
   return context.MakeString(std::move(text));
 }
 
-void SortItems(C& context, std::vector<std::pair<Value, Value>>* keyed, bool reverse) {
-  std::stable_sort(keyed->begin(), keyed->end(), [&](const auto& a, const auto& b) {
+using Keyed = std::vector<std::pair<Value, Value>>;  // what is compared, and the item
+
+Keyed KeyedItems(C& context, A& arguments, const ArgumentReader& read) {
+  const bool case_sensitive = read.Bool("case_sensitive", false);
+  const List items = context.Items(Input(arguments));
+  const List keys = ItemsAt(context, arguments, read.Get("attribute"));
+  Keyed keyed;
+  for (size_t i = 0; i < items.size(); ++i) {
+    keyed.emplace_back(SortKey(context, keys[i], case_sensitive), items[i]);
+  }
+  return keyed;
+}
+
+Value Sorted(C& context, Keyed keyed, bool reverse) {
+  std::stable_sort(keyed.begin(), keyed.end(), [&](const auto& a, const auto& b) {
     return reverse ? context.Order(b.first, a.first) < 0 : context.Order(a.first, b.first) < 0;
   });
+  List out;
+  for (auto& [key, item] : keyed) out.push_back(std::move(item));
+  return context.MakeList(std::move(out));
 }
 
 Value Sort(C& context, A& arguments) {
   const auto read = Read(context, "sort", arguments, {"reverse", "case_sensitive", "attribute"});
-  const bool case_sensitive = read.Bool("case_sensitive", false);
-  const List items = context.Items(Input(arguments));
-  const List keys = ItemsAt(context, arguments, read.Get("attribute"));
-  std::vector<std::pair<Value, Value>> keyed;
-  for (size_t i = 0; i < items.size(); ++i) {
-    keyed.emplace_back(SortKey(context, keys[i], case_sensitive), items[i]);
-  }
-  SortItems(context, &keyed, read.Bool("reverse", false));
-  List out;
-  for (auto& [key, item] : keyed) out.push_back(std::move(item));
-  return context.MakeList(std::move(out));
+  return Sorted(context, KeyedItems(context, arguments, read), read.Bool("reverse", false));
 }
 
 Value ItemsFilter(C& context, A& arguments) {
@@ -170,29 +170,24 @@ Value DictSort(C& context, A& arguments) {
   const auto read = Read(context, "dictsort", arguments, {"case_sensitive", "by", "reverse"});
   if (!Input(arguments).is_dict()) context.Fail("dictsort needs a mapping");
   const bool by_value = read.Has("by") && read.String("by") == "value";
-  std::vector<std::pair<Value, Value>> keyed;
+  Keyed keyed;
   for (const auto& [key, value] : Input(arguments).AsDict()) {
     const Value by = by_value ? value : context.MakeString(key);
     keyed.emplace_back(SortKey(context, by, read.Bool("case_sensitive", false)),
                        context.MakeList({context.MakeString(key), value}));
   }
-  SortItems(context, &keyed, read.Bool("reverse", false));
-  List out;
-  for (auto& [key, item] : keyed) out.push_back(std::move(item));
-  return context.MakeList(std::move(out));
+  return Sorted(context, std::move(keyed), read.Bool("reverse", false));
 }
 
 Value Unique(C& context, A& arguments) {
   const auto read = Read(context, "unique", arguments, {"case_sensitive", "attribute"});
-  const List items = context.Items(Input(arguments));
-  const List keys = ItemsAt(context, arguments, read.Get("attribute"));
   List seen;
   List out;
-  for (size_t i = 0; i < items.size(); ++i) {
-    const Value key = SortKey(context, keys[i], read.Bool("case_sensitive", false));
-    if (std::ranges::any_of(seen, [&](const Value& s) { return context.Equal(s, key); })) continue;
+  for (const auto& [key, item] : KeyedItems(context, arguments, read)) {
+    const auto is_key = [&, &wanted = key](const Value& s) { return context.Equal(s, wanted); };
+    if (std::ranges::any_of(seen, is_key)) continue;
     seen.push_back(key);
-    out.push_back(items[i]);
+    out.push_back(item);
   }
   return context.MakeList(std::move(out));
 }
@@ -204,11 +199,8 @@ Value ToInt(C& context, A& arguments) {
   double number = input.is_float() ? input.AsDouble() : std::nan("");
   if (input.is_string()) {
     const std::string_view text = Strip(input.AsString(), Side::kBoth, nullptr);
-    int64_t whole = 0;
-    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), whole);
-    if (parsed.ec == std::errc() && parsed.ptr == text.data() + text.size()) return whole;
-    const auto real = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (real.ec != std::errc() || real.ptr != text.data() + text.size()) number = std::nan("");
+    if (const auto whole = NumberIn<int64_t>(text)) return *whole;
+    number = NumberIn<double>(text).value_or(number);
   }
   if (std::abs(number) < 9e18) return static_cast<int64_t>(number);
   const Value* otherwise = read.Get("default");
@@ -221,9 +213,7 @@ Value ToFloat(C& context, A& arguments) {
   if (input.is_number()) return input.AsDouble();
   if (input.is_string()) {
     const std::string_view text = Strip(input.AsString(), Side::kBoth, nullptr);
-    double number = 0;
-    const auto parsed = std::from_chars(text.data(), text.data() + text.size(), number);
-    if (parsed.ec == std::errc() && parsed.ptr == text.data() + text.size()) return number;
+    if (const auto number = NumberIn<double>(text)) return *number;
   }
   const Value* otherwise = read.Get("default");
   return otherwise ? *otherwise : Value(0.0);
@@ -305,17 +295,14 @@ Value Choose(C& context, A& arguments, bool by_attribute, bool wanted) {
 // The smallest or greatest item, the first of equals; undefined if there is none.
 Value Extreme(C& context, A& arguments, bool greatest) {
   const auto read = Read(context, "min or max", arguments, {"case_sensitive", "attribute"});
-  const List items = context.Items(Input(arguments));
-  const List keys = ItemsAt(context, arguments, read.Get("attribute"));
-  const bool case_sensitive = read.Bool("case_sensitive", false);
-  if (items.empty()) return Undefined{"the extreme of nothing"};
-  size_t best = 0;
-  for (size_t i = 1; i < items.size(); ++i) {
-    const int order = context.Order(SortKey(context, keys[i], case_sensitive),
-                                    SortKey(context, keys[best], case_sensitive));
-    if (greatest ? order > 0 : order < 0) best = i;
+  const Keyed keyed = KeyedItems(context, arguments, read);
+  if (keyed.empty()) return Undefined{"the extreme of nothing"};
+  auto best = keyed.begin();
+  for (auto other = best + 1; other != keyed.end(); ++other) {
+    const int order = context.Order(other->first, best->first);
+    if (greatest ? order > 0 : order < 0) best = other;
   }
-  return items[best];
+  return best->second;
 }
 
 Value Absolute(C& context, A& arguments) {

@@ -1,9 +1,9 @@
-#include "models/text/jinja/format.h"
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
+#include "models/text/jinja/library.h"
 #include "models/text/unicode.h"
 
 namespace treadle::jinja {
@@ -24,12 +24,6 @@ std::string FloatText(double value) {
   std::string text(buffer, end.ptr);
   if (text.find('.') == std::string::npos) text += ".0";
   return text;
-}
-
-void AppendHex(uint32_t value, int digits, std::string* out) {
-  for (int shift = 4 * (digits - 1); shift >= 0; shift -= 4) {
-    out->push_back("0123456789abcdef"[(value >> shift) & 15]);
-  }
 }
 
 class Writer {
@@ -91,37 +85,7 @@ class Writer {
 
   std::string JsonString(std::string_view text) {
     context_.Charge(text.size());
-    static constexpr std::string_view kEscaped = "\"\\\n\r\t\b\f";
-    static constexpr std::string_view kLetters = "\"\\nrtbf";
-    std::string out = "\"";
-    for (size_t at = 0; at < text.size();) {
-      const Utf8Front front = ReadUtf8(text.substr(at));
-      const char32_t c = front.character;
-      const size_t escape = c < 0x80 ? kEscaped.find(static_cast<char>(c)) : std::string::npos;
-      if (escape != std::string::npos) {
-        out.push_back('\\');
-        out.push_back(kLetters[escape]);
-      } else if (c < 0x20 || (json_->ascii_only && c >= 0x7F)) {
-        AppendUnit(c, &out);
-      } else {
-        out += text.substr(at, front.length);
-      }
-      at += front.length;
-    }
-    return out + "\"";
-  }
-
-  // \uXXXX, or two of them beyond the first 65,536 characters. DEL stays as it is.
-  static void AppendUnit(char32_t c, std::string* out) {
-    if (c == 0x7F) {
-      out->push_back('\x7F');
-    } else if (c < 0x10000) {
-      *out += "\\u";
-      AppendHex(c, 4, out);
-    } else {
-      AppendUnit(0xD800 + ((c - 0x10000) >> 10), out);
-      AppendUnit(0xDC00 + ((c - 0x10000) & 0x3FF), out);
-    }
+    return nlohmann::json(text).dump(-1, ' ', json_->ascii_only);
   }
 
   // Python's repr of a string; characters from U+00A1 on are taken for printable.
@@ -139,8 +103,8 @@ class Writer {
       } else if (c == '\n' || c == '\r' || c == '\t') {
         out += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
       } else if (c < 0x20 || (c >= 0x7F && c <= 0xA0)) {
-        out += "\\x";
-        AppendHex(c, 2, &out);
+        static constexpr char kDigits[] = "0123456789abcdef";
+        out += {'\\', 'x', kDigits[c >> 4], kDigits[c & 15]};
       } else {
         out += text.substr(at, front.length);
       }

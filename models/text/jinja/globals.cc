@@ -1,9 +1,6 @@
-#include "models/text/jinja/globals.h"
-
 #include <ctime>
 
-#include "models/text/jinja/format.h"
-#include "models/text/jinja/methods.h"
+#include "models/text/jinja/library.h"
 
 namespace treadle::jinja {
 namespace {

@@ -2,8 +2,7 @@
 
 #include <utility>
 
-#include "models/text/jinja/filters.h"
-#include "models/text/jinja/format.h"
+#include "models/text/jinja/library.h"
 
 namespace treadle::jinja {
 namespace {
@@ -62,10 +61,10 @@ Interpreter::Flow Interpreter::Run(const Node& node) {
       flow = RunIf(node);
       break;
     case Kind::kSet:
-      RunSet(node);
+      Set(node, Evaluate(*node.kids[0]));
       break;
     case Kind::kBlockSet:
-      RunBlockSet(node);
+      Set(node, CaptureFiltered(node));
       break;
     case Kind::kFilterBlock:
       Write(Text(context_, CaptureFiltered(node)));
@@ -180,8 +179,7 @@ void Interpreter::AssignAttribute(const std::string& name, const std::string& at
   context_.Fail("cannot set '", name, ".", attribute, "': '", name, "' is not a namespace");
 }
 
-void Interpreter::RunSet(const Node& node) {
-  Value value = Evaluate(*node.kids[0]);
+void Interpreter::Set(const Node& node, Value value) {
   if (node.text.empty()) return Assign(node.names, value);
   AssignAttribute(node.names[0], node.text, std::move(value));
 }
@@ -195,12 +193,6 @@ Value Interpreter::CaptureFiltered(const Node& node) {
   }
   scopes_.pop_back();
   return value;
-}
-
-void Interpreter::RunBlockSet(const Node& node) {
-  Value value = CaptureFiltered(node);
-  if (node.text.empty()) return Assign(node.names, value);
-  AssignAttribute(node.names[0], node.text, std::move(value));
 }
 
 void Interpreter::RunMacro(const Node& node) {

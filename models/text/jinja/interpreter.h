@@ -28,8 +28,7 @@ class Interpreter {
   Flow Run(const Node& node);
   Flow RunFor(const Node& node);
   Flow RunIf(const Node& node);
-  void RunSet(const Node& node);
-  void RunBlockSet(const Node& node);
+  void Set(const Node& node, Value value);
   // What the body writes, through the node's filter if it has one.
   Value CaptureFiltered(const Node& node);
   void RunMacro(const Node& node);

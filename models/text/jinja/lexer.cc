@@ -1,8 +1,7 @@
-#include "models/text/jinja/lexer.h"
-
 #include <algorithm>
 #include <charconv>
 
+#include "models/text/jinja/expression_parser.h"
 #include "models/text/unicode.h"
 
 namespace treadle::jinja {

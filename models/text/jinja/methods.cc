@@ -1,9 +1,7 @@
-#include "models/text/jinja/methods.h"
-
 #include <algorithm>
 #include <unordered_map>
 
-#include "models/text/jinja/format.h"
+#include "models/text/jinja/library.h"
 #include "models/text/unicode.h"
 
 namespace treadle::jinja {
@@ -76,13 +74,13 @@ Value ListOf(Context& context, const Pieces& pieces) {
 
 Value Split(Context& context, const std::string& text, const Arguments& arguments, bool right) {
   const ArgumentReader read(context, "split", arguments, {"sep", "maxsplit"});
-  const Value* separator = read.Get("sep");
+  const Value* separator = read.StringOrNone("sep");
   const int64_t most = read.Int("maxsplit", -1);
-  if (separator == nullptr || separator->is_none()) {
+  if (separator == nullptr) {
     if (right && most >= 0) context.Fail("rsplit with maxsplit needs a separator");
     return ListOf(context, SplitOnSpace(context, text, most));
   }
-  const std::string by = read.String("sep");
+  const std::string& by = separator->AsString();
   if (by.empty()) context.Fail("split: empty separator");
   return ListOf(context,
                 right ? SplitFromRight(context, text, by, most) : SplitOn(context, text, by, most));
@@ -101,10 +99,7 @@ Value Affix(Context& context, const std::string& text, const Arguments& argument
 Value StripMethod(Context& context, const std::string& text, const Arguments& arguments,
                   Side side) {
   const ArgumentReader read(context, "strip", arguments, {"chars"});
-  const Value* characters = read.Get("chars");
-  if (characters != nullptr && characters->is_none()) characters = nullptr;
-  if (characters != nullptr) read.String("chars");
-  return context.MakeString(std::string(Strip(text, side, characters)));
+  return context.MakeString(std::string(Strip(text, side, read.StringOrNone("chars"))));
 }
 
 Value ReplaceMethod(Context& context, const std::string& text, const Arguments& arguments) {
@@ -386,6 +381,13 @@ std::string ArgumentReader::String(std::string_view name) const {
     context_.Fail(function_, ": '", name, "' is of type '", value.TypeName(), "', expected 'str'");
   }
   return value.AsString();
+}
+
+const Value* ArgumentReader::StringOrNone(std::string_view name) const {
+  const Value* value = Get(name);
+  if (value == nullptr || value->is_none()) return nullptr;
+  String(name);
+  return value;
 }
 
 int64_t ArgumentReader::Int(std::string_view name, int64_t otherwise) const {

@@ -1,5 +1,3 @@
-#include "models/text/jinja/parser.h"
-
 #include <functional>
 #include <initializer_list>
 #include <unordered_map>

@@ -1,7 +1,7 @@
 // The tests of {% if x is ... %}, and access to members.
 #include <unordered_map>
 
-#include "models/text/jinja/filters.h"
+#include "models/text/jinja/library.h"
 #include "models/text/unicode.h"
 
 namespace treadle::jinja {

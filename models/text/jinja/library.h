@@ -1,4 +1,5 @@
-// Methods of strings and dictionaries, as in {{ message.content.strip() }}.
+// What a template can use: filters ({{ x | trim }}), tests ({% if x is defined %}), methods
+// ({{ message.content.strip() }}) and functions; access to members; and how values are written.
 #pragma once
 
 #include <string>
@@ -9,7 +10,36 @@
 
 namespace treadle::jinja {
 
-// Fails, naming type and method, where there is none.
+// The input is the first positional argument.
+using Filter = Value (*)(Context&, const Arguments&);
+using Test = bool (*)(Context&, const Arguments&);
+
+// nullptr if there is none of that name.
+Filter FindFilter(std::string_view name);
+Test FindTest(std::string_view name);
+
+// x.attribute and x[key] as templates mean them: undefined where there is no such member. Fails for
+// members of an undefined value.
+Value GetAttribute(Context& context, const Value& object, std::string_view name);
+Value GetItem(Context& context, const Value& object, const Value& key);
+
+// The functions that every template sees: range, namespace, dict, raise_exception and strftime_now.
+// The latter tells `now`, "YYYY-MM-DD" or "YYYY-MM-DD HH:MM:SS", or else, if that is empty, the
+// clock's local time.
+Dict GlobalFunctions(const std::string& now);
+
+// str(value): what {{ value }} writes. An undefined value writes nothing.
+std::string Text(Context& context, const Value& value);
+
+struct JsonStyle {
+  int indent = -1;  // spaces per level; -1: on one line
+  bool ascii_only = false;
+  bool sort_keys = false;
+};
+// json.dumps(value). Fails for what JSON has no form for.
+std::string ToJson(Context& context, const Value& value, const JsonStyle& style);
+
+// A method of a string or dictionary. Fails, naming type and method, where there is none.
 Value CallMethod(Context& context, const Value& object, std::string_view method,
                  const Arguments& arguments);
 
@@ -22,7 +52,8 @@ class ArgumentReader {
   bool Has(std::string_view name) const { return Get(name) != nullptr; }
   const Value* Get(std::string_view name) const;  // nullptr if it was not given
   Value Required(std::string_view name) const;
-  std::string String(std::string_view name) const;  // required
+  std::string String(std::string_view name) const;         // required
+  const Value* StringOrNone(std::string_view name) const;  // nullptr for none, too
   int64_t Int(std::string_view name, int64_t otherwise) const;
   bool Bool(std::string_view name, bool otherwise) const;
 
