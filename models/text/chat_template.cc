@@ -86,11 +86,16 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view source) {
 absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<ChatMessage>& messages,
                                                  const ChatOptions& options) const {
   TREADLE_RETURN_IF_ERROR(CheckMessages(messages));
-  jinja::Context context;
+  jinja::Budget budget{.deadline = options.deadline};
+  size_t bytes = 0;
+  for (const ChatMessage& message : messages) bytes += message.role.size() + message.content.size();
+  budget.Add(messages.size(), bytes);
+  jinja::Context context(budget);
   try {
     const jinja::Dict variables = Variables(context, messages, options);
     return jinja::Interpreter(context, variables).Render(program_->statements);
   } catch (const jinja::TemplateError& error) {
+    if (context.expired()) return absl::DeadlineExceededError(ErrorOf(error).message());
     return ErrorOf(error);
   }
 }

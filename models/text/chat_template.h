@@ -5,6 +5,7 @@
 // Render may be called from any thread.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -25,6 +26,7 @@ struct ChatOptions {
   std::string bos_token;
   std::string eos_token;
   std::vector<std::pair<std::string, std::string>> variables;  // further string variables
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
 
 class ChatTemplate {
@@ -34,7 +36,8 @@ class ChatTemplate {
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
   ~ChatTemplate();
 
-  // InvalidArgument when the template itself raises (raise_exception('...') gives its text).
+  // InvalidArgument when the template itself raises (raise_exception('...') gives its text) or
+  // needs more than its budget (jinja/value.h); DeadlineExceeded.
   absl::StatusOr<std::string> Render(const std::vector<ChatMessage>& messages,
                                      const ChatOptions& options) const;
 

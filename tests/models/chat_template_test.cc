@@ -141,6 +141,78 @@ TEST(ChatTemplateTest, HostileTemplatesEndInAnError) {
   EXPECT_THAT(Render("{{ 0 ** 99999999999 }}"), HasSubstr("steps"));
 }
 
+// What each costs is charged where it is spent: all of these end within a few milliseconds, where
+// they once took seconds or gigabytes.
+TEST(ChatTemplateTest, CostsAreChargedBeforeTheyAreSpent) {
+  const auto limited = ::testing::AnyOf(HasSubstr("bytes"), HasSubstr("steps"));
+  const std::string big = "{% set k = 'x' * 2000000 %}";
+  const std::string often = "{% for i in range(1000) %}";
+  EXPECT_THAT(Render(big + "{% set ns = namespace(a=[]) %}" + often +
+                     "{% set ns.a = ns.a + [{}[k]] %}{% endfor %}"),
+              limited);
+  EXPECT_LT(Render(big + "{{ {}[k].x }}").size(), 300u);
+  EXPECT_LT(Render(big + "{{ raise_exception(k) }}").size(), 700u);
+  std::string list = "{% set l = [1] %}";
+  for (int i = 0; i < 60; ++i) list += "{% set l = [l] %}";
+  EXPECT_THAT(Render(list + often + "{% set s = l | tojson(indent=100) %}{% endfor %}"), limited);
+  EXPECT_THAT(
+      Render(big + "{% set c = 'y' * 200000 %}" + often + "{% set t = k.strip(c) %}{% endfor %}"),
+      limited);
+  EXPECT_THAT(Render(big + often + "{% if k == k ~ '' %}{% endif %}{% endfor %}"), limited);
+  EXPECT_THAT(Render(big + "{% set a = k ~ 'a' %}{% set b = k ~ 'b' %}" + often +
+                     "{% if a < b %}{% endif %}{% endfor %}"),
+              limited);
+  EXPECT_THAT(Render(big + often + "{% if 'xxxxy' in k %}{% endif %}{% endfor %}"), limited);
+  EXPECT_THAT(Render(often + "{% set d = namespace({'a': 1, 'b': 2}) %}{% set e = 'x' * 9000 %}"
+                             "{% set f = namespace({e: 1}) %}{% endfor %}"),
+              limited);
+}
+
+// Searches that compare every place with nearly all of a long text.
+TEST(ChatTemplateTest, SearchesAreLinear) {
+  const std::vector<ChatMessage> chat = {{"user", std::string(400'000, 'a')},
+                                         {"user", std::string(200'000, 'a') + "b"}};
+  const std::string both = "{% set t = messages[0].content %}{% set p = messages[1].content %}";
+  EXPECT_EQ(Render(both + "{{ t.find(p) }} {{ p in t }} {{ t.count(p) }} {{ t.split(p) | length }} "
+                          "{{ t.rsplit(p) | length }} {{ t.replace(p, '') | length }}",
+                   chat),
+            "-1 False 0 1 1 400000");
+  EXPECT_EQ(Render(both + "{{ t.strip(p) }}|{{ p.lstrip(t) }}", chat), "|b");
+  EXPECT_EQ(Render("{{ 'aaa'.rsplit('aa') }} {{ 'a-b-c'.rsplit('-', 1) }} {{ '-a-'.rsplit('-') }}"),
+            "['a', ''] ['a-b', 'c'] ['', 'a', '']");
+}
+
+TEST(ChatTemplateTest, ALiteralWithManyKeysIsLinear) {
+  std::string source = "{% set d = {";
+  for (int i = 0; i < 20'000; ++i) source += "'k" + std::to_string(i % 15'000) + "': 1, ";
+  EXPECT_EQ(Render(source + "} %}{{ d | length }}"), "15000");
+}
+
+TEST(ChatTemplateTest, TheDeadlineEndsARendering) {
+  const auto parsed = ChatTemplate::Parse("{% for i in range(30000) %}{% endfor %}");
+  ASSERT_TRUE(parsed.ok());
+  ChatOptions options;
+  options.deadline = std::chrono::steady_clock::now() - std::chrono::seconds(1);
+  EXPECT_EQ(parsed->Render(kChat, options).status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+// A long conversation, with a template that walks it backwards and forwards, is within the budget.
+TEST(ChatTemplateTest, LongConversationsFit) {
+  std::vector<ChatMessage> chat;
+  for (int i = 0; i < 4000; ++i)
+    chat.push_back({i % 2 ? "assistant" : "user", std::string(500, 'w')});
+  const std::string source =
+      "{% set ns = namespace(last=0) %}{% for m in messages[::-1] %}{% if m.role == 'user' and not "
+      "m.content.startswith('<tool>') %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+      "{% for m in messages %}{% if m.role == 'user' or (m.role == 'system' and not loop.first) %}"
+      "{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>' + '\n' }}"
+      "{% elif m.role == 'assistant' %}{% set content = m.content %}{% if '</think>' in m.content "
+      "%}"
+      "{% set content = m.content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+      "{{ '<|im_start|>' + m.role + '\n' + content + '<|im_end|>\n' }}{% endif %}{% endfor %}";
+  EXPECT_GT(Render(source, chat).size(), size_t{4000} * 500);
+}
+
 TEST(ChatTemplateTest, DeepSourcesEndInAnError) {
   const auto repeat = [](const std::string& part, int times) {
     std::string text;

@@ -1,7 +1,9 @@
 // The expression half of the interpreter.
 #include <algorithm>
 #include <cmath>
+#include <unordered_map>
 
+#include "base/utf8.h"
 #include "models/text/jinja/interpreter.h"
 #include "models/text/jinja/library.h"
 
@@ -75,18 +77,23 @@ Value Interpreter::EvaluateKind(const Node& node) {
 }
 
 Value Interpreter::EvaluateName(const Node& node) {
+  context_.Step(static_cast<int64_t>(scopes_.size() / 4));
   for (size_t i = scopes_.size(); i-- > 0;) {
     const auto found = scopes_[i].find(node.text);
     if (found != scopes_[i].end()) return found->second;
   }
-  return Undefined{node.text};
+  return Undefined{Cut(node.text, 100)};
 }
 
 Arguments Interpreter::EvaluateArguments(const Node& node, const Value* first) {
   Arguments arguments;
-  if (first != nullptr) arguments.positional.push_back(*first);
+  if (first != nullptr) {
+    context_.Read(*first);
+    arguments.positional.push_back(*first);
+  }
   for (size_t i = 0; i < node.names.size(); ++i) {
     Value value = Evaluate(*node.kids[i + 1]);
+    context_.Read(value);
     if (node.names[i].empty()) {
       arguments.positional.push_back(std::move(value));
     } else {
@@ -221,9 +228,9 @@ Value Interpreter::Multiply(const Value& left, const Value& right) {
                   "'");
   }
   const auto times = static_cast<size_t>(
-      std::clamp<int64_t>(count.AsInt(), 0, static_cast<int64_t>(Context::kMaxBytes) + 1));
+      std::clamp<int64_t>(count.AsInt(), 0, static_cast<int64_t>(context_.budget().bytes) + 1));
   const std::string& once = text.AsString();
-  // Cannot wrap: a string is at most kMaxBytes long, and so are the times.
+  // Cannot wrap: a string is at most as long as the budget, and so are the times.
   context_.Charge(once.size() * times);
   std::string repeated;
   for (size_t i = 0; i < times && !once.empty(); ++i) repeated += once;
@@ -271,8 +278,12 @@ Value Interpreter::FloatArithmetic(std::string_view op, double left, double righ
 
 Value Interpreter::EvaluateConcat(const Node& node) {
   std::string text;
-  for (const NodePtr& kid : node.kids) text += Text(context_, Evaluate(*kid));
-  return context_.MakeString(std::move(text));
+  for (const NodePtr& kid : node.kids) {
+    const std::string part = Text(context_, Evaluate(*kid));
+    context_.Charge(part.size());
+    text += part;
+  }
+  return Value::String(std::move(text));
 }
 
 Value Interpreter::EvaluateSign(const Node& node) {
@@ -293,16 +304,17 @@ Value Interpreter::EvaluateList(const Node& node) {
 
 Value Interpreter::EvaluateDict(const Node& node) {
   Dict items;
+  std::unordered_map<std::string, size_t> places;
   for (size_t i = 0; i < node.kids.size(); i += 2) {
     const Value key = Evaluate(*node.kids[i]);
     if (!key.is_string()) context_.Fail("a key is of type '", key.TypeName(), "', expected 'str'");
     Value value = Evaluate(*node.kids[i + 1]);
-    const auto same = [&](const auto& item) { return item.first == key.AsString(); };
-    const auto found = std::ranges::find_if(items, same);
-    if (found == items.end()) {
+    context_.Charge(2 * key.AsString().size());
+    const auto [place, added] = places.emplace(key.AsString(), items.size());
+    if (added) {
       items.emplace_back(key.AsString(), std::move(value));
     } else {
-      found->second = std::move(value);
+      items[place->second].second = std::move(value);
     }
   }
   return context_.MakeDict(std::move(items));

@@ -52,14 +52,17 @@ class Writer {
     const auto indent = [&](int at) {
       return "\n" + std::string(static_cast<size_t>(at) * static_cast<size_t>(json_->indent), ' ');
     };
+    const std::string between = lines ? "," + indent(level + 1) : ", ";
+    size_t size = (parts.size() + 1) * between.size() + 2;
+    for (const std::string& part : parts) size += part.size();
+    context_.Charge(size);
+    if (lines) out += indent(level + 1);
     for (size_t i = 0; i < parts.size(); ++i) {
-      if (i > 0) out += lines ? "," : ", ";
-      if (lines) out += indent(level + 1);
+      if (i > 0) out += between;
       out += parts[i];
     }
     if (lines) out += indent(level);
     out.push_back(close);
-    context_.Charge(out.size());
     return out;
   }
 

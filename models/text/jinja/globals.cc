@@ -1,5 +1,6 @@
 #include <ctime>
 
+#include "base/utf8.h"
 #include "models/text/jinja/library.h"
 
 namespace treadle::jinja {
@@ -23,6 +24,7 @@ Value Range(Context& context, const Arguments& arguments) {
   List items;
   for (int64_t i = first; step > 0 ? i < stop : i > stop;) {
     if (items.size() == kLongestRange) context.Fail("range holds more than ", kLongestRange);
+    context.Step();
     items.push_back(i);
     if (__builtin_add_overflow(i, step, &i)) break;
   }
@@ -34,6 +36,7 @@ Dict Named(Context& context, const char* function, const Arguments& arguments) {
   if (arguments.positional.size() > 1 || !arguments.positional[0].is_dict()) {
     context.Fail(function, " takes named arguments, or a dictionary before them");
   }
+  context.Charge(arguments.positional[0].AsDict().size() * sizeof(Dict::value_type));
   Dict items = arguments.positional[0].AsDict();
   for (const auto& [name, value] : arguments.named) items.emplace_back(name, value);
   return items;
@@ -43,6 +46,7 @@ Value MakeNamespace(Context& context, const Arguments& arguments) {
   Namespace attributes;
   for (auto& [name, value] : Named(context, "namespace", arguments)) {
     if (value.is_namespace()) context.Fail("a namespace cannot hold another");
+    context.Charge(name.size() + 2 * sizeof(Dict::value_type));
     attributes.insert_or_assign(name, value);
   }
   return Value::NewNamespace(std::move(attributes));
@@ -54,7 +58,8 @@ Value MakeDictionary(Context& context, const Arguments& arguments) {
 
 Value RaiseException(Context& context, const Arguments& arguments) {
   const ArgumentReader read(context, "raise_exception", arguments, {"message"});
-  context.Fail("the template raised: ", Text(context, read.Required("message")));
+  constexpr size_t kLongest = 500;
+  context.Fail("the template raised: ", Cut(Text(context, read.Required("message")), kLongest));
 }
 
 // False where `text` is no date.

@@ -29,9 +29,6 @@ std::string Interpreter::Capture(const std::vector<NodePtr>& body) {
 
 void Interpreter::Write(std::string_view text) {
   context_.Charge(text.size());
-  if (out_->size() + text.size() > Context::kMaxOutput) {
-    context_.Fail("the template writes more than ", Context::kMaxOutput, " bytes");
-  }
   *out_ += text;
 }
 
@@ -204,6 +201,7 @@ void Interpreter::RunMacro(const Node& node) {
 
 Value Interpreter::CallMacro(const Node& macro, const Arguments& arguments) {
   context_.Enter();
+  context_.Step(static_cast<int64_t>(scopes_.size()));
   if (arguments.positional.size() > macro.names.size()) {
     context_.Fail("macro '", macro.text, "' takes at most ", macro.names.size(), " arguments");
   }

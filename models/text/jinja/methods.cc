@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "models/text/jinja/library.h"
 #include "models/text/unicode.h"
@@ -43,25 +44,27 @@ Pieces SplitOnSpace(Context& context, std::string_view text, int64_t most) {
 Pieces SplitOn(Context& context, std::string_view text, std::string_view separator, int64_t most) {
   Pieces pieces;
   while (most < 0 || static_cast<int64_t>(pieces.size()) < most) {
-    const size_t at = text.find(separator);
+    const size_t at = FindText(text, separator);
     if (at == text.npos) break;
     AddPiece(context, text.substr(0, at), &pieces);
     text.remove_prefix(at + separator.size());
+    context.Read(separator.size());  // which every search looks at anew
   }
   AddPiece(context, text, &pieces);
   return pieces;
 }
 
+// Both texts backwards are split from the left: there is no search from the right in linear time.
 Pieces SplitFromRight(Context& context, std::string_view text, std::string_view separator,
                       int64_t most) {
-  Pieces pieces;
-  while (most < 0 || static_cast<int64_t>(pieces.size()) < most) {
-    const size_t at = text.rfind(separator);
-    if (at == text.npos) break;
-    AddPiece(context, text.substr(at + separator.size()), &pieces);
-    text = text.substr(0, at);
+  context.Charge(text.size() + separator.size());
+  const std::string mirrored(text.rbegin(), text.rend());
+  const std::string mirror(separator.rbegin(), separator.rend());
+  Pieces pieces = SplitOn(context, mirrored, mirror, most);
+  for (std::string_view& piece : pieces) {
+    const auto from_end = static_cast<size_t>(piece.data() - mirrored.data());
+    piece = text.substr(text.size() - from_end - piece.size(), piece.size());
   }
-  AddPiece(context, text, &pieces);
   std::ranges::reverse(pieces);
   return pieces;
 }
@@ -138,10 +141,12 @@ Value FormatMethod(Context& context, const std::string& text, const Arguments& a
       const size_t index = field.empty() ? automatic++ : number ? std::stoul(field) : SIZE_MAX;
       const Value* value = nullptr;
       if (index < arguments.positional.size()) value = &arguments.positional[index];
+      context.Step(static_cast<int64_t>(1 + arguments.named.size()));
       for (const auto& [name, named] : arguments.named) {
         if (name == field) value = &named;
       }
-      if (value == nullptr) context.Fail("format: there is no argument for '{", field, "}'");
+      if (value == nullptr)
+        context.Fail("format: there is no argument for '{", Cut(field, 100), "}'");
       const std::string part = Text(context, *value);
       context.Charge(part.size());
       out += part;
@@ -167,7 +172,7 @@ Value RemoveAffix(Context& context, const std::string& text, const Arguments& ar
 
 Value FindMethod(Context& context, const std::string& text, const Arguments& arguments) {
   const std::string part = ArgumentReader(context, "find", arguments, {"sub"}).String("sub");
-  const size_t at = text.find(part);
+  const size_t at = FindText(text, part);
   if (at == text.npos) return int64_t{-1};
   return static_cast<int64_t>(CountCharacters(std::string_view(text).substr(0, at)));
 }
@@ -216,12 +221,13 @@ Value DictMethod(Context& context, const Value& object, std::string_view method,
   if (method == "get") {
     const ArgumentReader read(context, "get", arguments, {"key", "default"});
     const Value key = read.Required("key");
-    const Value* found = key.is_string() ? object.Find(key.AsString()) : nullptr;
+    const Value* found = key.is_string() ? context.Find(object, key.AsString()) : nullptr;
     const Value* otherwise = read.Get("default");
     return found ? *found : otherwise ? *otherwise : Value(None{});
   }
   List list;
   for (const auto& [key, value] : object.AsDict()) {
+    context.Step();
     if (method == "keys") {
       list.push_back(context.MakeString(key));
     } else if (method == "values") {
@@ -236,10 +242,10 @@ Value DictMethod(Context& context, const Value& object, std::string_view method,
 }  // namespace
 
 std::string_view Strip(std::string_view text, Side side, const Value* characters) {
-  const Pieces set = characters ? Characters(characters->AsString()) : Pieces{};
+  const Pieces all = characters ? Characters(characters->AsString()) : Pieces{};
+  const std::unordered_set<std::string_view> set(all.begin(), all.end());
   const auto stripped = [&](std::string_view one) {
-    return characters ? std::ranges::find(set, one) != set.end()
-                      : IsPythonSpace(ReadUtf8(one).character);
+    return characters ? set.contains(one) : IsPythonSpace(ReadUtf8(one).character);
   };
   while (side != Side::kRight && !text.empty()) {
     const size_t length = ReadUtf8(text).length;
@@ -327,14 +333,14 @@ Value CallMethod(Context& context, const Value& object, std::string_view method,
   if (object.is_string()) {
     const auto found = StringMethods().find(method);
     if (found != StringMethods().end()) {
-      context.Step(static_cast<int64_t>(object.AsString().size() / 64));
+      context.Read(object);
       return found->second(context, object.AsString(), arguments);
     }
   } else if (object.is_dict()) {
     if (method == "get" || method == "keys" || method == "values" || method == "items") {
       return DictMethod(context, object, method, arguments);
     }
-    const Value* member = object.Find(method);
+    const Value* member = context.Find(object, method);
     if (member != nullptr && member->is_callable()) return member->AsCallable()(context, arguments);
   } else if (object.is_undefined()) {
     context.Fail("'", object.UndefinedName(), "' is undefined");

@@ -71,9 +71,11 @@ Value GetAttribute(Context& context, const Value& object, std::string_view name)
 Value GetItem(Context& context, const Value& object, const Value& key) {
   context.Step();
   if (object.is_undefined()) context.Fail("'", object.UndefinedName(), "' is undefined");
-  const Undefined missing{key.is_string() ? key.AsString() : "an item"};
+  constexpr size_t kLongestName = 100;
+  const Undefined missing{key.is_string() ? Cut(key.AsString(), kLongestName) : "an item"};
+  context.Read(key);
   if (object.is_dict()) {
-    const Value* found = key.is_string() ? object.Find(key.AsString()) : nullptr;
+    const Value* found = key.is_string() ? context.Find(object, key.AsString()) : nullptr;
     return found ? *found : Value(missing);
   }
   if (object.is_namespace() && key.is_string()) {

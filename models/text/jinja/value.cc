@@ -1,6 +1,7 @@
 #include "models/text/jinja/value.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "models/text/unicode.h"
 
@@ -39,13 +40,27 @@ const Value* Value::Find(std::string_view key) const {
 }
 
 void Context::Step(int64_t steps) {
+  constexpr int64_t kLook = 4096;  // at the clock, every so many steps
+  const bool look = steps_ / kLook != (steps_ + steps) / kLook;
   steps_ += steps;
-  if (steps_ > kMaxSteps) Fail("the template takes more than ", kMaxSteps, " steps");
+  if (steps_ > budget_.steps) Fail("the template takes more than ", budget_.steps, " steps");
+  if (look && std::chrono::steady_clock::now() > budget_.deadline) {
+    expired_ = true;
+    Fail("the request's deadline has passed");
+  }
 }
 
 void Context::Charge(size_t bytes) {
-  if (bytes > kMaxBytes - bytes_) Fail("the template needs more than ", kMaxBytes, " bytes");
+  if (bytes > budget_.bytes - bytes_) {
+    Fail("the template needs more than ", budget_.bytes, " bytes");
+  }
   bytes_ += bytes;
+  Read(bytes);
+}
+
+const Value* Context::Find(const Value& dict, std::string_view key) {
+  Step(static_cast<int64_t>(1 + dict.AsDict().size() / 8));
+  return dict.Find(key);
 }
 
 void Context::Enter() {
@@ -81,7 +96,7 @@ bool Context::Equal(const Value& a, const Value& b) {
   if (a.is_integral() && b.is_integral()) return a.AsInt() == b.AsInt();
   if (a.is_number() && b.is_number()) return a.AsDouble() == b.AsDouble();
   if (a.is_string() && b.is_string()) {
-    Step(static_cast<int64_t>(a.AsString().size() / 256));
+    Read(std::min(a.AsString().size(), b.AsString().size()));
     return a.AsString() == b.AsString();
   }
   if (a.is_list() && b.is_list()) {
@@ -91,8 +106,7 @@ bool Context::Equal(const Value& a, const Value& b) {
   if (a.is_dict() && b.is_dict()) {
     if (a.AsDict().size() != b.AsDict().size()) return false;
     for (const auto& [key, value] : a.AsDict()) {
-      Step();
-      const Value* other = b.Find(key);
+      const Value* other = Find(b, key);
       if (other == nullptr || !Equal(value, *other)) return false;
     }
     return true;
@@ -106,7 +120,10 @@ int Context::Order(const Value& a, const Value& b) {
   const auto order = [](const auto& x, const auto& y) { return x < y ? -1 : x > y ? 1 : 0; };
   if (a.is_integral() && b.is_integral()) return order(a.AsInt(), b.AsInt());
   if (a.is_number() && b.is_number()) return order(a.AsDouble(), b.AsDouble());
-  if (a.is_string() && b.is_string()) return order(a.AsString(), b.AsString());
+  if (a.is_string() && b.is_string()) {
+    Read(std::min(a.AsString().size(), b.AsString().size()));
+    return order(a.AsString(), b.AsString());
+  }
   if (a.is_list() && b.is_list()) {
     const size_t shared = std::min(a.AsList().size(), b.AsList().size());
     for (size_t i = 0; i < shared; ++i) {
@@ -141,7 +158,7 @@ int64_t Context::Length(const Value& value) {
   if (value.is_list()) return static_cast<int64_t>(value.AsList().size());
   if (value.is_dict()) return static_cast<int64_t>(value.AsDict().size());
   if (value.is_string()) {
-    Step(static_cast<int64_t>(value.AsString().size() / 256));
+    Read(value);
     return static_cast<int64_t>(CountCharacters(value.AsString()));
   }
   Fail("object of type '", value.TypeName(), "' has no length");
@@ -150,13 +167,20 @@ int64_t Context::Length(const Value& value) {
 bool Context::Contains(const Value& container, const Value& item) {
   if (container.is_string()) {
     if (!item.is_string()) Fail("'in <string>' requires a string, not '", item.TypeName(), "'");
-    Step(static_cast<int64_t>(container.AsString().size() / 64));
-    return container.AsString().find(item.AsString()) != std::string::npos;
+    Read(container);
+    Read(item);
+    return FindText(container.AsString(), item.AsString()) != std::string_view::npos;
   }
-  if (container.is_dict()) return item.is_string() && container.Find(item.AsString()) != nullptr;
+  if (container.is_dict()) return item.is_string() && Find(container, item.AsString()) != nullptr;
   if (container.is_undefined()) return false;
   if (!container.is_list()) Fail("'", container.TypeName(), "' cannot contain anything");
   return std::ranges::any_of(container.AsList(), [&](const Value& x) { return Equal(x, item); });
+}
+
+size_t FindText(std::string_view text, std::string_view part) {
+  const void* at = memmem(text.data(), text.size(), part.data(), part.size());
+  return at == nullptr ? text.npos
+                       : static_cast<size_t>(static_cast<const char*>(at) - text.data());
 }
 
 std::vector<std::string_view> Characters(std::string_view text) {

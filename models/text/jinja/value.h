@@ -5,6 +5,7 @@
 // safety: a Context and the values made with it belong to one rendering.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -37,7 +38,7 @@ struct Arguments {
 using Function = std::function<Value(Context&, const Arguments&)>;
 
 struct Undefined {
-  std::string name;  // for messages
+  std::string name;  // for messages; short
 };
 struct None {};
 
@@ -114,14 +115,33 @@ class Value {
       data_;
 };
 
-// What one rendering may use, and where it is.
+// What one rendering may use. A step is about a tenth of a microsecond: a node that is evaluated,
+// an item that is walked, or kBytesPerStep bytes that are read or written. Bytes are of all that is
+// ever made. What is never made twice by any model's own template is far below (bench/results has
+// them).
+//
+//                 of any template    a message more    a byte of text more
+//   steps         100,000 (10 ms)    500               1/4: sixteen passes over it
+//   bytes         4 MiB              2 KiB             24
+struct Budget {
+  int64_t steps = 100'000;
+  size_t bytes = size_t{4} << 20;
+  std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
+
+  void Add(size_t messages, size_t text) {
+    steps += static_cast<int64_t>(messages * 500 + text / 4);
+    bytes += messages * 2048 + text * 24;
+  }
+};
+
+// The budget of one rendering, and where it is.
 class Context {
  public:
-  static constexpr int64_t kMaxSteps = 5'000'000;         // nodes evaluated, items walked
-  static constexpr size_t kMaxBytes = size_t{128} << 20;  // of all strings and lists ever made
-  static constexpr size_t kMaxOutput = size_t{32} << 20;
+  static constexpr size_t kBytesPerStep = 64;
   static constexpr int kMaxDepth = 400;      // of evaluation: nested nodes and macro calls
   static constexpr int kMaxValueDepth = 64;  // of lists in lists
+
+  explicit Context(const Budget& budget) : budget_(budget) {}
 
   int line = 1;  // of what is being evaluated
 
@@ -130,8 +150,16 @@ class Context {
     throw TemplateError{line, Str(parts...)};
   }
   void Step(int64_t steps = 1);
+  // Before going over so many bytes.
+  void Read(size_t bytes) { Step(static_cast<int64_t>(bytes / kBytesPerStep)); }
+  void Read(const Value& value) {
+    if (value.is_string()) Read(value.AsString().size());
+  }
   // Before making something of that size.
   void Charge(size_t bytes);
+  // The rendering was ended for its deadline.
+  bool expired() const { return expired_; }
+  const Budget& budget() const { return budget_; }
   void Enter();  // one level deeper
   void Leave() { --depth_; }
 
@@ -146,12 +174,20 @@ class Context {
   List Items(const Value& value);
   int64_t Length(const Value& value);
   bool Contains(const Value& container, const Value& item);
+  // Of a dictionary; nullptr if it has no such key.
+  const Value* Find(const Value& dict, std::string_view key);
 
  private:
+  const Budget budget_;
+  bool expired_ = false;
   int64_t steps_ = 0;
   size_t bytes_ = 0;
   int depth_ = 0;
 };
+
+// Where `part` first stands in `text`; npos: nowhere. In time linear in both (glibc's memmem is
+// Two-Way; std::string's is not).
+size_t FindText(std::string_view text, std::string_view part);
 
 // One character each, of valid UTF-8.
 std::vector<std::string_view> Characters(std::string_view text);
