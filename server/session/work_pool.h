@@ -1,0 +1,56 @@
+// The threads that requests are read on: parsing, templates, tokenizing and detokenizing, which
+// take as long as a client's text is long, and none of which a client may do on the threads that
+// answer others.
+//
+// Work waits in a queue of so many entries and bytes, and is refused where that is full. One thread
+// takes whatever came first; the other only what is short, so that a few long texts do not hold up
+// everybody's short ones. Both are nice to the serving loop's threads.
+//
+// Thread safety: Submit from any thread.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "base/sync.h"
+
+namespace treadle {
+
+class WorkPool {
+ public:
+  struct Limits {
+    size_t entries = 1024;
+    size_t bytes = 64 << 20;
+    size_t short_bytes = 32 << 10;  // what is short
+  };
+
+  explicit WorkPool(const Limits& limits);
+  ~WorkPool();  // what was taken in is done first
+
+  // `bytes`: of the text that the work goes over. ResourceExhausted if the queue is full: nothing
+  // was taken in.
+  absl::Status Submit(size_t bytes, std::function<void()> work) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Entry {
+    size_t bytes;
+    std::function<void()> work;
+  };
+
+  void Run(bool only_short) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The first that this thread takes; end() if there is none.
+  std::deque<Entry>::iterator Next(bool only_short) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Limits limits_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread any_, short_;  // last: they use the others
+};
+
+}  // namespace treadle
