@@ -57,20 +57,11 @@ class Checker : public nlohmann::json_sax<Json> {
   std::string error_;
 };
 
-absl::Status Check(std::string_view text, const std::string& path) {
-  Checker checker;
-  if (Json::sax_parse(text, &checker)) return absl::OkStatus();
-  return InvalidArgument(path, ": ", checker.error());
-}
-
-std::string_view Text(const MappedFile& file) {
-  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
-}
-
 }  // namespace
 
 absl::StatusOr<Json> ParseJsonObject(std::string_view text, const std::string& path) {
-  TREADLE_RETURN_IF_ERROR(Check(text, path));
+  Checker checker;
+  if (!Json::sax_parse(text, &checker)) return InvalidArgument(path, ": ", checker.error());
   Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) return InvalidArgument(path, ": expected a JSON object");
   return value;
@@ -78,12 +69,13 @@ absl::StatusOr<Json> ParseJsonObject(std::string_view text, const std::string& p
 
 absl::StatusOr<Json> ReadJsonFile(const std::string& path) {
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
-  return ParseJsonObject(Text(*file), path);
+  return ParseJsonObject(file->text(), path);
 }
 
-absl::Status CheckJsonFile(const std::string& path) {
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<MappedFile> file, MappedFile::Open(path));
-  return Check(Text(*file), path);
+std::optional<int64_t> IntegerIn(const Json& value, int64_t least, int64_t most) {
+  if (!value.is_number_integer()) return std::nullopt;
+  const auto number = value.get<int64_t>();
+  return number >= least && number <= most ? std::optional(number) : std::nullopt;
 }
 
 }  // namespace treadle

@@ -1,7 +1,9 @@
 // Reads a JSON object from a file, without exceptions.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -11,9 +13,10 @@ namespace treadle {
 // NotFound if it cannot be opened; InvalidArgument unless it is one JSON object, at most 64 levels
 // deep, in which no object has a key twice.
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
-// The same checks, for files that are read elsewhere.
-absl::Status CheckJsonFile(const std::string& path);
 // `text` as a JSON object; `path` is named in the error.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path);
+
+// Nothing unless it is an integer from `least` to `most`.
+std::optional<int64_t> IntegerIn(const nlohmann::json& value, int64_t least, int64_t most);
 
 }  // namespace treadle

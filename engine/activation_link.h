@@ -1,7 +1,7 @@
 // The activations' way between pipeline stages: a stage receives its input from the previous one
 // and sends its output to the next, over Communicators.
 //
-// Both ends know a message's size from the plan, and its header (link_messages.h) repeats what the
+// Both ends know a message's size from the plan, and its header (LinkMessages) repeats what the
 // plan said, so that a message that is not the one the plan asks for is an error and never a wrong
 // token.
 //
@@ -23,17 +23,89 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 
 #include "absl/status/statusor.h"
-#include "engine/link_messages.h"
+#include "engine/wire_codec.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
+#include "kernels/collectives/rendezvous.h"
 
 namespace treadle {
+
+// Bytes of one message of `rows` rows, header included.
+size_t WireBytes(WireType wire, int64_t rows, int64_t hidden);
+
+// The messages of an ActivationLink: where they lie, and how they are sealed and opened.
+//
+// A message is a header {magic, wire type, rows, epoch, iteration, checksum} and the encoded rows
+// behind it, wherever it lies. One message and one way: a header that travelled apart from its rows
+// could be taken for the header of others.
+//
+// In the host's memory the checksum is of header and rows. On a device the host writes and reads
+// the header by copies of its own (32 bytes), and the checksum is of the header alone: reading the
+// rows would cost what the device's way saves, and the way itself has checks (those of NVLink, PCIe
+// and InfiniBand). A header of old or foreign memory, of another epoch or another plan is found in
+// both places.
+//
+// Thread safety: confined to the rank's thread.
+class LinkMessages {
+ public:
+  static constexpr size_t kSlots = 3;
+
+  struct Shape {
+    int64_t hidden = 0;
+    int64_t max_batch_tokens = 0;
+    WireType wire = WireType::kF32;  // on a device: f32
+  };
+  // What a message is about.
+  struct About {
+    uint64_t epoch = 0;
+    uint64_t iteration = 0;
+    int64_t rows = 0;
+  };
+  // Room for one message.
+  struct Slot {
+    std::byte* message = nullptr;
+    float* rows = nullptr;  // [max_batch_tokens, hidden]; with f32, behind the message's header
+  };
+
+  static size_t Bytes(const Shape& shape);
+  // `backend` outlives it. kDevice: of a backend with staging. Errors: of allocation.
+  static absl::StatusOr<std::unique_ptr<LinkMessages>> Create(Backend& backend, StagingPlace place,
+                                                              const Shape& shape);
+
+  const Slot& slot(size_t index) const { return slots_[index]; }
+  size_t MessageBytes(int64_t rows) const { return WireBytes(shape_.wire, rows, shape_.hidden); }
+
+  // Makes the slot's rows a message. In the host's memory: now, so the rows must be there. On a
+  // device: in the order of ops; the slot's header must not be sealed again before that has run.
+  void Seal(size_t slot, const About& about);
+  // Checks the message in the slot, which is there, and leaves its rows in slot().rows. DataLoss:
+  // it is damaged, or about something else. On a device: the device's own errors, too.
+  absl::Status Open(size_t slot, const About& expected);
+
+ private:
+  LinkMessages(Backend& backend, const Shape& shape, Buffer memory, Buffer headers);
+  bool on_device() const { return headers_.data() != nullptr; }
+  size_t Encoded(const About& about) const {
+    return EncodedBytes(shape_.wire, about.rows, shape_.hidden);
+  }
+  Tensor RowsOf(size_t slot, const About& about) const {
+    return DenseTensor(slots_[slot].rows, DType::kF32, about.rows, shape_.hidden);
+  }
+
+  Backend& backend_;
+  const Shape shape_;
+  const Buffer memory_;
+  const Buffer headers_;  // [kSlots] for uploads from page-locked memory; none in the host's
+  std::array<Slot, kSlots> slots_;
+};
 
 class ActivationLink {
  public:
@@ -117,5 +189,40 @@ class ActivationLink {
   uint64_t posted_ = 0;    // receives so far
   uint64_t received_ = 0;  // calls of Receive: what it returned lies in SlotOf(received_ - 1)
 };
+
+// How a rank is joined with others for one epoch: those of its stage, and those of the neighbouring
+// stages. Thread safety: a joiner may be called from any thread, JoinNeighbours on each rank's
+// thread, at the same time as on the others'.
+struct RankJoin {
+  Backend& backend;
+  int rank = 0;
+  int size = 1;
+  Rendezvous& rendezvous;  // of these ranks, for one epoch; its status ends what waits
+  std::chrono::milliseconds timeout;
+};
+
+// Makes a rank's communicator; called on the rank's thread, by all of them at once.
+using RankJoiner = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const RankJoin&)>;
+
+// The default: a single stage.
+struct StagePipeline {
+  int stage = 0;
+  int stages = 1;
+  WireType wire = WireType::kF32;
+  // Activations go through the hosts: rank 0's communicator, in which stage s is rank s.
+  std::unique_ptr<Communicator> communicator;
+  // Or they stay on devices: `link` joins rank r of a stage (as rank 0, which sends) and rank r of
+  // the next (as rank 1, which receives). Every stage makes the way to the previous stage first, so
+  // that they come about one after the other, from the first stage on.
+  RankJoiner link;
+  std::shared_ptr<Rendezvous> rendezvous;  // of all ranks of all stages
+  std::chrono::milliseconds timeout{0};    // of every wait, and of joining
+};
+
+// The link of one rank; null if it has none. `communicator` is the pipeline's, on rank 0. Errors:
+// the joiner's, ActivationLink's.
+absl::StatusOr<std::unique_ptr<ActivationLink>> JoinNeighbours(
+    const StagePipeline& pipeline, std::unique_ptr<Communicator> communicator, int rank,
+    Backend& backend, int64_t hidden, int64_t max_batch_tokens);
 
 }  // namespace treadle

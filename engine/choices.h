@@ -2,7 +2,6 @@
 #pragma once
 
 #include "base/choice.h"
-#include "engine/data_plane.h"
 #include "engine/wire_codec.h"
 #include "kernels/backend.h"
 #include "kernels/dtype.h"
@@ -20,9 +19,11 @@ inline constexpr Choice<ComputeMode> kComputeModes[] = {{"auto", ComputeMode::kA
                                                         {"int16", ComputeMode::kInt16}};
 inline constexpr Choice<OutlierRule> kOutlierRules[] = {{"per-row", OutlierRule::kPerRow},
                                                         {"per-call", OutlierRule::kPerCall}};
-inline constexpr Choice<WireType> kWireTypes[] = {
-    {"f32", WireType::kF32}, {"bf16", WireType::kBf16}, {"int8", WireType::kInt8}};
+// What carries activations between stages. kGloo: through the hosts (ActivationLink on
+// StagingPlace::kHost), on any device. kNccl: from GPU to GPU (StagingPlace::kDevice), as f32.
+enum class DataPlane : uint8_t { kGloo, kNccl };
 inline constexpr Choice<DataPlane> kDataPlanes[] = {{"gloo", DataPlane::kGloo},
                                                     {"nccl", DataPlane::kNccl}};
+constexpr std::string_view Name(DataPlane plane) { return WordOf(kDataPlanes, plane); }
 
 }  // namespace treadle

@@ -7,14 +7,32 @@
 // the engine's threads.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "engine/iteration_plan.h"
-#include "engine/trace_events.h"
 
 namespace treadle {
+
+// What a rank did when. Times are the machine's monotonic clock in nanoseconds, the same for all
+// processes of one machine.
+struct TraceEvent {
+  enum class Kind : uint8_t { kPlan, kReceive, kForward, kSend, kSample };
+  static constexpr std::string_view kNames[] = {"plan", "receive", "forward", "send", "sample"};
+
+  uint64_t epoch = 0;
+  uint64_t iteration = 0;
+  int32_t stage = 0;
+  int32_t rank = 0;
+  Kind kind = Kind::kPlan;  // kPlan: from the plan's arrival at the stage to the rank's start
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  std::string_view name() const { return kNames[static_cast<size_t>(kind)]; }
+};
 
 class Engine {
  public:

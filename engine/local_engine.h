@@ -1,13 +1,12 @@
 // The engine inside this process: one stage with all layers, on one thread per tensor-parallel
 // rank.
 //
-// The ranks run the submitted plans in order. A plan is in flight from Submit until its
-// result was taken, so HasRoom changes only through what the loop itself does (and when an epoch
-// ends): what a policy sees at a given iteration does not depend on timing.
+// The ranks run the submitted plans in order. A plan is in flight from Submit until its result was
+// taken, so HasRoom changes only through what the loop itself does (and when an epoch ends): what a
+// policy sees at a given iteration does not depend on timing.
 //
 // The epoch ends with
-//   InvalidArgument, NotFound   a plan of another epoch, out of order, or one that cannot be
-//   applied
+//   InvalidArgument, NotFound   a plan of another epoch, out of order, or that cannot be applied
 //                               (SequenceTable::Check names what is wrong; nothing was touched);
 //   DeadlineExceeded            an iteration ran longer than iteration_deadline.
 // There is no watchdog thread: lateness is noticed by the next call of TakeResults (the serving

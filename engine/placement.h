@@ -2,10 +2,10 @@
 // device.
 //
 // An iteration takes as long as its slowest stage, so the slowest is made as fast as it can be.
-// Costs are measured (placement_costs.h): the head of a small model can cost as much as a dozen of
-// its layers, and layers of one file can differ.
+// Costs are measured on this machine, on a model's last layer and its head: the head of a small
+// model can cost as much as a dozen of its layers, and layers of one file can differ.
 //
-// Thread safety: pure functions.
+// Thread safety: pure functions, but for MeasureCosts: as the backend's.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,8 @@
 
 #include "absl/status/statusor.h"
 #include "engine/defaults.h"
+#include "kernels/backend.h"
+#include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 
 namespace treadle {
@@ -34,6 +36,25 @@ struct PlacementCosts {
   uint64_t activation_bytes = 0;    // of any stage: an iteration's buffers
   uint64_t link_bytes = 0;          // more of any stage, if there are several
 };
+
+struct CostOptions {
+  // As the model will be loaded; `layers` and `max_head_rows` are not read. With a shard, what its
+  // rank alone does is measured, without the waiting for others.
+  LoadOptions load;
+  // The iteration that is measured: so many decoding sequences, with so many tokens before each,
+  // and a chunk of a prompt. Only what is sampled passes through the head, so a mix with longer
+  // prompts makes layers dearer against it. The default: prompts four times as long as answers.
+  int64_t rows = 8;
+  int64_t position = 128;
+  int64_t prompt_tokens = 32;
+  DType kv_dtype = DType::kF16;
+};
+
+// Loads the last layer with the head (and the first with the embedding, where that is a matrix of
+// its own), runs each a few times, and takes the fastest. Layers are taken to cost what they weigh
+// in the file, in proportion to the measured one. Errors: those of Model::Load.
+absl::StatusOr<PlacementCosts> MeasureCosts(const Checkpoint& checkpoint, Backend& backend,
+                                            const CostOptions& options);
 
 // How much a rank's device holds.
 struct PlacementMemory {

@@ -1,19 +1,16 @@
-#include "engine/placement_costs.h"
-
 #include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <optional>
-#include <string_view>
-#include <utility>
 #include <vector>
 
+#include "base/number.h"
 #include "base/status.h"
 #include "engine/activation_link.h"
 #include "engine/kv_cache.h"
+#include "engine/placement.h"
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 namespace {
@@ -53,29 +50,15 @@ class SoloCommunicator final : public Communicator {
   const Shard shard_;
 };
 
-// The layer that a tensor belongs to: the first part of its name, between dots, that is a number.
-// -1: none, as embedding and head.
-int64_t LayerOf(std::string_view name, int64_t layers) {
-  while (!name.empty()) {
-    const std::string_view part = name.substr(0, name.find('.'));
-    int64_t number = -1;
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
-    if (error == std::errc{} && end == part.data() + part.size() && number >= 0 &&
-        number < layers) {
-      return number;
-    }
-    name.remove_prefix(std::min(name.size(), part.size() + 1));
-  }
-  return -1;
-}
-
 // [layers] bytes in the file.
 std::vector<double> StoredBytes(const Checkpoint& checkpoint) {
-  const int64_t layers = checkpoint.config().layers;
-  std::vector<double> stored(layers, 0);
+  const Architecture& architecture = ArchitectureOf(checkpoint.config());
+  std::vector<double> stored(checkpoint.config().layers, 0);
   for (const StoredTensor& tensor : checkpoint.tensors()) {
-    const int64_t layer = LayerOf(tensor.name, layers);
-    if (layer >= 0) stored[layer] += static_cast<double>(tensor.bytes + tensor.constant_bytes);
+    const auto layer =
+        NumberIn<size_t>(ParseTensorName(architecture, checkpoint.kind(), tensor.name).layer);
+    if (!layer || *layer >= stored.size()) continue;
+    stored[*layer] += static_cast<double>(tensor.bytes + tensor.constant_bytes);
   }
   return stored;
 }
@@ -230,72 +213,6 @@ class Probe {
   SamplingParameters greedy_{.temperature = 0};
 };
 
-uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
-
-// Packed bytes of a model's parts, told apart by what differs between loaded ranges.
-struct PackedBytes {
-  uint64_t tables = 0;  // in every range
-  uint64_t last_layer = 0;
-  uint64_t embedding = 0;
-};
-
-uint64_t Scaled(uint64_t bytes, double ratio) {
-  return static_cast<uint64_t>(static_cast<double>(bytes) * ratio + 0.5);
-}
-
-// For three layers or more. `tail`: the last layer with the head.
-absl::StatusOr<PackedBytes> DifferencesOfRanges(
-    const std::vector<double>& stored, bool tied, uint64_t tail,
-    const std::function<absl::StatusOr<uint64_t>(LayerRange)>& load) {
-  const size_t last = stored.size() - 1;
-  TREADLE_ASSIGN_OR_RETURN(const uint64_t one, load({1, 2}));
-  TREADLE_ASSIGN_OR_RETURN(const uint64_t two, load({1, 3}));
-  PackedBytes packed;
-  if (last == 2) {  // the second of the two has the head
-    packed.tables = Minus(one + tail, two);
-  } else {
-    const double ratio = stored[2] / stored[1];
-    packed.tables = Scaled(Minus(Scaled(one, 1 + ratio), two), 1 / ratio);
-  }
-  const uint64_t layer = Minus(one, packed.tables);
-  packed.last_layer = Scaled(layer, stored[last] / stored[1]);
-  if (tied) {
-    packed.embedding = Minus(tail, packed.tables + packed.last_layer);
-  } else {
-    TREADLE_ASSIGN_OR_RETURN(const uint64_t first, load({0, 1}));
-    packed.embedding = Minus(first, packed.tables + Scaled(layer, stored[0] / stored[1]));
-  }
-  return packed;
-}
-
-absl::StatusOr<PackedBytes> MeasureBytes(const Checkpoint& checkpoint, Backend& backend,
-                                         const CostOptions& options,
-                                         const std::vector<double>& stored, uint64_t tail) {
-  const bool tied = checkpoint.config().tied_head;
-  const bool told = std::ranges::all_of(stored, [](double bytes) { return bytes > 0; });
-  if (stored.size() >= 3 && told) {
-    return DifferencesOfRanges(
-        stored, tied, tail, [&](LayerRange layers) -> absl::StatusOr<uint64_t> {
-          LoadOptions part = options.load;
-          part.layers = layers;
-          part.progress = nullptr;
-          TREADLE_ASSIGN_OR_RETURN(const auto model, Model::Load(checkpoint, backend, part));
-          return model->weight_bytes();
-        });
-  }
-  // Too few layers to see one alone: as the file divides them.
-  double rest = 0;
-  for (const StoredTensor& tensor : checkpoint.tensors()) {
-    if (LayerOf(tensor.name, checkpoint.config().layers) >= 0) continue;
-    rest += static_cast<double>(tensor.bytes + tensor.constant_bytes);
-  }
-  if (!tied && stored.size() > 1) rest /= 2;  // the head's half
-  PackedBytes packed;
-  packed.last_layer = Scaled(tail, stored.back() / std::max(stored.back() + rest, 1.0));
-  packed.embedding = Minus(tail, packed.last_layer);
-  return packed;
-}
-
 }  // namespace
 
 absl::StatusOr<PlacementCosts> MeasureCosts(const Checkpoint& checkpoint, Backend& backend,
@@ -307,22 +224,28 @@ absl::StatusOr<PlacementCosts> MeasureCosts(const Checkpoint& checkpoint, Backen
   TREADLE_ASSIGN_OR_RETURN(const Probe::Seconds seconds, tail.Measure(checkpoint.file_bytes()));
   PlacementCosts costs;
   costs.head.seconds = seconds.head;
-  const std::vector<double> stored = StoredBytes(checkpoint);
-  const uint64_t tail_bytes = tail.model().weight_bytes();
-  TREADLE_ASSIGN_OR_RETURN(const PackedBytes packed,
-                           MeasureBytes(checkpoint, backend, options, stored, tail_bytes));
-  costs.embedding.weight_bytes = packed.embedding;
-  costs.head.weight_bytes = Minus(tail_bytes, packed.tables + packed.last_layer);
-  costs.table_bytes = packed.tables;
+  const Model& model = tail.model();
+  const uint64_t outside = costs.head.weight_bytes = model.outside_bytes();
+  costs.table_bytes = model.table_bytes();
+  costs.embedding.weight_bytes = outside;
   if (config.tied_head || config.layers == 1) {
-    costs.shared_bytes = std::min(costs.embedding.weight_bytes, costs.head.weight_bytes);
+    costs.shared_bytes = outside;
+  } else {
+    LoadOptions first = options.load;
+    first.layers = {0, 1};
+    first.progress = nullptr;
+    TREADLE_ASSIGN_OR_RETURN(const auto begin, Model::Load(checkpoint, backend, first));
+    costs.embedding.weight_bytes = begin->outside_bytes();
   }
+  const auto layer_bytes = static_cast<double>(model.weight_bytes() - costs.table_bytes - outside);
+  const std::vector<double> stored = StoredBytes(checkpoint);
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const double ratio = stored[last] > 0 ? stored[layer] / stored[last] : 1;
-    costs.layers.push_back({seconds.layer * ratio, Scaled(packed.last_layer, ratio)});
+    costs.layers.push_back(
+        {seconds.layer * ratio, static_cast<uint64_t>(layer_bytes * ratio + 0.5)});
   }
   costs.kv_bytes_per_token = tail.layout().PageBytes() / kPageSize;
-  costs.activation_bytes = tail.model().activation_bytes();
+  costs.activation_bytes = model.activation_bytes();
   costs.link_bytes = ActivationLink::BufferBytes(
       {.hidden = config.hidden, .max_batch_tokens = options.load.max_batch_tokens});
   return costs;

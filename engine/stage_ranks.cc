@@ -17,7 +17,44 @@ double Seconds(SteadyClock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+int64_t Nanoseconds(SteadyClock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
 }  // namespace
+
+std::vector<TraceEvent> StageTrace::Take() {
+  MutexLock lock(mutex_);
+  const std::deque<TraceEvent> taken = std::exchange(events_, {});
+  return {taken.begin(), taken.end()};
+}
+
+void StageTrace::Add(const IterationPlan& plan, SteadyClock::time_point arrived,
+                     const Stage::Times& times, int rank, bool first_stage, bool last_stage) {
+  using Kind = TraceEvent::Kind;
+  const struct {
+    Kind kind;
+    SteadyClock::time_point begin, end;
+    bool happened;
+  } phases[] = {{Kind::kPlan, arrived, times.began, true},
+                {Kind::kReceive, times.began, times.received, !first_stage},
+                {Kind::kForward, times.received, times.forwarded, true},
+                {Kind::kSend, times.forwarded, times.sent, !last_stage},
+                {Kind::kSample, times.sent, times.sampled, last_stage}};
+  MutexLock lock(mutex_);
+  if (!on_) return;
+  for (const auto& phase : phases) {
+    if (!phase.happened) continue;
+    if (events_.size() == kMost) events_.pop_front();
+    events_.push_back({.epoch = plan.epoch,
+                       .iteration = plan.iteration,
+                       .stage = stage_,
+                       .rank = rank,
+                       .kind = phase.kind,
+                       .begin = Nanoseconds(phase.begin),
+                       .end = Nanoseconds(phase.end)});
+  }
+}
 
 // The communicators of one epoch. Rank threads hold on to it while they are in it.
 struct StageRanks::Epoch {

@@ -18,17 +18,40 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
+#include "engine/activation_link.h"
 #include "engine/defaults.h"
+#include "engine/engine.h"
 #include "engine/iteration_plan.h"
 #include "engine/kv_cache.h"
-#include "engine/rank_join.h"
 #include "engine/stage.h"
-#include "engine/stage_pipeline.h"
-#include "engine/stage_trace.h"
 #include "kernels/backend.h"
 #include "models/model.h"
 
 namespace treadle {
+
+// The timeline of a stage's ranks, while somebody wants it. Thread safety: any thread.
+class StageTrace {
+ public:
+  explicit StageTrace(int stage) : stage_(stage) {}
+
+  void Set(bool on) {
+    MutexLock lock(mutex_);
+    on_ = on;
+  }
+  // What was added since the last call; the oldest beyond kMost are lost.
+  std::vector<TraceEvent> Take();
+  // The phases of a plan with steps that a rank has run. Nothing while it is off.
+  void Add(const IterationPlan& plan, std::chrono::steady_clock::time_point arrived,
+           const Stage::Times& times, int rank, bool first_stage, bool last_stage);
+
+ private:
+  static constexpr size_t kMost = 1 << 16;
+
+  const int stage_;
+  Mutex mutex_;
+  bool on_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<TraceEvent> events_ ABSL_GUARDED_BY(mutex_);
+};
 
 class StageRanks {
  public:

@@ -94,11 +94,6 @@ uint64_t Mix(uint64_t state, uint64_t word) {
 
 }  // namespace
 
-WireType WireFrom(std::string_view name) {
-  const auto found = std::ranges::find(kWireNames, name);
-  return static_cast<WireType>(found == std::end(kWireNames) ? 0 : found - kWireNames);
-}
-
 size_t EncodedBytes(WireType wire, int64_t rows, int64_t cols) {
   switch (wire) {
     case WireType::kF32:

@@ -18,15 +18,15 @@
 #include <cstdint>
 #include <string_view>
 
+#include "base/choice.h"
 #include "kernels/tensor.h"
 
 namespace treadle {
 
 enum class WireType : uint8_t { kF32, kBf16, kInt8 };
-inline constexpr std::string_view kWireNames[] = {"f32", "bf16", "int8"};
-constexpr std::string_view Name(WireType wire) { return kWireNames[static_cast<size_t>(wire)]; }
-// kF32 if no type has that name.
-WireType WireFrom(std::string_view name);
+inline constexpr Choice<WireType> kWireTypes[] = {
+    {"f32", WireType::kF32}, {"bf16", WireType::kBf16}, {"int8", WireType::kInt8}};
+constexpr std::string_view Name(WireType wire) { return WordOf(kWireTypes, wire); }
 
 inline constexpr int64_t kWireBlock = 64;
 

@@ -94,6 +94,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   for (const TensorRow* row : rows) {
     if (Needs(row->part)) TREADLE_RETURN_IF_ERROR(load(*row, 0, outside_));
   }
+  outside_bytes_ = loader.weight_bytes();
   for (int64_t i = layers_.begin; i < layers_.end; ++i) {
     for (const TensorRow* row : rows) {
       if (!InLayer(row->part)) continue;
@@ -103,7 +104,8 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   if (architecture_->rotary) {
     TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
   }
-  weight_bytes_ = loader.weight_bytes() + rotary_.bytes();
+  table_bytes_ = rotary_.bytes();
+  weight_bytes_ = loader.weight_bytes() + table_bytes_;
   ChooseTypes();
   TREADLE_RETURN_IF_ERROR(AllocateActivations(options));
   loader.Finish();

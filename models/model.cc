@@ -1,11 +1,17 @@
 #include "models/model.h"
 
+#include <numeric>
+#include <system_error>
+#include <thread>
+#include <utility>
+
 #include "base/status.h"
+#include "base/sync.h"
 #include "models/decoder.h"
+#include "models/shared_conversion.h"
 #include "models/tensor_parallel.h"
 
 namespace treadle {
-
 absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint, Backend& backend,
                                                    const LoadOptions& options) {
   const ModelConfig& config = checkpoint.config();
@@ -31,6 +37,48 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
   auto model = std::make_unique<Decoder>(backend);
   TREADLE_RETURN_IF_ERROR(model->Load(checkpoint, complete));
   return model;
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<Model>>> LoadModelRanks(
+    const Checkpoint& checkpoint, std::span<Backend* const> backends, const LoadOptions& options) {
+  const size_t size = backends.size();
+  SharedConversion conversion(static_cast<int>(size));
+  Mutex mutex;
+  std::vector<double> fractions(size);  // that each rank has loaded
+  std::vector<std::unique_ptr<Model>> models(size);
+  std::vector<absl::Status> statuses(size);
+  const auto load_rank = [&](size_t rank) {
+    LoadOptions load = options;
+    load.shard = {static_cast<int>(rank), static_cast<int>(size)};
+    if (options.progress) {
+      load.progress = [&, rank](double fraction) {
+        MutexLock lock(mutex);
+        fractions[rank] = fraction;
+        const double sum = std::accumulate(fractions.begin(), fractions.end(), 0.0);
+        options.progress(sum / static_cast<double>(size));
+      };
+    }
+    load.conversion = &conversion;
+    auto model = Model::Load(checkpoint, *backends[rank], load);
+    if (!model.ok()) conversion.Leave();
+    statuses[rank] = model.status();
+    if (model.ok()) models[rank] = *std::move(model);
+  };
+  std::vector<std::thread> threads;
+  try {
+    for (size_t rank = 1; rank < size; ++rank) threads.emplace_back(load_rank, rank);
+    load_rank(0);
+  } catch (const std::system_error& error) {
+    conversion.Leave();
+    statuses.push_back(ResourceExhausted("loading thread: ", error.what()));
+  }
+  for (std::thread& thread : threads) thread.join();
+  absl::Status failed;  // one that failed by itself, if there is one
+  for (const absl::Status& status : statuses) {
+    if (!status.ok() && (failed.ok() || absl::IsCancelled(failed))) failed = status;
+  }
+  if (!failed.ok()) return failed;
+  return models;
 }
 
 }  // namespace treadle

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
@@ -90,6 +91,9 @@ class Model {
   // This rank's K/V heads: all, a part, or one that several ranks hold.
   int64_t kv_heads() const { return kv_heads_; }
   uint64_t weight_bytes() const { return weight_bytes_; }  // packed, on the device
+  // Of these: embedding, final norm and head; and what every range of layers has.
+  uint64_t outside_bytes() const { return outside_bytes_; }
+  uint64_t table_bytes() const { return table_bytes_; }
   uint64_t activation_bytes() const { return activation_bytes_; }
 
   // hidden: [num_tokens, hidden] f32. The first stage fills it from token ids; others read the
@@ -109,8 +113,16 @@ class Model {
   Shard shard_;
   ShardRange vocab_;
   int64_t kv_heads_ = 0;
-  uint64_t weight_bytes_ = 0;
+  uint64_t weight_bytes_ = 0, outside_bytes_ = 0, table_bytes_ = 0;
   uint64_t activation_bytes_ = 0;
 };
+
+// Loads the shards of all ranks of this process at once, so that what they share is read and
+// converted once: rank i's model on backends[i]. `options` as for Model::Load, but that the shard
+// is set here, that `threads` are those of one rank, and that `progress` is of all (called from any
+// rank's thread, one call at a time). Errors: the first rank's that failed by itself. Thread
+// safety: a pure function; its threads have ended when it returns.
+absl::StatusOr<std::vector<std::unique_ptr<Model>>> LoadModelRanks(
+    const Checkpoint& checkpoint, std::span<Backend* const> backends, const LoadOptions& options);
 
 }  // namespace treadle

@@ -1,3 +1,5 @@
+// Who converts weights: threads, and ranks for each other.
+//
 // One conversion for all ranks that load in this process. Under tensor parallelism every rank needs
 // its cut of the same converted matrix: the first that comes converts it, and it goes when the last
 // one has cut its part. So each matrix is converted once, and beside what is packed there is never
@@ -18,6 +20,10 @@
 #include "kernels/formats/quantize.h"
 
 namespace treadle {
+
+// Splits work over threads that live for one call: for loading and converting, which are rare. 0:
+// one thread per CPU of this process. What it returns may be called from any thread.
+ParallelFor SplitOverThreads(int threads);
 
 class SharedConversion {
  public:

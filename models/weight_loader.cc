@@ -3,7 +3,6 @@
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "kernels/formats/matrix_slice.h"
-#include "models/parallel_split.h"
 #include "models/shared_conversion.h"
 
 namespace treadle {

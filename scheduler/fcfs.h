@@ -3,6 +3,8 @@
 // per plan when there are several stages). It remembers nothing.
 #pragma once
 
+#include <algorithm>
+
 #include "scheduler/policy.h"
 
 namespace treadle {
@@ -14,11 +16,45 @@ class Fcfs final : public Policy {
   // In arrival order, ready before waiting, up to the cap; whoever does not fit stops it, so nobody
   // is overtaken. The first member is taken even if it alone exceeds its plan's share (a request of
   // n candidates is never split).
-  Selection Select(const PolicyView& view) override;
+  Selection Select(const PolicyView& view) override {
+    const int64_t cap = BatchCap(view);
+    Selection selection;
+    int64_t sequences = 0;
+    int64_t free_pages = view.kv.free_pages;
+    // Admission is in arrival order, so whoever runs arrived before whoever waits: one pass does.
+    for (const auto& request : view.pool) {
+      const bool waiting = request->state == RequestState::kWaiting;
+      if (!waiting && !IsReady(*request, view.limits)) continue;
+      const int64_t size = BatchSequences(*request);
+      if (sequences > 0 && sequences + size > cap) break;
+      if (waiting) {
+        free_pages -= PagesNeeded(*request, view.kv.page_size);
+        if (free_pages < 0) break;
+      }
+      sequences += size;
+      selection.push_back({request.get(), 0});
+    }
+    AssignTokens(selection, view.limits);
+    return selection;
+  }
 
   // Sequences that a plan may have: min(max_batch_size, ceil((running + waiting that fit) /
   // stages)). A literal Algorithm 1 would fill the first plan and leave the other stages idle.
-  static int64_t BatchCap(const PolicyView& view);
+  static int64_t BatchCap(const PolicyView& view) {
+    const BatchLimits& limits = view.limits;
+    if (limits.stages == 1) return limits.max_batch_size;
+    int64_t sequences = 0;
+    int64_t free_pages = view.kv.free_pages;
+    for (const auto& request : view.pool) {
+      if (request->state == RequestState::kFinished) continue;
+      if (request->state == RequestState::kWaiting) {
+        free_pages -= PagesNeeded(*request, view.kv.page_size);
+        if (free_pages < 0) break;
+      }
+      sequences += BatchSequences(*request);
+    }
+    return std::min(limits.max_batch_size, (sequences + limits.stages - 1) / limits.stages);
+  }
 };
 
 }  // namespace treadle

@@ -71,7 +71,6 @@ struct Request {
   std::vector<TokenDetail> held_prompt;
 
   int32_t prompt_length() const { return static_cast<int32_t>(spec.prompt.size()); }
-  int64_t max_tokens() const { return int64_t{prompt_length()} + spec.max_new_tokens; }
 };
 
 }  // namespace treadle

@@ -7,16 +7,6 @@
 
 namespace treadle {
 
-void ServingLoop::Bell::Ring() {
-  MutexLock lock(mutex);
-  if (pool != nullptr) pool->Wake();
-}
-
-void ServingLoop::Bell::Silence() {
-  MutexLock lock(mutex);
-  pool = nullptr;
-}
-
 ServingLoop::ServingLoop(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy,
                          Ledger& ledger, const TimeSource& time, const Options& options)
     : engine_(engine),

@@ -39,8 +39,14 @@ class ServingLoop {
   // What the engine's threads call. It outlives the loop with them, and then wakes nobody.
   struct Bell {
     explicit Bell(RequestPool* wakes) : pool(wakes) {}
-    void Ring() ABSL_LOCKS_EXCLUDED(mutex);
-    void Silence() ABSL_LOCKS_EXCLUDED(mutex);
+    void Ring() ABSL_LOCKS_EXCLUDED(mutex) {
+      MutexLock lock(mutex);
+      if (pool != nullptr) pool->Wake();
+    }
+    void Silence() ABSL_LOCKS_EXCLUDED(mutex) {
+      MutexLock lock(mutex);
+      pool = nullptr;
+    }
 
     Mutex mutex;
     RequestPool* pool ABSL_GUARDED_BY(mutex);

@@ -1,5 +1,6 @@
 #include "scheduler/token_stream.h"
 
+#include <algorithm>
 #include <iterator>
 #include <utility>
 
@@ -13,11 +14,18 @@ bool TokenStream::HasNews() const {
   return pending_.ended || !pending_.tokens.empty() || !pending_.prompt_detail.empty();
 }
 
-TokenStream::Notifier TokenStream::NoteNews(size_t entries) {
-  TREADLE_CHECK(!pending_.ended);
-  pushed_ += static_cast<int64_t>(entries);
-  TREADLE_CHECK(pushed_ <= capacity_);
-  return HasNews() ? nullptr : notify_;
+template <typename Add>
+void TokenStream::AddNews(size_t entries, const Add& add) {
+  Notifier due;
+  {
+    MutexLock lock(mutex_);
+    TREADLE_CHECK(!pending_.ended);
+    pushed_ += static_cast<int64_t>(entries);
+    TREADLE_CHECK(pushed_ <= capacity_);
+    if (!HasNews()) due = notify_;
+    add(pending_);
+  }
+  if (due) (*due)();
 }
 
 void TokenStream::SetNotifier(std::function<void()> notify) {
@@ -42,26 +50,14 @@ StreamBatch TokenStream::Take() {
 }
 
 void TokenStream::Push(StreamToken token) {
-  Notifier due;
-  {
-    MutexLock lock(mutex_);
-    due = NoteNews(1);
-    pending_.tokens.push_back(std::move(token));
-  }
-  if (due) (*due)();
+  AddNews(1, [&](StreamBatch& pending) { pending.tokens.push_back(std::move(token)); });
 }
 
 void TokenStream::PushPrompt(std::vector<TokenDetail> details) {
   if (details.empty()) return;
-  Notifier due;
-  {
-    MutexLock lock(mutex_);
-    due = NoteNews(details.size());
-    pending_.prompt_detail.insert(pending_.prompt_detail.end(),
-                                  std::make_move_iterator(details.begin()),
-                                  std::make_move_iterator(details.end()));
-  }
-  if (due) (*due)();
+  AddNews(details.size(), [&](StreamBatch& pending) {
+    std::ranges::move(details, std::back_inserter(pending.prompt_detail));
+  });
 }
 
 void TokenStream::End(absl::Status status, const RequestTimings& timings) {

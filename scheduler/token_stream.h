@@ -63,8 +63,9 @@ class TokenStream {
   using Notifier = std::shared_ptr<const std::function<void()>>;
 
   bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Counts `entries` against the capacity. The notifier to call once unlocked; null if none is due.
-  Notifier NoteNews(size_t entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts `entries` against the capacity, has them added, and notifies if they are the first.
+  template <typename Add>
+  void AddNews(size_t entries, const Add& add) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const int64_t capacity_;
 

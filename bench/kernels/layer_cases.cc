@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "models/parallel_split.h"
+#include "models/shared_conversion.h"
 #include "models/weight_loader.h"
 
 namespace treadle {

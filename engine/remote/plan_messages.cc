@@ -162,31 +162,21 @@ absl::StatusOr<SequenceStart> DecodeStart(const control::StartMessage& message) 
 }
 
 // Reads the arrays of steps from their beginnings to their ends.
-class StepReader {
- public:
-  explicit StepReader(const control::PlanMessage& message) : message_(message) {}
-
-  absl::Status ReadAll(std::vector<Step>& steps) {
-    const int count = message_.sequence_size();
-    TREADLE_RETURN_IF_ERROR(CheckSize("plan: position", message_.position_size(), count));
-    if (message_.kind_size() != 0) {
-      TREADLE_RETURN_IF_ERROR(CheckSize("plan: kind", message_.kind_size(), count));
-    }
-    steps.reserve(static_cast<size_t>(count));
-    for (int i = 0; i < count; ++i) {
-      steps.emplace_back();
-      TREADLE_RETURN_IF_ERROR(Read(i, steps.back()));
-    }
-    TREADLE_RETURN_IF_ERROR(CheckSize("plan: extra", message_.extra_size(), extra_));
-    return CheckSize("plan: token", message_.token_size(), token_);
+absl::Status DecodeSteps(const control::PlanMessage& message, std::vector<Step>& steps) {
+  const int count = message.sequence_size();
+  TREADLE_RETURN_IF_ERROR(CheckSize("plan: position", message.position_size(), count));
+  if (message.kind_size() != 0) {
+    TREADLE_RETURN_IF_ERROR(CheckSize("plan: kind", message.kind_size(), count));
   }
-
- private:
-  absl::Status Read(int i, Step& step) {
-    const uint32_t kind = message_.kind_size() == 0 ? 0 : message_.kind(i);
+  steps.reserve(static_cast<size_t>(count));
+  RelativeId id;
+  int extra = 0, token = 0;  // read so far
+  for (int i = 0; i < count; ++i) {
+    const uint32_t kind = message.kind_size() == 0 ? 0 : message.kind(i);
     if (kind > kAllKinds) return InvalidArgument("plan: kind is ", kind, " for step ", i);
-    step.sequence = id_.Decode<SequenceId>(message_.sequence(i));
-    step.first_position = message_.position(i);
+    Step& step = steps.emplace_back();
+    step.sequence = id.Decode<SequenceId>(message.sequence(i));
+    step.first_position = message.position(i);
     step.sample = (kind & kNoSample) == 0;
     step.num_tokens = 1;
     int32_t explicit_tokens = -1;
@@ -197,28 +187,24 @@ class StepReader {
                                                      {kNextToken, &step.next_token}};
     for (const auto& [bit, value] : numbers) {
       if ((kind & bit) == 0) continue;
-      if (extra_ == message_.extra_size()) {
+      if (extra == message.extra_size()) {
         return InvalidArgument("plan: extra ends before step ", i, " has what it announces");
       }
-      *value = message_.extra(extra_++);
+      *value = message.extra(extra++);
     }
-    if ((kind & kPreviousSample) != 0) return absl::OkStatus();
+    if ((kind & kPreviousSample) != 0) continue;
     if ((kind & kExplicitTokens) == 0) explicit_tokens = step.num_tokens;
-    if (explicit_tokens < 0 || explicit_tokens > message_.token_size() - token_) {
+    if (explicit_tokens < 0 || explicit_tokens > message.token_size() - token) {
       return InvalidArgument("plan: step ", i, " announces ", explicit_tokens, " tokens of ",
-                             message_.token_size() - token_);
+                             message.token_size() - token);
     }
-    const auto begin = message_.token().begin() + token_;
+    const auto begin = message.token().begin() + token;
     step.tokens.assign(begin, begin + explicit_tokens);
-    token_ += explicit_tokens;
-    return absl::OkStatus();
+    token += explicit_tokens;
   }
-
-  const control::PlanMessage& message_;
-  RelativeId id_;
-  int extra_ = 0;
-  int token_ = 0;
-};
+  TREADLE_RETURN_IF_ERROR(CheckSize("plan: extra", message.extra_size(), extra));
+  return CheckSize("plan: token", message.token_size(), token);
+}
 
 // -- results --------------------------------------------------------------------------------------
 
@@ -238,27 +224,6 @@ void EncodeDetail(const TokenDetail& detail, control::ResultMessage& message) {
     message.add_top_logprob(top.logprob);
   }
 }
-
-// Reads details one after the other; the counts were checked by CheckDetails.
-class DetailReader {
- public:
-  explicit DetailReader(const control::ResultMessage& message) : message_(message) {}
-
-  TokenDetail Next() {
-    TokenDetail detail;
-    detail.logprob = message_.logprob(detail_);
-    const uint32_t size = message_.top_size(detail_++);
-    for (uint32_t i = 0; i < size; ++i, ++top_) {
-      detail.top.push_back({message_.top_token(top_), message_.top_logprob(top_)});
-    }
-    return detail;
-  }
-
- private:
-  const control::ResultMessage& message_;
-  int detail_ = 0;
-  int top_ = 0;
-};
 
 absl::Status CheckDetails(const control::ResultMessage& message) {
   const int64_t steps = message.sequence_size();
@@ -296,7 +261,7 @@ absl::StatusOr<IterationPlan> DecodePlan(const control::PlanMessage& message) {
   IterationPlan plan;
   plan.epoch = message.epoch();
   plan.iteration = message.iteration();
-  TREADLE_RETURN_IF_ERROR(StepReader(message).ReadAll(plan.steps));
+  TREADLE_RETURN_IF_ERROR(DecodeSteps(message, plan.steps));
   ReadRelative(message.release(), plan.releases);
   TREADLE_RETURN_IF_ERROR(
       CheckSize("plan: copy", message.copy_size(), message.copy_size() + message.copy_size() % 2));
@@ -349,15 +314,23 @@ absl::StatusOr<IterationResult> DecodeResult(const control::ResultMessage& messa
   result.iteration = message.iteration();
   result.steps.resize(static_cast<size_t>(message.sequence_size()));
   RelativeId id;
-  DetailReader details(message);
+  int detail = 0, top = 0;  // read so far
+  const auto next_detail = [&] {
+    TokenDetail next;
+    next.logprob = message.logprob(detail);
+    for (uint32_t left = message.top_size(detail++); left > 0; --left, ++top) {
+      next.top.push_back({message.top_token(top), message.top_logprob(top)});
+    }
+    return next;
+  };
   for (int i = 0; i < message.sequence_size(); ++i) {
     StepResult& step = result.steps[i];
     step.sequence = id.Decode<SequenceId>(message.sequence(i));
     step.token = message.token(i);
     if (message.logprob_size() == 0) continue;
-    step.detail = details.Next();
+    step.detail = next_detail();
     const uint32_t prompt = message.prompt_details_size() == 0 ? 0 : message.prompt_details(i);
-    for (uint32_t k = 0; k < prompt; ++k) step.prompt_detail.push_back(details.Next());
+    for (uint32_t k = 0; k < prompt; ++k) step.prompt_detail.push_back(next_detail());
   }
   for (size_t i = 0; i < std::size(kTimings); ++i) {
     result.timings.*kTimings[i] =

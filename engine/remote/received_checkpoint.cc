@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/sha256.h"
 #include "base/status.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/model_configuration.h"
 
 namespace treadle {
 namespace {
@@ -54,7 +56,87 @@ std::string SerializeConstants(const MatrixConstants& constants) {
   return message.SerializeAsString();
 }
 
+class FileSums {
+ public:
+  absl::StatusOr<std::string> Of(const std::string& path) {
+    std::error_code error;
+    const auto written = std::filesystem::last_write_time(path, error);
+    const Key key{path, std::filesystem::file_size(path, error), written};
+    MutexLock lock(mutex_);
+    if (const auto found = sums_.find(key); found != sums_.end()) return found->second;
+    TREADLE_ASSIGN_OR_RETURN(std::string sum, FileSha256(path));
+    return sums_[key] = std::move(sum);
+  }
+
+ private:
+  using Key = std::tuple<std::string, uintmax_t, std::filesystem::file_time_type>;
+  Mutex mutex_;
+  std::map<Key, std::string> sums_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A ModelConfig on the wire, field by field.
+constexpr int64_t ModelConfig::*kSizes[] = {
+    &ModelConfig::layers,   &ModelConfig::hidden,   &ModelConfig::heads,
+    &ModelConfig::kv_heads, &ModelConfig::head_dim, &ModelConfig::ffn_hidden,
+    &ModelConfig::vocab,    &ModelConfig::context,  &ModelConfig::rope_dim};
+constexpr double ModelConfig::*kReals[] = {&ModelConfig::rope_base,
+                                           &ModelConfig::rope_linear_factor};
+constexpr double RopeScaling::*kScaling[] = {&RopeScaling::factor, &RopeScaling::low_freq_factor,
+                                             &RopeScaling::high_freq_factor};
+
+void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& message) {
+  message.set_architecture(config.architecture);
+  message.set_tied_head(config.tied_head);
+  message.set_qkv_bias(config.qkv_bias);
+  message.set_output_bias(config.output_bias);
+  message.set_llama3_scaling(config.rope_scaling.has_value());
+  const RopeScaling scaling = config.rope_scaling.value_or(RopeScaling());
+  for (const auto size : kSizes) message.add_sizes(config.*size);
+  message.add_sizes(scaling.original_context);
+  for (const auto real : kReals) message.add_reals(config.*real);
+  for (const auto real : kScaling) message.add_reals(scaling.*real);
+  message.add_reals(config.norm_epsilon);
+}
+
+// InvalidArgument if the message has another number of fields. Values are checked by
+// Checkpoint::CheckConsistency.
+absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfig& config) {
+  constexpr int kNumSizes = std::size(kSizes) + 1;
+  constexpr int kNumReals = std::size(kReals) + std::size(kScaling) + 1;
+  if (message.sizes_size() != kNumSizes || message.reals_size() != kNumReals) {
+    return InvalidArgument("model configuration has ", message.sizes_size(), " sizes and ",
+                           message.reals_size(), " reals, expected ", kNumSizes, " and ",
+                           kNumReals);
+  }
+  config.architecture = message.architecture();
+  config.tied_head = message.tied_head();
+  config.qkv_bias = message.qkv_bias();
+  config.output_bias = message.output_bias();
+  int next = 0;
+  for (const auto size : kSizes) config.*size = message.sizes(next++);
+  RopeScaling scaling;
+  scaling.original_context = message.sizes(next);
+  next = 0;
+  for (const auto real : kReals) config.*real = message.reals(next++);
+  for (const auto real : kScaling) scaling.*real = message.reals(next++);
+  config.norm_epsilon = static_cast<float>(message.reals(next));
+  if (message.llama3_scaling()) config.rope_scaling = scaling;
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint) {
+  static FileSums& sums = *new FileSums;
+  if (checkpoint.weight_files().size() == 1) return sums.Of(checkpoint.weight_files()[0]);
+  Sha256 all;
+  all.Add(std::as_bytes(std::span(checkpoint.recipe())));
+  for (const std::string& file : checkpoint.weight_files()) {
+    TREADLE_ASSIGN_OR_RETURN(const std::string sum, sums.Of(file));
+    all.Add(std::as_bytes(std::span(sum)));
+  }
+  return all.Finish();
+}
 
 void ReceivedCheckpoint::Unmap::operator()(std::byte* begin) const { munmap(begin, bytes); }
 
@@ -132,9 +214,8 @@ absl::Status ReceivedCheckpoint::AddEntry(const control::TensorEntry& entry, uin
 uint64_t ReceivedCheckpoint::RoomOf(const StoredTensor& tensor) const {
   uint64_t bytes = tensor.bytes;
   if (tensor.format->apart()) {
-    int64_t elements = 1;
-    for (const int64_t extent : tensor.shape) elements *= extent;
-    bytes = std::max(bytes, static_cast<uint64_t>(tensor.format->MatrixBytes(1, elements)));
+    bytes =
+        std::max(bytes, static_cast<uint64_t>(tensor.format->MatrixBytes(1, tensor.Elements())));
   }
   return (bytes + page_ - 1) / page_ * page_;
 }

@@ -91,6 +91,11 @@ class ReceivedCheckpoint final : public Checkpoint {
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
 };
 
+// What tells one model from another: the SHA-256 of the file that holds its weights, or of the sums
+// of all in order, or, of random weights, of what they are made by. 64 hexadecimal digits. Thread
+// safety: any thread. A file is read once per process, and again if it has changed.
+absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint);
+
 // The master's side. Thread safety: Answer from any thread.
 class CheckpointSender {
  public:

@@ -8,7 +8,6 @@
 #include "base/status.h"
 #include "base/sync.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/fingerprint.h"
 #include "engine/remote/plan_messages.h"
 #include "engine/remote/thread_priority.h"
 #include "engine/remote/worker_cluster.h"

@@ -9,12 +9,9 @@
 #include "base/sync.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/fingerprint.h"
-#include "engine/remote/machine.h"
 #include "engine/remote/plan_messages.h"
 #include "engine/remote/received_checkpoint.h"
 #include "engine/remote/thread_priority.h"
-#include "engine/remote/worker_epoch.h"
 #include "kernels/cpu/thread_pool.h"
 
 namespace treadle {
@@ -281,8 +278,8 @@ absl::Status Worker::Impl::Configure(const MasterPointer& master,
   epoch_.SetPlace({.stage = configuration.stage(),
                    .stages = configuration.stages(),
                    .deadline = milliseconds(configuration.iteration_deadline_ms()),
-                   .wire = WireFrom(configuration.wire()),
-                   .data_plane = DataPlaneFrom(configuration.data_plane()).value()});
+                   .wire = ValueOf(kWireTypes, configuration.wire()).value_or(WireType::kF32),
+                   .data_plane = ValueOf(kDataPlanes, configuration.data_plane()).value()});
   TREADLE_ASSIGN_OR_RETURN(const uint64_t available, stage_->AvailableBytes());
   control::WorkerMessage message;
   control::Loaded& loaded = *message.mutable_loaded();

@@ -20,7 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/remote/control_streams.h"
-#include "engine/remote/gloo_pipeline.h"
+#include "engine/remote/worker_epoch.h"
 #include "engine/remote/worker_stage.h"
 
 namespace treadle {

@@ -6,7 +6,6 @@
 
 #include "base/status.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/stage_description.h"
 
 namespace treadle {
 namespace {
@@ -103,21 +102,6 @@ absl::Status WorkerCluster::WaitUntilStanding() {
   return status_;
 }
 
-bool WorkerCluster::standing() const {
-  MutexLock lock(mutex_);
-  return standing_;
-}
-
-bool WorkerCluster::stood() const {
-  MutexLock lock(mutex_);
-  return stood_;
-}
-
-absl::Status WorkerCluster::status() const {
-  MutexLock lock(mutex_);
-  return status_;
-}
-
 // Goes as far towards the wanted epoch as the workers' states allow.
 void WorkerCluster::Advance() {
   if (!wanted_) return;
@@ -159,25 +143,6 @@ void WorkerCluster::Advance() {
 
 bool WorkerCluster::AllAtLeast(State state) const {
   return std::ranges::all_of(peers_, [&](const Peer& peer) { return peer.state >= state; });
-}
-
-// Those of the tightest stage.
-absl::Status WorkerCluster::PlanPages() {
-  int64_t tightest = INT64_MAX;
-  for (size_t stage = 0; stage < peers_.size(); ++stage) {
-    const Peer& peer = peers_[stage];
-    if (peer.kv_pages > 0 && !options_.kv_memory) {
-      tightest = std::min(tightest, peer.kv_pages);
-      continue;
-    }
-    const auto sharing = std::ranges::count(peers_, peer.memory_pool, &Peer::memory_pool);
-    const auto pages = PagesOf(options_, stage, peer.kv_heads,
-                               peer.memory_available / static_cast<uint64_t>(sharing));
-    if (!pages.ok()) return Named(stage, pages.status());
-    tightest = std::min(tightest, *pages);
-  }
-  kv_pages_ = tightest;
-  return absl::OkStatus();
 }
 
 // The wanted epoch is over, or cannot be had; workers that were told of it are told so.
@@ -363,16 +328,6 @@ std::vector<TraceEvent> WorkerCluster::TakeTrace() {
   }
   std::ranges::stable_sort(trace, {}, &TraceEvent::begin);
   return trace;
-}
-
-int64_t WorkerCluster::kv_pages() const {
-  MutexLock lock(mutex_);
-  return kv_pages_;
-}
-
-std::string WorkerCluster::backend() const {
-  MutexLock lock(mutex_);
-  return peers_[0].backend;
 }
 
 std::vector<uint64_t> WorkerCluster::weight_bytes() const {

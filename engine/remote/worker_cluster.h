@@ -18,11 +18,11 @@
 #include <vector>
 
 #include "base/sync.h"
+#include "engine/engine.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
 #include "engine/remote/received_checkpoint.h"
-#include "engine/remote/remote_engine_options.h"
-#include "engine/trace_events.h"
+#include "engine/remote/remote_engine.h"
 
 namespace treadle {
 
@@ -53,10 +53,19 @@ class WorkerCluster {
   // Until the wanted epoch stands, or why it cannot.
   absl::Status WaitUntilStanding();
 
-  bool standing() const;
-  bool stood() const;  // or did, before it ended
+  bool standing() const {
+    MutexLock lock(mutex_);
+    return standing_;
+  }
+  bool stood() const {  // or did, before it ended
+    MutexLock lock(mutex_);
+    return stood_;
+  }
   // Why the wanted epoch ended; Ok while it stands or is being formed.
-  absl::Status status() const;
+  absl::Status status() const {
+    MutexLock lock(mutex_);
+    return status_;
+  }
 
   void SendPlan(control::PlanMessage&& plan);
   // Who keeps an iteration of the epoch waiting, for an error: "stage 1 (host:port) has not ...".
@@ -65,8 +74,14 @@ class WorkerCluster {
   void SetTracing(bool on);
   std::vector<TraceEvent> TakeTrace();
 
-  int64_t kv_pages() const;
-  std::string backend() const;
+  int64_t kv_pages() const {
+    MutexLock lock(mutex_);
+    return kv_pages_;
+  }
+  std::string backend() const {
+    MutexLock lock(mutex_);
+    return peers_[0].backend;
+  }
   std::vector<uint64_t> weight_bytes() const;
 
  private:

@@ -1,11 +1,11 @@
-// What workers say, and what the master makes of it.
+// What the master asks of workers and tells them, what they say, and what it makes of that.
 
 #include <algorithm>
 #include <utility>
 
 #include "base/status.h"
+#include "engine/memory_plan.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/stage_description.h"
 #include "engine/remote/worker_cluster.h"
 
 namespace treadle {
@@ -20,6 +20,121 @@ constexpr std::chrono::milliseconds kSuspicion{100};
 bool MayBeOfAnother(absl::StatusCode code) {
   return code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kAborted ||
          code == absl::StatusCode::kCancelled || code == absl::StatusCode::kDeadlineExceeded;
+}
+
+bool OnGpus(const RemoteEngineOptions& options) { return options.backend == "cuda"; }
+
+// What a worker was told to keep to.
+absl::Status CheckNumerics(const RemoteEngineOptions& options, const control::WorkerHello& hello) {
+  const bool gpus = OnGpus(options);
+  const struct {
+    const char* does;
+    const std::string& kept_to;
+    std::string_view wanted;
+    bool counts;
+  } rows[] = {
+      {"runs on ", hello.device(), options.backend, true},
+      {"computes ", hello.compute(), Name(options.compute), true},
+      {"computes in ", hello.dtype(), Name(options.dtype), gpus},
+      {"is deterministic: ", hello.deterministic(), options.deterministic ? "on" : "off", gpus}};
+  for (const auto& [does, kept_to, wanted, counts] : rows) {
+    if (!counts || kept_to.empty() || kept_to == wanted) continue;
+    return absl::FailedPreconditionError(
+        Str("the worker ", does, kept_to, ", this master wants ", wanted));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMemory(const RemoteEngineOptions& options, uint64_t weight_bytes,
+                         const control::WorkerHello& hello) {
+  uint64_t memory = hello.memory_available() + hello.held_bytes();
+  if (OnGpus(options)) {
+    if (hello.gpus() == 0) {
+      return absl::FailedPreconditionError(Str("it has no GPU: ", hello.no_gpu()));
+    }
+    if (hello.gpus() < options.tensor_parallel) {
+      return absl::FailedPreconditionError(
+          Str("its ", options.tensor_parallel, " ranks need a GPU each, it has ", hello.gpus()));
+    }
+    memory = hello.gpu_memory() * static_cast<uint64_t>(options.tensor_parallel);
+  }
+  if (weight_bytes <= memory) return absl::OkStatus();
+  return ResourceExhausted("its weights need ", weight_bytes >> 20, " MiB of memory, it has ",
+                           memory >> 20, " MiB");
+}
+
+// Whether the worker can be that stage. FailedPrecondition: another version, device, arithmetic or
+// file, or too few GPUs; ResourceExhausted: no memory for the weights.
+absl::Status CheckHello(const RemoteEngineOptions& options, const std::string& fingerprint,
+                        size_t stage, const control::WorkerHello& hello) {
+  const uint64_t weight_bytes = options.stages[stage].weight_bytes;
+  const auto refuse = [](const auto&... parts) {
+    return absl::FailedPreconditionError(Str(parts...));
+  };
+  if (hello.protocol() != kControlProtocol || hello.version() != options.version) {
+    return refuse("the worker is version ", hello.version(), " (protocol ", hello.protocol(),
+                  "), this is ", options.version, " (protocol ", kControlProtocol, ")");
+  }
+  TREADLE_RETURN_IF_ERROR(CheckNumerics(options, hello));
+  TREADLE_RETURN_IF_ERROR(CheckMemory(options, weight_bytes, hello));
+  if (options.weights_from_master) return absl::OkStatus();
+  if (!hello.problem().empty()) return refuse(hello.problem());
+  if (hello.model_path().empty()) {
+    return refuse("the worker has no model of its own: start it with --model, or send it the ",
+                  "weights with --weights-from master");
+  }
+  if (hello.fingerprint() != fingerprint) {
+    return refuse("its model ", hello.model_path(), " is another file: SHA-256 ",
+                  hello.fingerprint().substr(0, 16), "..., the master's is ",
+                  fingerprint.substr(0, 16), "...");
+  }
+  return absl::OkStatus();
+}
+
+// All but the directory of tensors.
+void DescribeStage(const RemoteEngineOptions& options, size_t stage, const std::string& fingerprint,
+                   control::Configure& out) {
+  out.set_stage(static_cast<int32_t>(stage));
+  out.set_stages(static_cast<int32_t>(options.stages.size()));
+  out.set_tensor_parallel(options.tensor_parallel);
+  out.set_first_layer(options.stages[stage].layers.begin);
+  out.set_end_layer(options.stages[stage].layers.end);
+  out.set_fingerprint(fingerprint);
+  out.set_backend(options.backend);
+  if (OnGpus(options)) {
+    out.set_dtype(std::string(Name(options.dtype)));
+    out.set_deterministic(options.deterministic);
+  }
+  out.set_compute(std::string(Name(options.compute)));
+  out.set_weights(options.weights);
+  if (options.outlier_threshold) out.set_outlier_threshold(*options.outlier_threshold);
+  out.set_outliers_per_call(options.outlier_rule == OutlierRule::kPerCall);
+  out.set_kv_dtype(std::string(Name(options.kv_dtype)));
+  out.set_wire(std::string(Name(options.wire)));
+  out.set_data_plane(std::string(Name(options.data_plane)));
+  out.set_max_batch_tokens(options.max_batch_tokens);
+  out.set_max_context(options.max_context);
+  out.set_page_size(options.page_size);
+  out.set_iteration_deadline_ms(static_cast<uint32_t>(options.iteration_deadline.count()));
+}
+
+// Pages for the stage's cache, of `available` bytes if the options do not say how many. Errors:
+// PlanKvMemory's.
+absl::StatusOr<int64_t> PagesOf(const RemoteEngineOptions& options, size_t stage, int64_t kv_heads,
+                                uint64_t available) {
+  ModelConfig config = options.checkpoint->config();
+  const int64_t context = options.max_context > 0 ? options.max_context : config.context;
+  config.layers = options.stages[stage].layers.end - options.stages[stage].layers.begin;
+  config.kv_heads = kv_heads;
+  TREADLE_ASSIGN_OR_RETURN(const KvMemoryPlan plan,
+                           PlanKvMemory(config, {.kv_bytes = options.kv_memory,
+                                                 .available_bytes = static_cast<int64_t>(available),
+                                                 .available_share = OnGpus(options) ? 0.9 : 0.5,
+                                                 .max_batch_size = options.max_batch_size,
+                                                 .max_context = context,
+                                                 .page_size = options.page_size,
+                                                 .kv_dtype = options.kv_dtype}));
+  return plan.pages;
 }
 
 }  // namespace
@@ -167,6 +282,25 @@ double WorkerCluster::MeanProgress() const {
   double sum = 0;
   for (const Peer& peer : peers_) sum += peer.progress;
   return sum / static_cast<double>(peers_.size());
+}
+
+// Those of the tightest stage.
+absl::Status WorkerCluster::PlanPages() {
+  int64_t tightest = INT64_MAX;
+  for (size_t stage = 0; stage < peers_.size(); ++stage) {
+    const Peer& peer = peers_[stage];
+    if (peer.kv_pages > 0 && !options_.kv_memory) {
+      tightest = std::min(tightest, peer.kv_pages);
+      continue;
+    }
+    const auto sharing = std::ranges::count(peers_, peer.memory_pool, &Peer::memory_pool);
+    const auto pages = PagesOf(options_, stage, peer.kv_heads,
+                               peer.memory_available / static_cast<uint64_t>(sharing));
+    if (!pages.ok()) return Named(stage, pages.status());
+    tightest = std::min(tightest, *pages);
+  }
+  kv_pages_ = tightest;
+  return absl::OkStatus();
 }
 
 }  // namespace treadle

@@ -1,10 +1,12 @@
 #include "engine/remote/worker_epoch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/plan_messages.h"
+#include "kernels/collectives/gloo_communicator.h"
 
 namespace treadle {
 
@@ -15,6 +17,18 @@ control::WorkerMessage FailureOf(uint64_t epoch, const absl::Status& why) {
   failed.set_code(static_cast<int>(why.code()));
   failed.set_message(std::string(why.message()));
   return message;
+}
+
+PipelineFactory GlooPipeline(const std::string& data_interface) {
+  return [data_interface](const PipelineRequest& request, Rendezvous& rendezvous) {
+    GlooOptions options;
+    options.rank = request.rank;
+    options.size = request.size;
+    options.data_interface = data_interface;
+    options.timeout = request.timeout;
+    options.connect_timeout = std::min(request.timeout, options.connect_timeout);
+    return CreateGlooCommunicator(options, rendezvous);
+  };
 }
 
 WorkerEpoch::~WorkerEpoch() {

@@ -21,12 +21,11 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "engine/data_plane.h"
+#include "engine/choices.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
-#include "engine/remote/gloo_pipeline.h"
-#include "engine/remote/relayed_rendezvous.h"
 #include "engine/stage_ranks.h"
+#include "kernels/collectives/memory_rendezvous.h"
 
 namespace treadle {
 
@@ -40,6 +39,54 @@ class WorkerHeartbeat;
 
 // What tells the master that an epoch, or with 0 the loading, has failed.
 control::WorkerMessage FailureOf(uint64_t epoch, const absl::Status& why);
+
+struct PipelineRequest {
+  uint64_t epoch = 0;
+  int rank = 0;  // the stage
+  int size = 1;
+  std::chrono::milliseconds timeout;  // of every wait, and until all stages are there
+};
+// Makes the communicator between the stages of one epoch, through their hosts; may wait for the
+// others. Of Gloo unless a test brings its own.
+using PipelineFactory = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
+    const PipelineRequest&, Rendezvous&)>;
+
+// Through Gloo. `data_interface`: as GlooOptions. Thread safety: what it makes may be called from
+// any thread.
+PipelineFactory GlooPipeline(const std::string& data_interface);
+
+// The rendezvous of one epoch on a worker: what is set here goes to the master, who passes it on to
+// the other workers; what they set arrives through Deliver. Thread safety: any thread.
+class RelayedRendezvous final : public Rendezvous {
+ public:
+  // `send` must not block.
+  explicit RelayedRendezvous(
+      std::function<void(const std::string& key, const std::string& bytes)> send)
+      : send_(std::move(send)) {}
+
+  absl::Status Set(const std::string& key, const std::string& bytes) override {
+    TREADLE_RETURN_IF_ERROR(status());
+    TREADLE_RETURN_IF_ERROR(known_.Set(key, bytes));
+    send_(key, bytes);
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> Get(const std::string& key,
+                                  std::chrono::steady_clock::time_point deadline) override {
+    return known_.Get(key, deadline);
+  }
+  absl::Status status() override { return known_.status(); }
+
+  // What came first stays.
+  void Deliver(const std::string& key, const std::string& bytes) {
+    known_.Set(key, bytes).IgnoreError();
+  }
+  // Wakes whoever waits; the first reason stays.
+  void Fail(const absl::Status& why) { known_.Cancel(why); }
+
+ private:
+  const std::function<void(const std::string&, const std::string&)> send_;
+  MemoryRendezvous known_;
+};
 
 class WorkerEpoch {
  public:

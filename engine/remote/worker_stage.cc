@@ -1,19 +1,20 @@
 #include "engine/remote/worker_stage.h"
 
 #include <algorithm>
+#include <fstream>
+#include <limits>
 #include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/status.h"
-#include "engine/data_plane.h"
+#include "engine/choices.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/machine.h"
 #include "engine/remote/thread_priority.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
-#include "models/load_model_ranks.h"
+#include "models/model.h"
 
 namespace treadle {
 namespace {
@@ -75,7 +76,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const control::Configure&
 
 absl::Status CheckDataPlane(const control::Configure& configuration, const RankGpus& gpus) {
   const std::string& wanted = configuration.data_plane();
-  const std::optional<DataPlane> plane = DataPlaneFrom(wanted);
+  const std::optional<DataPlane> plane = ValueOf(kDataPlanes, wanted);
   if (!plane) {
     return Unimplemented("the master wants activations over '", wanted,
                          "', this worker has: gloo, nccl");
@@ -129,6 +130,24 @@ absl::Status Check(const control::Configure& configuration, const Checkpoint& ch
 }
 
 }  // namespace
+
+uint64_t AvailableMemory() {
+  std::ifstream meminfo("/proc/meminfo");
+  std::string key;
+  uint64_t kilobytes = 0;
+  while (meminfo >> key >> kilobytes) {
+    if (key == "MemAvailable:") return kilobytes * 1024;
+    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
+  }
+  return uint64_t{1} << 30;
+}
+
+std::string MachineId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
 
 absl::StatusOr<std::unique_ptr<WorkerStage>> WorkerStage::Load(
     const control::Configure& configuration, const Checkpoint& checkpoint,

@@ -50,6 +50,11 @@ struct RankOptions {
   RankGpus gpus = {};
 };
 
+// Bytes that the machine can give without swapping.
+uint64_t AvailableMemory();
+// The same for all processes of one machine.
+std::string MachineId();
+
 class WorkerStage {
  public:
   // Loads every rank's shard of the configuration's layers. `progress`: fraction, on another

@@ -84,8 +84,8 @@ struct FixedField {
   const char* json;
 };
 
-// config.json; "model_type" is the architecture's name. Errors of its reader (hf_config.h) name the
-// field.
+// config.json; "model_type" is the architecture's name. Errors of its reader (hf_config.cc) name
+// the field.
 struct ConfigJson {
   std::span<const std::string_view> classes;  // "architectures" is one of them; written: the first
   std::span<const SizeField> sizes;

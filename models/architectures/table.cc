@@ -4,8 +4,7 @@
 #include "models/architectures/architecture.h"
 #include "models/architectures/gpt2.h"
 #include "models/architectures/llama.h"
-#include "models/architectures/qwen2.h"
-#include "models/architectures/qwen3.h"
+#include "models/architectures/qwen.h"
 #include "models/checkpoints/weight_plan.h"
 
 namespace treadle {

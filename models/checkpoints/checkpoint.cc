@@ -8,20 +8,15 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
-#include "models/checkpoints/gguf/gguf_checkpoint.h"
-#include "models/checkpoints/huggingface/hf_checkpoint.h"
 #include "models/checkpoints/random/random_checkpoint.h"
 
 namespace treadle {
-namespace {
 
 std::string ShapeText(std::span<const int64_t> shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) text += Str(i == 0 ? "" : ", ", shape[i]);
   return text + "]";
 }
-
-}  // namespace
 
 absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int64_t k,
                                       MatrixConstants& constants) {
@@ -36,8 +31,8 @@ absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
   if (path.starts_with(RandomCheckpoint::kPrefix)) return RandomCheckpoint::Open(path);
   std::error_code error;
-  if (std::filesystem::is_directory(path, error)) return HuggingFaceCheckpoint::Open(path);
-  return GgufCheckpoint::Open(path);
+  if (std::filesystem::is_directory(path, error)) return OpenHuggingFace(path);
+  return OpenGguf(path);
 }
 
 std::shared_ptr<const void> Checkpoint::FileOf(const StoredTensor& tensor) const {

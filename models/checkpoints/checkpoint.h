@@ -11,7 +11,9 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/formats/matrix_source.h"
 #include "models/model_config.h"
-#include "models/text/tokenizer_spec.h"
+#include "models/text/tokenizer.h"
 
 namespace treadle {
 
@@ -36,7 +38,13 @@ struct StoredTensor {
   // Apart formats: reads, decodes and checks the constants, when the tensor is loaded (all of a
   // large model's at once would be a lot of memory). Errors name the tensor that holds them.
   std::function<absl::StatusOr<MatrixConstants>()> constants = {};
+
+  int64_t Elements() const {
+    return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
+  }
 };
+
+std::string ShapeText(std::span<const int64_t> shape);  // "[2, 3]"
 
 // The tensor as a matrix [n, k], with constants (and codes, where the file has others) that are
 // kept in `constants`. Thread safety: a pure function.
@@ -113,5 +121,9 @@ class Checkpoint {
   std::string recipe_;
   uint64_t file_bytes_ = 0;
 };
+
+// The two kinds that Checkpoint::Open finds on disk.
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(const std::string& path);
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenHuggingFace(const std::string& folder);
 
 }  // namespace treadle

@@ -1,8 +1,12 @@
-// One tensor on its way from a checkpoint into a file.
+// One tensor on its way from a checkpoint into a file, and what is written: a GGUF file, or a
+// Hugging Face folder.
 //
-// Thread safety: pure functions; ConvertTensor splits its work with the ParallelFor it is given.
+// Thread safety: pure functions, but for outputs, which are confined to one thread; ConvertTensor
+// splits its work with the ParallelFor it is given.
 #pragma once
 
+#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,6 +17,8 @@
 #include "models/checkpoints/checkpoint.h"
 
 namespace treadle {
+
+struct QuantizeOptions;  // write/quantize_checkpoint.h
 
 struct TensorTarget {
   std::string name;                  // in the output; empty: it has no need of this tensor
@@ -48,5 +54,36 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
                                               const TensorTarget& target,
                                               const ParallelFor& parallel_for,
                                               ConversionError* error);
+
+// What an output says of itself: "treadle.source_sha256" and so on.
+using Provenance = std::map<std::string, std::string>;
+
+// Where `treadle quantize` writes. Nothing is there under its name before Finish.
+class CheckpointOutput {
+ public:
+  virtual ~CheckpointOutput() = default;
+
+  // What becomes of a tensor here. Errors: this output cannot hold it.
+  virtual absl::StatusOr<TensorTarget> Target(const StoredTensor& tensor) const = 0;
+  // Every tensor of the checkpoint, in its order.
+  virtual absl::Status Add(const ConvertedTensor& tensor) = 0;
+  // Bytes of tensors with their constants.
+  virtual absl::StatusOr<uint64_t> Finish(const Provenance& provenance) = 0;
+  // Lines for the user.
+  virtual std::vector<std::string> Notices() const { return {}; }
+};
+
+// What both write to `path` follows `options`, which outlive it, as the source does.
+//
+// From either kind. A GGUF file's metadata is copied as it is, but for the keys of the file's type.
+// A value of `provenance` that is still unknown stands there as long as it will be.
+absl::StatusOr<std::unique_ptr<CheckpointOutput>> CreateGgufOutput(const Checkpoint& source,
+                                                                   const std::string& path,
+                                                                   const QuantizeOptions& options,
+                                                                   const Provenance& provenance);
+// From either kind; of GGUF, architectures whose folders keep no matrix transposed. Other files of
+// a folder are copied.
+absl::StatusOr<std::unique_ptr<CheckpointOutput>> CreateHuggingFaceOutput(
+    const Checkpoint& source, const std::string& path, const QuantizeOptions& options);
 
 }  // namespace treadle

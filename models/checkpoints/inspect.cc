@@ -38,8 +38,7 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
   report.file_bytes = checkpoint.file_bytes();
   std::map<std::string_view, ModelReport::FormatUse> formats;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
-    int64_t parameters = 1;
-    for (const int64_t extent : tensor.shape) parameters *= extent;
+    const int64_t parameters = tensor.Elements();
     report.parameters += parameters;
     report.weight_bytes += tensor.bytes + tensor.constant_bytes;
     ModelReport::FormatUse& use = formats[tensor.format->name];

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <initializer_list>
-#include <nlohmann/json.hpp>
 #include <unordered_map>
 
+#include "base/json_file.h"
 #include "base/status.h"
 #include "models/text/pre_tokenizer.h"
 
@@ -40,14 +39,6 @@ std::string Excerpt(const Json& value) {
   return text;
 }
 
-absl::StatusOr<Json> ReadJson(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return NotFound(path.string(), ": cannot be opened");
-  Json value = Json::parse(in, nullptr, /*allow_exceptions=*/false);
-  if (!value.is_object()) return InvalidArgument(path.string(), ": expected a JSON object");
-  return value;
-}
-
 // The members of a normalizer, pre-tokenizer, post-processor or decoder: a Sequence's, or itself.
 std::vector<Json> Steps(const Json& value, const char* members) {
   if (value.is_null()) return {};
@@ -67,11 +58,11 @@ std::vector<std::string> TypesOf(const std::vector<Json>& steps) {
 absl::StatusOr<std::vector<int32_t>> EndIdsIn(const std::filesystem::path& path, int64_t vocab) {
   std::vector<int32_t> ids;
   if (!std::filesystem::exists(path)) return ids;
-  TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJson(path));
+  TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJsonFile(path.string()));
   const Json& entry = Member(config, "eos_token_id");
   const Json list = entry.is_array() ? entry : entry.is_null() ? Json::array() : Json{entry};
   for (const Json& id : list) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab) {
+    if (!IntegerIn(id, 0, vocab - 1)) {
       return InvalidArgument(path.string(), ": eos_token_id is ", Excerpt(entry),
                              ", expected ids below ", vocab);
     }
@@ -86,7 +77,7 @@ class Reader {
       : folder_(std::move(folder)), file_((folder_ / "tokenizer.json").string()) {}
 
   absl::StatusOr<TokenizerSpec> Read() {
-    TREADLE_ASSIGN_OR_RETURN(root_, ReadJson(folder_ / "tokenizer.json"));
+    TREADLE_ASSIGN_OR_RETURN(root_, ReadJsonFile(file_));
     TREADLE_RETURN_IF_ERROR(ReadModel());
     TREADLE_RETURN_IF_ERROR(ReadAddedTokens());
     const bool sentencepiece = spec_.model == TokenizerSpec::Model::kSentencePiece;
@@ -104,7 +95,7 @@ class Reader {
   }
 
   absl::Status SetToken(const Json& id, const std::string& text, TokenKind kind) {
-    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= kMaxTokens) {
+    if (!IntegerIn(id, 0, kMaxTokens - 1)) {
       return InvalidArgument(file_, ": token '", text, "' has id ", Excerpt(id), ", expected 0 to ",
                              kMaxTokens - 1);
     }
@@ -343,7 +334,7 @@ absl::StatusOr<int32_t> Reader::NamedToken(const Json& config, const char* name)
 absl::Status Reader::ReadConfig() {
   for (const char* file : {"tokenizer_config.json", "special_tokens_map.json"}) {
     if (!std::filesystem::exists(folder_ / file)) continue;
-    TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJson(folder_ / file));
+    TREADLE_ASSIGN_OR_RETURN(const Json config, ReadJsonFile((folder_ / file).string()));
     const std::pair<const char*, int32_t*> names[] = {
         {"bos_token", &spec_.bos}, {"eos_token", &spec_.eos}, {"pad_token", &spec_.padding}};
     for (const auto& [name, id] : names) {

@@ -4,15 +4,16 @@
 // Understood: byte-level BPE (the shapes of GPT-2, Llama 3, SmolLM2 and Qwen2) and
 // SentencePiece-style BPE with byte fallback (Llama 2, TinyLlama, Mistral). Anything else is
 // InvalidArgument or Unimplemented, naming the file, the field, what was found and what was
-// expected.
+// expected. And writes it: tokenizer_json_writer.cc.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "models/text/tokenizer_spec.h"
+#include "models/text/tokenizer.h"
 
 namespace treadle {
 
@@ -22,5 +23,11 @@ absl::StatusOr<TokenizerSpec> ReadTokenizerJson(const std::string& folder);
 // The ids that end generation, by generation_config.json or, without an entry there, config.json;
 // none if neither says. InvalidArgument for ids outside a vocabulary of `vocab`.
 absl::StatusOr<std::vector<int32_t>> ReadEndIds(const std::string& folder, int64_t vocab);
+
+// The inverse: tokenizer.json, tokenizer_config.json and generation_config.json, by name.
+// Byte-level BPE has them; SentencePiece models of GGUF files (scores without merges) have none.
+std::map<std::string, std::string> TokenizerJsonFiles(const TokenizerSpec& spec,
+                                                      const std::string& chat_template,
+                                                      int64_t context);
 
 }  // namespace treadle

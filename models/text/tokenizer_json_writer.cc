@@ -1,9 +1,8 @@
-#include "models/text/tokenizer_json_writer.h"
-
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "models/text/pre_tokenizer.h"
+#include "models/text/tokenizer_json.h"
 
 namespace treadle {
 namespace {
@@ -131,13 +130,10 @@ std::string Text(const Json& json) {
 
 }  // namespace
 
-bool HasTokenizerJson(const TokenizerSpec& spec) {
-  return spec.model == TokenizerSpec::Model::kByteLevelBpe;
-}
-
 std::map<std::string, std::string> TokenizerJsonFiles(const TokenizerSpec& spec,
                                                       const std::string& chat_template,
                                                       int64_t context) {
+  if (spec.model != TokenizerSpec::Model::kByteLevelBpe) return {};
   return {{"tokenizer.json", Text(TokenizerJson(spec))},
           {"tokenizer_config.json", Text(ConfigJson(spec, chat_template, context))},
           {"generation_config.json", Text(GenerationJson(spec))}};

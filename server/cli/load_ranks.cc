@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 #include "kernels/cpu/thread_pool.h"
-#include "models/load_model_ranks.h"
+#include "models/model.h"
 
 namespace treadle {
 

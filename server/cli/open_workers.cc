@@ -7,7 +7,6 @@
 
 #include "base/status.h"
 #include "engine/placement.h"
-#include "engine/placement_costs.h"
 #include "engine/remote/remote_engine.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "server/cli/control_tls.h"

@@ -10,7 +10,6 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "engine/placement.h"
-#include "engine/placement_costs.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "models/tensor_parallel.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "base/status.h"
-#include "engine/remote/machine.h"
+#include "engine/remote/worker_stage.h"
 #include "kernels/collectives/gpu_ranks.h"
 #include "kernels/collectives/nccl_communicator.h"
 #include "kernels/cpu/cpu_backend.h"

@@ -1,9 +1,8 @@
 // Measured costs of tiny models: times are there, bytes are those of the stages when loaded.
 
-#include "engine/placement_costs.h"
-
 #include <gtest/gtest.h>
 
+#include "engine/placement.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"

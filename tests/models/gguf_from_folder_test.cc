@@ -7,9 +7,8 @@
 #include <cmath>
 
 #include "base/sha256.h"
-#include "models/checkpoints/gguf/gguf_description.h"
 #include "models/checkpoints/gguf/gguf_file.h"
-#include "models/checkpoints/gguf/gguf_tokenizer.h"
+#include "models/checkpoints/write/gguf_file_writer.h"
 #include "models/text/tokenizer.h"
 #include "models/text/tokenizer_json.h"
 #include "tests/models/quantize_case.h"

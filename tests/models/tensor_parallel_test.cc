@@ -21,7 +21,6 @@
 #include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"
 #include "models/architectures/architecture.h"
-#include "models/load_model_ranks.h"
 #include "models/rank_sums.h"
 #include "tests/support/tiny_model.h"
 

@@ -1,19 +1,25 @@
-#include "models/checkpoints/gguf/gguf_checkpoint.h"
-
+// A GGUF file as a Checkpoint.
+#include <algorithm>
 #include <filesystem>
 
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
-#include "models/checkpoints/gguf/gguf_tokenizer.h"
+#include "models/checkpoints/gguf/gguf_file.h"
 
 namespace treadle {
+namespace {
 
-absl::StatusOr<std::unique_ptr<Checkpoint>> GgufCheckpoint::Open(const std::string& path) {
-  auto checkpoint = std::make_unique<GgufCheckpoint>();
-  TREADLE_RETURN_IF_ERROR(checkpoint->Read(path));
-  return checkpoint;
-}
+class GgufCheckpoint final : public Checkpoint {
+ public:
+  absl::Status Read(const std::string& path);
+
+ private:
+  absl::Status ReadConfig();
+  absl::Status ReadRope(const std::string& prefix);
+
+  std::unique_ptr<GgufFile> file_;
+};
 
 absl::Status GgufCheckpoint::Read(const std::string& path) {
   TREADLE_ASSIGN_OR_RETURN(file_, GgufFile::Read(path));
@@ -76,11 +82,15 @@ absl::Status GgufCheckpoint::ReadConfig() {
   TREADLE_ASSIGN_OR_RETURN(config_.vocab,
                            file_->Integer(prefix + "vocab_size", embedding->shape[0]));
   config_.tied_head = Find("output.weight") == nullptr;
-  const auto has = [&](Presence bias, const char* name) {
-    return bias == Presence::kAlways || (bias == Presence::kAsStored && Find(name) != nullptr);
+  const auto has = [&](Presence bias, std::initializer_list<Part> parts) {
+    if (bias != Presence::kAsStored) return bias == Presence::kAlways;
+    return std::ranges::any_of(architecture->tensors, [&](const TensorRow& row) {
+      return std::ranges::find(parts, row.part) != parts.end() &&
+             Find(SpellTensorName(*architecture, kind_, {&row, "0", ".bias"})) != nullptr;
+    });
   };
-  config_.qkv_bias = has(architecture->qkv_bias, "blk.0.attn_q.bias");
-  config_.output_bias = has(architecture->output_bias, "blk.0.attn_output.bias");
+  config_.qkv_bias = has(architecture->qkv_bias, {Part::kQ, Part::kQkv});
+  config_.output_bias = has(architecture->output_bias, {Part::kAttentionOutput});
   TREADLE_ASSIGN_OR_RETURN(const int64_t window,
                            file_->Integer(prefix + "attention.sliding_window", 0));
   CapContext(window);
@@ -101,6 +111,14 @@ absl::Status GgufCheckpoint::ReadRope(const std::string& prefix) {
                          ", expected none or linear");
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(const std::string& path) {
+  auto checkpoint = std::make_unique<GgufCheckpoint>();
+  TREADLE_RETURN_IF_ERROR(checkpoint->Read(path));
+  return checkpoint;
 }
 
 }  // namespace treadle

@@ -1,11 +1,12 @@
-#include "models/checkpoints/gguf/gguf_description.h"
-
+// What a GGUF file says, beside the tensors' data, of a model that comes from a Hugging Face
+// folder, as llama.cpp expects it.
 #include <algorithm>
 #include <unordered_map>
 
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
+#include "models/checkpoints/write/gguf_file_writer.h"
 #include "models/rotary_embedding.h"
 
 namespace treadle {
@@ -13,13 +14,13 @@ namespace {
 
 void DescribeRope(const ModelConfig& config, const std::string& prefix,
                   GgufMetadataWriter& metadata) {
-  metadata.AddU32(prefix + "attention.key_length", static_cast<uint32_t>(config.head_dim));
-  metadata.AddU32(prefix + "attention.value_length", static_cast<uint32_t>(config.head_dim));
-  metadata.AddU32(prefix + "rope.dimension_count", static_cast<uint32_t>(config.rope_dim));
-  metadata.AddF32(prefix + "rope.freq_base", static_cast<float>(config.rope_base));
+  metadata.Add(prefix + "attention.key_length", static_cast<uint32_t>(config.head_dim));
+  metadata.Add(prefix + "attention.value_length", static_cast<uint32_t>(config.head_dim));
+  metadata.Add(prefix + "rope.dimension_count", static_cast<uint32_t>(config.rope_dim));
+  metadata.Add(prefix + "rope.freq_base", static_cast<float>(config.rope_base));
   if (config.rope_linear_factor != 1) {
-    metadata.AddString(prefix + "rope.scaling.type", "linear");
-    metadata.AddF32(prefix + "rope.scaling.factor", static_cast<float>(config.rope_linear_factor));
+    metadata.Add(prefix + "rope.scaling.type", "linear");
+    metadata.Add(prefix + "rope.scaling.factor", static_cast<float>(config.rope_linear_factor));
   }
 }
 
@@ -42,6 +43,22 @@ std::vector<int32_t> TokenTypes(const TokenizerSpec& spec, int64_t vocab) {
   return types;
 }
 
+// The scores of SentencePiece tokens that merges in this order say: the earlier a token is made,
+// the larger. Tokens that no merge makes have the least.
+std::vector<float> ScoresOfMerges(const TokenizerSpec& spec) {
+  std::unordered_map<std::string, float> rank;  // by what is made
+  for (const auto& [left, right] : spec.merges) {
+    rank.emplace(left + right, static_cast<float>(rank.size()));
+  }
+  std::vector<float> scores;
+  for (const TokenizerSpec::Token& token : spec.tokens) {
+    const auto found = rank.find(token.text);
+    const auto least = static_cast<float>(rank.size());
+    scores.push_back(-(found == rank.end() ? least : found->second));
+  }
+  return scores;
+}
+
 absl::Status DescribeMerges(const TokenizerSpec& spec, GgufMetadataWriter& metadata) {
   std::vector<std::string> merges;
   for (const auto& [left, right] : spec.merges) {
@@ -51,15 +68,15 @@ absl::Status DescribeMerges(const TokenizerSpec& spec, GgufMetadataWriter& metad
     }
     merges.push_back(Str(left, " ", right));
   }
-  metadata.AddStrings("tokenizer.ggml.merges", merges);
-  metadata.AddString("tokenizer.ggml.pre", spec.pre_tokenizer);
+  metadata.Add("tokenizer.ggml.merges", merges);
+  metadata.Add("tokenizer.ggml.pre", spec.pre_tokenizer);
   return absl::OkStatus();
 }
 
 void DescribeIds(const TokenizerSpec& spec, GgufMetadataWriter& metadata,
                  std::vector<std::string>& notices) {
   const auto put = [&](const char* key, int32_t id) {
-    if (id >= 0) metadata.AddU32(key, static_cast<uint32_t>(id));
+    if (id >= 0) metadata.Add(key, static_cast<uint32_t>(id));
   };
   put("tokenizer.ggml.bos_token_id", spec.bos);
   put("tokenizer.ggml.eos_token_id", spec.eos);
@@ -81,8 +98,8 @@ void DescribeIds(const TokenizerSpec& spec, GgufMetadataWriter& metadata,
 absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& metadata,
                            std::vector<std::string>& notices) {
   const ModelConfig& config = checkpoint.config();
-  metadata.AddString("general.architecture", config.architecture);
-  metadata.AddString("general.name", checkpoint.model_name());
+  metadata.Add("general.architecture", config.architecture);
+  metadata.Add("general.name", checkpoint.model_name());
   const std::string prefix = config.architecture + ".";
   const std::pair<const char*, int64_t> sizes[] = {{"block_count", config.layers},
                                                    {"context_length", config.context},
@@ -92,17 +109,17 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
                                                    {"attention.head_count_kv", config.kv_heads},
                                                    {"vocab_size", config.vocab}};
   for (const auto& [key, value] : sizes) {
-    metadata.AddU32(prefix + key, static_cast<uint32_t>(value));
+    metadata.Add(prefix + key, static_cast<uint32_t>(value));
   }
   const Architecture& architecture = ArchitectureOf(config);
-  metadata.AddF32(prefix + GgufEpsilonKey(architecture), config.norm_epsilon);
+  metadata.Add(prefix + GgufEpsilonKey(architecture), config.norm_epsilon);
   if (architecture.rotary) DescribeRope(config, prefix, metadata);
   if (checkpoint.tokenizer() == nullptr) {
-    metadata.AddString("tokenizer.ggml.model", "none");
+    metadata.Add("tokenizer.ggml.model", "none");
     return absl::OkStatus();
   }
   if (!checkpoint.chat_template().empty()) {
-    metadata.AddString("tokenizer.chat_template", checkpoint.chat_template());
+    metadata.Add("tokenizer.chat_template", checkpoint.chat_template());
   }
   const absl::Status status =
       DescribeTokenizer(*checkpoint.tokenizer(), config.vocab, metadata, notices);
@@ -113,14 +130,14 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
 absl::Status DescribeTokenizer(const TokenizerSpec& spec, int64_t vocab,
                                GgufMetadataWriter& metadata, std::vector<std::string>& notices) {
   const bool sentencepiece = spec.model == TokenizerSpec::Model::kSentencePiece;
-  metadata.AddString("tokenizer.ggml.model", sentencepiece ? "llama" : "gpt2");
-  metadata.AddStrings("tokenizer.ggml.tokens", TokenTexts(spec, vocab));
-  metadata.AddI32s("tokenizer.ggml.token_type", TokenTypes(spec, vocab));
+  metadata.Add("tokenizer.ggml.model", sentencepiece ? "llama" : "gpt2");
+  metadata.Add("tokenizer.ggml.tokens", TokenTexts(spec, vocab));
+  metadata.Add("tokenizer.ggml.token_type", TokenTypes(spec, vocab));
   if (sentencepiece) {
     std::vector<float> scores = ScoresOfMerges(spec);
     scores.resize(static_cast<size_t>(vocab), 0.0f);
-    metadata.AddF32s("tokenizer.ggml.scores", scores);
-    metadata.AddBool("tokenizer.ggml.add_space_prefix", spec.add_space_prefix);
+    metadata.Add("tokenizer.ggml.scores", scores);
+    metadata.Add("tokenizer.ggml.add_space_prefix", spec.add_space_prefix);
     if (spec.space_prefix_at_start_only || spec.space_prefix_if_missing) {
       notices.push_back(
           "the folder's tokenizer puts a space before a text that begins with none; a .gguf "
@@ -130,24 +147,10 @@ absl::Status DescribeTokenizer(const TokenizerSpec& spec, int64_t vocab,
   } else {
     TREADLE_RETURN_IF_ERROR(DescribeMerges(spec, metadata));
   }
-  metadata.AddBool("tokenizer.ggml.add_bos_token", spec.add_bos);
-  metadata.AddBool("tokenizer.ggml.add_eos_token", spec.add_eos);
+  metadata.Add("tokenizer.ggml.add_bos_token", spec.add_bos);
+  metadata.Add("tokenizer.ggml.add_eos_token", spec.add_eos);
   DescribeIds(spec, metadata, notices);
   return absl::OkStatus();
-}
-
-std::vector<float> ScoresOfMerges(const TokenizerSpec& spec) {
-  std::unordered_map<std::string, float> rank;  // by what is made
-  for (const auto& [left, right] : spec.merges) {
-    rank.emplace(left + right, static_cast<float>(rank.size()));
-  }
-  std::vector<float> scores;
-  for (const TokenizerSpec::Token& token : spec.tokens) {
-    const auto found = rank.find(token.text);
-    const auto least = static_cast<float>(rank.size());
-    scores.push_back(-(found == rank.end() ? least : found->second));
-  }
-  return scores;
 }
 
 std::vector<float> FrequencyFactors(const ModelConfig& config) {

@@ -17,14 +17,6 @@ constexpr uint32_t kVersion = 3;
 constexpr uint64_t kMaxDimensions = 4;
 constexpr double kLargestExactInteger = 0x1p53;
 
-struct ScalarType {
-  const char* name;
-  size_t bytes;  // 0: of variable size
-};
-constexpr ScalarType kScalarTypes[] = {
-    {"u8", 1},   {"i8", 1},     {"u16", 2},   {"i16", 2}, {"u32", 4}, {"i32", 4}, {"f32", 4},
-    {"bool", 1}, {"string", 0}, {"array", 0}, {"u64", 8}, {"i64", 8}, {"f64", 8}};
-
 template <typename T>
 T Load(const std::byte* data) {
   T value;
@@ -32,53 +24,33 @@ T Load(const std::byte* data) {
   return value;
 }
 
-double ToNumber(GgufType type, const std::byte* data) {
-  switch (type) {
-    case GgufType::kU8:
-      return Load<uint8_t>(data);
-    case GgufType::kI8:
-      return Load<int8_t>(data);
-    case GgufType::kU16:
-      return Load<uint16_t>(data);
-    case GgufType::kI16:
-      return Load<int16_t>(data);
-    case GgufType::kU32:
-      return Load<uint32_t>(data);
-    case GgufType::kI32:
-      return Load<int32_t>(data);
-    case GgufType::kF32:
-      return Load<float>(data);
-    case GgufType::kBool:
-      return Load<uint8_t>(data) != 0 ? 1 : 0;
-    case GgufType::kU64:
-      return static_cast<double>(Load<uint64_t>(data));
-    case GgufType::kI64:
-      return static_cast<double>(Load<int64_t>(data));
-    case GgufType::kF64:
-      return Load<double>(data);
-    case GgufType::kString:
-    case GgufType::kArray:
-      break;
-  }
-  return 0;
+struct ScalarType {
+  const char* name;
+  size_t bytes = 0;                                   // 0: of variable size
+  double (*number)(const std::byte* data) = nullptr;  // null: likewise
+  bool integer = false;
+};
+template <typename T>
+constexpr ScalarType Scalar(const char* name) {
+  return {name, sizeof(T), [](const std::byte* data) { return static_cast<double>(Load<T>(data)); },
+          std::is_integral_v<T>};
 }
+constexpr ScalarType kScalarTypes[] = {
+    Scalar<uint8_t>("u8"),
+    Scalar<int8_t>("i8"),
+    Scalar<uint16_t>("u16"),
+    Scalar<int16_t>("i16"),
+    Scalar<uint32_t>("u32"),
+    Scalar<int32_t>("i32"),
+    Scalar<float>("f32"),
+    {"bool", 1, [](const std::byte* data) { return *data == std::byte{0} ? 0.0 : 1.0; }},
+    {"string"},
+    {"array"},
+    Scalar<uint64_t>("u64"),
+    Scalar<int64_t>("i64"),
+    Scalar<double>("f64")};
 
-bool IsInteger(GgufType type) {
-  switch (type) {
-    case GgufType::kF32:
-    case GgufType::kF64:
-    case GgufType::kBool:
-    case GgufType::kString:
-    case GgufType::kArray:
-      return false;
-    default:
-      return true;
-  }
-}
-
-const char* TypeName(const GgufValue& value) {
-  return value.array ? "an array" : kScalarTypes[static_cast<size_t>(value.type)].name;
-}
+const ScalarType& RowOf(GgufType type) { return kScalarTypes[static_cast<size_t>(type)]; }
 
 }  // namespace
 
@@ -198,7 +170,8 @@ absl::Status GgufReader::ReadMetadata(uint64_t index) {
 }
 
 absl::Status GgufReader::ReadElements(uint64_t count, const std::string& what, GgufValue& value) {
-  const size_t size = kScalarTypes[static_cast<size_t>(value.type)].bytes;
+  const ScalarType& row = RowOf(value.type);
+  const size_t size = row.bytes;
   const size_t smallest = size == 0 ? sizeof(uint64_t) : size;  // a string's length
   if (count > left() / smallest) {
     return Error("truncated: ", what, " at byte ", at_, " has ", count,
@@ -214,7 +187,7 @@ absl::Status GgufReader::ReadElements(uint64_t count, const std::string& what, G
   }
   value.numbers.resize(count);
   for (uint64_t i = 0; i < count; ++i, at_ += size) {
-    value.numbers[i] = ToNumber(value.type, bytes_.data() + at_);
+    value.numbers[i] = row.number(bytes_.data() + at_);
   }
   return absl::OkStatus();
 }
@@ -313,57 +286,55 @@ const GgufValue* GgufFile::Find(std::string_view key) const {
   return found == values_.end() ? nullptr : &found->second;
 }
 
-absl::StatusOr<int64_t> GgufFile::Integer(std::string_view key,
-                                          std::optional<int64_t> otherwise) const {
-  const GgufValue* value = Find(key);
+absl::StatusOr<const GgufValue*> GgufFile::One(std::string_view key, bool optional,
+                                               const char* expected,
+                                               bool (*fits)(const GgufValue&)) const {
+  const GgufValue* const value = Find(key);
   if (value == nullptr) {
-    if (otherwise) return *otherwise;
+    if (optional) return nullptr;
     return InvalidArgument(path(), ": metadata '", key, "' is missing");
   }
-  if (value->array || !IsInteger(value->type) ||
-      std::abs(value->numbers[0]) > kLargestExactInteger) {
-    return InvalidArgument(path(), ": metadata '", key, "' is ", TypeName(*value),
-                           ", expected an integer of at most 2^53");
-  }
-  return static_cast<int64_t>(value->numbers[0]);
+  if (!value->array && fits(*value)) return value;
+  return InvalidArgument(path(), ": metadata '", key, "' is ",
+                         value->array ? "an array" : RowOf(value->type).name, ", expected ",
+                         expected);
+}
+
+absl::StatusOr<int64_t> GgufFile::Integer(std::string_view key,
+                                          std::optional<int64_t> otherwise) const {
+  TREADLE_ASSIGN_OR_RETURN(
+      const GgufValue* value,
+      One(key, otherwise.has_value(), "an integer of at most 2^53", [](const GgufValue& found) {
+        return RowOf(found.type).integer && std::abs(found.numbers[0]) <= kLargestExactInteger;
+      }));
+  return value == nullptr ? *otherwise : static_cast<int64_t>(value->numbers[0]);
 }
 
 absl::StatusOr<double> GgufFile::Number(std::string_view key,
                                         std::optional<double> otherwise) const {
-  const GgufValue* value = Find(key);
-  if (value == nullptr) {
-    if (otherwise) return *otherwise;
-    return InvalidArgument(path(), ": metadata '", key, "' is missing");
-  }
-  if (value->array || value->numbers.empty() || !std::isfinite(value->numbers[0])) {
-    return InvalidArgument(path(), ": metadata '", key, "' is ", TypeName(*value),
-                           ", expected a finite number");
-  }
-  return value->numbers[0];
+  TREADLE_ASSIGN_OR_RETURN(
+      const GgufValue* value,
+      One(key, otherwise.has_value(), "a finite number", [](const GgufValue& found) {
+        return !found.numbers.empty() && std::isfinite(found.numbers[0]);
+      }));
+  return value == nullptr ? *otherwise : value->numbers[0];
 }
 
 absl::StatusOr<bool> GgufFile::Bool(std::string_view key, bool otherwise) const {
-  const GgufValue* value = Find(key);
-  if (value == nullptr) return otherwise;
-  if (value->array || value->type != GgufType::kBool) {
-    return InvalidArgument(path(), ": metadata '", key, "' is ", TypeName(*value),
-                           ", expected bool");
-  }
-  return value->numbers[0] != 0;
+  TREADLE_ASSIGN_OR_RETURN(const GgufValue* value,
+                           One(key, /*optional=*/true, "bool", [](const GgufValue& found) {
+                             return found.type == GgufType::kBool;
+                           }));
+  return value == nullptr ? otherwise : value->numbers[0] != 0;
 }
 
 absl::StatusOr<std::string> GgufFile::String(std::string_view key,
                                              std::optional<std::string> otherwise) const {
-  const GgufValue* value = Find(key);
-  if (value == nullptr) {
-    if (otherwise) return *std::move(otherwise);
-    return InvalidArgument(path(), ": metadata '", key, "' is missing");
-  }
-  if (value->array || value->type != GgufType::kString) {
-    return InvalidArgument(path(), ": metadata '", key, "' is ", TypeName(*value),
-                           ", expected string");
-  }
-  return std::string(value->strings[0]);
+  TREADLE_ASSIGN_OR_RETURN(const GgufValue* value,
+                           One(key, otherwise.has_value(), "string", [](const GgufValue& found) {
+                             return found.type == GgufType::kString;
+                           }));
+  return value == nullptr ? *std::move(otherwise) : std::string(value->strings[0]);
 }
 
 }  // namespace treadle

@@ -1,4 +1,4 @@
-// GGUF version 3, as data: metadata and tensor table, checked against the file.
+// GGUF version 3, as data: metadata and tensor table, checked against the file; and its tokenizer.
 //
 // Thread safety: constant after Read.
 #pragma once
@@ -63,7 +63,6 @@ class GgufFile {
   };
   const std::vector<RawPair>& raw_metadata() const { return raw_metadata_; }  // in file order
 
-  bool Has(std::string_view key) const { return values_.find(key) != values_.end(); }
   // Null if there is none of that name.
   const GgufValue* Find(std::string_view key) const;
 
@@ -78,6 +77,9 @@ class GgufFile {
  private:
   friend class GgufReader;
   GgufFile() = default;
+  // One value that `fits`; null if it is missing and may be.
+  absl::StatusOr<const GgufValue*> One(std::string_view key, bool optional, const char* expected,
+                                       bool (*fits)(const GgufValue&)) const;
 
   std::shared_ptr<const MappedFile> file_;
   std::map<std::string, GgufValue, std::less<>> values_;
@@ -85,5 +87,9 @@ class GgufFile {
   std::vector<StoredTensor> tensors_;
   int64_t alignment_ = 0;
 };
+
+// tokenizer.ggml.*: nothing if the file has no tokenizer; an error that names the key if it
+// contradicts itself.
+absl::StatusOr<std::optional<TokenizerSpec>> ReadGgufTokenizer(const GgufFile& file);
 
 }  // namespace treadle

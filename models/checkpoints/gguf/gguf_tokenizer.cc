@@ -1,10 +1,10 @@
-#include "models/checkpoints/gguf/gguf_tokenizer.h"
-
+// tokenizer.ggml.* of a GGUF file -> TokenizerSpec.
 #include <algorithm>
 #include <string>
 
 #include "base/quoted.h"
 #include "base/status.h"
+#include "models/checkpoints/gguf/gguf_file.h"
 
 namespace treadle {
 namespace {
@@ -98,14 +98,14 @@ absl::Status ReadIds(const GgufFile& file, bool sentencepiece, TokenizerSpec& sp
 }  // namespace
 
 absl::StatusOr<std::optional<TokenizerSpec>> ReadGgufTokenizer(const GgufFile& file) {
-  const absl::StatusOr<std::string> model = file.String("tokenizer.ggml.model", "none");
-  if (!model.ok()) return model.status();
-  if (*model == "none") return std::nullopt;
-  if (*model != "gpt2" && *model != "llama") {
-    return Unimplemented(file.path(), ": tokenizer.ggml.model is ", Quoted(*model),
+  TREADLE_ASSIGN_OR_RETURN(const std::string named, file.String("tokenizer.ggml.model", "none"));
+  const std::string_view model = named;
+  if (model == "none") return std::nullopt;
+  if (model != "gpt2" && model != "llama") {
+    return Unimplemented(file.path(), ": tokenizer.ggml.model is ", Quoted(model),
                          ", expected gpt2, llama or none");
   }
-  const bool sentencepiece = *model == "llama";
+  const bool sentencepiece = model == "llama";
   TREADLE_ASSIGN_OR_RETURN(const GgufValue* texts, Array(file, "tokenizer.ggml.tokens", true, -1));
   if (texts == nullptr) {
     return InvalidArgument(file.path(), ": metadata 'tokenizer.ggml.tokens' is missing");

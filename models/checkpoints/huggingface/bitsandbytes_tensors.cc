@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/json_file.h"
 #include "models/checkpoints/huggingface/quantized_parts.h"
 
 namespace treadle {
@@ -37,8 +38,7 @@ absl::StatusOr<Nested> ReadNested(QuantizedParts& parts, const SafetensorsEntry&
                                   int64_t blocks) {
   const auto block = json.value("nested_blocksize", nlohmann::json());
   const auto offset = json.value("nested_offset", nlohmann::json());
-  if (!block.is_number_integer() || block.get<int64_t>() < 1 ||
-      block.get<int64_t>() > (int64_t{1} << 30)) {
+  if (!IntegerIn(block, 1, int64_t{1} << 30)) {
     return EntryError(state, "has no nested_blocksize from 1 to 2^30, which u8 absmax needs");
   }
   if (!offset.is_number() || !std::isfinite(offset.get<float>())) {
@@ -91,11 +91,7 @@ absl::StatusOr<StoredTensor> Read4Bit(QuantizedParts& parts, const SafetensorsEn
   if (matrix.json.value("quant_type", nlohmann::json()) != type) {
     return EntryError(*state, "has a quant_type that is not ", type);
   }
-  StoredTensor tensor = {.name = weight.name,
-                         .format = FindWeightFormat(type),
-                         .shape = {matrix.n, matrix.k},
-                         .data = weight.data.data(),
-                         .bytes = weight.data.size()};
+  StoredTensor tensor = TensorOf(weight, FindWeightFormat(type), {matrix.n, matrix.k});
   const int64_t bytes = tensor.format->MatrixBytes(matrix.n, matrix.k);
   if (static_cast<int64_t>(weight.data.size()) != bytes) {
     return EntryError(weight, "has ", weight.data.size(), " bytes of codes, expected ", bytes,
@@ -153,12 +149,8 @@ absl::StatusOr<StoredTensor> ReadInt8(QuantizedParts& parts, const SafetensorsEn
                         "not read");
     }
   }
-  StoredTensor tensor = {.name = weight.name,
-                         .format = FindWeightFormat("int8"),
-                         .shape = weight.shape,
-                         .data = weight.data.data(),
-                         .bytes = weight.data.size(),
-                         .constant_bytes = absmax->data.size()};
+  StoredTensor tensor =
+      TensorOf(weight, FindWeightFormat("int8"), weight.shape, absmax->data.size());
   tensor.constants = [absmax = *absmax, k,
                       threshold =
                           quantization.outlier_threshold]() -> absl::StatusOr<MatrixConstants> {

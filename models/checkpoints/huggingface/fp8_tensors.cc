@@ -73,12 +73,7 @@ absl::StatusOr<StoredTensor> ReadFp8(QuantizedParts& parts, const SafetensorsEnt
   }
   const int64_t n = weight.shape[0], k = weight.shape[1];
   TREADLE_ASSIGN_OR_RETURN(const Fp8Scales layout, ScaleLayout(*scale, n, k, quantization));
-  StoredTensor tensor = {.name = weight.name,
-                         .format = FindWeightFormat("fp8"),
-                         .shape = weight.shape,
-                         .data = weight.data.data(),
-                         .bytes = weight.data.size(),
-                         .constant_bytes = scale->data.size()};
+  StoredTensor tensor = TensorOf(weight, FindWeightFormat("fp8"), weight.shape, scale->data.size());
   tensor.constants = [weight, scale = *scale, n, k, layout] {
     return ReadFp8Constants(weight, scale, n, k, layout);
   };
@@ -112,13 +107,8 @@ absl::StatusOr<StoredTensor> ReadKBit(QuantizedParts& parts, const SafetensorsEn
   TREADLE_ASSIGN_OR_RETURN(
       const SafetensorsEntry* codebook,
       parts.Require(weight.name + ".codebook", "F32", int64_t{1} << format->code_bits));
-  StoredTensor tensor = {
-      .name = weight.name,
-      .format = format,
-      .shape = {matrix.n, matrix.k},
-      .data = weight.data.data(),
-      .bytes = weight.data.size(),
-      .constant_bytes = scales->data.size() + codebook->data.size() + state->data.size()};
+  StoredTensor tensor = TensorOf(weight, format, {matrix.n, matrix.k},
+                                 scales->data.size() + codebook->data.size() + state->data.size());
   tensor.constants = [scales = *scales, codebook = *codebook,
                       block = matrix.block]() -> absl::StatusOr<MatrixConstants> {
     MatrixConstants constants;

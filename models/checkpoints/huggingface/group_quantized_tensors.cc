@@ -4,7 +4,7 @@
 
 #include "kernels/formats/gptq.h"
 #include "models/checkpoints/huggingface/quantized_parts.h"
-#include "models/parallel_split.h"
+#include "models/shared_conversion.h"
 
 namespace treadle {
 namespace {
@@ -119,13 +119,10 @@ absl::StatusOr<StoredTensor> ReadGroups(QuantizedParts& parts, const Safetensors
   tensors.k = awq ? weight.shape[0] : weight.shape[0] * 32 / quantization.bits;
   tensors.group_size = quantization.group_size;
   tensors.symmetric = quantization.symmetric;
-  StoredTensor tensor = {
-      .name = layer + ".weight",
-      .format = FindWeightFormat(quantization.bits == 4 ? "gptq4" : "gptq8"),
-      .shape = {tensors.n, tensors.k},
-      .data = weight.data.data(),
-      .bytes = weight.data.size(),
-      .constant_bytes = scales->data.size() + qzeros->data.size() + entries.g_idx.data.size()};
+  StoredTensor tensor = TensorOf(
+      weight, FindWeightFormat(quantization.bits == 4 ? "gptq4" : "gptq8"), {tensors.n, tensors.k},
+      scales->data.size() + qzeros->data.size() + entries.g_idx.data.size());
+  tensor.name = layer + ".weight";
   tensor.constants = [entries, tensors] { return ReadGroupConstants(entries, tensors); };
   return tensor;
 }

@@ -1,5 +1,4 @@
-#include "models/checkpoints/huggingface/hf_checkpoint.h"
-
+// A Hugging Face folder as a Checkpoint.
 #include <filesystem>
 #include <set>
 
@@ -7,7 +6,8 @@
 #include "base/mapped_file.h"
 #include "base/quoted.h"
 #include "base/status.h"
-#include "models/checkpoints/huggingface/hf_config.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/huggingface/hf_quantization.h"
 #include "models/checkpoints/huggingface/safetensors.h"
 #include "models/text/tokenizer_json.h"
 
@@ -35,13 +35,14 @@ std::string DefaultTemplate(const Json& value) {
   return "";
 }
 
-}  // namespace
+class HuggingFaceCheckpoint final : public Checkpoint {
+ public:
+  absl::Status Read(const std::string& folder);
 
-absl::StatusOr<std::unique_ptr<Checkpoint>> HuggingFaceCheckpoint::Open(const std::string& folder) {
-  auto checkpoint = std::make_unique<HuggingFaceCheckpoint>();
-  TREADLE_RETURN_IF_ERROR(checkpoint->Read(folder));
-  return checkpoint;
-}
+ private:
+  absl::Status ReadShards(const HfQuantization& quantization);
+  absl::Status ReadTextSide();
+};
 
 absl::Status HuggingFaceCheckpoint::Read(const std::string& folder) {
   kind_ = Kind::kHuggingFace;
@@ -102,11 +103,6 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
 
 absl::Status HuggingFaceCheckpoint::ReadTextSide() {
   const std::filesystem::path folder(path_);
-  for (const char* name : {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-                           "generation_config.json"}) {
-    if (!std::filesystem::exists(folder / name)) continue;
-    TREADLE_RETURN_IF_ERROR(CheckJsonFile((folder / name).string()));
-  }
   if (std::filesystem::exists(folder / "tokenizer.json")) {
     TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadTokenizerJson(path_));
   } else {
@@ -115,8 +111,7 @@ absl::Status HuggingFaceCheckpoint::ReadTextSide() {
   if (std::filesystem::exists(folder / "chat_template.jinja")) {
     TREADLE_ASSIGN_OR_RETURN(const auto file,
                              MappedFile::Open((folder / "chat_template.jinja").string()));
-    chat_template_.assign(reinterpret_cast<const char*>(file->bytes().data()),
-                          file->bytes().size());
+    chat_template_ = file->text();
     return absl::OkStatus();
   }
   for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
@@ -125,6 +120,14 @@ absl::Status HuggingFaceCheckpoint::ReadTextSide() {
     chat_template_ = DefaultTemplate(json.value("chat_template", Json()));
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenHuggingFace(const std::string& folder) {
+  auto checkpoint = std::make_unique<HuggingFaceCheckpoint>();
+  TREADLE_RETURN_IF_ERROR(checkpoint->Read(folder));
+  return checkpoint;
 }
 
 }  // namespace treadle

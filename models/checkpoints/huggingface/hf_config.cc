@@ -1,5 +1,4 @@
-#include "models/checkpoints/huggingface/hf_config.h"
-
+// config.json of a Hugging Face folder -> ModelConfig.
 #include <cmath>
 #include <filesystem>
 #include <optional>
@@ -7,6 +6,7 @@
 #include "base/json_file.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
+#include "models/checkpoints/huggingface/hf_quantization.h"
 
 namespace treadle {
 namespace {
@@ -47,10 +47,7 @@ class Fields {
       *out = *otherwise;
       return absl::OkStatus();
     }
-    if (!value.is_number_integer() || value.get<int64_t>() < 1 ||
-        value.get<int64_t>() > (int64_t{1} << 40)) {
-      return Wrong(name, "a positive integer");
-    }
+    if (!IntegerIn(value, 1, int64_t{1} << 40)) return Wrong(name, "a positive integer");
     *out = value.get<int64_t>();
     return absl::OkStatus();
   }

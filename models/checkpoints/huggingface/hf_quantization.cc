@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/json_file.h"
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/checkpoints/huggingface/quantized_parts.h"
@@ -12,6 +13,7 @@ namespace treadle {
 namespace {
 
 using Json = nlohmann::json;
+constexpr int64_t kLargest = int64_t{1} << 30;
 
 constexpr const char* kMethods[] = {"bitsandbytes", "fp8", "fbgemm_fp8", "compressed-tensors",
                                     "gptq",         "awq", "treadle"};
@@ -40,10 +42,7 @@ absl::Status CheckOneOf(const Json& value, const char* const (&known)[kCount], c
 absl::Status ReadBlockSize(const Json& size, const char* name, const std::string& where,
                            HfQuantization& out) {
   if (size.is_null()) return absl::OkStatus();
-  const auto good = [](const Json& value) {
-    return value.is_number_integer() && value.get<int64_t>() >= 1 &&
-           value.get<int64_t>() <= (int64_t{1} << 30);
-  };
+  const auto good = [](const Json& value) { return IntegerIn(value, 1, kLargest).has_value(); };
   if (!size.is_array() || size.size() != 2 || !good(size[0]) || !good(size[1])) {
     return InvalidArgument(where, ": ", name, " is not two integers from 1");
   }
@@ -105,8 +104,7 @@ absl::Status ReadGroups(const Json& section, const std::string& where, HfQuantiz
   }
   out.bits = bits.get<int>();
   const Json size = section.value("group_size", section.value("q_group_size", Json(128)));
-  if (!size.is_number_integer() || size.get<int64_t>() < -1 || size.get<int64_t>() == 0 ||
-      size.get<int64_t>() > (int64_t{1} << 30)) {
+  if (!IntegerIn(size, -1, kLargest) || size == 0) {
     return InvalidArgument(where, ": group_size is ", size.dump(), ", expected -1 or 1 to 2^30");
   }
   out.group_size = size.get<int64_t>();
@@ -179,11 +177,7 @@ absl::StatusOr<MergedTensors> MergeQuantized(std::vector<SafetensorsEntry> entri
       merged.unread.emplace(name, entry.dtype);
       continue;
     }
-    merged.tensors.push_back({.name = name,
-                              .format = format,
-                              .shape = entry.shape,
-                              .data = entry.data.data(),
-                              .bytes = entry.data.size()});
+    merged.tensors.push_back(TensorOf(entry, format, entry.shape));
   }
   return merged;
 }

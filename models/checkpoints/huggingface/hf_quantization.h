@@ -54,6 +54,16 @@ struct HfQuantization {
 absl::StatusOr<HfQuantization> ReadHfQuantization(const nlohmann::json& config,
                                                   const std::string& path);
 
+// config.json of a folder, for the classes that architectures name. What we do not compute (another
+// activation, a rope type) is an error that names the field.
+struct HfConfig {
+  ModelConfig config;
+  int64_t sliding_window = 0;  // 0: none
+  HfQuantization quantization;
+};
+
+absl::StatusOr<HfConfig> ReadHfConfig(const std::string& folder);
+
 struct MergedTensors {
   std::vector<StoredTensor> tensors;
   // dtype of each entry that is no tensor of ours, by name: an error for whoever needs it.

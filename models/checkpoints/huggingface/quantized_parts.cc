@@ -43,12 +43,6 @@ absl::StatusOr<const SafetensorsEntry*> QuantizedParts::Require(std::string_view
   return entry;
 }
 
-std::string ShapeText(std::span<const int64_t> shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += Str(i == 0 ? "" : ", ", shape[i]);
-  return text + "]";
-}
-
 std::vector<float> EntryValues(const SafetensorsEntry& entry) {
   const WeightFormat* format = FindSafetensorsFormat(entry.dtype);
   TREADLE_CHECK(format != nullptr);
@@ -76,25 +70,18 @@ absl::StatusOr<MatrixDescription> ReadDescription(const SafetensorsEntry& entry,
       ParseJsonObject({reinterpret_cast<const char*>(entry.data.data()), entry.data.size()},
                       Str(entry.file, ": tensor ", Quoted(entry.name))));
   constexpr int64_t kLargest = int64_t{1} << 30;
-  const auto extent = [&](const Json& value) {
-    return value.is_number_integer() && value.get<int64_t>() >= 1 && value.get<int64_t>() < kLargest
-               ? value.get<int64_t>()
-               : 0;
-  };
   const Json shape = description.json.value("shape", Json());
   if (shape.is_array() && shape.size() == 2) {
-    description.n = extent(shape[0]);
-    description.k = extent(shape[1]);
+    description.n = IntegerIn(shape[0], 1, kLargest - 1).value_or(0);
+    description.k = IntegerIn(shape[1], 1, kLargest - 1).value_or(0);
   }
   if (description.n == 0 || description.k == 0) {
     return EntryError(entry, "has no shape of two extents from 1 to 2^30");
   }
   const Json block = description.json.value(block_field, Json());
   const int64_t whole = description.n * description.k;
-  if (!block.is_number_integer() || block.get<int64_t>() < 1 || block.get<int64_t>() > kLargest) {
-    if (!block.is_number_integer() || block.get<int64_t>() != whole) {
-      return EntryError(entry, "has no ", block_field, " from 1 to 2^30");
-    }
+  if (!IntegerIn(block, 1, kLargest) && !IntegerIn(block, whole, whole)) {
+    return EntryError(entry, "has no ", block_field, " from 1 to 2^30");
   }
   description.block = block.get<int64_t>();
   return description;

@@ -44,7 +44,16 @@ absl::Status EntryError(const SafetensorsEntry& entry, const Parts&... parts) {
   return InvalidArgument(entry.file, ": tensor ", Quoted(entry.name), " ", parts...);
 }
 
-std::string ShapeText(std::span<const int64_t> shape);  // "[2, 3]"
+// An entry as a tensor, with its constants yet to come.
+inline StoredTensor TensorOf(const SafetensorsEntry& entry, const WeightFormat* format,
+                             std::vector<int64_t> shape, uint64_t constant_bytes = 0) {
+  return {.name = entry.name,
+          .format = format,
+          .shape = std::move(shape),
+          .data = entry.data.data(),
+          .bytes = entry.data.size(),
+          .constant_bytes = constant_bytes};
+}
 
 // Values of an F32, F16 or BF16 entry.
 std::vector<float> EntryValues(const SafetensorsEntry& entry);

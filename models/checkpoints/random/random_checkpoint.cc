@@ -1,12 +1,16 @@
 #include "models/checkpoints/random/random_checkpoint.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <charconv>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <span>
 #include <utility>
 
+#include "base/number.h"
 #include "base/quoted.h"
 #include "base/status.h"
 #include "kernels/dtype.h"
@@ -53,14 +57,16 @@ absl::Status Apply(std::string_view path, std::string_view text, Shape& shape) {
     known += Str(known.empty() ? "" : ", ", change.name);
     if (!text.starts_with(change.name) || text.substr(change.name.size(), 1) != "=") continue;
     const std::string_view digits = text.substr(change.name.size() + 1);
-    const auto [end, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), shape.*change.field);
-    if (error == std::errc() && end == digits.data() + digits.size()) return absl::OkStatus();
-    return InvalidArgument(path, ": ", change.name, " is ", Quoted(std::string(digits)),
-                           ", expected a number");
+    const std::optional<int64_t> number = NumberIn<int64_t>(digits);
+    if (!number) {
+      return InvalidArgument(path, ": ", change.name, " is ", Quoted(digits),
+                             ", expected a number");
+    }
+    shape.*change.field = *number;
+    return absl::OkStatus();
   }
-  return InvalidArgument(path, ": has ", Quoted(std::string(text)), ", expected NAME=NUMBER with ",
-                         "a name of ", known);
+  return InvalidArgument(path, ": has ", Quoted(text), ", expected NAME=NUMBER with ", "a name of ",
+                         known);
 }
 
 // What stands after the prefix.
@@ -69,7 +75,7 @@ absl::StatusOr<Shape> ParseShape(std::string_view path, std::string_view text) {
   const std::string_view name = text.substr(0, name_end);
   const auto* found = std::ranges::find(kShapes, name, &Shape::name);
   if (found == std::end(kShapes)) {
-    return NotFound(path, ": no shape is named ", Quoted(std::string(name)), ", expected one of ",
+    return NotFound(path, ": no shape is named ", Quoted(name), ", expected one of ",
                     RandomCheckpoint::Shapes());
   }
   Shape shape = *found;
@@ -126,12 +132,14 @@ uint64_t NextRandom(uint64_t& state) {
   return z ^ z >> 31;
 }
 
+size_t PageBytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
+
 // A prime number of pages, so that rows whose sizes are powers of two repeat late.
 std::vector<BFloat16> MakeNoise() {
   constexpr size_t kPages = 4093;
   constexpr float kDeviation = 0.02f;
   const float step = kDeviation * std::sqrt(12.0f) / 65536;  // of a uniform distribution
-  std::vector<BFloat16> values(kPages * RepeatedMapping::PageBytes() / sizeof(BFloat16));
+  std::vector<BFloat16> values(kPages * PageBytes() / sizeof(BFloat16));
   uint64_t state = kSeed;
   for (size_t i = 0; i < values.size(); i += 4) {
     uint64_t bits = NextRandom(state);
@@ -160,10 +168,57 @@ uint64_t HashOf(std::string_view text) {
   return hash;
 }
 
-uint64_t BytesOf(const std::vector<int64_t>& shape) {
-  uint64_t bytes = sizeof(BFloat16);
-  for (const int64_t extent : shape) bytes *= static_cast<uint64_t>(extent);
-  return bytes;
+absl::Status Refused(const char* what, size_t bytes) {
+  return ResourceExhausted("memory for ", bytes, " bytes of repeated data: ", what, ": ",
+                           std::strerror(errno));
+}
+
+// A file without a name that holds `block`, filled up to `bytes`; negative if there is none.
+int FileOf(std::span<const std::byte> block, size_t bytes) {
+  const int file = memfd_create("repeated", MFD_CLOEXEC);
+  if (file < 0) return file;
+  bool complete = ftruncate(file, static_cast<off_t>(bytes)) == 0;
+  for (size_t done = 0; complete && done < block.size();) {
+    const ssize_t wrote =
+        pwrite(file, block.data() + done, block.size() - done, static_cast<off_t>(done));
+    complete = wrote > 0 || (wrote < 0 && errno == EINTR);
+    if (wrote > 0) done += static_cast<size_t>(wrote);
+  }
+  if (complete) return file;
+  close(file);
+  return -1;
+}
+
+// Read-only memory of at least `bytes` in which `block`, filled up with zeros to whole pages,
+// repeats without being held more than once: however long it is, it costs the block and its page
+// tables. As with a mapped file, dropping its pages (DropMappedPages) loses nothing. Errors:
+// ResourceExhausted when the system gives no memory or too few mappings.
+absl::StatusOr<std::shared_ptr<const std::byte>> MapRepeatedly(std::span<const std::byte> block,
+                                                               size_t bytes) {
+  const auto whole_pages = [page = PageBytes()](size_t size) {
+    return std::max(page, (size + page - 1) / page * page);
+  };
+  const size_t period = whole_pages(block.size()), size = whole_pages(bytes);
+  const int file = FileOf(block, period);
+  if (file < 0) return Refused("memfd", period);
+  // Address space first, so that the pieces lie side by side.
+  void* const space =
+      mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (space == MAP_FAILED) {
+    close(file);
+    return Refused("mmap", size);
+  }
+  auto* const data = static_cast<std::byte*>(space);
+  const std::shared_ptr<const std::byte> mapping(data, [data, size](auto) { munmap(data, size); });
+  absl::Status status;
+  for (size_t at = 0; at < size && status.ok(); at += period) {
+    void* const piece =
+        mmap(data + at, std::min(period, size - at), PROT_READ, MAP_SHARED | MAP_FIXED, file, 0);
+    if (piece == MAP_FAILED) status = Refused("mmap", size);
+  }
+  close(file);
+  TREADLE_RETURN_IF_ERROR(status);
+  return mapping;
 }
 
 std::span<const std::byte> Bytes(const std::vector<BFloat16>& values) {
@@ -203,10 +258,11 @@ absl::Status RandomCheckpoint::MakeTensors() {
   const auto add = [&](const TensorRow& row, int64_t layer) {
     const std::string number = std::to_string(layer);
     const auto add_one = [&](std::string_view suffix, std::vector<int64_t> shape) {
-      tensors.push_back({.name = SpellTensorName(architecture, kind_, {&row, number, suffix}),
-                         .format = format,
-                         .shape = shape,
-                         .bytes = BytesOf(shape)});
+      StoredTensor& tensor = tensors.emplace_back();
+      tensor.name = SpellTensorName(architecture, kind_, {&row, number, suffix});
+      tensor.format = format;
+      tensor.shape = std::move(shape);
+      tensor.bytes = static_cast<uint64_t>(tensor.Elements()) * sizeof(BFloat16);
     };
     const int64_t n = SizeOf(row.rows, config_), k = SizeOf(row.columns, config_);
     add_one(".weight", row.columns == Extent::kNone ? std::vector{n} : std::vector{n, k});
@@ -225,18 +281,17 @@ absl::Status RandomCheckpoint::MakeTensors() {
   const std::vector<BFloat16> noise = MakeNoise();
   const std::vector<BFloat16> gains = MakeGains(config_.hidden, config_.head_dim);
   const uint64_t largest = std::ranges::max(tensors, {}, &StoredTensor::bytes).bytes;
-  TREADLE_ASSIGN_OR_RETURN(noise_,
-                           RepeatedMapping::Create(Bytes(noise), Bytes(noise).size() + largest));
-  TREADLE_ASSIGN_OR_RETURN(gains_, RepeatedMapping::Create(Bytes(gains), Bytes(gains).size()));
+  TREADLE_ASSIGN_OR_RETURN(noise_, MapRepeatedly(Bytes(noise), Bytes(noise).size() + largest));
+  TREADLE_ASSIGN_OR_RETURN(gains_, MapRepeatedly(Bytes(gains), Bytes(gains).size()));
   constexpr uint64_t kAlignment = 64;
   for (StoredTensor& tensor : tensors) {
     const uint64_t offset = HashOf(tensor.name) % (Bytes(noise).size() / kAlignment) * kAlignment;
     const TensorRow& row = *ParseTensorName(architecture, kind_, tensor.name).row;
     if (row.columns == Extent::kNone && tensor.name.ends_with(".weight")) {
       const int64_t first = row.rows == Extent::kHeadDim ? config_.hidden : 0;
-      tensor.data = gains_->data() + static_cast<size_t>(first) * sizeof(BFloat16);
+      tensor.data = gains_.get() + static_cast<size_t>(first) * sizeof(BFloat16);
     } else {
-      tensor.data = noise_->data() + offset;
+      tensor.data = noise_.get() + offset;
     }
     file_bytes_ += tensor.bytes;
   }

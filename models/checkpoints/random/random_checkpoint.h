@@ -7,11 +7,10 @@
 //
 // Weights are bf16, uniform with a standard deviation of 0.02 (GPT-2's), so that activations stay
 // finite at any size, and the same wherever a model of the same sizes is opened (recipe() names
-// them). They are never all in memory:
-// every tensor is a part of one block of random numbers, mapped as often as the largest tensor
-// takes. Gains of norms are 1, but for six features that are twenty times larger: the outliers of
-// real models from 6.7B parameters on (Dettmers, chapter 2), without which LLM.int8() would have
-// less to do.
+// them). They are never all in memory: every tensor is a part of one block of random numbers,
+// mapped as often as the largest tensor takes. Gains of norms are 1, but for six features that are
+// twenty times larger: the outliers of real models from 6.7B parameters on (Dettmers, chapter 2),
+// without which LLM.int8() would have less to do.
 //
 // Thread safety: as Checkpoint.
 #pragma once
@@ -21,7 +20,6 @@
 #include <string_view>
 
 #include "models/checkpoints/checkpoint.h"
-#include "models/checkpoints/random/repeated_mapping.h"
 
 namespace treadle {
 
@@ -38,8 +36,7 @@ class RandomCheckpoint : public Checkpoint {
   absl::Status Read(const std::string& path);
   absl::Status MakeTensors();
 
-  std::unique_ptr<RepeatedMapping> noise_;
-  std::unique_ptr<RepeatedMapping> gains_;
+  std::shared_ptr<const std::byte> noise_, gains_;
 };
 
 }  // namespace treadle

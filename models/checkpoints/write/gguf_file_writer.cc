@@ -20,15 +20,34 @@ void PutString(std::string& out, std::string_view text) {
   out.append(text);
 }
 
-// What comes before a value, and before the elements of an array.
-void PutHead(std::string& out, std::string_view key, GgufType type) {
-  PutString(out, key);
-  Put(out, static_cast<uint32_t>(type));
+void PutValue(std::string& out, std::string_view text) { PutString(out, text); }
+void PutValue(std::string& out, bool value) { Put<uint8_t>(out, value ? 1 : 0); }
+template <typename T>
+requires std::is_arithmetic_v<T>
+void PutValue(std::string& out, T value) { Put(out, value); }
+
+template <typename T>
+constexpr GgufType kTypeOf = GgufType::kString;
+template <>
+constexpr GgufType kTypeOf<uint32_t> = GgufType::kU32;
+template <>
+constexpr GgufType kTypeOf<int32_t> = GgufType::kI32;
+template <>
+constexpr GgufType kTypeOf<float> = GgufType::kF32;
+template <>
+constexpr GgufType kTypeOf<bool> = GgufType::kBool;
+
+template <typename T>
+void PutTyped(std::string& out, T value) {
+  Put(out, static_cast<uint32_t>(kTypeOf<T>));
+  PutValue(out, value);
 }
-void PutHead(std::string& out, std::string_view key, GgufType type, size_t count) {
-  PutHead(out, key, GgufType::kArray);
-  Put(out, static_cast<uint32_t>(type));
-  Put<uint64_t>(out, count);
+template <typename T>
+void PutTyped(std::string& out, std::span<const T> values) {
+  Put(out, static_cast<uint32_t>(GgufType::kArray));
+  Put(out, static_cast<uint32_t>(kTypeOf<T>));
+  Put<uint64_t>(out, values.size());
+  for (const T& value : values) PutValue(out, value);
 }
 
 }  // namespace
@@ -38,46 +57,10 @@ void GgufMetadataWriter::AddRaw(std::span<const std::byte> pair) {
   bytes_.append(reinterpret_cast<const char*>(pair.data()), pair.size());
 }
 
-void GgufMetadataWriter::AddString(std::string_view key, std::string_view value) {
+void GgufMetadataWriter::Add(std::string_view key, const Value& value) {
   ++count_;
-  PutHead(bytes_, key, GgufType::kString);
-  PutString(bytes_, value);
-}
-
-void GgufMetadataWriter::AddU32(std::string_view key, uint32_t value) {
-  ++count_;
-  PutHead(bytes_, key, GgufType::kU32);
-  Put(bytes_, value);
-}
-
-void GgufMetadataWriter::AddF32(std::string_view key, float value) {
-  ++count_;
-  PutHead(bytes_, key, GgufType::kF32);
-  Put(bytes_, value);
-}
-
-void GgufMetadataWriter::AddBool(std::string_view key, bool value) {
-  ++count_;
-  PutHead(bytes_, key, GgufType::kBool);
-  Put<uint8_t>(bytes_, value ? 1 : 0);
-}
-
-void GgufMetadataWriter::AddStrings(std::string_view key, std::span<const std::string> values) {
-  ++count_;
-  PutHead(bytes_, key, GgufType::kString, values.size());
-  for (const std::string& value : values) PutString(bytes_, value);
-}
-
-void GgufMetadataWriter::AddI32s(std::string_view key, std::span<const int32_t> values) {
-  ++count_;
-  PutHead(bytes_, key, GgufType::kI32, values.size());
-  for (const int32_t value : values) Put(bytes_, value);
-}
-
-void GgufMetadataWriter::AddF32s(std::string_view key, std::span<const float> values) {
-  ++count_;
-  PutHead(bytes_, key, GgufType::kF32, values.size());
-  for (const float value : values) Put(bytes_, value);
+  PutString(bytes_, key);
+  std::visit([&](const auto& held) { PutTyped(bytes_, held); }, value);
 }
 
 absl::StatusOr<std::unique_ptr<GgufFileWriter>> GgufFileWriter::Create(

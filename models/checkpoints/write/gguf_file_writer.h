@@ -1,17 +1,19 @@
-// Writes a GGUF version 3 file, tensor by tensor.
+// Writes a GGUF version 3 file, tensor by tensor, and says in it what is to be said of a model that
+// comes from a Hugging Face folder: its sizes, its tokenizer, its chat template.
 //
-// Thread safety: confined to one thread.
+// Thread safety: the writers are confined to one thread.
 #pragma once
 
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/output_file.h"
-#include "kernels/formats/weight_format.h"
+#include "models/checkpoints/checkpoint.h"
 
 namespace treadle {
 
@@ -20,13 +22,9 @@ class GgufMetadataWriter {
  public:
   // `pair`: a whole pair as another file has it (GgufFile::RawPair).
   void AddRaw(std::span<const std::byte> pair);
-  void AddString(std::string_view key, std::string_view value);
-  void AddU32(std::string_view key, uint32_t value);
-  void AddF32(std::string_view key, float value);
-  void AddBool(std::string_view key, bool value);
-  void AddStrings(std::string_view key, std::span<const std::string> values);
-  void AddI32s(std::string_view key, std::span<const int32_t> values);
-  void AddF32s(std::string_view key, std::span<const float> values);
+  using Value = std::variant<std::string_view, uint32_t, float, bool, std::span<const std::string>,
+                             std::span<const int32_t>, std::span<const float>>;
+  void Add(std::string_view key, const Value& value);
 
   uint64_t count() const { return count_; }
   const std::string& bytes() const { return bytes_; }
@@ -35,6 +33,19 @@ class GgufMetadataWriter {
   uint64_t count_ = 0;
   std::string bytes_;
 };
+
+// general.*, ARCHITECTURE.* and tokenizer.*. notices: appends what could not be said. Errors: a
+// tokenizer that GGUF cannot hold.
+absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& metadata,
+                           std::vector<std::string>& notices);
+
+// tokenizer.ggml.*, the inverse of ReadGgufTokenizer. There are as many tokens as `vocab`.
+absl::Status DescribeTokenizer(const TokenizerSpec& spec, int64_t vocab,
+                               GgufMetadataWriter& metadata, std::vector<std::string>& notices);
+
+// By what "llama3" scaling divides the frequency of each pair: the values of rope_freqs.weight.
+// [rope_dim / 2]; empty if the model has no such scaling.
+std::vector<float> FrequencyFactors(const ModelConfig& config);
 
 class GgufFileWriter {
  public:

@@ -3,10 +3,10 @@
 
 #include "base/status.h"
 #include "models/architectures/architecture.h"
-#include "models/checkpoints/gguf/gguf_description.h"
+#include "models/checkpoints/converted_tensor.h"
 #include "models/checkpoints/gguf/gguf_file.h"
-#include "models/checkpoints/write/checkpoint_output.h"
 #include "models/checkpoints/write/gguf_file_writer.h"
+#include "models/checkpoints/write/quantize_checkpoint.h"
 
 namespace treadle {
 namespace {
@@ -29,8 +29,8 @@ constexpr const char* kMade = "f32, f16, bf16, q8_0, q4_0, q4_1";
 
 class GgufOutput : public CheckpointOutput {
  public:
-  GgufOutput(const Checkpoint& source, const OutputOptions& options)
-      : source_(source), options_(options) {}
+  GgufOutput(const Checkpoint& source, const std::string& path, const QuantizeOptions& options)
+      : source_(source), path_(path), options_(options) {}
 
   absl::Status Create(const Provenance& provenance);
   absl::StatusOr<TensorTarget> Target(const StoredTensor& tensor) const override;
@@ -46,7 +46,8 @@ class GgufOutput : public CheckpointOutput {
   uint32_t TypeOfFile(const std::vector<GgufFileWriter::Tensor>& tensors, uint32_t otherwise) const;
 
   const Checkpoint& source_;
-  const OutputOptions options_;
+  const std::string path_;
+  const QuantizeOptions& options_;
   std::map<std::string_view, QuantizeSpec> dense_;  // by format
   std::vector<float> frequency_factors_;            // a tensor of their own, behind the others
   std::unique_ptr<GgufFileWriter> writer_;
@@ -71,7 +72,7 @@ absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor
     return target;
   }
   if (name.row == nullptr) {
-    return Unimplemented(options_.path, ": tensor '", tensor.name,
+    return Unimplemented(path_, ": tensor '", tensor.name,
                          "' has no place in a .gguf file; expected a folder to write to");
   }
   target.name = SpellTensorName(architecture, Checkpoint::Kind::kGguf, name);
@@ -97,7 +98,7 @@ absl::StatusOr<TensorTarget> GgufOutput::Target(const StoredTensor& tensor) cons
   const QuantizeSpec* to = options_.weights.For(tensor.name, source_.config().tied_head);
   if (to == nullptr) return target;
   if (to->format->gguf_type < 0) {
-    return InvalidArgument(options_.path, ": GGUF has no ", to->name, ", expected one of ", kMade,
+    return InvalidArgument(path_, ": GGUF has no ", to->name, ", expected one of ", kMade,
                            ", or a folder to write to");
   }
   target.to = to;
@@ -166,12 +167,12 @@ absl::Status GgufOutput::Create(const Provenance& provenance) {
     tensors.push_back(
         {"rope_freqs.weight", {std::ssize(frequency_factors_)}, FindWeightFormat("f32")});
   }
-  metadata.AddU32(kFileType, TypeOfFile(tensors, static_cast<uint32_t>(file_type)));
-  metadata.AddU32(kQuantizationVersion, 2);
-  for (const auto& [key, value] : provenance) metadata.AddString(key, value);
+  metadata.Add(kFileType, TypeOfFile(tensors, static_cast<uint32_t>(file_type)));
+  metadata.Add(kQuantizationVersion, uint32_t{2});
+  for (const auto& [key, value] : provenance) metadata.Add(key, value);
   placeholder_ = provenance.at(std::string(kHashKey));
-  TREADLE_ASSIGN_OR_RETURN(writer_, GgufFileWriter::Create(options_.path, metadata, tensors,
-                                                           static_cast<uint64_t>(alignment)));
+  TREADLE_ASSIGN_OR_RETURN(
+      writer_, GgufFileWriter::Create(path_, metadata, tensors, static_cast<uint64_t>(alignment)));
   return absl::OkStatus();
 }
 
@@ -193,9 +194,10 @@ absl::StatusOr<uint64_t> GgufOutput::Finish(const Provenance& provenance) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CheckpointOutput>> CreateGgufOutput(const Checkpoint& source,
-                                                                   const OutputOptions& options,
+                                                                   const std::string& path,
+                                                                   const QuantizeOptions& options,
                                                                    const Provenance& provenance) {
-  auto output = std::make_unique<GgufOutput>(source, options);
+  auto output = std::make_unique<GgufOutput>(source, path, options);
   TREADLE_RETURN_IF_ERROR(output->Create(provenance));
   return output;
 }

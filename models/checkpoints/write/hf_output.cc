@@ -2,22 +2,105 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/json_file.h"
+#include "base/mapped_file.h"
 #include "base/output_file.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
-#include "models/checkpoints/write/checkpoint_output.h"
-#include "models/checkpoints/write/hf_folder_files.h"
+#include "models/checkpoints/converted_tensor.h"
 #include "models/checkpoints/write/hf_matrix_writer.h"
+#include "models/checkpoints/write/quantize_checkpoint.h"
+#include "models/text/tokenizer_json.h"
 
 namespace treadle {
 namespace {
 
+namespace fs = std::filesystem;
 using Json = nlohmann::json;
+
+// Neither weights nor what describes them.
+bool IsTextSide(const std::string& name) {
+  if (name == "config.json" || name.ends_with(".index.json")) return false;
+  if (name.starts_with("LICENSE") || name.starts_with("NOTICE")) return true;
+  return std::ranges::any_of(
+      std::initializer_list<std::string_view>{".json", ".txt", ".jinja", ".model"},
+      [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+absl::Status CopyTextFiles(const std::string& from, const OutputFolder& folder) {
+  std::error_code error;
+  for (const fs::directory_entry& entry : fs::directory_iterator(from, error)) {
+    const std::string name = entry.path().filename().string();
+    std::error_code ignored;
+    if (!IsTextSide(name) || !entry.is_regular_file(ignored) || entry.file_size(ignored) == 0) {
+      continue;
+    }
+    TREADLE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(entry.path().string()));
+    TREADLE_RETURN_IF_ERROR(folder.Write(name, file->text()));
+  }
+  if (error) return InvalidArgument(from, ": cannot be listed: ", error.message());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
+  const ModelConfig& config = source.config();
+  const Architecture& architecture = ArchitectureOf(config);
+  const ConfigJson& fields = architecture.config_json;
+  if (config.rope_dim != config.head_dim) {
+    return Unimplemented(source.path(), ": rotates ", config.rope_dim, " of ", config.head_dim,
+                         " elements of a head, which config.json cannot say");
+  }
+  Json json = {{"architectures", {fields.classes[0]}},
+               {"model_type", architecture.name},
+               {fields.epsilon, config.norm_epsilon},
+               {"rope_theta", config.rope_base},
+               {"tie_word_embeddings", config.tied_head},
+               {"dtype", "float32"},
+               {"torch_dtype", "float32"}};
+  for (const SizeField& field : fields.sizes) json[field.name] = config.*field.size;
+  for (const FixedField& field : fields.fixed) json[field.name] = Json::parse(field.json);
+  if (architecture.qkv_bias == Presence::kAsStored) {
+    if (config.qkv_bias != config.output_bias) {
+      return Unimplemented(source.path(),
+                           ": has biases on Q, K and V alone, which config.json cannot say");
+    }
+    json["attention_bias"] = config.qkv_bias;
+  }
+  if (config.rope_linear_factor != 1) {
+    json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
+  }
+  if (const TokenizerSpec* tokenizer = source.tokenizer()) {
+    if (tokenizer->bos >= 0) json["bos_token_id"] = tokenizer->bos;
+    if (tokenizer->eos >= 0) json["eos_token_id"] = tokenizer->eos;
+    if (tokenizer->padding >= 0) json["pad_token_id"] = tokenizer->padding;
+  }
+  return json;
+}
+
+// config.json of the model, without quantization_config. Errors: something that config.json cannot
+// say.
+absl::StatusOr<Json> HfConfigOf(const Checkpoint& source) {
+  if (source.kind() == Checkpoint::Kind::kGguf) return MakeConfig(source);
+  return ReadJsonFile((fs::path(source.path()) / "config.json").string());
+}
+
+// Tokenizer, chat template and generation settings.
+absl::Status WriteHfTextFiles(const Checkpoint& source, const OutputFolder& folder) {
+  if (source.kind() == Checkpoint::Kind::kHuggingFace) return CopyTextFiles(source.path(), folder);
+  const TokenizerSpec* tokenizer = source.tokenizer();
+  if (tokenizer == nullptr) return absl::OkStatus();
+  for (const auto& [name, text] :
+       TokenizerJsonFiles(*tokenizer, source.chat_template(), source.config().context)) {
+    TREADLE_RETURN_IF_ERROR(folder.Write(name, text));
+  }
+  return absl::OkStatus();
+}
 
 class HuggingFaceOutput : public CheckpointOutput {
  public:
-  HuggingFaceOutput(const Checkpoint& source, const OutputOptions& options)
-      : source_(source), options_(options) {}
+  HuggingFaceOutput(const Checkpoint& source, const std::string& path,
+                    const QuantizeOptions& options)
+      : source_(source), path_(path), options_(options) {}
 
   absl::Status Create();
   absl::StatusOr<TensorTarget> Target(const StoredTensor& tensor) const override;
@@ -30,7 +113,8 @@ class HuggingFaceOutput : public CheckpointOutput {
   absl::StatusOr<TensorTarget> GgufTarget(const StoredTensor& tensor) const;
 
   const Checkpoint& source_;
-  const OutputOptions options_;
+  const std::string path_;
+  const QuantizeOptions& options_;
   std::optional<QuantizeSpec> as_floats_;  // f32
   std::unique_ptr<OutputFolder> folder_;
   std::unique_ptr<SafetensorsWriter> writer_;
@@ -43,8 +127,8 @@ class HuggingFaceOutput : public CheckpointOutput {
 absl::Status HuggingFaceOutput::Create() {
   if (const Architecture& architecture = ArchitectureOf(source_.config());
       gguf() && architecture.hugging_face_transposed) {
-    return Unimplemented(options_.path, ": a folder from a .gguf file of architecture ",
-                         architecture.name, ", whose folders keep matrices transposed; expected ",
+    return Unimplemented(path_, ": a folder from a .gguf file of architecture ", architecture.name,
+                         ", whose folders keep matrices transposed; expected ",
                          "an OUT that ends in .gguf");
   }
   TREADLE_ASSIGN_OR_RETURN(as_floats_, ParseQuantizeSpec("f32"));
@@ -54,7 +138,7 @@ absl::Status HuggingFaceOutput::Create() {
     room += HfHeaderRoom(target.name);
   }
   TREADLE_ASSIGN_OR_RETURN(config_, HfConfigOf(source_));
-  TREADLE_ASSIGN_OR_RETURN(folder_, OutputFolder::Create(options_.path));
+  TREADLE_ASSIGN_OR_RETURN(folder_, OutputFolder::Create(path_));
   TREADLE_RETURN_IF_ERROR(WriteHfTextFiles(source_, *folder_));
   TREADLE_ASSIGN_OR_RETURN(writer_,
                            SafetensorsWriter::Create(folder_->Path("model.safetensors"), room));
@@ -67,7 +151,7 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::GgufTarget(const StoredTensor& t
   const Architecture& architecture = ArchitectureOf(config);
   const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name);
   if (name.row == nullptr) {
-    return Unimplemented(options_.path, ": tensor '", tensor.name,
+    return Unimplemented(path_, ": tensor '", tensor.name,
                          "' has no place in a Hugging Face folder; expected an OUT that ends in "
                          ".gguf");
   }
@@ -97,7 +181,7 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::Target(const StoredTensor& tenso
   const QuantizeSpec* to = options_.weights.For(tensor.name, source_.config().tied_head);
   if (to == nullptr) return target;
   if (!to->format->apart() && to->format->block > 1) {
-    return InvalidArgument(options_.path, ": a Hugging Face folder has no ", to->name,
+    return InvalidArgument(path_, ": a Hugging Face folder has no ", to->name,
                            ", expected an OUT that ends in .gguf");
   }
   target.to = to;
@@ -153,8 +237,8 @@ std::vector<std::string> HuggingFaceOutput::Notices() const {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CheckpointOutput>> CreateHuggingFaceOutput(
-    const Checkpoint& source, const OutputOptions& options) {
-  auto output = std::make_unique<HuggingFaceOutput>(source, options);
+    const Checkpoint& source, const std::string& path, const QuantizeOptions& options) {
+  auto output = std::make_unique<HuggingFaceOutput>(source, path, options);
   TREADLE_RETURN_IF_ERROR(output->Create());
   return output;
 }

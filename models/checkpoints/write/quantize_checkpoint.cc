@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <filesystem>
 #include <future>
+#include <iomanip>
 #include <iterator>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <utility>
 
 #include "base/mapped_file.h"
 #include "base/sha256.h"
 #include "base/status.h"
-#include "models/checkpoints/write/checkpoint_output.h"
-#include "models/parallel_split.h"
+#include "models/shared_conversion.h"
 
 namespace treadle {
 namespace {
@@ -28,19 +30,6 @@ absl::StatusOr<std::string> SumOf(
     text += Str(text.empty() ? "" : ", ", fs::path(file).filename().string(), " ", sum);
   }
   return text;
-}
-
-int64_t Elements(const StoredTensor& tensor) {
-  int64_t elements = 1;
-  for (const int64_t extent : tensor.shape) elements *= extent;
-  return elements;
-}
-
-absl::StatusOr<std::unique_ptr<CheckpointOutput>> CreateOutput(const Checkpoint& source,
-                                                               const OutputOptions& options,
-                                                               const Provenance& provenance) {
-  if (options.path.ends_with(".gguf")) return CreateGgufOutput(source, options, provenance);
-  return CreateHuggingFaceOutput(source, options);
 }
 
 double BitsOf(const ConvertedTensor& tensor, int64_t elements) {
@@ -72,7 +61,7 @@ absl::Status ConvertAll(const Checkpoint& source, const QuantizeOptions& options
       return absl::Status(converted.status().code(),
                           Str(source.path(), ": ", std::string(converted.status().message())));
     }
-    const int64_t elements = Elements(tensor);
+    const int64_t elements = tensor.Elements();
     if (!converted->spec.empty() && converted->shape.size() == 2) {
       report.matrices.push_back({tensor.name, std::string(tensor.format->name), converted->spec,
                                  converted->shape[0], converted->shape[1],
@@ -85,6 +74,10 @@ absl::Status ConvertAll(const Checkpoint& source, const QuantizeOptions& options
     if (options.progress) options.progress(static_cast<double>(done) / static_cast<double>(total));
   }
   return absl::OkStatus();
+}
+
+double BitsPerParameter(uint64_t bytes, int64_t parameters) {
+  return 8.0 * static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(parameters, 1));
 }
 
 }  // namespace
@@ -106,9 +99,10 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const std::string& in, const s
   const auto placeholder = [](const std::string&) { return std::string(64, '?'); };
   TREADLE_ASSIGN_OR_RETURN(provenance["treadle.source_sha256"],
                            SumOf(source->weight_files(), placeholder));
-  TREADLE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<CheckpointOutput> output,
-      CreateOutput(*source, {out, options.weights, options.outlier_threshold}, provenance));
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<CheckpointOutput> output,
+                           out.ends_with(".gguf")
+                               ? CreateGgufOutput(*source, out, options, provenance)
+                               : CreateHuggingFaceOutput(*source, out, options));
   // Meanwhile, on a thread of its own; its mapping is its own too.
   std::future<absl::StatusOr<std::string>> sum =
       std::async(std::launch::async, [&] { return SumOf(source->weight_files(), FileSha256); });
@@ -118,6 +112,77 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const std::string& in, const s
   TREADLE_ASSIGN_OR_RETURN(report.output_bytes, output->Finish(provenance));
   std::ranges::move(output->Notices(), std::back_inserter(report.notices));
   return report;
+}
+
+std::string QuantizeReportText(const QuantizeReport& report, bool errors) {
+  std::ostringstream out;
+  size_t width = 6;
+  for (const QuantizeReport::Matrix& matrix : report.matrices) {
+    width = std::max(width, matrix.name.size());
+  }
+  const auto cell = [&out](int columns, const auto& value) {
+    out << "  " << std::right << std::setw(columns) << value;
+  };
+  const auto number = [](double value, int digits) {
+    std::ostringstream text;
+    text << std::setprecision(digits) << value;
+    return text.str();
+  };
+  out << std::left << std::setw(static_cast<int>(width)) << "matrix";
+  cell(13, "shape");
+  cell(8, "from");
+  cell(18, "to");
+  cell(7, "bits");
+  if (errors) {
+    cell(12, "mean error");
+    cell(10, "relative");
+    cell(10, "worst");
+  }
+  out << '\n';
+  for (const QuantizeReport::Matrix& matrix : report.matrices) {
+    out << std::left << std::setw(static_cast<int>(width)) << matrix.name;
+    cell(13, Str(matrix.n, "x", matrix.k));
+    cell(8, matrix.from);
+    cell(18, matrix.to);
+    cell(7, number(matrix.bits, 4));
+    if (errors) {
+      cell(12, number(matrix.error.mean_absolute, 4));
+      cell(10, number(matrix.error.relative, 4));
+      cell(10, number(matrix.error.worst, 4));
+    }
+    out << '\n';
+  }
+  out << "all tensors: " << report.parameters << " parameters, " << report.source_bytes << " -> "
+      << report.output_bytes << " bytes, "
+      << number(BitsPerParameter(report.source_bytes, report.parameters), 4) << " -> "
+      << number(BitsPerParameter(report.output_bytes, report.parameters), 4)
+      << " bits per parameter with constants\n";
+  return out.str();
+}
+
+std::string QuantizeReportJson(const QuantizeReport& report, bool errors) {
+  using Json = nlohmann::ordered_json;
+  Json json = {{"parameters", report.parameters},
+               {"source_bytes", report.source_bytes},
+               {"output_bytes", report.output_bytes},
+               {"bits_per_parameter", BitsPerParameter(report.output_bytes, report.parameters)},
+               {"source_sha256", report.source_sha256},
+               {"notices", report.notices},
+               {"matrices", Json::array()}};
+  for (const QuantizeReport::Matrix& matrix : report.matrices) {
+    Json row = {{"name", matrix.name},
+                {"from", matrix.from},
+                {"to", matrix.to},
+                {"shape", {matrix.n, matrix.k}},
+                {"bits_per_weight", matrix.bits}};
+    if (errors) {
+      row["mean_absolute_error"] = matrix.error.mean_absolute;
+      row["relative_error"] = matrix.error.relative;
+      row["worst_error"] = matrix.error.worst;
+    }
+    json["matrices"].push_back(std::move(row));
+  }
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace treadle

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engine/remote/gloo_pipeline.h"
+#include "engine/remote/worker_epoch.h"
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/faulty_communicator.h"

@@ -5,7 +5,7 @@
 
 #include <atomic>
 
-#include "engine/remote/gloo_pipeline.h"
+#include "engine/remote/worker_epoch.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
 #include "tests/support/forwarding_communicator.h"
