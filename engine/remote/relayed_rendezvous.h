@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "kernels/collectives/memory_rendezvous.h"
+#include "kernels/collectives/rendezvous.h"
 
 namespace treadle {
 
