@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "kernels/collectives/rendezvous_section.h"
+#include "kernels/collectives/rendezvous.h"
 
 namespace treadle {
 namespace {

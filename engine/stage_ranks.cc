@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/status.h"
-#include "kernels/collectives/memory_rendezvous.h"
+#include "kernels/collectives/rendezvous.h"
 #include "kernels/collectives/thread_communicator.h"
 
 namespace treadle {

@@ -281,7 +281,7 @@ inline constexpr int64_t kAttentionBlock = 64;
 
 // The ops of Backend once more, for whatever does the same with each: X(name, parameters,
 // arguments). The compiler refuses an op that is here and not there, and a backend without one.
-#define TREADLE_BACKEND_OPS(X)                                                                     \
+#define TREADLE_FEATURE_OPS(X)                                                                     \
   X(Embed,                                                                                         \
     (const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id, bool accumulate,   \
      Tensor out),                                                                                  \
@@ -294,17 +294,21 @@ inline constexpr int64_t kAttentionBlock = 64;
     (q, k, v, rotary, kv))                                                                         \
   X(Attention, (Tensor q, const KvView& kv, float scale, Tensor out), (q, kv, scale, out))         \
   X(SwiGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                 \
-  X(Gelu, (Tensor x, Tensor out), (x, out))                                                        \
-  X(Gather, (Tensor x, std::span<const int32_t> rows, Tensor out), (x, rows, out))                 \
-  X(Copy, (Tensor x, Tensor out), (x, out))                                                        \
-  X(CopyPages, (const KvLayout& layout, std::byte* pages, std::span<const PageCopy> copies),       \
-    (layout, pages, copies))                                                                       \
-  X(Sample, (Tensor logits, std::span<const SampleRow> rows, std::span<SampleResult> results),     \
-    (logits, rows, results))                                                                       \
-  X(SampleShard,                                                                                   \
-    (Tensor logits, int32_t first_token, std::span<const SampleRow> rows,                          \
-     std::span<ShardSample> shards),                                                               \
+  X(Gelu, (Tensor x, Tensor out), (x, out))
+// What takes no arithmetic: HostBackend has these.
+#define TREADLE_COPY_OPS(X)                                                                  \
+  X(Gather, (Tensor x, std::span<const int32_t> rows, Tensor out), (x, rows, out))           \
+  X(Copy, (Tensor x, Tensor out), (x, out))                                                  \
+  X(CopyPages, (const KvLayout& layout, std::byte* pages, std::span<const PageCopy> copies), \
+    (layout, pages, copies))
+#define TREADLE_SAMPLE_OPS(X)                                                                  \
+  X(Sample, (Tensor logits, std::span<const SampleRow> rows, std::span<SampleResult> results), \
+    (logits, rows, results))                                                                   \
+  X(SampleShard,                                                                               \
+    (Tensor logits, int32_t first_token, std::span<const SampleRow> rows,                      \
+     std::span<ShardSample> shards),                                                           \
     (logits, first_token, rows, shards))
+#define TREADLE_BACKEND_OPS(X) TREADLE_FEATURE_OPS(X) TREADLE_COPY_OPS(X) TREADLE_SAMPLE_OPS(X)
 
 // TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP): in a backend that implements them all.
 #define TREADLE_OVERRIDE_OP(name, parameters, arguments) void name parameters override;

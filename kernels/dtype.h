@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string_view>
 
 namespace treadle {
@@ -69,6 +70,29 @@ constexpr BFloat16 ToBFloat16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>((bits >> 16) | 0x40u)};
   return {static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
+}
+
+// Element `index` of an array of a type of floats, of any alignment.
+inline float LoadElement(DType type, const void* data, int64_t index) {
+  const auto* from =
+      static_cast<const std::byte*>(data) + index * int64_t{type == DType::kF32 ? 4 : 2};
+  float x;
+  Half half;
+  if (type == DType::kF32) {
+    std::memcpy(&x, from, sizeof(x));
+    return x;
+  }
+  std::memcpy(&half, from, sizeof(half));
+  return type == DType::kF16 ? ToFloat(half) : ToFloat(BFloat16{half.bits});
+}
+inline void StoreElement(DType type, float x, void* data, int64_t index) {
+  auto* to = static_cast<std::byte*>(data) + index * int64_t{type == DType::kF32 ? 4 : 2};
+  if (type == DType::kF32) {
+    std::memcpy(to, &x, sizeof(x));
+  } else {
+    const uint16_t bits = type == DType::kF16 ? ToHalf(x).bits : ToBFloat16(x).bits;
+    std::memcpy(to, &bits, sizeof(bits));
+  }
 }
 
 }  // namespace treadle

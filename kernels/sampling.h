@@ -127,13 +127,36 @@ struct SampleResult {
   std::array<TokenLogprob, kMaxTopLogprobs> top;  // best first; ties: lowest id first
 };
 
-// Uniform in [0, 1), 53 bits, from Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy
-// as 1, 2, 3", SC'11) with key = seed (low word first) and counter = (position low, position high,
-// candidate, 0): the upper 53 bits of output words 1:0, times 2^-53.
-double CounterUniform(uint64_t seed, uint32_t candidate, int64_t position);
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): ten rounds
+// on a counter of four words.
+constexpr std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
+                                             std::array<uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const uint64_t product0 = uint64_t{0xD2511F53} * counter[0];
+    const uint64_t product1 = uint64_t{0xCD9E8D57} * counter[2];
+    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0],
+               static_cast<uint32_t>(product1),
+               static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1],
+               static_cast<uint32_t>(product0)};
+    key[0] += 0x9E3779B9;  // the golden ratio
+    key[1] += 0xBB67AE85;  // sqrt(3) - 1
+  }
+  return counter;
+}
 
-// The generator itself: ten rounds on a counter of four words.
-std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key);
+// With key = seed (low word first) and counter = (position low, position high, candidate, 0): the
+// upper 53 bits of output words 1:0; the others are 0.
+constexpr uint64_t CounterBits(uint64_t seed, uint32_t candidate, int64_t position) {
+  const auto at = static_cast<uint64_t>(position);
+  const auto out =
+      Philox4x32({static_cast<uint32_t>(at), static_cast<uint32_t>(at >> 32), candidate, 0},
+                 {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  return ((uint64_t{out[1]} << 32) | out[0]) & ~uint64_t{0x7ff};
+}
+// Uniform in [0, 1), 53 bits.
+constexpr double CounterUniform(uint64_t seed, uint32_t candidate, int64_t position) {
+  return static_cast<double>(CounterBits(seed, candidate, position)) * 0x1p-64;
+}
 
 // -- the steps, for backends whose device is the host --------------------------------------------
 // NaN counts as -inf, +inf as the largest finite float.

@@ -37,7 +37,7 @@ TREADLE_KERNEL(kThreads) void DequantizeKernel(DequantizeParams p) {
   const bool inside = feature < segment.n;
   float scales[kRun] = {};
   float bias[kRun];
-  if (inside) LoadRun(segment.scales + feature, scales);
+  if (inside) simt::LoadFloats(segment.scales + feature, scales);
   TREADLE_UNROLL
   for (int i = 0; i < kRun; ++i) {
     // Adding -0 changes nothing.

@@ -25,7 +25,7 @@
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
 #include "engine/stage_ranks.h"
-#include "kernels/collectives/memory_rendezvous.h"
+#include "kernels/collectives/rendezvous.h"
 
 namespace treadle {
 

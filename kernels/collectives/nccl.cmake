@@ -11,8 +11,6 @@ message(STATUS "NCCL: ${TREADLE_HAS_NCCL}")
 if(TREADLE_HAS_NCCL)
   treadle_library(treadle_nccl
     SOURCES
-      ${CMAKE_CURRENT_LIST_DIR}/cuda_events.cc
-      ${CMAKE_CURRENT_LIST_DIR}/gpu_ranks.cc
       ${CMAKE_CURRENT_LIST_DIR}/nccl_communicator.cc
       ${CMAKE_CURRENT_LIST_DIR}/nccl_lane.cc
       ${CMAKE_CURRENT_LIST_DIR}/nccl_library.cc

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <deque>
 #include <map>
 #include <string>
 #include <string_view>
@@ -16,10 +15,9 @@
 
 #include "base/status.h"
 #include "base/sync.h"
-#include "kernels/collectives/cuda_events.h"
 #include "kernels/collectives/nccl_lane.h"
-#include "kernels/cuda/rows/rank_sum.h"
-#include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/ops.h"
+#include "kernels/cuda/runtime/backend_on_device.h"
 
 namespace treadle {
 namespace {
@@ -35,22 +33,38 @@ constexpr auto kEnd = std::chrono::seconds(5);
 // Numbers behind the parts, for the first exchange: sent, summed, received.
 constexpr int kSpare = 3;
 
-enum LaneKind { kCollectives, kUp, kDown };  // transfers to higher ranks, to lower ones
+// Events of the device that are used again and again, without timing.
+class CudaEvents {
+ public:
+  CudaEvents() = default;
+  ~CudaEvents() {
+    for (const cudaEvent_t event : free_) cudaEventDestroy(event);
+  }
+  CudaEvents(const CudaEvents&) = delete;
+  CudaEvents& operator=(const CudaEvents&) = delete;
 
-struct Lane {
-  explicit Lane(LaneKind lane_kind) : kind(lane_kind) {}
-  const LaneKind kind;
-  NcclLane nccl;  // of collectives: on the device's stream
+  absl::StatusOr<cudaEvent_t> Take() {
+    cudaEvent_t event = nullptr;
+    if (free_.empty()) {
+      TREADLE_RETURN_IF_ERROR(
+          CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate"));
+    } else {
+      event = free_.back();
+      free_.pop_back();
+    }
+    return event;
+  }
+  // Every event comes back before this ends.
+  void Return(cudaEvent_t event) { free_.push_back(event); }
+
+ private:
+  std::vector<cudaEvent_t> free_;
 };
 
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(const NcclOptions& options, cuda::Device& device)
-      : options_(options), device_(device) {
-    if (options.collectives) lanes_.emplace_back(kCollectives);
-    if (options.sends_up) lanes_.emplace_back(kUp);
-    if (options.sends_down) lanes_.emplace_back(kDown);
-  }
+      : options_(options), device_(device) {}
   ~NcclCommunicator() override;
 
   absl::Status Connect(Rendezvous& rendezvous);
@@ -68,14 +82,13 @@ class NcclCommunicator final : public Communicator {
 
  private:
   struct Pending {
-    LaneKind lane = kUp;
     int peer = 0;
     bool send = false;
     bool posted = false;
     void* data = nullptr;  // const for a send
     size_t bytes = 0;
     cudaEvent_t begun = nullptr;  // on the device's stream, when the transfer was begun
-    cudaEvent_t done = nullptr;   // on the lane's stream
+    cudaEvent_t done = nullptr;   // on the transfers' stream
   };
 
   // The first reason stays. Returns it.
@@ -89,21 +102,15 @@ class NcclCommunicator final : public Communicator {
   // Until ready(), which returns a StatusOr<bool>; `what` is for the error.
   template <typename Ready>
   absl::Status WaitUntil(Clock::time_point deadline, Ready ready, std::string_view what);
-  // Issues calls on a lane and waits until NCCL has them on their stream.
+  // Issues calls and waits until NCCL has them on their stream.
   template <typename Calls>
-  absl::Status Issue(LaneKind lane, Calls calls, std::string_view what);
+  absl::Status Issue(Calls calls, std::string_view what);
   absl::Status WaitForEvent(cudaEvent_t event, std::string_view what);
   // Device::WatchWaits.
   absl::Status LookWhileWaiting(double seconds);
 
-  Lane& OfKind(LaneKind kind) {
-    const auto it = std::ranges::find(lanes_, kind, &Lane::kind);
-    TREADLE_CHECK(it != lanes_.end());  // of NcclOptions
-    return *it;
-  }
-
-  absl::StatusOr<std::string> ExchangeIds(Rendezvous& rendezvous);
-  absl::Status ConnectLanes(Rendezvous& rendezvous);
+  absl::StatusOr<std::string> ExchangeId(Rendezvous& rendezvous);
+  absl::Status Form(Rendezvous& rendezvous);
   absl::Status RunOnce();
   absl::StatusOr<Transfer> BeginTransfer(Pending pending);
   absl::Status Post(Pending& pending);
@@ -117,8 +124,8 @@ class NcclCommunicator final : public Communicator {
   const NcclOptions options_;
   cuda::Device& device_;
   int64_t parts_count_ = 0;
-  Buffer parts_;            // [size][max_count] f32 of AllReduce, and kSpare
-  std::deque<Lane> lanes_;  // behind parts_: what reads and writes those ends first
+  Buffer parts_;   // [size][max_count] f32 of AllReduce, and kSpare
+  NcclLane lane_;  // behind parts_: what reads and writes those ends first
 
   Mutex mu_;
   absl::Status broken_ ABSL_GUARDED_BY(mu_);
@@ -138,7 +145,7 @@ absl::Status NcclCommunicator::Break(absl::Status why) {
     if (!broken_.ok()) return broken_;
     broken_ = why;
   }
-  for (Lane& lane : lanes_) lane.nccl.Revoke();
+  lane_.Revoke();
   return why;
 }
 
@@ -171,17 +178,16 @@ absl::Status NcclCommunicator::WaitUntil(Clock::time_point deadline, Ready ready
 }
 
 template <typename Calls>
-absl::Status NcclCommunicator::Issue(LaneKind kind, Calls calls, std::string_view what) {
+absl::Status NcclCommunicator::Issue(Calls calls, std::string_view what) {
   TREADLE_RETURN_IF_ERROR(broken());
-  NcclLane& lane = OfKind(kind).nccl;
-  TREADLE_RETURN_IF_ERROR(Checked(lane.Issue(calls, what)));
+  TREADLE_RETURN_IF_ERROR(Checked(lane_.Issue(calls, what)));
   return WaitUntil(
-      Deadline(), [&] { return lane.Settled(what); }, what);
+      Deadline(), [&] { return lane_.Settled(what); }, what);
 }
 
 absl::Status NcclCommunicator::WaitForEvent(cudaEvent_t event, std::string_view what) {
   const auto passed = [&]() -> absl::StatusOr<bool> {
-    for (Lane& lane : lanes_) TREADLE_RETURN_IF_ERROR(lane.nccl.Settled(what).status());
+    TREADLE_RETURN_IF_ERROR(lane_.Settled(what).status());
     const cudaError_t error = cudaEventQuery(event);
     if (error == cudaErrorNotReady) return false;
     TREADLE_RETURN_IF_ERROR(CudaStatus(error, what));
@@ -199,88 +205,69 @@ absl::Status NcclCommunicator::LookWhileWaiting(double seconds) {
     return Break(absl::DeadlineExceededError(
         Str("rank ", rank(), " waited ", options_.timeout.count(), " ms for its device")));
   }
-  for (Lane& lane : lanes_) {
-    TREADLE_RETURN_IF_ERROR(Checked(lane.nccl.Settled("waiting for the device").status()));
-  }
-  return absl::OkStatus();
+  return Checked(lane_.Settled("waiting for the device").status());
 }
 
 // -- forming --------------------------------------------------------------------------------------
 
-absl::StatusOr<std::string> NcclCommunicator::ExchangeIds(Rendezvous& rendezvous) {
+absl::StatusOr<std::string> NcclCommunicator::ExchangeId(Rendezvous& rendezvous) {
   static constexpr char kKey[] = "nccl";
   if (rank() == 0) {
-    TREADLE_ASSIGN_OR_RETURN(const std::string ids, NcclLane::MakeIds(lanes_.size()));
-    TREADLE_RETURN_IF_ERROR(rendezvous.Set(kKey, ids));
-    return ids;
+    TREADLE_ASSIGN_OR_RETURN(const std::string id, NcclLane::MakeId());
+    TREADLE_RETURN_IF_ERROR(rendezvous.Set(kKey, id));
+    return id;
   }
-  TREADLE_ASSIGN_OR_RETURN(const std::string ids, rendezvous.Get(kKey, connect_deadline_));
-  if (ids.size() != lanes_.size() * NcclLane::kIdBytes) {
-    return InvalidArgument("rank 0 gave ", ids.size(), " bytes of NCCL ids, expected ",
-                           lanes_.size() * NcclLane::kIdBytes,
-                           ": all ranks must agree on what will be used");
+  TREADLE_ASSIGN_OR_RETURN(const std::string id, rendezvous.Get(kKey, connect_deadline_));
+  if (id.size() != NcclLane::kIdBytes) {
+    return InvalidArgument("rank 0 gave ", id.size(), " bytes of an NCCL id, expected ",
+                           NcclLane::kIdBytes);
   }
-  return ids;
+  return id;
 }
 
 absl::Status NcclCommunicator::Connect(Rendezvous& rendezvous) {
   connect_deadline_ = Clock::now() + options_.connect_timeout;
   device_.BindThread();
-  if (options_.collectives) parts_count_ = size() * options_.max_count;
+  if (!options_.link) parts_count_ = size() * options_.max_count;
   TREADLE_ASSIGN_OR_RETURN(parts_, device_.Allocate((parts_count_ + kSpare) * sizeof(float)));
   forming_ = &rendezvous;
-  TREADLE_RETURN_IF_ERROR(ConnectLanes(rendezvous));
+  TREADLE_RETURN_IF_ERROR(Form(rendezvous));
   TREADLE_RETURN_IF_ERROR(RunOnce());
   forming_ = nullptr;
   connected_ = true;
   // What the device waits for by itself: collectives.
-  if (options_.collectives) {
+  if (!options_.link) {
     device_.WatchWaits(this, [this](double seconds) { return LookWhileWaiting(seconds); });
   }
   return absl::OkStatus();
 }
 
-absl::Status NcclCommunicator::ConnectLanes(Rendezvous& rendezvous) {
-  TREADLE_ASSIGN_OR_RETURN(const std::string ids, ExchangeIds(rendezvous));
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    Lane& lane = lanes_[i];
-    TREADLE_RETURN_IF_ERROR(lane.nccl.Begin(ids.substr(i * NcclLane::kIdBytes, NcclLane::kIdBytes),
-                                            rank(), size(),
-                                            lane.kind == kCollectives ? stream() : nullptr));
-    const auto formed = [&] { return lane.nccl.Settled("forming an NCCL communicator"); };
-    TREADLE_RETURN_IF_ERROR(
-        WaitUntil(connect_deadline_, formed, "all ranks to form an NCCL communicator"));
-  }
-  return absl::OkStatus();
+absl::Status NcclCommunicator::Form(Rendezvous& rendezvous) {
+  TREADLE_ASSIGN_OR_RETURN(const std::string id, ExchangeId(rendezvous));
+  TREADLE_RETURN_IF_ERROR(lane_.Begin(id, rank(), size(), options_.link ? nullptr : stream()));
+  const auto formed = [&] { return lane_.Settled("forming an NCCL communicator"); };
+  return WaitUntil(connect_deadline_, formed, "all ranks to form an NCCL communicator");
 }
 
 // Makes the connections and loads the kernels of what will be used: later, a first time could have
 // to wait for a collective that waits for it.
 absl::Status NcclCommunicator::RunOnce() {
   float* const spare = reinterpret_cast<float*>(parts_.data()) + parts_count_;
-  for (Lane& lane : lanes_) {
-    if (lane.kind == kCollectives) {
-      TREADLE_RETURN_IF_ERROR(AllReduce(spare, 1, /*accumulate=*/false, spare + 1));
-      continue;
-    }
-    const int to = lane.kind == kUp ? rank() + 1 : rank() - 1;
-    const int from = lane.kind == kUp ? rank() - 1 : rank() + 1;
+  if (options_.link) {
     const auto exchange = [&](ncclComm_t comm) {
       ncclGroupStart();
-      if (to >= 0 && to < size()) ncclSend(spare, 1, ncclInt8, to, comm, lane.nccl.stream());
-      if (from >= 0 && from < size())
-        ncclRecv(spare + 2, 1, ncclInt8, from, comm, lane.nccl.stream());
+      if (rank() + 1 < size()) ncclSend(spare, 1, ncclInt8, rank() + 1, comm, lane_.stream());
+      if (rank() > 0) ncclRecv(spare + 2, 1, ncclInt8, rank() - 1, comm, lane_.stream());
       return ncclGroupEnd();
     };
-    TREADLE_RETURN_IF_ERROR(Issue(lane.kind, exchange, "the first transfer"));
+    TREADLE_RETURN_IF_ERROR(Issue(exchange, "the first transfer"));
+  } else {
+    TREADLE_RETURN_IF_ERROR(AllReduce(spare, 1, /*accumulate=*/false, spare + 1));
   }
-  for (const Lane& lane : lanes_) {
-    TREADLE_ASSIGN_OR_RETURN(const cudaEvent_t event, events_.Take());
-    events_.Return(event);  // it is free again when this returns
-    TREADLE_RETURN_IF_ERROR(
-        CudaStatus(cudaEventRecord(event, lane.nccl.stream()), "cudaEventRecord"));
-    TREADLE_RETURN_IF_ERROR(WaitForEvent(event, "the first exchange between all ranks"));
-  }
+  TREADLE_ASSIGN_OR_RETURN(const cudaEvent_t event, events_.Take());
+  events_.Return(event);  // it is free again when this returns
+  TREADLE_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(event, lane_.stream()), "cudaEventRecord"));
+  TREADLE_RETURN_IF_ERROR(WaitForEvent(event, "the first exchange between all ranks"));
   return device_.status();
 }
 
@@ -288,18 +275,15 @@ NcclCommunicator::~NcclCommunicator() {
   device_.BindThread();
   device_.WatchWaits(this, nullptr);
   // An end in order takes all ranks; where one is missing, or something broke, what runs is broken
-  // off, and the lanes' destructors abort.
+  // off, and the lane's destructor aborts.
   const Clock::time_point deadline =
       Clock::now() + std::min<Clock::duration>(options_.timeout, kEnd);
-  for (Lane& lane : lanes_) {
-    const auto settled = [&] { return lane.nccl.Settled("ending"); };
-    if (connected_ && broken().ok() && Checked(lane.nccl.Finalize()).ok() &&
-        WaitUntil(deadline, settled, "all ranks to end").ok()) {
-      lane.nccl.Destroy();
-    }
+  const auto settled = [&] { return lane_.Settled("ending"); };
+  if (connected_ && broken().ok() && Checked(lane_.Finalize()).ok() &&
+      WaitUntil(deadline, settled, "all ranks to end").ok()) {
+    lane_.Destroy();
   }
-  const Clock::time_point drained = Clock::now() + kEnd;
-  for (Lane& lane : lanes_) lane.nccl.Drain(drained);
+  lane_.Drain(Clock::now() + kEnd);
   for (const auto& [transfer, pending] : pending_) {
     events_.Return(pending.begun);
     events_.Return(pending.done);
@@ -321,23 +305,26 @@ absl::Status NcclCommunicator::AllReduce(const float* in, int64_t count, bool ac
 }
 
 absl::Status NcclCommunicator::AllGather(const void* in, size_t bytes, void* out) {
+  TREADLE_CHECK(!options_.link);
   const auto gather = [&](ncclComm_t comm) {
     return ncclAllGather(in, out, bytes, ncclInt8, comm, stream());
   };
-  return Issue(kCollectives, gather, "ncclAllGather");
+  return Issue(gather, "ncclAllGather");
 }
 
 absl::Status NcclCommunicator::Broadcast(void* data, size_t bytes, int root) {
+  TREADLE_CHECK(!options_.link);
   const auto broadcast = [&](ncclComm_t comm) {
     return ncclBroadcast(data, data, bytes, ncclInt8, root, comm, stream());
   };
-  return Issue(kCollectives, broadcast, "ncclBroadcast");
+  return Issue(broadcast, "ncclBroadcast");
 }
 
 // -- transfers ------------------------------------------------------------------------------------
 
 absl::StatusOr<Communicator::Transfer> NcclCommunicator::BeginTransfer(Pending pending) {
-  TREADLE_CHECK(pending.peer != rank() && !device_.capturing());
+  TREADLE_CHECK(options_.link && !device_.capturing());
+  TREADLE_CHECK(pending.send ? pending.peer > rank() : pending.peer < rank());
   TREADLE_RETURN_IF_ERROR(broken());
   TREADLE_ASSIGN_OR_RETURN(pending.begun, events_.Take());
   TREADLE_ASSIGN_OR_RETURN(pending.done, events_.Take());
@@ -351,20 +338,15 @@ absl::StatusOr<Communicator::Transfer> NcclCommunicator::BeginTransfer(Pending p
 
 absl::StatusOr<Communicator::Transfer> NcclCommunicator::Send(const void* data, size_t bytes,
                                                               int to) {
-  return BeginTransfer({.lane = to > rank() ? kUp : kDown,
-                        .peer = to,
-                        .send = true,
-                        .data = const_cast<void*>(data),
-                        .bytes = bytes});
+  return BeginTransfer({.peer = to, .send = true, .data = const_cast<void*>(data), .bytes = bytes});
 }
 
 absl::StatusOr<Communicator::Transfer> NcclCommunicator::Recv(void* data, size_t bytes, int from) {
-  return BeginTransfer(
-      {.lane = from < rank() ? kUp : kDown, .peer = from, .data = data, .bytes = bytes});
+  return BeginTransfer({.peer = from, .data = data, .bytes = bytes});
 }
 
 absl::Status NcclCommunicator::Post(Pending& pending) {
-  const cudaStream_t stream = OfKind(pending.lane).nccl.stream();
+  const cudaStream_t stream = lane_.stream();
   TREADLE_RETURN_IF_ERROR(
       Checked(CudaStatus(cudaStreamWaitEvent(stream, pending.begun, 0), "cudaStreamWaitEvent")));
   const auto post = [&](ncclComm_t comm) {
@@ -372,7 +354,7 @@ absl::Status NcclCommunicator::Post(Pending& pending) {
                ? ncclSend(pending.data, pending.bytes, ncclInt8, pending.peer, comm, stream)
                : ncclRecv(pending.data, pending.bytes, ncclInt8, pending.peer, comm, stream);
   };
-  TREADLE_RETURN_IF_ERROR(Issue(pending.lane, post, pending.send ? "ncclSend" : "ncclRecv"));
+  TREADLE_RETURN_IF_ERROR(Issue(post, pending.send ? "ncclSend" : "ncclRecv"));
   pending.posted = true;
   return Checked(CudaStatus(cudaEventRecord(pending.done, stream), "cudaEventRecord"));
 }
@@ -412,6 +394,25 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclO
   auto communicator = std::make_unique<NcclCommunicator>(options, device);
   TREADLE_RETURN_IF_ERROR(communicator->Connect(rendezvous));
   return communicator;
+}
+
+absl::Status CanJoinGpus() { return OpenNccl(); }
+
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(Backend& backend, int rank, int size,
+                                                           Rendezvous& rendezvous,
+                                                           std::chrono::milliseconds timeout) {
+  TREADLE_RETURN_IF_ERROR(OpenNccl());
+  return CreateNcclCommunicator({.rank = rank, .size = size, .timeout = timeout},
+                                cuda::DeviceOf(backend), rendezvous);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(Backend& backend, int rank,
+                                                          Rendezvous& rendezvous,
+                                                          std::chrono::milliseconds timeout) {
+  TREADLE_RETURN_IF_ERROR(OpenNccl());
+  NcclOptions options{.rank = rank, .size = 2, .link = true, .timeout = timeout};
+  options.connect_timeout = std::min(timeout, options.connect_timeout);
+  return CreateNcclCommunicator(options, cuda::DeviceOf(backend), rendezvous);
 }
 
 }  // namespace treadle

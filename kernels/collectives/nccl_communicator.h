@@ -1,4 +1,4 @@
-// A communicator between GPUs, over NCCL.
+// A communicator between GPUs, over NCCL: for collectives, or a link for transfers.
 //
 // Buffers are device addresses (or page-locked host memory). Where Communicator says that a buffer
 // may be reused on return, it means: by what is issued to the device's stream afterwards.
@@ -9,12 +9,12 @@
 // the timeout, when a peer is lost, or at Abort. AllReduce is an AllGather and a sum in rank order:
 // NCCL's own reductions depend on an element's place in the buffer, hence on the batch.
 //
-// Transfers run on streams of their own, beside the device's: a Send begins when what was issued
-// before it is done, a Recv when it is waited for (posted early, it would hold up what is sent
-// after it). Transfers to higher and to lower ranks do not wait for each other; those of one
-// direction run one after the other, so ranks must begin them in an order that all of them share.
-// Wait blocks the host, and no stream: the device's other work never waits for a transfer. So a
-// transfer that breaks is no failure of the device, and a later communicator can be made on it.
+// A link's transfers go from lower ranks to higher ones, on a stream of their own beside the
+// device's: a Send begins when what was issued before it is done, a Recv when it is waited for
+// (posted early, it would hold up what is sent after it). They run one after the other, so ranks
+// must begin them in an order that all of them share. Wait blocks the host, and no stream: the
+// device's other work never waits for a transfer. So a transfer that breaks is no failure of the
+// device, and a later communicator can be made on it.
 //
 // Several communicators of a device (the ranks' of a stage, and those of its links to other stages)
 // are used by one thread. NCCL's kernels occupy a device while they wait for a peer, and may keep
@@ -33,6 +33,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
 #include "kernels/collectives/rendezvous.h"
 
@@ -45,10 +46,7 @@ class Device;
 struct NcclOptions {
   int rank = 0;
   int size = 1;
-  // What will be used; each is an NCCL communicator of its own.
-  bool collectives = true;
-  bool sends_up = false;    // Send and Recv, from lower ranks to higher ones
-  bool sends_down = false;  // and back
+  bool link = false;  // Send and Recv instead of collectives
   // AllReduce takes pieces of at most this many f32; `size` times as many are allocated.
   int64_t max_count = 1 << 20;
   std::chrono::milliseconds timeout{120'000};         // of every wait
@@ -68,5 +66,20 @@ void LoadKernelsEagerly();
 absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclOptions& options,
                                                                      cuda::Device& device,
                                                                      Rendezvous& rendezvous);
+
+// Whether the two functions below can work here. FailedPrecondition: NCCL is not installed, or this
+// build has none.
+absl::Status CanJoinGpus();
+
+// The ranks of one process, for collectives: as CreateNcclCommunicator, on the device of a CUDA
+// backend. Errors: CanJoinGpus' too.
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(Backend& backend, int rank, int size,
+                                                           Rendezvous& rendezvous,
+                                                           std::chrono::milliseconds timeout);
+
+// Two ranks of any processes, of which rank 0 sends and rank 1 receives. Otherwise as above.
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(Backend& backend, int rank,
+                                                          Rendezvous& rendezvous,
+                                                          std::chrono::milliseconds timeout);
 
 }  // namespace treadle

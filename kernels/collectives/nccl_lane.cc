@@ -20,16 +20,12 @@ absl::Status CudaStatus(int error, std::string_view call) {
 
 static_assert(NcclLane::kIdBytes == sizeof(ncclUniqueId));
 
-absl::StatusOr<std::string> NcclLane::MakeIds(size_t count) {
-  std::string ids;
-  for (size_t i = 0; i < count; ++i) {
-    ncclUniqueId id;
-    if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) {
-      return Internal("ncclGetUniqueId: ", ncclGetErrorString(result));
-    }
-    ids.append(id.internal, sizeof(id.internal));
+absl::StatusOr<std::string> NcclLane::MakeId() {
+  ncclUniqueId id;
+  if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) {
+    return Internal("ncclGetUniqueId: ", ncclGetErrorString(result));
   }
-  return ids;
+  return std::string(id.internal, sizeof(id.internal));
 }
 
 NcclLane::~NcclLane() {

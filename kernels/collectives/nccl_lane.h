@@ -24,11 +24,15 @@ namespace treadle {
 // The status of a call of CUDA's runtime; `error` is its cudaError_t. Internal.
 absl::Status CudaStatus(int error, std::string_view call);
 
+// Before any function of NCCL, which is opened when it is first needed. FailedPrecondition: it is
+// not installed, or of another version. Any thread.
+absl::Status OpenNccl();
+
 class NcclLane {
  public:
   static constexpr size_t kIdBytes = 128;
-  // `count` ids, one after the other: what rank 0 tells the others.
-  static absl::StatusOr<std::string> MakeIds(size_t count);
+  // What rank 0 tells the others.
+  static absl::StatusOr<std::string> MakeId();
 
   NcclLane() = default;
   // Aborts what Destroy has not ended. Waits for graphs that captured it. Drain has returned.

@@ -1,5 +1,4 @@
 // Stands in for NCCL in builds without it.
-#include "kernels/collectives/gpu_ranks.h"
 #include "kernels/collectives/nccl_communicator.h"
 
 namespace treadle {
@@ -13,11 +12,6 @@ absl::Status NoNccl() {
 }  // namespace
 
 void LoadKernelsEagerly() {}
-
-absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclOptions&,
-                                                                     cuda::Device&, Rendezvous&) {
-  return NoNccl();
-}
 
 absl::Status CanJoinGpus() { return NoNccl(); }
 

@@ -1,48 +1,63 @@
 #include "kernels/cpu/cpu_backend.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "kernels/cpu/matmul/pack.h"
 #include "kernels/cpu/matmul/weight_arena.h"
-#include "kernels/cpu/ops/cpu_ops.h"
+#include "kernels/cpu/ops/ops_state.h"
 
 namespace treadle {
 namespace {
 
 constexpr int kMaxThreads = 1024;
 
-class CpuBackend final : public CpuOps {
- public:
-  CpuBackend(int threads, CpuIsa isa, const CpuBackendOptions& options)
-      : CpuOps(threads, options.pin, options.first_cpu, isa, options.compute),
-        compute_(options.compute) {}
-
-  std::string_view name() const override { return "cpu"; }
-  std::string description() const override {
-    return Str("cpu ", Name(isa()), ", ", pool().size(),
-               pool().size() == 1 ? " thread" : " threads", ", compute ", Name(compute_),
-               compute_ == ComputeMode::kAuto ? " (int16)" : "");
-  }
-
-  void BindThread() override { pool().PinCaller(); }
-
-  absl::StatusOr<Buffer> Allocate(size_t bytes) override {
-    std::shared_ptr<uint8_t> memory = MapMemory(bytes);
-    if (memory == nullptr) return ResourceExhausted("no memory for a buffer of ", bytes, " bytes");
-    uint8_t* data = memory.get();
-    return Buffer(data, bytes, [memory = std::move(memory)](void*) {});
-  }
-
-  absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
-    return PackMatrix(source, PackTargetOf(isa(), compute_), pool(), arena_);
-  }
-
- private:
-  const ComputeMode compute_;
-  WeightArena arena_;
-};
-
 }  // namespace
+
+CpuOps::CpuOps(int threads, bool pin, int first_cpu, CpuIsa isa, ComputeMode compute)
+    : isa_(isa),
+      compute_(compute),
+      pool_(threads, pin, first_cpu),
+      matmul_(pool_, isa, compute),
+      state_(std::make_unique<State>(pool_, isa)) {}
+
+CpuOps::~CpuOps() = default;
+
+std::string CpuOps::description() const {
+  return Str("cpu ", Name(isa_), ", ", pool_.size(), pool_.size() == 1 ? " thread" : " threads",
+             ", compute ", Name(compute_), compute_ == ComputeMode::kAuto ? " (int16)" : "");
+}
+
+absl::StatusOr<Buffer> CpuOps::Allocate(size_t bytes) {
+  std::shared_ptr<uint8_t> memory = MapMemory(bytes);
+  if (memory == nullptr) return ResourceExhausted("no memory for a buffer of ", bytes, " bytes");
+  uint8_t* data = memory.get();
+  return Buffer(data, bytes, [memory = std::move(memory)](void*) {});
+}
+
+absl::StatusOr<std::unique_ptr<PackedMatrix>> CpuOps::Pack(const MatrixSource& source) {
+  return PackMatrix(source, PackTargetOf(isa_, compute_), pool_, arena_);
+}
+
+void CpuOps::Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
+                   bool accumulate, Tensor out) {
+  constexpr int64_t kRowsPerThread = 8;  // fewer rows are not worth a hand-off
+  const auto& matrix = static_cast<const CpuMatrix&>(table);
+  TREADLE_CHECK(out.rows == static_cast<int64_t>(ids.size()) && out.cols == matrix.k());
+  pool_.ParallelFor(out.rows, kRowsPerThread, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (const int64_t from = TableRow(table, ids[row], first_id); from >= 0) {
+        matrix.DecodeRow(from, accumulate, out.Row<float>(row));
+      } else if (!accumulate) {
+        std::fill_n(out.Row<float>(row), out.cols, 0.0f);
+      }
+    }
+  });
+}
+
+void CpuOps::MatMul(Tensor x, std::span<const Projection> projections) {
+  matmul_.Run(x, projections);
+}
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOptions& options) {
   if (options.threads < 0 || options.threads > kMaxThreads) {
@@ -54,14 +69,13 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const CpuBackendOption
   CpuIsa isa;
   if (options.isa.has_value()) {
     isa = *options.isa;
-    bool supported = false;
-    for (const CpuIsa candidate : SupportedIsas()) supported |= candidate == isa;
+    const bool supported = std::ranges::count(SupportedIsas(), isa) > 0;
     if (!supported) return InvalidArgument("this processor cannot run ", Name(isa));
   } else {
     TREADLE_ASSIGN_OR_RETURN(isa, ChooseIsa());
   }
   const int threads = options.threads > 0 ? options.threads : UsableCpus();
-  return std::make_unique<CpuBackend>(threads, isa, options);
+  return std::make_unique<CpuOps>(threads, options.pin, options.first_cpu, isa, options.compute);
 }
 
 }  // namespace treadle

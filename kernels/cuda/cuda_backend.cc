@@ -10,7 +10,6 @@
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/ops.h"
 #include "kernels/cuda/runtime/backend_on_device.h"
-#include "kernels/cuda/runtime/staging.h"
 
 namespace treadle::cuda {
 namespace {
@@ -33,12 +32,32 @@ BackendLimits Max(const BackendLimits& a, const BackendLimits& b) {
   return larger;
 }
 
+// Page-locked memory, or the device's own.
+class DeviceStaging final : public Staging {
+ public:
+  DeviceStaging(Device& device, StagingPlace place)
+      : device_(device), pinned_(place == StagingPlace::kHost) {}
+  absl::StatusOr<Buffer> Allocate(size_t bytes) override {
+    return pinned_ ? device_.AllocateHost(bytes) : device_.Allocate(bytes);
+  }
+  void Upload(void* device, const void* staged, size_t bytes) override {
+    pinned_ ? device_.CopyToDeviceAsync(device, staged, bytes)
+            : device_.CopyOnDevice(device, staged, bytes);
+  }
+  void Download(void* staged, const void* device, size_t bytes) override {
+    pinned_ ? device_.CopyToHostAsync(staged, device, bytes)
+            : device_.CopyOnDevice(staged, device, bytes);
+  }
+
+ private:
+  Device& device_;
+  const bool pinned_;
+};
+
 class CudaBackend final : public CudaOps {
  public:
   CudaBackend(std::unique_ptr<Device> device, const CudaOptions& options)
-      : CudaOps(std::move(device), kUploadMark, options),
-        pinned_staging_(*device_),
-        device_staging_(*device_) {}
+      : CudaOps(std::move(device), kUploadMark, options) {}
   ~CudaBackend() override { (void)device_->Synchronize(); }  // before memory is freed
 
   absl::Status Init(std::unique_ptr<MatMuls> matmuls) {
@@ -61,8 +80,7 @@ class CudaBackend final : public CudaOps {
     if (bytes > 0) device_->CopyToHost(host, device, bytes);
   }
   Staging* staging(StagingPlace place) override {
-    if (place == StagingPlace::kHost) return &pinned_staging_;
-    return &device_staging_;
+    return place == StagingPlace::kHost ? &pinned_staging_ : &device_staging_;
   }
   absl::Status Synchronize() override {
     Keep(results_.Flush());
@@ -171,8 +189,8 @@ class CudaBackend final : public CudaOps {
   }
 
   BackendLimits limits_;
-  PinnedStaging pinned_staging_;
-  DeviceStaging device_staging_;
+  DeviceStaging pinned_staging_{*device_, StagingPlace::kHost};
+  DeviceStaging device_staging_{*device_, StagingPlace::kDevice};
   std::map<FullKey, CapturedOps> graphs_;  // captured, or to be
   int64_t graphs_generation_ = 0;
 };
@@ -209,3 +227,31 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(std::unique_ptr<Device>
 }
 
 }  // namespace treadle::cuda
+
+namespace treadle {
+
+absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const CudaOptions& options) {
+  TREADLE_ASSIGN_OR_RETURN(auto device, cuda::Device::Open(options.device));
+  return cuda::MakeCudaBackend(std::move(device), options);
+}
+
+std::vector<CudaDevice> CudaDevices(std::string* why) {
+  std::vector<CudaDevice> devices;
+  const int count = cuda::Device::Count(why);
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    const auto properties = cuda::Device::Describe(ordinal);
+    if (!properties.ok()) {
+      *why = std::string(properties.status().message());
+      continue;
+    }
+    devices.push_back({ordinal, properties->name, properties->bus_id, properties->memory_bytes});
+  }
+  return devices;
+}
+
+absl::StatusOr<size_t> CudaFreeBytes(int device) {
+  TREADLE_ASSIGN_OR_RETURN(const auto opened, cuda::Device::Open(device));
+  return opened->FreeBytes();
+}
+
+}  // namespace treadle

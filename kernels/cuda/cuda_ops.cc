@@ -118,11 +118,8 @@ absl::Status CudaOps::ReserveProducts(int64_t rows, int64_t k, int64_t n) {
 absl::Status CudaOps::ReserveScratch(size_t bytes) {
   if (bytes <= scratch_.bytes()) return absl::OkStatus();
   TREADLE_CHECK(!device_->capturing());
-  TREADLE_RETURN_IF_ERROR(device_->Synchronize());
   ++generation_;
-  scratch_ = Buffer();
-  TREADLE_ASSIGN_OR_RETURN(scratch_, device_->Allocate(bytes));
-  return absl::OkStatus();
+  return Grow(*device_, bytes, scratch_);
 }
 
 absl::Status CudaOps::ReserveLastSamples(int64_t rows) {

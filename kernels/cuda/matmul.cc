@@ -1,6 +1,7 @@
 #include "kernels/cuda/matmul.h"
 
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "base/status.h"
@@ -18,7 +19,45 @@ bool Rounds(const PackedMatrix& matrix) {
   return FamilyOf(matrix).Rounds(static_cast<const CudaMatrix&>(matrix));
 }
 
+constexpr int64_t kStagingBytes = int64_t{32} << 20;
+
 }  // namespace
+
+absl::Status StagedUpload::Copy(
+    std::byte* to, int64_t count, int64_t bytes,
+    const std::function<void(int64_t first, int64_t number, std::byte* out)>& pack) {
+  const int64_t chunk = std::clamp<int64_t>(kStagingBytes / bytes, 1, count);
+  if (staging_.bytes() < static_cast<size_t>(chunk * bytes)) {
+    staging_ = Buffer();
+    const auto wanted = static_cast<size_t>(std::max(chunk * bytes, kStagingBytes));
+    TREADLE_ASSIGN_OR_RETURN(staging_, device_.AllocateHost(wanted));
+  }
+  for (int64_t first = 0; first < count; first += chunk) {
+    const int64_t number = std::min(chunk, count - first);
+    InParallel(threads_, number, [&](int64_t begin, int64_t end) {
+      pack(first + begin, end - begin, staging_.data() + begin * bytes);
+    });
+    device_.CopyToDevice(to + first * bytes, staging_.data(), static_cast<size_t>(number * bytes));
+  }
+  return absl::OkStatus();
+}
+
+void InParallel(int threads, int64_t count, const std::function<void(int64_t, int64_t)>& body) {
+  const int64_t pieces = std::clamp<int64_t>(threads, 1, std::max<int64_t>(count, 1));
+  std::vector<std::jthread> others;
+  for (int64_t i = 1; i < pieces; ++i) {
+    others.emplace_back([&, i] { body(count * i / pieces, count * (i + 1) / pieces); });
+  }
+  body(0, count / pieces);
+}
+
+absl::Status Grow(Device& device, size_t bytes, Buffer& buffer) {
+  if (bytes <= buffer.bytes()) return absl::OkStatus();
+  TREADLE_RETURN_IF_ERROR(device.Synchronize());  // kernels may still use the old one
+  buffer = Buffer();
+  TREADLE_ASSIGN_OR_RETURN(buffer, device.Allocate(bytes));
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<MatMuls>> MatMuls::Create(Device& device,
                                                          const MatMulOptions& options) {
@@ -63,11 +102,7 @@ absl::Status MatMuls::Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) {
   }
   const size_t bytes =
       options_.dtype == DType::kF32 ? 0 : static_cast<size_t>(max_rows_ * DenseStride(max_k_)) * 2;
-  if (bytes <= x16_.bytes()) return absl::OkStatus();
-  TREADLE_RETURN_IF_ERROR(device_.Synchronize());  // kernels may still read the old one
-  x16_ = Buffer();
-  TREADLE_ASSIGN_OR_RETURN(x16_, device_.Allocate(bytes));
-  return absl::OkStatus();
+  return Grow(device_, bytes, x16_);
 }
 
 absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections) {

@@ -1,10 +1,10 @@
 // Matrix products: one family per layout of weights, each in files of its own.
 //
-//   dense.{h,cc,cu}      float weights, as f32, f16 or bf16: cuBLASLt for many rows, an own kernel
-//                        that reads each weight once for few
-//   low_bit.{h,cc,cu}    4- and 8-bit codes with scales (and minima, zeros, codebooks)
-//   row_int8.{h,cc,cu}   LLM.int8()
-//   matmul.{h,cc}        chooses the family, converts activations once per call if they are f32
+//   dense/         float weights, as f32, f16 or bf16: cuBLASLt for many rows, an own kernel that
+//                  reads each weight once for few
+//   low_bit/       4- and 8-bit codes with scales (and minima, zeros, codebooks)
+//   row_int8/      LLM.int8()
+//   matmul.{h,cc}  chooses the family, converts activations once per call if they are f32
 //
 // A product of `rows` rows is bound by bytes up to some number of rows (few) and by arithmetic
 // above it; each family knows its crossover. Within one family a row's sums run in one fixed order
@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,8 +23,8 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
-#include "kernels/cuda/rows/embed_ids.h"
 #include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/segment.h"
 
 namespace treadle::cuda {
 
@@ -65,7 +66,7 @@ class MatMulFamily {
   // Repacks on the host, in parallel, and uploads.
   virtual absl::StatusOr<std::unique_ptr<CudaMatrix>> Pack(const MatrixSource& source) = 0;
   // Allocates scratch for products of up to this size; called before anything is captured, perhaps
-  // again with larger numbers.
+  // again with larger numbers, never with smaller ones.
   virtual absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) = 0;
   // Whether products with this matrix read MatMulInput::x16, and not x.
   virtual bool Rounds(const CudaMatrix& matrix) const = 0;
@@ -74,6 +75,30 @@ class MatMulFamily {
   // Backend::Embed.
   virtual void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) = 0;
 };
+
+// Brings matrices to the device piece by piece, through page-locked memory that it keeps.
+class StagedUpload {
+ public:
+  StagedUpload(Device& device, int threads) : device_(device), threads_(threads) {}
+
+  // To `to`: `count` pieces of `bytes` each. pack(first, number, out) writes some of them, on
+  // `threads` threads at once.
+  absl::Status Copy(std::byte* to, int64_t count, int64_t bytes,
+                    const std::function<void(int64_t first, int64_t number, std::byte* out)>& pack);
+  // Gives the memory back.
+  void End() { staging_ = Buffer(); }
+
+ private:
+  Device& device_;
+  const int threads_;
+  Buffer staging_;
+};
+
+// Calls body(begin, end) over pieces of [0, count), on so many threads.
+void InParallel(int threads, int64_t count, const std::function<void(int64_t, int64_t)>& body);
+
+// At least `bytes` on the device; what was there before is lost, once no kernel uses it any more.
+absl::Status Grow(Device& device, size_t bytes, Buffer& buffer);
 
 struct MatMulOptions {
   DType dtype = DType::kBF16;  // activations in products, and what float weights are stored as;

@@ -43,4 +43,11 @@ void SampleShard(Device& device, Tensor logits, int32_t first_token, int64_t fir
                  const DeviceBatch& batch, std::span<std::byte> scratch, ShardSample* shards);
 size_t SampleScratchBytes(int64_t max_rows, int64_t vocab);
 
+// -- rows.cu --------------------------------------------------------------------------------------
+// The sum of an all-reduce, of parts that were gathered from all ranks: out = parts[0] + parts[1] +
+// ..., or out + (that sum). parts: [ranks][count], out: [count] f32, not overlapping. One fixed
+// order whatever the place in the buffer (N1, N3).
+void RankSum(Device& device, const float* parts, int ranks, int64_t count, bool accumulate,
+             float* out);
+
 }  // namespace treadle::cuda

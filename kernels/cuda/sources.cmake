@@ -5,16 +5,15 @@ set(TREADLE_CUDA_KERNELS  # .cu: kernels and their launches, against simt.h and 
   attention/rotary.cu
   sampling/sample.cu
   rows/rows.cu
-  rows/rank_sum.cu
   low_bit/low_bit_decode.cu low_bit/low_bit_few_bf16.cu low_bit/low_bit_few_f16.cu low_bit/low_bit_rows.cu
   row_int8/row_int8_rows.cu row_int8/row_int8_stream.cu row_int8/row_int8_tiles.cu row_int8/row_int8_warpgroups.cu
   dense/convert.cu dense/dense_f32.cu dense/dense_stream.cu dense/dense_tiles.cu
 )
 set(TREADLE_CUDA_HOST  # .cc of both
   low_bit/low_bit.cc low_bit/low_bit_few.cc low_bit/low_bit_pack.cc
-  runtime/announced_batch.cc runtime/batch_upload.cc cuda_backend.cc cuda_ops.cc runtime/cuda_devices.cc runtime/result_delivery.cc
-  row_int8/row_int8.cc row_int8/row_int8_pack.cc row_int8/row_int8_plan.cc
-  dense/dense.cc dense/dense_pack.cc matmul.cc
+  runtime/announced_batch.cc runtime/batch_upload.cc cuda_backend.cc cuda_ops.cc runtime/result_delivery.cc
+  row_int8/row_int8.cc row_int8/row_int8_plan.cc
+  dense/dense.cc matmul.cc
 )
 set(TREADLE_CUDA_DEVICE_ONLY  # of the real target only
   dense/cublas_lt.cc

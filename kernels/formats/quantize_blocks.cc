@@ -1,6 +1,8 @@
-// Dense types, and GGUF's blocks as ggml's reference quantizers make them (no importance weights).
-// Loops have no branches, so that compilers can vectorize them.
+// Dense types, GGUF's blocks as ggml's reference quantizers make them (no importance weights), and
+// 8-bit codes with one scale per row: LLM.int8() as bitsandbytes quantizes weights (Dettmers,
+// chapter 2), and FP8 E4M3. Loops have no branches, so that compilers can vectorize them.
 #include <algorithm>
+#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -14,24 +16,11 @@ namespace {
 constexpr int64_t kBlock = 32;
 constexpr float kLargestHalf = 65504.0f;
 
-void StoreHalf(float value, std::byte* out) {
-  const Half half = ToHalf(value);
-  std::memcpy(out, &half.bits, sizeof(half.bits));
-}
+void StoreHalf(float value, std::byte* out) { StoreElement(DType::kF16, value, out, 0); }
 
-void EncodeF32(const float* values, int64_t count, std::byte* out) {
-  std::memcpy(out, values, static_cast<size_t>(count) * sizeof(float));
-}
-
-void EncodeF16(const float* values, int64_t count, std::byte* out) {
-  for (int64_t i = 0; i < count; ++i) StoreHalf(values[i], out + 2 * i);
-}
-
-void EncodeBF16(const float* values, int64_t count, std::byte* out) {
-  for (int64_t i = 0; i < count; ++i) {
-    const BFloat16 value = ToBFloat16(values[i]);
-    std::memcpy(out + 2 * i, &value.bits, sizeof(value.bits));
-  }
+template <DType kType>
+void EncodeDense(const float* values, int64_t count, std::byte* out) {
+  for (int64_t i = 0; i < count; ++i) StoreElement(kType, values[i], out, i);
 }
 
 // What codes are scaled by. A block of zeros has d = 0; so has, in 16 bits, one whose reciprocal
@@ -108,10 +97,23 @@ void EncodeQ4_1(const float* values, int64_t blocks, std::byte* out) {
   }
 }
 
+// Half to even: a float of this size has units of 1.
+constexpr float kUnits = 0x1.8p23f;
+
+// |magnitude| <= 448, rounded half to even, without a sign.
+uint32_t E4M3Magnitude(float magnitude) {
+  // Below 2^-6 codes are multiples of 2^-9, and so is the mantissa of 2^14.
+  const uint32_t subnormal =
+      std::bit_cast<uint32_t>(magnitude + 0x1p14f) - std::bit_cast<uint32_t>(0x1p14f);
+  const uint32_t bits = std::bit_cast<uint32_t>(magnitude);
+  const uint32_t normal = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - ((127 - 7) << 3);
+  return magnitude < 0x1p-6f ? subnormal : normal;
+}
+
 constexpr BlockEncoder kEncoders[] = {
-    {"f32", EncodeF32, FLT_MAX},
-    {"f16", EncodeF16, kLargestHalf},
-    {"bf16", EncodeBF16, 0x1.fep127f},
+    {"f32", EncodeDense<DType::kF32>, FLT_MAX},
+    {"f16", EncodeDense<DType::kF16>, kLargestHalf},
+    {"bf16", EncodeDense<DType::kBF16>, 0x1.fep127f},
     {"q8_0", EncodeQ8_0, 127 * kLargestHalf},
     {"q4_0", EncodeQ4_0, 8 * kLargestHalf},
     {"q4_1", EncodeQ4_1, kLargestHalf},
@@ -124,6 +126,29 @@ const BlockEncoder* FindBlockEncoder(std::string_view format) {
     if (encoder.format == format) return &encoder;
   }
   return nullptr;
+}
+
+float EncodeRowInt8(const float* values, int64_t count, float absmax, std::byte* codes) {
+  const float inverse = 1.0f / absmax * 127.0f;  // two roundings, as in bitsandbytes
+  // Nothing to scale by: zeros, or subnormal numbers.
+  const float factor = std::isfinite(inverse) ? inverse : 0.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    const float rounded = values[i] * factor + kUnits;
+    codes[i] = static_cast<std::byte>(std::bit_cast<uint32_t>(rounded) & 255);
+  }
+  return absmax / 127.0f;
+}
+
+float EncodeRowE4M3(const float* values, int64_t count, float absmax, std::byte* codes) {
+  const float scale = absmax / 448.0f;
+  const float divisor = scale > 0 ? scale : 1.0f;
+  for (int64_t i = 0; i < count; ++i) {
+    const float scaled = values[i] / divisor;
+    const float magnitude = std::fabs(scaled) < 448.0f ? std::fabs(scaled) : 448.0f;
+    const uint32_t sign = std::bit_cast<uint32_t>(scaled) >> 24 & 128;
+    codes[i] = static_cast<std::byte>(sign | E4M3Magnitude(magnitude));
+  }
+  return scale;
 }
 
 }  // namespace treadle::formats

@@ -23,7 +23,7 @@ struct BlockEncoder {
 // Null if the format cannot be made.
 const BlockEncoder* FindBlockEncoder(std::string_view format);
 
-// quantize_rows.cc: 8-bit codes with one scale per row. absmax: the row's largest magnitude.
+// 8-bit codes with one scale per row. absmax: the row's largest magnitude.
 // Returns the scale.
 float EncodeRowInt8(const float* values, int64_t count, float absmax, std::byte* codes);
 float EncodeRowE4M3(const float* values, int64_t count, float absmax, std::byte* codes);

@@ -1,12 +1,8 @@
 #include "kernels/formats/weight_format.h"
 
-#include "kernels/formats/families.h"
-#include "kernels/formats/iq4_nl.h"
+#include "kernels/formats/blocks.h"
+#include "kernels/formats/codebooks.h"
 #include "kernels/formats/k_quants.h"
-#include "kernels/formats/mxfp4.h"
-#include "kernels/formats/q4.h"
-#include "kernels/formats/q5.h"
-#include "kernels/formats/q8.h"
 
 namespace treadle {
 namespace {
@@ -43,16 +39,21 @@ constexpr WeightFormat WithOffsets(WeightFormat format) {
   return format;
 }
 
-constexpr WeightFormat Dense(std::string_view name, int32_t gguf_type, std::string_view safetensors,
-                             int64_t bytes,
-                             void (*decode)(const std::byte* data, int64_t count, float* out)) {
-  return {.name = name,
+// Every value is exact in float.
+template <DType kType>
+void DecodeDense(const std::byte* data, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = LoadElement(kType, data, i);
+}
+
+template <DType kType>
+constexpr WeightFormat Dense(int32_t gguf_type, std::string_view safetensors) {
+  return {.name = Name(kType),
           .block = 1,
-          .block_bytes = bytes,
+          .block_bytes = SizeOf(kType),
           .gguf_type = gguf_type,
           .safetensors_dtype = safetensors,
-          .bits_per_weight = 8.0 * static_cast<double>(bytes),
-          .decode = decode};
+          .bits_per_weight = 8.0 * SizeOf(kType),
+          .decode = DecodeDense<kType>};
 }
 
 // Constants lie apart from the codes.
@@ -77,9 +78,9 @@ constexpr WeightFormat RowInt8(WeightFormat format) {
 constexpr std::span<const float> kUnsigned4 = formats::kUnsigned4Codebook.values;
 
 constexpr WeightFormat kFormats[] = {
-    Dense("f32", 0, "F32", 4, formats::DecodeF32),
-    Dense("f16", 1, "F16", 2, formats::DecodeF16),
-    Dense("bf16", 30, "BF16", 2, formats::DecodeBF16),
+    Dense<DType::kF32>(0, "F32"),
+    Dense<DType::kF16>(1, "F16"),
+    Dense<DType::kBF16>(30, "BF16"),
     Coded<formats::CodesQ4_0, 32, 32>("q4_0", 2, 18, formats::kQ4_0Codebook.values),
     WithOffsets(Coded<formats::CodesQ4_1, 32, 32>("q4_1", 3, 20, kUnsigned4)),
     Coded<formats::CodesQ5_0, 32, 32>("q5_0", 6, 22),

@@ -1,10 +1,10 @@
 // Weight formats: how a matrix is stored in a checkpoint, and its canonical meaning.
 //
-// One file per family in this folder, one row per format in the table of weight_format.cc. A format
-// says how it is named, which checkpoint type it claims, its geometry, and how its codes become
-// floats. What a backend makes of it (packing, tiles, integer dots) is the backend's: any format is
-// multiplied by its codes (CodedRows in coded_rows.h) without a word about it there, and one that
-// matters has a layout of its own.
+// A function or a codebook in a header of this folder, and a row in the table of weight_format.cc,
+// for each format. A row says how the format is named, which checkpoint type it claims, its
+// geometry, and how its codes become floats. What a backend makes of it (packing, tiles, integer
+// dots) is the backend's: any format is multiplied by its codes (CodedRows in coded_rows.h) without
+// a word about it there, and one that matters has a layout of its own.
 //
 // Two kinds. *Inline* formats (dense types, GGUF's blocks) keep a block's constants next to its
 // codes; a run of bytes is all they need. *Apart* formats (LLM.int8(), bitsandbytes' 4-bit types,

@@ -45,15 +45,11 @@ class GuardedTensor {
     }
   }
   void Upload() {
-    if (dtype_ == DType::kF32) {
-      backend_.CopyToDevice(device_.data(), initial_.data(), initial_.size() * sizeof(float));
-      return;
+    std::vector<std::byte> rounded(initial_.size() * SizeOf(dtype_));
+    for (size_t i = 0; i < initial_.size(); ++i) {
+      StoreElement(dtype_, initial_[i], rounded.data(), static_cast<int64_t>(i));
     }
-    std::vector<uint16_t> rounded;
-    for (const float x : initial_) {
-      rounded.push_back(dtype_ == DType::kF16 ? ToHalf(x).bits : ToBFloat16(x).bits);
-    }
-    backend_.CopyToDevice(device_.data(), rounded.data(), rounded.size() * sizeof(uint16_t));
+    backend_.CopyToDevice(device_.data(), rounded.data(), rounded.size());
   }
 
   std::string_view name() const { return name_; }

@@ -12,23 +12,6 @@
 
 namespace treadle {
 
-inline float LoadElement(const KvLayout& layout, const std::byte* page, int64_t element) {
-  if (layout.dtype == DType::kF32) return reinterpret_cast<const float*>(page)[element];
-  if (layout.dtype == DType::kBF16)
-    return ToFloat(reinterpret_cast<const BFloat16*>(page)[element]);
-  return ToFloat(reinterpret_cast<const Half*>(page)[element]);
-}
-
-inline void StoreElement(const KvLayout& layout, std::byte* page, int64_t element, float x) {
-  if (layout.dtype == DType::kF32) {
-    reinterpret_cast<float*>(page)[element] = x;
-  } else if (layout.dtype == DType::kBF16) {
-    reinterpret_cast<BFloat16*>(page)[element] = ToBFloat16(x);
-  } else {
-    reinterpret_cast<Half*>(page)[element] = ToHalf(x);
-  }
-}
-
 // Consecutive rows of one sequence; with live = false rows that belong to none.
 struct CaseSequence {
   int64_t rows = 1;
@@ -81,11 +64,11 @@ class KvCaseCache {
   const int32_t* PagesOf(size_t sequence) const { return pages_[sequence].data(); }
 
   float Key(size_t sequence, int64_t position, int64_t head, int64_t i) const {
-    return LoadElement(layout_, Page(sequence, position),
+    return LoadElement(layout_.dtype, initial_.data() + PageAt(sequence, position),
                        layout_.KeyElement(head, position % layout_.page_size, i));
   }
   float Value(size_t sequence, int64_t position, int64_t head, int64_t i) const {
-    return LoadElement(layout_, Page(sequence, position),
+    return LoadElement(layout_.dtype, initial_.data() + PageAt(sequence, position),
                        layout_.ValueElement(head, position % layout_.page_size, i));
   }
 
@@ -96,19 +79,17 @@ class KvCaseCache {
 
  private:
   void FillSlot(size_t sequence, int64_t position, Random& random) {
-    std::byte* page = initial_.data() + layout_.PageBytes() +
-                      pages_[sequence][position / layout_.page_size] * layout_.PageBytes();
+    std::byte* page = initial_.data() + PageAt(sequence, position);
     const int64_t slot = position % layout_.page_size;
     for (int64_t head = 0; head < layout_.kv_heads; ++head) {
       for (int64_t i = 0; i < layout_.head_dim; ++i) {
-        StoreElement(layout_, page, layout_.KeyElement(head, slot, i), random.Normal());
-        StoreElement(layout_, page, layout_.ValueElement(head, slot, i), random.Normal());
+        StoreElement(layout_.dtype, random.Normal(), page, layout_.KeyElement(head, slot, i));
+        StoreElement(layout_.dtype, random.Normal(), page, layout_.ValueElement(head, slot, i));
       }
     }
   }
-  const std::byte* Page(size_t sequence, int64_t position) const {
-    return initial_.data() + layout_.PageBytes() +
-           pages_[sequence][position / layout_.page_size] * layout_.PageBytes();
+  int64_t PageAt(size_t sequence, int64_t position) const {
+    return (1 + pages_[sequence][position / layout_.page_size]) * layout_.PageBytes();
   }
 
   Backend& backend_;

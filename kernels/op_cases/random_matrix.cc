@@ -16,13 +16,8 @@ void Repeat(std::vector<std::byte>& bytes, int64_t period) {
   for (size_t i = static_cast<size_t>(period); i < bytes.size(); ++i) bytes[i] = bytes[i - period];
 }
 
-void PutDense(const WeightFormat& format, std::byte* at, float value) {
-  if (format.name == "f32") {
-    std::memcpy(at, &value, sizeof(value));
-  } else {
-    const uint16_t bits = format.name == "f16" ? ToHalf(value).bits : ToBFloat16(value).bits;
-    std::memcpy(at, &bits, sizeof(bits));
-  }
+DType DenseTypeOf(const WeightFormat& format) {
+  return format.name == "f32" ? DType::kF32 : format.name == "f16" ? DType::kF16 : DType::kBF16;
 }
 
 // Whether a block's weights are of a common size.
@@ -79,7 +74,7 @@ RandomMatrix MakeInline(const WeightFormat& format, int64_t n, int64_t k, Random
       std::memcpy(block, coded.data() + random.Below(kBlocks) * format.block_bytes,
                   static_cast<size_t>(format.block_bytes));
     } else {
-      PutDense(format, block, random.Normal() * deviation);
+      StoreElement(DenseTypeOf(format), random.Normal() * deviation, block, 0);
     }
   }
   Repeat(matrix.bytes, fresh * format.block_bytes);

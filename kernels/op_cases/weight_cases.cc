@@ -40,32 +40,21 @@ std::vector<int64_t> RowCounts() {
 void AddOddMatMuls(std::vector<OpCase>& cases) {
   for (const WeightFormat& format : WeightFormats()) {
     if (format.apart()) continue;
+    const auto add = [&](OpCase c) {
+      c.format = &format;
+      AddMatMul(cases, std::move(c));
+    };
     const bool dense = format.block == 1;
     const int64_t k = dense ? 33 : 3 * format.block;
-    for (int64_t rows : RowCounts()) {
-      AddMatMul(cases, {.rows = rows, .cols = k, .format = &format, .outputs = {40}});
-    }
-    const int64_t one = dense ? 1 : format.block;
+    const int64_t one = format.block;
+    for (int64_t rows : RowCounts()) add({.rows = rows, .cols = k, .outputs = {40}});
     for (int64_t rows : {1, 6, 20}) {
-      AddMatMul(cases, {.rows = rows, .cols = one, .format = &format, .outputs = {1}});
-      AddMatMul(
-          cases,
-          {.rows = rows, .cols = one, .format = &format, .outputs = {17, 16, 5}, .bias = true});
-      AddMatMul(cases, {.rows = rows,
-                        .cols = k,
-                        .format = &format,
-                        .outputs = {48},
-                        .bias = true,
-                        .accumulate = true});
-      AddMatMul(cases,
-                {.rows = rows, .cols = k, .format = &format, .outputs = {50}, .row_order = true});
+      add({.rows = rows, .cols = one, .outputs = {1}});
+      add({.rows = rows, .cols = one, .outputs = {17, 16, 5}, .bias = true});
+      add({.rows = rows, .cols = k, .outputs = {48}, .bias = true, .accumulate = true});
+      add({.rows = rows, .cols = k, .outputs = {50}, .row_order = true});
       if (!dense) continue;
-      AddMatMul(cases, {.rows = rows,
-                        .cols = k,
-                        .format = &format,
-                        .outputs = {35},
-                        .row_order = true,
-                        .transposed = true});
+      add({.rows = rows, .cols = k, .outputs = {35}, .row_order = true, .transposed = true});
     }
   }
 }
@@ -144,13 +133,13 @@ void AddModelMatMuls(std::vector<OpCase>& cases) {
   for (std::string_view name : {"bf16", "int8", "nf4"}) {
     for (int64_t rows : {1, 8, 32, 512}) AddLayer(cases, name, rows, true, rows > 1);
   }
+  const auto add = [&](std::string_view name, OpCase c) {
+    c.format = FindWeightFormat(name);
+    c.bench = true;
+    AddMatMul(cases, std::move(c));
+  };
   const auto add_head = [&](std::string_view name, int64_t rows) {
-    AddMatMul(cases, {.rows = rows,
-                      .cols = 576,
-                      .format = FindWeightFormat(name),
-                      .outputs = {49152},
-                      .bench = true,
-                      .slow = true});
+    add(name, {.rows = rows, .cols = 576, .outputs = {49152}, .slow = true});
   };
   for (int64_t rows : {1, 8, 32, 64}) add_head("q8_0", rows);
   for (int64_t rows : {1, 32}) add_head("int8", rows);
@@ -158,12 +147,7 @@ void AddModelMatMuls(std::vector<OpCase>& cases) {
   for (std::string_view name :
        {"q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4", "f32", "bf16", "fp8", "gptq4"}) {
     for (int64_t rows : {1, 16, 64}) {
-      AddMatMul(cases, {.rows = rows,
-                        .cols = 1536,
-                        .format = FindWeightFormat(name),
-                        .outputs = {576},
-                        .bench = true,
-                        .slow = rows > 1});
+      add(name, {.rows = rows, .cols = 1536, .outputs = {576}, .slow = rows > 1});
     }
   }
 }

@@ -13,16 +13,18 @@ class SequenceCache {
   SequenceCache(const KvView& kv, const SequenceSpan& span) : kv_(kv), span_(span) {}
 
   double Key(int64_t position, int64_t head, int64_t i) const {
-    return Load(position, kv_.layout.KeyElement(head, Slot(position), i));
+    return LoadElement(kv_.layout.dtype, Page(position),
+                       kv_.layout.KeyElement(head, Slot(position), i));
   }
   double Value(int64_t position, int64_t head, int64_t i) const {
-    return Load(position, kv_.layout.ValueElement(head, Slot(position), i));
+    return LoadElement(kv_.layout.dtype, Page(position),
+                       kv_.layout.ValueElement(head, Slot(position), i));
   }
-  void StoreKey(int64_t position, int64_t head, int64_t i, float x) const {
-    Store(position, kv_.layout.KeyElement(head, Slot(position), i), x);
-  }
-  void StoreValue(int64_t position, int64_t head, int64_t i, float x) const {
-    Store(position, kv_.layout.ValueElement(head, Slot(position), i), x);
+  void Store(int64_t position, int64_t head, int64_t i, float key, float value) const {
+    const KvLayout& layout = kv_.layout;
+    std::byte* const page = Page(position);
+    StoreElement(layout.dtype, key, page, layout.KeyElement(head, Slot(position), i));
+    StoreElement(layout.dtype, value, page, layout.ValueElement(head, Slot(position), i));
   }
 
  private:
@@ -31,24 +33,6 @@ class SequenceCache {
     const int32_t page = span_.pages[position / kv_.layout.page_size];
     TREADLE_CHECK(page >= 0 && page < kv_.layout.num_pages);
     return kv_.pages + page * kv_.layout.PageBytes();
-  }
-  double Load(int64_t position, int64_t element) const {
-    const std::byte* page = Page(position);
-    if (kv_.layout.dtype == DType::kF32) return reinterpret_cast<const float*>(page)[element];
-    if (kv_.layout.dtype == DType::kBF16) {
-      return ToFloat(reinterpret_cast<const BFloat16*>(page)[element]);
-    }
-    return ToFloat(reinterpret_cast<const Half*>(page)[element]);
-  }
-  void Store(int64_t position, int64_t element, float x) const {
-    std::byte* page = Page(position);
-    if (kv_.layout.dtype == DType::kF32) {
-      reinterpret_cast<float*>(page)[element] = x;
-    } else if (kv_.layout.dtype == DType::kBF16) {
-      reinterpret_cast<BFloat16*>(page)[element] = ToBFloat16(x);
-    } else {
-      reinterpret_cast<Half*>(page)[element] = ToHalf(x);
-    }
   }
 
   const KvView& kv_;
@@ -109,8 +93,8 @@ void ReferenceBackend::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rota
       }
       for (int64_t column = 0; column < k.cols; ++column) {
         const int64_t head = column / head_dim;
-        cache.StoreKey(position, head, column % head_dim, k.Row<float>(row)[column]);
-        cache.StoreValue(position, head, column % head_dim, v.Row<float>(row)[column]);
+        cache.Store(position, head, column % head_dim, k.Row<float>(row)[column],
+                    v.Row<float>(row)[column]);
       }
     }
   }

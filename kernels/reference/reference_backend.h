@@ -19,7 +19,8 @@ class ReferenceBackend final : public HostBackend {
   std::string description() const override;
   absl::StatusOr<Buffer> Allocate(size_t bytes) override;
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override;
-  TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP)
+  TREADLE_FEATURE_OPS(TREADLE_OVERRIDE_OP)
+  TREADLE_SAMPLE_OPS(TREADLE_OVERRIDE_OP)
 
  private:
   const ComputeMode compute_;

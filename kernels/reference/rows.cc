@@ -1,4 +1,4 @@
-// The reference's ops on rows of features: norms, activations and copies.
+// The reference's ops on rows of features: norms and activations.
 #include <cmath>
 
 #include "kernels/reference/reference_backend.h"
@@ -56,17 +56,6 @@ void ReferenceBackend::Gelu(Tensor x, Tensor out) {
           static_cast<float>(0.5 * v * (1 + std::tanh(root * (v + 0.044715 * v * v * v))));
     }
   }
-}
-
-void ReferenceBackend::Gather(Tensor x, std::span<const int32_t> rows, Tensor out) {
-  HostBackend::Gather(x, rows, out);
-}
-
-void ReferenceBackend::Copy(Tensor x, Tensor out) { HostBackend::Copy(x, out); }
-
-void ReferenceBackend::CopyPages(const KvLayout& layout, std::byte* pages,
-                                 std::span<const PageCopy> copies) {
-  HostBackend::CopyPages(layout, pages, copies);
 }
 
 }  // namespace treadle

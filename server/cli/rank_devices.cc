@@ -4,7 +4,6 @@
 
 #include "base/status.h"
 #include "engine/remote/worker_stage.h"
-#include "kernels/collectives/gpu_ranks.h"
 #include "kernels/collectives/nccl_communicator.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "server/cli/load_ranks.h"

@@ -132,8 +132,7 @@ DeviceProperties PropertiesOf(int ordinal, const EmulationSettings& settings) {
           .capability = 90,
           .warpgroup_matrices = settings.warpgroup_matrices,
           .memory_bytes = settings.memory_bytes,
-          .shared_bytes_per_block = size_t{227} << 10,
-          .l2_bytes = size_t{50} << 20};
+          .shared_bytes_per_block = size_t{227} << 10};
 }
 
 struct EmulatedGraph : Graph {

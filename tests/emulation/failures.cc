@@ -9,25 +9,15 @@ namespace treadle::simt {
 namespace {
 
 std::string_view Name(Meeting meeting) {
-  static constexpr std::string_view kNames[] = {"its end",
-                                                "AwaitEarlierLaunches",
-                                                "SyncThreads",
-                                                "SyncWarpgroup",
-                                                "SyncWarp",
-                                                "Shuffle",
-                                                "ShuffleXor",
-                                                "ShuffleDown",
-                                                "ShuffleUp",
-                                                "Ballot",
-                                                "MmaBf16",
-                                                "MmaF16",
-                                                "MmaS8",
-                                                "LoadMatrix4",
-                                                "LoadMatrix4Transposed",
-                                                "WarpgroupFence",
-                                                "WarpgroupMma",
-                                                "WarpgroupCommit",
-                                                "WarpgroupWait"};
+  static constexpr std::string_view kNames[] = {"its end",         "AwaitEarlierLaunches",
+                                                "SyncThreads",     "SyncWarpgroup",
+                                                "SyncWarp",        "Shuffle",
+                                                "ShuffleXor",      "ShuffleUp",
+                                                "Ballot",          "MmaBf16",
+                                                "MmaF16",          "MmaS8",
+                                                "LoadMatrix4",     "LoadMatrix4Transposed",
+                                                "WarpgroupFence",  "WarpgroupMma",
+                                                "WarpgroupCommit", "WarpgroupWait"};
   return kNames[static_cast<int>(meeting)];
 }
 

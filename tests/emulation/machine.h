@@ -34,7 +34,6 @@ enum class Meeting : uint8_t {
   kSyncWarp,
   kShuffle,
   kShuffleXor,
-  kShuffleDown,
   kShuffleUp,
   kBallot,
   kMmaBf16,

@@ -15,11 +15,6 @@
 #include "kernels/dtype.h"
 #include "tests/emulation/machine.h"
 
-#define TREADLE_KERNEL(...)
-#define TREADLE_DEVICE inline
-#define TREADLE_HOST_DEVICE inline
-#define TREADLE_UNROLL
-
 namespace treadle::simt {
 
 // -- indices --------------------------------------------------------------------------------------
@@ -32,7 +27,6 @@ inline int BlockY() { return t_here.block[1]; }
 inline int BlockZ() { return t_here.block[2]; }
 inline int GridX() { return t_here.grid[0]; }
 inline int GridY() { return t_here.grid[1]; }
-inline int GridZ() { return t_here.grid[2]; }
 
 template <typename T>
 inline T* DynamicShared() {
@@ -76,12 +70,6 @@ inline T ShuffleXor(T value, int mask,
                     const std::source_location& where = std::source_location::current()) {
   const int from = Lane() ^ mask;
   return ExchangeLanes(Meeting::kShuffleXor, value, from < 32 ? from : Lane(), where);
-}
-template <typename T>
-inline T ShuffleDown(T value, int delta,
-                     const std::source_location& where = std::source_location::current()) {
-  const int from = Lane() + delta;
-  return ExchangeLanes(Meeting::kShuffleDown, value, from < 32 ? from : Lane(), where);
 }
 template <typename T>
 inline T ShuffleUp(T value, int delta,
@@ -188,8 +176,6 @@ inline float Exp2(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0.0f : y;
 }
-inline float Log(float x) { return std::log(x); }
-inline float Tanh(float x) { return std::tanh(x); }
 inline float Sqrt(float x) { return std::sqrt(x); }
 inline float Divide(float a, float b) { return a / b; }
 // Saturates; NaN gives 0.
@@ -202,17 +188,8 @@ inline int RoundHalfEven(float x) {
 inline float AsFloat(uint32_t bits) { return std::bit_cast<float>(bits); }
 inline uint32_t AsBits(float x) { return std::bit_cast<uint32_t>(x); }
 inline float Infinity() { return std::numeric_limits<float>::infinity(); }
-inline bool IsNan(float x) { return x != x; }
 inline float Max(float a, float b) { return std::fmax(a, b); }
 
-inline int32_t Dot4(uint32_t a, uint32_t b, int32_t c) {
-  uint32_t sum = static_cast<uint32_t>(c);  // wraps, as the instruction does
-  for (int i = 0; i < 32; i += 8) {
-    const int product = static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
-    sum += static_cast<uint32_t>(product);
-  }
-  return static_cast<int32_t>(sum);
-}
 inline uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t selector,
                           const std::source_location& where = std::source_location::current()) {
   if ((selector & 0x8888u) != 0) {

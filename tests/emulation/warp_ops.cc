@@ -92,7 +92,6 @@ void CarryOut(Meeting meeting, Operands operands) {
       return;
     case Meeting::kShuffle:
     case Meeting::kShuffleXor:
-    case Meeting::kShuffleDown:
     case Meeting::kShuffleUp:
       return ExchangeValues(operands);
     case Meeting::kBallot:

@@ -76,8 +76,7 @@ class NullDevice final : public cuda::Device {
                                               .capability = 90,
                                               .warpgroup_matrices = true,
                                               .memory_bytes = size_t{1} << 30,
-                                              .shared_bytes_per_block = size_t{227} << 10,
-                                              .l2_bytes = size_t{50} << 20};
+                                              .shared_bytes_per_block = size_t{227} << 10};
   bool capturing_ = false;
 };
 

@@ -62,9 +62,9 @@ void AppendCache(const OpRun& run, std::vector<float>& out) {
         const int64_t head = j / layout.head_dim;
         const int64_t i = j % layout.head_dim;
         out[first + OutputKey(layout, head, slot, i)] =
-            LoadElement(layout, data, layout.KeyElement(head, slot, i));
+            LoadElement(layout.dtype, data, layout.KeyElement(head, slot, i));
         const int64_t value = layout.ValueElement(head, slot, i);
-        out[first + value] = LoadElement(layout, data, value);
+        out[first + value] = LoadElement(layout.dtype, data, value);
       }
     }
   }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/sync.h"
-#include "kernels/collectives/memory_rendezvous.h"
+#include "kernels/collectives/rendezvous.h"
 
 namespace treadle {
 

@@ -13,42 +13,33 @@ constexpr int64_t kSerialValues = 16384;
 // Kernels like to run this many groups side by side, so pieces begin at multiples of it.
 constexpr int64_t kGroupsTogether = 2;
 
-size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-const MatMulKernels& KernelsOf(CpuIsa isa) {
-  return isa == CpuIsa::kAvx2 ? avx2::kMatMulKernels : avx512::kMatMulKernels;
-}
-
-const MatMulKernel& KernelOf(CpuIsa isa, ComputeMode compute) {
-  const MatMulKernels& kernels = KernelsOf(isa);
+MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
   switch (compute) {
     case ComputeMode::kExact:
-      return kernels.exact;
+      return {kMatMulExact[isa], nullptr, 0, false};
     case ComputeMode::kInt8:
-      return kernels.int8;
+      return {kMatMulInt8[isa], kQuantizeInt8[isa], kInt8Bytes, false};
     case ComputeMode::kAuto:
     case ComputeMode::kInt16:
       break;
   }
-  return kernels.int16;
+  return {kMatMulInt16[isa], kQuantizeInt16[isa], kInt16Bytes, true};
 }
 
 }  // namespace
 
 PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute) {
-  const MatMulKernel& kernel = KernelOf(isa, compute);
+  const MatMulKernel kernel = KernelOf(isa, compute);
   // As many bits as are looked up in less time than integers are read: permutations of AVX2 look at
   // 16 bytes, those of AVX-512 at 64 words, and VBMI's at 128 bytes.
   const int bits = isa == CpuIsa::kAvx512Vbmi ? 8 : isa == CpuIsa::kAvx512 ? 7 : 5;
   return {.table_bits = kernel.codebooks ? bits : 8,
           .inline_codes = kernel.codebooks || kernel.quantize == nullptr,
-          .decode = KernelsOf(isa).decode};
+          .isa = isa};
 }
 
 CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
-    : pool_(pool), kernel_(KernelOf(isa, compute)), row_activations_(KernelsOf(isa).row_int8) {}
-
-CpuMatMul::~CpuMatMul() = default;
+    : pool_(pool), kernel_(KernelOf(isa, compute)), row_activations_(isa) {}
 
 // Matrices that were quantized with the same inputs have equal orders in places of their own.
 size_t CpuMatMul::InputFor(const int32_t* order, int64_t k) {
@@ -91,37 +82,25 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
 void CpuMatMul::ReserveScratch(const Tensor& x) {
   const size_t rows = static_cast<size_t>(x.rows);
   const size_t cols = static_cast<size_t>(x.cols);
-  const size_t float_bytes = Aligned(rows * cols * sizeof(float));
-  const size_t code_bytes = Aligned(rows * cols * static_cast<size_t>(kernel_.code_bytes));
-  const size_t block_bytes = Aligned(rows * (cols / kBlockValues) * sizeof(ActivationBlock));
+  const size_t float_bytes = rows * cols * sizeof(float);
+  const size_t code_bytes = rows * cols * static_cast<size_t>(kernel_.code_bytes);
+  const size_t block_bytes = rows * (cols / kBlockValues) * sizeof(ActivationBlock);
   worker_bytes_ = kTileBytes + rows * kMaxGroupsAtOnce * kGroupFeatures * sizeof(float);
-  size_t needed = worker_bytes_ * static_cast<size_t>(pool_.size());
-  for (const Input& input : inputs_) {
-    if (input.order != nullptr) needed += float_bytes;
-    if (input.quantize) needed += code_bytes + block_bytes;
-  }
-  if (needed > capacity_) {
-    memory_.reset();
-    memory_ = MapMemory(needed);
-    TREADLE_CHECK(memory_ != nullptr);
-    capacity_ = needed;
-  }
-  uint8_t* at = memory_.get();
-  const auto take = [&at](size_t bytes) {
-    uint8_t* piece = at;
-    at += bytes;
-    return piece;
-  };
+  const size_t worker_bytes = worker_bytes_ * static_cast<size_t>(pool_.size());
+  memory_.Reserve(inputs_.size() *
+                      (ScratchMemory::Aligned(float_bytes) + ScratchMemory::Aligned(code_bytes) +
+                       ScratchMemory::Aligned(block_bytes)) +
+                  worker_bytes);
   for (Input& input : inputs_) {
     input.x = x;
     if (input.order != nullptr) {
-      input.x = DenseTensor(take(float_bytes), DType::kF32, x.rows, x.cols);
+      input.x = DenseTensor(memory_.Take<float>(float_bytes), DType::kF32, x.rows, x.cols);
     }
     if (!input.quantize) continue;
-    input.codes = reinterpret_cast<int8_t*>(take(code_bytes));
-    input.blocks = reinterpret_cast<ActivationBlock*>(take(block_bytes));
+    input.codes = memory_.Take<int8_t>(code_bytes);
+    input.blocks = memory_.Take<ActivationBlock>(block_bytes);
   }
-  worker_memory_ = at;
+  worker_memory_ = memory_.Take<uint8_t>(worker_bytes);
   if (!row_activations_.empty()) row_activations_.Reserve(x);
 }
 

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -22,10 +21,17 @@ namespace treadle {
 // How CpuMatMul wants matrices.
 PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute);
 
+// One compute mode.
+struct MatMulKernel {
+  MatMulFunction* run;
+  QuantizeFunction* quantize;  // null: activations stay float
+  int64_t code_bytes;          // of a quantized activation
+  bool codebooks;              // whether apart formats take quantized activations too
+};
+
 class CpuMatMul {
  public:
   CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute);
-  ~CpuMatMul();
 
   // Backend::MatMul. Every weight is a CpuMatrix.
   void Run(Tensor x, std::span<const Projection> projections);
@@ -54,11 +60,9 @@ class CpuMatMul {
   void RunGroups(int worker, int64_t begin, int64_t end);
 
   ThreadPool& pool_;
-  const MatMulKernel& kernel_;
+  const MatMulKernel kernel_;
 
-  // Scratch that grows and is never given back: the steady state allocates nothing.
-  std::shared_ptr<uint8_t> memory_;
-  size_t capacity_ = 0;
+  ScratchMemory memory_;
   std::vector<Job> jobs_;
   RowActivations row_activations_;
 

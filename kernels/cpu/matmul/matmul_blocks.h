@@ -94,7 +94,7 @@ TREADLE_SIMD void AddOffsets(const uint8_t* const (&w)[G], int64_t place,
 
 // Bytes of an activation in P planes.
 template <int P>
-constexpr int64_t kActivationBytes = P == 1 ? 1 : kInt16Bytes;
+constexpr int64_t kActivationBytes = P == 1 ? kInt8Bytes : kInt16Bytes;
 
 template <typename Layout, int P, int R, int G>
 TREADLE_LOOP void RunBlocks(const MatMulInput& input, const MatMulShare& share, const Work& work,

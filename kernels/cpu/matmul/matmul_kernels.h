@@ -1,4 +1,4 @@
-// The table of matrix kernels, one per instruction set, and the packed layouts they read.
+// The matrix kernels, and the packed layouts they read.
 //
 // A packed matrix is a sequence of groups of 16 output features (the last one padded with zeros),
 // each group contiguous over all of k, so that one thread streams its groups. "Dword i" of a block
@@ -41,6 +41,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cpu/isa_kernel.h"
 #include "kernels/formats/weight_format.h"
 
 namespace treadle {
@@ -172,42 +173,34 @@ struct MatMulScratch {
   float* sums;    // [rows, kMaxGroupsAtOnce * 16]: sums between the tiles along k
 };
 
-// One compute mode.
-struct MatMulKernel {
-  void (*run)(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch);
-  // Quantizes one row, x: [k]. Null if activations stay float.
-  void (*quantize)(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks);
-  int code_bytes;  // of a quantized activation
-  bool codebooks;  // whether apart formats take quantized activations too
-};
+// Values [from, from + count) of all features of a group as floats [count][16]: at `tile`, or where
+// they lie already. Both are multiples of 32 but for dense formats, whose count may be any. Not of
+// kRowInt8 and kWords. Canonical but for the signs of zeros of inline formats.
+TREADLE_ISA_KERNEL(DecodeTile, const float*(const PackedView& weight, int64_t group, int64_t from,
+                                            int64_t count, float* tile));
 
-// LLM.int8()'s activations.
-struct RowInt8Kernel {
-  // Sets flags[begin, end) to whether any of `rows` rows of x has an outlier in that column.
-  void (*flag)(const float* x, int64_t stride, int64_t rows, int64_t begin, int64_t end,
-               int32_t threshold_bits, uint8_t* flags);
-  // Row `row` of x.
-  void (*quantize)(const float* x, int64_t k, int64_t row, const RowInt8Input& out);
-  int code_bytes;  // of a quantized activation
-};
+// Products of each compute mode, and how the integer ones quantize a row x [k], to kInt8Bytes or
+// kInt16Bytes for each activation.
+using MatMulFunction = void(const MatMulInput& input, const MatMulShare& share,
+                            const MatMulScratch& scratch);
+using QuantizeFunction = void(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks);
+TREADLE_ISA_KERNEL(MatMulExact, MatMulFunction);
+TREADLE_ISA_KERNEL(MatMulInt8, MatMulFunction);
+TREADLE_ISA_KERNEL(MatMulInt16, MatMulFunction);
+TREADLE_ISA_KERNEL(QuantizeInt8, QuantizeFunction);
+TREADLE_ISA_KERNEL(QuantizeInt16, QuantizeFunction);
+inline constexpr int64_t kInt8Bytes = 1;
+inline constexpr int64_t kInt16Bytes = 4;
 
-struct MatMulKernels {
-  // Values [from, from + count) of all features of a group as floats [count][16]: at `tile`, or
-  // where they lie already. Both are multiples of 32 but for dense formats, whose count may be any.
-  // Not of kRowInt8 and kWords. Canonical but for the signs of zeros of inline formats.
-  const float* (*decode)(const PackedView& weight, int64_t group, int64_t from, int64_t count,
-                         float* tile);
-  MatMulKernel exact;
-  MatMulKernel int8;
-  MatMulKernel int16;
-  RowInt8Kernel row_int8;
-};
-
-namespace avx2 {
-extern const MatMulKernels kMatMulKernels;
-}
-namespace avx512 {
-extern const MatMulKernels kMatMulKernels;
-}
+// LLM.int8()'s activations. Sets flags[begin, end) to whether any of `rows` rows of x has an
+// outlier in that column.
+TREADLE_ISA_KERNEL(FlagOutliers, void(const float* x, int64_t stride, int64_t rows, int64_t begin,
+                                      int64_t end, int32_t threshold_bits, uint8_t* flags));
+// Row `row` of x.
+TREADLE_ISA_KERNEL(QuantizeRow,
+                   void(const float* x, int64_t k, int64_t row, const RowInt8Input& out));
+// Bytes of one activation there: AVX2 wants words.
+inline constexpr int kRowBytesAvx2 = 2;
+inline constexpr int kRowBytesAvx512 = 1;
 
 }  // namespace treadle

@@ -126,7 +126,7 @@ void CpuMatrix::DecodeRow(int64_t row, bool accumulate, float* out) const {
     } else if (special != nullptr) {
       special->decode(view, view.data + group * view.group_bytes, lane, k, count, to);
     } else {
-      const float* values = decode_(view, group, k, count, tile) + lane;
+      const float* values = kDecodeTile[isa_](view, group, k, count, tile) + lane;
       for (int64_t i = 0; i < count; ++i) to[i] = values[i * kGroupFeatures] + positive;
     }
     for (int64_t i = 0; !directly && i < count; ++i) {

@@ -21,14 +21,14 @@ struct PackTarget {
   int table_bits;
   // Whether inline formats may be packed as kCodes4.
   bool inline_codes;
-  decltype(MatMulKernels::decode) decode;
+  CpuIsa isa;
 };
 
 class CpuMatrix final : public PackedMatrix {
  public:
   CpuMatrix(const PackedView& view, size_t bytes, std::shared_ptr<uint8_t> memory,
             const PackTarget& target)
-      : view_(view), bytes_(bytes), memory_(std::move(memory)), decode_(target.decode) {}
+      : view_(view), bytes_(bytes), memory_(std::move(memory)), isa_(target.isa) {}
   // Its rows are read where they lie (MatrixSource::file).
   explicit CpuMatrix(const MatrixSource& stored)
       : view_{.kind = PackKind::kF32,
@@ -55,7 +55,7 @@ class CpuMatrix final : public PackedMatrix {
   const PackedView view_;
   const size_t bytes_;
   const std::shared_ptr<uint8_t> memory_;
-  const decltype(MatMulKernels::decode) decode_ = nullptr;
+  const CpuIsa isa_ = CpuIsa::kAvx2;  // of what decodes
   const MatrixSource stored_ = {};
 };
 

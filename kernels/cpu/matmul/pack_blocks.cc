@@ -59,7 +59,7 @@ void PutCodes(const BlockRow& row, const uint32_t (&dwords)[8], int64_t lane, ui
   if (row.bits == 6) put(5, upper[1]);
 }
 
-// The integer scales and f16 constants of one block of a K type (kernels/formats/k_quants.cc).
+// The integer scales and f16 constants of one block of a K type (kernels/formats/k_quants.h).
 void PackConstantsK(const BlockRow& row, const uint8_t* stored, int64_t place, int64_t lane,
                     uint8_t* scales, uint8_t* constants) {
   if (row.kind == PackKind::kQ6_K) {

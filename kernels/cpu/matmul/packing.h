@@ -21,7 +21,7 @@ struct Packing {
   void (*pack_row)(const MatrixSource& source, const PackedView& view, int64_t from, int64_t lane,
                    uint8_t* group);
   // Values [begin, begin + count) of a lane of kRowInt8 and kWords, decoded canonically; others are
-  // PackTarget::decode's. begin is a multiple of kDecodeChunk and count at most that.
+  // DecodeTile's. begin is a multiple of kDecodeChunk and count at most that.
   void (*decode)(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
                  int64_t count, float* out);
 };

@@ -1,4 +1,4 @@
-// ComputeMode::kInt8's and kInt16's quantization of activations, and this instruction set's table.
+// ComputeMode::kInt8's and kInt16's quantization of activations.
 #include "kernels/cpu/matmul/activation_codes.h"
 #include "kernels/cpu/matmul/matmul_tables.h"
 #include "kernels/cpu/simd.h"
@@ -52,19 +52,18 @@ void QuantizeBlock(const float* x, int8_t* codes, ActivationBlock& block) {
 template <int P>
 void Quantize(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks) {
   for (int64_t b = 0; b < k / kBlockValues; ++b) {
-    QuantizeBlock<P>(x + b * kBlockValues, codes + b * (P == 1 ? 1 : kInt16Bytes) * kBlockValues,
-                     blocks[b]);
+    QuantizeBlock<P>(x + b * kBlockValues,
+                     codes + b * (P == 1 ? kInt8Bytes : kInt16Bytes) * kBlockValues, blocks[b]);
   }
 }
 
 }  // namespace
 
-const MatMulKernels kMatMulKernels = {
-    .decode = DecodeTile,
-    .exact = {MatMulExact, nullptr, 0, false},
-    .int8 = {MatMulInt8, Quantize<1>, 1, false},
-    .int16 = {MatMulInt16, Quantize<2>, kInt16Bytes, true},
-    .row_int8 = {FlagOutliers, QuantizeRow, kRowBytes},
-};
+void QuantizeInt8(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks) {
+  Quantize<1>(x, k, codes, blocks);
+}
+void QuantizeInt16(const float* x, int64_t k, int8_t* codes, ActivationBlock* blocks) {
+  Quantize<2>(x, k, codes, blocks);
+}
 
 }  // namespace treadle::TREADLE_ISA

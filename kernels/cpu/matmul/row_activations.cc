@@ -4,12 +4,9 @@
 #include <bit>
 
 #include "base/status.h"
-#include "kernels/cpu/matmul/weight_arena.h"
 
 namespace treadle {
 namespace {
-
-size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // A non-negative float's order is that of its bits.
 int32_t ThresholdBits(float threshold) {
@@ -39,29 +36,19 @@ void RowActivations::Reserve(const Tensor& x) {
   const auto rows = static_cast<size_t>(x.rows);
   const auto k = static_cast<size_t>(x.cols);
   const size_t padded = (k + kBlockValues - 1) / kBlockValues * kBlockValues;
-  const size_t code_bytes = Aligned(rows * padded * static_cast<size_t>(kernel_.code_bytes));
-  const size_t row_bytes = Aligned(rows * sizeof(ActivationRow));
-  const size_t column_bytes = Aligned(rows * k * sizeof(int32_t));
-  const size_t flag_bytes = Aligned(padded);
-  const size_t needed = inputs_.size() * (code_bytes + row_bytes + column_bytes + flag_bytes);
-  if (needed > capacity_) {
-    memory_.reset();
-    memory_ = MapMemory(needed);
-    TREADLE_CHECK(memory_ != nullptr);
-    capacity_ = needed;
-  }
-  uint8_t* at = memory_.get();
-  const auto take = [&at](size_t bytes) {
-    uint8_t* piece = at;
-    at += bytes;
-    return piece;
-  };
+  const size_t code_bytes =
+      rows * padded * (isa_ == CpuIsa::kAvx2 ? kRowBytesAvx2 : kRowBytesAvx512);
+  const size_t row_bytes = rows * sizeof(ActivationRow);
+  const size_t column_bytes = rows * k * sizeof(int32_t);
+  memory_.Reserve(inputs_.size() *
+                  (ScratchMemory::Aligned(code_bytes) + ScratchMemory::Aligned(row_bytes) +
+                   ScratchMemory::Aligned(column_bytes) + ScratchMemory::Aligned(padded)));
   for (size_t i = 0; i < inputs_.size(); ++i) {
     RowInt8Input& input = inputs_[i];
-    input.codes = reinterpret_cast<int8_t*>(take(code_bytes));
-    input.rows = reinterpret_cast<ActivationRow*>(take(row_bytes));
-    input.columns = reinterpret_cast<int32_t*>(take(column_bytes));
-    uint8_t* const flags = take(flag_bytes);
+    input.codes = memory_.Take<int8_t>(code_bytes);
+    input.rows = memory_.Take<ActivationRow>(row_bytes);
+    input.columns = memory_.Take<int32_t>(column_bytes);
+    uint8_t* const flags = memory_.Take<uint8_t>(padded);
     input.call_flags = of_call_[i] ? flags : nullptr;
     if (of_call_[i]) std::fill(flags + k, flags + padded, 0);  // no columns: FlagColumns omits them
   }
@@ -70,15 +57,15 @@ void RowActivations::Reserve(const Tensor& x) {
 void RowActivations::FlagColumns(const Tensor& x, int64_t begin, int64_t end) const {
   for (const RowInt8Input& input : inputs_) {
     if (input.call_flags == nullptr) continue;
-    kernel_.flag(static_cast<const float*>(x.data), x.stride, x.rows, begin, end,
-                 input.threshold_bits, input.call_flags);
+    kFlagOutliers[isa_](static_cast<const float*>(x.data), x.stride, x.rows, begin, end,
+                        input.threshold_bits, input.call_flags);
   }
 }
 
 void RowActivations::QuantizeRows(const Tensor& x, int64_t begin, int64_t end) const {
   for (const RowInt8Input& input : inputs_) {
     for (int64_t row = begin; row < end; ++row) {
-      kernel_.quantize(x.Row<float>(row), x.cols, row, input);
+      kQuantizeRow[isa_](x.Row<float>(row), x.cols, row, input);
     }
   }
 }

@@ -7,17 +7,17 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "kernels/cpu/matmul/matmul_kernels.h"
+#include "kernels/cpu/matmul/weight_arena.h"
 #include "kernels/tensor.h"
 
 namespace treadle {
 
 class RowActivations {
  public:
-  explicit RowActivations(const RowInt8Kernel& kernel) : kernel_(kernel) {}
+  explicit RowActivations(CpuIsa isa) : isa_(isa) {}
 
   // Forgets the last product.
   void Begin() {
@@ -41,13 +41,10 @@ class RowActivations {
   void QuantizeRows(const Tensor& x, int64_t begin, int64_t end) const;
 
  private:
-  const RowInt8Kernel& kernel_;
+  const CpuIsa isa_;
   std::vector<RowInt8Input> inputs_;
   std::vector<bool> of_call_;  // whether an input has call_flags
-
-  // Grows and is never given back.
-  std::shared_ptr<uint8_t> memory_;
-  size_t capacity_ = 0;
+  ScratchMemory memory_;
 };
 
 }  // namespace treadle

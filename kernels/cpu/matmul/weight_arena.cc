@@ -32,6 +32,15 @@ std::shared_ptr<uint8_t> MapMemory(size_t bytes) {
   return {aligned, [base, mapped](uint8_t*) { munmap(base, mapped); }};
 }
 
+void ScratchMemory::Reserve(size_t bytes) {
+  used_ = 0;
+  if (bytes <= capacity_) return;
+  memory_.reset();
+  memory_ = MapMemory(bytes);
+  TREADLE_CHECK(memory_ != nullptr);
+  capacity_ = bytes;
+}
+
 absl::StatusOr<std::shared_ptr<uint8_t>> WeightArena::Allocate(size_t bytes) {
   const size_t needed = RoundUp(bytes < 1 ? 1 : bytes, 64);
   if (needed > capacity_ - used_) {

@@ -1,5 +1,6 @@
-// Memory for packed weights: large chunks on huge pages, handed out in the order of packing, which
-// is the order of use, so that prefetching runs on from one matrix into the next.
+// Memory of the CPU backend. That of packed weights: large chunks on huge pages, handed out in the
+// order of packing, which is the order of use, so that prefetching runs on from one matrix into the
+// next.
 //
 // Thread safety: confined to the thread that packs. A piece keeps its chunk alive.
 #pragma once
@@ -19,6 +20,27 @@ class WeightArena {
 
  private:
   std::shared_ptr<uint8_t> chunk_;
+  size_t capacity_ = 0;
+  size_t used_ = 0;
+};
+
+// Scratch that grows and is never given back: the steady state allocates nothing. Handed out piece
+// by piece, 64-byte aligned. Confined to one thread.
+class ScratchMemory {
+ public:
+  static constexpr size_t Aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+  // Begins anew with room for pieces whose Aligned sizes make `bytes`; contents may be lost.
+  void Reserve(size_t bytes);
+  template <typename T>
+  T* Take(size_t bytes) {
+    T* const piece = reinterpret_cast<T*>(memory_.get() + used_);
+    used_ += Aligned(bytes);
+    return piece;
+  }
+
+ private:
+  std::shared_ptr<uint8_t> memory_;
   size_t capacity_ = 0;
   size_t used_ = 0;
 };

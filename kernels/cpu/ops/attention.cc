@@ -17,6 +17,12 @@ constexpr int64_t kPiecesPerThread = 4;
 // What a block costs besides its queries (its conversion), in queries.
 constexpr int64_t kBlockOverhead = 4;
 
+float* ReserveFloats(ScratchMemory& memory, int64_t floats) {
+  const size_t bytes = static_cast<size_t>(floats) * sizeof(float);
+  memory.Reserve(bytes);
+  return memory.Take<float>(bytes);
+}
+
 int64_t Cost(const AttentionArguments& a, int64_t block_begin, int64_t block_end) {
   const int64_t end = std::min(block_end * kAttentionBlock, a.first_position + a.rows);
   return (a.rows * a.group + kBlockOverhead) * (end - block_begin * kAttentionBlock);
@@ -103,7 +109,7 @@ void CpuOps::State::PlanAttention() {
                         static_cast<int32_t>(end)});
     }
   }
-  float* base = partials.Reserve(partial_floats);
+  float* base = ReserveFloats(partials, partial_floats);
   for (const int32_t i : split_items) items[i].arguments.partials = base + items[i].partial_offset;
   // Expensive ones first, so that the threads end together; the order never shows in a result.
   if (!serial_attention) {
@@ -130,11 +136,11 @@ void CpuOps::State::RunAttention() {
     kAttendBlocks[isa](a);
   };
   if (serial_attention) {
-    float* scratch = attention_scratch.Reserve(scratch_floats);
+    float* scratch = ReserveFloats(attention_scratch, scratch_floats);
     for (const AttentionPiece& piece : pieces) run_piece(piece, scratch);
     return;
   }
-  float* scratch = attention_scratch.Reserve(scratch_floats * pool.size());
+  float* scratch = ReserveFloats(attention_scratch, scratch_floats * pool.size());
   pool.ParallelForEach(std::ssize(pieces), [&](int worker, int64_t i, int64_t) {
     run_piece(pieces[i], scratch + worker * scratch_floats);
   });

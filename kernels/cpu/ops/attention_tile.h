@@ -143,40 +143,21 @@ void AccumulateTile(const Tile& tile, const Block<T>& block, int query, int64_t 
   }
 }
 
-template <typename T>
+// The code for as many queries as the tile has.
+template <typename T, int kQueries = kTile>
 void Scores(const Tile& tile, const Block<T>& block, int64_t groups) {
-  switch (tile.queries) {
-    case 1:
-      return ScoreTile<T, 1>(tile, block, groups);
-    case 2:
-      return ScoreTile<T, 2>(tile, block, groups);
-    case 3:
-      return ScoreTile<T, 3>(tile, block, groups);
-    case 4:
-      return ScoreTile<T, 4>(tile, block, groups);
-    case 5:
-      return ScoreTile<T, 5>(tile, block, groups);
-    default:
-      return ScoreTile<T, 6>(tile, block, groups);
+  if constexpr (kQueries > 1) {
+    if (tile.queries < kQueries) return Scores<T, kQueries - 1>(tile, block, groups);
   }
+  ScoreTile<T, kQueries>(tile, block, groups);
 }
 
-template <typename T>
+template <typename T, int kQueries = kTile>
 void AccumulateAll(const Tile& tile, const Block<T>& block, int64_t to) {
-  switch (tile.queries) {
-    case 1:
-      return AccumulateTile<T, 1>(tile, block, 0, 0, to);
-    case 2:
-      return AccumulateTile<T, 2>(tile, block, 0, 0, to);
-    case 3:
-      return AccumulateTile<T, 3>(tile, block, 0, 0, to);
-    case 4:
-      return AccumulateTile<T, 4>(tile, block, 0, 0, to);
-    case 5:
-      return AccumulateTile<T, 5>(tile, block, 0, 0, to);
-    default:
-      return AccumulateTile<T, 6>(tile, block, 0, 0, to);
+  if constexpr (kQueries > 1) {
+    if (tile.queries < kQueries) return AccumulateAll<T, kQueries - 1>(tile, block, to);
   }
+  AccumulateTile<T, kQueries>(tile, block, 0, 0, to);
 }
 
 // Scores to p, max and sum, in three loops: each is a row of independent short chains, where one

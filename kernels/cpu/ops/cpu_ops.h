@@ -1,4 +1,4 @@
-// The CPU backend's ops. Contracts: kernels/backend.h.
+// The CPU backend: cpu_backend.h. Contracts of its ops: kernels/backend.h.
 //
 // Vector lanes run over features or positions; where a reduction is horizontal (norms, softmax), it
 // uses 16 partial sums on every instruction set, combined in one order, so that AVX2 and AVX-512
@@ -7,13 +7,15 @@
 // caller; no split and no threshold ever changes a bit. Scratch grows to the largest call and is
 // kept.
 //
-// Each op is defined in a source of its own, beside its vector code (isa_kernel.h).
+// Each op with vector code is defined in a source of its own, beside it (isa_kernel.h); the rest is
+// in cpu_backend.cc.
 //
 // Thread safety: confined to the rank's thread, which the pool joins.
 #pragma once
 
 #include <memory>
 #include <span>
+#include <string>
 
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/matmul/matmul.h"
@@ -22,24 +24,28 @@
 
 namespace treadle {
 
-class CpuOps : public HostBackend {
+class CpuOps final : public HostBackend {
  public:
   CpuOps(int threads, bool pin, int first_cpu, CpuIsa isa, ComputeMode compute);
   ~CpuOps() override;
 
-  TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP)
+  std::string_view name() const override { return "cpu"; }
+  std::string description() const override;
+  void BindThread() override { pool_.PinCaller(); }
+  absl::StatusOr<Buffer> Allocate(size_t bytes) override;
+  absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override;
 
- protected:
-  ThreadPool& pool() { return pool_; }
-  const ThreadPool& pool() const { return pool_; }
-  CpuIsa isa() const { return isa_; }
+  TREADLE_FEATURE_OPS(TREADLE_OVERRIDE_OP)
+  TREADLE_SAMPLE_OPS(TREADLE_OVERRIDE_OP)
 
  private:
   template <typename One>
   void ForEachLogitRow(Tensor logits, One one);
 
   const CpuIsa isa_;
+  const ComputeMode compute_;
   ThreadPool pool_;
+  WeightArena arena_;
   CpuMatMul matmul_;
   struct State;
   std::unique_ptr<State> state_;

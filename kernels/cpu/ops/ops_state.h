@@ -3,36 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <vector>
 
-#include "base/status.h"
+#include "kernels/cpu/matmul/weight_arena.h"
 #include "kernels/cpu/ops/attention_kernels.h"
 #include "kernels/cpu/ops/cpu_ops.h"
 
 namespace treadle {
-
-// 64-byte aligned floats; Reserve may lose the contents.
-class ScratchFloats {
- public:
-  float* Reserve(int64_t floats) {
-    if (floats > capacity_) {
-      const size_t bytes = (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64;
-      data_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-      TREADLE_CHECK(data_ != nullptr);
-      capacity_ = floats;
-    }
-    return data_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(float* data) const { std::free(data); }
-  };
-  std::unique_ptr<float, Free> data_;
-  int64_t capacity_ = 0;
-};
 
 // Rows of one sequence and one K/V head.
 struct AttentionItem {
@@ -79,8 +56,8 @@ struct CpuOps::State {
   std::vector<AttentionItem> items;
   std::vector<AttentionPiece> pieces;
   std::vector<int32_t> split_items;
-  ScratchFloats attention_scratch;  // [threads, floats of the largest item]
-  ScratchFloats partials;
+  ScratchMemory attention_scratch;  // [threads, floats of the largest item]
+  ScratchMemory partials;
 
   // Sampling.
   std::vector<SampleScratch> sample_scratch;  // [threads]

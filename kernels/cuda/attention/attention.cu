@@ -5,7 +5,7 @@
 //
 // K/V of 16 bits and heads of up to 256 features, a multiple of 8, run on tensor cores: q (after
 // scaling) and the softmax weights are rounded to the cache's type, products are summed in f32, and
-// a row's sum of weights is that of the rounded ones. Everything else: attention_general.h.
+// a row's sum of weights is that of the rounded ones. Everything else: attention_general.cu.
 //
 // What it should cost on an H200 (4.8 TB/s, 989 TFLOP/s dense bf16). Estimates: this has not run on
 // a GPU.
@@ -27,7 +27,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/cuda/attention/attention_general.h"
 #include "kernels/cuda/attention/attention_kernel.h"
 #include "kernels/cuda/attention/attention_prompt.h"
 #include "kernels/cuda/ops.h"

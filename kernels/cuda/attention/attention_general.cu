@@ -1,7 +1,6 @@
 #include "base/status.h"
 #include "kernels/cuda/attention/attention_fold.h"
-#include "kernels/cuda/attention/attention_general.h"
-#include "kernels/cuda/attention/attention_map.h"
+#include "kernels/cuda/attention/attention_params.h"
 #include "kernels/cuda/attention/kv_element.h"
 #include "kernels/cuda/runtime/simt.h"
 

@@ -1,4 +1,4 @@
-// What the kernels of attention.cu are told.
+// What the kernels of attention.cu and attention_general.cu are told.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include "kernels/cuda/attention/attention_map.h"
 #include "kernels/cuda/rows/row_output.h"
 #include "kernels/cuda/runtime/batch.h"
+#include "kernels/cuda/runtime/device.h"
 
 namespace treadle::cuda {
 
@@ -39,5 +40,10 @@ TREADLE_HOST_DEVICE int64_t PartIndex(const AttentionParams& p, int32_t sequence
                                       int32_t split) {
   return (int64_t{sequence} * p.heads + head) * p.splits + split;
 }
+
+// Attention over caches that the tensor-core kernels do not take: K/V of f32, head sizes that are
+// no multiple of 8 or above 256. One warp for each (row, query head), plain f32 arithmetic, the
+// same blocks; right, not fast.
+void LaunchGeneralAttention(Device& device, DType kv_type, const AttentionParams& p);
 
 }  // namespace treadle::cuda

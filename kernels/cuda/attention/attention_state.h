@@ -23,11 +23,7 @@ struct Element16 {
 
   TREADLE_DEVICE static void Mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     const uint32_t b[2] = {b0, b1};
-    if constexpr (kType == DType::kF16) {
-      simt::MmaF16(d, a, b);
-    } else {
-      simt::MmaBf16(d, a, b);
-    }
+    simt::Mma16<kType == DType::kBF16>(d, a, b);
   }
   // What is infinite or NaN in a pair; zero in the place of the rest.
   TREADLE_DEVICE static uint32_t NotFinite(uint32_t pair) {
@@ -38,11 +34,7 @@ struct Element16 {
     return pair & (low | high);
   }
   TREADLE_DEVICE static uint32_t Pack(float low, float high) {
-    if constexpr (kType == DType::kF16) {
-      return simt::PackF16(low, high);
-    } else {
-      return simt::PackBf16(low, high);
-    }
+    return simt::Pack16(kType == DType::kBF16, low, high);
   }
   // Packs weights: within [0, 1], or NaN.
   TREADLE_DEVICE static uint32_t PackWeights(float low, float high) {

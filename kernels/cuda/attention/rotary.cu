@@ -44,21 +44,20 @@ struct Lanes {
 
 template <int kWidth>
 TREADLE_DEVICE Lanes<kWidth> Load(const float* from) {
+  Lanes<kWidth> lanes;
   if constexpr (kWidth == 1) {
-    return {{*from}};
+    lanes.x[0] = *from;
   } else {
-    const auto words = *reinterpret_cast<const simt::Words4*>(from);
-    return {{simt::AsFloat(words.x), simt::AsFloat(words.y), simt::AsFloat(words.z),
-             simt::AsFloat(words.w)}};
+    simt::LoadFloats(from, lanes.x);
   }
+  return lanes;
 }
 template <int kWidth>
 TREADLE_DEVICE void Store(float* to, const Lanes<kWidth>& lanes) {
   if constexpr (kWidth == 1) {
     *to = lanes.x[0];
   } else {
-    *reinterpret_cast<simt::Words4*>(to) = {simt::AsBits(lanes.x[0]), simt::AsBits(lanes.x[1]),
-                                            simt::AsBits(lanes.x[2]), simt::AsBits(lanes.x[3])};
+    simt::StoreFloats(lanes.x, to);
   }
 }
 template <DType kType, int kWidth>

@@ -33,11 +33,10 @@ TREADLE_KERNEL(kThreads) void ConvertKernel(ConvertParams p) {
   if (p.aligned != 0 && column + kGroup <= p.cols) {
     TREADLE_UNROLL
     for (int i = 0; i < 2; ++i) {
-      const Words4 words = reinterpret_cast<const Words4*>(x)[i];
-      values[4 * i] = simt::AsFloat(words.x);
-      values[4 * i + 1] = simt::AsFloat(words.y);
-      values[4 * i + 2] = simt::AsFloat(words.z);
-      values[4 * i + 3] = simt::AsFloat(words.w);
+      float four[4];
+      simt::LoadFloats(x + 4 * i, four);
+      TREADLE_UNROLL
+      for (int e = 0; e < 4; ++e) values[4 * i + e] = four[e];
     }
   } else {
     TREADLE_UNROLL
@@ -46,8 +45,7 @@ TREADLE_KERNEL(kThreads) void ConvertKernel(ConvertParams p) {
   uint32_t packed[kGroup / 2];
   TREADLE_UNROLL
   for (int i = 0; i < kGroup / 2; ++i) {
-    packed[i] = p.bf16 != 0 ? simt::PackBf16(values[2 * i], values[2 * i + 1])
-                            : simt::PackF16(values[2 * i], values[2 * i + 1]);
+    packed[i] = simt::Pack16(p.bf16 != 0, values[2 * i], values[2 * i + 1]);
   }
   *reinterpret_cast<Words4*>(p.out + row * p.stride + column) = {packed[0], packed[1], packed[2],
                                                                  packed[3]};

@@ -18,7 +18,7 @@ constexpr int kLaneElements = 4;
 
 TREADLE_KERNEL(kThreads) void DenseF32Kernel(DenseProduct p) {
   simt::AwaitEarlierLaunches();
-  const DenseSegment segment = DenseSegmentOf(p, simt::BlockX());
+  const DenseSegment segment = SegmentOf(p, simt::BlockX());
   const int feature0 = ((simt::BlockX() - segment.first_tile) * kWarps + simt::Warp()) * kFeatures;
   const int row0 = simt::BlockY() * kRows;
   const int64_t stride = (p.k + kDenseStep - 1) / kDenseStep * static_cast<int64_t>(kDenseStep);
@@ -30,10 +30,7 @@ TREADLE_KERNEL(kThreads) void DenseF32Kernel(DenseProduct p) {
     for (int f = 0; f < kFeatures; ++f) {
       const int feature = feature0 + f < segment.n ? feature0 + f : segment.n - 1;
       const Words4 words = simt::LoadOnce16(weights + feature * stride + k);
-      w[f][0] = simt::AsFloat(words.x);
-      w[f][1] = simt::AsFloat(words.y);
-      w[f][2] = simt::AsFloat(words.z);
-      w[f][3] = simt::AsFloat(words.w);
+      simt::LoadFloats(&words, w[f]);
     }
     TREADLE_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -53,9 +50,7 @@ TREADLE_KERNEL(kThreads) void DenseF32Kernel(DenseProduct p) {
     for (int r = 0; r < kRows; ++r) {
       const float sum = simt::WarpSum(sums[f][r]);
       if (simt::Lane() != 0 || row0 + r >= p.rows || feature0 + f >= segment.n) continue;
-      const float y = segment.bias != nullptr ? sum + segment.bias[feature0 + f] : sum;
-      float* out = segment.out + (row0 + r) * segment.out_stride + feature0 + f;
-      *out = segment.accumulate != 0 ? y + *out : y;
+      StoreResult(segment, row0 + r, feature0 + f, sum);
     }
   }
 }

@@ -13,17 +13,16 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/rows/embed_ids.h"
 #include "kernels/cuda/runtime/device.h"
-#include "kernels/cuda/runtime/simt.h"
+#include "kernels/cuda/segment.h"
 #include "kernels/dtype.h"
+#include "kernels/formats/matrix_source.h"
 #include "kernels/tensor.h"
 
 namespace treadle::cuda {
 
 inline constexpr int kDenseStep = 64;  // 128 bytes: a line
 inline constexpr int kDenseParts = 8;
-inline constexpr int kMaxSegments = 4;
 // A product of so many rows and fewer streams its weights; why not more: DenseTile.
 inline constexpr int64_t kDenseStreamRows = 32;
 
@@ -31,15 +30,8 @@ inline constexpr int64_t DenseStride(int64_t k) {
   return (k + kDenseStep - 1) / kDenseStep * kDenseStep;
 }
 
-// One projection.
-struct DenseSegment {
+struct DenseSegment : Segment {
   const void* weights = nullptr;  // [n, DenseStride(k)]
-  const float* bias = nullptr;    // [n] or null
-  float* out = nullptr;           // [rows, n]
-  int64_t out_stride = 0;
-  int32_t n = 0;
-  int32_t accumulate = 0;
-  int32_t first_tile = 0;  // its first tile of features; set by the launch
 };
 
 // Projections of one input, in one launch.
@@ -100,5 +92,11 @@ void LaunchDenseEmbed(Device& device, const EmbedProduct& embed, int64_t rows);
 // x [rows, cols] f32 to out [rows, stride] in `dtype` (kF16, kBF16), columns from cols on 0.
 // stride: a multiple of 64. out: 16-byte aligned.
 void LaunchConvert(Device& device, const Tensor& x, DType dtype, uint16_t* out, int64_t stride);
+
+// On the host: rows [begin, begin + count) of the packed matrix, [count, DenseStride(k)], zeros
+// beyond k: each value decoded canonically and rounded once to `dtype` (kF32: as it is; kF16,
+// kBF16: half to even, kF16 saturating).
+void PackDenseRows(const MatrixSource& source, DType dtype, int64_t begin, int64_t count,
+                   std::byte* out);
 
 }  // namespace treadle::cuda

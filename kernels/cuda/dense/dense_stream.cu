@@ -136,9 +136,7 @@ TREADLE_DEVICE void CombineParts(const float* parts, const DenseSegment& segment
     float y = part[0];
     TREADLE_UNROLL
     for (int p = 1; p < kDenseParts; ++p) y += part[p * kPart];
-    if (segment.bias != nullptr) y += segment.bias[feature0 + feature];
-    float* out = segment.out + row * segment.out_stride + feature0 + feature;
-    *out = segment.accumulate != 0 ? y + *out : y;
+    StoreResult(segment, row, feature0 + feature, y);
   }
 }
 
@@ -150,7 +148,7 @@ void DenseStreamKernel(DenseProduct p) {
   const int warp = simt::Warp();
   const int g = lane / 4;
   const int t = lane % 4;
-  const DenseSegment segment = DenseSegmentOf(p, simt::BlockX());
+  const DenseSegment segment = SegmentOf(p, simt::BlockX());
   const int feature0 = (simt::BlockX() - segment.first_tile) * 16 * kFeatures;
   const int steps = (p.k + kDenseStep - 1) / kDenseStep;
   const int64_t stride = static_cast<int64_t>(steps) * kDenseStep;

@@ -98,7 +98,7 @@ template <bool kBf16>
 TREADLE_KERNEL(kThreads)
 void DenseTilesKernel(DenseProduct p) {
   simt::AwaitEarlierLaunches();
-  const DenseSegment segment = DenseSegmentOf(p, simt::BlockY());
+  const DenseSegment segment = SegmentOf(p, simt::BlockY());
   const int feature0 = (simt::BlockY() - segment.first_tile) * kTile;
   const int row0 = simt::BlockX() * kTile;
   const int steps = (p.k + kDenseStep - 1) / kDenseStep;
@@ -155,9 +155,7 @@ void DenseTilesKernel(DenseProduct p) {
         if (n >= segment.n || m >= p.rows) continue;
         float y = total[f][r][i];
         if (steps < kDenseParts) y += 0.0f;  // the streaming kernel adds its empty parts
-        if (segment.bias != nullptr) y += segment.bias[n];
-        float* out = segment.out + m * segment.out_stride + n;
-        *out = segment.accumulate != 0 ? y + *out : y;
+        StoreResult(segment, m, n, y);
       }
     }
   }

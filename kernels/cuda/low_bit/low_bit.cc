@@ -41,9 +41,9 @@ class LowBitFamily final : public MatMulFamily {
   }
 
   absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) override {
-    max_rows_ = std::max(max_rows_, max_rows);
-    max_k_ = std::max(max_k_, max_k);
-    max_n_ = std::max(max_n_, max_n);
+    max_rows_ = max_rows;
+    max_k_ = max_k;
+    max_n_ = max_n;
     return AllocateScratch();
   }
 
@@ -87,12 +87,7 @@ class LowBitFamily final : public MatMulFamily {
     }
     const int64_t stride = (max_k_ + kStepColumns - 1) / kStepColumns * kStepColumns;
     const auto wanted = static_cast<size_t>(std::min(max_n_, kDecodedFeatures) * stride * 2);
-    const size_t bytes = std::min(wanted, kMostScratch);
-    if (scratch_.bytes() >= bytes) return absl::OkStatus();
-    TREADLE_RETURN_IF_ERROR(device_.Synchronize());  // kernels may still read the old one
-    scratch_ = Buffer();
-    TREADLE_ASSIGN_OR_RETURN(scratch_, device_.Allocate(bytes));
-    return absl::OkStatus();
+    return Grow(device_, std::min(wanted, kMostScratch), scratch_);
   }
 
   static const LowBitView& ViewOf(const PackedMatrix& matrix) {

@@ -34,7 +34,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/matmul_family.h"
 #include "kernels/cuda/runtime/device.h"
-#include "kernels/cuda/runtime/simt.h"
+#include "kernels/cuda/runtime/host_device.h"
 
 namespace treadle::cuda {
 

@@ -1,10 +1,26 @@
-// How kernels read the constants of low_bit.h's layout. Device code.
+// What the kernels of low_bit.h's layouts share: which there are, and how constants are read.
+// Device code, but for the first.
 #pragma once
+
+#include <utility>
 
 #include "kernels/cuda/low_bit/low_bit.h"
 #include "kernels/cuda/runtime/simt.h"
 
 namespace treadle::cuda {
+
+// Layouts that kernels are compiled for, numbered.
+struct LowBitLayout {
+  int bits;
+  int granule;
+  bool second;
+};
+constexpr LowBitLayout LayoutAt(int i) { return {i < 6 ? 4 : 8, 16 << i / 2 % 3, i % 2 == 1}; }
+inline constexpr std::make_integer_sequence<int, 12> kLowBitLayouts = {};
+constexpr int LayoutOf(const LowBitView& w) {
+  const int granule = w.granule == 64 ? 2 : w.granule == 32 ? 1 : 0;
+  return (w.bits == 4 ? 0 : 6) + 2 * granule + (w.second == Second::kNone ? 0 : 1);
+}
 
 TREADLE_DEVICE float LowHalf(uint32_t word) {
   return simt::FromF16(static_cast<uint16_t>(word & 0xffffu));

@@ -46,8 +46,7 @@ TREADLE_DEVICE void DecodeFour(const unsigned char* table, const simt::Words4* c
   }
   TREADLE_UNROLL
   for (int i = 0; i < 2; ++i) {
-    words[i] = kBf16 ? simt::PackBf16(weights[2 * i], weights[2 * i + 1])
-                     : simt::PackF16(weights[2 * i], weights[2 * i + 1]);
+    words[i] = simt::Pack16(kBf16, weights[2 * i], weights[2 * i + 1]);
   }
 }
 
@@ -116,30 +115,21 @@ void DecodeKernel(DecodeParams p) {
 
 using DecodeFunction = void (*)(DecodeParams);
 
-template <int kBits, int kGranule>
-DecodeFunction Find(bool second, bool bf16) {
-  if (second) {
-    return bf16 ? DecodeKernel<kBits, kGranule, true, true>
-                : DecodeKernel<kBits, kGranule, true, false>;
-  }
-  return bf16 ? DecodeKernel<kBits, kGranule, false, true>
-              : DecodeKernel<kBits, kGranule, false, false>;
-}
-
-template <int kBits>
-DecodeFunction Find(int granule, bool second, bool bf16) {
-  if (granule == 64) return Find<kBits, 64>(second, bf16);
-  return granule == 32 ? Find<kBits, 32>(second, bf16) : Find<kBits, 16>(second, bf16);
+template <int... kLayouts>
+DecodeFunction Find(int layout, bool bf16, std::integer_sequence<int, kLayouts...>) {
+  static constexpr DecodeFunction kFunctions[][2] = {
+      {DecodeKernel<LayoutAt(kLayouts).bits, LayoutAt(kLayouts).granule, LayoutAt(kLayouts).second,
+                    false>,
+       DecodeKernel<LayoutAt(kLayouts).bits, LayoutAt(kLayouts).granule, LayoutAt(kLayouts).second,
+                    true>}...};
+  return kFunctions[layout][bf16 ? 1 : 0];
 }
 
 }  // namespace
 
 void LowBitDecode(Device& device, const LowBitView& matrix, DType dtype, uint16_t* out) {
   TREADLE_CHECK(matrix.bits == 4 || matrix.bits == 8);
-  const bool second = matrix.second != Second::kNone;
-  const bool bf16 = dtype == DType::kBF16;
-  device.Launch(matrix.bits == 4 ? Find<4>(matrix.granule, second, bf16)
-                                 : Find<8>(matrix.granule, second, bf16),
+  device.Launch(Find(LayoutOf(matrix), dtype == DType::kBF16, kLowBitLayouts),
                 {.grid_x = static_cast<uint32_t>((matrix.n + kBandFeatures - 1) / kBandFeatures),
                  .threads = kThreads,
                  .shared_bytes = (size_t{1} << matrix.bits) * simt::kWarp * sizeof(float)},

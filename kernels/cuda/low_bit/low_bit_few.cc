@@ -20,14 +20,9 @@ void LaunchTogether(Device& device, const MatMulInput& input,
   p.stride = input.stride16;
   p.rows = static_cast<int32_t>(input.x.rows);
   for (const LowBitProduct& product : products) {
-    p.segment[p.segments++] = {.w = product.w,
-                               .bias = product.bias,
-                               .out = product.out.Row<float>(0),
-                               .out_stride = product.out.stride,
-                               .first_band = p.bands,
-                               .accumulate = product.accumulate ? 1 : 0};
-    p.bands += (product.w.n + kBandFeatures - 1) / kBandFeatures;
+    p.segments[p.num_segments++] = {{product.bias, product.out, product.accumulate}, product.w};
   }
+  p.bands = NumberTiles(p, kBandFeatures);
   const LowBitView& w = products.front().w;
   const int rows = (one_tile ? 1 : kFewTiles) * kTileRows;
   // No more blocks than run at the same time: each fills its table once.

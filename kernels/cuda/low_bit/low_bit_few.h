@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/low_bit/low_bit.h"
+#include "kernels/cuda/segment.h"
 
 namespace treadle::cuda {
 
@@ -11,8 +12,8 @@ inline constexpr int kTileRows = 8;  // of a matrix instruction
 inline constexpr int kFewTiles = 4;  // of a block, if there are more rows than one tile's
 inline constexpr int kMaxFewSegments = 8;
 inline constexpr int kTableBytes = 256 * simt::kWarp * 4;
-inline constexpr int kSumStride =
-    20;  // of a row's 16 sums in shared memory: rows 2t in other banks
+// Of a row's 16 sums in shared memory: rows 2t lie in other banks.
+inline constexpr int kSumStride = 20;
 
 // Blocks that run on a multiprocessor at the same time, by their registers: three where they do
 // with 80 each, so that more bytes are on their way and bands are dealt out evenly.
@@ -20,14 +21,9 @@ constexpr int FewResident(int bits, bool second, bool one_tile) {
   return bits == 4 && !second && one_tile ? 3 : 2;
 }
 
-// One projection.
-struct FewRowsSegment {
+// Its tiles are bands.
+struct FewRowsSegment : Segment {
   LowBitView w;
-  const float* bias = nullptr;
-  float* out = nullptr;
-  int64_t out_stride = 0;
-  int32_t first_band = 0;  // of all segments' bands
-  int32_t accumulate = 0;
 };
 
 struct FewRowsParams {
@@ -35,8 +31,8 @@ struct FewRowsParams {
   int64_t stride = 0;
   int32_t rows = 0;
   int32_t bands = 0;  // of all segments
-  int32_t segments = 0;
-  FewRowsSegment segment[kMaxFewSegments];
+  int32_t num_segments = 0;
+  FewRowsSegment segments[kMaxFewSegments];
 };
 static_assert(sizeof(FewRowsParams) <= 4096);
 

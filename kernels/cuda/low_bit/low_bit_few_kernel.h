@@ -26,7 +26,6 @@
 
 #include "kernels/cuda/low_bit/low_bit_constants.h"
 #include "kernels/cuda/low_bit/low_bit_few.h"
-#include "kernels/cuda/low_bit/low_bit_few_x.h"
 
 namespace treadle::cuda::low_bit {
 
@@ -48,17 +47,79 @@ struct Band {
   int segment;
 };
 
-TREADLE_DEVICE int SegmentOf(const FewRowsParams& p, int band) {
+// -- activations ----------------------------------------------------------------------------------
+// The B fragments of a step's four products.
+
+// x of a lane's row at one step, as it lies in memory: words 2j and 2j + 1 are the B fragment of
+// product j.
+struct RawX {
+  uint32_t words[8];
+};
+
+template <int kGranule>
+TREADLE_DEVICE void LoadX(const uint16_t* x, RawX& raw) {
+  constexpr bool kNarrow = kGranule == 16;  // four columns of a product at once, else of two
+  TREADLE_UNROLL
+  for (int j = 0; j < 4; j += kNarrow ? 1 : 2) {
+    const uint16_t* from = x + ColumnOf(kGranule, j, 0, 0);
+    if constexpr (kNarrow) {
+      const auto words = *reinterpret_cast<const simt::Words2*>(from);
+      raw.words[2 * j] = words.x;
+      raw.words[2 * j + 1] = words.y;
+    } else {
+      const auto words = *reinterpret_cast<const simt::Words4*>(from);
+      TREADLE_UNROLL
+      for (int i = 0; i < 4; ++i) raw.words[2 * j + i] = WordOf(words, i);
+    }
+  }
+}
+
+// This lane's row of each tile of a block. Lanes of rows that do not exist read the last one, and
+// nobody reads their sums.
+template <int kGranule, int kTiles>
+struct LaneX {
+  const uint16_t* rows[kTiles];  // at this lane's first column
+  RawX raw[kTiles];
+
+  TREADLE_DEVICE LaneX(const FewRowsParams& p, int first_row) : raw{} {
+    TREADLE_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int row = first_row + tile * kTileRows + simt::Lane() / 4;
+      rows[tile] = p.x + (row < p.rows ? row : p.rows - 1) * p.stride +
+                   ColumnOf(kGranule, 0, simt::Lane() % 4, 0);
+    }
+  }
+  TREADLE_DEVICE void Load(int step) {
+    TREADLE_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      LoadX<kGranule>(rows[tile] + step * kStepColumns, raw[tile]);
+    }
+  }
+  // What was loaded last.
+  TREADLE_DEVICE void Fragments(uint32_t (&b)[kTiles][4][2]) const {
+    TREADLE_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      TREADLE_UNROLL
+      for (int i = 0; i < 8; ++i) b[tile][i / 2][i % 2] = raw[tile].words[i];
+    }
+  }
+};
+
+// -- weights --------------------------------------------------------------------------------------
+
+TREADLE_DEVICE int IndexOfSegment(const FewRowsParams& p, int band) {
   int segment = 0;
-  for (int i = 1; i < p.segments; ++i) segment = band >= p.segment[i].first_band ? i : segment;
+  for (int i = 1; i < p.num_segments; ++i) {
+    segment = band >= p.segments[i].first_tile ? i : segment;
+  }
   return segment;
 }
 
 template <int kBits, bool kSecond>
 TREADLE_DEVICE Band BandOf(const FewRowsParams& p, int band) {
-  const int segment = SegmentOf(p, band);
-  const LowBitView& w = p.segment[segment].w;
-  const int64_t own = band - p.segment[segment].first_band;
+  const int segment = IndexOfSegment(p, band);
+  const LowBitView& w = p.segments[segment].w;
+  const int64_t own = band - p.segments[segment].first_tile;
   const int width = PairBytes<kSecond>(w.half_constants != 0);
   return {w.codes + own * w.steps * StepWords(kBits) + simt::Lane() * 4,
           w.constants + (own * w.runs * 8 + simt::Lane() / 4) * width,
@@ -108,15 +169,6 @@ TREADLE_DEVICE void Unpack(const unsigned char* table, const simt::Words4* codes
   }
 }
 
-template <bool kBf16>
-TREADLE_DEVICE void Multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  if constexpr (kBf16) {
-    simt::MmaBf16(d, a, b);
-  } else {
-    simt::MmaF16(d, a, b);
-  }
-}
-
 // sums += scale * run (+ offset * the sum of x over the run); the run begins anew.
 template <bool kSecond>
 TREADLE_DEVICE void AddRun(const ConstantPair& pair, float (&run)[4], float (&ones)[4],
@@ -146,8 +198,8 @@ TREADLE_DEVICE void UseStep(const unsigned char* table, const Band& band,
     Unpack<kBits>(table, loaded.codes, j, a);
     TREADLE_UNROLL
     for (int tile = 0; tile < kTiles; ++tile) {
-      Multiply<kBf16>(run[tile], a, b[tile][j]);
-      if constexpr (kSecond) Multiply<kBf16>(ones[tile], all_ones, b[tile][j]);
+      simt::Mma16<kBf16>(run[tile], a, b[tile][j]);
+      if constexpr (kSecond) simt::Mma16<kBf16>(ones[tile], all_ones, b[tile][j]);
     }
     if ((j + 1) * 16 % kGranule != 0) continue;
     ConstantPair pair = DecodeConstants<kSecond>(loaded.constants[j * 16 / kGranule], band.half);
@@ -191,21 +243,19 @@ TREADLE_DEVICE void StoreSums(const float (&sums)[kTiles][4], float* shared) {
 template <int kTiles>
 TREADLE_DEVICE void WriteBand(const FewRowsParams& p, int segment, int band, int first_row,
                               const float* shared) {
-  const FewRowsSegment& s = p.segment[segment];
-  const int first = (band - s.first_band) * kBandFeatures;
+  const FewRowsSegment& s = p.segments[segment];
+  const int first = (band - s.first_tile) * kBandFeatures;
   for (int i = simt::Thread(); i < kTiles * kTileRows * kBandFeatures; i += kFewThreads) {
     const int row = i / kBandFeatures;
     const int feature = first + i % kBandFeatures;
-    if (first_row + row >= p.rows || feature >= s.w.n) continue;
+    if (first_row + row >= p.rows || feature >= s.n) continue;
     const float* from = shared + row * kSumStride + i % kBandFeatures;
     float sum = from[0];
     TREADLE_UNROLL
     for (int warp = 1; warp < kFewWarps; ++warp) {
       sum += from[warp * kTiles * kTileRows * kSumStride];
     }
-    if (s.bias != nullptr) sum += s.bias[feature];
-    float* out = s.out + (first_row + row) * s.out_stride + feature;
-    *out = s.accumulate != 0 ? *out + sum : sum;
+    StoreResult(s, first_row + row, feature, sum);
   }
 }
 
@@ -227,7 +277,7 @@ void FewRowsKernel(FewRowsParams p) {
   auto* shared_sums = reinterpret_cast<float*>(table + kTableBytes);
   const unsigned char* own_table = table + simt::Lane() * 4;
   const int first_row = simt::BlockY() * kTiles * kTileRows;
-  const int steps = p.segment[0].w.steps;
+  const int steps = p.segments[0].w.steps;
 
   int at = simt::BlockX();
   Band band = BandOf<kBits, kSecond>(p, at);
@@ -280,30 +330,18 @@ void FewRowsKernel(FewRowsParams p) {
   }
 }
 
-template <int kBits, int kGranule, bool kSecond, bool kBf16>
-FewRowsFunction FindFewRows(bool one_tile) {
-  return one_tile ? FewRowsKernel<kBits, kGranule, kSecond, 1, kBf16>
-                  : FewRowsKernel<kBits, kGranule, kSecond, kFewTiles, kBf16>;
+template <bool kBf16, int... kLayouts>
+FewRowsFunction FindFewRows(int layout, bool one_tile, std::integer_sequence<int, kLayouts...>) {
+  static constexpr FewRowsFunction kFunctions[][2] = {
+      {FewRowsKernel<LayoutAt(kLayouts).bits, LayoutAt(kLayouts).granule, LayoutAt(kLayouts).second,
+                     kFewTiles, kBf16>,
+       FewRowsKernel<LayoutAt(kLayouts).bits, LayoutAt(kLayouts).granule, LayoutAt(kLayouts).second,
+                     1, kBf16>}...};
+  return kFunctions[layout][one_tile ? 1 : 0];
 }
-
-template <int kBits, int kGranule, bool kBf16>
-FewRowsFunction FindFewRows(bool second, bool one_tile) {
-  return second ? FindFewRows<kBits, kGranule, true, kBf16>(one_tile)
-                : FindFewRows<kBits, kGranule, false, kBf16>(one_tile);
-}
-
-template <int kBits, bool kBf16>
-FewRowsFunction FindFewRows(int granule, bool second, bool one_tile) {
-  if (granule == 64) return FindFewRows<kBits, 64, kBf16>(second, one_tile);
-  return granule == 32 ? FindFewRows<kBits, 32, kBf16>(second, one_tile)
-                       : FindFewRows<kBits, 16, kBf16>(second, one_tile);
-}
-
 template <bool kBf16>
 FewRowsFunction FindFewRows(const LowBitView& w, bool one_tile) {
-  const bool second = w.second != Second::kNone;
-  return w.bits == 4 ? FindFewRows<4, kBf16>(w.granule, second, one_tile)
-                     : FindFewRows<8, kBf16>(w.granule, second, one_tile);
+  return FindFewRows<kBf16>(LayoutOf(w), one_tile, kLowBitLayouts);
 }
 
 }  // namespace treadle::cuda::low_bit

@@ -3,8 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <functional>
-#include <thread>
 #include <vector>
 
 #include "kernels/cuda/low_bit/low_bit.h"
@@ -29,16 +27,6 @@ struct Parts {
 };
 
 int64_t Bands(const LowBitView& view) { return (view.n + kBandFeatures - 1) / kBandFeatures; }
-
-// Calls body(begin, end) over pieces of [0, count), on so many threads.
-void InParallel(int threads, int64_t count, const std::function<void(int64_t, int64_t)>& body) {
-  const int64_t pieces = std::clamp<int64_t>(threads, 1, std::max<int64_t>(count, 1));
-  std::vector<std::jthread> others;
-  for (int64_t i = 1; i < pieces; ++i) {
-    others.emplace_back([&, i] { body(count * i / pieces, count * (i + 1) / pieces); });
-  }
-  body(0, count / pieces);
-}
 
 // -- plan -----------------------------------------------------------------------------------------
 

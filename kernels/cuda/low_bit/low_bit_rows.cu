@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/low_bit/low_bit.h"
 #include "kernels/cuda/low_bit/low_bit_constants.h"
+#include "kernels/cuda/segment.h"
 
 namespace treadle::cuda {
 namespace {
@@ -61,10 +62,7 @@ struct ExactParams {
   const float* x = nullptr;
   int64_t stride = 0;
   int32_t rows = 0;
-  const float* bias = nullptr;
-  float* out = nullptr;
-  int64_t out_stride = 0;
-  int32_t accumulate = 0;
+  Segment out;
 };
 
 // Lane l sums columns l, l + 32, ... in ascending order, then lanes are added: for every number of
@@ -87,11 +85,8 @@ void ExactKernel(ExactParams p) {
     }
     TREADLE_UNROLL
     for (int i = 0; i < kExactRows; ++i) {
-      float sum = simt::WarpSum(sums[i]);
-      if (first + i >= p.rows || simt::Lane() != 0) continue;
-      if (p.bias != nullptr) sum += p.bias[feature];
-      float* out = p.out + (first + i) * p.out_stride + feature;
-      *out = p.accumulate != 0 ? *out + sum : sum;
+      const float sum = simt::WarpSum(sums[i]);
+      if (first + i < p.rows && simt::Lane() == 0) StoreResult(p.out, first + i, feature, sum);
     }
   }
 }
@@ -121,10 +116,7 @@ void LowBitExact(Device& device, Tensor x, const LowBitProduct& product) {
                             .x = x.Row<float>(0),
                             .stride = x.stride,
                             .rows = static_cast<int32_t>(x.rows),
-                            .bias = product.bias,
-                            .out = product.out.Row<float>(0),
-                            .out_stride = product.out.stride,
-                            .accumulate = product.accumulate ? 1 : 0});
+                            .out = {product.bias, product.out, product.accumulate}});
 }
 
 }  // namespace treadle::cuda

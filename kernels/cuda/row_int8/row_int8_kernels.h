@@ -21,9 +21,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/rows/embed_ids.h"
 #include "kernels/cuda/runtime/device.h"
-#include "kernels/cuda/runtime/simt.h"
+#include "kernels/cuda/segment.h"
+#include "kernels/formats/matrix_source.h"
 #include "kernels/tensor.h"
 
 namespace treadle::cuda {
@@ -36,7 +36,6 @@ inline constexpr int kInt8RowUnitBytes = kInt8TileRows * kInt8Unit;
 inline constexpr int kInt8PieceBytes = kInt8TileRows * 16;
 // 128 * 127 * k stays below 2^31.
 inline constexpr int64_t kMaxInt8Columns = int64_t{1} << 17;
-inline constexpr int kMaxInt8Segments = 4;
 
 TREADLE_HOST_DEVICE int64_t Int8Units(int64_t k) { return (k + kInt8Unit - 1) / kInt8Unit; }
 
@@ -85,22 +84,15 @@ struct Int8Input {
   uint32_t* call_flags = nullptr;  // [Int8FlagWords(k)] columns that hold an outlier; of_call only
 };
 
-// One projection.
-struct Int8Segment {
+struct Int8Segment : Segment {
   const uint8_t* codes = nullptr;  // [n / 32, units] units
   const float* scales = nullptr;   // [n]
-  const float* bias = nullptr;     // [n] or null
-  float* out = nullptr;            // [rows, out_stride]
-  int64_t out_stride = 0;
-  int32_t n = 0;
-  int32_t accumulate = 0;
-  int32_t first_tile = 0;  // its first tile of features; set by the launch
 };
 
 // Projections of one input, in one launch.
 struct Int8Product {
   Int8Input input;
-  Int8Segment segments[kMaxInt8Segments];
+  Int8Segment segments[kMaxSegments];
   int32_t num_segments = 0;
   // LaunchInt8Tiles only.
   int32_t whole_tiles = 0;       // Int8TilesPlan; set by the launch
@@ -108,26 +100,6 @@ struct Int8Product {
   int32_t* sums = nullptr;       // Int8SumBytes(multiprocessors)
   uint32_t* arrivals = nullptr;  // [Int8Arrivals(multiprocessors)], zeros before and after
 };
-
-// Gives every segment its tiles of `width` features; returns how many there are.
-inline int32_t NumberInt8Tiles(Int8Product& product, int width) {
-  int32_t tiles = 0;
-  for (int i = 0; i < product.num_segments; ++i) {
-    product.segments[i].first_tile = tiles;
-    tiles += (product.segments[i].n + width - 1) / width;
-  }
-  return tiles;
-}
-
-// The projection that tile `tile` is of.
-TREADLE_DEVICE Int8Segment Int8SegmentOf(const Int8Product& p, int tile) {
-  Int8Segment segment = p.segments[0];
-  TREADLE_UNROLL
-  for (int i = 1; i < kMaxInt8Segments; ++i) {
-    if (i < p.num_segments && tile >= p.segments[i].first_tile) segment = p.segments[i];
-  }
-  return segment;
-}
 
 // Bytes of Int8Input::codes, row_info and call_flags.
 struct Int8ScratchBytes {
@@ -192,5 +164,9 @@ struct Int8Embed {
   int32_t accumulate = 0;
 };
 void LaunchInt8Embed(Device& device, const Int8Embed& embed, int64_t rows);
+
+// On the host: groups [first, first + count) of 32 rows of the packed matrix, count * units * 2048
+// bytes.
+void PackInt8Groups(const MatrixSource& source, int64_t first, int64_t count, uint8_t* out);
 
 }  // namespace treadle::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/row_int8/row_int8_kernels.h"
+#include "kernels/cuda/runtime/simt.h"
 
 namespace treadle::cuda {
 
@@ -79,16 +80,6 @@ TREADLE_DEVICE uint32_t ScanRow(const Int8Input& input, const float* row, const 
   return largest;
 }
 
-// The largest of a warp; every lane gets the result.
-TREADLE_DEVICE uint32_t WarpMaxBits(uint32_t bits) {
-  TREADLE_UNROLL
-  for (int mask = 16; mask > 0; mask >>= 1) {
-    const uint32_t other = simt::ShuffleXor(bits, mask);
-    bits = other > bits ? other : bits;
-  }
-  return bits;
-}
-
 // Calls store(column, word) for every four columns of the row's units.
 template <typename Store>
 TREADLE_DEVICE void EncodeRow(const Int8Input& input, const float* row, float inverse,
@@ -134,7 +125,7 @@ TREADLE_DEVICE void QuantizeRow(const Int8Input& input, int row, Int8QuantizeSha
   simt::SyncThreads();
   const float* x = input.x + row * input.x_stride;
   Int8Row& info = input.row_info[row];
-  const uint32_t largest = WarpMaxBits(ScanRow(input, x, [&](int column) {
+  const uint32_t largest = simt::WarpMax(ScanRow(input, x, [&](int column) {
     const uint32_t at = simt::AtomicAdd(&shared->outliers, 1);
     if (at < kInt8Listed) info.columns[at] = column;
   }));

@@ -77,30 +77,6 @@ TREADLE_DEVICE void ScaleSums(const Tile& tile, const Int8Segment& segment, cons
   }
 }
 
-// kRun numbers side by side; aligned as one.
-template <int kRun>
-TREADLE_DEVICE void LoadRun(const float* from, float (&x)[kRun]) {
-  if constexpr (kRun == 4) {
-    const simt::Words4 words = *reinterpret_cast<const simt::Words4*>(from);
-    x[0] = simt::AsFloat(words.x);
-    x[1] = simt::AsFloat(words.y);
-    x[2] = simt::AsFloat(words.z);
-    x[3] = simt::AsFloat(words.w);
-  } else {
-    static_assert(kRun == 2);
-    const simt::Words2 words = *reinterpret_cast<const simt::Words2*>(from);
-    x[0] = simt::AsFloat(words.x);
-    x[1] = simt::AsFloat(words.y);
-  }
-}
-TREADLE_DEVICE void StoreRun(const float (&x)[4], float* to) {
-  *reinterpret_cast<simt::Words4*>(to) = {simt::AsBits(x[0]), simt::AsBits(x[1]),
-                                          simt::AsBits(x[2]), simt::AsBits(x[3])};
-}
-TREADLE_DEVICE void StoreRun(const float (&x)[2], float* to) {
-  *reinterpret_cast<simt::Words2*>(to) = {simt::AsBits(x[0]), simt::AsBits(x[1])};
-}
-
 // One chunk of outlier columns onto the results.
 template <typename Tile, int kTiles, int kRows>
 TREADLE_DEVICE void AddChunk(const Tile& tile, const LanePlace& at, LaneSums<kTiles, kRows>& sums) {
@@ -111,7 +87,7 @@ TREADLE_DEVICE void AddChunk(const Tile& tile, const LanePlace& at, LaneSums<kTi
     float weights[Features::kCount / Features::kRun][Features::kRun];
     TREADLE_UNROLL
     for (int q = 0; q < Features::kCount / Features::kRun; ++q) {
-      LoadRun(&tile.weights[c][at.feature + q * kInt8GroupFeatures], weights[q]);
+      simt::LoadFloats(&tile.weights[c][at.feature + q * kInt8GroupFeatures], weights[q]);
     }
     TREADLE_UNROLL
     for (int r0 = 0; r0 < kRows; r0 += kStep) {
@@ -122,7 +98,7 @@ TREADLE_DEVICE void AddChunk(const Tile& tile, const LanePlace& at, LaneSums<kTi
       TREADLE_UNROLL
       for (int r = r0; r < r0 + kStep; ++r) {
         float x[2];
-        LoadRun(&tile.x[c][at.row + 8 * r], x);
+        simt::LoadFloats(&tile.x[c][at.row + 8 * r], x);
         TREADLE_UNROLL
         for (int j = 0; j < 2; ++j) {
           if ((taken & (1u << (8 * (r - r0) + j))) == 0) continue;
@@ -148,11 +124,11 @@ TREADLE_DEVICE void StoreResults(const Int8Segment& segment, int feature, float 
   if (whole) {
     if (segment.accumulate != 0) {
       float before[kRun];
-      LoadRun(out + feature, before);
+      simt::LoadFloats(out + feature, before);
       TREADLE_UNROLL
       for (int i = 0; i < kRun; ++i) y[i] += before[i];
     }
-    StoreRun(y, out + feature);
+    simt::StoreFloats(y, out + feature);
     return;
   }
   TREADLE_UNROLL
@@ -208,6 +184,87 @@ TREADLE_DEVICE void FinishTile(const Int8Input& input, const Int8Segment& segmen
     NextChunk(input, segment, place, flags, tile);
   }
   StoreTile(input, segment, place, at, sums);
+}
+
+// -- blocks that share a tile's units of k (Int8TilesPlan) ----------------------------------------
+// All leave their sums, which are integers and exact, in memory, and the one that comes last adds
+// them up.
+
+// What a block computes: units [begin, end) of a tile; part `split` of `splits`.
+struct TileShare {
+  int tile = 0;
+  int split = 0;
+  int splits = 1;
+  int begin = 0;
+  int end = 0;
+};
+TREADLE_DEVICE TileShare ShareOf(const Int8Product& p, int block) {
+  const int shared = block - p.whole_tiles;
+  if (shared < 0) return {.tile = block, .end = p.input.units};
+  TileShare share;
+  share.tile = p.whole_tiles + shared / p.splits;
+  share.split = shared % p.splits;
+  share.splits = p.splits;
+  share.begin = static_cast<int>(int64_t{p.input.units} * share.split / p.splits);
+  share.end = static_cast<int>(int64_t{p.input.units} * (share.split + 1) / p.splits);
+  return share;
+}
+
+// Which tile of kFeatures x kRows results a block works on.
+template <int kFeatures, int kRows>
+struct BlockWork {
+  TileShare share;
+  Int8Segment segment;
+  TilePlace place;
+
+  TREADLE_DEVICE BlockWork(const Int8Product& p, int block) : share(ShareOf(p, block)) {
+    const int row_tiles = (p.input.rows + kRows - 1) / kRows;
+    const int feature_tile = share.tile / row_tiles;
+    segment = SegmentOf(p, feature_tile);
+    place = {(feature_tile - segment.first_tile) * kFeatures, share.tile % row_tiles * kRows};
+  }
+};
+
+// Adds the sums of the tile's other blocks, if this one is the last that has its own. False if not.
+// last: in shared memory that nobody uses any more once all threads are here.
+template <int kTiles, int kRows>
+TREADLE_DEVICE bool GatherSums(const Int8Product& p, const TileShare& share, uint32_t* last,
+                               LaneSums<kTiles, kRows>& sums) {
+  using simt::Words4;
+  const int words = kTiles * kRows * simt::Threads();  // of 16 bytes, of a block
+  const int shared = share.tile - p.whole_tiles;
+  auto* const tile =
+      reinterpret_cast<Words4*>(p.sums) + int64_t{shared} * share.splits * words + simt::Thread();
+  TREADLE_UNROLL
+  for (int i = 0; i < kTiles * kRows; ++i) {
+    const auto& four = sums[i / kRows][i % kRows];
+    tile[share.split * words + i * simt::Threads()] = {
+        static_cast<uint32_t>(four[0]), static_cast<uint32_t>(four[1]),
+        static_cast<uint32_t>(four[2]), static_cast<uint32_t>(four[3])};
+  }
+  simt::Fence();
+  simt::SyncThreads();
+  if (simt::Thread() == 0) {
+    uint32_t& arrivals = p.arrivals[shared];
+    *last = simt::AtomicAdd(&arrivals, 1) + 1 == static_cast<uint32_t>(share.splits) ? 1 : 0;
+    if (*last != 0) arrivals = 0;  // for the next launch
+    simt::Fence();
+  }
+  simt::SyncThreads();
+  if (*last == 0) return false;
+  for (int split = 0; split < share.splits; ++split) {
+    if (split == share.split) continue;
+    TREADLE_UNROLL
+    for (int i = 0; i < kTiles * kRows; ++i) {
+      const Words4 other = tile[split * words + i * simt::Threads()];
+      auto& four = sums[i / kRows][i % kRows];
+      four[0] += static_cast<int32_t>(other.x);
+      four[1] += static_cast<int32_t>(other.y);
+      four[2] += static_cast<int32_t>(other.z);
+      four[3] += static_cast<int32_t>(other.w);
+    }
+  }
+  return true;
 }
 
 }  // namespace treadle::cuda

@@ -146,7 +146,7 @@ TREADLE_DEVICE void QuantizeHere(const Int8Input& input, Tile& tile, uint8_t* co
   for (int i = simt::Thread(); i < Int8FlagWords(input.k); i += kThreads) flags[i] = 0;
   simt::SyncThreads();
   const uint32_t largest =
-      WarpMaxBits(ScanRow(input, input.x, [&](int column) { MarkColumn(flags, column); }));
+      simt::WarpMax(ScanRow(input, input.x, [&](int column) { MarkColumn(flags, column); }));
   if (simt::Lane() == 0) simt::AtomicMax(&tile.absmax_bits, largest);
   simt::SyncThreads();
   const Int8RowScale scale = RowScaleOf(tile.absmax_bits);
@@ -261,10 +261,7 @@ TREADLE_DEVICE void FinishTile(const Int8Product& p, const Int8Segment& segment,
   for (int j = 0; j < S::kResults; ++j) {
     const int row = row0 + j * kRowStep;
     if (!valid || row >= p.input.rows) continue;
-    float value = y[j];
-    if (segment.bias != nullptr) value += segment.bias[feature];
-    float* out = segment.out + row * segment.out_stride + feature;
-    *out = segment.accumulate != 0 ? value + *out : value;
+    StoreResult(segment, row, feature, y[j]);
   }
 }
 
@@ -278,7 +275,7 @@ void StreamKernel(Int8Product p) {
   auto* flags = reinterpret_cast<uint32_t*>(row_codes + (kFused ? p.input.units * kInt8Unit : 0));
   auto* rings = reinterpret_cast<Words4*>(shared);
 
-  const Int8Segment segment = Int8SegmentOf(p, simt::BlockX());
+  const Int8Segment segment = SegmentOf(p, simt::BlockX());
   const TilePlace place = {(simt::BlockX() - segment.first_tile) * kFeatures, 0};
   const int warp = simt::Warp();
   const int begin = static_cast<int>(int64_t{p.input.units} * warp / kParts);
@@ -330,7 +327,7 @@ void LaunchInt8Stream(Device& device, Int8Product product) {
   const bool fused = Int8StreamQuantizes(device, rows, product.input.k);
   if (fused) product.input.of_call = 0;  // of one row, both rules are the same
   const Variant& variant = fused ? kFusedVariant : kVariants[rows <= kVariants[0].rows ? 0 : 1];
-  const int32_t tiles = NumberInt8Tiles(product, kFeatures);
+  const int32_t tiles = NumberTiles(product, kFeatures);
   device.Launch(variant.kernel,
                 {.grid_x = static_cast<uint32_t>(tiles),
                  .threads = kThreads,

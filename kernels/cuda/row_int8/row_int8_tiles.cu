@@ -12,7 +12,7 @@
 // The outliers' first chunk is gathered while the ring fills. Many rows on devices with warpgroups
 // are for row_int8_warpgroups.cu.
 #include "base/status.h"
-#include "kernels/cuda/row_int8/row_int8_splits.h"
+#include "kernels/cuda/row_int8/row_int8_results.h"
 
 namespace treadle::cuda {
 namespace {
@@ -172,12 +172,8 @@ void TilesKernel(Int8Product p) {
   auto* const ring = simt::DynamicShared<uint8_t>();
   auto& tile = *reinterpret_cast<typename S::Tile*>(ring + S::kTileAt);
   auto* const flags = reinterpret_cast<uint32_t*>(&tile + 1);
-  const int row_tiles = (p.input.rows + S::kBlockRows - 1) / S::kBlockRows;
-  const TileShare share = ShareOf(p, simt::BlockX());
-  const int feature_tile = share.tile / row_tiles;
-  const Int8Segment segment = Int8SegmentOf(p, feature_tile);
-  const TilePlace place = {(feature_tile - segment.first_tile) * kFeatures,
-                           share.tile % row_tiles * S::kBlockRows};
+  const BlockWork<kFeatures, S::kBlockRows> work(p, simt::BlockX());
+  const auto& [share, segment, place] = work;
 
   FillRing<kRows>(p.input, segment, place, share, ring);
   BeginTile(p.input, segment, place, flags, tile);
@@ -207,9 +203,9 @@ void LaunchInt8Tiles(Device& device, Int8Product product) {
   shape.rows = product.input.rows;
   shape.units = product.input.units;
   if (Int8WarpgroupsFit(machine, product.input.k)) {
-    shape.warpgroup_tiles = NumberInt8Tiles(product, kInt8WarpgroupFeatures);
+    shape.warpgroup_tiles = NumberTiles(product, kInt8WarpgroupFeatures);
   }
-  shape.feature_tiles = NumberInt8Tiles(product, kFeatures);
+  shape.feature_tiles = NumberTiles(product, kFeatures);
   int most_rows = 0;
   for (const Variant& variant : kVariants) {
     const bool fits = variant.shared_bytes(product.input.k) <= machine.shared_bytes_per_block;
@@ -217,7 +213,7 @@ void LaunchInt8Tiles(Device& device, Int8Product product) {
   }
   TREADLE_CHECK(most_rows > 0);
   const Int8TilesPlan plan = ChooseInt8Tiles(shape, machine.multiprocessors, most_rows);
-  NumberInt8Tiles(product, plan.features);
+  NumberTiles(product, plan.features);
   product.whole_tiles = static_cast<int32_t>(plan.whole);
   product.splits = plan.splits;
   const int64_t shared_tiles = Int8Tiles(shape, plan) - plan.whole;

@@ -11,7 +11,7 @@
 // The compiler keeps 24 registers of a thread's 168 free of products' operands, and two for itself:
 // 128 sums and three steps' weights are all that fits.
 #include "base/status.h"
-#include "kernels/cuda/row_int8/row_int8_splits.h"
+#include "kernels/cuda/row_int8/row_int8_results.h"
 #include "kernels/cuda/row_int8/warpgroup_int8.h"
 
 namespace treadle::cuda {
@@ -150,19 +150,7 @@ class WarpgroupTile {
   const uint8_t* rows_;     // the first that this thread copies next
 };
 
-// What a block computes.
-struct BlockWork {
-  TileShare share;
-  Int8Segment segment;
-  TilePlace place;
-
-  TREADLE_DEVICE BlockWork(const Int8Product& p, int block) : share(ShareOf(p, block)) {
-    const int row_tiles = (p.input.rows + kBlockRows - 1) / kBlockRows;
-    const int feature_tile = share.tile / row_tiles;
-    segment = Int8SegmentOf(p, feature_tile);
-    place = {(feature_tile - segment.first_tile) * kFeatures, share.tile % row_tiles * kBlockRows};
-  }
-};
+using Work = BlockWork<kFeatures, kBlockRows>;
 
 TREADLE_KERNEL(kThreads, 1) void WarpgroupsKernel(Int8Product p) {
   simt::AwaitEarlierLaunches();
@@ -171,7 +159,7 @@ TREADLE_KERNEL(kThreads, 1) void WarpgroupsKernel(Int8Product p) {
   auto* const flags = reinterpret_cast<uint32_t*>(&tile + 1);
   Sums sums = {};
   {
-    const BlockWork work(p, simt::BlockX());
+    const Work work(p, simt::BlockX());
     WarpgroupTile products(p.input, work.segment, work.place, work.share, ring);
     products.FillRing();
     BeginTile(p.input, work.segment, work.place, flags, tile);
@@ -179,7 +167,7 @@ TREADLE_KERNEL(kThreads, 1) void WarpgroupsKernel(Int8Product p) {
   }
   int zero = 0;
   simt::Pin(zero);  // what follows from it is computed anew: registers are few till here
-  const BlockWork work(p, simt::BlockX() + zero);
+  const Work work(p, simt::BlockX() + zero);
   if (work.share.splits > 1 &&
       !GatherSums(p, work.share, reinterpret_cast<uint32_t*>(ring), sums)) {
     return;

@@ -34,7 +34,7 @@ inline RowOutput OutputOf(const Tensor& out, const Tensor& input) {
 
 // Two numbers rounded to a 16-bit type, `low` in the lower half of the word.
 TREADLE_DEVICE uint32_t RoundPair(DType dtype, float low, float high) {
-  return dtype == DType::kBF16 ? simt::PackBf16(low, high) : simt::PackF16(low, high);
+  return simt::Pack16(dtype == DType::kBF16, low, high);
 }
 
 // Elements at and at + 1, counted from the first row's first one. at: even, if they have 16 bits.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/ops.h"
 #include "kernels/cuda/rows/row_output.h"
 #include "kernels/cuda/runtime/simt.h"
 
@@ -29,11 +30,7 @@ TREADLE_DEVICE bool IsAligned(const float* p) { return (reinterpret_cast<uintptr
 // Columns [column, column + 4) of a row; 0 beyond its end.
 TREADLE_DEVICE void LoadGroup(const float* row, int column, int cols, float (&x)[kGroup]) {
   if (column + kGroup <= cols && IsAligned(row + column)) {
-    const simt::Words4 words = *reinterpret_cast<const simt::Words4*>(row + column);
-    x[0] = simt::AsFloat(words.x);
-    x[1] = simt::AsFloat(words.y);
-    x[2] = simt::AsFloat(words.z);
-    x[3] = simt::AsFloat(words.w);
+    simt::LoadFloats(row + column, x);
     return;
   }
   TREADLE_UNROLL
@@ -51,8 +48,7 @@ TREADLE_DEVICE void StoreGroup(const RowOutput& out, int64_t row_index, int colu
   }
   float* row = static_cast<float*>(out.data) + first;
   if (column + kGroup <= cols && IsAligned(row + column)) {
-    *reinterpret_cast<simt::Words4*>(row + column) = {simt::AsBits(x[0]), simt::AsBits(x[1]),
-                                                      simt::AsBits(x[2]), simt::AsBits(x[3])};
+    simt::StoreFloats(x, row + column);
     return;
   }
   TREADLE_UNROLL
@@ -300,7 +296,40 @@ TREADLE_KERNEL(kCopyThreads) void CopyPagesKernel(CopyPagesParams p) {
   }
 }
 
+// -- the sum of an all-reduce ---------------------------------------------------------------------
+
+// Blocks walk over larger sums: no grid is larger than what fills a GPU a few times.
+constexpr int64_t kMaxBlocks = 2048;
+
+struct RankSumParams {
+  const float* parts;  // [ranks][count]
+  float* out;          // [count]
+  int64_t count;
+  int ranks;
+  bool accumulate;
+};
+
+TREADLE_KERNEL(kElementThreads) void RankSumKernel(RankSumParams p) {
+  simt::AwaitEarlierLaunches();
+  const int64_t step = int64_t{simt::GridX()} * kElementThreads;
+  for (int64_t i = int64_t{simt::BlockX()} * kElementThreads + simt::Thread(); i < p.count;
+       i += step) {
+    float sum = p.parts[i];
+    for (int r = 1; r < p.ranks; ++r) sum += p.parts[r * p.count + i];
+    p.out[i] = p.accumulate ? p.out[i] + sum : sum;
+  }
+}
+
 }  // namespace
+
+void RankSum(Device& device, const float* parts, int ranks, int64_t count, bool accumulate,
+             float* out) {
+  if (count == 0) return;
+  const int64_t blocks = std::min((count + kElementThreads - 1) / kElementThreads, kMaxBlocks);
+  device.Launch(RankSumKernel,
+                {.grid_x = static_cast<uint32_t>(blocks), .threads = kElementThreads},
+                RankSumParams{parts, out, count, ranks, accumulate});
+}
 
 void CudaOps::RmsNorm(Tensor x, const float* weight, float eps, Tensor out) {
   if (Ready()) Norm(*device_, RmsNormKernel, x, weight, nullptr, eps, out);

@@ -23,7 +23,7 @@ namespace treadle::cuda {
 class AnnouncedBatch {
  public:
   // Uses marks first_mark and first_mark + 1 of the device.
-  AnnouncedBatch(Device& device, int first_mark) : device_(device), upload_(device, first_mark) {}
+  AnnouncedBatch(Device& device, int first_mark) : upload_(device, first_mark) {}
 
   // padded_sequences: rows of the largest batch of one row per sequence.
   absl::Status Reserve(const BackendLimits& limits, int64_t padded_sequences);
@@ -54,7 +54,6 @@ class AnnouncedBatch {
  private:
   absl::Status UploadOther(const BatchInput& batch, int64_t rows = 0, int64_t mask_tokens = 0);
 
-  Device& device_;
   BatchUpload upload_;
   int64_t vocab_ = 0;  // reserved; 0: masks are uploaded once Sample has said how long they are
   PackOptions packing_;

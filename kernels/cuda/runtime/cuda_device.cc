@@ -365,8 +365,7 @@ absl::StatusOr<DeviceProperties> Device::Describe(int ordinal) {
       .capability = capability,
       .warpgroup_matrices = TREADLE_CUDA_SM90A != 0 && capability == kWarpgroupCapability,
       .memory_bytes = found.totalGlobalMem,
-      .shared_bytes_per_block = found.sharedMemPerBlockOptin,
-      .l2_bytes = static_cast<size_t>(found.l2CacheSize)};
+      .shared_bytes_per_block = found.sharedMemPerBlockOptin};
   if (properties.capability < kOldestCapability) {
     return absl::FailedPreconditionError(Str("CUDA device ", ordinal, " (", found.name,
                                              ") has compute capability ", found.major, ".",

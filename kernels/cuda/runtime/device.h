@@ -31,7 +31,6 @@ struct DeviceProperties {
   bool warpgroup_matrices = false;
   size_t memory_bytes = 0;
   size_t shared_bytes_per_block = 0;  // the most that a launch may ask for
-  size_t l2_bytes = 0;
 };
 
 // Blocks and threads are counted in one and three dimensions as simt.h says.

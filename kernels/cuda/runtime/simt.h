@@ -21,30 +21,16 @@
 //   * no vendor types; 16-byte accesses go through Words4;
 //   * arithmetic is compiled without contraction: where a fused multiply-add is meant, say Fma.
 // Functions are TREADLE_DEVICE; those that host code uses as well (index maps, plans) are
-// TREADLE_HOST_DEVICE.
+// TREADLE_HOST_DEVICE, and what it includes takes both words from host_device.h, not from here.
 #pragma once
 
 #include <cstdint>
 
-namespace treadle::simt {
-// 16 bytes, loaded and stored at once.
-struct alignas(16) Words4 {
-  uint32_t x, y, z, w;
-};
-struct alignas(8) Words2 {
-  uint32_t x, y;
-};
-inline constexpr int kWarp = 32;
-}  // namespace treadle::simt
+#include "kernels/cuda/runtime/host_device.h"
 
 #if !defined(__CUDACC__)
 #include "emulation/simt.h"
 #else
-
-#define TREADLE_KERNEL(...) __global__ __launch_bounds__(__VA_ARGS__)
-#define TREADLE_DEVICE __device__ __forceinline__
-#define TREADLE_HOST_DEVICE __host__ __device__ __forceinline__
-#define TREADLE_UNROLL _Pragma("unroll")
 
 namespace treadle::simt {
 
@@ -58,7 +44,6 @@ TREADLE_DEVICE int BlockY() { return static_cast<int>(blockIdx.y); }
 TREADLE_DEVICE int BlockZ() { return static_cast<int>(blockIdx.z); }
 TREADLE_DEVICE int GridX() { return static_cast<int>(gridDim.x); }
 TREADLE_DEVICE int GridY() { return static_cast<int>(gridDim.y); }
-TREADLE_DEVICE int GridZ() { return static_cast<int>(gridDim.z); }
 
 template <typename T>
 TREADLE_DEVICE T* DynamicShared() {
@@ -106,11 +91,7 @@ template <typename T>
 TREADLE_DEVICE T ShuffleXor(T value, int mask) {
   return __shfl_xor_sync(0xffffffffu, value, mask);
 }
-// The value of lane + delta; the own value where that lane does not exist.
-template <typename T>
-TREADLE_DEVICE T ShuffleDown(T value, int delta) {
-  return __shfl_down_sync(0xffffffffu, value, delta);
-}
+// The value of lane - delta; the own value where that lane does not exist.
 template <typename T>
 TREADLE_DEVICE T ShuffleUp(T value, int delta) {
   return __shfl_up_sync(0xffffffffu, value, delta);
@@ -225,22 +206,15 @@ TREADLE_DEVICE float Exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-TREADLE_DEVICE float Log(float x) { return logf(x); }
-TREADLE_DEVICE float Tanh(float x) { return tanhf(x); }
 TREADLE_DEVICE float Sqrt(float x) { return __fsqrt_rn(x); }
 TREADLE_DEVICE float Divide(float a, float b) { return __fdiv_rn(a, b); }
 TREADLE_DEVICE int RoundHalfEven(float x) { return __float2int_rn(x); }
 TREADLE_DEVICE float AsFloat(uint32_t bits) { return __uint_as_float(bits); }
 TREADLE_DEVICE uint32_t AsBits(float x) { return __float_as_uint(x); }
 TREADLE_DEVICE float Infinity() { return __int_as_float(0x7f800000); }
-TREADLE_DEVICE bool IsNan(float x) { return x != x; }
 // The larger; of a NaN and a number, the number. Of zeros, either.
 TREADLE_DEVICE float Max(float a, float b) { return fmaxf(a, b); }
 
-// Dot product of four int8, added to c.
-TREADLE_DEVICE int32_t Dot4(uint32_t a, uint32_t b, int32_t c) {
-  return __dp4a(static_cast<int>(a), static_cast<int>(b), c);
-}
 // Bytes of (high: low) chosen by the four nibbles of `selector`.
 TREADLE_DEVICE uint32_t PickBytes(uint32_t low, uint32_t high, uint32_t selector) {
   return __byte_perm(low, high, selector);
@@ -296,17 +270,52 @@ TREADLE_DEVICE void Fence() {
 #endif
 }
 
-// -- sums over a warp, every lane gets the result; one fixed order
-// ---------------------------------
+// -- the 16-bit type that a kernel is compiled for ------------------------------------------------
+// MmaF16 or MmaBf16.
+template <bool kBf16>
+TREADLE_DEVICE void Mma16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  if constexpr (kBf16) {
+    MmaBf16(d, a, b);
+  } else {
+    MmaF16(d, a, b);
+  }
+}
+// PackF16 or PackBf16.
+TREADLE_DEVICE uint32_t Pack16(bool bf16, float low, float high) {
+  return bf16 ? PackBf16(low, high) : PackF16(low, high);
+}
+
+// -- floats side by side, aligned as one ----------------------------------------------------------
+TREADLE_DEVICE void LoadFloats(const void* from, float (&x)[4]) {
+  const Words4 words = *static_cast<const Words4*>(from);
+  x[0] = AsFloat(words.x);
+  x[1] = AsFloat(words.y);
+  x[2] = AsFloat(words.z);
+  x[3] = AsFloat(words.w);
+}
+TREADLE_DEVICE void LoadFloats(const void* from, float (&x)[2]) {
+  const Words2 words = *static_cast<const Words2*>(from);
+  x[0] = AsFloat(words.x);
+  x[1] = AsFloat(words.y);
+}
+TREADLE_DEVICE void StoreFloats(const float (&x)[4], void* to) {
+  *static_cast<Words4*>(to) = {AsBits(x[0]), AsBits(x[1]), AsBits(x[2]), AsBits(x[3])};
+}
+TREADLE_DEVICE void StoreFloats(const float (&x)[2], void* to) {
+  *static_cast<Words2*>(to) = {AsBits(x[0]), AsBits(x[1])};
+}
+
+// -- over a warp, every lane gets the result; one fixed order -------------------------------------
 TREADLE_DEVICE float WarpSum(float x) {
   TREADLE_UNROLL
   for (int mask = 16; mask > 0; mask >>= 1) x += ShuffleXor(x, mask);
   return x;
 }
-TREADLE_DEVICE float WarpMax(float x) {
+template <typename T>
+TREADLE_DEVICE T WarpMax(T x) {
   TREADLE_UNROLL
   for (int mask = 16; mask > 0; mask >>= 1) {
-    const float other = ShuffleXor(x, mask);
+    const T other = ShuffleXor(x, mask);
     x = other > x ? other : x;
   }
   return x;

@@ -105,6 +105,15 @@ TREADLE_DEVICE void MergeChunks(const uint64_t* lists, int list_size, int chunks
   BlockSort(keys, chunks * wanted);
 }
 
+TREADLE_DEVICE void MergeFirst(const SampleParams& p, int row, int wanted, uint64_t* keys) {
+  MergeChunks(p.scratch.first + int64_t{row} * p.chunks * kMaxShardCandidates, kMaxShardCandidates,
+              p.chunks, wanted, keys);
+}
+TREADLE_DEVICE void MergeTop(const SampleParams& p, int row, int wanted, uint64_t* keys) {
+  MergeChunks(p.scratch.top + int64_t{row} * p.chunks * kMaxTopLogprobs, kMaxTopLogprobs, p.chunks,
+              wanted, keys);
+}
+
 // Maximum and sum of a row's raw logits.
 TREADLE_DEVICE ChunkSum SumOfRow(const SampleParams& p, int row, BlockScratch& scratch) {
   const ChunkSum* sums = p.scratch.sums + int64_t{row} * p.chunks;
@@ -148,8 +157,7 @@ TREADLE_DEVICE int32_t SampleToken(const SampleParams& p, const DeviceSampleRow&
   if (row.temperature == 0.0f) return TokenOf(FirstOfRow(p, at, shared.block));
   const int first = NumFirst(row, p.vocab);
   if (first == 0) return DrawAtLength(p, row, at, shared);
-  MergeChunks(p.scratch.first + int64_t{at} * p.chunks * kMaxShardCandidates, kMaxShardCandidates,
-              p.chunks, first, shared.keys());
+  MergeFirst(p, at, first, shared.keys());
   const float max = LogitOf(shared.keys()[0]);
   if (max == -simt::Infinity()) return 0;
   Draw draw(Weights(max, row.temperature), shared.keys(), first, shared.block);
@@ -176,14 +184,14 @@ TREADLE_KERNEL(kFinishThreads) void FinishKernel(SampleParams p) {
   if (simt::Thread() == 0) {
     result.token = token;
     p.last_samples[at] = token;
-    result.logprob = logprobs && token >= 0 ? logprob(Clean(logits[token])) : 0.0f;
-    result.target_logprob = logprobs && row.target >= 0 ? logprob(Clean(logits[row.target])) : 0.0f;
+    result.logprob = logprobs && token >= 0 ? logprob(CleanLogit(logits[token])) : 0.0f;
+    result.target_logprob =
+        logprobs && row.target >= 0 ? logprob(CleanLogit(logits[row.target])) : 0.0f;
     result.num_top = num_top;
   }
   if (num_top > 0) {
     simt::SyncThreads();
-    MergeChunks(p.scratch.top + int64_t{at} * p.chunks * kMaxTopLogprobs, kMaxTopLogprobs, p.chunks,
-                num_top, shared.keys());
+    MergeTop(p, at, num_top, shared.keys());
   }
   for (int i = simt::Thread(); i < kMaxTopLogprobs; i += simt::Threads()) {
     TokenLogprob entry;
@@ -210,13 +218,12 @@ TREADLE_KERNEL(kFinishThreads) void FinishShardKernel(SampleParams p) {
     const bool here = row.target >= 0 && target >= 0 && target < p.vocab;
     shard.max = sum.max;
     shard.sum = static_cast<float>(sum.sum);
-    shard.target_logit = logprobs ? (here ? Clean(logits[target]) : -simt::Infinity()) : 0.0f;
+    shard.target_logit = logprobs ? (here ? CleanLogit(logits[target]) : -simt::Infinity()) : 0.0f;
     shard.num_top = num_top;
     shard.num_candidates = num_first;
   }
   if (num_top > 0) {
-    MergeChunks(p.scratch.top + int64_t{at} * p.chunks * kMaxTopLogprobs, kMaxTopLogprobs, p.chunks,
-                num_top, shared.keys());
+    MergeTop(p, at, num_top, shared.keys());
   }
   for (int i = simt::Thread(); i < kMaxTopLogprobs; i += simt::Threads()) {
     TokenLogprob entry;
@@ -225,14 +232,13 @@ TREADLE_KERNEL(kFinishThreads) void FinishShardKernel(SampleParams p) {
   }
   simt::SyncThreads();
   if (num_first > 0) {
-    MergeChunks(p.scratch.first + int64_t{at} * p.chunks * kMaxShardCandidates, kMaxShardCandidates,
-                p.chunks, num_first, shared.keys());
+    MergeFirst(p, at, num_first, shared.keys());
   }
   for (int i = simt::Thread(); i < kMaxShardCandidates; i += simt::Threads()) {
     ShardCandidate entry;
     if (i < num_first) {
       const int32_t token = TokenOf(shared.keys()[i]);
-      entry = {p.first_token + token, LogitOf(shared.keys()[i]), Clean(logits[token])};
+      entry = {p.first_token + token, LogitOf(shared.keys()[i]), CleanLogit(logits[token])};
     }
     shard.candidates[i] = entry;
   }

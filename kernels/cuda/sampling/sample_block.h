@@ -153,7 +153,7 @@ TREADLE_DEVICE void ForEachLogit(const float* logits, int count, Visit visit) {
     TREADLE_UNROLL
     for (int i = 0; i < kLoads; ++i) {
       const int token = base + i * simt::Threads();
-      if (token < count) visit(Clean(x[i]), token);
+      if (token < count) visit(CleanLogit(x[i]), token);
     }
   }
 }

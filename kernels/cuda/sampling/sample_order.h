@@ -15,19 +15,13 @@
 #include <cstdint>
 
 #include "kernels/cuda/runtime/simt.h"
+#include "kernels/sampling.h"
 
 namespace treadle::cuda {
 
 inline constexpr int kTokenBits = 20;
 inline constexpr int kOrderBits = 32 + kTokenBits;
 inline constexpr uint64_t kNoCandidate = ~uint64_t{0};  // behind all candidates
-
-// NaN counts as -inf, +inf as the largest float.
-TREADLE_DEVICE float Clean(float x) {
-  constexpr float kLargest = 3.40282347e+38f;
-  if (!(x >= -kLargest)) return -simt::Infinity();
-  return x < kLargest ? x : kLargest;
-}
 
 // x: clean. Zeros of both signs are one.
 TREADLE_DEVICE uint64_t OrderKey(float x, int32_t token) {
@@ -59,7 +53,7 @@ class Weights {
  public:
   TREADLE_DEVICE Weights(float max, float temperature)
       : max_(max), temperature_(temperature), inverse_(1.0f / temperature) {
-    inverse_ = Clean(inverse_);
+    inverse_ = CleanLogit(inverse_);
   }
 
   // At most 1, and 1 for the best.
@@ -92,25 +86,6 @@ TREADLE_DEVICE uint64_t MultiplyHigh(uint64_t a, uint64_t b) {
   const uint64_t middle = a1 * b0 + (a0 * b0 >> 32);
   const uint64_t cross = a0 * b1 + (middle & 0xffffffffu);
   return a1 * b1 + (middle >> 32) + (cross >> 32);
-}
-
-// 2^64 times what CounterUniform of kernels/sampling.h gives.
-TREADLE_DEVICE uint64_t CounterBits(uint64_t seed, uint32_t candidate, int64_t position) {
-  uint32_t counter[4] = {static_cast<uint32_t>(position),
-                         static_cast<uint32_t>(static_cast<uint64_t>(position) >> 32), candidate,
-                         0};
-  uint32_t key[2] = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t product0 = uint64_t{0xD2511F53} * counter[0];
-    const uint64_t product1 = uint64_t{0xCD9E8D57} * counter[2];
-    counter[0] = static_cast<uint32_t>(product1 >> 32) ^ counter[1] ^ key[0];
-    counter[1] = static_cast<uint32_t>(product1);
-    counter[2] = static_cast<uint32_t>(product0 >> 32) ^ counter[3] ^ key[1];
-    counter[3] = static_cast<uint32_t>(product0);
-    key[0] += 0x9E3779B9;
-    key[1] += 0xBB67AE85;
-  }
-  return ((uint64_t{counter[1]} << 32) | counter[0]) & ~uint64_t{0x7ff};
 }
 
 }  // namespace treadle::cuda

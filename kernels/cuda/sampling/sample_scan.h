@@ -22,7 +22,7 @@ struct Chunk {
   int begin;
   int count;
 
-  TREADLE_DEVICE uint64_t Key(int at) const { return OrderKey(Clean(x[at]), begin + at); }
+  TREADLE_DEVICE uint64_t Key(int at) const { return OrderKey(CleanLogit(x[at]), begin + at); }
 };
 
 // Every thread gets the logits that it has; others see them after a barrier.
@@ -49,7 +49,7 @@ TREADLE_DEVICE void FirstOfChunk(const Chunk& chunk, int wanted, ScanShared& sha
   float best = -simt::Infinity();
   int best_at = simt::Thread();
   for (int at = simt::Thread(); at < chunk.count; at += simt::Threads()) {
-    const float x = Clean(chunk.x[at]);
+    const float x = CleanLogit(chunk.x[at]);
     best_at = x > best ? at : best_at;
     best = x > best ? x : best;
   }
@@ -83,13 +83,13 @@ TREADLE_DEVICE void FirstOfChunk(const Chunk& chunk, int wanted, ScanShared& sha
 TREADLE_DEVICE void SumChunk(const Chunk& chunk, BlockScratch& scratch, ChunkSum* out) {
   float max = -simt::Infinity();
   for (int at = simt::Thread(); at < chunk.count; at += simt::Threads()) {
-    const float x = Clean(chunk.x[at]);
+    const float x = CleanLogit(chunk.x[at]);
     max = x > max ? x : max;
   }
   max = BlockMax(max, scratch);
   double sum = 0;
   for (int at = simt::Thread(); at < chunk.count; at += simt::Threads()) {
-    const float x = Clean(chunk.x[at]);
+    const float x = CleanLogit(chunk.x[at]);
     if (x > -simt::Infinity()) sum += static_cast<double>(simt::Exp(x - max));
   }
   sum = BlockSum(sum, scratch);

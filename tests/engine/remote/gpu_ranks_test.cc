@@ -1,10 +1,9 @@
 // Tensor-parallel ranks on GPUs whose collectives are part of the devices' work: in graphs, one
 // iteration ahead of the host, and through every end of an epoch. GPUs and NCCL are stand-ins in
 // this process (tests/kernels/cuda/fake_nccl.h).
-#include "kernels/collectives/gpu_ranks.h"
-
 #include <atomic>
 
+#include "kernels/collectives/nccl_communicator.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
 #include "tests/kernels/cuda/fake_nccl.h"

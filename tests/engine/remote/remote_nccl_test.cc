@@ -4,7 +4,7 @@
 #include <functional>
 #include <thread>
 
-#include "kernels/collectives/gpu_ranks.h"
+#include "kernels/collectives/nccl_communicator.h"
 #include "kernels/op_cases/instrumented.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"

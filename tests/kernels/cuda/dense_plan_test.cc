@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "kernels/cuda/dense/dense_kernels.h"
-#include "kernels/cuda/dense/dense_pack.h"
 #include "tests/kernels/cuda/product_matrices.h"
 
 namespace treadle::cuda {
@@ -25,7 +24,7 @@ TEST(DensePacking, IsTheCanonicalDecodeRoundedOnce) {
       for (const DType dtype : kTypes) {
         const int64_t size = static_cast<int64_t>(SizeOf(dtype));
         std::vector<std::byte> packed(11 * 128 * size, std::byte{0x7f});
-        PackDenseRows(weights.source, dtype, 2, 11, 3, packed.data());
+        PackDenseRows(weights.source, dtype, 2, 11, packed.data());
         for (int64_t row = 0; row < 11; ++row) {
           for (int64_t i = 0; i < 128; ++i) {
             const float x = i < 70 ? weights.values[(12 - 2 - row) * 70 + i] : 0.0f;
@@ -89,10 +88,7 @@ TEST(DenseTiles, EveryGpuGetsTheSameBits) {
       for (const Gpu& gpu : kGpus) {
         const Matrix out(*device, rows, kN, kGap, 32);
         DenseProduct product;
-        product.segments[0] = {.weights = packed.data(),
-                               .out = out.view.Row<float>(0),
-                               .out_stride = out.stride,
-                               .n = kN};
+        product.segments[0] = {{nullptr, out.view, false}, packed.data()};
         product.num_segments = 1;
         product.rows = static_cast<int32_t>(rows);
         product.k = kK;

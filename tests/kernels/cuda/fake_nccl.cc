@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/collectives/nccl_library.h"
+#include "kernels/collectives/nccl_lane.h"
 #include "kernels/cuda/runtime/device.h"
 
 namespace treadle {

@@ -7,7 +7,7 @@
 // the device's work, which also goes on while the host asks for an event that waits for it.
 // Collectives on it run at once, or, where the device captures or defers its work, in its turn:
 // the device's thread then waits for the others' devices, however long. With treadle_fake_nccl,
-// kernels/collectives/gpu_ranks.h is to be had on emulated GPUs.
+// kernels/collectives/nccl_communicator.h is to be had on emulated GPUs.
 #pragma once
 
 #include <atomic>

@@ -41,24 +41,6 @@ inline float Rounded(float x, DType type) {
   if (type == DType::kBF16) return ToFloat(ToBFloat16(x));
   return x;
 }
-inline float LoadElement(const std::byte* from, DType type) {
-  float wide;
-  uint16_t half;
-  std::memcpy(&half, from, sizeof(half));
-  if (type == DType::kF16) return ToFloat(Half{half});
-  if (type == DType::kBF16) return ToFloat(BFloat16{half});
-  std::memcpy(&wide, from, sizeof(wide));
-  return wide;
-}
-inline void StoreElement(std::byte* to, DType type, float x) {
-  const uint16_t half = type == DType::kF16 ? ToHalf(x).bits : ToBFloat16(x).bits;
-  if (type == DType::kF32) {
-    std::memcpy(to, &x, sizeof(x));
-  } else {
-    std::memcpy(to, &half, sizeof(half));
-  }
-}
-
 // Rows of f32 on the device with NaN around them.
 class DeviceRows {
  public:
@@ -155,18 +137,18 @@ class KvBatch {
     return ElementAt(s, p, layout_.ValueElement(head, p % layout_.page_size, i));
   }
   float Key(size_t s, int32_t p, int64_t head, int64_t i) const {
-    return LoadElement(&cache_[KeyAt(s, p, head, i)], shape_.type);
+    return LoadElement(shape_.type, &cache_[KeyAt(s, p, head, i)], 0);
   }
   float Value(size_t s, int32_t p, int64_t head, int64_t i) const {
-    return LoadElement(&cache_[ValueAt(s, p, head, i)], shape_.type);
+    return LoadElement(shape_.type, &cache_[ValueAt(s, p, head, i)], 0);
   }
   // Makes one element of K, or of V, NaN, on host and device.
   void SpoilKey(size_t s, int32_t p, int64_t head, int64_t i) {
-    StoreElement(&cache_[KeyAt(s, p, head, i)], shape_.type, NAN);
+    StoreElement(shape_.type, NAN, &cache_[KeyAt(s, p, head, i)], 0);
     UploadCache();
   }
   void SpoilValue(size_t s, int32_t p, int64_t head, int64_t i) {
-    StoreElement(&cache_[ValueAt(s, p, head, i)], shape_.type, NAN);
+    StoreElement(shape_.type, NAN, &cache_[ValueAt(s, p, head, i)], 0);
     UploadCache();
   }
 
@@ -216,8 +198,8 @@ class KvBatch {
   void FillSlot(size_t s, int32_t p) {
     for (int64_t head = 0; head < shape_.kv_heads; ++head) {
       for (int64_t i = 0; i < shape_.head_dim; ++i) {
-        StoreElement(&cache_[KeyAt(s, p, head, i)], shape_.type, random_.Normal());
-        StoreElement(&cache_[ValueAt(s, p, head, i)], shape_.type, random_.Normal());
+        StoreElement(shape_.type, random_.Normal(), &cache_[KeyAt(s, p, head, i)], 0);
+        StoreElement(shape_.type, random_.Normal(), &cache_[ValueAt(s, p, head, i)], 0);
       }
     }
   }

@@ -3,8 +3,6 @@ if(TREADLE_HAS_NCCL)
   # kernels/collectives on emulated GPUs, instead of treadle_nccl.
   treadle_library(treadle_fake_nccl
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/fake_nccl.cc
-      ${CMAKE_SOURCE_DIR}/kernels/collectives/cuda_events.cc
-      ${CMAKE_SOURCE_DIR}/kernels/collectives/gpu_ranks.cc
       ${CMAKE_SOURCE_DIR}/kernels/collectives/nccl_communicator.cc
       ${CMAKE_SOURCE_DIR}/kernels/collectives/nccl_lane.cc
     DEPENDS treadle_cuda_emulated)

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "kernels/collectives/nccl_lane.h"
-#include "kernels/cuda/rows/rank_sum.h"
+#include "kernels/cuda/ops.h"
 #include "tests/kernels/cuda/fake_nccl.h"
 #include "tests/kernels/cuda/nccl_contract.h"
 
@@ -60,19 +60,19 @@ TEST(RankSum, IsOneSumInRankOrder) {
 using FakeNcclTest = NcclCommunicatorTest;
 
 TEST_F(FakeNcclTest, AnEndOfAllRanksIsInOrder) {
-  Run(3, {.sends_up = true, .sends_down = true}, [](Rank&) {});
-  EXPECT_EQ(FakeNccl::destroyed, 9);
+  Run(3, {}, [](Rank&) {});
+  EXPECT_EQ(FakeNccl::destroyed, 3);
   EXPECT_EQ(FakeNccl::aborted, 0);
 }
 
 TEST_F(FakeNcclTest, ATimeoutIsTheDevicesErrorToo) {
-  Run(2, {.sends_up = true, .sends_down = true, .timeout = 50ms}, [](Rank& self) {
+  Run(2, {.timeout = 50ms}, [](Rank& self) {
     if (self.rank == 1) return;
     int32_t* const number = self.Numbers(std::vector<int32_t>{1});
-    const auto transfer = self.communicator->Send(number, 4, 1).value();
-    const absl::Status status = self.communicator->Wait(transfer);
+    EXPECT_EQ(self.communicator->Broadcast(number, 4, 0), absl::OkStatus());
+    const absl::Status status = self.device->Synchronize();
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-    EXPECT_EQ(self.device->Synchronize(), status);
+    EXPECT_EQ(self.communicator->Broadcast(number, 4, 0), status);
   });
   EXPECT_GT(FakeNccl::aborted, 0);
 }
@@ -89,7 +89,7 @@ TEST_F(FakeNcclTest, ALostPeerIsAnErrorOfTheNextWait) {
 
 // For one direction, one communicator of the library.
 TEST_F(FakeNcclTest, ALinkIsOneCommunicator) {
-  Run(2, {.collectives = false, .sends_up = true}, [](Rank& self) {
+  Run(2, {.link = true}, [](Rank& self) {
     int32_t* const number = self.Numbers(std::vector<int32_t>{40 + self.rank});
     const auto transfer = self.rank == 0 ? self.communicator->Send(number, 4, 1)
                                          : self.communicator->Recv(number, 4, 0);
@@ -101,7 +101,7 @@ TEST_F(FakeNcclTest, ALinkIsOneCommunicator) {
 
 // No work of the device waits for a transfer.
 TEST_F(FakeNcclTest, ABrokenTransferIsNoFailureOfTheDevice) {
-  Run(2, {.collectives = false, .sends_up = true, .timeout = 50ms}, [](Rank& self) {
+  Run(2, {.link = true, .timeout = 50ms}, [](Rank& self) {
     int32_t* const number = self.Numbers(std::vector<int32_t>{1});
     if (self.rank == 1) return;
     const auto transfer = self.communicator->Send(number, 4, 1).value();
@@ -114,7 +114,7 @@ TEST_F(FakeNcclTest, ABrokenTransferIsNoFailureOfTheDevice) {
 // Another thread may have broken it since its rank asked last.
 TEST_F(FakeNcclTest, NothingIsIssuedAfterRevoke) {
   NcclLane lane;
-  ASSERT_EQ(lane.Begin(NcclLane::MakeIds(1).value(), 0, 1, nullptr), absl::OkStatus());
+  ASSERT_EQ(lane.Begin(NcclLane::MakeId().value(), 0, 1, nullptr), absl::OkStatus());
   lane.Revoke();
   bool called = false;
   const auto call = [&](ncclComm*) {

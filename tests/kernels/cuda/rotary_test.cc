@@ -110,7 +110,7 @@ class Store {
       }
       // The rounded ends of what f32 may give.
       const double slack = kTurnUnit * found->second.size;
-      const float x = LoadElement(&now[at], type);
+      const float x = LoadElement(type, &now[at], 0);
       ASSERT_GE(x, Rounded(static_cast<float>(found->second.value - slack), type)) << "byte " << at;
       ASSERT_LE(x, Rounded(static_cast<float>(found->second.value + slack), type)) << "byte " << at;
     }

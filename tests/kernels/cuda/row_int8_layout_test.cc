@@ -5,7 +5,8 @@
 
 #include <vector>
 
-#include "kernels/cuda/row_int8/row_int8.h"
+#include "kernels/cuda/matmul_family.h"
+#include "kernels/cuda/row_int8/row_int8_kernels.h"
 #include "kernels/op_cases/op_cases.h"
 #include "tests/emulation/emulated_device.h"
 
@@ -65,7 +66,7 @@ TEST(RowInt8LayoutTest, PackedLayout) {
   const int64_t units = Int8Units(150);
   ASSERT_EQ(units, 3);
   std::vector<uint8_t> packed(static_cast<size_t>(2 * units * kInt8WeightUnitBytes), 99);
-  PackInt8Groups(matrix.source, 0, 2, 2, packed.data());
+  PackInt8Groups(matrix.source, 0, 2, packed.data());
   size_t at = 0;
   for (int64_t unit = 0; unit < 2 * units; ++unit) {
     for (int64_t tile = 0; tile < 2; ++tile) {

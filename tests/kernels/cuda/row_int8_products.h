@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/row_int8/row_int8.h"
+#include "kernels/cuda/matmul_family.h"
+#include "kernels/cuda/row_int8/row_int8_kernels.h"
 #include "kernels/op_cases/op_cases.h"
 #include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"

@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "kernels/collectives/nccl_library.h"
+#include "kernels/collectives/nccl_lane.h"
 
 namespace treadle::cuda {
 namespace {

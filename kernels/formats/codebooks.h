@@ -1,12 +1,13 @@
 // The codebooks of apart formats. NF4 and FP4: bitsandbytes' values. int8: two's complement. E4M3:
 // OCP's FP8, without infinities; S.1111.111 is NaN. GPTQ and AWQ: the code itself, less a zero
 // point.
+#pragma once
+
 #include <limits>
 
 #include "kernels/formats/families.h"
 
 namespace treadle::formats {
-namespace {
 
 // Bits 0-2 pick the magnitude, bit 3 the sign.
 constexpr float Fp4(int code) {
@@ -30,17 +31,15 @@ constexpr float E4M3(int code) {
 
 constexpr float Unsigned(int code) { return static_cast<float>(code); }
 
-}  // namespace
-
-constinit const Codebook<16> kNf4Codebook = {
+inline constexpr Codebook<16> kNf4Codebook = {
     {-1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
      -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
      0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
      0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f}};
-constinit const Codebook<16> kFp4Codebook = Tabulate<16>(Fp4);
-constinit const Codebook<256> kInt8Codebook = Tabulate<256>(TwosComplement);
-constinit const Codebook<256> kE4M3Codebook = Tabulate<256>(E4M3);
-constinit const Codebook<16> kUnsigned4Codebook = Tabulate<16>(Unsigned);
-constinit const Codebook<256> kUnsigned8Codebook = Tabulate<256>(Unsigned);
+inline constexpr Codebook<16> kFp4Codebook = Tabulate<16>(Fp4);
+inline constexpr Codebook<256> kInt8Codebook = Tabulate<256>(TwosComplement);
+inline constexpr Codebook<256> kE4M3Codebook = Tabulate<256>(E4M3);
+inline constexpr Codebook<16> kUnsigned4Codebook = Tabulate<16>(Unsigned);
+inline constexpr Codebook<256> kUnsigned8Codebook = Tabulate<256>(Unsigned);
 
 }  // namespace treadle::formats
