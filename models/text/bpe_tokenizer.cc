@@ -1,5 +1,7 @@
 #include "models/text/bpe_tokenizer.h"
 
+#include <algorithm>
+
 #include "base/status.h"
 #include "models/text/unicode.h"
 
@@ -102,11 +104,48 @@ std::vector<AddedTokens::Fragment> AddedTokens::Split(std::string_view text,
   return fragments;
 }
 
+void MergeQueue::Push(const Candidate& candidate) {
+  if (!long_) return heap_.push(candidate);
+  Bucket& bucket = buckets_[candidate.priority];
+  if (bucket.empty()) priorities_.push(candidate.priority);
+  if (bucket.begun) {
+    bucket.late.push(candidate);
+  } else {
+    bucket.listed.push_back(candidate);
+  }
+}
+
+MergeQueue::Candidate MergeQueue::Pop() {
+  if (!long_) {
+    const Candidate first = heap_.top();
+    heap_.pop();
+    return first;
+  }
+  Bucket& bucket = buckets_[priorities_.top()];
+  if (!bucket.begun) {
+    bucket.begun = true;
+    std::ranges::sort(bucket.listed, {}, &Candidate::position);
+  }
+  const bool late = !bucket.late.empty() && (bucket.next == bucket.listed.size() ||
+                                             bucket.listed[bucket.next] > bucket.late.top());
+  const Candidate first = late ? bucket.late.top() : bucket.listed[bucket.next];
+  if (late) {
+    bucket.late.pop();
+  } else {
+    ++bucket.next;
+  }
+  if (bucket.empty()) {
+    priorities_.pop();
+    buckets_.erase(first.priority);
+  }
+  return first;
+}
+
 void Merger::Consider(const std::vector<int32_t>& symbols, int32_t left, int32_t right) {
   const int32_t left_id = symbols[static_cast<size_t>(left)];
   const int32_t right_id = symbols[static_cast<size_t>(right)];
   if (const MergeTable::Merge* merge = table_.Find(left_id, right_id)) {
-    queue_.push({merge->priority, left, left_id, right_id});
+    queue_.Push({merge->priority, left, left_id, right_id});
   }
 }
 
@@ -115,14 +154,14 @@ void Merger::Run(std::vector<int32_t>* symbols) {
   const auto count = static_cast<int32_t>(ids.size());
   previous_.resize(ids.size());
   next_.resize(ids.size());
+  queue_.Begin(ids.size());
   for (int32_t i = 0; i < count; ++i) {
     previous_[static_cast<size_t>(i)] = i - 1;
     next_[static_cast<size_t>(i)] = i + 1;
     if (i + 1 < count) Consider(ids, i, i + 1);
   }
   while (!queue_.empty()) {
-    const Candidate best = queue_.top();
-    queue_.pop();
+    const MergeQueue::Candidate best = queue_.Pop();
     const auto left = static_cast<size_t>(best.position);
     const int32_t right = next_[left];
     if (ids[left] != best.left || right >= count || ids[static_cast<size_t>(right)] != best.right) {

@@ -80,13 +80,9 @@ class MergeTable {
   absl::flat_hash_map<uint64_t, Merge> merges_;
 };
 
-class Merger {
+// Pairs that may be merged: by priority, and where that is the same, from the left.
+class MergeQueue {
  public:
-  explicit Merger(const MergeTable& table) : table_(table) {}
-  // Merges `symbols` in place. Each is a token id, or negative for what no merge may touch.
-  void Run(std::vector<int32_t>* symbols);
-
- private:
   struct Candidate {
     int32_t priority;
     int32_t position;  // of the left symbol
@@ -96,12 +92,49 @@ class Merger {
       return priority != other.priority ? priority > other.priority : position > other.position;
     }
   };
+
+  // For a word of so many symbols; empty.
+  void Begin(size_t symbols) { long_ = symbols > kLong; }
+  bool empty() const { return long_ ? priorities_.empty() : heap_.empty(); }
+  void Push(const Candidate& candidate);
+  Candidate Pop();
+
+ private:
+  // A word is a few symbols, and a heap of them the quickest. One of millions (a text of one
+  // letter) would have a heap of millions; but it has few priorities, and comes in order of
+  // position. So each priority has a list, in order, and a heap for what comes once that is being
+  // read.
+  static constexpr size_t kLong = 1024;
+  template <typename T>
+  using Heap = std::priority_queue<T, std::vector<T>, std::greater<>>;
+  struct Bucket {
+    std::vector<Candidate> listed;
+    size_t next = 0;
+    bool begun = false;
+    Heap<Candidate> late;
+
+    bool empty() const { return next == listed.size() && late.empty(); }
+  };
+
+  bool long_ = false;
+  Heap<Candidate> heap_;
+  absl::flat_hash_map<int32_t, Bucket> buckets_;
+  Heap<int32_t> priorities_;  // of the buckets that are not empty
+};
+
+class Merger {
+ public:
+  explicit Merger(const MergeTable& table) : table_(table) {}
+  // Merges `symbols` in place. Each is a token id, or negative for what no merge may touch.
+  void Run(std::vector<int32_t>* symbols);
+
+ private:
   void Consider(const std::vector<int32_t>& symbols, int32_t left, int32_t right);
 
   const MergeTable& table_;
   std::vector<int32_t> previous_;
   std::vector<int32_t> next_;
-  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue_;
+  MergeQueue queue_;
 };
 
 class BpeTokenizer : public Tokenizer {

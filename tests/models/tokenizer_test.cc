@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "models/text/bpe_tokenizer.h"
 #include "models/text/pre_tokenizer.h"
 #include "models/text/tokenizer_json.h"
 #include "models/text/unicode.h"
@@ -138,6 +139,37 @@ TEST(TokenizerTest, RefusesInvalidUtf8WithItsOffset) {
       EXPECT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument);
       EXPECT_THAT(std::string(ids.status().message()), HasSubstr("UTF-8 at byte 3"));
     }
+  }
+}
+
+// The best pair of all, the leftmost of equals, again and again; in words of every length. Few
+// symbols and priorities, so that pairs come back to priorities that have been begun.
+TEST(MergerTest, MergesTheBestPairFirst) {
+  std::mt19937 random(5);
+  const auto draw = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+  for (const size_t length : {1u, 2u, 40u, 1024u, 1025u, 1600u}) {
+    MergeTable table;
+    for (int32_t result = 3; result < 40; ++result) {
+      table.Add(draw(result - 1), draw(result - 1), {draw(12), result});
+    }
+    std::vector<int32_t> symbols(length);
+    for (int32_t& symbol : symbols) symbol = draw(30) == 0 ? -7 : draw(2);
+    std::vector<int32_t> expected = symbols;
+    while (true) {
+      const MergeTable::Merge* best = nullptr;
+      size_t at = 0;
+      for (size_t i = 0; i + 1 < expected.size(); ++i) {
+        const MergeTable::Merge* merge = table.Find(expected[i], expected[i + 1]);
+        if (merge == nullptr || (best != nullptr && merge->priority >= best->priority)) continue;
+        best = merge;
+        at = i;
+      }
+      if (best == nullptr) break;
+      expected[at] = best->result;
+      expected.erase(expected.begin() + static_cast<std::ptrdiff_t>(at) + 1);
+    }
+    Merger(table).Run(&symbols);
+    EXPECT_EQ(symbols, expected) << length;
   }
 }
 
