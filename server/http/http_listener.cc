@@ -2,6 +2,8 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,19 +12,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
-#include <cstring>
-#include <list>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "base/choice.h"
 #include "base/status.h"
 #include "server/address.h"
-#include "server/http/client_socket.h"
 
 namespace treadle {
 namespace {
@@ -32,41 +32,16 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr size_t kMaxHead = 8192;
 constexpr std::chrono::milliseconds kNoDescriptors{50};
 
-const char* Reason(int code) {
-  switch (code) {
-    case 200:
-      return "OK";
-    case 401:
-      return "Unauthorized";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 431:
-      return "Request Header Fields Too Large";
-    default:
-      return "Bad Request";
-  }
-}
+constexpr Choice<int> kReasons[] = {
+    {"OK", 200},        {"Bad Request", 400},        {"Unauthorized", 401},
+    {"Not Found", 404}, {"Method Not Allowed", 405}, {"Request Header Fields Too Large", 431}};
 
 std::string Write(const HttpResponse& response) {
-  return Str("HTTP/1.1 ", response.code, " ", Reason(response.code),
+  return Str("HTTP/1.1 ", response.code, " ", WordOf(kReasons, response.code),
              "\r\nContent-Type: ", response.content_type,
              "\r\nContent-Length: ", response.body.size(),
              response.code == 401 ? "\r\nWWW-Authenticate: Bearer" : "",
              "\r\nConnection: close\r\n\r\n", response.body);
-}
-
-bool EqualsIgnoringCase(std::string_view a, std::string_view b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](unsigned char x, unsigned char y) {
-    return std::tolower(x) == std::tolower(y);
-  });
-}
-
-std::string_view Trim(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
-  return text;
 }
 
 // The head up to and without its empty line; an answer if it cannot be served.
@@ -87,11 +62,92 @@ std::optional<HttpResponse> Parse(std::string_view head, HttpRequest& request) {
     head.remove_prefix(line.size() + 2);
     line = head.substr(0, head.find("\r\n"));
     const size_t colon = line.find(':');
-    if (colon == line.npos || !EqualsIgnoringCase(line.substr(0, colon), "authorization")) continue;
-    request.authorization = std::string(Trim(line.substr(colon + 1)));
+    if (colon == line.npos) continue;
+    const absl::string_view name(line.data(), colon);
+    const absl::string_view value(line.data() + colon + 1, line.size() - colon - 1);
+    if (!absl::EqualsIgnoreCase(name, "authorization")) continue;
+    request.authorization = std::string(absl::StripAsciiWhitespace(value));
   }
   return std::nullopt;
 }
+
+// One accepted connection, plain or TLS: bytes in, bytes out, and what to wait for. Never blocks.
+// SIGPIPE is blocked where a TLS socket is used.
+class ClientSocket {
+ public:
+  // A read takes a whole TLS record with this, so that nothing is left where poll does not see it.
+  static constexpr size_t kReadSize = 16'384;
+
+  // Owns `fd`. `tls`: a session on it; null: plaintext.
+  ClientSocket(int fd, TlsSession tls) : fd_(fd), tls_(std::move(tls)) {}
+  ~ClientSocket() { close(fd_); }
+  ClientSocket(const ClientSocket&) = delete;
+  ClientSocket& operator=(const ClientSocket&) = delete;
+
+  int fd() const { return fd_; }
+  // What to poll for before the next call.
+  short events() const { return events_; }
+
+  // Both give the number of bytes; 0: not now; less: never again. The handshake is a part of them.
+  // `into` has kReadSize bytes.
+  ssize_t Read(char* into) {
+    if (!tls_) return Count(recv(fd_, into, kReadSize, 0), POLLIN);
+    ERR_clear_error();  // else SSL_get_error sees another connection's
+    size_t count = 0;
+    const int done = SSL_read_ex(tls_.get(), into, kReadSize, &count);
+    return CountTls(done, count, POLLIN);
+  }
+  // One that gave 0 must be repeated as it was.
+  ssize_t Write(const char* from, size_t size) {
+    if (!tls_) return Count(send(fd_, from, size, MSG_NOSIGNAL), POLLOUT);
+    ERR_clear_error();
+    size_t count = 0;
+    const int done = SSL_write_ex(tls_.get(), from, size, &count);
+    return CountTls(done, count, POLLOUT);
+  }
+
+  // Tells the client that all is sent; false: not yet, call it again. From then on, and where Read
+  // or Write said never again, only Discard may follow.
+  bool End() {
+    if (tls_ && !broken_) {
+      ERR_clear_error();
+      const int said = SSL_shutdown(tls_.get());
+      if (said < 0 && CountTls(said, 0, POLLIN) == 0) return false;
+    }
+    shutdown(fd_, SHUT_WR);
+    events_ = POLLIN;
+    return true;
+  }
+  // Reads what the client still sends: were it left, its end might lose the last bytes of the
+  // answer. False once the client has closed, too.
+  bool Discard() {
+    char buffer[kReadSize];
+    const ssize_t count = recv(fd_, buffer, sizeof buffer, 0);
+    return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
+  }
+
+ private:
+  ssize_t Count(ssize_t count, short event) {
+    events_ = event;
+    if (count > 0) return count;
+    broken_ = count == 0 || (errno != EAGAIN && errno != EINTR);
+    return broken_ ? -1 : 0;
+  }
+  ssize_t CountTls(int done, size_t count, short event) {
+    events_ = event;
+    if (done == 1) return static_cast<ssize_t>(count);
+    const int error = SSL_get_error(tls_.get(), done);
+    broken_ = error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE;
+    if (broken_) return -1;
+    events_ = error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT;
+    return 0;
+  }
+
+  const int fd_;
+  const TlsSession tls_;
+  short events_ = POLLIN;
+  bool broken_ = false;  // nothing more can be said
+};
 
 }  // namespace
 
@@ -212,6 +268,37 @@ void HttpListener::Answer(Connection& connection) {
   const std::optional<HttpResponse> refusal =
       Parse(std::string_view(connection.in).substr(0, end), request);
   connection.out = Write(refusal ? *refusal : handler_(request));
+}
+
+void FreeTlsSession::operator()(ssl_st* session) const { SSL_free(session); }
+
+absl::StatusOr<std::unique_ptr<SocketTls>> SocketTls::Open(const TlsFiles& files, LogSink log) {
+  TREADLE_CHECK(!files.key.empty());
+  std::unique_ptr<SocketTls> tls(new SocketTls);
+  TREADLE_ASSIGN_OR_RETURN(
+      tls->watcher_,
+      WatchTlsFiles(files, std::move(log), [self = tls.get()](const TlsMaterial& material) {
+        MutexLock lock(self->mutex_);
+        self->context_ = material.server;
+      }));
+  return tls;
+}
+
+TlsSession SocketTls::NewSession(int fd) const {
+  std::shared_ptr<ssl_ctx_st> context;
+  {
+    MutexLock lock(mutex_);
+    context = context_;
+  }
+  TlsSession session(SSL_new(context.get()));
+  if (!session || SSL_set_fd(session.get(), fd) != 1) {
+    ERR_clear_error();
+    return nullptr;
+  }
+  SSL_set_accept_state(session.get());
+  // One record for each read, so that a client that sends many keeps the thread for one at a time.
+  SSL_clear_mode(session.get(), SSL_MODE_AUTO_RETRY);
+  return session;
 }
 
 absl::StatusOr<std::unique_ptr<HttpListener>> HttpListener::Start(const std::string& text,

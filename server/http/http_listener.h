@@ -17,9 +17,36 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
-#include "server/http/socket_tls.h"
+#include "base/sync.h"
+#include "server/access/tls_files.h"
+
+struct ssl_st;  // OpenSSL's SSL
 
 namespace treadle {
+
+struct FreeTlsSession {
+  void operator()(ssl_st* session) const;
+};
+using TlsSession = std::unique_ptr<ssl_st, FreeTlsSession>;
+
+// TLS of sockets that we serve ourselves (gRPC's: tls.h). A pair of key and certificate that
+// changes is taken over as one, by connections that begin afterwards. Any thread.
+class SocketTls {
+ public:
+  // Requires a certificate; with `ca`, clients must show one from it.
+  static absl::StatusOr<std::unique_ptr<SocketTls>> Open(const TlsFiles& files, LogSink log);
+
+  // The server's side of a connection on the non-blocking socket `fd`, which it does not own. Null
+  // without memory.
+  TlsSession NewSession(int fd) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  SocketTls() = default;
+
+  mutable Mutex mutex_;
+  std::shared_ptr<ssl_ctx_st> context_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<FileWatcher> watcher_;  // last
+};
 
 struct HttpRequest {
   std::string path;           // without the query
