@@ -29,10 +29,10 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
       policy_(std::move(policy)),
       kv_(model_.kv_pages, model_.page_size),
       pool_(options.max_queue) {
-  ServingLoop::Options loop_options;
-  loop_options.limits.max_batch_size = options.max_batch_size;
-  loop_options.limits.max_batch_tokens = options.max_batch_tokens;
-  loop_options.give_up = options.give_up;
+  const ServingLoop::Options loop_options = {
+      .limits = {.max_batch_size = options.max_batch_size,
+                 .max_batch_tokens = options.max_batch_tokens},
+      .give_up = options.give_up};
   loop_ = std::make_unique<ServingLoop>(*engine_, kv_, pool_, *policy_, ledger_,
                                         TimeSource::Steady(), loop_options);
 }

@@ -4,10 +4,10 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <semaphore>
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "base/sync.h"
 #include "engine/kv_slot_manager.h"
 
 namespace treadle {
@@ -26,11 +26,7 @@ class Driver {
   explicit Driver(Engine& engine) : engine_(engine) {}
 
   absl::Status Start() {
-    return engine_.Start([this] {
-      MutexLock lock(mutex_);
-      news_ = true;
-      changed_.NotifyOne();
-    });
+    return engine_.Start([this] { news_.release(); });
   }
 
   absl::Status Submit(IterationPlan plan) {
@@ -55,15 +51,8 @@ class Driver {
  private:
   // Blocks until the engine has news, and takes it.
   absl::Status AwaitResult() {
-    {
-      MutexLock lock(mutex_);
-      const auto deadline = SteadyClock::now() + kResultDeadline;
-      while (!news_) {
-        if (!changed_.WaitUntil(mutex_, deadline) && !news_) {
-          return absl::DeadlineExceededError("an iteration gave no result");
-        }
-      }
-      news_ = false;
+    if (!news_.try_acquire_for(kResultDeadline)) {
+      return absl::DeadlineExceededError("an iteration gave no result");
     }
     for (const IterationResult& result : engine_.TakeResults()) {
       --in_flight_;
@@ -76,9 +65,7 @@ class Driver {
   uint64_t iteration_ = 0;
   int in_flight_ = 0;
   double gaps_ = 0;
-  Mutex mutex_;
-  CondVar changed_;
-  bool news_ ABSL_GUARDED_BY(mutex_) = false;
+  std::counting_semaphore<> news_{0};
 };
 
 struct Times {
@@ -175,17 +162,16 @@ double Median(std::vector<double> values) {
 
 IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tokens,
                         int32_t batch_size, double prefill, double decode, double gaps) {
-  IterationBenchRow row;
-  row.batch_size = batch_size;
-  row.prompt_tokens = prompt_tokens;
-  row.new_tokens = options.new_tokens;
-  row.prefill_seconds = prefill;
-  row.decode_iteration_seconds = decode / (options.new_tokens - 1);
-  row.decode_gap_seconds = gaps / (options.new_tokens - 1);
-  row.total_seconds = prefill + decode;
-  row.prefill_tokens_per_second = static_cast<double>(batch_size) * prompt_tokens / prefill;
-  row.decode_tokens_per_second = batch_size / row.decode_iteration_seconds;
-  return row;
+  const double decode_iteration = decode / (options.new_tokens - 1);
+  return {.batch_size = batch_size,
+          .prompt_tokens = prompt_tokens,
+          .new_tokens = options.new_tokens,
+          .prefill_tokens_per_second = static_cast<double>(batch_size) * prompt_tokens / prefill,
+          .decode_tokens_per_second = batch_size / decode_iteration,
+          .prefill_seconds = prefill,
+          .decode_iteration_seconds = decode_iteration,
+          .decode_gap_seconds = gaps / (options.new_tokens - 1),
+          .total_seconds = prefill + decode};
 }
 
 }  // namespace
@@ -207,7 +193,7 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
   Driver driver(engine);
   TREADLE_RETURN_IF_ERROR(driver.Start());
   KvSlotManager kv(options.total_pages, options.page_size);
-  std::mt19937_64 random(options.seed);
+  std::mt19937_64 random(1);
   SequenceId next_id = 1;
   std::vector<IterationBenchRow> rows;
   for (const int32_t prompt_tokens : options.prompt_tokens) {
@@ -229,24 +215,20 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
   return rows;
 }
 
-std::string ToJson(const IterationBenchSubject& subject,
-                   const std::vector<IterationBenchRow>& rows) {
-  nlohmann::ordered_json json = {{"model", subject.model},
-                                 {"backend", subject.backend},
-                                 {"weight_bytes", subject.weight_bytes}};
-  json["rows"] = nlohmann::ordered_json::array();
+nlohmann::ordered_json ToJson(const std::vector<IterationBenchRow>& rows) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const IterationBenchRow& row : rows) {
-    json["rows"].push_back({{"batch_size", row.batch_size},
-                            {"prompt_tokens", row.prompt_tokens},
-                            {"new_tokens", row.new_tokens},
-                            {"prefill_tokens_per_second", row.prefill_tokens_per_second},
-                            {"decode_tokens_per_second", row.decode_tokens_per_second},
-                            {"prefill_seconds", row.prefill_seconds},
-                            {"decode_iteration_seconds", row.decode_iteration_seconds},
-                            {"decode_gap_seconds", row.decode_gap_seconds},
-                            {"total_seconds", row.total_seconds}});
+    json.push_back({{"batch_size", row.batch_size},
+                    {"prompt_tokens", row.prompt_tokens},
+                    {"new_tokens", row.new_tokens},
+                    {"prefill_tokens_per_second", row.prefill_tokens_per_second},
+                    {"decode_tokens_per_second", row.decode_tokens_per_second},
+                    {"prefill_seconds", row.prefill_seconds},
+                    {"decode_iteration_seconds", row.decode_iteration_seconds},
+                    {"decode_gap_seconds", row.decode_gap_seconds},
+                    {"total_seconds", row.total_seconds}});
   }
-  return json.dump();
+  return json;
 }
 
 std::string ToTable(const std::vector<IterationBenchRow>& rows) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -24,7 +25,6 @@ struct IterationBenchOptions {
   int64_t page_size = kDefaultPageSize;
   int64_t total_pages = 0;
   int32_t vocab = 0;
-  uint64_t seed = 1;
   // The next iteration is submitted when the one before it has given its result: shows what the
   // host does between two, which an engine that works ahead hides.
   bool one_at_a_time = false;
@@ -42,20 +42,12 @@ struct IterationBenchRow {
   double total_seconds = 0;
 };
 
-// What was measured.
-struct IterationBenchSubject {
-  std::string model;
-  std::string backend;
-  uint64_t weight_bytes = 0;  // packed, in memory
-};
-
 // All batch sizes with each prompt length. `engine` is started by the call and must not be used by
 // anyone else.
 absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
     Engine& engine, const IterationBenchOptions& options);
 
-std::string ToJson(const IterationBenchSubject& subject,
-                   const std::vector<IterationBenchRow>& rows);
+nlohmann::ordered_json ToJson(const std::vector<IterationBenchRow>& rows);
 std::string ToTable(const std::vector<IterationBenchRow>& rows);
 
 }  // namespace treadle

@@ -13,9 +13,8 @@ namespace treadle {
 struct SchedulerBenchOptions {
   std::vector<int32_t> running = {1, 32, 256};  // requests, all in the increment phase
   int64_t waiting = 64;                         // requests queued behind them
-  int depth = 2;
-  int64_t iterations = 2000;  // per repeat
-  int repeats = 5;            // the fastest is reported: everything else is the machine's
+  int64_t iterations = 2000;                    // per repeat
+  int repeats = 5;  // the fastest is reported: everything else is the machine's
 };
 
 struct SchedulerBenchRow {
@@ -23,6 +22,7 @@ struct SchedulerBenchRow {
   double microseconds_per_iteration = 0;
 };
 
+// Requires positive options.
 absl::StatusOr<std::vector<SchedulerBenchRow>> RunSchedulerBench(
     const SchedulerBenchOptions& options);
 

@@ -31,7 +31,7 @@ class Driver {
         kv_(options.total_pages, options.page_size),
         pool_(std::make_shared<RequestPool>(options.requests)),
         policy_(std::move(policy)),
-        loop_(engine, kv_, *pool_, *policy_, ledger_, TimeSource::Steady(), LoopOptions(options)) {}
+        loop_(engine, kv_, *pool_, *policy_, ledger_, TimeSource::Steady(), Limits(options)) {}
 
   absl::Status Start() {
     return engine_.Start([pool = pool_] { pool->Wake(); });
@@ -72,11 +72,9 @@ class Driver {
   }
 
  private:
-  static LoopCore::Options LoopOptions(const TimelineOptions& options) {
-    LoopCore::Options loop;
-    loop.limits.max_batch_size = options.max_batch_size;
-    loop.limits.max_batch_tokens = options.max_batch_tokens;
-    return loop;
+  static LoopCore::Options Limits(const TimelineOptions& options) {
+    return {.limits = {.max_batch_size = options.max_batch_size,
+                       .max_batch_tokens = options.max_batch_tokens}};
   }
 
   RequestSpec Spec(int32_t request) const {
@@ -108,20 +106,6 @@ class Driver {
   LoopCore loop_;
 };
 
-absl::Status Check(const TimelineOptions& options) {
-  if (options.requests < 1 || options.prompt_tokens < 1 || options.new_tokens < 1) {
-    return InvalidArgument("timeline: ", options.requests, " requests of ", options.prompt_tokens,
-                           " prompt and ", options.new_tokens, " new tokens, expected at least 1");
-  }
-  const int64_t tokens = int64_t{options.prompt_tokens} + options.new_tokens;
-  const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
-  if (pages > options.total_pages) {
-    return ResourceExhausted("timeline: a request of ", tokens, " tokens needs ", pages,
-                             " K/V pages, ", options.total_pages, " exist");
-  }
-  return absl::OkStatus();
-}
-
 // Tracing begins and ends in the middle of iterations: those that not every rank told of go.
 void DropPartial(std::vector<TraceEvent>& events) {
   using Rank = std::pair<int32_t, int32_t>;
@@ -136,15 +120,16 @@ void DropPartial(std::vector<TraceEvent>& events) {
   });
 }
 
-std::tuple<int32_t, int32_t, int64_t> Place(const TraceEvent& event) {
-  return {event.stage, event.rank, event.begin};
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<TraceEvent>> RecordTimeline(Engine& engine,
                                                        const TimelineOptions& options) {
-  TREADLE_RETURN_IF_ERROR(Check(options));
+  const int64_t tokens = int64_t{options.prompt_tokens} + options.new_tokens;
+  const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
+  if (pages > options.total_pages) {
+    return ResourceExhausted("timeline: a request of ", tokens, " tokens needs ", pages,
+                             " K/V pages, ", options.total_pages, " exist");
+  }
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Policy> policy, Policy::Create("fcfs"));
   Driver driver(engine, options, std::move(policy));
   TREADLE_RETURN_IF_ERROR(driver.Start());
@@ -154,8 +139,9 @@ absl::StatusOr<std::vector<TraceEvent>> RecordTimeline(Engine& engine,
   std::vector<TraceEvent> events = driver.CollectTrace();
   engine.SetTracing(false);
   DropPartial(events);
-  std::stable_sort(events.begin(), events.end(),
-                   [](const TraceEvent& a, const TraceEvent& b) { return Place(a) < Place(b); });
+  std::ranges::stable_sort(events, {}, [](const TraceEvent& event) {
+    return std::make_tuple(event.stage, event.rank, event.begin);
+  });
   return events;
 }
 

@@ -27,7 +27,7 @@ struct TimelineOptions {
 
 // Runs the requests once to warm up and once more with tracing on, through the scheduler as a
 // server would. Starts `engine`, which nobody else must use. Events come ordered by stage, rank and
-// begin. Errors: an option out of range, the engine's.
+// begin. Requires positive options. Errors: too few pages, the engine's.
 absl::StatusOr<std::vector<TraceEvent>> RecordTimeline(Engine& engine,
                                                        const TimelineOptions& options);
 

@@ -1,5 +1,3 @@
-#include "bench/kernels/cuda_peaks.h"
-
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "bench/kernels/machine_peaks.h"
 #include "kernels/cuda/dense/cublas_lt.h"
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/dtype.h"

@@ -11,7 +11,6 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "bench/kernels/cold_products.h"
-#include "bench/kernels/cuda_peaks.h"
 #include "bench/kernels/int8_baseline.h"
 #include "bench/kernels/layer_cases.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -160,8 +159,7 @@ bool Wanted(const KernelBenchOptions& options, const std::string& name) {
 }
 
 void Tell(const KernelBenchOptions& options, size_t done, size_t total) {
-  if (!options.progress) return;
-  options.progress(static_cast<int64_t>(done), static_cast<int64_t>(total));
+  if (options.progress) options.progress(static_cast<double>(done) / static_cast<double>(total));
 }
 
 void RunOpCases(const KernelBenchOptions& options, Measurement& measurement) {

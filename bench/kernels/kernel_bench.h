@@ -42,7 +42,7 @@ struct KernelBenchOptions {
   ComputeMode compute = ComputeMode::kAuto;
   double seconds_per_case = 0.2;
   int64_t cold_bytes = int64_t{600} << 20;
-  std::function<void(int64_t done, int64_t total)> progress;  // may be empty
+  std::function<void(double)> progress;  // 0 to 1; may be empty
 };
 
 struct KernelBenchRow {

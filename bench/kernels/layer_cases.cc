@@ -15,20 +15,15 @@ struct ProductRow {
   std::vector<const char*> tensors;  // those that there are
 };
 
-const std::vector<ProductRow>& ProductRows() {
-  static const std::vector<ProductRow> rows = {
-      {"qkv", false, {"attn_q", "attn_k", "attn_v", "attn_qkv"}},
-      {"out", true, {"attn_output"}},
-      {"up", false, {"ffn_gate", "ffn_up"}},
-      {"down", true, {"ffn_down"}}};
-  return rows;
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<LayerProduct>> ProductsOfLayer(const Checkpoint& checkpoint) {
+  const ProductRow rows[] = {{"qkv", false, {"attn_q", "attn_k", "attn_v", "attn_qkv"}},
+                             {"out", true, {"attn_output"}},
+                             {"up", false, {"ffn_gate", "ffn_up"}},
+                             {"down", true, {"ffn_down"}}};
   std::vector<LayerProduct> products;
-  for (const ProductRow& row : ProductRows()) {
+  for (const ProductRow& row : rows) {
     LayerProduct product = {.name = row.name, .accumulate = row.accumulate};
     for (const char* name : row.tensors) {
       const StoredTensor* tensor = checkpoint.Find(Str("blk.0.", name, ".weight"));

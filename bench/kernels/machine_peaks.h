@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "absl/status/statusor.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/cpu/thread_pool.h"
 
@@ -17,6 +18,13 @@ struct MachinePeaks {
 
 // Takes about a second. Best of several tries.
 MachinePeaks MeasurePeaks(ThreadPool& pool, CpuIsa isa);
+
+// The ceilings of a GPU: what its copies and the vendor's library reach. read_gigabytes: bytes read
+// and written by large copies on the device; float_gigaops: cuBLASLt on a large bf16 product with
+// random operands (equal ones draw less power); integer_gigaops: the same of int8 with sums of 32
+// bits, 0 if the library has none. Best of several tries. Call from one thread. Errors: there is no
+// usable device, or this build has no CUDA.
+absl::StatusOr<MachinePeaks> MeasureCudaPeaks();
 
 // The loops themselves. What they return keeps the compiler from dropping them.
 struct PeakLoops {

@@ -1,7 +1,7 @@
 // The measurements that need a GPU, in builds without CUDA.
 #include "base/status.h"
-#include "bench/kernels/cuda_peaks.h"
 #include "bench/kernels/int8_baseline.h"
+#include "bench/kernels/machine_peaks.h"
 
 namespace treadle {
 

@@ -1,11 +1,11 @@
-#include "bench/load/load_client.h"
-
 #include <grpcpp/create_channel.h>
 #include <grpcpp/grpcpp.h>
 
 #include <utility>
 
 #include "base/status.h"
+#include "bench/load/load_replay.h"
+#include "server/cli/client_flags.h"
 #include "server/grpc/inference.grpc.pb.h"
 
 namespace treadle {
@@ -40,7 +40,7 @@ class StreamingCall final : public grpc::ClientReadReactor<treadle::v1::Generate
 
   void OnReadDone(bool ok) override {
     if (!ok) return;
-    answer_.Received(reply_.output().token_ids_size());
+    answer_.received(reply_.output().token_ids_size());
     StartRead(&reply_);
   }
 
@@ -51,7 +51,7 @@ class StreamingCall final : public grpc::ClientReadReactor<treadle::v1::Generate
     }
     LoadAnswer& answer = answer_;
     delete this;
-    answer.Ended(std::move(error));
+    answer.ended(std::move(error));
   }
 
  private:

@@ -1,7 +1,6 @@
 #include "bench/load/load_replay.h"
 
 #include <algorithm>
-#include <memory>
 #include <random>
 #include <thread>
 #include <utility>
@@ -28,14 +27,14 @@ class Tally {
     changed_.NotifyAll();
   }
   // Waits for all `total` to end; calls `progress` after each change.
-  void WaitEnded(int64_t total, const std::function<void(int64_t, int64_t)>& progress) {
+  void WaitEnded(int64_t total, const std::function<void(double)>& progress) {
     for (int64_t seen = -1; seen < total;) {
       {
         MutexLock lock(mutex_);
         while (ended_ == seen) changed_.Wait(mutex_);
         seen = ended_;
       }
-      if (progress) progress(seen, total);
+      if (progress) progress(static_cast<double>(seen) / static_cast<double>(total));
     }
   }
 
@@ -46,28 +45,23 @@ class Tally {
   int64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-class Recorder final : public LoadAnswer {
- public:
-  Recorder(SteadyClock::time_point start, RequestRecord& record, Tally& tally)
-      : start_(start), record_(record), tally_(tally) {}
-
-  void Received(int32_t tokens) override {
-    record_.token_times.insert(record_.token_times.end(), static_cast<size_t>(tokens), Now());
-    record_.output_tokens += tokens;
-  }
-  void Ended(std::string error) override {
-    record_.end = Now();
-    record_.error = std::move(error);
-    tally_.Ended();
-  }
-
- private:
-  double Now() const { return std::chrono::duration<double>(SteadyClock::now() - start_).count(); }
-
-  const SteadyClock::time_point start_;
-  RequestRecord& record_;
-  Tally& tally_;
-};
+LoadAnswer RecordInto(RequestRecord& record, SteadyClock::time_point start, Tally& tally) {
+  const auto now = [start] {
+    return std::chrono::duration<double>(SteadyClock::now() - start).count();
+  };
+  return {.received =
+              [&record, now](int32_t tokens) {
+                record.token_times.insert(record.token_times.end(), static_cast<size_t>(tokens),
+                                          now());
+                record.output_tokens += tokens;
+              },
+          .ended =
+              [&record, &tally, now](std::string error) {
+                record.end = now();
+                record.error = std::move(error);
+                tally.Ended();
+              }};
+}
 
 LoadRequest MakeRequest(const TraceEntry& entry, const ReplayOptions& options, int32_t vocab,
                         std::mt19937_64& random) {
@@ -112,16 +106,16 @@ absl::StatusOr<LoadResult> Replay(const std::vector<TraceEntry>& trace, LoadTarg
 
   Tally tally;
   const SteadyClock::time_point start = SteadyClock::now();
-  std::vector<std::unique_ptr<Recorder>> recorders;
+  std::vector<LoadAnswer> answers;
   for (RequestRecord& record : result.requests) {
-    recorders.push_back(std::make_unique<Recorder>(start, record, tally));
+    answers.push_back(RecordInto(record, start, tally));
   }
   std::thread dispatcher([&] {
     for (size_t i = 0; i < trace.size(); ++i) {
       std::this_thread::sleep_until(start + std::chrono::duration_cast<SteadyClock::duration>(
                                                 std::chrono::duration<double>(trace[i].arrival)));
       tally.WaitBelow(options.max_concurrency);
-      target.Send(std::move(requests[i]), *recorders[i]);
+      target.Send(std::move(requests[i]), answers[i]);
     }
   });
   tally.WaitEnded(static_cast<int64_t>(trace.size()), options.progress);

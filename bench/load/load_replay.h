@@ -1,15 +1,16 @@
 // Replays a trace of requests against something that serves, and records what a user would see.
 //
 // Latency counts from the *scheduled* arrival, so a slow server cannot hide its own queue behind a
-// late client. Prompts are random token ids, drawn from the seed. Who serves: a server over gRPC
-// (load_client.h), or a serving loop of this process (local_load.h).
+// late client. Prompts are random token ids, drawn from the seed. Who serves: a server over gRPC,
+// or a serving loop of this process.
 //
-// Thread safety: Replay is self-contained.
+// Thread safety: Replay and WaitReady are self-contained.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@
 #include "bench/load/trace.h"
 
 namespace treadle {
+
+class RequestPool;
+struct ClientAccess;  // server/cli/client_flags.h
 
 struct LoadRequest {
   std::vector<int32_t> token_ids;  // the prompt
@@ -27,12 +31,9 @@ struct LoadRequest {
 };
 
 // Where a request's answer goes. Calls come from any thread, one at a time; `ended` is the last.
-class LoadAnswer {
- public:
-  virtual ~LoadAnswer() = default;
-  virtual void Received(int32_t tokens) = 0;
-  // `error` is empty if the request completed.
-  virtual void Ended(std::string error) = 0;
+struct LoadAnswer {
+  std::function<void(int32_t tokens)> received;
+  std::function<void(std::string error)> ended;  // empty: the request completed
 };
 
 class LoadTarget {
@@ -44,9 +45,23 @@ class LoadTarget {
   virtual ~LoadTarget() = default;
   virtual absl::StatusOr<Limits> GetLimits() = 0;
   // Does not wait for the answer. A request that is refused ends with an error. `answer` stays
-  // valid until it has Ended.
+  // valid until it has `ended`.
   virtual void Send(LoadRequest request, LoadAnswer& answer) = 0;
 };
+
+// A Treadle server over gRPC. target: host:port. Does not connect yet; GetLimits is the first to
+// fail.
+std::unique_ptr<LoadTarget> ConnectToServer(const std::string& target, const ClientAccess& access);
+// Waits until that server answers, or the deadline.
+absl::Status WaitReady(const std::string& target, const ClientAccess& access,
+                       std::chrono::seconds timeout);
+
+// A serving loop of this process: what a server would do, without gRPC. Requests go into `pool`,
+// whose loop runs, and both outlive every answer. `end_tokens`: of requests that do not ignore the
+// end of a text. Answers are recorded on the serving loop's thread, which costs it well below a
+// microsecond for each request of an iteration.
+std::unique_ptr<LoadTarget> LoadInProcess(RequestPool& pool, const LoadTarget::Limits& limits,
+                                          std::vector<int32_t> end_tokens);
 
 struct ReplayOptions {
   int64_t max_concurrency = 0;  // requests under way at once; 0: no limit
@@ -54,7 +69,7 @@ struct ReplayOptions {
   float temperature = 0;
   uint64_t seed = 1;
   std::chrono::seconds request_timeout{600};
-  std::function<void(int64_t done, int64_t total)> progress = {};  // may be empty
+  std::function<void(double)> progress = {};  // 0 to 1; may be empty
 };
 
 // What one request lived through; times in seconds.

@@ -79,13 +79,14 @@ LoadReport Analyze(const LoadResult& result, const std::map<std::string, double>
     });
     if (!goodput.empty() && good) ++report.good;
   }
-  if (report.duration > 0) {
-    report.request_throughput = static_cast<double>(report.completed) / report.duration;
-    report.output_throughput = static_cast<double>(report.total_output_tokens) / report.duration;
-    report.total_token_throughput =
-        static_cast<double>(report.total_output_tokens + report.total_input_tokens) /
-        report.duration;
-  }
+  const auto per_second = [&](int64_t count) {
+    return report.duration > 0 ? static_cast<double>(count) / report.duration : 0;
+  };
+  report.request_throughput = per_second(report.completed);
+  report.output_throughput = per_second(report.total_output_tokens);
+  report.total_token_throughput =
+      per_second(report.total_output_tokens + report.total_input_tokens);
+  if (report.good >= 0) report.goodput = per_second(report.good);
   return report;
 }
 
@@ -102,10 +103,7 @@ std::string ToJson(const LoadReport& report, const LoadResult& result, bool deta
   json["request_throughput"] = report.request_throughput;
   json["output_throughput"] = report.output_throughput;
   json["total_token_throughput"] = report.total_token_throughput;
-  if (report.good >= 0) {
-    json["request_goodput"] =
-        report.duration > 0 ? static_cast<double>(report.good) / report.duration : 0.0;
-  }
+  if (report.good >= 0) json["request_goodput"] = report.goodput;
   for (const char* name : kMetrics) {
     const Distribution d = DistributionOf(report, name);
     json[Str("mean_", name, "_ms")] = d.mean;
@@ -141,9 +139,7 @@ std::string ToTable(const LoadReport& report, const std::vector<double>& percent
   add("request throughput", report.request_throughput, "requests/s");
   add("output throughput", report.output_throughput, "tokens/s");
   add("total token throughput", report.total_token_throughput, "tokens/s");
-  if (report.good >= 0 && report.duration > 0) {
-    add("goodput", static_cast<double>(report.good) / report.duration, "requests/s");
-  }
+  if (report.good >= 0) add("goodput", report.goodput, "requests/s");
   for (const char* name : kMetrics) {
     const Distribution d = DistributionOf(report, name);
     absl::StrAppendFormat(&table, "%-20s mean %10.2f  median %10.2f", name, d.mean, d.median);

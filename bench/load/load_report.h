@@ -22,7 +22,8 @@ struct LoadReport {
   double request_throughput = 0;
   double output_throughput = 0;
   double total_token_throughput = 0;
-  int64_t good = -1;  // requests within every goodput bound; -1: no bound given
+  int64_t good = -1;   // requests within every goodput bound; -1: no bound given
+  double goodput = 0;  // the same per second
   // Milliseconds, by name: ttft, tpot, itl, e2el, normalized_latency.
   std::map<std::string, std::vector<double>> samples_ms;
 };

@@ -1,10 +1,10 @@
-#include "bench/load/local_load.h"
-
 #include <atomic>
 #include <utility>
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "bench/load/load_replay.h"
+#include "scheduler/request_pool.h"
 
 namespace treadle {
 namespace {
@@ -23,10 +23,10 @@ class Reader {
     MutexLock lock(mutex_);
     if (ended_) return;
     const StreamBatch batch = stream_.Take();
-    if (!batch.tokens.empty()) answer_.Received(static_cast<int32_t>(batch.tokens.size()));
+    if (!batch.tokens.empty()) answer_.received(static_cast<int32_t>(batch.tokens.size()));
     if (!batch.ended) return;
     ended_ = true;
-    answer_.Ended(batch.status.ok() ? "" : ErrorText(batch.status));
+    answer_.ended(batch.status.ok() ? "" : ErrorText(batch.status));
   }
 
  private:
@@ -52,7 +52,7 @@ class LocalTarget final : public LoadTarget {
     if (!request.ignore_eos) spec.end_tokens = end_tokens_;
     spec.deadline = Clock::now() + request.timeout;
     absl::StatusOr<RequestPool::Submitted> submitted = pool_.Submit(std::move(spec));
-    if (!submitted.ok()) return answer.Ended(ErrorText(submitted.status()));
+    if (!submitted.ok()) return answer.ended(ErrorText(submitted.status()));
     TokenStream& stream = *submitted->stream;
     stream.SetNotifier([reader = std::make_shared<Reader>(stream, answer)] { reader->Read(); });
   }

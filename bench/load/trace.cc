@@ -1,15 +1,15 @@
 #include "bench/load/trace.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
-#include <cstdio>
-#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string_view>
 
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "base/number.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -42,41 +42,22 @@ double Gamma(std::mt19937_64& random, double shape) {
 }
 
 bool ParseNumber(std::string_view text, double& value) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() && end == text.data() + text.size() && std::isfinite(value);
+  value = NumberIn<double>(text).value_or(NAN);
+  return std::isfinite(value);
 }
 
-std::vector<std::string_view> SplitCsv(std::string_view line) {
-  std::vector<std::string_view> fields;
-  while (true) {
-    const size_t comma = line.find(',');
-    fields.push_back(line.substr(0, comma));
-    if (comma == std::string_view::npos) return fields;
-    line.remove_prefix(comma + 1);
-  }
-}
-
-// Seconds; either a number or "YYYY-MM-DD HH:MM:SS.fraction".
+// Seconds; either a number or "YYYY-MM-DD HH:MM:SS.fraction", in UTC unless it says otherwise.
 bool ParseTime(std::string_view text, double& seconds) {
   if (ParseNumber(text, seconds)) return true;
-  std::tm parts{};
-  int consumed = 0;
-  const std::string copy(text);
-  if (std::sscanf(copy.c_str(), "%d-%d-%d%*[ T]%d:%d:%d%n", &parts.tm_year, &parts.tm_mon,
-                  &parts.tm_mday, &parts.tm_hour, &parts.tm_min, &parts.tm_sec, &consumed) != 6) {
-    return false;
+  std::string copy(text);
+  std::ranges::replace(copy, 'T', ' ');
+  for (const char* format : {"%Y-%m-%d %H:%M:%E*S", "%Y-%m-%d %H:%M:%E*S%Ez"}) {
+    absl::Time time;
+    if (!absl::ParseTime(format, copy, &time, nullptr)) continue;
+    seconds = absl::ToDoubleSeconds(time - absl::UnixEpoch());
+    return true;
   }
-  parts.tm_year -= 1900;
-  parts.tm_mon -= 1;
-  double fraction = 0;
-  std::string_view rest = text.substr(consumed);
-  if (rest.starts_with('.')) {
-    size_t digits = 1;
-    while (digits < rest.size() && rest[digits] >= '0' && rest[digits] <= '9') ++digits;
-    ParseNumber(Str("0", rest.substr(0, digits)), fraction);
-  }
-  seconds = static_cast<double>(timegm(&parts)) + fraction;
-  return true;
+  return false;
 }
 
 struct Columns {
@@ -84,13 +65,13 @@ struct Columns {
 };
 
 // Which of the two known headers this is.
-absl::StatusOr<Columns> FindColumns(const std::string& path, std::string_view header) {
+absl::StatusOr<Columns> FindColumns(const std::string& path, const std::string& header) {
   struct Known {
     const char *time, *input, *output;
   };
   static constexpr Known kKnown[] = {{"TIMESTAMP", "ContextTokens", "GeneratedTokens"},
                                      {"Timestamp", "Request tokens", "Response tokens"}};
-  const std::vector<std::string_view> names = SplitCsv(header);
+  const std::vector<std::string> names = absl::StrSplit(header, ',');
   auto index = [&](const char* name) {
     return static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
   };
@@ -117,8 +98,8 @@ absl::StatusOr<TraceEntry> ParseJsonLine(const std::string& line) {
                     object["output_length"].get<int32_t>()};
 }
 
-absl::StatusOr<TraceEntry> ParseCsvLine(const Columns& columns, std::string_view line) {
-  const std::vector<std::string_view> fields = SplitCsv(line);
+absl::StatusOr<TraceEntry> ParseCsvLine(const Columns& columns, const std::string& line) {
+  const std::vector<std::string> fields = absl::StrSplit(line, ',');
   TraceEntry entry;
   double input = 0, output = 0;
   if (fields.size() <= std::max({columns.time, columns.input, columns.output}) ||
@@ -135,17 +116,13 @@ absl::StatusOr<TraceEntry> ParseCsvLine(const Columns& columns, std::string_view
 }  // namespace
 
 absl::StatusOr<LengthRange> ParseLengthRange(const std::string& text) {
-  LengthRange range;
   const size_t colon = text.find(':');
-  double low = 0, high = 0;
-  const std::string_view view = text;
-  const bool parsed = ParseNumber(view.substr(0, colon), low) &&
-                      ParseNumber(colon == std::string::npos ? view : view.substr(colon + 1), high);
-  if (!parsed || low < 1 || high < low || high > 1e9 || low != std::floor(low) ||
-      high != std::floor(high)) {
-    return InvalidArgument("length '", text, "': expected N or LOW:HIGH with 1 <= LOW <= HIGH");
+  const auto low = NumberIn<int32_t>(text.substr(0, colon));
+  const auto high = colon == text.npos ? low : NumberIn<int32_t>(text.substr(colon + 1));
+  if (low && high && 1 <= *low && *low <= *high && *high <= 1'000'000'000) {
+    return LengthRange{*low, *high};
   }
-  return LengthRange{static_cast<int32_t>(low), static_cast<int32_t>(high)};
+  return InvalidArgument("length '", text, "': expected N or LOW:HIGH with 1 <= LOW <= HIGH");
 }
 
 std::vector<TraceEntry> MakeTrace(const SyntheticTrace& options) {
@@ -183,15 +160,13 @@ absl::StatusOr<std::vector<TraceEntry>> ReadTrace(const std::string& path, doubl
     }
     absl::StatusOr<TraceEntry> entry = csv ? ParseCsvLine(columns, line) : ParseJsonLine(line);
     if (!entry.ok()) {
-      return InvalidArgument(path, " line ", number, ": ", std::string(entry.status().message()));
+      return InvalidArgument(path, " line ", number, ": ", entry.status().message());
     }
-    if (entry->input_tokens < 1 || entry->output_tokens < 1)
-      continue;  // failed ones in the originals
-    trace.push_back(*entry);
+    const bool failed = entry->input_tokens < 1 || entry->output_tokens < 1;  // in the originals
+    if (!failed) trace.push_back(*entry);
   }
   if (trace.empty()) return InvalidArgument(path, ": no request in it");
-  std::stable_sort(trace.begin(), trace.end(),
-                   [](const TraceEntry& a, const TraceEntry& b) { return a.arrival < b.arrival; });
+  std::ranges::stable_sort(trace, {}, &TraceEntry::arrival);
   if (limit > 0 && static_cast<int64_t>(trace.size()) > limit) trace.resize(limit);
   const double first = trace.front().arrival;
   for (TraceEntry& entry : trace) entry.arrival = (entry.arrival - first) * time_scale;

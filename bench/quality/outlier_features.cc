@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -22,7 +23,10 @@ class Dimensions {
   Dimensions(int64_t layers, float threshold) : threshold_(threshold), in_layer_(layers) {}
 
   void Add(int64_t layer, const Tensor& x) {
-    Grow(static_cast<size_t>(x.cols));
+    const auto size = static_cast<size_t>(x.cols);
+    largest_.resize(size);
+    positions_.resize(size);
+    for (std::vector<bool>& layer : in_layer_) layer.resize(size);
     std::vector<bool>& here = in_layer_[static_cast<size_t>(layer)];
     for (int64_t row = 0; row < x.rows; ++row) {
       const float* values = x.Row<float>(row);
@@ -50,22 +54,12 @@ class Dimensions {
            .positions = static_cast<double>(positions_[i]) / static_cast<double>(rows_)});
     }
   }
-  double outliers() const {
-    double sum = 0;
-    for (const int64_t count : positions_) sum += static_cast<double>(count);
-    return sum;
-  }
+  double outliers() const { return std::accumulate(positions_.begin(), positions_.end(), 0.0); }
   double elements() const {
     return static_cast<double>(rows_) * static_cast<double>(largest_.size());
   }
 
  private:
-  void Grow(size_t size) {
-    largest_.resize(size);
-    positions_.resize(size);
-    for (std::vector<bool>& layer : in_layer_) layer.resize(size);
-  }
-
   const float threshold_;
   std::vector<std::vector<bool>> in_layer_;  // [layers, dimensions]
   std::vector<float> largest_;               // [dimensions]

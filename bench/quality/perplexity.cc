@@ -107,7 +107,7 @@ PerplexityReport MeasurePerplexity(TeacherForcedModel& model, std::span<const in
 
 nlohmann::ordered_json ToJson(const PerplexityReport& report) {
   const PerplexityPlan& plan = report.plan;
-  return {{"protocol", kPerplexityProtocolNames[static_cast<size_t>(plan.protocol)]},
+  return {{"protocol", WordOf(kPerplexityProtocols, plan.protocol)},
           {"context", plan.context},
           {"windows", plan.windows},
           {"scored_tokens", plan.scored()},
@@ -125,8 +125,8 @@ std::string ToTable(const PerplexityReport& report) {
       "perplexity %.4f +/- %.4f (95 %% confidence: %.4f to %.4f)\n"
       "protocol %s: %d windows of %d tokens, %d tokens scored, %.4f nats each; %.1f s\n",
       report.perplexity(), report.perplexity_error(), report.low(), report.high(),
-      kPerplexityProtocolNames[static_cast<size_t>(plan.protocol)], plan.windows, plan.context,
-      plan.scored(), report.mean_loss, report.seconds);
+      WordOf(kPerplexityProtocols, plan.protocol), plan.windows, plan.context, plan.scored(),
+      report.mean_loss, report.seconds);
 }
 
 }  // namespace treadle

@@ -9,9 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "absl/status/statusor.h"
+#include "base/choice.h"
 #include "bench/quality/teacher_forcing.h"
 
 namespace treadle {
@@ -24,7 +24,8 @@ enum class PerplexityProtocol : uint8_t {
   // begins texts with it; chunk tokens context / 2 + 1 and on are predicted. Usual context: 512.
   kLlamaCpp,
 };
-inline constexpr std::string_view kPerplexityProtocolNames[] = {"window", "llama.cpp"};
+inline constexpr Choice<PerplexityProtocol> kPerplexityProtocols[] = {
+    {"window", PerplexityProtocol::kWindow}, {"llama.cpp", PerplexityProtocol::kLlamaCpp}};
 
 // What one protocol does with `tokens` tokens. A rest shorter than `context` is dropped.
 struct PerplexityPlan {

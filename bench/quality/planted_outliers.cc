@@ -24,25 +24,11 @@ bool Reads(const TensorRow& matrix, Part norm) {
 }
 
 // Memory that loading may drop from the process and read again, as it does with files.
-class SharedFloats {
- public:
-  static absl::StatusOr<SharedFloats> Create(size_t count) {
-    void* data = mmap(nullptr, count * sizeof(float), PROT_READ | PROT_WRITE,
-                      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return ResourceExhausted("no memory for ", count, " planted weights");
-    return SharedFloats({static_cast<float*>(data), count});
-  }
-  SharedFloats(SharedFloats&& other) noexcept : values_(std::exchange(other.values_, {})) {}
-  SharedFloats& operator=(SharedFloats&&) = delete;
-  ~SharedFloats() {
-    if (!values_.empty()) munmap(values_.data(), values_.size_bytes());
-  }
-  std::span<float> values() const { return values_; }
-
- private:
-  explicit SharedFloats(std::span<float> values) : values_(values) {}
-  std::span<float> values_;
+struct Unmap {
+  size_t bytes;
+  void operator()(float* values) const { munmap(values, bytes); }
 };
+using SharedFloats = std::unique_ptr<float[], Unmap>;
 
 class PlantedCheckpoint : public Checkpoint {
  public:
@@ -60,15 +46,17 @@ absl::StatusOr<std::span<float>> PlantedCheckpoint::Own(StoredTensor& tensor) {
   const int64_t cols = tensor.shape.back();
   MatrixConstants constants;
   TREADLE_ASSIGN_OR_RETURN(const MatrixSource source, SourceOf(tensor, rows, cols, constants));
-  TREADLE_ASSIGN_OR_RETURN(SharedFloats floats, SharedFloats::Create(rows * cols));
-  const std::span<float> values = floats.values();
+  const size_t bytes = static_cast<size_t>(rows * cols) * sizeof(float);
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return ResourceExhausted("no memory for ", bytes, " bytes of weights");
+  owned_.emplace_back(static_cast<float*>(data), Unmap{bytes});
+  const std::span<float> values(owned_.back().get(), static_cast<size_t>(rows * cols));
   for (int64_t row = 0; row < rows; ++row) {
     DecodeSourceRow(source, row, values.data() + row * cols);
   }
-  owned_.push_back(std::move(floats));
   tensor.format = FindWeightFormat("f32");
   tensor.data = reinterpret_cast<const std::byte*>(values.data());
-  tensor.bytes = values.size_bytes();
+  tensor.bytes = bytes;
   tensor.constants = {};
   return values;
 }

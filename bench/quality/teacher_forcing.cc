@@ -10,11 +10,8 @@
 #include "models/text/tokenizer.h"
 
 namespace treadle {
-namespace {
 
 constexpr int64_t kPageSize = 64;
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<TeacherForcedModel>> TeacherForcedModel::Create(
     const Checkpoint& checkpoint, std::unique_ptr<Backend> backend, const Options& options) {

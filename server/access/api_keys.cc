@@ -9,6 +9,7 @@
 #include <fstream>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 #include "base/number.h"
 #include "base/status.h"
@@ -33,6 +34,25 @@ std::vector<std::string> WordsOf(const std::string& line) {
   std::vector<std::string> words;
   for (std::string word; in >> word;) words.push_back(word);
   return words;
+}
+
+// Of the words of one line, of which there are some.
+absl::StatusOr<ApiKey::Terms> ParseTerms(std::vector<std::string> words, size_t number) {
+  const size_t length = words[0].size();
+  if (length < kShortestKey || length > kLongestKey) {
+    return InvalidArgument("a key has ", length, " characters, expected ", kShortestKey, " to ",
+                           kLongestKey);
+  }
+  if (words.size() > 4) {
+    return InvalidArgument("there are ", words.size(),
+                           " words, expected: key [name [requests/min [tokens/min]]]");
+  }
+  words.resize(4);
+  ApiKey::Terms terms;
+  terms.name = words[1].empty() ? Str("line ", number) : words[1];
+  TREADLE_ASSIGN_OR_RETURN(terms.requests, ParseLimit(words[2]));
+  TREADLE_ASSIGN_OR_RETURN(terms.tokens, ParseLimit(words[3]));
+  return terms;
 }
 
 }  // namespace
@@ -74,8 +94,9 @@ void ApiKey::Refill(TimePoint now) {
 absl::Status ApiKey::Admit(int64_t prompt_tokens, TimePoint now) {
   MutexLock lock(mutex_);
   Refill(now);
-  const auto used_up = [&](double limit, const char* what) {
-    return ResourceExhausted("the API key '", terms_.name, "' has used up its ",
+  const std::string& name = terms_.name;
+  const auto used_up = [&name](double limit, const char* what) {
+    return ResourceExhausted("the API key '", name, "' has used up its ",
                              static_cast<int64_t>(limit), " ", what, " per minute");
   };
   if (terms_.requests && requests_ < 1) return used_up(*terms_.requests, "requests");
@@ -96,80 +117,54 @@ ApiKeys::Digest ApiKeys::DigestOf(std::string_view key) {
   return digest;
 }
 
-absl::StatusOr<ApiKeys::Line> ApiKeys::ParseLine(const std::string& text, size_t number) {
-  std::vector<std::string> words = WordsOf(text);
-  const std::string& key = words[0];
-  if (key.size() < kShortestKey || key.size() > kLongestKey) {
-    return InvalidArgument("a key has ", key.size(), " characters, expected ", kShortestKey, " to ",
-                           kLongestKey);
-  }
-  if (words.size() > 4) {
-    return InvalidArgument("there are ", words.size(),
-                           " words, expected: key [name [requests/min [tokens/min]]]");
-  }
-  words.resize(4);
-  Line line{.digest = DigestOf(words[0]), .terms = {}};
-  line.terms.name = words[1].empty() ? Str("line ", number) : words[1];
-  TREADLE_ASSIGN_OR_RETURN(line.terms.requests, ParseLimit(words[2]));
-  TREADLE_ASSIGN_OR_RETURN(line.terms.tokens, ParseLimit(words[3]));
-  return line;
-}
-
 absl::Status ApiKeys::Read() {
   std::ifstream file(path_);
-  std::vector<Line> lines;
+  std::map<Digest, ApiKey::Terms> lines;
   std::string text;
   for (size_t number = 1; std::getline(file, text); ++number) {
-    if (WordsOf(text).empty()) continue;
-    auto line = ParseLine(text, number);
-    const auto same = [&](const Line& other) { return other.digest == line->digest; };
-    if (line.ok() && std::any_of(lines.begin(), lines.end(), same)) {
-      line = InvalidArgument("the key is there twice");
+    const std::vector<std::string> words = WordsOf(text);
+    if (words.empty()) continue;
+    auto terms = ParseTerms(words, number);
+    if (terms.ok() && !lines.try_emplace(DigestOf(words[0]), *terms).second) {
+      terms = InvalidArgument("the key is there twice");
     }
-    if (!line.ok()) {
-      return InvalidArgument(flag_, ": ", path_, " line ", number, ": ",
-                             std::string(line.status().message()));
+    if (!terms.ok()) {
+      return InvalidArgument(flag_, ": ", path_, " line ", number, ": ", terms.status().message());
     }
-    lines.push_back(*std::move(line));
   }
   if (!file.eof()) {
     return InvalidArgument(flag_, ": cannot read ", path_, ": ", std::strerror(errno));
   }
   if (lines.empty()) return InvalidArgument(flag_, ": ", path_, " has no key");
-  Take(std::move(lines));
-  return absl::OkStatus();
-}
 
-void ApiKeys::Take(std::vector<Line> lines) {
   const auto now = ApiKey::TimePoint::clock::now();
+  std::map<Digest, std::shared_ptr<ApiKey>> keys;
   MutexLock lock(mutex_);
-  std::vector<Entry> entries;
-  for (Line& line : lines) {
-    const auto known = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& entry) {
-      return entry.digest == line.digest;
-    });
-    if (known == entries_.end()) {
-      entries.push_back({line.digest, std::make_shared<ApiKey>(std::move(line.terms), now)});
-      continue;
+  for (auto& [digest, terms] : lines) {
+    const auto known = keys_.find(digest);
+    if (known == keys_.end()) {
+      keys.emplace(digest, std::make_shared<ApiKey>(std::move(terms), now));
+    } else {
+      known->second->Change(std::move(terms));  // what it has used stays used
+      keys.insert(*known);
     }
-    known->key->Change(std::move(line.terms));  // what it has used stays used
-    entries.push_back(*known);
   }
-  entries_ = std::move(entries);
+  keys_ = std::move(keys);
+  return absl::OkStatus();
 }
 
 void ApiKeys::Tell(const absl::Status& read) const {
   if (!read.ok()) {
     log_({.severity = Severity::kWarning,
           .name = "keys_reload_failed",
-          .message = Str(std::string(read.message()), "; the keys stay as they were"),
+          .message = Str(read.message(), "; the keys stay as they were"),
           .fields = {{"file", path_}}});
     return;
   }
   int64_t count = 0;
   {
     MutexLock lock(mutex_);
-    count = static_cast<int64_t>(entries_.size());
+    count = static_cast<int64_t>(keys_.size());
   }
   log_({.name = "keys_reloaded",
         .message = Str(flag_, ": read ", path_, " anew, keys: ", count),
@@ -197,8 +192,8 @@ absl::StatusOr<std::shared_ptr<ApiKey>> ApiKeys::Find(std::string_view authoriza
   std::shared_ptr<ApiKey> found;
   {
     MutexLock lock(mutex_);
-    for (const Entry& entry : entries_) {  // all of them, always
-      if (CRYPTO_memcmp(entry.digest.data(), digest.data(), digest.size()) == 0) found = entry.key;
+    for (const auto& [other, key] : keys_) {  // all of them, always
+      if (CRYPTO_memcmp(other.data(), digest.data(), digest.size()) == 0) found = key;
     }
   }
   if (!found) return absl::UnauthenticatedError("the API key is not known here");

@@ -15,12 +15,11 @@
 
 #include <array>
 #include <chrono>
-#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -72,28 +71,18 @@ class ApiKeys {
 
  private:
   using Digest = std::array<unsigned char, 32>;
-  struct Entry {
-    Digest digest;
-    std::shared_ptr<ApiKey> key;
-  };
-  struct Line {
-    Digest digest;
-    ApiKey::Terms terms;
-  };
 
   ApiKeys(std::string path, LogSink log, std::string flag)
       : path_(std::move(path)), log_(std::move(log)), flag_(std::move(flag)) {}
   static Digest DigestOf(std::string_view key);
-  static absl::StatusOr<Line> ParseLine(const std::string& text, size_t number);
-  absl::Status Read();
-  void Take(std::vector<Line> lines) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Read() ABSL_LOCKS_EXCLUDED(mutex_);
   void Tell(const absl::Status& read) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::string path_;
   const LogSink log_;
   const std::string flag_;
   mutable Mutex mutex_;
-  std::vector<Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::map<Digest, std::shared_ptr<ApiKey>> keys_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<FileWatcher> watcher_;  // last
 };
 

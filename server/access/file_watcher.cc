@@ -9,15 +9,10 @@
 
 namespace treadle {
 
-namespace {
-
 constexpr std::chrono::seconds kPeriod{1};
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<FileWatcher>> FileWatcher::Open(
-    std::vector<std::string> paths, std::function<absl::Status()> read,
-    std::function<void(const absl::Status&)> told) {
+absl::StatusOr<std::unique_ptr<FileWatcher>> FileWatcher::Open(std::vector<std::string> paths,
+                                                               Read read, Told told) {
   std::erase(paths, "");
   std::unique_ptr<FileWatcher> watcher(
       new FileWatcher(std::move(paths), std::move(read), std::move(told)));
@@ -26,10 +21,6 @@ absl::StatusOr<std::unique_ptr<FileWatcher>> FileWatcher::Open(
   watcher->thread_ = std::thread([self = watcher.get()] { self->Run(); });
   return watcher;
 }
-
-FileWatcher::FileWatcher(std::vector<std::string> paths, std::function<absl::Status()> read,
-                         std::function<void(const absl::Status&)> told)
-    : paths_(std::move(paths)), read_(std::move(read)), told_(std::move(told)) {}
 
 FileWatcher::~FileWatcher() {
   {
@@ -59,8 +50,7 @@ void FileWatcher::Run() {
     {
       MutexLock lock(mutex_);
       const auto until = std::chrono::steady_clock::now() + kPeriod;
-      while (!stopping_ && std::chrono::steady_clock::now() < until) {
-        woken_.WaitUntil(mutex_, until);
+      while (!stopping_ && woken_.WaitUntil(mutex_, until)) {
       }
       if (stopping_) return;
     }

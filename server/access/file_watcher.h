@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -19,22 +20,24 @@ namespace treadle {
 
 class FileWatcher {
  public:
+  using Read = std::function<absl::Status()>;
+  using Told = std::function<void(const absl::Status&)>;
+
   // The error is that of the first `read`. `told` hears how each later one went. Empty paths are
   // left out.
-  static absl::StatusOr<std::unique_ptr<FileWatcher>> Open(
-      std::vector<std::string> paths, std::function<absl::Status()> read,
-      std::function<void(const absl::Status&)> told);
+  static absl::StatusOr<std::unique_ptr<FileWatcher>> Open(std::vector<std::string> paths,
+                                                           Read read, Told told);
   ~FileWatcher();  // joins
 
  private:
-  FileWatcher(std::vector<std::string> paths, std::function<absl::Status()> read,
-              std::function<void(const absl::Status&)> told);
+  FileWatcher(std::vector<std::string> paths, Read read, Told told)
+      : paths_(std::move(paths)), read_(std::move(read)), told_(std::move(told)) {}
   std::string Look() const;
   void Run();
 
   const std::vector<std::string> paths_;
-  const std::function<absl::Status()> read_;
-  const std::function<void(const absl::Status&)> told_;
+  const Read read_;
+  const Told told_;
   std::string seen_;  // the thread's, once it runs
 
   Mutex mutex_;

@@ -1,6 +1,5 @@
 // TLS of gRPC's servers and channels from files: checked before anything is loaded, taken over
-// again when they change (tls_files.h). Connections that stand are never touched. gRPC sees only
-// what has passed the checks (certificate_feed.h).
+// again when they change (tls_files.h). Connections that stand are never touched.
 //
 // Thread safety: Open and destruction from the owner's thread, the latter after every server and
 // channel that uses the credentials is gone.
@@ -9,7 +8,6 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "server/access/certificate_feed.h"
 #include "server/access/tls_files.h"
 
 namespace grpc {
@@ -22,18 +20,20 @@ namespace treadle {
 class Tls {
  public:
   static absl::StatusOr<std::unique_ptr<Tls>> Open(const TlsFiles& files, LogSink log);
+  ~Tls();
 
   // With `ca`, clients must show a certificate from it. Requires a certificate.
-  virtual std::shared_ptr<grpc::ServerCredentials> ForServer() const;
+  std::shared_ptr<grpc::ServerCredentials> ForServer() const;
   // Verifies the server's name and its certificate, from `ca`. Requires one.
-  virtual std::shared_ptr<grpc::ChannelCredentials> ForChannel() const;
+  std::shared_ptr<grpc::ChannelCredentials> ForChannel() const;
 
  private:
-  explicit Tls(const TlsFiles& files) : files_(files) {}
+  class CertificateFeed;
+  explicit Tls(const TlsFiles& files);
 
   const TlsFiles files_;
-  CertificateFeed feed_;                  // written by the watcher
-  std::unique_ptr<FileWatcher> watcher_;  // last
+  const std::unique_ptr<CertificateFeed> feed_;  // written by the watcher
+  std::unique_ptr<FileWatcher> watcher_;         // last
 };
 
 }  // namespace treadle

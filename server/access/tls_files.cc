@@ -184,7 +184,7 @@ absl::StatusOr<std::unique_ptr<FileWatcher>> WatchTlsFiles(
     } else {
       log({.severity = Severity::kWarning,
            .name = "tls_reload_failed",
-           .message = Str(std::string(status.message()), "; what was there stays in use"),
+           .message = Str(status.message(), "; what was there stays in use"),
            .fields = {{"file", file}}});
     }
   };

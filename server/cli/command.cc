@@ -42,7 +42,10 @@ void AddWords(CLI::App& app, const char* name, std::vector<std::string> words,
 
 std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char** argv) {
   app.name(std::string("treadle ") + command);
-  app.option_defaults()->always_capture_default();
+  for (CLI::Option* option : app.get_options()) {
+    if (option->get_default_str().empty()) option->capture_default_str();
+    if (option->get_default_str() == "[]") option->default_str("");
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

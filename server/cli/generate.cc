@@ -4,10 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <functional>
 #include <future>
 #include <iostream>
 #include <iterator>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <variant>
@@ -15,7 +17,6 @@
 
 #include "base/status.h"
 #include "kernels/sampling.h"
-#include "server/cli/answer_printer.h"
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
@@ -24,7 +25,7 @@
 #include "server/flag_values.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "server/grpc/messages.h"
-#include "server/grpc/rpc_status.h"
+#include "server/grpc/wire_format.h"
 #include "server/serving_stack.h"
 #include "server/session/session.h"
 
@@ -176,8 +177,8 @@ absl::Status GenerateFromServer(const std::string& target, const ClientAccess& a
                                 const v1::GenerateRequest& request, const OnResponse& on_response) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
-  const auto channel = grpc::CreateCustomChannel(target, access.credentials, arguments);
-  const auto stub = v1::Inference::NewStub(channel);
+  const auto stub =
+      v1::Inference::NewStub(grpc::CreateCustomChannel(target, access.credentials, arguments));
   grpc::ClientContext context;
   if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
   if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
@@ -185,23 +186,16 @@ absl::Status GenerateFromServer(const std::string& target, const ClientAccess& a
   for (v1::GenerateResponse response; reader->Read(&response);) on_response(response);
   const absl::Status status = FromGrpcStatus(reader->Finish());
   if (status.ok()) return status;
-  return absl::Status(status.code(), Str(target, ": ", absl::StatusCodeToString(status.code()),
-                                         ": ", std::string(status.message())));
+  return absl::Status(status.code(), Str(target, ": ", status.ToString()));
 }
 
 absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::milliseconds timeout,
                                const v1::GenerateRequest& request, const OnResponse& on_response) {
-  TREADLE_RETURN_IF_ERROR(CheckServeOptions(options));
-  absl::StatusOr<OpenedModel> opened = absl::UnknownError("");
-  {
-    Progress progress("loading " + options.model);
-    opened = OpenModel(options, [&](double fraction) { progress.Set(fraction); });
-  }
-  TREADLE_RETURN_IF_ERROR(opened.status());
-  TREADLE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ServingStack> stack,
-      ServingStack::Create(std::move(opened->served), std::move(opened->engine),
-                           SchedulingFrom(options, *opened)));
+  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened,
+                           OpenModel(options, ShowProgress("loading " + options.model)));
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<ServingStack> stack,
+                           ServingStack::Create(std::move(opened.served), std::move(opened.engine),
+                                                SchedulingFrom(options, opened)));
   TREADLE_RETURN_IF_ERROR(stack->Start());
   SessionEnvironment environment{
       .model = stack->model(),
@@ -218,11 +212,77 @@ absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::millise
   return status;
 }
 
+using Json = nlohmann::ordered_json;
+
+Json Logprobs(const google::protobuf::RepeatedPtrField<v1::TokenLogprob>& entries) {
+  Json all = Json::array();
+  for (const v1::TokenLogprob& entry : entries) {
+    Json top = Json::array();
+    for (const v1::TopLogprob& other : entry.top()) {
+      top.push_back({{"token_id", other.token_id()}, {"logprob", other.logprob()}});
+    }
+    all.push_back({{"token_id", entry.token_id()}, {"logprob", entry.logprob()}, {"top", top}});
+  }
+  return all;
+}
+
+const char* ReasonOf(const v1::Output& output) {
+  const v1::FinishReason reason = output.finish_info().reason();
+  if (reason == v1::FINISH_REASON_LENGTH) return "length";
+  return reason == v1::FINISH_REASON_STOP ? "stop" : "unknown";
+}
+
+Json Candidate(const v1::Output& output) {
+  const v1::FinishInfo& end = output.finish_info();
+  Json json;
+  json["text"] = output.text();
+  json["token_ids"] = std::vector<int32_t>(output.token_ids().begin(), output.token_ids().end());
+  json["logprobs"] = Logprobs(output.logprobs());
+  json["finish_reason"] = ReasonOf(output);
+  if (end.has_stop_string()) json["stop_string"] = end.stop_string();
+  if (end.has_stop_token_id()) json["stop_token_id"] = end.stop_token_id();
+  return json;
+}
+
+// One object; `prompt_logprobs`: with those of the prompt.
+std::string AnswerToJson(const v1::GenerateResponse& answer, bool prompt_logprobs) {
+  Json json = Candidate(answer.output());
+  if (prompt_logprobs) {
+    json["prompt_logprobs"] = Logprobs(answer.prompt_info().prompt_logprobs());
+  }
+  json["usage"] = {{"prompt_tokens", answer.usage().prompt_tokens()},
+                   {"completion_tokens", answer.usage().completion_tokens()}};
+  json["timing"] = {{"queued", answer.timing().queued()},
+                    {"first_token", answer.timing().first_token()},
+                    {"total", answer.timing().total()}};
+  json["seed"] = answer.prompt_info().seed();
+  for (const v1::Output& output : answer.more_candidates()) {
+    json["more_candidates"].push_back(Candidate(output));
+  }
+  return json.dump();
+}
+
+// A line for each candidate.
+void PrintCandidates(const v1::GenerateResponse& answer) {
+  std::printf("[0] %s\n", answer.output().text().c_str());
+  for (int i = 0; i < answer.more_candidates_size(); ++i) {
+    std::printf("[%d] %s\n", i + 1, answer.more_candidates(i).text().c_str());
+  }
+}
+
+// Tokens and times, in one line on stderr.
+void PrintSummary(const v1::GenerateResponse& answer) {
+  std::fprintf(stderr, "[%s; %d prompt tokens, first token after %.3f s; %d tokens in %.3f s]\n",
+               ReasonOf(answer.output()), answer.usage().prompt_tokens(),
+               answer.timing().first_token(), answer.usage().completion_tokens(),
+               answer.timing().total());
+}
+
 absl::Status Generate(const GenerateOptions& o) {
   std::chrono::milliseconds timeout{0};
   if (!o.timeout.empty()) {
     const auto parsed = ParseDuration(o.timeout);
-    if (!parsed.ok()) return InvalidArgument("--timeout ", std::string(parsed.status().message()));
+    if (!parsed.ok()) return InvalidArgument("--timeout ", parsed.status().message());
     timeout = *parsed;
   }
   v1::GenerateRequest request = o.request;

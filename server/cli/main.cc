@@ -5,7 +5,6 @@
 #include <string_view>
 
 #include "server/cli/command.h"
-#include "server/version.h"
 
 namespace treadle {
 namespace {
@@ -25,7 +24,7 @@ void PrintHelp(std::FILE* out) {
   std::fprintf(out,
                "treadle %s: an iteration-level serving engine for transformer language models\n\n"
                "usage: treadle COMMAND [flags]; treadle COMMAND --help lists its flags\n\n",
-               kVersion);
+               TREADLE_VERSION);
   for (const Command& command : kCommands) {
     std::fprintf(out, "  %-10s %s\n", command.name, command.help);
   }
@@ -42,7 +41,7 @@ int Main(int argc, char** argv) {
     return 0;
   }
   if (name == "--version") {
-    std::printf("treadle %s\n", kVersion);
+    std::printf("treadle %s\n", TREADLE_VERSION);
     return 0;
   }
   for (const Command& command : kCommands) {

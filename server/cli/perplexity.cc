@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "base/status.h"
 #include "bench/quality/teacher_forcing.h"
 #include "models/checkpoints/checkpoint.h"
@@ -19,9 +20,6 @@
 
 namespace treadle {
 namespace {
-
-constexpr Choice<PerplexityProtocol> kProtocols[] = {{"window", PerplexityProtocol::kWindow},
-                                                     {"llama.cpp", PerplexityProtocol::kLlamaCpp}};
 
 struct PerplexityFlags {
   std::string model;
@@ -34,51 +32,15 @@ struct PerplexityFlags {
   bool json = false;
 };
 
-// A line per scored token: JSON, or comma-separated values if the file's name ends in .csv. The
-// file appears under its name once it is whole.
-class LogProbabilityFile {
- public:
-  static absl::StatusOr<std::unique_ptr<LogProbabilityFile>> Create(const std::string& path) {
-    std::unique_ptr<LogProbabilityFile> file(new LogProbabilityFile(path));
-    if (!file->stream_) return InvalidArgument("--logprobs: cannot write ", path);
-    file->stream_ << std::setprecision(9);
-    if (file->csv_) file->stream_ << "window,position,token,logprob\n";
-    return file;
+void WriteLine(const ScoredToken& token, bool csv, std::ostream& out) {
+  if (csv) {
+    out << token.window << ',' << token.position << ',' << token.token << ','
+        << token.log_probability << '\n';
+  } else {
+    out << R"({"window":)" << token.window << R"(,"position":)" << token.position << R"(,"token":)"
+        << token.token << R"(,"logprob":)" << token.log_probability << "}\n";
   }
-  ~LogProbabilityFile() {
-    std::error_code ignored;
-    if (!finished_) std::filesystem::remove(partial_, ignored);
-  }
-
-  void Add(const ScoredToken& token) {
-    if (csv_) {
-      stream_ << token.window << ',' << token.position << ',' << token.token << ','
-              << token.log_probability << '\n';
-    } else {
-      stream_ << R"({"window":)" << token.window << R"(,"position":)" << token.position
-              << R"(,"token":)" << token.token << R"(,"logprob":)" << token.log_probability
-              << "}\n";
-    }
-  }
-
-  absl::Status Finish() {
-    stream_.close();
-    std::error_code error;
-    if (stream_) std::filesystem::rename(partial_, path_, error);
-    if (!stream_ || error) return InvalidArgument("--logprobs: cannot write ", path_);
-    finished_ = true;
-    return absl::OkStatus();
-  }
-
- private:
-  explicit LogProbabilityFile(const std::string& path)
-      : path_(path), partial_(path + ".partial"), csv_(path.ends_with(".csv")), stream_(partial_) {}
-
-  const std::string path_, partial_;
-  const bool csv_;
-  std::ofstream stream_;
-  bool finished_ = false;
-};
+}
 
 absl::StatusOr<std::string> Measure(const PerplexityFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(flags.model));
@@ -91,34 +53,41 @@ absl::StatusOr<std::string> Measure(const PerplexityFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(const WeightPlan weights, ParseWeights(flags.weights, *checkpoint));
   const std::string notice = weights.Notice(*checkpoint);
   if (!notice.empty()) std::fprintf(stderr, "--weights: %s\n", notice.c_str());
-  std::unique_ptr<LogProbabilityFile> log_probabilities;
-  if (!flags.log_probabilities.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(log_probabilities,
-                             LogProbabilityFile::Create(flags.log_probabilities));
+  // A line per scored token. The file appears under its name once it is whole.
+  PerplexityCallbacks callbacks;
+  const std::string& path = flags.log_probabilities;
+  const std::string partial = path + ".partial";
+  std::ofstream lines;
+  std::error_code error;
+  const absl::Cleanup remove = [&] {
+    if (!path.empty()) std::filesystem::remove(partial, error);
+  };
+  if (!path.empty()) {
+    const bool csv = path.ends_with(".csv");
+    lines.open(partial);
+    if (!lines) return InvalidArgument("--logprobs: cannot write ", path);
+    lines << std::setprecision(9) << (csv ? "window,position,token,logprob\n" : "");
+    callbacks.scored = [&lines, csv](const ScoredToken& token) { WriteLine(token, csv, lines); };
   }
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<TeacherForcedModel> model,
                            LoadTeacherForced(*checkpoint, flags.forcing, weights, plan.context));
   std::fprintf(stderr, "%s; %s\n", checkpoint->model_name().c_str(),
                model->backend().description().c_str());
 
-  PerplexityCallbacks callbacks;
-  if (log_probabilities) {
-    callbacks.scored = [&](const ScoredToken& token) { log_probabilities->Add(token); };
-  }
   const TokenizerSpec& tokenizer = *checkpoint->tokenizer();
-  PerplexityReport report;
-  {
-    Progress progress("scoring");
-    callbacks.progress = [&](double fraction) { progress.Set(fraction); };
-    report =
-        MeasurePerplexity(*model, tokens, plan, tokenizer.add_bos ? tokenizer.bos : -1, callbacks);
+  callbacks.progress = ShowProgress("scoring");
+  const PerplexityReport report =
+      MeasurePerplexity(*model, tokens, plan, tokenizer.add_bos ? tokenizer.bos : -1, callbacks);
+  if (!path.empty()) {
+    lines.close();
+    if (lines) std::filesystem::rename(partial, path, error);
+    if (!lines || error) return InvalidArgument("--logprobs: cannot write ", path);
   }
-  if (log_probabilities) TREADLE_RETURN_IF_ERROR(log_probabilities->Finish());
   if (!flags.json) return ToTable(report);
   nlohmann::ordered_json json = {{"model", checkpoint->model_name()},
                                  {"weights", weights.text()},
                                  {"backend", model->backend().description()},
-                                 {"kv_dtype", Name(flags.forcing.kv_dtype)},
+                                 {"kv_dtype", Name(flags.forcing.model.kv_dtype)},
                                  {"text", flags.forcing.text}};
   json.update(ToJson(report));
   return json.dump();
@@ -134,7 +103,7 @@ int RunPerplexity(int argc, char** argv) {
   AddVariantFlags(app, flags.forcing);
   app.add_option("--weights", flags.weights,
                  "convert matrices while loading, as for treadle serve; empty: as stored");
-  AddChoice(app, "--protocol", flags.protocol, kProtocols,
+  AddChoice(app, "--protocol", flags.protocol, kPerplexityProtocols,
             "window: consecutive windows, all tokens scored (GPTQ, SpQR); llama.cpp: the second "
             "half of each chunk scored");
   app.add_option("--context", flags.context,

@@ -1,10 +1,9 @@
 #include "server/cli/placement_report.h"
 
 #include <algorithm>
-#include <iomanip>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -66,49 +65,38 @@ absl::StatusOr<Placement> Place(const Checkpoint& checkpoint, const PlacementReq
 }
 
 std::string Text(const Placement& placement, const PlacementRequest& request) {
-  std::ostringstream out;
   const bool room = placement.memory.device_bytes > 0;
-  out << request.pipeline_parallel << (request.pipeline_parallel == 1 ? " stage" : " stages")
-      << " of " << request.tensor_parallel << (request.tensor_parallel == 1 ? " rank" : " ranks")
-      << "; bytes are of each rank, times of an iteration of " << request.batch
-      << " decoding sequences and " << request.prompt_tokens << " prompt tokens, measured on "
-      << placement.backend << "\n\n";
-  const auto row = [&](const std::vector<std::string>& cells) {
-    constexpr int kWidths[] = {6, 12, 12, 14, 14, 14, 12};
-    for (size_t i = 0; i < cells.size(); ++i) {
-      out << std::setw(i == 0 ? 0 : kWidths[i]) << cells[i];
-    }
-    out << '\n';
-  };
-  std::vector<std::string> head = {"stage", "layers", "time", "weights", "activations"};
-  if (room) head.insert(head.end(), {"K/V room", "tokens"});
-  row(head);
+  std::string out =
+      Str(request.pipeline_parallel, request.pipeline_parallel == 1 ? " stage" : " stages", " of ",
+          request.tensor_parallel, request.tensor_parallel == 1 ? " rank" : " ranks",
+          "; bytes are of each rank, times of an iteration of ", request.batch,
+          " decoding sequences and ", request.prompt_tokens, " prompt tokens, measured on ",
+          placement.backend, "\n\nstage      layers        time       weights   activations",
+          room ? "      K/V room      tokens" : "", "\n");
   for (size_t i = 0; i < placement.stages.size(); ++i) {
     const PlacedStage& stage = placement.stages[i];
-    std::vector<std::string> cells = {Str("    ", i),
-                                      Str(stage.layers.begin, "-", stage.layers.end - 1),
-                                      absl::StrFormat("%.3f ms", stage.seconds * 1e3),
-                                      MiB(stage.weight_bytes), MiB(stage.other_bytes)};
+    absl::StrAppendFormat(&out, "    %d%12s%9.3f ms%14s%14s", i,
+                          Str(stage.layers.begin, "-", stage.layers.end - 1), stage.seconds * 1e3,
+                          MiB(stage.weight_bytes), MiB(stage.other_bytes));
     if (room) {
-      cells.push_back(MiB(stage.KvBytes(placement.memory)));
-      cells.push_back(Str(stage.KvTokens(placement.memory)));
+      absl::StrAppendFormat(&out, "%14s%12d", MiB(stage.KvBytes(placement.memory)),
+                            stage.KvTokens(placement.memory));
     }
-    row(cells);
+    out += '\n';
   }
   const double balance = Balance(placement.stages);
-  const auto stages = static_cast<double>(placement.stages.size());
-  out << absl::StrFormat(
+  absl::StrAppendFormat(
+      &out,
       "\nbalance %.3f: the pipeline, when full, runs %.2f times the iterations of its stages one "
       "after the other\nK/V per token %.1f KiB in all stages, per rank",
-      balance, balance * stages, static_cast<double>(placement.KvBytesPerToken()) / 1024);
+      balance, balance * static_cast<double>(placement.stages.size()),
+      static_cast<double>(placement.KvBytesPerToken()) / 1024);
   if (room) {
     const size_t tightest = placement.Tightest();
-    out << "; stage " << tightest
-        << " is the tightest: " << placement.stages[tightest].KvTokens(placement.memory)
-        << " tokens";
+    absl::StrAppendFormat(&out, "; stage %d is the tightest: %d tokens", tightest,
+                          placement.stages[tightest].KvTokens(placement.memory));
   }
-  out << '\n';
-  return std::move(out).str();
+  return out + '\n';
 }
 
 std::string Json(const Placement& placement, const PlacementRequest& request) {

@@ -1,30 +1,18 @@
 // Progress of long work: on stderr a bar on a terminal, else a line per quarter; or events of a
 // log.
 //
-// Thread safety: none; Set from one thread.
+// Thread safety: one call at a time, from any thread.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "server/observe/log_event.h"
 
 namespace treadle {
 
-class Progress {
- public:
-  // With a `log`, an event "loading" per quarter goes there instead.
-  explicit Progress(std::string what, LogSink log = {});
-  ~Progress();  // ends the bar's line
-
-  void Set(double fraction);  // 0 to 1
-
- private:
-  void Tell(int percent);
-
-  const std::string what_;
-  const LogSink log_;
-  const bool terminal_;
-  int shown_ = -1;  // percent on a terminal, quarters in a log
-};
+// To be told how much is done, 0 to 1. A bar's line ends with the work, or with the last copy of
+// this. With a `log`, an event "loading" per quarter goes there instead.
+std::function<void(double)> ShowProgress(std::string what, LogSink log = {});
 
 }  // namespace treadle

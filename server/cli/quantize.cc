@@ -15,7 +15,6 @@
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "server/cli/command.h"
 #include "server/cli/progress.h"
-#include "server/version.h"
 
 namespace treadle {
 namespace {
@@ -61,10 +60,9 @@ absl::StatusOr<OutlierReport> FindOutliers(const Arguments& arguments) {
   CpuBackendOptions cpu;
   cpu.threads = arguments.threads;
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
-  Progress progress("reading " + arguments.calibration_text);
   OutlierOptions options;
   options.threads = arguments.threads;
-  options.progress = [&](double fraction) { progress.Set(fraction); };
+  options.progress = ShowProgress("reading " + arguments.calibration_text);
   return FindOutlierFeatures(*checkpoint, std::move(backend), tokens, options);
 }
 
@@ -85,7 +83,7 @@ void PrintReport(const Arguments& arguments, const QuantizeReport& report,
 
 absl::Status Quantize(const Arguments& arguments) {
   auto plan = WeightPlan::Parse(arguments.weights);
-  if (!plan.ok()) return InvalidArgument("--weights: ", std::string(plan.status().message()));
+  if (!plan.ok()) return InvalidArgument("--weights: ", plan.status().message());
   std::optional<OutlierReport> outliers;
   if (!arguments.calibration_text.empty()) {
     if (!arguments.report && !arguments.json) {
@@ -95,7 +93,7 @@ absl::Status Quantize(const Arguments& arguments) {
   }
   QuantizeOptions options;
   options.weights = *std::move(plan);
-  options.version = kVersion;
+  options.version = TREADLE_VERSION;
   options.threads = arguments.threads;
   options.errors = arguments.report || arguments.json;
   options.outlier_threshold = arguments.outlier_threshold;
@@ -103,25 +101,20 @@ absl::Status Quantize(const Arguments& arguments) {
   std::signal(SIGINT, Interrupt);
   std::signal(SIGTERM, Interrupt);
   const auto begin = std::chrono::steady_clock::now();
-  absl::StatusOr<QuantizeReport> report = absl::UnknownError("");
-  {
-    Progress progress("quantizing " + arguments.in);
-    options.progress = [&](double fraction) { progress.Set(fraction); };
-    report = QuantizeCheckpoint(arguments.in, arguments.out, options);
-  }
-  TREADLE_RETURN_IF_ERROR(report.status());
+  options.progress = ShowProgress("quantizing " + arguments.in);
+  TREADLE_ASSIGN_OR_RETURN(const QuantizeReport report,
+                           QuantizeCheckpoint(arguments.in, arguments.out, options));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  for (const std::string& notice : report->notices) {
+  for (const std::string& notice : report.notices) {
     std::fprintf(stderr, "note: %s\n", notice.c_str());
   }
-  PrintReport(arguments, *report, outliers);
-  const auto parameters = static_cast<double>(report->parameters);
-  std::fprintf(stderr,
-               "%s: %zu matrices converted, %.1f MB -> %.1f MB, %.2f bits per parameter, %.1f s\n",
-               arguments.out.c_str(), report->matrices.size(),
-               static_cast<double>(report->source_bytes) / 1e6,
-               static_cast<double>(report->output_bytes) / 1e6,
-               8 * static_cast<double>(report->output_bytes) / parameters, seconds.count());
+  PrintReport(arguments, report, outliers);
+  const auto parameters = static_cast<double>(report.parameters);
+  std::fprintf(
+      stderr, "%s: %zu matrices converted, %.1f MB -> %.1f MB, %.2f bits per parameter, %.1f s\n",
+      arguments.out.c_str(), report.matrices.size(), static_cast<double>(report.source_bytes) / 1e6,
+      static_cast<double>(report.output_bytes) / 1e6,
+      8 * static_cast<double>(report.output_bytes) / parameters, seconds.count());
   return absl::OkStatus();
 }
 

@@ -1,10 +1,11 @@
-// What ranks run on: the CPU, or a GPU each (--device). Ranks of this process, of worker processes
-// that it starts on this machine, or of workers elsewhere.
+// What ranks run on: the CPU, or a GPU each (--device). Ranks of this process, which load here; of
+// worker processes that it starts on this machine; or of workers elsewhere.
 //
 // Thread safety: call from one thread.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -15,6 +16,8 @@
 #include "engine/stage_ranks.h"
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/model.h"
 #include "server/configuration.h"
 
 namespace treadle {
@@ -51,9 +54,24 @@ class RankDevices {
   std::vector<CudaDevice> gpus_;  // of all ranks on this machine, stage by stage; none: CPU
 };
 
-// The GPUs of a worker by its flags: `ordinals` are those of its
-// ranks, in order (none: all that there are). None is opened. Errors: there is none and `device` is
-// cuda, or one is missing or named twice.
+// Makes the ranks' backends and loads their shards at the same time. `progress`: fraction of all,
+// from several threads but one at a time; may be empty. Errors: RankDevices::Create's and
+// Model::Load's.
+absl::StatusOr<std::vector<StageRanks::Rank>> LoadRanks(const Checkpoint& checkpoint,
+                                                        const ServeOptions& options,
+                                                        const RankDevices& devices,
+                                                        int64_t max_context,
+                                                        std::function<void(double)> progress);
+
+// How `options` say that a model is loaded; shard 0 of all ranks.
+LoadOptions LoadOptionsFrom(const ServeOptions& options, int64_t max_context);
+
+// Threads of one rank when `parts` ranks, over all stages, share the threads of `options`.
+int ThreadsOfRank(const ServeOptions& options, int64_t parts);
+
+// The GPUs of a worker by its flags: `ordinals` are those of its ranks, in order (none: all that
+// there are). None is opened. Errors: there is none and `device` is cuda, or one is missing or
+// named twice.
 absl::StatusOr<RankGpus> FindWorkerGpus(DeviceChoice device, const std::vector<int>& ordinals);
 
 }  // namespace treadle

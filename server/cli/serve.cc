@@ -5,25 +5,23 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <cstdio>
+#include <future>
 #include <thread>
 
+#include "base/sha256.h"
 #include "base/status.h"
-#include "base/sync.h"
 #include "server/access/api_keys.h"
 #include "server/address.h"
 #include "server/cli/command.h"
-#include "server/cli/control_tls.h"
-#include "server/cli/log_flags.h"
-#include "server/cli/model_hash.h"
+#include "server/cli/daemon.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
-#include "server/cli/signals.h"
 #include "server/configuration.h"
 #include "server/configuration_sources.h"
 #include "server/flag_values.h"
 #include "server/grpc/service.h"
-#include "server/http/socket_tls.h"
-#include "server/observe/health_board.h"
+#include "server/http/http_listener.h"
+#include "server/observe/health.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
@@ -44,35 +42,25 @@ absl::Status CheckPorts(const ServeOptions& options) {
   return absl::OkStatus();
 }
 
-// Where the loop says that it has given the engine up.
-class GivenUp {
- public:
-  explicit GivenUp(Signals& signals) : signals_(signals) {}
-  void Set(const absl::Status& reason) {
-    MutexLock lock(mutex_);
-    reason_ = reason;
-    signals_.Interrupt();
+absl::Status CheckModelHash(const std::string& path, const std::string& expected) {
+  const absl::StatusOr<std::string> found = FileSha256(path);
+  if (!found.ok()) {
+    return InvalidArgument("--model-sha256: ", found.status().message(), ", expected one file");
   }
-  absl::Status reason() {
-    MutexLock lock(mutex_);
-    return reason_;
-  }
+  if (*found == expected) return absl::OkStatus();
+  return InvalidArgument("--model-sha256: ", path, " has ", *found, ", expected ", expected);
+}
 
- private:
-  Signals& signals_;
-  Mutex mutex_;
-  absl::Status reason_ ABSL_GUARDED_BY(mutex_);
-};
-
-// Waits for a signal, then drains; a second signal does not wait. An engine that was given up is an
-// error, and nothing is left to drain. Gives the exit code.
-absl::StatusOr<int> ServeUntilSignal(Signals& signals, GivenUp& given_up, InferenceServer& server,
-                                     const ServeOptions& options, Log& log) {
+// Waits for a signal, then drains; a second signal does not wait. An engine that was given up, for
+// the reason that `given_up` then has, is an error, and nothing is left to drain. Gives the exit
+// code.
+absl::StatusOr<int> ServeUntilSignal(Signals& signals, std::future<absl::Status> given_up,
+                                     InferenceServer& server, const ServeOptions& options,
+                                     Log& log) {
   const int first = signals.Wait();
   if (first == 0) {
     server.DrainAndStop(options.drain_timeout);
-    TREADLE_RETURN_IF_ERROR(given_up.reason());
-    return 0;
+    return given_up.get();
   }
   const int64_t most = options.drain_timeout.count();
   log.Write({.name = "draining",
@@ -97,7 +85,9 @@ absl::StatusOr<int> ServeUntilSignal(Signals& signals, GivenUp& given_up, Infere
                .name = "cut_off",
                .message = "the drain timeout passed; the rest was ended"});
   }
-  TREADLE_RETURN_IF_ERROR(given_up.reason());
+  if (given_up.wait_for(std::chrono::seconds(0)) == std::future_status::ready) {
+    TREADLE_RETURN_IF_ERROR(given_up.get());
+  }
   return drained ? 0 : kCutOff;
 }
 
@@ -185,9 +175,8 @@ absl::StatusOr<OpenedModel> Load(const ServeOptions& options, Log& log) {
   const bool bar = log.options().format == LogFormat::kText && log.options().file.empty() &&
                    isatty(STDERR_FILENO);
   if (bar) log.Flush(std::chrono::seconds(1));
-  Progress progress("loading " + options.model, bar ? LogSink() : log.sink());
-  return OpenModel(
-      options, [&](double fraction) { progress.Set(fraction); }, log.sink());
+  return OpenModel(options, ShowProgress("loading " + options.model, bar ? LogSink() : log.sink()),
+                   log.sink());
 }
 
 void Introduce(const OpenedModel& opened, Log& log) {
@@ -250,10 +239,13 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
     log.Write(std::move(chosen));
   }
 
-  GivenUp given_up(signals);
+  std::promise<absl::Status> given_up;
   SchedulingOptions scheduling = SchedulingFrom(options, opened);
   if (options.remote() && options.on_worker_loss == OnWorkerLoss::kFail) {
-    scheduling.give_up = [&](const absl::Status& reason) { given_up.Set(reason); };
+    scheduling.give_up = [&](const absl::Status& reason) {
+      given_up.set_value(reason);
+      signals.Interrupt();
+    };
   }
   TREADLE_ASSIGN_OR_RETURN(
       std::unique_ptr<ServingStack> stack,
@@ -286,7 +278,8 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
                               " connections: this process may not open more files (ulimit -n)"),
                .fields = {{"connections", connections}}});
   }
-  absl::StatusOr<int> ended = ServeUntilSignal(signals, given_up, *server, options, log);
+  absl::StatusOr<int> ended =
+      ServeUntilSignal(signals, given_up.get_future(), *server, options, log);
   follower.Stop();
   return ended;
 }

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -20,10 +19,7 @@ namespace treadle {
 struct TeacherForcingFlags {
   std::string text;
   ComputeMode compute = ComputeMode::kAuto;
-  DType kv_dtype = DType::kF16;
-  int threads = 0;
-  std::optional<float> outlier_threshold;
-  OutlierRule outlier_rule = OutlierRule::kPerRow;
+  TeacherForcedModel::Options model;
 };
 
 // --text and --threads.

@@ -15,10 +15,8 @@
 #include "base/status.h"
 #include "server/address.h"
 #include "server/cli/command.h"
-#include "server/cli/control_tls.h"
-#include "server/cli/log_flags.h"
+#include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"
-#include "server/cli/signals.h"
 #include "server/cli/worker_supervisor.h"
 
 namespace treadle {

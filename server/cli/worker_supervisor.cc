@@ -61,17 +61,6 @@ class SpawnSettings {
   posix_spawnattr_t attributes_;
 };
 
-std::string Describe(const siginfo_t& info) {
-  return info.si_code == CLD_EXITED ? Str("ended with exit code ", info.si_status)
-                                    : Str("was killed by signal ", info.si_status);
-}
-
-// What a worker prints beside its log is a library's complaint, or the system's.
-LogEvent EventOf(const std::string& line) {
-  if (auto event = FromJson(line)) return *std::move(event);
-  return {.severity = Severity::kWarning, .name = "worker_output", .message = line};
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<WorkerSupervisor>> WorkerSupervisor::Start(Options options) {
@@ -241,7 +230,9 @@ void WorkerSupervisor::ReadOutput(size_t worker, int pipe) {
 }
 
 void WorkerSupervisor::HandleLine(size_t worker, const std::string& line) {
-  LogEvent event = EventOf(line);
+  // What a worker prints beside its log is a library's complaint, or the system's.
+  LogEvent event = FromJson(line).value_or(
+      LogEvent{.severity = Severity::kWarning, .name = "worker_output", .message = line});
   const std::string message = event.message;
   event.message = Str("worker ", worker, ": ", message);
   event.fields.push_back({"worker", static_cast<int64_t>(worker)});
@@ -269,7 +260,9 @@ std::string WorkerSupervisor::Reap(size_t worker) {
   children_[worker].process = -1;
   children_[worker].listening = false;
   changed_.NotifyAll();
-  return Str("(process ", process, ") ", Describe(info));
+  return Str("(process ", process, ") ",
+             info.si_code == CLD_EXITED ? "ended with exit code " : "was killed by signal ",
+             info.si_status);
 }
 
 bool WorkerSupervisor::HandleEnd(size_t worker, const std::string& how) {

@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "base/status.h"
-#include "server/http/client_socket.h"
 
 namespace treadle {
 namespace {

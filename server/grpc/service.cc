@@ -10,11 +10,8 @@
 #include "base/status.h"
 #include "server/grpc/calls.h"
 #include "server/grpc/inference.grpc.pb.h"
-#include "server/grpc/rpc_status.h"
 #include "server/grpc/wire_format.h"
-#include "server/observe/health_board.h"
-#include "server/observe/loop_watch.h"
-#include "server/version.h"
+#include "server/observe/health.h"
 
 namespace treadle {
 namespace {
@@ -98,7 +95,7 @@ class Service final : public Methods {
       response->set_bos_token_id(model().bos());
       for (int32_t id : model().end_ids) response->add_end_token_ids(id);
       response->set_backend(model().backend);
-      response->set_version(kVersion);
+      response->set_version(TREADLE_VERSION);
       response->set_sha256(model().sha256);
       return absl::OkStatus();
     });
@@ -199,9 +196,7 @@ InferenceServer::~InferenceServer() { DrainAndStop(std::chrono::milliseconds(0))
 
 const Address& InferenceServer::address() const { return state_->server->address(); }
 
-size_t InferenceServer::connections() const {
-  return state_->server->door().limits().connections;
-}
+size_t InferenceServer::connections() const { return state_->server->door().limits().connections; }
 
 bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   if (!state_->server) return true;

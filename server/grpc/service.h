@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "server/access/api_keys.h"
 #include "server/door/door.h"
-#include "server/observe/health_board.h"
+#include "server/observe/health.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log_event.h"
 #include "server/serving_stack.h"
@@ -34,7 +34,7 @@ struct ServiceOptions {
 
 class InferenceServer {
  public:
-  // Listens. The probes (health_board.h) say `started` from now on, and `ready` once a first token
+  // Listens. The probes (health.h) say `started` from now on, and `ready` once a first token
   // has come out of the engine; every call but theirs needs one of `keys`, if given. `stack`
   // (started) and `follower` must outlive the server. Unavailable names the address if it is taken.
   static absl::StatusOr<std::unique_ptr<InferenceServer>> Start(ServingStack& stack,

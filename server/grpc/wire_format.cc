@@ -4,11 +4,13 @@
 #include <google/protobuf/message.h>
 #include <google/protobuf/unknown_field_set.h>
 #include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/status.h>
 
 #include <map>
 
 #include "base/status.h"
-#include "models/text/unicode.h"
+#include "base/utf8.h"
+#include "server/grpc/rpc_details.pb.h"
 
 namespace treadle {
 namespace {
@@ -17,6 +19,12 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::UnknownField;
 using google::protobuf::UnknownFieldSet;
+
+// A text goes to the client twice, in headers, three bytes for one there; clients take 8 KiB of
+// them.
+constexpr size_t kMaxMessageBytes = 1024;
+// A client that was refused because the queue is full should wait this long.
+constexpr int kRetryDelaySeconds = 1;
 
 // Looks for the string that made the parser refuse. Depth is bounded by the schema.
 absl::Status FindBadString(std::string_view bytes, const Descriptor& type,
@@ -71,6 +79,25 @@ absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& mes
 grpc::ByteBuffer Serialize(const google::protobuf::Message& message) {
   const grpc::Slice slice(message.SerializeAsString());
   return grpc::ByteBuffer(&slice, 1);
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  const auto code = static_cast<grpc::StatusCode>(status.code());
+  const std::string message = Cut(std::string(status.message()), kMaxMessageBytes);
+  if (code != grpc::StatusCode::RESOURCE_EXHAUSTED) return grpc::Status(code, message);
+  rpc::RetryInfo retry;
+  retry.mutable_retry_delay()->set_seconds(kRetryDelaySeconds);
+  rpc::Status details;
+  details.set_code(code);
+  details.set_message(message);
+  google::protobuf::Any* detail = details.add_details();
+  detail->set_type_url("type.googleapis.com/google.rpc.RetryInfo");
+  detail->set_value(retry.SerializeAsString());
+  return grpc::Status(code, message, details.SerializeAsString());
+}
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }
 
 }  // namespace treadle

@@ -10,19 +10,17 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
-#include <cstring>
-#include <list>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "base/choice.h"
 #include "base/status.h"
 #include "server/address.h"
-#include "server/http/client_socket.h"
 
 namespace treadle {
 namespace {
@@ -32,41 +30,16 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr size_t kMaxHead = 8192;
 constexpr std::chrono::milliseconds kNoDescriptors{50};
 
-const char* Reason(int code) {
-  switch (code) {
-    case 200:
-      return "OK";
-    case 401:
-      return "Unauthorized";
-    case 404:
-      return "Not Found";
-    case 405:
-      return "Method Not Allowed";
-    case 431:
-      return "Request Header Fields Too Large";
-    default:
-      return "Bad Request";
-  }
-}
+constexpr Choice<int> kReasons[] = {
+    {"OK", 200},        {"Bad Request", 400},        {"Unauthorized", 401},
+    {"Not Found", 404}, {"Method Not Allowed", 405}, {"Request Header Fields Too Large", 431}};
 
 std::string Write(const HttpResponse& response) {
-  return Str("HTTP/1.1 ", response.code, " ", Reason(response.code),
+  return Str("HTTP/1.1 ", response.code, " ", WordOf(kReasons, response.code),
              "\r\nContent-Type: ", response.content_type,
              "\r\nContent-Length: ", response.body.size(),
              response.code == 401 ? "\r\nWWW-Authenticate: Bearer" : "",
              "\r\nConnection: close\r\n\r\n", response.body);
-}
-
-bool EqualsIgnoringCase(std::string_view a, std::string_view b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](unsigned char x, unsigned char y) {
-    return std::tolower(x) == std::tolower(y);
-  });
-}
-
-std::string_view Trim(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
-  return text;
 }
 
 // The head up to and without its empty line; an answer if it cannot be served.
@@ -87,8 +60,11 @@ std::optional<HttpResponse> Parse(std::string_view head, HttpRequest& request) {
     head.remove_prefix(line.size() + 2);
     line = head.substr(0, head.find("\r\n"));
     const size_t colon = line.find(':');
-    if (colon == line.npos || !EqualsIgnoringCase(line.substr(0, colon), "authorization")) continue;
-    request.authorization = std::string(Trim(line.substr(colon + 1)));
+    if (colon == line.npos) continue;
+    const absl::string_view name(line.data(), colon);
+    const absl::string_view value(line.data() + colon + 1, line.size() - colon - 1);
+    if (!absl::EqualsIgnoreCase(name, "authorization")) continue;
+    request.authorization = std::string(absl::StripAsciiWhitespace(value));
   }
   return std::nullopt;
 }

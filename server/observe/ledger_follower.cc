@@ -8,11 +8,8 @@
 #include "base/status.h"
 
 namespace treadle {
-namespace {
 
 constexpr size_t kRecordsAtOnce = 256;
-
-}  // namespace
 
 LedgerFollower::LedgerFollower(Ledger& ledger, std::vector<Sink> sinks)
     : ledger_(ledger),

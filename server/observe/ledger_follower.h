@@ -17,7 +17,6 @@
 #include "base/sync.h"
 #include "scheduler/ledger.h"
 #include "server/observe/log_event.h"
-#include "server/session/courier.h"
 
 namespace treadle {
 

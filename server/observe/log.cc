@@ -1,9 +1,16 @@
 #include "server/observe/log.h"
 
+#include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -12,7 +19,6 @@
 #include "absl/time/clock.h"
 #include "base/status.h"
 #include "base/sync.h"
-#include "server/observe/log_file.h"
 
 namespace treadle {
 namespace {
@@ -55,20 +61,141 @@ class BlockSignals {
   sigset_t before_;
 };
 
+// Where lines end up: a descriptor that was there already (stderr), or a file by its path.
+//
+// A file is appended to. Before each line its path is looked at, so that one that was renamed or
+// removed (logrotate) is opened anew without a signal. A line is written whole or, in a file, not
+// at all: a part that came through before a disk was full is cut off again.
+//
+// Thread safety: none; Write from one thread, which blocks SIGXFSZ and SIGPIPE.
+class LogFile {
+ public:
+  // Without a path: a duplicate of `fd`; if there is none, every write fails.
+  LogFile(std::string path, int fd)
+      : path_(std::move(path)), fd_(path_.empty() ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1) {}
+  ~LogFile() {
+    if (fd_ >= 0) close(fd_);
+  }
+  LogFile(const LogFile&) = delete;
+  LogFile& operator=(const LogFile&) = delete;
+
+  // Requires a path. InvalidArgument names it, and why it cannot be opened.
+  absl::Status Open() {
+    struct stat there {};
+    struct stat ours {};
+    if (fd_ >= 0 && stat(path_.c_str(), &there) == 0 && fstat(fd_, &ours) == 0 &&
+        there.st_dev == ours.st_dev && there.st_ino == ours.st_ino) {
+      return absl::OkStatus();
+    }
+    if (fd_ >= 0) close(fd_);
+    // O_NONBLOCK is for a FIFO that nobody reads, where open would wait.
+    fd_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK,
+               0640);
+    if (fd_ < 0) {
+      return InvalidArgument("log file '", path_, "': ", std::strerror(errno),
+                             ", expected a file that can be written");
+    }
+    fcntl(fd_, F_SETFL, O_APPEND);
+    return absl::OkStatus();
+  }
+
+  // May block as long as what it writes to does. An error leaves it as it was: the next line tries
+  // again.
+  absl::Status Write(std::string_view line) {
+    if (!path_.empty()) TREADLE_RETURN_IF_ERROR(Open());
+    size_t written = 0;
+    while (written < line.size()) {
+      const ssize_t n = write(fd_, line.data() + written, line.size() - written);
+      if (n >= 0) {
+        written += static_cast<size_t>(n);
+      } else if (errno == EAGAIN) {  // whoever shares stderr made it so
+        pollfd writable{fd_, POLLOUT, 0};
+        poll(&writable, 1, -1);
+      } else if (errno != EINTR) {
+        const absl::Status failed =
+            absl::UnavailableError(Str("log file '", path_, "': ", std::strerror(errno)));
+        if (written > 0) CutOff(written);
+        return failed;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  void CutOff(size_t bytes) {
+    struct stat about {};
+    if (fstat(fd_, &about) != 0 || !S_ISREG(about.st_mode)) return;
+    // If even this fails, a part of a line stays in the file.
+    [[maybe_unused]] const int result = ftruncate(fd_, about.st_size - static_cast<off_t>(bytes));
+  }
+
+  const std::string path_;
+  int fd_;  // -1: to be opened, or none
+};
+
 }  // namespace
 
 struct Log::State {
-  State(const Options& log_options, LogFile log_file)
+  explicit State(const Options& log_options)
       : options(log_options),
-        file(std::move(log_file)),
-        standard(LogFile::Duplicate(log_options.standard)) {}
+        file(log_options.file, log_options.standard),
+        standard("", log_options.standard) {}
 
-  void Run() ABSL_LOCKS_EXCLUDED(mutex);
+  void Run() ABSL_LOCKS_EXCLUDED(mutex) {
+    std::vector<LogEvent> batch;
+    while (true) {
+      int64_t overflowed = 0;
+      {
+        MutexLock lock(mutex);
+        done += batch.size();
+        progress.NotifyAll();
+        batch.clear();
+        while (queue.empty() && !stopping) woken.Wait(mutex);
+        if (queue.empty()) {
+          ended = true;
+          progress.NotifyAll();
+          return;
+        }
+        batch.swap(queue);
+        queued_bytes = 0;
+        overflowed = std::exchange(overflow, 0);
+      }
+      for (const LogEvent& event : batch) Emit(event);
+      missing += overflowed;  // came when the queue held the whole batch
+      if (missing > 0) SayMissing();
+    }
+  }
 
-  // The thread's.
-  void Emit(const LogEvent& event);
-  bool SayMissing();
-  bool Put(const LogEvent& event);
+  // Below: the thread's.
+  void Emit(const LogEvent& event) {
+    if ((missing == 0 || SayMissing()) && Put(event)) return;
+    ++missing;
+    dropped.fetch_add(1, std::memory_order_relaxed);
+  }
+  bool SayMissing() {
+    LogEvent event{.severity = Severity::kWarning,
+                   .name = "log_lines_dropped",
+                   .message = Str(missing, " log lines were dropped"),
+                   .fields = {{"lines", missing}},
+                   .time = absl::Now()};
+    if (!Put(event)) return false;
+    missing = 0;
+    return true;
+  }
+  bool Put(const LogEvent& event) {
+    const absl::Status status = file.Write(Line(event));
+    const bool failed_before = std::exchange(failing, !status.ok());
+    if (!failing || failed_before || options.file.empty()) return status.ok();
+    const LogEvent complaint{.severity = Severity::kWarning,
+                             .name = "log_file_failed",
+                             .message = Str(std::string(status.message()),
+                                            "; lines are dropped until it can be written"),
+                             .fields = {{"file", options.file}},
+                             .time = absl::Now()};
+    // Where there is no stderr either, there is nobody to tell.
+    standard.Write(Line(complaint)).IgnoreError();
+    return false;
+  }
   std::string Line(const LogEvent& event) const {
     return options.format == LogFormat::kJson ? ToJson(event) : ToText(event);
   }
@@ -96,78 +223,16 @@ struct Log::State {
   std::thread thread;  // the owner's
 };
 
-void Log::State::Run() {
-  std::vector<LogEvent> batch;
-  while (true) {
-    int64_t overflowed = 0;
-    {
-      MutexLock lock(mutex);
-      done += batch.size();
-      progress.NotifyAll();
-      batch.clear();
-      while (queue.empty() && !stopping) woken.Wait(mutex);
-      if (queue.empty()) {
-        ended = true;
-        progress.NotifyAll();
-        return;
-      }
-      batch.swap(queue);
-      queued_bytes = 0;
-      overflowed = std::exchange(overflow, 0);
-    }
-    for (const LogEvent& event : batch) Emit(event);
-    missing += overflowed;  // came when the queue held the whole batch
-    if (missing > 0) SayMissing();
-  }
-}
-
-void Log::State::Emit(const LogEvent& event) {
-  if ((missing == 0 || SayMissing()) && Put(event)) return;
-  ++missing;
-  dropped.fetch_add(1, std::memory_order_relaxed);
-}
-
-bool Log::State::SayMissing() {
-  LogEvent event{.severity = Severity::kWarning,
-                 .name = "log_lines_dropped",
-                 .message = Str(missing, " log lines were dropped"),
-                 .fields = {{"lines", missing}},
-                 .time = absl::Now()};
-  if (!Put(event)) return false;
-  missing = 0;
-  return true;
-}
-
-bool Log::State::Put(const LogEvent& event) {
-  const absl::Status status = file.Write(Line(event));
-  const bool failed_before = std::exchange(failing, !status.ok());
-  if (!failing || failed_before || options.file.empty()) return status.ok();
-  const LogEvent complaint{
-      .severity = Severity::kWarning,
-      .name = "log_file_failed",
-      .message = Str(std::string(status.message()), "; lines are dropped until it can be written"),
-      .fields = {{"file", options.file}},
-      .time = absl::Now()};
-  // Where there is no stderr either, there is nobody to tell.
-  standard.Write(Line(complaint)).IgnoreError();
-  return false;
-}
-
 absl::StatusOr<std::unique_ptr<Log>> Log::Open(const Options& options) {
-  std::shared_ptr<State> state;
-  if (options.file.empty()) {
-    state = std::make_shared<State>(options, LogFile::Duplicate(options.standard));
-  } else {
-    TREADLE_ASSIGN_OR_RETURN(LogFile opened, LogFile::Open(options.file));
-    state = std::make_shared<State>(options, std::move(opened));
-  }
+  const auto state = std::make_shared<State>(options);
+  if (!options.file.empty()) TREADLE_RETURN_IF_ERROR(state->file.Open());
   try {
     const BlockSignals inherited;
     state->thread = std::thread([state] { state->Run(); });
   } catch (const std::system_error& error) {
     return ResourceExhausted("thread of the log: ", error.what());
   }
-  return std::unique_ptr<Log>(new Log(std::move(state)));
+  return std::unique_ptr<Log>(new Log(state));
 }
 
 Log::~Log() {

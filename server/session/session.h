@@ -11,13 +11,16 @@
 // Written; it must neither block nor call the session.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,13 +29,52 @@
 #include "scheduler/request_pool.h"
 #include "server/access/api_keys.h"
 #include "server/observe/request_log.h"
-#include "server/session/courier.h"
-#include "server/session/generate_request.h"
 #include "server/session/generation.h"
 #include "server/session/request_validation.h"
 #include "server/session/served_model.h"
 
 namespace treadle {
+
+// Who has something to deliver. Both methods run on the courier's thread and must not block.
+class Recipient {
+ public:
+  virtual ~Recipient() = default;
+  virtual void Deliver() = 0;
+  // The time given to WakeAt came.
+  virtual void OnAlarm() {}
+
+ private:
+  friend class Courier;
+  std::atomic<bool> posted_{false};
+};
+
+// The server's own thread between the serving loop and the clients: whenever a stream has news, its
+// call is delivered here, so the loop never detokenizes, writes or waits. The same thread watches
+// writes that stall.
+//
+// Thread safety: Post and WakeAt from any thread (Post costs the loop one atomic exchange when the
+// recipient is already on the list).
+class Courier {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  Courier();
+  ~Courier();  // joins; what was posted is delivered first
+
+  void Post(std::shared_ptr<Recipient> recipient) ABSL_LOCKS_EXCLUDED(mutex_);
+  void WakeAt(TimePoint when, std::weak_ptr<Recipient> recipient) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  void Run();
+
+  Mutex mutex_;
+  CondVar news_;
+  std::vector<std::shared_ptr<Recipient>> posted_ ABSL_GUARDED_BY(mutex_);
+  std::multimap<TimePoint, std::weak_ptr<Recipient>> alarms_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::thread thread_;  // last: it uses the others
+};
 
 // Calls under way, so that shutting down can let the last bytes go out.
 class CallCount {

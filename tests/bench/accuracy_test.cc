@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/quality/accuracy_bench.h"
-#include "bench/quality/weight_bits.h"
 #include "tests/bench/quality_case.h"
 
 namespace treadle {

@@ -71,7 +71,7 @@ TEST_P(PerplexityOracle, EveryWindowsLossEqualsTransformers) {
   const auto checkpoint = SmallCheckpoint(GetParam());
   const auto model = ExactModel(*checkpoint, context);
   for (const auto protocol : {kWindow, kLlamaCpp}) {
-    const auto name = kPerplexityProtocolNames[static_cast<size_t>(protocol)];
+    const auto name = WordOf(kPerplexityProtocols, protocol);
     SCOPED_TRACE(name);
     const auto plan = PlanPerplexity(protocol, context, checkpoint->config().context,
                                      static_cast<int64_t>(tokens.size()), 0);

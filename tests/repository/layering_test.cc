@@ -42,6 +42,7 @@ const std::vector<Room>& Rooms() {
        {"scheduler/", "engine/", "models/checkpoints/", "models/text/", "base/"},
        {"engine/remote/", "server/cli/"}},
       {"server/access", {"server/observe/log_event.h", "base/"}, {}},
+      {"server/door", {"server/access/", "server/address.h", "base/"}, {}},
       {"server/http", {"server/access/", "server/address.h", "base/"}, {}},
       {"server/session",
        {"server/access/", "server/observe/", "scheduler/", "engine/", "models/text/", "base/"},

@@ -4,8 +4,7 @@
 #include <atomic>
 #include <thread>
 
-#include "server/observe/health_board.h"
-#include "server/observe/loop_watch.h"
+#include "server/observe/health.h"
 #include "server/observe/metrics.h"
 #include "server/serving_stack.h"
 #include "tests/support/fake_engine.h"

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/status.h"
-#include "server/http/socket_tls.h"
+#include "server/http/http_listener.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
 #include "tests/server/tls_client.h"

@@ -1,10 +1,10 @@
-#include "server/session/stop_matcher.h"
-
 #include <gtest/gtest.h>
 
 #include <random>
 #include <string>
 #include <vector>
+
+#include "server/session/generation.h"
 
 namespace treadle {
 namespace {

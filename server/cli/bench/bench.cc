@@ -1,14 +1,18 @@
-// treadle bench: one row of the table each; here bench iteration.
+// treadle bench: one row of the table each; here those of an engine alone, bench iteration and
+// bench trace (a timeline of some iterations over all stages and ranks).
 #include "server/cli/bench/bench.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <sstream>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 #include "base/status.h"
 #include "bench/iteration/iteration_bench.h"
+#include "bench/iteration/timeline.h"
 #include "models/checkpoints/random/random_checkpoint.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
@@ -17,50 +21,94 @@ namespace treadle {
 namespace {
 
 absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptions options,
-                                         const std::string& batch_sizes, bool json) {
-  TREADLE_ASSIGN_OR_RETURN(const auto sizes, ParseNumbers("--batch-sizes", batch_sizes, 1, 65536));
-  options.batch_sizes.assign(sizes.begin(), sizes.end());
-  const int32_t largest = *std::max_element(options.batch_sizes.begin(), options.batch_sizes.end());
+                                         bool json) {
+  const int32_t largest = std::ranges::max(options.batch_sizes);
   serve.max_batch_size = std::max<int64_t>(serve.max_batch_size, largest);
   if (serve.max_batch_tokens > 0) {
     serve.max_batch_tokens = std::max<int64_t>(serve.max_batch_tokens, largest + 1);
   }
   const int32_t longest = std::ranges::max(options.prompt_tokens);
   if (serve.max_context == 0) serve.max_context = int64_t{longest} + options.new_tokens;
-  TREADLE_RETURN_IF_ERROR(CheckServeOptions(serve));
   TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(serve, {}));
   options.max_batch_tokens = opened.max_batch_tokens;
   options.page_size = opened.served.page_size;
   options.total_pages = opened.served.kv_pages;
   options.vocab = opened.served.vocab;
-  const IterationBenchSubject subject = {opened.served.name, opened.served.backend,
-                                         opened.weight_bytes};
-  std::fprintf(stderr, "%s; %s; weights %.1f MB\n", subject.model.c_str(), subject.backend.c_str(),
-               static_cast<double>(subject.weight_bytes) * 1e-6);
+  const std::string& model = opened.served.name;
+  const std::string& backend = opened.served.backend;
+  std::fprintf(stderr, "%s; %s; weights %.1f MB\n", model.c_str(), backend.c_str(),
+               static_cast<double>(opened.weight_bytes) * 1e-6);
   TREADLE_ASSIGN_OR_RETURN(const auto rows, RunIterationBench(*opened.engine, options));
-  return json ? ToJson(subject, rows) : ToTable(rows);
+  if (!json) return ToTable(rows);
+  return nlohmann::ordered_json({{"model", model},
+                                 {"backend", backend},
+                                 {"weight_bytes", opened.weight_bytes},
+                                 {"rows", ToJson(rows)}})
+      .dump();
 }
 
 int BenchIteration(int argc, char** argv) {
   ServeOptions serve;
   IterationBenchOptions options;
-  std::string batch_sizes = "1,2,4,8,16,32";
   bool json = false;
   CLI::App app("The engine alone: one batch from prompt to last token (ORCA's Figure 9).");
   AddServeFlags(app, serve, /*engine_only=*/true);
-  AddRandomModelFlag(app, serve);
+  AddRandomModelFlag(app, serve.model, kInsteadOfModel)->excludes(app.get_option("--model"));
   app.add_option("--prompt-tokens", options.prompt_tokens,
                  "of each sequence; several, separated by commas: one after the other")
       ->delimiter(',');
   app.add_option("--new-tokens", options.new_tokens, "of each sequence");
-  app.add_option("--batch-sizes", batch_sizes, "sequences, separated by commas");
+  app.add_option("--batch-sizes", options.batch_sizes, "sequences, separated by commas")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 65536));
   app.add_option("--repeats", options.repeats, "runs of each size; the median counts");
   app.add_flag("--one-at-a-time", options.one_at_a_time,
                "no iteration is submitted before the last one's result: the gap between them is "
                "what the host takes, which working ahead hides");
   app.add_flag("--json", json, "print JSON");
   if (auto code = ParseFlags(app, "bench iteration", argc, argv)) return *code;
-  return Finish("bench iteration", RunIteration(serve, options, batch_sizes, json));
+  return Finish("bench iteration", RunIteration(serve, options, json));
+}
+
+absl::Status Record(ServeOptions serve, TimelineOptions options, const std::string& path) {
+  TREADLE_RETURN_IF_ERROR(CheckServeOptions(serve));
+  std::ofstream file(path);  // before the work
+  if (!file) return InvalidArgument("--out: cannot write ", path);
+  if (serve.max_context == 0) serve.max_context = options.prompt_tokens + options.new_tokens;
+  TREADLE_ASSIGN_OR_RETURN(const OpenedModel opened, OpenModel(serve, {}));
+  std::fprintf(stderr, "%s; %s\n", opened.served.name.c_str(), opened.served.backend.c_str());
+  if (options.requests == 0) options.requests = static_cast<int32_t>(2 * serve.stages());
+  options.max_batch_size = serve.max_batch_size;
+  options.max_batch_tokens = opened.max_batch_tokens;
+  options.page_size = opened.served.page_size;
+  options.total_pages = opened.served.kv_pages;
+  options.vocab = opened.served.vocab;
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<TraceEvent> events,
+                           RecordTimeline(*opened.engine, options));
+  file << ToChromeTrace(events);
+  if (!file.flush()) return InvalidArgument("--out: cannot write ", path);
+  std::fputs(ToTable(events).c_str(), stdout);
+  std::fprintf(stderr, "%s: open it in https://ui.perfetto.dev or chrome://tracing\n",
+               path.c_str());
+  return absl::OkStatus();
+}
+
+int BenchTrace(int argc, char** argv) {
+  ServeOptions serve;
+  TimelineOptions options;
+  options.requests = 0;
+  std::string path = "trace.json";
+  CLI::App app("Records what every stage and rank did during some iterations.");
+  AddServeFlags(app, serve, /*engine_only=*/true);
+  app.add_option("--out", path, "file for the timeline, Chrome trace JSON");
+  app.add_option("--requests", options.requests, "requests at once; 0: two per stage")
+      ->check(CLI::Range(0, 65536));
+  app.add_option("--prompt-tokens", options.prompt_tokens, "of each request")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--new-tokens", options.new_tokens, "of each request")
+      ->check(CLI::Range(1, 1 << 20));
+  if (auto code = ParseFlags(app, "bench trace", argc, argv)) return *code;
+  return Finish("bench trace", Record(std::move(serve), options, path));
 }
 
 constexpr Command kBenchmarks[] = {
@@ -82,32 +130,12 @@ void PrintHelp(std::FILE* out) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<double>> ParseNumbers(const char* flag, const std::string& text,
-                                                 double low, double high) {
-  std::vector<double> numbers;
-  std::istringstream in(text);
-  for (std::string part; std::getline(in, part, ',');) {
-    char* end = nullptr;
-    const double number = std::strtod(part.c_str(), &end);
-    if (part.empty() || *end != '\0' || !(number >= low && number <= high)) {
-      return InvalidArgument(flag, " has '", part, "', expected numbers from ", low, " to ", high,
-                             " separated by commas");
-    }
-    numbers.push_back(number);
-  }
-  if (numbers.empty()) return InvalidArgument(flag, " is empty");
-  return numbers;
-}
-
-CLI::Option* AddRandomModelFlag(CLI::App& command, ServeOptions& options) {
+CLI::Option* AddRandomModelFlag(CLI::App& command, std::string& model, const char* help) {
   CLI::Option* const flag = command.add_option_function<std::string>(
       "--random-model",
-      [&options](const std::string& shape) {
-        options.model = Str(RandomCheckpoint::kPrefix, shape);
-      },
-      Str("instead of --model: random weights in the shape of ", RandomCheckpoint::Shapes(),
-          "; changed by ',layers=4' and the like"));
-  return flag->type_name("SHAPE")->excludes(command.get_option("--model"));
+      [&model](const std::string& shape) { model = Str(RandomCheckpoint::kPrefix, shape); },
+      Str(help, RandomCheckpoint::Shapes(), "; changed by ',layers=4' and the like"));
+  return flag->type_name("SHAPE");
 }
 
 int RunBench(int argc, char** argv) {

@@ -2,10 +2,6 @@
 #pragma once
 
 #include <string>
-#include <vector>
-
-#include "absl/status/statusor.h"
-#include "server/configuration.h"
 
 namespace CLI {
 class App;
@@ -14,18 +10,16 @@ class Option;
 
 namespace treadle {
 
-// "1,2,4", each from `low` to `high`. Errors name the flag.
-absl::StatusOr<std::vector<double>> ParseNumbers(const char* flag, const std::string& text,
-                                                 double low, double high);
-// --random-model, which stands in for --model where a benchmark runs an engine of its own. After
-// AddServeFlags of the same options.
-CLI::Option* AddRandomModelFlag(CLI::App& command, ServeOptions& options);
+// --random-model, a model's path that means random weights. `help`: up to the shapes that there
+// are.
+CLI::Option* AddRandomModelFlag(CLI::App& command, std::string& model, const char* help);
+// The same instead of --model, which is there already: where a benchmark runs an engine of its own.
+inline constexpr char kInsteadOfModel[] = "instead of --model: random weights in the shape of ";
 
 int BenchAccuracy(int argc, char** argv);
 int BenchInt8(int argc, char** argv);
 int BenchKernels(int argc, char** argv);
 int BenchScheduler(int argc, char** argv);
 int BenchServe(int argc, char** argv);
-int BenchTrace(int argc, char** argv);
 
 }  // namespace treadle

@@ -7,7 +7,6 @@
 #include "bench/iteration/scheduler_bench.h"
 #include "bench/kernels/kernel_bench.h"
 #include "engine/choices.h"
-#include "models/checkpoints/random/random_checkpoint.h"
 #include "server/cli/bench/bench.h"
 #include "server/cli/command.h"
 #include "server/cli/progress.h"
@@ -15,14 +14,11 @@
 #include "server/flag_values.h"
 
 namespace treadle {
-namespace {
 
 constexpr Choice<std::optional<CpuIsa>> kIsas[] = {{"best", std::nullopt},
                                                    {"avx2", CpuIsa::kAvx2},
                                                    {"avx512", CpuIsa::kAvx512},
                                                    {"avx512vbmi", CpuIsa::kAvx512Vbmi}};
-
-}  // namespace
 
 int BenchKernels(int argc, char** argv) {
   KernelBenchOptions options;
@@ -32,15 +28,8 @@ int BenchKernels(int argc, char** argv) {
   AddChoice(app, "--device", options.device, kBenchDevices, "cpu, cuda or reference");
   app.add_flag("--deterministic", options.deterministic,
                "on a GPU: as serve's flag; the difference is what it costs");
-  CLI::Option* const layer =
-      app.add_option_function<std::string>(
-             "--random-model",
-             [&options](const std::string& shape) {
-               options.model = Str(RandomCheckpoint::kPrefix, shape);
-             },
-             Str("instead of the op cases: a layer of a model in the shape of ",
-                 RandomCheckpoint::Shapes()))
-          ->type_name("SHAPE");
+  CLI::Option* const layer = AddRandomModelFlag(
+      app, options.model, "instead of the op cases: a layer of a model in the shape of ");
   app.add_option("--formats", options.formats, "of its matrices, separated by commas")
       ->delimiter(',')
       ->needs(layer);
@@ -72,14 +61,8 @@ int BenchKernels(int argc, char** argv) {
       ->default_str("600M");
   app.add_flag("--json", json, "print JSON");
   if (auto code = ParseFlags(app, "bench kernels", argc, argv)) return *code;
-  absl::StatusOr<KernelBenchReport> report;
-  {
-    Progress progress("kernels");
-    options.progress = [&](int64_t done, int64_t total) {
-      progress.Set(static_cast<double>(done) / static_cast<double>(total));
-    };
-    report = RunKernelBench(options);
-  }
+  options.progress = ShowProgress("kernels");
+  const absl::StatusOr<KernelBenchReport> report = RunKernelBench(options);
   if (!report.ok()) return Fail("bench kernels", report.status());
   return Finish("bench kernels", (json ? ToJson(*report) : ToTable(*report)) + "\n");
 }

@@ -5,14 +5,12 @@
 #include <cstdio>
 #include <fstream>
 #include <memory>
-#include <sstream>
+#include <optional>
 #include <string>
-#include <string_view>
 
+#include "base/number.h"
 #include "base/status.h"
-#include "bench/load/load_client.h"
 #include "bench/load/load_report.h"
-#include "bench/load/local_load.h"
 #include "bench/load/trace.h"
 #include "scheduler/policy.h"
 #include "server/cli/bench/bench.h"
@@ -38,7 +36,7 @@ struct ServeBenchOptions {
   double time_scale = 1;
   int64_t warmups = 0;
   int64_t wait_ready = 0;
-  std::string percentiles = "90,99";
+  std::vector<double> percentiles = {90, 99};
   std::vector<std::string> goodput;
   std::string label;
   std::string save_result;
@@ -57,9 +55,8 @@ struct Replayed {
 
 absl::StatusOr<double> ParseRate(const std::string& text) {
   if (text == "inf") return 0;  // all at once
-  char* end = nullptr;
-  const double rate = std::strtod(text.c_str(), &end);
-  if (*end == '\0' && std::isfinite(rate) && rate > 0) return rate;
+  const std::optional<double> rate = NumberIn<double>(text);
+  if (rate && std::isfinite(*rate) && *rate > 0) return *rate;
   return InvalidArgument("--request-rate is '", text,
                          "', expected requests per second above 0, or inf");
 }
@@ -86,13 +83,12 @@ absl::StatusOr<std::map<std::string, double>> ParseGoodput(const std::vector<std
   for (const std::string& bound : bounds) {
     const size_t colon = bound.find(':');
     const std::string name = bound.substr(0, colon);
-    char* end = nullptr;
-    const double ms = colon == std::string::npos ? 0 : std::strtod(bound.c_str() + colon + 1, &end);
+    const auto ms = NumberIn<double>(colon == bound.npos ? "" : bound.substr(colon + 1));
     const bool known = name == "ttft" || name == "tpot" || name == "itl" || name == "e2el";
-    if (!known || end == nullptr || *end != '\0' || !(ms > 0)) {
+    if (!known || !ms || !(*ms > 0)) {
       return InvalidArgument("--goodput ", bound, ": expected ttft:MS, tpot:MS, itl:MS or e2el:MS");
     }
-    result[name] = ms;
+    result[name] = *ms;
   }
   return result;
 }
@@ -106,10 +102,7 @@ absl::Status WarmUpAndReplay(LoadTarget& target, const ServeBenchOptions& option
     TREADLE_RETURN_IF_ERROR(Replay(warmup, target, replay).status());
   }
   for (Replayed& one : replays) {
-    Progress progress("requests");
-    replay.progress = [&](int64_t done, int64_t total) {
-      progress.Set(static_cast<double>(done) / static_cast<double>(total));
-    };
+    replay.progress = ShowProgress("requests");
     TREADLE_ASSIGN_OR_RETURN(one.result, Replay(one.trace, target, replay));
   }
   return absl::OkStatus();
@@ -141,21 +134,15 @@ void FitToTraces(const std::vector<Replayed>& replays, ServeOptions& serve) {
 
 absl::Status ServeHere(ServeBenchOptions& options, std::vector<Replayed>& replays) {
   ServeOptions& serve = options.serve;
-  TREADLE_RETURN_IF_ERROR(CheckServeOptions(serve));
   TREADLE_RETURN_IF_ERROR(Policy::Create(serve.policy).status());  // before minutes of loading
   FitToTraces(replays, serve);
-  absl::StatusOr<OpenedModel> opened = absl::UnknownError("");
-  {
-    Progress progress("loading " + serve.model);
-    opened = OpenModel(serve, [&](double fraction) { progress.Set(fraction); });
-  }
-  TREADLE_RETURN_IF_ERROR(opened.status());
-  std::fprintf(stderr, "%s; %s; %s\n", opened->served.name.c_str(), opened->served.backend.c_str(),
-               opened->kv.ToString().c_str());
-  TREADLE_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ServingStack> stack,
-      ServingStack::Create(std::move(opened->served), std::move(opened->engine),
-                           SchedulingFrom(serve, *opened)));
+  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened,
+                           OpenModel(serve, ShowProgress("loading " + serve.model)));
+  std::fprintf(stderr, "%s; %s; %s\n", opened.served.name.c_str(), opened.served.backend.c_str(),
+               opened.kv.ToString().c_str());
+  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<ServingStack> stack,
+                           ServingStack::Create(std::move(opened.served), std::move(opened.engine),
+                                                SchedulingFrom(serve, opened)));
   TREADLE_RETURN_IF_ERROR(stack->Start());
   const ServedModel& model = stack->model();
   const std::unique_ptr<LoadTarget> target =
@@ -171,8 +158,6 @@ struct Reports {
 
 absl::StatusOr<Reports> ReportOn(const ServeBenchOptions& options,
                                  const std::vector<Replayed>& replays) {
-  TREADLE_ASSIGN_OR_RETURN(const auto percentiles,
-                           ParseNumbers("--metric-percentiles", options.percentiles, 0, 100));
   TREADLE_ASSIGN_OR_RETURN(const auto goodput, ParseGoodput(options.goodput));
   Reports reports;
   for (const Replayed& one : replays) {
@@ -181,12 +166,14 @@ absl::StatusOr<Reports> ReportOn(const ServeBenchOptions& options,
         {"target", options.in_process ? "in-process" : options.target}, {"request_rate", one.rate}};
     if (!options.label.empty()) about["label"] = options.label;
     if (!options.trace_file.empty()) about["trace"] = options.trace_file;
-    reports.details += ToJson(report, one.result, /*details=*/true, percentiles, about) + "\n";
+    reports.details +=
+        ToJson(report, one.result, /*details=*/true, options.percentiles, about) + "\n";
     if (options.json) {
-      reports.printed += ToJson(report, one.result, /*details=*/false, percentiles, about) + "\n";
+      reports.printed +=
+          ToJson(report, one.result, /*details=*/false, options.percentiles, about) + "\n";
     } else {
       if (replays.size() > 1) reports.printed += Str(one.rate, " requests/s\n");
-      reports.printed += ToTable(report, percentiles);
+      reports.printed += ToTable(report, options.percentiles);
     }
   }
   return reports;
@@ -238,7 +225,9 @@ void AddTraceFlags(CLI::App& app, ServeBenchOptions& options) {
 void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
   app.add_option("--goodput", options.goodput,
                  "count requests within bounds in ms: ttft:MS tpot:MS itl:MS e2el:MS");
-  app.add_option("--metric-percentiles", options.percentiles, "for the report");
+  app.add_option("--metric-percentiles", options.percentiles, "for the report")
+      ->delimiter(',')
+      ->check(CLI::Range(0.0, 100.0));
   app.add_option("--label", options.label, "name of this run in the JSON (curve of a plot)");
   app.add_option("--save-result", options.save_result,
                  "file for the full JSON, per-request lists too");
@@ -259,7 +248,9 @@ void AddTargetFlags(CLI::App& app, ServeBenchOptions& options) {
   for (const ServeFlag& flag : ServeFlags()) {
     if (flag.engine) app.get_option(flag.name)->needs(here);
   }
-  AddRandomModelFlag(app, options.serve)->needs(here);
+  AddRandomModelFlag(app, options.serve.model, kInsteadOfModel)
+      ->needs(here)
+      ->excludes(app.get_option("--model"));
   app.add_option("--policy", options.serve.policy,
                  "fcfs (iteration-level) or request-level (the baseline)")
       ->needs(here);

@@ -1,14 +1,24 @@
 // treadle top: a running server, live, in a terminal; or lines, or JSON, for whatever reads them.
+#include <poll.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/signalfd.h>
+#include <termios.h>
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
-#include "server/cli/top/top_terminal.h"
 #include "server/cli/top/top_view.h"
 #include "server/cli/top/top_watch.h"
 #include "server/configuration.h"
@@ -20,6 +30,148 @@ namespace {
 constexpr std::chrono::milliseconds kShortestInterval{100};
 constexpr std::chrono::milliseconds kLongestInterval = std::chrono::minutes{10};
 
+constexpr std::string_view kEnter = "\x1b[?1049h\x1b[?25l";  // alternate screen, no cursor
+constexpr std::string_view kLeave = "\x1b[?25h\x1b[?1049l";
+constexpr std::string_view kHome = "\x1b[H";
+constexpr std::string_view kClearToEndOfLine = "\x1b[K";
+constexpr std::string_view kClearBelow = "\x1b[J";
+
+void WriteAll(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = write(STDOUT_FILENO, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return;  // a terminal that went away says so in Wait, too
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
+// Standard input and output: a screen that is redrawn in place if both sides are a terminal's, else
+// plain lines; and what ends it.
+//
+// From the first Draw on it has the alternate screen, hides the cursor and reads keys as they come;
+// the destructor, a stop (Ctrl-Z) and every signal that can be caught give all of it back.
+// Construct before any other thread starts (gRPC starts some with the first object of its own), so
+// that all inherit the mask.
+class Terminal {
+ public:
+  // `screen`: to be redrawn if stdout is a terminal; false: lines in any case.
+  explicit Terminal(bool screen)
+      : screen_(screen && isatty(STDOUT_FILENO)), keys_(screen_ && isatty(STDIN_FILENO)) {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+    if (screen_) {
+      for (const int signal : {SIGWINCH, SIGTSTP}) sigaddset(&set, signal);
+    }
+    pthread_sigmask(SIG_BLOCK, &set, &old_mask_);
+    signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC);
+    TREADLE_CHECK(signal_fd_ >= 0);
+    if (keys_) tcgetattr(STDIN_FILENO, &old_settings_);
+  }
+  ~Terminal() {
+    Leave();
+    close(signal_fd_);
+    pthread_sigmask(SIG_SETMASK, &old_mask_, nullptr);
+  }
+  Terminal(const Terminal&) = delete;
+  Terminal& operator=(const Terminal&) = delete;
+
+  bool has_screen() const { return screen_; }
+
+  // Of stdout's terminal, else 80 x 24.
+  static winsize Size() {
+    winsize size{};
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 || size.ws_row == 0) {
+      size = {.ws_row = 24, .ws_col = 80, .ws_xpixel = 0, .ws_ypixel = 0};
+    }
+    return size;
+  }
+
+  // Requires has_screen().
+  void Draw(const std::vector<std::string>& lines) {
+    Enter();
+    std::string frame(kHome);
+    for (size_t i = 0; i < lines.size(); ++i) {
+      if (i > 0) frame += "\r\n";
+      // Before the text: at the end of a full line it would take the last character.
+      frame += kClearToEndOfLine;
+      frame += lines[i];
+    }
+    // The same holds for what is below, from the next line's beginning.
+    if (lines.size() < Size().ws_row) {
+      frame += "\r\n";
+      frame += kClearBelow;
+    }
+    WriteAll(frame);
+  }
+
+  enum class Event { kNews, kRedraw, kQuit };
+  // Waits until `news` is readable, the screen must be drawn again, or somebody wants to quit: q,
+  // SIGINT, SIGTERM, SIGHUP, or a terminal that went away.
+  Event Wait(int news) {
+    while (true) {
+      // poll ignores negative descriptors.
+      pollfd sources[] = {
+          {signal_fd_, POLLIN, 0}, {keys_ ? STDIN_FILENO : -1, POLLIN, 0}, {news, POLLIN, 0}};
+      if (poll(sources, 3, -1) < 0) continue;
+      std::optional<Event> event;
+      if (sources[0].revents != 0) event = TakeSignal();
+      if (!event && sources[1].revents != 0) event = TakeKey();
+      if (!event && sources[2].revents != 0) event = Event::kNews;
+      if (event) return *event;
+    }
+  }
+
+ private:
+  void Enter() {
+    if (std::exchange(entered_, true)) return;
+    if (keys_) {
+      termios settings = old_settings_;
+      settings.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+      tcsetattr(STDIN_FILENO, TCSANOW, &settings);
+    }
+    WriteAll(kEnter);
+  }
+  void Leave() {
+    if (!std::exchange(entered_, false)) return;
+    WriteAll(kLeave);
+    if (keys_) tcsetattr(STDIN_FILENO, TCSANOW, &old_settings_);
+  }
+  std::optional<Event> TakeSignal() {
+    signalfd_siginfo info;
+    if (read(signal_fd_, &info, sizeof info) != sizeof info) return std::nullopt;
+    const auto signal = static_cast<int>(info.ssi_signo);
+    if (signal != SIGWINCH && signal != SIGTSTP) return Event::kQuit;
+    if (signal == SIGTSTP) {
+      Leave();
+      raise(SIGSTOP);
+    }
+    return Event::kRedraw;
+  }
+  static std::optional<Event> TakeKey() {
+    char keys[64];
+    const ssize_t n = read(STDIN_FILENO, keys, sizeof keys);
+    if (n < 0 && errno == EINTR) return std::nullopt;
+    if (n <= 0 || std::string_view(keys, static_cast<size_t>(n)).find('q') != std::string::npos) {
+      return Event::kQuit;
+    }
+    return std::nullopt;
+  }
+
+  const bool screen_;
+  const bool keys_;  // stdin is a terminal, too
+  sigset_t old_mask_;
+  termios old_settings_{};
+  bool entered_ = false;
+  int signal_fd_ = -1;
+};
+
+// A line, at once.
+void Print(const std::string& line) {
+  std::fputs((line + "\n").c_str(), stdout);
+  std::fflush(stdout);
+}
+
 struct TopOptions {
   std::string target = "127.0.0.1:50051";
   ClientFlags access;
@@ -29,10 +181,9 @@ struct TopOptions {
 };
 
 void AddFlags(CLI::App& app, TopOptions& o) {
-  app.add_option("--target", o.target, "server, host:port")->capture_default_str();
+  app.add_option("--target", o.target, "server, host:port");
   AddClientFlags(app, o.access);
-  app.add_option("--interval", o.interval, "between two updates, 100ms to 10m")
-      ->capture_default_str();
+  app.add_option("--interval", o.interval, "between two updates, 100ms to 10m");
   app.add_flag("--once", o.once, "one interval, then end");
   app.add_flag("--json", o.json, "one JSON object per interval");
 }
@@ -40,7 +191,7 @@ void AddFlags(CLI::App& app, TopOptions& o) {
 absl::StatusOr<TopWatch::Options> WatchOptions(const TopOptions& o) {
   const auto interval = ParseDuration(o.interval);
   if (!interval.ok()) {
-    return InvalidArgument("--interval ", std::string(interval.status().message()));
+    return InvalidArgument("--interval ", interval.status().message());
   }
   if (*interval < kShortestInterval || *interval > kLongestInterval) {
     return InvalidArgument("--interval is '", o.interval, "', expected 100ms to 10m");
@@ -50,50 +201,41 @@ absl::StatusOr<TopWatch::Options> WatchOptions(const TopOptions& o) {
       .target = o.target, .access = std::move(access), .interval = *interval, .retry = !o.once};
 }
 
-void Show(const TopReport& report, const TopOptions& o, TopTerminal& terminal) {
-  const TopTerminal::Size size = TopTerminal::size();
+void Show(const TopReport& report, const TopOptions& o, Terminal& terminal) {
+  const winsize size = Terminal::Size();
   if (terminal.has_screen()) {
-    terminal.Draw(TopScreen(report, size.width, size.height));
+    terminal.Draw(TopScreen(report, size.ws_col, size.ws_row));
   } else if (report.numbers && report.numbers->seconds == 0) {
     // The first report covers no interval.
   } else if (o.json) {
-    TopTerminal::Print(TopJson(report));
+    Print(TopJson(report));
   } else if (o.once) {
-    for (const std::string& line : TopScreen(report, size.width, size.height)) {
-      TopTerminal::Print(line);
-    }
+    for (const std::string& line : TopScreen(report, size.ws_col, size.ws_row)) Print(line);
   } else {
-    TopTerminal::Print(TopLine(report));
+    Print(TopLine(report));
   }
 }
 
 // Until somebody quits (OK), or no other try would help.
 absl::Status Follow(const TopOptions& o) {
-  TopTerminal terminal(/*screen=*/!o.once && !o.json);
+  Terminal terminal(/*screen=*/!o.once && !o.json);
   TREADLE_ASSIGN_OR_RETURN(TopWatch::Options options, WatchOptions(o));
-  TopReport shown{.target = options.target,
-                  .interval = options.interval,
-                  .time = std::chrono::system_clock::now(),
-                  .model = {},
-                  .numbers = {},
-                  .trouble = {},
-                  .retry_in = {}};
+  TopReport shown{.target = options.target, .interval = options.interval};
   if (terminal.has_screen()) Show(shown, o, terminal);
   TopWatch watch(std::move(options));
   while (true) {
     switch (terminal.Wait(watch.news())) {
-      case TopTerminal::Event::kQuit:
+      case Terminal::Event::kQuit:
         return absl::OkStatus();
-      case TopTerminal::Event::kRedraw:
+      case Terminal::Event::kRedraw:
         Show(shown, o, terminal);
         break;
-      case TopTerminal::Event::kNews:
+      case Terminal::Event::kNews:
         if (auto report = watch.Take()) {
           shown = std::move(*report);
           if (!shown.trouble.ok() && !shown.retry_in) {
             return absl::Status(shown.trouble.code(),
-                                Str(o.target, ": ", absl::StatusCodeToString(shown.trouble.code()),
-                                    ": ", std::string(shown.trouble.message())));
+                                Str(o.target, ": ", shown.trouble.ToString()));
           }
           Show(shown, o, terminal);
           if (o.once && shown.numbers->seconds > 0) return absl::OkStatus();

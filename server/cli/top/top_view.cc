@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ctime>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/time.h"
 
 namespace treadle {
 namespace {
@@ -24,12 +24,7 @@ std::string Printable(std::string text) {
 }
 
 std::string TimeText(std::chrono::system_clock::time_point time, const char* format) {
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(time);
-  std::tm parts{};
-  gmtime_r(&seconds, &parts);
-  char text[32];
-  std::strftime(text, sizeof text, format, &parts);
-  return text;
+  return absl::FormatTime(format, absl::FromChrono(time), absl::UTCTimeZone());
 }
 
 std::string Span(double seconds) {
@@ -84,14 +79,12 @@ std::string Labelled(const char* label, const std::string& text) {
 }
 
 std::string TroubleText(const TopReport& report) {
-  const std::string why = absl::StatusCodeToString(report.trouble.code()) + ": " +
-                          std::string(report.trouble.message());
   // The reason is long, and a terminal may be narrow.
   return "no answer" +
          (report.retry_in ? StrFormat("; next try in %.1f s",
                                       std::chrono::duration<double>(*report.retry_in).count())
                           : "") +
-         " (" + why + ")";
+         " (" + report.trouble.ToString() + ")";
 }
 
 std::string ModelText(const TopModel& model) {
@@ -158,7 +151,7 @@ Json ToJson(const std::optional<TopPercentiles>& value) {
   return {{"p50", value->p50}, {"p99", value->p99}};
 }
 
-void PutNow(const TopNumbers& n, Json& json) {
+void Put(const TopNumbers& n, Json& json) {
   json["uptime"] = n.uptime;
   json["draining"] = n.draining;
   json["running"] = n.running;
@@ -167,9 +160,6 @@ void PutNow(const TopNumbers& n, Json& json) {
   json["waiting_limit"] = n.waiting_limit;
   json["kv_pages_used"] = n.pages_used;
   json["kv_pages_total"] = n.pages_total;
-}
-
-void PutInterval(const TopNumbers& n, Json& json) {
   json["interval"] = n.seconds;
   json["iterations"] = n.iterations;
   json["lost_records"] = n.lost;
@@ -252,14 +242,12 @@ std::string TopJson(const TopReport& report) {
     json["max_context"] = report.model.max_context;
   }
   if (!report.trouble.ok() || !report.numbers) {
-    json["error"] = absl::StatusCodeToString(report.trouble.code()) + ": " +
-                    std::string(report.trouble.message());
+    json["error"] = report.trouble.ToString();
     json["retry_in"] = report.retry_in
                            ? Json(std::chrono::duration<double>(*report.retry_in).count())
                            : Json(nullptr);
   } else {
-    PutNow(*report.numbers, json);
-    PutInterval(*report.numbers, json);
+    Put(*report.numbers, json);
   }
   // A name may be no UTF-8.
   return json.dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);

@@ -23,11 +23,11 @@ struct TopModel {
 struct TopReport {
   std::string target;
   std::chrono::milliseconds interval{0};  // as asked
-  std::chrono::system_clock::time_point time;
-  TopModel model;                     // as last said; empty before
-  std::optional<TopNumbers> numbers;  // nothing: see `trouble`
-  absl::Status trouble;
-  std::optional<std::chrono::milliseconds> retry_in;  // with trouble; nothing: it gives up
+  std::chrono::system_clock::time_point time = std::chrono::system_clock::now();
+  TopModel model = {};                     // as last said; empty before
+  std::optional<TopNumbers> numbers = {};  // nothing: see `trouble`
+  absl::Status trouble = {};
+  std::optional<std::chrono::milliseconds> retry_in = {};  // with trouble; nothing: it gives up
 };
 
 // At most `height` lines of at most `width` characters.

@@ -6,14 +6,13 @@
 
 #include <algorithm>
 #include <deque>
-#include <set>
 #include <thread>
 #include <utility>
 
 #include "base/status.h"
 #include "base/sync.h"
 #include "server/grpc/inference.grpc.pb.h"
-#include "server/grpc/rpc_status.h"
+#include "server/grpc/wire_format.h"
 
 namespace treadle {
 namespace {
@@ -30,112 +29,30 @@ bool IsFinal(const absl::Status& status) {
          absl::IsNotFound(status);
 }
 
-// Calls under way, so that stopping ends them; and the pauses between them.
-class Calls {
- public:
-  explicit Calls(std::string authorization) : authorization_(std::move(authorization)) {}
-
-  void Stop() ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    for (grpc::ClientContext* call : under_way_) call->TryCancel();
-    stopped_.NotifyAll();
-  }
-  // False if it was stopped instead.
-  bool SleepUntil(SteadyClock::time_point time) ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(mutex_);
-    while (!stopping_ && SteadyClock::now() < time) stopped_.WaitUntil(mutex_, time);
-    return !stopping_;
-  }
-  bool stopping() ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(mutex_);
-    return stopping_;
-  }
-
-  // `context` is a call's until End.
-  void Begin(grpc::ClientContext& context, std::chrono::milliseconds timeout)
-      ABSL_LOCKS_EXCLUDED(mutex_) {
-    context.set_deadline(std::chrono::system_clock::now() + timeout);
-    if (!authorization_.empty()) context.AddMetadata("authorization", authorization_);
-    MutexLock lock(mutex_);
-    under_way_.insert(&context);
-    if (stopping_) context.TryCancel();
-  }
-  void End(grpc::ClientContext& context) ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(mutex_);
-    under_way_.erase(&context);
-  }
-
- private:
-  const std::string authorization_;
-  Mutex mutex_;
-  CondVar stopped_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::set<grpc::ClientContext*> under_way_ ABSL_GUARDED_BY(mutex_);
-};
-
-// One WatchLedger stream, read into a state on a thread of its own.
-class LedgerReader {
- public:
-  // `from_start`: with what the server still has of the time before.
-  LedgerReader(v1::Inference::Stub& stub, Calls& calls, Mutex& mutex, TopState& state,
-               bool from_start)
-      : calls_(calls) {
-    calls_.Begin(context_, kStreamDeadline);
-    v1::WatchLedgerRequest request;
-    request.set_from_start(from_start);
-    stream_ = stub.WatchLedger(&context_, request);
-    thread_ = std::thread([this, &mutex, &state] {
-      for (v1::LedgerRecord record; stream_->Read(&record);) {
-        MutexLock lock(mutex);
-        state.Add(record, SteadyClock::now());
-      }
-      const absl::Status status = FromGrpcStatus(stream_->Finish());
-      MutexLock lock(mutex_);
-      ended_ = status;
-    });
-  }
-  ~LedgerReader() {
-    context_.TryCancel();
-    thread_.join();
-    calls_.End(context_);
-  }
-
-  // How it ended, once it has.
-  std::optional<absl::Status> ended() ABSL_LOCKS_EXCLUDED(mutex_) {
-    MutexLock lock(mutex_);
-    return ended_;
-  }
-
- private:
-  Calls& calls_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReader<v1::LedgerRecord>> stream_;
-  Mutex mutex_;
-  std::optional<absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
-  std::thread thread_;
-};
-
 }  // namespace
 
 class TopWatch::State {
  public:
   explicit State(Options options)
       : options_(std::move(options)),
-        calls_(options_.access.authorization),
         news_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)) {
     TREADLE_CHECK(news_ >= 0);
     thread_ = std::thread([this] { Run(); });
   }
   ~State() {
-    calls_.Stop();
+    {
+      MutexLock lock(mutex_);
+      stopping_ = true;
+      if (call_ != nullptr) call_->TryCancel();
+      stopped_.NotifyAll();
+    }
     thread_.join();
     close(news_);
   }
 
   int news() const { return news_; }
 
-  std::optional<TopReport> Take() {
+  std::optional<TopReport> Take() ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(mutex_);
     uint64_t count = 0;
     if (read(news_, &count, sizeof count) < 0) return std::nullopt;  // nothing new
@@ -145,20 +62,58 @@ class TopWatch::State {
   }
 
  private:
+  // One WatchLedger stream, read into a state on a thread of its own. `from_start`: with what the
+  // server still has of the time before.
+  class LedgerReader {
+   public:
+    LedgerReader(State& watch, v1::Inference::Stub& stub, Mutex& mutex, TopState& state,
+                 bool from_start) {
+      v1::WatchLedgerRequest request;
+      request.set_from_start(from_start);
+      watch.While(context_, kStreamDeadline,
+                  [&] { stream_ = stub.WatchLedger(&context_, request); });
+      thread_ = std::thread([this, &mutex, &state] {
+        for (v1::LedgerRecord record; stream_->Read(&record);) {
+          MutexLock lock(mutex);
+          state.Add(record, SteadyClock::now());
+        }
+        const absl::Status status = FromGrpcStatus(stream_->Finish());
+        MutexLock lock(mutex_);
+        ended_ = status;
+      });
+    }
+    ~LedgerReader() {
+      context_.TryCancel();
+      thread_.join();
+    }
+
+    // How it ended, once it has.
+    std::optional<absl::Status> ended() ABSL_LOCKS_EXCLUDED(mutex_) {
+      MutexLock lock(mutex_);
+      return ended_;
+    }
+
+   private:
+    grpc::ClientContext context_;
+    std::unique_ptr<grpc::ClientReader<v1::LedgerRecord>> stream_;
+    Mutex mutex_;
+    std::optional<absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
+    std::thread thread_;
+  };
+
   // Below: on the thread.
   void Run() {
     std::chrono::milliseconds pause = options_.first_pause;
     while (true) {
       bool answered = false;
       const absl::Status status = Connect(answered);
-      if (calls_.stopping()) return;
       if (answered) pause = options_.first_pause;
       TopReport report = NewReport();
       report.trouble = status;
       if (options_.retry && !IsFinal(status)) report.retry_in = pause;
       const bool again = report.retry_in.has_value();
       Publish(std::move(report));
-      if (!again || !calls_.SleepUntil(SteadyClock::now() + pause)) return;
+      if (!again || !SleepUntil(SteadyClock::now() + pause)) return;
       pause = std::min(2 * pause, options_.longest_pause);
     }
   }
@@ -175,7 +130,7 @@ class TopWatch::State {
 
     Mutex mutex;
     TopState state(SteadyClock::now());  // guarded by `mutex`
-    auto ledger = std::make_unique<LedgerReader>(*stub, calls_, mutex, state, false);
+    auto ledger = std::make_unique<LedgerReader>(*this, *stub, mutex, state, false);
     SteadyClock::time_point next = SteadyClock::now();
     for (bool first = true;; first = false) {
       v1::GetLoadResponse load;
@@ -184,7 +139,7 @@ class TopWatch::State {
       }));
       if (const auto ended = ledger->ended()) {
         if (!ended->ok() && !absl::IsDeadlineExceeded(*ended)) return *ended;
-        ledger = std::make_unique<LedgerReader>(*stub, calls_, mutex, state, true);
+        ledger = std::make_unique<LedgerReader>(*this, *stub, mutex, state, true);
       }
       TopReport report = NewReport();
       {
@@ -194,7 +149,7 @@ class TopWatch::State {
       if (first) report.numbers->seconds = 0;  // a blink is no interval
       Publish(std::move(report));
       next = std::max(next + options_.interval, SteadyClock::now());
-      if (!calls_.SleepUntil(next)) return absl::OkStatus();
+      if (!SleepUntil(next)) return absl::OkStatus();
     }
   }
 
@@ -216,23 +171,40 @@ class TopWatch::State {
   template <typename Ask>
   absl::Status Call(const Ask& ask) {
     grpc::ClientContext context;
-    calls_.Begin(context, options_.call_deadline);
-    const grpc::Status status = ask(context);
-    calls_.End(context);
+    grpc::Status status;
+    While(context, options_.call_deadline, [&] { status = ask(context); });
     return FromGrpcStatus(status);
   }
 
-  TopReport NewReport() const {
-    return {.target = options_.target,
-            .interval = options_.interval,
-            .time = std::chrono::system_clock::now(),
-            .model = model_,
-            .numbers = {},
-            .trouble = {},
-            .retry_in = {}};
+  // `ask` makes a call with this context; stopping cancels it.
+  template <typename Ask>
+  void While(grpc::ClientContext& context, std::chrono::milliseconds timeout, const Ask& ask)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    context.set_deadline(std::chrono::system_clock::now() + timeout);
+    const std::string& authorization = options_.access.authorization;
+    if (!authorization.empty()) context.AddMetadata("authorization", authorization);
+    {
+      MutexLock lock(mutex_);
+      call_ = &context;
+      if (stopping_) context.TryCancel();
+    }
+    ask();
+    MutexLock lock(mutex_);
+    call_ = nullptr;
   }
 
-  void Publish(TopReport report) {
+  // False if the watch was stopped instead.
+  bool SleepUntil(SteadyClock::time_point time) ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    while (!stopping_ && SteadyClock::now() < time) stopped_.WaitUntil(mutex_, time);
+    return !stopping_;
+  }
+
+  TopReport NewReport() const {
+    return {.target = options_.target, .interval = options_.interval, .model = model_};
+  }
+
+  void Publish(TopReport report) ABSL_LOCKS_EXCLUDED(mutex_) {
     MutexLock lock(mutex_);
     if (reports_.size() == kBacklog) {
       reports_.pop_front();  // and its place in the count of news is this one's
@@ -244,10 +216,12 @@ class TopWatch::State {
   }
 
   const Options options_;
-  Calls calls_;
   const int news_;
 
   Mutex mutex_;
+  CondVar stopped_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  grpc::ClientContext* call_ ABSL_GUARDED_BY(mutex_) = nullptr;  // that the thread waits for
   std::deque<TopReport> reports_ ABSL_GUARDED_BY(mutex_);
 
   TopModel model_;  // the thread's

@@ -69,6 +69,12 @@ TEST(Binary, HelpAndVersion) {
   EXPECT_THAT(version.output(), testing::StartsWith("treadle "));
 }
 
+TEST(Binary, HelpShowsDefaults) {
+  ChildProcess help({kBinary, "bench", "scheduler", "--help"});
+  EXPECT_EQ(help.Wait(), 0);
+  EXPECT_THAT(help.output(), HasSubstr("=2000\n"));  // --iterations
+}
+
 TEST(Binary, AnOccupiedPortIsNamed) {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};

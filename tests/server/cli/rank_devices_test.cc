@@ -12,7 +12,6 @@
 #include "kernels/op_cases/instrumented.h"
 #include "models/architectures/architecture.h"
 #include "models/text/tokenizer.h"
-#include "server/cli/load_ranks.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/two_requests.h"
 #include "tests/support/default_model.h"

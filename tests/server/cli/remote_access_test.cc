@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "base/status.h"
-#include "server/cli/control_tls.h"
+#include "server/cli/daemon.h"
 #include "tests/server/test_certificates.h"
 #include "tests/support/remote_cluster.h"
 #include "tests/support/tiny_model.h"

@@ -1,8 +1,12 @@
-#include "server/http/socket_tls.h"
+#include "server/access/client_socket.h"
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "base/status.h"
@@ -59,6 +63,64 @@ TlsSession SocketTls::NewSession(int fd) const {
   // What waits to be written grows, and moves then.
   SSL_set_mode(session.get(), SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_ENABLE_PARTIAL_WRITE);
   return session;
+}
+
+ClientSocket::ClientSocket(int fd, TlsSession tls)
+    : fd_(fd), tls_(std::move(tls)), events_(POLLIN) {}
+
+ClientSocket::~ClientSocket() { close(fd_); }
+
+ssize_t ClientSocket::Count(ssize_t count, short event) {
+  events_ = event;
+  if (count > 0) return count;
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+  broken_ = true;
+  return -1;
+}
+
+ssize_t ClientSocket::CountTls(int done, size_t count, short event) {
+  events_ = event;
+  if (done == 1) return static_cast<ssize_t>(count);
+  const int error = SSL_get_error(tls_.get(), done);
+  if (error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) {
+    events_ = error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT;
+    return 0;
+  }
+  broken_ = true;
+  return -1;
+}
+
+ssize_t ClientSocket::Read(char* into) {
+  if (!tls_) return Count(recv(fd_, into, kReadSize, 0), POLLIN);
+  ERR_clear_error();  // else SSL_get_error sees another connection's
+  size_t count = 0;
+  const int done = SSL_read_ex(tls_.get(), into, kReadSize, &count);
+  return CountTls(done, count, POLLIN);
+}
+
+ssize_t ClientSocket::Write(const char* from, size_t size) {
+  if (!tls_) return Count(send(fd_, from, size, MSG_NOSIGNAL), POLLOUT);
+  ERR_clear_error();
+  size_t count = 0;
+  const int done = SSL_write_ex(tls_.get(), from, size, &count);
+  return CountTls(done, count, POLLOUT);
+}
+
+bool ClientSocket::End() {
+  if (tls_ && !broken_) {
+    ERR_clear_error();
+    const int said = SSL_shutdown(tls_.get());
+    if (said < 0 && CountTls(said, 0, POLLIN) == 0) return false;
+  }
+  shutdown(fd_, SHUT_WR);
+  events_ = POLLIN;
+  return true;
+}
+
+bool ClientSocket::Discard() {
+  char buffer[kReadSize];
+  const ssize_t count = recv(fd_, buffer, sizeof buffer, 0);
+  return count > 0 || (count < 0 && (errno == EAGAIN || errno == EINTR));
 }
 
 }  // namespace treadle

@@ -1,0 +1,86 @@
+// Sockets that we serve ourselves: one accepted connection, plain or TLS, and where its TLS comes
+// from.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "base/sync.h"
+#include "server/access/tls_files.h"
+
+struct ssl_st;  // OpenSSL's SSL
+
+namespace treadle {
+
+struct FreeTlsSession {
+  void operator()(ssl_st* session) const;
+};
+using TlsSession = std::unique_ptr<ssl_st, FreeTlsSession>;
+
+// A pair of key and certificate that changes is taken over as one, by connections that begin
+// afterwards. Thread safety: NewSession from any thread.
+class SocketTls {
+ public:
+  // Requires a certificate; with `ca`, clients must show one from it. `protocol` is agreed on with
+  // clients that offer some (ALPN, RFC 7301): a literal, "h2" or "http/1.1".
+  static absl::StatusOr<std::unique_ptr<SocketTls>> Open(const TlsFiles& files,
+                                                         std::string_view protocol, LogSink log);
+
+  // The server's side of a connection on the non-blocking socket `fd`, which it does not own. Null
+  // without memory.
+  TlsSession NewSession(int fd) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  explicit SocketTls(std::string_view protocol) : protocol_(protocol) {}
+  void Set(std::shared_ptr<ssl_ctx_st> context) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  const std::string_view protocol_;
+  mutable Mutex mutex_;
+  std::shared_ptr<ssl_ctx_st> context_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<FileWatcher> watcher_;  // last
+};
+
+// Bytes in, bytes out, and what to wait for. Never blocks. SIGPIPE must be blocked or ignored where
+// a TLS socket is used. Thread safety: none.
+class ClientSocket {
+ public:
+  // A read takes a whole TLS record with this, so that nothing is left where poll does not see it.
+  static constexpr size_t kReadSize = 16'384;
+
+  // Owns `fd`. `tls`: a session on it; null: plaintext.
+  ClientSocket(int fd, TlsSession tls);
+  ~ClientSocket();
+  ClientSocket(const ClientSocket&) = delete;
+  ClientSocket& operator=(const ClientSocket&) = delete;
+
+  int fd() const { return fd_; }
+  // What to poll for before the next call.
+  short events() const { return events_; }
+
+  // The number of bytes; 0: not now; less: never again. The handshake is a part of it. `into` has
+  // kReadSize bytes. A Write that gave 0 must be repeated as it was.
+  ssize_t Read(char* into);
+  ssize_t Write(const char* from, size_t size);
+
+  // Tells the client that all is sent; false: not yet, call it again. From then on, and where Read
+  // or Write said never again, only Discard may follow.
+  bool End();
+  // Reads what the client still sends: were it left, its end might lose the last bytes of the
+  // answer. False once the client has closed, too.
+  bool Discard();
+
+ private:
+  ssize_t Count(ssize_t count, short event);
+  ssize_t CountTls(int done, size_t count, short event);
+
+  const int fd_;
+  const TlsSession tls_;
+  short events_;
+  bool broken_ = false;  // nothing more can be said
+};
+
+}  // namespace treadle

@@ -1,0 +1,93 @@
+#include "server/cli/daemon.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <utility>
+
+#include "base/status.h"
+#include "server/access/tls.h"
+#include "server/cli/command.h"
+
+namespace treadle {
+namespace {
+
+// Holds `tls` with it.
+template <typename Credentials>
+std::shared_ptr<Credentials> With(std::shared_ptr<Tls> tls,
+                                  std::shared_ptr<Credentials> credentials) {
+  Credentials* const plain = credentials.get();
+  return {std::make_shared<std::pair<std::shared_ptr<Tls>, std::shared_ptr<Credentials>>>(
+              std::move(tls), std::move(credentials)),
+          plain};
+}
+
+}  // namespace
+
+Signals::Signals() {
+  signal(SIGPIPE, SIG_IGN);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  signal_fd_ = signalfd(-1, &set, SFD_CLOEXEC);
+  event_fd_ = eventfd(0, EFD_CLOEXEC);
+  TREADLE_CHECK(signal_fd_ >= 0 && event_fd_ >= 0);
+}
+
+Signals::~Signals() {
+  close(signal_fd_);
+  close(event_fd_);
+}
+
+int Signals::Wait() {
+  pollfd sources[] = {{signal_fd_, POLLIN, 0}, {event_fd_, POLLIN, 0}};
+  while (poll(sources, 2, -1) < 0) {
+  }
+  if (sources[0].revents == 0) {
+    uint64_t interrupts = 0;
+    TREADLE_CHECK(read(event_fd_, &interrupts, sizeof interrupts) == sizeof interrupts);
+    return 0;
+  }
+  signalfd_siginfo info;
+  TREADLE_CHECK(read(signal_fd_, &info, sizeof info) == sizeof info);
+  return static_cast<int>(info.ssi_signo);
+}
+
+void Signals::Interrupt() {
+  const uint64_t one = 1;
+  TREADLE_CHECK(write(event_fd_, &one, sizeof one) == sizeof one);
+}
+
+void AddLogFlags(CLI::App& app, Log::Options& options) {
+  AddChoice(app, "--log-format", options.format, kLogFormats,
+            "lines of the log: text, or json with time, severity, event and fields");
+  AddChoice(app, "--log-level", options.level, kSeverities,
+            "log what is at least this: info, warning or error");
+  app.add_option(
+      "--log-file", options.file,
+      "append the log to this file, opened anew when it was renamed; without it: stderr");
+}
+
+absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options) {
+  if (!options.file.empty()) signal(SIGHUP, SIG_IGN);
+  return Log::Open(options);
+}
+
+absl::StatusOr<ControlCredentials> OpenControlTls(const std::string& folder, LogSink log) {
+  if (folder.empty()) return ControlCredentials{};
+  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<Tls> tls, Tls::Open({.certificate = folder + "/tls.crt",
+                                                                .key = folder + "/tls.key",
+                                                                .ca = folder + "/ca.crt"},
+                                                               std::move(log)));
+  return ControlCredentials{.server = With(tls, tls->ForServer()),
+                            .channel = With(tls, tls->ForChannel())};
+}
+
+}  // namespace treadle

@@ -1,0 +1,50 @@
+// What serve and worker have in common as programs that stay: the signals that end them, where
+// their log goes, and the control plane's TLS.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "engine/remote/control_streams.h"
+#include "server/observe/log.h"
+
+namespace CLI {
+class App;
+}
+
+namespace treadle {
+
+// SIGTERM and SIGINT as something to wait for.
+//
+// Thread safety: construct before any other thread starts, so that all inherit the mask; Wait from
+// one thread; Interrupt from any.
+class Signals {
+ public:
+  Signals();  // blocks both signals in this thread and those that it starts; ignores SIGPIPE
+  ~Signals();
+
+  // The signal that came, or 0 after Interrupt.
+  int Wait();
+  void Interrupt();
+
+ private:
+  int signal_fd_;
+  int event_fd_;
+};
+
+// --log-format, --log-level and --log-file, named as serve's.
+void AddLogFlags(CLI::App& app, Log::Options& options);
+// With a file, SIGHUP is ignored from now on: programs that rotate logs like to send it, and a file
+// that was renamed is opened anew without it. Before other threads start.
+absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options);
+
+// The control plane's mutual TLS from one folder, as Kubernetes mounts a TLS secret: tls.crt,
+// tls.key and ca.crt. Everybody in it, master and workers, shows a certificate of that CA, and is
+// called by a name that stands in it. Null credentials for an empty `folder`.
+//
+// Checks the files and watches them as long as the credentials are held; they must be held as long
+// as they are used. Thread safety: as Tls.
+absl::StatusOr<ControlCredentials> OpenControlTls(const std::string& folder, LogSink log);
+
+}  // namespace treadle
