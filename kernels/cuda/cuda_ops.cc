@@ -101,18 +101,11 @@ CudaOps::SamplePlace CudaOps::BeginSample(Tensor logits, std::span<const SampleR
 }
 
 absl::Status CudaOps::ReserveProducts(int64_t rows, int64_t k, int64_t n) {
-  if (rows <= product_rows_ && k <= product_k_ && n <= product_n_) return absl::OkStatus();
+  if (matmuls_->Holds(rows, k, n)) return absl::OkStatus();
   TREADLE_CHECK(!device_->capturing());
   TREADLE_RETURN_IF_ERROR(device_->Synchronize());
   ++generation_;
-  rows = std::max(product_rows_, rows);
-  k = std::max(product_k_, k);
-  n = std::max(product_n_, n);
-  TREADLE_RETURN_IF_ERROR(matmuls_->Reserve(rows, k, n));
-  product_rows_ = rows;
-  product_k_ = k;
-  product_n_ = n;
-  return absl::OkStatus();
+  return matmuls_->Reserve(rows, k, n);
 }
 
 absl::Status CudaOps::ReserveScratch(size_t bytes) {

@@ -65,9 +65,6 @@ class CudaOps : public Backend {
   std::span<std::byte> Scratch() const { return {scratch_.data(), scratch_.bytes()}; }
   int32_t* LastSamples() const { return reinterpret_cast<int32_t*>(last_samples_.data()); }
 
-  int64_t product_rows_ = 0;  // what products have scratch for
-  int64_t product_k_ = 0;
-  int64_t product_n_ = 0;
   Buffer scratch_;
   Buffer last_samples_;  // int32
   int64_t generation_ = 0;

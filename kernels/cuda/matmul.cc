@@ -94,15 +94,17 @@ DType MatMuls::InputType(std::span<const PackedMatrix* const> weights) const {
 }
 
 absl::Status MatMuls::Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) {
-  max_rows_ = std::max(max_rows_, max_rows);
-  max_k_ = std::max(max_k_, max_k);
-  max_n_ = std::max(max_n_, max_n);
-  for (const auto& family : families_) {
-    TREADLE_RETURN_IF_ERROR(family->Reserve(max_rows_, max_k_, max_n_));
-  }
-  const size_t bytes =
-      options_.dtype == DType::kF32 ? 0 : static_cast<size_t>(max_rows_ * DenseStride(max_k_)) * 2;
-  return Grow(device_, bytes, x16_);
+  const int64_t rows = std::max(max_rows_, max_rows);
+  const int64_t k = std::max(max_k_, max_k);
+  const int64_t n = std::max(max_n_, max_n);
+  for (const auto& family : families_) TREADLE_RETURN_IF_ERROR(family->Reserve(rows, k, n));
+  const bool halves = options_.dtype != DType::kF32;
+  const size_t bytes = halves ? static_cast<size_t>(rows * DenseStride(k)) * 2 : 0;
+  TREADLE_RETURN_IF_ERROR(Grow(device_, bytes, x16_));
+  max_rows_ = rows;  // once it is there: whoever failed asks again
+  max_k_ = k;
+  max_n_ = n;
+  return absl::OkStatus();
 }
 
 absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections) {
@@ -113,9 +115,7 @@ absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections
                   projection.out.cols == projection.weight->n());
     max_n = std::max(max_n, projection.weight->n());
   }
-  if (x.rows > max_rows_ || x.cols > max_k_ || max_n > max_n_) {
-    TREADLE_RETURN_IF_ERROR(Reserve(x.rows, x.cols, max_n));
-  }
+  if (!Holds(x.rows, x.cols, max_n)) TREADLE_RETURN_IF_ERROR(Reserve(x.rows, x.cols, max_n));
   const MatMulInput input = InputOf(x, projections);
   for (const auto& family : families_) {
     group_.clear();

@@ -31,6 +31,10 @@ class MatMuls {
   // Allocates scratch for products of up to max_rows rows and max_k inputs, max_n outputs. Before
   // anything is captured; perhaps again with larger numbers.
   absl::Status Reserve(int64_t max_rows, int64_t max_k, int64_t max_n);
+  // Whether that has been done for at least this size.
+  bool Holds(int64_t rows, int64_t k, int64_t n) const {
+    return rows <= max_rows_ && k <= max_k_ && n <= max_n_;
+  }
 
   // Backend::MatMul. Beyond the reserved size it allocates (not while capturing). Errors: no memory
   // for that.

@@ -13,7 +13,6 @@
 
 #include "kernels/cpu/matmul/block_layouts.h"
 #include "kernels/cpu/matmul/matmul_lanes.h"
-#include "kernels/cpu/matmul/matmul_tables.h"
 #include "kernels/cpu/matmul/matmul_words.h"
 
 namespace treadle::TREADLE_ISA {
@@ -27,16 +26,10 @@ constexpr int64_t kStreamedRows = !kWideRegisters   ? 1
                                   : Layout::kHalves ? 4
                                                     : 8;
 
-// Blocks [begin, end) of R rows and G groups, of activations in P planes.
-struct Work {
+// Of R rows and G groups, of activations in P planes.
+struct Work : BlockRange {
   const uint8_t* weights;  // of block `begin` of the first group
   int64_t group_stride;    // bytes
-  int64_t begin;
-  int64_t end;
-  int64_t row;
-  int64_t group;
-  bool first;
-  bool last;
 };
 
 // Sum of the activations that share a scale.
@@ -179,7 +172,7 @@ void RunRows(const MatMulInput& input, const MatMulShare& share, const MatMulScr
 template <typename Layout, int P>
 void RunDirect(const MatMulInput& input, const MatMulShare& share, const MatMulScratch& scratch) {
   const PackedView& weight = share.weight;
-  Work work{nullptr, weight.group_bytes, 0, input.k / kBlockValues, 0, 0, true, true};
+  Work work{{0, input.k / kBlockValues, 0, 0, true, true}, nullptr, weight.group_bytes};
   constexpr int kGroups = kWideRegisters ? 2 : 1;
   for (work.group = share.group_begin; work.group < share.group_end;) {
     work.weights = weight.data + work.group * weight.group_bytes;
@@ -209,8 +202,9 @@ void RunTiles(const MatMulInput& input, const MatMulShare& share, const MatMulSc
         UnpackBlock<Packed>(packed, b, tile);
       }
     }
-    const Work work{scratch.tile, kTileBlocks * Layout::kBytes, begin, end, 0, group, begin == 0,
-                    end == blocks};
+    const Work work{{begin, end, 0, group, begin == 0, end == blocks},
+                    scratch.tile,
+                    kTileBlocks * Layout::kBytes};
     RunRows<Layout, 1, G>(input, share, scratch, work);
   }
 }

@@ -2,7 +2,6 @@
 // tile. Every output is the chain of fma(w, x, sum) of matmul_exact.cc.
 #include "kernels/cpu/matmul/float_decoders.h"
 #include "kernels/cpu/matmul/matmul_lanes.h"
-#include "kernels/cpu/matmul/matmul_tables.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {

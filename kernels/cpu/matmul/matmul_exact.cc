@@ -5,7 +5,6 @@
 #include "kernels/cpu/matmul/block_layouts.h"
 #include "kernels/cpu/matmul/float_decoders.h"
 #include "kernels/cpu/matmul/matmul_lanes.h"
-#include "kernels/cpu/matmul/matmul_tables.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {

@@ -1,5 +1,5 @@
-// What the exact and the integer matrix kernels share: sums of R rows by G groups, and the
-// epilogue.
+// What the matrix kernels of one instruction set share: each other's functions, sums of R rows by G
+// groups, and the epilogue.
 //
 // For sources that are compiled once per instruction set (see simd.h).
 #pragma once
@@ -8,7 +8,37 @@
 #include "kernels/cpu/simd.h"
 
 namespace treadle::TREADLE_ISA {
+
+// Part of MatMulInt16: layouts with HasCodes.
+MatMulFunction MatMulCodebook;
+// A block of 32 activations of kInt16: its planes (low, high), then, from byte kWordsAt, the 16-bit
+// activations themselves, of four consecutive k the even ones before the odd ones.
+inline constexpr int64_t kWordsAt = 2 * kBlockValues;
+// In float, for a few rows: false if there is no such kernel for the layout.
+bool MatMulDirect(const MatMulInput& input, const MatMulShare& share);
+inline constexpr int64_t kDirectRows = 8;
+// kRowInt8, the same in every mode.
+MatMulFunction MatMulRowInt8;
+// The codes of one activation. On AVX2 they are words: of four consecutive k the even ones before
+// the odd ones.
+#ifdef __AVX512F__
+inline constexpr int kRowBytes = kRowBytesAvx512;
+#else
+inline constexpr int kRowBytes = kRowBytesAvx2;
+#endif
+
 namespace {
+
+// The part of a product that a loop computes: blocks [begin, end) of k for rows from `row` on and
+// groups from `group` on; whether these are the first, and the last, of all blocks.
+struct BlockRange {
+  int64_t begin;
+  int64_t end;
+  int64_t row;
+  int64_t group;
+  bool first;
+  bool last;
+};
 
 // Calls body.template operator()<R>(row) for all of `rows` rows: R = kRows as long as there are so
 // many, then 4, 2 and 1.

@@ -6,7 +6,6 @@
 #include "kernels/cpu/matmul/activation_codes.h"
 #include "kernels/cpu/matmul/code_words.h"
 #include "kernels/cpu/matmul/matmul_lanes.h"
-#include "kernels/cpu/matmul/matmul_tables.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {

@@ -11,7 +11,6 @@
 #include "kernels/cpu/matmul/block_layouts.h"
 #include "kernels/cpu/matmul/code_words.h"
 #include "kernels/cpu/matmul/matmul_lanes.h"
-#include "kernels/cpu/matmul/matmul_tables.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {
@@ -30,18 +29,12 @@ constexpr int kWordRows = 4;
 constexpr int kWordGroups = 1;
 #endif
 
-// Blocks [begin, end) of a tile.
-struct WordWork {
+// Of a tile.
+struct WordWork : BlockRange {
   const uint8_t* tile;
   const uint8_t* next;  // the packed bytes of the next tile
   int64_t next_stride;  // from group to group
   int64_t next_bytes;   // of a block
-  int64_t begin;
-  int64_t end;
-  int64_t row;
-  int64_t group;
-  bool first;
-  bool last;
 };
 
 // Layout: kZero, kHalves and kOffset of block_layouts.h.
@@ -133,16 +126,11 @@ TREADLE_SIMD void RunWordGroups(const MatMulInput& input, const MatMulShare& sha
     }
     const bool last = end == blocks;
     const uint8_t* packed = share.weight.data + group * share.weight.group_bytes;
-    WordWork work{scratch.tile,
+    WordWork work{{begin, end, 0, group, begin == 0, last},
+                  scratch.tile,
                   packed + (last ? G * share.weight.group_bytes : end * next_bytes),
                   share.weight.group_bytes,
-                  next_bytes,
-                  begin,
-                  end,
-                  0,
-                  group,
-                  begin == 0,
-                  last};
+                  next_bytes};
     ForRows<kWordRows>(input.rows, [&]<int R>(int64_t row) {
       work.row = row;
       RunWordRows<Layout, R, G>(input, share, work, scratch.sums + row * G * kLanes);

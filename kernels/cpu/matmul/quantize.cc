@@ -1,6 +1,6 @@
 // ComputeMode::kInt8's and kInt16's quantization of activations.
 #include "kernels/cpu/matmul/activation_codes.h"
-#include "kernels/cpu/matmul/matmul_tables.h"
+#include "kernels/cpu/matmul/matmul_lanes.h"
 #include "kernels/cpu/simd.h"
 
 namespace treadle::TREADLE_ISA {

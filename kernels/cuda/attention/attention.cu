@@ -109,8 +109,8 @@ AttentionCode Choose(const Variant& variant, const KvLayout& layout, const Devic
   if (batch.max_sequence_rows <= 1) return variant.decoding;
   if (!deterministic && device.warpgroup_matrices) {
     const AttentionCode code = layout.dtype == DType::kF16
-                                   ? WarpgroupAttentionF16(layout.head_dim)
-                                   : WarpgroupAttentionBf16(layout.head_dim);
+                                   ? WarpgroupAttention<DType::kF16>(layout.head_dim)
+                                   : WarpgroupAttention<DType::kBF16>(layout.head_dim);
     if (code.kernel != nullptr && code.shared_bytes <= device.shared_bytes_per_block) return code;
   }
   return variant.mixed;

@@ -83,7 +83,8 @@ constexpr AttentionCode MakeAttentionCode() {
           Prompts::kPairs};
 }
 // Prompts on warpgroups; no kernel for heads of up to 32 or more than 128 features.
-AttentionCode WarpgroupAttentionBf16(int64_t head_dim);
-AttentionCode WarpgroupAttentionF16(int64_t head_dim);
+// For kF16 and kBF16, each in a file of its own.
+template <DType kType>
+AttentionCode WarpgroupAttention(int64_t head_dim);
 
 }  // namespace treadle::cuda

@@ -33,7 +33,8 @@ void LaunchTogether(Device& device, const MatMulInput& input,
       .grid_y = static_cast<uint32_t>((p.rows + rows - 1) / rows),
       .threads = kFewThreads,
       .shared_bytes = kTableBytes + sizeof(float) * kFewWarps * rows * kSumStride};
-  const auto find = input.dtype == DType::kBF16 ? FewRowsBf16 : FewRowsF16;
+  const auto find =
+      input.dtype == DType::kBF16 ? low_bit::FindFewRows<true> : low_bit::FindFewRows<false>;
   device.Launch(find(w, one_tile), shape, p);
 }
 

@@ -39,7 +39,9 @@ static_assert(sizeof(FewRowsParams) <= 4096);
 // The kernel for a matrix's layout, and for one tile of rows or kFewTiles. In files of their own,
 // one for each type of activations.
 using FewRowsFunction = void (*)(FewRowsParams);
-FewRowsFunction FewRowsBf16(const LowBitView& w, bool one_tile);
-FewRowsFunction FewRowsF16(const LowBitView& w, bool one_tile);
+namespace low_bit {
+template <bool kBf16>
+FewRowsFunction FindFewRows(const LowBitView& w, bool one_tile);
+}
 
 }  // namespace treadle::cuda

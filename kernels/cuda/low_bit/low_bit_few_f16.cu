@@ -1,9 +1,5 @@
+// The few-rows kernels for f16 activations.
 #include "kernels/cuda/low_bit/low_bit_few_kernel.h"
 
-namespace treadle::cuda {
-
-FewRowsFunction FewRowsF16(const LowBitView& w, bool one_tile) {
-  return low_bit::FindFewRows<false>(w, one_tile);
-}
-
-}  // namespace treadle::cuda
+template treadle::cuda::FewRowsFunction treadle::cuda::low_bit::FindFewRows<false>(
+    const treadle::cuda::LowBitView&, bool);
