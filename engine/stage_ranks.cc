@@ -167,12 +167,15 @@ void StageRanks::RunRank(size_t rank) {
 }
 
 // What the rank has of the epoch goes, on the rank's thread and when nothing uses it any more.
+// Where ops work in a link's own memory, other ranks may be reading from it after this one is out
+// (Stage::ReceiveHidden): that link goes with the epoch, once the last rank has left.
 void StageRanks::Leave(size_t rank, Epoch& epoch) {
   stages_[rank]->EndEpoch();
   std::unique_ptr<Communicator> communicator;
   std::unique_ptr<ActivationLink> link;
   MutexLock lock(mutex_);
   if (!epoch.ranks.empty()) communicator = std::move(epoch.ranks[rank]);
+  if (ranks_.size() > 1 && ranks_[rank].backend->staging(StagingPlace::kHost) == nullptr) return;
   link = std::move(epoch.links[rank]);
 }
 
