@@ -70,10 +70,10 @@ bool Tokenizer::Emits(int32_t id, bool special) const {
   }
 }
 
-std::string Tokenizer::Decode(std::span<const int32_t> ids, bool special) const {
+std::string Tokenizer::Decode(std::span<const int32_t> ids, bool special, size_t most) const {
   StreamDecoder decoder(*this, special, /*continues_text=*/false);
   std::string text;
-  for (int32_t id : ids) text += decoder.Push(id);
+  for (size_t i = 0; i < ids.size() && text.size() <= most; ++i) text += decoder.Push(ids[i]);
   return text + decoder.Finish();
 }
 

@@ -75,8 +75,9 @@ class Tokenizer {
 
   // All bytes of `ids`, invalid UTF-8 replaced by U+FFFD: one for each longest prefix of a
   // character (byte-level BPE), or for each byte (SentencePiece), as the authors do.
-  // SentencePiece's leading dummy space is removed, as the authors' decode does.
-  std::string Decode(std::span<const int32_t> ids, bool special) const;
+  // SentencePiece's leading dummy space is removed, as the authors' decode does. Stops behind
+  // `most` bytes: a longer text is not whole.
+  std::string Decode(std::span<const int32_t> ids, bool special, size_t most = SIZE_MAX) const;
 
   const TokenizerSpec& spec() const { return spec_; }
   int32_t size() const { return static_cast<int32_t>(spec_.tokens.size()); }

@@ -91,7 +91,7 @@ void ApiKey::Refill(TimePoint now) {
   refill(tokens_, terms_.tokens);
 }
 
-absl::Status ApiKey::Admit(int64_t prompt_tokens, TimePoint now) {
+absl::Status ApiKey::Admit(TimePoint now) {
   MutexLock lock(mutex_);
   Refill(now);
   const std::string& name = terms_.name;
@@ -102,7 +102,6 @@ absl::Status ApiKey::Admit(int64_t prompt_tokens, TimePoint now) {
   if (terms_.requests && requests_ < 1) return used_up(*terms_.requests, "requests");
   if (terms_.tokens && tokens_ <= 0) return used_up(*terms_.tokens, "tokens");
   if (terms_.requests) requests_ -= 1;
-  if (terms_.tokens) tokens_ -= static_cast<double>(prompt_tokens);
   return absl::OkStatus();
 }
 

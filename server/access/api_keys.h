@@ -6,9 +6,9 @@
 // a file that cannot be read then is reported, and the keys stay as they were.
 //
 // Only SHA-256 digests are kept, and each lookup compares with all of them in constant time. No
-// message contains a key. Limits are token buckets of one minute's capacity: a request needs one
-// request and some tokens left, its prompt is charged when it is admitted, what it generated when
-// it ends, which may leave a debt.
+// message contains a key. Limits are token buckets of one minute's capacity: a call needs one
+// request and some tokens left, before it is read; a prompt is charged when its length is known, what
+// was generated at the end, which may leave a debt.
 //
 // Thread safety: all methods from any thread.
 #pragma once
@@ -44,8 +44,8 @@ class ApiKey {
   std::string name() const ABSL_LOCKS_EXCLUDED(mutex_);
   // PermissionDenied if the key is suspended.
   absl::Status Check() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Takes one request and its prompt; ResourceExhausted says which limit is used up.
-  absl::Status Admit(int64_t prompt_tokens, TimePoint now) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Takes one request; ResourceExhausted says which limit is used up.
+  absl::Status Admit(TimePoint now) ABSL_LOCKS_EXCLUDED(mutex_);
   void Charge(int64_t tokens) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -206,7 +206,7 @@ absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::millise
   Caller caller;
   if (timeout.count() > 0) caller.deadline = caller.arrival + timeout;
   const auto call = std::make_shared<LocalCall>(environment, on_response);
-  call->Start(caller, [&] { return ToRequest(request); });
+  call->Start(caller, request.ByteSizeLong(), [&] { return ToRequest(request); });
   const absl::Status status = call->Wait();
   call->Release();
   return status;

@@ -182,7 +182,8 @@ grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
                                         const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* response) {
   auto call = std::make_shared<UnaryCall>(environment.sessions, response);
-  call->Start(CallerOf(environment, *context), [&] { return Read(*request); });
+  call->Start(CallerOf(environment, *context), request->Length(),
+              [request] { return Read(*request); });
   return call.get();
 }
 
@@ -190,7 +191,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
     CallEnvironment& environment, grpc::CallbackServerContext* context,
     const grpc::ByteBuffer* request) {
   auto call = std::make_shared<StreamCall>(environment.sessions, context);
-  call->Start(CallerOf(environment, *context), [&] { return Read(*request); });
+  call->Start(CallerOf(environment, *context), request->Length(),
+              [request] { return Read(*request); });
   return call.get();
 }
 

@@ -54,7 +54,7 @@ class Service final : public Methods {
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request,
                                      grpc::ByteBuffer* response) override {
-    return Reply(context, [&] {
+    return Work(context, request->Length(), [this, request, response]() -> absl::Status {
       if (!model().tokenizer) return NoTokenizer();
       v1::TokenizeRequest message;
       TREADLE_RETURN_IF_ERROR(Parse(*request, message));
@@ -71,12 +71,20 @@ class Service final : public Methods {
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
                                        const v1::DetokenizeRequest* request,
                                        v1::DetokenizeResponse* response) override {
-    return Reply(context, [&] {
+    const size_t bytes = static_cast<size_t>(request->token_ids().ids_size()) * sizeof(int32_t);
+    return Work(context, bytes, [this, request, response]() -> absl::Status {
       if (!model().tokenizer) return NoTokenizer();
       const auto& ids = request->token_ids().ids();
       const std::span<const int32_t> span(ids.data(), ids.size());
       TREADLE_RETURN_IF_ERROR(ValidateTokenIds("token_ids.ids", span, model().vocab));
-      response->set_text(model().tokenizer->Decode(span, /*special=*/true));
+      // A text is as long as Tokenize would take it.
+      const size_t most = environment_.server->door().limits().http2.message_bytes;
+      std::string text = model().tokenizer->Decode(span, /*special=*/true, most);
+      if (text.size() > most) {
+        return InvalidArgument("token_ids.ids: their text has more than ", most,
+                               " bytes (the server's --max-request-bytes), expected fewer ids");
+      }
+      response->set_text(std::move(text));
       return absl::OkStatus();
     });
   }
@@ -126,6 +134,24 @@ class Service final : public Methods {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     const absl::Status caller = environment_.sessions.Authorize(Authorization(*context)).status();
     reactor->Finish(ToGrpcStatus(caller.ok() ? answer() : caller));
+    return reactor;
+  }
+
+  // The same on a thread of the work pool, and charged to the caller's key: for what takes long
+  // where the request is long.
+  template <typename Answer>
+  grpc::ServerUnaryReactor* Work(grpc::CallbackServerContext* context, size_t bytes,
+                                 Answer answer) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    const auto key = environment_.sessions.Authorize(Authorization(*context));
+    absl::Status status = key.status();
+    if (status.ok() && *key) status = (*key)->Admit(Clock::now());
+    if (status.ok()) {
+      status = environment_.sessions.pool_of_work.Submit(bytes, [context, reactor, answer] {
+        reactor->Finish(context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer()));
+      });
+    }
+    if (!status.ok()) reactor->Finish(ToGrpcStatus(status));
     return reactor;
   }
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/quoted.h"
 #include "base/status.h"
 #include "scheduler/policy.h"
 
@@ -68,7 +69,7 @@ absl::Status ReadSampling(GenerateRequest::Sampling& sampling, const ServedModel
 }
 
 absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
-                                       const ServedModel& model) {
+                                       const ServedModel& model, Clock::time_point deadline) {
   if (!model.chat_template) {
     return InvalidArgument(
         "chat: this model has no usable chat template",
@@ -78,11 +79,12 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
   if (messages.empty()) {
     return InvalidArgument("chat.messages is empty, expected at least one message");
   }
+  TREADLE_RETURN_IF_ERROR(CheckCount("chat.messages", messages.size(), kMaxChatMessages));
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
     if (role != "system" && role != "user" && role != "assistant") {
-      return InvalidArgument("chat.messages[", i, "].role is '", role,
-                             "', expected system, user or assistant");
+      return InvalidArgument("chat.messages[", i, "].role is ", Quoted(role),
+                             ", expected system, user or assistant");
     }
   }
   const TokenizerSpec& spec = model.tokenizer->spec();
@@ -92,15 +94,15 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
   ChatOptions options;
   options.bos_token = text_of(spec.bos);
   options.eos_token = text_of(spec.eos);
+  options.deadline = deadline;
   auto rendered = model.chat_template->Render(messages, options);
-  if (!rendered.ok()) {
-    return InvalidArgument("chat: ", std::string(rendered.status().message()));
-  }
-  return rendered;
+  if (rendered.ok()) return rendered;
+  return absl::Status(rendered.status().code(),
+                      Str("chat: ", std::string(rendered.status().message())));
 }
 
-absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request,
-                                                const ServedModel& model) {
+absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const ServedModel& model,
+                                                Clock::time_point deadline) {
   if (std::holds_alternative<std::monostate>(request.prompt)) {
     return InvalidArgument("prompt is missing, expected one of text, token_ids, chat");
   }
@@ -120,11 +122,12 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request,
   std::string text;
   EncodeOptions options;
   if (messages) {
-    TREADLE_ASSIGN_OR_RETURN(text, RenderChat(*messages, model));
+    TREADLE_ASSIGN_OR_RETURN(text, RenderChat(*messages, model, deadline));
     options.add_special = false;  // the template wrote what the model wants
   } else {
     text = std::move(std::get<std::string>(request.prompt));
   }
+  if (Clock::now() >= deadline) return absl::DeadlineExceededError("the deadline passed");
   auto prompt = model.tokenizer->Encode(text, options);
   if (!prompt.ok()) {
     return InvalidArgument(field, ": ", std::string(prompt.status().message()));
@@ -228,8 +231,8 @@ absl::Status ValidateTokenIds(const std::string& field, std::span<const int32_t>
 }
 
 absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const ServedModel& model,
-                                                 const RequestLimits& limits,
-                                                 uint64_t random_seed) {
+                                                 const RequestLimits& limits, uint64_t random_seed,
+                                                 Clock::time_point deadline) {
   ValidatedRequest valid;
   RequestSpec& spec = valid.spec;
   if (request.request_id.size() > kMaxRequestIdBytes) {
@@ -242,7 +245,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
   TREADLE_ASSIGN_OR_RETURN(spec.prompt_logprobs,
                            ReadLogprobs("prompt_logprobs", request.prompt_logprobs));
   TREADLE_RETURN_IF_ERROR(ReadStops(request.stopping, model, valid));
-  TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model));
+  TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
   TREADLE_RETURN_IF_ERROR(ReadLengths(request.stopping, model, limits, spec));
   return valid;
 }

@@ -52,6 +52,7 @@ inline constexpr int kMaxStopStringBytes = 512;
 inline constexpr int kMaxStopTokens = 256;
 inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxRequestIdBytes = 256;
+inline constexpr int kMaxChatMessages = 4096;
 
 struct RequestLimits {
   int64_t max_batch_size = kDefaultBatchSize;  // bounds num_candidates
@@ -63,9 +64,10 @@ struct ValidatedRequest {
   std::vector<std::string> stop_strings;
 };
 
-// `random_seed` is used when the request has no seed. Errors: InvalidArgument.
-absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const ServedModel& model,
-                                                 const RequestLimits& limits, uint64_t random_seed);
+// `random_seed` is used when the request has no seed. Errors: InvalidArgument; DeadlineExceeded.
+absl::StatusOr<ValidatedRequest> ValidateRequest(
+    GenerateRequest request, const ServedModel& model, const RequestLimits& limits,
+    uint64_t random_seed, Clock::time_point deadline = Clock::time_point::max());
 
 // Ids in [0, vocab), or InvalidArgument with the first offender's index.
 absl::Status ValidateTokenIds(const std::string& field, std::span<const int32_t> ids,

@@ -90,43 +90,77 @@ absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
   return keys->Find(authorization);
 }
 
-void Session::Start(Caller caller, const std::function<absl::StatusOr<GenerateRequest>()>& read) {
+void Session::Start(Caller caller, size_t bytes, Read read) {
   environment_.calls.Add();
   MutexLock lock(mutex_);
   self_ = shared_from_this();
   origin_ = std::move(caller.origin);
-  if (const absl::Status status = Admit(caller, read); !status.ok()) {
-    environment_.request_log.Refused(origin_, status);
-    over_ = true;
-    Fail(status);
-    return;
+  arrival_ = caller.arrival;
+  deadline_ = caller.deadline;
+  auto key = environment_.Authorize(caller.authorization);
+  absl::Status status = key.status();
+  if (status.ok() && *key) {
+    key_ = *std::move(key);
+    origin_.key = key_->name();
+    status = key_->Admit(Clock::now());
   }
+  if (status.ok()) {
+    status = environment_.pool_of_work.Submit(
+        bytes, [self = self_, read = std::move(read)] { self->TakeIn(read); });
+  }
+  if (!status.ok()) Refuse(status);
+}
+
+void Session::TakeIn(const Read& read) {
+  RequestOrigin origin;
+  Clock::time_point deadline;
+  {
+    MutexLock lock(mutex_);
+    if (const absl::Status gone = Gone(); !gone.ok()) return Refuse(gone);
+    origin = origin_;
+    deadline = deadline_;
+  }
+  const auto validate = [&]() -> absl::StatusOr<ValidatedRequest> {
+    TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, read());
+    if (request.request_id.empty()) request.request_id = origin.header_id;
+    origin.id = request.request_id;
+    return ValidateRequest(std::move(request), environment_.model, environment_.limits,
+                           RandomSeed(), deadline);
+  };
+  const absl::StatusOr<ValidatedRequest> valid = validate();
+  MutexLock lock(mutex_);
+  origin_ = std::move(origin);
+  if (const absl::Status status = Submit(valid); !status.ok()) return Refuse(status);
   submitted_.stream->SetNotifier([&courier = environment_.courier, session = weak_from_this()] {
     if (auto alive = session.lock()) courier.Post(std::move(alive));
   });
 }
 
-absl::Status Session::Admit(const Caller& caller,
-                            const std::function<absl::StatusOr<GenerateRequest>()>& read) {
-  TREADLE_ASSIGN_OR_RETURN(key_, environment_.Authorize(caller.authorization));
-  if (key_) origin_.key = key_->name();
-  TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, read());
-  if (request.request_id.empty()) request.request_id = origin_.header_id;
-  origin_.id = request.request_id;
-  TREADLE_ASSIGN_OR_RETURN(
-      ValidatedRequest valid,
-      ValidateRequest(std::move(request), environment_.model, environment_.limits, RandomSeed()));
-  arrival_ = caller.arrival;
-  spec_ = std::move(valid.spec);
+absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid) {
+  TREADLE_RETURN_IF_ERROR(Gone());
+  TREADLE_RETURN_IF_ERROR(valid.status());
+  spec_ = valid->spec;
   spec_.key = origin_.key;
-  spec_.deadline = caller.deadline;
-  if (key_) {
-    TREADLE_RETURN_IF_ERROR(key_->Admit(static_cast<int64_t>(spec_.prompt.size()), arrival_));
-  }
+  spec_.deadline = deadline_;
+  if (key_) key_->Charge(static_cast<int64_t>(spec_.prompt.size()));
   TREADLE_ASSIGN_OR_RETURN(submitted_, environment_.pool.Submit(spec_));
-  generation_.emplace(environment_.model.tokenizer.get(), spec_, valid.stop_strings);
+  taken_in_ = true;
+  generation_.emplace(environment_.model.tokenizer.get(), spec_, valid->stop_strings);
   reasons_.resize(static_cast<size_t>(spec_.candidates), FinishReason::kNone);
   return absl::OkStatus();
+}
+
+void Session::Refuse(const absl::Status& status) {
+  environment_.request_log.Refused(origin_, status);
+  over_ = true;
+  Fail(status);
+}
+
+absl::Status Session::Gone() {
+  if (!abandoned_ && Clock::now() < deadline_) return absl::OkStatus();
+  return DeadlineReached(arrival_, deadline_)
+             ? absl::DeadlineExceededError("the deadline passed")
+             : absl::CancelledError("the client cancelled or disconnected");
 }
 
 void Session::Deliver() {
@@ -148,13 +182,8 @@ void Session::Cancel() {
 }
 
 void Session::Abandon() {
-  if (!abandoned_ && !over_) {
-    environment_.pool.Cancel(submitted_.id,
-                             DeadlineReached(arrival_, spec_.deadline)
-                                 ? absl::DeadlineExceededError("the deadline passed")
-                                 : absl::CancelledError("the client cancelled or disconnected"));
-  }
-  abandoned_ = true;
+  const bool first = !std::exchange(abandoned_, true);
+  if (first && taken_in_ && !over_) environment_.pool.Cancel(submitted_.id, Gone());
 }
 
 void Session::OnAlarm() {
@@ -181,7 +210,7 @@ void Session::Release() {
 }
 
 void Session::Advance() {
-  if (over_ || writing_) return;
+  if (over_ || writing_ || !taken_in_) return;  // who is not taken in yet is refused by TakeIn
   if (next_part_ == parts_.size()) Collect();
   if (abandoned_) next_part_ = parts_.size();
   while (next_part_ < parts_.size() && !writing_) WriteNext();

@@ -32,6 +32,7 @@
 #include "server/session/generation.h"
 #include "server/session/request_validation.h"
 #include "server/session/served_model.h"
+#include "server/session/work_pool.h"
 
 namespace treadle {
 
@@ -111,8 +112,10 @@ struct SessionEnvironment {
   const std::chrono::milliseconds stall_timeout{60'000};  // of one write
   const ApiKeys* const keys = nullptr;                    // null: everybody may call
   const RequestLog request_log;
+  const WorkPool::Limits work = {};
   Courier courier{};
   CallCount calls{};
+  WorkPool pool_of_work{work};  // last: its work uses the others
 
   // Whose call it is, by "Bearer KEY"; null if everybody may call. Unauthenticated or
   // PermissionDenied otherwise.
@@ -146,13 +149,15 @@ struct SessionEvent {
 
 class Session : public Recipient, public std::enable_shared_from_this<Session> {
  public:
+  using Read = std::function<absl::StatusOr<GenerateRequest>()>;
+
   explicit Session(SessionEnvironment& environment) : environment_(environment) {}
 
-  // Once, and first: asks whose call it is, then lets `read` read the request, and takes it in. It
-  // keeps itself until Release, which the front end calls at the very end. A request that is
-  // refused ends with Fail before this returns.
-  void Start(Caller caller, const std::function<absl::StatusOr<GenerateRequest>()>& read)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Once, and first: asks whose call it is, then lets `read` read the request of so many `bytes`,
+  // on a thread of the work pool, and takes it in. It keeps itself until Release, which the front
+  // end calls at the very end; what `read` refers to must last until Fail or the end. A call that
+  // is refused before it is read ends with Fail before this returns.
+  void Start(Caller caller, size_t bytes, Read read) ABSL_LOCKS_EXCLUDED(mutex_);
   // The client is gone, or its time is over.
   void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
   // The write that was under way is over; if not `ok`, the client is gone.
@@ -174,9 +179,13 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   virtual void BreakWrite() {}
 
  private:
-  absl::Status Admit(const Caller& caller,
-                     const std::function<absl::StatusOr<GenerateRequest>()>& read)
+  // On a thread of the work pool.
+  void TakeIn(const Read& read) ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Submit(const absl::StatusOr<ValidatedRequest>& valid)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Refuse(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Why the request goes no further; ok: the client waits for it.
+  absl::Status Gone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -192,6 +201,7 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   RequestOrigin origin_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<ApiKey> key_ ABSL_GUARDED_BY(mutex_);  // null: nobody asks
   Clock::time_point arrival_ ABSL_GUARDED_BY(mutex_);
+  Clock::time_point deadline_ ABSL_GUARDED_BY(mutex_) = Clock::time_point::max();
   RequestSpec spec_ ABSL_GUARDED_BY(mutex_);
   RequestPool::Submitted submitted_ ABSL_GUARDED_BY(mutex_);
 
@@ -205,8 +215,9 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   RequestTimings timings_ ABSL_GUARDED_BY(mutex_);
 
   Clock::time_point write_began_ ABSL_GUARDED_BY(mutex_);
-  bool began_ ABSL_GUARDED_BY(mutex_) = false;    // the first event was written
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;  // a write is under way
+  bool taken_in_ ABSL_GUARDED_BY(mutex_) = false;  // the pool has the request
+  bool began_ ABSL_GUARDED_BY(mutex_) = false;     // the first event was written
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;   // a write is under way
   bool alarm_set_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // the client is gone; nothing more is written
   bool over_ ABSL_GUARDED_BY(mutex_) = false;       // the front end was told the end

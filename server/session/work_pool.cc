@@ -41,6 +41,11 @@ absl::Status WorkPool::Submit(size_t bytes, std::function<void()> work) {
   return absl::OkStatus();
 }
 
+size_t WorkPool::bytes() const {
+  MutexLock lock(mutex_);
+  return bytes_;
+}
+
 std::deque<WorkPool::Entry>::iterator WorkPool::Next(bool only_short) {
   return std::ranges::find_if(queue_, [&](const Entry& entry) {
     return !only_short || entry.bytes <= limits_.short_bytes;
@@ -64,6 +69,7 @@ void WorkPool::Run(bool only_short) {
       queue_.erase(next);
     }
     entry.work();
+    entry.work = nullptr;  // what it holds goes before it stops counting
     MutexLock lock(mutex_);
     bytes_ -= entry.bytes;
   }

@@ -33,6 +33,8 @@ class WorkPool {
   // `bytes`: of the text that the work goes over. ResourceExhausted if the queue is full: nothing
   // was taken in.
   absl::Status Submit(size_t bytes, std::function<void()> work) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of what waits or is being done.
+  size_t bytes() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Entry {
@@ -45,7 +47,7 @@ class WorkPool {
   std::deque<Entry>::iterator Next(bool only_short) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Limits limits_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   CondVar changed_;
   std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;

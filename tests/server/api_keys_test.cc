@@ -78,28 +78,29 @@ TEST(ApiKeys, ASuspendedKeyIsDenied) {
 TEST(ApiKeys, RequestsPerMinuteAreABucket) {
   const ApiKey::TimePoint start{};
   ApiKey key({.name = "alice", .requests = 3.0, .tokens = {}}, start);
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(key.Admit(1'000'000, start).ok());
-  const absl::Status refused = key.Admit(1, start);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(key.Admit(start).ok());
+  const absl::Status refused = key.Admit(start);
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   EXPECT_EQ(refused.message(), "the API key 'alice' has used up its 3 requests per minute");
-  EXPECT_FALSE(key.Admit(1, start + seconds(19)).ok());
-  EXPECT_TRUE(key.Admit(1, start + seconds(21)).ok());
-  EXPECT_FALSE(key.Admit(1, start + seconds(21)).ok());
+  EXPECT_FALSE(key.Admit(start + seconds(19)).ok());
+  EXPECT_TRUE(key.Admit(start + seconds(21)).ok());
+  EXPECT_FALSE(key.Admit(start + seconds(21)).ok());
   // An hour later there is one minute's worth, not sixty.
   int admitted = 0;
-  while (key.Admit(1, start + seconds(3600)).ok()) ++admitted;
+  while (key.Admit(start + seconds(3600)).ok()) ++admitted;
   EXPECT_EQ(admitted, 3);
 }
 
 TEST(ApiKeys, TokensPerMinuteMayLeaveADebt) {
   const ApiKey::TimePoint start{};
   ApiKey key({.name = "alice", .requests = {}, .tokens = 60.0}, start);
-  EXPECT_TRUE(key.Admit(50, start).ok());
+  EXPECT_TRUE(key.Admit(start).ok());
+  key.Charge(50);
   key.Charge(40);  // 30 too many
-  const absl::Status refused = key.Admit(1, start + seconds(29));
+  const absl::Status refused = key.Admit(start + seconds(29));
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   EXPECT_THAT(std::string(refused.message()), HasSubstr("60 tokens per minute"));
-  EXPECT_TRUE(key.Admit(1, start + seconds(32)).ok());
+  EXPECT_TRUE(key.Admit(start + seconds(32)).ok());
 }
 
 TEST(ApiKeys, AChangedFileIsTakenOverAndABrokenOneIsNot) {
@@ -119,12 +120,12 @@ TEST(ApiKeys, AChangedFileIsTakenOverAndABrokenOneIsNot) {
     }
     return is();
   };
-  ASSERT_TRUE((*keys.Find(Bearer(kAlice)))->Admit(1, ApiKey::TimePoint::clock::now()).ok());
+  ASSERT_TRUE((*keys.Find(Bearer(kAlice)))->Admit(ApiKey::TimePoint::clock::now()).ok());
 
   WriteText(path, Str(kAlice, " alice 1\n", kBob, " bob\n"));
   EXPECT_TRUE(wait([&] { return keys.Find(Bearer(kBob)).ok(); }));
   // What was used stays used.
-  EXPECT_FALSE((*keys.Find(Bearer(kAlice)))->Admit(1, ApiKey::TimePoint::clock::now()).ok());
+  EXPECT_FALSE((*keys.Find(Bearer(kAlice)))->Admit(ApiKey::TimePoint::clock::now()).ok());
 
   WriteText(path, "bad\n");
   EXPECT_TRUE(wait([&] {

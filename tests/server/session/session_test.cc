@@ -136,7 +136,9 @@ class SessionTest : public testing::Test {
 
   FakeFrontEnd& Ask(const GenerateRequest& request, Caller caller = {}, bool slow = false) {
     sessions_.push_back(std::make_shared<FakeFrontEnd>(*environment_, slow));
-    sessions_.back()->Start(std::move(caller), [&] { return request; });
+    sessions_.back()->Start(std::move(caller), 100, [request] { return request; });
+    // So that requests come in the order in which they are asked.
+    while (environment_->pool_of_work.bytes() > 0) std::this_thread::yield();
     return *sessions_.back();
   }
   static GenerateRequest Request(int32_t new_tokens) {
@@ -252,7 +254,7 @@ TEST_F(SessionTest, OfSomebodyUnknownNothingIsRead) {
   Open({}, {}, kPatience, keys->get());
   bool read = false;
   sessions_.push_back(std::make_shared<FakeFrontEnd>(*environment_, false));
-  sessions_[0]->Start({.origin = {}, .authorization = "Bearer nobody-0123456789abcdef"}, [&] {
+  sessions_[0]->Start({.origin = {}, .authorization = "Bearer nobody-0123456789abcdef"}, 1, [&] {
     read = true;
     return Request(5);
   });
