@@ -51,7 +51,7 @@ jinja::Dict Variables(jinja::Context& context, const std::vector<ChatMessage>& m
 }
 
 absl::Status ErrorOf(const jinja::TemplateError& error) {
-  return InvalidArgument("chat template, line ", error.line, ": ", error.message);
+  return absl::Status(error.code, Str("chat template, line ", error.line, ": ", error.message));
 }
 
 }  // namespace
@@ -95,9 +95,19 @@ absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<ChatMessage>&
     const jinja::Dict variables = Variables(context, messages, options);
     return jinja::Interpreter(context, variables).Render(program_->statements);
   } catch (const jinja::TemplateError& error) {
-    if (context.expired()) return absl::DeadlineExceededError(ErrorOf(error).message());
     return ErrorOf(error);
   }
+}
+
+absl::Status ChatTemplate::CheckCost() const {
+  for (const int turns : {1, 3, 41}) {
+    std::vector<ChatMessage> messages;
+    for (int i = 0; i < turns; ++i)
+      messages.push_back({i % 2 ? "assistant" : "user", "a few words"});
+    const absl::Status status = Render(messages, {}).status();
+    if (absl::IsResourceExhausted(status)) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace treadle

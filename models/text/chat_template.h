@@ -36,10 +36,13 @@ class ChatTemplate {
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
   ~ChatTemplate();
 
-  // InvalidArgument when the template itself raises (raise_exception('...') gives its text) or
-  // needs more than its budget (jinja/value.h); DeadlineExceeded.
+  // InvalidArgument when the template itself raises (raise_exception('...') gives its text);
+  // ResourceExhausted when it needs more than its budget (jinja/value.h); DeadlineExceeded.
   absl::StatusOr<std::string> Render(const std::vector<ChatMessage>& messages,
                                      const ChatOptions& options) const;
+
+  // Whether usual conversations are within the budget: ResourceExhausted, if not.
+  absl::Status CheckCost() const;
 
  private:
   struct Program;

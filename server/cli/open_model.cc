@@ -58,10 +58,12 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
   }
   // A template that we cannot read costs chat, not the model.
   auto parsed = ChatTemplate::Parse(checkpoint.chat_template());
-  if (parsed.ok()) {
+  absl::Status problem = parsed.status();
+  if (problem.ok()) problem = parsed->CheckCost();
+  if (problem.ok()) {
     served.chat_template = std::move(*parsed);
   } else {
-    served.chat_template_problem = std::string(parsed.status().message());
+    served.chat_template_problem = std::string(problem.message());
   }
   return absl::OkStatus();
 }

@@ -96,9 +96,8 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
   options.eos_token = text_of(spec.eos);
   options.deadline = deadline;
   auto rendered = model.chat_template->Render(messages, options);
-  if (rendered.ok()) return rendered;
-  return absl::Status(rendered.status().code(),
-                      Str("chat: ", std::string(rendered.status().message())));
+  if (rendered.ok() || absl::IsDeadlineExceeded(rendered.status())) return rendered;
+  return InvalidArgument("chat: ", std::string(rendered.status().message()));
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const ServedModel& model,

@@ -196,6 +196,17 @@ TEST(ChatTemplateTest, TheDeadlineEndsARendering) {
   EXPECT_EQ(parsed->Render(kChat, options).status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
+TEST(ChatTemplateTest, ATemplateThatCostsTooMuchIsFoundAtLoad) {
+  const auto cost = [](const std::string& source) {
+    return ChatTemplate::Parse(source)->CheckCost();
+  };
+  EXPECT_TRUE(cost("{% for m in messages %}{{ m.content }}{% endfor %}").ok());
+  EXPECT_TRUE(cost("{{ raise_exception('only pictures') }}").ok());  // its own affair
+  EXPECT_EQ(
+      cost("{% for m in messages %}{% for i in range(9999) %}{% endfor %}{% endfor %}").code(),
+      absl::StatusCode::kResourceExhausted);
+}
+
 // A long conversation, with a template that walks it backwards and forwards, is within the budget.
 TEST(ChatTemplateTest, LongConversationsFit) {
   std::vector<ChatMessage> chat;

@@ -43,16 +43,20 @@ void Context::Step(int64_t steps) {
   constexpr int64_t kLook = 4096;  // at the clock, every so many steps
   const bool look = steps_ / kLook != (steps_ + steps) / kLook;
   steps_ += steps;
-  if (steps_ > budget_.steps) Fail("the template takes more than ", budget_.steps, " steps");
+  if (steps_ > budget_.steps) {
+    throw TemplateError{line, Str("the template takes more than ", budget_.steps, " steps"),
+                        absl::StatusCode::kResourceExhausted};
+  }
   if (look && std::chrono::steady_clock::now() > budget_.deadline) {
-    expired_ = true;
-    Fail("the request's deadline has passed");
+    throw TemplateError{line, "the request's deadline has passed",
+                        absl::StatusCode::kDeadlineExceeded};
   }
 }
 
 void Context::Charge(size_t bytes) {
   if (bytes > budget_.bytes - bytes_) {
-    Fail("the template needs more than ", budget_.bytes, " bytes");
+    throw TemplateError{line, Str("the template needs more than ", budget_.bytes, " bytes"),
+                        absl::StatusCode::kResourceExhausted};
   }
   bytes_ += bytes;
   Read(bytes);

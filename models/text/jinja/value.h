@@ -23,6 +23,7 @@ namespace treadle::jinja {
 struct TemplateError {
   int line;
   std::string message;
+  absl::StatusCode code = absl::StatusCode::kInvalidArgument;
 };
 
 class Context;
@@ -157,8 +158,6 @@ class Context {
   }
   // Before making something of that size.
   void Charge(size_t bytes);
-  // The rendering was ended for its deadline.
-  bool expired() const { return expired_; }
   const Budget& budget() const { return budget_; }
   void Enter();  // one level deeper
   void Leave() { --depth_; }
@@ -179,7 +178,6 @@ class Context {
 
  private:
   const Budget budget_;
-  bool expired_ = false;
   int64_t steps_ = 0;
   size_t bytes_ = 0;
   int depth_ = 0;
