@@ -104,9 +104,17 @@ std::vector<AddedTokens::Fragment> AddedTokens::Split(std::string_view text,
   return fragments;
 }
 
+MergeQueue::Bucket& MergeQueue::At(int32_t priority) {
+  if (last_ == nullptr || last_priority_ != priority) {
+    last_ = &buckets_[priority];
+    last_priority_ = priority;
+  }
+  return *last_;
+}
+
 void MergeQueue::Push(const Candidate& candidate) {
   if (!long_) return heap_.push(candidate);
-  Bucket& bucket = buckets_[candidate.priority];
+  Bucket& bucket = At(candidate.priority);
   if (bucket.empty()) priorities_.push(candidate.priority);
   if (bucket.begun) {
     bucket.late.push(candidate);
@@ -121,10 +129,12 @@ MergeQueue::Candidate MergeQueue::Pop() {
     heap_.pop();
     return first;
   }
-  Bucket& bucket = buckets_[priorities_.top()];
+  Bucket& bucket = At(priorities_.top());
   if (!bucket.begun) {
     bucket.begun = true;
-    std::ranges::sort(bucket.listed, {}, &Candidate::position);
+    if (!std::ranges::is_sorted(bucket.listed, {}, &Candidate::position)) {
+      std::ranges::sort(bucket.listed, {}, &Candidate::position);
+    }
   }
   const bool late = !bucket.late.empty() && (bucket.next == bucket.listed.size() ||
                                              bucket.listed[bucket.next] > bucket.late.top());
@@ -137,6 +147,7 @@ MergeQueue::Candidate MergeQueue::Pop() {
   if (bucket.empty()) {
     priorities_.pop();
     buckets_.erase(first.priority);
+    last_ = nullptr;
   }
   return first;
 }

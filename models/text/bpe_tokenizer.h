@@ -118,7 +118,11 @@ class MergeQueue {
 
   bool long_ = false;
   Heap<Candidate> heap_;
-  absl::flat_hash_map<int32_t, Bucket> buckets_;
+  Bucket& At(int32_t priority);
+
+  std::unordered_map<int32_t, Bucket> buckets_;
+  Bucket* last_ = nullptr;  // that At gave, of last_priority_; null: none, or gone
+  int32_t last_priority_ = 0;
   Heap<int32_t> priorities_;  // of the buckets that are not empty
 };
 
