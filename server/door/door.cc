@@ -286,8 +286,7 @@ bool Door::Read(Connection& connection) {
         Violated(connection, status);
         return false;
       }
-      held_ += connection.guard.held() - connection.held;
-      connection.held = connection.guard.held();
+      Count(connection);
       if (connection.guard.greeted() && connection.inner < 0) Introduce(connection);
       if (held_ > limits_.receiving) LimitReceiving();
     }
@@ -296,13 +295,17 @@ bool Door::Read(Connection& connection) {
     const ssize_t count = recv(connection.inner, buffer, sizeof buffer, 0);
     if (count > 0) {
       connection.guard.FromServer({buffer, static_cast<size_t>(count)}, connection.to_client.end());
-      held_ += connection.guard.held() - connection.held;
-      connection.held = connection.guard.held();
+      Count(connection);
     } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
       connection.server_ended = true;
     }
   }
   return !connection.over;
+}
+
+void Door::Count(Connection& connection) {
+  held_ += connection.guard.held() - connection.held;
+  connection.held = connection.guard.held();
 }
 
 void Door::Introduce(Connection& connection) {
@@ -351,9 +354,11 @@ void Door::Flush(Connection& connection) {
     }
   }
   connection.over |= broken;
-  if (connection.server_ended && connection.to_client.empty() && connection.client.End()) {
-    connection.ending = true;
-    connection.deadline = SteadyClock::now() + kLastWords;
+  if (connection.client_ended || (connection.server_ended && connection.to_client.empty())) {
+    connection.deadline = std::min(connection.deadline, SteadyClock::now() + kLastWords);
+  }
+  if (connection.server_ended && connection.to_client.empty()) {
+    connection.ending = connection.client.End();
   }
 }
 
@@ -380,8 +385,7 @@ void Door::LimitReceiving() {
       largest.over = true;
       continue;
     }
-    held_ += largest.guard.held() - largest.held;
-    largest.held = largest.guard.held();
+    Count(largest);
     Watch(largest);
   }
 }
@@ -400,7 +404,11 @@ void Door::Watch(Connection& connection) {
     client = EPOLLIN;
   } else {
     if (!connection.client_ended && !connection.to_server.full()) client |= connection.reads;
-    if (!connection.to_client.empty()) client |= connection.writes;
+    if (!connection.to_client.empty()) {
+      client |= connection.writes;
+    } else if (connection.server_ended) {
+      client |= connection.client.events();  // what saying goodbye waits for
+    }
     if (!connection.server_ended) {
       if (!connection.to_client.full()) inner |= EPOLLIN;
       if (!connection.to_server.empty()) inner |= EPOLLOUT;
@@ -414,6 +422,12 @@ void Door::Sweep() {
   const auto now = SteadyClock::now();
   std::vector<uint64_t> over;
   for (const auto& [id, connection] : connections_) {
+    if (!connection->ending && connection->inner >= 0) {
+      connection->over |= !connection->guard.RefuseUnfinished(
+          now - limits_.request_patience, connection->to_server.end(), connection->to_client.end());
+      Count(*connection);
+      Watch(*connection);
+    }
     if (connection->over || now >= connection->deadline) over.push_back(id);
   }
   for (const uint64_t id : over) {

@@ -31,7 +31,8 @@ struct DoorLimits {
   size_t connections = 1024;      // each takes three descriptors
   size_t per_address = 512;       // of them
   uint64_t receiving = 64 << 20;  // bytes of messages that are not whole, of all connections
-  std::chrono::milliseconds patience{10'000};
+  std::chrono::milliseconds patience{10'000};          // until a connection speaks HTTP/2
+  std::chrono::milliseconds request_patience{60'000};  // until a call's request is whole
   Http2Guard::Limits http2;
   bool operator==(const DoorLimits&) const = default;
 };
@@ -76,6 +77,7 @@ class Door {
   bool MakeRoom(const std::string& host);
   void Carry(Connection& connection);
   bool Read(Connection& connection);
+  void Count(Connection& connection);  // what its guard holds
   void Introduce(Connection& connection);
   void Flush(Connection& connection);
   void Violated(Connection& connection, const absl::Status& reason);

@@ -128,7 +128,7 @@ absl::Status Http2Guard::Begin(const Frame& frame) {
             Str("more than ", limits_.streams,
                 " open calls on one connection (--max-calls-per-connection)"));
       }
-      streams_.try_emplace(frame.stream);
+      streams_.try_emplace(frame.stream).first->second.ended = frame.Has(Http2Frames::kEndStream);
       [[fallthrough]];
     case Http2Frames::kContinuation:
       block_ += Http2Frames::kHeaderBytes + frame.length;
@@ -146,6 +146,9 @@ absl::Status Http2Guard::Begin(const Frame& frame) {
     case Http2Frames::kData:
       pad_length_ = frame.Has(Http2Frames::kPadded);
       data_left_ = frame.length;
+      if (const auto stream = streams_.find(frame.stream); stream != streams_.end()) {
+        stream->second.ended |= frame.Has(Http2Frames::kEndStream);
+      }
       break;
     default:
       break;
@@ -220,6 +223,19 @@ bool Http2Guard::RefuseLargest(std::string_view reason, std::string& to_server,
       std::ranges::max_element(streams_, {}, [](const auto& stream) { return stream.second.got; });
   if (largest == streams_.end() || !client_.between()) return false;
   Refuse(largest, absl::StatusCode::kResourceExhausted, reason);
+  Insert(to_server, to_client);
+  return true;
+}
+
+bool Http2Guard::RefuseUnfinished(TimePoint begun, std::string& to_server, std::string& to_client) {
+  const auto unfinished = [&](const auto& stream) {
+    return !stream.second.ended && stream.second.begun < begun;
+  };
+  for (auto at = std::ranges::find_if(streams_, unfinished); at != streams_.end();
+       at = std::ranges::find_if(streams_, unfinished)) {
+    if (!client_.between()) return false;
+    Refuse(at, absl::StatusCode::kDeadlineExceeded, "the request did not come to its end in time");
+  }
   Insert(to_server, to_client);
   return true;
 }

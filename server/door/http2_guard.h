@@ -13,6 +13,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -70,6 +71,8 @@ class Http2Guard {
     bool operator==(const Limits&) const = default;
   };
 
+  using TimePoint = std::chrono::steady_clock::time_point;
+
   explicit Http2Guard(const Limits& limits) : limits_(limits) {}
 
   // Bytes of the client, in pieces of any size. Appends to `to_server` what the server may see and
@@ -88,6 +91,10 @@ class Http2Guard {
   // stands within a frame, so the server cannot be told now, and the connection must end.
   bool RefuseLargest(std::string_view reason, std::string& to_server, std::string& to_client);
 
+  // Ends the calls that began before `begun` and whose request has not ended yet: DeadlineExceeded.
+  // False as RefuseLargest.
+  bool RefuseUnfinished(TimePoint begun, std::string& to_server, std::string& to_client);
+
   // The frame that ends a connection with `reason`, for the client; empty where it would lie within
   // another frame.
   std::string GoAway(const absl::Status& reason) const;
@@ -99,6 +106,8 @@ class Http2Guard {
     uint64_t left = 0;                // of the message
     uint64_t got = 0;                 // of the message
     bool answered = false;            // the server has sent its headers
+    bool ended = false;               // by the client
+    TimePoint begun = std::chrono::steady_clock::now();
   };
   using Streams = std::map<uint32_t, Stream>;
 

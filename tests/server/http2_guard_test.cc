@@ -152,5 +152,21 @@ TEST(Http2Guard, TheLargestUnfinishedMessageGivesWay) {
   EXPECT_FALSE(guard.RefuseLargest("too much", to_server, to_client));
 }
 
+TEST(Http2Guard, ARequestThatDoesNotEndIsEnded) {
+  Http2Guard guard({});
+  std::string to_server, to_client;
+  const std::string bytes = kPreface + Call(1) + Http2Frame(0, 0, 1, Message(5)) + Call(3) +
+                            Http2Frame(0, 1, 3, Message(5)) +
+                            Http2Frame(1, 5, 5, CallHeaders("/a/B"));
+  ASSERT_TRUE(guard.FromClient(bytes, to_server, to_client).ok());
+  const auto now = std::chrono::steady_clock::now();
+  EXPECT_TRUE(guard.RefuseUnfinished(now - std::chrono::minutes(1), to_server, to_client));
+  EXPECT_EQ(guard.streams(), 3u);
+  EXPECT_TRUE(guard.RefuseUnfinished(now + std::chrono::minutes(1), to_server, to_client));
+  EXPECT_EQ(guard.streams(), 2u);
+  EXPECT_EQ(to_server, bytes + Http2Frame(3, 0, 1, std::string("\0\0\0\x8", 4)));
+  EXPECT_THAT(to_client, HasSubstr("did not come to its end"));
+}
+
 }  // namespace
 }  // namespace treadle
