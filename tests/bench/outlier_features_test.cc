@@ -104,7 +104,7 @@ TEST(OutlierFeatures, NumbersAreThoseOfAPlainCount) {
   {
     auto model = TeacherForcedModel::Create(
         *checkpoint, std::make_unique<NormOutputs>(ExactBackend(), norms),
-        {.window = kWindow, .kv_dtype = DType::kF16, .threads = 2});
+        {.window = kWindow, .kv_dtype = DType::kF16, .load = {.threads = 2}});
     ASSERT_TRUE(model.ok()) << model.status();
     std::vector<float> hidden(kWindow * (*model)->hidden_size());
     for (const int64_t begin : {int64_t{0}, kWindow}) {

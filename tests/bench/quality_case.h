@@ -31,7 +31,7 @@ inline std::unique_ptr<TeacherForcedModel> ExactModel(const Checkpoint& checkpoi
   EXPECT_TRUE(plan.ok()) << plan.status();
   auto model = TeacherForcedModel::Create(
       checkpoint, ExactBackend(),
-      {.window = window, .kv_dtype = DType::kF32, .threads = 2, .weights = *plan});
+      {.window = window, .kv_dtype = DType::kF32, .load = {.weights = *plan, .threads = 2}});
   EXPECT_TRUE(model.ok()) << model.status();
   return std::move(model).value();
 }
