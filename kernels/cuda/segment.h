@@ -69,6 +69,19 @@ struct EmbedRows {
   int32_t rows = 0;  // > 0
   int32_t k = 0;
   int32_t accumulate = 0;
+
+  EmbedRows() = default;
+  EmbedRows(const int32_t* ids_in, const int32_t* last_samples_in, int32_t first_in, int64_t n_in,
+            bool accumulate_in, const Tensor& out_in)
+      : ids(ids_in),
+        last_samples(last_samples_in),
+        first(first_in),
+        n(static_cast<int32_t>(n_in)),
+        out(out_in.Row<float>(0)),
+        out_stride(out_in.stride),
+        rows(static_cast<int32_t>(out_in.rows)),
+        k(static_cast<int32_t>(out_in.cols)),
+        accumulate(accumulate_in ? 1 : 0) {}
 };
 
 }  // namespace treadle::cuda
