@@ -26,7 +26,6 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <optional>
 
@@ -190,20 +189,6 @@ class ActivationLink {
   uint64_t received_ = 0;  // calls of Receive: what it returned lies in SlotOf(received_ - 1)
 };
 
-// How a rank is joined with others for one epoch: those of its stage, and those of the neighbouring
-// stages. Thread safety: a joiner may be called from any thread, JoinNeighbours on each rank's
-// thread, at the same time as on the others'.
-struct RankJoin {
-  Backend& backend;
-  int rank = 0;
-  int size = 1;
-  Rendezvous& rendezvous;  // of these ranks, for one epoch; its status ends what waits
-  std::chrono::milliseconds timeout;
-};
-
-// Makes a rank's communicator; called on the rank's thread, by all of them at once.
-using RankJoiner = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(const RankJoin&)>;
-
 // The default: a single stage.
 struct StagePipeline {
   int stage = 0;
@@ -219,8 +204,8 @@ struct StagePipeline {
   std::chrono::milliseconds timeout{0};    // of every wait, and of joining
 };
 
-// The link of one rank; null if it has none. `communicator` is the pipeline's, on rank 0. Errors:
-// the joiner's, ActivationLink's.
+// The link of one rank; null if it has none. `communicator` is the pipeline's, on rank 0. Called on
+// each rank's thread, at the same time as on the others'. Errors: the joiner's, ActivationLink's.
 absl::StatusOr<std::unique_ptr<ActivationLink>> JoinNeighbours(
     const StagePipeline& pipeline, std::unique_ptr<Communicator> communicator, int rank,
     Backend& backend, int64_t hidden, int64_t max_batch_tokens);

@@ -13,10 +13,6 @@ inline constexpr Choice<DType> kKvTypes[] = {
 // What products take in on a GPU.
 inline constexpr Choice<DType> kProductTypes[] = {
     {"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}};
-inline constexpr Choice<ComputeMode> kComputeModes[] = {{"auto", ComputeMode::kAuto},
-                                                        {"exact", ComputeMode::kExact},
-                                                        {"int8", ComputeMode::kInt8},
-                                                        {"int16", ComputeMode::kInt16}};
 inline constexpr Choice<OutlierRule> kOutlierRules[] = {{"per-row", OutlierRule::kPerRow},
                                                         {"per-call", OutlierRule::kPerCall}};
 // What carries activations between stages. kGloo: through the hosts (ActivationLink on

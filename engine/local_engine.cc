@@ -29,14 +29,6 @@ absl::StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(
   return std::unique_ptr<LocalEngine>(new LocalEngine(std::move(stage_ranks), options));
 }
 
-absl::StatusOr<std::unique_ptr<LocalEngine>> LocalEngine::Create(
-    std::unique_ptr<Backend> backend, std::unique_ptr<Model> model,
-    const LocalEngineOptions& options) {
-  std::vector<StageRanks::Rank> ranks;
-  ranks.push_back({std::move(backend), std::move(model)});
-  return Create(std::move(ranks), options);
-}
-
 absl::Status LocalEngine::Start(std::function<void()> wake) {
   TREADLE_CHECK(!wake_);
   wake_ = std::move(wake);

@@ -50,10 +50,6 @@ class LocalEngine final : public Engine {
   // that is out of range; ResourceExhausted if the device has not the memory.
   static absl::StatusOr<std::unique_ptr<LocalEngine>> Create(std::vector<StageRanks::Rank> ranks,
                                                              const LocalEngineOptions& options);
-  // On one rank.
-  static absl::StatusOr<std::unique_ptr<LocalEngine>> Create(std::unique_ptr<Backend> backend,
-                                                             std::unique_ptr<Model> model,
-                                                             const LocalEngineOptions& options);
 
   absl::Status Start(std::function<void()> wake) override;
   int stages() const override { return 1; }

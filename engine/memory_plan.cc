@@ -8,10 +8,6 @@
 namespace treadle {
 namespace {
 
-int64_t CeilDivide(int64_t a, int64_t b) { return a / b + (a % b != 0); }
-
-double MiB(int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
-
 absl::Status CheckRequest(const KvMemoryRequest& request) {
   const struct {
     const char* name;
@@ -56,7 +52,8 @@ absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
                                           const KvMemoryRequest& request) {
   TREADLE_RETURN_IF_ERROR(CheckRequest(request));
   const KvMemoryPlan page = KvMemoryOf(config, request, 1);
-  const int64_t pages_per_request = CeilDivide(request.max_context, request.page_size);
+  const int64_t pages_per_request =
+      (request.max_context + request.page_size - 1) / request.page_size;
   const bool automatic = !request.kv_bytes.has_value();
   const auto share =
       static_cast<int64_t>(static_cast<double>(request.available_bytes) * request.available_share);
@@ -81,7 +78,7 @@ absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
 
 std::string KvMemoryPlan::ToString() const {
   return Str("K/V cache: ", pages, " pages, ", tokens, " tokens x ", bytes_per_token,
-             " bytes = ", static_cast<int64_t>(MiB(bytes) + 0.5), " MiB");
+             " bytes = ", (bytes + (1 << 19)) >> 20, " MiB");
 }
 
 }  // namespace treadle

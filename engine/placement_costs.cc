@@ -41,9 +41,6 @@ class SoloCommunicator final : public Communicator {
     return absl::OkStatus();
   }
   absl::Status Broadcast(void*, size_t, int) override { return absl::OkStatus(); }
-  absl::StatusOr<Transfer> Send(const void*, size_t, int) override { return Transfer{0}; }
-  absl::StatusOr<Transfer> Recv(void*, size_t, int) override { return Transfer{0}; }
-  absl::Status Wait(Transfer) override { return absl::OkStatus(); }
   void Abort(absl::Status) override {}
 
  private:

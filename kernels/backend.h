@@ -22,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "base/choice.h"
 #include "kernels/buffer.h"
 #include "kernels/formats/matrix_source.h"
 #include "kernels/kv_view.h"
@@ -54,17 +55,11 @@ namespace treadle {
 // columns in ascending order: y = fma(scale * code, x, y). NaN is an outlier; it spoils its own row
 // only.
 enum class ComputeMode : uint8_t { kAuto, kExact, kInt8, kInt16 };
-inline constexpr std::string_view kComputeNames[] = {"auto", "exact", "int8", "int16"};
-constexpr std::string_view Name(ComputeMode compute) {
-  return kComputeNames[static_cast<size_t>(compute)];
-}
-// kAuto if no mode has that name.
-constexpr ComputeMode ComputeFrom(std::string_view name) {
-  for (const ComputeMode mode : {ComputeMode::kExact, ComputeMode::kInt8, ComputeMode::kInt16}) {
-    if (Name(mode) == name) return mode;
-  }
-  return ComputeMode::kAuto;
-}
+inline constexpr Choice<ComputeMode> kComputeModes[] = {{"auto", ComputeMode::kAuto},
+                                                        {"exact", ComputeMode::kExact},
+                                                        {"int8", ComputeMode::kInt8},
+                                                        {"int16", ComputeMode::kInt16}};
+constexpr std::string_view Name(ComputeMode compute) { return WordOf(kComputeModes, compute); }
 
 // A weight matrix in the backend's own layout. Opaque; constant once made.
 class PackedMatrix {

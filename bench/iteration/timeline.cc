@@ -31,7 +31,9 @@ class Driver {
         kv_(options.total_pages, options.page_size),
         pool_(std::make_shared<RequestPool>(options.requests)),
         policy_(std::move(policy)),
-        loop_(engine, kv_, *pool_, *policy_, ledger_, TimeSource::Steady(), Limits(options)) {}
+        loop_(engine, kv_, *pool_, *policy_, ledger_, TimeSource::Steady(),
+              {.limits = {.max_batch_size = options.max_batch_size,
+                          .max_batch_tokens = options.max_batch_tokens}}) {}
 
   absl::Status Start() {
     return engine_.Start([pool = pool_] { pool->Wake(); });
@@ -72,11 +74,6 @@ class Driver {
   }
 
  private:
-  static LoopCore::Options Limits(const TimelineOptions& options) {
-    return {.limits = {.max_batch_size = options.max_batch_size,
-                       .max_batch_tokens = options.max_batch_tokens}};
-  }
-
   RequestSpec Spec(int32_t request) const {
     RequestSpec spec;
     for (int32_t i = 0; i < options_.prompt_tokens; ++i) {

@@ -109,10 +109,10 @@ absl::StatusOr<std::unique_ptr<AccuracyReference>> AccuracyReference::Create(
   cpu.compute = ComputeMode::kExact;
   cpu.threads = options.threads;
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
-  TREADLE_ASSIGN_OR_RETURN(out->model_, TeacherForcedModel::Create(checkpoint, std::move(backend),
-                                                                   {.window = options.window,
-                                                                    .kv_dtype = DType::kF32,
-                                                                    .threads = options.threads}));
+  TeacherForcedModel::Options exact = {.window = options.window, .kv_dtype = DType::kF32};
+  exact.load.threads = options.threads;
+  TREADLE_ASSIGN_OR_RETURN(out->model_,
+                           TeacherForcedModel::Create(checkpoint, std::move(backend), exact));
   out->hidden_.resize(out->tokens_.size() * static_cast<size_t>(out->model_->hidden_size()));
   const std::span<const int32_t> text = out->tokens_;
   for (int64_t w = 0; w < out->windows(); ++w) {

@@ -127,10 +127,10 @@ absl::StatusOr<OutlierReport> FindOutlierFeatures(const Checkpoint& checkpoint,
   auto observing = std::make_unique<ObservingBackend>(
       std::move(backend), checkpoint.config().layers, options.threshold);
   const ObservingBackend& observed = *observing;
-  TREADLE_ASSIGN_OR_RETURN(
-      const auto model,
-      TeacherForcedModel::Create(checkpoint, std::move(observing),
-                                 {.window = window, .chunk = window, .threads = options.threads}));
+  TeacherForcedModel::Options reading = {.window = window, .chunk = window};
+  reading.load.threads = options.threads;
+  TREADLE_ASSIGN_OR_RETURN(const auto model,
+                           TeacherForcedModel::Create(checkpoint, std::move(observing), reading));
   std::vector<float> storage(static_cast<size_t>(window * model->hidden_size()));
   for (int64_t begin = 0; begin < count; begin += window) {
     const int64_t some = std::min(window, count - begin);

@@ -16,18 +16,13 @@ constexpr int64_t kPageSize = 64;
 absl::StatusOr<std::unique_ptr<TeacherForcedModel>> TeacherForcedModel::Create(
     const Checkpoint& checkpoint, std::unique_ptr<Backend> backend, const Options& options) {
   std::unique_ptr<TeacherForcedModel> out(
-      new TeacherForcedModel(options.threads > 0 ? options.threads : UsableCpus()));
+      new TeacherForcedModel(options.load.threads > 0 ? options.load.threads : UsableCpus()));
   out->backend_ = std::move(backend);
-  LoadOptions load;
   out->chunk_ = std::min(options.window, options.chunk);
+  LoadOptions load = options.load;
   load.max_batch_tokens = out->chunk_;
   load.max_head_rows = kTileRows;
   load.max_context = options.window;
-  load.progress = options.progress;
-  load.weights = options.weights;
-  load.threads = options.threads;
-  load.outlier_threshold = options.outlier_threshold;
-  load.outlier_rule = options.outlier_rule;
   TREADLE_ASSIGN_OR_RETURN(out->model_, Model::Load(checkpoint, *out->backend_, load));
   const ModelConfig& config = out->model_->config();
   out->layout_ = {config.kv_heads, config.head_dim, kPageSize,

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,7 +16,6 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/thread_pool.h"
 #include "models/checkpoints/checkpoint.h"
-#include "models/checkpoints/weight_plan.h"
 #include "models/model.h"
 
 namespace treadle {
@@ -32,12 +30,8 @@ class TeacherForcedModel {
     // activations stay small.
     int64_t chunk = 512;
     DType kv_dtype = DType::kF16;
-    int threads = 0;                            // of loading and Rows; 0: one per CPU
-    std::function<void(double)> progress = {};  // of loading; may be empty
-    // As in LoadOptions.
-    WeightPlan weights = {};
-    std::optional<float> outlier_threshold = {};
-    OutlierRule outlier_rule = OutlierRule::kPerRow;
+    // Its threads run Rows, too; its limits (max_*) follow from the above.
+    LoadOptions load = {};
   };
 
   // `backend`'s memory is the host's.

@@ -178,9 +178,8 @@ void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage&
         return Configure(master, configuration);
       });
     case control::MasterMessage::kReserve:
-      return Post(master, [this, master, pages = message.reserve().kv_pages()] {
-        return Reserve(master, pages);
-      });
+      return Post(master,
+                  [this, master, pages = message.reserve()] { return Reserve(master, pages); });
     case control::MasterMessage::kBeginEpoch:
       return epoch_.Begin(message.begin_epoch());
     case control::MasterMessage::kEndEpoch:
@@ -197,9 +196,9 @@ void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage&
       if (receiving) receiving->Deliver(message.tensor());
       return;
     }
-    case control::MasterMessage::kSetTracing:
-      tracing_.store(message.set_tracing().on());
-      return epoch_.SetTracing(message.set_tracing().on());
+    case control::MasterMessage::kTracing:
+      tracing_.store(message.tracing());
+      return epoch_.SetTracing(message.tracing());
     default:
       return;  // a heartbeat
   }
@@ -303,8 +302,7 @@ absl::Status Worker::Impl::Load(const MasterPointer& master) {
   const auto progress = [&](double fraction) {
     if (fraction < reported + 0.01 && fraction < 1) return;
     reported = fraction;
-    master->stream->Tell(
-        [&](auto& message) { message.mutable_progress()->set_fraction(fraction); });
+    master->stream->Tell([&](auto& message) { message.set_progress(fraction); });
   };
   auto loaded = WorkerStage::Load(configuration_, *checkpoint, options_.ranks, progress);
   {

@@ -115,8 +115,7 @@ void WorkerCluster::Advance() {
   }
   for (Peer& peer : peers_) {
     if (peer.state != State::kLoaded) continue;
-    peer.stream->Tell(
-        [pages = kv_pages_](auto& message) { message.mutable_reserve()->set_kv_pages(pages); });
+    peer.stream->Tell([pages = kv_pages_](auto& message) { message.set_reserve(pages); });
     peer.state = State::kReserving;
   }
   if (!AllAtLeast(State::kIdle)) return;
@@ -316,7 +315,7 @@ void WorkerCluster::SetTracing(bool on) {
   tracing_ = on;
   for (Peer& peer : peers_) {
     if (peer.state < State::kLoading) continue;
-    peer.stream->Tell([&](auto& message) { message.mutable_set_tracing()->set_on(on); });
+    peer.stream->Tell([&](auto& message) { message.set_tracing(on); });
   }
 }
 

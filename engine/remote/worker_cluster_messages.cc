@@ -170,7 +170,7 @@ void WorkerCluster::Dispatch(size_t stage, control::WorkerMessage& message) {
       status = OnHello(stage, message.hello());
       break;
     case control::WorkerMessage::kProgress:
-      peer.progress = message.progress().fraction();
+      peer.progress = message.progress();
       break;
     case control::WorkerMessage::kLoaded:
       OnLoaded(stage, message.loaded());
@@ -179,7 +179,7 @@ void WorkerCluster::Dispatch(size_t stage, control::WorkerMessage& message) {
       if (peer.state == State::kReserving) peer.state = State::kIdle;
       break;
     case control::WorkerMessage::kEpochReady:
-      if (message.epoch_ready().epoch() == epoch_ && peer.state == State::kForming) {
+      if (message.epoch_ready() == epoch_ && peer.state == State::kForming) {
         peer.state = State::kReady;
       }
       break;
@@ -211,7 +211,7 @@ absl::Status WorkerCluster::OnHello(size_t stage, const control::WorkerHello& he
   peer.progress = 0;
   peer.state = State::kLoading;
   if (tracing_) {
-    peer.stream->Tell([](auto& message) { message.mutable_set_tracing()->set_on(true); });
+    peer.stream->Tell([](auto& message) { message.set_tracing(true); });
   }
   peer.stream->Tell([&](auto& message) {
     DescribeStage(options_, stage, fingerprint_, *message.mutable_configure());

@@ -180,9 +180,7 @@ bool WorkerEpoch::OpenNext(uint64_t number, const Place& place, const std::strin
 
 void WorkerEpoch::SayReady() {
   if (!Ready()) return;
-  to_master_->Tell([number = epoch_.number](auto& message) {
-    message.mutable_epoch_ready()->set_epoch(number);
-  });
+  to_master_->Tell([number = epoch_.number](auto& message) { message.set_epoch_ready(number); });
 }
 
 void WorkerEpoch::End(uint64_t epoch, const absl::Status& why) {

@@ -68,10 +68,11 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateBackend(const control::Configure&
     return options.gpus.create(rank, DTypeFrom(configuration.dtype()),
                                configuration.deterministic(), threads);
   }
-  return CreateCpuBackend({.threads = threads,
-                           .pin = options.pin,
-                           .first_cpu = options.first_cpu + rank * threads,
-                           .compute = ComputeFrom(configuration.compute())});
+  return CreateCpuBackend(
+      {.threads = threads,
+       .pin = options.pin,
+       .first_cpu = options.first_cpu + rank * threads,
+       .compute = ValueOf(kComputeModes, configuration.compute()).value_or(ComputeMode::kAuto)});
 }
 
 absl::Status CheckDataPlane(const control::Configure& configuration, const RankGpus& gpus) {

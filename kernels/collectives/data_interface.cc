@@ -1,5 +1,4 @@
-#include "kernels/collectives/data_interface.h"
-
+// Which of this machine's addresses the data plane listens on.
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netdb.h>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "kernels/collectives/gloo_communicator.h"
 
 namespace treadle {
 namespace {

@@ -23,7 +23,6 @@
 
 #include "base/status.h"
 #include "base/sync.h"
-#include "kernels/collectives/data_interface.h"
 
 namespace treadle {
 namespace {
@@ -39,10 +38,9 @@ constexpr int kGlooConnectFactor = 5;
 // A message's place: Gloo matches both ends by it. The size is part of it, because a message that
 // is larger than the posted buffer would end the process; like this it finds no buffer at all.
 constexpr int kSizeBits = 40;
-constexpr uint64_t kCollective = uint64_t{1} << 63;
-uint64_t SlotOf(uint64_t kind, uint64_t sequence, size_t bytes) {
+uint64_t SlotOf(uint64_t sequence, size_t bytes) {
   TREADLE_CHECK(bytes < size_t{1} << kSizeBits);
-  return kind | (sequence << kSizeBits & (kCollective - 1)) | bytes;
+  return sequence << kSizeBits | bytes;
 }
 
 // Without the "[file:line] " that Gloo's messages begin with.
@@ -88,9 +86,6 @@ class GlooCommunicator final : public Communicator {
   int size() const override { return size_; }
   bool asynchronous() const override { return false; }
 
-  absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override;
-  absl::Status AllGather(const void* in, size_t bytes, void* out) override;
-  absl::Status Broadcast(void* data, size_t bytes, int root) override;
   absl::StatusOr<Transfer> Send(const void* data, size_t bytes, int to) override;
   absl::StatusOr<Transfer> Recv(void* data, size_t bytes, int from) override;
   absl::Status Wait(Transfer transfer) override;
@@ -107,7 +102,6 @@ class GlooCommunicator final : public Communicator {
   };
 
   absl::StatusOr<Transfer> Post(Kind kind, void* data, size_t bytes, int peer, uint64_t slot);
-  absl::Status WaitAll(const std::vector<Transfer>& transfers);
   // Breaks the communicator; returns what broke it first.
   absl::Status Break(absl::Status why);
   absl::Status Failure(const Operation& operation, Clock::duration waited,
@@ -121,8 +115,6 @@ class GlooCommunicator final : public Communicator {
   // The rank's thread.
   std::vector<uint64_t> sent_;      // [size] messages so far
   std::vector<uint64_t> received_;  // [size]
-  uint64_t collectives_ = 0;
-  std::vector<float> gathered_;  // [size][count] of AllReduce
 
   Mutex mutex_;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
@@ -163,11 +155,11 @@ absl::StatusOr<Communicator::Transfer> GlooCommunicator::Post(Kind kind, void* d
 absl::StatusOr<Communicator::Transfer> GlooCommunicator::Send(const void* data, size_t bytes,
                                                               int to) {
   // Gloo reads from the buffer only.
-  return Post(Kind::kSend, const_cast<void*>(data), bytes, to, SlotOf(0, sent_[to]++, bytes));
+  return Post(Kind::kSend, const_cast<void*>(data), bytes, to, SlotOf(sent_[to]++, bytes));
 }
 
 absl::StatusOr<Communicator::Transfer> GlooCommunicator::Recv(void* data, size_t bytes, int from) {
-  return Post(Kind::kRecv, data, bytes, from, SlotOf(0, received_[from]++, bytes));
+  return Post(Kind::kRecv, data, bytes, from, SlotOf(received_[from]++, bytes));
 }
 
 absl::Status GlooCommunicator::Wait(Transfer transfer) {
@@ -196,54 +188,6 @@ absl::Status GlooCommunicator::Wait(Transfer transfer) {
   const MutexLock lock(mutex_);
   outstanding_.erase(transfer);
   return absl::OkStatus();
-}
-
-absl::Status GlooCommunicator::WaitAll(const std::vector<Transfer>& transfers) {
-  for (const Transfer transfer : transfers) TREADLE_RETURN_IF_ERROR(Wait(transfer));
-  return absl::OkStatus();
-}
-
-absl::Status GlooCommunicator::AllGather(const void* in, size_t bytes, void* out) {
-  const uint64_t slot = SlotOf(kCollective, collectives_++, bytes);
-  auto* const parts = static_cast<std::byte*>(out);
-  std::vector<Transfer> transfers;
-  transfers.reserve(2 * size_);
-  for (const Kind kind : {Kind::kRecv, Kind::kSend}) {
-    for (int peer = 0; peer < size_; ++peer) {
-      if (peer == rank_) continue;
-      void* const data = kind == Kind::kRecv ? parts + peer * bytes : const_cast<void*>(in);
-      TREADLE_ASSIGN_OR_RETURN(const Transfer transfer, Post(kind, data, bytes, peer, slot));
-      transfers.push_back(transfer);
-    }
-  }
-  if (bytes > 0) std::memmove(parts + rank_ * bytes, in, bytes);
-  return WaitAll(transfers);
-}
-
-absl::Status GlooCommunicator::AllReduce(const float* in, int64_t count, bool accumulate,
-                                         float* out) {
-  gathered_.resize(std::max(gathered_.size(), static_cast<size_t>(size_ * count)));
-  TREADLE_RETURN_IF_ERROR(AllGather(in, count * sizeof(float), gathered_.data()));
-  float* const sum = gathered_.data();
-  for (int peer = 1; peer < size_; ++peer) {
-    const float* const part = gathered_.data() + peer * count;
-    for (int64_t i = 0; i < count; ++i) sum[i] += part[i];
-  }
-  for (int64_t i = 0; i < count; ++i) out[i] = accumulate ? out[i] + sum[i] : sum[i];
-  return absl::OkStatus();
-}
-
-absl::Status GlooCommunicator::Broadcast(void* data, size_t bytes, int root) {
-  TREADLE_CHECK(root >= 0 && root < size_);
-  const uint64_t slot = SlotOf(kCollective, collectives_++, bytes);
-  std::vector<Transfer> transfers;
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_ || (rank_ != root && peer != root)) continue;
-    const Kind kind = rank_ == root ? Kind::kSend : Kind::kRecv;
-    TREADLE_ASSIGN_OR_RETURN(const Transfer transfer, Post(kind, data, bytes, peer, slot));
-    transfers.push_back(transfer);
-  }
-  return WaitAll(transfers);
 }
 
 absl::Status GlooCommunicator::Failure(const Operation& operation, Clock::duration waited,

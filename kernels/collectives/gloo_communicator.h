@@ -1,4 +1,4 @@
-// A communicator between processes, over Gloo's TCP transport with unbound buffers.
+// A communicator between processes, for transfers, over Gloo's TCP transport with unbound buffers.
 //
 // What Gloo does not do, this does: every wait is bounded and can be broken off by Abort; a peer
 // that asks for another number of bytes than we send meets a deadline (Gloo would end the process);
@@ -40,5 +40,10 @@ struct GlooOptions {
 // is not there), DeadlineExceeded (a rank did not come), the rendezvous' own.
 absl::StatusOr<std::unique_ptr<Communicator>> CreateGlooCommunicator(const GlooOptions& options,
                                                                      Rendezvous& rendezvous);
+
+// The numeric address of `name`: an interface's name, one of this machine's addresses, or a host
+// name that resolves to one. IPv4 is preferred. InvalidArgument, naming what there is. Pure
+// function of the machine's interfaces.
+absl::StatusOr<std::string> ResolveDataInterface(const std::string& name);
 
 }  // namespace treadle

@@ -398,21 +398,17 @@ absl::StatusOr<std::unique_ptr<Communicator>> CreateNcclCommunicator(const NcclO
 
 absl::Status CanJoinGpus() { return OpenNccl(); }
 
-absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(Backend& backend, int rank, int size,
-                                                           Rendezvous& rendezvous,
-                                                           std::chrono::milliseconds timeout) {
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(const RankJoin& join) {
   TREADLE_RETURN_IF_ERROR(OpenNccl());
-  return CreateNcclCommunicator({.rank = rank, .size = size, .timeout = timeout},
-                                cuda::DeviceOf(backend), rendezvous);
+  return CreateNcclCommunicator({.rank = join.rank, .size = join.size, .timeout = join.timeout},
+                                cuda::DeviceOf(join.backend), join.rendezvous);
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(Backend& backend, int rank,
-                                                          Rendezvous& rendezvous,
-                                                          std::chrono::milliseconds timeout) {
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(const RankJoin& join) {
   TREADLE_RETURN_IF_ERROR(OpenNccl());
-  NcclOptions options{.rank = rank, .size = 2, .link = true, .timeout = timeout};
-  options.connect_timeout = std::min(timeout, options.connect_timeout);
-  return CreateNcclCommunicator(options, cuda::DeviceOf(backend), rendezvous);
+  NcclOptions options{.rank = join.rank, .size = join.size, .link = true, .timeout = join.timeout};
+  options.connect_timeout = std::min(join.timeout, options.connect_timeout);
+  return CreateNcclCommunicator(options, cuda::DeviceOf(join.backend), join.rendezvous);
 }
 
 }  // namespace treadle

@@ -73,13 +73,9 @@ absl::Status CanJoinGpus();
 
 // The ranks of one process, for collectives: as CreateNcclCommunicator, on the device of a CUDA
 // backend. Errors: CanJoinGpus' too.
-absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(Backend& backend, int rank, int size,
-                                                           Rendezvous& rendezvous,
-                                                           std::chrono::milliseconds timeout);
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(const RankJoin& join);
 
 // Two ranks of any processes, of which rank 0 sends and rank 1 receives. Otherwise as above.
-absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(Backend& backend, int rank,
-                                                          Rendezvous& rendezvous,
-                                                          std::chrono::milliseconds timeout);
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(const RankJoin& join);
 
 }  // namespace treadle

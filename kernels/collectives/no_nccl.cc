@@ -15,14 +15,8 @@ void LoadKernelsEagerly() {}
 
 absl::Status CanJoinGpus() { return NoNccl(); }
 
-absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(Backend&, int, Rendezvous&,
-                                                          std::chrono::milliseconds) {
-  return NoNccl();
-}
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuLink(const RankJoin&) { return NoNccl(); }
 
-absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(Backend&, int, int, Rendezvous&,
-                                                           std::chrono::milliseconds) {
-  return NoNccl();
-}
+absl::StatusOr<std::unique_ptr<Communicator>> JoinGpuRanks(const RankJoin&) { return NoNccl(); }
 
 }  // namespace treadle

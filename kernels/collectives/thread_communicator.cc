@@ -6,9 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
-#include <deque>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "base/status.h"
@@ -34,22 +32,6 @@ void Pause() {
 #endif
 }
 
-// One end of a transfer. `data` is const for the sender; the type forgets it.
-struct Part {
-  Part(void* memory, size_t size) : data(memory), bytes(size) {}
-  void* const data;
-  const size_t bytes;
-  std::atomic<bool> done = false;
-};
-
-// The transfers from one rank to another that wait for their other end: all of them sends, or all
-// receives.
-struct Channel {
-  Mutex mu;
-  std::deque<std::shared_ptr<Part>> sends ABSL_GUARDED_BY(mu);
-  std::deque<std::shared_ptr<Part>> receives ABSL_GUARDED_BY(mu);
-};
-
 // What a rank shows the others.
 struct alignas(64) Seat {
   // Counts its meetings; the buffer of meeting m lies in buffers[m % 2], which is written anew only
@@ -66,12 +48,10 @@ struct alignas(64) Seat {
 class Group {
  public:
   Group(int size, std::chrono::milliseconds timeout)
-      : size_(size), timeout_(timeout), seats_(size), channels_(static_cast<size_t>(size) * size) {}
+      : size_(size), timeout_(timeout), seats_(size) {}
 
   int size() const { return size_; }
-  std::chrono::milliseconds timeout() const { return timeout_; }
   Seat& seat(int rank) { return seats_[rank]; }
-  Channel& channel(int from, int to) { return channels_[from * size_ + to]; }
 
   absl::Status status() {
     if (!broken_.load(std::memory_order_acquire)) return absl::OkStatus();
@@ -135,8 +115,7 @@ class Group {
   const int size_;
   const std::chrono::milliseconds timeout_;
 
-  std::vector<Seat> seats_;        // [size]
-  std::vector<Channel> channels_;  // [size][size]: from, to
+  std::vector<Seat> seats_;  // [size]
   std::atomic<bool> broken_ = false;
   Mutex mu_;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
@@ -154,21 +133,11 @@ class ThreadCommunicator final : public Communicator {
   absl::Status AllReduce(const float* in, int64_t count, bool accumulate, float* out) override;
   absl::Status AllGather(const void* in, size_t bytes, void* out) override;
   absl::Status Broadcast(void* data, size_t bytes, int root) override;
-  absl::StatusOr<Transfer> Send(const void* data, size_t bytes, int to) override;
-  absl::StatusOr<Transfer> Recv(void* data, size_t bytes, int from) override;
-  absl::Status Wait(Transfer transfer) override;
   void Abort(absl::Status why) override;
 
  private:
-  struct Pending {
-    std::shared_ptr<Part> part;
-    int peer;
-    bool send;
-  };
-
   // Shows `buffer` to the others and waits for theirs, which are in buffers_ then.
   absl::Status Meet(std::string_view what, const void* buffer);
-  Transfer Begin(std::shared_ptr<Part> part, int peer, bool send);
 
   const std::shared_ptr<Group> group_;
   const int rank_;
@@ -176,8 +145,6 @@ class ThreadCommunicator final : public Communicator {
   // Confined to the rank's thread.
   uint32_t meeting_ = 0;
   std::vector<const void*> buffers_;  // [size], of this meeting
-  Transfer next_transfer_ = 1;
-  std::unordered_map<Transfer, Pending> pending_;
 };
 
 absl::Status ThreadCommunicator::Meet(std::string_view what, const void* buffer) {
@@ -238,62 +205,6 @@ absl::Status ThreadCommunicator::Broadcast(void* data, size_t bytes, int root) {
   TREADLE_RETURN_IF_ERROR(Meet("Broadcast", data));
   if (rank_ != root && bytes > 0) std::memcpy(data, buffers_[root], bytes);
   return Meet("Broadcast", nullptr);  // all have read it
-}
-
-absl::StatusOr<Communicator::Transfer> ThreadCommunicator::Send(const void* data, size_t bytes,
-                                                                int to) {
-  TREADLE_CHECK(to >= 0 && to < size() && to != rank_);
-  TREADLE_RETURN_IF_ERROR(group_->status());
-  auto part = std::make_shared<Part>(const_cast<void*>(data), bytes);
-  return Begin(std::move(part), to, /*send=*/true);
-}
-
-absl::StatusOr<Communicator::Transfer> ThreadCommunicator::Recv(void* data, size_t bytes,
-                                                                int from) {
-  TREADLE_CHECK(from >= 0 && from < size() && from != rank_);
-  TREADLE_RETURN_IF_ERROR(group_->status());
-  return Begin(std::make_shared<Part>(data, bytes), from, /*send=*/false);
-}
-
-// Whichever end comes second copies.
-Communicator::Transfer ThreadCommunicator::Begin(std::shared_ptr<Part> part, int peer, bool send) {
-  Channel& channel = send ? group_->channel(rank_, peer) : group_->channel(peer, rank_);
-  std::shared_ptr<Part> other;
-  {
-    MutexLock lock(channel.mu);
-    auto& others = send ? channel.receives : channel.sends;
-    if (others.empty()) {
-      (send ? channel.sends : channel.receives).push_back(part);
-    } else {
-      other = std::move(others.front());
-      others.pop_front();
-    }
-  }
-  if (other != nullptr && other->bytes == part->bytes) {
-    const Part& from = send ? *part : *other;
-    const Part& to = send ? *other : *part;
-    if (part->bytes > 0) std::memcpy(to.data, from.data, part->bytes);
-    part->done.store(true);
-    other->done.store(true);
-    group_->Wake(peer);
-  } else if (other != nullptr) {
-    const Part& sent = send ? *part : *other;
-    const Part& wanted = send ? *other : *part;
-    group_->Break(Internal("rank ", send ? rank_ : peer, " sent ", sent.bytes, " bytes to rank ",
-                           send ? peer : rank_, ", which expected ", wanted.bytes));
-  }
-  pending_.emplace(next_transfer_, Pending{std::move(part), peer, send});
-  return next_transfer_++;
-}
-
-absl::Status ThreadCommunicator::Wait(Transfer transfer) {
-  const auto node = pending_.extract(transfer);
-  TREADLE_CHECK(!node.empty());
-  TREADLE_RETURN_IF_ERROR(group_->status());
-  const Pending& pending = node.mapped();
-  return group_->Wait(
-      rank_, [&] { return pending.part->done.load(); },
-      [&] { return Str("for rank ", pending.peer, pending.send ? " to receive" : " to send"); });
 }
 
 void ThreadCommunicator::Abort(absl::Status why) {

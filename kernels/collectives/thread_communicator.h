@@ -1,9 +1,9 @@
-// Communicators between threads of one process, over their common memory.
+// Communicators between threads of one process, for collectives, over their common memory.
 //
 // A collective is one rendezvous: each rank publishes its buffer, waits for the others, and reads
-// theirs in place, so a byte is copied once at most; of a transfer, whichever end comes second
-// copies. Waits look and yield for some microseconds (ranks that have a core each are in step),
-// then sleep. What breaks one rank's communicator breaks the group's.
+// theirs in place, so a byte is copied once at most. Waits look and yield for some microseconds
+// (ranks that have a core each are in step), then sleep. What breaks one rank's communicator breaks
+// the group's.
 //
 // Thread safety: as Communicator; the group lives as long as the last of them.
 #pragma once

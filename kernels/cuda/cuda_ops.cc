@@ -17,12 +17,7 @@ void CudaOps::Embed(const PackedMatrix& table, std::span<const int32_t> ids, int
   const auto on_device = batch_.Ids(ids);
   Keep(on_device.status());
   if (!Ready()) return;
-  matmuls_->Embed(table,
-                  {.ids = *on_device,
-                   .last_samples = LastSamples(),
-                   .first = first_id,
-                   .n = static_cast<int32_t>(table.n())},
-                  accumulate, out);
+  matmuls_->Embed(table, {*on_device, LastSamples(), first_id, table.n(), accumulate, out});
 }
 
 void CudaOps::MatMul(Tensor x, std::span<const Projection> projections) {

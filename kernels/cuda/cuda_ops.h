@@ -11,7 +11,7 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/matmul.h"
-#include "kernels/cuda/runtime/announced_batch.h"
+#include "kernels/cuda/runtime/batch_upload.h"
 #include "kernels/cuda/runtime/result_delivery.h"
 
 namespace treadle::cuda {

@@ -147,9 +147,8 @@ MatMulInput MatMuls::InputOf(const Tensor& x, std::span<const Projection> projec
   return input;
 }
 
-void MatMuls::Embed(const PackedMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) {
-  if (out.rows == 0) return;
-  FamilyOf(table).Embed(static_cast<const CudaMatrix&>(table), ids, accumulate, out);
+void MatMuls::Embed(const PackedMatrix& table, const EmbedRows& rows) {
+  FamilyOf(table).Embed(static_cast<const CudaMatrix&>(table), rows);
 }
 
 }  // namespace treadle::cuda

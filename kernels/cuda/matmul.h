@@ -41,7 +41,7 @@ class MatMuls {
   absl::Status Multiply(Tensor x, std::span<const Projection> projections);
 
   // Backend::Embed.
-  void Embed(const PackedMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out);
+  void Embed(const PackedMatrix& table, const EmbedRows& rows);
 
  private:
   MatMuls(Device& device, const MatMulOptions& options);

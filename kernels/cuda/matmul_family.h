@@ -73,7 +73,7 @@ class MatMulFamily {
   // projections: weights of this family only, all with k = x.cols.
   virtual void Multiply(const MatMulInput& input, std::span<const Projection> projections) = 0;
   // Backend::Embed.
-  virtual void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) = 0;
+  virtual void Embed(const CudaMatrix& table, const EmbedRows& rows) = 0;
 };
 
 // Brings matrices to the device piece by piece, through page-locked memory that it keeps.

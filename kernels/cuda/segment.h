@@ -1,5 +1,5 @@
-// What every kind of product keeps of its projections, several of one input in one launch, and of
-// the ids of Embed.
+// What every kind of product keeps of its projections, several of one input in one launch, and what
+// it is told of Embed.
 #pragma once
 
 #include <cstdint>
@@ -58,20 +58,30 @@ TREADLE_DEVICE auto SegmentOf(const Product& p, int tile) {
   return segment;
 }
 
-// Which rows of a table Backend::Embed looks up.
-struct EmbedIds {
+// Which rows of a table Backend::Embed looks up, and where they go.
+struct EmbedRows {
   const int32_t* ids = nullptr;           // [rows] on the device
   const int32_t* last_samples = nullptr;  // what ids below -1 point into
   int32_t first = 0;                      // the id of the table's first row
   int32_t n = 0;                          // rows of the table
-};
+  float* out = nullptr;                   // [rows, out_stride]
+  int64_t out_stride = 0;
+  int32_t rows = 0;  // > 0
+  int32_t k = 0;
+  int32_t accumulate = 0;
 
-// -1: a row of zeros.
-TREADLE_DEVICE int32_t TableRow(const EmbedIds& ids, int64_t row) {
-  int32_t id = ids.ids[row];
-  if (id < -1) id = ids.last_samples[-2 - id];
-  id -= ids.first;
-  return id >= 0 && id < ids.n ? id : -1;
-}
+  EmbedRows() = default;
+  EmbedRows(const int32_t* ids_in, const int32_t* last_samples_in, int32_t first_in, int64_t n_in,
+            bool accumulate_in, const Tensor& out_in)
+      : ids(ids_in),
+        last_samples(last_samples_in),
+        first(first_in),
+        n(static_cast<int32_t>(n_in)),
+        out(out_in.Row<float>(0)),
+        out_stride(out_in.stride),
+        rows(static_cast<int32_t>(out_in.rows)),
+        k(static_cast<int32_t>(out_in.cols)),
+        accumulate(accumulate_in ? 1 : 0) {}
+};
 
 }  // namespace treadle::cuda

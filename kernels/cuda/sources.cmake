@@ -11,7 +11,7 @@ set(TREADLE_CUDA_KERNELS  # .cu: kernels and their launches, against simt.h and 
 )
 set(TREADLE_CUDA_HOST  # .cc of both
   low_bit/low_bit.cc low_bit/low_bit_few.cc low_bit/low_bit_pack.cc
-  runtime/announced_batch.cc runtime/batch_upload.cc cuda_backend.cc cuda_ops.cc runtime/result_delivery.cc
+  runtime/batch_upload.cc cuda_backend.cc cuda_ops.cc runtime/result_delivery.cc
   row_int8/row_int8.cc row_int8/row_int8_plan.cc
   dense/dense.cc matmul.cc
 )

@@ -31,14 +31,6 @@ absl::Status CheckGpu(const ServeOptions& options) {
                          ", expected auto on a GPU, where --dtype says how products are computed");
 }
 
-absl::StatusOr<std::unique_ptr<Communicator>> JoinOnGpus(const RankJoin& join) {
-  return JoinGpuRanks(join.backend, join.rank, join.size, join.rendezvous, join.timeout);
-}
-
-absl::StatusOr<std::unique_ptr<Communicator>> LinkOnGpus(const RankJoin& join) {
-  return JoinGpuLink(join.backend, join.rank, join.rendezvous, join.timeout);
-}
-
 // The first ones that can be opened, as many as are needed.
 std::vector<CudaDevice> Opened(const std::vector<CudaDevice>& gpus, int64_t needed,
                                std::string* why) {
@@ -89,7 +81,7 @@ absl::Status RankDevices::FindGpus() {
                          "this machine has ", found, " (--device cpu has no such limit)");
 }
 
-RankJoiner RankDevices::Joiner() const { return cuda() ? JoinOnGpus : RankJoiner(); }
+RankJoiner RankDevices::Joiner() const { return cuda() ? JoinGpuRanks : RankJoiner(); }
 
 absl::StatusOr<std::vector<std::unique_ptr<Backend>>> RankDevices::Create() const {
   std::vector<std::unique_ptr<Backend>> backends(static_cast<size_t>(options_.tensor_parallel));
@@ -203,8 +195,8 @@ absl::StatusOr<RankGpus> FindWorkerGpus(DeviceChoice device, const std::vector<i
   found.free_bytes = [of_rank](int rank) -> absl::StatusOr<uint64_t> {
     return CudaFreeBytes(of_rank[rank]);
   };
-  found.join = JoinOnGpus;
-  found.link = LinkOnGpus;
+  found.join = JoinGpuRanks;
+  found.link = JoinGpuLink;
   found.can_link = CanJoinGpus;
   return found;
 }

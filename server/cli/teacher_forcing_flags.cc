@@ -14,18 +14,18 @@ constexpr Choice<DType> kHostKvTypes[] = {{"f16", DType::kF16}, {"f32", DType::k
 
 void AddTextFlags(CLI::App& app, TeacherForcingFlags& flags) {
   app.add_option("--text", flags.text, "a text file, UTF-8")->required();
-  app.add_option("--threads", flags.model.threads, "compute threads; 0: one per CPU")
+  app.add_option("--threads", flags.model.load.threads, "compute threads; 0: one per CPU")
       ->check(CLI::Range(0, 4096));
 }
 
 void AddVariantFlags(CLI::App& app, TeacherForcingFlags& flags) {
   AddChoice(app, "--compute", flags.compute, kComputeModes, "auto, exact, int8 or int16");
   AddChoice(app, "--kv-dtype", flags.model.kv_dtype, kHostKvTypes, "f16 or f32");
-  app.add_option("--outlier-threshold", flags.model.outlier_threshold,
+  app.add_option("--outlier-threshold", flags.model.load.outlier_threshold,
                  "int8 weights: activations this large multiply as floats; 0: none do; default: "
                  "what the checkpoint says, else 6")
       ->check(CLI::Range(0.0f, 1e6f));
-  AddChoice(app, "--outlier-rule", flags.model.outlier_rule, kOutlierRules,
+  AddChoice(app, "--outlier-rule", flags.model.load.outlier_rule, kOutlierRules,
             "int8 weights: outliers per-row, or columns per-call (the paper's)");
 }
 
@@ -41,12 +41,12 @@ absl::StatusOr<std::unique_ptr<TeacherForcedModel>> LoadTeacherForced(
     int64_t window) {
   CpuBackendOptions cpu;
   cpu.compute = flags.compute;
-  cpu.threads = flags.model.threads;
+  cpu.threads = flags.model.load.threads;
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
   TeacherForcedModel::Options options = flags.model;
   options.window = window;
-  options.weights = weights;
-  options.progress = ShowProgress(weights.empty() ? "loading" : "loading " + weights.text());
+  options.load.weights = weights;
+  options.load.progress = ShowProgress(weights.empty() ? "loading" : "loading " + weights.text());
   return TeacherForcedModel::Create(checkpoint, std::move(backend), options);
 }
 

@@ -37,9 +37,9 @@ TEST_F(Accuracy, AModelDoesNotDivergeFromItself) {
 }
 
 TEST_F(Accuracy, ChunksChangeNoBit) {
-  const auto chunked = TeacherForcedModel::Create(
-      *checkpoint_, ExactBackend(),
-      {.window = kWindow, .chunk = 7, .kv_dtype = DType::kF32, .threads = 2});
+  TeacherForcedModel::Options options = {.window = kWindow, .chunk = 7, .kv_dtype = DType::kF32};
+  options.load.threads = 2;
+  const auto chunked = TeacherForcedModel::Create(*checkpoint_, ExactBackend(), options);
   ASSERT_TRUE(chunked.ok()) << chunked.status();
   const AccuracyReport report = reference_->Compare(**chunked, nullptr);
   EXPECT_EQ(report.mean_kl, 0);

@@ -102,9 +102,10 @@ TEST(OutlierFeatures, NumbersAreThoseOfAPlainCount) {
   const std::vector<int32_t> tokens = RandomTokens(kWindow + 7, checkpoint->config().vocab);
   std::vector<std::vector<std::vector<float>>> norms;
   {
+    TeacherForcedModel::Options options = {.window = kWindow, .kv_dtype = DType::kF16};
+    options.load.threads = 2;
     auto model = TeacherForcedModel::Create(
-        *checkpoint, std::make_unique<NormOutputs>(ExactBackend(), norms),
-        {.window = kWindow, .kv_dtype = DType::kF16, .threads = 2});
+        *checkpoint, std::make_unique<NormOutputs>(ExactBackend(), norms), options);
     ASSERT_TRUE(model.ok()) << model.status();
     std::vector<float> hidden(kWindow * (*model)->hidden_size());
     for (const int64_t begin : {int64_t{0}, kWindow}) {

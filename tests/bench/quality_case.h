@@ -29,9 +29,10 @@ inline std::unique_ptr<TeacherForcedModel> ExactModel(const Checkpoint& checkpoi
                                                       const std::string& weights = "") {
   auto plan = WeightPlan::Parse(weights);
   EXPECT_TRUE(plan.ok()) << plan.status();
-  auto model = TeacherForcedModel::Create(
-      checkpoint, ExactBackend(),
-      {.window = window, .kv_dtype = DType::kF32, .threads = 2, .weights = *plan});
+  TeacherForcedModel::Options options = {.window = window, .kv_dtype = DType::kF32};
+  options.load.weights = *plan;
+  options.load.threads = 2;
+  auto model = TeacherForcedModel::Create(checkpoint, ExactBackend(), options);
   EXPECT_TRUE(model.ok()) << model.status();
   return std::move(model).value();
 }

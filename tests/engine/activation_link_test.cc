@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/collectives/thread_communicator.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/engine/link_pipeline.h"
 #include "tests/support/ranks.h"
+#include "tests/support/thread_links.h"
 
 namespace treadle {
 namespace {
@@ -109,7 +109,7 @@ TEST(ActivationLink, WhatGoesInComesOutBetweenProcesses) {
 // Two links, the second of which is told something else.
 absl::Status ReceiveStatus(WireType sent_wire, uint64_t sent_epoch, uint64_t sent_iteration,
                            WireType wire, uint64_t epoch, uint64_t iteration) {
-  std::vector<CommunicatorPtr> ranks = CreateThreadCommunicators(2, kLong);
+  std::vector<CommunicatorPtr> ranks = CreateThreadLinks(2, kLong);
   const std::unique_ptr<Backend> backend = CreateReferenceBackend();
   auto sender = ActivationLink::Create(*backend, std::move(ranks[0]), LinkOptions(0, 2, sent_wire));
   auto receiver = ActivationLink::Create(*backend, std::move(ranks[1]), LinkOptions(1, 2, wire));
@@ -136,7 +136,7 @@ TEST(ActivationLink, AMessageOfAnotherPlanIsNamed) {
 }
 
 TEST(ActivationLink, RowsOutOfRangeAreRefused) {
-  std::vector<CommunicatorPtr> ranks = CreateThreadCommunicators(2, kLong);
+  std::vector<CommunicatorPtr> ranks = CreateThreadLinks(2, kLong);
   const std::unique_ptr<Backend> backend = CreateReferenceBackend();
   auto link =
       ActivationLink::Create(*backend, std::move(ranks[1]), LinkOptions(1, 2, WireType::kF32));
@@ -144,14 +144,14 @@ TEST(ActivationLink, RowsOutOfRangeAreRefused) {
     EXPECT_TRUE(absl::IsInvalidArgument((*link)->Announce(kEpoch, 0, rows)));
     EXPECT_TRUE(absl::IsInvalidArgument((*link)->Receive(kEpoch, 0, rows).status()));
   }
-  ranks = CreateThreadCommunicators(2, kLong);
+  ranks = CreateThreadLinks(2, kLong);
   EXPECT_TRUE(absl::IsInvalidArgument(
       ActivationLink::Create(*backend, std::move(ranks[1]), {.previous = 0}).status()));
 }
 
 // A first stage may begin the next iteration before it sends the one before it.
 TEST(ActivationLink, OneIterationMayBeBegunBeforeAnotherIsSent) {
-  std::vector<CommunicatorPtr> ranks = CreateThreadCommunicators(2, kLong);
+  std::vector<CommunicatorPtr> ranks = CreateThreadLinks(2, kLong);
   const std::unique_ptr<Backend> backend = CreateReferenceBackend();
   auto sender =
       ActivationLink::Create(*backend, std::move(ranks[0]), LinkOptions(0, 2, WireType::kF32));
@@ -176,7 +176,7 @@ TEST(ActivationLink, OneIterationMayBeBegunBeforeAnotherIsSent) {
 // What Send sends is where Receive said, with nothing but the header in front.
 TEST(ActivationLink, F32IsNotCopied) {
   const size_t header = WireBytes(WireType::kF32, 0, kHidden);
-  std::vector<CommunicatorPtr> ranks = CreateThreadCommunicators(2, kLong);
+  std::vector<CommunicatorPtr> ranks = CreateThreadLinks(2, kLong);
   const std::unique_ptr<Backend> backend = CreateReferenceBackend();
   auto link =
       ActivationLink::Create(*backend, std::move(ranks[0]), LinkOptions(0, 2, WireType::kF32));

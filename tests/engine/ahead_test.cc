@@ -6,6 +6,7 @@
 #include "kernels/reference/reference_backend.h"
 #include "tests/engine/two_requests.h"
 #include "tests/support/deferred_backend.h"
+#include "tests/support/one_rank.h"
 #include "tests/support/random_model.h"
 
 namespace treadle {
@@ -13,12 +14,12 @@ namespace {
 
 std::unique_ptr<EngineRunner> Start(int depth, std::unique_ptr<Backend> backend) {
   auto model = std::make_unique<RandomModel>(*backend, *FindWeightFormat("f32"), 64, 1);
-  auto engine = LocalEngine::Create(std::move(backend), std::move(model),
-                                    {.max_batch_tokens = 64,
-                                     .page_size = 16,
-                                     .kv_pages = 24,
-                                     .kv_dtype = DType::kF32,
-                                     .depth = depth});
+  auto engine = OneRankEngine(std::move(backend), std::move(model),
+                              {.max_batch_tokens = 64,
+                               .page_size = 16,
+                               .kv_pages = 24,
+                               .kv_dtype = DType::kF32,
+                               .depth = depth});
   EXPECT_TRUE(engine.ok()) << engine.status();
   return std::make_unique<EngineRunner>(*std::move(engine));
 }

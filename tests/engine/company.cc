@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/engine/engine_runner.h"
+#include "tests/support/one_rank.h"
 
 namespace treadle {
 namespace {
@@ -73,7 +74,7 @@ void ExpectCompanyDoesNotMatter(const RankFactory& rank, const LocalEngineOption
   {
     std::unique_ptr<Backend> backend = rank.backend();
     std::unique_ptr<Model> model = rank.model(*backend);
-    auto engine = LocalEngine::Create(std::move(backend), std::move(model), options);
+    auto engine = OneRankEngine(std::move(backend), std::move(model), options);
     ASSERT_TRUE(engine.ok()) << engine.status();
     EngineRunner(*std::move(engine)).RunAll(driver);
   }

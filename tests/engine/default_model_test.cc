@@ -13,6 +13,7 @@
 #include "models/model.h"
 #include "tests/engine/company.h"
 #include "tests/engine/engine_runner.h"
+#include "tests/support/one_rank.h"
 
 namespace treadle {
 namespace {
@@ -81,7 +82,7 @@ TEST_P(DefaultModel, AnswersFranceInCompany) {
                     requests);
   std::unique_ptr<Backend> backend = rank.backend();
   std::unique_ptr<Model> model = rank.model(*backend);
-  auto engine = LocalEngine::Create(std::move(backend), std::move(model), Options());
+  auto engine = OneRankEngine(std::move(backend), std::move(model), Options());
   ASSERT_TRUE(engine.ok()) << engine.status();
   EngineRunner(*std::move(engine)).RunAll(driver);
   EXPECT_EQ(driver.answer(2, 0).tokens, kFranceAnswer);

@@ -6,11 +6,11 @@
 #include <cstring>
 
 #include "engine/activation_link.h"
-#include "kernels/collectives/thread_communicator.h"
 #include "kernels/op_cases/random.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/support/emulated_gpus.h"
 #include "tests/support/faulty_communicator.h"
+#include "tests/support/thread_links.h"
 
 namespace treadle {
 namespace {
@@ -30,7 +30,7 @@ ActivationLink::Options LinkOptions(int previous, int next) {
 // Two stages, each on a device, on this thread: what is sent lies there until it is received.
 struct Pair {
   explicit Pair(milliseconds timeout = kLong, const FaultScript& faults = {}) {
-    auto ends = CreateThreadCommunicators(2, timeout);
+    auto ends = CreateThreadLinks(2, timeout);
     std::unique_ptr<Communicator> sends =
         std::make_unique<DeviceLink>(std::move(ends[0]), cuda::DeviceOf(*from));
     if (faults) sends = std::make_unique<FaultyCommunicator>(std::move(sends), faults);
@@ -119,7 +119,7 @@ TEST(DeviceLink, OnlyF32) {
   Pair pair;
   ActivationLink::Options options = LinkOptions(0, -1);
   options.wire = WireType::kInt8;
-  auto ends = CreateThreadCommunicators(2, kLong);
+  auto ends = CreateThreadLinks(2, kLong);
   const auto link = ActivationLink::CreateOnDevice(*pair.to, std::move(ends[1]), nullptr, options);
   EXPECT_EQ(link.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(link.status().message(), HasSubstr("not as int8"));

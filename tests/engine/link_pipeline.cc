@@ -8,9 +8,9 @@
 
 #include "engine/wire_codec.h"
 #include "kernels/collectives/gloo_communicator.h"
-#include "kernels/collectives/thread_communicator.h"
 #include "kernels/op_cases/random.h"
 #include "kernels/reference/reference_backend.h"
+#include "tests/support/thread_links.h"
 
 namespace treadle {
 namespace {
@@ -113,7 +113,7 @@ Outcome RunStage(CommunicatorPtr communicator, const PipelineCase& test,
 // Threads end their links together: memory that others may still read from.
 std::vector<Outcome> RunThreads(int stages, const PipelineCase& test, milliseconds timeout,
                                 const Wrap& wrap) {
-  std::vector<CommunicatorPtr> ranks = CreateThreadCommunicators(stages, timeout);
+  std::vector<CommunicatorPtr> ranks = CreateThreadLinks(stages, timeout);
   std::vector<Outcome> outcomes(stages);
   Meeting end(stages);
   RunRankThreads(stages, [&](int stage) {

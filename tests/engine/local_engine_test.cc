@@ -10,6 +10,7 @@
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/two_requests.h"
+#include "tests/support/one_rank.h"
 #include "tests/support/prefix_model.h"
 
 namespace treadle {
@@ -55,7 +56,7 @@ std::unique_ptr<EngineRunner> StartEngine(const LocalEngineOptions& options,
                                           std::function<void()> before_forward = nullptr) {
   auto model = std::make_unique<PrefixModel>();
   model->before_forward = std::move(before_forward);
-  auto engine = LocalEngine::Create(CreateReferenceBackend(), std::move(model), options);
+  auto engine = OneRankEngine(CreateReferenceBackend(), std::move(model), options);
   EXPECT_TRUE(engine.ok()) << engine.status();
   return std::make_unique<EngineRunner>(*std::move(engine));
 }
@@ -93,8 +94,8 @@ TEST(LocalEngine, RunsPlansInOrder) {
 }
 
 TEST(LocalEngine, HasNoRoomBeforeItsStart) {
-  auto engine = LocalEngine::Create(CreateReferenceBackend(), std::make_unique<PrefixModel>(),
-                                    SmallOptions(1));
+  auto engine =
+      OneRankEngine(CreateReferenceBackend(), std::make_unique<PrefixModel>(), SmallOptions(1));
   ASSERT_TRUE(engine.ok());
   EXPECT_FALSE((*engine)->HasRoom());
 }
@@ -219,8 +220,7 @@ TEST(LocalEngine, TheDestructorWaitsForTheRunningIteration) {
 TEST(LocalEngine, OptionsOutOfRangeAreNamed) {
   const auto message = [](const LocalEngineOptions& options) {
     return Message(
-        LocalEngine::Create(CreateReferenceBackend(), std::make_unique<PrefixModel>(), options)
-            .status());
+        OneRankEngine(CreateReferenceBackend(), std::make_unique<PrefixModel>(), options).status());
   };
   LocalEngineOptions options = SmallOptions(0);
   EXPECT_THAT(message(options), HasSubstr("engine depth is 0"));

@@ -152,46 +152,6 @@ TEST_P(ThreadCommunicatorTest, KindsMixAtAnyPace) {
   });
 }
 
-// Every rank to every other: many in flight, in order per pair, waited for in any order.
-TEST_P(ThreadCommunicatorTest, TransfersMatchByOrder) {
-  constexpr int kMessages = 60;
-  const auto value = [](int from, int to, int message) { return (from * 8 + to) * 1000 + message; };
-  const auto length = [](int message) { return static_cast<size_t>(message * 37 % 501); };
-  Communicators ranks = CreateThreadCommunicators(size(), kPatient);
-  OnRanks(ranks, [&](Communicator& rank) {
-    const int me = rank.rank();
-    std::vector<std::vector<int>> outgoing, incoming;
-    std::vector<Communicator::Transfer> transfers;
-    outgoing.reserve(kMessages * size());
-    incoming.reserve(kMessages * size());
-    for (int message = 0; message < kMessages; ++message) {
-      for (int other = 0; other < size(); ++other) {
-        if (other == me) continue;
-        const size_t count = length(message);
-        outgoing.emplace_back(count, value(me, other, message));
-        incoming.emplace_back(count, -1);
-        const auto sent = rank.Send(outgoing.back().data(), count * sizeof(int), other);
-        const auto received = rank.Recv(incoming.back().data(), count * sizeof(int), other);
-        ASSERT_TRUE(sent.ok() && received.ok());
-        transfers.insert(transfers.end(), {*sent, *received});
-      }
-    }
-    Random random(SeedOf("order", static_cast<uint64_t>(me)));
-    for (size_t left = transfers.size(); left > 0; --left) {
-      std::swap(transfers[random.Below(static_cast<int64_t>(left))], transfers[left - 1]);
-      ASSERT_TRUE(rank.Wait(transfers[left - 1]).ok());
-    }
-    size_t at = 0;
-    for (int message = 0; message < kMessages; ++message) {
-      for (int other = 0; other < size(); ++other) {
-        if (other == me) continue;
-        ASSERT_EQ(incoming[at], std::vector<int>(length(message), value(other, me, message)));
-        ++at;
-      }
-    }
-  });
-}
-
 TEST(ThreadCommunicatorErrors, AbortWakesWhoeverWaits) {
   Communicators ranks = CreateThreadCommunicators(3, kForever);
   std::atomic<int> waiting = 0;
@@ -204,17 +164,8 @@ TEST(ThreadCommunicatorErrors, AbortWakesWhoeverWaits) {
   OnRanks(ranks, [&](Communicator& rank) {
     if (rank.rank() == 2) return;
     float in = 1, out = 0;
-    absl::Status status;
-    if (rank.rank() == 0) {
-      ++waiting;
-      status = rank.AllReduce(&in, 1, false, &out);
-    } else {
-      const auto transfer = rank.Recv(&out, sizeof(out), 2);
-      ASSERT_TRUE(transfer.ok());
-      ++waiting;
-      status = rank.Wait(*transfer);
-    }
-    EXPECT_EQ(status, absl::CancelledError("the epoch ended"));
+    ++waiting;
+    EXPECT_EQ(rank.AllReduce(&in, 1, false, &out), absl::CancelledError("the epoch ended"));
   });
   aborter.join();
 }
@@ -222,19 +173,13 @@ TEST(ThreadCommunicatorErrors, AbortWakesWhoeverWaits) {
 TEST(ThreadCommunicatorErrors, LaterCallsReturnTheFirstStatus) {
   Communicators ranks = CreateThreadCommunicators(2, kPatient);
   float in = 1, out = 0;
-  const auto before = ranks[0]->Send(&in, sizeof(in), 1);
-  ASSERT_TRUE(before.ok());
   const absl::Status reason = absl::UnavailableError("a worker is gone");
   ranks[0]->Abort(reason);
   ranks[1]->Abort(absl::InternalError("a later reason"));
-  EXPECT_EQ(ranks[0]->Wait(*before), reason);
   for (const auto& rank : ranks) {
-    const int other = 1 - rank->rank();
     EXPECT_EQ(rank->AllReduce(&in, 1, true, &out), reason);
     EXPECT_EQ(rank->AllGather(&in, 0, &out), reason);
     EXPECT_EQ(rank->Broadcast(&in, sizeof(in), 0), reason);
-    EXPECT_EQ(rank->Send(&in, sizeof(in), other).status(), reason);
-    EXPECT_EQ(rank->Recv(&in, sizeof(in), other).status(), reason);
   }
 }
 
@@ -254,31 +199,6 @@ TEST(ThreadCommunicatorErrors, AWaitEndsAtItsTimeout) {
   EXPECT_EQ(ranks[2]->Broadcast(&in, sizeof(in), 2), status);
 }
 
-TEST(ThreadCommunicatorErrors, AReceiverThatNeverComes) {
-  Communicators ranks = CreateThreadCommunicators(2, milliseconds(20));
-  const float in = 1;
-  const auto transfer = ranks[0]->Send(&in, sizeof(in), 1);
-  ASSERT_TRUE(transfer.ok());
-  const absl::Status status = ranks[0]->Wait(*transfer);
-  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
-  EXPECT_THAT(std::string(status.message()), HasSubstr("for rank 1 to receive"));
-}
-
-TEST(ThreadCommunicatorErrors, SizesThatDifferBreakIt) {
-  Communicators ranks = CreateThreadCommunicators(2, kPatient);
-  const double in = 1;
-  float out = 0;
-  const auto sent = ranks[0]->Send(&in, sizeof(in), 1);
-  const auto received = ranks[1]->Recv(&out, sizeof(out), 0);
-  ASSERT_TRUE(sent.ok() && received.ok());
-  for (const absl::Status& status : {ranks[0]->Wait(*sent), ranks[1]->Wait(*received)}) {
-    EXPECT_TRUE(absl::IsInternal(status)) << status;
-    EXPECT_THAT(std::string(status.message()),
-                HasSubstr("rank 0 sent 8 bytes to rank 1, which expected 4"));
-  }
-  EXPECT_EQ(out, 0);
-}
-
 // Aborts at any moment of a running group: everyone ends, with that status.
 TEST(ThreadCommunicatorErrors, AbortsAtAnyMoment) {
   for (int run = 0; run < 60; ++run) {
@@ -290,21 +210,15 @@ TEST(ThreadCommunicatorErrors, AbortsAtAnyMoment) {
     // Alive as long as the group, as the contract asks.
     struct Buffers {
       std::vector<float> in[2] = {std::vector<float>(100), std::vector<float>(100)};
-      std::vector<float> out = std::vector<float>(100), incoming = out;
+      std::vector<float> out = std::vector<float>(100);
     };
     std::vector<Buffers> buffers(3);
     OnRanks(ranks, [&](Communicator& rank) {
       Buffers& mine = buffers[rank.rank()];
-      const int next = (rank.rank() + 1) % 3, previous = (rank.rank() + 2) % 3;
       absl::Status status;
       for (int round = 0; status.ok(); ++round) {
         status = rank.AllReduce(mine.in[round % 2].data(), 100, true, mine.out.data());
-        const auto sent = rank.Send(mine.out.data(), 400, next);
-        const auto received = rank.Recv(mine.incoming.data(), 400, previous);
-        status.Update(sent.status());
-        status.Update(received.status());
-        if (sent.ok()) status.Update(rank.Wait(*sent));
-        if (received.ok()) status.Update(rank.Wait(*received));
+        status.Update(rank.Broadcast(mine.out.data(), 400, round % 3));
       }
       EXPECT_EQ(status, absl::CancelledError("now"));
     });

@@ -15,6 +15,7 @@
 #include "kernels/reference/reference_backend.h"
 #include "server/grpc/messages.h"
 #include "tests/server/letter_tokenizer.h"
+#include "tests/support/one_rank.h"
 #include "tests/support/prefix_model.h"
 
 namespace treadle {
@@ -50,7 +51,7 @@ std::unique_ptr<Engine> MakeEngine(const TestServerOptions& options, std::shared
   engine.page_size = 16;
   engine.kv_pages = options.kv_pages;
   engine.kv_dtype = DType::kF32;
-  auto made = LocalEngine::Create(CreateReferenceBackend(), std::move(model), engine);
+  auto made = OneRankEngine(CreateReferenceBackend(), std::move(model), engine);
   TREADLE_CHECK(made.ok());
   return std::move(*made);
 }

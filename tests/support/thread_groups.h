@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "base/sync.h"
 #include "engine/stage_ranks.h"
-#include "kernels/collectives/thread_communicator.h"
+#include "tests/support/thread_links.h"
 
 namespace treadle {
 
@@ -23,7 +23,7 @@ class ThreadGroups {
     if (join.rank == 0) {
       MutexLock lock(mutex_);
       const std::string name = Str("group ", groups_.size());
-      groups_[name] = CreateThreadCommunicators(join.size, join.timeout);
+      groups_[name] = CreateThreadLinks(join.size, join.timeout);
       TREADLE_RETURN_IF_ERROR(join.rendezvous.Set("name", name));
       return std::move(groups_[name][0]);
     }

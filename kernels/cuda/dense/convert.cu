@@ -1,5 +1,6 @@
 // Rows of floats from and to the types that weights are stored in.
 #include "kernels/cuda/dense/dense_kernels.h"
+#include "kernels/cuda/rows/row_output.h"
 #include "kernels/cuda/runtime/simt.h"
 
 namespace treadle::cuda {
@@ -57,16 +58,8 @@ TREADLE_DEVICE float Decode(const EmbedProduct& p, int64_t at) {
   return p.dtype == DType::kBF16 ? simt::FromBf16(bits) : simt::FromF16(bits);
 }
 
-// One block per row.
 TREADLE_KERNEL(kThreads) void EmbedKernel(EmbedProduct p) {
-  simt::AwaitEarlierLaunches();
-  const int64_t row = simt::BlockX();
-  const int64_t from = TableRow(p.ids, row);
-  float* out = p.out + row * p.out_stride;
-  for (int i = simt::Thread(); i < p.k; i += kThreads) {
-    const float value = from < 0 ? 0.0f : Decode(p, from * p.stride + i);
-    out[i] = p.accumulate != 0 ? out[i] + value : value;
-  }
+  EmbedRow(p.rows, [&](int64_t row, int column) { return Decode(p, row * p.stride + column); });
 }
 
 }  // namespace
@@ -87,11 +80,9 @@ void LaunchConvert(Device& device, const Tensor& x, DType dtype, uint16_t* out, 
   device.Launch(ConvertKernel, shape, params);
 }
 
-void LaunchDenseEmbed(Device& device, const EmbedProduct& embed, int64_t rows) {
-  LaunchShape shape;
-  shape.grid_x = static_cast<uint32_t>(rows);
-  shape.threads = kThreads;
-  device.Launch(EmbedKernel, shape, embed);
+void LaunchDenseEmbed(Device& device, const EmbedProduct& embed) {
+  device.Launch(EmbedKernel,
+                {.grid_x = static_cast<uint32_t>(embed.rows.rows), .threads = kThreads}, embed);
 }
 
 }  // namespace treadle::cuda

@@ -106,17 +106,11 @@ class DenseFamily final : public MatMulFamily {
     }
   }
 
-  void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) override {
-    LaunchDenseEmbed(device_,
-                     {.table = WeightsOf(table),
-                      .stride = DenseStride(table.k()),
-                      .dtype = options_.dtype,
-                      .ids = ids,
-                      .out = out.Row<float>(0),
-                      .out_stride = out.stride,
-                      .k = static_cast<int32_t>(table.k()),
-                      .accumulate = accumulate},
-                     out.rows);
+  void Embed(const CudaMatrix& table, const EmbedRows& rows) override {
+    LaunchDenseEmbed(device_, {.table = WeightsOf(table),
+                               .stride = DenseStride(table.k()),
+                               .dtype = options_.dtype,
+                               .rows = rows});
   }
 
  private:

@@ -81,13 +81,9 @@ struct EmbedProduct {
   const void* table = nullptr;
   int64_t stride = 0;
   DType dtype = DType::kBF16;
-  EmbedIds ids;
-  float* out = nullptr;  // [rows, out_stride]
-  int64_t out_stride = 0;
-  int32_t k = 0;
-  int32_t accumulate = 0;
+  EmbedRows rows;
 };
-void LaunchDenseEmbed(Device& device, const EmbedProduct& embed, int64_t rows);
+void LaunchDenseEmbed(Device& device, const EmbedProduct& embed);
 
 // x [rows, cols] f32 to out [rows, stride] in `dtype` (kF16, kBF16), columns from cols on 0.
 // stride: a multiple of 64. out: 16-byte aligned.

@@ -71,8 +71,8 @@ class LowBitFamily final : public MatMulFamily {
     if (!few_.empty()) LowBitFewRows(device_, input, few_);
   }
 
-  void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) override {
-    LowBitEmbed(device_, ViewOf(table), ids, accumulate, out);
+  void Embed(const CudaMatrix& table, const EmbedRows& rows) override {
+    LowBitEmbed(device_, ViewOf(table), rows);
   }
 
  private:

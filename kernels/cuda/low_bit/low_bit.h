@@ -124,8 +124,7 @@ void LowBitExact(Device& device, Tensor x, const LowBitProduct& product);
 // The matrix rounded once to `dtype`: out [n, 64 * steps]. Any layout but floats.
 void LowBitDecode(Device& device, const LowBitView& matrix, DType dtype, uint16_t* out);
 // MatMulFamily::Embed.
-void LowBitEmbed(Device& device, const LowBitView& table, const EmbedIds& ids, bool accumulate,
-                 Tensor out);
+void LowBitEmbed(Device& device, const LowBitView& table, const EmbedRows& rows);
 
 // -- matrices -------------------------------------------------------------------------------------
 

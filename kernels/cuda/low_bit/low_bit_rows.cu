@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/low_bit/low_bit.h"
 #include "kernels/cuda/low_bit/low_bit_constants.h"
-#include "kernels/cuda/segment.h"
+#include "kernels/cuda/rows/row_output.h"
 
 namespace treadle::cuda {
 namespace {
@@ -36,21 +36,12 @@ TREADLE_DEVICE float ValueAt(const LowBitView& w, int feature, int column) {
 
 struct EmbedParams {
   LowBitView table;
-  EmbedIds ids;
-  float* out = nullptr;
-  int64_t stride = 0;
-  int32_t accumulate = 0;
+  EmbedRows rows;
 };
 
 TREADLE_KERNEL(kThreads)
 void EmbedKernel(EmbedParams p) {
-  simt::AwaitEarlierLaunches();
-  float* out = p.out + simt::BlockX() * p.stride;
-  const int from = TableRow(p.ids, simt::BlockX());
-  for (int i = simt::Thread(); i < p.table.k; i += kThreads) {
-    const float value = from < 0 ? 0.0f : ValueAt(p.table, from, i);
-    out[i] = p.accumulate != 0 ? out[i] + value : value;
-  }
+  EmbedRow(p.rows, [&](int row, int column) { return ValueAt(p.table, row, column); });
 }
 
 // -- products of floats: a warp per feature and eight rows ----------------------------------------
@@ -93,15 +84,9 @@ void ExactKernel(ExactParams p) {
 
 }  // namespace
 
-void LowBitEmbed(Device& device, const LowBitView& table, const EmbedIds& ids, bool accumulate,
-                 Tensor out) {
-  if (out.rows == 0) return;
-  device.Launch(EmbedKernel, {.grid_x = static_cast<uint32_t>(out.rows), .threads = kThreads},
-                EmbedParams{.table = table,
-                            .ids = ids,
-                            .out = out.Row<float>(0),
-                            .stride = out.stride,
-                            .accumulate = accumulate ? 1 : 0});
+void LowBitEmbed(Device& device, const LowBitView& table, const EmbedRows& rows) {
+  device.Launch(EmbedKernel, {.grid_x = static_cast<uint32_t>(rows.rows), .threads = kThreads},
+                EmbedParams{table, rows});
 }
 
 void LowBitExact(Device& device, Tensor x, const LowBitProduct& product) {

@@ -140,19 +140,12 @@ class RowInt8Family final : public MatMulFamily {
     }
   }
 
-  void Embed(const CudaMatrix& table, const EmbedIds& ids, bool accumulate, Tensor out) override {
-    if (out.rows == 0) return;
+  void Embed(const CudaMatrix& table, const EmbedRows& rows) override {
     const Int8Matrix& matrix = MatrixOf(table);
-    LaunchInt8Embed(device_,
-                    {.codes = matrix.codes(),
-                     .scales = matrix.scales(),
-                     .ids = ids,
-                     .out = out.Row<float>(0),
-                     .out_stride = out.stride,
-                     .k = static_cast<int32_t>(matrix.k()),
-                     .units = static_cast<int32_t>(Int8Units(matrix.k())),
-                     .accumulate = accumulate},
-                    out.rows);
+    LaunchInt8Embed(device_, {.codes = matrix.codes(),
+                              .scales = matrix.scales(),
+                              .units = static_cast<int32_t>(Int8Units(matrix.k())),
+                              .rows = rows});
   }
 
  private:

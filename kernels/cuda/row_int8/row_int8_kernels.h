@@ -156,14 +156,10 @@ int Int8Arrivals(int multiprocessors);
 struct Int8Embed {
   const uint8_t* codes = nullptr;
   const float* scales = nullptr;
-  EmbedIds ids;
-  float* out = nullptr;  // [rows, out_stride]
-  int64_t out_stride = 0;
-  int32_t k = 0;
   int32_t units = 0;
-  int32_t accumulate = 0;
+  EmbedRows rows;
 };
-void LaunchInt8Embed(Device& device, const Int8Embed& embed, int64_t rows);
+void LaunchInt8Embed(Device& device, const Int8Embed& embed);
 
 // On the host: groups [first, first + count) of 32 rows of the packed matrix, count * units * 2048
 // bytes.

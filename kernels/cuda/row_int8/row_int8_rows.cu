@@ -1,6 +1,7 @@
 // LLM.int8() row by row: activations to codes, and rows of a table.
 #include "base/status.h"
 #include "kernels/cuda/row_int8/row_int8_quantize.h"
+#include "kernels/cuda/rows/row_output.h"
 
 namespace treadle::cuda {
 namespace {
@@ -25,19 +26,10 @@ TREADLE_KERNEL(kInt8QuantizeThreads) void FlagKernel(Int8Input p) {
 }
 
 TREADLE_KERNEL(kInt8QuantizeThreads) void EmbedKernel(Int8Embed p) {
-  simt::AwaitEarlierLaunches();
-  const int row = simt::BlockX();
-  const int from = TableRow(p.ids, row);
-  float* out = p.out + row * p.out_stride;
-  const float scale = from >= 0 ? p.scales[from] : 0.0f;
-  for (int column = simt::Thread(); column < p.k; column += simt::Threads()) {
-    float value = 0;
-    if (from >= 0) {
-      const uint8_t code = p.codes[Int8WeightByte(from, column, p.units)];
-      value = scale * static_cast<float>(static_cast<int8_t>(code));
-    }
-    out[column] = p.accumulate != 0 ? out[column] + value : value;
-  }
+  EmbedRow(p.rows, [&](int row, int column) {
+    const uint8_t code = p.codes[Int8WeightByte(row, column, p.units)];
+    return p.scales[row] * static_cast<float>(static_cast<int8_t>(code));
+  });
 }
 
 }  // namespace
@@ -62,9 +54,10 @@ void LaunchInt8Quantize(Device& device, const Int8Input& input) {
   device.Launch(QuantizeKernel, shape, input);
 }
 
-void LaunchInt8Embed(Device& device, const Int8Embed& embed, int64_t rows) {
+void LaunchInt8Embed(Device& device, const Int8Embed& embed) {
   device.Launch(EmbedKernel,
-                {.grid_x = static_cast<uint32_t>(rows), .threads = Int8QuantizeThreads(embed.k)},
+                {.grid_x = static_cast<uint32_t>(embed.rows.rows),
+                 .threads = Int8QuantizeThreads(embed.rows.k)},
                 embed);
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "kernels/cuda/runtime/simt.h"
+#include "kernels/cuda/segment.h"
 #include "kernels/dtype.h"
 #include "kernels/tensor.h"
 
@@ -53,6 +54,21 @@ TREADLE_DEVICE void StoreOne(const RowOutput& out, int64_t at, float value) {
     static_cast<float*>(out.data)[at] = value;
   } else {
     static_cast<uint16_t*>(out.data)[at] = static_cast<uint16_t>(RoundPair(out.dtype, value, 0));
+  }
+}
+
+// A kernel of Embed, a block per row: value(row of the table, column) is what the table holds.
+template <typename Value>
+TREADLE_DEVICE void EmbedRow(const EmbedRows& p, Value value) {
+  simt::AwaitEarlierLaunches();
+  int32_t id = p.ids[simt::BlockX()];
+  if (id < -1) id = p.last_samples[-2 - id];
+  id -= p.first;
+  const bool there = id >= 0 && id < p.n;  // else zeros
+  float* out = p.out + simt::BlockX() * p.out_stride;
+  for (int column = simt::Thread(); column < p.k; column += simt::Threads()) {
+    const float y = there ? value(id, column) : 0.0f;
+    out[column] = p.accumulate != 0 ? out[column] + y : y;
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/choice.h"
 #include "base/json_file.h"
 #include "base/quoted.h"
 #include "base/status.h"
@@ -13,14 +14,10 @@ namespace {
 using Json = nlohmann::json;
 constexpr uint64_t kLargestHeader = 100'000'000;  // the format's own limit
 
-struct Dtype {
-  std::string_view name;
-  int64_t bytes;
-};
-constexpr Dtype kDtypes[] = {{"BOOL", 1},    {"U8", 1},      {"I8", 1},  {"F8_E4M3", 1},
-                             {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"U16", 2}, {"I16", 2},
-                             {"F16", 2},     {"BF16", 2},    {"U32", 4}, {"I32", 4},
-                             {"F32", 4},     {"U64", 8},     {"I64", 8}, {"F64", 8}};
+constexpr Choice<int64_t> kDtypeBytes[] = {
+    {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+    {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},     {"I32", 4},
+    {"F32", 4},  {"U64", 8}, {"I64", 8}, {"F64", 8}};
 
 absl::StatusOr<SafetensorsEntry> ReadEntry(const std::string& where, const std::string& name,
                                            const Json& json, std::span<const std::byte> data) {
@@ -69,8 +66,7 @@ absl::StatusOr<SafetensorsEntry> ReadEntry(const std::string& where, const std::
 }  // namespace
 
 int64_t SafetensorsDtypeBytes(std::string_view dtype) {
-  const auto* row = std::ranges::find(kDtypes, dtype, &Dtype::name);
-  return row == std::end(kDtypes) ? 0 : row->bytes;
+  return ValueOf(kDtypeBytes, dtype).value_or(0);
 }
 
 int64_t SafetensorsEntry::Elements() const {

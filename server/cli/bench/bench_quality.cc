@@ -64,7 +64,7 @@ std::string Row(const std::string& weights, const AccuracyReport& report, const 
 absl::Status RunAccuracy(AccuracyFlags flags) {
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(flags.model));
   TREADLE_ASSIGN_OR_RETURN(const auto tokens, EncodeTextFile(*checkpoint, flags.forcing.text));
-  flags.options.threads = flags.forcing.model.threads;
+  flags.options.threads = flags.forcing.model.load.threads;
   if (flags.weights.empty()) flags.weights.push_back("");
   std::vector<WeightPlan> plans;
   std::vector<WeightBits> bits;
@@ -123,7 +123,7 @@ absl::Status CompareInt8(const Checkpoint& checkpoint, const Int8Flags& flags) {
     Print(name, simulated, reference->Compare(model, ShowProgress(name)), flags);
   };
   for (const Int8Variant& variant : Int8Variants()) {
-    CpuBackendOptions cpu = {.threads = flags.forcing.model.threads,
+    CpuBackendOptions cpu = {.threads = flags.forcing.model.load.threads,
                              .compute = ComputeMode::kExact};
     TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, CreateCpuBackend(cpu));
     TREADLE_ASSIGN_OR_RETURN(
@@ -137,8 +137,8 @@ absl::Status CompareInt8(const Checkpoint& checkpoint, const Int8Flags& flags) {
     TeacherForcingFlags forcing = flags.forcing;
     forcing.compute = ComputeMode::kExact;
     forcing.model.kv_dtype = DType::kF32;
-    forcing.model.outlier_threshold = own.threshold;
-    forcing.model.outlier_rule = own.rule;
+    forcing.model.load.outlier_threshold = own.threshold;
+    forcing.model.load.outlier_rule = own.rule;
     TREADLE_ASSIGN_OR_RETURN(const auto model,
                              LoadTeacherForced(checkpoint, forcing, int8, flags.options.window));
     report(own.name, /*simulated=*/false, *model);

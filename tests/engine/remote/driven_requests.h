@@ -19,6 +19,7 @@
 #include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/checkpoint.h"
 #include "tests/engine/plan_driver.h"
+#include "tests/support/one_rank.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -78,7 +79,7 @@ inline absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(
   options.kv_pages = 64;
   options.kv_dtype = DType::kF32;
   options.depth = depth;
-  return LocalEngine::Create(std::move(backend), std::move(loaded), options);
+  return OneRankEngine(std::move(backend), std::move(loaded), options);
 }
 
 // The serving loop's side of an engine whose epochs may end. Every wait is bounded.

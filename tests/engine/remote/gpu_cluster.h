@@ -16,6 +16,7 @@
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/emulated_gpus.h"
 #include "tests/support/forwarding_communicator.h"
+#include "tests/support/one_rank.h"
 #include "tests/support/remote_cluster.h"
 
 namespace treadle {
@@ -61,12 +62,12 @@ inline std::unique_ptr<Engine> OneGpu(const ClusterOptions& options) {
   load.max_batch_tokens = options.engine.max_batch_tokens;
   auto model = Model::Load(**checkpoint, **backend, load);
   TREADLE_CHECK(model.ok());
-  auto engine = LocalEngine::Create(*std::move(backend), *std::move(model),
-                                    {.max_batch_tokens = options.engine.max_batch_tokens,
-                                     .page_size = options.engine.page_size,
-                                     .kv_pages = options.engine.kv_pages,
-                                     .kv_dtype = options.engine.kv_dtype,
-                                     .depth = 2});
+  auto engine = OneRankEngine(*std::move(backend), *std::move(model),
+                              {.max_batch_tokens = options.engine.max_batch_tokens,
+                               .page_size = options.engine.page_size,
+                               .kv_pages = options.engine.kv_pages,
+                               .kv_dtype = options.engine.kv_dtype,
+                               .depth = 2});
   TREADLE_CHECK(engine.ok());
   return *std::move(engine);
 }

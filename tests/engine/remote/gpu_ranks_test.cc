@@ -42,16 +42,13 @@ class GpuRanks : public testing::Test {
   ClusterOptions Cluster(int stages) {
     ClusterOptions options = GpuCluster(stages, 2);
     options.worker.ranks.gpus.join = [this](const RankJoin& join) -> CommunicatorOr {
-      TREADLE_ASSIGN_OR_RETURN(auto joined, JoinGpuRanks(join.backend, join.rank, join.size,
-                                                         join.rendezvous, join.timeout));
+      TREADLE_ASSIGN_OR_RETURN(auto joined, JoinGpuRanks(join));
       return std::make_unique<CountsReductions>(std::move(joined), reductions_);
     };
     if (stages == 1) return options;
     options.engine.data_plane = DataPlane::kNccl;
     options.worker.ranks.gpus.can_link = CanJoinGpus;
-    options.worker.ranks.gpus.link = [](const RankJoin& join) {
-      return JoinGpuLink(join.backend, join.rank, join.rendezvous, join.timeout);
-    };
+    options.worker.ranks.gpus.link = JoinGpuLink;
     return options;
   }
 

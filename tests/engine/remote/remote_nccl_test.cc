@@ -30,11 +30,7 @@ class NcclStages : public testing::Test {
   }
 };
 
-CommunicatorOr JoinLink(const RankJoin& join) {
-  return JoinGpuLink(join.backend, join.rank, join.rendezvous, join.timeout);
-}
-
-ClusterOptions NcclCluster(int stages, int ranks = 1, const RankJoiner& link = JoinLink) {
+ClusterOptions NcclCluster(int stages, int ranks = 1, const RankJoiner& link = JoinGpuLink) {
   ClusterOptions options = GpuCluster(stages, ranks);
   options.engine.data_plane = DataPlane::kNccl;
   options.worker.ranks.gpus.link = link;
@@ -115,7 +111,7 @@ TEST_F(NcclStages, EpochsEndUnderLateWork) {
   const cuda::ScopedEmulation late({.deferred = true});
   std::atomic<int> epochs = 0;
   ClusterOptions options = NcclCluster(2, 1, [&](const RankJoin& join) -> CommunicatorOr {
-    TREADLE_ASSIGN_OR_RETURN(auto joined, JoinLink(join));
+    TREADLE_ASSIGN_OR_RETURN(auto joined, JoinGpuLink(join));
     if (join.rank != kSender || epochs++ % 2 == 1) return joined;
     return std::make_unique<SendsOnce>(std::move(joined));
   });
@@ -177,7 +173,7 @@ void ExpectRightAnswers(EngineClient& client, const ClusterOptions& options) {
 TEST_F(NcclStages, ASendThatStallsEndsTheEpochAtTheDeadline) {
   std::atomic<bool> stalls = true;
   ClusterOptions options = NcclCluster(2, 1, [&](const RankJoin& join) -> CommunicatorOr {
-    TREADLE_ASSIGN_OR_RETURN(auto joined, JoinLink(join));
+    TREADLE_ASSIGN_OR_RETURN(auto joined, JoinGpuLink(join));
     if (join.rank != kReceiver || !stalls.exchange(false)) return joined;
     return std::make_unique<Stalls>(std::move(joined));
   });
@@ -203,7 +199,8 @@ TEST_F(NcclStages, ConnectingIsCancelled) {
     std::atomic<bool> fails = false;
     ClusterOptions options = NcclCluster(2, 1, [&](const RankJoin& join) -> CommunicatorOr {
       if (join.rank == victim && fails.exchange(false)) return Internal("not today");
-      return JoinGpuLink(join.backend, join.rank, join.rendezvous, std::chrono::hours(1));
+      return JoinGpuLink(
+          {join.backend, join.rank, join.size, join.rendezvous, std::chrono::hours(1)});
     });
     options.engine.iteration_deadline = std::chrono::seconds(20);
     auto cluster = StartThreadCluster(options);
@@ -275,7 +272,7 @@ TEST_F(LostWorkers, Connecting) {
     std::atomic<bool> waits = false;
     std::atomic<bool> there = false;
     const ClusterOptions options = NcclCluster(2, 1, [&](const RankJoin& join) -> CommunicatorOr {
-      if (join.rank != victim || !waits.exchange(false)) return JoinLink(join);
+      if (join.rank != victim || !waits.exchange(false)) return JoinGpuLink(join);
       there = true;
       while (join.rendezvous.status().ok()) std::this_thread::yield();
       return join.rendezvous.status();

@@ -74,11 +74,8 @@ TEST(LowBitLayout, EmbedGivesCanonicalValues) {
         std::vector<float> out(ids.size() * shape.k, kNan);
         float* at = gpu.Upload(out);
         const auto rows = static_cast<int64_t>(ids.size());
-        gpu.family().Embed(*packed,
-                           {.ids = gpu.Upload(ids),
-                            .last_samples = gpu.Upload(samples),
-                            .n = static_cast<int32_t>(shape.n)},
-                           false, DenseTensor(at, DType::kF32, rows, shape.k));
+        gpu.family().Embed(*packed, {gpu.Upload(ids), gpu.Upload(samples), 0, shape.n, false,
+                                     DenseTensor(at, DType::kF32, rows, shape.k)});
         ASSERT_TRUE(gpu.device().Synchronize().ok());
         out = gpu.Download(at, out.size());
         const Weights weights(matrix.source);
@@ -101,8 +98,8 @@ TEST(LowBitLayout, EmbedAccumulates) {
   const auto packed = gpu.family().Pack(matrix.source).value();
   std::vector<float> out(2 * 300, 1.5f);
   float* at = gpu.Upload(out);
-  gpu.family().Embed(*packed, {.ids = gpu.Upload(std::vector<int32_t>{3, -1}), .n = 4}, true,
-                     {at, DType::kF32, 2, 256, 300});
+  const Tensor rows = {at, DType::kF32, 2, 256, 300};
+  gpu.family().Embed(*packed, {gpu.Upload(std::vector<int32_t>{3, -1}), nullptr, 0, 4, true, rows});
   out = gpu.Download(at, out.size());
   const Weights weights(matrix.source);
   for (int64_t i = 0; i < 300; ++i) {
@@ -121,8 +118,8 @@ TEST(LowBitLayout, InputOrdersBecomeFloats) {
   EXPECT_GE(packed->bytes(), 5 * 128 * sizeof(float));
   std::vector<float> out(5 * 128);
   float* at = gpu.Upload(out);
-  gpu.family().Embed(*packed, {.ids = gpu.Upload(std::vector<int32_t>{0, 1, 2, 3, 4}), .n = 5},
-                     false, DenseTensor(at, DType::kF32, 5, 128));
+  gpu.family().Embed(*packed, {gpu.Upload(std::vector<int32_t>{0, 1, 2, 3, 4}), nullptr, 0, 5,
+                               false, DenseTensor(at, DType::kF32, 5, 128)});
   EXPECT_EQ(gpu.Download(at, out.size()), Weights(matrix.source).values);
 }
 

@@ -267,11 +267,7 @@ TEST_P(MatMulTest, EmbedDecodesRowsOfTheTable) {
   for (const bool accumulate : {false, true}) {
     Matrix out(*device, std::ssize(ids), 300, kGap, 17);
     matmuls->Embed(*table,
-                   {.ids = device_ids,
-                    .last_samples = device_ids + ids.size(),
-                    .first = kFirst,
-                    .n = static_cast<int32_t>(table->n())},
-                   accumulate, out.view);
+                   {device_ids, device_ids + ids.size(), kFirst, table->n(), accumulate, out.view});
     const std::vector<float> now = out.Download();
     for (size_t row = 0; row < rows.size(); ++row) {
       for (int64_t i = 0; i < 300; ++i) {

@@ -219,11 +219,9 @@ TEST(RowInt8Test, Embed) {
     }
     const Buffer buffer = device.Allocate(out.bytes()).value();
     device.CopyToDevice(buffer.data(), out.values.data(), out.bytes());
-    products.family().Embed(*table,
-                            {.ids = reinterpret_cast<const int32_t*>(device_ids.data()),
-                             .last_samples = reinterpret_cast<const int32_t*>(device_last.data()),
-                             .n = static_cast<int32_t>(table->n())},
-                            accumulate, out.View(buffer.data()));
+    products.family().Embed(*table, {reinterpret_cast<const int32_t*>(device_ids.data()),
+                                     reinterpret_cast<const int32_t*>(device_last.data()), 0,
+                                     table->n(), accumulate, out.View(buffer.data())});
     device.CopyToHost(out.values.data(), buffer.data(), out.bytes());
     Products::ExpectEqual({out}, {expected});
   }
