@@ -129,5 +129,19 @@ TEST_F(FileAttacks, ASignalStopsALoadAtOnce) {
   }
 }
 
+TEST_F(FileAttacks, ASignalStopsAWorkersLoadAtOnce) {
+  const std::string model = "random:smollm2-135m";
+  ChildProcess worker({TREADLE_BINARY, "worker", "--listen", "127.0.0.1:0", "--model", model,
+                       "--threads", "1", "--pin-threads", "off", "--device", "cpu"});
+  const std::string listens = worker.WaitForLine("listening on ");
+  const auto server = Serve(model, "--weights nf4 --kv-memory 64M --max-context 512 --workers " +
+                                       listens.substr(listens.rfind("127.0.0.1:")));
+  ASSERT_NE(worker.WaitForLine("loading layers"), "") << worker.output();
+  const auto begin = std::chrono::steady_clock::now();
+  worker.Signal(SIGTERM);
+  EXPECT_EQ(worker.Wait(), 0) << worker.output();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(500));
+}
+
 }  // namespace
 }  // namespace treadle
