@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 
 #include "base/status.h"
@@ -74,7 +75,7 @@ EndOnSignal::EndOnSignal(Signals& signals, Log& log)
                    .message = Str("signal ", signal, ": stopped while loading"),
                    .fields = {{"signal", int64_t{signal}}}});
         log.Flush(std::chrono::milliseconds(100));
-        _exit(0);
+        std::quick_exit(0);
       }) {}
 
 EndOnSignal::~EndOnSignal() {

@@ -36,13 +36,14 @@ class FileAttacks : public testing::Test {
     return *path;
   }
   // `treadle serve` of a model, in at most 2 GiB of addresses.
-  static std::unique_ptr<ChildProcess> Serve(const std::string& model, const std::string& flags) {
+  static std::unique_ptr<ChildProcess> Serve(const std::string& model, const std::string& flags,
+                                             const std::string& environment = "") {
     std::string command;
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     command = "ulimit -v 2097152 && ";
 #endif
     command +=
-        Str("exec ", TREADLE_BINARY, " serve --model ", model, " --device cpu",
+        Str(environment, "exec ", TREADLE_BINARY, " serve --model ", model, " --device cpu",
             " --listen 127.0.0.1:0 --metrics-listen none --threads 1 --pin-threads off ", flags);
     return std::make_unique<ChildProcess>(std::vector<std::string>{"/bin/sh", "-c", command});
   }
@@ -127,6 +128,17 @@ TEST_F(FileAttacks, ASignalStopsALoadAtOnce) {
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(500));
     EXPECT_THAT(server->output(), HasSubstr("stopped while loading"));
   }
+}
+
+TEST_F(FileAttacks, AStoppedLoadLeavesNoWorkersBehind) {
+  const auto server =
+      Serve("random:smollm2-135m", "--weights nf4 --pipeline-parallel 2 --max-context 512",
+            "TMPDIR=" + folder_.string() + " ");
+  ASSERT_NE(server->WaitForLine("loading layers"), "") << server->output();
+  EXPECT_FALSE(fs::is_empty(folder_));
+  server->Signal(SIGTERM);
+  EXPECT_EQ(server->Wait(), 0) << server->output();  // and the workers have closed the pipe
+  EXPECT_TRUE(fs::is_empty(folder_));
 }
 
 TEST_F(FileAttacks, ASignalStopsAWorkersLoadAtOnce) {
