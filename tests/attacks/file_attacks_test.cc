@@ -110,6 +110,24 @@ TEST_F(FileAttacks, AFileThatShrinksWhileItIsHashedIsNamed) {
   EXPECT_THAT(server->output(), HasSubstr(model + ": was changed while it was read"));
 }
 
+// Stages of their own processes, the first of which looks embeddings up.
+TEST_F(FileAttacks, AFileThatShrinksWhileItIsServedIsNotMissed) {
+  for (const char* flags : {"", " --weights-from master"}) {
+    const std::string model = Tiny({});
+    const auto server =
+        Serve(model, Str("--kv-memory 16M --pipeline-parallel 2 --on-worker-loss fail", flags));
+    const std::string line = server->WaitForLine("listening on 127.0.0.1:");
+    ASSERT_NE(line, "") << server->output();
+    ASSERT_NE(server->WaitForLine("ready"), "") << server->output();
+    fs::resize_file(model, 1);
+    const size_t at = line.find("127.0.0.1:");
+    ChildProcess client({TREADLE_BINARY, "generate", "--target",
+                         line.substr(at, line.find(' ', at) - at), "--prompt", "Once upon a time",
+                         "--max-new-tokens", "4"});
+    EXPECT_EQ(client.Wait(), 0) << client.output();
+  }
+}
+
 // No attack, but the operator's only way out: nothing that loads keeps a signal waiting.
 TEST_F(FileAttacks, ASignalStopsALoadAtOnce) {
   const std::string model = Tiny({});
