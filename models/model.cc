@@ -35,7 +35,9 @@ absl::StatusOr<std::unique_ptr<Model>> Model::Load(const Checkpoint& checkpoint,
                            ", expected 1 to ", config.context);
   }
   auto model = std::make_unique<Decoder>(backend);
-  TREADLE_RETURN_IF_ERROR(model->Load(checkpoint, complete));
+  const absl::Status loaded = model->Load(checkpoint, complete);
+  TREADLE_RETURN_IF_ERROR(checkpoint.CheckUnchanged());  // it would be why
+  TREADLE_RETURN_IF_ERROR(loaded);
   return model;
 }
 

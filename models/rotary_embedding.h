@@ -20,6 +20,10 @@ class RotaryEmbedding {
                                                 int64_t max_positions, Backend& backend);
   const RotaryTable& table() const { return table_; }
   uint64_t bytes() const { return cos_.bytes() + sin_.bytes(); }
+  // What the tables for so many positions will take.
+  static int64_t Bytes(const ModelConfig& config, int64_t max_positions) {
+    return max_positions * (config.rope_dim / 2) * 2 * static_cast<int64_t>(sizeof(float));
+  }
 
  private:
   Buffer cos_;  // [max_positions, half_dim] f32

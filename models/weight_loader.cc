@@ -34,13 +34,19 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(MatrixSourc
   whole.products_only = RoleOf(spec.name + ".weight") == MatrixRole::kLayer;
   const std::vector<int32_t> rows = PartRows(spec);
   const bool all_columns = spec.columns.size() == 0 || spec.columns.size() == spec.k;
-  if (std::ssize(rows) == spec.n && all_columns) return backend_.Pack(whole);
-  if (whole.file != nullptr && all_columns && spec.rows.size() == 1) {
-    MatrixSource part = whole;
-    part.data += spec.rows[0].begin * whole.format->RowBytes(whole.k);
-    part.n = spec.rows[0].size();
-    return backend_.Pack(part);
+  // Rows as they are stored, in memory of the model's own.
+  if (spec.lookup_only && !whole.format->apart() && !whole.transposed && whole.row_order.empty() &&
+      all_columns && spec.rows.size() <= 1) {
+    const ShardRange range = spec.rows.empty() ? ShardRange{0, spec.n} : spec.rows[0];
+    const std::byte* const begin = whole.data + range.begin * whole.format->RowBytes(whole.k);
+    const auto kept = std::make_shared<std::vector<std::byte>>(
+        begin, begin + whole.format->MatrixBytes(range.size(), whole.k));
+    whole.data = kept->data();
+    whole.n = range.size();
+    whole.file = kept;
+    return backend_.Pack(whole);
   }
+  if (std::ssize(rows) == spec.n && all_columns) return backend_.Pack(whole);
   const ShardRange columns = all_columns ? ShardRange{0, spec.k} : spec.columns;
   const auto part = SliceMatrix(whole, rows, columns.begin, columns.end);
   if (!part.ok()) {
@@ -63,9 +69,6 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
   TREADLE_ASSIGN_OR_RETURN(MatrixSource source, SourceOf(tensor, spec.n, spec.k, constants));
   source.row_order = spec.row_order;
   source.transposed = spec.transposed && !apart;
-  if (spec.lookup_only && !apart && !spec.transposed && spec.row_order.empty()) {
-    source.file = checkpoint_.FileOf(tensor);
-  }
   set_outliers(constants);
   const QuantizeSpec* to = options_.weights.For(tensor.name, checkpoint_.config().tied_head);
   if (to == nullptr || (to->format == tensor.format && !apart)) return PackPart(source, spec);

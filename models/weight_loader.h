@@ -37,7 +37,7 @@ class WeightLoader {
     // range after the other. Of a layer that is cut by columns, rank 0 has the bias.
     std::vector<ShardRange> rows = {};
     ShardRange columns = {};
-    // Nothing is multiplied with it: rows are looked up, in the file where the backend does so.
+    // Nothing is multiplied with it: rows are looked up, as they are stored where the backend can.
     bool lookup_only = false;
   };
   absl::StatusOr<Linear> LoadLinear(const LinearSpec& spec);

@@ -369,7 +369,7 @@ absl::Status CheckpointSender::Fill(const control::TensorRequest& request,
   }
   const auto part = bytes.subspan(offset, std::min(kChunkBytes, bytes.size() - offset));
   chunk.set_data(part.data(), part.size());
-  return absl::OkStatus();
+  return checkpoint_.CheckUnchanged();
 }
 
 }  // namespace treadle

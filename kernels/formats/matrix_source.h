@@ -56,8 +56,8 @@ struct MatrixSource {
   bool transposed = false;
   // Apart formats only.
   const MatrixConstants* constants = nullptr;
-  // Set: the matrix is only ever looked up (Backend::Embed), and `data` lies in a file that this
-  // keeps mapped. A backend may leave it there instead of packing it.
+  // Set: the matrix is only ever looked up (Backend::Embed), and `data` is the copy of the file's
+  // bytes that this keeps. A backend may leave it there instead of packing it.
   std::shared_ptr<const void> file = nullptr;
   // The matrix is only ever multiplied with (Backend::MatMul), never looked up. A backend may keep
   // less of it.

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <utility>
 
-#include "base/mapped_file.h"
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
@@ -35,15 +34,15 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   return OpenGguf(path);
 }
 
-std::shared_ptr<const void> Checkpoint::FileOf(const StoredTensor& tensor) const {
-  for (const auto& file : mapped_) {
-    const std::byte* const begin = file->bytes().data();
-    if (!std::less<>()(tensor.data, begin) &&
-        !std::less<>()(begin + file->bytes().size(), tensor.data + tensor.bytes)) {
-      return file;
-    }
-  }
-  return nullptr;
+std::vector<FileState> Checkpoint::file_states() const {
+  std::vector<FileState> states;
+  for (const auto& file : mapped_) states.push_back(file->state());
+  return states;
+}
+
+absl::Status Checkpoint::CheckUnchanged() const {
+  for (const auto& file : mapped_) TREADLE_RETURN_IF_ERROR(file->CheckUnchanged());
+  return absl::OkStatus();
 }
 
 const StoredTensor* Checkpoint::Find(std::string_view name) const {

@@ -19,13 +19,12 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/mapped_file.h"
 #include "kernels/formats/matrix_source.h"
 #include "models/model_config.h"
 #include "models/text/tokenizer.h"
 
 namespace treadle {
-
-class MappedFile;
 
 // One stored tensor. `shape` is outermost first: a matrix is [out_features, in_features].
 struct StoredTensor {
@@ -77,11 +76,13 @@ class Checkpoint {
   uint64_t file_bytes() const { return file_bytes_; }
   // The files that hold the tensors.
   const std::vector<std::string>& weight_files() const { return weight_files_; }
+  // The same, as they were when they were opened.
+  std::vector<FileState> file_states() const;
   // Where no file does: all that decides the weights, as text.
   const std::string& recipe() const { return recipe_; }
 
-  // What keeps the tensor's bytes mapped from a file; null if they lie elsewhere.
-  std::shared_ptr<const void> FileOf(const StoredTensor& tensor) const;
+  // MappedFile::CheckUnchanged of all files that tensors lie in: asked after they were read.
+  absl::Status CheckUnchanged() const;
 
   // Null if there is none of that name.
   const StoredTensor* Find(std::string_view name) const;

@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/status.h"
+#include "base/utf8.h"
 
 namespace treadle {
 namespace {
@@ -81,9 +82,9 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
   const ModelConfig& config = report.config;
   std::ostringstream out;
   const auto line = [&out](const char* name, const std::string& value) {
-    out << std::left << std::setw(22) << name << value << '\n';
+    out << std::left << std::setw(22) << name << Printable(value) << '\n';
   };
-  line("model", report.name);
+  line("model", Cut(Printable(report.name), kLongestModelName));
   line("file", Str(report.path, " (", report.kind, ", ", Size(report.file_bytes), ")"));
   line("architecture", config.architecture);
   line("parameters", Str(report.parameters));

@@ -62,12 +62,11 @@ class SentencePieceBpe final : public BpeTokenizer {
           "tokenizer: the vocabulary has neither 256 byte tokens nor an unknown token");
     }
     if (!spec_.merges.empty()) return AddListedMerges(ids_);
-    AddScoredMerges();
-    return absl::OkStatus();
+    return AddScoredMerges();
   }
 
  private:
-  void AddScoredMerges();
+  absl::Status AddScoredMerges();
   int32_t FindId(std::string_view text) const {  // -1 if absent
     const auto found = ids_.find(text);
     return found == ids_.end() ? -1 : found->second;
@@ -80,8 +79,11 @@ class SentencePieceBpe final : public BpeTokenizer {
   bool byte_fallback_ = false;                         // every byte has its token
 };
 
-// Every way to cut a token into two tokens is a merge; tokens of one score share a priority.
-void SentencePieceBpe::AddScoredMerges() {
+// Every way to cut a token into two tokens is a merge; tokens of one score share a priority. All
+// cuts of a token read the square of its length.
+absl::Status SentencePieceBpe::AddScoredMerges() {
+  constexpr size_t kMostRead = size_t{1} << 30;  // a second; real vocabularies: some 10^7
+  size_t read = 0;
   std::vector<int32_t> order;
   for (const auto& [text, id] : ids_) order.push_back(id);
   const auto score = [this](int32_t id) { return spec_.tokens[static_cast<size_t>(id)].score; };
@@ -91,6 +93,12 @@ void SentencePieceBpe::AddScoredMerges() {
     const int32_t id = order[i];
     if (i > 0 && score(order[i - 1]) != score(id)) ++priority;
     const std::string_view text = spec_.tokens[static_cast<size_t>(id)].text;
+    read += text.size() * text.size();
+    if (read > kMostRead) {
+      return InvalidArgument("tokenizer: its tokens are too long together: the squares of their ",
+                             "lengths add up to more than ", kMostRead, " at token ", id, " of ",
+                             text.size(), " bytes");
+    }
     for (size_t cut = 1; cut < text.size(); ++cut) {
       const int32_t left = FindId(text.substr(0, cut));
       if (left < 0) continue;
@@ -98,6 +106,7 @@ void SentencePieceBpe::AddScoredMerges() {
       if (right >= 0) merges_.Add(left, right, {priority, id});
     }
   }
+  return absl::OkStatus();
 }
 
 absl::Status SentencePieceBpe::EncodeText(std::string_view text, bool at_start, Merger* merger,

@@ -9,6 +9,20 @@
 namespace treadle {
 namespace {
 
+// Tokens of real vocabularies have some hundred bytes at most; what a tokenizer prepares for one
+// may cost the square of its length.
+constexpr size_t kLongestToken = 4096;  // bytes
+
+absl::Status CheckLengths(const TokenizerSpec& spec) {
+  for (size_t id = 0; id < spec.tokens.size(); ++id) {
+    if (const size_t bytes = spec.tokens[id].text.size(); bytes > kLongestToken) {
+      return InvalidArgument("tokenizer: token ", id, " has ", bytes, " bytes, expected at most ",
+                             kLongestToken);
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckIds(const TokenizerSpec& spec) {
   const auto size = static_cast<int64_t>(spec.tokens.size());
   if (size == 0) return InvalidArgument("tokenizer: the vocabulary is empty");
@@ -37,6 +51,7 @@ absl::Status CheckIds(const TokenizerSpec& spec) {
 
 absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(TokenizerSpec spec) {
   TREADLE_RETURN_IF_ERROR(CheckIds(spec));
+  TREADLE_RETURN_IF_ERROR(CheckLengths(spec));
   switch (spec.model) {
     case TokenizerSpec::Model::kByteLevelBpe:
       return CreateByteLevelBpe(std::move(spec));

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "base/json_file.h"
+#include "base/quoted.h"
 #include "base/status.h"
 #include "models/text/pre_tokenizer.h"
 
@@ -14,7 +15,9 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr const char* kSpace = "\xE2\x96\x81";  // U+2581
-constexpr int64_t kMaxTokens = 1 << 24;
+// Ids that no token has cost memory too: as many of them as tokens, and some more where a small
+// vocabulary leaves room for others.
+constexpr size_t kSpareIds = 1024;
 
 // "" where the value is not an object with a string "type".
 std::string TypeOf(const Json& value) {
@@ -95,15 +98,17 @@ class Reader {
   }
 
   absl::Status SetToken(const Json& id, const std::string& text, TokenKind kind) {
-    if (!IntegerIn(id, 0, kMaxTokens - 1)) {
-      return InvalidArgument(file_, ": token '", text, "' has id ", Excerpt(id), ", expected 0 to ",
-                             kMaxTokens - 1);
+    const auto most = static_cast<int64_t>(2 * named_ + kSpareIds) - 1;
+    if (!IntegerIn(id, 0, most)) {
+      return InvalidArgument(file_, ": token ", Quoted(text), " has id ", Excerpt(id),
+                             ", expected 0 to ", most, " for ", named_, " tokens");
     }
     const auto at = id.get<size_t>();
     if (at >= spec_.tokens.size()) spec_.tokens.resize(at + 1, {"", 0, TokenKind::kUnused});
     TokenizerSpec::Token& token = spec_.tokens[at];
     if (token.kind != TokenKind::kUnused && token.text != text) {
-      return InvalidArgument(file_, ": id ", at, " is both '", token.text, "' and '", text, "'");
+      return InvalidArgument(file_, ": id ", at, " is both ", Quoted(token.text), " and ",
+                             Quoted(text));
     }
     token.text = text;
     token.kind = kind;
@@ -127,6 +132,7 @@ class Reader {
   const std::string file_;
   Json root_;
   TokenizerSpec spec_;
+  size_t named_ = 0;  // tokens that the file lists
   std::unordered_map<std::string, int32_t> ids_;
 };
 
@@ -149,6 +155,7 @@ absl::Status Reader::ReadModel() {
   }
   const Json& vocabulary = Member(model, "vocab");
   if (!vocabulary.is_object()) return InvalidArgument(file_, ": model.vocab is not an object");
+  named_ = vocabulary.size() + Member(root_, "added_tokens").size();
   for (const auto& [text, id] : vocabulary.items()) {
     const bool byte = byte_fallback && text.size() == 6 && text.starts_with("<0x");
     TREADLE_RETURN_IF_ERROR(SetToken(id, text, byte ? TokenKind::kByte : TokenKind::kNormal));

@@ -6,13 +6,15 @@
 #include <string>
 #include <utility>
 
+#include "base/utf8.h"
+
 namespace treadle {
 namespace {
 
 // In one line.
 std::string Complaint(const char* command, std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
-  return std::string("treadle ") + command + ": " + message;
+  return std::string("treadle ") + command + ": " + Printable(message);
 }
 
 int Complain(const char* command, const std::string& message, int code) {

@@ -22,7 +22,8 @@ class App;
 namespace treadle {
 
 inline constexpr char kExitCodes[] =
-    "Exit codes: 0 done, or drained after a signal; 1 something failed; 2 wrong flags or files; 3 "
+    "Exit codes: 0 done, or drained after a signal, or stopped by one while loading; 1 something "
+    "failed; 2 wrong flags or files; 3 "
     "drained, but requests were cut off at --drain-timeout; 128 + N a second signal N.";
 
 struct Command {

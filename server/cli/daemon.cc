@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <utility>
 
 #include "base/status.h"
@@ -63,6 +65,22 @@ int Signals::Wait() {
 void Signals::Interrupt() {
   const uint64_t one = 1;
   TREADLE_CHECK(write(event_fd_, &one, sizeof one) == sizeof one);
+}
+
+EndOnSignal::EndOnSignal(Signals& signals, Log& log)
+    : signals_(signals), thread_([&signals, &log] {
+        const int signal = signals.Wait();
+        if (signal == 0) return;
+        log.Write({.name = "stopped",
+                   .message = Str("signal ", signal, ": stopped while loading"),
+                   .fields = {{"signal", int64_t{signal}}}});
+        log.Flush(std::chrono::milliseconds(100));
+        std::quick_exit(0);
+      }) {}
+
+EndOnSignal::~EndOnSignal() {
+  signals_.Interrupt();
+  thread_.join();
 }
 
 void AddLogFlags(CLI::App& app, Log::Options& options) {

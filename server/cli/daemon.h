@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "engine/remote/control_streams.h"
@@ -31,6 +32,19 @@ class Signals {
  private:
   int signal_fd_;
   int event_fd_;
+};
+
+// While it lives, SIGTERM and SIGINT end the process at once, with exit code 0 and the log's event
+// `stopped`: for the time in which there is nothing to drain yet, whatever other threads do.
+// `signals` and `log` outlive it, and nobody else waits for the former meanwhile.
+class EndOnSignal {
+ public:
+  EndOnSignal(Signals& signals, Log& log);
+  ~EndOnSignal();
+
+ private:
+  Signals& signals_;
+  std::thread thread_;
 };
 
 // --log-format, --log-level and --log-file, named as serve's.

@@ -1,18 +1,23 @@
 #include "server/cli/open_model.h"
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "base/utf8.h"
 #include "engine/local_engine.h"
 #include "engine/placement.h"
 #include "engine/remote/remote_engine.h"
 #include "engine/stage.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/inspect.h"
 #include "models/model.h"
+#include "models/rotary_embedding.h"
 #include "models/tensor_parallel.h"
 #include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"
@@ -31,14 +36,36 @@ int64_t CountParameters(const Checkpoint& checkpoint) {
   return sum;
 }
 
+// What the checkpoint's file calls the context that it allows.
+std::string ContextKey(const Checkpoint& checkpoint) {
+  const Architecture& architecture = ArchitectureOf(checkpoint.config());
+  if (checkpoint.kind() == Checkpoint::Kind::kGguf) {
+    return Str(architecture.name, ".context_length");
+  }
+  const auto field =
+      std::ranges::find(architecture.config_json.sizes, &ModelConfig::context, &SizeField::size);
+  return field->name;
+}
+
 // Before minutes of loading, and before the system ends the process.
 absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const ServeOptions& options,
-                             const RankDevices& devices) {
+                             const RankDevices& devices, int64_t max_context) {
   const auto weights = static_cast<int64_t>(options.weights.EstimateBytes(checkpoint));
   const int64_t activations = options.tensor_parallel *
                               Stage::ActivationBytes(checkpoint.config(), options.max_batch_tokens);
   const int64_t available = devices.AvailableBytes();
-  if (weights + activations <= available) return absl::OkStatus();
+  const ModelConfig& config = checkpoint.config();
+  const int64_t tables = ArchitectureOf(config).rotary
+                             ? options.tensor_parallel * RotaryEmbedding::Bytes(config, max_context)
+                             : 0;
+  if (weights + activations + tables <= available) return absl::OkStatus();
+  if (weights + activations <= available) {
+    return InvalidArgument(checkpoint.path(), ": tables of rotations for a context of ",
+                           max_context, " tokens need ", tables >> 20, " MiB of memory, ",
+                           devices.owner(), " can give ", (available - weights - activations) >> 20,
+                           " MiB beside weights and activations; lower --max-context (",
+                           ContextKey(checkpoint), " of the model is ", config.context, ")");
+  }
   return InvalidArgument(checkpoint.path(), ": its weights need ", weights >> 20,
                          " MiB of memory and activations ", activations >> 20,
                          " MiB (--max-batch-tokens ", options.max_batch_tokens, "), ",
@@ -253,9 +280,10 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   }
   TREADLE_ASSIGN_OR_RETURN(const RankDevices devices, RankDevices::Choose(options));
   options.max_batch_tokens = BatchTokens(options, devices.cuda());
+  const int64_t max_context = options.max_context > 0 ? options.max_context : config.context;
   // Workers that were started elsewhere see to their own memory.
   if (options.workers.empty()) {
-    TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices));
+    TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, max_context));
   }
   OpenedModel opened;
   opened.max_batch_tokens = options.max_batch_tokens;
@@ -264,12 +292,12 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   AddNotice(config.notice, opened);
   AddNotice(options.weights.Notice(*checkpoint), opened);
   ServedModel& served = opened.served;
-  served.name = checkpoint->model_name();
+  served.name = Cut(Printable(checkpoint->model_name()), kLongestModelName);
   served.architecture = config.architecture;
   served.parameters = CountParameters(*checkpoint);
   served.vocab = static_cast<int32_t>(config.vocab);
   served.end_ids = checkpoint->end_ids();
-  served.max_context = options.max_context > 0 ? options.max_context : config.context;
+  served.max_context = max_context;
   TREADLE_RETURN_IF_ERROR(ReadTextSide(*checkpoint, served));
 
   TREADLE_RETURN_IF_ERROR(
@@ -277,6 +305,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
                        : UseRanks(*checkpoint, options, devices, std::move(progress), opened));
   served.kv_pages = opened.kv.pages;
   served.page_size = options.page_size;
+  opened.files = checkpoint->file_states();
   return opened;
 }
 

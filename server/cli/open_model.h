@@ -5,8 +5,11 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "base/mapped_file.h"
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
 #include "server/configuration.h"
@@ -24,6 +27,7 @@ struct OpenedModel {
   int64_t max_batch_tokens = 0;  // the options', auto resolved
   bool cuda = false;             // the device
   int threads = 0;               // of all ranks on this machine together
+  std::vector<FileState> files;  // that the weights were read from
   std::string notice;            // something worth telling once; or empty
 };
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdio>
 #include <future>
+#include <optional>
 #include <thread>
 
 #include "base/sha256.h"
@@ -42,12 +43,14 @@ absl::Status CheckPorts(const ServeOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status CheckModelHash(const std::string& path, const std::string& expected) {
-  const absl::StatusOr<std::string> found = FileSha256(path);
+// Gives the state of the file in which it has the sum.
+absl::StatusOr<FileState> CheckModelHash(const std::string& path, const std::string& expected) {
+  FileState state;
+  const absl::StatusOr<std::string> found = FileSha256(path, &state);
   if (!found.ok()) {
     return InvalidArgument("--model-sha256: ", found.status().message(), ", expected one file");
   }
-  if (*found == expected) return absl::OkStatus();
+  if (*found == expected) return state;
   return InvalidArgument("--model-sha256: ", path, " has ", *found, ", expected ", expected);
 }
 
@@ -225,14 +228,22 @@ LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
 absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   TREADLE_RETURN_IF_ERROR(CheckServeOptions(options));
   Signals signals;
+  std::optional<EndOnSignal> loading(std::in_place, signals, log);
   TREADLE_RETURN_IF_ERROR(CheckPorts(options));
   TREADLE_ASSIGN_OR_RETURN(const Doors doors, OpenDoors(options, log));
+  FileState hashed;
   if (!options.model_sha256.empty()) {
-    TREADLE_RETURN_IF_ERROR(CheckModelHash(options.model, options.model_sha256));
+    TREADLE_ASSIGN_OR_RETURN(hashed, CheckModelHash(options.model, options.model_sha256));
   }
   // A line of JSON has all of it: it is for programs.
   log.Write(Describe(options, /*all=*/log.options().format == LogFormat::kJson));
   TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, Load(options, log));
+  if (!options.model_sha256.empty() && opened.files != std::vector{hashed}) {
+    return InvalidArgument("--model-sha256: ", options.model,
+                           " was replaced or written to after its sum was taken, expected it to "
+                           "stay as it is until it is loaded");
+  }
+  loading.reset();
   opened.served.sha256 = options.model_sha256;
   Introduce(opened, log);
   if (LogEvent chosen = Chosen(options, opened); !chosen.fields.empty()) {

@@ -1,5 +1,5 @@
 // treadle worker: one stage of a pipeline, until SIGTERM or SIGINT. What it runs, a master says
-// that attaches to it; a second signal ends the process at once.
+// that attaches to it.
 #include "engine/remote/worker.h"
 
 #include <signal.h>
@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -71,11 +73,17 @@ absl::Status Work(WorkerFlags flags, Log& log) {
   log.Write({.name = "ending",
              .message = Str("signal ", first, ": ending"),
              .fields = {{"signal", int64_t{first}}}});
+  // All that it holds can be read again: an end that would wait, for a load above all, does not.
+  constexpr std::chrono::milliseconds kLongestEnd{200};
+  std::promise<void> ended;
   std::thread end([&] {
     worker.reset();
-    signals.Interrupt();
+    ended.set_value();
   });
-  if (const int second = signals.Wait(); second != 0) _exit(128 + second);
+  if (ended.get_future().wait_for(kLongestEnd) != std::future_status::ready) {
+    log.Flush(std::chrono::milliseconds(100));
+    _exit(0);
+  }
   end.join();
   return absl::OkStatus();
 }

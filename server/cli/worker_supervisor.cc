@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <string_view>
@@ -25,6 +27,14 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr auto kFirstPause = std::chrono::milliseconds(100);
 constexpr auto kLongestPause = std::chrono::milliseconds(5'000);
 constexpr auto kHealthy = std::chrono::seconds(30);  // after so long the pause is short again
+
+// The newest directory of sockets, for a process that ends without destructors (quick_exit).
+std::atomic<const std::string*> newest_directory = nullptr;
+
+void RemoveNewestDirectory() {
+  std::error_code ignored;
+  if (const std::string* path = newest_directory) std::filesystem::remove_all(*path, ignored);
+}
 
 // An attribute and a list of actions for posix_spawn.
 class SpawnSettings {
@@ -83,6 +93,8 @@ WorkerSupervisor::~WorkerSupervisor() {
     SignalAll(SIGKILL);
   }
   for (std::thread& thread : threads_) thread.join();
+  const std::string* mine = &directory_;
+  newest_directory.compare_exchange_strong(mine, nullptr);
   std::error_code ignored;
   if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
 }
@@ -114,6 +126,8 @@ absl::Status WorkerSupervisor::MakeDirectory() {
                                       error ? error.message() : std::string(std::strerror(errno))));
   }
   directory_ = path;
+  static const bool registered = std::at_quick_exit(RemoveNewestDirectory) == 0;
+  if (registered) newest_directory = &directory_;
   return absl::OkStatus();
 }
 

@@ -154,6 +154,25 @@ TEST_F(GgufTest, TruncatedFilesAreRefused) {
   ExpectRefused(Load(Path("none.gguf")), Path("none.gguf"), "cannot be opened");
 }
 
+// By whoever copies another one over it, or a disk that is full.
+TEST_F(GgufTest, AFileThatChangesWhileItLoadsIsRefused) {
+  const auto backend = CreateReferenceBackend();
+  for (const bool longer : {false, true}) {
+    const std::string good = WriteTiny("f32", true);
+    ASSERT_GT(good.size(), size_t{3} << 14);
+    const auto checkpoint = Checkpoint::Open(Path(kName));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    LoadOptions options;
+    options.max_batch_tokens = 1;
+    const size_t now = longer ? good.size() + 1 : 1 << 12;
+    options.progress = [&](double) { std::filesystem::resize_file(Path(kName), now); };
+    const absl::Status status = Model::Load(**checkpoint, *backend, options).status();
+    ExpectRefused(
+        status, Path(kName),
+        Str("was changed while it was read: it had ", good.size(), " bytes, now it has ", now));
+  }
+}
+
 TEST_F(GgufTest, AnEntryTwiceIsRefused) {
   GgufWriter writer;
   writer.AddU32("a", 1);

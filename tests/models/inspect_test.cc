@@ -80,6 +80,17 @@ TEST_F(InspectTest, TextAndJsonSayTheSame) {
   EXPECT_THAT(text, HasSubstr("8 requests of 256 tokens"));
 }
 
+TEST_F(InspectTest, NamesAreForALineThatPeopleRead) {
+  ModelReport report;
+  report.name = "a\x1b[2J\nb" + std::string(1000, 'x');
+  report.tokenizer = "byte-level BPE";
+  report.pre_tokenizer = "c\rd\xff";
+  const std::string text = ReportText(report, {});
+  EXPECT_THAT(text, HasSubstr("a\\x1b[2J\\x0ab" + std::string(100, 'x')));
+  EXPECT_THAT(text, HasSubstr("(c\\x0dd\\xff)"));
+  EXPECT_THAT(text, testing::Not(HasSubstr(std::string(201, 'x'))));
+}
+
 TEST_F(InspectTest, ConstantsOfQuantizedMatricesCount) {
   const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/quantized/int8");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

@@ -254,6 +254,38 @@ TEST_F(QuantizeCheckpointTest, WhatCannotBeIsRefusedAndNothingRemains) {
   EXPECT_EQ(Read("there.gguf"), "x");
 }
 
+TEST_F(QuantizeCheckpointTest, LinksOutOfTheFolderAreNotCopied) {
+  namespace fs = std::filesystem;
+  const std::string folder = Tiny(WriteTinyLlamaFolder, Options(false));
+  Write("secret", "a key");
+  fs::create_symlink("../secret", Path("in/vocab.txt"));
+  const absl::Status status = Make(folder, Path("out"), "nf4").status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr(Path("in/vocab.txt") + ": links to '"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("secret', outside of its folder"));
+  EXPECT_FALSE(fs::exists(Path("out")));
+  EXPECT_THAT(Leftovers(), IsEmpty());
+
+  // What stays inside is good, and what does not matter does not.
+  fs::remove(Path("in/vocab.txt"));
+  Write("in/README.md", "text");
+  fs::create_symlink("README.md", Path("in/LICENSE"));
+  fs::create_symlink("../secret", Path("in/secret"));
+  ASSERT_TRUE(Make(folder, Path("out"), "nf4").ok());
+  EXPECT_EQ(Read("out/LICENSE"), "text");
+  EXPECT_FALSE(fs::exists(Path("out/secret")));
+
+  // As Hugging Face's cache lies on a disk.
+  fs::create_directories(Path("cache/blobs"));
+  fs::create_directories(Path("cache/snapshots"));
+  fs::rename(folder, Path("cache/snapshots/main"));
+  fs::remove(Path("cache/snapshots/main/LICENSE"));
+  Write("cache/blobs/0123", "of the cache");
+  fs::create_symlink("../../blobs/0123", Path("cache/snapshots/main/LICENSE"));
+  const auto cached = Make(Path("cache/snapshots/main"), Path("again"), "nf4");
+  ASSERT_TRUE(cached.ok()) << cached.status();
+  EXPECT_EQ(Read("again/LICENSE"), "of the cache");
+}
+
 TEST_F(QuantizeCheckpointTest, FaultsOnTheWayLeaveNothing) {
   const std::string folder = Tiny(WriteTinyLlamaFolder, Options(false));
   for (const std::string& out : {Path("out"), Path("out.gguf")}) {

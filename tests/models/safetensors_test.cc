@@ -2,6 +2,7 @@
 // file and the fault.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cstring>
 #include <functional>
@@ -53,6 +54,18 @@ TEST_F(SafetensorsTest, GoodFoldersLoad) {
   for (const Architecture& architecture : Architectures()) {
     ASSERT_TRUE(WriteTinyFolder(architecture, directory_.string(), {}).ok());
     EXPECT_EQ(Try(), absl::OkStatus()) << architecture.name;
+  }
+}
+
+// Whoever opens a pipe without a writer waits for one.
+TEST_F(SafetensorsTest, PipesAreRefused) {
+  for (const char* name : {"config.json", kWeights}) {
+    const std::string bytes = Read(name);
+    std::filesystem::remove(Path(name));
+    ASSERT_EQ(mkfifo(Path(name).c_str(), 0600), 0);
+    ExpectRefused(Try(), Path(name), "is not a regular file");
+    std::filesystem::remove(Path(name));
+    Write(name, bytes);
   }
 }
 

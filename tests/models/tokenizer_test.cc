@@ -2,9 +2,15 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
 
+#include "base/status.h"
 #include "models/text/bpe_tokenizer.h"
 #include "models/text/pre_tokenizer.h"
 #include "models/text/tokenizer_json.h"
@@ -262,6 +268,50 @@ TEST(TokenizerTest, RefusesSpecsThatContradictThemselves) {
   spec.eos = -1;
   spec.add_bos = true;
   EXPECT_THAT(message(spec), HasSubstr("adds a BOS token, but none is named"));
+}
+
+TEST(TokenizerTest, ATokenThatIsTooLongIsRefused) {
+  TokenizerSpec spec = ScoredSpec();
+  const size_t id = spec.tokens.size();
+  spec.tokens.push_back({std::string(400'000, 'a'), -1, TokenKind::kNormal});
+  const auto begin = std::chrono::steady_clock::now();
+  const auto tokenizer = Tokenizer::Create(spec);
+  EXPECT_THAT(std::string(tokenizer.status().message()),
+              HasSubstr(Str("token ", id, " has 400000 bytes, expected at most 4096")));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+}
+
+// Each of them is allowed; all of them together would take minutes.
+TEST(TokenizerTest, LongTokensOfAVocabularyAreBounded) {
+  TokenizerSpec spec = ScoredSpec();
+  for (int i = 0; i < 4000; ++i) {
+    spec.tokens.push_back({std::string(4000, 'a') + std::to_string(i), -1, TokenKind::kNormal});
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const auto tokenizer = Tokenizer::Create(spec);
+  EXPECT_THAT(std::string(tokenizer.status().message()), HasSubstr("tokens are too long together"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+}
+
+TEST(TokenizerTest, AnIdFarOutsideTheVocabularyIsRefused) {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / Str("sparse-", getpid());
+  std::filesystem::create_directories(folder);
+  for (const bool added : {false, true}) {
+    auto json =
+        nlohmann::json::parse(std::ifstream(TREADLE_TESTDATA "/tokenizers/llama/tokenizer.json"));
+    const size_t named = json["model"]["vocab"].size() + json["added_tokens"].size() + 1;
+    if (added) {
+      json["added_tokens"].push_back({{"id", 16'777'215}, {"content", "far"}});
+    } else {
+      json["model"]["vocab"]["far"] = 16'777'215;
+    }
+    std::ofstream(folder / "tokenizer.json") << json;
+    const auto spec = ReadTokenizerJson(folder.string());
+    EXPECT_THAT(std::string(spec.status().message()),
+                HasSubstr(Str("token 'far' has id 16777215, expected 0 to ", 2 * named + 1023)));
+  }
+  std::filesystem::remove_all(folder);
 }
 
 TEST(UnicodeTest, NormalizesToFormC) {

@@ -5,6 +5,7 @@
 #include "base/json_file.h"
 #include "base/mapped_file.h"
 #include "base/output_file.h"
+#include "base/quoted.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
 #include "models/checkpoints/converted_tensor.h"
@@ -27,6 +28,19 @@ bool IsTextSide(const std::string& name) {
       [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
+// Somebody else made the folder: a link in it must not make us copy what it was never meant to
+// hold. Links within it are good, and those of Hugging Face's cache, from snapshots/REVISION to
+// blobs.
+absl::Status CheckLink(const fs::path& folder, const fs::directory_entry& entry) {
+  std::error_code error;
+  const fs::path target = fs::canonical(entry.path(), error), home = fs::canonical(folder, error);
+  const fs::path snapshots = home.parent_path(), blobs = snapshots.parent_path() / "blobs";
+  const bool cached = snapshots.filename() == "snapshots" && target.parent_path() == blobs;
+  if (!error && (target.parent_path() == home || cached)) return absl::OkStatus();
+  return InvalidArgument(entry.path().string(), ": links to ", Quoted(target.string()),
+                         ", outside of its folder, expected a file");
+}
+
 absl::Status CopyTextFiles(const std::string& from, const OutputFolder& folder) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(from, error)) {
@@ -35,6 +49,7 @@ absl::Status CopyTextFiles(const std::string& from, const OutputFolder& folder) 
     if (!IsTextSide(name) || !entry.is_regular_file(ignored) || entry.file_size(ignored) == 0) {
       continue;
     }
+    if (entry.is_symlink(ignored)) TREADLE_RETURN_IF_ERROR(CheckLink(from, entry));
     TREADLE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(entry.path().string()));
     TREADLE_RETURN_IF_ERROR(folder.Write(name, file->text()));
   }

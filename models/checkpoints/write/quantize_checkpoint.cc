@@ -1,6 +1,7 @@
 #include "models/checkpoints/write/quantize_checkpoint.h"
 
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <future>
 #include <iomanip>
@@ -12,6 +13,7 @@
 #include "base/mapped_file.h"
 #include "base/sha256.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/shared_conversion.h"
 
 namespace treadle {
@@ -104,9 +106,19 @@ absl::StatusOr<QuantizeReport> QuantizeCheckpoint(const std::string& in, const s
                                ? CreateGgufOutput(*source, out, options, provenance)
                                : CreateHuggingFaceOutput(*source, out, options));
   // Meanwhile, on a thread of its own; its mapping is its own too.
+  std::atomic<bool> over = false;  // nobody waits for the sum any more
+  const auto sum_of = [&](const std::string& file) {
+    return FileSha256(file, nullptr,
+                      [&] { return over || (options.cancelled && options.cancelled()); });
+  };
   std::future<absl::StatusOr<std::string>> sum =
-      std::async(std::launch::async, [&] { return SumOf(source->weight_files(), FileSha256); });
-  TREADLE_RETURN_IF_ERROR(ConvertAll(*source, options, *output, report));
+      std::async(std::launch::async, [&] { return SumOf(source->weight_files(), sum_of); });
+  absl::Status converted = ConvertAll(*source, options, *output, report);
+  if (const absl::Status unchanged = source->CheckUnchanged(); !unchanged.ok()) {
+    converted = unchanged;  // it would be why
+  }
+  over = !converted.ok();
+  TREADLE_RETURN_IF_ERROR(converted);
   TREADLE_ASSIGN_OR_RETURN(report.source_sha256, sum.get());
   provenance["treadle.source_sha256"] = report.source_sha256;
   TREADLE_ASSIGN_OR_RETURN(report.output_bytes, output->Finish(provenance));
@@ -118,7 +130,7 @@ std::string QuantizeReportText(const QuantizeReport& report, bool errors) {
   std::ostringstream out;
   size_t width = 6;
   for (const QuantizeReport::Matrix& matrix : report.matrices) {
-    width = std::max(width, matrix.name.size());
+    width = std::max(width, Printable(matrix.name).size());
   }
   const auto cell = [&out](int columns, const auto& value) {
     out << "  " << std::right << std::setw(columns) << value;
@@ -140,7 +152,7 @@ std::string QuantizeReportText(const QuantizeReport& report, bool errors) {
   }
   out << '\n';
   for (const QuantizeReport::Matrix& matrix : report.matrices) {
-    out << std::left << std::setw(static_cast<int>(width)) << matrix.name;
+    out << std::left << std::setw(static_cast<int>(width)) << Printable(matrix.name);
     cell(13, Str(matrix.n, "x", matrix.k));
     cell(8, matrix.from);
     cell(18, matrix.to);

@@ -58,6 +58,12 @@ TEST(Binary, AMissingModelFileIsNamed) {
   EXPECT_THAT(child.output(), HasSubstr("/no/such/model.gguf"));
 }
 
+TEST(Binary, ComplaintsDoNotDriveATerminal) {
+  ChildProcess child({kBinary, "inspect", "/no/such\x1b[2J\xff"});
+  EXPECT_EQ(child.Wait(), 2) << child.output();
+  EXPECT_THAT(child.output(), HasSubstr("/no/such\\x1b[2J\\xff: cannot be opened"));
+}
+
 TEST(Binary, HelpAndVersion) {
   for (const char* command : {"serve", "generate", "inspect"}) {
     ChildProcess help({kBinary, command, "--help"});
