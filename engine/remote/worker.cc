@@ -140,12 +140,15 @@ StreamEvents<control::MasterMessage> Worker::Impl::Accept(
 
 void Worker::Impl::OnMessage(const MasterPointer& master, control::MasterMessage& message) {
   if (message.has_hello()) return OnHello(master, message.hello());
+  bool current = false;
   {
     MutexLock lock(mutex_);
-    if (master_ != master) return;  // refused, or given up
-    heard_ = SteadyClock::now();
+    current = master_ == master;
+    if (current) heard_ = SteadyClock::now();
   }
-  Dispatch(master, message);
+  if (current) return Dispatch(master, message);
+  // It has not said hello; or it was refused, or given up, and the stream is closed already.
+  master->stream->Close(absl::FailedPreconditionError("a master says hello first"));
 }
 
 void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHello& hello) {

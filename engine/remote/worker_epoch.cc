@@ -227,11 +227,14 @@ StreamEvents<control::FollowMessage> WorkerEpoch::AcceptFollow(PreviousStream st
   return {.message =
               [this, stream](control::FollowMessage& message) {
                 if (message.has_hello()) return OnFollowHello(stream, message.hello());
+                bool current = false;
                 {
                   MutexLock lock(mutex_);
-                  if (epoch_.previous != stream) return;  // of an old epoch, or refused
+                  current = epoch_.previous == stream;
                 }
-                OnPlan(*message.mutable_plan());
+                if (current) return OnPlan(*message.mutable_plan());
+                // Of an old epoch, or refused, and closed already; or it has not been accepted.
+                stream->Close(absl::FailedPreconditionError("this stage does not follow yours"));
               },
           .closed =
               [this, stream](const absl::Status& status) {
