@@ -277,6 +277,13 @@ class ServerStream final : public grpc::ServerBidiReactor<In, Out>,
                            "(--control-secret-file, on both)");
     }
     if (secret.empty()) return absl::OkStatus();
+    // Before anything is read: gRPC keeps all of a message, whatever its size, until it is whole.
+    // Who has listened to another call can say this again, and still has to prove the rest.
+    if (!SameProof(MetadataOf(context_.client_metadata(), kProofKey),
+                   MakeProof(secret, ProofOf::kMaster, call, theirs, ""))) {
+      return absl::UnauthenticatedError(
+          "who calls this worker has another control secret (--control-secret-file)");
+    }
     const std::string ours = DrawNonce();
     expected_proof_ = MakeProof(secret, ProofOf::kMaster, call, theirs, ours);
     context_.AddInitialMetadata(kNonceKey, ours);
@@ -355,6 +362,7 @@ class ClientStream final : public grpc::ClientBidiReactor<Out, In>,
     if (!secret_.empty()) {
       nonce_ = DrawNonce();
       context_.AddMetadata(kNonceKey, nonce_);
+      context_.AddMetadata(kProofKey, MakeProof(secret_, ProofOf::kMaster, call_, nonce_, ""));
     }
     begin(&context_, this);
     this->AddHold();

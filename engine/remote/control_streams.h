@@ -5,9 +5,12 @@
 // one at a time, on a thread of gRPC's: `message` for each message in order, then `closed` exactly
 // once. They may call the stream's methods but must not wait for other streams.
 //
-// What a peer can make an end keep is bounded: the first message is small (kMostFirstBytes), large
-// ones come in pieces and only after it, a peer that does not take what is sent to it is not
-// listened to until it does, and of streams that have said nothing yet a server keeps the newest.
+// What a peer can make an end keep is bounded: from who does not know the secret nothing is read,
+// the first message is small (kMostFirstBytes), large ones come in pieces and only after it, a peer
+// that does not take what is sent to it is not listened to until it does, and of streams that have
+// said nothing yet a server keeps the newest. But gRPC refuses a message that is too large only
+// when it has all of it: without a secret that is up to the peers, of this machine or with a
+// certificate.
 #pragma once
 
 #include <functional>

@@ -295,18 +295,25 @@ TEST(ControlSecrets, StrangersAreRefusedByEitherEnd) {
 TEST(ControlSecrets, AWorkerWantsTheProofItself) {
   WorkerOptions options = ClusterOptions::QuietWorker();
   options.credentials = Secret("a secret of sixteen");
-  const auto worker = Worker::Start(std::move(options));
+  const auto worker = Worker::Start(options);
   ASSERT_TRUE(worker.ok()) << worker.status();
   const auto stub = control::Control::NewStub(
       grpc::CreateChannel((*worker)->address(), grpc::InsecureChannelCredentials()));
-  for (const char* proof : {"", "not the proof"}) {
+  // Without a proof in its headers it is refused before it has sent a message; with one that it has
+  // listened to, after the first.
+  for (const bool overheard : {false, true}) {
+    const std::string nonce = DrawNonce();
     grpc::ClientContext context;
-    context.AddMetadata("treadle-nonce-bin", DrawNonce());
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    context.AddMetadata("treadle-nonce-bin", nonce);
+    if (overheard) {
+      context.AddMetadata("treadle-proof-bin", MakeProof(options.credentials.secret,
+                                                         ProofOf::kMaster, "Attach", nonce, ""));
+    }
     const auto stream = stub->Attach(&context);
     control::MasterMessage message;
     message.mutable_hello()->set_protocol(kControlProtocol);
-    if (*proof != 0) message.set_proof(proof);
-    stream->Write(message);
+    if (overheard) stream->Write(message);
     control::WorkerMessage answer;
     EXPECT_FALSE(stream->Read(&answer));
     const grpc::Status status = stream->Finish();
