@@ -4,7 +4,6 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
-#include <deque>
 #include <functional>
 #include <map>
 #include <utility>
@@ -12,20 +11,12 @@
 #include "base/status.h"
 #include "base/sync.h"
 #include "engine/remote/control.grpc.pb.h"
+#include "engine/remote/control_boxes.h"
 #include "engine/remote/control_secret.h"
 
 namespace treadle {
 namespace {
 
-constexpr size_t kMostMessageBytes = 256 << 20;  // of a large model's directory of tensors
-// Of one message of gRPC's: a chunk of a tensor, which is the bulk of what is sent, and its fields.
-// Whatever is larger goes in pieces.
-constexpr size_t kMostWireBytes = (1 << 20) + (64 << 10);
-constexpr size_t kPieceBytes = 1 << 20;
-// Of messages that a peer has yet to take, before no more are read from it: several times the
-// chunks that a worker asks for ahead.
-constexpr size_t kMostQueuedBytes = 32 << 20;
-constexpr size_t kQueueEntryBytes = 256;  // that any message takes
 // Streams of a server that have said nothing yet. A master and a neighbour say hello at once.
 constexpr size_t kMostSilentStreams = 64;
 
@@ -37,101 +28,6 @@ std::string MetadataOf(const std::multimap<grpc::string_ref, grpc::string_ref>& 
   const auto found = metadata.find(key);
   return found == metadata.end() ? "" : std::string(found->second.data(), found->second.size());
 }
-
-template <typename Message>
-constexpr bool kHasParts = requires(Message message) {
-  message.mutable_part();
-};
-
-// Messages to be sent, in order. Not thread-safe.
-template <typename Message>
-class Outbox {
- public:
-  void Push(Message&& message) {
-    if constexpr (kHasParts<Message>) {
-      if (message.ByteSizeLong() > kMostWireBytes) return PushParts(message);
-    }
-    Append(std::move(message));
-  }
-  void PushFirst(Message&& message) {
-    queue_.push_front(std::move(message));
-    sizes_.push_front(kQueueEntryBytes);
-    bytes_ += kQueueEntryBytes;
-  }
-  void PopFirst() {
-    bytes_ -= sizes_.front();
-    queue_.pop_front();
-    sizes_.pop_front();
-  }
-  // All but the first `keep`.
-  void Drop(size_t keep) {
-    for (; queue_.size() > keep; queue_.pop_back(), sizes_.pop_back()) bytes_ -= sizes_.back();
-  }
-  const Message& first() const { return queue_.front(); }
-  bool empty() const { return queue_.empty(); }
-  bool full() const { return bytes_ > kMostQueuedBytes; }
-
- private:
-  void Append(Message&& message) {
-    sizes_.push_back(message.ByteSizeLong() + kQueueEntryBytes);
-    bytes_ += sizes_.back();
-    queue_.push_back(std::move(message));
-  }
-  void PushParts(const Message& message) {
-    const std::string bytes = message.SerializeAsString();
-    for (size_t begin = 0; begin < bytes.size(); begin += kPieceBytes) {
-      Message piece;
-      piece.mutable_part()->set_data(bytes.substr(begin, kPieceBytes));
-      piece.mutable_part()->set_last(bytes.size() - begin <= kPieceBytes);
-      Append(std::move(piece));
-    }
-  }
-
-  std::deque<Message> queue_;
-  std::deque<size_t> sizes_;
-  size_t bytes_ = 0;
-};
-
-// Makes messages of what arrives. Not thread-safe.
-template <typename Message>
-class Inbox {
- public:
-  // True if `message` is one, or the last piece of one, which it then becomes; false if more pieces
-  // have to come. Errors: what no peer may send.
-  absl::StatusOr<bool> Take(Message& message) {
-    if (std::exchange(first_, false)) {
-      const size_t bytes = message.ByteSizeLong();
-      if (bytes <= kMostFirstBytes && !IsPart(message)) return true;
-      return ResourceExhausted("the first message has ", bytes, " bytes, expected a hello of at ",
-                               "most ", kMostFirstBytes);
-    }
-    if constexpr (kHasParts<Message>) {
-      if (message.has_part()) return TakePart(message);
-    }
-    return true;
-  }
-
- private:
-  static bool IsPart(const Message& message) {
-    if constexpr (kHasParts<Message>) return message.has_part();
-    return false;
-  }
-  absl::StatusOr<bool> TakePart(Message& message) {
-    const std::string& data = message.part().data();
-    if (data.size() > kMostMessageBytes - pieces_.size()) {
-      return ResourceExhausted("a message of more than ", kMostMessageBytes, " bytes");
-    }
-    pieces_ += data;
-    if (!message.part().last()) return false;
-    const bool parsed = message.ParseFromString(pieces_);
-    pieces_ = {};
-    if (parsed && !IsPart(message)) return true;
-    return InvalidArgument("pieces that are no message");
-  }
-
-  bool first_ = true;
-  std::string pieces_;
-};
 
 grpc::Status ToGrpc(const absl::Status& status) {
   return {static_cast<grpc::StatusCode>(status.code()), std::string(status.message())};
@@ -327,14 +223,14 @@ class ServerStream final : public grpc::ServerBidiReactor<In, Out>,
   LiveStreams& live_;                     // until OnDone returns
   StreamEvents<In> events_;               // confined to gRPC's callbacks after Begin
   In in_;                                 // likewise
-  Inbox<In> inbox_;                       // likewise
+  ControlInbox<In> inbox_;                // likewise
   std::string expected_proof_;            // likewise; empty: it has come, or none is wanted
   LiveStreams::Number number_ = 0;        // constant after Begin
 
   Mutex mutex_;
   std::shared_ptr<ServerStream> self_ ABSL_GUARDED_BY(mutex_);
-  Outbox<Out> queue_ ABSL_GUARDED_BY(mutex_);    // the first is being written if writing_
-  bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // nothing is read until the queue is shorter
+  ControlOutbox<Out> queue_ ABSL_GUARDED_BY(mutex_);  // the first is being written if writing_
+  bool paused_ ABSL_GUARDED_BY(mutex_) = false;       // nothing is read until the queue is shorter
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;
@@ -478,7 +374,7 @@ class ClientStream final : public grpc::ClientBidiReactor<Out, In>,
 
   StreamEvents<In> events_;  // confined to gRPC's callbacks
   In in_;                    // likewise
-  Inbox<In> inbox_;          // likewise
+  ControlInbox<In> inbox_;   // likewise
   grpc::ClientContext context_;
 
   Mutex mutex_;
@@ -487,7 +383,7 @@ class ClientStream final : public grpc::ClientBidiReactor<Out, In>,
   std::string call_ ABSL_GUARDED_BY(mutex_);
   std::string nonce_ ABSL_GUARDED_BY(mutex_);
   absl::Status refused_ ABSL_GUARDED_BY(mutex_);  // why this end broke it off
-  Outbox<Out> queue_ ABSL_GUARDED_BY(mutex_);
+  ControlOutbox<Out> queue_ ABSL_GUARDED_BY(mutex_);
   bool paused_ ABSL_GUARDED_BY(mutex_) = false;  // nothing is read until the queue is shorter
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool closing_ ABSL_GUARDED_BY(mutex_) = false;  // nothing more is queued
