@@ -1,7 +1,9 @@
 #include "engine/sequence_table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
+#include <variant>
 
 #include "base/status.h"
 
@@ -101,6 +103,10 @@ absl::Status SequenceTable::CheckStart(const SequenceStart& start) {
     return InvalidArgument("start of sequence ", id, ": first position is ", start.first_position,
                            ", expected 0 to ", start.prompt_length - 1);
   }
+  if (static_cast<int64_t>(start.pages.size()) > limits_.num_pages) {
+    return InvalidArgument("start of sequence ", id, ": ", start.pages.size(),
+                           " pages, expected at most ", limits_.num_pages);
+  }
   for (const int32_t page : start.pages) TREADLE_RETURN_IF_ERROR(CheckPage(page, "page", id));
   const int64_t capacity = static_cast<int64_t>(start.pages.size()) * limits_.page_size;
   if (capacity <= start.first_position) {
@@ -121,8 +127,28 @@ absl::Status SequenceTable::CheckStart(const SequenceStart& start) {
   for (const int32_t token : start.end_tokens) {
     TREADLE_RETURN_IF_ERROR(CheckToken(token, "end token", id));
   }
-  for (const LogitBias& bias : start.sampling.logit_bias) {
+  return CheckSampling(start.sampling, id);
+}
+
+// What the backends rely on (SamplingParameters).
+absl::Status SequenceTable::CheckSampling(const SamplingParameters& sampling, SequenceId id) const {
+  for (const LogitBias& bias : sampling.logit_bias) {
     TREADLE_RETURN_IF_ERROR(CheckToken(bias.token, "logit bias for token", id));
+    if (!std::isfinite(bias.bias)) {
+      return InvalidArgument("start of sequence ", id, ": logit bias for token ", bias.token,
+                             " is ", bias.bias, ", expected a finite number");
+    }
+  }
+  const SamplingParameters defaults;
+  for (const SamplingField& field : kSamplingFields) {
+    const auto value_in = [&](const SamplingParameters& parameters) {
+      return std::visit([&](auto member) { return static_cast<double>(parameters.*member); },
+                        field.member);
+    };
+    const double value = value_in(sampling);
+    if (field.Allows(value) || value == value_in(defaults)) continue;
+    return InvalidArgument("start of sequence ", id, ": ", field.name, " is ", value, ", expected ",
+                           field.expected);
   }
   return absl::OkStatus();
 }

@@ -117,6 +117,7 @@ class SequenceTable {
   absl::Status CheckStart(const SequenceStart& start);
   absl::Status CheckStep(const Step& step);
   absl::Status CheckStepTokens(const Step& step, const Target& target) const;
+  absl::Status CheckSampling(const SamplingParameters& sampling, SequenceId id) const;
   absl::Status CheckPage(int32_t page, const char* what, uint64_t id) const;
   absl::Status CheckToken(int32_t token, const char* what, uint64_t id) const;
   absl::StatusOr<Target> FindTarget(SequenceId sequence);

@@ -211,6 +211,9 @@ const std::vector<ServeFlag>& ServeFlags() {
        "folder with tls.crt, tls.key and ca.crt: mutual TLS with --workers; activations between "
        "workers are not encrypted",
        kEngine, kOwn, Text(&O::control_tls)},
+      {"--control-secret-file",
+       "file with the secret of 16 characters or more that --workers have, too: both prove it",
+       kEngine, kOwn, Text(&O::control_secret_file)},
       {"--threads", "compute threads of all ranks and local workers; 0: one per CPU", kEngine,
        kServer, Integer(&O::threads, 0, 4096, "one per CPU")},
       {"--pin-threads", "bind each compute thread to one CPU: on or off", kEngine, kServer,
@@ -331,10 +334,13 @@ absl::Status CheckSecurity(const ServeOptions& options) {
       CheckTls("--tls", options.tls_cert, options.tls_key, options.tls_client_ca));
   TREADLE_RETURN_IF_ERROR(CheckTls("--metrics-tls", options.metrics_tls_cert,
                                    options.metrics_tls_key, options.metrics_tls_client_ca));
-  if (!options.control_tls.empty() && options.workers.empty()) {
-    return InvalidArgument(
-        "--control-tls needs --workers; workers of this machine are reached through a socket of "
-        "this user");
+  for (const auto& [flag, value] :
+       {std::pair<const char*, const std::string&>("--control-tls", options.control_tls),
+        {"--control-secret-file", options.control_secret_file}}) {
+    if (value.empty() || !options.workers.empty()) continue;
+    return InvalidArgument(flag,
+                           " needs --workers; workers of this machine are reached through a "
+                           "socket of this user");
   }
   if (options.metrics_auth == MetricsAuth::kApiKey && options.api_keys_file.empty()) {
     return InvalidArgument("--metrics-auth is api-key, but there is no --api-keys-file");

@@ -81,10 +81,11 @@ struct ServeOptions {
   bool log_requests = true;
   std::string ledger_file;  // empty: none
   std::string health_listen = "none";
-  std::string tls_cert, tls_key;  // PEM files; empty: plaintext
-  std::string tls_client_ca;      // clients need a certificate from it; empty: they need none
-  std::string control_tls;        // folder; empty: workers in plaintext
-  std::string api_keys_file;      // empty: everybody may call
+  std::string tls_cert, tls_key;    // PEM files; empty: plaintext
+  std::string tls_client_ca;        // clients need a certificate from it; empty: they need none
+  std::string control_tls;          // folder; empty: workers in plaintext
+  std::string control_secret_file;  // empty: workers are not asked for a proof
+  std::string api_keys_file;        // empty: everybody may call
   MetricsAuth metrics_auth = MetricsAuth::kNone;
   std::string metrics_tls_cert, metrics_tls_key;  // PEM files; empty: plaintext
   std::string metrics_tls_client_ca;              // as tls_client_ca, for scrapes

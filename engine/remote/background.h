@@ -12,7 +12,7 @@
 
 namespace treadle {
 
-// Runs tasks one after the other. Thread safety: Post and busy from any thread.
+// Runs tasks one after the other. Thread safety: Post, busy and waiting from any thread.
 class TaskThread {
  public:
   TaskThread() : thread_([this] { Run(); }) {}
@@ -32,6 +32,11 @@ class TaskThread {
   bool busy() {
     MutexLock lock(mutex_);
     return running_ || !tasks_.empty();
+  }
+  // Those that have not begun.
+  size_t waiting() {
+    MutexLock lock(mutex_);
+    return tasks_.size();
   }
 
  private:

@@ -4,6 +4,13 @@
 // Thread safety: Send, Close and Abort from any thread; they never block. Events of one stream come
 // one at a time, on a thread of gRPC's: `message` for each message in order, then `closed` exactly
 // once. They may call the stream's methods but must not wait for other streams.
+//
+// What a peer can make an end keep is bounded: from who does not know the secret nothing is read,
+// the first message is small (kMostFirstBytes), large ones come in pieces and only after it, a peer
+// that does not take what is sent to it is not listened to until it does, and of streams that have
+// said nothing yet a server keeps the newest. But gRPC refuses a message that is too large only
+// when it has all of it: without a secret that is up to the peers, of this machine or with a
+// certificate.
 #pragma once
 
 #include <functional>
@@ -27,12 +34,17 @@ class MasterMessage;
 class WorkerMessage;
 }  // namespace control
 
-inline constexpr uint32_t kControlProtocol = 1;
+inline constexpr uint32_t kControlProtocol = 2;
+inline constexpr size_t kMostFirstBytes = 64 << 10;  // many times a hello
 
 // Who one end is, and whom it trusts; null: plaintext. Unix sockets are always plaintext.
 struct ControlCredentials {
   std::shared_ptr<grpc::ServerCredentials> server;
   std::shared_ptr<grpc::ChannelCredentials> channel;
+  // Both ends prove that they have it before an event comes (control_secret.h); empty: neither
+  // does. An end that has one and meets an end that has none, or another, ends the stream with
+  // Unauthenticated.
+  std::string secret = {};
 };
 
 template <typename Out>

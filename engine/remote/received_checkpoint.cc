@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/quoted.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "engine/remote/control.pb.h"
@@ -20,11 +21,48 @@ namespace {
 constexpr uint64_t kChunkBytes = 1 << 20;
 constexpr uint64_t kChunksAhead = 4;                // asked for and not yet here
 constexpr uint64_t kMostBytes = uint64_t{1} << 44;  // of one tensor
+// Of all tensors: more than any model has, and a quarter of a process' addresses.
+constexpr uint64_t kMostRoom = uint64_t{1} << 45;
+constexpr int kMostTensors = 1 << 17;  // 32 for each of 4096 layers
+constexpr size_t kMostNameBytes = 1 << 10;
 
 std::string HashOf(std::span<const std::byte> bytes) {
   Sha256 sum;
   sum.Add(bytes);
   return sum.Finish();
+}
+
+// Whether constants fit the matrix that they belong to, as those of a file are checked.
+absl::Status CheckConstants(const StoredTensor& tensor, const MatrixConstants& constants) {
+  const bool own = !constants.codes.empty();
+  const uint64_t codes = own ? constants.codes.size() : tensor.bytes;
+  const auto expected = static_cast<uint64_t>(tensor.format->MatrixBytes(1, tensor.Elements()));
+  if (codes != expected) {
+    return InvalidArgument("tensor ", Quoted(tensor.name), " has ", codes,
+                           " bytes of codes, expected ", expected, " for a matrix ",
+                           ShapeText(tensor.shape), " in ", tensor.format->name);
+  }
+  // Larger than any format's blocks, which a small matrix may not fill.
+  const int64_t most_block = std::max<int64_t>(tensor.Elements(), int64_t{1} << 30);
+  if (constants.scale_block < 1 || constants.scale_block > most_block) {
+    return InvalidArgument("tensor ", Quoted(tensor.name), " has scales for blocks of ",
+                           constants.scale_block, ", expected 1 to ", most_block);
+  }
+  const absl::Status fits = CheckMatrixSource({.format = tensor.format,
+                                               .data = tensor.data,
+                                               .n = tensor.shape[0],
+                                               .k = tensor.shape[1],
+                                               .constants = &constants});
+  if (fits.ok()) return fits;
+  return InvalidArgument("tensor ", Quoted(tensor.name), ": ", std::string(fits.message()));
+}
+
+// Bytes of a message with the constants of such a matrix: at the very most a scale and a zero for
+// each of its elements, the codes, and the order of its inputs.
+uint64_t MostConstantBytes(const StoredTensor& tensor) {
+  constexpr uint64_t kRest = 1 << 16;  // a codebook, and the fields' tags
+  const auto elements = static_cast<uint64_t>(tensor.Elements());
+  return elements * (2 * sizeof(float) + 1 + 5) + kRest;
 }
 
 absl::StatusOr<MatrixConstants> ParseConstants(const std::string& bytes) {
@@ -155,6 +193,14 @@ ReceivedCheckpoint::ReceivedCheckpoint(std::chrono::milliseconds patience, Ask a
 absl::Status ReceivedCheckpoint::Read(const control::CheckpointDirectory& directory) {
   kind_ = directory.hugging_face() ? Kind::kHuggingFace : Kind::kGguf;
   path_ = directory.path();
+  if (path_.size() > kMostNameBytes) {
+    return InvalidArgument("the path of the master's model has ", path_.size(),
+                           " bytes, expected at most ", kMostNameBytes);
+  }
+  if (directory.tensors_size() > kMostTensors) {
+    return InvalidArgument(path_, ": ", directory.tensors_size(), " tensors, expected at most ",
+                           kMostTensors);
+  }
   TREADLE_RETURN_IF_ERROR(DecodeConfig(directory.config(), config_));
   TREADLE_RETURN_IF_ERROR(CheckConsistency());
   std::vector<StoredTensor> tensors;
@@ -177,6 +223,10 @@ absl::Status ReceivedCheckpoint::Read(const control::CheckpointDirectory& direct
 
 absl::Status ReceivedCheckpoint::AddEntry(const control::TensorEntry& entry, uint64_t& reserved,
                                           std::vector<StoredTensor>& tensors) {
+  if (entry.name().size() > kMostNameBytes) {
+    return InvalidArgument(path_, ": tensor ", tensors.size(), " has a name of ",
+                           entry.name().size(), " bytes, expected at most ", kMostNameBytes);
+  }
   StoredTensor tensor;
   tensor.name = entry.name();
   tensor.format = FindWeightFormat(entry.format());
@@ -184,8 +234,8 @@ absl::Status ReceivedCheckpoint::AddEntry(const control::TensorEntry& entry, uin
   tensor.bytes = entry.bytes();
   tensor.constant_bytes = entry.constant_bytes();
   if (tensor.format == nullptr) {
-    return InvalidArgument(path_, ": tensor '", tensor.name, "' has unknown format '",
-                           entry.format(), "'");
+    return InvalidArgument(path_, ": tensor ", Quoted(tensor.name), " has unknown format ",
+                           Quoted(entry.format()));
   }
   int64_t elements = 1;
   for (const int64_t extent : tensor.shape) {
@@ -201,10 +251,22 @@ absl::Status ReceivedCheckpoint::AddEntry(const control::TensorEntry& entry, uin
     return InvalidArgument(path_, ": tensor '", tensor.name, "' has ", tensor.bytes, " bytes for ",
                            elements, " elements in ", tensor.format->name);
   }
+  if (apart && tensor.shape.size() != 2) {
+    return InvalidArgument(path_, ": tensor ", Quoted(tensor.name), " has shape ",
+                           ShapeText(tensor.shape), " in ", tensor.format->name,
+                           ", expected a matrix");
+  }
+  const uint64_t room = RoomOf(tensor);  // at most kMostBytes and a page
+  if (room > kMostRoom - reserved || tensor.constant_bytes > kMostBytes) {
+    return InvalidArgument(path_, ": tensor ", Quoted(tensor.name), " has ", tensor.bytes,
+                           " bytes and ", tensor.constant_bytes, " of constants, after ", reserved,
+                           " of other tensors; expected at most ", kMostRoom, " of all, and ",
+                           kMostBytes, " of constants");
+  }
   const auto index = static_cast<uint32_t>(tensors.size());
   if (apart) tensor.constants = [this, index] { return FetchConstants(index); };
   offsets_.push_back(reserved);
-  reserved += RoomOf(tensor);
+  reserved += room;
   file_bytes_ += tensor.bytes + tensor.constant_bytes;
   tensors.push_back(std::move(tensor));
   return absl::OkStatus();
@@ -231,7 +293,9 @@ absl::Status ReceivedCheckpoint::Fetch(const StoredTensor& tensor) const {
 
 absl::StatusOr<MatrixConstants> ReceivedCheckpoint::FetchConstants(uint32_t tensor) const {
   TREADLE_ASSIGN_OR_RETURN(const std::string bytes, Receive(tensor, /*constants=*/true, 0));
-  return ParseConstants(bytes);
+  TREADLE_ASSIGN_OR_RETURN(MatrixConstants constants, ParseConstants(bytes));
+  TREADLE_RETURN_IF_ERROR(CheckConstants(tensors()[tensor], constants));
+  return constants;
 }
 
 // The bytes of constants; those of a tensor are in their place.
@@ -279,14 +343,18 @@ absl::Status ReceivedCheckpoint::Take(const control::TensorChunk& chunk) {
   Transfer& transfer = transfer_;
   const std::string& data = chunk.data();
   if (chunk.offset() == 0) {
-    const bool known = !transfer.constants;
-    if (chunk.total() > kMostBytes || (known && chunk.total() != transfer.total)) {
-      return absl::DataLossError(Str("tensor '", tensors()[transfer.tensor].name, "' has ",
-                                     chunk.total(), " bytes, expected ", transfer.total));
+    const StoredTensor& tensor = tensors()[transfer.tensor];
+    const uint64_t most = MostConstantBytes(tensor);
+    if (transfer.constants && chunk.total() > most) {
+      return absl::DataLossError(Str("tensor ", Quoted(tensor.name), " has ", chunk.total(),
+                                     " bytes of constants, expected at most ", most));
+    }
+    if (!transfer.constants && chunk.total() != transfer.total) {
+      return absl::DataLossError(Str("tensor ", Quoted(tensor.name), " has ", chunk.total(),
+                                     " bytes, expected ", transfer.total));
     }
     transfer.total = chunk.total();
     transfer.sha256 = chunk.sha256();
-    if (transfer.constants) transfer.bytes.resize(transfer.total);
   }
   const uint64_t expected = std::min(kChunkBytes, transfer.total - transfer.arrived);
   if (transfer.sha256.empty() || chunk.offset() != transfer.arrived || data.size() != expected) {
@@ -294,9 +362,12 @@ absl::Status ReceivedCheckpoint::Take(const control::TensorChunk& chunk) {
                                    " bytes at ", chunk.offset(), ", expected ", expected, " at ",
                                    transfer.arrived));
   }
-  std::byte* const place = transfer.constants ? reinterpret_cast<std::byte*>(transfer.bytes.data())
-                                              : range_.get() + offsets_[transfer.tensor];
-  std::memcpy(place + transfer.arrived, data.data(), data.size());
+  if (transfer.constants) {
+    transfer.bytes += data;  // memory grows with what has come, not with what was said
+  } else {
+    std::memcpy(range_.get() + offsets_[transfer.tensor] + transfer.arrived, data.data(),
+                data.size());
+  }
   transfer.arrived += data.size();
   return absl::OkStatus();
 }

@@ -181,7 +181,7 @@ void RemoteEngine::Submit(IterationPlan plan) {
     } else {
       if (in_flight_.empty()) first_since_ = SteadyClock::now();
       InFlight entry{next_iteration_++, {}};
-      for (const Step& step : plan.steps) entry.steps.emplace_back(step.sequence, step.sample);
+      for (const Step& step : plan.steps) entry.steps.push_back(AskedOf(step));
       in_flight_.push_back(std::move(entry));
     }
   }
@@ -225,17 +225,56 @@ absl::Status RemoteEngine::CheckResult(const IterationResult& result) const {
     return InvalidArgument("it is of iteration ", result.iteration, ", expected ",
                            in_flight_.empty() ? next_iteration_ : in_flight_.front().iteration);
   }
-  const auto& asked = in_flight_.front().steps;
+  const std::vector<Asked>& asked = in_flight_.front().steps;
   if (result.steps.size() != asked.size()) {
     return InvalidArgument("it has ", result.steps.size(), " steps, expected ", asked.size());
   }
   for (size_t i = 0; i < asked.size(); ++i) {
     const StepResult& step = result.steps[i];
-    const auto& [sequence, sample] = asked[i];
-    const bool token_fits = sample ? step.token >= 0 && step.token < vocab_ : step.token == -1;
-    if (step.sequence == sequence && token_fits) continue;
-    return InvalidArgument("step ", i, " is of sequence ", step.sequence, " with token ",
-                           step.token, ", expected sequence ", sequence);
+    const bool token_fits =
+        asked[i].sample ? step.token >= 0 && step.token < vocab_ : step.token == -1;
+    if (step.sequence != asked[i].sequence || !token_fits) {
+      return InvalidArgument("step ", i, " is of sequence ", step.sequence, " with token ",
+                             step.token, ", expected sequence ", asked[i].sequence);
+    }
+    if (const absl::Status fits = CheckDetails(step, asked[i]); !fits.ok()) {
+      return InvalidArgument("step ", i, " of sequence ", step.sequence, " has ",
+                             std::string(fits.message()));
+    }
+  }
+  return absl::OkStatus();
+}
+
+RemoteEngine::Asked RemoteEngine::AskedOf(const Step& step) {
+  Asked asked{.sequence = step.sequence, .sample = step.sample};
+  if (step.sample) asked.top = static_cast<size_t>(std::max(step.top_logprobs, 0));
+  if (step.prompt_logprobs < 0) return asked;
+  asked.prompt_top = static_cast<size_t>(step.prompt_logprobs);
+  // Of the token after each row; the last one's may not be in the prompt.
+  asked.prompt_details = static_cast<size_t>(step.num_tokens - (step.next_token >= 0 ? 0 : 1));
+  return asked;
+}
+
+// Whether a step's log probabilities are those that were asked for.
+absl::Status RemoteEngine::CheckDetails(const StepResult& step, const Asked& asked) const {
+  if (step.prompt_detail.size() != asked.prompt_details) {
+    return InvalidArgument(step.prompt_detail.size(), " prompt details, expected ",
+                           asked.prompt_details);
+  }
+  const auto check = [&](const TokenDetail& detail, size_t most) -> absl::Status {
+    if (detail.top.size() > most) {
+      return InvalidArgument(detail.top.size(), " alternatives to a token, expected at most ",
+                             most);
+    }
+    for (const TokenLogprob& top : detail.top) {
+      if (top.token >= 0 && top.token < vocab_) continue;
+      return InvalidArgument("token ", top.token, " as an alternative, expected 0 to ", vocab_ - 1);
+    }
+    return absl::OkStatus();
+  };
+  TREADLE_RETURN_IF_ERROR(check(step.detail, asked.top));
+  for (const TokenDetail& detail : step.prompt_detail) {
+    TREADLE_RETURN_IF_ERROR(check(detail, asked.prompt_top));
   }
   return absl::OkStatus();
 }

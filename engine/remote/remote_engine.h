@@ -119,16 +119,25 @@ class RemoteEngine final : public Engine {
 
  private:
   // What a result must answer to.
+  struct Asked {
+    SequenceId sequence = 0;
+    bool sample = false;
+    size_t prompt_details = 0;  // how many
+    size_t top = 0;             // alternatives of the sample, at most
+    size_t prompt_top = 0;      // and of each prompt detail
+  };
   struct InFlight {
     uint64_t iteration = 0;
-    std::vector<std::pair<SequenceId, bool>> steps;  // and whether it samples
+    std::vector<Asked> steps;
   };
 
   RemoteEngine(const RemoteEngineOptions& options, std::string fingerprint);
 
+  static Asked AskedOf(const Step& step);
   void OnResult(const control::ResultMessage& message);
   absl::Status CheckResult(const IterationResult& result) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckDetails(const StepResult& step, const Asked& asked) const;
   void EnforceDeadline();
   void Wake();
 

@@ -22,6 +22,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kIdlePulse{1000};
 constexpr size_t kTraceBatch = 4096;  // events of one message
+// Tasks that wait while one runs. A master asks for the next thing when it has the answer to the
+// last one; only epochs may begin and end while a stage is being loaded.
+constexpr size_t kMostTasks = 1024;
 
 // The master that is attached. Sends from any thread; the rest is constant once it has said hello.
 struct Master {
@@ -30,6 +33,9 @@ struct Master {
   milliseconds silence{0};
   milliseconds heartbeat{0};
   bool weights_from_master = false;
+  // What it has asked for, once in an attachment. Of its stream's events.
+  bool configured = false;
+  bool reserved = false;
 };
 using MasterPointer = std::shared_ptr<Master>;
 
@@ -134,12 +140,15 @@ StreamEvents<control::MasterMessage> Worker::Impl::Accept(
 
 void Worker::Impl::OnMessage(const MasterPointer& master, control::MasterMessage& message) {
   if (message.has_hello()) return OnHello(master, message.hello());
+  bool current = false;
   {
     MutexLock lock(mutex_);
-    if (master_ != master) return;  // refused, or given up
-    heard_ = SteadyClock::now();
+    current = master_ == master;
+    if (current) heard_ = SteadyClock::now();
   }
-  Dispatch(master, message);
+  if (current) return Dispatch(master, message);
+  // It has not said hello; or it was refused, or given up, and the stream is closed already.
+  master->stream->Close(absl::FailedPreconditionError("a master says hello first"));
 }
 
 void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHello& hello) {
@@ -149,6 +158,13 @@ void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHel
         Str("this worker is version ", options_.version, " (protocol ", kControlProtocol,
             "), the master is ", version, " (protocol ", hello.protocol(), ")")));
     return;
+  }
+  {
+    MutexLock lock(mutex_);
+    if (master_ != nullptr) {
+      master->stream->Close(absl::AlreadyExistsError("this worker serves another master"));
+      return;
+    }
   }
   master->id = hello.master();
   master->silence = milliseconds(std::max<uint32_t>(hello.silence_ms(), 1));
@@ -170,14 +186,20 @@ void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHel
 }
 
 void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage& message) {
+  const auto refuse = [&](const char* what) {
+    master->stream->Close(absl::FailedPreconditionError(Str("the master ", what)));
+  };
+  if (tasks_->waiting() > kMostTasks) return refuse("asks for more than this worker can keep");
   switch (message.kind_case()) {
     case control::MasterMessage::kPlan:
       return epoch_.OnMasterPlan(*message.mutable_plan());
     case control::MasterMessage::kConfigure:
+      if (std::exchange(master->configured, true)) return refuse("configures a stage twice");
       return Post(master, [this, master, configuration = std::move(*message.mutable_configure())] {
         return Configure(master, configuration);
       });
     case control::MasterMessage::kReserve:
+      if (std::exchange(master->reserved, true)) return refuse("reserves a cache twice");
       return Post(master,
                   [this, master, pages = message.reserve()] { return Reserve(master, pages); });
     case control::MasterMessage::kBeginEpoch:

@@ -123,7 +123,8 @@ class WorkerCluster {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnHello(size_t stage, const control::WorkerHello& hello)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void OnLoaded(size_t stage, const control::Loaded& loaded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status OnLoaded(size_t stage, const control::Loaded& loaded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status OnTrace(size_t stage, const control::Trace& trace)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnFailed(size_t stage, const control::Failed& failed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -22,6 +22,18 @@ bool MayBeOfAnother(absl::StatusCode code) {
          code == absl::StatusCode::kCancelled || code == absl::StatusCode::kDeadlineExceeded;
 }
 
+// What a worker may say of itself: more than any machine has; small enough for a few to be added or
+// multiplied.
+constexpr uint64_t kMostMemory = uint64_t{1} << 50;
+constexpr size_t kMostNameBytes = 1 << 10;      // of a description, or a path
+constexpr size_t kMostMessageBytes = 64 << 10;  // of an error
+constexpr size_t kMostTraceEvents = 1 << 22;    // that nobody has taken
+
+absl::Status CheckRange(const char* what, uint64_t found, uint64_t least, uint64_t most) {
+  if (found >= least && found <= most) return absl::OkStatus();
+  return InvalidArgument("it says ", found, " ", what, ", expected ", least, " to ", most);
+}
+
 bool OnGpus(const RemoteEngineOptions& options) { return options.backend == "cuda"; }
 
 // What a worker was told to keep to.
@@ -47,6 +59,9 @@ absl::Status CheckNumerics(const RemoteEngineOptions& options, const control::Wo
 
 absl::Status CheckMemory(const RemoteEngineOptions& options, uint64_t weight_bytes,
                          const control::WorkerHello& hello) {
+  for (const uint64_t bytes : {hello.memory_available(), hello.held_bytes(), hello.gpu_memory()}) {
+    TREADLE_RETURN_IF_ERROR(CheckRange("bytes of memory", bytes, 0, kMostMemory));
+  }
   uint64_t memory = hello.memory_available() + hello.held_bytes();
   if (OnGpus(options)) {
     if (hello.gpus() == 0) {
@@ -157,7 +172,7 @@ void WorkerCluster::OnMessage(size_t stage, uint64_t attempt, control::WorkerMes
   if (message.has_result() && stage + 1 == options_.stages.size()) {
     callbacks_.result(message.result());
   }
-  if (message.has_tensor()) Answer(stage, message);
+  if (message.has_tensor() && options_.weights_from_master) Answer(stage, message);
   if (progress >= 0 && options_.progress) options_.progress(progress);
   TellNews();
 }
@@ -170,10 +185,10 @@ void WorkerCluster::Dispatch(size_t stage, control::WorkerMessage& message) {
       status = OnHello(stage, message.hello());
       break;
     case control::WorkerMessage::kProgress:
-      peer.progress = message.progress();
+      if (const double done = message.progress(); done >= 0 && done <= 1) peer.progress = done;
       break;
     case control::WorkerMessage::kLoaded:
-      OnLoaded(stage, message.loaded());
+      status = OnLoaded(stage, message.loaded());
       break;
     case control::WorkerMessage::kReserved:
       if (peer.state == State::kReserving) peer.state = State::kIdle;
@@ -221,17 +236,27 @@ absl::Status WorkerCluster::OnHello(size_t stage, const control::WorkerHello& he
   return absl::OkStatus();
 }
 
-void WorkerCluster::OnLoaded(size_t stage, const control::Loaded& loaded) {
+absl::Status WorkerCluster::OnLoaded(size_t stage, const control::Loaded& loaded) {
   Peer& peer = peers_[stage];
-  if (peer.state != State::kLoading) return;
+  if (peer.state != State::kLoading) return absl::OkStatus();
+  // Where there are more ranks than K/V heads, several hold the same one.
+  const auto kv_heads = static_cast<uint64_t>(
+      std::max<int64_t>(options_.checkpoint->config().kv_heads, options_.tensor_parallel));
+  TREADLE_RETURN_IF_ERROR(CheckRange("K/V heads", loaded.kv_heads(), 1, kv_heads));
+  TREADLE_RETURN_IF_ERROR(CheckRange("K/V pages", loaded.kv_pages(), 0, INT32_MAX));
+  TREADLE_RETURN_IF_ERROR(CheckRange("bytes of weights", loaded.weight_bytes(), 0, kMostMemory));
+  TREADLE_RETURN_IF_ERROR(CheckRange("bytes of memory", loaded.memory_available(), 0, kMostMemory));
+  TREADLE_RETURN_IF_ERROR(
+      CheckRange("bytes of description", loaded.backend().size(), 0, kMostNameBytes));
   peer.state = State::kLoaded;
   peer.progress = 1;
   peer.weight_bytes = loaded.weight_bytes();
   peer.memory_available = loaded.memory_available();
   if (!loaded.memory_pool().empty()) peer.memory_pool = loaded.memory_pool();
-  peer.kv_heads = std::max<int64_t>(loaded.kv_heads(), 1);
+  peer.kv_heads = loaded.kv_heads();
   peer.kv_pages = loaded.kv_pages();
   peer.backend = loaded.backend();
+  return absl::OkStatus();
 }
 
 absl::Status WorkerCluster::OnTrace(size_t stage, const control::Trace& trace) {
@@ -239,6 +264,11 @@ absl::Status WorkerCluster::OnTrace(size_t stage, const control::Trace& trace) {
     if (event.kind() >= std::size(TraceEvent::kNames)) {
       return InvalidArgument("trace: kind is ", event.kind());
     }
+    if (event.rank() < 0 || event.rank() >= options_.tensor_parallel) {
+      return InvalidArgument("trace: rank is ", event.rank(), ", expected 0 to ",
+                             options_.tensor_parallel - 1);
+    }
+    if (trace_.size() == kMostTraceEvents) return absl::OkStatus();
     trace_.push_back({.epoch = event.epoch(),
                       .iteration = event.iteration(),
                       .stage = static_cast<int32_t>(stage),
@@ -251,9 +281,11 @@ absl::Status WorkerCluster::OnTrace(size_t stage, const control::Trace& trace) {
 }
 
 void WorkerCluster::OnFailed(size_t stage, const control::Failed& failed) {
-  auto code = static_cast<absl::StatusCode>(failed.code());
-  if (code == absl::StatusCode::kOk) code = absl::StatusCode::kUnknown;
-  const absl::Status status(code, failed.message());
+  constexpr int kLastCode = static_cast<int>(absl::StatusCode::kUnauthenticated);
+  const bool known = failed.code() > 0 && failed.code() <= kLastCode;
+  const auto code =
+      known ? static_cast<absl::StatusCode>(failed.code()) : absl::StatusCode::kUnknown;
+  const absl::Status status(code, failed.message().substr(0, kMostMessageBytes));
   if (failed.epoch() == 0) return Lose(stage, status);
   if (failed.epoch() != epoch_ || !wanted_ || !begun_) return;
   if (!MayBeOfAnother(code)) return End(Named(stage, status));

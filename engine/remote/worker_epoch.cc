@@ -9,6 +9,16 @@
 #include "kernels/collectives/gloo_communicator.h"
 
 namespace treadle {
+namespace {
+
+// Plans that wait for the ranks. A master keeps at most 1024 in flight
+// (RemoteEngineOptions::depth).
+constexpr uint64_t kMostPlansWaiting = 1 << 11;
+// Of what the ranks of all stages tell each other in an epoch: an address or an id for each pair of
+// 256 stages, several times over.
+constexpr size_t kMostRendezvousBytes = 64 << 20;
+
+}  // namespace
 
 control::WorkerMessage FailureOf(uint64_t epoch, const absl::Status& why) {
   control::WorkerMessage message;
@@ -215,11 +225,14 @@ StreamEvents<control::FollowMessage> WorkerEpoch::AcceptFollow(PreviousStream st
   return {.message =
               [this, stream](control::FollowMessage& message) {
                 if (message.has_hello()) return OnFollowHello(stream, message.hello());
+                bool current = false;
                 {
                   MutexLock lock(mutex_);
-                  if (epoch_.previous != stream) return;  // of an old epoch, or refused
+                  current = epoch_.previous == stream;
                 }
-                OnPlan(*message.mutable_plan());
+                if (current) return OnPlan(*message.mutable_plan());
+                // Of an old epoch, or refused, and closed already; or it has not been accepted.
+                stream->Close(absl::FailedPreconditionError("this stage does not follow yours"));
               },
           .closed =
               [this, stream](const absl::Status& status) {
@@ -276,15 +289,21 @@ void WorkerEpoch::OnMasterPlan(control::PlanMessage& plan) {
 void WorkerEpoch::OnPlan(control::PlanMessage& message) {
   const uint64_t number = message.epoch();
   uint64_t expected = 0;
+  bool room = true;
   {
     MutexLock lock(mutex_);
     if (!epoch_.live || number < epoch_.number) return;
+    room = epoch_.received - epoch_.done < kMostPlansWaiting;
     expected = epoch_.received++;
     if (number != epoch_.number) expected = message.iteration() + 1;  // cannot be
   }
   if (message.iteration() != expected) {
     return Fail(number, absl::DataLossError(Str("plan of iteration ", message.iteration(),
                                                 " arrived, expected ", expected)));
+  }
+  if (!room) {
+    return Fail(number, ResourceExhausted("plan of iteration ", expected, " arrived while ",
+                                          kMostPlansWaiting, " wait to be run"));
   }
   PassOn(message);
   absl::StatusOr<IterationPlan> plan = DecodePlan(message);
@@ -340,8 +359,16 @@ void WorkerEpoch::OnDone(uint64_t number, absl::StatusOr<IterationResult> result
 // -- the rest -------------------------------------------------------------------------------------
 
 void WorkerEpoch::Deliver(const control::Rendezvous& message) {
-  MutexLock lock(mutex_);
-  if (IsLive(message.epoch())) epoch_.rendezvous->Deliver(message.key(), message.value());
+  {
+    MutexLock lock(mutex_);
+    if (!IsLive(message.epoch())) return;
+    epoch_.rendezvous_bytes += message.ByteSizeLong();
+    if (epoch_.rendezvous_bytes <= kMostRendezvousBytes) {
+      return epoch_.rendezvous->Deliver(message.key(), message.value());
+    }
+  }
+  Fail(message.epoch(), ResourceExhausted("the rendezvous of an epoch has more than ",
+                                          kMostRendezvousBytes, " bytes"));
 }
 
 void WorkerEpoch::Describe(control::WorkerHeartbeat& heartbeat) {

@@ -144,6 +144,7 @@ class WorkerEpoch {
     bool followed = false;  // the next stage has accepted our stream, or there is none
     uint64_t received = 0;  // plans
     uint64_t done = 0;
+    size_t rendezvous_bytes = 0;
     std::shared_ptr<RelayedRendezvous> rendezvous;
     std::shared_ptr<Stream<control::FollowMessage>> next;
     PreviousStream previous;

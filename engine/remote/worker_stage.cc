@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/quoted.h"
 #include "base/status.h"
 #include "engine/choices.h"
 #include "engine/remote/control.pb.h"
@@ -21,6 +22,11 @@ namespace {
 
 constexpr std::string_view kCpu = "cpu";
 constexpr std::string_view kCuda = "cuda";
+
+// What serve's own flags allow a master to ask for.
+constexpr int64_t kMostRanks = 64;
+constexpr int64_t kMostBatchTokens = 1 << 20;
+constexpr int64_t kMostPageSize = 1 << 20;
 
 // One of the types that a K/V cache, or a GPU's products, can have.
 DType DTypeFrom(std::string_view name) {
@@ -79,8 +85,8 @@ absl::Status CheckDataPlane(const control::Configure& configuration, const RankG
   const std::string& wanted = configuration.data_plane();
   const std::optional<DataPlane> plane = ValueOf(kDataPlanes, wanted);
   if (!plane) {
-    return Unimplemented("the master wants activations over '", wanted,
-                         "', this worker has: gloo, nccl");
+    return Unimplemented("the master wants activations over ", Quoted(wanted),
+                         ", this worker has: gloo, nccl");
   }
   if (*plane == DataPlane::kGloo) return absl::OkStatus();
   const auto refuse = [&](const auto&... parts) {
@@ -99,22 +105,69 @@ absl::Status CheckDataPlane(const control::Configure& configuration, const RankG
   return absl::OkStatus();
 }
 
+// Words that are chosen from a few. InvalidArgument names the field.
+absl::Status CheckNames(const control::Configure& configuration) {
+  const auto one_of = [](const char* field, const std::string& word,
+                         std::initializer_list<std::string_view> known) -> absl::Status {
+    if (std::ranges::find(known, word) != known.end()) return absl::OkStatus();
+    std::string expected;
+    for (const std::string_view one : known) expected += Str(expected.empty() ? "" : ", ", one);
+    return InvalidArgument("the master wants ", field, " ", Quoted(word), ", expected one of ",
+                           expected);
+  };
+  const std::string_view bf16 = Name(DType::kBF16), f16 = Name(DType::kF16),
+                         f32 = Name(DType::kF32);
+  TREADLE_RETURN_IF_ERROR(one_of("a K/V cache of", configuration.kv_dtype(), {f16, f32, bf16}));
+  TREADLE_RETURN_IF_ERROR(
+      one_of("the arithmetic", configuration.compute(), {"auto", "exact", "int8", "int16"}));
+  if (configuration.backend() == kCuda) {
+    TREADLE_RETURN_IF_ERROR(one_of("products in", configuration.dtype(), {bf16, f16, f32}));
+  }
+  if (!ValueOf(kWireTypes, configuration.wire())) {
+    return InvalidArgument("the master wants the wire ", Quoted(configuration.wire()),
+                           ", which this worker does not know");
+  }
+  return absl::OkStatus();
+}
+
 // What would otherwise be a bug in the model's loader.
 absl::Status Check(const control::Configure& configuration, const Checkpoint& checkpoint,
                    const RankGpus& gpus) {
-  const int64_t layers = checkpoint.config().layers;
+  const ModelConfig& config = checkpoint.config();
   if (configuration.first_layer() < 0 || configuration.first_layer() >= configuration.end_layer() ||
-      configuration.end_layer() > layers) {
+      configuration.end_layer() > config.layers) {
     return InvalidArgument("layers ", configuration.first_layer(), " to ",
-                           configuration.end_layer(), " of ", layers);
+                           configuration.end_layer(), " of ", config.layers);
   }
-  if (configuration.tensor_parallel() < 1 || configuration.tensor_parallel() > 64) {
-    return InvalidArgument("tensor-parallel degree is ", configuration.tensor_parallel(),
-                           ", expected 1 to 64");
+  const struct {
+    const char* name;
+    int64_t value;
+    int64_t least;
+    int64_t most;
+  } rows[] = {
+      {"number of stages", configuration.stages(), 1, config.layers},
+      {"stage", configuration.stage(), 0, int64_t{configuration.stages()} - 1},
+      {"tensor-parallel degree", configuration.tensor_parallel(), 1, kMostRanks},
+      {"max_batch_tokens", configuration.max_batch_tokens(), 1, kMostBatchTokens},
+      {"max_context", configuration.max_context(), 0, config.context},
+      {"page size", configuration.page_size(), 16, kMostPageSize},
+      {"iteration deadline in ms", configuration.iteration_deadline_ms(), 1, INT32_MAX},
+  };
+  for (const auto& [name, value, least, most] : rows) {
+    if (value < least || value > most) {
+      return InvalidArgument("the master wants ", name, " ", value, ", expected ", least, " to ",
+                             most);
+    }
   }
+  if (configuration.has_outlier_threshold() && !(configuration.outlier_threshold() >= 0)) {
+    return InvalidArgument("the master wants outliers above ", configuration.outlier_threshold(),
+                           ", expected a number >= 0");
+  }
+  TREADLE_RETURN_IF_ERROR(CheckNames(configuration));
   const bool cuda = configuration.backend() == kCuda;
   if (!cuda && configuration.backend() != kCpu) {
-    return Unimplemented("backend is '", configuration.backend(), "', this worker has: cpu, cuda");
+    return Unimplemented("backend is ", Quoted(configuration.backend()),
+                         ", this worker has: cpu, cuda");
   }
   if (!cuda && configuration.kv_dtype() == Name(DType::kBF16)) {
     return InvalidArgument("the K/V cache is to be bf16, expected f16 or f32 on the CPU");

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/remote/control_secret.h"
 #include "server/access/tls.h"
 #include "server/cli/command.h"
 
@@ -98,14 +99,21 @@ absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options) {
   return Log::Open(options);
 }
 
-absl::StatusOr<ControlCredentials> OpenControlTls(const std::string& folder, LogSink log) {
-  if (folder.empty()) return ControlCredentials{};
+absl::StatusOr<ControlCredentials> OpenControlCredentials(const std::string& folder,
+                                                          const std::string& secret_file,
+                                                          LogSink log) {
+  ControlCredentials credentials;
+  if (!secret_file.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(credentials.secret, ReadControlSecret(secret_file));
+  }
+  if (folder.empty()) return credentials;
   TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<Tls> tls, Tls::Open({.certificate = folder + "/tls.crt",
                                                                 .key = folder + "/tls.key",
                                                                 .ca = folder + "/ca.crt"},
                                                                std::move(log)));
-  return ControlCredentials{.server = With(tls, tls->ForServer()),
-                            .channel = With(tls, tls->ForChannel())};
+  credentials.server = With(tls, tls->ForServer());
+  credentials.channel = With(tls, tls->ForChannel());
+  return credentials;
 }
 
 }  // namespace treadle

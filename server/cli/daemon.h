@@ -1,5 +1,5 @@
 // What serve and worker have in common as programs that stay: the signals that end them, where
-// their log goes, and the control plane's TLS.
+// their log goes, and whom the control plane trusts.
 #pragma once
 
 #include <memory>
@@ -58,7 +58,10 @@ absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options);
 // called by a name that stands in it. Null credentials for an empty `folder`.
 //
 // Checks the files and watches them as long as the credentials are held; they must be held as long
-// as they are used. Thread safety: as Tls.
-absl::StatusOr<ControlCredentials> OpenControlTls(const std::string& folder, LogSink log);
+// as they are used. The secret of `secret_file` (control_secret.h), none if that is empty, is read
+// once. Thread safety: as Tls.
+absl::StatusOr<ControlCredentials> OpenControlCredentials(const std::string& folder,
+                                                          const std::string& secret_file,
+                                                          LogSink log);
 
 }  // namespace treadle

@@ -182,7 +182,9 @@ absl::Status UseWorkers(const std::shared_ptr<const Checkpoint>& checkpoint,
   TREADLE_ASSIGN_OR_RETURN(const std::vector<PlacedStage> placed,
                            Place(*checkpoint, options, max_context));
   RemoteEngineOptions engine = EngineOptions(options, devices, max_context);
-  TREADLE_ASSIGN_OR_RETURN(engine.credentials, OpenControlTls(options.control_tls, log));
+  TREADLE_ASSIGN_OR_RETURN(
+      engine.credentials,
+      OpenControlCredentials(options.control_tls, options.control_secret_file, log));
   std::vector<std::string> addresses = options.workers;
   if (addresses.empty()) {
     TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<WorkerSupervisor> workers,

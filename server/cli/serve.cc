@@ -105,7 +105,9 @@ struct Doors {
 };
 
 absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
-  TREADLE_RETURN_IF_ERROR(OpenControlTls(options.control_tls, log.sink()).status());
+  TREADLE_RETURN_IF_ERROR(
+      OpenControlCredentials(options.control_tls, options.control_secret_file, log.sink())
+          .status());
   Doors doors;
   if (!options.tls_cert.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.tls, SocketTls::Open({.certificate = options.tls_cert,

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/remote/control_secret.h"
 #include "server/address.h"
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
@@ -37,6 +38,7 @@ struct WorkerFlags {
   DeviceChoice device = DeviceChoice::kAuto;
   std::vector<int> devices;
   std::string control_tls;
+  std::string control_secret_file;
   int parent = 0;
 };
 
@@ -54,6 +56,23 @@ absl::Status CheckListen(const std::string& listen) {
   return ProbeListen(address);
 }
 
+// Who may attach to this worker, in words; an error if that would be everybody on a network.
+absl::StatusOr<std::string> CheckTrust(const std::string& listen,
+                                       const ControlCredentials& credentials) {
+  const bool local = StaysOnMachine(listen);
+  const bool tls = credentials.server != nullptr && !listen.starts_with("unix:");
+  if (!local && !tls && credentials.secret.empty()) {
+    return InvalidArgument("--listen is ", listen,
+                           ", which other machines reach, and whoever comes first would be this "
+                           "worker's master: expected --control-secret-file or --control-tls, or "
+                           "a loopback address or unix:path");
+  }
+  std::string who = local ? "from this machine" : "from other machines";
+  if (!credentials.secret.empty()) who += ", with the control secret";
+  if (tls) who += ", with a certificate";
+  return who;
+}
+
 absl::Status Work(WorkerFlags flags, Log& log) {
   TREADLE_RETURN_IF_ERROR(FollowParent(flags.parent));
   Signals signals;
@@ -64,11 +83,16 @@ absl::Status Work(WorkerFlags flags, Log& log) {
   options.log = [&log](const std::string& line) {
     log.Write({.name = "worker_status", .message = line});
   };
-  TREADLE_ASSIGN_OR_RETURN(options.credentials, OpenControlTls(flags.control_tls, log.sink()));
+  TREADLE_ASSIGN_OR_RETURN(
+      options.credentials,
+      OpenControlCredentials(flags.control_tls, flags.control_secret_file, log.sink()));
+  TREADLE_ASSIGN_OR_RETURN(const std::string masters,
+                           CheckTrust(options.listen, options.credentials));
+  if (!StaysOnMachine(options.listen)) options.log("takes masters " + masters);
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Start(std::move(options)));
   log.Write({.name = "listening",
              .message = kWorkerListensOn + worker->address(),
-             .fields = {{"address", worker->address()}}});
+             .fields = {{"address", worker->address()}, {"masters", masters}}});
   const int first = signals.Wait();
   log.Write({.name = "ending",
              .message = Str("signal ", first, ": ending"),
@@ -96,8 +120,8 @@ int RunWorker(int argc, char** argv) {
   CLI::App app("Holds one stage of a model and runs it for `treadle serve --workers`.");
   app.footer(kExitCodes);
   app.add_option("--listen", options.listen,
-                 "control address: host:port (port 0 takes a free one) or unix:path; trusted "
-                 "networks only");
+                 "control address: host:port (port 0 takes a free one) or unix:path; beyond this "
+                 "machine only with --control-secret-file or --control-tls");
   app.add_option("--model", options.model_path,
                  "model: a .gguf file or a Hugging Face folder; none: the master sends its layers "
                  "(--weights-from master)");
@@ -127,6 +151,9 @@ int RunWorker(int argc, char** argv) {
   app.add_option("--control-tls", flags.control_tls,
                  "folder with tls.crt, tls.key and ca.crt: mutual TLS with master and next stage, "
                  "read anew when they change");
+  app.add_option("--control-secret-file", flags.control_secret_file,
+                 "file with a secret of 16 characters or more in its first line, the same for "
+                 "master and workers, who prove to each other that they have it");
   app.add_option("--data-interface", options.data_interface,
                  "network interface or address for activations; trusted networks only");
   app.add_option("--parent", flags.parent, "end with this process, which must be the parent")

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -108,14 +109,20 @@ class NamespaceBinary : public testing::Test {
     network_->hub().Enter();  // so that server and client are there
   }
 
+  // Workers that other machines reach want one.
+  static std::string SecretFile() {
+    const std::string path = Str(testing::TempDir(), "/control-secret-", getpid());
+    std::ofstream(path) << "a secret of sixteen\n";
+    return path;
+  }
   static std::string Worker(int host) { return NetworkOfHosts::Address(host) + ":7001"; }
   void StartWorkers() {
     for (int host = 0; host < kHosts; ++host) {
       network_->host(host).Run([&] {
         workers_.push_back(std::make_unique<ChildProcess>(std::vector<std::string>{
             kBinary, "worker", "--model", model_.path(), "--listen", Worker(host),
-            "--data-interface", host == 0 ? "eth0" : NetworkOfHosts::Address(host), "--threads",
-            "1"}));
+            "--control-secret-file", SecretFile(), "--data-interface",
+            host == 0 ? "eth0" : NetworkOfHosts::Address(host), "--threads", "1"}));
       });
       ASSERT_NE(workers_.back()->WaitForLine("listening on "), "") << workers_.back()->output();
     }
@@ -124,7 +131,7 @@ class NamespaceBinary : public testing::Test {
     server_ = std::make_unique<ChildProcess>(std::vector<std::string>{
         kBinary, "serve", "--model", model_.path(), "--listen", "127.0.0.1:0", "--metrics-listen",
         "none", "--threads", "2", "--pin-threads", "off", "--workers", Worker(0) + "," + Worker(1),
-        "--iteration-deadline", "2s"});
+        "--iteration-deadline", "2s", "--control-secret-file", SecretFile()});
     const std::string line = server_->WaitForLine("listening on 127.0.0.1:");
     ASSERT_NE(line, "") << server_->output();
     const size_t begin = line.find("127.0.0.1:");

@@ -76,7 +76,7 @@ TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
   WriteText(key, pair.key);
   WriteText(late, expired.certificate);
   WriteText(other, ca.Sign().key);
-  WriteText(keys, "secret\n");
+  WriteText(keys, "sesame\n");
   WriteText(conf, "tls-crt = x\n");
   WriteText(model, "no model\n");
   const BadFile uses[] = {
@@ -88,6 +88,8 @@ TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
       {{"--tls-cert", key, "--tls-key", key}, key + " has no certificate"},
       {{"--control-tls", "/no/such"}, "--control-tls needs --workers"},
       {{"--control-tls", "/no/such", "--workers", "a:1"}, "cannot read /no/such/tls.crt"},
+      {{"--control-secret-file", keys}, "--control-secret-file needs --workers"},
+      {{"--control-secret-file", keys, "--workers", "a:1"}, "has 6 characters, expected 16 to"},
       {{"--api-keys-file", keys}, keys + " line 1: a key has 6 characters"},
       {{"--metrics-auth", "api-key"}, "there is no --api-keys-file"},
       {{"--metrics-tls-cert", crt}, "--metrics-tls-key is missing"},
@@ -115,11 +117,15 @@ TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
     EXPECT_EQ(child.Wait(), 2) << child.output();
     EXPECT_THAT(child.output(), HasSubstr(use.message));
     EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
-    EXPECT_THAT(child.output(), Not(HasSubstr("secret")));
+    EXPECT_THAT(child.output(), Not(HasSubstr("sesame")));
   }
   ChildProcess worker({kBinary, "worker", "--listen", "127.0.0.1:0", "--control-tls", "/no/such"});
   EXPECT_EQ(worker.Wait(), 2);
   EXPECT_THAT(worker.output(), HasSubstr("cannot read /no/such/tls.crt"));
+  ChildProcess open({kBinary, "worker", "--listen", "0.0.0.0:0"});
+  EXPECT_EQ(open.Wait(), 2);
+  EXPECT_THAT(open.output(), HasSubstr("--listen is 0.0.0.0:0, which other machines reach"));
+  EXPECT_THAT(open.output(), HasSubstr("expected --control-secret-file or --control-tls"));
   ChildProcess client({kBinary, "generate", "--prompt", "a", "--tls-ca", "/no/such"});
   EXPECT_EQ(client.Wait(), 2);
   EXPECT_THAT(client.output(), HasSubstr("cannot read /no/such"));

@@ -93,7 +93,7 @@ ControlCredentials Credentials(const std::string& name, const TestCa& ca, const 
   WriteText(folder + "/tls.crt", own.certificate);
   WriteText(folder + "/tls.key", own.key);
   WriteText(folder + "/ca.crt", ca.pem());
-  auto credentials = OpenControlTls(folder, [](const LogEvent&) {});
+  auto credentials = OpenControlCredentials(folder, "", [](const LogEvent&) {});
   EXPECT_TRUE(credentials.ok()) << credentials.status();
   return *std::move(credentials);
 }

@@ -96,7 +96,7 @@
 {{- fail (printf "server.pinThreads is on, but resources.limits.cpu is %s, expected a whole number equal to resources.requests.cpu: pods that share CPUs would bind their threads to the same ones" $cpu) -}}
 {{- end -}}
 {{- end -}}
-{{- $owned := list "--model" "--listen" "--metrics-listen" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--api-keys-file" "--metrics-auth" "--metrics-tls-cert" "--metrics-tls-key" "--metrics-tls-client-ca" "--metrics-token-file" "--tensor-parallel" "--pipeline-parallel" "--workers" "--wire" "--data-plane" "--weights-from" "--on-worker-loss" "--control-tls" "--drain-timeout" "--log-format" "--log-level" "--log-requests" "--config" "--print-config" -}}
+{{- $owned := list "--model" "--listen" "--metrics-listen" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--api-keys-file" "--metrics-auth" "--metrics-tls-cert" "--metrics-tls-key" "--metrics-tls-client-ca" "--metrics-token-file" "--tensor-parallel" "--pipeline-parallel" "--workers" "--wire" "--data-plane" "--weights-from" "--on-worker-loss" "--control-tls" "--control-secret-file" "--drain-timeout" "--log-format" "--log-level" "--log-requests" "--config" "--print-config" -}}
 {{- range $key, $_ := $v.server -}}
 {{- $owned = append $owned (printf "--%s" (kebabcase $key)) -}}
 {{- end -}}
@@ -111,6 +111,9 @@
 {{- end -}}
 {{- if and $v.controlTls.secret (eq $layout "pod") -}}
 {{- fail (printf "controlTls.secret is %s, but all stages are in one pod: there is nothing to encrypt" $v.controlTls.secret) -}}
+{{- end -}}
+{{- if and $v.controlSecret.secret (eq $layout "pod") -}}
+{{- fail (printf "controlSecret.secret is %s, but all stages are in one pod: there is nobody to prove it to" $v.controlSecret.secret) -}}
 {{- end -}}
 {{- if and $v.apiKeys.metrics (not $v.apiKeys.secret) -}}
 {{- fail "apiKeys.metrics is true, but apiKeys.secret is empty, expected the Secret with the keys" -}}

@@ -73,11 +73,20 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
+{{/* The Secret that proves master and workers to each other: the given one, or the chart's own.
+     Empty where all stages are in one pod, or a certificate does that. */}}
+{{- define "treadle.controlSecret" -}}
+{{- $v := .Values -}}
+{{- if and (ne (include "treadle.layout" .) "pod") (or $v.controlSecret.secret (not $v.controlTls.secret)) -}}
+{{- default (printf "%s-control" (include "treadle.name" .)) $v.controlSecret.secret -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Secrets that a pod mounts, name to Secret. Argument: dict of root, server (whether clients
      reach it). */}}
 {{- define "treadle.secrets" -}}
 {{- $v := .root.Values -}}
-{{- $secrets := dict "control-tls" $v.controlTls.secret -}}
+{{- $secrets := dict "control-tls" $v.controlTls.secret "control-secret" (include "treadle.controlSecret" .root) -}}
 {{- if .server -}}
 {{- $secrets = merge $secrets (dict "tls" $v.tls.secret "api-keys" $v.apiKeys.secret "metrics-tls" $v.metricsTls.secret "metrics-token" $v.metricsToken.secret) -}}
 {{- end -}}

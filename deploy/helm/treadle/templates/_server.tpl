@@ -91,6 +91,9 @@ spec:
         {{- if $v.controlTls.secret }}
         - --control-tls=/etc/treadle/control-tls
         {{- end }}
+        {{- if include "treadle.controlSecret" .root }}
+        - --control-secret-file=/etc/treadle/control-secret/{{ $v.controlSecret.key }}
+        {{- end }}
         {{- if $v.apiKeys.secret }}
         - {{ printf "--api-keys-file=/etc/treadle/api-keys/%s" $v.apiKeys.key }}
         {{- if $v.apiKeys.metrics }}
@@ -210,6 +213,9 @@ spec:
         {{- include "treadle.logging" .root | nindent 8 }}
         {{- if $v.controlTls.secret }}
         - --control-tls=/etc/treadle/control-tls
+        {{- end }}
+        {{- if include "treadle.controlSecret" .root }}
+        - --control-secret-file=/etc/treadle/control-secret/{{ $v.controlSecret.key }}
         {{- end }}
         {{- with $v.server.threads | default (include "treadle.cpus" .root | int) }}
         - --threads={{ max 1 (div . $p.tensor) }}

@@ -1,0 +1,161 @@
+// What a master may say of a checkpoint that it sends: sizes that contradict each other, or no
+// machine's, are errors before anything is written or read.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "base/sha256.h"
+#include "base/status.h"
+#include "engine/remote/control.pb.h"
+#include "engine/remote/received_checkpoint.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A llama of one layer, without tensors.
+control::CheckpointDirectory Directory() {
+  control::CheckpointDirectory directory;
+  directory.set_path("master.gguf");
+  control::ModelConfiguration& config = *directory.mutable_config();
+  config.set_architecture("llama");
+  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 0}) config.add_sizes(size);
+  for (const double real : {10000.0, 1.0, 8.0, 1.0, 4.0, 1e-5}) config.add_reals(real);
+  return directory;
+}
+
+void Add(control::CheckpointDirectory& directory, const std::string& name,
+         const std::string& format, const std::vector<int64_t>& shape, uint64_t bytes) {
+  control::TensorEntry& entry = *directory.add_tensors();
+  entry.set_name(name);
+  entry.set_format(format);
+  entry.mutable_shape()->Add(shape.begin(), shape.end());
+  entry.set_bytes(bytes);
+}
+
+absl::Status Opened(const control::CheckpointDirectory& directory) {
+  return ReceivedCheckpoint::Create(directory, std::chrono::seconds(1), [](const auto&) {})
+      .status();
+}
+
+TEST(HostileCheckpoint, AnHonestDirectoryOpens) {
+  control::CheckpointDirectory directory = Directory();
+  Add(directory, "a", "f32", {2, 32}, 256);
+  EXPECT_EQ(Opened(directory), absl::OkStatus());
+}
+
+// Their sum is 2^64, so that what comes after them would lie beyond a small mapping.
+TEST(HostileCheckpoint, SizesThatWrapAroundAreRefused) {
+  control::CheckpointDirectory directory = Directory();
+  for (int i = 0; i < 1 << 20; ++i) Add(directory, "t", "int8", {1}, uint64_t{1} << 44);
+  EXPECT_THAT(Opened(directory).message(), HasSubstr("expected at most"));
+}
+
+TEST(HostileCheckpoint, MoreThanAnyModelIsRefused) {
+  control::CheckpointDirectory large = Directory();
+  for (int i = 0; i < 4; ++i) {
+    Add(large, Str("t", i), "f32", {int64_t{1} << 42}, uint64_t{1} << 44);
+  }
+  EXPECT_THAT(Opened(large).message(), HasSubstr("tensor 't"));
+  control::CheckpointDirectory many = Directory();
+  for (int i = 0; i < 200'000; ++i) Add(many, "t", "f32", {1}, 4);
+  EXPECT_THAT(Opened(many).message(), HasSubstr("200000 tensors, expected at most"));
+  control::CheckpointDirectory constants = Directory();
+  Add(constants, "c", "nf4", {32, 32}, 512);
+  constants.mutable_tensors(0)->set_constant_bytes(UINT64_MAX);
+  EXPECT_THAT(Opened(constants).message(), HasSubstr("tensor 'c'"));
+  control::CheckpointDirectory named = Directory();
+  Add(named, std::string(1 << 20, 'x'), "f32", {1}, 4);
+  EXPECT_THAT(Opened(named).message(), HasSubstr("name"));
+  EXPECT_LT(Opened(named).message().size(), 1000u);
+}
+
+// A master that answers what is asked with these constants, and with zeros for tensors.
+class Answers {
+ public:
+  explicit Answers(std::string constants) : constants_(std::move(constants)) {}
+
+  absl::StatusOr<MatrixConstants> ConstantsOf(const control::CheckpointDirectory& directory,
+                                              uint64_t announced = 0) {
+    std::thread answer;
+    auto created = ReceivedCheckpoint::Create(
+        directory, std::chrono::seconds(5), [&](const control::TensorRequest& request) {
+          if (answer.joinable()) return;  // what was asked ahead
+          answer = std::thread([this, request, announced] { Deliver(request, announced); });
+        });
+    if (!created.ok()) return created.status();
+    checkpoint_ = created->get();
+    auto constants = checkpoint_->tensors()[0].constants();
+    answer.join();
+    return constants;
+  }
+
+ private:
+  void Deliver(const control::TensorRequest& request, uint64_t announced) {
+    control::TensorChunk chunk;
+    chunk.set_tensor(request.tensor());
+    chunk.set_constants(request.constants());
+    chunk.set_total(announced == 0 ? constants_.size() : announced);
+    chunk.set_data(constants_);
+    Sha256 sum;
+    sum.Add(std::as_bytes(std::span(constants_)));
+    chunk.set_sha256(sum.Finish());
+    checkpoint_->Deliver(chunk);
+  }
+
+  const std::string constants_;
+  ReceivedCheckpoint* checkpoint_ = nullptr;
+};
+
+control::CheckpointDirectory OneMatrix() {
+  control::CheckpointDirectory directory = Directory();
+  Add(directory, "m", "nf4", {32, 32}, 512);
+  return directory;
+}
+
+control::Constants HonestConstants() {
+  control::Constants constants;
+  for (int i = 0; i < 16; ++i) constants.add_scales(1);
+  constants.set_scale_block(64);
+  return constants;
+}
+
+TEST(HostileCheckpoint, ConstantsFitTheirMatrix) {
+  EXPECT_EQ(Answers(HonestConstants().SerializeAsString()).ConstantsOf(OneMatrix()).status(),
+            absl::OkStatus());
+  const auto refused = [](const std::function<void(control::Constants&)>& change) {
+    control::Constants constants = HonestConstants();
+    change(constants);
+    return std::string(
+        Answers(constants.SerializeAsString()).ConstantsOf(OneMatrix()).status().message());
+  };
+  EXPECT_THAT(refused([](auto& c) { c.set_codes("x"); }),
+              HasSubstr("tensor 'm' has 1 bytes of codes, expected 512"));
+  EXPECT_THAT(refused([](auto& c) { c.add_scales(1); }), HasSubstr("17 scales"));
+  EXPECT_THAT(refused([](auto& c) { c.set_scale_block(INT64_MAX); }), HasSubstr("blocks of"));
+  EXPECT_THAT(refused([](auto& c) { c.set_scale_block(0); }), HasSubstr("blocks of 0"));
+  EXPECT_THAT(refused([](auto& c) { c.add_zeros(0); }), HasSubstr("1 zero points"));
+  EXPECT_THAT(refused([](auto& c) { c.add_codebook(0); }), HasSubstr("a codebook of 1 values"));
+  EXPECT_THAT(refused([](auto& c) { c.add_input_order(0); }), HasSubstr("input order of 1"));
+}
+
+TEST(HostileCheckpoint, CodesAreThereInFull) {
+  control::CheckpointDirectory directory = OneMatrix();
+  directory.mutable_tensors(0)->set_bytes(100);
+  EXPECT_THAT(
+      Answers(HonestConstants().SerializeAsString()).ConstantsOf(directory).status().message(),
+      HasSubstr("tensor 'm' has 100 bytes of codes, expected 512"));
+}
+
+TEST(HostileCheckpoint, ConstantsOfATebibyteAreRefused) {
+  EXPECT_THAT(Answers(HonestConstants().SerializeAsString())
+                  .ConstantsOf(OneMatrix(), uint64_t{1} << 40)
+                  .status()
+                  .message(),
+              HasSubstr("1099511627776 bytes of constants, expected at most"));
+}
+
+}  // namespace
+}  // namespace treadle

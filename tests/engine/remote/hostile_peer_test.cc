@@ -1,0 +1,576 @@
+// A peer of the control plane that says what it likes: a worker, and a master, end the epoch or the
+// attachment with an error that names the field, and stay.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <fstream>
+#include <optional>
+#include <thread>
+
+#include "absl/synchronization/notification.h"
+#include "base/sync.h"
+#include "engine/remote/control.grpc.pb.h"
+#include "engine/remote/control.pb.h"
+#include "engine/remote/control_secret.h"
+#include "engine/remote/plan_messages.h"
+#include "tests/engine/plan_builder.h"
+#include "tests/engine/remote/driven_requests.h"
+#include "tests/support/remote_cluster.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::chrono::seconds kPatience(kInstrumented ? 60 : 20);
+
+std::string TinyModel() {
+  TinyModelOptions options;
+  options.layers = 2;
+  return *WriteTinyLlamaGguf(OwnFolder(), options);
+}
+
+// What came on a stream, in order.
+template <typename Message>
+class Inbox {
+ public:
+  StreamEvents<Message> Events() {
+    return {.message =
+                [this](Message& message) {
+                  MutexLock lock(mutex_);
+                  messages_.push_back(std::move(message));
+                  changed_.NotifyAll();
+                },
+            .closed =
+                [this](const absl::Status& status) {
+                  MutexLock lock(mutex_);
+                  closed_ = status;
+                  changed_.NotifyAll();
+                }};
+  }
+  // The next one that is `wanted`; nothing if the stream has ended, or nothing comes.
+  template <typename Wanted>
+  std::optional<Message> Next(const Wanted& wanted) {
+    const auto late = std::chrono::steady_clock::now() + kPatience;
+    MutexLock lock(mutex_);
+    while (true) {
+      while (!messages_.empty()) {
+        Message message = std::move(messages_.front());
+        messages_.pop_front();
+        if (wanted(message)) return message;
+      }
+      if (closed_ || !changed_.WaitUntil(mutex_, late)) return std::nullopt;
+    }
+  }
+  // Why the stream ended; nothing if it has not.
+  std::optional<absl::Status> Closed(std::chrono::seconds patience = kPatience) {
+    const auto late = std::chrono::steady_clock::now() + patience;
+    MutexLock lock(mutex_);
+    while (!closed_ && changed_.WaitUntil(mutex_, late)) {
+    }
+    return closed_;
+  }
+
+ private:
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Message> messages_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> closed_ ABSL_GUARDED_BY(mutex_);
+};
+
+// A master that sends what a test tells it to.
+class HostileMaster {
+ public:
+  explicit HostileMaster(const std::string& address, const ControlCredentials& credentials = {})
+      : stream_(OpenAttach(address, inbox_.Events(), credentials)) {}
+  ~HostileMaster() {
+    stream_->Abort();
+    inbox_.Closed();
+  }
+
+  template <typename Fill>
+  void Tell(const Fill& fill) {
+    stream_->Tell(fill);
+  }
+  bool Hello() {
+    Tell([](control::MasterMessage& message) {
+      control::MasterHello& hello = *message.mutable_hello();
+      hello.set_protocol(kControlProtocol);
+      hello.set_version("test");
+      hello.set_master(1);
+      hello.set_silence_ms(60'000);
+      hello.set_heartbeat_ms(1000);
+    });
+    return inbox_.Next([](const auto& message) { return message.has_hello(); }).has_value();
+  }
+  // Why the worker cannot do what it was last told.
+  std::string Failure() {
+    const auto failed = inbox_.Next([](const auto& message) { return message.has_failed(); });
+    return failed ? failed->failed().message() : "";
+  }
+  Inbox<control::WorkerMessage>& inbox() { return inbox_; }
+
+ private:
+  Inbox<control::WorkerMessage> inbox_;
+  std::shared_ptr<Stream<control::MasterMessage>> stream_;
+};
+
+control::Configure HonestStage() {
+  control::Configure configure;
+  configure.set_stage(0);
+  configure.set_stages(1);
+  configure.set_tensor_parallel(1);
+  configure.set_end_layer(2);
+  configure.set_backend("cpu");
+  configure.set_compute("exact");
+  configure.set_kv_dtype("f32");
+  configure.set_wire("f32");
+  configure.set_data_plane("gloo");
+  configure.set_max_batch_tokens(32);
+  configure.set_page_size(16);
+  configure.set_iteration_deadline_ms(20'000);
+  return configure;
+}
+
+class HostileMasters : public testing::Test {
+ protected:
+  HostileMasters() {
+    WorkerOptions options = ClusterOptions::QuietWorker();
+    options.model_path = TinyModel();
+    options.version = "test";
+    worker_ = *Worker::Start(std::move(options));
+  }
+  // What the worker answers to a stage that is honest but for `change`; "": it loads it.
+  std::string AnswerTo(const std::function<void(control::Configure&)>& change) {
+    // The worker may not have noticed yet that the last one is gone.
+    std::optional<HostileMaster> master;
+    for (int i = 0; i < 100; ++i) {
+      master.emplace(worker_->address());
+      if (master->Hello()) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    master->Tell([&](control::MasterMessage& message) {
+      *message.mutable_configure() = HonestStage();
+      change(*message.mutable_configure());
+    });
+    const auto answer = master->inbox().Next(
+        [](const auto& message) { return message.has_failed() || message.has_loaded(); });
+    if (!answer) return "no answer";
+    return answer->has_failed() ? answer->failed().message() : "";
+  }
+
+  std::unique_ptr<Worker> worker_;
+};
+
+TEST_F(HostileMasters, StagesThatCannotBeAreRefused) {
+  EXPECT_EQ(AnswerTo([](auto&) {}), "");
+  const struct {
+    void (*change)(control::Configure&);
+    const char* error;
+  } rows[] = {
+      {[](auto& c) { c.set_max_batch_tokens(0); }, "max_batch_tokens 0, expected 1 to"},
+      {[](auto& c) { c.set_max_batch_tokens(INT64_MAX); }, "max_batch_tokens 92233720368547"},
+      {[](auto& c) { c.set_stages(0); }, "number of stages 0"},
+      {[](auto& c) { c.set_stage(7); }, "stage 7, expected 0 to 0"},
+      {[](auto& c) { c.set_stage(-1); }, "stage -1"},
+      {[](auto& c) { c.set_tensor_parallel(INT32_MAX); }, "tensor-parallel degree 2147483647"},
+      {[](auto& c) { c.set_max_context(-1); }, "max_context -1"},
+      {[](auto& c) { c.set_page_size(INT64_MAX); }, "page size 92233720368547"},
+      {[](auto& c) { c.set_iteration_deadline_ms(0); }, "iteration deadline in ms 0"},
+      {[](auto& c) { c.set_first_layer(INT64_MIN); }, "layers -922337203685477"},
+      {[](auto& c) { c.set_kv_dtype("q4\n"); }, "a K/V cache of 'q4\\x0a', expected one of f16"},
+      {[](auto& c) { c.set_compute("x"); }, "the arithmetic 'x'"},
+      {[](auto& c) { c.set_wire("x"); }, "the wire 'x'"},
+      {[](auto& c) { c.set_data_plane("x"); }, "activations over 'x'"},
+      {[](auto& c) { c.set_outlier_threshold(NAN); }, "outliers above nan"},
+  };
+  for (const auto& [change, error] : rows) EXPECT_THAT(AnswerTo(change), HasSubstr(error));
+  EXPECT_EQ(AnswerTo([](auto&) {}), "");
+}
+
+TEST_F(HostileMasters, AMasterAsksOnce) {
+  HostileMaster master(worker_->address());
+  ASSERT_TRUE(master.Hello());
+  for (int i = 0; i < 2; ++i) {
+    master.Tell([](control::MasterMessage& m) { *m.mutable_configure() = HonestStage(); });
+  }
+  const auto closed = master.inbox().Closed();
+  ASSERT_TRUE(closed.has_value());
+  EXPECT_THAT(closed->message(), HasSubstr("configures a stage twice"));
+  EXPECT_EQ(AnswerTo([](auto&) {}), "");
+}
+
+// In an epoch of one stage.
+TEST_F(HostileMasters, PlansThatCannotBeRunEndTheEpoch) {
+  HostileMaster master(worker_->address());
+  ASSERT_TRUE(master.Hello());
+  master.Tell([](control::MasterMessage& m) { *m.mutable_configure() = HonestStage(); });
+  master.Tell([](control::MasterMessage& m) { m.mutable_reserve()->set_kv_pages(8); });
+  uint64_t epoch = 0;
+  const auto failure_of = [&](const SequenceStart& start) {
+    ++epoch;
+    master.Tell([&](control::MasterMessage& m) { m.mutable_begin_epoch()->set_epoch(epoch); });
+    EXPECT_TRUE(master.inbox().Next([](const auto& m) { return m.has_epoch_ready(); }));
+    master.Tell([&](control::MasterMessage& m) {
+      EncodePlan(PlanOf(epoch, 0).Start(start).Step(SampleOf(StepOf(1, 0, {4}))),
+                 *m.mutable_plan());
+    });
+    return master.Failure();
+  };
+  SequenceStart start = StartOf(1, 1, {0});
+  start.sampling.top_p = NAN;
+  EXPECT_THAT(failure_of(start), HasSubstr("top_p is nan, expected (0, 1]"));
+  start = StartOf(1, 1, {0});
+  start.sampling.logit_bias = {{3, INFINITY}};
+  EXPECT_THAT(failure_of(start), HasSubstr("logit bias for token 3 is inf"));
+  EXPECT_THAT(failure_of(StartOf(1, 1, std::vector<int32_t>(100'000, 0))),
+              HasSubstr("100000 pages, expected at most 8"));
+}
+
+TEST_F(HostileMasters, NothingLargeIsTakenBeforeHello) {
+  HostileMaster large(worker_->address());
+  large.Tell([](control::MasterMessage& m) {
+    m.mutable_hello()->set_version(std::string(kMostFirstBytes + 1, 'x'));
+  });
+  auto closed = large.inbox().Closed();
+  ASSERT_TRUE(closed.has_value());
+  EXPECT_THAT(closed->message(), HasSubstr("expected a hello of at most 65536"));
+
+  HostileMaster rude(worker_->address());
+  rude.Tell([](control::MasterMessage& m) { *m.mutable_configure() = HonestStage(); });
+  closed = rude.inbox().Closed();
+  ASSERT_TRUE(closed.has_value());
+  EXPECT_THAT(closed->message(), HasSubstr("a master says hello first"));
+  EXPECT_EQ(AnswerTo([](auto&) {}), "");
+}
+
+TEST_F(HostileMasters, SilentStreamsMakeRoomForNewOnes) {
+  std::vector<std::unique_ptr<HostileMaster>> silent;
+  for (int i = 0; i < 70; ++i)
+    silent.push_back(std::make_unique<HostileMaster>(worker_->address()));
+  int ended = 0;
+  for (auto& master : silent) {
+    if (ended == 6) break;
+    ended += master->inbox().Closed(std::chrono::seconds(2)).has_value();
+  }
+  EXPECT_EQ(ended, 6);
+  EXPECT_EQ(AnswerTo([](auto&) {}), "");
+}
+
+ControlCredentials Secret(const std::string& secret) { return {.secret = secret}; }
+
+TEST(ControlSecrets, BothEndsProveTheSame) {
+  ClusterOptions options;
+  options.model = TinyModel();
+  options.stages = 2;
+  options.worker.credentials = options.engine.credentials = Secret("a secret of sixteen");
+  const auto cluster = StartThreadCluster(options);
+  EXPECT_TRUE(cluster.ok()) << cluster.status();  // plans go from stage to stage, too
+}
+
+TEST(ControlSecrets, StrangersAreRefusedByEitherEnd) {
+  const struct {
+    const char* worker;
+    const char* master;
+    const char* error;
+  } rows[] = {{"a secret of sixteen", "", "the worker wants proof of its control secret"},
+              {"", "a secret of sixteen", "the worker has no control secret"},
+              {"a secret of sixteen", "another one of 19", "has another control secret"}};
+  for (const auto& [worker_secret, master_secret, error] : rows) {
+    ClusterOptions options;
+    options.model = TinyModel();
+    options.worker.credentials = Secret(worker_secret);
+    options.engine.credentials = Secret(master_secret);
+    const absl::Status status = StartThreadCluster(options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated) << status;
+    EXPECT_THAT(status.message(), HasSubstr(error));
+    EXPECT_THAT(status.message(), HasSubstr("--control-secret-file"));
+    EXPECT_THAT(status.message(), ::testing::Not(HasSubstr("sixteen")));
+  }
+}
+
+// A master that skips its own checks gets no further.
+TEST(ControlSecrets, AWorkerWantsTheProofItself) {
+  WorkerOptions options = ClusterOptions::QuietWorker();
+  options.credentials = Secret("a secret of sixteen");
+  const auto worker = Worker::Start(options);
+  ASSERT_TRUE(worker.ok()) << worker.status();
+  const auto stub = control::Control::NewStub(
+      grpc::CreateChannel((*worker)->address(), grpc::InsecureChannelCredentials()));
+  // Without a proof in its headers it is refused before it has sent a message; with one that it has
+  // listened to, after the first.
+  for (const bool overheard : {false, true}) {
+    const std::string nonce = DrawNonce();
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    context.AddMetadata("treadle-nonce-bin", nonce);
+    if (overheard) {
+      context.AddMetadata("treadle-proof-bin", MakeProof(options.credentials.secret,
+                                                         ProofOf::kMaster, "Attach", nonce, ""));
+    }
+    const auto stream = stub->Attach(&context);
+    control::MasterMessage message;
+    message.mutable_hello()->set_protocol(kControlProtocol);
+    if (overheard) stream->Write(message);
+    control::WorkerMessage answer;
+    EXPECT_FALSE(stream->Read(&answer));
+    const grpc::Status status = stream->Finish();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAUTHENTICATED) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr("another control secret"));
+  }
+}
+
+// Who has seen another stream's proofs cannot use them in his own: the numbers are new.
+TEST(ControlSecrets, ProofsAreOfOneStreamOneSideAndOneCall) {
+  const std::string secret = "a secret of sixteen", a = DrawNonce(), b = DrawNonce();
+  const std::string proof = MakeProof(secret, ProofOf::kMaster, "Attach", a, b);
+  EXPECT_EQ(a.size(), 32u);
+  EXPECT_NE(a, b);
+  EXPECT_TRUE(SameProof(proof, MakeProof(secret, ProofOf::kMaster, "Attach", a, b)));
+  for (const std::string& other :
+       {MakeProof(secret, ProofOf::kWorker, "Attach", a, b),
+        MakeProof(secret, ProofOf::kMaster, "Follow", a, b),
+        MakeProof(secret, ProofOf::kMaster, "Attach", b, a),
+        MakeProof("x", ProofOf::kMaster, "Attach", a, b), std::string(), proof.substr(1)}) {
+    EXPECT_FALSE(SameProof(proof, other));
+  }
+}
+
+TEST(ControlSecrets, LoopbackAndSocketsStayOnTheMachine) {
+  for (const char* listen :
+       {"unix:/tmp/x", "127.0.0.1:0", "127.3.2.1:1", "localhost:5", "[::1]:1"}) {
+    EXPECT_TRUE(StaysOnMachine(listen)) << listen;
+  }
+  for (const char* listen :
+       {"0.0.0.0:1", "[::]:1", "10.0.0.1:1", "127.example.org:1", "host:1", ""}) {
+    EXPECT_FALSE(StaysOnMachine(listen)) << listen;
+  }
+}
+
+TEST(ControlSecrets, FilesNeedALineOfEnoughCharacters) {
+  const std::string path = OwnFolder() + "/secret";
+  const auto read = [&](const std::string& text) {
+    std::ofstream(path) << text;
+    return ReadControlSecret(path);
+  };
+  EXPECT_EQ(*read("  a secret of sixteen\n"), "a secret of sixteen");
+  EXPECT_EQ(*read("a secret of sixteen\r\nmore\n"), "a secret of sixteen");
+  EXPECT_THAT(read("short\n").status().message(), HasSubstr("has 5 characters, expected 16 to"));
+  EXPECT_THAT(read("\n\n").status().message(), HasSubstr("has 0 characters"));
+  EXPECT_THAT(read(std::string(10'000, 'x')).status().message(), HasSubstr("expected 16 to 4096"));
+  EXPECT_THAT(ReadControlSecret("/no/such").status().message(),
+              HasSubstr("--control-secret-file: cannot read /no/such: No such file"));
+}
+
+// A server that answers the first message with a small one, and each later one with a mebibyte.
+class Echo {
+ public:
+  Echo() {
+    ControlServer::Acceptors acceptors;
+    acceptors.attach = [this](std::shared_ptr<Stream<control::WorkerMessage>> stream) {
+      return StreamEvents<control::MasterMessage>{
+          .message =
+              [this, stream](control::MasterMessage& m) {
+                const bool first = heard++ == 0;
+                largest = std::max(largest.load(), m.ByteSizeLong());
+                stream->Tell([&](control::WorkerMessage& answer) {
+                  if (first) return answer.mutable_heartbeat()->Clear();
+                  answer.mutable_rendezvous()->set_value(std::string(1 << 20, 'x'));
+                });
+              },
+          .closed = [](const absl::Status&) {}};
+    };
+    acceptors.follow = [](auto stream) {
+      return StreamEvents<control::FollowMessage>{.message = [](auto&) {},
+                                                  .closed = [](const absl::Status&) {}};
+    };
+    server = *ControlServer::Start("127.0.0.1:0", std::move(acceptors));
+  }
+
+  std::atomic<int> heard = 0;
+  std::atomic<size_t> largest = 0;
+  std::unique_ptr<ControlServer> server;
+};
+
+TEST(ControlStreams, LargeMessagesArriveWholeAfterASmallOne) {
+  Echo echo;
+  HostileMaster master(echo.server->address());
+  master.Tell([](control::MasterMessage& m) { m.mutable_heartbeat(); });
+  const std::string value(5'000'000, 'y');
+  master.Tell([&](control::MasterMessage& m) { m.mutable_rendezvous()->set_value(value); });
+  EXPECT_TRUE(master.inbox().Next([](const auto& m) { return m.has_rendezvous(); }));
+  EXPECT_GT(echo.largest, value.size());
+}
+
+TEST(ControlStreams, WhoTakesNothingIsNotListenedTo) {
+  constexpr int kMessages = 400;
+  Echo echo;
+  Mutex gate;
+  std::atomic<int> taken = 0;
+  std::shared_ptr<Stream<control::MasterMessage>> stream;
+  absl::Notification closed;
+  {
+    MutexLock shut(gate);
+    stream = OpenAttach(echo.server->address(), {.message =
+                                                     [&](control::WorkerMessage&) {
+                                                       MutexLock wait(gate);
+                                                       ++taken;
+                                                     },
+                                                 .closed = [&](const auto&) { closed.Notify(); }});
+    for (int i = 0; i < kMessages; ++i) {
+      stream->Tell([](control::MasterMessage& m) { m.mutable_heartbeat(); });
+    }
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    EXPECT_LT(echo.heard, 100);  // 32 MiB of answers, and what the connection holds
+  }
+  const auto late = std::chrono::steady_clock::now() + kPatience;
+  while (taken < kMessages && std::chrono::steady_clock::now() < late) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_EQ(taken, kMessages);
+  stream->Abort();
+  closed.WaitForNotification();
+}
+
+// A worker that a test speaks for.
+class HostileWorker {
+ public:
+  HostileWorker() {
+    ControlServer::Acceptors acceptors;
+    acceptors.attach = [this](std::shared_ptr<Stream<control::WorkerMessage>> stream) {
+      return StreamEvents<control::MasterMessage>{
+          .message = [this, stream](control::MasterMessage& m) { Answer(*stream, m); },
+          .closed = [](const absl::Status&) {}};
+    };
+    acceptors.follow = [](auto stream) {
+      return StreamEvents<control::FollowMessage>{.message = [](auto&) {},
+                                                  .closed = [](const absl::Status&) {}};
+    };
+    server_ = *ControlServer::Start("127.0.0.1:0", std::move(acceptors));
+  }
+
+  absl::StatusOr<std::unique_ptr<RemoteEngine>> Engine() {
+    ClusterOptions options;
+    options.model = TinyModel();
+    options.engine.weights_from_master = true;
+    options.engine.version = "test";
+    TREADLE_ASSIGN_OR_RETURN(RemoteEngineOptions engine,
+                             EngineOptionsFor(options, {server_->address()}));
+    return RemoteEngine::Create(std::move(engine));
+  }
+
+  // Changes what it says; set before the engine is made.
+  std::function<void(control::WorkerMessage&)> change = [](control::WorkerMessage&) {};
+
+ private:
+  void Answer(Stream<control::WorkerMessage>& stream, control::MasterMessage& to) {
+    control::WorkerMessage answer;
+    if (to.has_hello()) {
+      answer.mutable_hello()->set_protocol(kControlProtocol);
+      answer.mutable_hello()->set_version("test");
+      answer.mutable_hello()->set_memory_available(uint64_t{1} << 40);
+    } else if (to.has_configure()) {
+      answer.mutable_loaded()->set_kv_heads(2);
+      answer.mutable_loaded()->set_memory_available(uint64_t{1} << 40);
+    } else if (to.has_reserve()) {
+      answer.mutable_reserved();
+    } else if (to.has_begin_epoch()) {
+      answer.mutable_epoch_ready()->set_epoch(to.begin_epoch().epoch());
+    } else if (to.has_plan()) {
+      const auto plan = DecodePlan(to.plan());
+      IterationResult result;
+      result.epoch = plan->epoch;
+      result.iteration = plan->iteration;
+      for (const Step& step : plan->steps) {
+        StepResult& answered = result.steps.emplace_back();
+        answered.sequence = step.sequence;
+        answered.token = step.sample ? 5 : -1;
+      }
+      EncodeResult(result, *answer.mutable_result());
+    } else {
+      return;
+    }
+    change(answer);
+    stream.Send(std::move(answer));
+  }
+
+  std::unique_ptr<ControlServer> server_;
+};
+
+// How an engine ends whose worker answers one plan with a result that is changed. Ok: it takes it.
+absl::Status AfterResult(const Step& step, const std::function<void(IterationResult&)>& change) {
+  HostileWorker worker;
+  worker.change = [&](control::WorkerMessage& message) {
+    if (!message.has_result()) return;
+    IterationResult result = *DecodeResult(message.result());
+    change(result);
+    message.clear_result();
+    EncodeResult(result, *message.mutable_result());
+  };
+  auto engine = worker.Engine();
+  if (!engine.ok()) return engine.status();
+  if (const absl::Status started = (*engine)->Start([] {}); !started.ok()) return started;
+  (*engine)->Submit(PlanOf((*engine)->epoch(), 0).Start(StartOf(1, 3, {0})).Step(step));
+  const auto late = std::chrono::steady_clock::now() + kPatience;
+  while ((*engine)->status().ok() && std::chrono::steady_clock::now() < late) {
+    if (!(*engine)->TakeResults().empty()) return absl::OkStatus();
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return (*engine)->status();
+}
+
+TEST(HostileWorkers, ResultsAreWhatWasAsked) {
+  Step step = SampleOf(StepOf(1, 0, {4, 5, 6}), 1);
+  step.prompt_logprobs = 1;
+  const auto honest = [](IterationResult& result) {
+    result.steps[0].detail = {-1, {{7, -1}}};
+    result.steps[0].prompt_detail.assign(2, {-1, {{7, -1}}});
+  };
+  EXPECT_EQ(AfterResult(step, honest), absl::OkStatus());
+  const auto message = [&](const std::function<void(StepResult&)>& change) {
+    return std::string(AfterResult(step, [&](IterationResult& result) {
+                         honest(result);
+                         change(result.steps[0]);
+                       }).message());
+  };
+  EXPECT_THAT(message([](auto& s) { s.prompt_detail.resize(1000); }),
+              HasSubstr("step 0 of sequence 1 has 1000 prompt details, expected 2"));
+  EXPECT_THAT(message([](auto& s) { s.prompt_detail.clear(); }),
+              HasSubstr("0 prompt details, expected 2"));
+  EXPECT_THAT(message([](auto& s) { s.detail.top.resize(2); }),
+              HasSubstr("2 alternatives to a token, expected at most 1"));
+  EXPECT_THAT(message([](auto& s) { s.detail.top[0].token = 1 << 30; }),
+              HasSubstr("token 1073741824 as an alternative"));
+  EXPECT_THAT(message([](auto& s) { s.prompt_detail[1].top[0].token = -1; }),
+              HasSubstr("token -1 as an alternative"));
+}
+
+TEST(HostileWorkers, WhatTheySayOfThemselvesIsChecked) {
+  const auto message = [](const std::function<void(control::WorkerMessage&)>& change) {
+    HostileWorker worker;
+    worker.change = change;
+    return std::string(worker.Engine().status().message());
+  };
+  EXPECT_EQ(message([](auto&) {}), "");
+  const auto loaded = [&](void (*change)(control::Loaded&)) {
+    return message([change](control::WorkerMessage& m) {
+      if (m.has_loaded()) change(*m.mutable_loaded());
+    });
+  };
+  EXPECT_THAT(loaded([](auto& l) { l.set_kv_heads(INT64_MAX); }), HasSubstr("K/V heads"));
+  EXPECT_THAT(loaded([](auto& l) { l.set_kv_heads(-1); }), HasSubstr("K/V heads"));
+  EXPECT_THAT(loaded([](auto& l) { l.set_kv_pages(INT64_MAX); }), HasSubstr("K/V pages"));
+  EXPECT_THAT(loaded([](auto& l) { l.set_memory_available(UINT64_MAX); }),
+              HasSubstr("bytes of memory"));
+  EXPECT_THAT(loaded([](auto& l) { l.set_backend(std::string(1 << 20, 'x')); }),
+              HasSubstr("bytes of description"));
+  EXPECT_THAT(message([](control::WorkerMessage& m) {
+                if (m.has_hello()) m.mutable_hello()->set_held_bytes(UINT64_MAX);
+              }),
+              HasSubstr("bytes of memory"));
+}
+
+}  // namespace
+}  // namespace treadle
