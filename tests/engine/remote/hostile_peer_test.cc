@@ -207,7 +207,7 @@ TEST_F(HostileMasters, PlansThatCannotBeRunEndTheEpoch) {
   HostileMaster master(worker_->address());
   ASSERT_TRUE(master.Hello());
   master.Tell([](control::MasterMessage& m) { *m.mutable_configure() = HonestStage(); });
-  master.Tell([](control::MasterMessage& m) { m.mutable_reserve()->set_kv_pages(8); });
+  master.Tell([](control::MasterMessage& m) { m.set_reserve(8); });
   uint64_t epoch = 0;
   const auto failure_of = [&](const SequenceStart& start) {
     ++epoch;
@@ -477,7 +477,7 @@ class HostileWorker {
     } else if (to.has_reserve()) {
       answer.mutable_reserved();
     } else if (to.has_begin_epoch()) {
-      answer.mutable_epoch_ready()->set_epoch(to.begin_epoch().epoch());
+      answer.set_epoch_ready(to.begin_epoch().epoch());
     } else if (to.has_plan()) {
       const auto plan = DecodePlan(to.plan());
       IterationResult result;
