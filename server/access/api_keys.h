@@ -7,8 +7,8 @@
 //
 // Only SHA-256 digests are kept, and each lookup compares with all of them in constant time. No
 // message contains a key. Limits are token buckets of one minute's capacity: a call needs one
-// request and some tokens left, before it is read; a prompt is charged when its length is known, what
-// was generated at the end, which may leave a debt.
+// request and some tokens left, before it is read; a prompt is charged when its length is known,
+// what was generated at the end, which may leave a debt.
 //
 // Thread safety: all methods from any thread.
 #pragma once
