@@ -12,7 +12,7 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "scheduler/policy.h"
-#include "server/address.h"
+#include "net/address.h"
 #include "server/flag_values.h"
 
 namespace treadle {

@@ -12,7 +12,7 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "server/access/api_keys.h"
-#include "server/address.h"
+#include "net/address.h"
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
 #include "server/cli/open_model.h"
@@ -96,9 +96,9 @@ absl::StatusOr<int> ServeUntilSignal(Signals& signals, std::future<absl::Status>
 
 // Who may come in: opened before minutes of loading, for what is wrong with the files.
 struct Doors {
-  std::unique_ptr<SocketTls> tls;
+  std::shared_ptr<const SocketTls> tls;
   std::unique_ptr<ApiKeys> keys;
-  std::unique_ptr<SocketTls> metrics_tls;
+  std::shared_ptr<const SocketTls> metrics_tls;
   std::unique_ptr<ApiKeys> metrics_tokens;
   std::shared_ptr<HealthBoard> health = std::make_shared<HealthBoard>();
   std::unique_ptr<HealthServer> health_server;
@@ -110,7 +110,7 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
           .status());
   Doors doors;
   if (!options.tls_cert.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(doors.tls, SocketTls::Open({.certificate = options.tls_cert,
+    TREADLE_ASSIGN_OR_RETURN(doors.tls, OpenSocketTls({.certificate = options.tls_cert,
                                                          .key = options.tls_key,
                                                          .ca = options.tls_client_ca},
                                                         "h2", log.sink()));
@@ -120,7 +120,7 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
   }
   if (!options.metrics_tls_cert.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.metrics_tls,
-                             SocketTls::Open({.certificate = options.metrics_tls_cert,
+                             OpenSocketTls({.certificate = options.metrics_tls_cert,
                                               .key = options.metrics_tls_key,
                                               .ca = options.metrics_tls_client_ca},
                                              "http/1.1", log.sink()));

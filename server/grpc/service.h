@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/access/api_keys.h"
-#include "server/door/door.h"
+#include "net/door.h"
 #include "server/observe/health.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log_event.h"

@@ -20,7 +20,7 @@
 #include "absl/strings/match.h"
 #include "base/choice.h"
 #include "base/status.h"
-#include "server/address.h"
+#include "net/address.h"
 
 namespace treadle {
 namespace {

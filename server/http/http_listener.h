@@ -17,7 +17,7 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
-#include "server/access/client_socket.h"
+#include "net/client_socket.h"
 
 namespace treadle {
 

@@ -6,7 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/status.h"
-#include "server/address.h"
+#include "net/address.h"
 
 namespace treadle {
 namespace {

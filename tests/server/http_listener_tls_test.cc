@@ -64,7 +64,7 @@ class Server {
       files_.ca = TestPath("ca");
       WriteText(files_.ca, client_ca);
     }
-    auto tls = SocketTls::Open(files_, "http/1.1", lines_.log());
+    auto tls = OpenSocketTls(files_, "http/1.1", lines_.log());
     EXPECT_TRUE(tls.ok()) << tls.status();
     tls_ = *std::move(tls);
     options.tls = tls_.get();
@@ -87,7 +87,7 @@ class Server {
  private:
   TlsFiles files_;
   Lines lines_;
-  std::unique_ptr<SocketTls> tls_;
+  std::shared_ptr<const SocketTls> tls_;
   std::unique_ptr<HttpListener> listener_;
 };
 
@@ -344,7 +344,7 @@ TEST(HttpListenerTls, WhatIsWrongAtTheStartIsNamed) {
   const auto open = [&](const std::string& certificate, const std::string& its_key) {
     WriteText(crt, certificate);
     WriteText(key, its_key);
-    const auto tls = SocketTls::Open({.certificate = crt, .key = key, .ca = {}}, "http/1.1", {});
+    const auto tls = OpenSocketTls({.certificate = crt, .key = key, .ca = {}}, "http/1.1", {});
     return std::string(tls.status().message());
   };
   EXPECT_EQ(open(pair.certificate, pair.key), "");

@@ -1,4 +1,4 @@
-#include "server/door/http2_guard.h"
+#include "net/http2_guard.h"
 
 #include <algorithm>
 

@@ -21,9 +21,9 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "server/access/client_socket.h"
-#include "server/address.h"
-#include "server/door/http2_guard.h"
+#include "net/client_socket.h"
+#include "net/address.h"
+#include "net/http2_guard.h"
 
 namespace treadle {
 

@@ -1,5 +1,5 @@
 // Frames in any pieces, and what is refused where.
-#include "server/door/http2_guard.h"
+#include "net/http2_guard.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

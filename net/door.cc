@@ -1,4 +1,4 @@
-#include "server/door/door.h"
+#include "net/door.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
