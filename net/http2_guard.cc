@@ -1,6 +1,7 @@
 #include "net/http2_guard.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/status.h"
 
@@ -97,8 +98,10 @@ Http2Frames::Piece Http2Frames::Next(std::string_view& bytes) {
   return piece;
 }
 
-absl::Status Http2Guard::FromClient(std::string_view bytes, std::string& to_server,
-                                    std::string& to_client) {
+absl::StatusOr<size_t> Http2Guard::FromClient(std::string_view bytes, std::string& to_server,
+                                              std::string& to_client, size_t calls) {
+  const size_t size = bytes.size();
+  begun_ = 0;
   if (!greeted()) {
     const std::string_view piece = bytes.substr(0, kPreface.size() - preface_);
     if (piece != kPreface.substr(preface_, piece.size())) {
@@ -108,14 +111,14 @@ absl::Status Http2Guard::FromClient(std::string_view bytes, std::string& to_serv
     to_server += piece;
     bytes.remove_prefix(piece.size());
   }
-  while (!bytes.empty()) {
+  while (!bytes.empty() && (begun_ < calls || !client_.between())) {
     const Http2Frames::Piece piece = client_.Next(bytes);
     if (piece.begins) TREADLE_RETURN_IF_ERROR(Begin(client_.frame()));
     to_server += piece.bytes;
     if (!piece.header) TakeData(piece.bytes);
     Insert(to_server, to_client);
   }
-  return absl::OkStatus();
+  return size - bytes.size();
 }
 
 absl::Status Http2Guard::Begin(const Frame& frame) {
@@ -128,7 +131,11 @@ absl::Status Http2Guard::Begin(const Frame& frame) {
             Str("more than ", limits_.streams,
                 " open calls on one connection (--max-calls-per-connection)"));
       }
-      streams_.try_emplace(frame.stream).first->second.ended = frame.Has(Http2Frames::kEndStream);
+      if (const auto [stream, begins] = streams_.try_emplace(frame.stream); true) {
+        stream->second.ended = frame.Has(Http2Frames::kEndStream);
+        begun_ += begins;
+        unanswered_ += begins;
+      }
       [[fallthrough]];
     case Http2Frames::kContinuation:
       block_ += Http2Frames::kHeaderBytes + frame.length;
@@ -140,7 +147,7 @@ absl::Status Http2Guard::Begin(const Frame& frame) {
       break;
     case Http2Frames::kReset:
       if (const auto stream = streams_.find(frame.stream); stream != streams_.end()) {
-        Forget(stream);
+        GiveUp(stream);
       }
       break;
     case Http2Frames::kData:
@@ -209,11 +216,17 @@ void Http2Guard::Refuse(Streams::iterator stream, absl::StatusCode code, std::st
               Trailers(stream->second.answered, code, reason));
   AppendFrame(insert_to_client_, Http2Frames::kReset, 0, id, U32(kNoError));
   AppendFrame(insert_to_server_, Http2Frames::kReset, 0, id, U32(kCancel));
+  GiveUp(stream);
+}
+
+void Http2Guard::GiveUp(Streams::iterator stream) {
+  given_up_ += !stream->second.answered;
   Forget(stream);
 }
 
 void Http2Guard::Forget(Streams::iterator stream) {
   held_ -= stream->second.got;
+  unanswered_ -= !stream->second.answered;
   streams_.erase(stream);
 }
 
@@ -259,7 +272,9 @@ void Http2Guard::FromServer(std::string_view bytes, std::string& to_client) {
       const Frame& frame = server_.frame();
       const auto stream = streams_.find(frame.stream);
       if (stream != streams_.end()) {
-        if (frame.type == Http2Frames::kHeaders) stream->second.answered = true;
+        if (frame.type == Http2Frames::kHeaders) {
+          unanswered_ -= !std::exchange(stream->second.answered, true);
+        }
         const bool data = frame.type == Http2Frames::kHeaders || frame.type == Http2Frames::kData;
         if (frame.type == Http2Frames::kReset || (data && frame.Has(Http2Frames::kEndStream))) {
           Forget(stream);

@@ -21,6 +21,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace treadle {
 
@@ -76,15 +77,20 @@ class Http2Guard {
   explicit Http2Guard(const Limits& limits) : limits_(limits) {}
 
   // Bytes of the client, in pieces of any size. Appends to `to_server` what the server may see and
-  // to `to_client` what the client must be told. ResourceExhausted or InvalidArgument: the
-  // connection must end (GoAway), and what was limited.
-  absl::Status FromClient(std::string_view bytes, std::string& to_server, std::string& to_client);
+  // to `to_client` what the client must be told. Gives how many bytes it has taken: all, unless so
+  // many `calls` have begun with them; the rest must come again. ResourceExhausted or
+  // InvalidArgument: the connection must end (GoAway), and what was limited.
+  absl::StatusOr<size_t> FromClient(std::string_view bytes, std::string& to_server,
+                                    std::string& to_client, size_t calls = SIZE_MAX);
   // Bytes of the server, likewise; they all go to the client.
   void FromServer(std::string_view bytes, std::string& to_client);
 
   // The client speaks HTTP/2: its preface is there, whole.
   bool greeted() const { return preface_ == kPreface.size(); }
   size_t streams() const { return streams_.size(); }
+  // Calls so far that were given up, by their client or here, before the server had answered.
+  uint64_t given_up() const { return given_up_; }
+  size_t unanswered() const { return unanswered_; }
   // Bytes that the server keeps of messages that are not whole.
   uint64_t held() const { return held_; }
   // Ends the call that keeps the most of them: ResourceExhausted, with `reason`. False: the client
@@ -117,6 +123,7 @@ class Http2Guard {
   void TakeData(std::string_view bytes);
   void TakeMessages(Streams::iterator stream, std::string_view bytes);
   void Refuse(Streams::iterator stream, absl::StatusCode code, std::string_view reason);
+  void GiveUp(Streams::iterator stream);
   void Forget(Streams::iterator stream);
   void Insert(std::string& to_server, std::string& to_client);
 
@@ -128,6 +135,9 @@ class Http2Guard {
   bool pad_length_ = false;  // its first byte, the length of its padding, comes next
   Streams streams_;
   uint64_t held_ = 0;
+  size_t begun_ = 0;       // calls, with the bytes that come in
+  size_t unanswered_ = 0;  // of streams_
+  uint64_t given_up_ = 0;
   std::string insert_to_server_, insert_to_client_;  // wait for a frame's end
 };
 

@@ -42,7 +42,8 @@ Passed Pass(const std::string& bytes, const Http2Guard::Limits& limits, size_t m
   std::string_view rest = bytes;
   while (!rest.empty() && passed.status.ok()) {
     const size_t size = std::uniform_int_distribution<size_t>(1, most)(random);
-    passed.status = guard.FromClient(rest.substr(0, size), passed.to_server, passed.to_client);
+    passed.status =
+        guard.FromClient(rest.substr(0, size), passed.to_server, passed.to_client).status();
     rest.remove_prefix(std::min(size, rest.size()));
   }
   passed.held = guard.held();
