@@ -21,8 +21,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "net/client_socket.h"
 #include "net/address.h"
+#include "net/client_socket.h"
 #include "net/http2_guard.h"
 
 namespace treadle {
