@@ -410,7 +410,7 @@ void Door::Violated(Connection& connection, const absl::Status& reason) {
 
 void Door::LimitReceiving() {
   const std::string reason = Str("the server receives messages of more than ", limits_.receiving,
-                                 " bytes together (--max-receive-memory)");
+                                 " bytes together", limits_.http2.Named("--max-receive-memory"));
   while (held_ > limits_.receiving) {
     Connection& largest = *std::ranges::max_element(connections_, {}, [](const auto& connection) {
                              return connection.second->held;

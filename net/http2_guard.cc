@@ -71,6 +71,10 @@ std::string Trailers(bool answered, absl::StatusCode code, std::string_view reas
 
 }  // namespace
 
+std::string Http2Guard::Limits::Named(std::string_view flag) const {
+  return flags ? Str(" (", flag, ")") : "";
+}
+
 Http2Frames::Piece Http2Frames::Next(std::string_view& bytes) {
   Piece piece;
   piece.header = left_ == 0;
@@ -127,9 +131,8 @@ absl::Status Http2Guard::Begin(const Frame& frame) {
     case Http2Frames::kHeaders:
       block_ = 0;
       if (streams_.size() >= limits_.streams && !streams_.contains(frame.stream)) {
-        return absl::ResourceExhaustedError(
-            Str("more than ", limits_.streams,
-                " open calls on one connection (--max-calls-per-connection)"));
+        return ResourceExhausted("more than ", limits_.streams, " open calls on one connection",
+                                 limits_.Named("--max-calls-per-connection"));
       }
       if (const auto [stream, begins] = streams_.try_emplace(frame.stream); true) {
         stream->second.ended = frame.Has(Http2Frames::kEndStream);
@@ -140,9 +143,8 @@ absl::Status Http2Guard::Begin(const Frame& frame) {
     case Http2Frames::kContinuation:
       block_ += Http2Frames::kHeaderBytes + frame.length;
       if (block_ > limits_.header_block_bytes) {
-        return absl::ResourceExhaustedError(Str("a header block of more than ",
-                                                limits_.header_block_bytes,
-                                                " bytes (--max-header-bytes)"));
+        return ResourceExhausted("a header block of more than ", limits_.header_block_bytes,
+                                 " bytes", limits_.Named("--max-header-bytes"));
       }
       break;
     case Http2Frames::kReset:
@@ -190,11 +192,15 @@ void Http2Guard::TakeMessages(Streams::iterator at, std::string_view bytes) {
         return Refuse(at, absl::StatusCode::kUnimplemented,
                       "compressed messages are not accepted: send them without grpc-encoding");
       }
-      if (stream.left > limits_.message_bytes) {
-        return Refuse(at, absl::StatusCode::kResourceExhausted,
-                      Str("a message of ", stream.left, " bytes, at most ", limits_.message_bytes,
-                          " are accepted (--max-request-bytes)"));
+      const bool first = limits_.first_message_bytes > 0 && !stream.heard;
+      const uint64_t most = first ? limits_.first_message_bytes : limits_.message_bytes;
+      if (stream.left > most) {
+        return Refuse(
+            at, absl::StatusCode::kResourceExhausted,
+            Str("a ", first ? "first " : "", "message of ", stream.left, " bytes, at most ", most,
+                " are accepted", limits_.Named("--max-request-bytes")));
       }
+      stream.heard |= stream.left == 0;
       continue;
     }
     const uint64_t taken = std::min<uint64_t>(stream.left, bytes.size());
@@ -205,6 +211,7 @@ void Http2Guard::TakeMessages(Streams::iterator at, std::string_view bytes) {
     if (stream.left == 0) {
       held_ -= stream.got;
       stream.got = 0;
+      stream.heard = true;
     }
   }
 }
@@ -242,7 +249,8 @@ bool Http2Guard::RefuseLargest(std::string_view reason, std::string& to_server,
 
 bool Http2Guard::RefuseUnfinished(TimePoint begun, std::string& to_server, std::string& to_client) {
   const auto unfinished = [&](const auto& stream) {
-    return !stream.second.ended && stream.second.begun < begun;
+    const bool enough = limits_.first_message_bytes > 0 && stream.second.heard;
+    return !stream.second.ended && !enough && stream.second.begun < begun;
   };
   for (auto at = std::ranges::find_if(streams_, unfinished); at != streams_.end();
        at = std::ranges::find_if(streams_, unfinished)) {

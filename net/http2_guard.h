@@ -69,6 +69,12 @@ class Http2Guard {
     uint64_t message_bytes = 4 << 20;     // as the message says of itself
     uint64_t header_block_bytes = 65536;  // of a HEADERS frame and what continues it
     size_t streams = 256;                 // that are open at once
+    // Of the first message of each call, which has to come in time where the others may follow
+    // whenever they like; 0: a call is one request, whose end has to come in time.
+    uint64_t first_message_bytes = 0;
+    bool flags = true;  // serve's, which errors name
+    // " (flag)", for an error; "" if there is none.
+    std::string Named(std::string_view flag) const;
     bool operator==(const Limits&) const = default;
   };
 
@@ -97,7 +103,8 @@ class Http2Guard {
   // stands within a frame, so the server cannot be told now, and the connection must end.
   bool RefuseLargest(std::string_view reason, std::string& to_server, std::string& to_client);
 
-  // Ends the calls that began before `begun` and whose request has not ended yet: DeadlineExceeded.
+  // Ends the calls that began before `begun` and whose request has not ended yet, or, where first
+  // messages have a limit, whose first message has not: DeadlineExceeded.
   // False as RefuseLargest.
   bool RefuseUnfinished(TimePoint begun, std::string& to_server, std::string& to_client);
 
@@ -111,6 +118,7 @@ class Http2Guard {
     size_t have = 0;                  // bytes of it
     uint64_t left = 0;                // of the message
     uint64_t got = 0;                 // of the message
+    bool heard = false;               // its first message is whole
     bool answered = false;            // the server has sent its headers
     bool ended = false;               // by the client
     TimePoint begun = std::chrono::steady_clock::now();

@@ -11,8 +11,8 @@
 #include "absl/strings/str_split.h"
 #include "base/number.h"
 #include "base/status.h"
-#include "scheduler/policy.h"
 #include "net/address.h"
+#include "scheduler/policy.h"
 #include "server/flag_values.h"
 
 namespace treadle {

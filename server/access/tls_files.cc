@@ -196,15 +196,16 @@ absl::StatusOr<std::shared_ptr<const SocketTls>> OpenSocketTls(const TlsFiles& f
                                                                LogSink log) {
   TREADLE_CHECK(!files.key.empty());
   struct Watched {
+    explicit Watched(std::string_view protocol) : tls(protocol) {}
     SocketTls tls;
-    std::unique_ptr<FileWatcher> watcher = nullptr;
+    std::unique_ptr<FileWatcher> watcher;
   };
   const auto watched = std::make_shared<Watched>(protocol);
-  TREADLE_ASSIGN_OR_RETURN(watched->watcher,
-                           WatchTlsFiles(files, std::move(log),
-                                         [&tls = watched->tls](const TlsMaterial& material) {
-                                           tls.Set(material.server);
-                                         }));
+  TREADLE_ASSIGN_OR_RETURN(
+      watched->watcher,
+      WatchTlsFiles(files, std::move(log), [&tls = watched->tls](const TlsMaterial& material) {
+        tls.Set(material.server);
+      }));
   return std::shared_ptr<const SocketTls>(watched, &watched->tls);
 }
 

@@ -11,8 +11,9 @@
 
 #include "base/sha256.h"
 #include "base/status.h"
-#include "server/access/api_keys.h"
 #include "net/address.h"
+#include "server/access/api_keys.h"
+#include "server/access/tls_files.h"
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
 #include "server/cli/open_model.h"
@@ -111,9 +112,9 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
   Doors doors;
   if (!options.tls_cert.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.tls, OpenSocketTls({.certificate = options.tls_cert,
-                                                         .key = options.tls_key,
-                                                         .ca = options.tls_client_ca},
-                                                        "h2", log.sink()));
+                                                       .key = options.tls_key,
+                                                       .ca = options.tls_client_ca},
+                                                      "h2", log.sink()));
   }
   if (!options.api_keys_file.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.keys, ApiKeys::Open(options.api_keys_file, log.sink()));
@@ -121,9 +122,9 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
   if (!options.metrics_tls_cert.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.metrics_tls,
                              OpenSocketTls({.certificate = options.metrics_tls_cert,
-                                              .key = options.metrics_tls_key,
-                                              .ca = options.metrics_tls_client_ca},
-                                             "http/1.1", log.sink()));
+                                            .key = options.metrics_tls_key,
+                                            .ca = options.metrics_tls_client_ca},
+                                           "http/1.1", log.sink()));
   }
   if (!options.metrics_token_file.empty()) {
     TREADLE_ASSIGN_OR_RETURN(

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "server/access/api_keys.h"
 #include "net/door.h"
+#include "server/access/api_keys.h"
 #include "server/observe/health.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log_event.h"

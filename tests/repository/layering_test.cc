@@ -52,7 +52,8 @@ const std::vector<Room>& Rooms() {
        {}},
       {"bench", {"server/", "scheduler/", "engine/", "models/", "kernels/", "net/", "base/"}, {}},
       {"tests",
-       {"emulation/", "bench/", "server/", "scheduler/", "engine/", "models/", "kernels/", "net/", "base/"},
+       {"emulation/", "bench/", "server/", "scheduler/", "engine/", "models/", "kernels/", "net/",
+        "base/"},
        {}},
   };
   return rooms;

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "server/access/tls_files.h"
 #include "server/http/http_listener.h"
 #include "tests/server/tls_client.h"
 

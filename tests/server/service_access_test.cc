@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "base/status.h"
+#include "server/access/tls_files.h"
 #include "server/http/http_listener.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
