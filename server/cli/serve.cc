@@ -149,6 +149,8 @@ ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, Log&
                     .http2 = {.message_bytes = static_cast<uint64_t>(options.max_request_bytes),
                               .header_block_bytes = static_cast<uint64_t>(options.max_header_bytes),
                               .streams = static_cast<size_t>(options.max_calls_per_connection)}};
+  service.work = {.entries = static_cast<size_t>(options.max_unread_requests),
+                  .bytes = static_cast<size_t>(options.max_unread_bytes)};
   service.tls = doors.tls.get();
   service.keys = doors.keys.get();
   service.health = doors.health;

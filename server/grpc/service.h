@@ -16,6 +16,7 @@
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log_event.h"
 #include "server/serving_stack.h"
+#include "server/session/work_pool.h"
 
 namespace treadle {
 
@@ -24,6 +25,7 @@ struct ServiceOptions {
   int32_t default_max_new_tokens = 512;
   std::chrono::milliseconds stream_stall_timeout{60'000};
   DoorLimits limits;
+  WorkPool::Limits work;
   const SocketTls* tls = nullptr;            // must outlive the server; null: plaintext
   const ApiKeys* keys = nullptr;             // must outlive the server; null: everybody may call
   LogSink request_log = {};                  // an event for each request; or empty

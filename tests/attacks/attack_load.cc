@@ -1,8 +1,8 @@
-// attack_load PORT PID [SECONDS]: what each attack costs honest clients of a server that listens on
-// 127.0.0.1:PORT as process PID. Beside sixteen attackers one client reads a stream of tokens and
-// another asks the probe `live` on a connection of its own each time; the table has, for each
-// attack, the most memory over rest, the gaps between tokens, and the slowest probe. The attackers
-// stand for other machines: their threads run at the lowest priority.
+// attack_load PORT PID [SECONDS [NAME]]: what each attack costs honest clients of a server that
+// listens on 127.0.0.1:PORT as process PID. Beside sixteen attackers one client reads a stream of
+// tokens and another asks the probe `live` on a connection of its own each time; the table has, for
+// each attack, the most memory over rest, the gaps between tokens, and the slowest probe. The
+// attackers stand for other machines: their threads run at the lowest priority.
 #include <grpcpp/grpcpp.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -168,6 +168,12 @@ void Resets(Stub&) {
   }
 }
 
+// What attackers cost by sharing the processor alone.
+void Compute(Stub&) {
+  volatile uint64_t sum = 0;
+  for (uint64_t i = 0; i < 1'000'000; ++i) sum = sum + i;
+}
+
 void IdleConnections(Stub&) {
   std::vector<std::unique_ptr<HostileClient>> clients;
   for (int i = 0; i < 40; ++i) clients.push_back(std::make_unique<HostileClient>(port, 1));
@@ -180,6 +186,7 @@ const std::vector<Attack>& Attacks() {
   static const std::string evil = "evil" + std::string(200'000, 'x');
   static const std::vector<Attack> attacks = {
       {"nobody", nullptr},
+      {"nobody, beside threads that only compute", Compute},
       {"300 MB of zeros, compressed", Compressed},
       {"a message of 400 MB", LargeMessage},
       {"messages that are never whole", UnfinishedMessage},
@@ -271,7 +278,8 @@ Costs Measure(const Attack& attack, int seconds) {
   return costs;
 }
 
-void Run(int seconds) {
+// Those attacks whose name has `name` in it.
+void Run(int seconds, const std::string& name) {
   Measure(Attacks().front(), 3);  // warm
   const double rest = MemoryMb();
   std::printf("at rest %.0f MiB; %d attackers, %d s each\n\n", rest, kAttackers, seconds);
@@ -279,6 +287,7 @@ void Run(int seconds) {
       "| Attack | Most memory over rest, MiB | Gap p50, ms | p99, ms | longest, ms | "
       "`live` at most, ms | Honest calls that failed |\n|---|---|---|---|---|---|---|\n");
   for (const Attack& attack : Attacks()) {
+    if (std::string(attack.name).find(name) == std::string::npos) continue;
     const Costs costs = Measure(attack, seconds);
     const auto quantile = [&](double q) {
       return costs.gaps.empty()
@@ -298,10 +307,10 @@ void Run(int seconds) {
 
 int main(int argc, char** argv) {
   if (argc < 3) {
-    std::fprintf(stderr, "usage: attack_load PORT PID [SECONDS of each attack]\n");
+    std::fprintf(stderr, "usage: attack_load PORT PID [SECONDS of each attack [NAME]]\n");
     return 2;
   }
   treadle::port = std::atoi(argv[1]);
   treadle::process = std::atoi(argv[2]);
-  treadle::Run(argc > 3 ? std::atoi(argv[3]) : 10);
+  treadle::Run(argc > 3 ? std::atoi(argv[3]) : 10, argc > 4 ? argv[4] : "");
 }
