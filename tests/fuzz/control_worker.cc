@@ -57,10 +57,9 @@ class Master {
     const bool owes = kind == control::MasterMessage::kHello ||
                       kind == control::MasterMessage::kConfigure ||
                       kind == control::MasterMessage::kReserve;
-    if (owes || kind == control::MasterMessage::kBeginEpoch ||
-        kind == control::MasterMessage::kPlan) {
-      Listen(greeted_ && owes ? kPatience : kMoment);
-    }
+    if (owes) Listen(greeted_ ? kPatience : kMoment);
+    if (kind == control::MasterMessage::kBeginEpoch) Listen(kMoment);
+    if (kind == control::MasterMessage::kPlan && ready_) Listen(kMoment);
   }
 
  private:
@@ -79,6 +78,7 @@ class Master {
       if (said.has_tensor()) {
         Send(said.tensor());
       } else if (!said.has_heartbeat() && !said.has_progress() && !said.has_rendezvous()) {
+        ready_ = said.kind_case() == control::WorkerMessage::kEpochReady || said.has_result();
         return;
       }
     }
@@ -112,6 +112,7 @@ class Master {
   const std::shared_ptr<WorkerEnd> stream_;
   control::CheckpointDirectory directory_;
   bool greeted_ = false;
+  bool ready_ = false;  // the last thing that it said is that an epoch stands, or a result
 };
 
 enum Speaker { kMaster, kPrevious, kNext, kOtherMaster, kSpeakers };

@@ -1,5 +1,7 @@
 // libFuzzer's end of the targets: TREADLE_FUZZ_TARGET says which one runs, on the corpus in the
 // first folder of the command line; its seeds are written there. `--list` prints the names.
+#include <google/protobuf/stubs/logging.h>
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -44,6 +46,7 @@ extern "C" int LLVMFuzzerInitialize(int* count, char*** arguments) {
     treadle::WriteSeeds(argument);
     break;
   }
+  google::protobuf::SetLogHandler(nullptr);  // it complains of every text that is not UTF-8
   // As if it stood on the command line: libFuzzer reads it after this.
   static std::string longest = "-max_len=" + std::to_string(target->max_bytes);
   static std::vector<char*> all(*arguments, *arguments + *count);

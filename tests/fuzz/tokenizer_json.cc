@@ -36,7 +36,7 @@ std::vector<std::string> Seeds() {
     auto json = *ReadJsonFile(folder + kFiles[0]);
     auto& merges = json.at("model").at("merges");
     while (merges.size() > 8) merges.erase(merges.size() - 1);
-    seeds.push_back("a text, it's 12 <s>words\0" + json.dump() + '\0' +
+    seeds.push_back(std::string("a text, it's 12 <s>words") + '\0' + json.dump() + '\0' +
                     ReadWhole(folder + kFiles[1]) + '\0' + "{\"eos_token_id\": [0, 2]}");
   }
   return seeds;

@@ -19,6 +19,7 @@ inline absl::Status RunOneToken(const Checkpoint& checkpoint) {
   const auto backend = CreateReferenceBackend();
   LoadOptions options;
   options.max_batch_tokens = 1;
+  options.threads = 1;
   options.max_context = std::min<int64_t>(config.context, 16);
   TREADLE_ASSIGN_OR_RETURN(const auto model, Model::Load(checkpoint, *backend, options));
   const int32_t token = 0, position = 0, page = 0;
