@@ -1,6 +1,6 @@
 // Http2Guard: what comes out does not depend on how the bytes were cut, and what it counts is
 // within its limits.
-#include "server/door/http2_guard.h"
+#include "net/http2_guard.h"
 
 #include "base/status.h"
 #include "tests/attacks/hostile_client.h"
@@ -33,7 +33,8 @@ Passed Pass(std::string_view bytes, size_t cut) {
   bool stands = true;
   const auto from_client = [&](std::string_view piece) {
     for (; !piece.empty() && stands; piece.remove_prefix(std::min(cut, piece.size()))) {
-      passed.status = guard.FromClient(piece.substr(0, cut), passed.to_server, passed.to_client);
+      passed.status =
+          guard.FromClient(piece.substr(0, cut), passed.to_server, passed.to_client).status();
       stands = passed.status.ok();
       TREADLE_CHECK(guard.streams() <= limits.streams);
       TREADLE_CHECK(guard.held() <= guard.streams() * limits.message_bytes);
