@@ -101,7 +101,7 @@ absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint);
 class CheckpointSender {
  public:
   // `checkpoint` outlives the sender. `ranks`: the worker's.
-  CheckpointSender(const Checkpoint& checkpoint, int ranks)
+  explicit CheckpointSender(const Checkpoint& checkpoint, int ranks = 1)
       : checkpoint_(checkpoint), ranks_(ranks), begun_(2 * checkpoint.tensors().size()) {}
 
   void Describe(control::CheckpointDirectory& directory) const;
