@@ -180,6 +180,7 @@ void Door::Run() {
       swept = now;
       Sweep();
     }
+    counts_->held = static_cast<int64_t>(held_);
     if (until != SteadyClock::time_point::max()) {
       const bool spoken = std::ranges::all_of(connections_, [](const auto& connection) {
         return connection.second->inner < 0 || connection.second->ending;
@@ -188,6 +189,7 @@ void Door::Run() {
     }
   }
   while (!connections_.empty()) Remove(connections_.begin()->first);
+  counts_->held = 0;
 }
 
 bool Door::Accept() {
@@ -212,7 +214,7 @@ bool Door::Accept() {
   if (((too_many || connections_.size() >= limits_.connections) &&
        !MakeRoom(too_many ? host : "")) ||
       (tls_ != nullptr && !(tls = tls_->NewSession(fd)))) {
-    ++counts_.turned_away;
+    ++counts_->turned_away;
     close(fd);
     return true;
   }
@@ -226,7 +228,7 @@ bool Door::Accept() {
   Watch(*connection);
   connections_.emplace(id, std::move(connection));
   ++of_host_[host];
-  ++counts_.connections;
+  ++counts_->connections;
   return true;
 }
 
@@ -240,7 +242,7 @@ bool Door::MakeRoom(const std::string& host) {
     return connection.second->host == from && connection.second->guard.streams() == 0;
   });
   if (idle == connections_.end()) return false;
-  ++counts_.turned_away;
+  ++counts_->turned_away;
   Remove(idle->first);
   return true;
 }
@@ -257,7 +259,7 @@ void Door::Remove(uint64_t id) {
   held_ -= connection.held;
   const auto of_host = of_host_.find(connection.host);
   if (--of_host->second == 0) of_host_.erase(of_host);
-  --counts_.connections;
+  --counts_->connections;
   connections_.erase(found);  // closes its descriptors, which leave the epoll set thereby
 }
 
@@ -311,7 +313,7 @@ void Door::Count(Connection& connection) {
 void Door::Introduce(Connection& connection) {
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) {
-    ++counts_.turned_away;
+    ++counts_->turned_away;
     connection.over = true;
     return;
   }
@@ -363,7 +365,7 @@ void Door::Flush(Connection& connection) {
 }
 
 void Door::Violated(Connection& connection, const absl::Status& reason) {
-  ++counts_.violations;
+  ++counts_->violations;
   connection.to_client.end() += connection.guard.GoAway(reason);
   if (connection.inner >= 0) shutdown(connection.inner, SHUT_RDWR);
   connection.client_ended = connection.server_ended = connection.told = true;
@@ -431,7 +433,7 @@ void Door::Sweep() {
     if (connection->over || now >= connection->deadline) over.push_back(id);
   }
   for (const uint64_t id : over) {
-    if (!connections_[id]->ending) ++counts_.turned_away;
+    if (!connections_[id]->ending) ++counts_->turned_away;
     Remove(id);
   }
 }
