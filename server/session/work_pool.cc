@@ -34,7 +34,7 @@ absl::Status WorkPool::Submit(size_t bytes, std::function<void()> work) {
     ++counts_->refused;
     return ResourceExhausted("the server has ", queue_.size(), " requests of ", bytes_,
                              " bytes to read, at most ", limits_.entries, " of ", limits_.bytes,
-                             " wait");
+                             " wait (--max-unread-requests, --max-unread-bytes)");
   }
   bytes_ += bytes;
   queue_.push_back({bytes, std::move(work)});
