@@ -228,6 +228,11 @@ const Address& InferenceServer::address() const { return state_->server->address
 
 size_t InferenceServer::connections() const { return state_->server->door().limits().connections; }
 
+void InferenceServer::AddTo(Metrics& metrics) const {
+  metrics.Add(state_->server->door().counts());
+  metrics.Add(state_->environment.sessions.pool_of_work.counts());
+}
+
 bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   if (!state_->server) return true;
   CallEnvironment& environment = state_->environment;

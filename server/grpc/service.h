@@ -15,6 +15,7 @@
 #include "server/observe/health.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log_event.h"
+#include "server/observe/metrics.h"
 #include "server/serving_stack.h"
 #include "server/session/work_pool.h"
 
@@ -48,6 +49,8 @@ class InferenceServer {
   const Address& address() const;
   // At once, at most: fewer than asked for where the process may not open as many files.
   size_t connections() const;
+  // What the port and the threads that read requests count.
+  void AddTo(Metrics& metrics) const;
 
   // Not ready any more, new requests get UNAVAILABLE, accepted ones go on; at the end of
   // `timeout` the rest ends UNAVAILABLE. Then all listeners close. False if some request was cut

@@ -1,29 +1,37 @@
 // Prometheus metrics under vLLM's names with our prefix, served at /metrics.
 //
-// Fed by the ledger's follower, off the loop; gauges of the queue are read from the pool at each
-// scrape. Requests that are marked internal (the warm-up) are left out. Thread safety: Record from
-// one thread (the follower's); scrapes from the HTTP listener's.
+// Fed by the ledger's follower, off the loop; gauges of the queue, and what others count, are read
+// at each scrape. Requests that are marked internal (the warm-up) are left out. Thread safety:
+// Record from one thread (the follower's); scrapes from the HTTP listener's.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "net/door.h"
 #include "scheduler/ledger.h"
 #include "scheduler/request_pool.h"
 #include "server/access/api_keys.h"
 #include "server/http/http_listener.h"
-#include "server/observe/log.h"
+#include "server/session/work_pool.h"
 
 namespace treadle {
 
 class Metrics {
  public:
-  // `pool` and `log` must outlive the metrics; without a log there is no counter of its lost lines.
-  Metrics(const std::string& model_name, const RequestPool& pool, const Log* log = nullptr);
+  // `pool` must outlive the metrics.
+  Metrics(const std::string& model_name, const RequestPool& pool);
   ~Metrics();
+
+  // What others count; before Listen. `now` is asked at each scrape, as long as the metrics live,
+  // and never becomes less.
+  void AddCounter(const char* name, const char* help, std::function<double()> now);
+  void Add(std::shared_ptr<const Door::Counts> door);
+  void Add(std::shared_ptr<const WorkPool::Counts> work);
 
   void Record(const LedgerRecord& record);
 
@@ -38,6 +46,7 @@ class Metrics {
 
  private:
   struct Instruments;
+  void AddGauge(const char* name, const char* help, std::function<double()> now);
   std::unique_ptr<Instruments> instruments_;
   std::unique_ptr<HttpListener> listener_;  // after what it scrapes
 };
