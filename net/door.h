@@ -35,7 +35,7 @@ namespace treadle {
 struct DoorLimits {
   size_t connections = 1024;      // each takes three descriptors
   size_t per_address = 512;       // of them
-  uint64_t receiving = 64 << 20;  // bytes of messages that are not whole, of all connections
+  uint64_t receiving = 32 << 20;  // bytes of messages that are not whole, of all connections
   std::chrono::milliseconds patience{10'000};          // until a connection speaks HTTP/2
   std::chrono::milliseconds request_patience{60'000};  // until a call's request is whole
   Http2Guard::Limits http2;

@@ -70,7 +70,7 @@ struct ServeOptions {
   std::chrono::milliseconds stream_stall_timeout{60'000};
   std::chrono::milliseconds iteration_deadline{120'000};
   int64_t max_request_bytes = 4 << 20;
-  int64_t max_receive_memory = 64 << 20;
+  int64_t max_receive_memory = 32 << 20;
   int64_t max_unread_bytes = 32 << 20;
   int64_t max_unread_requests = 1024;
   int64_t max_connections = 1024;

@@ -136,7 +136,7 @@ absl::Status ReceivedCheckpoint::Read(const control::CheckpointDirectory& direct
   }
   reserved = std::max(reserved, page_);
   void* const begin = mmap(nullptr, reserved, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+                           MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (begin == MAP_FAILED) {
     return ResourceExhausted("no addresses for ", reserved,
                              " bytes of weights: ", std::strerror(errno));
@@ -210,15 +210,30 @@ uint64_t ReceivedCheckpoint::RoomOf(const StoredTensor& tensor) const {
 
 absl::Status ReceivedCheckpoint::Fetch(const StoredTensor& tensor) const {
   const auto index = static_cast<uint32_t>(&tensor - tensors().data());
-  if (fetched_ >= 0) {
-    madvise(range_.get() + offsets_[fetched_], RoomOf(tensors()[fetched_]), MADV_DONTNEED);
+  MutexLock lock(loading_);
+  if (const auto last = readers_.extract(std::this_thread::get_id())) {
+    const uint32_t before = last.mapped();
+    if (!IsHere(before)) {
+      madvise(range_.get() + offsets_[before], RoomOf(tensors()[before]), MADV_REMOVE);
+    }
   }
-  fetched_ = index;
-  return Receive(index, /*constants=*/false, tensor.bytes).status();
+  if (!IsHere(index)) {
+    TREADLE_RETURN_IF_ERROR(Receive(index, /*constants=*/false, tensor.bytes).status());
+  }
+  readers_[std::this_thread::get_id()] = index;
+  return absl::OkStatus();
+}
+
+bool ReceivedCheckpoint::IsHere(uint32_t tensor) const {
+  return std::ranges::any_of(readers_, [&](const auto& reader) { return reader.second == tensor; });
 }
 
 absl::StatusOr<MatrixConstants> ReceivedCheckpoint::FetchConstants(uint32_t tensor) const {
-  TREADLE_ASSIGN_OR_RETURN(const std::string bytes, Receive(tensor, /*constants=*/true, 0));
+  std::string bytes;
+  {
+    MutexLock lock(loading_);
+    TREADLE_ASSIGN_OR_RETURN(bytes, Receive(tensor, /*constants=*/true, 0));
+  }
   TREADLE_ASSIGN_OR_RETURN(MatrixConstants constants, ParseConstants(bytes));
   TREADLE_RETURN_IF_ERROR(CheckConstants(tensors()[tensor], constants));
   return constants;

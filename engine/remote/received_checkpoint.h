@@ -2,17 +2,19 @@
 // they are loaded (`--weights-from master`).
 //
 // Tensors have fixed places in a reserved range of addresses that takes memory only where something
-// lies. A tensor is fetched by Require, checked against its SHA-256, and gone when the next one is
-// fetched: beside what is packed already, there is never more than one.
+// lies. A tensor is fetched by Require, checked against its SHA-256, and gone when those who
+// fetched it fetch the next one: beside what is packed already, there is one at most for each rank.
 //
-// Thread safety: loading from one thread; Deliver and Fail from any other.
+// Thread safety: loading from a thread for each rank; Deliver and Fail from any other.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -69,7 +71,9 @@ class ReceivedCheckpoint final : public Checkpoint {
   absl::Status Read(const control::CheckpointDirectory& directory);
   absl::Status AddEntry(const control::TensorEntry& entry, uint64_t& reserved,
                         std::vector<StoredTensor>& tensors);
-  absl::StatusOr<std::string> Receive(uint32_t tensor, bool constants, uint64_t expected) const;
+  bool IsHere(uint32_t tensor) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(loading_);
+  absl::StatusOr<std::string> Receive(uint32_t tensor, bool constants, uint64_t expected) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(loading_);
   absl::StatusOr<MatrixConstants> FetchConstants(uint32_t tensor) const;
   absl::Status Take(const control::TensorChunk& chunk) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // An empty thing arrives with its hash alone.
@@ -83,7 +87,10 @@ class ReceivedCheckpoint final : public Checkpoint {
   const uint64_t page_;  // bytes
   std::unique_ptr<std::byte, Unmap> range_;
   std::vector<uint64_t> offsets_;  // of each tensor in range_
-  mutable int64_t fetched_ = -1;   // loading thread: the tensor whose bytes are here
+
+  mutable Mutex loading_;  // one rank fetches at a time
+  // The tensor that each loading thread may read: these are here.
+  mutable std::map<std::thread::id, uint32_t> readers_ ABSL_GUARDED_BY(loading_);
 
   mutable Mutex mutex_;
   mutable CondVar changed_;

@@ -211,9 +211,16 @@ void Session::Release() {
 
 void Session::Advance() {
   if (over_ || writing_ || !taken_in_) return;  // who is not taken in yet is refused by TakeIn
-  if (next_part_ == parts_.size()) Collect();
-  if (abandoned_) next_part_ = parts_.size();
-  while (next_part_ < parts_.size() && !writing_) WriteNext();
+  // Until the stream is empty: of what came during a write it does not tell again.
+  while (!over_ && !writing_) {
+    if (next_part_ == parts_.size()) Collect();
+    if (abandoned_ && next_part_ < parts_.size()) {
+      next_part_ = parts_.size();
+      continue;
+    }
+    if (next_part_ == parts_.size()) break;
+    WriteNext();
+  }
   if (!ended_ || over_ || writing_) return;
   if (status_.ok() && !abandoned_) {
     WriteNext();  // the end alone

@@ -4,8 +4,9 @@
 // each attack, the most memory over rest, the gaps between tokens, and the slowest probe. The
 // attackers stand for other machines: their threads run at the lowest priority.
 #include <grpcpp/grpcpp.h>
+#include <signal.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -60,7 +61,7 @@ std::shared_ptr<grpc::Channel> Connect() {
 // -- attacks: each is done again and again by every attacker -------------------------------------
 
 struct Attack {
-  const char* name;
+  std::string name;
   std::function<void(Stub&)> once;
 };
 
@@ -250,17 +251,49 @@ void AskLive(const std::atomic<bool>& over, Costs& costs) {
   }
 }
 
+// The attackers, in a process of their own: gRPC's threads and locks are one process'.
+class Crowd {
+ public:
+  explicit Crowd(const Attack& attack) {
+    if (!attack.once) return;
+    const std::string where = std::to_string(port), name = attack.name;
+    const char* const arguments[] = {"attack_load", "--attack", where.c_str(), name.c_str(),
+                                     nullptr};
+    process_ = fork();
+    if (process_ == 0) {
+      setpriority(PRIO_PROCESS, 0, 19);
+      execv("/proc/self/exe", const_cast<char* const*>(arguments));
+      _exit(127);
+    }
+  }
+  ~Crowd() {
+    if (process_ <= 0) return;
+    kill(process_, SIGKILL);
+    waitpid(process_, nullptr, 0);
+  }
+
+ private:
+  pid_t process_ = 0;
+};
+
+// What that process does, until it is killed.
+void AttackForEver(const std::string& name) {
+  const auto attack = std::ranges::find(Attacks(), name, &Attack::name);
+  TREADLE_CHECK(attack != Attacks().end());
+  std::vector<std::thread> attackers;
+  for (int i = 0; i < kAttackers; ++i) {
+    attackers.emplace_back([&] {
+      const auto stub = v1::Inference::NewStub(Connect());
+      while (true) attack->once(*stub);
+    });
+  }
+  for (std::thread& attacker : attackers) attacker.join();
+}
+
 Costs Measure(const Attack& attack, int seconds) {
   Costs costs, probe;
   std::atomic<bool> over = false;
-  std::vector<std::thread> attackers;
-  for (int i = 0; attack.once && i < kAttackers; ++i) {
-    attackers.emplace_back([&] {
-      setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
-      const auto stub = v1::Inference::NewStub(Connect());
-      while (!over) attack.once(*stub);
-    });
-  }
+  const Crowd crowd(attack);
   std::thread stream([&] { ReadStreams(over, costs); });
   std::thread live([&] { AskLive(over, probe); });
   const auto began = SteadyClock::now();
@@ -271,7 +304,6 @@ Costs Measure(const Attack& attack, int seconds) {
   over = true;
   stream.join();
   live.join();
-  for (std::thread& attacker : attackers) attacker.join();
   costs.slowest_live = probe.slowest_live;
   costs.failed += probe.failed;
   std::sort(costs.gaps.begin(), costs.gaps.end());
@@ -287,14 +319,14 @@ void Run(int seconds, const std::string& name) {
       "| Attack | Most memory over rest, MiB | Gap p50, ms | p99, ms | longest, ms | "
       "`live` at most, ms | Honest calls that failed |\n|---|---|---|---|---|---|---|\n");
   for (const Attack& attack : Attacks()) {
-    if (std::string(attack.name).find(name) == std::string::npos) continue;
+    if (attack.name.find(name) == std::string::npos) continue;
     const Costs costs = Measure(attack, seconds);
     const auto quantile = [&](double q) {
       return costs.gaps.empty()
                  ? -1.0
                  : costs.gaps[static_cast<size_t>(q * static_cast<double>(costs.gaps.size() - 1))];
     };
-    std::printf("| %s | %.0f | %.1f | %.1f | %.0f | %.0f | %ld |\n", attack.name,
+    std::printf("| %s | %.0f | %.1f | %.1f | %.0f | %.0f | %ld |\n", attack.name.c_str(),
                 costs.most_memory - rest, quantile(0.5), quantile(0.99), quantile(1),
                 costs.slowest_live, static_cast<long>(costs.failed));
     std::fflush(stdout);
@@ -306,6 +338,10 @@ void Run(int seconds, const std::string& name) {
 }  // namespace treadle
 
 int main(int argc, char** argv) {
+  if (argc == 4 && std::string(argv[1]) == "--attack") {
+    treadle::port = std::atoi(argv[2]);
+    treadle::AttackForEver(argv[3]);
+  }
   if (argc < 3) {
     std::fprintf(stderr, "usage: attack_load PORT PID [SECONDS of each attack [NAME]]\n");
     return 2;

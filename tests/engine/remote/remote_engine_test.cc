@@ -77,6 +77,23 @@ TEST(RemoteEngine, WeightsFromTheMasterGiveLocalAnswersBitForBit) {
   }
 }
 
+// Ranks of a stage load from threads of their own.
+TEST(RemoteEngine, WeightsFromTheMasterReachEveryRank) {
+  const auto requests = SomeRequests(8, 6);
+  std::vector<std::unique_ptr<PlanDriver>> drivers;
+  for (const bool from_master : {false, true}) {
+    ClusterOptions options = TinyCluster(2);
+    options.engine.tensor_parallel = 2;
+    options.engine.weights_from_master = from_master;
+    auto cluster = StartThreadCluster(options);
+    ASSERT_TRUE(cluster.ok()) << cluster.status();
+    drivers.push_back(std::make_unique<PlanDriver>(DriverOptions(7, 2), requests));
+    EngineClient client(std::move(cluster->engine));
+    ASSERT_EQ(client.Run(*drivers.back()), absl::OkStatus());
+  }
+  EXPECT_EQ(DifferentAnswers(*drivers[0], *drivers[1], requests), "");
+}
+
 TEST(RemoteEngine, UnixSocketsServeToo) {
   ClusterOptions options = TinyCluster(1);
   options.worker.listen = "unix:" + OwnFolder() + "/worker.socket";

@@ -171,6 +171,14 @@ class SessionTest : public testing::Test {
     }
     return session.seen();
   }
+  // One plan, and waits until the session has given so many tokens.
+  void CompleteOne(FakeFrontEnd& session, size_t tokens) {
+    const auto deadline = Clock::now() + kPatience;
+    while (!engine_->Complete() && Clock::now() < deadline) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    session.WaitFor([=](const auto& seen) { return seen.ids.size() >= tokens; });
+  }
   FakeFrontEnd::Seen Run(FakeFrontEnd& session) {
     return RunUntil(session, [](const auto& seen) { return seen.over(); });
   }
@@ -286,7 +294,7 @@ TEST_F(SessionTest, ADeadlineInTheQueueIsAnEnd) {
 TEST_F(SessionTest, AfterCancelNothingIsWritten) {
   Open({.manual = true});
   FakeFrontEnd& session = Ask(Request(50));
-  RunUntil(session, [](const auto& seen) { return seen.writes >= 3; });
+  for (size_t tokens = 1; tokens <= 3; ++tokens) CompleteOne(session, tokens);
   session.Cancel();
   const int writes = session.seen().writes;
   const auto seen = Run(session);
@@ -297,6 +305,30 @@ TEST_F(SessionTest, AfterCancelNothingIsWritten) {
   EXPECT_EQ(Logged(0).name, "request_finished");
   EXPECT_TRUE(WaitLoad(0, 0));
   EXPECT_EQ(engine_->violations(), std::vector<std::string>{});
+}
+
+// The stream told of its end during the write, and does not tell again.
+TEST_F(SessionTest, AWriteThatFailsOnceTheEndHasComeEndsTheSession) {
+  Open({.manual = true});
+  GenerateRequest request = Request(4);
+  request.sampling.num_candidates = 2;
+  FakeFrontEnd& session = Ask(request, {}, /*slow=*/true);
+  const auto complete = [&](int plans) {
+    const auto deadline = Clock::now() + kPatience;
+    while (plans > 0 && Clock::now() < deadline) {
+      engine_->Complete() ? void(--plans) : std::this_thread::sleep_for(milliseconds(1));
+    }
+    std::this_thread::sleep_for(milliseconds(20));  // so that the courier has been here
+  };
+  complete(1);
+  session.WaitFor([](const auto& seen) { return seen.writes >= 1; });
+  complete(2);
+  session.Written(true);  // what is new of both candidates: two writes
+  complete(2);
+  EXPECT_TRUE(WaitLoad(0, 0));
+  session.Written(false);
+  const auto seen = session.WaitFor([](const auto& what) { return what.over(); });
+  EXPECT_TRUE(seen.failed);
 }
 
 // A client whose own timer rings just before ours waited for the deadline.
