@@ -224,6 +224,8 @@ const Address& InferenceServer::address() const { return state_->server->address
 
 size_t InferenceServer::connections() const { return state_->server->door().limits().connections; }
 
+SessionEnvironment& InferenceServer::sessions() { return state_->environment.sessions; }
+
 bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   if (!state_->server) return true;
   CallEnvironment& environment = state_->environment;

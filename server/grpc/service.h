@@ -16,6 +16,7 @@
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log_event.h"
 #include "server/serving_stack.h"
+#include "server/session/session.h"
 
 namespace treadle {
 
@@ -46,6 +47,8 @@ class InferenceServer {
   const Address& address() const;
   // At once, at most: fewer than asked for where the process may not open as many files.
   size_t connections() const;
+  // For another front end beside gRPC, which must have ended before this does.
+  SessionEnvironment& sessions();
 
   // Not ready any more, new requests get UNAVAILABLE, accepted ones go on; at the end of
   // `timeout` the rest ends UNAVAILABLE. Then all listeners close. False if some request was cut
