@@ -270,12 +270,12 @@ std::string FingerprintOf(const ServeOptions& options, const OpenedModel& opened
   for (const FileState& file : opened.files) bytes += file.bytes;
   const std::string weights =
       options.model_sha256.empty() ? Str(model.name, " ", bytes) : options.model_sha256;
-  const std::string all = Str(
-      TREADLE_VERSION, "\n", weights, "\n", options.weights.text(), "\n",
-      options.outlier_threshold.value_or(-1), "\n", static_cast<int>(options.outlier_rule), "\n",
-      Name(options.compute), "\n", Name(options.kv_dtype), "\n", Name(options.dtype), "\n",
-      options.deterministic, "\n", options.tensor_parallel, "\n", Name(options.wire), "\n",
-      model.backend);
+  const std::string all =
+      Str(TREADLE_VERSION, "\n", weights, "\n", options.weights.text(), "\n",
+          options.outlier_threshold.value_or(-1), "\n", static_cast<int>(options.outlier_rule),
+          "\n", Name(options.compute), "\n", Name(options.kv_dtype), "\n", Name(options.dtype),
+          "\n", options.deterministic, "\n", options.tensor_parallel, "\n", Name(options.wire),
+          "\n", model.backend);
   Sha256 sum;
   sum.Add(std::as_bytes(std::span(all)));
   return "fp_" + sum.Finish().substr(0, 10);
