@@ -8,6 +8,7 @@
 #   make build           only build/treadle
 #   make install         build/treadle and what belongs to it, under PREFIX (/usr/local)
 #   make package         build/treadle_VERSION_ARCHITECTURE.deb
+#   make fuzz TIME=60    libFuzzer on what parses bytes from outside, TIME seconds each; TARGETS="gguf requests"
 #   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
 #   make http-check      OpenAI's API, by OpenAI's own client
 #   make chart-flags     what the chart knows of the flags of serve, written from their table
@@ -20,13 +21,15 @@ MODEL ?=
 ARGS  ?=
 PREFIX ?= /usr/local
 SUITES ?=
+TIME ?= 60
+TARGETS ?=
 
 # SUITES as targets to build, and as labels of ctest ("room/suite").
 space := $() $()
 targets = $(if $(SUITES),--target $(foreach suite,$(SUITES),$(if $(wildcard tests/$(suite)/CMakeLists.txt),tests/$(suite)/all,$(suite))))
 labels = $(if $(SUITES),-L '(^|/)($(subst $(space),|,$(strip $(SUITES))))(/|$$)' -E '_NOT_BUILT$$')
 
-.PHONY: serve test build install package packages model asan tsan asan-build tsan-build deploy-check http-check chart-flags format format-check clean
+.PHONY: serve test build install package packages model asan tsan asan-build tsan-build fuzz deploy-check http-check chart-flags format format-check clean
 
 serve: build
 	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
@@ -59,6 +62,12 @@ asan tsan: %: %-build
 	ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 suppressions=$(CURDIR)/tests/tsan.supp" \
 	ctest --test-dir $(BUILD)/$@ --output-on-failure --no-label-summary -j $(JOBS) $(labels) $(ARGS)
+
+fuzz:
+	@scripts/install_packages.sh clang-14 libclang-rt-14-dev
+	@[ -f $(BUILD)/fuzz/build.ninja ] || cmake --preset fuzz
+	@cmake --build --preset fuzz -j $(JOBS) --target treadle_fuzz
+	@scripts/fuzz.sh $(TIME) $(TARGETS)
 
 packages:
 	@scripts/install_packages.sh

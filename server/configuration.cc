@@ -11,8 +11,8 @@
 #include "absl/strings/str_split.h"
 #include "base/number.h"
 #include "base/status.h"
+#include "net/address.h"
 #include "scheduler/policy.h"
-#include "server/address.h"
 #include "server/flag_values.h"
 
 namespace treadle {
@@ -238,10 +238,14 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--max-receive-memory",
        "requests that are not whole yet, all together, at most; gRPC and HTTP each", kServing,
        kServer, Size(&O::max_receive_memory, 1 << 20, int64_t{1} << 40, "a size from 1M to 1024G")},
+      {"--max-unread-bytes",
+       "whole requests whose text is not tokenized yet, all together, at most", kServing, kServer,
+       Size(&O::max_unread_bytes, 1 << 20, int64_t{1} << 40, "a size from 1M to 1024G")},
+      {"--max-unread-requests", "such requests, at most", kServing, kServer,
+       Integer(&O::max_unread_requests, 1, kMany)},
       {"--max-connections",
        "clients connected at once, at most, gRPC and HTTP each; fewer where the process may not "
-       "open "
-       "the files for them",
+       "open the files for them",
        kServing, kServer, Integer(&O::max_connections, 4, kMany)},
       {"--max-connections-per-address", "of them from one address, at most", kServing, kServer,
        Integer(&O::max_connections_per_address, 1, kMany)},
@@ -371,6 +375,13 @@ absl::Status CheckServeOptions(const ServeOptions& options) {
   if (options.max_batch_tokens > 0 && options.max_batch_tokens <= options.max_batch_size) {
     return InvalidArgument("--max-batch-tokens is ", options.max_batch_tokens,
                            ", expected more than --max-batch-size (", options.max_batch_size, ")");
+  }
+  for (const auto& [flag, bytes] : {std::pair("--max-receive-memory", options.max_receive_memory),
+                                    std::pair("--max-unread-bytes", options.max_unread_bytes)}) {
+    if (bytes < options.max_request_bytes) {
+      return InvalidArgument(flag, " is ", bytes, ", expected at least --max-request-bytes (",
+                             options.max_request_bytes, ")");
+    }
   }
   TREADLE_RETURN_IF_ERROR(CheckSecurity(options));
   return CheckParallelism(options);

@@ -72,6 +72,8 @@ struct ServeOptions {
   std::chrono::milliseconds iteration_deadline{120'000};
   int64_t max_request_bytes = 4 << 20;
   int64_t max_receive_memory = 64 << 20;
+  int64_t max_unread_bytes = 32 << 20;
+  int64_t max_unread_requests = 1024;
   int64_t max_connections = 1024;
   int64_t max_connections_per_address = 512;
   int64_t max_calls_per_connection = 256;

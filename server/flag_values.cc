@@ -8,7 +8,7 @@
 
 #include "base/number.h"
 #include "base/status.h"
-#include "server/address.h"
+#include "net/address.h"
 
 namespace treadle {
 namespace {

@@ -24,6 +24,15 @@ enum class ProofOf { kWorker, kMaster };  // who answers the stream, and who ope
 // `answerer_nonce`: before the other end has drawn one; worth a reading, not an answer.
 std::string MakeProof(const std::string& secret, ProofOf side, const std::string& call,
                       const std::string& opener_nonce, const std::string& answerer_nonce);
+// Headers that carry nonces and proofs.
+inline constexpr char kNonceKey[] = "treadle-nonce-bin";
+inline constexpr char kProofKey[] = "treadle-proof-bin";
+// The header's value among those of a call; "" if it is not there.
+template <typename Metadata>
+std::string MetadataOf(const Metadata& metadata, const char* key) {
+  const auto found = metadata.find(key);
+  return found == metadata.end() ? "" : std::string(found->second.data(), found->second.size());
+}
 // In constant time.
 bool SameProof(const std::string& a, const std::string& b);
 

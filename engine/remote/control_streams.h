@@ -8,9 +8,9 @@
 // What a peer can make an end keep is bounded: from who does not know the secret nothing is read,
 // the first message is small (kMostFirstBytes), large ones come in pieces and only after it, a peer
 // that does not take what is sent to it is not listened to until it does, and of streams that have
-// said nothing yet a server keeps the newest. But gRPC refuses a message that is too large only
-// when it has all of it: without a secret that is up to the peers, of this machine or with a
-// certificate.
+// said nothing yet a server keeps the newest. A port is behind a door (net/door.h), where TLS ends:
+// it refuses what is larger by its announced length, and limits connections, calls and headers. A
+// unix socket is not: who may open it is trusted so far.
 #pragma once
 
 #include <functional>
@@ -22,10 +22,11 @@
 
 namespace grpc {
 class ChannelCredentials;
-class ServerCredentials;
 }  // namespace grpc
 
 namespace treadle {
+
+class SocketTls;
 
 namespace control {
 class FollowAnswer;
@@ -39,7 +40,7 @@ inline constexpr size_t kMostFirstBytes = 64 << 10;  // many times a hello
 
 // Who one end is, and whom it trusts; null: plaintext. Unix sockets are always plaintext.
 struct ControlCredentials {
-  std::shared_ptr<grpc::ServerCredentials> server;
+  std::shared_ptr<const SocketTls> server;
   std::shared_ptr<grpc::ChannelCredentials> channel;
   // Both ends prove that they have it before an event comes (control_secret.h); empty: neither
   // does. An end that has one and meets an end that has none, or another, ends the stream with

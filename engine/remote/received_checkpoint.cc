@@ -13,6 +13,7 @@
 #include "base/quoted.h"
 #include "base/sha256.h"
 #include "base/status.h"
+#include "engine/remote/checkpoint_messages.h"
 #include "engine/remote/control.pb.h"
 
 namespace treadle {
@@ -25,6 +26,10 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 44;  // of one tensor
 constexpr uint64_t kMostRoom = uint64_t{1} << 45;
 constexpr int kMostTensors = 1 << 17;  // 32 for each of 4096 layers
 constexpr size_t kMostNameBytes = 1 << 10;
+// That a worker may ask for a tensor from its first byte on, while it is attached: its sum is taken
+// each time. It loads one at most twice, as embedding and as head, and again for a cache of another
+// size.
+constexpr uint8_t kMostBegun = 8;
 
 std::string HashOf(std::span<const std::byte> bytes) {
   Sha256 sum;
@@ -65,35 +70,6 @@ uint64_t MostConstantBytes(const StoredTensor& tensor) {
   return elements * (2 * sizeof(float) + 1 + 5) + kRest;
 }
 
-absl::StatusOr<MatrixConstants> ParseConstants(const std::string& bytes) {
-  control::Constants message;
-  if (!message.ParseFromString(bytes)) return InvalidArgument("malformed constants");
-  MatrixConstants constants;
-  constants.scales.assign(message.scales().begin(), message.scales().end());
-  constants.zeros.assign(message.zeros().begin(), message.zeros().end());
-  constants.scale_block = message.scale_block();
-  constants.codebook.assign(message.codebook().begin(), message.codebook().end());
-  const auto codes = std::as_bytes(std::span(message.codes()));
-  constants.codes.assign(codes.begin(), codes.end());
-  constants.outlier_threshold = message.outlier_threshold();
-  constants.outlier_rule = message.per_call() ? OutlierRule::kPerCall : OutlierRule::kPerRow;
-  constants.input_order.assign(message.input_order().begin(), message.input_order().end());
-  return constants;
-}
-
-std::string SerializeConstants(const MatrixConstants& constants) {
-  control::Constants message;
-  message.mutable_scales()->Add(constants.scales.begin(), constants.scales.end());
-  message.mutable_zeros()->Add(constants.zeros.begin(), constants.zeros.end());
-  message.set_scale_block(constants.scale_block);
-  message.mutable_codebook()->Add(constants.codebook.begin(), constants.codebook.end());
-  message.set_codes(constants.codes.data(), constants.codes.size());
-  message.set_outlier_threshold(constants.outlier_threshold);
-  message.set_per_call(constants.outlier_rule == OutlierRule::kPerCall);
-  message.mutable_input_order()->Add(constants.input_order.begin(), constants.input_order.end());
-  return message.SerializeAsString();
-}
-
 class FileSums {
  public:
   absl::StatusOr<std::string> Of(const std::string& path) {
@@ -111,56 +87,6 @@ class FileSums {
   Mutex mutex_;
   std::map<Key, std::string> sums_ ABSL_GUARDED_BY(mutex_);
 };
-
-// A ModelConfig on the wire, field by field.
-constexpr int64_t ModelConfig::*kSizes[] = {
-    &ModelConfig::layers,   &ModelConfig::hidden,   &ModelConfig::heads,
-    &ModelConfig::kv_heads, &ModelConfig::head_dim, &ModelConfig::ffn_hidden,
-    &ModelConfig::vocab,    &ModelConfig::context,  &ModelConfig::rope_dim};
-constexpr double ModelConfig::*kReals[] = {&ModelConfig::rope_base,
-                                           &ModelConfig::rope_linear_factor};
-constexpr double RopeScaling::*kScaling[] = {&RopeScaling::factor, &RopeScaling::low_freq_factor,
-                                             &RopeScaling::high_freq_factor};
-
-void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& message) {
-  message.set_architecture(config.architecture);
-  message.set_tied_head(config.tied_head);
-  message.set_qkv_bias(config.qkv_bias);
-  message.set_output_bias(config.output_bias);
-  message.set_llama3_scaling(config.rope_scaling.has_value());
-  const RopeScaling scaling = config.rope_scaling.value_or(RopeScaling());
-  for (const auto size : kSizes) message.add_sizes(config.*size);
-  message.add_sizes(scaling.original_context);
-  for (const auto real : kReals) message.add_reals(config.*real);
-  for (const auto real : kScaling) message.add_reals(scaling.*real);
-  message.add_reals(config.norm_epsilon);
-}
-
-// InvalidArgument if the message has another number of fields. Values are checked by
-// Checkpoint::CheckConsistency.
-absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfig& config) {
-  constexpr int kNumSizes = std::size(kSizes) + 1;
-  constexpr int kNumReals = std::size(kReals) + std::size(kScaling) + 1;
-  if (message.sizes_size() != kNumSizes || message.reals_size() != kNumReals) {
-    return InvalidArgument("model configuration has ", message.sizes_size(), " sizes and ",
-                           message.reals_size(), " reals, expected ", kNumSizes, " and ",
-                           kNumReals);
-  }
-  config.architecture = message.architecture();
-  config.tied_head = message.tied_head();
-  config.qkv_bias = message.qkv_bias();
-  config.output_bias = message.output_bias();
-  int next = 0;
-  for (const auto size : kSizes) config.*size = message.sizes(next++);
-  RopeScaling scaling;
-  scaling.original_context = message.sizes(next);
-  next = 0;
-  for (const auto real : kReals) config.*real = message.reals(next++);
-  for (const auto real : kScaling) scaling.*real = message.reals(next++);
-  config.norm_epsilon = static_cast<float>(message.reals(next));
-  if (message.llama3_scaling()) config.rope_scaling = scaling;
-  return absl::OkStatus();
-}
 
 }  // namespace
 
@@ -422,9 +348,19 @@ absl::Status CheckpointSender::Fill(const control::TensorRequest& request,
   const StoredTensor& tensor = checkpoint_.tensors()[index];
   std::span<const std::byte> bytes(tensor.data, tensor.bytes);
   MutexLock lock(mutex_);
+  uint8_t& begun = begun_[2 * index + (request.constants() ? 1 : 0)];
+  if (offset == 0 && begun == kMostBegun) {
+    return ResourceExhausted("tensor ", Quoted(tensor.name), " was asked for ", int{kMostBegun},
+                             " times, and is not sent again");
+  }
+  if (offset == 0) ++begun;
   if (request.constants()) {
     if (!tensor.constants) return InvalidArgument("tensor '", tensor.name, "' has no constants");
     if (constants_of_ != static_cast<int64_t>(index)) {
+      if (offset != 0) {
+        return InvalidArgument("constants of tensor ", Quoted(tensor.name), " from byte ", offset,
+                               " on, expected to be asked for from the first");
+      }
       TREADLE_ASSIGN_OR_RETURN(const MatrixConstants read, tensor.constants());
       constants_ = SerializeConstants(read);
       constants_of_ = index;

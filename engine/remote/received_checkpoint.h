@@ -96,11 +96,13 @@ class ReceivedCheckpoint final : public Checkpoint {
 // safety: any thread. A file is read once per process, and again if it has changed.
 absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint);
 
-// The master's side. Thread safety: Answer from any thread.
+// The master's side, for one worker while it is attached, which loads one tensor after the other.
+// Thread safety: Answer from any thread.
 class CheckpointSender {
  public:
   // `checkpoint` outlives the sender.
-  explicit CheckpointSender(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
+  explicit CheckpointSender(const Checkpoint& checkpoint)
+      : checkpoint_(checkpoint), begun_(2 * checkpoint.tensors().size()) {}
 
   void Describe(control::CheckpointDirectory& directory) const;
   void Answer(const control::TensorRequest& request, control::TensorChunk& chunk);
@@ -111,6 +113,8 @@ class CheckpointSender {
 
   const Checkpoint& checkpoint_;
   Mutex mutex_;
+  // How often each tensor, and its constants, were asked for from the first byte on.
+  std::vector<uint8_t> begun_ ABSL_GUARDED_BY(mutex_);
   int64_t constants_of_ ABSL_GUARDED_BY(mutex_) = -1;  // whose constants_ are kept
   std::string constants_ ABSL_GUARDED_BY(mutex_);
 };

@@ -12,7 +12,6 @@
 #include "engine/remote/plan_messages.h"
 #include "engine/remote/received_checkpoint.h"
 #include "engine/remote/thread_priority.h"
-#include "kernels/cpu/thread_pool.h"
 
 namespace treadle {
 namespace {
@@ -43,7 +42,7 @@ using MasterPointer = std::shared_ptr<Master>;
 
 class Worker::Impl {
  public:
-  explicit Impl(WorkerOptions options) : options_(std::move(options)), machine_(MachineId()) {}
+  explicit Impl(WorkerOptions options) : options_(std::move(options)) {}
   ~Impl();
 
   absl::Status Listen();
@@ -78,7 +77,6 @@ class Worker::Impl {
   }
 
   const WorkerOptions options_;
-  const std::string machine_;
 
   // Confined to the task thread.
   std::string configured_;  // what stage_ is, serialized; empty: nothing is loaded
@@ -165,17 +163,10 @@ void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHel
       master->stream->Close(absl::AlreadyExistsError("this worker serves another master"));
       return;
     }
-  }
-  master->id = hello.master();
-  master->silence = milliseconds(std::max<uint32_t>(hello.silence_ms(), 1));
-  master->heartbeat = milliseconds(std::max<uint32_t>(hello.heartbeat_ms(), 1));
-  master->weights_from_master = hello.weights_from_master();
-  {
-    MutexLock lock(mutex_);
-    if (master_ != nullptr) {
-      master->stream->Close(absl::AlreadyExistsError("this worker serves another master"));
-      return;
-    }
+    master->id = hello.master();
+    master->silence = milliseconds(std::max<uint32_t>(hello.silence_ms(), 1));
+    master->heartbeat = milliseconds(std::max<uint32_t>(hello.heartbeat_ms(), 1));
+    master->weights_from_master = hello.weights_from_master();
     master_ = master;
     heard_ = SteadyClock::now();
   }
@@ -257,18 +248,11 @@ void Worker::Impl::DescribeSelf(control::WorkerHello& out) const {
   out.set_protocol(kControlProtocol);
   out.set_version(options_.version);
   out.set_model_path(options_.model_path);
-  out.set_memory_available(AvailableMemory());
-  out.set_machine(machine_);
-  out.set_cpus(UsableCpus());
   out.set_compute(options_.compute);
   out.set_device(options_.device);
   out.set_dtype(options_.dtype);
   out.set_deterministic(options_.deterministic);
-  const RankGpus& gpus = options_.ranks.gpus;
-  out.set_gpus(static_cast<int32_t>(gpus.gpus.size()));
-  out.set_no_gpu(gpus.none);
-  if (gpus.gpus.empty()) return;
-  out.set_gpu_memory(std::ranges::min(gpus.gpus, {}, &RankGpus::Gpu::memory_bytes).memory_bytes);
+  DescribeMachine(options_.ranks.gpus, out);
 }
 
 absl::Status Worker::Impl::Greet(const MasterPointer& master) {

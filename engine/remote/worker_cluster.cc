@@ -42,7 +42,6 @@ WorkerCluster::WorkerCluster(const RemoteEngineOptions& options, std::string fin
       callbacks_(std::move(callbacks)),
       heartbeat_(HeartbeatFor(options)),
       master_(DrawId()),
-      sender_(*options_.checkpoint),
       peers_(options.stages.size()),
       kv_pages_(options.kv_pages),
       pulse_(std::make_unique<PulseThread>([this] { return Beat(); })) {}

@@ -106,6 +106,7 @@ class WorkerCluster {
     double progress = 0;
     uint64_t received = 0;  // plans of the epoch, by its last heartbeat
     uint64_t done = 0;
+    std::shared_ptr<CheckpointSender> sender;  // of its weights
   };
 
   std::string StageName(size_t stage) const;
@@ -148,7 +149,6 @@ class WorkerCluster {
   const Callbacks callbacks_;
   const std::chrono::milliseconds heartbeat_;
   const uint64_t master_;  // drawn at random
-  CheckpointSender sender_;
 
   mutable Mutex mutex_;
   mutable CondVar changed_;

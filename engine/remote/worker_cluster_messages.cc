@@ -231,7 +231,8 @@ absl::Status WorkerCluster::OnHello(size_t stage, const control::WorkerHello& he
   peer.stream->Tell([&](auto& message) {
     DescribeStage(options_, stage, fingerprint_, *message.mutable_configure());
     if (!options_.weights_from_master) return;
-    sender_.Describe(*message.mutable_configure()->mutable_directory());
+    peer.sender = std::make_shared<CheckpointSender>(*options_.checkpoint);
+    peer.sender->Describe(*message.mutable_configure()->mutable_directory());
   });
   return absl::OkStatus();
 }
@@ -304,8 +305,14 @@ void WorkerCluster::Relay(size_t stage, const control::Rendezvous& message) {
 }
 
 void WorkerCluster::Answer(size_t stage, control::WorkerMessage& message) {
+  std::shared_ptr<CheckpointSender> sender;
+  {
+    MutexLock lock(mutex_);
+    sender = peers_[stage].sender;
+  }
+  if (!sender) return;  // it has not been told what there is
   control::MasterMessage answer;
-  sender_.Answer(message.tensor(), *answer.mutable_tensor());
+  sender->Answer(message.tensor(), *answer.mutable_tensor());
   MutexLock lock(mutex_);
   if (peers_[stage].state != State::kDown) peers_[stage].stream->Send(std::move(answer));
 }

@@ -130,6 +130,14 @@ absl::Status CheckNames(const control::Configure& configuration) {
   return absl::OkStatus();
 }
 
+// The same for all processes of one machine.
+std::string MachineId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
 // What would otherwise be a bug in the model's loader.
 absl::Status Check(const control::Configure& configuration, const Checkpoint& checkpoint,
                    const RankGpus& gpus) {
@@ -196,11 +204,14 @@ uint64_t AvailableMemory() {
   return uint64_t{1} << 30;
 }
 
-std::string MachineId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id;
+void DescribeMachine(const RankGpus& gpus, control::WorkerHello& out) {
+  out.set_memory_available(AvailableMemory());
+  out.set_machine(MachineId());
+  out.set_cpus(UsableCpus());
+  out.set_gpus(static_cast<int32_t>(gpus.gpus.size()));
+  out.set_no_gpu(gpus.none);
+  if (gpus.gpus.empty()) return;
+  out.set_gpu_memory(std::ranges::min(gpus.gpus, {}, &RankGpus::Gpu::memory_bytes).memory_bytes);
 }
 
 absl::StatusOr<std::unique_ptr<WorkerStage>> WorkerStage::Load(

@@ -20,6 +20,7 @@ namespace treadle {
 
 namespace control {
 class Configure;
+class WorkerHello;
 }  // namespace control
 
 // GPUs for ranks of this process, one each, in order. This room does not know how they are made.
@@ -52,8 +53,8 @@ struct RankOptions {
 
 // Bytes that the machine can give without swapping.
 uint64_t AvailableMemory();
-// The same for all processes of one machine.
-std::string MachineId();
+// What a worker has to run a stage on.
+void DescribeMachine(const RankGpus& gpus, control::WorkerHello& out);
 
 class WorkerStage {
  public:

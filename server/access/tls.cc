@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <grpcpp/security/credentials.h>
-#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/security/tls_certificate_provider.h>
 #include <grpcpp/security/tls_credentials_options.h>
 #include <sys/mman.h>
@@ -55,7 +54,7 @@ class MemoryFile {
 
 }  // namespace
 
-// Certificates for gRPC that change while its servers and channels run.
+// Certificates for gRPC that change while its channels run.
 //
 // Of gRPC's providers of certificates only one takes later versions, and that one reads files by
 // path every second: key and chain one after the other, as a pair if their times of modification
@@ -98,19 +97,6 @@ absl::StatusOr<std::unique_ptr<Tls>> Tls::Open(const TlsFiles& files, LogSink lo
       WatchTlsFiles(files, std::move(log),
                     [&feed = *tls->feed_](const TlsMaterial& material) { feed.Set(material); }));
   return tls;
-}
-
-std::shared_ptr<grpc::ServerCredentials> Tls::ForServer() const {
-  TREADLE_CHECK(!files_.key.empty());
-  grpc::experimental::TlsServerCredentialsOptions options(feed_->provider());
-  options.watch_identity_key_cert_pairs();
-  if (files_.ca.empty()) {
-    options.set_cert_request_type(GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE);
-  } else {
-    options.watch_root_certs();
-    options.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  }
-  return grpc::experimental::TlsServerCredentials(options);
 }
 
 std::shared_ptr<grpc::ChannelCredentials> Tls::ForChannel() const {

@@ -1,8 +1,8 @@
-// TLS of gRPC's servers and channels from files: checked before anything is loaded, taken over
-// again when they change (tls_files.h). Connections that stand are never touched.
+// TLS of gRPC's channels from files: checked before anything is loaded, taken over again when they
+// change (tls_files.h). Connections that stand are never touched.
 //
-// Thread safety: Open and destruction from the owner's thread, the latter after every server and
-// channel that uses the credentials is gone.
+// Thread safety: Open and destruction from the owner's thread, the latter after every channel that
+// uses the credentials is gone.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,6 @@
 
 namespace grpc {
 class ChannelCredentials;
-class ServerCredentials;
 }  // namespace grpc
 
 namespace treadle {
@@ -22,8 +21,6 @@ class Tls {
   static absl::StatusOr<std::unique_ptr<Tls>> Open(const TlsFiles& files, LogSink log);
   ~Tls();
 
-  // With `ca`, clients must show a certificate from it. Requires a certificate.
-  std::shared_ptr<grpc::ServerCredentials> ForServer() const;
   // Verifies the server's name and its certificate, from `ca`. Requires one.
   std::shared_ptr<grpc::ChannelCredentials> ForChannel() const;
 

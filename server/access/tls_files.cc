@@ -191,4 +191,22 @@ absl::StatusOr<std::unique_ptr<FileWatcher>> WatchTlsFiles(
   return FileWatcher::Open({files.certificate, files.key, files.ca}, read, told);
 }
 
+absl::StatusOr<std::shared_ptr<const SocketTls>> OpenSocketTls(const TlsFiles& files,
+                                                               std::string_view protocol,
+                                                               LogSink log) {
+  TREADLE_CHECK(!files.key.empty());
+  struct Watched {
+    explicit Watched(std::string_view protocol) : tls(protocol) {}
+    SocketTls tls;
+    std::unique_ptr<FileWatcher> watcher;
+  };
+  const auto watched = std::make_shared<Watched>(protocol);
+  TREADLE_ASSIGN_OR_RETURN(
+      watched->watcher,
+      WatchTlsFiles(files, std::move(log), [&tls = watched->tls](const TlsMaterial& material) {
+        tls.Set(material.server);
+      }));
+  return std::shared_ptr<const SocketTls>(watched, &watched->tls);
+}
+
 }  // namespace treadle

@@ -11,10 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "net/client_socket.h"
 #include "server/access/file_watcher.h"
 #include "server/observe/log_event.h"
-
-struct ssl_ctx_st;  // OpenSSL's SSL_CTX
 
 namespace treadle {
 
@@ -43,5 +42,12 @@ absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files);
 // to `take`, one after the other.
 absl::StatusOr<std::unique_ptr<FileWatcher>> WatchTlsFiles(
     const TlsFiles& files, LogSink log, std::function<void(const TlsMaterial&)> take);
+
+// What a server's sockets use of them. Requires a certificate; with `ca`, clients must show one
+// from it. A pair of key and certificate that changes is taken over as one. `protocol`: as
+// SocketTls.
+absl::StatusOr<std::shared_ptr<const SocketTls>> OpenSocketTls(const TlsFiles& files,
+                                                               std::string_view protocol,
+                                                               LogSink log);
 
 }  // namespace treadle

@@ -18,20 +18,6 @@
 #include "server/cli/command.h"
 
 namespace treadle {
-namespace {
-
-// Holds `tls` with it.
-template <typename Credentials>
-std::shared_ptr<Credentials> With(std::shared_ptr<Tls> tls,
-                                  std::shared_ptr<Credentials> credentials) {
-  Credentials* const plain = credentials.get();
-  return {std::make_shared<std::pair<std::shared_ptr<Tls>, std::shared_ptr<Credentials>>>(
-              std::move(tls), std::move(credentials)),
-          plain};
-}
-
-}  // namespace
-
 Signals::Signals() {
   signal(SIGPIPE, SIG_IGN);
   sigset_t set;
@@ -107,12 +93,17 @@ absl::StatusOr<ControlCredentials> OpenControlCredentials(const std::string& fol
     TREADLE_ASSIGN_OR_RETURN(credentials.secret, ReadControlSecret(secret_file));
   }
   if (folder.empty()) return credentials;
-  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<Tls> tls, Tls::Open({.certificate = folder + "/tls.crt",
-                                                                .key = folder + "/tls.key",
-                                                                .ca = folder + "/ca.crt"},
-                                                               std::move(log)));
-  credentials.server = With(tls, tls->ForServer());
-  credentials.channel = With(tls, tls->ForChannel());
+  const TlsFiles files = {
+      .certificate = folder + "/tls.crt", .key = folder + "/tls.key", .ca = folder + "/ca.crt"};
+  // Of the same files as the channels, whose log tells what becomes of them.
+  TREADLE_ASSIGN_OR_RETURN(credentials.server, OpenSocketTls(files, "h2", [](const LogEvent&) {}));
+  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<Tls> tls, Tls::Open(files, std::move(log)));
+  struct Held {
+    std::shared_ptr<Tls> tls;
+    std::shared_ptr<grpc::ChannelCredentials> credentials = tls->ForChannel();
+  };
+  const std::shared_ptr<Held> held(new Held{std::move(tls)});
+  credentials.channel = {held, held->credentials.get()};
   return credentials;
 }
 

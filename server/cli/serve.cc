@@ -11,8 +11,9 @@
 
 #include "base/sha256.h"
 #include "base/status.h"
+#include "net/address.h"
 #include "server/access/api_keys.h"
-#include "server/address.h"
+#include "server/access/tls_files.h"
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
 #include "server/cli/open_model.h"
@@ -97,9 +98,9 @@ absl::StatusOr<int> ServeUntilSignal(Signals& signals, std::future<absl::Status>
 
 // Who may come in: opened before minutes of loading, for what is wrong with the files.
 struct Doors {
-  std::unique_ptr<SocketTls> tls, http_tls;
+  std::shared_ptr<const SocketTls> tls, http_tls;
   std::unique_ptr<ApiKeys> keys;
-  std::unique_ptr<SocketTls> metrics_tls;
+  std::shared_ptr<const SocketTls> metrics_tls;
   std::unique_ptr<ApiKeys> metrics_tokens;
   std::shared_ptr<HealthBoard> health = std::make_shared<HealthBoard>();
   std::unique_ptr<HealthServer> health_server;
@@ -113,20 +114,20 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
   if (!options.tls_cert.empty()) {
     const TlsFiles files = {
         .certificate = options.tls_cert, .key = options.tls_key, .ca = options.tls_client_ca};
-    TREADLE_ASSIGN_OR_RETURN(doors.tls, SocketTls::Open(files, "h2", log.sink()));
+    TREADLE_ASSIGN_OR_RETURN(doors.tls, OpenSocketTls(files, "h2", log.sink()));
     // Of one file it is enough to tell once that it was read anew.
     TREADLE_ASSIGN_OR_RETURN(doors.http_tls,
-                             SocketTls::Open(files, "http/1.1", [](const LogEvent&) {}));
+                             OpenSocketTls(files, "http/1.1", [](const LogEvent&) {}));
   }
   if (!options.api_keys_file.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.keys, ApiKeys::Open(options.api_keys_file, log.sink()));
   }
   if (!options.metrics_tls_cert.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.metrics_tls,
-                             SocketTls::Open({.certificate = options.metrics_tls_cert,
-                                              .key = options.metrics_tls_key,
-                                              .ca = options.metrics_tls_client_ca},
-                                             "http/1.1", log.sink()));
+                             OpenSocketTls({.certificate = options.metrics_tls_cert,
+                                            .key = options.metrics_tls_key,
+                                            .ca = options.metrics_tls_client_ca},
+                                           "http/1.1", log.sink()));
   }
   if (!options.metrics_token_file.empty()) {
     TREADLE_ASSIGN_OR_RETURN(
@@ -151,6 +152,8 @@ ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, Log&
                     .http2 = {.message_bytes = static_cast<uint64_t>(options.max_request_bytes),
                               .header_block_bytes = static_cast<uint64_t>(options.max_header_bytes),
                               .streams = static_cast<size_t>(options.max_calls_per_connection)}};
+  service.work = {.entries = static_cast<size_t>(options.max_unread_requests),
+                  .bytes = static_cast<size_t>(options.max_unread_bytes)};
   service.tls = doors.tls.get();
   service.keys = doors.keys.get();
   service.health = doors.health;

@@ -16,7 +16,7 @@
 
 #include "base/status.h"
 #include "engine/remote/control_secret.h"
-#include "server/address.h"
+#include "net/address.h"
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <string_view>
 
-#include "server/door/guarded_server.h"
+#include "net/guarded_server.h"
 #include "server/observe/ledger_follower.h"
 #include "server/serving_stack.h"
 #include "server/session/session.h"

@@ -19,13 +19,14 @@ namespace {
 // Time for the last bytes of ended calls to leave.
 constexpr std::chrono::seconds kFlushTime{2};
 
-// Methods with text in the request are served raw: see wire_format.h.
+// Methods whose requests may be long are served raw: see wire_format.h.
 using Methods = v1::Inference::WithRawCallbackMethod_Generate<
     v1::Inference::WithRawCallbackMethod_GenerateStream<
-        v1::Inference::WithRawCallbackMethod_Tokenize<v1::Inference::WithCallbackMethod_Detokenize<
-            v1::Inference::WithCallbackMethod_GetModelInfo<
-                v1::Inference::WithCallbackMethod_GetLoad<
-                    v1::Inference::WithCallbackMethod_WatchLedger<v1::Inference::Service>>>>>>>;
+        v1::Inference::WithRawCallbackMethod_Tokenize<
+            v1::Inference::WithRawCallbackMethod_Detokenize<
+                v1::Inference::WithCallbackMethod_GetModelInfo<
+                    v1::Inference::WithCallbackMethod_GetLoad<
+                        v1::Inference::WithCallbackMethod_WatchLedger<v1::Inference::Service>>>>>>>;
 
 absl::Status NoTokenizer() {
   return absl::FailedPreconditionError("this model has no tokenizer: it serves token ids only");
@@ -69,12 +70,13 @@ class Service final : public Methods {
   }
 
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
-                                       const v1::DetokenizeRequest* request,
-                                       v1::DetokenizeResponse* response) override {
-    const size_t bytes = static_cast<size_t>(request->token_ids().ids_size()) * sizeof(int32_t);
-    return Work(context, bytes, [this, request, response]() -> absl::Status {
+                                       const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override {
+    return Work(context, request->Length(), [this, request, response]() -> absl::Status {
       if (!model().tokenizer) return NoTokenizer();
-      const auto& ids = request->token_ids().ids();
+      v1::DetokenizeRequest message;
+      TREADLE_RETURN_IF_ERROR(Parse(*request, message));
+      const auto& ids = message.token_ids().ids();
       const std::span<const int32_t> span(ids.data(), ids.size());
       TREADLE_RETURN_IF_ERROR(ValidateTokenIds("token_ids.ids", span, model().vocab));
       // A text is as long as Tokenize would take it.
@@ -84,7 +86,9 @@ class Service final : public Methods {
         return InvalidArgument("token_ids.ids: their text has more than ", most,
                                " bytes (the server's --max-request-bytes), expected fewer ids");
       }
-      response->set_text(std::move(text));
+      v1::DetokenizeResponse reply;
+      reply.set_text(std::move(text));
+      *response = Serialize(reply);
       return absl::OkStatus();
     });
   }
@@ -181,8 +185,8 @@ struct InferenceServer::State {
                                                 options.default_max_new_tokens},
                                  .stall_timeout = options.stream_stall_timeout,
                                  .keys = options.keys,
-                                 .request_log =
-                                     RequestLog(options.request_log, stack.model().name)}},
+                                 .request_log = RequestLog(options.request_log, stack.model().name),
+                                 .work = options.work}},
         service(environment),
         health(options.health ? options.health : std::make_shared<HealthBoard>()) {}
 

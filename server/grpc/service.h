@@ -10,13 +10,14 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "net/door.h"
 #include "server/access/api_keys.h"
-#include "server/door/door.h"
 #include "server/observe/health.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log_event.h"
 #include "server/serving_stack.h"
 #include "server/session/session.h"
+#include "server/session/work_pool.h"
 
 namespace treadle {
 
@@ -25,6 +26,7 @@ struct ServiceOptions {
   int32_t default_max_new_tokens = 512;
   std::chrono::milliseconds stream_stall_timeout{60'000};
   DoorLimits limits;
+  WorkPool::Limits work;
   const SocketTls* tls = nullptr;            // must outlive the server; null: plaintext
   const ApiKeys* keys = nullptr;             // must outlive the server; null: everybody may call
   LogSink request_log = {};                  // an event for each request; or empty

@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/access/client_socket.h"
-#include "server/address.h"
+#include "net/address.h"
+#include "net/client_socket.h"
 
 namespace treadle {
 

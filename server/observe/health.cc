@@ -21,7 +21,9 @@ constexpr Choice<Probe> kNames[] = {{"started", Probe::kStarted},
 
 // Probes are few, short, and each on a connection of its own; a message is a service's name.
 constexpr DoorLimits kProbeLimits = {
-    .connections = 64, .receiving = 65536, .http2 = {.message_bytes = 4096, .streams = 16}};
+    .connections = 64,
+    .receiving = 65536,
+    .http2 = {.message_bytes = 4096, .streams = 16, .flags = false}};
 
 using std::chrono::milliseconds;
 

@@ -18,8 +18,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
+#include "net/guarded_server.h"
 #include "scheduler/request_pool.h"
-#include "server/door/guarded_server.h"
 #include "server/serving_stack.h"
 
 namespace grpc {

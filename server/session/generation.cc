@@ -53,7 +53,8 @@ Generation::Generation(const Tokenizer* tokenizer, const RequestSpec& request,
                        const std::vector<std::string>& stop_strings)
     : min_new_tokens_(request.min_new_tokens), logprobs_(request.top_logprobs >= 0) {
   for (int32_t i = 0; i < request.candidates; ++i) {
-    Candidate& candidate = candidates_.emplace_back(StopMatcher(stop_strings));
+    Candidate& candidate =
+        candidates_.emplace_back(Candidate{.matcher = StopMatcher(stop_strings)});
     if (tokenizer) candidate.decoder.emplace(*tokenizer, /*special=*/false);
   }
 }

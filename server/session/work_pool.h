@@ -23,7 +23,7 @@ class WorkPool {
  public:
   struct Limits {
     size_t entries = 1024;
-    size_t bytes = 64 << 20;
+    size_t bytes = 32 << 20;
     size_t short_bytes = 32 << 10;  // what is short
   };
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "server/door/http2_guard.h"
+#include "net/http2_guard.h"
 
 namespace treadle {
 

@@ -1,4 +1,4 @@
-// Attacks on a worker's control port, by who does not know its secret.
+// Attacks on a worker's control port, by who is no master of it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -10,7 +10,10 @@
 
 #include "base/status.h"
 #include "tests/attacks/hostile_client.h"
+#include "tests/engine/remote/driven_requests.h"
 #include "tests/server/cli/child_process.h"
+#include "tests/support/remote_cluster.h"
+#include "tests/support/tiny_model.h"
 
 namespace treadle {
 namespace {
@@ -18,39 +21,103 @@ namespace {
 using testing::HasSubstr;
 
 const char kAttach[] = "/treadle.control.Control/Attach";
+constexpr int64_t kOverRestMb = 64;
 
-int64_t ResidentMb(int pid) {
-  std::ifstream status(Str("/proc/", pid, "/status"));
-  for (std::string word; status >> word;) {
-    if (word != "VmRSS:") continue;
-    int64_t kilobytes = 0;
-    status >> kilobytes;
-    return kilobytes / 1024;
+class WorkerAttacks : public testing::Test {
+ protected:
+  void Start(const std::string& secret = "", int descriptors = 1024) {
+    std::string command = Str("ulimit -n ", descriptors, " && exec ", TREADLE_BINARY,
+                              " worker --listen 127.0.0.1:0 --threads 1");
+    if (!secret.empty()) {
+      const std::string file = OwnFolder() + "/secret";
+      std::ofstream(file) << secret << "\n";
+      command += " --control-secret-file " + file;
+    }
+    worker_ = std::make_unique<ChildProcess>(std::vector<std::string>{"/bin/sh", "-c", command});
+    const std::string before = "listening on 127.0.0.1:";
+    const std::string line = worker_->WaitForLine(before);
+    ASSERT_NE(line, "") << worker_->output();
+    port_ = std::atoi(line.c_str() + line.find(before) + before.size());
+    master_.model = *WriteTinyLlamaGguf(OwnFolder(), {});
+    master_.engine.weights_from_master = true;
+    master_.engine.credentials.secret = secret;
+    ASSERT_EQ(Honest(), absl::OkStatus());
+    memory_ = ResidentMb();
   }
-  return -1;
+  void TearDown() override {
+    EXPECT_EQ(Honest(), absl::OkStatus());
+    EXPECT_LT(ResidentMb(), memory_ + kOverRestMb);
+    worker_->Signal(SIGTERM);
+    EXPECT_EQ(worker_->Wait(), 0) << worker_->output();
+  }
+  // A master that loads a stage into the worker, and begins an epoch.
+  absl::Status Honest() {
+    auto options = EngineOptionsFor(master_, {Str("127.0.0.1:", port_)});
+    if (!options.ok()) return options.status();
+    return RemoteEngine::Create(*std::move(options)).status();
+  }
+  int64_t ResidentMb() const {
+    std::ifstream file(Str("/proc/", worker_->pid(), "/statm"));
+    int64_t total = 0, resident = 0;
+    file >> total >> resident;
+    return resident * sysconf(_SC_PAGESIZE) >> 20;
+  }
+  HostileClient& Connect(int patience_seconds = 1) {
+    HostileClient& client =
+        *clients_.emplace_back(std::make_unique<HostileClient>(port_, patience_seconds));
+    EXPECT_TRUE(client.connected());
+    return client;
+  }
+
+  std::unique_ptr<ChildProcess> worker_;
+  int port_ = 0;
+  int64_t memory_ = 0;
+  ClusterOptions master_;
+  std::vector<std::unique_ptr<HostileClient>> clients_;  // stay to the end
+};
+
+TEST_F(WorkerAttacks, NothingIsReadOfStrangers) {
+  Start("a secret of sixteen");
+  for (int i = 0; i < 4; ++i) {
+    HostileClient& client = Connect();
+    EXPECT_TRUE(client.Greet() && client.Call(1, kAttach));
+    EXPECT_THAT(client.ReadUntil("wants proof"), HasSubstr("wants proof of its control secret"));
+    client.SendData(1, MessagePrefix(false, 200 << 20) + std::string(32 << 20, 'x'));
+  }
 }
 
-TEST(WorkerAttacks, NothingIsReadOfStrangers) {
-  const std::string secret = Str(testing::TempDir(), "/worker-secret-", getpid());
-  std::ofstream(secret) << "a secret of sixteen\n";
-  ChildProcess worker({TREADLE_BINARY, "worker", "--listen", "127.0.0.1:0", "--threads", "1",
-                       "--control-secret-file", secret});
-  const std::string before = "listening on 127.0.0.1:";
-  const std::string line = worker.WaitForLine(before);
-  ASSERT_NE(line, "") << worker.output();
-  const int port = std::atoi(line.c_str() + line.find(before) + before.size());
-  const int64_t memory = ResidentMb(worker.pid());
-  std::vector<std::unique_ptr<HostileClient>> clients;
-  for (int i = 0; i < 8; ++i) {
-    HostileClient& client = *clients.emplace_back(std::make_unique<HostileClient>(port, 1));
-    ASSERT_TRUE(client.connected() && client.Greet());
-    EXPECT_TRUE(client.Call(1, kAttach));
+TEST_F(WorkerAttacks, ALargeFirstMessageIsRefusedByItsLength) {
+  Start();
+  for (int i = 0; i < 4; ++i) {
+    HostileClient& client = Connect();
+    EXPECT_TRUE(client.Greet() && client.Call(1, kAttach));
     client.SendData(1, MessagePrefix(false, 200 << 20) + std::string(32 << 20, 'x'));
-    EXPECT_THAT(client.ReadUntil("wants proof"), HasSubstr("wants proof of its control secret"));
+    EXPECT_THAT(client.ReadUntil("a first message"),
+                HasSubstr("a first message of 209715200 bytes, at most 65536 are accepted"));
   }
-  EXPECT_LT(ResidentMb(worker.pid()), memory + 64);
-  worker.Signal(SIGTERM);
-  EXPECT_EQ(worker.Wait(), 0) << worker.output();
+  EXPECT_LT(ResidentMb(), memory_ + kOverRestMb);
+}
+
+TEST_F(WorkerAttacks, AHeaderBlockWithoutEndIsCutOff) {
+  Start("a secret of sixteen");
+  for (int i = 0; i < 4; ++i) {
+    HostileClient& client = Connect();
+    EXPECT_TRUE(client.Greet() && client.Send(Http2Frame(1, 0, 1, CallHeaders(kAttach))));
+    const std::string more = Http2Frame(9, 0, 1, std::string(16000, 'x'));
+    int64_t sent = 0;
+    while (sent < 64 << 20 && client.Send(more)) sent += static_cast<int64_t>(more.size());
+    EXPECT_LT(sent, 16 << 20);
+  }
+}
+
+TEST_F(WorkerAttacks, IdleConnectionsDoNotKeepAMasterOut) {
+  Start("", /*descriptors=*/128);
+  for (int i = 0; i < 300; ++i) {
+    HostileClient& client = Connect();
+    if (i % 2 == 0) client.Greet();  // half of them say hello, and nothing more
+  }
+  EXPECT_EQ(Honest(), absl::OkStatus());
+  clients_.clear();
 }
 
 }  // namespace

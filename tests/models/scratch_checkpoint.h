@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -12,9 +11,8 @@
 #include <string>
 
 #include "base/status.h"
-#include "kernels/reference/reference_backend.h"
 #include "models/checkpoints/checkpoint.h"
-#include "models/model.h"
+#include "tests/support/run_one_token.h"
 
 namespace treadle {
 
@@ -41,27 +39,7 @@ class ScratchCheckpoint : public ::testing::Test {
   // Opens the checkpoint, loads its model, and runs one token through it.
   static absl::Status Load(const std::string& path) {
     TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(path));
-    const ModelConfig& config = checkpoint->config();
-    const auto backend = CreateReferenceBackend();
-    LoadOptions options;
-    options.max_batch_tokens = 1;
-    options.max_context = std::min<int64_t>(config.context, 16);
-    TREADLE_ASSIGN_OR_RETURN(const auto model, Model::Load(*checkpoint, *backend, options));
-    const int32_t token = 0, position = 0, page = 0;
-    const SequenceSpan sequence = {0, 1, 0, &page};
-    const KvLayout layout = {config.kv_heads, config.head_dim, 16, 1, DType::kF32};
-    std::vector<std::byte> memory(static_cast<size_t>(config.layers * layout.PageBytes()));
-    std::vector<std::byte*> layers;
-    for (int64_t i = 0; i < config.layers; ++i) {
-      layers.push_back(memory.data() + i * layout.PageBytes());
-    }
-    std::vector<float> hidden(static_cast<size_t>(config.hidden));
-    std::vector<float> logits(static_cast<size_t>(config.vocab));
-    const Tensor row = DenseTensor(hidden.data(), DType::kF32, 1, config.hidden);
-    TREADLE_RETURN_IF_ERROR(model->Forward({{&token, 1}, {&position, 1}, {&sequence, 1}},
-                                           {layout, layers}, nullptr, row));
-    model->Head(row, DenseTensor(logits.data(), DType::kF32, 1, config.vocab));
-    return absl::OkStatus();
+    return RunOneToken(*checkpoint);
   }
 
   // The file's fault, in one line that names the file and says `text`.

@@ -6,7 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/status.h"
-#include "server/address.h"
+#include "net/address.h"
 
 namespace treadle {
 namespace {
@@ -120,6 +120,9 @@ TEST(Configuration, OptionsThatContradictEachOther) {
   options.max_batch_tokens = options.max_batch_size;
   EXPECT_THAT(std::string(CheckServeOptions(options).message()),
               HasSubstr("--max-batch-tokens is 32, expected more than --max-batch-size (32)"));
+  options = {.model = "m", .max_request_bytes = 40 << 20};
+  EXPECT_THAT(std::string(CheckServeOptions(options).message()),
+              HasSubstr("--max-unread-bytes is 33554432, expected at least --max-request-bytes"));
 }
 
 TEST(Configuration, ParallelismThatCannotBe) {

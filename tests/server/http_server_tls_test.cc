@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "server/access/tls_files.h"
 #include "server/http/http_server.h"
 #include "tests/server/tls_client.h"
 
@@ -64,7 +65,7 @@ class Server {
       files_.ca = TestPath("ca");
       WriteText(files_.ca, client_ca);
     }
-    auto tls = SocketTls::Open(files_, "http/1.1", lines_.log());
+    auto tls = OpenSocketTls(files_, "http/1.1", lines_.log());
     EXPECT_TRUE(tls.ok()) << tls.status();
     tls_ = *std::move(tls);
     options.tls = tls_.get();
@@ -91,7 +92,7 @@ class Server {
  private:
   TlsFiles files_;
   Lines lines_;
-  std::unique_ptr<SocketTls> tls_;
+  std::shared_ptr<const SocketTls> tls_;
   std::unique_ptr<HttpServer> server_;
 };
 
@@ -348,7 +349,7 @@ TEST(HttpServerTls, WhatIsWrongAtTheStartIsNamed) {
   const auto open = [&](const std::string& certificate, const std::string& its_key) {
     WriteText(crt, certificate);
     WriteText(key, its_key);
-    const auto tls = SocketTls::Open({.certificate = crt, .key = key, .ca = {}}, "http/1.1", {});
+    const auto tls = OpenSocketTls({.certificate = crt, .key = key, .ca = {}}, "http/1.1", {});
     return std::string(tls.status().message());
   };
   EXPECT_EQ(open(pair.certificate, pair.key), "");

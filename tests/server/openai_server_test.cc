@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/status.h"
+#include "server/access/tls_files.h"
 #include "server/grpc/messages.h"
 #include "tests/server/http_client.h"
 #include "tests/server/test_certificates.h"
@@ -383,7 +384,7 @@ TEST(OpenAiServer, KeysAndTlsAreThoseOfGrpc) {
   WriteText(files.certificate, pair.certificate);
   WriteText(files.key, pair.key);
   WriteText(files.ca, ca.pem());
-  const auto tls = SocketTls::Open(files, "http/1.1", {});
+  const auto tls = OpenSocketTls(files, "http/1.1", {});
   ASSERT_TRUE(keys.ok() && tls.ok());
   TestServerOptions options;
   options.adjust = [&](ServiceOptions& service) { service.keys = keys->get(); };

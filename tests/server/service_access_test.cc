@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "base/status.h"
-#include "server/http/http_server.h"
+#include "server/access/tls_files.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
 #include "tests/server/tls_client.h"
@@ -83,7 +83,7 @@ TEST(Access, TlsServesThoseWhoTrustIt) {
   const TestCa ca, other;
   const Files files("tls");
   files.Rotate(ca.Sign());
-  const auto tls = SocketTls::Open(files.paths, "h2", [](const LogEvent&) {});
+  const auto tls = OpenSocketTls(files.paths, "h2", [](const LogEvent&) {});
   ASSERT_TRUE(tls.ok()) << tls.status();
   const auto server = Serve(**tls, ca);
   EXPECT_TRUE(Ask(*server, Client(ca)).ok());
@@ -97,7 +97,7 @@ TEST(Access, MutualTlsWantsACertificateOfItsCa) {
   files.Rotate(ca.Sign());
   files.paths.ca = TestPath("mutual.ca");
   WriteText(files.paths.ca, clients.pem());
-  const auto tls = SocketTls::Open(files.paths, "h2", [](const LogEvent&) {});
+  const auto tls = OpenSocketTls(files.paths, "h2", [](const LogEvent&) {});
   ASSERT_TRUE(tls.ok()) << tls.status();
   const auto server = Serve(**tls, ca, clients.Sign());
   EXPECT_TRUE(Ask(*server, Client(ca, clients.Sign())).ok());
@@ -111,7 +111,7 @@ TEST(Access, CertificatesAreRotatedUnderLoadWithoutAFailure) {
   const Files files("rotated");
   files.Rotate(old_ca.Sign());
   Lines lines;
-  const auto tls = SocketTls::Open(files.paths, "h2", lines.log());
+  const auto tls = OpenSocketTls(files.paths, "h2", lines.log());
   ASSERT_TRUE(tls.ok());
   const auto server = Serve(**tls, old_ca);
   const std::string both = old_ca.pem() + new_ca.pem();
@@ -281,7 +281,7 @@ TEST_F(Keys, MetricsOverTlsWantATokenOfTheirOwn) {
   const std::string path = TestPath("tokens");
   WriteText(path, Str(first, "\n"));
   Lines lines;
-  const auto tls = SocketTls::Open(files.paths, "http/1.1", lines.log());
+  const auto tls = OpenSocketTls(files.paths, "http/1.1", lines.log());
   ASSERT_TRUE(tls.ok()) << tls.status();
   const auto tokens = ApiKeys::Open(path, lines.log(), "--metrics-token-file");
   ASSERT_TRUE(tokens.ok()) << tokens.status();

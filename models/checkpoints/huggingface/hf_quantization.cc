@@ -162,9 +162,10 @@ absl::StatusOr<MergedTensors> MergeQuantized(std::vector<SafetensorsEntry> entri
   MergedTensors merged;
   for (const auto& [name, entry] : parts.entries()) {
     if (!name.ends_with(".weight") && !name.ends_with(".qweight")) continue;
-    const auto* reader = std::ranges::find_if(kReaders, [&](const QuantizedReader* candidate) {
+    const auto claims = [&, &entry = entry](const QuantizedReader* candidate) {
       return candidate->claims(parts, entry, quantization);
-    });
+    };
+    const auto* reader = std::ranges::find_if(kReaders, claims);
     if (reader == std::end(kReaders)) continue;
     parts.Take(name);
     TREADLE_ASSIGN_OR_RETURN(StoredTensor tensor, (*reader)->read(parts, entry, quantization));

@@ -157,5 +157,30 @@ TEST(HostileCheckpoint, ConstantsOfATebibyteAreRefused) {
               HasSubstr("1099511627776 bytes of constants, expected at most"));
 }
 
+// Each beginning costs its sum.
+TEST(HostileCheckpoint, ATensorIsSentAFewTimes) {
+  control::CheckpointDirectory directory = OneMatrix();
+  Add(directory, "v", "f32", {1 << 19}, 2 << 20);
+  const auto checkpoint =
+      ReceivedCheckpoint::Create(directory, std::chrono::seconds(1), [](const auto&) {});
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  CheckpointSender sender(**checkpoint);
+  const auto ask = [&](uint64_t offset, bool constants = false) {
+    control::TensorRequest request;
+    request.set_tensor(constants ? 0 : 1);
+    request.set_constants(constants);
+    request.set_offset(offset);
+    control::TensorChunk chunk;
+    sender.Answer(request, chunk);
+    return chunk.problem();
+  };
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(ask(0), "");
+  for (int i = 0; i < 1000; ++i) {
+    EXPECT_THAT(ask(0), HasSubstr("tensor 'v' was asked for 8 times, and is not sent again"));
+  }
+  EXPECT_EQ(ask(1 << 20), "");
+  EXPECT_THAT(ask(1, /*constants=*/true), HasSubstr("expected to be asked for from the first"));
+}
+
 }  // namespace
 }  // namespace treadle

@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "server/address.h"
+#include "net/address.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/child_process.h"
 #include "tests/server/test_certificates.h"

@@ -21,6 +21,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace treadle {
 
@@ -68,6 +69,12 @@ class Http2Guard {
     uint64_t message_bytes = 4 << 20;     // as the message says of itself
     uint64_t header_block_bytes = 65536;  // of a HEADERS frame and what continues it
     size_t streams = 256;                 // that are open at once
+    // Of the first message of each call, which has to come in time where the others may follow
+    // whenever they like; 0: a call is one request, whose end has to come in time.
+    uint64_t first_message_bytes = 0;
+    bool flags = true;  // serve's, which errors name
+    // " (flag)", for an error; "" if there is none.
+    std::string Named(std::string_view flag) const;
     bool operator==(const Limits&) const = default;
   };
 
@@ -76,22 +83,28 @@ class Http2Guard {
   explicit Http2Guard(const Limits& limits) : limits_(limits) {}
 
   // Bytes of the client, in pieces of any size. Appends to `to_server` what the server may see and
-  // to `to_client` what the client must be told. ResourceExhausted or InvalidArgument: the
-  // connection must end (GoAway), and what was limited.
-  absl::Status FromClient(std::string_view bytes, std::string& to_server, std::string& to_client);
+  // to `to_client` what the client must be told. Gives how many bytes it has taken: all, unless so
+  // many `calls` have begun with them; the rest must come again. ResourceExhausted or
+  // InvalidArgument: the connection must end (GoAway), and what was limited.
+  absl::StatusOr<size_t> FromClient(std::string_view bytes, std::string& to_server,
+                                    std::string& to_client, size_t calls = SIZE_MAX);
   // Bytes of the server, likewise; they all go to the client.
   void FromServer(std::string_view bytes, std::string& to_client);
 
   // The client speaks HTTP/2: its preface is there, whole.
   bool greeted() const { return preface_ == kPreface.size(); }
   size_t streams() const { return streams_.size(); }
+  // Calls so far that were given up, by their client or here, before the server had answered.
+  uint64_t given_up() const { return given_up_; }
+  size_t unanswered() const { return unanswered_; }
   // Bytes that the server keeps of messages that are not whole.
   uint64_t held() const { return held_; }
   // Ends the call that keeps the most of them: ResourceExhausted, with `reason`. False: the client
   // stands within a frame, so the server cannot be told now, and the connection must end.
   bool RefuseLargest(std::string_view reason, std::string& to_server, std::string& to_client);
 
-  // Ends the calls that began before `begun` and whose request has not ended yet: DeadlineExceeded.
+  // Ends the calls that began before `begun` and whose request has not ended yet, or, where first
+  // messages have a limit, whose first message has not: DeadlineExceeded.
   // False as RefuseLargest.
   bool RefuseUnfinished(TimePoint begun, std::string& to_server, std::string& to_client);
 
@@ -105,6 +118,7 @@ class Http2Guard {
     size_t have = 0;                  // bytes of it
     uint64_t left = 0;                // of the message
     uint64_t got = 0;                 // of the message
+    bool heard = false;               // its first message is whole
     bool answered = false;            // the server has sent its headers
     bool ended = false;               // by the client
     TimePoint begun = std::chrono::steady_clock::now();
@@ -117,6 +131,7 @@ class Http2Guard {
   void TakeData(std::string_view bytes);
   void TakeMessages(Streams::iterator stream, std::string_view bytes);
   void Refuse(Streams::iterator stream, absl::StatusCode code, std::string_view reason);
+  void GiveUp(Streams::iterator stream);
   void Forget(Streams::iterator stream);
   void Insert(std::string& to_server, std::string& to_client);
 
@@ -128,6 +143,9 @@ class Http2Guard {
   bool pad_length_ = false;  // its first byte, the length of its padding, comes next
   Streams streams_;
   uint64_t held_ = 0;
+  size_t begun_ = 0;       // calls, with the bytes that come in
+  size_t unanswered_ = 0;  // of streams_
+  uint64_t given_up_ = 0;
   std::string insert_to_server_, insert_to_client_;  // wait for a frame's end
 };
 

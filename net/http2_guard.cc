@@ -1,6 +1,7 @@
-#include "server/door/http2_guard.h"
+#include "net/http2_guard.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/status.h"
 
@@ -70,6 +71,10 @@ std::string Trailers(bool answered, absl::StatusCode code, std::string_view reas
 
 }  // namespace
 
+std::string Http2Guard::Limits::Named(std::string_view flag) const {
+  return flags ? Str(" (", flag, ")") : "";
+}
+
 Http2Frames::Piece Http2Frames::Next(std::string_view& bytes) {
   Piece piece;
   piece.header = left_ == 0;
@@ -97,8 +102,10 @@ Http2Frames::Piece Http2Frames::Next(std::string_view& bytes) {
   return piece;
 }
 
-absl::Status Http2Guard::FromClient(std::string_view bytes, std::string& to_server,
-                                    std::string& to_client) {
+absl::StatusOr<size_t> Http2Guard::FromClient(std::string_view bytes, std::string& to_server,
+                                              std::string& to_client, size_t calls) {
+  const size_t size = bytes.size();
+  begun_ = 0;
   if (!greeted()) {
     const std::string_view piece = bytes.substr(0, kPreface.size() - preface_);
     if (piece != kPreface.substr(preface_, piece.size())) {
@@ -108,14 +115,14 @@ absl::Status Http2Guard::FromClient(std::string_view bytes, std::string& to_serv
     to_server += piece;
     bytes.remove_prefix(piece.size());
   }
-  while (!bytes.empty()) {
+  while (!bytes.empty() && (begun_ < calls || !client_.between())) {
     const Http2Frames::Piece piece = client_.Next(bytes);
     if (piece.begins) TREADLE_RETURN_IF_ERROR(Begin(client_.frame()));
     to_server += piece.bytes;
     if (!piece.header) TakeData(piece.bytes);
     Insert(to_server, to_client);
   }
-  return absl::OkStatus();
+  return size - bytes.size();
 }
 
 absl::Status Http2Guard::Begin(const Frame& frame) {
@@ -124,23 +131,25 @@ absl::Status Http2Guard::Begin(const Frame& frame) {
     case Http2Frames::kHeaders:
       block_ = 0;
       if (streams_.size() >= limits_.streams && !streams_.contains(frame.stream)) {
-        return absl::ResourceExhaustedError(
-            Str("more than ", limits_.streams,
-                " open calls on one connection (--max-calls-per-connection)"));
+        return ResourceExhausted("more than ", limits_.streams, " open calls on one connection",
+                                 limits_.Named("--max-calls-per-connection"));
       }
-      streams_.try_emplace(frame.stream).first->second.ended = frame.Has(Http2Frames::kEndStream);
+      if (const auto [stream, begins] = streams_.try_emplace(frame.stream); true) {
+        stream->second.ended = frame.Has(Http2Frames::kEndStream);
+        begun_ += begins;
+        unanswered_ += begins;
+      }
       [[fallthrough]];
     case Http2Frames::kContinuation:
       block_ += Http2Frames::kHeaderBytes + frame.length;
       if (block_ > limits_.header_block_bytes) {
-        return absl::ResourceExhaustedError(Str("a header block of more than ",
-                                                limits_.header_block_bytes,
-                                                " bytes (--max-header-bytes)"));
+        return ResourceExhausted("a header block of more than ", limits_.header_block_bytes,
+                                 " bytes", limits_.Named("--max-header-bytes"));
       }
       break;
     case Http2Frames::kReset:
       if (const auto stream = streams_.find(frame.stream); stream != streams_.end()) {
-        Forget(stream);
+        GiveUp(stream);
       }
       break;
     case Http2Frames::kData:
@@ -183,11 +192,15 @@ void Http2Guard::TakeMessages(Streams::iterator at, std::string_view bytes) {
         return Refuse(at, absl::StatusCode::kUnimplemented,
                       "compressed messages are not accepted: send them without grpc-encoding");
       }
-      if (stream.left > limits_.message_bytes) {
-        return Refuse(at, absl::StatusCode::kResourceExhausted,
-                      Str("a message of ", stream.left, " bytes, at most ", limits_.message_bytes,
-                          " are accepted (--max-request-bytes)"));
+      const bool first = limits_.first_message_bytes > 0 && !stream.heard;
+      const uint64_t most = first ? limits_.first_message_bytes : limits_.message_bytes;
+      if (stream.left > most) {
+        return Refuse(
+            at, absl::StatusCode::kResourceExhausted,
+            Str("a ", first ? "first " : "", "message of ", stream.left, " bytes, at most ", most,
+                " are accepted", limits_.Named("--max-request-bytes")));
       }
+      stream.heard |= stream.left == 0;
       continue;
     }
     const uint64_t taken = std::min<uint64_t>(stream.left, bytes.size());
@@ -198,6 +211,7 @@ void Http2Guard::TakeMessages(Streams::iterator at, std::string_view bytes) {
     if (stream.left == 0) {
       held_ -= stream.got;
       stream.got = 0;
+      stream.heard = true;
     }
   }
 }
@@ -209,11 +223,17 @@ void Http2Guard::Refuse(Streams::iterator stream, absl::StatusCode code, std::st
               Trailers(stream->second.answered, code, reason));
   AppendFrame(insert_to_client_, Http2Frames::kReset, 0, id, U32(kNoError));
   AppendFrame(insert_to_server_, Http2Frames::kReset, 0, id, U32(kCancel));
+  GiveUp(stream);
+}
+
+void Http2Guard::GiveUp(Streams::iterator stream) {
+  given_up_ += !stream->second.answered;
   Forget(stream);
 }
 
 void Http2Guard::Forget(Streams::iterator stream) {
   held_ -= stream->second.got;
+  unanswered_ -= !stream->second.answered;
   streams_.erase(stream);
 }
 
@@ -229,7 +249,8 @@ bool Http2Guard::RefuseLargest(std::string_view reason, std::string& to_server,
 
 bool Http2Guard::RefuseUnfinished(TimePoint begun, std::string& to_server, std::string& to_client) {
   const auto unfinished = [&](const auto& stream) {
-    return !stream.second.ended && stream.second.begun < begun;
+    const bool enough = limits_.first_message_bytes > 0 && stream.second.heard;
+    return !stream.second.ended && !enough && stream.second.begun < begun;
   };
   for (auto at = std::ranges::find_if(streams_, unfinished); at != streams_.end();
        at = std::ranges::find_if(streams_, unfinished)) {
@@ -259,7 +280,9 @@ void Http2Guard::FromServer(std::string_view bytes, std::string& to_client) {
       const Frame& frame = server_.frame();
       const auto stream = streams_.find(frame.stream);
       if (stream != streams_.end()) {
-        if (frame.type == Http2Frames::kHeaders) stream->second.answered = true;
+        if (frame.type == Http2Frames::kHeaders) {
+          unanswered_ -= !std::exchange(stream->second.answered, true);
+        }
         const bool data = frame.type == Http2Frames::kHeaders || frame.type == Http2Frames::kData;
         if (frame.type == Http2Frames::kReset || (data && frame.Has(Http2Frames::kEndStream))) {
           Forget(stream);

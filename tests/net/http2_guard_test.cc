@@ -1,5 +1,5 @@
 // Frames in any pieces, and what is refused where.
-#include "server/door/http2_guard.h"
+#include "net/http2_guard.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -42,7 +42,8 @@ Passed Pass(const std::string& bytes, const Http2Guard::Limits& limits, size_t m
   std::string_view rest = bytes;
   while (!rest.empty() && passed.status.ok()) {
     const size_t size = std::uniform_int_distribution<size_t>(1, most)(random);
-    passed.status = guard.FromClient(rest.substr(0, size), passed.to_server, passed.to_client);
+    passed.status =
+        guard.FromClient(rest.substr(0, size), passed.to_server, passed.to_client).status();
     rest.remove_prefix(std::min(size, rest.size()));
   }
   passed.held = guard.held();
@@ -131,6 +132,26 @@ TEST(Http2Guard, WhatAConnectionMayNotDoEndsIt) {
   EXPECT_THAT(message(kPreface + Call(1) + Call(3) + Call(5), {.streams = 2}),
               HasSubstr("--max-calls-per-connection"));
   EXPECT_EQ(message(kPreface + Call(1) + Call(3) + Call(3), {.streams = 2}), "");
+}
+
+TEST(Http2Guard, FirstMessagesHaveALimitAndATimeOfTheirOwn) {
+  Http2Guard guard({.message_bytes = 100, .first_message_bytes = 10, .flags = false});
+  std::string to_server, to_client;
+  const std::string bytes = kPreface + Call(1) + Http2Frame(0, 0, 1, Message(10) + Message(99)) +
+                            Call(3) + Http2Frame(0, 0, 3, Message(0) + Message(99));
+  ASSERT_TRUE(guard.FromClient(bytes, to_server, to_client).ok());
+  EXPECT_THAT(to_client, IsEmpty());
+  const std::string large = Call(5) + Http2Frame(0, 0, 5, MessagePrefix(false, 11));
+  ASSERT_TRUE(guard.FromClient(large + Call(7), to_server, to_client).ok());
+  EXPECT_THAT(to_client, HasSubstr("a first message of 11 bytes, at most 10 are accepted"));
+  EXPECT_THAT(to_client, testing::Not(HasSubstr("--")));
+  EXPECT_EQ(guard.streams(), 3u);
+  const auto now = std::chrono::steady_clock::now();
+  EXPECT_TRUE(guard.RefuseUnfinished(now + std::chrono::hours(1), to_server, to_client));
+  EXPECT_EQ(guard.streams(), 2u);  // not those that have said something
+  const std::string later = Http2Frame(0, 0, 1, Message(101));
+  ASSERT_TRUE(guard.FromClient(later, to_server, to_client).ok());
+  EXPECT_THAT(to_client, HasSubstr("a message of 101 bytes, at most 100 are accepted"));
 }
 
 TEST(Http2Guard, TheLargestUnfinishedMessageGivesWay) {

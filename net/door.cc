@@ -1,4 +1,4 @@
-#include "server/door/door.h"
+#include "net/door.h"
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -28,6 +28,10 @@ constexpr size_t kDescriptorsEach = 3;
 constexpr std::chrono::milliseconds kSweep{500};
 constexpr std::chrono::milliseconds kLastWords{2'000};  // for the client to close, once told
 constexpr int kDiscarded = 64;  // reads of what a client still sends meanwhile
+// Calls that are given up before they are answered: far more than people and their timeouts do.
+constexpr double kMostGivenUp = 250, kMostGivenUpOfHost = 1000;  // at once
+constexpr double kGivenUpASecond = 100;                          // of a connection, later
+constexpr double kFewCalls = 16;  // of each connection of an address that gave up too many
 constexpr uint64_t kListener = 0, kStop = ~uint64_t{0};
 
 // Bytes on their way.
@@ -88,9 +92,13 @@ struct Door::Connection {
   const uint64_t id;  // even; of the socket to the server: the odd one after it
   ClientSocket client;
   Http2Guard guard;
-  std::string peer, host;
-  int inner = -1;    // our end of the socket to the server
-  int adopted = -1;  // the server's
+  std::string peer;
+  Host* host = nullptr;  // the door's
+  std::string unread;    // of the client, for the guard
+  Forgotten given_up{kGivenUpASecond};
+  uint64_t counted_given_up = 0;  // of the guard's
+  int inner = -1;                 // our end of the socket to the server
+  int adopted = -1;               // the server's
   Bytes to_server, to_client;
   SteadyClock::time_point deadline = SteadyClock::time_point::max();
   short reads = EPOLLIN, writes = EPOLLOUT;  // what a read and a write of the client's wait for
@@ -200,17 +208,17 @@ bool Door::Accept() {
       return errno == EINTR || errno == ECONNABORTED;
     }
     // The connection stays pending; without room, no spinning on it.
-    if (MakeRoom("")) return true;
+    if (MakeRoom(nullptr)) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     return false;
   }
   std::string peer;
   const std::string host = HostOf(from, size, peer);
-  const auto of_host = of_host_.find(host);
-  const bool too_many = of_host != of_host_.end() && of_host->second >= limits_.per_address;
+  const auto known = hosts_.find(host);
+  const bool too_many = known != hosts_.end() && known->second.connections >= limits_.per_address;
   TlsSession tls;
   if (((too_many || connections_.size() >= limits_.connections) &&
-       !MakeRoom(too_many ? host : "")) ||
+       !MakeRoom(too_many ? &known->second : nullptr)) ||
       (tls_ != nullptr && !(tls = tls_->NewSession(fd)))) {
     ++counts_.turned_away;
     close(fd);
@@ -221,23 +229,25 @@ bool Door::Accept() {
   const uint64_t id = next_++ * 2;
   auto connection = std::make_unique<Connection>(id, fd, std::move(tls), limits_.http2);
   connection->peer = std::move(peer);
-  connection->host = host;
+  connection->host = &hosts_[host];
+  ++connection->host->connections;
   connection->deadline = SteadyClock::now() + limits_.patience;
   Watch(*connection);
   connections_.emplace(id, std::move(connection));
-  ++of_host_[host];
   ++counts_.connections;
   return true;
 }
 
-// Of `host`; empty: of the one that has most connections.
-bool Door::MakeRoom(const std::string& host) {
-  const auto most =
-      std::ranges::max_element(of_host_, {}, [](const auto& count) { return count.second; });
-  if (most == of_host_.end()) return false;
-  const std::string& from = host.empty() ? most->first : host;
+// Of `host`; null: of the one that has most connections.
+bool Door::MakeRoom(const Host* host) {
+  if (host == nullptr) {
+    const auto most = std::ranges::max_element(
+        hosts_, {}, [](const auto& entry) { return entry.second.connections; });
+    if (most == hosts_.end()) return false;
+    host = &most->second;
+  }
   const auto idle = std::ranges::find_if(connections_, [&](const auto& connection) {
-    return connection.second->host == from && connection.second->guard.streams() == 0;
+    return connection.second->host == host && connection.second->guard.streams() == 0;
   });
   if (idle == connections_.end()) return false;
   ++counts_.turned_away;
@@ -255,8 +265,9 @@ void Door::Remove(uint64_t id) {
     if (peer != peers_.end() && peer->second == connection.peer) peers_.erase(peer);
   }
   held_ -= connection.held;
-  const auto of_host = of_host_.find(connection.host);
-  if (--of_host->second == 0) of_host_.erase(of_host);
+  connection.host->given_up.Add(static_cast<double>(connection.guard.unanswered()),
+                                SteadyClock::now());
+  --connection.host->connections;  // forgotten by a sweep, once what it gave up is
   --counts_.connections;
   connections_.erase(found);  // closes its descriptors, which leave the epoll set thereby
 }
@@ -274,22 +285,14 @@ void Door::Carry(Connection& connection) {
 bool Door::Read(Connection& connection) {
   char buffer[64 << 10];
   static_assert(sizeof buffer >= ClientSocket::kReadSize);
-  if (!connection.client_ended && !connection.to_server.full()) {
+  if (!connection.unread.empty()) {
+    const std::string unread = std::exchange(connection.unread, {});
+    if (!Take(connection, unread)) return false;
+  } else if (!connection.client_ended && !connection.to_server.full()) {
     const ssize_t count = connection.client.Read(buffer);
     connection.reads = connection.client.events();
     if (count < 0) connection.client_ended = true;
-    if (count > 0) {
-      const absl::Status status =
-          connection.guard.FromClient({buffer, static_cast<size_t>(count)},
-                                      connection.to_server.end(), connection.to_client.end());
-      if (!status.ok()) {
-        Violated(connection, status);
-        return false;
-      }
-      Count(connection);
-      if (connection.guard.greeted() && connection.inner < 0) Introduce(connection);
-      if (held_ > limits_.receiving) LimitReceiving();
-    }
+    if (count > 0 && !Take(connection, {buffer, static_cast<size_t>(count)})) return false;
   }
   if (connection.inner >= 0 && !connection.server_ended && !connection.to_client.full()) {
     const ssize_t count = recv(connection.inner, buffer, sizeof buffer, 0);
@@ -303,7 +306,41 @@ bool Door::Read(Connection& connection) {
   return !connection.over;
 }
 
+// Lets the guard read; false: the connection was ended for it.
+bool Door::Take(Connection& connection, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const double allowed = Allowed(connection, SteadyClock::now());
+    if (allowed < 1) break;
+    const absl::StatusOr<size_t> taken =
+        connection.guard.FromClient(bytes, connection.to_server.end(), connection.to_client.end(),
+                                    static_cast<size_t>(allowed));
+    if (!taken.ok()) {
+      Violated(connection, taken.status());
+      return false;
+    }
+    bytes.remove_prefix(*taken);
+    Count(connection);
+    if (connection.guard.greeted() && connection.inner < 0) Introduce(connection);
+    if (held_ > limits_.receiving) LimitReceiving();
+  }
+  connection.unread = bytes;
+  return true;
+}
+
+double Door::Allowed(const Connection& connection, SteadyClock::time_point now) const {
+  const double allowed = kMostGivenUp - connection.given_up.At(now);
+  if (connection.host->given_up.At(now) < kMostGivenUpOfHost) return allowed;
+  return std::min(allowed, kFewCalls - static_cast<double>(connection.guard.unanswered()));
+}
+
 void Door::Count(Connection& connection) {
+  const uint64_t given_up = connection.guard.given_up() - connection.counted_given_up;
+  if (given_up > 0) {
+    const auto now = SteadyClock::now();
+    connection.counted_given_up += given_up;
+    connection.given_up.Add(static_cast<double>(given_up), now);
+    connection.host->given_up.Add(static_cast<double>(given_up), now);
+  }
   held_ += connection.guard.held() - connection.held;
   connection.held = connection.guard.held();
 }
@@ -373,7 +410,7 @@ void Door::Violated(Connection& connection, const absl::Status& reason) {
 
 void Door::LimitReceiving() {
   const std::string reason = Str("the server receives messages of more than ", limits_.receiving,
-                                 " bytes together (--max-receive-memory)");
+                                 " bytes together", limits_.http2.Named("--max-receive-memory"));
   while (held_ > limits_.receiving) {
     Connection& largest = *std::ranges::max_element(connections_, {}, [](const auto& connection) {
                              return connection.second->held;
@@ -403,7 +440,9 @@ void Door::Watch(Connection& connection) {
   if (connection.ending) {
     client = EPOLLIN;
   } else {
-    if (!connection.client_ended && !connection.to_server.full()) client |= connection.reads;
+    if (!connection.client_ended && connection.unread.empty() && !connection.to_server.full()) {
+      client |= connection.reads;
+    }
     if (!connection.to_client.empty()) {
       client |= connection.writes;
     } else if (connection.server_ended) {
@@ -426,6 +465,7 @@ void Door::Sweep() {
       connection->over |= !connection->guard.RefuseUnfinished(
           now - limits_.request_patience, connection->to_server.end(), connection->to_client.end());
       Count(*connection);
+      if (!connection->unread.empty() && !connection->to_server.full()) Carry(*connection);
       Watch(*connection);
     }
     if (connection->over || now >= connection->deadline) over.push_back(id);
@@ -434,6 +474,9 @@ void Door::Sweep() {
     if (!connections_[id]->ending) ++counts_.turned_away;
     Remove(id);
   }
+  std::erase_if(hosts_, [&](const auto& entry) {
+    return entry.second.connections == 0 && entry.second.given_up.At(now) == 0;
+  });
 }
 
 }  // namespace treadle

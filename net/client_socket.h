@@ -1,5 +1,4 @@
-// Sockets that we serve ourselves: one accepted connection, plain or TLS, and where its TLS comes
-// from.
+// Sockets that we serve ourselves: one accepted connection, plain or TLS, and whose TLS that is.
 #pragma once
 
 #include <sys/types.h>
@@ -8,11 +7,10 @@
 #include <memory>
 #include <string_view>
 
-#include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "server/access/tls_files.h"
 
-struct ssl_st;  // OpenSSL's SSL
+struct ssl_st;      // OpenSSL's SSL
+struct ssl_ctx_st;  // and SSL_CTX
 
 namespace treadle {
 
@@ -21,27 +19,23 @@ struct FreeTlsSession {
 };
 using TlsSession = std::unique_ptr<ssl_st, FreeTlsSession>;
 
-// A pair of key and certificate that changes is taken over as one, by connections that begin
-// afterwards. Thread safety: NewSession from any thread.
+// What a server shows of itself, and whom it asks for a certificate. Thread safety: any thread.
 class SocketTls {
  public:
-  // Requires a certificate; with `ca`, clients must show one from it. `protocol` is agreed on with
-  // clients that offer some (ALPN, RFC 7301): a literal, "h2" or "http/1.1".
-  static absl::StatusOr<std::unique_ptr<SocketTls>> Open(const TlsFiles& files,
-                                                         std::string_view protocol, LogSink log);
+  // `protocol` is agreed on with clients that offer some (ALPN, RFC 7301): a literal, "h2" or
+  // "http/1.1".
+  explicit SocketTls(std::string_view protocol) : protocol_(protocol) {}
 
+  // A server's, for connections that begin afterwards; before the first of them.
+  void Set(std::shared_ptr<ssl_ctx_st> context) ABSL_LOCKS_EXCLUDED(mutex_);
   // The server's side of a connection on the non-blocking socket `fd`, which it does not own. Null
   // without memory.
   TlsSession NewSession(int fd) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  explicit SocketTls(std::string_view protocol) : protocol_(protocol) {}
-  void Set(std::shared_ptr<ssl_ctx_st> context) ABSL_LOCKS_EXCLUDED(mutex_);
-
   const std::string_view protocol_;
   mutable Mutex mutex_;
   std::shared_ptr<ssl_ctx_st> context_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<FileWatcher> watcher_;  // last
 };
 
 // Bytes in, bytes out, and what to wait for. Never blocks. SIGPIPE must be blocked or ignored where

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
-#include "server/door/door.h"
+#include "net/door.h"
 
 namespace grpc {
 class Server;

@@ -1,4 +1,4 @@
-#include "server/address.h"
+#include "net/address.h"
 
 #include <netdb.h>
 #include <netinet/in.h>

@@ -1,4 +1,4 @@
-#include "server/door/guarded_server.h"
+#include "net/guarded_server.h"
 
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/server_posix.h>

@@ -1,4 +1,4 @@
-#include "server/access/client_socket.h"
+#include "net/client_socket.h"
 
 #include <openssl/err.h>
 #include <openssl/ssl.h>
@@ -9,23 +9,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/status.h"
-
 namespace treadle {
 
 void FreeTlsSession::operator()(ssl_st* session) const { SSL_free(session); }
-
-absl::StatusOr<std::unique_ptr<SocketTls>> SocketTls::Open(const TlsFiles& files,
-                                                           std::string_view protocol, LogSink log) {
-  TREADLE_CHECK(!files.key.empty());
-  std::unique_ptr<SocketTls> tls(new SocketTls(protocol));
-  TREADLE_ASSIGN_OR_RETURN(
-      tls->watcher_,
-      WatchTlsFiles(files, std::move(log), [self = tls.get()](const TlsMaterial& material) {
-        self->Set(material.server);
-      }));
-  return tls;
-}
 
 void SocketTls::Set(std::shared_ptr<ssl_ctx_st> context) {
   const auto choose = [](SSL*, const unsigned char** chosen, unsigned char* length,

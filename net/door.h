@@ -7,9 +7,14 @@
 // the address that has most makes room, or, of messages, the largest ends; whoever is turned away
 // where nobody makes room is closed at once. Running out of descriptors counts as a full house.
 //
+// A call costs its client less than the server, if it is given up at once (CVE-2023-44487). So a
+// connection that gives up calls faster than people do is read more slowly, and where all of an
+// address do, each of its connections may have few calls that are not answered.
+//
 // Thread safety: Listen, Open, Close and destruction from the owner's thread; the rest from any.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -21,9 +26,9 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "server/access/client_socket.h"
-#include "server/address.h"
-#include "server/door/http2_guard.h"
+#include "net/address.h"
+#include "net/client_socket.h"
+#include "net/http2_guard.h"
 
 namespace treadle {
 
@@ -35,6 +40,26 @@ struct DoorLimits {
   std::chrono::milliseconds request_patience{60'000};  // until a call's request is whole
   Http2Guard::Limits http2;
   bool operator==(const DoorLimits&) const = default;
+};
+
+// A count of what is forgotten at so many a second.
+class Forgotten {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  explicit Forgotten(double a_second) : a_second_(a_second) {}
+  void Add(double count, TimePoint now) {
+    count_ = At(now) + count;
+    then_ = now;
+  }
+  double At(TimePoint now) const {
+    return std::max(0.0, count_ - a_second_ * std::chrono::duration<double>(now - then_).count());
+  }
+
+ private:
+  double a_second_;
+  double count_ = 0;
+  TimePoint then_{};
 };
 
 class Door {
@@ -70,14 +95,23 @@ class Door {
  private:
   using SteadyClock = std::chrono::steady_clock;
   struct Connection;
+  // Of one address.
+  struct Host {
+    size_t connections = 0;
+    Forgotten given_up{kGivenUpASecond};
+  };
+  static constexpr double kGivenUpASecond = 200;  // of all connections of an address
 
   Door(int listener, const DoorLimits& limits, const SocketTls* tls);
   void Run();
   bool Accept();  // false: there is nobody else now
-  bool MakeRoom(const std::string& host);
+  bool MakeRoom(const Host* host);
   void Carry(Connection& connection);
   bool Read(Connection& connection);
-  void Count(Connection& connection);  // what its guard holds
+  bool Take(Connection& connection, std::string_view bytes);
+  // How many calls it may begin now.
+  double Allowed(const Connection& connection, SteadyClock::time_point now) const;
+  void Count(Connection& connection);  // what its guard holds, and what was given up
   void Introduce(Connection& connection);
   void Flush(Connection& connection);
   void Violated(Connection& connection, const absl::Status& reason);
@@ -96,7 +130,7 @@ class Door {
   Counts counts_;
   // The thread's, while it runs. By age.
   std::map<uint64_t, std::unique_ptr<Connection>> connections_;
-  std::map<std::string, size_t> of_host_;
+  std::map<std::string, Host> hosts_;
   uint64_t next_ = 1;
   uint64_t held_ = 0;
   mutable Mutex mutex_;

@@ -1,0 +1,90 @@
+#include "engine/remote/checkpoint_messages.h"
+
+#include <span>
+
+#include "base/status.h"
+#include "engine/remote/control.pb.h"
+
+namespace treadle {
+namespace {
+
+// A ModelConfig on the wire, field by field.
+constexpr int64_t ModelConfig::*kSizes[] = {
+    &ModelConfig::layers,   &ModelConfig::hidden,   &ModelConfig::heads,
+    &ModelConfig::kv_heads, &ModelConfig::head_dim, &ModelConfig::ffn_hidden,
+    &ModelConfig::vocab,    &ModelConfig::context,  &ModelConfig::rope_dim};
+constexpr double ModelConfig::*kReals[] = {&ModelConfig::rope_base,
+                                           &ModelConfig::rope_linear_factor};
+constexpr double RopeScaling::*kScaling[] = {&RopeScaling::factor, &RopeScaling::low_freq_factor,
+                                             &RopeScaling::high_freq_factor};
+
+}  // namespace
+
+void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& message) {
+  message.set_architecture(config.architecture);
+  message.set_tied_head(config.tied_head);
+  message.set_qkv_bias(config.qkv_bias);
+  message.set_output_bias(config.output_bias);
+  message.set_llama3_scaling(config.rope_scaling.has_value());
+  const RopeScaling scaling = config.rope_scaling.value_or(RopeScaling());
+  for (const auto size : kSizes) message.add_sizes(config.*size);
+  message.add_sizes(scaling.original_context);
+  for (const auto real : kReals) message.add_reals(config.*real);
+  for (const auto real : kScaling) message.add_reals(scaling.*real);
+  message.add_reals(config.norm_epsilon);
+}
+
+absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfig& config) {
+  constexpr int kNumSizes = std::size(kSizes) + 1;
+  constexpr int kNumReals = std::size(kReals) + std::size(kScaling) + 1;
+  if (message.sizes_size() != kNumSizes || message.reals_size() != kNumReals) {
+    return InvalidArgument("model configuration has ", message.sizes_size(), " sizes and ",
+                           message.reals_size(), " reals, expected ", kNumSizes, " and ",
+                           kNumReals);
+  }
+  config.architecture = message.architecture();
+  config.tied_head = message.tied_head();
+  config.qkv_bias = message.qkv_bias();
+  config.output_bias = message.output_bias();
+  int next = 0;
+  for (const auto size : kSizes) config.*size = message.sizes(next++);
+  RopeScaling scaling;
+  scaling.original_context = message.sizes(next);
+  next = 0;
+  for (const auto real : kReals) config.*real = message.reals(next++);
+  for (const auto real : kScaling) scaling.*real = message.reals(next++);
+  config.norm_epsilon = static_cast<float>(message.reals(next));
+  if (message.llama3_scaling()) config.rope_scaling = scaling;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<MatrixConstants> ParseConstants(const std::string& bytes) {
+  control::Constants message;
+  if (!message.ParseFromString(bytes)) return InvalidArgument("malformed constants");
+  MatrixConstants constants;
+  constants.scales.assign(message.scales().begin(), message.scales().end());
+  constants.zeros.assign(message.zeros().begin(), message.zeros().end());
+  constants.scale_block = message.scale_block();
+  constants.codebook.assign(message.codebook().begin(), message.codebook().end());
+  const auto codes = std::as_bytes(std::span(message.codes()));
+  constants.codes.assign(codes.begin(), codes.end());
+  constants.outlier_threshold = message.outlier_threshold();
+  constants.outlier_rule = message.per_call() ? OutlierRule::kPerCall : OutlierRule::kPerRow;
+  constants.input_order.assign(message.input_order().begin(), message.input_order().end());
+  return constants;
+}
+
+std::string SerializeConstants(const MatrixConstants& constants) {
+  control::Constants message;
+  message.mutable_scales()->Add(constants.scales.begin(), constants.scales.end());
+  message.mutable_zeros()->Add(constants.zeros.begin(), constants.zeros.end());
+  message.set_scale_block(constants.scale_block);
+  message.mutable_codebook()->Add(constants.codebook.begin(), constants.codebook.end());
+  message.set_codes(constants.codes.data(), constants.codes.size());
+  message.set_outlier_threshold(constants.outlier_threshold);
+  message.set_per_call(constants.outlier_rule == OutlierRule::kPerCall);
+  message.mutable_input_order()->Add(constants.input_order.begin(), constants.input_order.end());
+  return message.SerializeAsString();
+}
+
+}  // namespace treadle

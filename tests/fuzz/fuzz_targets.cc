@@ -1,0 +1,15 @@
+#include <array>
+
+#include "tests/fuzz/fuzz_target.h"
+
+namespace treadle {
+
+std::span<const FuzzTarget* const> FuzzTargets() {
+  static const std::array kTargets = {
+      &kRequestsTarget,      &kHttp2GuardTarget,    &kChatTemplateTarget, &kPlanMessagesTarget,
+      &kControlWorkerTarget, &kControlMasterTarget, &kGgufTarget,         &kSafetensorsTarget,
+      &kConfigJsonTarget,    &kTokenizerJsonTarget, &kVocabularyTarget,   &kPreTokenizerTarget};
+  return kTargets;
+}
+
+}  // namespace treadle
