@@ -29,12 +29,14 @@
 
 namespace treadle {
 
+class HttpHouse;
+
 struct HttpRequest {
-  std::string path;                            // without the query, unescaped
-  std::string query;                           // what follows '?'
-  std::map<std::string, std::string> headers;  // by name in lower case; of several, the last
-  std::string body;
-  std::string peer;  // "ipv4:127.0.0.1:40000"
+  std::string path = {};                            // without the query, unescaped
+  std::string query = {};                           // what follows '?'
+  std::map<std::string, std::string> headers = {};  // by name in lower case; of several, the last
+  std::string body = {};
+  std::string peer = {};  // "ipv4:127.0.0.1:40000"
   std::chrono::steady_clock::time_point arrival = std::chrono::steady_clock::now();  // of its head
 
   std::string_view Header(const std::string& lower_case_name) const {
@@ -108,14 +110,10 @@ class HttpServer {
   const Address& address() const { return address_; }  // with the port that was taken
 
  private:
-  class Connection;
-  class Reply;
-  struct State;
-
-  HttpServer(Address address, std::unique_ptr<State> state);
+  HttpServer(Address address, int listener, std::unique_ptr<HttpHouse> house);
 
   const Address address_;
-  const std::unique_ptr<State> state_;
+  const std::unique_ptr<HttpHouse> house_;
   std::thread thread_;
 };
 
