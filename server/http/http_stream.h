@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <string_view>
+#include <utility>  // for Asio, which forgets it
 
 #include "net/client_socket.h"
 

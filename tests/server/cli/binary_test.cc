@@ -91,11 +91,14 @@ TEST(Binary, AnOccupiedPortIsNamed) {
   socklen_t size = sizeof address;
   getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
   const std::string taken = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
-  ChildProcess child({kBinary, "serve", "--model", "x", "--listen", taken, "--http-listen", "none",
-                      "--metrics-listen", "none"});
-  EXPECT_EQ(child.Wait(), 1);
-  EXPECT_EQ(child.output(),
-            "treadle serve: cannot listen on " + taken + ": Address already in use\n");
+  for (const bool http : {false, true}) {
+    const std::string any = "127.0.0.1:0";
+    ChildProcess child({kBinary, "serve", "--model", "x", "--listen", http ? any : taken,
+                        "--http-listen", http ? taken : "none", "--metrics-listen", "none"});
+    EXPECT_EQ(child.Wait(), 1);
+    EXPECT_EQ(child.output(),
+              "treadle serve: cannot listen on " + taken + ": Address already in use\n");
+  }
   close(fd);
 }
 
