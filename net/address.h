@@ -21,7 +21,7 @@ std::string ToString(const Address& address);
 // names address and reason ("Address already in use").
 absl::StatusOr<int> OpenListener(Address& address);
 
-// Whether one can listen there now, with OpenListener's errors: gRPC itself does not tell.
+// Whether one can listen there now, with OpenListener's errors: for who will only later.
 absl::Status ProbeListen(const Address& address);
 
 }  // namespace treadle

@@ -188,6 +188,7 @@ void Door::Run() {
       swept = now;
       Sweep();
     }
+    counts_->held = static_cast<int64_t>(held_);
     if (until != SteadyClock::time_point::max()) {
       const bool spoken = std::ranges::all_of(connections_, [](const auto& connection) {
         return connection.second->inner < 0 || connection.second->ending;
@@ -196,6 +197,7 @@ void Door::Run() {
     }
   }
   while (!connections_.empty()) Remove(connections_.begin()->first);
+  counts_->held = 0;
 }
 
 bool Door::Accept() {
@@ -220,7 +222,7 @@ bool Door::Accept() {
   if (((too_many || connections_.size() >= limits_.connections) &&
        !MakeRoom(too_many ? &known->second : nullptr)) ||
       (tls_ != nullptr && !(tls = tls_->NewSession(fd)))) {
-    ++counts_.turned_away;
+    ++counts_->turned_away;
     close(fd);
     return true;
   }
@@ -234,7 +236,7 @@ bool Door::Accept() {
   connection->deadline = SteadyClock::now() + limits_.patience;
   Watch(*connection);
   connections_.emplace(id, std::move(connection));
-  ++counts_.connections;
+  ++counts_->connections;
   return true;
 }
 
@@ -250,7 +252,7 @@ bool Door::MakeRoom(const Host* host) {
     return connection.second->host == host && connection.second->guard.streams() == 0;
   });
   if (idle == connections_.end()) return false;
-  ++counts_.turned_away;
+  ++counts_->turned_away;
   Remove(idle->first);
   return true;
 }
@@ -268,7 +270,7 @@ void Door::Remove(uint64_t id) {
   connection.host->given_up.Add(static_cast<double>(connection.guard.unanswered()),
                                 SteadyClock::now());
   --connection.host->connections;  // forgotten by a sweep, once what it gave up is
-  --counts_.connections;
+  --counts_->connections;
   connections_.erase(found);  // closes its descriptors, which leave the epoll set thereby
 }
 
@@ -348,7 +350,7 @@ void Door::Count(Connection& connection) {
 void Door::Introduce(Connection& connection) {
   int pair[2];
   if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) != 0) {
-    ++counts_.turned_away;
+    ++counts_->turned_away;
     connection.over = true;
     return;
   }
@@ -400,7 +402,7 @@ void Door::Flush(Connection& connection) {
 }
 
 void Door::Violated(Connection& connection, const absl::Status& reason) {
-  ++counts_.violations;
+  ++counts_->violations;
   connection.to_client.end() += connection.guard.GoAway(reason);
   if (connection.inner >= 0) shutdown(connection.inner, SHUT_RDWR);
   connection.client_ended = connection.server_ended = connection.told = true;
@@ -471,7 +473,7 @@ void Door::Sweep() {
     if (connection->over || now >= connection->deadline) over.push_back(id);
   }
   for (const uint64_t id : over) {
-    if (!connections_[id]->ending) ++counts_.turned_away;
+    if (!connections_[id]->ending) ++counts_->turned_away;
     Remove(id);
   }
   std::erase_if(hosts_, [&](const auto& entry) {

@@ -68,6 +68,7 @@ class Door {
     std::atomic<int64_t> connections{0};  // now
     std::atomic<int64_t> turned_away{0};  // closed for a limit or their silence, so far
     std::atomic<int64_t> violations{0};   // closed for what they sent, so far
+    std::atomic<int64_t> held{0};         // bytes of messages that are not whole, now
   };
   // Gives the server a connected socket, which it owns from then on; on the door's thread.
   using Adopt = std::function<void(int fd)>;
@@ -88,7 +89,7 @@ class Door {
   // Who is at the other end of a connection that the server has, by the descriptor it got:
   // "ipv4:127.0.0.1:40000". Empty: nobody.
   std::string Peer(int fd) const ABSL_LOCKS_EXCLUDED(mutex_);
-  const Counts& counts() const { return counts_; }
+  std::shared_ptr<const Counts> counts() const { return counts_; }
   // As asked for, but fewer connections where the process may not open as many files.
   const DoorLimits& limits() const { return limits_; }
 
@@ -127,7 +128,7 @@ class Door {
   const int epoll_;
   const int stop_;
   std::chrono::milliseconds grace_{0};
-  Counts counts_;
+  const std::shared_ptr<Counts> counts_ = std::make_shared<Counts>();
   // The thread's, while it runs. By age.
   std::map<uint64_t, std::unique_ptr<Connection>> connections_;
   std::map<std::string, Host> hosts_;

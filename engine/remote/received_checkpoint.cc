@@ -26,10 +26,10 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 44;  // of one tensor
 constexpr uint64_t kMostRoom = uint64_t{1} << 45;
 constexpr int kMostTensors = 1 << 17;  // 32 for each of 4096 layers
 constexpr size_t kMostNameBytes = 1 << 10;
-// That a worker may ask for a tensor from its first byte on, while it is attached: its sum is taken
-// each time. It loads one at most twice, as embedding and as head, and again for a cache of another
-// size.
-constexpr uint8_t kMostBegun = 8;
+// That a worker may ask for a tensor from its first byte on for each of its ranks, while it is
+// attached: its sum is taken each time. A rank loads one at most twice, as embedding and as head,
+// and again for a cache of another size.
+constexpr int kMostBegun = 4;
 
 std::string HashOf(std::span<const std::byte> bytes) {
   Sha256 sum;
@@ -348,9 +348,9 @@ absl::Status CheckpointSender::Fill(const control::TensorRequest& request,
   const StoredTensor& tensor = checkpoint_.tensors()[index];
   std::span<const std::byte> bytes(tensor.data, tensor.bytes);
   MutexLock lock(mutex_);
-  uint8_t& begun = begun_[2 * index + (request.constants() ? 1 : 0)];
-  if (offset == 0 && begun == kMostBegun) {
-    return ResourceExhausted("tensor ", Quoted(tensor.name), " was asked for ", int{kMostBegun},
+  int& begun = begun_[2 * index + (request.constants() ? 1 : 0)];
+  if (offset == 0 && begun >= kMostBegun * ranks_) {
+    return ResourceExhausted("tensor ", Quoted(tensor.name), " was asked for ", begun,
                              " times, and is not sent again");
   }
   if (offset == 0) ++begun;

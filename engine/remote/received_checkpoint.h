@@ -100,9 +100,9 @@ absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint);
 // Thread safety: Answer from any thread.
 class CheckpointSender {
  public:
-  // `checkpoint` outlives the sender.
-  explicit CheckpointSender(const Checkpoint& checkpoint)
-      : checkpoint_(checkpoint), begun_(2 * checkpoint.tensors().size()) {}
+  // `checkpoint` outlives the sender. `ranks`: the worker's.
+  explicit CheckpointSender(const Checkpoint& checkpoint, int ranks = 1)
+      : checkpoint_(checkpoint), ranks_(ranks), begun_(2 * checkpoint.tensors().size()) {}
 
   void Describe(control::CheckpointDirectory& directory) const;
   void Answer(const control::TensorRequest& request, control::TensorChunk& chunk);
@@ -112,9 +112,10 @@ class CheckpointSender {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   const Checkpoint& checkpoint_;
+  const int ranks_;
   Mutex mutex_;
   // How often each tensor, and its constants, were asked for from the first byte on.
-  std::vector<uint8_t> begun_ ABSL_GUARDED_BY(mutex_);
+  std::vector<int> begun_ ABSL_GUARDED_BY(mutex_);
   int64_t constants_of_ ABSL_GUARDED_BY(mutex_) = -1;  // whose constants_ are kept
   std::string constants_ ABSL_GUARDED_BY(mutex_);
 };

@@ -169,9 +169,9 @@ void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHel
     master->weights_from_master = hello.weights_from_master();
     master_ = master;
     heard_ = SteadyClock::now();
+    epoch_.Attach(master->id, master->stream);
   }
   Log("a master attached");
-  epoch_.Attach(master->id, master->stream);
   pulse_->Nudge();
   Post(master, [this, master] { return Greet(master); });
 }
@@ -223,10 +223,11 @@ void Worker::Impl::Detach(const MasterPointer& master, const absl::Status& why) 
     if (master_ != master) return;
     master_ = nullptr;
     if (receiving_) receiving_->Fail(why);
+    // Here, so that it is never the next master whom this concerns.
+    epoch_.Detach(why);
+    tracing_.store(false);
   }
   master->stream->Abort();
-  epoch_.Detach(why);
-  tracing_.store(false);
   Log(std::string(why.message()));
 }
 

@@ -231,7 +231,8 @@ absl::Status WorkerCluster::OnHello(size_t stage, const control::WorkerHello& he
   peer.stream->Tell([&](auto& message) {
     DescribeStage(options_, stage, fingerprint_, *message.mutable_configure());
     if (!options_.weights_from_master) return;
-    peer.sender = std::make_shared<CheckpointSender>(*options_.checkpoint);
+    peer.sender =
+        std::make_shared<CheckpointSender>(*options_.checkpoint, options_.tensor_parallel);
     peer.sender->Describe(*message.mutable_configure()->mutable_directory());
   });
   return absl::OkStatus();

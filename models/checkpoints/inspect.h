@@ -58,7 +58,7 @@ ServingCost EstimateServingCost(const ModelReport& report, int64_t context, int6
 struct ServingPlan {
   int64_t context = 0;  // 0: the model's
   int64_t batch = 8;
-  int64_t batch_tokens = 512;
+  int64_t batch_tokens = 0;  // in one iteration
 };
 std::string ReportText(const ModelReport& report, const ServingPlan& plan);
 std::string ReportJson(const ModelReport& report, const ServingPlan& plan);

@@ -4,8 +4,6 @@
 #include <openssl/sha.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <utility>
@@ -116,8 +114,11 @@ ApiKeys::Digest ApiKeys::DigestOf(std::string_view key) {
   return digest;
 }
 
-absl::Status ApiKeys::Read() {
-  std::ifstream file(path_);
+absl::Status ApiKeys::Take(const FileWatcher::Content& content) {
+  if (!content.ok()) {
+    return InvalidArgument(flag_, ": cannot read ", path_, ": ", content.status().message());
+  }
+  std::istringstream file(*content);
   std::map<Digest, ApiKey::Terms> lines;
   std::string text;
   for (size_t number = 1; std::getline(file, text); ++number) {
@@ -130,9 +131,6 @@ absl::Status ApiKeys::Read() {
     if (!terms.ok()) {
       return InvalidArgument(flag_, ": ", path_, " line ", number, ": ", terms.status().message());
     }
-  }
-  if (!file.eof()) {
-    return InvalidArgument(flag_, ": cannot read ", path_, ": ", std::strerror(errno));
   }
   if (lines.empty()) return InvalidArgument(flag_, ": ", path_, " has no key");
 
@@ -174,10 +172,12 @@ absl::StatusOr<std::unique_ptr<ApiKeys>> ApiKeys::Open(const std::string& path, 
                                                        std::string flag) {
   std::unique_ptr<ApiKeys> keys(new ApiKeys(path, std::move(log), std::move(flag)));
   ApiKeys* const self = keys.get();
-  TREADLE_ASSIGN_OR_RETURN(keys->watcher_,
-                           FileWatcher::Open(
-                               {path}, [self] { return self->Read(); },
-                               [self](const absl::Status& read) { self->Tell(read); }));
+  const auto take = [self](const std::vector<FileWatcher::Content>& contents) {
+    return self->Take(contents[0]);
+  };
+  TREADLE_ASSIGN_OR_RETURN(
+      keys->watcher_,
+      FileWatcher::Open({path}, take, [self](const absl::Status& taken) { self->Tell(taken); }));
   return keys;
 }
 

@@ -75,7 +75,7 @@ class ApiKeys {
   ApiKeys(std::string path, LogSink log, std::string flag)
       : path_(std::move(path)), log_(std::move(log)), flag_(std::move(flag)) {}
   static Digest DigestOf(std::string_view key);
-  absl::Status Read() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Take(const FileWatcher::Content& content) ABSL_LOCKS_EXCLUDED(mutex_);
   void Tell(const absl::Status& read) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   const std::string path_;

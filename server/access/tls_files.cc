@@ -5,10 +5,6 @@
 #include <openssl/ssl.h>
 #include <openssl/x509.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -21,15 +17,10 @@ using Bio = std::unique_ptr<BIO, decltype(&BIO_free)>;
 using Certificate = std::unique_ptr<X509, decltype(&X509_free)>;
 using PrivateKey = std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)>;
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  if (path.empty()) return std::string();
-  std::ifstream file(path, std::ios::binary);
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (!file || text.empty()) {
-    return InvalidArgument("TLS: cannot read ", path, ": ",
-                           file.is_open() ? "it is empty" : std::strerror(errno));
-  }
-  return text;
+absl::StatusOr<std::string> TextOf(const FileWatcher::Content& content, const std::string& path) {
+  if (content.ok() && (path.empty() || !content->empty())) return *content;
+  return InvalidArgument("TLS: cannot read ", path, ": ",
+                         content.ok() ? "it is empty" : content.status().message());
 }
 
 Bio Open(const std::string& pem) {
@@ -137,17 +128,21 @@ absl::StatusOr<std::shared_ptr<SSL_CTX>> MakeServer(const std::vector<Certificat
                          reason != nullptr ? reason : "it does not say why");
 }
 
-}  // namespace
+std::vector<std::string> PathsOf(const TlsFiles& files) {
+  return {files.certificate, files.key, files.ca};
+}
 
-absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files) {
+// `contents`: of PathsOf(files).
+absl::StatusOr<TlsMaterial> Check(const TlsFiles& files,
+                                  const std::vector<FileWatcher::Content>& contents) {
   if (files.certificate.empty() != files.key.empty()) {
     return InvalidArgument("TLS: ", files.key.empty() ? "a certificate" : "a key",
                            " is given without its ", files.key.empty() ? "key" : "certificate");
   }
   TlsMaterial material;
-  TREADLE_ASSIGN_OR_RETURN(material.certificate, ReadFile(files.certificate));
-  TREADLE_ASSIGN_OR_RETURN(material.key, ReadFile(files.key));
-  TREADLE_ASSIGN_OR_RETURN(material.ca, ReadFile(files.ca));
+  TREADLE_ASSIGN_OR_RETURN(material.certificate, TextOf(contents[0], files.certificate));
+  TREADLE_ASSIGN_OR_RETURN(material.key, TextOf(contents[1], files.key));
+  TREADLE_ASSIGN_OR_RETURN(material.ca, TextOf(contents[2], files.ca));
   std::vector<Certificate> roots;
   if (!files.ca.empty()) {
     TREADLE_ASSIGN_OR_RETURN(roots, ReadCertificates(material.ca, files.ca));
@@ -168,10 +163,19 @@ absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files) {
   return material;
 }
 
+}  // namespace
+
+absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files) {
+  std::vector<FileWatcher::Content> contents;
+  for (const std::string& path : PathsOf(files)) contents.push_back(FileWatcher::Read(path));
+  return Check(files, contents);
+}
+
 absl::StatusOr<std::unique_ptr<FileWatcher>> WatchTlsFiles(
     const TlsFiles& files, LogSink log, std::function<void(const TlsMaterial&)> take) {
-  const auto read = [files, take = std::move(take)]() -> absl::Status {
-    TREADLE_ASSIGN_OR_RETURN(const TlsMaterial material, ReadTlsFiles(files));
+  const auto check = [files, take = std::move(take)](
+                         const std::vector<FileWatcher::Content>& contents) -> absl::Status {
+    TREADLE_ASSIGN_OR_RETURN(const TlsMaterial material, Check(files, contents));
     take(material);
     return absl::OkStatus();
   };
@@ -188,7 +192,7 @@ absl::StatusOr<std::unique_ptr<FileWatcher>> WatchTlsFiles(
            .fields = {{"file", file}}});
     }
   };
-  return FileWatcher::Open({files.certificate, files.key, files.ca}, read, told);
+  return FileWatcher::Open(PathsOf(files), check, told);
 }
 
 absl::StatusOr<std::shared_ptr<const SocketTls>> OpenSocketTls(const TlsFiles& files,

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/status.h"
+#include "engine/defaults.h"
 #include "models/checkpoints/checkpoint.h"
 #include "server/cli/command.h"
 #include "server/cli/placement_report.h"
@@ -18,7 +19,7 @@ namespace {
 
 struct InspectFlags {
   std::string path;
-  ServingPlan plan;
+  ServingPlan plan{.batch_tokens = kDefaultBatchTokens};
   bool json = false;
   bool placement = false;
   PlacementRequest request;

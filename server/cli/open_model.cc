@@ -4,6 +4,7 @@
 #include <chrono>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "engine/local_engine.h"
 #include "engine/placement.h"
 #include "engine/remote/remote_engine.h"
+#include "engine/remote/worker_stage.h"
 #include "engine/stage.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "models/architectures/architecture.h"
@@ -49,30 +51,33 @@ std::string ContextKey(const Checkpoint& checkpoint) {
   return field->name;
 }
 
-// Before minutes of loading, and before the system ends the process.
+// Before minutes of loading, and before the system ends the process. Workers that were started
+// elsewhere see to their own memory; what they cost is measured here, on one rank with its tables.
 absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const ServeOptions& options,
                              const RankDevices& devices, int64_t max_context) {
-  const auto weights = static_cast<int64_t>(options.weights.EstimateBytes(checkpoint));
-  const int64_t activations = options.tensor_parallel *
+  const bool here = options.workers.empty();
+  const int64_t weights =
+      here ? static_cast<int64_t>(options.weights.EstimateBytes(checkpoint)) : 0;
+  const int64_t activations = (here ? options.tensor_parallel : 1) *
                               Stage::ActivationBytes(checkpoint.config(), options.max_batch_tokens);
-  const int64_t available = devices.AvailableBytes();
+  const auto available = here ? devices.AvailableBytes() : static_cast<int64_t>(AvailableMemory());
+  const std::string_view owner = here ? devices.owner() : "this machine";
   const ModelConfig& config = checkpoint.config();
-  const int64_t tables = ArchitectureOf(config).rotary
-                             ? options.tensor_parallel * RotaryEmbedding::Bytes(config, max_context)
-                             : 0;
+  const int64_t ranks = here ? options.stages() * options.tensor_parallel : 1;
+  const int64_t tables =
+      ArchitectureOf(config).rotary ? ranks * RotaryEmbedding::Bytes(config, max_context) : 0;
   if (weights + activations + tables <= available) return absl::OkStatus();
   if (weights + activations <= available) {
     return InvalidArgument(checkpoint.path(), ": tables of rotations for a context of ",
-                           max_context, " tokens need ", tables >> 20, " MiB of memory, ",
-                           devices.owner(), " can give ", (available - weights - activations) >> 20,
+                           max_context, " tokens need ", tables >> 20, " MiB of memory, ", owner,
+                           " can give ", (available - weights - activations) >> 20,
                            " MiB beside weights and activations; lower --max-context (",
                            ContextKey(checkpoint), " of the model is ", config.context, ")");
   }
-  return InvalidArgument(checkpoint.path(), ": its weights need ", weights >> 20,
-                         " MiB of memory and activations ", activations >> 20,
-                         " MiB (--max-batch-tokens ", options.max_batch_tokens, "), ",
-                         devices.owner(), " can give ", available >> 20,
-                         " MiB; --weights nf4 makes them smaller, as do other formats");
+  return InvalidArgument(
+      checkpoint.path(), ": its weights need ", weights >> 20, " MiB of memory and activations ",
+      activations >> 20, " MiB (--max-batch-tokens ", options.max_batch_tokens, "), ", owner,
+      " can give ", available >> 20, " MiB; --weights nf4 makes them smaller, as do other formats");
 }
 
 absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
@@ -303,10 +308,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   TREADLE_ASSIGN_OR_RETURN(const RankDevices devices, RankDevices::Choose(options));
   options.max_batch_tokens = BatchTokens(options, devices.cuda());
   const int64_t max_context = options.max_context > 0 ? options.max_context : config.context;
-  // Workers that were started elsewhere see to their own memory.
-  if (options.workers.empty()) {
-    TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, max_context));
-  }
+  TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, max_context));
   OpenedModel opened;
   opened.max_batch_tokens = options.max_batch_tokens;
   opened.cuda = devices.cuda();

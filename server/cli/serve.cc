@@ -23,6 +23,7 @@
 #include "server/flag_values.h"
 #include "server/grpc/service.h"
 #include "server/observe/health.h"
+#include "server/observe/ledger_file.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
@@ -277,13 +278,20 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   TREADLE_ASSIGN_OR_RETURN(
       std::unique_ptr<ServingStack> stack,
       ServingStack::Create(std::move(opened.served), std::move(opened.engine), scheduling));
-  Metrics metrics(stack->model().name, stack->pool(), &log);
+  std::unique_ptr<LedgerFile> ledger_file;
+  Metrics metrics(stack->model().name, stack->pool());
+  metrics.AddCounter("treadle:log_lines_dropped_total",
+                     "Log lines dropped: the queue was full, or the file failed.",
+                     [&log] { return static_cast<double>(log.dropped()); });
   std::vector<LedgerFollower::Sink> sinks = {
       [&metrics](const LedgerRecord& record, uint64_t) { metrics.Record(record); }};
   if (!options.ledger_file.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(LedgerFollower::Sink file,
-                             OpenLedgerFile(options.ledger_file, log.sink()));
-    sinks.push_back(std::move(file));
+    TREADLE_ASSIGN_OR_RETURN(ledger_file, LedgerFile::Open(options.ledger_file, log.sink()));
+    LedgerFile& file = *ledger_file;
+    sinks.push_back([&file](const LedgerRecord& record, uint64_t) { file.Write(record); });
+    metrics.AddCounter("treadle:ledger_records_dropped_total",
+                       "Records that the ledger file lacks: it was full, or did not keep up.",
+                       [&file] { return static_cast<double>(file.dropped()); });
   }
   LedgerFollower follower(stack->ledger(), std::move(sinks));
   TREADLE_RETURN_IF_ERROR(stack->Start());
@@ -291,6 +299,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   TREADLE_ASSIGN_OR_RETURN(
       std::unique_ptr<InferenceServer> server,
       InferenceServer::Start(*stack, follower, ServiceFrom(options, doors, log)));
+  server->AddTo(metrics);
   TREADLE_ASSIGN_OR_RETURN(const std::string others, ListenForOthers(options, doors, metrics));
   std::unique_ptr<HttpServer> http;
   std::string where;

@@ -50,12 +50,6 @@ absl::Status FollowParent(int parent) {
   return absl::UnavailableError(Str("process ", parent, " is not the parent any more"));
 }
 
-absl::Status CheckListen(const std::string& listen) {
-  if (listen.starts_with("unix:")) return absl::OkStatus();
-  TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(listen));
-  return ProbeListen(address);
-}
-
 // Who may attach to this worker, in words; an error if that would be everybody on a network.
 absl::StatusOr<std::string> CheckTrust(const std::string& listen,
                                        const ControlCredentials& credentials) {
@@ -77,7 +71,9 @@ absl::Status Work(WorkerFlags flags, Log& log) {
   TREADLE_RETURN_IF_ERROR(FollowParent(flags.parent));
   Signals signals;
   WorkerOptions& options = flags.options;
-  TREADLE_RETURN_IF_ERROR(CheckListen(options.listen));
+  if (!options.listen.starts_with("unix:")) {
+    TREADLE_RETURN_IF_ERROR(ParseAddress(options.listen).status());
+  }
   if (flags.device != DeviceChoice::kAuto) options.device = WordOf(kDevices, flags.device);
   TREADLE_ASSIGN_OR_RETURN(options.ranks.gpus, FindWorkerGpus(flags.device, flags.devices));
   options.log = [&log](const std::string& line) {

@@ -230,6 +230,11 @@ size_t InferenceServer::connections() const { return state_->server->door().limi
 
 SessionEnvironment& InferenceServer::sessions() { return state_->environment.sessions; }
 
+void InferenceServer::AddTo(Metrics& metrics) const {
+  metrics.Add(state_->server->door().counts());
+  metrics.Add(state_->environment.sessions.pool_of_work.counts());
+}
+
 bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   if (!state_->server) return true;
   CallEnvironment& environment = state_->environment;

@@ -15,6 +15,7 @@
 #include "server/observe/health.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log_event.h"
+#include "server/observe/metrics.h"
 #include "server/serving_stack.h"
 #include "server/session/session.h"
 #include "server/session/work_pool.h"
@@ -51,6 +52,8 @@ class InferenceServer {
   size_t connections() const;
   // For another front end beside gRPC, which must have ended before this does.
   SessionEnvironment& sessions();
+  // What the port and the threads that read requests count.
+  void AddTo(Metrics& metrics) const;
 
   // Not ready any more, new requests get UNAVAILABLE, accepted ones go on; at the end of
   // `timeout` the rest ends UNAVAILABLE. Then all listeners close. False if some request was cut

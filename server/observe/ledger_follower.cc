@@ -1,11 +1,6 @@
 #include "server/observe/ledger_follower.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <utility>
-
-#include "base/status.h"
 
 namespace treadle {
 
@@ -49,29 +44,6 @@ void LedgerFollower::Run(uint64_t next) {
     }
     TellSubscribers();
   }
-}
-
-absl::StatusOr<LedgerFollower::Sink> OpenLedgerFile(const std::string& path, LogSink log) {
-  std::shared_ptr<std::FILE> file(std::fopen(path.c_str(), "w"), [](std::FILE* f) {
-    if (f != nullptr) std::fclose(f);
-  });
-  if (!file) {
-    return InvalidArgument("ledger file '", path, "': ", std::strerror(errno),
-                           ", expected a file that can be written");
-  }
-  return LedgerFollower::Sink([file, path, log = std::move(log), failed = false](
-                                  const LedgerRecord& record, uint64_t) mutable {
-    if (failed) return;
-    const std::string line = Ledger::ToJson(record) + "\n";
-    if (std::fwrite(line.data(), 1, line.size(), file.get()) != line.size() ||
-        std::fflush(file.get()) != 0) {
-      failed = true;
-      log({.severity = Severity::kError,
-           .name = "ledger_file_failed",
-           .message = Str("ledger file '", path, "': ", std::strerror(errno), "; it ends here"),
-           .fields = {{"file", path}}});
-    }
-  });
 }
 
 }  // namespace treadle

@@ -1,22 +1,21 @@
 // One thread that follows the iteration ledger for everything that must not slow the loop: metrics,
-// the JSONL file, and the clients that watch. The loop only wakes it; records wait in the ledger's
-// bounded ring, and a follower that falls behind the ring counts what it missed.
+// the file (which has a thread of its own), and the clients that watch. The loop only wakes it;
+// records wait in the ledger's bounded ring, and a follower that falls behind the ring counts what
+// it missed.
 //
 // Thread safety: create it before the loop starts; Subscribe and TellSubscribers from any thread;
-// sinks run on the follower's thread, subscribers' functions on that of whoever tells them.
+// sinks run on the follower's thread and must not block, subscribers' functions on that of whoever
+// tells them.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <string>
 #include <thread>
 #include <vector>
 
-#include "absl/status/statusor.h"
 #include "base/sync.h"
 #include "scheduler/ledger.h"
-#include "server/observe/log_event.h"
 
 namespace treadle {
 
@@ -50,9 +49,5 @@ class LedgerFollower {
 
   std::thread thread_;
 };
-
-// A sink that writes one JSON line per record; an error names the file. A write that fails later is
-// reported once, to `log`, and the sink goes quiet.
-absl::StatusOr<LedgerFollower::Sink> OpenLedgerFile(const std::string& path, LogSink log);
 
 }  // namespace treadle

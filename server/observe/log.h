@@ -1,10 +1,6 @@
-// The server's log: takes events from any thread, and writes them as lines from a thread of its
-// own, to stderr or a file.
-//
-// Write never waits for a disk, a pipe or a terminal. Events queue up to a number of bytes; what
-// comes when the queue is full is dropped and counted, as are lines that cannot be written. Once
-// there is room again, a line says how many are missing (event log_lines_dropped). A file that
-// cannot be written is reported once, on stderr, and tried again with every line.
+// The server's log: takes events from any thread, and has a LineWriter write them as lines, to
+// stderr or a file; nothing waits for either. Where lines were dropped, a line says how many (event
+// log_lines_dropped). A file that cannot be written is reported once, on stderr.
 //
 // Thread safety: all methods from any thread; destruction after everything that writes.
 #pragma once
@@ -13,8 +9,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "server/observe/line_writer.h"
 #include "server/observe/log_event.h"
 
 namespace treadle {
@@ -32,10 +30,6 @@ class Log {
 
   // InvalidArgument names the file, if it cannot be opened.
   static absl::StatusOr<std::unique_ptr<Log>> Open(const Options& options);
-  // Writes what is queued, for at most flush_timeout: a thread that hangs in the system is left
-  // behind.
-  ~Log();
-
   // Strings longer than 4 KiB are cut.
   void Write(LogEvent event);
   // This log as a sink; must outlive it.
@@ -45,18 +39,19 @@ class Log {
 
   // Waits until all that was written before has come out or was dropped; false if `timeout` passed
   // first.
-  bool Flush(std::chrono::milliseconds timeout);
+  bool Flush(std::chrono::milliseconds timeout) { return lines_->Flush(timeout); }
 
   // Lines that nobody will see, since it was opened.
-  uint64_t dropped() const;
+  uint64_t dropped() const { return lines_->dropped(); }
 
-  const Options& options() const;
+  const Options& options() const { return options_; }
 
  private:
-  struct State;
-  explicit Log(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  Log(const Options& options, std::unique_ptr<LineWriter> lines)
+      : options_(options), lines_(std::move(lines)) {}
 
-  const std::shared_ptr<State> state_;  // also the thread's
+  const Options options_;
+  const std::unique_ptr<LineWriter> lines_;
 };
 
 // A sink for commands that are no servers: warnings and errors, as text on stderr.

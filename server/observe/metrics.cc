@@ -7,7 +7,10 @@
 #include <prometheus/text_serializer.h>
 
 #include <deque>
+#include <functional>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "base/status.h"
 #include "base/sync.h"
@@ -54,12 +57,8 @@ class BubbleShare {
 }  // namespace
 
 struct Metrics::Instruments {
-  Instruments(const std::string& model_name, const RequestPool& request_pool, const Log* server_log)
-      : pool(request_pool), log(server_log), labels{{"model_name", model_name}} {
-    if (log == nullptr) return;
-    log_lines_dropped = &NewCounter("treadle:log_lines_dropped_total",
-                                    "Log lines dropped: the queue was full, or the file failed.");
-  }
+  Instruments(const std::string& model_name, const RequestPool& request_pool)
+      : pool(request_pool), labels{{"model_name", model_name}} {}
 
   prometheus::Gauge& NewGauge(const char* name, const char* help) {
     return prometheus::BuildGauge().Name(name).Help(help).Register(registry).Add(labels);
@@ -77,20 +76,18 @@ struct Metrics::Instruments {
     const PoolLoad load = pool.Load();
     running.Set(static_cast<double>(load.running));
     waiting.Set(static_cast<double>(load.waiting));
-    if (log != nullptr) {
+    {
       MutexLock lock(catching_up);
-      log_lines_dropped->Increment(static_cast<double>(log->dropped()) -
-                                   log_lines_dropped->Value());
+      for (const auto& catch_up : others) catch_up();
     }
     return prometheus::TextSerializer().Serialize(registry.Collect());
   }
 
   const RequestPool& pool;
-  const Log* const log;  // or null
   const prometheus::Labels labels;
   prometheus::Registry registry;
-  prometheus::Counter* log_lines_dropped = nullptr;  // with a log
-  mutable Mutex catching_up;                         // with it
+  std::vector<std::function<void()>> others;  // bring up to date what others count
+  mutable Mutex catching_up;                  // held by them
 
   prometheus::Gauge& running =
       NewGauge("treadle:num_requests_running", "Requests that hold pages and generate.");
@@ -154,14 +151,47 @@ struct Metrics::Instruments {
   BubbleShare bubbles;
 };
 
-Metrics::Metrics(const std::string& model_name, const RequestPool& pool, const Log* log)
-    : instruments_(std::make_unique<Instruments>(model_name, pool, log)) {
+Metrics::Metrics(const std::string& model_name, const RequestPool& pool)
+    : instruments_(std::make_unique<Instruments>(model_name, pool)) {
   for (const char* reason : {"stop", "length", "cancelled", "deadline", "error"}) {
     instruments_->Success(reason);
   }
 }
 
 Metrics::~Metrics() = default;
+
+void Metrics::AddCounter(const char* name, const char* help, std::function<double()> now) {
+  prometheus::Counter& counter = instruments_->NewCounter(name, help);
+  instruments_->others.push_back(
+      [&counter, now = std::move(now)] { counter.Increment(now() - counter.Value()); });
+}
+
+void Metrics::AddGauge(const char* name, const char* help, std::function<double()> now) {
+  prometheus::Gauge& gauge = instruments_->NewGauge(name, help);
+  instruments_->others.push_back([&gauge, now = std::move(now)] { gauge.Set(now()); });
+}
+
+void Metrics::Add(std::shared_ptr<const Door::Counts> door) {
+  AddGauge("treadle:connections", "Clients' connections to the gRPC port.",
+           [door] { return static_cast<double>(door->connections); });
+  AddGauge("treadle:receive_memory_bytes", "Bytes of messages that have not come whole.",
+           [door] { return static_cast<double>(door->held); });
+  AddCounter("treadle:connections_turned_away_total",
+             "Connections closed for a limit or for their silence.",
+             [door] { return static_cast<double>(door->turned_away); });
+  AddCounter("treadle:connection_violations_total", "Connections closed for what they sent.",
+             [door] { return static_cast<double>(door->violations); });
+}
+
+void Metrics::Add(std::shared_ptr<const WorkPool::Counts> work) {
+  AddGauge("treadle:num_requests_being_read", "Requests that are parsed, rendered or tokenized.",
+           [work] { return static_cast<double>(work->running); });
+  AddGauge("treadle:num_requests_unread", "Requests that wait to be read.",
+           [work] { return static_cast<double>(work->waiting); });
+  AddCounter("treadle:requests_refused_unread_total",
+             "Requests refused because too much waited to be read.",
+             [work] { return static_cast<double>(work->refused); });
+}
 
 void Metrics::Record(const LedgerRecord& record) {
   Instruments& m = *instruments_;

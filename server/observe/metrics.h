@@ -1,43 +1,52 @@
 // Prometheus metrics under vLLM's names with our prefix, served at /metrics.
 //
-// Fed by the ledger's follower, off the loop; gauges of the queue are read from the pool at each
-// scrape. Requests that are marked internal (the warm-up) are left out. Thread safety: Record from
-// one thread (the follower's); scrapes from the HTTP server's.
+// Fed by the ledger's follower, off the loop; gauges of the queue, and what others count, are read
+// at each scrape. Requests that are marked internal (the warm-up) are left out. Thread safety:
+// Record from one thread (the follower's); scrapes from the HTTP server's.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "net/door.h"
 #include "scheduler/ledger.h"
 #include "scheduler/request_pool.h"
 #include "server/access/api_keys.h"
 #include "server/http/http_server.h"
-#include "server/observe/log.h"
+#include "server/session/work_pool.h"
 
 namespace treadle {
 
 class Metrics {
  public:
-  // `pool` and `log` must outlive the metrics; without a log there is no counter of its lost lines.
-  Metrics(const std::string& model_name, const RequestPool& pool, const Log* log = nullptr);
+  // `pool` must outlive the metrics.
+  Metrics(const std::string& model_name, const RequestPool& pool);
   ~Metrics();
+
+  // What others count; before Listen. `now` is asked at each scrape, as long as the metrics live,
+  // and never becomes less.
+  void AddCounter(const char* name, const char* help, std::function<double()> now);
+  void Add(std::shared_ptr<const Door::Counts> door);
+  void Add(std::shared_ptr<const WorkPool::Counts> work);
 
   void Record(const LedgerRecord& record);
 
   // What /metrics serves; from any thread.
   std::string Scrape() const;
 
-  // Serves http://`address`/metrics from now on, or https:// with `tls`; port 0 takes any
-  // free one. Returns the port. `keys` and `tls`, if given, must outlive the metrics: a scrape
-  // needs a valid key as its bearer token.
+  // Serves http://`address`/metrics from now on, or https:// with `tls`; port 0 takes any free one.
+  // Returns the port. `keys` and `tls`, if given, must outlive the metrics: a scrape needs a valid
+  // key as its bearer token.
   absl::StatusOr<int> Listen(const std::string& address, const ApiKeys* keys = nullptr,
                              const SocketTls* tls = nullptr);
 
  private:
   struct Instruments;
+  void AddGauge(const char* name, const char* help, std::function<double()> now);
   std::unique_ptr<Instruments> instruments_;
   std::unique_ptr<HttpServer> server_;  // after what it scrapes
 };

@@ -31,12 +31,14 @@ WorkPool::~WorkPool() {
 absl::Status WorkPool::Submit(size_t bytes, std::function<void()> work) {
   MutexLock lock(mutex_);
   if (queue_.size() >= limits_.entries || bytes > limits_.bytes - std::min(bytes_, limits_.bytes)) {
+    ++counts_->refused;
     return ResourceExhausted("the server has ", queue_.size(), " requests of ", bytes_,
                              " bytes to read, at most ", limits_.entries, " of ", limits_.bytes,
                              " wait (--max-unread-requests, --max-unread-bytes)");
   }
   bytes_ += bytes;
   queue_.push_back({bytes, std::move(work)});
+  ++counts_->waiting;
   changed_.NotifyAll();
   return absl::OkStatus();
 }
@@ -67,9 +69,12 @@ void WorkPool::Run(bool only_short) {
       }
       entry = std::move(*next);
       queue_.erase(next);
+      --counts_->waiting;
+      ++counts_->running;
     }
     entry.work();
     entry.work = nullptr;  // what it holds goes before it stops counting
+    --counts_->running;
     MutexLock lock(mutex_);
     bytes_ -= entry.bytes;
   }

@@ -9,9 +9,12 @@
 // Thread safety: Submit from any thread.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <thread>
 
 #include "absl/status/status.h"
@@ -27,6 +30,12 @@ class WorkPool {
     size_t short_bytes = 32 << 10;  // what is short
   };
 
+  struct Counts {
+    std::atomic<int64_t> running{0};  // now
+    std::atomic<int64_t> waiting{0};
+    std::atomic<int64_t> refused{0};  // for a full queue, so far
+  };
+
   explicit WorkPool(const Limits& limits);
   ~WorkPool();  // what was taken in is done first
 
@@ -35,6 +44,7 @@ class WorkPool {
   absl::Status Submit(size_t bytes, std::function<void()> work) ABSL_LOCKS_EXCLUDED(mutex_);
   // Of what waits or is being done.
   size_t bytes() const ABSL_LOCKS_EXCLUDED(mutex_);
+  std::shared_ptr<const Counts> counts() const { return counts_; }
 
  private:
   struct Entry {
@@ -47,6 +57,7 @@ class WorkPool {
   std::deque<Entry>::iterator Next(bool only_short) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Limits limits_;
+  const std::shared_ptr<Counts> counts_ = std::make_shared<Counts>();
   mutable Mutex mutex_;
   CondVar changed_;
   std::deque<Entry> queue_ ABSL_GUARDED_BY(mutex_);

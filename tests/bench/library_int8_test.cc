@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "bench/kernels/int8_baseline.h"
-#include "tests/kernels/cuda/row_int8_products.h"
+#include "tests/kernels/cuda/row_int8/row_int8_products.h"
 
 namespace treadle::cuda {
 namespace {

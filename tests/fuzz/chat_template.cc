@@ -52,7 +52,9 @@ void Run(std::string_view bytes) {
   static const bool hooked = __sanitizer_install_malloc_and_free_hooks != nullptr &&
                              __sanitizer_install_malloc_and_free_hooks(OnMalloc, OnFree) != 0;
   FuzzInput input(bytes);
-  ChatOptions options = {.bos_token = "<s>", .eos_token = "</s>"};
+  ChatOptions options;
+  options.bos_token = "<s>";
+  options.eos_token = "</s>";
   options.add_generation_prompt = input.Byte() % 2 != 0;
   const auto parsed = ChatTemplate::Parse(input.Part());
   if (!parsed.ok()) return;

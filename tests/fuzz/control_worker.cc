@@ -1,6 +1,7 @@
-// What a master, and the stage before, may say to a worker: an input is a list of messages, each
-// with a byte that says whose it is and two bytes of length. Tensors that the worker asks for are
-// sent, with the right hash, from what follows in the input.
+// What a master, and the stage before, may say to a worker. The first byte of an input says which
+// checkpoint the master has; messages follow, each with a byte that says whose it is and two bytes
+// of length. What the worker asks of a tensor is answered as the byte that comes next says: with
+// the master's tensor, with a byte of it changed and the right hash, or with something else.
 #include <algorithm>
 
 #include "base/sha256.h"
@@ -23,16 +24,26 @@ using std::chrono::milliseconds;
 constexpr const char* kVersion = "test";
 // For an answer that always comes, however busy the machine; and for one that may not.
 constexpr milliseconds kPatience{20'000}, kMoment{20};
+constexpr size_t kLongest = 4096;  // a directory of a small model takes two thousand bytes
 // A master may ask for as much as the machine has; an input may not.
 constexpr int64_t kMostTokens = 64, kMostPages = 64, kMostPageSize = 64;
-constexpr uint64_t kMostTensorBytes = 1 << 16;
 
+// The worker's own.
 const std::string& Model() {
   static const std::string path = [] {
     static const ScratchFolder folder;
     return *WriteTinyLlamaGguf(folder.path(), {.format = "q8_0", .layers = 1});
   }();
   return path;
+}
+
+const std::vector<std::unique_ptr<Checkpoint>>& MastersCheckpoints() {
+  static const auto opened = [] {
+    std::vector<std::unique_ptr<Checkpoint>> all;
+    for (const std::string& model : TestedModels()) all.push_back(*Checkpoint::Open(model));
+    return all;
+  }();
+  return opened;
 }
 
 std::string Sum(const std::string& bytes) {
@@ -43,12 +54,18 @@ std::string Sum(const std::string& bytes) {
 
 class Master {
  public:
-  explicit Master(FuzzInput& input) : input_(input), stream_(AttachToServer()) {}
+  explicit Master(FuzzInput& input)
+      : input_(input),
+        sender_(*MastersCheckpoints()[input.Choose(MastersCheckpoints().size())]),
+        stream_(AttachToServer()) {}
 
   void Say(std::string_view bytes) {
     control::MasterMessage message;
     if (!message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
-    if (message.has_configure()) Limit(*message.mutable_configure());
+    if (message.has_configure()) {
+      Limit(*message.mutable_configure());
+      answers_ = FuzzInput(input_.Short());
+    }
     if (message.reserve() > kMostPages && message.reserve() <= INT32_MAX) {
       message.set_reserve(kMostPages);
     }
@@ -64,7 +81,6 @@ class Master {
 
  private:
   void Limit(control::Configure& configure) {
-    directory_ = configure.directory();
     if (configure.max_batch_tokens() > kMostTokens) configure.set_max_batch_tokens(kMostTokens);
     if (configure.page_size() > kMostPageSize) configure.set_page_size(kMostPageSize);
     if (configure.tensor_parallel() > 2) configure.set_tensor_parallel(2);
@@ -87,30 +103,28 @@ class Master {
   void Send(const control::TensorRequest& asked) {
     control::MasterMessage message;
     control::TensorChunk& chunk = *message.mutable_tensor();
-    const uint8_t honesty = input_.Byte();
-    if (honesty == 255) {  // says what it likes
-      const std::string_view bytes = input_.Short();
-      if (!chunk.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
-    }
-    chunk.set_tensor(asked.tensor());
-    chunk.set_constants(asked.constants());
-    if (honesty == 254) chunk.set_problem("there is none");
-    if (honesty < 254) {
-      std::string data(input_.Short());
-      if (!asked.constants() && asked.tensor() < static_cast<uint32_t>(directory_.tensors_size())) {
-        data.resize(std::min(kMostTensorBytes,
-                             directory_.tensors(static_cast<int>(asked.tensor())).bytes()));
-      }
+    sender_.Answer(asked, chunk);
+    const size_t how = answers_.Choose(4);
+    std::string& data = *chunk.mutable_data();
+    if (how == 1 && !data.empty() && chunk.total() == data.size()) {
+      const size_t at = answers_.Number<uint16_t>() % data.size();
+      data[at] = static_cast<char>(answers_.Byte());
+      chunk.set_sha256(Sum(data));
+    } else if (how == 2) {
+      data = answers_.Short();
       chunk.set_total(data.size());
       chunk.set_sha256(Sum(data));
-      chunk.set_data(std::move(data));
+    } else if (how == 3) {
+      const std::string_view bytes = answers_.Short();
+      if (!chunk.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
     }
     stream_->Deliver(message.SerializeAsString());
   }
 
   FuzzInput& input_;
+  FuzzInput answers_{""};
+  CheckpointSender sender_;
   const std::shared_ptr<WorkerEnd> stream_;
-  control::CheckpointDirectory directory_;
   bool greeted_ = false;
   bool ready_ = false;  // the last thing that it said is that an epoch stands, or a result
 };
@@ -151,7 +165,7 @@ std::string Said(Speaker speaker, const google::protobuf::Message& message) {
 }
 
 std::vector<std::string> Seeds() {
-  control::MasterMessage hello, configure, sent, reserve, begin, plan, end;
+  control::MasterMessage hello, configure, reserve, begin, plan, end;
   hello.mutable_hello()->set_protocol(kControlProtocol);
   hello.mutable_hello()->set_version(kVersion);
   hello.mutable_hello()->set_master(1);
@@ -169,11 +183,6 @@ std::vector<std::string> Seeds() {
   stage.set_max_batch_tokens(32);
   stage.set_page_size(16);
   stage.set_iteration_deadline_ms(20'000);
-  sent = configure;
-  // A model whose tensors all have the same few bytes.
-  const auto checkpoint = *Checkpoint::Open(Model());
-  CheckpointSender(*checkpoint).Describe(*sent.mutable_configure()->mutable_directory());
-  const std::string tensors(checkpoint->tensors().size() * 2, '\0');
   reserve.set_reserve(8);
   begin.mutable_begin_epoch()->set_epoch(1);
   EncodePlan(PlanOf(1, 0).Start(StartOf(7, 3, {2, 1})).Step(SampleOf(StepOf(7, 0, {1, 2, 3}), 2)),
@@ -194,16 +203,25 @@ std::vector<std::string> Seeds() {
   *passed.mutable_plan() = plan.plan();
   control::FollowAnswer answer;
   answer.set_epoch(1);
-  return {greeting + Said(kMaster, configure) + epoch + Said(kMaster, end),
-          greeting + Said(kMaster, sent) + tensors + epoch,
-          greeting + Said(kMaster, middle) + Said(kMaster, reserve) + Said(kPrevious, follow) +
-              Said(kMaster, forward) + Said(kNext, answer) + Said(kMaster, meeting) +
-              Said(kPrevious, passed) + Said(kOtherMaster, hello)};
+  std::vector<std::string> seeds = {
+      '\0' + greeting + Said(kMaster, configure) + '\0' + epoch + Said(kMaster, end),
+      '\0' + greeting + Said(kMaster, middle) + '\0' + Said(kMaster, reserve) +
+          Said(kPrevious, follow) + Said(kMaster, forward) + Said(kNext, answer) +
+          Said(kMaster, meeting) + Said(kPrevious, passed) + Said(kOtherMaster, hello)};
+  const std::string honest = '\x10' + std::string(16, '\0');  // to be changed
+  for (const auto& checkpoint : MastersCheckpoints()) {
+    control::MasterMessage sent = configure;
+    sent.mutable_configure()->set_end_layer(checkpoint->config().layers);
+    CheckpointSender(*checkpoint).Describe(*sent.mutable_configure()->mutable_directory());
+    const std::string seed = static_cast<char>(&checkpoint - MastersCheckpoints().data()) +
+                             greeting + Said(kMaster, sent) + honest + epoch;
+    if (seed.size() < kLongest) seeds.push_back(seed);
+  }
+  return seeds;
 }
 
 }  // namespace
 
-// A directory of a small model takes two thousand bytes.
-const FuzzTarget kControlWorkerTarget = {"control_worker", 6000, Seeds, Run};
+const FuzzTarget kControlWorkerTarget = {"control_worker", kLongest, Seeds, Run};
 
 }  // namespace treadle

@@ -31,13 +31,16 @@ Passed Pass(std::string_view bytes, size_t cut) {
   Http2Guard guard(limits);
   Passed passed;
   bool stands = true;
+  const auto check = [&] {
+    TREADLE_CHECK(guard.streams() <= limits.streams);
+    TREADLE_CHECK(guard.held() <= guard.streams() * limits.message_bytes);
+  };
   const auto from_client = [&](std::string_view piece) {
     for (; !piece.empty() && stands; piece.remove_prefix(std::min(cut, piece.size()))) {
       passed.status =
           guard.FromClient(piece.substr(0, cut), passed.to_server, passed.to_client).status();
       stands = passed.status.ok();
-      TREADLE_CHECK(guard.streams() <= limits.streams);
-      TREADLE_CHECK(guard.held() <= guard.streams() * limits.message_bytes);
+      check();
     }
   };
   const auto from_server = [&](std::string_view piece) {
@@ -72,6 +75,7 @@ Passed Pass(std::string_view bytes, size_t cut) {
         stands = guard.RefuseUnfinished(Http2Guard::TimePoint::max(), passed.to_server,
                                         passed.to_client);
     }
+    check();
   }
   passed.held = guard.held();
   passed.streams = guard.streams();
@@ -112,6 +116,8 @@ std::vector<std::string> Seeds() {
           begin + call + frame(kFrame, 0, 0, 1, message.substr(0, 9)) + static_cast<char>(kBytes) +
               "\x02" + "ab" + static_cast<char>(kServerBytes) + "\x03" + "abc" +
               static_cast<char>(kRefuseLargest) + static_cast<char>(kRefuseAll),
+          begin + call + frame(kFrame, 0, 0, 1, message.substr(0, 9)) +
+              static_cast<char>(kRefuseLargest) + call + static_cast<char>(kRefuseAll),
           begin + call + frame(kFrame, 0, 0, 1, MessagePrefix(true, 5)) +
               frame(kFrame, 1, 4, 3, "h") + frame(kFrame, 0, 0, 3, MessagePrefix(false, 1 << 20))};
 }

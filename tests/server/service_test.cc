@@ -7,7 +7,9 @@
 #include <set>
 #include <thread>
 
+#include "base/status.h"
 #include "server/grpc/rpc_details.pb.h"
+#include "tests/attacks/hostile_client.h"
 #include "tests/server/test_server.h"
 
 namespace treadle {
@@ -337,6 +339,44 @@ TEST(Service, MetricsHaveTheAgreedNames) {
   EXPECT_THAT(page, HasSubstr("treadle:request_success_total{finished_reason=\"length\","
                               "model_name=\"prefix\"} 1\n"));
   EXPECT_THAT(page, HasSubstr("# TYPE treadle:time_to_first_token_seconds histogram"));
+}
+
+TEST(Service, MetricsOfThePortAndOfTheReaders) {
+  TestServer server({.adjust = [](ServiceOptions& options) { options.limits.connections = 3; }});
+  server.server().AddTo(server.metrics());
+  const auto port = server.metrics().Listen("127.0.0.1:0");
+  ASSERT_TRUE(port.ok()) << port.status();
+  const auto wait_for = [&](const std::string& name, int value) {
+    const std::string wanted = Str("\ntreadle:", name, "{model_name=\"prefix\"} ", value, "\n");
+    std::string page;
+    for (int i = 0; i < 6000 && page.find(wanted) == std::string::npos; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      page = HttpGet(*port, "/metrics");
+    }
+    EXPECT_THAT(page, HasSubstr(wanted));
+  };
+  v1::GenerateResponse response;
+  ASSERT_TRUE(Generate(server, MakeRequest("m", 1, 10, 5), response).ok());
+  wait_for("connections", 1);
+  for (const char* name : {"receive_memory_bytes", "num_requests_being_read", "num_requests_unread",
+                           "requests_refused_unread_total", "connections_turned_away_total",
+                           "connection_violations_total"}) {
+    wait_for(name, 0);
+  }
+  const int own = server.server().address().port;
+  {
+    HostileClient client(own);
+    EXPECT_TRUE(client.Send("GET / HTTP/1.1\r\n\r\n"));
+    wait_for("connection_violations_total", 1);
+  }
+  HostileClient slow(own);
+  ASSERT_TRUE(slow.Greet() && slow.Call(1, "/treadle.v1.Inference/Generate"));
+  ASSERT_TRUE(slow.SendData(1, MessagePrefix(false, 1000) + "abc"));
+  wait_for("connections", 2);
+  wait_for("receive_memory_bytes", 3);
+  HostileClient third(own), fourth(own);  // for whom the one without a call makes room
+  wait_for("connections_turned_away_total", 1);
+  wait_for("connections", 3);
 }
 
 // Counts the iterations in the window, whoever ran in them; heartbeats are none.

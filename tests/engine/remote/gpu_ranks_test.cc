@@ -1,12 +1,12 @@
 // Tensor-parallel ranks on GPUs whose collectives are part of the devices' work: in graphs, one
 // iteration ahead of the host, and through every end of an epoch. GPUs and NCCL are stand-ins in
-// this process (tests/kernels/cuda/fake_nccl.h).
+// this process (tests/kernels/cuda/nccl/fake_nccl.h).
 #include <atomic>
 
 #include "kernels/collectives/nccl_communicator.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
-#include "tests/kernels/cuda/fake_nccl.h"
+#include "tests/kernels/cuda/nccl/fake_nccl.h"
 #include "tests/support/forwarding_communicator.h"
 
 namespace treadle {

@@ -1,5 +1,5 @@
 // Activations from GPU to GPU (--data-plane nccl): the bits of one GPU, and every way for an epoch
-// to end. GPUs and NCCL are stand-ins in this process (tests/kernels/cuda/fake_nccl.h).
+// to end. GPUs and NCCL are stand-ins in this process (tests/kernels/cuda/nccl/fake_nccl.h).
 #include <atomic>
 #include <functional>
 #include <thread>
@@ -8,7 +8,7 @@
 #include "kernels/op_cases/instrumented.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
-#include "tests/kernels/cuda/fake_nccl.h"
+#include "tests/kernels/cuda/nccl/fake_nccl.h"
 #include "tests/support/forwarding_communicator.h"
 
 namespace treadle {

@@ -1,4 +1,4 @@
 # Sampling kernels, emulated.
 treadle_test(cuda_sample_test
-  SOURCES cuda/sample_test.cc cuda/sample_order_test.cc
+  SOURCES cuda/sampling/sample_test.cc cuda/sampling/sample_order_test.cc
   DEPENDS treadle_cuda_emulated treadle_reference)

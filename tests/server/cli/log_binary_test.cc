@@ -1,21 +1,27 @@
 // The treadle binary's log: JSON from the first line to the last, workers included; files that are
 // rotated or full; and quiet where nobody asked for a log.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <sstream>
 #include <thread>
 
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/child_process.h"
+#include "tests/server/test_server.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -106,7 +112,7 @@ std::string AddressIn(const std::string& text) {
   return text.substr(begin, text.find(' ', begin) - begin);
 }
 
-grpc::Status Ask(const std::string& address, float top_p = 1) {
+grpc::Status Ask(const std::string& address, float top_p = 1, int32_t new_tokens = 4) {
   const auto stub =
       v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
@@ -115,7 +121,7 @@ grpc::Status Ask(const std::string& address, float top_p = 1) {
   v1::GenerateRequest request;
   request.set_text(kPrompt);
   request.mutable_sampling()->set_top_p(top_p);
-  request.mutable_stopping()->set_max_new_tokens(4);
+  request.mutable_stopping()->set_max_new_tokens(new_tokens);
   request.mutable_stopping()->set_ignore_eos(true);
   v1::GenerateResponse response;
   return stub->Generate(&context, request, &response);
@@ -181,6 +187,54 @@ TEST(LogBinary, AFullDiskCostsLinesAndNoRequest) {
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0) << server.output();
   EXPECT_EQ(Lines(server.output()).size(), 1u) << server.output();
+}
+
+// Has ended, whether or not somebody reads what it said.
+bool Ended(int pid) {
+  siginfo_t about{};
+  return waitid(P_PID, static_cast<id_t>(pid), &about, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         about.si_pid == pid;
+}
+
+TEST(LogBinary, AStderrThatNobodyReadsCostsLinesAndNoRequest) {
+  ChildProcess server(Serve({"--log-format", "json"}));
+  const std::string address = AddressIn(server.WaitForLine("listening on "));
+  ASSERT_NE(address, "");
+  // Each is a line of more than 300 bytes; a pipe takes 64 KiB.
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_EQ(Ask(address, 7).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  EXPECT_TRUE(Ask(address).ok());
+  server.Signal(SIGTERM);
+  EXPECT_TRUE(WaitUntil([&] { return Ended(server.pid()); }));
+  EXPECT_EQ(server.Wait(), 0);
+  EXPECT_LT(server.output().size(), 80'000u);
+}
+
+// As a pipe that nobody reads, of one page.
+TEST(LogBinary, AHungLedgerFileHoldsUpNeitherMetricsNorTheEnd) {
+  const std::string ledger = (Directory() / "hung").string();
+  ASSERT_EQ(mkfifo(ledger.c_str(), 0600), 0);
+  const int disk = open(ledger.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(fcntl(disk, F_SETPIPE_SZ, 4096), 0);
+  std::vector<std::string> command = Serve({"--ledger-file", ledger});
+  *std::ranges::find(command, "none") = "127.0.0.1:0";  // metrics
+  ChildProcess server(command);
+  const std::string line = server.WaitForLine("listening on ");
+  const std::string address = AddressIn(line), before = "metrics at http://127.0.0.1:";
+  ASSERT_THAT(line, HasSubstr(before));
+  const int metrics = std::atoi(line.c_str() + line.find(before) + before.size());
+  for (int i = 1; i <= 5; ++i) {
+    ASSERT_TRUE(Ask(address, 1, 32).ok());
+    const std::regex tokens(Str("\ntreadle:generation_tokens_total\\{[^}]*\\} ", 32 * i, "\n"));
+    EXPECT_TRUE(WaitUntil([&] { return std::regex_search(HttpGet(metrics, "/metrics"), tokens); }));
+  }
+  server.Signal(SIGTERM);
+  EXPECT_TRUE(WaitUntil([&] { return Ended(server.pid()); }));
+  close(disk);  // one that did wait goes on now
+  EXPECT_EQ(server.Wait(), 0);
+  EXPECT_THAT(server.output(), HasSubstr(Str("ledger file '", ledger, "': ")));
+  EXPECT_THAT(server.output(), HasSubstr(" records were not written"));
 }
 
 TEST(LogBinary, WhatEndsAServerIsInItsLogAndOnStderr) {

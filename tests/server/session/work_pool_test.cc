@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <future>
+#include <thread>
 
 namespace treadle {
 namespace {
@@ -11,6 +12,7 @@ TEST(WorkPool, RefusesWhatDoesNotFit) {
   std::promise<void> go;
   const std::shared_future<void> gone = go.get_future().share();
   std::atomic<int> done = 0;
+  std::shared_ptr<const WorkPool::Counts> counts;
   {
     WorkPool pool({.entries = 4, .bytes = 1000, .short_bytes = 10});
     const auto work = [&] {
@@ -24,9 +26,15 @@ TEST(WorkPool, RefusesWhatDoesNotFit) {
     EXPECT_EQ(pool.bytes(), 1000u);
     EXPECT_TRUE(pool.Submit(0, work).ok());
     EXPECT_TRUE(pool.Submit(0, work).ok());
+    counts = pool.counts();
+    while (counts->running < 2) std::this_thread::yield();  // one of them takes short work only
+    EXPECT_EQ(counts->waiting, 2);
+    EXPECT_EQ(counts->refused, 2);
     go.set_value();
   }  // what was taken in is done
   EXPECT_EQ(done, 4);
+  EXPECT_EQ(counts->running, 0);
+  EXPECT_EQ(counts->waiting, 0);
 }
 
 TEST(WorkPool, LongWorkDoesNotHoldUpShort) {

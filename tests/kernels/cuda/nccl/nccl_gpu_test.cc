@@ -1,5 +1,5 @@
 // The NCCL communicator on GPUs.
-#include "tests/kernels/cuda/nccl_contract.h"
+#include "tests/kernels/cuda/nccl/nccl_contract.h"
 
 namespace treadle {
 namespace {

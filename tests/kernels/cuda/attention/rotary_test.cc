@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/cuda/ops.h"
-#include "tests/kernels/cuda/kv_batch.h"
+#include "tests/kernels/cuda/attention/kv_batch.h"
 
 namespace treadle::cuda {
 namespace {

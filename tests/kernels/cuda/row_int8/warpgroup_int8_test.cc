@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/runtime/device.h"
-#include "tests/kernels/cuda/emulated_array.h"
+#include "tests/kernels/cuda/runtime/emulated_array.h"
 
 namespace treadle::cuda {
 namespace {

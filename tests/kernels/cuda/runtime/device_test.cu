@@ -1,2 +1,2 @@
 // The contract of kernels/cuda/runtime/device.h on a GPU.
-#include "tests/kernels/cuda/device_contract.h"
+#include "tests/kernels/cuda/runtime/device_contract.h"

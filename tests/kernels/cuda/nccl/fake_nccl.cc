@@ -1,4 +1,4 @@
-#include "tests/kernels/cuda/fake_nccl.h"
+#include "tests/kernels/cuda/nccl/fake_nccl.h"
 
 #include <cuda_runtime.h>
 #include <nccl.h>

@@ -12,7 +12,7 @@
 #include "kernels/cuda/row_int8/warpgroup_int8.h"
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/dtype.h"
-#include "tests/kernels/cuda/emulated_array.h"
+#include "tests/kernels/cuda/runtime/emulated_array.h"
 
 namespace treadle::cuda {
 namespace {

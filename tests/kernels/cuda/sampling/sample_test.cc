@@ -13,8 +13,8 @@
 
 #include "kernels/reference/reference_backend.h"
 #include "tests/emulation/emulated_device.h"
-#include "tests/kernels/cuda/emulated_sampler.h"
-#include "tests/kernels/cuda/sample_questions.h"
+#include "tests/kernels/cuda/sampling/emulated_sampler.h"
+#include "tests/kernels/cuda/sampling/sample_questions.h"
 
 namespace treadle::cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "tests/kernels/cuda/row_int8_products.h"
+#include "tests/kernels/cuda/row_int8/row_int8_products.h"
 
 namespace treadle::cuda {
 namespace {

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "tests/kernels/cuda/row_int8_products.h"
+#include "tests/kernels/cuda/row_int8/row_int8_products.h"
 
 namespace treadle::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tests/kernels/cuda/low_bit_gpu.h"
+#include "tests/kernels/cuda/low_bit/low_bit_gpu.h"
 
 namespace treadle::cuda {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "kernels/collectives/nccl_lane.h"
 #include "kernels/cuda/ops.h"
-#include "tests/kernels/cuda/fake_nccl.h"
-#include "tests/kernels/cuda/nccl_contract.h"
+#include "tests/kernels/cuda/nccl/fake_nccl.h"
+#include "tests/kernels/cuda/nccl/nccl_contract.h"
 
 namespace treadle {
 namespace {

@@ -11,7 +11,7 @@
 #include "kernels/cuda/attention/attention_map.h"
 #include "kernels/cuda/ops.h"
 #include "tests/emulation/emulated_device.h"
-#include "tests/kernels/cuda/kv_batch.h"
+#include "tests/kernels/cuda/attention/kv_batch.h"
 
 namespace treadle::cuda {
 namespace {

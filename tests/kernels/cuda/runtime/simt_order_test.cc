@@ -10,7 +10,7 @@
 
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/cuda/runtime/simt.h"
-#include "tests/kernels/cuda/emulated_array.h"
+#include "tests/kernels/cuda/runtime/emulated_array.h"
 
 namespace treadle::cuda {
 namespace {

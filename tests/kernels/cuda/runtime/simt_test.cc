@@ -14,7 +14,7 @@
 
 #include "kernels/cuda/runtime/device.h"
 #include "kernels/dtype.h"
-#include "tests/kernels/cuda/emulated_array.h"
+#include "tests/kernels/cuda/runtime/emulated_array.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>

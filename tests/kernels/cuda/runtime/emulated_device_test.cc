@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "tests/kernels/cuda/device_contract.h"
+#include "tests/kernels/cuda/runtime/device_contract.h"
 
 namespace treadle::cuda {
 namespace {

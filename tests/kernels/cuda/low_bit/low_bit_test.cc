@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/kernels/cuda/low_bit_gpu.h"
+#include "tests/kernels/cuda/low_bit/low_bit_gpu.h"
 
 namespace treadle::cuda {
 namespace {
