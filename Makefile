@@ -10,6 +10,7 @@
 #   make package         build/treadle_VERSION_ARCHITECTURE.deb
 #   make fuzz TIME=60    libFuzzer on what parses bytes from outside, TIME seconds each; TARGETS="gguf requests"
 #   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
+#   make http-check      OpenAI's API, by OpenAI's own client
 #   make chart-flags     what the chart knows of the flags of serve, written from their table
 #   make format          clang-format every source in place
 
@@ -28,7 +29,7 @@ space := $() $()
 targets = $(if $(SUITES),--target $(foreach suite,$(SUITES),$(if $(wildcard tests/$(suite)/CMakeLists.txt),tests/$(suite)/all,$(suite))))
 labels = $(if $(SUITES),-L '(^|/)($(subst $(space),|,$(strip $(SUITES))))(/|$$)' -E '_NOT_BUILT$$')
 
-.PHONY: serve test build install package packages model asan tsan asan-build tsan-build fuzz deploy-check chart-flags format format-check clean
+.PHONY: serve test build install package packages model asan tsan asan-build tsan-build fuzz deploy-check http-check chart-flags format format-check clean
 
 serve: build
 	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
@@ -76,6 +77,9 @@ model:
 
 deploy-check:
 	@scripts/deploy_check.sh
+
+http-check: build
+	@scripts/client_check.sh
 
 chart-flags: packages
 	@[ -f $(BUILD)/build.ninja ] || cmake --preset release

@@ -35,7 +35,7 @@ configurations=()
 for policy in fcfs request-level; do
   for size in $batch_sizes; do
     address=127.0.0.1:$((port + ${#configurations[@]}))
-    "$treadle" serve --model "$model" --listen "$address" --metrics-listen none --policy "$policy" --max-batch-size "$size" \
+    "$treadle" serve --model "$model" --listen "$address" --http-listen none --metrics-listen none --policy "$policy" --max-batch-size "$size" \
       ${SERVE_ARGS:-} >"$out/serve_${policy}_$size.log" 2>&1 &
     servers+=($!)
     configurations+=("$address $policy, max_batch_size $size")

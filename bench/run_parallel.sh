@@ -32,7 +32,7 @@ workers() { pgrep -f "treadle worker .*--parent $server( |$)"; }
 # MiB that nobody else has: what lies in a mapped file is the page cache's.
 private() { for pid in "$@"; do awk '/^RssAnon/ {print $2 / 1024}' "/proc/$pid/status"; done | xargs; }
 
-common=(--model "$model" --listen $address --metrics-listen none --max-batch-size 16 --max-batch-tokens 64
+common=(--model "$model" --listen $address --http-listen none --metrics-listen none --max-batch-size 16 --max-batch-tokens 64
   --max-context 1024)
 whole_kv=(--kv-memory 128M)  # for the same tokens as two stages with
 half_kv=(--kv-memory 64M)

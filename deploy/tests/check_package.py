@@ -122,8 +122,8 @@ def check_serve(installed, settings, binary, model):
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port = one.getsockname()[1]
-    here = {"TREADLE_MODEL": model, "TREADLE_LISTEN": f"127.0.0.1:{port}", "TREADLE_METRICS_LISTEN": "none",
-            "TREADLE_KV_MEMORY": "256M"}
+    here = {"TREADLE_MODEL": model, "TREADLE_LISTEN": f"127.0.0.1:{port}", "TREADLE_HTTP_LISTEN": "none",
+            "TREADLE_METRICS_LISTEN": "none", "TREADLE_KV_MEMORY": "256M"}
     with tempfile.TemporaryFile("w+") as log:
         server = subprocess.Popen([f"{installed}/bin/treadle", "serve"], stderr=log, cwd="/",
                                   env={**CLEAN, **settings, **here})

@@ -196,9 +196,9 @@ def check_live(binary, model):
     with tempfile.TemporaryDirectory() as folder:
         secrets = Secrets(os.path.join(folder, "secrets"))
         try:
-            server = start(binary, "serve", "--model", model, "--listen", f"127.0.0.1:{grpc}", "--metrics-listen",
-                           f"127.0.0.1:{metrics}", "--threads", "1", "--pin-threads", "off", "--kv-memory", "256M",
-                           "--ledger-file", f"{folder}/ledger", *secrets.flags())
+            server = start(binary, "serve", "--model", model, "--listen", f"127.0.0.1:{grpc}", "--http-listen", "none",
+                           "--metrics-listen", f"127.0.0.1:{metrics}", "--threads", "1", "--pin-threads", "off",
+                           "--kv-memory", "256M", "--ledger-file", f"{folder}/ledger", *secrets.flags())
             wait_until("the server", lambda: exported_metrics(metrics, secrets), 120)
             start("prometheus", f"--config.file={configuration(folder, metrics, secrets)}",
                   f"--storage.tsdb.path={folder}/data", f"--web.listen-address=127.0.0.1:{port}")

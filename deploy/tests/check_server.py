@@ -76,8 +76,8 @@ def check_lifecycle(helm, binary, model):
     generate = [binary, "generate", "--target", f"127.0.0.1:{port}", "--temperature", "0",
                 "--ignore-eos", "--prompt", "Once upon a time"]
     assert health(probed, container["startupProbe"]) != "SERVING"
-    server = start(binary, spec, {"--model": model, "--listen": f"127.0.0.1:{port}", "--metrics-listen": "none",
-                                  "--health-listen": f"127.0.0.1:{probed}"})
+    server = start(binary, spec, {"--model": model, "--listen": f"127.0.0.1:{port}", "--http-listen": "none",
+                                  "--metrics-listen": "none", "--health-listen": f"127.0.0.1:{probed}"})
     try:
         probes = [container[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
         assert len({probe["grpc"]["service"] for probe in probes}) == 3
@@ -112,8 +112,8 @@ def check_pipeline(helm, binary, model, topology):
     expected = subprocess.check_output([binary, "generate", "--model", model, *prompt], timeout=120,
                                        stderr=subprocess.DEVNULL)
     port, probed = free_port(), free_port()
-    replace = {"--model": model, "--listen": f"127.0.0.1:{port}", "--metrics-listen": "none",
-               "--health-listen": f"127.0.0.1:{probed}"}
+    replace = {"--model": model, "--listen": f"127.0.0.1:{port}", "--http-listen": "none",
+               "--metrics-listen": "none", "--health-listen": f"127.0.0.1:{probed}"}
     processes = []
     try:
         pod = render(helm, values)
@@ -171,7 +171,7 @@ def scrape(port, endpoint, secrets, authorized=True):
     header = f"Authorization: Bearer {token}\r\n" if authorized else ""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as plain, \
             context.wrap_socket(plain, server_hostname=tls["serverName"]) as connection:
-        connection.sendall(f"GET /metrics HTTP/1.1\r\n{header}\r\n".encode())
+        connection.sendall(f"GET /metrics HTTP/1.0\r\n{header}\r\n".encode())
         with connection.makefile("rb") as answer:
             return answer.read().decode().splitlines()[0]
 
@@ -197,8 +197,8 @@ def check_secrets(helm, binary, model):
         replace = {name: files[path] for arg in pod["containers"][0]["args"]
                    for name, _, path in [arg.partition("=")] if path in files}
         assert len(replace) == 6, replace
-        replace.update({"--model": model, "--listen": f"127.0.0.1:{grpc}", "--metrics-listen": f"127.0.0.1:{metrics}",
-                        "--health-listen": f"127.0.0.1:{probed}"})
+        replace.update({"--model": model, "--listen": f"127.0.0.1:{grpc}", "--http-listen": "none",
+                        "--metrics-listen": f"127.0.0.1:{metrics}", "--health-listen": f"127.0.0.1:{probed}"})
         server = start(binary, pod, replace)
 
         def image_health(*arguments, **environment):

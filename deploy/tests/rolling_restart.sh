@@ -28,7 +28,7 @@ for one in held:
     print(one.getsockname()[1])')
 
 start() {  # instance: starts it and waits until it is ready
-  "$treadle" serve --model "$model" --listen "127.0.0.1:${ports[$1]}" --metrics-listen none --threads 1 \
+  "$treadle" serve --model "$model" --listen "127.0.0.1:${ports[$1]}" --http-listen none --metrics-listen none --threads 1 \
     --pin-threads off --kv-memory 256M --drain-timeout 60s 2>"$work/server.$1" &
   servers[$1]=$!
   started+=($!)

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "base/sha256.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "engine/local_engine.h"
@@ -266,6 +268,24 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
   return absl::OkStatus();
 }
 
+// A model file whose sum is not known is taken by its name and size.
+std::string FingerprintOf(const ServeOptions& options, const OpenedModel& opened) {
+  const ServedModel& model = opened.served;
+  uint64_t bytes = 0;
+  for (const FileState& file : opened.files) bytes += file.bytes;
+  const std::string weights =
+      options.model_sha256.empty() ? Str(model.name, " ", bytes) : options.model_sha256;
+  const std::string all =
+      Str(TREADLE_VERSION, "\n", weights, "\n", options.weights.text(), "\n",
+          options.outlier_threshold.value_or(-1), "\n", static_cast<int>(options.outlier_rule),
+          "\n", Name(options.compute), "\n", Name(options.kv_dtype), "\n", Name(options.dtype),
+          "\n", options.deterministic, "\n", options.tensor_parallel, "\n", Name(options.wire),
+          "\n", model.backend);
+  Sha256 sum;
+  sum.Add(std::as_bytes(std::span(all)));
+  return "fp_" + sum.Finish().substr(0, 10);
+}
+
 }  // namespace
 
 absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
@@ -310,6 +330,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   served.kv_pages = opened.kv.pages;
   served.page_size = options.page_size;
   opened.files = checkpoint->file_states();
+  served.fingerprint = FingerprintOf(options, opened);
   return opened;
 }
 

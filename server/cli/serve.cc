@@ -22,12 +22,12 @@
 #include "server/configuration_sources.h"
 #include "server/flag_values.h"
 #include "server/grpc/service.h"
-#include "server/http/http_listener.h"
 #include "server/observe/health.h"
 #include "server/observe/ledger_file.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
+#include "server/openai/openai_server.h"
 #include "server/serving_stack.h"
 
 namespace treadle {
@@ -37,7 +37,8 @@ constexpr int kCutOff = 3;  // exit code, see kExitCodes
 
 // Before minutes of loading: what would fail afterwards anyway.
 absl::Status CheckPorts(const ServeOptions& options) {
-  for (const std::string& text : {options.listen, options.metrics_listen, options.health_listen}) {
+  for (const std::string& text :
+       {options.listen, options.http_listen, options.metrics_listen, options.health_listen}) {
     if (text == "none") continue;
     TREADLE_ASSIGN_OR_RETURN(const Address address, ParseAddress(text));
     TREADLE_RETURN_IF_ERROR(ProbeListen(address));
@@ -98,7 +99,7 @@ absl::StatusOr<int> ServeUntilSignal(Signals& signals, std::future<absl::Status>
 
 // Who may come in: opened before minutes of loading, for what is wrong with the files.
 struct Doors {
-  std::shared_ptr<const SocketTls> tls;
+  std::shared_ptr<const SocketTls> tls, http_tls;
   std::unique_ptr<ApiKeys> keys;
   std::shared_ptr<const SocketTls> metrics_tls;
   std::unique_ptr<ApiKeys> metrics_tokens;
@@ -112,10 +113,12 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
           .status());
   Doors doors;
   if (!options.tls_cert.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(doors.tls, OpenSocketTls({.certificate = options.tls_cert,
-                                                       .key = options.tls_key,
-                                                       .ca = options.tls_client_ca},
-                                                      "h2", log.sink()));
+    const TlsFiles files = {
+        .certificate = options.tls_cert, .key = options.tls_key, .ca = options.tls_client_ca};
+    TREADLE_ASSIGN_OR_RETURN(doors.tls, OpenSocketTls(files, "h2", log.sink()));
+    // Of one file it is enough to tell once that it was read anew.
+    TREADLE_ASSIGN_OR_RETURN(doors.http_tls,
+                             OpenSocketTls(files, "http/1.1", [](const LogEvent&) {}));
   }
   if (!options.api_keys_file.empty()) {
     TREADLE_ASSIGN_OR_RETURN(doors.keys, ApiKeys::Open(options.api_keys_file, log.sink()));
@@ -162,6 +165,15 @@ ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, Log&
   return service;
 }
 
+HttpOptions HttpFrom(const ServeOptions& options, const Doors& doors) {
+  return {.tls = doors.http_tls.get(),
+          .head_bytes = static_cast<size_t>(options.max_header_bytes),
+          .body_bytes = static_cast<uint64_t>(options.max_request_bytes),
+          .receiving_bytes = static_cast<uint64_t>(options.max_receive_memory),
+          .connections = static_cast<size_t>(options.max_connections),
+          .per_address = static_cast<size_t>(options.max_connections_per_address)};
+}
+
 // Scrapes and probes; what to tell of them.
 absl::StatusOr<std::string> ListenForOthers(const ServeOptions& options, const Doors& doors,
                                             Metrics& metrics) {
@@ -171,8 +183,7 @@ absl::StatusOr<std::string> ListenForOthers(const ServeOptions& options, const D
     const bool api_key = options.metrics_auth == MetricsAuth::kApiKey;
     const ApiKeys* keys = api_key ? doors.keys.get() : doors.metrics_tokens.get();
     const SocketTls* tls = doors.metrics_tls.get();
-    TREADLE_ASSIGN_OR_RETURN(address.port,
-                             metrics.Listen(options.metrics_listen, keys, {.tls = tls}));
+    TREADLE_ASSIGN_OR_RETURN(address.port, metrics.Listen(options.metrics_listen, keys, tls));
     where = Str("metrics at http", tls ? "s" : "", "://", ToString(address), "/metrics");
   }
   if (doors.health_server) where += ", probes at " + ToString(doors.health_server->address());
@@ -290,11 +301,19 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
       InferenceServer::Start(*stack, follower, ServiceFrom(options, doors, log)));
   server->AddTo(metrics);
   TREADLE_ASSIGN_OR_RETURN(const std::string others, ListenForOthers(options, doors, metrics));
+  std::unique_ptr<HttpServer> http;
+  std::string where;
+  if (options.http_listen != "none") {
+    TREADLE_ASSIGN_OR_RETURN(http, StartOpenAi(options.http_listen, HttpFrom(options, doors),
+                                               server->sessions(), *doors.health));
+    where = Str("http", doors.tls ? "s" : "", "://", ToString(http->address()));
+  }
   const std::string address = ToString(server->address());
-  log.Write(
-      {.name = "listening",
-       .message = Str("listening on ", address, " (gRPC", doors.tls ? ", TLS" : "", "), ", others),
-       .fields = {{"address", address}}});
+  const std::string both = http ? where + " (OpenAI API), gRPC on " + address
+                                : Str(address, " (gRPC", doors.tls ? ", TLS" : "", ")");
+  log.Write({.name = "listening",
+             .message = Str("listening on ", both, ", ", others),
+             .fields = {{"address", address}, {"http", where}}});
   const auto connections = static_cast<int64_t>(server->connections());
   if (connections < options.max_connections) {
     log.Write({.severity = Severity::kWarning,
@@ -324,7 +343,7 @@ int RunServe(int argc, char** argv) {
   ServeOptions options;
   std::string file;
   bool print = false;
-  CLI::App app("Loads a model and serves it over gRPC until SIGTERM.");
+  CLI::App app("Loads a model and serves it over gRPC and OpenAI's HTTP API until SIGTERM.");
   app.footer(
       Str("Each of these, but the last two, is also read from the environment (TREADLE_LISTEN "
           "for --listen) and from --config; a flag outranks the environment, and that the "

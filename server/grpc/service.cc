@@ -228,6 +228,8 @@ const Address& InferenceServer::address() const { return state_->server->address
 
 size_t InferenceServer::connections() const { return state_->server->door().limits().connections; }
 
+SessionEnvironment& InferenceServer::sessions() { return state_->environment.sessions; }
+
 void InferenceServer::AddTo(Metrics& metrics) const {
   metrics.Add(state_->server->door().counts());
   metrics.Add(state_->environment.sessions.pool_of_work.counts());

@@ -17,6 +17,7 @@
 #include "server/observe/log_event.h"
 #include "server/observe/metrics.h"
 #include "server/serving_stack.h"
+#include "server/session/session.h"
 #include "server/session/work_pool.h"
 
 namespace treadle {
@@ -49,6 +50,8 @@ class InferenceServer {
   const Address& address() const;
   // At once, at most: fewer than asked for where the process may not open as many files.
   size_t connections() const;
+  // For another front end beside gRPC, which must have ended before this does.
+  SessionEnvironment& sessions();
   // What the port and the threads that read requests count.
   void AddTo(Metrics& metrics) const;
 

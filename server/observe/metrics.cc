@@ -71,7 +71,7 @@ struct Metrics::Instruments {
                                                                                      bounds);
   }
 
-  // On the HTTP listener's thread.
+  // On the HTTP server's thread.
   std::string Scrape() const {
     const PoolLoad load = pool.Load();
     running.Set(static_cast<double>(load.running));
@@ -219,19 +219,21 @@ void Metrics::Record(const LedgerRecord& record) {
 std::string Metrics::Scrape() const { return instruments_->Scrape(); }
 
 absl::StatusOr<int> Metrics::Listen(const std::string& address, const ApiKeys* keys,
-                                    const HttpListener::Options& options) {
-  TREADLE_ASSIGN_OR_RETURN(
-      listener_, HttpListener::Start(address, options, [this, keys](const HttpRequest& request) {
-        if (request.path != "/metrics") {
-          return HttpResponse{.code = 404, .body = "expected /metrics\n"};
-        }
-        if (keys != nullptr && !keys->Find(request.authorization).ok()) {
-          return HttpResponse{.code = 401, .body = "expected a valid bearer token\n"};
-        }
-        return HttpResponse{.content_type = "text/plain; version=0.0.4; charset=utf-8",
-                            .body = Scrape()};
-      }));
-  return listener_->port();
+                                    const SocketTls* tls) {
+  const auto answer = [this, keys](const HttpRequest& request, const auto& reply) {
+    if (keys != nullptr && !keys->Find(request.Header("authorization")).ok()) {
+      return reply->Send({.code = 401, .body = "expected a valid bearer token\n"});
+    }
+    reply->Send({.content_type = "text/plain; version=0.0.4; charset=utf-8", .body = Scrape()});
+  };
+  HttpOptions options;
+  options.tls = tls;
+  options.body_bytes = 0;    // a scrape has none
+  options.connections = 32;  // some scrapers; whoever says nothing makes room
+  options.per_address = 32;
+  TREADLE_ASSIGN_OR_RETURN(server_,
+                           HttpServer::Start(address, options, {{"GET", "/metrics", answer}}));
+  return server_->address().port;
 }
 
 }  // namespace treadle

@@ -2,7 +2,7 @@
 //
 // Fed by the ledger's follower, off the loop; gauges of the queue, and what others count, are read
 // at each scrape. Requests that are marked internal (the warm-up) are left out. Thread safety:
-// Record from one thread (the follower's); scrapes from the HTTP listener's.
+// Record from one thread (the follower's); scrapes from the HTTP server's.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 #include "scheduler/ledger.h"
 #include "scheduler/request_pool.h"
 #include "server/access/api_keys.h"
-#include "server/http/http_listener.h"
+#include "server/http/http_server.h"
 #include "server/session/work_pool.h"
 
 namespace treadle {
@@ -38,17 +38,17 @@ class Metrics {
   // What /metrics serves; from any thread.
   std::string Scrape() const;
 
-  // Serves http://`address`/metrics from now on, or https:// with `options.tls`; port 0 takes any
-  // free one. Returns the port. `keys`, if given, must outlive the metrics: a scrape needs a valid
-  // one as its bearer token.
+  // Serves http://`address`/metrics from now on, or https:// with `tls`; port 0 takes any free one.
+  // Returns the port. `keys` and `tls`, if given, must outlive the metrics: a scrape needs a valid
+  // key as its bearer token.
   absl::StatusOr<int> Listen(const std::string& address, const ApiKeys* keys = nullptr,
-                             const HttpListener::Options& options = {});
+                             const SocketTls* tls = nullptr);
 
  private:
   struct Instruments;
   void AddGauge(const char* name, const char* help, std::function<double()> now);
   std::unique_ptr<Instruments> instruments_;
-  std::unique_ptr<HttpListener> listener_;  // after what it scrapes
+  std::unique_ptr<HttpServer> server_;  // after what it scrapes
 };
 
 }  // namespace treadle

@@ -43,12 +43,12 @@ class StopMatcher {
 // completes a stop string is the last one.
 struct OutputPart {
   uint32_t candidate = 0;
-  std::string text;
-  std::vector<int32_t> token_ids;
-  std::vector<TokenDetail> details;  // one per id, if asked
+  std::string text = {};
+  std::vector<int32_t> token_ids = {};
+  std::vector<TokenDetail> details = {};  // one per id, if asked
   FinishReason finish = FinishReason::kNone;
-  std::string stop_string;  // with kStopString
-  int32_t stop_token = -1;  // with kEndToken
+  std::string stop_string = {};  // with kStopString
+  int32_t stop_token = -1;       // with kEndToken
 };
 
 class Generation {

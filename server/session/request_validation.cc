@@ -125,6 +125,7 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
     options.add_special = false;  // the template wrote what the model wants
   } else {
     text = std::move(std::get<std::string>(request.prompt));
+    options.add_special = request.add_special_tokens;
   }
   if (Clock::now() >= deadline) return absl::DeadlineExceededError("the deadline passed");
   auto prompt = model.tokenizer->Encode(text, options);

@@ -26,6 +26,7 @@ struct GenerateRequest {
   // Text that is tokenized, token ids, or messages for the model's chat template.
   std::variant<std::monostate, std::string, std::vector<int32_t>, std::vector<ChatMessage>> prompt =
       {};
+  bool add_special_tokens = true;  // to text: BOS and EOS as the model wants them
 
   struct Sampling {
     // As asked; what was not has its default here. All but top_k and the seed, which follow.

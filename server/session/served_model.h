@@ -19,6 +19,8 @@ struct ServedModel {
   std::string architecture;
   std::string backend;  // the backend's own description
   std::string sha256;   // of the model file, if it was checked; lower case
+  // What must be equal for the same bits, in short: version, weights, formats, arithmetic, backend.
+  std::string fingerprint;
   int64_t parameters = 0;
   int32_t vocab = 0;
   int64_t max_context = 0;  // prompt + generated tokens of one sequence

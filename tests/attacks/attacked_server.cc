@@ -48,9 +48,10 @@ AttackedServer::AttackedServer(const std::vector<std::string>& flags, const Limi
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   if (limits.memory_mb > 0) command += Str("ulimit -v ", limits.memory_mb * 1024, " && ");
 #endif
-  command += Str("exec ", TREADLE_BINARY, " serve --model ", Model(),
-                 " --listen 127.0.0.1:0 --metrics-listen none --threads 1 --pin-threads off"
-                 " --kv-memory 16M --log-requests off");
+  command += Str(
+      "exec ", TREADLE_BINARY, " serve --model ", Model(),
+      " --listen 127.0.0.1:0 --http-listen none --metrics-listen none --threads 1 --pin-threads off"
+      " --kv-memory 16M --log-requests off");
   for (const std::string& flag : flags) command += " " + flag;
   process_ = std::make_unique<ChildProcess>(std::vector<std::string>{"/bin/sh", "-c", command});
   const std::string line = process_->WaitForLine("listening on 127.0.0.1:");

@@ -42,9 +42,10 @@ class FileAttacks : public testing::Test {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     command = "ulimit -v 2097152 && ";
 #endif
-    command +=
-        Str(environment, "exec ", TREADLE_BINARY, " serve --model ", model, " --device cpu",
-            " --listen 127.0.0.1:0 --metrics-listen none --threads 1 --pin-threads off ", flags);
+    command += Str(environment, "exec ", TREADLE_BINARY, " serve --model ", model, " --device cpu",
+                   " --listen 127.0.0.1:0 --http-listen none --metrics-listen none --threads 1 "
+                   "--pin-threads off ",
+                   flags);
     return std::make_unique<ChildProcess>(std::vector<std::string>{"/bin/sh", "-c", command});
   }
   // Whether the process has the file open, waited for.

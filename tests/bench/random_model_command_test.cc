@@ -82,7 +82,8 @@ TEST(RandomModelCommand, KernelsOfALayer) {
 
 TEST(RandomModelCommand, ServeInProcessGivesWhatAServerGives) {
   ChildProcess server({TREADLE_BINARY, "serve", "--model", std::string("random:") + kShape,
-                       "--listen", "127.0.0.1:0", "--metrics-listen", "none", "--threads", "1"});
+                       "--listen", "127.0.0.1:0", "--http-listen", "none", "--metrics-listen",
+                       "none", "--threads", "1"});
   const std::string line = server.WaitForLine("listening on ");
   ASSERT_THAT(line, HasSubstr("127.0.0.1:")) << server.output();
   const size_t begin = line.find("127.0.0.1:");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A server of ours as a client sees it that nobody here wrote: grpcio, which knows nothing of our
 .proto files and learns every message by server reflection.
-Usage: reflection_client.py TREADLE MODEL (with the packages of requirements.txt on PYTHONPATH)"""
+Usage: reflection_client.py TREADLE MODEL (with the packages of reflection_requirements.txt on PYTHONPATH)"""
 
 import socket
 import subprocess
@@ -85,7 +85,8 @@ def main(treadle, model):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     with tempfile.TemporaryFile("w+") as log:
-        server = subprocess.Popen([treadle, "serve", "--model", model, "--listen", address, "--metrics-listen",
+        server = subprocess.Popen([treadle, "serve", "--model", model, "--listen", address, "--http-listen",
+                                   "none", "--metrics-listen",
                                    "none", "--kv-memory", "256M"], stderr=log)
         try:
             with grpc.insecure_channel(address) as channel:

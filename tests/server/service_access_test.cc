@@ -7,7 +7,6 @@
 
 #include "base/status.h"
 #include "server/access/tls_files.h"
-#include "server/http/http_listener.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
 #include "tests/server/tls_client.h"
@@ -287,7 +286,7 @@ TEST_F(Keys, MetricsOverTlsWantATokenOfTheirOwn) {
   const auto tokens = ApiKeys::Open(path, lines.log(), "--metrics-token-file");
   ASSERT_TRUE(tokens.ok()) << tokens.status();
   // Listens until the server ends, and needs both.
-  const auto port = server_->metrics().Listen("127.0.0.1:0", tokens->get(), {.tls = tls->get()});
+  const auto port = server_->metrics().Listen("127.0.0.1:0", tokens->get(), tls->get());
   ASSERT_TRUE(port.ok());
   const auto ask = [&](const std::string& authorization) {
     const std::string header =

@@ -28,6 +28,7 @@ ServedModel Describe(const TestServerOptions& options) {
   model.name = "prefix";
   model.architecture = "prefix";
   model.backend = "reference";
+  model.fingerprint = "fp_0123456789";
   model.parameters = 1;
   model.vocab = TestServer::kVocab;
   model.max_context = options.max_context;
@@ -35,6 +36,11 @@ ServedModel Describe(const TestServerOptions& options) {
   model.page_size = 16;
   model.tokenizer = LetterTokenizer::Make(TestServer::kVocab);
   model.end_ids = model.tokenizer->spec().end_ids;
+  if (!options.chat_template.empty()) {
+    auto parsed = ChatTemplate::Parse(options.chat_template);
+    TREADLE_CHECK(parsed.ok());
+    model.chat_template = std::move(*parsed);
+  }
   return model;
 }
 
@@ -74,9 +80,14 @@ TestServer::TestServer(const TestServerOptions& options) {
   service.stream_stall_timeout = options.stall_timeout;
   service.warm_up = false;
   if (options.adjust) options.adjust(service);
+  if (!service.health) service.health = std::make_shared<HealthBoard>();
+  health_ = service.health;
   auto server = InferenceServer::Start(*stack_, *follower_, service);
   TREADLE_CHECK(server.ok());
   server_ = std::move(*server);
+  auto http = StartOpenAi("127.0.0.1:0", options.http, server_->sessions(), *health_);
+  TREADLE_CHECK(http.ok());
+  http_ = std::move(*http);
   channel_ = Connect(options.channel_credentials ? options.channel_credentials
                                                  : grpc::InsecureChannelCredentials());
   stub_ = v1::Inference::NewStub(channel_);
@@ -113,6 +124,7 @@ TestServer::~TestServer() {
   gate_->Open();
   stub_.reset();
   channel_.reset();
+  http_.reset();
   server_.reset();
   follower_.reset();
 }

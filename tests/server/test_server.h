@@ -1,6 +1,6 @@
-// A whole server in this process, over a real channel: reference backend, LocalEngine, scheduler
-// and service, on a model whose answers depend on every prompt token (PrefixModel). Its iterations
-// can be held, so that tests decide what is running and what is queued.
+// A whole server in this process, over a real channel and HTTP: reference backend, LocalEngine,
+// scheduler and service, on a model whose answers depend on every prompt token (PrefixModel). Its
+// iterations can be held, so that tests decide what is running and what is queued.
 //
 // Thread safety: Gate from any thread; the rest from the test's.
 #pragma once
@@ -19,6 +19,7 @@
 #include "server/grpc/service.h"
 #include "server/observe/ledger_follower.h"
 #include "server/observe/metrics.h"
+#include "server/openai/openai_server.h"
 #include "server/serving_stack.h"
 
 namespace treadle {
@@ -53,6 +54,8 @@ struct TestServerOptions {
   int64_t kv_pages = 256;
   std::chrono::milliseconds stall_timeout{60'000};
   bool gate_closed = false;
+  std::string chat_template = {};  // empty: none
+  HttpOptions http = {};           // of the OpenAI API
   // Changes the service's options; without one there is no warm-up, so a test's ledger is its own.
   std::function<void(ServiceOptions&)> adjust = {};
   std::shared_ptr<grpc::ChannelCredentials> channel_credentials = {};  // null: plaintext
@@ -68,6 +71,7 @@ class TestServer {
   v1::Inference::Stub& stub() { return *stub_; }
   const std::shared_ptr<grpc::Channel>& channel() { return channel_; }
   InferenceServer& server() { return *server_; }
+  int http_port() const { return http_->address().port; }
   ServingStack& stack() { return *stack_; }
   Metrics& metrics() { return *metrics_; }
   LedgerFollower& follower() { return *follower_; }
@@ -89,7 +93,9 @@ class TestServer {
   std::unique_ptr<ServingStack> stack_;
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<LedgerFollower> follower_;
+  std::shared_ptr<HealthBoard> health_;
   std::unique_ptr<InferenceServer> server_;
+  std::unique_ptr<HttpServer> http_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Inference::Stub> stub_;
 };

@@ -53,7 +53,7 @@ TEST(Binary, WrongUseIsOneLineAndExitCodeTwo) {
 
 TEST(Binary, AMissingModelFileIsNamed) {
   ChildProcess child({kBinary, "serve", "--model", "/no/such/model.gguf", "--listen", "127.0.0.1:0",
-                      "--metrics-listen", "none"});
+                      "--http-listen", "none", "--metrics-listen", "none"});
   EXPECT_EQ(child.Wait(), 2) << child.output();
   EXPECT_THAT(child.output(), HasSubstr("/no/such/model.gguf"));
 }
@@ -91,11 +91,14 @@ TEST(Binary, AnOccupiedPortIsNamed) {
   socklen_t size = sizeof address;
   getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
   const std::string taken = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
-  ChildProcess child(
-      {kBinary, "serve", "--model", "x", "--listen", taken, "--metrics-listen", "none"});
-  EXPECT_EQ(child.Wait(), 1);
-  EXPECT_EQ(child.output(),
-            "treadle serve: cannot listen on " + taken + ": Address already in use\n");
+  for (const bool http : {false, true}) {
+    const std::string any = "127.0.0.1:0";
+    ChildProcess child({kBinary, "serve", "--model", "x", "--listen", http ? any : taken,
+                        "--http-listen", http ? taken : "none", "--metrics-listen", "none"});
+    EXPECT_EQ(child.Wait(), 1);
+    EXPECT_EQ(child.output(),
+              "treadle serve: cannot listen on " + taken + ": Address already in use\n");
+  }
   close(fd);
 }
 
@@ -103,9 +106,9 @@ TEST(Binary, AnOccupiedPortIsNamed) {
 class RunningServer {
  public:
   RunningServer(const std::string& model, const std::string& drain_timeout)
-      : child_({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0", "--metrics-listen",
-                "127.0.0.1:0", "--pin-threads", "off", "--max-context", "1024", "--kv-memory",
-                "256M", "--drain-timeout", drain_timeout}) {
+      : child_({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0", "--http-listen",
+                "none", "--metrics-listen", "127.0.0.1:0", "--pin-threads", "off", "--max-context",
+                "1024", "--kv-memory", "256M", "--drain-timeout", drain_timeout}) {
     const std::string line = child_.WaitForLine("listening on ");
     const size_t begin = line.find("127.0.0.1:");
     if (begin != std::string::npos) address_ = line.substr(begin, line.find(' ', begin) - begin);

@@ -59,9 +59,10 @@ const std::string& Model() {
 }
 
 std::vector<std::string> Serve(const std::vector<std::string>& more) {
-  std::vector<std::string> all = {kBinary,     "serve",       "--model",          Model(),
-                                  "--listen",  "127.0.0.1:0", "--metrics-listen", "none",
-                                  "--threads", "1",           "--pin-threads",    "off"};
+  std::vector<std::string> all = {
+      kBinary,         "serve", "--model",          Model(), "--listen",  "127.0.0.1:0",
+      "--http-listen", "none",  "--metrics-listen", "none",  "--threads", "1",
+      "--pin-threads", "off"};
   all.insert(all.end(), more.begin(), more.end());
   return all;
 }
@@ -239,8 +240,8 @@ TEST(LogBinary, AHungLedgerFileHoldsUpNeitherMetricsNorTheEnd) {
 TEST(LogBinary, WhatEndsAServerIsInItsLogAndOnStderr) {
   const fs::path log = Directory() / "failed.log";
   ChildProcess server({kBinary, "serve", "--model", "/no/such", "--log-file", log.string(),
-                       "--log-format", "json", "--listen", "127.0.0.1:0", "--metrics-listen",
-                       "none"});
+                       "--log-format", "json", "--listen", "127.0.0.1:0", "--http-listen", "none",
+                       "--metrics-listen", "none"});
   EXPECT_EQ(server.Wait(), 2);
   EXPECT_THAT(server.output(), HasSubstr("treadle serve: /no/such"));
   const json failed = EventsOf(TextOf(log)).back();

@@ -128,10 +128,26 @@ class NamespaceBinary : public testing::Test {
     }
   }
   void StartServer() {
-    server_ = std::make_unique<ChildProcess>(std::vector<std::string>{
-        kBinary, "serve", "--model", model_.path(), "--listen", "127.0.0.1:0", "--metrics-listen",
-        "none", "--threads", "2", "--pin-threads", "off", "--workers", Worker(0) + "," + Worker(1),
-        "--iteration-deadline", "2s", "--control-secret-file", SecretFile()});
+    server_ = std::make_unique<ChildProcess>(std::vector<std::string>{kBinary,
+                                                                      "serve",
+                                                                      "--model",
+                                                                      model_.path(),
+                                                                      "--listen",
+                                                                      "127.0.0.1:0",
+                                                                      "--http-listen",
+                                                                      "none",
+                                                                      "--metrics-listen",
+                                                                      "none",
+                                                                      "--threads",
+                                                                      "2",
+                                                                      "--pin-threads",
+                                                                      "off",
+                                                                      "--workers",
+                                                                      Worker(0) + "," + Worker(1),
+                                                                      "--iteration-deadline",
+                                                                      "2s",
+                                                                      "--control-secret-file",
+                                                                      SecretFile()});
     const std::string line = server_->WaitForLine("listening on 127.0.0.1:");
     ASSERT_NE(line, "") << server_->output();
     const size_t begin = line.find("127.0.0.1:");

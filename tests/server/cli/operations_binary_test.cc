@@ -110,8 +110,9 @@ TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
        model + " has 38af35bf3a1ac4a394cc7c60519f8f13883f95fe5d877cd9ac3b0cbb0f5b714b"},
   };
   for (const BadFile& use : uses) {
-    std::vector<std::string> command = {kBinary,    "serve",       "--model",          model,
-                                        "--listen", "127.0.0.1:0", "--metrics-listen", "none"};
+    std::vector<std::string> command = {
+        kBinary,         "serve", "--model",          model, "--listen", "127.0.0.1:0",
+        "--http-listen", "none",  "--metrics-listen", "none"};
     command.insert(command.end(), use.arguments.begin(), use.arguments.end());
     ChildProcess child(command);
     EXPECT_EQ(child.Wait(), 2) << child.output();
@@ -166,6 +167,8 @@ TEST(Operations, TlsKeysAndProbesTogether) {
                        "127.0.0.1:0",
                        "--health-listen",
                        "127.0.0.1:0",
+                       "--http-listen",
+                       "none",
                        "--metrics-listen",
                        "127.0.0.1:0",
                        "--metrics-tls-cert",
@@ -255,8 +258,8 @@ TEST(Operations, TlsKeysAndProbesTogether) {
 TEST(Operations, RequestsThatAreCutOffShowInTheExitCode) {
   NEEDS_DEFAULT_MODEL(model);
   ChildProcess server({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0",
-                       "--metrics-listen", "none", "--pin-threads", "off", "--drain-timeout",
-                       "1ms"});
+                       "--http-listen", "none", "--metrics-listen", "none", "--pin-threads", "off",
+                       "--drain-timeout", "1ms"});
   const std::string address = WordAfter(server.WaitForLine("listening on "), "listening on ");
   ASSERT_NE(address, "") << server.output();
   const auto stub =

@@ -143,8 +143,8 @@ class Server {
  private:
   static std::vector<std::string> Arguments(const std::vector<std::string>& more) {
     std::vector<std::string> all =
-        Command("serve", {"--model", Model(), "--listen", "127.0.0.1:0", "--metrics-listen", "none",
-                          "--threads", "2", "--pin-threads", "off"});
+        Command("serve", {"--model", Model(), "--listen", "127.0.0.1:0", "--http-listen", "none",
+                          "--metrics-listen", "none", "--threads", "2", "--pin-threads", "off"});
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
@@ -369,8 +369,9 @@ TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
        "expected f16 or f32 on the CPU"},
   };
   for (const Case& bad : cases) {
-    std::vector<std::string> command = Command(
-        "serve", {"--model", Model(), "--listen", "127.0.0.1:0", "--metrics-listen", "none"});
+    std::vector<std::string> command =
+        Command("serve", {"--model", Model(), "--listen", "127.0.0.1:0", "--http-listen", "none",
+                          "--metrics-listen", "none"});
     command.insert(command.end(), bad.flags.begin(), bad.flags.end());
     ChildProcess child(command);
     EXPECT_EQ(child.Wait(), 2) << child.output();

@@ -67,9 +67,9 @@ class Server {
     return *written;
   }
   Server()
-      : child_({kBinary, "serve", "--model", Model(), "--listen", "127.0.0.1:0", "--metrics-listen",
-                "none", "--device", "cpu", "--pin-threads", "off", "--threads", "1",
-                "--max-batch-size", "7"}) {
+      : child_({kBinary, "serve", "--model", Model(), "--listen", "127.0.0.1:0", "--http-listen",
+                "none", "--metrics-listen", "none", "--device", "cpu", "--pin-threads", "off",
+                "--threads", "1", "--max-batch-size", "7"}) {
     const std::string line = child_.WaitForLine("listening on 127.0.0.1:");
     const size_t begin = line.find("127.0.0.1:");
     if (begin != std::string::npos) address_ = line.substr(begin, line.find(' ', begin) - begin);

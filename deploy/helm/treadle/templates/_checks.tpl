@@ -96,7 +96,7 @@
 {{- fail (printf "server.pinThreads is on, but resources.limits.cpu is %s, expected a whole number equal to resources.requests.cpu: pods that share CPUs would bind their threads to the same ones" $cpu) -}}
 {{- end -}}
 {{- end -}}
-{{- $owned := list "--model" "--listen" "--metrics-listen" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--api-keys-file" "--metrics-auth" "--metrics-tls-cert" "--metrics-tls-key" "--metrics-tls-client-ca" "--metrics-token-file" "--tensor-parallel" "--pipeline-parallel" "--workers" "--wire" "--data-plane" "--weights-from" "--on-worker-loss" "--control-tls" "--control-secret-file" "--drain-timeout" "--log-format" "--log-level" "--log-requests" "--config" "--print-config" -}}
+{{- $owned := list "--model" "--listen" "--http-listen" "--metrics-listen" "--health-listen" "--tls-cert" "--tls-key" "--tls-client-ca" "--api-keys-file" "--metrics-auth" "--metrics-tls-cert" "--metrics-tls-key" "--metrics-tls-client-ca" "--metrics-token-file" "--tensor-parallel" "--pipeline-parallel" "--workers" "--wire" "--data-plane" "--weights-from" "--on-worker-loss" "--control-tls" "--control-secret-file" "--drain-timeout" "--log-format" "--log-level" "--log-requests" "--config" "--print-config" -}}
 {{- range $key, $_ := $v.server -}}
 {{- $owned = append $owned (printf "--%s" (kebabcase $key)) -}}
 {{- end -}}
@@ -143,6 +143,9 @@
 {{- end -}}
 {{- if eq (int $v.service.grpcPort) (int $v.service.metricsPort) -}}
 {{- fail (printf "service.metricsPort is %d, the same as service.grpcPort" (int $v.service.metricsPort)) -}}
+{{- end -}}
+{{- if has (int $v.service.httpPort) (list (int $v.service.grpcPort) (int $v.service.metricsPort)) -}}
+{{- fail (printf "service.httpPort is %d, the same as service.grpcPort or service.metricsPort" (int $v.service.httpPort)) -}}
 {{- end -}}
 {{- $a := $v.autoscaling -}}
 {{- if ne $a.kind "none" -}}

@@ -79,6 +79,7 @@ spec:
         - serve
         - {{ printf "--model=%s" $v.model.path | quote }}
         - --listen=0.0.0.0:50051
+        - --http-listen=0.0.0.0:8080
         - --metrics-listen=0.0.0.0:9400
         - --health-listen=0.0.0.0:50052
         {{- if $v.tls.secret }}
@@ -140,6 +141,8 @@ spec:
       ports:
         - name: grpc
           containerPort: 50051
+        - name: http
+          containerPort: 8080
         - name: metrics
           containerPort: 9400
         - name: health

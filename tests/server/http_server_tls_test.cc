@@ -1,4 +1,4 @@
-// The HTTP listener over TLS: whom it serves, whom it does not, what clients cannot do to it, and
+// The HTTP server over TLS: whom it serves, whom it does not, what clients cannot do to it, and
 // that what rotates its files fails nobody.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "base/sync.h"
 #include "server/access/tls_files.h"
-#include "server/http/http_listener.h"
+#include "server/http/http_server.h"
 #include "tests/server/tls_client.h"
 
 namespace treadle {
@@ -26,7 +26,7 @@ using testing::Not;
 using testing::StartsWith;
 
 constexpr size_t kLarge = 16 << 20;  // more than the kernel takes at once
-const char kRequest[] = "GET /ok HTTP/1.1\r\n\r\n";
+const char kRequest[] = "GET /ok HTTP/1.1\r\nConnection: close\r\n\r\n";
 
 class Lines {
  public:
@@ -58,7 +58,7 @@ class Lines {
 class Server {
  public:
   explicit Server(const PemPair& pair, const std::string& client_ca = "",
-                  HttpListener::Options options = {}) {
+                  HttpOptions options = {}) {
     files_ = {.certificate = TestPath("crt"), .key = TestPath("key"), .ca = {}};
     Rotate(pair);
     if (!client_ca.empty()) {
@@ -69,19 +69,23 @@ class Server {
     EXPECT_TRUE(tls.ok()) << tls.status();
     tls_ = *std::move(tls);
     options.tls = tls_.get();
-    auto listener = HttpListener::Start("127.0.0.1:0", options, [](const HttpRequest& request) {
-      if (request.path == "/large") return HttpResponse{.body = std::string(kLarge, 'x')};
-      return HttpResponse{.body = request.path + "|" + request.authorization};
-    });
-    EXPECT_TRUE(listener.ok()) << listener.status();
-    listener_ = *std::move(listener);
+    const auto answer = [](const HttpRequest& request, const auto& reply) {
+      const bool large = request.path == "/large";
+      reply->Send({.body = large ? std::string(kLarge, 'x')
+                                 : Str(request.path, "|", request.Header("authorization"))});
+    };
+    auto server = HttpServer::Start(
+        "127.0.0.1:0", options,
+        {{"GET", "/ok", answer}, {"GET", "/a", answer}, {"GET", "/large", answer}});
+    EXPECT_TRUE(server.ok()) << server.status();
+    server_ = *std::move(server);
   }
   void Rotate(const PemPair& pair) const {
     WriteText(files_.key, pair.key);
     WriteText(files_.certificate, pair.certificate);
   }
-  void Stop() { listener_.reset(); }
-  int port() const { return listener_->port(); }
+  void Stop() { server_.reset(); }
+  int port() const { return server_->address().port; }
   const TlsFiles& files() const { return files_; }
   Lines& lines() { return lines_; }
 
@@ -89,10 +93,10 @@ class Server {
   TlsFiles files_;
   Lines lines_;
   std::shared_ptr<const SocketTls> tls_;
-  std::unique_ptr<HttpListener> listener_;
+  std::unique_ptr<HttpServer> server_;
 };
 
-TEST(HttpListenerTls, ServesNewVersionsAndSaysWhereTheAnswerEnds) {
+TEST(HttpServerTls, ServesNewVersionsAndSaysWhereTheAnswerEnds) {
   const TestCa ca;
   const Server server(ca.Sign());
   for (const int version : {TLS1_2_VERSION, TLS1_3_VERSION}) {
@@ -104,13 +108,13 @@ TEST(HttpListenerTls, ServesNewVersionsAndSaysWhereTheAnswerEnds) {
   }
 }
 
-TEST(HttpListenerTls, ServesTheWholeChain) {
+TEST(HttpServerTls, ServesTheWholeChain) {
   const TestCa ca;
   const Server server(ca.SignThroughAnother());
   EXPECT_THAT(HttpsGet(server.port(), {.ca = ca.pem()}, "/ok"), EndsWith("/ok|"));
 }
 
-TEST(HttpListenerTls, OlderVersionsAndPlaintextAreRefused) {
+TEST(HttpServerTls, OlderVersionsAndPlaintextAreRefused) {
   const TestCa ca;
   const Server server(ca.Sign());
   for (const int version : {TLS1_VERSION, TLS1_1_VERSION}) {
@@ -128,7 +132,7 @@ TEST(HttpListenerTls, OlderVersionsAndPlaintextAreRefused) {
   EXPECT_THAT(HttpsGet(server.port(), {.ca = ca.pem()}, "/ok"), EndsWith("/ok|"));
 }
 
-TEST(HttpListenerTls, MutualTlsWantsACertificateOfItsCaThatIsValid) {
+TEST(HttpServerTls, MutualTlsWantsACertificateOfItsCaThatIsValid) {
   const TestCa ca, clients, other;
   const Server server(ca.Sign(), clients.pem());
   struct Case {
@@ -158,7 +162,7 @@ TEST(HttpListenerTls, MutualTlsWantsACertificateOfItsCaThatIsValid) {
   }
 }
 
-TEST(HttpListenerTls, BytesMayComeOneByOne) {
+TEST(HttpServerTls, BytesMayComeOneByOne) {
   const TestCa ca;
   const Server server(ca.Sign(), ca.pem());
   for (const int version : {TLS1_2_VERSION, TLS1_3_VERSION}) {
@@ -173,7 +177,7 @@ TEST(HttpListenerTls, BytesMayComeOneByOne) {
   EXPECT_THAT(client.ReadAll(), EndsWith("/ok|"));
 }
 
-TEST(HttpListenerTls, AHeadThatNeverEndsIsRefused) {
+TEST(HttpServerTls, AHeadThatNeverEndsIsRefused) {
   const TestCa ca;
   const Server server(ca.Sign());
   EXPECT_THAT(HttpsGet(server.port(), {.ca = ca.pem()}, "/", "X: " + std::string(60'000, 'x')),
@@ -189,10 +193,10 @@ void Dawdle(TlsClient& client, int how) {
   if (how == 4) client.Send("GET / HT");
 }
 
-TEST(HttpListenerTls, ASlowClientIsCutOffWhereverItStops) {
+TEST(HttpServerTls, ASlowClientIsCutOffWhereverItStops) {
   const TestCa ca;
   // Long enough for a handshake on a loaded machine: the last two must come so far.
-  const Server server(ca.Sign(), "", {.patience = milliseconds(3'000)});
+  const Server server(ca.Sign(), "", {.head_patience = milliseconds(3'000)});
   std::vector<std::unique_ptr<TlsClient>> slow;
   for (int how = 0; how < 5; ++how) {
     slow.push_back(std::make_unique<TlsClient>(server.port(), TlsClientOptions{.ca = ca.pem()}));
@@ -203,9 +207,9 @@ TEST(HttpListenerTls, ASlowClientIsCutOffWhereverItStops) {
   }
 }
 
-TEST(HttpListenerTls, SlowClientsKeepNobodyOut) {
+TEST(HttpServerTls, SlowClientsKeepNobodyOut) {
   const TestCa ca;
-  const Server server(ca.Sign(), "", {.patience = std::chrono::hours(1), .connections = 4});
+  const Server server(ca.Sign(), "", {.connections = 4, .head_patience = std::chrono::hours(1)});
   std::vector<std::unique_ptr<TlsClient>> slow;
   for (int i = 0; i < 40; ++i) {
     slow.push_back(std::make_unique<TlsClient>(server.port(), TlsClientOptions{.ca = ca.pem()}));
@@ -215,9 +219,9 @@ TEST(HttpListenerTls, SlowClientsKeepNobodyOut) {
   EXPECT_EQ(slow.front()->ReadRaw(), "");  // made room
 }
 
-TEST(HttpListenerTls, StoppingDoesNotWaitForClients) {
+TEST(HttpServerTls, StoppingDoesNotWaitForClients) {
   const TestCa ca;
-  Server server(ca.Sign(), "", {.patience = std::chrono::hours(1)});
+  Server server(ca.Sign(), "", {.head_patience = std::chrono::hours(1)});
   TlsClient half(server.port(), {.ca = ca.pem()});
   half.SendPartOfHello(0.5);
   TlsClient open(server.port(), {.ca = ca.pem()});
@@ -227,7 +231,7 @@ TEST(HttpListenerTls, StoppingDoesNotWaitForClients) {
   EXPECT_EQ(open.ReadRaw(), "");
 }
 
-TEST(HttpListenerTls, WhoGoesAwayHarmsNobody) {
+TEST(HttpServerTls, WhoGoesAwayHarmsNobody) {
   const TestCa ca;
   const Server server(ca.Sign());
   for (int i = 0; i < 50; ++i) {
@@ -239,7 +243,7 @@ TEST(HttpListenerTls, WhoGoesAwayHarmsNobody) {
   EXPECT_THAT(HttpsGet(server.port(), {.ca = ca.pem()}, "/ok"), EndsWith("/ok|"));
 }
 
-TEST(HttpListenerTls, WhatIsNoTlsIsSurvived) {
+TEST(HttpServerTls, WhatIsNoTlsIsSurvived) {
   const TestCa ca;
   const Server server(ca.Sign());
   std::mt19937 random(20260101);
@@ -255,7 +259,7 @@ TEST(HttpListenerTls, WhatIsNoTlsIsSurvived) {
   EXPECT_THAT(HttpsGet(server.port(), {.ca = ca.pem()}, "/ok"), EndsWith("/ok|"));
 }
 
-TEST(HttpListenerTls, ABrokenConnectionIsNoOtherOnesError) {
+TEST(HttpServerTls, ABrokenConnectionIsNoOtherOnesError) {
   const TestCa ca;
   const Server server(ca.Sign());
   TlsClient good(server.port(), {.ca = ca.pem(), .piece = 1});
@@ -267,7 +271,7 @@ TEST(HttpListenerTls, ABrokenConnectionIsNoOtherOnesError) {
   EXPECT_THAT(good.ReadAll(), EndsWith("/ok|"));
 }
 
-TEST(HttpListenerTls, ARotatedPairIsTakenOverUnderLoadWithoutAFailure) {
+TEST(HttpServerTls, ARotatedPairIsTakenOverUnderLoadWithoutAFailure) {
   const TestCa ca, other;
   Server server(ca.Sign());
   // It began under the old pair, and ends under it.
@@ -323,7 +327,7 @@ TEST(HttpListenerTls, ARotatedPairIsTakenOverUnderLoadWithoutAFailure) {
   EXPECT_THAT(failures, testing::IsEmpty());
 }
 
-TEST(HttpListenerTls, ARotatedClientCaIsTakenOver) {
+TEST(HttpServerTls, ARotatedClientCaIsTakenOver) {
   const TestCa ca, before, after;
   Server server(ca.Sign(), before.pem());
   const PemPair early = before.Sign(), late = after.Sign();
@@ -338,7 +342,7 @@ TEST(HttpListenerTls, ARotatedClientCaIsTakenOver) {
   EXPECT_TRUE(served(late));
 }
 
-TEST(HttpListenerTls, WhatIsWrongAtTheStartIsNamed) {
+TEST(HttpServerTls, WhatIsWrongAtTheStartIsNamed) {
   const TestCa ca;
   const PemPair pair = ca.Sign();
   const std::string crt = TestPath("crt"), key = TestPath("key");

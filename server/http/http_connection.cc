@@ -1,0 +1,321 @@
+#include "server/http/http_connection.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+#include "base/choice.h"
+#include "base/status.h"
+#include "base/utf8.h"
+
+namespace treadle {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr auto kNever = SteadyClock::time_point::max();
+constexpr std::chrono::milliseconds kLastWords{2'000};  // for the client to close, once told
+constexpr int kDiscarded = 1024;    // reads of what a client still sends meanwhile
+constexpr size_t kAhead = 8 << 10;  // bytes that are read ahead while a request is under way
+constexpr size_t kKept = 16 << 10;  // bytes of a buffer that an idle connection keeps
+
+constexpr Choice<int> kReasons[] = {{"OK", 200},
+                                    {"Bad Request", 400},
+                                    {"Unauthorized", 401},
+                                    {"Forbidden", 403},
+                                    {"Not Found", 404},
+                                    {"Method Not Allowed", 405},
+                                    {"Request Timeout", 408},
+                                    {"Payload Too Large", 413},
+                                    {"Too Many Requests", 429},
+                                    {"Request Header Fields Too Large", 431},
+                                    {"Client Closed Request", 499},
+                                    {"Internal Server Error", 500},
+                                    {"Service Unavailable", 503},
+                                    {"Gateway Timeout", 504}};
+
+}  // namespace
+
+// Does on the loop's thread what it is told on any.
+class HttpReplyOf final : public HttpReply {
+ public:
+  HttpReplyOf(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpConnection> connection)
+      : loop_(std::move(loop)), connection_(std::move(connection)), number_(connection_->number_) {}
+  // The connection itself goes on the loop's thread.
+  ~HttpReplyOf() override {
+    loop_->Post(
+        [connection = std::move(connection_), number = number_] { connection->Break(number); });
+  }
+
+  void Send(HttpResponse response, Done done) override {
+    Post([response = std::move(response), done = std::move(done)](HttpConnection& to,
+                                                                  uint64_t number) {
+      to.Begin(number, response, /*whole=*/true);
+      to.End(number, done);
+    });
+  }
+  void Begin(HttpResponse response) override {
+    Post([response = std::move(response)](HttpConnection& to, uint64_t number) {
+      to.Begin(number, response, /*whole=*/false);
+    });
+  }
+  void Write(std::string bytes, Written written) override {
+    Post([bytes = std::move(bytes), written = std::move(written)](
+             HttpConnection& to, uint64_t number) { to.Write(number, bytes, written); });
+  }
+  void End(Done done) override {
+    Post([done = std::move(done)](HttpConnection& to, uint64_t number) { to.End(number, done); });
+  }
+  void Break() override {
+    Post([](HttpConnection& to, uint64_t number) { to.Break(number); });
+  }
+  void OnClosed(std::function<void()> closed) override { connection_->closed_ = std::move(closed); }
+
+ private:
+  template <typename Do>
+  void Post(Do what) {
+    loop_->Post([what = std::move(what), connection = connection_, number = number_] {
+      what(*connection, number);
+    });
+  }
+
+  const std::shared_ptr<HttpLoop> loop_;
+  std::shared_ptr<HttpConnection> connection_;
+  const uint64_t number_;
+};
+
+HttpConnection::HttpConnection(HttpHouse& house, uint64_t id, std::unique_ptr<HttpStream> stream,
+                               std::string host, std::string peer)
+    : house_(house),
+      id_(id),
+      host_(std::move(host)),
+      peer_(std::move(peer)),
+      stream_(std::move(stream)),
+      keeps_running_(house.loop().KeepRunning()) {}
+
+void HttpConnection::Start() {
+  deadline_ = SteadyClock::now() + house_.options().head_patience;
+  if (!stream_->tls()) return NextRequest();
+  stage_ = kHandshake;
+  stream_->Handshake([self = shared_from_this()](bool ok) {
+    if (self->stage_ == kHandshake) ok ? self->NextRequest() : self->Linger();
+  });
+}
+
+void HttpConnection::NextRequest() {
+  ++number_;
+  stage_ = kHead;
+  ended_ = false;
+  closed_ = nullptr;
+  parser_.emplace(house_.options().head_bytes, house_.options().body_bytes);
+  if (in_.empty()) {
+    Read();
+  } else {
+    Parse();
+  }
+}
+
+void HttpConnection::Read() {
+  if (reading_ || stage_ == kClosed) return;
+  reading_ = true;
+  // What comes after the last word is nobody's business.
+  stream_->Read(/*raw=*/stage_ == kClosing, [self = shared_from_this()](std::string_view bytes) {
+    self->reading_ = false;
+    self->OnRead(bytes);
+  });
+}
+
+void HttpConnection::OnRead(std::string_view bytes) {
+  if (stage_ == kClosed) return;
+  if (bytes.empty()) {
+    if (stage_ != kAnswering || !ended_) return Close();
+    keep_alive_ = false;  // it may still read what is on its way
+    return;
+  }
+  if (stage_ == kClosing) {
+    if (++discarded_ > kDiscarded) return Close();
+    return Read();
+  }
+  if (stage_ == kHead && in_.empty() && number_ > 1) {
+    deadline_ = SteadyClock::now() + house_.options().head_patience;
+  }
+  in_.append(bytes);
+  if (stage_ != kAnswering) return Parse();
+  if (in_.size() < kAhead) Read();  // to see it close
+}
+
+void HttpConnection::Parse() {
+  const bool had_head = parser_->has_head();
+  if (const auto refusal = parser_->Take(in_)) return Refuse(refusal->code, refusal->message);
+  if (!had_head && parser_->has_head()) OnHead();
+  if (parser_->whole()) {
+    Count(0);
+    return Handle();
+  }
+  if (parser_->has_head()) Count(parser_->body_bytes());
+  if (stage_ != kAnswering) Read();  // else it was the largest
+}
+
+void HttpConnection::OnHead() {
+  arrival_ = SteadyClock::now();
+  deadline_ = arrival_ + house_.options().body_patience;
+  stage_ = kBody;
+  version_ = parser_->version();
+  keep_alive_ = parser_->keep_alive();
+  if (parser_->expects_continue() && !parser_->whole()) {
+    out_ += "HTTP/1.1 100 Continue\r\n\r\n";
+    Flush();
+  }
+}
+
+void HttpConnection::Count(uint64_t received) {
+  const uint64_t before = std::exchange(receiving_, received);
+  house_.Count(received, before);
+}
+
+void HttpConnection::Handle() {
+  std::string method = parser_->method();
+  HttpRequest request = parser_->Release();
+  request.peer = peer_;
+  request.arrival = arrival_;
+  parser_.reset();
+  stage_ = kAnswering;
+  deadline_ = kNever;
+  head_only_ = method == "HEAD";
+  if (head_only_) method = "GET";
+  std::string allowed;
+  const HttpRoute* found = nullptr;
+  for (const HttpRoute& route : house_.routes_) {
+    if (route.path != request.path) continue;
+    if (route.method == method) found = &route;
+    allowed += (allowed.empty() ? "" : ", ") + route.method;
+    if (route.method == "GET") allowed += ", HEAD";
+  }
+  const auto reply = std::make_shared<HttpReplyOf>(house_.loop_, shared_from_this());
+  const std::string where = Printable(Cut(request.path, 200));
+  if (found != nullptr) {
+    found->handle(std::move(request), reply);
+  } else if (allowed.empty()) {
+    reply->Send(house_.options().refusal(404, "there is no " + where), {});
+  } else {
+    HttpResponse response =
+        house_.options().refusal(405, method + " is not for " + where + ", expected " + allowed);
+    response.headers.push_back({"Allow", allowed});
+    reply->Send(std::move(response), {});
+  }
+  Read();
+}
+
+// What follows on the connection has no meaning.
+void HttpConnection::Refuse(int code, const std::string& message) {
+  parser_.reset();
+  stage_ = kAnswering;
+  Count(0);
+  keep_alive_ = head_only_ = false;
+  Begin(number_, house_.options().refusal(code, message), /*whole=*/true);
+  End(number_, {});
+}
+
+void HttpConnection::Begin(uint64_t number, const HttpResponse& response, bool whole) {
+  if (!Open(number)) return;
+  chunked_ = !whole && version_ > 10;
+  if (!whole && !chunked_) keep_alive_ = false;  // its end says where the body ends
+  out_ += Str("HTTP/1.1 ", response.code, " ", WordOf(kReasons, response.code),
+              "\r\nContent-Type: ", response.content_type);
+  for (const auto& [name, value] : response.headers) out_ += "\r\n" + name + ": " + value;
+  if (response.code == 401) out_ += "\r\nWWW-Authenticate: Bearer";
+  if (whole) out_ += Str("\r\nContent-Length: ", response.body.size());
+  if (chunked_) out_ += "\r\nTransfer-Encoding: chunked";
+  if (!keep_alive_) out_ += "\r\nConnection: close";
+  if (keep_alive_ && version_ < 11) out_ += "\r\nConnection: keep-alive";
+  out_ += "\r\n\r\n";
+  Write(number, response.body, {});
+}
+
+void HttpConnection::Write(uint64_t number, std::string_view bytes, HttpReply::Written written) {
+  if (!Open(number)) {
+    if (written) written(false);
+    return;
+  }
+  if (!head_only_ && !bytes.empty()) {
+    char length[20] = "";
+    if (chunked_) std::snprintf(length, sizeof length, "%zx\r\n", bytes.size());
+    out_ += length;
+    out_ += bytes;
+    if (chunked_) out_ += "\r\n";
+  }
+  if (written) out_told_.push_back(std::move(written));
+  Flush();
+}
+
+void HttpConnection::End(uint64_t number, HttpReply::Done done) {
+  if (!Open(number)) {
+    if (done) done();
+    return;
+  }
+  if (chunked_ && !head_only_) out_ += "0\r\n\r\n";
+  ended_ = true;
+  if (done) out_told_.push_back([done = std::move(done)](bool) { done(); });
+  Flush();
+}
+
+void HttpConnection::Flush() {
+  if (writing_ || stage_ == kClosed) return;
+  writing_ = true;
+  going_.swap(out_);
+  going_told_.swap(out_told_);
+  stream_->Write(
+      going_,
+      [this] {
+        if (stage_ == kAnswering) deadline_ = SteadyClock::now() + house_.options().stall_patience;
+      },
+      [self = shared_from_this()](bool sent) { self->OnWritten(sent); });
+}
+
+void HttpConnection::OnWritten(bool sent) {
+  writing_ = false;
+  going_.clear();
+  if (going_.capacity() > kKept) going_.shrink_to_fit();
+  for (const auto& told : std::exchange(going_told_, {})) told(sent);
+  if (stage_ == kClosed) return;
+  if (!sent) return Close();
+  if (!out_.empty() || !out_told_.empty()) return Flush();
+  if (stage_ != kAnswering) return;  // "100 Continue"
+  deadline_ = kNever;
+  if (!ended_) return;
+  if (!keep_alive_) return Linger();
+  deadline_ = SteadyClock::now() +
+              (in_.empty() ? house_.options().idle_patience : house_.options().head_patience);
+  NextRequest();
+}
+
+// Says that this is the end, and reads what the client still sends: were it left, its end might
+// lose the last bytes of the answer.
+void HttpConnection::Linger() {
+  const bool greeted = stage_ != kHandshake;
+  stage_ = kClosing;
+  deadline_ = SteadyClock::now() + kLastWords;
+  stream_->End(greeted, [self = shared_from_this()](bool) { self->Read(); });
+}
+
+void HttpConnection::Close() {
+  if (stage_ == kClosed) return;
+  const auto self = shared_from_this();
+  const bool told = stage_ == kAnswering && !ended_;
+  stage_ = kClosed;
+  deadline_ = kNever;
+  Count(0);
+  stream_->Close();
+  house_.Remove(id_, host_);
+  for (const auto& written : std::exchange(out_told_, {})) written(false);
+  if (const auto closed = std::exchange(closed_, nullptr); closed && told) closed();
+}
+
+void HttpConnection::Look(TimePoint now) {
+  if (now < deadline_) return;
+  if (stage_ != kBody) return Close();
+  Refuse(408, Str("the request's body was not whole within ",
+                  house_.options().body_patience.count(), " ms"));
+}
+
+}  // namespace treadle

@@ -1,0 +1,30 @@
+#include "server/openai/json_text.h"
+
+#include <charconv>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace treadle {
+
+std::string JsonString(std::string_view text) {
+  using Json = nlohmann::json;
+  return Json(text).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+}
+
+std::string JsonLogprob(float value) {
+  constexpr float kLeast = -9999;
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, value > kLeast ? value : kLeast).ptr;
+  return std::string(text, end);
+}
+
+std::string JsonIds(std::span<const int32_t> ids) {
+  std::string text = "[";
+  for (const int32_t id : ids) {
+    if (text.size() > 1) text += ',';
+    text += std::to_string(id);
+  }
+  return text + "]";
+}
+
+}  // namespace treadle

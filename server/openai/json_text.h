@@ -1,0 +1,20 @@
+// Pieces of JSON as text: answers are put together from them, because a stream's next piece is
+// written for every token. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace treadle {
+
+// In quotes. What is no UTF-8 becomes U+FFFD.
+std::string JsonString(std::string_view text);
+// The shortest that reads back as the same float. JSON has no infinity: a log probability of -inf
+// becomes -9999, as others write it.
+std::string JsonLogprob(float value);
+// [1,2,3]
+std::string JsonIds(std::span<const int32_t> ids);
+
+}  // namespace treadle

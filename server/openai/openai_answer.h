@@ -1,0 +1,71 @@
+// One answer of OpenAI's in the making: what the sessions of its prompts give becomes JSON, in
+// pieces for a stream, or as a whole.
+//
+// Candidate c of prompt p is the choice p * n + c. Not thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/openai/openai_request.h"
+#include "server/session/session.h"
+
+namespace treadle {
+
+class OpenAiAnswer {
+ public:
+  // `id`: of the answer; `created`: seconds since 1970. `model` must outlive this.
+  OpenAiAnswer(const ServedModel& model, const OpenAiRequest& request, std::string id,
+               int64_t created);
+
+  // What is new of a prompt.
+  void Add(size_t prompt, const SessionEvent& event);
+  // For a stream: server-sent events for what was added since the last call; may be empty.
+  std::string TakeEvents();
+  // Its last ones, once all prompts have ended.
+  std::string LastEvents() const;
+  // Or the answer, then.
+  std::string Whole() const;
+
+ private:
+  // Pieces of JSON arrays, and of text, that wait to be told.
+  struct Choice {
+    std::string text;
+    std::string ids;
+    // Of completions: an array each. Chats have objects, in `tokens`.
+    std::string tokens, logprobs, tops, offsets;
+    int64_t offset = 0;  // of the next token in the text, in characters
+    std::string finish = {};
+    std::string stop_reason = "null";
+    bool news = false;
+    bool begun = false;  // its first chunk was taken
+  };
+  struct Prompt {
+    std::string ids;
+    std::string logprobs;  // in vLLM's shape
+  };
+
+  void AddPrompt(size_t prompt, const SessionEvent::Prompt& event);
+  void AddOutput(Choice& choice, const OutputPart& part);
+  void AddLogprob(Choice& choice, int32_t token, const TokenDetail* detail) const;
+  std::string TokenText(int32_t token) const;
+  std::string LogprobsOf(const Choice& choice) const;
+  std::string PromptOf(size_t index) const;
+  std::string Chunk(size_t index, const std::string& content, const std::string& logprobs,
+                    const std::string& ids, bool finish) const;
+  std::string Usage() const;
+
+  const ServedModel& model_;
+  const bool chat_, stream_, echo_, prompt_only_, token_ids_, logprobs_, prompt_logprobs_;
+  const bool include_usage_, usage_in_chunks_;
+  const size_t candidates_;
+  std::string head_;                               // up to the choices
+  std::vector<std::optional<std::string>> texts_;  // [prompts] to echo, where texts were given
+  std::vector<Prompt> prompts_;
+  std::vector<Choice> choices_;
+  int64_t prompt_tokens_ = 0, completion_tokens_ = 0;
+};
+
+}  // namespace treadle

@@ -1,0 +1,21 @@
+// One call of /v1/completions or /v1/chat/completions.
+//
+// Thread safety: StartOpenAiCall on the HTTP server's thread; the rest is under the sessions'
+// mutexes, then the call's own.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "server/http/http_server.h"
+#include "server/session/session.h"
+
+namespace treadle {
+
+// The call's name for the client and the log: its X-Request-Id, or a new one.
+std::string RequestIdOf(const HttpRequest& request, const char* prefix);
+
+void StartOpenAiCall(SessionEnvironment& sessions, bool chat, HttpRequest request,
+                     std::shared_ptr<HttpReply> reply);
+
+}  // namespace treadle

@@ -1,0 +1,110 @@
+#include "server/openai/openai_errors.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_replace.h"
+#include "base/status.h"
+#include "base/utf8.h"
+#include "server/openai/json_text.h"
+
+namespace treadle {
+namespace {
+
+constexpr size_t kMaxMessageBytes = 1024;  // as gRPC's
+constexpr char kRetrySeconds[] = "1";
+
+struct Meaning {
+  absl::StatusCode status;
+  int http;
+  const char* type;
+  const char* code;  // null: none
+};
+constexpr Meaning kMeanings[] = {
+    {absl::StatusCode::kInvalidArgument, 400, "invalid_request_error", nullptr},
+    {absl::StatusCode::kFailedPrecondition, 400, "invalid_request_error", nullptr},
+    {absl::StatusCode::kUnauthenticated, 401, "invalid_request_error", "invalid_api_key"},
+    {absl::StatusCode::kPermissionDenied, 403, "permission_error", "key_suspended"},
+    {absl::StatusCode::kNotFound, 404, "invalid_request_error", "model_not_found"},
+    {absl::StatusCode::kResourceExhausted, 429, "rate_limit_error", "rate_limit_exceeded"},
+    {absl::StatusCode::kCancelled, 499, "cancelled", nullptr},
+    {absl::StatusCode::kUnavailable, 503, "server_error", "unavailable"},
+    {absl::StatusCode::kDeadlineExceeded, 504, "timeout", "deadline_exceeded"},
+    {absl::StatusCode::kInternal, 500, "server_error", "internal_error"},  // and all others
+};
+
+const Meaning& MeaningOf(absl::StatusCode status) {
+  const auto found = std::ranges::find(kMeanings, status, &Meaning::status);
+  return found == std::end(kMeanings) ? kMeanings[std::size(kMeanings) - 1] : *found;
+}
+
+// Sessions' names of fields, the longer one of two that begin alike first, and OpenAI's.
+using Names = std::vector<std::pair<absl::string_view, absl::string_view>>;
+Names NamesFor(bool chat, std::string_view max_tokens) {
+  const char* const prompt = chat ? "messages" : "prompt";
+  return {{"sampling.num_candidates", "n"},
+          {"sampling.", ""},
+          {"stopping.max_new_tokens", {max_tokens.data(), max_tokens.size()}},
+          {"stopping.min_new_tokens", "min_tokens"},
+          {"to max_new_tokens (", "to the most new tokens ("},
+          {"stopping.stop_strings", "stop"},
+          {"stopping.stop_token_ids", "stop_token_ids"},
+          {"response.logprobs", chat ? "top_logprobs" : "logprobs"},
+          {"response.prompt_logprobs", "prompt_logprobs"},
+          {"token_ids.ids", prompt},
+          {"chat.messages", "messages"}};
+}
+// The same where they begin a message; elsewhere they are words of the language.
+Names StartsFor(bool chat) {
+  return {{"chat: ", "messages: "},
+          {"text: ", "prompt: "},
+          {"text ", "prompt "},
+          {"text[", "prompt["},
+          {"prompt ", chat ? "messages " : "prompt "}};
+}
+
+// What the message begins with, if that is a field's name.
+std::string ParamOf(const std::string& message) {
+  const size_t end = message.find_first_not_of("abcdefghijklmnopqrstuvwxyz_");
+  const std::string_view rest = std::string_view(message).substr(std::min(end, message.size()));
+  const bool field = rest.starts_with(" is ") || rest.starts_with(" has ") ||
+                     rest.starts_with(": ") || rest.starts_with("[") || rest.starts_with(".");
+  return field && end > 0 ? message.substr(0, end) : "";
+}
+
+HttpResponse Error(int http, const std::string& message, const char* type, const char* code,
+                   const std::string& param) {
+  HttpResponse response{.code = http, .content_type = "application/json"};
+  response.body =
+      Str(R"({"error":{"message":)", JsonString(Cut(message, kMaxMessageBytes)), R"(,"type":")",
+          type, R"(","param":)", param.empty() ? "null" : JsonString(param), R"(,"code":)",
+          code == nullptr ? "null" : JsonString(code), "}}");
+  if (http == 429 || http == 503) response.headers = {{"Retry-After", kRetrySeconds}};
+  return response;
+}
+
+}  // namespace
+
+HttpResponse OpenAiError(const absl::Status& status, bool chat, std::string_view max_tokens) {
+  const Meaning& meaning = MeaningOf(status.code());
+  std::string message(status.message());
+  if (meaning.http != 400) {
+    return Error(meaning.http, message, meaning.type, meaning.code,
+                 meaning.http == 404 ? "model" : "");
+  }
+  for (const auto& [ours, theirs] : StartsFor(chat)) {
+    if (!absl::StartsWith(message, ours)) continue;
+    message.replace(0, ours.size(), theirs.data(), theirs.size());
+    break;
+  }
+  message = absl::StrReplaceAll(message, NamesFor(chat, max_tokens));
+  return Error(meaning.http, message, meaning.type, meaning.code, ParamOf(message));
+}
+
+HttpResponse OpenAiRefusal(int code, const std::string& message) {
+  return Error(code, message, code < 500 ? "invalid_request_error" : "server_error", nullptr, "");
+}
+
+}  // namespace treadle

@@ -1,0 +1,354 @@
+#include "server/openai/openai_request.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/json_file.h"
+#include "base/number.h"
+#include "base/status.h"
+#include "base/utf8.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr size_t kShown = 60;  // bytes of a bad value in an error
+
+absl::Status Expected(std::string_view name, const Json& value, std::string_view expected) {
+  return InvalidArgument(name, " is ", Cut(value.dump(), kShown), ", expected ", expected);
+}
+
+absl::StatusOr<bool> ReadBool(std::string_view name, const Json& value) {
+  if (value.is_boolean()) return value.get<bool>();
+  return Expected(name, value, "true or false");
+}
+
+absl::StatusOr<std::string> ReadText(std::string_view name, const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  return Expected(name, value, "a string");
+}
+
+absl::StatusOr<int32_t> ReadInt(std::string_view name, const Json& value) {
+  using Limits = std::numeric_limits<int32_t>;
+  const std::optional<int64_t> number = IntegerIn(value, Limits::min(), Limits::max());
+  // Above the signed numbers IntegerIn sees a negative one.
+  const bool wraps = value.is_number_unsigned() && value.get<uint64_t>() > Limits::max();
+  if (number && !wraps) return static_cast<int32_t>(*number);
+  return Expected(name, value, "a whole number of 32 bits");
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& name, const Json& value) {
+  if (!value.is_array()) return Expected(name, value, "an array of token ids");
+  std::vector<int32_t> ids;
+  ids.reserve(value.size());
+  for (const Json& id : value) {
+    const auto read = ReadInt("", id);
+    if (!read.ok()) return Expected(Str(name, "[", ids.size(), "]"), id, "a token id");
+    ids.push_back(*read);
+  }
+  return ids;
+}
+
+// -- prompts --------------------------------------------------------------------------------------
+
+// One text, one list of ids, or an array of either.
+absl::Status ReadPrompt(const Json& value, OpenAiRequest& to) {
+  const auto add = [&](const std::string& name, const Json& prompt) -> absl::Status {
+    if (prompt.is_string()) {
+      to.prompts.emplace_back(prompt.get<std::string>());
+      return absl::OkStatus();
+    }
+    TREADLE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, ReadIds(name, prompt));
+    to.prompts.emplace_back(std::move(ids));
+    return absl::OkStatus();
+  };
+  if (value.is_array() && value.empty()) {
+    return Expected("prompt", value, "a string, token ids, or an array of either");
+  }
+  if (!value.is_array() || value[0].is_number()) return add("prompt", value);
+  if (value.size() > kMaxPrompts) {
+    return InvalidArgument("prompt has ", value.size(), " entries, expected at most ", kMaxPrompts);
+  }
+  for (size_t i = 0; i < value.size(); ++i) {
+    TREADLE_RETURN_IF_ERROR(add(Str("prompt[", i, "]"), value[i]));
+  }
+  return absl::OkStatus();
+}
+
+// A string, or an array of parts of text, each of which becomes a line.
+absl::StatusOr<std::string> ReadContent(const std::string& name, const Json& value) {
+  if (!value.is_array()) return ReadText(name, value);
+  std::string text;
+  for (size_t i = 0; i < value.size(); ++i) {
+    const std::string part = Str(name, "[", i, "]");
+    if (!value[i].is_object()) return Expected(part, value[i], "an object");
+    const Json type = value[i].value("type", Json());
+    if (type != "text") return Expected(part + ".type", type, "\"text\"");
+    if (value[i].size() != 2) return Expected(part, value[i], "type and text alone");
+    TREADLE_ASSIGN_OR_RETURN(const std::string read,
+                             ReadText(part + ".text", value[i].value("text", Json())));
+    text += (i > 0 ? "\n" : "") + read;
+  }
+  return text;
+}
+
+absl::Status ReadMessages(const Json& value, OpenAiRequest& to) {
+  if (!value.is_array()) return Expected("messages", value, "an array of messages");
+  std::vector<ChatMessage> messages;
+  for (size_t i = 0; i < value.size(); ++i) {
+    const std::string name = Str("messages[", i, "]");
+    if (!value[i].is_object()) return Expected(name, value[i], "an object");
+    ChatMessage message;
+    for (const auto& [key, field] : value[i].items()) {
+      const std::string where = name + "." + key;
+      if (key == "role") {
+        TREADLE_ASSIGN_OR_RETURN(message.role, ReadText(where, field));
+      } else if (key == "content") {
+        TREADLE_ASSIGN_OR_RETURN(message.content, ReadContent(where, field));
+      } else if (!field.is_null()) {
+        return InvalidArgument(where, " is not supported, expected role and content alone");
+      }
+    }
+    if (!value[i].contains("content")) return InvalidArgument(name, ".content is missing");
+    // What newer clients call the instructions that templates know as the system's.
+    if (message.role == "developer") message.role = "system";
+    messages.push_back(std::move(message));
+  }
+  to.prompts.emplace_back(std::move(messages));
+  return absl::OkStatus();
+}
+
+// -- fields ---------------------------------------------------------------------------------------
+
+template <typename T>
+absl::Status Set(absl::StatusOr<T> value, auto& to) {
+  if (value.ok()) to = *std::move(value);
+  return value.status();
+}
+
+absl::Status ReadSeed(const Json& value, OpenAiRequest& to) {
+  if (!value.is_number_integer()) return Expected("seed", value, "a whole number");
+  to.common.sampling.seed = value.get<uint64_t>();  // of 64 bits, negative ones too
+  return absl::OkStatus();
+}
+
+absl::Status ReadStop(const Json& value, OpenAiRequest& to) {
+  std::vector<std::string>& stops = to.common.stopping.stop_strings;
+  if (!value.is_array()) {
+    TREADLE_ASSIGN_OR_RETURN(stops.emplace_back(), ReadText("stop", value));
+    return absl::OkStatus();
+  }
+  for (const Json& stop : value) {
+    TREADLE_ASSIGN_OR_RETURN(stops.emplace_back(), ReadText(Str("stop[", stops.size(), "]"), stop));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadLogitBias(const Json& value, OpenAiRequest& to) {
+  if (!value.is_object()) return Expected("logit_bias", value, "an object from ids to numbers");
+  for (const auto& [key, bias] : value.items()) {
+    const std::optional<int32_t> token = NumberIn<int32_t>(key);
+    if (!token || !bias.is_number()) {
+      return Expected(Str("logit_bias['", Cut(key, kShown), "']"), bias,
+                      "a number, by a token's id");
+    }
+    to.common.sampling.parameters.logit_bias.push_back({*token, bias.get<float>()});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadStreamOptions(const Json& value, OpenAiRequest& to) {
+  if (!value.is_object()) return Expected("stream_options", value, "an object");
+  for (const auto& [key, option] : value.items()) {
+    bool* const field = key == "include_usage"            ? &to.include_usage
+                        : key == "continuous_usage_stats" ? &to.usage_in_chunks
+                                                          : nullptr;
+    if (field == nullptr) return InvalidArgument("stream_options.", key, " is not supported");
+    TREADLE_RETURN_IF_ERROR(Set(ReadBool("stream_options." + key, option), *field));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadMaxTokens(std::string_view name, const Json& value, OpenAiRequest& to) {
+  std::optional<int32_t>& most = to.common.stopping.max_new_tokens;
+  const std::optional<int32_t> other = most;
+  TREADLE_RETURN_IF_ERROR(Set(ReadInt(name, value), most));
+  to.max_tokens = name;
+  if (!other || other == most) return absl::OkStatus();
+  return InvalidArgument(name, " is ", *most, ", but max_completion_tokens is ", *other,
+                         ", expected one of them");
+}
+
+// Two shapes: a number in completions; a flag and a number in chats.
+absl::Status ReadLogprobs(const Json& value, OpenAiRequest& to) {
+  std::optional<int32_t>& most = to.common.logprobs;
+  if (!to.chat) return Set(ReadInt("logprobs", value), most);
+  TREADLE_ASSIGN_OR_RETURN(const bool wanted, ReadBool("logprobs", value));
+  if (wanted) most = 0;
+  return absl::OkStatus();
+}
+absl::Status ReadTopLogprobs(const Json& value, OpenAiRequest& to) {
+  if (to.common.logprobs) return Set(ReadInt("top_logprobs", value), to.common.logprobs);
+  return InvalidArgument("top_logprobs is given, expected logprobs to be true then");
+}
+
+enum In : uint8_t { kCompletions = 1, kChat = 2, kBoth = 3 };
+
+struct Field {
+  const char* name;
+  In in;
+  absl::Status (*read)(const Json& value, OpenAiRequest& to);  // null: without effect on the answer
+};
+
+// All but kSamplingFields. In the order in which JSON objects are kept, by name.
+constexpr Field kFields[] = {
+    {"add_special_tokens", kCompletions,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("add_special_tokens", value), to.common.add_special_tokens);
+     }},
+    {"echo", kCompletions,
+     [](const Json& value, OpenAiRequest& to) { return Set(ReadBool("echo", value), to.echo); }},
+    {"ignore_eos", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("ignore_eos", value), to.common.stopping.ignore_eos);
+     }},
+    {"logit_bias", kBoth, ReadLogitBias},
+    {"logprobs", kBoth, ReadLogprobs},
+    {"max_completion_tokens", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return ReadMaxTokens("max_completion_tokens", value, to);
+     }},
+    {"max_tokens", kBoth,
+     [](const Json& value, OpenAiRequest& to) { return ReadMaxTokens("max_tokens", value, to); }},
+    {"messages", kChat, ReadMessages},
+    {"metadata", kBoth, nullptr},
+    {"min_tokens", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadInt("min_tokens", value), to.common.stopping.min_new_tokens);
+     }},
+    {"model", kBoth, nullptr},  // was compared before
+    {"n", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadInt("n", value), to.common.sampling.num_candidates);
+     }},
+    {"prompt", kCompletions, ReadPrompt},
+    {"prompt_cache_key", kBoth, nullptr},
+    {"prompt_logprobs", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       to.prompt_logprobs = true;
+       return Set(ReadInt("prompt_logprobs", value), to.common.prompt_logprobs);
+     }},
+    {"return_token_ids", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("return_token_ids", value), to.token_ids);
+     }},
+    {"safety_identifier", kBoth, nullptr},
+    {"seed", kBoth, ReadSeed},
+    {"service_tier", kBoth, nullptr},
+    {"stop", kBoth, ReadStop},
+    {"stop_token_ids", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadIds("stop_token_ids", value), to.common.stopping.stop_token_ids);
+     }},
+    {"store", kBoth, nullptr},
+    {"stream", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("stream", value), to.stream);
+     }},
+    {"stream_options", kBoth, ReadStreamOptions},
+    {"top_logprobs", kChat, ReadTopLogprobs},
+    {"user", kBoth, nullptr},
+};
+
+absl::Status ReadSampling(const SamplingField& field, const Json& value, OpenAiRequest& to) {
+  if (const auto* real = std::get_if<float SamplingParameters::*>(&field.member)) {
+    if (!value.is_number()) return Expected(field.name, value, "a number");
+    to.common.sampling.parameters.*(*real) = value.get<float>();
+    return absl::OkStatus();
+  }
+  TREADLE_ASSIGN_OR_RETURN(const int32_t top_k, ReadInt(field.name, value));
+  if (top_k != 0 && top_k != -1) to.common.sampling.top_k = top_k;  // which mean: off
+  return absl::OkStatus();
+}
+
+absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest& to) {
+  for (const SamplingField& field : kSamplingFields) {
+    if (field.name == name) return ReadSampling(field, value, to);
+  }
+  for (const Field& field : kFields) {
+    if (field.name != name || (field.in & (to.chat ? kChat : kCompletions)) == 0) continue;
+    return field.read == nullptr ? absl::OkStatus() : field.read(value, to);
+  }
+  return InvalidArgument(Cut(Printable(name), kShown), " is not supported");
+}
+
+// What holds between several fields.
+absl::Status Conclude(OpenAiRequest& to) {
+  if (to.prompts.empty()) return InvalidArgument(to.chat ? "messages" : "prompt", " is missing");
+  if (!to.stream && (to.include_usage || to.usage_in_chunks)) {
+    return InvalidArgument("stream_options is given, expected stream to be true then");
+  }
+  if (to.stream && to.prompt_logprobs) {
+    return InvalidArgument("prompt_logprobs is given, expected stream to be false then");
+  }
+  if (to.echo && to.common.logprobs) {
+    std::optional<int32_t>& most = to.common.prompt_logprobs;
+    most = std::max(most.value_or(0), *to.common.logprobs);
+  }
+  if (to.echo && to.common.stopping.max_new_tokens == 0) {
+    to.prompt_only = true;
+    to.common.stopping.max_new_tokens = 1;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
+  if (const size_t bad = FindInvalidUtf8(body); bad != std::string_view::npos) {
+    return InvalidArgument("the body is not valid UTF-8 at byte ", bad);
+  }
+  TREADLE_ASSIGN_OR_RETURN(Json object, ParseJsonObject(body, "the body"));
+  const Json name = object.value("model", Json());
+  if (name.is_null() || name == model.name) return object;
+  if (!name.is_string()) return Expected("model", name, "a string");
+  return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ",
+                  Json(model.name).dump());
+}
+
+}  // namespace
+
+absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
+                                                const ServedModel& model) {
+  TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
+  OpenAiRequest request{.chat = chat};
+  for (const auto& [name, value] : object.items()) {
+    if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
+  }
+  TREADLE_RETURN_IF_ERROR(Conclude(request));
+  return request;
+}
+
+absl::StatusOr<TokenizeQuestion> ReadTokenize(std::string_view body, const ServedModel& model) {
+  TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
+  TokenizeQuestion question;
+  for (const auto& [name, value] : object.items()) {
+    if (value.is_null() || name == "model" || name == "prompt") continue;
+    if (name != "add_special_tokens") return InvalidArgument(name, " is not supported");
+    TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), question.add_special));
+  }
+  TREADLE_RETURN_IF_ERROR(Set(ReadText("prompt", object.value("prompt", Json())), question.text));
+  return question;
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadDetokenize(std::string_view body,
+                                                    const ServedModel& model) {
+  TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
+  for (const auto& [name, value] : object.items()) {
+    if (value.is_null() || name == "model" || name == "tokens") continue;
+    return InvalidArgument(name, " is not supported");
+  }
+  return ReadIds("tokens", object.value("tokens", Json()));
+}
+
+}  // namespace treadle

@@ -1,0 +1,65 @@
+// OpenAI's requests, as JSON, become what sessions take. A field that we do not know, or cannot do,
+// is refused by its name; of those without effect on the answer, some are known.
+//
+// Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/session/request_validation.h"
+
+namespace treadle {
+
+// Each is a session and holds a place in the queue.
+inline constexpr size_t kMaxPrompts = 128;
+
+struct OpenAiRequest {
+  using Prompt = decltype(GenerateRequest::prompt);
+
+  bool chat = false;
+  GenerateRequest common = {};       // of every prompt, but for the prompt
+  std::vector<Prompt> prompts = {};  // at least one
+  bool stream = false;
+  bool include_usage = false;    // of a stream: in a chunk at its end
+  bool usage_in_chunks = false;  // of a stream: so far, in every chunk
+  bool echo = false;             // the prompt's text comes first, with its log probabilities
+  bool prompt_only = false;      // max_tokens is 0: of the one generated token nothing is told
+  bool token_ids = false;        // are told, beside the text
+  bool prompt_logprobs = false;  // were asked by this name
+  // Of max_tokens and max_completion_tokens the one that was given, for errors.
+  std::string_view max_tokens = "max_tokens";
+
+  // Of a prompt's text or ids.
+  size_t BytesOf(size_t prompt) const {
+    const auto* const text = std::get_if<std::string>(&prompts[prompt]);
+    const auto* const ids = std::get_if<std::vector<int32_t>>(&prompts[prompt]);
+    return text != nullptr ? text->size() : ids != nullptr ? ids->size() * sizeof(int32_t) : 0;
+  }
+  GenerateRequest For(size_t prompt) const {
+    GenerateRequest request = common;
+    request.prompt = prompts[prompt];
+    return request;
+  }
+};
+
+// The body of /v1/chat/completions, or of /v1/completions. InvalidArgument begins with the field's
+// name, or says where the JSON is broken; NotFound: of another model.
+absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
+                                                const ServedModel& model);
+
+// {"model": ..., "prompt": TEXT, "add_special_tokens": BOOL} and {"model": ..., "tokens": [ID]}.
+struct TokenizeQuestion {
+  std::string text;
+  bool add_special = true;
+};
+absl::StatusOr<TokenizeQuestion> ReadTokenize(std::string_view body, const ServedModel& model);
+absl::StatusOr<std::vector<int32_t>> ReadDetokenize(std::string_view body,
+                                                    const ServedModel& model);
+
+}  // namespace treadle

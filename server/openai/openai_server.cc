@@ -1,0 +1,126 @@
+#include "server/openai/openai_server.h"
+
+#include <ctime>
+#include <utility>
+
+#include "base/status.h"
+#include "server/openai/json_text.h"
+#include "server/openai/openai_call.h"
+#include "server/openai/openai_errors.h"
+#include "server/openai/openai_request.h"
+
+namespace treadle {
+namespace {
+
+using Answer = std::function<absl::StatusOr<std::string>()>;  // a body of JSON
+
+HttpResponse Response(const HttpRequest& request, const absl::StatusOr<std::string>& body) {
+  HttpResponse response = body.ok()
+                              ? HttpResponse{.content_type = "application/json", .body = *body}
+                              : OpenAiError(body.status());
+  if (const std::string_view id = request.Header("x-request-id"); !id.empty()) {
+    response.headers.push_back({"X-Request-Id", PrintableId(id)});
+  }
+  return response;
+}
+
+// Answers at once, if the caller may call.
+HttpRoute Get(const std::string& path, SessionEnvironment& sessions, Answer answer) {
+  return {"GET", path, [&sessions, answer](const HttpRequest& request, const auto& reply) {
+            const absl::Status caller =
+                sessions.Authorize(request.Header("authorization")).status();
+            reply->Send(Response(request, caller.ok() ? answer() : caller));
+          }};
+}
+
+// On a thread of the work pool, and charged to the caller's key: for what takes long where the
+// request is long.
+HttpRoute Work(const std::string& path, SessionEnvironment& sessions,
+               std::function<absl::StatusOr<std::string>(std::string_view body)> answer) {
+  return {"POST", path, [&sessions, answer](HttpRequest given, std::shared_ptr<HttpReply> reply) {
+            const auto request = std::make_shared<const HttpRequest>(std::move(given));
+            const auto key = sessions.Authorize(request->Header("authorization"));
+            absl::Status status = key.status();
+            if (status.ok() && *key) status = (*key)->Admit(Clock::now());
+            if (status.ok()) {
+              status = sessions.pool_of_work.Submit(request->body.size(), [request, reply, answer] {
+                reply->Send(Response(*request, answer(request->body)));
+              });
+            }
+            if (!status.ok()) reply->Send(Response(*request, status));
+          }};
+}
+
+// Asks for no key, as the probes of gRPC.
+HttpRoute ProbeRoute(const std::string& path, const HealthBoard& health, Probe probe) {
+  return {"GET", path, [&health, probe](const HttpRequest&, const auto& reply) {
+            const bool serving = health.Get(probe);
+            reply->Send({.code = serving ? 200 : 503,
+                         .content_type = "application/json",
+                         .body = serving ? R"({"status":"ok"})" : R"({"status":"not serving"})"});
+          }};
+}
+
+absl::Status NoTokenizer() {
+  return absl::FailedPreconditionError("this model has no tokenizer: it serves token ids only");
+}
+
+absl::StatusOr<std::string> Tokenize(const ServedModel& model, std::string_view body) {
+  if (!model.tokenizer) return NoTokenizer();
+  TREADLE_ASSIGN_OR_RETURN(const TokenizeQuestion question, ReadTokenize(body, model));
+  const auto ids = model.tokenizer->Encode(question.text, {.add_special = question.add_special});
+  if (!ids.ok()) return InvalidArgument("prompt: ", ids.status().message());
+  return Str(R"({"count":)", ids->size(), R"(,"max_model_len":)", model.max_context,
+             R"(,"tokens":)", JsonIds(*ids), "}");
+}
+
+absl::StatusOr<std::string> Detokenize(const ServedModel& model, size_t most,
+                                       std::string_view body) {
+  if (!model.tokenizer) return NoTokenizer();
+  TREADLE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadDetokenize(body, model));
+  TREADLE_RETURN_IF_ERROR(ValidateTokenIds("tokens", ids, model.vocab));
+  // A text is as long as /tokenize would take it.
+  const std::string text = model.tokenizer->Decode(ids, /*special=*/true, most);
+  if (text.size() > most) {
+    return InvalidArgument("tokens: their text has more than ", most,
+                           " bytes (the server's --max-request-bytes), expected fewer ids");
+  }
+  return R"({"prompt":)" + JsonString(text) + "}";
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& listen,
+                                                        HttpOptions options,
+                                                        SessionEnvironment& sessions,
+                                                        const HealthBoard& health) {
+  const ServedModel& model = sessions.model;
+  const std::string entry =
+      Str(R"({"id":)", JsonString(model.name), R"(,"object":"model","created":)",
+          std::time(nullptr), R"(,"owned_by":"treadle","max_model_len":)", model.max_context, "}");
+  const auto generate = [&sessions](const std::string& path, bool chat) {
+    return HttpRoute{"POST", path, [&sessions, chat](HttpRequest request, auto reply) {
+                       StartOpenAiCall(sessions, chat, std::move(request), std::move(reply));
+                     }};
+  };
+  std::vector<HttpRoute> routes = {
+      generate("/v1/completions", false),
+      generate("/v1/chat/completions", true),
+      Get("/v1/models", sessions,
+          [entry] { return R"({"object":"list","data":[)" + entry + "]}"; }),
+      Get("/v1/models/" + model.name, sessions, [entry] { return entry; }),
+      Get("/version", sessions, [] { return R"({"version":")" TREADLE_VERSION R"("})"; }),
+      Work("/tokenize", sessions,
+           [&model](std::string_view body) { return Tokenize(model, body); }),
+      Work("/detokenize", sessions,
+           [&model, most = options.body_bytes](std::string_view body) {
+             return Detokenize(model, most, body);
+           }),
+      ProbeRoute("/health", health, Probe::kLive),
+      ProbeRoute("/ready", health, Probe::kReady)};
+  options.refusal = OpenAiRefusal;
+  options.stall_patience = sessions.stall_timeout;
+  return HttpServer::Start(listen, options, std::move(routes));
+}
+
+}  // namespace treadle

@@ -1,0 +1,398 @@
+// OpenAI's JSON, both ways, against literal texts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/status.h"
+#include "server/openai/openai_answer.h"
+#include "server/openai/openai_errors.h"
+#include "server/openai/openai_request.h"
+#include "tests/server/letter_tokenizer.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const ServedModel& Model() {
+  static const ServedModel* const model = [] {
+    auto* made = new ServedModel;
+    made->name = "m";
+    made->fingerprint = "fp_1";
+    made->vocab = 50;
+    made->max_context = 64;
+    made->kv_pages = 8;
+    made->page_size = 16;
+    made->tokenizer = LetterTokenizer::Make(50);
+    made->end_ids = {49};
+    return made;
+  }();
+  return *model;
+}
+
+OpenAiRequest ReadGood(bool chat, const std::string& body) {
+  const auto read = ReadOpenAiRequest(body, chat, Model());
+  EXPECT_TRUE(read.ok()) << read.status() << " " << body;
+  return read.value_or(OpenAiRequest{.prompts = {std::string()}});
+}
+
+TEST(OpenAiRequest, EveryFieldOfACompletion) {
+  const OpenAiRequest request = ReadGood(false, R"({
+      "model": "m", "prompt": "ab", "max_tokens": 7, "min_tokens": 2, "n": 3, "seed": -1,
+      "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "presence_penalty": 1,
+      "frequency_penalty": -1, "repetition_penalty": 1.5, "logit_bias": {"7": -100, "9": 1.5},
+      "stop": ["x", "yz"], "stop_token_ids": [3, 4], "ignore_eos": true, "logprobs": 2,
+      "echo": true, "stream": true,
+      "stream_options": {"include_usage": true, "continuous_usage_stats": false},
+      "add_special_tokens": false, "return_token_ids": true, "user": "u", "metadata": {"a": "b"},
+      "store": false, "service_tier": "auto", "suffix": null, "tools": null})");
+  const GenerateRequest asked = request.For(0);
+  EXPECT_EQ(std::get<std::string>(asked.prompt), "ab");
+  EXPECT_EQ(asked.stopping.max_new_tokens, 7);
+  EXPECT_EQ(asked.stopping.min_new_tokens, 2);
+  EXPECT_EQ(asked.sampling.num_candidates, 3);
+  EXPECT_EQ(asked.sampling.seed, UINT64_MAX);
+  const SamplingParameters& sampling = asked.sampling.parameters;
+  EXPECT_EQ(sampling.temperature, 0.5f);
+  EXPECT_EQ(sampling.top_p, 0.9f);
+  EXPECT_EQ(asked.sampling.top_k, 40);
+  EXPECT_EQ(sampling.min_p, 0.1f);
+  EXPECT_EQ(sampling.presence_penalty, 1);
+  EXPECT_EQ(sampling.frequency_penalty, -1);
+  EXPECT_EQ(sampling.repetition_penalty, 1.5f);
+  ASSERT_EQ(sampling.logit_bias.size(), 2u);
+  EXPECT_EQ(sampling.logit_bias[1].token, 9);
+  EXPECT_EQ(sampling.logit_bias[1].bias, 1.5f);
+  EXPECT_THAT(asked.stopping.stop_strings, ElementsAre("x", "yz"));
+  EXPECT_THAT(asked.stopping.stop_token_ids, ElementsAre(3, 4));
+  EXPECT_TRUE(asked.stopping.ignore_eos);
+  EXPECT_FALSE(asked.add_special_tokens);
+  EXPECT_EQ(asked.logprobs, 2);
+  EXPECT_EQ(asked.prompt_logprobs, 2);  // of the echo
+  EXPECT_TRUE(request.echo && request.stream && request.include_usage && request.token_ids);
+  EXPECT_FALSE(request.chat || request.prompt_only || request.prompt_logprobs);
+}
+
+TEST(OpenAiRequest, WhatIsAbsentOrNullHasItsDefault) {
+  for (const char* body : {R"({"prompt": "a"})", R"({"prompt": "a", "model": null, "n": null,
+      "temperature": null, "stop": null, "max_tokens": null, "logprobs": null, "top_k": -1})"}) {
+    const OpenAiRequest request = ReadGood(false, body);
+    const GenerateRequest asked = request.For(0), fresh;
+    EXPECT_EQ(asked.sampling.parameters.temperature, fresh.sampling.parameters.temperature);
+    EXPECT_EQ(asked.sampling.num_candidates, 1);
+    EXPECT_FALSE(asked.sampling.top_k || asked.sampling.seed || asked.logprobs);
+    EXPECT_FALSE(asked.stopping.max_new_tokens);
+    EXPECT_FALSE(request.stream || request.echo);
+  }
+}
+
+TEST(OpenAiRequest, PromptsAreTextsOrIdsOrArraysOfThem) {
+  const auto prompts = [](const std::string& prompt) {
+    return ReadGood(false, R"({"prompt": )" + prompt + "}").prompts;
+  };
+  using Ids = std::vector<int32_t>;
+  EXPECT_EQ(std::get<Ids>(prompts("[1, 2]")[0]), Ids({1, 2}));
+  EXPECT_EQ(prompts(R"(["a", "b"])").size(), 2u);
+  EXPECT_EQ(std::get<std::string>(prompts(R"(["a", "b"])")[1]), "b");
+  EXPECT_EQ(std::get<Ids>(prompts("[[1], [2, 3]]")[1]), Ids({2, 3}));
+}
+
+TEST(OpenAiRequest, Chats) {
+  const OpenAiRequest request = ReadGood(true, R"({
+      "messages": [{"role": "developer", "content": "s"},
+                   {"role": "user", "content": [{"type": "text", "text": "a"},
+                                                {"type": "text", "text": "b"}], "name": null}],
+      "logprobs": true, "top_logprobs": 3, "max_completion_tokens": 5})");
+  const GenerateRequest asked = request.For(0);
+  const auto& messages = std::get<std::vector<ChatMessage>>(asked.prompt);
+  ASSERT_EQ(messages.size(), 2u);
+  EXPECT_EQ(messages[0].role, "system");
+  EXPECT_EQ(messages[1].content, "a\nb");
+  EXPECT_EQ(asked.logprobs, 3);
+  EXPECT_EQ(asked.stopping.max_new_tokens, 5);
+  EXPECT_EQ(request.max_tokens, "max_completion_tokens");
+}
+
+struct Bad {
+  bool chat;
+  std::string body;
+  std::string message;  // of the error
+  std::string param;
+};
+
+// Through the door too, as a call goes.
+HttpResponse Refusal(const Bad& bad) {
+  const auto read = ReadOpenAiRequest(bad.body, bad.chat, Model());
+  if (!read.ok()) return OpenAiError(read.status(), bad.chat);
+  const auto valid = ValidateRequest(read->For(0), Model(), {.max_batch_size = 4}, 1);
+  return OpenAiError(valid.status(), bad.chat, read->max_tokens);
+}
+
+TEST(OpenAiRequest, WhatIsWrongIsNamed) {
+  std::string many = R"({"prompt": [)";
+  for (int i = 0; i < 129; ++i) many += i > 0 ? R"(,"a")" : R"("a")";
+  const std::string message = R"({"messages": [{"role": "user", "content": "a"}], )";
+  const Bad cases[] = {
+      {false, R"({"prompt": "a", "top_p": 1.5})", "top_p is 1.5, expected (0, 1]", "top_p"},
+      {false, R"({"prompt": "a", "top_p": "1"})", "top_p is \"1\", expected a number", "top_p"},
+      {false, R"({"prompt": "a", "n": 5})",
+       "n is 5, expected 1 to 4 (the server's --max-batch-size)", "n"},
+      {false, R"({"prompt": "a", "max_tokens": 0})", "max_tokens is 0, expected at least 1",
+       "max_tokens"},
+      {true, message + R"("max_completion_tokens": 0})", "messages: this model has no usable chat",
+       "messages"},
+      {false, R"({"prompt": "a", "max_tokens": 64})",
+       "max_tokens is 64 after 1 prompt tokens, expected at most 63", "max_tokens"},
+      {false, R"({"prompt": "a", "max_tokens": 1, "max_completion_tokens": 2})",
+       "max_tokens is 1, but max_completion_tokens is 2, expected one of them", "max_tokens"},
+      {false, R"({"prompt": "a", "min_tokens": 9, "max_tokens": 8})",
+       "min_tokens is 9, expected 0 to the most new tokens (8)", "min_tokens"},
+      {false, R"({"prompt": "a", "logit_bias": {"50": 1}})",
+       "logit_bias[0].token_id is 50, expected 0 to 49", "logit_bias"},
+      {false, R"({"prompt": "a", "logit_bias": {"x": 1}})",
+       "logit_bias['x'] is 1, expected a number, by a token's id", "logit_bias"},
+      {false, R"({"prompt": "a", "stop": ["", "b"]})", "stop[0] has 0 bytes, expected 1 to 512",
+       "stop"},
+      {false, R"({"prompt": "a", "stop": [1]})", "stop[0] is 1, expected a string", "stop"},
+      {false, R"({"prompt": "a", "logprobs": 21})", "logprobs is 21, expected 0 to 20", "logprobs"},
+      {true, message + R"("logprobs": true, "top_logprobs": 21})",
+       "top_logprobs is 21, expected 0 to 20", "top_logprobs"},
+      {true, message + R"("top_logprobs": 1})",
+       "top_logprobs is given, expected logprobs to be true then", "top_logprobs"},
+      {false, R"({"prompt": "a1"})", "prompt: '1' is no letter, expected a to z", "prompt"},
+      {false, R"({"prompt": [1, 99]})", "prompt[1] is 99, expected 0 to 49", "prompt"},
+      {false, R"({"prompt": [1, "a"]})", "prompt[1] is \"a\", expected a token id", "prompt"},
+      {false, R"({"prompt": []})", "prompt is [], expected a string, token ids, or an array",
+       "prompt"},
+      {false, R"({"prompt": ""})", "prompt is empty, expected at least one token", "prompt"},
+      {false, R"({})", "prompt is missing", "prompt"},
+      {false, many + "]}", "prompt has 129 entries, expected at most 128", "prompt"},
+      {false, R"({"prompt": "a", "stream_options": {"include_usage": true}})",
+       "stream_options is given, expected stream to be true then", "stream_options"},
+      {false, R"({"prompt": "a", "stream": true, "stream_options": {"x": true}})",
+       "stream_options.x is not supported", "stream_options"},
+      {false, R"({"prompt": "a", "best_of": 2})", "best_of is not supported", "best_of"},
+      {false, R"({"prompt": "a", "messages": []})", "messages is not supported", "messages"},
+      {true, message + R"("tools": []})", "tools is not supported", "tools"},
+      {true, message + R"("tool_choice": "auto"})", "tool_choice is not supported", "tool_choice"},
+      {true, message + R"("functions": []})", "functions is not supported", "functions"},
+      {true, message + R"("response_format": {"type": "json_object"}})",
+       "response_format is not supported", "response_format"},
+      {true, R"({"messages": []})", "messages: this model has no usable chat template", "messages"},
+      {true, R"({"messages": [{"role": "user"}]})", "messages[0].content is missing", "messages"},
+      {true, R"({"messages": [{"role": "user", "content": "a", "tool_calls": []}]})",
+       "messages[0].tool_calls is not supported, expected role and content alone", "messages"},
+      {true, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
+       "messages[0].content[0].type is \"image_url\", expected \"text\"", "messages"},
+      {false, R"({"prompt": "a", "temperature": 1e99})", "temperature is inf, expected a finite",
+       "temperature"},
+      {false, R"({"prompt": "a", "n": 4294967297})", "n is 4294967297, expected a whole number",
+       "n"},
+      {false, R"({"prompt": "a", "n": 18446744073709551615})",
+       "n is 18446744073709551615, expected a whole number of 32 bits", "n"},
+      {false, R"({"prompt" "a"})", "the body: is not valid JSON at byte 13", ""},
+      {false, "", "the body: is not valid JSON at byte 1", ""},
+      {false, "[]", "the body: expected a JSON object", ""},
+      {false, R"({"prompt": "a", "prompt": "b"})", "the body: key 'prompt' appears twice", ""},
+      {false, "{\"prompt\": \"\xff\"}", "the body is not valid UTF-8 at byte 12", ""},
+      {false, R"({"prompt": )" + std::string(65, '[') + std::string(65, ']') + "}",
+       "the body: is nested more than 64 levels deep", ""}};
+  for (const Bad& bad : cases) {
+    const HttpResponse response = Refusal(bad);
+    EXPECT_EQ(response.code, 400) << bad.body;
+    const Json error = Json::parse(response.body)["error"];
+    EXPECT_THAT(error["message"].get<std::string>(), HasSubstr(bad.message)) << bad.body;
+    EXPECT_EQ(error["param"], bad.param.empty() ? Json() : Json(bad.param)) << bad.body;
+    EXPECT_EQ(error["type"], "invalid_request_error");
+  }
+}
+
+TEST(OpenAiErrors, StatusesHaveTheirCodes) {
+  EXPECT_EQ(Refusal({false, R"({"prompt": "a", "model": "gpt\"4"})", "", ""}).body,
+            R"({"error":{"message":"the model \"gpt\\\"4\" does not exist, expected \"m\"",)"
+            R"("type":"invalid_request_error","param":"model","code":"model_not_found"}})");
+  const auto code = [](absl::Status status) { return OpenAiError(status).code; };
+  EXPECT_EQ(code(absl::UnauthenticatedError("")), 401);
+  EXPECT_EQ(code(absl::PermissionDeniedError("")), 403);
+  EXPECT_EQ(code(absl::ResourceExhaustedError("")), 429);
+  EXPECT_EQ(code(absl::UnavailableError("")), 503);
+  EXPECT_EQ(code(absl::DeadlineExceededError("")), 504);
+  EXPECT_EQ(code(absl::CancelledError("")), 499);
+  EXPECT_EQ(code(absl::UnknownError("")), 500);
+  const HttpResponse full = OpenAiError(absl::ResourceExhaustedError("the queue is full"));
+  EXPECT_THAT(full.headers, ElementsAre(testing::Pair("Retry-After", "1")));
+  EXPECT_EQ(full.body,
+            R"({"error":{"message":"the queue is full","type":"rate_limit_error","param":null,)"
+            R"("code":"rate_limit_exceeded"}})");
+}
+
+// -- answers --------------------------------------------------------------------------------------
+
+// A prompt's session in the making: what it tells of prompt `ids`, and of candidates.
+class Told {
+ public:
+  Told(OpenAiRequest request, std::vector<int32_t> ids)
+      : request_(std::move(request)), answer_(Model(), request_, "id", 5) {
+    spec_.prompt = std::move(ids);
+  }
+  OpenAiAnswer& answer() { return answer_; }
+  void Prompt(std::vector<TokenDetail> details = {}) {
+    const SessionEvent::Prompt prompt{spec_, details};
+    SessionEvent event;
+    event.prompt = &prompt;
+    answer_.Add(0, event);
+  }
+  void Output(const OutputPart& part) {
+    SessionEvent event;
+    event.output = &part;
+    answer_.Add(0, event);
+  }
+
+ private:
+  const OpenAiRequest request_;
+  OpenAiAnswer answer_;
+  RequestSpec spec_;
+};
+
+TokenDetail Detail(float logprob, std::vector<TokenLogprob> top) {
+  return {.logprob = logprob, .top = std::move(top)};
+}
+
+const char kHead[] = R"({"id":"id","object":"text_completion","created":5,"model":"m",)"
+                     R"("system_fingerprint":"fp_1","choices":[)";
+
+TEST(OpenAiAnswer, AWholeCompletionWithEverything) {
+  Told told(ReadGood(false, R"({"prompt": [0, 1], "n": 2, "logprobs": 1, "echo": true,
+                                "return_token_ids": true, "prompt_logprobs": 1})"),
+            {0, 1});
+  told.Prompt({Detail(-0.5, {{2, -0.25}})});
+  told.Output({.candidate = 1,
+               .text = "d",
+               .token_ids = {3, 49},
+               .details = {Detail(-1, {{3, -1}}), Detail(-INFINITY, {{4, -0.125}})},
+               .finish = FinishReason::kEndToken,
+               .stop_token = 49});
+  told.Output({.text = "\"",
+               .token_ids = {5},
+               .details = {Detail(-2, {{6, -0.1f}})},
+               .finish = FinishReason::kStopString,
+               .stop_string = "x"});
+  const std::string prompt = R"("prompt_token_ids":[0,1],"prompt_logprobs":[null,{)"
+                             R"("2":{"logprob":-0.25,"rank":1,"decoded_token":"c"},)"
+                             R"("1":{"logprob":-0.5,"rank":null,"decoded_token":"b"}}])";
+  EXPECT_EQ(
+      told.answer().Whole(),
+      kHead +
+          std::string(
+              R"({"index":0,"text":"ab\"","logprobs":{"tokens":["a","b","f"],)"
+              R"("token_logprobs":[null,-0.5,-2],)"
+              R"("top_logprobs":[null,{"c":-0.25,"b":-0.5},{"g":-0.1,"f":-2}],)"
+              R"("text_offset":[0,1,2]},"finish_reason":"stop","stop_reason":"x","token_ids":[5],)") +
+          prompt +
+          R"(},{"index":1,"text":"abd","logprobs":{"tokens":["a","b","d","xx"],)"
+          R"("token_logprobs":[null,-0.5,-1,-9999],)"
+          R"("top_logprobs":[null,{"c":-0.25,"b":-0.5},{"d":-1},{"e":-0.125,"xx":-9999}],)"
+          R"("text_offset":[0,1,2,3]},"finish_reason":"stop","stop_reason":null,)"
+          R"("token_ids":[3,49],)" +
+          prompt + R"(}],"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}})");
+}
+
+TEST(OpenAiAnswer, APromptAloneIsScored) {
+  Told told(ReadGood(false, R"({"prompt": [0, 1], "max_tokens": 0, "logprobs": 0, "echo": true})"),
+            {0, 1});
+  told.Prompt({Detail(-0.5, {})});
+  told.Output({.text = "z",
+               .token_ids = {7},
+               .details = {Detail(-1, {})},
+               .finish = FinishReason::kEndToken,
+               .stop_token = 7});
+  EXPECT_EQ(told.answer().Whole(),
+            std::string(kHead) +
+                R"({"index":0,"text":"ab","logprobs":{"tokens":["a","b"],)"
+                R"("token_logprobs":[null,-0.5],"top_logprobs":[null,{"b":-0.5}],)"
+                R"("text_offset":[0,1]},"finish_reason":"length","stop_reason":null}],)"
+                R"("usage":{"prompt_tokens":2,"completion_tokens":0,"total_tokens":2}})");
+}
+
+TEST(OpenAiAnswer, AWholeChat) {
+  Told told(ReadGood(true, R"({"messages": [{"role": "user", "content": "a"}], "logprobs": true,
+                               "top_logprobs": 1})"),
+            {0});
+  told.Prompt();
+  told.Output({.text = "bb",
+               .token_ids = {27},
+               .details = {Detail(-1.5, {{1, -0.5}})},
+               .finish = FinishReason::kLength});
+  EXPECT_EQ(told.answer().Whole(),
+            R"({"id":"id","object":"chat.completion","created":5,"model":"m",)"
+            R"("system_fingerprint":"fp_1","choices":[{"index":0,"message":{"role":"assistant",)"
+            R"("content":"bb","refusal":null},"logprobs":{"content":[{"token":"bb",)"
+            R"("logprob":-1.5,"bytes":[98,98],"top_logprobs":[{"token":"b","logprob":-0.5,)"
+            R"("bytes":[98]}]}],"refusal":null},"finish_reason":"length","stop_reason":null}],)"
+            R"("usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}})");
+}
+
+TEST(OpenAiAnswer, AStreamedChat) {
+  Told told(ReadGood(true, R"({"messages": [{"role": "user", "content": "a"}], "stream": true,
+                               "stream_options": {"include_usage": true}})"),
+            {0});
+  const std::string head = R"(data: {"id":"id","object":"chat.completion.chunk","created":5,)"
+                           R"("model":"m","system_fingerprint":"fp_1","choices":[)";
+  const auto chunk = [&](const std::string& delta, const std::string& finish = "null") {
+    return head + R"({"index":0,"delta":)" + delta + R"(,"logprobs":null,"finish_reason":)" +
+           finish + R"(}],"usage":null})" + "\n\n";
+  };
+  told.Prompt();
+  told.Output({.text = "", .token_ids = {1}});  // held back
+  EXPECT_EQ(told.answer().TakeEvents(), chunk(R"({"role":"assistant","content":""})"));
+  told.Output({.text = "", .token_ids = {1}});
+  EXPECT_EQ(told.answer().TakeEvents(), "");
+  told.Output({.text = "bb\n", .token_ids = {1}});
+  EXPECT_EQ(told.answer().TakeEvents(), chunk(R"({"content":"bb\n"})"));
+  told.Output(
+      {.text = "c", .token_ids = {2, 49}, .finish = FinishReason::kEndToken, .stop_token = 49});
+  EXPECT_EQ(told.answer().TakeEvents(),
+            chunk(R"({"content":"c"})") + chunk("{}", R"("stop","stop_reason":null)"));
+  EXPECT_EQ(told.answer().LastEvents(),
+            head + R"(],"usage":{"prompt_tokens":1,"completion_tokens":5,"total_tokens":6}})" +
+                "\n\ndata: [DONE]\n\n");
+}
+
+TEST(OpenAiAnswer, AStreamedCompletionOfSeveral) {
+  Told told(ReadGood(false, R"({"prompt": "ab", "n": 2, "stream": true, "echo": true,
+                                "logprobs": 0, "return_token_ids": true,
+                                "stream_options": {"continuous_usage_stats": true}})"),
+            {0, 1});
+  const auto chunk = [&](const std::string& rest, int tokens) {
+    return Str("data: ", kHead, rest, R"(}],"usage":{"prompt_tokens":2,"completion_tokens":)",
+               tokens, R"(,"total_tokens":)", 2 + tokens, "}}\n\n");
+  };
+  const std::string echo =
+      R"("text":"ab","logprobs":{"tokens":["a","b"],"token_logprobs":[null,-1],)"
+      R"("top_logprobs":[null,{"b":-1}],"text_offset":[0,1]},"finish_reason":null,)"
+      R"("token_ids":[],"prompt_token_ids":[0,1])";
+  told.Prompt({Detail(-1, {})});
+  EXPECT_EQ(told.answer().TakeEvents(),
+            chunk(R"({"index":0,)" + echo, 0) + chunk(R"({"index":1,)" + echo, 0));
+  told.Output({.candidate = 1,
+               .text = "c",
+               .token_ids = {2},
+               .details = {Detail(-2, {})},
+               .finish = FinishReason::kLength});
+  EXPECT_EQ(told.answer().TakeEvents(),
+            chunk(R"({"index":1,"text":"c","logprobs":{"tokens":["c"],"token_logprobs":[-2],)"
+                  R"("top_logprobs":[{"c":-2}],"text_offset":[2]},"finish_reason":null,)"
+                  R"("token_ids":[2])",
+                  1) +
+                chunk(R"({"index":1,"text":"","logprobs":null,"finish_reason":"length",)"
+                      R"("stop_reason":null,"token_ids":[])",
+                      1));
+  EXPECT_EQ(told.answer().LastEvents(), "data: [DONE]\n\n");
+}
+
+}  // namespace
+}  // namespace treadle
