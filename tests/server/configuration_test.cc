@@ -122,6 +122,9 @@ TEST(Configuration, OptionsThatContradictEachOther) {
               HasSubstr("--max-batch-tokens is 32, expected more than --max-batch-size (32)"));
   options = {.model = "m", .max_request_bytes = 40 << 20};
   EXPECT_THAT(std::string(CheckServeOptions(options).message()),
+              HasSubstr("--max-receive-memory is 33554432, expected at least --max-request-bytes"));
+  options.max_receive_memory = 40 << 20;
+  EXPECT_THAT(std::string(CheckServeOptions(options).message()),
               HasSubstr("--max-unread-bytes is 33554432, expected at least --max-request-bytes"));
 }
 

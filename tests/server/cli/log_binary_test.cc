@@ -218,7 +218,7 @@ TEST(LogBinary, AHungLedgerFileHoldsUpNeitherMetricsNorTheEnd) {
   const int disk = open(ledger.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   ASSERT_GE(fcntl(disk, F_SETPIPE_SZ, 4096), 0);
   std::vector<std::string> command = Serve({"--ledger-file", ledger});
-  *std::ranges::find(command, "none") = "127.0.0.1:0";  // metrics
+  *std::next(std::ranges::find(command, "--metrics-listen")) = "127.0.0.1:0";
   ChildProcess server(command);
   const std::string line = server.WaitForLine("listening on ");
   const std::string address = AddressIn(line), before = "metrics at http://127.0.0.1:";
