@@ -1,5 +1,6 @@
 // treadle serve: loads a model and serves it until SIGTERM or SIGINT, then drains. A second signal
 // ends the process at once.
+#include <malloc.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -261,6 +262,10 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
                            "stay as it is until it is loaded");
   }
   loading.reset();
+#ifdef __GLIBC__
+  // Blocks of this size go back to the system at once: what a long request took is not kept.
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
   opened.served.sha256 = options.model_sha256;
   Introduce(opened, log);
   if (LogEvent chosen = Chosen(options, opened); !chosen.fields.empty()) {
