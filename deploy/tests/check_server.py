@@ -4,6 +4,7 @@ drain within the grace period, its secrets and what its ServiceMonitor says of t
 image's health check, and the init container that fetches the model.
 Usage: check_server.py HELM TREADLE MODEL"""
 
+import base64
 import hashlib
 import http.server
 import os
@@ -68,6 +69,19 @@ def start(binary, pod, replace):
     return subprocess.Popen([binary, *given], stderr=subprocess.PIPE, text=True)
 
 
+def secret_flags(pod, secrets):
+    """The pod's flags that name a file of a Secret, each with that file here: in `secrets`, by the Secret's name."""
+    volumes = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
+    files = {}
+    for mount in pod["containers"][0]["volumeMounts"]:
+        if mount["name"] in volumes:
+            assert mount["readOnly"]
+            folder = os.path.join(secrets, volumes[mount["name"]])
+            files |= {os.path.join(mount["mountPath"], name): os.path.join(folder, name) for name in os.listdir(folder)}
+    split = [arg.partition("=") for arg in pod["containers"][0]["args"]]
+    return {name: files[path] for name, _, path in split if path in files}
+
+
 def check_lifecycle(helm, binary, model):
     values = {"server": {"kvMemory": "256M", "threads": 1}, "drain": {"timeoutSeconds": 60}}
     spec = render(helm, values)
@@ -115,6 +129,7 @@ def check_pipeline(helm, binary, model, topology):
     replace = {"--model": model, "--listen": f"127.0.0.1:{port}", "--http-listen": "none",
                "--metrics-listen": "none", "--health-listen": f"127.0.0.1:{probed}"}
     processes = []
+    secrets = tempfile.TemporaryDirectory()
     try:
         pod = render(helm, values)
         if topology == "StatefulSet":
@@ -126,8 +141,14 @@ def check_pipeline(helm, binary, model, topology):
             processes.append(waiting)
             assert waiting.stdout.readline() == f"waiting for {workers[0]}\n"
             worker_pod = render(helm, values, "StatefulSet")
+            secret = render_object(helm, values, "Secret")
+            os.makedirs(os.path.join(secrets.name, secret["metadata"]["name"]))
+            for name, value in secret["data"].items():
+                write(os.path.join(secrets.name, secret["metadata"]["name"], name), base64.b64decode(value).decode())
+            replace.update(secret_flags(pod, secrets.name))
             for worker in workers:
-                processes.append(start(binary, worker_pod, {"--model": model, "--listen": worker}))
+                flags = {"--model": model, "--listen": worker, **secret_flags(worker_pod, secrets.name)}
+                processes.append(start(binary, worker_pod, flags))
             waiting.communicate(timeout=60)
             assert processes.pop(0).returncode == 0
         master = start(binary, pod, replace)
@@ -143,18 +164,8 @@ def check_pipeline(helm, binary, model, topology):
     finally:
         for process in processes:
             process.kill()
+        secrets.cleanup()
     print(f"pipeline ({topology}): the chart's command lines start, answer as one process does, and end")
-
-
-def mounted(pod, secrets):
-    """Every file of a Secret that the pod mounts: its path there, and here (`secrets`, by name)."""
-    volumes = {v["name"]: v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v}
-    for mount in pod["containers"][0]["volumeMounts"]:
-        if mount["name"] in volumes:
-            assert mount["readOnly"]
-            folder = os.path.join(secrets, volumes[mount["name"]])
-            yield from ((os.path.join(mount["mountPath"], name), os.path.join(folder, name))
-                        for name in os.listdir(folder))
 
 
 def scrape(port, endpoint, secrets, authorized=True):
@@ -193,9 +204,7 @@ def check_secrets(helm, binary, model):
         authority.sign(os.path.join(secrets, "prometheus-tls"), "DNS:prometheus")
         os.makedirs(os.path.join(secrets, "chat-scrape"))
         write(os.path.join(secrets, "chat-scrape", "token"), "scrape-0123456789abcdef")
-        files = dict(mounted(pod, secrets))
-        replace = {name: files[path] for arg in pod["containers"][0]["args"]
-                   for name, _, path in [arg.partition("=")] if path in files}
+        replace = secret_flags(pod, secrets)
         assert len(replace) == 6, replace
         replace.update({"--model": model, "--listen": f"127.0.0.1:{grpc}", "--http-listen": "none",
                         "--metrics-listen": f"127.0.0.1:{metrics}", "--health-listen": f"127.0.0.1:{probed}"})
