@@ -83,7 +83,12 @@ std::optional<HttpParser::Refusal> HttpParser::Take(std::string& bytes) {
     if (count == 0) break;
   }
   bytes.erase(0, taken);
-  if (!error || error == http::error::need_more) return std::nullopt;
+  if (!error || error == http::error::need_more) {
+    // Between the head and the end only a chunk's size with what follows it on its line stays over.
+    if (!has_head() || whole() || bytes.size() <= state_->head_bytes) return std::nullopt;
+    return Refusal{400, Str("expected an HTTP/1 request: the line before a chunk is longer than ",
+                            state_->head_bytes, " bytes")};
+  }
   if (error == http::error::header_limit) {
     return Refusal{431, Str("the request's head is longer than ", state_->head_bytes, " bytes")};
   }

@@ -1,6 +1,5 @@
 #include "tests/attacks/attacked_server.h"
 
-#include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -48,16 +47,19 @@ AttackedServer::AttackedServer(const std::vector<std::string>& flags, const Limi
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   if (limits.memory_mb > 0) command += Str("ulimit -v ", limits.memory_mb * 1024, " && ");
 #endif
-  command += Str(
-      "exec ", TREADLE_BINARY, " serve --model ", Model(),
-      " --listen 127.0.0.1:0 --http-listen none --metrics-listen none --threads 1 --pin-threads off"
-      " --kv-memory 16M --log-requests off");
+  command += Str("exec ", TREADLE_BINARY, " serve --model ", Model(),
+                 " --listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --metrics-listen none --threads 1"
+                 " --pin-threads off --kv-memory 16M --log-requests off");
   for (const std::string& flag : flags) command += " " + flag;
   process_ = std::make_unique<ChildProcess>(std::vector<std::string>{"/bin/sh", "-c", command});
-  const std::string line = process_->WaitForLine("listening on 127.0.0.1:");
-  const std::string before = "127.0.0.1:";
-  EXPECT_NE(line, "") << process_->output();
-  if (!line.empty()) port_ = std::atoi(line.c_str() + line.find(before) + before.size());
+  const std::string line = process_->WaitForLine("listening on ");
+  const auto port_after = [&](const std::string& before) {
+    const size_t at = line.find(before);
+    return at == std::string::npos ? 0 : std::atoi(line.c_str() + at + before.size());
+  };
+  port_ = port_after("gRPC on 127.0.0.1:");
+  http_port_ = port_after("http://127.0.0.1:");
+  EXPECT_TRUE(port_ > 0 && http_port_ > 0) << process_->output();
   EXPECT_NE(process_->WaitForLine("ready"), "");
 }
 
@@ -111,6 +113,28 @@ bool AttackedServer::WaitDescriptors(int64_t count) const {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   return descriptors() <= count;
+}
+
+void AttackTest::Start(const std::vector<std::string>& flags, int64_t descriptors) {
+  server_ = std::make_unique<AttackedServer>(
+      flags, AttackedServer::Limits{.descriptors = descriptors, .memory_mb = 1800});
+  ASSERT_TRUE(server_->Honest().ok());
+  memory_ = server_->memory_mb();
+  descriptors_ = server_->descriptors();
+}
+
+void AttackTest::ExpectService() {
+  ASSERT_TRUE(server_->alive());
+  const grpc::Status status = server_->Honest();
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_LT(server_->Live().count(), 5000);
+}
+
+void AttackTest::TearDown() {
+  if (!server_) return;
+  ExpectService();
+  ExpectLittleMemory();
+  EXPECT_TRUE(server_->WaitDescriptors(descriptors_ + 3)) << server_->descriptors();
 }
 
 }  // namespace treadle

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstdint>
@@ -24,7 +25,8 @@ class AttackedServer {
 
   AttackedServer(const std::vector<std::string>& flags, const Limits& limits);
 
-  int port() const { return port_; }
+  int port() const { return port_; }  // gRPC's
+  int http_port() const { return http_port_; }
   bool alive();
   // One short call on a connection of its own, within `patience`.
   grpc::Status Honest(std::chrono::seconds patience = std::chrono::seconds(10));
@@ -40,7 +42,20 @@ class AttackedServer {
 
  private:
   std::unique_ptr<ChildProcess> process_;
-  int port_ = 0;
+  int port_ = 0, http_port_ = 0;
+};
+
+// A server that may take 1.8 GB of addresses. After each test it stands, answers, its probe is
+// quick, and memory and descriptors are back.
+class AttackTest : public testing::Test {
+ protected:
+  void Start(const std::vector<std::string>& flags = {}, int64_t descriptors = 0);
+  void ExpectService();
+  void ExpectLittleMemory() { EXPECT_LT(server_->memory_mb(), memory_ + 256); }
+  void TearDown() override;
+
+  std::unique_ptr<AttackedServer> server_;
+  int64_t memory_ = 0, descriptors_ = 0;  // of the server at rest
 };
 
 }  // namespace treadle

@@ -16,8 +16,6 @@ using testing::HasSubstr;
 
 const char kGenerate[] = "/treadle.v1.Inference/Generate";
 constexpr int kConnections = 16;
-constexpr int64_t kMemoryMb = 1800;
-constexpr int64_t kOverRestMb = 256;
 
 // Frames in which a message of many bytes is sent.
 std::string Data(uint32_t stream, std::string_view bytes) {
@@ -34,33 +32,7 @@ std::unique_ptr<HostileClient> Greeted(int port) {
   return client;
 }
 
-class DoorAttacks : public testing::Test {
- protected:
-  void Start(const std::vector<std::string>& flags = {}, int64_t descriptors = 0) {
-    server_ = std::make_unique<AttackedServer>(
-        flags, AttackedServer::Limits{.descriptors = descriptors, .memory_mb = kMemoryMb});
-    ASSERT_TRUE(server_->Honest().ok());
-    memory_ = server_->memory_mb();
-    descriptors_ = server_->descriptors();
-  }
-  // The server stands, answers, and its probe is quick.
-  void ExpectService() {
-    ASSERT_TRUE(server_->alive());
-    const grpc::Status status = server_->Honest();
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    EXPECT_LT(server_->Live().count(), 5000);
-  }
-  void ExpectLittleMemory() { EXPECT_LT(server_->memory_mb(), memory_ + kOverRestMb); }
-  void TearDown() override {
-    if (!server_) return;
-    ExpectService();
-    ExpectLittleMemory();
-    EXPECT_TRUE(server_->WaitDescriptors(descriptors_ + 3)) << server_->descriptors();
-  }
-
-  std::unique_ptr<AttackedServer> server_;
-  int64_t memory_ = 0, descriptors_ = 0;
-};
+using DoorAttacks = AttackTest;
 
 TEST_F(DoorAttacks, CompressedMessagesAreRefusedUnread) {
   Start();
