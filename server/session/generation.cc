@@ -50,12 +50,12 @@ std::string StopMatcher::Push(std::string_view text) {
 std::string StopMatcher::Finish() { return std::exchange(held_, std::string()); }
 
 Generation::Generation(const Tokenizer* tokenizer, const RequestSpec& request,
-                       const std::vector<std::string>& stop_strings)
+                       const std::vector<std::string>& stop_strings, bool special_tokens)
     : min_new_tokens_(request.min_new_tokens), logprobs_(request.top_logprobs >= 0) {
   for (int32_t i = 0; i < request.candidates; ++i) {
     Candidate& candidate =
         candidates_.emplace_back(Candidate{.matcher = StopMatcher(stop_strings)});
-    if (tokenizer) candidate.decoder.emplace(*tokenizer, /*special=*/false);
+    if (tokenizer) candidate.decoder.emplace(*tokenizer, special_tokens);
   }
 }
 

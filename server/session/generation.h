@@ -54,9 +54,9 @@ struct OutputPart {
 class Generation {
  public:
   // `tokenizer`, which must outlive this, may be null: no text then. Stop strings count from token
-  // request.min_new_tokens on.
+  // request.min_new_tokens on. `special_tokens`: control tokens are text, too.
   Generation(const Tokenizer* tokenizer, const RequestSpec& request,
-             const std::vector<std::string>& stop_strings);
+             const std::vector<std::string>& stop_strings, bool special_tokens = false);
 
   // One part for each candidate with news, ascending. Of one that finished with kStopString the
   // pool must be told (FinishCandidate). Tokens of a candidate that has finished are dropped.

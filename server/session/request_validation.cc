@@ -68,7 +68,7 @@ absl::Status ReadSampling(GenerateRequest::Sampling& sampling, const ServedModel
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
+absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages, std::string tools,
                                        const ServedModel& model, Clock::time_point deadline) {
   if (!model.chat_template) {
     return InvalidArgument(
@@ -82,9 +82,9 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
   TREADLE_RETURN_IF_ERROR(CheckCount("chat.messages", messages.size(), kMaxChatMessages));
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
-    if (role != "system" && role != "user" && role != "assistant") {
+    if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
       return InvalidArgument("chat.messages[", i, "].role is ", Quoted(role),
-                             ", expected system, user or assistant");
+                             ", expected system, user, assistant or tool");
     }
   }
   const TokenizerSpec& spec = model.tokenizer->spec();
@@ -94,6 +94,7 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
   ChatOptions options;
   options.bos_token = text_of(spec.bos);
   options.eos_token = text_of(spec.eos);
+  options.tools = std::move(tools);
   options.deadline = deadline;
   auto rendered = model.chat_template->Render(messages, options);
   if (rendered.ok() || absl::IsDeadlineExceeded(rendered.status())) return rendered;
@@ -121,7 +122,8 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
   std::string text;
   EncodeOptions options;
   if (messages) {
-    TREADLE_ASSIGN_OR_RETURN(text, RenderChat(*messages, model, deadline));
+    TREADLE_ASSIGN_OR_RETURN(text,
+                             RenderChat(*messages, std::move(request.tools), model, deadline));
     options.add_special = false;  // the template wrote what the model wants
   } else {
     text = std::move(std::get<std::string>(request.prompt));
@@ -247,6 +249,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
   TREADLE_RETURN_IF_ERROR(ReadStops(request.stopping, model, valid));
   TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
   TREADLE_RETURN_IF_ERROR(ReadLengths(request.stopping, model, limits, spec));
+  valid.special_tokens = request.special_tokens;
   return valid;
 }
 

@@ -27,6 +27,8 @@ struct GenerateRequest {
   std::variant<std::monostate, std::string, std::vector<int32_t>, std::vector<ChatMessage>> prompt =
       {};
   bool add_special_tokens = true;  // to text: BOS and EOS as the model wants them
+  std::string tools = {};          // beside messages: ChatOptions::tools
+  bool special_tokens = false;     // control tokens are in the answer's text
 
   struct Sampling {
     // As asked; what was not has its default here. All but top_k and the seed, which follow.
@@ -63,6 +65,7 @@ struct RequestLimits {
 struct ValidatedRequest {
   RequestSpec spec;  // all but its deadline
   std::vector<std::string> stop_strings;
+  bool special_tokens = false;
 };
 
 // `random_seed` is used when the request has no seed. Errors: InvalidArgument; DeadlineExceeded.

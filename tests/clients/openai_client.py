@@ -104,6 +104,9 @@ def check_errors(client, model):
     assert error.param == "top_p" and error.type == "invalid_request_error", error.body
     expect_error(openai.BadRequestError, "response_format is not supported",
                  lambda: create(model=model, messages=MESSAGES, response_format={"type": "json_object"}))
+    tool = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+    expect_error(openai.BadRequestError, "tools is given, but the model's chat template",
+                 lambda: create(model=model, messages=MESSAGES, tools=[tool]))
     assert expect_error(openai.NotFoundError, "does not exist",
                         lambda: create(model="gpt-5", messages=MESSAGES)).code == "model_not_found"
     expect_error(openai.AuthenticationError, "",
