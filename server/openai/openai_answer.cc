@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "base/status.h"
 #include "server/openai/json_text.h"
 
@@ -26,6 +27,13 @@ std::string CallText(const ToolCall& call, const std::string& arguments) {
              JsonString(call.name), R"(,"arguments":)", arguments, "}");
 }
 
+// In base64: the bytes of f32 numbers, little-endian, as OpenAI's client reads them.
+std::string EmbeddingText(const std::vector<float>& embedding, bool base64) {
+  if (!base64) return JsonFloats(embedding);
+  const auto* const bytes = reinterpret_cast<const char*>(embedding.data());
+  return '"' + absl::Base64Escape({bytes, embedding.size() * sizeof(float)}) + '"';
+}
+
 std::string Event(const std::string& data) { return "data: " + data + "\n\n"; }
 
 }  // namespace
@@ -33,6 +41,8 @@ std::string Event(const std::string& data) { return "data: " + data + "\n\n"; }
 OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const OpenAiRequest& request, std::string id,
                            int64_t created)
     : model_(model),
+      embedding_(request.common.embedding),
+      base64_(request.base64),
       chat_(request.chat),
       stream_(request.stream),
       echo_(request.echo),
@@ -118,6 +128,10 @@ void OpenAiAnswer::AddPrompt(size_t index, const SessionEvent::Prompt& event) {
 
 void OpenAiAnswer::AddOutput(Choice& choice, const OutputPart& part) {
   choice.news = true;
+  if (embedding_) {
+    choice.text = EmbeddingText(part.embedding, base64_);
+    return;
+  }
   if (prompt_only_) {
     choice.finish = "length";
     return;
@@ -278,7 +292,19 @@ std::string OpenAiAnswer::LastEvents() const {
   return usage + Event("[DONE]");
 }
 
+std::string OpenAiAnswer::Embeddings() const {
+  std::string data;
+  for (size_t index = 0; index < choices_.size(); ++index) {
+    Append(data, Str(R"({"object":"embedding","index":)", index, R"(,"embedding":)",
+                     choices_[index].text, "}"));
+  }
+  return Str(R"({"object":"list","data":[)", data, R"(],"model":)", JsonString(model_.name),
+             R"(,"usage":{"prompt_tokens":)", prompt_tokens_, R"(,"total_tokens":)", prompt_tokens_,
+             "}}");
+}
+
 std::string OpenAiAnswer::Whole() const {
+  if (embedding_) return Embeddings();
   std::string answer = head_;
   for (size_t index = 0; index < choices_.size(); ++index) {
     const Choice& choice = choices_[index];

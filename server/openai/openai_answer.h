@@ -60,8 +60,10 @@ class OpenAiAnswer {
   std::string Chunk(size_t index, const std::string& content, const std::string& logprobs,
                     const std::string& ids, bool finish) const;
   std::string Usage() const;
+  std::string Embeddings() const;
 
   const ServedModel& model_;
+  const bool embedding_, base64_;
   const bool chat_, stream_, echo_, prompt_only_, token_ids_, logprobs_, prompt_logprobs_;
   const bool include_usage_, usage_in_chunks_;
   const size_t candidates_;

@@ -19,7 +19,7 @@ using Json = nlohmann::json;
 // -- prompts --------------------------------------------------------------------------------------
 
 // One text, one list of ids, or an array of either.
-absl::Status ReadPrompt(const Json& value, OpenAiRequest& to) {
+absl::Status ReadPrompts(const std::string& field, const Json& value, OpenAiRequest& to) {
   const auto add = [&](const std::string& name, const Json& prompt) -> absl::Status {
     if (prompt.is_string()) {
       to.prompts.emplace_back(prompt.get<std::string>());
@@ -30,14 +30,15 @@ absl::Status ReadPrompt(const Json& value, OpenAiRequest& to) {
     return absl::OkStatus();
   };
   if (value.is_array() && value.empty()) {
-    return Expected("prompt", value, "a string, token ids, or an array of either");
+    return Expected(field, value, "a string, token ids, or an array of either");
   }
-  if (!value.is_array() || value[0].is_number()) return add("prompt", value);
-  if (value.size() > kMaxPrompts) {
-    return InvalidArgument("prompt has ", value.size(), " entries, expected at most ", kMaxPrompts);
+  if (!value.is_array() || value[0].is_number()) return add(field, value);
+  const size_t most = to.common.embedding ? kMaxInputs : kMaxPrompts;
+  if (value.size() > most) {
+    return InvalidArgument(field, " has ", value.size(), " entries, expected at most ", most);
   }
   for (size_t i = 0; i < value.size(); ++i) {
-    TREADLE_RETURN_IF_ERROR(add(Str("prompt[", i, "]"), value[i]));
+    TREADLE_RETURN_IF_ERROR(add(Str(field, "[", i, "]"), value[i]));
   }
   return absl::OkStatus();
 }
@@ -218,7 +219,8 @@ constexpr Field kFields[] = {
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("parallel_tool_calls", value), to.parallel_tool_calls);
      }},
-    {"prompt", kCompletions, ReadPrompt},
+    {"prompt", kCompletions,
+     [](const Json& value, OpenAiRequest& to) { return ReadPrompts("prompt", value, to); }},
     {"prompt_cache_key", kBoth, nullptr},
     {"prompt_logprobs", kBoth,
      [](const Json& value, OpenAiRequest& to) {
@@ -346,6 +348,27 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   }
   TREADLE_RETURN_IF_ERROR(Conclude(request));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
+  return request;
+}
+
+absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const ServedModel& model) {
+  TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
+  OpenAiRequest request{.common = {.embedding = true}};
+  for (const auto& [name, value] : object.items()) {
+    if (value.is_null() || name == "model" || name == "user") continue;
+    if (name == "input") {
+      TREADLE_RETURN_IF_ERROR(ReadPrompts(name, value, request));
+    } else if (name == "encoding_format") {
+      request.base64 = value == "base64";
+      if (!request.base64 && value != "float")
+        return Expected(name, value, R"("float" or "base64")");
+    } else if (name == "add_special_tokens") {
+      TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), request.common.add_special_tokens));
+    } else {
+      return InvalidArgument(Cut(Printable(name), kShown), " is not supported");
+    }
+  }
+  if (request.prompts.empty()) return InvalidArgument("input is missing");
   return request;
 }
 

@@ -17,8 +17,12 @@
 
 namespace treadle {
 
-// Each is a session and holds a place in the queue.
+// Each is a session and holds a place in the queue. Of embeddings, which hold it briefly, a call
+// may have more; those begin as others end.
 inline constexpr size_t kMaxPrompts = 128;
+inline constexpr size_t kMaxInputs = 2048;
+
+enum class OpenAiKind : uint8_t { kCompletion, kChat, kEmbedding };
 
 struct OpenAiRequest {
   using Prompt = decltype(GenerateRequest::prompt);
@@ -26,6 +30,7 @@ struct OpenAiRequest {
   bool chat = false;
   GenerateRequest common = {};       // of every prompt, but for the prompt
   std::vector<Prompt> prompts = {};  // at least one
+  bool base64 = false;               // of embeddings: how they are written
   bool stream = false;
   bool include_usage = false;       // of a stream: in a chunk at its end
   bool usage_in_chunks = false;     // of a stream: so far, in every chunk
@@ -58,6 +63,9 @@ struct OpenAiRequest {
 // name, or says where the JSON is broken; NotFound: of another model.
 absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
                                                 const ServedModel& model);
+
+// The body of /v1/embeddings.
+absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const ServedModel& model);
 
 // {"model": ..., "prompt": TEXT, "add_special_tokens": BOOL} and {"model": ..., "tokens": [ID]}.
 struct TokenizeQuestion {

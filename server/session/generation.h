@@ -47,8 +47,9 @@ struct OutputPart {
   std::vector<int32_t> token_ids = {};
   std::vector<TokenDetail> details = {};  // one per id, if asked
   FinishReason finish = FinishReason::kNone;
-  std::string stop_string = {};  // with kStopString
-  int32_t stop_token = -1;       // with kEndToken
+  std::string stop_string = {};       // with kStopString
+  int32_t stop_token = -1;            // with kEndToken
+  std::vector<float> embedding = {};  // with kPooled: of length 1 (Euclid's), and all there is
 };
 
 class Generation {

@@ -184,6 +184,23 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
   return absl::OkStatus();
 }
 
+// Nothing is generated, but a step needs the room of one token.
+absl::Status ReadEmbedding(const ServedModel& model, const RequestLimits& limits,
+                           RequestSpec& spec) {
+  const auto prompt = static_cast<int64_t>(spec.prompt.size());
+  spec.pooling = limits.pooling;
+  spec.max_new_tokens = 1;
+  if (prompt > model.max_context) {
+    return InvalidArgument("prompt has ", prompt, " tokens, expected at most ", model.max_context,
+                           " (the context)");
+  }
+  const int64_t pages = PagesNeeded(spec, model.page_size);
+  if (pages <= model.kv_pages) return absl::OkStatus();
+  return InvalidArgument("prompt has ", prompt, " tokens, which need ", pages,
+                         " K/V pages, expected at most ", model.kv_pages,
+                         " (the server's --kv-memory)");
+}
+
 absl::Status ReadStops(GenerateRequest::Stopping& stopping, const ServedModel& model,
                        ValidatedRequest& valid) {
   const std::vector<std::string>& strings = stopping.stop_strings;
@@ -242,6 +259,15 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
                            " bytes, expected at most ", kMaxRequestIdBytes);
   }
   spec.client_id = std::move(request.request_id);
+  if (request.embedding) {
+    if (limits.pooling == Pooling::kNone) {
+      return absl::FailedPreconditionError(
+          "this server gives no embeddings: it was started with --embedding-pooling none");
+    }
+    TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+    TREADLE_RETURN_IF_ERROR(ReadEmbedding(model, limits, spec));
+    return valid;
+  }
   TREADLE_RETURN_IF_ERROR(ReadSampling(request.sampling, model, limits, random_seed, spec));
   TREADLE_ASSIGN_OR_RETURN(spec.top_logprobs, ReadLogprobs("logprobs", request.logprobs));
   TREADLE_ASSIGN_OR_RETURN(spec.prompt_logprobs,

@@ -29,6 +29,7 @@ struct GenerateRequest {
   bool add_special_tokens = true;  // to text: BOS and EOS as the model wants them
   std::string tools = {};          // beside messages: ChatOptions::tools
   bool special_tokens = false;     // control tokens are in the answer's text
+  bool embedding = false;          // is asked, and nothing of what follows
 
   struct Sampling {
     // As asked; what was not has its default here. All but top_k and the seed, which follow.
@@ -60,6 +61,7 @@ inline constexpr int kMaxChatMessages = 4096;
 struct RequestLimits {
   int64_t max_batch_size = kDefaultBatchSize;  // bounds num_candidates
   int32_t default_max_new_tokens = 512;        // clipped to the context and to the cache
+  Pooling pooling = Pooling::kNone;            // of embeddings; none: they are refused
 };
 
 struct ValidatedRequest {

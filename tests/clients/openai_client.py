@@ -3,6 +3,7 @@
 streamed, errors and cancellation; answers are those that gRPC's client gets.
 Usage: openai_client.py TREADLE MODEL (with the packages of openai_requirements.txt on PYTHONPATH)"""
 
+import array
 import re
 import subprocess
 import sys
@@ -97,6 +98,23 @@ def check_chat(client, model, grpc):
     print(f"chat: {message.content!r}, whole, streamed, with log probabilities")
 
 
+def check_embeddings(client, model):
+    ids = client.post("/../tokenize", cast_to=object, body={"prompt": PROMPT})["tokens"]
+    create = client.embeddings.create
+    several = create(model=model, input=[PROMPT, "A colour."])  # in base64: the client's default
+    assert [entry.index for entry in several.data] == [0, 1], several.usage
+    numbers = create(model=model, input=ids, encoding_format="float")
+    texts, sent = (array.array("f", answer.data[0].embedding) for answer in (numbers, several))
+    assert texts == sent, "numbers as text and in base64 differ"
+    assert numbers.usage.prompt_tokens == numbers.usage.total_tokens == len(ids), numbers.usage
+    for entry in several.data:
+        assert abs(sum(value * value for value in entry.embedding) - 1) < 1e-5, entry.index
+    error = expect_error(openai.BadRequestError, "dimensions is not supported",
+                         lambda: create(model=model, input="a", dimensions=8))
+    assert error.param == "dimensions", error.body
+    print(f"embeddings: of {len(several.data[0].embedding)} numbers, in base64 and not, from texts and ids")
+
+
 def check_errors(client, model):
     create = client.chat.completions.create
     error = expect_error(openai.BadRequestError, "top_p is 2, expected (0, 1]",
@@ -128,7 +146,8 @@ def main(treadle, model):
             keys.write("client-0123456789abcdef client\n")
         server = subprocess.Popen(
             [treadle, "serve", "--model", model, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0",
-             "--metrics-listen", "none", "--kv-memory", "256M", "--api-keys-file", f"{folder}/keys"], stderr=log)
+             "--metrics-listen", "none", "--kv-memory", "256M", "--embedding-pooling", "mean",
+             "--api-keys-file", f"{folder}/keys"], stderr=log)
 
         def logged(pattern):
             for _ in range(1200):
@@ -146,6 +165,7 @@ def main(treadle, model):
             assert client.models.retrieve(name).id == name
             check_completions(client, name, grpc)
             check_chat(client, name, grpc)
+            check_embeddings(client, name)
             check_errors(client, name)
             logged("request_id=left .*status=CANCELLED")
             server.terminate()

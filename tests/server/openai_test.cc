@@ -127,10 +127,11 @@ struct Bad {
 
 // Through the door too, as a call goes.
 HttpResponse Refusal(const Bad& bad) {
+  const OpenAiKind kind = bad.chat ? OpenAiKind::kChat : OpenAiKind::kCompletion;
   const auto read = ReadOpenAiRequest(bad.body, bad.chat, Model());
-  if (!read.ok()) return OpenAiError(read.status(), bad.chat);
+  if (!read.ok()) return OpenAiError(read.status(), kind);
   const auto valid = ValidateRequest(read->For(0), Model(), {.max_batch_size = 4}, 1);
-  return OpenAiError(valid.status(), bad.chat, read->max_tokens);
+  return OpenAiError(valid.status(), kind, read->max_tokens);
 }
 
 TEST(OpenAiRequest, WhatIsWrongIsNamed) {

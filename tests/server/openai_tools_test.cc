@@ -48,9 +48,11 @@ ServedModel ModelWith(const char* chat_template) {
 // The prompt, or the error's message.
 std::string PromptOf(const ServedModel& model, const std::string& body) {
   const auto read = ReadOpenAiRequest(body, /*chat=*/true, model);
-  if (!read.ok()) return Json::parse(OpenAiError(read.status(), true).body)["error"]["message"];
+  if (!read.ok())
+    return Json::parse(OpenAiError(read.status(), OpenAiKind::kChat).body)["error"]["message"];
   const auto valid = ValidateRequest(read->For(0), model, {}, 1);
-  if (!valid.ok()) return Json::parse(OpenAiError(valid.status(), true).body)["error"]["message"];
+  if (!valid.ok())
+    return Json::parse(OpenAiError(valid.status(), OpenAiKind::kChat).body)["error"]["message"];
   return model.tokenizer->Decode(valid->spec.prompt, /*special=*/true);
 }
 
