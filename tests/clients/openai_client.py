@@ -138,10 +138,13 @@ def with_tools(model, folder):
     return file.name
 
 
-def check_tools(client, model):
-    tools = [{"type": "function", "function": {
-        "name": "weather", "description": "The weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
+TOOLS = [{"type": "function", "function": {
+    "name": "weather", "description": "The weather in a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
+
+
+def conversation():
+    """What a small model goes on with by the call of a tool."""
     messages = []
     for city, weather in (("Bern", "rain"), ("Oslo", "snow"), ("Lima", "fog")):
         call = {"id": city, "type": "function",
@@ -150,8 +153,12 @@ def check_tools(client, model):
                      {"role": "assistant", "content": None, "tool_calls": [call]},
                      {"role": "tool", "tool_call_id": city, "content": weather},
                      {"role": "assistant", "content": f"The weather in {city} is {weather}."}]
-    messages.append({"role": "user", "content": "What is the weather in Rome?"})
-    ask = dict(model=model, messages=messages, tools=tools, temperature=0, max_tokens=60)
+    return [*messages, {"role": "user", "content": "What is the weather in Rome?"}]
+
+
+def check_tools(client, model):
+    messages = conversation()
+    ask = dict(model=model, messages=messages, tools=TOOLS, temperature=0, max_tokens=60)
     whole = client.chat.completions.create(**ask).choices[0]
     call = whole.message.tool_calls[0]
     assert whole.finish_reason == "tool_calls" and whole.message.content is None, whole
@@ -192,7 +199,8 @@ def check_errors(client, model):
     print("errors: 400, 401, 404, 504; and a stream that its reader left")
 
 
-def main(treadle, model, tools=False):
+def main(treadle, model, tools=None):
+    """`tools`: what to check of a model that knows tools, by its client and name, instead of all else."""
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+") as log:
         with open(f"{folder}/keys", "w") as keys:
             keys.write("client-0123456789abcdef client\n")
@@ -218,7 +226,7 @@ def main(treadle, model, tools=False):
             name = client.models.list().data[0].id
             assert client.models.retrieve(name).id == name
             if tools:
-                return check_tools(client, name)
+                return tools(client, name)
             check_completions(client, name, grpc)
             check_chat(client, name, grpc)
             check_embeddings(client, name)
@@ -237,5 +245,5 @@ def main(treadle, model, tools=False):
 if __name__ == "__main__":
     began = time.monotonic()
     main(*sys.argv[1:])
-    main(*sys.argv[1:], tools=True)
+    main(*sys.argv[1:], tools=check_tools)
     print(f"OpenAI's client: openai {openai.__version__}, ok in {time.monotonic() - began:.1f} s")
