@@ -86,7 +86,7 @@ std::vector<OutputPart> Generation::Absorb(const std::vector<StreamToken>& token
 }
 
 void Generation::AbsorbToken(const StreamToken& token, Candidate& candidate, OutputPart& part) {
-  part.embedding = Normalized(token.embedding);
+  if (!token.embedding.empty()) part.embedding = Normalized(token.embedding);
   // A request may end without a last token (its stop string was seen elsewhere).
   if (token.token >= 0) {
     part.token_ids.push_back(token.token);
