@@ -1,5 +1,6 @@
 #include "base/json_file.h"
 
+#include <algorithm>
 #include <set>
 #include <vector>
 
@@ -57,7 +58,40 @@ class Checker : public nlohmann::json_sax<Json> {
   std::string error_;
 };
 
+// Behind the string or the value that begins at `at` in valid JSON.
+size_t BehindString(std::string_view text, size_t at) {
+  for (++at; at < text.size() && text[at] != '"'; ++at) {
+    if (text[at] == '\\') ++at;
+  }
+  return at + 1;
+}
+size_t BehindValue(std::string_view text, size_t at) {
+  for (int depth = 0; at < text.size();) {
+    const char c = text[at];
+    depth += (c == '{' || c == '[') - (c == '}' || c == ']');
+    at = c == '"' ? BehindString(text, at) : at + 1;
+    if (depth > 0) continue;
+    const bool whole = c == '"' || c == '}' || c == ']';
+    return whole ? at : std::min(text.find_first_of(" \t\r\n,}", at), text.size());
+  }
+  return text.size();
+}
+
 }  // namespace
+
+std::string_view MemberText(std::string_view object, std::string_view name) {
+  size_t at = object.find('{');
+  while ((at = object.find('"', at)) != std::string_view::npos) {
+    const size_t key_end = BehindString(object, at);
+    const Json key = Json::parse(object.substr(at, key_end - at), nullptr, false);
+    const size_t value = object.find_first_not_of(" \t\r\n:", key_end);
+    if (value == std::string_view::npos) break;
+    const size_t end = BehindValue(object, value);
+    if (key == name) return object.substr(value, end - value);
+    at = end;
+  }
+  return {};
+}
 
 absl::StatusOr<Json> ParseJsonObject(std::string_view text, const std::string& path) {
   Checker checker;

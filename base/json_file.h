@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 
@@ -15,6 +16,10 @@ namespace treadle {
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
 // `text` as a JSON object; `path` is named in the error.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path);
+
+// The text of a member of `object`, a JSON object that ParseJsonObject has taken, as it stands
+// there: members of parsed objects lose their order. Empty if it has none of that name.
+std::string_view MemberText(std::string_view object, std::string_view name);
 
 // Nothing unless it is an integer from `least` to `most`.
 std::optional<int64_t> IntegerIn(const nlohmann::json& value, int64_t least, int64_t most);

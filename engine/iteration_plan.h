@@ -8,12 +8,19 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/choice.h"
 #include "kernels/kv_view.h"
 #include "kernels/sampling.h"
 
 namespace treadle {
 
 using SequenceId = uint64_t;
+
+// What comes of a prompt's final hidden states (after the model's last norm), if not tokens: their
+// mean, or the last one.
+enum class Pooling : uint8_t { kNone, kMean, kLast };
+inline constexpr Choice<Pooling> kPoolings[] = {
+    {"none", Pooling::kNone}, {"mean", Pooling::kMean}, {"last", Pooling::kLast}};
 
 // Announces a sequence: its pages (all that it may ever need) and how it samples.
 struct SequenceStart {
@@ -36,10 +43,13 @@ struct Step {
   int32_t first_position = 0;
   int32_t num_tokens = 0;
   std::vector<int32_t> tokens;   // [num_tokens]; empty: one token, the sequence's previous sample
-  bool sample = false;           // the last row gives the next token
+  bool sample = false;           // the last row gives the next token, or, if pooled, the vector
   int32_t top_logprobs = -1;     // of the sample: -1 none, 0 its own, k: also the k best
   int32_t prompt_logprobs = -1;  // of every row, about the token after it: same meaning
   int32_t next_token = -1;       // with prompt_logprobs: the token after the last row; -1: none
+  // Of every step of the sequence alike; then positions follow each other, from 0 on, and nothing
+  // is told of tokens.
+  Pooling pooling = Pooling::kNone;
 };
 
 struct IterationPlan {
@@ -68,6 +78,7 @@ struct StepResult {
   int32_t token = -1;                      // -1: nothing was sampled
   TokenDetail detail;                      // of `token`, if top_logprobs >= 0
   std::vector<TokenDetail> prompt_detail;  // of the tokens after each row, if asked
+  std::vector<float> embedding;            // [hidden] of a pooled step that samples
 };
 
 // Where the last stage's time went, as rank 0 saw it; its own clock.

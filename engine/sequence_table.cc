@@ -196,7 +196,18 @@ absl::Status SequenceTable::CheckStep(const Step& step) {
                              " log probabilities, expected -1 to ", kMaxTopLogprobs);
     }
   }
+  TREADLE_RETURN_IF_ERROR(CheckPooling(step, target));
   return CheckStepTokens(step, target);
+}
+
+absl::Status SequenceTable::CheckPooling(const Step& step, const Target& target) const {
+  if (step.pooling == Pooling::kNone) return absl::OkStatus();
+  if (step.first_position != target.next_position || step.tokens.empty() ||
+      step.top_logprobs != -1 || step.prompt_logprobs != -1) {
+    return InvalidArgument("step of sequence ", step.sequence,
+                           " is pooled, expected the tokens that follow and no log probabilities");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SequenceTable::CheckStepTokens(const Step& step, const Target& target) const {

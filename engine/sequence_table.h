@@ -43,6 +43,8 @@ class LiveSequence {
   // -1: none. Below: the host has not seen it yet (Backend::Embed says what the number means).
   int32_t previous_sample() const { return previous_sample_; }
   bool counting() const { return counting_; }  // its sampling needs counts()
+  // For whoever pools its final hidden states.
+  std::vector<float>& pooled() { return pooled_; }
 
   // Enters ids at first_position and on, after discarding what lay there or later. The previous
   // sample is gone then. Requires start().first_position <= first_position <= next_position().
@@ -63,6 +65,7 @@ class LiveSequence {
   std::vector<int32_t> ids_;
   std::vector<TokenCount> counts_;
   int32_t previous_sample_ = -1;
+  std::vector<float> pooled_;
 };
 
 class SequenceTable {
@@ -116,6 +119,7 @@ class SequenceTable {
   absl::Status CheckRelease(SequenceId sequence);
   absl::Status CheckStart(const SequenceStart& start);
   absl::Status CheckStep(const Step& step);
+  absl::Status CheckPooling(const Step& step, const Target& target) const;
   absl::Status CheckStepTokens(const Step& step, const Target& target) const;
   absl::Status CheckSampling(const SamplingParameters& sampling, SequenceId id) const;
   absl::Status CheckPage(int32_t page, const char* what, uint64_t id) const;

@@ -104,10 +104,12 @@ class Stage {
   // A plan from Begin to Finish.
   struct Begun {
     const IterationPlan* plan = nullptr;
-    std::vector<OutputRow> outputs;     // ascending by row
-    std::vector<SampleResult> samples;  // of outputs, and of padding
-    Tensor message;                     // of the link: what came from it and goes on by it
-    bool to_send = false;               // once the ops have been waited for
+    std::vector<OutputRow> outputs;              // ascending by row
+    std::vector<SampleResult> samples;           // of outputs, and of padding
+    bool pools = false;                          // some steps are pooled
+    std::vector<std::vector<float>> embeddings;  // of steps that are pooled to their end, in order
+    Tensor message;                              // of the link: what came from it and goes on by it
+    bool to_send = false;                        // once the ops have been waited for
     Times times;
   };
 
@@ -131,12 +133,13 @@ class Stage {
   absl::Status HandOver(Tensor hidden, Begun& begun);
   absl::Status SendMessage(Begun& begun);
   absl::Status RunOutputs(Tensor hidden, Begun& begun);
+  absl::Status Pool(Tensor hidden, Begun& begun);
   absl::Status SampleTile(Tensor logits, std::span<const SampleRow> rows,
                           std::span<SampleResult> samples);
   absl::Status GatherLogits(Tensor logits, std::span<const SampleRow> rows,
                             std::span<SampleResult> samples);
   SampleRow MakeSampleRow(const Step& step, OutputRow& output) const;
-  IterationResult TakeResult(const Begun& begun);
+  IterationResult TakeResult(Begun& begun);
 
   Backend& backend_;
   Model& model_;
@@ -162,6 +165,7 @@ class Stage {
   std::vector<LiveSequence*> live_;     // [steps]
   std::vector<int32_t> output_rows_;    // [outputs, padding included]
   std::vector<SampleRow> sample_rows_;  // as output_rows_
+  std::vector<float> pooled_rows_;      // of the step that is being pooled
   GraphKey graph_;                      // rows = 0: not a batch for RunGraph
   std::vector<ShardSample> own_part_;   // [kMaxHeadRows]; this and below: several ranks only
   std::vector<ShardSample> all_parts_;  // [ranks * kMaxHeadRows]

@@ -19,11 +19,17 @@ std::vector<TokenLogprob> Best(const SampleResult& sample, int32_t count) {
 void Stage::CollectOutputs(Begun& begun) {
   const IterationPlan& plan = *begun.plan;
   begun.outputs.clear();
+  begun.pools = false;
+  begun.embeddings.clear();
   output_rows_.clear();
   sample_rows_.clear();
   if (!model_.last_stage()) return;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
+    if (step.pooling != Pooling::kNone) {
+      begun.pools = true;
+      continue;
+    }
     const int32_t last = step.num_tokens - 1;
     for (int32_t row = step.prompt_logprobs >= 0 ? 0 : last; row <= last; ++row) {
       OutputRow output{.row = spans_[i].first_row + row, .step = static_cast<int32_t>(i)};
@@ -60,8 +66,36 @@ SampleRow Stage::MakeSampleRow(const Step& step, OutputRow& output) const {
   return row;
 }
 
-// Head and sampling, tile by tile.
+// Takes what pooled steps give: rows that no head reads, so they are normalized where they are.
+// Sums of f32 run in the order of positions, on the host, so that chunks make no difference.
+absl::Status Stage::Pool(Tensor hidden, Begun& begun) {
+  for (size_t i = 0; i < begun.plan->steps.size(); ++i) {
+    const Step& step = begun.plan->steps[i];
+    const bool mean = step.pooling == Pooling::kMean;
+    if (step.pooling == Pooling::kNone || (!mean && !step.sample)) continue;
+    const int64_t rows = mean ? step.num_tokens : 1;
+    const Tensor states = hidden.Rows(spans_[i].first_row + step.num_tokens - rows, rows);
+    model_.Normalize(states);
+    TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
+    pooled_rows_.resize(static_cast<size_t>(rows * hidden.cols));
+    backend_.CopyToHost(pooled_rows_.data(), states.data, pooled_rows_.size() * sizeof(float));
+    std::vector<float>& sum = live_[i]->pooled();
+    if (step.first_position == 0 || sum.empty() || !mean)
+      sum.assign(static_cast<size_t>(hidden.cols), 0);
+    for (size_t row = 0; row < pooled_rows_.size(); row += sum.size()) {
+      for (size_t j = 0; j < sum.size(); ++j) sum[j] += pooled_rows_[row + j];
+    }
+    if (!step.sample) continue;
+    const auto count = static_cast<float>(mean ? live_[i]->next_position() : 1);
+    for (float& value : sum) value /= count;
+    begun.embeddings.push_back(std::move(sum));
+  }
+  return absl::OkStatus();
+}
+
+// Pooling, head and sampling, the latter tile by tile.
 absl::Status Stage::RunOutputs(Tensor hidden, Begun& begun) {
+  if (begun.pools) TREADLE_RETURN_IF_ERROR(Pool(hidden, begun));
   for (size_t begin = 0; begin < output_rows_.size(); begin += kMaxHeadRows) {
     const size_t count = std::min<size_t>(kMaxHeadRows, output_rows_.size() - begin);
     const int64_t rows = static_cast<int64_t>(count);
@@ -120,7 +154,7 @@ absl::Status Stage::GatherLogits(Tensor logits, std::span<const SampleRow> rows,
 }
 
 // What the plan's outputs came to; sequences learn their samples.
-IterationResult Stage::TakeResult(const Begun& begun) {
+IterationResult Stage::TakeResult(Begun& begun) {
   const IterationPlan& plan = *begun.plan;
   IterationResult result;
   result.epoch = plan.epoch;
@@ -129,7 +163,13 @@ IterationResult Stage::TakeResult(const Begun& begun) {
   times_ = begun.times;
   if (!model_.last_stage()) return result;
   result.steps.resize(plan.steps.size());
-  for (size_t i = 0; i < plan.steps.size(); ++i) result.steps[i].sequence = plan.steps[i].sequence;
+  size_t embedding = 0;
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    const Step& step = plan.steps[i];
+    result.steps[i].sequence = step.sequence;
+    if (step.pooling == Pooling::kNone || !step.sample) continue;
+    result.steps[i].embedding = std::move(begun.embeddings[embedding++]);
+  }
   for (size_t i = 0; i < begun.outputs.size(); ++i) {
     const OutputRow& output = begun.outputs[i];
     const SampleResult& sample = begun.samples[i];

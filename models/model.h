@@ -103,6 +103,10 @@ class Model {
   virtual absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                                Tensor hidden) = 0;
 
+  // Last stage only: final norm alone, in place, of rows that Head is not given. hidden: [rows,
+  // hidden] f32
+  virtual void Normalize(Tensor hidden) = 0;
+
   // Last stage only: final norm and head. hidden: [rows, hidden]; logits: [rows, vocab().size()]
   // f32, of this rank's part of the vocabulary; rows <= max_head_rows. May overwrite `hidden`.
   virtual void Head(Tensor hidden, Tensor logits) = 0;

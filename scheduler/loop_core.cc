@@ -102,6 +102,12 @@ void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) 
   if (request.state == RequestState::kFinished) return;
   if (!step.prompt_detail.empty()) delivery_.Prompt(request, std::move(step.prompt_detail));
   if (!target.sample || sequence.finished) return;
+  if (request.spec.pooling != Pooling::kNone) {
+    delivery_.Token(
+        request,
+        {.detail = {}, .finish = FinishReason::kPooled, .embedding = std::move(step.embedding)});
+    return FinishSequence(request, sequence, FinishReason::kPooled);
+  }
 
   ++sequence.produced;
   sequence.output.push_back(step.token);

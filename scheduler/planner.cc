@@ -97,6 +97,7 @@ void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan
   step.num_tokens = num_tokens;
   step.tokens.assign(prompt.begin() + sequence.next_position, prompt.begin() + end);
   step.sample = whole && !sequence.finished;
+  step.pooling = request.spec.pooling;
   step.top_logprobs = step.sample ? request.spec.top_logprobs : -1;
   step.prompt_logprobs = request.spec.prompt_logprobs;
   if (step.prompt_logprobs >= 0 && !whole) step.next_token = prompt[static_cast<size_t>(end)];

@@ -35,6 +35,8 @@ struct RequestSpec {
   int32_t candidates = 1;           // n
   int32_t top_logprobs = -1;        // of generated tokens (see Step)
   int32_t prompt_logprobs = -1;     // of prompt tokens
+  // Not none: an embedding of the prompt is asked. No token comes then, and max_new_tokens is 1.
+  Pooling pooling = Pooling::kNone;
   Clock::time_point deadline = Clock::time_point::max();
   bool internal = false;  // nobody asked for it (the warm-up): not in the users' metrics
 };

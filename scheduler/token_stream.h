@@ -21,13 +21,14 @@
 
 namespace treadle {
 
-enum class FinishReason : uint8_t { kNone, kLength, kEndToken, kStopString };
+enum class FinishReason : uint8_t { kNone, kLength, kEndToken, kStopString, kPooled };
 
 struct StreamToken {
   uint32_t candidate = 0;
   int32_t token = -1;
   TokenDetail detail;
   FinishReason finish = FinishReason::kNone;  // set on the last token of this candidate
+  std::vector<float> embedding = {};          // with kPooled, and instead of a token
 };
 
 // Seconds, measured by the loop.

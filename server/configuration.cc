@@ -226,6 +226,10 @@ const std::vector<ServeFlag>& ServeFlags() {
        Integer(&O::engine_depth, 1, 2)},
       {"--default-max-new-tokens", "for requests that give none; clipped to the context", kServing,
        kServer, Integer(&O::default_max_new_tokens, 1, kMany)},
+      {"--embedding-pooling",
+       "embeddings are the mean of a prompt's final hidden states, or the last one; none: they are "
+       "refused (few models that generate text have useful ones)",
+       kServing, kServer, OneOf(&O::embedding_pooling, kPoolings)},
       {"--drain-timeout", "after SIGTERM, accepted requests may take this long", kServing, kOwn,
        Duration(&O::drain_timeout)},
       {"--stream-stall-timeout", "a client that reads nothing for this long is cancelled", kServing,

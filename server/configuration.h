@@ -14,6 +14,7 @@
 #include "base/choice.h"
 #include "engine/choices.h"
 #include "engine/defaults.h"
+#include "engine/iteration_plan.h"
 #include "models/checkpoints/weight_plan.h"
 #include "server/observe/log_event.h"
 
@@ -67,6 +68,7 @@ struct ServeOptions {
   bool pin_threads = true;
   int64_t engine_depth = 2;
   int64_t default_max_new_tokens = 512;
+  Pooling embedding_pooling = Pooling::kNone;
   std::chrono::milliseconds drain_timeout{30'000};
   std::chrono::milliseconds stream_stall_timeout{60'000};
   std::chrono::milliseconds iteration_deadline{120'000};

@@ -21,7 +21,8 @@ enum StepKind : uint32_t {
   kTopLogprobs = 16,     // not -1
   kPromptLogprobs = 32,  // not -1
   kNextToken = 64,       // not -1
-  kAllKinds = 127,
+  kPooling = 128,        // not kNone
+  kAllKinds = 255,
 };
 
 // Differences wrap around, so every value survives.
@@ -92,6 +93,7 @@ void EncodeSteps(const std::vector<Step>& steps, control::PlanMessage& message) 
     number(kTopLogprobs, step.top_logprobs != -1, step.top_logprobs);
     number(kPromptLogprobs, step.prompt_logprobs != -1, step.prompt_logprobs);
     number(kNextToken, step.next_token != -1, step.next_token);
+    number(kPooling, step.pooling != Pooling::kNone, static_cast<int32_t>(step.pooling));
     kinds.push_back(kind);
     all_plain = all_plain && kind == 0;
   }
@@ -180,11 +182,11 @@ absl::Status DecodeSteps(const control::PlanMessage& message, std::vector<Step>&
     step.sample = (kind & kNoSample) == 0;
     step.num_tokens = 1;
     int32_t explicit_tokens = -1;
-    const std::pair<uint32_t, int32_t*> numbers[] = {{kNumTokens, &step.num_tokens},
-                                                     {kExplicitTokens, &explicit_tokens},
-                                                     {kTopLogprobs, &step.top_logprobs},
-                                                     {kPromptLogprobs, &step.prompt_logprobs},
-                                                     {kNextToken, &step.next_token}};
+    int32_t pooling = 0;
+    const std::pair<uint32_t, int32_t*> numbers[] = {
+        {kNumTokens, &step.num_tokens},     {kExplicitTokens, &explicit_tokens},
+        {kTopLogprobs, &step.top_logprobs}, {kPromptLogprobs, &step.prompt_logprobs},
+        {kNextToken, &step.next_token},     {kPooling, &pooling}};
     for (const auto& [bit, value] : numbers) {
       if ((kind & bit) == 0) continue;
       if (extra == message.extra_size()) {
@@ -192,6 +194,10 @@ absl::Status DecodeSteps(const control::PlanMessage& message, std::vector<Step>&
       }
       *value = message.extra(extra++);
     }
+    if (pooling < 0 || pooling >= std::ssize(kPoolings)) {
+      return InvalidArgument("plan: pooling is ", pooling, " for step ", i);
+    }
+    step.pooling = static_cast<Pooling>(pooling);
     if ((kind & kPreviousSample) != 0) continue;
     if ((kind & kExplicitTokens) == 0) explicit_tokens = step.num_tokens;
     if (explicit_tokens < 0 || explicit_tokens > message.token_size() - token) {
@@ -223,6 +229,16 @@ void EncodeDetail(const TokenDetail& detail, control::ResultMessage& message) {
     message.add_top_token(top.token);
     message.add_top_logprob(top.logprob);
   }
+}
+
+absl::Status CheckEmbeddings(const control::ResultMessage& message) {
+  if (message.width_size() != 0) {
+    TREADLE_RETURN_IF_ERROR(
+        CheckSize("result: width", message.width_size(), message.sequence_size()));
+  }
+  int64_t floats = 0;
+  for (const uint32_t size : message.width()) floats += size;
+  return CheckSize("result: embedding", message.embedding().size(), floats);
 }
 
 absl::Status CheckDetails(const control::ResultMessage& message) {
@@ -282,7 +298,9 @@ void EncodeResult(const IterationResult& result, control::ResultMessage& message
   RelativeId id;
   bool any_detail = false;
   bool any_prompt_detail = false;
+  bool any_embedding = false;
   for (const StepResult& step : result.steps) {
+    any_embedding = any_embedding || !step.embedding.empty();
     message.add_sequence(id.Encode(step.sequence));
     message.add_token(step.token);
     any_prompt_detail = any_prompt_detail || !step.prompt_detail.empty();
@@ -297,6 +315,10 @@ void EncodeResult(const IterationResult& result, control::ResultMessage& message
       for (const TokenDetail& detail : step.prompt_detail) EncodeDetail(detail, message);
     }
   }
+  for (size_t i = 0; any_embedding && i < result.steps.size(); ++i) {
+    message.add_width(static_cast<uint32_t>(result.steps[i].embedding.size()));
+    Append(result.steps[i].embedding, message.mutable_embedding());
+  }
   for (const auto timing : kTimings) {
     const double seconds = std::clamp(result.timings.*timing, 0.0, 1e9);
     message.add_nanoseconds(static_cast<uint64_t>(std::llround(seconds * 1e9)));
@@ -309,12 +331,13 @@ absl::StatusOr<IterationResult> DecodeResult(const control::ResultMessage& messa
   TREADLE_RETURN_IF_ERROR(
       CheckSize("result: nanoseconds", message.nanoseconds_size(), std::ssize(kTimings)));
   TREADLE_RETURN_IF_ERROR(CheckDetails(message));
+  TREADLE_RETURN_IF_ERROR(CheckEmbeddings(message));
   IterationResult result;
   result.epoch = message.epoch();
   result.iteration = message.iteration();
   result.steps.resize(static_cast<size_t>(message.sequence_size()));
   RelativeId id;
-  int detail = 0, top = 0;  // read so far
+  int detail = 0, top = 0, embedding = 0;  // read so far
   const auto next_detail = [&] {
     TokenDetail next;
     next.logprob = message.logprob(detail);
@@ -327,6 +350,11 @@ absl::StatusOr<IterationResult> DecodeResult(const control::ResultMessage& messa
     StepResult& step = result.steps[i];
     step.sequence = id.Decode<SequenceId>(message.sequence(i));
     step.token = message.token(i);
+    if (message.width_size() != 0) {
+      const auto begin = message.embedding().begin() + embedding;
+      embedding += static_cast<int>(message.width(i));
+      step.embedding.assign(begin, message.embedding().begin() + embedding);
+    }
     if (message.logprob_size() == 0) continue;
     step.detail = next_detail();
     const uint32_t prompt = message.prompt_details_size() == 0 ? 0 : message.prompt_details(i);

@@ -112,6 +112,7 @@ RemoteEngine::RemoteEngine(const RemoteEngineOptions& options, std::string finge
       depth_(options.depth > 0 ? options.depth : std::max(stages_, 2)),
       deadline_(options.iteration_deadline),
       vocab_(options.checkpoint->config().vocab),
+      hidden_(options.checkpoint->config().hidden),
       replace_workers_(options.replace_workers),
       cluster_(std::make_unique<WorkerCluster>(
           options, std::move(fingerprint),
@@ -232,7 +233,7 @@ absl::Status RemoteEngine::CheckResult(const IterationResult& result) const {
   for (size_t i = 0; i < asked.size(); ++i) {
     const StepResult& step = result.steps[i];
     const bool token_fits =
-        asked[i].sample ? step.token >= 0 && step.token < vocab_ : step.token == -1;
+        asked[i].token ? step.token >= 0 && step.token < vocab_ : step.token == -1;
     if (step.sequence != asked[i].sequence || !token_fits) {
       return InvalidArgument("step ", i, " is of sequence ", step.sequence, " with token ",
                              step.token, ", expected sequence ", asked[i].sequence);
@@ -245,9 +246,11 @@ absl::Status RemoteEngine::CheckResult(const IterationResult& result) const {
   return absl::OkStatus();
 }
 
-RemoteEngine::Asked RemoteEngine::AskedOf(const Step& step) {
-  Asked asked{.sequence = step.sequence, .sample = step.sample};
-  if (step.sample) asked.top = static_cast<size_t>(std::max(step.top_logprobs, 0));
+RemoteEngine::Asked RemoteEngine::AskedOf(const Step& step) const {
+  const bool pooled = step.pooling != Pooling::kNone;
+  Asked asked{.sequence = step.sequence, .token = step.sample && !pooled};
+  if (step.sample && pooled) asked.embedding = static_cast<size_t>(hidden_);
+  if (asked.token) asked.top = static_cast<size_t>(std::max(step.top_logprobs, 0));
   if (step.prompt_logprobs < 0) return asked;
   asked.prompt_top = static_cast<size_t>(step.prompt_logprobs);
   // Of the token after each row; the last one's may not be in the prompt.
@@ -255,8 +258,12 @@ RemoteEngine::Asked RemoteEngine::AskedOf(const Step& step) {
   return asked;
 }
 
-// Whether a step's log probabilities are those that were asked for.
+// Whether a step's vector and log probabilities are those that were asked for.
 absl::Status RemoteEngine::CheckDetails(const StepResult& step, const Asked& asked) const {
+  if (step.embedding.size() != asked.embedding) {
+    return InvalidArgument(step.embedding.size(), " elements of an embedding, expected ",
+                           asked.embedding);
+  }
   if (step.prompt_detail.size() != asked.prompt_details) {
     return InvalidArgument(step.prompt_detail.size(), " prompt details, expected ",
                            asked.prompt_details);

@@ -121,7 +121,8 @@ class RemoteEngine final : public Engine {
   // What a result must answer to.
   struct Asked {
     SequenceId sequence = 0;
-    bool sample = false;
+    bool token = false;
+    size_t embedding = 0;       // elements
     size_t prompt_details = 0;  // how many
     size_t top = 0;             // alternatives of the sample, at most
     size_t prompt_top = 0;      // and of each prompt detail
@@ -133,7 +134,7 @@ class RemoteEngine final : public Engine {
 
   RemoteEngine(const RemoteEngineOptions& options, std::string fingerprint);
 
-  static Asked AskedOf(const Step& step);
+  Asked AskedOf(const Step& step) const;
   void OnResult(const control::ResultMessage& message);
   absl::Status CheckResult(const IterationResult& result) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -145,6 +146,7 @@ class RemoteEngine final : public Engine {
   const int depth_;
   const std::chrono::milliseconds deadline_;
   const int64_t vocab_;
+  const int64_t hidden_;
   const std::function<void()> replace_workers_;
 
   mutable Mutex wake_mutex_;

@@ -16,15 +16,28 @@
 
 namespace treadle {
 
+// A call of a tool, by an assistant. `arguments` is a JSON object's text.
+struct ToolCall {
+  std::string id;
+  std::string name;
+  std::string arguments;
+};
+
 struct ChatMessage {
   std::string role;
   std::string content;
+  std::vector<ToolCall> tool_calls =
+      {};  // with these and no content, templates see none as content
+  // Of a tool's answer; empty: templates see none. The name is the tool's.
+  std::string tool_call_id = {};
+  std::string name = {};
 };
 
 struct ChatOptions {
   bool add_generation_prompt = true;
   std::string bos_token;
   std::string eos_token;
+  std::string tools;  // that the model may call: a JSON array's text, as OpenAI's; empty: none
   std::vector<std::pair<std::string, std::string>> variables;  // further string variables
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
@@ -40,6 +53,9 @@ class ChatTemplate {
   // ResourceExhausted when it needs more than its budget (jinja/value.h); DeadlineExceeded.
   absl::StatusOr<std::string> Render(const std::vector<ChatMessage>& messages,
                                      const ChatOptions& options) const;
+
+  // What was parsed.
+  const std::string& source() const;
 
   // Whether usual conversations are within the budget: ResourceExhausted, if not.
   absl::Status CheckCost() const;

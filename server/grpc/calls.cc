@@ -36,12 +36,14 @@ Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerCo
   return caller;
 }
 
+template <typename Message>
 absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes) {
-  v1::GenerateRequest message;
+  Message message;
   TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
   return ToRequest(message);
 }
 
+template <typename Response>
 class UnaryCall final : public grpc::ServerUnaryReactor, public Session {
  public:
   UnaryCall(SessionEnvironment& environment, grpc::ByteBuffer* response)
@@ -52,8 +54,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Session {
 
  private:
   bool Write(const SessionEvent& event) override {
-    if (event.output) AppendOutput(*event.output, CandidateIn(event.output->candidate, message_));
-    FillEnds(event, message_);
+    Add(event, message_);
     if (event.end) {
       *response_ = Serialize(message_);
       Finish(grpc::Status::OK);
@@ -63,7 +64,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor, public Session {
   void Fail(const absl::Status& status) override { Finish(ToGrpcStatus(status)); }
 
   grpc::ByteBuffer* const response_;  // gRPC's; valid until Finish
-  v1::GenerateResponse message_;
+  Response message_;
 };
 
 class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public Session {
@@ -91,6 +92,16 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
   grpc::CallbackServerContext* const context_;  // gRPC's; valid until OnDone
   grpc::ByteBuffer written_;                    // valid until the write is done
 };
+
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* StartUnary(CallEnvironment& environment,
+                                     grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  auto call = std::make_shared<UnaryCall<Response>>(environment.sessions, response);
+  call->Start(CallerOf(environment, *context), request->Length(),
+              [request] { return Read<Request>(*request); });
+  return call.get();
+}
 
 class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
                         public std::enable_shared_from_this<WatchCall> {
@@ -181,10 +192,14 @@ grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
                                         grpc::CallbackServerContext* context,
                                         const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* response) {
-  auto call = std::make_shared<UnaryCall>(environment.sessions, response);
-  call->Start(CallerOf(environment, *context), request->Length(),
-              [request] { return Read(*request); });
-  return call.get();
+  return StartUnary<v1::GenerateRequest, v1::GenerateResponse>(environment, context, request,
+                                                               response);
+}
+
+grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
+                                     grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
+  return StartUnary<v1::EmbedRequest, v1::EmbedResponse>(environment, context, request, response);
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
@@ -192,7 +207,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
     const grpc::ByteBuffer* request) {
   auto call = std::make_shared<StreamCall>(environment.sessions, context);
   call->Start(CallerOf(environment, *context), request->Length(),
-              [request] { return Read(*request); });
+              [request] { return Read<v1::GenerateRequest>(*request); });
   return call.get();
 }
 

@@ -48,6 +48,11 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
     CallEnvironment& environment, grpc::CallbackServerContext* context,
     const grpc::ByteBuffer* request);
 
+// Embed: likewise.
+grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
+                                     grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response);
+
 // WatchLedger: reads the ledger's ring at the client's pace and reports what the client missed.
 grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(
     CallEnvironment& environment, const grpc::CallbackServerContext& context, bool from_start);

@@ -51,6 +51,15 @@ void FillLogprob(int32_t token, const TokenDetail& detail, v1::TokenLogprob& out
   }
 }
 
+// Text or ids.
+template <typename Message>
+decltype(GenerateRequest::prompt) PromptOf(const Message& message) {
+  if (message.has_text()) return message.text();
+  if (!message.has_token_ids()) return {};
+  const auto& ids = message.token_ids().ids();
+  return std::vector<int32_t>(ids.begin(), ids.end());
+}
+
 void FillTiming(const RequestTimings& timings, v1::Timing& out) {
   out.set_queued(timings.queued);
   out.set_first_token(timings.first_token);
@@ -59,16 +68,16 @@ void FillTiming(const RequestTimings& timings, v1::Timing& out) {
 
 }  // namespace
 
+GenerateRequest ToRequest(const v1::EmbedRequest& message) {
+  return {.request_id = message.request_id(), .prompt = PromptOf(message), .embedding = true};
+}
+
 GenerateRequest ToRequest(const v1::GenerateRequest& message) {
   GenerateRequest request{.request_id = message.request_id(),
+                          .prompt = PromptOf(message),
                           .sampling = ToSampling(message.sampling()),
                           .stopping = ToStopping(message.stopping())};
-  if (message.has_text()) {
-    request.prompt = message.text();
-  } else if (message.has_token_ids()) {
-    const auto& ids = message.token_ids().ids();
-    request.prompt = std::vector<int32_t>(ids.begin(), ids.end());
-  } else if (message.has_chat()) {
+  if (message.has_chat()) {
     auto& messages = request.prompt.emplace<std::vector<ChatMessage>>();
     for (const v1::ChatMessage& said : message.chat().messages()) {
       messages.push_back({said.role(), said.content()});
@@ -111,6 +120,22 @@ void FillEnds(const SessionEvent& event, v1::GenerateResponse& response) {
   if (event.end) {
     response.mutable_usage()->set_prompt_tokens(event.end->prompt_tokens);
     response.mutable_usage()->set_completion_tokens(event.end->completion_tokens);
+    FillTiming(event.end->timings, *response.mutable_timing());
+  }
+}
+
+void Add(const SessionEvent& event, v1::GenerateResponse& response) {
+  if (event.output) AppendOutput(*event.output, CandidateIn(event.output->candidate, response));
+  FillEnds(event, response);
+}
+
+void Add(const SessionEvent& event, v1::EmbedResponse& response) {
+  if (event.output) {
+    const std::vector<float>& embedding = event.output->embedding;
+    response.mutable_embedding()->Add(embedding.begin(), embedding.end());
+  }
+  if (event.end) {
+    response.set_prompt_tokens(event.end->prompt_tokens);
     FillTiming(event.end->timings, *response.mutable_timing());
   }
 }

@@ -9,6 +9,8 @@
 namespace treadle::v1 {
 class GenerateRequest;
 class GenerateResponse;
+class EmbedRequest;
+class EmbedResponse;
 class LedgerRecord;
 class Output;
 }  // namespace treadle::v1
@@ -16,9 +18,13 @@ class Output;
 namespace treadle {
 
 GenerateRequest ToRequest(const v1::GenerateRequest& message);
+GenerateRequest ToRequest(const v1::EmbedRequest& message);
 
 // Appends: text and ids are added to what `output` holds.
 void AppendOutput(const OutputPart& part, v1::Output& output);
+// Adds what the event brings to a whole answer.
+void Add(const SessionEvent& event, v1::GenerateResponse& response);
+void Add(const SessionEvent& event, v1::EmbedResponse& response);
 // The beginning and the end, as far as the event has them: prompt_info, usage and timing.
 void FillEnds(const SessionEvent& event, v1::GenerateResponse& response);
 // A message of GenerateStream.

@@ -22,11 +22,12 @@ constexpr std::chrono::seconds kFlushTime{2};
 // Methods whose requests may be long are served raw: see wire_format.h.
 using Methods = v1::Inference::WithRawCallbackMethod_Generate<
     v1::Inference::WithRawCallbackMethod_GenerateStream<
-        v1::Inference::WithRawCallbackMethod_Tokenize<
+        v1::Inference::WithRawCallbackMethod_Embed<v1::Inference::WithRawCallbackMethod_Tokenize<
             v1::Inference::WithRawCallbackMethod_Detokenize<
                 v1::Inference::WithCallbackMethod_GetModelInfo<
                     v1::Inference::WithCallbackMethod_GetLoad<
-                        v1::Inference::WithCallbackMethod_WatchLedger<v1::Inference::Service>>>>>>>;
+                        v1::Inference::WithCallbackMethod_WatchLedger<
+                            v1::Inference::Service>>>>>>>>;
 
 absl::Status NoTokenizer() {
   return absl::FailedPreconditionError("this model has no tokenizer: it serves token ids only");
@@ -45,6 +46,12 @@ class Service final : public Methods {
   grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateStream(
       grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
     return StartGenerateStream(environment_, context, request);
+  }
+
+  grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext* context,
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override {
+    return StartEmbed(environment_, context, request, response);
   }
 
   grpc::ServerWriteReactor<v1::LedgerRecord>* WatchLedger(
@@ -182,7 +189,8 @@ struct InferenceServer::State {
                                  .pool = stack.pool(),
                                  .limits = {.max_batch_size = stack.options().max_batch_size,
                                             .default_max_new_tokens =
-                                                options.default_max_new_tokens},
+                                                options.default_max_new_tokens,
+                                            .pooling = options.pooling},
                                  .stall_timeout = options.stream_stall_timeout,
                                  .keys = options.keys,
                                  .request_log = RequestLog(options.request_log, stack.model().name),

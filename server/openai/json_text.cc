@@ -18,6 +18,17 @@ std::string JsonLogprob(float value) {
   return std::string(text, end);
 }
 
+std::string JsonFloats(std::span<const float> values) {
+  std::string text = "[";
+  for (const float value : values) {
+    if (text.size() > 1) text += ',';
+    char digits[32];
+    const char* const end = std::to_chars(digits, digits + sizeof digits, value).ptr;
+    text += std::isfinite(value) ? std::string_view(digits, end) : "null";
+  }
+  return text + "]";
+}
+
 std::string JsonIds(std::span<const int32_t> ids) {
   std::string text = "[";
   for (const int32_t id : ids) {

@@ -14,6 +14,8 @@ std::string JsonString(std::string_view text);
 // The shortest that reads back as the same float. JSON has no infinity: a log probability of -inf
 // becomes -9999, as others write it.
 std::string JsonLogprob(float value);
+// What is no finite number becomes null.
+std::string JsonFloats(std::span<const float> values);
 // [1,2,3]
 std::string JsonIds(std::span<const int32_t> ids);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "base/status.h"
 #include "server/openai/json_text.h"
 
@@ -20,6 +21,19 @@ int64_t Characters(std::string_view text) {
   return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
 }
 
+// Of a message; a stream tells a call in two pieces, with its index.
+std::string CallText(const ToolCall& call, const std::string& arguments) {
+  return Str(R"("id":)", JsonString(call.id), R"(,"type":"function","function":{"name":)",
+             JsonString(call.name), R"(,"arguments":)", arguments, "}");
+}
+
+// In base64: the bytes of f32 numbers, little-endian, as OpenAI's client reads them.
+std::string EmbeddingText(const std::vector<float>& embedding, bool base64) {
+  if (!base64) return JsonFloats(embedding);
+  const auto* const bytes = reinterpret_cast<const char*>(embedding.data());
+  return '"' + absl::Base64Escape({bytes, embedding.size() * sizeof(float)}) + '"';
+}
+
 std::string Event(const std::string& data) { return "data: " + data + "\n\n"; }
 
 }  // namespace
@@ -27,6 +41,8 @@ std::string Event(const std::string& data) { return "data: " + data + "\n\n"; }
 OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const OpenAiRequest& request, std::string id,
                            int64_t created)
     : model_(model),
+      embedding_(request.common.embedding),
+      base64_(request.base64),
       chat_(request.chat),
       stream_(request.stream),
       echo_(request.echo),
@@ -37,7 +53,10 @@ OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const OpenAiRequest& reques
       include_usage_(request.include_usage),
       usage_in_chunks_(request.usage_in_chunks),
       candidates_(static_cast<size_t>(std::max(request.common.sampling.num_candidates, 1))),
-      head_(Str(R"({"id":)", JsonString(id), R"(,"object":")",
+      id_(std::move(id)),
+      tool_format_(request.tool_format),
+      parallel_tool_calls_(request.parallel_tool_calls),
+      head_(Str(R"({"id":)", JsonString(id_), R"(,"object":")",
                 !chat_    ? "text_completion"
                 : stream_ ? "chat.completion.chunk"
                           : "chat.completion",
@@ -59,7 +78,12 @@ std::string OpenAiAnswer::TokenText(int32_t token) const {
 
 void OpenAiAnswer::Add(size_t prompt, const SessionEvent& event) {
   // The door has seen to the number of candidates by now.
-  if (choices_.empty()) choices_.resize(prompts_.size() * candidates_);
+  if (choices_.empty()) {
+    choices_.resize(prompts_.size() * candidates_);
+    for (Choice& choice : choices_) {
+      if (tool_format_ != nullptr) choice.tools.emplace(*tool_format_, parallel_tool_calls_);
+    }
+  }
   if (event.prompt != nullptr) AddPrompt(prompt, *event.prompt);
   if (event.output != nullptr) {
     AddOutput(choices_[prompt * candidates_ + event.output->candidate], *event.output);
@@ -104,12 +128,20 @@ void OpenAiAnswer::AddPrompt(size_t index, const SessionEvent::Prompt& event) {
 
 void OpenAiAnswer::AddOutput(Choice& choice, const OutputPart& part) {
   choice.news = true;
+  if (embedding_) {
+    choice.text = EmbeddingText(part.embedding, base64_);
+    return;
+  }
   if (prompt_only_) {
     choice.finish = "length";
     return;
   }
   completion_tokens_ += static_cast<int64_t>(part.token_ids.size());
-  choice.text += part.text;
+  if (choice.tools) {
+    AddText(choice, choice.tools->Push(part.text));
+  } else {
+    choice.text += part.text;
+  }
   for (size_t i = 0; i < part.details.size(); ++i) {
     AddLogprob(choice, part.token_ids[i], &part.details[i]);
   }
@@ -117,11 +149,22 @@ void OpenAiAnswer::AddOutput(Choice& choice, const OutputPart& part) {
     Append(choice.ids, std::to_string(part.token_ids[i]));
   }
   if (part.finish == FinishReason::kNone) return;
-  choice.finish = part.finish == FinishReason::kLength ? "length" : "stop";
+  if (choice.tools) AddText(choice, choice.tools->Finish());
+  choice.finish = part.finish == FinishReason::kLength ? "length"
+                  : choice.calls.empty()               ? "stop"
+                                                       : "tool_calls";
   if (part.finish == FinishReason::kStopString) choice.stop_reason = JsonString(part.stop_string);
   if (part.finish == FinishReason::kEndToken &&
       std::ranges::count(model_.end_ids, part.stop_token) == 0) {
     choice.stop_reason = std::to_string(part.stop_token);
+  }
+}
+
+void OpenAiAnswer::AddText(Choice& choice, ToolText text) {
+  choice.text += text.content;
+  for (ToolCall& call : text.calls) {
+    call.id = Str("call_", id_, "_", calls_++);
+    choice.calls.push_back(std::move(call));
   }
 }
 
@@ -221,6 +264,16 @@ std::string OpenAiAnswer::TakeEvents() {
       events += Chunk(index, content(choice.text), LogprobsOf(choice), choice.ids, false);
       choice.begun = true;
     }
+    for (; choice.told_calls < choice.calls.size(); ++choice.told_calls) {
+      const ToolCall& call = choice.calls[choice.told_calls];
+      const std::string arguments =
+          R"("function":{"arguments":)" + JsonString(call.arguments) + "}";
+      for (const std::string& piece : {CallText(call, R"("")"), arguments}) {
+        events += Chunk(
+            index, Str(R"("delta":{"tool_calls":[{"index":)", choice.told_calls, ",", piece, "}]}"),
+            "null", "", false);
+      }
+    }
     if (!choice.finish.empty()) {
       events += Chunk(index, chat_ ? R"("delta":{})" : R"("text":"")", "null", "", true);
     }
@@ -239,11 +292,31 @@ std::string OpenAiAnswer::LastEvents() const {
   return usage + Event("[DONE]");
 }
 
+std::string OpenAiAnswer::Embeddings() const {
+  std::string data;
+  for (size_t index = 0; index < choices_.size(); ++index) {
+    Append(data, Str(R"({"object":"embedding","index":)", index, R"(,"embedding":)",
+                     choices_[index].text, "}"));
+  }
+  return Str(R"({"object":"list","data":[)", data, R"(],"model":)", JsonString(model_.name),
+             R"(,"usage":{"prompt_tokens":)", prompt_tokens_, R"(,"total_tokens":)", prompt_tokens_,
+             "}}");
+}
+
 std::string OpenAiAnswer::Whole() const {
+  if (embedding_) return Embeddings();
   std::string answer = head_;
   for (size_t index = 0; index < choices_.size(); ++index) {
     const Choice& choice = choices_[index];
-    const std::string text = JsonString(choice.text);
+    std::string text =
+        choice.text.empty() && !choice.calls.empty() ? "null" : JsonString(choice.text);
+    if (!choice.calls.empty()) {
+      std::string calls;
+      for (const ToolCall& call : choice.calls) {
+        Append(calls, "{" + CallText(call, JsonString(call.arguments)) + "}");
+      }
+      text += R"(,"tool_calls":[)" + calls + "]";
+    }
     if (index > 0) answer += ',';
     answer +=
         Str(R"({"index":)", index,

@@ -33,6 +33,9 @@ class OpenAiAnswer {
   // Pieces of JSON arrays, and of text, that wait to be told.
   struct Choice {
     std::string text;
+    std::optional<ToolCallReader> tools;  // none: all of it is text
+    std::vector<ToolCall> calls;
+    size_t told_calls = 0;
     std::string ids;
     // Of completions: an array each. Chats have objects, in `tokens`.
     std::string tokens, logprobs, tops, offsets;
@@ -51,21 +54,28 @@ class OpenAiAnswer {
   void AddOutput(Choice& choice, const OutputPart& part);
   void AddLogprob(Choice& choice, int32_t token, const TokenDetail* detail) const;
   std::string TokenText(int32_t token) const;
+  void AddText(Choice& choice, ToolText text);
   std::string LogprobsOf(const Choice& choice) const;
   std::string PromptOf(size_t index) const;
   std::string Chunk(size_t index, const std::string& content, const std::string& logprobs,
                     const std::string& ids, bool finish) const;
   std::string Usage() const;
+  std::string Embeddings() const;
 
   const ServedModel& model_;
+  const bool embedding_, base64_;
   const bool chat_, stream_, echo_, prompt_only_, token_ids_, logprobs_, prompt_logprobs_;
   const bool include_usage_, usage_in_chunks_;
   const size_t candidates_;
+  const std::string id_;
+  const ToolFormat* const tool_format_;
+  const bool parallel_tool_calls_;
   std::string head_;                               // up to the choices
   std::vector<std::optional<std::string>> texts_;  // [prompts] to echo, where texts were given
   std::vector<Prompt> prompts_;
   std::vector<Choice> choices_;
   int64_t prompt_tokens_ = 0, completion_tokens_ = 0;
+  int64_t calls_ = 0;  // of tools, over all choices
 };
 
 }  // namespace treadle

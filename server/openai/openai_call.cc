@@ -31,14 +31,17 @@ absl::StatusOr<Clock::time_point> DeadlineOf(const HttpRequest& request) {
          std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*seconds));
 }
 
+constexpr const char* kPrefixes[] = {"cmpl-", "chatcmpl-", "embd-"};  // by OpenAiKind
+
 class Call final : public std::enable_shared_from_this<Call> {
  public:
-  Call(SessionEnvironment& sessions, bool chat, HttpRequest request,
+  Call(SessionEnvironment& sessions, OpenAiKind kind, HttpRequest request,
        std::shared_ptr<HttpReply> reply)
       : sessions_(sessions),
-        chat_(chat),
-        id_(RequestIdOf(request, chat ? "chatcmpl-" : "cmpl-")),
+        kind_(kind),
+        id_(RequestIdOf(request, kPrefixes[static_cast<size_t>(kind)])),
         http_(std::move(request)),
+        body_bytes_(http_.body.size()),
         reply_(std::move(reply)) {}
 
   void Start() {
@@ -46,8 +49,7 @@ class Call final : public std::enable_shared_from_this<Call> {
     if (!deadline.ok()) return reply_->Send(Told(OpenAiError(deadline.status())));
     deadline_ = *deadline;
     reply_->OnClosed([self = shared_from_this()] { self->Cancel(); });
-    const size_t bytes = http_.body.size();
-    StartPrompt(bytes, [self = shared_from_this()] { return self->ReadBody(); });
+    StartMore();
   }
 
  private:
@@ -57,7 +59,11 @@ class Call final : public std::enable_shared_from_this<Call> {
         : Session(call->sessions_), call_(std::move(call)), index_(index) {}
 
    private:
-    bool Write(const SessionEvent& event) override { return call_->Write(*this, index_, event); }
+    bool Write(const SessionEvent& event) override {
+      const bool done = call_->Write(*this, index_, event);
+      if (event.end != nullptr) call_->StartMore();
+      return done;
+    }
     void Fail(const absl::Status& status) override { call_->Fail(status); }
     void BreakWrite() override { call_->reply_->Break(); }
 
@@ -70,27 +76,43 @@ class Call final : public std::enable_shared_from_this<Call> {
     return response;
   }
 
-  // False: the call is over.
-  bool StartPrompt(size_t bytes, Session::Read read) ABSL_LOCKS_EXCLUDED(mutex_) {
-    std::shared_ptr<Prompt> prompt;
-    {
-      MutexLock lock(mutex_);
-      if (cancelled_ || over_) return false;
-      prompt = std::make_shared<Prompt>(shared_from_this(), prompts_.size());
-      prompts_.push_back(prompt);
-      ++open_;
+  // Those of which there are more than may be open at once begin as others end.
+  bool MoreToStart() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const size_t all = request_ ? request_->prompts.size() : 1;
+    return !cancelled_ && !over_ && prompts_.size() < all;
+  }
+  void StartMore() ABSL_LOCKS_EXCLUDED(mutex_) {
+    while (true) {
+      std::shared_ptr<const OpenAiRequest> request;
+      std::shared_ptr<Prompt> prompt;
+      const size_t index = Add(request, prompt);
+      if (!prompt) return;
+      Session::Read read = [self = shared_from_this()] { return self->ReadBody(); };
+      if (request) read = [request, index] { return request->For(index); };
+      prompt->Start({.origin = {.header_id = id_, .client = http_.peer},
+                     .authorization = http_.Header("authorization"),
+                     .arrival = http_.arrival,
+                     .deadline = deadline_},
+                    request ? request->BytesOf(index) : body_bytes_, std::move(read));
     }
-    prompt->Start({.origin = {.header_id = id_, .client = http_.peer},
-                   .authorization = http_.Header("authorization"),
-                   .arrival = http_.arrival,
-                   .deadline = deadline_},
-                  bytes, std::move(read));
-    return true;
+  }
+  // The next prompt; none if it must wait, or there is none.
+  size_t Add(std::shared_ptr<const OpenAiRequest>& request, std::shared_ptr<Prompt>& prompt)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    const size_t index = prompts_.size();
+    if (open_ >= kMaxPrompts || !MoreToStart()) return index;
+    request = request_;
+    prompt = prompts_.emplace_back(std::make_shared<Prompt>(shared_from_this(), index));
+    ++open_;
+    return index;
   }
 
   // On the work pool, as the first prompt's; starts the others.
   absl::StatusOr<GenerateRequest> ReadBody() ABSL_LOCKS_EXCLUDED(mutex_) {
-    auto read = ReadOpenAiRequest(http_.body, chat_, sessions_.model);
+    auto read = kind_ == OpenAiKind::kEmbedding
+                    ? ReadEmbeddings(http_.body, sessions_.model)
+                    : ReadOpenAiRequest(http_.body, kind_ == OpenAiKind::kChat, sessions_.model);
     http_.body = {};
     TREADLE_RETURN_IF_ERROR(read.status());
     const auto request = std::make_shared<const OpenAiRequest>(*std::move(read));
@@ -99,10 +121,7 @@ class Call final : public std::enable_shared_from_this<Call> {
       request_ = request;
       answer_.emplace(sessions_.model, *request, id_, std::time(nullptr));
     }
-    for (size_t i = 1; i < request->prompts.size(); ++i) {
-      const size_t bytes = request->BytesOf(i);
-      if (!StartPrompt(bytes, [request, i] { return request->For(i); })) break;
-    }
+    StartMore();
     return request->For(0);
   }
 
@@ -144,7 +163,7 @@ class Call final : public std::enable_shared_from_this<Call> {
     Ended();
     if (std::exchange(over_, true)) return;
     const absl::Status shown = status.ok() ? absl::CancelledError("the client is gone") : status;
-    HttpResponse error = OpenAiError(shown, chat_, request_ ? request_->max_tokens : "max_tokens");
+    HttpResponse error = OpenAiError(shown, kind_, request_ ? request_->max_tokens : "max_tokens");
     if (!begun_) return reply_->Send(Told(std::move(error)), OnDone());
     reply_->Write("data: " + error.body + "\n\n");
     reply_->End(OnDone());
@@ -152,7 +171,7 @@ class Call final : public std::enable_shared_from_this<Call> {
 
   // A prompt has ended. True: it was the last.
   bool Ended() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (--open_ > 0) return false;
+    if (--open_ > 0 || MoreToStart()) return false;
     // Not now: a session may not be called by itself.
     if (done_) reply_->Write({}, [self = shared_from_this()](bool) { self->Release(); });
     return true;
@@ -192,9 +211,10 @@ class Call final : public std::enable_shared_from_this<Call> {
   }
 
   SessionEnvironment& sessions_;
-  const bool chat_;
+  const OpenAiKind kind_;
   const std::string id_;
   HttpRequest http_;  // its body is gone once it was read
+  const size_t body_bytes_;
   const std::shared_ptr<HttpReply> reply_;
   Clock::time_point deadline_ = Clock::time_point::max();
 
@@ -202,7 +222,7 @@ class Call final : public std::enable_shared_from_this<Call> {
   std::shared_ptr<const OpenAiRequest> request_ ABSL_GUARDED_BY(mutex_);
   std::optional<OpenAiAnswer> answer_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Prompt>> prompts_ ABSL_GUARDED_BY(mutex_);
-  size_t open_ ABSL_GUARDED_BY(mutex_) = 0;         // prompts that have not ended
+  size_t open_ ABSL_GUARDED_BY(mutex_) = 0;         // prompts that have begun and not ended
   bool begun_ ABSL_GUARDED_BY(mutex_) = false;      // a stream's head was sent
   bool over_ ABSL_GUARDED_BY(mutex_) = false;       // nothing more is said
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;  // no further prompt starts
@@ -220,9 +240,9 @@ std::string RequestIdOf(const HttpRequest& request, const char* prefix) {
   return std::string(prefix) + digits;
 }
 
-void StartOpenAiCall(SessionEnvironment& sessions, bool chat, HttpRequest request,
+void StartOpenAiCall(SessionEnvironment& sessions, OpenAiKind kind, HttpRequest request,
                      std::shared_ptr<HttpReply> reply) {
-  std::make_shared<Call>(sessions, chat, std::move(request), std::move(reply))->Start();
+  std::make_shared<Call>(sessions, kind, std::move(request), std::move(reply))->Start();
 }
 
 }  // namespace treadle

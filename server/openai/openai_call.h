@@ -1,4 +1,4 @@
-// One call of /v1/completions or /v1/chat/completions.
+// One call of /v1/completions, /v1/chat/completions or /v1/embeddings.
 //
 // Thread safety: StartOpenAiCall on the HTTP server's thread; the rest is under the sessions'
 // mutexes, then the call's own.
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "server/http/http_server.h"
+#include "server/openai/openai_request.h"
 #include "server/session/session.h"
 
 namespace treadle {
@@ -15,7 +16,7 @@ namespace treadle {
 // The call's name for the client and the log: its X-Request-Id, or a new one.
 std::string RequestIdOf(const HttpRequest& request, const char* prefix);
 
-void StartOpenAiCall(SessionEnvironment& sessions, bool chat, HttpRequest request,
+void StartOpenAiCall(SessionEnvironment& sessions, OpenAiKind kind, HttpRequest request,
                      std::shared_ptr<HttpReply> reply);
 
 }  // namespace treadle

@@ -40,10 +40,15 @@ const Meaning& MeaningOf(absl::StatusCode status) {
   return found == std::end(kMeanings) ? kMeanings[std::size(kMeanings) - 1] : *found;
 }
 
+// What is asked about.
+const char* PromptOf(OpenAiKind kind) {
+  constexpr const char* kNames[] = {"prompt", "messages", "input"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
 // Sessions' names of fields, the longer one of two that begin alike first, and OpenAI's.
 using Names = std::vector<std::pair<absl::string_view, absl::string_view>>;
-Names NamesFor(bool chat, std::string_view max_tokens) {
-  const char* const prompt = chat ? "messages" : "prompt";
+Names NamesFor(OpenAiKind kind, std::string_view max_tokens) {
   return {{"sampling.num_candidates", "n"},
           {"sampling.", ""},
           {"stopping.max_new_tokens", {max_tokens.data(), max_tokens.size()}},
@@ -51,18 +56,21 @@ Names NamesFor(bool chat, std::string_view max_tokens) {
           {"to max_new_tokens (", "to the most new tokens ("},
           {"stopping.stop_strings", "stop"},
           {"stopping.stop_token_ids", "stop_token_ids"},
-          {"response.logprobs", chat ? "top_logprobs" : "logprobs"},
+          {"response.logprobs", kind == OpenAiKind::kChat ? "top_logprobs" : "logprobs"},
           {"response.prompt_logprobs", "prompt_logprobs"},
-          {"token_ids.ids", prompt},
+          {"token_ids.ids", PromptOf(kind)},
           {"chat.messages", "messages"}};
 }
 // The same where they begin a message; elsewhere they are words of the language.
-Names StartsFor(bool chat) {
+Names StartsFor(OpenAiKind kind) {
+  const bool embedding = kind == OpenAiKind::kEmbedding;
   return {{"chat: ", "messages: "},
-          {"text: ", "prompt: "},
-          {"text ", "prompt "},
-          {"text[", "prompt["},
-          {"prompt ", chat ? "messages " : "prompt "}};
+          {"text: ", embedding ? "input: " : "prompt: "},
+          {"text ", embedding ? "input " : "prompt "},
+          {"text[", embedding ? "input[" : "prompt["},
+          {"prompt ", kind == OpenAiKind::kChat ? "messages "
+                      : embedding               ? "input "
+                                                : "prompt "}};
 }
 
 // What the message begins with, if that is a field's name.
@@ -87,19 +95,19 @@ HttpResponse Error(int http, const std::string& message, const char* type, const
 
 }  // namespace
 
-HttpResponse OpenAiError(const absl::Status& status, bool chat, std::string_view max_tokens) {
+HttpResponse OpenAiError(const absl::Status& status, OpenAiKind kind, std::string_view max_tokens) {
   const Meaning& meaning = MeaningOf(status.code());
   std::string message(status.message());
   if (meaning.http != 400) {
     return Error(meaning.http, message, meaning.type, meaning.code,
                  meaning.http == 404 ? "model" : "");
   }
-  for (const auto& [ours, theirs] : StartsFor(chat)) {
+  for (const auto& [ours, theirs] : StartsFor(kind)) {
     if (!absl::StartsWith(message, ours)) continue;
     message.replace(0, ours.size(), theirs.data(), theirs.size());
     break;
   }
-  message = absl::StrReplaceAll(message, NamesFor(chat, max_tokens));
+  message = absl::StrReplaceAll(message, NamesFor(kind, max_tokens));
   return Error(meaning.http, message, meaning.type, meaning.code, ParamOf(message));
 }
 

@@ -7,12 +7,13 @@
 
 #include "absl/status/status.h"
 #include "server/http/http_server.h"
+#include "server/openai/openai_request.h"
 
 namespace treadle {
 
-// `names`: says fields by OpenAI's names, where sessions have their own. `max_tokens`: what the
-// client calls that field. Where the client may try again, Retry-After says when.
-HttpResponse OpenAiError(const absl::Status& status, bool chat = false,
+// `kind`: of the request, by whose fields' names it is said. `max_tokens`: what the client calls
+// that field. Where the client may try again, Retry-After says when.
+HttpResponse OpenAiError(const absl::Status& status, OpenAiKind kind = OpenAiKind::kCompletion,
                          std::string_view max_tokens = "max_tokens");
 // What the HTTP server refuses by itself.
 HttpResponse OpenAiRefusal(int code, const std::string& message);

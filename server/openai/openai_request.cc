@@ -1,6 +1,6 @@
 #include "server/openai/openai_request.h"
 
-#include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -8,53 +8,18 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/openai/json_fields.h"
+#include "server/openai/tool_request.h"
 
 namespace treadle {
 namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kShown = 60;  // bytes of a bad value in an error
-
-absl::Status Expected(std::string_view name, const Json& value, std::string_view expected) {
-  return InvalidArgument(name, " is ", Cut(value.dump(), kShown), ", expected ", expected);
-}
-
-absl::StatusOr<bool> ReadBool(std::string_view name, const Json& value) {
-  if (value.is_boolean()) return value.get<bool>();
-  return Expected(name, value, "true or false");
-}
-
-absl::StatusOr<std::string> ReadText(std::string_view name, const Json& value) {
-  if (value.is_string()) return value.get<std::string>();
-  return Expected(name, value, "a string");
-}
-
-absl::StatusOr<int32_t> ReadInt(std::string_view name, const Json& value) {
-  using Limits = std::numeric_limits<int32_t>;
-  const std::optional<int64_t> number = IntegerIn(value, Limits::min(), Limits::max());
-  // Above the signed numbers IntegerIn sees a negative one.
-  const bool wraps = value.is_number_unsigned() && value.get<uint64_t>() > Limits::max();
-  if (number && !wraps) return static_cast<int32_t>(*number);
-  return Expected(name, value, "a whole number of 32 bits");
-}
-
-absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& name, const Json& value) {
-  if (!value.is_array()) return Expected(name, value, "an array of token ids");
-  std::vector<int32_t> ids;
-  ids.reserve(value.size());
-  for (const Json& id : value) {
-    const auto read = ReadInt("", id);
-    if (!read.ok()) return Expected(Str(name, "[", ids.size(), "]"), id, "a token id");
-    ids.push_back(*read);
-  }
-  return ids;
-}
-
 // -- prompts --------------------------------------------------------------------------------------
 
 // One text, one list of ids, or an array of either.
-absl::Status ReadPrompt(const Json& value, OpenAiRequest& to) {
+absl::Status ReadPrompts(const std::string& field, const Json& value, OpenAiRequest& to) {
   const auto add = [&](const std::string& name, const Json& prompt) -> absl::Status {
     if (prompt.is_string()) {
       to.prompts.emplace_back(prompt.get<std::string>());
@@ -65,14 +30,15 @@ absl::Status ReadPrompt(const Json& value, OpenAiRequest& to) {
     return absl::OkStatus();
   };
   if (value.is_array() && value.empty()) {
-    return Expected("prompt", value, "a string, token ids, or an array of either");
+    return Expected(field, value, "a string, token ids, or an array of either");
   }
-  if (!value.is_array() || value[0].is_number()) return add("prompt", value);
-  if (value.size() > kMaxPrompts) {
-    return InvalidArgument("prompt has ", value.size(), " entries, expected at most ", kMaxPrompts);
+  if (!value.is_array() || value[0].is_number()) return add(field, value);
+  const size_t most = to.common.embedding ? kMaxInputs : kMaxPrompts;
+  if (value.size() > most) {
+    return InvalidArgument(field, " has ", value.size(), " entries, expected at most ", most);
   }
   for (size_t i = 0; i < value.size(); ++i) {
-    TREADLE_RETURN_IF_ERROR(add(Str("prompt[", i, "]"), value[i]));
+    TREADLE_RETURN_IF_ERROR(add(Str(field, "[", i, "]"), value[i]));
   }
   return absl::OkStatus();
 }
@@ -94,39 +60,55 @@ absl::StatusOr<std::string> ReadContent(const std::string& name, const Json& val
   return text;
 }
 
+// `tools`: the names of those that were called, by the calls' ids.
+absl::StatusOr<ChatMessage> ReadMessage(const std::string& name, const Json& value,
+                                        std::map<std::string, std::string>& tools) {
+  if (!value.is_object()) return Expected(name, value, "an object");
+  ChatMessage message;
+  TREADLE_ASSIGN_OR_RETURN(message.role, ReadText(name + ".role", value.value("role", Json())));
+  const bool assistant = message.role == "assistant", tool = message.role == "tool";
+  bool content = false;
+  for (const auto& [key, field] : value.items()) {
+    const std::string where = name + "." + key;
+    if (key == "role" || field.is_null()) continue;
+    if (key == "content") {
+      content = true;
+      TREADLE_ASSIGN_OR_RETURN(message.content, ReadContent(where, field));
+    } else if (key == "tool_calls" && assistant) {
+      TREADLE_ASSIGN_OR_RETURN(message.tool_calls, ReadToolCalls(where, field));
+    } else if (key == "tool_call_id" && tool) {
+      TREADLE_ASSIGN_OR_RETURN(message.tool_call_id, ReadText(where, field));
+    } else if (key == "name" && tool) {
+      TREADLE_ASSIGN_OR_RETURN(message.name, ReadText(where, field));
+    } else {
+      return InvalidArgument(where, " is not supported in a message of this role");
+    }
+  }
+  if (!content && message.tool_calls.empty()) return InvalidArgument(name, ".content is missing");
+  if (tool && message.tool_call_id.empty()) {
+    return InvalidArgument(name, ".tool_call_id is missing");
+  }
+  for (const ToolCall& call : message.tool_calls) tools[call.id] = call.name;
+  if (tool && message.name.empty()) message.name = tools[message.tool_call_id];
+  // What newer clients call the instructions that templates know as the system's.
+  if (message.role == "developer") message.role = "system";
+  return message;
+}
+
 absl::Status ReadMessages(const Json& value, OpenAiRequest& to) {
   if (!value.is_array()) return Expected("messages", value, "an array of messages");
   std::vector<ChatMessage> messages;
+  std::map<std::string, std::string> tools;
   for (size_t i = 0; i < value.size(); ++i) {
-    const std::string name = Str("messages[", i, "]");
-    if (!value[i].is_object()) return Expected(name, value[i], "an object");
-    ChatMessage message;
-    for (const auto& [key, field] : value[i].items()) {
-      const std::string where = name + "." + key;
-      if (key == "role") {
-        TREADLE_ASSIGN_OR_RETURN(message.role, ReadText(where, field));
-      } else if (key == "content") {
-        TREADLE_ASSIGN_OR_RETURN(message.content, ReadContent(where, field));
-      } else if (!field.is_null()) {
-        return InvalidArgument(where, " is not supported, expected role and content alone");
-      }
-    }
-    if (!value[i].contains("content")) return InvalidArgument(name, ".content is missing");
-    // What newer clients call the instructions that templates know as the system's.
-    if (message.role == "developer") message.role = "system";
-    messages.push_back(std::move(message));
+    TREADLE_ASSIGN_OR_RETURN(messages.emplace_back(),
+                             ReadMessage(Str("messages[", i, "]"), value[i], tools));
   }
+  to.knows_tools |= !tools.empty();
   to.prompts.emplace_back(std::move(messages));
   return absl::OkStatus();
 }
 
 // -- fields ---------------------------------------------------------------------------------------
-
-template <typename T>
-absl::Status Set(absl::StatusOr<T> value, auto& to) {
-  if (value.ok()) to = *std::move(value);
-  return value.status();
-}
 
 absl::Status ReadSeed(const Json& value, OpenAiRequest& to) {
   if (!value.is_number_integer()) return Expected("seed", value, "a whole number");
@@ -233,7 +215,12 @@ constexpr Field kFields[] = {
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadInt("n", value), to.common.sampling.num_candidates);
      }},
-    {"prompt", kCompletions, ReadPrompt},
+    {"parallel_tool_calls", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("parallel_tool_calls", value), to.parallel_tool_calls);
+     }},
+    {"prompt", kCompletions,
+     [](const Json& value, OpenAiRequest& to) { return ReadPrompts("prompt", value, to); }},
     {"prompt_cache_key", kBoth, nullptr},
     {"prompt_logprobs", kBoth,
      [](const Json& value, OpenAiRequest& to) {
@@ -247,6 +234,12 @@ constexpr Field kFields[] = {
     {"safety_identifier", kBoth, nullptr},
     {"seed", kBoth, ReadSeed},
     {"service_tier", kBoth, nullptr},
+    {"skip_special_tokens", kBoth,
+     [](const Json& value, OpenAiRequest& to) -> absl::Status {
+       TREADLE_ASSIGN_OR_RETURN(const bool skip, ReadBool("skip_special_tokens", value));
+       to.common.special_tokens = !skip;
+       return absl::OkStatus();
+     }},
     {"stop", kBoth, ReadStop},
     {"stop_token_ids", kBoth,
      [](const Json& value, OpenAiRequest& to) {
@@ -258,6 +251,15 @@ constexpr Field kFields[] = {
        return Set(ReadBool("stream", value), to.stream);
      }},
     {"stream_options", kBoth, ReadStreamOptions},
+    {"tool_choice", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadToolChoice(value), to.tools_allowed);
+     }},
+    {"tools", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       to.tools_offered = !value.empty();
+       return CheckTools(value);
+     }},
     {"top_logprobs", kChat, ReadTopLogprobs},
     {"user", kBoth, nullptr},
 };
@@ -304,6 +306,25 @@ absl::Status Conclude(OpenAiRequest& to) {
   return absl::OkStatus();
 }
 
+// `body`: what the request was read from. Tools that may not be called are not told to the model.
+absl::Status ConcludeTools(std::string_view body, const ServedModel& model, OpenAiRequest& to) {
+  const bool offered = to.tools_offered && to.tools_allowed;
+  if (!offered && !to.knows_tools) return absl::OkStatus();
+  const ToolFormat* const format =
+      model.chat_template ? FindToolFormat(model.chat_template->source()) : nullptr;
+  if (format == nullptr) {
+    return InvalidArgument(offered ? "tools is given" : "messages has calls of tools",
+                           ", but the model's chat template has no form of calls that is known (",
+                           ToolFormatNames(), "), expected none");
+  }
+  if (!offered) return absl::OkStatus();
+  to.tool_format = format;
+  to.common.tools = MemberText(body, "tools");
+  // Of some models the marks of a call are such tokens.
+  to.common.special_tokens = true;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   if (const size_t bad = FindInvalidUtf8(body); bad != std::string_view::npos) {
     return InvalidArgument("the body is not valid UTF-8 at byte ", bad);
@@ -326,6 +347,28 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
     if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
   }
   TREADLE_RETURN_IF_ERROR(Conclude(request));
+  TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
+  return request;
+}
+
+absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const ServedModel& model) {
+  TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
+  OpenAiRequest request{.common = {.embedding = true}};
+  for (const auto& [name, value] : object.items()) {
+    if (value.is_null() || name == "model" || name == "user") continue;
+    if (name == "input") {
+      TREADLE_RETURN_IF_ERROR(ReadPrompts(name, value, request));
+    } else if (name == "encoding_format") {
+      request.base64 = value == "base64";
+      if (!request.base64 && value != "float")
+        return Expected(name, value, R"("float" or "base64")");
+    } else if (name == "add_special_tokens") {
+      TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), request.common.add_special_tokens));
+    } else {
+      return InvalidArgument(Cut(Printable(name), kShown), " is not supported");
+    }
+  }
+  if (request.prompts.empty()) return InvalidArgument("input is missing");
   return request;
 }
 

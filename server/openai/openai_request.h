@@ -12,12 +12,17 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/openai/tool_calls.h"
 #include "server/session/request_validation.h"
 
 namespace treadle {
 
-// Each is a session and holds a place in the queue.
+// Each is a session and holds a place in the queue. Of embeddings, which hold it briefly, a call
+// may have more; those begin as others end.
 inline constexpr size_t kMaxPrompts = 128;
+inline constexpr size_t kMaxInputs = 2048;
+
+enum class OpenAiKind : uint8_t { kCompletion, kChat, kEmbedding };
 
 struct OpenAiRequest {
   using Prompt = decltype(GenerateRequest::prompt);
@@ -25,13 +30,19 @@ struct OpenAiRequest {
   bool chat = false;
   GenerateRequest common = {};       // of every prompt, but for the prompt
   std::vector<Prompt> prompts = {};  // at least one
+  bool base64 = false;               // of embeddings: how they are written
   bool stream = false;
-  bool include_usage = false;    // of a stream: in a chunk at its end
-  bool usage_in_chunks = false;  // of a stream: so far, in every chunk
-  bool echo = false;             // the prompt's text comes first, with its log probabilities
-  bool prompt_only = false;      // max_tokens is 0: of the one generated token nothing is told
-  bool token_ids = false;        // are told, beside the text
-  bool prompt_logprobs = false;  // were asked by this name
+  bool include_usage = false;       // of a stream: in a chunk at its end
+  bool usage_in_chunks = false;     // of a stream: so far, in every chunk
+  bool echo = false;                // the prompt's text comes first, with its log probabilities
+  bool prompt_only = false;         // max_tokens is 0: of the one generated token nothing is told
+  bool token_ids = false;           // are told, beside the text
+  bool prompt_logprobs = false;     // were asked by this name
+  bool tools_offered = false;       // there are some
+  bool tools_allowed = true;        // may be called
+  bool parallel_tool_calls = true;  // several in one answer
+  bool knows_tools = false;         // the messages have calls
+  const ToolFormat* tool_format = {};  // of the calls to look for in the answer; null: none
   // Of max_tokens and max_completion_tokens the one that was given, for errors.
   std::string_view max_tokens = "max_tokens";
 
@@ -52,6 +63,9 @@ struct OpenAiRequest {
 // name, or says where the JSON is broken; NotFound: of another model.
 absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
                                                 const ServedModel& model);
+
+// The body of /v1/embeddings.
+absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const ServedModel& model);
 
 // {"model": ..., "prompt": TEXT, "add_special_tokens": BOOL} and {"model": ..., "tokens": [ID]}.
 struct TokenizeQuestion {

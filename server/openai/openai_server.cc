@@ -98,14 +98,15 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
   const std::string entry =
       Str(R"({"id":)", JsonString(model.name), R"(,"object":"model","created":)",
           std::time(nullptr), R"(,"owned_by":"treadle","max_model_len":)", model.max_context, "}");
-  const auto generate = [&sessions](const std::string& path, bool chat) {
-    return HttpRoute{"POST", path, [&sessions, chat](HttpRequest request, auto reply) {
-                       StartOpenAiCall(sessions, chat, std::move(request), std::move(reply));
+  const auto generate = [&sessions](const std::string& path, OpenAiKind kind) {
+    return HttpRoute{"POST", path, [&sessions, kind](HttpRequest request, auto reply) {
+                       StartOpenAiCall(sessions, kind, std::move(request), std::move(reply));
                      }};
   };
   std::vector<HttpRoute> routes = {
-      generate("/v1/completions", false),
-      generate("/v1/chat/completions", true),
+      generate("/v1/completions", OpenAiKind::kCompletion),
+      generate("/v1/chat/completions", OpenAiKind::kChat),
+      generate("/v1/embeddings", OpenAiKind::kEmbedding),
       Get("/v1/models", sessions,
           [entry] { return R"({"object":"list","data":[)" + entry + "]}"; }),
       Get("/v1/models/" + model.name, sessions, [entry] { return entry; }),

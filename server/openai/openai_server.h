@@ -1,6 +1,6 @@
-// OpenAI's API over HTTP: /v1/models, /v1/completions, /v1/chat/completions, and beside them
-// /tokenize, /detokenize, /health, /ready and /version. A prompt is a Session; a call holds one or
-// several.
+// OpenAI's API over HTTP: /v1/models, /v1/completions, /v1/chat/completions, /v1/embeddings, and
+// beside them /tokenize, /detokenize, /health, /ready and /version. A prompt is a Session; a call
+// holds one or several.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
 #include "server/session/generation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
@@ -15,6 +16,16 @@ size_t Overlap(std::string_view text, std::string_view stop) {
     if (text.substr(text.size() - length) == stop.substr(0, length)) return length;
   }
   return 0;
+}
+
+// Divided by its Euclidean length, which is summed as double in the order of elements.
+std::vector<float> Normalized(std::vector<float> vector) {
+  constexpr double kLeast = 1e-12;  // a vector of zeros stays one
+  double squares = 0;
+  for (const float value : vector) squares += double{value} * double{value};
+  const double length = std::max(std::sqrt(squares), kLeast);
+  for (float& value : vector) value = static_cast<float>(double{value} / length);
+  return vector;
 }
 
 }  // namespace
@@ -50,12 +61,12 @@ std::string StopMatcher::Push(std::string_view text) {
 std::string StopMatcher::Finish() { return std::exchange(held_, std::string()); }
 
 Generation::Generation(const Tokenizer* tokenizer, const RequestSpec& request,
-                       const std::vector<std::string>& stop_strings)
+                       const std::vector<std::string>& stop_strings, bool special_tokens)
     : min_new_tokens_(request.min_new_tokens), logprobs_(request.top_logprobs >= 0) {
   for (int32_t i = 0; i < request.candidates; ++i) {
     Candidate& candidate =
         candidates_.emplace_back(Candidate{.matcher = StopMatcher(stop_strings)});
-    if (tokenizer) candidate.decoder.emplace(*tokenizer, /*special=*/false);
+    if (tokenizer) candidate.decoder.emplace(*tokenizer, special_tokens);
   }
 }
 
@@ -75,6 +86,7 @@ std::vector<OutputPart> Generation::Absorb(const std::vector<StreamToken>& token
 }
 
 void Generation::AbsorbToken(const StreamToken& token, Candidate& candidate, OutputPart& part) {
+  if (!token.embedding.empty()) part.embedding = Normalized(token.embedding);
   // A request may end without a last token (its stop string was seen elsewhere).
   if (token.token >= 0) {
     part.token_ids.push_back(token.token);

@@ -47,16 +47,17 @@ struct OutputPart {
   std::vector<int32_t> token_ids = {};
   std::vector<TokenDetail> details = {};  // one per id, if asked
   FinishReason finish = FinishReason::kNone;
-  std::string stop_string = {};  // with kStopString
-  int32_t stop_token = -1;       // with kEndToken
+  std::string stop_string = {};       // with kStopString
+  int32_t stop_token = -1;            // with kEndToken
+  std::vector<float> embedding = {};  // with kPooled: of length 1 (Euclid's), and all there is
 };
 
 class Generation {
  public:
   // `tokenizer`, which must outlive this, may be null: no text then. Stop strings count from token
-  // request.min_new_tokens on.
+  // request.min_new_tokens on. `special_tokens`: control tokens are text, too.
   Generation(const Tokenizer* tokenizer, const RequestSpec& request,
-             const std::vector<std::string>& stop_strings);
+             const std::vector<std::string>& stop_strings, bool special_tokens = false);
 
   // One part for each candidate with news, ascending. Of one that finished with kStopString the
   // pool must be told (FinishCandidate). Tokens of a candidate that has finished are dropped.

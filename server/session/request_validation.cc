@@ -68,7 +68,7 @@ absl::Status ReadSampling(GenerateRequest::Sampling& sampling, const ServedModel
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
+absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages, std::string tools,
                                        const ServedModel& model, Clock::time_point deadline) {
   if (!model.chat_template) {
     return InvalidArgument(
@@ -82,9 +82,9 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
   TREADLE_RETURN_IF_ERROR(CheckCount("chat.messages", messages.size(), kMaxChatMessages));
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::string& role = messages[i].role;
-    if (role != "system" && role != "user" && role != "assistant") {
+    if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
       return InvalidArgument("chat.messages[", i, "].role is ", Quoted(role),
-                             ", expected system, user or assistant");
+                             ", expected system, user, assistant or tool");
     }
   }
   const TokenizerSpec& spec = model.tokenizer->spec();
@@ -94,6 +94,7 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
   ChatOptions options;
   options.bos_token = text_of(spec.bos);
   options.eos_token = text_of(spec.eos);
+  options.tools = std::move(tools);
   options.deadline = deadline;
   auto rendered = model.chat_template->Render(messages, options);
   if (rendered.ok() || absl::IsDeadlineExceeded(rendered.status())) return rendered;
@@ -121,7 +122,8 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
   std::string text;
   EncodeOptions options;
   if (messages) {
-    TREADLE_ASSIGN_OR_RETURN(text, RenderChat(*messages, model, deadline));
+    TREADLE_ASSIGN_OR_RETURN(text,
+                             RenderChat(*messages, std::move(request.tools), model, deadline));
     options.add_special = false;  // the template wrote what the model wants
   } else {
     text = std::move(std::get<std::string>(request.prompt));
@@ -182,6 +184,23 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
   return absl::OkStatus();
 }
 
+// Nothing is generated, but a step needs the room of one token.
+absl::Status ReadEmbedding(const ServedModel& model, const RequestLimits& limits,
+                           RequestSpec& spec) {
+  const auto prompt = static_cast<int64_t>(spec.prompt.size());
+  spec.pooling = limits.pooling;
+  spec.max_new_tokens = 1;
+  if (prompt > model.max_context) {
+    return InvalidArgument("prompt has ", prompt, " tokens, expected at most ", model.max_context,
+                           " (the context)");
+  }
+  const int64_t pages = PagesNeeded(spec, model.page_size);
+  if (pages <= model.kv_pages) return absl::OkStatus();
+  return InvalidArgument("prompt has ", prompt, " tokens, which need ", pages,
+                         " K/V pages, expected at most ", model.kv_pages,
+                         " (the server's --kv-memory)");
+}
+
 absl::Status ReadStops(GenerateRequest::Stopping& stopping, const ServedModel& model,
                        ValidatedRequest& valid) {
   const std::vector<std::string>& strings = stopping.stop_strings;
@@ -240,6 +259,15 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
                            " bytes, expected at most ", kMaxRequestIdBytes);
   }
   spec.client_id = std::move(request.request_id);
+  if (request.embedding) {
+    if (limits.pooling == Pooling::kNone) {
+      return absl::FailedPreconditionError(
+          "this server gives no embeddings: it was started with --embedding-pooling none");
+    }
+    TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+    TREADLE_RETURN_IF_ERROR(ReadEmbedding(model, limits, spec));
+    return valid;
+  }
   TREADLE_RETURN_IF_ERROR(ReadSampling(request.sampling, model, limits, random_seed, spec));
   TREADLE_ASSIGN_OR_RETURN(spec.top_logprobs, ReadLogprobs("logprobs", request.logprobs));
   TREADLE_ASSIGN_OR_RETURN(spec.prompt_logprobs,
@@ -247,6 +275,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
   TREADLE_RETURN_IF_ERROR(ReadStops(request.stopping, model, valid));
   TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
   TREADLE_RETURN_IF_ERROR(ReadLengths(request.stopping, model, limits, spec));
+  valid.special_tokens = request.special_tokens;
   return valid;
 }
 

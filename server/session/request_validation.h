@@ -27,6 +27,9 @@ struct GenerateRequest {
   std::variant<std::monostate, std::string, std::vector<int32_t>, std::vector<ChatMessage>> prompt =
       {};
   bool add_special_tokens = true;  // to text: BOS and EOS as the model wants them
+  std::string tools = {};          // beside messages: ChatOptions::tools
+  bool special_tokens = false;     // control tokens are in the answer's text
+  bool embedding = false;          // is asked, and nothing of what follows
 
   struct Sampling {
     // As asked; what was not has its default here. All but top_k and the seed, which follow.
@@ -58,11 +61,13 @@ inline constexpr int kMaxChatMessages = 4096;
 struct RequestLimits {
   int64_t max_batch_size = kDefaultBatchSize;  // bounds num_candidates
   int32_t default_max_new_tokens = 512;        // clipped to the context and to the cache
+  Pooling pooling = Pooling::kNone;            // of embeddings; none: they are refused
 };
 
 struct ValidatedRequest {
   RequestSpec spec;  // all but its deadline
   std::vector<std::string> stop_strings;
+  bool special_tokens = false;
 };
 
 // `random_seed` is used when the request has no seed. Errors: InvalidArgument; DeadlineExceeded.

@@ -145,7 +145,8 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid) {
   if (key_) key_->Charge(static_cast<int64_t>(spec_.prompt.size()));
   TREADLE_ASSIGN_OR_RETURN(submitted_, environment_.pool.Submit(spec_));
   taken_in_ = true;
-  generation_.emplace(environment_.model.tokenizer.get(), spec_, valid->stop_strings);
+  generation_.emplace(environment_.model.tokenizer.get(), spec_, valid->stop_strings,
+                      valid->special_tokens);
   reasons_.resize(static_cast<size_t>(spec_.candidates), FinishReason::kNone);
   return absl::OkStatus();
 }

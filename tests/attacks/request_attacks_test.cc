@@ -98,7 +98,7 @@ TEST_F(RequestAttacks, ManyMessagesAreRefused) {
 TEST_F(RequestAttacks, ErrorsAreShort) {
   const grpc::Status role = Chat(*stub_, 1, std::string(16 << 10, 'r'), "hi");
   EXPECT_EQ(role.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(role.error_message(), HasSubstr("expected system, user or assistant"));
+  EXPECT_THAT(role.error_message(), HasSubstr("expected system, user, assistant or tool"));
   EXPECT_LT(role.error_message().size(), 1100u);
   // Whatever a text quotes: cut before a character, and it arrives.
   const grpc::Status id = Chat(*stub_, 1, "\x1b[31m\n\"", "hi");

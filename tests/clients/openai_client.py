@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """A server of ours as OpenAI's own Python client sees it: every endpoint and parameter, whole and
-streamed, errors and cancellation; answers are those that gRPC's client gets.
+streamed, tools, errors and cancellation; answers are those that gRPC's client gets.
 Usage: openai_client.py TREADLE MODEL (with the packages of openai_requirements.txt on PYTHONPATH)"""
 
+import array
+import json
 import re
 import subprocess
 import sys
@@ -97,6 +99,81 @@ def check_chat(client, model, grpc):
     print(f"chat: {message.content!r}, whole, streamed, with log probabilities")
 
 
+def check_embeddings(client, model):
+    ids = client.post("/../tokenize", cast_to=object, body={"prompt": PROMPT})["tokens"]
+    create = client.embeddings.create
+    several = create(model=model, input=[PROMPT, "A colour."])  # in base64: the client's default
+    assert [entry.index for entry in several.data] == [0, 1], several.usage
+    numbers = create(model=model, input=ids, encoding_format="float")
+    texts, sent = (array.array("f", answer.data[0].embedding) for answer in (numbers, several))
+    assert texts == sent, "numbers as text and in base64 differ"
+    assert numbers.usage.prompt_tokens == numbers.usage.total_tokens == len(ids), numbers.usage
+    for entry in several.data:
+        assert abs(sum(value * value for value in entry.embedding) - 1) < 1e-5, entry.index
+    error = expect_error(openai.BadRequestError, "dimensions is not supported",
+                         lambda: create(model=model, input="a", dimensions=8))
+    assert error.param == "dimensions", error.body
+    print(f"embeddings: of {len(several.data[0].embedding)} numbers, in base64 and not, from texts and ids")
+
+
+# As long as the default model's own, in whose place it is put.
+TOOL_TEMPLATE = """{% if tools %}<|im_start|>system
+{{ tools | tojson }}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", "arguments": \
+{{ c.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+
+
+def with_tools(model, folder):
+    """A copy of a GGUF file, with a chat template that knows tools."""
+    data = bytearray(open(model, "rb").read())
+    at = data.index(b"tokenizer.chat_template") + len(b"tokenizer.chat_template") + 4
+    length = int.from_bytes(data[at:at + 8], "little")
+    text = TOOL_TEMPLATE.encode()
+    data[at + 8:at + 8 + length] = text + b"{#" + b" " * (length - len(text) - 4) + b"#}"
+    with open(f"{folder}/tools.gguf", "wb") as file:
+        file.write(data)
+    return file.name
+
+
+TOOLS = [{"type": "function", "function": {
+    "name": "weather", "description": "The weather in a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
+
+
+def conversation():
+    """What a small model goes on with by the call of a tool."""
+    messages = []
+    for city, weather in (("Bern", "rain"), ("Oslo", "snow"), ("Lima", "fog")):
+        call = {"id": city, "type": "function",
+                "function": {"name": "weather", "arguments": '{"city": "%s"}' % city}}
+        messages += [{"role": "user", "content": f"What is the weather in {city}?"},
+                     {"role": "assistant", "content": None, "tool_calls": [call]},
+                     {"role": "tool", "tool_call_id": city, "content": weather},
+                     {"role": "assistant", "content": f"The weather in {city} is {weather}."}]
+    return [*messages, {"role": "user", "content": "What is the weather in Rome?"}]
+
+
+def check_tools(client, model):
+    messages = conversation()
+    ask = dict(model=model, messages=messages, tools=TOOLS, temperature=0, max_tokens=60)
+    whole = client.chat.completions.create(**ask).choices[0]
+    call = whole.message.tool_calls[0]
+    assert whole.finish_reason == "tool_calls" and whole.message.content is None, whole
+    assert call.type == "function" and call.function.name == "weather", whole
+    assert json.loads(call.function.arguments) == {"city": "Rome"}, whole
+    with client.chat.completions.stream(**ask) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert streamed.finish_reason == "tool_calls" and not streamed.message.content, streamed
+    assert [found.function.arguments for found in streamed.message.tool_calls] == [call.function.arguments], streamed
+    messages += [whole.message, {"role": "tool", "tool_call_id": call.id, "content": "hail"}]
+    told = client.chat.completions.create(**{**ask, "messages": messages, "tool_choice": "none"}).choices[0]
+    assert told.finish_reason == "stop" and not told.message.tool_calls and "hail" in told.message.content, told
+    print(f"tools: {call.function.name}({call.function.arguments}), whole and streamed; then {told.message.content!r}")
+
+
 def check_errors(client, model):
     create = client.chat.completions.create
     error = expect_error(openai.BadRequestError, "top_p is 2, expected (0, 1]",
@@ -104,6 +181,9 @@ def check_errors(client, model):
     assert error.param == "top_p" and error.type == "invalid_request_error", error.body
     expect_error(openai.BadRequestError, "response_format is not supported",
                  lambda: create(model=model, messages=MESSAGES, response_format={"type": "json_object"}))
+    tool = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+    expect_error(openai.BadRequestError, "tools is given, but the model's chat template",
+                 lambda: create(model=model, messages=MESSAGES, tools=[tool]))
     assert expect_error(openai.NotFoundError, "does not exist",
                         lambda: create(model="gpt-5", messages=MESSAGES)).code == "model_not_found"
     expect_error(openai.AuthenticationError, "",
@@ -119,13 +199,17 @@ def check_errors(client, model):
     print("errors: 400, 401, 404, 504; and a stream that its reader left")
 
 
-def main(treadle, model):
+def main(treadle, model, tools=None):
+    """`tools`: what to check of a model that knows tools, by its client and name, instead of all else."""
     with tempfile.TemporaryDirectory() as folder, open(f"{folder}/log", "w+") as log:
         with open(f"{folder}/keys", "w") as keys:
             keys.write("client-0123456789abcdef client\n")
+        if tools:
+            model = with_tools(model, folder)
         server = subprocess.Popen(
             [treadle, "serve", "--model", model, "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0",
-             "--metrics-listen", "none", "--kv-memory", "256M", "--api-keys-file", f"{folder}/keys"], stderr=log)
+             "--metrics-listen", "none", "--kv-memory", "256M", "--embedding-pooling", "mean",
+             "--api-keys-file", f"{folder}/keys"], stderr=log)
 
         def logged(pattern):
             for _ in range(1200):
@@ -141,8 +225,11 @@ def main(treadle, model):
             client = openai.OpenAI(base_url=base + "/v1", api_key="client-0123456789abcdef", max_retries=0, timeout=120)
             name = client.models.list().data[0].id
             assert client.models.retrieve(name).id == name
+            if tools:
+                return tools(client, name)
             check_completions(client, name, grpc)
             check_chat(client, name, grpc)
+            check_embeddings(client, name)
             check_errors(client, name)
             logged("request_id=left .*status=CANCELLED")
             server.terminate()
@@ -158,4 +245,5 @@ def main(treadle, model):
 if __name__ == "__main__":
     began = time.monotonic()
     main(*sys.argv[1:])
+    main(*sys.argv[1:], tools=check_tools)
     print(f"OpenAI's client: openai {openai.__version__}, ok in {time.monotonic() - began:.1f} s")

@@ -12,6 +12,7 @@
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
+#include "tests/support/one_rank.h"
 #include "tests/support/reference_runner.h"
 #include "tests/support/tiny_model.h"
 
@@ -192,6 +193,67 @@ TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {
       EXPECT_EQ(Difference(answer.prompt_details, expected.prompt_details), "");
     }
   }
+}
+
+// A prompt's pooled hidden states, in chunks of these sizes, beside a sequence that decodes.
+std::vector<float> Pooled(EngineRunner& runner, Pooling pooling, std::span<const int32_t> prompt,
+                          std::vector<size_t> chunks, bool company) {
+  runner.engine().Restart();
+  runner.WaitForRoom();
+  const uint64_t epoch = runner.engine().epoch();
+  IterationPlan plan =
+      PlanOf(epoch, 0).Start(StartOf(1, static_cast<int32_t>(prompt.size()), {3, 1, 2}));
+  if (company) {
+    plan.starts.push_back(StartOf(2, 3, {5}));
+    plan.steps.push_back(SampleOf(StepOf(2, 0, {1, 2, 3})));
+  }
+  for (size_t at = 0;;) {
+    const size_t count = chunks[plan.iteration % chunks.size()];
+    const auto part = prompt.subspan(at, std::min(count, prompt.size() - at));
+    Step step = StepOf(1, static_cast<int32_t>(at), {part.begin(), part.end()});
+    at += part.size();
+    step.pooling = pooling;
+    step.sample = at == prompt.size();
+    plan.steps.push_back(step);
+    runner.engine().Submit(plan);
+    IterationResult result = runner.Next();
+    EXPECT_EQ(result.steps.back().token, -1);
+    if (step.sample) return std::move(result.steps.back().embedding);
+    EXPECT_TRUE(result.steps.back().embedding.empty());
+    plan = PlanOf(epoch, plan.iteration + 1);
+    if (company) {
+      const auto position = static_cast<int32_t>(2 + plan.iteration);
+      plan.steps.push_back(SampleOf(StepOf(2, position, {result.steps[0].token})));
+    }
+  }
+}
+
+// Neither its neighbours nor its chunks change an embedding's bits; and of one rank's, neither do
+// stages.
+TEST_P(EngineContract, EmbeddingsDependOnTheirPromptAlone) {
+  std::vector<int32_t> prompt;
+  for (int32_t i = 0; i < (GetParam().gpus ? 20 : 45); ++i) prompt.push_back((i * 37 + 5) % 256);
+  std::unique_ptr<Backend> backend = MakeBackend(GetParam());
+  auto checkpoint = Checkpoint::Open(TinyPath());
+  ASSERT_TRUE(checkpoint.ok());
+  LoadOptions load;
+  load.max_batch_tokens = 64;
+  auto model = Model::Load(**checkpoint, *backend, load);
+  ASSERT_TRUE(model.ok());
+  EngineRunner one(*OneRankEngine(std::move(backend), *std::move(model), Options()));
+  for (const Pooling pooling : {Pooling::kMean, Pooling::kLast}) {
+    const std::vector<float> whole = Pooled(*runner_, pooling, prompt, {60}, false);
+    ASSERT_EQ(whole.size(), 64u);
+    EXPECT_EQ(Pooled(*runner_, pooling, prompt, {7, 1, 16}, true), whole);
+    const std::vector<float> alone = Pooled(one, pooling, prompt, {60}, false);
+    if (GetParam().ranks == 1) {
+      EXPECT_EQ(whole, alone);
+    } else {
+      for (size_t i = 0; i < alone.size(); ++i) EXPECT_NEAR(whole[i], alone[i], 1e-4) << i;
+    }
+  }
+  EXPECT_NE(Pooled(one, Pooling::kMean, prompt, {60}, false),
+            Pooled(one, Pooling::kLast, prompt, {60}, false));
 }
 
 TEST_P(EngineContract, TheTimelineHasEveryStageAndRank) {

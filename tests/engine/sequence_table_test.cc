@@ -198,6 +198,21 @@ TEST(SequenceTable, ACandidateDoesNotRewriteWhatItShares) {
   Apply(table, PlanOf().Step(StepOf(1, 19, {5})));
 }
 
+// What is added up must be added once.
+TEST(SequenceTable, APooledStepIsThePromptsNextPart) {
+  SequenceTable table(SmallLimits());
+  const auto pooled = [](Step step) {
+    step.pooling = Pooling::kMean;
+    return step;
+  };
+  Apply(table, PlanOf().Start(StartOf(1, 9, {0})).Step(pooled(StepOf(1, 0, {1, 2, 3}))));
+  ExpectBad(table, PlanOf().Step(pooled(StepOf(1, 2, {3}))), kInvalid, "expected the tokens that");
+  ExpectBad(table, PlanOf().Step(pooled(SampleOf(StepOf(1, 3, {4}), 0))), kInvalid, "is pooled");
+  table.At(1).SetSample(4);
+  ExpectBad(table, PlanOf().Step(pooled(PreviousSample(1, 3))), kInvalid, "is pooled");
+  Apply(table, PlanOf().Step(pooled(SampleOf(StepOf(1, 3, {4, 5})))));
+}
+
 TEST(SequenceTable, ARewriteVoidsThePreviousSample) {
   SequenceTable table(SmallLimits());
   Apply(table, PlanOf().Start(StartOf(1, 3, {0})).Step(StepOf(1, 0, {1, 2, 3})));

@@ -8,7 +8,8 @@ std::span<const FuzzTarget* const> FuzzTargets() {
   static const std::array kTargets = {
       &kRequestsTarget,      &kHttp2GuardTarget,    &kChatTemplateTarget, &kPlanMessagesTarget,
       &kControlWorkerTarget, &kControlMasterTarget, &kGgufTarget,         &kSafetensorsTarget,
-      &kConfigJsonTarget,    &kTokenizerJsonTarget, &kVocabularyTarget,   &kPreTokenizerTarget};
+      &kConfigJsonTarget,    &kTokenizerJsonTarget, &kVocabularyTarget,   &kPreTokenizerTarget,
+      &kToolCallsTarget};
   return kTargets;
 }
 

@@ -84,13 +84,16 @@ std::vector<std::string> Seeds() {
   second.candidate = 1;
   Step prompt = SampleOf(StepOf(7, 0, {1, 2, 3, 4, 5, 6}), 2);
   prompt.prompt_logprobs = 1;
+  Step pooled = SampleOf(StepOf(9, 0, {1, 2}));
+  pooled.pooling = Pooling::kMean;
   const IterationPlan plans[] = {PlanOf(1, 0).Start(first).Step(prompt),
                                  PlanOf(1, 1)
                                      .Copy(1, 5)
                                      .Start(second)
                                      .Step(SampleOf(PreviousSample(7, 6)))
                                      .Step(SampleOf(StepOf(8, 5, {6}))),
-                                 PlanOf(1, 2).Release(7).Step(SampleOf(StepOf(8, 6, {9, 10})))};
+                                 PlanOf(1, 2).Release(7).Step(SampleOf(StepOf(8, 6, {9, 10}))),
+                                 PlanOf(1, 3).Start(StartOf(9, 2, {4})).Step(pooled)};
   std::string seed(1, '\0');
   for (const IterationPlan& plan : plans) {
     control::PlanMessage message;
@@ -103,6 +106,7 @@ std::vector<std::string> Seeds() {
   EncodeResult(result, plain);
   result.steps[0].detail = {-0.5f, {{3, -0.5f}, {4, -1.0f}}};
   result.steps[1].prompt_detail = {{-2.0f, {{1, -2.0f}}}, {-3.0f, {}}};
+  result.steps[1].embedding = {0.5f, -1.0f};
   EncodeResult(result, detailed);
   return {seed, "\1" + Framed(plain) + Framed(detailed)};
 }

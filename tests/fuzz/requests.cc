@@ -13,7 +13,7 @@
 namespace treadle {
 namespace {
 
-constexpr RequestLimits kLimits = {.max_batch_size = 4};
+constexpr RequestLimits kLimits = {.max_batch_size = 4, .pooling = Pooling::kMean};
 
 const ServedModel& Model() {
   static const ServedModel model = [] {
@@ -71,7 +71,7 @@ void CheckError(const absl::Status& status) {
 
 void Run(std::string_view bytes) {
   FuzzInput input(bytes);
-  const size_t rpc = input.Choose(3);
+  const size_t rpc = input.Choose(4);
   const auto parse = [&](google::protobuf::Message& message) {
     const absl::Status parsed = ParseMessage(input.Rest(), message);
     if (!parsed.ok()) CheckError(parsed);
@@ -86,6 +86,15 @@ void Run(std::string_view bytes) {
   if (rpc == 1) {
     v1::TokenizeRequest message;
     if (parse(message)) UseTokenizer(*Model().tokenizer, message.text());
+    return;
+  }
+  if (rpc == 3) {
+    v1::EmbedRequest message;
+    if (!parse(message)) return;
+    const auto valid = ValidateRequest(ToRequest(message), Model(), kLimits, 1);
+    if (!valid.ok()) return CheckError(valid.status());
+    TREADLE_CHECK(static_cast<int64_t>(valid->spec.prompt.size()) <= Model().max_context);
+    TREADLE_CHECK(ValidateTokenIds("", valid->spec.prompt, Model().vocab).ok());
     return;
   }
   v1::DetokenizeRequest message;
@@ -129,6 +138,9 @@ std::vector<std::string> Seeds() {
   v1::DetokenizeRequest detokenize;
   for (const int id : {1, 195, 258, 169, 1 << 20, -1}) detokenize.mutable_token_ids()->add_ids(id);
   seeds.push_back('\2' + detokenize.SerializeAsString());
+  v1::EmbedRequest embed;
+  embed.set_text("abba");
+  seeds.push_back('\3' + embed.SerializeAsString());
   return seeds;
 }
 

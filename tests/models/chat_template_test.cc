@@ -39,9 +39,18 @@ TEST(ChatTemplateTest, RendersWhatTransformersRenders) {
       SCOPED_TRACE(entry["name"].get<std::string>() + " " + row["messages"].dump());
       std::vector<ChatMessage> messages;
       for (const auto& message : row["messages"]) {
-        messages.push_back({message["role"], message["content"]});
+        ChatMessage& read = messages.emplace_back();
+        read.role = message["role"];
+        if (message["content"].is_string()) read.content = message["content"];
+        read.tool_call_id = message.value("tool_call_id", "");
+        read.name = message.value("name", "");
+        if (!message.contains("tool_calls")) continue;
+        for (const auto& call : message["tool_calls"]) {
+          read.tool_calls.push_back({call["id"], call["function"]["name"], call["arguments"]});
+        }
       }
       ChatOptions options;
+      options.tools = row.value("tools", "");
       options.add_generation_prompt = row["add_generation_prompt"];
       options.bos_token = row["bos_token"];
       options.eos_token = row["eos_token"];

@@ -228,6 +228,41 @@ SNIPPETS = {
 "unpack": "{% for a, b in [[1]] %}{% endfor %}",
 }
 
+# Of the two formats of calls that are known (server/openai/tool_calls.h).
+TOOL_TEMPLATES = {
+"tools-hermes": """{%- if tools is iterable and tools | length > 0 %}{{- '<|im_start|>system\\nTools: <tools>' }}
+    {%- for tool in tools %}{%- if tool.function is defined %}{%- set tool = tool.function %}{%- endif %}
+        {{- '\\n' + tool.name + ': ' }}{{- tool | tojson }}
+        {%- for name, field in (tool.parameters or {}).properties | default({}) | items %} {{ name }}={{ field.type }}{%- endfor %}
+    {%- endfor %}{{- '</tools>\\nCall: <tool_call>{"name": <name>, "arguments": <object>}</tool_call><|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}{{- '<|im_start|>' + message.role }}
+    {%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {%- if call.function is defined %}{%- set call = call.function %}{%- endif %}
+        {{- '\\n<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}{{- call.arguments | tojson }}{{- '}\\n</tool_call>' }}
+    {%- endfor %}
+    {%- if message.role == 'tool' %}{%- if message.name is not defined %}{{- raise_exception('no name') }}{%- endif %}
+        {{- ' of ' + message.name + ' ' + message.tool_call_id }}{%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}""",
+"tools-llama": """{{- bos_token }}{%- if tools is not none %}
+    {{- 'Answer {"name": NAME, "parameters": OBJECT}.' }}{%- for t in tools %}{{- t | tojson(indent=4) }}{{- "\\n\\n" }}{%- endfor %}{%- endif %}
+{%- for message in messages %}
+    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
+        {{- '<|start|>' + message['role'] + '<|end|>' + message['content'] | trim + '<|eot|>' }}
+    {%- elif 'tool_calls' in message %}
+        {%- if not message.tool_calls|length == 1 %}{{- raise_exception("one call at once") }}{%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {{- '{"name": "' + call.name + '", "parameters": ' }}{{- call.arguments | tojson }}{{- '}<|eot|>' }}
+    {%- else %}
+        {{- '<|start|>ipython<|end|>' }}
+        {%- if message.content is mapping or message.content is iterable %}{{- message.content | tojson }}{%- else %}{{- message.content }}{%- endif %}
+        {{- '<|eot|>' }}
+    {%- endif %}
+{%- endfor %}""",
+}
+
 CHATS = [
     [{"role": "user", "content": "Hello"}],
     [{"role": "system", "content": "You are terse. "},
@@ -240,12 +275,32 @@ CHATS = [
     [],
 ]
 
+# As texts, because the order of members counts.
+TOOLS = """[{"type": "function", "function": {"name": "weather", "description": "Now, <there>.",
+  "parameters": {"type": "object", "properties": {"city": {"type": "string", "enum": ["Bern", "Zürich"]},
+  "at": {"type": ["number", "null"], "minimum": -1.50, "default": 1e30}}, "required": ["city"],
+  "additionalProperties": false}}}, {"type": "function", "function": {"name": "time", "x": [{}, [], null]}}]"""
+TOOL_CHAT = [
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "c1", "type": "function", "function": {"name": "weather"},
+         "arguments": '{"city": "Z\\u00fcrich", "at": -3, "deep": {"z": [true, 9223372036854775807], "a": 2.50}}'}]},
+    {"role": "tool", "tool_call_id": "c1", "name": "weather", "content": "12 °C"},
+    {"role": "assistant", "content": "Twelve."}]
 
-def case(template, chat, prompt):
+
+def case(template, chat, prompt, tools=None):
     given = {"messages": chat, "add_generation_prompt": prompt, "bos_token": "<s>",
-             "eos_token": "</s>"}
+             "eos_token": "</s>", **({"tools": tools} if tools else {})}
+    shown = [dict(message) for message in chat]
+    for message in shown:
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [
+                {"id": call["id"], "type": call["type"],
+                 "function": {**call["function"], "arguments": json.loads(call["arguments"])}} for call in calls]
     try:
-        expected = template.render(tools=None, documents=None, strftime_now=NOW.strftime, **given)
+        expected = template.render(documents=None, strftime_now=NOW.strftime, **{
+            **given, "messages": shown, "tools": json.loads(tools) if tools else None})
     except Exception:  # whatever the template runs into, it must not be rendered
         expected = None
     return {**given, "expected": expected}
@@ -258,6 +313,11 @@ for name, source in {**TEMPLATES, **SNIPPETS}.items():
     prompts = (True, False) if name in TEMPLATES else (True,)
     entries.append({"name": name, "template": source,
                     "cases": [case(compiled, chat, prompt) for chat in chats for prompt in prompts]})
+for name, source in TOOL_TEMPLATES.items():
+    compiled = _compile_jinja_template(source)
+    entries.append({"name": name, "template": source,
+                    "cases": [case(compiled, chat, True, tools) for chat in (TOOL_CHAT, CHATS[1])
+                              for tools in (TOOLS, None)]})
 with open("tests/testdata/chat_templates.json", "w", encoding="utf-8") as file:
     json.dump({"now": NOW.strftime("%Y-%m-%d %H:%M:%S"), "templates": entries}, file, indent=1,
               ensure_ascii=True)

@@ -45,6 +45,41 @@ TEST(Loop, GivesIncrementsTheirTokensFirstAndChunksPrompts) {
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
+// A prompt in chunks beside one that generates, at both depths: a vector, no token, all pages back.
+TEST(Loop, AnEmbeddingComesWithTheEndOfItsPrompt) {
+  for (const int depth : {1, 2}) {
+    HarnessOptions options;
+    options.engine.depth = depth;
+    options.engine.record = true;
+    options.limits = {.max_batch_size = 3, .max_batch_tokens = 8};
+    LoopHarness harness(options);
+    harness.Submit(LoopHarness::Spec(3, 9, 0));
+    RequestSpec spec = LoopHarness::Spec(21, 1, 1);
+    spec.pooling = Pooling::kMean;
+    const auto submitted = harness.pool.Submit(spec);
+    ASSERT_TRUE(submitted.ok());
+    harness.RunToIdle();
+    const StreamBatch batch = submitted->stream->Take();
+    EXPECT_TRUE(batch.ended && batch.status.ok());
+    ASSERT_EQ(batch.tokens.size(), 1u);
+    EXPECT_EQ(batch.tokens[0].token, -1);
+    EXPECT_EQ(batch.tokens[0].finish, FinishReason::kPooled);
+    EXPECT_EQ(batch.tokens[0].embedding, ReferenceEmbedding(spec.prompt));
+    const LedgerEnd end = harness.EndOf(submitted->id);
+    EXPECT_EQ(end.prompt_tokens, 21);
+    EXPECT_EQ(end.output_tokens, 0);
+    EXPECT_EQ(end.reason, "stop");
+    int32_t pooled = 0;
+    for (const IterationPlan& plan : harness.engine.TakePlans()) {
+      for (const Step& step : plan.steps) {
+        if (step.pooling != Pooling::kNone) pooled += step.num_tokens;
+      }
+    }
+    EXPECT_EQ(pooled, 21);
+    EXPECT_THAT(harness.Mistakes(), IsEmpty());
+  }
+}
+
 TEST(Loop, FirstThatDoesNotFitStopsAdmission) {
   HarnessOptions options = Manual();
   options.engine.total_pages = 6;  // of 4 tokens

@@ -48,6 +48,33 @@ TEST_F(GenerationTest, NeverGivesPartOfACharacter) {
   EXPECT_EQ(all, text);
 }
 
+TEST_F(GenerationTest, ControlTokensAreTextWhereTheyAreWanted) {
+  for (const bool special : {false, true}) {
+    RequestSpec request;
+    request.candidates = 1;
+    Generation generation(tokenizer_.get(), request, {}, special);
+    const auto parts = generation.Absorb({Token('a'), Token(ByteTokenizer::kBegin), Token('b')});
+    ASSERT_EQ(parts.size(), 1u);
+    EXPECT_EQ(parts[0].text, special ? "a<s>b" : "ab");
+  }
+}
+
+TEST_F(GenerationTest, AnEmbeddingHasLengthOne) {
+  for (const float scale : {1.0f, 1e-20f, 1e20f}) {
+    StreamToken pooled;
+    pooled.finish = FinishReason::kPooled;
+    pooled.embedding = {3 * scale, 0, -4 * scale};
+    Generation generation = Make({});
+    const auto parts = generation.Absorb({pooled});
+    ASSERT_EQ(parts.size(), 1u);
+    EXPECT_TRUE(parts[0].token_ids.empty() && parts[0].text.empty());
+    EXPECT_EQ(parts[0].finish, FinishReason::kPooled);
+    EXPECT_EQ(generation.completion_tokens(), 0);
+    EXPECT_FLOAT_EQ(parts[0].embedding[0], scale == 1e-20f ? 3e-8f : 0.6f);
+    EXPECT_FLOAT_EQ(parts[0].embedding[2], scale == 1e-20f ? -4e-8f : -0.8f);
+  }
+}
+
 TEST_F(GenerationTest, StopStringAcrossTokensEndsTheCandidate) {
   Generation generation = Make({"\n\nQ:", "zzz"});
   std::string all;

@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/escaping.h"
 #include "base/status.h"
 #include "server/access/tls_files.h"
 #include "server/grpc/messages.h"
@@ -13,6 +16,7 @@
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
 #include "tests/server/tls_client.h"
+#include "tests/support/prefix_model.h"
 
 namespace treadle {
 namespace {
@@ -371,6 +375,91 @@ TEST(OpenAiServer, TokensOfATextAndBack) {
   EXPECT_EQ(Post(server, "/detokenize", R"({"tokens": [50]})").body["error"]["message"],
             "tokens[0] is 50, expected 0 to 49");
   EXPECT_EQ(Post(server, "/detokenize", "{}").code, 400);
+}
+
+TEST(OpenAiServer, EmbeddingsAreThoseOfGrpc) {
+  const char path[] = "/v1/embeddings";
+  const std::string off = R"({"input": "abc"})";
+  EXPECT_THAT(Post(TestServer(), path, off).body["error"]["message"].get<std::string>(),
+              HasSubstr("started with --embedding-pooling none"));
+  TestServerOptions options;
+  options.adjust = [](ServiceOptions& service) { service.pooling = Pooling::kLast; };
+  options.scheduling.max_queue = 128;
+  TestServer server(options);
+  const auto grpc = [&](const std::string& text) {
+    v1::EmbedRequest request;
+    request.set_text(text);
+    v1::EmbedResponse response;
+    grpc::ClientContext context;
+    EXPECT_TRUE(server.stub().Embed(&context, request, &response).ok());
+    EXPECT_EQ(response.prompt_tokens(), static_cast<int>(text.size()));
+    return std::vector<float>(response.embedding().begin(), response.embedding().end());
+  };
+  const std::string longer(100, 'x');  // four chunks
+  const Answer both = Post(
+      server, path,
+      R"({"model": "prefix", "input": ["abc", ")" + longer + R"("], "encoding_format": "float"})");
+  ASSERT_EQ(both.code, 200) << both.body;
+  EXPECT_EQ(both.body["object"], "list");
+  EXPECT_EQ(both.body["model"], "prefix");
+  EXPECT_EQ(both.body["usage"], Json({{"prompt_tokens", 103}, {"total_tokens", 103}}));
+  ASSERT_EQ(both.body["data"].size(), 2u);
+  const std::string texts[] = {"abc", longer};
+  for (size_t i = 0; i < 2; ++i) {
+    const Json& data = both.body["data"][i];
+    EXPECT_EQ(data["object"], "embedding");
+    EXPECT_EQ(data["index"], i);
+    const std::vector<float> embedding = data["embedding"].get<std::vector<float>>();
+    EXPECT_EQ(embedding, grpc(texts[i]));
+    // The model's hidden state is the two halves of the prompt's hash.
+    std::vector<int32_t> ids;
+    for (const char c : texts[i]) ids.push_back(c - 'a');
+    const uint32_t hash = PrefixModel::Hash(ids);
+    const double x = hash & 0xffff, y = hash >> 16, length = std::sqrt(x * x + y * y);
+    ASSERT_EQ(embedding.size(), 2u);
+    EXPECT_FLOAT_EQ(embedding[0], static_cast<float>(x / length));
+    EXPECT_FLOAT_EQ(embedding[1], static_cast<float>(y / length));
+  }
+  const Answer coded =
+      Post(server, path, R"({"input": [0, 1, 2], "encoding_format": "base64", "user": "u"})");
+  std::string bytes;
+  ASSERT_TRUE(absl::Base64Unescape(coded.body["data"][0]["embedding"].get<std::string>(), &bytes));
+  ASSERT_EQ(bytes.size(), 8u);
+  float numbers[2];
+  std::memcpy(numbers, bytes.data(), sizeof numbers);
+  EXPECT_THAT(grpc("abc"), testing::ElementsAreArray(numbers));
+
+  Json many = {{"input", Json::array()}};  // more than begin at once
+  for (int i = 0; i < 300; ++i) many["input"].push_back({i % 50});
+  const Json all = Post(server, path, many.dump()).body;
+  ASSERT_EQ(all["data"].size(), 300u);
+  for (size_t i = 0; i < 300; ++i) {
+    EXPECT_EQ(all["data"][i]["index"], i);
+    EXPECT_EQ(all["data"][i]["embedding"], all["data"][i % 50]["embedding"]);
+    if (i > 0) EXPECT_NE(all["data"][i]["embedding"], all["data"][i - 1]["embedding"]);
+  }
+  many["input"] = std::vector<std::string>(2049, "a");
+  EXPECT_THAT(Post(server, path, many.dump()).body["error"]["message"].get<std::string>(),
+              HasSubstr("input has 2049 entries, expected at most 2048"));
+
+  const std::string full(1024, 'a');  // all of the context; nothing is generated
+  EXPECT_EQ(Post(server, path, R"({"input": ")" + full + R"("})").code, 200);
+  const std::pair<std::string, std::string> wrong[] = {
+      {R"({"input": ")" + full + R"(a"})", "input has 1025 tokens, expected at most 1024"},
+      {R"({"input": []})", "input is [], expected a string, token ids, or an array of either"},
+      {R"({"input": ["a", ""]})", "input is empty, expected at least one token"},
+      {R"({"input": [50]})", "input[0] is 50, expected 0 to 49"},
+      {R"({"input": "a1"})", "input: '1' is no letter"},
+      {R"({"input": [true]})", "input[0] is true, expected an array of token ids"},
+      {R"({"input": "a", "dimensions": 1})", "dimensions is not supported"},
+      {R"({"input": "a", "encoding_format": "hex"})", "encoding_format is \"hex\", expected"},
+      {R"({"encoding_format": "float"})", "input is missing"}};
+  for (const auto& [body, message] : wrong) {
+    const Answer answer = Post(server, path, body);
+    EXPECT_EQ(answer.code, 400);
+    EXPECT_THAT(answer.body["error"]["message"].get<std::string>(), HasSubstr(message));
+  }
+  EXPECT_EQ(Post(server, path, off, "X-Request-Timeout: 0.000001\r\n").code, 504);
 }
 
 TEST(OpenAiServer, KeysAndTlsAreThoseOfGrpc) {

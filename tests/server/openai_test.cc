@@ -48,7 +48,7 @@ TEST(OpenAiRequest, EveryFieldOfACompletion) {
       "stop": ["x", "yz"], "stop_token_ids": [3, 4], "ignore_eos": true, "logprobs": 2,
       "echo": true, "stream": true,
       "stream_options": {"include_usage": true, "continuous_usage_stats": false},
-      "add_special_tokens": false, "return_token_ids": true, "user": "u", "metadata": {"a": "b"},
+      "add_special_tokens": false, "return_token_ids": true, "skip_special_tokens": false, "user": "u", "metadata": {"a": "b"},
       "store": false, "service_tier": "auto", "suffix": null, "tools": null})");
   const GenerateRequest asked = request.For(0);
   EXPECT_EQ(std::get<std::string>(asked.prompt), "ab");
@@ -71,6 +71,7 @@ TEST(OpenAiRequest, EveryFieldOfACompletion) {
   EXPECT_THAT(asked.stopping.stop_token_ids, ElementsAre(3, 4));
   EXPECT_TRUE(asked.stopping.ignore_eos);
   EXPECT_FALSE(asked.add_special_tokens);
+  EXPECT_TRUE(asked.special_tokens);
   EXPECT_EQ(asked.logprobs, 2);
   EXPECT_EQ(asked.prompt_logprobs, 2);  // of the echo
   EXPECT_TRUE(request.echo && request.stream && request.include_usage && request.token_ids);
@@ -126,10 +127,11 @@ struct Bad {
 
 // Through the door too, as a call goes.
 HttpResponse Refusal(const Bad& bad) {
+  const OpenAiKind kind = bad.chat ? OpenAiKind::kChat : OpenAiKind::kCompletion;
   const auto read = ReadOpenAiRequest(bad.body, bad.chat, Model());
-  if (!read.ok()) return OpenAiError(read.status(), bad.chat);
+  if (!read.ok()) return OpenAiError(read.status(), kind);
   const auto valid = ValidateRequest(read->For(0), Model(), {.max_batch_size = 4}, 1);
-  return OpenAiError(valid.status(), bad.chat, read->max_tokens);
+  return OpenAiError(valid.status(), kind, read->max_tokens);
 }
 
 TEST(OpenAiRequest, WhatIsWrongIsNamed) {
@@ -177,15 +179,15 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
        "stream_options.x is not supported", "stream_options"},
       {false, R"({"prompt": "a", "best_of": 2})", "best_of is not supported", "best_of"},
       {false, R"({"prompt": "a", "messages": []})", "messages is not supported", "messages"},
-      {true, message + R"("tools": []})", "tools is not supported", "tools"},
-      {true, message + R"("tool_choice": "auto"})", "tool_choice is not supported", "tool_choice"},
+      {true, message + R"("tool_choice": "required"})", "tool_choice is \"required\", expected",
+       "tool_choice"},
       {true, message + R"("functions": []})", "functions is not supported", "functions"},
       {true, message + R"("response_format": {"type": "json_object"}})",
        "response_format is not supported", "response_format"},
       {true, R"({"messages": []})", "messages: this model has no usable chat template", "messages"},
       {true, R"({"messages": [{"role": "user"}]})", "messages[0].content is missing", "messages"},
-      {true, R"({"messages": [{"role": "user", "content": "a", "tool_calls": []}]})",
-       "messages[0].tool_calls is not supported, expected role and content alone", "messages"},
+      {true, R"({"messages": [{"role": "user", "content": "a", "name": "b"}]})",
+       "messages[0].name is not supported in a message of this role", "messages"},
       {true, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
        "messages[0].content[0].type is \"image_url\", expected \"text\"", "messages"},
       {false, R"({"prompt": "a", "temperature": 1e99})", "temperature is inf, expected a finite",

@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadCase{"token_ids.ids[2] is -1, expected",
                 [](R& r) { r.mutable_token_ids()->add_ids(-1); }},
         BadCase{"chat.messages is empty", [](R& r) { r.mutable_chat(); }},
-        BadCase{"chat.messages[0].role is 'robot', expected system, user or assistant",
+        BadCase{"chat.messages[0].role is 'robot', expected system, user, assistant or tool",
                 [](R& r) { r.mutable_chat()->add_messages()->set_role("robot"); }},
         BadCase{"prompt has 64 tokens, expected at most 63",
                 [](R& r) { r.set_text(std::string(63, 'a')); }},

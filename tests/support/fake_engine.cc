@@ -31,7 +31,17 @@ int32_t NextToken(uint64_t chain, const SequenceStart& start, int64_t position) 
   return token;
 }
 
+std::vector<float> EmbeddingOf(uint64_t chain) {
+  return {static_cast<float>(chain % 1000), static_cast<float>(chain / 1000 % 1000)};
+}
+
 }  // namespace
+
+std::vector<float> ReferenceEmbedding(std::span<const int32_t> prompt) {
+  uint64_t chain = kRoot;
+  for (const int32_t token : prompt) chain = Mix(chain, static_cast<uint64_t>(token));
+  return EmbeddingOf(chain);
+}
 
 std::vector<int32_t> ReferenceOutput(const RequestSpec& spec, uint32_t candidate) {
   SequenceStart start;
@@ -317,6 +327,10 @@ StepResult FakeEngine::RunStep(const Step& step) {
   live.next_position = step.first_position + static_cast<int64_t>(tokens.size());
   live.previous_sample = -1;
   if (!step.sample) return result;
+  if (step.pooling != Pooling::kNone) {
+    result.embedding = EmbeddingOf(chain);
+    return result;
+  }
   result.token = NextToken(chain, live.start, live.next_position);
   live.previous_sample = result.token;
   if (step.top_logprobs >= 0) result.detail.logprob = -static_cast<float>(result.token);

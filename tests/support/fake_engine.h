@@ -14,6 +14,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -107,6 +108,8 @@ class FakeEngine final : public Engine {
 // What the fake engine's model answers, computed without pages: the tokens of one candidate until
 // an end token or max_new_tokens. Tokens are below 64.
 std::vector<int32_t> ReferenceOutput(const RequestSpec& spec, uint32_t candidate);
+// What it gives for a prompt that is pooled, in either way.
+std::vector<float> ReferenceEmbedding(std::span<const int32_t> prompt);
 // The log probability that it gives to the prompt token at `position`.
 float ReferencePromptLogprob(int32_t position, int32_t token);
 

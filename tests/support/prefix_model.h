@@ -38,6 +38,7 @@ class PrefixModel : public Model {
 
   absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                        Tensor hidden) override;
+  void Normalize(Tensor) override {}
   void Head(Tensor hidden, Tensor logits) override;
 
   // The hash of a prefix, and the logit that Head gives `token` after it.

@@ -122,8 +122,12 @@ absl::Status RandomModel::Forward(const Batch& batch, const KvPages& kv, Communi
   return absl::OkStatus();
 }
 
-void RandomModel::Head(Tensor hidden, Tensor logits) {
+void RandomModel::Normalize(Tensor hidden) {
   backend_.RmsNorm(hidden, reinterpret_cast<const float*>(norm_.data()), kEpsilon, hidden);
+}
+
+void RandomModel::Head(Tensor hidden, Tensor logits) {
+  Normalize(hidden);
   const Projection head[] = {{embedding_.get(), nullptr, logits, false}};
   backend_.MatMul(hidden, head);
 }

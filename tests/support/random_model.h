@@ -22,6 +22,7 @@ class RandomModel : public Model {
 
   absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                        Tensor hidden) override;
+  void Normalize(Tensor hidden) override;
   void Head(Tensor hidden, Tensor logits) override;
 
  private:

@@ -38,6 +38,9 @@ struct JsonStyle {
 };
 // json.dumps(value). Fails for what JSON has no form for.
 std::string ToJson(Context& context, const Value& value, const JsonStyle& style);
+// json.loads(text): members stay in their order; a whole number beyond 64 bits becomes a float.
+// Fails for what is no JSON.
+Value FromJson(Context& context, std::string_view text);
 
 // A method of a string or dictionary. Fails, naming type and method, where there is none.
 Value CallMethod(Context& context, const Value& object, std::string_view method,

@@ -244,6 +244,22 @@ absl::Status AfterResult(const Step& step, const std::function<void(IterationRes
   return (*engine)->status();
 }
 
+TEST(HostileWorkers, EmbeddingsAreAsWideAsTheModel) {
+  Step step = SampleOf(StepOf(1, 0, {4, 5, 6}));
+  step.pooling = Pooling::kMean;
+  const auto after = [&](size_t width, int32_t token) {
+    return std::string(AfterResult(step, [&](IterationResult& result) {
+                         result.steps[0].token = token;
+                         result.steps[0].embedding.assign(width, 1.0f);
+                       }).message());
+  };
+  EXPECT_EQ(after(64, -1), "");
+  EXPECT_THAT(after(63, -1), HasSubstr("63 elements of an embedding, expected 64"));
+  EXPECT_THAT(after(64, 5), HasSubstr("with token 5"));
+  step.sample = false;
+  EXPECT_THAT(after(64, -1), HasSubstr("64 elements of an embedding, expected 0"));
+}
+
 TEST(HostileWorkers, ResultsAreWhatWasAsked) {
   Step step = SampleOf(StepOf(1, 0, {4, 5, 6}), 1);
   step.prompt_logprobs = 1;

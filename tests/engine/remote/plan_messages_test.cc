@@ -89,6 +89,7 @@ Step RandomStep(RandomValues& random) {
   step.top_logprobs = random.Int();
   step.prompt_logprobs = random.Int();
   step.next_token = random.Int();
+  step.pooling = kPoolings[random.Size(std::size(kPoolings) - 1)].value;
   return step;
 }
 
@@ -119,6 +120,7 @@ IterationResult RandomResult(RandomValues& random) {
   result.iteration = random.Bits();
   const bool details = random.Flip();
   const bool prompt_details = random.Flip();
+  const bool embeddings = random.Flip();
   for (size_t i = random.Size(6); i > 0; --i) {
     StepResult step;
     step.sequence = random.Bits();
@@ -126,6 +128,9 @@ IterationResult RandomResult(RandomValues& random) {
     if (details) step.detail = RandomDetail(random);
     for (size_t k = prompt_details ? random.Size(3) : 0; k > 0; --k) {
       step.prompt_detail.push_back(RandomDetail(random));
+    }
+    for (size_t k = embeddings ? random.Size(3) : 0; k > 0; --k) {
+      step.embedding.push_back(random.Float());
     }
     result.steps.push_back(std::move(step));
   }
@@ -184,6 +189,7 @@ void ExpectEqual(const IterationPlan& a, const IterationPlan& b) {
     EXPECT_EQ(x.top_logprobs, y.top_logprobs);
     EXPECT_EQ(x.prompt_logprobs, y.prompt_logprobs);
     EXPECT_EQ(x.next_token, y.next_token);
+    EXPECT_EQ(x.pooling, y.pooling);
   }
 }
 

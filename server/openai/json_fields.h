@@ -1,0 +1,33 @@
+// Fields of a client's JSON, read by their type. Each error is InvalidArgument and says the field's
+// name, its value and what was expected. Pure functions; any thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace treadle {
+
+inline constexpr size_t kShown = 60;  // bytes of a bad value in an error
+
+absl::Status Expected(std::string_view name, const nlohmann::json& value,
+                      std::string_view expected);
+absl::StatusOr<bool> ReadBool(std::string_view name, const nlohmann::json& value);
+absl::StatusOr<std::string> ReadText(std::string_view name, const nlohmann::json& value);
+absl::StatusOr<int32_t> ReadInt(std::string_view name, const nlohmann::json& value);
+absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& name, const nlohmann::json& value);
+
+// Where a value that was read goes.
+template <typename T>
+absl::Status Set(absl::StatusOr<T> value, auto& to) {
+  if (value.ok()) to = *std::move(value);
+  return value.status();
+}
+
+}  // namespace treadle

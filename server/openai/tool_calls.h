@@ -1,0 +1,76 @@
+// Calls of tools in what a model writes, taken out of its text.
+//
+// A ToolFormat is constant; a ToolCallReader is not thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/text/chat_template.h"
+
+namespace treadle {
+
+// How a model writes a call: {"name": TEXT, "arguments": OBJECT}, or with "parameters" for
+// "arguments", and what stands around it. Its chat template shows which way is the model's.
+struct ToolFormat {
+  std::string_view name;
+  std::string_view signs[2];  // a template of this format has both
+  std::string_view open;
+  bool anywhere;  // a call may follow text, but needs `open`; else it begins the answer, or follows
+                  // a call, and `open` may be missing
+  std::string_view close;  // may follow a call; it is no text of the answer
+};
+
+// Null if the template has the signs of none.
+const ToolFormat* FindToolFormat(std::string_view chat_template);
+// All, for messages.
+std::string ToolFormatNames();
+
+// What became settled.
+struct ToolText {
+  std::string content;
+  std::vector<ToolCall> calls;  // without ids
+};
+
+// Separates an answer that arrives in pieces into text and calls; where the pieces' borders are
+// makes no difference. A call is told when it is whole. What begins like one and is none (broken
+// JSON, no name, no arguments, the answer's end) is text. White space beside a call is not told.
+class ToolCallReader {
+ public:
+  // Unless `parallel`, only the first call is told.
+  ToolCallReader(const ToolFormat& format, bool parallel) : format_(&format), parallel_(parallel) {}
+
+  ToolText Push(std::string_view text);
+  // What was held back; the answer has ended.
+  ToolText Finish();
+  // Whether a call was told.
+  bool called() const { return calls_ > 0; }
+
+ private:
+  enum class Opens { kNo, kMaybe, kYes };
+
+  bool ReadText(ToolText& out);
+  bool ReadObject(ToolText& out);
+  bool SkipClose();
+  size_t NextPlace(size_t from) const;
+  Opens OpensAt(size_t at);
+  size_t TellBefore(size_t at, ToolText& out);
+
+  const ToolFormat* format_;
+  bool parallel_;
+  std::string held_;         // neither told nor dropped yet
+  bool fresh_ = true;        // nothing but white space came since the beginning, or the last call
+  bool after_call_ = false;  // white space and `close` are dropped
+  size_t calls_ = 0;
+
+  // Of a JSON object that is being read, with its `open`.
+  bool in_object_ = false;
+  size_t object_ = 0;  // its brace in held_
+  size_t at_ = 0;      // the next byte to look at
+  int depth_ = 0;
+  bool in_string_ = false;
+};
+
+}  // namespace treadle

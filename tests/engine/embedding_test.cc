@@ -1,0 +1,123 @@
+// Pooled hidden states against transformers.
+//
+// Its logits are the head's product with its final hidden states (last_hidden_state), and the
+// matrices here have more rows than columns: a vector whose product with the head is the logits'
+// mean is the mean of those states, and one whose product is a row of logits is that row's state.
+// The tolerance is that of logits (tests/models/model_test.cc): products and means of what lies
+// within it lie within it.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/status.h"
+#include "engine/local_engine.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "models/checkpoints/checkpoint.h"
+#include "tests/engine/engine_runner.h"
+#include "tests/engine/plan_builder.h"
+#include "tests/support/one_rank.h"
+
+namespace treadle {
+namespace {
+
+constexpr double kToleranceFactor = 8;
+
+struct Oracle {
+  std::vector<int32_t> ids;
+  std::vector<float> logits;  // [ids, vocab]
+  double tolerance = 0;
+};
+
+Oracle ReadOracle(const std::string& folder) {
+  std::ifstream description(folder + "/oracle.json");
+  const nlohmann::json json = nlohmann::json::parse(description);
+  std::ifstream file(folder + "/logits.f32", std::ios::binary);
+  const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+  Oracle oracle{json["token_ids"], std::vector<float>(bytes.size() / sizeof(float)),
+                kToleranceFactor * json["fp32_rounding"].get<double>()};
+  std::memcpy(oracle.logits.data(), bytes.data(), bytes.size());
+  return oracle;
+}
+
+std::vector<float> Embedding(const Checkpoint& checkpoint, std::span<const int32_t> ids,
+                             Pooling pooling, size_t chunk) {
+  auto backend = *CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
+  LoadOptions load;
+  load.max_batch_tokens = 64;
+  load.threads = 1;
+  auto model = Model::Load(checkpoint, *backend, load);
+  TREADLE_CHECK(model.ok());
+  EngineRunner runner(*OneRankEngine(
+      std::move(backend), *std::move(model),
+      {.max_batch_tokens = 64, .page_size = 64, .kv_pages = 4, .kv_dtype = DType::kF32}));
+  const auto length = static_cast<int32_t>(ids.size());
+  IterationPlan plan = PlanOf(1, 0).Start(StartOf(1, length, {0, 1}));
+  for (size_t at = 0;; at += chunk) {
+    const auto part = ids.subspan(at, std::min(chunk, ids.size() - at));
+    Step step = StepOf(1, static_cast<int32_t>(at), {part.begin(), part.end()});
+    step.pooling = pooling;
+    step.sample = at + part.size() == ids.size();
+    plan.steps = {step};
+    runner.engine().Submit(plan);
+    IterationResult result = runner.Next();
+    if (step.sample) return std::move(result.steps[0].embedding);
+    plan = PlanOf(1, plan.iteration + 1);
+  }
+}
+
+class TransformersStates : public testing::TestWithParam<const char*> {};
+
+TEST_P(TransformersStates, ArePooled) {
+  const std::string folder = std::string(TREADLE_TESTDATA "/models/") + GetParam();
+  const Oracle oracle = ReadOracle(folder);
+  const auto checkpoint = Checkpoint::Open(folder);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const int64_t vocab = (*checkpoint)->config().vocab, hidden = (*checkpoint)->config().hidden;
+  const StoredTensor* head = nullptr;
+  for (const char* name :
+       {"lm_head.weight", "model.embed_tokens.weight", "transformer.wte.weight", "wte.weight"}) {
+    if (head == nullptr) head = (*checkpoint)->Find(name);
+  }
+  ASSERT_NE(head, nullptr);
+  ASSERT_GT(vocab, hidden);
+  MatrixConstants constants;
+  const auto matrix = SourceOf(*head, vocab, hidden, constants);
+  ASSERT_TRUE(matrix.ok()) << matrix.status();
+  for (const Pooling pooling : {Pooling::kMean, Pooling::kLast}) {
+    const std::vector<float> embedding = Embedding(**checkpoint, oracle.ids, pooling, 7);
+    ASSERT_EQ(embedding.size(), static_cast<size_t>(hidden));
+    EXPECT_EQ(embedding, Embedding(**checkpoint, oracle.ids, pooling, 64));
+    const size_t first = pooling == Pooling::kMean ? 0 : oracle.ids.size() - 1;
+    double largest = 0, scale = 0;
+    std::vector<float> row(static_cast<size_t>(hidden));
+    for (int64_t token = 0; token < vocab; ++token) {
+      DecodeSourceRow(*matrix, token, row.data());
+      double product = 0, wanted = 0;
+      for (size_t i = 0; i < row.size(); ++i) product += double{row[i]} * double{embedding[i]};
+      for (size_t i = first; i < oracle.ids.size(); ++i) {
+        wanted += oracle.logits[i * static_cast<size_t>(vocab) + static_cast<size_t>(token)];
+      }
+      wanted /= static_cast<double>(oracle.ids.size() - first);
+      largest = std::max(largest, std::abs(product - wanted));
+      scale = std::max(scale, std::abs(wanted));
+    }
+    EXPECT_LE(largest, oracle.tolerance) << WordOf(kPoolings, pooling);
+    EXPECT_GT(scale, 100 * oracle.tolerance);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, TransformersStates,
+                         testing::Values("llama-grouped", "mistral", "gpt2", "gpt2-untied", "qwen2",
+                                         "qwen3", "qwen3-tied"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::ranges::replace(name, '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace treadle

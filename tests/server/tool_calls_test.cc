@@ -1,0 +1,131 @@
+// Calls of tools in answers, however they arrive.
+#include "server/openai/tool_calls.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+const ToolFormat& Hermes() { return *FindToolFormat(R"(<tool_call>{"name": "f"}</tool_call>)"); }
+const ToolFormat& Llama() { return *FindToolFormat(R"('{"name": "' + f + '", "parameters": ')"); }
+
+// As one text: "content|name(arguments)|..."
+std::string Shown(const ToolText& read) {
+  std::string text = read.content;
+  for (const ToolCall& call : read.calls) text += "|" + call.name + "(" + call.arguments + ")";
+  return text;
+}
+
+void Add(ToolText more, ToolText& to) {
+  to.content += more.content;
+  to.calls.insert(to.calls.end(), more.calls.begin(), more.calls.end());
+}
+
+// Cut at one byte, at each byte, and at random ones: always the same.
+std::string Read(const ToolFormat& format, const std::string& answer, bool parallel = true) {
+  const auto read = [&](const auto& next_cut) {
+    ToolCallReader reader(format, parallel);
+    ToolText all;
+    for (size_t at = 0; at < answer.size();) {
+      const size_t length = std::max<size_t>(1, next_cut(at) - at);
+      Add(reader.Push(std::string_view(answer).substr(at, length)), all);
+      at += length;
+    }
+    Add(reader.Finish(), all);
+    EXPECT_EQ(reader.called(), !all.calls.empty());
+    return Shown(all);
+  };
+  const std::string whole = read([&](size_t) { return answer.size(); });
+  EXPECT_EQ(read([](size_t at) { return at + 1; }), whole);
+  for (size_t cut = 1; cut < answer.size(); ++cut) {
+    EXPECT_EQ(read([&](size_t at) { return at < cut ? cut : answer.size(); }), whole) << cut;
+  }
+  std::minstd_rand random(1);
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(read([&](size_t at) { return at + random() % 9; }), whole);
+  }
+  return whole;
+}
+
+TEST(ToolCalls, TheTemplateShowsTheFormat) {
+  EXPECT_EQ(Hermes().open, "<tool_call>");
+  EXPECT_EQ(Llama().open, "<|python_tag|>");
+  for (const char* other :
+       {"", "{{ messages }}", "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]",
+        "<tool_call>\n<function=f>\n<parameter=x>", "<tool_call>{{ name }}\n<arg_key>"}) {
+    EXPECT_EQ(FindToolFormat(other), nullptr) << other;
+  }
+}
+
+TEST(ToolCalls, HermesAndQwen) {
+  EXPECT_EQ(
+      Read(Hermes(), "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>"),
+      "|f({\"a\": 1})");
+  EXPECT_EQ(Read(Hermes(),
+                 " I look <b> it up.\n\n<tool_call>{\"arguments\": {\"z\":\"}{\\\"\\\\\", "
+                 "\"a\": [{}]}, \"name\": \"f\"}</tool_call>\n<tool_call>\n{\"name\": "
+                 "\"g\", \"arguments\": {}}\n</tool_call>\n"),
+            " I look <b> it up.|f({\"z\":\"}{\\\"\\\\\", \"a\": [{}]})|g({})");
+  EXPECT_EQ(Read(Hermes(),
+                 "<tool_call>{\"name\": \"f\", \"arguments\": {\"t\": \"</tool_call>\"}}"
+                 "</tool_call> Done. "),
+            "Done. |f({\"t\": \"</tool_call>\"})");
+  EXPECT_EQ(Read(Hermes(), "{\"name\": \"f\", \"arguments\": {}} \n"),
+            "{\"name\": \"f\", \"arguments\": {}} \n");
+}
+
+TEST(ToolCalls, Llama) {
+  EXPECT_EQ(Read(Llama(), "{\"name\": \"f\", \"parameters\": {\"a\": \"\xC3\xA9\"}}"),
+            "|f({\"a\": \"\xC3\xA9\"})");
+  EXPECT_EQ(Read(Llama(),
+                 "\n<|python_tag|> {\"name\": \"f\", \"parameters\": {}}; "
+                 "<|python_tag|>{\"name\": \"g\", \"arguments\": {\"b\": {}}}"),
+            "|f({})|g({\"b\": {}})");
+  EXPECT_EQ(Read(Llama(), "Sure: {\"name\": \"f\", \"parameters\": {}}"),
+            "Sure: {\"name\": \"f\", \"parameters\": {}}");
+  EXPECT_EQ(Read(Llama(), "<|python_tag|>f.call(x=\"y\")"), "<|python_tag|>f.call(x=\"y\")");
+}
+
+TEST(ToolCalls, WhatIsNoCallIsText) {
+  for (const std::string answer :
+       {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}",  // cut off
+        "<tool_call>\n{\"name\": \"f\", \"arguments\": {'a': 1}}\n</tool_call>",
+        "a <tool_call>{\"name\": \"f\", \"arguments\": \"{}\"}</tool_call>",
+        "<tool_call>{\"name\": 1, \"arguments\": {}}</tool_call> b\n",
+        "<tool_call>{\"arguments\": {}}</tool_call>", "<tool_call>f</tool_call>", "  <tool_",
+        "<tool_call>  ", "  \n", "", "<<tool_call", "1 < 2 <tool"}) {
+    EXPECT_EQ(Read(Hermes(), answer), answer);
+  }
+  for (const std::string answer :
+       {"{\"answer\": {\"name\": \"f\"}}", "{\"name\": \"f\", \"parameters\": {}", " <|pyth",
+        "{\"answer\": 1} {\"name\": \"f\", \"parameters\": {}}", "{\"name\": \"f\"}; {"}) {
+    EXPECT_EQ(Read(Llama(), answer), answer);
+  }
+  EXPECT_EQ(Read(Hermes(),
+                 "<tool_call>{]}</tool_call>\n<tool_call>{\"name\": \"f\", "
+                 "\"arguments\": {}}</tool_call>"),
+            "<tool_call>{]}</tool_call>|f({})");
+}
+
+TEST(ToolCalls, OfSeveralTheFirstWhereOneIsWanted) {
+  const std::string call = "{\"name\": \"f\", \"parameters\": {\"n\": ";
+  EXPECT_EQ(Read(Llama(), call + "1}}; " + call + "2}}", /*parallel=*/false), "|f({\"n\": 1})");
+}
+
+// Text goes out as soon as no call can begin in it.
+TEST(ToolCalls, TextIsNotHeldBack) {
+  ToolCallReader reader(Hermes(), true);
+  EXPECT_EQ(reader.Push("Hello,").content, "Hello,");
+  EXPECT_EQ(reader.Push(" you <tool").content, " you");
+  EXPECT_EQ(reader.Push("box>").content, " <toolbox>");
+  ToolCallReader llama(Llama(), true);
+  EXPECT_EQ(llama.Push("A {").content, "A {");
+}
+
+}  // namespace
+}  // namespace treadle
