@@ -5,6 +5,7 @@
 // which makes replay exact. Positions, prompt lengths and rows are in tokens; times in seconds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -40,7 +41,17 @@ struct Step {
   int32_t top_logprobs = -1;     // of the sample: -1 none, 0 its own, k: also the k best
   int32_t prompt_logprobs = -1;  // of every row, about the token after it: same meaning
   int32_t next_token = -1;       // with prompt_logprobs: the token after the last row; -1: none
+  // With sample: only of the tokens that Engine::SetMasks allows. min_new_tokens is not looked at.
+  bool masked = false;
 };
+
+// What a masked step may sample.
+struct StepMask {
+  int32_t step = 0;               // its index in the plan
+  std::vector<uint32_t> allowed;  // [MaskWords(vocab)] bits, as SampleRow::mask
+};
+
+inline size_t MaskWords(int64_t vocab) { return static_cast<size_t>((vocab + 31) / 32); }
 
 struct IterationPlan {
   uint64_t epoch = 0;

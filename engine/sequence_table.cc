@@ -196,6 +196,9 @@ absl::Status SequenceTable::CheckStep(const Step& step) {
                              " log probabilities, expected -1 to ", kMaxTopLogprobs);
     }
   }
+  if (step.masked && !step.sample) {
+    return InvalidArgument("step of sequence ", id, " is masked, but samples nothing");
+  }
   return CheckStepTokens(step, target);
 }
 

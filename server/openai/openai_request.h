@@ -32,6 +32,7 @@ struct OpenAiRequest {
   bool prompt_only = false;      // max_tokens is 0: of the one generated token nothing is told
   bool token_ids = false;        // are told, beside the text
   bool prompt_logprobs = false;  // were asked by this name
+  std::vector<std::string_view> schema_path = {};  // of common.constraint's schema in the body
   // Of max_tokens and max_completion_tokens the one that was given, for errors.
   std::string_view max_tokens = "max_tokens";
 

@@ -89,6 +89,7 @@ Step RandomStep(RandomValues& random) {
   step.top_logprobs = random.Int();
   step.prompt_logprobs = random.Int();
   step.next_token = random.Int();
+  step.masked = random.Flip();
   return step;
 }
 
@@ -184,6 +185,7 @@ void ExpectEqual(const IterationPlan& a, const IterationPlan& b) {
     EXPECT_EQ(x.top_logprobs, y.top_logprobs);
     EXPECT_EQ(x.prompt_logprobs, y.prompt_logprobs);
     EXPECT_EQ(x.next_token, y.next_token);
+    EXPECT_EQ(x.masked, y.masked);
   }
 }
 
@@ -255,6 +257,23 @@ TEST(PlanMessages, EveryFieldOfAResultSurvives) {
     const auto back = ResultFrom(ResultBytes(result));
     ASSERT_TRUE(back && back->ok()) << back->status();
     ExpectEqual(result, **back);
+  }
+}
+
+TEST(PlanMessages, MasksSurvive) {
+  control::MaskMessage message;
+  const std::vector<StepMask> masks = {{3, {0x80000001u, 0xfedcba98u}}, {9, {0u, ~0u}}};
+  EncodeMasks(5, 7, masks, message);
+  control::MaskMessage read;
+  ASSERT_TRUE(read.ParseFromString(message.SerializeAsString()));
+  EXPECT_EQ(read.epoch(), 5u);
+  EXPECT_EQ(read.iteration(), 7u);
+  const auto back = DecodeMasks(read);
+  ASSERT_TRUE(back.ok());
+  ASSERT_EQ(back->size(), 2u);
+  for (size_t i = 0; i < masks.size(); ++i) {
+    EXPECT_EQ((*back)[i].step, masks[i].step);
+    EXPECT_EQ((*back)[i].allowed, masks[i].allowed);
   }
 }
 
