@@ -1,8 +1,10 @@
 // Constraints as the serving loop knows them: masks over the model's tokens, by XGrammar.
 //
-// What compiling may cost is bounded before it begins, for the library cannot be interrupted: bytes
-// (constraint.h), levels and keywords of a schema (json_schema.h), and what repetitions multiply to
-// (pattern.h). What it then took is kept for the next request, least recently used first out.
+// What a constraint may cost is bounded twice, for the library cannot be interrupted. Before it is
+// compiled: bytes (constraint.h), schemas and keywords (json_schema.h), what repetitions multiply
+// to (pattern.h). Then by a trial in a child process, which has 4 seconds of a processor and 512
+// MiB to compile it and to work out masks along two ways through it. What passes is compiled here
+// and kept for the next request, least recently used first out.
 //
 // Thread safety: any thread; compiles of several threads run beside each other.
 #pragma once

@@ -16,7 +16,7 @@ namespace treadle {
 inline constexpr double kMaxRepetitions = 128;
 // Of one constraint: character classes, each as often as it is repeated, and a sixteenth for every
 // other character. A class of most characters takes milliseconds to compile.
-inline constexpr double kMaxClasses = 1024;
+inline constexpr double kMaxClasses = 512;
 inline constexpr int kMaxPatternDepth = 32;  // of groups
 
 // What a pattern is of. Of a JSON string, a character that stands there as an escape cannot be

@@ -1,14 +1,26 @@
 // The only source that sees XGrammar.
 #include <dlpack/dlpack.h>
+#include <signal.h>
 #include <support/logging.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 #include <xgrammar/xgrammar.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
 #include <exception>
+#include <fstream>
+#include <functional>
 #include <list>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/quoted.h"
@@ -24,6 +36,20 @@ namespace treadle {
 namespace {
 
 constexpr size_t kShownError = 200;
+
+// What a constraint may take before it is used.
+constexpr rlim_t kTrialSeconds = 4;  // of a processor
+constexpr rlim_t kTrialBytes = rlim_t{512} << 20;
+constexpr std::chrono::seconds kTrialPatience{20};
+constexpr int kTrialTokens = 48;  // of each way
+
+// Of the address space of this process.
+rlim_t VirtualBytes() {
+  std::ifstream pages("/proc/self/statm");
+  rlim_t count = 0;
+  pages >> count;
+  return count * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
+}
 
 // What the library says of a constraint that it takes in part only, on the thread that compiles.
 thread_local std::string warning;
@@ -90,6 +116,41 @@ class CompiledConstraint final : public ConstraintGrammar {
   const int32_t vocab_;
   const xgrammar::CompiledGrammar grammar_;
 };
+
+// Runs `work` in a child process of bounded time and memory, and says whether it came to its end:
+// the library can be neither interrupted nor told how much it may allocate, and what a constraint
+// costs depends on how many ways it has to read the same text. In the child there is one thread,
+// and the locks of others are taken for ever: `work` uses none but the allocator's.
+absl::Status InTrial(const std::function<void()>& work) {
+  const rlim_t most = VirtualBytes() + kTrialBytes;
+  const pid_t child = fork();
+  if (child < 0) return absl::UnavailableError(Str("no process to try it in: ", strerror(errno)));
+  if (child == 0) {
+    struct rlimit used {};
+    getrlimit(RLIMIT_AS, &used);
+    const rlimit memory{std::min(used.rlim_max, most), used.rlim_max};
+    const rlimit seconds{kTrialSeconds, kTrialSeconds};
+    const rlimit core{0, 0};
+    setrlimit(RLIMIT_AS, &memory);
+    setrlimit(RLIMIT_CPU, &seconds);
+    setrlimit(RLIMIT_CORE, &core);
+    work();
+    _exit(0);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kTrialPatience;
+  auto pause = std::chrono::microseconds(200);
+  int how = 0;
+  pid_t ended = 0;
+  while ((ended = waitpid(child, &how, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
+    if (std::chrono::steady_clock::now() >= deadline) kill(child, SIGKILL);
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, std::chrono::microseconds(20'000));
+  }
+  if (ended == child && WIFEXITED(how) && WEXITSTATUS(how) == 0) return absl::OkStatus();
+  return InvalidArgument("is too expensive: to compile it, and the masks of ", 2 * kTrialTokens,
+                         " tokens, take more than ", kTrialSeconds, " s of a processor or ",
+                         kTrialBytes >> 20, " MiB");
+}
 
 std::string EbnfLiteral(std::string_view text) {
   constexpr char kHex[] = "0123456789abcdef";
@@ -172,6 +233,8 @@ class XGrammarCompiler final : public ConstraintCompiler {
                                                                            : 'g') +
                             prepared;
     if (auto found = Find(key)) return found;
+    std::call_once(vocabulary_read_, [this] { ReadVocabulary(); });
+    TREADLE_RETURN_IF_ERROR(InTrial([this, &key] { Try(key); }));
     TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const CompiledConstraint> made, Make(key));
     Keep(key, made);
     return made;
@@ -180,8 +243,8 @@ class XGrammarCompiler final : public ConstraintCompiler {
  private:
   using Entry = std::pair<std::string, std::shared_ptr<const CompiledConstraint>>;
 
+  // Requires that the vocabulary was read.
   absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Make(const std::string& key) {
-    std::call_once(vocabulary_read_, [this] { ReadVocabulary(); });
     const std::string text = key.substr(1);
     warning.clear();
     try {
@@ -201,6 +264,22 @@ class XGrammarCompiler final : public ConstraintCompiler {
                              Cut(Printable(error.std::runtime_error::what()), kShownError));
     } catch (const std::exception& error) {
       return InvalidArgument("cannot be compiled: ", Cut(Printable(error.what()), kShownError));
+    }
+  }
+
+  // Compiles it, and works out masks along two ways through it. In a child process.
+  void Try(const std::string& key) {
+    const auto made = Make(key);
+    std::minstd_rand random(1);
+    std::vector<uint32_t> allowed(MaskWords(vocab_));
+    for (int way = 0; made.ok() && way < 2; ++way) {
+      const std::unique_ptr<TokenConstraint> state = (*made)->Begin();
+      for (int i = 0; i < kTrialTokens && state->FillMask(allowed).ok(); ++i) {
+        auto token = static_cast<int32_t>(random() % static_cast<uint32_t>(vocab_));
+        while ((allowed[token / 32] >> (token % 32) & 1) == 0) token = (token + 1) % vocab_;
+        if (std::ranges::find(end_ids_, token) != end_ids_.end()) break;
+        if (!state->Accept(token).ok()) break;
+      }
     }
   }
 

@@ -178,10 +178,11 @@ TEST_P(EngineContract, MaskedStepsSampleWhatIsAllowed) {
   const IterationResult first = runner_->Next();
   EXPECT_EQ(first.steps[0].token, 7);
   EXPECT_EQ(first.steps[2].token, last);
-  // A previous sample's token is masked like any other.
-  IterationPlan plan = PlanOf(epoch, 1)
-                           .Step(Masked(PreviousSample(1, 2)))
-                           .Step(SampleOf(StepOf(2, 2, {first.steps[1].token})));
+  // One that follows a sample which the host has not seen is masked like any other. (Of several
+  // stages, only the last has that.)
+  const Step next = stages() > 1 ? StepOf(1, 2, {7}) : PreviousSample(1, 2);
+  IterationPlan plan =
+      PlanOf(epoch, 1).Step(Masked(next)).Step(SampleOf(StepOf(2, 2, {first.steps[1].token})));
   engine().Submit(plan);
   engine().SetMasks(epoch, 1, {MaskOf(0, {11, 12})});
   const IterationResult second = runner_->Next();
