@@ -3,8 +3,8 @@
 // LocalEngine (threads of this process) and RemoteEngine (worker processes) obey this contract and
 // pass the same tests.
 //
-// Thread safety: all methods are called from one thread, the serving loop; `wake` is called from
-// the engine's threads.
+// Thread safety: all methods but SetMasks are called from one thread, the serving loop; `wake` is
+// called from the engine's threads.
 #pragma once
 
 #include <cstdint>
@@ -52,6 +52,11 @@ class Engine {
 
   // Requires HasRoom(), plan.epoch == epoch(), consecutive iteration numbers.
   virtual void Submit(IterationPlan plan) = 0;
+
+  // Any thread: what masked steps of a plan may sample, in one call or several, each step once. It
+  // may come while the plan runs, and before its Submit; sampling waits for it, as long as the
+  // iteration may take. Of another epoch: dropped. What does not fit the plan ends the epoch.
+  virtual void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) = 0;
 
   // Results that are complete, in order of submission. Never blocks. Here, and not in what only
   // looks, an iteration that is late ends its epoch.

@@ -5,6 +5,7 @@
 // which makes replay exact. Positions, prompt lengths and rows are in tokens; times in seconds.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -50,7 +51,17 @@ struct Step {
   // Of every step of the sequence alike; then positions follow each other, from 0 on, and nothing
   // is told of tokens.
   Pooling pooling = Pooling::kNone;
+  // With sample: only of the tokens that Engine::SetMasks allows. min_new_tokens is not looked at.
+  bool masked = false;
 };
+
+// What a masked step may sample.
+struct StepMask {
+  int32_t step = 0;               // its index in the plan
+  std::vector<uint32_t> allowed;  // [MaskWords(vocab)] bits, as SampleRow::mask
+};
+
+inline size_t MaskWords(int64_t vocab) { return static_cast<size_t>((vocab + 31) / 32); }
 
 struct IterationPlan {
   uint64_t epoch = 0;

@@ -57,6 +57,17 @@ void LocalEngine::Submit(IterationPlan plan) {
   ranks_->Submit(std::move(plan));
 }
 
+void LocalEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) {
+  const absl::Status fits = ranks_->SetMasks(epoch, iteration, std::move(masks));
+  if (fits.ok()) return;
+  {
+    MutexLock lock(mutex_);
+    if (epoch != epoch_ || !status_.ok()) return;
+    EndEpoch(fits);
+  }
+  wake_();
+}
+
 std::vector<IterationResult> LocalEngine::TakeResults() {
   MutexLock lock(mutex_);
   EnforceDeadline();

@@ -63,6 +63,7 @@ class LocalEngine final : public Engine {
     return status_.ok() && standing_ && in_flight() < depth_;
   }
   void Submit(IterationPlan plan) override;
+  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override;
   std::vector<IterationResult> TakeResults() override;
   absl::Status status() const override {
     MutexLock lock(mutex_);

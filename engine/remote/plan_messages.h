@@ -16,6 +16,7 @@
 namespace treadle {
 
 namespace control {
+class MaskMessage;
 class PlanMessage;
 class ResultMessage;
 }  // namespace control
@@ -23,6 +24,11 @@ class ResultMessage;
 // `message` is empty.
 void EncodePlan(const IterationPlan& plan, control::PlanMessage& message);
 absl::StatusOr<IterationPlan> DecodePlan(const control::PlanMessage& message);
+
+void EncodeMasks(uint64_t epoch, uint64_t iteration, const std::vector<StepMask>& masks,
+                 control::MaskMessage& message);
+// How many words a mask has, MaskBoard knows.
+absl::StatusOr<std::vector<StepMask>> DecodeMasks(const control::MaskMessage& message);
 
 void EncodeResult(const IterationResult& result, control::ResultMessage& message);
 absl::StatusOr<IterationResult> DecodeResult(const control::ResultMessage& message);

@@ -190,6 +190,13 @@ void RemoteEngine::Submit(IterationPlan plan) {
   cluster_->SendPlan(std::move(message));
 }
 
+void RemoteEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) {
+  if (epoch != this->epoch() || masks.empty()) return;
+  control::MaskMessage message;
+  EncodeMasks(epoch, iteration, masks, message);
+  cluster_->SendMasks(std::move(message));
+}
+
 std::vector<IterationResult> RemoteEngine::TakeResults() {
   EnforceDeadline();
   if (!cluster_->status().ok()) return {};

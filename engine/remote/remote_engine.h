@@ -111,6 +111,7 @@ class RemoteEngine final : public Engine {
   }
   bool HasRoom() const override;
   void Submit(IterationPlan plan) override;
+  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override;
   std::vector<IterationResult> TakeResults() override;
   absl::Status status() const override;
   void Restart() override;

@@ -184,6 +184,8 @@ void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage&
   switch (message.kind_case()) {
     case control::MasterMessage::kPlan:
       return epoch_.OnMasterPlan(*message.mutable_plan());
+    case control::MasterMessage::kMasks:
+      return epoch_.OnMasks(message.masks());
     case control::MasterMessage::kConfigure:
       if (std::exchange(master->configured, true)) return refuse("configures a stage twice");
       return Post(master, [this, master, configuration = std::move(*message.mutable_configure())] {

@@ -225,6 +225,13 @@ void WorkerCluster::SendPlan(control::PlanMessage&& plan) {
   if (standing_) peers_[0].stream->Send(std::move(message));
 }
 
+void WorkerCluster::SendMasks(control::MaskMessage&& masks) {
+  control::MasterMessage message;
+  *message.mutable_masks() = std::move(masks);
+  MutexLock lock(mutex_);
+  if (standing_) peers_.back().stream->Send(std::move(message));
+}
+
 // -- time -----------------------------------------------------------------------------------------
 
 WorkerCluster::TimePoint WorkerCluster::Beat() {

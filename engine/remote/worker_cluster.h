@@ -29,6 +29,7 @@ namespace treadle {
 namespace control {
 class Failed;
 class Loaded;
+class MaskMessage;
 class PlanMessage;
 class Rendezvous;
 class ResultMessage;
@@ -68,6 +69,7 @@ class WorkerCluster {
   }
 
   void SendPlan(control::PlanMessage&& plan);
+  void SendMasks(control::MaskMessage&& masks);
   // Who keeps an iteration of the epoch waiting, for an error: "stage 1 (host:port) has not ...".
   std::string WhoIsLate(uint64_t iteration) const;
 

@@ -312,6 +312,28 @@ void WorkerEpoch::OnPlan(control::PlanMessage& message) {
   if (ranks_ != nullptr) ranks_->Submit(*std::move(plan));
 }
 
+// They may come before their plan, which the stages pass on; not long before, though.
+void WorkerEpoch::OnMasks(const control::MaskMessage& message) {
+  bool near = true;
+  {
+    MutexLock lock(mutex_);
+    if (!IsLive(message.epoch())) return;
+    near = place_.stage + 1 == place_.stages &&
+           message.iteration() < epoch_.received + kMostPlansWaiting;
+  }
+  const auto set = [&]() -> absl::Status {
+    if (!near) {
+      return InvalidArgument("masks of iteration ", message.iteration(),
+                             " arrived, expected them at the last stage and near its plan");
+    }
+    TREADLE_ASSIGN_OR_RETURN(std::vector<StepMask> masks, DecodeMasks(message));
+    MutexLock lock(ranks_mutex_);
+    if (ranks_ == nullptr) return absl::OkStatus();
+    return ranks_->SetMasks(message.epoch(), message.iteration(), std::move(masks));
+  };
+  if (const absl::Status status = set(); !status.ok()) Fail(message.epoch(), status);
+}
+
 // To the next stage; late plans only once OnDone has been told of them.
 void WorkerEpoch::PassOn(const control::PlanMessage& plan) {
   std::shared_ptr<Stream<control::FollowMessage>> next;

@@ -32,6 +32,7 @@ namespace treadle {
 namespace control {
 class BeginEpoch;
 class FollowHello;
+class MaskMessage;
 class PlanMessage;
 class Rendezvous;
 class WorkerHeartbeat;
@@ -125,6 +126,7 @@ class WorkerEpoch {
   void End(uint64_t epoch, const absl::Status& why);
   void Deliver(const control::Rendezvous& message);
   void OnMasterPlan(control::PlanMessage& plan);
+  void OnMasks(const control::MaskMessage& message);
 
   void Describe(control::WorkerHeartbeat& heartbeat);
   // An epoch is live, and this stage is ready for its plans.

@@ -86,6 +86,7 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
     return absl::OkStatus();
   }
   TREADLE_ASSIGN_OR_RETURN(served.tokenizer, Tokenizer::Create(*checkpoint.tokenizer()));
+  served.constraints = ConstraintCompiler::Create(*served.tokenizer, served.vocab, served.end_ids);
   if (checkpoint.chat_template().empty()) {
     served.chat_template_problem = "the checkpoint has none";
     return absl::OkStatus();

@@ -1,5 +1,6 @@
 #include "server/grpc/messages.h"
 
+#include <optional>
 #include <string>
 #include <variant>
 
@@ -39,6 +40,28 @@ GenerateRequest::Stopping ToStopping(const v1::Stopping& message) {
       .ignore_eos = message.ignore_eos()};
   if (message.has_max_new_tokens()) to.max_new_tokens = message.max_new_tokens();
   return to;
+}
+
+std::optional<Constraint> ToConstraint(const v1::Constraint& message) {
+  using Kind = Constraint::Kind;
+  switch (message.kind_case()) {
+    case v1::Constraint::kJsonSchema:
+      return Constraint{.kind = Kind::kJsonSchema, .text = message.json_schema()};
+    case v1::Constraint::kJsonObject:
+      if (!message.json_object()) return std::nullopt;
+      return Constraint{.kind = Kind::kJsonObject};
+    case v1::Constraint::kRegex:
+      return Constraint{.kind = Kind::kRegex, .text = message.regex()};
+    case v1::Constraint::kChoices: {
+      const auto& choices = message.choices().choice();
+      return Constraint{.kind = Kind::kChoice, .choices = {choices.begin(), choices.end()}};
+    }
+    case v1::Constraint::kGrammar:
+      return Constraint{.kind = Kind::kGrammar, .text = message.grammar()};
+    case v1::Constraint::KIND_NOT_SET:
+      return std::nullopt;
+  }
+  return std::nullopt;
 }
 
 void FillLogprob(int32_t token, const TokenDetail& detail, v1::TokenLogprob& out) {
@@ -83,6 +106,7 @@ GenerateRequest ToRequest(const v1::GenerateRequest& message) {
       messages.push_back({said.role(), said.content()});
     }
   }
+  request.constraint = ToConstraint(message.constraint());
   const v1::ResponseOptions& response = message.response();
   if (response.has_logprobs()) request.logprobs = response.logprobs();
   if (response.has_prompt_logprobs()) request.prompt_logprobs = response.prompt_logprobs();

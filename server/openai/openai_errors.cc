@@ -53,6 +53,7 @@ Names NamesFor(OpenAiKind kind, std::string_view max_tokens) {
           {"sampling.", ""},
           {"stopping.max_new_tokens", {max_tokens.data(), max_tokens.size()}},
           {"stopping.min_new_tokens", "min_tokens"},
+          {"stopping.ignore_eos", "ignore_eos"},
           {"to max_new_tokens (", "to the most new tokens ("},
           {"stopping.stop_strings", "stop"},
           {"stopping.stop_token_ids", "stop_token_ids"},

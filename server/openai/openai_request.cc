@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/openai/json_fields.h"
+#include "server/openai/json_text.h"
 #include "server/openai/tool_request.h"
 
 namespace treadle {
@@ -176,6 +177,81 @@ absl::Status ReadTopLogprobs(const Json& value, OpenAiRequest& to) {
   return InvalidArgument("top_logprobs is given, expected logprobs to be true then");
 }
 
+// A schema is taken from the body itself (see Conclude), and `to` is told where it stands there.
+absl::Status ReadSchema(std::vector<std::string_view> path, OpenAiRequest& to) {
+  to.common.constraint->kind = Constraint::Kind::kJsonSchema;
+  to.schema_path = std::move(path);
+  return absl::OkStatus();
+}
+
+absl::Status BeginConstraint(const char* field, OpenAiRequest& to) {
+  if (!to.common.constraint) {
+    to.common.constraint.emplace().field = field;
+    return absl::OkStatus();
+  }
+  return InvalidArgument(field, " is given, expected not together with ",
+                         to.common.constraint->field);
+}
+
+absl::Status ReadResponseFormat(const Json& value, OpenAiRequest& to) {
+  constexpr const char* kField = "response_format";
+  if (!value.is_object()) return Expected(kField, value, "an object");
+  const Json type = value.value("type", Json());
+  const bool schema = type == "json_schema";
+  for (const auto& [key, part] : value.items()) {
+    if (key == "type" || (schema && key == "json_schema") || part.is_null()) continue;
+    return InvalidArgument(kField, ".", Cut(Printable(key), kShown), " is not supported");
+  }
+  if (type == "text") return absl::OkStatus();
+  if (!schema && type != "json_object") {
+    return Expected("response_format.type", type, "\"text\", \"json_object\" or \"json_schema\"");
+  }
+  TREADLE_RETURN_IF_ERROR(BeginConstraint(kField, to));
+  if (!schema) return absl::OkStatus();
+  const Json described = value.value("json_schema", Json());
+  if (!described.is_object() || !described.contains("schema")) {
+    return Expected("response_format.json_schema", described, "an object with a schema");
+  }
+  for (const auto& [key, part] : described.items()) {
+    // Every schema is enforced, strict or not.
+    if (key == "schema" || key == "name" || key == "strict" || key == "description") continue;
+    return InvalidArgument("response_format.json_schema.", Cut(Printable(key), kShown),
+                           " is not supported");
+  }
+  return ReadSchema({kField, "json_schema", "schema"}, to);
+}
+
+// As vLLM's clients say it: exactly one of json, json_object, regex, choice and grammar.
+absl::Status ReadStructuredOutputs(const Json& value, OpenAiRequest& to) {
+  using Kind = Constraint::Kind;
+  constexpr const char* kField = "structured_outputs";
+  if (!value.is_object()) return Expected(kField, value, "an object");
+  for (const auto& [key, part] : value.items()) {
+    const std::string name = Str(kField, ".", Cut(Printable(key), kShown));
+    if (part.is_null() || part == false) continue;
+    TREADLE_RETURN_IF_ERROR(BeginConstraint(kField, to));
+    Constraint& constraint = *to.common.constraint;
+    if (key == "json" && part.is_object()) {
+      TREADLE_RETURN_IF_ERROR(ReadSchema({kField, "json"}, to));
+    } else if (key == "json_object") {
+      TREADLE_RETURN_IF_ERROR(ReadBool(name, part).status());
+    } else if (key == "json" || key == "regex" || key == "grammar") {
+      constraint.kind = key == "json"    ? Kind::kJsonSchema
+                        : key == "regex" ? Kind::kRegex
+                                         : Kind::kGrammar;
+      TREADLE_ASSIGN_OR_RETURN(constraint.text, ReadText(name, part));
+    } else if (key == "choice" && part.is_array()) {
+      constraint.kind = Kind::kChoice;
+      for (const Json& choice : part) {
+        TREADLE_ASSIGN_OR_RETURN(constraint.choices.emplace_back(), ReadText(name, choice));
+      }
+    } else {
+      return InvalidArgument(name, " is not supported");
+    }
+  }
+  return absl::OkStatus();
+}
+
 enum In : uint8_t { kCompletions = 1, kChat = 2, kBoth = 3 };
 
 struct Field {
@@ -227,6 +303,7 @@ constexpr Field kFields[] = {
        to.prompt_logprobs = true;
        return Set(ReadInt("prompt_logprobs", value), to.common.prompt_logprobs);
      }},
+    {"response_format", kBoth, ReadResponseFormat},
     {"return_token_ids", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("return_token_ids", value), to.token_ids);
@@ -260,6 +337,7 @@ constexpr Field kFields[] = {
        to.tools_offered = !value.empty();
        return CheckTools(value);
      }},
+    {"structured_outputs", kBoth, ReadStructuredOutputs},
     {"top_logprobs", kChat, ReadTopLogprobs},
     {"user", kBoth, nullptr},
 };
@@ -287,13 +365,20 @@ absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest
 }
 
 // What holds between several fields.
-absl::Status Conclude(OpenAiRequest& to) {
+absl::Status Conclude(std::string_view body, OpenAiRequest& to) {
   if (to.prompts.empty()) return InvalidArgument(to.chat ? "messages" : "prompt", " is missing");
   if (!to.stream && (to.include_usage || to.usage_in_chunks)) {
     return InvalidArgument("stream_options is given, expected stream to be true then");
   }
   if (to.stream && to.prompt_logprobs) {
     return InvalidArgument("prompt_logprobs is given, expected stream to be false then");
+  }
+  if (!to.schema_path.empty()) {
+    for (const std::string_view name : to.schema_path) body = JsonMember(body, name);
+    if (body.empty()) {
+      return InvalidArgument(to.schema_path[0], " has a name with escapes, expected none");
+    }
+    to.common.constraint->text = body;
   }
   if (to.echo && to.common.logprobs) {
     std::optional<int32_t>& most = to.common.prompt_logprobs;
@@ -346,7 +431,7 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   for (const auto& [name, value] : object.items()) {
     if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
   }
-  TREADLE_RETURN_IF_ERROR(Conclude(request));
+  TREADLE_RETURN_IF_ERROR(Conclude(body, request));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
   return request;
 }

@@ -43,6 +43,7 @@ struct OpenAiRequest {
   bool parallel_tool_calls = true;  // several in one answer
   bool knows_tools = false;         // the messages have calls
   const ToolFormat* tool_format = {};  // of the calls to look for in the answer; null: none
+  std::vector<std::string_view> schema_path = {};  // of common.constraint's schema in the body
   // Of max_tokens and max_completion_tokens the one that was given, for errors.
   std::string_view max_tokens = "max_tokens";
 

@@ -237,6 +237,24 @@ absl::StatusOr<int32_t> ReadLogprobs(const char* field, std::optional<int32_t> a
   return asked.value_or(-1);
 }
 
+absl::Status ReadConstraint(const std::optional<Constraint>& asked, const ServedModel& model,
+                            bool ignore_eos, Clock::time_point deadline, RequestSpec& spec) {
+  if (!asked) return absl::OkStatus();
+  if (!model.constraints) {
+    return InvalidArgument(asked->field, ": this model has no tokenizer, expected none");
+  }
+  if (ignore_eos) {
+    return InvalidArgument("stopping.ignore_eos is true, expected false with ", asked->field);
+  }
+  if (Clock::now() >= deadline) return absl::DeadlineExceededError("the deadline passed");
+  auto compiled = model.constraints->Compile(*asked);
+  if (!compiled.ok()) {
+    return InvalidArgument(asked->field, ": ", std::string(compiled.status().message()));
+  }
+  spec.constraint = *std::move(compiled);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ValidateTokenIds(const std::string& field, std::span<const int32_t> ids,
@@ -272,10 +290,12 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
   TREADLE_ASSIGN_OR_RETURN(spec.top_logprobs, ReadLogprobs("logprobs", request.logprobs));
   TREADLE_ASSIGN_OR_RETURN(spec.prompt_logprobs,
                            ReadLogprobs("prompt_logprobs", request.prompt_logprobs));
+  const bool ignore_eos = request.stopping.ignore_eos;
   TREADLE_RETURN_IF_ERROR(ReadStops(request.stopping, model, valid));
   TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
   TREADLE_RETURN_IF_ERROR(ReadLengths(request.stopping, model, limits, spec));
   valid.special_tokens = request.special_tokens;
+  TREADLE_RETURN_IF_ERROR(ReadConstraint(request.constraint, model, ignore_eos, deadline, spec));
   return valid;
 }
 

@@ -15,6 +15,7 @@
 #include "engine/defaults.h"
 #include "models/text/chat_template.h"
 #include "scheduler/request.h"
+#include "server/constraint/constraint.h"
 #include "server/session/served_model.h"
 
 namespace treadle {
@@ -49,6 +50,7 @@ struct GenerateRequest {
 
   std::optional<int32_t> logprobs = {};  // alternatives per generated token; absent: none are told
   std::optional<int32_t> prompt_logprobs = {};  // the same for prompt tokens
+  std::optional<Constraint> constraint = {};    // what the answer must look like
 };
 
 inline constexpr int kMaxStopStrings = 16;

@@ -11,6 +11,7 @@
 
 #include "models/text/chat_template.h"
 #include "models/text/tokenizer.h"
+#include "server/constraint/constraint_compiler.h"
 
 namespace treadle {
 
@@ -29,7 +30,8 @@ struct ServedModel {
 
   std::vector<int32_t> end_ids;  // generation stops at any
 
-  std::unique_ptr<Tokenizer> tokenizer;  // null: token ids only
+  std::unique_ptr<Tokenizer> tokenizer;             // null: token ids only
+  std::unique_ptr<ConstraintCompiler> constraints;  // null: as tokenizer; uses it
   std::optional<ChatTemplate> chat_template;
   std::string chat_template_problem;  // why there is none, for the user; or empty
 

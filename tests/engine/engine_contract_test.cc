@@ -150,6 +150,74 @@ TEST_P(EngineContract, RestartDropsWhatIsUnderWay) {
   }
 }
 
+StepMask MaskOf(int32_t step, std::initializer_list<int32_t> tokens) {
+  StepMask mask{.step = step, .allowed = std::vector<uint32_t>(MaskWords(TinyVocabulary()))};
+  for (const int32_t token : tokens) mask.allowed[token / 32] |= 1u << (token % 32);
+  return mask;
+}
+Step Masked(Step step) {
+  step.sample = true;
+  step.masked = true;
+  return step;
+}
+
+// Masks before their plan, after it, and in parts; beside steps that have none.
+TEST_P(EngineContract, MaskedStepsSampleWhatIsAllowed) {
+  const uint64_t epoch = engine().epoch();
+  const int32_t last = TinyVocabulary() - 1;
+  engine().SetMasks(epoch, 0, {MaskOf(0, {7})});
+  engine().Submit(PlanOf(epoch, 0)
+                      .Start(StartOf(1, 2, {1}))
+                      .Start(StartOf(2, 2, {2}))
+                      .Start(StartOf(3, 2, {3}))
+                      .Step(Masked(StepOf(1, 0, {1, 2})))
+                      .Step(SampleOf(StepOf(2, 0, {1, 2})))
+                      .Step(Masked(StepOf(3, 0, {1, 2}))));
+  EXPECT_TRUE(engine().TakeResults().empty());
+  engine().SetMasks(epoch + 1, 0, {MaskOf(2, {9})});  // of another epoch
+  engine().SetMasks(epoch, 0, {MaskOf(2, {last})});
+  const IterationResult first = runner_->Next();
+  EXPECT_EQ(first.steps[0].token, 7);
+  EXPECT_EQ(first.steps[2].token, last);
+  // One that follows a sample which the host has not seen is masked like any other. (Of several
+  // stages, only the last has that.)
+  const Step next = stages() > 1 ? StepOf(1, 2, {7}) : PreviousSample(1, 2);
+  IterationPlan plan =
+      PlanOf(epoch, 1).Step(Masked(next)).Step(SampleOf(StepOf(2, 2, {first.steps[1].token})));
+  engine().Submit(plan);
+  engine().SetMasks(epoch, 1, {MaskOf(0, {11, 12})});
+  const IterationResult second = runner_->Next();
+  EXPECT_TRUE(second.steps[0].token == 11 || second.steps[0].token == 12);
+
+  // What was sampled without a mask is what it would be without company.
+  engine().Submit(PlanOf(epoch, 2).Start(StartOf(4, 2, {4})).Step(SampleOf(StepOf(4, 0, {1, 2}))));
+  EXPECT_EQ(runner_->Next().steps[0].token, first.steps[1].token);
+}
+
+TEST_P(EngineContract, MasksThatDoNotFitEndTheEpoch) {
+  const auto plan = [&] {
+    return IterationPlan(
+        PlanOf(engine().epoch(), 0).Start(StartOf(1, 2, {1})).Step(Masked(StepOf(1, 0, {1, 2}))));
+  };
+  const struct {
+    StepMask mask;
+    const char* error;
+  } rows[] = {{{0, {1, 2, 3}}, "has 3 words, expected"}, {MaskOf(5, {7}), "a mask of step 5"}};
+  for (const auto& [mask, error] : rows) {
+    engine().Submit(plan());
+    engine().SetMasks(engine().epoch(), 0, {mask});
+    runner_->WaitForError();
+    EXPECT_THAT(Message(engine().status()), HasSubstr(error));
+    engine().Restart();
+    runner_->WaitForRoom();
+  }
+  engine().Submit(plan());  // without any: the restart ends the wait
+  engine().Restart();
+  runner_->WaitForRoom();
+  engine().Submit(PlanOf(engine().epoch(), 0));
+  runner_->Next();
+}
+
 // The same stream of requests, whatever the placement: with one rank the very bits that each
 // request gets alone (N1 to N3), with several the same bits in every run.
 TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {

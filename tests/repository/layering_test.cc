@@ -46,11 +46,14 @@ const std::vector<Room>& Rooms() {
       // Bytes of HTTP; what they mean is for others.
       {"server/http", {"net/", "base/"}, {}},
       {"server/openai",
-       {"server/session/", "server/http/", "server/access/", "server/observe/", "scheduler/",
-        "models/text/", "base/"},
+       {"server/session/", "server/constraint/constraint.h", "server/http/", "server/access/",
+        "server/observe/", "scheduler/", "models/text/", "base/"},
        {}},
+      // Constraints on tokens; XGrammar stays in one source of it.
+      {"server/constraint", {"scheduler/", "engine/", "models/text/", "base/"}, {}},
       {"server/session",
-       {"server/access/", "server/observe/", "scheduler/", "engine/", "models/text/", "base/"},
+       {"server/access/", "server/constraint/", "server/observe/", "scheduler/", "engine/",
+        "models/text/", "base/"},
        {}},
       {"server/cli",
        {"server/", "scheduler/", "engine/", "models/", "kernels/", "net/", "base/", "bench/"},
@@ -105,11 +108,15 @@ bool StartsWithAny(const std::string& name, const std::vector<std::string>& pref
 
 // Empty if the arrow is allowed.
 std::string Violation(const std::string& path, const Include& include) {
-  static const std::vector<std::string> kVendor = {
-      "grpcpp/", "grpc/", "google/", "nccl", "cuda", "cublas", "prometheus/", "gloo/", "boost/"};
+  static const std::vector<std::string> kVendor = {"grpcpp/", "grpc/",     "google/",     "nccl",
+                                                   "cuda",    "cublas",    "prometheus/", "gloo/",
+                                                   "boost/",  "xgrammar/", "dlpack/"};
   // What speaks HTTP is above the server of it.
   if (include.name.starts_with("boost/") && !path.starts_with("server/http/")) {
     return "Boost outside of the HTTP server";
+  }
+  if (include.name.starts_with("xgrammar/") && path != "server/constraint/xgrammar_compiler.cc") {
+    return "XGrammar outside of its source";
   }
   // Kernels are compiled as plain C++, too.
   if (path.ends_with(".cu") && !include.quoted && StartsWithAny(include.name, kVendor)) {
@@ -182,6 +189,7 @@ TEST(Layering, TheCheckSeesWhatIsForbidden) {
   EXPECT_NE(Violation("server/http/a.cc", {1, "server/session/session.h", true}), "");
   EXPECT_NE(Violation("server/openai/a.cc", {1, "server/grpc/messages.h", true}), "");
   EXPECT_EQ(Violation("server/session/a.cc", {1, "server/access/api_keys.h", true}), "");
+  EXPECT_NE(Violation("server/session/a.cc", {1, "xgrammar/xgrammar.h", false}), "");
   EXPECT_NE(Violation("kernels/cuda/a.h", {1, "cuda_runtime.h", false}), "");
   EXPECT_NE(Violation("kernels/cuda/a.cu", {1, "cuda_bf16.h", false}), "");
   EXPECT_EQ(Violation("kernels/cuda/a.cc", {1, "cuda_runtime.h", false}), "");

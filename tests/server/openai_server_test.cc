@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
 
 #include "absl/strings/escaping.h"
 #include "base/status.h"
@@ -174,6 +176,40 @@ TEST(OpenAiServer, AnswersAreThoseOfGrpc) {
     choice["finish_reason"] = piece["finish_reason"];
   }
   check(choices);
+}
+
+// Whatever the seed, at a temperature that makes a draw of it, and with others in the batch.
+TEST(OpenAiServer, AnswersLookAsTheyMust) {
+  TestServer server;
+  v1::GenerateRequest request = MakeRequest("a", 1, 5, 12);
+  request.mutable_sampling()->set_temperature(1.5);
+  request.mutable_sampling()->set_num_candidates(4);
+  request.mutable_stopping()->set_ignore_eos(false);
+  request.mutable_constraint()->set_regex("(ab|b{2}){1,3}c?");
+  Json body = {{"prompt", request.token_ids().ids()},
+               {"temperature", 1.5},
+               {"n", 4},
+               {"max_tokens", 12},
+               {"structured_outputs", {{"regex", "(ab|b{2}){1,3}c?"}}}};
+  std::set<std::string> texts;
+  for (uint64_t seed = 1; seed < 20; ++seed) {
+    request.mutable_sampling()->set_seed(seed);
+    body["seed"] = seed;
+    v1::GenerateResponse expected;
+    const grpc::Status status = Generate(server, request, expected);
+    if (status.error_message().find("TREADLE_XGRAMMAR") != std::string::npos) GTEST_SKIP();
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    const Answer answer = Post(server, kCompletions, body.dump());
+    ASSERT_EQ(answer.code, 200) << answer.body;
+    for (uint32_t c = 0; c < 4; ++c) {
+      const v1::Output& output = CandidateIn(c, expected);
+      EXPECT_EQ(output.finish_info().reason(), v1::FINISH_REASON_STOP);
+      EXPECT_TRUE(std::regex_match(output.text(), std::regex("(ab|bb){1,3}c?"))) << output.text();
+      EXPECT_EQ(answer.body["choices"][c]["text"], output.text());
+      texts.insert(output.text());
+    }
+  }
+  EXPECT_GT(texts.size(), 5u);
 }
 
 TEST(OpenAiServer, AChatStreamsItsRoleItsTextAndItsEnd) {

@@ -29,6 +29,7 @@ const ServedModel& Model() {
     made->page_size = 16;
     made->tokenizer = LetterTokenizer::Make(50);
     made->end_ids = {49};
+    made->constraints = ConstraintCompiler::Create(*made->tokenizer, 50, made->end_ids);
     return made;
   }();
   return *model;
@@ -118,6 +119,31 @@ TEST(OpenAiRequest, Chats) {
   EXPECT_EQ(request.max_tokens, "max_completion_tokens");
 }
 
+TEST(OpenAiRequest, WhatTheAnswerMustLookLike) {
+  using Kind = Constraint::Kind;
+  const auto constraint = [](const std::string& field) {
+    return ReadGood(false, R"({"prompt": "a", )" + field + "}").For(0).constraint;
+  };
+  // The schema as it is written: its properties stay in their order.
+  const auto schema = constraint(
+      R"("response_format" : {"json_schema": {"name": "n", "strict": true, "schema":
+         {"z": "}\"", "a": [1, {"schema": 2}]} }, "type": "json_schema"})");
+  ASSERT_TRUE(schema);
+  EXPECT_EQ(schema->kind, Kind::kJsonSchema);
+  EXPECT_THAT(schema->text, HasSubstr(R"({"z": "}\"", "a": [1, {"schema": 2}]})"));
+  EXPECT_EQ(schema->field, "response_format");
+  EXPECT_EQ(constraint(R"("response_format": {"type": "json_object"})")->kind, Kind::kJsonObject);
+  EXPECT_FALSE(constraint(R"("response_format": {"type": "text"})"));
+  EXPECT_EQ(constraint(R"("structured_outputs": {"json": {"z": 1, "a": 2}})")->text,
+            R"( {"z": 1, "a": 2})");
+  EXPECT_EQ(constraint(R"("structured_outputs": {"json": "{}", "regex": null})")->text, "{}");
+  EXPECT_EQ(constraint(R"("structured_outputs": {"regex": "a+"})")->kind, Kind::kRegex);
+  EXPECT_EQ(constraint(R"("structured_outputs": {"grammar": "root ::= x"})")->kind, Kind::kGrammar);
+  EXPECT_THAT(constraint(R"("structured_outputs": {"choice": ["a", "b"]})")->choices,
+              ElementsAre("a", "b"));
+  EXPECT_FALSE(constraint(R"("structured_outputs": {"json_object": false})"));
+}
+
 struct Bad {
   bool chat;
   std::string body;
@@ -182,8 +208,23 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
       {true, message + R"("tool_choice": "required"})", "tool_choice is \"required\", expected",
        "tool_choice"},
       {true, message + R"("functions": []})", "functions is not supported", "functions"},
-      {true, message + R"("response_format": {"type": "json_object"}})",
-       "response_format is not supported", "response_format"},
+      {true, message + R"("response_format": {"type": "xml"}})",
+       "response_format.type is \"xml\", expected \"text\", \"json_object\" or", "response_format"},
+      {true, message + R"("response_format": {"type": "json_schema"}})",
+       "response_format.json_schema is null, expected an object with a schema", "response_format"},
+      {true, message + R"("response_format": {"type": "json_object", "x": 1}})",
+       "response_format.x is not supported", "response_format"},
+      {false, R"({"prompt": "a", "structured_outputs": {"json": 7}})",
+       "structured_outputs.json is 7, expected a string", "structured_outputs"},
+      {false, R"({"prompt": "a", "structured_outputs": {"whitespace_pattern": "x"}})",
+       "structured_outputs.whitespace_pattern is not supported", "structured_outputs"},
+      {false, R"({"prompt": "a", "structured_outputs": {"regex": "a", "choice": ["b"]}})",
+       "structured_outputs is given, expected not together with structured_outputs",
+       "structured_outputs"},
+      {false, R"({"prompt": "a", "structured_outputs": {"regex": "a"}, "ignore_eos": true})",
+       "ignore_eos is true, expected false with structured_outputs", "ignore_eos"},
+      {false, R"({"prompt": "a", "structured_outputs": {"choice": []}})",
+       "structured_outputs: ", "structured_outputs"},
       {true, R"({"messages": []})", "messages: this model has no usable chat template", "messages"},
       {true, R"({"messages": [{"role": "user"}]})", "messages[0].content is missing", "messages"},
       {true, R"({"messages": [{"role": "user", "content": "a", "name": "b"}]})",

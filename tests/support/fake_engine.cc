@@ -9,7 +9,7 @@ namespace treadle {
 namespace {
 
 constexpr uint64_t kRoot = 0x9e3779b97f4a7c15;
-constexpr uint64_t kVocab = 64;
+constexpr uint64_t kVocab = FakeEngine::kVocab;
 
 uint64_t Mix(uint64_t a, uint64_t b) {
   uint64_t x = a ^ (b + kRoot + (a << 6) + (a >> 2));
@@ -86,8 +86,7 @@ uint64_t FakeEngine::epoch() const {
 
 bool FakeEngine::HasRoom() const {
   MutexLock lock(mutex_);
-  return standing_ && status_.ok() &&
-         static_cast<int>(running_.size() + complete_.size()) < options_.depth;
+  return standing_ && status_.ok() && static_cast<int>(in_flight()) < options_.depth;
 }
 
 void FakeEngine::Submit(IterationPlan plan) {
@@ -96,16 +95,46 @@ void FakeEngine::Submit(IterationPlan plan) {
     if (!standing_ || !status_.ok()) return;
     if (plan.epoch != epoch_) Violation(Str("plan of epoch ", plan.epoch, " in ", epoch_));
     if (plan.iteration != next_iteration_++) Violation(Str("iteration ", plan.iteration));
-    if (static_cast<int>(running_.size() + complete_.size()) >= options_.depth) {
+    if (static_cast<int>(in_flight()) >= options_.depth) {
       Violation("submitted without room");
     }
     if (plan.num_tokens() > options_.max_batch_tokens) {
       Violation(Str("plan has ", plan.num_tokens(), " tokens"));
     }
-    Run(plan);
-    if (options_.record) plans_.push_back(std::move(plan));
+    if (options_.record) plans_.push_back(plan);
+    submitted_.push_back(std::move(plan));
+    RunReady();
   }
-  if (!options_.manual) Complete();
+  while (!options_.manual && Complete()) {
+  }
+}
+
+void FakeEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) {
+  {
+    MutexLock lock(mutex_);
+    if (epoch != epoch_ || !status_.ok()) return;
+    for (StepMask& mask : masks) {
+      if (mask.allowed.size() == MaskWords(kVocab) &&
+          masks_[iteration].try_emplace(mask.step, std::move(mask.allowed)).second) {
+        continue;
+      }
+      Violation(Str("mask of step ", mask.step, " of iteration ", iteration));
+    }
+    RunReady();
+  }
+  while (!options_.manual && Complete()) {
+  }
+}
+
+void FakeEngine::RunReady() {
+  while (!submitted_.empty()) {
+    const IterationPlan& plan = submitted_.front();
+    const auto masked = std::ranges::count_if(plan.steps, &Step::masked);
+    if (std::ssize(masks_[plan.iteration]) < masked) return;
+    Run(plan);
+    masks_.erase(plan.iteration);
+    submitted_.pop_front();
+  }
 }
 
 std::vector<IterationResult> FakeEngine::TakeResults() {
@@ -124,6 +153,8 @@ void FakeEngine::Restart() {
   next_iteration_ = 0;
   status_ = absl::OkStatus();
   standing_ = !options_.manual_restart;
+  submitted_.clear();
+  masks_.clear();
   running_.clear();
   complete_.clear();
   live_.clear();
@@ -150,6 +181,7 @@ void FakeEngine::Fail(absl::Status status) {
   {
     MutexLock lock(mutex_);
     status_ = std::move(status);
+    submitted_.clear();
     running_.clear();
     complete_.clear();
   }
@@ -166,7 +198,7 @@ void FakeEngine::FinishRestart() {
 
 int64_t FakeEngine::running_plans() const {
   MutexLock lock(mutex_);
-  return static_cast<int64_t>(running_.size());
+  return static_cast<int64_t>(submitted_.size() + running_.size());
 }
 
 std::vector<IterationPlan> FakeEngine::TakePlans() {
@@ -212,7 +244,11 @@ void FakeEngine::Run(const IterationPlan& plan) {
   result.iteration = plan.iteration;
   result.timings = timings_;
   for (auto& [id, live] : live_) live.stepped = false;
-  for (const Step& step : plan.steps) result.steps.push_back(RunStep(step));
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    const uint32_t* allowed = nullptr;
+    if (plan.steps[i].masked) allowed = masks_[plan.iteration][static_cast<int32_t>(i)].data();
+    result.steps.push_back(RunStep(plan.steps[i], allowed));
+  }
   running_.push_back(std::move(result));
 }
 
@@ -291,7 +327,7 @@ uint64_t FakeEngine::Enter(Live& live, int64_t position, int32_t token) {
   return *slot;
 }
 
-StepResult FakeEngine::RunStep(const Step& step) {
+StepResult FakeEngine::RunStep(const Step& step, const uint32_t* allowed) {
   StepResult result;
   result.sequence = step.sequence;
   const auto it = live_.find(step.sequence);
@@ -332,6 +368,10 @@ StepResult FakeEngine::RunStep(const Step& step) {
     return result;
   }
   result.token = NextToken(chain, live.start, live.next_position);
+  for (size_t i = 0; allowed != nullptr && i < kVocab; ++i) {
+    if ((allowed[result.token / 32] >> (result.token % 32) & 1) != 0) break;
+    result.token = static_cast<int32_t>((result.token + 1) % kVocab);
+  }
   live.previous_sample = result.token;
   if (step.top_logprobs >= 0) result.detail.logprob = -static_cast<float>(result.token);
   return result;

@@ -37,6 +37,8 @@ struct FakeEngineOptions {
 
 class FakeEngine final : public Engine {
  public:
+  static constexpr int32_t kVocab = 64;
+
   explicit FakeEngine(const FakeEngineOptions& options);
 
   absl::Status Start(std::function<void()> wake) override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -45,6 +47,9 @@ class FakeEngine final : public Engine {
   uint64_t epoch() const override ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasRoom() const override ABSL_LOCKS_EXCLUDED(mutex_);
   void Submit(IterationPlan plan) override ABSL_LOCKS_EXCLUDED(mutex_);
+  // A masked step's token is the first allowed one from the model's on, in a circle.
+  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override
+      ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<IterationResult> TakeResults() override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status status() const override ABSL_LOCKS_EXCLUDED(mutex_);
   void Restart() override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -77,11 +82,17 @@ class FakeEngine final : public Engine {
     bool stepped = false;  // by the plan that is being run
   };
 
+  // Plans from the front of submitted_ on, as far as their masks are there.
+  void RunReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  size_t in_flight() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return submitted_.size() + running_.size() + complete_.size();
+  }
   void Run(const IterationPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Release(SequenceId sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Copy(const PageCopy& copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartSequence(const SequenceStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  StepResult RunStep(const Step& step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  StepResult RunStep(const Step& step, const uint32_t* allowed)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t Enter(Live& live, int64_t position, int32_t token) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Page* PageAt(int32_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t* Slot(const Live& live, int64_t position) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -98,6 +109,8 @@ class FakeEngine final : public Engine {
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::vector<Page> pages_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);
+  std::deque<IterationPlan> submitted_ ABSL_GUARDED_BY(mutex_);  // wait for masks
+  std::map<uint64_t, std::map<int32_t, std::vector<uint32_t>>> masks_ ABSL_GUARDED_BY(mutex_);
   std::deque<IterationResult> running_ ABSL_GUARDED_BY(mutex_);  // computed, not complete
   std::vector<IterationResult> complete_ ABSL_GUARDED_BY(mutex_);
   IterationTimings timings_ ABSL_GUARDED_BY(mutex_);

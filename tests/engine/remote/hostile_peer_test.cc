@@ -127,6 +127,33 @@ TEST_F(HostileMasters, PlansThatCannotBeRunEndTheEpoch) {
               HasSubstr("100000 pages, expected at most 8"));
 }
 
+TEST_F(HostileMasters, MasksThatFitNoPlanEndTheEpoch) {
+  HostileMaster master(worker_->address());
+  ASSERT_TRUE(master.Hello());
+  master.Tell([](control::MasterMessage& m) { *m.mutable_configure() = HonestStage(); });
+  master.Tell([](control::MasterMessage& m) { m.set_reserve(8); });
+  uint64_t epoch = 0;
+  const std::string whole(MaskWords(TinyVocabulary()) * 4, 'x');
+  const auto failure_of = [&](uint64_t iteration, std::vector<int32_t> steps, size_t masks,
+                              const std::string& bytes) {
+    ++epoch;
+    master.Tell([&](control::MasterMessage& m) { m.mutable_begin_epoch()->set_epoch(epoch); });
+    EXPECT_TRUE(master.inbox().Next([](const auto& m) { return m.has_epoch_ready(); }));
+    master.Tell([&](control::MasterMessage& m) {
+      m.mutable_masks()->set_epoch(epoch);
+      m.mutable_masks()->set_iteration(iteration);
+      m.mutable_masks()->mutable_step()->Add(steps.begin(), steps.end());
+      for (size_t i = 0; i < masks; ++i) m.mutable_masks()->mutable_allowed()->append(bytes);
+    });
+    return master.Failure();
+  };
+  EXPECT_THAT(failure_of(0, {0, 1}, 1, "abc"), HasSubstr("3 bytes for 2 steps, expected whole"));
+  EXPECT_THAT(failure_of(0, {}, 1, whole), HasSubstr("for 0 steps"));
+  EXPECT_THAT(failure_of(0, {0}, 1, "abcd"), HasSubstr("has 1 words, expected"));
+  EXPECT_THAT(failure_of(0, {3, 3}, 2, whole), HasSubstr("mask of step 3 of iteration 0 came tw"));
+  EXPECT_THAT(failure_of(1 << 20, {0}, 1, whole), HasSubstr("and near its plan"));
+}
+
 TEST_F(HostileMasters, NothingLargeIsTakenBeforeHello) {
   HostileMaster large(worker_->address());
   large.Tell([](control::MasterMessage& m) {

@@ -90,6 +90,7 @@ Step RandomStep(RandomValues& random) {
   step.prompt_logprobs = random.Int();
   step.next_token = random.Int();
   step.pooling = kPoolings[random.Size(std::size(kPoolings) - 1)].value;
+  step.masked = random.Flip();
   return step;
 }
 
@@ -190,6 +191,7 @@ void ExpectEqual(const IterationPlan& a, const IterationPlan& b) {
     EXPECT_EQ(x.prompt_logprobs, y.prompt_logprobs);
     EXPECT_EQ(x.next_token, y.next_token);
     EXPECT_EQ(x.pooling, y.pooling);
+    EXPECT_EQ(x.masked, y.masked);
   }
 }
 
@@ -261,6 +263,23 @@ TEST(PlanMessages, EveryFieldOfAResultSurvives) {
     const auto back = ResultFrom(ResultBytes(result));
     ASSERT_TRUE(back && back->ok()) << back->status();
     ExpectEqual(result, **back);
+  }
+}
+
+TEST(PlanMessages, MasksSurvive) {
+  control::MaskMessage message;
+  const std::vector<StepMask> masks = {{3, {0x80000001u, 0xfedcba98u}}, {9, {0u, ~0u}}};
+  EncodeMasks(5, 7, masks, message);
+  control::MaskMessage read;
+  ASSERT_TRUE(read.ParseFromString(message.SerializeAsString()));
+  EXPECT_EQ(read.epoch(), 5u);
+  EXPECT_EQ(read.iteration(), 7u);
+  const auto back = DecodeMasks(read);
+  ASSERT_TRUE(back.ok());
+  ASSERT_EQ(back->size(), 2u);
+  for (size_t i = 0; i < masks.size(); ++i) {
+    EXPECT_EQ((*back)[i].step, masks[i].step);
+    EXPECT_EQ((*back)[i].allowed, masks[i].allowed);
   }
 }
 

@@ -1,0 +1,67 @@
+// What masked steps of an epoch may sample, between who works it out and the ranks that sample: it
+// may come before its plan, while that runs, and in parts.
+//
+// Thread safety: any thread. Every rank takes each plan with masked steps once, in order.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "base/sync.h"
+#include "engine/iteration_plan.h"
+
+namespace treadle {
+
+class MaskBoard {
+ public:
+  // By step. Stays for who holds it.
+  using Masks = std::shared_ptr<const std::map<int32_t, std::vector<uint32_t>>>;
+
+  // Of what no rank has taken yet. A plan of 256 sequences and a vocabulary of 256 Ki tokens have
+  // 8 MiB.
+  static constexpr size_t kMostBytes = size_t{256} << 20;
+
+  struct Options {
+    int64_t vocab = 0;
+    int ranks = 1;
+    std::chrono::milliseconds timeout;  // of Take
+  };
+  explicit MaskBoard(const Options& options) : options_(options) {}
+
+  // InvalidArgument: a mask of another length, one that is there already, or that comes too late;
+  // ResourceExhausted beyond kMostBytes.
+  absl::Status Put(uint64_t iteration, std::vector<StepMask> masks) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // The masks of the plan's masked steps, of which it has some, once they are there.
+  // DeadlineExceeded says how many were; InvalidArgument: there is one of a step that is not
+  // masked; Abort's reason.
+  absl::StatusOr<Masks> Take(const IterationPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Wakes who waits; the first reason stays.
+  void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  struct Iteration {
+    std::shared_ptr<std::map<int32_t, std::vector<uint32_t>>> masks =
+        std::make_shared<std::map<int32_t, std::vector<uint32_t>>>();
+    int taken = 0;  // by so many ranks
+  };
+
+  size_t BytesOf(const Iteration& iteration) const {
+    return iteration.masks->size() * MaskWords(options_.vocab) * sizeof(uint32_t);
+  }
+
+  const Options options_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::map<uint64_t, Iteration> waiting_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;   // of waiting_
+  uint64_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // no earlier iteration is taken any more
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace treadle

@@ -1,0 +1,350 @@
+// The only source that sees XGrammar.
+#include <dlpack/dlpack.h>
+#include <signal.h>
+#include <support/logging.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <xgrammar/xgrammar.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/quoted.h"
+#include "base/status.h"
+#include "base/sync.h"
+#include "base/utf8.h"
+#include "engine/iteration_plan.h"
+#include "server/constraint/constraint_compiler.h"
+#include "server/constraint/json_schema.h"
+#include "server/constraint/pattern.h"
+
+namespace treadle {
+namespace {
+
+constexpr size_t kShownError = 200;
+
+// What a constraint may take before it is used.
+constexpr rlim_t kTrialSeconds = 4;  // of a processor
+constexpr rlim_t kTrialBytes = rlim_t{512} << 20;
+constexpr std::chrono::seconds kTrialPatience{20};
+constexpr int kTrialTokens = 48;  // of each way
+
+// Of the address space of this process.
+rlim_t VirtualBytes() {
+  std::ifstream pages("/proc/self/statm");
+  rlim_t count = 0;
+  pages >> count;
+  return count * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
+}
+
+// What the library says of a constraint that it takes in part only, on the thread that compiles.
+thread_local std::string warning;
+
+class Matcher final : public TokenConstraint {
+ public:
+  Matcher(const xgrammar::CompiledGrammar& grammar, int32_t vocab)
+      : vocab_(vocab), matcher_(grammar) {}
+
+  absl::Status Accept(int32_t token) override {
+    try {
+      if (matcher_.AcceptToken(token)) return absl::OkStatus();
+    } catch (const std::exception& error) {
+      return Failed(error);
+    }
+    return InvalidArgument("the constraint does not allow token ", token);
+  }
+
+  absl::Status FillMask(std::span<uint32_t> allowed) override {
+    auto words = static_cast<int64_t>(allowed.size());
+    TREADLE_CHECK(allowed.size() == MaskWords(vocab_));
+    DLTensor tensor{.data = allowed.data(),
+                    .device = {kDLCPU, 0},
+                    .ndim = 1,
+                    .dtype = {kDLInt, 32, 1},
+                    .shape = &words,
+                    .strides = nullptr,
+                    .byte_offset = 0};
+    try {
+      // Of a terminated one nothing more is asked; false: everything is allowed.
+      if (!matcher_.FillNextTokenBitmask(&tensor)) std::ranges::fill(allowed, ~0u);
+    } catch (const std::exception& error) {
+      return Failed(error);
+    }
+    for (size_t i = 0; i + 1 < allowed.size(); ++i) {
+      if (allowed[i] != 0) return absl::OkStatus();
+    }
+    const uint32_t used = vocab_ % 32 == 0 ? ~0u : (1u << (vocab_ % 32)) - 1;
+    if ((allowed.back() & used) != 0) return absl::OkStatus();
+    return InvalidArgument("the constraint allows no further token, and no end");
+  }
+
+ private:
+  static absl::Status Failed(const std::exception& error) {
+    return absl::InternalError(Str("the constraint: ", Cut(Printable(error.what()), kShownError)));
+  }
+
+  const int32_t vocab_;
+  xgrammar::GrammarMatcher matcher_;
+};
+
+class CompiledConstraint final : public ConstraintGrammar {
+ public:
+  CompiledConstraint(xgrammar::CompiledGrammar grammar, int32_t vocab)
+      : vocab_(vocab), grammar_(std::move(grammar)) {}
+
+  std::unique_ptr<TokenConstraint> Begin() const override {
+    return std::make_unique<Matcher>(grammar_, vocab_);
+  }
+  int32_t vocab() const override { return vocab_; }
+  size_t bytes() const { return grammar_.MemorySizeBytes(); }
+
+ private:
+  const int32_t vocab_;
+  const xgrammar::CompiledGrammar grammar_;
+};
+
+// Runs `work` in a child process of bounded time and memory, and says whether it came to its end:
+// the library can be neither interrupted nor told how much it may allocate, and what a constraint
+// costs depends on how many ways it has to read the same text. In the child there is one thread,
+// and the locks of others are taken for ever: `work` uses none but the allocator's.
+absl::Status InTrial(const std::function<void()>& work) {
+  const rlim_t most = VirtualBytes() + kTrialBytes;
+  const pid_t child = fork();
+  if (child < 0) return absl::UnavailableError(Str("no process to try it in: ", strerror(errno)));
+  if (child == 0) {
+    struct rlimit used {};
+    getrlimit(RLIMIT_AS, &used);
+    const rlimit memory{std::min(used.rlim_max, most), used.rlim_max};
+    const rlimit seconds{kTrialSeconds, kTrialSeconds};
+    const rlimit core{0, 0};
+    setrlimit(RLIMIT_AS, &memory);
+    setrlimit(RLIMIT_CPU, &seconds);
+    setrlimit(RLIMIT_CORE, &core);
+    work();
+    _exit(0);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kTrialPatience;
+  auto pause = std::chrono::microseconds(200);
+  int how = 0;
+  pid_t ended = 0;
+  while ((ended = waitpid(child, &how, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
+    if (std::chrono::steady_clock::now() >= deadline) kill(child, SIGKILL);
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, std::chrono::microseconds(20'000));
+  }
+  if (ended == child && WIFEXITED(how) && WEXITSTATUS(how) == 0) return absl::OkStatus();
+  return InvalidArgument("is too expensive: to compile it, and the masks of ", 2 * kTrialTokens,
+                         " tokens, take more than ", kTrialSeconds, " s of a processor or ",
+                         kTrialBytes >> 20, " MiB");
+}
+
+std::string EbnfLiteral(std::string_view text) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      out += {'\\', 'u', '0', '0', kHex[byte >> 4], kHex[byte & 15]};
+    } else {
+      if (c == '"' || c == '\\') out += '\\';
+      out += c;
+    }
+  }
+  return out + "\"";
+}
+
+// The form that the library compiles, and that tells equal constraints.
+absl::StatusOr<std::string> Prepare(const Constraint& constraint) {
+  using Kind = Constraint::Kind;
+  size_t bytes = constraint.text.size();
+  for (const std::string& choice : constraint.choices) bytes += choice.size();
+  if (bytes > kMaxConstraintBytes) {
+    return InvalidArgument("has ", bytes, " bytes, expected at most ", kMaxConstraintBytes);
+  }
+  if (constraint.text.find('\0') != std::string::npos)
+    return InvalidArgument("has a null character");
+  for (const std::string& text : constraint.choices) {
+    if (FindInvalidUtf8(text) != std::string_view::npos || text.find('\0') != std::string::npos) {
+      return InvalidArgument("has a choice that is not valid UTF-8, or a null character");
+    }
+  }
+  if (const size_t bad = FindInvalidUtf8(constraint.text); bad != std::string_view::npos) {
+    return InvalidArgument("is not valid UTF-8 at byte ", bad);
+  }
+  double classes = 0;
+  switch (constraint.kind) {
+    case Kind::kJsonObject:
+      return PrepareSchema(R"({"type":"object"})");
+    case Kind::kJsonSchema:
+      return PrepareSchema(constraint.text);
+    case Kind::kRegex:
+      if (constraint.text.empty()) return InvalidArgument("is empty");
+      return PreparePattern(constraint.text, classes, Text::kPlain);
+    case Kind::kGrammar:
+      TREADLE_RETURN_IF_ERROR(CheckGrammarText(constraint.text));
+      return constraint.text;
+    case Kind::kChoice:
+      break;
+  }
+  if (constraint.choices.empty() || constraint.choices.size() > kMaxChoices) {
+    return InvalidArgument("has ", constraint.choices.size(), " choices, expected 1 to ",
+                           kMaxChoices);
+  }
+  std::string text = "root ::= ";
+  for (size_t i = 0; i < constraint.choices.size(); ++i) {
+    text += (i == 0 ? "" : " | ") + EbnfLiteral(constraint.choices[i]);
+  }
+  return text;
+}
+
+class XGrammarCompiler final : public ConstraintCompiler {
+ public:
+  XGrammarCompiler(const Tokenizer& tokenizer, int32_t vocab, const std::vector<int32_t>& end_ids)
+      : tokenizer_(tokenizer), vocab_(vocab) {
+    for (const int32_t id : end_ids) {
+      if (id >= 0 && id < vocab) end_ids_.push_back(id);
+    }
+  }
+
+  absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(
+      const Constraint& constraint) override {
+    if (end_ids_.empty()) {
+      return InvalidArgument("is not supported: this model has no token that ends an answer");
+    }
+    TREADLE_ASSIGN_OR_RETURN(const std::string prepared, Prepare(constraint));
+    const bool schema = constraint.kind == Constraint::Kind::kJsonObject ||
+                        constraint.kind == Constraint::Kind::kJsonSchema;
+    const std::string key = (schema                                        ? 's'
+                             : constraint.kind == Constraint::Kind::kRegex ? 'r'
+                                                                           : 'g') +
+                            prepared;
+    if (auto found = Find(key)) return found;
+    std::call_once(vocabulary_read_, [this] { ReadVocabulary(); });
+    TREADLE_RETURN_IF_ERROR(InTrial([this, &key] { Try(key); }));
+    TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const CompiledConstraint> made, Make(key));
+    Keep(key, made);
+    return made;
+  }
+
+ private:
+  using Entry = std::pair<std::string, std::shared_ptr<const CompiledConstraint>>;
+
+  // Requires that the vocabulary was read.
+  absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Make(const std::string& key) {
+    const std::string text = key.substr(1);
+    warning.clear();
+    try {
+      const auto made = std::make_shared<CompiledConstraint>(
+          key[0] == 's'   ? compiler_->CompileJSONSchema(text, /*any_whitespace=*/true)
+          : key[0] == 'r' ? compiler_->CompileRegex(text)
+                          : compiler_->CompileGrammar(text),
+          vocab_);
+      if (!warning.empty()) {
+        return InvalidArgument("cannot be enforced: ", Cut(Printable(warning), kShownError));
+      }
+      std::vector<uint32_t> allowed(MaskWords(vocab_));
+      TREADLE_RETURN_IF_ERROR(made->Begin()->FillMask(allowed));
+      return made;
+    } catch (const std::runtime_error& error) {  // of which what() of the library's has more
+      return InvalidArgument("cannot be compiled: ",
+                             Cut(Printable(error.std::runtime_error::what()), kShownError));
+    } catch (const std::exception& error) {
+      return InvalidArgument("cannot be compiled: ", Cut(Printable(error.what()), kShownError));
+    }
+  }
+
+  // Compiles it, and works out masks along two ways through it. In a child process.
+  void Try(const std::string& key) {
+    const auto made = Make(key);
+    std::minstd_rand random(1);
+    std::vector<uint32_t> allowed(MaskWords(vocab_));
+    for (int way = 0; made.ok() && way < 2; ++way) {
+      const std::unique_ptr<TokenConstraint> state = (*made)->Begin();
+      for (int i = 0; i < kTrialTokens && state->FillMask(allowed).ok(); ++i) {
+        auto token = static_cast<int32_t>(random() % static_cast<uint32_t>(vocab_));
+        while ((allowed[token / 32] >> (token % 32) & 1) == 0) token = (token + 1) % vocab_;
+        if (std::ranges::find(end_ids_, token) != end_ids_.end()) break;
+        if (!state->Accept(token).ok()) break;
+      }
+    }
+  }
+
+  // Control tokens have no bytes, and so are allowed nowhere, but for those that end.
+  void ReadVocabulary() {
+    std::vector<std::string> bytes(static_cast<size_t>(vocab_));
+    for (int32_t id = 0; id < vocab_; ++id) bytes[id] = tokenizer_.TokenBytes(id, false);
+    compiler_.emplace(xgrammar::TokenizerInfo(bytes, xgrammar::VocabType::RAW, vocab_, end_ids_),
+                      /*max_threads=*/1, /*cache_enabled=*/false);
+  }
+
+  std::shared_ptr<const CompiledConstraint> Find(const std::string& key) {
+    MutexLock lock(mutex_);
+    const auto found = by_key_.find(key);
+    if (found == by_key_.end()) return nullptr;
+    recent_.splice(recent_.begin(), recent_, found->second);
+    return found->second->second;
+  }
+
+  void Keep(const std::string& key, std::shared_ptr<const CompiledConstraint> made) {
+    const auto size_of = [](const Entry& entry) {
+      return entry.first.size() + entry.second->bytes();
+    };
+    MutexLock lock(mutex_);
+    if (by_key_.contains(key)) return;  // two compiled it at once
+    recent_.emplace_front(key, std::move(made));
+    by_key_[key] = recent_.begin();
+    bytes_ += size_of(recent_.front());
+    while (bytes_ > kCacheBytes) {
+      bytes_ -= size_of(recent_.back());
+      by_key_.erase(recent_.back().first);
+      recent_.pop_back();
+    }
+  }
+
+  const Tokenizer& tokenizer_;
+  const int32_t vocab_;
+  std::vector<int32_t> end_ids_;  // constant after construction
+  std::once_flag vocabulary_read_;
+  std::optional<xgrammar::GrammarCompiler> compiler_;  // constant once read
+
+  Mutex mutex_;
+  std::list<Entry> recent_ ABSL_GUARDED_BY(mutex_);  // the latest first
+  std::map<std::string, std::list<Entry>::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<ConstraintCompiler> ConstraintCompiler::Create(
+    const Tokenizer& tokenizer, int32_t vocab, const std::vector<int32_t>& end_ids) {
+  return std::make_unique<XGrammarCompiler>(tokenizer, vocab, end_ids);
+}
+
+}  // namespace treadle
+
+// The library's messages, which it leaves to who uses it (XGRAMMAR_LOG_CUSTOMIZE).
+namespace xgrammar {
+
+void LogFatalImpl(const std::string& file, int line, const std::string& message) {
+  throw LogFatalError(file, line, message);
+}
+
+void LogMessageImpl(const std::string&, int, int level, const std::string& message) {
+  if (level >= XGRAMMAR_LOG_LEVEL_WARNING) treadle::warning = message;
+}
+
+}  // namespace xgrammar

@@ -1,0 +1,397 @@
+// Constraints by the library, against languages that are written out, and against what would cost
+// too much or is not enforced.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+
+#include "base/status.h"
+#include "engine/iteration_plan.h"
+#include "server/constraint/constraint_compiler.h"
+#include "tests/server/byte_tokenizer.h"
+#include "tests/server/letter_tokenizer.h"
+
+namespace treadle {
+namespace {
+
+using Json = nlohmann::json;
+using Kind = Constraint::Kind;
+using testing::HasSubstr;
+
+// A tokenizer and its compiler.
+struct Compiling {
+  explicit Compiling(std::unique_ptr<Tokenizer> made)
+      : tokenizer(std::move(made)),
+        compiler(
+            ConstraintCompiler::Create(*tokenizer, tokenizer->size(), tokenizer->spec().end_ids)) {}
+
+  absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(Kind kind,
+                                                                   const std::string& text) const {
+    return compiler->Compile({.kind = kind, .text = text});
+  }
+  std::vector<int32_t> Allowed(TokenConstraint& state) const {
+    std::vector<uint32_t> mask(MaskWords(tokenizer->size()));
+    EXPECT_EQ(state.FillMask(mask), absl::OkStatus());
+    std::vector<int32_t> allowed;
+    for (int32_t id = 0; id < tokenizer->size(); ++id) {
+      if ((mask[id / 32] >> (id % 32) & 1) != 0) allowed.push_back(id);
+    }
+    return allowed;
+  }
+  bool Ends(int32_t id) const {
+    const auto& ends = tokenizer->spec().end_ids;
+    return std::ranges::find(ends, id) != ends.end();
+  }
+
+  const std::unique_ptr<Tokenizer> tokenizer;
+  const std::unique_ptr<ConstraintCompiler> compiler;
+};
+
+class ConstraintTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto compiled = bytes_.Compile(Kind::kJsonObject, "");
+    if (compiled.ok()) return;
+    ASSERT_THAT(compiled.status().message(), HasSubstr("TREADLE_XGRAMMAR"));
+    GTEST_SKIP() << "built without XGrammar";
+  }
+
+  const Compiling bytes_{ByteTokenizer::Make()};
+  const Compiling letters_{LetterTokenizer::Make(64)};
+};
+
+// Every mask on every way through a language, by what its words allow.
+void CheckLanguage(const Compiling& compiling, const ConstraintGrammar& grammar,
+                   const std::set<std::string>& words, const std::vector<int32_t>& path,
+                   const std::string& text, int& states) {
+  ++states;
+  const auto state = grammar.Begin();
+  for (const int32_t token : path) ASSERT_EQ(state->Accept(token), absl::OkStatus());
+  std::vector<int32_t> expected;
+  for (int32_t id = 0; id < compiling.tokenizer->size(); ++id) {
+    const std::string with = text + compiling.tokenizer->TokenBytes(id, false);
+    const bool allowed = compiling.Ends(id) ? words.contains(text)
+                                            : words.lower_bound(with) != words.end() &&
+                                                  words.lower_bound(with)->starts_with(with);
+    if (allowed) expected.push_back(id);
+  }
+  ASSERT_EQ(compiling.Allowed(*state), expected) << "after '" << text << "'";
+  for (const int32_t id : expected) {
+    if (compiling.Ends(id)) continue;
+    std::vector<int32_t> further = path;
+    further.push_back(id);
+    CheckLanguage(compiling, grammar, words, further,
+                  text + compiling.tokenizer->TokenBytes(id, false), states);
+  }
+}
+
+TEST_F(ConstraintTest, MasksAreThoseOfTheLanguage) {
+  std::set<std::string> words;  // of (a|bb)(c|cb){1,2}d?
+  for (const std::string first : {"a", "bb"}) {
+    for (const std::string second : {"c", "cb"}) {
+      for (const std::string third : {"", "c", "cb"}) {
+        for (const std::string last : {"", "d"}) words.insert(first + second + third + last);
+      }
+    }
+  }
+  const Constraint constraints[] = {
+      {.kind = Kind::kRegex, .text = "^(a|bb)(c|cb){1,2}d?$"},
+      {.kind = Kind::kGrammar,
+       .text = "root ::= first second second? \"d\"?\nfirst ::= \"a\" | \"bb\"\n"
+               "second ::= \"c\" | \"cb\"  # a comment"},
+      {.kind = Kind::kChoice, .choices = {words.begin(), words.end()}},
+  };
+  for (const Constraint& constraint : constraints) {
+    const auto grammar = letters_.compiler->Compile(constraint);
+    ASSERT_EQ(grammar.status(), absl::OkStatus());
+    int states = 0;
+    CheckLanguage(letters_, **grammar, words, {}, "", states);
+    EXPECT_GT(states, 50);
+  }
+}
+
+TEST_F(ConstraintTest, WhatIsNotAllowedIsNotAccepted) {
+  const auto grammar = letters_.Compile(Kind::kRegex, "ab");
+  ASSERT_TRUE(grammar.ok());
+  const auto state = (*grammar)->Begin();
+  EXPECT_EQ(state->Accept(0), absl::OkStatus());
+  EXPECT_THAT(state->Accept(0).message(), HasSubstr("does not allow token 0"));
+  const auto other = (*grammar)->Begin();  // begins anew
+  EXPECT_EQ(letters_.Allowed(*other), std::vector<int32_t>({0}));
+}
+
+TEST_F(ConstraintTest, ChoicesMayBeAnyText) {
+  const std::vector<std::string> choices = {"\"\\n\n\t", "a]b[", "\xc3\xa9", "# \x7f", ""};
+  const auto grammar = bytes_.compiler->Compile({.kind = Kind::kChoice, .choices = choices});
+  ASSERT_EQ(grammar.status(), absl::OkStatus());
+  for (const std::string& choice : choices) {
+    const auto state = (*grammar)->Begin();
+    for (const char c : choice) {
+      EXPECT_EQ(state->Accept(static_cast<unsigned char>(c)), absl::OkStatus()) << choice;
+    }
+    EXPECT_EQ(state->Accept(bytes_.tokenizer->spec().end_ids[0]), absl::OkStatus()) << choice;
+  }
+}
+
+// An answer by a model that knows nothing: any allowed token, of a few that get to the end.
+std::optional<std::string> RandomAnswer(const Compiling& compiling,
+                                        const ConstraintGrammar& grammar, std::mt19937& random) {
+  const auto state = grammar.Begin();
+  std::string text;
+  for (int i = 0; i < 300; ++i) {
+    const std::vector<int32_t> all = compiling.Allowed(*state);
+    std::vector<int32_t> allowed;
+    // Half of the time what comes nearer to the end. No exponents, which not every reader has room
+    // for.
+    for (const char* wanted : {"}],:\"", "{}[]\":,0123456789-.abfnrstux\\\n", ""}) {
+      if (*wanted == '}' && random() % 2 == 0) continue;
+      std::ranges::copy_if(all, std::back_inserter(allowed), [&](int32_t id) {
+        return id >= 256 || *wanted == 0 ||
+               std::string_view(wanted).find(static_cast<char>(id)) != std::string_view::npos;
+      });
+      if (!allowed.empty()) break;
+    }
+    if (allowed.empty()) return std::nullopt;
+    const int32_t token = allowed[random() % allowed.size()];
+    if (compiling.Ends(token)) return text;
+    EXPECT_EQ(state->Accept(token), absl::OkStatus());
+    text += compiling.tokenizer->TokenBytes(token, false);
+  }
+  return std::nullopt;
+}
+
+TEST_F(ConstraintTest, AnswersSatisfyTheirSchema) {
+  const struct {
+    const char* schema;
+    bool (*valid)(const Json& answer);
+  } rows[] = {
+      {R"({"type":"integer","minimum":-3,"exclusiveMaximum":12})",
+       [](const Json& a) { return a.is_number_integer() && a >= -3 && a < 12; }},
+      {R"({"type":"number","minimum":-0.5,"maximum":2.25})",
+       [](const Json& a) { return a.is_number() && a >= -0.5 && a <= 2.25; }},
+      {R"({"type":"integer","multipleOf":7})",
+       [](const Json& a) {
+         return a.is_number_float() ||
+                (a.is_number_unsigned() ? a.get<uint64_t>() % 7 == 0 : a.get<int64_t>() % 7 == 0);
+       }},
+      {R"({"type":"string","minLength":2,"maxLength":3})",
+       [](const Json& a) {
+         size_t characters = 0;
+         for (const char c : a.get<std::string>()) characters += (c & 0xc0) != 0x80;
+         return characters >= 2 && characters <= 3;
+       }},
+      {R"({"type":"string","pattern":"^.e{2}[\"\\\\]?$"})",
+       [](const Json& a) {
+         const auto text = a.get<std::string>();
+         return text.find("ee") != text.npos && text.find_first_of("\n\r") == text.npos;
+       }},
+      {R"({"type":"array","items":{"type":"boolean"},"minItems":1,"maxItems":2})",
+       [](const Json& a) { return a.is_array() && (a.size() == 1 || a.size() == 2); }},
+      {R"({"type":"array","minItems":1})",
+       [](const Json& a) { return a.is_array() && !a.empty(); }},
+      {R"({"type":["null","boolean"]})",
+       [](const Json& a) { return a.is_null() || a.is_boolean(); }},
+      {R"({"enum":[1,"a\"",{"b":[null]}]})",
+       [](const Json& a) { return a == 1 || a == "a\"" || a == Json::parse(R"({"b":[null]})"); }},
+      {R"({"properties":{"z":{"type":"null"},"a":{"$ref":"#/$defs/d"}},"required":["a"],
+           "$defs":{"d":{"anyOf":[{"const":true},{"type":"integer"}]}}})",
+       [](const Json& a) {
+         return a.contains("a") && (a["a"] == true || a["a"].is_number()) &&
+                (a.size() == 1 || a["z"].is_null());
+       }},
+      {R"({"type":"object","properties":{"a":{"type":"null"}},
+           "additionalProperties":{"type":"boolean"}})",
+       [](const Json& a) {
+         for (const auto& [name, value] : a.items()) {
+           if (name == "a" ? !value.is_null() : !value.is_boolean()) return false;
+         }
+         return true;
+       }},
+  };
+  std::mt19937 random(1);
+  for (const auto& [schema, valid] : rows) {
+    const auto grammar = bytes_.Compile(Kind::kJsonSchema, schema);
+    ASSERT_EQ(grammar.status(), absl::OkStatus()) << schema;
+    int ended = 0;
+    for (int i = 0; i < 100; ++i) {
+      const auto answer = RandomAnswer(bytes_, **grammar, random);
+      if (!answer) continue;
+      ++ended;
+      const Json parsed = Json::parse(*answer, nullptr, false);
+      EXPECT_TRUE(!parsed.is_discarded() && valid(parsed)) << schema << ": " << *answer;
+    }
+    EXPECT_GT(ended, 20) << schema;
+  }
+}
+
+TEST_F(ConstraintTest, PropertiesComeInTheOrderOfTheSchema) {
+  const auto grammar = bytes_.Compile(Kind::kJsonSchema,
+                                      R"({"properties":{"z":true,"a":true},"required":["a","z"]})");
+  ASSERT_TRUE(grammar.ok());
+  const auto state = (*grammar)->Begin();
+  for (const char c : std::string_view("{\"")) EXPECT_TRUE(state->Accept(c).ok());
+  EXPECT_EQ(bytes_.Allowed(*state), std::vector<int32_t>({'z'}));
+}
+
+TEST_F(ConstraintTest, WhatIsNotEnforcedIsRefusedByName) {
+  const struct {
+    const char* schema;
+    const char* error;
+  } rows[] = {
+      {R"({"type":"array","uniqueItems":true})", "the keyword uniqueItems at '/' cannot be"},
+      {R"({"properties":{"a":{"not":{}}}})", "the keyword not at '/properties/a/' cannot be"},
+      {R"({"type":"object","patternProperties":{"a":{}}})", "patternProperties"},
+      {R"({"type":"object","propertyNames":{}})", "propertyNames"},
+      {R"({"type":"object","dependentRequired":{}})", "dependentRequired"},
+      {R"({"type":"array","contains":{}})", "contains"},
+      {R"({"if":{}})", "the keyword if"},
+      {R"({"minLength":3})", "minLength at '/' cannot be enforced without a type"},
+      {R"({"type":"integer","pattern":"a"})", "pattern at '/' cannot be enforced without a type"},
+      {R"({"type":"number","multipleOf":2})", "multipleOf"},
+      {R"({"type":"integer","multipleOf":2,"minimum":1})", "minimum at '/' cannot be enforced be"},
+      {R"({"type":"string","minLength":1,"format":"date"})", "format at '/' cannot be enforced be"},
+      {R"({"type":"string","format":"idn-email"})", "format at '/' is \"idn-email\""},
+      {R"({"anyOf":[{"type":"null"}],"type":"null"})", "type at '/' cannot be enforced beside any"},
+      {R"({"allOf":[{"type":"null"},{}]})", "allOf"},
+      {R"({"oneOf":[{"type":"integer"},{"type":"number"}]})", "cannot be enforced"},
+      {R"({"$ref":"other.json"})", "$ref"},
+      {R"({"$ref":"#/properties/a"})", "$ref at '/' leads to '#/properties/a'"},
+      {R"({"enum":[1,"a"],"type":"string"})", "type at '/' does not have 1"},
+      {R"({"properties":{},"required":["a"]})", "required at '/' has \"a\""},
+      {R"({"type":"object","minProperties":2})", "minProperties"},
+      {R"({"type":"string","pattern":"a^"})", "pattern at '/' has ^ at byte 1"},
+      {R"({"type":"string","pattern":"\\bx"})", "has \\b at byte 0"},
+      {R"({"type":"string","pattern":"a\\t"})", "has a character at byte 1 that is an escape in"},
+      {R"({"type":"string","pattern":"[\"]"})", "has a character at byte 0 that is an escape in"},
+      {R"({"type":"string","pattern":"\\u001f"})",
+       "has a character at byte 0 that is an escape in"},
+      {R"-({"type":"string","pattern":"(?=x)"})-", "Lookahead"},
+      {R"({"type":"text"})", "type at '/' is \"text\""},
+      {R"({"type":"object","$ref":"#"})", "type at '/' cannot be enforced beside $ref"},
+      {R"({"a":)", "is not valid JSON"},
+      {"[]", "expected a JSON object"},
+      {R"({"$ref":"#"})", "allows no"},
+  };
+  for (const auto& [schema, error] : rows) {
+    const absl::Status status = bytes_.Compile(Kind::kJsonSchema, schema).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << schema;
+    EXPECT_THAT(status.message(), HasSubstr(error)) << schema;
+  }
+}
+
+TEST_F(ConstraintTest, WhatWouldCostTooMuchIsRefused) {
+  const auto repeated = [](const std::string& text, int times) {
+    std::string out;
+    for (int i = 0; i < times; ++i) out += text;
+    return out;
+  };
+  const struct {
+    Kind kind;
+    std::string text;
+    const char* error;
+  } rows[] = {
+      {Kind::kRegex, "(a{0,100}){0,100}", "repetitions that multiply to more than 128"},
+      {Kind::kRegex, "((a{9}){9}){9}", "repetitions that multiply"},
+      {Kind::kRegex, "a{99999999999999999999}", "repetitions that multiply"},
+      {Kind::kRegex, repeated("[^a]{100}", 6), "classes of characters"},
+      {Kind::kRegex, repeated("(", 40), "groups in each other"},
+      {Kind::kRegex, std::string(kMaxConstraintBytes + 1, 'a'), "65537 bytes, expected at most"},
+      {Kind::kRegex, "", "is empty"},
+      {Kind::kRegex, "\xff", "not valid UTF-8 at byte 0"},
+      {Kind::kGrammar, "root ::= a{0,50}\na ::= b{0,50}\nb ::= [a-z]{0,50}", "together"},
+      {Kind::kGrammar, "root ::= Regex(\"(a{0,100}){0,100}\")", "has Regex at byte 9"},
+      {Kind::kGrammar, "start ::= \"a\"", "cannot be compiled"},
+      {Kind::kJsonSchema, R"({"type":"string","maxLength":10000})", "maxLength at '/' is 10000"},
+      {Kind::kJsonSchema, repeated("[", 100), "nested more than 64 levels deep"},
+      {Kind::kJsonSchema, R"({"anyOf":[)" + repeated("{},", 4200) + "{}]}", "4096 schemas"},
+      {Kind::kChoice, "", "0 choices, expected 1 to"},
+  };
+  for (const auto& [kind, text, error] : rows) {
+    const absl::Status status = bytes_.Compile(kind, text).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << text.substr(0, 40);
+    EXPECT_THAT(status.message(), HasSubstr(error)) << text.substr(0, 40);
+  }
+}
+
+// So many ways to read the same text that none of these bounds sees it: tokens of 40 letters.
+TEST_F(ConstraintTest, WhatTurnsOutToCostTooMuchIsRefused) {
+  const Compiling long_tokens(LetterTokenizer::Make(26 * 40));
+  const absl::Status status = long_tokens.Compile(Kind::kRegex, "((.*)*)*").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr("is too expensive"));
+  EXPECT_EQ(long_tokens.Compile(Kind::kRegex, "(ab)*").status(), absl::OkStatus());
+}
+
+// A schema of what there is, now and then of what is not.
+Json RandomSchema(std::mt19937& random, int depth) {
+  const auto dice = [&](uint32_t sides) { return random() % sides; };
+  const auto one_of = [&](std::initializer_list<const char*> words) {
+    return words.begin()[dice(static_cast<uint32_t>(words.size()))];
+  };
+  Json schema = Json::object();
+  const uint32_t kind = dice(depth > 0 ? 10 : 6);
+  const int a = static_cast<int>(dice(20)) - 5, b = a + static_cast<int>(dice(12)) - 2;
+  if (kind == 0) {
+    schema = {{"type", one_of({"integer", "number"})}, {"minimum", a}, {"maximum", b}};
+  } else if (kind == 1) {
+    schema = {{"type", "string"}, {"minLength", a}, {"maxLength", b}};
+  } else if (kind == 2) {
+    const char* pattern =
+        one_of({"^a*$", "[0-9]{2}|x", "(a|b){0,3}\\d", "(", "a{3", ".", "[^\"]+"});
+    schema = {{"type", "string"}, {"pattern", pattern}};
+  } else if (kind == 3) {
+    schema = {{"enum", {a, "x", nullptr}}};
+  } else if (kind == 4) {
+    schema = {{"type", Json::array({"null", one_of({"string", "boolean", "array", "object"})})}};
+  } else if (kind == 5) {
+    schema = {{"$ref", one_of({"#", "#/$defs/d", "#/properties/a", "#/nowhere"})}};
+  } else if (kind == 6) {
+    schema = {{"type", "array"}, {"items", RandomSchema(random, depth - 1)}};
+    if (dice(2) == 0) schema["maxItems"] = b;
+    if (dice(2) == 0) schema["minItems"] = a;
+    if (dice(4) == 0) schema["prefixItems"] = Json::array({RandomSchema(random, depth - 1)});
+  } else if (kind == 7) {
+    schema = {{one_of({"anyOf", "oneOf", "allOf"}),
+               {RandomSchema(random, depth - 1), RandomSchema(random, depth - 1)}}};
+  } else {
+    schema = {{"type", "object"}};
+    for (const char* name : {"a", "b\"", "\u00e9"}) {
+      if (dice(2) == 0) schema["properties"][name] = RandomSchema(random, depth - 1);
+    }
+    if (dice(2) == 0) schema["required"] = Json::array({"a"});
+    if (dice(3) == 0) schema["additionalProperties"] = RandomSchema(random, depth - 1);
+    if (dice(4) == 0) schema["maxProperties"] = b;
+  }
+  if (dice(20) == 0) schema[one_of({"not", "format", "title", "uniqueItems", "$id"})] = "x";
+  return schema;
+}
+
+TEST_F(ConstraintTest, RandomSchemasAreCompiledOrRefused) {
+  std::mt19937 random(20);
+  int compiled = 0, ended = 0;
+  // Each is tried in a process of its own.
+  const char* const asked = std::getenv("TREADLE_RANDOM_SCHEMAS");
+  const int count = asked == nullptr ? 1000 : std::atoi(asked);
+  for (int i = 0; i < count; ++i) {
+    Json schema = RandomSchema(random, 3);
+    if (random() % 2 == 0) schema["$defs"]["d"] = RandomSchema(random, 1);
+    const auto grammar = bytes_.Compile(Kind::kJsonSchema, schema.dump());
+    if (!grammar.ok()) {
+      EXPECT_EQ(grammar.status().code(), absl::StatusCode::kInvalidArgument) << schema;
+      continue;
+    }
+    ++compiled;
+    const auto answer = RandomAnswer(bytes_, **grammar, random);
+    if (!answer) continue;
+    ++ended;
+    EXPECT_FALSE(Json::parse(*answer, nullptr, false).is_discarded()) << schema << ": " << *answer;
+  }
+  EXPECT_GT(compiled, count / 10);
+  EXPECT_GT(ended, count / 20);
+}
+
+}  // namespace
+}  // namespace treadle
