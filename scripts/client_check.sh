@@ -18,7 +18,7 @@ packages() {
 }
 
 model=$(scripts/fetch_model.sh)
-[ $# -gt 0 ] || set -- openai
+[ $# -gt 0 ] || set -- openai gateway
 for client; do
   PYTHONPATH=$(packages "tests/clients/${client}_requirements.txt") PYTHONDONTWRITEBYTECODE=1 timeout 300 \
     python3 "tests/clients/${client}_client.py" build/treadle "$model"

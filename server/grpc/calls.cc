@@ -21,21 +21,6 @@ std::string_view Metadata(const grpc::CallbackServerContext& context, const char
   return {found->second.data(), found->second.size()};
 }
 
-// The gRPC deadline is the request's deadline.
-Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerContext& context) {
-  Caller caller;
-  caller.origin.client = environment.server->PeerOf(context.peer());
-  caller.origin.header_id = PrintableId(Metadata(context, "x-request-id"));
-  caller.authorization = Authorization(context);
-  const auto wall = context.deadline();
-  if (wall == std::chrono::system_clock::time_point::max()) return caller;
-  const auto left = wall - std::chrono::system_clock::now();
-  if (left < std::chrono::hours(24 * 365)) {
-    caller.deadline = caller.arrival + std::chrono::duration_cast<Clock::duration>(left);
-  }
-  return caller;
-}
-
 absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes) {
   v1::GenerateRequest message;
   TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
@@ -175,6 +160,44 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
 
 std::string_view Authorization(const grpc::CallbackServerContext& context) {
   return Metadata(context, "authorization");
+}
+
+Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerContext& context) {
+  Caller caller;
+  caller.origin.client = environment.server->PeerOf(context.peer());
+  caller.origin.header_id = PrintableId(Metadata(context, "x-request-id"));
+  caller.authorization = Authorization(context);
+  const auto wall = context.deadline();
+  if (wall == std::chrono::system_clock::time_point::max()) return caller;
+  const auto left = wall - std::chrono::system_clock::now();
+  if (left < std::chrono::hours(24 * 365)) {
+    caller.deadline = caller.arrival + std::chrono::duration_cast<Clock::duration>(left);
+  }
+  return caller;
+}
+
+grpc::ServerUnaryReactor* Reply(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                                const Answer& answer) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::Status caller = environment.sessions.Authorize(Authorization(*context)).status();
+  reactor->Finish(ToGrpcStatus(caller.ok() ? answer() : caller));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                               size_t bytes, Answer answer) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto key = environment.sessions.Authorize(Authorization(*context));
+  absl::Status status = key.status();
+  if (status.ok() && *key) status = (*key)->Admit(Clock::now());
+  if (status.ok()) {
+    status = environment.sessions.pool_of_work.Submit(bytes, [context, reactor,
+                                                              answer = std::move(answer)] {
+      reactor->Finish(context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer()));
+    });
+  }
+  if (!status.ok()) reactor->Finish(ToGrpcStatus(status));
+  return reactor;
 }
 
 grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,

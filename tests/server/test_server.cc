@@ -36,6 +36,7 @@ ServedModel Describe(const TestServerOptions& options) {
   model.page_size = 16;
   model.tokenizer = LetterTokenizer::Make(TestServer::kVocab);
   model.end_ids = model.tokenizer->spec().end_ids;
+  model.tokenizer_files = options.tokenizer_files;
   if (!options.chat_template.empty()) {
     auto parsed = ChatTemplate::Parse(options.chat_template);
     TREADLE_CHECK(parsed.ok());
