@@ -89,7 +89,9 @@ class GatewayService final : public Methods {
                                          engine::GetModelInfoResponse* response) override {
     return Reply(environment_, context, [&] {
       const ServedModel& model = environment_.stack.model();
-      response->set_model_path(model.name);
+      // A gateway looks there for a tokenizer, then for that name on the network, and asks
+      // GetTokenizer last: so it is a path that nobody has.
+      response->set_model_path("/" + model.name);
       response->set_served_model_name(model.name);
       response->set_model_type(model.architecture);
       response->set_is_generation(true);

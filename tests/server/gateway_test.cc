@@ -568,6 +568,15 @@ TEST_F(Gateway, KeysAreAskedForAndAKeyAbortsItsOwn) {
   client.join();
   EXPECT_TRUE(heard.status.ok());
   EXPECT_EQ(heard.ids()[0].size(), 40u);
+
+  server_->gate().Allow(8);
+  std::thread again([&] { heard = Ask(ToGateway(MakeRequest("mine", 1, 10, 900), true), alice); });
+  while (PoolNow().running == 0) std::this_thread::yield();
+  EXPECT_TRUE(Abort("mine", alice).ok());
+  server_->gate().Open();
+  again.join();
+  ASSERT_EQ(heard.completes().size(), 1u);
+  EXPECT_EQ(heard.completes()[0].finish_reason(), "abort");
 }
 
 TEST_F(Gateway, WhatItSaysOfItself) {
@@ -578,7 +587,7 @@ TEST_F(Gateway, WhatItSaysOfItself) {
   using Stub = engine::VllmEngine::Stub;
   engine::GetModelInfoResponse model;
   ASSERT_TRUE(ask(&Stub::GetModelInfo, engine::GetModelInfoRequest(), model).ok());
-  EXPECT_EQ(model.model_path(), "prefix");
+  EXPECT_EQ(model.model_path(), "/prefix");
   EXPECT_EQ(model.served_model_name(), "prefix");
   EXPECT_EQ(model.model_type(), "prefix");
   EXPECT_TRUE(model.is_generation());
