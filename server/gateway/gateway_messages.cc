@@ -27,25 +27,12 @@ std::vector<int32_t> Narrow(const google::protobuf::RepeatedField<uint32_t>& val
   return out;
 }
 
-// The first field that asks for what we lack, or null.
-const char* LackedField(const engine::GenerateRequest& message) {
+// The first field that asks for what we lack; empty: none.
+std::string LackedField(const engine::GenerateRequest& message) {
   const engine::SamplingParams& asked = message.sampling_params();
-  switch (asked.constraint_case()) {
-    case engine::SamplingParams::kJsonSchema:
-      return "sampling_params.json_schema";
-    case engine::SamplingParams::kRegex:
-      return "sampling_params.regex";
-    case engine::SamplingParams::kGrammar:
-      return "sampling_params.grammar";
-    case engine::SamplingParams::kStructuralTag:
-      return "sampling_params.structural_tag";
-    case engine::SamplingParams::kJsonObject:
-      return "sampling_params.json_object";
-    case engine::SamplingParams::kChoice:
-      return "sampling_params.choice";
-    case engine::SamplingParams::CONSTRAINT_NOT_SET:
-      break;
-  }
+  const auto* constraint = asked.GetReflection()->GetOneofFieldDescriptor(
+      asked, asked.GetDescriptor()->FindOneofByName("constraint"));
+  if (constraint != nullptr) return "sampling_params." + constraint->name();
   const std::pair<bool, const char*> fields[] = {
       {asked.has_truncate_prompt_tokens(), "sampling_params.truncate_prompt_tokens"},
       {message.has_kv_transfer_params(), "kv_transfer_params"},
@@ -55,7 +42,7 @@ const char* LackedField(const engine::GenerateRequest& message) {
       {message.extra_mm_inputs_size() > 0, "extra_mm_inputs"},
       {message.has_media_refs(), "media_refs"}};
   const auto* const found = std::ranges::find(fields, true, &std::pair<bool, const char*>::first);
-  return found == std::end(fields) ? nullptr : found->second;
+  return found == std::end(fields) ? "" : found->second;
 }
 
 GenerateRequest::Sampling ToSampling(const engine::SamplingParams& asked) {
@@ -113,7 +100,7 @@ void AddTokens(const OutputPart& part, google::protobuf::RepeatedField<uint32_t>
 }  // namespace
 
 absl::StatusOr<GenerateRequest> ToRequest(const engine::GenerateRequest& message) {
-  if (const char* field = LackedField(message)) {
+  if (const std::string field = LackedField(message); !field.empty()) {
     return InvalidArgument(field, " is set, which this server does not support");
   }
   const engine::SamplingParams& asked = message.sampling_params();

@@ -32,6 +32,8 @@ using Methods = engine::VllmEngine::WithRawCallbackMethod_Generate<
                                 engine::VllmEngine::WithCallbackMethod_SubscribeKvEvents<
                                     engine::VllmEngine::Service>>>>>>>>>>;
 
+constexpr int kMaxAborts = 1024;  // of one call
+
 // Of a count that the protocol has 32 bits for.
 int32_t Fit(int64_t count) {
   return static_cast<int32_t>(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
@@ -62,7 +64,11 @@ class GatewayService final : public Methods {
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
                                   const engine::AbortRequest* request,
                                   engine::AbortResponse*) override {
-    return Reply(environment_, context, [&] {
+    return Reply(environment_, context, [&]() -> absl::Status {
+      if (request->request_ids_size() > kMaxAborts) {
+        return InvalidArgument("request_ids has ", request->request_ids_size(),
+                               " entries, expected at most ", kMaxAborts);
+      }
       const auto key = environment_.sessions.Authorize(Authorization(*context));
       for (const std::string& id : request->request_ids()) {
         AbortGatewayCalls(calls_, {key.ok() ? key->get() : nullptr, id});
@@ -139,7 +145,7 @@ class GatewayService final : public Methods {
 
   grpc::ServerWriteReactor<common::GetTokenizerChunk>* GetTokenizer(
       grpc::CallbackServerContext* context, const common::GetTokenizerRequest*) override {
-    return StartGetTokenizer(environment_, tokenizer_, *context);
+    return StartGetTokenizer(environment_, tokenizer_, context);
   }
 
   grpc::ServerUnaryReactor* FlushCache(grpc::CallbackServerContext* context,

@@ -21,23 +21,22 @@ using smg::grpc::common::GetTokenizerChunk;
 constexpr size_t kChunkBytes = 64 << 10;
 
 class TokenizerCall final : public grpc::ServerWriteReactor<GetTokenizerChunk>,
+                            public Recipient,
                             public std::enable_shared_from_this<TokenizerCall> {
  public:
-  explicit TokenizerCall(CallEnvironment& environment) : environment_(environment) {
+  TokenizerCall(CallEnvironment& environment, TokenizerArchive& archive,
+                grpc::CallbackServerContext* context)
+      : environment_(environment), archive_(archive), context_(context) {
     environment_.sessions.calls.Add();
+    ++archive_.calls;
   }
 
-  void Begin(TokenizerArchive& archive, const absl::StatusOr<std::shared_ptr<ApiKey>>& key) {
+  void Begin() {
     {
       MutexLock lock(mutex_);
       self_ = shared_from_this();
     }
-    absl::Status status = key.status();
-    if (status.ok() && *key) status = (*key)->Admit(Clock::now());
-    if (status.ok()) {
-      status = environment_.sessions.pool_of_work.Submit(
-          0, [self = shared_from_this(), &archive] { self->Send(archive.Get()); });
-    }
+    const absl::Status status = TakeIn();
     if (!status.ok()) Finish(ToGrpcStatus(status));
   }
 
@@ -47,32 +46,56 @@ class TokenizerCall final : public grpc::ServerWriteReactor<GetTokenizerChunk>,
     WriteNext();
   }
   void OnDone() override {
+    --archive_.calls;
     environment_.sessions.calls.Remove();
     std::shared_ptr<TokenizerCall> last;  // released after the lock
     MutexLock lock(mutex_);
     last = std::move(self_);
   }
 
+  void Deliver() override {}
+  // Its time is over.
+  void OnAlarm() override {
+    MutexLock lock(mutex_);
+    if (self_) context_->TryCancel();
+  }
+
  private:
+  absl::Status TakeIn() {
+    SessionEnvironment& sessions = environment_.sessions;
+    TREADLE_ASSIGN_OR_RETURN(const auto key, sessions.Authorize(Authorization(*context_)));
+    if (key) TREADLE_RETURN_IF_ERROR(key->Admit(Clock::now()));
+    if (archive_.calls > TokenizerArchive::kMaxCalls) {
+      return ResourceExhausted("GetTokenizer: ", TokenizerArchive::kMaxCalls,
+                               " calls are under way, as many as there may be");
+    }
+    sessions.courier.WakeAt(Clock::now() + sessions.stall_timeout, weak_from_this());
+    return sessions.pool_of_work.Submit(
+        0, [self = shared_from_this()] { self->Send(self->archive_.Get()); });
+  }
+
   void Send(absl::StatusOr<std::shared_ptr<const TokenizerArchive::Archive>> archive) {
     MutexLock lock(mutex_);
     if (!archive.ok()) return Finish(ToGrpcStatus(archive.status()));
-    archive_ = *std::move(archive);
+    bytes_ = *std::move(archive);
     WriteNext();
   }
 
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    chunk_.set_data(archive_->bytes.substr(sent_, kChunkBytes));
+    chunk_.set_data(bytes_->bytes.substr(sent_, kChunkBytes));
     sent_ += chunk_.data().size();
-    if (sent_ < archive_->bytes.size()) return StartWrite(&chunk_);
-    chunk_.set_sha256(archive_->sha256);
+    if (sent_ < bytes_->bytes.size()) return StartWrite(&chunk_);
+    chunk_.set_sha256(bytes_->sha256);
     StartWriteAndFinish(&chunk_, grpc::WriteOptions(), grpc::Status::OK);
   }
 
   CallEnvironment& environment_;
+  TokenizerArchive& archive_;
+  grpc::CallbackServerContext* const context_;  // gRPC's; valid until OnDone
+
   Mutex mutex_;
   std::shared_ptr<TokenizerCall> self_ ABSL_GUARDED_BY(mutex_);
-  std::shared_ptr<const TokenizerArchive::Archive> archive_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<const TokenizerArchive::Archive> bytes_ ABSL_GUARDED_BY(mutex_);
   size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;
   GetTokenizerChunk chunk_ ABSL_GUARDED_BY(mutex_);  // valid until its write is done
 };
@@ -100,10 +123,9 @@ absl::StatusOr<std::shared_ptr<const TokenizerArchive::Archive>> TokenizerArchiv
 }
 
 grpc::ServerWriteReactor<GetTokenizerChunk>* StartGetTokenizer(
-    CallEnvironment& environment, TokenizerArchive& archive,
-    const grpc::CallbackServerContext& context) {
-  auto call = std::make_shared<TokenizerCall>(environment);
-  call->Begin(archive, environment.sessions.Authorize(Authorization(context)));
+    CallEnvironment& environment, TokenizerArchive& archive, grpc::CallbackServerContext* context) {
+  auto call = std::make_shared<TokenizerCall>(environment, archive, context);
+  call->Begin();
   return call.get();
 }
 

@@ -1,8 +1,11 @@
-// VllmEngine.GetTokenizer: a model's tokenizer and chat template as a ZIP archive, in pieces.
+// VllmEngine.GetTokenizer: a model's tokenizer and chat template as a ZIP archive, in pieces. Who
+// does not read costs memory: so many calls run at once, each for the time of a stalled write at
+// most.
 //
 // Thread safety: any thread.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -24,10 +27,14 @@ class TokenizerArchive {
     std::string sha256;
   };
 
+  static constexpr int kMaxCalls = 16;
+
   explicit TokenizerArchive(const ServedModel& model) : model_(model) {}
 
   // Made the first time, which takes its time, and kept. FailedPrecondition if there is none.
   absl::StatusOr<std::shared_ptr<const Archive>> Get() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  std::atomic<int> calls{0};  // under way
 
  private:
   const ServedModel& model_;
@@ -36,7 +43,6 @@ class TokenizerArchive {
 };
 
 grpc::ServerWriteReactor<smg::grpc::common::GetTokenizerChunk>* StartGetTokenizer(
-    CallEnvironment& environment, TokenizerArchive& archive,
-    const grpc::CallbackServerContext& context);
+    CallEnvironment& environment, TokenizerArchive& archive, grpc::CallbackServerContext* context);
 
 }  // namespace treadle

@@ -56,44 +56,42 @@ class Service final : public Methods {
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request,
                                      grpc::ByteBuffer* response) override {
-    return Work(
-        environment_, context, request->Length(), [this, request, response]() -> absl::Status {
-          if (!model().tokenizer) return NoTokenizer();
-          v1::TokenizeRequest message;
-          TREADLE_RETURN_IF_ERROR(Parse(*request, message));
-          const auto ids =
-              model().tokenizer->Encode(message.text(), {.add_special = message.add_special()});
-          TREADLE_RETURN_IF_ERROR(ids.status());
-          v1::TokenizeResponse reply;
-          reply.mutable_token_ids()->mutable_ids()->Add(ids->begin(), ids->end());
-          *response = Serialize(reply);
-          return absl::OkStatus();
-        });
+    return Work(context, request->Length(), [this, request, response]() -> absl::Status {
+      if (!model().tokenizer) return NoTokenizer();
+      v1::TokenizeRequest message;
+      TREADLE_RETURN_IF_ERROR(Parse(*request, message));
+      const auto ids =
+          model().tokenizer->Encode(message.text(), {.add_special = message.add_special()});
+      TREADLE_RETURN_IF_ERROR(ids.status());
+      v1::TokenizeResponse reply;
+      reply.mutable_token_ids()->mutable_ids()->Add(ids->begin(), ids->end());
+      *response = Serialize(reply);
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
                                        const grpc::ByteBuffer* request,
                                        grpc::ByteBuffer* response) override {
-    return Work(
-        environment_, context, request->Length(), [this, request, response]() -> absl::Status {
-          if (!model().tokenizer) return NoTokenizer();
-          v1::DetokenizeRequest message;
-          TREADLE_RETURN_IF_ERROR(Parse(*request, message));
-          const auto& ids = message.token_ids().ids();
-          const std::span<const int32_t> span(ids.data(), ids.size());
-          TREADLE_RETURN_IF_ERROR(ValidateTokenIds("token_ids.ids", span, model().vocab));
-          // A text is as long as Tokenize would take it.
-          const size_t most = environment_.server->door().limits().http2.message_bytes;
-          std::string text = model().tokenizer->Decode(span, /*special=*/true, most);
-          if (text.size() > most) {
-            return InvalidArgument("token_ids.ids: their text has more than ", most,
-                                   " bytes (the server's --max-request-bytes), expected fewer ids");
-          }
-          v1::DetokenizeResponse reply;
-          reply.set_text(std::move(text));
-          *response = Serialize(reply);
-          return absl::OkStatus();
-        });
+    return Work(context, request->Length(), [this, request, response]() -> absl::Status {
+      if (!model().tokenizer) return NoTokenizer();
+      v1::DetokenizeRequest message;
+      TREADLE_RETURN_IF_ERROR(Parse(*request, message));
+      const auto& ids = message.token_ids().ids();
+      const std::span<const int32_t> span(ids.data(), ids.size());
+      TREADLE_RETURN_IF_ERROR(ValidateTokenIds("token_ids.ids", span, model().vocab));
+      // A text is as long as Tokenize would take it.
+      const size_t most = environment_.server->door().limits().http2.message_bytes;
+      std::string text = model().tokenizer->Decode(span, /*special=*/true, most);
+      if (text.size() > most) {
+        return InvalidArgument("token_ids.ids: their text has more than ", most,
+                               " bytes (the server's --max-request-bytes), expected fewer ids");
+      }
+      v1::DetokenizeResponse reply;
+      reply.set_text(std::move(text));
+      *response = Serialize(reply);
+      return absl::OkStatus();
+    });
   }
 
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
@@ -135,6 +133,11 @@ class Service final : public Methods {
 
  private:
   const ServedModel& model() const { return environment_.stack.model(); }
+
+  grpc::ServerUnaryReactor* Work(grpc::CallbackServerContext* context, size_t bytes,
+                                 Answer answer) {
+    return treadle::Work(environment_, context, bytes, std::move(answer));
+  }
 
   CallEnvironment& environment_;
 };

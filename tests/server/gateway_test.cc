@@ -714,6 +714,53 @@ TEST_F(Gateway, TheTokenizerComesInPiecesWithItsSum) {
   }
 }
 
+TEST_F(Gateway, WhoDoesNotReadTheTokenizerIsCutOffAndLeavesRoom) {
+  TestServerOptions options;
+  options.stall_timeout = std::chrono::milliseconds(300);
+  options.tokenizer_files = [] {
+    return std::map<std::string, std::string>{{"tokenizer.json", std::string(2 << 20, '7')}};
+  };
+  Serve(options);
+  constexpr int kMost = 16;
+  struct Reader {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReader<common::GetTokenizerChunk>> stream;
+    common::GetTokenizerChunk chunk;
+  };
+  std::vector<Reader> readers(kMost);
+  for (Reader& reader : readers) {
+    reader.stream = stub_->GetTokenizer(&reader.context, {});
+    ASSERT_TRUE(reader.stream->Read(&reader.chunk));
+  }
+  const auto fetch = [this] {
+    grpc::ClientContext context;
+    const auto stream = stub_->GetTokenizer(&context, {});
+    for (common::GetTokenizerChunk chunk; stream->Read(&chunk);) {
+    }
+    return stream->Finish();
+  };
+  const grpc::Status refused = fetch();
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(refused.error_message(),
+            "GetTokenizer: 16 calls are under way, as many as there may be");
+  // The first one's time is over first.
+  while (fetch().error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED) std::this_thread::yield();
+  Reader& first = readers[0];
+  while (first.stream->Read(&first.chunk)) {
+  }
+  EXPECT_EQ(first.stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  for (Reader& reader : readers) reader.context.TryCancel();
+}
+
+TEST_F(Gateway, AbortTakesSoManyIds) {
+  grpc::ClientContext context;
+  engine::AbortRequest request;
+  for (int i = 0; i < 1025; ++i) request.add_request_ids("a");
+  engine::AbortResponse response;
+  const grpc::Status status = stub_->Abort(&context, request, &response);
+  EXPECT_EQ(status.error_message(), "request_ids has 1025 entries, expected at most 1024");
+}
+
 TEST(ZipArchive, IsWhatTheFormatSays) {
   using std::string_literals::operator""s;
   // CRC-32 of "123456789": CBF43926.
