@@ -41,7 +41,8 @@ def free_port():
 
 def field_of(field):
     """All of a field that is on the wire, and its name."""
-    return (field.name, field.number, field.type, field.is_repeated, field.has_presence, field.containing_oneof and field.containing_oneof.name,
+    return (field.name, field.number, field.type, field.is_repeated, field.has_presence,
+            field.containing_oneof and field.containing_oneof.name,
             field.message_type and field.message_type.full_name)
 
 
@@ -149,10 +150,8 @@ class Replica(Process):
                          "--threads", "1", "--pin-threads", "off", "--max-batch-size", "4", "--log-format", "json")
 
     def requests(self):
-        """How requests over gRPC ended, by status and reason."""
-        events = [json.loads(line) for line in self.text().splitlines() if line.startswith("{")]
-        return collections.Counter((event["status"], event.get("finish_reason")) for event in events
-                                   if event["event"] == "request_finished")
+        """How many have ended."""
+        return self.text().count('"event":"request_finished"')
 
 
 def text_of(events):
@@ -223,7 +222,7 @@ def check_loss(gateway, replicas, stub, model):
         with lock:
             return next(numbers, None)
 
-    before = [sum(replica.requests().values()) for replica in replicas]
+    before = [replica.requests() for replica in replicas]
     threads = [threading.Thread(target=client) for _ in range(CLIENTS)]
     for thread in threads:
         thread.start()
@@ -232,7 +231,7 @@ def check_loss(gateway, replicas, stub, model):
     replicas[0].child.send_signal(signal.SIGKILL)
     for thread in threads:
         thread.join(240)
-    served = [sum(replica.requests().values()) - count for replica, count in zip(replicas, before)]
+    served = [replica.requests() - count for replica, count in zip(replicas, before)]
     print(f"one of {REPLICAS} replicas killed under load: {dict(outcomes)}; served by each: {served}")
     assert sum(outcomes.values()) == REQUESTS, outcomes
     assert set(outcomes) <= {"whole", "broken when it had begun"}, outcomes
@@ -250,10 +249,11 @@ def main(treadle, model):
         stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         name = check_engine(stub)
         gateway = free_port()
-        router = Process(stack, "smg", sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1", "--port", str(gateway),
-                         "--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port()), "--backend", "vllm",
-                         "--policy", "round_robin", "--worker-urls",
-                         *(f"grpc://127.0.0.1:{replica.port}" for replica in replicas))
+        router = Process(stack, "smg", sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1",
+                         "--port", str(gateway), "--prometheus-host", "127.0.0.1",
+                         "--prometheus-port", str(free_port()), "--backend", "vllm", "--policy", "round_robin",
+                         "--worker-urls", *(f"grpc://127.0.0.1:{replica.port}" for replica in replicas),
+                         HF_ENDPOINT="http://127.0.0.1:9")  # where no tokenizer is
         body = {"model": name, "prompt": "a", "max_tokens": 1}
         wait_until("an answer of the gateway", lambda: router.child.poll() is not None or
                    ask(gateway, "/v1/completions", body)[0] == 200)
