@@ -10,7 +10,8 @@
 #   make package         build/treadle_VERSION_ARCHITECTURE.deb
 #   make fuzz TIME=60    libFuzzer on what parses bytes from outside, TIME seconds each; TARGETS="gguf requests"
 #   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
-#   make http-check      OpenAI's API, by OpenAI's own client; structured output, by JSON-Schema's test suite
+#   make http-check      OpenAI's API, by OpenAI's own client and LangChain; structured output, by JSON-Schema's
+#                        test suite; through a gateway with three replicas
 #   make chart-flags     what the chart knows of the flags of serve, written from their table
 #   make format          clang-format every source in place
 

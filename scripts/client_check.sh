@@ -18,7 +18,7 @@ packages() {
 }
 
 model=$(scripts/fetch_model.sh)
-[ $# -gt 0 ] || set -- openai json_schema langchain
+[ $# -gt 0 ] || set -- openai json_schema langchain gateway
 for client; do
   PYTHONPATH=$(packages "tests/clients/${client}_requirements.txt") PYTHONDONTWRITEBYTECODE=1 timeout 300 \
     python3 "tests/clients/${client}_client.py" build/treadle "$model"

@@ -104,8 +104,11 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--model", "model: a .gguf file or a Hugging Face folder", kEngine, kOwn, Text(&O::model)},
       {"--model-sha256", "what the model file's SHA-256 must be, in hexadecimal digits", kServing,
        kNowhere, Value<std::string>(&O::model_sha256, ParseSha256, ShowText)},
-      {"--listen", "gRPC address, host:port; port 0 takes a free one", kServing, kOwn,
-       Listen(&O::listen, /*optional=*/false)},
+      {"--listen",
+       "gRPC address, host:port; port 0 takes a free one; gateways find "
+       "vllm.grpc.engine.VllmEngine "
+       "there",
+       kServing, kOwn, Listen(&O::listen, /*optional=*/false)},
       {"--http-listen",
        "address of OpenAI's API over HTTP, with the TLS and keys of --listen; none: no such server",
        kServing, kOwn, Listen(&O::http_listen, /*optional=*/true)},

@@ -1,5 +1,6 @@
 #include "server/serving_stack.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/status.h"
@@ -38,6 +39,13 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
 }
 
 ServingStack::~ServingStack() { Stop(absl::UnavailableError("the server is stopping")); }
+
+int64_t ServingStack::free_pages() const {
+  uint64_t next = std::max<uint64_t>(ledger_.end(), 1) - 1;
+  uint64_t lost = 0;
+  const auto records = ledger_.Read(next, 1, lost);
+  return records.empty() ? model_.kv_pages : records.back()->free_pages;
+}
 
 bool ServingStack::Drain(Clock::time_point deadline) {
   pool_.Drain();

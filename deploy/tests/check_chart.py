@@ -97,6 +97,8 @@ def problems_of_pod(template, values):
                  if arg.startswith("--drain-timeout=")]
         if spec["terminationGracePeriodSeconds"] < before + sum(drain) + 3:
             yield "is killed before its drain ends"
+    if template["metadata"]["labels"]["app.kubernetes.io/component"] == "router":
+        return
     gpu = values.get("gpu", {}).get("count", 0)
     worker = spec["containers"][0]["args"][0] == "worker"
     have = int(spec["containers"][0]["resources"].get("limits", {}).get("nvidia.com/gpu", 0))
@@ -143,6 +145,8 @@ def check_good(helm, path, crds, commands):
             for problem in problems_of_pod(template, values):
                 yield f"{document['kind']} {document['metadata']['name']}: {problem}"
             for container in template["spec"]["containers"]:
+                if container["name"] != "treadle":
+                    continue
                 commands.setdefault(tuple(container["args"]), os.path.basename(path))
         selector = document.get("spec", {}).get("selector") or document.get("spec", {}).get("podSelector")
         wanted = (selector or {}).get("matchLabels", selector) if document["kind"] != "ServiceMonitor" else None

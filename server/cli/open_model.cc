@@ -19,10 +19,12 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "models/architectures/architecture.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/huggingface/text_files.h"
 #include "models/checkpoints/inspect.h"
 #include "models/model.h"
 #include "models/rotary_embedding.h"
 #include "models/tensor_parallel.h"
+#include "models/text/tokenizer_json.h"
 #include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"
 #include "server/cli/worker_supervisor.h"
@@ -87,6 +89,15 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
   }
   TREADLE_ASSIGN_OR_RETURN(served.tokenizer, Tokenizer::Create(*checkpoint.tokenizer()));
   served.constraints = ConstraintCompiler::Create(*served.tokenizer, served.vocab, served.end_ids);
+  if (checkpoint.kind() == Checkpoint::Kind::kHuggingFace) {
+    served.tokenizer_files = [folder = checkpoint.path()] { return ReadTextFiles(folder); };
+  } else {
+    served.tokenizer_files = [&spec = served.tokenizer->spec(),
+                              chat_template = checkpoint.chat_template(),
+                              context = checkpoint.config().context] {
+      return TokenizerJsonFiles(spec, chat_template, context);
+    };
+  }
   if (checkpoint.chat_template().empty()) {
     served.chat_template_problem = "the checkpoint has none";
     return absl::OkStatus();

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "server/grpc/inference.pb.h"
 #include "server/grpc/messages.h"
+#include "server/grpc/unary_call.h"
 #include "server/grpc/wire_format.h"
 
 namespace treadle {
@@ -21,51 +22,12 @@ std::string_view Metadata(const grpc::CallbackServerContext& context, const char
   return {found->second.data(), found->second.size()};
 }
 
-// The gRPC deadline is the request's deadline.
-Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerContext& context) {
-  Caller caller;
-  caller.origin.client = environment.server->PeerOf(context.peer());
-  caller.origin.header_id = PrintableId(Metadata(context, "x-request-id"));
-  caller.authorization = Authorization(context);
-  const auto wall = context.deadline();
-  if (wall == std::chrono::system_clock::time_point::max()) return caller;
-  const auto left = wall - std::chrono::system_clock::now();
-  if (left < std::chrono::hours(24 * 365)) {
-    caller.deadline = caller.arrival + std::chrono::duration_cast<Clock::duration>(left);
-  }
-  return caller;
-}
-
 template <typename Message>
 absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes) {
   Message message;
   TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
   return ToRequest(message);
 }
-
-template <typename Response>
-class UnaryCall final : public grpc::ServerUnaryReactor, public Session {
- public:
-  UnaryCall(SessionEnvironment& environment, grpc::ByteBuffer* response)
-      : Session(environment), response_(response) {}
-
-  void OnCancel() override { Cancel(); }
-  void OnDone() override { Release(); }
-
- private:
-  bool Write(const SessionEvent& event) override {
-    Add(event, message_);
-    if (event.end) {
-      *response_ = Serialize(message_);
-      Finish(grpc::Status::OK);
-    }
-    return true;
-  }
-  void Fail(const absl::Status& status) override { Finish(ToGrpcStatus(status)); }
-
-  grpc::ByteBuffer* const response_;  // gRPC's; valid until Finish
-  Response message_;
-};
 
 class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public Session {
  public:
@@ -92,16 +54,6 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
   grpc::CallbackServerContext* const context_;  // gRPC's; valid until OnDone
   grpc::ByteBuffer written_;                    // valid until the write is done
 };
-
-template <typename Request, typename Response>
-grpc::ServerUnaryReactor* StartUnary(CallEnvironment& environment,
-                                     grpc::CallbackServerContext* context,
-                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-  auto call = std::make_shared<UnaryCall<Response>>(environment.sessions, response);
-  call->Start(CallerOf(environment, *context), request->Length(),
-              [request] { return Read<Request>(*request); });
-  return call.get();
-}
 
 class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
                         public std::enable_shared_from_this<WatchCall> {
@@ -188,18 +140,57 @@ std::string_view Authorization(const grpc::CallbackServerContext& context) {
   return Metadata(context, "authorization");
 }
 
+Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerContext& context) {
+  Caller caller;
+  caller.origin.client = environment.server->PeerOf(context.peer());
+  caller.origin.header_id = PrintableId(Metadata(context, "x-request-id"));
+  caller.authorization = Authorization(context);
+  const auto wall = context.deadline();
+  if (wall == std::chrono::system_clock::time_point::max()) return caller;
+  const auto left = wall - std::chrono::system_clock::now();
+  if (left < std::chrono::hours(24 * 365)) {
+    caller.deadline = caller.arrival + std::chrono::duration_cast<Clock::duration>(left);
+  }
+  return caller;
+}
+
+grpc::ServerUnaryReactor* Reply(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                                const Answer& answer) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const absl::Status caller = environment.sessions.Authorize(Authorization(*context)).status();
+  reactor->Finish(ToGrpcStatus(caller.ok() ? answer() : caller));
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                               size_t bytes, Answer answer) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const auto key = environment.sessions.Authorize(Authorization(*context));
+  absl::Status status = key.status();
+  if (status.ok() && *key) status = (*key)->Admit(Clock::now());
+  if (status.ok()) {
+    status = environment.sessions.pool_of_work.Submit(bytes, [context, reactor,
+                                                              answer = std::move(answer)] {
+      reactor->Finish(context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer()));
+    });
+  }
+  if (!status.ok()) reactor->Finish(ToGrpcStatus(status));
+  return reactor;
+}
+
 grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
                                         grpc::CallbackServerContext* context,
                                         const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* response) {
-  return StartUnary<v1::GenerateRequest, v1::GenerateResponse>(environment, context, request,
-                                                               response);
+  return StartUnary<v1::GenerateResponse>(environment, context, request, response,
+                                          &Read<v1::GenerateRequest>);
 }
 
 grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
                                      grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-  return StartUnary<v1::EmbedRequest, v1::EmbedResponse>(environment, context, request, response);
+  return StartUnary<v1::EmbedResponse>(environment, context, request, response,
+                                       &Read<v1::EmbedRequest>);
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(

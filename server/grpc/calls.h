@@ -1,13 +1,16 @@
-// The calls that are more than one answer at once: one object per call, gRPC's reactor, that lives
-// until gRPC is done with it.
+// What the calls of every gRPC service need, and Inference's calls that are more than one answer at
+// once: one object per call, gRPC's reactor, that lives until gRPC is done with it.
 //
 // Thread safety: the functions are called by gRPC's threads; each call's state is under its own
 // mutex.
 #pragma once
 
 #include <atomic>
+#include <cstddef>
+#include <functional>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "net/guarded_server.h"
 #include "server/observe/ledger_follower.h"
 #include "server/serving_stack.h"
@@ -33,10 +36,22 @@ struct CallEnvironment {
   SessionEnvironment sessions;
   const GuardedServer* server = nullptr;  // for the names of peers
   std::atomic<bool> closing{false};       // ledger watchers end
+  const Clock::time_point began = Clock::now();
 };
 
 // The call's bearer token, as it was sent; empty if there is none.
 std::string_view Authorization(const grpc::CallbackServerContext& context);
+// Who calls, by the call's metadata. The gRPC deadline is the request's deadline.
+Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerContext& context);
+
+using Answer = std::function<absl::Status()>;  // fills a response
+// A call of one short answer, if the caller may call.
+grpc::ServerUnaryReactor* Reply(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                                const Answer& answer);
+// The same on a thread of the work pool, and charged to the caller's key: for what takes long where
+// the request, of so many bytes, is long.
+grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServerContext* context,
+                               size_t bytes, Answer answer);
 
 // Generate and GenerateStream: a Session each. Requests come as bytes, so that a malformed one gets
 // a proper answer (wire_format.h).

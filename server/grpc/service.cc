@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "server/gateway/gateway_service.h"
 #include "server/grpc/calls.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "server/grpc/wire_format.h"
@@ -103,7 +104,7 @@ class Service final : public Methods {
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
                                          const v1::GetModelInfoRequest*,
                                          v1::GetModelInfoResponse* response) override {
-    return Reply(context, [&] {
+    return Reply(environment_, context, [&] {
       response->set_name(model().name);
       response->set_architecture(model().architecture);
       response->set_parameters(model().parameters);
@@ -122,16 +123,17 @@ class Service final : public Methods {
 
   grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
                                     v1::GetLoadResponse* response) override {
-    return Reply(context, [&] {
+    return Reply(environment_, context, [&] {
       const PoolLoad load = environment_.stack.pool().Load();
       response->set_waiting(load.waiting);
       response->set_running(load.running);
       response->set_queue_limit(load.queue_limit);
       response->set_draining(load.draining);
       response->set_kv_pages_total(model().kv_pages);
-      response->set_kv_pages_free(FreePages());
+      response->set_kv_pages_free(environment_.stack.free_pages());
       response->set_running_limit(environment_.stack.options().max_batch_size);
-      response->set_uptime(std::chrono::duration<double>(Clock::now() - began_).count());
+      response->set_uptime(
+          std::chrono::duration<double>(Clock::now() - environment_.began).count());
       return absl::OkStatus();
     });
   }
@@ -139,44 +141,12 @@ class Service final : public Methods {
  private:
   const ServedModel& model() const { return environment_.stack.model(); }
 
-  // `answer` fills the response, if the caller may call.
-  template <typename Answer>
-  grpc::ServerUnaryReactor* Reply(grpc::CallbackServerContext* context, const Answer& answer) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const absl::Status caller = environment_.sessions.Authorize(Authorization(*context)).status();
-    reactor->Finish(ToGrpcStatus(caller.ok() ? answer() : caller));
-    return reactor;
-  }
-
-  // The same on a thread of the work pool, and charged to the caller's key: for what takes long
-  // where the request is long.
-  template <typename Answer>
   grpc::ServerUnaryReactor* Work(grpc::CallbackServerContext* context, size_t bytes,
                                  Answer answer) {
-    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-    const auto key = environment_.sessions.Authorize(Authorization(*context));
-    absl::Status status = key.status();
-    if (status.ok() && *key) status = (*key)->Admit(Clock::now());
-    if (status.ok()) {
-      status = environment_.sessions.pool_of_work.Submit(bytes, [context, reactor, answer] {
-        reactor->Finish(context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer()));
-      });
-    }
-    if (!status.ok()) reactor->Finish(ToGrpcStatus(status));
-    return reactor;
-  }
-
-  // As of the last iteration; the pages themselves belong to the loop.
-  int64_t FreePages() const {
-    const Ledger& ledger = environment_.stack.ledger();
-    uint64_t next = std::max<uint64_t>(ledger.end(), 1) - 1;
-    uint64_t lost = 0;
-    const auto records = ledger.Read(next, 1, lost);
-    return records.empty() ? model().kv_pages : records.back()->free_pages;
+    return treadle::Work(environment_, context, bytes, std::move(answer));
   }
 
   CallEnvironment& environment_;
-  const Clock::time_point began_ = Clock::now();
 };
 
 }  // namespace
@@ -196,11 +166,13 @@ struct InferenceServer::State {
                                  .request_log = RequestLog(options.request_log, stack.model().name),
                                  .work = options.work}},
         service(environment),
-        health(options.health ? options.health : std::make_shared<HealthBoard>()) {}
+        health(options.health ? options.health : std::make_shared<HealthBoard>()),
+        gateway_service(MakeGatewayService(environment, *health)) {}
 
   CallEnvironment environment;
   Service service;
   const std::shared_ptr<HealthBoard> health;
+  const std::unique_ptr<grpc::Service> gateway_service;
   std::unique_ptr<GuardedServer> server;
   std::unique_ptr<LoopWatch> watch;
 };
@@ -219,6 +191,7 @@ absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
   if (options.keys == nullptr) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.RegisterService(&state->service);
+  builder.RegisterService(state->gateway_service.get());
   TREADLE_ASSIGN_OR_RETURN(
       state->server, GuardedServer::Listen(builder, options.listen, options.limits, options.tls));
   state->health->Attach(*state->server->server().GetHealthCheckService());

@@ -17,7 +17,8 @@ constexpr Choice<Probe> kNames[] = {{"started", Probe::kStarted},
                                     {"ready", Probe::kReady},
                                     {"live", Probe::kLive},
                                     {"", Probe::kReady},
-                                    {"treadle.v1.Inference", Probe::kReady}};
+                                    {"treadle.v1.Inference", Probe::kReady},
+                                    {"vllm.grpc.engine.VllmEngine", Probe::kReady}};
 
 // Probes are few, short, and each on a connection of its own; a message is a service's name.
 constexpr DoorLimits kProbeLimits = {

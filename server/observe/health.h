@@ -4,7 +4,8 @@
 //   ready    a real token has come out of the engine, its epoch stands, and nothing is draining
 //   live     the serving loop turns; never the state of a worker or of another server
 //
-// "" and treadle.v1.Inference mean ready. Every other name is NOT_FOUND.
+// "" and the services of --listen, treadle.v1.Inference and vllm.grpc.engine.VllmEngine, mean
+// ready. Every other name is NOT_FOUND.
 #pragma once
 
 #include <array>

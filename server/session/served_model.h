@@ -4,11 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "models/text/chat_template.h"
 #include "models/text/tokenizer.h"
 #include "server/constraint/constraint_compiler.h"
@@ -34,6 +37,10 @@ struct ServedModel {
   std::unique_ptr<ConstraintCompiler> constraints;  // null: as tokenizer; uses it
   std::optional<ChatTemplate> chat_template;
   std::string chat_template_problem;  // why there is none, for the user; or empty
+
+  // The files of a Hugging Face folder that hold tokenizer and chat template, by name, for who has
+  // none; without any where they cannot be written. Takes its time. Empty: there is no tokenizer.
+  std::function<absl::StatusOr<std::map<std::string, std::string>>()> tokenizer_files = {};
 
   int32_t bos() const { return tokenizer ? tokenizer->spec().bos : -1; }
 };

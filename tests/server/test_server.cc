@@ -38,6 +38,7 @@ ServedModel Describe(const TestServerOptions& options) {
   model.end_ids = model.tokenizer->spec().end_ids;
   model.constraints =
       ConstraintCompiler::Create(*model.tokenizer, TestServer::kVocab, model.end_ids);
+  model.tokenizer_files = options.tokenizer_files;
   if (!options.chat_template.empty()) {
     auto parsed = ChatTemplate::Parse(options.chat_template);
     TREADLE_CHECK(parsed.ok());

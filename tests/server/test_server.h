@@ -56,6 +56,7 @@ struct TestServerOptions {
   bool gate_closed = false;
   std::string chat_template = {};  // empty: none
   HttpOptions http = {};           // of the OpenAI API
+  decltype(ServedModel::tokenizer_files) tokenizer_files = {};
   // Changes the service's options; without one there is no warm-up, so a test's ledger is its own.
   std::function<void(ServiceOptions&)> adjust = {};
   std::shared_ptr<grpc::ChannelCredentials> channel_credentials = {};  // null: plaintext

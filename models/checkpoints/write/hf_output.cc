@@ -1,14 +1,12 @@
-#include <algorithm>
 #include <filesystem>
 #include <utility>
 
 #include "base/json_file.h"
-#include "base/mapped_file.h"
 #include "base/output_file.h"
-#include "base/quoted.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
 #include "models/checkpoints/converted_tensor.h"
+#include "models/checkpoints/huggingface/text_files.h"
 #include "models/checkpoints/write/hf_matrix_writer.h"
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "models/text/tokenizer_json.h"
@@ -18,44 +16,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
-
-// Neither weights nor what describes them.
-bool IsTextSide(const std::string& name) {
-  if (name == "config.json" || name.ends_with(".index.json")) return false;
-  if (name.starts_with("LICENSE") || name.starts_with("NOTICE")) return true;
-  return std::ranges::any_of(
-      std::initializer_list<std::string_view>{".json", ".txt", ".jinja", ".model"},
-      [&](std::string_view ending) { return name.ends_with(ending); });
-}
-
-// Somebody else made the folder: a link in it must not make us copy what it was never meant to
-// hold. Links within it are good, and those of Hugging Face's cache, from snapshots/REVISION to
-// blobs.
-absl::Status CheckLink(const fs::path& folder, const fs::directory_entry& entry) {
-  std::error_code error;
-  const fs::path target = fs::canonical(entry.path(), error), home = fs::canonical(folder, error);
-  const fs::path snapshots = home.parent_path(), blobs = snapshots.parent_path() / "blobs";
-  const bool cached = snapshots.filename() == "snapshots" && target.parent_path() == blobs;
-  if (!error && (target.parent_path() == home || cached)) return absl::OkStatus();
-  return InvalidArgument(entry.path().string(), ": links to ", Quoted(target.string()),
-                         ", outside of its folder, expected a file");
-}
-
-absl::Status CopyTextFiles(const std::string& from, const OutputFolder& folder) {
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(from, error)) {
-    const std::string name = entry.path().filename().string();
-    std::error_code ignored;
-    if (!IsTextSide(name) || !entry.is_regular_file(ignored) || entry.file_size(ignored) == 0) {
-      continue;
-    }
-    if (entry.is_symlink(ignored)) TREADLE_RETURN_IF_ERROR(CheckLink(from, entry));
-    TREADLE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(entry.path().string()));
-    TREADLE_RETURN_IF_ERROR(folder.Write(name, file->text()));
-  }
-  if (error) return InvalidArgument(from, ": cannot be listed: ", error.message());
-  return absl::OkStatus();
-}
 
 absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   const ModelConfig& config = source.config();
@@ -101,13 +61,13 @@ absl::StatusOr<Json> HfConfigOf(const Checkpoint& source) {
 
 // Tokenizer, chat template and generation settings.
 absl::Status WriteHfTextFiles(const Checkpoint& source, const OutputFolder& folder) {
-  if (source.kind() == Checkpoint::Kind::kHuggingFace) return CopyTextFiles(source.path(), folder);
-  const TokenizerSpec* tokenizer = source.tokenizer();
-  if (tokenizer == nullptr) return absl::OkStatus();
-  for (const auto& [name, text] :
-       TokenizerJsonFiles(*tokenizer, source.chat_template(), source.config().context)) {
-    TREADLE_RETURN_IF_ERROR(folder.Write(name, text));
+  std::map<std::string, std::string> files;
+  if (source.kind() == Checkpoint::Kind::kHuggingFace) {
+    TREADLE_ASSIGN_OR_RETURN(files, ReadTextFiles(source.path()));
+  } else if (const TokenizerSpec* tokenizer = source.tokenizer()) {
+    files = TokenizerJsonFiles(*tokenizer, source.chat_template(), source.config().context);
   }
+  for (const auto& [name, text] : files) TREADLE_RETURN_IF_ERROR(folder.Write(name, text));
   return absl::OkStatus();
 }
 

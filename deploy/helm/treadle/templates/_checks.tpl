@@ -139,7 +139,17 @@
 {{- end -}}
 {{- end -}}
 {{- if and $v.inferencePool.enabled $v.tls.secret -}}
-{{- fail (printf "inferencePool.enabled is true, but tls.secret is %s: a pool's gateway speaks plain HTTP/2 to the pods" $v.tls.secret) -}}
+{{- fail (printf "inferencePool.enabled is true, but tls.secret is %s: a pool's gateway speaks plain HTTP to the pods" $v.tls.secret) -}}
+{{- end -}}
+{{- if $v.router.enabled -}}
+{{- if not $v.router.image -}}
+{{- fail "router.image is empty, expected an image with smg, whose entry point takes the flags of smg launch" -}}
+{{- end -}}
+{{- range $value, $secret := dict "tls.secret" $v.tls.secret "apiKeys.secret" $v.apiKeys.secret -}}
+{{- if $secret -}}
+{{- fail (printf "router.enabled is true, but %s is %s: the router has neither keys nor certificates for the pods; router.apiKeySecret is for its callers" $value $secret) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if eq (int $v.service.grpcPort) (int $v.service.metricsPort) -}}
 {{- fail (printf "service.metricsPort is %d, the same as service.grpcPort" (int $v.service.metricsPort)) -}}

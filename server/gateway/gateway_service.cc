@@ -1,0 +1,206 @@
+#include "server/gateway/gateway_service.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "base/status.h"
+#include "server/gateway/gateway_generate.h"
+#include "server/gateway/gateway_messages.h"
+#include "server/gateway/tokenizer_archive.h"
+#include "server/gateway/vllm_engine.grpc.pb.h"
+#include "server/grpc/unary_call.h"
+#include "server/grpc/wire_format.h"
+
+namespace treadle {
+namespace {
+
+namespace engine = ::vllm::grpc::engine;
+namespace common = ::smg::grpc::common;
+
+// Requests of Generate and Embed may be long, and are served raw: see wire_format.h.
+using Methods = engine::VllmEngine::WithRawCallbackMethod_Generate<
+    engine::VllmEngine::WithRawCallbackMethod_Embed<engine::VllmEngine::WithCallbackMethod_Abort<
+        engine::VllmEngine::WithCallbackMethod_HealthCheck<
+            engine::VllmEngine::WithCallbackMethod_GetModelInfo<
+                engine::VllmEngine::WithCallbackMethod_GetServerInfo<
+                    engine::VllmEngine::WithCallbackMethod_GetLoads<
+                        engine::VllmEngine::WithCallbackMethod_GetTokenizer<
+                            engine::VllmEngine::WithCallbackMethod_FlushCache<
+                                engine::VllmEngine::WithCallbackMethod_SubscribeKvEvents<
+                                    engine::VllmEngine::Service>>>>>>>>>>;
+
+constexpr int kMaxAborts = 1024;  // of one call
+
+// Of a count that the protocol has 32 bits for.
+int32_t Fit(int64_t count) {
+  return static_cast<int32_t>(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
+}
+
+absl::StatusOr<GenerateRequest> ReadEmbedding(const grpc::ByteBuffer& bytes) {
+  engine::EmbedRequest message;
+  TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
+  return ToRequest(message);
+}
+
+class RefusedSubscription final : public grpc::ServerWriteReactor<common::KvEventBatch> {
+ public:
+  explicit RefusedSubscription(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
+  void OnDone() override { delete this; }
+};
+
+class GatewayService final : public Methods {
+ public:
+  GatewayService(CallEnvironment& environment, const HealthBoard& health)
+      : environment_(environment), health_(health) {}
+
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override {
+    return StartGatewayGenerate(environment_, calls_, context, request);
+  }
+
+  grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext* context,
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override {
+    return StartUnary<engine::EmbedResponse>(environment_, context, request, response,
+                                             &ReadEmbedding, &InGatewayNames);
+  }
+
+  grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
+                                  const engine::AbortRequest* request,
+                                  engine::AbortResponse*) override {
+    return Reply(environment_, context, [&]() -> absl::Status {
+      if (request->request_ids_size() > kMaxAborts) {
+        return InvalidArgument("request_ids has ", request->request_ids_size(),
+                               " entries, expected at most ", kMaxAborts);
+      }
+      const auto key = environment_.sessions.Authorize(Authorization(*context));
+      for (const std::string& id : request->request_ids()) {
+        AbortGatewayCalls(calls_, {key.ok() ? key->get() : nullptr, id});
+      }
+      return key.status();
+    });
+  }
+
+  grpc::ServerUnaryReactor* HealthCheck(grpc::CallbackServerContext* context,
+                                        const engine::HealthCheckRequest*,
+                                        engine::HealthCheckResponse* response) override {
+    const bool ready = health_.Get(Probe::kReady);
+    response->set_healthy(ready);
+    response->set_message(ready ? "ready"
+                                : "not ready: still warming up, draining, or without an "
+                                  "engine");
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
+                                         const engine::GetModelInfoRequest*,
+                                         engine::GetModelInfoResponse* response) override {
+    return Reply(environment_, context, [&] {
+      const ServedModel& model = environment_.stack.model();
+      // A gateway looks there for a tokenizer, then for that name on the network, and asks
+      // GetTokenizer last: so it is a path that nobody has.
+      response->set_model_path("/" + model.name);
+      response->set_served_model_name(model.name);
+      response->set_model_type(model.architecture);
+      response->set_is_generation(true);
+      response->set_vocab_size(static_cast<uint32_t>(model.vocab));
+      response->set_max_context_length(static_cast<uint32_t>(Fit(model.max_context)));
+      response->set_max_req_input_len(Fit(model.max_context - 1));
+      for (const int32_t id : model.end_ids) response->add_eos_token_ids(id);
+      response->set_bos_token_id(std::max(0, model.bos()));
+      if (model.tokenizer) {
+        response->set_pad_token_id(std::max(0, model.tokenizer->spec().padding));
+      }
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
+                                          const engine::GetServerInfoRequest*,
+                                          engine::GetServerInfoResponse* response) override {
+    return Reply(environment_, context, [&] {
+      const PoolLoad load = environment_.stack.pool().Load();
+      response->set_active_requests(static_cast<uint32_t>(Fit(load.running + load.waiting)));
+      response->set_is_paused(load.draining);
+      const Clock::duration uptime = Clock::now() - environment_.began;
+      response->set_uptime_seconds(std::chrono::duration<double>(uptime).count());
+      response->set_server_type("vllm-grpc");
+      response->set_data_parallel_size(1);
+      response->set_block_size(Fit(environment_.stack.model().page_size));
+      response->set_max_num_seqs(Fit(environment_.stack.options().max_batch_size));
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerUnaryReactor* GetLoads(grpc::CallbackServerContext* context,
+                                     const engine::GetLoadsRequest* request,
+                                     engine::GetLoadsResponse* response) override {
+    return Reply(environment_, context, [&] {
+      response->set_timestamp(
+          absl::FormatTime(absl::RFC3339_full, absl::Now(), absl::UTCTimeZone()));
+      response->set_version(TREADLE_VERSION);
+      response->set_dp_rank_count(1);
+      if (request->dp_rank() == 0) FillLoad(*response->add_loads());
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerWriteReactor<common::GetTokenizerChunk>* GetTokenizer(
+      grpc::CallbackServerContext* context, const common::GetTokenizerRequest*) override {
+    return StartGetTokenizer(environment_, tokenizer_, context);
+  }
+
+  grpc::ServerUnaryReactor* FlushCache(grpc::CallbackServerContext* context,
+                                       const common::FlushCacheRequest*,
+                                       common::FlushCacheResponse* response) override {
+    return Reply(environment_, context, [&] {
+      response->set_success(true);
+      response->set_message("there is no prefix cache, so nothing of it is left");
+      return absl::OkStatus();
+    });
+  }
+
+  grpc::ServerWriteReactor<common::KvEventBatch>* SubscribeKvEvents(
+      grpc::CallbackServerContext* context, const common::SubscribeKvEventsRequest*) override {
+    const absl::Status caller = environment_.sessions.Authorize(Authorization(*context)).status();
+    return new RefusedSubscription(
+        caller.ok() ? Unimplemented(
+                          "SubscribeKvEvents: there is no prefix cache whose events it could tell")
+                    : caller);
+  }
+
+ private:
+  void FillLoad(engine::SchedulerLoad& to) const {
+    const ServedModel& model = environment_.stack.model();
+    const PoolLoad load = environment_.stack.pool().Load();
+    to.set_num_running_reqs(Fit(load.running));
+    to.set_num_waiting_reqs(Fit(load.waiting));
+    to.set_num_total_reqs(Fit(load.running + load.waiting));
+    const int64_t used = model.kv_pages - environment_.stack.free_pages();
+    to.set_num_used_tokens(Fit(used * model.page_size));
+    to.set_max_total_num_tokens(Fit(model.kv_pages * model.page_size));
+    to.set_token_usage(static_cast<double>(used) / static_cast<double>(model.kv_pages));
+    to.set_max_running_requests(Fit(environment_.stack.options().max_batch_size));
+  }
+
+  CallEnvironment& environment_;
+  const HealthBoard& health_;
+  NamedCalls calls_;
+  TokenizerArchive tokenizer_{environment_.stack.model()};
+};
+
+}  // namespace
+
+std::unique_ptr<grpc::Service> MakeGatewayService(CallEnvironment& environment,
+                                                  const HealthBoard& health) {
+  return std::make_unique<GatewayService>(environment, health);
+}
+
+}  // namespace treadle
