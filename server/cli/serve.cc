@@ -29,6 +29,7 @@
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
 #include "server/openai/openai_server.h"
+#include "server/page/page_routes.h"
 #include "server/serving_stack.h"
 
 namespace treadle {
@@ -309,12 +310,13 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   std::unique_ptr<HttpServer> http;
   std::string where;
   if (options.http_listen != "none") {
-    TREADLE_ASSIGN_OR_RETURN(http, StartOpenAi(options.http_listen, HttpFrom(options, doors),
-                                               server->sessions(), *doors.health));
+    TREADLE_ASSIGN_OR_RETURN(
+        http, StartOpenAi(options.http_listen, HttpFrom(options, doors), server->sessions(),
+                          *doors.health, PageRoutes(follower, server->sessions())));
     where = Str("http", doors.tls ? "s" : "", "://", ToString(http->address()));
   }
   const std::string address = ToString(server->address());
-  const std::string both = http ? where + " (OpenAI API), gRPC on " + address
+  const std::string both = http ? where + " (page and OpenAI API), gRPC on " + address
                                 : Str(address, " (gRPC", doors.tls ? ", TLS" : "", ")");
   log.Write({.name = "listening",
              .message = Str("listening on ", both, ", ", others),

@@ -20,6 +20,7 @@ constexpr size_t kAhead = 8 << 10;  // bytes that are read ahead while a request
 constexpr size_t kKept = 16 << 10;  // bytes of a buffer that an idle connection keeps
 
 constexpr Choice<int> kReasons[] = {{"OK", 200},
+                                    {"Not Modified", 304},
                                     {"Bad Request", 400},
                                     {"Unauthorized", 401},
                                     {"Forbidden", 403},
@@ -224,7 +225,8 @@ void HttpConnection::Begin(uint64_t number, const HttpResponse& response, bool w
               "\r\nContent-Type: ", response.content_type);
   for (const auto& [name, value] : response.headers) out_ += "\r\n" + name + ": " + value;
   if (response.code == 401) out_ += "\r\nWWW-Authenticate: Bearer";
-  if (whole) out_ += Str("\r\nContent-Length: ", response.body.size());
+  const bool bodiless = response.code == 304;
+  if (whole && !bodiless) out_ += Str("\r\nContent-Length: ", response.body.size());
   if (chunked_) out_ += "\r\nTransfer-Encoding: chunked";
   if (!keep_alive_) out_ += "\r\nConnection: close";
   if (keep_alive_ && version_ < 11) out_ += "\r\nConnection: keep-alive";
