@@ -173,7 +173,8 @@ HttpOptions HttpFrom(const ServeOptions& options, const Doors& doors) {
           .body_bytes = static_cast<uint64_t>(options.max_request_bytes),
           .receiving_bytes = static_cast<uint64_t>(options.max_receive_memory),
           .connections = static_cast<size_t>(options.max_connections),
-          .per_address = static_cast<size_t>(options.max_connections_per_address)};
+          .per_address = static_cast<size_t>(options.max_connections_per_address),
+          .allow_origins = options.http_allow_origins};
 }
 
 // Scrapes and probes; what to tell of them.

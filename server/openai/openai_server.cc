@@ -124,6 +124,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
       ProbeRoute("/ready", health, Probe::kReady)};
   std::ranges::move(others, std::back_inserter(routes));
   options.refusal = OpenAiRefusal;
+  options.any_host = sessions.keys != nullptr;
   options.stall_patience = sessions.stall_timeout;
   return HttpServer::Start(listen, options, std::move(routes));
 }
