@@ -10,7 +10,7 @@
 #   make package         build/treadle_VERSION_ARCHITECTURE.deb
 #   make fuzz TIME=60    libFuzzer on what parses bytes from outside, TIME seconds each; TARGETS="gguf requests"
 #   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
-#   make http-check      OpenAI's API, by OpenAI's own client
+#   make http-check      OpenAI's API, by OpenAI's own client, and the page, by a browser
 #   make chart-flags     what the chart knows of the flags of serve, written from their table
 #   make format          clang-format every source in place
 
