@@ -123,7 +123,8 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--listen", "gRPC address, host:port; port 0 takes a free one", kServing, kOwn,
        Listen(&O::listen, /*optional=*/false)},
       {"--http-listen",
-       "address of OpenAI's API over HTTP, with the TLS and keys of --listen; none: no such server",
+       "address of the page and OpenAI's API over HTTP, with the TLS and keys of --listen; none: "
+       "no such server",
        kServing, kOwn, Listen(&O::http_listen, /*optional=*/true)},
       {"--http-allow-origin",
        "web pages of others that may ask over HTTP: https://host,..., or * for all; none: only the "

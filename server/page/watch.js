@@ -69,6 +69,7 @@ function describe({ column, row }) {
 
 const marker = document.createElement("div");
 marker.className = "marker";
+marker.hidden = true;
 canvas.parentElement.append(marker);
 
 function showCursor() {
@@ -98,7 +99,13 @@ function repaint() {
 
 // -- what the user does ---------------------------------------------------------------------------
 
+function hideCursor() {
+  cursor = null;
+  marker.hidden = true;
+}
+
 function pause(on) {
+  if (!on) hideCursor();
   view.pause(on);
   element("pause").setAttribute("aria-pressed", on);
   show("pause", on ? "Resume" : "Pause");
@@ -118,10 +125,7 @@ canvas.addEventListener("pointermove", (event) => {
   cursor = { x: event.offsetX, y: event.offsetY };
   repaint();
 });
-canvas.addEventListener("pointerleave", () => {
-  cursor = null;
-  marker.hidden = true;
-});
+canvas.addEventListener("pointerleave", hideCursor);
 
 const kMoves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 canvas.addEventListener("keydown", (event) => {

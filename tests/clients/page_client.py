@@ -7,6 +7,7 @@ SECONDS: how long 64 requests are watched, default 15)"""
 
 import base64
 import contextlib
+import http.server
 import json
 import pathlib
 import re
@@ -286,8 +287,36 @@ def check_keys(tab, server):
     print("keys: asked for, kept, used")
 
 
+class EmptyPage(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def stranger():
+    """The origin of a server that is not ours."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EmptyPage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def check_stranger(tab, server, page, allowed):
+    """Whether another page may ask, with a header for which a browser asks first."""
+    tab.open(page)
+    status = tab.call("/execute/async", args=[server.base + "v1/models"], script="""
+        const headers = { Authorization: "Bearer page-0123456789abcdef" };
+        fetch(arguments[0], { headers }).then((answer) => answer.status, (error) => error.name).then(arguments[1]);""")
+    assert status == (200 if allowed else "TypeError"), status
+
+
 def main(treadle, model, folder=None, seconds="15"):
-    with tempfile.TemporaryDirectory() as scratch, browser() as tab:
+    with tempfile.TemporaryDirectory() as scratch, browser() as tab, stranger() as page:
         tab.look(1400, 900, "light")
         with serving(treadle, model, scratch, "--max-batch-size", "64", "--threads", "1",
                      "--drain-timeout", "1s") as server:
@@ -297,12 +326,15 @@ def main(treadle, model, folder=None, seconds="15"):
             check_timeline(tab, server)
             check_looks(tab, server, folder)
             assert not (troubles := tab.troubles()), troubles
+            check_stranger(tab, server, page, allowed=False)
+            tab.open(server.base)
             check_load(tab, server, folder, int(seconds))
-            tab.open("about:blank")
         pathlib.Path(f"{scratch}/keys").write_text("page-0123456789abcdef page\n")
-        with serving(treadle, model, scratch, "--api-keys-file", f"{scratch}/keys") as server:
+        with serving(treadle, model, scratch, "--api-keys-file", f"{scratch}/keys", "--http-allow-origin",
+                     page) as server:
             check_keys(tab, server)
-            tab.open("about:blank")
+            check_stranger(tab, server, page, allowed=True)
+            print("strangers: the page of another server may not ask, and may if it is allowed to")
         return tab.version
 
 

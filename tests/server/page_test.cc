@@ -128,11 +128,11 @@ TEST(Timeline, TellsWhoCameRanAndLeft) {
 
 TEST(Timeline, ASlowReaderIsToldWhatItMissed) {
   TestServer server;
+  server.stack().Stop(absl::UnavailableError("over"));  // from here on the records are ours
   Feed slow(server, /*receive_buffer=*/4096);
   ASSERT_THAT(slow.head(), HasSubstr("running_limit"));
   Ledger& ledger = server.stack().ledger();
   constexpr uint64_t kRecords = 20'000;
-  const uint64_t first = ledger.end();
   for (uint64_t i = 0; i < kRecords; ++i) {
     LedgerRecord record;
     record.members.assign(20, {.request = i});
@@ -148,8 +148,6 @@ TEST(Timeline, ASlowReaderIsToldWhatItMissed) {
       ++told;
       EXPECT_EQ(line["members"][0]["request"], told + lost - 1);
     }
-    // Heartbeats of the loop may be among them, and be lost, too.
-    if (ledger.end() - first > kRecords + 100) FAIL() << "never whole";
   }
   EXPECT_GT(lost, kRecords / 4);
   EXPECT_GT(told, 1000u);
