@@ -1,33 +1,31 @@
 // Something to see in the timeline when nobody else is there: requests that come one after another
 // and end one after another, and one with a long prompt.
 
-import { element, eventsOf, request, servedModel } from "./server.js";
+import { element, request, servedModel } from "./server.js";
 
 const beginnings = ["Once upon a time", "The weather today", "A loom is", "My favourite book", "In the year 1850",
   "To bake bread", "The river", "Far away"];
-let controller = null, under_way = 0;
+let controller = null, underWay = 0;
 
 function show() {
-  const busy = under_way > 0;
+  const busy = underWay > 0;
   if (!busy && document.activeElement === element("demo-stop")) element("demo-short").focus();
   element("demo-stop").hidden = !busy;
 }
 
 async function send(fields) {
   controller ??= new AbortController();
-  ++under_way;
+  ++underWay;
   show();
   try {
     const model = await servedModel();
-    const body = { model: model.id, ignore_eos: true, stream: true, ...fields(model) };
-    for await (const event of eventsOf(await request("v1/completions", { body, signal: controller.signal }))) {
-      void event;
-    }
+    const body = { model: model.id, ignore_eos: true, ...fields(model) };
+    await (await request("v1/completions", { body, signal: controller.signal })).text();
     element("demo-state").textContent = "";
   } catch (error) {
     if (error.name !== "AbortError") element("demo-state").textContent = error.message;
   }
-  if (--under_way === 0) controller = null;
+  if (--underWay === 0) controller = null;
   show();
 }
 
@@ -39,7 +37,7 @@ element("demo-short").addEventListener("click", async () => {
   }
 });
 
-// About two tokens for each repetition; half of the context.
+// About four tokens for each repetition; half of the context.
 element("demo-long").addEventListener("click", () => send((model) => ({
   prompt: "and so on, ".repeat(Math.min(2000, model.max_model_len / 2) / 4), max_tokens: 16,
 })));

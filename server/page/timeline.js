@@ -8,7 +8,7 @@ export const kRows = 96;
 // What a request does in an iteration; and flags of its first and last cell.
 export const Phase = { none: 0, waiting: 1, prompt: 2, decode: 3, held: 4, mask: 7, begins: 8, ends: 16, breaks: 32 };
 
-const kAftermath = 512;  // numbers of requests that ended, for plans that were under way then
+const kEnded = 512;  // requests whose end is remembered: plans that were under way then name them once more
 const kRateSeconds = 2;  // that rates are taken over
 
 export class Timeline {
@@ -31,8 +31,8 @@ export class Timeline {
   now = { time: 0, waiting: 0, running: 0, pages: 0, usedPages: 0 };
   rows = new Array(kRows).fill(null);  // who has it
 
-  #live = new Map();  // by number: {row, ran, promptTokens}
-  #ended = new Set();
+  #live = new Map();  // by number: {row, ran, shown, prompt_tokens}
+  #ended = new Map();  // by number: as the feed told it
   #lost = 0;
 
   /** Takes one line of the feed. True: there is a new column. */
@@ -82,15 +82,17 @@ export class Timeline {
     return rates;
   }
 
-  promptTokensOf(number) { return this.#live.get(number)?.promptTokens; }
+  /** If it is known; of a request that runs or ended not long ago. */
+  promptTokensOf(number) { return (this.#live.get(number) ?? this.#ended.get(number))?.prompt_tokens; }
+  endOf(number) { return this.#ended.get(number); }
 
   #forget() {
     this.#live.clear();
     this.rows.fill(null);
   }
 
-  #enter(number, promptTokens) {
-    const entry = { row: this.rows.indexOf(null), ran: false, shown: false, promptTokens };
+  #enter(number, prompt_tokens) {
+    const entry = { row: this.rows.indexOf(null), ran: false, shown: false, prompt_tokens };
     if (entry.row >= 0) this.rows[entry.row] = number;
     this.#live.set(number, entry);
     return entry;
@@ -144,11 +146,11 @@ export class Timeline {
     }
   }
 
-  #end({ request, reason }, isColumn) {
-    const entry = this.#live.get(request);
+  #end(end, isColumn) {
+    const { request, reason } = end, entry = this.#live.get(request);
     this.#live.delete(request);
-    this.#ended.add(request);
-    if (this.#ended.size > kAftermath) this.#ended.delete(this.#ended.values().next().value);
+    this.#ended.set(request, end);
+    if (this.#ended.size > kEnded) this.#ended.delete(this.#ended.keys().next().value);
     if (!entry || entry.row < 0) return;
     this.rows[entry.row] = null;
     if (!isColumn || !entry.shown) return;

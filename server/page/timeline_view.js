@@ -54,10 +54,6 @@ export class TimelineView {
     this.#drawn = -1;
   }
 
-  pause(on) {
-    this.paused = on;
-  }
-
   get #left() { return Math.round(kGutter * this.#scale); }
   get columns() { return Math.floor((this.#canvas.width - this.#left) / Math.max(this.#step, 1)); }
 

@@ -62,9 +62,10 @@ function describe({ column, row }) {
   if ((phase & Phase.mask) === Phase.none) return text;
   const number = timeline.request[cell];
   text += `. Request ${number}: ${doing[phase & Phase.mask](timeline.tokens[cell], timeline.promptTokensOf(number))}`;
-  if (phase & Phase.ends) text += ", and ends";
-  if (phase & Phase.breaks) text += ", and is broken off";
-  return text;
+  const end = timeline.endOf(number);
+  if (!end) return text;
+  return `${text}. In all ${end.prompt_tokens} + ${end.output_tokens} tokens, ${end.queued.toFixed(2)} s queued, first ` +
+    `token after ${end.first_token.toFixed(2)} s, over after ${end.total.toFixed(2)} s (${end.reason})`;
 }
 
 const marker = document.createElement("div");
@@ -106,7 +107,7 @@ function hideCursor() {
 
 function pause(on) {
   if (!on) hideCursor();
-  view.pause(on);
+  view.paused = on;
   element("pause").setAttribute("aria-pressed", on);
   show("pause", on ? "Resume" : "Pause");
   repaint();
