@@ -87,7 +87,7 @@ function addNumbers(message, asked, { began, first, last, pieces, usage, finish 
     const rate = (tokens - 1) / ((last - first) / 1000);
     if (tokens > 1 && last > first) numbers.push(`${usage ? "" : "about "}${rate.toFixed(1)} tokens/s`);
   }
-  numbers.push({ stop: "complete", length: "max tokens reached" }[finish] ?? finish ?? "stopped");
+  numbers.push({ stop: "complete", length: "max tokens" }[finish] ?? finish ?? "stopped");
   const line = add("p", "numbers", "");
   line.append(add("span", "", numbers.join(" · ")));
   const curl = add("button", "", "curl");

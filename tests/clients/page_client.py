@@ -195,7 +195,7 @@ def check_chat(tab, server):
     tab.wait_text(".message:last-child .numbers", "stopped")
     tab.type("[data-field=max_tokens]", "\ue003" * 4 + "9")  # Backspaces
     tab.type("#prompt", "And?\ue007")
-    tab.wait_text(".message:last-child .numbers", "complete|max tokens reached")
+    tab.wait_text(".message:last-child .numbers", "complete|max tokens")
     tab.click(".message:last-child .numbers button")
     command = tab.text("#curl-text")
     output = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE).stdout
