@@ -60,7 +60,8 @@ export class TimelineView {
   /** The cell at a point of the canvas in CSS pixels, within it or not: {column, row}. */
   cellAt(x, y) {
     const right = this.#canvas.width - x * this.#scale;
-    return { column: this.last - 1 - Math.floor(right / this.#step), row: Math.floor((y * this.#scale) / this.#rowHeight) };
+    const row = Math.floor((y * this.#scale) / this.#rowHeight);
+    return { column: this.last - 1 - Math.floor(right / this.#step), row };
   }
 
   /** Where a cell is, in CSS pixels. */

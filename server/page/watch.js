@@ -64,8 +64,8 @@ function describe({ column, row }) {
   text += `. Request ${number}: ${doing[phase & Phase.mask](timeline.tokens[cell], timeline.promptTokensOf(number))}`;
   const end = timeline.endOf(number);
   if (!end) return text;
-  return `${text}. In all ${end.prompt_tokens} + ${end.output_tokens} tokens, ${end.queued.toFixed(2)} s queued, first ` +
-    `token after ${end.first_token.toFixed(2)} s, over after ${end.total.toFixed(2)} s (${end.reason})`;
+  return `${text}. In all ${end.prompt_tokens} + ${end.output_tokens} tokens, ${end.queued.toFixed(2)} s queued, ` +
+    `first token after ${end.first_token.toFixed(2)} s, over after ${end.total.toFixed(2)} s (${end.reason})`;
 }
 
 const marker = document.createElement("div");
