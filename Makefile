@@ -10,8 +10,8 @@
 #   make package         build/treadle_VERSION_ARCHITECTURE.deb
 #   make fuzz TIME=60    libFuzzer on what parses bytes from outside, TIME seconds each; TARGETS="gguf requests"
 #   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
-#   make http-check      OpenAI's API, by OpenAI's own client and LangChain; structured output, by JSON-Schema's
-#                        test suite; through a gateway with three replicas
+#   make http-check      clients that are not ours: OpenAI's and LangChain, a gateway with three replicas, JSON-Schema's
+#                        test suite, and for the page a browser
 #   make chart-flags     what the chart knows of the flags of serve, written from their table
 #   make format          clang-format every source in place
 

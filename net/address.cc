@@ -36,6 +36,11 @@ std::string ToString(const Address& address) {
   return v6 ? Str("[", address.host, "]:", address.port) : Str(address.host, ":", address.port);
 }
 
+bool IsLoopback(std::string_view host) {
+  if (host == "localhost" || host == "::1") return true;
+  return host.starts_with("127.") && host.find_first_not_of("0123456789.") == host.npos;
+}
+
 absl::StatusOr<int> OpenListener(Address& address) {
   const auto cannot = [&](const char* reason) {
     return absl::UnavailableError(Str("cannot listen on ", ToString(address), ": ", reason));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -16,6 +17,10 @@ struct Address {
 // "127.0.0.1:50051", "localhost:0", "[::1]:50051". InvalidArgument otherwise.
 absl::StatusOr<Address> ParseAddress(const std::string& text);
 std::string ToString(const Address& address);
+
+// Only processes of this machine can reach that host: "localhost", "::1", or 127.x.y.z in digits (a
+// name may begin like that and lead elsewhere).
+bool IsLoopback(std::string_view host);
 
 // A socket that listens there, non-blocking; `address` gets the port that was taken. Unavailable
 // names address and reason ("Address already in use").

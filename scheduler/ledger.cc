@@ -32,6 +32,10 @@ void AppendNumber(std::string& out, const char* name, double value) {
   out += text;
 }
 
+void AppendArrival(std::string& out, const LedgerArrival& arrival) {
+  out += Str("{\"request\":", arrival.request, ",\"prompt_tokens\":", arrival.prompt_tokens, "}");
+}
+
 void AppendMember(std::string& out, const LedgerMember& member) {
   out += Str("{\"request\":", member.request, ",\"tokens\":", member.tokens, ",\"phase\":\"",
              member.initiation ? "initiation" : "increment", "\"}");
@@ -109,6 +113,7 @@ uint64_t Ledger::end() const {
 std::string Ledger::ToJson(const LedgerRecord& record) {
   std::string out = Str("{\"epoch\":", record.epoch, ",\"iteration\":", record.iteration);
   AppendNumber(out, "time", record.time);
+  AppendList(out, "arrivals", record.arrivals, AppendArrival);
   AppendList(out, "members", record.members, AppendMember);
   AppendList(out, "ends", record.ends, AppendEnd);
   out += Str(",\"waiting\":", record.waiting, ",\"running\":", record.running,

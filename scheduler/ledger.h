@@ -17,6 +17,12 @@
 
 namespace treadle {
 
+// One request that came, and waits.
+struct LedgerArrival {
+  RequestId request = 0;
+  int32_t prompt_tokens = 0;
+};
+
 struct LedgerMember {
   RequestId request = 0;
   int32_t tokens = 0;
@@ -38,6 +44,7 @@ struct LedgerRecord {
   uint64_t epoch = 0;
   uint64_t iteration = 0;
   double time = 0;  // seconds since the ledger began, when the result was absorbed
+  std::vector<LedgerArrival> arrivals;  // requests that came since the last record
   std::vector<LedgerMember> members;
   std::vector<LedgerEnd> ends;  // requests that ended since the last record
   int64_t waiting = 0;

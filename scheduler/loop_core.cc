@@ -142,6 +142,7 @@ void LoopCore::AppendRecord(uint64_t epoch, uint64_t iteration, const IterationT
   record.epoch = epoch;
   record.iteration = iteration;
   record.time = Seconds(now_ - began_);
+  record.arrivals = std::exchange(arrivals_, {});
   record.members = note.members;
   record.ends = delivery_.TakeEnds();
   record.waiting = waiting_;
@@ -218,6 +219,7 @@ void LoopCore::TakeInbox() {
   for (auto& request : inbox.arrivals) {
     next_deadline_ = std::min(next_deadline_, request->spec.deadline);
     request->arrival = now_;
+    arrivals_.push_back({request->id, request->prompt_length()});
     ++waiting_;
     policy_.OnArrival(*request);
     pool_.live().push_back(std::move(request));

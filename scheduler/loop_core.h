@@ -111,7 +111,8 @@ class LoopCore {
   Clock::time_point next_deadline_ = Clock::time_point::max();  // no live request's is earlier
   uint64_t next_iteration_ = 0;
   std::deque<PlanInFlight> in_flight_;
-  std::vector<PlanInFlight> spare_;  // returned ones, for their memory
+  std::vector<LedgerArrival> arrivals_;  // since the last record
+  std::vector<PlanInFlight> spare_;      // returned ones, for their memory
   int64_t waiting_ = 0;
   int64_t running_ = 0;
   bool some_left_ = false;  // some live request can be dropped

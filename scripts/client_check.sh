@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# build/treadle as clients see it that are not ours, with packages of the registry, pinned by hash
-# and kept in a cache. Arguments: which of tests/clients; without any, the clients of HTTP.
+# build/treadle as clients see it that are not ours: with packages of the registry, pinned by hash
+# and kept in a cache, and in the distribution's browser. Arguments: which of tests/clients; without
+# any, the clients of HTTP.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,8 +19,11 @@ packages() {
 }
 
 model=$(scripts/fetch_model.sh)
-[ $# -gt 0 ] || set -- openai json_schema langchain gateway
+[ $# -gt 0 ] || set -- openai json_schema langchain gateway page
 for client; do
-  PYTHONPATH=$(packages "tests/clients/${client}_requirements.txt") PYTHONDONTWRITEBYTECODE=1 timeout 300 \
+  requirements=tests/clients/${client}_requirements.txt path=
+  [ ! -f "$requirements" ] || path=$(packages "$requirements")
+  [ "$client" != page ] || command -v chromedriver >/dev/null || scripts/install_packages.sh chromium chromium-driver
+  PYTHONPATH=$path PYTHONDONTWRITEBYTECODE=1 timeout 300 \
     python3 "tests/clients/${client}_client.py" build/treadle "$model"
 done

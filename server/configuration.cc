@@ -75,12 +75,28 @@ absl::StatusOr<std::vector<std::string>> ParseWorkers(const std::string& text) {
   }
   return workers;
 }
-std::string ShowWorkers(const std::vector<std::string>& workers) {
-  return ShowText(absl::StrJoin(workers, ","));
+std::string ShowList(const std::vector<std::string>& list) {
+  return ShowText(absl::StrJoin(list, ","));
+}
+
+// As browsers send them: no path, no slash at the end, lower case.
+absl::StatusOr<std::vector<std::string>> ParseOrigins(const std::string& text) {
+  if (text.empty() || text == "none") return std::vector<std::string>();
+  std::vector<std::string> origins = absl::StrSplit(absl::AsciiStrToLower(text), ',');
+  for (const std::string& origin : origins) {
+    const size_t host = origin.find("://");
+    const bool whole = host != 0 && host != origin.npos && host + 3 < origin.size() &&
+                       origin.find_first_of("/ \t\"'", host + 3) == origin.npos;
+    if (origin != "*" && !whole) {
+      return InvalidArgument("has '", origin, "', expected https://host, http://host:port, or *");
+    }
+  }
+  return origins;
 }
 
 constexpr char kPageSizes[] = R"({"enum": [16, 32, 64, 128, 256, 512, 1024, 2048, 4096]})";
 constexpr char kThreshold[] = R"({"type": "number", "minimum": 0, "maximum": 1000000})";
+constexpr char kOrigins[] = R"({"type": "string", "pattern": "^([*]|[a-z]+://[^ ]+)$"})";
 constexpr char kAbsolutePath[] = R"({"type": "string", "pattern": "^/[^ ]*[^ /]$"})";
 
 constexpr Choice<PlanForwarding> kPlanForwarding[] = {{"early", PlanForwarding::kEarly},
@@ -110,8 +126,14 @@ const std::vector<ServeFlag>& ServeFlags() {
        "there",
        kServing, kOwn, Listen(&O::listen, /*optional=*/false)},
       {"--http-listen",
-       "address of OpenAI's API over HTTP, with the TLS and keys of --listen; none: no such server",
+       "address of the page and OpenAI's API over HTTP, with the TLS and keys of --listen; none: "
+       "no such server",
        kServing, kOwn, Listen(&O::http_listen, /*optional=*/true)},
+      {"--http-allow-origin",
+       "web pages of others that may ask over HTTP: https://host,..., or * for all; none: only the "
+       "server's own page",
+       kServing, kServer,
+       Value<std::vector<std::string>>(&O::http_allow_origins, ParseOrigins, ShowList, kOrigins)},
       {"--metrics-listen", "address of http://.../metrics; none: no such server", kServing, kOwn,
        Listen(&O::metrics_listen, /*optional=*/true)},
       {"--health-listen",
@@ -193,7 +215,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        kEngine, kOwn, Integer(&O::pipeline_parallel, 1, 256)},
       {"--workers",
        "instead: workers that were started by hand (treadle worker), one stage each: host:port,...",
-       kEngine, kOwn, Value<std::vector<std::string>>(&O::workers, ParseWorkers, ShowWorkers)},
+       kEngine, kOwn, Value<std::vector<std::string>>(&O::workers, ParseWorkers, ShowList)},
       {"--wire", "activations between stages: f32 (exact), bf16 or int8", kEngine, kOwn,
        OneOf(&O::wire, kWireTypes)},
       {"--data-plane",

@@ -39,6 +39,7 @@ struct ServeOptions {
   std::string model_sha256;  // lower case; empty: not checked
   std::string listen = "127.0.0.1:50051";
   std::string http_listen = "127.0.0.1:8080";     // "none": no OpenAI API
+  std::vector<std::string> http_allow_origins;    // of pages of others that may ask; "*": all
   std::string metrics_listen = "127.0.0.1:9400";  // "none": no metrics server
   int64_t max_batch_size = kDefaultBatchSize;
   int64_t max_batch_tokens = 0;  // 0: auto, see BatchTokens

@@ -11,6 +11,7 @@
 #include <fstream>
 
 #include "base/status.h"
+#include "net/address.h"
 
 namespace treadle {
 namespace {
@@ -66,10 +67,8 @@ bool SameProof(const std::string& a, const std::string& b) {
 
 bool StaysOnMachine(const std::string& listen) {
   if (listen.starts_with("unix:")) return true;
-  const std::string host = listen.substr(0, listen.rfind(':'));
-  if (host == "localhost" || host == "[::1]") return true;
-  // 127.x.y.z in digits: a name may begin like that and lead elsewhere.
-  return host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string::npos;
+  const absl::StatusOr<Address> address = ParseAddress(listen);
+  return address.ok() && IsLoopback(address->host);
 }
 
 }  // namespace treadle

@@ -29,6 +29,7 @@
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
 #include "server/openai/openai_server.h"
+#include "server/page/page_routes.h"
 #include "server/serving_stack.h"
 
 namespace treadle {
@@ -173,7 +174,8 @@ HttpOptions HttpFrom(const ServeOptions& options, const Doors& doors) {
           .body_bytes = static_cast<uint64_t>(options.max_request_bytes),
           .receiving_bytes = static_cast<uint64_t>(options.max_receive_memory),
           .connections = static_cast<size_t>(options.max_connections),
-          .per_address = static_cast<size_t>(options.max_connections_per_address)};
+          .per_address = static_cast<size_t>(options.max_connections_per_address),
+          .allow_origins = options.http_allow_origins};
 }
 
 // Scrapes and probes; what to tell of them.
@@ -310,12 +312,13 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   std::unique_ptr<HttpServer> http;
   std::string where;
   if (options.http_listen != "none") {
-    TREADLE_ASSIGN_OR_RETURN(http, StartOpenAi(options.http_listen, HttpFrom(options, doors),
-                                               server->sessions(), *doors.health));
+    TREADLE_ASSIGN_OR_RETURN(
+        http, StartOpenAi(options.http_listen, HttpFrom(options, doors), server->sessions(),
+                          *doors.health, PageRoutes(follower, server->sessions())));
     where = Str("http", doors.tls ? "s" : "", "://", ToString(http->address()));
   }
   const std::string address = ToString(server->address());
-  const std::string both = http ? where + " (OpenAI API), gRPC on " + address
+  const std::string both = http ? where + " (page and OpenAI API), gRPC on " + address
                                 : Str(address, " (gRPC", doors.tls ? ", TLS" : "", ")");
   log.Write({.name = "listening",
              .message = Str("listening on ", both, ", ", others),

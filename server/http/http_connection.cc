@@ -7,6 +7,7 @@
 #include "base/choice.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/http/http_origin.h"
 
 namespace treadle {
 namespace {
@@ -20,6 +21,8 @@ constexpr size_t kAhead = 8 << 10;  // bytes that are read ahead while a request
 constexpr size_t kKept = 16 << 10;  // bytes of a buffer that an idle connection keeps
 
 constexpr Choice<int> kReasons[] = {{"OK", 200},
+                                    {"No Content", 204},
+                                    {"Not Modified", 304},
                                     {"Bad Request", 400},
                                     {"Unauthorized", 401},
                                     {"Forbidden", 403},
@@ -193,13 +196,20 @@ void HttpConnection::Handle() {
   }
   const auto reply = std::make_shared<HttpReplyOf>(house_.loop_, shared_from_this());
   const std::string where = Printable(Cut(request.path, 200));
-  if (found != nullptr) {
+  const HttpOptions& options = house_.options();
+  cors_ = CorsLines(request, options.allow_origins);
+  if (const std::string stranger = Stranger(request, options.allow_origins, options.any_host);
+      !stranger.empty()) {
+    reply->Send(options.refusal(403, stranger), {});
+  } else if (method == "OPTIONS" && !cors_.empty() && !allowed.empty()) {
+    reply->Send(PreflightAnswer(request, allowed), {});
+  } else if (found != nullptr) {
     found->handle(std::move(request), reply);
   } else if (allowed.empty()) {
-    reply->Send(house_.options().refusal(404, "there is no " + where), {});
+    reply->Send(options.refusal(404, "there is no " + where), {});
   } else {
     HttpResponse response =
-        house_.options().refusal(405, method + " is not for " + where + ", expected " + allowed);
+        options.refusal(405, method + " is not for " + where + ", expected " + allowed);
     response.headers.push_back({"Allow", allowed});
     reply->Send(std::move(response), {});
   }
@@ -210,6 +220,7 @@ void HttpConnection::Handle() {
 void HttpConnection::Refuse(int code, const std::string& message) {
   parser_.reset();
   stage_ = kAnswering;
+  cors_.clear();
   Count(0);
   keep_alive_ = head_only_ = false;
   Begin(number_, house_.options().refusal(code, message), /*whole=*/true);
@@ -224,7 +235,9 @@ void HttpConnection::Begin(uint64_t number, const HttpResponse& response, bool w
               "\r\nContent-Type: ", response.content_type);
   for (const auto& [name, value] : response.headers) out_ += "\r\n" + name + ": " + value;
   if (response.code == 401) out_ += "\r\nWWW-Authenticate: Bearer";
-  if (whole) out_ += Str("\r\nContent-Length: ", response.body.size());
+  out_ += cors_;
+  const bool bodiless = response.code == 204 || response.code == 304;
+  if (whole && !bodiless) out_ += Str("\r\nContent-Length: ", response.body.size());
   if (chunked_) out_ += "\r\nTransfer-Encoding: chunked";
   if (!keep_alive_) out_ += "\r\nConnection: close";
   if (keep_alive_ && version_ < 11) out_ += "\r\nConnection: keep-alive";

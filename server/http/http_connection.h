@@ -116,6 +116,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   bool keep_alive_ = false, head_only_ = false, chunked_ = false, ended_ = false;
   unsigned version_ = 11;
   std::function<void()> closed_;
+  std::string cors_;  // lines of its answer's head, for a page of somebody else
 
   bool writing_ = false;
   std::string out_, going_;  // what waits, and what is on its way

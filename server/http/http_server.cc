@@ -140,7 +140,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
                                                               std::vector<HttpRoute> routes) {
   TREADLE_ASSIGN_OR_RETURN(Address address, ParseAddress(text));
   TREADLE_ASSIGN_OR_RETURN(const int listener, OpenListener(address));
-  auto house = std::make_unique<HttpHouse>(options, std::move(routes));
+  HttpOptions own = options;
+  own.any_host |= options.tls != nullptr || !IsLoopback(address.host);
+  auto house = std::make_unique<HttpHouse>(own, std::move(routes));
   return std::unique_ptr<HttpServer>(
       new HttpServer(std::move(address), listener, std::move(house)));
 }

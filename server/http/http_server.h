@@ -94,6 +94,9 @@ struct HttpOptions {
   Time body_patience{60'000};   // from the head, until the body is whole
   Time idle_patience{60'000};   // between requests; longer than the pools of most clients wait
   Time stall_patience{60'000};  // of a client that reads nothing of its answer
+  // Who may make a browser ask, and by which names: see http_origin.h.
+  std::vector<std::string> allow_origins = {};
+  bool any_host = false;  // callers show a key; so it is with TLS, and beyond loopback
   // What the server refuses by itself, as an answer; empty: as text.
   std::function<HttpResponse(int code, const std::string& message)> refusal = {};
 };

@@ -228,6 +228,7 @@ absl::StatusOr<int> Metrics::Listen(const std::string& address, const ApiKeys* k
   };
   HttpOptions options;
   options.tls = tls;
+  options.any_host = keys != nullptr;
   options.body_bytes = 0;    // a scrape has none
   options.connections = 32;  // some scrapers; whoever says nothing makes room
   options.per_address = 32;

@@ -1,6 +1,8 @@
 #include "server/openai/openai_server.h"
 
+#include <algorithm>
 #include <ctime>
+#include <iterator>
 #include <utility>
 
 #include "base/status.h"
@@ -93,11 +95,13 @@ absl::StatusOr<std::string> Detokenize(const ServedModel& model, size_t most,
 absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& listen,
                                                         HttpOptions options,
                                                         SessionEnvironment& sessions,
-                                                        const HealthBoard& health) {
+                                                        const HealthBoard& health,
+                                                        std::vector<HttpRoute> others) {
   const ServedModel& model = sessions.model;
   const std::string entry =
       Str(R"({"id":)", JsonString(model.name), R"(,"object":"model","created":)",
-          std::time(nullptr), R"(,"owned_by":"treadle","max_model_len":)", model.max_context, "}");
+          std::time(nullptr), R"(,"owned_by":"treadle","max_model_len":)", model.max_context,
+          R"(,"has_chat_template":)", model.chat_template ? "true}" : "false}");
   const auto generate = [&sessions](const std::string& path, OpenAiKind kind) {
     return HttpRoute{"POST", path, [&sessions, kind](HttpRequest request, auto reply) {
                        StartOpenAiCall(sessions, kind, std::move(request), std::move(reply));
@@ -119,7 +123,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
            }),
       ProbeRoute("/health", health, Probe::kLive),
       ProbeRoute("/ready", health, Probe::kReady)};
+  std::ranges::move(others, std::back_inserter(routes));
   options.refusal = OpenAiRefusal;
+  options.any_host = sessions.keys != nullptr;
   options.stall_patience = sessions.stall_timeout;
   return HttpServer::Start(listen, options, std::move(routes));
 }

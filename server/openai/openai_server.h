@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/http/http_server.h"
@@ -13,12 +14,13 @@
 
 namespace treadle {
 
-// Serves from now on. `sessions`, `health` and what the options name must outlive the server, and
-// before it ends the requests of its sessions must have. Unavailable names the address if it is
-// taken.
+// Serves from now on, beside `others`. `sessions`, `health` and what the options name must outlive
+// the server, and before it ends the requests of its sessions must have. Unavailable names the
+// address if it is taken.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& listen,
                                                         HttpOptions options,
                                                         SessionEnvironment& sessions,
-                                                        const HealthBoard& health);
+                                                        const HealthBoard& health,
+                                                        std::vector<HttpRoute> others = {});
 
 }  // namespace treadle

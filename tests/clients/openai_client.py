@@ -219,7 +219,7 @@ def main(treadle, model, tools=None):
             raise AssertionError(f"not in the log: {pattern}")
 
         try:
-            base, target = logged(r"listening on (http://\S+) \(OpenAI API\), gRPC on (\S+),").groups()
+            base, target = logged(r"listening on (http://\S+) \(page and OpenAI API\), gRPC on (\S+),").groups()
             logged("ready: ")
             grpc = [treadle, "generate", "--target", target, "--api-key-file", f"{folder}/keys"]
             client = openai.OpenAI(base_url=base + "/v1", api_key="client-0123456789abcdef", max_retries=0, timeout=120)

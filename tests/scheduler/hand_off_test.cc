@@ -92,12 +92,14 @@ TEST(Ledger, ReaderThatFellBehindLearnsWhatItMissed) {
 
 TEST(Ledger, JsonIsOneEscapedLine) {
   LedgerRecord record;
+  record.arrivals = {{2, 9}, {3, 4}};
   record.members = {{1, 5, true}, {2, 1, false}};
   record.ends.resize(1);
   record.ends[0].client_id = "a\"b\\c\n";
   record.ends[0].reason = "stop";
   const std::string json = Ledger::ToJson(record);
   EXPECT_THAT(json, HasSubstr("\"request_id\":\"a\\\"b\\\\c\\u000a\""));
+  EXPECT_THAT(json, HasSubstr("\"arrivals\":[{\"request\":2,\"prompt_tokens\":9},{\"request\":3,"));
   EXPECT_THAT(json, HasSubstr("{\"request\":2,\"tokens\":1,\"phase\":\"increment\"}]"));
   EXPECT_EQ(json.find('\n'), std::string::npos);
 }

@@ -36,7 +36,8 @@ TEST(Configuration, FlagsReachTheirFields) {
             "--workers a:1,[::1]:2,unix:/c --tensor-parallel 3 --wire int8 --weights-from master "
             "--plan-forwarding late --data-plane gloo "
             "--on-worker-loss fail --drain-timeout 500ms --stream-stall-timeout 2m --ledger-file "
-            "l.jsonl --log-format json --log-level error --log-file l.log --log-requests off",
+            "l.jsonl --http-allow-origin https://A.example,http://b:3000 --log-format json "
+            "--log-level error --log-file l.log --log-requests off",
             options),
       "");
   EXPECT_EQ(options.model, "m.gguf");
@@ -49,6 +50,8 @@ TEST(Configuration, FlagsReachTheirFields) {
   EXPECT_EQ(options.outlier_rule, OutlierRule::kPerCall);
   EXPECT_EQ(options.policy, "request-level");
   EXPECT_THAT(options.workers, testing::ElementsAre("a:1", "[::1]:2", "unix:/c"));
+  EXPECT_THAT(options.http_allow_origins,
+              testing::ElementsAre("https://a.example", "http://b:3000"));
   EXPECT_EQ(options.stages(), 3);
   EXPECT_EQ(options.tensor_parallel, 3);
   EXPECT_EQ(options.wire, WireType::kInt8);
@@ -95,6 +98,8 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--pipeline-parallel x", "--pipeline-parallel: is 'x', expected a whole number from 1"},
       {"--workers a:1,b", "--workers: address is 'b', expected host:port"},
       {"--workers a:1,", "--workers: address is '', expected host:port"},
+      {"--http-allow-origin https://a.example/", "--http-allow-origin: has 'https://a.example/', "},
+      {"--http-allow-origin a.example,*", "has 'a.example', expected https://host, "},
       {"--workers a:0", "--workers: address is 'a:0', expected the port of a worker"},
       {"--workers a:1,b:1,a:1", "--workers: has a:1 twice"},
       {"--wire f16", "--wire: is 'f16', expected f32 or bf16 or int8"},

@@ -95,7 +95,7 @@ std::string Ask(const Server& server, const std::string& text) {
 TEST(HttpServer, AnswersRequestsOfAConnectionInTurn) {
   const Server server;
   HttpClient client(server.port());
-  client.Send("GET /echo?name=x HTTP/1.1\r\nHost: a\r\nAUTHORIZATION:  Bearer k \r\n\r\n");
+  client.Send("GET /echo?name=x HTTP/1.1\r\nHost: localhost\r\nAUTHORIZATION:  Bearer k \r\n\r\n");
   const std::string reply = client.ReadAnswer();
   EXPECT_THAT(reply, StartsWith("HTTP/1.1 200 OK\r\n"));
   EXPECT_THAT(reply, HasSubstr("Content-Length: 22\r\n"));
@@ -117,6 +117,77 @@ TEST(HttpServer, RequestsThatComeTogetherAreAnsweredOneAfterAnother) {
   second->Send({.body = "second"});
   EXPECT_THAT(client.ReadAnswer(), EndsWith("\r\n\r\nsecond"));
   EXPECT_THAT(client.ReadAnswer(), EndsWith("/echo|||last"));
+}
+
+TEST(HttpServer, OnlyItsOwnPageMayAsk) {
+  const Server server;
+  const std::string own = Str("127.0.0.1:", server.port());
+  const auto ask = [&](const std::string& origin) {
+    return Ask(server, Post("/echo", "x",
+                            Str("Connection: close\r\nHost: ", own, "\r\n",
+                                origin.empty() ? "" : "Origin: " + origin + "\r\n")));
+  };
+  for (const std::string& origin : {std::string(), "http://" + own, "HTTPS://" + own}) {
+    EXPECT_THAT(ask(origin), AllOf(EndsWith("/echo|||x"), Not(HasSubstr("Access-Control"))));
+  }
+  for (const char* origin : {"http://evil.example", "http://127.0.0.1:1", "null", "*"}) {
+    EXPECT_THAT(ask(origin), AllOf(StartsWith("HTTP/1.1 403 Forbidden\r\n"),
+                                   HasSubstr(Str("the header Origin is '", origin, "', expected")),
+                                   Not(HasSubstr("Access-Control"))));
+  }
+  EXPECT_THAT(Ask(server, "GET /echo HTTP/1.0\r\nOrigin: null\r\n\r\n"), HasSubstr(" 403 "));
+}
+
+TEST(HttpServer, AnAllowedPageMayAskAndRead) {
+  const Server server({.allow_origins = {"https://app.example", "http://b:3000"}});
+  HttpClient client(server.port());
+  const std::string page = "Origin: https://APP.example\r\n";
+  client.Send("OPTIONS /echo HTTP/1.1\r\n" + page +
+              "Access-Control-Request-Method: POST\r\n"
+              "Access-Control-Request-Headers: authorization,x-stainless-os\r\n\r\n");
+  EXPECT_THAT(client.ReadUntil("\r\n\r\n"),
+              AllOf(StartsWith("HTTP/1.1 204 No Content\r\n"),
+                    HasSubstr("\r\nAccess-Control-Allow-Origin: https://app.example\r\n"),
+                    HasSubstr("\r\nVary: Origin\r\n"),
+                    HasSubstr("\r\nAccess-Control-Allow-Methods: GET, HEAD, POST\r\n"),
+                    HasSubstr("\r\nAccess-Control-Allow-Headers: authorization,x-stainless-os\r\n"),
+                    Not(HasSubstr("Content-Length"))));
+  const auto readable = HasSubstr("\r\nAccess-Control-Allow-Origin: https://app.example\r\n");
+  client.Send(Post("/echo", "x", page));
+  EXPECT_THAT(client.ReadAnswer(), AllOf(EndsWith("/echo|||x"), readable));
+  client.Send(Post("/none", "x", page));
+  EXPECT_THAT(client.ReadAnswer(), AllOf(StartsWith("HTTP/1.1 404 "), readable));
+  client.Send(Post("/echo", "x"));
+  EXPECT_THAT(client.ReadAnswer(), AllOf(EndsWith("/echo|||x"), Not(readable)));
+  client.Send("OPTIONS /echo HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(client.ReadAnswer(), StartsWith("HTTP/1.1 405 "));
+  client.Send("OPTIONS /echo HTTP/1.1\r\nOrigin: https://c.example\r\n\r\n");
+  EXPECT_THAT(client.ReadAnswer(), StartsWith("HTTP/1.1 403 "));
+
+  const Server open({.allow_origins = {"*"}});
+  EXPECT_THAT(
+      Ask(open, "GET /echo HTTP/1.0\r\nHost: x\r\nOrigin: null\r\n\r\n"),
+      AllOf(StartsWith("HTTP/1.1 200 "), HasSubstr("\r\nAccess-Control-Allow-Origin: *\r\n")));
+}
+
+TEST(HttpServer, OnItsOwnMachineItHasNoOtherNames) {
+  const auto ask = [](const Server& server, const std::string& host) {
+    return Ask(server, "GET /echo HTTP/1.1\r\nConnection: close\r\nHost: " + host + "\r\n\r\n");
+  };
+  const Server server({.allow_origins = {"https://app.example"}});
+  for (const char* host : {"localhost", "LOCALHOST:81", "a.localhost:1", "127.0.0.1:80",
+                           "127.8.9.1", "[::1]:80", "10.0.0.3:80", "[fe80::1]", "app.example"}) {
+    EXPECT_THAT(ask(server, host), StartsWith("HTTP/1.1 200 ")) << host;
+  }
+  for (const char* host : {"evil.example", "evil.example:80", "127.evil.example",
+                           "localhost.evil.example", "[::1", "app.example:81", "::1"}) {
+    EXPECT_THAT(ask(server, host),
+                AllOf(StartsWith("HTTP/1.1 403 "),
+                      HasSubstr(Str("the header Host is '", host, "', expected"))))
+        << host;
+  }
+  EXPECT_THAT(ask(Server({.any_host = true}), "a.example"), StartsWith("HTTP/1.1 200 "));
+  EXPECT_THAT(ask(Server({}, "0.0.0.0:0"), "a.example"), StartsWith("HTTP/1.1 200 "));
 }
 
 TEST(HttpServer, ABodyMayComeInPiecesAndChunks) {

@@ -1,0 +1,196 @@
+// The conversation: sends it with every question, shows the answer as it streams, and how fast.
+
+import { apiKey, element, eventsOf, request, servedModel } from "./server.js";
+
+let turns = [];  // {role, content}, as the next request repeats them
+let running = null;  // AbortController of the answer that streams
+
+// -- what is asked --------------------------------------------------------------------------------
+
+/** Path and body of the request for `turns`. */
+function question(model) {
+  const body = { model: model.id };
+  const system = element("system").value.trim();
+  if (model.has_chat_template) {
+    body.messages = system ? [{ role: "system", content: system }, ...turns] : [...turns];
+  } else {
+    body.prompt = system + turns.map((turn) => turn.content).join("");
+  }
+  for (const input of document.querySelectorAll("[data-field]")) {
+    if (input.value !== "") body[input.dataset.field] = Number(input.value);
+  }
+  return {
+    path: model.has_chat_template ? "v1/chat/completions" : "v1/completions",
+    body: { ...body, stream: true, stream_options: { include_usage: true } },
+  };
+}
+
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+function curlOf({ path, body }) {
+  const key = apiKey() ? ` \\\n  -H "Authorization: Bearer $TREADLE_API_KEY"` : "";
+  return `curl -N ${quoted(new URL(path, document.baseURI).href)}${key} \\\n` +
+    `  -H 'Content-Type: application/json' \\\n  -d ${quoted(JSON.stringify(body))}`;
+}
+
+function showCurl(asked) {
+  element("curl-text").textContent = curlOf(asked);
+  element("curl-copied").textContent = "";
+  element("curl").showModal();
+}
+
+element("curl-copy").addEventListener("click", async () => {
+  try {
+    await navigator.clipboard.writeText(element("curl-text").textContent);
+    element("curl-copied").textContent = "Copied.";
+  } catch {  // pages that came without TLS from another machine may not
+    getSelection().selectAllChildren(element("curl-text"));
+    element("curl-copied").textContent = "Selected: copy it with Ctrl+C.";
+  }
+});
+
+// -- what is shown --------------------------------------------------------------------------------
+
+const messages = element("messages");
+
+function add(tag, className, text) {
+  const made = document.createElement(tag);
+  made.className = className;
+  made.textContent = text;
+  return made;
+}
+
+function addMessage(role) {
+  element("hint").hidden = true;
+  const message = add("article", `message ${role}`, "");
+  message.append(add("h3", "who", role === "user" ? "You" : "Model"));
+  const text = add("div", "text", "");
+  message.append(text);
+  messages.append(message);
+  messages.scrollTop = messages.scrollHeight;
+  return { message, text };
+}
+
+function fail(message, error) {
+  const shown = add("p", "error", error.message);
+  shown.setAttribute("role", "alert");
+  message.append(shown);
+}
+
+/** One line of numbers about an answer, with the button for its request. */
+function addNumbers(message, asked, { began, first, last, pieces, usage, finish }) {
+  const numbers = [];
+  if (usage) numbers.push(`${usage.prompt_tokens} + ${usage.completion_tokens} tokens`);
+  if (first) {
+    numbers.push(`first after ${Math.round(first - began)} ms`);
+    const tokens = usage ? usage.completion_tokens : pieces;
+    const rate = (tokens - 1) / ((last - first) / 1000);
+    if (tokens > 1 && last > first) numbers.push(`${usage ? "" : "about "}${rate.toFixed(1)} tokens/s`);
+  }
+  numbers.push({ stop: "complete", length: "max tokens" }[finish] ?? finish ?? "stopped");
+  const line = add("p", "numbers", "");
+  line.append(add("span", "", numbers.join(" · ")));
+  const curl = add("button", "", "curl");
+  curl.type = "button";
+  curl.setAttribute("aria-label", "Show this request as curl");
+  curl.addEventListener("click", () => showCurl(asked));
+  line.append(curl);
+  message.append(line);
+  element("said").textContent = `Answer ${numbers.at(-1)}.`;
+}
+
+function setRunning(controller) {
+  running = controller;
+  const stop = element("stop"), send = element("send");
+  const focused = document.activeElement === stop || document.activeElement === send;
+  stop.hidden = !controller;
+  send.hidden = Boolean(controller);
+  if (focused) (controller ? stop : send).focus();
+}
+
+// -- an answer ------------------------------------------------------------------------------------
+
+async function answer() {
+  const own = turns;  // "New chat" begins others
+  const { message, text } = addMessage("assistant");
+  message.setAttribute("aria-busy", "true");  // to be read when it is whole
+  const controller = new AbortController();
+  setRunning(controller);
+  const shown = document.createTextNode("");
+  text.append(shown);
+  const numbers = { began: performance.now(), pieces: 0 };
+  let asked = null;
+  try {
+    asked = question(await servedModel());
+    const response = await request(asked.path, { body: asked.body, signal: controller.signal });
+    for await (const event of eventsOf(response)) {
+      if (event.usage) numbers.usage = event.usage;
+      const choice = event.choices[0];
+      if (!choice) continue;
+      numbers.finish = choice.finish_reason ?? numbers.finish;
+      const piece = choice.delta ? choice.delta.content : choice.text;
+      if (!piece) continue;
+      numbers.last = performance.now();
+      numbers.first ??= numbers.last;
+      ++numbers.pieces;
+      const atEnd = messages.scrollHeight - messages.scrollTop - messages.clientHeight < 40;
+      shown.appendData(piece);
+      if (atEnd) messages.scrollTop = messages.scrollHeight;
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      numbers.finish = "failed";
+      fail(message, error);
+    }
+  }
+  message.removeAttribute("aria-busy");
+  if (shown.data) {
+    own.push({ role: "assistant", content: shown.data });
+  } else {  // the question can be sent again
+    const { content } = own.pop();
+    if (own === turns) element("prompt").value ||= content;
+  }
+  if (asked) addNumbers(message, asked, numbers);
+  messages.scrollTop = messages.scrollHeight;
+  if (running === controller) setRunning(null);
+}
+
+element("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const prompt = element("prompt");
+  if (running || prompt.value.trim() === "") return;
+  turns.push({ role: "user", content: prompt.value });
+  addMessage("user").text.textContent = prompt.value;
+  prompt.value = "";
+  answer();
+});
+
+// The browser points at a number that it does not take, if it can be seen.
+element("ask").addEventListener("invalid", () => { element("parameters").open = true; }, true);
+
+element("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  element("ask").requestSubmit();
+});
+
+element("stop").addEventListener("click", () => running?.abort());
+element("chat").addEventListener("keydown", (event) => {
+  if (event.key === "Escape") running?.abort();
+});
+
+element("clear").addEventListener("click", () => {
+  running?.abort();
+  turns = [];
+  for (const message of messages.querySelectorAll(".message")) message.remove();
+  element("hint").hidden = false;
+  element("prompt").focus();
+});
+
+servedModel().then((model) => {
+  element("model").textContent = model.id;
+  document.title = `Treadle: ${model.id}`;
+  if (!model.has_chat_template) {
+    element("hint").textContent = "This model has no chat template: it continues the text that you give.";
+  }
+}, (error) => { element("model").textContent = error.message; });

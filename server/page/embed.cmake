@@ -1,0 +1,25 @@
+# Writes OUTPUT, the C++ source with the table of page_files.h, from FILES of FOLDER (separated by commas). The first
+# one is what "/" answers.
+set(type_html "text/html; charset=utf-8")
+set(type_css "text/css; charset=utf-8")
+set(type_js "text/javascript; charset=utf-8")
+set(type_svg "image/svg+xml")
+
+string(REPLACE "," ";" files "${FILES}")
+set(source "// Made by embed.cmake.\n#include \"server/page/page_files.h\"\n\nnamespace treadle {\n\n"
+  "static constexpr PageFile kFiles[] = {\n")
+string(CONCAT source ${source})
+set(path "/")
+foreach(file IN LISTS files)
+  file(READ ${FOLDER}/${file} text)
+  file(SHA256 ${FOLDER}/${file} hash)
+  string(SUBSTRING ${hash} 0 16 hash)
+  string(REGEX MATCH "[a-z]+$" extension ${file})
+  if(path STREQUAL "")
+    set(path "/page/${file}")
+  endif()
+  string(APPEND source "    {\"${path}\", \"${type_${extension}}\", R\"(\"${hash}\")\", R\"page(${text})page\"},\n")
+  set(path "")
+endforeach()
+string(APPEND source "};\n\nstd::span<const PageFile> PageFiles() { return kFiles; }\n\n}  // namespace treadle\n")
+file(WRITE ${OUTPUT} "${source}")
