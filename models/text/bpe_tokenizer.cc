@@ -152,10 +152,17 @@ MergeQueue::Candidate MergeQueue::Pop() {
   return first;
 }
 
+const MergeTable::Merge* Merger::Find(int32_t left, int32_t right) {
+  const uint32_t hash = static_cast<uint32_t>(left) * 31 + static_cast<uint32_t>(right);
+  Found& found = found_[hash % found_.size()];
+  if (found.left != left || found.right != right) found = {left, right, table_.Find(left, right)};
+  return found.merge;
+}
+
 void Merger::Consider(const std::vector<int32_t>& symbols, int32_t left, int32_t right) {
   const int32_t left_id = symbols[static_cast<size_t>(left)];
   const int32_t right_id = symbols[static_cast<size_t>(right)];
-  if (const MergeTable::Merge* merge = table_.Find(left_id, right_id)) {
+  if (const MergeTable::Merge* merge = Find(left_id, right_id)) {
     queue_.Push({merge->priority, left, left_id, right_id});
   }
 }
@@ -178,7 +185,7 @@ void Merger::Run(std::vector<int32_t>* symbols) {
     if (ids[left] != best.left || right >= count || ids[static_cast<size_t>(right)] != best.right) {
       continue;
     }
-    ids[left] = table_.Find(best.left, best.right)->result;
+    ids[left] = Find(best.left, best.right)->result;
     ids[static_cast<size_t>(right)] = kMergedAway;
     const int32_t after = next_[static_cast<size_t>(right)];
     next_[left] = after;

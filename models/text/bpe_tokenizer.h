@@ -133,9 +133,18 @@ class Merger {
   void Run(std::vector<int32_t>* symbols);
 
  private:
+  // As the table's, by way of what was found lately: text repeats its pairs.
+  const MergeTable::Merge* Find(int32_t left, int32_t right);
   void Consider(const std::vector<int32_t>& symbols, int32_t left, int32_t right);
 
+  struct Found {
+    int32_t left = -1;  // none yet: a pair that is not looked up
+    int32_t right = -1;
+    const MergeTable::Merge* merge = nullptr;
+  };
+
   const MergeTable& table_;
+  std::array<Found, 256> found_;  // by the pair's hash
   std::vector<int32_t> previous_;
   std::vector<int32_t> next_;
   MergeQueue queue_;

@@ -15,14 +15,28 @@ struct Constraint {
     kRegex,       // text: of the whole answer, as ECMAScript's
     kChoice,      // one of choices
     kGrammar,     // text: EBNF whose rules are "name ::= ...", from the rule `root`
+    kTags,        // tags, and text between them if there is a trigger
+  };
+  // JSON of a schema between two literal texts.
+  struct Tag {
+    std::string begin;
+    std::string schema;
+    std::string end;
+    std::string field;  // what the client calls the schema
   };
   Kind kind = Kind::kJsonObject;
   std::string text = {};
   std::vector<std::string> choices = {};
+  // Of kTags; with another kind the answer may be tags instead.
+  std::vector<Tag> tags = {};
+  std::string separator = {};        // of tags that are all there is, at least one
+  std::string trigger = {};          // begins every tag; text that does is one. Empty: no text
+  bool one_tag = false;              // ends the answer
   std::string field = "constraint";  // what the client calls it, for errors
 };
 
 inline constexpr size_t kMaxConstraintBytes = 64 << 10;
 inline constexpr size_t kMaxChoices = 1024;
+inline constexpr size_t kMaxTags = 128;
 
 }  // namespace treadle

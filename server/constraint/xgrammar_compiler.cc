@@ -23,14 +23,12 @@
 #include <thread>
 #include <utility>
 
-#include "base/quoted.h"
 #include "base/status.h"
 #include "base/sync.h"
 #include "base/utf8.h"
 #include "engine/iteration_plan.h"
 #include "server/constraint/constraint_compiler.h"
-#include "server/constraint/json_schema.h"
-#include "server/constraint/pattern.h"
+#include "server/constraint/prepared_constraint.h"
 
 namespace treadle {
 namespace {
@@ -152,65 +150,6 @@ absl::Status InTrial(const std::function<void()>& work) {
                          kTrialBytes >> 20, " MiB");
 }
 
-std::string EbnfLiteral(std::string_view text) {
-  constexpr char kHex[] = "0123456789abcdef";
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte == 0x7f) {
-      out += {'\\', 'u', '0', '0', kHex[byte >> 4], kHex[byte & 15]};
-    } else {
-      if (c == '"' || c == '\\') out += '\\';
-      out += c;
-    }
-  }
-  return out + "\"";
-}
-
-// The form that the library compiles, and that tells equal constraints.
-absl::StatusOr<std::string> Prepare(const Constraint& constraint) {
-  using Kind = Constraint::Kind;
-  size_t bytes = constraint.text.size();
-  for (const std::string& choice : constraint.choices) bytes += choice.size();
-  if (bytes > kMaxConstraintBytes) {
-    return InvalidArgument("has ", bytes, " bytes, expected at most ", kMaxConstraintBytes);
-  }
-  if (constraint.text.find('\0') != std::string::npos)
-    return InvalidArgument("has a null character");
-  for (const std::string& text : constraint.choices) {
-    if (FindInvalidUtf8(text) != std::string_view::npos || text.find('\0') != std::string::npos) {
-      return InvalidArgument("has a choice that is not valid UTF-8, or a null character");
-    }
-  }
-  if (const size_t bad = FindInvalidUtf8(constraint.text); bad != std::string_view::npos) {
-    return InvalidArgument("is not valid UTF-8 at byte ", bad);
-  }
-  double classes = 0;
-  switch (constraint.kind) {
-    case Kind::kJsonObject:
-      return PrepareSchema(R"({"type":"object"})");
-    case Kind::kJsonSchema:
-      return PrepareSchema(constraint.text);
-    case Kind::kRegex:
-      if (constraint.text.empty()) return InvalidArgument("is empty");
-      return PreparePattern(constraint.text, classes, Text::kPlain);
-    case Kind::kGrammar:
-      TREADLE_RETURN_IF_ERROR(CheckGrammarText(constraint.text));
-      return constraint.text;
-    case Kind::kChoice:
-      break;
-  }
-  if (constraint.choices.empty() || constraint.choices.size() > kMaxChoices) {
-    return InvalidArgument("has ", constraint.choices.size(), " choices, expected 1 to ",
-                           kMaxChoices);
-  }
-  std::string text = "root ::= ";
-  for (size_t i = 0; i < constraint.choices.size(); ++i) {
-    text += (i == 0 ? "" : " | ") + EbnfLiteral(constraint.choices[i]);
-  }
-  return text;
-}
-
 class XGrammarCompiler final : public ConstraintCompiler {
  public:
   XGrammarCompiler(const Tokenizer& tokenizer, int32_t vocab, const std::vector<int32_t>& end_ids)
@@ -225,13 +164,7 @@ class XGrammarCompiler final : public ConstraintCompiler {
     if (end_ids_.empty()) {
       return InvalidArgument("is not supported: this model has no token that ends an answer");
     }
-    TREADLE_ASSIGN_OR_RETURN(const std::string prepared, Prepare(constraint));
-    const bool schema = constraint.kind == Constraint::Kind::kJsonObject ||
-                        constraint.kind == Constraint::Kind::kJsonSchema;
-    const std::string key = (schema                                        ? 's'
-                             : constraint.kind == Constraint::Kind::kRegex ? 'r'
-                                                                           : 'g') +
-                            prepared;
+    TREADLE_ASSIGN_OR_RETURN(const PreparedConstraint key, Prepare(constraint));
     if (auto found = Find(key)) return found;
     std::call_once(vocabulary_read_, [this] { ReadVocabulary(); });
     TREADLE_RETURN_IF_ERROR(InTrial([this, &key] { Try(key); }));
@@ -241,18 +174,14 @@ class XGrammarCompiler final : public ConstraintCompiler {
   }
 
  private:
-  using Entry = std::pair<std::string, std::shared_ptr<const CompiledConstraint>>;
+  using Entry = std::pair<PreparedConstraint, std::shared_ptr<const CompiledConstraint>>;
 
   // Requires that the vocabulary was read.
-  absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Make(const std::string& key) {
-    const std::string text = key.substr(1);
+  absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Make(
+      const PreparedConstraint& constraint) {
     warning.clear();
     try {
-      const auto made = std::make_shared<CompiledConstraint>(
-          key[0] == 's'   ? compiler_->CompileJSONSchema(text, /*any_whitespace=*/true)
-          : key[0] == 'r' ? compiler_->CompileRegex(text)
-                          : compiler_->CompileGrammar(text),
-          vocab_);
+      const auto made = std::make_shared<CompiledConstraint>(CompileBy(constraint), vocab_);
       if (!warning.empty()) {
         return InvalidArgument("cannot be enforced: ", Cut(Printable(warning), kShownError));
       }
@@ -267,8 +196,24 @@ class XGrammarCompiler final : public ConstraintCompiler {
     }
   }
 
+  // Throws what the library throws.
+  xgrammar::CompiledGrammar CompileBy(const PreparedConstraint& constraint) {
+    using Form = PreparedConstraint::Form;
+    switch (constraint.form) {
+      case Form::kSchema:
+        return compiler_->CompileJSONSchema(constraint.text, /*any_whitespace=*/true);
+      case Form::kRegex:
+        return compiler_->CompileRegex(constraint.text);
+      case Form::kGrammar:
+        return compiler_->CompileGrammar(constraint.text);
+      case Form::kStructuralTag:
+        break;
+    }
+    return compiler_->CompileStructuralTag(constraint.text);
+  }
+
   // Compiles it, and works out masks along two ways through it. In a child process.
-  void Try(const std::string& key) {
+  void Try(const PreparedConstraint& key) {
     const auto made = Make(key);
     std::minstd_rand random(1);
     std::vector<uint32_t> allowed(MaskWords(vocab_));
@@ -291,7 +236,7 @@ class XGrammarCompiler final : public ConstraintCompiler {
                       /*max_threads=*/1, /*cache_enabled=*/false);
   }
 
-  std::shared_ptr<const CompiledConstraint> Find(const std::string& key) {
+  std::shared_ptr<const CompiledConstraint> Find(const PreparedConstraint& key) {
     MutexLock lock(mutex_);
     const auto found = by_key_.find(key);
     if (found == by_key_.end()) return nullptr;
@@ -299,9 +244,9 @@ class XGrammarCompiler final : public ConstraintCompiler {
     return found->second->second;
   }
 
-  void Keep(const std::string& key, std::shared_ptr<const CompiledConstraint> made) {
+  void Keep(const PreparedConstraint& key, std::shared_ptr<const CompiledConstraint> made) {
     const auto size_of = [](const Entry& entry) {
-      return entry.first.size() + entry.second->bytes();
+      return entry.first.text.size() + entry.second->bytes();
     };
     MutexLock lock(mutex_);
     if (by_key_.contains(key)) return;  // two compiled it at once
@@ -323,7 +268,7 @@ class XGrammarCompiler final : public ConstraintCompiler {
 
   Mutex mutex_;
   std::list<Entry> recent_ ABSL_GUARDED_BY(mutex_);  // the latest first
-  std::map<std::string, std::list<Entry>::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
+  std::map<PreparedConstraint, std::list<Entry>::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -38,29 +38,4 @@ std::string JsonIds(std::span<const int32_t> ids) {
   return text + "]";
 }
 
-std::string_view JsonMember(std::string_view object, std::string_view name) {
-  int depth = 0;
-  bool named = false;     // the name before was the wanted one
-  size_t begin = 0;       // of the value, if named
-  std::string_view last;  // string
-  for (size_t i = 0; i < object.size(); ++i) {
-    const char c = object[i];
-    if (c == '"') {
-      const size_t open = i;
-      for (++i; i < object.size() && object[i] != '"'; ++i) i += object[i] == '\\' ? 1 : 0;
-      last = object.substr(open + 1, i - open - 1);
-    } else if (c == ':' && depth == 1) {
-      named = last == name;
-      begin = i + 1;
-    } else if (named && ((c == ',' && depth == 1) || (c == '}' && depth == 1))) {
-      return object.substr(begin, i - begin);
-    } else if (c == '{' || c == '[') {
-      ++depth;
-    } else if (c == '}' || c == ']') {
-      --depth;
-    }
-  }
-  return {};
-}
-
 }  // namespace treadle

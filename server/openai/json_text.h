@@ -19,9 +19,4 @@ std::string JsonFloats(std::span<const float> values);
 // [1,2,3]
 std::string JsonIds(std::span<const int32_t> ids);
 
-// The text of a member of an object, as it is written: unlike what was read of it, with its own
-// members in their order. `object` is valid JSON without a key twice. Empty: there is no such
-// member, or its name is written with escapes.
-std::string_view JsonMember(std::string_view object, std::string_view name);
-
 }  // namespace treadle

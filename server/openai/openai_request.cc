@@ -328,16 +328,13 @@ constexpr Field kFields[] = {
        return Set(ReadBool("stream", value), to.stream);
      }},
     {"stream_options", kBoth, ReadStreamOptions},
+    {"structured_outputs", kBoth, ReadStructuredOutputs},
     {"tool_choice", kChat,
      [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadToolChoice(value), to.tools_allowed);
+       return Set(ReadToolChoice(value), to.tool_choice);
      }},
     {"tools", kChat,
-     [](const Json& value, OpenAiRequest& to) {
-       to.tools_offered = !value.empty();
-       return CheckTools(value);
-     }},
-    {"structured_outputs", kBoth, ReadStructuredOutputs},
+     [](const Json& value, OpenAiRequest& to) { return Set(ReadTools(value), to.tools); }},
     {"top_logprobs", kChat, ReadTopLogprobs},
     {"user", kBoth, nullptr},
 };
@@ -374,10 +371,7 @@ absl::Status Conclude(std::string_view body, OpenAiRequest& to) {
     return InvalidArgument("prompt_logprobs is given, expected stream to be false then");
   }
   if (!to.schema_path.empty()) {
-    for (const std::string_view name : to.schema_path) body = JsonMember(body, name);
-    if (body.empty()) {
-      return InvalidArgument(to.schema_path[0], " has a name with escapes, expected none");
-    }
+    for (const std::string_view name : to.schema_path) body = MemberText(body, name);
     to.common.constraint->text = body;
   }
   if (to.echo && to.common.logprobs) {
@@ -393,7 +387,11 @@ absl::Status Conclude(std::string_view body, OpenAiRequest& to) {
 
 // `body`: what the request was read from. Tools that may not be called are not told to the model.
 absl::Status ConcludeTools(std::string_view body, const ServedModel& model, OpenAiRequest& to) {
-  const bool offered = to.tools_offered && to.tools_allowed;
+  const bool demanded = to.tool_choice.mode == ToolChoice::Mode::kRequired;
+  if (demanded && to.tools.empty()) {
+    return InvalidArgument("tool_choice is a demand for a call, expected tools then");
+  }
+  const bool offered = !to.tools.empty() && to.tool_choice.mode != ToolChoice::Mode::kNone;
   if (!offered && !to.knows_tools) return absl::OkStatus();
   const ToolFormat* const format =
       model.chat_template ? FindToolFormat(model.chat_template->source()) : nullptr;
@@ -407,7 +405,8 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
   to.common.tools = MemberText(body, "tools");
   // Of some models the marks of a call are such tokens.
   to.common.special_tokens = true;
-  return absl::OkStatus();
+  return ConstrainCalls(to.common.tools, to.tools, to.tool_choice, to.parallel_tool_calls, *format,
+                        to.common.constraint);
 }
 
 absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {

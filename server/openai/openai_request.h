@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "server/openai/tool_calls.h"
+#include "server/openai/tool_request.h"
 #include "server/session/request_validation.h"
 
 namespace treadle {
@@ -32,16 +32,16 @@ struct OpenAiRequest {
   std::vector<Prompt> prompts = {};  // at least one
   bool base64 = false;               // of embeddings: how they are written
   bool stream = false;
-  bool include_usage = false;       // of a stream: in a chunk at its end
-  bool usage_in_chunks = false;     // of a stream: so far, in every chunk
-  bool echo = false;                // the prompt's text comes first, with its log probabilities
-  bool prompt_only = false;         // max_tokens is 0: of the one generated token nothing is told
-  bool token_ids = false;           // are told, beside the text
-  bool prompt_logprobs = false;     // were asked by this name
-  bool tools_offered = false;       // there are some
-  bool tools_allowed = true;        // may be called
-  bool parallel_tool_calls = true;  // several in one answer
-  bool knows_tools = false;         // the messages have calls
+  bool include_usage = false;    // of a stream: in a chunk at its end
+  bool usage_in_chunks = false;  // of a stream: so far, in every chunk
+  bool echo = false;             // the prompt's text comes first, with its log probabilities
+  bool prompt_only = false;      // max_tokens is 0: of the one generated token nothing is told
+  bool token_ids = false;        // are told, beside the text
+  bool prompt_logprobs = false;  // were asked by this name
+  std::vector<Tool> tools = {};
+  ToolChoice tool_choice = {};
+  bool parallel_tool_calls = true;     // several in one answer
+  bool knows_tools = false;            // the messages have calls
   const ToolFormat* tool_format = {};  // of the calls to look for in the answer; null: none
   std::vector<std::string_view> schema_path = {};  // of common.constraint's schema in the body
   // Of max_tokens and max_completion_tokens the one that was given, for errors.

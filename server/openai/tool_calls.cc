@@ -6,6 +6,7 @@
 
 #include "base/json_file.h"
 #include "base/status.h"
+#include "server/openai/json_text.h"
 
 namespace treadle {
 namespace {
@@ -15,12 +16,20 @@ constexpr ToolFormat kFormats[] = {
      .signs = {"<tool_call>", "\"name\": "},
      .open = "<tool_call>",
      .anywhere = true,
-     .close = "</tool_call>"},
+     .close = "</tool_call>",
+     .before = "\n",
+     .arguments = "arguments",
+     .after = "\n</tool_call>",
+     .separator = "\n"},
     {.name = "Llama 3's",
      .signs = {"{\"name\": ", "\"parameters\": "},
      .open = "<|python_tag|>",
      .anywhere = false,
-     .close = ";"},
+     .close = ";",
+     .before = "",
+     .arguments = "parameters",
+     .after = "",
+     .separator = "; "},
 };
 
 constexpr std::string_view kSpace = " \t\r\n";
@@ -42,6 +51,13 @@ std::optional<ToolCall> CallIn(std::string_view text) {
 }
 
 }  // namespace
+
+std::string ToolFormat::Begin(std::string_view function) const {
+  return Str(anywhere ? open : "", before, R"({"name": )", JsonString(function), R"(, ")",
+             arguments, R"(": )");
+}
+
+std::string ToolFormat::End() const { return Str("}", after); }
 
 const ToolFormat* FindToolFormat(std::string_view chat_template) {
   for (const ToolFormat& format : kFormats) {

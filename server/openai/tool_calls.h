@@ -21,6 +21,12 @@ struct ToolFormat {
   bool anywhere;  // a call may follow text, but needs `open`; else it begins the answer, or follows
                   // a call, and `open` may be missing
   std::string_view close;  // may follow a call; it is no text of the answer
+  // How the models of this format were taught to write it, behind `open` if that is needed.
+  std::string_view before, arguments, after, separator;
+
+  // What stands before and behind the arguments of a call.
+  std::string Begin(std::string_view function) const;
+  std::string End() const;
 };
 
 // Null if the template has the signs of none.

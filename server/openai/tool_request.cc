@@ -1,11 +1,13 @@
 #include "server/openai/tool_request.h"
 
+#include <algorithm>
 #include <functional>
 #include <string_view>
 #include <utility>
 
 #include "base/json_file.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "server/openai/json_fields.h"
 
 namespace treadle {
@@ -41,26 +43,26 @@ absl::Status Required(const std::string& name, const std::string& text) {
   return text.empty() ? InvalidArgument(name, " is missing") : absl::OkStatus();
 }
 
-absl::Status CheckTool(const std::string& name, const Json& tool) {
-  std::string function;
+absl::StatusOr<Tool> ReadTool(const std::string& name, const Json& tool) {
+  Tool read;
   const std::vector<Member> of_function = {
-      {"name",
-       [&](const auto& where, const Json& value) { return Set(ReadText(where, value), function); }},
+      {"name", [&](const auto& where,
+                   const Json& value) { return Set(ReadText(where, value), read.name); }},
       {"description",
        [](const auto& where, const Json& value) { return ReadText(where, value).status(); }},
       {"parameters",
        [](const auto& where, const Json& value) {
          return value.is_object() ? absl::OkStatus() : Expected(where, value, "an object");
        }},
-      {"strict", [](const auto& where, const Json& value) {
-         return value == false ? absl::OkStatus()
-                               : Expected(where, value, "false: arguments are not enforced");
+      {"strict", [&](const auto& where, const Json& value) {
+         return Set(ReadBool(where, value), read.strict);
        }}};
   TREADLE_RETURN_IF_ERROR(ReadMembers(
       name, tool, {{"type", IsFunction}, {"function", [&](const auto& where, const Json& value) {
                                             return ReadMembers(where, value, of_function);
                                           }}}));
-  return Required(name + ".function.name", function);
+  TREADLE_RETURN_IF_ERROR(Required(name + ".function.name", read.name));
+  return read;
 }
 
 absl::StatusOr<ToolCall> ReadToolCall(const std::string& name, const Json& value) {
@@ -89,19 +91,78 @@ absl::StatusOr<ToolCall> ReadToolCall(const std::string& name, const Json& value
 
 }  // namespace
 
-absl::Status CheckTools(const Json& tools) {
+absl::StatusOr<std::vector<Tool>> ReadTools(const Json& tools) {
   if (!tools.is_array()) return Expected("tools", tools, "an array of tools");
+  std::vector<Tool> read;
   for (size_t i = 0; i < tools.size(); ++i) {
-    TREADLE_RETURN_IF_ERROR(CheckTool(Str("tools[", i, "]"), tools[i]));
+    TREADLE_ASSIGN_OR_RETURN(read.emplace_back(), ReadTool(Str("tools[", i, "]"), tools[i]));
   }
-  return absl::OkStatus();
+  return read;
 }
 
-// To demand a call takes an answer that is held to a grammar.
-absl::StatusOr<bool> ReadToolChoice(const Json& choice) {
-  if (choice == "auto") return true;
-  if (choice == "none") return false;
-  return Expected("tool_choice", choice, "\"auto\" or \"none\"");
+absl::StatusOr<ToolChoice> ReadToolChoice(const Json& choice) {
+  using Mode = ToolChoice::Mode;
+  if (choice == "auto") return ToolChoice{Mode::kAuto};
+  if (choice == "none") return ToolChoice{Mode::kNone};
+  if (choice == "required") return ToolChoice{Mode::kRequired};
+  if (!choice.is_object()) {
+    return Expected("tool_choice", choice, R"("auto", "none", "required" or a function)");
+  }
+  ToolChoice read{Mode::kRequired};
+  const auto name = [&](const auto& where, const Json& text) {
+    return Set(ReadText(where, text), read.name);
+  };
+  TREADLE_RETURN_IF_ERROR(
+      ReadMembers("tool_choice", choice,
+                  {{"type", IsFunction}, {"function", [&](const auto& where, const Json& function) {
+                                            return ReadMembers(where, function, {{"name", name}});
+                                          }}}));
+  TREADLE_RETURN_IF_ERROR(Required("tool_choice.function.name", read.name));
+  return read;
+}
+
+absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& tools,
+                            const ToolChoice& choice, bool parallel, const ToolFormat& format,
+                            std::optional<Constraint>& constraint) {
+  const bool required = choice.mode == ToolChoice::Mode::kRequired;
+  const auto strict = std::ranges::find(tools, true, &Tool::strict);
+  if (!required && strict == tools.end() && !constraint) return absl::OkStatus();
+  if (!required && !constraint && !format.anywhere) {
+    return InvalidArgument("tools[", strict - tools.begin(), "].function.strict is true, expected ",
+                           "false unless tool_choice demands a call: this model's calls cannot be ",
+                           "told from text before they end");
+  }
+  const auto parsed = nlohmann::ordered_json::parse(written);
+  std::vector<Constraint::Tag> tags;
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const Tool& tool = tools[i];
+    if (!choice.name.empty() && tool.name != choice.name) continue;
+    Constraint::Tag& tag = tags.emplace_back();
+    tag.field = Str("tools[", i, "].function.parameters");
+    tag.begin = format.Begin(tool.name);
+    tag.end = format.End();
+    const auto& function = parsed[i]["function"];
+    const auto parameters = function.find("parameters");
+    if (!required && !tool.strict) {
+      tag.schema = R"({"type":"object"})";
+    } else if (parameters == function.end() || parameters->is_null()) {
+      tag.schema = R"({"type":"object","additionalProperties":false})";
+    } else {
+      tag.schema = parameters->dump();
+    }
+  }
+  if (tags.empty()) {
+    return InvalidArgument("tool_choice.function.name is ", Cut(Json(choice.name).dump(), kShown),
+                           ", expected one of tools");
+  }
+  if (required || !constraint) {
+    constraint = Constraint{.kind = Constraint::Kind::kTags, .field = "tools"};
+    if (!required) constraint->trigger = format.open;
+  }
+  constraint->tags = std::move(tags);
+  constraint->separator = format.separator;
+  constraint->one_tag = !parallel || !choice.name.empty();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<ToolCall>> ReadToolCalls(const std::string& name, const Json& calls) {

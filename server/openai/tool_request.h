@@ -2,19 +2,41 @@
 // Pure functions; any thread.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "models/text/chat_template.h"
+#include "server/constraint/constraint.h"
+#include "server/openai/tool_calls.h"
 
 namespace treadle {
 
-// The field `tools`: functions, each with a name, and perhaps a description and parameters.
-absl::Status CheckTools(const nlohmann::json& tools);
-// The field `tool_choice`: whether the model may call a tool.
-absl::StatusOr<bool> ReadToolChoice(const nlohmann::json& choice);
+// One of the field `tools`: a function, perhaps with a description and a schema of its parameters.
+struct Tool {
+  std::string name;
+  bool strict = false;  // what it is called with satisfies the schema
+};
+absl::StatusOr<std::vector<Tool>> ReadTools(const nlohmann::json& tools);
+
+// The field `tool_choice`.
+struct ToolChoice {
+  enum class Mode : uint8_t { kNone, kAuto, kRequired };
+  Mode mode = Mode::kAuto;
+  std::string name = {};  // of the one that must be called; empty: any
+};
+absl::StatusOr<ToolChoice> ReadToolChoice(const nlohmann::json& choice);
+
+// Holds an answer that is unconstrained, or has `constraint`, to calls that satisfy their tools'
+// schemas, as far as that was asked. `written`: the field `tools`, as the client wrote it.
+absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& tools,
+                            const ToolChoice& choice, bool parallel, const ToolFormat& format,
+                            std::optional<Constraint>& constraint);
+
 // The calls of an assistant's message; `name`: of the field.
 absl::StatusOr<std::vector<ToolCall>> ReadToolCalls(const std::string& name,
                                                     const nlohmann::json& calls);

@@ -173,6 +173,30 @@ def check_tools(client, model):
     assert told.finish_reason == "stop" and not told.message.tool_calls and "hail" in told.message.content, told
     print(f"tools: {call.function.name}({call.function.arguments}), whole and streamed; then {told.message.content!r}")
 
+    # Nothing in these messages would lead a small model to a call.
+    tools = [*TOOLS, {"type": "function", "function": {"name": "add", "strict": True, "parameters": {
+        "type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": [1, 2]}}, "required": ["a", "b"],
+        "additionalProperties": False}}}]
+    demand = dict(model=model, messages=MESSAGES, tools=tools, temperature=1, seed=3, max_tokens=200)
+    named = {"type": "function", "function": {"name": "add"}}
+    called = set()
+    for choice in ("required", named):
+        for seed in range(5):
+            found = client.chat.completions.create(**{**demand, "seed": seed}, tool_choice=choice,
+                                                   parallel_tool_calls=False).choices[0]
+            if found.finish_reason == "length":  # within a name of a city without end
+                continue
+            assert found.finish_reason == "tool_calls" and not found.message.content, found
+            (call,) = found.message.tool_calls
+            called.add(call.function.name)
+            arguments = json.loads(call.function.arguments)
+            if call.function.name == "add":
+                assert isinstance(arguments["a"], int) and arguments["b"] in (1, 2) and len(arguments) == 2, found
+            else:
+                assert choice == "required" and isinstance(arguments["city"], str), found
+    assert "add" in called, called
+    print(f"tools: demanded calls of {sorted(called)}, all by their schemas")
+
 
 def check_errors(client, model):
     create = client.chat.completions.create

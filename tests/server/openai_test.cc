@@ -135,7 +135,7 @@ TEST(OpenAiRequest, WhatTheAnswerMustLookLike) {
   EXPECT_EQ(constraint(R"("response_format": {"type": "json_object"})")->kind, Kind::kJsonObject);
   EXPECT_FALSE(constraint(R"("response_format": {"type": "text"})"));
   EXPECT_EQ(constraint(R"("structured_outputs": {"json": {"z": 1, "a": 2}})")->text,
-            R"( {"z": 1, "a": 2})");
+            R"({"z": 1, "a": 2})");
   EXPECT_EQ(constraint(R"("structured_outputs": {"json": "{}", "regex": null})")->text, "{}");
   EXPECT_EQ(constraint(R"("structured_outputs": {"regex": "a+"})")->kind, Kind::kRegex);
   EXPECT_EQ(constraint(R"("structured_outputs": {"grammar": "root ::= x"})")->kind, Kind::kGrammar);
@@ -205,8 +205,7 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
        "stream_options.x is not supported", "stream_options"},
       {false, R"({"prompt": "a", "best_of": 2})", "best_of is not supported", "best_of"},
       {false, R"({"prompt": "a", "messages": []})", "messages is not supported", "messages"},
-      {true, message + R"("tool_choice": "required"})", "tool_choice is \"required\", expected",
-       "tool_choice"},
+      {true, message + R"("tool_choice": "required"})", "tool_choice is a demand", "tool_choice"},
       {true, message + R"("functions": []})", "functions is not supported", "functions"},
       {true, message + R"("response_format": {"type": "xml"}})",
        "response_format.type is \"xml\", expected \"text\", \"json_object\" or", "response_format"},

@@ -3,9 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
+#include <set>
 
 #include "base/status.h"
+#include "engine/iteration_plan.h"
+#include "server/constraint/constraint_compiler.h"
 #include "server/openai/openai_answer.h"
 #include "server/openai/openai_errors.h"
 #include "server/openai/openai_request.h"
@@ -109,11 +115,13 @@ TEST(OpenAiTools, WhatIsWrongIsNamed) {
       {function(R"("name": "f", "returns": 1)"), "tools[0].function.returns is not supported"},
       {function(R"("name": "f", "parameters": [])"),
        "tools[0].function.parameters is [], expected an object"},
-      {function(R"("name": "f", "strict": true)"),
-       "tools[0].function.strict is true, expected false"},
-      {R"("tool_choice": "required")", R"(tool_choice is "required", expected "auto" or "none")"},
-      {R"("tool_choice": {"type": "function", "function": {"name": "f"}})",
-       R"(tool_choice is {"function":{"name":"f"},"type":"function"}, expected)"},
+      {function(R"("name": "f", "strict": 1)"), "tools[0].function.strict is 1, expected true or"},
+      {R"("tool_choice": "required")", "tool_choice is a demand for a call, expected tools"},
+      {R"("tool_choice": "any")", R"(tool_choice is "any", expected "auto", "none", "required")"},
+      {R"("tool_choice": {"type": "function"})", "tool_choice.function.name is missing"},
+      {R"("tool_choice": {"type": "allowed_tools"})", R"(tool_choice.type is "allowed_tools")"},
+      {Str(kTools, R"(, "tool_choice": {"type": "function", "function": {"name": "f"}})"),
+       R"(tool_choice.function.name is "f", expected one of tools)"},
       {R"("parallel_tool_calls": 1)", "parallel_tool_calls is 1, expected true or false"}};
   for (const auto& [field, message] : fields) {
     EXPECT_THAT(PromptOf(hermes, Body(field)), HasSubstr(message)) << field;
@@ -136,6 +144,184 @@ TEST(OpenAiTools, WhatIsWrongIsNamed) {
     EXPECT_THAT(PromptOf(hermes, Body("", R"("messages": [)" + message + "]")), HasSubstr(error));
   }
 }
+
+// What a model writes that is held to a request's constraint, and otherwise writes anything, but
+// begins with `begin`. Empty: it did not come to an end.
+class AnyAnswer {
+ public:
+  AnyAnswer(const ServedModel& model, const OpenAiRequest& request) : model_(model) {
+    const auto valid = ValidateRequest(request.For(0), model, {}, 1);
+    EXPECT_EQ(valid.status(), absl::OkStatus());
+    if (valid.ok()) grammar_ = valid->spec.constraint;
+  }
+  // False: text that begins so is not allowed.
+  bool Begin(const std::string& begin) {
+    state_ = grammar_->Begin();
+    text_ = begin;
+    return std::ranges::all_of(
+        begin, [this](const char c) { return state_->Accept(static_cast<unsigned char>(c)).ok(); });
+  }
+  std::string GoOn(std::minstd_rand& random) {
+    std::vector<uint32_t> mask(MaskWords(model_.vocab));
+    for (int i = 0; i < 4000; ++i) {
+      EXPECT_EQ(state_->FillMask(mask), absl::OkStatus());
+      std::vector<int32_t> allowed;
+      for (int32_t id = 0; id < model_.vocab; ++id) {
+        if ((mask[id / 32] >> (id % 32) & 1) != 0) allowed.push_back(id);
+      }
+      const int32_t token = allowed[random() % allowed.size()];
+      if (token == ByteTokenizer::kEnd) return text_;
+      EXPECT_EQ(state_->Accept(token), absl::OkStatus());
+      text_ += static_cast<char>(token);
+    }
+    return "";
+  }
+  explicit operator bool() const { return grammar_ != nullptr; }
+
+ private:
+  const ServedModel& model_;
+  std::shared_ptr<const ConstraintGrammar> grammar_;
+  std::unique_ptr<TokenConstraint> state_;
+  std::string text_;
+};
+
+class HeldCalls : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    model_.constraints =
+        ConstraintCompiler::Create(*model_.tokenizer, model_.vocab, model_.end_ids);
+    const auto works = model_.constraints->Compile({.kind = Constraint::Kind::kJsonObject});
+    if (!works.ok()) GTEST_SKIP() << works.status().message();
+  }
+  static std::string Asking(const std::string& more, bool strict = false) {
+    return Body(Str(R"("tools": [{"type": "function", "function": {"name": "weather", "strict": )",
+                    strict ? "true" : "false", R"(, "parameters": {"type": "object", )",
+                    R"("properties": {"city": {"enum": ["B", "A"]}, "at": {"type": "integer"}}, )",
+                    R"("required": ["city"], "additionalProperties": false}}}, )",
+                    R"({"type": "function", "function": {"name": "time"}}])", more));
+  }
+  // Of an answer; what is beside them is in `content`.
+  std::vector<ToolCall> CallsIn(const OpenAiRequest& request, const std::string& text,
+                                std::string& content) {
+    ToolCallReader reader(*request.tool_format, request.parallel_tool_calls);
+    ToolText all = reader.Push(text);
+    content = all.content + reader.Finish().content;
+    return all.calls;
+  }
+  static void ExpectFits(const ToolCall& call) {
+    const Json arguments = Json::parse(call.arguments);
+    if (call.name == "time") {
+      EXPECT_EQ(arguments, Json::object());
+      return;
+    }
+    EXPECT_EQ(call.name, "weather");
+    EXPECT_TRUE(arguments.value("city", "") == "A" || arguments.value("city", "") == "B");
+    EXPECT_EQ(arguments.size(), 1u + arguments.count("at"));
+    if (arguments.contains("at")) {
+      EXPECT_TRUE(arguments["at"].is_number_integer());
+      EXPECT_LT(call.arguments.find("city"), call.arguments.find("\"at"));  // the schema's order
+    }
+  }
+
+  ServedModel model_ = ModelWith(GetParam());
+  std::minstd_rand random_{7};
+};
+
+TEST_P(HeldCalls, ADemandedCallIsAllThereIsAndFits) {
+  struct Row {
+    const char* more;
+    const char* only;  // this function; null: any
+    bool one;
+  };
+  const Row rows[] = {
+      {R"(, "tool_choice": "required")", nullptr, false},
+      {R"(, "tool_choice": "required", "parallel_tool_calls": false)", nullptr, true},
+      {R"(, "tool_choice": "required", "response_format": {"type": "json_object"})", nullptr,
+       false},
+      {R"(, "tool_choice": {"type": "function", "function": {"name": "time"}})", "time", true}};
+  for (const Row& row : rows) {
+    const auto request = ReadOpenAiRequest(Asking(row.more), true, model_);
+    ASSERT_EQ(request.status(), absl::OkStatus());
+    AnyAnswer answer(model_, *request);
+    ASSERT_TRUE(answer);
+    EXPECT_FALSE(answer.Begin("I look."));
+    size_t most = 0;
+    std::set<std::string> names;
+    for (int i = 0; i < 20; ++i) {
+      answer.Begin("");
+      std::string content;
+      const auto calls = CallsIn(*request, answer.GoOn(random_), content);
+      EXPECT_EQ(content, "");
+      ASSERT_GE(calls.size(), 1u);
+      most = std::max(most, calls.size());
+      for (const ToolCall& call : calls) {
+        names.insert(call.name);
+        ExpectFits(call);
+      }
+    }
+    EXPECT_EQ(most > 1, !row.one);
+    EXPECT_EQ(names, row.only != nullptr ? std::set<std::string>{row.only}
+                                         : (std::set<std::string>{"time", "weather"}));
+  }
+}
+
+TEST_P(HeldCalls, AFormOfAnswersLeavesRoomForCalls) {
+  const auto request = ReadOpenAiRequest(
+      Asking(R"(, "response_format": {"type": "json_schema", "json_schema": {"name": "n", )"
+             R"("schema": {"type": "object", "properties": {"sum": {"type": "integer"}}, )"
+             R"("required": ["sum"], "additionalProperties": false}}})",
+             /*strict=*/true),
+      true, model_);
+  ASSERT_EQ(request.status(), absl::OkStatus());
+  AnyAnswer answer(model_, *request);
+  ASSERT_TRUE(answer);
+  std::string content;
+  ASSERT_TRUE(answer.Begin("{\"sum\""));
+  EXPECT_TRUE(CallsIn(*request, answer.GoOn(random_), content).empty());
+  EXPECT_TRUE(Json::parse(content)["sum"].is_number_integer());
+  ASSERT_TRUE(answer.Begin(request->tool_format->Begin("weather")));
+  const auto calls = CallsIn(*request, answer.GoOn(random_), content);
+  EXPECT_EQ(content, "");
+  ASSERT_GE(calls.size(), 1u);
+  ExpectFits(calls[0]);
+}
+
+TEST_P(HeldCalls, AStrictToolsCallsFitAmongText) {
+  const auto request = ReadOpenAiRequest(Asking("", /*strict=*/true), true, model_);
+  if (GetParam() == kLlama) {
+    EXPECT_THAT(std::string(request.status().message()),
+                testing::StartsWith("tools[0].function.strict is true, expected false unless"));
+    return;
+  }
+  ASSERT_EQ(request.status(), absl::OkStatus());
+  AnyAnswer answer(model_, *request);
+  ASSERT_TRUE(answer);
+  EXPECT_FALSE(answer.Begin("I look.<tool_call>{}"));
+  EXPECT_FALSE(answer.Begin("<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"C"));
+  ASSERT_TRUE(
+      answer.Begin("I look.<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"B\"}"
+                   "}\n</tool_call>"));
+  std::string content;
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(answer.Begin("I look. <tool_call>"));
+    const std::string text = answer.GoOn(random_);
+    if (text.empty()) continue;
+    const auto calls = CallsIn(*request, text, content);
+    ASSERT_GE(calls.size(), 1u);
+    EXPECT_THAT(content, testing::StartsWith("I look."));
+    if (calls[0].name == "weather") ExpectFits(calls[0]);
+  }
+}
+
+TEST_P(HeldCalls, ASchemaThatCannotBeEnforcedIsNamed) {
+  std::string body = Asking(R"(, "tool_choice": "required")");
+  body.replace(body.find(R"("integer")"), 9, R"("integer", "not": {})");
+  EXPECT_THAT(PromptOf(model_, body),
+              testing::AllOf(HasSubstr("tools: tools[0].function.parameters: the keyword not"),
+                             HasSubstr("cannot be enforced")));
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, HeldCalls, testing::Values(kHermes, kLlama));
 
 class Told {
  public:

@@ -72,7 +72,9 @@ void CheckLanguage(const Compiling& compiling, const ConstraintGrammar& grammar,
   for (const int32_t token : path) ASSERT_EQ(state->Accept(token), absl::OkStatus());
   std::vector<int32_t> expected;
   for (int32_t id = 0; id < compiling.tokenizer->size(); ++id) {
-    const std::string with = text + compiling.tokenizer->TokenBytes(id, false);
+    const std::string bytes = compiling.tokenizer->TokenBytes(id, false);
+    if (bytes.empty() && !compiling.Ends(id)) continue;  // a control token
+    const std::string with = text + bytes;
     const bool allowed = compiling.Ends(id) ? words.contains(text)
                                             : words.lower_bound(with) != words.end() &&
                                                   words.lower_bound(with)->starts_with(with);
@@ -111,6 +113,28 @@ TEST_F(ConstraintTest, MasksAreThoseOfTheLanguage) {
     CheckLanguage(letters_, **grammar, words, {}, "", states);
     EXPECT_GT(states, 50);
   }
+}
+
+TEST_F(ConstraintTest, TagsMayBeAllThereIsOrStandInstead) {
+  const std::vector<Constraint::Tag> tags = {
+      {.begin = "a", .schema = R"({"enum": ["b", "cd"]})", .end = "z"},
+      {.begin = "xy", .schema = R"({"const": "e"})", .end = ""}};
+  const std::set<std::string> calls = {"a\"b\"z", "a\"cd\"z", "xy\"e\""};
+  std::set<std::string> or_else = calls;
+  or_else.insert("abc");
+  const std::pair<Constraint, std::set<std::string>> rows[] = {
+      {{.kind = Kind::kTags, .tags = tags, .one_tag = true}, calls},
+      {{.kind = Kind::kRegex, .text = "abc", .tags = tags, .one_tag = true}, or_else},
+      {{.kind = Kind::kChoice, .choices = {"abc"}, .tags = tags, .one_tag = true}, or_else}};
+  for (const auto& [constraint, words] : rows) {
+    const auto grammar = bytes_.compiler->Compile(constraint);
+    ASSERT_EQ(grammar.status(), absl::OkStatus());
+    int states = 0;
+    CheckLanguage(bytes_, **grammar, words, {}, "", states);
+  }
+  const auto refused = bytes_.compiler->Compile(
+      {.kind = Kind::kTags, .tags = {{.begin = "a", .schema = R"({"not": {}})", .field = "f"}}});
+  EXPECT_THAT(refused.status().message(), HasSubstr("f: the keyword not"));
 }
 
 TEST_F(ConstraintTest, WhatIsNotAllowedIsNotAccepted) {
