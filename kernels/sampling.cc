@@ -1,6 +1,7 @@
 #include "kernels/sampling.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -43,15 +44,17 @@ void ChangeLogits(const SampleRow& row, int32_t first, std::span<float> x) {
   if (row.mask == nullptr) return;
   for (int64_t token = first; token < first + tokens;) {
     const int64_t next = std::min(first + tokens, token / 32 * 32 + 32);
-    const uint32_t allowed = row.mask[token / 32];
-    if (allowed == ~0u) token = next;
-    if (allowed == 0) {
-      std::fill(x.begin() + (token - first), x.begin() + (next - first), kMinusInfinity);
-      token = next;
+    const uint32_t before = (1u << (token % 32)) - 1;  // in its word, of another part
+    const uint32_t behind = next % 32 == 0 ? 0 : ~0u << (next % 32);
+    uint32_t denied = ~(row.mask[token / 32] | before | behind);
+    if (denied == ~0u) {
+      std::fill_n(x.begin() + (token - first), 32, kMinusInfinity);
+    } else {
+      for (; denied != 0; denied &= denied - 1) {
+        x[token / 32 * 32 + std::countr_zero(denied) - first] = kMinusInfinity;
+      }
     }
-    for (; token < next; ++token) {
-      if ((allowed >> (token % 32) & 1u) == 0) x[token - first] = kMinusInfinity;
-    }
+    token = next;
   }
 }
 

@@ -13,7 +13,6 @@
 #include "server/gateway/gateway_messages.h"
 #include "server/gateway/tokenizer_archive.h"
 #include "server/gateway/vllm_engine.grpc.pb.h"
-#include "server/grpc/unary_call.h"
 #include "server/grpc/wire_format.h"
 
 namespace treadle {
@@ -41,11 +40,20 @@ int32_t Fit(int64_t count) {
   return static_cast<int32_t>(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
 }
 
-absl::StatusOr<GenerateRequest> ReadEmbedding(const grpc::ByteBuffer& bytes) {
-  engine::EmbedRequest message;
-  TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
-  return ToRequest(message);
-}
+class EmbedAnswer final : public UnaryAnswer {
+ public:
+  absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) override {
+    engine::EmbedRequest message;
+    TREADLE_RETURN_IF_ERROR(Parse(request, message));
+    return ToRequest(message);
+  }
+  void Add(const SessionEvent& event) override { treadle::Add(event, message_); }
+  grpc::ByteBuffer Bytes() const override { return Serialize(message_); }
+  absl::Status Named(const absl::Status& status) const override { return InGatewayNames(status); }
+
+ private:
+  engine::EmbedResponse message_;
+};
 
 class RefusedSubscription final : public grpc::ServerWriteReactor<common::KvEventBatch> {
  public:
@@ -66,8 +74,7 @@ class GatewayService final : public Methods {
   grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer* request,
                                   grpc::ByteBuffer* response) override {
-    return StartUnary<engine::EmbedResponse>(environment_, context, request, response,
-                                             &ReadEmbedding, &InGatewayNames);
+    return StartUnary(environment_, context, request, response, std::make_unique<EmbedAnswer>());
   }
 
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,

@@ -9,7 +9,6 @@
 #include "base/status.h"
 #include "server/grpc/inference.pb.h"
 #include "server/grpc/messages.h"
-#include "server/grpc/unary_call.h"
 #include "server/grpc/wire_format.h"
 
 namespace treadle {
@@ -28,6 +27,47 @@ absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes) {
   TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
   return ToRequest(message);
 }
+
+template <typename Request, typename Response>
+class OurAnswer final : public UnaryAnswer {
+ public:
+  absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) override {
+    return treadle::Read<Request>(request);
+  }
+  void Add(const SessionEvent& event) override { treadle::Add(event, message_); }
+  grpc::ByteBuffer Bytes() const override { return Serialize(message_); }
+
+ private:
+  Response message_;
+};
+
+class UnaryCall final : public grpc::ServerUnaryReactor, public Session {
+ public:
+  UnaryCall(SessionEnvironment& environment, std::unique_ptr<UnaryAnswer> answer,
+            grpc::ByteBuffer* response)
+      : Session(environment), answer_(std::move(answer)), response_(response) {}
+
+  absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) {
+    return answer_->Read(request);
+  }
+
+  void OnCancel() override { Cancel(); }
+  void OnDone() override { Release(); }
+
+ private:
+  bool Write(const SessionEvent& event) override {
+    answer_->Add(event);
+    if (event.end) {
+      *response_ = answer_->Bytes();
+      Finish(grpc::Status::OK);
+    }
+    return true;
+  }
+  void Fail(const absl::Status& status) override { Finish(ToGrpcStatus(answer_->Named(status))); }
+
+  const std::unique_ptr<UnaryAnswer> answer_;
+  grpc::ByteBuffer* const response_;  // gRPC's; valid until Finish
+};
 
 class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public Session {
  public:
@@ -178,19 +218,29 @@ grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServe
   return reactor;
 }
 
+grpc::ServerUnaryReactor* StartUnary(CallEnvironment& environment,
+                                     grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
+                                     std::unique_ptr<UnaryAnswer> answer) {
+  auto call = std::make_shared<UnaryCall>(environment.sessions, std::move(answer), response);
+  call->Start(CallerOf(environment, *context), request->Length(),
+              [call = call.get(), request] { return call->Read(*request); });
+  return call.get();
+}
+
 grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
                                         grpc::CallbackServerContext* context,
                                         const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* response) {
-  return StartUnary<v1::GenerateResponse>(environment, context, request, response,
-                                          &Read<v1::GenerateRequest>);
+  return StartUnary(environment, context, request, response,
+                    std::make_unique<OurAnswer<v1::GenerateRequest, v1::GenerateResponse>>());
 }
 
 grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
                                      grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-  return StartUnary<v1::EmbedResponse>(environment, context, request, response,
-                                       &Read<v1::EmbedRequest>);
+  return StartUnary(environment, context, request, response,
+                    std::make_unique<OurAnswer<v1::EmbedRequest, v1::EmbedResponse>>());
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -52,6 +53,23 @@ grpc::ServerUnaryReactor* Reply(CallEnvironment& environment, grpc::CallbackServ
 // the request, of so many bytes, is long.
 grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServerContext* context,
                                size_t bytes, Answer answer);
+
+// Between gRPC's bytes and a Session whose answer is one message.
+class UnaryAnswer {
+ public:
+  virtual ~UnaryAnswer() = default;
+
+  // First, on the work pool.
+  virtual absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) = 0;
+  virtual void Add(const SessionEvent& event) = 0;
+  virtual grpc::ByteBuffer Bytes() const = 0;  // of all that was added
+  // An error's fields as the client knows them.
+  virtual absl::Status Named(const absl::Status& status) const { return status; }
+};
+grpc::ServerUnaryReactor* StartUnary(CallEnvironment& environment,
+                                     grpc::CallbackServerContext* context,
+                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
+                                     std::unique_ptr<UnaryAnswer> answer);
 
 // Generate and GenerateStream: a Session each. Requests come as bytes, so that a malformed one gets
 // a proper answer (wire_format.h).
