@@ -5,6 +5,7 @@ Usage: http_streams.py http://HOST:PORT [--streams 64] [--tokens 64] [--idle 0] 
 
 import argparse
 import json
+import re
 import resource
 import selectors
 import socket
@@ -21,7 +22,7 @@ def connect(url, text=b""):
 def request(url, number, tokens):
     prompt = [100 + number % 50 + i for i in range(8)]
     body = json.dumps({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-                       "stream_options": {"include_usage": True}}).encode()
+                       "return_token_ids": True, "stream_options": {"include_usage": True}}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.netloc}\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
@@ -71,7 +72,7 @@ def main():
             tail = stream["tail"] = (stream["tail"] + data)[-400:]
             assert data, f"a stream ended before its answer: {tail!r}"
             if b"data: [DONE]" in tail:
-                told += json.loads(tail[tail.index(b'"usage":') + 8:].split(b"}")[0] + b"}")["completion_tokens"]
+                told += int(re.findall(rb'"completion_tokens":(\d+)', tail)[-1])
                 selector.unregister(key.fileobj)
                 key.fileobj.close()
     took = time.monotonic() - began

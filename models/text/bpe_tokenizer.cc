@@ -105,11 +105,11 @@ std::vector<AddedTokens::Fragment> AddedTokens::Split(std::string_view text,
 }
 
 MergeQueue::Bucket& MergeQueue::At(int32_t priority) {
-  if (last_ == nullptr || last_priority_ != priority) {
-    last_ = &buckets_[priority];
-    last_priority_ = priority;
+  Known& known = known_[static_cast<uint32_t>(priority) % known_.size()];
+  if (known.bucket == nullptr || known.priority != priority) {
+    known = {priority, &buckets_[priority]};
   }
-  return *last_;
+  return *known.bucket;
 }
 
 void MergeQueue::Push(const Candidate& candidate) {
@@ -117,9 +117,9 @@ void MergeQueue::Push(const Candidate& candidate) {
   Bucket& bucket = At(candidate.priority);
   if (bucket.empty()) priorities_.push(candidate.priority);
   if (bucket.begun) {
-    bucket.late.push(candidate);
+    bucket.late.push(candidate.position);
   } else {
-    bucket.listed.push_back(candidate);
+    bucket.listed.push_back(candidate.position);
   }
 }
 
@@ -129,16 +129,15 @@ MergeQueue::Candidate MergeQueue::Pop() {
     heap_.pop();
     return first;
   }
-  Bucket& bucket = At(priorities_.top());
+  const int32_t priority = priorities_.top();
+  Bucket& bucket = At(priority);
   if (!bucket.begun) {
     bucket.begun = true;
-    if (!std::ranges::is_sorted(bucket.listed, {}, &Candidate::position)) {
-      std::ranges::sort(bucket.listed, {}, &Candidate::position);
-    }
+    if (!std::ranges::is_sorted(bucket.listed)) std::ranges::sort(bucket.listed);
   }
   const bool late = !bucket.late.empty() && (bucket.next == bucket.listed.size() ||
                                              bucket.listed[bucket.next] > bucket.late.top());
-  const Candidate first = late ? bucket.late.top() : bucket.listed[bucket.next];
+  const Candidate first{priority, late ? bucket.late.top() : bucket.listed[bucket.next]};
   if (late) {
     bucket.late.pop();
   } else {
@@ -146,8 +145,8 @@ MergeQueue::Candidate MergeQueue::Pop() {
   }
   if (bucket.empty()) {
     priorities_.pop();
-    buckets_.erase(first.priority);
-    last_ = nullptr;
+    known_[static_cast<uint32_t>(priority) % known_.size()].bucket = nullptr;
+    buckets_.erase(priority);
   }
   return first;
 }
@@ -160,11 +159,9 @@ const MergeTable::Merge* Merger::Find(int32_t left, int32_t right) {
 }
 
 void Merger::Consider(const std::vector<int32_t>& symbols, int32_t left, int32_t right) {
-  const int32_t left_id = symbols[static_cast<size_t>(left)];
-  const int32_t right_id = symbols[static_cast<size_t>(right)];
-  if (const MergeTable::Merge* merge = Find(left_id, right_id)) {
-    queue_.Push({merge->priority, left, left_id, right_id});
-  }
+  const MergeTable::Merge* const merge =
+      Find(symbols[static_cast<size_t>(left)], symbols[static_cast<size_t>(right)]);
+  if (merge != nullptr) queue_.Push({merge->priority, left});
 }
 
 void Merger::Run(std::vector<int32_t>* symbols) {
@@ -182,10 +179,10 @@ void Merger::Run(std::vector<int32_t>* symbols) {
     const MergeQueue::Candidate best = queue_.Pop();
     const auto left = static_cast<size_t>(best.position);
     const int32_t right = next_[left];
-    if (ids[left] != best.left || right >= count || ids[static_cast<size_t>(right)] != best.right) {
-      continue;
-    }
-    ids[left] = Find(best.left, best.right)->result;
+    if (right >= count) continue;
+    const MergeTable::Merge* const merge = Find(ids[left], ids[static_cast<size_t>(right)]);
+    if (merge == nullptr || merge->priority != best.priority) continue;
+    ids[left] = merge->result;
     ids[static_cast<size_t>(right)] = kMergedAway;
     const int32_t after = next_[static_cast<size_t>(right)];
     next_[left] = after;

@@ -83,14 +83,11 @@ class MergeTable {
 // Pairs that may be merged: by priority, and where that is the same, from the left.
 class MergeQueue {
  public:
+  // Stale if the pair at that position has another priority by now, or is none.
   struct Candidate {
     int32_t priority;
     int32_t position;  // of the left symbol
-    int32_t left;      // both symbols as they were: a candidate whose symbols changed is stale
-    int32_t right;
-    bool operator>(const Candidate& other) const {
-      return priority != other.priority ? priority > other.priority : position > other.position;
-    }
+    auto operator<=>(const Candidate&) const = default;
   };
 
   // For a word of so many symbols; empty.
@@ -108,10 +105,10 @@ class MergeQueue {
   template <typename T>
   using Heap = std::priority_queue<T, std::vector<T>, std::greater<>>;
   struct Bucket {
-    std::vector<Candidate> listed;
+    std::vector<int32_t> listed;  // positions
     size_t next = 0;
     bool begun = false;
-    Heap<Candidate> late;
+    Heap<int32_t> late;
 
     bool empty() const { return next == listed.size() && late.empty(); }
   };
@@ -121,9 +118,12 @@ class MergeQueue {
   Bucket& At(int32_t priority);
 
   std::unordered_map<int32_t, Bucket> buckets_;
-  Bucket* last_ = nullptr;  // that At gave, of last_priority_; null: none, or gone
-  int32_t last_priority_ = 0;
-  Heap<int32_t> priorities_;  // of the buckets that are not empty
+  struct Known {
+    int32_t priority = 0;
+    Bucket* bucket = nullptr;  // null: none, or gone
+  };
+  std::array<Known, 16> known_;  // that At gave lately, by priority
+  Heap<int32_t> priorities_;     // of the buckets that are not empty
 };
 
 class Merger {
