@@ -31,6 +31,8 @@ class ConstraintCompiler {
   static std::unique_ptr<ConstraintCompiler> Create(const Tokenizer& tokenizer, int32_t vocab,
                                                     const std::vector<int32_t>& end_ids);
 
+  // Whether Compile would answer at once, with what it keeps.
+  virtual bool Keeps(const Constraint& constraint) = 0;
   // InvalidArgument says what is wrong with the constraint, or that it cannot be enforced.
   virtual absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(
       const Constraint& constraint) = 0;

@@ -7,6 +7,7 @@ namespace {
 
 class NoCompiler final : public ConstraintCompiler {
  public:
+  bool Keeps(const Constraint&) override { return true; }
   absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(const Constraint&) override {
     return InvalidArgument(
         "is not supported by this server, which was built without XGrammar (TREADLE_XGRAMMAR)");

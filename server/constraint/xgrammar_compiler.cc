@@ -159,6 +159,11 @@ class XGrammarCompiler final : public ConstraintCompiler {
     }
   }
 
+  bool Keeps(const Constraint& constraint) override {
+    const auto key = Prepare(constraint);
+    return !key.ok() || Find(*key) != nullptr;
+  }
+
   absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(
       const Constraint& constraint) override {
     if (end_ids_.empty()) {

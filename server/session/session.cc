@@ -112,6 +112,24 @@ void Session::Start(Caller caller, size_t bytes, Read read) {
 }
 
 void Session::TakeIn(const Read& read) {
+  {
+    MutexLock lock(mutex_);
+    if (const absl::Status gone = Gone(); !gone.ok()) return Refuse(gone);
+  }
+  absl::StatusOr<GenerateRequest> request = read();
+  const auto& constraints = environment_.model.constraints;
+  if (request.ok() && request->constraint && constraints &&
+      !constraints->Keeps(*request->constraint)) {
+    const auto held = std::make_shared<GenerateRequest>(*std::move(request));
+    const absl::Status status = environment_.pool_of_work.SubmitLong(
+        [self = shared_from_this(), held] { self->Admit(std::move(*held)); });
+    if (status.ok()) return;
+    request = status;
+  }
+  Admit(std::move(request));
+}
+
+void Session::Admit(absl::StatusOr<GenerateRequest> read) {
   RequestOrigin origin;
   Clock::time_point deadline;
   {
@@ -121,7 +139,7 @@ void Session::TakeIn(const Read& read) {
     deadline = deadline_;
   }
   const auto validate = [&]() -> absl::StatusOr<ValidatedRequest> {
-    TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, read());
+    TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, std::move(read));
     if (request.request_id.empty()) request.request_id = origin.header_id;
     origin.id = request.request_id;
     return ValidateRequest(std::move(request), environment_.model, environment_.limits,

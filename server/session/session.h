@@ -181,6 +181,7 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
  private:
   // On a thread of the work pool.
   void TakeIn(const Read& read) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Admit(absl::StatusOr<GenerateRequest> read) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Submit(const absl::StatusOr<ValidatedRequest>& valid)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refuse(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

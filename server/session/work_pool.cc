@@ -30,6 +30,7 @@ WorkPool::~WorkPool() {
 
 absl::Status WorkPool::Submit(size_t bytes, std::function<void()> work) {
   MutexLock lock(mutex_);
+  if (stopping_) return absl::UnavailableError("the server is shutting down");
   if (queue_.size() >= limits_.entries || bytes > limits_.bytes - std::min(bytes_, limits_.bytes)) {
     ++counts_->refused;
     return ResourceExhausted("the server has ", queue_.size(), " requests of ", bytes_,

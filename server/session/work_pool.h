@@ -16,6 +16,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "base/sync.h"
@@ -39,9 +40,13 @@ class WorkPool {
   explicit WorkPool(const Limits& limits);
   ~WorkPool();  // what was taken in is done first
 
-  // `bytes`: of the text that the work goes over. ResourceExhausted if the queue is full: nothing
-  // was taken in.
+  // `bytes`: of the text that the work goes over. ResourceExhausted if the queue is full, or
+  // Unavailable if work submits during the destructor: nothing was taken in.
   absl::Status Submit(size_t bytes, std::function<void()> work) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same of what may take long however short its text is.
+  absl::Status SubmitLong(std::function<void()> work) {
+    return Submit(limits_.short_bytes + 1, std::move(work));
+  }
   // Of what waits or is being done.
   size_t bytes() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<const Counts> counts() const { return counts_; }

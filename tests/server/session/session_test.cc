@@ -6,9 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <future>
 #include <set>
 #include <thread>
 
+#include "base/status.h"
+#include "server/constraint/constraint_compiler.h"
 #include "server/serving_stack.h"
 #include "tests/server/letter_tokenizer.h"
 #include "tests/support/fake_engine.h"
@@ -110,6 +113,7 @@ class SessionTest : public testing::Test {
     model.page_size = engine.page_size;
     model.tokenizer = LetterTokenizer::Make(kVocab);
     model.end_ids = model.tokenizer->spec().end_ids;
+    model.constraints = std::move(constraints_);
     auto made = std::make_unique<FakeEngine>(engine);
     engine_ = made.get();
     auto stack = ServingStack::Create(std::move(model), std::move(made), scheduling);
@@ -187,6 +191,7 @@ class SessionTest : public testing::Test {
     return i < logged_.size() ? logged_[i] : LogEvent{};
   }
 
+  std::unique_ptr<ConstraintCompiler> constraints_;  // of the model that Open makes
   FakeEngine* engine_ = nullptr;
   std::unique_ptr<ServingStack> stack_;
   std::unique_ptr<SessionEnvironment> environment_;
@@ -194,6 +199,49 @@ class SessionTest : public testing::Test {
   Mutex log_mutex_;
   std::vector<LogEvent> logged_ ABSL_GUARDED_BY(log_mutex_);
 };
+
+// Takes as long as the test wants, and then refuses.
+class SlowCompiler final : public ConstraintCompiler {
+ public:
+  bool Keeps(const Constraint& constraint) override { return constraint.text == "kept"; }
+  absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(
+      const Constraint& constraint) override {
+    if (!Keeps(constraint)) gone_.wait();
+    return InvalidArgument("is refused in the end");
+  }
+  std::promise<void>& go() { return go_; }
+
+ private:
+  std::promise<void> go_;
+  const std::shared_future<void> gone_ = go_.get_future().share();
+};
+
+TEST_F(SessionTest, NobodyWaitsForAnothersConstraint) {
+  auto slow = std::make_unique<SlowCompiler>();
+  std::promise<void>& go = slow->go();
+  constraints_ = std::move(slow);
+  Open({});
+  const auto begin = [this](const std::string& constraint) -> FakeFrontEnd& {
+    GenerateRequest request = Request(4);
+    if (!constraint.empty()) {
+      request.stopping.ignore_eos = false;
+      request.constraint = Constraint{.kind = Constraint::Kind::kRegex, .text = constraint};
+    }
+    sessions_.push_back(std::make_shared<FakeFrontEnd>(*environment_, false));
+    sessions_.back()->Start({}, 100, [request] { return request; });
+    return *sessions_.back();
+  };
+  FakeFrontEnd& waits = begin("a");
+  FakeFrontEnd& waits_too = begin("a");
+  while (environment_->pool_of_work.counts()->running < 1) std::this_thread::yield();
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(begin("").WaitOver().end.has_value());
+  EXPECT_TRUE(begin("kept").WaitOver().failed.has_value());
+  EXPECT_FALSE(waits.seen().over());
+  go.set_value();
+  for (FakeFrontEnd* each : {&waits, &waits_too}) {
+    EXPECT_THAT(std::string(each->WaitOver().failed->message()), HasSubstr("refused in the end"));
+  }
+}
 
 TEST_F(SessionTest, TheAnswerComesInOrder) {
   Open({.manual = true});
