@@ -36,16 +36,19 @@ def schemas():
 
 def ask(url, schema):
     """The texts of the answers that ended by themselves, and how many did not; or why there are none."""
-    body = {"prompt": "JSON: ", "max_tokens": 60, "temperature": 1.5, "n": SEEDS, "seed": 1,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "suite", "schema": schema}}}
-    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
-    try:
-        with urllib.request.urlopen(request, timeout=250) as reply:
-            choices = json.load(reply)["choices"]
-    except urllib.error.HTTPError as refusal:
-        error = json.load(refusal)["error"]
-        assert refusal.code == 400 and error["param"] == "response_format", (refusal.code, error, schema)
-        return error["message"]
+    choices = []
+    while len(choices) < SEEDS:
+        body = {"prompt": "JSON: ", "max_tokens": 60, "temperature": 1.5, "n": min(SEEDS - len(choices), 50),
+                "seed": 1 + len(choices),
+                "response_format": {"type": "json_schema", "json_schema": {"name": "suite", "schema": schema}}}
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+        try:
+            with urllib.request.urlopen(request, timeout=250) as reply:
+                choices += json.load(reply)["choices"]
+        except urllib.error.HTTPError as refusal:
+            error = json.load(refusal)["error"]
+            assert refusal.code == 400 and error["param"] == "response_format", (refusal.code, error, schema)
+            return error["message"]
     ended = [choice["text"] for choice in choices if choice["finish_reason"] == "stop"]
     return ended, len(choices) - len(ended)
 
