@@ -209,10 +209,16 @@ grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServe
   absl::Status status = key.status();
   if (status.ok() && *key) status = (*key)->Admit(Clock::now());
   if (status.ok()) {
-    status = environment.sessions.pool_of_work.Submit(bytes, [context, reactor,
-                                                              answer = std::move(answer)] {
-      reactor->Finish(context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer()));
-    });
+    CallCount& calls = environment.sessions.calls;
+    calls.Add();
+    status = environment.sessions.pool_of_work.Submit(
+        bytes, [context, reactor, &calls, answer = std::move(answer)] {
+          const grpc::Status end =
+              context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer());
+          calls.Remove();  // the server may go once this has finished
+          reactor->Finish(end);
+        });
+    if (!status.ok()) calls.Remove();
   }
   if (!status.ok()) reactor->Finish(ToGrpcStatus(status));
   return reactor;

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <set>
 
+#include "base/status.h"
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/company.h"
 #include "tests/engine/engine_kinds.h"
@@ -38,6 +39,13 @@ struct TinyFile {
 const std::string& TinyPath() {
   static const TinyFile file;
   return file.path;
+}
+
+absl::StatusOr<std::unique_ptr<Model>> LoadTiny(Backend& backend) {
+  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(TinyPath()));
+  LoadOptions load;
+  load.max_batch_tokens = 64;
+  return Model::Load(*checkpoint, backend, load);
 }
 
 LocalEngineOptions Options() {
@@ -238,11 +246,7 @@ TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {
   const auto first = run(1);
   const auto second = run(2);
   const std::unique_ptr<Backend> backend = MakeBackend(GetParam());
-  auto checkpoint = Checkpoint::Open(TinyPath());
-  ASSERT_TRUE(checkpoint.ok());
-  LoadOptions load;
-  load.max_batch_tokens = 64;
-  auto model = Model::Load(**checkpoint, *backend, load);
+  auto model = LoadTiny(*backend);
   ASSERT_TRUE(model.ok());
   ReferenceRunner alone(*backend, **model, 64, 64, DType::kF32);
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -302,11 +306,7 @@ TEST_P(EngineContract, EmbeddingsDependOnTheirPromptAlone) {
   std::vector<int32_t> prompt;
   for (int32_t i = 0; i < (GetParam().gpus ? 20 : 45); ++i) prompt.push_back((i * 37 + 5) % 256);
   std::unique_ptr<Backend> backend = MakeBackend(GetParam());
-  auto checkpoint = Checkpoint::Open(TinyPath());
-  ASSERT_TRUE(checkpoint.ok());
-  LoadOptions load;
-  load.max_batch_tokens = 64;
-  auto model = Model::Load(**checkpoint, *backend, load);
+  auto model = LoadTiny(*backend);
   ASSERT_TRUE(model.ok());
   EngineRunner one(*OneRankEngine(std::move(backend), *std::move(model), Options()));
   for (const Pooling pooling : {Pooling::kMean, Pooling::kLast}) {
