@@ -89,7 +89,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   const auto load = [&](const TensorRow& row, int64_t layer, LayerWeights& into) {
     const std::string name = spell(row, layer);
     return LoadTensor(loader, row, prefixed && row.part != Part::kHead ? Str(prefix, name) : name,
-                      checkpoint.kind() == Checkpoint::Kind::kGguf, into);
+                      checkpoint.kind(), into);
   };
   for (const TensorRow* row : rows) {
     if (Needs(row->part)) TREADLE_RETURN_IF_ERROR(load(*row, 0, outside_));
@@ -121,7 +121,8 @@ bool Decoder::Needs(Part part) const {
 }
 
 absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
-                                 const std::string& name, bool gguf, LayerWeights& weights) {
+                                 const std::string& name, Checkpoint::Kind kind,
+                                 LayerWeights& weights) {
   const int64_t n = SizeOf(row.rows, config_);
   const bool bias = row.bias != nullptr && row.bias(config_);
   if (row.columns == Extent::kNone) {
@@ -134,13 +135,16 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     }
     return absl::OkStatus();
   }
-  const std::vector<int32_t> order = gguf ? GgufRowOrder(row, config_) : std::vector<int32_t>();
+  const bool gguf = kind == Checkpoint::Kind::kGguf;
+  const auto order = FileRowOrder(row, config_, kind);
+  const auto folder_order = FileRowOrder(row, config_, Checkpoint::Kind::kHuggingFace);
   WeightLoader::LinearSpec spec = {
       .name = name,
       .n = n,
       .k = SizeOf(row.columns, config_),
       .bias = bias,
       .row_order = order,
+      .folder_order = folder_order,
       .transposed = !gguf && InLayer(row.part) && architecture_->hugging_face_transposed,
       .rows = PartsOf(row.rows),
       .lookup_only = !InLayer(row.part) && !last_stage()};
@@ -261,8 +265,9 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
     TREADLE_RETURN_IF_ERROR(
         sums_.Embed(backend_, outside_.embedding, vocab_, batch.token_ids, ranks, hidden));
     if (outside_.positions.loaded()) {
-      backend_.Embed(outside_.positions.weight(), batch.positions, /*first_id=*/0,
-                     /*accumulate=*/true, hidden);
+      backend_.Embed(outside_.positions.weight(), batch.positions,
+                     static_cast<int32_t>(-architecture_->position_offset), /*accumulate=*/true,
+                     hidden);
     }
   }
   for (size_t i = 0; i < layer_weights_.size(); ++i) {

@@ -96,7 +96,7 @@ class Decoder : public Model {
  private:
   bool Needs(Part part) const;
   absl::Status LoadTensor(WeightLoader& loader, const TensorRow& row, const std::string& name,
-                          bool gguf, LayerWeights& weights);
+                          Checkpoint::Kind kind, LayerWeights& weights);
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   std::vector<ShardRange> PartsOf(Extent extent) const;
   void ChooseTypes();

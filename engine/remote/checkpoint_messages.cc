@@ -10,9 +10,9 @@ namespace {
 
 // A ModelConfig on the wire, field by field.
 constexpr int64_t ModelConfig::*kSizes[] = {
-    &ModelConfig::layers,   &ModelConfig::hidden,   &ModelConfig::heads,
-    &ModelConfig::kv_heads, &ModelConfig::head_dim, &ModelConfig::ffn_hidden,
-    &ModelConfig::vocab,    &ModelConfig::context,  &ModelConfig::rope_dim};
+    &ModelConfig::layers,   &ModelConfig::hidden,     &ModelConfig::heads, &ModelConfig::kv_heads,
+    &ModelConfig::head_dim, &ModelConfig::ffn_hidden, &ModelConfig::vocab, &ModelConfig::context,
+    &ModelConfig::rope_dim, &ModelConfig::layer_norms};
 constexpr double ModelConfig::*kReals[] = {&ModelConfig::rope_base,
                                            &ModelConfig::rope_linear_factor};
 constexpr double RopeScaling::*kScaling[] = {&RopeScaling::factor, &RopeScaling::low_freq_factor,
@@ -25,6 +25,7 @@ void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& messag
   message.set_tied_head(config.tied_head);
   message.set_qkv_bias(config.qkv_bias);
   message.set_output_bias(config.output_bias);
+  message.set_parallel_residual(config.parallel_residual);
   message.set_llama3_scaling(config.rope_scaling.has_value());
   const RopeScaling scaling = config.rope_scaling.value_or(RopeScaling());
   for (const auto size : kSizes) message.add_sizes(config.*size);
@@ -46,6 +47,7 @@ absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfi
   config.tied_head = message.tied_head();
   config.qkv_bias = message.qkv_bias();
   config.output_bias = message.output_bias();
+  config.parallel_residual = message.parallel_residual();
   int next = 0;
   for (const auto size : kSizes) config.*size = message.sizes(next++);
   RopeScaling scaling;

@@ -126,11 +126,15 @@ absl::Status Checkpoint::CheckConsistency() const {
     int64_t value;
     int64_t largest;
   };
-  const Row rows[] = {
-      {"layers", config_.layers, 1 << 12},      {"hidden size", config_.hidden, 1 << 20},
-      {"heads", config_.heads, 1 << 14},        {"K/V heads", config_.kv_heads, 1 << 14},
-      {"head size", config_.head_dim, 1 << 12}, {"feed-forward size", config_.ffn_hidden, 1 << 22},
-      {"vocabulary", config_.vocab, 1 << 24},   {"context", config_.context, 1 << 24}};
+  const Row rows[] = {{"layers", config_.layers, 1 << 12},
+                      {"hidden size", config_.hidden, 1 << 20},
+                      {"heads", config_.heads, 1 << 14},
+                      {"K/V heads", config_.kv_heads, 1 << 14},
+                      {"head size", config_.head_dim, 1 << 12},
+                      {"feed-forward size", config_.ffn_hidden, 1 << 22},
+                      {"vocabulary", config_.vocab, 1 << 24},
+                      {"context", config_.context, 1 << 24},
+                      {"norms of a layer", config_.layer_norms, 2}};
   for (const Row& row : rows) {
     if (row.value < 1 || row.value > row.largest) {
       return InvalidArgument(path_, ": ", row.name, " is ", row.value, ", expected 1 to ",

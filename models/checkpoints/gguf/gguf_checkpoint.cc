@@ -91,6 +91,13 @@ absl::Status GgufCheckpoint::ReadConfig() {
   };
   config_.qkv_bias = has(architecture->qkv_bias, {Part::kQ, Part::kQkv});
   config_.output_bias = has(architecture->output_bias, {Part::kAttentionOutput});
+  for (const FlagField& field : architecture->config_json.flags) {
+    if (field.gguf == nullptr) continue;
+    TREADLE_ASSIGN_OR_RETURN(config_.*field.flag,
+                             file_->Bool(prefix + field.gguf, field.otherwise));
+  }
+  const std::string_view second = architecture->gguf_second_norm;
+  if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
   TREADLE_ASSIGN_OR_RETURN(const int64_t window,
                            file_->Integer(prefix + "attention.sliding_window", 0));
   CapContext(window);

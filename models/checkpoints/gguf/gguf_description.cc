@@ -113,6 +113,12 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   }
   const Architecture& architecture = ArchitectureOf(config);
   metadata.Add(prefix + GgufEpsilonKey(architecture), config.norm_epsilon);
+  for (const FlagField& field : architecture.config_json.flags) {
+    if (field.gguf != nullptr) metadata.Add(prefix + field.gguf, config.*field.flag);
+  }
+  if (!architecture.gguf_elsewhere) {
+    notices.push_back(Str("Treadle reads this file; llama.cpp has no ", architecture.name));
+  }
   if (architecture.rotary) DescribeRope(config, prefix, metadata);
   if (checkpoint.tokenizer() == nullptr) {
     metadata.Add("tokenizer.ggml.model", "none");

@@ -80,16 +80,31 @@ class Fields {
   const std::string where_;
 };
 
+// The share of a head that rotates, as transformers rounds it.
+absl::Status ReadRotaryShare(const Fields& fields, const char* name, double& share,
+                             ModelConfig& config) {
+  TREADLE_RETURN_IF_ERROR(fields.Number(name, &share, share));
+  if (!(share > 0 && share <= 1)) return fields.Wrong(name, "more than 0, at most 1");
+  config.rope_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) * share);
+  return absl::OkStatus();
+}
+
 // rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files).
-absl::Status ReadRope(const Fields& fields, ModelConfig& config) {
-  TREADLE_RETURN_IF_ERROR(fields.Number("rope_theta", &config.rope_base, 10000.0));
+absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig& config) {
+  TREADLE_RETURN_IF_ERROR(fields.Number(json.rope_base, &config.rope_base, 10000.0));
   config.rope_dim = config.head_dim;
+  double share = json.default_rotary_share;
+  if (json.rotary_share != nullptr) {
+    TREADLE_RETURN_IF_ERROR(ReadRotaryShare(fields, json.rotary_share, share, config));
+  }
   const char* name = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   if (!fields.Has(name)) return absl::OkStatus();
   if (!fields.At(name).is_object()) return fields.Wrong(name, "an object");
   const Fields rope(fields.At(name), fields.where() + ": " + name);
   TREADLE_RETURN_IF_ERROR(rope.Number("rope_theta", &config.rope_base, config.rope_base));
-  TREADLE_RETURN_IF_ERROR(rope.Only("partial_rotary_factor", 1.0));
+  TREADLE_RETURN_IF_ERROR(json.rotary_share == nullptr
+                              ? rope.Only("partial_rotary_factor", 1.0)
+                              : ReadRotaryShare(rope, "partial_rotary_factor", share, config));
   const char* type_name = rope.Has("rope_type") ? "rope_type" : "type";
   const Json& type = rope.At(type_name);
   if (type.is_null() || type == "default") return absl::OkStatus();
@@ -109,17 +124,30 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   ModelConfig& config = out.config;
   const ConfigJson& json = architecture.config_json;
   config.architecture = architecture.name;
+  for (const FlagField& field : json.flags) {
+    TREADLE_RETURN_IF_ERROR(fields.Bool(field.name, &(config.*field.flag), field.otherwise));
+  }
   for (const SizeField& field : json.sizes) {
     std::optional<int64_t> otherwise;
     if (field.otherwise != nullptr) otherwise = field.otherwise(config);
+    if (field.counts != nullptr && !(config.*field.counts)) {
+      config.*field.size = *otherwise;
+      continue;
+    }
     TREADLE_RETURN_IF_ERROR(fields.Integer(field.name, &(config.*field.size), otherwise));
   }
   if (!architecture.grouped) {
     config.kv_heads = config.heads;
     config.head_dim = config.hidden / config.heads;
   }
-  double epsilon = 0;
-  TREADLE_RETURN_IF_ERROR(fields.Number(json.epsilon, &epsilon, json.default_epsilon));
+  if (config.head_dim == 0) config.head_dim = config.hidden / config.heads;
+  for (const SizeField& field : json.repeated) {
+    TREADLE_RETURN_IF_ERROR(fields.Only(field.name, config.*field.size));
+  }
+  double epsilon = json.default_epsilon;
+  if (json.epsilon != nullptr) {
+    TREADLE_RETURN_IF_ERROR(fields.Number(json.epsilon, &epsilon, epsilon));
+  }
   config.norm_epsilon = static_cast<float>(epsilon);
   TREADLE_RETURN_IF_ERROR(fields.Bool("tie_word_embeddings", &config.tied_head, json.tied_head));
   bool stored_bias = false;
@@ -132,7 +160,7 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
   }
   if (!architecture.rotary) return absl::OkStatus();
-  TREADLE_RETURN_IF_ERROR(ReadRope(fields, config));
+  TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
   bool window = true;
   if (json.window_switch != nullptr) {
     TREADLE_RETURN_IF_ERROR(fields.Bool(json.window_switch, &window, false));

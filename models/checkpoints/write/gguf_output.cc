@@ -60,13 +60,14 @@ class GgufOutput : public CheckpointOutput {
 // What some folders hold and no model needs.
 bool IsNoWeight(std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
-         name.ends_with(".attn.masked_bias");
+         name.ends_with(".attn.masked_bias") || name.ends_with(".attention.bias") ||
+         name.ends_with(".attention.masked_bias");
 }
 
 absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor) const {
   const ModelConfig& config = source_.config();
   const Architecture& architecture = ArchitectureOf(config);
-  const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name);
+  const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name, &config);
   TensorTarget target;
   if (IsNoWeight(tensor.name) || (config.tied_head && RoleOf(tensor.name) == MatrixRole::kHead)) {
     return target;
@@ -76,9 +77,8 @@ absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor
                          "' has no place in a .gguf file; expected a folder to write to");
   }
   target.name = SpellTensorName(architecture, Checkpoint::Kind::kGguf, name);
-  const std::vector<int32_t> order = GgufRowOrder(*name.row, config);
-  target.row_order.resize(order.size());
-  for (size_t i = 0; i < order.size(); ++i) target.row_order[order[i]] = static_cast<int32_t>(i);
+  target.row_order = OrderBetween(FileRowOrder(*name.row, config, Checkpoint::Kind::kHuggingFace),
+                                  FileRowOrder(*name.row, config, Checkpoint::Kind::kGguf));
   target.to_gguf = true;
   target.transposed = TransposedInFolder(config, tensor);
   // Vectors are floats in every file; of what GGUF has no type for, floats, exactly.
