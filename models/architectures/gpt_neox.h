@@ -28,19 +28,17 @@ inline constexpr TensorRow kGptNeoXTensors[] = {
     {Part::kUp, "ffn_up", "mlp.dense_h_to_4h", Extent::kInner, Extent::kHidden, kWithBias},
     {Part::kDown, "ffn_down", "mlp.dense_4h_to_h", Extent::kHidden, Extent::kInner, kWithBias}};
 
-inline constexpr SizeField kGptNeoXSizes[] = {
-    {"num_hidden_layers", &ModelConfig::layers},
-    {"hidden_size", &ModelConfig::hidden},
-    {"num_attention_heads", &ModelConfig::heads},
-    {"intermediate_size", &ModelConfig::ffn_hidden},
-    {"vocab_size", &ModelConfig::vocab},
-    {"max_position_embeddings", &ModelConfig::context}};
+inline constexpr SizeField kGptNeoXSizes[] = {{"num_hidden_layers", &ModelConfig::layers},
+                                              {"hidden_size", &ModelConfig::hidden},
+                                              {"num_attention_heads", &ModelConfig::heads},
+                                              {"intermediate_size", &ModelConfig::ffn_hidden},
+                                              {"vocab_size", &ModelConfig::vocab},
+                                              {"max_position_embeddings", &ModelConfig::context}};
 inline constexpr std::string_view kGptNeoXClasses[] = {"GPTNeoXForCausalLM"};
 inline constexpr FixedField kGptNeoXFixed[] = {{"hidden_act", "\"gelu\""},
                                                {"attention_bias", "true"}};
-inline constexpr FlagField kGptNeoXFlags[] = {{"use_parallel_residual",
-                                               &ModelConfig::parallel_residual, true,
-                                               "use_parallel_residual"}};
+inline constexpr FlagField kGptNeoXFlags[] = {
+    {"use_parallel_residual", &ModelConfig::parallel_residual, true, "use_parallel_residual"}};
 
 inline constexpr Architecture kGptNeoX = {.name = "gptneox",
                                           .layer = GptNeoXLayer,
