@@ -33,6 +33,13 @@ void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& messag
   for (const auto real : kReals) message.add_reals(config.*real);
   for (const auto real : kScaling) message.add_reals(scaling.*real);
   message.add_reals(config.norm_epsilon);
+  if (const auto& rope = config.long_rope) {
+    control::LongRope& out = *message.mutable_long_rope();
+    out.mutable_short_factors()->Add(rope->short_factors.begin(), rope->short_factors.end());
+    out.mutable_long_factors()->Add(rope->long_factors.begin(), rope->long_factors.end());
+    out.set_original_context(rope->original_context);
+    out.set_attention_factor(rope->attention_factor);
+  }
 }
 
 absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfig& config) {
@@ -57,6 +64,13 @@ absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfi
   for (const auto real : kScaling) scaling.*real = message.reals(next++);
   config.norm_epsilon = static_cast<float>(message.reals(next));
   if (message.llama3_scaling()) config.rope_scaling = scaling;
+  if (message.has_long_rope()) {
+    const control::LongRope& rope = message.long_rope();
+    config.long_rope = {{rope.short_factors().begin(), rope.short_factors().end()},
+                        {rope.long_factors().begin(), rope.long_factors().end()},
+                        rope.original_context(),
+                        rope.attention_factor()};
+  }
   return absl::OkStatus();
 }
 

@@ -37,7 +37,8 @@ enum class Part {
   kFfnNorm,
   kGate,
   kUp,
-  kDown
+  kDown,
+  kGateUp
 };
 inline bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
 
@@ -52,7 +53,8 @@ enum class Extent {
   kQueries,
   kKeys,   // or values
   kFused,  // queries, keys and values
-  kInner   // features of the feed-forward network
+  kInner,  // features of the feed-forward network
+  kGateUp  // the gate's, then as many of what it gates
 };
 int64_t SizeOf(Extent extent, const ModelConfig& config);
 

@@ -7,13 +7,15 @@
 #include "models/architectures/gpt_neox.h"
 #include "models/architectures/llama.h"
 #include "models/architectures/opt.h"
+#include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
 #include "models/checkpoints/weight_plan.h"
 
 namespace treadle {
 namespace {
 
-constexpr Architecture kArchitectures[] = {kLlama, kGpt2, kQwen2, kQwen3, kGptNeoX, kOpt, kFalcon};
+constexpr Architecture kArchitectures[] = {kLlama,   kGpt2, kQwen2,  kQwen3,
+                                           kGptNeoX, kOpt,  kFalcon, kPhi3};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -69,6 +71,8 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
       return queries + 2 * keys;
     case Extent::kInner:
       return config.ffn_hidden;
+    case Extent::kGateUp:
+      return 2 * config.ffn_hidden;
   }
   return 0;
 }

@@ -112,6 +112,24 @@ absl::Status Checkpoint::CheckRope() const {
                              kLargest);
     }
   }
+  if (const auto& rope = config_.long_rope) {
+    std::vector<double> values = {rope->attention_factor};
+    for (const auto* factors : {&rope->short_factors, &rope->long_factors}) {
+      values.insert(values.end(), factors->begin(), factors->end());
+      if (std::ssize(*factors) == rotated / 2) continue;
+      return InvalidArgument(path_, ": rope scaling: ", factors->size(),
+                             " factors, expected one for each of ", rotated / 2, " pairs");
+    }
+    for (const double value : values) {
+      if (value >= kSmallest && value <= kLargest) continue;
+      return InvalidArgument(path_, ": rope scaling: a factor is ", value, ", expected ", kSmallest,
+                             " to ", kLargest);
+    }
+    if (rope->original_context < 1) {
+      return InvalidArgument(path_, ": rope scaling: original context is ", rope->original_context,
+                             ", expected at least 1");
+    }
+  }
   if (scaling.high_freq_factor <= scaling.low_freq_factor) {
     return InvalidArgument(path_, ": rope scaling: high_freq_factor is ", scaling.high_freq_factor,
                            ", expected more than low_freq_factor, ", scaling.low_freq_factor);

@@ -42,10 +42,26 @@ TEST_F(GgufFromFolder, ReadsBackAsTheSameBits) {
 
 // Biases, several shards, a sliding window, GPT-2 without its prefix, rope scaling.
 TEST_F(GgufFromFolder, OfEveryKind) {
-  for (const char* name :
-       {"llama-grouped", "llama-linear", "llama-one-kv-head", "llama-ungrouped", "mistral", "gpt2",
-        "gpt2-untied", "qwen2", "qwen2-window", "qwen3", "qwen3-tied", "gptneox",
-        "gptneox-sequential", "opt", "opt-untied", "falcon", "falcon-grouped", "falcon-one-norm"}) {
+  for (const char* name : {"llama-grouped",
+                           "llama-linear",
+                           "llama-one-kv-head",
+                           "llama-ungrouped",
+                           "mistral",
+                           "gpt2",
+                           "gpt2-untied",
+                           "qwen2",
+                           "qwen2-window",
+                           "qwen3",
+                           "qwen3-tied",
+                           "gptneox",
+                           "gptneox-sequential",
+                           "opt",
+                           "opt-untied",
+                           "falcon",
+                           "falcon-grouped",
+                           "falcon-one-norm",
+                           "phi3-long",
+                           "phi3"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays

@@ -135,6 +135,7 @@ TEST(RandomCheckpoint, RunsWithFiniteLogitsInEveryArchitectureAndFormat) {
         "qwen3-0.6b,layers=3,hidden=128,heads=4,kv-heads=2,ffn=256,vocab=300,context=64",
         "orca-13b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
         "pythia-1.4b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
+        "phi-3-mini,layers=3,hidden=128,heads=4,kv-heads=2,ffn=512,vocab=300,context=64",
         "opt-1.3b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
         "falcon-7b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64"}) {
     for (const char* weights : {"", "nf4", "int8"}) {

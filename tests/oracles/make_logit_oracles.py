@@ -10,6 +10,7 @@ measure of fp32 rounding for that checkpoint; it is kept beside them, and the te
 multiple of it.
 """
 import json
+import math
 import os
 import shutil
 import struct
@@ -21,7 +22,7 @@ import transformers
 
 OUT = "tests/testdata/models"
 VOCAB = 131
-GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped"]  # that are made as .gguf files too
+GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long"]  # that are made as .gguf files too
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -34,6 +35,8 @@ OPT = dict(vocab_size=VOCAB, hidden_size=35, word_embed_proj_dim=35, ffn_dim=53,
            num_attention_heads=5, max_position_embeddings=48, bos_token_id=0, eos_token_id=1, pad_token_id=2)
 FALCON = dict(vocab_size=VOCAB, hidden_size=30, num_hidden_layers=2, num_attention_heads=3,
               max_position_embeddings=96, bos_token_id=0, eos_token_id=1)
+LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.0, 1.5, 2.5, 6.0])
+PHI3 = LLAMA | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, pad_token_id=2)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 
@@ -69,6 +72,13 @@ CASES = {
     "falcon-one-norm": ("Falcon", FALCON | dict(hidden_size=36, num_attention_heads=6, num_kv_heads=3,
                                                 num_ln_in_parallel_attn=1, new_decoder_architecture=True,
                                                 tie_word_embeddings=False), "bfloat16", 40, {}),
+    # Longer than what it was trained for from the first token that is looked at on; never.
+    "phi3-long": ("Phi3", PHI3 | dict(rope_scaling=LONGROPE, original_max_position_embeddings=8), "float16", 40, {}),
+    "phi3-short": ("Phi3", PHI3 | dict(rope_scaling=LONGROPE, original_max_position_embeddings=64,
+                                       tie_word_embeddings=True), "float32", 40, {}),
+    "phi3": ("Phi3", PHI3 | dict(num_attention_heads=2, num_key_value_heads=1, sliding_window=50,
+                                 rope_scaling=dict(rope_type="default", partial_rotary_factor=0.75)),
+             "bfloat16", 40, {}),
 }
 CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -76,6 +86,7 @@ CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
            "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
            "GPTNeoX": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM),
+           "Phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
            "OPT": (transformers.OPTConfig, transformers.OPTForCausalLM),
            "Falcon": (transformers.FalconConfig, transformers.FalconForCausalLM)}
 
@@ -153,6 +164,14 @@ def write_gguf(folder):
         share = config.rope_parameters["partial_rotary_factor"]
         writer.add_rope_dimension_count(int(config.hidden_size // heads * share))
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if config.rope_parameters["rope_type"] == "longrope":
+        rope = config.rope_parameters
+        before = rope["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(before)
+        scale = config.max_position_embeddings / before
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(before)))
+        for which in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:

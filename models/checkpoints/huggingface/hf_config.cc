@@ -1,4 +1,5 @@
 // config.json of a Hugging Face folder -> ModelConfig.
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <optional>
@@ -61,6 +62,18 @@ class Fields {
     *out = value.get<double>();
     return absl::OkStatus();
   }
+  absl::Status Numbers(const char* name, int64_t count, std::vector<double>* out) const {
+    const Json& value = At(name);
+    const auto finite = [](const Json& x) {
+      return x.is_number() && std::isfinite(x.get<double>());
+    };
+    if (!value.is_array() || static_cast<int64_t>(value.size()) != count ||
+        !std::ranges::all_of(value, finite)) {
+      return Wrong(name, Str("a list of ", count, " numbers"));
+    }
+    *out = value.get<std::vector<double>>();
+    return absl::OkStatus();
+  }
   absl::Status Bool(const char* name, bool* out, bool otherwise) const {
     const Json& value = At(name);
     if (!value.is_null() && !value.is_boolean()) return Wrong(name, "true or false");
@@ -89,6 +102,21 @@ absl::Status ReadRotaryShare(const Fields& fields, const char* name, double& sha
   return absl::OkStatus();
 }
 
+// "longrope": as transformers works out what the file leaves out.
+absl::Status ReadLongRope(const Fields& fields, const Fields& rope, ModelConfig& config) {
+  LongRope& out = config.long_rope.emplace();
+  TREADLE_RETURN_IF_ERROR(rope.Numbers("short_factor", config.rope_dim / 2, &out.short_factors));
+  TREADLE_RETURN_IF_ERROR(rope.Numbers("long_factor", config.rope_dim / 2, &out.long_factors));
+  const char* const original = "original_max_position_embeddings";
+  TREADLE_RETURN_IF_ERROR(
+      (rope.Has(original) ? rope : fields).Integer(original, &out.original_context));
+  const auto before = static_cast<double>(out.original_context);
+  double factor = static_cast<double>(config.context) / before;
+  TREADLE_RETURN_IF_ERROR(rope.Number("factor", &factor, factor));
+  if (factor > 1) out.attention_factor = std::sqrt(1 + std::log(factor) / std::log(before));
+  return rope.Number("attention_factor", &out.attention_factor, out.attention_factor);
+}
+
 // rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files).
 absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig& config) {
   TREADLE_RETURN_IF_ERROR(fields.Number(json.rope_base, &config.rope_base, 10000.0));
@@ -109,7 +137,8 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
   const Json& type = rope.At(type_name);
   if (type.is_null() || type == "default") return absl::OkStatus();
   if (type == "linear") return rope.Number("factor", &config.rope_linear_factor);
-  if (type != "llama3") return rope.Wrong(type_name, "default, linear or llama3");
+  if (type == "longrope" || type == "su") return ReadLongRope(fields, rope, config);
+  if (type != "llama3") return rope.Wrong(type_name, "default, linear, llama3 or longrope");
   RopeScaling scaling;
   TREADLE_RETURN_IF_ERROR(rope.Number("factor", &scaling.factor));
   TREADLE_RETURN_IF_ERROR(rope.Number("low_freq_factor", &scaling.low_freq_factor));

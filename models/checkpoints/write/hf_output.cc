@@ -59,6 +59,14 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   if (config.rope_linear_factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
   }
+  if (const auto& rope = config.long_rope) {
+    json["rope_scaling"] = {{"rope_type", "longrope"},
+                            {"type", "longrope"},
+                            {"short_factor", rope->short_factors},
+                            {"long_factor", rope->long_factors},
+                            {"attention_factor", rope->attention_factor}};
+    json["original_max_position_embeddings"] = rope->original_context;
+  }
   if (const TokenizerSpec* tokenizer = source.tokenizer()) {
     if (tokenizer->bos >= 0) json["bos_token_id"] = tokenizer->bos;
     if (tokenizer->eos >= 0) json["eos_token_id"] = tokenizer->eos;
@@ -140,6 +148,7 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::GgufTarget(const StoredTensor& t
   const ModelConfig& config = source_.config();
   const Architecture& architecture = ArchitectureOf(config);
   const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name, &config);
+  if (config.long_rope && tensor.name.starts_with("rope_factors_")) return target;  // config.json's
   if (name.row == nullptr) {
     return Unimplemented(path_, ": tensor '", tensor.name,
                          "' has no place in a Hugging Face folder; expected an OUT that ends in "
