@@ -248,6 +248,10 @@ class Backend {
   // out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (GPT-2's GeLU). x: [rows, cols] f32; out:
   // f32 (may be x) or 16 bits.
   virtual void Gelu(Tensor x, Tensor out) = 0;
+  // out = 0.5 x (1 + erf(x / sqrt(2))), the GeLU that the former stands in for. x, out: as Gelu's.
+  virtual void GeluErf(Tensor x, Tensor out) = 0;
+  // out = max(x, 0). x, out: as Gelu's.
+  virtual void Relu(Tensor x, Tensor out) = 0;
 
   // out[i] = x[rows[i]]. x: [*, cols], out: [rows.size(), cols] f32.
   virtual void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) = 0;
@@ -289,7 +293,9 @@ inline constexpr int64_t kAttentionBlock = 64;
     (q, k, v, rotary, kv))                                                                         \
   X(Attention, (Tensor q, const KvView& kv, float scale, Tensor out), (q, kv, scale, out))         \
   X(SwiGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                 \
-  X(Gelu, (Tensor x, Tensor out), (x, out))
+  X(Gelu, (Tensor x, Tensor out), (x, out))                                                        \
+  X(GeluErf, (Tensor x, Tensor out), (x, out))                                                     \
+  X(Relu, (Tensor x, Tensor out), (x, out))
 // What takes no arithmetic: HostBackend has these.
 #define TREADLE_COPY_OPS(X)                                                                  \
   X(Gather, (Tensor x, std::span<const int32_t> rows, Tensor out), (x, rows, out))           \

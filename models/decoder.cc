@@ -25,6 +25,7 @@ constexpr std::pair<Part, Linear LayerWeights::*> kLinears[] = {
     {Part::kAttentionOutput, &LayerWeights::out},
     {Part::kGate, &LayerWeights::gate},
     {Part::kUp, &LayerWeights::up},
+    {Part::kGateUp, &LayerWeights::gate_up},
     {Part::kDown, &LayerWeights::down}};
 constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
     {Part::kOutputNorm, &LayerWeights::output_norm},
@@ -89,7 +90,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   const auto load = [&](const TensorRow& row, int64_t layer, LayerWeights& into) {
     const std::string name = spell(row, layer);
     return LoadTensor(loader, row, prefixed && row.part != Part::kHead ? Str(prefix, name) : name,
-                      checkpoint.kind() == Checkpoint::Kind::kGguf, into);
+                      checkpoint.kind(), into);
   };
   for (const TensorRow* row : rows) {
     if (Needs(row->part)) TREADLE_RETURN_IF_ERROR(load(*row, 0, outside_));
@@ -121,7 +122,8 @@ bool Decoder::Needs(Part part) const {
 }
 
 absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
-                                 const std::string& name, bool gguf, LayerWeights& weights) {
+                                 const std::string& name, Checkpoint::Kind kind,
+                                 LayerWeights& weights) {
   const int64_t n = SizeOf(row.rows, config_);
   const bool bias = row.bias != nullptr && row.bias(config_);
   if (row.columns == Extent::kNone) {
@@ -134,13 +136,16 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     }
     return absl::OkStatus();
   }
-  const std::vector<int32_t> order = gguf ? GgufRowOrder(row, config_) : std::vector<int32_t>();
+  const bool gguf = kind == Checkpoint::Kind::kGguf;
+  const auto order = FileRowOrder(row, config_, kind);
+  const auto folder_order = FileRowOrder(row, config_, Checkpoint::Kind::kHuggingFace);
   WeightLoader::LinearSpec spec = {
       .name = name,
       .n = n,
       .k = SizeOf(row.columns, config_),
       .bias = bias,
       .row_order = order,
+      .folder_order = folder_order,
       .transposed = !gguf && InLayer(row.part) && architecture_->hugging_face_transposed,
       .rows = PartsOf(row.rows),
       .lookup_only = !InLayer(row.part) && !last_stage()};
@@ -165,6 +170,8 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent) const {
               Features(kv_range_, dim, queries + keys)};
     case Extent::kInner:
       return {ffn_};
+    case Extent::kGateUp:
+      return {ffn_, {config_.ffn_hidden + ffn_.begin, config_.ffn_hidden + ffn_.end}};
     default:
       return {};
   }
@@ -172,6 +179,13 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent) const {
 
 absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_positions) {
   std::vector<float> factors;
+  float scale = 1;
+  if (const auto& rope = config_.long_rope) {
+    const bool is_long = max_positions > rope->original_context;
+    const auto& chosen = is_long ? rope->long_factors : rope->short_factors;
+    factors.assign(chosen.begin(), chosen.end());
+    scale = static_cast<float>(rope->attention_factor);
+  }
   if (checkpoint.Find("rope_freqs.weight") != nullptr) {
     TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor,
                              checkpoint.Require("rope_freqs.weight", {config_.rope_dim / 2}));
@@ -184,7 +198,7 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
     }
   }
   TREADLE_ASSIGN_OR_RETURN(rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors),
-                                                            max_positions, backend_));
+                                                            max_positions, backend_, scale));
   return absl::OkStatus();
 }
 
@@ -192,7 +206,7 @@ void Decoder::ChooseTypes() {
   for (LayerWeights& layer : layer_weights_) {
     layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
     layer.out_type = InputTypeOf(backend_, {&layer.out});
-    layer.ffn_type = InputTypeOf(backend_, {&layer.gate, &layer.up});
+    layer.ffn_type = InputTypeOf(backend_, {&layer.gate, &layer.up, &layer.gate_up});
     layer.down_type = InputTypeOf(backend_, {&layer.down});
   }
   if (last_stage()) outside_.head_type = InputTypeOf(backend_, {&head()});
@@ -220,8 +234,14 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
         {{&normed_, config_.hidden}, {&q_, q_size}, {&k_, kv_size}, {&v_, kv_size}}, freed));
   }
   TREADLE_ASSIGN_OR_RETURN(attended_, activations_->Add(q_size));
-  TREADLE_ASSIGN_OR_RETURN(up_, activations_->Add(ffn_.size()));
-  gate_ = up_;  // which the activation overwrites
+  if (any([](const auto& layer) { return layer.gate_up.loaded(); })) {
+    TREADLE_ASSIGN_OR_RETURN(gate_up_, activations_->Add(2 * ffn_.size()));
+    gate_ = gate_up_.Cols(0, ffn_.size());
+    up_ = gate_up_.Cols(ffn_.size(), ffn_.size());
+  } else {
+    TREADLE_ASSIGN_OR_RETURN(up_, activations_->Add(ffn_.size()));
+    gate_ = up_;  // which the activation overwrites
+  }
   if (gated) {
     TREADLE_ASSIGN_OR_RETURN(gate_, activations_->Add(ffn_.size()));
   }
@@ -251,6 +271,7 @@ LayerPass Decoder::PassOf(const LayerWeights& layer, const KvView& kv, Communica
       .ffn_in = RowsAs(layer.ffn_type, normed_, rows),
       .gate = gate,
       .up = up_.Rows(0, rows),
+      .gate_up = layer.gate_up.loaded() ? gate_up_.Rows(0, rows) : Tensor(),
       .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn_.size())};
 }
 
@@ -261,8 +282,9 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
     TREADLE_RETURN_IF_ERROR(
         sums_.Embed(backend_, outside_.embedding, vocab_, batch.token_ids, ranks, hidden));
     if (outside_.positions.loaded()) {
-      backend_.Embed(outside_.positions.weight(), batch.positions, /*first_id=*/0,
-                     /*accumulate=*/true, hidden);
+      backend_.Embed(outside_.positions.weight(), batch.positions,
+                     static_cast<int32_t>(-architecture_->position_offset), /*accumulate=*/true,
+                     hidden);
     }
   }
   for (size_t i = 0; i < layer_weights_.size(); ++i) {

@@ -43,6 +43,7 @@ struct LayerWeights {
   Linear qkv;                     // the three as one
   Linear out;                     // [hidden, heads * head_dim]
   Linear gate, up;                // [ffn_hidden, hidden]
+  Linear gate_up;                 // the two as one
   Linear down;                    // [hidden, ffn_hidden]
   // Of the inputs of products.
   DType attention_type, out_type, ffn_type, down_type, head_type = DType::kF32;
@@ -64,6 +65,7 @@ struct LayerPass {
   Tensor attended;      // [num_tokens, heads * head_dim], as the next product reads it
   Tensor ffn_in;        // [num_tokens, hidden], likewise
   Tensor gate, up;      // [num_tokens, ffn_hidden]
+  Tensor gate_up;       // the two side by side, where one matrix makes them
   Tensor inner;         // [num_tokens, ffn_hidden], likewise
 
   void Normalize(const Norm& by, Tensor x, Tensor out) const { by.Apply(backend, x, out); }
@@ -96,7 +98,7 @@ class Decoder : public Model {
  private:
   bool Needs(Part part) const;
   absl::Status LoadTensor(WeightLoader& loader, const TensorRow& row, const std::string& name,
-                          bool gguf, LayerWeights& weights);
+                          Checkpoint::Kind kind, LayerWeights& weights);
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
   std::vector<ShardRange> PartsOf(Extent extent) const;
   void ChooseTypes();
@@ -129,6 +131,7 @@ class Decoder : public Model {
   Tensor qkv_;        // [num_tokens, (heads + 2 * kv_heads) * head_dim], instead of the three
   Tensor attended_;   // [num_tokens, heads * head_dim]
   Tensor gate_, up_;  // [num_tokens, ffn_hidden]
+  Tensor gate_up_;    // [num_tokens, 2 * ffn_hidden], instead of the two
 };
 
 }  // namespace treadle

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace treadle {
 
@@ -14,6 +15,14 @@ struct RopeScaling {
   double low_freq_factor = 1;
   double high_freq_factor = 4;
   int64_t original_context = 8192;
+};
+
+// LongRoPE (Ding et al. 2024): by what the frequency of each pair is divided, where the context
+// that is served is within the one of training, and where it is longer. [rope_dim / 2] each
+struct LongRope {
+  std::vector<double> short_factors, long_factors;
+  int64_t original_context = 0;
+  double attention_factor = 1;  // of rotated queries and of rotated keys
 };
 
 struct ModelConfig {
@@ -30,12 +39,17 @@ struct ModelConfig {
   bool tied_head = false;
   bool qkv_bias = false;     // of the products that make Q, K and V
   bool output_bias = false;  // of the attention's output
+  // Of architectures that may do otherwise (GPT-NeoX, Falcon).
+  bool parallel_residual = true;  // both halves of a layer read what the layer was given
+  int64_t layer_norms = 2;        // 1: both halves read the same norm of it
+  bool counts_kv_heads = true;    // config.json says how many K/V heads there are; else one
 
   // Rotary embedding, where the architecture has one.
   double rope_base = 10000.0;
   int64_t rope_dim = 0;  // elements of a head that rotate
   std::optional<RopeScaling> rope_scaling;
   double rope_linear_factor = 1.0;  // "linear" scaling: position / factor
+  std::optional<LongRope> long_rope;
 
   // Something worth telling the user once ("sliding window of 4096 caps the context"); or empty.
   std::string notice;

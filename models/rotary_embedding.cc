@@ -39,7 +39,8 @@ std::vector<float> RotaryFrequencies(const ModelConfig& config, std::span<const 
 }
 
 absl::StatusOr<RotaryEmbedding> RotaryEmbedding::Create(std::span<const float> frequencies,
-                                                        int64_t max_positions, Backend& backend) {
+                                                        int64_t max_positions, Backend& backend,
+                                                        float scale) {
   RotaryEmbedding out;
   const size_t half = frequencies.size();
   const size_t bytes = static_cast<size_t>(max_positions) * half * sizeof(float);
@@ -50,8 +51,8 @@ absl::StatusOr<RotaryEmbedding> RotaryEmbedding::Create(std::span<const float> f
     for (size_t i = 0; i < half; ++i) {
       // The angle is rounded to float first, as in transformers.
       const float angle = static_cast<float>(position) * frequencies[i];
-      cosines[i] = static_cast<float>(std::cos(static_cast<double>(angle)));
-      sines[i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+      cosines[i] = scale * static_cast<float>(std::cos(static_cast<double>(angle)));
+      sines[i] = scale * static_cast<float>(std::sin(static_cast<double>(angle)));
     }
     const size_t row = static_cast<size_t>(position) * half * sizeof(float);
     backend.CopyToDevice(out.cos_.data() + row, cosines.data(), half * sizeof(float));

@@ -17,7 +17,8 @@ class RotaryEmbedding {
  public:
   RotaryEmbedding() = default;
   static absl::StatusOr<RotaryEmbedding> Create(std::span<const float> frequencies,
-                                                int64_t max_positions, Backend& backend);
+                                                int64_t max_positions, Backend& backend,
+                                                float scale = 1);
   const RotaryTable& table() const { return table_; }
   uint64_t bytes() const { return cos_.bytes() + sin_.bytes(); }
   // What the tables for so many positions will take.

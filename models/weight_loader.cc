@@ -3,6 +3,7 @@
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "kernels/formats/matrix_slice.h"
+#include "models/architectures/architecture.h"
 #include "models/shared_conversion.h"
 
 namespace treadle {
@@ -73,6 +74,13 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
   const QuantizeSpec* to = options_.weights.For(tensor.name, checkpoint_.config().tied_head);
   if (to == nullptr || (to->format == tensor.format && !apart)) return PackPart(source, spec);
 
+  const std::vector<int32_t> folder_rows = OrderBetween(spec.row_order, spec.folder_order);
+  source.row_order = folder_rows;
+  const auto pack = [&](const QuantizedMatrix& quantized) {
+    MatrixSource made = quantized.source();
+    made.row_order = spec.folder_order;
+    return PackPart(made, spec);
+  };
   const auto named = [&](const absl::Status& status) {
     return absl::Status(status.code(), Str(checkpoint_.path(), ": tensor '", tensor.name, "' to ",
                                            to->name, ": ", std::string(status.message())));
@@ -90,12 +98,12 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::Pack(const StoredTen
   };
   if (options_.conversion == nullptr) {
     TREADLE_ASSIGN_OR_RETURN(const QuantizedMatrix quantized, convert());
-    return PackPart(quantized.source(), spec);
+    return pack(quantized);
   }
   std::unique_ptr<PackedMatrix> packed;
   TREADLE_RETURN_IF_ERROR(options_.conversion->Use(
       options_.shard.rank, convert, [&](const QuantizedMatrix& quantized) -> absl::Status {
-        TREADLE_ASSIGN_OR_RETURN(packed, PackPart(quantized.source(), spec));
+        TREADLE_ASSIGN_OR_RETURN(packed, pack(quantized));
         return absl::OkStatus();
       }));
   return packed;

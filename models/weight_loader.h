@@ -25,13 +25,15 @@ class WeightLoader {
 
   // Tensors NAME.weight [n, k] ([k, n] if `transposed` and its format is dense: quantized matrices
   // are always [n, k]) and, with `bias`, NAME.bias [n]. If set, row i of the layer is row
-  // row_order[i] of the file's.
+  // row_order[i] of the file's, and row folder_order[i] of a folder's, in whose order rows are
+  // converted: blocks may straddle them.
   struct LinearSpec {
     std::string name;
     int64_t n = 0;
     int64_t k = 0;
     bool bias = false;
     std::span<const int32_t> row_order = {};
+    std::span<const int32_t> folder_order = {};
     bool transposed = false;
     // What this rank holds of it (tensor parallelism); empty: all. Rows are those of the layer, one
     // range after the other. Of a layer that is cut by columns, rank 0 has the bias.

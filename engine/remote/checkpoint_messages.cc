@@ -10,9 +10,9 @@ namespace {
 
 // A ModelConfig on the wire, field by field.
 constexpr int64_t ModelConfig::*kSizes[] = {
-    &ModelConfig::layers,   &ModelConfig::hidden,   &ModelConfig::heads,
-    &ModelConfig::kv_heads, &ModelConfig::head_dim, &ModelConfig::ffn_hidden,
-    &ModelConfig::vocab,    &ModelConfig::context,  &ModelConfig::rope_dim};
+    &ModelConfig::layers,   &ModelConfig::hidden,     &ModelConfig::heads, &ModelConfig::kv_heads,
+    &ModelConfig::head_dim, &ModelConfig::ffn_hidden, &ModelConfig::vocab, &ModelConfig::context,
+    &ModelConfig::rope_dim, &ModelConfig::layer_norms};
 constexpr double ModelConfig::*kReals[] = {&ModelConfig::rope_base,
                                            &ModelConfig::rope_linear_factor};
 constexpr double RopeScaling::*kScaling[] = {&RopeScaling::factor, &RopeScaling::low_freq_factor,
@@ -25,6 +25,7 @@ void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& messag
   message.set_tied_head(config.tied_head);
   message.set_qkv_bias(config.qkv_bias);
   message.set_output_bias(config.output_bias);
+  message.set_parallel_residual(config.parallel_residual);
   message.set_llama3_scaling(config.rope_scaling.has_value());
   const RopeScaling scaling = config.rope_scaling.value_or(RopeScaling());
   for (const auto size : kSizes) message.add_sizes(config.*size);
@@ -32,6 +33,13 @@ void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& messag
   for (const auto real : kReals) message.add_reals(config.*real);
   for (const auto real : kScaling) message.add_reals(scaling.*real);
   message.add_reals(config.norm_epsilon);
+  if (const auto& rope = config.long_rope) {
+    control::LongRope& out = *message.mutable_long_rope();
+    out.mutable_short_factors()->Add(rope->short_factors.begin(), rope->short_factors.end());
+    out.mutable_long_factors()->Add(rope->long_factors.begin(), rope->long_factors.end());
+    out.set_original_context(rope->original_context);
+    out.set_attention_factor(rope->attention_factor);
+  }
 }
 
 absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfig& config) {
@@ -46,6 +54,7 @@ absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfi
   config.tied_head = message.tied_head();
   config.qkv_bias = message.qkv_bias();
   config.output_bias = message.output_bias();
+  config.parallel_residual = message.parallel_residual();
   int next = 0;
   for (const auto size : kSizes) config.*size = message.sizes(next++);
   RopeScaling scaling;
@@ -55,6 +64,13 @@ absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfi
   for (const auto real : kScaling) scaling.*real = message.reals(next++);
   config.norm_epsilon = static_cast<float>(message.reals(next));
   if (message.llama3_scaling()) config.rope_scaling = scaling;
+  if (message.has_long_rope()) {
+    const control::LongRope& rope = message.long_rope();
+    config.long_rope = {{rope.short_factors().begin(), rope.short_factors().end()},
+                        {rope.long_factors().begin(), rope.long_factors().end()},
+                        rope.original_context(),
+                        rope.attention_factor()};
+  }
   return absl::OkStatus();
 }
 

@@ -100,13 +100,13 @@ void PrepareActivation(OpRun& run, uint64_t seed) {
   });
   up.Fill([&] { return random.Normal(); });
   run.call = [&run, &c, &x = x, &out = out, &up](int64_t begin, int64_t count) {
-    if (c.op == Op::kGelu) {
-      run.backend().Gelu(x.Rows(begin, count), out.Rows(begin, count));
-    } else {
-      run.backend().SwiGlu(x.Rows(begin, count), up.Rows(begin, count), out.Rows(begin, count));
-    }
+    const Tensor from = x.Rows(begin, count), to = out.Rows(begin, count);
+    if (c.op == Op::kGelu) return run.backend().Gelu(from, to);
+    if (c.op == Op::kGeluErf) return run.backend().GeluErf(from, to);
+    if (c.op == Op::kRelu) return run.backend().Relu(from, to);
+    run.backend().SwiGlu(from, up.Rows(begin, count), to);
   };
-  run.bytes_moved = x.bytes() + out.bytes() + (c.op == Op::kGelu ? 0 : up.bytes());
+  run.bytes_moved = x.bytes() + out.bytes() + (c.op == Op::kSwiGlu ? up.bytes() : 0);
   run.operations_done = 8 * Elements(run);
 }
 
@@ -114,9 +114,10 @@ void AddSwiGlus(std::vector<OpCase>& cases) {
   const OpCase plain = {.op = Op::kSwiGlu, .cols = 1536};
   AddShapes(cases, plain, {.op = Op::kSwiGlu, .in_place = true}, plain);
 }
-void AddGelus(std::vector<OpCase>& cases) {
-  const OpCase in_place = {.op = Op::kGelu, .cols = 1536, .in_place = true};
-  AddShapes(cases, {.op = Op::kGelu}, in_place, in_place);
+template <Op op>
+void AddActivations(std::vector<OpCase>& cases) {
+  const OpCase in_place = {.op = op, .cols = 1536, .in_place = true};
+  AddShapes(cases, {.op = op}, in_place, in_place);
 }
 
 // -- copies ---------------------------------------------------------------------------------------
@@ -152,7 +153,9 @@ void AddCopies(std::vector<OpCase>& cases) {
 extern const OpRow kRmsNormRow = {"rms_norm", AddRmsNorms, PrepareNorm};
 extern const OpRow kLayerNormRow = {"layer_norm", AddLayerNorms, PrepareNorm};
 extern const OpRow kSwiGluRow = {"swiglu", AddSwiGlus, PrepareActivation};
-extern const OpRow kGeluRow = {"gelu", AddGelus, PrepareActivation};
+extern const OpRow kGeluRow = {"gelu", AddActivations<Op::kGelu>, PrepareActivation};
+extern const OpRow kGeluErfRow = {"gelu_erf", AddActivations<Op::kGeluErf>, PrepareActivation};
+extern const OpRow kReluRow = {"relu", AddActivations<Op::kRelu>, PrepareActivation};
 extern const OpRow kGatherRow = {"gather", AddGathers, PrepareCopy};
 extern const OpRow kCopyRow = {"copy", AddCopies, PrepareCopy};
 

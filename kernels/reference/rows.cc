@@ -1,4 +1,5 @@
 // The reference's ops on rows of features: norms and activations.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/reference/reference_backend.h"
@@ -54,6 +55,23 @@ void ReferenceBackend::Gelu(Tensor x, Tensor out) {
       const double v = x.Row<float>(row)[i];
       out.Row<float>(row)[i] =
           static_cast<float>(0.5 * v * (1 + std::tanh(root * (v + 0.044715 * v * v * v))));
+    }
+  }
+}
+
+void ReferenceBackend::GeluErf(Tensor x, Tensor out) {
+  for (int64_t row = 0; row < x.rows; ++row) {
+    for (int64_t i = 0; i < x.cols; ++i) {
+      const double v = x.Row<float>(row)[i];
+      out.Row<float>(row)[i] = static_cast<float>(0.5 * v * std::erfc(-v / M_SQRT2));
+    }
+  }
+}
+
+void ReferenceBackend::Relu(Tensor x, Tensor out) {
+  for (int64_t row = 0; row < x.rows; ++row) {
+    for (int64_t i = 0; i < x.cols; ++i) {
+      out.Row<float>(row)[i] = std::max(x.Row<float>(row)[i], 0.0f);
     }
   }
 }

@@ -37,7 +37,8 @@ enum class Part {
   kFfnNorm,
   kGate,
   kUp,
-  kDown
+  kDown,
+  kGateUp
 };
 inline bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
 
@@ -52,7 +53,8 @@ enum class Extent {
   kQueries,
   kKeys,   // or values
   kFused,  // queries, keys and values
-  kInner   // features of the feed-forward network
+  kInner,  // features of the feed-forward network
+  kGateUp  // the gate's, then as many of what it gates
 };
 int64_t SizeOf(Extent extent, const ModelConfig& config);
 
@@ -68,6 +70,8 @@ struct TensorRow {
   Extent columns = Extent::kNone;
   // Null: has no bias.
   bool (*bias)(const ModelConfig&) = nullptr;
+  // Null: every model has it. Of rows of one name in a file, a model has one.
+  bool (*present)(const ModelConfig&) = nullptr;
 };
 
 enum class NormKind { kRms, kLayer };  // the second has biases
@@ -77,6 +81,14 @@ struct SizeField {
   const char* name;
   int64_t ModelConfig::*size;
   int64_t (*otherwise)(const ModelConfig&) = nullptr;  // where it is missing; null: an error
+  bool ModelConfig::*counts = nullptr;  // without this flag the field says nothing; null: it does
+};
+// A field that is true or false.
+struct FlagField {
+  const char* name;
+  bool ModelConfig::*flag;
+  bool otherwise;              // where it is missing
+  const char* gguf = nullptr;  // its key behind the architecture's name; null: none
 };
 // A field that is missing, null, or `json`: nothing else is computed.
 struct FixedField {
@@ -90,11 +102,17 @@ struct ConfigJson {
   std::span<const std::string_view> classes;  // "architectures" is one of them; written: the first
   std::span<const SizeField> sizes;
   std::span<const FixedField> fixed;
-  const char* epsilon = "rms_norm_eps";
+  const char* epsilon = "rms_norm_eps";  // null: there is no such field
   double default_epsilon = 1e-6;
   bool tied_head = false;  // where "tie_word_embeddings" is missing
   // A field without which "sliding_window" means nothing; null: it always means something.
   const char* window_switch = nullptr;
+  std::string_view model_type = {};          // if it is not the architecture's name
+  std::span<const FlagField> flags = {};     // read before sizes
+  std::span<const SizeField> repeated = {};  // fields that are missing or say a size again
+  const char* rope_base = "rope_theta";
+  const char* rotary_share = nullptr;  // how much of a head rotates; null: all
+  double default_rotary_share = 1;
 };
 
 struct Architecture {
@@ -115,6 +133,12 @@ struct Architecture {
   // GGUF's rows of Q and K are ordered for rotation of adjacent pairs: (2i, 2i + 1) of each head.
   // Inside, and in Hugging Face files, pairs are (i, i + rope_dim / 2).
   bool gguf_pairs = false;
+  // Folders order the rows of Q, K and V in one matrix by K/V heads: the queries that read the
+  // first, it, its values; the second's; and so on. Inside, and in GGUF, all queries come first.
+  bool hugging_face_qkv_by_heads = false;
+  int64_t position_offset = 0;  // the table of positions begins with so many that no token has
+  std::string_view gguf_second_norm = {};  // a model that lacks it has one norm a layer
+  bool gguf_elsewhere = true;              // llama.cpp reads GGUF files of it
 };
 
 // The key of the norms' epsilon, behind the architecture's name.
@@ -135,19 +159,23 @@ std::string KnownArchitectures();
 // The tensors that a model has.
 std::vector<const TensorRow*> TensorsOf(const ModelConfig& config);
 
-// A tensor by its name in a file.
+// A tensor by its name in a file; of rows of that name, the one that the model has, where its
+// configuration is given.
 struct TensorName {
   const TensorRow* row = nullptr;  // null: the architecture has none of that name
   std::string_view layer = {};     // its number, in a layer
   std::string_view suffix = {};    // ".weight" or ".bias"
 };
 TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind kind,
-                           std::string_view name);
+                           std::string_view name, const ModelConfig* config = nullptr);
 std::string SpellTensorName(const Architecture& architecture, Checkpoint::Kind kind,
                             const TensorName& name);
 
-// Row i of the model's is row [i] of GGUF's; empty: they are the same.
-std::vector<int32_t> GgufRowOrder(const TensorRow& row, const ModelConfig& config);
+// Row i of the model's is row [i] of the file's; empty: they are the same.
+std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config,
+                                  Checkpoint::Kind kind);
+// Row i of the second file is row [i] of the first, given the model's rows in both.
+std::vector<int32_t> OrderBetween(std::span<const int32_t> first, std::span<const int32_t> second);
 
 // Whether a folder keeps this tensor, if it is dense, as [in, out].
 bool TransposedInFolder(const ModelConfig& config, const StoredTensor& tensor);

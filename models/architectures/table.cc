@@ -2,15 +2,20 @@
 
 #include "base/status.h"
 #include "models/architectures/architecture.h"
+#include "models/architectures/falcon.h"
 #include "models/architectures/gpt2.h"
+#include "models/architectures/gpt_neox.h"
 #include "models/architectures/llama.h"
+#include "models/architectures/opt.h"
+#include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
 #include "models/checkpoints/weight_plan.h"
 
 namespace treadle {
 namespace {
 
-constexpr Architecture kArchitectures[] = {kLlama, kGpt2, kQwen2, kQwen3};
+constexpr Architecture kArchitectures[] = {kLlama,   kGpt2, kQwen2,  kQwen3,
+                                           kGptNeoX, kOpt,  kFalcon, kPhi3};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -55,7 +60,7 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
     case Extent::kHeadDim:
       return config.head_dim;
     case Extent::kContext:
-      return config.context;
+      return config.context + ArchitectureOf(config).position_offset;
     case Extent::kVocab:
       return config.vocab;
     case Extent::kQueries:
@@ -66,6 +71,8 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
       return queries + 2 * keys;
     case Extent::kInner:
       return config.ffn_hidden;
+    case Extent::kGateUp:
+      return 2 * config.ffn_hidden;
   }
   return 0;
 }
@@ -74,6 +81,7 @@ std::vector<const TensorRow*> TensorsOf(const ModelConfig& config) {
   const Architecture& architecture = ArchitectureOf(config);
   std::vector<const TensorRow*> rows;
   for (const TensorRow& row : architecture.tensors) {
+    if (row.present != nullptr && !row.present(config)) continue;
     const bool head_norm = row.part == Part::kQNorm || row.part == Part::kKNorm;
     if (row.part == Part::kHead ? !config.tied_head : !head_norm || architecture.qk_norm) {
       rows.push_back(&row);
@@ -83,7 +91,7 @@ std::vector<const TensorRow*> TensorsOf(const ModelConfig& config) {
 }
 
 TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind kind,
-                           std::string_view name) {
+                           std::string_view name, const ModelConfig* config) {
   TensorName parsed;
   for (const std::string_view suffix : {".weight", ".bias"}) {
     if (name.ends_with(suffix)) parsed.suffix = suffix;
@@ -102,6 +110,7 @@ TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind ki
     name.remove_prefix(parsed.layer.size() + 1);
   }
   for (const TensorRow& row : architecture.tensors) {
+    if (config != nullptr && row.present != nullptr && !row.present(*config)) continue;
     if (NameOf(row, kind) == name && InLayer(row.part) == !parsed.layer.empty()) parsed.row = &row;
   }
   return parsed;
@@ -114,16 +123,50 @@ std::string SpellTensorName(const Architecture& architecture, Checkpoint::Kind k
   return Str(LayersOf(architecture, kind), name.layer, ".", own, name.suffix);
 }
 
-std::vector<int32_t> GgufRowOrder(const TensorRow& row, const ModelConfig& config) {
+namespace {
+
+// Queries, keys and values of one K/V head after those of another.
+std::vector<int32_t> RowsByHeads(const ModelConfig& config) {
   std::vector<int32_t> order;
+  const int64_t group = config.heads / config.kv_heads;
+  const auto add = [&](int64_t head) {  // as the file counts them
+    for (int64_t i = 0; i < config.head_dim; ++i) {
+      order.push_back(static_cast<int32_t>(head * config.head_dim + i));
+    }
+  };
+  for (int64_t head = 0; head < config.heads; ++head) add(head + head / group * 2);
+  for (const int64_t what : {0, 1}) {
+    for (int64_t head = 0; head < config.kv_heads; ++head) add((head + 1) * (group + 2) - 2 + what);
+  }
+  return order;
+}
+
+}  // namespace
+
+std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config,
+                                  Checkpoint::Kind kind) {
+  std::vector<int32_t> order;
+  const Architecture& architecture = ArchitectureOf(config);
+  if (kind == Checkpoint::Kind::kHuggingFace) {
+    const bool by_heads = row.part == Part::kQkv && architecture.hugging_face_qkv_by_heads;
+    return by_heads ? RowsByHeads(config) : order;
+  }
   const bool rotates = row.part == Part::kQ || row.part == Part::kK;
-  if (!rotates || !ArchitectureOf(config).gguf_pairs) return order;
+  if (!rotates || !architecture.gguf_pairs) return order;
   const int64_t half = config.rope_dim / 2;
   for (int64_t first = 0; first < SizeOf(row.rows, config); first += config.head_dim) {
     for (int64_t i = 0; i < config.head_dim; ++i) {
       const int64_t pair = i < half ? 2 * i : i < config.rope_dim ? 2 * (i - half) + 1 : i;
       order.push_back(static_cast<int32_t>(first + pair));
     }
+  }
+  return order;
+}
+
+std::vector<int32_t> OrderBetween(std::span<const int32_t> first, std::span<const int32_t> second) {
+  std::vector<int32_t> order(std::max(first.size(), second.size()));
+  for (size_t i = 0; i < order.size(); ++i) {
+    order[second.empty() ? i : second[i]] = first.empty() ? static_cast<int32_t>(i) : first[i];
   }
   return order;
 }

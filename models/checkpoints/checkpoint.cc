@@ -112,6 +112,24 @@ absl::Status Checkpoint::CheckRope() const {
                              kLargest);
     }
   }
+  if (const auto& rope = config_.long_rope) {
+    std::vector<double> values = {rope->attention_factor};
+    for (const auto* factors : {&rope->short_factors, &rope->long_factors}) {
+      values.insert(values.end(), factors->begin(), factors->end());
+      if (std::ssize(*factors) == rotated / 2) continue;
+      return InvalidArgument(path_, ": rope scaling: ", factors->size(),
+                             " factors, expected one for each of ", rotated / 2, " pairs");
+    }
+    for (const double value : values) {
+      if (value >= kSmallest && value <= kLargest) continue;
+      return InvalidArgument(path_, ": rope scaling: a factor is ", value, ", expected ", kSmallest,
+                             " to ", kLargest);
+    }
+    if (rope->original_context < 1) {
+      return InvalidArgument(path_, ": rope scaling: original context is ", rope->original_context,
+                             ", expected at least 1");
+    }
+  }
   if (scaling.high_freq_factor <= scaling.low_freq_factor) {
     return InvalidArgument(path_, ": rope scaling: high_freq_factor is ", scaling.high_freq_factor,
                            ", expected more than low_freq_factor, ", scaling.low_freq_factor);
@@ -126,11 +144,15 @@ absl::Status Checkpoint::CheckConsistency() const {
     int64_t value;
     int64_t largest;
   };
-  const Row rows[] = {
-      {"layers", config_.layers, 1 << 12},      {"hidden size", config_.hidden, 1 << 20},
-      {"heads", config_.heads, 1 << 14},        {"K/V heads", config_.kv_heads, 1 << 14},
-      {"head size", config_.head_dim, 1 << 12}, {"feed-forward size", config_.ffn_hidden, 1 << 22},
-      {"vocabulary", config_.vocab, 1 << 24},   {"context", config_.context, 1 << 24}};
+  const Row rows[] = {{"layers", config_.layers, 1 << 12},
+                      {"hidden size", config_.hidden, 1 << 20},
+                      {"heads", config_.heads, 1 << 14},
+                      {"K/V heads", config_.kv_heads, 1 << 14},
+                      {"head size", config_.head_dim, 1 << 12},
+                      {"feed-forward size", config_.ffn_hidden, 1 << 22},
+                      {"vocabulary", config_.vocab, 1 << 24},
+                      {"context", config_.context, 1 << 24},
+                      {"norms of a layer", config_.layer_norms, 2}};
   for (const Row& row : rows) {
     if (row.value < 1 || row.value > row.largest) {
       return InvalidArgument(path_, ": ", row.name, " is ", row.value, ", expected 1 to ",

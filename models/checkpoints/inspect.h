@@ -60,6 +60,10 @@ struct ServingPlan {
   int64_t batch = 8;
   int64_t batch_tokens = 0;  // in one iteration
 };
+// Of a model that Checkpoint::Open does not know: the family most like it, and which of the two's
+// tensors and fields the other has not, on one line. Empty if the file cannot be read at all.
+std::string NearestFamily(const std::string& path);
+
 std::string ReportText(const ModelReport& report, const ServingPlan& plan);
 std::string ReportJson(const ModelReport& report, const ServingPlan& plan);
 

@@ -1,5 +1,6 @@
 #include "models/text/pre_tokenizer.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/status.h"
@@ -27,6 +28,7 @@ struct Row {
   std::array<const char*, 2> patterns;  // the second may be null
   std::string_view spelling;            // in tokenizer.json's Split; "" where it has none
   bool nfc;
+  bool digit_bytes = false;  // last, SplitDigitBytes
 };
 
 #define LLAMA3_SPELLING(digits)                                      \
@@ -41,7 +43,39 @@ constexpr Row kRows[] = {
      LLAMA3_SPELLING(R"(\p{N}{1,3})"),
      false},
     {"qwen2", {LLAMA3_PATTERN(R"(\p{N})"), nullptr}, LLAMA3_SPELLING(R"(\p{N})"), true},
+    // GPT-NeoX's, which OLMo took over and GGUF names it after.
+    {"olmo", {GPT2_PATTERN, nullptr}, "", true},
+    {"falcon", {R"([\p{P}$+<=>^`|~]+)", GPT2_PATTERN}, "", false, true},
 };
+
+// Falcon's authors split bytes, not characters: those that GPT-2 spells as characters that count as
+// numbers (digits, and 0xB2 for one, which spells U+00B2) are pieces apart from others, and of
+// these every three digits are one.
+void SplitDigitBytes(std::string_view piece, std::vector<std::string_view>* pieces) {
+  constexpr std::string_view kNumbers = "0123456789\xB2\xB3\xB9\xBC\xBD\xBE";
+  constexpr std::string_view kDigits = kNumbers.substr(0, 10);
+  const auto add = [&](std::string_view text) {
+    if (!text.empty()) pieces->push_back(text);
+  };
+  while (!piece.empty()) {
+    const size_t first = std::min(piece.find_first_of(kNumbers), piece.size());
+    const size_t end = std::min(piece.find_first_not_of(kNumbers, first), piece.size());
+    add(piece.substr(0, first));
+    std::string_view run = piece.substr(first, end - first);
+    for (size_t i = 0; i + 3 <= run.size();) {
+      if (run.substr(i, 3).find_first_not_of(kDigits) != run.npos) {
+        ++i;
+        continue;
+      }
+      add(run.substr(0, i));
+      add(run.substr(i, 3));
+      run.remove_prefix(i + 3);
+      i = 0;
+    }
+    add(run);
+    piece.remove_prefix(end);
+  }
+}
 
 std::string ErrorText(int code) {
   PCRE2_UCHAR text[256];
@@ -104,6 +138,7 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Create(std::string_view name) {
     if (row.name != name) continue;
     PreTokenizer made;
     made.nfc_ = row.nfc;
+    made.digit_bytes_ = row.digit_bytes;
     for (const char* pattern : row.patterns) {
       if (pattern == nullptr) continue;
       TREADLE_ASSIGN_OR_RETURN(made.patterns_.emplace_back(), Pattern::Compile(pattern));
@@ -123,6 +158,10 @@ absl::Status PreTokenizer::Split(std::string_view text,
       TREADLE_RETURN_IF_ERROR(pattern->Isolate(piece, match.get(), &finer));
     }
     pieces = std::move(finer);
+  }
+  if (digit_bytes_) {
+    for (const std::string_view piece : pieces) SplitDigitBytes(piece, words);
+    return absl::OkStatus();
   }
   words->insert(words->end(), pieces.begin(), pieces.end());
   return absl::OkStatus();

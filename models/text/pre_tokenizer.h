@@ -19,7 +19,8 @@ class PreTokenizer {
   // Unimplemented, with the known names, for any other `name`.
   static absl::StatusOr<PreTokenizer> Create(std::string_view name);
 
-  // Appends views into `text`, which must be valid UTF-8, in order and without gaps.
+  // Appends views into `text`, which must be valid UTF-8, in order and without gaps. A view may end
+  // inside a character (Falcon's).
   absl::Status Split(std::string_view text, std::vector<std::string_view>* words) const;
 
   // The authors normalize the text to form C before anything else.
@@ -31,6 +32,7 @@ class PreTokenizer {
 
   std::vector<std::shared_ptr<const Pattern>> patterns_;
   bool nfc_ = false;
+  bool digit_bytes_ = false;
 };
 
 // The name whose authors' tokenizer.json spells its splitting pattern `pattern`; "" if none does.

@@ -222,7 +222,7 @@ absl::Status Reader::ReadPattern() {
   const Json& use_regex = byte_level ? Member(steps.back(), "use_regex") : found;
   const bool splits = use_regex.is_null() || IsTrue(use_regex);
   if (byte_level && splits && types.size() == 1) {
-    spec_.pre_tokenizer = "gpt-2";
+    spec_.pre_tokenizer = TypeOf(Member(root_, "normalizer")) == "NFC" ? "olmo" : "gpt-2";
   } else if (byte_level && splits && types.size() == 2 && types[0] == "Digits" &&
              IsTrue(Member(steps[0], "individual_digits"))) {
     spec_.pre_tokenizer = "smollm";
@@ -233,10 +233,11 @@ absl::Status Reader::ReadPattern() {
       spec_.pre_tokenizer = PreTokenizerOfPattern(pattern.get<std::string>());
     }
   }
+  if (found == Json::parse(kFalconPreTokenizer)) spec_.pre_tokenizer = "falcon";
   if (spec_.pre_tokenizer.empty()) {
     return Unknown("pre_tokenizer", found,
-                   "GPT-2's ByteLevel, SmolLM's Digits and ByteLevel, or Llama 3's or Qwen2's "
-                   "Split and ByteLevel (without a prefix space)");
+                   "GPT-2's ByteLevel, SmolLM's Digits and ByteLevel, Llama 3's or Qwen2's Split "
+                   "and ByteLevel (without a prefix space), or Falcon's four steps");
   }
   const Json& normalizer = Member(root_, "normalizer");
   TREADLE_ASSIGN_OR_RETURN(const PreTokenizer pre_tokenizer,

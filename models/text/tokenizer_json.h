@@ -1,7 +1,7 @@
 // Reads the tokenizer of a Hugging Face folder: tokenizer.json, with tokenizer_config.json,
 // special_tokens_map.json and generation_config.json for what it does not hold (BOS, EOS, stops).
 //
-// Understood: byte-level BPE (the shapes of GPT-2, Llama 3, SmolLM2 and Qwen2) and
+// Understood: byte-level BPE (the shapes of GPT-2, GPT-NeoX, Llama 3, SmolLM2, Qwen2, Falcon) and
 // SentencePiece-style BPE with byte fallback (Llama 2, TinyLlama, Mistral). Anything else is
 // InvalidArgument or Unimplemented, naming the file, the field, what was found and what was
 // expected. And writes it: tokenizer_json_writer.cc.
@@ -29,5 +29,14 @@ absl::StatusOr<std::vector<int32_t>> ReadEndIds(const std::string& folder, int64
 std::map<std::string, std::string> TokenizerJsonFiles(const TokenizerSpec& spec,
                                                       const std::string& chat_template,
                                                       int64_t context);
+
+// "pre_tokenizer" as Falcon's files have it.
+inline constexpr const char* kFalconPreTokenizer =
+    R"({"type": "Sequence", "pretokenizers": [
+    {"type": "Punctuation", "behavior": "Contiguous"},
+    {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+    {"type": "Digits", "individual_digits": false},
+    {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated",
+     "invert": false}]})";
 
 }  // namespace treadle

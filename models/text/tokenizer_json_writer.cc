@@ -24,7 +24,8 @@ Json Sequence(const char* members, Json first, Json second) {
 }
 
 Json PreTokenizerJson(const TokenizerSpec& spec) {
-  if (spec.pre_tokenizer == "gpt-2") return ByteLevel(true);
+  if (spec.pre_tokenizer == "gpt-2" || spec.pre_tokenizer == "olmo") return ByteLevel(true);
+  if (spec.pre_tokenizer == "falcon") return Json::parse(kFalconPreTokenizer);
   if (spec.pre_tokenizer == "smollm") {
     return Sequence("pretokenizers", {{"type", "Digits"}, {"individual_digits", true}},
                     ByteLevel(true));
@@ -77,7 +78,7 @@ Json TokenizerJson(const TokenizerSpec& spec) {
   }
   for (const auto& [left, right] : spec.merges) merges.push_back(Json::array({left, right}));
   Json normalizer = nullptr;
-  if (spec.pre_tokenizer == "qwen2") normalizer = {{"type", "NFC"}};
+  if (spec.pre_tokenizer == "qwen2" || spec.pre_tokenizer == "olmo") normalizer = {{"type", "NFC"}};
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},

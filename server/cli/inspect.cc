@@ -45,8 +45,14 @@ absl::StatusOr<std::string> Placement(InspectFlags& flags, const Checkpoint& che
 }
 
 absl::StatusOr<std::string> Report(InspectFlags& flags) {
-  TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<Checkpoint> checkpoint,
-                           Checkpoint::Open(flags.path));
+  const auto opened = Checkpoint::Open(flags.path);
+  if (absl::IsUnimplemented(opened.status())) {
+    const std::string nearest = NearestFamily(flags.path);
+    return Unimplemented(std::string(opened.status().message()), nearest.empty() ? "" : "; ",
+                         nearest);
+  }
+  TREADLE_RETURN_IF_ERROR(opened.status());
+  const std::unique_ptr<Checkpoint>& checkpoint = *opened;
   if (flags.placement) return Placement(flags, *checkpoint);
   const ModelReport report = Inspect(*checkpoint);
   return flags.json ? ReportJson(report, flags.plan) : ReportText(report, flags.plan);

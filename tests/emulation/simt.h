@@ -172,6 +172,7 @@ inline void LoadOnce16If(bool valid, const void* global, uint32_t (&r)[4],
 // -- numbers --------------------------------------------------------------------------------------
 inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float Exp(float x) { return std::exp(x); }
+inline float Erfc(float x) { return std::erfc(x); }
 inline float Exp2(float x) {
   const float y = std::exp2(x);
   return y < 0x1p-126f ? 0.0f : y;

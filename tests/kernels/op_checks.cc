@@ -145,6 +145,7 @@ std::vector<float> Tolerance(const OpRun& run, const Arithmetic& arithmetic) {
       return AttentionTolerance(run, arithmetic);
     case Op::kSwiGlu:
     case Op::kGelu:
+    case Op::kGeluErf:
       return ActivationTolerance(run, arithmetic);
     case Op::kSample:
       return SampleTolerance(run, arithmetic);

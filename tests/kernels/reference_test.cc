@@ -58,6 +58,10 @@ TEST_F(ReferenceFeatures, Activations) {
   Expect(out_, "swiglu");
   backend_->Gelu(Rows(x_, 40), Rows(out_, 40));
   Expect(out_, "gelu");
+  backend_->GeluErf(Rows(x_, 40), Rows(out_, 40));
+  Expect(out_, "gelu_erf");
+  backend_->Relu(Rows(x_, 40), Rows(out_, 40));
+  Expect(out_, "relu");
 }
 
 TEST_F(ReferenceFeatures, MatMulWithBiasResidualAndRowOrder) {

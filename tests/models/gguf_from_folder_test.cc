@@ -42,9 +42,26 @@ TEST_F(GgufFromFolder, ReadsBackAsTheSameBits) {
 
 // Biases, several shards, a sliding window, GPT-2 without its prefix, rope scaling.
 TEST_F(GgufFromFolder, OfEveryKind) {
-  for (const char* name :
-       {"llama-grouped", "llama-linear", "llama-one-kv-head", "llama-ungrouped", "mistral", "gpt2",
-        "gpt2-untied", "qwen2", "qwen2-window", "qwen3", "qwen3-tied"}) {
+  for (const char* name : {"llama-grouped",
+                           "llama-linear",
+                           "llama-one-kv-head",
+                           "llama-ungrouped",
+                           "mistral",
+                           "gpt2",
+                           "gpt2-untied",
+                           "qwen2",
+                           "qwen2-window",
+                           "qwen3",
+                           "qwen3-tied",
+                           "gptneox",
+                           "gptneox-sequential",
+                           "opt",
+                           "opt-untied",
+                           "falcon",
+                           "falcon-grouped",
+                           "falcon-one-norm",
+                           "phi3-long",
+                           "phi3"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
@@ -144,7 +161,8 @@ TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
       "x",
       "",
       "(a+b)*c == d->e; // f"};
-  for (const char* name : {"gpt-2", "smollm", "llama-bpe", "qwen2", "llama", "mistral", "bare"}) {
+  for (const char* name :
+       {"gpt-2", "smollm", "olmo", "falcon", "llama-bpe", "qwen2", "llama", "mistral", "bare"}) {
     SCOPED_TRACE(name);
     const bool bare = std::string_view(name) == "bare";  // Llama's without its dummy space
     auto spec = ReadTokenizerJson(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name));

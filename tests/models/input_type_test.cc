@@ -125,6 +125,10 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         InputTypeCase{"llama_bf16", "llama", "bf16", "", kBF16, {{kBF16, 9}}},
         InputTypeCase{"gpt2_bf16", "gpt2", "bf16", "", kBF16, {{kBF16, 9}}},
+        InputTypeCase{"gptneox_bf16", "gptneox", "bf16", "", kBF16, {{kBF16, 9}}},
+        InputTypeCase{"phi3_bf16", "phi3", "bf16", "", kBF16, {{kBF16, 9}}},
+        InputTypeCase{"opt_f16", "opt", "f16", "", kF16, {{kF16, 9}}},
+        InputTypeCase{"falcon_nf4", "falcon", "f32", "nf4", kBF16, {{kBF16, 9}}},
         InputTypeCase{"qwen2_bf16", "qwen2", "bf16", "", kBF16, {{kBF16, 9}}},
         InputTypeCase{"qwen2_q4_0", "qwen2", "f32", "q4_0", kF16, {{kF16, 9}}},
         InputTypeCase{"qwen3_bf16", "qwen3", "bf16", "", kBF16, {{kBF16, 9}}},

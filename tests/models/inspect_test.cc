@@ -124,5 +124,32 @@ TEST_F(InspectTest, ACheckpointWithoutATokenizerSaysSo) {
   EXPECT_FALSE(report.chat_template);
 }
 
+// A model with one more norm, without a gate, under a name that nobody knows.
+TEST_F(InspectTest, ModelsThatNobodyServesHaveANearestFamily) {
+  const auto path = WriteTinyLlamaGguf(directory_.string(), Options());
+  ASSERT_TRUE(path.ok()) << path.status();
+  std::string bytes = Read("tiny-llama.gguf");
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    for (size_t at = bytes.find(from); at != bytes.npos; at = bytes.find(from, at + 1)) {
+      bytes.replace(at, from.size(), to);
+    }
+  };
+  replace("llama", "lxama");
+  replace("ffn_gate", "ffn_sink");
+  Write("other.gguf", bytes);
+  EXPECT_TRUE(absl::IsUnimplemented(Checkpoint::Open(Path("other.gguf")).status()));
+  EXPECT_EQ(NearestFamily(Path("other.gguf")),
+            "nearest known family: llama; it has no part for 'blk.N.ffn_sink.weight'; this model "
+            "lacks 'blk.N.ffn_gate.weight'");
+  ASSERT_TRUE(WriteTinyGpt2Folder(directory_.string(), {}).ok());
+  auto config = nlohmann::json::parse(Read("config.json"));
+  config["architectures"] = {"XForCausalLM"};
+  config["activation_function"] = "relu";
+  Write("config.json", config.dump());
+  EXPECT_EQ(NearestFamily(directory_.string()),
+            "nearest known family: gpt2; activation_function is \"relu\", there \"gelu_new\"");
+  EXPECT_EQ(NearestFamily(Path("missing.gguf")), "");
+}
+
 }  // namespace
 }  // namespace treadle

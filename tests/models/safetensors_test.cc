@@ -220,6 +220,56 @@ TEST_F(SafetensorsTest, AWindowCountsWhereItIsSwitchedOn) {
   }
 }
 
+TEST_F(SafetensorsTest, WhatOtherFamiliesCannotSayIsRefused) {
+  struct Row {
+    const char* architecture;
+    const char* field;
+    Json value;
+    std::string message;
+  };
+  const Row rows[] = {
+      {"gptneox", "hidden_act", "gelu_new", "hidden_act is \"gelu_new\", expected \"gelu\""},
+      {"gptneox", "attention_bias", false, "attention_bias is false, expected true"},
+      {"gptneox", "rotary_pct", 0, "rotary_pct is 0, expected more than 0, at most 1"},
+      {"gptneox", "rotary_pct", 0.2, "3 rotated elements of a head"},
+      {"opt", "do_layer_norm_before", false, "do_layer_norm_before is false, expected true"},
+      {"opt", "word_embed_proj_dim", 32, "word_embed_proj_dim is 32, expected 64"},
+      {"opt", "max_position_embeddings", 258, "embed_positions.weight' has shape [258, 64]"},
+      {"phi3",
+       "rope_scaling",
+       {{"type", "longrope"}, {"long_factor", {1, 1, 1, 1}}},
+       "rope_scaling: short_factor is missing, expected a list of 4 numbers"},
+      {"phi3",
+       "rope_scaling",
+       {{"type", "su"}, {"short_factor", {1, 1, 1, 1}}},
+       "rope_scaling: long_factor is missing, expected a list of 4 numbers"},
+      {"phi3",
+       "rope_scaling",
+       {{"type", "longrope"}, {"short_factor", {1, 1, 1, 1}}, {"long_factor", {1, 1, 1, 1}}},
+       "original_max_position_embeddings is missing, expected a positive integer"},
+      {"phi3",
+       "rope_scaling",
+       {{"type", "longrope"},
+        {"short_factor", {1, 1, 1, 1}},
+        {"long_factor", {1, 1, 0, 1}},
+        {"original_max_position_embeddings", 8}},
+       "rope scaling: a factor is 0, expected 1e-06 to 1e+12"},
+      {"falcon", "alibi", true, "alibi is true, expected false"},
+      {"falcon", "parallel_attn", false, "parallel_attn is false, expected true"},
+      {"falcon", "new_decoder_architecture", false, "input_layernorm.weight' is missing"},
+      {"falcon", "num_ln_in_parallel_attn", 3, "norms of a layer is 3, expected 1 to 2"},
+      {"falcon", "num_kv_heads", 1, "query_key_value.weight' has shape [128, 64]"}};
+  for (const Row& row : rows) {
+    SCOPED_TRACE(Str(row.architecture, " ", row.field));
+    ASSERT_TRUE(WriteTinyFolder(*FindArchitecture(row.architecture), directory_.string(), {}).ok());
+    EXPECT_EQ(Try(), absl::OkStatus());
+    config_ = Json::parse(Read("config.json"));
+    config_[row.field] = row.value;
+    Write("config.json", config_.dump());
+    ExpectRefused(Try(), directory_.string(), row.message);
+  }
+}
+
 TEST_F(SafetensorsTest, Gpt2HeadsMustDivideTheHiddenSize) {
   WriteTiny(WriteTinyGpt2Folder);
   config_["n_head"] = 3;

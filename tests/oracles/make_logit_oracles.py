@@ -10,6 +10,7 @@ measure of fp32 rounding for that checkpoint; it is kept beside them, and the te
 multiple of it.
 """
 import json
+import math
 import os
 import shutil
 import struct
@@ -21,13 +22,21 @@ import transformers
 
 OUT = "tests/testdata/models"
 VOCAB = 131
-GGUF = ["qwen2-window", "qwen3-tied"]  # that are made as .gguf files too
+GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long"]  # that are made as .gguf files too
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
              tie_word_embeddings=False, bos_token_id=0, eos_token_id=1)
 GPT2 = dict(vocab_size=VOCAB, n_embd=35, n_layer=2, n_head=5, n_positions=48, n_inner=53,
             bos_token_id=0, eos_token_id=1)
+NEOX = dict(vocab_size=VOCAB, hidden_size=36, intermediate_size=53, num_hidden_layers=2, num_attention_heads=3,
+            max_position_embeddings=96, bos_token_id=0, eos_token_id=1)
+OPT = dict(vocab_size=VOCAB, hidden_size=35, word_embed_proj_dim=35, ffn_dim=53, num_hidden_layers=2,
+           num_attention_heads=5, max_position_embeddings=48, bos_token_id=0, eos_token_id=1, pad_token_id=2)
+FALCON = dict(vocab_size=VOCAB, hidden_size=30, num_hidden_layers=2, num_attention_heads=3,
+              max_position_embeddings=96, bos_token_id=0, eos_token_id=1)
+LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.0, 1.5, 2.5, 6.0])
+PHI3 = LLAMA | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, pad_token_id=2)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 
@@ -52,12 +61,34 @@ CASES = {
               "float32", 40, {}),
     "qwen3-tied": ("Qwen3", LLAMA | dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True), "float16",
                    40, {}),
+    "gptneox": ("GPTNeoX", NEOX | dict(rotary_pct=0.34, rotary_emb_base=500), "float16", 40, {}),
+    "gptneox-sequential": ("GPTNeoX", NEOX | dict(hidden_size=35, num_attention_heads=5, rotary_pct=0.6,
+                                                  use_parallel_residual=False), "float32", 40, {}),
+    "opt": ("OPT", OPT, "float32", 48, {}),
+    "opt-untied": ("OPT", OPT | dict(num_attention_heads=7, tie_word_embeddings=False), "float16", 40, {}),
+    "falcon": ("Falcon", FALCON, "float32", 40, {}),
+    "falcon-grouped": ("Falcon", FALCON | dict(hidden_size=48, num_attention_heads=6, num_kv_heads=2,
+                                               ffn_hidden_size=53, new_decoder_architecture=True), "float16", 40, {}),
+    "falcon-one-norm": ("Falcon", FALCON | dict(hidden_size=36, num_attention_heads=6, num_kv_heads=3,
+                                                num_ln_in_parallel_attn=1, new_decoder_architecture=True,
+                                                tie_word_embeddings=False), "bfloat16", 40, {}),
+    # Longer than what it was trained for from the first token that is looked at on; never.
+    "phi3-long": ("Phi3", PHI3 | dict(rope_scaling=LONGROPE, original_max_position_embeddings=8), "float16", 40, {}),
+    "phi3-short": ("Phi3", PHI3 | dict(rope_scaling=LONGROPE, original_max_position_embeddings=64,
+                                       tie_word_embeddings=True), "float32", 40, {}),
+    "phi3": ("Phi3", PHI3 | dict(num_attention_heads=2, num_key_value_heads=1, sliding_window=50,
+                                 rope_scaling=dict(rope_type="default", partial_rotary_factor=0.75)),
+             "bfloat16", 40, {}),
 }
 CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
            "GPT2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
            "Qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-           "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM)}
+           "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+           "GPTNeoX": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM),
+           "Phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
+           "OPT": (transformers.OPTConfig, transformers.OPTForCausalLM),
+           "Falcon": (transformers.FalconConfig, transformers.FalconForCausalLM)}
 
 
 def randomize(model, generator):
@@ -101,29 +132,57 @@ def greedy(model, prompt, count, rounding):
     return ids[len(prompt):]
 
 
+def rows_by_kind(tensor, heads, kv_heads):
+    """Fused rows of one K/V head after another's (its queries, it, its values) as all queries, keys and values."""
+    groups = tensor.reshape(kv_heads, heads // kv_heads + 2, -1, *tensor.shape[1:])
+    parts = [groups[:, :-2], groups[:, -2], groups[:, -1]]
+    return np.concatenate([part.reshape(-1, *tensor.shape[1:]) for part in parts])
+
+
 def write_gguf(folder):
-    """The folder's model as the gguf package names its tensors, rows of Q and K as they are (Qwen's order)."""
+    """The folder's model as the gguf package names its tensors, in llama.cpp's order: rows of Q and K as they are
+    (Qwen's order), fused ones by kind."""
     import gguf
     config = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
-    writer = gguf.GGUFWriter(os.path.join(folder, "model.gguf"), config.model_type)
+    kind = config.model_type.replace("_", "")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config.num_hidden_layers)
+    writer = gguf.GGUFWriter(os.path.join(folder, "model.gguf"), kind)
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_kv_heads", getattr(config, "num_key_value_heads", heads))
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
     if config.model_type == "qwen3":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    if kind == "gptneox":
+        writer.add_parallel_residual(config.use_parallel_residual)
+        share = config.rope_parameters["partial_rotary_factor"]
+        writer.add_rope_dimension_count(int(config.hidden_size // heads * share))
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.rope_parameters["rope_type"] == "longrope":
+        rope = config.rope_parameters
+        before = rope["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(before)
+        scale = config.max_position_embeddings / before
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(before)))
+        for which in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{which}.weight", np.array(rope[f"{which}_factor"], np.float32))
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.layer_norm_epsilon)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.numpy() if tensor.dim() == 1 else tensor.to(torch.float16).numpy()
         assert (values == tensor.numpy()).all(), "f16 holds what the folder holds"
+        if "query_key_value" in name:
+            values = rows_by_kind(values, heads, kv_heads)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -45,6 +45,8 @@ def features():
         "linear": flat(F.linear(x, matrix, bias[:11])),
         "swiglu": flat(F.silu(x) * up),
         "gelu": flat(F.gelu(x, approximate="tanh")),
+        "gelu_erf": flat(F.gelu(x)),
+        "relu": flat(F.relu(x)),
     }
 
 

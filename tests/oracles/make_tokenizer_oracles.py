@@ -145,6 +145,11 @@ def byte_level_family():
     smollm = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
     byte_level("smollm", smollm, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
                {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"})
+    byte_level("olmo", gpt2, ["<|endoftext|>"], {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"},
+               normalizer=normalizers.NFC(), size=500)
+    falcon = pre_tokenizers.Sequence([pre_tokenizers.Punctuation("contiguous"), gpt2, pre_tokenizers.Digits(False),
+                                      pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")])
+    byte_level("falcon", falcon, ["<|endoftext|>"], {"eos_token": "<|endoftext|>"}, size=600)
     llama3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
     byte_level("llama-bpe", split(LLAMA3), llama3,
                {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}, ignore_merges=True,

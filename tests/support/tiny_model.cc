@@ -28,6 +28,8 @@ struct TinyTensor {
   std::vector<float> values;
   int64_t heads = 0;        // rows are heads that rotate: GGUF permutes them
   bool transposed = false;  // the folder keeps [k, n]
+  // Fused rows that the folder keeps by K/V heads: so many queries for each. 0: not such rows.
+  int64_t queries = 0, head_dim = 0;
 };
 
 std::string Utf8(int code) {
@@ -143,7 +145,16 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
       if (rotates && architecture.gguf_pairs) matrix.heads = n / config.head_dim;
       matrix.transposed = InLayer(row.part) && architecture.hugging_face_transposed;
     }
-    if (row.bias != nullptr && row.bias(config)) out.Vector(gguf + ".bias", hf + ".bias", n, 0);
+    const auto by_heads = [&] {
+      if (row.part != Part::kQkv || !architecture.hugging_face_qkv_by_heads) return;
+      out.list().back().queries = config.heads / config.kv_heads;
+      out.list().back().head_dim = config.head_dim;
+    };
+    by_heads();
+    if (row.bias != nullptr && row.bias(config)) {
+      out.Vector(gguf + ".bias", hf + ".bias", n, 0);
+      by_heads();
+    }
   };
   const std::vector<const TensorRow*> rows = TensorsOf(config);
   const auto add_all = [&](auto of, int64_t layer) {
@@ -166,6 +177,20 @@ void PermuteHeads(TinyTensor& tensor) {
     const int64_t in_head = row % head_dim;
     const int64_t to = row - in_head + in_head % (head_dim / 2) * 2 + in_head / (head_dim / 2);
     std::copy_n(from.begin() + row * cols, cols, tensor.values.begin() + to * cols);
+  }
+}
+
+// All queries, keys and values to those of one K/V head after those of another.
+void InterleaveHeads(TinyTensor& tensor) {
+  const std::vector<float> from = tensor.values;
+  const int64_t each = static_cast<int64_t>(from.size()) / tensor.shape[0] * tensor.head_dim;
+  const int64_t kv_heads = tensor.shape[0] / tensor.head_dim / (tensor.queries + 2);
+  auto to = tensor.values.begin();
+  const auto copy = [&](int64_t head) { to = std::copy_n(from.begin() + head * each, each, to); };
+  for (int64_t kv = 0; kv < kv_heads; ++kv) {
+    for (int64_t i = 0; i < tensor.queries; ++i) copy(kv * tensor.queries + i);
+    copy(kv_heads * tensor.queries + kv);
+    copy(kv_heads * (tensor.queries + 1) + kv);
   }
 }
 
@@ -238,6 +263,7 @@ absl::Status WriteSafetensors(const std::filesystem::path& path, const std::stri
   std::string data;
   for (TinyTensor& tensor : tensors) {
     if (tensor.transposed) Transpose(tensor);
+    if (tensor.queries > 0) InterleaveHeads(tensor);
     // Vectors stay float, as in the GGUF file: the same weights in both.
     const bool vector = tensor.shape.size() == 1;
     const WeightFormat* stored = vector ? FindWeightFormat("f32") : matrix_format;
@@ -273,6 +299,9 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   if (architecture.grouped) {
     writer.AddU32(prefix + "attention.head_count_kv", static_cast<uint32_t>(o.kv_heads));
   }
+  if (architecture.config_json.rotary_share != nullptr) {
+    writer.AddU32(prefix + "rope.dimension_count", static_cast<uint32_t>(o.hidden / o.heads / 2));
+  }
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
   if (o.tokenizer) AddTokenizer(o, writer);
   for (TinyTensor& tensor : TensorsOf(architecture, o)) {
@@ -294,8 +323,10 @@ absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
   const ModelConfig sizes = ConfigOf(architecture, o);
   Json config = {{"architectures", {fields.classes[0]}},
                  {"model_type", architecture.name},
-                 {fields.epsilon, 1e-5},
                  {"tie_word_embeddings", o.tied_head}};
+  if (fields.epsilon != nullptr) config[fields.epsilon] = 1e-5;
+  if (fields.rotary_share != nullptr) config[fields.rotary_share] = 0.5;
+  for (const FlagField& field : fields.flags) config[field.name] = sizes.*field.flag;
   for (const SizeField& field : fields.sizes) {
     const bool known = field.otherwise != nullptr && field.otherwise(sizes) == sizes.*field.size;
     if (!known) config[field.name] = sizes.*field.size;

@@ -1,10 +1,12 @@
-// SwiGLU and GELU, elementwise.
+// SwiGLU, both GELUs and ReLU, elementwise.
 #include "kernels/cpu/isa_kernel.h"
 
 namespace treadle {
 
 TREADLE_ISA_KERNEL(SwiGluElements, void(const float* gate, const float* up, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluElements, void(const float* x, float* out, int64_t n));
+TREADLE_ISA_KERNEL(GeluErfElements, void(const float* x, float* out, int64_t n));
+TREADLE_ISA_KERNEL(ReluElements, void(const float* x, float* out, int64_t n));
 
 }  // namespace treadle
 
@@ -25,6 +27,18 @@ void GeluElements(const float* x, float* out, int64_t n) {
   });
 }
 
+void GeluErfElements(const float* x, float* out, int64_t n) {
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    StoreLanes(out + i, GeluErf(LoadLanes(x + i, lanes)), lanes);
+  });
+}
+
+void ReluElements(const float* x, float* out, int64_t n) {
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    StoreLanes(out + i, Max(LoadLanes(x + i, lanes), Zero()), lanes);
+  });
+}
+
 }  // namespace treadle::TREADLE_ISA
 #else
 #include "kernels/cpu/ops/cpu_ops.h"
@@ -41,12 +55,17 @@ void CpuOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
   });
 }
 
-void CpuOps::Gelu(Tensor x, Tensor out) {
+template <typename Kernel>
+static void Activate(ThreadPool& pool, Kernel kernel, Tensor x, Tensor out) {
   CheckSameShape(x, out);
-  SplitElements(pool_, x.rows, x.cols, [&](int64_t row, int64_t col, int64_t count) {
-    kGeluElements[isa_](x.Row<float>(row) + col, out.Row<float>(row) + col, count);
+  SplitElements(pool, x.rows, x.cols, [&](int64_t row, int64_t col, int64_t count) {
+    kernel(x.Row<float>(row) + col, out.Row<float>(row) + col, count);
   });
 }
+
+void CpuOps::Gelu(Tensor x, Tensor out) { Activate(pool_, kGeluElements[isa_], x, out); }
+void CpuOps::GeluErf(Tensor x, Tensor out) { Activate(pool_, kGeluErfElements[isa_], x, out); }
+void CpuOps::Relu(Tensor x, Tensor out) { Activate(pool_, kReluElements[isa_], x, out); }
 
 }  // namespace treadle
 #endif

@@ -248,6 +248,29 @@ TREADLE_KERNEL(kElementThreads) void GeluKernel(ElementParams p) {
   StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
+TREADLE_KERNEL(kElementThreads) void GeluErfKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
+  constexpr float kHalfRoot = 0.70710678118654752f;  // 1 / sqrt(2)
+  Place at;
+  if (!FindPlace(p, at)) return;
+  float x[kGroup], y[kGroup];
+  LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, x);
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup; ++i) y[i] = 0.5f * x[i] * simt::Erfc(-kHalfRoot * x[i]);
+  StoreGroup(p.out, at.row, at.column, p.cols, y);
+}
+
+TREADLE_KERNEL(kElementThreads) void ReluKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
+  Place at;
+  if (!FindPlace(p, at)) return;
+  float x[kGroup], y[kGroup];
+  LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, x);
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup; ++i) y[i] = x[i] > 0.0f ? x[i] : 0.0f;
+  StoreGroup(p.out, at.row, at.column, p.cols, y);
+}
+
 TREADLE_KERNEL(kElementThreads) void GatherKernel(ElementParams p) {
   simt::AwaitEarlierLaunches();
   Place at;
@@ -269,6 +292,11 @@ void LaunchElements(Device& device, void (*kernel)(ElementParams), ElementParams
   params.groups = static_cast<uint32_t>(groups);
   const auto blocks = static_cast<uint32_t>((groups + kElementThreads - 1) / kElementThreads);
   device.Launch(kernel, {.grid_x = blocks, .threads = kElementThreads}, params);
+}
+
+void Activate(Device& device, void (*kernel)(ElementParams), const Tensor& x, const Tensor& out) {
+  TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols);
+  LaunchElements(device, kernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
 }
 
 // -- pages ----------------------------------------------------------------------------------------
@@ -349,9 +377,15 @@ void CudaOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
 }
 
 void CudaOps::Gelu(Tensor x, Tensor out) {
-  TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols);
-  if (!Ready()) return;
-  LaunchElements(*device_, GeluKernel, {.a = MatrixOf(x), .out = OutputOf(out, x)}, out);
+  if (Ready()) Activate(*device_, GeluKernel, x, out);
+}
+
+void CudaOps::GeluErf(Tensor x, Tensor out) {
+  if (Ready()) Activate(*device_, GeluErfKernel, x, out);
+}
+
+void CudaOps::Relu(Tensor x, Tensor out) {
+  if (Ready()) Activate(*device_, ReluKernel, x, out);
 }
 
 void CudaOps::Gather(Tensor x, std::span<const int32_t> rows, Tensor out) {

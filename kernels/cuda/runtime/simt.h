@@ -200,6 +200,7 @@ TREADLE_DEVICE void LoadOnce16If(bool valid, const void* global, uint32_t (&r)[4
 // -- numbers --------------------------------------------------------------------------------------
 TREADLE_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 TREADLE_DEVICE float Exp(float x) { return expf(x); }
+TREADLE_DEVICE float Erfc(float x) { return erfcf(x); }
 // 2^x within 2^-22 of it; one instruction. Exact at 0, 0 at -infinity; results below 2^-126 are 0.
 TREADLE_DEVICE float Exp2(float x) {
   float y;

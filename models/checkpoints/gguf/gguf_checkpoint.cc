@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "models/architectures/architecture.h"
 #include "models/checkpoints/gguf/gguf_file.h"
+#include "models/weight_loader.h"
 
 namespace treadle {
 namespace {
@@ -91,6 +92,13 @@ absl::Status GgufCheckpoint::ReadConfig() {
   };
   config_.qkv_bias = has(architecture->qkv_bias, {Part::kQ, Part::kQkv});
   config_.output_bias = has(architecture->output_bias, {Part::kAttentionOutput});
+  for (const FlagField& field : architecture->config_json.flags) {
+    if (field.gguf == nullptr) continue;
+    TREADLE_ASSIGN_OR_RETURN(config_.*field.flag,
+                             file_->Bool(prefix + field.gguf, field.otherwise));
+  }
+  const std::string_view second = architecture->gguf_second_norm;
+  if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
   TREADLE_ASSIGN_OR_RETURN(const int64_t window,
                            file_->Integer(prefix + "attention.sliding_window", 0));
   CapContext(window);
@@ -103,12 +111,27 @@ absl::Status GgufCheckpoint::ReadRope(const std::string& prefix) {
   TREADLE_ASSIGN_OR_RETURN(config_.rope_base, file_->Number(prefix + "rope.freq_base", 10000.0));
   TREADLE_ASSIGN_OR_RETURN(const std::string scaling,
                            file_->String(prefix + "rope.scaling.type", "none"));
-  if (scaling == "linear") {
+  if (scaling == "longrope" || Find("rope_factors_long.weight") != nullptr ||
+      Find("rope_factors_short.weight") != nullptr) {
+    LongRope& rope = config_.long_rope.emplace();
+    const std::pair<const char*, std::vector<double>*> tensors[] = {
+        {"rope_factors_short.weight", &rope.short_factors},
+        {"rope_factors_long.weight", &rope.long_factors}};
+    for (const auto& [name, factors] : tensors) {
+      TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor, Require(name, {config_.rope_dim / 2}));
+      const std::vector<float> values = DecodeVector(*tensor);
+      factors->assign(values.begin(), values.end());
+    }
+    TREADLE_ASSIGN_OR_RETURN(rope.original_context,
+                             file_->Integer(prefix + "rope.scaling.original_context_length"));
+    TREADLE_ASSIGN_OR_RETURN(rope.attention_factor,
+                             file_->Number(prefix + "rope.scaling.attn_factor", 1.0));
+  } else if (scaling == "linear") {
     TREADLE_ASSIGN_OR_RETURN(config_.rope_linear_factor,
                              file_->Number(prefix + "rope.scaling.factor"));
   } else if (scaling != "none") {
     return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
-                         ", expected none or linear");
+                         ", expected none, linear or longrope");
   }
   return absl::OkStatus();
 }

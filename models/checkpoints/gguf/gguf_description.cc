@@ -18,6 +18,13 @@ void DescribeRope(const ModelConfig& config, const std::string& prefix,
   metadata.Add(prefix + "attention.value_length", static_cast<uint32_t>(config.head_dim));
   metadata.Add(prefix + "rope.dimension_count", static_cast<uint32_t>(config.rope_dim));
   metadata.Add(prefix + "rope.freq_base", static_cast<float>(config.rope_base));
+  if (config.long_rope) {
+    metadata.Add(prefix + "rope.scaling.type", "longrope");
+    metadata.Add(prefix + "rope.scaling.original_context_length",
+                 static_cast<uint32_t>(config.long_rope->original_context));
+    metadata.Add(prefix + "rope.scaling.attn_factor",
+                 static_cast<float>(config.long_rope->attention_factor));
+  }
   if (config.rope_linear_factor != 1) {
     metadata.Add(prefix + "rope.scaling.type", "linear");
     metadata.Add(prefix + "rope.scaling.factor", static_cast<float>(config.rope_linear_factor));
@@ -113,6 +120,12 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   }
   const Architecture& architecture = ArchitectureOf(config);
   metadata.Add(prefix + GgufEpsilonKey(architecture), config.norm_epsilon);
+  for (const FlagField& field : architecture.config_json.flags) {
+    if (field.gguf != nullptr) metadata.Add(prefix + field.gguf, config.*field.flag);
+  }
+  if (!architecture.gguf_elsewhere) {
+    notices.push_back(Str("Treadle reads this file; llama.cpp has no ", architecture.name));
+  }
   if (architecture.rotary) DescribeRope(config, prefix, metadata);
   if (checkpoint.tokenizer() == nullptr) {
     metadata.Add("tokenizer.ggml.model", "none");
@@ -153,14 +166,19 @@ absl::Status DescribeTokenizer(const TokenizerSpec& spec, int64_t vocab,
   return absl::OkStatus();
 }
 
-std::vector<float> FrequencyFactors(const ModelConfig& config) {
+std::vector<FrequencyFactors> FrequencyFactorsOf(const ModelConfig& config) {
+  if (const auto& rope = config.long_rope) {
+    return {
+        {"rope_factors_long.weight", {rope->long_factors.begin(), rope->long_factors.end()}},
+        {"rope_factors_short.weight", {rope->short_factors.begin(), rope->short_factors.end()}}};
+  }
   if (!config.rope_scaling) return {};
   ModelConfig plain = config;
   plain.rope_scaling.reset();
   std::vector<float> factors = RotaryFrequencies(plain, {});
   const std::vector<float> scaled = RotaryFrequencies(config, {});
   for (size_t i = 0; i < factors.size(); ++i) factors[i] /= scaled[i];
-  return factors;
+  return {{"rope_freqs.weight", std::move(factors)}};
 }
 
 }  // namespace treadle

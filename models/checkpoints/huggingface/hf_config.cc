@@ -1,4 +1,5 @@
 // config.json of a Hugging Face folder -> ModelConfig.
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <optional>
@@ -61,6 +62,18 @@ class Fields {
     *out = value.get<double>();
     return absl::OkStatus();
   }
+  absl::Status Numbers(const char* name, int64_t count, std::vector<double>* out) const {
+    const Json& value = At(name);
+    const auto finite = [](const Json& x) {
+      return x.is_number() && std::isfinite(x.get<double>());
+    };
+    if (!value.is_array() || static_cast<int64_t>(value.size()) != count ||
+        !std::ranges::all_of(value, finite)) {
+      return Wrong(name, Str("a list of ", count, " numbers"));
+    }
+    *out = value.get<std::vector<double>>();
+    return absl::OkStatus();
+  }
   absl::Status Bool(const char* name, bool* out, bool otherwise) const {
     const Json& value = At(name);
     if (!value.is_null() && !value.is_boolean()) return Wrong(name, "true or false");
@@ -80,21 +93,52 @@ class Fields {
   const std::string where_;
 };
 
+// The share of a head that rotates, as transformers rounds it.
+absl::Status ReadRotaryShare(const Fields& fields, const char* name, double& share,
+                             ModelConfig& config) {
+  TREADLE_RETURN_IF_ERROR(fields.Number(name, &share, share));
+  if (!(share > 0 && share <= 1)) return fields.Wrong(name, "more than 0, at most 1");
+  config.rope_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) * share);
+  return absl::OkStatus();
+}
+
+// "longrope": as transformers works out what the file leaves out.
+absl::Status ReadLongRope(const Fields& fields, const Fields& rope, ModelConfig& config) {
+  LongRope& out = config.long_rope.emplace();
+  TREADLE_RETURN_IF_ERROR(rope.Numbers("short_factor", config.rope_dim / 2, &out.short_factors));
+  TREADLE_RETURN_IF_ERROR(rope.Numbers("long_factor", config.rope_dim / 2, &out.long_factors));
+  const char* const original = "original_max_position_embeddings";
+  TREADLE_RETURN_IF_ERROR(
+      (rope.Has(original) ? rope : fields).Integer(original, &out.original_context));
+  const auto before = static_cast<double>(out.original_context);
+  double factor = static_cast<double>(config.context) / before;
+  TREADLE_RETURN_IF_ERROR(rope.Number("factor", &factor, factor));
+  if (factor > 1) out.attention_factor = std::sqrt(1 + std::log(factor) / std::log(before));
+  return rope.Number("attention_factor", &out.attention_factor, out.attention_factor);
+}
+
 // rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files).
-absl::Status ReadRope(const Fields& fields, ModelConfig& config) {
-  TREADLE_RETURN_IF_ERROR(fields.Number("rope_theta", &config.rope_base, 10000.0));
+absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig& config) {
+  TREADLE_RETURN_IF_ERROR(fields.Number(json.rope_base, &config.rope_base, 10000.0));
   config.rope_dim = config.head_dim;
+  double share = json.default_rotary_share;
+  if (json.rotary_share != nullptr) {
+    TREADLE_RETURN_IF_ERROR(ReadRotaryShare(fields, json.rotary_share, share, config));
+  }
   const char* name = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   if (!fields.Has(name)) return absl::OkStatus();
   if (!fields.At(name).is_object()) return fields.Wrong(name, "an object");
   const Fields rope(fields.At(name), fields.where() + ": " + name);
   TREADLE_RETURN_IF_ERROR(rope.Number("rope_theta", &config.rope_base, config.rope_base));
-  TREADLE_RETURN_IF_ERROR(rope.Only("partial_rotary_factor", 1.0));
+  TREADLE_RETURN_IF_ERROR(json.rotary_share == nullptr
+                              ? rope.Only("partial_rotary_factor", 1.0)
+                              : ReadRotaryShare(rope, "partial_rotary_factor", share, config));
   const char* type_name = rope.Has("rope_type") ? "rope_type" : "type";
   const Json& type = rope.At(type_name);
   if (type.is_null() || type == "default") return absl::OkStatus();
   if (type == "linear") return rope.Number("factor", &config.rope_linear_factor);
-  if (type != "llama3") return rope.Wrong(type_name, "default, linear or llama3");
+  if (type == "longrope" || type == "su") return ReadLongRope(fields, rope, config);
+  if (type != "llama3") return rope.Wrong(type_name, "default, linear, llama3 or longrope");
   RopeScaling scaling;
   TREADLE_RETURN_IF_ERROR(rope.Number("factor", &scaling.factor));
   TREADLE_RETURN_IF_ERROR(rope.Number("low_freq_factor", &scaling.low_freq_factor));
@@ -109,17 +153,30 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   ModelConfig& config = out.config;
   const ConfigJson& json = architecture.config_json;
   config.architecture = architecture.name;
+  for (const FlagField& field : json.flags) {
+    TREADLE_RETURN_IF_ERROR(fields.Bool(field.name, &(config.*field.flag), field.otherwise));
+  }
   for (const SizeField& field : json.sizes) {
     std::optional<int64_t> otherwise;
     if (field.otherwise != nullptr) otherwise = field.otherwise(config);
+    if (field.counts != nullptr && !(config.*field.counts)) {
+      config.*field.size = *otherwise;
+      continue;
+    }
     TREADLE_RETURN_IF_ERROR(fields.Integer(field.name, &(config.*field.size), otherwise));
   }
   if (!architecture.grouped) {
     config.kv_heads = config.heads;
     config.head_dim = config.hidden / config.heads;
   }
-  double epsilon = 0;
-  TREADLE_RETURN_IF_ERROR(fields.Number(json.epsilon, &epsilon, json.default_epsilon));
+  if (config.head_dim == 0) config.head_dim = config.hidden / config.heads;
+  for (const SizeField& field : json.repeated) {
+    TREADLE_RETURN_IF_ERROR(fields.Only(field.name, config.*field.size));
+  }
+  double epsilon = json.default_epsilon;
+  if (json.epsilon != nullptr) {
+    TREADLE_RETURN_IF_ERROR(fields.Number(json.epsilon, &epsilon, epsilon));
+  }
   config.norm_epsilon = static_cast<float>(epsilon);
   TREADLE_RETURN_IF_ERROR(fields.Bool("tie_word_embeddings", &config.tied_head, json.tied_head));
   bool stored_bias = false;
@@ -132,7 +189,7 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
   }
   if (!architecture.rotary) return absl::OkStatus();
-  TREADLE_RETURN_IF_ERROR(ReadRope(fields, config));
+  TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
   bool window = true;
   if (json.window_switch != nullptr) {
     TREADLE_RETURN_IF_ERROR(fields.Bool(json.window_switch, &window, false));

@@ -27,6 +27,7 @@ struct Shape {
   double rope_base = 10000;
   double rope_factor = 0;  // of Llama-3's scaling; 0: none
   int64_t head_dim = 0;    // 0: heads divide the hidden size
+  int64_t layer_norms = 2;
 };
 
 // Sources: each model's config.json; orca-13b: ORCA's Table 1, the rest as GPT-3 13B (40 heads of
@@ -40,6 +41,10 @@ constexpr Shape kShapes[] = {
     {"qwen2.5-0.5b", "qwen2", 24, 896, 14, 2, 4864, 151936, 32768, true, 1e6},
     {"qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 3072, 151936, 40960, true, 1e6, 0, 128},
     {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50257, 1024, true},
+    {"pythia-1.4b", "gptneox", 24, 2048, 16, 16, 8192, 50304, 2048, false},
+    {"opt-1.3b", "opt", 24, 2048, 32, 32, 8192, 50272, 2048, true},
+    {"phi-3-mini", "phi3", 32, 3072, 32, 32, 8192, 32064, 4096, false},
+    {"falcon-7b", "falcon", 32, 4544, 71, 1, 18176, 65024, 2048, true, 10000, 0, 0, 1},
 };
 
 struct Change {
@@ -107,7 +112,9 @@ ModelConfig ConfigOf(const Shape& shape) {
   config.qkv_bias = architecture.qkv_bias == Presence::kAlways;
   config.output_bias = architecture.output_bias == Presence::kAlways;
   config.rope_base = shape.rope_base;
-  config.rope_dim = config.head_dim;
+  config.rope_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) *
+                                         architecture.config_json.default_rotary_share);
+  config.layer_norms = shape.layer_norms;
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
   return config;
 }
@@ -121,7 +128,8 @@ std::string RecipeOf(const ModelConfig& c) {
   return Str("random weights ", kWay, ", seed ", kSeed, ", bf16, ", c.architecture, ", layers ",
              c.layers, ", hidden ", c.hidden, ", heads ", c.heads, ", kv-heads ", c.kv_heads,
              ", head size ", c.head_dim, ", ffn ", c.ffn_hidden, ", vocab ", c.vocab, ", context ",
-             c.context, ", tied head ", c.tied_head, ", rope ", c.rope_base, " / ", scaling.factor);
+             c.context, ", tied head ", c.tied_head, ", rope ", c.rope_base, " / ", scaling.factor,
+             ", norms ", c.layer_norms);
 }
 
 // SplitMix64.

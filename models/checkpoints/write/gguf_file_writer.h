@@ -43,9 +43,13 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
 absl::Status DescribeTokenizer(const TokenizerSpec& spec, int64_t vocab,
                                GgufMetadataWriter& metadata, std::vector<std::string>& notices);
 
-// By what "llama3" scaling divides the frequency of each pair: the values of rope_freqs.weight.
-// [rope_dim / 2]; empty if the model has no such scaling.
-std::vector<float> FrequencyFactors(const ModelConfig& config);
+// By what "llama3" scaling or LongRoPE divides the frequency of each pair, as tensors.
+struct FrequencyFactors {
+  std::string name;
+  std::vector<float> values;  // [rope_dim / 2]
+};
+// Empty if the model has no such scaling.
+std::vector<FrequencyFactors> FrequencyFactorsOf(const ModelConfig& config);
 
 class GgufFileWriter {
  public:

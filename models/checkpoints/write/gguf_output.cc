@@ -48,8 +48,8 @@ class GgufOutput : public CheckpointOutput {
   const Checkpoint& source_;
   const std::string path_;
   const QuantizeOptions& options_;
-  std::map<std::string_view, QuantizeSpec> dense_;  // by format
-  std::vector<float> frequency_factors_;            // a tensor of their own, behind the others
+  std::map<std::string_view, QuantizeSpec> dense_;   // by format
+  std::vector<FrequencyFactors> frequency_factors_;  // tensors of their own, behind the others
   std::unique_ptr<GgufFileWriter> writer_;
   std::string placeholder_;
   uint64_t bytes_ = 0;
@@ -60,13 +60,14 @@ class GgufOutput : public CheckpointOutput {
 // What some folders hold and no model needs.
 bool IsNoWeight(std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
-         name.ends_with(".attn.masked_bias");
+         name.ends_with(".attn.masked_bias") || name.ends_with(".attention.bias") ||
+         name.ends_with(".attention.masked_bias");
 }
 
 absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor) const {
   const ModelConfig& config = source_.config();
   const Architecture& architecture = ArchitectureOf(config);
-  const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name);
+  const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name, &config);
   TensorTarget target;
   if (IsNoWeight(tensor.name) || (config.tied_head && RoleOf(tensor.name) == MatrixRole::kHead)) {
     return target;
@@ -76,9 +77,8 @@ absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor
                          "' has no place in a .gguf file; expected a folder to write to");
   }
   target.name = SpellTensorName(architecture, Checkpoint::Kind::kGguf, name);
-  const std::vector<int32_t> order = GgufRowOrder(*name.row, config);
-  target.row_order.resize(order.size());
-  for (size_t i = 0; i < order.size(); ++i) target.row_order[order[i]] = static_cast<int32_t>(i);
+  target.row_order = OrderBetween(FileRowOrder(*name.row, config, Checkpoint::Kind::kHuggingFace),
+                                  FileRowOrder(*name.row, config, Checkpoint::Kind::kGguf));
   target.to_gguf = true;
   target.transposed = TransposedInFolder(config, tensor);
   // Vectors are floats in every file; of what GGUF has no type for, floats, exactly.
@@ -150,7 +150,7 @@ absl::Status GgufOutput::Create(const Provenance& provenance) {
       TREADLE_ASSIGN_OR_RETURN(dense_[name], ParseQuantizeSpec(name));
     }
     TREADLE_RETURN_IF_ERROR(DescribeModel(source_, metadata, notices_));
-    frequency_factors_ = FrequencyFactors(source_.config());
+    frequency_factors_ = FrequencyFactorsOf(source_.config());
   }
   std::vector<GgufFileWriter::Tensor> tensors;
   for (const StoredTensor& tensor : source_.tensors()) {
@@ -163,9 +163,8 @@ absl::Status GgufOutput::Create(const Provenance& provenance) {
     tensors.push_back(
         {target.name, shape, target.to == nullptr ? tensor.format : target.to->format});
   }
-  if (!frequency_factors_.empty()) {
-    tensors.push_back(
-        {"rope_freqs.weight", {std::ssize(frequency_factors_)}, FindWeightFormat("f32")});
+  for (const FrequencyFactors& factors : frequency_factors_) {
+    tensors.push_back({factors.name, {std::ssize(factors.values)}, FindWeightFormat("f32")});
   }
   metadata.Add(kFileType, TypeOfFile(tensors, static_cast<uint32_t>(file_type)));
   metadata.Add(kQuantizationVersion, uint32_t{2});
@@ -177,9 +176,9 @@ absl::Status GgufOutput::Create(const Provenance& provenance) {
 }
 
 absl::StatusOr<uint64_t> GgufOutput::Finish(const Provenance& provenance) {
-  if (!frequency_factors_.empty()) {
-    bytes_ += frequency_factors_.size() * sizeof(float);
-    TREADLE_RETURN_IF_ERROR(writer_->Add(std::as_bytes(std::span(frequency_factors_))));
+  for (const FrequencyFactors& factors : frequency_factors_) {
+    bytes_ += factors.values.size() * sizeof(float);
+    TREADLE_RETURN_IF_ERROR(writer_->Add(std::as_bytes(std::span(factors.values))));
   }
   TREADLE_RETURN_IF_ERROR(writer_->Replace(placeholder_, provenance.at(std::string(kHashKey))));
   TREADLE_RETURN_IF_ERROR(writer_->Finish());

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <filesystem>
 #include <utility>
 
@@ -21,18 +22,32 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   const ModelConfig& config = source.config();
   const Architecture& architecture = ArchitectureOf(config);
   const ConfigJson& fields = architecture.config_json;
-  if (config.rope_dim != config.head_dim) {
+  const bool partial = architecture.rotary && fields.rotary_share != nullptr;
+  if (config.rope_dim != config.head_dim && architecture.rotary && !partial) {
     return Unimplemented(source.path(), ": rotates ", config.rope_dim, " of ", config.head_dim,
                          " elements of a head, which config.json cannot say");
   }
   Json json = {{"architectures", {fields.classes[0]}},
-               {"model_type", architecture.name},
-               {fields.epsilon, config.norm_epsilon},
-               {"rope_theta", config.rope_base},
+               {"model_type", fields.model_type.empty() ? architecture.name : fields.model_type},
+               {fields.rope_base, config.rope_base},
                {"tie_word_embeddings", config.tied_head},
                {"dtype", "float32"},
                {"torch_dtype", "float32"}};
+  if (fields.epsilon != nullptr) {
+    json[fields.epsilon] = config.norm_epsilon;
+  } else if (config.norm_epsilon != static_cast<float>(fields.default_epsilon)) {
+    return Unimplemented(source.path(), ": norm epsilon is ", config.norm_epsilon, ", expected ",
+                         fields.default_epsilon, ", for config.json has no field for it");
+  }
+  if (partial) {
+    const auto head_dim = static_cast<double>(config.head_dim);
+    double share = static_cast<double>(config.rope_dim) / head_dim;
+    if (head_dim * share < static_cast<double>(config.rope_dim)) share = std::nextafter(share, 2);
+    json[fields.rotary_share] = share;
+  }
   for (const SizeField& field : fields.sizes) json[field.name] = config.*field.size;
+  for (const SizeField& field : fields.repeated) json[field.name] = config.*field.size;
+  for (const FlagField& field : fields.flags) json[field.name] = config.*field.flag;
   for (const FixedField& field : fields.fixed) json[field.name] = Json::parse(field.json);
   if (architecture.qkv_bias == Presence::kAsStored) {
     if (config.qkv_bias != config.output_bias) {
@@ -43,6 +58,14 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   }
   if (config.rope_linear_factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
+  }
+  if (const auto& rope = config.long_rope) {
+    json["rope_scaling"] = {{"rope_type", "longrope"},
+                            {"type", "longrope"},
+                            {"short_factor", rope->short_factors},
+                            {"long_factor", rope->long_factors},
+                            {"attention_factor", rope->attention_factor}};
+    json["original_max_position_embeddings"] = rope->original_context;
   }
   if (const TokenizerSpec* tokenizer = source.tokenizer()) {
     if (tokenizer->bos >= 0) json["bos_token_id"] = tokenizer->bos;
@@ -124,14 +147,16 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::GgufTarget(const StoredTensor& t
   TensorTarget target;
   const ModelConfig& config = source_.config();
   const Architecture& architecture = ArchitectureOf(config);
-  const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name);
+  const TensorName name = ParseTensorName(architecture, source_.kind(), tensor.name, &config);
+  if (config.long_rope && tensor.name.starts_with("rope_factors_")) return target;  // config.json's
   if (name.row == nullptr) {
     return Unimplemented(path_, ": tensor '", tensor.name,
                          "' has no place in a Hugging Face folder; expected an OUT that ends in "
                          ".gguf");
   }
   target.name = SpellTensorName(architecture, Checkpoint::Kind::kHuggingFace, name);
-  target.row_order = GgufRowOrder(*name.row, config);
+  target.row_order = OrderBetween(FileRowOrder(*name.row, config, Checkpoint::Kind::kGguf),
+                                  FileRowOrder(*name.row, config, Checkpoint::Kind::kHuggingFace));
   // Blocks of GGUF have no place there: floats, exactly.
   if (tensor.shape.size() == 2 && tensor.format->block > 1) {
     target.to = &*as_floats_;

@@ -21,7 +21,7 @@ control::CheckpointDirectory Directory() {
   directory.set_path("master.gguf");
   control::ModelConfiguration& config = *directory.mutable_config();
   config.set_architecture("llama");
-  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 0}) config.add_sizes(size);
+  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 2, 0}) config.add_sizes(size);
   for (const double real : {10000.0, 1.0, 8.0, 1.0, 4.0, 1e-5}) config.add_reals(real);
   return directory;
 }
