@@ -2,6 +2,7 @@
 
 #include "base/status.h"
 #include "models/architectures/architecture.h"
+#include "models/architectures/gemma.h"
 #include "models/architectures/gpt2.h"
 #include "models/architectures/llama.h"
 #include "models/architectures/qwen.h"
@@ -10,7 +11,7 @@
 namespace treadle {
 namespace {
 
-constexpr Architecture kArchitectures[] = {kLlama, kGpt2, kQwen2, kQwen3};
+constexpr Architecture kArchitectures[] = {kLlama, kGpt2, kQwen2, kQwen3, kGemma3};
 
 constexpr std::string_view kGgufLayers = "blk.";
 

@@ -102,6 +102,7 @@ absl::Status Checkpoint::CheckRope() const {
   const RopeScaling scaling = config_.rope_scaling.value_or(RopeScaling());
   const std::pair<const char*, double> rows[] = {
       {"rope base", config_.rope_base},
+      {"rope base of local layers", config_.local_rope_base},
       {"rope scaling: linear factor", config_.rope_linear_factor},
       {"rope scaling: factor", scaling.factor},
       {"rope scaling: low_freq_factor", scaling.low_freq_factor},
@@ -126,11 +127,15 @@ absl::Status Checkpoint::CheckConsistency() const {
     int64_t value;
     int64_t largest;
   };
-  const Row rows[] = {
-      {"layers", config_.layers, 1 << 12},      {"hidden size", config_.hidden, 1 << 20},
-      {"heads", config_.heads, 1 << 14},        {"K/V heads", config_.kv_heads, 1 << 14},
-      {"head size", config_.head_dim, 1 << 12}, {"feed-forward size", config_.ffn_hidden, 1 << 22},
-      {"vocabulary", config_.vocab, 1 << 24},   {"context", config_.context, 1 << 24}};
+  const Row rows[] = {{"layers", config_.layers, 1 << 12},
+                      {"hidden size", config_.hidden, 1 << 20},
+                      {"heads", config_.heads, 1 << 14},
+                      {"K/V heads", config_.kv_heads, 1 << 14},
+                      {"head size", config_.head_dim, 1 << 12},
+                      {"feed-forward size", config_.ffn_hidden, 1 << 22},
+                      {"vocabulary", config_.vocab, 1 << 24},
+                      {"context", config_.context, 1 << 24},
+                      {"layers per global one", config_.global_every, 1 << 24}};
   for (const Row& row : rows) {
     if (row.value < 1 || row.value > row.largest) {
       return InvalidArgument(path_, ": ", row.name, " is ", row.value, ", expected 1 to ",
@@ -156,6 +161,9 @@ absl::Status Checkpoint::CheckConsistency() const {
                            config_.hidden, " together");
   }
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope());
+  if (architecture->local_layers && config_.window < 1) {
+    return InvalidArgument(path_, ": sliding window is ", config_.window, ", expected at least 1");
+  }
   if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
     return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),
                            " tokens, the model's vocabulary ", config_.vocab);

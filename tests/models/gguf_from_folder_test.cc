@@ -44,7 +44,7 @@ TEST_F(GgufFromFolder, ReadsBackAsTheSameBits) {
 TEST_F(GgufFromFolder, OfEveryKind) {
   for (const char* name :
        {"llama-grouped", "llama-linear", "llama-one-kv-head", "llama-ungrouped", "mistral", "gpt2",
-        "gpt2-untied", "qwen2", "qwen2-window", "qwen3", "qwen3-tied"}) {
+        "gpt2-untied", "qwen2", "qwen2-window", "qwen3", "qwen3-tied", "gemma3"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
@@ -59,6 +59,12 @@ TEST_F(GgufFromFolder, OfEveryKind) {
   float largest = 0;
   for (const float logit : wanted) largest = std::max(largest, std::abs(logit));
   for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], wanted[i], 1e-5 * largest) << i;
+}
+
+TEST_F(GgufFromFolder, RefusesAScaleOfScoresThatGgufDoesNotMean) {
+  EXPECT_THAT(
+      Make(TREADLE_TESTDATA "/models/gemma3-scaled", Path("out.gguf"), "f32").status().message(),
+      HasSubstr("divides scores by the root of 7, expected 10"));
 }
 
 TEST_F(GgufFromFolder, QuantizedMatricesBecomeFloats) {

@@ -128,7 +128,7 @@ TEST_P(TransformersLogits, AreOurs) {
 
 // .gguf files of the same models, as the gguf package names and lays out their tensors.
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
-  for (const char* name : {"qwen2-window", "qwen3-tied"}) {
+  for (const char* name : {"qwen2-window", "qwen3-tied", "gemma3"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -162,7 +162,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values("llama-ungrouped", "llama-grouped", "llama-one-kv-head",
                                          "llama-scaled", "llama-linear", "mistral", "gpt2",
                                          "gpt2-untied", "qwen2", "qwen2-window", "qwen3",
-                                         "qwen3-tied"),
+                                         "qwen3-tied", "gemma3", "gemma3-scaled"),
                        ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));

@@ -21,7 +21,7 @@ import transformers
 
 OUT = "tests/testdata/models"
 VOCAB = 131
-GGUF = ["qwen2-window", "qwen3-tied"]  # that are made as .gguf files too
+GGUF = ["qwen2-window", "qwen3-tied", "gemma3"]  # that are made as .gguf files too
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -52,12 +52,22 @@ CASES = {
               "float32", 40, {}),
     "qwen3-tied": ("Qwen3", LLAMA | dict(num_key_value_heads=1, head_dim=16, tie_word_embeddings=True), "float16",
                    40, {}),
+    "gemma3": ("Gemma3", LLAMA | dict(tie_word_embeddings=True, num_key_value_heads=1, head_dim=14, sliding_window=11,
+                                      query_pre_attn_scalar=14, num_hidden_layers=3,
+                                      layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+               "float16", 40, {}),
+    "gemma3-scaled": ("Gemma3", LLAMA | dict(head_dim=10, query_pre_attn_scalar=7, sliding_window=35,
+                                             layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(
+                                                 full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e4),
+                                                 sliding_attention=dict(rope_type="default", rope_theta=500.0))),
+                      "bfloat16", 90, {}),
 }
 CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
            "GPT2": (transformers.GPT2Config, transformers.GPT2LMHeadModel),
            "Qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
-           "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM)}
+           "Qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+           "Gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM)}
 
 
 def randomize(model, generator):
@@ -81,7 +91,8 @@ def in_double(model):
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             def forward(x, m=module):
-                return m.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + m.variance_epsilon))
+                gain, epsilon = (1 + m.weight, m.eps) if hasattr(m, "eps") else (m.weight, m.variance_epsilon)
+                return gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
             module.forward = forward
     return model
 
@@ -102,28 +113,37 @@ def greedy(model, prompt, count, rounding):
 
 
 def write_gguf(folder):
-    """The folder's model as the gguf package names its tensors, rows of Q and K as they are (Qwen's order)."""
+    """The folder's model as the gguf package names its tensors, rows of Q and K as they are (Qwen's and Gemma's
+    order), norms as they multiply."""
     import gguf
     config = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.model_type.upper()], config.num_hidden_layers)
-    writer = gguf.GGUFWriter(os.path.join(folder, "model.gguf"), config.model_type)
+    architecture = config.model_type.removesuffix("_text")
+    gemma = architecture == "gemma3"
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], config.num_hidden_layers)
+    writer = gguf.GGUFWriter(os.path.join(folder, "model.gguf"), architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    if config.model_type == "qwen3":
+    if gemma or config.model_type == "qwen3":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if gemma:
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern(config.layer_types.index("full_attention") + 1)
+    rope = config.rope_parameters["full_attention"] if gemma else config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.numpy() if tensor.dim() == 1 else tensor.to(torch.float16).numpy()
         assert (values == tensor.numpy()).all(), "f16 holds what the folder holds"
+        if gemma and tensor.dim() == 1:
+            values = 1 + values
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

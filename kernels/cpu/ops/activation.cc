@@ -1,9 +1,10 @@
-// SwiGLU and GELU, elementwise.
+// SwiGLU, GeGLU and GELU, elementwise.
 #include "kernels/cpu/isa_kernel.h"
 
 namespace treadle {
 
 TREADLE_ISA_KERNEL(SwiGluElements, void(const float* gate, const float* up, float* out, int64_t n));
+TREADLE_ISA_KERNEL(GeGluElements, void(const float* gate, const float* up, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluElements, void(const float* x, float* out, int64_t n));
 
 }  // namespace treadle
@@ -16,6 +17,12 @@ namespace treadle::TREADLE_ISA {
 void SwiGluElements(const float* gate, const float* up, float* out, int64_t n) {
   ForEachVec(n, [&](int64_t i, int64_t lanes) {
     StoreLanes(out + i, Mul(Silu(LoadLanes(gate + i, lanes)), LoadLanes(up + i, lanes)), lanes);
+  });
+}
+
+void GeGluElements(const float* gate, const float* up, float* out, int64_t n) {
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    StoreLanes(out + i, Mul(GeluTanh(LoadLanes(gate + i, lanes)), LoadLanes(up + i, lanes)), lanes);
   });
 }
 
@@ -32,13 +39,26 @@ void GeluElements(const float* x, float* out, int64_t n) {
 
 namespace treadle {
 
-void CpuOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
+namespace {
+
+template <typename Kernel>
+void Gated(ThreadPool& pool, Kernel kernel, const Tensor& gate, const Tensor& up,
+           const Tensor& out) {
   CheckSameShape(gate, up);
   CheckSameShape(gate, out);
-  SplitElements(pool_, gate.rows, gate.cols, [&](int64_t row, int64_t col, int64_t count) {
-    kSwiGluElements[isa_](gate.Row<float>(row) + col, up.Row<float>(row) + col,
-                          out.Row<float>(row) + col, count);
+  SplitElements(pool, gate.rows, gate.cols, [&](int64_t row, int64_t col, int64_t count) {
+    kernel(gate.Row<float>(row) + col, up.Row<float>(row) + col, out.Row<float>(row) + col, count);
   });
+}
+
+}  // namespace
+
+void CpuOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
+  Gated(pool_, kSwiGluElements[isa_], gate, up, out);
+}
+
+void CpuOps::GeGlu(Tensor gate, Tensor up, Tensor out) {
+  Gated(pool_, kGeGluElements[isa_], gate, up, out);
 }
 
 void CpuOps::Gelu(Tensor x, Tensor out) {

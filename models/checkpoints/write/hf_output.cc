@@ -26,7 +26,7 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
                          " elements of a head, which config.json cannot say");
   }
   Json json = {{"architectures", {fields.classes[0]}},
-               {"model_type", architecture.name},
+               {"model_type", fields.model_type != nullptr ? fields.model_type : architecture.name},
                {fields.epsilon, config.norm_epsilon},
                {"rope_theta", config.rope_base},
                {"tie_word_embeddings", config.tied_head},
@@ -41,6 +41,7 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
     }
     json["attention_bias"] = config.qkv_bias;
   }
+  if (architecture.local_layers) json["rope_local_base_freq"] = config.local_rope_base;
   if (config.rope_linear_factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
   }
@@ -136,6 +137,10 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::GgufTarget(const StoredTensor& t
   if (tensor.shape.size() == 2 && tensor.format->block > 1) {
     target.to = &*as_floats_;
     target.to_keep = true;
+  }
+  if (tensor.shape.size() == 1 && architecture.hugging_face_gain != 0) {
+    target.to = &*as_floats_;
+    target.more = -architecture.hugging_face_gain;
   }
   return target;
 }
