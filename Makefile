@@ -2,6 +2,7 @@
 # build, fetch the default model if it is not cached, and do their job.
 #
 #   make serve MODEL=/path/to/model.gguf ARGS="--max-batch-size 16"
+#   make serve MODEL=gemma-3-270m   one that scripts/fetch_model.sh knows by name
 #   make test            unit, property and end-to-end tests
 #   make asan, make tsan the same suite under a sanitizer
 #   make test SUITES="models gguf_test"   only these rooms of tests/ or suites; also with asan, tsan
@@ -33,7 +34,7 @@ labels = $(if $(SUITES),-L '(^|/)($(subst $(space),|,$(strip $(SUITES))))(/|$$)'
 .PHONY: serve test build install package packages model asan tsan asan-build tsan-build fuzz deploy-check http-check chart-flags format format-check clean
 
 serve: build
-	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
+	@model=$$(scripts/fetch_model.sh "$(MODEL)") || exit 1; \
 	exec $(BUILD)/treadle serve --model "$$model" $(ARGS)
 
 build: packages
@@ -50,7 +51,7 @@ package: build
 test: packages
 	@[ -f $(BUILD)/build.ninja ] || cmake --preset release
 	@cmake --build --preset release -j $(JOBS) $(targets)
-	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
+	@model=$$(scripts/fetch_model.sh "$(MODEL)") || exit 1; \
 	TREADLE_MODEL="$$model" ctest --test-dir $(BUILD) --output-on-failure --no-label-summary -j $(JOBS) $(labels) $(ARGS)
 
 asan-build tsan-build: %-build: packages
@@ -58,7 +59,7 @@ asan-build tsan-build: %-build: packages
 	@cmake --build --preset $* -j $(JOBS) $(targets)
 
 asan tsan: %: %-build
-	@model="$(MODEL)"; [ -n "$$model" ] || model=$$(scripts/fetch_model.sh) || exit 1; \
+	@model=$$(scripts/fetch_model.sh "$(MODEL)") || exit 1; \
 	TREADLE_MODEL="$$model" \
 	ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
 	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 suppressions=$(CURDIR)/tests/tsan.supp" \

@@ -216,8 +216,9 @@ class Backend {
   virtual void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
                      bool accumulate, Tensor out) = 0;
 
-  // out = x / sqrt(mean(x^2) + eps) * weight. x: [rows, cols] f32; out: f32 (may be x) or 16 bits.
-  virtual void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) = 0;
+  // out = x / sqrt(mean(x^2) + eps) * weight, added to out if `accumulate`. x: [rows, cols] f32;
+  // out: f32 (may be x) or, unless it accumulates, 16 bits.
+  virtual void RmsNorm(Tensor x, const float* weight, float eps, bool accumulate, Tensor out) = 0;
 
   // out = (x - mean) / sqrt(var + eps) * weight + bias (bias may be null). x, out: as RmsNorm's.
   virtual void LayerNorm(Tensor x, const float* weight, const float* bias, float eps,
@@ -235,15 +236,18 @@ class Backend {
                                 const KvView& kv) = 0;
 
   // Causal attention of each row over its sequence's cached K/V (own chunk included, after rounding
-  // to the cache's type), grouped queries: query head h reads K/V head h / (heads / kv_heads).
-  // Positions are taken in blocks of kAttentionBlock fixed absolute positions; each gives (max,
-  // sum, vector), combined in ascending order. q, out: [rows, heads * head_dim]; q
-  // is f32, out f32 or 16 bits.
+  // to the cache's type; with kv.window, its last positions alone), grouped queries: query head h
+  // reads K/V head h / (heads / kv_heads). Positions are taken in blocks of kAttentionBlock fixed
+  // absolute positions; each gives (max, sum, vector), combined in ascending order. q, out: [rows,
+  // heads * head_dim]; q is f32, out f32 or 16 bits.
   virtual void Attention(Tensor q, const KvView& kv, float scale, Tensor out) = 0;
 
   // out = silu(gate) * up, elementwise. gate, up: [rows, cols] f32; out: f32 (may be gate or up) or
   // 16 bits.
   virtual void SwiGlu(Tensor gate, Tensor up, Tensor out) = 0;
+
+  // out = gelu(gate) * up with the GeLU below. gate, up, out: as SwiGlu's.
+  virtual void GeGlu(Tensor gate, Tensor up, Tensor out) = 0;
 
   // out = 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (GPT-2's GeLU). x: [rows, cols] f32; out:
   // f32 (may be x) or 16 bits.
@@ -285,7 +289,8 @@ inline constexpr int64_t kAttentionBlock = 64;
     (const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id, bool accumulate,   \
      Tensor out),                                                                                  \
     (table, ids, first_id, accumulate, out))                                                       \
-  X(RmsNorm, (Tensor x, const float* weight, float eps, Tensor out), (x, weight, eps, out))        \
+  X(RmsNorm, (Tensor x, const float* weight, float eps, bool accumulate, Tensor out),              \
+    (x, weight, eps, accumulate, out))                                                             \
   X(LayerNorm, (Tensor x, const float* weight, const float* bias, float eps, Tensor out),          \
     (x, weight, bias, eps, out))                                                                   \
   X(MatMul, (Tensor x, std::span<const Projection> projections), (x, projections))                 \
@@ -293,6 +298,7 @@ inline constexpr int64_t kAttentionBlock = 64;
     (q, k, v, rotary, kv))                                                                         \
   X(Attention, (Tensor q, const KvView& kv, float scale, Tensor out), (q, kv, scale, out))         \
   X(SwiGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                 \
+  X(GeGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                  \
   X(Gelu, (Tensor x, Tensor out), (x, out))                                                        \
   X(GeluErf, (Tensor x, Tensor out), (x, out))                                                     \
   X(Relu, (Tensor x, Tensor out), (x, out))

@@ -59,6 +59,14 @@ struct KvView {
   KvLayout layout;
   std::byte* pages = nullptr;  // this layer's: [num_pages] x PageBytes()
   std::span<const SequenceSpan> sequences;
+  // A row at position p attends to positions above p - window only (sliding windows, Beltagy et al.
+  // 2020, section 3.1); 0: to all up to its own.
+  int64_t window = 0;
+
+  // The first position that the row at `position` attends to.
+  int64_t FirstSeen(int64_t position) const {
+    return window > 0 && position >= window ? position - window + 1 : 0;
+  }
 };
 
 }  // namespace treadle

@@ -31,6 +31,8 @@ constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
     {Part::kOutputNorm, &LayerWeights::output_norm},
     {Part::kQNorm, &LayerWeights::q_norm},
     {Part::kAttentionNorm, &LayerWeights::attention_norm},
+    {Part::kPostAttentionNorm, &LayerWeights::post_attention_norm},
+    {Part::kPostFfnNorm, &LayerWeights::post_ffn_norm},
     {Part::kKNorm, &LayerWeights::k_norm},
     {Part::kFfnNorm, &LayerWeights::ffn_norm}};
 
@@ -48,10 +50,11 @@ ShardRange Features(ShardRange heads, int64_t head_dim, int64_t first = 0) {
 
 }  // namespace
 
-void Norm::Apply(Backend& backend, Tensor x, Tensor out) const {
+void Norm::Apply(Backend& backend, Tensor x, Tensor out, bool accumulate) const {
   if (kind == NormKind::kRms) {
-    backend.RmsNorm(x, Values(gain), epsilon, out);
+    backend.RmsNorm(x, Values(gain), epsilon, accumulate, out);
   } else {
+    TREADLE_CHECK(!accumulate);
     backend.LayerNorm(x, Values(gain), Values(bias), epsilon, out);
   }
 }
@@ -65,7 +68,14 @@ void LayerPass::NormalizeHeads(const Norm& by, Tensor x) const {
 
 void LayerPass::Attend() const {
   backend.RotateAndStoreKv(q, k, v, rotary, kv);
-  backend.Attention(q, kv, 1 / std::sqrt(static_cast<float>(config.head_dim)), attended);
+  const int64_t scalar = config.query_scalar > 0 ? config.query_scalar : config.head_dim;
+  backend.Attention(q, kv, 1 / std::sqrt(static_cast<float>(scalar)), attended);
+}
+
+absl::Status LayerPass::AddNormalized(const Norm& by, const Linear& linear, Tensor x) const {
+  TREADLE_RETURN_IF_ERROR(sums.Multiply(backend, linear, x, ranks, /*accumulate=*/false, half));
+  by.Apply(backend, half, hidden, /*accumulate=*/true);
+  return absl::OkStatus();
 }
 
 absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& options) {
@@ -105,7 +115,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   if (architecture_->rotary) {
     TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
   }
-  table_bytes_ = rotary_.bytes();
+  table_bytes_ = rotary_.bytes() + local_rotary_.bytes();
   weight_bytes_ = loader.weight_bytes() + table_bytes_;
   ChooseTypes();
   TREADLE_RETURN_IF_ERROR(AllocateActivations(options));
@@ -130,7 +140,18 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     Norm& norm = weights.*MemberOf(kNorms, row.part);
     norm.kind = architecture_->norm;
     norm.epsilon = config_.norm_epsilon;
-    TREADLE_ASSIGN_OR_RETURN(norm.gain, loader.LoadVector(name + ".weight", n));
+    const float more = gguf ? 0 : architecture_->hugging_face_gain;
+    float scale = 1;
+    if (architecture_->embedding_scaled && row.rows == Extent::kHidden) {
+      // The residual stream is kept divided by the embedding's scale s, so that an embedding enters
+      // it as it is stored: what is added is divided too, and a norm of the stream with epsilon /
+      // s^2 gives what it would with epsilon.
+      const auto hidden = static_cast<float>(config_.hidden);
+      const bool adds = row.part == Part::kPostAttentionNorm || row.part == Part::kPostFfnNorm;
+      if (adds) scale = 1 / std::sqrt(hidden);
+      if (!adds) norm.epsilon /= hidden;
+    }
+    TREADLE_ASSIGN_OR_RETURN(norm.gain, loader.LoadVector(name + ".weight", n, more, scale));
     if (bias) {
       TREADLE_ASSIGN_OR_RETURN(norm.bias, loader.LoadVector(name + ".bias", n));
     }
@@ -199,6 +220,13 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
   }
   TREADLE_ASSIGN_OR_RETURN(rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors),
                                                             max_positions, backend_, scale));
+  if (config_.window <= 0) return absl::OkStatus();
+  ModelConfig local = config_;
+  local.rope_base = config_.local_rope_base;
+  local.rope_linear_factor = 1;
+  local.rope_scaling.reset();
+  TREADLE_ASSIGN_OR_RETURN(local_rotary_, RotaryEmbedding::Create(RotaryFrequencies(local, {}),
+                                                                  max_positions, backend_));
   return absl::OkStatus();
 }
 
@@ -220,6 +248,7 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   const bool inner = any([](const auto& layer) { return layer.down_type != DType::kF32; });
   const bool fused = any([](const auto& layer) { return layer.qkv.loaded(); });
   const bool gated = any([](const auto& layer) { return layer.gate.loaded(); });
+  const bool halves = any([](const auto& layer) { return layer.post_ffn_norm.loaded(); });
   const int64_t freed =
       2 * std::max(inner ? options.max_batch_tokens * ffn_.size() : 0,
                    outside_.head_type != DType::kF32 ? options.max_head_rows * config_.hidden : 0);
@@ -245,19 +274,25 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   if (gated) {
     TREADLE_ASSIGN_OR_RETURN(gate_, activations_->Add(ffn_.size()));
   }
+  if (halves) {
+    TREADLE_ASSIGN_OR_RETURN(half_, activations_->Add(config_.hidden));
+  }
   TREADLE_RETURN_IF_ERROR(sums_.Allocate(*activations_, config_.hidden, shard_));
   activation_bytes_ = activations_->bytes();
   return absl::OkStatus();
 }
 
-LayerPass Decoder::PassOf(const LayerWeights& layer, const KvView& kv, Communicator* ranks,
-                          Tensor hidden) {
+LayerPass Decoder::PassOf(size_t index, KvView kv, Communicator* ranks, Tensor hidden) {
+  const LayerWeights& layer = layer_weights_[index];
+  const bool local = config_.Local(layers_.begin + static_cast<int64_t>(index));
+  if (local) kv.window = config_.window;
+  const RotaryEmbedding& rotary = local ? local_rotary_ : rotary_;
   const int64_t rows = hidden.rows;
   const Tensor gate = gate_.Rows(0, rows);
   return {
       .backend = backend_,
       .config = config_,
-      .rotary = architecture_->rotary ? &rotary_.table() : nullptr,
+      .rotary = architecture_->rotary ? &rotary.table() : nullptr,
       .sums = sums_,
       .ranks = ranks,
       .kv = kv,
@@ -272,7 +307,8 @@ LayerPass Decoder::PassOf(const LayerWeights& layer, const KvView& kv, Communica
       .gate = gate,
       .up = up_.Rows(0, rows),
       .gate_up = layer.gate_up.loaded() ? gate_up_.Rows(0, rows) : Tensor(),
-      .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn_.size())};
+      .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn_.size()),
+      .half = half_.data == nullptr ? Tensor() : half_.Rows(0, rows)};
 }
 
 absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
@@ -288,9 +324,8 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
     }
   }
   for (size_t i = 0; i < layer_weights_.size(); ++i) {
-    const KvView view = {kv.layout, kv.layers[i], batch.sequences};
-    TREADLE_RETURN_IF_ERROR(
-        architecture_->layer(PassOf(layer_weights_[i], view, ranks, hidden), layer_weights_[i]));
+    const LayerPass pass = PassOf(i, {kv.layout, kv.layers[i], batch.sequences}, ranks, hidden);
+    TREADLE_RETURN_IF_ERROR(architecture_->layer(pass, layer_weights_[i]));
   }
   return absl::OkStatus();
 }

@@ -25,8 +25,8 @@ struct Norm {
   Buffer gain;  // f32
   Buffer bias;  // of layer norms
   bool loaded() const { return gain.data() != nullptr; }
-  // Shapes as Backend::RmsNorm's.
-  void Apply(Backend& backend, Tensor x, Tensor out) const;
+  // Shapes as Backend::RmsNorm's, which alone can accumulate.
+  void Apply(Backend& backend, Tensor x, Tensor out, bool accumulate = false) const;
 };
 
 // Of one layer, or of what lies outside of layers. Extents: this rank's. What an architecture's
@@ -37,6 +37,8 @@ struct LayerWeights {
   Norm output_norm;               // [hidden], last stage
   Linear head;                    // [vocab, hidden], last stage, unless tied
   Norm attention_norm, ffn_norm;  // [hidden]
+  Norm post_attention_norm;       // [hidden], of what is added
+  Norm post_ffn_norm;             // likewise
   Norm q_norm, k_norm;            // [head_dim]
   Linear q;                       // [heads * head_dim, hidden]
   Linear k, v;                    // [kv_heads * head_dim, hidden]
@@ -67,6 +69,7 @@ struct LayerPass {
   Tensor gate, up;      // [num_tokens, ffn_hidden]
   Tensor gate_up;       // the two side by side, where one matrix makes them
   Tensor inner;         // [num_tokens, ffn_hidden], likewise
+  Tensor half;          // [num_tokens, hidden], what is normalized before it is added
 
   void Normalize(const Norm& by, Tensor x, Tensor out) const { by.Apply(backend, x, out); }
   // Each head of x by itself, in place.
@@ -75,13 +78,15 @@ struct LayerPass {
   void MatMul(Tensor x, std::initializer_list<Projection> products) const {
     backend.MatMul(x, std::span(products.begin(), products.size()));
   }
-  // attended = softmax(q K^T / sqrt(head_dim)) V of each head, once k and v are in the cache; q and
-  // k rotate first.
+  // attended = softmax(q K^T / sqrt(d)) V of each head, d its size or what the model says, once k
+  // and v are in the cache; q and k rotate first.
   void Attend() const;
   // hidden += W x + b, over all ranks.
   absl::Status AddProduct(const Linear& linear, Tensor x) const {
-    return sums.Add(backend, linear, x, ranks, hidden);
+    return sums.Multiply(backend, linear, x, ranks, /*accumulate=*/true, hidden);
   }
+  // hidden += norm(W x + b), of the sum over all ranks.
+  absl::Status AddNormalized(const Norm& by, const Linear& linear, Tensor x) const;
 };
 
 class Decoder : public Model {
@@ -109,7 +114,8 @@ class Decoder : public Model {
   Tensor Freed(DType type, int64_t rows, int64_t cols) const {
     return DenseTensor(normed_.data, type, rows, cols);
   }
-  LayerPass PassOf(const LayerWeights& layer, const KvView& kv, Communicator* ranks, Tensor hidden);
+  // `index`: the layer's place in this range; `kv`: without its window.
+  LayerPass PassOf(size_t index, KvView kv, Communicator* ranks, Tensor hidden);
 
   // Constant after Load. heads, kv_heads, ffn_hidden and vocab in shapes: this rank's.
   Backend& backend_;
@@ -119,7 +125,7 @@ class Decoder : public Model {
   ShardRange ffn_;       // of all inner features
   LayerWeights outside_;
   std::vector<LayerWeights> layer_weights_;
-  RotaryEmbedding rotary_;
+  RotaryEmbedding rotary_, local_rotary_;  // of global and of local layers
 
   // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_
   // to v_.
@@ -132,6 +138,7 @@ class Decoder : public Model {
   Tensor attended_;   // [num_tokens, heads * head_dim]
   Tensor gate_, up_;  // [num_tokens, ffn_hidden]
   Tensor gate_up_;    // [num_tokens, 2 * ffn_hidden], instead of the two
+  Tensor half_;       // [num_tokens, hidden], where halves of layers are normalized
 };
 
 }  // namespace treadle

@@ -51,6 +51,15 @@ struct ModelConfig {
   double rope_linear_factor = 1.0;  // "linear" scaling: position / factor
   std::optional<LongRope> long_rope;
 
+  // Local layers see a window of positions and rotate by a base of their own, which nothing scales;
+  // of every `global_every` layers the last is global.
+  int64_t window = 0;  // 0: no layer is local
+  int64_t global_every = 1;
+  double local_rope_base = 10000.0;
+  bool Local(int64_t layer) const { return window > 0 && (layer + 1) % global_every != 0; }
+
+  int64_t query_scalar = 0;  // whose root divides scores; 0: the size of a head
+
   // Something worth telling the user once ("sliding window of 4096 caps the context"); or empty.
   std::string notice;
 };

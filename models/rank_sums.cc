@@ -25,17 +25,17 @@ Tensor RankSums::Next(int64_t rows) {
   return partial_[turn_].Rows(0, rows);
 }
 
-absl::Status RankSums::Add(Backend& backend, const Linear& linear, Tensor x, Communicator* ranks,
-                           Tensor hidden) {
+absl::Status RankSums::Multiply(Backend& backend, const Linear& linear, Tensor x,
+                                Communicator* ranks, bool accumulate, Tensor out) {
   if (ranks == nullptr) {
-    const Projection sum[] = {linear.To(hidden, /*accumulate=*/true)};
-    backend.MatMul(x, sum);
+    const Projection product[] = {linear.To(out, accumulate)};
+    backend.MatMul(x, product);
     return absl::OkStatus();
   }
-  const Tensor partial = Next(hidden.rows);  // [rows, hidden]
+  const Tensor partial = Next(out.rows);  // [rows, hidden]
   const Projection part[] = {linear.To(partial)};
   backend.MatMul(x, part);
-  return AllReduce(*ranks, partial, /*accumulate=*/true, hidden);
+  return AllReduce(*ranks, partial, accumulate, out);
 }
 
 absl::Status RankSums::Embed(Backend& backend, const Linear& table, ShardRange part,

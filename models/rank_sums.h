@@ -24,10 +24,11 @@ class RankSums {
   // Room for partial sums [max rows, hidden], if there are ranks to add them up with.
   absl::Status Allocate(Activations& activations, int64_t hidden, Shard shard);
 
-  // hidden += W x + b, where this rank holds a part of W's columns and of x's features (and rank 0
-  // the bias). x: [rows, k of this rank], of what Backend::MatMul takes; hidden: [rows, hidden].
-  absl::Status Add(Backend& backend, const Linear& linear, Tensor x, Communicator* ranks,
-                   Tensor hidden);
+  // out = W x + b (added to out if `accumulate`), where this rank holds a part of W's columns and
+  // of x's features (and rank 0 the bias). x: [rows, k of this rank], of what Backend::MatMul
+  // takes; out: [rows, hidden].
+  absl::Status Multiply(Backend& backend, const Linear& linear, Tensor x, Communicator* ranks,
+                        bool accumulate, Tensor out);
 
   // hidden[i] = row ids[i] of the table, of which this rank holds rows `part`. Exact: all terms of
   // the sum but one are zeros.

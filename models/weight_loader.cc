@@ -138,9 +138,11 @@ absl::StatusOr<Buffer> WeightLoader::LoadBias(const std::string& name, const Lin
   return Upload(values);
 }
 
-absl::StatusOr<Buffer> WeightLoader::LoadVector(const std::string& name, int64_t n) {
+absl::StatusOr<Buffer> WeightLoader::LoadVector(const std::string& name, int64_t n, float more,
+                                                float scale) {
   TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor, checkpoint_.Require(name, {n}));
-  const std::vector<float> values = DecodeVector(*tensor);
+  std::vector<float> values = DecodeVector(*tensor);
+  for (float& value : values) value = (value + more) * scale;
   Consumed(*tensor);
   return Upload(values);
 }

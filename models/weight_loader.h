@@ -44,8 +44,9 @@ class WeightLoader {
   };
   absl::StatusOr<Linear> LoadLinear(const LinearSpec& spec);
 
-  // [n] f32 on the device.
-  absl::StatusOr<Buffer> LoadVector(const std::string& name, int64_t n);
+  // [n] f32 on the device: (value + more) * scale.
+  absl::StatusOr<Buffer> LoadVector(const std::string& name, int64_t n, float more = 0,
+                                    float scale = 1);
   absl::StatusOr<Buffer> Upload(std::span<const float> values);
 
   uint64_t weight_bytes() const { return weight_bytes_; }

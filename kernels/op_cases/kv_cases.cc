@@ -13,7 +13,8 @@ void AddKvOp(std::vector<OpCase>& cases, OpCase c, std::string_view batch) {
   for (const CaseSequence& sequence : c.sequences) c.rows += sequence.rows;
   c.name = Str(Name(c.op), "/", c.heads, "x", c.kv.kv_heads, "x", c.kv.head_dim, "/",
                Name(c.kv.dtype), "/page=", c.kv.page_size,
-               c.op == Op::kRotateAndStoreKv ? Str("/rotary=", c.rotary_dims) : "", "/", batch);
+               c.op == Op::kRotateAndStoreKv ? Str("/rotary=", c.rotary_dims) : "",
+               c.window > 0 ? Str("/window=", c.window) : "", "/", batch);
   cases.push_back(std::move(c));
 }
 
@@ -22,20 +23,25 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
   struct Heads {
     int64_t heads, kv_heads, head_dim;
   };
-  const std::pair<std::string_view, std::vector<CaseSequence>> batches[] = {
-      {"first", {{1, 0}}},
-      {"single_rows", {{1, 0}, {1, 15}, {1, 16}, {1, 63}, {1, 64}, {1, 65}, {1, 130}}},
-      {"chunks", {{17, 0}, {33, 47}, {5, 126}}},
-      {"page_ends", {{1, 31}, {2, 31}, {64, 64}, {16, 0}, {32, 32}}},
-      {"mixed", {{1, 200}, {30, 0}, {2, 0, false}, {1, 64}, {20, 50}, {1, 0, false}, {1, 0}}},
+  struct BatchOf {
+    std::string_view name;
+    std::vector<CaseSequence> sequences;
+    int64_t window;  // of a further case
+  };
+  const BatchOf batches[] = {
+      {"first", {{1, 0}}, 1},
+      {"single_rows", {{1, 0}, {1, 15}, {1, 16}, {1, 63}, {1, 64}, {1, 65}, {1, 130}}, 64},
+      {"chunks", {{17, 0}, {33, 47}, {5, 126}}, 5},
+      {"page_ends", {{1, 31}, {2, 31}, {64, 64}, {16, 0}, {32, 32}}, 32},
+      {"mixed", {{1, 200}, {30, 0}, {2, 0, false}, {1, 64}, {20, 50}, {1, 0, false}, {1, 0}}, 17},
       // Contexts that the CUDA backend splits.
-      {"long", {{1, 300}, {3, 510}, {1, 5}, {1, 600}}},
+      {"long", {{1, 300}, {3, 510}, {1, 5}, {1, 600}}, 70},
   };
   constexpr Heads kHeads[] = {{9, 3, 64}, {4, 4, 80}, {8, 2, 128}, {2, 1, 32}, {3, 3, 24}};
   for (const Heads& h : kHeads) {
     for (DType dtype : {DType::kF16, DType::kF32}) {
       for (int64_t page : {16, 32, 64}) {
-        for (const auto& [name, sequences] : batches) {
+        for (const auto& [name, sequences, window] : batches) {
           OpCase c = {.op = op,
                       .heads = h.heads,
                       .kv = {h.kv_heads, h.head_dim, page, 0, dtype},
@@ -44,6 +50,8 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
             c.rotary_dims = page == 16 ? h.head_dim : page == 32 ? h.head_dim / 2 : 0;
           }
           AddKvOp(cases, c, name);
+          c.window = window;
+          if (op == Op::kAttention && page == 16) AddKvOp(cases, c, name);
         }
       }
     }
@@ -103,7 +111,10 @@ KvView PartOf(const OpRun& run, int64_t begin, int64_t count, std::vector<Sequen
     }
     row += sequences[s].rows;
   }
-  return {.layout = run.cache->layout(), .pages = run.cache->pages(), .sequences = spans};
+  return {.layout = run.cache->layout(),
+          .pages = run.cache->pages(),
+          .sequences = spans,
+          .window = run.op_case().window};
 }
 
 void PrepareRotation(OpRun& run, uint64_t seed) {

@@ -40,7 +40,7 @@ struct OpCase {
   int64_t rows = 1;  // of activations; CopyPages: page copies
   int64_t cols = 0;  // features; MatMul: k; Sample: vocab; SampleShard: tokens of the shard
 
-  bool in_place = false;  // norms, GeLU: out is x; SwiGlu: out is gate
+  bool in_place = false;  // norms, GeLU: out is x; SwiGlu, GeGlu: out is gate
   // As models run it: x of products, and what norms, activations and Attention leave for products
   // (of float weights), are of Backend::InputType's type; with 16 bits nothing is in place.
   bool input_type = false;
@@ -49,9 +49,9 @@ struct OpCase {
   const WeightFormat* format = nullptr;
   std::vector<int64_t> outputs = {};  // MatMul: n of each projection; Embed: {table rows}
   bool bias = false;                  // LayerNorm too
-  bool accumulate = false;
-  bool row_order = false;   // the source's rows are permuted
-  bool transposed = false;  // the source is [k, n] (dense formats)
+  bool accumulate = false;            // RmsNorm too
+  bool row_order = false;             // the source's rows are permuted
+  bool transposed = false;            // the source is [k, n] (dense formats)
   // Apart formats: weights per scale; 0: as MakeRandomMatrix chooses.
   int64_t scale_block = 0;
   // LLM.int8(): inputs hold outliers at 6.0 in some rows and not in others.
@@ -63,6 +63,7 @@ struct OpCase {
   KvLayout kv = {};
   int64_t rotary_dims = 0;  // rotated elements per head; 0: no rotation
   std::vector<CaseSequence> sequences = {};
+  int64_t window = 0;  // Attention
 
   // Sample, SampleShard: how rows are drawn up.
   enum class Sampling : uint8_t {

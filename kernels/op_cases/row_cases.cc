@@ -8,8 +8,8 @@ namespace {
 constexpr int64_t kCols[] = {1, 7, 16, 33, 576, 1536, 2307};
 
 std::string NameOf(const OpCase& c) {
-  return Str(Name(c.op), c.bias ? "/bias" : "", c.in_place ? "/in_place" : "", "/", c.cols,
-             "/rows=", c.rows);
+  return Str(Name(c.op), c.bias ? "/bias" : "", c.in_place ? "/in_place" : "",
+             c.accumulate ? "/accumulate" : "", "/", c.cols, "/rows=", c.rows);
 }
 
 // Every shape as it is and as `twist` makes it, if that differs; and as benchmarks of `bench`.
@@ -46,7 +46,8 @@ struct InOut {
 };
 InOut AddInOut(OpRun& run) {
   const OpCase& c = run.op_case();
-  GuardedTensor& out = run.AddForProducts("out", c.rows, c.cols);
+  GuardedTensor& out = c.accumulate ? run.Add("out", Role::kOutput, c.rows, c.cols)
+                                    : run.AddForProducts("out", c.rows, c.cols);
   if (c.in_place && out.dtype() == DType::kF32) return {out, out};
   return {run.Add("x", Role::kInput, c.rows, c.cols), out};
 }
@@ -65,11 +66,13 @@ void PrepareNorm(OpRun& run, uint64_t seed) {
   x.Fill([&] { return random.Normal() * (random.Below(64) == 0 ? 30.0f : 1.0f); });
   weight.Fill([&] { return random.Normal(); });
   bias.Fill([&] { return random.Normal(); });
+  if (c.accumulate) out.Fill([&] { return random.Normal(); });
   run.call = [&run, &c, &x = x, &out = out, &weight, &bias](int64_t begin, int64_t count) {
     const float* const w = weight.view().Row<float>(0);
     const float* const b = c.bias ? bias.view().Row<float>(0) : nullptr;
     if (c.op == Op::kRmsNorm) {
-      run.backend().RmsNorm(x.Rows(begin, count), w, kNormEps, out.Rows(begin, count));
+      run.backend().RmsNorm(x.Rows(begin, count), w, kNormEps, c.accumulate,
+                            out.Rows(begin, count));
     } else {
       run.backend().LayerNorm(x.Rows(begin, count), w, b, kNormEps, out.Rows(begin, count));
     }
@@ -81,6 +84,9 @@ void PrepareNorm(OpRun& run, uint64_t seed) {
 void AddRmsNorms(std::vector<OpCase>& cases) {
   const OpCase plain = {.op = Op::kRmsNorm, .cols = 576};
   AddShapes(cases, plain, {.op = Op::kRmsNorm, .in_place = true}, plain);
+  OpCase accumulating = {.op = Op::kRmsNorm, .rows = 17, .cols = 577, .accumulate = true};
+  accumulating.name = NameOf(accumulating);
+  cases.push_back(accumulating);
 }
 void AddLayerNorms(std::vector<OpCase>& cases) {
   const OpCase plain = {.op = Op::kLayerNorm, .cols = 576};
@@ -104,15 +110,18 @@ void PrepareActivation(OpRun& run, uint64_t seed) {
     if (c.op == Op::kGelu) return run.backend().Gelu(from, to);
     if (c.op == Op::kGeluErf) return run.backend().GeluErf(from, to);
     if (c.op == Op::kRelu) return run.backend().Relu(from, to);
+    if (c.op == Op::kGeGlu) return run.backend().GeGlu(from, up.Rows(begin, count), to);
     run.backend().SwiGlu(from, up.Rows(begin, count), to);
   };
-  run.bytes_moved = x.bytes() + out.bytes() + (c.op == Op::kSwiGlu ? up.bytes() : 0);
+  const bool gated = c.op == Op::kSwiGlu || c.op == Op::kGeGlu;
+  run.bytes_moved = x.bytes() + out.bytes() + (gated ? up.bytes() : 0);
   run.operations_done = 8 * Elements(run);
 }
 
-void AddSwiGlus(std::vector<OpCase>& cases) {
-  const OpCase plain = {.op = Op::kSwiGlu, .cols = 1536};
-  AddShapes(cases, plain, {.op = Op::kSwiGlu, .in_place = true}, plain);
+template <Op kOp>
+void AddGated(std::vector<OpCase>& cases) {
+  const OpCase plain = {.op = kOp, .cols = 1536};
+  AddShapes(cases, plain, {.op = kOp, .in_place = true}, plain);
 }
 template <Op op>
 void AddActivations(std::vector<OpCase>& cases) {
@@ -152,7 +161,8 @@ void AddCopies(std::vector<OpCase>& cases) {
 
 extern const OpRow kRmsNormRow = {"rms_norm", AddRmsNorms, PrepareNorm};
 extern const OpRow kLayerNormRow = {"layer_norm", AddLayerNorms, PrepareNorm};
-extern const OpRow kSwiGluRow = {"swiglu", AddSwiGlus, PrepareActivation};
+extern const OpRow kSwiGluRow = {"swiglu", AddGated<Op::kSwiGlu>, PrepareActivation};
+extern const OpRow kGeGluRow = {"geglu", AddGated<Op::kGeGlu>, PrepareActivation};
 extern const OpRow kGeluRow = {"gelu", AddActivations<Op::kGelu>, PrepareActivation};
 extern const OpRow kGeluErfRow = {"gelu_erf", AddActivations<Op::kGeluErf>, PrepareActivation};
 extern const OpRow kReluRow = {"relu", AddActivations<Op::kRelu>, PrepareActivation};

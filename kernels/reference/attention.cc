@@ -52,13 +52,14 @@ void Rotate(float* head, const RotaryTable& table, int64_t position) {
   }
 }
 
+// Over positions [first, first + count).
 void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head, int64_t head_dim,
-                int64_t positions, double scale, float* out) {
-  std::vector<double> weight(static_cast<size_t>(positions));
+                int64_t first, int64_t count, double scale, float* out) {
+  std::vector<double> weight(static_cast<size_t>(count));
   double best = -INFINITY;
-  for (int64_t p = 0; p < positions; ++p) {
+  for (int64_t p = 0; p < count; ++p) {
     double dot = 0;
-    for (int64_t i = 0; i < head_dim; ++i) dot += double{q[i]} * cache.Key(p, kv_head, i);
+    for (int64_t i = 0; i < head_dim; ++i) dot += double{q[i]} * cache.Key(first + p, kv_head, i);
     weight[p] = dot * scale;
     best = std::fmax(best, weight[p]);
   }
@@ -66,7 +67,7 @@ void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head, int
   for (double& w : weight) total += w = std::exp(w - best);
   for (int64_t i = 0; i < head_dim; ++i) {
     double sum = 0;
-    for (int64_t p = 0; p < positions; ++p) sum += weight[p] * cache.Value(p, kv_head, i);
+    for (int64_t p = 0; p < count; ++p) sum += weight[p] * cache.Value(first + p, kv_head, i);
     out[i] = static_cast<float>(sum / total);
   }
 }
@@ -110,9 +111,10 @@ void ReferenceBackend::Attention(Tensor q, const KvView& kv, float scale, Tensor
     const SequenceCache cache(kv, span);
     for (int64_t i = 0; i < span.num_rows; ++i) {
       const int64_t row = span.first_row + i;
+      const int64_t position = span.first_position + i, first = kv.FirstSeen(position);
       for (int64_t head = 0; head < heads; ++head) {
         AttendHead(q.Row<float>(row) + head * head_dim, cache, head / queries_per_head, head_dim,
-                   span.first_position + i + 1, scale, out.Row<float>(row) + head * head_dim);
+                   first, position + 1 - first, scale, out.Row<float>(row) + head * head_dim);
       }
     }
   }

@@ -5,8 +5,16 @@
 #include "kernels/reference/reference_backend.h"
 
 namespace treadle {
+namespace {
 
-void ReferenceBackend::RmsNorm(Tensor x, const float* weight, float eps, Tensor out) {
+double GeluTanh(double x) {
+  return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+}  // namespace
+
+void ReferenceBackend::RmsNorm(Tensor x, const float* weight, float eps, bool accumulate,
+                               Tensor out) {
   for (int64_t row = 0; row < x.rows; ++row) {
     const float* from = x.Row<float>(row);
     double squares = 0;
@@ -14,7 +22,7 @@ void ReferenceBackend::RmsNorm(Tensor x, const float* weight, float eps, Tensor 
     const double scale = 1 / std::sqrt(squares / static_cast<double>(x.cols) + eps);
     float* to = out.Row<float>(row);
     for (int64_t i = 0; i < x.cols; ++i) {
-      to[i] = static_cast<float>(from[i] * scale * weight[i]);
+      to[i] = static_cast<float>(from[i] * scale * weight[i] + (accumulate ? to[i] : 0.0));
     }
   }
 }
@@ -48,13 +56,19 @@ void ReferenceBackend::SwiGlu(Tensor gate, Tensor up, Tensor out) {
   }
 }
 
+void ReferenceBackend::GeGlu(Tensor gate, Tensor up, Tensor out) {
+  for (int64_t row = 0; row < out.rows; ++row) {
+    for (int64_t i = 0; i < out.cols; ++i) {
+      out.Row<float>(row)[i] =
+          static_cast<float>(GeluTanh(gate.Row<float>(row)[i]) * up.Row<float>(row)[i]);
+    }
+  }
+}
+
 void ReferenceBackend::Gelu(Tensor x, Tensor out) {
-  const double root = std::sqrt(2 / M_PI);
   for (int64_t row = 0; row < x.rows; ++row) {
     for (int64_t i = 0; i < x.cols; ++i) {
-      const double v = x.Row<float>(row)[i];
-      out.Row<float>(row)[i] =
-          static_cast<float>(0.5 * v * (1 + std::tanh(root * (v + 0.044715 * v * v * v))));
+      out.Row<float>(row)[i] = static_cast<float>(GeluTanh(x.Row<float>(row)[i]));
     }
   }
 }

@@ -34,11 +34,13 @@ enum class Part {
   kQNorm,
   kKNorm,
   kAttentionOutput,
+  kPostAttentionNorm,  // of what is added to the residual stream
   kFfnNorm,
   kGate,
   kUp,
   kDown,
-  kGateUp
+  kGateUp,
+  kPostFfnNorm  // likewise
 };
 inline bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
 
@@ -96,14 +98,14 @@ struct FixedField {
   const char* json;
 };
 
-// config.json; "model_type" is the architecture's name. Errors of its reader (hf_config.cc) name
-// the field.
+// config.json. Errors of its reader (hf_config.cc) name the field.
 struct ConfigJson {
   std::span<const std::string_view> classes;  // "architectures" is one of them; written: the first
   std::span<const SizeField> sizes;
   std::span<const FixedField> fixed;
   const char* epsilon = "rms_norm_eps";  // null: there is no such field
   double default_epsilon = 1e-6;
+  double default_rope_base = 10000;
   bool tied_head = false;  // where "tie_word_embeddings" is missing
   // A field without which "sliding_window" means nothing; null: it always means something.
   const char* window_switch = nullptr;
@@ -125,11 +127,16 @@ struct Architecture {
   Presence qkv_bias = Presence::kNever;
   Presence output_bias = Presence::kNever;  // of the attention's output
   bool qk_norm = false;                     // every head's queries and keys are normalized
+  bool embedding_scaled = false;            // by the root of the hidden size
+  bool local_layers = false;                // ModelConfig::window
+  // ModelConfig::query_scalar, which no key of GGUF says; null: the size of a head.
+  int64_t (*gguf_query_scalar)(const ModelConfig&) = nullptr;
   bool grouped = true;  // heads of any size may share K and V; else all are one hidden size's
   ConfigJson config_json;
   std::string_view hugging_face_layers = "model.layers.";  // before a layer's number
   std::string_view hugging_face_prefix = {};               // before all but the head, in some files
   bool hugging_face_transposed = false;  // folders keep layers' matrices [in, out]
+  float hugging_face_gain = 0;           // what a norm's gain is larger by than in folders
   // GGUF's rows of Q and K are ordered for rotation of adjacent pairs: (2i, 2i + 1) of each head.
   // Inside, and in Hugging Face files, pairs are (i, i + rope_dim / 2).
   bool gguf_pairs = false;

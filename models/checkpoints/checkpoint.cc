@@ -102,6 +102,7 @@ absl::Status Checkpoint::CheckRope() const {
   const RopeScaling scaling = config_.rope_scaling.value_or(RopeScaling());
   const std::pair<const char*, double> rows[] = {
       {"rope base", config_.rope_base},
+      {"rope base of local layers", config_.local_rope_base},
       {"rope scaling: linear factor", config_.rope_linear_factor},
       {"rope scaling: factor", scaling.factor},
       {"rope scaling: low_freq_factor", scaling.low_freq_factor},
@@ -152,7 +153,8 @@ absl::Status Checkpoint::CheckConsistency() const {
                       {"feed-forward size", config_.ffn_hidden, 1 << 22},
                       {"vocabulary", config_.vocab, 1 << 24},
                       {"context", config_.context, 1 << 24},
-                      {"norms of a layer", config_.layer_norms, 2}};
+                      {"norms of a layer", config_.layer_norms, 2},
+                      {"layers per global one", config_.global_every, 1 << 24}};
   for (const Row& row : rows) {
     if (row.value < 1 || row.value > row.largest) {
       return InvalidArgument(path_, ": ", row.name, " is ", row.value, ", expected 1 to ",
@@ -178,6 +180,9 @@ absl::Status Checkpoint::CheckConsistency() const {
                            config_.hidden, " together");
   }
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope());
+  if (architecture->local_layers && config_.window < 1) {
+    return InvalidArgument(path_, ": sliding window is ", config_.window, ", expected at least 1");
+  }
   if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
     return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),
                            " tokens, the model's vocabulary ", config_.vocab);

@@ -88,8 +88,8 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
   const bool from_turned = target.transposed && IsDense(*tensor.format);
   const bool to_turned =
       target.transposed && !target.to_gguf && (to == nullptr || IsDense(*to->format));
-  if (to == nullptr ||
-      (to->format == tensor.format && !tensor.format->apart() && from_turned == to_turned)) {
+  if (to == nullptr || (to->format == tensor.format && !tensor.format->apart() &&
+                        from_turned == to_turned && target.more == 0)) {
     return AsStored(tensor, target);
   }
   const auto named = [&](const absl::Status& status) {
@@ -107,6 +107,7 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
   source.transposed = turn;
   if (const absl::Status status = CheckMatrixSource(source); !status.ok()) return named(status);
   std::vector<float> values = DecodeMatrix(source, parallel_for);
+  for (float& value : values) value += target.more;
   std::vector<int64_t> shape = {source.n, source.k};
   if (!from_turned && to_turned) {
     values = Transposed(values, source.n, source.k);

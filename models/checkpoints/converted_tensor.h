@@ -27,6 +27,7 @@ struct TensorTarget {
   bool to_keep = false;              // `to` only stands in for a format that the output lacks
   bool transposed = false;  // folders keep this matrix, if it is dense, [in, out]; else [out, in]
   bool to_gguf = false;     // which keeps every matrix [out, in]
+  float more = 0;           // added to every value
 };
 
 struct ConvertedTensor {

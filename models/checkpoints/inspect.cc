@@ -94,6 +94,9 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
   line("feed-forward size", Str(config.ffn_hidden));
   line("vocabulary", Str(config.vocab, config.tied_head ? ", tied head" : ", own head"));
   line("context", Str(config.context));
+  if (config.window > 0) {
+    line("sliding window", Str(config.window, ", but for every ", config.global_every, ". layer"));
+  }
   if (!config.notice.empty()) line("notice", config.notice);
   for (const ModelReport::FormatUse& use : report.formats) {
     std::ostringstream bits;

@@ -58,8 +58,8 @@ class NormOutputs : public ForwardingBackend {
  public:
   NormOutputs(std::unique_ptr<Backend> below, std::vector<std::vector<std::vector<float>>>& outputs)
       : ForwardingBackend(std::move(below)), outputs_(outputs) {}
-  void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
-    ForwardingBackend::RmsNorm(x, weight, eps, out);
+  void RmsNorm(Tensor x, const float* weight, float eps, bool accumulate, Tensor out) override {
+    ForwardingBackend::RmsNorm(x, weight, eps, accumulate, out);
     auto& rows = outputs_.emplace_back();
     for (int64_t row = 0; row < out.rows; ++row) {
       rows.emplace_back(out.Row<float>(row), out.Row<float>(row) + out.cols);

@@ -25,8 +25,8 @@ class FaultyBackend final : public ForwardingBackend {
   explicit FaultyBackend(Faults faults)
       : ForwardingBackend(CreateReferenceBackend()), faults_(std::move(faults)) {}
 
-  void RmsNorm(Tensor x, const float* weight, float eps, Tensor out) override {
-    ForwardingBackend::RmsNorm(x, weight, eps, out);
+  void RmsNorm(Tensor x, const float* weight, float eps, bool accumulate, Tensor out) override {
+    ForwardingBackend::RmsNorm(x, weight, eps, accumulate, out);
     if (faults_.rms_norm) faults_.rms_norm(x, out);
   }
   void MatMul(Tensor x, std::span<const Projection> projections) override {

@@ -45,7 +45,7 @@ class KvTolerances {
     std::vector<float> tolerance(static_cast<size_t>(q_.rows() * q_.cols()), 0.0f);
     ForEachRow([&](size_t s, int64_t row, int64_t position) {
       for (int64_t head = 0; head < case_.heads; ++head) {
-        HeadTolerance(s, row, head, position + 1, rounds,
+        HeadTolerance(s, row, head, position, rounds,
                       tolerance.data() + row * q_.cols() + head * case_.kv.head_dim);
       }
     });
@@ -77,8 +77,10 @@ class KvTolerances {
   }
 
   // rounds: the type that the query and the weights are rounded to; kF32: they are not.
-  void HeadTolerance(size_t s, int64_t row, int64_t head, int64_t positions, DType rounds,
+  void HeadTolerance(size_t s, int64_t row, int64_t head, int64_t position, DType rounds,
                      float* out) const {
+    const int64_t first = case_.window > 0 ? std::max<int64_t>(0, position - case_.window + 1) : 0;
+    const int64_t positions = position + 1 - first;
     const int64_t head_dim = case_.kv.head_dim;
     const float scale = 1 / std::sqrt(static_cast<float>(head_dim));
     const int64_t kv_head = head / (case_.heads / case_.kv.kv_heads);
@@ -90,7 +92,7 @@ class KvTolerances {
     for (int64_t p = 0; p < positions; ++p) {
       double size = 0;
       for (int64_t i = 0; i < head_dim; ++i) {
-        const double key = cache_.Key(s, p, kv_head, i);
+        const double key = cache_.Key(s, first + p, kv_head, i);
         weight[p] += scale * q[i] * key;
         size += std::fabs(scale * q[i] * key);
         const double error = scale * RoundingError(std::fabs(q[i]), rounds) * key;
@@ -107,7 +109,7 @@ class KvTolerances {
       double size = 0;
       double sum = 0;
       for (int64_t p = 0; p < positions; ++p) {
-        const double value = cache_.Value(s, p, kv_head, i);
+        const double value = cache_.Value(s, first + p, kv_head, i);
         size += weight[p] * std::fabs(value);
         sum += weight[p] * value;
       }
@@ -117,7 +119,7 @@ class KvTolerances {
         // these cases are random, so the weights' errors are independent.
         double squares = 0;
         for (int64_t p = 0; p < positions; ++p) {
-          const double distance = cache_.Value(s, p, kv_head, i) - sum / total;
+          const double distance = cache_.Value(s, first + p, kv_head, i) - sum / total;
           const double rounding = RoundingError(weight[p], rounds);
           squares += distance * distance *
                      (weight[p] * weight[p] * score_squares[p] + rounding * rounding);

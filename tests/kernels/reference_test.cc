@@ -46,7 +46,7 @@ class ReferenceFeatures : public testing::Test {
 TEST_F(ReferenceFeatures, Norms) {
   const Vector weight = Get("weight");
   const Vector bias = Get("bias");
-  backend_->RmsNorm(Rows(x_, 40), weight.data(), 1e-5f, Rows(out_, 40));
+  backend_->RmsNorm(Rows(x_, 40), weight.data(), 1e-5f, /*accumulate=*/false, Rows(out_, 40));
   Expect(out_, "rms_norm");
   backend_->LayerNorm(Rows(x_, 40), weight.data(), bias.data(), 1e-5f, Rows(out_, 40));
   Expect(out_, "layer_norm");

@@ -43,7 +43,9 @@ std::vector<float> NormTolerance(const OpRun& run, const Arithmetic&) {
     const double scale = 1 / std::sqrt(squares / n - mean * mean + kEps);
     for (int64_t i = 0; i < c.cols; ++i) {
       const double moved = std::fabs(x[i]) + (layer ? std::sqrt(squares / n) : 0);
-      const double shift = layer && c.bias ? std::fabs(bias[i]) : 0;
+      const double shift = layer && c.bias ? std::fabs(bias[i])
+                           : c.accumulate  ? std::fabs(run.tensor("out").Row(row)[i])
+                                           : 0;
       tolerance.push_back(
           static_cast<float>(unit * (moved * scale * std::fabs(weight[i]) + shift)));
     }
@@ -51,7 +53,7 @@ std::vector<float> NormTolerance(const OpRun& run, const Arithmetic&) {
   return tolerance;
 }
 // SwiGLU: a dozen roundings of the value itself, of which exp brings its argument's. GeLU: 1 +
-// tanh cancels for negative x, so the unit is x.
+// tanh cancels for negative x, so the unit is x; GeGLU's is x times its factor.
 std::vector<float> ActivationTolerance(const OpRun& run, const Arithmetic&) {
   const OpCase& c = run.op_case();
   const GuardedTensor& input = InputOf(run);
@@ -61,7 +63,9 @@ std::vector<float> ActivationTolerance(const OpRun& run, const Arithmetic&) {
     for (int64_t i = 0; i < c.cols; ++i) {
       const double x = input.Row(row)[i];
       const double silu = x / (1 + std::exp(-x)) * up.Row(row)[i];
-      const double unit = c.op != Op::kSwiGlu ? 6 * std::fabs(x) : 12 * std::fabs(silu);
+      const double unit = c.op == Op::kSwiGlu  ? 12 * std::fabs(silu)
+                          : c.op == Op::kGeGlu ? 7 * std::fabs(x * up.Row(row)[i])
+                                               : 6 * std::fabs(x);
       tolerance.push_back(static_cast<float>(kFloatUnit * unit + 0x1p-126));
     }
   }

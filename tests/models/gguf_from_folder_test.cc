@@ -61,7 +61,8 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "falcon-grouped",
                            "falcon-one-norm",
                            "phi3-long",
-                           "phi3"}) {
+                           "phi3",
+                           "gemma3"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
@@ -76,6 +77,12 @@ TEST_F(GgufFromFolder, OfEveryKind) {
   float largest = 0;
   for (const float logit : wanted) largest = std::max(largest, std::abs(logit));
   for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], wanted[i], 1e-5 * largest) << i;
+}
+
+TEST_F(GgufFromFolder, RefusesAScaleOfScoresThatGgufDoesNotMean) {
+  EXPECT_THAT(
+      Make(TREADLE_TESTDATA "/models/gemma3-scaled", Path("out.gguf"), "f32").status().message(),
+      HasSubstr("divides scores by the root of 7, expected 10"));
 }
 
 TEST_F(GgufFromFolder, QuantizedMatricesBecomeFloats) {

@@ -134,6 +134,7 @@ INSTANTIATE_TEST_SUITE_P(
         InputTypeCase{"qwen3_bf16", "qwen3", "bf16", "", kBF16, {{kBF16, 9}}},
         InputTypeCase{"qwen3_nf4", "qwen3", "f32", "nf4", kBF16, {{kBF16, 9}}},
         InputTypeCase{"qwen3_mixed", "qwen3", "bf16", kMixed, kBF16, {{kF32, 4}, {kBF16, 5}}},
+        InputTypeCase{"gemma3_bf16", "gemma3", "bf16", "", kBF16, {{kBF16, 9}}},
         InputTypeCase{"llama_f16", "llama", "f16", "", kF16, {{kF16, 9}}},
         InputTypeCase{"gpt2_f16", "gpt2", "f16", "", kF16, {{kF16, 9}}},
         InputTypeCase{"llama_nf4", "llama", "f32", "nf4", kBF16, {{kBF16, 9}}},

@@ -37,9 +37,9 @@ TEST(RandomCheckpoint, ParametersAsPublished) {
   for (const Row& row : {Row{"llama-3.1-8b", 8'030'261'248}, Row{"llama-3.2-1b", 1'235'814'400},
                          Row{"smollm2-135m", 134'515'008}, Row{"tinyllama-1.1b", 1'100'048'384},
                          Row{"qwen2.5-0.5b", 494'032'768}, Row{"qwen3-0.6b", 596'049'920},
-                         Row{"gpt2-124m", 124'439'808}, Row{"pythia-1.4b", 1'414'647'808},
-                         Row{"opt-1.3b", 1'315'758'080}, Row{"falcon-7b", 6'921'720'704},
-                         Row{"phi-3-mini", 3'821'079'552}}) {
+                         Row{"gemma-3-270m", 268'098'176}, Row{"gpt2-124m", 124'439'808},
+                         Row{"pythia-1.4b", 1'414'647'808}, Row{"opt-1.3b", 1'315'758'080},
+                         Row{"falcon-7b", 6'921'720'704}, Row{"phi-3-mini", 3'821'079'552}}) {
     const auto checkpoint = Open(row.shape);
     ASSERT_NE(checkpoint, nullptr);
     const ModelReport report = Inspect(*checkpoint);
@@ -65,7 +65,7 @@ TEST(RandomCheckpoint, TheRecipeTellsModelsApart) {
   // Another model's rotary embedding, and another architecture.
   const char* const sizes = ",layers=2,hidden=64,heads=4,kv-heads=4,ffn=128,vocab=300,context=512";
   for (const char* shape : {"llama-3.1-8b", "llama-3.2-1b", "smollm2-135m", "tinyllama-1.1b",
-                            "qwen2.5-0.5b", "qwen3-0.6b", "gpt2-124m"}) {
+                            "qwen2.5-0.5b", "qwen3-0.6b", "gemma-3-270m", "gpt2-124m"}) {
     EXPECT_TRUE(recipes.insert(Open(Str(shape, sizes))->recipe()).second) << shape;
   }
 }
@@ -135,6 +135,7 @@ TEST(RandomCheckpoint, RunsWithFiniteLogitsInEveryArchitectureAndFormat) {
         "smollm2-135m,layers=2,hidden=192,heads=3,kv-heads=1,ffn=256,vocab=300,context=64",
         "qwen2.5-0.5b,layers=3,hidden=128,heads=4,kv-heads=2,ffn=256,vocab=300,context=64",
         "qwen3-0.6b,layers=3,hidden=128,heads=4,kv-heads=2,ffn=256,vocab=300,context=64",
+        "gemma-3-270m,layers=6,hidden=128,heads=4,kv-heads=2,ffn=256,vocab=300,context=64",
         "orca-13b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
         "pythia-1.4b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
         "phi-3-mini,layers=3,hidden=128,heads=4,kv-heads=2,ffn=512,vocab=300,context=64",

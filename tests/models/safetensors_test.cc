@@ -270,6 +270,34 @@ TEST_F(SafetensorsTest, WhatOtherFamiliesCannotSayIsRefused) {
   }
 }
 
+TEST_F(SafetensorsTest, LocalLayersAreWhatAPatternSays) {
+  ASSERT_TRUE(WriteTinyFolder(*FindArchitecture("gemma3"), directory_.string(), {}).ok());
+  const Json good = Json::parse(Read("config.json"));
+  const auto open = [&](const char* name, const Json& value) {
+    Json config = good;
+    config[name] = value;
+    Write("config.json", config.dump());
+    return Checkpoint::Open(directory_.string());
+  };
+  const auto every = [&](const Json& types) {
+    const auto checkpoint = open("layer_types", types);
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    return checkpoint.ok() ? (*checkpoint)->config().global_every : 0;
+  };
+  const char *const kLocal = "sliding_attention", *const kGlobal = "full_attention";
+  EXPECT_EQ(every(nullptr), 2);
+  EXPECT_EQ(every({kLocal, kLocal}), 3);
+  EXPECT_EQ(every({kGlobal, kGlobal}), 1);
+  const std::pair<const char*, Json> refused[] = {
+      {"layer_types", {kGlobal, kLocal}},   {"layer_types", {kLocal}},
+      {"layer_types", "sliding_attention"}, {"sliding_window", 0},
+      {"sliding_window", nullptr},          {"sliding_window_pattern", 0},
+      {"final_logit_softcapping", 30.0},    {"use_bidirectional_attention", true}};
+  for (const auto& [name, value] : refused) {
+    ExpectRefused(open(name, value).status(), Path("config.json"), Str(name, " is "));
+  }
+}
+
 TEST_F(SafetensorsTest, Gpt2HeadsMustDivideTheHiddenSize) {
   WriteTiny(WriteTinyGpt2Folder);
   config_["n_head"] = 3;

@@ -22,7 +22,7 @@ import transformers
 
 OUT = "tests/testdata/models"
 VOCAB = 131
-GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long"]  # that are made as .gguf files too
+GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3"]  # .gguf files too
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -79,6 +79,15 @@ CASES = {
     "phi3": ("Phi3", PHI3 | dict(num_attention_heads=2, num_key_value_heads=1, sliding_window=50,
                                  rope_scaling=dict(rope_type="default", partial_rotary_factor=0.75)),
              "bfloat16", 40, {}),
+    "gemma3": ("Gemma3", LLAMA | dict(tie_word_embeddings=True, num_key_value_heads=1, head_dim=14, sliding_window=11,
+                                      query_pre_attn_scalar=14, num_hidden_layers=3,
+                                      layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+               "float16", 40, {}),
+    "gemma3-scaled": ("Gemma3", LLAMA | dict(head_dim=10, query_pre_attn_scalar=7, sliding_window=35,
+                                             layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(
+                                                 full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e4),
+                                                 sliding_attention=dict(rope_type="default", rope_theta=500.0))),
+                      "bfloat16", 90, {}),
 }
 CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -88,7 +97,8 @@ CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "GPTNeoX": (transformers.GPTNeoXConfig, transformers.GPTNeoXForCausalLM),
            "Phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
            "OPT": (transformers.OPTConfig, transformers.OPTForCausalLM),
-           "Falcon": (transformers.FalconConfig, transformers.FalconForCausalLM)}
+           "Falcon": (transformers.FalconConfig, transformers.FalconForCausalLM),
+           "Gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM)}
 
 
 def randomize(model, generator):
@@ -112,7 +122,8 @@ def in_double(model):
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             def forward(x, m=module):
-                return m.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + m.variance_epsilon))
+                gain, epsilon = (1 + m.weight, m.eps) if hasattr(m, "eps") else (m.weight, m.variance_epsilon)
+                return gain * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
             module.forward = forward
     return model
 
@@ -141,11 +152,12 @@ def rows_by_kind(tensor, heads, kv_heads):
 
 def write_gguf(folder):
     """The folder's model as the gguf package names its tensors, in llama.cpp's order: rows of Q and K as they are
-    (Qwen's order), fused ones by kind."""
+    (Qwen's and Gemma's order), fused ones by kind; norms as they multiply."""
     import gguf
     config = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    kind = config.model_type.replace("_", "")
+    kind = config.model_type.removesuffix("_text").replace("_", "")
+    gemma = kind == "gemma3"
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config.num_hidden_layers)
     writer = gguf.GGUFWriter(os.path.join(folder, "model.gguf"), kind)
     heads = config.num_attention_heads
@@ -156,16 +168,19 @@ def write_gguf(folder):
     writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or config.intermediate_size)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    if config.model_type == "qwen3":
+    if gemma or kind == "qwen3":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
+    if gemma:
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_sliding_window_pattern(config.layer_types.index("full_attention") + 1)
     if kind == "gptneox":
         writer.add_parallel_residual(config.use_parallel_residual)
         share = config.rope_parameters["partial_rotary_factor"]
         writer.add_rope_dimension_count(int(config.hidden_size // heads * share))
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if config.rope_parameters["rope_type"] == "longrope":
-        rope = config.rope_parameters
+    rope = config.rope_parameters["full_attention"] if gemma else config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "longrope":
         before = rope["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(before)
         scale = config.max_position_embeddings / before
@@ -183,6 +198,8 @@ def write_gguf(folder):
         assert (values == tensor.numpy()).all(), "f16 holds what the folder holds"
         if "query_key_value" in name:
             values = rows_by_kind(values, heads, kv_heads)
+        if gemma and tensor.dim() == 1:
+            values = 1 + values
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

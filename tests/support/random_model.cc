@@ -102,7 +102,7 @@ absl::Status RandomModel::Forward(const Batch& batch, const KvPages& kv, Communi
   for (int64_t i = 0; i < kLayers; ++i) {
     const Layer& layer = layers_packed_[i];
     const KvView view{kv.layout, kv.layers[i], batch.sequences};
-    backend_.RmsNorm(hidden, norm, kEpsilon, normed);
+    backend_.RmsNorm(hidden, norm, kEpsilon, /*accumulate=*/false, normed);
     const Projection qkv[] = {{layer.q.get(), nullptr, q, false},
                               {layer.k.get(), nullptr, k, false},
                               {layer.v.get(), nullptr, v, false}};
@@ -111,7 +111,7 @@ absl::Status RandomModel::Forward(const Batch& batch, const KvPages& kv, Communi
     backend_.Attention(q, view, scale, attended);
     const Projection out[] = {{layer.out.get(), nullptr, hidden, true}};
     backend_.MatMul(attended, out);
-    backend_.RmsNorm(hidden, norm, kEpsilon, normed);
+    backend_.RmsNorm(hidden, norm, kEpsilon, /*accumulate=*/false, normed);
     const Projection ffn[] = {{layer.gate.get(), nullptr, gate, false},
                               {layer.up.get(), nullptr, up, false}};
     backend_.MatMul(normed, ffn);
@@ -123,7 +123,8 @@ absl::Status RandomModel::Forward(const Batch& batch, const KvPages& kv, Communi
 }
 
 void RandomModel::Normalize(Tensor hidden) {
-  backend_.RmsNorm(hidden, reinterpret_cast<const float*>(norm_.data()), kEpsilon, hidden);
+  backend_.RmsNorm(hidden, reinterpret_cast<const float*>(norm_.data()), kEpsilon,
+                   /*accumulate=*/false, hidden);
 }
 
 void RandomModel::Head(Tensor hidden, Tensor logits) {

@@ -30,6 +30,7 @@ struct TinyTensor {
   bool transposed = false;  // the folder keeps [k, n]
   // Fused rows that the folder keeps by K/V heads: so many queries for each. 0: not such rows.
   int64_t queries = 0, head_dim = 0;
+  float hf_less = 0;  // what the folder's values are smaller by
 };
 
 std::string Utf8(int code) {
@@ -121,6 +122,9 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
   config.tied_head = o.tied_head;
   config.qkv_bias = architecture.qkv_bias == Presence::kAlways;
   config.output_bias = architecture.output_bias == Presence::kAlways;
+  config.window = architecture.local_layers ? 24 : 0;
+  config.global_every = 2;
+  config.query_scalar = config.head_dim;
   return config;
 }
 
@@ -138,6 +142,7 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
     const int64_t n = SizeOf(row.rows, config);
     if (row.columns == Extent::kNone) {
       out.Vector(gguf + ".weight", hf + ".weight", n, 1);
+      out.list().back().hf_less = architecture.hugging_face_gain;
     } else {
       TinyTensor& matrix =
           out.Matrix(gguf + ".weight", hf + ".weight", n, SizeOf(row.columns, config));
@@ -264,6 +269,7 @@ absl::Status WriteSafetensors(const std::filesystem::path& path, const std::stri
   for (TinyTensor& tensor : tensors) {
     if (tensor.transposed) Transpose(tensor);
     if (tensor.queries > 0) InterleaveHeads(tensor);
+    for (float& value : tensor.values) value -= tensor.hf_less;
     // Vectors stay float, as in the GGUF file: the same weights in both.
     const bool vector = tensor.shape.size() == 1;
     const WeightFormat* stored = vector ? FindWeightFormat("f32") : matrix_format;
@@ -301,6 +307,14 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   }
   if (architecture.config_json.rotary_share != nullptr) {
     writer.AddU32(prefix + "rope.dimension_count", static_cast<uint32_t>(o.hidden / o.heads / 2));
+  }
+  if (architecture.local_layers) {
+    const ModelConfig config = ConfigOf(architecture, o);
+    writer.AddU32(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
+    writer.AddU32(prefix + "attention.sliding_window_pattern",
+                  static_cast<uint32_t>(config.global_every));
+    writer.AddF32(prefix + "rope.freq_base",
+                  static_cast<float>(architecture.config_json.default_rope_base));
   }
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
   if (o.tokenizer) AddTokenizer(o, writer);

@@ -1,9 +1,10 @@
-// SwiGLU, both GELUs and ReLU, elementwise.
+// SwiGLU, GeGLU, both GELUs and ReLU, elementwise.
 #include "kernels/cpu/isa_kernel.h"
 
 namespace treadle {
 
 TREADLE_ISA_KERNEL(SwiGluElements, void(const float* gate, const float* up, float* out, int64_t n));
+TREADLE_ISA_KERNEL(GeGluElements, void(const float* gate, const float* up, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluElements, void(const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluErfElements, void(const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(ReluElements, void(const float* x, float* out, int64_t n));
@@ -18,6 +19,12 @@ namespace treadle::TREADLE_ISA {
 void SwiGluElements(const float* gate, const float* up, float* out, int64_t n) {
   ForEachVec(n, [&](int64_t i, int64_t lanes) {
     StoreLanes(out + i, Mul(Silu(LoadLanes(gate + i, lanes)), LoadLanes(up + i, lanes)), lanes);
+  });
+}
+
+void GeGluElements(const float* gate, const float* up, float* out, int64_t n) {
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    StoreLanes(out + i, Mul(GeluTanh(LoadLanes(gate + i, lanes)), LoadLanes(up + i, lanes)), lanes);
   });
 }
 
@@ -46,26 +53,37 @@ void ReluElements(const float* x, float* out, int64_t n) {
 
 namespace treadle {
 
-void CpuOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
+namespace {
+
+template <typename Kernel>
+void Gated(ThreadPool& pool, Kernel kernel, const Tensor& gate, const Tensor& up,
+           const Tensor& out) {
   CheckSameShape(gate, up);
   CheckSameShape(gate, out);
-  SplitElements(pool_, gate.rows, gate.cols, [&](int64_t row, int64_t col, int64_t count) {
-    kSwiGluElements[isa_](gate.Row<float>(row) + col, up.Row<float>(row) + col,
-                          out.Row<float>(row) + col, count);
+  SplitElements(pool, gate.rows, gate.cols, [&](int64_t row, int64_t col, int64_t count) {
+    kernel(gate.Row<float>(row) + col, up.Row<float>(row) + col, out.Row<float>(row) + col, count);
   });
 }
 
 template <typename Kernel>
-static void Activate(ThreadPool& pool, Kernel kernel, Tensor x, Tensor out) {
+void Elementwise(ThreadPool& pool, Kernel kernel, const Tensor& x, const Tensor& out) {
   CheckSameShape(x, out);
   SplitElements(pool, x.rows, x.cols, [&](int64_t row, int64_t col, int64_t count) {
     kernel(x.Row<float>(row) + col, out.Row<float>(row) + col, count);
   });
 }
 
-void CpuOps::Gelu(Tensor x, Tensor out) { Activate(pool_, kGeluElements[isa_], x, out); }
-void CpuOps::GeluErf(Tensor x, Tensor out) { Activate(pool_, kGeluErfElements[isa_], x, out); }
-void CpuOps::Relu(Tensor x, Tensor out) { Activate(pool_, kReluElements[isa_], x, out); }
+}  // namespace
+
+void CpuOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
+  Gated(pool_, kSwiGluElements[isa_], gate, up, out);
+}
+void CpuOps::GeGlu(Tensor gate, Tensor up, Tensor out) {
+  Gated(pool_, kGeGluElements[isa_], gate, up, out);
+}
+void CpuOps::Gelu(Tensor x, Tensor out) { Elementwise(pool_, kGeluElements[isa_], x, out); }
+void CpuOps::GeluErf(Tensor x, Tensor out) { Elementwise(pool_, kGeluErfElements[isa_], x, out); }
+void CpuOps::Relu(Tensor x, Tensor out) { Elementwise(pool_, kReluElements[isa_], x, out); }
 
 }  // namespace treadle
 #endif

@@ -50,6 +50,8 @@ void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
         a.group = group;
         a.head_dim = layout.head_dim;
         a.first_position = position;
+        a.window = kv.window;
+        a.block_begin = kv.FirstSeen(position) / kAttentionBlock;
         a.block_end = (position + rows + kAttentionBlock - 1) / kAttentionBlock;
         a.scale = scale;
         a.half = layout.dtype == DType::kF16;
@@ -82,7 +84,7 @@ void CpuOps::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
 void CpuOps::State::PlanAttention() {
   int64_t total = 0;
   for (const AttentionItem& item : items) {
-    total += Cost(item.arguments, 0, item.arguments.block_end);
+    total += Cost(item.arguments, item.arguments.block_begin, item.arguments.block_end);
   }
   const int64_t threads = pool.size();
   serial_attention = threads == 1 || total * items[0].arguments.head_dim < kSerialWork;
@@ -94,17 +96,18 @@ void CpuOps::State::PlanAttention() {
   int64_t partial_floats = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     AttentionArguments& a = items[i].arguments;
-    const int64_t cost = Cost(a, 0, a.block_end);
+    const int64_t cost = Cost(a, a.block_begin, a.block_end);
+    const int64_t blocks = a.block_end - a.block_begin;
     const int64_t parts =
-        split ? std::clamp<int64_t>((cost * wanted + total - 1) / total, 1, a.block_end) : 1;
+        split ? std::clamp<int64_t>((cost * wanted + total - 1) / total, 1, blocks) : 1;
     if (parts > 1) {
       split_items.push_back(static_cast<int32_t>(i));
       items[i].partial_offset = partial_floats;
-      partial_floats += a.block_end * kAttentionPartialFloats[isa](a.rows * a.group, a.head_dim);
+      partial_floats += blocks * kAttentionPartialFloats[isa](a.rows * a.group, a.head_dim);
     }
     for (int64_t part = 0; part < parts; ++part) {
-      const int64_t begin = a.block_end * part / parts;
-      const int64_t end = a.block_end * (part + 1) / parts;
+      const int64_t begin = a.block_begin + blocks * part / parts;
+      const int64_t end = a.block_begin + blocks * (part + 1) / parts;
       pieces.push_back({Cost(a, begin, end), static_cast<int32_t>(i), static_cast<int32_t>(begin),
                         static_cast<int32_t>(end)});
     }
@@ -128,7 +131,8 @@ void CpuOps::State::RunAttention() {
   const auto run_piece = [this](const AttentionPiece& piece, float* thread_scratch) {
     AttentionArguments a = items[piece.item].arguments;
     if (a.partials != nullptr) {
-      a.partials += piece.block_begin * kAttentionPartialFloats[isa](a.rows * a.group, a.head_dim);
+      a.partials += (piece.block_begin - a.block_begin) *
+                    kAttentionPartialFloats[isa](a.rows * a.group, a.head_dim);
     }
     a.block_begin = piece.block_begin;
     a.block_end = piece.block_end;

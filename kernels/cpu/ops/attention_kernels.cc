@@ -153,6 +153,22 @@ Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Sc
   return block;
 }
 
+// The queries from the item's `first` on that can share a tile, and what each sees of the block:
+// those that see something, and those before them. Returns whether there are any.
+bool SetSeen(const AttentionArguments& a, int64_t first, int64_t index, Tile& tile) {
+  const int64_t left = a.rows * a.group - first;
+  int seeing = 0;
+  for (int query = 0; query < kTile && query < left; ++query) {
+    const int64_t limit = a.first_position + (first + query) / a.group + 1 - index * kBlock;
+    const int64_t from = a.window > 0 && limit > a.window ? limit - a.window : 0;
+    tile.limit[query] = limit < kBlock ? limit : kBlock;
+    tile.from[query] = from;
+    if (from < kBlock) seeing = query + 1;
+  }
+  tile.queries = seeing;
+  return seeing > 0 && tile.limit[seeing - 1] > 0;
+}
+
 // All tiles of the item against one block.
 template <typename T>
 void ItemBlock(const AttentionArguments& a, const Scratch& scratch, const Block<T>& block,
@@ -165,12 +181,7 @@ void ItemBlock(const AttentionArguments& a, const Scratch& scratch, const Block<
                        : a.partials + (index - a.block_begin) * queries * (2 + padded_dim);
   for (int64_t first = 0; first < queries; first += kTile) {
     Tile tile;
-    tile.queries = static_cast<int>(queries - first < kTile ? queries - first : kTile);
-    for (int query = 0; query < tile.queries; ++query) {
-      const int64_t limit = a.first_position + (first + query) / a.group + 1 - index * kBlock;
-      tile.limit[query] = limit < kBlock ? limit : kBlock;
-    }
-    if (tile.limit[tile.queries - 1] <= 0) continue;
+    if (!SetSeen(a, first, index, tile)) continue;
     tile.q = scratch.q + first * a.head_dim;
     tile.head_dim = a.head_dim;
     tile.padded_dim = padded_dim;
@@ -239,15 +250,12 @@ void CombineAttention(const AttentionArguments& a) {
   for (int64_t index = a.block_begin; index < a.block_end; ++index) {
     const float* partial = a.partials + (index - a.block_begin) * queries * (2 + padded_dim);
     for (int64_t first = 0; first < queries; first += kTile) {
-      const int count = static_cast<int>(queries - first < kTile ? queries - first : kTile);
-      int64_t limit[kTile];
-      for (int query = 0; query < count; ++query) {
-        limit[query] = a.first_position + (first + query) / a.group + 1 - index * kBlock;
-      }
+      Tile tile;
+      if (!SetSeen(a, first, index, tile)) continue;
       const Running to = {running.max + first, running.sum + first,
                           running.vector + first * padded_dim};
       Combine(to, partial + first, partial + queries + first,
-              partial + 2 * queries + first * padded_dim, limit, count, padded_dim);
+              partial + 2 * queries + first * padded_dim, tile.limit, tile.queries, padded_dim);
     }
   }
   Finish(a, running);

@@ -13,6 +13,7 @@ struct AttentionArguments {
   int64_t group;  // query heads that share the K/V head
   int64_t head_dim;
   int64_t first_position;  // of row 0
+  int64_t window;          // KvView::window
   int64_t block_begin;     // in blocks of kAttentionBlock positions
   int64_t block_end;
   float scale;
@@ -31,7 +32,7 @@ struct AttentionArguments {
 };
 
 TREADLE_ISA_KERNEL(AttendBlocks, void(const AttentionArguments&));
-// Combines `partials` of the blocks [0, block_end), ascending, into `out`.
+// Combines `partials` of the blocks [block_begin, block_end), ascending, into `out`.
 TREADLE_ISA_KERNEL(CombineAttention, void(const AttentionArguments&));
 // For rows * group queries.
 TREADLE_ISA_KERNEL(AttentionScratchFloats, int64_t(int64_t queries, int64_t head_dim));

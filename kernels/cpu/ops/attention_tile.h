@@ -28,8 +28,11 @@ struct Block {
 // Up to six queries against one block. Every pointer below is to this tile's part.
 struct Tile {
   int queries;
-  const float* q;        // [queries, head_dim], scaled
-  int64_t limit[kTile];  // positions of the block that each query sees; <= 0: none
+  const float* q;  // [queries, head_dim], scaled
+  // Positions [from, limit) of the block are what each query sees; limit <= 0: none. Neither ever
+  // falls from one query to the next.
+  int64_t from[kTile];
+  int64_t limit[kTile];
   int64_t head_dim;
   int64_t padded_dim;
   float* weights;  // [queries, kBlock]: scores, then p
@@ -72,17 +75,18 @@ TREADLE_SIMD void ScoreVecs(const Tile& tile, const T* const* k, int64_t stride,
   }
 }
 
-// vector[query] += sum over positions [from, to) of p V, for 16 * kVecs features.
+// vector[query] += sum over positions [from, to) of p V, for 16 * kVecs features. fresh: there is
+// nothing in `vector` yet.
 template <typename T, int kQueries, int kVecs>
 TREADLE_SIMD void AccumulateVecs(const Block<T>& block, const float* p, int64_t from, int64_t to,
-                                 int64_t feature, int64_t padded_dim, float* vector) {
+                                 bool fresh, int64_t feature, int64_t padded_dim, float* vector) {
   Vec sums[kQueries][kVecs];
 #pragma GCC unroll 8
   for (int query = 0; query < kQueries; ++query) {
 #pragma GCC unroll 4
     for (int vec = 0; vec < kVecs; ++vec) {
       sums[query][vec] =
-          from == 0 ? Zero() : Load(vector + query * padded_dim + feature + vec * kLanes);
+          fresh ? Zero() : Load(vector + query * padded_dim + feature + vec * kLanes);
     }
   }
   while (from < to) {
@@ -130,16 +134,17 @@ void ScoreTile(const Tile& tile, const Block<T>& block, int64_t groups) {
 
 // `query`: the first of kQueries of the tile.
 template <typename T, int kQueries>
-void AccumulateTile(const Tile& tile, const Block<T>& block, int query, int64_t from, int64_t to) {
+void AccumulateTile(const Tile& tile, const Block<T>& block, int query, int64_t from, int64_t to,
+                    bool fresh) {
   constexpr int kVecs = TileVecs(kQueries);
   const float* p = tile.weights + query * kBlock;
   float* vector = tile.vector + query * tile.padded_dim;
   int64_t feature = 0;
   for (; feature + kVecs * kLanes <= tile.padded_dim; feature += kVecs * kLanes) {
-    AccumulateVecs<T, kQueries, kVecs>(block, p, from, to, feature, tile.padded_dim, vector);
+    AccumulateVecs<T, kQueries, kVecs>(block, p, from, to, fresh, feature, tile.padded_dim, vector);
   }
   for (; feature < tile.padded_dim; feature += kLanes) {
-    AccumulateVecs<T, kQueries, 1>(block, p, from, to, feature, tile.padded_dim, vector);
+    AccumulateVecs<T, kQueries, 1>(block, p, from, to, fresh, feature, tile.padded_dim, vector);
   }
 }
 
@@ -153,16 +158,18 @@ void Scores(const Tile& tile, const Block<T>& block, int64_t groups) {
 }
 
 template <typename T, int kQueries = kTile>
-void AccumulateAll(const Tile& tile, const Block<T>& block, int64_t to) {
+void AccumulateAll(const Tile& tile, const Block<T>& block, int64_t from, int64_t to, bool fresh) {
   if constexpr (kQueries > 1) {
-    if (tile.queries < kQueries) return AccumulateAll<T, kQueries - 1>(tile, block, to);
+    if (tile.queries < kQueries) {
+      return AccumulateAll<T, kQueries - 1>(tile, block, from, to, fresh);
+    }
   }
-  AccumulateTile<T, kQueries>(tile, block, 0, 0, to);
+  AccumulateTile<T, kQueries>(tile, block, 0, from, to, fresh);
 }
 
 // Scores to p, max and sum, in three loops: each is a row of independent short chains, where one
 // loop over queries would wait for the latency of all of them in turn. What lies after a query's
-// own position is blended out, as it may be NaN; its p is exactly 0.
+// own position, or before its window, is blended out, as it may be NaN; its p is exactly 0.
 void Softmax(const Tile& tile, int64_t groups) {
   int first = 0;
   while (tile.limit[first] <= 0) ++first;
@@ -173,6 +180,11 @@ void Softmax(const Tile& tile, int64_t groups) {
       const Mask seen = FirstLanes(limit - group * kLanes);
       Store(scores + group * kLanes,
             Select(seen, Load(scores + group * kLanes), Broadcast(-kInfinity)));
+    }
+    for (int64_t group = 0; group * kLanes < tile.from[query]; ++group) {
+      const Mask unseen = FirstLanes(tile.from[query] - group * kLanes);
+      Store(scores + group * kLanes,
+            Select(unseen, Broadcast(-kInfinity), Load(scores + group * kLanes)));
     }
     Vec largest = Load(scores);
     for (int64_t group = 1; group < groups; ++group) {
@@ -202,12 +214,21 @@ void TileBlock(const Tile& tile, const Block<T>& block) {
   const int64_t groups = (seen + kLanes - 1) / kLanes;
   Scores(tile, block, groups);
   Softmax(tile, groups);
-  const int64_t common = tile.limit[0] > 0 ? tile.limit[0] : 0;
-  if (common > 0) AccumulateAll(tile, block, common);
-  for (int query = 0; query < tile.queries; ++query) {
-    if (tile.limit[query] > common) {
-      AccumulateTile<T, 1>(tile, block, query, common, tile.limit[query]);
+  // Every query by itself, but for what all of them see.
+  const int64_t begin = tile.from[tile.queries - 1];
+  const int64_t end = tile.limit[0];
+  const bool shared = begin < end;
+  if (shared) {
+    const bool fresh = tile.from[0] == begin;
+    for (int query = 0; !fresh && query < tile.queries; ++query) {
+      AccumulateTile<T, 1>(tile, block, query, tile.from[query], begin, /*fresh=*/true);
     }
+    AccumulateAll(tile, block, begin, end, fresh);
+  }
+  for (int query = 0; query < tile.queries; ++query) {
+    const int64_t from = shared ? end : tile.from[query];
+    if (tile.limit[query] <= from) continue;
+    AccumulateTile<T, 1>(tile, block, query, from, tile.limit[query], /*fresh=*/!shared);
   }
 }
 

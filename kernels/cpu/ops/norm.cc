@@ -14,6 +14,7 @@ struct NormArguments {
   const float* weight;  // [cols]
   const float* bias;    // [cols] or null; LayerNorm's
   float eps;
+  bool accumulate;  // RmsNorm's
 };
 TREADLE_ISA_KERNEL(RmsNormRows, void(const NormArguments&));
 TREADLE_ISA_KERNEL(LayerNormRows, void(const NormArguments&));
@@ -38,7 +39,9 @@ void RmsNormRows(const NormArguments& a) {
     const Vec inverse = Broadcast(1.0f / Sqrt(mean + a.eps));
     ForEachVec(a.cols, [&](int64_t i, int64_t lanes) {
       const Vec normal = Mul(LoadLanes(x + i, lanes), inverse);
-      StoreLanes(out + i, Mul(normal, LoadLanes(a.weight + i, lanes)), lanes);
+      const Vec weighted = Mul(normal, LoadLanes(a.weight + i, lanes));
+      StoreLanes(out + i, a.accumulate ? Add(LoadLanes(out + i, lanes), weighted) : weighted,
+                 lanes);
     });
   }
 }
@@ -74,7 +77,7 @@ namespace treadle {
 namespace {
 
 NormArguments NormRows(const Tensor& x, const float* weight, const float* bias, float eps,
-                       const Tensor& out, int64_t begin, int64_t end) {
+                       bool accumulate, const Tensor& out, int64_t begin, int64_t end) {
   return {x.Row<float>(begin),
           x.stride,
           out.Row<float>(begin),
@@ -83,22 +86,23 @@ NormArguments NormRows(const Tensor& x, const float* weight, const float* bias, 
           x.cols,
           weight,
           bias,
-          eps};
+          eps,
+          accumulate};
 }
 
 }  // namespace
 
-void CpuOps::RmsNorm(Tensor x, const float* weight, float eps, Tensor out) {
+void CpuOps::RmsNorm(Tensor x, const float* weight, float eps, bool accumulate, Tensor out) {
   CheckSameShape(x, out);
   SplitRows(pool_, x.rows, x.cols, [&](int64_t begin, int64_t end) {
-    kRmsNormRows[isa_](NormRows(x, weight, nullptr, eps, out, begin, end));
+    kRmsNormRows[isa_](NormRows(x, weight, nullptr, eps, accumulate, out, begin, end));
   });
 }
 
 void CpuOps::LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out) {
   CheckSameShape(x, out);
   SplitRows(pool_, x.rows, x.cols, [&](int64_t begin, int64_t end) {
-    kLayerNormRows[isa_](NormRows(x, weight, bias, eps, out, begin, end));
+    kLayerNormRows[isa_](NormRows(x, weight, bias, eps, /*accumulate=*/false, out, begin, end));
   });
 }
 

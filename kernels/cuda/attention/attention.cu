@@ -26,6 +26,7 @@
 //     product: again 30 to 40 %.
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "kernels/cuda/attention/attention_kernel.h"
 #include "kernels/cuda/attention/attention_prompt.h"
@@ -123,7 +124,7 @@ size_t PartBytes(int64_t heads, int64_t splits, int64_t head_dim) {
 constexpr float kLog2E = 1.44269504f;
 
 AttentionParams MakeParams(Tensor q, const KvLayout& layout, const std::byte* pages,
-                           const DeviceBatch& batch, float scale, Tensor out) {
+                           const DeviceBatch& batch, float scale, int64_t window, Tensor out) {
   const auto narrow = [](int64_t x) { return static_cast<int32_t>(x); };
   AttentionParams p = {};
   p.q = q.Row<float>(0);
@@ -139,6 +140,8 @@ AttentionParams MakeParams(Tensor q, const KvLayout& layout, const std::byte* pa
   p.tile_heads = std::min(p.group, kMmaRows);
   p.head_chunks = CeilDivide(p.group, p.tile_heads);
   p.scale = scale * kLog2E;
+  constexpr int64_t kNone = std::numeric_limits<int32_t>::max();
+  p.window = narrow(window > 0 ? std::min(window, kNone) : kNone);
   p.splits = 1;
   p.batch = batch;
   return p;
@@ -179,7 +182,7 @@ void LaunchCode(Device& device, const AttentionCode& code, const KvLayout& layou
 }  // namespace
 
 void Attention(Device& device, Tensor q, const KvLayout& layout, const std::byte* pages,
-               const DeviceBatch& batch, float scale, bool deterministic,
+               const DeviceBatch& batch, float scale, int64_t window, bool deterministic,
                std::span<std::byte> scratch, Tensor out) {
   TREADLE_CHECK(layout.key_order == KeyOrder::kByPosition);
   TREADLE_CHECK(layout.page_size >= 16 &&
@@ -187,7 +190,7 @@ void Attention(Device& device, Tensor q, const KvLayout& layout, const std::byte
   TREADLE_CHECK(q.cols % (layout.kv_heads * layout.head_dim) == 0);
   TREADLE_CHECK(out.cols == q.cols && out.rows == q.rows);
   if (batch.rows == 0 || batch.num_sequences == 0) return;
-  const AttentionParams p = MakeParams(q, layout, pages, batch, scale, out);
+  const AttentionParams p = MakeParams(q, layout, pages, batch, scale, window, out);
   const Variant* variant = Find(layout, device.properties());
   if (variant != nullptr) {
     const AttentionCode code = Choose(*variant, layout, batch, device.properties(), deterministic);

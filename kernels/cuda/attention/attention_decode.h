@@ -53,22 +53,28 @@ class DecodeTile {
     const bool spread = tile_.sequence < p_.split_sequences;
     if (simt::BlockZ() >= (spread ? SplitsOf(position) : 1)) return;
 
-    const int first = spread ? simt::BlockZ() * (length / kBlockPositions) : 0;
+    const int seen = source.begin / kBlockPositions;
+    const int split = spread ? simt::BlockZ() * (length / kBlockPositions) : 0;
+    const int first = split > seen ? split : seen;
     const int all = CeilDivide(source.limit, kBlockPositions);
-    const int last = first + length / kBlockPositions;
+    const int last = split + length / kBlockPositions;
     const int end = spread && last < all ? last : all;
-    KvPipeline<kD> pipeline(source, shared_, first, end);
-    for (int block = first; block < end; ++block) {
-      Scores(pipeline.Keys(block));
-      Weights(block, position);
-      Vectors(pipeline.Values(block));
-      const int32_t done = (block + 1) * kBlockPositions;
-      if (!spread && done % length == 0 && position >= done) EndSplit(done == length);
+    if (first < end) {  // else all of this split is before the window
+      KvPipeline<kD> pipeline(source, shared_, first, end);
+      for (int block = first; block < end; ++block) {
+        Scores(pipeline.Keys(block));
+        Weights(block, source.begin, position);
+        Vectors(pipeline.Values(block));
+        const int32_t done = (block + 1) * kBlockPositions;
+        if (!spread && done % length == 0 && position >= done) {
+          EndSplit(/*first=*/seen * kBlockPositions >= done - length);
+        }
+      }
     }
     if (spread && position >= length) {
       StorePart();
     } else {
-      StoreRow(/*join=*/position >= length);
+      StoreRow(/*join=*/HasEarlierSplits(position, seen));
     }
   }
 
@@ -94,7 +100,7 @@ class DecodeTile {
     }
   }
   // Scores become weights, and these go to shared memory, [16 heads, kBlockPositions].
-  TREADLE_DEVICE void Weights(int block, int32_t position) {
+  TREADLE_DEVICE void Weights(int block, int32_t begin, int32_t position) {
     const int own = 16 * TeamWarp() + 2 * (simt::Lane() & 3);
     TREADLE_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -103,7 +109,7 @@ class DecodeTile {
       for (int i = 0; i < 4; ++i) {
         float& score = score_[i / 2][2 * half + i % 2];
         const int at = block * kBlockPositions + own + 8 * (i / 2) + i % 2;
-        if (at > position) score = -simt::Infinity();
+        if (at > position || at < begin) score = -simt::Infinity();
         max = simt::Max(score, max);
       }
       max = QuadMax(max);

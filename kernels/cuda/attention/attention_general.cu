@@ -72,8 +72,12 @@ void GeneralAttentionKernel(AttentionParams p) {
   const int32_t limit = p.batch.row_position[row] + 1;
   float max = -simt::Infinity();
   float sum = 0;
-  for (int32_t begin = 0; begin < limit; begin += kBlockPositions) {
-    const int32_t end = begin + kBlockPositions < limit ? begin + kBlockPositions : limit;
+  const int32_t first = FirstSeen(limit - 1, p.window);
+  for (int32_t block = first / kBlockPositions; block * kBlockPositions < limit; ++block) {
+    const int32_t block_begin = block * kBlockPositions;
+    const int32_t begin = block_begin > first ? block_begin : first;
+    const int32_t end =
+        block_begin + kBlockPositions < limit ? block_begin + kBlockPositions : limit;
     const FoldFactors f = Factors(max, Scores(keys, q, p.scale, begin, end, weights));
     max = f.max;
     float part = 0;

@@ -20,6 +20,7 @@ TREADLE_DEVICE KvSource SourceOf(const AttentionParams& p, const AttentionTile& 
   source.page_ids = p.batch.pages + tile.first_page;
   source.page_shift = p.page_shift;
   source.head_dim = p.head_dim;
+  source.begin = FirstSeen(tile.first_position, p.window);
   source.limit = tile.first_position + tile.rows;
   return source;
 }

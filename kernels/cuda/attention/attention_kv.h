@@ -2,8 +2,8 @@
 // kBlockPositions at a time, two blocks deep. Pages hold at least 16 slots, so the 16 positions of
 // a block that one warp copies lie in one page.
 //
-// Positions from `limit` on, and features from head_dim on, become zeros and are not read: what
-// lies there may be NaN.
+// Positions before `begin` and from `limit` on, and features from head_dim on, become zeros and are
+// not read: what lies there may be NaN.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ struct KvSource {
   const int32_t* page_ids = nullptr;
   int32_t page_shift = 0;
   int32_t head_dim = 0;  // a multiple of 8
-  int32_t limit = 0;     // positions, > 0
+  int32_t begin = 0;     // the first position that is seen
+  int32_t limit = 0;     // positions, > begin
 };
 
 // kD: features in shared memory, a multiple of 16, at least head_dim.
@@ -89,7 +90,8 @@ class KvPipeline {
       const int chunk = simt::Lane() + 32 * i;
       const int row = chunk / kChunks;
       const int feature = chunk % kChunks * 8;
-      const bool valid = first + row < source_.limit && feature < source_.head_dim;
+      const bool seen = first + row >= source_.begin && first + row < source_.limit;
+      const bool valid = seen && feature < source_.head_dim;
       const int element = valid ? (first_slot + row) * source_.head_dim + feature : 0;
       simt::CopyAsync16(part + (16 * TeamWarp() + row) * kRowBytes + 2 * feature,
                         page + 2 * int64_t{element}, valid);

@@ -1,8 +1,9 @@
 // Who computes what in attention: the index maps between rows, tiles, blocks and splits. Plain
 // functions of numbers, for kernels, launches and tests alike.
 //
-// A row at position p sees positions 0 ..= p. They are cut three times, always at fixed absolute
-// positions, so that a row's order of operations depends on p alone (N1, N2):
+// A row at position p sees positions 0 ..= p, or with a window FirstSeen(p) ..= p; blocks before
+// these are left out, and what they would add is nothing. Positions are cut three times, always at
+// fixed absolute positions, so that a row's order of operations depends on p alone (N1, N2):
 //   block   kAttentionBlock positions: one step of the online softmax (Milakov and Gimelshein 2018)
 //   split   SplitLength(p) positions: the blocks of a split follow one another in registers
 //   row     its splits, of which there are at most kMaxSplits, folded in ascending order by Fold
@@ -34,6 +35,10 @@ TREADLE_DEVICE int Team() { return simt::Warp() / kAttentionWarps; }
 
 TREADLE_HOST_DEVICE int32_t CeilDivide(int32_t a, int32_t b) { return (a + b - 1) / b; }
 
+TREADLE_HOST_DEVICE int32_t FirstSeen(int32_t position, int32_t window) {
+  return position < window ? 0 : position - window + 1;
+}
+
 // Positions in a split of a row at `position`: the least power of two, from kMinSplitPositions on,
 // that gives at most kMaxSplits splits.
 TREADLE_HOST_DEVICE int32_t SplitLength(int32_t position) {
@@ -43,6 +48,11 @@ TREADLE_HOST_DEVICE int32_t SplitLength(int32_t position) {
 }
 TREADLE_HOST_DEVICE int32_t SplitsOf(int32_t position) {
   return position / SplitLength(position) + 1;
+}
+// Whether a row whose blocks begin with `first_block` has several splits that are not empty.
+TREADLE_HOST_DEVICE bool HasEarlierSplits(int32_t position, int32_t first_block) {
+  const int32_t length = SplitLength(position);
+  return first_block * kBlockPositions < position / length * length;
 }
 // The most splits of any row below `context` (rows above 16 splits' worth of the shortest length
 // have fewer than those right below it).

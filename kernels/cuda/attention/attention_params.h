@@ -26,6 +26,7 @@ struct AttentionParams {
   int32_t tile_rows;    // of a prompt's tile
   bool one_tile_each;   // no sequence has more than tile_rows rows: tile s is sequence s
   float scale;          // of scores, times log2(e)
+  int32_t window;       // KvView::window; the largest number: none
   // Splits of a decoding row run side by side if its sequence's number is below split_sequences;
   // they leave their parts in scratch. 0: no row's do.
   int32_t split_sequences;

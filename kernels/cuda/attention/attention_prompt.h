@@ -29,13 +29,14 @@ class PromptTile {
       : rows_(p, tile, heads), shared_(shared) {}
 
   TREADLE_DEVICE void Run(const KvSource& source) {
+    const int first = rows_.FirstBlock();
     const int end = CeilDivide(source.limit, kBlockPositions);
     float* kept = reinterpret_cast<float*>(shared_ + KvPipeline<kD>::kBytes) + simt::Thread();
     auto* spoiled =
         reinterpret_cast<uint32_t*>(shared_ + KvPipeline<kD>::kBytes + Rows::kKeptBytes);
     if (simt::Thread() == 0) *spoiled = 0;
-    KvPipeline<kD> pipeline(source, shared_, 0, end);
-    for (int block = 0; block < end; ++block) {
+    KvPipeline<kD> pipeline(source, shared_, first, end);
+    for (int block = first; block < end; ++block) {
       char* keys = pipeline.Keys(block);
       Scores(keys);
       const bool sees_part = rows_.SeesPart(block);

@@ -2,8 +2,9 @@
 // masks, the softmax, splits and results. A warp has 16 kM pairs, in the registers of the matrix
 // instructions.
 //
-// Positions after a row's own weigh zero, but zero times NaN is NaN: in blocks that some row sees
-// in part, what is not finite in V is taken out first and added afterwards to the rows that see it.
+// Positions after a row's own, or before its window, weigh zero, but zero times NaN is NaN: in
+// blocks that some row sees in part, what is not finite in V is taken out first and added
+// afterwards to the rows that see it.
 #pragma once
 
 #include <cstdint>
@@ -56,9 +57,14 @@ class PromptRows {
 
   // Whether some row does not see all of the block.
   TREADLE_DEVICE bool SeesPart(int block) const {
-    return (block + 1) * kBlockPositions - 1 > tile_.first_position;
+    return (block + 1) * kBlockPositions - 1 > tile_.first_position ||
+           block * kBlockPositions < FirstSeen(tile_.first_position + tile_.rows - 1, p_.window);
   }
-  // Positions after a row's own are blended out.
+  // The first block that some row sees.
+  TREADLE_DEVICE int FirstBlock() const {
+    return FirstSeen(tile_.first_position, p_.window) / kBlockPositions;
+  }
+  // What a row does not see is blended out.
   TREADLE_DEVICE void Mask(int block, Scores& scores) const {
     const int first = block * kBlockPositions + 2 * (simt::Lane() & 3);
     TREADLE_UNROLL
@@ -67,7 +73,8 @@ class PromptRows {
       for (int n = 0; n < kGroups; ++n) {
         TREADLE_UNROLL
         for (int e = 0; e < 4; ++e) {
-          if (first + 8 * n + e % 2 > position_[m][e / 2]) scores[m][n][e] = -simt::Infinity();
+          if (!Sees(position_[m][e / 2], first + 8 * n + e % 2))
+            scores[m][n][e] = -simt::Infinity();
         }
       }
     }
@@ -137,7 +144,7 @@ class PromptRows {
           TREADLE_UNROLL
           for (int e = 0; e < 4; ++e) {
             const auto bits = static_cast<uint16_t>(word >> 16 * (e % 2));
-            const bool sees = block * kBlockPositions + p <= position_[m][e / 2];
+            const bool sees = Sees(position_[m][e / 2], block * kBlockPositions + p);
             if (sees && bits != 0) state.vector[m][n][e] += KvElement<kType>::Load(bits);
           }
         }
@@ -153,7 +160,8 @@ class PromptRows {
       for (int half = 0; half < 2; ++half) {
         const int32_t length = SplitLength(position_[m][half]);
         if ((end & (length - 1)) != 0 || position_[m][half] < end) continue;
-        state.template EndSplit<Layout::kThreads>(m, half, /*first=*/end == length, kept);
+        const bool opening = FirstBlock() * kBlockPositions >= end - length;
+        state.template EndSplit<Layout::kThreads>(m, half, opening, kept);
       }
     }
   }
@@ -164,7 +172,7 @@ class PromptRows {
       for (int half = 0; half < 2; ++half) {
         const int64_t offset = Locate(m, half, p_.out.stride);
         if (offset < 0) continue;
-        if (SplitsOf(position_[m][half]) > 1)
+        if (HasEarlierSplits(position_[m][half], FirstBlock()))
           state.template JoinKept<Layout::kThreads>(m, half, kept);
         const float inverse = simt::Divide(1.0f, state.sum[m][2 * half]);
         TREADLE_UNROLL
@@ -181,6 +189,9 @@ class PromptRows {
  private:
   TREADLE_DEVICE static int Pair(int m, int half) {
     return (simt::Warp() * kM + m) * 16 + 8 * half + simt::Lane() / 4;
+  }
+  TREADLE_DEVICE bool Sees(int32_t row_position, int32_t at) const {
+    return at <= row_position && at >= FirstSeen(row_position, p_.window);
   }
   // Where a pair's head begins in a [rows, heads * head_dim] matrix; -1: there is no such pair.
   TREADLE_DEVICE int64_t Locate(int m, int half, int64_t stride) const {

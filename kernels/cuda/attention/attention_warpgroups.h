@@ -42,17 +42,18 @@ class WarpgroupTile {
       : rows_(p, tile, heads), shared_(shared) {}
 
   TREADLE_DEVICE void Run(const KvSource& source) {
+    const int first = rows_.FirstBlock();
     const int end = CeilDivide(source.limit, kBlockPositions);
     if (simt::Thread() == 0) *Spoiled() = 0;
-    Kv kv(source, shared_, end);
+    Kv kv(source, shared_, first, end);
     // Two, so that what is on its way and what is at hand need no copies.
     Scores even = {};
     Scores odd = {};
     kv.FirstKeys();
-    BeginScores(kv.Keys(0), even);
+    BeginScores(kv.Keys(first), even);
     simt::WarpgroupWait<0>();
     simt::Pin(even[0]);
-    for (int block = 0; block < end; block += 2) {
+    for (int block = first; block < end; block += 2) {
       Step(kv, block, even, odd);
       if (block + 1 < end) Step(kv, block + 1, odd, even);
     }

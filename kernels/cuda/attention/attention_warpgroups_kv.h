@@ -1,8 +1,8 @@
 // K and V of one head of one sequence on their way from pages to shared memory, for two warpgroups:
 // blocks of kBlockPositions as matrices of warpgroup.h, kD / 64 side by side, whose rows are
-// positions. Keys are one block ahead of values. As in attention_kv.h, positions from `limit` on
-// and features from head_dim on become zeros, and a page has at least 16 slots, so the 8 positions
-// that a warp copies lie in one.
+// positions. Keys are one block ahead of values. As in attention_kv.h, positions before
+// `begin`, from `limit` on and features from head_dim on become zeros, and a page has at least 16
+// slots, so the 8 positions that a warp copies lie in one.
 #pragma once
 
 #include <cstdint>
@@ -28,19 +28,20 @@ class WarpgroupKv {
     }
   };
 
-  // Blocks [0, end), end > 0. All threads, as for the other functions.
-  TREADLE_DEVICE WarpgroupKv(const KvSource& source, char* shared, int end)
+  // Blocks [first, end), first < end. All threads, as for the other functions.
+  TREADLE_DEVICE WarpgroupKv(const KvSource& source, char* shared, int first, int end)
       : source_(source),
         shared_(shared),
+        first_(first),
         end_(end),
         piece_at_(Layout::Piece(kWarpPositions * simt::Warp() + simt::Lane() / kPieces,
                                 simt::Lane() % kPieces)),
-        key_page_(WarpPage(0)) {
-    Issue(-1);
-    Issue(0);
+        key_page_(WarpPage(first)) {
+    Issue(first - 1);
+    Issue(first);
   }
 
-  // Until the keys of block 0 are there.
+  // Until the keys of the first block are there.
   TREADLE_DEVICE void FirstKeys() {
     simt::CopyAsyncWait<1>();
     simt::AsyncFence();
@@ -72,7 +73,7 @@ class WarpgroupKv {
   // Values of `block` and keys of the next, those that there are.
   TREADLE_DEVICE void Issue(int block) {
     const char* page = source_.head + value_page_ * source_.page_bytes + source_.part_bytes;
-    if (block >= 0 && block < end_) Copy(page, block, Values(block));
+    if (block >= first_ && block < end_) Copy(page, block, Values(block));
     page = source_.head + key_page_ * source_.page_bytes;
     if (block + 1 < end_) Copy(page, block + 1, Keys(block + 1));
     simt::CopyAsyncCommit();
@@ -84,12 +85,13 @@ class WarpgroupKv {
     const int first = block * kBlockPositions + kWarpPositions * simt::Warp();
     const int first_slot = first & ((1 << source_.page_shift) - 1);
     const int left = source_.limit - first - simt::Lane() / kPieces;  // positions from its first on
+    const int skipped = source_.begin - first - simt::Lane() / kPieces;
     const bool in_head = 8 * (simt::Lane() % kPieces) < source_.head_dim;
     const char* const from =
         page + 2 * int64_t{first_slot * source_.head_dim} + LaneOffset(source_.head_dim);
     TREADLE_UNROLL
     for (int i = 0; i < kCopies; ++i) {
-      const bool valid = in_head && kRowStep * i < left;
+      const bool valid = in_head && kRowStep * i < left && kRowStep * i >= skipped;
       // Layout::Piece(first row + kRowStep i, piece): only bits that the first row leaves zero
       // change.
       char* const to =
@@ -104,6 +106,7 @@ class WarpgroupKv {
 
   const KvSource source_;
   char* const shared_;
+  const int first_;
   const int end_;
   const int piece_at_;      // the first that this thread copies
   int32_t value_page_ = 0;  // of the next values that are issued

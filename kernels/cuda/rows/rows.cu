@@ -71,6 +71,7 @@ struct NormParams {
   const float* bias;    // [cols] or null
   float eps;
   int32_t cols;
+  bool accumulate;  // RmsNorm's; then out is f32
 };
 
 // Every thread gets the sum: of warps by exchange, then of the warps' sums in ascending order.
@@ -132,6 +133,13 @@ TREADLE_KERNEL(kNormThreads) void RmsNormKernel(NormParams p) {
     LoadGroup(p.weight, column, p.cols, weight);
     TREADLE_UNROLL
     for (int i = 0; i < kGroup; ++i) y[i] = x[i] * scale * weight[i];
+    if (p.accumulate) {
+      float before[kGroup];
+      LoadGroup(static_cast<const float*>(p.out.data) + simt::BlockX() * p.out.stride, column,
+                p.cols, before);
+      TREADLE_UNROLL
+      for (int i = 0; i < kGroup; ++i) y[i] += before[i];
+    }
     StoreGroup(p.out, simt::BlockX(), column, p.cols, y);
   });
 }
@@ -178,11 +186,12 @@ uint32_t ThreadsFor(int64_t groups, int most) {
 int64_t Groups(int64_t cols) { return (cols + kGroup - 1) / kGroup; }
 
 void Norm(Device& device, void (*kernel)(NormParams), Tensor x, const float* weight,
-          const float* bias, float eps, Tensor out) {
+          const float* bias, float eps, bool accumulate, Tensor out) {
+  TREADLE_CHECK(!accumulate || out.dtype == DType::kF32);
   TREADLE_CHECK(x.rows == out.rows && x.cols == out.cols && x.cols < (int64_t{1} << 28));
   if (x.rows == 0 || x.cols == 0) return;
   const NormParams params = {
-      MatrixOf(x), OutputOf(out, x), weight, bias, eps, static_cast<int32_t>(x.cols)};
+      MatrixOf(x), OutputOf(out, x), weight, bias, eps, static_cast<int32_t>(x.cols), accumulate};
   device.Launch(kernel,
                 {.grid_x = static_cast<uint32_t>(x.rows),
                  .threads = ThreadsFor(Groups(x.cols), kNormThreads),
@@ -218,7 +227,18 @@ TREADLE_DEVICE bool FindPlace(const ElementParams& p, Place& place) {
   return true;
 }
 
-TREADLE_KERNEL(kElementThreads) void SwiGluKernel(ElementParams p) {
+TREADLE_DEVICE float Silu(float x) { return simt::Divide(x, 1.0f + simt::Exp(-x)); }
+
+// 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), which does not cancel.
+TREADLE_DEVICE float GeluTanh(float x) {
+  constexpr float kTwiceRoot = 1.5957691216057308f;  // 2 sqrt(2 / pi)
+  const float twice_u = kTwiceRoot * simt::Fma(0.044715f * x * x, x, x);
+  return simt::Divide(x, 1.0f + simt::Exp(-twice_u));
+}
+
+template <float (*kActivation)(float)>
+TREADLE_KERNEL(kElementThreads)
+void GatedKernel(ElementParams p) {
   simt::AwaitEarlierLaunches();
   Place at;
   if (!FindPlace(p, at)) return;
@@ -226,25 +246,18 @@ TREADLE_KERNEL(kElementThreads) void SwiGluKernel(ElementParams p) {
   LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, gate);
   LoadGroup(p.b.data + at.row * p.b.stride, at.column, p.cols, up);
   TREADLE_UNROLL
-  for (int i = 0; i < kGroup; ++i) {
-    y[i] = simt::Divide(gate[i], 1.0f + simt::Exp(-gate[i])) * up[i];
-  }
+  for (int i = 0; i < kGroup; ++i) y[i] = kActivation(gate[i]) * up[i];
   StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
-// 0.5 x (1 + tanh(u)) = x / (1 + exp(-2 u)), which does not cancel.
 TREADLE_KERNEL(kElementThreads) void GeluKernel(ElementParams p) {
   simt::AwaitEarlierLaunches();
-  constexpr float kTwiceRoot = 1.5957691216057308f;  // 2 sqrt(2 / pi)
   Place at;
   if (!FindPlace(p, at)) return;
   float x[kGroup], y[kGroup];
   LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, x);
   TREADLE_UNROLL
-  for (int i = 0; i < kGroup; ++i) {
-    const float twice_u = kTwiceRoot * simt::Fma(0.044715f * x[i] * x[i], x[i], x[i]);
-    y[i] = simt::Divide(x[i], 1.0f + simt::Exp(-twice_u));
-  }
+  for (int i = 0; i < kGroup; ++i) y[i] = GeluTanh(x[i]);
   StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
@@ -280,6 +293,13 @@ TREADLE_KERNEL(kElementThreads) void GatherKernel(ElementParams p) {
   float x[kGroup];
   LoadGroup(p.a.data + from * p.a.stride, at.column, p.cols, x);
   StoreGroup(p.out, at.row, at.column, p.cols, x);
+}
+
+ElementParams GatedParams(const Tensor& gate, const Tensor& up, const Tensor& out) {
+  TREADLE_CHECK(gate.rows == out.rows && up.rows == out.rows);
+  TREADLE_CHECK(gate.cols == out.cols && up.cols == out.cols);
+  OutputOf(out, up);
+  return {.a = MatrixOf(gate), .b = MatrixOf(up), .out = OutputOf(out, gate)};
 }
 
 void LaunchElements(Device& device, void (*kernel)(ElementParams), ElementParams params,
@@ -359,21 +379,22 @@ void RankSum(Device& device, const float* parts, int ranks, int64_t count, bool 
                 RankSumParams{parts, out, count, ranks, accumulate});
 }
 
-void CudaOps::RmsNorm(Tensor x, const float* weight, float eps, Tensor out) {
-  if (Ready()) Norm(*device_, RmsNormKernel, x, weight, nullptr, eps, out);
+void CudaOps::RmsNorm(Tensor x, const float* weight, float eps, bool accumulate, Tensor out) {
+  if (Ready()) Norm(*device_, RmsNormKernel, x, weight, nullptr, eps, accumulate, out);
 }
 
 void CudaOps::LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out) {
-  if (Ready()) Norm(*device_, LayerNormKernel, x, weight, bias, eps, out);
+  if (Ready()) Norm(*device_, LayerNormKernel, x, weight, bias, eps, /*accumulate=*/false, out);
 }
 
 void CudaOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
-  TREADLE_CHECK(gate.rows == out.rows && up.rows == out.rows);
-  TREADLE_CHECK(gate.cols == out.cols && up.cols == out.cols);
-  OutputOf(out, up);
-  if (!Ready()) return;
-  LaunchElements(*device_, SwiGluKernel,
-                 {.a = MatrixOf(gate), .b = MatrixOf(up), .out = OutputOf(out, gate)}, out);
+  const ElementParams params = GatedParams(gate, up, out);
+  if (Ready()) LaunchElements(*device_, GatedKernel<Silu>, params, out);
+}
+
+void CudaOps::GeGlu(Tensor gate, Tensor up, Tensor out) {
+  const ElementParams params = GatedParams(gate, up, out);
+  if (Ready()) LaunchElements(*device_, GatedKernel<GeluTanh>, params, out);
 }
 
 void CudaOps::Gelu(Tensor x, Tensor out) {

@@ -17,6 +17,7 @@ class GgufCheckpoint final : public Checkpoint {
 
  private:
   absl::Status ReadConfig();
+  absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadRope(const std::string& prefix);
 
   std::unique_ptr<GgufFile> file_;
@@ -99,10 +100,26 @@ absl::Status GgufCheckpoint::ReadConfig() {
   }
   const std::string_view second = architecture->gguf_second_norm;
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
-  TREADLE_ASSIGN_OR_RETURN(const int64_t window,
-                           file_->Integer(prefix + "attention.sliding_window", 0));
-  CapContext(window);
+  TREADLE_RETURN_IF_ERROR(ReadWindow(prefix, *architecture));
   return architecture->rotary ? ReadRope(prefix) : absl::OkStatus();
+}
+
+absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
+                                        const Architecture& architecture) {
+  const std::string key = prefix + "attention.sliding_window";
+  if (!architecture.local_layers) {
+    TREADLE_ASSIGN_OR_RETURN(const int64_t window, file_->Integer(key, 0));
+    CapContext(window);
+    return absl::OkStatus();
+  }
+  TREADLE_ASSIGN_OR_RETURN(config_.window, file_->Integer(key));
+  TREADLE_ASSIGN_OR_RETURN(config_.global_every, file_->Integer(key + "_pattern", 6));
+  TREADLE_ASSIGN_OR_RETURN(config_.local_rope_base,
+                           file_->Number(prefix + "rope.freq_base_swa", 10000.0));
+  if (architecture.gguf_query_scalar != nullptr) {
+    config_.query_scalar = architecture.gguf_query_scalar(config_);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GgufCheckpoint::ReadRope(const std::string& prefix) {

@@ -127,6 +127,18 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
     notices.push_back(Str("Treadle reads this file; llama.cpp has no ", architecture.name));
   }
   if (architecture.rotary) DescribeRope(config, prefix, metadata);
+  if (architecture.local_layers) {
+    metadata.Add(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
+    metadata.Add(prefix + "attention.sliding_window_pattern",
+                 static_cast<uint32_t>(config.global_every));
+    metadata.Add(prefix + "rope.freq_base_swa", static_cast<float>(config.local_rope_base));
+  }
+  if (architecture.gguf_query_scalar != nullptr &&
+      config.query_scalar != architecture.gguf_query_scalar(config)) {
+    return Unimplemented(checkpoint.path(), ": divides scores by the root of ", config.query_scalar,
+                         ", expected ", architecture.gguf_query_scalar(config),
+                         ", which a .gguf file means");
+  }
   if (checkpoint.tokenizer() == nullptr) {
     metadata.Add("tokenizer.ggml.model", "none");
     return absl::OkStatus();

@@ -93,6 +93,24 @@ class Fields {
   const std::string where_;
 };
 
+// "layer_types", where it is there, says which layers are local.
+absl::Status ReadLayerTypes(const Fields& fields, ModelConfig& config) {
+  constexpr const char* kName = "layer_types";
+  if (!fields.Has(kName)) return absl::OkStatus();
+  const Json& types = fields.At(kName);
+  if (types.is_array() && std::ssize(types) == config.layers) {
+    const auto global = std::find(types.begin(), types.end(), "full_attention");
+    config.global_every = global - types.begin() + 1;
+    Json expected = Json::array();
+    for (int64_t i = 0; i < config.layers; ++i) {
+      expected.push_back(config.Local(i) ? "sliding_attention" : "full_attention");
+    }
+    if (types == expected) return absl::OkStatus();
+  }
+  return fields.Wrong(kName, Str("\"sliding_attention\" of ", config.layers,
+                                 " layers, but for \"full_attention\" at regular distances"));
+}
+
 // The share of a head that rotates, as transformers rounds it.
 absl::Status ReadRotaryShare(const Fields& fields, const char* name, double& share,
                              ModelConfig& config) {
@@ -117,9 +135,12 @@ absl::Status ReadLongRope(const Fields& fields, const Fields& rope, ModelConfig&
   return rope.Number("attention_factor", &out.attention_factor, out.attention_factor);
 }
 
-// rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files).
+// rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files), which may
+// hold one for global and one for local layers.
 absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig& config) {
-  TREADLE_RETURN_IF_ERROR(fields.Number(json.rope_base, &config.rope_base, 10000.0));
+  TREADLE_RETURN_IF_ERROR(fields.Number(json.rope_base, &config.rope_base, json.default_rope_base));
+  TREADLE_RETURN_IF_ERROR(
+      fields.Number("rope_local_base_freq", &config.local_rope_base, config.local_rope_base));
   config.rope_dim = config.head_dim;
   double share = json.default_rotary_share;
   if (json.rotary_share != nullptr) {
@@ -128,7 +149,15 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
   const char* name = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   if (!fields.Has(name)) return absl::OkStatus();
   if (!fields.At(name).is_object()) return fields.Wrong(name, "an object");
-  const Fields rope(fields.At(name), fields.where() + ": " + name);
+  const Fields both(fields.At(name), fields.where() + ": " + name);
+  const bool apart = both.At("full_attention").is_object();
+  if (const Fields local(both.At("sliding_attention"), both.where() + ": sliding_attention");
+      apart) {
+    TREADLE_RETURN_IF_ERROR(local.Only("rope_type", "default"));
+    TREADLE_RETURN_IF_ERROR(
+        local.Number("rope_theta", &config.local_rope_base, config.local_rope_base));
+  }
+  const Fields rope(apart ? both.At("full_attention") : fields.At(name), both.where());
   TREADLE_RETURN_IF_ERROR(rope.Number("rope_theta", &config.rope_base, config.rope_base));
   TREADLE_RETURN_IF_ERROR(json.rotary_share == nullptr
                               ? rope.Only("partial_rotary_factor", 1.0)
@@ -190,6 +219,7 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   }
   if (!architecture.rotary) return absl::OkStatus();
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
+  if (architecture.local_layers) return ReadLayerTypes(fields, config);
   bool window = true;
   if (json.window_switch != nullptr) {
     TREADLE_RETURN_IF_ERROR(fields.Bool(json.window_switch, &window, false));

@@ -85,6 +85,7 @@ absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor
   const bool keep = tensor.shape.size() == 2 && tensor.format->gguf_type >= 0;
   target.to = &dense_.at(keep ? tensor.format->name : "f32");
   target.to_keep = tensor.format != target.to->format;
+  if (tensor.shape.size() == 1) target.more = architecture.hugging_face_gain;
   return target;
 }
 

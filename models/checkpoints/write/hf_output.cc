@@ -56,6 +56,7 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
     }
     json["attention_bias"] = config.qkv_bias;
   }
+  if (architecture.local_layers) json["rope_local_base_freq"] = config.local_rope_base;
   if (config.rope_linear_factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
   }
@@ -161,6 +162,10 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::GgufTarget(const StoredTensor& t
   if (tensor.shape.size() == 2 && tensor.format->block > 1) {
     target.to = &*as_floats_;
     target.to_keep = true;
+  }
+  if (tensor.shape.size() == 1 && architecture.hugging_face_gain != 0) {
+    target.to = &*as_floats_;
+    target.more = -architecture.hugging_face_gain;
   }
   return target;
 }

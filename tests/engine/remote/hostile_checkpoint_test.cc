@@ -21,8 +21,10 @@ control::CheckpointDirectory Directory() {
   directory.set_path("master.gguf");
   control::ModelConfiguration& config = *directory.mutable_config();
   config.set_architecture("llama");
-  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 2, 0}) config.add_sizes(size);
-  for (const double real : {10000.0, 1.0, 8.0, 1.0, 4.0, 1e-5}) config.add_reals(real);
+  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 2, 0, 1, 0, 0}) {
+    config.add_sizes(size);
+  }
+  for (const double real : {10000.0, 1.0, 10000.0, 8.0, 1.0, 4.0, 1e-5}) config.add_reals(real);
   return directory;
 }
 
@@ -44,6 +46,14 @@ TEST(HostileCheckpoint, AnHonestDirectoryOpens) {
   control::CheckpointDirectory directory = Directory();
   Add(directory, "a", "f32", {2, 32}, 256);
   EXPECT_EQ(Opened(directory), absl::OkStatus());
+}
+
+// No layer would be a global one: a remainder by zero.
+TEST(HostileCheckpoint, LocalLayersWithoutAPeriodAreRefused) {
+  control::CheckpointDirectory directory = Directory();
+  directory.mutable_config()->set_sizes(9, 5);
+  directory.mutable_config()->set_sizes(10, 0);
+  EXPECT_THAT(Opened(directory).message(), HasSubstr("layers per global one is 0"));
 }
 
 // Their sum is 2^64, so that what comes after them would lie beyond a small mapping.

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -78,6 +80,11 @@ TEST(AttentionMap, EveryRowIsInOneTile) {
 
 // -- attention ------------------------------------------------------------------------------------
 
+int32_t WindowOf(const KvShape& shape) {
+  return shape.window > 0 ? static_cast<int32_t>(shape.window)
+                          : std::numeric_limits<int32_t>::max();
+}
+
 struct AttendOptions {
   Slack slack = {};
   int64_t scratch_bytes = -1;  // -1: as for this batch
@@ -115,8 +122,8 @@ class Attend {
     const std::vector<std::byte> dirty(bytes, std::byte{0xff});
     Buffer scratch = device_.Allocate(bytes + 64).value();
     device_.CopyToDevice(scratch.data(), dirty.data(), bytes);
-    Attention(device_, q.view(), kv_.layout(), kv_.pages(), batch, scale_, options.deterministic,
-              std::span(scratch.data(), bytes), out.view());
+    Attention(device_, q.view(), kv_.layout(), kv_.pages(), batch, scale_, kv_.shape().window,
+              options.deterministic, std::span(scratch.data(), bytes), out.view());
     EXPECT_TRUE(device_.Synchronize().ok()) << device_.status();
     std::vector<std::byte> guard(64);
     device_.CopyToHost(guard.data(), scratch.data() + bytes, guard.size());
@@ -175,9 +182,10 @@ class Attend {
                         : shape.type == DType::kBF16 ? 0x1p-8
                                                      : 0;
     const double subnormal = shape.type == DType::kF16 ? 0x1p-25 : 0;
+    const int32_t first = FirstSeen(position, WindowOf(shape));
     std::vector<double> weight(static_cast<size_t>(position) + 1);
     double magnitude = 0;
-    for (int32_t p = 0; p <= position; ++p) {
+    for (int32_t p = first; p <= position; ++p) {
       double size = 0;
       for (int64_t i = 0; i < shape.head_dim; ++i) {
         const float q = q_.Row(row)[head * shape.head_dim + i] * (scale_ * kLog2E);
@@ -187,9 +195,10 @@ class Attend {
       }
       magnitude = std::max(magnitude, size);
     }
-    const double best = *std::max_element(weight.begin(), weight.end());
+    const std::span<double> seen = std::span(weight).subspan(static_cast<size_t>(first));
+    const double best = *std::ranges::max_element(seen);
     double total = 0, squares = 0;
-    for (double& w : weight) {
+    for (double& w : seen) {
       w = std::exp2(w - best);
       total += w;
       squares += w * w;
@@ -198,7 +207,7 @@ class Attend {
     const double score = 0x1p-23 * (8 + std::sqrt(static_cast<double>(shape.head_dim))) * magnitude;
     for (int64_t i = 0; i < shape.head_dim; ++i) {
       double sum = 0, size = 0, spread = 0;
-      for (int32_t p = 0; p <= position; ++p) {
+      for (int32_t p = first; p <= position; ++p) {
         const double part = weight[static_cast<size_t>(p)] * kv_.Value(s, p, kv_head, i);
         sum += part;
         size += std::fabs(part);
@@ -283,6 +292,7 @@ TEST_P(AttentionShapes, CompanyDoesNotMatter) {
 std::string CaseName(const testing::TestParamInfo<AttentionCase>& info) {
   const KvShape& s = info.param.shape;
   return Str(s.heads, "x", s.kv_heads, "x", s.head_dim, "_", Name(s.type), "_page", s.page_size,
+             s.window > 0 ? Str("_window", s.window) : "",
              info.param.warpgroups ? "_warpgroups" : "");
 }
 constexpr KvShape kWide = {
@@ -294,6 +304,10 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         AttentionCase{{.heads = 3, .kv_heads = 1, .head_dim = 64, .page_size = 16}, false},
         AttentionCase{{.heads = 3, .kv_heads = 1, .head_dim = 64, .page_size = 16}, true},
+        AttentionCase{{.heads = 3, .head_dim = 64, .page_size = 16, .window = 40}, false},
+        AttentionCase{{.heads = 3, .head_dim = 64, .page_size = 16, .window = 40}, true},
+        AttentionCase{{.head_dim = 256, .page_size = 32, .window = 64}, false},
+        AttentionCase{{.heads = 2, .type = DType::kF32, .page_size = 32, .window = 17}, false},
         AttentionCase{{.heads = 2, .kv_heads = 2, .head_dim = 32, .page_size = 64}, false},
         AttentionCase{kWide, false},                             //
         AttentionCase{kWide, true}, AttentionCase{kOdd, false},  //
@@ -320,17 +334,24 @@ bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
 // Contexts around the ends of splits, and where the length of splits changes: at 4096 positions.
 const std::vector<RowSpan> kLongSpans = {{40, 4070}, {1, 5000}, {1, 4095}, {3, 510},
                                          {1, 4096},  {1, 300},  {1, 10}};
-constexpr KvShape kLongShape = {.heads = 2, .kv_heads = 1, .head_dim = 32, .page_size = 64};
+// A window that begins in a split before a row's own, or in its own.
+constexpr KvShape kLongShapes[] = {
+    {.heads = 2, .kv_heads = 1, .head_dim = 32, .page_size = 64},
+    {.heads = 2, .kv_heads = 1, .head_dim = 32, .page_size = 64, .window = 500},
+    {.heads = 2, .kv_heads = 1, .head_dim = 32, .page_size = 64, .window = 50}};
+class AttentionOverSplits : public testing::TestWithParam<KvShape> {};
+INSTANTIATE_TEST_SUITE_P(Windows, AttentionOverSplits, testing::ValuesIn(kLongShapes),
+                         [](const auto& info) { return Str(info.param.window); });
 
-TEST(Attention, LongContextsAreTheDefinition) {
+TEST_P(AttentionOverSplits, IsTheDefinition) {
   const auto device = OpenDevice();
-  Attend attend(*device, kLongShape, kLongSpans);
+  Attend attend(*device, GetParam(), kLongSpans);
   attend.ExpectRight(attend.All());
 }
 
-TEST(Attention, SplitsSideBySideOrInARowAreTheSame) {
+TEST_P(AttentionOverSplits, SideBySideOrInARowIsTheSame) {
   const auto device = OpenDevice();
-  Attend attend(*device, kLongShape, kLongSpans);
+  Attend attend(*device, GetParam(), kLongSpans);
   const std::vector<float> all = attend.All();
   const int64_t all_bytes = static_cast<int64_t>(AttentionScratchBytes(7, 5001, 2, 32));
   for (const int64_t bytes : {int64_t{0}, all_bytes / 7 - 1, all_bytes / 7 * 3}) {
@@ -407,8 +428,8 @@ TEST(Attention, NoRowsIsNoWork) {
   EXPECT_THAT(attend.All(), Each(::testing::IsNan()));
 }
 
-// A token's NaN is seen by the rows from its own on, and by no other: K spoils all of them, V one
-// feature.
+// A token's NaN is seen by the rows from its own on, to the window's end, and by no other: K spoils
+// all of them, V one feature.
 TEST_P(AttentionShapes, NanSpoilsNoEarlierRow) {
   const auto device = OpenDevice();
   const int64_t cols = shape().heads * shape().head_dim;
@@ -421,7 +442,8 @@ TEST_P(AttentionShapes, NanSpoilsNoEarlierRow) {
     for (int64_t row = 0; row < 91; ++row) {
       for (int64_t col = 0; col < cols; ++col) {
         const auto i = static_cast<size_t>(row * cols + col);
-        if (row < 90 && row >= kBad - 500 && spoils(col)) {
+        const int64_t after_bad = row + 500 - kBad;
+        if (row < 90 && after_bad >= 0 && after_bad < WindowOf(shape()) && spoils(col)) {
           ASSERT_TRUE(std::isnan(after[i])) << "row " << row << " column " << col;
         } else {
           ASSERT_EQ(after[i], before[i]) << "row " << row << " column " << col;

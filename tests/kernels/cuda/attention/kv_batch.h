@@ -22,7 +22,8 @@ struct KvShape {
   int64_t head_dim = 64;
   DType type = DType::kF16;
   int64_t page_size = 16;
-  int64_t gap = 4;  // elements between rows of q, k, v and out
+  int64_t gap = 4;     // elements between rows of q, k, v and out
+  int64_t window = 0;  // KvView::window
 
   KvLayout Layout(int64_t pages) const {
     return {kv_heads, head_dim, page_size, pages, type, KeyOrder::kByPosition};
