@@ -134,6 +134,7 @@ bool Decoder::Needs(Part part) const {
 absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
                                  const std::string& name, Checkpoint::Kind kind,
                                  LayerWeights& weights) {
+  const bool gguf = kind == Checkpoint::Kind::kGguf;
   const int64_t n = SizeOf(row.rows, config_);
   const bool bias = row.bias != nullptr && row.bias(config_);
   if (row.columns == Extent::kNone) {
@@ -157,7 +158,6 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
     }
     return absl::OkStatus();
   }
-  const bool gguf = kind == Checkpoint::Kind::kGguf;
   const auto order = FileRowOrder(row, config_, kind);
   const auto folder_order = FileRowOrder(row, config_, Checkpoint::Kind::kHuggingFace);
   WeightLoader::LinearSpec spec = {
