@@ -46,7 +46,7 @@ class RuleGrammar final : public ConstraintGrammar {
         return absl::OkStatus();
       }
       absl::Status FillMask(std::span<uint32_t> allowed) override {
-        for (volatile int64_t i = 0; std::ssize(before_) == rule_.slow && TooFast(); i = i + 1) {
+        while (std::ssize(before_) == rule_.slow && TooFast()) {
         }
         if (std::ssize(before_) == rule_.stuck) return InvalidArgument("nothing is allowed");
         std::ranges::fill(allowed, 0);

@@ -51,8 +51,8 @@ TEST(HostileCheckpoint, AnHonestDirectoryOpens) {
 // No layer would be a global one: a remainder by zero.
 TEST(HostileCheckpoint, LocalLayersWithoutAPeriodAreRefused) {
   control::CheckpointDirectory directory = Directory();
-  directory.mutable_config()->set_sizes(9, 5);
-  directory.mutable_config()->set_sizes(10, 0);
+  directory.mutable_config()->set_sizes(10, 5);
+  directory.mutable_config()->set_sizes(11, 0);
   EXPECT_THAT(Opened(directory).message(), HasSubstr("layers per global one is 0"));
 }
 
