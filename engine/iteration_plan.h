@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/choice.h"
+#include "engine/kv_paging.h"
 #include "kernels/kv_view.h"
 #include "kernels/sampling.h"
 
@@ -28,7 +29,7 @@ struct SequenceStart {
   SequenceId sequence = 0;
   int32_t prompt_length = 0;
   int32_t first_position = 0;  // 0, or prompt_length - 1 for further candidates
-  std::vector<int32_t> pages;
+  SequencePages pages;
   SamplingParameters sampling;
   int32_t min_new_tokens = 0;
   std::vector<int32_t> end_tokens;  // suppressed until min_new_tokens were produced
@@ -67,7 +68,7 @@ struct IterationPlan {
   uint64_t epoch = 0;
   uint64_t iteration = 0;  // consecutive within an epoch, from 0
   std::vector<SequenceId> releases;
-  std::vector<PageCopy> page_copies;
+  ByKind<std::vector<PageCopy>> page_copies;
   std::vector<SequenceStart> starts;
   std::vector<Step> steps;
 

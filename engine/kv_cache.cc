@@ -7,14 +7,18 @@
 namespace treadle {
 namespace {
 
-absl::Status CheckOptions(const KvCache::Options& options, const Backend& backend) {
+absl::Status CheckOptions(const KvCache::Options& options, const ByKind<int64_t>& layers,
+                          const Backend& backend) {
   if (options.page_size < 16 || !std::has_single_bit(static_cast<uint64_t>(options.page_size))) {
     return InvalidArgument("K/V cache: page size is ", options.page_size,
                            ", expected a power of two, at least 16");
   }
-  if (options.num_pages < 1 || options.num_pages > INT32_MAX) {
-    return InvalidArgument("K/V cache: number of pages is ", options.num_pages, ", expected 1 to ",
-                           INT32_MAX);
+  for (const PageKind kind : kPageKinds) {
+    const int64_t pages = options.num_pages[kind];
+    const int64_t least = layers[kind] > 0 ? 1 : 0;
+    if (pages >= least && pages <= INT32_MAX) continue;
+    return InvalidArgument("K/V cache: number of ", kind == PageKind::kWhole ? "" : "window ",
+                           "pages is ", pages, ", expected ", least, " to ", INT32_MAX);
   }
   const bool host = backend.key_order() == KeyOrder::kByFeature;
   if (options.dtype == DType::kI8 || (options.dtype == DType::kBF16 && host)) {
@@ -28,34 +32,49 @@ absl::Status CheckOptions(const KvCache::Options& options, const Backend& backen
 
 absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
                                         const Options& options) {
-  TREADLE_RETURN_IF_ERROR(CheckOptions(options, backend));
+  const ModelConfig& config = model.config();
+  const auto [begin, end] = model.layers();
+  const int64_t local = config.LocalLayers(begin, end);
+  const ByKind<int64_t> layers = {end - begin - local, local};
+  TREADLE_RETURN_IF_ERROR(CheckOptions(options, layers, backend));
   KvCache cache;
   cache.backend_ = &backend;
+  cache.num_pages_ = options.num_pages;
   cache.layout_ = {.kv_heads = model.kv_heads(),
-                   .head_dim = model.config().head_dim,
+                   .head_dim = config.head_dim,
                    .page_size = options.page_size,
-                   .num_pages = options.num_pages,
+                   .num_pages = options.num_pages.whole,
                    .dtype = options.dtype,
                    .key_order = backend.key_order()};
-  const int64_t layers = model.layers().end - model.layers().begin;
-  int64_t layer_bytes = 0;
+  ByKind<int64_t> layer_bytes;
   int64_t bytes = 0;
-  if (__builtin_mul_overflow(cache.layout_.PageBytes(), options.num_pages, &layer_bytes) ||
-      __builtin_mul_overflow(layer_bytes, layers, &bytes)) {
-    return InvalidArgument("K/V cache: ", options.num_pages, " pages of ",
-                           cache.layout_.PageBytes(), " bytes in ", layers,
-                           " layers are more bytes than a 64-bit integer holds");
+  for (const PageKind kind : kPageKinds) {
+    int64_t of_kind = 0;
+    if (__builtin_mul_overflow(cache.layout_.PageBytes(), options.num_pages[kind],
+                               &layer_bytes[kind]) ||
+        __builtin_mul_overflow(layer_bytes[kind], layers[kind], &of_kind) ||
+        __builtin_add_overflow(bytes, of_kind, &bytes)) {
+      return InvalidArgument("K/V cache: ", options.num_pages, " pages of ",
+                             cache.layout_.PageBytes(), " bytes in ", end - begin,
+                             " layers are more bytes than a 64-bit integer holds");
+    }
   }
   TREADLE_ASSIGN_OR_RETURN(cache.memory_, backend.Allocate(static_cast<size_t>(bytes)));
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    cache.layers_.push_back(cache.memory_.data() + layer * layer_bytes);
+  std::byte* at = cache.memory_.data();
+  for (int64_t layer = begin; layer < end; ++layer) {
+    const PageKind kind = config.Local(layer) ? PageKind::kWindow : PageKind::kWhole;
+    cache.kinds_.push_back(kind);
+    cache.layers_.push_back(at);
+    at += layer_bytes[kind];
   }
   return cache;
 }
 
-void KvCache::CopyPages(std::span<const PageCopy> copies) {
-  if (copies.empty()) return;
-  for (std::byte* layer : layers_) backend_->CopyPages(layout_, layer, copies);
+void KvCache::CopyPages(const ByKind<std::vector<PageCopy>>& copies) {
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const std::vector<PageCopy>& of_kind = copies[kinds_[layer]];
+    if (!of_kind.empty()) backend_->CopyPages(layout_, layers_[layer], of_kind);
+  }
 }
 
 }  // namespace treadle

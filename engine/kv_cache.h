@@ -1,9 +1,9 @@
 // The bytes of the K/V cache of one rank: its layers, its K/V heads. It knows pages, not requests
 // (KvSlotManager does).
 //
-// One allocation, [layers][num_pages][page], made once. The backend fills it with zeros lazily, so
-// a page that was never written costs no memory. Pages are not cleared on reuse: attention never
-// reads past what a sequence wrote.
+// One allocation, [layers][pages of the layer's kind][page], made once. The backend fills it with
+// zeros lazily, so a page that was never written costs no memory. Pages are not cleared on reuse:
+// attention never reads past what a sequence wrote.
 //
 // Thread safety: confined to the rank's thread after Create.
 #pragma once
@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/defaults.h"
+#include "engine/kv_paging.h"
 #include "kernels/backend.h"
 #include "models/model.h"
 
@@ -22,7 +23,7 @@ class KvCache {
  public:
   struct Options {
     int64_t page_size = kDefaultPageSize;  // slots: a power of two, at least 16
-    int64_t num_pages = 0;
+    PageCounts num_pages;
     DType dtype = DType::kF16;  // kF16 or kF32
   };
 
@@ -33,19 +34,23 @@ class KvCache {
                                         const Options& options);
 
   // Valid as long as the cache is.
-  KvPages pages() const { return {layout_, layers_}; }
-  const KvLayout& layout() const { return layout_; }
+  KvPages pages() const { return {layout_, layers_, num_pages_.window}; }
+  const KvLayout& layout() const { return layout_; }  // of whole pages
+  const PageCounts& num_pages() const { return num_pages_; }
 
-  // Copies whole pages, in all layers, in order. Page ids are in range (the plan was checked).
-  void CopyPages(std::span<const PageCopy> copies);
+  // Copies pages, in all layers of their kind, in order. Page ids are in range (the plan was
+  // checked).
+  void CopyPages(const ByKind<std::vector<PageCopy>>& copies);
 
  private:
   KvCache() = default;
 
   Backend* backend_ = nullptr;
+  PageCounts num_pages_;
   KvLayout layout_;
   Buffer memory_;
   std::vector<std::byte*> layers_;  // into memory_
+  std::vector<PageKind> kinds_;     // of layers_
 };
 
 }  // namespace treadle

@@ -35,7 +35,7 @@ namespace treadle {
 struct LocalEngineOptions {
   int64_t max_batch_tokens = kDefaultBatchTokens;  // as the model was loaded with
   int64_t page_size = kDefaultPageSize;
-  int64_t kv_pages = 0;
+  PageCounts kv_pages;
   DType kv_dtype = DType::kF16;
   // Plans in flight: 2 lets a sequence's next step use the previous sample without waiting for the
   // host (docs/design.md, Algorithm 1).

@@ -14,6 +14,7 @@ absl::Status CheckRequest(const KvMemoryRequest& request) {
     int64_t value;
   } positive[] = {{"max batch size", request.max_batch_size},
                   {"max context", request.max_context},
+                  {"max batch tokens", request.max_batch_tokens},
                   {"page size", request.page_size},
                   {"tensor-parallel degree", request.tensor_parallel}};
   for (const auto& [name, value] : positive) {
@@ -32,53 +33,77 @@ int64_t HeadsOfAllRanks(const ModelConfig& config, const KvMemoryRequest& reques
   return std::max(config.kv_heads, request.tensor_parallel);
 }
 
+// "33 pages of 32 tokens x 23040 bytes = 24330240 bytes"
+std::string Product(const PageCounts& pages, const KvMemoryPlan& plan) {
+  std::string out;
+  int64_t bytes = 0;
+  for (const PageKind kind : kPageKinds) {
+    if (pages[kind] == 0) continue;
+    out += Str(out.empty() ? "" : " + ", pages[kind],
+               kind == PageKind::kWhole ? " pages of " : " window pages of ", plan.paging.page_size,
+               " tokens x ", plan.bytes_per_token[kind], " bytes");
+    bytes += pages[kind] * plan.bytes_per_page[kind];
+  }
+  return Str(out, " = ", bytes, " bytes");
+}
+
 }  // namespace
 
-KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& request, int64_t pages) {
+KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& request,
+                        const PageCounts& pages) {
   const KvLayout layout{.kv_heads = HeadsOfAllRanks(config, request),
                         .head_dim = config.head_dim,
                         .page_size = request.page_size,
                         .dtype = request.kv_dtype};
+  const auto [begin, end] = request.layers;
+  const int64_t layers = begin == end ? config.layers : end - begin;
+  const int64_t local = config.LocalLayers(begin, begin + layers);
   KvMemoryPlan plan;
-  plan.bytes_per_page = layout.PageBytes() * config.layers;
-  plan.bytes_per_token = plan.bytes_per_page / request.page_size;
+  plan.paging = KvPaging::Of(config, request.page_size, request.max_batch_tokens);
+  plan.pages_per_request = plan.paging.PagesFor(request.max_context);
+  plan.bytes_per_page = {layout.PageBytes() * (layers - local), layout.PageBytes() * local};
   plan.pages = pages;
-  plan.bytes = pages * plan.bytes_per_page;
-  plan.tokens = pages * request.page_size;
+  for (const PageKind kind : kPageKinds) {
+    plan.bytes_per_token[kind] = plan.bytes_per_page[kind] / request.page_size;
+    plan.bytes += pages[kind] * plan.bytes_per_page[kind];
+  }
   return plan;
 }
 
 absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
                                           const KvMemoryRequest& request) {
   TREADLE_RETURN_IF_ERROR(CheckRequest(request));
-  const KvMemoryPlan page = KvMemoryOf(config, request, 1);
-  const int64_t pages_per_request =
-      (request.max_context + request.page_size - 1) / request.page_size;
+  const KvMemoryPlan each = KvMemoryOf(config, request, {});
+  const PageCounts& need = each.pages_per_request;
+  __int128_t request_bytes = 0;
+  for (const PageKind kind : kPageKinds) {
+    request_bytes += __int128_t{need[kind]} * each.bytes_per_page[kind];
+  }
   const bool automatic = !request.kv_bytes.has_value();
   const auto share =
       static_cast<int64_t>(static_cast<double>(request.available_bytes) * request.available_share);
   const int64_t budget = automatic ? share : *request.kv_bytes;
-  int64_t limit = INT32_MAX;  // page ids are 32 bits
-  if (automatic) limit = std::min(limit, request.max_batch_size * pages_per_request);
-  KvMemoryPlan plan = KvMemoryOf(config, request, std::min(budget / page.bytes_per_page, limit));
-  plan.pages_per_request = pages_per_request;
-  if (plan.pages < plan.pages_per_request) {
+  __int128_t used = budget;
+  if (automatic) used = std::min(used, request.max_batch_size * request_bytes);
+  PageCounts pages;
+  for (const PageKind kind : kPageKinds) {
+    const __int128_t fit = need[kind] * used / request_bytes;
+    pages[kind] = static_cast<int64_t>(std::min<__int128_t>(fit, INT32_MAX));  // an id's
+  }
+  if (!need.FitsIn(pages)) {
     return ResourceExhausted(
-        "K/V memory: one request of ", request.max_context, " tokens needs ",
-        plan.pages_per_request, " pages of ", request.page_size, " tokens x ", plan.bytes_per_token,
-        " bytes = ", plan.pages_per_request * plan.bytes_per_page, " bytes (2 x ", config.layers,
-        " layers x ", HeadsOfAllRanks(config, request), " heads x ", config.head_dim,
-        " elements of ", Name(request.kv_dtype), " per token), but ",
+        "K/V memory: one request of ", request.max_context, " tokens needs ", Product(need, each),
+        " (2 x ", config.layers, " layers x ", HeadsOfAllRanks(config, request), " heads x ",
+        config.head_dim, " elements of ", Name(request.kv_dtype), " per token), but ",
         automatic ? Str(request.available_share * 100, " % of the available memory are ")
                   : "--kv-memory is ",
         budget, " bytes; lower --max-context or give more memory");
   }
-  return plan;
+  return KvMemoryOf(config, request, pages);
 }
 
 std::string KvMemoryPlan::ToString() const {
-  return Str("K/V cache: ", pages, " pages, ", tokens, " tokens x ", bytes_per_token,
-             " bytes = ", (bytes + (1 << 19)) >> 20, " MiB");
+  return Str("K/V cache: ", Product(pages, *this), " (", (bytes + (1 << 19)) >> 20, " MiB)");
 }
 
 }  // namespace treadle

@@ -10,8 +10,9 @@
 
 #include "absl/status/statusor.h"
 #include "engine/defaults.h"
+#include "engine/kv_paging.h"
 #include "kernels/dtype.h"
-#include "models/model_config.h"
+#include "models/model.h"
 
 namespace treadle {
 
@@ -21,30 +22,34 @@ struct KvMemoryRequest {
   std::optional<int64_t> kv_bytes;
   int64_t available_bytes = 0;  // memory that can be had now (MemAvailable); read by auto only
   double available_share = 0.5;
-  int64_t max_batch_size = 0;            // sequences in one batch
-  int64_t max_context = 0;               // tokens of one request, prompt and answer
-  int64_t page_size = kDefaultPageSize;  // tokens
+  int64_t max_batch_size = 0;                      // sequences in one batch
+  int64_t max_batch_tokens = kDefaultBatchTokens;  // in one iteration
+  int64_t max_context = 0;                         // tokens of one request, prompt and answer
+  int64_t page_size = kDefaultPageSize;            // tokens
   DType kv_dtype = DType::kF16;
   // Ranks that share each layer. Beyond the model's K/V heads, several hold the same head each.
   int64_t tensor_parallel = 1;
+  LayerRange layers = {};  // of a stage; begin == end: all
 };
 
 struct KvMemoryPlan {
-  int64_t bytes_per_token = 0;  // K and V in all layers, on all ranks
-  int64_t bytes_per_page = 0;
-  int64_t pages_per_request = 0;  // of max_context tokens
-  int64_t pages = 0;
-  int64_t bytes = 0;  // pages * bytes_per_page
-
-  int64_t tokens = 0;            // pages * page_size
+  KvPaging paging;
+  PageCounts bytes_per_token;  // K and V in the layers of a kind, on all ranks
+  PageCounts bytes_per_page;
+  PageCounts pages_per_request;  // of max_context tokens
+  PageCounts pages;
+  int64_t bytes = 0;             // of all pages
   std::string ToString() const;  // one line for the log
 };
 
-// What `pages` pages cost; only page_size, kv_dtype and tensor_parallel of the request count.
-KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& request, int64_t pages);
+// What `pages` cost; max_batch_tokens, page_size, kv_dtype, tensor_parallel and layers of the
+// request count.
+KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& request,
+                        const PageCounts& pages);
 
-// InvalidArgument for numbers out of range; ResourceExhausted, with the arithmetic, when not even
-// one request of max_context tokens fits.
+// As many pages of each kind as share the memory in proportion to what one request of max_context
+// tokens takes. InvalidArgument for numbers out of range; ResourceExhausted, with the arithmetic,
+// when not even one such request fits.
 absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
                                           const KvMemoryRequest& request);
 

@@ -99,10 +99,10 @@ class Probe {
                                               std::min(load.max_batch_tokens - rows, context));
     const int64_t tokens = probe.tokens_ = rows + chunk;
     const int64_t pages = rows * pages_each + (chunk + kPageSize - 1) / kPageSize;
-    TREADLE_ASSIGN_OR_RETURN(
-        probe.cache_,
-        KvCache::Create(backend, *probe.model_,
-                        {.page_size = kPageSize, .num_pages = pages, .dtype = options.kv_dtype}));
+    TREADLE_ASSIGN_OR_RETURN(probe.cache_, KvCache::Create(backend, *probe.model_,
+                                                           {.page_size = kPageSize,
+                                                            .num_pages = {pages, pages},
+                                                            .dtype = options.kv_dtype}));
     TREADLE_ASSIGN_OR_RETURN(probe.hidden_,
                              backend.Allocate(tokens * config.hidden * sizeof(float)));
     TREADLE_ASSIGN_OR_RETURN(probe.logits_,

@@ -8,10 +8,25 @@
 #include "base/status.h"
 
 namespace treadle {
+namespace {
+
+// Positions that the tables name pages for.
+int64_t CapacityOf(const SequencePages& pages, int64_t page_size) {
+  return std::max(std::ssize(pages.whole), std::ssize(pages.window)) * page_size;
+}
+
+// How many pages a table of a ring names before it begins again; 0 if it is empty.
+int64_t RingOf(const std::vector<int32_t>& table) {
+  if (table.empty()) return 0;
+  return std::find(table.begin() + 1, table.end(), table[0]) - table.begin();
+}
+
+}  // namespace
 
 LiveSequence::LiveSequence(const SequenceStart& start, int64_t page_size)
     : start_(start),
-      capacity_(static_cast<int64_t>(start.pages.size()) * page_size),
+      capacity_(CapacityOf(start.pages, page_size)),
+      written_(start.first_position),
       counting_(start.sampling.NeedsCounts()) {
   ids_.reserve(static_cast<size_t>(capacity_));
   if (counting_) counts_.reserve(static_cast<size_t>(capacity_));
@@ -36,6 +51,7 @@ void LiveSequence::Enter(int64_t first_position, std::span<const int32_t> ids) {
     Count(id, next_position(), +1);
     ids_.push_back(id);
   }
+  written_ = std::max(written_, next_position());
 }
 
 void LiveSequence::Resolve(int64_t position, int32_t token) {
@@ -59,9 +75,11 @@ absl::Status SequenceTable::Check(const IterationPlan& plan) {
   ++check_;
   starting_.clear();
   for (const SequenceId sequence : plan.releases) TREADLE_RETURN_IF_ERROR(CheckRelease(sequence));
-  for (const PageCopy& copy : plan.page_copies) {
-    TREADLE_RETURN_IF_ERROR(CheckPage(copy.from, "page copy from", copy.to));
-    TREADLE_RETURN_IF_ERROR(CheckPage(copy.to, "page copy to", copy.from));
+  for (const PageKind kind : kPageKinds) {
+    for (const PageCopy& copy : plan.page_copies[kind]) {
+      TREADLE_RETURN_IF_ERROR(CheckPage(copy.from, kind, "page copy from", copy.to));
+      TREADLE_RETURN_IF_ERROR(CheckPage(copy.to, kind, "page copy to", copy.from));
+    }
   }
   for (const SequenceStart& start : plan.starts) TREADLE_RETURN_IF_ERROR(CheckStart(start));
   int64_t tokens = 0;
@@ -103,17 +121,7 @@ absl::Status SequenceTable::CheckStart(const SequenceStart& start) {
     return InvalidArgument("start of sequence ", id, ": first position is ", start.first_position,
                            ", expected 0 to ", start.prompt_length - 1);
   }
-  if (static_cast<int64_t>(start.pages.size()) > limits_.num_pages) {
-    return InvalidArgument("start of sequence ", id, ": ", start.pages.size(),
-                           " pages, expected at most ", limits_.num_pages);
-  }
-  for (const int32_t page : start.pages) TREADLE_RETURN_IF_ERROR(CheckPage(page, "page", id));
-  const int64_t capacity = static_cast<int64_t>(start.pages.size()) * limits_.page_size;
-  if (capacity <= start.first_position) {
-    return InvalidArgument("start of sequence ", id, ": its ", start.pages.size(), " pages hold ",
-                           capacity, " positions, expected room for position ",
-                           start.first_position);
-  }
+  TREADLE_RETURN_IF_ERROR(CheckPages(start));
   const size_t earlier = start.earlier_tokens.size();
   const bool needed = start.first_position > 0 && start.sampling.NeedsCounts();
   if (earlier != static_cast<size_t>(start.first_position) && (earlier > 0 || needed)) {
@@ -128,6 +136,40 @@ absl::Status SequenceTable::CheckStart(const SequenceStart& start) {
     TREADLE_RETURN_IF_ERROR(CheckToken(token, "end token", id));
   }
   return CheckSampling(start.sampling, id);
+}
+
+absl::Status SequenceTable::CheckPages(const SequenceStart& start) const {
+  const SequenceId id = start.sequence;
+  const auto& [whole, window] = start.pages;
+  const PageCounts& exist = limits_.num_pages;
+  const int64_t longest = exist.window == 0 ? 0 : limits_.context / limits_.page_size + 1;
+  const auto tables = [&](const auto&... expected) {
+    return InvalidArgument("start of sequence ", id, ": ", whole.size(), " pages and ",
+                           window.size(), " of a window, expected ", expected...);
+  };
+  if (std::ssize(whole) > exist.whole || std::ssize(window) > longest) {
+    return tables("at most ", exist.whole, " and ", longest);
+  }
+  if (exist.whole > 0 && exist.window > 0 && whole.size() != window.size()) {
+    return tables("as many");
+  }
+  for (const PageKind kind : kPageKinds) {
+    for (const int32_t page : start.pages[kind]) {
+      TREADLE_RETURN_IF_ERROR(CheckPage(page, kind, "page", id));
+    }
+  }
+  const int64_t ring = RingOf(window);
+  for (int64_t i = ring; i < std::ssize(window); ++i) {
+    if (window[i] == window[i - ring]) continue;
+    return InvalidArgument("start of sequence ", id, ": page ", window[i], " of a window at ", i,
+                           ", expected a ring of ", ring, " pages, which has ", window[i - ring]);
+  }
+  const int64_t capacity = CapacityOf(start.pages, limits_.page_size);
+  if (capacity <= start.first_position) {
+    return InvalidArgument("start of sequence ", id, ": its pages hold ", capacity,
+                           " positions, expected room for position ", start.first_position);
+  }
+  return absl::OkStatus();
 }
 
 // What the backends rely on (SamplingParameters).
@@ -156,7 +198,8 @@ absl::Status SequenceTable::CheckSampling(const SamplingParameters& sampling, Se
 absl::StatusOr<SequenceTable::Target> SequenceTable::FindTarget(SequenceId sequence) {
   if (const auto it = starting_.find(sequence); it != starting_.end()) {
     const bool stepped = std::exchange(it->second.stepped, true);
-    return Target{it->second.start, it->second.start->first_position, -1, stepped};
+    const int32_t first = it->second.start->first_position;
+    return Target{it->second.start, first, first, -1, stepped};
   }
   const auto it = live_.find(sequence);
   if (it == live_.end()) return NotFound("step of unknown sequence ", sequence);
@@ -165,7 +208,7 @@ absl::StatusOr<SequenceTable::Target> SequenceTable::FindTarget(SequenceId seque
     return InvalidArgument("step of sequence ", sequence, ", which the same plan releases");
   }
   const bool stepped = std::exchange(entry.stepped_in, check_) == check_;
-  return Target{&entry.sequence.start(), entry.sequence.next_position(),
+  return Target{&entry.sequence.start(), entry.sequence.next_position(), entry.sequence.written(),
                 entry.sequence.previous_sample(), stepped};
 }
 
@@ -184,12 +227,13 @@ absl::Status SequenceTable::CheckStep(const Step& step) {
                            target.next_position);
   }
   const int64_t end = int64_t{step.first_position} + step.num_tokens;
-  const int64_t capacity = static_cast<int64_t>(target.start->pages.size()) * limits_.page_size;
+  const int64_t capacity = CapacityOf(target.start->pages, limits_.page_size);
   if (end > capacity || end > limits_.context) {
     return InvalidArgument("step of sequence ", id, ": positions up to ", end - 1,
                            ", but its pages hold ", capacity, " and the model's context ",
                            limits_.context);
   }
+  TREADLE_RETURN_IF_ERROR(CheckRing(step, target));
   for (const int32_t top : {step.top_logprobs, step.prompt_logprobs}) {
     if (top < -1 || top > kMaxTopLogprobs) {
       return InvalidArgument("step of sequence ", id, ": ", top,
@@ -201,6 +245,18 @@ absl::Status SequenceTable::CheckStep(const Step& step) {
     return InvalidArgument("step of sequence ", id, " is masked, but samples nothing");
   }
   return CheckStepTokens(step, target);
+}
+
+// What the step's first row looks back at must be there until its last row is written.
+absl::Status SequenceTable::CheckRing(const Step& step, const Target& target) const {
+  const int64_t held = RingOf(target.start->pages.window) * limits_.page_size;
+  if (held == 0) return absl::OkStatus();
+  const int64_t end = std::max(target.written, int64_t{step.first_position} + step.num_tokens);
+  const int64_t seen = std::max<int64_t>(0, step.first_position - limits_.window + 1);
+  if (end - seen <= held) return absl::OkStatus();
+  return InvalidArgument("step of sequence ", step.sequence, ": position ", step.first_position,
+                         " looks back to ", seen, ", but its ring of ", held,
+                         " positions holds nothing before ", end - held);
 }
 
 absl::Status SequenceTable::CheckPooling(const Step& step, const Target& target) const {
@@ -240,10 +296,11 @@ absl::Status SequenceTable::CheckStepTokens(const Step& step, const Target& targ
   return absl::OkStatus();
 }
 
-absl::Status SequenceTable::CheckPage(int32_t page, const char* what, uint64_t id) const {
-  if (page >= 0 && page < limits_.num_pages) return absl::OkStatus();
+absl::Status SequenceTable::CheckPage(int32_t page, PageKind kind, const char* what,
+                                      uint64_t id) const {
+  if (page >= 0 && page < limits_.num_pages[kind]) return absl::OkStatus();
   return InvalidArgument(what, " ", page, " (of ", id, ") is not a page, expected 0 to ",
-                         limits_.num_pages - 1);
+                         limits_.num_pages[kind] - 1);
 }
 
 absl::Status SequenceTable::CheckToken(int32_t token, const char* what, uint64_t id) const {

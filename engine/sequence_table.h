@@ -36,7 +36,9 @@ class LiveSequence {
   LiveSequence(const SequenceStart& start, int64_t page_size);
 
   const SequenceStart& start() const { return start_; }
-  int64_t capacity() const { return capacity_; }  // positions that its pages hold
+  int64_t capacity() const { return capacity_; }  // positions that its tables name pages for
+  // The end of what was ever written; later steps may have gone back.
+  int64_t written() const { return written_; }
   int64_t next_position() const { return static_cast<int64_t>(ids_.size()); }
   std::span<const int32_t> ids() const { return ids_; }  // [next_position()]
   std::span<const TokenCount> counts() const { return counts_; }
@@ -61,6 +63,7 @@ class LiveSequence {
 
   SequenceStart start_;
   int64_t capacity_;
+  int64_t written_;
   bool counting_;
   std::vector<int32_t> ids_;
   std::vector<TokenCount> counts_;
@@ -72,7 +75,8 @@ class SequenceTable {
  public:
   struct Limits {
     int64_t page_size = 0;
-    int64_t num_pages = 0;
+    PageCounts num_pages;
+    int64_t window = 0;  // positions that local layers see
     int64_t vocab = 0;
     int64_t context = 0;  // positions that the model can run
     int64_t max_batch_tokens = 0;
@@ -81,7 +85,8 @@ class SequenceTable {
   explicit SequenceTable(const Limits& limits) : limits_(limits) {}
 
   // Ok if the plan can be applied to the table as it is: releases name live sequences; starts name
-  // new ones; page ids, token ids and positions are in range and within the sequence's pages; each
+  // new ones; page ids, token ids and positions are in range and within the sequence's pages, of
+  // which the window's are a ring that holds all that a step writes and looks back at; each
   // sequence has at most one step, which begins at or before its next position; a step without
   // tokens has a previous sample to run; the steps fit into max_batch_tokens. NotFound for an
   // unknown sequence, InvalidArgument otherwise. Changes nothing.
@@ -112,17 +117,20 @@ class SequenceTable {
   struct Target {
     const SequenceStart* start;
     int64_t next_position;
+    int64_t written;
     int32_t previous_sample;
     bool stepped;
   };
 
   absl::Status CheckRelease(SequenceId sequence);
   absl::Status CheckStart(const SequenceStart& start);
+  absl::Status CheckPages(const SequenceStart& start) const;
   absl::Status CheckStep(const Step& step);
+  absl::Status CheckRing(const Step& step, const Target& target) const;
   absl::Status CheckPooling(const Step& step, const Target& target) const;
   absl::Status CheckStepTokens(const Step& step, const Target& target) const;
   absl::Status CheckSampling(const SamplingParameters& sampling, SequenceId id) const;
-  absl::Status CheckPage(int32_t page, const char* what, uint64_t id) const;
+  absl::Status CheckPage(int32_t page, PageKind kind, const char* what, uint64_t id) const;
   absl::Status CheckToken(int32_t token, const char* what, uint64_t id) const;
   absl::StatusOr<Target> FindTarget(SequenceId sequence);
 

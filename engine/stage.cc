@@ -27,6 +27,7 @@ BackendLimits LimitsOf(const Model& model, int64_t max_batch_tokens, const KvCac
               {config.hidden, config.ffn_hidden / ranks, config.heads / ranks * config.head_dim}),
           .vocab = config.vocab,
           .page_size = kv.page_size,
+          .page_tables = kv.num_pages.whole > 0 && kv.num_pages.window > 0 ? 2 : 1,
           .heads = config.heads / ranks,
           .head_dim = config.head_dim};
 }
@@ -52,7 +53,8 @@ Stage::Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache c
       max_batch_tokens_(max_batch_tokens),
       cache_(std::move(cache)),
       sequences_({.page_size = cache_.layout().page_size,
-                  .num_pages = cache_.layout().num_pages,
+                  .num_pages = cache_.num_pages(),
+                  .window = model.config().window,
                   .vocab = model.config().vocab,
                   .context = model.config().context,
                   .max_batch_tokens = max_batch_tokens}) {
@@ -60,6 +62,7 @@ Stage::Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache c
   token_ids_.reserve(tokens);
   positions_.reserve(tokens);
   spans_.reserve(tokens);
+  window_spans_.reserve(tokens);
   live_.reserve(tokens);
   output_rows_.reserve(tokens);
   sample_rows_.reserve(tokens);
@@ -150,6 +153,7 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
     backend_.BeginBatch({.token_ids = token_ids_,
                          .positions = positions_,
                          .sequences = spans_,
+                         .window_sequences = window_spans_,
                          .output_rows = output_rows_,
                          .samples = sample_rows_,
                          .results = begun.samples,
@@ -167,7 +171,7 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
   TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, ReceiveHidden(plan, begun));
   begun.times.received = Times::Clock::now();
   if (DetachesWork()) return LaunchDetached(hidden, begun, before_output);
-  const Batch batch{token_ids_, positions_, spans_};
+  const Batch batch{token_ids_, positions_, spans_, window_spans_};
   TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
   TREADLE_RETURN_IF_ERROR(HandOver(hidden, begun));
   TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
@@ -185,7 +189,7 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
 absl::Status Stage::LaunchDetached(Tensor hidden, Begun& begun,
                                    const std::function<void()>& before_output) {
   const auto ops = [&]() -> absl::Status {
-    const Batch batch{token_ids_, positions_, spans_};
+    const Batch batch{token_ids_, positions_, spans_, window_spans_};
     TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
     return RunOutputs(hidden, begun);
   };
@@ -249,16 +253,22 @@ void Stage::Flatten(const IterationPlan& plan) {
   token_ids_.clear();
   positions_.clear();
   spans_.clear();
+  window_spans_.clear();
   live_.clear();
   for (const Step& step : plan.steps) {
     LiveSequence& sequence = sequences_.At(step.sequence);
     const int32_t previous = sequence.previous_sample();
     sequence.Enter(step.first_position,
                    step.tokens.empty() ? std::span(&previous, 1) : std::span(step.tokens));
+    const auto& [whole, window] = sequence.start().pages;
     spans_.push_back({.first_row = static_cast<int32_t>(token_ids_.size()),
                       .num_rows = step.num_tokens,
                       .first_position = step.first_position,
-                      .pages = sequence.start().pages.data()});
+                      .pages = (whole.empty() ? window : whole).data()});
+    if (!whole.empty() && !window.empty()) {
+      window_spans_.push_back(spans_.back());
+      window_spans_.back().pages = window.data();
+    }
     live_.push_back(&sequence);
     const std::span<const int32_t> ids = sequence.ids().subspan(step.first_position);
     token_ids_.insert(token_ids_.end(), ids.begin(), ids.end());

@@ -166,9 +166,12 @@ class Stage {
   Buffer all_logits_;          // [kMaxHeadRows, vocab] f32; several ranks only
 
   // The flat batch of the current plan; capacities are reserved once.
-  std::vector<int32_t> token_ids_;      // [num_tokens]
-  std::vector<int32_t> positions_;      // [num_tokens]
-  std::vector<SequenceSpan> spans_;     // [steps]
+  std::vector<int32_t> token_ids_;   // [num_tokens]
+  std::vector<int32_t> positions_;   // [num_tokens]
+  std::vector<SequenceSpan> spans_;  // [steps]
+  // The same with window pages, where layers of both kinds are; else spans_ has the pages there
+  // are.
+  std::vector<SequenceSpan> window_spans_;
   std::vector<LiveSequence*> live_;     // [steps]
   std::vector<int32_t> output_rows_;    // [outputs, padding included]
   std::vector<SampleRow> sample_rows_;  // as output_rows_

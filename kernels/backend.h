@@ -106,7 +106,8 @@ struct BackendLimits {
   int64_t max_features = 0;     // the widest input or output of a product, but for the head
   int64_t vocab = 0;            // columns of logits
   int64_t page_size = 0;
-  int64_t heads = 0;  // query heads of this rank
+  int64_t page_tables = 1;  // of a sequence: 2 with BatchInput::window_sequences
+  int64_t heads = 0;        // query heads of this rank
   int64_t head_dim = 0;
 };
 
@@ -116,8 +117,10 @@ struct BatchInput {
   std::span<const int32_t> token_ids = {};  // [rows]; Embed's
   std::span<const int32_t> positions = {};  // [rows] or none; also Embed's, of a table of positions
   std::span<const SequenceSpan> sequences = {};  // KvView's
-  std::span<const int32_t> output_rows = {};     // Gather's
-  std::span<const SampleRow> samples = {};       // Sample's, one for each output row
+  // The same rows in other pages: KvView's of layers that see a window, where others do not.
+  std::span<const SequenceSpan> window_sequences = {};
+  std::span<const int32_t> output_rows = {};  // Gather's
+  std::span<const SampleRow> samples = {};    // Sample's, one for each output row
   // [samples.size()] or none. Where a replayed Sample's results go: those of samples[i] to
   // results[i]. If none, where they went when RunGraph first ran it.
   std::span<SampleResult> results = {};

@@ -220,7 +220,7 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
   }
   TREADLE_ASSIGN_OR_RETURN(rotary_, RotaryEmbedding::Create(RotaryFrequencies(config_, factors),
                                                             max_positions, backend_, scale));
-  if (config_.window <= 0) return absl::OkStatus();
+  if (config_.local_rope_base == 0) return absl::OkStatus();
   ModelConfig local = config_;
   local.rope_base = config_.local_rope_base;
   local.rope_linear_factor = 1;
@@ -282,11 +282,19 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   return absl::OkStatus();
 }
 
-LayerPass Decoder::PassOf(size_t index, KvView kv, Communicator* ranks, Tensor hidden) {
+KvView Decoder::ViewOf(size_t index, const Batch& batch, const KvPages& kv) const {
+  KvView view{kv.layout, kv.layers[index], batch.sequences};
+  if (!config_.Local(layers_.begin + static_cast<int64_t>(index))) return view;
+  view.window = config_.window;
+  if (!batch.window_sequences.empty()) view.sequences = batch.window_sequences;
+  if (kv.window_pages > 0) view.layout.num_pages = kv.window_pages;
+  return view;
+}
+
+LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, Tensor hidden) {
   const LayerWeights& layer = layer_weights_[index];
-  const bool local = config_.Local(layers_.begin + static_cast<int64_t>(index));
-  if (local) kv.window = config_.window;
-  const RotaryEmbedding& rotary = local ? local_rotary_ : rotary_;
+  const bool apart = kv.window > 0 && config_.local_rope_base > 0;
+  const RotaryEmbedding& rotary = apart ? local_rotary_ : rotary_;
   const int64_t rows = hidden.rows;
   const Tensor gate = gate_.Rows(0, rows);
   return {
@@ -324,7 +332,7 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
     }
   }
   for (size_t i = 0; i < layer_weights_.size(); ++i) {
-    const LayerPass pass = PassOf(i, {kv.layout, kv.layers[i], batch.sequences}, ranks, hidden);
+    const LayerPass pass = PassOf(i, ViewOf(i, batch, kv), ranks, hidden);
     TREADLE_RETURN_IF_ERROR(architecture_->layer(pass, layer_weights_[i]));
   }
   return absl::OkStatus();

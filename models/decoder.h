@@ -114,8 +114,9 @@ class Decoder : public Model {
   Tensor Freed(DType type, int64_t rows, int64_t cols) const {
     return DenseTensor(normed_.data, type, rows, cols);
   }
-  // `index`: the layer's place in this range; `kv`: without its window.
-  LayerPass PassOf(size_t index, KvView kv, Communicator* ranks, Tensor hidden);
+  // What layer `index` of this range sees of the cache.
+  KvView ViewOf(size_t index, const Batch& batch, const KvPages& kv) const;
+  LayerPass PassOf(size_t index, const KvView& kv, Communicator* ranks, Tensor hidden);
 
   // Constant after Load. heads, kv_heads, ffn_hidden and vocab in shapes: this rank's.
   Backend& backend_;
@@ -125,7 +126,7 @@ class Decoder : public Model {
   ShardRange ffn_;       // of all inner features
   LayerWeights outside_;
   std::vector<LayerWeights> layer_weights_;
-  RotaryEmbedding rotary_, local_rotary_;  // of global and of local layers
+  RotaryEmbedding rotary_, local_rotary_;  // the second: of local layers, if they rotate apart
 
   // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_
   // to v_.

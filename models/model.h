@@ -30,12 +30,15 @@ struct Batch {
   std::span<const int32_t> token_ids;       // [num_tokens]; used by the first stage only
   std::span<const int32_t> positions;       // [num_tokens]
   std::span<const SequenceSpan> sequences;  // cover [0, num_tokens), ascending, without overlap
+  // The same with the pages of layers that see a window; empty: all layers' pages are alike.
+  std::span<const SequenceSpan> window_sequences = {};
 };
 
 // The pages of this stage's layers, by layer index within the stage.
 struct KvPages {
   KvLayout layout;
   std::span<std::byte* const> layers;  // [layers of this stage]
+  int64_t window_pages = 0;            // of each layer that sees a window, as layout.num_pages
 };
 
 struct LayerRange {

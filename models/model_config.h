@@ -34,7 +34,7 @@ struct ModelConfig {
   int64_t head_dim = 0;
   int64_t ffn_hidden = 0;
   int64_t vocab = 0;
-  int64_t context = 0;  // usable: capped by a sliding window, if there is one
+  int64_t context = 0;
   float norm_epsilon = 1e-5f;
   bool tied_head = false;
   bool qkv_bias = false;     // of the products that make Q, K and V
@@ -51,17 +51,23 @@ struct ModelConfig {
   double rope_linear_factor = 1.0;  // "linear" scaling: position / factor
   std::optional<LongRope> long_rope;
 
-  // Local layers see a window of positions and rotate by a base of their own, which nothing scales;
-  // of every `global_every` layers the last is global.
+  // Local layers see a window of positions; others are global: the first `global_layers`, and of
+  // every `global_every` the last.
   int64_t window = 0;  // 0: no layer is local
-  int64_t global_every = 1;
-  double local_rope_base = 10000.0;
-  bool Local(int64_t layer) const { return window > 0 && (layer + 1) % global_every != 0; }
+  int64_t global_layers = 0;
+  int64_t global_every = 0;  // 0: none besides the first
+  bool Local(int64_t layer) const {
+    return window > 0 && layer >= global_layers &&
+           (global_every == 0 || (layer + 1) % global_every != 0);
+  }
+  int64_t LocalLayers(int64_t begin, int64_t end) const {  // of layers [begin, end)
+    int64_t count = 0;
+    for (int64_t layer = begin; layer < end; ++layer) count += Local(layer) ? 1 : 0;
+    return count;
+  }
+  double local_rope_base = 0;  // of local layers, which nothing scales; 0: they rotate as others do
 
   int64_t query_scalar = 0;  // whose root divides scores; 0: the size of a head
-
-  // Something worth telling the user once ("sliding window of 4096 caps the context"); or empty.
-  std::string notice;
 };
 
 }  // namespace treadle

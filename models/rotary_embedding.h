@@ -23,7 +23,7 @@ class RotaryEmbedding {
   uint64_t bytes() const { return cos_.bytes() + sin_.bytes(); }
   // What the tables for so many positions will take.
   static int64_t Bytes(const ModelConfig& config, int64_t max_positions) {
-    const int64_t tables = config.window > 0 ? 2 : 1;
+    const int64_t tables = config.local_rope_base > 0 ? 2 : 1;
     return tables * max_positions * (config.rope_dim / 2) * 2 * static_cast<int64_t>(sizeof(float));
   }
 

@@ -49,7 +49,7 @@ struct LedgerRecord {
   std::vector<LedgerEnd> ends;  // requests that ended since the last record
   int64_t waiting = 0;
   int64_t running = 0;
-  int64_t free_pages = 0;
+  int64_t free_pages = 0;  // of the scarcest kind (kv_paging.h), and of all its pages
   int64_t total_pages = 0;
   // Seconds.
   double schedule = 0;  // selecting and building the plan

@@ -147,8 +147,8 @@ void LoopCore::AppendRecord(uint64_t epoch, uint64_t iteration, const IterationT
   record.ends = delivery_.TakeEnds();
   record.waiting = waiting_;
   record.running = running_;
-  record.free_pages = capacity.free_pages;
-  record.total_pages = capacity.total_pages;
+  record.free_pages = capacity.free_pages[capacity.Scarcest()];
+  record.total_pages = capacity.total_pages[capacity.Scarcest()];
   record.schedule = note.schedule;
   record.queue = timings.queue;
   record.receive = timings.receive;

@@ -1,8 +1,6 @@
 #include "scheduler/planner.h"
 
 #include <algorithm>
-#include <optional>
-#include <span>
 #include <utility>
 
 #include "base/status.h"
@@ -63,21 +61,13 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
 }
 
 void Planner::Admit(Request& request, Clock::time_point now) {
-  const int64_t page_size = kv_.Capacity().page_size;
-  const auto shared = static_cast<size_t>(SharedPages(request, page_size));
-  std::optional<std::vector<int32_t>> pages = kv_.Reserve(PagesNeeded(request, page_size));
+  const int64_t prompt = request.prompt_length();
+  auto pages = kv_.Admit(prompt, prompt + request.spec.max_new_tokens, request.spec.candidates);
   TREADLE_CHECK(pages.has_value());  // the policy saw to it
-  const size_t own = (pages->size() - shared) / request.sequences.size();
-  const std::span<const int32_t> common(pages->data(), shared);
   for (Sequence& sequence : request.sequences) {
     sequence.id = next_sequence_++;
-    sequence.pages.assign(common.begin(), common.end());
-    const auto first = pages->begin() + static_cast<int64_t>(shared + sequence.candidate * own);
-    sequence.pages.insert(sequence.pages.end(), first, first + static_cast<int64_t>(own));
-    if (sequence.candidate > 0) {
-      kv_.Share(common);
-      sequence.next_position = request.prompt_length() - 1;
-    }
+    sequence.pages = std::move((*pages)[sequence.candidate]);
+    if (sequence.candidate > 0) sequence.next_position = request.prompt_length() - 1;
   }
   request.state = RequestState::kRunning;
   request.admitted = now;
@@ -134,12 +124,7 @@ void Planner::AddTokens(Request& request, IterationPlan& plan, PlanInFlight& not
 
 void Planner::StartCandidate(const Request& request, Sequence& sequence,
                              IterationPlan& plan) const {
-  const int64_t page_size = kv_.Capacity().page_size;
-  const auto shared = static_cast<size_t>(SharedPages(request, page_size));
-  // Positions before the recomputed row that lie in a page of their own.
-  if (sequence.next_position % page_size != 0) {
-    plan.page_copies.push_back({request.sequences[0].pages[shared], sequence.pages[shared]});
-  }
+  kv_.AddCopies(request.sequences[0].pages, sequence.pages, request.prompt_length(), plan);
   plan.starts.push_back(MakeStart(request, sequence));
   sequence.started = true;
 }
@@ -148,8 +133,7 @@ void Planner::Retire(Request& request) {
   TREADLE_CHECK(request.state == RequestState::kFinished && request.plans_in_flight == 0);
   for (Sequence& sequence : request.sequences) {
     if (sequence.started) releases_.push_back(sequence.id);
-    kv_.Release(sequence.pages);
-    sequence.pages.clear();
+    kv_.Release(std::exchange(sequence.pages, {}));
     sequence.started = false;
   }
 }

@@ -41,15 +41,16 @@ std::vector<std::string_view> Policy::Names() {
   return names;
 }
 
-int64_t SharedPages(const Request& request, int64_t page_size) {
-  return (request.prompt_length() - 1) / page_size;
+PageCounts PagesNeeded(const RequestSpec& request, const KvPaging& paging) {
+  const int64_t prompt = std::ssize(request.prompt);
+  return paging.Needed(prompt, prompt + request.max_new_tokens, request.candidates);
 }
 
-int64_t PagesNeeded(const RequestSpec& request, int64_t page_size) {
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
-  const int64_t shared = (prompt - 1) / page_size;
-  const int64_t whole = (prompt + request.max_new_tokens + page_size - 1) / page_size;
-  return shared + request.candidates * (whole - shared);
+bool Admits(KvCapacity& left, const Request& request) {
+  const PageCounts pages = PagesNeeded(request.spec, left.paging);
+  if (!pages.FitsIn(left.free_pages)) return false;
+  left.free_pages -= pages;
+  return true;
 }
 
 bool HasTokenLeft(const Request& request, const Sequence& sequence) {

@@ -67,14 +67,11 @@ class Policy {
 };
 
 // Shared by policies and the planner.
-// Pages that the request reserves on admission (docs/design.md, Reservation: candidates share whole
-// pages of the prompt before its last token).
-int64_t PagesNeeded(const RequestSpec& request, int64_t page_size);
-inline int64_t PagesNeeded(const Request& request, int64_t page_size) {
-  return PagesNeeded(request.spec, page_size);
-}
-// Whole pages of the prompt before its last token: what candidates share.
-int64_t SharedPages(const Request& request, int64_t page_size);
+// Pages that the request reserves on admission.
+PageCounts PagesNeeded(const RequestSpec& request, const KvPaging& paging);
+// Takes them from those that are left; false if there are not as many: nobody else is admitted
+// then.
+bool Admits(KvCapacity& left, const Request& request);
 // kRunning, fewer plans in flight than allowed, and some sequence still has a token to produce.
 bool IsReady(const Request& request, const BatchLimits& limits);
 // Part of the prompt is in no submitted plan yet.

@@ -49,7 +49,7 @@ struct RequestSpec {
 struct Sequence {
   SequenceId id = 0;
   uint32_t candidate = 0;
-  std::vector<int32_t> pages;   // held references, in position order; empty before admission
+  SequencePages pages;          // held references; empty before admission
   int32_t next_position = 0;    // first position that no submitted plan has covered
   int32_t produced = 0;         // tokens absorbed from results
   int32_t in_flight = 0;        // sampling steps submitted and not yet absorbed

@@ -33,12 +33,11 @@ class RequestLevel final : public Policy {
   static Selection NextBatch(const PolicyView& view) {
     Selection selection;
     int64_t sequences = 0;
-    int64_t free_pages = view.kv.free_pages;
+    KvCapacity left = view.kv;
     for (const auto& request : view.pool) {
       if (request->state != RequestState::kWaiting) continue;
       sequences += BatchSequences(*request);
-      free_pages -= PagesNeeded(*request, view.kv.page_size);
-      if (sequences > view.limits.max_batch_size || free_pages < 0) break;
+      if (sequences > view.limits.max_batch_size || !Admits(left, *request)) break;
       selection.push_back({request.get(), 0});
     }
     return selection;

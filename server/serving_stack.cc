@@ -28,7 +28,7 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
       options_(options),
       engine_(std::move(engine)),
       policy_(std::move(policy)),
-      kv_(model_.kv_pages, model_.page_size),
+      kv_(model_.kv_pages, model_.paging),
       pool_(options.max_queue) {
   const ServingLoop::Options loop_options = {
       .limits = {.max_batch_size = options.max_batch_size,
@@ -40,11 +40,14 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
 
 ServingStack::~ServingStack() { Stop(absl::UnavailableError("the server is stopping")); }
 
-int64_t ServingStack::free_pages() const {
+ServingStack::Pages ServingStack::pages() const {
   uint64_t next = std::max<uint64_t>(ledger_.end(), 1) - 1;
   uint64_t lost = 0;
   const auto records = ledger_.Read(next, 1, lost);
-  return records.empty() ? model_.kv_pages : records.back()->free_pages;
+  if (!records.empty()) return {records.back()->free_pages, records.back()->total_pages};
+  const KvCapacity all{model_.paging, model_.kv_pages, model_.kv_pages};
+  const int64_t pages = all.total_pages[all.Scarcest()];
+  return {pages, pages};
 }
 
 bool ServingStack::Drain(Clock::time_point deadline) {

@@ -46,8 +46,13 @@ class ServingStack {
   // The serving loop's state; callable from any thread.
   uint64_t turns() const { return loop_->turns(); }
   bool engine_stands() const { return loop_->engine_stands(); }
-  // K/V pages as of the last iteration: the pages themselves belong to the loop.
-  int64_t free_pages() const;
+  // K/V pages of the scarcest kind (kv_paging.h) as of the last iteration: the pages themselves
+  // belong to the loop.
+  struct Pages {
+    int64_t free = 0;
+    int64_t total = 0;
+  };
+  Pages pages() const;
 
   const ServedModel& model() const { return model_; }
   const SchedulingOptions& options() const { return options_; }

@@ -79,21 +79,21 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
                                const IterationBenchOptions& options, int32_t prompt_tokens,
                                int32_t batch_size, SequenceId first_id, std::mt19937_64& random) {
   IterationPlan plan;
-  std::vector<std::vector<int32_t>> pages;
+  std::vector<SequencePages> pages;
   const int64_t slots = int64_t{prompt_tokens} + options.new_tokens;
   for (int32_t i = 0; i < batch_size; ++i) {
-    auto reserved = kv.Reserve(kv.PagesFor(slots));
+    auto reserved = kv.Admit(prompt_tokens, slots, 1);
     if (!reserved) {
-      return ResourceExhausted("batch size ", batch_size, ": ", kv.PagesFor(slots) * batch_size,
-                               " K/V pages needed, ", kv.Capacity().total_pages, " exist");
+      return ResourceExhausted("batch size ", batch_size, ": ", options.paging.PagesFor(slots),
+                               " K/V pages needed for each, ", kv.Capacity().total_pages, " exist");
     }
     SequenceStart start;
     start.sequence = first_id + i;
     start.prompt_length = prompt_tokens;
-    start.pages = *reserved;
+    start.pages = reserved->front();
     start.sampling.temperature = 0;
     plan.starts.push_back(std::move(start));
-    pages.push_back(std::move(*reserved));
+    pages.push_back(std::move(reserved->front()));
   }
 
   const auto begin = SteadyClock::now();
@@ -192,7 +192,7 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
   }
   Driver driver(engine);
   TREADLE_RETURN_IF_ERROR(driver.Start());
-  KvSlotManager kv(options.total_pages, options.page_size);
+  KvSlotManager kv(options.total_pages, options.paging);
   std::mt19937_64 random(1);
   SequenceId next_id = 1;
   std::vector<IterationBenchRow> rows;

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "engine/defaults.h"
 #include "engine/engine.h"
+#include "engine/kv_paging.h"
 
 namespace treadle {
 
@@ -22,8 +23,8 @@ struct IterationBenchOptions {
   std::vector<int32_t> batch_sizes = {1, 2, 4, 8, 16, 32};
   int repeats = 3;  // the median is reported
   int64_t max_batch_tokens = kDefaultBatchTokens;
-  int64_t page_size = kDefaultPageSize;
-  int64_t total_pages = 0;
+  KvPaging paging;
+  PageCounts total_pages;
   int32_t vocab = 0;
   // The next iteration is submitted when the one before it has given its result: shows what the
   // host does between two, which an engine that works ahead hides.

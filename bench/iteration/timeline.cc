@@ -28,7 +28,7 @@ class Driver {
   Driver(Engine& engine, const TimelineOptions& options, std::unique_ptr<Policy> policy)
       : options_(options),
         engine_(engine),
-        kv_(options.total_pages, options.page_size),
+        kv_(options.total_pages, options.paging),
         pool_(std::make_shared<RequestPool>(options.requests)),
         policy_(std::move(policy)),
         loop_(engine, kv_, *pool_, *policy_, ledger_, TimeSource::Steady(),
@@ -122,8 +122,8 @@ void DropPartial(std::vector<TraceEvent>& events) {
 absl::StatusOr<std::vector<TraceEvent>> RecordTimeline(Engine& engine,
                                                        const TimelineOptions& options) {
   const int64_t tokens = int64_t{options.prompt_tokens} + options.new_tokens;
-  const int64_t pages = (tokens + options.page_size - 1) / options.page_size;
-  if (pages > options.total_pages) {
+  const PageCounts pages = options.paging.PagesFor(tokens);
+  if (!pages.FitsIn(options.total_pages)) {
     return ResourceExhausted("timeline: a request of ", tokens, " tokens needs ", pages,
                              " K/V pages, ", options.total_pages, " exist");
   }

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "engine/defaults.h"
 #include "engine/engine.h"
+#include "engine/kv_paging.h"
 
 namespace treadle {
 
@@ -20,8 +21,8 @@ struct TimelineOptions {
   int32_t new_tokens = 16;
   int64_t max_batch_size = kDefaultBatchSize;
   int64_t max_batch_tokens = kDefaultBatchTokens;
-  int64_t page_size = kDefaultPageSize;
-  int64_t total_pages = 0;
+  KvPaging paging;
+  PageCounts total_pages;
   int32_t vocab = 0;
 };
 

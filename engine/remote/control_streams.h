@@ -35,7 +35,7 @@ class MasterMessage;
 class WorkerMessage;
 }  // namespace control
 
-inline constexpr uint32_t kControlProtocol = 3;
+inline constexpr uint32_t kControlProtocol = 4;
 inline constexpr size_t kMostFirstBytes = 64 << 10;  // many times a hello
 
 // Who one end is, and whom it trusts; null: plaintext. Unix sockets are always plaintext.

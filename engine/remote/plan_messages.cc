@@ -127,7 +127,8 @@ void EncodeStart(const SequenceStart& start, control::StartMessage& message) {
   message.set_sequence(start.sequence);
   message.set_prompt_length(start.prompt_length);
   message.set_first_position(start.first_position);
-  AppendRelative(start.pages, message.mutable_page());
+  AppendRelative(start.pages.whole, message.mutable_page());
+  AppendRelative(start.pages.window, message.mutable_window_page());
   for (const SamplingField& field : kSamplingFields) {
     std::visit([&](auto member) { Put(message, field, sampling.*member); }, field.member);
   }
@@ -149,7 +150,8 @@ absl::StatusOr<SequenceStart> DecodeStart(const control::StartMessage& message) 
   start.sequence = message.sequence();
   start.prompt_length = message.prompt_length();
   start.first_position = message.first_position();
-  ReadRelative(message.page(), start.pages);
+  ReadRelative(message.page(), start.pages.whole);
+  ReadRelative(message.window_page(), start.pages.window);
   SamplingParameters& sampling = start.sampling;
   for (const SamplingField& field : kSamplingFields) {
     std::visit([&](auto member) { Take(message, field, sampling.*member); }, field.member);
@@ -163,6 +165,26 @@ absl::StatusOr<SequenceStart> DecodeStart(const control::StartMessage& message) 
   start.candidate = message.candidate();
   start.earlier_tokens.assign(message.earlier_token().begin(), message.earlier_token().end());
   return start;
+}
+
+template <typename Field>
+void EncodeCopies(const std::vector<PageCopy>& copies, Field* field) {
+  RelativeInt page;
+  for (const PageCopy& copy : copies) {
+    field->Add(page.Encode(copy.from));
+    field->Add(page.Encode(copy.to));
+  }
+}
+
+template <typename Field>
+absl::Status DecodeCopies(const Field& field, std::vector<PageCopy>& copies) {
+  TREADLE_RETURN_IF_ERROR(CheckSize("plan: copy", field.size(), field.size() + field.size() % 2));
+  RelativeInt page;
+  for (int i = 0; i < field.size(); i += 2) {
+    const auto from = page.Decode<int32_t>(field[i]);
+    copies.push_back({from, page.Decode<int32_t>(field[i + 1])});
+  }
+  return absl::OkStatus();
 }
 
 // Reads the arrays of steps from their beginnings to their ends.
@@ -268,11 +290,8 @@ void EncodePlan(const IterationPlan& plan, control::PlanMessage& message) {
   message.set_iteration(plan.iteration);
   EncodeSteps(plan.steps, message);
   AppendRelative(plan.releases, message.mutable_release());
-  RelativeInt page;
-  for (const PageCopy& copy : plan.page_copies) {
-    message.add_copy(page.Encode(copy.from));
-    message.add_copy(page.Encode(copy.to));
-  }
+  EncodeCopies(plan.page_copies.whole, message.mutable_copy());
+  EncodeCopies(plan.page_copies.window, message.mutable_window_copy());
   for (const SequenceStart& start : plan.starts) EncodeStart(start, *message.add_start());
 }
 
@@ -282,13 +301,8 @@ absl::StatusOr<IterationPlan> DecodePlan(const control::PlanMessage& message) {
   plan.iteration = message.iteration();
   TREADLE_RETURN_IF_ERROR(DecodeSteps(message, plan.steps));
   ReadRelative(message.release(), plan.releases);
-  TREADLE_RETURN_IF_ERROR(
-      CheckSize("plan: copy", message.copy_size(), message.copy_size() + message.copy_size() % 2));
-  RelativeInt page;
-  for (int i = 0; i < message.copy_size(); i += 2) {
-    const auto from = page.Decode<int32_t>(message.copy(i));
-    plan.page_copies.push_back({from, page.Decode<int32_t>(message.copy(i + 1))});
-  }
+  TREADLE_RETURN_IF_ERROR(DecodeCopies(message.copy(), plan.page_copies.whole));
+  TREADLE_RETURN_IF_ERROR(DecodeCopies(message.window_copy(), plan.page_copies.window));
   for (const control::StartMessage& start : message.start()) {
     TREADLE_ASSIGN_OR_RETURN(plan.starts.emplace_back(), DecodeStart(start));
   }

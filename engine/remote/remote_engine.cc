@@ -64,7 +64,8 @@ absl::Status CheckOptions(const RemoteEngineOptions& options) {
     int64_t most;
   } rows[] = {{"engine depth", options.depth, 0, 1 << 10},
               {"tensor-parallel degree", options.tensor_parallel, 1, 64},
-              {"number of pages", options.kv_pages, 0, INT32_MAX},
+              {"number of pages", options.kv_pages.whole, 0, INT32_MAX},
+              {"number of window pages", options.kv_pages.window, 0, INT32_MAX},
               {"iteration deadline", options.iteration_deadline.count(), 1, INT32_MAX},
               {"silence", options.silence.count(), 1, INT32_MAX},
               {"connect deadline", options.connect_deadline.count(), 1, INT32_MAX}};
@@ -123,7 +124,7 @@ RemoteEngine::RemoteEngine(const RemoteEngineOptions& options, std::string finge
 
 RemoteEngine::~RemoteEngine() = default;
 
-int64_t RemoteEngine::kv_pages() const { return cluster_->kv_pages(); }
+PageCounts RemoteEngine::kv_pages() const { return cluster_->kv_pages(); }
 std::string RemoteEngine::backend() const { return cluster_->backend(); }
 std::vector<uint64_t> RemoteEngine::weight_bytes() const { return cluster_->weight_bytes(); }
 absl::Status RemoteEngine::status() const { return cluster_->status(); }

@@ -67,7 +67,7 @@ struct RemoteEngineOptions {
   // The cache. Pages are those of the tightest stage.
   int64_t page_size = kDefaultPageSize;
   DType kv_dtype = DType::kF16;
-  int64_t kv_pages = 0;              // 0: from the next two
+  PageCounts kv_pages;               // none: from the next two
   std::optional<int64_t> kv_memory;  // bytes of each stage; unset: as much as PlanKvMemory's "auto"
   int64_t max_batch_size = kDefaultBatchSize;  // sequences that auto provides for
 
@@ -98,7 +98,7 @@ class RemoteEngine final : public Engine {
   static absl::StatusOr<std::unique_ptr<RemoteEngine>> Create(RemoteEngineOptions options);
   ~RemoteEngine() override;
 
-  int64_t kv_pages() const;
+  PageCounts kv_pages() const;
   std::string backend() const;                 // description of the first stage's
   std::vector<uint64_t> weight_bytes() const;  // of each stage
 

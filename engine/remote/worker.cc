@@ -67,7 +67,7 @@ class Worker::Impl {
   absl::Status Greet(const MasterPointer& master);
   absl::Status Configure(const MasterPointer& master, const control::Configure& configuration);
   absl::Status Load(const MasterPointer& master);
-  absl::Status Reserve(const MasterPointer& master, int64_t kv_pages);
+  absl::Status Reserve(const MasterPointer& master, const PageCounts& kv_pages);
   absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const MasterPointer& master);
 
   SteadyClock::time_point Beat();  // the pulse thread
@@ -194,7 +194,10 @@ void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage&
     case control::MasterMessage::kReserve:
       if (std::exchange(master->reserved, true)) return refuse("reserves a cache twice");
       return Post(master,
-                  [this, master, pages = message.reserve()] { return Reserve(master, pages); });
+                  [this, master,
+                   pages = PageCounts(message.reserve().whole(), message.reserve().window())] {
+                    return Reserve(master, pages);
+                  });
     case control::MasterMessage::kBeginEpoch:
       return epoch_.Begin(message.begin_epoch());
     case control::MasterMessage::kEndEpoch:
@@ -296,7 +299,8 @@ absl::Status Worker::Impl::Configure(const MasterPointer& master,
   loaded.set_memory_pool(stage_->memory_pool());
   loaded.set_kv_heads(stage_->kv_heads());
   loaded.set_backend(stage_->backend());
-  loaded.set_kv_pages(stage_->kv_pages());
+  loaded.mutable_kv_pages()->set_whole(stage_->kv_pages().whole);
+  loaded.mutable_kv_pages()->set_window(stage_->kv_pages().window);
   master->stream->Send(std::move(message));
   return absl::OkStatus();
 }
@@ -341,7 +345,7 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> Worker::Impl::OpenCheckpoint(
   return std::shared_ptr<const Checkpoint>(received);
 }
 
-absl::Status Worker::Impl::Reserve(const MasterPointer& master, int64_t kv_pages) {
+absl::Status Worker::Impl::Reserve(const MasterPointer& master, const PageCounts& kv_pages) {
   if (stage_ == nullptr) return absl::FailedPreconditionError("nothing is loaded");
   // A cache of another size: the ranks are made of what was loaded, so that goes too.
   if (stage_->ranks() != nullptr && stage_->kv_pages() != kv_pages) {

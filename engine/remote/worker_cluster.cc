@@ -109,12 +109,15 @@ void WorkerCluster::Advance() {
     if (peers_[stage].state == State::kDown && now >= peers_[stage].retry) Open(stage);
   }
   if (!AllAtLeast(State::kLoaded)) return;
-  if (kv_pages_ == 0) {
+  if (kv_pages_ == PageCounts()) {
     if (absl::Status planned = PlanPages(); !planned.ok()) return End(std::move(planned));
   }
   for (Peer& peer : peers_) {
     if (peer.state != State::kLoaded) continue;
-    peer.stream->Tell([pages = kv_pages_](auto& message) { message.set_reserve(pages); });
+    peer.stream->Tell([pages = kv_pages_](auto& message) {
+      message.mutable_reserve()->set_whole(pages.whole);
+      message.mutable_reserve()->set_window(pages.window);
+    });
     peer.state = State::kReserving;
   }
   if (!AllAtLeast(State::kIdle)) return;

@@ -76,7 +76,7 @@ class WorkerCluster {
   void SetTracing(bool on);
   std::vector<TraceEvent> TakeTrace();
 
-  int64_t kv_pages() const {
+  PageCounts kv_pages() const {
     MutexLock lock(mutex_);
     return kv_pages_;
   }
@@ -103,7 +103,7 @@ class WorkerCluster {
     uint64_t memory_available = 0;
     uint64_t weight_bytes = 0;
     int64_t kv_heads = 0;
-    int64_t kv_pages = 0;  // reserved before
+    PageCounts kv_pages;  // reserved before
     std::string backend;
     double progress = 0;
     uint64_t received = 0;  // plans of the epoch, by its last heartbeat
@@ -170,7 +170,7 @@ class WorkerCluster {
   bool news_ ABSL_GUARDED_BY(mutex_) = false;  // to be told
   bool tracing_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<TraceEvent> trace_ ABSL_GUARDED_BY(mutex_);
-  int64_t kv_pages_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: not decided
+  PageCounts kv_pages_ ABSL_GUARDED_BY(mutex_);  // none: not decided
 
   std::unique_ptr<PulseThread> pulse_;  // last
 };

@@ -135,20 +135,21 @@ void DescribeStage(const RemoteEngineOptions& options, size_t stage, const std::
 
 // Pages for the stage's cache, of `available` bytes if the options do not say how many. Errors:
 // PlanKvMemory's.
-absl::StatusOr<int64_t> PagesOf(const RemoteEngineOptions& options, size_t stage, int64_t kv_heads,
-                                uint64_t available) {
+absl::StatusOr<PageCounts> PagesOf(const RemoteEngineOptions& options, size_t stage,
+                                   int64_t kv_heads, uint64_t available) {
   ModelConfig config = options.checkpoint->config();
   const int64_t context = options.max_context > 0 ? options.max_context : config.context;
-  config.layers = options.stages[stage].layers.end - options.stages[stage].layers.begin;
   config.kv_heads = kv_heads;
   TREADLE_ASSIGN_OR_RETURN(const KvMemoryPlan plan,
                            PlanKvMemory(config, {.kv_bytes = options.kv_memory,
                                                  .available_bytes = static_cast<int64_t>(available),
                                                  .available_share = OnGpus(options) ? 0.9 : 0.5,
                                                  .max_batch_size = options.max_batch_size,
+                                                 .max_batch_tokens = options.max_batch_tokens,
                                                  .max_context = context,
                                                  .page_size = options.page_size,
-                                                 .kv_dtype = options.kv_dtype}));
+                                                 .kv_dtype = options.kv_dtype,
+                                                 .layers = options.stages[stage].layers}));
   return plan.pages;
 }
 
@@ -245,7 +246,10 @@ absl::Status WorkerCluster::OnLoaded(size_t stage, const control::Loaded& loaded
   const auto kv_heads = static_cast<uint64_t>(
       std::max<int64_t>(options_.checkpoint->config().kv_heads, options_.tensor_parallel));
   TREADLE_RETURN_IF_ERROR(CheckRange("K/V heads", loaded.kv_heads(), 1, kv_heads));
-  TREADLE_RETURN_IF_ERROR(CheckRange("K/V pages", loaded.kv_pages(), 0, INT32_MAX));
+  const PageCounts kv_pages(loaded.kv_pages().whole(), loaded.kv_pages().window());
+  for (const PageKind kind : kPageKinds) {
+    TREADLE_RETURN_IF_ERROR(CheckRange("K/V pages", kv_pages[kind], 0, INT32_MAX));
+  }
   TREADLE_RETURN_IF_ERROR(CheckRange("bytes of weights", loaded.weight_bytes(), 0, kMostMemory));
   TREADLE_RETURN_IF_ERROR(CheckRange("bytes of memory", loaded.memory_available(), 0, kMostMemory));
   TREADLE_RETURN_IF_ERROR(
@@ -256,7 +260,7 @@ absl::Status WorkerCluster::OnLoaded(size_t stage, const control::Loaded& loaded
   peer.memory_available = loaded.memory_available();
   if (!loaded.memory_pool().empty()) peer.memory_pool = loaded.memory_pool();
   peer.kv_heads = loaded.kv_heads();
-  peer.kv_pages = loaded.kv_pages();
+  peer.kv_pages = kv_pages;
   peer.backend = loaded.backend();
   return absl::OkStatus();
 }
@@ -326,18 +330,21 @@ double WorkerCluster::MeanProgress() const {
 
 // Those of the tightest stage.
 absl::Status WorkerCluster::PlanPages() {
-  int64_t tightest = INT64_MAX;
+  PageCounts tightest(INT32_MAX, INT32_MAX);
+  const auto limit = [&tightest](const PageCounts& pages) {
+    for (const PageKind kind : kPageKinds) tightest[kind] = std::min(tightest[kind], pages[kind]);
+  };
   for (size_t stage = 0; stage < peers_.size(); ++stage) {
     const Peer& peer = peers_[stage];
-    if (peer.kv_pages > 0 && !options_.kv_memory) {
-      tightest = std::min(tightest, peer.kv_pages);
+    if (peer.kv_pages != PageCounts() && !options_.kv_memory) {
+      limit(peer.kv_pages);
       continue;
     }
     const auto sharing = std::ranges::count(peers_, peer.memory_pool, &Peer::memory_pool);
     const auto pages = PagesOf(options_, stage, peer.kv_heads,
                                peer.memory_available / static_cast<uint64_t>(sharing));
     if (!pages.ok()) return Named(stage, pages.status());
-    tightest = std::min(tightest, *pages);
+    limit(*pages);
   }
   kv_pages_ = tightest;
   return absl::OkStatus();

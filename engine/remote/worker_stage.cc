@@ -230,6 +230,7 @@ WorkerStage::WorkerStage(const control::Configure& configuration, const RankGpus
       gpus_(gpus),
       options_{.max_batch_tokens = configuration.max_batch_tokens(),
                .kv = {.page_size = configuration.page_size(),
+                      .num_pages = {},
                       .dtype = DTypeFrom(configuration.kv_dtype())},
                .stage = configuration.stage(),
                .timeout = std::chrono::milliseconds(configuration.iteration_deadline_ms()),
@@ -274,14 +275,13 @@ std::string WorkerStage::memory_pool() const {
   return ids;
 }
 
-absl::Status WorkerStage::Reserve(int64_t kv_pages, StageRanks::Events events) {
+absl::Status WorkerStage::Reserve(const PageCounts& kv_pages, StageRanks::Events events) {
   TREADLE_CHECK(!ranks_);
   options_.kv.num_pages = kv_pages;
   return RunAtLowPriority([&] {
     TREADLE_ASSIGN_OR_RETURN(auto ranks, StageRanks::Create(std::move(loaded_), options_));
     TREADLE_RETURN_IF_ERROR(ranks->Start(std::move(events)));
     ranks_ = std::move(ranks);
-    kv_pages_ = kv_pages;
     return absl::OkStatus();
   });
 }

@@ -73,10 +73,10 @@ class WorkerStage {
   // Names the GPUs whose memory that is. Empty: the machine's.
   std::string memory_pool() const;
   // 0 until reserved.
-  int64_t kv_pages() const { return kv_pages_; }
+  const PageCounts& kv_pages() const { return options_.kv.num_pages; }
 
   // Allocates the cache and starts the ranks; once. Errors: StageRanks::Create's.
-  absl::Status Reserve(int64_t kv_pages, StageRanks::Events events);
+  absl::Status Reserve(const PageCounts& kv_pages, StageRanks::Events events);
   // Null until reserved.
   StageRanks* ranks() { return ranks_.get(); }
 
@@ -91,7 +91,6 @@ class WorkerStage {
   StageRanks::Options options_;  // constant, but for the number of pages
   uint64_t weight_bytes_ = 0;
   int64_t kv_heads_ = 0;
-  int64_t kv_pages_ = 0;
   std::string backend_;
   std::vector<StageRanks::Rank> loaded_;  // until ranks_ has them
   std::unique_ptr<StageRanks> ranks_;

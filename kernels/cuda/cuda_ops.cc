@@ -34,20 +34,21 @@ void CudaOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* 
   TREADLE_CHECK(layout.key_order == key_order() && k.rows == q.rows && v.rows == q.rows);
   TREADLE_CHECK(k.cols == layout.kv_heads * layout.head_dim && v.cols == k.cols);
   TREADLE_CHECK(q.cols % layout.head_dim == 0);
-  if (!Upload(kv, q.rows)) return;
-  cuda::RotateAndStoreKv(*device_, q, k, v, rotary, layout, kv.pages, batch_.batch());
+  if (const auto batch = Upload(kv, q.rows)) {
+    cuda::RotateAndStoreKv(*device_, q, k, v, rotary, layout, kv.pages, *batch);
+  }
 }
 
 void CudaOps::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
   const KvLayout& layout = kv.layout;
   TREADLE_CHECK(layout.key_order == key_order() && q.cols % layout.head_dim == 0);
   TREADLE_CHECK(out.rows == q.rows && out.cols == q.cols);
-  if (!Upload(kv, q.rows)) return;
-  const DeviceBatch& batch = batch_.batch();
-  Keep(ReserveScratch(
-      AttentionScratchBytes(q.rows, batch.max_context, q.cols / layout.head_dim, layout.head_dim)));
+  const auto batch = Upload(kv, q.rows);
+  if (!batch) return;
+  Keep(ReserveScratch(AttentionScratchBytes(q.rows, batch->max_context, q.cols / layout.head_dim,
+                                            layout.head_dim)));
   if (!Ready()) return;
-  cuda::Attention(*device_, q, layout, kv.pages, batch, scale, kv.window, options_.deterministic,
+  cuda::Attention(*device_, q, layout, kv.pages, *batch, scale, kv.window, options_.deterministic,
                   Scratch(), out);
 }
 
@@ -75,10 +76,11 @@ bool CudaOps::Ready() {
   return status_.ok();
 }
 
-bool CudaOps::Upload(const KvView& kv, int64_t rows) {
-  if (kv.sequences.empty() || rows == 0 || !Ready()) return false;
-  Keep(batch_.UploadSequences(kv, rows));
-  return Ready();
+std::optional<DeviceBatch> CudaOps::Upload(const KvView& kv, int64_t rows) {
+  if (kv.sequences.empty() || rows == 0 || !Ready()) return std::nullopt;
+  const auto batch = batch_.UploadSequences(kv, rows);
+  Keep(batch.status());
+  return Ready() ? std::optional(*batch) : std::nullopt;
 }
 
 CudaOps::SamplePlace CudaOps::BeginSample(Tensor logits, std::span<const SampleRow> rows,

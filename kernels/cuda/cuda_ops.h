@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "kernels/backend.h"
@@ -57,8 +58,8 @@ class CudaOps : public Backend {
     std::byte* results = nullptr;
   };
 
-  // Whether there is anything to do, and it can be done.
-  bool Upload(const KvView& kv, int64_t rows);
+  // The batch on the device with these sequences, if there is anything to do and it can be done.
+  std::optional<DeviceBatch> Upload(const KvView& kv, int64_t rows);
   // What both kinds of sampling need. Failures are kept.
   SamplePlace BeginSample(Tensor logits, std::span<const SampleRow> rows, int64_t tokens,
                           std::span<std::byte> results);

@@ -107,8 +107,10 @@ struct ConfigJson {
   double default_epsilon = 1e-6;
   double default_rope_base = 10000;
   bool tied_head = false;  // where "tie_word_embeddings" is missing
-  // A field without which "sliding_window" means nothing; null: it always means something.
+  // A field without which "sliding_window" means nothing, and "max_window_layers" with it; null: it
+  // is of all layers.
   const char* window_switch = nullptr;
+  std::string_view window_model_type = {};   // of those with a window; their class is the last
   std::string_view model_type = {};          // if it is not the architecture's name
   std::span<const FlagField> flags = {};     // read before sizes
   std::span<const SizeField> repeated = {};  // fields that are missing or say a size again
@@ -128,7 +130,7 @@ struct Architecture {
   Presence output_bias = Presence::kNever;  // of the attention's output
   bool qk_norm = false;                     // every head's queries and keys are normalized
   bool embedding_scaled = false;            // by the root of the hidden size
-  bool local_layers = false;                // ModelConfig::window
+  bool local_layers = false;                // every model has them; they rotate by their own base
   // ModelConfig::query_scalar, which no key of GGUF says; null: the size of a head.
   int64_t (*gguf_query_scalar)(const ModelConfig&) = nullptr;
   bool grouped = true;  // heads of any size may share K and V; else all are one hidden size's
@@ -147,6 +149,9 @@ struct Architecture {
   std::string_view gguf_second_norm = {};  // a model that lacks it has one norm a layer
   bool gguf_elsewhere = true;              // llama.cpp reads GGUF files of it
 };
+
+// ModelConfig::local_rope_base, of those that have one, where a file leaves it out.
+inline constexpr double kLocalRopeBase = 10000;
 
 // The key of the norms' epsilon, behind the architecture's name.
 inline const char* GgufEpsilonKey(const Architecture& architecture) {

@@ -43,13 +43,15 @@ inline constexpr SizeField kLlamaSizes[] = {
 inline constexpr std::string_view kLlamaClasses[] = {"LlamaForCausalLM", "MistralForCausalLM"};
 inline constexpr FixedField kLlamaFixed[] = {{"mlp_bias", "false"}, {"hidden_act", "\"silu\""}};
 
-inline constexpr Architecture kLlama = {
-    .name = "llama",
-    .layer = LlamaLayer,
-    .tensors = kLlamaTensors,
-    .qkv_bias = Presence::kAsStored,
-    .output_bias = Presence::kAsStored,
-    .config_json = {.classes = kLlamaClasses, .sizes = kLlamaSizes, .fixed = kLlamaFixed},
-    .gguf_pairs = true};
+inline constexpr Architecture kLlama = {.name = "llama",
+                                        .layer = LlamaLayer,
+                                        .tensors = kLlamaTensors,
+                                        .qkv_bias = Presence::kAsStored,
+                                        .output_bias = Presence::kAsStored,
+                                        .config_json = {.classes = kLlamaClasses,
+                                                        .sizes = kLlamaSizes,
+                                                        .fixed = kLlamaFixed,
+                                                        .window_model_type = "mistral"},
+                                        .gguf_pairs = true};
 
 }  // namespace treadle

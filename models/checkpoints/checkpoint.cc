@@ -84,13 +84,6 @@ void Checkpoint::AddTensors(std::vector<StoredTensor> tensors) {
   for (size_t i = 0; i < tensors_.size(); ++i) index_.emplace(tensors_[i].name, i);
 }
 
-void Checkpoint::CapContext(int64_t window) {
-  if (window <= 0 || window >= config_.context) return;
-  config_.notice = Str("sliding window of ", window,
-                       " caps the context (the model's own: ", config_.context, ")");
-  config_.context = window;
-}
-
 // Factors far from these would leave float's range, and angles would be NaN.
 absl::Status Checkpoint::CheckRope() const {
   constexpr double kSmallest = 1e-6, kLargest = 1e12;
@@ -102,7 +95,8 @@ absl::Status Checkpoint::CheckRope() const {
   const RopeScaling scaling = config_.rope_scaling.value_or(RopeScaling());
   const std::pair<const char*, double> rows[] = {
       {"rope base", config_.rope_base},
-      {"rope base of local layers", config_.local_rope_base},
+      {"rope base of local layers",
+       config_.local_rope_base == 0 ? config_.rope_base : config_.local_rope_base},
       {"rope scaling: linear factor", config_.rope_linear_factor},
       {"rope scaling: factor", scaling.factor},
       {"rope scaling: low_freq_factor", scaling.low_freq_factor},
@@ -139,12 +133,19 @@ absl::Status Checkpoint::CheckRope() const {
 }
 
 absl::Status Checkpoint::CheckConsistency() const {
+  const Architecture* const architecture = FindArchitecture(config_.architecture);
+  if (architecture == nullptr) {
+    return Unimplemented(path_, ": architecture ", Quoted(config_.architecture),
+                         ", expected one of ", KnownArchitectures());
+  }
   // Larger than any model; small enough that products of two and a half of them fit 64 bits.
   struct Row {
     const char* name;
     int64_t value;
     int64_t largest;
+    int64_t least = 1;
   };
+  const int64_t local = architecture->local_layers ? 1 : 0;
   const Row rows[] = {{"layers", config_.layers, 1 << 12},
                       {"hidden size", config_.hidden, 1 << 20},
                       {"heads", config_.heads, 1 << 14},
@@ -154,11 +155,13 @@ absl::Status Checkpoint::CheckConsistency() const {
                       {"vocabulary", config_.vocab, 1 << 24},
                       {"context", config_.context, 1 << 24},
                       {"norms of a layer", config_.layer_norms, 2},
-                      {"layers per global one", config_.global_every, 1 << 24}};
+                      {"sliding window", config_.window, 1 << 24, local},
+                      {"layers per global one", config_.global_every, 1 << 24, local},
+                      {"global layers before others", config_.global_layers, 1 << 24, 0}};
   for (const Row& row : rows) {
-    if (row.value < 1 || row.value > row.largest) {
-      return InvalidArgument(path_, ": ", row.name, " is ", row.value, ", expected 1 to ",
-                             row.largest);
+    if (row.value < row.least || row.value > row.largest) {
+      return InvalidArgument(path_, ": ", row.name, " is ", row.value, ", expected ", row.least,
+                             " to ", row.largest);
     }
   }
   if (config_.heads % config_.kv_heads != 0) {
@@ -168,11 +171,6 @@ absl::Status Checkpoint::CheckConsistency() const {
   if (!(config_.norm_epsilon >= 0 && config_.norm_epsilon < 1)) {
     return InvalidArgument(path_, ": norm epsilon is ", config_.norm_epsilon, ", expected 0 to 1");
   }
-  const Architecture* const architecture = FindArchitecture(config_.architecture);
-  if (architecture == nullptr) {
-    return Unimplemented(path_, ": architecture ", Quoted(config_.architecture),
-                         ", expected one of ", KnownArchitectures());
-  }
   if (!architecture->grouped &&
       (config_.kv_heads != config_.heads || config_.heads * config_.head_dim != config_.hidden)) {
     return InvalidArgument(path_, ": ", config_.heads, " heads of ", config_.head_dim, " and ",
@@ -180,9 +178,6 @@ absl::Status Checkpoint::CheckConsistency() const {
                            config_.hidden, " together");
   }
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope());
-  if (architecture->local_layers && config_.window < 1) {
-    return InvalidArgument(path_, ": sliding window is ", config_.window, ", expected at least 1");
-  }
   if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
     return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),
                            " tokens, the model's vocabulary ", config_.vocab);

@@ -100,8 +100,6 @@ class Checkpoint {
   // As Require, for any matrix.
   absl::StatusOr<const StoredTensor*> RequireMatrix(std::string_view name) const;
   void AddTensors(std::vector<StoredTensor> tensors);
-  // A sliding window shorter than the context caps it, with a notice. 0: there is none.
-  void CapContext(int64_t window);
   // Sizes in range and in harmony: what every loader relies on.
   absl::Status CheckConsistency() const;
   absl::Status CheckRope() const;

@@ -22,6 +22,11 @@ std::string Size(uint64_t bytes) {
   return out.str();
 }
 
+// K and V of one token in one layer, in 16 bits.
+uint64_t SlotBytes(const ModelConfig& config) {
+  return 2 * 2 * static_cast<uint64_t>(config.kv_heads * config.head_dim);
+}
+
 int64_t ContextOf(const ModelReport& report, const ServingPlan& plan) {
   return plan.context > 0 ? plan.context : report.config.context;
 }
@@ -60,10 +65,8 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
   }
   report.end_ids = checkpoint.end_ids();
   report.chat_template = !checkpoint.chat_template().empty();
-  const ModelConfig& config = report.config;
-  constexpr uint64_t kHalf = 2;  // bytes
   report.kv_bytes_per_token =
-      2 * kHalf * static_cast<uint64_t>(config.layers * config.kv_heads * config.head_dim);
+      SlotBytes(report.config) * static_cast<uint64_t>(report.config.layers);
   return report;
 }
 
@@ -74,8 +77,12 @@ ServingCost EstimateServingCost(const ModelReport& report, int64_t context, int6
   const int64_t row = 2 * config.hidden + 2 * config.heads * config.head_dim +
                       2 * config.kv_heads * config.head_dim + 2 * config.ffn_hidden;
   const auto floats = static_cast<uint64_t>(batch_tokens * row + batch * config.vocab);
-  return {report.weight_bytes, report.kv_bytes_per_token * static_cast<uint64_t>(context * batch),
-          floats * sizeof(float)};
+  // Layers with a window keep it and what one iteration adds.
+  const int64_t local = config.LocalLayers(0, config.layers);
+  const int64_t kept = std::min(context, config.window + batch_tokens);
+  const auto slots =
+      static_cast<uint64_t>(((config.layers - local) * context + local * kept) * batch);
+  return {report.weight_bytes, SlotBytes(config) * slots, floats * sizeof(float)};
 }
 
 std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
@@ -94,10 +101,10 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
   line("feed-forward size", Str(config.ffn_hidden));
   line("vocabulary", Str(config.vocab, config.tied_head ? ", tied head" : ", own head"));
   line("context", Str(config.context));
-  if (config.window > 0) {
-    line("sliding window", Str(config.window, ", but for every ", config.global_every, ". layer"));
+  if (const int64_t local = config.LocalLayers(0, config.layers); local > 0) {
+    line("sliding window", Str(config.window, " positions in ", local, " of ", config.layers,
+                               " layers, which keep no K/V from before it"));
   }
-  if (!config.notice.empty()) line("notice", config.notice);
   for (const ModelReport::FormatUse& use : report.formats) {
     std::ostringstream bits;
     bits << std::fixed << std::setprecision(2) << use.Bits();
@@ -145,7 +152,8 @@ std::string ReportJson(const ModelReport& report, const ServingPlan& plan) {
                {"vocab", config.vocab},
                {"context", config.context},
                {"tied_head", config.tied_head},
-               {"notice", config.notice},
+               {"window", config.window},
+               {"window_layers", config.LocalLayers(0, config.layers)},
                {"weight_bytes", report.weight_bytes},
                {"kv_bytes_per_token", report.kv_bytes_per_token},
                {"chat_template", report.chat_template}};

@@ -225,6 +225,7 @@ absl::Status UseWorkers(const std::shared_ptr<const Checkpoint>& checkpoint,
               opened);
   }
   KvMemoryRequest memory;
+  memory.max_batch_tokens = options.max_batch_tokens;
   memory.page_size = options.page_size;
   memory.kv_dtype = options.kv_dtype;
   memory.tensor_parallel = options.tensor_parallel;
@@ -262,6 +263,7 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
   memory.available_bytes = devices.AvailableBytes();
   memory.available_share = devices.CacheShare();
   memory.max_batch_size = options.max_batch_size;
+  memory.max_batch_tokens = options.max_batch_tokens;
   memory.max_context = max_context;
   memory.page_size = options.page_size;
   memory.kv_dtype = options.kv_dtype;
@@ -325,7 +327,6 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   opened.max_batch_tokens = options.max_batch_tokens;
   opened.cuda = devices.cuda();
   opened.threads = ThreadsOfRank(options, 1);
-  AddNotice(config.notice, opened);
   AddNotice(options.weights.Notice(*checkpoint), opened);
   ServedModel& served = opened.served;
   served.name = Cut(Printable(checkpoint->model_name()), kLongestModelName);
@@ -340,7 +341,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
       options.remote() ? UseWorkers(checkpoint, options, devices, std::move(progress), log, opened)
                        : UseRanks(*checkpoint, options, devices, std::move(progress), opened));
   served.kv_pages = opened.kv.pages;
-  served.page_size = options.page_size;
+  served.paging = opened.kv.paging;
   opened.files = checkpoint->file_states();
   served.fingerprint = FingerprintOf(options, opened);
   return opened;

@@ -226,7 +226,8 @@ void Introduce(const OpenedModel& opened, Log& log) {
                         {"parameters", model.parameters},
                         {"weight_bytes", static_cast<int64_t>(opened.weight_bytes)},
                         {"backend", model.backend},
-                        {"kv_pages", model.kv_pages},
+                        {"kv_pages", model.kv_pages.whole},
+                        {"kv_window_pages", model.kv_pages.window},
                         {"max_batch_tokens", opened.max_batch_tokens}}});
 }
 

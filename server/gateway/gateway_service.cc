@@ -140,7 +140,7 @@ class GatewayService final : public Methods {
       response->set_uptime_seconds(std::chrono::duration<double>(uptime).count());
       response->set_server_type("vllm-grpc");
       response->set_data_parallel_size(1);
-      response->set_block_size(Fit(environment_.stack.model().page_size));
+      response->set_block_size(Fit(environment_.stack.model().paging.page_size));
       response->set_max_num_seqs(Fit(environment_.stack.options().max_batch_size));
       return absl::OkStatus();
     });
@@ -190,10 +190,10 @@ class GatewayService final : public Methods {
     to.set_num_running_reqs(Fit(load.running));
     to.set_num_waiting_reqs(Fit(load.waiting));
     to.set_num_total_reqs(Fit(load.running + load.waiting));
-    const int64_t used = model.kv_pages - environment_.stack.free_pages();
-    to.set_num_used_tokens(Fit(used * model.page_size));
-    to.set_max_total_num_tokens(Fit(model.kv_pages * model.page_size));
-    to.set_token_usage(static_cast<double>(used) / static_cast<double>(model.kv_pages));
+    const auto [free, total] = environment_.stack.pages();
+    to.set_num_used_tokens(Fit((total - free) * model.paging.page_size));
+    to.set_max_total_num_tokens(Fit(total * model.paging.page_size));
+    to.set_token_usage(static_cast<double>(total - free) / static_cast<double>(total));
     to.set_max_running_requests(Fit(environment_.stack.options().max_batch_size));
   }
 

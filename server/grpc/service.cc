@@ -129,8 +129,9 @@ class Service final : public Methods {
       response->set_running(load.running);
       response->set_queue_limit(load.queue_limit);
       response->set_draining(load.draining);
-      response->set_kv_pages_total(model().kv_pages);
-      response->set_kv_pages_free(environment_.stack.free_pages());
+      const ServingStack::Pages pages = environment_.stack.pages();
+      response->set_kv_pages_total(pages.total);
+      response->set_kv_pages_free(pages.free);
       response->set_running_limit(environment_.stack.options().max_batch_size);
       response->set_uptime(
           std::chrono::duration<double>(Clock::now() - environment_.began).count());

@@ -94,7 +94,8 @@ struct Metrics::Instruments {
   prometheus::Gauge& waiting =
       NewGauge("treadle:num_requests_waiting", "Requests that wait for admission.");
   prometheus::Gauge& kv_usage =
-      NewGauge("treadle:kv_cache_usage_perc", "Share of the K/V pages in use; 1 is all.");
+      NewGauge("treadle:kv_cache_usage_perc",
+               "Share of the K/V pages in use, of the scarcest kind; 1 is all.");
   prometheus::Gauge& bubble_ratio = NewGauge(
       "treadle:pipeline_bubble_ratio",
       "Share of bubbles (the last stage without work while some was in flight) in the time of the "

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <ranges>
 #include <unordered_set>
 #include <utility>
 #include <variant>
@@ -144,9 +145,11 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
 
 // The most tokens that the request may generate within the context and the cache; may be <= 0.
 int64_t MostNewTokens(int64_t prompt, int64_t candidates, const ServedModel& model) {
-  const int64_t shared = (prompt - 1) / model.page_size;
-  const int64_t per_candidate = shared + (model.kv_pages - shared) / candidates;
-  return std::min(model.max_context, per_candidate * model.page_size) - prompt;
+  const auto fits = [&](int32_t tokens) {
+    return model.paging.Needed(prompt, prompt + tokens, candidates).FitsIn(model.kv_pages);
+  };
+  const auto most = static_cast<int32_t>(model.max_context - prompt);
+  return *std::ranges::partition_point(std::views::iota(1, most + 1), fits) - 1;
 }
 
 absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const ServedModel& model,
@@ -169,8 +172,8 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
                            " prompt tokens, expected at most ", model.max_context - prompt,
                            " (the context is ", model.max_context, ")");
   }
-  const int64_t pages = PagesNeeded(spec, model.page_size);
-  if (pages > model.kv_pages) {
+  const PageCounts pages = PagesNeeded(spec, model.paging);
+  if (!pages.FitsIn(model.kv_pages)) {
     return InvalidArgument("the request needs ", pages, " K/V pages (", prompt, " prompt tokens, ",
                            "stopping.max_new_tokens ", spec.max_new_tokens,
                            ", sampling.num_candidates ", spec.candidates, "), expected at most ",
@@ -194,8 +197,8 @@ absl::Status ReadEmbedding(const ServedModel& model, const RequestLimits& limits
     return InvalidArgument("prompt has ", prompt, " tokens, expected at most ", model.max_context,
                            " (the context)");
   }
-  const int64_t pages = PagesNeeded(spec, model.page_size);
-  if (pages <= model.kv_pages) return absl::OkStatus();
+  const PageCounts pages = PagesNeeded(spec, model.paging);
+  if (pages.FitsIn(model.kv_pages)) return absl::OkStatus();
   return InvalidArgument("prompt has ", prompt, " tokens, which need ", pages,
                          " K/V pages, expected at most ", model.kv_pages,
                          " (the server's --kv-memory)");

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "engine/kv_paging.h"
 #include "models/text/chat_template.h"
 #include "models/text/tokenizer.h"
 #include "server/constraint/constraint_compiler.h"
@@ -28,8 +29,8 @@ struct ServedModel {
   int64_t parameters = 0;
   int32_t vocab = 0;
   int64_t max_context = 0;  // prompt + generated tokens of one sequence
-  int64_t kv_pages = 0;     // of the tightest stage
-  int64_t page_size = 0;    // tokens
+  PageCounts kv_pages;      // of the tightest stage
+  KvPaging paging;
 
   std::vector<int32_t> end_ids;  // generation stops at any
 

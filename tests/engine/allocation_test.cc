@@ -18,7 +18,7 @@ TEST(SequenceTableAllocation, TheSteadyStateHasNone) {
                        .max_batch_tokens = 256});
   for (int32_t id = 1; id <= kSequences; ++id) {
     SequenceStart start = StartOf(id, 4, {});
-    for (int32_t page = 0; page < 8; ++page) start.pages.push_back(8 * (id - 1) + page);
+    for (int32_t page = 0; page < 8; ++page) start.pages.whole.push_back(8 * (id - 1) + page);
     if (id % 2 == 0) start.sampling.repetition_penalty = 1.1f;
     table.Start(start);
     table.At(id).Enter(0, std::vector<int32_t>{1, 2, 3, 4});

@@ -66,15 +66,16 @@ std::vector<PlanDriver::DrivenRequest> RandomRequests(uint32_t seed, int count, 
 void ExpectCompanyDoesNotMatter(const RankFactory& rank, const LocalEngineOptions& options,
                                 const std::vector<PlanDriver::DrivenRequest>& requests,
                                 uint32_t seed) {
-  PlanDriver driver({.page_size = options.page_size,
-                     .num_pages = options.kv_pages,
-                     .max_batch_tokens = options.max_batch_tokens,
-                     .seed = seed},
-                    requests);
+  std::unique_ptr<Backend> engine_backend = rank.backend();
+  std::unique_ptr<Model> engine_model = rank.model(*engine_backend);
+  PlanDriver driver(
+      {.paging = KvPaging::Of(engine_model->config(), options.page_size, options.max_batch_tokens),
+       .num_pages = options.kv_pages,
+       .max_batch_tokens = options.max_batch_tokens,
+       .seed = seed},
+      requests);
   {
-    std::unique_ptr<Backend> backend = rank.backend();
-    std::unique_ptr<Model> model = rank.model(*backend);
-    auto engine = OneRankEngine(std::move(backend), std::move(model), options);
+    auto engine = OneRankEngine(std::move(engine_backend), std::move(engine_model), options);
     ASSERT_TRUE(engine.ok()) << engine.status();
     EngineRunner(*std::move(engine)).RunAll(driver);
   }

@@ -97,7 +97,7 @@ TEST(CudaIteration, TheHostCopiesOnceAndAllocatesTheResult) {
   IterationPlan plans[kMarks];
   for (int32_t id = 1; id <= kSequences; ++id) {
     SequenceStart start = StartOf(id, 3, {});
-    for (int32_t page = 0; page < 8; ++page) start.pages.push_back(8 * (id - 1) + page);
+    for (int32_t page = 0; page < 8; ++page) start.pages.whole.push_back(8 * (id - 1) + page);
     if (id % 2 == 0) start.sampling.temperature = 0.7f;
     prompts.starts.push_back(start);
     prompts.steps.push_back(SampleOf(StepOf(id, 0, {1, 2, 3})));

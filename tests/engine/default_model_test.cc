@@ -78,8 +78,9 @@ TEST_P(DefaultModel, AnswersFranceInCompany) {
   const RankFactory rank = CpuRank(*checkpoint_, GetParam());
   auto requests = RandomRequests(1, 5, 49152, 60, 8);
   requests.insert(requests.begin() + 2, France());
-  PlanDriver driver({.page_size = 16, .num_pages = 64, .max_batch_tokens = kMaxBatchTokens},
-                    requests);
+  PlanDriver driver(
+      {.paging = {.page_size = 16}, .num_pages = 64, .max_batch_tokens = kMaxBatchTokens},
+      requests);
   std::unique_ptr<Backend> backend = rank.backend();
   std::unique_ptr<Model> model = rank.model(*backend);
   auto engine = OneRankEngine(std::move(backend), std::move(model), Options());

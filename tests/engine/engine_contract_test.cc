@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "kernels/op_cases/instrumented.h"
+#include "models/architectures/architecture.h"
 #include "tests/engine/company.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/engine_runner.h"
@@ -22,29 +23,40 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A tiny Llama in a directory of this process (tests run side by side), which goes with it. Four
+// Tiny models in a directory of this process (tests run side by side), which goes with them. Four
 // layers, so that four stages have one each; heads and K/V heads that two and four ranks divide.
-struct TinyFile {
-  TinyFile() : directory(testing::TempDir() + Str("engine-contract-", getpid())) {
-    std::filesystem::create_directories(directory);
+struct TinyFiles {
+  TinyFiles() : directory(testing::TempDir() + Str("engine-contract-", getpid())) {
+    llama = Write("llama", 0);
+    window = Write("llama", 8);
+    windows = Write("gemma3", 0);
+  }
+  ~TinyFiles() { std::filesystem::remove_all(directory); }
+  std::string Write(const char* architecture, int64_t window_of_all) const {
+    const std::string folder = Str(directory, "/", architecture, window_of_all);
+    std::filesystem::create_directories(folder);
     TinyModelOptions options;
     options.layers = 4;
-    auto written = WriteTinyLlamaGguf(directory, options);
+    options.window = window_of_all;
+    auto written = WriteTinyGguf(*FindArchitecture(architecture), folder, options);
     TREADLE_CHECK(written.ok());
-    path = *written;
+    return *written;
   }
-  ~TinyFile() { std::filesystem::remove_all(directory); }
-  std::string directory, path;
+  std::string directory;
+  std::string llama, window, windows;  // no layer's, each layer's, each second layer's
 };
-const std::string& TinyPath() {
-  static const TinyFile file;
-  return file.path;
+const TinyFiles& Tiny() {
+  static const TinyFiles files;
+  return files;
 }
+const std::string& TinyPath() { return Tiny().llama; }
 
-absl::StatusOr<std::unique_ptr<Model>> LoadTiny(Backend& backend) {
-  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(TinyPath()));
+absl::StatusOr<std::unique_ptr<Model>> LoadTiny(Backend& backend,
+                                                const std::string& path = TinyPath(),
+                                                int64_t max_batch_tokens = 64) {
+  TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(path));
   LoadOptions load;
-  load.max_batch_tokens = 64;
+  load.max_batch_tokens = max_batch_tokens;
   return Model::Load(*checkpoint, backend, load);
 }
 
@@ -227,35 +239,39 @@ TEST_P(EngineContract, MasksThatDoNotFitEndTheEpoch) {
 }
 
 // The same stream of requests, whatever the placement: with one rank the very bits that each
-// request gets alone (N1 to N3), with several the same bits in every run.
-TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {
-  const bool few = GetParam().gpus;
-  const auto requests =
-      RandomRequests(3, few ? 4 : 12, TinyVocabulary(), few ? 20 : 40, few ? 5 : 12);
+// request gets alone (N1 to N3), with several the same bits in every run. Alone, each has all pages
+// that there are.
+void ExpectAsAlone(const EngineKind& kind, const std::string& path,
+                   const LocalEngineOptions& options,
+                   const std::vector<PlanDriver::DrivenRequest>& requests) {
+  const std::unique_ptr<Backend> backend = MakeBackend(kind);
+  constexpr int64_t kMostTokens = 128;
+  auto model = LoadTiny(*backend, path, kMostTokens);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const KvPaging paging =
+      KvPaging::Of((*model)->config(), options.page_size, options.max_batch_tokens);
   const auto run = [&](uint32_t seed) {
-    auto driver = std::make_unique<PlanDriver>(PlanDriver::Options{.page_size = 16,
-                                                                   .num_pages = 48,
-                                                                   .max_batch_tokens = 64,
-                                                                   .seed = seed,
-                                                                   .one_plan_each = stages() > 1},
-                                               requests);
-    EngineRunner(MakeEngine(GetParam(), TinyPath(), Options())).RunAll(*driver);
-    EXPECT_EQ(driver->free_pages(), 48);
+    auto driver = std::make_unique<PlanDriver>(
+        PlanDriver::Options{.paging = paging,
+                            .num_pages = options.kv_pages,
+                            .max_batch_tokens = options.max_batch_tokens,
+                            .seed = seed,
+                            .one_plan_each = kind.stages > 1},
+        requests);
+    EngineRunner(MakeEngine(kind, path, options)).RunAll(*driver);
+    EXPECT_EQ(driver->free_pages(), options.kv_pages);
     return driver;
   };
   const auto first = run(1);
   const auto second = run(2);
-  const std::unique_ptr<Backend> backend = MakeBackend(GetParam());
-  auto model = LoadTiny(*backend);
-  ASSERT_TRUE(model.ok());
-  ReferenceRunner alone(*backend, **model, 64, 64, DType::kF32);
+  ReferenceRunner alone(*backend, **model, kMostTokens, 64, DType::kF32);
   for (size_t i = 0; i < requests.size(); ++i) {
     for (int32_t candidate = 0; candidate < requests[i].candidates; ++candidate) {
       SCOPED_TRACE(Str("request ", i, ", candidate ", candidate));
       const AloneAnswer& answer = first->answer(i, candidate);
       EXPECT_EQ(answer.tokens, second->answer(i, candidate).tokens);
       EXPECT_EQ(Difference(answer.details, second->answer(i, candidate).details), "");
-      if (GetParam().ranks > 1) continue;
+      if (kind.ranks > 1) continue;
       AloneRequest request = requests[i].request;
       request.candidate = static_cast<uint32_t>(candidate);
       if (candidate > 0) request.prompt_logprobs = -1;  // candidate 0 has them
@@ -264,6 +280,28 @@ TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {
       EXPECT_EQ(Difference(answer.details, expected.details), "");
       EXPECT_EQ(Difference(answer.prompt_details, expected.prompt_details), "");
     }
+  }
+}
+
+TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {
+  const bool few = GetParam().gpus;
+  ExpectAsAlone(GetParam(), TinyPath(), Options(),
+                RandomRequests(3, few ? 4 : 12, TinyVocabulary(), few ? 20 : 40, few ? 5 : 12));
+}
+
+// Neither does it where the pages behind a window are used again: rings of 32 or 48 positions for
+// requests of up to 120.
+TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
+  const bool few = GetParam().gpus;
+  LocalEngineOptions options = Options();
+  options.max_batch_tokens = 16;
+  for (const std::string& path : {Tiny().window, Tiny().windows}) {
+    SCOPED_TRACE(path);
+    options.kv_pages = {path == Tiny().window ? 0 : 48, 32};
+    auto requests = RandomRequests(4, few ? 2 : 10, TinyVocabulary(), few ? 70 : 110, few ? 3 : 10);
+    // Of several ranks, who samples beside a row decides how its shards' sums are added.
+    for (auto& driven : requests) driven.request.top_logprobs = GetParam().ranks > 1 ? -1 : 3;
+    ExpectAsAlone(GetParam(), path, options, requests);
   }
 }
 

@@ -1,5 +1,6 @@
 #include "engine/kv_slot_manager.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,12 +10,15 @@
 namespace treadle {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
 TEST(KvSlotManager, PagesForRoundsUp) {
-  const KvSlotManager manager(8, 16);
-  EXPECT_EQ(manager.PagesFor(0), 0);
-  EXPECT_EQ(manager.PagesFor(1), 1);
-  EXPECT_EQ(manager.PagesFor(16), 1);
-  EXPECT_EQ(manager.PagesFor(17), 2);
+  const KvPaging paging{.page_size = 16};
+  EXPECT_EQ(paging.PagesFor(0), 0);
+  EXPECT_EQ(paging.PagesFor(1), 1);
+  EXPECT_EQ(paging.PagesFor(16), 1);
+  EXPECT_EQ(paging.PagesFor(17), 2);
 }
 
 TEST(KvSlotManager, ReserveIsAllOrNothing) {
@@ -48,14 +52,70 @@ TEST(KvSlotManager, ASharedPageIsFreeAfterItsLastRelease) {
   EXPECT_EQ(manager.Capacity().free_pages, 4);
 }
 
+// Steps of 5 rows, a window of 6: 10 positions together, in pages of 4.
+TEST(KvSlotManager, WindowPagesAreARing) {
+  ModelConfig config;
+  config.layers = 2;
+  config.window = 6;
+  config.global_every = 2;
+  const KvPaging both = KvPaging::Of(config, 4, 5);
+  EXPECT_EQ(both.ring, 3);
+  config.global_every = 0;
+  EXPECT_FALSE(KvPaging::Of(config, 4, 5).whole);
+  config.window = 0;
+  EXPECT_EQ(KvPaging::Of(config, 4, 5).ring, 0);
+
+  KvSlotManager manager({20, 9}, both);
+  const auto admitted = manager.Admit(3, 26, 1);
+  ASSERT_TRUE(admitted.has_value());
+  EXPECT_THAT(admitted->front().whole, ElementsAre(0, 1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(admitted->front().window, ElementsAre(2, 0, 1, 2, 0, 1, 2));
+  EXPECT_EQ(manager.Capacity().free_pages, PageCounts(13, 6));
+  EXPECT_FALSE(manager.Admit(3, 26, 2).has_value());  // 14 whole pages
+  EXPECT_EQ(manager.Capacity().free_pages, PageCounts(13, 6));
+  manager.Release(admitted->front());
+  EXPECT_EQ(manager.Capacity().free_pages, PageCounts(20, 9));
+}
+
+// Candidates share what no one overwrites, and copy what they still see.
+TEST(KvSlotManager, CandidatesShareWhatTheRingKeeps) {
+  const KvPaging paging{.page_size = 4, .ring = 4, .whole = false};
+  KvSlotManager manager({0, 12}, paging);
+  const auto copies = [&](int64_t prompt, int64_t tokens) {
+    auto pages = *manager.Admit(prompt, tokens, 2);
+    IterationPlan plan;
+    manager.AddCopies(pages[0], pages[1], prompt, plan);
+    EXPECT_TRUE(plan.page_copies.whole.empty());
+    std::vector<std::pair<int32_t, int32_t>> found;
+    for (const PageCopy& copy : plan.page_copies.window) found.push_back({copy.from, copy.to});
+    manager.Release(pages[0]);
+    manager.Release(pages[1]);
+    EXPECT_EQ(manager.Capacity().free_pages, PageCounts(0, 12));
+    return found;
+  };
+  // Within the ring: as pages that are kept.
+  EXPECT_EQ(paging.Needed(11, 14, 2), PageCounts(0, 2 + 2 * 2));
+  EXPECT_THAT(copies(11, 14), ElementsAre(std::pair(2, 4)));
+  EXPECT_THAT(copies(9, 14), IsEmpty());
+  // Pages 0 to 4, of which 4 overwrites 0: that and the partly filled 2 are copied, 1 is shared.
+  EXPECT_EQ(paging.Needed(11, 20, 2), PageCounts(0, 1 + 2 * 3));
+  EXPECT_THAT(copies(11, 20), ElementsAre(std::pair(3, 6), std::pair(1, 4)));
+  // Pages 0 to 8: all of the prompt's will be overwritten.
+  EXPECT_EQ(paging.Needed(11, 36, 2), PageCounts(0, 2 * 4));
+  EXPECT_EQ(copies(11, 36).size(), 3u);
+  // A page that lay where the last one does may hold what is seen.
+  EXPECT_EQ(copies(9, 36).size(), 2u);
+  EXPECT_EQ(copies(17, 36).size(), 4u);
+}
+
 TEST(KvSlotManagerDeathTest, MisuseIsABug) {
   KvSlotManager manager(4, 16);
   const auto pages = manager.Reserve(1);
   const std::vector<int32_t> not_held = {3};
   const std::vector<int32_t> no_page = {4};
-  EXPECT_DEATH(manager.Release(not_held), "references_");
-  EXPECT_DEATH(manager.Share(not_held), "references_");
-  EXPECT_DEATH(manager.Release(no_page), "references_");
+  EXPECT_DEATH(manager.Release(not_held), "references");
+  EXPECT_DEATH(manager.Share(not_held), "references");
+  EXPECT_DEATH(manager.Release(no_page), "references");
 }
 
 // Against a shadow model: a multiset of holdings.

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "models/checkpoints/checkpoint.h"
+
 namespace treadle {
 namespace {
 
@@ -33,9 +35,9 @@ TEST(KvMemoryPlan, GivenBytesAreUsedWholePageByWholePage) {
   EXPECT_EQ(plan->bytes_per_page, 23040 * 32);
   EXPECT_EQ(plan->pages_per_request, 32);
   EXPECT_EQ(plan->pages, (100 << 20) / (23040 * 32));  // 142
-  EXPECT_EQ(plan->bytes, plan->pages * plan->bytes_per_page);
-  EXPECT_EQ(plan->tokens, 142 * 32);
-  EXPECT_EQ(plan->ToString(), "K/V cache: 142 pages, 4544 tokens x 23040 bytes = 100 MiB");
+  EXPECT_EQ(plan->bytes, 142 * 23040 * 32);
+  EXPECT_EQ(plan->ToString(),
+            "K/V cache: 142 pages of 32 tokens x 23040 bytes = 104693760 bytes (100 MiB)");
 }
 
 TEST(KvMemoryPlan, AutoTakesWhatABatchCanUse) {
@@ -78,6 +80,59 @@ TEST(KvMemoryPlan, TooLittleShowsTheArithmetic) {
   const auto automatic = PlanKvMemory(SmolLm2(), Request(std::nullopt, 1 << 20));
   EXPECT_THAT(std::string(automatic.status().message()),
               HasSubstr("50 % of the available memory are 524288 bytes"));
+}
+
+// 2 x 32 layers x 8 heads x 128 elements x 2 bytes = 131,072 bytes per token.
+TEST(KvMemoryPlan, BehindMistralsWindowNothingIsReserved) {
+  const auto checkpoint = Checkpoint::Open("random:mistral-7b");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const ModelConfig& config = (*checkpoint)->config();
+  ASSERT_EQ(config.context, 32768);
+  for (const int64_t page_size : {16, 32, 64, 128}) {
+    for (const int64_t chunk : {512, 2048}) {
+      const auto plan = PlanKvMemory(config, {.kv_bytes = int64_t{16} << 30,
+                                              .max_batch_size = 16,
+                                              .max_batch_tokens = chunk,
+                                              .max_context = config.context,
+                                              .page_size = page_size});
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      EXPECT_EQ(plan->pages_per_request.whole, 0);
+      EXPECT_LE(plan->pages_per_request.window * page_size, 4096 + chunk + page_size);
+      EXPECT_GE(plan->pages_per_request.window * page_size, 4096 + chunk);
+      EXPECT_EQ(plan->bytes_per_token, PageCounts(0, 131072));
+      EXPECT_EQ(plan->pages, PageCounts(0, (int64_t{16} << 30) / (131072 * page_size)));
+      // A request that ends within its window reserves what it can use.
+      EXPECT_EQ(plan->paging.PagesFor(3 * page_size), PageCounts(0, 3));
+    }
+  }
+}
+
+// Of 18 layers each sixth sees everything: 2 x 256 elements x 2 bytes = 1,024 bytes per token each.
+TEST(KvMemoryPlan, BothKindsShareTheMemoryByWhatARequestTakes) {
+  const auto checkpoint = Checkpoint::Open("random:gemma-3-270m");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  KvMemoryRequest request{.kv_bytes = 256 << 20,
+                          .max_batch_size = 16,
+                          .max_batch_tokens = 512,
+                          .max_context = 32768,
+                          .page_size = 32};
+  auto plan = PlanKvMemory((*checkpoint)->config(), request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->bytes_per_token, PageCounts(3 * 1024, 15 * 1024));
+  EXPECT_EQ(plan->pages_per_request, PageCounts(1024, 32));
+  const int64_t each = 1024 * 3 * 32768 + 32 * 15 * 32768;
+  EXPECT_EQ(plan->pages, PageCounts((int64_t{1024} << 28) / each, (int64_t{32} << 28) / each));
+  EXPECT_LE(plan->bytes, 256 << 20);
+  EXPECT_GT(plan->bytes, (256 << 20) - 18 * 32768);
+  EXPECT_THAT(plan->ToString(), HasSubstr(" window pages of 32 tokens x 15360 bytes = "));
+  // Of the first five layers, which are local, and with room for all in the batch.
+  request.kv_bytes.reset();
+  request.available_bytes = int64_t{64} << 30;
+  request.layers = {0, 5};
+  plan = PlanKvMemory((*checkpoint)->config(), request);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->bytes_per_token, PageCounts(0, 5 * 1024));
+  EXPECT_EQ(plan->pages, PageCounts(16 * 1024, 16 * 32));
 }
 
 TEST(KvMemoryPlan, NumbersOutOfRangeAreNamed) {

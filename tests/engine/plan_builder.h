@@ -8,11 +8,12 @@
 
 namespace treadle {
 
-inline SequenceStart StartOf(SequenceId id, int32_t prompt_length, std::vector<int32_t> pages) {
+inline SequenceStart StartOf(SequenceId id, int32_t prompt_length, std::vector<int32_t> pages,
+                             std::vector<int32_t> window_pages = {}) {
   SequenceStart start;
   start.sequence = id;
   start.prompt_length = prompt_length;
-  start.pages = std::move(pages);
+  start.pages = {std::move(pages), std::move(window_pages)};
   start.sampling.temperature = 0;
   return start;
 }
@@ -48,7 +49,9 @@ class PlanOf {
     plan_.iteration = iteration;
   }
   PlanOf& Release(SequenceId id) { return plan_.releases.push_back(id), *this; }
-  PlanOf& Copy(int32_t from, int32_t to) { return plan_.page_copies.push_back({from, to}), *this; }
+  PlanOf& Copy(int32_t from, int32_t to, PageKind kind = PageKind::kWhole) {
+    return plan_.page_copies[kind].push_back({from, to}), *this;
+  }
   PlanOf& Start(SequenceStart start) { return plan_.starts.push_back(std::move(start)), *this; }
   PlanOf& Step(struct Step step) { return plan_.steps.push_back(std::move(step)), *this; }
   operator const IterationPlan&() const { return plan_; }  // NOLINT: reads as the plan it is

@@ -8,7 +8,7 @@ PlanDriver::PlanDriver(const Options& options, std::vector<DrivenRequest> reques
     : options_(options),
       requests_(std::move(requests)),
       random_(options.seed),
-      kv_(options.num_pages, options.page_size) {}
+      kv_(options.num_pages, options.paging) {}
 
 bool PlanDriver::Done() const {
   return next_request_ == requests_.size() &&
@@ -16,23 +16,18 @@ bool PlanDriver::Done() const {
                      [](const Sequence& sequence) { return sequence.released; });
 }
 
-// Reserves for all candidates: they share the whole pages before the prompt's last token.
+// Reserves for all candidates.
 bool PlanDriver::Admit(size_t index) {
   const DrivenRequest& driven = requests_[index];
   const int64_t prompt = static_cast<int64_t>(driven.request.prompt.size());
-  const int64_t total = kv_.PagesFor(prompt + driven.request.max_new_tokens);
-  const int64_t shared = (prompt - 1) / options_.page_size;
-  const auto pages = kv_.Reserve(shared + driven.candidates * (total - shared));
+  auto pages = kv_.Admit(prompt, prompt + driven.request.max_new_tokens, driven.candidates);
   if (!pages) return false;
   for (int32_t candidate = 0; candidate < driven.candidates; ++candidate) {
     Sequence sequence;
     sequence.id = sequences_.size() + 1;
     sequence.request = index;
     sequence.candidate = static_cast<uint32_t>(candidate);
-    sequence.pages.assign(pages->begin(), pages->begin() + shared);
-    if (candidate > 0) kv_.Share(sequence.pages);
-    const auto own = pages->begin() + shared + candidate * (total - shared);
-    sequence.pages.insert(sequence.pages.end(), own, own + (total - shared));
+    sequence.pages = std::move((*pages)[candidate]);
     sequences_.push_back(std::move(sequence));
   }
   return true;
@@ -57,7 +52,7 @@ void PlanDriver::AddStart(Sequence& sequence, int32_t first_position, IterationP
   plan.starts.push_back(std::move(start));
 }
 
-// Candidates 1 and up begin once a plan has run the prompt: one page copy, one row again.
+// Candidates 1 and up begin once a plan has run the prompt: copies of pages, one row again.
 void PlanDriver::StartCandidates(IterationPlan& plan) {
   for (Sequence& sequence : sequences_) {
     if (sequence.started) continue;
@@ -68,10 +63,7 @@ void PlanDriver::StartCandidates(IterationPlan& plan) {
     }
     const Sequence& first = sequences_[sequence.id - 1 - sequence.candidate];
     if (first.next_position < prompt) continue;
-    const size_t page = static_cast<size_t>((prompt - 1) / options_.page_size);
-    if ((prompt - 1) % options_.page_size != 0) {
-      plan.page_copies.push_back({first.pages[page], sequence.pages[page]});
-    }
+    kv_.AddCopies(first.pages, sequence.pages, prompt, plan);
     AddStart(sequence, prompt - 1, plan);
   }
 }

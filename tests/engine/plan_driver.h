@@ -23,8 +23,8 @@ class PlanDriver {
     int32_t candidates = 1;
   };
   struct Options {
-    int64_t page_size = 16;
-    int64_t num_pages = 64;
+    KvPaging paging = {.page_size = 16};
+    PageCounts num_pages = 64;
     int64_t max_batch_tokens = 64;
     uint32_t seed = 0;
     bool always_previous_sample = false;
@@ -42,14 +42,14 @@ class PlanDriver {
   void Absorb(const IterationResult& result);
 
   const AloneAnswer& answer(size_t request, uint32_t candidate) const;
-  int64_t free_pages() const { return kv_.Capacity().free_pages; }
+  PageCounts free_pages() const { return kv_.Capacity().free_pages; }
 
  private:
   struct Sequence {
     SequenceId id = 0;
     size_t request = 0;
     uint32_t candidate = 0;
-    std::vector<int32_t> pages;
+    SequencePages pages;
     int32_t next_position = 0;
     int32_t submitted = 0;  // samples asked for
     int32_t in_flight = 0;

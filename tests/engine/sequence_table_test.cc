@@ -130,7 +130,7 @@ TEST(SequenceTable, NamesPagesAndPositionsOutOfRange) {
   SequenceTable table(SmallLimits());
   ExpectBad(table, PlanOf().Start(StartOf(1, 3, {8})), kInvalid, "page 8 (of 1)");
   ExpectBad(table, PlanOf().Start(StartOf(1, 3, {-1})), kInvalid, "expected 0 to 7");
-  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {})), kInvalid, "its 0 pages hold 0 positions");
+  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {})), kInvalid, "its pages hold 0 positions");
   ExpectBad(table, PlanOf().Start(StartOf(1, 0, {1})), kInvalid, "prompt length is 0");
   ExpectBad(table, PlanOf().Copy(0, 8), kInvalid, "page copy to 8");
   ExpectBad(table, PlanOf().Copy(-2, 1), kInvalid, "page copy from -2");
@@ -186,6 +186,43 @@ TEST(SequenceTable, NamesTokensThatCannotBe) {
   ExpectBad(table, PlanOf().Start(start), kInvalid, "1 earlier tokens");
   start.earlier_tokens = {1, 2};
   EXPECT_EQ(table.Check(PlanOf().Start(start)), absl::OkStatus());
+}
+
+// A ring of three pages of 16, a window of 20.
+TEST(SequenceTable, NamesWhatARingDoesNotHold) {
+  SequenceTable::Limits limits = SmallLimits();
+  limits.num_pages = {0, 8};
+  limits.window = 20;
+  SequenceTable table(limits);
+  const std::vector<int32_t> ring = {4, 2, 7, 4, 2, 7};
+  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {1}, ring)), kInvalid,
+            "1 pages and 6 of a window, expected at most 0 and 6");
+  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {}, {4, 2, 7, 4, 7, 2})), kInvalid,
+            "page 7 of a window at 4, expected a ring of 3 pages, which has 2");
+  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {}, {0, 8})), kInvalid, "page 8 (of 1)");
+  ExpectBad(table, PlanOf().Start(StartOf(1, 3, {}, std::vector<int32_t>(7, 1))), kInvalid,
+            "expected at most 0 and 6");
+  ExpectBad(table, PlanOf().Copy(0, 8, PageKind::kWindow), kInvalid, "page copy to 8");
+  ExpectBad(table, PlanOf().Copy(0, 1), kInvalid, "page copy from 0 (of 1) is not a page");
+
+  Apply(table, PlanOf().Start(StartOf(1, 90, {}, ring)));
+  const auto step = [](int32_t first, int32_t count) {
+    return PlanOf().Step(StepOf(1, first, std::vector<int32_t>(count, 1)));
+  };
+  Apply(table, step(0, 40));
+  // The first row sees from 21 on: the last may be at 21 + 48 - 1.
+  ExpectBad(table, step(40, 30), kInvalid,
+            "position 40 looks back to 21, but its ring of 48 positions holds nothing before 22");
+  Apply(table, step(40, 29));
+  // Written to 69: one that goes back finds what it sees from 21 on.
+  ExpectBad(table, step(39, 1), kInvalid, "position 39 looks back to 20");
+  Apply(table, step(40, 1));
+  ExpectBad(table, step(39, 1), kInvalid, "position 39 looks back to 20");
+
+  limits.num_pages = {8, 8};
+  SequenceTable both(limits);
+  ExpectBad(both, PlanOf().Start(StartOf(1, 3, {1}, {4, 2})), kInvalid,
+            "1 pages and 2 of a window, expected as many");
 }
 
 // A candidate that shares pages must not write before its first position.

@@ -27,10 +27,10 @@ IterationPlan RandomPlan(std::mt19937& random, std::map<SequenceId, int32_t>& ne
   };
   IterationPlan plan;
   if (number(0, 3) == 0) plan.releases.push_back(number(1, 6));
-  if (number(0, 9) == 0) plan.page_copies.push_back({number(-1, 32), number(-1, 32)});
+  if (number(0, 9) == 0) plan.page_copies.whole.push_back({number(-1, 32), number(-1, 32)});
   if (number(0, 2) == 0) {
     SequenceStart start = StartOf(number(1, 6), number(0, 20), {});
-    for (int pages = number(0, 3); pages > 0; --pages) start.pages.push_back(number(0, 32));
+    for (int pages = number(0, 3); pages > 0; --pages) start.pages.whole.push_back(number(0, 32));
     if (number(0, 4) == 0) start.first_position = number(-1, 20);
     if (number(0, 3) == 0) start.sampling.repetition_penalty = 1.5f;
     if (number(0, 9) == 0) start.earlier_tokens.resize(number(0, 20), number(-1, 50));
@@ -212,7 +212,7 @@ TEST_F(StageTest, EndTokensAreSuppressedUntilMinNewTokens) {
   // The second token may be any.
   const std::vector<int32_t> longer = {5, 6, 7, token};
   start.sequence = 2;
-  start.pages = {1};
+  start.pages.whole = {1};
   start.end_tokens = {Greedy(prompt), Greedy(longer)};
   Run(PlanOf().Start(start).Step(SampleOf(StepOf(2, 0, prompt))));
   EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(2, 3, {token})))).steps[0].token, Greedy(longer));

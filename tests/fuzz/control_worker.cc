@@ -66,8 +66,8 @@ class Master {
       Limit(*message.mutable_configure());
       answers_ = FuzzInput(input_.Short());
     }
-    if (message.reserve() > kMostPages && message.reserve() <= INT32_MAX) {
-      message.set_reserve(kMostPages);
+    if (const int64_t pages = message.reserve().whole(); pages > kMostPages && pages <= INT32_MAX) {
+      message.mutable_reserve()->set_whole(kMostPages);
     }
     stream_->Deliver(message.SerializeAsString());
     const auto kind = message.kind_case();
@@ -183,7 +183,7 @@ std::vector<std::string> Seeds() {
   stage.set_max_batch_tokens(32);
   stage.set_page_size(16);
   stage.set_iteration_deadline_ms(20'000);
-  reserve.set_reserve(8);
+  reserve.mutable_reserve()->set_whole(8);
   begin.mutable_begin_epoch()->set_epoch(1);
   EncodePlan(PlanOf(1, 0).Start(StartOf(7, 3, {2, 1})).Step(SampleOf(StepOf(7, 0, {1, 2, 3}), 2)),
              *plan.mutable_plan());

@@ -12,8 +12,12 @@
 namespace treadle {
 namespace {
 
-constexpr SequenceTable::Limits kLimits = {
-    .page_size = 4, .num_pages = 16, .vocab = 50, .context = 40, .max_batch_tokens = 24};
+constexpr SequenceTable::Limits kLimits = {.page_size = 4,
+                                           .num_pages = {16, 16},
+                                           .window = 5,
+                                           .vocab = 50,
+                                           .context = 40,
+                                           .max_batch_tokens = 24};
 
 std::string Framed(const google::protobuf::Message& message) {
   const std::string bytes = message.SerializeAsString();
@@ -76,7 +80,7 @@ void Run(std::string_view bytes) {
 }
 
 std::vector<std::string> Seeds() {
-  SequenceStart first = StartOf(7, 6, {3, 1, 2}), second = StartOf(8, 6, {5, 6});
+  SequenceStart first = StartOf(7, 6, {3, 1, 2}, {0, 1, 0}), second = StartOf(8, 6, {5, 6}, {2, 3});
   first.sampling.presence_penalty = 1;
   first.sampling.logit_bias = {{3, 0.5f}};
   first.end_tokens = {4};
@@ -89,11 +93,12 @@ std::vector<std::string> Seeds() {
   const IterationPlan plans[] = {PlanOf(1, 0).Start(first).Step(prompt),
                                  PlanOf(1, 1)
                                      .Copy(1, 5)
+                                     .Copy(1, 3, PageKind::kWindow)
                                      .Start(second)
                                      .Step(SampleOf(PreviousSample(7, 6)))
                                      .Step(SampleOf(StepOf(8, 5, {6}))),
                                  PlanOf(1, 2).Release(7).Step(SampleOf(StepOf(8, 6, {9, 10}))),
-                                 PlanOf(1, 3).Start(StartOf(9, 2, {4})).Step(pooled)};
+                                 PlanOf(1, 3).Start(StartOf(9, 2, {4}, {4})).Step(pooled)};
   std::string seed(1, '\0');
   for (const IterationPlan& plan : plans) {
     control::PlanMessage message;

@@ -36,7 +36,7 @@ const ServedModel& Model() {
     made.vocab = static_cast<int32_t>(spec.tokens.size()) - 1;
     made.max_context = 64;
     made.kv_pages = 7;
-    made.page_size = 8;
+    made.paging.page_size = 8;
     made.end_ids = spec.end_ids;
     made.tokenizer = *Tokenizer::Create(std::move(spec));
     made.chat_template = *ChatTemplate::Parse(

@@ -47,6 +47,7 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "llama-one-kv-head",
                            "llama-ungrouped",
                            "mistral",
+                           "mistral-window",
                            "gpt2",
                            "gpt2-untied",
                            "qwen2",

@@ -166,7 +166,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          "qwen3-tied", "gptneox", "gptneox-sequential", "opt",
                                          "opt-untied", "falcon", "falcon-grouped",
                                          "falcon-one-norm", "phi3-long", "phi3-short", "phi3",
-                                         "gemma3", "gemma3-scaled"),
+                                         "gemma3", "gemma3-scaled", "mistral-window",
+                                         "qwen2-last-window"),
                        ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
@@ -276,12 +277,20 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
   }
 }
 
-TEST(SlidingWindow, CapsTheContextAndSaysSo) {
-  for (const char* name : {"mistral", "qwen2-window"}) {
+TEST(SlidingWindow, IsOfTheLayersThatTheFileNames) {
+  const std::pair<const char*, std::vector<bool>> rows[] = {
+      {"mistral-window", {true, true}},
+      {"qwen2-last-window", {false, false, true}},
+      {"gemma3", {true, false, true}},
+      {"qwen2", {false, false}}};  // switched off
+  for (const auto& [name, layers] : rows) {
     const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name));
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
-    EXPECT_EQ((*checkpoint)->config().context, 40);
-    EXPECT_THAT((*checkpoint)->config().notice, HasSubstr("sliding window of 40"));
+    const ModelConfig& config = (*checkpoint)->config();
+    EXPECT_EQ(config.context, 96);
+    std::vector<bool> local;
+    for (int64_t layer = 0; layer < config.layers; ++layer) local.push_back(config.Local(layer));
+    EXPECT_EQ(local, layers) << name;
   }
 }
 

@@ -200,23 +200,46 @@ TEST_F(SafetensorsTest, EveryWrongConfigurationIsRefused) {
 }
 
 TEST_F(SafetensorsTest, AWindowCountsWhereItIsSwitchedOn) {
-  const auto context = [&] {
+  const auto open = [&] {
     Write("config.json", config_.dump());
-    const auto checkpoint = Checkpoint::Open(directory_.string());
-    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
-    return checkpoint.ok() ? (*checkpoint)->config().context : 0;
+    return Checkpoint::Open(directory_.string());
   };
-  config_["sliding_window"] = 7;
-  EXPECT_EQ(context(), 7);
+  // The window, and the layers before those that have it.
+  const auto window = [&] {
+    const auto checkpoint = open();
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    if (!checkpoint.ok()) return std::pair<int, int>();
+    const ModelConfig& config = (*checkpoint)->config();
+    return std::pair<int, int>(config.window, config.global_layers);
+  };
   for (const char* name : {"qwen2", "qwen3"}) {
+    SCOPED_TRACE(name);
     ASSERT_TRUE(WriteTinyFolder(*FindArchitecture(name), directory_.string(), {}).ok());
     config_ = Json::parse(Read("config.json"));
     config_["sliding_window"] = 7;
-    EXPECT_EQ(context(), 256) << name;
+    EXPECT_EQ(window(), std::pair(0, 0));
     config_["use_sliding_window"] = false;
-    EXPECT_EQ(context(), 256) << name;
+    EXPECT_EQ(window(), std::pair(0, 0));
     config_["use_sliding_window"] = true;
-    EXPECT_EQ(context(), 7) << name;
+    EXPECT_EQ(window(), std::pair(7, 28));
+    config_["max_window_layers"] = 0;
+    EXPECT_EQ(window(), std::pair(7, 0));
+    config_["layer_types"] = {"full_attention", "sliding_attention"};
+    EXPECT_EQ(window(), std::pair(7, 1));
+    config_["sliding_window"] = nullptr;
+    EXPECT_EQ(window(), std::pair(0, 0));
+    const std::pair<const char*, Json> refused[] = {
+        {"sliding_window", 0},
+        {"sliding_window", -4},
+        {"max_window_layers", -1},
+        {"layer_types", {"sliding_attention", "full_attention"}}};
+    const Json before = config_;
+    for (const auto& [field, value] : refused) {
+      config_["sliding_window"] = 7;
+      config_[field] = value;
+      ExpectRefused(open().status(), Path("config.json"), Str(field, " is "));
+      config_ = before;
+    }
   }
 }
 
@@ -404,20 +427,17 @@ TEST_F(SafetensorsTest, EndIdsAreKnownWithoutATokenizer) {
   EXPECT_THAT(*end_ids(), testing::ElementsAre(2));
 }
 
-TEST_F(SafetensorsTest, MistralsWindowCapsTheContext) {
+TEST_F(SafetensorsTest, MistralsWindowIsOfAllLayers) {
   config_["architectures"] = {"MistralForCausalLM"};
-  config_["sliding_window"] = 8;
-  Write("config.json", config_.dump());
-  const auto capped = Checkpoint::Open(directory_.string());
-  ASSERT_TRUE(capped.ok()) << capped.status();
-  EXPECT_EQ((*capped)->config().context, 8);
-  EXPECT_THAT((*capped)->config().notice, HasSubstr("sliding window of 8"));
-  config_["sliding_window"] = nullptr;
-  Write("config.json", config_.dump());
-  const auto whole = Checkpoint::Open(directory_.string());
-  ASSERT_TRUE(whole.ok()) << whole.status();
-  EXPECT_EQ((*whole)->config().context, 16);
-  EXPECT_EQ((*whole)->config().notice, "");
+  for (const Json& window : {Json(8), Json(nullptr)}) {
+    config_["sliding_window"] = window;
+    Write("config.json", config_.dump());
+    const auto checkpoint = Checkpoint::Open(directory_.string());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const ModelConfig& config = (*checkpoint)->config();
+    EXPECT_EQ(config.context, 16);
+    EXPECT_EQ(config.LocalLayers(0, config.layers), window.is_null() ? 0 : config.layers);
+  }
 }
 
 }  // namespace

@@ -88,6 +88,10 @@ CASES = {
                                                  full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e4),
                                                  sliding_attention=dict(rope_type="default", rope_theta=500.0))),
                       "bfloat16", 90, {}),
+    # Longer than their windows, of all layers and of the last ones.
+    "mistral-window": ("Mistral", LLAMA | dict(num_key_value_heads=1, sliding_window=11), "bfloat16", 90, {}),
+    "qwen2-last-window": ("Qwen2", LLAMA | dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=13,
+                                                max_window_layers=2), "float16", 60, {}),
 }
 CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),

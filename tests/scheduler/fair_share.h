@@ -45,14 +45,11 @@ class FairShare final : public Policy {
     const int64_t cap = Fcfs::BatchCap(view);
     Selection selection;
     int64_t sequences = 0;
-    int64_t free_pages = view.kv.free_pages;
+    KvCapacity left = view.kv;
     for (Request* const request : order) {
       sequences += BatchSequences(*request);
       if (!selection.empty() && sequences > cap) break;
-      if (request->state == RequestState::kWaiting) {
-        free_pages -= PagesNeeded(*request, view.kv.page_size);
-        if (free_pages < 0) break;
-      }
+      if (request->state == RequestState::kWaiting && !Admits(left, *request)) break;
       selection.push_back({request, 0});
     }
     AssignTokens(selection, view.limits);

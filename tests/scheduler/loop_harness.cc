@@ -66,7 +66,7 @@ std::unique_ptr<Policy> MakePolicy(const std::string& name) {
 LoopHarness::LoopHarness(const HarnessOptions& o)
     : options(o),
       engine(o.engine),
-      kv(o.engine.total_pages, o.engine.page_size),
+      kv(o.engine.total_pages, o.engine.paging()),
       pool(o.max_queue),
       policy(MakePolicy(o.policy)) {
   ServingLoop::Options loop_options;

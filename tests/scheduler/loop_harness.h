@@ -60,7 +60,10 @@ class LoopHarness {
   // Clients in each plan submitted since the last call, as letters: the seed 0 is A. Needs
   // engine.record.
   std::vector<std::string> TakePlanNames();
-  int64_t held_pages() const { return kv.Capacity().total_pages - kv.Capacity().free_pages; }
+  PageCounts held_pages() const {
+    PageCounts held = kv.Capacity().total_pages;
+    return held -= kv.Capacity().free_pages;
+  }
 
   const HarnessOptions options;
   FakeEngine engine;

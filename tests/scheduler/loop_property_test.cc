@@ -23,6 +23,7 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   options.engine.manual = true;
   options.engine.manual_restart = random.Below(2) == 0;
   options.engine.record = true;
+  if (random.Below(2) == 0) options.engine.window = 2 + random.Below(12);
   options.engine.page_size = 1 + random.Below(5);
   options.engine.total_pages = 1 + (80 + random.Below(100)) / options.engine.page_size;
   if (random.Below(3) == 0) {
@@ -34,6 +35,11 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   options.limits.max_batch_size = 1 + random.Below(6);
   options.limits.max_batch_tokens = options.limits.max_batch_size + 1 + random.Below(12);
   options.engine.max_batch_tokens = options.limits.max_batch_tokens;
+  if (options.engine.window > 0) {  // pages of that kind too, or alone
+    PageCounts& pages = options.engine.total_pages;
+    pages.window = pages.whole - random.Below(1 + pages.whole / 4);
+    if (random.Below(2) == 0) pages.whole = 0;
+  }
   return options;
 }
 
@@ -182,11 +188,9 @@ std::vector<std::string> RunHistory(uint64_t seed, const std::string& policy, We
     const int64_t what = random.Below(100);
     if (what < 15) {
       const RequestSpec spec = RandomSpec(random, harness, harness.clients.size());
-      Request probe;
-      probe.spec = spec;
       // As the server does: what can never fit is refused at the door.
-      if (PagesNeeded(probe, harness.options.engine.page_size) <=
-          harness.options.engine.total_pages) {
+      if (PagesNeeded(spec, harness.options.engine.paging())
+              .FitsIn(harness.options.engine.total_pages)) {
         harness.Submit(spec);
       }
     } else if (what < 45) {

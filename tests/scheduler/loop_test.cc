@@ -109,7 +109,7 @@ TEST(Loop, SecondPlanUsesThePreviousSampleAndALateResultIsDropped) {
   harness.Turn();
   EXPECT_TRUE(client.ended);
   EXPECT_THAT(client.finish, ElementsAre(FinishReason::kEndToken));
-  EXPECT_GT(harness.held_pages(), 0) << "a plan in flight still names the request";
+  EXPECT_GT(harness.held_pages().whole, 0) << "a plan in flight still names the request";
   harness.engine.Complete();
   harness.Turn();
   EXPECT_EQ(harness.held_pages(), 0);
@@ -133,7 +133,7 @@ TEST(Loop, CandidatesShareThePromptAndDiffer) {
       int64_t prompt_rows = 0;
       int64_t copies = 0;
       for (const IterationPlan& plan : harness.engine.TakePlans()) {
-        copies += static_cast<int64_t>(plan.page_copies.size());
+        copies += static_cast<int64_t>(plan.page_copies.whole.size());
         for (const Step& step : plan.steps) {
           if (step.first_position < prompt) prompt_rows += step.num_tokens;
         }

@@ -30,12 +30,12 @@ TEST(Policy, UnknownNameListsTheNames) {
 
 // s + n * (ceil((prompt + max_new) / page) - s), s = floor((prompt - 1) / page)
 TEST(Policy, PagesNeeded) {
-  EXPECT_EQ(PagesNeeded(*MakeRequest(1, 1), 4), 1);
-  EXPECT_EQ(PagesNeeded(*MakeRequest(4, 1), 4), 2);
-  EXPECT_EQ(PagesNeeded(*MakeRequest(8, 8), 4), 4);
-  EXPECT_EQ(PagesNeeded(*MakeRequest(8, 8, 3), 4), 1 + 3 * 3);
-  EXPECT_EQ(PagesNeeded(*MakeRequest(9, 7, 3), 4), 2 + 3 * 2);
-  EXPECT_EQ(PagesNeeded(*MakeRequest(1, 1, 2), 4), 2);
+  EXPECT_EQ(PagesNeeded(MakeRequest(1, 1)->spec, {4}), 1);
+  EXPECT_EQ(PagesNeeded(MakeRequest(4, 1)->spec, {4}), 2);
+  EXPECT_EQ(PagesNeeded(MakeRequest(8, 8)->spec, {4}), 4);
+  EXPECT_EQ(PagesNeeded(MakeRequest(8, 8, 3)->spec, {4}), 1 + 3 * 3);
+  EXPECT_EQ(PagesNeeded(MakeRequest(9, 7, 3)->spec, {4}), 2 + 3 * 2);
+  EXPECT_EQ(PagesNeeded(MakeRequest(1, 1, 2)->spec, {4}), 2);
 }
 
 TEST(Policy, ReadyFollowsPlansInFlightAndTokensLeft) {
@@ -58,7 +58,7 @@ TEST(Policy, StageCapIsAFairShare) {
   std::vector<std::unique_ptr<Request>> pool;
   for (int i = 0; i < 7; ++i) pool.push_back(MakeRequest(3, 1));
   BatchLimits limits{.max_batch_size = 8, .max_batch_tokens = 64, .stages = 3, .depth = 3};
-  KvCapacity kv{.page_size = 4, .total_pages = 100, .free_pages = 100};
+  KvCapacity kv{.paging = {4}, .total_pages = 100, .free_pages = 100};
   EXPECT_EQ(Fcfs::BatchCap({pool, kv, limits}), 3);  // ceil(7 / 3)
   kv.free_pages = 4;
   EXPECT_EQ(Fcfs::BatchCap({pool, kv, limits}), 2);  // only four fit now
@@ -73,7 +73,7 @@ TEST(Policy, CandidatesAreNotSplitAndNeverStarve) {
   std::vector<std::unique_ptr<Request>> pool;
   pool.push_back(MakeRequest(3, 1, 4));
   pool.push_back(MakeRequest(3, 1));
-  const KvCapacity kv{.page_size = 4, .total_pages = 100, .free_pages = 100};
+  const KvCapacity kv{.paging = {4}, .total_pages = 100, .free_pages = 100};
   const BatchLimits limits{.max_batch_size = 4, .max_batch_tokens = 64, .stages = 3, .depth = 3};
   const Selection selection = Fcfs().Select({pool, kv, limits});  // its share alone would be 2
   ASSERT_EQ(selection.size(), 1u);
@@ -85,7 +85,7 @@ TEST(Policy, SpentBudgetOnlyReserves) {
   std::vector<std::unique_ptr<Request>> pool;
   pool.push_back(MakeRequest(30, 1));
   pool.push_back(MakeRequest(3, 1));
-  const KvCapacity kv{.page_size = 4, .total_pages = 100, .free_pages = 100};
+  const KvCapacity kv{.paging = {4}, .total_pages = 100, .free_pages = 100};
   const Selection selection =
       Fcfs().Select({pool, kv, {.max_batch_size = 4, .max_batch_tokens = 16}});
   ASSERT_EQ(selection.size(), 2u);

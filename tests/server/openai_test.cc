@@ -26,7 +26,7 @@ const ServedModel& Model() {
     made->vocab = 50;
     made->max_context = 64;
     made->kv_pages = 8;
-    made->page_size = 16;
+    made->paging.page_size = 16;
     made->tokenizer = LetterTokenizer::Make(50);
     made->end_ids = {49};
     made->constraints = ConstraintCompiler::Create(*made->tokenizer, 50, made->end_ids);

@@ -45,7 +45,7 @@ ServedModel ModelWith(const char* chat_template) {
   model.vocab = 258;
   model.max_context = 4096;
   model.kv_pages = 512;
-  model.page_size = 16;
+  model.paging.page_size = 16;
   model.tokenizer = ByteTokenizer::Make();
   model.end_ids = {ByteTokenizer::kEnd};
   model.chat_template = *ChatTemplate::Parse(chat_template);

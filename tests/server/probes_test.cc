@@ -31,7 +31,7 @@ class Probes : public testing::Test {
     model.vocab = 100;
     model.max_context = 64;
     model.kv_pages = engine.total_pages;
-    model.page_size = engine.page_size;
+    model.paging.page_size = engine.page_size;
     auto made = std::make_unique<FakeEngine>(engine);
     engine_ = made.get();
     auto stack = ServingStack::Create(std::move(model), std::move(made), scheduling);

@@ -23,7 +23,7 @@ ServedModel Model() {
   model.vocab = 258;
   model.max_context = 64;
   model.kv_pages = 7;
-  model.page_size = 8;
+  model.paging.page_size = 8;
   model.tokenizer = ByteTokenizer::Make();
   model.end_ids = model.tokenizer->spec().end_ids;
   auto parsed = ChatTemplate::Parse("{% for m in messages %}{{ m.content }}{% endfor %}");
@@ -175,6 +175,26 @@ TEST(RequestValidation, WhatFitsExactlyPasses) {
   const auto valid = Validate(request);
   ASSERT_TRUE(valid.ok()) << valid.status();
   EXPECT_EQ(valid->spec.max_new_tokens, 6);
+}
+
+// A ring of 3 pages is all that a sequence takes, however long it is.
+TEST(RequestValidation, PagesBehindAWindowAreNotNeeded) {
+  ServedModel model = Model();
+  model.kv_pages = {0, 7};
+  model.paging = {.page_size = 8, .ring = 3, .whole = false};
+  v1::GenerateRequest request = Valid();
+  const auto validate = [&] {
+    return ValidateRequest(ToRequest(request), model,
+                           {.max_batch_size = 4, .default_max_new_tokens = 512}, kSeed);
+  };
+  ASSERT_TRUE(validate().ok());
+  EXPECT_EQ(validate()->spec.max_new_tokens, 62);  // the context's end
+  request.mutable_sampling()->set_num_candidates(3);
+  EXPECT_EQ(validate()->spec.max_new_tokens, 14);  // 2 pages each
+  request.mutable_stopping()->set_max_new_tokens(15);
+  EXPECT_THAT(std::string(validate().status().message()),
+              HasSubstr("the request needs 9 window K/V pages (2 prompt tokens"));
+  EXPECT_THAT(std::string(validate().status().message()), HasSubstr("at most 7 window"));
 }
 
 TEST(RequestValidation, ZeroSeedIsASeed) {

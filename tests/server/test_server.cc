@@ -34,7 +34,7 @@ ServedModel Describe(const TestServerOptions& options) {
   model.vocab = TestServer::kVocab;
   model.max_context = options.max_context;
   model.kv_pages = options.kv_pages;
-  model.page_size = 16;
+  model.paging.page_size = 16;
   model.tokenizer = LetterTokenizer::Make(TestServer::kVocab);
   model.end_ids = model.tokenizer->spec().end_ids;
   model.constraints =

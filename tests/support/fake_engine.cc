@@ -68,7 +68,9 @@ float ReferencePromptLogprob(int32_t position, int32_t token) {
 }
 
 FakeEngine::FakeEngine(const FakeEngineOptions& options) : options_(options) {
-  pages_.resize(static_cast<size_t>(options.total_pages));
+  for (const PageKind kind : kPageKinds) {
+    pages_[kind].resize(static_cast<size_t>(options.total_pages[kind]));
+  }
   Wipe();
 }
 
@@ -221,23 +223,33 @@ void FakeEngine::Violation(std::string what) {
 }
 
 void FakeEngine::Wipe() {
-  for (Page& page : pages_) {
-    page.owners = 0;
-    page.slots.assign(static_cast<size_t>(options_.page_size), 0);
+  for (const PageKind kind : kPageKinds) {
+    for (Page& page : pages_[kind]) {
+      page.owners = 0;
+      page.slots.assign(static_cast<size_t>(options_.page_size), {});
+    }
   }
 }
 
-FakeEngine::Page* FakeEngine::PageAt(int32_t id) {
-  if (id < 0 || id >= options_.total_pages) {
+FakeEngine::Page* FakeEngine::PageAt(int32_t id, PageKind kind) {
+  if (id < 0 || id >= options_.total_pages[kind]) {
     Violation(Str("page ", id, " does not exist"));
     return nullptr;
   }
-  return &pages_[static_cast<size_t>(id)];
+  return &pages_[kind][static_cast<size_t>(id)];
+}
+
+std::span<const int32_t> FakeEngine::Ring(const SequenceStart& start, PageKind kind) const {
+  const std::span<const int32_t> table = start.pages[kind];
+  if (kind == PageKind::kWhole) return table;
+  return table.last(std::min(table.size(), static_cast<size_t>(options_.paging().ring)));
 }
 
 void FakeEngine::Run(const IterationPlan& plan) {
   for (const SequenceId sequence : plan.releases) Release(sequence);
-  for (const PageCopy& copy : plan.page_copies) Copy(copy);
+  for (const PageKind kind : kPageKinds) {
+    for (const PageCopy& copy : plan.page_copies[kind]) Copy(copy, kind);
+  }
   for (const SequenceStart& start : plan.starts) StartSequence(start);
   IterationResult result;
   result.epoch = plan.epoch;
@@ -255,37 +267,42 @@ void FakeEngine::Run(const IterationPlan& plan) {
 void FakeEngine::Release(SequenceId sequence) {
   const auto it = live_.find(sequence);
   if (it == live_.end()) return Violation(Str("release of unknown sequence ", sequence));
-  for (const int32_t id : it->second.start.pages) {
-    Page* page = PageAt(id);
-    if (page != nullptr && --page->owners == 0)
-      std::fill(page->slots.begin(), page->slots.end(), 0);
+  for (const PageKind kind : kPageKinds) {
+    for (const int32_t id : Ring(it->second.start, kind)) {
+      Page* page = PageAt(id, kind);
+      if (page != nullptr && --page->owners == 0) std::ranges::fill(page->slots, Page::Slot());
+    }
   }
   live_.erase(it);
 }
 
-void FakeEngine::Copy(const PageCopy& copy) {
-  const Page* from = PageAt(copy.from);
-  Page* to = PageAt(copy.to);
+void FakeEngine::Copy(const PageCopy& copy, PageKind kind) {
+  const Page* from = PageAt(copy.from, kind);
+  Page* to = PageAt(copy.to, kind);
   if (from == nullptr || to == nullptr) return;
   if (from->owners == 0) Violation(Str("copy from page ", copy.from, ", which nobody owns"));
-  if (from->slots[0] == 0) Violation(Str("copy from page ", copy.from, ", never written"));
+  if (from->slots[0].chain == 0) Violation(Str("copy from page ", copy.from, ", never written"));
   if (to->owners != 0) Violation(Str("copy to page ", copy.to, ", which is in use"));
   to->slots = from->slots;
 }
 
 void FakeEngine::StartSequence(const SequenceStart& start) {
   const int64_t shared = start.first_position / options_.page_size;
-  for (size_t i = 0; i < start.pages.size(); ++i) {
-    Page* page = PageAt(start.pages[i]);
-    if (page == nullptr) continue;
-    const bool may_share = static_cast<int64_t>(i) < shared;
-    if (may_share && page->owners == 0) {
-      Violation(Str("sequence ", start.sequence, " shares page ", start.pages[i], " of nobody"));
+  for (const PageKind kind : kPageKinds) {
+    const std::span<const int32_t> ring = Ring(start, kind);
+    const int64_t first = std::ssize(start.pages[kind]) - std::ssize(ring);
+    for (int64_t i = 0; i < std::ssize(ring); ++i) {
+      Page* page = PageAt(ring[i], kind);
+      if (page == nullptr) continue;
+      const bool may_share = first + i < shared;
+      if (may_share && page->owners == 0) {
+        Violation(Str("sequence ", start.sequence, " shares page ", ring[i], " of nobody"));
+      }
+      if (!may_share && page->owners != 0) {
+        Violation(Str("sequence ", start.sequence, " starts on page ", ring[i], " in use"));
+      }
+      ++page->owners;
     }
-    if (!may_share && page->owners != 0) {
-      Violation(Str("sequence ", start.sequence, " starts on page ", start.pages[i], " in use"));
-    }
-    ++page->owners;
   }
   const bool counts = start.first_position > 0 && start.sampling.NeedsCounts();
   if (start.earlier_tokens.size() != (counts ? static_cast<size_t>(start.first_position) : 0)) {
@@ -296,35 +313,40 @@ void FakeEngine::StartSequence(const SequenceStart& start) {
   }
 }
 
-uint64_t* FakeEngine::Slot(const Live& live, int64_t position) {
+FakeEngine::Page* FakeEngine::PageOf(const Live& live, int64_t position, PageKind kind) {
+  const std::vector<int32_t>& table = live.start.pages[kind];
   const auto index = static_cast<size_t>(position / options_.page_size);
-  if (position < 0 || index >= live.start.pages.size()) {
-    Violation(Str("sequence ", live.start.sequence, " has no page for position ", position));
-    return nullptr;
-  }
-  Page* page = PageAt(live.start.pages[index]);
-  return page == nullptr ? nullptr
-                         : &page->slots[static_cast<size_t>(position % options_.page_size)];
+  if (position >= 0 && index < table.size()) return PageAt(table[index], kind);
+  Violation(Str("sequence ", live.start.sequence, " has no page for position ", position));
+  return nullptr;
 }
 
 uint64_t FakeEngine::Enter(Live& live, int64_t position, int32_t token) {
-  uint64_t before = kRoot;
-  for (int64_t p = 0; p < position; ++p) {  // attention reads them all
-    const uint64_t* slot = Slot(live, p);
-    if (slot == nullptr || *slot == 0) {
-      Violation(Str("sequence ", live.start.sequence, " reads position ", p, ", never written"));
-      return 1;
+  uint64_t chain = 0;
+  for (const PageKind kind : kPageKinds) {
+    if (options_.total_pages[kind] == 0) continue;
+    uint64_t before = kRoot;
+    const bool local = kind == PageKind::kWindow;
+    const int64_t seen = local ? std::max<int64_t>(0, position - options_.window + 1) : 0;
+    for (int64_t p = seen; p < position; ++p) {  // attention reads them all
+      const Page* page = PageOf(live, p, kind);
+      const auto slot = page == nullptr ? Page::Slot() : page->slots[p % options_.page_size];
+      if (slot.chain == 0 || slot.position != p) {
+        Violation(Str("sequence ", live.start.sequence, " reads position ", p, ", not written"));
+        return 1;
+      }
+      before = slot.chain;
     }
-    before = *slot;
+    Page* page = PageOf(live, position, kind);
+    if (page == nullptr) return 1;
+    if (page->owners != 1) {
+      Violation(Str("sequence ", live.start.sequence, " writes position ", position,
+                    " to a page, which is shared"));
+    }
+    chain = Mix(before, static_cast<uint64_t>(token));
+    page->slots[position % options_.page_size] = {chain, position};
   }
-  uint64_t* slot = Slot(live, position);
-  if (slot == nullptr) return 1;
-  const int32_t id = live.start.pages[static_cast<size_t>(position / options_.page_size)];
-  if (pages_[static_cast<size_t>(id)].owners != 1) {
-    Violation(Str("sequence ", live.start.sequence, " writes to page ", id, ", which is shared"));
-  }
-  *slot = Mix(before, static_cast<uint64_t>(token));
-  return *slot;
+  return chain;
 }
 
 StepResult FakeEngine::RunStep(const Step& step, const uint32_t* allowed) {

@@ -2,7 +2,8 @@
 //
 // The K/V of a position is a hash chain over the ids up to there, read and written through the
 // pages that the plan named, and the next token is a hash of it. So a wrong page, copy, share,
-// position or token input changes the answer, and ReferenceOutput says what it must be.
+// position or token input changes the answer, and ReferenceOutput says what it must be. With a
+// window it has pages of that kind too, or alone, and reads the window's positions in them.
 // Violations: a write to a page that the sequence shares or does not own, a read of a slot that was
 // never written, a copy from a page nobody owns or to one in use, a start on a page that another
 // live sequence owns, an unknown sequence, a plan that is too big, late or out of order.
@@ -28,11 +29,20 @@ struct FakeEngineOptions {
   int stages = 1;
   int depth = 1;
   int64_t page_size = 4;
-  int64_t total_pages = 64;
+  PageCounts total_pages = 64;
+  int64_t window = 0;
   int64_t max_batch_tokens = 1 << 20;
   bool manual = false;          // plans complete by Complete(), else as soon as they are submitted
   bool manual_restart = false;  // the next epoch stands by FinishRestart(), else at once
   bool record = false;          // keep the plans
+
+  KvPaging paging() const {
+    ModelConfig config;
+    config.layers = 2;
+    config.window = window;
+    config.global_every = total_pages.whole > 0 ? 2 : 0;
+    return KvPaging::Of(config, page_size, max_batch_tokens);
+  }
 };
 
 class FakeEngine final : public Engine {
@@ -72,8 +82,12 @@ class FakeEngine final : public Engine {
 
  private:
   struct Page {
-    int owners = 0;               // live sequences that name it
-    std::vector<uint64_t> slots;  // [page_size] the chain's value; 0: never written
+    int owners = 0;  // live sequences that name it
+    struct Slot {
+      uint64_t chain = 0;  // 0: never written
+      int64_t position = 0;
+    };
+    std::vector<Slot> slots;  // [page_size]
   };
   struct Live {
     SequenceStart start;
@@ -89,13 +103,16 @@ class FakeEngine final : public Engine {
   }
   void Run(const IterationPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Release(SequenceId sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Copy(const PageCopy& copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Copy(const PageCopy& copy, PageKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartSequence(const SequenceStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   StepResult RunStep(const Step& step, const uint32_t* allowed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t Enter(Live& live, int64_t position, int32_t token) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  Page* PageAt(int32_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t* Slot(const Live& live, int64_t position) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Page* PageAt(int32_t id, PageKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Those that a sequence names, each once.
+  std::span<const int32_t> Ring(const SequenceStart& start, PageKind kind) const;
+  Page* PageOf(const Live& live, int64_t position, PageKind kind)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Violation(std::string what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Wipe() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -107,7 +124,7 @@ class FakeEngine final : public Engine {
   uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Page> pages_ ABSL_GUARDED_BY(mutex_);
+  ByKind<std::vector<Page>> pages_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);
   std::deque<IterationPlan> submitted_ ABSL_GUARDED_BY(mutex_);  // wait for masks
   std::map<uint64_t, std::map<int32_t, std::vector<uint32_t>>> masks_ ABSL_GUARDED_BY(mutex_);

@@ -122,7 +122,7 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
   config.tied_head = o.tied_head;
   config.qkv_bias = architecture.qkv_bias == Presence::kAlways;
   config.output_bias = architecture.output_bias == Presence::kAlways;
-  config.window = architecture.local_layers ? 24 : 0;
+  config.window = architecture.local_layers ? 24 : o.window;
   config.global_every = 2;
   config.query_scalar = config.head_dim;
   return config;
@@ -308,9 +308,11 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   if (architecture.config_json.rotary_share != nullptr) {
     writer.AddU32(prefix + "rope.dimension_count", static_cast<uint32_t>(o.hidden / o.heads / 2));
   }
-  if (architecture.local_layers) {
-    const ModelConfig config = ConfigOf(architecture, o);
+  const ModelConfig config = ConfigOf(architecture, o);
+  if (config.window > 0) {
     writer.AddU32(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
+  }
+  if (architecture.local_layers) {
     writer.AddU32(prefix + "attention.sliding_window_pattern",
                   static_cast<uint32_t>(config.global_every));
     writer.AddF32(prefix + "rope.freq_base",
@@ -340,6 +342,7 @@ absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
                  {"tie_word_embeddings", o.tied_head}};
   if (fields.epsilon != nullptr) config[fields.epsilon] = 1e-5;
   if (fields.rotary_share != nullptr) config[fields.rotary_share] = 0.5;
+  if (o.window > 0) config["sliding_window"] = o.window;
   for (const FlagField& field : fields.flags) config[field.name] = sizes.*field.flag;
   for (const SizeField& field : fields.sizes) {
     const bool known = field.otherwise != nullptr && field.otherwise(sizes) == sizes.*field.size;

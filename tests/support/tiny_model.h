@@ -22,6 +22,7 @@ struct TinyModelOptions {
   int64_t kv_heads = 2;  // where heads may share K and V
   int64_t ffn_hidden = 128;
   int64_t context = 256;
+  int64_t window = 0;  // of all layers; where some have one in every model: of each second, 24
   bool tied_head = true;
   bool tokenizer = true;
   bool chat_template = true;

@@ -68,6 +68,7 @@ struct DeviceBatch {
   const int32_t* token_ids = nullptr;  // [rows]; -1: zeros; -2 - r: see Backend::Embed
   // [num_sequences], in ascending order of their rows; those without rows last.
   const DeviceSequence* sequences = nullptr;
+  const DeviceSequence* window_sequences = nullptr;  // likewise, with their window pages; or null
   const int32_t* pages = nullptr;            // page ids of all sequences, one after the other
   const int32_t* row_sequence = nullptr;     // [rows] index into sequences; -1: none
   const int32_t* row_position = nullptr;     // [rows]

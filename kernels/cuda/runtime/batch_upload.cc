@@ -104,6 +104,7 @@ const T* At(const std::byte* base, size_t offset) {
 DeviceBatch Addresses(const BatchLayout& layout, const std::byte* device) {
   return {.token_ids = At<int32_t>(device, layout.token_ids),
           .sequences = At<DeviceSequence>(device, layout.sequences),
+          .window_sequences = At<DeviceSequence>(device, layout.window_sequences),
           .pages = At<int32_t>(device, layout.tail),
           .row_sequence = At<int32_t>(device, layout.row_sequence),
           .row_position = At<int32_t>(device, layout.row_position),
@@ -115,24 +116,36 @@ DeviceBatch Addresses(const BatchLayout& layout, const std::byte* device) {
           .mask_words = At<uint32_t>(device, layout.tail)};
 }
 
-// Sequences, their pages, and whose each row is.
+// Sequences with their pages.
+void PackSpans(std::span<const SequenceSpan> spans, const PackOptions& options, ListWriter& lists,
+               DeviceSequence* to) {
+  for (const SequenceSpan& span : spans) {
+    TREADLE_CHECK(span.first_row >= 0 && span.num_rows >= 0 && span.first_position >= 0);
+    const auto num_pages = static_cast<size_t>(NumPages(span, options.page_size));
+    *to++ = {.first_row = span.first_row,
+             .num_rows = span.num_rows,
+             .first_position = span.first_position,
+             .first_page = lists.Append(std::span(span.pages, num_pages))};
+  }
+}
+
+// And whose each row is.
 void PackSequences(const BatchInput& batch, const PackOptions& options, const BatchLayout& layout,
                    std::byte* host, ListWriter& lists, DeviceBatch& bounds) {
-  auto* const sequences = At<DeviceSequence>(host, layout.sequences);
   auto* const row_sequence = At<int32_t>(host, layout.row_sequence);
   auto* const row_position = At<int32_t>(host, layout.row_position);
   std::fill_n(row_sequence, bounds.rows, -1);
   std::fill_n(row_position, bounds.rows, 0);
-  std::fill_n(sequences, bounds.num_sequences, DeviceSequence{});
+  const auto pack = [&](std::span<const SequenceSpan> spans, size_t at) {
+    auto* const sequences = At<DeviceSequence>(host, at);
+    std::fill_n(sequences, bounds.num_sequences, DeviceSequence{});
+    PackSpans(spans, options, lists, sequences);
+  };
+  pack(batch.sequences, layout.sequences);
+  if (!batch.window_sequences.empty()) pack(batch.window_sequences, layout.window_sequences);
   int64_t context = batch.max_context;
   for (size_t s = 0; s < batch.sequences.size(); ++s) {
     const SequenceSpan& span = batch.sequences[s];
-    TREADLE_CHECK(span.first_row >= 0 && span.num_rows >= 0 && span.first_position >= 0);
-    const auto num_pages = static_cast<size_t>(NumPages(span, options.page_size));
-    sequences[s] = {.first_row = span.first_row,
-                    .num_rows = span.num_rows,
-                    .first_position = span.first_position,
-                    .first_page = lists.Append(std::span(span.pages, num_pages))};
     for (int32_t i = 0; i < span.num_rows; ++i) {
       row_sequence[span.first_row + i] = static_cast<int32_t>(s);
       row_position[span.first_row + i] = span.first_position + i;
@@ -164,8 +177,10 @@ void CopyIds(std::span<const int32_t> ids, int32_t* to) { std::copy(ids.begin(),
 BatchCapacity CapacityFor(const BatchInput& batch, const PackOptions& options) {
   const int64_t rows = NumRows(batch, options);
   int64_t tail = NumOutputs(batch) * static_cast<int64_t>(sizeof(DeviceSampleRow));
-  for (const SequenceSpan& span : batch.sequences) {
-    tail += ListBytes<int32_t>(static_cast<size_t>(NumPages(span, options.page_size)));
+  for (const auto& spans : {batch.sequences, batch.window_sequences}) {
+    for (const SequenceSpan& span : spans) {
+      tail += ListBytes<int32_t>(static_cast<size_t>(NumPages(span, options.page_size)));
+    }
   }
   for (const SampleRow& row : batch.samples) {
     if (row.parameters == nullptr) continue;
@@ -175,6 +190,7 @@ BatchCapacity CapacityFor(const BatchInput& batch, const PackOptions& options) {
   }
   return {.rows = rows,
           .sequences = NumSequences(batch, rows),
+          .window_sequences = batch.window_sequences.empty() ? 0 : NumSequences(batch, rows),
           .output_rows = NumOutputs(batch),
           .tail_bytes = tail};
 }
@@ -182,6 +198,7 @@ BatchCapacity CapacityFor(const BatchInput& batch, const PackOptions& options) {
 BatchCapacity Max(const BatchCapacity& a, const BatchCapacity& b) {
   return {.rows = std::max(a.rows, b.rows),
           .sequences = std::max(a.sequences, b.sequences),
+          .window_sequences = std::max(a.window_sequences, b.window_sequences),
           .output_rows = std::max(a.output_rows, b.output_rows),
           .tail_bytes = std::max(a.tail_bytes, b.tail_bytes)};
 }
@@ -199,6 +216,7 @@ BatchLayout::BatchLayout(const BatchCapacity& sizes) : capacity(sizes) {
   row_position = place(sizes.rows, sizeof(int32_t));
   output_rows = place(sizes.output_rows, sizeof(int32_t));
   sequences = place(sizes.sequences, sizeof(DeviceSequence));
+  window_sequences = place(sizes.window_sequences, sizeof(DeviceSequence));
   tail = place(sizes.tail_bytes, 1);
   bytes = end;
 }
@@ -269,12 +287,14 @@ absl::Status AnnouncedBatch::Reserve(const BackendLimits& limits, int64_t padded
   vocab_ = std::max(vocab_, limits.vocab);
   const int64_t sequences = std::max(limits.max_sequences, padded_sequences);
   const int64_t outputs = std::max(limits.max_output_rows, padded_sequences);
-  const int64_t pages_each = limits.page_size == 0 ? 0 : limits.max_context / limits.page_size + 2;
+  const int64_t pages_each =
+      limits.page_size == 0 ? 0 : limits.page_tables * (limits.max_context / limits.page_size + 2);
   const int64_t bytes_each =
       static_cast<int64_t>(sizeof(DeviceSampleRow)) + limits.vocab / 8 + kListBytesPerRow;
   return upload_.Reserve(
       {.rows = limits.max_rows,
        .sequences = sequences,
+       .window_sequences = limits.page_tables > 1 ? sequences : 0,
        .output_rows = outputs,
        .tail_bytes =
            sequences * pages_each * static_cast<int64_t>(sizeof(int32_t)) + outputs * bytes_each});
@@ -318,18 +338,23 @@ absl::StatusOr<const int32_t*> AnnouncedBatch::OutputRows(std::span<const int32_
   return batch().output_rows + std::max<int64_t>(first, 0);
 }
 
-absl::Status AnnouncedBatch::UploadSequences(const KvView& kv, int64_t rows) {
+absl::StatusOr<DeviceBatch> AnnouncedBatch::UploadSequences(const KvView& kv, int64_t rows) {
   if (std::exchange(packing_.page_size, kv.layout.page_size) != kv.layout.page_size) {
     uploaded_ = false;
   }
-  if (kv.sequences.data() == announced_.sequences.data() &&
-      kv.sequences.size() == announced_.sequences.size()) {
+  const auto are = [&kv](std::span<const SequenceSpan> announced) {
+    return kv.sequences.data() == announced.data() && kv.sequences.size() == announced.size();
+  };
+  const bool window = are(announced_.window_sequences);
+  if (window || are(announced_.sequences)) {
     TREADLE_RETURN_IF_ERROR(Upload());
-    if (batch().rows == rows) return absl::OkStatus();
+    DeviceBatch found = batch();
+    if (window) found.sequences = found.window_sequences;
+    if (found.rows == rows) return found;
   }
   TREADLE_RETURN_IF_ERROR(UploadOther({.sequences = kv.sequences}, rows));
   TREADLE_CHECK(batch().rows == rows);  // no sequence has rows beyond
-  return absl::OkStatus();
+  return batch();
 }
 
 absl::StatusOr<AnnouncedBatch::Samples> AnnouncedBatch::UploadSamples(

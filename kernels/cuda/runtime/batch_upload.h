@@ -33,11 +33,13 @@ struct PackOptions {
 struct BatchCapacity {
   int64_t rows = 0;
   int64_t sequences = 0;
+  int64_t window_sequences = 0;
   int64_t output_rows = 0;
   int64_t tail_bytes = 0;  // of sample rows and lists
 
   bool Holds(const BatchCapacity& other) const {
-    return rows >= other.rows && sequences >= other.sequences && output_rows >= other.output_rows &&
+    return rows >= other.rows && sequences >= other.sequences &&
+           window_sequences >= other.window_sequences && output_rows >= other.output_rows &&
            tail_bytes >= other.tail_bytes;
   }
 };
@@ -53,7 +55,7 @@ struct BatchLayout {
   BatchLayout() : BatchLayout(BatchCapacity{}) {}
 
   BatchCapacity capacity;
-  size_t token_ids, positions, row_sequence, row_position, output_rows, sequences;
+  size_t token_ids, positions, row_sequence, row_position, output_rows, sequences, window_sequences;
   size_t tail;
   size_t bytes;
 };
@@ -132,8 +134,8 @@ class AnnouncedBatch {
   absl::StatusOr<const int32_t*> Ids(std::span<const int32_t> ids);
   // Gather's. [rows.size()]
   absl::StatusOr<const int32_t*> OutputRows(std::span<const int32_t> rows);
-  // After success, batch() is about kv.sequences and has `rows` rows.
-  absl::Status UploadSequences(const KvView& kv, int64_t rows);
+  // The uploaded batch, of `rows` rows, whose `sequences` are kv.sequences.
+  absl::StatusOr<DeviceBatch> UploadSequences(const KvView& kv, int64_t rows);
   // After success, batch() has the samples from the returned one on. tokens: whose mask bits are
   // wanted.
   struct Samples {

@@ -107,15 +107,14 @@ absl::Status GgufCheckpoint::ReadConfig() {
 absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
                                         const Architecture& architecture) {
   const std::string key = prefix + "attention.sliding_window";
-  if (!architecture.local_layers) {
-    TREADLE_ASSIGN_OR_RETURN(const int64_t window, file_->Integer(key, 0));
-    CapContext(window);
+  if (!architecture.local_layers) {  // 0: none, as llama.cpp writes of Phi-4
+    TREADLE_ASSIGN_OR_RETURN(config_.window, file_->Integer(key, 0));
     return absl::OkStatus();
   }
   TREADLE_ASSIGN_OR_RETURN(config_.window, file_->Integer(key));
   TREADLE_ASSIGN_OR_RETURN(config_.global_every, file_->Integer(key + "_pattern", 6));
   TREADLE_ASSIGN_OR_RETURN(config_.local_rope_base,
-                           file_->Number(prefix + "rope.freq_base_swa", 10000.0));
+                           file_->Number(prefix + "rope.freq_base_swa", kLocalRopeBase));
   if (architecture.gguf_query_scalar != nullptr) {
     config_.query_scalar = architecture.gguf_query_scalar(config_);
   }

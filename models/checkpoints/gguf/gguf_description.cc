@@ -108,8 +108,14 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   metadata.Add("general.architecture", config.architecture);
   metadata.Add("general.name", checkpoint.model_name());
   const std::string prefix = config.architecture + ".";
+  int64_t context = config.context;
+  if (config.window > 0 && config.window < context && config.global_layers > 0) {
+    context = config.window;
+    notices.push_back(Str("the context is cut to the sliding window of ", context,
+                          "; a .gguf file cannot say which layers have one"));
+  }
   const std::pair<const char*, int64_t> sizes[] = {{"block_count", config.layers},
-                                                   {"context_length", config.context},
+                                                   {"context_length", context},
                                                    {"embedding_length", config.hidden},
                                                    {"feed_forward_length", config.ffn_hidden},
                                                    {"attention.head_count", config.heads},
@@ -127,8 +133,10 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
     notices.push_back(Str("Treadle reads this file; llama.cpp has no ", architecture.name));
   }
   if (architecture.rotary) DescribeRope(config, prefix, metadata);
-  if (architecture.local_layers) {
+  if (config.window > 0 && config.global_layers == 0) {
     metadata.Add(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
+  }
+  if (architecture.local_layers) {
     metadata.Add(prefix + "attention.sliding_window_pattern",
                  static_cast<uint32_t>(config.global_every));
     metadata.Add(prefix + "rope.freq_base_swa", static_cast<float>(config.local_rope_base));

@@ -52,7 +52,6 @@ absl::Status HuggingFaceCheckpoint::Read(const std::string& folder) {
   model_name_ = name.filename().string();
   TREADLE_ASSIGN_OR_RETURN(const HfConfig read, ReadHfConfig(folder));
   config_ = read.config;
-  CapContext(read.sliding_window);
   TREADLE_RETURN_IF_ERROR(ReadShards(read.quantization));
   TREADLE_RETURN_IF_ERROR(ReadTextSide());
   return CheckConsistency();

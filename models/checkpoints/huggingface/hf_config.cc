@@ -41,14 +41,16 @@ class Fields {
                            ", expected ", expected);
   }
 
-  absl::Status Integer(const char* name, int64_t* out,
-                       std::optional<int64_t> otherwise = {}) const {
+  absl::Status Integer(const char* name, int64_t* out, std::optional<int64_t> otherwise = {},
+                       int64_t least = 1) const {
     const Json& value = At(name);
     if (value.is_null() && otherwise) {
       *out = *otherwise;
       return absl::OkStatus();
     }
-    if (!IntegerIn(value, 1, int64_t{1} << 40)) return Wrong(name, "a positive integer");
+    if (!IntegerIn(value, least, int64_t{1} << 40)) {
+      return Wrong(name, least > 0 ? "a positive integer" : "a positive integer or 0");
+    }
     *out = value.get<int64_t>();
     return absl::OkStatus();
   }
@@ -93,22 +95,43 @@ class Fields {
   const std::string where_;
 };
 
-// "layer_types", where it is there, says which layers are local.
-absl::Status ReadLayerTypes(const Fields& fields, ModelConfig& config) {
+// "layer_types", where it is there, says which layers are local: all but the first ones, or, if
+// `periodic`, but for one at regular distances.
+absl::Status ReadLayerTypes(const Fields& fields, bool periodic, ModelConfig& config) {
   constexpr const char* kName = "layer_types";
   if (!fields.Has(kName)) return absl::OkStatus();
   const Json& types = fields.At(kName);
   if (types.is_array() && std::ssize(types) == config.layers) {
-    const auto global = std::find(types.begin(), types.end(), "full_attention");
-    config.global_every = global - types.begin() + 1;
+    const char* const found = periodic ? "full_attention" : "sliding_attention";
+    const int64_t first = std::find(types.begin(), types.end(), found) - types.begin();
+    (periodic ? config.global_every : config.global_layers) = first + (periodic ? 1 : 0);
     Json expected = Json::array();
     for (int64_t i = 0; i < config.layers; ++i) {
       expected.push_back(config.Local(i) ? "sliding_attention" : "full_attention");
     }
     if (types == expected) return absl::OkStatus();
   }
-  return fields.Wrong(kName, Str("\"sliding_attention\" of ", config.layers,
-                                 " layers, but for \"full_attention\" at regular distances"));
+  return fields.Wrong(
+      kName, Str("\"sliding_attention\" of ", config.layers, " layers, but for \"full_attention\" ",
+                 periodic ? "at regular distances" : "of the first ones"));
+}
+
+// Which layers see a window. What says so of Gemma's is among its sizes.
+absl::Status ReadWindow(const Fields& fields, const Architecture& architecture,
+                        ModelConfig& config) {
+  if (architecture.local_layers) return ReadLayerTypes(fields, /*periodic=*/true, config);
+  const char* const window_switch = architecture.config_json.window_switch;
+  bool window = true;
+  if (window_switch != nullptr) {
+    TREADLE_RETURN_IF_ERROR(fields.Bool(window_switch, &window, false));
+  }
+  if (!window || !fields.Has("sliding_window")) return absl::OkStatus();
+  TREADLE_RETURN_IF_ERROR(fields.Integer("sliding_window", &config.window));
+  if (window_switch == nullptr) return absl::OkStatus();
+  constexpr int64_t kOtherwise = 28;  // transformers'
+  TREADLE_RETURN_IF_ERROR(
+      fields.Integer("max_window_layers", &config.global_layers, kOtherwise, 0));
+  return ReadLayerTypes(fields, /*periodic=*/false, config);
 }
 
 // The share of a head that rotates, as transformers rounds it.
@@ -218,13 +241,9 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
   }
   if (!architecture.rotary) return absl::OkStatus();
+  if (architecture.local_layers) config.local_rope_base = kLocalRopeBase;
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
-  if (architecture.local_layers) return ReadLayerTypes(fields, config);
-  bool window = true;
-  if (json.window_switch != nullptr) {
-    TREADLE_RETURN_IF_ERROR(fields.Bool(json.window_switch, &window, false));
-  }
-  return window ? fields.Integer("sliding_window", &out.sliding_window, 0) : absl::OkStatus();
+  return ReadWindow(fields, architecture, config);
 }
 
 }  // namespace

@@ -58,7 +58,6 @@ absl::StatusOr<HfQuantization> ReadHfQuantization(const nlohmann::json& config,
 // activation, a rope type) is an error that names the field.
 struct HfConfig {
   ModelConfig config;
-  int64_t sliding_window = 0;  // 0: none
   HfQuantization quantization;
 };
 

@@ -28,7 +28,7 @@ struct Shape {
   double rope_factor = 0;  // of Llama-3's scaling; 0: none
   int64_t head_dim = 0;    // 0: heads divide the hidden size
   int64_t layer_norms = 2;
-  int64_t window = 0;  // of layers that are local, all but each sixth
+  int64_t window = 0;  // of layers that are local: all, or, of Gemma, but each sixth
 };
 
 // Sources: each model's config.json; orca-13b: ORCA's Table 1, the rest as GPT-3 13B (40 heads of
@@ -41,6 +41,7 @@ constexpr Shape kShapes[] = {
     {"orca-13b", "gpt2", 40, 5120, 40, 40, 20480, 50257, 2048, true},
     {"qwen2.5-0.5b", "qwen2", 24, 896, 14, 2, 4864, 151936, 32768, true, 1e6},
     {"qwen3-0.6b", "qwen3", 28, 1024, 16, 8, 3072, 151936, 40960, true, 1e6, 0, 128},
+    {"mistral-7b", "llama", 32, 4096, 32, 8, 14336, 32000, 32768, false, 10000, 0, 0, 2, 4096},
     {"gemma-3-270m", "gemma3", 18, 640, 4, 1, 2048, 262144, 32768, true, 1e6, 0, 256, 2, 512},
     {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 50257, 1024, true},
     {"pythia-1.4b", "gptneox", 24, 2048, 16, 16, 8192, 50304, 2048, false},
@@ -118,7 +119,10 @@ ModelConfig ConfigOf(const Shape& shape) {
                                          architecture.config_json.default_rotary_share);
   config.layer_norms = shape.layer_norms;
   config.window = shape.window;
-  if (architecture.local_layers) config.global_every = 6;
+  if (architecture.local_layers) {
+    config.global_every = 6;
+    config.local_rope_base = kLocalRopeBase;
+  }
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
   return config;
 }
@@ -133,7 +137,7 @@ std::string RecipeOf(const ModelConfig& c) {
              c.layers, ", hidden ", c.hidden, ", heads ", c.heads, ", kv-heads ", c.kv_heads,
              ", head size ", c.head_dim, ", ffn ", c.ffn_hidden, ", vocab ", c.vocab, ", context ",
              c.context, ", tied head ", c.tied_head, ", rope ", c.rope_base, " / ", scaling.factor,
-             ", norms ", c.layer_norms);
+             ", norms ", c.layer_norms, ", window ", c.window);
 }
 
 // SplitMix64.

@@ -27,8 +27,11 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
     return Unimplemented(source.path(), ": rotates ", config.rope_dim, " of ", config.head_dim,
                          " elements of a head, which config.json cannot say");
   }
-  Json json = {{"architectures", {fields.classes[0]}},
-               {"model_type", fields.model_type.empty() ? architecture.name : fields.model_type},
+  const bool window = config.window > 0 && !architecture.local_layers;
+  std::string_view type = fields.model_type.empty() ? architecture.name : fields.model_type;
+  if (window && !fields.window_model_type.empty()) type = fields.window_model_type;
+  Json json = {{"architectures", {window ? fields.classes.back() : fields.classes.front()}},
+               {"model_type", type},
                {fields.rope_base, config.rope_base},
                {"tie_word_embeddings", config.tied_head},
                {"dtype", "float32"},
@@ -55,6 +58,13 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
                            ": has biases on Q, K and V alone, which config.json cannot say");
     }
     json["attention_bias"] = config.qkv_bias;
+  }
+  if (window) {
+    json["sliding_window"] = config.window;
+    if (fields.window_switch != nullptr) {
+      json[fields.window_switch] = true;
+      json["max_window_layers"] = config.global_layers;
+    }
   }
   if (architecture.local_layers) json["rope_local_base_freq"] = config.local_rope_base;
   if (config.rope_linear_factor != 1) {

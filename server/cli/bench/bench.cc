@@ -31,7 +31,7 @@ absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptio
   if (serve.max_context == 0) serve.max_context = int64_t{longest} + options.new_tokens;
   TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, OpenModel(serve, {}));
   options.max_batch_tokens = opened.max_batch_tokens;
-  options.page_size = opened.served.page_size;
+  options.paging = opened.served.paging;
   options.total_pages = opened.served.kv_pages;
   options.vocab = opened.served.vocab;
   const std::string& model = opened.served.name;
@@ -80,7 +80,7 @@ absl::Status Record(ServeOptions serve, TimelineOptions options, const std::stri
   if (options.requests == 0) options.requests = static_cast<int32_t>(2 * serve.stages());
   options.max_batch_size = serve.max_batch_size;
   options.max_batch_tokens = opened.max_batch_tokens;
-  options.page_size = opened.served.page_size;
+  options.paging = opened.served.paging;
   options.total_pages = opened.served.kv_pages;
   options.vocab = opened.served.vocab;
   TREADLE_ASSIGN_OR_RETURN(const std::vector<TraceEvent> events,

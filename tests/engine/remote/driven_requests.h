@@ -54,7 +54,6 @@ inline std::vector<PlanDriver::DrivenRequest> SomeRequests(int count, uint32_t s
 
 inline PlanDriver::Options DriverOptions(uint32_t seed, int stages = 1) {
   PlanDriver::Options options;
-  options.page_size = 16;
   options.num_pages = 64;
   options.max_batch_tokens = 64;
   options.seed = seed;

@@ -21,7 +21,7 @@ control::CheckpointDirectory Directory() {
   directory.set_path("master.gguf");
   control::ModelConfiguration& config = *directory.mutable_config();
   config.set_architecture("llama");
-  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 2, 0, 1, 0, 0}) {
+  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 2, 0, 1, 0, 0, 0}) {
     config.add_sizes(size);
   }
   for (const double real : {10000.0, 1.0, 10000.0, 8.0, 1.0, 4.0, 1e-5}) config.add_reals(real);
@@ -48,12 +48,15 @@ TEST(HostileCheckpoint, AnHonestDirectoryOpens) {
   EXPECT_EQ(Opened(directory), absl::OkStatus());
 }
 
-// No layer would be a global one: a remainder by zero.
-TEST(HostileCheckpoint, LocalLayersWithoutAPeriodAreRefused) {
-  control::CheckpointDirectory directory = Directory();
-  directory.mutable_config()->set_sizes(10, 5);
-  directory.mutable_config()->set_sizes(11, 0);
-  EXPECT_THAT(Opened(directory).message(), HasSubstr("layers per global one is 0"));
+TEST(HostileCheckpoint, LayersThatCannotBeLocalAreRefused) {
+  const std::pair<int, const char*> rows[] = {{10, "sliding window is -1, expected 0"},
+                                              {11, "layers per global one is -1, expected 0"},
+                                              {13, "global layers before others is -1"}};
+  for (const auto& [size, message] : rows) {
+    control::CheckpointDirectory directory = Directory();
+    directory.mutable_config()->set_sizes(size, -1);
+    EXPECT_THAT(Opened(directory).message(), HasSubstr(message));
+  }
 }
 
 // Their sum is 2^64, so that what comes after them would lie beyond a small mapping.

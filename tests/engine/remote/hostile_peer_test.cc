@@ -105,7 +105,7 @@ TEST_F(HostileMasters, PlansThatCannotBeRunEndTheEpoch) {
   HostileMaster master(worker_->address());
   ASSERT_TRUE(master.Hello());
   master.Tell([](control::MasterMessage& m) { *m.mutable_configure() = HonestStage(); });
-  master.Tell([](control::MasterMessage& m) { m.set_reserve(8); });
+  master.Tell([](control::MasterMessage& m) { m.mutable_reserve()->set_whole(8); });
   uint64_t epoch = 0;
   const auto failure_of = [&](const SequenceStart& start) {
     ++epoch;
@@ -124,14 +124,16 @@ TEST_F(HostileMasters, PlansThatCannotBeRunEndTheEpoch) {
   start.sampling.logit_bias = {{3, INFINITY}};
   EXPECT_THAT(failure_of(start), HasSubstr("logit bias for token 3 is inf"));
   EXPECT_THAT(failure_of(StartOf(1, 1, std::vector<int32_t>(100'000, 0))),
-              HasSubstr("100000 pages, expected at most 8"));
+              HasSubstr("100000 pages and 0 of a window, expected at most 8 and 0"));
+  EXPECT_THAT(failure_of(StartOf(1, 1, {0}, std::vector<int32_t>(100'000, 0))),
+              HasSubstr("1 pages and 100000 of a window, expected at most 8 and 0"));
 }
 
 TEST_F(HostileMasters, MasksThatFitNoPlanEndTheEpoch) {
   HostileMaster master(worker_->address());
   ASSERT_TRUE(master.Hello());
   master.Tell([](control::MasterMessage& m) { *m.mutable_configure() = HonestStage(); });
-  master.Tell([](control::MasterMessage& m) { m.set_reserve(8); });
+  master.Tell([](control::MasterMessage& m) { m.mutable_reserve()->set_whole(8); });
   uint64_t epoch = 0;
   const std::string whole(MaskWords(TinyVocabulary()) * 4, 'x');
   const auto failure_of = [&](uint64_t iteration, std::vector<int32_t> steps, size_t masks,
@@ -327,7 +329,10 @@ TEST(HostileWorkers, WhatTheySayOfThemselvesIsChecked) {
   };
   EXPECT_THAT(loaded([](auto& l) { l.set_kv_heads(INT64_MAX); }), HasSubstr("K/V heads"));
   EXPECT_THAT(loaded([](auto& l) { l.set_kv_heads(-1); }), HasSubstr("K/V heads"));
-  EXPECT_THAT(loaded([](auto& l) { l.set_kv_pages(INT64_MAX); }), HasSubstr("K/V pages"));
+  EXPECT_THAT(loaded([](auto& l) { l.mutable_kv_pages()->set_whole(INT64_MAX); }),
+              HasSubstr("K/V pages"));
+  EXPECT_THAT(loaded([](auto& l) { l.mutable_kv_pages()->set_window(-1); }),
+              HasSubstr("K/V pages"));
   EXPECT_THAT(loaded([](auto& l) { l.set_memory_available(UINT64_MAX); }),
               HasSubstr("bytes of memory"));
   EXPECT_THAT(loaded([](auto& l) { l.set_backend(std::string(1 << 20, 'x')); }),

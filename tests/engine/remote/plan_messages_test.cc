@@ -59,7 +59,7 @@ SequenceStart RandomStart(RandomValues& random) {
   start.sequence = random.Bits();
   start.prompt_length = random.Int();
   start.first_position = random.Int();
-  start.pages = random.Ints(5);
+  start.pages = {random.Ints(5), random.Ints(5)};
   start.sampling.temperature = random.Float();
   start.sampling.top_k = random.Int();
   start.sampling.top_p = random.Float();
@@ -100,7 +100,8 @@ IterationPlan RandomPlan(RandomValues& random) {
   plan.iteration = random.Bits();
   for (size_t i = random.Size(4); i > 0; --i) plan.releases.push_back(random.Bits());
   for (size_t i = random.Size(3); i > 0; --i) {
-    plan.page_copies.push_back({random.Int(), random.Int()});
+    plan.page_copies.whole.push_back({random.Int(), random.Int()});
+    plan.page_copies.window.push_back({random.Int(), random.Int()});
   }
   for (size_t i = random.Size(2); i > 0; --i) plan.starts.push_back(RandomStart(random));
   for (size_t i = random.Size(6); i > 0; --i) plan.steps.push_back(RandomStep(random));
@@ -171,10 +172,13 @@ void ExpectEqual(const IterationPlan& a, const IterationPlan& b) {
   EXPECT_EQ(a.epoch, b.epoch);
   EXPECT_EQ(a.iteration, b.iteration);
   EXPECT_EQ(a.releases, b.releases);
-  ASSERT_EQ(a.page_copies.size(), b.page_copies.size());
-  for (size_t i = 0; i < a.page_copies.size(); ++i) {
-    EXPECT_EQ(a.page_copies[i].from, b.page_copies[i].from);
-    EXPECT_EQ(a.page_copies[i].to, b.page_copies[i].to);
+  for (const PageKind kind : kPageKinds) {
+    const auto &x = a.page_copies[kind], &y = b.page_copies[kind];
+    ASSERT_EQ(x.size(), y.size());
+    for (size_t i = 0; i < x.size(); ++i) {
+      EXPECT_EQ(x[i].from, y[i].from);
+      EXPECT_EQ(x[i].to, y[i].to);
+    }
   }
   ASSERT_EQ(a.starts.size(), b.starts.size());
   for (size_t i = 0; i < a.starts.size(); ++i) ExpectEqual(a.starts[i], b.starts[i]);

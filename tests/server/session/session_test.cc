@@ -110,7 +110,7 @@ class SessionTest : public testing::Test {
     model.vocab = kVocab;
     model.max_context = 200;
     model.kv_pages = engine.total_pages;
-    model.page_size = engine.page_size;
+    model.paging.page_size = engine.page_size;
     model.tokenizer = LetterTokenizer::Make(kVocab);
     model.end_ids = model.tokenizer->spec().end_ids;
     model.constraints = std::move(constraints_);

@@ -94,6 +94,23 @@ TEST(PackBatch, EveryVector) {
   }
 }
 
+TEST(PackBatch, LayersWithAWindowHaveTheirOwnPages) {
+  const Iteration iteration;
+  const std::vector<int32_t> ring = {4, 2, 4};
+  std::vector<SequenceSpan> spans = iteration.sequences;
+  for (SequenceSpan& span : spans) span.pages = ring.data();
+  BatchInput input = iteration.batch();
+  input.window_sequences = spans;
+  const Packed p(input, {.page_size = 16});
+  const DeviceBatch& batch = p.packed.batch;
+  EXPECT_THAT(List(batch.pages + batch.sequences[2].first_page, 3), ElementsAre(9, 8, 6));
+  const DeviceSequence& last = batch.window_sequences[2];
+  EXPECT_THAT(List(batch.pages + last.first_page, 3), ElementsAre(4, 2, 4));
+  EXPECT_EQ(last.first_row, 5);
+  EXPECT_EQ(last.num_rows, 1);
+  EXPECT_EQ(last.first_position, 40);
+}
+
 TEST(PackBatch, SampleRows) {
   const Iteration iteration;
   const Packed p(iteration.batch(), {.page_size = 16, .mask_tokens = 40});
