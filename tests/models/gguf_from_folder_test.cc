@@ -62,7 +62,9 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "falcon-one-norm",
                            "phi3-long",
                            "phi3",
-                           "gemma3"}) {
+                           "gemma3",
+                           "bloom",
+                           "bloom-other-heads"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
@@ -169,7 +171,7 @@ TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
       "",
       "(a+b)*c == d->e; // f"};
   for (const char* name :
-       {"gpt-2", "smollm", "olmo", "falcon", "llama-bpe", "qwen2", "llama", "mistral", "bare"}) {
+       {"gpt-2", "smollm", "olmo", "bloom", "falcon", "llama-bpe", "qwen2", "llama", "mistral", "bare"}) {
     SCOPED_TRACE(name);
     const bool bare = std::string_view(name) == "bare";  // Llama's without its dummy space
     auto spec = ReadTokenizerJson(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name));
