@@ -170,8 +170,8 @@ TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
       "x",
       "",
       "(a+b)*c == d->e; // f"};
-  for (const char* name :
-       {"gpt-2", "smollm", "olmo", "bloom", "falcon", "llama-bpe", "qwen2", "llama", "mistral", "bare"}) {
+  for (const char* name : {"gpt-2", "smollm", "olmo", "bloom", "falcon", "llama-bpe", "qwen2",
+                           "llama", "mistral", "bare"}) {
     SCOPED_TRACE(name);
     const bool bare = std::string_view(name) == "bare";  // Llama's without its dummy space
     auto spec = ReadTokenizerJson(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name));
