@@ -801,14 +801,6 @@ class TokenizerReaders : public Gateway {
   std::array<Reader, 16> readers_;  // as many as there may be
 };
 
-TEST_F(TokenizerReaders, AreSoMany) {
-  ServeAndAsk(std::chrono::minutes(1));
-  EXPECT_EQ(AskUntil(false).error_message(),
-            "GetTokenizer: 16 calls are under way, as many as there may be");
-  for (Reader& reader : readers_) reader.context.TryCancel();
-  AskUntil(true);
-}
-
 TEST_F(TokenizerReaders, WhoDoNotReadAreCutOffAndLeaveRoom) {
   ServeAndAsk(std::chrono::milliseconds(300));
   std::this_thread::sleep_for(std::chrono::seconds(1));
