@@ -137,15 +137,21 @@ absl::Status Stage::SampleTile(Tensor logits, std::span<const SampleRow> rows,
     backend_.Sample(logits, rows, samples);
     return absl::OkStatus();
   }
-  if (ranks_->asynchronous() || !std::all_of(rows.begin(), rows.end(), CanMergeShards)) {
-    return GatherLogits(logits, rows, samples);
+  // Row by row: a merged row's log probabilities round otherwise than those of gathered logits, and
+  // a row must not depend on which way another one goes.
+  const bool merges =
+      !ranks_->asynchronous() && std::any_of(rows.begin(), rows.end(), CanMergeShards);
+  if (!merges || !std::all_of(rows.begin(), rows.end(), CanMergeShards)) {
+    TREADLE_RETURN_IF_ERROR(GatherLogits(logits, rows, samples));
   }
+  if (!merges) return absl::OkStatus();
   backend_.SampleShard(logits, static_cast<int32_t>(model_.vocab().begin), rows,
                        std::span(own_part_).first(rows.size()));
   TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
   TREADLE_RETURN_IF_ERROR(
       ranks_->AllGather(own_part_.data(), rows.size() * sizeof(ShardSample), all_parts_.data()));
   for (size_t row = 0; row < rows.size(); ++row) {
+    if (!CanMergeShards(rows[row])) continue;
     for (size_t rank = 0; rank < row_parts_.size(); ++rank) {
       row_parts_[rank] = all_parts_[rank * rows.size() + row];
     }

@@ -62,6 +62,9 @@ struct KvView {
   // A row at position p attends to positions above p - window only (sliding windows, Beltagy et al.
   // 2020, section 3.1); 0: to all up to its own.
   int64_t window = 0;
+  // The score of query head h at a distance of d positions falls by slopes[h] * d (ALiBi, Press et
+  // al. 2022, section 3). [heads of q], in the backend's memory; null: nothing falls.
+  const float* slopes = nullptr;
 
   // The first position that the row at `position` attends to.
   int64_t FirstSeen(int64_t position) const {

@@ -1,6 +1,7 @@
 #include "models/decoder.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -29,6 +30,7 @@ constexpr std::pair<Part, Linear LayerWeights::*> kLinears[] = {
     {Part::kDown, &LayerWeights::down}};
 constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
     {Part::kOutputNorm, &LayerWeights::output_norm},
+    {Part::kEmbeddingNorm, &LayerWeights::embedding_norm},
     {Part::kQNorm, &LayerWeights::q_norm},
     {Part::kAttentionNorm, &LayerWeights::attention_norm},
     {Part::kPostAttentionNorm, &LayerWeights::post_attention_norm},
@@ -46,6 +48,19 @@ auto MemberOf(const Table& table, Part part) {
 // All features of some heads.
 ShardRange Features(ShardRange heads, int64_t head_dim, int64_t first = 0) {
   return {first + heads.begin * head_dim, first + heads.end * head_dim};
+}
+
+// Powers of 2^(-8 / n) for n heads; where n is no power of two, those for the next lower one, and
+// then every other one of those for the next higher one (Press et al. 2022, their code's note).
+std::vector<float> AlibiSlopes(int64_t heads) {
+  const auto lower = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(heads)));
+  std::vector<float> slopes;
+  for (int64_t i = 1; i <= heads; ++i) {
+    const auto power = static_cast<double>(i <= lower ? i : 2 * (i - lower) - 1);
+    const auto of = static_cast<double>(i <= lower ? lower : 2 * lower);
+    slopes.push_back(static_cast<float>(std::exp2(-8 * power / of)));
+  }
+  return slopes;
 }
 
 }  // namespace
@@ -115,6 +130,7 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   if (architecture_->rotary) {
     TREADLE_RETURN_IF_ERROR(LoadRotary(checkpoint, options.max_context));
   }
+  if (architecture_->alibi) TREADLE_RETURN_IF_ERROR(LoadSlopes());
   table_bytes_ = rotary_.bytes() + local_rotary_.bytes();
   weight_bytes_ = loader.weight_bytes() + table_bytes_;
   ChooseTypes();
@@ -127,7 +143,8 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
 bool Decoder::Needs(Part part) const {
   if (InLayer(part)) return false;
   const bool tied = part == Part::kEmbedding && config_.tied_head;
-  const bool first = part == Part::kEmbedding || part == Part::kPositions;
+  const bool first =
+      part == Part::kEmbedding || part == Part::kPositions || part == Part::kEmbeddingNorm;
   return first ? first_stage() || (tied && last_stage()) : last_stage();
 }
 
@@ -230,6 +247,15 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
   return absl::OkStatus();
 }
 
+// Of this rank's heads.
+absl::Status Decoder::LoadSlopes() {
+  const std::vector<float> all = AlibiSlopes(config_.heads);
+  const auto bytes = static_cast<size_t>(heads_.size()) * sizeof(float);
+  TREADLE_ASSIGN_OR_RETURN(slopes_, backend_.Allocate(bytes));
+  backend_.CopyToDevice(slopes_.data(), all.data() + heads_.begin, bytes);
+  return absl::OkStatus();
+}
+
 void Decoder::ChooseTypes() {
   for (LayerWeights& layer : layer_weights_) {
     layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
@@ -284,6 +310,7 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
 
 KvView Decoder::ViewOf(size_t index, const Batch& batch, const KvPages& kv) const {
   KvView view{kv.layout, kv.layers[index], batch.sequences};
+  view.slopes = Values(slopes_);
   if (!config_.Local(layers_.begin + static_cast<int64_t>(index))) return view;
   view.window = config_.window;
   if (!batch.window_sequences.empty()) view.sequences = batch.window_sequences;
@@ -329,6 +356,9 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
       backend_.Embed(outside_.positions.weight(), batch.positions,
                      static_cast<int32_t>(-architecture_->position_offset), /*accumulate=*/true,
                      hidden);
+    }
+    if (outside_.embedding_norm.loaded()) {
+      outside_.embedding_norm.Apply(backend_, hidden, hidden);
     }
   }
   for (size_t i = 0; i < layer_weights_.size(); ++i) {

@@ -34,6 +34,7 @@ struct Norm {
 struct LayerWeights {
   Linear embedding;               // [vocab, hidden]; first stage, and the head if tied
   Linear positions;               // [context, hidden]; first stage, where positions are embedded
+  Norm embedding_norm;            // [hidden]; first stage, of all that is embedded
   Norm output_norm;               // [hidden], last stage
   Linear head;                    // [vocab, hidden], last stage, unless tied
   Norm attention_norm, ffn_norm;  // [hidden]
@@ -105,6 +106,7 @@ class Decoder : public Model {
   absl::Status LoadTensor(WeightLoader& loader, const TensorRow& row, const std::string& name,
                           Checkpoint::Kind kind, LayerWeights& weights);
   absl::Status LoadRotary(const Checkpoint& checkpoint, int64_t max_positions);
+  absl::Status LoadSlopes();
   std::vector<ShardRange> PartsOf(Extent extent) const;
   void ChooseTypes();
   absl::Status AllocateActivations(const LoadOptions& options);
@@ -127,6 +129,7 @@ class Decoder : public Model {
   LayerWeights outside_;
   std::vector<LayerWeights> layer_weights_;
   RotaryEmbedding rotary_, local_rotary_;  // the second: of local layers, if they rotate apart
+  Buffer slopes_;                          // KvView::slopes, where scores fall; else empty
 
   // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_
   // to v_.

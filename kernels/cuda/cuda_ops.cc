@@ -48,8 +48,7 @@ void CudaOps::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
   Keep(ReserveScratch(AttentionScratchBytes(q.rows, batch->max_context, q.cols / layout.head_dim,
                                             layout.head_dim)));
   if (!Ready()) return;
-  cuda::Attention(*device_, q, layout, kv.pages, *batch, scale, kv.window, options_.deterministic,
-                  Scratch(), out);
+  cuda::Attention(*device_, q, kv, *batch, scale, options_.deterministic, Scratch(), out);
 }
 
 void CudaOps::Sample(Tensor logits, std::span<const SampleRow> rows,

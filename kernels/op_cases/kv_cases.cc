@@ -11,10 +11,10 @@ namespace {
 void AddKvOp(std::vector<OpCase>& cases, OpCase c, std::string_view batch) {
   c.rows = 0;
   for (const CaseSequence& sequence : c.sequences) c.rows += sequence.rows;
-  c.name = Str(Name(c.op), "/", c.heads, "x", c.kv.kv_heads, "x", c.kv.head_dim, "/",
-               Name(c.kv.dtype), "/page=", c.kv.page_size,
-               c.op == Op::kRotateAndStoreKv ? Str("/rotary=", c.rotary_dims) : "",
-               c.window > 0 ? Str("/window=", c.window) : "", "/", batch);
+  c.name = Str(
+      Name(c.op), "/", c.heads, "x", c.kv.kv_heads, "x", c.kv.head_dim, "/", Name(c.kv.dtype),
+      "/page=", c.kv.page_size, c.op == Op::kRotateAndStoreKv ? Str("/rotary=", c.rotary_dims) : "",
+      c.window > 0 ? Str("/window=", c.window) : "", c.sloped ? "/sloped" : "", "/", batch);
   cases.push_back(std::move(c));
 }
 
@@ -52,6 +52,9 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
           AddKvOp(cases, c, name);
           c.window = window;
           if (op == Op::kAttention && page == 16) AddKvOp(cases, c, name);
+          c.window = 0;
+          c.sloped = true;
+          if (op == Op::kAttention && page == 32) AddKvOp(cases, c, name);
         }
       }
     }
@@ -163,10 +166,15 @@ void PrepareAttention(OpRun& run, uint64_t seed) {
   GuardedTensor& q = PrepareSequences(run, random, /*fill_chunk=*/true, Role::kInput);
   GuardedTensor& out = run.AddForProducts("out", c.rows, q.cols());
   const float scale = 1 / std::sqrt(static_cast<float>(c.kv.head_dim));
-  run.call = [&run, &q, &out, scale, spans = std::vector<SequenceSpan>()](int64_t begin,
-                                                                          int64_t count) mutable {
-    run.backend().Attention(q.Rows(begin, count), PartOf(run, begin, count, spans), scale,
-                            out.Rows(begin, count));
+  GuardedTensor& slopes = run.Add("slopes", Role::kInput, 1, c.heads);
+  slopes.Fill([&, head = 0]() mutable {
+    return std::exp2(-8.0f * static_cast<float>(++head) / static_cast<float>(c.heads));
+  });
+  run.call = [&run, &c, &q, &slopes, &out, scale, spans = std::vector<SequenceSpan>()](
+                 int64_t begin, int64_t count) mutable {
+    KvView kv = PartOf(run, begin, count, spans);
+    if (c.sloped) kv.slopes = slopes.view().Row<float>(0);
+    run.backend().Attention(q.Rows(begin, count), kv, scale, out.Rows(begin, count));
   };
   double slots = 0;
   double pairs = 0;

@@ -63,7 +63,8 @@ struct OpCase {
   KvLayout kv = {};
   int64_t rotary_dims = 0;  // rotated elements per head; 0: no rotation
   std::vector<CaseSequence> sequences = {};
-  int64_t window = 0;  // Attention
+  int64_t window = 0;   // Attention
+  bool sloped = false;  // likewise (KvView::slopes)
 
   // Sample, SampleShard: how rows are drawn up.
   enum class Sampling : uint8_t {

@@ -24,6 +24,7 @@ struct LayerWeights;  // likewise
 enum class Part {
   kEmbedding,
   kPositions,
+  kEmbeddingNorm,
   kOutputNorm,
   kHead,
   kAttentionNorm,
@@ -84,6 +85,7 @@ struct SizeField {
   int64_t ModelConfig::*size;
   int64_t (*otherwise)(const ModelConfig&) = nullptr;  // where it is missing; null: an error
   bool ModelConfig::*counts = nullptr;  // without this flag the field says nothing; null: it does
+  const char* also = nullptr;           // another name of the field, which is never written
 };
 // A field that is true or false.
 struct FlagField {
@@ -126,6 +128,7 @@ struct Architecture {
   std::span<const TensorRow> tensors;  // the embedding first; those that a model may lack included
   NormKind norm = NormKind::kRms;
   bool rotary = true;  // positions rotate Q and K; else they are embedded
+  bool alibi = false;  // or neither: scores fall with the distance (KvView::slopes)
   Presence qkv_bias = Presence::kNever;
   Presence output_bias = Presence::kNever;  // of the attention's output
   bool qk_norm = false;                     // every head's queries and keys are normalized

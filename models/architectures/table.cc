@@ -2,6 +2,7 @@
 
 #include "base/status.h"
 #include "models/architectures/architecture.h"
+#include "models/architectures/bloom.h"
 #include "models/architectures/falcon.h"
 #include "models/architectures/gemma.h"
 #include "models/architectures/gpt2.h"
@@ -15,8 +16,8 @@
 namespace treadle {
 namespace {
 
-constexpr Architecture kArchitectures[] = {kLlama, kGpt2,   kQwen2, kQwen3, kGptNeoX,
-                                           kOpt,   kFalcon, kPhi3,  kGemma3};
+constexpr Architecture kArchitectures[] = {kLlama, kGpt2,   kQwen2, kQwen3,  kGptNeoX,
+                                           kOpt,   kFalcon, kPhi3,  kGemma3, kBloom};
 
 constexpr std::string_view kGgufLayers = "blk.";
 

@@ -45,6 +45,10 @@ constexpr Row kRows[] = {
     {"qwen2", {LLAMA3_PATTERN(R"(\p{N})"), nullptr}, LLAMA3_SPELLING(R"(\p{N})"), true},
     // GPT-NeoX's, which OLMo took over and GGUF names it after.
     {"olmo", {GPT2_PATTERN, nullptr}, "", true},
+    {"bloom",
+     {R"( ?[^()" SPACE R"(|.,!?…。，、।۔،)]+)", nullptr},
+     R"( ?[^(\s|[.,!?…。，、।۔،])]+)",
+     false},
     {"falcon", {R"([\p{P}$+<=>^`|~]+)", GPT2_PATTERN}, "", false, true},
 };
 

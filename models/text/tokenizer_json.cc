@@ -235,9 +235,10 @@ absl::Status Reader::ReadPattern() {
   }
   if (found == Json::parse(kFalconPreTokenizer)) spec_.pre_tokenizer = "falcon";
   if (spec_.pre_tokenizer.empty()) {
-    return Unknown("pre_tokenizer", found,
-                   "GPT-2's ByteLevel, SmolLM's Digits and ByteLevel, Llama 3's or Qwen2's Split "
-                   "and ByteLevel (without a prefix space), or Falcon's four steps");
+    return Unknown(
+        "pre_tokenizer", found,
+        "GPT-2's ByteLevel, SmolLM's Digits and ByteLevel, Llama 3's, Qwen2's or BLOOM's "
+        "Split and ByteLevel (without a prefix space), or Falcon's four steps");
   }
   const Json& normalizer = Member(root_, "normalizer");
   TREADLE_ASSIGN_OR_RETURN(const PreTokenizer pre_tokenizer,

@@ -340,6 +340,33 @@ std::vector<float> Pooled(EngineRunner& runner, Pooling pooling, std::span<const
 
 // Neither its neighbours nor its chunks change an embedding's bits; and of one rank's, neither do
 // stages.
+// Ranks merge what they make of greedy rows, and gather the logits of rows whose draw may need any
+// token: with one of these beside it, a greedy row has the log probabilities that it has alone.
+TEST_P(EngineContract, HowOthersAreSampledDoesNotMatter) {
+  std::vector<PlanDriver::DrivenRequest> requests(2);
+  for (int i = 0; i < 2; ++i) {
+    for (int32_t t = 0; t < 9; ++t) requests[i].request.prompt.push_back((t * 41 + 3 * i) % 256);
+    requests[i].request.max_new_tokens = GetParam().gpus ? 4 : 60;
+    requests[i].request.top_logprobs = 5;
+  }
+  requests[0].request.sampling.temperature = 0;
+  requests[1].request.sampling.temperature = 1;
+  requests[1].request.sampling.seed = 7;
+  const auto answer = [&](std::span<const PlanDriver::DrivenRequest> together) {
+    PlanDriver driver({.page_size = 16,
+                       .num_pages = 48,
+                       .max_batch_tokens = 64,
+                       .seed = 1,
+                       .one_plan_each = stages() > 1},
+                      {together.begin(), together.end()});
+    EngineRunner(MakeEngine(GetParam(), TinyPath(), Options())).RunAll(driver);
+    return driver.answer(0, 0);
+  };
+  const AloneAnswer alone = answer(std::span(requests).first(1)), beside = answer(requests);
+  EXPECT_EQ(beside.tokens, alone.tokens);
+  EXPECT_EQ(Difference(beside.details, alone.details), "");
+}
+
 TEST_P(EngineContract, EmbeddingsDependOnTheirPromptAlone) {
   std::vector<int32_t> prompt;
   for (int32_t i = 0; i < (GetParam().gpus ? 20 : 45); ++i) prompt.push_back((i * 37 + 5) % 256);

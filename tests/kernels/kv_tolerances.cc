@@ -98,6 +98,12 @@ class KvTolerances {
         const double error = scale * RoundingError(std::fabs(q[i]), rounds) * key;
         score_squares[p] += error * error;
       }
+      if (case_.sloped) {
+        const double fall =
+            run_.tensor("slopes").Row(0)[head] * static_cast<double>(positions - 1 - p);
+        weight[p] -= fall;
+        size += fall;
+      }
       best = std::max(best, weight[p]);
       magnitude = std::max(magnitude, size);
     }

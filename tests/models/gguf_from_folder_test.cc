@@ -63,7 +63,9 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "falcon-one-norm",
                            "phi3-long",
                            "phi3",
-                           "gemma3"}) {
+                           "gemma3",
+                           "bloom",
+                           "bloom-other-heads"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
@@ -169,8 +171,8 @@ TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
       "x",
       "",
       "(a+b)*c == d->e; // f"};
-  for (const char* name :
-       {"gpt-2", "smollm", "olmo", "falcon", "llama-bpe", "qwen2", "llama", "mistral", "bare"}) {
+  for (const char* name : {"gpt-2", "smollm", "olmo", "bloom", "falcon", "llama-bpe", "qwen2",
+                           "llama", "mistral", "bare"}) {
     SCOPED_TRACE(name);
     const bool bare = std::string_view(name) == "bare";  // Llama's without its dummy space
     auto spec = ReadTokenizerJson(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name));

@@ -39,8 +39,8 @@ TEST(RandomCheckpoint, ParametersAsPublished) {
                          Row{"qwen2.5-0.5b", 494'032'768}, Row{"qwen3-0.6b", 596'049'920},
                          Row{"gemma-3-270m", 268'098'176}, Row{"gpt2-124m", 124'439'808},
                          Row{"pythia-1.4b", 1'414'647'808}, Row{"opt-1.3b", 1'315'758'080},
-                         Row{"falcon-7b", 6'921'720'704}, Row{"phi-3-mini", 3'821'079'552},
-                         Row{"mistral-7b", 7'241'732'096}}) {
+                         Row{"falcon-7b", 6'921'720'704}, Row{"bloom-560m", 559'214'592},
+                         Row{"phi-3-mini", 3'821'079'552}, Row{"mistral-7b", 7'241'732'096}}) {
     const auto checkpoint = Open(row.shape);
     ASSERT_NE(checkpoint, nullptr);
     const ModelReport report = Inspect(*checkpoint);
@@ -141,6 +141,7 @@ TEST(RandomCheckpoint, RunsWithFiniteLogitsInEveryArchitectureAndFormat) {
         "pythia-1.4b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
         "phi-3-mini,layers=3,hidden=128,heads=4,kv-heads=2,ffn=512,vocab=300,context=64",
         "opt-1.3b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
+        "bloom-560m,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
         "falcon-7b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64"}) {
     for (const char* weights : {"", "nf4", "int8"}) {
       const auto checkpoint = Open(shape);

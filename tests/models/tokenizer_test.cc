@@ -63,8 +63,8 @@ TEST_P(OracleTest, EncodesAndDecodesAsTheAuthors) {
 }
 
 INSTANTIATE_TEST_SUITE_P(TokenizerJson, OracleTest,
-                         ::testing::Values("gpt-2", "smollm", "olmo", "falcon", "llama-bpe",
-                                           "qwen2", "llama", "mistral"),
+                         ::testing::Values("gpt-2", "smollm", "olmo", "bloom", "falcon",
+                                           "llama-bpe", "qwen2", "llama", "mistral"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::erase(name, '-');

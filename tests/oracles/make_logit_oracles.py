@@ -22,7 +22,7 @@ import transformers
 
 OUT = "tests/testdata/models"
 VOCAB = 131
-GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3"]  # .gguf files too
+GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom"]  # .gguf files too
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -35,6 +35,7 @@ OPT = dict(vocab_size=VOCAB, hidden_size=35, word_embed_proj_dim=35, ffn_dim=53,
            num_attention_heads=5, max_position_embeddings=48, bos_token_id=0, eos_token_id=1, pad_token_id=2)
 FALCON = dict(vocab_size=VOCAB, hidden_size=30, num_hidden_layers=2, num_attention_heads=3,
               max_position_embeddings=96, bos_token_id=0, eos_token_id=1)
+BLOOM = dict(vocab_size=VOCAB, hidden_size=30, n_layer=2, n_head=3, seq_length=96, bos_token_id=0, eos_token_id=1)
 LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.0, 1.5, 2.5, 6.0])
 PHI3 = LLAMA | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, pad_token_id=2)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -88,6 +89,8 @@ CASES = {
                                                  full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1e4),
                                                  sliding_attention=dict(rope_type="default", rope_theta=500.0))),
                       "bfloat16", 90, {}),
+    "bloom": ("Bloom", BLOOM, "float16", 40, {}),
+    "bloom-other-heads": ("Bloom", BLOOM | dict(hidden_size=42, n_head=6), "bfloat16", 90, {}),
     # Longer than their windows, of all layers and of the last ones.
     "mistral-window": ("Mistral", LLAMA | dict(num_key_value_heads=1, sliding_window=11), "bfloat16", 90, {}),
     "qwen2-last-window": ("Qwen2", LLAMA | dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=13,
@@ -102,6 +105,7 @@ CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Phi3": (transformers.Phi3Config, transformers.Phi3ForCausalLM),
            "OPT": (transformers.OPTConfig, transformers.OPTForCausalLM),
            "Falcon": (transformers.FalconConfig, transformers.FalconForCausalLM),
+           "Bloom": (transformers.BloomConfig, transformers.BloomForCausalLM),
            "Gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM)}
 
 
@@ -167,9 +171,10 @@ def write_gguf(folder):
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_kv_heads", getattr(config, "num_key_value_heads", heads))
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
+    writer.add_context_length(getattr(config, "max_position_embeddings", None) or config.seq_length)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or config.intermediate_size)
+    inner = getattr(config, "intermediate_size", 4 * config.hidden_size)
+    writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or inner)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     if gemma or kind == "qwen3":
@@ -182,9 +187,11 @@ def write_gguf(folder):
         writer.add_parallel_residual(config.use_parallel_residual)
         share = config.rope_parameters["partial_rotary_factor"]
         writer.add_rope_dimension_count(int(config.hidden_size // heads * share))
-    rope = config.rope_parameters["full_attention"] if gemma else config.rope_parameters
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] == "longrope":
+    rope = getattr(config, "rope_parameters", {})
+    rope = rope["full_attention"] if gemma else rope
+    if rope:
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if rope.get("rope_type") == "longrope":
         before = rope["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(before)
         scale = config.max_position_embeddings / before
@@ -204,7 +211,8 @@ def write_gguf(folder):
             values = rows_by_kind(values, heads, kv_heads)
         if gemma and tensor.dim() == 1:
             values = 1 + values
-        writer.add_tensor(names.get_name(name, (".weight", ".bias")), values)
+        known = name.removeprefix("transformer.") if kind == "bloom" else name
+        writer.add_tensor(names.get_name(known, (".weight", ".bias")), values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -218,12 +226,13 @@ def small_checkpoints(names):
         folder = os.path.join(OUT, name)
         shutil.rmtree(folder, ignore_errors=True)
         config_class, model_class = CLASSES[kind]
+        attention = "eager" if kind == "Bloom" else "sdpa"
         generator = torch.Generator().manual_seed(1000 + index)
-        model = model_class(config_class(**options, attn_implementation="sdpa")).eval()
+        model = model_class(config_class(**options, attn_implementation=attention)).eval()
         randomize(model, generator)
         model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
         # As a user's program reads it.
-        model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+        model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
         ids = torch.randint(0, VOCAB, (count,), generator=generator).tolist()
         single = logits(model, ids)
         double = logits(in_double(model), ids)

@@ -20,6 +20,7 @@ from tokenizers import (AddedToken, Regex, Tokenizer, decoders, models, normaliz
 OUT = "tests/testdata/tokenizers"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
           r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 HARD = [
@@ -150,6 +151,8 @@ def byte_level_family():
     falcon = pre_tokenizers.Sequence([pre_tokenizers.Punctuation("contiguous"), gpt2, pre_tokenizers.Digits(False),
                                       pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")])
     byte_level("falcon", falcon, ["<|endoftext|>"], {"eos_token": "<|endoftext|>"}, size=600)
+    byte_level("bloom", split(BLOOM), ["<unk>", "<s>", "</s>", "<pad>"],
+               {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}, size=600)
     llama3 = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"]
     byte_level("llama-bpe", split(LLAMA3), llama3,
                {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}, ignore_merges=True,

@@ -167,9 +167,12 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
       if (of(row->part)) add(*row, layer);
     }
   };
-  add_all([](Part part) { return part == Part::kEmbedding || part == Part::kPositions; }, 0);
+  const auto first = [](Part part) {
+    return part == Part::kEmbedding || part == Part::kPositions || part == Part::kEmbeddingNorm;
+  };
+  add_all(first, 0);
   for (int64_t i = 0; i < o.layers; ++i) add_all(InLayer, i);
-  add_all([](Part part) { return part == Part::kOutputNorm || part == Part::kHead; }, 0);
+  add_all([&](Part part) { return !InLayer(part) && !first(part); }, 0);
   return std::move(out.list());
 }
 

@@ -51,6 +51,7 @@ void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
         a.head_dim = layout.head_dim;
         a.first_position = position;
         a.window = kv.window;
+        if (kv.slopes != nullptr) a.slopes = kv.slopes + head * group;
         a.block_begin = kv.FirstSeen(position) / kAttentionBlock;
         a.block_end = (position + rows + kAttentionBlock - 1) / kAttentionBlock;
         a.scale = scale;

@@ -163,6 +163,8 @@ bool SetSeen(const AttentionArguments& a, int64_t first, int64_t index, Tile& ti
     const int64_t from = a.window > 0 && limit > a.window ? limit - a.window : 0;
     tile.limit[query] = limit < kBlock ? limit : kBlock;
     tile.from[query] = from;
+    tile.distance[query] = static_cast<float>(limit - 1);
+    if (a.slopes != nullptr) tile.slope[query] = a.slopes[(first + query) % a.group];
     if (from < kBlock) seeing = query + 1;
   }
   tile.queries = seeing;
@@ -182,6 +184,7 @@ void ItemBlock(const AttentionArguments& a, const Scratch& scratch, const Block<
   for (int64_t first = 0; first < queries; first += kTile) {
     Tile tile;
     if (!SetSeen(a, first, index, tile)) continue;
+    tile.sloped = a.slopes != nullptr;
     tile.q = scratch.q + first * a.head_dim;
     tile.head_dim = a.head_dim;
     tile.padded_dim = padded_dim;

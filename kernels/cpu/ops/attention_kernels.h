@@ -14,6 +14,7 @@ struct AttentionArguments {
   int64_t head_dim;
   int64_t first_position;  // of row 0
   int64_t window;          // KvView::window
+  const float* slopes;     // [group]: KvView::slopes; null: none
   int64_t block_begin;     // in blocks of kAttentionBlock positions
   int64_t block_end;
   float scale;

@@ -33,6 +33,11 @@ struct Tile {
   // falls from one query to the next.
   int64_t from[kTile];
   int64_t limit[kTile];
+  // Scores fall by slope times the distance to the query, which is `distance` from the block's
+  // first position; if not sloped, they do not.
+  bool sloped;
+  float slope[kTile];
+  float distance[kTile];
   int64_t head_dim;
   int64_t padded_dim;
   float* weights;  // [queries, kBlock]: scores, then p
@@ -167,6 +172,18 @@ void AccumulateAll(const Tile& tile, const Block<T>& block, int64_t from, int64_
   AccumulateTile<T, kQueries>(tile, block, 0, from, to, fresh);
 }
 
+// Scores of one query fall with the distance (KvView::slopes).
+void Slope(const Tile& tile, int query, int64_t groups) {
+  float lanes[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = static_cast<float>(lane);
+  float* scores = tile.weights + query * kBlock;
+  const Vec slope = Broadcast(tile.slope[query]);
+  for (int64_t group = 0; group < groups; ++group, scores += kLanes) {
+    const float ahead = static_cast<float>(group * kLanes) - tile.distance[query];
+    Store(scores, Fma(slope, Add(Load(lanes), Broadcast(ahead)), Load(scores)));
+  }
+}
+
 // Scores to p, max and sum, in three loops: each is a row of independent short chains, where one
 // loop over queries would wait for the latency of all of them in turn. What lies after a query's
 // own position, or before its window, is blended out, as it may be NaN; its p is exactly 0.
@@ -176,6 +193,7 @@ void Softmax(const Tile& tile, int64_t groups) {
   for (int query = first; query < tile.queries; ++query) {
     float* scores = tile.weights + query * kBlock;
     const int64_t limit = tile.limit[query];
+    if (tile.sloped) Slope(tile, query, groups);
     for (int64_t group = limit / kLanes; group < groups; ++group) {
       const Mask seen = FirstLanes(limit - group * kLanes);
       Store(scores + group * kLanes,

@@ -121,16 +121,15 @@ size_t PartBytes(int64_t heads, int64_t splits, int64_t head_dim) {
   return static_cast<size_t>(heads * splits * (head_dim + 2)) * sizeof(float);
 }
 
-constexpr float kLog2E = 1.44269504f;
-
-AttentionParams MakeParams(Tensor q, const KvLayout& layout, const std::byte* pages,
-                           const DeviceBatch& batch, float scale, int64_t window, Tensor out) {
+AttentionParams MakeParams(Tensor q, const KvView& kv, const DeviceBatch& batch, float scale,
+                           Tensor out) {
+  const KvLayout& layout = kv.layout;
   const auto narrow = [](int64_t x) { return static_cast<int32_t>(x); };
   AttentionParams p = {};
   p.q = q.Row<float>(0);
   p.out = OutputOf(out, q);
   p.q_stride = q.stride;
-  p.pages = reinterpret_cast<const char*>(pages);
+  p.pages = reinterpret_cast<const char*>(kv.pages);
   p.page_bytes = layout.PageBytes();
   p.part_bytes = layout.PageBytes() / 2;
   p.page_shift = std::countr_zero(static_cast<uint64_t>(layout.page_size));
@@ -141,7 +140,8 @@ AttentionParams MakeParams(Tensor q, const KvLayout& layout, const std::byte* pa
   p.head_chunks = CeilDivide(p.group, p.tile_heads);
   p.scale = scale * kLog2E;
   constexpr int64_t kNone = std::numeric_limits<int32_t>::max();
-  p.window = narrow(window > 0 ? std::min(window, kNone) : kNone);
+  p.window = narrow(kv.window > 0 ? std::min(kv.window, kNone) : kNone);
+  p.slopes = kv.slopes;
   p.splits = 1;
   p.batch = batch;
   return p;
@@ -181,17 +181,17 @@ void LaunchCode(Device& device, const AttentionCode& code, const KvLayout& layou
 
 }  // namespace
 
-void Attention(Device& device, Tensor q, const KvLayout& layout, const std::byte* pages,
-               const DeviceBatch& batch, float scale, int64_t window, bool deterministic,
-               std::span<std::byte> scratch, Tensor out) {
+void Attention(Device& device, Tensor q, const KvView& kv, const DeviceBatch& batch, float scale,
+               bool deterministic, std::span<std::byte> scratch, Tensor out) {
+  const KvLayout& layout = kv.layout;
   TREADLE_CHECK(layout.key_order == KeyOrder::kByPosition);
   TREADLE_CHECK(layout.page_size >= 16 &&
                 std::has_single_bit(static_cast<uint64_t>(layout.page_size)));
   TREADLE_CHECK(q.cols % (layout.kv_heads * layout.head_dim) == 0);
   TREADLE_CHECK(out.cols == q.cols && out.rows == q.rows);
   if (batch.rows == 0 || batch.num_sequences == 0) return;
-  const AttentionParams p = MakeParams(q, layout, pages, batch, scale, window, out);
-  const Variant* variant = Find(layout, device.properties());
+  const AttentionParams p = MakeParams(q, kv, batch, scale, out);
+  const Variant* variant = kv.slopes == nullptr ? Find(layout, device.properties()) : nullptr;
   if (variant != nullptr) {
     const AttentionCode code = Choose(*variant, layout, batch, device.properties(), deterministic);
     LaunchCode(device, code, layout, scratch, p);

@@ -24,11 +24,11 @@ struct HeadPart {
   }
 };
 
-// Scores of the block's positions below `end` become weights; the others are not looked at.
-// Returns their maximum.
+// Scores of the block's positions [begin, end) become weights; the others are not looked at. They
+// fall by `slope` with the distance to the query at `own`. Returns their maximum.
 template <DType kType>
-TREADLE_DEVICE float Scores(const HeadPart<kType>& keys, const float* q, float scale, int32_t begin,
-                            int32_t end, float* scores) {
+TREADLE_DEVICE float Scores(const HeadPart<kType>& keys, const float* q, float scale, float slope,
+                            int32_t own, int32_t begin, int32_t end, float* scores) {
   float max = -simt::Infinity();
   for (int32_t position = begin + simt::Lane(); position < end; position += simt::kWarp) {
     const auto* key = keys.Row(position);
@@ -36,7 +36,7 @@ TREADLE_DEVICE float Scores(const HeadPart<kType>& keys, const float* q, float s
     for (int i = 0; i < keys.head_dim; ++i) {
       dot = simt::Fma(q[i], KvElement<kType>::Load(key[i]), dot);
     }
-    dot *= scale;
+    dot = simt::Fma(slope, static_cast<float>(position - own), dot * scale);
     scores[position - begin] = dot;
     max = dot > max ? dot : max;
   }
@@ -73,12 +73,14 @@ void GeneralAttentionKernel(AttentionParams p) {
   float max = -simt::Infinity();
   float sum = 0;
   const int32_t first = FirstSeen(limit - 1, p.window);
+  const float slope = p.slopes == nullptr ? 0.0f : p.slopes[head] * kLog2E;
   for (int32_t block = first / kBlockPositions; block * kBlockPositions < limit; ++block) {
     const int32_t block_begin = block * kBlockPositions;
     const int32_t begin = block_begin > first ? block_begin : first;
     const int32_t end =
         block_begin + kBlockPositions < limit ? block_begin + kBlockPositions : limit;
-    const FoldFactors f = Factors(max, Scores(keys, q, p.scale, begin, end, weights));
+    const FoldFactors f =
+        Factors(max, Scores(keys, q, p.scale, slope, limit - 1, begin, end, weights));
     max = f.max;
     float part = 0;
     for (int32_t i = simt::Lane(); i < end - begin; i += simt::kWarp) {

@@ -10,6 +10,8 @@
 
 namespace treadle::cuda {
 
+inline constexpr float kLog2E = 1.44269504f;  // weights are powers of 2
+
 struct AttentionParams {
   const float* q;  // [rows, heads * head_dim], rows q_stride apart
   RowOutput out;   // as q
@@ -27,6 +29,7 @@ struct AttentionParams {
   bool one_tile_each;   // no sequence has more than tile_rows rows: tile s is sequence s
   float scale;          // of scores, times log2(e)
   int32_t window;       // KvView::window; the largest number: none
+  const float* slopes;  // KvView::slopes; of general kernels
   // Splits of a decoding row run side by side if its sequence's number is below split_sequences;
   // they leave their parts in scratch. 0: no row's do.
   int32_t split_sequences;
@@ -42,8 +45,8 @@ TREADLE_HOST_DEVICE int64_t PartIndex(const AttentionParams& p, int32_t sequence
   return (int64_t{sequence} * p.heads + head) * p.splits + split;
 }
 
-// Attention over caches that the tensor-core kernels do not take: K/V of f32, head sizes that are
-// no multiple of 8 or above 256. One warp for each (row, query head), plain f32 arithmetic, the
+// Attention that the tensor-core kernels do not take: K/V of f32, head sizes that are no multiple
+// of 8 or above 256, and slopes. One warp for each (row, query head), plain f32 arithmetic, the
 // same blocks; right, not fast.
 void LaunchGeneralAttention(Device& device, DType kv_type, const AttentionParams& p);
 

@@ -215,7 +215,9 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
       config.*field.size = *otherwise;
       continue;
     }
-    TREADLE_RETURN_IF_ERROR(fields.Integer(field.name, &(config.*field.size), otherwise));
+    const bool also = field.also != nullptr && !fields.Has(field.name) && fields.Has(field.also);
+    TREADLE_RETURN_IF_ERROR(
+        fields.Integer(also ? field.also : field.name, &(config.*field.size), otherwise));
   }
   if (!architecture.grouped) {
     config.kv_heads = config.heads;

@@ -122,8 +122,10 @@ class Attend {
     const std::vector<std::byte> dirty(bytes, std::byte{0xff});
     Buffer scratch = device_.Allocate(bytes + 64).value();
     device_.CopyToDevice(scratch.data(), dirty.data(), bytes);
-    Attention(device_, q.view(), kv_.layout(), kv_.pages(), batch, scale_, kv_.shape().window,
-              options.deterministic, std::span(scratch.data(), bytes), out.view());
+    const KvView view = {
+        .layout = kv_.layout(), .pages = kv_.pages(), .window = kv_.shape().window};
+    Attention(device_, q.view(), view, batch, scale_, options.deterministic,
+              std::span(scratch.data(), bytes), out.view());
     EXPECT_TRUE(device_.Synchronize().ok()) << device_.status();
     std::vector<std::byte> guard(64);
     device_.CopyToHost(guard.data(), scratch.data() + bytes, guard.size());
