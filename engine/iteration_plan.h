@@ -12,6 +12,7 @@
 #include "base/choice.h"
 #include "kernels/kv_view.h"
 #include "kernels/sampling.h"
+#include "models/expert_use.h"
 
 namespace treadle {
 
@@ -108,6 +109,7 @@ struct IterationResult {
   uint64_t iteration = 0;
   std::vector<StepResult> steps;  // in the plan's order
   IterationTimings timings;
+  ExpertUse experts;  // of the last stage's layers, as rank 0 saw it
 };
 
 }  // namespace treadle

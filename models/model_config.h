@@ -58,6 +58,12 @@ struct ModelConfig {
   double local_rope_base = 10000.0;
   bool Local(int64_t layer) const { return window > 0 && (layer + 1) % global_every != 0; }
 
+  // Mixtures of experts: each row goes to some of the feed-forward networks of a layer, whose inner
+  // features `ffn_hidden` counts. 0: a layer has one, for all rows.
+  int64_t experts = 0;
+  int64_t experts_per_token = 0;
+  bool normalized_experts = true;  // weights are a softmax over those chosen; else over all
+
   int64_t query_scalar = 0;  // whose root divides scores; 0: the size of a head
 
   // Something worth telling the user once ("sliding window of 4096 caps the context"); or empty.

@@ -62,7 +62,10 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "falcon-one-norm",
                            "phi3-long",
                            "phi3",
-                           "gemma3"}) {
+                           "gemma3",
+                           "mixtral",
+                           "qwen3moe",
+                           "qwen3moe-plain"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
