@@ -1,9 +1,10 @@
 #include "bench/kernels/expert_layer.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "base/status.h"
-#include "bench/kernels/cold_products.h"
+#include "kernels/op_cases/random.h"
 #include "models/shared_conversion.h"
 #include "models/weight_loader.h"
 
@@ -51,7 +52,9 @@ absl::Status ExpertLayer::Load(const Checkpoint& checkpoint, const QuantizeSpec&
   }
   TREADLE_RETURN_IF_ERROR(rows_.Allocate(activations_, config_, config_.ffn_hidden, max_rows_));
   TREADLE_ASSIGN_OR_RETURN(output_, activations_.Add(config_.hidden));
-  const std::vector<float> values = ColdProducts::Activations(kInputs + max_rows_, config_.hidden);
+  // Rows that have nothing in common, so that they go to experts alike.
+  std::vector<float> values(static_cast<size_t>((kInputs + max_rows_) * config_.hidden));
+  std::ranges::generate(values, [random = Random(1)]() mutable { return random.Normal(); });
   TREADLE_ASSIGN_OR_RETURN(input_, backend_.Allocate(values.size() * sizeof(float)));
   backend_.CopyToDevice(input_.data(), values.data(), values.size() * sizeof(float));
   return absl::OkStatus();
