@@ -13,6 +13,7 @@
 #include "engine/kv_paging.h"
 #include "kernels/kv_view.h"
 #include "kernels/sampling.h"
+#include "models/expert_use.h"
 
 namespace treadle {
 
@@ -109,6 +110,7 @@ struct IterationResult {
   uint64_t iteration = 0;
   std::vector<StepResult> steps;  // in the plan's order
   IterationTimings timings;
+  ExpertUse experts;  // of the last stage's layers, as rank 0 saw it
 };
 
 }  // namespace treadle

@@ -173,6 +173,7 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
   if (DetachesWork()) return LaunchDetached(hidden, begun, before_output);
   const Batch batch{token_ids_, positions_, spans_, window_spans_};
   TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
+  begun.experts = model_.expert_use();
   TREADLE_RETURN_IF_ERROR(HandOver(hidden, begun));
   TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
   begun.times.forwarded = Times::Clock::now();
@@ -191,6 +192,7 @@ absl::Status Stage::LaunchDetached(Tensor hidden, Begun& begun,
   const auto ops = [&]() -> absl::Status {
     const Batch batch{token_ids_, positions_, spans_, window_spans_};
     TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
+    begun.experts = model_.expert_use();
     return RunOutputs(hidden, begun);
   };
   TREADLE_RETURN_IF_ERROR(graph_.rows > 0 ? backend_.RunGraph(graph_, std::cref(ops)) : ops());
@@ -286,7 +288,9 @@ void Stage::Pad(const IterationPlan& plan, Begun& begun) {
   const int64_t outputs = model_.last_stage() ? rows : 0;
   const int64_t padded = backend_.PaddedRows(rows);
   // A link's own buffers have another address each time.
-  if (!DetachesWork() || (link_ != nullptr && staging() == nullptr) ||
+  // Nor can a host that sorts rows by their experts be replayed.
+  if (!DetachesWork() || model_.config().experts > 0 ||
+      (link_ != nullptr && staging() == nullptr) ||
       rows != static_cast<int64_t>(plan.steps.size()) ||
       outputs != static_cast<int64_t>(begun.outputs.size()) || padded > max_batch_tokens_) {
     return;

@@ -116,6 +116,7 @@ class Stage {
     bool to_send = false;                        // once the ops have been waited for
     MaskBoard::Masks masks;                      // of its masked steps: sampling reads them
     Times times;
+    ExpertUse experts;
   };
 
   Stage(Backend& backend, Model& model, int64_t max_batch_tokens, KvCache cache);

@@ -188,6 +188,7 @@ IterationResult Stage::TakeResult(Begun& begun) {
   if (plan.steps.empty()) return result;
   times_ = begun.times;
   if (!model_.last_stage()) return result;
+  result.experts = begun.experts;
   result.steps.resize(plan.steps.size());
   size_t embedding = 0;
   for (size_t i = 0; i < plan.steps.size(); ++i) {

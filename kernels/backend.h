@@ -71,12 +71,14 @@ class PackedMatrix {
   virtual size_t bytes() const = 0;  // on the device
 };
 
-// One of several products that share an input: out = x W^T + bias (+ out if accumulate).
+// One of several products that share an input: out = x W^T + bias (+ out if accumulate), of as many
+// rows of x as out has.
 struct Projection {
   const PackedMatrix* weight = nullptr;
   const float* bias = nullptr;  // [n] on the device, or null
   Tensor out;                   // [rows, n] f32
   bool accumulate = false;      // the residual add, fused
+  int64_t first_row = 0;        // of x
 };
 
 // cos and sin of position * frequency, [max_positions, half_dim] each, f32 on the device.
@@ -227,8 +229,8 @@ class Backend {
   virtual void LayerNorm(Tensor x, const float* weight, const float* bias, float eps,
                          Tensor out) = 0;
 
-  // All projections of one input x [rows, k], f32 or 16 bits, in one pass over x and its
-  // quantization. All weights have k = x.cols.
+  // All projections of one input x [rows, k], f32 or 16 bits, or of some of its rows each (those of
+  // an expert), in one pass over x and its quantization. All weights have k = x.cols.
   virtual void MatMul(Tensor x, std::span<const Projection> projections) = 0;
 
   // Rotates q (in place) and k by each row's position (no rotation if `rotary` is null), then
@@ -259,6 +261,18 @@ class Backend {
   virtual void GeluErf(Tensor x, Tensor out) = 0;
   // out = max(x, 0). x, out: as Gelu's.
   virtual void Relu(Tensor x, Tensor out) = 0;
+
+  // The experts that each row goes to, and how much each of them counts: those of the k largest
+  // logits, the largest first, of equal ones the first (NaN is less than all else), with a softmax
+  // over these k if `normalize`, else over all experts. logits: [rows, experts]; ids: [rows, k],
+  // whole numbers; weights: [rows, k]; all f32.
+  virtual void Route(Tensor logits, bool normalize, Tensor ids, Tensor weights) = 0;
+
+  // out[i] = sum of weights[i][j] * x[places[i * k + j]] over ascending j, from 0 on by fma; added
+  // to out if `accumulate`. x: [*, cols]; weights: [rows, k]; places: [rows * k] host; out: [rows,
+  // cols]; all f32.
+  virtual void Mix(Tensor x, std::span<const int32_t> places, Tensor weights, bool accumulate,
+                   Tensor out) = 0;
 
   // out[i] = x[rows[i]]. x: [*, cols], out: [rows.size(), cols] f32.
   virtual void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) = 0;
@@ -304,7 +318,11 @@ inline constexpr int64_t kAttentionBlock = 64;
   X(GeGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                  \
   X(Gelu, (Tensor x, Tensor out), (x, out))                                                        \
   X(GeluErf, (Tensor x, Tensor out), (x, out))                                                     \
-  X(Relu, (Tensor x, Tensor out), (x, out))
+  X(Relu, (Tensor x, Tensor out), (x, out))                                                        \
+  X(Route, (Tensor logits, bool normalize, Tensor ids, Tensor weights),                            \
+    (logits, normalize, ids, weights))                                                             \
+  X(Mix, (Tensor x, std::span<const int32_t> places, Tensor weights, bool accumulate, Tensor out), \
+    (x, places, weights, accumulate, out))
 // What takes no arithmetic: HostBackend has these.
 #define TREADLE_COPY_OPS(X)                                                                  \
   X(Gather, (Tensor x, std::span<const int32_t> rows, Tensor out), (x, rows, out))           \

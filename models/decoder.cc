@@ -27,7 +27,12 @@ constexpr std::pair<Part, Linear LayerWeights::*> kLinears[] = {
     {Part::kGate, &LayerWeights::gate},
     {Part::kUp, &LayerWeights::up},
     {Part::kGateUp, &LayerWeights::gate_up},
-    {Part::kDown, &LayerWeights::down}};
+    {Part::kDown, &LayerWeights::down},
+    {Part::kRouter, &LayerWeights::router}};
+constexpr std::pair<Part, std::vector<Linear> LayerWeights::*> kExperts[] = {
+    {Part::kExpertGate, &LayerWeights::expert_gate},
+    {Part::kExpertUp, &LayerWeights::expert_up},
+    {Part::kExpertDown, &LayerWeights::expert_down}};
 constexpr std::pair<Part, Norm LayerWeights::*> kNorms[] = {
     {Part::kOutputNorm, &LayerWeights::output_norm},
     {Part::kEmbeddingNorm, &LayerWeights::embedding_norm},
@@ -93,6 +98,14 @@ absl::Status LayerPass::AddNormalized(const Norm& by, const Linear& linear, Tens
   return absl::OkStatus();
 }
 
+absl::Status LayerPass::AddExperts(const LayerWeights& w) const {
+  TREADLE_RETURN_IF_ERROR(
+      experts.Route(backend, w.router, config.normalized_experts, ffn_in, expert_use));
+  experts.Run(backend, w.expert_gate, w.expert_up, w.expert_down, ffn_in);
+  return sums.Sum(ranks, /*accumulate=*/true, hidden,
+                  [&](Tensor rows, bool add) { experts.Mix(backend, add, rows); });
+}
+
 absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& options) {
   config_ = checkpoint.config();
   architecture_ = &ArchitectureOf(config_);
@@ -106,16 +119,21 @@ absl::Status Decoder::Load(const Checkpoint& checkpoint, const LoadOptions& opti
   layer_weights_.resize(static_cast<size_t>(layers_.end - layers_.begin));
   WeightLoader loader(checkpoint, backend_, options);
   const std::vector<const TensorRow*> rows = TensorsOf(config_);
-  const auto spell = [&](const TensorRow& row, int64_t layer) {
-    return SpellTensorName(*architecture_, checkpoint.kind(),
-                           {.row = &row, .layer = std::to_string(layer)});
+  const auto spell = [&](const TensorRow& row, int64_t layer, int64_t expert = 0) {
+    return SpellTensorName(
+        *architecture_, checkpoint.kind(),
+        {.row = &row, .layer = std::to_string(layer), .expert = std::to_string(expert)});
   };
   const std::string_view prefix = architecture_->hugging_face_prefix;
   const bool prefixed = checkpoint.Find(Str(prefix, spell(*rows[0], 0), ".weight")) != nullptr;
-  const auto load = [&](const TensorRow& row, int64_t layer, LayerWeights& into) {
-    const std::string name = spell(row, layer);
-    return LoadTensor(loader, row, prefixed && row.part != Part::kHead ? Str(prefix, name) : name,
-                      checkpoint.kind(), into);
+  const auto load = [&](const TensorRow& row, int64_t layer, LayerWeights& into) -> absl::Status {
+    for (int64_t i = 0; i < (InExperts(row.part) ? config_.experts : 1); ++i) {
+      const std::string name = spell(row, layer, i);
+      TREADLE_RETURN_IF_ERROR(
+          LoadTensor(loader, row, prefixed && row.part != Part::kHead ? Str(prefix, name) : name,
+                     checkpoint.kind(), into));
+    }
+    return absl::OkStatus();
   };
   for (const TensorRow* row : rows) {
     if (Needs(row->part)) TREADLE_RETURN_IF_ERROR(load(*row, 0, outside_));
@@ -188,7 +206,12 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
       .rows = PartsOf(row.rows),
       .lookup_only = !InLayer(row.part) && !last_stage()};
   if (const auto columns = PartsOf(row.columns); !columns.empty()) spec.columns = columns[0];
-  TREADLE_ASSIGN_OR_RETURN(weights.*MemberOf(kLinears, row.part), loader.LoadLinear(spec));
+  TREADLE_ASSIGN_OR_RETURN(Linear linear, loader.LoadLinear(spec));
+  if (InExperts(row.part)) {
+    (weights.*MemberOf(kExperts, row.part)).push_back(std::move(linear));
+  } else {
+    weights.*MemberOf(kLinears, row.part) = std::move(linear);
+  }
   return absl::OkStatus();
 }
 
@@ -260,6 +283,9 @@ void Decoder::ChooseTypes() {
   for (LayerWeights& layer : layer_weights_) {
     layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
     layer.out_type = InputTypeOf(backend_, {&layer.out});
+    // What experts multiply, Gather has read, and the router, which is to choose well.
+    layer.ffn_type = layer.down_type = DType::kF32;
+    if (layer.router.loaded()) continue;
     layer.ffn_type = InputTypeOf(backend_, {&layer.gate, &layer.up, &layer.gate_up});
     layer.down_type = InputTypeOf(backend_, {&layer.down});
   }
@@ -303,6 +329,10 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
   if (halves) {
     TREADLE_ASSIGN_OR_RETURN(half_, activations_->Add(config_.hidden));
   }
+  if (config_.experts > 0) {
+    TREADLE_RETURN_IF_ERROR(
+        experts_.Allocate(*activations_, config_, ffn_.size(), options.max_batch_tokens));
+  }
   TREADLE_RETURN_IF_ERROR(sums_.Allocate(*activations_, config_.hidden, shard_));
   activation_bytes_ = activations_->bytes();
   return absl::OkStatus();
@@ -343,7 +373,9 @@ LayerPass Decoder::PassOf(size_t index, const KvView& kv, Communicator* ranks, T
       .up = up_.Rows(0, rows),
       .gate_up = layer.gate_up.loaded() ? gate_up_.Rows(0, rows) : Tensor(),
       .inner = layer.down_type == DType::kF32 ? gate : Freed(layer.down_type, rows, ffn_.size()),
-      .half = half_.data == nullptr ? Tensor() : half_.Rows(0, rows)};
+      .half = half_.data == nullptr ? Tensor() : half_.Rows(0, rows),
+      .experts = experts_,
+      .expert_use = expert_use_};
 }
 
 absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
@@ -361,6 +393,7 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
       outside_.embedding_norm.Apply(backend_, hidden, hidden);
     }
   }
+  expert_use_ = {};
   for (size_t i = 0; i < layer_weights_.size(); ++i) {
     const LayerPass pass = PassOf(i, ViewOf(i, batch, kv), ranks, hidden);
     TREADLE_RETURN_IF_ERROR(architecture_->layer(pass, layer_weights_[i]));

@@ -11,6 +11,7 @@
 
 #include "models/activations.h"
 #include "models/architectures/architecture.h"
+#include "models/expert_rows.h"
 #include "models/linear.h"
 #include "models/model.h"
 #include "models/rank_sums.h"
@@ -48,6 +49,9 @@ struct LayerWeights {
   Linear gate, up;                // [ffn_hidden, hidden]
   Linear gate_up;                 // the two as one
   Linear down;                    // [hidden, ffn_hidden]
+  Linear router;                  // [experts, hidden]
+  // Of each expert: as gate, up and down. [experts]
+  std::vector<Linear> expert_gate, expert_up, expert_down;
   // Of the inputs of products.
   DType attention_type, out_type, ffn_type, down_type, head_type = DType::kF32;
 };
@@ -71,6 +75,8 @@ struct LayerPass {
   Tensor gate_up;       // the two side by side, where one matrix makes them
   Tensor inner;         // [num_tokens, ffn_hidden], likewise
   Tensor half;          // [num_tokens, hidden], what is normalized before it is added
+  ExpertRows& experts;
+  ExpertUse& expert_use;
 
   void Normalize(const Norm& by, Tensor x, Tensor out) const { by.Apply(backend, x, out); }
   // Each head of x by itself, in place.
@@ -88,6 +94,8 @@ struct LayerPass {
   }
   // hidden += norm(W x + b), of the sum over all ranks.
   absl::Status AddNormalized(const Norm& by, const Linear& linear, Tensor x) const;
+  // hidden += the weighted sum of what experts make of the rows of ffn_in, over all ranks.
+  absl::Status AddExperts(const LayerWeights& weights) const;
 };
 
 class Decoder : public Model {
@@ -134,6 +142,7 @@ class Decoder : public Model {
   // Confined to the rank's thread. Sized for f32, rows = max_batch_tokens. One buffer from normed_
   // to v_.
   RankSums sums_;
+  ExpertRows experts_;
   std::unique_ptr<Activations> activations_;
   Tensor normed_;     // [num_tokens, hidden]
   Tensor q_;          // [num_tokens, heads * head_dim]

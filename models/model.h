@@ -19,6 +19,7 @@
 #include "kernels/collectives/communicator.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/weight_plan.h"
+#include "models/expert_use.h"
 #include "models/model_config.h"
 
 namespace treadle {
@@ -102,9 +103,13 @@ class Model {
   // hidden: [num_tokens, hidden] f32. The first stage fills it from token ids; others read the
   // previous stage's output from it. Afterwards it holds this range's output (the residual stream),
   // the same on all ranks. `ranks`: those that share the layers, this one included; null if
-  // shard().size is 1. Errors are the communicator's.
+  // shard().size is 1. Errors are the communicator's and, of mixtures of experts, which
+  // wait for it, the device's.
   virtual absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                                Tensor hidden) = 0;
+
+  // Of the last Forward.
+  const ExpertUse& expert_use() const { return expert_use_; }
 
   // Last stage only: final norm alone, in place, of rows that Head is not given. hidden: [rows,
   // hidden] f32
@@ -122,6 +127,7 @@ class Model {
   int64_t kv_heads_ = 0;
   uint64_t weight_bytes_ = 0, outside_bytes_ = 0, table_bytes_ = 0;
   uint64_t activation_bytes_ = 0;
+  ExpertUse expert_use_;
 };
 
 // Loads the shards of all ranks of this process at once, so that what they share is read and

@@ -67,6 +67,12 @@ struct ModelConfig {
   }
   double local_rope_base = 0;  // of local layers, which nothing scales; 0: they rotate as others do
 
+  // Mixtures of experts: each row goes to some of the feed-forward networks of a layer, whose inner
+  // features `ffn_hidden` counts. 0: a layer has one, for all rows.
+  int64_t experts = 0;
+  int64_t experts_per_token = 0;
+  bool normalized_experts = true;  // weights are a softmax over those chosen; else over all
+
   int64_t query_scalar = 0;  // whose root divides scores; 0: the size of a head
 };
 

@@ -25,29 +25,29 @@ Tensor RankSums::Next(int64_t rows) {
   return partial_[turn_].Rows(0, rows);
 }
 
-absl::Status RankSums::Multiply(Backend& backend, const Linear& linear, Tensor x,
-                                Communicator* ranks, bool accumulate, Tensor out) {
+absl::Status RankSums::Sum(Communicator* ranks, bool accumulate, Tensor out, Part part) {
   if (ranks == nullptr) {
-    const Projection product[] = {linear.To(out, accumulate)};
-    backend.MatMul(x, product);
+    part(out, accumulate);
     return absl::OkStatus();
   }
   const Tensor partial = Next(out.rows);  // [rows, hidden]
-  const Projection part[] = {linear.To(partial)};
-  backend.MatMul(x, part);
+  part(partial, /*add=*/false);
   return AllReduce(*ranks, partial, accumulate, out);
+}
+
+absl::Status RankSums::Multiply(Backend& backend, const Linear& linear, Tensor x,
+                                Communicator* ranks, bool accumulate, Tensor out) {
+  return Sum(ranks, accumulate, out, [&](Tensor rows, bool add) {
+    const Projection product[] = {linear.To(rows, add)};
+    backend.MatMul(x, product);
+  });
 }
 
 absl::Status RankSums::Embed(Backend& backend, const Linear& table, ShardRange part,
                              std::span<const int32_t> ids, Communicator* ranks, Tensor hidden) {
-  if (ranks == nullptr) {
-    backend.Embed(table.weight(), ids, /*first_id=*/0, /*accumulate=*/false, hidden);
-    return absl::OkStatus();
-  }
-  const Tensor partial = Next(hidden.rows);  // [rows, hidden]
-  backend.Embed(table.weight(), ids, static_cast<int32_t>(part.begin), /*accumulate=*/false,
-                partial);
-  return AllReduce(*ranks, partial, /*accumulate=*/false, hidden);
+  const int32_t first = ranks == nullptr ? 0 : static_cast<int32_t>(part.begin);
+  return Sum(ranks, /*accumulate=*/false, hidden,
+             [&](Tensor rows, bool add) { backend.Embed(table.weight(), ids, first, add, rows); });
 }
 
 }  // namespace treadle

@@ -11,6 +11,7 @@
 
 #include <span>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
 #include "models/activations.h"
@@ -29,6 +30,11 @@ class RankSums {
   // takes; out: [rows, hidden].
   absl::Status Multiply(Backend& backend, const Linear& linear, Tensor x, Communicator* ranks,
                         bool accumulate, Tensor out);
+
+  // out = the sum over all ranks of what their `part` makes, or out + that sum. part(rows, add)
+  // leaves this rank's part in `rows`, added to what is there if `add`.
+  using Part = absl::FunctionRef<void(Tensor rows, bool add)>;
+  absl::Status Sum(Communicator* ranks, bool accumulate, Tensor out, Part part);
 
   // hidden[i] = row ids[i] of the table, of which this rank holds rows `part`. Exact: all terms of
   // the sum but one are zeros.

@@ -126,6 +126,10 @@ std::string Ledger::ToJson(const LedgerRecord& record) {
   AppendNumber(out, "sample", record.sample);
   AppendNumber(out, "idle", record.idle);
   AppendNumber(out, "bubble", record.bubble);
+  if (const ExpertUse& use = record.experts; use.layers > 0) {
+    out += Str(",\"experts\":{\"layers\":", use.layers, ",\"rows\":", use.rows,
+               ",\"used\":", use.used, ",\"most_rows\":", use.most_rows, "}");
+  }
   out += '}';
   return out;
 }

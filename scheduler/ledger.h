@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "base/sync.h"
+#include "engine/iteration_plan.h"
 #include "scheduler/request.h"
 
 namespace treadle {
@@ -62,6 +63,7 @@ struct LedgerRecord {
   // way before the engine ran empty; 0 if it was not (that is `idle`).
   double bubble = 0;
   int stages = 1;
+  ExpertUse experts;  // of the last stage's layers
 };
 
 class Ledger {

@@ -94,7 +94,7 @@ void LoopCore::Absorb(IterationResult& result) {
   // Those that ended before have no step that could have retired them.
   for (Request* request : note.requests) Retire(*request);
   if (running_ == 0) delivery_.Flush(now_);
-  AppendRecord(result.epoch, result.iteration, result.timings, note);
+  AppendRecord(result, note);
   note.Clear();
   spare_.push_back(std::move(note));
 }
@@ -135,12 +135,12 @@ void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) 
   if (!sequence.unordered.empty()) NoteMask(sequence, true);
 }
 
-void LoopCore::AppendRecord(uint64_t epoch, uint64_t iteration, const IterationTimings& timings,
-                            PlanInFlight& note) {
+void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
+  const IterationTimings& timings = result.timings;
   const KvCapacity capacity = kv_.Capacity();
   LedgerRecord record;
-  record.epoch = epoch;
-  record.iteration = iteration;
+  record.epoch = result.epoch;
+  record.iteration = result.iteration;
   record.time = Seconds(now_ - began_);
   record.arrivals = std::exchange(arrivals_, {});
   record.members = note.members;
@@ -157,6 +157,7 @@ void LoopCore::AppendRecord(uint64_t epoch, uint64_t iteration, const IterationT
   record.idle = note.idle;
   record.bubble = note.behind ? timings.gap : 0;
   record.stages = limits_.stages;
+  record.experts = result.experts;
   ledger_.Append(std::move(record));
 }
 
@@ -289,8 +290,11 @@ void LoopCore::EndAll(const absl::Status& status) {
   pool_.live().clear();
   planner_.Reset();
   pool_.NoteCounts(waiting_, running_);
-  PlanInFlight nothing;
-  AppendRecord(engine_.epoch(), next_iteration_, {}, nothing);
+  IterationResult nothing;
+  nothing.epoch = engine_.epoch();
+  nothing.iteration = next_iteration_;
+  PlanInFlight none;
+  AppendRecord(nothing, none);
 }
 
 // Plans.

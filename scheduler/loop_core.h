@@ -86,8 +86,7 @@ class LoopCore {
   void FinishSequence(Request& request, Sequence& sequence, FinishReason reason);
   void End(Request& request, const absl::Status& status);
   void Retire(Request& request);
-  void AppendRecord(uint64_t epoch, uint64_t iteration, const IterationTimings& timings,
-                    PlanInFlight& note);
+  void AppendRecord(const IterationResult& result, PlanInFlight& note);
 
   // Constant.
   Engine& engine_;

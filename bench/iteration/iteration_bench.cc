@@ -47,6 +47,8 @@ class Driver {
 
   // The gaps of all iterations whose results have come.
   double gaps() const { return gaps_; }
+  // The experts that they used, and in how many layers.
+  const ExpertUse& use() const { return use_; }
 
  private:
   // Blocks until the engine has news, and takes it.
@@ -57,6 +59,8 @@ class Driver {
     for (const IterationResult& result : engine_.TakeResults()) {
       --in_flight_;
       gaps_ += result.timings.gap;
+      use_.layers += result.experts.layers;
+      use_.used += result.experts.used;
     }
     return engine_.status();
   }
@@ -65,13 +69,15 @@ class Driver {
   uint64_t iteration_ = 0;
   int in_flight_ = 0;
   double gaps_ = 0;
+  ExpertUse use_;
   std::counting_semaphore<> news_{0};
 };
 
 struct Times {
   double prefill = 0;
   double decode = 0;
-  double gaps = 0;  // in decode
+  double gaps = 0;     // in decode
+  double experts = 0;  // in decode, that each layer used; 0: there are none
 };
 
 // One batch from prompt to last token; `first_id` numbers its sequences.
@@ -122,6 +128,7 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
   TREADLE_RETURN_IF_ERROR(driver.Finish());
   const auto prefilled = SteadyClock::now();
   const double gaps = driver.gaps();
+  const ExpertUse before = driver.use();
 
   // A sequence is in one plan at a time, unless its next token is the previous sample.
   const int32_t parts = std::min<int32_t>(driver.stages(), batch_size);
@@ -143,7 +150,10 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
   }
   TREADLE_RETURN_IF_ERROR(driver.Finish());
   const auto end = SteadyClock::now();
-  const Times times = {Seconds(prefilled - begin), Seconds(end - prefilled), driver.gaps() - gaps};
+  const double used = static_cast<double>(driver.use().used - before.used);
+  const Times times = {
+      Seconds(prefilled - begin), Seconds(end - prefilled), driver.gaps() - gaps,
+      used / static_cast<double>(std::max<int64_t>(driver.use().layers - before.layers, 1))};
 
   plan = {};
   for (int32_t i = 0; i < batch_size; ++i) {
@@ -161,7 +171,8 @@ double Median(std::vector<double> values) {
 }
 
 IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tokens,
-                        int32_t batch_size, double prefill, double decode, double gaps) {
+                        int32_t batch_size, double prefill, double decode, double gaps,
+                        double experts) {
   const double decode_iteration = decode / (options.new_tokens - 1);
   return {.batch_size = batch_size,
           .prompt_tokens = prompt_tokens,
@@ -171,7 +182,8 @@ IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tok
           .prefill_seconds = prefill,
           .decode_iteration_seconds = decode_iteration,
           .decode_gap_seconds = gaps / (options.new_tokens - 1),
-          .total_seconds = prefill + decode};
+          .total_seconds = prefill + decode,
+          .decode_experts = experts};
 }
 
 }  // namespace
@@ -198,7 +210,7 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
   std::vector<IterationBenchRow> rows;
   for (const int32_t prompt_tokens : options.prompt_tokens) {
     for (const int32_t batch_size : options.batch_sizes) {
-      std::vector<double> prefill, decode, gaps;
+      std::vector<double> prefill, decode, gaps, experts;
       for (int repeat = 0; repeat <= options.repeats; ++repeat) {  // the first warms up
         TREADLE_ASSIGN_OR_RETURN(const Times times, RunBatch(driver, kv, options, prompt_tokens,
                                                              batch_size, next_id, random));
@@ -207,9 +219,10 @@ absl::StatusOr<std::vector<IterationBenchRow>> RunIterationBench(
         prefill.push_back(times.prefill);
         decode.push_back(times.decode);
         gaps.push_back(times.gaps);
+        experts.push_back(times.experts);
       }
-      rows.push_back(
-          RowOf(options, prompt_tokens, batch_size, Median(prefill), Median(decode), Median(gaps)));
+      rows.push_back(RowOf(options, prompt_tokens, batch_size, Median(prefill), Median(decode),
+                           Median(gaps), Median(experts)));
     }
   }
   return rows;
@@ -227,6 +240,7 @@ nlohmann::ordered_json ToJson(const std::vector<IterationBenchRow>& rows) {
                     {"decode_iteration_seconds", row.decode_iteration_seconds},
                     {"decode_gap_seconds", row.decode_gap_seconds},
                     {"total_seconds", row.total_seconds}});
+    if (row.decode_experts > 0) json.back()["decode_experts_per_layer"] = row.decode_experts;
   }
   return json;
 }
@@ -241,6 +255,9 @@ std::string ToTable(const std::vector<IterationBenchRow>& rows) {
                           row.prefill_tokens_per_second, row.decode_tokens_per_second,
                           row.decode_iteration_seconds * 1e3, row.decode_gap_seconds * 1e3,
                           row.total_seconds);
+    if (row.decode_experts == 0) continue;
+    table.pop_back();
+    absl::StrAppendFormat(&table, "  %.1f experts of a layer\n", row.decode_experts);
   }
   return table;
 }

@@ -41,6 +41,7 @@ struct IterationBenchRow {
   double decode_iteration_seconds = 0;  // mean of one increment iteration
   double decode_gap_seconds = 0;        // of it, IterationTimings::gap: nothing ran
   double total_seconds = 0;
+  double decode_experts = 0;  // that each layer used in an increment iteration; 0: there are none
 };
 
 // All batch sizes with each prompt length. `engine` is started by the call and must not be used by

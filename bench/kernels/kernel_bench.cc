@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "base/status.h"
 #include "bench/kernels/cold_products.h"
+#include "bench/kernels/expert_layer.h"
 #include "bench/kernels/int8_baseline.h"
 #include "bench/kernels/layer_cases.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -65,6 +66,8 @@ class Measurement {
         report_(report),
         asynchronous_(options.device == BenchDevice::kCuda) {}
 
+  Backend& backend() { return backend_; }
+
   void Run(const OpCase& op_case) {
     const auto run = PrepareAsModels(op_case);
     const WeightFormat* format = op_case.op == Op::kMatMul ? op_case.format : nullptr;
@@ -111,6 +114,25 @@ class Measurement {
       if (!beside.ok()) Note(row.name, beside);
       Add(std::move(row), products.bytes(count), products.operations(count), sources[0].format);
     }
+  }
+
+  // A layer's experts: its best call against the ceilings, other rows each time.
+  absl::Status RunExperts(ExpertLayer& layer, const QuantizeSpec& spec, int64_t rows,
+                          const std::string& name) {
+    ExpertLayer::Call best;
+    absl::Status failed;
+    BestSeconds(options_.seconds_per_case, [&] {
+      const auto call = layer.Run(rows);
+      if (!call.ok()) return failed = call.status(), 0.0;
+      // Calls use more or fewer experts.
+      const double speed = call->bytes / call->seconds;
+      if (best.seconds == 0 || speed > best.bytes / best.seconds) best = *call;
+      return call->seconds;
+    });
+    TREADLE_RETURN_IF_ERROR(failed);
+    Add({.name = name, .rows = rows, .cold = true, .seconds = best.seconds}, best.bytes,
+        best.operations, spec.format);
+    return absl::OkStatus();
   }
 
  private:
@@ -193,10 +215,27 @@ struct LayerRun {
   bool beside_library = false;
 };
 
+absl::Status RunExperts(const KernelBenchOptions& options, const Checkpoint& checkpoint,
+                        const QuantizeSpec& spec, const LayerRun& run) {
+  std::unique_ptr<ExpertLayer> layer;  // in one format, which may be gigabytes
+  for (const int64_t rows : run.rows) {
+    const std::string name = Str("experts/", spec.name, "/rows=", rows, run.suffix);
+    if (!Wanted(options, name)) continue;
+    if (layer == nullptr) {
+      TREADLE_ASSIGN_OR_RETURN(layer,
+                               ExpertLayer::Create(checkpoint, spec, run.measurement->backend(),
+                                                   std::ranges::max(run.rows)));
+    }
+    TREADLE_RETURN_IF_ERROR(run.measurement->RunExperts(*layer, spec, rows, name));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunLayerCases(const KernelBenchOptions& options,
                            const std::vector<QuantizeSpec>& specs, std::span<const LayerRun> runs) {
   TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(options.model));
   TREADLE_ASSIGN_OR_RETURN(const std::vector<LayerProduct> products, ProductsOfLayer(*checkpoint));
+  const bool experts = checkpoint->config().experts > 0;
   const std::vector<OpCase> attention = AttentionOfLayer(checkpoint->config());
   const size_t total = specs.size() * products.size() + attention.size();
   size_t done = 0;
@@ -219,6 +258,10 @@ absl::Status RunLayerCases(const KernelBenchOptions& options,
         run.measurement->RunCold(sources, product.accumulate, wanted, run.beside_library, name);
       }
       Tell(options, ++done, total);
+    }
+    for (const LayerRun& run : runs) {
+      if (!experts) break;
+      TREADLE_RETURN_IF_ERROR(RunExperts(options, *checkpoint, spec, run));
     }
   }
   Measurement& measurement = *runs.front().measurement;

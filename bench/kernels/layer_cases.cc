@@ -32,6 +32,8 @@ absl::StatusOr<std::vector<LayerProduct>> ProductsOfLayer(const Checkpoint& chec
       product.outputs.push_back(tensor->shape[0]);
       product.k = tensor->shape[1];
     }
+    const bool of_experts = checkpoint.config().experts > 0 && row.tensors[0][0] == 'f';
+    if (of_experts) continue;  // ExpertLayer's
     if (product.values.empty()) {
       return InvalidArgument(checkpoint.path(), ": has no tensor 'blk.0.", row.tensors[0],
                              ".weight'");

@@ -10,11 +10,12 @@ namespace {
 
 // A ModelConfig on the wire, field by field.
 constexpr int64_t ModelConfig::*kSizes[] = {
-    &ModelConfig::layers,       &ModelConfig::hidden,       &ModelConfig::heads,
-    &ModelConfig::kv_heads,     &ModelConfig::head_dim,     &ModelConfig::ffn_hidden,
-    &ModelConfig::vocab,        &ModelConfig::context,      &ModelConfig::rope_dim,
-    &ModelConfig::layer_norms,  &ModelConfig::window,       &ModelConfig::global_every,
-    &ModelConfig::query_scalar, &ModelConfig::global_layers};
+    &ModelConfig::layers,       &ModelConfig::hidden,        &ModelConfig::heads,
+    &ModelConfig::kv_heads,     &ModelConfig::head_dim,      &ModelConfig::ffn_hidden,
+    &ModelConfig::vocab,        &ModelConfig::context,       &ModelConfig::rope_dim,
+    &ModelConfig::layer_norms,  &ModelConfig::window,        &ModelConfig::global_every,
+    &ModelConfig::query_scalar, &ModelConfig::global_layers, &ModelConfig::experts,
+    &ModelConfig::experts_per_token};
 constexpr double ModelConfig::*kReals[] = {
     &ModelConfig::rope_base, &ModelConfig::rope_linear_factor, &ModelConfig::local_rope_base};
 constexpr double RopeScaling::*kScaling[] = {&RopeScaling::factor, &RopeScaling::low_freq_factor,
@@ -28,6 +29,7 @@ void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& messag
   message.set_qkv_bias(config.qkv_bias);
   message.set_output_bias(config.output_bias);
   message.set_parallel_residual(config.parallel_residual);
+  message.set_normalized_experts(config.normalized_experts);
   message.set_llama3_scaling(config.rope_scaling.has_value());
   const RopeScaling scaling = config.rope_scaling.value_or(RopeScaling());
   for (const auto size : kSizes) message.add_sizes(config.*size);
@@ -57,6 +59,7 @@ absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfi
   config.qkv_bias = message.qkv_bias();
   config.output_bias = message.output_bias();
   config.parallel_residual = message.parallel_residual();
+  config.normalized_experts = message.normalized_experts();
   int next = 0;
   for (const auto size : kSizes) config.*size = message.sizes(next++);
   RopeScaling scaling;

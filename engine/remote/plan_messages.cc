@@ -239,6 +239,8 @@ absl::Status DecodeSteps(const control::PlanMessage& message, std::vector<Step>&
 
 // -- results --------------------------------------------------------------------------------------
 
+constexpr int64_t ExpertUse::*kExpertCounts[] = {&ExpertUse::layers, &ExpertUse::rows,
+                                                 &ExpertUse::used, &ExpertUse::most_rows};
 constexpr double IterationTimings::*kTimings[] = {
     &IterationTimings::queue, &IterationTimings::receive, &IterationTimings::compute,
     &IterationTimings::sample, &IterationTimings::gap};
@@ -375,6 +377,10 @@ void EncodeResult(const IterationResult& result, control::ResultMessage& message
     const double seconds = std::clamp(result.timings.*timing, 0.0, 1e9);
     message.add_nanoseconds(static_cast<uint64_t>(std::llround(seconds * 1e9)));
   }
+  for (const auto count : kExpertCounts) {
+    if (result.experts.layers > 0)
+      message.add_experts(static_cast<uint64_t>(result.experts.*count));
+  }
 }
 
 absl::StatusOr<IterationResult> DecodeResult(const control::ResultMessage& message) {
@@ -382,6 +388,10 @@ absl::StatusOr<IterationResult> DecodeResult(const control::ResultMessage& messa
       CheckSize("result: token", message.token_size(), message.sequence_size()));
   TREADLE_RETURN_IF_ERROR(
       CheckSize("result: nanoseconds", message.nanoseconds_size(), std::ssize(kTimings)));
+  if (message.experts_size() != 0) {
+    TREADLE_RETURN_IF_ERROR(
+        CheckSize("result: experts", message.experts_size(), std::ssize(kExpertCounts)));
+  }
   TREADLE_RETURN_IF_ERROR(CheckDetails(message));
   TREADLE_RETURN_IF_ERROR(CheckEmbeddings(message));
   IterationResult result;
@@ -415,6 +425,10 @@ absl::StatusOr<IterationResult> DecodeResult(const control::ResultMessage& messa
   for (size_t i = 0; i < std::size(kTimings); ++i) {
     result.timings.*kTimings[i] =
         static_cast<double>(message.nanoseconds(static_cast<int>(i))) / 1e9;
+  }
+  for (int i = 0; i < message.experts_size(); ++i) {
+    const uint64_t count = std::min<uint64_t>(message.experts(i), INT64_MAX);
+    result.experts.*kExpertCounts[i] = static_cast<int64_t>(count);
   }
   return result;
 }

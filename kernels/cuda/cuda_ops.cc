@@ -25,7 +25,16 @@ void CudaOps::MatMul(Tensor x, std::span<const Projection> projections) {
   int64_t n = 0;
   for (const Projection& projection : projections) n = std::max(n, projection.out.cols);
   Keep(ReserveProducts(x.rows, x.cols, n));
-  Keep(matmuls_->Multiply(x, projections));
+  // Those of the same rows together.
+  while (!projections.empty()) {
+    const Projection& first = projections.front();
+    const auto others = std::ranges::find_if(projections, [&](const Projection& other) {
+      return other.first_row != first.first_row || other.out.rows != first.out.rows;
+    });
+    const auto count = static_cast<size_t>(others - projections.begin());
+    Keep(matmuls_->Multiply(x.Rows(first.first_row, first.out.rows), projections.first(count)));
+    projections = projections.subspan(count);
+  }
 }
 
 void CudaOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,

@@ -20,6 +20,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kernels/backend.h"
@@ -58,6 +59,12 @@ struct OpCase {
   float outlier_threshold = 6.0f;
   OutlierRule outlier_rule = OutlierRule::kPerRow;
 
+  // MatMul: projection i reads and makes but [i rows / 4, (i + 2) rows / 4), as experts do.
+  bool parts = false;
+
+  int64_t chosen = 0;      // Route, Mix: experts of a row
+  bool normalize = false;  // Route
+
   // RotateAndStoreKv, Attention, CopyPages
   int64_t heads = 0;
   KvLayout kv = {};
@@ -77,6 +84,12 @@ struct OpCase {
     kMixed
   };
   Sampling sampling = Sampling::kGreedy;
+
+  // Of a MatMul's projection: the rows of x that it reads. [begin, end)
+  std::pair<int64_t, int64_t> RowsOf(size_t projection) const {
+    const auto i = static_cast<int64_t>(projection);
+    return parts ? std::pair(i * rows / 4, (i + 2) * rows / 4) : std::pair(int64_t{0}, rows);
+  }
 
   bool bench = false;  // makes sense as a benchmark
   bool slow = false;   // not worth the time in a quick correctness run
@@ -142,7 +155,7 @@ class OpRun {
   std::deque<GuardedTensor> tensors;
   std::deque<PackedCase> weights;
   std::unique_ptr<KvCaseCache> cache;
-  std::vector<int32_t> ids;  // Embed's and Gather's
+  std::vector<int32_t> ids;  // Embed's and Gather's, Mix's places
   int32_t first_id = 0;
   std::vector<SampleResult> samples;
   std::vector<ShardSample> shards;

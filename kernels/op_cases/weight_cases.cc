@@ -1,6 +1,7 @@
 // Embed and MatMul: ops on packed weights. Real shapes are those of the default model
 // (SmolLM2-135M: hidden 576, feed-forward 1536, 9 query and 3 K/V heads of 64, vocabulary 49,152);
 // odd ones straddle dispatch thresholds.
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -24,7 +25,7 @@ void AddMatMul(std::vector<OpCase>& cases, OpCase c) {
   c.op = Op::kMatMul;
   c.name =
       Str("matmul/", c.format->name, "/", Join(c.outputs), "x", c.cols, c.bias ? "/bias" : "",
-          c.accumulate ? "/add" : "", c.row_order ? "/reorder" : "",
+          c.accumulate ? "/add" : "", c.row_order ? "/reorder" : "", c.parts ? "/parts" : "",
           c.transposed ? "/transposed" : "", c.scale_block > 0 ? Str("/block=", c.scale_block) : "",
           c.outlier_threshold != 6.0f ? Str("/threshold=", c.outlier_threshold) : "",
           c.outlier_rule == OutlierRule::kPerCall ? "/per_call" : "", "/rows=", c.rows);
@@ -83,6 +84,21 @@ void AddApartMatMuls(std::vector<OpCase>& cases) {
       add({.rows = rows, .cols = 33, .outputs = {17, 16, 5}, .bias = true});
       add({.rows = rows, .cols = 160, .outputs = {48}, .bias = true, .accumulate = true});
       add({.rows = rows, .cols = 576, .outputs = {50}, .row_order = true});
+    }
+  }
+}
+
+// Every format, and each kernel's thresholds.
+void AddPartMatMuls(std::vector<OpCase>& cases) {
+  for (const WeightFormat& format : WeightFormats()) {
+    const int64_t k = std::lcm<int64_t>(32, format.block);
+    for (const int64_t rows : {1, 7, 34}) {
+      AddMatMul(cases, {.rows = rows,
+                        .cols = k,
+                        .format = &format,
+                        .outputs = {40, 17, 33},
+                        .bias = rows == 7,
+                        .parts = true});
     }
   }
 }
@@ -173,6 +189,7 @@ void AddMatMuls(std::vector<OpCase>& cases) {
   AddModelMatMuls(cases);
   AddOddMatMuls(cases);
   AddApartMatMuls(cases);
+  AddPartMatMuls(cases);
   AddOutlierMatMuls(cases);
 }
 
@@ -265,21 +282,27 @@ void PrepareMatMul(OpRun& run, uint64_t seed) {
   std::vector<Projection> whole;
   for (size_t i = 0; i < c.outputs.size(); ++i) {
     const int64_t n = c.outputs[i];
-    GuardedTensor& out = run.Add(kOutNames[i], Role::kOutput, c.rows, n);
+    const auto [first, end] = c.RowsOf(i);
+    GuardedTensor& out = run.Add(kOutNames[i], Role::kOutput, end - first, n);
     GuardedTensor& bias = run.Add(kBiasNames[i], Role::kInput, 1, n);
     bias.Fill([&] { return random.Normal(); });
     if (c.accumulate) out.Fill([&] { return random.Normal(); });
     whole.push_back({.weight = run.weights[i].packed.get(),
                      .bias = c.bias ? bias.view().Row<float>(0) : nullptr,
                      .out = out.view(),
-                     .accumulate = c.accumulate});
+                     .accumulate = c.accumulate,
+                     .first_row = first});
     run.bytes_moved +=
         static_cast<double>(run.weights[i].packed->bytes()) + (c.accumulate ? 2 : 1) * out.bytes();
-    run.operations_done += 2.0 * static_cast<double>(n * c.cols * c.rows);
+    run.operations_done += 2.0 * static_cast<double>(n * c.cols * out.rows());
   }
   run.call = [&run, &x, whole, projections = whole](int64_t begin, int64_t count) mutable {
     for (size_t i = 0; i < whole.size(); ++i) {
-      projections[i].out = whole[i].out.Rows(begin, count);
+      const auto& [weight, bias, out, accumulate, first_row] = whole[i];
+      const int64_t first = std::clamp(first_row, begin, begin + count);
+      const int64_t end = std::clamp(first_row + out.rows, begin, begin + count);
+      projections[i].first_row = first - begin;
+      projections[i].out = out.Rows(end > first ? first - first_row : 0, end - first);
     }
     run.backend().MatMul(x.Rows(begin, count), projections);
   };

@@ -125,13 +125,15 @@ void ReferenceBackend::MatMul(Tensor x, std::span<const Projection> projections)
         x.cols % 32 == 0 ? Activations(x.Row<float>(row), x.cols, compute_) : exact;
     for (const Projection& projection : projections) {
       const auto& weight = static_cast<const FloatMatrix&>(*projection.weight);
-      TREADLE_CHECK(weight.k() == x.cols && weight.n() == projection.out.cols &&
-                    projection.out.rows == x.rows);
+      TREADLE_CHECK(weight.k() == x.cols && weight.n() == projection.out.cols);
+      const Tensor rows = x.Rows(projection.first_row, projection.out.rows);
+      if (row < projection.first_row || row >= projection.first_row + rows.rows) continue;
       std::vector<double> values = weight.format().group > 0 ? quantized : exact;
       if (weight.format().activations == ActivationPolicy::kRowInt8) {
-        values = RowInt8Activations(x, row, weight.outlier_threshold(), weight.outlier_rule());
+        values = RowInt8Activations(rows, row - projection.first_row, weight.outlier_threshold(),
+                                    weight.outlier_rule());
       }
-      float* out = projection.out.Row<float>(row);
+      float* out = projection.out.Row<float>(row - projection.first_row);
       for (int64_t n = 0; n < weight.n(); ++n) {
         const auto w = WeightRow(weight, n);
         double sum = 0;

@@ -41,9 +41,15 @@ enum class Part {
   kUp,
   kDown,
   kGateUp,
-  kPostFfnNorm  // likewise
+  kRouter,  // whose logits say which experts a row goes to
+  kExpertGate,
+  kExpertUp,
+  kExpertDown,
+  kPostFfnNorm  // of what is added
 };
 inline bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
+// A layer has such a matrix for each expert.
+inline bool InExperts(Part part) { return part >= Part::kExpertGate && part <= Part::kExpertDown; }
 
 // What the rows or columns of a tensor are. Ranks divide some of these among them: a matrix with
 // such rows is column-parallel, one with such columns row-parallel (tensor_parallel.h).
@@ -52,11 +58,12 @@ enum class Extent {
   kHidden,
   kHeadDim,
   kContext,
+  kExperts,
   kVocab,  // from here on, divided among ranks
   kQueries,
   kKeys,   // or values
   kFused,  // queries, keys and values
-  kInner,  // features of the feed-forward network
+  kInner,  // features of the feed-forward network, or of an expert
   kGateUp  // the gate's, then as many of what it gates
 };
 int64_t SizeOf(Extent extent, const ModelConfig& config);
@@ -67,7 +74,9 @@ enum class Presence { kNever, kAlways, kAsStored };
 // A matrix, or a vector.
 struct TensorRow {
   Part part;
-  std::string_view gguf;  // names without ".weight", ".bias", and what says the layer
+  // Names without ".weight", ".bias", and what says the layer; '*' is an expert's number. (GGUF
+  // keeps all experts' matrices in one tensor: gguf_file.h.)
+  std::string_view gguf;
   std::string_view hugging_face;
   Extent rows;
   Extent columns = Extent::kNone;
@@ -122,7 +131,7 @@ struct ConfigJson {
 };
 
 struct Architecture {
-  std::string_view name;  // ModelConfig::architecture, and GGUF's general.architecture
+  std::string_view name;  // ModelConfig::architecture
   // The forward pass of one layer: reads like the paper.
   absl::Status (*layer)(const LayerPass& pass, const LayerWeights& weights);
   std::span<const TensorRow> tensors;  // the embedding first; those that a model may lack included
@@ -151,6 +160,10 @@ struct Architecture {
   int64_t position_offset = 0;  // the table of positions begins with so many that no token has
   std::string_view gguf_second_norm = {};  // a model that lacks it has one norm a layer
   bool gguf_elsewhere = true;              // llama.cpp reads GGUF files of it
+  bool experts = false;                    // in every layer
+  std::string_view gguf_name = {};         // GGUF's general.architecture, if it is not `name`
+
+  std::string_view GgufName() const { return gguf_name.empty() ? name : gguf_name; }
 };
 
 // ModelConfig::local_rope_base, of those that have one, where a file leaves it out.
@@ -166,6 +179,9 @@ inline const char* GgufEpsilonKey(const Architecture& architecture) {
 std::span<const Architecture> Architectures();
 // Null if unknown.
 const Architecture* FindArchitecture(std::string_view name);
+// The one that a GGUF file means by the name, `experts`: if it says how many there are. Null if
+// unknown.
+const Architecture* FindGgufArchitecture(std::string_view name, bool experts);
 // Of a checkpoint's model: known, for opening it checks that.
 const Architecture& ArchitectureOf(const ModelConfig& config);
 // "llama, gpt2"
@@ -180,6 +196,7 @@ struct TensorName {
   const TensorRow* row = nullptr;  // null: the architecture has none of that name
   std::string_view layer = {};     // its number, in a layer
   std::string_view suffix = {};    // ".weight" or ".bias"
+  std::string_view expert = {};    // its number, of a matrix of an expert; empty: of all of them
 };
 TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind kind,
                            std::string_view name, const ModelConfig* config = nullptr);

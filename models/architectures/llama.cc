@@ -21,6 +21,7 @@ absl::Status LlamaLayer(const LayerPass& p, const LayerWeights& w) {
   TREADLE_RETURN_IF_ERROR(p.AddProduct(w.out, p.attended));
   // hidden += W_down (silu(W_gate n) * W_up n), n = norm(hidden).
   p.Normalize(w.ffn_norm, p.hidden, p.ffn_in);
+  if (w.router.loaded()) return p.AddExperts(w);
   if (w.gate_up.loaded()) {
     p.MatMul(p.ffn_in, {w.gate_up.To(p.gate_up)});
   } else {

@@ -3,6 +3,7 @@
 #include "base/status.h"
 #include "models/architectures/architecture.h"
 #include "models/architectures/bloom.h"
+#include "models/architectures/experts.h"
 #include "models/architectures/falcon.h"
 #include "models/architectures/gemma.h"
 #include "models/architectures/gpt2.h"
@@ -16,8 +17,8 @@
 namespace treadle {
 namespace {
 
-constexpr Architecture kArchitectures[] = {kLlama, kGpt2,   kQwen2, kQwen3,  kGptNeoX,
-                                           kOpt,   kFalcon, kPhi3,  kGemma3, kBloom};
+constexpr Architecture kArchitectures[] = {kLlama,  kGpt2, kQwen2,  kQwen3, kGptNeoX, kOpt,
+                                           kFalcon, kPhi3, kGemma3, kBloom, kMixtral, kQwen3Moe};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -29,6 +30,20 @@ std::string_view LayersOf(const Architecture& architecture, Checkpoint::Kind kin
   return kind == Checkpoint::Kind::kGguf ? kGgufLayers : architecture.hugging_face_layers;
 }
 
+// Whether a tensor may have this name, and which expert's it then is.
+bool Matches(std::string_view pattern, std::string_view name, std::string_view& expert) {
+  const size_t star = pattern.find('*');
+  if (star == pattern.npos) return pattern == name;
+  const std::string_view before = pattern.substr(0, star), after = pattern.substr(star + 1);
+  if (!name.starts_with(before) || !name.ends_with(after) || name.size() < pattern.size()) {
+    return false;
+  }
+  const std::string_view number = name.substr(star, name.size() - before.size() - after.size());
+  if (number.find('.') != number.npos) return false;
+  expert = number;
+  return true;
+}
+
 }  // namespace
 
 std::span<const Architecture> Architectures() { return kArchitectures; }
@@ -36,6 +51,14 @@ std::span<const Architecture> Architectures() { return kArchitectures; }
 const Architecture* FindArchitecture(std::string_view name) {
   const auto* found = std::ranges::find(kArchitectures, name, &Architecture::name);
   return found == std::end(kArchitectures) ? nullptr : found;
+}
+
+const Architecture* FindGgufArchitecture(std::string_view name, bool experts) {
+  const Architecture* found = nullptr;
+  for (const Architecture& row : kArchitectures) {
+    if (row.GgufName() == name && (found == nullptr || row.experts == experts)) found = &row;
+  }
+  return found;
 }
 
 const Architecture& ArchitectureOf(const ModelConfig& config) {
@@ -63,6 +86,8 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
       return config.head_dim;
     case Extent::kContext:
       return config.context + ArchitectureOf(config).position_offset;
+    case Extent::kExperts:
+      return config.experts;
     case Extent::kVocab:
       return config.vocab;
     case Extent::kQueries:
@@ -113,14 +138,19 @@ TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind ki
   }
   for (const TensorRow& row : architecture.tensors) {
     if (config != nullptr && row.present != nullptr && !row.present(*config)) continue;
-    if (NameOf(row, kind) == name && InLayer(row.part) == !parsed.layer.empty()) parsed.row = &row;
+    if (InLayer(row.part) == parsed.layer.empty()) continue;
+    if (Matches(NameOf(row, kind), name, parsed.expert)) parsed.row = &row;
   }
   return parsed;
 }
 
 std::string SpellTensorName(const Architecture& architecture, Checkpoint::Kind kind,
                             const TensorName& name) {
-  const std::string_view own = NameOf(*name.row, kind);
+  std::string own(NameOf(*name.row, kind));
+  if (const size_t star = own.find('*'); star != own.npos) {
+    // Of all experts: without the number and its dot.
+    name.expert.empty() ? own.erase(star - 1, 2) : own.replace(star, 1, name.expert);
+  }
   if (!InLayer(name.row->part)) return Str(own, name.suffix);
   return Str(LayersOf(architecture, kind), name.layer, ".", own, name.suffix);
 }

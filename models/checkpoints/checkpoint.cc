@@ -1,9 +1,11 @@
 #include "models/checkpoints/checkpoint.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <utility>
 
+#include "base/number.h"
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
@@ -81,7 +83,40 @@ absl::StatusOr<const StoredTensor*> Checkpoint::RequireMatrix(std::string_view n
 
 void Checkpoint::AddTensors(std::vector<StoredTensor> tensors) {
   tensors_ = std::move(tensors);
+  index_.clear();
   for (size_t i = 0; i < tensors_.size(); ++i) index_.emplace(tensors_[i].name, i);
+}
+
+absl::Status Checkpoint::ArrangeExperts() {
+  if (config_.experts == 0) return absl::OkStatus();
+  std::map<std::string, size_t> groups;      // the first of a layer's and part's matrices
+  std::vector<std::array<size_t, 3>> order;  // group, expert, and where it was
+  int64_t stored = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const TensorName name =
+        ParseTensorName(ArchitectureOf(config_), kind_, tensors_[i].name, &config_);
+    if (name.row == nullptr || name.expert.empty()) {
+      order.push_back({i, 0, i});
+      continue;
+    }
+    const std::optional<int32_t> expert = NumberIn<int32_t>(name.expert);
+    if (!expert || *expert < 0 || *expert >= config_.experts) {
+      return InvalidArgument(path_, ": tensor ", Quoted(tensors_[i].name), " is of expert ",
+                             Quoted(name.expert), ", expected 0 to ", config_.experts - 1);
+    }
+    const std::string group = Str(name.layer, " ", name.row->gguf, name.suffix);
+    order.push_back({groups.try_emplace(group, i).first->second, size_t(*expert), i});
+    stored = std::max<int64_t>(stored, *expert + 1);
+  }
+  if (stored != config_.experts) {
+    return InvalidArgument(path_, ": has tensors of ", stored, " experts, expected ",
+                           config_.experts);
+  }
+  std::ranges::sort(order);
+  std::vector<StoredTensor> tensors;
+  for (const auto& place : order) tensors.push_back(std::move(tensors_[place[2]]));
+  AddTensors(std::move(tensors));
+  return absl::OkStatus();
 }
 
 // Factors far from these would leave float's range, and angles would be NaN.
@@ -176,6 +211,18 @@ absl::Status Checkpoint::CheckConsistency() const {
     return InvalidArgument(path_, ": ", config_.heads, " heads of ", config_.head_dim, " and ",
                            config_.kv_heads, " K/V heads, expected as many, of hidden size ",
                            config_.hidden, " together");
+  }
+  constexpr int64_t kMostExperts = 1 << 12;
+  const int64_t experts = config_.experts, each = config_.experts_per_token;
+  if (architecture->experts && (experts < 1 || experts > kMostExperts)) {
+    return InvalidArgument(path_, ": experts is ", experts, ", expected 1 to ", kMostExperts);
+  }
+  if (architecture->experts && (each < 1 || each > experts)) {
+    return InvalidArgument(path_, ": experts per token is ", each, ", expected 1 to ", experts);
+  }
+  if (!architecture->experts && experts != 0) {
+    return InvalidArgument(path_, ": experts is ", experts, ", expected none of ",
+                           architecture->name);
   }
   if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope());
   if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {

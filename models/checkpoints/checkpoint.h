@@ -100,6 +100,9 @@ class Checkpoint {
   // As Require, for any matrix.
   absl::StatusOr<const StoredTensor*> RequireMatrix(std::string_view name) const;
   void AddTensors(std::vector<StoredTensor> tensors);
+  // Once all has been read: each layer's experts are as many as the model says, and their matrices
+  // come one after the other, in ascending order.
+  absl::Status ArrangeExperts();
   // Sizes in range and in harmony: what every loader relies on.
   absl::Status CheckConsistency() const;
   absl::Status CheckRope() const;

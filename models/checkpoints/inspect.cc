@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 namespace {
@@ -42,10 +43,14 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
                                                                : "Hugging Face";
   report.config = checkpoint.config();
   report.file_bytes = checkpoint.file_bytes();
+  int64_t of_experts = 0;  // parameters
   std::map<std::string_view, ModelReport::FormatUse> formats;
   for (const StoredTensor& tensor : checkpoint.tensors()) {
     const int64_t parameters = tensor.Elements();
     report.parameters += parameters;
+    const TensorName name =
+        ParseTensorName(ArchitectureOf(report.config), checkpoint.kind(), tensor.name);
+    if (!name.expert.empty()) of_experts += parameters;
     report.weight_bytes += tensor.bytes + tensor.constant_bytes;
     ModelReport::FormatUse& use = formats[tensor.format->name];
     use.format = std::string(tensor.format->name);
@@ -53,6 +58,9 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
     use.parameters += parameters;
     use.bytes += tensor.bytes + tensor.constant_bytes;
   }
+  report.parameters_per_token =
+      report.parameters - of_experts +
+      of_experts / std::max<int64_t>(report.config.experts, 1) * report.config.experts_per_token;
   for (auto& [name, use] : formats) report.formats.push_back(std::move(use));
   std::ranges::sort(report.formats, std::ranges::greater(), &ModelReport::FormatUse::bytes);
   if (const TokenizerSpec* spec = checkpoint.tokenizer()) {
@@ -73,9 +81,12 @@ ModelReport Inspect(const Checkpoint& checkpoint) {
 ServingCost EstimateServingCost(const ModelReport& report, int64_t context, int64_t batch,
                                 int64_t batch_tokens) {
   const ModelConfig& config = report.config;
-  // The residual stream, its norm, q, k, v, the attention's output, and two feed-forward rows.
+  // The residual stream, its norm, q, k, v, the attention's output, and two feed-forward rows; of
+  // experts as many as a row has, and what they are given.
   const int64_t row = 2 * config.hidden + 2 * config.heads * config.head_dim +
-                      2 * config.kv_heads * config.head_dim + 2 * config.ffn_hidden;
+                      2 * config.kv_heads * config.head_dim +
+                      2 * config.ffn_hidden * std::max<int64_t>(config.experts_per_token, 1) +
+                      config.hidden * config.experts_per_token + config.experts;
   const auto floats = static_cast<uint64_t>(batch_tokens * row + batch * config.vocab);
   // Layers with a window keep it and what one iteration adds.
   const int64_t local = config.LocalLayers(0, config.layers);
@@ -99,6 +110,10 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
   line("hidden size", Str(config.hidden));
   line("heads", Str(config.heads, " of ", config.head_dim, ", ", config.kv_heads, " for K/V"));
   line("feed-forward size", Str(config.ffn_hidden));
+  if (config.experts > 0) {
+    line("experts", Str(config.experts, ", of which ", config.experts_per_token,
+                        " for each token: ", report.parameters_per_token, " parameters"));
+  }
   line("vocabulary", Str(config.vocab, config.tied_head ? ", tied head" : ", own head"));
   line("context", Str(config.context));
   if (const int64_t local = config.LocalLayers(0, config.layers); local > 0) {
@@ -143,12 +158,15 @@ std::string ReportJson(const ModelReport& report, const ServingPlan& plan) {
                {"file_bytes", report.file_bytes},
                {"architecture", config.architecture},
                {"parameters", report.parameters},
+               {"parameters_per_token", report.parameters_per_token},
                {"layers", config.layers},
                {"hidden", config.hidden},
                {"heads", config.heads},
                {"kv_heads", config.kv_heads},
                {"head_dim", config.head_dim},
                {"ffn_hidden", config.ffn_hidden},
+               {"experts", config.experts},
+               {"experts_per_token", config.experts_per_token},
                {"vocab", config.vocab},
                {"context", config.context},
                {"tied_head", config.tied_head},

@@ -30,8 +30,9 @@ struct ModelReport {
   ModelConfig config;
   uint64_t file_bytes = 0;
   int64_t parameters = 0;
-  uint64_t weight_bytes = 0;       // as stored
-  std::vector<FormatUse> formats;  // most bytes first
+  int64_t parameters_per_token = 0;  // that a token is multiplied with, or looked up in
+  uint64_t weight_bytes = 0;         // as stored
+  std::vector<FormatUse> formats;    // most bytes first
 
   std::string tokenizer;  // "byte-level BPE", "SentencePiece"; empty: none
   std::string pre_tokenizer;

@@ -67,7 +67,7 @@ Comparison Compare(const Architecture& with, Checkpoint::Kind kind, const Names&
     const bool optional = row.part == Part::kHead || row.present != nullptr ||
                           ((row.part == Part::kQNorm || row.part == Part::kKNorm) && !with.qk_norm);
     if (optional || found.contains(&row)) continue;
-    comparison.missing.insert(SpellTensorName(with, kind, {&row, "N", ".weight"}));
+    comparison.missing.insert(SpellTensorName(with, kind, {&row, "N", ".weight", "N"}));
   }
   return comparison;
 }

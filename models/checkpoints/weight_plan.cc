@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::pair<Part, MatrixRole> kRoles[] = {{Part::kEmbedding, MatrixRole::kEmbedding},
                                                   {Part::kPositions, MatrixRole::kPositions},
-                                                  {Part::kHead, MatrixRole::kHead}};
+                                                  {Part::kHead, MatrixRole::kHead},
+                                                  {Part::kRouter, MatrixRole::kRouter}};
 
 }  // namespace
 
@@ -67,6 +68,7 @@ bool WeightPlan::Matches(const Entry& entry, std::string_view tensor, bool tied_
       (role == MatrixRole::kHead || (role == MatrixRole::kEmbedding && tied_head))) {
     return true;
   }
+  if (entry.pattern == "experts" && tensor.find("_exps.") != tensor.npos) return true;
   return tensor.find(entry.pattern) != std::string_view::npos;
 }
 

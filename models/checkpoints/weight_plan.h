@@ -5,10 +5,12 @@
 //   q4_0,ffn_down=q8_0       tensors whose name in the file contains "ffn_down" differ
 //   int8,blk.0.=keep         the first layer stays as stored
 //   embedding=q8_0           nothing but the token embedding
+//   q8_0,experts=nf4         the experts' matrices in fewer bits than the others
 //
-// Names before '=': part of a tensor's name, or `lm_head` or `embedding` whatever the file calls
-// them (a matrix that is both answers to both). Later entries win. Formats are those of
-// ParseQuantizeSpec, and `keep`.
+// Names before '=': part of a tensor's name, or `lm_head`, `embedding` or `experts` whatever the
+// file calls them (a matrix that is both answers to both). Later entries win. Formats are those of
+// ParseQuantizeSpec, and `keep`. A router, whose choices small errors change, stays as stored
+// unless its name is asked for.
 //
 // Thread safety: constant once parsed.
 #pragma once
@@ -58,7 +60,7 @@ class WeightPlan {
 };
 
 // What a matrix is, by its name in the file.
-enum class MatrixRole { kLayer, kEmbedding, kPositions, kHead };
+enum class MatrixRole { kLayer, kEmbedding, kPositions, kHead, kRouter };
 MatrixRole RoleOf(std::string_view tensor);
 
 }  // namespace treadle

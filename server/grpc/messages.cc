@@ -222,6 +222,13 @@ void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, v1::LedgerRecor
   message.set_bubble(record.bubble);
   message.set_stages(record.stages);
   message.set_lost(lost);
+  if (const ExpertUse& use = record.experts; use.layers > 0) {
+    v1::ExpertUse* const out = message.mutable_experts();
+    out->set_layers(use.layers);
+    out->set_rows(use.rows);
+    out->set_used(use.used);
+    out->set_most_rows(use.most_rows);
+  }
 }
 
 }  // namespace treadle

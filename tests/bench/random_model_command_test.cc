@@ -80,6 +80,37 @@ TEST(RandomModelCommand, KernelsOfALayer) {
                                           "down/nf4/rows=1", "down/nf4/rows=3"));
 }
 
+constexpr char kExperts[] =
+    "qwen3-30b-a3b,layers=2,hidden=64,heads=4,kv-heads=2,ffn=64,vocab=200,context=128,experts=12";
+
+TEST(RandomModelCommand, KernelsOfALayerWithExperts) {
+  const Result result = Bench({"kernels", "--random-model", kExperts, "--formats", "bf16,nf4",
+                               "--rows", "1,3", "--filter", "/nf4/", "--threads", "1",
+                               "--seconds-per-case", "0.001", "--cold-memory", "1M", "--json"});
+  ASSERT_EQ(result.code, 0) << result.output;
+  const Json report = Json::parse(result.output.substr(result.output.find('{')));
+  std::vector<std::string> names;
+  for (const Json& row : report["rows"]) names.push_back(row["name"]);
+  EXPECT_THAT(names,
+              testing::ElementsAre("qkv/nf4/rows=1", "qkv/nf4/rows=3", "out/nf4/rows=1",
+                                   "out/nf4/rows=3", "experts/nf4/rows=1", "experts/nf4/rows=3"));
+  // Three matrices of 64 x 64, 4.5 bits a weight, of the 8 experts that the row uses.
+  const Json& one = report["rows"][4];
+  EXPECT_NEAR(one["gigabytes_per_second"].get<double>() * one["seconds"].get<double>(),
+              8 * 3 * 64 * 64 * 4.5 / 8 * 1e-9, 1e-12);
+}
+
+TEST(RandomModelCommand, IterationSaysHowManyExpertsWereUsed) {
+  const Result result =
+      Bench({"iteration", "--random-model", kExperts, "--prompt-tokens", "12", "--new-tokens", "4",
+             "--batch-sizes", "1,3", "--repeats", "1", "--threads", "1", "--json"});
+  ASSERT_EQ(result.code, 0) << result.output;
+  const Json report = result.Report();
+  EXPECT_EQ(report["rows"][0]["decode_experts_per_layer"], 8);
+  EXPECT_GT(report["rows"][1]["decode_experts_per_layer"], 8);
+  EXPECT_LE(report["rows"][1]["decode_experts_per_layer"], 12);
+}
+
 TEST(RandomModelCommand, ServeInProcessGivesWhatAServerGives) {
   ChildProcess server({TREADLE_BINARY, "serve", "--model", std::string("random:") + kShape,
                        "--listen", "127.0.0.1:0", "--http-listen", "none", "--metrics-listen",

@@ -148,6 +148,10 @@ std::vector<float> Tolerance(const OpRun& run, const Arithmetic& arithmetic) {
     case Op::kGelu:
     case Op::kGeluErf:
       return ActivationTolerance(run, arithmetic);
+    case Op::kRoute:
+      return RouteTolerance(run, arithmetic);
+    case Op::kMix:
+      return MixTolerance(run, arithmetic);
     case Op::kSample:
       return SampleTolerance(run, arithmetic);
     case Op::kSampleShard:

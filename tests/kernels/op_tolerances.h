@@ -30,6 +30,8 @@ inline constexpr double kSurely = 7;
 // row_tolerances.cc
 std::vector<float> NormTolerance(const OpRun& run, const Arithmetic& arithmetic);
 std::vector<float> ActivationTolerance(const OpRun& run, const Arithmetic& arithmetic);
+std::vector<float> RouteTolerance(const OpRun& run, const Arithmetic& arithmetic);
+std::vector<float> MixTolerance(const OpRun& run, const Arithmetic& arithmetic);
 // weight_tolerances.cc
 std::vector<float> EmbedTolerance(const OpRun& run, const Arithmetic& arithmetic);
 std::vector<float> MatMulTolerance(const OpRun& run, const Arithmetic& arithmetic);

@@ -72,4 +72,31 @@ std::vector<float> ActivationTolerance(const OpRun& run, const Arithmetic&) {
   return tolerance;
 }
 
+// The ids are what they are. Each weight: a difference, exp of it, a sum, and a quotient, where the
+// difference of logits of this size brings the most.
+std::vector<float> RouteTolerance(const OpRun& run, const Arithmetic&) {
+  const OpCase& c = run.op_case();
+  std::vector<float> tolerance(static_cast<size_t>(c.rows * c.chosen), 0.0f);
+  const std::vector<float> output = Output(run);
+  for (size_t i = tolerance.size(); i < output.size(); ++i) {
+    tolerance.push_back(static_cast<float>(kFloatUnit * 40) * output[i] + 0x1p-126f);
+  }
+  return tolerance;
+}
+std::vector<float> MixTolerance(const OpRun& run, const Arithmetic&) {
+  const OpCase& c = run.op_case();
+  std::vector<float> tolerance;
+  for (int64_t row = 0; row < c.rows; ++row) {
+    for (int64_t i = 0; i < c.cols; ++i) {
+      double sum = c.accumulate ? std::fabs(run.tensor("out").Row(row)[i]) : 0;
+      for (int64_t j = 0; j < c.chosen; ++j) {
+        const int32_t place = run.ids[static_cast<size_t>(row * c.chosen + j)];
+        sum += std::fabs(run.tensor("weights").Row(row)[j] * run.tensor("x").Row(place)[i]);
+      }
+      tolerance.push_back(static_cast<float>(kFloatUnit * static_cast<double>(c.chosen + 2) * sum));
+    }
+  }
+  return tolerance;
+}
+
 }  // namespace treadle

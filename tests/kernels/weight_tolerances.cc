@@ -93,18 +93,19 @@ class MatMulTolerances {
     for (size_t i = 0; i < run_.weights.size(); ++i) {
       const size_t first = tolerance.size();
       const int64_t n_end = case_.outputs[i];
-      tolerance.resize(first + static_cast<size_t>(case_.rows * n_end));
+      const auto [begin, end] = case_.RowsOf(i);
+      tolerance.resize(first + static_cast<size_t>((end - begin) * n_end));
       for (int64_t n = 0; n < n_end; ++n) {
         const std::vector<double> w = Magnitudes(run_.weights[i], n);
         const std::vector<float> values = Values(run_.weights[i], n);
-        for (int64_t row = 0; row < case_.rows; ++row) {
+        for (int64_t row = begin; row < end; ++row) {
           double sum = std::inner_product(w.begin(), w.end(), x[row].begin(), 0.0);
           if (case_.bias) sum += std::fabs(biases_[i]->Row(0)[n]);
-          if (case_.accumulate) sum += std::fabs(outs_[i]->Row(row)[n]);
+          if (case_.accumulate) sum += std::fabs(outs_[i]->Row(row - begin)[n]);
           double limit = units[row] * sum;
           if (rounds_codebook) limit += CodebookRounding(row, w, CodebookSteps(run_.weights[i], n));
           if (products != DType::kF32) limit += FactorRounding(row, values, arithmetic);
-          tolerance[first + row * n_end + n] = static_cast<float>(limit);
+          tolerance[first + (row - begin) * n_end + n] = static_cast<float>(limit);
         }
       }
     }

@@ -65,7 +65,10 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "phi3",
                            "gemma3",
                            "bloom",
-                           "bloom-other-heads"}) {
+                           "bloom-other-heads",
+                           "mixtral",
+                           "qwen3moe",
+                           "qwen3moe-plain"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays

@@ -129,7 +129,7 @@ TEST_P(TransformersLogits, AreOurs) {
 // .gguf files of the same models, as the gguf package names and lays out their tensors.
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
   for (const char* name : {"qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long",
-                           "gemma3", "bloom"}) {
+                           "gemma3", "bloom", "mixtral", "qwen3moe"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -167,7 +167,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          "opt-untied", "falcon", "falcon-grouped",
                                          "falcon-one-norm", "phi3-long", "phi3-short", "phi3",
                                          "gemma3", "gemma3-scaled", "bloom", "bloom-other-heads",
-                                         "mistral-window", "qwen2-last-window"),
+                                         "mistral-window", "qwen2-last-window", "mixtral", "qwen3moe",
+                                         "qwen3moe-plain"),
                        ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));

@@ -40,7 +40,8 @@ TEST(RandomCheckpoint, ParametersAsPublished) {
                          Row{"gemma-3-270m", 268'098'176}, Row{"gpt2-124m", 124'439'808},
                          Row{"pythia-1.4b", 1'414'647'808}, Row{"opt-1.3b", 1'315'758'080},
                          Row{"falcon-7b", 6'921'720'704}, Row{"bloom-560m", 559'214'592},
-                         Row{"phi-3-mini", 3'821'079'552}, Row{"mistral-7b", 7'241'732'096}}) {
+                         Row{"phi-3-mini", 3'821'079'552}, Row{"mistral-7b", 7'241'732'096},
+                         Row{"mixtral-8x7b", 46'702'792'704}, Row{"qwen3-30b-a3b", 30'532'122'624}}) {
     const auto checkpoint = Open(row.shape);
     ASSERT_NE(checkpoint, nullptr);
     const ModelReport report = Inspect(*checkpoint);
@@ -48,6 +49,9 @@ TEST(RandomCheckpoint, ParametersAsPublished) {
     EXPECT_EQ(report.weight_bytes, 2u * static_cast<uint64_t>(row.parameters)) << row.shape;
     EXPECT_EQ(report.kind, "random weights");
   }
+  // "13B" and "3.3B" of them are active.
+  EXPECT_EQ(Inspect(*Open("mixtral-8x7b")).parameters_per_token, 12'879'925'248);
+  EXPECT_EQ(Inspect(*Open("qwen3-30b-a3b")).parameters_per_token, 3'353'032'704);
   // ORCA's Table 1 gives layers, hidden size and a rounded number.
   const ModelReport orca = Inspect(*Open("orca-13b"));
   EXPECT_EQ(std::lround(static_cast<double>(orca.parameters) * 1e-9), 13);
@@ -66,7 +70,8 @@ TEST(RandomCheckpoint, TheRecipeTellsModelsApart) {
   // Another model's rotary embedding, and another architecture.
   const char* const sizes = ",layers=2,hidden=64,heads=4,kv-heads=4,ffn=128,vocab=300,context=512";
   for (const char* shape : {"llama-3.1-8b", "llama-3.2-1b", "smollm2-135m", "tinyllama-1.1b",
-                            "qwen2.5-0.5b", "qwen3-0.6b", "gemma-3-270m", "gpt2-124m"}) {
+                            "qwen2.5-0.5b", "qwen3-0.6b", "gemma-3-270m", "gpt2-124m",
+                            "qwen3-30b-a3b", "mixtral-8x7b", "mixtral-8x7b,experts=4"}) {
     EXPECT_TRUE(recipes.insert(Open(Str(shape, sizes))->recipe()).second) << shape;
   }
 }

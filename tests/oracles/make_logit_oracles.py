@@ -22,7 +22,8 @@ import transformers
 
 OUT = "tests/testdata/models"
 VOCAB = 131
-GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom"]  # .gguf files too
+GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom", "mixtral",
+        "qwen3moe"]  # .gguf files too
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -38,6 +39,7 @@ FALCON = dict(vocab_size=VOCAB, hidden_size=30, num_hidden_layers=2, num_attenti
 BLOOM = dict(vocab_size=VOCAB, hidden_size=30, n_layer=2, n_head=3, seq_length=96, bos_token_id=0, eos_token_id=1)
 LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.0, 1.5, 2.5, 6.0])
 PHI3 = LLAMA | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, pad_token_id=2)
+EXPERTS = dict(num_experts_per_tok=2)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 
@@ -95,6 +97,14 @@ CASES = {
     "mistral-window": ("Mistral", LLAMA | dict(num_key_value_heads=1, sliding_window=11), "bfloat16", 90, {}),
     "qwen2-last-window": ("Qwen2", LLAMA | dict(num_hidden_layers=3, use_sliding_window=True, sliding_window=13,
                                                 max_window_layers=2), "float16", 60, {}),
+    "mixtral": ("Mixtral", LLAMA | EXPERTS | dict(num_attention_heads=5, num_key_value_heads=1, head_dim=8,
+                                                  num_local_experts=5), "float16", 40, {}),
+    "qwen3moe": ("Qwen3Moe", LLAMA | EXPERTS | dict(num_key_value_heads=1, head_dim=14, num_experts=7,
+                                                    num_experts_per_tok=3, moe_intermediate_size=19,
+                                                    norm_topk_prob=True), "float16", 40, {}),
+    "qwen3moe-plain": ("Qwen3Moe", LLAMA | EXPERTS | dict(num_attention_heads=6, num_key_value_heads=2, head_dim=10,
+                                                          num_experts=11, moe_intermediate_size=21,
+                                                          tie_word_embeddings=True), "float32", 40, {}),
 }
 CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -106,6 +116,8 @@ CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "OPT": (transformers.OPTConfig, transformers.OPTForCausalLM),
            "Falcon": (transformers.FalconConfig, transformers.FalconForCausalLM),
            "Bloom": (transformers.BloomConfig, transformers.BloomForCausalLM),
+           "Mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+           "Qwen3Moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
            "Gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM)}
 
 
@@ -118,6 +130,8 @@ def randomize(model, generator):
             weight.data = noise * 1.5 / inputs**0.5
         elif weight.dim() == 2:
             weight.data = noise * 0.7
+        elif weight.dim() == 3:  # experts
+            weight.data = noise * 1.5 / weight.shape[2]**0.5
         elif "bias" in name:
             weight.data = noise * 0.3
         else:
@@ -125,9 +139,17 @@ def randomize(model, generator):
 
 
 def in_double(model):
-    """The model in float64, its norms too (transformers computes those in float32)."""
+    """The model in float64, its norms and routers too (transformers computes those in float32)."""
     model = model.double()
     for module in model.modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            def route(x, m=module):
+                scores = torch.nn.functional.linear(x, m.weight)
+                weights, ids = torch.topk(scores.softmax(-1), m.top_k)
+                if getattr(m, "norm_topk_prob", True):
+                    weights = weights / weights.sum(-1, keepdim=True)
+                return scores, weights, ids
+            module.forward = route
         if type(module).__name__.endswith("RMSNorm"):
             def forward(x, m=module):
                 gain, epsilon = (1 + m.weight, m.eps) if hasattr(m, "eps") else (m.weight, m.variance_epsilon)
@@ -158,13 +180,32 @@ def rows_by_kind(tensor, heads, kv_heads):
     return np.concatenate([part.reshape(-1, *tensor.shape[1:]) for part in parts])
 
 
+def pair_rows(weight, heads):
+    """Rows of Q and K as llama.cpp keeps Llama's: the inverse of half_split_rows."""
+    half = weight.shape[0] // heads // 2
+    return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def expert_tensors(state):
+    """A model's tensors as GGUF has those of experts: gate and up apart."""
+    for name, tensor in state.items():
+        if name.endswith("experts.gate_up_proj"):
+            gate, up = tensor.chunk(2, dim=1)
+            yield name.replace("gate_up_proj", "gate_proj.weight"), gate
+            yield name.replace("gate_up_proj", "up_proj.weight"), up
+        elif name.endswith("experts.down_proj"):
+            yield name + ".weight", tensor
+        else:
+            yield name, tensor
+
+
 def write_gguf(folder):
     """The folder's model as the gguf package names its tensors, in llama.cpp's order: rows of Q and K as they are
-    (Qwen's and Gemma's order), fused ones by kind; norms as they multiply."""
+    (Qwen's and Gemma's order) or in pairs (Mixtral's), fused ones by kind; norms as they multiply."""
     import gguf
     config = transformers.AutoConfig.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    kind = config.model_type.removesuffix("_text").replace("_", "")
+    kind = config.model_type.removesuffix("_text").replace("_", "").replace("mixtral", "llama")
     gemma = kind == "gemma3"
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config.num_hidden_layers)
     writer = gguf.GGUFWriter(os.path.join(folder, "model.gguf"), kind)
@@ -177,7 +218,14 @@ def write_gguf(folder):
     writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or inner)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    if gemma or kind == "qwen3":
+    if config.model_type == "mixtral":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+    if kind == "qwen3moe":
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "head_dim") and kind in ("gemma3", "qwen3", "qwen3moe", "llama"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if gemma:
@@ -202,11 +250,13 @@ def write_gguf(folder):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
         writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.layer_norm_epsilon)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in expert_tensors(model.state_dict()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         values = tensor.numpy() if tensor.dim() == 1 else tensor.to(torch.float16).numpy()
         assert (values == tensor.numpy()).all(), "f16 holds what the folder holds"
+        if kind == "llama" and ("q_proj" in name or "k_proj" in name):
+            values = pair_rows(values, heads if "q_proj" in name else kv_heads)
         if "query_key_value" in name:
             values = rows_by_kind(values, heads, kv_heads)
         if gemma and tensor.dim() == 1:
@@ -226,13 +276,15 @@ def small_checkpoints(names):
         folder = os.path.join(OUT, name)
         shutil.rmtree(folder, ignore_errors=True)
         config_class, model_class = CLASSES[kind]
-        attention = "eager" if kind == "Bloom" else "sdpa"
         generator = torch.Generator().manual_seed(1000 + index)
-        model = model_class(config_class(**options, attn_implementation=attention)).eval()
+        how = dict(attn_implementation="eager" if kind == "Bloom" else "sdpa")
+        if "num_experts_per_tok" in options:
+            how["experts_implementation"] = "eager"
+        model = model_class(config_class(**options, **how)).eval()
         randomize(model, generator)
         model.to(getattr(torch, dtype)).save_pretrained(folder, **save)
         # As a user's program reads it.
-        model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention).eval()
+        model = model_class.from_pretrained(folder, dtype=torch.float32, **how).eval()
         ids = torch.randint(0, VOCAB, (count,), generator=generator).tolist()
         single = logits(model, ids)
         double = logits(in_double(model), ids)

@@ -115,6 +115,14 @@ TEST(Ledger, JsonSaysWhereTheTimeOfAPipelineWent) {
   EXPECT_THAT(json, HasSubstr(",\"stages\":3,"));
 }
 
+TEST(Ledger, JsonSaysHowRowsWereSpreadOverExperts) {
+  LedgerRecord record;
+  EXPECT_EQ(Ledger::ToJson(record).find("experts"), std::string::npos);
+  record.experts = {.layers = 4, .rows = 256, .used = 90, .most_rows = 7};
+  EXPECT_THAT(Ledger::ToJson(record),
+              HasSubstr(",\"experts\":{\"layers\":4,\"rows\":256,\"used\":90,\"most_rows\":7}"));
+}
+
 // A serving loop on its own thread.
 struct Threaded {
   explicit Threaded(const TimeSource& time, int64_t max_queue = 10'000)

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <utility>
 
 #include "base/status.h"
 #include "models/architectures/gpt2.h"
@@ -125,17 +126,20 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
   config.window = architecture.local_layers ? 24 : o.window;
   config.global_every = 2;
   config.query_scalar = config.head_dim;
+  config.experts = architecture.experts ? 5 : 0;
+  config.experts_per_token = architecture.experts ? 2 : 0;
   return config;
 }
 
 std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyModelOptions& o) {
   const ModelConfig config = ConfigOf(architecture, o);
   TensorList out(o.seed);
-  const auto add = [&](const TensorRow& row, int64_t layer) {
+  const auto add = [&](const TensorRow& row, int64_t layer, int64_t expert) {
     const auto spell = [&](Checkpoint::Kind kind, const char* suffix) {
       const bool prefixed = kind == Checkpoint::Kind::kHuggingFace && row.part != Part::kHead;
       return Str(prefixed ? architecture.hugging_face_prefix : "",
-                 SpellTensorName(architecture, kind, {&row, std::to_string(layer), suffix}));
+                 SpellTensorName(architecture, kind,
+                                 {&row, std::to_string(layer), suffix, std::to_string(expert)}));
     };
     const std::string gguf = spell(Checkpoint::Kind::kGguf, "");
     const std::string hf = spell(Checkpoint::Kind::kHuggingFace, "");
@@ -164,7 +168,8 @@ std::vector<TinyTensor> TensorsOf(const Architecture& architecture, const TinyMo
   const std::vector<const TensorRow*> rows = TensorsOf(config);
   const auto add_all = [&](auto of, int64_t layer) {
     for (const TensorRow* row : rows) {
-      if (of(row->part)) add(*row, layer);
+      const int64_t copies = InExperts(row->part) ? config.experts : 1;
+      for (int64_t i = 0; of(row->part) && i < copies; ++i) add(*row, layer, i);
     }
   };
   const auto first = [](Part part) {
@@ -297,8 +302,9 @@ int32_t TinyEndOfTurn() { return TinyVocabulary() - 1; }
 absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
                                           const std::string& directory, const TinyModelOptions& o) {
   GgufWriter writer;
-  const std::string name(architecture.name), prefix = name + ".";
-  writer.AddString("general.architecture", name);
+  const std::string name(architecture.name), prefix = Str(architecture.GgufName(), ".");
+  const ModelConfig config = ConfigOf(architecture, o);
+  writer.AddString("general.architecture", std::string(architecture.GgufName()));
   writer.AddString("general.name", "tiny " + name);
   writer.AddU32(prefix + "block_count", static_cast<uint32_t>(o.layers));
   writer.AddU32(prefix + "embedding_length", static_cast<uint32_t>(o.hidden));
@@ -311,7 +317,14 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   if (architecture.config_json.rotary_share != nullptr) {
     writer.AddU32(prefix + "rope.dimension_count", static_cast<uint32_t>(o.hidden / o.heads / 2));
   }
-  const ModelConfig config = ConfigOf(architecture, o);
+  if (architecture.experts) {
+    writer.AddU32(prefix + "expert_count", static_cast<uint32_t>(config.experts));
+    writer.AddU32(prefix + "expert_used_count", static_cast<uint32_t>(config.experts_per_token));
+    if (architecture.config_json.default_rope_base != 10000) {
+      writer.AddF32(prefix + "rope.freq_base",
+                    static_cast<float>(architecture.config_json.default_rope_base));
+    }
+  }
   if (config.window > 0) {
     writer.AddU32(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
   }
@@ -323,12 +336,24 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   }
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
   if (o.tokenizer) AddTokenizer(o, writer);
+  std::string experts;
   for (TinyTensor& tensor : TensorsOf(architecture, o)) {
     if (tensor.heads > 0) PermuteHeads(tensor);
     const std::string format = tensor.shape.size() == 1 ? "f32" : o.format;
     TREADLE_ASSIGN_OR_RETURN(const std::string data, EncodeWeights(format, tensor.values));
-    writer.AddTensor(tensor.gguf_name, tensor.shape,
-                     static_cast<uint32_t>(FindWeightFormat(format)->gguf_type), data);
+    TensorName parsed = ParseTensorName(architecture, Checkpoint::Kind::kGguf, tensor.gguf_name);
+    const auto type = static_cast<uint32_t>(FindWeightFormat(format)->gguf_type);
+    if (parsed.expert.empty()) {
+      writer.AddTensor(tensor.gguf_name, tensor.shape, type, data);
+      continue;
+    }
+    // All experts' matrices in one tensor.
+    experts += data;
+    if (parsed.expert != std::to_string(config.experts - 1)) continue;
+    parsed.expert = {};
+    tensor.shape.insert(tensor.shape.begin(), config.experts);
+    writer.AddTensor(SpellTensorName(architecture, Checkpoint::Kind::kGguf, parsed), tensor.shape,
+                     type, std::exchange(experts, {}));
   }
   const auto path = std::filesystem::path(directory) / ("tiny-" + name + ".gguf");
   TREADLE_RETURN_IF_ERROR(WriteFile(path, writer.Bytes()));

@@ -12,6 +12,8 @@ namespace {
 constexpr int64_t kSerialValues = 16384;
 // Kernels like to run this many groups side by side, so pieces begin at multiples of it.
 constexpr int64_t kGroupsTogether = 2;
+// Pieces of a thread where groups have different numbers of rows.
+constexpr int64_t kUnevenPieces = 16;
 
 MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
   switch (compute) {
@@ -59,17 +61,21 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
   jobs_.clear();
   row_activations_.Begin();
   inputs_.clear();
-  groups_ = 0;
+  groups_ = most_rows_ = 0;
   for (const Projection& projection : projections) {
     const auto& matrix = static_cast<const CpuMatrix&>(*projection.weight);
     const Tensor& out = projection.out;
-    TREADLE_CHECK(matrix.k() == x.cols && matrix.n() == out.cols && out.rows == x.rows &&
-                  out.dtype == DType::kF32);
+    TREADLE_CHECK(matrix.k() == x.cols && matrix.n() == out.cols && out.dtype == DType::kF32);
+    TREADLE_CHECK(projection.first_row >= 0 && projection.first_row + out.rows <= x.rows);
+    if (out.rows == 0) continue;
+    most_rows_ = std::max(most_rows_, out.rows);
     const int64_t groups = (matrix.n() + kGroupFeatures - 1) / kGroupFeatures;
     jobs_.push_back(
         {{matrix.view(), 0, groups, projection.bias, static_cast<float*>(out.data), out.stride,
           projection.accumulate},
          groups_,
+         projection.first_row,
+         out.rows,
          InputFor(matrix.view().input_order, x.cols),
          matrix.view().kind == PackKind::kRowInt8 ? row_activations_.Add(matrix.view()) : -1});
     groups_ += groups;
@@ -85,7 +91,8 @@ void CpuMatMul::ReserveScratch(const Tensor& x) {
   const size_t float_bytes = rows * cols * sizeof(float);
   const size_t code_bytes = rows * cols * static_cast<size_t>(kernel_.code_bytes);
   const size_t block_bytes = rows * (cols / kBlockValues) * sizeof(ActivationBlock);
-  worker_bytes_ = kTileBytes + rows * kMaxGroupsAtOnce * kGroupFeatures * sizeof(float);
+  worker_bytes_ = kTileBytes + static_cast<size_t>(most_rows_) * kMaxGroupsAtOnce * kGroupFeatures *
+                                   sizeof(float);
   const size_t worker_bytes = worker_bytes_ * static_cast<size_t>(pool_.size());
   memory_.Reserve(inputs_.size() *
                       (ScratchMemory::Aligned(float_bytes) + ScratchMemory::Aligned(code_bytes) +
@@ -128,14 +135,15 @@ void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
     share.group_end = std::min(job.whole.group_end, end - job.first);
     if (share.group_begin >= share.group_end) continue;
     const Input& from = inputs_[job.input];
-    MatMulInput input = {static_cast<const float*>(from.x.data),
+    const int64_t k = from.x.cols;
+    MatMulInput input = {from.x.Row<float>(job.first_row),
                          from.x.stride,
-                         from.codes,
-                         from.blocks,
+                         from.codes + job.first_row * k * kernel_.code_bytes,
+                         from.blocks + job.first_row * (k / kBlockValues),
                          {},
-                         from.x.rows,
-                         from.x.cols};
-    if (job.row_int8 >= 0) input.row_int8 = row_activations_.input(job.row_int8);
+                         job.rows,
+                         k};
+    if (job.row_int8 >= 0) input.row_int8 = row_activations_.input(job.row_int8, job.first_row);
     kernel_.run(input, share, scratch);
   }
 }
@@ -168,8 +176,19 @@ void CpuMatMul::Run(Tensor x, std::span<const Projection> projections) {
   if (x.rows == 0 || groups_ == 0) return;
   ReserveScratch(x);
   Prepare(x);
-  pool_.ParallelFor(groups_, kGroupsTogether,
-                    [&](int worker, int64_t begin, int64_t end) { RunGroups(worker, begin, end); });
+  if (most_rows_ == x.rows) {
+    pool_.ParallelFor(groups_, kGroupsTogether, [&](int worker, int64_t begin, int64_t end) {
+      RunGroups(worker, begin, end);
+    });
+    return;
+  }
+  // Groups of many rows take longer than those of few: whoever is done takes more.
+  const int64_t units = (groups_ + kGroupsTogether - 1) / kGroupsTogether;
+  const int64_t pieces = std::min(units, kUnevenPieces * pool_.size());
+  pool_.ParallelForEach(pieces, [&](int worker, int64_t piece, int64_t) {
+    RunGroups(worker, units * piece / pieces * kGroupsTogether,
+              std::min(groups_, units * (piece + 1) / pieces * kGroupsTogether));
+  });
 }
 
 }  // namespace treadle

@@ -39,7 +39,8 @@ class CpuMatMul {
  private:
   struct Job {
     MatMulShare whole;
-    int64_t first;     // its first group among those of all jobs
+    int64_t first;  // its first group among those of all jobs
+    int64_t first_row, rows;
     size_t input;      // which of inputs_ it takes
     int64_t row_int8;  // which of row_activations_ it takes; -1: none
   };
@@ -69,6 +70,7 @@ class CpuMatMul {
   // This call's.
   std::vector<Input> inputs_;
   int64_t groups_ = 0;
+  int64_t most_rows_ = 0;             // of one job
   uint8_t* worker_memory_ = nullptr;  // [threads] x (tile, sums)
   size_t worker_bytes_ = 0;
 };

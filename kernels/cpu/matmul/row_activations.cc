@@ -36,8 +36,10 @@ void RowActivations::Reserve(const Tensor& x) {
   const auto rows = static_cast<size_t>(x.rows);
   const auto k = static_cast<size_t>(x.cols);
   const size_t padded = (k + kBlockValues - 1) / kBlockValues * kBlockValues;
-  const size_t code_bytes =
-      rows * padded * (isa_ == CpuIsa::kAvx2 ? kRowBytesAvx2 : kRowBytesAvx512);
+  k_ = x.cols;
+  code_row_bytes_ =
+      static_cast<int64_t>(padded) * (isa_ == CpuIsa::kAvx2 ? kRowBytesAvx2 : kRowBytesAvx512);
+  const size_t code_bytes = rows * static_cast<size_t>(code_row_bytes_);
   const size_t row_bytes = rows * sizeof(ActivationRow);
   const size_t column_bytes = rows * k * sizeof(int32_t);
   memory_.Reserve(inputs_.size() *
@@ -52,6 +54,14 @@ void RowActivations::Reserve(const Tensor& x) {
     input.call_flags = of_call_[i] ? flags : nullptr;
     if (of_call_[i]) std::fill(flags + k, flags + padded, 0);  // no columns: FlagColumns omits them
   }
+}
+
+RowInt8Input RowActivations::input(int64_t index, int64_t first_row) const {
+  RowInt8Input input = inputs_[static_cast<size_t>(index)];
+  input.codes += first_row * code_row_bytes_;
+  input.rows += first_row;
+  input.columns += first_row * k_;
+  return input;
 }
 
 void RowActivations::FlagColumns(const Tensor& x, int64_t begin, int64_t end) const {

@@ -34,7 +34,8 @@ class RowActivations {
   bool any_of_call() const {
     return std::find(of_call_.begin(), of_call_.end(), true) != of_call_.end();
   }
-  const RowInt8Input& input(int64_t index) const { return inputs_[static_cast<size_t>(index)]; }
+  // Of rows from `first_row` on.
+  RowInt8Input input(int64_t index, int64_t first_row) const;
 
   // Flags columns [begin, end), over all rows (OutlierRule::kPerCall).
   void FlagColumns(const Tensor& x, int64_t begin, int64_t end) const;
@@ -42,6 +43,7 @@ class RowActivations {
 
  private:
   const CpuIsa isa_;
+  int64_t k_ = 0, code_row_bytes_ = 0;  // of the rows that Reserve was given
   std::vector<RowInt8Input> inputs_;
   std::vector<bool> of_call_;  // whether an input has call_flags
   ScratchMemory memory_;

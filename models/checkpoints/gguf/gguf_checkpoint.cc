@@ -36,17 +36,20 @@ absl::Status GgufCheckpoint::Read(const std::string& path) {
   TREADLE_RETURN_IF_ERROR(ReadConfig());
   TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadGgufTokenizer(*file_));
   TREADLE_ASSIGN_OR_RETURN(chat_template_, file_->String("tokenizer.chat_template", ""));
-  return CheckConsistency();
+  TREADLE_RETURN_IF_ERROR(CheckConsistency());
+  return ArrangeExperts();
 }
 
 absl::Status GgufCheckpoint::ReadConfig() {
-  TREADLE_ASSIGN_OR_RETURN(config_.architecture, file_->String("general.architecture"));
-  const Architecture* const architecture = FindArchitecture(config_.architecture);
+  TREADLE_ASSIGN_OR_RETURN(const std::string name, file_->String("general.architecture"));
+  const std::string prefix = name + ".";
+  TREADLE_ASSIGN_OR_RETURN(config_.experts, file_->Integer(prefix + "expert_count", 0));
+  const Architecture* const architecture = FindGgufArchitecture(name, config_.experts > 0);
   if (architecture == nullptr) {
-    return Unimplemented(path_, ": general.architecture is ", Quoted(config_.architecture),
-                         ", expected one of ", KnownArchitectures());
+    return Unimplemented(path_, ": general.architecture is ", Quoted(name), ", expected one of ",
+                         KnownArchitectures());
   }
-  const std::string prefix = config_.architecture + ".";
+  config_.architecture = architecture->name;
   struct Row {
     const char* key;
     int64_t* value;
@@ -76,9 +79,17 @@ absl::Status GgufCheckpoint::ReadConfig() {
     return Unimplemented(path_, ": ", prefix, "attention.value_length is ", value_length,
                          ", expected attention.key_length, ", config_.head_dim);
   }
-  TREADLE_ASSIGN_OR_RETURN(const int64_t experts, file_->Integer(prefix + "expert_count", 0));
-  if (experts > 0) {
-    return Unimplemented(path_, ": ", prefix, "expert_count is ", experts, ", expected none");
+  if (architecture->experts) {
+    TREADLE_ASSIGN_OR_RETURN(config_.experts_per_token,
+                             file_->Integer(prefix + "expert_used_count"));
+    TREADLE_ASSIGN_OR_RETURN(
+        config_.ffn_hidden,
+        file_->Integer(prefix + "expert_feed_forward_length", config_.ffn_hidden));
+    TREADLE_ASSIGN_OR_RETURN(config_.normalized_experts,
+                             file_->Bool(prefix + "expert_weights_norm", true));
+  } else if (config_.experts > 0) {
+    return Unimplemented(path_, ": ", prefix, "expert_count is ", config_.experts,
+                         ", expected none");
   }
   TREADLE_ASSIGN_OR_RETURN(const StoredTensor* embedding, RequireMatrix("token_embd.weight"));
   TREADLE_ASSIGN_OR_RETURN(config_.vocab,

@@ -105,9 +105,10 @@ void DescribeIds(const TokenizerSpec& spec, GgufMetadataWriter& metadata,
 absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& metadata,
                            std::vector<std::string>& notices) {
   const ModelConfig& config = checkpoint.config();
-  metadata.Add("general.architecture", config.architecture);
+  const Architecture& architecture = ArchitectureOf(config);
+  metadata.Add("general.architecture", std::string(architecture.GgufName()));
   metadata.Add("general.name", checkpoint.model_name());
-  const std::string prefix = config.architecture + ".";
+  const std::string prefix = Str(architecture.GgufName(), ".");
   int64_t context = config.context;
   if (config.window > 0 && config.window < context && config.global_layers > 0) {
     context = config.window;
@@ -124,7 +125,17 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   for (const auto& [key, value] : sizes) {
     metadata.Add(prefix + key, static_cast<uint32_t>(value));
   }
-  const Architecture& architecture = ArchitectureOf(config);
+  if (architecture.experts) {
+    metadata.Add(prefix + "expert_count", static_cast<uint32_t>(config.experts));
+    metadata.Add(prefix + "expert_used_count", static_cast<uint32_t>(config.experts_per_token));
+    metadata.Add(prefix + "expert_feed_forward_length", static_cast<uint32_t>(config.ffn_hidden));
+    metadata.Add(prefix + "expert_weights_norm", config.normalized_experts);
+    if (!config.normalized_experts) {
+      notices.push_back(
+          "Treadle reads this file; llama.cpp takes the weights of a row's experts to be a softmax "
+          "over them alone");
+    }
+  }
   metadata.Add(prefix + GgufEpsilonKey(architecture), config.norm_epsilon);
   for (const FlagField& field : architecture.config_json.flags) {
     if (field.gguf != nullptr) metadata.Add(prefix + field.gguf, config.*field.flag);

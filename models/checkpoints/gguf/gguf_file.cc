@@ -67,6 +67,7 @@ class GgufReader {
     for (uint64_t i = 0; i < metadata_count_; ++i) TREADLE_RETURN_IF_ERROR(ReadMetadata(i));
     for (uint64_t i = 0; i < tensor_count_; ++i) TREADLE_RETURN_IF_ERROR(ReadTensor(i));
     TREADLE_RETURN_IF_ERROR(PlaceTensors());
+    TREADLE_RETURN_IF_ERROR(SplitExperts());
     return std::move(gguf_);
   }
 
@@ -114,6 +115,7 @@ class GgufReader {
   absl::Status ReadTensor(uint64_t index);
   absl::Status ReadShape(const std::string& what, StoredTensor& tensor);
   absl::Status PlaceTensors();
+  absl::Status SplitExperts();
 
   std::unique_ptr<GgufFile> gguf_;
   std::span<const std::byte> bytes_;
@@ -273,6 +275,41 @@ absl::Status GgufReader::PlaceTensors() {
                    Quoted(gguf_->tensors_[order[i].second].name), " overlap");
     }
   }
+  return absl::OkStatus();
+}
+
+absl::Status GgufReader::SplitExperts() {
+  constexpr int64_t kMostExperts = 1 << 12;
+  constexpr std::string_view kFused = "_exps.weight", kWeight = ".weight";
+  std::vector<StoredTensor> tensors;
+  for (StoredTensor& tensor : gguf_->tensors_) {
+    const bool fused = tensor.shape.size() == 3 && tensor.name.ends_with(kFused);
+    if (!fused) {
+      for (const std::string_view part : {".ffn_gate.", ".ffn_up.", ".ffn_down."}) {
+        const size_t at = tensor.name.find(part);
+        if (at == std::string::npos || at + part.size() + kWeight.size() > tensor.name.size()) {
+          continue;
+        }
+        tensor.name.insert(at + part.size() - 1, "_exps");
+        break;
+      }
+      tensors.push_back(std::move(tensor));
+      continue;
+    }
+    const int64_t experts = tensor.shape[0];
+    if (experts > kMostExperts) {
+      return Error("tensor ", Quoted(tensor.name), " is of ", experts, " experts, expected up to ",
+                   kMostExperts);
+    }
+    const std::string before = tensor.name.substr(0, tensor.name.size() - kWeight.size());
+    tensor.shape.erase(tensor.shape.begin());
+    tensor.bytes /= static_cast<uint64_t>(experts);
+    for (int64_t i = 0; i < experts; ++i, tensor.data += tensor.bytes) {
+      tensor.name = Str(before, ".", i, kWeight);
+      tensors.push_back(tensor);
+    }
+  }
+  gguf_->tensors_ = std::move(tensors);
   return absl::OkStatus();
 }
 

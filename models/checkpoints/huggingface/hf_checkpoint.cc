@@ -54,7 +54,8 @@ absl::Status HuggingFaceCheckpoint::Read(const std::string& folder) {
   config_ = read.config;
   TREADLE_RETURN_IF_ERROR(ReadShards(read.quantization));
   TREADLE_RETURN_IF_ERROR(ReadTextSide());
-  return CheckConsistency();
+  TREADLE_RETURN_IF_ERROR(CheckConsistency());
+  return ArrangeExperts();
 }
 
 absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantization) {

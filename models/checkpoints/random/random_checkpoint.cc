@@ -29,6 +29,7 @@ struct Shape {
   int64_t head_dim = 0;    // 0: heads divide the hidden size
   int64_t layer_norms = 2;
   int64_t window = 0;  // of layers that are local: all, or, of Gemma, but each sixth
+  int64_t experts = 0, experts_per_token = 0;
 };
 
 // Sources: each model's config.json; orca-13b: ORCA's Table 1, the rest as GPT-3 13B (40 heads of
@@ -49,6 +50,9 @@ constexpr Shape kShapes[] = {
     {"phi-3-mini", "phi3", 32, 3072, 32, 32, 8192, 32064, 4096, false},
     {"bloom-560m", "bloom", 24, 1024, 16, 16, 4096, 250880, 2048, true},
     {"falcon-7b", "falcon", 32, 4544, 71, 1, 18176, 65024, 2048, true, 10000, 0, 0, 1},
+    {"mixtral-8x7b", "mixtral", 32, 4096, 32, 8, 14336, 32000, 32768, false, 1e6, 0, 0, 2, 0, 8, 2},
+    {"qwen3-30b-a3b", "qwen3moe", 48, 2048, 32, 4, 768, 151936, 40960, false, 1e6, 0, 128, 2, 0,
+     128, 8},
 };
 
 struct Change {
@@ -58,7 +62,7 @@ struct Change {
 constexpr Change kChanges[] = {{"layers", &Shape::layers},     {"hidden", &Shape::hidden},
                                {"heads", &Shape::heads},       {"ffn", &Shape::ffn},
                                {"kv-heads", &Shape::kv_heads}, {"vocab", &Shape::vocab},
-                               {"context", &Shape::context}};
+                               {"context", &Shape::context},   {"experts", &Shape::experts}};
 
 absl::Status Apply(std::string_view path, std::string_view text, Shape& shape) {
   std::string known;
@@ -120,6 +124,8 @@ ModelConfig ConfigOf(const Shape& shape) {
                                          architecture.config_json.default_rotary_share);
   config.layer_norms = shape.layer_norms;
   config.window = shape.window;
+  config.experts = shape.experts;
+  config.experts_per_token = std::min(shape.experts_per_token, shape.experts);
   if (architecture.local_layers) {
     config.global_every = 6;
     config.local_rope_base = kLocalRopeBase;
@@ -138,7 +144,8 @@ std::string RecipeOf(const ModelConfig& c) {
              c.layers, ", hidden ", c.hidden, ", heads ", c.heads, ", kv-heads ", c.kv_heads,
              ", head size ", c.head_dim, ", ffn ", c.ffn_hidden, ", vocab ", c.vocab, ", context ",
              c.context, ", tied head ", c.tied_head, ", rope ", c.rope_base, " / ", scaling.factor,
-             ", norms ", c.layer_norms, ", window ", c.window);
+             ", norms ", c.layer_norms, ", window ", c.window, ", experts ", c.experts, " / ",
+             c.experts_per_token);
 }
 
 // SplitMix64.
@@ -274,14 +281,19 @@ absl::Status RandomCheckpoint::MakeTensors() {
   std::vector<StoredTensor> tensors;
   const auto add = [&](const TensorRow& row, int64_t layer) {
     const std::string number = std::to_string(layer);
-    const auto add_one = [&](std::string_view suffix, std::vector<int64_t> shape) {
+    const auto add_one = [&](std::string_view suffix, std::vector<int64_t> shape,
+                             std::string_view expert = {}) {
       StoredTensor& tensor = tensors.emplace_back();
-      tensor.name = SpellTensorName(architecture, kind_, {&row, number, suffix});
+      tensor.name = SpellTensorName(architecture, kind_, {&row, number, suffix, expert});
       tensor.format = format;
       tensor.shape = std::move(shape);
       tensor.bytes = static_cast<uint64_t>(tensor.Elements()) * sizeof(BFloat16);
     };
     const int64_t n = SizeOf(row.rows, config_), k = SizeOf(row.columns, config_);
+    if (InExperts(row.part)) {
+      for (int64_t i = 0; i < config_.experts; ++i) add_one(".weight", {n, k}, std::to_string(i));
+      return;
+    }
     add_one(".weight", row.columns == Extent::kNone ? std::vector{n} : std::vector{n, k});
     if (row.bias != nullptr && row.bias(config_)) add_one(".bias", {n});
   };

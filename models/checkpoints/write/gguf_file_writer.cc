@@ -95,9 +95,12 @@ absl::StatusOr<std::unique_ptr<GgufFileWriter>> GgufFileWriter::Create(
 }
 
 absl::Status GgufFileWriter::Add(std::span<const std::byte> data) {
-  TREADLE_CHECK(added_ < sizes_.size() && data.size() == sizes_[added_]);
-  ++added_;
+  TREADLE_CHECK(added_ < sizes_.size() && data.size() <= sizes_[added_] - part_);
   TREADLE_RETURN_IF_ERROR(file_->Append(data));
+  part_ += data.size();
+  if (part_ < sizes_[added_]) return absl::OkStatus();
+  part_ = 0;
+  ++added_;
   return file_->PadTo(alignment_);
 }
 

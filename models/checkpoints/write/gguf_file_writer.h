@@ -64,7 +64,7 @@ class GgufFileWriter {
                                                                 const GgufMetadataWriter& metadata,
                                                                 const std::vector<Tensor>& tensors,
                                                                 uint64_t alignment);
-  // In the order of `tensors`.
+  // In the order of `tensors`, each in one piece or in several.
   absl::Status Add(std::span<const std::byte> data);
   // Puts `text` where the metadata has `placeholder`, which is as long and occurs once.
   absl::Status Replace(std::string_view placeholder, std::string_view text);
@@ -77,6 +77,7 @@ class GgufFileWriter {
   std::string head_;  // what the file begins with
   std::vector<uint64_t> sizes_;
   size_t added_ = 0;
+  uint64_t part_ = 0;  // bytes of the next one
   uint64_t alignment_ = 0;
 };
 

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "base/status.h"
@@ -41,6 +43,8 @@ class GgufOutput : public CheckpointOutput {
  private:
   // What becomes of a folder's tensor, --weights aside.
   absl::StatusOr<TensorTarget> FolderTarget(const StoredTensor& tensor) const;
+  absl::Status Place(GgufFileWriter::Tensor tensor,
+                     std::vector<GgufFileWriter::Tensor>& tensors) const;
   // Metadata but for what this program adds. Returns the alignment.
   absl::StatusOr<int64_t> CopyMetadata(GgufMetadataWriter& metadata, int64_t& file_type) const;
   uint32_t TypeOfFile(const std::vector<GgufFileWriter::Tensor>& tensors, uint32_t otherwise) const;
@@ -117,8 +121,9 @@ uint32_t GgufOutput::TypeOfFile(const std::vector<GgufFileWriter::Tensor>& tenso
                                 uint32_t otherwise) const {
   std::map<std::string_view, int64_t> weights;  // of each format, in layers' matrices
   for (const GgufFileWriter::Tensor& tensor : tensors) {
-    if (tensor.shape.size() != 2 || RoleOf(tensor.name) != MatrixRole::kLayer) continue;
-    weights[tensor.format->name] += tensor.shape[0] * tensor.shape[1];
+    if (tensor.shape.size() < 2 || RoleOf(tensor.name) != MatrixRole::kLayer) continue;
+    weights[tensor.format->name] +=
+        std::accumulate(tensor.shape.begin(), tensor.shape.end(), int64_t{1}, std::multiplies<>());
   }
   const auto most =
       std::ranges::max_element(weights, {}, [](const auto& use) { return use.second; });
@@ -141,6 +146,33 @@ absl::StatusOr<int64_t> GgufOutput::CopyMetadata(GgufMetadataWriter& metadata,
   return file->alignment();
 }
 
+// A tensor of the file, or the next expert's part of one.
+absl::Status GgufOutput::Place(GgufFileWriter::Tensor tensor,
+                               std::vector<GgufFileWriter::Tensor>& tensors) const {
+  const Architecture& architecture = ArchitectureOf(source_.config());
+  TensorName name = ParseTensorName(architecture, Checkpoint::Kind::kGguf, tensor.name);
+  if (name.expert.empty()) {
+    tensors.push_back(std::move(tensor));
+    return absl::OkStatus();
+  }
+  const std::string expert(std::exchange(name.expert, {})), one = tensor.name;
+  tensor.name = SpellTensorName(architecture, Checkpoint::Kind::kGguf, name);
+  if (tensors.empty() || tensors.back().name != tensor.name) {
+    tensor.shape.insert(tensor.shape.begin(), 0);
+    tensors.push_back(tensor);
+  }
+  GgufFileWriter::Tensor& all = tensors.back();
+  if (all.format != tensor.format) {
+    return InvalidArgument(path_, ": '", one, "' in ", tensor.format->name, ", expected ",
+                           all.format->name, " as of the layer's other experts");
+  }
+  if (expert != std::to_string(all.shape[0]++)) {
+    return InvalidArgument(source_.path(), ": tensor '", one, "' comes where that of expert ",
+                           all.shape[0] - 1, " is expected");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status GgufOutput::Create(const Provenance& provenance) {
   GgufMetadataWriter metadata;
   int64_t file_type = 0, alignment = kAlignment;
@@ -161,8 +193,8 @@ absl::Status GgufOutput::Create(const Provenance& provenance) {
     if (target.transposed && tensor.format->block == 1 && !tensor.format->apart()) {
       std::ranges::reverse(shape);
     }
-    tensors.push_back(
-        {target.name, shape, target.to == nullptr ? tensor.format : target.to->format});
+    TREADLE_RETURN_IF_ERROR(Place(
+        {target.name, shape, target.to == nullptr ? tensor.format : target.to->format}, tensors));
   }
   for (const FrequencyFactors& factors : frequency_factors_) {
     tensors.push_back({factors.name, {std::ssize(factors.values)}, FindWeightFormat("f32")});

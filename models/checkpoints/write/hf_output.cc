@@ -211,7 +211,7 @@ absl::Status HuggingFaceOutput::Add(const ConvertedTensor& tensor) {
   }
   if (tensor.shape.size() == 2) {
     const MatrixRole role = RoleOf(tensor.name);
-    const bool linear = role == MatrixRole::kLayer || role == MatrixRole::kHead;
+    const bool linear = role != MatrixRole::kEmbedding && role != MatrixRole::kPositions;
     summary_.Note(tensor, linear, role == MatrixRole::kEmbedding && source_.config().tied_head);
   }
   return AddHfTensor(tensor, *writer_);

@@ -21,7 +21,7 @@ control::CheckpointDirectory Directory() {
   directory.set_path("master.gguf");
   control::ModelConfiguration& config = *directory.mutable_config();
   config.set_architecture("llama");
-  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 2, 0, 1, 0, 0, 0}) {
+  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 2, 0, 1, 0, 0, 0, 0, 0}) {
     config.add_sizes(size);
   }
   for (const double real : {10000.0, 1.0, 10000.0, 8.0, 1.0, 4.0, 1e-5}) config.add_reals(real);
@@ -57,6 +57,18 @@ TEST(HostileCheckpoint, LayersThatCannotBeLocalAreRefused) {
     directory.mutable_config()->set_sizes(size, -1);
     EXPECT_THAT(Opened(directory).message(), HasSubstr(message));
   }
+}
+
+// A table of no experts, or more than there are.
+TEST(HostileCheckpoint, ExpertsThatNoLayerHasAreRefused) {
+  control::CheckpointDirectory directory = Directory();
+  directory.mutable_config()->set_sizes(14, 4);
+  EXPECT_THAT(Opened(directory).message(), HasSubstr("experts is 4, expected none of llama"));
+  directory.mutable_config()->set_architecture("mixtral");
+  directory.mutable_config()->set_sizes(15, 5);
+  EXPECT_THAT(Opened(directory).message(), HasSubstr("experts per token is 5, expected 1 to 4"));
+  directory.mutable_config()->set_sizes(14, 0);
+  EXPECT_THAT(Opened(directory).message(), HasSubstr("experts is 0, expected 1 to 4096"));
 }
 
 // Their sum is 2^64, so that what comes after them would lie beyond a small mapping.

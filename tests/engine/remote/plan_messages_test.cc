@@ -137,6 +137,7 @@ IterationResult RandomResult(RandomValues& random) {
     result.steps.push_back(std::move(step));
   }
   result.timings = {1e-9, 0, 0.25, 3.000000001, 1e-4};
+  if (random.Flip()) result.experts = {48, 12288, 5280, 9};
   return result;
 }
 
@@ -226,6 +227,7 @@ void ExpectEqual(const IterationResult& a, const IterationResult& b) {
   EXPECT_NEAR(a.timings.compute, b.timings.compute, 0.51e-9);
   EXPECT_NEAR(a.timings.sample, b.timings.sample, 0.51e-9);
   EXPECT_NEAR(a.timings.gap, b.timings.gap, 0.51e-9);
+  EXPECT_EQ(a.experts, b.experts);
 }
 
 std::string PlanBytes(const IterationPlan& plan) {

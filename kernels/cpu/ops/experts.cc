@@ -1,0 +1,126 @@
+// Route and Mix: which experts a row goes to, and the sum of what they made of it.
+#include "kernels/cpu/isa_kernel.h"
+
+namespace treadle {
+
+// `rows` rows. Strides count elements.
+struct RouteArguments {
+  const float* logits;  // [rows, experts]
+  int64_t logits_stride;
+  int64_t rows;
+  int64_t experts;
+  int64_t chosen;
+  bool normalize;
+  float* ids;  // [rows, chosen]
+  int64_t ids_stride;
+  float* weights;  // [rows, chosen]
+  int64_t weights_stride;
+};
+// One row, of which columns [0, cols) are made.
+struct MixArguments {
+  const float* x;  // [*, cols]
+  int64_t x_stride;
+  const int32_t* places;  // [chosen]
+  const float* weights;   // [chosen]
+  int64_t chosen;
+  bool accumulate;
+  float* out;  // [cols]
+  int64_t cols;
+};
+TREADLE_ISA_KERNEL(RouteRows, void(const RouteArguments&));
+TREADLE_ISA_KERNEL(MixRow, void(const MixArguments&));
+
+}  // namespace treadle
+
+#ifdef TREADLE_ISA
+#include "kernels/cpu/vector_math.h"
+
+namespace treadle::TREADLE_ISA {
+namespace {
+
+// What experts are chosen by: NaN is less than all else.
+TREADLE_SIMD float KeyOf(float x) { return x == x ? x : -kInfinity; }
+
+// The sum of exp(x - largest) over n values, which `powers`, if set, gets one by one.
+TREADLE_SIMD float SumOfPowers(const float* x, int64_t n, float largest, float* powers) {
+  Vec sum = Zero();
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    const Vec power = Exp(Sub(LoadLanes(x + i, lanes), Broadcast(largest)));
+    sum = Add(sum, Select(FirstLanes(lanes), power, Zero()));
+    if (powers != nullptr) StoreLanes(powers + i, power, lanes);
+  });
+  return Sum(sum);
+}
+
+}  // namespace
+
+void RouteRows(const RouteArguments& a) {
+  for (int64_t row = 0; row < a.rows; ++row) {
+    const float* x = a.logits + row * a.logits_stride;
+    float* ids = a.ids + row * a.ids_stride;
+    float* weights = a.weights + row * a.weights_stride;
+    int64_t last = -1;  // the one that was chosen before
+    for (int64_t j = 0; j < a.chosen; ++j) {
+      const float bound = last < 0 ? kInfinity : KeyOf(x[last]);
+      int64_t best = -1;
+      for (int64_t i = 0; i < a.experts; ++i) {
+        const float key = KeyOf(x[i]);
+        const bool left = key < bound || (key == bound && i > last);
+        if (left && (best < 0 || key > KeyOf(x[best]))) best = i;
+      }
+      ids[j] = static_cast<float>(best);
+      weights[j] = x[best];
+      last = best;
+    }
+    const float largest = weights[0];
+    const float chosen = SumOfPowers(weights, a.chosen, largest, weights);
+    const Vec sum = Broadcast(a.normalize ? chosen : SumOfPowers(x, a.experts, largest, nullptr));
+    ForEachVec(a.chosen, [&](int64_t i, int64_t lanes) {
+      StoreLanes(weights + i, Div(LoadLanes(weights + i, lanes), sum), lanes);
+    });
+  }
+}
+
+void MixRow(const MixArguments& a) {
+  ForEachVec(a.cols, [&](int64_t i, int64_t lanes) {
+    Vec sum = Zero();
+    for (int64_t j = 0; j < a.chosen; ++j) {
+      const float* x = a.x + a.places[j] * a.x_stride;
+      sum = Fma(Broadcast(a.weights[j]), LoadLanes(x + i, lanes), sum);
+    }
+    if (a.accumulate) sum = Add(LoadLanes(a.out + i, lanes), sum);
+    StoreLanes(a.out + i, sum, lanes);
+  });
+}
+
+}  // namespace treadle::TREADLE_ISA
+#else
+#include "kernels/cpu/ops/cpu_ops.h"
+#include "kernels/cpu/ops/split_rows.h"
+
+namespace treadle {
+
+void CpuOps::Route(Tensor logits, bool normalize, Tensor ids, Tensor weights) {
+  CheckSameShape(ids, weights);
+  TREADLE_CHECK(logits.rows == ids.rows && ids.cols <= logits.cols);
+  SplitRows(pool_, logits.rows, logits.cols * ids.cols, [&](int64_t begin, int64_t end) {
+    kRouteRows[isa_]({logits.Row<float>(begin), logits.stride, end - begin, logits.cols, ids.cols,
+                      normalize, ids.Row<float>(begin), ids.stride, weights.Row<float>(begin),
+                      weights.stride});
+  });
+}
+
+void CpuOps::Mix(Tensor x, std::span<const int32_t> places, Tensor weights, bool accumulate,
+                 Tensor out) {
+  TREADLE_CHECK(x.cols == out.cols && weights.rows == out.rows);
+  TREADLE_CHECK(std::ssize(places) == weights.rows * weights.cols);
+  for (const int32_t place : places) TREADLE_CHECK(place >= 0 && place < x.rows);
+  SplitElements(pool_, out.rows, out.cols, [&](int64_t row, int64_t col, int64_t count) {
+    kMixRow[isa_]({x.Row<float>(0) + col, x.stride, places.data() + row * weights.cols,
+                   weights.Row<float>(row), weights.cols, accumulate, out.Row<float>(row) + col,
+                   count});
+  });
+}
+
+}  // namespace treadle
+#endif

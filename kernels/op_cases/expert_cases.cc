@@ -1,0 +1,96 @@
+// Route and Mix. Real shapes: 8 of 128 experts (Qwen3-30B-A3B) and 2 of 8 (Mixtral).
+#include <cmath>
+
+#include "kernels/op_cases/op_cases.h"
+#include "kernels/op_cases/random.h"
+
+namespace treadle {
+namespace {
+
+void Add(std::vector<OpCase>& cases, OpCase c) {
+  c.name = Str(Name(c.op), "/", c.chosen, "x", c.cols, c.normalize ? "/normalize" : "",
+               c.accumulate ? "/add" : "", "/rows=", c.rows);
+  cases.push_back(std::move(c));
+}
+
+void AddRoutes(std::vector<OpCase>& cases) {
+  for (const int64_t rows : {1, 3, 70}) {
+    for (const bool normalize : {false, true}) {
+      for (const auto& [experts, chosen] :
+           {std::pair(1, 1), {6, 2}, {8, 8}, {37, 5}, {128, 8}, {130, 33}}) {
+        Add(cases, {.op = Op::kRoute,
+                    .rows = rows,
+                    .cols = experts,
+                    .chosen = chosen,
+                    .normalize = normalize});
+      }
+    }
+  }
+  Add(cases,
+      {.op = Op::kRoute, .rows = 32, .cols = 128, .chosen = 8, .normalize = true, .bench = true});
+}
+
+void PrepareRoute(OpRun& run, uint64_t seed) {
+  const OpCase& c = run.op_case();
+  GuardedTensor& logits = run.Add("logits", Role::kInput, c.rows, c.cols);
+  GuardedTensor& ids = run.Add("ids", Role::kOutput, c.rows, c.chosen);
+  GuardedTensor& weights = run.Add("weights", Role::kOutput, c.rows, c.chosen);
+  Random random(seed);
+  // Of three rows one has ties.
+  for (int64_t row = 0; row < c.rows; ++row) {
+    for (int64_t i = 0; i < c.cols; ++i) {
+      const float x = 3 * random.Normal();
+      logits.Row(row)[i] = row % 3 == 1 ? std::round(x) : x;
+    }
+  }
+  run.call = [&run, &c, &logits, &ids, &weights](int64_t begin, int64_t count) {
+    run.backend().Route(logits.Rows(begin, count), c.normalize, ids.Rows(begin, count),
+                        weights.Rows(begin, count));
+  };
+  run.bytes_moved = logits.bytes() + ids.bytes() + weights.bytes();
+}
+
+void AddMixes(std::vector<OpCase>& cases) {
+  for (const int64_t rows : {1, 3, 34}) {
+    for (const bool add : {false, true}) {
+      for (const auto& [cols, chosen] : {std::pair(1, 1), {33, 2}, {576, 8}}) {
+        Add(cases,
+            {.op = Op::kMix, .rows = rows, .cols = cols, .accumulate = add, .chosen = chosen});
+      }
+    }
+  }
+  for (const int64_t rows : {1, 32}) {
+    Add(cases, {.op = Op::kMix,
+                .rows = rows,
+                .cols = 2048,
+                .accumulate = true,
+                .chosen = 8,
+                .bench = true});
+  }
+}
+
+void PrepareMix(OpRun& run, uint64_t seed) {
+  const OpCase& c = run.op_case();
+  const int64_t items = c.rows * c.chosen;
+  GuardedTensor& x = run.Add("x", Role::kInput, items, c.cols);
+  GuardedTensor& weights = run.Add("weights", Role::kInput, c.rows, c.chosen);
+  GuardedTensor& out = run.Add("out", Role::kOutput, c.rows, c.cols);
+  Random random(seed);
+  x.Fill([&] { return random.Normal(); });
+  weights.Fill([&] { return std::fabs(random.Normal()); });
+  if (c.accumulate) out.Fill([&] { return random.Normal(); });
+  for (int64_t i = 0; i < items; ++i) run.ids.push_back(static_cast<int32_t>(random.Below(items)));
+  run.call = [&run, &c, &x, &weights, &out](int64_t begin, int64_t count) {
+    run.backend().Mix(x.view(), std::span(run.ids).subspan(begin * c.chosen, count * c.chosen),
+                      weights.Rows(begin, count), c.accumulate, out.Rows(begin, count));
+  };
+  run.bytes_moved = x.bytes() + (c.accumulate ? 2 : 1) * out.bytes();
+  run.operations_done = 2.0 * static_cast<double>(items * c.cols);
+}
+
+}  // namespace
+
+extern const OpRow kRouteRow = {"route", AddRoutes, PrepareRoute};
+extern const OpRow kMixRow = {"mix", AddMixes, PrepareMix};
+
+}  // namespace treadle

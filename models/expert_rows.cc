@@ -1,0 +1,98 @@
+#include "models/expert_rows.h"
+
+#include <algorithm>
+
+#include "base/status.h"
+
+namespace treadle {
+
+absl::Status ExpertRows::Allocate(Activations& activations, const ModelConfig& config,
+                                  int64_t inner, int64_t max_rows) {
+  per_row_ = config.experts_per_token;
+  const int64_t items = max_rows * per_row_;
+  const auto add = [&](Tensor& tensor, int64_t rows, int64_t cols) -> absl::Status {
+    TREADLE_ASSIGN_OR_RETURN(tensor, activations.Add(rows / max_rows * cols));
+    tensor = DenseTensor(tensor.data, DType::kF32, rows, cols);
+    return absl::OkStatus();
+  };
+  TREADLE_RETURN_IF_ERROR(add(logits_, max_rows, config.experts));
+  TREADLE_RETURN_IF_ERROR(add(ids_, max_rows, per_row_));
+  TREADLE_RETURN_IF_ERROR(add(weights_, max_rows, per_row_));
+  TREADLE_RETURN_IF_ERROR(add(rows_, items, config.hidden));
+  TREADLE_RETURN_IF_ERROR(add(gate_, items, inner));
+  TREADLE_RETURN_IF_ERROR(add(up_, items, inner));
+  first_.resize(static_cast<size_t>(config.experts) + 1);
+  host_ids_.reserve(static_cast<size_t>(items));
+  order_.reserve(static_cast<size_t>(items));
+  places_.reserve(static_cast<size_t>(items));
+  products_.reserve(2 * static_cast<size_t>(config.experts));
+  return absl::OkStatus();
+}
+
+absl::Status ExpertRows::Route(Backend& backend, const Linear& router, bool normalize, Tensor x,
+                               ExpertUse& use) {
+  const Projection product[] = {router.To(logits_.Rows(0, x.rows))};
+  backend.MatMul(x, product);
+  ids_.rows = weights_.rows = x.rows;
+  backend.Route(product[0].out, normalize, ids_, weights_);
+  const auto items = static_cast<size_t>(x.rows * per_row_);
+  host_ids_.assign(items, 0);
+  TREADLE_RETURN_IF_ERROR(backend.Synchronize());
+  backend.CopyToHost(host_ids_.data(), ids_.data, items * sizeof(float));
+
+  const auto experts = static_cast<size_t>(std::ssize(first_) - 1);
+  std::ranges::fill(first_, 0);
+  for (const float id : host_ids_) {
+    // Nothing but a failure of the device.
+    if (!(id >= 0 && id < static_cast<float>(experts))) {
+      return Internal("a row goes to expert ", id, " of ", experts);
+    }
+    ++first_[static_cast<size_t>(id) + 1];
+  }
+  use.rows += static_cast<int64_t>(items);
+  ++use.layers;
+  for (size_t i = 0; i < experts; ++i) {
+    use.used += first_[i + 1] > 0 ? 1 : 0;
+    use.most_rows = std::max<int64_t>(use.most_rows, first_[i + 1]);
+    first_[i + 1] += first_[i];
+  }
+  order_.resize(items);
+  places_.resize(items);
+  for (size_t i = 0; i < items; ++i) {  // an expert's rows ascend
+    const int32_t place = first_[static_cast<size_t>(host_ids_[i])]++;
+    order_[place] = static_cast<int32_t>(static_cast<int64_t>(i) / per_row_);
+    places_[i] = place;
+  }
+  std::shift_right(first_.begin(), first_.end(), 1);  // each has become the next one's
+  first_[0] = 0;
+  return absl::OkStatus();
+}
+
+void ExpertRows::Run(Backend& backend, std::span<const Linear> gate, std::span<const Linear> up,
+                     std::span<const Linear> down, Tensor x) {
+  const auto for_each = [&](const auto& add) {
+    products_.clear();
+    for (size_t i = 0; i + 1 < first_.size(); ++i) {
+      if (first_[i + 1] > first_[i]) add(i, first_[i], first_[i + 1] - first_[i]);
+    }
+  };
+  backend.Gather(x, order_, Chosen(rows_));
+  for_each([&](size_t expert, int64_t first, int64_t count) {
+    products_.push_back(gate[expert].To(gate_.Rows(first, count)));
+    products_.push_back(up[expert].To(up_.Rows(first, count)));
+    for (Projection& product : std::span(products_).last(2)) product.first_row = first;
+  });
+  backend.MatMul(Chosen(rows_), products_);
+  backend.SwiGlu(Chosen(gate_), Chosen(up_), Chosen(gate_));
+  for_each([&](size_t expert, int64_t first, int64_t count) {
+    products_.push_back(down[expert].To(rows_.Rows(first, count)));
+    products_.back().first_row = first;
+  });
+  backend.MatMul(Chosen(gate_), products_);
+}
+
+void ExpertRows::Mix(Backend& backend, bool accumulate, Tensor out) const {
+  backend.Mix(Chosen(rows_), places_, weights_, accumulate, out);
+}
+
+}  // namespace treadle

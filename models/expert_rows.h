@@ -1,0 +1,55 @@
+// Which rows of an iteration go to which experts of a layer, and what lies between them: the rows
+// of each expert one after the other, so that its weights are read once for all of them.
+//
+// A row's sum is in the order of its weights, the largest first, whoever else is in the batch (N1).
+// Ranks hold a part of each expert's inner features, and all of the router: what each has to do
+// does not depend on where rows go.
+//
+// Thread safety: confined to the rank's thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "models/activations.h"
+#include "models/expert_use.h"
+#include "models/linear.h"
+#include "models/model_config.h"
+
+namespace treadle {
+
+class ExpertRows {
+ public:
+  // Memory for an iteration. inner: this rank's.
+  absl::Status Allocate(Activations& activations, const ModelConfig& config, int64_t inner,
+                        int64_t max_rows);
+
+  // Sends the rows of x [rows, hidden] f32 to their experts, and adds the layer to `use`. Waits for
+  // the device, because the host sorts; errors are the device's.
+  absl::Status Route(Backend& backend, const Linear& router, bool normalize, Tensor x,
+                     ExpertUse& use);
+  // What their experts make of the rows: W_down (silu(W_gate x) * W_up x), [experts] of each W.
+  void Run(Backend& backend, std::span<const Linear> gate, std::span<const Linear> up,
+           std::span<const Linear> down, Tensor x);
+  // out = the weighted sum of it, [rows, hidden]; added to out if `accumulate`.
+  void Mix(Backend& backend, bool accumulate, Tensor out) const;
+
+ private:
+  // Rows of experts, one expert after the other.
+  Tensor Chosen(const Tensor& all) const { return all.Rows(0, std::ssize(order_)); }
+
+  int64_t per_row_ = 0;
+  Tensor logits_;         // [max_rows, experts]
+  Tensor ids_, weights_;  // [max_rows, per_row]
+  Tensor rows_;       // [max_rows * per_row, hidden]: what experts are given, then what they make
+  Tensor gate_, up_;  // [max_rows * per_row, inner]
+  std::vector<float> host_ids_;       // [rows * per_row]
+  std::vector<int32_t> first_;        // [experts + 1]: where an expert's rows begin
+  std::vector<int32_t> order_;        // [rows * per_row]: the row of x that is there
+  std::vector<int32_t> places_;       // [rows * per_row]: where a row's results are
+  std::vector<Projection> products_;  // of one call
+};
+
+}  // namespace treadle

@@ -1,0 +1,246 @@
+// Mixtures of experts: what their files may say, and that a row's result is its own.
+#include "models/architectures/experts.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "models/checkpoints/gguf/gguf_file.h"
+#include "tests/models/quantize_case.h"
+#include "tests/models/safetensors_file.h"
+#include "tests/support/gguf_writer.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+using Experts = QuantizeCheckpointTest;
+
+std::unique_ptr<Backend> Cpu(ComputeMode compute, int threads) {
+  auto backend = CreateCpuBackend({.threads = threads, .compute = compute});
+  TREADLE_CHECK(backend.ok());
+  return *std::move(backend);
+}
+
+// N1 and N2: in chunks of other rows, and with other threads, the same bits.
+TEST_F(Experts, ARowsResultIsItsOwn) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < 60; ++i) ids.push_back(i * i * 31 % TinyVocabulary());
+  for (const Architecture* architecture : {&kMixtral, &kQwen3Moe}) {
+    const auto checkpoint = Checkpoint::Open(TinyGguf(*architecture, Options(true)));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    for (const auto& [compute, weights] : {std::pair(ComputeMode::kExact, "nf4"),
+                                           {ComputeMode::kInt16, "nf4"},
+                                           {ComputeMode::kInt8, "q8_0"},
+                                           {ComputeMode::kAuto, "int8"}}) {
+      SCOPED_TRACE(Str(architecture->name, " ", weights, " ", Name(compute)));
+      const auto logits = [&, compute = compute, weights = weights](int64_t chunk, int threads) {
+        auto model =
+            TeacherForcing::Create(**checkpoint, Cpu(compute, threads),
+                                   {.max_tokens = 60, .chunk = chunk, .weights = Plan(weights)});
+        TREADLE_CHECK(model.ok());
+        return (*model)->Logits(ids);
+      };
+      const std::vector<float> whole = logits(60, 2);
+      EXPECT_EQ(whole, logits(7, 3));
+      EXPECT_EQ(whole, logits(1, 1));
+    }
+  }
+}
+
+// Of a NaN row other rows know nothing, and nobody is sent anywhere else than to an expert.
+TEST(Route, SendsNaNToExperts) {
+  for (const bool normalize : {false, true}) {
+    for (const auto& backend : {CreateReferenceBackend(), Cpu(ComputeMode::kAuto, 1)}) {
+      float logits[3][4] = {{NAN, NAN, NAN, NAN}, {1, NAN, 3, 3}, {-INFINITY, 2, INFINITY, NAN}};
+      float ids[3][4], weights[3][4];
+      const auto rows = [](auto& values) { return DenseTensor(values, DType::kF32, 3, 4); };
+      backend->Route(rows(logits), normalize, rows(ids), rows(weights));
+      EXPECT_THAT(ids[0], ElementsAre(0, 1, 2, 3)) << backend->name();
+      EXPECT_THAT(ids[1], ElementsAre(2, 3, 0, 1)) << backend->name();
+      EXPECT_THAT(ids[2], ElementsAre(2, 1, 0, 3)) << backend->name();
+      for (const float weight : weights[0]) EXPECT_TRUE(std::isnan(weight)) << backend->name();
+    }
+  }
+}
+
+// A .gguf file whose key says another number.
+std::string WithNumber(std::string bytes, const std::string& key, uint32_t value) {
+  const size_t at = bytes.find(key);
+  TREADLE_CHECK(at != std::string::npos);
+  bytes.replace(at + key.size() + sizeof(uint32_t), sizeof(value),
+                reinterpret_cast<const char*>(&value), sizeof(value));
+  return bytes;
+}
+
+TEST_F(Experts, NumbersThatDoNotFitAGgufFileAreRefused) {
+  struct Row {
+    const Architecture& architecture;
+    const char* key;
+    uint32_t value;
+    const char* message;
+  };
+  for (const Row& row : {
+           Row{kMixtral, "llama.expert_count", 4,
+               "tensor 'blk.0.ffn_gate_exps.4.weight' is of expert '4', expected 0 to 3"},
+           Row{kMixtral, "llama.expert_count", 6, "has tensors of 5 experts, expected 6"},
+           Row{kMixtral, "llama.expert_count", 5000, "experts is 5000, expected 1 to 4096"},
+           Row{kMixtral, "llama.expert_count", 0, "tensor 'blk.0.ffn_gate.weight' is missing"},
+           Row{kMixtral, "llama.expert_used_count", 6, "experts per token is 6, expected 1 to 5"},
+           Row{kMixtral, "llama.expert_used_count", 0, "experts per token is 0, expected 1 to 5"},
+           Row{kMixtral, "llama.expert_used_coun", 1,
+               "metadata 'llama.expert_used_count' is missing"},
+           Row{kMixtral, "llama.feed_forward_length", 64,
+               "tensor 'blk.0.ffn_gate_exps.0.weight' has shape [128, 64], expected [64, 64]"},
+           Row{kQwen3Moe, "qwen3moe.expert_count", 0, "experts is 0, expected 1 to 4096"},
+       }) {
+    const std::string path = TinyGguf(row.architecture, Options(true));
+    const std::string name = std::filesystem::path(path).filename().string();
+    std::string bytes = Read("in/" + name);
+    if (std::string_view(row.key).ends_with("coun")) {
+      bytes[bytes.find(row.key) + std::string_view(row.key).size()] = 'x';
+    } else {
+      bytes = WithNumber(bytes, row.key, row.value);
+    }
+    Write("in/" + name, bytes);
+    ExpectRefused(Load(path), path, row.message);
+  }
+}
+
+TEST_F(Experts, NumbersThatDoNotFitAFolderAreRefused) {
+  const std::string folder = TinyFolder(kQwen3Moe, Options(true));
+  const Json config = Json::parse(Read("in/config.json"));
+  struct Row {
+    Json change;
+    const char* message;
+  };
+  for (const Row& row : {
+           Row{{{"num_experts", 6}}, "has tensors of 5 experts, expected 6"},
+           Row{{{"num_experts", 3}},
+               "tensor 'model.layers.0.mlp.experts.3.down_proj.weight' is of expert '3', expected "
+               "0 to 2"},
+           Row{{{"num_experts", nullptr}}, "experts is 0, expected 1 to 4096"},
+           Row{{{"num_experts_per_tok", 6}}, "experts per token is 6, expected 1 to 5"},
+           Row{{{"num_experts_per_tok", 0}}, "num_experts_per_tok is 0"},
+           Row{{{"moe_intermediate_size", 64}},
+               "tensor 'model.layers.0.mlp.experts.0.gate_proj.weight' has shape [128, 64], "
+               "expected [64, 64]"},
+           Row{{{"norm_topk_prob", 1}}, "norm_topk_prob is 1, expected true or false"},
+           Row{{{"decoder_sparse_step", 2}}, "decoder_sparse_step is 2, expected 1"},
+           Row{{{"mlp_only_layers", {0}}}, "mlp_only_layers is [0], expected []"},
+       }) {
+    Json changed = config;
+    changed.update(row.change);
+    Write("in/config.json", changed.dump());
+    ExpectRefused(Load(folder), folder, row.message);
+  }
+  Write("in/config.json", config.dump());
+  EXPECT_EQ(Load(folder), absl::OkStatus());
+  Safetensors file = Safetensors::Parse(Read("in/model.safetensors"));
+  const char* const lost = "model.layers.1.mlp.experts.2.up_proj.weight";
+  file.header.erase(lost);
+  Write("in/model.safetensors", file.Bytes());
+  ExpectRefused(Load(folder), folder, Str("tensor '", lost, "' is missing").c_str());
+  // What nobody could say in a .gguf file.
+  ExpectRefused(Make(folder, Path("out.gguf"), "keep").status(), folder,
+                "'blk.1.ffn_up_exps.3.weight' comes where that of expert 2 is expected");
+}
+
+// As llama.cpp wrote them before it had tensors of all experts, and as it does now.
+TEST_F(Experts, GgufFilesOfBothAges) {
+  GgufWriter writer;
+  writer.AddString("general.architecture", "llama");
+  const std::string floats(2 * 3 * 4, '\0');
+  const std::string all = floats + std::string(floats.size(), '\1');
+  writer.AddTensor("blk.0.ffn_up.1.weight", {2, 3}, 0, floats);
+  writer.AddTensor("blk.0.ffn_up.weight", {2, 3}, 0, floats);
+  writer.AddTensor("blk.0.ffn_down_exps.weight", {2, 2, 3}, 0, all);
+  Write("both.gguf", writer.Bytes());
+  const auto file = GgufFile::Read(Path("both.gguf"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<std::string> names;
+  for (const StoredTensor& tensor : (*file)->tensors()) {
+    names.push_back(tensor.name);
+    EXPECT_THAT(tensor.shape, ElementsAre(2, 3)) << tensor.name;
+    EXPECT_EQ(tensor.bytes, floats.size()) << tensor.name;
+  }
+  EXPECT_THAT(names, ElementsAre("blk.0.ffn_up_exps.1.weight", "blk.0.ffn_up.weight",
+                                 "blk.0.ffn_down_exps.0.weight", "blk.0.ffn_down_exps.1.weight"));
+  EXPECT_EQ((*file)->tensors()[3].data[0], std::byte{1});
+
+  GgufWriter many;
+  many.AddTensor("blk.0.ffn_up_exps.weight", {4097, 1, 1}, 0, std::string(4097 * 4, '\0'));
+  Write("many.gguf", many.Bytes());
+  EXPECT_THAT(GgufFile::Read(Path("many.gguf")).status().message(),
+              HasSubstr("'blk.0.ffn_up_exps.weight' is of 4097 experts, expected up to 4096"));
+}
+
+// A preset spares the router, in both containers; experts are a group of their own.
+TEST_F(Experts, WeightsByRole) {
+  for (const auto& write : {WriteTinyGguf, WriteTinyFolder}) {
+    const std::string path =
+        Tiny([&](const auto& in, const auto& o) { return write(kQwen3Moe, in, o); }, Options(true));
+    const auto checkpoint = Checkpoint::Open(path);
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    const WeightPlan plan = Plan("q8_0,experts=nf4");
+    int experts = 0;
+    for (const StoredTensor& tensor : (*checkpoint)->tensors()) {
+      const TensorName name = ParseTensorName(kQwen3Moe, (*checkpoint)->kind(), tensor.name);
+      if (tensor.shape.size() != 2) continue;
+      const QuantizeSpec* const to = plan.For(tensor.name, false);
+      const bool outside = !InLayer(name.row->part) || name.row->part == Part::kRouter;
+      EXPECT_EQ(to == nullptr ? "" : to->name, outside                     ? ""
+                                               : InExperts(name.row->part) ? "nf4"
+                                                                           : "q8_0")
+          << tensor.name;
+      experts += name.expert.empty() ? 0 : 1;
+    }
+    EXPECT_EQ(experts, 2 * 5 * 3);
+  }
+}
+
+// One tensor of a .gguf file has one format.
+TEST_F(Experts, ExpertsOfOneGgufTensorShareAFormat) {
+  const std::string folder = TinyFolder(kMixtral, Options(true));
+  EXPECT_THAT(Make(folder, Path("out.gguf"), "q8_0,experts.3.w1=q4_0").status().message(),
+              HasSubstr("'blk.0.ffn_gate_exps.3.weight' in q4_0, expected q8_0"));
+}
+
+// Every row of every layer goes to its experts, and is counted there.
+TEST_F(Experts, UseIsCounted) {
+  const auto checkpoint = Checkpoint::Open(TinyGguf(kMixtral, Options(true)));
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto backend = Cpu(ComputeMode::kAuto, 1);
+  LoadOptions load;
+  load.max_batch_tokens = 16;
+  const auto model = Model::Load(**checkpoint, *backend, load);
+  ASSERT_TRUE(model.ok()) << model.status();
+  const ModelConfig& config = (*checkpoint)->config();
+  const KvLayout layout = {config.kv_heads, config.head_dim, 16, 1, DType::kF32};
+  std::vector<std::byte> pages(static_cast<size_t>(2 * layout.PageBytes()));
+  std::byte* const layers[] = {pages.data(), pages.data() + layout.PageBytes()};
+  std::vector<float> hidden(static_cast<size_t>(16 * config.hidden));
+  std::vector<int32_t> ids, positions;
+  const int32_t page = 0;
+  for (int32_t i = 0; i < 16; ++i) ids.push_back(i * 13), positions.push_back(i);
+  const SequenceSpan sequence = {0, 16, 0, &page};
+  for (int repetition = 0; repetition < 2; ++repetition) {
+    ASSERT_TRUE((*model)
+                    ->Forward({ids, positions, std::span(&sequence, 1)}, {layout, layers}, nullptr,
+                              DenseTensor(hidden.data(), DType::kF32, 16, config.hidden))
+                    .ok());
+    const ExpertUse& use = (*model)->expert_use();
+    EXPECT_EQ(use.layers, 2);
+    EXPECT_EQ(use.rows, 2 * 16 * 2);
+    EXPECT_GE(use.used, 2 * 2);
+    EXPECT_LE(use.used, 2 * 5);
+    EXPECT_GE(use.most_rows * use.used, use.rows);
+    EXPECT_LE(use.most_rows, 16);
+  }
+}
+
+}  // namespace
+}  // namespace treadle
