@@ -10,12 +10,14 @@ namespace {
 
 // A ModelConfig on the wire, field by field.
 constexpr int64_t ModelConfig::*kSizes[] = {
-    &ModelConfig::layers,       &ModelConfig::hidden,        &ModelConfig::heads,
-    &ModelConfig::kv_heads,     &ModelConfig::head_dim,      &ModelConfig::ffn_hidden,
-    &ModelConfig::vocab,        &ModelConfig::context,       &ModelConfig::rope_dim,
-    &ModelConfig::layer_norms,  &ModelConfig::window,        &ModelConfig::global_every,
-    &ModelConfig::query_scalar, &ModelConfig::global_layers, &ModelConfig::experts,
-    &ModelConfig::experts_per_token};
+    &ModelConfig::layers,       &ModelConfig::hidden,
+    &ModelConfig::heads,        &ModelConfig::kv_heads,
+    &ModelConfig::head_dim,     &ModelConfig::ffn_hidden,
+    &ModelConfig::vocab,        &ModelConfig::context,
+    &ModelConfig::rope_dim,     &ModelConfig::layer_norms,
+    &ModelConfig::window,       &ModelConfig::global_every,
+    &ModelConfig::query_scalar, &ModelConfig::global_layers,
+    &ModelConfig::experts,      &ModelConfig::experts_per_token};
 constexpr double ModelConfig::*kReals[] = {
     &ModelConfig::rope_base, &ModelConfig::rope_linear_factor, &ModelConfig::local_rope_base};
 constexpr double RopeScaling::*kScaling[] = {&RopeScaling::factor, &RopeScaling::low_freq_factor,

@@ -167,8 +167,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          "opt-untied", "falcon", "falcon-grouped",
                                          "falcon-one-norm", "phi3-long", "phi3-short", "phi3",
                                          "gemma3", "gemma3-scaled", "bloom", "bloom-other-heads",
-                                         "mistral-window", "qwen2-last-window", "mixtral", "qwen3moe",
-                                         "qwen3moe-plain"),
+                                         "mistral-window", "qwen2-last-window", "mixtral",
+                                         "qwen3moe", "qwen3moe-plain"),
                        ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));

@@ -34,14 +34,15 @@ TEST(RandomCheckpoint, ParametersAsPublished) {
     const char* shape;
     int64_t parameters;
   };
-  for (const Row& row : {Row{"llama-3.1-8b", 8'030'261'248}, Row{"llama-3.2-1b", 1'235'814'400},
-                         Row{"smollm2-135m", 134'515'008}, Row{"tinyllama-1.1b", 1'100'048'384},
-                         Row{"qwen2.5-0.5b", 494'032'768}, Row{"qwen3-0.6b", 596'049'920},
-                         Row{"gemma-3-270m", 268'098'176}, Row{"gpt2-124m", 124'439'808},
-                         Row{"pythia-1.4b", 1'414'647'808}, Row{"opt-1.3b", 1'315'758'080},
-                         Row{"falcon-7b", 6'921'720'704}, Row{"bloom-560m", 559'214'592},
-                         Row{"phi-3-mini", 3'821'079'552}, Row{"mistral-7b", 7'241'732'096},
-                         Row{"mixtral-8x7b", 46'702'792'704}, Row{"qwen3-30b-a3b", 30'532'122'624}}) {
+  for (const Row& row :
+       {Row{"llama-3.1-8b", 8'030'261'248}, Row{"llama-3.2-1b", 1'235'814'400},
+        Row{"smollm2-135m", 134'515'008}, Row{"tinyllama-1.1b", 1'100'048'384},
+        Row{"qwen2.5-0.5b", 494'032'768}, Row{"qwen3-0.6b", 596'049'920},
+        Row{"gemma-3-270m", 268'098'176}, Row{"gpt2-124m", 124'439'808},
+        Row{"pythia-1.4b", 1'414'647'808}, Row{"opt-1.3b", 1'315'758'080},
+        Row{"falcon-7b", 6'921'720'704}, Row{"bloom-560m", 559'214'592},
+        Row{"phi-3-mini", 3'821'079'552}, Row{"mistral-7b", 7'241'732'096},
+        Row{"mixtral-8x7b", 46'702'792'704}, Row{"qwen3-30b-a3b", 30'532'122'624}}) {
     const auto checkpoint = Open(row.shape);
     ASSERT_NE(checkpoint, nullptr);
     const ModelReport report = Inspect(*checkpoint);
