@@ -299,8 +299,7 @@ TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
     SCOPED_TRACE(path);
     options.kv_pages = {path == Tiny().window ? 0 : 48, 32};
     auto requests = RandomRequests(4, few ? 2 : 10, TinyVocabulary(), few ? 70 : 110, few ? 3 : 10);
-    // Of several ranks, who samples beside a row decides how its shards' sums are added.
-    for (auto& driven : requests) driven.request.top_logprobs = GetParam().ranks > 1 ? -1 : 3;
+    for (auto& driven : requests) driven.request.top_logprobs = 3;
     ExpectAsAlone(GetParam(), path, options, requests);
   }
 }
@@ -338,8 +337,6 @@ std::vector<float> Pooled(EngineRunner& runner, Pooling pooling, std::span<const
   }
 }
 
-// Neither its neighbours nor its chunks change an embedding's bits; and of one rank's, neither do
-// stages.
 // Ranks merge what they make of greedy rows, and gather the logits of rows whose draw may need any
 // token: with one of these beside it, a greedy row has the log probabilities that it has alone.
 TEST_P(EngineContract, HowOthersAreSampledDoesNotMatter) {
@@ -353,12 +350,9 @@ TEST_P(EngineContract, HowOthersAreSampledDoesNotMatter) {
   requests[1].request.sampling.temperature = 1;
   requests[1].request.sampling.seed = 7;
   const auto answer = [&](std::span<const PlanDriver::DrivenRequest> together) {
-    PlanDriver driver({.page_size = 16,
-                       .num_pages = 48,
-                       .max_batch_tokens = 64,
-                       .seed = 1,
-                       .one_plan_each = stages() > 1},
-                      {together.begin(), together.end()});
+    PlanDriver driver(
+        {.num_pages = 48, .max_batch_tokens = 64, .seed = 1, .one_plan_each = stages() > 1},
+        {together.begin(), together.end()});
     EngineRunner(MakeEngine(GetParam(), TinyPath(), Options())).RunAll(driver);
     return driver.answer(0, 0);
   };
@@ -367,6 +361,8 @@ TEST_P(EngineContract, HowOthersAreSampledDoesNotMatter) {
   EXPECT_EQ(Difference(beside.details, alone.details), "");
 }
 
+// Neither its neighbours nor its chunks change an embedding's bits; and of one rank's, neither do
+// stages.
 TEST_P(EngineContract, EmbeddingsDependOnTheirPromptAlone) {
   std::vector<int32_t> prompt;
   for (int32_t i = 0; i < (GetParam().gpus ? 20 : 45); ++i) prompt.push_back((i * 37 + 5) % 256);

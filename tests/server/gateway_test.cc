@@ -773,13 +773,14 @@ class TokenizerReaders : public Gateway {
     };
     Serve(options);
     for (Reader& reader : readers_) reader.stream = stub_->GetTokenizer(&reader.context, {});
+    aside_ = engine::VllmEngine::NewStub(server_->Connect(grpc::InsecureChannelCredentials()));
   }
 
-  // Asks for it once more, and gives up once it comes. Each piece that is read is dear under
-  // ThreadSanitizer.
+  // Asks for it once more, on a connection that holds nothing unread, and gives up once it comes.
+  // Each piece that is read is dear under ThreadSanitizer.
   grpc::Status AskOnce() {
     grpc::ClientContext context;
-    const auto stream = stub_->GetTokenizer(&context, {});
+    const auto stream = aside_->GetTokenizer(&context, {});
     common::GetTokenizerChunk chunk;
     if (stream->Read(&chunk)) context.TryCancel();
     return stream->Finish();
@@ -799,7 +800,16 @@ class TokenizerReaders : public Gateway {
     std::unique_ptr<grpc::ClientReader<common::GetTokenizerChunk>> stream;
   };
   std::array<Reader, 16> readers_;  // as many as there may be
+  std::unique_ptr<engine::VllmEngine::Stub> aside_;
 };
+
+TEST_F(TokenizerReaders, AreSoMany) {
+  ServeAndAsk(std::chrono::minutes(1));
+  EXPECT_EQ(AskUntil(false).error_message(),
+            "GetTokenizer: 16 calls are under way, as many as there may be");
+  for (Reader& reader : readers_) reader.context.TryCancel();
+  AskUntil(true);
+}
 
 TEST_F(TokenizerReaders, WhoDoNotReadAreCutOffAndLeaveRoom) {
   ServeAndAsk(std::chrono::milliseconds(300));

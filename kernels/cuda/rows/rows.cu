@@ -236,6 +236,13 @@ TREADLE_DEVICE float GeluTanh(float x) {
   return simt::Divide(x, 1.0f + simt::Exp(-twice_u));
 }
 
+TREADLE_DEVICE float ErfGelu(float x) {
+  constexpr float kHalfRoot = 0.70710678118654752f;  // 1 / sqrt(2)
+  return 0.5f * x * simt::Erfc(-kHalfRoot * x);
+}
+
+TREADLE_DEVICE float Rectified(float x) { return x > 0.0f ? x : 0.0f; }
+
 template <float (*kActivation)(float)>
 TREADLE_KERNEL(kElementThreads)
 void GatedKernel(ElementParams p) {
@@ -250,37 +257,16 @@ void GatedKernel(ElementParams p) {
   StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
-TREADLE_KERNEL(kElementThreads) void GeluKernel(ElementParams p) {
+template <float (*kActivation)(float)>
+TREADLE_KERNEL(kElementThreads)
+void ActivationKernel(ElementParams p) {
   simt::AwaitEarlierLaunches();
   Place at;
   if (!FindPlace(p, at)) return;
   float x[kGroup], y[kGroup];
   LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, x);
   TREADLE_UNROLL
-  for (int i = 0; i < kGroup; ++i) y[i] = GeluTanh(x[i]);
-  StoreGroup(p.out, at.row, at.column, p.cols, y);
-}
-
-TREADLE_KERNEL(kElementThreads) void GeluErfKernel(ElementParams p) {
-  simt::AwaitEarlierLaunches();
-  constexpr float kHalfRoot = 0.70710678118654752f;  // 1 / sqrt(2)
-  Place at;
-  if (!FindPlace(p, at)) return;
-  float x[kGroup], y[kGroup];
-  LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, x);
-  TREADLE_UNROLL
-  for (int i = 0; i < kGroup; ++i) y[i] = 0.5f * x[i] * simt::Erfc(-kHalfRoot * x[i]);
-  StoreGroup(p.out, at.row, at.column, p.cols, y);
-}
-
-TREADLE_KERNEL(kElementThreads) void ReluKernel(ElementParams p) {
-  simt::AwaitEarlierLaunches();
-  Place at;
-  if (!FindPlace(p, at)) return;
-  float x[kGroup], y[kGroup];
-  LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, x);
-  TREADLE_UNROLL
-  for (int i = 0; i < kGroup; ++i) y[i] = x[i] > 0.0f ? x[i] : 0.0f;
+  for (int i = 0; i < kGroup; ++i) y[i] = kActivation(x[i]);
   StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
@@ -398,15 +384,15 @@ void CudaOps::GeGlu(Tensor gate, Tensor up, Tensor out) {
 }
 
 void CudaOps::Gelu(Tensor x, Tensor out) {
-  if (Ready()) Activate(*device_, GeluKernel, x, out);
+  if (Ready()) Activate(*device_, ActivationKernel<GeluTanh>, x, out);
 }
 
 void CudaOps::GeluErf(Tensor x, Tensor out) {
-  if (Ready()) Activate(*device_, GeluErfKernel, x, out);
+  if (Ready()) Activate(*device_, ActivationKernel<ErfGelu>, x, out);
 }
 
 void CudaOps::Relu(Tensor x, Tensor out) {
-  if (Ready()) Activate(*device_, ReluKernel, x, out);
+  if (Ready()) Activate(*device_, ActivationKernel<Rectified>, x, out);
 }
 
 void CudaOps::Gather(Tensor x, std::span<const int32_t> rows, Tensor out) {
