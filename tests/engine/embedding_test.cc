@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/status.h"
+#include "engine/kv_slot_manager.h"
 #include "engine/local_engine.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "models/checkpoints/checkpoint.h"
@@ -51,11 +52,17 @@ std::vector<float> Embedding(const Checkpoint& checkpoint, std::span<const int32
   load.threads = 1;
   auto model = Model::Load(checkpoint, *backend, load);
   TREADLE_CHECK(model.ok());
-  EngineRunner runner(*OneRankEngine(
-      std::move(backend), *std::move(model),
-      {.max_batch_tokens = 64, .page_size = 64, .kv_pages = 4, .kv_dtype = DType::kF32}));
   const auto length = static_cast<int32_t>(ids.size());
-  IterationPlan plan = PlanOf(1, 0).Start(StartOf(1, length, {0, 1}));
+  const KvPaging paging = KvPaging::Of((*model)->config(), /*page_size=*/64,
+                                       /*max_batch_tokens=*/64);
+  KvSlotManager kv(paging.PagesFor(length), paging);
+  SequencePages pages = std::move(kv.Admit(length, length, 1)->front());
+  EngineRunner runner(*OneRankEngine(std::move(backend), *std::move(model),
+                                     {.max_batch_tokens = 64,
+                                      .page_size = 64,
+                                      .kv_pages = paging.PagesFor(length),
+                                      .kv_dtype = DType::kF32}));
+  IterationPlan plan = PlanOf(1, 0).Start(StartOf(1, length, pages.whole, pages.window));
   for (size_t at = 0;; at += chunk) {
     const auto part = ids.subspan(at, std::min(chunk, ids.size() - at));
     Step step = StepOf(1, static_cast<int32_t>(at), {part.begin(), part.end()});
@@ -111,9 +118,9 @@ TEST_P(TransformersStates, ArePooled) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TransformersStates,
-                         testing::Values("llama-grouped", "mistral", "gpt2", "gpt2-untied", "qwen2",
-                                         "qwen3", "qwen3-tied", "gemma3", "gemma3-scaled",
-                                         "mixtral", "qwen3moe-plain"),
+                         testing::Values("llama-grouped", "mistral", "mistral-window", "gpt2",
+                                         "gpt2-untied", "qwen2", "qwen3", "qwen3-tied", "gemma3",
+                                         "gemma3-scaled", "mixtral", "qwen3moe-plain"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::ranges::replace(name, '-', '_');

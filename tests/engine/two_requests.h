@@ -12,13 +12,16 @@
 
 namespace treadle {
 
-// One that decodes from the second plan on, one whose prompt takes two plans; epoch 1.
-inline std::vector<IterationPlan> TwoRequests() {
-  std::vector<IterationPlan> plans = {PlanOf(1, 0)
-                                          .Start(StartOf(1, 3, {0, 1}))
-                                          .Start(StartOf(2, 20, {2, 3}))
-                                          .Step(SampleOf(StepOf(1, 0, {1, 2, 3}), 3))
-                                          .Step(StepOf(2, 0, std::vector<int32_t>(19, 9)))};
+// One that decodes from the second plan on, one whose prompt takes two plans; epoch 1. `window`:
+// the model has window pages too.
+inline std::vector<IterationPlan> TwoRequests(bool window = false) {
+  using Pages = std::vector<int32_t>;
+  std::vector<IterationPlan> plans = {
+      PlanOf(1, 0)
+          .Start(StartOf(1, 3, {0, 1}, window ? Pages{0, 1} : Pages()))
+          .Start(StartOf(2, 20, {2, 3}, window ? Pages{2, 3} : Pages()))
+          .Step(SampleOf(StepOf(1, 0, {1, 2, 3}), 3))
+          .Step(StepOf(2, 0, std::vector<int32_t>(19, 9)))};
   for (int32_t i = 0; i < 10; ++i) {
     Step second = i == 0 ? StepOf(2, 19, {8}) : PreviousSample(2, 19 + i);
     plans.push_back(

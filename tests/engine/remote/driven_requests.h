@@ -52,9 +52,16 @@ inline std::vector<PlanDriver::DrivenRequest> SomeRequests(int count, uint32_t s
   return requests;
 }
 
-inline PlanDriver::Options DriverOptions(uint32_t seed, int stages = 1) {
+// So many pages of each kind that there is.
+inline PageCounts PagesOf(const KvPaging& paging, int64_t pages) {
+  return {paging.whole ? pages : 0, paging.ring > 0 ? pages : 0};
+}
+
+inline PlanDriver::Options DriverOptions(uint32_t seed, int stages = 1,
+                                         const KvPaging& paging = {.page_size = 16}) {
   PlanDriver::Options options;
-  options.num_pages = 64;
+  options.paging = paging;
+  options.num_pages = PagesOf(paging, 64);
   options.max_batch_tokens = 64;
   options.seed = seed;
   options.one_plan_each = stages > 1;
@@ -75,7 +82,8 @@ inline absl::StatusOr<std::unique_ptr<Engine>> MakeLocalEngine(
   LocalEngineOptions options;
   options.max_batch_tokens = 64;
   options.page_size = 16;
-  options.kv_pages = 64;
+  options.kv_pages =
+      PagesOf(KvPaging::Of(checkpoint->config(), options.page_size, options.max_batch_tokens), 64);
   options.kv_dtype = DType::kF32;
   options.depth = depth;
   return OneRankEngine(std::move(backend), std::move(loaded), options);

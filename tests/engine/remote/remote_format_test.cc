@@ -43,13 +43,16 @@ TEST_P(RemoteFormat, TwoStagesGiveTheBitsOfOneProcess) {
   ASSERT_TRUE(opened.ok()) << opened.status();
   const auto requests = RandomRequests(/*seed=*/5, /*count=*/6, (*opened)->config().vocab,
                                        /*max_prompt=*/14, /*max_new_tokens=*/6);
+  const KvPaging paging =
+      KvPaging::Of((*opened)->config(), options.engine.page_size, options.engine.max_batch_tokens);
+  options.engine.kv_pages = PagesOf(paging, 64);
   const struct {
     ComputeMode compute;
     bool from_master;
   } ways[] = {{ComputeMode::kExact, false}, {ComputeMode::kAuto, true}};
   for (const auto& [compute, from_master] : ways) {
     SCOPED_TRACE(Str(Name(compute), from_master ? ", weights from the master" : ""));
-    PlanDriver expected(DriverOptions(1), requests);
+    PlanDriver expected(DriverOptions(1, 1, paging), requests);
     auto local = MakeLocalEngine(options.model, 1, compute);
     ASSERT_TRUE(local.ok()) << local.status();
     ASSERT_EQ(EngineClient(*std::move(local)).Run(expected), absl::OkStatus());
@@ -57,7 +60,7 @@ TEST_P(RemoteFormat, TwoStagesGiveTheBitsOfOneProcess) {
     options.engine.weights_from_master = from_master;
     auto cluster = StartThreadCluster(options);
     ASSERT_TRUE(cluster.ok()) << cluster.status();
-    PlanDriver driver(DriverOptions(2, 2), requests);
+    PlanDriver driver(DriverOptions(2, 2, paging), requests);
     ASSERT_EQ(EngineClient(std::move(cluster->engine)).Run(driver), absl::OkStatus());
     EXPECT_EQ(DifferentAnswers(expected, driver, requests), "");
   }

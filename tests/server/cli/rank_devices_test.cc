@@ -161,9 +161,10 @@ std::vector<IterationResult> ResultsOn(const std::string& path, DeviceChoice dev
   TREADLE_CHECK(checkpoint.ok() && devices.ok());
   auto ranks = LoadRanks(**checkpoint, options, *devices, /*max_context=*/64, {});
   TREADLE_CHECK(ranks.ok());
+  const bool window = (*checkpoint)->config().window > 0;
   auto engine = LocalEngine::Create(*std::move(ranks), {.max_batch_tokens = 64,
                                                         .page_size = 16,
-                                                        .kv_pages = 24,
+                                                        .kv_pages = {24, window ? 24 : 0},
                                                         .kv_dtype = options.kv_dtype,
                                                         .join = devices->Joiner()});
   TREADLE_CHECK(engine.ok());
@@ -191,8 +192,9 @@ TEST_P(WholeModels, SayTheSameOnAGpu) {
   const auto path = WriteTinyGguf(GetParam(), directory, {});
   ASSERT_TRUE(path.ok()) << path.status();
   const Numbers floats = {DType::kF32, DType::kF32};
-  ExpectAlike(ResultsOn(*path, DeviceChoice::kCpu, floats, TwoRequests()),
-              ResultsOn(*path, DeviceChoice::kCuda, floats, TwoRequests()), 1e-4);
+  const bool window = GetParam().local_layers;
+  ExpectAlike(ResultsOn(*path, DeviceChoice::kCpu, floats, TwoRequests(window)),
+              ResultsOn(*path, DeviceChoice::kCuda, floats, TwoRequests(window)), 1e-4);
   std::filesystem::remove_all(directory);
 }
 INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::ValuesIn(Architectures()),
