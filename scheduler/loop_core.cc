@@ -39,6 +39,7 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       time_(time),
       limits_(WithEngine(options.limits, engine)),
       heartbeat_(options.heartbeat),
+      recover_(options.recover),
       give_up_(options.give_up),
       began_(time.Now()),
       planner_(kv),
@@ -103,6 +104,10 @@ void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) 
   Request& request = *target.request;
   Sequence& sequence = request.sequences[target.sequence];
   if (target.sample) --sequence.in_flight;
+  if (target.end > sequence.known) {
+    sequence.known = target.end;
+    request.epochs_lost = 0;
+  }
   if (request.state == RequestState::kFinished) return;
   if (!step.prompt_detail.empty()) delivery_.Prompt(request, std::move(step.prompt_detail));
   if (!target.sample || sequence.finished) return;
@@ -193,19 +198,18 @@ void LoopCore::Retire(Request& request) {
 void LoopCore::Recover() {
   const absl::Status status =
       absl::UnavailableError(Str("the engine failed: ", std::string(engine_.status().message())));
-  if (std::exchange(stood_, false)) failing_since_ = now_;
+  const bool stood = std::exchange(stood_, false);
+  if (stood) failing_since_ = now_;
   const bool all = give_up_ || now_ - failing_since_ >= kRestartPatience;
   if (give_up_) pool_.Drain();
   if (all) TakeInbox();
   in_flight_.clear();
   for (const auto& request : pool_.live()) {
     request->plans_in_flight = 0;
-    if (all || request->state != RequestState::kWaiting) {
-      End(*request, status);
-      Retire(*request);
-    }
+    if (all) End(*request, status);
+    RecoverRequest(*request, status, stood);
   }
-  planner_.Reset();
+  planner_.NewEpoch();
   if (give_up_) {
     if (!std::exchange(gave_up_, true)) give_up_(status);
     return;
@@ -213,6 +217,14 @@ void LoopCore::Recover() {
   engine_.Restart();
   next_iteration_ = 0;
   idle_since_ = now_;
+}
+
+void LoopCore::RecoverRequest(Request& request, const absl::Status& status, bool stood) {
+  if (request.state == RequestState::kWaiting) return;
+  if (stood) ++request.epochs_lost;
+  if (!recover_ || request.epochs_lost > kMostEpochs) End(request, status);
+  if (request.state == RequestState::kFinished) return Retire(request);
+  planner_.Restart(request);
 }
 
 void LoopCore::TakeInbox() {
@@ -346,7 +358,7 @@ void LoopCore::NoteMasked(const IterationPlan& plan, const PlanInFlight& note) {
     const PlanInFlight::Target& target = note.steps[i];
     Sequence& sequence = target.request->sequences[target.sequence];
     if (!sequence.masked) {
-      sequence.masked = std::make_shared<MaskedCandidate>(target.request->spec);
+      sequence.masked = std::make_shared<MaskedCandidate>(target.request->spec, sequence.output);
     }
     sequence.unordered.push_back({plan.epoch, plan.iteration, static_cast<int32_t>(i)});
     if (sequence.in_flight == 1) NoteMask(sequence, true);

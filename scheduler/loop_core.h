@@ -1,9 +1,10 @@
 // The serving loop without its thread: Wait and Turn are the two halves of the loop of
 // docs/design.md. Tests and benchmarks turn it by hand.
 //
-// When the engine fails, requests that run end and it is restarted; those that wait stay, unless it
-// has been restarted in vain for kRestartPatience by then: nobody waits for an engine that does not
-// come back.
+// When the engine fails it is restarted. Requests stay: those that run go on where they were, once
+// the engine has run again what it knew of them (planner.h), unless they are to end (Options), or
+// have lost kMostEpochs of it without anything new. All end if it has been restarted in vain for
+// kRestartPatience by then: nobody waits for an engine that does not come back.
 //
 // Invariants: 1. A request that is kRunning holds every page that it may ever need. 2. A page is
 // freed only when its request has ended and no plan in flight names it. 3. Each request's stream is
@@ -41,12 +42,15 @@ class LoopCore {
     BatchLimits limits;  // stages and depth are taken from the engine
     // A plan without steps after so long without one; releases ride on it.
     std::chrono::milliseconds heartbeat{1000};
+    bool recover = true;  // else requests that run end with an engine that fails
     // Set: an engine that fails is not restarted. Every request ends, those that wait too, no more
     // are accepted, and this is called once with the reason, on the loop's thread; must not block.
     std::function<void(const absl::Status&)> give_up = {};
   };
 
   static constexpr std::chrono::seconds kRestartPatience{30};
+  // A request may be what ends them.
+  static constexpr int kMostEpochs = 8;
 
   LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy, Ledger& ledger,
            const TimeSource& time, const Options& options);
@@ -70,6 +74,7 @@ class LoopCore {
   void Absorb(IterationResult& result);
   void AbsorbStep(const PlanInFlight::Target& target, StepResult& step);
   void Recover();
+  void RecoverRequest(Request& request, const absl::Status& status, bool stood);
   void TakeInbox();
   void Apply(RequestPool::Command& command);
   void FinishCandidate(Request& request, uint32_t candidate);
@@ -97,6 +102,7 @@ class LoopCore {
   const TimeSource& time_;
   const BatchLimits limits_;
   const std::chrono::milliseconds heartbeat_;
+  const bool recover_;
   const std::function<void(const absl::Status&)> give_up_;
   const Clock::time_point began_;
 

@@ -23,10 +23,11 @@ std::chrono::nanoseconds ThreadTime() {
 
 }  // namespace
 
-MaskedCandidate::MaskedCandidate(const RequestSpec& spec)
+MaskedCandidate::MaskedCandidate(const RequestSpec& spec, std::span<const int32_t> produced)
     : grammar_(spec.constraint),
       end_tokens_(spec.end_tokens),
-      min_new_tokens_(spec.min_new_tokens) {}
+      min_new_tokens_(spec.min_new_tokens),
+      earlier_(produced.begin(), produced.empty() ? produced.end() : produced.end() - 1) {}
 
 absl::Status MaskedCandidate::Stuck(int32_t produced) const {
   if (stuck_at_.load(std::memory_order_acquire) != produced) return absl::OkStatus();
@@ -36,12 +37,16 @@ absl::Status MaskedCandidate::Stuck(int32_t produced) const {
 void MaskedCandidate::Advance(int32_t token, std::vector<uint32_t>& allowed) {
   if (stuck_at_.load(std::memory_order_relaxed) >= 0) return;
   const std::chrono::nanoseconds began = ThreadTime();
-  if (!state_) state_ = grammar_->Begin();
   absl::Status status;
-  if (token >= 0) {
-    status = state_->Accept(token);
+  const auto accept = [&](int32_t next) {
+    if (status.ok()) status = state_->Accept(next);
     ++accepted_;
+  };
+  if (!state_) {
+    state_ = grammar_->Begin();
+    std::ranges::for_each(earlier_, accept);
   }
+  if (token >= 0) accept(token);
   if (status.ok()) status = state_->FillMask(allowed);
   spent_ += ThreadTime() - began;
   if (status.ok() && spent_ > kFirstTime + accepted_ * kTimePerToken) {

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -29,7 +30,8 @@ struct RequestSpec;
 // One candidate under its request's constraint.
 class MaskedCandidate {
  public:
-  explicit MaskedCandidate(const RequestSpec& spec);
+  // `produced`: the tokens that it has, of which the last is given with its first order.
+  MaskedCandidate(const RequestSpec& spec, std::span<const int32_t> produced);
 
   // What a candidate may take of the mask thread, for others wait meanwhile: of its processor time,
   // at first and with each token.
@@ -49,6 +51,7 @@ class MaskedCandidate {
   const std::shared_ptr<const ConstraintGrammar> grammar_;
   const std::vector<int32_t> end_tokens_;
   const int32_t min_new_tokens_;
+  const std::vector<int32_t> earlier_;  // all that it has but the last
 
   // Confined to the mask thread.
   std::unique_ptr<TokenConstraint> state_;

@@ -8,6 +8,11 @@
 namespace treadle {
 namespace {
 
+// Further candidates share the prompt but for its last position.
+int32_t FirstPosition(const Request& request, const Sequence& sequence) {
+  return sequence.candidate > 0 ? request.prompt_length() - 1 : 0;
+}
+
 SequenceStart MakeStart(const Request& request, const Sequence& sequence) {
   SequenceStart start;
   start.sequence = sequence.id;
@@ -48,8 +53,10 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     if (request.state == RequestState::kWaiting) Admit(request, now);
     if (member.num_tokens == 0) continue;
     const bool initiation = InInitiation(request);
-    if (initiation) {
+    if (request.sequences[0].next_position < request.prompt_length()) {
       AddPromptChunk(request, member.num_tokens, plan, note);
+    } else if (initiation) {
+      AddKnown(request, member.num_tokens, plan, note);
     } else {
       AddTokens(request, plan, note);
     }
@@ -67,7 +74,7 @@ void Planner::Admit(Request& request, Clock::time_point now) {
   for (Sequence& sequence : request.sequences) {
     sequence.id = next_sequence_++;
     sequence.pages = std::move((*pages)[sequence.candidate]);
-    if (sequence.candidate > 0) sequence.next_position = request.prompt_length() - 1;
+    sequence.next_position = FirstPosition(request, sequence);
   }
   request.state = RequestState::kRunning;
   request.admitted = now;
@@ -80,23 +87,46 @@ void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan
   const std::vector<int32_t>& prompt = request.spec.prompt;
   const int32_t end = sequence.next_position + num_tokens;
   const bool whole = end == request.prompt_length();
+  const bool again = sequence.next_position < sequence.known;
 
   Step step;
   step.sequence = sequence.id;
   step.first_position = sequence.next_position;
   step.num_tokens = num_tokens;
   step.tokens.assign(prompt.begin() + sequence.next_position, prompt.begin() + end);
-  step.sample = whole && !sequence.finished;
+  step.sample = whole && !sequence.finished && !again;
   step.pooling = request.spec.pooling;
   step.masked = step.sample && request.spec.constraint != nullptr;
   step.top_logprobs = step.sample ? request.spec.top_logprobs : -1;
-  step.prompt_logprobs = request.spec.prompt_logprobs;
+  step.prompt_logprobs = again ? -1 : request.spec.prompt_logprobs;
   if (step.prompt_logprobs >= 0 && !whole) step.next_token = prompt[static_cast<size_t>(end)];
 
   sequence.next_position = end;
   if (step.sample) ++sequence.in_flight;
-  note.steps.push_back({&request, sequence.candidate, step.sample});
+  note.steps.push_back({&request, sequence.candidate, step.sample, end});
   plan.steps.push_back(std::move(step));
+}
+
+// All candidates start before the first has run more than the prompt: they copy its pages.
+void Planner::AddKnown(Request& request, int32_t num_tokens, IterationPlan& plan,
+                       PlanInFlight& note) const {
+  for (Sequence& sequence : request.sequences) {
+    if (sequence.finished) continue;
+    if (!sequence.started) StartCandidate(request, sequence, plan);
+    const int32_t count = std::min(num_tokens, sequence.known - sequence.next_position);
+    if (count <= 0) continue;
+    Step step;
+    step.sequence = sequence.id;
+    step.first_position = sequence.next_position;
+    step.num_tokens = count;
+    const int32_t end = sequence.next_position + count;
+    while (sequence.next_position < end) {
+      step.tokens.push_back(request.InputAt(sequence, sequence.next_position++));
+    }
+    num_tokens -= count;
+    note.steps.push_back({&request, sequence.candidate, false, end});
+    plan.steps.push_back(std::move(step));
+  }
 }
 
 void Planner::AddTokens(Request& request, IterationPlan& plan, PlanInFlight& note) const {
@@ -109,15 +139,13 @@ void Planner::AddTokens(Request& request, IterationPlan& plan, PlanInFlight& not
     step.sample = true;
     step.masked = request.spec.constraint != nullptr;
     step.top_logprobs = request.spec.top_logprobs;
-    if (!sequence.started) {
-      StartCandidate(request, sequence, plan);
-      step.tokens = {request.spec.prompt.back()};
-    } else if (sequence.in_flight == 0) {
-      step.tokens = {sequence.output.back()};
+    if (!sequence.started) StartCandidate(request, sequence, plan);
+    if (sequence.in_flight == 0) {
+      step.tokens = {request.InputAt(sequence, sequence.next_position)};
     }  // else the token that is being sampled: the sequence's previous sample
     ++sequence.next_position;
     ++sequence.in_flight;
-    note.steps.push_back({&request, sequence.candidate, true});
+    note.steps.push_back({&request, sequence.candidate, true, sequence.next_position});
     plan.steps.push_back(std::move(step));
   }
 }
@@ -135,6 +163,19 @@ void Planner::Retire(Request& request) {
     if (sequence.started) releases_.push_back(sequence.id);
     kv_.Release(std::exchange(sequence.pages, {}));
     sequence.started = false;
+  }
+}
+
+void Planner::Restart(Request& request) {
+  TREADLE_CHECK(request.state == RequestState::kRunning);
+  request.plans_in_flight = 0;
+  for (Sequence& sequence : request.sequences) {
+    sequence.id = next_sequence_++;
+    sequence.next_position = FirstPosition(request, sequence);
+    sequence.in_flight = 0;
+    sequence.started = false;
+    sequence.masked.reset();  // what it was given may be ahead
+    sequence.unordered.clear();
   }
 }
 

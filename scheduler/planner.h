@@ -5,6 +5,10 @@
 // prompt: stages apply plans in order, so candidate 0's K/V of the prompt is there when theirs is
 // copied and shared. They recompute the prompt's last row, which gives their first token.
 //
+// Where an engine was restarted, what it knew of running requests is run again, in chunks as a
+// prompt's: rows do not depend on how they are cut (N2), so that what follows is what would have
+// been. Their pages stay theirs.
+//
 // Thread safety: confined to the serving loop's thread.
 #pragma once
 
@@ -25,6 +29,7 @@ struct PlanInFlight {
     Request* request = nullptr;
     uint32_t sequence = 0;  // index in request->sequences
     bool sample = false;
+    int32_t end = 0;  // of its inputs' positions
   };
   std::vector<Target> steps;          // in the plan's order
   std::vector<Request*> requests;     // with at least one step, in arrival order
@@ -49,13 +54,18 @@ class Planner {
   // sequences are released by the next plan, which is the first that can reuse the pages.
   void Retire(Request& request);
 
-  // A new epoch: no sequence lives, all pages are free.
+  // A new epoch: no sequence lives. Of requests that run, what was known is to be run again.
+  void NewEpoch() { releases_.clear(); }
+  void Restart(Request& request);
+  // No request is left: all pages are free.
   void Reset();
 
  private:
   void Admit(Request& request, Clock::time_point now);
   void AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan& plan,
                       PlanInFlight& note) const;
+  void AddKnown(Request& request, int32_t num_tokens, IterationPlan& plan,
+                PlanInFlight& note) const;
   void AddTokens(Request& request, IterationPlan& plan, PlanInFlight& note) const;
   void StartCandidate(const Request& request, Sequence& sequence, IterationPlan& plan) const;
 

@@ -64,8 +64,18 @@ bool IsReady(const Request& request, const BatchLimits& limits) {
                      [&](const Sequence& sequence) { return HasTokenLeft(request, sequence); });
 }
 
-bool InInitiation(const Request& request) {
-  return request.sequences[0].next_position < request.prompt_length();
+int32_t InputsLeft(const Request& request) {
+  const Sequence& first = request.sequences[0];
+  const int32_t prompt = request.prompt_length();
+  if (first.next_position < prompt) {
+    const bool again = first.next_position < first.known;
+    return (again ? std::min(first.known, prompt) : prompt) - first.next_position;
+  }
+  int32_t left = 0;
+  for (const Sequence& sequence : request.sequences) {
+    if (!sequence.finished) left += std::max(0, sequence.known - sequence.next_position);
+  }
+  return left;
 }
 
 int64_t BatchSequences(const Request& request) {
@@ -85,8 +95,8 @@ void AssignTokens(Selection& selection, const BatchLimits& limits) {
   }
   for (Selected& member : selection) {
     const Request& request = *member.request;
-    if (!InInitiation(request)) continue;
-    const int64_t left = request.prompt_length() - request.sequences[0].next_position;
+    const int64_t left = InputsLeft(request);
+    if (left == 0) continue;
     member.num_tokens = static_cast<int32_t>(std::min(left, budget));
     budget -= member.num_tokens;
   }

@@ -38,7 +38,7 @@ struct PolicyView {
 // One member of the next iteration.
 struct Selected {
   Request* request = nullptr;
-  // Tokens of the initiation phase to run (>= 1), or, in the increment phase, 1 per live sequence.
+  // Inputs of the initiation phase to run (>= 1), or, in the increment phase, 1 per live sequence.
   // 0: only reserve (the budget is spent, but the pages are the request's from now on).
   int32_t num_tokens = 0;
 };
@@ -74,8 +74,11 @@ PageCounts PagesNeeded(const RequestSpec& request, const KvPaging& paging);
 bool Admits(KvCapacity& left, const Request& request);
 // kRunning, fewer plans in flight than allowed, and some sequence still has a token to produce.
 bool IsReady(const Request& request, const BatchLimits& limits);
-// Part of the prompt is in no submitted plan yet.
-bool InInitiation(const Request& request);
+// Inputs that one plan may run and that are in none yet: the rest of the prompt, or, of what an
+// engine that was restarted has to run again, first the prompt's part of it, then, of all sequences
+// together, what they had produced.
+int32_t InputsLeft(const Request& request);
+inline bool InInitiation(const Request& request) { return InputsLeft(request) > 0; }
 // A sequence that has a token to produce beyond those produced or in flight.
 bool HasTokenLeft(const Request& request, const Sequence& sequence);
 // What the request counts for in max_batch_size: its sequences that have not ended, in both phases.

@@ -1,6 +1,7 @@
 // A request: what was asked (constant), and how far it is (mutable, owned by the pool).
 //
-// States go kWaiting -> kRunning -> kFinished, never back. Leaving kWaiting for kRunning reserves
+// States go kWaiting -> kRunning -> kFinished, never back (an engine that is lost does not change
+// them: what it knew of a running request is run again). Leaving kWaiting for kRunning reserves
 // every page that the request may ever need, once, so an admitted request can always finish (ORCA
 // section 4.2, Algorithm 1).
 #pragma once
@@ -49,8 +50,11 @@ struct RequestSpec {
 struct Sequence {
   SequenceId id = 0;
   uint32_t candidate = 0;
-  SequencePages pages;          // held references; empty before admission
-  int32_t next_position = 0;    // first position that no submitted plan has covered
+  SequencePages pages;        // held references; empty before admission
+  int32_t next_position = 0;  // first position that no submitted plan of this epoch has covered
+  // Before it, results have come of all inputs: where an engine that was restarted is behind it,
+  // they are run again, and nothing is told of them twice.
+  int32_t known = 0;
   int32_t produced = 0;         // tokens absorbed from results
   int32_t in_flight = 0;        // sampling steps submitted and not yet absorbed
   std::vector<int32_t> output;  // tokens absorbed
@@ -79,12 +83,19 @@ struct Request {
 
   RequestState state = RequestState::kWaiting;
   int plans_in_flight = 0;
+  int epochs_lost = 0;              // since something was known of it that was not before
   std::vector<Sequence> sequences;  // [candidates]
 
   // Absorbed and not yet pushed (only under a policy that delivers when idle).
   std::vector<StreamToken> held_tokens;
   std::vector<TokenDetail> held_prompt;
 
+  // The input at a position of a sequence: a token of the prompt, or one that it produced.
+  int32_t InputAt(const Sequence& sequence, int32_t position) const {
+    const int32_t produced = position - prompt_length();
+    return produced < 0 ? spec.prompt[static_cast<size_t>(position)]
+                        : sequence.output[static_cast<size_t>(produced)];
+  }
   int32_t prompt_length() const { return static_cast<int32_t>(spec.prompt.size()); }
 };
 

@@ -104,7 +104,8 @@ constexpr Choice<PlanForwarding> kPlanForwarding[] = {{"early", PlanForwarding::
 constexpr Choice<WeightsFrom> kWeightsFrom[] = {{"file", WeightsFrom::kFile},
                                                 {"master", WeightsFrom::kMaster}};
 constexpr Choice<OnWorkerLoss> kOnWorkerLoss[] = {{"fail", OnWorkerLoss::kFail},
-                                                  {"restart", OnWorkerLoss::kRestart}};
+                                                  {"restart", OnWorkerLoss::kRestart},
+                                                  {"recover", OnWorkerLoss::kRecover}};
 constexpr Choice<MetricsAuth> kMetricsAuth[] = {{"none", MetricsAuth::kNone},
                                                 {"api-key", MetricsAuth::kApiKey}};
 
@@ -233,8 +234,9 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--weights-from", "workers read their own file, or get their layers from the master",
        kEngine, kOwn, OneOf(&O::weights_from, kWeightsFrom)},
       {"--on-worker-loss",
-       "fail: end every request and exit; restart: end those that ran, and go on once the worker "
-       "is back",
+       "recover: once the worker is back, those that ran go on with the tokens that they would "
+       "have "
+       "had; restart: those that ran end; fail: all end, and the server exits",
        kServing, kOwn, OneOf(&O::on_worker_loss, kOnWorkerLoss)},
       {"--control-tls",
        "folder with tls.crt, tls.key and ca.crt: mutual TLS with --workers; activations between "

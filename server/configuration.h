@@ -29,7 +29,7 @@ inline constexpr Choice<bool> kSwitch[] = {{"on", true}, {"off", false}};
 enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 enum class PlanForwarding : uint8_t { kEarly, kLate };
 enum class WeightsFrom : uint8_t { kFile, kMaster };
-enum class OnWorkerLoss : uint8_t { kFail, kRestart };
+enum class OnWorkerLoss : uint8_t { kFail, kRestart, kRecover };
 enum class MetricsAuth : uint8_t { kNone, kApiKey };
 inline constexpr Choice<DeviceChoice> kDevices[] = {
     {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
@@ -64,7 +64,7 @@ struct ServeOptions {
   PlanForwarding plan_forwarding = PlanForwarding::kEarly;
   int64_t placement_prompt_tokens = 32;  // beside 8 decoding sequences
   WeightsFrom weights_from = WeightsFrom::kFile;
-  OnWorkerLoss on_worker_loss = OnWorkerLoss::kRestart;
+  OnWorkerLoss on_worker_loss = OnWorkerLoss::kRecover;
   int64_t threads = 0;  // of all ranks and local workers together; 0: one per CPU of this process
   bool pin_threads = true;
   int64_t engine_depth = 2;

@@ -33,6 +33,7 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
   const ServingLoop::Options loop_options = {
       .limits = {.max_batch_size = options.max_batch_size,
                  .max_batch_tokens = options.max_batch_tokens},
+      .recover = options.recover,
       .give_up = options.give_up};
   loop_ = std::make_unique<ServingLoop>(*engine_, kv_, pool_, *policy_, ledger_,
                                         TimeSource::Steady(), loop_options);

@@ -26,7 +26,9 @@ struct SchedulingOptions {
   int64_t max_batch_tokens = kDefaultBatchTokens;  // tokens in one iteration; > max_batch_size
   int64_t max_queue = 1024;                        // waiting requests
   std::string policy = "fcfs";
-  std::function<void(const absl::Status&)> give_up = {};  // as ServingLoop::Options
+  // As ServingLoop::Options.
+  bool recover = true;
+  std::function<void(const absl::Status&)> give_up = {};
 };
 
 class ServingStack {

@@ -142,7 +142,7 @@ absl::StatusOr<std::unique_ptr<WorkerSupervisor>> StartWorkers(const ServeOption
   const int64_t ranks = options.stages() * options.tensor_parallel;
   const int threads = ThreadsOfRank(options, ranks);
   WorkerSupervisor::Options supervisor;
-  supervisor.restart = options.on_worker_loss == OnWorkerLoss::kRestart;
+  supervisor.restart = options.on_worker_loss != OnWorkerLoss::kFail;
   supervisor.log = log;
   for (int64_t stage = 0; stage < options.stages(); ++stage) {
     std::vector<std::string>& arguments = supervisor.arguments.emplace_back();
@@ -353,6 +353,7 @@ SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel&
   scheduling.max_batch_tokens = opened.max_batch_tokens;
   scheduling.max_queue = options.max_queue;
   scheduling.policy = options.policy;
+  scheduling.recover = options.on_worker_loss == OnWorkerLoss::kRecover;
   return scheduling;
 }
 

@@ -71,6 +71,7 @@ LoopHarness::LoopHarness(const HarnessOptions& o)
       policy(MakePolicy(o.policy)) {
   ServingLoop::Options loop_options;
   loop_options.limits = o.limits;
+  loop_options.recover = o.recover;
   loop_options.give_up = o.give_up;
   loop = std::make_unique<LoopCore>(engine, kv, pool, *policy, ledger, clock, loop_options);
   const absl::Status started = engine.Start([this] { pool.Wake(); });

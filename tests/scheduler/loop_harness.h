@@ -38,6 +38,7 @@ struct HarnessOptions {
   BatchLimits limits{.max_batch_size = 4, .max_batch_tokens = 16};
   std::string policy = "fcfs";  // of the product, or FairShare
   int64_t max_queue = 1000;
+  bool recover = true;
   std::function<void(const absl::Status&)> give_up;
 };
 

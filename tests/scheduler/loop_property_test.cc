@@ -223,6 +223,9 @@ std::vector<std::string> RunHistory(uint64_t seed, const std::string& policy, We
   if (watched) look();
   for (const auto& client : harness.clients) {
     if (!client->ended) mistakes.push_back(Str("request ", client->id, " never ended"));
+    if (client->status.code() == absl::StatusCode::kUnavailable) {
+      mistakes.push_back(Str("request ", client->id, " was lost with the engine"));
+    }
   }
   if (!harness.loop->drained()) mistakes.push_back("not drained");
   // The last releases ride on a heartbeat.

@@ -288,6 +288,7 @@ TEST(Loop, ExpiredRequestNeverStarts) {
 
 TEST(Loop, EngineFailureEndsWhatRanAndWaitingOnesStay) {
   HarnessOptions options = Manual(2);
+  options.recover = false;
   options.engine.manual_restart = true;
   options.limits = {.max_batch_size = 1, .max_batch_tokens = 16};
   LoopHarness harness(options);

@@ -215,6 +215,7 @@ TEST_P(Masks, ThoseOfRequestsThatEndEarlyHoldNobodyUp) {
 }
 
 TEST_P(Masks, OfAnEpochThatEndedAreDropped) {
+  options_.recover = false;
   LoopHarness harness(options_);
   const Rule rule{.least = 3, .most = 8};
   Client& first = harness.Submit(Constrained(LoopHarness::Spec(3, 50, 1), {.least = 1000}));
@@ -225,6 +226,27 @@ TEST_P(Masks, OfAnEpochThatEndedAreDropped) {
   EXPECT_TRUE(absl::IsUnavailable(first.status));
   ExpectObeyed(second, rule);
   EXPECT_THAT(harness.engine.violations(), IsEmpty());
+}
+
+TEST_P(Masks, GoOnWhereTheyWereOnceTheEngineIsBack) {
+  const Rule rule{.least = 9, .most = 20};
+  std::vector<std::vector<int32_t>> undisturbed;
+  for (const bool disturbed : {false, true}) {
+    LoopHarness harness(options_);
+    RequestSpec spec = Constrained(LoopHarness::Spec(3, 30, 1), rule);
+    spec.candidates = 2;
+    Client& client = harness.Submit(spec);
+    for (const size_t tokens : {0, 1, 5, 6}) {
+      while (disturbed && client.tokens[1].size() < tokens) Step(harness);
+      if (disturbed) harness.engine.Fail(absl::UnavailableError("a worker was lost"));
+    }
+    RunToEnd(harness);
+    ExpectObeyed(client, rule);
+    if (!disturbed) undisturbed = client.tokens;
+    EXPECT_EQ(client.tokens, undisturbed);
+    EXPECT_EQ(harness.engine.epoch(), disturbed ? 5u : 1u);
+    EXPECT_THAT(harness.engine.violations(), IsEmpty());
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Masks,

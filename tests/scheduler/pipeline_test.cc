@@ -103,6 +103,7 @@ TEST(Pipeline, EveryStageHasWorkAndEveryRequestItsTurn) {
 
 TEST(Pipeline, AnErrorInTheMiddleEndsWhatRanAndKeepsWhatWaits) {
   HarnessOptions options = Pipeline(3, 2);
+  options.recover = false;
   options.engine.manual_restart = true;
   options.engine.total_pages = 6;
   LoopHarness harness(options);
@@ -136,8 +137,54 @@ TEST(Pipeline, AnErrorInTheMiddleEndsWhatRanAndKeepsWhatWaits) {
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
+TEST(Pipeline, AfterAnErrorInTheMiddleStreamsGoOn) {
+  HarnessOptions options = Pipeline(3, 2);
+  options.engine.manual_restart = true;
+  options.engine.total_pages = 6;
+  LoopHarness harness(options);
+  for (uint64_t i = 0; i < 8; ++i) harness.Submit(LoopHarness::Spec(1, 3, i));  // a page each
+  harness.Turn();
+  harness.engine.Complete();
+  harness.Turn();  // AB have a token, and are on their way again
+  harness.engine.Fail(absl::UnavailableError("worker 1 of 3 is gone"));
+  harness.Turn();
+  harness.TakePlanNames();
+  EXPECT_EQ(harness.pool.Load().running, 6);
+  EXPECT_EQ(harness.held_pages(), 6) << "who runs keeps its pages";
+  harness.engine.FinishRestart();
+  harness.Turn();
+  EXPECT_THAT(harness.TakePlanNames(), ElementsAre("AB", "CD", "EF")) << "in the order of arrival";
+  harness.RunToIdle();
+  for (const auto& client : harness.clients) EXPECT_TRUE(client->ended && client->status.ok());
+  EXPECT_THAT(harness.Mistakes(), IsEmpty());
+}
+
+// It may be what ends the epochs: who has company in it loses no more than it does.
+TEST(Pipeline, ARequestDoesNotEndEpochsForEver) {
+  HarnessOptions options = Pipeline(2, 1);
+  LoopHarness harness(options);
+  Client& client = harness.Submit(LoopHarness::Spec(3, 3, 0));
+  const auto fail = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      EXPECT_FALSE(client.ended);
+      harness.engine.Fail(absl::UnavailableError("worker 1 of 2 is gone"));
+      harness.Turn();
+    }
+  };
+  harness.Turn();
+  fail(LoopCore::kMostEpochs);
+  harness.engine.Complete();
+  harness.Turn();  // something new
+  ASSERT_EQ(client.tokens[0].size(), 1u);
+  fail(LoopCore::kMostEpochs + 1);
+  EXPECT_EQ(client.status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(client.status.message()), HasSubstr("worker 1 of 2 is gone"));
+  EXPECT_THAT(harness.Mistakes(), IsEmpty());
+}
+
 TEST(Pipeline, NobodyWaitsForAnEngineThatDoesNotComeBack) {
   HarnessOptions options = Pipeline(2, 1);
+  options.recover = false;
   options.engine.manual_restart = true;
   LoopHarness harness(options);
   for (uint64_t i = 0; i < 3; ++i) harness.Submit(LoopHarness::Spec(3, 3, i));
