@@ -81,7 +81,9 @@ TEST_F(Probes, NotReadyWhileAnEpochIsBeingFormed) {
 }
 
 TEST_F(Probes, AWarmUpThatFailsIsTriedAgain) {
-  Start({.manual = true, .manual_restart = true});
+  SchedulingOptions scheduling;
+  scheduling.recover = false;
+  Start({.manual = true, .manual_restart = true}, scheduling);
   ASSERT_TRUE(WaitUntil([&] { return stack_->pool().Load().running == 1; }));
   engine_->Fail(absl::UnavailableError("a worker was lost"));
   ASSERT_TRUE(WaitUntil([&] { return stack_->pool().Load().running == 0; }));

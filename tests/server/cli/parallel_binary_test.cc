@@ -112,25 +112,25 @@ class Server {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
     const auto reader = stub_->GenerateStream(&context, Request(tokens));
-    v1::GenerateResponse message;
-    while (reader->Read(&message)) {
-      for (const int token : message.output().token_ids()) {
-        if (answer != nullptr) answer->push_back(token);
-      }
-    }
-    return reader->Finish();
+    return Read(*reader, answer);
   }
 
   // Does something to the server while a long answer is under way; how that answer ends.
-  grpc::Status AskAndDisturb(const std::function<void()>& disturb) {
+  grpc::Status AskAndDisturb(const std::function<void()>& disturb,
+                             std::vector<int>* answer = nullptr) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
     const auto reader = stub_->GenerateStream(&context, Request(kLongAnswer));
-    v1::GenerateResponse message;
-    if (reader->Read(&message)) disturb();
-    while (reader->Read(&message)) {
-    }
-    return reader->Finish();
+    return Read(*reader, answer, disturb);
+  }
+  // A long answer is the same, whatever is done meanwhile.
+  void ExpectUndisturbed(const std::function<void()>& disturb) {
+    std::vector<int> undisturbed, answer;
+    EXPECT_TRUE(Ask(kLongAnswer, &undisturbed).ok());
+    const grpc::Status status = AskAndDisturb(disturb, &answer);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(answer.size(), size_t{kLongAnswer});
+    EXPECT_EQ(answer, undisturbed);
   }
 
   v1::GetModelInfoResponse Info() {
@@ -141,6 +141,16 @@ class Server {
   }
 
  private:
+  // Calls `then` after the first message.
+  static grpc::Status Read(grpc::ClientReader<v1::GenerateResponse>& reader,
+                           std::vector<int>* answer, std::function<void()> then = {}) {
+    for (v1::GenerateResponse message; reader.Read(&message);) {
+      const auto& tokens = message.output().token_ids();
+      if (answer != nullptr) answer->insert(answer->end(), tokens.begin(), tokens.end());
+      if (then) std::exchange(then, {})();
+    }
+    return reader.Finish();
+  }
   static std::vector<std::string> Arguments(const std::vector<std::string>& more) {
     std::vector<std::string> all =
         Command("serve", {"--model", Model(), "--listen", "127.0.0.1:0", "--http-listen", "none",
@@ -235,19 +245,10 @@ TEST(ParallelBinary, AWorkerThatDiesIsReplaced) {
   Server server({"--pipeline-parallel", "2"});
   ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
-  std::vector<int> before;
-  ASSERT_TRUE(server.Ask(40, &before).ok());
   for (const int victim : {1, 0}) {
     const std::vector<int> workers = ChildrenOf(server.child().pid());
     ASSERT_EQ(workers.size(), 2u);
-    const grpc::Status lost =
-        server.AskAndDisturb([&] { kill(workers[static_cast<size_t>(victim)], SIGKILL); });
-    EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE);
-    EXPECT_THAT(lost.error_message(), HasSubstr("treadle-")) << "names the worker's address";
-    std::vector<int> after;
-    const grpc::Status back = server.Ask(40, &after);
-    EXPECT_TRUE(back.ok()) << back.error_message();
-    EXPECT_EQ(after, before);
+    server.ExpectUndisturbed([&] { kill(workers[static_cast<size_t>(victim)], SIGKILL); });
   }
   const std::vector<int> workers = ChildrenOf(server.child().pid());
   server.child().Signal(SIGTERM);
@@ -261,13 +262,21 @@ TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {
   ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const int victim = server.workers()[1];
-  const grpc::Status lost = server.AskAndDisturb([&] { kill(victim, SIGSTOP); });
-  EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE);
-  const grpc::Status back = server.Ask(5);
-  EXPECT_TRUE(back.ok()) << back.error_message();
+  server.ExpectUndisturbed([&] { kill(victim, SIGSTOP); });
   server.child().Signal(SIGTERM);
   EXPECT_EQ(server.child().Wait(), 0);
   EXPECT_TRUE(Goes(victim)) << server.child().output();
+}
+
+TEST(ParallelBinary, OrWhatRanEnds) {
+  Server server({"--pipeline-parallel", "2", "--on-worker-loss", "restart"});
+  ASSERT_SERVES(server);
+  ASSERT_EQ(server.workers().size(), 2u);
+  const grpc::Status lost = server.AskAndDisturb([&] { kill(server.workers()[1], SIGKILL); });
+  EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_THAT(lost.error_message(), HasSubstr("treadle-")) << "names the worker's address";
+  const grpc::Status back = server.Ask(40);
+  EXPECT_TRUE(back.ok()) << back.error_message();
 }
 
 TEST(ParallelBinary, OrTheServerEnds) {
@@ -343,13 +352,11 @@ TEST(ParallelBinary, AWorkerThatComesBackIsUsedAgain) {
   const std::string address = second->address();
   Server server({"--workers", first.address() + "," + address});
   ASSERT_SERVES(server);
-  const grpc::Status lost = server.AskAndDisturb([&] { second.reset(); });  // SIGKILL
-  EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_THAT(lost.error_message(), HasSubstr(address));
-  HandWorker another({"--model", Model()}, address);
-  ASSERT_EQ(another.address(), address) << another.child().output();
-  const grpc::Status back = server.Ask(5);
-  EXPECT_TRUE(back.ok()) << back.error_message();
+  server.ExpectUndisturbed([&] {
+    second.reset();  // SIGKILL
+    second = std::make_unique<HandWorker>(std::vector<std::string>{"--model", Model()}, address);
+    EXPECT_EQ(second->address(), address) << second->child().output();
+  });
 }
 
 TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
