@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -100,6 +101,25 @@ absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint) {
     all.Add(std::as_bytes(std::span(sum)));
   }
   return all.Finish();
+}
+
+std::string MachineId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+std::string FilesHere(const Checkpoint& checkpoint) {
+  const std::vector<FileState> states = checkpoint.file_states();
+  if (states.empty()) return "";
+  std::string text = MachineId();
+  for (const FileState& state : states) {
+    text += Str(" ", state.device, ":", state.inode, ":", state.bytes, ":", state.written);
+  }
+  Sha256 sum;
+  sum.Add(std::as_bytes(std::span(text)));
+  return sum.Finish();
 }
 
 void ReceivedCheckpoint::Unmap::operator()(std::byte* begin) const { munmap(begin, bytes); }

@@ -32,6 +32,7 @@ struct Master {
   milliseconds silence{0};
   milliseconds heartbeat{0};
   bool weights_from_master = false;
+  std::string files, fingerprint;  // FilesHere of its own, and their sum
   // What it has asked for, once in an attachment. Of its stream's events.
   bool configured = false;
   bool reserved = false;
@@ -167,6 +168,8 @@ void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHel
     master->silence = milliseconds(std::max<uint32_t>(hello.silence_ms(), 1));
     master->heartbeat = milliseconds(std::max<uint32_t>(hello.heartbeat_ms(), 1));
     master->weights_from_master = hello.weights_from_master();
+    master->files = hello.files();
+    master->fingerprint = hello.fingerprint();
     master_ = master;
     heard_ = SteadyClock::now();
     epoch_.Attach(master->id, master->stream);
@@ -267,7 +270,11 @@ absl::Status Worker::Impl::Greet(const MasterPointer& master) {
   DescribeSelf(hello);
   if (!master->weights_from_master && !options_.model_path.empty() && fingerprint_.empty()) {
     const auto checkpoint = Checkpoint::Open(options_.model_path);
-    const auto sum = checkpoint.ok() ? Fingerprint(**checkpoint) : checkpoint.status();
+    const bool same =
+        checkpoint.ok() && !master->files.empty() && FilesHere(**checkpoint) == master->files;
+    const auto sum = same              ? master->fingerprint
+                     : checkpoint.ok() ? Fingerprint(**checkpoint)
+                                       : checkpoint.status();
     if (!sum.ok()) hello.set_problem(std::string(sum.status().message()));
     if (sum.ok()) fingerprint_ = *sum;
   }

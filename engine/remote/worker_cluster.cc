@@ -13,7 +13,7 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kRetry{100};    // between attempts to reach a worker
+constexpr milliseconds kRetry{25};     // between attempts to reach a worker
 constexpr milliseconds kGoodbye{300};  // for workers to let go, before streams are cut
 
 // A few in a deadline, at least one a second.
@@ -39,6 +39,7 @@ WorkerCluster::WorkerCluster(const RemoteEngineOptions& options, std::string fin
                              Callbacks callbacks)
     : options_(options),
       fingerprint_(std::move(fingerprint)),
+      files_(FilesHere(*options.checkpoint)),
       callbacks_(std::move(callbacks)),
       heartbeat_(HeartbeatFor(options)),
       master_(DrawId()),
@@ -188,6 +189,8 @@ void WorkerCluster::Open(size_t stage) {
     hello.set_silence_ms(static_cast<uint32_t>(options_.silence.count()));
     hello.set_heartbeat_ms(static_cast<uint32_t>(heartbeat_.count()));
     hello.set_weights_from_master(options_.weights_from_master);
+    hello.set_files(files_);
+    hello.set_fingerprint(fingerprint_);
   });
 }
 

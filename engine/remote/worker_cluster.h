@@ -148,6 +148,7 @@ class WorkerCluster {
 
   const RemoteEngineOptions options_;
   const std::string fingerprint_;
+  const std::string files_;  // FilesHere
   const Callbacks callbacks_;
   const std::chrono::milliseconds heartbeat_;
   const uint64_t master_;  // drawn at random

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "engine/choices.h"
 #include "engine/remote/control.pb.h"
+#include "engine/remote/received_checkpoint.h"
 #include "engine/remote/thread_priority.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
@@ -128,14 +129,6 @@ absl::Status CheckNames(const control::Configure& configuration) {
                            ", which this worker does not know");
   }
   return absl::OkStatus();
-}
-
-// The same for all processes of one machine.
-std::string MachineId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id;
 }
 
 // What would otherwise be a bug in the model's loader.

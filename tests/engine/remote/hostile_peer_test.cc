@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "engine/remote/plan_messages.h"
+#include "kernels/collectives/thread_communicator.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/hostile_peers.h"
 #include "tests/support/remote_cluster.h"
@@ -154,6 +155,50 @@ TEST_F(HostileMasters, MasksThatFitNoPlanEndTheEpoch) {
   EXPECT_THAT(failure_of(0, {0}, 1, "abcd"), HasSubstr("has 1 words, expected"));
   EXPECT_THAT(failure_of(0, {3, 3}, 2, whole), HasSubstr("mask of step 3 of iteration 0 came tw"));
   EXPECT_THAT(failure_of(1 << 20, {0}, 1, whole), HasSubstr("and near its plan"));
+}
+
+// The fence between epochs: what the next stage says of another one counts for nothing.
+TEST_F(HostileMasters, ANextStageFollowsInItsOwnEpochOnly) {
+  for (const uint64_t answered : {4, 6, 5}) {
+    auto pair = CreateThreadCommunicators(2, std::chrono::seconds(20));
+    WorkerOptions options = ClusterOptions::QuietWorker();
+    options.model_path = TinyModel();
+    options.version = "test";
+    options.pipeline = [&](const PipelineRequest&, Rendezvous&) { return std::move(pair[0]); };
+    const auto worker = *Worker::Start(std::move(options));
+    ControlServer::Acceptors acceptors;
+    acceptors.attach = [](auto) { return StreamEvents<control::MasterMessage>(); };
+    acceptors.follow = [answered](std::shared_ptr<Stream<control::FollowAnswer>> stream) {
+      return StreamEvents<control::FollowMessage>{
+          .message =
+              [answered, stream](control::FollowMessage&) {
+                stream->Tell([answered](auto& answer) { answer.set_epoch(answered); });
+              },
+          .closed = [](const absl::Status&) {}};
+    };
+    const auto next = *ControlServer::Start("127.0.0.1:0", std::move(acceptors));
+    HostileMaster master(worker->address());
+    ASSERT_TRUE(master.Hello());
+    master.Tell([](control::MasterMessage& m) {
+      *m.mutable_configure() = HonestStage();
+      m.mutable_configure()->set_stages(2);
+      m.mutable_configure()->set_end_layer(1);
+    });
+    master.Tell([](control::MasterMessage& m) { m.mutable_reserve()->set_whole(8); });
+    ASSERT_TRUE(master.inbox().Next([](const auto& m) { return m.has_reserved(); }));
+    master.Tell([&](control::MasterMessage& m) {
+      m.mutable_begin_epoch()->set_epoch(5);
+      m.mutable_begin_epoch()->set_next_address(next->address());
+    });
+    // Heartbeats come every second.
+    int heartbeats = 0;
+    const auto ready = master.inbox().Next([&](const auto& m) {
+      heartbeats += m.has_heartbeat() ? 1 : 0;
+      return m.has_epoch_ready() || heartbeats == 3;
+    });
+    ASSERT_TRUE(ready.has_value());
+    EXPECT_EQ(ready->has_epoch_ready(), answered == 5) << answered;
+  }
 }
 
 TEST_F(HostileMasters, NothingLargeIsTakenBeforeHello) {

@@ -14,6 +14,7 @@
 
 #include "engine/remote/control.pb.h"
 #include "engine/remote/control_streams.h"
+#include "engine/remote/received_checkpoint.h"
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/fault_proxy.h"
@@ -172,8 +173,13 @@ TEST(RemoteLoss, AWorkerKeepsItsWeightsForTheNextMaster) {
 // A master by hand, which says hello and no more.
 class SilentMaster {
  public:
-  SilentMaster(const std::string& address, const std::string& version, milliseconds silence) {
-    stream_ = OpenAttach(address, {.message = [this](control::WorkerMessage&) { Note(true); },
+  SilentMaster(const std::string& address, const std::string& version, milliseconds silence,
+               const std::string& files = "") {
+    stream_ = OpenAttach(address, {.message =
+                                       [this](control::WorkerMessage& said) {
+                                         if (said.has_hello())
+                                           Note(true, said.hello().fingerprint());
+                                       },
                                    .closed = [this](const absl::Status&) { Note(false); }});
     control::MasterMessage message;
     message.mutable_hello()->set_protocol(kControlProtocol);
@@ -181,6 +187,8 @@ class SilentMaster {
     message.mutable_hello()->set_master(1);
     message.mutable_hello()->set_silence_ms(static_cast<uint32_t>(silence.count()));
     message.mutable_hello()->set_heartbeat_ms(50);
+    message.mutable_hello()->set_files(files);
+    message.mutable_hello()->set_fingerprint("the master's sum");
     stream_->Send(std::move(message));
   }
   ~SilentMaster() {
@@ -191,10 +199,15 @@ class SilentMaster {
   bool WaitUntilGreeted() { return WaitFor(&SilentMaster::greeted_); }
   bool WaitUntilClosed() { return WaitFor(&SilentMaster::closed_); }
   Stream<control::MasterMessage>& stream() { return *stream_; }
+  std::string fingerprint() {  // that the worker said, once greeted
+    MutexLock lock(mutex_);
+    return fingerprint_;
+  }
 
  private:
-  void Note(bool message) {
+  void Note(bool message, const std::string& fingerprint = "") {
     MutexLock lock(mutex_);
+    fingerprint_ = fingerprint;
     (message ? greeted_ : closed_) = true;
     changed_.NotifyAll();
   }
@@ -210,6 +223,7 @@ class SilentMaster {
   CondVar changed_;
   bool greeted_ = false;
   bool closed_ = false;
+  std::string fingerprint_;
   std::shared_ptr<Stream<control::MasterMessage>> stream_;
 };
 
@@ -244,6 +258,25 @@ TEST(RemoteLoss, ASecondMasterIsRefusedUntilTheFirstIsGoneOrSilent) {
   ASSERT_TRUE(silent->WaitUntilGreeted());
   EXPECT_TRUE(silent->WaitUntilClosed());
   EXPECT_EQ(attach(), absl::OkStatus());
+}
+
+// A large model's sum takes a while, and a worker that takes a lost one's place is waited for.
+TEST(RemoteLoss, AWorkerDoesNotReadTheMastersOwnFilesForTheirSum) {
+  ClusterOptions options = TinyCluster(1);
+  options.worker.model_path = options.model;
+  options.worker.version = "test";
+  const auto checkpoint = Checkpoint::Open(options.model);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const auto sum = Fingerprint(**checkpoint);
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  const std::string own = FilesHere(**checkpoint);
+  for (const std::string& files : {std::string(), own + "1", own}) {
+    auto worker = Worker::Start(options.worker);
+    ASSERT_TRUE(worker.ok()) << worker.status();
+    SilentMaster master((*worker)->address(), "test", std::chrono::seconds(60), files);
+    ASSERT_TRUE(master.WaitUntilGreeted());
+    EXPECT_EQ(master.fingerprint(), files == own ? "the master's sum" : *sum);
+  }
 }
 
 // Plans of a stranger, or of an old epoch, do nothing.
