@@ -261,7 +261,9 @@ const std::vector<ServeFlag>& ServeFlags() {
        Duration(&O::drain_timeout)},
       {"--stream-stall-timeout", "a client that reads nothing for this long is cancelled", kServing,
        kServer, Duration(&O::stream_stall_timeout)},
-      {"--iteration-deadline", "an iteration that takes longer is given up, with all in it",
+      {"--iteration-deadline",
+       "an iteration that takes longer is given up; one in workers sooner: after five times what "
+       "iterations took lately, and 2s",
        kEngine, kServer, Duration(&O::iteration_deadline)},
       {"--max-request-bytes", "size of one request, at most", kServing, kServer,
        Size(&O::max_request_bytes, 1024, std::numeric_limits<int32_t>::max(),

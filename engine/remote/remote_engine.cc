@@ -111,10 +111,10 @@ absl::StatusOr<std::unique_ptr<RemoteEngine>> RemoteEngine::Create(RemoteEngineO
 RemoteEngine::RemoteEngine(const RemoteEngineOptions& options, std::string fingerprint)
     : stages_(static_cast<int>(options.stages.size())),
       depth_(options.depth > 0 ? options.depth : std::max(stages_, 2)),
-      deadline_(options.iteration_deadline),
       vocab_(options.checkpoint->config().vocab),
       hidden_(options.checkpoint->config().hidden),
-      replace_workers_(options.replace_workers),
+      replace_worker_(options.replace_worker),
+      limit_(options.iteration_deadline),
       cluster_(std::make_unique<WorkerCluster>(
           options, std::move(fingerprint),
           WorkerCluster::Callbacks{
@@ -154,7 +154,7 @@ bool RemoteEngine::HasRoom() const {
 }
 
 void RemoteEngine::Restart() {
-  if (replace_workers_ && !cluster_->stood()) replace_workers_();
+  for (int i = 0; replace_worker_ && !cluster_->stood() && i < stages_; ++i) replace_worker_(i);
   uint64_t epoch = 0;
   {
     MutexLock lock(mutex_);
@@ -182,7 +182,7 @@ void RemoteEngine::Submit(IterationPlan plan) {
                               "; expected epoch ", epoch_, ", iteration ", next_iteration_);
     } else {
       if (in_flight_.empty()) first_since_ = SteadyClock::now();
-      InFlight entry{next_iteration_++, {}};
+      InFlight entry{next_iteration_++, plan.num_tokens(), {}};
       for (const Step& step : plan.steps) entry.steps.push_back(AskedOf(step));
       in_flight_.push_back(std::move(entry));
     }
@@ -216,8 +216,10 @@ void RemoteEngine::OnResult(const control::ResultMessage& message) {
     epoch = epoch_;
     if (result.ok()) wrong = CheckResult(*result);
     if (wrong.ok()) {
+      const auto now = SteadyClock::now();
+      limit_.Note(now - first_since_, in_flight_.front().tokens);
       in_flight_.pop_front();
-      first_since_ = SteadyClock::now();
+      first_since_ = now;
       results_.push_back(*std::move(result));
     }
   }
@@ -298,16 +300,26 @@ absl::Status RemoteEngine::CheckDetails(const StepResult& step, const Asked& ask
 void RemoteEngine::EnforceDeadline() {
   uint64_t epoch = 0;
   uint64_t iteration = 0;
+  IterationLimit::Duration limit;
   {
     MutexLock lock(mutex_);
-    if (in_flight_.empty() || SteadyClock::now() - first_since_ <= deadline_) return;
+    if (in_flight_.empty()) return;
+    int64_t tokens = 0;
+    for (const InFlight& plan : in_flight_) tokens += plan.tokens;
+    limit = limit_.For(tokens);
+    if (SteadyClock::now() - first_since_ <= limit) return;
     epoch = epoch_;
     iteration = in_flight_.front().iteration;
   }
   if (!cluster_->standing()) return;
-  cluster_->EndEpoch(epoch, absl::DeadlineExceededError(Str(
-                                "iteration ", iteration, " of epoch ", epoch, " runs longer than ",
-                                deadline_.count(), " ms: ", cluster_->WhoIsLate(iteration))));
+  {
+    MutexLock lock(mutex_);
+    limit_.Forget();
+  }
+  cluster_->EndEpoch(
+      epoch, absl::DeadlineExceededError(Str(
+                 "iteration ", iteration, " of epoch ", epoch, " runs longer than ",
+                 limit / std::chrono::milliseconds(1), " ms: ", cluster_->WhoIsLate(iteration))));
 }
 
 }  // namespace treadle

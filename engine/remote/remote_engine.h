@@ -27,6 +27,7 @@
 #include "engine/defaults.h"
 #include "engine/engine.h"
 #include "engine/remote/control_streams.h"
+#include "engine/remote/iteration_limit.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 
@@ -77,15 +78,17 @@ struct RemoteEngineOptions {
   // it). Answers are the same.
   bool late_plans = false;
   std::chrono::milliseconds iteration_deadline{120'000};
-  std::chrono::milliseconds silence{10'000};  // a worker that says nothing for so long is lost
+  std::chrono::milliseconds silence{2'000};  // a worker that says nothing for so long is lost
   std::chrono::milliseconds connect_deadline{30'000};  // for workers to be there, at every epoch
+  std::chrono::milliseconds join_deadline{10'000};     // and, once they are, for it to stand
   std::string version;                                 // empty: this program's
   ControlCredentials credentials;                      // towards the workers
 
   std::function<void(double)> progress;  // of loading, during Create, on any thread; may be empty
-  // Called by Restart when the epoch before it never came to stand, as if workers that are there
-  // hang: kills them, so that others take their places. May be empty.
-  std::function<void()> replace_workers;
+  // Kills the stage's worker, so that another one takes its place: of one that is there and silent,
+  // or, by Restart, of each where the epoch before it never came to stand. Must neither block nor
+  // call back. May be empty.
+  std::function<void(size_t stage)> replace_worker;
 };
 
 class RemoteEngine final : public Engine {
@@ -130,6 +133,7 @@ class RemoteEngine final : public Engine {
   };
   struct InFlight {
     uint64_t iteration = 0;
+    int64_t tokens = 0;
     std::vector<Asked> steps;
   };
 
@@ -145,10 +149,9 @@ class RemoteEngine final : public Engine {
 
   const int stages_;
   const int depth_;
-  const std::chrono::milliseconds deadline_;
   const int64_t vocab_;
   const int64_t hidden_;
-  const std::function<void()> replace_workers_;
+  const std::function<void(size_t)> replace_worker_;
 
   mutable Mutex wake_mutex_;
   std::function<void()> wake_ ABSL_GUARDED_BY(wake_mutex_);
@@ -160,6 +163,7 @@ class RemoteEngine final : public Engine {
   std::vector<IterationResult> results_ ABSL_GUARDED_BY(mutex_);
   // Since when the first of in_flight_ has been the first.
   std::chrono::steady_clock::time_point first_since_ ABSL_GUARDED_BY(mutex_);
+  IterationLimit limit_ ABSL_GUARDED_BY(mutex_);
 
   const std::unique_ptr<WorkerCluster> cluster_;  // last: it calls back
 };

@@ -262,18 +262,19 @@ WorkerCluster::TimePoint WorkerCluster::Beat() {
 void WorkerCluster::CheckTimes(TimePoint now) {
   for (size_t stage = 0; stage < peers_.size(); ++stage) CheckPeer(stage, now);
   if (!suspicion_.ok() && now >= suspicion_due_) End(suspicion_);
-  if (!wanted_ || !begun_ || standing_ || now - begun_at_ <= options_.iteration_deadline) return;
+  const milliseconds patience = std::min(options_.join_deadline, options_.iteration_deadline);
+  if (!wanted_ || !begun_ || standing_ || now - begun_at_ <= patience) return;
   for (size_t stage = 0; stage < peers_.size(); ++stage) {
     if (peers_[stage].state == State::kReady) continue;
-    return End(
-        absl::DeadlineExceededError(Str(StageName(stage), " did not join epoch ", epoch_,
-                                        " within ", options_.iteration_deadline.count(), " ms")));
+    return End(absl::DeadlineExceededError(Str(StageName(stage), " did not join epoch ", epoch_,
+                                               " within ", patience.count(), " ms")));
   }
 }
 
 void WorkerCluster::CheckPeer(size_t stage, TimePoint now) {
   Peer& peer = peers_[stage];
   if (peer.state != State::kDown && now - peer.heard > options_.silence) {
+    if (peer.reached && options_.replace_worker) options_.replace_worker(stage);
     Break(stage,
           absl::DeadlineExceededError(Str("nothing heard for ", options_.silence.count(), " ms")));
   }

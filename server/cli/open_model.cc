@@ -213,7 +213,7 @@ absl::Status UseWorkers(const std::shared_ptr<const Checkpoint>& checkpoint,
     // One that dies is started again by its supervisor, and the next epoch finds it. One that hangs
     // stays where it is. Each waits for the others in an epoch, and which of them is to blame
     // cannot be told from outside.
-    engine.replace_workers = [workers] { workers->KillAll(); };
+    engine.replace_worker = [workers](size_t stage) { workers->Kill(stage); };
   }
   for (size_t stage = 0; stage < placed.size(); ++stage) {
     const LayerRange& layers = placed[stage].layers;

@@ -24,9 +24,9 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr auto kFirstPause = std::chrono::milliseconds(100);
+constexpr auto kFirstPause = std::chrono::milliseconds(10);
 constexpr auto kLongestPause = std::chrono::milliseconds(5'000);
-constexpr auto kHealthy = std::chrono::seconds(30);  // after so long the pause is short again
+constexpr auto kHealthy = std::chrono::seconds(1);  // after so long the pause is short again
 
 // The newest directory of sockets, for a process that ends without destructors (quick_exit).
 std::atomic<const std::string*> newest_directory = nullptr;
@@ -106,9 +106,9 @@ std::vector<pid_t> WorkerSupervisor::processes() const {
   return processes;
 }
 
-void WorkerSupervisor::KillAll() {
+void WorkerSupervisor::Kill(size_t worker) {
   MutexLock lock(mutex_);
-  SignalAll(SIGKILL);
+  if (const pid_t process = children_[worker].process; process > 0) kill(process, SIGKILL);
 }
 
 void WorkerSupervisor::SignalAll(int signal) {

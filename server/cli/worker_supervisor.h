@@ -50,8 +50,8 @@ class WorkerSupervisor {
   const std::vector<std::string>& addresses() const { return addresses_; }
   // Each worker's process now; -1 while it has none.
   std::vector<pid_t> processes() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // For workers that hang: kills them all; what follows is as if they had ended by themselves.
-  void KillAll() ABSL_LOCKS_EXCLUDED(mutex_);
+  // For one that hangs; what follows is as if it had ended by itself.
+  void Kill(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Child {

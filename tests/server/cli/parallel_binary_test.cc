@@ -258,7 +258,7 @@ TEST(ParallelBinary, AWorkerThatDiesIsReplaced) {
 }
 
 TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {
-  Server server({"--pipeline-parallel", "2", "--iteration-deadline", "1s"});
+  Server server({"--pipeline-parallel", "2"});
   ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const int victim = server.workers()[1];
