@@ -173,7 +173,7 @@ def byte_level_family():
                       AddedToken("<|im_end|>", special=True, normalized=False),
                       AddedToken("<tool>", special=False, normalized=False)])
     byte_level("gpt-4o", split(GPT4O), ["<|startoftext|>", "<|return|>"],
-               {"bos_token": "<|startoftext|>", "eos_token": "<|return|>"}, ignore_merges=True, size=600)
+               {"bos_token": "<|startoftext|>", "eos_token": "<|return|>"}, size=600)
 
 
 def train_sentencepiece():
