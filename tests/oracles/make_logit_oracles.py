@@ -111,16 +111,17 @@ CASES = {
     # Longer than the window of each other layer.
     "gptoss": ("GptOss", GPTOSS | dict(num_attention_heads=6, num_key_value_heads=2, head_dim=14,
                                        rope_parameters=YARN), "float16", 90, {}),
-    "gptoss-odd": ("GptOss", GPTOSS | dict(num_attention_heads=5, num_key_value_heads=1, head_dim=10, num_hidden_layers=3,
-                                           sliding_window=35, num_local_experts=7, num_experts_per_tok=3,
-                                           tie_word_embeddings=True, rope_parameters=YARN | dict(
-                                               beta_fast=4.0, truncate=True, attention_factor=0.8)),
+    "gptoss-odd": ("GptOss", GPTOSS | dict(num_attention_heads=5, num_key_value_heads=1, head_dim=10,
+                                           num_hidden_layers=3, sliding_window=35, num_local_experts=7,
+                                           num_experts_per_tok=3, tie_word_embeddings=True,
+                                           rope_parameters=YARN | dict(rope_theta=500.0, beta_fast=1.5, beta_slow=0.5,
+                                                                       truncate=True, attention_factor=0.8)),
                    "bfloat16", 60, {}),
     "gptoss-plain": ("GptOss", GPTOSS | dict(num_key_value_heads=3, head_dim=16, sliding_window=7,
                                              rope_parameters=dict(rope_type="default", rope_theta=500.0)),
                      "float32", 40, {}),
     "llama-yarn": ("Llama", LLAMA | dict(num_attention_heads=5, num_key_value_heads=1, head_dim=12, rope_scaling=dict(
-        rope_type="yarn", factor=4.0, original_max_position_embeddings=24)), "float16", 90, {}),
+        rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=24)), "float16", 90, {}),
 }
 CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
