@@ -62,7 +62,8 @@ class MappedFile {
 };
 
 // Drops this part of a read-only file mapping from the process' memory; touching it again reads the
-// file again. Only whole pages go. Must not be given any other kind of memory.
+// file again. Only whole pages go. Must not be given any other kind of memory;
+// null is nothing.
 void DropMappedPages(const std::byte* data, size_t bytes);
 
 }  // namespace treadle

@@ -241,15 +241,19 @@ class Backend {
                                 const KvView& kv) = 0;
 
   // Causal attention of each row over its sequence's cached K/V (own chunk included, after rounding
-  // to the cache's type; with kv.window, its last positions alone), grouped queries: query head h
-  // reads K/V head h / (heads / kv_heads). Positions are taken in blocks of kAttentionBlock fixed
-  // absolute positions; each gives (max, sum, vector), combined in ascending order. q, out: [rows,
-  // heads * head_dim]; q is f32, out f32 or 16 bits.
+  // to the cache's type; with kv.window, its last positions alone), with kv.sinks in the softmax,
+  // grouped queries: query head h reads K/V head h / (heads / kv_heads). Positions are taken in
+  // blocks of kAttentionBlock fixed absolute positions; each gives (max, sum, vector), combined in
+  // ascending order. q, out: [rows, heads * head_dim]; q is f32, out f32 or 16 bits.
   virtual void Attention(Tensor q, const KvView& kv, float scale, Tensor out) = 0;
 
   // out = silu(gate) * up, elementwise. gate, up: [rows, cols] f32; out: f32 (may be gate or up) or
   // 16 bits.
   virtual void SwiGlu(Tensor gate, Tensor up, Tensor out) = 0;
+
+  // out = (up' + 1) * gate' * sigmoid(1.702 gate'), gate' = min(gate, limit), up' = up clamped to
+  // -limit ..= limit (gpt-oss). gate, up, out: as SwiGlu's.
+  virtual void ClampedSwiGlu(Tensor gate, Tensor up, float limit, Tensor out) = 0;
 
   // out = gelu(gate) * up with the GeLU below. gate, up, out: as SwiGlu's.
   virtual void GeGlu(Tensor gate, Tensor up, Tensor out) = 0;
@@ -315,6 +319,7 @@ inline constexpr int64_t kAttentionBlock = 64;
     (q, k, v, rotary, kv))                                                                         \
   X(Attention, (Tensor q, const KvView& kv, float scale, Tensor out), (q, kv, scale, out))         \
   X(SwiGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                 \
+  X(ClampedSwiGlu, (Tensor gate, Tensor up, float limit, Tensor out), (gate, up, limit, out))      \
   X(GeGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out))                                  \
   X(Gelu, (Tensor x, Tensor out), (x, out))                                                        \
   X(GeluErf, (Tensor x, Tensor out), (x, out))                                                     \

@@ -65,6 +65,9 @@ struct KvView {
   // The score of query head h at a distance of d positions falls by slopes[h] * d (ALiBi, Press et
   // al. 2022, section 3). [heads of q], in the backend's memory; null: nothing falls.
   const float* slopes = nullptr;
+  // A logit of each query head that joins every row's softmax and brings no value (attention sinks,
+  // Xiao et al. 2024, section 3.3; learned, as in gpt-oss). [heads of q], likewise; null: none.
+  const float* sinks = nullptr;
 
   // The first position that the row at `position` attends to.
   int64_t FirstSeen(int64_t position) const {

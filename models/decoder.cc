@@ -172,6 +172,10 @@ absl::Status Decoder::LoadTensor(WeightLoader& loader, const TensorRow& row,
   const bool gguf = kind == Checkpoint::Kind::kGguf;
   const int64_t n = SizeOf(row.rows, config_);
   const bool bias = row.bias != nullptr && row.bias(config_);
+  if (row.part == Part::kSinks) {
+    TREADLE_ASSIGN_OR_RETURN(weights.sinks, loader.LoadVector(name + ".weight", n, 0, 1, heads_));
+    return absl::OkStatus();
+  }
   if (row.columns == Extent::kNone) {
     Norm& norm = weights.*MemberOf(kNorms, row.part);
     norm.kind = architecture_->norm;
@@ -240,7 +244,7 @@ std::vector<ShardRange> Decoder::PartsOf(Extent extent) const {
 
 absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_positions) {
   std::vector<float> factors;
-  float scale = 1;
+  float scale = config_.yarn ? static_cast<float>(config_.yarn->attention_factor) : 1;
   if (const auto& rope = config_.long_rope) {
     const bool is_long = max_positions > rope->original_context;
     const auto& chosen = is_long ? rope->long_factors : rope->short_factors;
@@ -265,6 +269,7 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
   local.rope_base = config_.local_rope_base;
   local.rope_linear_factor = 1;
   local.rope_scaling.reset();
+  local.yarn.reset();
   TREADLE_ASSIGN_OR_RETURN(local_rotary_, RotaryEmbedding::Create(RotaryFrequencies(local, {}),
                                                                   max_positions, backend_));
   return absl::OkStatus();
@@ -341,6 +346,7 @@ absl::Status Decoder::AllocateActivations(const LoadOptions& options) {
 KvView Decoder::ViewOf(size_t index, const Batch& batch, const KvPages& kv) const {
   KvView view{kv.layout, kv.layers[index], batch.sequences};
   view.slopes = Values(slopes_);
+  view.sinks = Values(layer_weights_[index].sinks);
   if (!config_.Local(layers_.begin + static_cast<int64_t>(index))) return view;
   view.window = config_.window;
   if (!batch.window_sequences.empty()) view.sequences = batch.window_sequences;

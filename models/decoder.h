@@ -42,6 +42,7 @@ struct LayerWeights {
   Norm post_attention_norm;       // [hidden], of what is added
   Norm post_ffn_norm;             // likewise
   Norm q_norm, k_norm;            // [head_dim]
+  Buffer sinks;                   // [heads] f32
   Linear q;                       // [heads * head_dim, hidden]
   Linear k, v;                    // [kv_heads * head_dim, hidden]
   Linear qkv;                     // the three as one

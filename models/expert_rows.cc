@@ -3,12 +3,14 @@
 #include <algorithm>
 
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 
 namespace treadle {
 
 absl::Status ExpertRows::Allocate(Activations& activations, const ModelConfig& config,
                                   int64_t inner, int64_t max_rows) {
   per_row_ = config.experts_per_token;
+  limit_ = ArchitectureOf(config).swiglu_limit;
   const int64_t items = max_rows * per_row_;
   const auto add = [&](Tensor& tensor, int64_t rows, int64_t cols) -> absl::Status {
     TREADLE_ASSIGN_OR_RETURN(tensor, activations.Add(rows / max_rows * cols));
@@ -83,7 +85,11 @@ void ExpertRows::Run(Backend& backend, std::span<const Linear> gate, std::span<c
     for (Projection& product : std::span(products_).last(2)) product.first_row = first;
   });
   backend.MatMul(Chosen(rows_), products_);
-  backend.SwiGlu(Chosen(gate_), Chosen(up_), Chosen(gate_));
+  if (limit_ > 0) {
+    backend.ClampedSwiGlu(Chosen(gate_), Chosen(up_), limit_, Chosen(gate_));
+  } else {
+    backend.SwiGlu(Chosen(gate_), Chosen(up_), Chosen(gate_));
+  }
   for_each([&](size_t expert, int64_t first, int64_t count) {
     products_.push_back(down[expert].To(rows_.Rows(first, count)));
     products_.back().first_row = first;

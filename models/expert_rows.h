@@ -30,7 +30,8 @@ class ExpertRows {
   // the device, because the host sorts; errors are the device's.
   absl::Status Route(Backend& backend, const Linear& router, bool normalize, Tensor x,
                      ExpertUse& use);
-  // What their experts make of the rows: W_down (silu(W_gate x) * W_up x), [experts] of each W.
+  // What their experts make of the rows: W_down (silu(W_gate x) * W_up x), [experts] of each W, or
+  // what Architecture::swiglu_limit says instead.
   void Run(Backend& backend, std::span<const Linear> gate, std::span<const Linear> up,
            std::span<const Linear> down, Tensor x);
   // out = the weighted sum of it, [rows, hidden]; added to out if `accumulate`.
@@ -41,6 +42,7 @@ class ExpertRows {
   Tensor Chosen(const Tensor& all) const { return all.Rows(0, std::ssize(order_)); }
 
   int64_t per_row_ = 0;
+  float limit_ = 0;       // Architecture::swiglu_limit
   Tensor logits_;         // [max_rows, experts]
   Tensor ids_, weights_;  // [max_rows, per_row]
   Tensor rows_;       // [max_rows * per_row, hidden]: what experts are given, then what they make

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -23,6 +24,23 @@ struct LongRope {
   std::vector<double> short_factors, long_factors;
   int64_t original_context = 0;
   double attention_factor = 1;  // of rotated queries and of rotated keys
+};
+
+// YaRN (Peng et al. 2023, section 3): frequencies of pairs that turn less than beta_slow times
+// within the context of training are divided by the factor, those of more than beta_fast turns
+// kept, those between blended. `truncate`: the blend begins and ends at whole pairs.
+struct Yarn {
+  double factor = 1;
+  double beta_fast = 32;
+  double beta_slow = 1;
+  int64_t original_context = 0;
+  bool truncate = true;
+  double attention_factor = 1;  // of rotated queries and of rotated keys
+
+  // The attention factor, where nothing says another.
+  static double AttentionFactor(double factor, double scale = 1) {
+    return factor > 1 ? 0.1 * scale * std::log(factor) + 1 : 1;
+  }
 };
 
 struct ModelConfig {
@@ -50,6 +68,7 @@ struct ModelConfig {
   std::optional<RopeScaling> rope_scaling;
   double rope_linear_factor = 1.0;  // "linear" scaling: position / factor
   std::optional<LongRope> long_rope;
+  std::optional<Yarn> yarn;
 
   // Local layers see a window of positions; others are global: the first `global_layers`, and of
   // every `global_every` the last.

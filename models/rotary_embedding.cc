@@ -23,13 +23,44 @@ float ScaleLlama3(float frequency, const RopeScaling& scaling) {
   return (1 - smooth) * frequency / factor + smooth * frequency;
 }
 
+// YaRN's share of each pair that is divided by the factor: 0 up to the pair that turns beta_fast
+// times within the original context, 1 from that of beta_slow turns on. (transformers, in float as
+// there; the bounds are compared with numbers of elements, not of pairs, in either.)
+std::vector<float> YarnShares(const ModelConfig& config, const Yarn& yarn) {
+  const auto dim = static_cast<double>(config.rope_dim);
+  const auto pair_of = [&](double turns) {
+    const double context = static_cast<double>(yarn.original_context);
+    return dim * std::log(context / (turns * 2 * std::numbers::pi)) /
+           (2 * std::log(config.rope_base));
+  };
+  double low = pair_of(yarn.beta_fast), high = pair_of(yarn.beta_slow);
+  if (yarn.truncate) low = std::floor(low), high = std::ceil(high);
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1);
+  if (low == high) high += 0.001;
+  std::vector<float> shares;
+  for (int64_t i = 0; i < config.rope_dim / 2; ++i) {
+    const float ramp =
+        (static_cast<float>(i) - static_cast<float>(low)) / static_cast<float>(high - low);
+    shares.push_back(std::clamp(ramp, 0.0f, 1.0f));
+  }
+  return shares;
+}
+
 }  // namespace
 
 std::vector<float> RotaryFrequencies(const ModelConfig& config, std::span<const float> factors) {
-  std::vector<float> frequencies(static_cast<size_t>(config.rope_dim / 2));
+  std::vector<float> frequencies(static_cast<size_t>(config.rope_dim / 2)), shares;
+  if (config.yarn) shares = YarnShares(config, *config.yarn);
   for (size_t i = 0; i < frequencies.size(); ++i) {
     const float exponent = static_cast<float>(2 * i) / static_cast<float>(config.rope_dim);
-    float frequency = 1.0f / static_cast<float>(std::pow(config.rope_base, exponent));
+    const auto wave = static_cast<float>(std::pow(config.rope_base, exponent));
+    float frequency = 1.0f / wave;
+    if (config.yarn) {
+      const float kept = 1 - shares[i];
+      const float divided = 1.0f / (static_cast<float>(config.yarn->factor) * wave);
+      frequency = divided * (1 - kept) + frequency * kept;
+    }
     if (config.rope_scaling) frequency = ScaleLlama3(frequency, *config.rope_scaling);
     frequency /= static_cast<float>(config.rope_linear_factor);
     if (!factors.empty()) frequency /= factors[i];

@@ -1,4 +1,5 @@
-// Rotary position embeddings (RoFormer, section 3.2.2), with linear and Llama-3 frequency scaling.
+// Rotary position embeddings (RoFormer, section 3.2.2), with linear, Llama-3 and YaRN
+// frequency scaling.
 #pragma once
 
 #include <span>

@@ -139,12 +139,13 @@ absl::StatusOr<Buffer> WeightLoader::LoadBias(const std::string& name, const Lin
 }
 
 absl::StatusOr<Buffer> WeightLoader::LoadVector(const std::string& name, int64_t n, float more,
-                                                float scale) {
+                                                float scale, ShardRange part) {
   TREADLE_ASSIGN_OR_RETURN(const StoredTensor* tensor, checkpoint_.Require(name, {n}));
   std::vector<float> values = DecodeVector(*tensor);
   for (float& value : values) value = (value + more) * scale;
   Consumed(*tensor);
-  return Upload(values);
+  if (part.size() == 0) return Upload(values);
+  return Upload(std::span(values).subspan(part.begin, part.size()));
 }
 
 absl::StatusOr<Buffer> WeightLoader::Upload(std::span<const float> values) {
@@ -168,7 +169,8 @@ void WeightLoader::Finish() const {
 std::vector<float> DecodeVector(const StoredTensor& tensor) {
   const int64_t blocks = static_cast<int64_t>(tensor.bytes) / tensor.format->block_bytes;
   std::vector<float> values(static_cast<size_t>(blocks * tensor.format->block));
-  tensor.format->decode(tensor.data, blocks, values.data());
+  const std::vector<std::byte> own = tensor.arranged ? tensor.arranged() : std::vector<std::byte>();
+  tensor.format->decode(tensor.arranged ? own.data() : tensor.data, blocks, values.data());
   return values;
 }
 

@@ -44,9 +44,9 @@ class WeightLoader {
   };
   absl::StatusOr<Linear> LoadLinear(const LinearSpec& spec);
 
-  // [n] f32 on the device: (value + more) * scale.
+  // [n] f32 on the device: (value + more) * scale; of a part, if it is not empty.
   absl::StatusOr<Buffer> LoadVector(const std::string& name, int64_t n, float more = 0,
-                                    float scale = 1);
+                                    float scale = 1, ShardRange part = {});
   absl::StatusOr<Buffer> Upload(std::span<const float> values);
 
   uint64_t weight_bytes() const { return weight_bytes_; }

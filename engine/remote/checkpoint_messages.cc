@@ -46,6 +46,15 @@ void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& messag
     out.set_original_context(rope->original_context);
     out.set_attention_factor(rope->attention_factor);
   }
+  if (const auto& yarn = config.yarn) {
+    control::Yarn& out = *message.mutable_yarn();
+    out.set_factor(yarn->factor);
+    out.set_beta_fast(yarn->beta_fast);
+    out.set_beta_slow(yarn->beta_slow);
+    out.set_original_context(yarn->original_context);
+    out.set_truncate(yarn->truncate);
+    out.set_attention_factor(yarn->attention_factor);
+  }
 }
 
 absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfig& config) {
@@ -77,6 +86,11 @@ absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfi
                         {rope.long_factors().begin(), rope.long_factors().end()},
                         rope.original_context(),
                         rope.attention_factor()};
+  }
+  if (message.has_yarn()) {
+    const control::Yarn& yarn = message.yarn();
+    config.yarn = {yarn.factor(),           yarn.beta_fast(), yarn.beta_slow(),
+                   yarn.original_context(), yarn.truncate(),  yarn.attention_factor()};
   }
   return absl::OkStatus();
 }

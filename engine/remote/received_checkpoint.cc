@@ -381,8 +381,12 @@ absl::Status CheckpointSender::Fill(const control::TensorRequest& request,
     return InvalidArgument("tensor ", index, " of ", checkpoint_.tensors().size());
   }
   const StoredTensor& tensor = checkpoint_.tensors()[index];
-  std::span<const std::byte> bytes(tensor.data, tensor.bytes);
   MutexLock lock(mutex_);
+  if (tensor.arranged && !request.constants() && arranged_of_ != static_cast<int64_t>(index)) {
+    arranged_ = tensor.arranged();
+    arranged_of_ = index;
+  }
+  std::span<const std::byte> bytes(tensor.arranged ? arranged_.data() : tensor.data, tensor.bytes);
   int& begun = begun_[2 * index + (request.constants() ? 1 : 0)];
   if (offset == 0 && begun >= kMostBegun * ranks_) {
     return ResourceExhausted("tensor ", Quoted(tensor.name), " was asked for ", begun,

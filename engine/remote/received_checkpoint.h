@@ -131,6 +131,8 @@ class CheckpointSender {
   std::vector<int> begun_ ABSL_GUARDED_BY(mutex_);
   int64_t constants_of_ ABSL_GUARDED_BY(mutex_) = -1;  // whose constants_ are kept
   std::string constants_ ABSL_GUARDED_BY(mutex_);
+  int64_t arranged_of_ ABSL_GUARDED_BY(mutex_) = -1;  // likewise, of StoredTensor::arranged
+  std::vector<std::byte> arranged_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace treadle

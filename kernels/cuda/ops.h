@@ -26,7 +26,7 @@ void RotateAndStoreKv(Device& device, Tensor q, Tensor k, Tensor v, const Rotary
 // then one that combines the parts of long contexts. Parts are of fixed absolute positions, so a
 // row's result does not depend on its neighbours or on how its prompt was cut (N1, N2); but prompts
 // on warpgroups (attention_warpgroups.h) may round otherwise than a row that is alone in the batch,
-// unless `deterministic`. kv.pages and kv.slopes: on the device; kv.sequences: not read.
+// unless `deterministic`. kv.pages, kv.slopes and kv.sinks: on the device; kv.sequences: not read.
 void Attention(Device& device, Tensor q, const KvView& kv, const DeviceBatch& batch, float scale,
                bool deterministic, std::span<std::byte> scratch, Tensor out);
 // Scratch for batches of at most this many rows and this context. heads: query heads.

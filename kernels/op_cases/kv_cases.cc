@@ -11,10 +11,11 @@ namespace {
 void AddKvOp(std::vector<OpCase>& cases, OpCase c, std::string_view batch) {
   c.rows = 0;
   for (const CaseSequence& sequence : c.sequences) c.rows += sequence.rows;
-  c.name = Str(
-      Name(c.op), "/", c.heads, "x", c.kv.kv_heads, "x", c.kv.head_dim, "/", Name(c.kv.dtype),
-      "/page=", c.kv.page_size, c.op == Op::kRotateAndStoreKv ? Str("/rotary=", c.rotary_dims) : "",
-      c.window > 0 ? Str("/window=", c.window) : "", c.sloped ? "/sloped" : "", "/", batch);
+  c.name = Str(Name(c.op), "/", c.heads, "x", c.kv.kv_heads, "x", c.kv.head_dim, "/",
+               Name(c.kv.dtype), "/page=", c.kv.page_size,
+               c.op == Op::kRotateAndStoreKv ? Str("/rotary=", c.rotary_dims) : "",
+               c.window > 0 ? Str("/window=", c.window) : "", c.sloped ? "/sloped" : "",
+               c.sunk ? "/sunk" : "", "/", batch);
   cases.push_back(std::move(c));
 }
 
@@ -55,6 +56,11 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
           c.window = 0;
           c.sloped = true;
           if (op == Op::kAttention && page == 32) AddKvOp(cases, c, name);
+          c.sloped = false;
+          c.sunk = true;
+          if (op == Op::kAttention && page == 64) AddKvOp(cases, c, name);
+          c.window = window;
+          if (op == Op::kAttention && page == 64) AddKvOp(cases, c, name);
         }
       }
     }
@@ -170,10 +176,13 @@ void PrepareAttention(OpRun& run, uint64_t seed) {
   slopes.Fill([&, head = 0]() mutable {
     return std::exp2(-8.0f * static_cast<float>(++head) / static_cast<float>(c.heads));
   });
-  run.call = [&run, &c, &q, &slopes, &out, scale, spans = std::vector<SequenceSpan>()](
+  GuardedTensor& sinks = run.Add("sinks", Role::kInput, 1, c.heads);
+  sinks.Fill([&] { return 2 * random.Normal(); });  // some above all scores
+  run.call = [&run, &c, &q, &slopes, &sinks, &out, scale, spans = std::vector<SequenceSpan>()](
                  int64_t begin, int64_t count) mutable {
     KvView kv = PartOf(run, begin, count, spans);
     if (c.sloped) kv.slopes = slopes.view().Row<float>(0);
+    if (c.sunk) kv.sinks = sinks.view().Row<float>(0);
     run.backend().Attention(q.Rows(begin, count), kv, scale, out.Rows(begin, count));
   };
   double slots = 0;

@@ -72,6 +72,7 @@ struct OpCase {
   std::vector<CaseSequence> sequences = {};
   int64_t window = 0;   // Attention
   bool sloped = false;  // likewise (KvView::slopes)
+  bool sunk = false;    // likewise (KvView::sinks)
 
   // Sample, SampleShard: how rows are drawn up.
   enum class Sampling : uint8_t {

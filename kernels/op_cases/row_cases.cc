@@ -95,6 +95,8 @@ void AddLayerNorms(std::vector<OpCase>& cases) {
 
 // -- activations ----------------------------------------------------------------------------------
 
+constexpr float kSwiGluLimit = 1.5f;  // which many values exceed
+
 void PrepareActivation(OpRun& run, uint64_t seed) {
   const OpCase& c = run.op_case();
   const auto [x, out] = AddInOut(run);
@@ -111,9 +113,12 @@ void PrepareActivation(OpRun& run, uint64_t seed) {
     if (c.op == Op::kGeluErf) return run.backend().GeluErf(from, to);
     if (c.op == Op::kRelu) return run.backend().Relu(from, to);
     if (c.op == Op::kGeGlu) return run.backend().GeGlu(from, up.Rows(begin, count), to);
+    if (c.op == Op::kClampedSwiGlu) {
+      return run.backend().ClampedSwiGlu(from, up.Rows(begin, count), kSwiGluLimit, to);
+    }
     run.backend().SwiGlu(from, up.Rows(begin, count), to);
   };
-  const bool gated = c.op == Op::kSwiGlu || c.op == Op::kGeGlu;
+  const bool gated = c.op == Op::kSwiGlu || c.op == Op::kClampedSwiGlu || c.op == Op::kGeGlu;
   run.bytes_moved = x.bytes() + out.bytes() + (gated ? up.bytes() : 0);
   run.operations_done = 8 * Elements(run);
 }
@@ -162,6 +167,8 @@ void AddCopies(std::vector<OpCase>& cases) {
 extern const OpRow kRmsNormRow = {"rms_norm", AddRmsNorms, PrepareNorm};
 extern const OpRow kLayerNormRow = {"layer_norm", AddLayerNorms, PrepareNorm};
 extern const OpRow kSwiGluRow = {"swiglu", AddGated<Op::kSwiGlu>, PrepareActivation};
+extern const OpRow kClampedSwiGluRow = {"clamped_swiglu", AddGated<Op::kClampedSwiGlu>,
+                                        PrepareActivation};
 extern const OpRow kGeGluRow = {"geglu", AddGated<Op::kGeGlu>, PrepareActivation};
 extern const OpRow kGeluRow = {"gelu", AddActivations<Op::kGelu>, PrepareActivation};
 extern const OpRow kGeluErfRow = {"gelu_erf", AddActivations<Op::kGeluErf>, PrepareActivation};

@@ -54,16 +54,16 @@ void Rotate(float* head, const RotaryTable& table, int64_t position) {
 
 // Over positions [first, first + count), of which the last is the query's own.
 void AttendHead(const float* q, const SequenceCache& cache, int64_t kv_head, int64_t head_dim,
-                int64_t first, int64_t count, double scale, double slope, float* out) {
+                int64_t first, int64_t count, double scale, double slope, double sink, float* out) {
   std::vector<double> weight(static_cast<size_t>(count));
-  double best = -INFINITY;
+  double best = sink;
   for (int64_t p = 0; p < count; ++p) {
     double dot = 0;
     for (int64_t i = 0; i < head_dim; ++i) dot += double{q[i]} * cache.Key(first + p, kv_head, i);
     weight[p] = dot * scale - slope * static_cast<double>(count - 1 - p);
     best = std::fmax(best, weight[p]);
   }
-  double total = 0;
+  double total = std::exp(sink - best);
   for (double& w : weight) total += w = std::exp(w - best);
   for (int64_t i = 0; i < head_dim; ++i) {
     double sum = 0;
@@ -115,6 +115,7 @@ void ReferenceBackend::Attention(Tensor q, const KvView& kv, float scale, Tensor
       for (int64_t head = 0; head < heads; ++head) {
         AttendHead(q.Row<float>(row) + head * head_dim, cache, head / queries_per_head, head_dim,
                    first, position + 1 - first, scale, kv.slopes == nullptr ? 0 : kv.slopes[head],
+                   kv.sinks == nullptr ? -INFINITY : kv.sinks[head],
                    out.Row<float>(row) + head * head_dim);
       }
     }

@@ -56,6 +56,16 @@ void ReferenceBackend::SwiGlu(Tensor gate, Tensor up, Tensor out) {
   }
 }
 
+void ReferenceBackend::ClampedSwiGlu(Tensor gate, Tensor up, float limit, Tensor out) {
+  for (int64_t row = 0; row < out.rows; ++row) {
+    for (int64_t i = 0; i < out.cols; ++i) {
+      const double x = std::min(gate.Row<float>(row)[i], limit);
+      const double more = std::clamp(up.Row<float>(row)[i], -limit, limit);
+      out.Row<float>(row)[i] = static_cast<float>((more + 1) * x / (1 + std::exp(-1.702 * x)));
+    }
+  }
+}
+
 void ReferenceBackend::GeGlu(Tensor gate, Tensor up, Tensor out) {
   for (int64_t row = 0; row < out.rows; ++row) {
     for (int64_t i = 0; i < out.cols; ++i) {

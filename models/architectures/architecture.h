@@ -34,6 +34,7 @@ enum class Part {
   kV,
   kQNorm,
   kKNorm,
+  kSinks,  // a logit of each head (KvView::sinks)
   kAttentionOutput,
   kPostAttentionNorm,  // of what is added to the residual stream
   kFfnNorm,
@@ -47,9 +48,11 @@ enum class Part {
   kExpertDown,
   kPostFfnNorm  // of what is added
 };
-inline bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
+constexpr bool InLayer(Part part) { return part >= Part::kAttentionNorm; }
 // A layer has such a matrix for each expert.
-inline bool InExperts(Part part) { return part >= Part::kExpertGate && part <= Part::kExpertDown; }
+constexpr bool InExperts(Part part) {
+  return part >= Part::kExpertGate && part <= Part::kExpertDown;
+}
 
 // What the rows or columns of a tensor are. Ranks divide some of these among them: a matrix with
 // such rows is column-parallel, one with such columns row-parallel (tensor_parallel.h).
@@ -60,6 +63,7 @@ enum class Extent {
   kContext,
   kExperts,
   kVocab,  // from here on, divided among ranks
+  kHeads,
   kQueries,
   kKeys,   // or values
   kFused,  // queries, keys and values
@@ -142,7 +146,11 @@ struct Architecture {
   Presence output_bias = Presence::kNever;  // of the attention's output
   bool qk_norm = false;                     // every head's queries and keys are normalized
   bool embedding_scaled = false;            // by the root of the hidden size
-  bool local_layers = false;                // every model has them; they rotate by their own base
+  bool local_layers = false;                // every model has them
+  // Of those: ModelConfig::global_every, where a .gguf file leaves it out, and whether local layers
+  // rotate by a base of their own.
+  int64_t global_every = 0;
+  bool local_base = false;
   // ModelConfig::query_scalar, which no key of GGUF says; null: the size of a head.
   int64_t (*gguf_query_scalar)(const ModelConfig&) = nullptr;
   bool grouped = true;  // heads of any size may share K and V; else all are one hidden size's
@@ -161,7 +169,11 @@ struct Architecture {
   std::string_view gguf_second_norm = {};  // a model that lacks it has one norm a layer
   bool gguf_elsewhere = true;              // llama.cpp reads GGUF files of it
   bool experts = false;                    // in every layer
-  std::string_view gguf_name = {};         // GGUF's general.architecture, if it is not `name`
+  float swiglu_limit = 0;                  // of experts (Backend::ClampedSwiGlu); 0: SwiGLU
+  // Folders keep all experts of a layer in one tensor (fused_experts.h).
+  bool hugging_face_fused_experts = false;
+  bool yarn_truncates = true;       // Yarn::truncate, which no key of GGUF says that others read
+  std::string_view gguf_name = {};  // GGUF's general.architecture, if it is not `name`
 
   std::string_view GgufName() const { return gguf_name.empty() ? name : gguf_name; }
 };

@@ -56,6 +56,8 @@ inline constexpr Architecture kGemma3 = {
     .qk_norm = true,
     .embedding_scaled = true,
     .local_layers = true,
+    .global_every = 6,
+    .local_base = true,
     // The model of 27B divides by its hidden size per head.
     .gguf_query_scalar =
         [](const ModelConfig& c) { return c.layers == 62 ? c.hidden / c.heads : c.head_dim; },

@@ -8,6 +8,7 @@
 #include "models/architectures/gemma.h"
 #include "models/architectures/gpt2.h"
 #include "models/architectures/gpt_neox.h"
+#include "models/architectures/gpt_oss.h"
 #include "models/architectures/llama.h"
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
@@ -17,8 +18,9 @@
 namespace treadle {
 namespace {
 
-constexpr Architecture kArchitectures[] = {kLlama,  kGpt2, kQwen2,  kQwen3, kGptNeoX, kOpt,
-                                           kFalcon, kPhi3, kGemma3, kBloom, kMixtral, kQwen3Moe};
+constexpr Architecture kArchitectures[] = {kLlama,   kGpt2,     kQwen2, kQwen3,  kGptNeoX,
+                                           kOpt,     kFalcon,   kPhi3,  kGemma3, kBloom,
+                                           kMixtral, kQwen3Moe, kGptOss};
 
 constexpr std::string_view kGgufLayers = "blk.";
 
@@ -90,6 +92,8 @@ int64_t SizeOf(Extent extent, const ModelConfig& config) {
       return config.experts;
     case Extent::kVocab:
       return config.vocab;
+    case Extent::kHeads:
+      return config.heads;
     case Extent::kQueries:
       return queries;
     case Extent::kKeys:

@@ -22,6 +22,10 @@ std::string ShapeText(std::span<const int64_t> shape) {
 absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int64_t k,
                                       MatrixConstants& constants) {
   MatrixSource source = {.format = tensor.format, .data = tensor.data, .n = n, .k = k};
+  if (tensor.arranged) {
+    constants.codes = tensor.arranged();
+    source.data = constants.codes.data();
+  }
   if (!tensor.format->apart()) return source;
   TREADLE_ASSIGN_OR_RETURN(constants, tensor.constants());
   source.constants = &constants;
@@ -141,6 +145,28 @@ absl::Status Checkpoint::CheckRope() const {
       return InvalidArgument(path_, ": ", name, " is ", value, ", expected ", kSmallest, " to ",
                              kLargest);
     }
+  }
+  if (const auto& yarn = config_.yarn) {
+    const auto refused = [&](const char* name, const auto& value, const auto&... expected) {
+      return InvalidArgument(path_, ": rope scaling: ", name, " is ", value, ", expected ",
+                             expected...);
+    };
+    if (!(yarn->factor >= 1 && yarn->factor <= kLargest)) {
+      return refused("factor", yarn->factor, "1 to ", kLargest);
+    }
+    if (!(yarn->beta_slow >= kSmallest && yarn->beta_slow <= kLargest)) {
+      return refused("beta_slow", yarn->beta_slow, kSmallest, " to ", kLargest);
+    }
+    if (!(yarn->beta_fast > yarn->beta_slow && yarn->beta_fast <= kLargest)) {
+      return refused("beta_fast", yarn->beta_fast, "more than beta_slow, ", yarn->beta_slow);
+    }
+    if (!(yarn->attention_factor >= kSmallest && yarn->attention_factor <= kLargest)) {
+      return refused("attention_factor", yarn->attention_factor, kSmallest, " to ", kLargest);
+    }
+    if (yarn->original_context < 1) {
+      return refused("original context", yarn->original_context, "at least 1");
+    }
+    if (!(config_.rope_base > 1)) return refused("base", config_.rope_base, "more than 1");
   }
   if (const auto& rope = config_.long_rope) {
     std::vector<double> values = {rope->attention_factor};

@@ -37,6 +37,9 @@ struct StoredTensor {
   // Apart formats: reads, decodes and checks the constants, when the tensor is loaded (all of a
   // large model's at once would be a lot of memory). Errors name the tensor that holds them.
   std::function<absl::StatusOr<MatrixConstants>()> constants = {};
+  // If set: makes the `bytes` bytes, which lie in another order in the file; `data` is then null.
+  // Not of apart formats.
+  std::function<std::vector<std::byte>()> arranged = {};
 
   int64_t Elements() const {
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());

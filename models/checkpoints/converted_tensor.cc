@@ -30,7 +30,11 @@ absl::StatusOr<ConvertedTensor> AsStored(const StoredTensor& tensor, const Tenso
   out.format = tensor.format;
   out.shape = tensor.shape;
   out.data = {tensor.data, static_cast<size_t>(tensor.bytes)};
-  if (tensor.format->apart()) {
+  if (tensor.arranged) {
+    TREADLE_CHECK(target.row_order.empty());
+    out.own = tensor.arranged();
+    out.data = out.own;
+  } else if (tensor.format->apart()) {
     TREADLE_ASSIGN_OR_RETURN(out.constants, tensor.constants());
   } else if (!target.row_order.empty()) {
     out.own = Reordered(tensor, target.row_order);

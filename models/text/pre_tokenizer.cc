@@ -23,6 +23,13 @@ namespace {
   R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)" digits R"(| ?[^)" SPACE \
   R"(\p{L}\p{N}]+[\r\n]*|[)" SPACE R"(]*[\r\n]+|)" GAP
 
+// A word may begin with one other character: letters that are not small, then some that are not
+// capitals, or the reverse; and an English ending.
+#define GPT4O_WORD(capitals, others)                              \
+  R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])" capitals \
+  R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])" others R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
+#define GPT4O_WORDS GPT4O_WORD("*", "+") GPT4O_WORD("+", "*")
+
 struct Row {
   std::string_view name;
   std::array<const char*, 2> patterns;  // the second may be null
@@ -43,6 +50,12 @@ constexpr Row kRows[] = {
      LLAMA3_SPELLING(R"(\p{N}{1,3})"),
      false},
     {"qwen2", {LLAMA3_PATTERN(R"(\p{N})"), nullptr}, LLAMA3_SPELLING(R"(\p{N})"), true},
+    // OpenAI's o200k.
+    {"gpt-4o",
+     {GPT4O_WORDS R"(\p{N}{1,3}| ?[^)" SPACE R"(\p{L}\p{N}]+[\r\n/]*|[)" SPACE R"(]*[\r\n]+|)" GAP,
+      nullptr},
+     GPT4O_WORDS R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+     false},
     // GPT-NeoX's, which OLMo took over and GGUF names it after.
     {"olmo", {GPT2_PATTERN, nullptr}, "", true},
     {"bloom",

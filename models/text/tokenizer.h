@@ -39,7 +39,8 @@ struct TokenizerSpec {
   std::vector<Token> tokens;
   std::vector<std::pair<std::string, std::string>> merges;  // in rank order
 
-  // Byte-level BPE: name of the pre-tokenizer ("gpt-2", "smollm", "llama-bpe", "qwen2").
+  // Byte-level BPE: name of the pre-tokenizer ("gpt-2", "smollm", "llama-bpe", "qwen2",
+  // "gpt-4o").
   std::string pre_tokenizer;
   bool ignore_merges = false;  // whole-vocabulary words are taken as they are
   // SentencePiece's dummy prefix, on each text between special tokens

@@ -237,8 +237,8 @@ absl::Status Reader::ReadPattern() {
   if (spec_.pre_tokenizer.empty()) {
     return Unknown(
         "pre_tokenizer", found,
-        "GPT-2's ByteLevel, SmolLM's Digits and ByteLevel, Llama 3's, Qwen2's or BLOOM's "
-        "Split and ByteLevel (without a prefix space), or Falcon's four steps");
+        "GPT-2's ByteLevel, SmolLM's Digits and ByteLevel, Llama 3's, Qwen2's, GPT-4o's or "
+        "BLOOM's Split and ByteLevel (without a prefix space), or Falcon's four steps");
   }
   const Json& normalizer = Member(root_, "normalizer");
   TREADLE_ASSIGN_OR_RETURN(const PreTokenizer pre_tokenizer,

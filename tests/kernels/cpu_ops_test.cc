@@ -57,8 +57,9 @@ INSTANTIATE_TEST_SUITE_P(
     Isas, CpuOpsTest,
     testing::Combine(testing::Values(CpuIsa::kAvx2, CpuIsa::kAvx512),
                      testing::Values(Op::kRmsNorm, Op::kLayerNorm, Op::kRotateAndStoreKv,
-                                     Op::kAttention, Op::kSwiGlu, Op::kGeGlu, Op::kGelu,
-                                     Op::kGeluErf, Op::kRelu, Op::kSample, Op::kSampleShard)),
+                                     Op::kAttention, Op::kSwiGlu, Op::kClampedSwiGlu, Op::kGeGlu,
+                                     Op::kGelu, Op::kGeluErf, Op::kRelu, Op::kSample,
+                                     Op::kSampleShard)),
     [](const testing::TestParamInfo<std::tuple<CpuIsa, Op>>& info) {
       return std::string(Name(std::get<0>(info.param))) + "_" +
              std::string(Name(std::get<1>(info.param)));

@@ -87,7 +87,8 @@ class KvTolerances {
     const float* q = q_.Row(row) + head * head_dim;
     std::vector<double> weight(static_cast<size_t>(positions));
     std::vector<double> score_squares(weight.size());  // of what rounding q may add, independently
-    double best = -INFINITY;
+    const double sink = case_.sunk ? run_.tensor("sinks").Row(0)[head] : -INFINITY;
+    double best = sink;
     double magnitude = 0;
     for (int64_t p = 0; p < positions; ++p) {
       double size = 0;
@@ -107,7 +108,7 @@ class KvTolerances {
       best = std::max(best, weight[p]);
       magnitude = std::max(magnitude, size);
     }
-    double total = 0;
+    double total = std::exp(sink - best);
     for (double& w : weight) total += w = std::exp(w - best);
     const double score_unit = 2 * (4 + std::sqrt(static_cast<double>(head_dim))) * magnitude;
     const double sum_unit = 16 + std::sqrt(static_cast<double>(positions));

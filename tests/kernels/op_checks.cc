@@ -144,6 +144,7 @@ std::vector<float> Tolerance(const OpRun& run, const Arithmetic& arithmetic) {
     case Op::kAttention:
       return AttentionTolerance(run, arithmetic);
     case Op::kSwiGlu:
+    case Op::kClampedSwiGlu:
     case Op::kGeGlu:
     case Op::kGelu:
     case Op::kGeluErf:

@@ -52,19 +52,25 @@ std::vector<float> NormTolerance(const OpRun& run, const Arithmetic&) {
   }
   return tolerance;
 }
-// SwiGLU: a dozen roundings of the value itself, of which exp brings its argument's. GeLU: 1 +
+// SwiGLU: a dozen roundings of the value itself, of which exp brings its argument's, which is a
+// product where SwiGLU is clamped. GeLU: 1 +
 // tanh cancels for negative x, so the unit is x; GeGLU's is x times its factor.
 std::vector<float> ActivationTolerance(const OpRun& run, const Arithmetic&) {
   const OpCase& c = run.op_case();
   const GuardedTensor& input = InputOf(run);
   const GuardedTensor& up = run.tensor("up");
   std::vector<float> tolerance;
+  const std::vector<float> output = Output(run);
   for (int64_t row = 0; row < c.rows; ++row) {
     for (int64_t i = 0; i < c.cols; ++i) {
       const double x = input.Row(row)[i];
-      const double silu = x / (1 + std::exp(-x)) * up.Row(row)[i];
-      const double unit = c.op == Op::kSwiGlu  ? 12 * std::fabs(silu)
-                          : c.op == Op::kGeGlu ? 7 * std::fabs(x * up.Row(row)[i])
+      const double y = up.Row(row)[i];
+      const double silu = x / (1 + std::exp(-x)) * y;
+      const double clamped = output[static_cast<size_t>(row * c.cols + i)];
+      const double unit = c.op == Op::kSwiGlu ? 12 * std::fabs(silu)
+                          : c.op == Op::kClampedSwiGlu
+                              ? (12 + 4 * std::fabs(x)) * std::fabs(clamped)
+                          : c.op == Op::kGeGlu ? 7 * std::fabs(x * y)
                                                : 6 * std::fabs(x);
       tolerance.push_back(static_cast<float>(kFloatUnit * unit + 0x1p-126));
     }

@@ -68,7 +68,11 @@ TEST_F(GgufFromFolder, OfEveryKind) {
                            "bloom-other-heads",
                            "mixtral",
                            "qwen3moe",
-                           "qwen3moe-plain"}) {
+                           "qwen3moe-plain",
+                           "gptoss",
+                           "gptoss-odd",
+                           "gptoss-plain",
+                           "llama-yarn"}) {
     ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
   }
   // Frequencies are divided by factors that are rounded once; over 12 positions that stays
@@ -175,7 +179,7 @@ TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
       "",
       "(a+b)*c == d->e; // f"};
   for (const char* name : {"gpt-2", "smollm", "olmo", "bloom", "falcon", "llama-bpe", "qwen2",
-                           "llama", "mistral", "bare"}) {
+                           "gpt-4o", "llama", "mistral", "bare"}) {
     SCOPED_TRACE(name);
     const bool bare = std::string_view(name) == "bare";  // Llama's without its dummy space
     auto spec = ReadTokenizerJson(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name));

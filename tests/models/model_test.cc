@@ -129,7 +129,7 @@ TEST_P(TransformersLogits, AreOurs) {
 // .gguf files of the same models, as the gguf package names and lays out their tensors.
 TEST(GgufPackage, FilesGiveTheLogitsOfTransformers) {
   for (const char* name : {"qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long",
-                           "gemma3", "bloom", "mixtral", "qwen3moe"}) {
+                           "gemma3", "bloom", "mixtral", "qwen3moe", "gptoss"}) {
     SCOPED_TRACE(name);
     const std::string folder = std::string(TREADLE_TESTDATA "/models/") + name;
     const Oracle oracle = ReadOracle(folder);
@@ -168,7 +168,8 @@ INSTANTIATE_TEST_SUITE_P(
                                          "falcon-one-norm", "phi3-long", "phi3-short", "phi3",
                                          "gemma3", "gemma3-scaled", "bloom", "bloom-other-heads",
                                          "mistral-window", "qwen2-last-window", "mixtral",
-                                         "qwen3moe", "qwen3moe-plain"),
+                                         "qwen3moe", "qwen3moe-plain", "gptoss", "gptoss-odd",
+                                         "gptoss-plain", "llama-yarn"),
                        ::testing::ValuesIn(kDevices)),
     [](const auto& info) {
       return Identifier(Str(std::get<0>(info.param), "_", std::get<1>(info.param).name));
@@ -280,10 +281,9 @@ TEST_F(TinyModels, LayerRangesGiveWhatTheWholeModelGives) {
 
 TEST(SlidingWindow, IsOfTheLayersThatTheFileNames) {
   const std::pair<const char*, std::vector<bool>> rows[] = {
-      {"mistral-window", {true, true}},
-      {"qwen2-last-window", {false, false, true}},
-      {"gemma3", {true, false, true}},
-      {"qwen2", {false, false}}};  // switched off
+      {"mistral-window", {true, true}},    {"qwen2-last-window", {false, false, true}},
+      {"gemma3", {true, false, true}},     {"gptoss", {true, false}},
+      {"gptoss-odd", {true, false, true}}, {"qwen2", {false, false}}};  // switched off
   for (const auto& [name, layers] : rows) {
     const auto checkpoint = Checkpoint::Open(Str(TREADLE_TESTDATA "/models/", name));
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

@@ -34,15 +34,15 @@ TEST(RandomCheckpoint, ParametersAsPublished) {
     const char* shape;
     int64_t parameters;
   };
-  for (const Row& row :
-       {Row{"llama-3.1-8b", 8'030'261'248}, Row{"llama-3.2-1b", 1'235'814'400},
-        Row{"smollm2-135m", 134'515'008}, Row{"tinyllama-1.1b", 1'100'048'384},
-        Row{"qwen2.5-0.5b", 494'032'768}, Row{"qwen3-0.6b", 596'049'920},
-        Row{"gemma-3-270m", 268'098'176}, Row{"gpt2-124m", 124'439'808},
-        Row{"pythia-1.4b", 1'414'647'808}, Row{"opt-1.3b", 1'315'758'080},
-        Row{"falcon-7b", 6'921'720'704}, Row{"bloom-560m", 559'214'592},
-        Row{"phi-3-mini", 3'821'079'552}, Row{"mistral-7b", 7'241'732'096},
-        Row{"mixtral-8x7b", 46'702'792'704}, Row{"qwen3-30b-a3b", 30'532'122'624}}) {
+  for (const Row& row : {Row{"llama-3.1-8b", 8'030'261'248}, Row{"llama-3.2-1b", 1'235'814'400},
+                         Row{"smollm2-135m", 134'515'008}, Row{"tinyllama-1.1b", 1'100'048'384},
+                         Row{"qwen2.5-0.5b", 494'032'768}, Row{"qwen3-0.6b", 596'049'920},
+                         Row{"gemma-3-270m", 268'098'176}, Row{"gpt2-124m", 124'439'808},
+                         Row{"pythia-1.4b", 1'414'647'808}, Row{"opt-1.3b", 1'315'758'080},
+                         Row{"falcon-7b", 6'921'720'704}, Row{"bloom-560m", 559'214'592},
+                         Row{"phi-3-mini", 3'821'079'552}, Row{"mistral-7b", 7'241'732'096},
+                         Row{"mixtral-8x7b", 46'702'792'704}, Row{"qwen3-30b-a3b", 30'532'122'624},
+                         Row{"gpt-oss-20b", 20'914'757'184}}) {
     const auto checkpoint = Open(row.shape);
     ASSERT_NE(checkpoint, nullptr);
     const ModelReport report = Inspect(*checkpoint);
@@ -53,6 +53,9 @@ TEST(RandomCheckpoint, ParametersAsPublished) {
   // "13B" and "3.3B" of them are active.
   EXPECT_EQ(Inspect(*Open("mixtral-8x7b")).parameters_per_token, 12'879'925'248);
   EXPECT_EQ(Inspect(*Open("qwen3-30b-a3b")).parameters_per_token, 3'353'032'704);
+  // "3.61B", to which the card does not count the embedding.
+  EXPECT_EQ(Inspect(*Open("gpt-oss-20b")).parameters_per_token - int64_t{201088} * 2880,
+            3'608'307'264);
   // ORCA's Table 1 gives layers, hidden size and a rounded number.
   const ModelReport orca = Inspect(*Open("orca-13b"));
   EXPECT_EQ(std::lround(static_cast<double>(orca.parameters) * 1e-9), 13);
@@ -148,7 +151,9 @@ TEST(RandomCheckpoint, RunsWithFiniteLogitsInEveryArchitectureAndFormat) {
         "phi-3-mini,layers=3,hidden=128,heads=4,kv-heads=2,ffn=512,vocab=300,context=64",
         "opt-1.3b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
         "bloom-560m,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
-        "falcon-7b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64"}) {
+        "falcon-7b,layers=3,hidden=128,heads=4,ffn=512,vocab=300,context=64",
+        "gpt-oss-20b,layers=3,hidden=128,heads=4,kv-heads=2,ffn=256,vocab=300,context=64,"
+        "experts=6"}) {
     for (const char* weights : {"", "nf4", "int8"}) {
       const auto checkpoint = Open(shape);
       ASSERT_NE(checkpoint, nullptr);

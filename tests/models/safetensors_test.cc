@@ -145,7 +145,7 @@ TEST_F(SafetensorsTest, EveryWrongConfigurationIsRefused) {
     Json value;
     std::string message;
   };
-  const Json yarn = {{"rope_type", "yarn"}, {"factor", 4.0}};
+  const Json dynamic = {{"rope_type", "dynamic"}, {"factor", 4.0}};
   const Json no_factor = {{"rope_type", "linear"}};
   const Json llama3 = {{"rope_type", "llama3"},
                        {"factor", 8.0},
@@ -183,7 +183,7 @@ TEST_F(SafetensorsTest, EveryWrongConfigurationIsRefused) {
       {"rope_theta", 0, "rope base is 0"},
       {"rope_theta", 1e300, "rope base is 1e+300"},
       {"rope_scaling", 3, "rope_scaling is 3"},
-      {"rope_scaling", yarn, "rope_scaling: rope_type is \"yarn\""},
+      {"rope_scaling", dynamic, "rope_scaling: rope_type is \"dynamic\""},
       {"rope_scaling", no_factor, "rope_scaling: factor is missing"},
       {"rope_scaling", llama3, "high_freq_factor is 4, expected more than"},
   };

@@ -64,7 +64,7 @@ TEST_P(OracleTest, EncodesAndDecodesAsTheAuthors) {
 
 INSTANTIATE_TEST_SUITE_P(TokenizerJson, OracleTest,
                          ::testing::Values("gpt-2", "smollm", "olmo", "bloom", "falcon",
-                                           "llama-bpe", "qwen2", "llama", "mistral"),
+                                           "llama-bpe", "qwen2", "gpt-4o", "llama", "mistral"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::erase(name, '-');

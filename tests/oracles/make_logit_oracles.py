@@ -23,7 +23,7 @@ import transformers
 OUT = "tests/testdata/models"
 VOCAB = 131
 GGUF = ["qwen2-window", "qwen3-tied", "gptneox", "falcon-grouped", "phi3-long", "gemma3", "bloom", "mixtral",
-        "qwen3moe"]  # .gguf files too
+        "qwen3moe", "gptoss"]  # .gguf files too
 PROMPT, GREEDY = 9, 20  # tokens that greedy generation begins with, and gives
 LLAMA = dict(vocab_size=VOCAB, hidden_size=30, intermediate_size=53, num_hidden_layers=2,
              num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=96,
@@ -40,6 +40,9 @@ BLOOM = dict(vocab_size=VOCAB, hidden_size=30, n_layer=2, n_head=3, seq_length=9
 LONGROPE = dict(rope_type="longrope", short_factor=[1.0, 1.1, 1.2, 1.3], long_factor=[1.0, 1.5, 2.5, 6.0])
 PHI3 = LLAMA | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, pad_token_id=2)
 EXPERTS = dict(num_experts_per_tok=2)
+GPTOSS = LLAMA | EXPERTS | dict(sliding_window=11, num_local_experts=5, layer_types=None)
+YARN = dict(rope_type="yarn", rope_theta=150000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+            original_max_position_embeddings=64)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=16)
 
@@ -105,6 +108,20 @@ CASES = {
     "qwen3moe-plain": ("Qwen3Moe", LLAMA | EXPERTS | dict(num_attention_heads=6, num_key_value_heads=2, head_dim=10,
                                                           num_experts=11, moe_intermediate_size=21,
                                                           tie_word_embeddings=True), "float32", 40, {}),
+    # Longer than the window of each other layer.
+    "gptoss": ("GptOss", GPTOSS | dict(num_attention_heads=6, num_key_value_heads=2, head_dim=14,
+                                       rope_parameters=YARN), "float16", 90, {}),
+    "gptoss-odd": ("GptOss", GPTOSS | dict(num_attention_heads=5, num_key_value_heads=1, head_dim=10,
+                                           num_hidden_layers=3, sliding_window=35, num_local_experts=7,
+                                           num_experts_per_tok=3, tie_word_embeddings=True,
+                                           rope_parameters=YARN | dict(rope_theta=500.0, beta_fast=1.5, beta_slow=0.5,
+                                                                       truncate=True, attention_factor=0.8)),
+                   "bfloat16", 60, {}),
+    "gptoss-plain": ("GptOss", GPTOSS | dict(num_key_value_heads=3, head_dim=16, sliding_window=7,
+                                             rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+                     "float32", 40, {}),
+    "llama-yarn": ("Llama", LLAMA | dict(num_attention_heads=5, num_key_value_heads=1, head_dim=12, rope_scaling=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=24)), "float16", 90, {}),
 }
 CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -117,6 +134,7 @@ CLASSES = {"Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
            "Falcon": (transformers.FalconConfig, transformers.FalconForCausalLM),
            "Bloom": (transformers.BloomConfig, transformers.BloomForCausalLM),
            "Mixtral": (transformers.MixtralConfig, transformers.MixtralForCausalLM),
+           "GptOss": (transformers.GptOssConfig, transformers.GptOssForCausalLM),
            "Qwen3Moe": (transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM),
            "Gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM)}
 
@@ -130,6 +148,9 @@ def randomize(model, generator):
             weight.data = noise * 1.5 / inputs**0.5
         elif weight.dim() == 2:
             weight.data = noise * 0.7
+        elif type(model).__name__.startswith("GptOss") and weight.dim() == 3:
+            # Experts [in, out], and gates that are clamped here and there.
+            weight.data = noise * (3.0 if "gate_up" in name else 1.0) / weight.shape[1]**0.5
         elif weight.dim() == 3:  # experts
             weight.data = noise * 1.5 / weight.shape[2]**0.5
         elif "bias" in name:
@@ -144,7 +165,7 @@ def in_double(model):
     for module in model.modules():
         if type(module).__name__.endswith("TopKRouter"):
             def route(x, m=module):
-                scores = torch.nn.functional.linear(x, m.weight)
+                scores = torch.nn.functional.linear(x, m.weight, getattr(m, "bias", None))
                 weights, ids = torch.topk(scores.softmax(-1), m.top_k)
                 if getattr(m, "norm_topk_prob", True):
                     weights = weights / weights.sum(-1, keepdim=True)
@@ -186,10 +207,19 @@ def pair_rows(weight, heads):
     return weight.reshape(heads, 2, half, -1).swapaxes(1, 2).reshape(weight.shape)
 
 
-def expert_tensors(state):
-    """A model's tensors as GGUF has those of experts: gate and up apart."""
+def expert_tensors(state, gptoss):
+    """A model's tensors as GGUF has those of experts: gate and up apart, which take turns in gpt-oss' columns."""
     for name, tensor in state.items():
-        if name.endswith("experts.gate_up_proj"):
+        if gptoss and ".experts." in name:
+            kind = "bias" if name.endswith("_bias") else "weight"
+            parts = [("", slice(None))] if "down" in name else [("gate", slice(0, None, 2)), ("up", slice(1, None, 2))]
+            for part, columns in parts:
+                own = tensor[..., columns]
+                own = own if kind == "bias" else own.swapaxes(1, 2).contiguous()
+                yield name.removesuffix("_bias").replace("gate_up", part) + "." + kind, own
+        elif gptoss and name.endswith("sinks"):
+            yield name + ".weight", tensor
+        elif name.endswith("experts.gate_up_proj"):
             gate, up = tensor.chunk(2, dim=1)
             yield name.replace("gate_up_proj", "gate_proj.weight"), gate
             yield name.replace("gate_up_proj", "up_proj.weight"), up
@@ -207,8 +237,10 @@ def write_gguf(folder):
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     kind = config.model_type.removesuffix("_text").replace("_", "").replace("mixtral", "llama")
     gemma = kind == "gemma3"
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[kind.upper()], config.num_hidden_layers)
-    writer = gguf.GGUFWriter(os.path.join(folder, "model.gguf"), kind)
+    gptoss = kind == "gptoss"
+    arch = gguf.MODEL_ARCH["GPT_OSS" if gptoss else kind.upper()]
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    writer = gguf.GGUFWriter(os.path.join(folder, "model.gguf"), gguf.MODEL_ARCH_NAMES[arch])
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_kv_heads", getattr(config, "num_key_value_heads", heads))
     writer.add_block_count(config.num_hidden_layers)
@@ -218,19 +250,25 @@ def write_gguf(folder):
     writer.add_feed_forward_length(getattr(config, "ffn_hidden_size", None) or inner)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
-    if config.model_type == "mixtral":
+    if config.model_type in ("mixtral", "gpt_oss"):
         writer.add_expert_count(config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
     if kind == "qwen3moe":
         writer.add_expert_count(config.num_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if hasattr(config, "head_dim") and kind in ("gemma3", "qwen3", "qwen3moe", "llama"):
+    if hasattr(config, "head_dim") and kind in ("gemma3", "qwen3", "qwen3moe", "llama", "gptoss"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if gemma:
         writer.add_sliding_window(config.sliding_window)
         writer.add_sliding_window_pattern(config.layer_types.index("full_attention") + 1)
+    if gptoss:  # as llama.cpp's converter
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(config.rope_parameters["factor"])
+        writer.add_rope_scaling_orig_ctx_len(config.rope_parameters["original_max_position_embeddings"])
     if kind == "gptneox":
         writer.add_parallel_residual(config.use_parallel_residual)
         share = config.rope_parameters["partial_rotary_factor"]
@@ -250,10 +288,10 @@ def write_gguf(folder):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
         writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.layer_norm_epsilon)
-    for name, tensor in expert_tensors(model.state_dict()):
+    for name, tensor in expert_tensors(model.state_dict(), gptoss):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        values = tensor.numpy() if tensor.dim() == 1 else tensor.to(torch.float16).numpy()
+        values = tensor.numpy() if tensor.dim() == 1 or name.endswith("bias") else tensor.to(torch.float16).numpy()
         assert (values == tensor.numpy()).all(), "f16 holds what the folder holds"
         if kind == "llama" and ("q_proj" in name or "k_proj" in name):
             values = pair_rows(values, heads if "q_proj" in name else kv_heads)
@@ -277,7 +315,7 @@ def small_checkpoints(names):
         shutil.rmtree(folder, ignore_errors=True)
         config_class, model_class = CLASSES[kind]
         generator = torch.Generator().manual_seed(1000 + index)
-        how = dict(attn_implementation="eager" if kind == "Bloom" else "sdpa")
+        how = dict(attn_implementation="eager" if kind in ("Bloom", "GptOss") else "sdpa")
         if "num_experts_per_tok" in options:
             how["experts_implementation"] = "eager"
         model = model_class(config_class(**options, **how)).eval()

@@ -228,7 +228,7 @@ SNIPPETS = {
 "unpack": "{% for a, b in [[1]] %}{% endfor %}",
 }
 
-# Of the two formats of calls that are known (server/openai/tool_calls.h).
+# Of the two formats of calls that are known (server/openai/tool_calls.h), and gpt-oss'.
 TOOL_TEMPLATES = {
 "tools-hermes": """{%- if tools is iterable and tools | length > 0 %}{{- '<|im_start|>system\\nTools: <tools>' }}
     {%- for tool in tools %}{%- if tool.function is defined %}{%- set tool = tool.function %}{%- endif %}
@@ -261,6 +261,73 @@ TOOL_TEMPLATES = {
         {{- '<|eot|>' }}
     {%- endif %}
 {%- endfor %}""",
+"tools-harmony": """{#- Types of arguments as TypeScript has them. #}
+{%- macro type_of(spec, required, nullable=false) -%}
+    {%- if spec.type == "array" -%}
+        {{- (type_of(spec['items'], required) if spec['items'] else "any") + "[]" }}
+    {%- elif spec.type is defined and spec.type is iterable and spec.type is not string and spec.type is not mapping and spec.type[0] is defined -%}
+        {%- if spec.type | length > 1 -%}{{- spec.type | join(" | ") }}{%- else -%}{{- spec.type[0] }}{%- endif -%}
+    {%- elif spec.type == "string" -%}
+        {%- if spec.enum -%}{{- '"' + spec.enum|join('" | "') + '"' -}}{%- else -%}{{- "string" }}{%- endif -%}
+    {%- elif spec.type == "object" and spec.properties -%}
+        {{- "{\\n" }}
+        {%- for name, field in spec.properties.items() -%}
+            {{- name -}}{%- if name not in (spec.required or []) -%}{{- "?" }}{%- endif -%}{{- ": " }}
+            {{ type_of(field, spec.required or []) }}
+            {%- if not loop.last -%}{{-", " }}{%- endif -%}
+        {%- endfor -%}
+        {{- "}" }}
+    {%- else -%}{{- "any" }}{%- if nullable or spec.nullable %}{{- " | null" }}{%- endif -%}{%- endif -%}
+{%- endmacro -%}
+{%- macro space_of(name, tools) -%}
+    {{- "namespace " + name + " {\\n" }}
+    {%- for tool in tools %}{%- set tool = tool.function %}
+        {{- "// " + (tool.description or "") + "\\ntype "+ tool.name + " = " + type_of(tool.parameters or {}, []) + ";\\n" }}
+        {%- for name, field in (tool.parameters or {}).get("properties", {}).items() %}
+            {%- if field.default is defined -%}{{- "// " + name + ": " + field.default|tojson }}{%- endif -%}
+        {%- endfor %}
+    {%- endfor %}
+    {{- "}" }}
+{%- endmacro -%}
+{%- macro system() -%}
+    {%- if effort is not defined %}{%- set effort = "medium" %}{%- endif %}
+    {{- "Date: " + strftime_now("%Y-%m-%d") + "\\nReasoning: " + effort }}
+    {%- if tools -%}{{- "\\nCalls go to 'functions'." }}{%- endif -%}
+{%- endmacro -%}
+{{- "<|start|>system<|message|>" }}{{- system() }}{{- "<|end|>" }}
+{%- if messages[0].role == "developer" or messages[0].role == "system" %}
+    {%- set developer = messages[0].content %}{%- set rest = messages[1:] %}
+{%- else %}{%- set developer = "" %}{%- set rest = messages %}{%- endif %}
+{%- if developer or tools %}
+    {{- "<|start|>developer<|message|>" }}{{- developer }}
+    {%- if tools -%}{{- space_of("functions", tools) }}{%- endif -%}{{- "<|end|>" }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in rest -%}
+    {%- if message.role == 'assistant' and "tool_calls" in message -%}
+        {%- set future = namespace(found=false) %}
+        {%- for later in rest[loop.index:] %}
+            {%- if later.role == 'assistant' and "tool_calls" not in later %}{%- set future.found = true %}{%- endif %}
+        {%- endfor %}
+        {%- set call = message.tool_calls[0] %}{%- if call.function %}{%- set call = call.function %}{%- endif %}
+        {%- if message.content and message.thinking %}{{- raise_exception("both") }}
+        {%- elif message.content and not future.found %}{{- "<|channel|>analysis<|message|>" + message.content }}{%- endif %}
+        {{- "<|start|>assistant to=functions." + call.name + "<|channel|>commentary " }}
+        {{- (call.content_type if call.content_type is defined else "json") + "<|message|>" }}
+        {%- if call.arguments is string -%}{{- call.arguments }}{%- else -%}{{- call.arguments | tojson }}{%- endif -%}
+        {{- "<|call|>" }}{%- set last.name = call.name %}
+    {%- elif message.role == 'assistant' -%}
+        {%- if "<|channel|>" in message.content %}{{- raise_exception("channels") }}{%- endif %}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + ("<|return|>" if loop.last and not add_generation_prompt else "<|end|>") }}
+        {%- set last.name = none %}
+    {%- elif message.role == 'tool' -%}
+        {%- if last.name is none %}{{- raise_exception("no call") }}{%- endif %}
+        {{- "<|start|>functions." + last.name + " to=assistant<|channel|>commentary<|message|>" + message.content + "<|end|>" }}
+    {%- else -%}{{- "<|start|>user<|message|>" + message.content + "<|end|>" }}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+<|start|>assistant
+{%- endif -%}""",
 }
 
 CHATS = [

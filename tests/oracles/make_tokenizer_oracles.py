@@ -21,6 +21,9 @@ OUT = "tests/testdata/tokenizers"
 LLAMA3 = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
           r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+GPT4O = "|".join(r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]" + capitals + r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]" + others
+                 + "(?i:'s|'t|'re|'ve|'m|'ll|'d)?" for capitals, others in ("*+", "+*")) + (
+                     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 HARD = [
@@ -169,6 +172,8 @@ def byte_level_family():
                       AddedToken("<|im_start|>", special=True, normalized=False),
                       AddedToken("<|im_end|>", special=True, normalized=False),
                       AddedToken("<tool>", special=False, normalized=False)])
+    byte_level("gpt-4o", split(GPT4O), ["<|startoftext|>", "<|return|>"],
+               {"bos_token": "<|startoftext|>", "eos_token": "<|return|>"}, size=600)
 
 
 def train_sentencepiece():

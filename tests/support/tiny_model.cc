@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
@@ -320,10 +321,11 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   if (architecture.experts) {
     writer.AddU32(prefix + "expert_count", static_cast<uint32_t>(config.experts));
     writer.AddU32(prefix + "expert_used_count", static_cast<uint32_t>(config.experts_per_token));
-    if (architecture.config_json.default_rope_base != 10000) {
-      writer.AddF32(prefix + "rope.freq_base",
-                    static_cast<float>(architecture.config_json.default_rope_base));
-    }
+  }
+  if ((architecture.experts || architecture.local_layers) &&
+      architecture.config_json.default_rope_base != 10000) {
+    writer.AddF32(prefix + "rope.freq_base",
+                  static_cast<float>(architecture.config_json.default_rope_base));
   }
   if (config.window > 0) {
     writer.AddU32(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
@@ -331,12 +333,10 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   if (architecture.local_layers) {
     writer.AddU32(prefix + "attention.sliding_window_pattern",
                   static_cast<uint32_t>(config.global_every));
-    writer.AddF32(prefix + "rope.freq_base",
-                  static_cast<float>(architecture.config_json.default_rope_base));
   }
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
   if (o.tokenizer) AddTokenizer(o, writer);
-  std::string experts;
+  std::map<std::string, std::string> experts;  // by name, of all
   for (TinyTensor& tensor : TensorsOf(architecture, o)) {
     if (tensor.heads > 0) PermuteHeads(tensor);
     const std::string format = tensor.shape.size() == 1 ? "f32" : o.format;
@@ -348,12 +348,13 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
       continue;
     }
     // All experts' matrices in one tensor.
-    experts += data;
-    if (parsed.expert != std::to_string(config.experts - 1)) continue;
+    const bool last = parsed.expert == std::to_string(config.experts - 1);
     parsed.expert = {};
+    const std::string all = SpellTensorName(architecture, Checkpoint::Kind::kGguf, parsed);
+    experts[all] += data;
+    if (!last) continue;
     tensor.shape.insert(tensor.shape.begin(), config.experts);
-    writer.AddTensor(SpellTensorName(architecture, Checkpoint::Kind::kGguf, parsed), tensor.shape,
-                     type, std::exchange(experts, {}));
+    writer.AddTensor(all, tensor.shape, type, experts[all]);
   }
   const auto path = std::filesystem::path(directory) / ("tiny-" + name + ".gguf");
   TREADLE_RETURN_IF_ERROR(WriteFile(path, writer.Bytes()));

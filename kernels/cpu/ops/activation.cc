@@ -1,9 +1,11 @@
-// SwiGLU, GeGLU, both GELUs and ReLU, elementwise.
+// Both SwiGLUs, GeGLU, both GELUs and ReLU, elementwise.
 #include "kernels/cpu/isa_kernel.h"
 
 namespace treadle {
 
 TREADLE_ISA_KERNEL(SwiGluElements, void(const float* gate, const float* up, float* out, int64_t n));
+TREADLE_ISA_KERNEL(ClampedSwiGluElements,
+                   void(const float* gate, const float* up, float limit, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeGluElements, void(const float* gate, const float* up, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluElements, void(const float* x, float* out, int64_t n));
 TREADLE_ISA_KERNEL(GeluErfElements, void(const float* x, float* out, int64_t n));
@@ -19,6 +21,16 @@ namespace treadle::TREADLE_ISA {
 void SwiGluElements(const float* gate, const float* up, float* out, int64_t n) {
   ForEachVec(n, [&](int64_t i, int64_t lanes) {
     StoreLanes(out + i, Mul(Silu(LoadLanes(gate + i, lanes)), LoadLanes(up + i, lanes)), lanes);
+  });
+}
+
+void ClampedSwiGluElements(const float* gate, const float* up, float limit, float* out, int64_t n) {
+  const Vec most = Broadcast(limit), least = Broadcast(-limit), one = Broadcast(1.0f);
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {  // NaN stays what it is
+    const Vec x = Min(most, LoadLanes(gate + i, lanes));
+    const Vec more = Max(least, Min(most, LoadLanes(up + i, lanes)));
+    const Vec swish = TimesSigmoid(x, Mul(Broadcast(1.702f), x));
+    StoreLanes(out + i, Mul(Add(more, one), swish), lanes);
   });
 }
 
@@ -77,6 +89,12 @@ void Elementwise(ThreadPool& pool, Kernel kernel, const Tensor& x, const Tensor&
 
 void CpuOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
   Gated(pool_, kSwiGluElements[isa_], gate, up, out);
+}
+void CpuOps::ClampedSwiGlu(Tensor gate, Tensor up, float limit, Tensor out) {
+  const auto clamped = [&](const float* g, const float* u, float* to, int64_t n) {
+    kClampedSwiGluElements[isa_](g, u, limit, to, n);
+  };
+  Gated(pool_, clamped, gate, up, out);
 }
 void CpuOps::GeGlu(Tensor gate, Tensor up, Tensor out) {
   Gated(pool_, kGeGluElements[isa_], gate, up, out);

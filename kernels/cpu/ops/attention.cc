@@ -52,6 +52,7 @@ void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
         a.first_position = position;
         a.window = kv.window;
         if (kv.slopes != nullptr) a.slopes = kv.slopes + head * group;
+        if (kv.sinks != nullptr) a.sinks = kv.sinks + head * group;
         a.block_begin = kv.FirstSeen(position) / kAttentionBlock;
         a.block_end = (position + rows + kAttentionBlock - 1) / kAttentionBlock;
         a.scale = scale;

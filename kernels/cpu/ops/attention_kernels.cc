@@ -49,10 +49,12 @@ void Combine(const Running& to, const float* max, const float* sum, const float*
   }
 }
 
-void Clear(const Running& running, int64_t queries, int64_t padded_dim) {
+// Nothing but the sinks, which come before all blocks.
+void Clear(const AttentionArguments& a, const Running& running) {
+  const int64_t queries = a.rows * a.group, padded_dim = Padded(a.head_dim);
   for (int64_t query = 0; query < queries; ++query) {
-    running.max[query] = -kInfinity;
-    running.sum[query] = 0.0f;
+    running.max[query] = a.sinks == nullptr ? -kInfinity : a.sinks[query % a.group];
+    running.sum[query] = a.sinks == nullptr ? 0.0f : 1.0f;
   }
   for (int64_t i = 0; i < queries * padded_dim; i += kLanes) Store(running.vector + i, Zero());
 }
@@ -224,7 +226,7 @@ void AllBlocks(const AttentionArguments& a, const Scratch& scratch) {
 void AttendBlocks(const AttentionArguments& a) {
   const Scratch scratch = Carve(a.scratch, a.rows * a.group, a.head_dim);
   ScaleQueries(a, scratch.q);
-  if (a.partials == nullptr) Clear(scratch.running, a.rows * a.group, Padded(a.head_dim));
+  if (a.partials == nullptr) Clear(a, scratch.running);
   if (a.half) {
     AllBlocks<uint16_t>(a, scratch);
   } else {
@@ -249,7 +251,7 @@ void CombineAttention(const AttentionArguments& a) {
   const int64_t queries = a.rows * a.group;
   const int64_t padded_dim = Padded(a.head_dim);
   const Running running = Carve(a.scratch, queries, a.head_dim).running;
-  Clear(running, queries, padded_dim);
+  Clear(a, running);
   for (int64_t index = a.block_begin; index < a.block_end; ++index) {
     const float* partial = a.partials + (index - a.block_begin) * queries * (2 + padded_dim);
     for (int64_t first = 0; first < queries; first += kTile) {

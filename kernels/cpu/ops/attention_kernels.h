@@ -15,6 +15,7 @@ struct AttentionArguments {
   int64_t first_position;  // of row 0
   int64_t window;          // KvView::window
   const float* slopes;     // [group]: KvView::slopes; null: none
+  const float* sinks;      // [group]: KvView::sinks; null: none
   int64_t block_begin;     // in blocks of kAttentionBlock positions
   int64_t block_end;
   float scale;

@@ -142,6 +142,7 @@ AttentionParams MakeParams(Tensor q, const KvView& kv, const DeviceBatch& batch,
   constexpr int64_t kNone = std::numeric_limits<int32_t>::max();
   p.window = narrow(kv.window > 0 ? std::min(kv.window, kNone) : kNone);
   p.slopes = kv.slopes;
+  p.sinks = kv.sinks;
   p.splits = 1;
   p.batch = batch;
   return p;
@@ -191,7 +192,8 @@ void Attention(Device& device, Tensor q, const KvView& kv, const DeviceBatch& ba
   TREADLE_CHECK(out.cols == q.cols && out.rows == q.rows);
   if (batch.rows == 0 || batch.num_sequences == 0) return;
   const AttentionParams p = MakeParams(q, kv, batch, scale, out);
-  const Variant* variant = kv.slopes == nullptr ? Find(layout, device.properties()) : nullptr;
+  const bool plain = kv.slopes == nullptr && kv.sinks == nullptr;
+  const Variant* variant = plain ? Find(layout, device.properties()) : nullptr;
   if (variant != nullptr) {
     const AttentionCode code = Choose(*variant, layout, batch, device.properties(), deterministic);
     LaunchCode(device, code, layout, scratch, p);

@@ -70,8 +70,8 @@ void GeneralAttentionKernel(AttentionParams p) {
   for (int i = simt::Lane(); i < p.head_dim; i += simt::kWarp) vector[i] = 0;
   const float* q = p.q + row * p.q_stride + int64_t{head} * p.head_dim;
   const int32_t limit = p.batch.row_position[row] + 1;
-  float max = -simt::Infinity();
-  float sum = 0;
+  float max = p.sinks == nullptr ? -simt::Infinity() : p.sinks[head] * kLog2E;
+  float sum = p.sinks == nullptr ? 0.0f : 1.0f;  // the sink's own weight
   const int32_t first = FirstSeen(limit - 1, p.window);
   const float slope = p.slopes == nullptr ? 0.0f : p.slopes[head] * kLog2E;
   for (int32_t block = first / kBlockPositions; block * kBlockPositions < limit; ++block) {

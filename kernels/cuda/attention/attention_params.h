@@ -30,6 +30,7 @@ struct AttentionParams {
   float scale;          // of scores, times log2(e)
   int32_t window;       // KvView::window; the largest number: none
   const float* slopes;  // KvView::slopes; of general kernels
+  const float* sinks;   // KvView::sinks; likewise
   // Splits of a decoding row run side by side if its sequence's number is below split_sequences;
   // they leave their parts in scratch. 0: no row's do.
   int32_t split_sequences;
@@ -46,8 +47,8 @@ TREADLE_HOST_DEVICE int64_t PartIndex(const AttentionParams& p, int32_t sequence
 }
 
 // Attention that the tensor-core kernels do not take: K/V of f32, head sizes that are no multiple
-// of 8 or above 256, and slopes. One warp for each (row, query head), plain f32 arithmetic, the
-// same blocks; right, not fast.
+// of 8 or above 256, slopes, and sinks. One warp for each (row, query head), plain f32 arithmetic,
+// the same blocks; right, not fast.
 void LaunchGeneralAttention(Device& device, DType kv_type, const AttentionParams& p);
 
 }  // namespace treadle::cuda

@@ -208,6 +208,7 @@ struct ElementParams {
   Matrix b = {};
   RowOutput out = {};
   const int32_t* rows = nullptr;  // Gather's; null: all of them
+  float limit = 0;                // ClampedSwiGlu's
   int32_t cols = 0;
   uint32_t row_groups = 0;  // groups of a row
   uint32_t groups = 0;      // of all rows
@@ -254,6 +255,22 @@ void GatedKernel(ElementParams p) {
   LoadGroup(p.b.data + at.row * p.b.stride, at.column, p.cols, up);
   TREADLE_UNROLL
   for (int i = 0; i < kGroup; ++i) y[i] = kActivation(gate[i]) * up[i];
+  StoreGroup(p.out, at.row, at.column, p.cols, y);
+}
+
+TREADLE_KERNEL(kElementThreads) void ClampedSwiGluKernel(ElementParams p) {
+  simt::AwaitEarlierLaunches();
+  Place at;
+  if (!FindPlace(p, at)) return;
+  float gate[kGroup], up[kGroup], y[kGroup];
+  LoadGroup(p.a.data + at.row * p.a.stride, at.column, p.cols, gate);
+  LoadGroup(p.b.data + at.row * p.b.stride, at.column, p.cols, up);
+  TREADLE_UNROLL
+  for (int i = 0; i < kGroup; ++i) {
+    const float x = gate[i] > p.limit ? p.limit : gate[i];
+    const float more = up[i] > p.limit ? p.limit : up[i] < -p.limit ? -p.limit : up[i];
+    y[i] = (more + 1.0f) * simt::Divide(x, 1.0f + simt::Exp(-1.702f * x));
+  }
   StoreGroup(p.out, at.row, at.column, p.cols, y);
 }
 
@@ -376,6 +393,12 @@ void CudaOps::LayerNorm(Tensor x, const float* weight, const float* bias, float 
 void CudaOps::SwiGlu(Tensor gate, Tensor up, Tensor out) {
   const ElementParams params = GatedParams(gate, up, out);
   if (Ready()) LaunchElements(*device_, GatedKernel<Silu>, params, out);
+}
+
+void CudaOps::ClampedSwiGlu(Tensor gate, Tensor up, float limit, Tensor out) {
+  ElementParams params = GatedParams(gate, up, out);
+  params.limit = limit;
+  if (Ready()) LaunchElements(*device_, ClampedSwiGluKernel, params, out);
 }
 
 void CudaOps::GeGlu(Tensor gate, Tensor up, Tensor out) {

@@ -18,7 +18,8 @@ class GgufCheckpoint final : public Checkpoint {
  private:
   absl::Status ReadConfig();
   absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
-  absl::Status ReadRope(const std::string& prefix);
+  absl::Status ReadRope(const std::string& prefix, const Architecture& architecture);
+  absl::Status ReadYarn(const std::string& prefix, const Architecture& architecture);
 
   std::unique_ptr<GgufFile> file_;
 };
@@ -112,7 +113,7 @@ absl::Status GgufCheckpoint::ReadConfig() {
   const std::string_view second = architecture->gguf_second_norm;
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
   TREADLE_RETURN_IF_ERROR(ReadWindow(prefix, *architecture));
-  return architecture->rotary ? ReadRope(prefix) : absl::OkStatus();
+  return architecture->rotary ? ReadRope(prefix, *architecture) : absl::OkStatus();
 }
 
 absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
@@ -123,16 +124,34 @@ absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
     return absl::OkStatus();
   }
   TREADLE_ASSIGN_OR_RETURN(config_.window, file_->Integer(key));
-  TREADLE_ASSIGN_OR_RETURN(config_.global_every, file_->Integer(key + "_pattern", 6));
-  TREADLE_ASSIGN_OR_RETURN(config_.local_rope_base,
-                           file_->Number(prefix + "rope.freq_base_swa", kLocalRopeBase));
+  TREADLE_ASSIGN_OR_RETURN(config_.global_every,
+                           file_->Integer(key + "_pattern", architecture.global_every));
+  if (architecture.local_base) {
+    TREADLE_ASSIGN_OR_RETURN(config_.local_rope_base,
+                             file_->Number(prefix + "rope.freq_base_swa", kLocalRopeBase));
+  }
   if (architecture.gguf_query_scalar != nullptr) {
     config_.query_scalar = architecture.gguf_query_scalar(config_);
   }
   return absl::OkStatus();
 }
 
-absl::Status GgufCheckpoint::ReadRope(const std::string& prefix) {
+absl::Status GgufCheckpoint::ReadYarn(const std::string& prefix, const Architecture& architecture) {
+  const std::string scaling = prefix + "rope.scaling.", yarn = scaling + "yarn_";
+  Yarn& out = config_.yarn.emplace();
+  TREADLE_ASSIGN_OR_RETURN(out.factor, file_->Number(scaling + "factor"));
+  TREADLE_ASSIGN_OR_RETURN(out.original_context,
+                           file_->Integer(scaling + "original_context_length", config_.context));
+  TREADLE_ASSIGN_OR_RETURN(out.beta_fast, file_->Number(yarn + "beta_fast", out.beta_fast));
+  TREADLE_ASSIGN_OR_RETURN(out.beta_slow, file_->Number(yarn + "beta_slow", out.beta_slow));
+  TREADLE_ASSIGN_OR_RETURN(out.truncate,
+                           file_->Bool(yarn + "truncate", architecture.yarn_truncates));
+  TREADLE_ASSIGN_OR_RETURN(const double more, file_->Number(yarn + "attn_factor", 1.0));
+  out.attention_factor = Yarn::AttentionFactor(out.factor) * more;
+  return absl::OkStatus();
+}
+
+absl::Status GgufCheckpoint::ReadRope(const std::string& prefix, const Architecture& architecture) {
   TREADLE_ASSIGN_OR_RETURN(config_.rope_dim,
                            file_->Integer(prefix + "rope.dimension_count", config_.head_dim));
   TREADLE_ASSIGN_OR_RETURN(config_.rope_base, file_->Number(prefix + "rope.freq_base", 10000.0));
@@ -156,9 +175,11 @@ absl::Status GgufCheckpoint::ReadRope(const std::string& prefix) {
   } else if (scaling == "linear") {
     TREADLE_ASSIGN_OR_RETURN(config_.rope_linear_factor,
                              file_->Number(prefix + "rope.scaling.factor"));
+  } else if (scaling == "yarn") {
+    return ReadYarn(prefix, architecture);
   } else if (scaling != "none") {
     return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
-                         ", expected none, linear or longrope");
+                         ", expected none, linear, longrope or yarn");
   }
   return absl::OkStatus();
 }

@@ -25,6 +25,18 @@ void DescribeRope(const ModelConfig& config, const std::string& prefix,
     metadata.Add(prefix + "rope.scaling.attn_factor",
                  static_cast<float>(config.long_rope->attention_factor));
   }
+  if (const auto& yarn = config.yarn) {
+    const std::string scaling = prefix + "rope.scaling.";
+    metadata.Add(scaling + "type", "yarn");
+    metadata.Add(scaling + "factor", static_cast<float>(yarn->factor));
+    metadata.Add(scaling + "original_context_length",
+                 static_cast<uint32_t>(yarn->original_context));
+    metadata.Add(scaling + "yarn_beta_fast", static_cast<float>(yarn->beta_fast));
+    metadata.Add(scaling + "yarn_beta_slow", static_cast<float>(yarn->beta_slow));
+    metadata.Add(scaling + "yarn_attn_factor",
+                 static_cast<float>(yarn->attention_factor / Yarn::AttentionFactor(yarn->factor)));
+    metadata.Add(scaling + "yarn_truncate", yarn->truncate);  // Treadle's own
+  }
   if (config.rope_linear_factor != 1) {
     metadata.Add(prefix + "rope.scaling.type", "linear");
     metadata.Add(prefix + "rope.scaling.factor", static_cast<float>(config.rope_linear_factor));
@@ -150,6 +162,8 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   if (architecture.local_layers) {
     metadata.Add(prefix + "attention.sliding_window_pattern",
                  static_cast<uint32_t>(config.global_every));
+  }
+  if (architecture.local_base) {
     metadata.Add(prefix + "rope.freq_base_swa", static_cast<float>(config.local_rope_base));
   }
   if (architecture.gguf_query_scalar != nullptr &&

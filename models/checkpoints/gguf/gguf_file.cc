@@ -280,11 +280,12 @@ absl::Status GgufReader::PlaceTensors() {
 
 absl::Status GgufReader::SplitExperts() {
   constexpr int64_t kMostExperts = 1 << 12;
-  constexpr std::string_view kFused = "_exps.weight", kWeight = ".weight";
+  constexpr std::string_view kWeight = ".weight", kBias = ".bias";
   std::vector<StoredTensor> tensors;
   for (StoredTensor& tensor : gguf_->tensors_) {
-    const bool fused = tensor.shape.size() == 3 && tensor.name.ends_with(kFused);
-    if (!fused) {
+    const bool matrices = tensor.shape.size() == 3 && tensor.name.ends_with("_exps.weight");
+    const bool biases = tensor.shape.size() == 2 && tensor.name.ends_with("_exps.bias");
+    if (!matrices && !biases) {
       for (const std::string_view part : {".ffn_gate.", ".ffn_up.", ".ffn_down."}) {
         const size_t at = tensor.name.find(part);
         if (at == std::string::npos || at + part.size() + kWeight.size() > tensor.name.size()) {
@@ -301,11 +302,12 @@ absl::Status GgufReader::SplitExperts() {
       return Error("tensor ", Quoted(tensor.name), " is of ", experts, " experts, expected up to ",
                    kMostExperts);
     }
-    const std::string before = tensor.name.substr(0, tensor.name.size() - kWeight.size());
+    const std::string_view suffix = matrices ? kWeight : kBias;
+    const std::string before = tensor.name.substr(0, tensor.name.size() - suffix.size());
     tensor.shape.erase(tensor.shape.begin());
     tensor.bytes /= static_cast<uint64_t>(experts);
     for (int64_t i = 0; i < experts; ++i, tensor.data += tensor.bytes) {
-      tensor.name = Str(before, ".", i, kWeight);
+      tensor.name = Str(before, ".", i, suffix);
       tensors.push_back(tensor);
     }
   }

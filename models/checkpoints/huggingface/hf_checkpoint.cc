@@ -1,12 +1,16 @@
 // A Hugging Face folder as a Checkpoint.
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <set>
 
 #include "base/json_file.h"
 #include "base/mapped_file.h"
 #include "base/quoted.h"
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/huggingface/fused_experts.h"
 #include "models/checkpoints/huggingface/hf_quantization.h"
 #include "models/checkpoints/huggingface/safetensors.h"
 #include "models/text/tokenizer_json.h"
@@ -95,7 +99,12 @@ absl::Status HuggingFaceCheckpoint::ReadShards(const HfQuantization& quantizatio
     file_bytes_ += file->bytes().size();
     mapped_.push_back(std::move(file));
   }
+  std::vector<StoredTensor> experts;
+  if (ArchitectureOf(config_).hugging_face_fused_experts) {
+    TREADLE_ASSIGN_OR_RETURN(experts, TakeFusedExperts(entries));
+  }
   TREADLE_ASSIGN_OR_RETURN(MergedTensors merged, MergeQuantized(std::move(entries), quantization));
+  std::ranges::move(experts, std::back_inserter(merged.tensors));
   AddTensors(std::move(merged.tensors));
   unread_ = std::move(merged.unread);
   return absl::OkStatus();

@@ -158,6 +158,29 @@ absl::Status ReadLongRope(const Fields& fields, const Fields& rope, ModelConfig&
   return rope.Number("attention_factor", &out.attention_factor, out.attention_factor);
 }
 
+// "yarn": likewise.
+absl::Status ReadYarn(const Fields& fields, const Fields& rope, ModelConfig& config) {
+  Yarn& out = config.yarn.emplace();
+  const char* const original = "original_max_position_embeddings";
+  TREADLE_RETURN_IF_ERROR((rope.Has(original) ? rope : fields)
+                              .Integer(original, &out.original_context, config.context));
+  const double longer =
+      static_cast<double>(config.context) / static_cast<double>(out.original_context);
+  TREADLE_RETURN_IF_ERROR(rope.Number("factor", &out.factor, longer));
+  TREADLE_RETURN_IF_ERROR(rope.Number("beta_fast", &out.beta_fast, out.beta_fast));
+  TREADLE_RETURN_IF_ERROR(rope.Number("beta_slow", &out.beta_slow, out.beta_slow));
+  TREADLE_RETURN_IF_ERROR(rope.Bool("truncate", &out.truncate, true));
+  double scale = 0, scale_all = 0;
+  TREADLE_RETURN_IF_ERROR(rope.Number("mscale", &scale, scale));
+  TREADLE_RETURN_IF_ERROR(rope.Number("mscale_all_dim", &scale_all, scale_all));
+  double attention_factor = Yarn::AttentionFactor(out.factor);
+  if (scale != 0 && scale_all != 0) {
+    attention_factor =
+        Yarn::AttentionFactor(out.factor, scale) / Yarn::AttentionFactor(out.factor, scale_all);
+  }
+  return rope.Number("attention_factor", &out.attention_factor, attention_factor);
+}
+
 // rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files), which may
 // hold one for global and one for local layers.
 absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig& config) {
@@ -190,7 +213,8 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
   if (type.is_null() || type == "default") return absl::OkStatus();
   if (type == "linear") return rope.Number("factor", &config.rope_linear_factor);
   if (type == "longrope" || type == "su") return ReadLongRope(fields, rope, config);
-  if (type != "llama3") return rope.Wrong(type_name, "default, linear, llama3 or longrope");
+  if (type == "yarn") return ReadYarn(fields, rope, config);
+  if (type != "llama3") return rope.Wrong(type_name, "default, linear, llama3, longrope or yarn");
   RopeScaling scaling;
   TREADLE_RETURN_IF_ERROR(rope.Number("factor", &scaling.factor));
   TREADLE_RETURN_IF_ERROR(rope.Number("low_freq_factor", &scaling.low_freq_factor));
@@ -243,7 +267,7 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
   }
   if (!architecture.rotary) return absl::OkStatus();
-  if (architecture.local_layers) config.local_rope_base = kLocalRopeBase;
+  if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
   return ReadWindow(fields, architecture, config);
 }

@@ -16,7 +16,7 @@ using Json = nlohmann::json;
 constexpr int64_t kLargest = int64_t{1} << 30;
 
 constexpr const char* kMethods[] = {"bitsandbytes", "fp8", "fbgemm_fp8", "compressed-tensors",
-                                    "gptq",         "awq", "treadle"};
+                                    "gptq",         "awq", "mxfp4",      "treadle"};
 // What compressed-tensors calls the layouts that are read.
 constexpr const char* kCompressedFormats[] = {"float-quantized", "naive-quantized"};
 

@@ -14,6 +14,7 @@
 //                          out * bits / 32], P.scales f16 or bf16 [groups, out], P.g_idx i32 [in]:
 //                          the group of each column, in any order (missing, or all zeros: in order)
 //   AWQ ("gemm")           P.qweight i32 [in, out / 8], P.qzeros i32 [groups, out / 8], P.scales
+//   MXFP4                  of all experts of a layer: fused_experts.h
 //   k-bit (Treadle's own)  P.weight u8 (a stream of codes, first code in the lowest bits),
 //                          P.weight.scales f16 [blocks], P.weight.codebook f32 [2^bits],
 //                          P.weight.quant_state.treadle: u8, JSON with format (the name in

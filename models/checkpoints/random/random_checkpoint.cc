@@ -28,7 +28,7 @@ struct Shape {
   double rope_factor = 0;  // of Llama-3's scaling; 0: none
   int64_t head_dim = 0;    // 0: heads divide the hidden size
   int64_t layer_norms = 2;
-  int64_t window = 0;  // of layers that are local: all, or, of Gemma, but each sixth
+  int64_t window = 0;  // of layers that are local: all, or but one of Architecture::global_every
   int64_t experts = 0, experts_per_token = 0;
 };
 
@@ -53,6 +53,8 @@ constexpr Shape kShapes[] = {
     {"mixtral-8x7b", "mixtral", 32, 4096, 32, 8, 14336, 32000, 32768, false, 1e6, 0, 0, 2, 0, 8, 2},
     {"qwen3-30b-a3b", "qwen3moe", 48, 2048, 32, 4, 768, 151936, 40960, false, 1e6, 0, 128, 2, 0,
      128, 8},
+    {"gpt-oss-20b", "gpt-oss", 24, 2880, 64, 8, 2880, 201088, 131072, false, 150000, 0, 64, 2, 128,
+     32, 4},
 };
 
 struct Change {
@@ -127,8 +129,8 @@ ModelConfig ConfigOf(const Shape& shape) {
   config.experts = shape.experts;
   config.experts_per_token = std::min(shape.experts_per_token, shape.experts);
   if (architecture.local_layers) {
-    config.global_every = 6;
-    config.local_rope_base = kLocalRopeBase;
+    config.global_every = architecture.global_every;
+    if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
   }
   if (shape.rope_factor > 0) config.rope_scaling = RopeScaling{.factor = shape.rope_factor};
   return config;
@@ -290,12 +292,15 @@ absl::Status RandomCheckpoint::MakeTensors() {
       tensor.bytes = static_cast<uint64_t>(tensor.Elements()) * sizeof(BFloat16);
     };
     const int64_t n = SizeOf(row.rows, config_), k = SizeOf(row.columns, config_);
+    const bool bias = row.bias != nullptr && row.bias(config_);
     if (InExperts(row.part)) {
       for (int64_t i = 0; i < config_.experts; ++i) add_one(".weight", {n, k}, std::to_string(i));
+      for (int64_t i = 0; bias && i < config_.experts; ++i)
+        add_one(".bias", {n}, std::to_string(i));
       return;
     }
     add_one(".weight", row.columns == Extent::kNone ? std::vector{n} : std::vector{n, k});
-    if (row.bias != nullptr && row.bias(config_)) add_one(".bias", {n});
+    if (bias) add_one(".bias", {n});
   };
   const std::vector<const TensorRow*> rows = TensorsOf(config_);
   for (const TensorRow* row : rows) {
@@ -316,7 +321,8 @@ absl::Status RandomCheckpoint::MakeTensors() {
   for (StoredTensor& tensor : tensors) {
     const uint64_t offset = HashOf(tensor.name) % (Bytes(noise).size() / kAlignment) * kAlignment;
     const TensorRow& row = *ParseTensorName(architecture, kind_, tensor.name).row;
-    if (row.columns == Extent::kNone && tensor.name.ends_with(".weight")) {
+    const bool norm = row.columns == Extent::kNone && row.part != Part::kSinks;
+    if (norm && tensor.name.ends_with(".weight")) {
       const int64_t first = row.rows == Extent::kHeadDim ? config_.hidden : 0;
       tensor.data = gains_.get() + static_cast<size_t>(first) * sizeof(BFloat16);
     } else {

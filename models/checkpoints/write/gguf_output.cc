@@ -22,8 +22,9 @@ struct FileType {
   std::string_view format;
   uint32_t id;
 };
-constexpr FileType kFileTypes[] = {{"f32", 0},  {"f16", 1},  {"q4_0", 2}, {"q4_1", 3},
-                                   {"q8_0", 7}, {"q5_0", 8}, {"q5_1", 9}, {"bf16", 32}};
+constexpr FileType kFileTypes[] = {{"f32", 0},  {"f16", 1},   {"q4_0", 2},
+                                   {"q4_1", 3}, {"q8_0", 7},  {"q5_0", 8},
+                                   {"q5_1", 9}, {"bf16", 32}, {"mxfp4", 38}};
 
 constexpr int64_t kAlignment = 32;  // of a file that does not say
 
@@ -85,6 +86,9 @@ absl::StatusOr<TensorTarget> GgufOutput::FolderTarget(const StoredTensor& tensor
                                   FileRowOrder(*name.row, config, Checkpoint::Kind::kGguf));
   target.to_gguf = true;
   target.transposed = TransposedInFolder(config, tensor);
+  if (tensor.shape.size() == 2 && tensor.format->block > 1 && !tensor.format->apart()) {
+    return target;  // GGUF's own blocks
+  }
   // Vectors are floats in every file; of what GGUF has no type for, floats, exactly.
   const bool keep = tensor.shape.size() == 2 && tensor.format->gguf_type >= 0;
   target.to = &dense_.at(keep ? tensor.format->name : "f32");

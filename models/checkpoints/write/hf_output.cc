@@ -66,9 +66,19 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
       json["max_window_layers"] = config.global_layers;
     }
   }
-  if (architecture.local_layers) json["rope_local_base_freq"] = config.local_rope_base;
+  if (architecture.local_base) json["rope_local_base_freq"] = config.local_rope_base;
   if (config.rope_linear_factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
+  }
+  if (const auto& yarn = config.yarn) {
+    json["rope_scaling"] = {{"rope_type", "yarn"},
+                            {"type", "yarn"},
+                            {"factor", yarn->factor},
+                            {"beta_fast", yarn->beta_fast},
+                            {"beta_slow", yarn->beta_slow},
+                            {"original_max_position_embeddings", yarn->original_context},
+                            {"truncate", yarn->truncate},
+                            {"attention_factor", yarn->attention_factor}};
   }
   if (const auto& rope = config.long_rope) {
     json["rope_scaling"] = {{"rope_type", "longrope"},
@@ -189,7 +199,8 @@ absl::StatusOr<TensorTarget> HuggingFaceOutput::Target(const StoredTensor& tenso
     target.transposed = TransposedInFolder(source_.config(), tensor);
   }
   if (tensor.shape.size() != 2) return target;
-  if (tensor.format->name.starts_with("gptq")) {  // read, but not written
+  // Read, but not written.
+  if (tensor.format->name.starts_with("gptq") || (!gguf() && tensor.format->block > 1)) {
     target.to = &*as_floats_;
     target.to_keep = true;
   }
@@ -235,6 +246,10 @@ absl::StatusOr<uint64_t> HuggingFaceOutput::Finish(const Provenance& provenance)
 
 std::vector<std::string> HuggingFaceOutput::Notices() const {
   std::vector<std::string> notices;
+  if (ArchitectureOf(source_.config()).hugging_face_fused_experts) {
+    notices.push_back(
+        "Treadle reads this folder; transformers wants all experts of a layer in one tensor");
+  }
   if (bytes_as_floats_ > 0) {
     notices.push_back(Str(bytes_as_floats_ / 1'000'000,
                           " MB are matrices kept in 32 bits, because what is written here "

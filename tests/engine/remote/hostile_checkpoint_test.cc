@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <span>
 #include <thread>
+#include <tuple>
 
 #include "base/sha256.h"
 #include "base/status.h"
@@ -69,6 +73,54 @@ TEST(HostileCheckpoint, ExpertsThatNoLayerHasAreRefused) {
   EXPECT_THAT(Opened(directory).message(), HasSubstr("experts per token is 5, expected 1 to 4"));
   directory.mutable_config()->set_sizes(14, 0);
   EXPECT_THAT(Opened(directory).message(), HasSubstr("experts is 0, expected 1 to 4096"));
+}
+
+TEST(HostileCheckpoint, YarnThatCannotBeIsRefused) {
+  control::CheckpointDirectory directory = Directory();
+  control::Yarn& yarn = *directory.mutable_config()->mutable_yarn();
+  yarn.set_factor(4);
+  yarn.set_beta_fast(32);
+  yarn.set_beta_slow(1);
+  yarn.set_original_context(64);
+  yarn.set_attention_factor(1);
+  EXPECT_EQ(Opened(directory), absl::OkStatus());
+  yarn.set_attention_factor(NAN);
+  EXPECT_THAT(Opened(directory).message(), HasSubstr("attention_factor is nan, expected"));
+  yarn.set_original_context(0);
+  EXPECT_THAT(Opened(directory).message(), HasSubstr("expected"));
+  yarn.set_factor(0.5);
+  EXPECT_THAT(Opened(directory).message(), HasSubstr("factor is 0.5, expected 1 to"));
+}
+
+// Tensors that lie in the file in another order than they are sent in.
+TEST(HostileCheckpoint, ArrangedTensorsAreSentAsTheyAreRead) {
+  const auto checkpoint = Checkpoint::Open(TREADLE_TESTDATA "/models/gptoss");
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  CheckpointSender sender(**checkpoint, /*ranks=*/1);
+  int arranged = 0;
+  for (size_t i = 0; i < (*checkpoint)->tensors().size(); ++i) {
+    const StoredTensor& tensor = (*checkpoint)->tensors()[i];
+    if (!tensor.arranged) continue;
+    control::TensorRequest request;
+    request.set_tensor(static_cast<uint32_t>(i));
+    control::TensorChunk chunk;
+    sender.Answer(request, chunk);
+    EXPECT_EQ(chunk.problem(), "");
+    const std::vector<std::byte> bytes = tensor.arranged();
+    EXPECT_EQ(bytes.size(), tensor.bytes);
+    EXPECT_TRUE(std::ranges::equal(std::as_bytes(std::span(chunk.data())), bytes)) << tensor.name;
+    ++arranged;
+  }
+  EXPECT_EQ(arranged, 2 * 5 * 3 * 2);
+  control::CheckpointDirectory directory;
+  sender.Describe(directory);
+  const auto received =
+      ReceivedCheckpoint::Create(directory, std::chrono::seconds(1), [](const auto&) {});
+  ASSERT_TRUE(received.ok()) << received.status();
+  const Yarn &sent = *(*checkpoint)->config().yarn, &read = *(*received)->config().yarn;
+  EXPECT_EQ(std::tuple(read.factor, read.beta_fast, read.beta_slow, read.original_context,
+                       read.truncate, read.attention_factor),
+            std::tuple(8.0, 32.0, 1.0, 64, false, sent.attention_factor));
 }
 
 // Their sum is 2^64, so that what comes after them would lie beyond a small mapping.

@@ -180,8 +180,9 @@ INSTANTIATE_TEST_SUITE_P(OpCases, CudaBackendTest, testing::ValuesIn(Parameters(
 INSTANTIATE_TEST_SUITE_P(OpCases, InputTypeTest,
                          testing::Combine(testing::Values(DType::kF16, DType::kBF16),
                                           testing::Values(Op::kMatMul, Op::kRmsNorm, Op::kLayerNorm,
-                                                          Op::kSwiGlu, Op::kGeGlu, Op::kGelu,
-                                                          Op::kGeluErf, Op::kRelu, Op::kAttention)),
+                                                          Op::kSwiGlu, Op::kClampedSwiGlu,
+                                                          Op::kGeGlu, Op::kGelu, Op::kGeluErf,
+                                                          Op::kRelu, Op::kAttention)),
                          CaseName);
 
 TEST(CudaBackendErrors, ADeviceThatIsNotThere) {
