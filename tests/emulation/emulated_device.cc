@@ -132,7 +132,7 @@ DeviceProperties PropertiesOf(int ordinal, const EmulationSettings& settings) {
           .capability = 90,
           .warpgroup_matrices = settings.warpgroup_matrices,
           .memory_bytes = settings.memory_bytes,
-          .shared_bytes_per_block = size_t{227} << 10};
+          .shared_bytes_per_block = settings.shared_bytes_per_block};
 }
 
 struct EmulatedGraph : Graph {
@@ -256,6 +256,7 @@ class EmulatedDevice final : public Device {
   void LaunchRaw(const void* kernel, const LaunchShape& shape, void* params, size_t bytes,
                  Invoker invoke) override {
     CheckShape(shape);
+    if (settings_.launches != nullptr) settings_.launches->push_back({kernel, shape});
     LaunchWork launch;
     launch.params = std::make_shared<std::vector<simt::Words4>>((bytes + 15) / 16);
     std::memcpy(launch.params->data(), params, bytes);

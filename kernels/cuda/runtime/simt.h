@@ -197,6 +197,14 @@ TREADLE_DEVICE void LoadOnce16If(bool valid, const void* global, uint32_t (&r)[4
       : "l"(global), "r"(static_cast<int>(valid)));
 }
 
+// -- a thread's own memory ------------------------------------------------------------------------
+// The same address, but the compiler cannot keep in registers what lies there.
+template <typename T>
+TREADLE_DEVICE T* InMemory(T* own) {
+  asm volatile("" : "+l"(own) : : "memory");
+  return own;
+}
+
 // -- numbers --------------------------------------------------------------------------------------
 TREADLE_DEVICE float Fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 TREADLE_DEVICE float Exp(float x) { return expf(x); }
