@@ -269,6 +269,7 @@ class EmulatedDevice final : public Device {
     launch.grid.params = launch.params->data();
     Issue(std::move(launch));
   }
+  int ResidentRaw(const void*, const LaunchShape&) override { return settings_.resident_blocks; }
 
  private:
   static absl::StatusOr<Buffer> MakeBuffer(const std::shared_ptr<MemoryTable>& table,

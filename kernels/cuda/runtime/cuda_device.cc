@@ -1,10 +1,13 @@
 // Device on the CUDA runtime. One non-blocking stream; graphs by thread-local stream capture.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -273,6 +276,15 @@ class CudaDevice final : public Device {
                      shape.grid_z, ") blocks of ", shape.threads, " threads with ",
                      shape.shared_bytes, " bytes of shared memory"));
   }
+  int ResidentRaw(const void* kernel, const LaunchShape& shape) override {
+    if (!status_.ok() || !Prepare(kernel)) return 1;
+    int& blocks = resident_[{kernel, shape.threads, shape.shared_bytes}];
+    if (blocks > 0) return blocks;
+    Check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+              &blocks, kernel, static_cast<int>(shape.threads), shape.shared_bytes),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return blocks = std::max(blocks, 1);
+  }
 
  private:
   // Before a kernel's first launch: loads it, and lets it have all the shared memory that a block
@@ -337,6 +349,8 @@ class CudaDevice final : public Device {
   bool broken_off_ = false;  // status_ is a watch's
   bool capturing_ = false;
   std::unordered_set<const void*> prepared_;  // kernels
+  // By kernel, threads and bytes of shared memory.
+  std::map<std::tuple<const void*, uint32_t, size_t>, int> resident_;
 };
 
 }  // namespace
