@@ -34,7 +34,7 @@ struct EmulationSettings {
   bool deferred = false;
   bool warpgroup_matrices = true;  // DeviceProperties
   size_t shared_bytes_per_block = size_t{227} << 10;
-  int resident_blocks = 2;  // of any kernel, on a multiprocessor
+  int resident_blocks = 2;                        // of any kernel, on a multiprocessor
   std::vector<LaunchRecord>* launches = nullptr;  // told of each, in captures too
   // Products of warpgroups are a unit in the last place off those of warps, as they may be.
   bool warpgroups_round_apart = false;
