@@ -157,8 +157,9 @@ for policy in fcfs request-level; do
     --output-len "${lengths[1]}" --num-warmups 4 --label "$policy" --json
 done
 if [ -n "$dry$only" ] || python3 -c 'import torch, transformers' 2>/dev/null; then
-  step transformers 400 bash -c 'python3 "$1" --shape "$2/shapes.json" "${@:3}"' - "$here/transformers_peer.py" "$out" --device "$device" \
-    --batch-sizes "${batches%,*}" --prompt-tokens "${prompts%%,*}" --new-tokens "$new_tokens"
+  step transformers 400 bash -c '"$1" "$2" "$3" inspect --json "random:$4" >"$5/shape.json" && exec python3 "$6" --shape "$5/shape.json" "${@:7}"' \
+    - "${own[@]}" "$treadle" "$shape" "$out" "$here/transformers_peer.py" --device "$device" --batch-sizes "${batches%,*}" \
+    --prompt-tokens "${prompts%%,*}" --new-tokens "$new_tokens"
 fi
 step kernels_ops 60 "${own[@]}" "$treadle" bench kernels --device "$device" --seconds-per-case "$seconds_per_case" --cold-memory "$cold" \
   ${quick:+--filter rms_norm} --json

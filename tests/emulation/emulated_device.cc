@@ -250,13 +250,16 @@ class EmulatedDevice final : public Device {
   bool capturing() const override { return capturing_; }
 
   void* stream() override { return static_cast<Device*>(this); }
-  void RunOnHost(std::function<void()> work) override { Issue(std::move(work)); }
+  void RunOnHost(std::function<void()> work) override {
+    if (!settings_.dry) Issue(std::move(work));
+  }
 
  protected:
   void LaunchRaw(const void* kernel, const LaunchShape& shape, void* params, size_t bytes,
                  Invoker invoke) override {
     CheckShape(shape);
     if (settings_.launches != nullptr) settings_.launches->push_back({kernel, shape});
+    if (settings_.dry) return;
     LaunchWork launch;
     launch.params = std::make_shared<std::vector<simt::Words4>>((bytes + 15) / 16);
     std::memcpy(launch.params->data(), params, bytes);
@@ -375,6 +378,11 @@ ScopedEmulation::ScopedEmulation(const EmulationSettings& settings) {
 ScopedEmulation::~ScopedEmulation() {
   MutexLock lock(g_settings_mutex);
   g_settings = before_;
+}
+
+EmulationSettings CurrentEmulation() {
+  MutexLock lock(g_settings_mutex);
+  return g_settings;
 }
 
 absl::StatusOr<DeviceProperties> Device::Describe(int ordinal) {

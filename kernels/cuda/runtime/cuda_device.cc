@@ -13,6 +13,7 @@
 
 #include "base/status.h"
 #include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/launch_settings.h"
 #include "kernels/cuda/runtime/probe.h"
 #include "kernels/cuda/runtime/wait_watch.h"
 
@@ -81,6 +82,7 @@ class CudaDevice final : public Device {
 
   // Makes the context; the first call that can take long and fail.
   absl::Status Start() {
+    TREADLE_ASSIGN_OR_RETURN(settings_, ReadLaunchSettings());
     Check(cudaSetDevice(properties_.ordinal), "cudaSetDevice");
     // The first call that makes a context, and the question whether there is code for it.
     cudaFuncAttributes attributes = {};
@@ -97,7 +99,7 @@ class CudaDevice final : public Device {
     // It is the code that knows how to wait, not the device: a later GPU may run that of 8.0.
     int driver = 0;
     Check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-    begins_early_ = attributes.ptxVersion >= 90 && driver >= 12030;
+    begins_early_ = settings_.early && attributes.ptxVersion >= 90 && driver >= 12030;
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     for (cudaEvent_t& mark : marks_) Check(cudaEventCreate(&mark), "cudaEventCreate");
     return status_;
@@ -298,6 +300,11 @@ class CudaDevice final : public Device {
     Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(properties_.shared_bytes_per_block)),
           "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
+    if (settings_.carve_out >= 0) {
+      Check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 settings_.carve_out),
+            "cudaFuncSetAttribute(PreferredSharedMemoryCarveout)");
+    }
     Check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
     return status_.ok();
   }
@@ -341,6 +348,7 @@ class CudaDevice final : public Device {
 
   const DeviceProperties properties_;
   const std::string name_;
+  LaunchSettings settings_;
   bool begins_early_ = false;  // launches, before those before them have ended
   cudaStream_t stream_ = nullptr;
   cudaEvent_t marks_[kMarks] = {};
