@@ -7,7 +7,7 @@
 # need, stripped. All of them come along, gRPC too, so that the machine needs no packages and runs the very binary that is built here;
 # a second build without gRPC would be one more thing to keep working, for 20 MB. What stays behind: the C library, the driver, cuBLASLt
 # and NCCL, which are larger than everything else together and come with that machine's CUDA or PyTorch.
-# Environment: OUT (build/gpu_bundle), BUILD (build/gpu), JOBS, LIMIT_MIB (60), TARGETS.
+# Environment: OUT (build/gpu_bundle), BUILD (build/gpu), JOBS, LIMIT_MIB (60), TARGETS; BUILT=yes: TARGETS have been built in BUILD.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-build/gpu_bundle}
@@ -19,18 +19,19 @@ for name in "${@:-sm_90a}"; do
   architectures+=("${BASH_REMATCH[1]}-real")
 done
 
-cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTREADLE_CUDA="${TREADLE_CUDA:-ON}" \
+[ -n "${BUILT:-}" ] || cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTREADLE_CUDA="${TREADLE_CUDA:-ON}" \
   -DTREADLE_CUDA_ARCHITECTURES="$(IFS=';'; echo "${architectures[*]}")" >/dev/null
 targets=(treadle cuda_device_test cuda_backend_test)
 ! grep -q '^build nccl_gpu_test:' "$build/build.ninja" || targets+=(nccl_gpu_test)
 [ -z "${TARGETS:-}" ] || read -r -a targets <<<"$TARGETS"
-cmake --build "$build" -j "${JOBS:-$(nproc)}" --target "${targets[@]}"
+[ -n "${BUILT:-}" ] || cmake --build "$build" -j "${JOBS:-$(nproc)}" --target "${targets[@]}"
 
 rm -rf "$out"
 mkdir -p "$out/lib"
 programs=()
 for target in "${targets[@]}"; do
-  program=$(find "$build" -type f -perm -u+x -name "$target" -print -quit)
+  program=$build/$target
+  [ -x "$program" ] || program=$(find "$build" -type f -perm -u+x -name "$target" -print -quit)
   [ -n "$program" ] || { echo "$target was built, but is not in $build" >&2; exit 1; }
   cp "$program" "$out/"
   programs+=("$out/$target")

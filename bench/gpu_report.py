@@ -104,7 +104,7 @@ def iterations(copy_gigabytes):
     shape = (load("shapes") or [None])[0]
     unread = 0 if shape is None or shape["tied_head"] else 2 * shape["vocab"] * shape["hidden"]
     base, rows = {}, []
-    for weights in ("bf16", "int8", "nf4", "bf16-deterministic", "bf16-alone"):
+    for weights in ("bf16", "int8", "nf4", "bf16-late-launches", "bf16-carve-out", "bf16-deterministic", "bf16-alone"):
         for report in load(f"iteration_{weights}"):
             for r in report["rows"]:
                 key = (r["batch_size"], r["prompt_tokens"])
@@ -121,7 +121,8 @@ def iterations(copy_gigabytes):
     table(["weights", "batch", "prompt", "prefill tokens/s", "times bf16", "decode tokens/s", "times bf16", "decode iteration ms",
            "gap us", "weights GB/s", "% of memory"], rows)
     if any(row[0] == "bf16-alone" for row in rows):
-        print("\nThe gap is what the host takes between two iterations. bf16-alone: each waits for the result of the one before.")
+        print("\nThe gap is what the host takes between two iterations. bf16-alone: each waits for the result of the one before. "
+              "bf16-late-launches, bf16-carve-out: one setting of the environment each (gpu_run.sh).")
 
 
 def peers():

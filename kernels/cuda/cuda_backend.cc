@@ -146,7 +146,7 @@ class CudaBackend final : public CudaOps {
     const FullKey full_key = {key, batch.num_sequences, batch.max_sequence_rows};
     auto it = graphs_.find(full_key);
     if (it == graphs_.end()) {
-      TREADLE_RETURN_IF_ERROR(ops());
+      TREADLE_RETURN_IF_ERROR(RunOps(ops));
       if (graphs_.size() < kMaxGraphs) graphs_[full_key];
       return absl::OkStatus();
     }
@@ -177,9 +177,15 @@ class CudaBackend final : public CudaOps {
     ResultDelivery::Pending results;
   };
 
+  absl::Status RunOps(const std::function<absl::Status()>& ops) {
+    in_graph_ = true;
+    const absl::Status status = ops();
+    in_graph_ = false;
+    return status;
+  }
   absl::Status Capture(const std::function<absl::Status()>& ops, CapturedOps& captured) {
     device_->BeginCapture();
-    const absl::Status status = ops();
+    const absl::Status status = RunOps(ops);
     auto graph = device_->EndCapture();
     captured.results = results_.TakePending();
     TREADLE_RETURN_IF_ERROR(status);

@@ -32,9 +32,16 @@ void CudaOps::MatMul(Tensor x, std::span<const Projection> projections) {
       return other.first_row != first.first_row || other.out.rows != first.out.rows;
     });
     const auto count = static_cast<size_t>(others - projections.begin());
-    Keep(matmuls_->Multiply(x.Rows(first.first_row, first.out.rows), projections.first(count)));
+    Keep(matmuls_->Multiply(x.Rows(first.first_row, first.out.rows), projections.first(count),
+                            OwnersOf(first.first_row, first.out.rows)));
     projections = projections.subspan(count);
   }
+}
+
+const int32_t* CudaOps::OwnersOf(int64_t first, int64_t rows) const {
+  const DeviceBatch& batch = batch_.batch();
+  const bool of_batch = first == 0 && rows == batch.rows && batch.num_sequences > 0;
+  return in_graph_ && of_batch ? batch.row_sequence : nullptr;
 }
 
 void CudaOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,

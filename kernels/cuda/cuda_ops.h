@@ -49,10 +49,14 @@ class CudaOps : public Backend {
   const std::unique_ptr<Device> device_;
   std::unique_ptr<MatMuls> matmuls_;
   AnnouncedBatch batch_;
+  bool in_graph_ = false;  // the ops of a RunGraph run, or are captured
   ResultDelivery results_;
   absl::Status status_;
 
  private:
+  // MatMulInput::owners. Only graphs have padding, and in them a product of as many rows as the
+  // batch has is about the batch's rows.
+  const int32_t* OwnersOf(int64_t first, int64_t rows) const;
   struct SamplePlace {
     int64_t first = 0;  // of the batch's samples
     std::byte* results = nullptr;

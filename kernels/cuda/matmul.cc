@@ -107,7 +107,8 @@ absl::Status MatMuls::Reserve(int64_t max_rows, int64_t max_k, int64_t max_n) {
   return absl::OkStatus();
 }
 
-absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections) {
+absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections,
+                               const int32_t* owners) {
   if (x.rows == 0) return absl::OkStatus();
   int64_t max_n = 0;
   for (const Projection& projection : projections) {
@@ -116,7 +117,8 @@ absl::Status MatMuls::Multiply(Tensor x, std::span<const Projection> projections
     max_n = std::max(max_n, projection.weight->n());
   }
   if (!Holds(x.rows, x.cols, max_n)) TREADLE_RETURN_IF_ERROR(Reserve(x.rows, x.cols, max_n));
-  const MatMulInput input = InputOf(x, projections);
+  MatMulInput input = InputOf(x, projections);
+  input.owners = owners;
   for (const auto& family : families_) {
     group_.clear();
     for (const Projection& projection : projections) {

@@ -36,9 +36,10 @@ class MatMuls {
     return rows <= max_rows_ && k <= max_k_ && n <= max_n_;
   }
 
-  // Backend::MatMul. Beyond the reserved size it allocates (not while capturing). Errors: no memory
-  // for that.
-  absl::Status Multiply(Tensor x, std::span<const Projection> projections);
+  // Backend::MatMul. owners: see MatMulInput. Beyond the reserved size it allocates (not while
+  // capturing). Errors: no memory for that.
+  absl::Status Multiply(Tensor x, std::span<const Projection> projections,
+                        const int32_t* owners = nullptr);
 
   // Backend::Embed.
   void Embed(const PackedMatrix& table, const EmbedRows& rows);

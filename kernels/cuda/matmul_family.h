@@ -55,6 +55,8 @@ struct MatMulInput {
   const uint16_t* x16 = nullptr;
   int64_t stride16 = 0;
   DType dtype = DType::kBF16;  // kBF16, kF16; kF32: x16 is null
+  // [rows], on the device; below zero: the row is padding and may hold anything. Null: none is.
+  const int32_t* owners = nullptr;
 };
 
 class MatMulFamily {

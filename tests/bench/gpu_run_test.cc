@@ -4,10 +4,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
+#include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -100,16 +105,128 @@ TEST_F(GpuRun, AStepThatFailsOrHangsDoesNotStopTheOthers) {
                                                    "  serve) sleep 60 ;;\n"
                                                    "esac\n";
   fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
-  EXPECT_EQ(Run({"BUDGET=9"}, {"--device", "cpu", "--quick"}), 1);
+  EXPECT_EQ(Run({"STEP_LIMIT=2"}, {"--device", "cpu", "--quick"}), 1);
   EXPECT_THAT(said_, AllOf(HasSubstr("  | no memory"),
-                           HasSubstr("failed: iteration_bf16 iteration_int8 iteration_nf4 "
-                                     "serve_fcfs serve_request-level iteration_bf16-alone "
-                                     "kernels_ops shapes")));
+                           HasSubstr("failed: iteration_bf16 iteration_bf16-alone iteration_int8 "
+                                     "iteration_nf4 serve_fcfs serve_request-level")));
   const std::string report = Text("report.md");
   EXPECT_THAT(report, HasSubstr("| kernels_layer | done |"));
   EXPECT_THAT(report, HasSubstr("| iteration_nf4 | 3 |"));
   EXPECT_THAT(report, HasSubstr("| serve_fcfs | timeout |"));
-  EXPECT_THAT(report, HasSubstr("| kernels_ops | skipped |"));
+  EXPECT_THAT(report, HasSubstr("| kernels_ops | done |"));
+}
+
+// Steps that do not fit into a call's time are the next call's, and none runs twice.
+TEST_F(GpuRun, CallsGoOnWhereTheLastOneEnded) {
+  std::ofstream(folder_ / "bundle" / "treadle")
+      << "#!/bin/sh\necho \"$*\" >>" << (folder_ / "log").string() << "\nsleep 1\n";
+  fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
+  int calls = 1;
+  while (Run({"BUDGET=5", "STEP_LIMIT=3"}, {"--device", "cpu", "--quick"}) == 3 && calls < 20) {
+    EXPECT_THAT(said_, HasSubstr("\nleft: "));
+    ++calls;
+  }
+  EXPECT_THAT(said_, Not(HasSubstr("left: ")));
+  EXPECT_GT(calls, 2);
+  EXPECT_LT(calls, 20);
+  std::ifstream log(folder_ / "log");
+  std::vector<std::string> runs;
+  for (std::string line; std::getline(log, line);) runs.push_back(line);
+  EXPECT_EQ(runs.size(), 10u);
+  std::sort(runs.begin(), runs.end());
+  EXPECT_EQ(std::unique(runs.begin(), runs.end()), runs.end());
+}
+
+// What is most important comes first, and every call is shorter than nine minutes.
+TEST_F(GpuRun, DryRunListsCallsThatAreShortEnough) {
+  std::ofstream(folder_ / "bundle" / "treadle") << "#!/bin/sh\nexit 9\n";
+  fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
+  ASSERT_EQ(Run({}, {"--dry-run"}), 0) << said_;
+  std::istringstream lines(said_);
+  std::string all;
+  int expected = 1;
+  for (std::string line; std::getline(lines, line); ++expected) {
+    int number = 0, seconds = 0, at = 0;
+    ASSERT_EQ(std::sscanf(line.c_str(), "call %d, at most %d s: --only %n", &number, &seconds, &at),
+              2)
+        << line;
+    EXPECT_EQ(number, expected);
+    EXPECT_LT(seconds, 540);
+    all += line.substr(static_cast<size_t>(at)) + ",";
+  }
+  EXPECT_THAT(all, testing::StartsWith("cuda_device_test,ops_first,cuda_backend_test,memcheck,"
+                                       "racecheck,synccheck,greedy_cpu,greedy_cuda,greedy_bf16,"
+                                       "shapes,kernels_layer,iteration_bf16,"));
+  for (const char* step : {"iteration_bf16-late-launches,", "ncu,", "iteration_nf4,", "serve_fcfs,",
+                           "transformers,", "nccl_gpu_test,"}) {
+    EXPECT_THAT(all, HasSubstr(step));
+  }
+}
+
+// Python and NVIDIA's tools keep their own libraries.
+TEST_F(GpuRun, OnlyTheBundlesProgramsGetItsLibraries) {
+  const auto tell = [&](const fs::path& program, const std::string& then) {
+    std::ofstream(program) << "#!/bin/sh\necho \"$(basename $0) [$LD_LIBRARY_PATH]\" >>"
+                           << (folder_ / "log").string() << "\n"
+                           << then;
+    fs::permissions(program, fs::perms::owner_all);
+  };
+  fs::create_directories(folder_ / "tools");
+  tell(folder_ / "tools" / "python3", "PATH=${PATH#*:} exec python3 \"$@\"\n");
+  tell(folder_ / "tools" / "compute-sanitizer",
+       "while [ \"$1\" != env ]; do shift; done; exec \"$@\"\n");
+  tell(folder_ / "bundle" / "treadle", "");
+  tell(folder_ / "bundle" / "cuda_backend_test", "");
+  EXPECT_EQ(Run({Str("PATH=", (folder_ / "tools").string(), ":", std::getenv("PATH")),
+                 "LD_LIBRARY_PATH="},
+                {"--only", "memcheck,shapes"}),
+            0)
+      << said_;
+  std::ifstream log(folder_ / "log");
+  const std::string said{std::istreambuf_iterator<char>(log), {}};
+  const std::string libraries = (folder_ / "bundle" / "lib").string();
+  EXPECT_THAT(said, AllOf(HasSubstr("compute-sanitizer []"), HasSubstr("python3 []"),
+                          HasSubstr(Str("cuda_backend_test [", libraries)),
+                          HasSubstr(Str("treadle [", libraries))));
+  EXPECT_THAT(said, Not(HasSubstr(Str("python3 [", libraries))));
+}
+
+// A bundle of the program that is here: all that it needs but the C library, in at most 64 MiB.
+TEST_F(GpuRun, ABundleHasTheLibrariesThatItsProgramsNeed) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "programs with sanitizers are not bundled";
+#endif
+  const fs::path bundle = folder_ / "made";
+  ChildProcess child({"/usr/bin/env", "BUILT=yes", "TARGETS=treadle", "TREADLE_MODEL=/nowhere",
+                      Str("BUILD=", fs::path(TREADLE_BINARY).parent_path().string()),
+                      Str("OUT=", bundle.string()), Str(kBench, "/gpu_bundle.sh")});
+  ASSERT_EQ(child.Wait(), 0) << child.output();
+  uintmax_t bytes = 0;
+  for (const auto& file : fs::recursive_directory_iterator(bundle)) {
+    if (file.is_regular_file()) bytes += file.file_size();
+  }
+  EXPECT_LE(bytes, uintmax_t{64} << 20);
+  EXPECT_TRUE(fs::exists(bundle / "gpu_run.sh"));
+  std::set<std::string> libraries;
+  for (const auto& file : fs::directory_iterator(bundle / "lib")) {
+    libraries.insert(file.path().filename().string());
+  }
+  ChildProcess needs({"/bin/sh", "-c", Str("ldd ", (bundle / "treadle").string())});
+  ASSERT_EQ(needs.Wait(), 0);
+  std::istringstream lines(needs.output());
+  int there = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const std::string path = line.substr(line.find_first_not_of(" \t"));
+    const std::string name = fs::path(path.substr(0, path.find(' '))).filename().string();
+    const bool of_the_c_library = std::regex_search(
+        name, std::regex("^(ld-linux|linux-vdso|lib(c|m|dl|rt|pthread|resolv|util)\\.)"));
+    EXPECT_EQ(libraries.contains(name), !of_the_c_library) << name;
+    there += of_the_c_library ? 0 : 1;
+  }
+  EXPECT_GT(there, 0);
+  for (const std::string& name : libraries) {
+    EXPECT_FALSE(std::regex_search(name, std::regex("^lib(cuda|cublas|nccl|nvidia)"))) << name;
+  }
 }
 
 // What kernels for few rows and for many took becomes a table, by format, over a layer's products.

@@ -4,6 +4,7 @@
 
 #include "base/status.h"
 #include "kernels/cuda/dense/cublas_lt.h"
+#include "tests/emulation/emulated_device.h"
 
 namespace treadle::cuda {
 namespace {
@@ -71,12 +72,13 @@ class EmulatedCublasLt final : public CublasLt {
   bool Multiply(const LibraryProduct& product) override {
     const bool int8 = product.dtype == DType::kI8;
     TREADLE_CHECK(!int8 || (product.bias == nullptr && !product.accumulate));
-    if (int8 && !TakesInt8(product)) return false;
+    if (refuses_ || (int8 && !TakesInt8(product))) return false;
     device_.RunOnHost([product, int8] { int8 ? RunInt8(product) : Run(product); });
     return true;
   }
 
  private:
+  const bool refuses_ = CurrentEmulation().library_refuses;
   Device& device_;
   const Buffer workspace_;  // as much memory as the real one takes
 };

@@ -132,7 +132,7 @@ DeviceProperties PropertiesOf(int ordinal, const EmulationSettings& settings) {
           .capability = 90,
           .warpgroup_matrices = settings.warpgroup_matrices,
           .memory_bytes = settings.memory_bytes,
-          .shared_bytes_per_block = size_t{227} << 10};
+          .shared_bytes_per_block = settings.shared_bytes_per_block};
 }
 
 struct EmulatedGraph : Graph {
@@ -250,12 +250,16 @@ class EmulatedDevice final : public Device {
   bool capturing() const override { return capturing_; }
 
   void* stream() override { return static_cast<Device*>(this); }
-  void RunOnHost(std::function<void()> work) override { Issue(std::move(work)); }
+  void RunOnHost(std::function<void()> work) override {
+    if (!settings_.dry) Issue(std::move(work));
+  }
 
  protected:
   void LaunchRaw(const void* kernel, const LaunchShape& shape, void* params, size_t bytes,
                  Invoker invoke) override {
     CheckShape(shape);
+    if (settings_.launches != nullptr) settings_.launches->push_back({kernel, shape});
+    if (settings_.dry) return;
     LaunchWork launch;
     launch.params = std::make_shared<std::vector<simt::Words4>>((bytes + 15) / 16);
     std::memcpy(launch.params->data(), params, bytes);
@@ -268,6 +272,7 @@ class EmulatedDevice final : public Device {
     launch.grid.params = launch.params->data();
     Issue(std::move(launch));
   }
+  int ResidentRaw(const void*, const LaunchShape&) override { return settings_.resident_blocks; }
 
  private:
   static absl::StatusOr<Buffer> MakeBuffer(const std::shared_ptr<MemoryTable>& table,
@@ -373,6 +378,11 @@ ScopedEmulation::ScopedEmulation(const EmulationSettings& settings) {
 ScopedEmulation::~ScopedEmulation() {
   MutexLock lock(g_settings_mutex);
   g_settings = before_;
+}
+
+EmulationSettings CurrentEmulation() {
+  MutexLock lock(g_settings_mutex);
+  return g_settings;
 }
 
 absl::StatusOr<DeviceProperties> Device::Describe(int ordinal) {

@@ -14,8 +14,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
+
+#include "kernels/cuda/runtime/device.h"
 
 namespace treadle::cuda {
+
+// A launch as it was asked for.
+struct LaunchRecord {
+  const void* kernel = nullptr;
+  LaunchShape shape;
+};
 
 struct EmulationSettings {
   size_t memory_bytes = size_t{4} << 30;
@@ -24,6 +33,11 @@ struct EmulationSettings {
   int64_t fail_after_launches = -1;
   bool deferred = false;
   bool warpgroup_matrices = true;  // DeviceProperties
+  size_t shared_bytes_per_block = size_t{227} << 10;
+  int resident_blocks = 2;       // of any kernel, on a multiprocessor
+  bool library_refuses = false;  // cuBLASLt's stand-in has no algorithm
+  bool dry = false;              // launches, and what stands in for libraries, do nothing
+  std::vector<LaunchRecord>* launches = nullptr;  // told of each, in captures too
   // Products of warpgroups are a unit in the last place off those of warps, as they may be.
   bool warpgroups_round_apart = false;
   // CopyToDevice has taken the host's bytes when it returns, but they arrive as late as deferred
@@ -43,6 +57,9 @@ class ScopedEmulation {
  private:
   EmulationSettings before_;
 };
+
+// Of devices that are opened now.
+EmulationSettings CurrentEmulation();
 
 // How often that device has been opened in this process.
 int TimesOpened(int ordinal);

@@ -191,6 +191,9 @@ class Machine {
           if (!ready_.empty()) std::swap(ready_[Random() % ready_.size()], ready_.back());
           break;
         case Meeting::kSyncWarpgroup: {
+          if (warp >= 2 * WarpgroupUnits::kWarps) {
+            FailWarp(warp, "SyncWarpgroup by a third warpgroup: it has a barrier for two");
+          }
           std::vector<int>& group = group_waiting_[warp / WarpgroupUnits::kWarps];
           group.push_back(warp);
           ready_.pop_back();

@@ -169,6 +169,12 @@ inline void LoadOnce16If(bool valid, const void* global, uint32_t (&r)[4],
   std::memcpy(r, &words, sizeof(words));
 }
 
+// -- a thread's own memory ------------------------------------------------------------------------
+template <typename T>
+inline T* InMemory(T* own) {
+  return own;
+}
+
 // -- numbers --------------------------------------------------------------------------------------
 inline float Fma(float a, float b, float c) { return std::fma(a, b, c); }
 inline float Exp(float x) { return std::exp(x); }

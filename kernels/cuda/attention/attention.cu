@@ -71,6 +71,7 @@ struct Variant {
   int features;  // head_dim is padded to this in shared memory
   AttentionCode decoding;
   AttentionCode mixed;
+  AttentionCode small_mixed;  // for devices on which the shared memory of `mixed` does not fit
 };
 
 template <DType kType, int kD, int kM>
@@ -81,6 +82,9 @@ constexpr Variant MakeVariant() {
   variant.decoding = {AttentionKernel<kType, kD, NoPrompts>, kAttentionThreads,
                       DecodeTile<kType, kD>::kSharedBytes};
   variant.mixed = MakeAttentionCode<kType, kD, PromptTile<kType, kD, kM>>();
+  if constexpr (kD > 96) {  // below, every device has what `mixed` needs
+    variant.small_mixed = MakeAttentionCode<kType, kD, PromptTile<kType, kD, kM, true>>();
+  }
   return variant;
 }
 
@@ -92,8 +96,13 @@ constexpr Variant kVariants[] = {
     MakeVariant<DType::kBF16, 128, 1>(), MakeVariant<DType::kBF16, 256, 1>(),
 };
 
-// Null: no tensor-core kernel takes this cache, or the device lacks the shared memory (heads above
-// 128 on GPUs older than Hopper).
+bool Fits(const AttentionCode& code, const DeviceProperties& device) {
+  return code.kernel != nullptr && code.shared_bytes <= device.shared_bytes_per_block;
+}
+
+// Null: no tensor-core kernel takes this cache, or the device lacks the shared memory for prompts
+// or for decoding (heads above 128 where a block has less than the 163 KB of an A100). Both or
+// neither, for the general kernel rounds otherwise (N2).
 const Variant* Find(const KvLayout& layout, const DeviceProperties& device) {
   if (layout.head_dim % 8 != 0) return nullptr;
   const Variant* found = nullptr;
@@ -101,7 +110,8 @@ const Variant* Find(const KvLayout& layout, const DeviceProperties& device) {
     const bool takes = variant.dtype == layout.dtype && layout.head_dim <= variant.features;
     if (takes && found == nullptr) found = &variant;
   }
-  const bool fits = found != nullptr && found->mixed.shared_bytes <= device.shared_bytes_per_block;
+  const bool fits = found != nullptr && Fits(found->decoding, device) &&
+                    (Fits(found->mixed, device) || Fits(found->small_mixed, device));
   return fits ? found : nullptr;
 }
 
@@ -112,9 +122,9 @@ AttentionCode Choose(const Variant& variant, const KvLayout& layout, const Devic
     const AttentionCode code = layout.dtype == DType::kF16
                                    ? WarpgroupAttention<DType::kF16>(layout.head_dim)
                                    : WarpgroupAttention<DType::kBF16>(layout.head_dim);
-    if (code.kernel != nullptr && code.shared_bytes <= device.shared_bytes_per_block) return code;
+    if (Fits(code, device)) return code;
   }
-  return variant.mixed;
+  return Fits(variant.mixed, device) ? variant.mixed : variant.small_mixed;
 }
 
 size_t PartBytes(int64_t heads, int64_t splits, int64_t head_dim) {

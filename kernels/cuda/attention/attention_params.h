@@ -47,8 +47,8 @@ TREADLE_HOST_DEVICE int64_t PartIndex(const AttentionParams& p, int32_t sequence
 }
 
 // Attention that the tensor-core kernels do not take: K/V of f32, head sizes that are no multiple
-// of 8 or above 256, slopes, and sinks. One warp for each (row, query head), plain f32 arithmetic,
-// the same blocks; right, not fast.
+// of 8 or above 256 (128 where shared memory is short, attention.cu), slopes, and sinks. One warp
+// for each (row, query head), plain f32 arithmetic, the same blocks; right, not fast.
 void LaunchGeneralAttention(Device& device, DType kv_type, const AttentionParams& p);
 
 }  // namespace treadle::cuda

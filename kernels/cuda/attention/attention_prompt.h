@@ -9,11 +9,14 @@
 
 namespace treadle::cuda {
 
-template <DType kType, int kD, int kM>
+// kSmall: what rows keep of earlier splits lies in the threads' own memory (L1, and L2 behind it)
+// instead of shared memory; it is touched once a split. The bits are the same.
+template <DType kType, int kD, int kM, bool kSmall = false>
 class PromptTile {
  public:
   struct Layout {
     static constexpr int kThreads = kAttentionThreads;
+    static constexpr int kKeptStride = kSmall ? 1 : kThreads;
     TREADLE_DEVICE static int Piece(int position, int piece) {
       return position * KvPipeline<kD>::kRowBytes + piece * 16;
     }
@@ -22,7 +25,8 @@ class PromptTile {
   static constexpr int kThreads = Layout::kThreads;
   static constexpr int kPairs = 16 * kM * kAttentionWarps;
   // Blocks of K and V, what the rows keep, and one word.
-  static constexpr int kSharedBytes = KvPipeline<kD>::kBytes + Rows::kKeptBytes + 4;
+  static constexpr int kKeptBytes = kSmall ? 0 : Rows::kKeptBytes;
+  static constexpr int kSharedBytes = KvPipeline<kD>::kBytes + kKeptBytes + 4;
 
   TREADLE_DEVICE PromptTile(const AttentionParams& p, const AttentionTile& tile, TileHeads heads,
                             char* shared)
@@ -31,9 +35,10 @@ class PromptTile {
   TREADLE_DEVICE void Run(const KvSource& source) {
     const int first = rows_.FirstBlock();
     const int end = CeilDivide(source.limit, kBlockPositions);
+    float own[kSmall ? Rows::State::kKept : 1];
     float* kept = reinterpret_cast<float*>(shared_ + KvPipeline<kD>::kBytes) + simt::Thread();
-    auto* spoiled =
-        reinterpret_cast<uint32_t*>(shared_ + KvPipeline<kD>::kBytes + Rows::kKeptBytes);
+    if constexpr (kSmall) kept = simt::InMemory(own);
+    auto* spoiled = reinterpret_cast<uint32_t*>(shared_ + KvPipeline<kD>::kBytes + kKeptBytes);
     if (simt::Thread() == 0) *spoiled = 0;
     KvPipeline<kD> pipeline(source, shared_, first, end);
     for (int block = first; block < end; ++block) {

@@ -21,8 +21,9 @@ struct TileHeads {
   int32_t count = 0;
 };
 
-// Layout: kThreads of a block, and where 16 bytes of a block of K or V lie in shared memory:
-// Piece(position, piece), in bytes.
+// Layout: kThreads of a block, kKeptStride between the floats that a thread keeps of earlier
+// splits, and where 16 bytes of a block of K or V lie in shared memory: Piece(position, piece), in
+// bytes.
 template <DType kType, int kD, int kM, typename Layout>
 class PromptRows {
  public:
@@ -161,7 +162,7 @@ class PromptRows {
         const int32_t length = SplitLength(position_[m][half]);
         if ((end & (length - 1)) != 0 || position_[m][half] < end) continue;
         const bool opening = FirstBlock() * kBlockPositions >= end - length;
-        state.template EndSplit<Layout::kThreads>(m, half, opening, kept);
+        state.template EndSplit<Layout::kKeptStride>(m, half, opening, kept);
       }
     }
   }
@@ -173,7 +174,7 @@ class PromptRows {
         const int64_t offset = Locate(m, half, p_.out.stride);
         if (offset < 0) continue;
         if (HasEarlierSplits(position_[m][half], FirstBlock()))
-          state.template JoinKept<Layout::kThreads>(m, half, kept);
+          state.template JoinKept<Layout::kKeptStride>(m, half, kept);
         const float inverse = simt::Divide(1.0f, state.sum[m][2 * half]);
         TREADLE_UNROLL
         for (int n = 0; n < kD / 8; ++n) {

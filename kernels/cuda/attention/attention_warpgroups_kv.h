@@ -23,6 +23,7 @@ class WarpgroupKv {
 
   struct Layout {
     static constexpr int kThreads = 2 * simt::kWarpgroup;
+    static constexpr int kKeptStride = kThreads;
     TREADLE_DEVICE static int Piece(int position, int piece) {
       return piece / 8 * kHalfBytes + simt::MatrixPiece(position, piece % 8);
     }

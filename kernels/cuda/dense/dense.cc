@@ -10,7 +10,10 @@
 // `deterministic`, by estimate: decoding none, prompts twice cuBLASLt's time. f32 runs on
 // dense_f32.cu, or for more rows on cuBLASLt.
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/status.h"
@@ -100,6 +103,7 @@ class DenseFamily final : public MatMulFamily {
         projections = projections.subspan(1);
         continue;
       }
+      if (by_library) SayFallback(input.x.rows, *projections.front().weight);
       const size_t count = by_library ? 1 : std::min<size_t>(projections.size(), kMaxSegments);
       MultiplyOwn(input, projections.first(count));
       projections = projections.subspan(count);
@@ -143,6 +147,16 @@ class DenseFamily final : public MatMulFamily {
     }
   }
 
+  // To whoever wonders about slow prompts; once.
+  void SayFallback(int64_t rows, const PackedMatrix& weight) {
+    if (std::exchange(said_fallback_, true)) return;
+    const std::string text =
+        Str("treadle: ", device_.properties().name, ": cuBLASLt has no algorithm for a product of ",
+            rows, " rows, ", weight.k(), " inputs and ", weight.n(), " outputs in ",
+            Name(options_.dtype), "; own kernels, which are slower, do it\n");
+    std::fputs(text.c_str(), stderr);
+  }
+
   bool MultiplyByLibrary(const MatMulInput& input, const Projection& projection) {
     const bool floats = options_.dtype == DType::kF32;
     const int64_t stride = DenseStride(projection.weight->k());
@@ -166,6 +180,7 @@ class DenseFamily final : public MatMulFamily {
   const MatMulOptions options_;
   StagedUpload upload_;                // until Reserve
   std::unique_ptr<CublasLt> library_;  // since Reserve; null with `deterministic`
+  bool said_fallback_ = false;
 };
 
 }  // namespace

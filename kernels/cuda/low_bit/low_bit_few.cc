@@ -25,17 +25,16 @@ void LaunchTogether(Device& device, const MatMulInput& input,
   p.bands = NumberTiles(p, kBandFeatures);
   const LowBitView& w = products.front().w;
   const int rows = (one_tile ? 1 : kFewTiles) * kTileRows;
-  // No more blocks than run at the same time: each fills its table once.
-  const bool second = w.second != Second::kNone;
-  const int most = device.properties().multiprocessors * FewResident(w.bits, second, one_tile);
-  const LaunchShape shape = {
-      .grid_x = static_cast<uint32_t>(std::min(p.bands, most)),
-      .grid_y = static_cast<uint32_t>((p.rows + rows - 1) / rows),
-      .threads = kFewThreads,
-      .shared_bytes = kTableBytes + sizeof(float) * kFewWarps * rows * kSumStride};
   const auto find =
       input.dtype == DType::kBF16 ? low_bit::FindFewRows<true> : low_bit::FindFewRows<false>;
-  device.Launch(find(w, one_tile), shape, p);
+  const FewRowsFunction kernel = find(w, one_tile);
+  LaunchShape shape = {.grid_y = static_cast<uint32_t>((p.rows + rows - 1) / rows),
+                       .threads = kFewThreads,
+                       .shared_bytes = kTableBytes + sizeof(float) * kFewWarps * rows * kSumStride};
+  // No more blocks than run at the same time: each fills its table once.
+  const int most = device.properties().multiprocessors * device.Resident(kernel, shape);
+  shape.grid_x = static_cast<uint32_t>(std::min(p.bands, most));
+  device.Launch(kernel, shape, p);
 }
 
 }  // namespace

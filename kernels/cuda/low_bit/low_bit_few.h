@@ -15,8 +15,9 @@ inline constexpr int kTableBytes = 256 * simt::kWarp * 4;
 // Of a row's 16 sums in shared memory: rows 2t lie in other banks.
 inline constexpr int kSumStride = 20;
 
-// Blocks that run on a multiprocessor at the same time, by their registers: three where they do
-// with 80 each, so that more bytes are on their way and bands are dealt out evenly.
+// Blocks that shall run on a multiprocessor at the same time, by their registers: three where they
+// do with 80 each, so that more bytes are on their way and bands are dealt out evenly. Where shared
+// memory is short there are fewer; a launch asks the device.
 constexpr int FewResident(int bits, bool second, bool one_tile) {
   return bits == 4 && !second && one_tile ? 3 : 2;
 }

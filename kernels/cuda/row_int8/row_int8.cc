@@ -120,6 +120,7 @@ class RowInt8Family final : public MatMulFamily {
       if (std::ranges::count(projections.first(i), kind, kind_of) > 0) continue;
       Int8Product product;
       product.input = InputOf(input.x, kind);
+      product.input.owners = input.owners;
       product.sums = reinterpret_cast<int32_t*>(sums_.data());
       product.arrivals = reinterpret_cast<uint32_t*>(arrivals_.data());
       if (!Streams(input.x.rows) || !Int8StreamQuantizes(device_, input.x.rows, input.x.cols)) {

@@ -78,10 +78,11 @@ struct Int8Input {
   // An element is an outlier if the bits of its magnitude, as a number, reach this: NaN is larger
   // than everything. Above all bits: there are none.
   uint32_t threshold_bits = ~uint32_t{0};
-  int32_t of_call = 0;             // OutlierRule::kPerCall
-  uint8_t* codes = nullptr;        // [rows / 8, units] units, 16-byte aligned
-  Int8Row* row_info = nullptr;     // [rows]
-  uint32_t* call_flags = nullptr;  // [Int8FlagWords(k)] columns that hold an outlier; of_call only
+  int32_t of_call = 0;              // OutlierRule::kPerCall
+  const int32_t* owners = nullptr;  // MatMulInput's; of_call only
+  uint8_t* codes = nullptr;         // [rows / 8, units] units, 16-byte aligned
+  Int8Row* row_info = nullptr;      // [rows]
+  uint32_t* call_flags = nullptr;   // [Int8FlagWords(k)] columns that hold an outlier; of_call only
 };
 
 struct Int8Segment : Segment {

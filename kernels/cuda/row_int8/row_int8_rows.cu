@@ -15,9 +15,11 @@ TREADLE_KERNEL(kInt8QuantizeThreads) void QuantizeKernel(Int8Input p) {
   });
 }
 
-// Which columns hold an outlier in any row. One block per row; the flags are zero at first.
+// Which columns hold an outlier in any row but padding. One block per row; the flags are zero at
+// first.
 TREADLE_KERNEL(kInt8QuantizeThreads) void FlagKernel(Int8Input p) {
   simt::AwaitEarlierLaunches();
+  if (p.owners != nullptr && p.owners[simt::BlockX()] < 0) return;
   const float* x = p.x + simt::BlockX() * p.x_stride;
   Int8Input by_row = p;
   by_row.of_call = 0;

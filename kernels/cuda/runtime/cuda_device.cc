@@ -1,15 +1,19 @@
 // Device on the CUDA runtime. One non-blocking stream; graphs by thread-local stream capture.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
 #include "base/status.h"
 #include "kernels/cuda/runtime/device.h"
+#include "kernels/cuda/runtime/launch_settings.h"
 #include "kernels/cuda/runtime/probe.h"
 #include "kernels/cuda/runtime/wait_watch.h"
 
@@ -78,6 +82,7 @@ class CudaDevice final : public Device {
 
   // Makes the context; the first call that can take long and fail.
   absl::Status Start() {
+    TREADLE_ASSIGN_OR_RETURN(settings_, ReadLaunchSettings());
     Check(cudaSetDevice(properties_.ordinal), "cudaSetDevice");
     // The first call that makes a context, and the question whether there is code for it.
     cudaFuncAttributes attributes = {};
@@ -94,7 +99,7 @@ class CudaDevice final : public Device {
     // It is the code that knows how to wait, not the device: a later GPU may run that of 8.0.
     int driver = 0;
     Check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-    begins_early_ = attributes.ptxVersion >= 90 && driver >= 12030;
+    begins_early_ = settings_.early && attributes.ptxVersion >= 90 && driver >= 12030;
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
     for (cudaEvent_t& mark : marks_) Check(cudaEventCreate(&mark), "cudaEventCreate");
     return status_;
@@ -273,6 +278,15 @@ class CudaDevice final : public Device {
                      shape.grid_z, ") blocks of ", shape.threads, " threads with ",
                      shape.shared_bytes, " bytes of shared memory"));
   }
+  int ResidentRaw(const void* kernel, const LaunchShape& shape) override {
+    if (!status_.ok() || !Prepare(kernel)) return 1;
+    int& blocks = resident_[{kernel, shape.threads, shape.shared_bytes}];
+    if (blocks > 0) return blocks;
+    Check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+              &blocks, kernel, static_cast<int>(shape.threads), shape.shared_bytes),
+          "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+    return blocks = std::max(blocks, 1);
+  }
 
  private:
   // Before a kernel's first launch: loads it, and lets it have all the shared memory that a block
@@ -286,6 +300,11 @@ class CudaDevice final : public Device {
     Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                static_cast<int>(properties_.shared_bytes_per_block)),
           "cudaFuncSetAttribute(MaxDynamicSharedMemorySize)");
+    if (settings_.carve_out >= 0) {
+      Check(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 settings_.carve_out),
+            "cudaFuncSetAttribute(PreferredSharedMemoryCarveout)");
+    }
     Check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
     return status_.ok();
   }
@@ -329,6 +348,7 @@ class CudaDevice final : public Device {
 
   const DeviceProperties properties_;
   const std::string name_;
+  LaunchSettings settings_;
   bool begins_early_ = false;  // launches, before those before them have ended
   cudaStream_t stream_ = nullptr;
   cudaEvent_t marks_[kMarks] = {};
@@ -337,6 +357,8 @@ class CudaDevice final : public Device {
   bool broken_off_ = false;  // status_ is a watch's
   bool capturing_ = false;
   std::unordered_set<const void*> prepared_;  // kernels
+  // By kernel, threads and bytes of shared memory.
+  std::map<std::tuple<const void*, uint32_t, size_t>, int> resident_;
 };
 
 }  // namespace

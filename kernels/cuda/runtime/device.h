@@ -108,6 +108,12 @@ class Device {
     LaunchRaw(reinterpret_cast<const void*>(kernel), shape, &copy, sizeof(Params), &Invoke<Params>);
   }
 
+  // How many blocks of a launch run on a multiprocessor at the same time; at least 1.
+  template <typename Params>
+  int Resident(void (*kernel)(Params), const LaunchShape& shape) {
+    return ResidentRaw(reinterpret_cast<const void*>(kernel), shape);
+  }
+
   // Everything asynchronous between the two is recorded instead of run. What EndCapture fails for
   // is the graph's failure, not the device's.
   virtual void BeginCapture() = 0;
@@ -126,6 +132,7 @@ class Device {
   using Invoker = void (*)(const void* kernel, const void* params);
   virtual void LaunchRaw(const void* kernel, const LaunchShape& shape, void* params, size_t bytes,
                          Invoker invoke) = 0;
+  virtual int ResidentRaw(const void* kernel, const LaunchShape& shape) = 0;
 
  private:
   // How the emulation runs one thread of a kernel.

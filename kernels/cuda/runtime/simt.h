@@ -17,7 +17,7 @@
 //   * every thread of every kernel calls AwaitEarlierLaunches exactly once, before any return, the
 //     lanes of a warp together; what may be touched before it, it says itself;
 //   * warp functions and mma are called by all 32 lanes of a warp; SyncThreads by all threads;
-//     SyncWarpgroup by all of four warps in a row, the first a multiple of four;
+//     SyncWarpgroup by all of four warps in a row, the first the block's first or fifth;
 //   * no vendor types; 16-byte accesses go through Words4;
 //   * arithmetic is compiled without contraction: where a fused multiply-add is meant, say Fma.
 // Functions are TREADLE_DEVICE; those that host code uses as well (index maps, plans) are
@@ -77,9 +77,14 @@ TREADLE_DEVICE void AwaitEarlierLaunches() {
 // -- barriers -------------------------------------------------------------------------------------
 TREADLE_DEVICE void SyncThreads() { __syncthreads(); }
 TREADLE_DEVICE void SyncWarp() { __syncwarp(); }
-// Barrier 0 is SyncThreads'.
+// Barrier 0 is SyncThreads'. The numbers are immediate, or ptxas would reserve all 16 of a block,
+// of which a multiprocessor has 64 or less.
 TREADLE_DEVICE void SyncWarpgroup() {
-  asm volatile("bar.sync %0, 128;" : : "r"(static_cast<int>(threadIdx.x >> 7) + 1) : "memory");
+  if (threadIdx.x < 128) {
+    asm volatile("bar.sync 1, 128;" : : : "memory");
+  } else {
+    asm volatile("bar.sync 2, 128;" : : : "memory");
+  }
 }
 
 // -- warp exchanges: T of 4 or 8 bytes, all lanes -------------------------------------------------
@@ -195,6 +200,14 @@ TREADLE_DEVICE void LoadOnce16If(bool valid, const void* global, uint32_t (&r)[4
       "@valid ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4]; }"
       : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])
       : "l"(global), "r"(static_cast<int>(valid)));
+}
+
+// -- a thread's own memory ------------------------------------------------------------------------
+// The same address, but the compiler cannot keep in registers what lies there.
+template <typename T>
+TREADLE_DEVICE T* InMemory(T* own) {
+  asm volatile("" : "+l"(own) : : "memory");
+  return own;
 }
 
 // -- numbers --------------------------------------------------------------------------------------

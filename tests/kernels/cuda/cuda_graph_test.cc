@@ -82,6 +82,49 @@ TEST(CudaGraphs, ReplaysReadTheCurrentBatch) {
   EXPECT_LE(times_run, 3);
 }
 
+// Padding holds whatever an earlier batch left; outliers in it are nobody's.
+TEST(CudaGraphs, OutliersOfACallAreThoseOfRealRows) {
+  constexpr int64_t kRows = 4, kCols = 128;
+  RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat("int8"), 64, kCols, 3);
+  matrix.constants->outlier_threshold = 6;
+  matrix.constants->outlier_rule = OutlierRule::kPerCall;
+  const auto backend = MakeEmulated();
+  const auto packed = backend->Pack(matrix.source).value();
+  Buffer x = backend->Allocate(kRows * kCols * sizeof(float)).value();
+  Buffer out = backend->Allocate(kRows * 64 * sizeof(float)).value();
+  const auto multiply = [&](int64_t rows) {
+    const Projection projection = {.weight = packed.get(),
+                                   .out = DenseTensor(out.data(), DType::kF32, rows, 64)};
+    backend->MatMul(DenseTensor(x.data(), DType::kF32, rows, kCols), {&projection, 1});
+    return absl::OkStatus();
+  };
+  // The first `real` rows of the result; rows beyond them have elements of magnitude `beyond`.
+  const auto run = [&](int64_t real, float beyond, bool padded) {
+    std::vector<float> host(kRows * kCols);
+    Random random(1);
+    for (float& value : host) value = random.Normal();
+    host[5] = 9;  // an outlier of row 0
+    for (int64_t i = real * kCols; i < kRows * kCols; ++i) host[i] = beyond * (i % 3 == 0 ? 1 : 0);
+    backend->CopyToDevice(x.data(), host.data(), host.size() * sizeof(float));
+    Decoding decoding(real, kRows);
+    std::vector<SampleResult> results(kRows);
+    const BatchInput batch = decoding.batch(results);
+    backend->BeginBatch(batch);
+    const auto status = padded ? backend->RunGraph(decoding.key(), [&] { return multiply(kRows); })
+                               : multiply(real);
+    EXPECT_EQ(status, absl::OkStatus());
+    EXPECT_EQ(backend->Synchronize(), absl::OkStatus());
+    std::vector<float> y(static_cast<size_t>(real * 64));
+    backend->CopyToHost(y.data(), out.data(), y.size() * sizeof(float));
+    return y;
+  };
+  // As they are, captured, and replayed with other rows that are real.
+  for (const int64_t real : {3, 3, 3, 2, 4}) {
+    const std::vector<float> alone = run(real, 0, /*padded=*/false);
+    EXPECT_EQ(run(real, 100, /*padded=*/true), alone) << real << " rows";
+  }
+}
+
 // Other shapes, op by op or in graphs of their own, in between.
 TEST(CudaGraphs, ShapesDoNotDisturbOneAnother) {
   const auto backend = MakeEmulated();

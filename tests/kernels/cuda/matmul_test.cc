@@ -287,6 +287,22 @@ INSTANTIATE_TEST_SUITE_P(Types, MatMulTest,
                          });
 
 // Projections of all families in one call have the bits that each has in a call of its own.
+// Where the library has no algorithm, own tiles do it; that is slower, and said once.
+TEST(MatMuls, AFallbackFromTheLibraryIsSaidOnce) {
+  const EmulationSettings settings = {.library_refuses = true};
+  const ScopedEmulation emulation(settings);
+  Products products({.dtype = DType::kBF16}, {.n = {48, 16}, .k = 128}, settings);
+  testing::internal::CaptureStderr();
+  for (const int64_t rows : {40, 64}) {
+    Matrix x(products.device(), rows, 128, 0, 8);
+    products.Check(x);
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_THAT(said, HasSubstr("cuBLASLt has no algorithm for a product of 40 rows, 128 inputs and "
+                              "48 outputs in bf16"));
+  EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+}
+
 TEST(MatMuls, FamiliesShareACall) {
   const auto device = OpenDevice();
   const auto matmuls = MatMuls::Create(*device, {.deterministic = true}).value();

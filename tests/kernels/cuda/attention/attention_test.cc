@@ -19,6 +19,7 @@ namespace treadle::cuda {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
 
 constexpr float kLog2E = 1.44269504f;
 
@@ -412,6 +413,89 @@ TEST(Attention, DeterministicPromptsRoundAsDecodingRows) {
     }
     EXPECT_EQ(SameBits(all, one_by_one), deterministic);
   }
+}
+
+// -- devices with less shared memory --------------------------------------------------------------
+
+constexpr size_t kHopperBytes = size_t{227} << 10;
+constexpr size_t kAmpereBytes = size_t{163} << 10;  // A100
+constexpr size_t kAdaBytes = size_t{99} << 10;      // A10, L4, L40S, RTX 4090
+
+struct SmallCase {
+  int64_t head_dim = 0;
+  size_t limit = 0;         // of shared memory that a block may have
+  size_t prompt_bytes = 0;  // that the kernels are launched with
+  size_t decode_bytes = 0;
+};
+class SmallSharedMemory : public testing::TestWithParam<SmallCase> {};
+constexpr size_t kGeneralBytes = 0;  // attention_general.cu's, which is under 8 KB
+INSTANTIATE_TEST_SUITE_P(Devices, SmallSharedMemory,
+                         testing::Values(SmallCase{64, kAdaBytes, 73'732, 39'424},
+                                         SmallCase{96, kAdaBytes, 79'876, 55'808},
+                                         SmallCase{128, kHopperBytes, 104'452, 72'192},
+                                         SmallCase{128, kAmpereBytes, 104'452, 72'192},
+                                         SmallCase{128, kAdaBytes, 72'192, 72'192},
+                                         SmallCase{256, kHopperBytes, 202'756, 137'728},
+                                         SmallCase{256, kAmpereBytes, 137'728, 137'728},
+                                         SmallCase{256, kAdaBytes, kGeneralBytes, kGeneralBytes}),
+                         [](const auto& info) {
+                           return Str(info.param.head_dim, "_of_", info.param.limit);
+                         });
+
+// Decoding rows, and prompts of several splits, some seen in part.
+const std::vector<RowSpan> kSmallSpans = {{1, 700}, {70, 490}, {1, 64}, {3, 1021}, {20, 0}};
+
+std::vector<size_t> SharedBytes(const std::vector<LaunchRecord>& launches) {
+  std::vector<size_t> bytes;
+  for (const LaunchRecord& launch : launches) {
+    if (launch.shape.shared_bytes > 0) {  // not the kernel that combines parts
+      bytes.push_back(launch.shape.shared_bytes < 8192 ? kGeneralBytes : launch.shape.shared_bytes);
+    }
+  }
+  return bytes;
+}
+
+TEST_P(SmallSharedMemory, KernelsAreChosenByTheirOwnNeeds) {
+  std::vector<LaunchRecord> launches;
+  const ScopedEmulation emulation({.warpgroup_matrices = false,
+                                   .shared_bytes_per_block = GetParam().limit,
+                                   .launches = &launches});
+  const auto device = OpenDevice();
+  Attend attend(*device, {.heads = 2, .head_dim = GetParam().head_dim}, {{1, 64}, {3, 10}});
+  launches.clear();
+  attend.All();
+  EXPECT_THAT(SharedBytes(launches), ElementsAre(GetParam().prompt_bytes)) << "mixed";
+  launches.clear();
+  attend.Rows(0, 1);
+  EXPECT_THAT(SharedBytes(launches), ElementsAre(GetParam().decode_bytes)) << "decoding";
+}
+
+TEST_P(SmallSharedMemory, BitsAreThoseOfOtherDevicesAndOfAnyCompany) {
+  const KvShape shape = {.heads = 2, .head_dim = GetParam().head_dim, .type = DType::kBF16};
+  const auto cols = static_cast<size_t>(shape.heads * shape.head_dim);
+  std::vector<float> there;
+  {
+    const ScopedEmulation emulation({.warpgroup_matrices = false});
+    const auto device = OpenDevice();
+    there = Attend(*device, shape, kSmallSpans).All();
+  }
+  const ScopedEmulation emulation(
+      {.warpgroup_matrices = false, .shared_bytes_per_block = GetParam().limit});
+  const auto device = OpenDevice();
+  Attend attend(*device, shape, kSmallSpans);
+  const std::vector<float> all = attend.All();
+  if (GetParam().prompt_bytes != kGeneralBytes) {
+    EXPECT_TRUE(SameBits(all, there));
+  }
+  const auto expect_same = [&](int32_t begin, int32_t count) {
+    const std::vector<float> part = attend.Rows(begin, count);
+    const auto first = all.begin() + static_cast<std::ptrdiff_t>(static_cast<size_t>(begin) * cols);
+    EXPECT_TRUE(SameBits(part, {first, first + static_cast<std::ptrdiff_t>(part.size())}))
+        << count << " rows from " << begin;
+  };
+  for (const int32_t row : {0, 1, 40, 70, 71, 72, 74, 94}) expect_same(row, 1);
+  expect_same(5, 30);
+  expect_same(60, 20);
 }
 
 // Rows enough for several tiles, in both warpgroups, over contexts of several splits.

@@ -45,10 +45,11 @@ inline double RoundingOf(DType dtype) {
 // An emulated device with a family, and what tests put on it.
 class LowBitGpu {
  public:
-  explicit LowBitGpu(DType dtype, bool deterministic = false, int multiprocessors = 2,
+  explicit LowBitGpu(DType dtype, bool deterministic = false,
+                     const EmulationSettings& settings = {.multiprocessors = 2},
                      std::optional<int64_t> few_rows = {})
       : dtype_(dtype) {
-    ScopedEmulation emulation(EmulationSettings{.multiprocessors = multiprocessors});
+    ScopedEmulation emulation(settings);
     device_ = Device::Open(0).value();
     family_ = MakeLowBitFamily(
         *device_,

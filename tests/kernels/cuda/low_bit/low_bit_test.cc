@@ -40,13 +40,31 @@ TEST(LowBit, LongAndTallMatrices) {
   for (const auto& [name, n, k] : {std::tuple("nf4", 40, 4608), std::tuple("q5_k", 16, 4608),
                                    std::tuple("q4_0", 200, 96), std::tuple("q6_k", 110, 256)}) {
     const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat(name), n, k, 5);
-    LowBitGpu gpu(DType::kBF16, false, /*multiprocessors=*/1);
+    LowBitGpu gpu(DType::kBF16, false, {.multiprocessors = 1});
     const auto packed = gpu.family().Pack(matrix.source).value();
     for (const int64_t rows : {2, 9}) {
       const std::vector<float> x = RandomRows(rows, k, 6);
       ExpectNear(matrix.source, x, gpu.dtype(), false, Multiply(gpu, *packed, x));
       if (HasFatalFailure()) return;
     }
+  }
+}
+
+// As many blocks as run at the same time, whatever a multiprocessor has room for, deal bands out.
+TEST(LowBit, FewRowsFillTheDevice) {
+  const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat("nf4"), 16 * 16, 128, 5);
+  const std::vector<float> x = RandomRows(2, 128, 6);
+  std::vector<float> first;
+  for (const int resident : {1, 2, 3, 5}) {
+    std::vector<LaunchRecord> launches;
+    LowBitGpu gpu(DType::kBF16, false,
+                  {.multiprocessors = 4, .resident_blocks = resident, .launches = &launches});
+    const auto packed = gpu.family().Pack(matrix.source).value();
+    const std::vector<float> out = Multiply(gpu, *packed, x);
+    ASSERT_FALSE(launches.empty());
+    EXPECT_EQ(launches.back().shape.grid_x, std::min(16, 4 * resident));
+    if (first.empty()) first = out;
+    EXPECT_EQ(out, first) << resident;
   }
 }
 
@@ -127,7 +145,7 @@ TEST(LowBit, ManyRowsGoThroughTheLibrary) {
 TEST(LowBit, CrossoversCanBeMoved) {
   const RandomMatrix matrix = MakeRandomMatrix(*FindWeightFormat("nf4"), 40, 128, 9);
   for (const int64_t few_rows : {0, 1000}) {
-    LowBitGpu gpu(DType::kBF16, false, 2, few_rows);
+    LowBitGpu gpu(DType::kBF16, false, {.multiprocessors = 2}, few_rows);
     const auto packed = gpu.family().Pack(matrix.source).value();
     ASSERT_TRUE(gpu.family().Reserve(256, 128, 40).ok());
     for (const int64_t rows : {1, 130}) {
@@ -153,7 +171,7 @@ TEST(LowBit, ProjectionsShareAnInput) {
                       {"q4_k", 20, true, false},
                       {"q8_0", 16, false, false}};
   for (const int64_t count : {3, 140}) {
-    LowBitGpu gpu(DType::kBF16, false, /*multiprocessors=*/1);
+    LowBitGpu gpu(DType::kBF16, false, {.multiprocessors = 1});
     std::vector<RandomMatrix> sources;
     std::vector<std::unique_ptr<CudaMatrix>> packed;
     std::vector<Projection> projections;

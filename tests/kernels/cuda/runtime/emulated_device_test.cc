@@ -2,8 +2,13 @@
 // show: late work, failures, and host code that a GPU would not catch.
 #include "tests/emulation/emulated_device.h"
 
-#include <cmath>
+#include <gmock/gmock.h>
 
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include "kernels/cuda/runtime/launch_settings.h"
 #include "tests/kernels/cuda/runtime/device_contract.h"
 
 namespace treadle::cuda {
@@ -158,6 +163,28 @@ TEST(EmulatedDeviceDeathTest, WhatAGpuWouldRefuse) {
   int32_t got = 0;
   EXPECT_DEATH(device->CopyToHost(&got, counter.on_device(), 4), "capturing");
   EXPECT_TRUE(device->EndCapture().ok());
+}
+
+// What a real device reads of the environment when it is opened.
+TEST(LaunchSettings, SayWhatAVariableMayBe) {
+  const auto read = [](const char* early, const char* share) {
+    early == nullptr ? unsetenv("TREADLE_CUDA_EARLY_LAUNCHES")
+                     : setenv("TREADLE_CUDA_EARLY_LAUNCHES", early, 1);
+    share == nullptr ? unsetenv("TREADLE_CUDA_CARVE_OUT")
+                     : setenv("TREADLE_CUDA_CARVE_OUT", share, 1);
+    return ReadLaunchSettings();
+  };
+  EXPECT_FALSE(read("off", nullptr).value().early);
+  EXPECT_EQ(read("on", "100").value().carve_out, 100);
+  EXPECT_THAT(std::string(read("no", nullptr).status().message()),
+              testing::HasSubstr("TREADLE_CUDA_EARLY_LAUNCHES is 'no', expected on or off"));
+  for (const char* share : {"", "all", "101", "-1", "5x"}) {
+    EXPECT_THAT(std::string(read(nullptr, share).status().message()),
+                testing::HasSubstr("expected 0 to 100 percent"));
+  }
+  const auto defaults = read(nullptr, nullptr);
+  EXPECT_TRUE(defaults.value().early);
+  EXPECT_EQ(defaults.value().carve_out, -1);
 }
 
 TEST(EmulatedDeviceDeathTest, AKernelThatLeavesItsMemory) {

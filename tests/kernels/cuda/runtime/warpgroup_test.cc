@@ -226,7 +226,7 @@ struct BadParams {
   int kind;
   const uint32_t* ones;
 };
-TREADLE_KERNEL(256) void BadKernel(BadParams p) {
+TREADLE_KERNEL(384) void BadKernel(BadParams p) {
   simt::AwaitEarlierLaunches();
   auto* shared = simt::DynamicShared<unsigned char>();
   simt::CopyAsync16(shared + 16 * simt::Thread(), p.ones);
@@ -239,7 +239,7 @@ TREADLE_KERNEL(256) void BadKernel(BadParams p) {
   float d[8][4] = {};
   if (p.kind == 4 && simt::Warp() == 3) return;
   if (p.kind == 5 && simt::Warp() == 3) return;
-  if (p.kind == 5) simt::SyncWarpgroup();
+  if (p.kind == 5 || p.kind == 8) simt::SyncWarpgroup();
   if (p.kind != 0) simt::WarpgroupFence();
   int32_t sums[32][4] = {};
   if (p.kind == 6) {
@@ -265,13 +265,15 @@ TEST(WarpgroupDeathTest, NamesWhatIsWrongWithAKernel) {
       "a warp waits at SyncWarpgroup",
       "a matrix of int8 whose pieces change places",
       "not where 128-byte swizzle has them",
+      "SyncWarpgroup by a third warpgroup",
   };
   for (int kind = 0; kind < static_cast<int>(std::size(kWhat)); ++kind) {
     EXPECT_DEATH(
         {
           const auto device = OpenDevice();
           Array<uint32_t> ones(*device, 64);
-          device->Launch(BadKernel, {.threads = 256, .shared_bytes = 8192},
+          const uint32_t threads = kind == 8 ? 384 : 256;
+          device->Launch(BadKernel, {.threads = threads, .shared_bytes = 8192},
                          BadParams{kind, ones.data()});
           device->Synchronize().IgnoreError();
         },
