@@ -65,6 +65,7 @@ class NullDevice final : public cuda::Device {
 
  protected:
   void LaunchRaw(const void*, const cuda::LaunchShape&, void*, size_t, Invoker) override { Work(); }
+  int ResidentRaw(const void*, const cuda::LaunchShape&) override { return 1; }
 
  private:
   void Work() { calls_.launches += capturing_ ? 0 : 1; }

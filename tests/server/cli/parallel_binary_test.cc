@@ -7,13 +7,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <thread>
 
 #include "base/status.h"
@@ -131,6 +134,24 @@ class Server {
     EXPECT_TRUE(status.ok()) << status.error_message();
     EXPECT_EQ(answer.size(), size_t{kLongAnswer});
     EXPECT_EQ(answer, undisturbed);
+  }
+
+  // All that a stream says of its tokens: by candidate, their ids and log probabilities in order.
+  grpc::Status Ask(const v1::GenerateRequest& request, std::map<int, std::string>& said) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(5));
+    const auto reader = stub_->GenerateStream(&context, request);
+    for (v1::GenerateResponse message; reader->Read(&message);) {
+      std::string& of_prompt = said[-1];
+      for (const auto& about : message.prompt_info().prompt_logprobs()) {
+        of_prompt += about.SerializeAsString();
+      }
+      std::string& of_candidate = said[message.output().candidate()];
+      for (const auto& about : message.output().logprobs()) {
+        of_candidate += about.SerializeAsString();
+      }
+    }
+    return reader->Finish();
   }
 
   v1::GetModelInfoResponse Info() {
@@ -266,6 +287,65 @@ TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {
   server.child().Signal(SIGTERM);
   EXPECT_EQ(server.child().Wait(), 0);
   EXPECT_TRUE(Goes(victim)) << server.child().output();
+}
+
+// Requests of every kind, in the prompt, while decoding and while another loss is being recovered
+// from. TREADLE_KILLS: how many workers are killed, some by hanging.
+TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
+  const char* const asked = std::getenv("TREADLE_KILLS");
+  const int kills = asked == nullptr ? 12 : std::atoi(asked);
+  Server server({"--pipeline-parallel", "3", "--max-batch-tokens", "48"});
+  ASSERT_SERVES(server);
+  const auto request = [](int kind) {
+    v1::GenerateRequest made;
+    for (int i = 0; i < 1 + kind * 173 % 600; ++i) {
+      made.mutable_token_ids()->add_ids((kind * 31 + i * 7) % 256);
+    }
+    v1::Sampling& sampling = *made.mutable_sampling();
+    sampling.set_temperature(kind % 3 == 0 ? 0.0f : 0.9f);
+    sampling.set_seed(static_cast<uint64_t>(kind));
+    if (kind % 4 == 1) sampling.set_num_candidates(3);
+    if (kind % 5 == 2) sampling.set_repetition_penalty(1.3f);
+    if (kind % 5 == 3) sampling.set_frequency_penalty(0.5f);
+    made.mutable_stopping()->set_max_new_tokens(20 + kind * 97 % 300);
+    made.mutable_stopping()->set_ignore_eos(kind % 2 == 0);
+    made.mutable_response()->set_logprobs(kind % 3);
+    if (kind % 6 == 4) made.mutable_response()->set_prompt_logprobs(1);
+    return made;
+  };
+  constexpr int kKinds = 24;
+  std::vector<std::map<int, std::string>> undisturbed(kKinds);
+  for (int kind = 0; kind < kKinds; ++kind) {
+    const grpc::Status status = server.Ask(request(kind), undisturbed[kind]);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+  }
+  std::atomic<bool> done = false;
+  std::atomic<int> next = 0, answers = 0;
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 4; ++i) {
+    clients.emplace_back([&] {
+      while (!done) {
+        const int kind = next++ % kKinds;
+        std::map<int, std::string> said;
+        const grpc::Status status = server.Ask(request(kind), said);
+        EXPECT_TRUE(status.ok()) << kind << ": " << status.error_message();
+        EXPECT_EQ(said, undisturbed[kind]) << kind;
+        ++answers;
+      }
+    });
+  }
+  std::mt19937 random(1);
+  for (int i = 0; i < kills; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 700));
+    const std::vector<int> workers = ChildrenOf(server.child().pid());
+    if (workers.empty()) continue;
+    kill(workers[random() % workers.size()], random() % 20 == 0 ? SIGSTOP : SIGKILL);
+  }
+  done = true;
+  for (std::thread& client : clients) client.join();
+  EXPECT_GT(answers, 0);
+  server.child().Signal(SIGTERM);
+  EXPECT_EQ(server.child().Wait(), 0);
 }
 
 TEST(ParallelBinary, OrWhatRanEnds) {
