@@ -44,8 +44,11 @@ build: packages
 install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
-package: build
+# With code for every GPU that packages are for, where nvcc is there.
+package: packages
 	@scripts/install_packages.sh dpkg-dev file
+	@cmake --preset release -DTREADLE_CUDA_ARCHITECTURES=all
+	@cmake --build --preset release -j $(JOBS) --target treadle
 	@cpack --config $(BUILD)/CPackConfig.cmake -B $(BUILD)
 
 test: packages

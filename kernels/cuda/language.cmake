@@ -2,7 +2,11 @@
 # Sets TREADLE_HAS_CUDA.
 set(TREADLE_CUDA AUTO CACHE STRING "The CUDA backend: AUTO (if nvcc is there), ON or OFF")
 set(TREADLE_CUDA_ARCHITECTURES "90a-real;80-virtual" CACHE STRING
-  "GPUs to generate code for, as CMAKE_CUDA_ARCHITECTURES")
+  "GPUs to generate code for, as CMAKE_CUDA_ARCHITECTURES; 'all': those that packages are for")
+if(TREADLE_CUDA_ARCHITECTURES STREQUAL "all")
+  # Code for 8.0 runs on 8.6, too; what is later than 10.0 gets its code from the driver.
+  set(TREADLE_CUDA_ARCHITECTURES "80-real;89-real;90a-real;100-real;100-virtual")
+endif()
 set_property(CACHE TREADLE_CUDA PROPERTY STRINGS AUTO ON OFF)
 if(NOT TREADLE_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TREADLE_CUDA is '${TREADLE_CUDA}', expected AUTO, ON or OFF")

@@ -12,3 +12,14 @@ if(TREADLE_HAS_CUDA)
     SOURCES cuda/cuda_backend_test.cc
     DEPENDS treadle_cuda treadle_op_checks)
 endif()
+
+# What the compiled kernels need, against what GPUs have. Launches are the emulated device's, registers those of nvcc's build.
+treadle_test(cuda_kernel_needs_test
+  SOURCES cuda/runtime/kernel_needs_test.cc
+  DEPENDS treadle_cuda_emulated treadle_op_cases)
+if(TREADLE_HAS_CUDA)
+  add_dependencies(cuda_kernel_needs_test treadle_cuda)
+  target_include_directories(cuda_kernel_needs_test SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  target_compile_definitions(cuda_kernel_needs_test PRIVATE
+    TREADLE_PTXAS_REPORTS="${CMAKE_BINARY_DIR}/kernels/cuda/CMakeFiles/treadle_cuda.dir")
+endif()
