@@ -20,6 +20,7 @@
 #include "models/checkpoints/checkpoint.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
+#include "tests/support/identifier.h"
 #include "tests/support/one_rank.h"
 
 namespace treadle {
@@ -121,11 +122,7 @@ INSTANTIATE_TEST_SUITE_P(All, TransformersStates,
                          testing::Values("llama-grouped", "mistral", "mistral-window", "gpt2",
                                          "gpt2-untied", "qwen2", "qwen3", "qwen3-tied", "gemma3",
                                          "gemma3-scaled", "mixtral", "qwen3moe-plain"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           std::ranges::replace(name, '-', '_');
-                           return name;
-                         });
+                         [](const auto& info) { return Identifier(info.param); });
 
 }  // namespace
 }  // namespace treadle

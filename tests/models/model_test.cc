@@ -24,6 +24,7 @@
 #include "kernels/reference/reference_backend.h"
 #include "models/architectures/architecture.h"
 #include "tests/models/teacher_forcing.h"
+#include "tests/support/identifier.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -151,11 +152,6 @@ TEST_P(TransformersLogits, GiveTheSameGreedyTokens) {
   for (size_t next = kPrompt; next < ids.size(); ++next) {
     EXPECT_EQ(ArgMax(std::span(logits).subspan((next - 1) * vocab, vocab)), ids[next]) << next;
   }
-}
-
-std::string Identifier(std::string name) {
-  std::ranges::replace(name, '-', '_');
-  return name;
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -11,6 +11,7 @@
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "tests/models/safetensors_file.h"
 #include "tests/support/gguf_writer.h"
+#include "tests/support/identifier.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -101,13 +102,6 @@ absl::StatusOr<std::string> WriteDoubled(const std::string& folder, const std::s
   TREADLE_RETURN_IF_ERROR(WriteFile(folder + "/config.json", config.dump()));
   TREADLE_RETURN_IF_ERROR(WriteFile(folder + "/model.safetensors", file.Bytes()));
   return folder;
-}
-
-std::string Identifier(std::string name) {
-  for (char& c : name) {
-    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
-  }
-  return name;
 }
 
 }  // namespace

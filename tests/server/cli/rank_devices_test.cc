@@ -15,6 +15,7 @@
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/two_requests.h"
 #include "tests/support/default_model.h"
+#include "tests/support/identifier.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -198,7 +199,7 @@ TEST_P(WholeModels, SayTheSameOnAGpu) {
   std::filesystem::remove_all(directory);
 }
 INSTANTIATE_TEST_SUITE_P(Architectures, WholeModels, testing::ValuesIn(Architectures()),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& info) { return Identifier(std::string(info.param.name)); });
 
 // Its stored codes, activations in bf16: 2^-9 of each, some hundred roundings on the way to a
 // logit.
