@@ -108,6 +108,9 @@ struct Metrics::Instruments {
                                                          .Name("treadle:request_success_total")
                                                          .Help("Requests that ended, by reason.")
                                                          .Register(registry);
+  prometheus::Counter& losses = NewCounter(
+      "treadle:engine_losses_total",
+      "Times that the engine was lost, as with a worker; those of which iterations came after.");
   prometheus::Histogram& request_prompt_tokens =
       NewHistogram("treadle:request_prompt_tokens", "Prompt tokens per request.", Tokens());
   prometheus::Histogram& request_generation_tokens =
@@ -207,6 +210,9 @@ void Metrics::Record(const LedgerRecord& record) {
     m.iteration_tokens.Observe(static_cast<double>(tokens));
     m.bubble_ratio.Set(m.bubbles.Add(record));
   }
+  // Epochs count from 1.
+  const double lost = static_cast<double>(record.epoch) - 1 - m.losses.Value();
+  if (lost > 0) m.losses.Increment(lost);
   if (record.total_pages > 0) {
     m.kv_usage.Set(1.0 - static_cast<double>(record.free_pages) /
                              static_cast<double>(record.total_pages));

@@ -379,6 +379,23 @@ TEST(Service, MetricsOfThePortAndOfTheReaders) {
   wait_for("connections", 3);
 }
 
+TEST(Service, EnginesThatWereLostAreCounted) {
+  TestServer server;
+  server.follower().Stop();  // from here on the records are ours
+  const auto expect = [&](const char* value) {
+    EXPECT_THAT(
+        server.metrics().Scrape(),
+        HasSubstr(Str("\ntreadle:engine_losses_total{model_name=\"prefix\"} ", value, "\n")));
+  };
+  expect("0");
+  LedgerRecord record;
+  for (const auto& [epoch, value] : {std::pair(1, "0"), {4, "3"}, {2, "3"}, {5, "4"}}) {
+    record.epoch = static_cast<uint64_t>(epoch);
+    server.metrics().Record(record);
+    expect(value);
+  }
+}
+
 // Counts the iterations in the window, whoever ran in them; heartbeats are none.
 TEST(Service, BubbleRatioIsTheirShareOfTheLastIterations) {
   TestServer server;
