@@ -110,7 +110,8 @@ class Secrets:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as plain, \
                 context.wrap_socket(plain, server_hostname="metrics.example") as connection:
             certificate = connection.getpeercert()["serialNumber"]
-            connection.sendall(f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {token}\r\n\r\n".encode())
+            connection.sendall(f"GET /metrics HTTP/1.1\r\nHost: metrics.example\r\nConnection: close\r\n"
+                               f"Authorization: Bearer {token}\r\n\r\n".encode())
             with connection.makefile("rb") as answer:
                 return answer.read().decode(), certificate
 
