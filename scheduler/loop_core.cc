@@ -106,7 +106,7 @@ void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) 
   if (target.sample) --sequence.in_flight;
   if (target.end > sequence.known) {
     sequence.known = target.end;
-    request.epochs_lost = 0;
+    request.losses = 0;
   }
   if (request.state == RequestState::kFinished) return;
   if (!step.prompt_detail.empty()) delivery_.Prompt(request, std::move(step.prompt_detail));
@@ -221,8 +221,11 @@ void LoopCore::Recover() {
 
 void LoopCore::RecoverRequest(Request& request, const absl::Status& status, bool stood) {
   if (request.state == RequestState::kWaiting) return;
-  if (stood) ++request.epochs_lost;
-  if (!recover_ || request.epochs_lost > kMostEpochs) End(request, status);
+  const bool some_new = std::ranges::any_of(request.sequences, [](const Sequence& sequence) {
+    return sequence.next_position > sequence.known;
+  });
+  if (stood) request.losses += some_new ? 4 : 1;
+  if (!recover_ || request.losses > 4 * kMostEpochs) End(request, status);
   if (request.state == RequestState::kFinished) return Retire(request);
   planner_.Restart(request);
 }

@@ -3,8 +3,9 @@
 //
 // When the engine fails it is restarted. Requests stay: those that run go on where they were, once
 // the engine has run again what it knew of them (planner.h), unless they are to end (Options), or
-// have lost kMostEpochs of it without anything new. All end if it has been restarted in vain for
-// kRestartPatience by then: nobody waits for an engine that does not come back.
+// have lost kMostEpochs of it while they ran something new in vain, or four times as many. All end
+// if it has been restarted in vain for kRestartPatience by then: nobody waits for an engine that
+// does not come back.
 //
 // Invariants: 1. A request that is kRunning holds every page that it may ever need. 2. A page is
 // freed only when its request has ended and no plan in flight names it. 3. Each request's stream is
@@ -49,7 +50,7 @@ class LoopCore {
   };
 
   static constexpr std::chrono::seconds kRestartPatience{30};
-  // A request may be what ends them.
+  // A request that was running something new may be what ends epochs.
   static constexpr int kMostEpochs = 8;
 
   LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy, Ledger& ledger,

@@ -83,7 +83,9 @@ struct Request {
 
   RequestState state = RequestState::kWaiting;
   int plans_in_flight = 0;
-  int epochs_lost = 0;              // since something was known of it that was not before
+  // Epochs that ended since something was known of it that was not before: four for each in which
+  // it ran something new, which may be why, one for each other.
+  int losses = 0;
   std::vector<Sequence> sequences;  // [candidates]
 
   // Absorbed and not yet pushed (only under a policy that delivers when idle).

@@ -176,9 +176,31 @@ TEST(Pipeline, ARequestDoesNotEndEpochsForEver) {
   harness.engine.Complete();
   harness.Turn();  // something new
   ASSERT_EQ(client.tokens[0].size(), 1u);
-  fail(LoopCore::kMostEpochs + 1);
+  for (int i = 0; i <= LoopCore::kMostEpochs; ++i) {
+    fail(1);
+    harness.engine.Complete();
+    harness.Turn();  // it has caught up, and runs something new
+  }
   EXPECT_EQ(client.status.code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(client.status.message()), HasSubstr("worker 1 of 2 is gone"));
+  EXPECT_THAT(harness.Mistakes(), IsEmpty());
+}
+
+// Who is only running again what was known is hardly why.
+TEST(Pipeline, WhoCatchesUpMayLoseMoreEpochs) {
+  HarnessOptions options = Pipeline(2, 1);
+  LoopHarness harness(options);
+  Client& client = harness.Submit(LoopHarness::Spec(30, 3, 0));  // two chunks
+  harness.Turn();
+  harness.engine.Complete();
+  harness.Turn();
+  harness.engine.Fail(absl::UnavailableError("worker 1 of 2 is gone"));  // in the second one
+  for (int i = 0; i < 3 * LoopCore::kMostEpochs; ++i) {
+    harness.Turn();
+    harness.engine.Fail(absl::UnavailableError("worker 1 of 2 is gone"));
+  }
+  harness.RunToIdle();
+  EXPECT_TRUE(client.ended && client.status.ok()) << client.status;
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
