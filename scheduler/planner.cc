@@ -74,7 +74,7 @@ void Planner::Admit(Request& request, Clock::time_point now) {
   for (Sequence& sequence : request.sequences) {
     sequence.id = next_sequence_++;
     sequence.pages = std::move((*pages)[sequence.candidate]);
-    sequence.next_position = FirstPosition(request, sequence);
+    sequence.next_position = sequence.known = FirstPosition(request, sequence);
   }
   request.state = RequestState::kRunning;
   request.admitted = now;

@@ -190,7 +190,9 @@ TEST(Pipeline, ARequestDoesNotEndEpochsForEver) {
 TEST(Pipeline, WhoCatchesUpMayLoseMoreEpochs) {
   HarnessOptions options = Pipeline(2, 1);
   LoopHarness harness(options);
-  Client& client = harness.Submit(LoopHarness::Spec(30, 3, 0));  // two chunks
+  RequestSpec spec = LoopHarness::Spec(30, 3, 0);  // two chunks
+  spec.candidates = 2;
+  Client& client = harness.Submit(spec);
   harness.Turn();
   harness.engine.Complete();
   harness.Turn();
