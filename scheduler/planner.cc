@@ -167,8 +167,7 @@ void Planner::Retire(Request& request) {
 }
 
 void Planner::Restart(Request& request) {
-  TREADLE_CHECK(request.state == RequestState::kRunning);
-  request.plans_in_flight = 0;
+  TREADLE_CHECK(request.state == RequestState::kRunning && request.plans_in_flight == 0);
   for (Sequence& sequence : request.sequences) {
     sequence.id = next_sequence_++;
     sequence.next_position = FirstPosition(request, sequence);

@@ -68,7 +68,8 @@ absl::Status CheckOptions(const RemoteEngineOptions& options) {
               {"number of window pages", options.kv_pages.window, 0, INT32_MAX},
               {"iteration deadline", options.iteration_deadline.count(), 1, INT32_MAX},
               {"silence", options.silence.count(), 1, INT32_MAX},
-              {"connect deadline", options.connect_deadline.count(), 1, INT32_MAX}};
+              {"connect deadline", options.connect_deadline.count(), 1, INT32_MAX},
+              {"join deadline", options.join_deadline.count(), 1, INT32_MAX}};
   for (const auto& [name, value, least, most] : rows) {
     if (value < least || value > most) {
       return InvalidArgument(name, " is ", value, ", expected ", least, " to ", most);
@@ -154,7 +155,9 @@ bool RemoteEngine::HasRoom() const {
 }
 
 void RemoteEngine::Restart() {
-  for (int i = 0; replace_worker_ && !cluster_->stood() && i < stages_; ++i) replace_worker_(i);
+  if (replace_worker_ && !cluster_->stood()) {
+    for (int stage = 0; stage < stages_; ++stage) replace_worker_(stage);
+  }
   uint64_t epoch = 0;
   {
     MutexLock lock(mutex_);
@@ -304,10 +307,12 @@ void RemoteEngine::EnforceDeadline() {
   {
     MutexLock lock(mutex_);
     if (in_flight_.empty()) return;
+    const auto waited = SteadyClock::now() - first_since_;
+    if (waited <= limit_.Least()) return;
     int64_t tokens = 0;
     for (const InFlight& plan : in_flight_) tokens += plan.tokens;
     limit = limit_.For(tokens);
-    if (SteadyClock::now() - first_since_ <= limit) return;
+    if (waited <= limit) return;
     epoch = epoch_;
     iteration = in_flight_.front().iteration;
   }

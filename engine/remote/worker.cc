@@ -268,17 +268,17 @@ absl::Status Worker::Impl::Greet(const MasterPointer& master) {
   control::WorkerMessage message;
   control::WorkerHello& hello = *message.mutable_hello();
   DescribeSelf(hello);
+  hello.set_fingerprint(fingerprint_);
   if (!master->weights_from_master && !options_.model_path.empty() && fingerprint_.empty()) {
     const auto checkpoint = Checkpoint::Open(options_.model_path);
-    const bool same =
-        checkpoint.ok() && !master->files.empty() && FilesHere(**checkpoint) == master->files;
-    const auto sum = same              ? master->fingerprint
-                     : checkpoint.ok() ? Fingerprint(**checkpoint)
-                                       : checkpoint.status();
-    if (!sum.ok()) hello.set_problem(std::string(sum.status().message()));
-    if (sum.ok()) fingerprint_ = *sum;
+    if (checkpoint.ok() && !master->files.empty() && FilesHere(**checkpoint) == master->files) {
+      hello.set_fingerprint(master->fingerprint);
+    } else {
+      const auto sum = checkpoint.ok() ? Fingerprint(**checkpoint) : checkpoint.status();
+      if (!sum.ok()) hello.set_problem(std::string(sum.status().message()));
+      if (sum.ok()) hello.set_fingerprint(fingerprint_ = *sum);
+    }
   }
-  hello.set_fingerprint(fingerprint_);
   hello.set_held_bytes(stage_ == nullptr ? 0 : stage_->weight_bytes());
   master->stream->Send(std::move(message));
   return absl::OkStatus();
