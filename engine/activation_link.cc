@@ -122,7 +122,7 @@ absl::StatusOr<std::unique_ptr<LinkMessages>> LinkMessages::Create(Backend& back
       new LinkMessages(backend, shape, std::move(memory), std::move(headers)));
 }
 
-void LinkMessages::Seal(size_t slot, const About& about) {
+void LinkMessages::Seal(size_t slot, const About& about, const EncodedRows& encoded) {
   std::byte* const message = slots_[slot].message;
   Header header = HeaderOf(shape_.wire, about);
   if (on_device()) {
@@ -133,7 +133,11 @@ void LinkMessages::Seal(size_t slot, const About& about) {
     return;
   }
   std::byte* const rows = message + sizeof(Header);
-  if (shape_.wire != WireType::kF32) EncodeRows(shape_.wire, RowsOf(slot, about), rows);
+  if (encoded) {
+    encoded(rows);
+  } else if (shape_.wire != WireType::kF32) {
+    EncodeRows(shape_.wire, RowsOf(slot, about), rows);
+  }
   header.checksum = ChecksumOf(header, rows, Encoded(about));
   std::memcpy(message, &header, sizeof(header));
 }
@@ -174,8 +178,8 @@ void ActivationLink::Abort(const absl::Status& why) {
 }
 
 absl::Status ActivationLink::CheckRows(int64_t rows) const {
-  if (rows >= 1 && rows <= options_.max_batch_tokens) return absl::OkStatus();
-  return InvalidArgument("an iteration of ", rows, " rows: expected 1 to ",
+  if (rows >= 0 && rows <= options_.max_batch_tokens) return absl::OkStatus();
+  return InvalidArgument("an iteration of ", rows, " rows: expected 0 to ",
                          options_.max_batch_tokens);
 }
 
@@ -248,7 +252,8 @@ absl::Status ActivationLink::Take(size_t slot, const About& expected) {
   return {opened.code(), Str("activations of the previous stage: ", std::string(opened.message()))};
 }
 
-absl::Status ActivationLink::Send(uint64_t epoch, uint64_t iteration, Tensor hidden) {
+absl::Status ActivationLink::Send(uint64_t epoch, uint64_t iteration, Tensor hidden,
+                                  const EncodedRows& encoded) {
   if (!error_.ok()) return error_;
   TREADLE_CHECK(next_.communicator != nullptr && received_ > 0);
   const size_t last = SlotOf(received_ - 1);
@@ -256,7 +261,7 @@ absl::Status ActivationLink::Send(uint64_t epoch, uint64_t iteration, Tensor hid
       hidden.data == messages_->slot(last).rows || received_ == 1 ? last : SlotOf(received_ - 2);
   TREADLE_CHECK(hidden.data == messages_->slot(slot).rows && hidden.stride == options_.hidden);
   TREADLE_CHECK(!transfers_[slot].send);
-  messages_->Seal(slot, {.epoch = epoch, .iteration = iteration, .rows = hidden.rows});
+  messages_->Seal(slot, {.epoch = epoch, .iteration = iteration, .rows = hidden.rows}, encoded);
   const absl::StatusOr<Transfer> sent = next_.communicator->Send(
       messages_->slot(slot).message, messages_->MessageBytes(hidden.rows), next_.rank);
   if (!sent.ok()) return Fail(sent.status());

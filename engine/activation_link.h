@@ -1,8 +1,8 @@
 // The activations' way between pipeline stages: a stage receives its input from the previous one
 // and sends its output to the next, over Communicators.
 //
-// Both ends know a message's size from the plan, and its header (LinkMessages) repeats what the
-// plan said, so that a message that is not the one the plan asks for is an error and never a wrong
+// Both ends know a message's size from the plan (no rows, where the plan is not for the receiver),
+// and its header (LinkMessages) repeats what the plan said, so that a message that is not the one the plan asks for is an error and never a wrong
 // token.
 //
 // Buffers belong to the link: three of [max_batch_tokens, hidden] f32, with room for a header in
@@ -26,6 +26,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -39,6 +40,9 @@ namespace treadle {
 
 // Bytes of one message of `rows` rows, header included.
 size_t WireBytes(WireType wire, int64_t rows, int64_t hidden);
+
+// Writes a message's encoded rows.
+using EncodedRows = std::function<void(std::byte* rows)>;
 
 // The messages of an ActivationLink: where they lie, and how they are sealed and opened.
 //
@@ -84,7 +88,8 @@ class LinkMessages {
 
   // Makes the slot's rows a message. In the host's memory: now, so the rows must be there. On a
   // device: in the order of ops; the slot's header must not be sealed again before that has run.
-  void Seal(size_t slot, const About& about);
+  // With `encoded`, in the host's memory: that writes the rows as they go over the wire.
+  void Seal(size_t slot, const About& about, const EncodedRows& encoded);
   // Checks the message in the slot, which is there, and leaves its rows in slot().rows. DataLoss:
   // it is damaged, or about something else. On a device: the device's own errors, too.
   absl::Status Open(size_t slot, const About& expected);
@@ -144,8 +149,10 @@ class ActivationLink {
   void Abort(const absl::Status& why);
 
   // Begins to send what Receive returned for that iteration, the last one or the one before, after
-  // the layers ran over it. Not on the last stage.
-  absl::Status Send(uint64_t epoch, uint64_t iteration, Tensor hidden);
+  // the layers ran over it; or as many rows as the next stage is to have, which `encoded` writes,
+  // if it is not empty (kHost). Not on the last stage.
+  absl::Status Send(uint64_t epoch, uint64_t iteration, Tensor hidden,
+                    const EncodedRows& encoded = {});
 
  private:
   using Transfer = Communicator::Transfer;

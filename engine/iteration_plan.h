@@ -5,6 +5,7 @@
 // which makes replay exact. Positions, prompt lengths and rows are in tokens; times in seconds.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -65,6 +66,22 @@ struct StepMask {
 
 inline size_t MaskWords(int64_t vocab) { return static_cast<size_t>((vocab + 31) / 32); }
 
+// Stages of a pipeline, from `begin` to before `end`; as it is made, all.
+struct StageRange {
+  int32_t begin = 0;
+  int32_t end = INT32_MAX;
+
+  bool empty() const { return begin >= end; }
+  bool Contains(int32_t stage) const { return stage >= begin && stage < end; }
+  // The smallest that has all of both.
+  StageRange Around(const StageRange& other) const {
+    if (empty() || other.empty()) return empty() ? other : *this;
+    return {std::min(begin, other.begin), std::max(end, other.end)};
+  }
+  friend bool operator==(const StageRange&, const StageRange&) = default;
+};
+inline constexpr StageRange kNoStages = {0, 0};
+
 struct IterationPlan {
   uint64_t epoch = 0;
   uint64_t iteration = 0;  // consecutive within an epoch, from 0
@@ -72,6 +89,10 @@ struct IterationPlan {
   ByKind<std::vector<PageCopy>> page_copies;
   std::vector<SequenceStart> starts;
   std::vector<Step> steps;
+  // Whose layers run. The caches of the others have these rows, from an epoch before: they do
+  // nothing but note them, and neither copy pages; the one before the first that runs sends from
+  // its replay log. If the last one does not run, no step gives anything.
+  StageRange stages;
 
   int64_t num_tokens() const {
     int64_t sum = 0;

@@ -13,6 +13,11 @@ size_t BytesOf(const Tensor& dense) {
   return static_cast<size_t>(dense.rows * dense.cols) * SizeOf(dense.dtype);
 }
 
+// That a stage gets from the one before it.
+int64_t RowsTo(int stage, const IterationPlan& plan) {
+  return plan.stages.Contains(stage) ? plan.num_tokens() : 0;
+}
+
 // Contexts that share a graph: powers of two from here on.
 constexpr int64_t kSmallestGraphContext = 256;
 
@@ -95,12 +100,16 @@ absl::Status Stage::AllocateActivations(int64_t max_batch_tokens) {
   return absl::OkStatus();
 }
 
-void Stage::BeginEpoch(Communicator* ranks, ActivationLink* link, MaskBoard* masks) {
+void Stage::BeginEpoch(Communicator* ranks, ActivationLink* link, MaskBoard* masks, int stage,
+                       ReplayLog* log) {
+  TREADLE_CHECK(log == nullptr || (link != nullptr && link->place() == StagingPlace::kHost));
   TREADLE_CHECK((ranks == nullptr ? 1 : ranks->size()) == model_.shard().size);
   EndEpoch();
   ranks_ = ranks;
   link_ = link;
   masks_ = masks;
+  stage_ = stage;
+  log_ = log;
   sequences_.Clear();
 }
 
@@ -111,16 +120,18 @@ void Stage::EndEpoch() {
   ranks_ = nullptr;
   link_ = nullptr;
   masks_ = nullptr;
+  log_ = nullptr;
 }
 
 absl::Status Stage::Announce(const IterationPlan& plan) {
   if (link_ == nullptr || plan.steps.empty()) return absl::OkStatus();
-  return link_->Announce(plan.epoch, plan.iteration, plan.num_tokens());
+  return link_->Announce(plan.epoch, plan.iteration, RowsTo(stage_, plan));
 }
 
 bool Stage::CanBeginAhead(const IterationPlan& plan) {
   if (!DetachesWork() || num_begun_ - num_finished_ != 1) return false;
   if (link_ != nullptr && !model_.first_stage()) return false;  // its input may be long in coming
+  if (begun_[num_finished_ % begun_.size()].plan->stages != StageRange()) return false;
   for (const Step& step : plan.steps) {
     const LiveSequence* const live = sequences_.Find(step.sequence);
     if (step.masked) return false;
@@ -132,9 +143,10 @@ bool Stage::CanBeginAhead(const IterationPlan& plan) {
 
 absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>& before_output) {
   TREADLE_CHECK(num_begun_ - num_finished_ < begun_.size());
+  const bool runs = plan.stages.Contains(stage_);
   TREADLE_RETURN_IF_ERROR(sequences_.Check(plan));
   for (const SequenceId sequence : plan.releases) sequences_.Release(sequence);
-  cache_.CopyPages(plan.page_copies);
+  if (runs) cache_.CopyPages(plan.page_copies);
   for (const SequenceStart& start : plan.starts) sequences_.Start(start);
 
   const int mark = static_cast<int>(num_begun_ % begun_.size());
@@ -147,6 +159,10 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   if (!plan.steps.empty()) {
     Flatten(plan);
     CollectOutputs(begun);
+  }
+  if (!plan.steps.empty() && !runs) {
+    TREADLE_RETURN_IF_ERROR(PassBy(plan, begun));
+  } else if (!plan.steps.empty()) {
     // What samples is told to such a device with the batch.
     if (backend_.asynchronous()) TREADLE_RETURN_IF_ERROR(AwaitMasks(begun));
     Pad(plan, begun);
@@ -162,6 +178,40 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   }
   backend_.SetMark(mark);
   ++num_begun_;
+  return absl::OkStatus();
+}
+
+// Whether this stage can leave a plan's rows to others.
+absl::Status Stage::CheckPassing(const IterationPlan& plan) const {
+  const bool sends =
+      link_ != nullptr && !model_.last_stage() && RowsTo(stage_ + 1, plan) > 0;
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    const Step& step = plan.steps[i];
+    const bool gives = step.sample || step.prompt_logprobs >= 0 || step.pooling != Pooling::kNone;
+    if (gives && model_.last_stage()) {
+      return InvalidArgument("a step of sequence ", step.sequence, " gives something, but stages ",
+                             plan.stages.begin, " to ", plan.stages.end - 1,
+                             " run it, which the last is not among");
+    }
+    if (!sends) continue;
+    if (log_ == nullptr || !log_->Holds(live_[i]->start().pages.whole, live_[i]->next_position())) {
+      return InvalidArgument("a step of sequence ", step.sequence, " is to come from the log of ",
+                             "stage ", stage_, ", which does not have its pages");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Of a plan that other stages run: only messages. Rows come from the log, if the next stage runs.
+absl::Status Stage::PassBy(const IterationPlan& plan, Begun& begun) {
+  TREADLE_RETURN_IF_ERROR(CheckPassing(plan));
+  begun.experts = {};
+  if (link_ != nullptr) {
+    TREADLE_ASSIGN_OR_RETURN(begun.message, link_->Receive(plan.epoch, plan.iteration, 0));
+    begun.to_send = !model_.last_stage();
+  }
+  Times& times = begun.times;
+  times.received = times.forwarded = times.sent = times.sampled = Times::Clock::now();
   return absl::OkStatus();
 }
 
@@ -213,7 +263,30 @@ absl::Status Stage::HandOver(Tensor hidden, Begun& begun) {
 
 absl::Status Stage::SendMessage(Begun& begun) {
   if (!std::exchange(begun.to_send, false)) return absl::OkStatus();
-  return link_->Send(begun.plan->epoch, begun.plan->iteration, begun.message);
+  const IterationPlan& plan = *begun.plan;
+  const bool runs = plan.stages.Contains(stage_);
+  if (runs && log_ != nullptr) LogRows(begun);
+  Tensor rows = begun.message;
+  rows.rows = RowsTo(stage_ + 1, plan);
+  if (runs || rows.rows == 0) return link_->Send(plan.epoch, plan.iteration, rows);
+  return link_->Send(plan.epoch, plan.iteration, rows, [&](std::byte* out) {
+    for (const Step& step : plan.steps) {
+      out = log_->Read(sequences_.At(step.sequence).start().pages.whole, step.first_position,
+                       step.num_tokens, out);
+    }
+  });
+}
+
+// A later plan may have released a sequence: then nobody will ask for its rows.
+void Stage::LogRows(const Begun& begun) {
+  int64_t row = 0;
+  for (const Step& step : begun.plan->steps) {
+    if (const LiveSequence* const live = sequences_.Find(step.sequence)) {
+      log_->Write(live->start().pages.whole, step.first_position,
+                  begun.message.Rows(row, step.num_tokens));
+    }
+    row += step.num_tokens;
+  }
 }
 
 absl::StatusOr<IterationResult> Stage::Finish() {
@@ -236,7 +309,7 @@ absl::StatusOr<Tensor> Stage::ReceiveHidden(const IterationPlan& plan, Begun& be
   Tensor hidden = DenseTensor(hidden_.data(), DType::kF32, rows, model_.config().hidden);
   if (link_ != nullptr) {
     TREADLE_ASSIGN_OR_RETURN(begun.message,
-                             link_->Receive(plan.epoch, plan.iteration, plan.num_tokens()));
+                             link_->Receive(plan.epoch, plan.iteration, RowsTo(stage_, plan)));
     if (staging() == nullptr) {
       hidden.data = begun.message.data;
     } else if (!model_.first_stage()) {

@@ -41,6 +41,7 @@
 #include "engine/iteration_plan.h"
 #include "engine/kv_cache.h"
 #include "engine/mask_board.h"
+#include "engine/replay_log.h"
 #include "engine/sequence_table.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
@@ -64,10 +65,13 @@ class Stage {
     return (rows + kMaxHeadRows * config.vocab) * static_cast<int64_t>(sizeof(float));
   }
 
-  // Begins an epoch: no sequences. The cache keeps its bytes, which nobody reads. `ranks`: null for
-  // one rank; `link`: null for a single stage, and on ranks above 0 unless it is on the device.
-  // `masks`: null if no step will be masked. All outlive the epoch.
-  void BeginEpoch(Communicator* ranks, ActivationLink* link, MaskBoard* masks = nullptr);
+  // Begins an epoch: no sequences. The cache keeps its bytes, which plans may count on
+  // (IterationPlan::stages). `ranks`: null for one rank; `link`: null for a single stage, and on
+  // ranks above 0 unless it is on the device. `masks`: null if no step will be masked. `stage`: its
+  // number. `log`: what is sent is kept there; with a link in the host's memory, or null. All
+  // outlive the epoch.
+  void BeginEpoch(Communicator* ranks, ActivationLink* link, MaskBoard* masks = nullptr,
+                  int stage = 0, ReplayLog* log = nullptr);
   // Nothing of the epoch runs on the device any more: its communicators and link may go.
   void EndEpoch();
 
@@ -136,8 +140,11 @@ class Stage {
                               const std::function<void()>& before_output);
   // What the link copies from and to; null: ops read and write its buffers, or there is no link.
   Staging* staging() { return link_ == nullptr ? nullptr : backend_.staging(link_->place()); }
+  absl::Status CheckPassing(const IterationPlan& plan) const;
+  absl::Status PassBy(const IterationPlan& plan, Begun& begun);
   absl::Status HandOver(Tensor hidden, Begun& begun);
   absl::Status SendMessage(Begun& begun);
+  void LogRows(const Begun& begun);
   absl::Status AwaitMasks(Begun& begun);
   absl::Status RunOutputs(Tensor hidden, Begun& begun);
   absl::Status Pool(Tensor hidden, Begun& begun);
@@ -158,6 +165,8 @@ class Stage {
   Communicator* ranks_ = nullptr;
   ActivationLink* link_ = nullptr;
   MaskBoard* masks_ = nullptr;
+  int stage_ = 0;
+  ReplayLog* log_ = nullptr;
 
   Buffer hidden_;              // [max_batch_tokens, hidden] f32; unused where the link's are used
   Buffer head_hidden_;         // [kMaxHeadRows, hidden] f32; this and below: last stage only

@@ -249,7 +249,8 @@ void StageRanks::Join(size_t rank, const std::shared_ptr<Epoch>& epoch) {
     return;
   }
   stages_[rank]->BeginEpoch(ranks_.size() == 1 ? nullptr : epoch->ranks[rank].get(),
-                            epoch->links[rank].get(), &epoch->masks);
+                            epoch->links[rank].get(), &epoch->masks, options_.stage,
+                            rank == 0 && replay_log_ ? &*replay_log_ : nullptr);
   if (rank == 0) last_end_ = {};
   {
     MutexLock lock(mutex_);
@@ -355,7 +356,11 @@ absl::StatusOr<std::unique_ptr<StageRanks>> StageRanks::Create(std::vector<Rank>
         Stage::Create(*ranks[i].backend, model, options.max_batch_tokens, options.kv));
     stages.push_back(std::move(stage));
   }
-  return std::unique_ptr<StageRanks>(new StageRanks(std::move(ranks), std::move(stages), options));
+  std::unique_ptr<StageRanks> made(new StageRanks(std::move(ranks), std::move(stages), options));
+  if (options.replay_log.pages > 0) {
+    TREADLE_ASSIGN_OR_RETURN(made->replay_log_, ReplayLog::Create(options.replay_log));
+  }
+  return made;
 }
 
 }  // namespace treadle

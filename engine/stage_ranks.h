@@ -13,6 +13,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -24,6 +25,7 @@
 #include "engine/iteration_plan.h"
 #include "engine/kv_cache.h"
 #include "engine/mask_board.h"
+#include "engine/replay_log.h"
 #include "engine/stage.h"
 #include "kernels/backend.h"
 #include "models/model.h"
@@ -63,7 +65,8 @@ class StageRanks {
   struct Options {
     int64_t max_batch_tokens = kDefaultBatchTokens;
     KvCache::Options kv;
-    int stage = 0;                               // for trace events
+    int stage = 0;
+    ReplayLog::Options replay_log;               // of what goes to the next stage; may be none
     std::chrono::milliseconds timeout{120'000};  // of every wait between ranks
     // How ranks of this stage are joined; empty: through this process' memory, on the CPU.
     RankJoiner join = {};
@@ -152,6 +155,7 @@ class StageRanks {
   // Element r is confined to the thread of rank r after Start. Stages use models and backends.
   std::vector<Rank> ranks_;
   std::vector<std::unique_ptr<Stage>> stages_;
+  std::optional<ReplayLog> replay_log_;  // of rank 0
   TimePoint last_end_;  // of rank 0's last iteration in the epoch
 
   Mutex mutex_;

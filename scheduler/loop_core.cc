@@ -90,7 +90,9 @@ void LoopCore::Absorb(IterationResult& result) {
   if (in_flight_.empty()) idle_since_ = now_;
   TREADLE_CHECK(result.steps.size() == note.steps.size());
 
-  for (Request* request : note.requests) --request->plans_in_flight;
+  for (Request* request : note.requests) {
+    if (--request->plans_in_flight == 0 && !IsCatchingUp(*request)) request->missing = kNoStages;
+  }
   for (size_t i = 0; i < note.steps.size(); ++i) AbsorbStep(note.steps[i], result.steps[i]);
   // Those that ended before have no step that could have retired them.
   for (Request* request : note.requests) Retire(*request);
@@ -204,22 +206,23 @@ void LoopCore::Recover() {
   if (give_up_) pool_.Drain();
   if (all) TakeInbox();
   in_flight_.clear();
+  const StageRange lost = give_up_ ? StageRange() : engine_.Restart();
   for (const auto& request : pool_.live()) {
     request->plans_in_flight = 0;
     if (all) End(*request, status);
-    RecoverRequest(*request, status, stood);
+    RecoverRequest(*request, status, stood, lost);
   }
   planner_.NewEpoch();
   if (give_up_) {
     if (!std::exchange(gave_up_, true)) give_up_(status);
     return;
   }
-  engine_.Restart();
   next_iteration_ = 0;
   idle_since_ = now_;
 }
 
-void LoopCore::RecoverRequest(Request& request, const absl::Status& status, bool stood) {
+void LoopCore::RecoverRequest(Request& request, const absl::Status& status, bool stood,
+                              const StageRange& lost) {
   if (request.state == RequestState::kWaiting) return;
   const bool some_new = std::ranges::any_of(request.sequences, [](const Sequence& sequence) {
     return sequence.next_position > sequence.known;
@@ -227,7 +230,7 @@ void LoopCore::RecoverRequest(Request& request, const absl::Status& status, bool
   if (stood) request.losses += some_new ? 4 : 1;
   if (!recover_ || request.losses > 4 * kMostEpochs) End(request, status);
   if (request.state == RequestState::kFinished) return Retire(request);
-  planner_.Restart(request);
+  planner_.Restart(request, lost, engine_.replay_pages());
 }
 
 void LoopCore::TakeInbox() {

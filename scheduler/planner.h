@@ -7,7 +7,8 @@
 //
 // Where an engine was restarted, what it knew of running requests is run again, in chunks as a
 // prompt's: rows do not depend on how they are cut (N2), so that what follows is what would have
-// been. Their pages stay theirs.
+// been. Their pages stay theirs, so stages that did not lose what these held need not run it: those
+// behind the lost ones in no case, those before only where replay logs do not have all pages.
 //
 // Thread safety: confined to the serving loop's thread.
 #pragma once
@@ -56,7 +57,9 @@ class Planner {
 
   // A new epoch: no sequence lives. Of requests that run, what was known is to be run again.
   void NewEpoch() { releases_.clear(); }
-  void Restart(Request& request);
+  // `lost`: the stages that are without its pages' contents; `replay_pages`: as
+  // Engine::replay_pages.
+  void Restart(Request& request, const StageRange& lost, int64_t replay_pages);
   // No request is left: all pages are free.
   void Reset();
 

@@ -84,6 +84,10 @@ int64_t BatchSequences(const Request& request) {
 }
 
 void AssignTokens(Selection& selection, const BatchLimits& limits) {
+  const auto others = [](const Selected& member) {
+    return !IsCatchingUp(*member.request) || member.request->missing == StageRange();
+  };
+  if (!std::ranges::all_of(selection, others)) std::erase_if(selection, others);
   int64_t budget = limits.max_batch_tokens;
   for (Selected& member : selection) {
     const Request& request = *member.request;

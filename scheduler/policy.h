@@ -79,12 +79,19 @@ bool IsReady(const Request& request, const BatchLimits& limits);
 // together, what they had produced.
 int32_t InputsLeft(const Request& request);
 inline bool InInitiation(const Request& request) { return InputsLeft(request) > 0; }
+// Some of them were known.
+inline bool IsCatchingUp(const Request& request) {
+  const Sequence& first = request.sequences[0];
+  if (first.next_position < request.prompt_length()) return first.next_position < first.known;
+  return InInitiation(request);
+}
 // A sequence that has a token to produce beyond those produced or in flight.
 bool HasTokenLeft(const Request& request, const Sequence& sequence);
 // What the request counts for in max_batch_size: its sequences that have not ended, in both phases.
 int64_t BatchSequences(const Request& request);
 // Fills num_tokens: members in the increment phase get one token per sequence with a token left;
-// the rest of max_batch_tokens goes to members in the initiation phase, in order.
+// the rest of max_batch_tokens goes to members in the initiation phase, in order. If some stages
+// alone have to run a member's inputs again, only such members stay: with others, all stages would.
 void AssignTokens(Selection& selection, const BatchLimits& limits);
 
 }  // namespace treadle

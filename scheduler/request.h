@@ -87,6 +87,8 @@ struct Request {
   // it ran something new, which may be why, one for each other.
   int losses = 0;
   std::vector<Sequence> sequences;  // [candidates]
+  // Until it has caught up: the stages that have to run again what was known of it.
+  StageRange missing = kNoStages;
 
   // Absorbed and not yet pushed (only under a policy that delivers when idle).
   std::vector<StreamToken> held_tokens;

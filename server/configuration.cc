@@ -238,6 +238,12 @@ const std::vector<ServeFlag>& ServeFlags() {
        "have "
        "had; restart: those that ran end; fail: all end, and the server exits",
        kServing, kOwn, OneOf(&O::on_worker_loss, kOnWorkerLoss)},
+      {"--replay-log-memory",
+       "of what each stage sent to the next, for a worker that takes a lost one's place, in each "
+       "stage, at most (in use as the K/V cache is); 0: those before the lost one run again, too",
+       kEngine, kServer,
+       Size(&O::replay_log_memory, 0, std::numeric_limits<int64_t>::max(),
+            "a size such as 1G, or 0")},
       {"--control-tls",
        "folder with tls.crt, tls.key and ca.crt: mutual TLS with --workers; activations between "
        "workers are not encrypted",

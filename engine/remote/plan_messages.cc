@@ -295,6 +295,9 @@ void EncodePlan(const IterationPlan& plan, control::PlanMessage& message) {
   EncodeCopies(plan.page_copies.whole, message.mutable_copy());
   EncodeCopies(plan.page_copies.window, message.mutable_window_copy());
   for (const SequenceStart& start : plan.starts) EncodeStart(start, *message.add_start());
+  if (plan.stages == StageRange()) return;
+  message.mutable_stages()->set_begin(plan.stages.begin);
+  message.mutable_stages()->set_end(plan.stages.end);
 }
 
 absl::StatusOr<IterationPlan> DecodePlan(const control::PlanMessage& message) {
@@ -307,6 +310,11 @@ absl::StatusOr<IterationPlan> DecodePlan(const control::PlanMessage& message) {
   TREADLE_RETURN_IF_ERROR(DecodeCopies(message.window_copy(), plan.page_copies.window));
   for (const control::StartMessage& start : message.start()) {
     TREADLE_ASSIGN_OR_RETURN(plan.starts.emplace_back(), DecodeStart(start));
+  }
+  if (message.has_stages()) plan.stages = {message.stages().begin(), message.stages().end()};
+  if (plan.stages.begin < 0 || plan.stages.empty()) {
+    return InvalidArgument("plan: stages ", plan.stages.begin, " to before ", plan.stages.end,
+                           " run it, expected one at least");
   }
   return plan;
 }

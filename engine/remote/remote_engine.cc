@@ -69,6 +69,7 @@ absl::Status CheckOptions(const RemoteEngineOptions& options) {
               {"iteration deadline", options.iteration_deadline.count(), 1, INT32_MAX},
               {"silence", options.silence.count(), 1, INT32_MAX},
               {"connect deadline", options.connect_deadline.count(), 1, INT32_MAX},
+              {"replay log's memory", options.replay_log_memory, 0, INT64_MAX},
               {"join deadline", options.join_deadline.count(), 1, INT32_MAX}};
   for (const auto& [name, value, least, most] : rows) {
     if (value < least || value > most) {
@@ -114,6 +115,9 @@ RemoteEngine::RemoteEngine(const RemoteEngineOptions& options, std::string finge
       depth_(options.depth > 0 ? options.depth : std::max(stages_, 2)),
       vocab_(options.checkpoint->config().vocab),
       hidden_(options.checkpoint->config().hidden),
+      through_hosts_(options.data_plane == DataPlane::kGloo),
+      replay_log_memory_(options.replay_log_memory),
+      replay_log_{.wire = options.wire, .hidden = hidden_, .page_size = options.page_size},
       replace_worker_(options.replace_worker),
       limit_(options.iteration_deadline),
       cluster_(std::make_unique<WorkerCluster>(
@@ -154,7 +158,7 @@ bool RemoteEngine::HasRoom() const {
   return static_cast<int>(in_flight_.size() + results_.size()) < depth_;
 }
 
-void RemoteEngine::Restart() {
+StageRange RemoteEngine::Restart() {
   if (replace_worker_ && !cluster_->stood()) {
     for (int stage = 0; stage < stages_; ++stage) replace_worker_(stage);
   }
@@ -166,7 +170,15 @@ void RemoteEngine::Restart() {
     in_flight_.clear();
     results_.clear();
   }
-  cluster_->BeginEpoch(epoch);
+  const StageRange lost = cluster_->BeginEpoch(epoch);
+  const bool all = lost.empty() || (lost.begin == 0 && lost.end == stages_);
+  return all || !through_hosts_ ? StageRange() : lost;
+}
+
+int64_t RemoteEngine::replay_pages() const {
+  ReplayLog::Options log = replay_log_;
+  log.pages = kv_pages().whole;
+  return through_hosts_ ? ReplayLog::PagesIn(replay_log_memory_, log) : 0;
 }
 
 void RemoteEngine::Submit(IterationPlan plan) {

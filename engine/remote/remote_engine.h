@@ -28,6 +28,7 @@
 #include "engine/engine.h"
 #include "engine/remote/control_streams.h"
 #include "engine/remote/iteration_limit.h"
+#include "engine/replay_log.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
 
@@ -71,6 +72,9 @@ struct RemoteEngineOptions {
   PageCounts kv_pages;               // none: from the next two
   std::optional<int64_t> kv_memory;  // bytes of each stage; unset: as much as PlanKvMemory's "auto"
   int64_t max_batch_size = kDefaultBatchSize;  // sequences that auto provides for
+
+  // Bytes in each stage but the last, for what it sent (ReplayLog).
+  int64_t replay_log_memory = kDefaultReplayLogMemory;
 
   int depth = 0;  // plans in flight; 0: as many as stages, but 2 with a single one
   // A baseline to measure: a stage passes a plan on only once it has run it and sent its
@@ -117,7 +121,9 @@ class RemoteEngine final : public Engine {
   void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override;
   std::vector<IterationResult> TakeResults() override;
   absl::Status status() const override;
-  void Restart() override;
+  // With activations over NCCL: always all. Else those whose workers were lost, and all if none was.
+  StageRange Restart() override;
+  int64_t replay_pages() const override;
   void SetTracing(bool on) override;
   std::vector<TraceEvent> TakeTrace() override;
 
@@ -151,6 +157,9 @@ class RemoteEngine final : public Engine {
   const int depth_;
   const int64_t vocab_;
   const int64_t hidden_;
+  const bool through_hosts_;  // activations
+  const int64_t replay_log_memory_;
+  const ReplayLog::Options replay_log_;  // but for the pages
   const std::function<void(size_t)> replace_worker_;
 
   mutable Mutex wake_mutex_;

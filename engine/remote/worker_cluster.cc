@@ -73,7 +73,7 @@ absl::Status WorkerCluster::Named(size_t stage, const absl::Status& status) cons
 
 // -- epochs ---------------------------------------------------------------------------------------
 
-void WorkerCluster::BeginEpoch(uint64_t epoch) {
+StageRange WorkerCluster::BeginEpoch(uint64_t epoch) {
   MutexLock lock(mutex_);
   End(absl::CancelledError("the next epoch begins"));
   epoch_ = epoch;
@@ -81,10 +81,17 @@ void WorkerCluster::BeginEpoch(uint64_t epoch) {
   wanted_ = true;
   stood_ = false;
   wanted_since_ = SteadyClock::now();
-  for (Peer& peer : peers_) peer.retry = wanted_since_;
+  StageRange lost = kNoStages;
+  for (size_t stage = 0; stage < peers_.size(); ++stage) {
+    Peer& peer = peers_[stage];
+    peer.retry = wanted_since_;
+    const auto number = static_cast<int32_t>(stage);
+    if (std::exchange(peer.lost, false)) lost = lost.Around({number, number + 1});
+  }
   news_ = false;
   Advance();
   pulse_->Nudge();
+  return lost;
 }
 
 void WorkerCluster::EndEpoch(uint64_t epoch, absl::Status why) {
@@ -218,6 +225,7 @@ void WorkerCluster::Break(size_t stage, const absl::Status& why) {
 void WorkerCluster::Lose(size_t stage, const absl::Status& why) {
   Peer& peer = peers_[stage];
   peer.state = State::kDown;
+  peer.lost |= peer.reached;
   peer.retry = SteadyClock::now() + kRetry;
   peer.last_error = why;
   peer.stream->Abort();

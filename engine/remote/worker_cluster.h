@@ -47,8 +47,9 @@ class WorkerCluster {
   WorkerCluster(const RemoteEngineOptions& options, std::string fingerprint, Callbacks callbacks);
   ~WorkerCluster();
 
-  // Ends the epoch before it, if there is one, and begins another; returns at once.
-  void BeginEpoch(uint64_t epoch);
+  // Ends the epoch before it, if there is one, and begins another; returns at once, with the stages
+  // around those whose workers were lost since the last call.
+  StageRange BeginEpoch(uint64_t epoch);
   // Ends it with this error, unless it is over.
   void EndEpoch(uint64_t epoch, absl::Status why);
   // Until the wanted epoch stands, or why it cannot.
@@ -99,6 +100,7 @@ class WorkerCluster {
     TimePoint heard;
     TimePoint busy;           // last known to work on what it was asked
     bool reached = false;     // by the current stream
+    bool lost = false;        // what it had, since the last BeginEpoch
     std::string memory_pool;  // that it shares with those that name the same one
     uint64_t memory_available = 0;
     uint64_t weight_bytes = 0;

@@ -130,6 +130,7 @@ void DescribeStage(const RemoteEngineOptions& options, size_t stage, const std::
   out.set_max_batch_tokens(options.max_batch_tokens);
   out.set_max_context(options.max_context);
   out.set_page_size(options.page_size);
+  out.set_replay_log_memory(options.replay_log_memory);
   out.set_iteration_deadline_ms(static_cast<uint32_t>(options.iteration_deadline.count()));
 }
 

@@ -106,6 +106,12 @@ absl::Status CheckDataPlane(const control::Configure& configuration, const RankG
   return absl::OkStatus();
 }
 
+// There is a next stage, and what it gets goes through this host.
+bool KeepsLog(const control::Configure& configuration) {
+  return configuration.stage() + 1 < configuration.stages() &&
+         configuration.data_plane() == Name(DataPlane::kGloo);
+}
+
 // Words that are chosen from a few. InvalidArgument names the field.
 absl::Status CheckNames(const control::Configure& configuration) {
   const auto one_of = [](const char* field, const std::string& word,
@@ -153,6 +159,7 @@ absl::Status Check(const control::Configure& configuration, const Checkpoint& ch
       {"max_context", configuration.max_context(), 0, config.context},
       {"page size", configuration.page_size(), 16, kMostPageSize},
       {"iteration deadline in ms", configuration.iteration_deadline_ms(), 1, INT32_MAX},
+      {"bytes of replay log", configuration.replay_log_memory(), 0, INT64_MAX},
   };
   for (const auto& [name, value, least, most] : rows) {
     if (value < least || value > most) {
@@ -221,11 +228,14 @@ WorkerStage::WorkerStage(const control::Configure& configuration, const RankGpus
     : on_gpus_(configuration.backend() == kCuda),
       degree_(configuration.tensor_parallel()),
       gpus_(gpus),
+      replay_log_bytes_(KeepsLog(configuration) ? configuration.replay_log_memory() : 0),
       options_{.max_batch_tokens = configuration.max_batch_tokens(),
                .kv = {.page_size = configuration.page_size(),
                       .num_pages = {},
                       .dtype = DTypeFrom(configuration.kv_dtype())},
                .stage = configuration.stage(),
+               .replay_log = {.wire = ValueOf(kWireTypes, configuration.wire()).value(),
+                              .page_size = configuration.page_size()},
                .timeout = std::chrono::milliseconds(configuration.iteration_deadline_ms()),
                .join = on_gpus_ ? gpus.join : RankJoiner()} {}
 
@@ -248,6 +258,7 @@ absl::Status WorkerStage::LoadRanks(const control::Configure& configuration,
     loaded_[rank].model = std::move(models[rank]);
   }
   backend_ = loaded_[0].backend->description();
+  options_.replay_log.hidden = loaded_[0].model->config().hidden;
   return absl::OkStatus();
 }
 
@@ -271,6 +282,8 @@ std::string WorkerStage::memory_pool() const {
 absl::Status WorkerStage::Reserve(const PageCounts& kv_pages, StageRanks::Events events) {
   TREADLE_CHECK(!ranks_);
   options_.kv.num_pages = kv_pages;
+  options_.replay_log.pages = kv_pages.whole;
+  options_.replay_log.pages = ReplayLog::PagesIn(replay_log_bytes_, options_.replay_log);
   return RunAtLowPriority([&] {
     TREADLE_ASSIGN_OR_RETURN(auto ranks, StageRanks::Create(std::move(loaded_), options_));
     TREADLE_RETURN_IF_ERROR(ranks->Start(std::move(events)));

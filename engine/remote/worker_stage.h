@@ -88,6 +88,7 @@ class WorkerStage {
   const bool on_gpus_;
   const int degree_;
   const RankGpus gpus_;
+  const int64_t replay_log_bytes_;
   StageRanks::Options options_;  // constant, but for the number of pages
   uint64_t weight_bytes_ = 0;
   int64_t kv_heads_ = 0;

@@ -175,6 +175,7 @@ RemoteEngineOptions EngineOptions(const ServeOptions& options, const RankDevices
   engine.outlier_rule = options.outlier_rule;
   engine.wire = options.wire;
   engine.data_plane = options.data_plane;
+  engine.replay_log_memory = options.replay_log_memory;
   engine.late_plans = options.plan_forwarding == PlanForwarding::kLate;
   engine.page_size = options.page_size;
   engine.kv_dtype = options.kv_dtype;

@@ -40,7 +40,17 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
     pages.window = pages.whole - random.Below(1 + pages.whole / 4);
     if (random.Below(2) == 0) pages.whole = 0;
   }
+  const int64_t logged = random.Below(3);  // nothing, about half of the pages, or all
+  options.engine.replay_pages = options.engine.total_pages.whole * logged / 2;
   return options;
+}
+
+// What an engine says that it lost: nothing, when it does not know, or some neighbouring stages.
+StageRange RandomLoss(Random& random, const LoopHarness& harness) {
+  const int64_t stages = harness.options.engine.stages;
+  const auto begin = static_cast<int32_t>(random.Below(stages + 1));
+  return begin == stages ? kNoStages
+                         : StageRange{begin, begin + 1 + static_cast<int32_t>(random.Below(2))};
 }
 
 // At most 32 positions, 4 candidates: fits into the smallest cache of RandomOptions when the
@@ -208,7 +218,7 @@ std::vector<std::string> RunHistory(uint64_t seed, const std::string& policy, We
                                      static_cast<uint32_t>(random.Below(client.spec.candidates)));
       }
     } else if (what < 57 && weather.failures) {
-      harness.engine.Fail(absl::InternalError("lost a worker"));
+      harness.engine.Fail(absl::InternalError("lost a worker"), RandomLoss(random, harness));
     } else if (what < 60) {
       harness.engine.FinishRestart();
     } else {

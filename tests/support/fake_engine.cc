@@ -71,7 +71,7 @@ FakeEngine::FakeEngine(const FakeEngineOptions& options) : options_(options) {
   for (const PageKind kind : kPageKinds) {
     pages_[kind].resize(static_cast<size_t>(options.total_pages[kind]));
   }
-  Wipe();
+  Wipe({});
 }
 
 absl::Status FakeEngine::Start(std::function<void()> wake) {
@@ -149,8 +149,9 @@ absl::Status FakeEngine::status() const {
   return status_;
 }
 
-void FakeEngine::Restart() {
+StageRange FakeEngine::Restart() {
   MutexLock lock(mutex_);
+  const StageRange lost = std::exchange(lost_, kNoStages);
   ++epoch_;
   next_iteration_ = 0;
   status_ = absl::OkStatus();
@@ -160,7 +161,8 @@ void FakeEngine::Restart() {
   running_.clear();
   complete_.clear();
   live_.clear();
-  Wipe();
+  Wipe(lost.empty() ? StageRange() : lost);
+  return lost.empty() ? StageRange() : lost;
 }
 
 bool FakeEngine::Complete() {
@@ -179,9 +181,10 @@ void FakeEngine::SetTimings(const IterationTimings& timings) {
   timings_ = timings;
 }
 
-void FakeEngine::Fail(absl::Status status) {
+void FakeEngine::Fail(absl::Status status, StageRange lost) {
   {
     MutexLock lock(mutex_);
+    lost_ = lost_.Around(lost);
     status_ = std::move(status);
     submitted_.clear();
     running_.clear();
@@ -222,11 +225,15 @@ void FakeEngine::Violation(std::string what) {
   if (violations_.size() < 20) violations_.push_back(std::move(what));
 }
 
-void FakeEngine::Wipe() {
+void FakeEngine::Wipe(const StageRange& stages) {
   for (const PageKind kind : kPageKinds) {
     for (Page& page : pages_[kind]) {
       page.owners = 0;
-      page.slots.assign(static_cast<size_t>(options_.page_size), {});
+      page.slots.resize(static_cast<size_t>(options_.stages));
+      for (int stage = 0; stage < options_.stages; ++stage) {
+        if (!stages.Contains(stage)) continue;
+        page.slots[stage].assign(static_cast<size_t>(options_.page_size), {});
+      }
     }
   }
 }
@@ -248,7 +255,11 @@ std::span<const int32_t> FakeEngine::Ring(const SequenceStart& start, PageKind k
 void FakeEngine::Run(const IterationPlan& plan) {
   for (const SequenceId sequence : plan.releases) Release(sequence);
   for (const PageKind kind : kPageKinds) {
-    for (const PageCopy& copy : plan.page_copies[kind]) Copy(copy, kind);
+    for (const PageCopy& copy : plan.page_copies[kind]) {
+      for (int stage = 0; stage < options_.stages; ++stage) {
+        if (plan.stages.Contains(stage)) Copy(copy, kind, stage);
+      }
+    }
   }
   for (const SequenceStart& start : plan.starts) StartSequence(start);
   IterationResult result;
@@ -259,7 +270,7 @@ void FakeEngine::Run(const IterationPlan& plan) {
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const uint32_t* allowed = nullptr;
     if (plan.steps[i].masked) allowed = masks_[plan.iteration][static_cast<int32_t>(i)].data();
-    result.steps.push_back(RunStep(plan.steps[i], allowed));
+    result.steps.push_back(RunStep(plan.steps[i], plan.stages, allowed));
   }
   running_.push_back(std::move(result));
 }
@@ -270,20 +281,23 @@ void FakeEngine::Release(SequenceId sequence) {
   for (const PageKind kind : kPageKinds) {
     for (const int32_t id : Ring(it->second.start, kind)) {
       Page* page = PageAt(id, kind);
-      if (page != nullptr && --page->owners == 0) std::ranges::fill(page->slots, Page::Slot());
+      if (page == nullptr || --page->owners > 0) continue;
+      for (auto& slots : page->slots) std::ranges::fill(slots, Page::Slot());
     }
   }
   live_.erase(it);
 }
 
-void FakeEngine::Copy(const PageCopy& copy, PageKind kind) {
+void FakeEngine::Copy(const PageCopy& copy, PageKind kind, int stage) {
   const Page* from = PageAt(copy.from, kind);
   Page* to = PageAt(copy.to, kind);
   if (from == nullptr || to == nullptr) return;
   if (from->owners == 0) Violation(Str("copy from page ", copy.from, ", which nobody owns"));
-  if (from->slots[0].chain == 0) Violation(Str("copy from page ", copy.from, ", never written"));
+  if (from->slots[stage][0].chain == 0) {
+    Violation(Str("copy from page ", copy.from, ", never written"));
+  }
   if (to->owners != 0) Violation(Str("copy to page ", copy.to, ", which is in use"));
-  to->slots = from->slots;
+  to->slots[stage] = from->slots[stage];
 }
 
 void FakeEngine::StartSequence(const SequenceStart& start) {
@@ -321,7 +335,33 @@ FakeEngine::Page* FakeEngine::PageOf(const Live& live, int64_t position, PageKin
   return nullptr;
 }
 
-uint64_t FakeEngine::Enter(Live& live, int64_t position, int32_t token) {
+// All stages that run it must come to the same chain, which they pass on.
+uint64_t FakeEngine::Enter(Live& live, const StageRange& stages, int64_t position, int32_t token) {
+  uint64_t chain = 0;
+  for (int stage = stages.begin; stage < std::min(stages.end, options_.stages); ++stage) {
+    const uint64_t here = EnterAt(live, stage, position, token);
+    if (stage == stages.begin) {
+      if (stage > 0) CheckLog(live, stage - 1, position, here);
+    } else if (here != chain) {
+      Violation(Str("sequence ", live.start.sequence, ": stage ", stage, " has other rows before ",
+                    position));
+    }
+    chain = here;
+  }
+  return chain;
+}
+
+void FakeEngine::CheckLog(const Live& live, int stage, int64_t position, uint64_t chain) {
+  const Page* const page = PageOf(live, position, PageKind::kWhole);
+  if (page == nullptr) return;
+  const auto id = page - pages_.whole.data();
+  const Page::Slot& slot = page->slots[stage][position % options_.page_size];
+  if (id < options_.replay_pages && slot.chain == chain && slot.position == position) return;
+  Violation(Str("sequence ", live.start.sequence, ": the log of stage ", stage, " has no position ",
+                position));
+}
+
+uint64_t FakeEngine::EnterAt(Live& live, int stage, int64_t position, int32_t token) {
   uint64_t chain = 0;
   for (const PageKind kind : kPageKinds) {
     if (options_.total_pages[kind] == 0) continue;
@@ -330,7 +370,8 @@ uint64_t FakeEngine::Enter(Live& live, int64_t position, int32_t token) {
     const int64_t seen = local ? std::max<int64_t>(0, position - options_.window + 1) : 0;
     for (int64_t p = seen; p < position; ++p) {  // attention reads them all
       const Page* page = PageOf(live, p, kind);
-      const auto slot = page == nullptr ? Page::Slot() : page->slots[p % options_.page_size];
+      const auto slot =
+          page == nullptr ? Page::Slot() : page->slots[stage][p % options_.page_size];
       if (slot.chain == 0 || slot.position != p) {
         Violation(Str("sequence ", live.start.sequence, " reads position ", p, ", not written"));
         return 1;
@@ -344,12 +385,13 @@ uint64_t FakeEngine::Enter(Live& live, int64_t position, int32_t token) {
                     " to a page, which is shared"));
     }
     chain = Mix(before, static_cast<uint64_t>(token));
-    page->slots[position % options_.page_size] = {chain, position};
+    page->slots[stage][position % options_.page_size] = {chain, position};
   }
   return chain;
 }
 
-StepResult FakeEngine::RunStep(const Step& step, const uint32_t* allowed) {
+StepResult FakeEngine::RunStep(const Step& step, const StageRange& stages,
+                               const uint32_t* allowed) {
   StepResult result;
   result.sequence = step.sequence;
   const auto it = live_.find(step.sequence);
@@ -374,7 +416,7 @@ StepResult FakeEngine::RunStep(const Step& step, const uint32_t* allowed) {
   uint64_t chain = kRoot;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const int64_t position = step.first_position + static_cast<int64_t>(i);
-    chain = Enter(live, position, tokens[i]);
+    chain = Enter(live, stages, position, tokens[i]);
     const int32_t target = i + 1 < tokens.size() ? tokens[i + 1] : step.next_token;
     if (step.prompt_logprobs >= 0 && target >= 0) {
       TokenDetail detail;
@@ -385,6 +427,9 @@ StepResult FakeEngine::RunStep(const Step& step, const uint32_t* allowed) {
   live.next_position = step.first_position + static_cast<int64_t>(tokens.size());
   live.previous_sample = -1;
   if (!step.sample) return result;
+  if (!stages.Contains(options_.stages - 1)) {
+    Violation(Str("sequence ", step.sequence, " samples, but the last stage does not run"));
+  }
   if (step.pooling != Pooling::kNone) {
     result.embedding = EmbeddingOf(chain);
     return result;

@@ -8,6 +8,10 @@
 // never written, a copy from a page nobody owns or to one in use, a start on a page that another
 // live sequence owns, an unknown sequence, a plan that is too big, late or out of order.
 //
+// Every stage has such pages. An epoch that fails takes those of the stages that it loses; plans
+// that some stages run again read and write theirs, and what the first of them is given must be in
+// the pages of the one before, within its replay log.
+//
 // Thread safety: the Engine methods from one thread; all others from any.
 #pragma once
 
@@ -31,6 +35,7 @@ struct FakeEngineOptions {
   int64_t page_size = 4;
   PageCounts total_pages = 64;
   int64_t window = 0;
+  int64_t replay_pages = 0;
   int64_t max_batch_tokens = 1 << 20;
   bool manual = false;          // plans complete by Complete(), else as soon as they are submitted
   bool manual_restart = false;  // the next epoch stands by FinishRestart(), else at once
@@ -62,7 +67,8 @@ class FakeEngine final : public Engine {
       ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<IterationResult> TakeResults() override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status status() const override ABSL_LOCKS_EXCLUDED(mutex_);
-  void Restart() override ABSL_LOCKS_EXCLUDED(mutex_);
+  StageRange Restart() override ABSL_LOCKS_EXCLUDED(mutex_);
+  int64_t replay_pages() const override { return options_.replay_pages; }
   void SetTracing(bool) override {}
   std::vector<TraceEvent> TakeTrace() override { return {}; }
 
@@ -70,8 +76,8 @@ class FakeEngine final : public Engine {
   bool Complete() ABSL_LOCKS_EXCLUDED(mutex_);
   // What plans submitted from now on report.
   void SetTimings(const IterationTimings& timings) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The epoch ends; nothing more of it is returned.
-  void Fail(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The epoch ends, and these stages lose their pages; nothing more of it is returned.
+  void Fail(absl::Status status, StageRange lost = {}) ABSL_LOCKS_EXCLUDED(mutex_);
   void FinishRestart() ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t running_plans() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -87,7 +93,7 @@ class FakeEngine final : public Engine {
       uint64_t chain = 0;  // 0: never written
       int64_t position = 0;
     };
-    std::vector<Slot> slots;  // [page_size]
+    std::vector<std::vector<Slot>> slots;  // [stages][page_size]
   };
   struct Live {
     SequenceStart start;
@@ -103,18 +109,23 @@ class FakeEngine final : public Engine {
   }
   void Run(const IterationPlan& plan) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Release(SequenceId sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Copy(const PageCopy& copy, PageKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Copy(const PageCopy& copy, PageKind kind, int stage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartSequence(const SequenceStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  StepResult RunStep(const Step& step, const uint32_t* allowed)
+  StepResult RunStep(const Step& step, const StageRange& stages, const uint32_t* allowed)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t Enter(Live& live, int64_t position, int32_t token) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t Enter(Live& live, const StageRange& stages, int64_t position, int32_t token)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint64_t EnterAt(Live& live, int stage, int64_t position, int32_t token)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckLog(const Live& live, int stage, int64_t position, uint64_t chain)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Page* PageAt(int32_t id, PageKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Those that a sequence names, each once.
   std::span<const int32_t> Ring(const SequenceStart& start, PageKind kind) const;
   Page* PageOf(const Live& live, int64_t position, PageKind kind)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Violation(std::string what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Wipe() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Wipe(const StageRange& stages) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const FakeEngineOptions options_;
   std::function<void()> wake_;  // constant after Start
@@ -124,6 +135,7 @@ class FakeEngine final : public Engine {
   uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
+  StageRange lost_ ABSL_GUARDED_BY(mutex_) = kNoStages;
   ByKind<std::vector<Page>> pages_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);
   std::deque<IterationPlan> submitted_ ABSL_GUARDED_BY(mutex_);  // wait for masks
