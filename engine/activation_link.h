@@ -2,8 +2,8 @@
 // and sends its output to the next, over Communicators.
 //
 // Both ends know a message's size from the plan (no rows, where the plan is not for the receiver),
-// and its header (LinkMessages) repeats what the plan said, so that a message that is not the one the plan asks for is an error and never a wrong
-// token.
+// and its header (LinkMessages) repeats what the plan said, so that a message that is not the one
+// the plan asks for is an error and never a wrong token.
 //
 // Buffers belong to the link: three of [max_batch_tokens, hidden] f32, with room for a header in
 // front, so that with the fp32 wire messages are received into and sent from one place. One is

@@ -23,9 +23,9 @@ absl::StatusOr<ReplayLog> ReplayLog::Create(const Options& options) {
 
 bool ReplayLog::Holds(std::span<const int32_t> pages, int64_t end) const {
   const auto count = static_cast<size_t>((end + options_.page_size - 1) / options_.page_size);
-  return count <= pages.size() &&
-         std::ranges::all_of(pages.first(count),
-                             [&](int32_t page) { return page < options_.pages; });
+  return count <= pages.size() && std::ranges::all_of(pages.first(count), [&](int32_t page) {
+           return page < options_.pages;
+         });
 }
 
 // Null where it has no page.

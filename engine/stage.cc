@@ -183,8 +183,7 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
 
 // Whether this stage can leave a plan's rows to others.
 absl::Status Stage::CheckPassing(const IterationPlan& plan) const {
-  const bool sends =
-      link_ != nullptr && !model_.last_stage() && RowsTo(stage_ + 1, plan) > 0;
+  const bool sends = link_ != nullptr && !model_.last_stage() && RowsTo(stage_ + 1, plan) > 0;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
     const bool gives = step.sample || step.prompt_logprobs >= 0 || step.pooling != Pooling::kNone;

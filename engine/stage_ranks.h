@@ -156,7 +156,7 @@ class StageRanks {
   std::vector<Rank> ranks_;
   std::vector<std::unique_ptr<Stage>> stages_;
   std::optional<ReplayLog> replay_log_;  // of rank 0
-  TimePoint last_end_;  // of rank 0's last iteration in the epoch
+  TimePoint last_end_;                   // of rank 0's last iteration in the epoch
 
   Mutex mutex_;
   CondVar work_;

@@ -44,8 +44,8 @@ struct ServeOptions {
   int64_t max_batch_size = kDefaultBatchSize;
   int64_t max_batch_tokens = 0;  // 0: auto, see BatchTokens
   int64_t max_queue = 1024;
-  int64_t max_context = 0;  // 0: the model's
-  int64_t kv_memory = 0;    // bytes; 0: auto
+  int64_t max_context = 0;                              // 0: the model's
+  int64_t kv_memory = 0;                                // bytes; 0: auto
   int64_t replay_log_memory = kDefaultReplayLogMemory;  // bytes
   DType kv_dtype = DType::kF16;
   int64_t page_size = kDefaultPageSize;

@@ -121,7 +121,8 @@ class RemoteEngine final : public Engine {
   void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override;
   std::vector<IterationResult> TakeResults() override;
   absl::Status status() const override;
-  // With activations over NCCL: always all. Else those whose workers were lost, and all if none was.
+  // With activations over NCCL: always all. Else those whose workers were lost, and all if none
+  // was.
   StageRange Restart() override;
   int64_t replay_pages() const override;
   void SetTracing(bool on) override;

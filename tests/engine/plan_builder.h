@@ -54,6 +54,7 @@ class PlanOf {
   }
   PlanOf& Start(SequenceStart start) { return plan_.starts.push_back(std::move(start)), *this; }
   PlanOf& Step(struct Step step) { return plan_.steps.push_back(std::move(step)), *this; }
+  PlanOf& Stages(StageRange stages) { return plan_.stages = stages, *this; }
   operator const IterationPlan&() const { return plan_; }  // NOLINT: reads as the plan it is
 
  private:

@@ -370,8 +370,7 @@ uint64_t FakeEngine::EnterAt(Live& live, int stage, int64_t position, int32_t to
     const int64_t seen = local ? std::max<int64_t>(0, position - options_.window + 1) : 0;
     for (int64_t p = seen; p < position; ++p) {  // attention reads them all
       const Page* page = PageOf(live, p, kind);
-      const auto slot =
-          page == nullptr ? Page::Slot() : page->slots[stage][p % options_.page_size];
+      const auto slot = page == nullptr ? Page::Slot() : page->slots[stage][p % options_.page_size];
       if (slot.chain == 0 || slot.position != p) {
         Violation(Str("sequence ", live.start.sequence, " reads position ", p, ", not written"));
         return 1;

@@ -1,0 +1,212 @@
+// A lost stage alone runs again what was known, from what the stage before it sent.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "tests/engine/plan_builder.h"
+#include "tests/engine/remote/driven_requests.h"
+#include "tests/support/remote_cluster.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kStages = 3;
+constexpr int32_t kPrompt = 41;  // of sequence 1; on two pages and a part of the third
+constexpr int32_t kShort = 5;    // of sequence 2
+constexpr int32_t kKnown = 6;    // tokens of each before the loss
+constexpr int32_t kRest = 8;     // and after it
+
+std::vector<int32_t> Ids(int32_t count, int32_t first) {
+  std::vector<int32_t> ids(static_cast<size_t>(count));
+  std::iota(ids.begin(), ids.end(), first);
+  return ids;
+}
+
+// Two greedy sequences on an engine, plan by plan.
+class TwoSequences {
+ public:
+  explicit TwoSequences(EngineClient& client) : client_(client) {}
+
+  // A new epoch: the prompts, one in two chunks, and the tokens that are known before the loss.
+  absl::Status Begin() {
+    iteration_ = 0;
+    inputs_ = {Ids(kPrompt, 3), Ids(kShort, 90)};
+    TREADLE_RETURN_IF_ERROR(Run(Plan()
+                                    .Start(StartOf(1, kPrompt, {7, 2, 4, 9}))
+                                    .Start(StartOf(2, kShort, {1, 0}))
+                                    .Step(StepOf(1, 0, Ids(30, 3)))
+                                    .Step(SampleOf(StepOf(2, 0, inputs_[1]), 1))));
+    TREADLE_RETURN_IF_ERROR(
+        Run(Plan().Step(SampleOf(StepOf(1, 30, Ids(kPrompt - 30, 33)), 1))));
+    return Decode(kKnown);
+  }
+  // The same after a loss: all inputs but the last again, in other chunks, on these stages alone.
+  absl::Status Again(const StageRange& stages) {
+    iteration_ = 0;
+    const auto known = [&](size_t sequence, int32_t begin, int32_t end) {
+      const auto first = inputs_[sequence].begin();
+      return StepOf(sequence + 1, begin, {first + begin, first + end});
+    };
+    const auto inputs = static_cast<int32_t>(inputs_[0].size()) - 1;
+    TREADLE_RETURN_IF_ERROR(Run(Plan()
+                                    .Stages(stages)
+                                    .Start(StartOf(1, kPrompt, {7, 2, 4, 9}))
+                                    .Step(known(0, 0, 17))));
+    return Run(Plan()
+                   .Stages(stages)
+                   .Start(StartOf(2, kShort, {1, 0}))
+                   .Step(known(1, 0, static_cast<int32_t>(inputs_[1].size()) - 1))
+                   .Step(known(0, 17, inputs)));
+  }
+  absl::Status Decode(int32_t tokens) {
+    for (int32_t i = 0; i < tokens; ++i) {
+      PlanOf plan = Plan();
+      for (const size_t sequence : {0, 1}) {
+        const auto position = static_cast<int32_t>(inputs_[sequence].size()) - 1;
+        plan.Step(SampleOf(StepOf(sequence + 1, position, {inputs_[sequence].back()}), 1));
+      }
+      TREADLE_RETURN_IF_ERROR(Run(plan));
+    }
+    return absl::OkStatus();
+  }
+  // Token and log probability of all that was sampled since the last call.
+  std::vector<std::pair<int32_t, float>> Take() { return std::exchange(samples_, {}); }
+
+ private:
+  PlanOf Plan() { return PlanOf(client_.engine().epoch(), iteration_++); }
+  absl::Status Run(const IterationPlan& plan) {
+    TREADLE_RETURN_IF_ERROR(client_.WaitForRoom());
+    client_.engine().Submit(plan);
+    TREADLE_ASSIGN_OR_RETURN(const IterationResult result, client_.Next());
+    for (const StepResult& step : result.steps) {
+      if (step.token < 0) continue;
+      inputs_[step.sequence - 1].push_back(step.token);
+      samples_.push_back({step.token, step.detail.logprob});
+    }
+    return absl::OkStatus();
+  }
+
+  EngineClient& client_;
+  uint64_t iteration_ = 0;
+  std::vector<std::vector<int32_t>> inputs_;
+  std::vector<std::pair<int32_t, float>> samples_;
+};
+
+ClusterOptions ThreeStages(WireType wire) {
+  ClusterOptions options;
+  TinyModelOptions model;
+  model.layers = kStages;
+  options.model = *WriteTinyLlamaGguf(OwnFolder(), model);
+  options.stages = kStages;
+  options.engine.wire = wire;
+  if (wire == WireType::kBf16) options.engine.tensor_parallel = 2;
+  return options;
+}
+
+// Kills these workers, starts others in their places, and begins epochs until one stands; returns
+// the stages that the engine says were lost.
+StageRange Replace(ProcessCluster& cluster, EngineClient& client, const std::string& model,
+                   const std::vector<int>& victims) {
+  for (const int victim : victims) {
+    const std::string address = cluster.workers[victim]->address();
+    cluster.workers[victim]->Kill();
+    cluster.workers[victim] = std::make_unique<WorkerProcess>(address, model);
+  }
+  EXPECT_FALSE(client.WaitForError().ok());
+  StageRange lost = kNoStages;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    lost = lost.Around(client.engine().Restart());
+    if (client.WaitForRoom().ok()) return lost;
+  }
+  ADD_FAILURE() << client.engine().status();
+  return lost;
+}
+
+class RemoteReplay : public testing::TestWithParam<WireType> {};
+
+TEST_P(RemoteReplay, TheLostStageAloneComputesAgain) {
+  const ClusterOptions options = ThreeStages(GetParam());
+  auto cluster = StartProcessCluster(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EngineClient client(std::move(cluster->engine));
+  EXPECT_GE(client.engine().replay_pages(), 10);
+  TwoSequences sequences(client);
+  ASSERT_EQ(sequences.Begin(), absl::OkStatus());
+  ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
+  const auto undisturbed = sequences.Take();
+  const std::vector<std::vector<int>> losses = {{0}, {1}, {2}, {0, 1}, {1, 2}};
+  for (const std::vector<int>& victims : losses) {
+    ASSERT_EQ(client.Recover(), absl::OkStatus());
+    ASSERT_EQ(sequences.Begin(), absl::OkStatus());
+    const StageRange lost = Replace(*cluster, client, options.model, victims);
+    EXPECT_EQ(lost, (StageRange{victims.front(), victims.back() + 1}));
+    ASSERT_EQ(sequences.Again(lost), absl::OkStatus()) << lost.begin;
+    ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
+    EXPECT_EQ(sequences.Take(), undisturbed) << lost.begin << " to " << lost.end;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Wires, RemoteReplay,
+                         testing::Values(WireType::kF32, WireType::kBf16, WireType::kInt8),
+                         [](const auto& info) { return std::string(Name(info.param)); });
+
+// Stages that a plan leaves out leave their caches as they are, and do not compute.
+TEST(RemoteReplay, StagesThatKeptTheirPagesDoNotRun) {
+  const ClusterOptions options = ThreeStages(WireType::kF32);
+  auto cluster = StartProcessCluster(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EngineClient client(std::move(cluster->engine));
+  TwoSequences sequences(client);
+  ASSERT_EQ(sequences.Begin(), absl::OkStatus());
+  ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
+  const auto undisturbed = sequences.Take();
+  ASSERT_EQ(client.Recover(), absl::OkStatus());
+  ASSERT_EQ(sequences.Begin(), absl::OkStatus());
+  Replace(*cluster, client, options.model, {1});
+  // Another stage than the lost one: the answer must miss what nobody computed.
+  ASSERT_EQ(sequences.Again({2, 3}), absl::OkStatus());
+  ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
+  EXPECT_NE(sequences.Take(), undisturbed);
+}
+
+TEST(RemoteReplay, WithoutALogTheStagesBeforeRunAgain) {
+  ClusterOptions options = ThreeStages(WireType::kF32);
+  options.engine.replay_log_memory = 0;
+  auto cluster = StartProcessCluster(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EngineClient client(std::move(cluster->engine));
+  EXPECT_EQ(client.engine().replay_pages(), 0);
+  TwoSequences sequences(client);
+  ASSERT_EQ(sequences.Begin(), absl::OkStatus());
+  ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
+  const auto undisturbed = sequences.Take();
+  ASSERT_EQ(client.Recover(), absl::OkStatus());
+  ASSERT_EQ(sequences.Begin(), absl::OkStatus());
+  StageRange lost = Replace(*cluster, client, options.model, {1});
+  EXPECT_THAT(sequences.Again(lost).message(),
+              HasSubstr("is to come from the log of stage 0, which does not have its pages"));
+  ASSERT_EQ(client.Recover(), absl::OkStatus());
+  lost.begin = 0;
+  ASSERT_EQ(sequences.Again(lost), absl::OkStatus());
+  ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
+  EXPECT_EQ(sequences.Take(), undisturbed);
+}
+
+TEST(RemoteReplay, APlanThatLeavesTheLastStageOutGivesNothing) {
+  auto cluster = StartProcessCluster(ThreeStages(WireType::kF32));
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EngineClient client(std::move(cluster->engine));
+  ASSERT_EQ(client.WaitForRoom(), absl::OkStatus());
+  client.engine().Submit(PlanOf()
+                             .Stages({0, 2})
+                             .Start(StartOf(1, kShort, {0}))
+                             .Step(SampleOf(StepOf(1, 0, Ids(kShort, 3)))));
+  EXPECT_THAT(client.Next().status().message(), HasSubstr("which the last is not among"));
+}
+
+}  // namespace
+}  // namespace treadle
