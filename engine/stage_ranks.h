@@ -66,7 +66,7 @@ class StageRanks {
     int64_t max_batch_tokens = kDefaultBatchTokens;
     KvCache::Options kv;
     int stage = 0;
-    ReplayLog::Options replay_log;               // of what goes to the next stage; may be none
+    ReplayLog::Options replay_log = {};          // of what goes to the next stage; may be none
     std::chrono::milliseconds timeout{120'000};  // of every wait between ranks
     // How ranks of this stage are joined; empty: through this process' memory, on the CPU.
     RankJoiner join = {};

@@ -217,6 +217,10 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--workers",
        "instead: workers that were started by hand (treadle worker), one stage each: host:port,...",
        kEngine, kOwn, Value<std::vector<std::string>>(&O::workers, ParseWorkers, ShowList)},
+      {"--spares",
+       "workers beyond the stages: one takes the place of a worker that is lost; of --workers the "
+       "last ones, or so many more on this machine",
+       kEngine, kNowhere, Integer(&O::spares, 0, 256)},
       {"--wire", "activations between stages: f32 (exact), bf16 or int8", kEngine, kOwn,
        OneOf(&O::wire, kWireTypes)},
       {"--data-plane",
@@ -329,9 +333,16 @@ namespace {
 
 absl::Status CheckParallelism(const ServeOptions& options) {
   const auto workers = static_cast<int64_t>(options.workers.size());
-  if (workers > 0 && options.pipeline_parallel > 1 && options.pipeline_parallel != workers) {
+  if (options.spares > 0 && (!options.remote() || options.stages() < 1)) {
+    return InvalidArgument("--spares is ", options.spares, ", but there are ",
+                           options.remote() ? workers : 0,
+                           " workers; expected more of them, --pipeline-parallel 2 or more, or 0");
+  }
+  if (workers > 0 && options.pipeline_parallel > 1 &&
+      options.pipeline_parallel != options.stages()) {
     return InvalidArgument("--pipeline-parallel is ", options.pipeline_parallel, ", but --workers ",
-                           "has ", workers, "; expected ", workers, ", or one of the two flags");
+                           "has ", workers, "; expected ", options.stages(),
+                           ", or one of the two flags");
   }
   if (options.wire != WireType::kF32 && options.stages() == 1) {
     return InvalidArgument("--wire is ", Name(options.wire),

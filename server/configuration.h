@@ -59,6 +59,7 @@ struct ServeOptions {
   std::string policy = "fcfs";
   int64_t tensor_parallel = 1;       // ranks of each stage
   int64_t pipeline_parallel = 1;     // stages; more than 1: worker processes of this machine
+  int64_t spares = 0;                // workers without a stage
   std::vector<std::string> workers;  // instead: addresses of workers that run already, by stage
   WireType wire = WireType::kF32;
   DataPlane data_plane = DataPlane::kGloo;  // between stages
@@ -99,7 +100,7 @@ struct ServeOptions {
   std::string metrics_token_file;                 // empty: scrapes need no token of their own
 
   int64_t stages() const {
-    return workers.empty() ? pipeline_parallel : static_cast<int64_t>(workers.size());
+    return workers.empty() ? pipeline_parallel : static_cast<int64_t>(workers.size()) - spares;
   }
   // Worker processes run the model, not this one.
   bool remote() const { return pipeline_parallel > 1 || !workers.empty(); }

@@ -33,6 +33,10 @@ absl::Status CheckStages(const RemoteEngineOptions& options) {
     }
     layer = place.layers.end;
   }
+  for (const std::string& spare : options.spares) {
+    if (addresses.insert(spare).second) continue;
+    return InvalidArgument("worker ", spare, " is named twice, as a spare, too");
+  }
   if (layer != options.checkpoint->config().layers) {
     return InvalidArgument("the stages have ", layer, " layers, the model has ",
                            options.checkpoint->config().layers);
@@ -118,7 +122,6 @@ RemoteEngine::RemoteEngine(const RemoteEngineOptions& options, std::string finge
       through_hosts_(options.data_plane == DataPlane::kGloo),
       replay_log_memory_(options.replay_log_memory),
       replay_log_{.wire = options.wire, .hidden = hidden_, .page_size = options.page_size},
-      replace_worker_(options.replace_worker),
       limit_(options.iteration_deadline),
       cluster_(std::make_unique<WorkerCluster>(
           options, std::move(fingerprint),
@@ -159,9 +162,6 @@ bool RemoteEngine::HasRoom() const {
 }
 
 StageRange RemoteEngine::Restart() {
-  if (replace_worker_ && !cluster_->stood()) {
-    for (int stage = 0; stage < stages_; ++stage) replace_worker_(stage);
-  }
   uint64_t epoch = 0;
   {
     MutexLock lock(mutex_);

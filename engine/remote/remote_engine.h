@@ -47,6 +47,8 @@ struct RemoteEngineOptions {
     uint64_t weight_bytes = 0;  // that loading them will take at least; 0: not known
   };
   std::vector<Place> stages;
+  // Addresses of further workers, one of which takes a stage whose worker is lost at once.
+  std::vector<std::string> spares;
   int tensor_parallel = 1;
 
   // The master's own copy. Workers' files must be the same, or they are sent its tensors.
@@ -89,10 +91,10 @@ struct RemoteEngineOptions {
   ControlCredentials credentials;                      // towards the workers
 
   std::function<void(double)> progress;  // of loading, during Create, on any thread; may be empty
-  // Kills the stage's worker, so that another one takes its place: of one that is there and silent,
-  // or, by Restart, of each where the epoch before it never came to stand. Must neither block nor
+  // Kills the worker there, so that another one takes its place: one that is there and silent, or,
+  // by Restart, each stage's where the epoch before it never came to stand. Must neither block nor
   // call back. May be empty.
-  std::function<void(size_t stage)> replace_worker;
+  std::function<void(const std::string& address)> replace_worker;
 };
 
 class RemoteEngine final : public Engine {
@@ -161,7 +163,6 @@ class RemoteEngine final : public Engine {
   const bool through_hosts_;  // activations
   const int64_t replay_log_memory_;
   const ReplayLog::Options replay_log_;  // but for the pages
-  const std::function<void(size_t)> replace_worker_;
 
   mutable Mutex wake_mutex_;
   std::function<void()> wake_ ABSL_GUARDED_BY(wake_mutex_);

@@ -44,8 +44,13 @@ WorkerCluster::WorkerCluster(const RemoteEngineOptions& options, std::string fin
       heartbeat_(HeartbeatFor(options)),
       master_(DrawId()),
       peers_(options.stages.size()),
-      kv_pages_(options.kv_pages),
-      pulse_(std::make_unique<PulseThread>([this] { return Beat(); })) {}
+      spares_(options.spares.begin(), options.spares.end()),
+      kv_pages_(options.kv_pages) {
+  for (const RemoteEngineOptions::Place& place : options.stages) {
+    addresses_.push_back(place.address);
+  }
+  pulse_ = std::make_unique<PulseThread>([this] { return Beat(); });
+}
 
 WorkerCluster::~WorkerCluster() {
   pulse_.reset();
@@ -64,7 +69,7 @@ WorkerCluster::~WorkerCluster() {
 }
 
 std::string WorkerCluster::StageName(size_t stage) const {
-  return Str("stage ", stage, " (", options_.stages[stage].address, ")");
+  return Str("stage ", stage, " (", addresses_[stage], ")");
 }
 
 absl::Status WorkerCluster::Named(size_t stage, const absl::Status& status) const {
@@ -79,7 +84,9 @@ StageRange WorkerCluster::BeginEpoch(uint64_t epoch) {
   epoch_ = epoch;
   status_ = absl::OkStatus();
   wanted_ = true;
-  stood_ = false;
+  if (!std::exchange(stood_, false) && epoch > 1 && options_.replace_worker) {
+    for (const std::string& address : addresses_) options_.replace_worker(address);
+  }
   wanted_since_ = SteadyClock::now();
   StageRange lost = kNoStages;
   for (size_t stage = 0; stage < peers_.size(); ++stage) {
@@ -137,8 +144,8 @@ void WorkerCluster::Advance() {
         control::BeginEpoch& begin = *message.mutable_begin_epoch();
         begin.set_epoch(epoch);
         begin.set_late_plans(options_.late_plans);
-        if (stage + 1 < options_.stages.size()) {
-          begin.set_next_address(options_.stages[stage + 1].address);
+        if (stage + 1 < addresses_.size()) {
+          begin.set_next_address(addresses_[stage + 1]);
         }
       });
       peers_[stage].state = State::kForming;
@@ -182,7 +189,7 @@ void WorkerCluster::Open(size_t stage) {
   peer.reached = false;
   ++open_streams_;
   peer.stream = OpenAttach(
-      options_.stages[stage].address,
+      addresses_[stage],
       {.message = [this, stage, attempt](
                       control::WorkerMessage& message) { OnMessage(stage, attempt, message); },
        .closed = [this, stage,
@@ -230,6 +237,9 @@ void WorkerCluster::Lose(size_t stage, const absl::Status& why) {
   peer.last_error = why;
   peer.stream->Abort();
   if (peer.reached || IsFinal(why.code())) End(Named(stage, why));
+  if (spares_.empty()) return;
+  spares_.push_back(std::exchange(addresses_[stage], spares_.front()));
+  spares_.pop_front();
 }
 
 void WorkerCluster::SendPlan(control::PlanMessage&& plan) {
@@ -282,7 +292,7 @@ void WorkerCluster::CheckTimes(TimePoint now) {
 void WorkerCluster::CheckPeer(size_t stage, TimePoint now) {
   Peer& peer = peers_[stage];
   if (peer.state != State::kDown && now - peer.heard > options_.silence) {
-    if (peer.reached && options_.replace_worker) options_.replace_worker(stage);
+    if (peer.reached && options_.replace_worker) options_.replace_worker(addresses_[stage]);
     Break(stage,
           absl::DeadlineExceededError(Str("nothing heard for ", options_.silence.count(), " ms")));
   }

@@ -5,13 +5,15 @@
 //   down -> greeting -> loading -> loaded -> reserving -> idle -> forming -> ready
 // as its messages come; when all are idle the epoch begins, when all are ready it stands. A worker
 // that was never reached is tried again until the connect deadline; any other loss or failure ends
-// the epoch, and all others are told so. What a worker has loaded stays.
+// the epoch, and all others are told so. What a worker has loaded stays. If there are spares, each
+// attempt that fails gives the stage to the first of them, and whom it had waits behind them.
 //
 // Thread safety: all methods from any thread. Callbacks come on threads of gRPC's or of this class,
 // without its lock, and must not block; none comes once the destructor has returned.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -58,10 +60,6 @@ class WorkerCluster {
   bool standing() const {
     MutexLock lock(mutex_);
     return standing_;
-  }
-  bool stood() const {  // or did, before it ended
-    MutexLock lock(mutex_);
-    return stood_;
   }
   // Why the wanted epoch ended; Ok while it stands or is being formed.
   absl::Status status() const {
@@ -113,8 +111,9 @@ class WorkerCluster {
     std::shared_ptr<CheckpointSender> sender;  // of its weights
   };
 
-  std::string StageName(size_t stage) const;
-  absl::Status Named(size_t stage, const absl::Status& status) const;
+  std::string StageName(size_t stage) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Named(size_t stage, const absl::Status& status) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Streams.
   void Open(size_t stage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -158,6 +157,8 @@ class WorkerCluster {
   mutable Mutex mutex_;
   mutable CondVar changed_;
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::string> addresses_ ABSL_GUARDED_BY(mutex_);  // of each stage's worker
+  std::deque<std::string> spares_ ABSL_GUARDED_BY(mutex_);      // of workers without a stage
   int open_streams_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;  // wanted
   absl::Status status_ ABSL_GUARDED_BY(mutex_);

@@ -144,7 +144,13 @@ absl::StatusOr<std::unique_ptr<WorkerSupervisor>> StartWorkers(const ServeOption
   WorkerSupervisor::Options supervisor;
   supervisor.restart = options.on_worker_loss != OnWorkerLoss::kFail;
   supervisor.log = log;
-  for (int64_t stage = 0; stage < options.stages(); ++stage) {
+  if (options.spares > 0 && devices.cuda()) {
+    return InvalidArgument("--spares is ", options.spares,
+                           ", but workers of this machine have GPUs of their own; expected "
+                           "--workers, --device cpu, or 0");
+  }
+  for (int64_t worker = 0; worker < options.stages() + options.spares; ++worker) {
+    const int64_t stage = worker % options.stages();
     std::vector<std::string>& arguments = supervisor.arguments.emplace_back();
     arguments = {"--threads",     Str(threads),
                  "--pin-threads", options.pin_threads ? "on" : "off",
@@ -214,7 +220,7 @@ absl::Status UseWorkers(const std::shared_ptr<const Checkpoint>& checkpoint,
     // One that dies is started again by its supervisor, and the next epoch finds it. One that hangs
     // stays where it is. Each waits for the others in an epoch, and which of them is to blame
     // cannot be told from outside.
-    engine.replace_worker = [workers](size_t stage) { workers->Kill(stage); };
+    engine.replace_worker = [workers](const std::string& address) { workers->Kill(address); };
   }
   for (size_t stage = 0; stage < placed.size(); ++stage) {
     const LayerRange& layers = placed[stage].layers;
@@ -225,6 +231,7 @@ absl::Status UseWorkers(const std::shared_ptr<const Checkpoint>& checkpoint,
                   layers.end - 1),
               opened);
   }
+  engine.spares.assign(addresses.begin() + options.stages(), addresses.end());
   KvMemoryRequest memory;
   memory.max_batch_tokens = options.max_batch_tokens;
   memory.page_size = options.page_size;

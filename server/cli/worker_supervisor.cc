@@ -106,7 +106,8 @@ std::vector<pid_t> WorkerSupervisor::processes() const {
   return processes;
 }
 
-void WorkerSupervisor::Kill(size_t worker) {
+void WorkerSupervisor::Kill(const std::string& address) {
+  const auto worker = std::ranges::find(addresses_, address) - addresses_.begin();
   MutexLock lock(mutex_);
   if (const pid_t process = children_[worker].process; process > 0) kill(process, SIGKILL);
 }

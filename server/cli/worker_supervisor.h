@@ -51,7 +51,7 @@ class WorkerSupervisor {
   // Each worker's process now; -1 while it has none.
   std::vector<pid_t> processes() const ABSL_LOCKS_EXCLUDED(mutex_);
   // For one that hangs; what follows is as if it had ended by itself.
-  void Kill(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Kill(const std::string& address) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Child {

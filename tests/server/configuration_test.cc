@@ -137,6 +137,8 @@ TEST(Configuration, OptionsThatContradictEachOther) {
 TEST(Configuration, ParallelismThatCannotBe) {
   const BadFlag bad[] = {
       {"--pipeline-parallel 3 --workers a:1,b:1", "--pipeline-parallel is 3, but --workers has 2"},
+      {"--spares 1", "--spares is 1, but there are 0 workers; expected more of them"},
+      {"--spares 2 --workers a:1,b:1", "--spares is 2, but there are 2 workers"},
       {"--wire bf16", "--wire is bf16, but with one stage nothing is sent"},
       {"--wire int8 --workers a:1", "--wire is int8, but with one stage nothing is sent"},
       {"--data-plane nccl", "--data-plane is nccl, but with one stage nothing is sent"},

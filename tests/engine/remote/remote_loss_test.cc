@@ -124,6 +124,27 @@ TEST(RemoteLoss, AHungWorkerIsNamedWithinTheDeadline) {
   ExpectRightAnswers(client, options.model);
 }
 
+// Whom it replaced takes its turn when it is there again.
+TEST(RemoteLoss, ASpareTakesThePlaceOfWhoIsLost) {
+  ClusterOptions options = TinyCluster(2);
+  const WorkerProcess spare("127.0.0.1:0", options.model);
+  options.engine.spares = {spare.address()};
+  auto cluster = StartProcessCluster(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EngineClient client(std::move(cluster->engine));
+  ExpectRightAnswers(client, options.model);
+  const std::string lost = cluster->workers[1]->address();
+  cluster->workers[1]->Kill();
+  EXPECT_THAT(client.WaitForError().message(), HasSubstr(Str("stage 1 (", lost, ")")));
+  ASSERT_EQ(client.Recover(), absl::OkStatus());
+  ExpectRightAnswers(client, options.model);
+  cluster->workers[1] = std::make_unique<WorkerProcess>(lost, options.model);
+  spare.Signal(SIGKILL);
+  EXPECT_THAT(client.WaitForError().message(), HasSubstr(Str("stage 1 (", spare.address(), ")")));
+  ASSERT_EQ(client.Recover(), absl::OkStatus());
+  ExpectRightAnswers(client, options.model);
+}
+
 TEST(RemoteLoss, RestartWithoutTheWorkerSaysSoInTime) {
   ClusterOptions options = TinyCluster(2);
   options.engine.connect_deadline = milliseconds(3000);

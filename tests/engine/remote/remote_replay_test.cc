@@ -40,8 +40,7 @@ class TwoSequences {
                                     .Start(StartOf(2, kShort, {1, 0}))
                                     .Step(StepOf(1, 0, Ids(30, 3)))
                                     .Step(SampleOf(StepOf(2, 0, inputs_[1]), 1))));
-    TREADLE_RETURN_IF_ERROR(
-        Run(Plan().Step(SampleOf(StepOf(1, 30, Ids(kPrompt - 30, 33)), 1))));
+    TREADLE_RETURN_IF_ERROR(Run(Plan().Step(SampleOf(StepOf(1, 30, Ids(kPrompt - 30, 33)), 1))));
     return Decode(kKnown);
   }
   // The same after a loss: all inputs but the last again, in other chunks, on these stages alone.
@@ -52,10 +51,8 @@ class TwoSequences {
       return StepOf(sequence + 1, begin, {first + begin, first + end});
     };
     const auto inputs = static_cast<int32_t>(inputs_[0].size()) - 1;
-    TREADLE_RETURN_IF_ERROR(Run(Plan()
-                                    .Stages(stages)
-                                    .Start(StartOf(1, kPrompt, {7, 2, 4, 9}))
-                                    .Step(known(0, 0, 17))));
+    TREADLE_RETURN_IF_ERROR(
+        Run(Plan().Stages(stages).Start(StartOf(1, kPrompt, {7, 2, 4, 9})).Step(known(0, 0, 17))));
     return Run(Plan()
                    .Stages(stages)
                    .Start(StartOf(2, kShort, {1, 0}))

@@ -129,7 +129,7 @@ TEST_F(Supervisor, RestartsOneThatEndsAtTheSameAddress) {
   EXPECT_NE(after[1], before[1]);
   // One that hangs.
   kill(after[1], SIGSTOP);
-  (*started)->Kill(1);
+  (*started)->Kill((*started)->addresses()[1]);
   EXPECT_NE(log.WaitFor("worker 1: listening on " + address, 3), "");
   EXPECT_TRUE(Gone(after[1]));
   EXPECT_EQ((*started)->processes()[0], before[0]);
