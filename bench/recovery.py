@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Tokens a second of one stream while workers are killed at random (SIGKILL), as Petals' Table 1 has it (Borzunov et al.
-2023, section 4.1): after each token every stage fails with the same probability. All answers must have the same tokens.
-  restart   the request ends with the worker, and the client asks again from the beginning
-  recompute recovery without replay logs: the stages up to the lost one run what was known again
-  replay    recovery as it is by default: the lost stage alone does
+"""Tokens a second of one stream while workers are killed at random, as Petals' Table 1 has it (Borzunov et al. 2023,
+section 4.1): after each token every stage fails with the same probability. All answers must have the same tokens.
+  restart    killed; the request ends with the worker, and the client asks again from the beginning
+  recompute  crashed (SIGSEGV), and no replay logs: the stages up to the lost one run what was known again
+  replay     crashed: the lost stage alone does
+  keep       killed: its successor finds its K/V where it left them
 Usage: recovery.py BINARY MODEL [--stages 4] [--tokens 128] [--rates 0,1e-4,1e-3,1e-2] [--answers 3] [--most 300]"""
 
 import argparse
@@ -20,7 +21,10 @@ import subprocess
 import sys
 import time
 
-FLAGS = {"restart": ["--on-worker-loss", "restart"], "recompute": ["--replay-log-memory", "0"], "replay": []}
+MODES = {"restart": (signal.SIGKILL, ["--on-worker-loss", "restart"]),
+         "recompute": (signal.SIGSEGV, ["--replay-log-memory", "0"]),
+         "replay": (signal.SIGSEGV, []),
+         "keep": (signal.SIGKILL, [])}
 
 
 def free_port():
@@ -31,11 +35,11 @@ def free_port():
 
 class Server:
     def __init__(self, asked, mode):
-        self.port = free_port()
+        self.port, self.signal = free_port(), MODES[mode][0]
         self.process = subprocess.Popen(
             [asked.binary, "serve", "--model", asked.model, "--pipeline-parallel", str(asked.stages), "--listen",
              f"127.0.0.1:{free_port()}", "--http-listen", f"127.0.0.1:{self.port}", "--metrics-listen", "none",
-             "--log-level", "error", *FLAGS[mode]], stderr=subprocess.DEVNULL)
+             "--log-level", "error", *MODES[mode][1]], stderr=subprocess.DEVNULL)
 
     def workers(self):
         lists = pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/children")
@@ -79,7 +83,7 @@ def answer(server, asked, rate, draws, until):
                     if draws.random() < rate and (workers := server.workers()):
                         kills += 1
                         with contextlib.suppress(ProcessLookupError):
-                            os.kill(draws.choice(workers), signal.SIGKILL)
+                            os.kill(draws.choice(workers), server.signal)
             if len(ids) == asked.tokens:
                 return ids, kills, pause
         except (OSError, http.client.HTTPException):
@@ -96,7 +100,7 @@ def main():
     for name, default in (("stages", 4), ("tokens", 128), ("answers", 3), ("most", 300)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rates", default="0,1e-4,1e-3,1e-2")
-    parser.add_argument("--modes", default=",".join(FLAGS))
+    parser.add_argument("--modes", default=",".join(MODES))
     asked = parser.parse_args()
     right = None
     for rate in map(float, asked.rates.split(",")):

@@ -67,9 +67,11 @@ class Engine {
   virtual absl::Status status() const = 0;
 
   // Begins the next epoch, with empty sequence tables; returns at once. HasRoom is false until the
-  // new epoch stands. Returns the stages that may have lost what pages held; the others still have
-  // what complete results spoke of.
-  virtual StageRange Restart() = 0;
+  // new epoch stands.
+  virtual void Restart() = 0;
+  // When an epoch stands: the stages that may have lost what pages held since the last call. The
+  // others still have what complete results spoke of.
+  virtual StageRange TakeLost() { return {}; }
   // Whole pages below it are in the replay logs of all stages: plans may have some stages run them
   // again (IterationPlan::stages) that do not begin with the first.
   virtual int64_t replay_pages() const { return 0; }

@@ -89,9 +89,9 @@ struct IterationPlan {
   ByKind<std::vector<PageCopy>> page_copies;
   std::vector<SequenceStart> starts;
   std::vector<Step> steps;
-  // Whose layers run. The caches of the others have these rows, from an epoch before: they do
-  // nothing but note them, and neither copy pages; the one before the first that runs sends from
-  // its replay log. If the last one does not run, no step gives anything.
+  // Whose layers run; maybe nobody's. The caches of the others have these rows, from an epoch
+  // before: they do nothing but note them, and neither copy pages; the one before the first that
+  // runs sends from its replay log. If the last one does not run, no step gives anything.
   StageRange stages;
 
   int64_t num_tokens() const {

@@ -59,7 +59,9 @@ absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
                              " layers are more bytes than a 64-bit integer holds");
     }
   }
-  TREADLE_ASSIGN_OR_RETURN(cache.memory_, backend.Allocate(static_cast<size_t>(bytes)));
+  const auto size = static_cast<size_t>(bytes);
+  TREADLE_ASSIGN_OR_RETURN(cache.memory_, options.memory == nullptr ? backend.Allocate(size)
+                                                                    : options.memory->Take(size));
   std::byte* at = cache.memory_.data();
   for (int64_t layer = begin; layer < end; ++layer) {
     const PageKind kind = config.Local(layer) ? PageKind::kWindow : PageKind::kWhole;

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/defaults.h"
+#include "engine/kept_memory.h"
 #include "engine/kv_paging.h"
 #include "kernels/backend.h"
 #include "models/model.h"
@@ -25,6 +26,8 @@ class KvCache {
     int64_t page_size = kDefaultPageSize;  // slots: a power of two, at least 16
     PageCounts num_pages;
     DType dtype = DType::kF16;  // kF16 or kF32
+    // Where its bytes lie, which may be there already; null: the backend's memory. On the host.
+    KeptMemory* memory = nullptr;
   };
 
   // For the layers and K/V heads that this model holds. InvalidArgument names the option that is

@@ -74,14 +74,13 @@ std::vector<IterationResult> LocalEngine::TakeResults() {
   return std::exchange(results_, {});
 }
 
-StageRange LocalEngine::Restart() {
+void LocalEngine::Restart() {
   MutexLock lock(mutex_);
   EndEpoch(absl::OkStatus());
   ++epoch_;
   next_iteration_ = 0;
   standing_ = false;
   ranks_->BeginEpoch(epoch_, {});
-  return {};
 }
 
 // Nothing more of this epoch is run or returned.

@@ -69,7 +69,7 @@ class LocalEngine final : public Engine {
     MutexLock lock(mutex_);
     return status_;
   }
-  StageRange Restart() override;
+  void Restart() override;
   void SetTracing(bool on) override { ranks_->SetTracing(on); }
   std::vector<TraceEvent> TakeTrace() override { return ranks_->TakeTrace(); }
 

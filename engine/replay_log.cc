@@ -1,6 +1,7 @@
 #include "engine/replay_log.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/status.h"
@@ -14,11 +15,14 @@ int64_t ReplayLog::PagesIn(int64_t bytes, const Options& options) {
 
 absl::StatusOr<ReplayLog> ReplayLog::Create(const Options& options) {
   ReplayLog log(options);
-  const auto rows = static_cast<size_t>(options.pages * options.page_size);
-  log.rows_.reset(static_cast<std::byte*>(std::calloc(rows, log.row_bytes_)));
-  if (log.rows_ != nullptr) return log;
-  return ResourceExhausted("no memory for a replay log of ", rows, " rows of ", log.row_bytes_,
-                           " bytes");
+  const size_t bytes = static_cast<size_t>(options.pages * options.page_size) * log.row_bytes_;
+  if (options.memory != nullptr) {
+    TREADLE_ASSIGN_OR_RETURN(log.rows_, options.memory->Take(bytes));
+    return log;
+  }
+  log.rows_ = Buffer(std::calloc(bytes, 1), bytes, std::free);
+  if (log.rows_.data() != nullptr) return log;
+  return ResourceExhausted("no memory for a replay log of ", bytes, " bytes");
 }
 
 bool ReplayLog::Holds(std::span<const int32_t> pages, int64_t end) const {
@@ -33,7 +37,7 @@ std::byte* ReplayLog::At(std::span<const int32_t> pages, int64_t position) const
   const auto index = static_cast<size_t>(position / options_.page_size);
   if (index >= pages.size() || pages[index] >= options_.pages) return nullptr;
   const int64_t row = pages[index] * options_.page_size + position % options_.page_size;
-  return rows_.get() + static_cast<size_t>(row) * row_bytes_;
+  return rows_.data() + static_cast<size_t>(row) * row_bytes_;
 }
 
 void ReplayLog::Write(std::span<const int32_t> pages, int64_t first, const Tensor& rows) {

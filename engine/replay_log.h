@@ -12,11 +12,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <span>
 
 #include "absl/status/statusor.h"
+#include "engine/kept_memory.h"
 #include "engine/wire_codec.h"
 
 namespace treadle {
@@ -27,7 +26,8 @@ class ReplayLog {
     WireType wire = WireType::kF32;
     int64_t hidden = 0;
     int64_t page_size = 0;
-    int64_t pages = 0;  // from page 0 on; of others nothing is kept
+    int64_t pages = 0;             // from page 0 on; of others nothing is kept
+    KeptMemory* memory = nullptr;  // where it lies, after the caches; null: its own
   };
   // As many pages as `bytes` hold; at most `pages`.
   static int64_t PagesIn(int64_t bytes, const Options& options);
@@ -44,15 +44,12 @@ class ReplayLog {
                   std::byte* out) const;
 
  private:
-  struct Free {
-    void operator()(std::byte* bytes) const { std::free(bytes); }
-  };
   explicit ReplayLog(const Options& options) : options_(options) {}
   std::byte* At(std::span<const int32_t> pages, int64_t position) const;
 
   Options options_;
   size_t row_bytes_ = EncodedBytes(options_.wire, 1, options_.hidden);
-  std::unique_ptr<std::byte, Free> rows_;
+  Buffer rows_;
 };
 
 }  // namespace treadle

@@ -87,7 +87,7 @@ absl::Status SequenceTable::Check(const IterationPlan& plan) {
     TREADLE_RETURN_IF_ERROR(CheckStep(step));
     tokens += step.num_tokens;
   }
-  if (tokens > limits_.max_batch_tokens) {
+  if (tokens > limits_.max_batch_tokens && !plan.stages.empty()) {
     return InvalidArgument("plan has ", tokens, " tokens, expected at most ",
                            limits_.max_batch_tokens, " (max_batch_tokens)");
   }

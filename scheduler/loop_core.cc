@@ -206,23 +206,22 @@ void LoopCore::Recover() {
   if (give_up_) pool_.Drain();
   if (all) TakeInbox();
   in_flight_.clear();
-  const StageRange lost = give_up_ ? StageRange() : engine_.Restart();
   for (const auto& request : pool_.live()) {
     request->plans_in_flight = 0;
     if (all) End(*request, status);
-    RecoverRequest(*request, status, stood, lost);
+    RecoverRequest(*request, status, stood);
   }
   planner_.NewEpoch();
   if (give_up_) {
     if (!std::exchange(gave_up_, true)) give_up_(status);
     return;
   }
+  engine_.Restart();
   next_iteration_ = 0;
   idle_since_ = now_;
 }
 
-void LoopCore::RecoverRequest(Request& request, const absl::Status& status, bool stood,
-                              const StageRange& lost) {
+void LoopCore::RecoverRequest(Request& request, const absl::Status& status, bool stood) {
   if (request.state == RequestState::kWaiting) return;
   const bool some_new = std::ranges::any_of(request.sequences, [](const Sequence& sequence) {
     return sequence.next_position > sequence.known;
@@ -230,7 +229,19 @@ void LoopCore::RecoverRequest(Request& request, const absl::Status& status, bool
   if (stood) request.losses += some_new ? 4 : 1;
   if (!recover_ || request.losses > 4 * kMostEpochs) End(request, status);
   if (request.state == RequestState::kFinished) return Retire(request);
-  planner_.Restart(request, lost, engine_.replay_pages());
+  planner_.Restart(request);
+}
+
+// Who has to run what was known of requests.
+void LoopCore::NoteStanding() {
+  StageRange lost = engine_.TakeLost();
+  // A single stage runs several plans of a request ahead of what is known, and a window's ring has
+  // room for one.
+  if (limits_.stages == 1) lost = {};
+  for (const auto& request : pool_.live()) {
+    if (request->state != RequestState::kRunning) continue;
+    planner_.NoteLost(*request, lost, engine_.replay_pages());
+  }
 }
 
 void LoopCore::TakeInbox() {
@@ -320,7 +331,7 @@ void LoopCore::EndAll(const absl::Status& status) {
 bool LoopCore::SubmitPlans() {
   bool submitted = false;
   while (engine_.HasRoom()) {
-    stood_ = true;
+    if (!std::exchange(stood_, true)) NoteStanding();
     const Clock::time_point before = time_.Now();
     const Selection next = policy_.Select({pool_.live(), kv_.Capacity(), limits_, now_});
     if (next.empty() && !HeartbeatDue()) break;

@@ -75,8 +75,8 @@ class LoopCore {
   void Absorb(IterationResult& result);
   void AbsorbStep(const PlanInFlight::Target& target, StepResult& step);
   void Recover();
-  void RecoverRequest(Request& request, const absl::Status& status, bool stood,
-                      const StageRange& lost);
+  void RecoverRequest(Request& request, const absl::Status& status, bool stood);
+  void NoteStanding();
   void TakeInbox();
   void Apply(RequestPool::Command& command);
   void FinishCandidate(Request& request, uint32_t candidate);

@@ -48,13 +48,13 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
   plan.steps.reserve(selection.size());
   note.requests.reserve(selection.size());
   note.members.reserve(selection.size());
-  StageRange stages = kNoStages;
   for (const Selected& member : selection) {
     Request& request = *member.request;
     if (request.state == RequestState::kWaiting) Admit(request, now);
     if (member.num_tokens == 0) continue;
     const bool initiation = InInitiation(request);
-    stages = stages.Around(IsCatchingUp(request) ? request.missing : StageRange());
+    if (plan.steps.empty()) plan.stages = StagesOf(request);
+    if (plan.stages != StagesOf(request)) continue;
     if (request.sequences[0].next_position < request.prompt_length()) {
       AddPromptChunk(request, member.num_tokens, plan, note);
     } else if (initiation) {
@@ -66,7 +66,6 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     note.requests.push_back(&request);
     note.members.push_back({request.id, member.num_tokens, initiation});
   }
-  if (!stages.empty()) plan.stages = stages;
   return plan;
 }
 
@@ -169,16 +168,19 @@ void Planner::Retire(Request& request) {
   }
 }
 
-void Planner::Restart(Request& request, const StageRange& lost, int64_t replay_pages) {
-  TREADLE_CHECK(request.state == RequestState::kRunning && request.plans_in_flight == 0);
+void Planner::NoteLost(Request& request, const StageRange& lost, int64_t replay_pages) const {
   const bool logged = std::ranges::all_of(request.sequences, [&](const Sequence& sequence) {
     const std::vector<int32_t>& pages = sequence.pages.whole;
     return !pages.empty() && std::ranges::max(pages) < replay_pages;
   });
   request.missing = request.missing.Around(lost);
-  if (!logged) request.missing.begin = 0;
-  // The last stage adds up what is pooled.
-  if (request.spec.pooling != Pooling::kNone) request.missing.end = StageRange().end;
+  if (!logged && !request.missing.empty()) request.missing.begin = 0;
+  // What was pooled so far went with the last stage's sequences.
+  if (request.spec.pooling != Pooling::kNone) request.missing = {};
+}
+
+void Planner::Restart(Request& request) {
+  TREADLE_CHECK(request.state == RequestState::kRunning && request.plans_in_flight == 0);
   for (Sequence& sequence : request.sequences) {
     sequence.id = next_sequence_++;
     sequence.next_position = FirstPosition(request, sequence);

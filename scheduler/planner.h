@@ -46,7 +46,9 @@ class Planner {
  public:
   explicit Planner(KvSlotManager& kv) : kv_(kv) {}
 
-  // Admits the members that wait (their pages must be free) and plans everyone's tokens. `note`,
+  // Admits the members that wait (their pages must be free) and plans everyone's tokens, but for
+  // those whose inputs are for other stages than the first one's: a stage that runs some of a
+  // request's inputs again must run them all, for it overwrites what a window's ring held. `note`,
   // empty, gets what the loop must know when the result is back. Epoch and iteration are the
   // caller's to fill in.
   IterationPlan Build(const Selection& selection, Clock::time_point now, PlanInFlight& note);
@@ -57,9 +59,9 @@ class Planner {
 
   // A new epoch: no sequence lives. Of requests that run, what was known is to be run again.
   void NewEpoch() { releases_.clear(); }
-  // `lost`: the stages that are without its pages' contents; `replay_pages`: as
-  // Engine::replay_pages.
-  void Restart(Request& request, const StageRange& lost, int64_t replay_pages);
+  void Restart(Request& request);
+  // Now that it stands: the stages that are without the pages' contents, and Engine::replay_pages.
+  void NoteLost(Request& request, const StageRange& lost, int64_t replay_pages) const;
   // No request is left: all pages are free.
   void Reset();
 

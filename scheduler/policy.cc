@@ -19,6 +19,9 @@ struct Row {
   std::string_view name;
   std::unique_ptr<Policy> (*make)();
 };
+// A message's worth of what stages only take note of.
+constexpr int64_t kMostInputsNotRun = 1 << 16;
+
 constexpr Row kPolicies[] = {
     {"fcfs", Make<Fcfs>},
     {"request-level", Make<RequestLevel>},
@@ -84,11 +87,15 @@ int64_t BatchSequences(const Request& request) {
 }
 
 void AssignTokens(Selection& selection, const BatchLimits& limits) {
-  const auto others = [](const Selected& member) {
-    return !IsCatchingUp(*member.request) || member.request->missing == StageRange();
-  };
-  if (!std::ranges::all_of(selection, others)) std::erase_if(selection, others);
-  int64_t budget = limits.max_batch_tokens;
+  const auto some = std::ranges::find_if(
+      selection, [](const Selected& member) { return StagesOf(*member.request) != StageRange(); });
+  StageRange stages;
+  if (some != selection.end()) {
+    stages = StagesOf(*some->request);
+    std::erase_if(selection,
+                  [&](const Selected& member) { return StagesOf(*member.request) != stages; });
+  }
+  int64_t budget = stages.empty() ? kMostInputsNotRun : limits.max_batch_tokens;
   for (Selected& member : selection) {
     const Request& request = *member.request;
     if (InInitiation(request)) continue;

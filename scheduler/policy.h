@@ -89,9 +89,13 @@ inline bool IsCatchingUp(const Request& request) {
 bool HasTokenLeft(const Request& request, const Sequence& sequence);
 // What the request counts for in max_batch_size: its sequences that have not ended, in both phases.
 int64_t BatchSequences(const Request& request);
+// That have to run its next inputs.
+inline StageRange StagesOf(const Request& request) {
+  return IsCatchingUp(request) ? request.missing : StageRange();
+}
 // Fills num_tokens: members in the increment phase get one token per sequence with a token left;
-// the rest of max_batch_tokens goes to members in the initiation phase, in order. If some stages
-// alone have to run a member's inputs again, only such members stay: with others, all stages would.
+// the rest of max_batch_tokens goes to members in the initiation phase, in order. A plan is for
+// some stages: if those of a member are not all, only members with the same ones stay.
 void AssignTokens(Selection& selection, const BatchLimits& limits);
 
 }  // namespace treadle

@@ -21,7 +21,7 @@ class IdleEngine final : public Engine {
   uint64_t epoch() const override { return 1; }
   bool HasRoom() const override { return static_cast<int>(results_.size()) < depth(); }
   absl::Status status() const override { return absl::OkStatus(); }
-  StageRange Restart() override { return {}; }
+  void Restart() override {}
   void SetMasks(uint64_t, uint64_t, std::vector<StepMask>) override {}
   void SetTracing(bool) override {}
   std::vector<TraceEvent> TakeTrace() override { return {}; }

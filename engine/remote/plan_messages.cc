@@ -312,9 +312,9 @@ absl::StatusOr<IterationPlan> DecodePlan(const control::PlanMessage& message) {
     TREADLE_ASSIGN_OR_RETURN(plan.starts.emplace_back(), DecodeStart(start));
   }
   if (message.has_stages()) plan.stages = {message.stages().begin(), message.stages().end()};
-  if (plan.stages.begin < 0 || plan.stages.empty()) {
+  if (plan.stages.begin < 0 || plan.stages.end < plan.stages.begin) {
     return InvalidArgument("plan: stages ", plan.stages.begin, " to before ", plan.stages.end,
-                           " run it, expected one at least");
+                           " run it");
   }
   return plan;
 }

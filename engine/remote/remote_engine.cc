@@ -161,7 +161,7 @@ bool RemoteEngine::HasRoom() const {
   return static_cast<int>(in_flight_.size() + results_.size()) < depth_;
 }
 
-StageRange RemoteEngine::Restart() {
+void RemoteEngine::Restart() {
   uint64_t epoch = 0;
   {
     MutexLock lock(mutex_);
@@ -170,8 +170,12 @@ StageRange RemoteEngine::Restart() {
     in_flight_.clear();
     results_.clear();
   }
-  const StageRange lost = cluster_->BeginEpoch(epoch);
-  const bool all = lost.empty() || (lost.begin == 0 && lost.end == stages_);
+  cluster_->BeginEpoch(epoch);
+}
+
+StageRange RemoteEngine::TakeLost() {
+  const StageRange lost = cluster_->TakeLost();
+  const bool all = lost.begin == 0 && lost.end == stages_;
   return all || !through_hosts_ ? StageRange() : lost;
 }
 

@@ -123,9 +123,10 @@ class RemoteEngine final : public Engine {
   void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override;
   std::vector<IterationResult> TakeResults() override;
   absl::Status status() const override;
-  // With activations over NCCL: always all. Else those whose workers were lost, and all if none
-  // was.
-  StageRange Restart() override;
+  void Restart() override;
+  // With activations over NCCL: always all. Else those whose workers were lost and had no memory
+  // that is kept, and all if an epoch ended while none was lost.
+  StageRange TakeLost() override;
   int64_t replay_pages() const override;
   void SetTracing(bool on) override;
   std::vector<TraceEvent> TakeTrace() override;

@@ -202,6 +202,10 @@ void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage&
                     return Reserve(master, pages);
                   });
     case control::MasterMessage::kBeginEpoch:
+      Post(master, [this, id = master->id, epoch = message.begin_epoch().epoch()] {
+        if (stage_ != nullptr) stage_->NoteEpoch({id, epoch});
+        return absl::OkStatus();
+      });
       return epoch_.Begin(message.begin_epoch());
     case control::MasterMessage::kEndEpoch:
       return epoch_.End(message.end_epoch().epoch(),
@@ -359,7 +363,9 @@ absl::Status Worker::Impl::Reserve(const MasterPointer& master, const PageCounts
     TREADLE_RETURN_IF_ERROR(Load(master));
   }
   if (stage_->ranks() == nullptr) {
-    if (const absl::Status status = stage_->Reserve(kv_pages, epoch_.Events()); !status.ok()) {
+    if (const absl::Status status =
+            stage_->Reserve(kv_pages, options_.memory, configured_, epoch_.Events());
+        !status.ok()) {
       configured_.clear();
       stage_.reset();
       return status;
@@ -367,7 +373,10 @@ absl::Status Worker::Impl::Reserve(const MasterPointer& master, const PageCounts
   }
   epoch_.SetRanks(stage_->ranks());
   epoch_.SetTracing(tracing_.load());
-  master->stream->Tell([](auto& message) { message.mutable_reserved(); });
+  master->stream->Tell([kept = stage_->kept()](auto& message) {
+    message.mutable_reserved()->set_master(kept.master);
+    message.mutable_reserved()->set_epoch(kept.epoch);
+  });
   return absl::OkStatus();
 }
 

@@ -34,6 +34,8 @@ struct WorkerOptions {
   std::string deterministic;  // on a GPU: on or off
   std::string compute;
   RankOptions ranks;
+  // Of a file for memory that outlives this process (KeptMemory), for stages on the CPU; -1: none.
+  int memory = -1;
   std::string data_interface = "lo";
   ControlCredentials credentials;        // of the control plane, towards the next stage as well
   std::string version;                   // empty: this program's

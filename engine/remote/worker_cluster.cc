@@ -78,7 +78,7 @@ absl::Status WorkerCluster::Named(size_t stage, const absl::Status& status) cons
 
 // -- epochs ---------------------------------------------------------------------------------------
 
-StageRange WorkerCluster::BeginEpoch(uint64_t epoch) {
+void WorkerCluster::BeginEpoch(uint64_t epoch) {
   MutexLock lock(mutex_);
   End(absl::CancelledError("the next epoch begins"));
   epoch_ = epoch;
@@ -88,17 +88,11 @@ StageRange WorkerCluster::BeginEpoch(uint64_t epoch) {
     for (const std::string& address : addresses_) options_.replace_worker(address);
   }
   wanted_since_ = SteadyClock::now();
-  StageRange lost = kNoStages;
-  for (size_t stage = 0; stage < peers_.size(); ++stage) {
-    Peer& peer = peers_[stage];
-    peer.retry = wanted_since_;
-    const auto number = static_cast<int32_t>(stage);
-    if (std::exchange(peer.lost, false)) lost = lost.Around({number, number + 1});
-  }
+  lost_all_ |= !std::exchange(lost_some_, false);
+  for (Peer& peer : peers_) peer.retry = wanted_since_;
   news_ = false;
   Advance();
   pulse_->Nudge();
-  return lost;
 }
 
 void WorkerCluster::EndEpoch(uint64_t epoch, absl::Status why) {
@@ -139,6 +133,7 @@ void WorkerCluster::Advance() {
   if (!begun_) {
     begun_ = true;
     begun_at_ = now;
+    last_begun_ = epoch_;
     for (size_t stage = 0; stage < peers_.size(); ++stage) {
       peers_[stage].stream->Tell([&, epoch = epoch_](auto& message) {
         control::BeginEpoch& begin = *message.mutable_begin_epoch();
@@ -155,6 +150,15 @@ void WorkerCluster::Advance() {
   if (!AllAtLeast(State::kReady) || standing_) return;
   standing_ = stood_ = news_ = true;
   changed_.NotifyAll();
+}
+
+StageRange WorkerCluster::TakeLost() {
+  MutexLock lock(mutex_);
+  StageRange lost = std::exchange(lost_all_, false) ? StageRange() : kNoStages;
+  for (int32_t stage = 0; stage < std::ssize(peers_); ++stage) {
+    if (std::exchange(peers_[stage].lost, false)) lost = lost.Around({stage, stage + 1});
+  }
+  return lost;
 }
 
 bool WorkerCluster::AllAtLeast(State state) const {
@@ -233,6 +237,7 @@ void WorkerCluster::Lose(size_t stage, const absl::Status& why) {
   Peer& peer = peers_[stage];
   peer.state = State::kDown;
   peer.lost |= peer.reached;
+  lost_some_ |= peer.reached;
   peer.retry = SteadyClock::now() + kRetry;
   peer.last_error = why;
   peer.stream->Abort();
@@ -292,7 +297,7 @@ void WorkerCluster::CheckTimes(TimePoint now) {
 void WorkerCluster::CheckPeer(size_t stage, TimePoint now) {
   Peer& peer = peers_[stage];
   if (peer.state != State::kDown && now - peer.heard > options_.silence) {
-    if (peer.reached && options_.replace_worker) options_.replace_worker(addresses_[stage]);
+    if (options_.replace_worker) options_.replace_worker(addresses_[stage]);
     Break(stage,
           absl::DeadlineExceededError(Str("nothing heard for ", options_.silence.count(), " ms")));
   }

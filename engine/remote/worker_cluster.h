@@ -49,9 +49,8 @@ class WorkerCluster {
   WorkerCluster(const RemoteEngineOptions& options, std::string fingerprint, Callbacks callbacks);
   ~WorkerCluster();
 
-  // Ends the epoch before it, if there is one, and begins another; returns at once, with the stages
-  // around those whose workers were lost since the last call.
-  StageRange BeginEpoch(uint64_t epoch);
+  // Ends the epoch before it, if there is one, and begins another; returns at once.
+  void BeginEpoch(uint64_t epoch);
   // Ends it with this error, unless it is over.
   void EndEpoch(uint64_t epoch, absl::Status why);
   // Until the wanted epoch stands, or why it cannot.
@@ -61,6 +60,9 @@ class WorkerCluster {
     MutexLock lock(mutex_);
     return standing_;
   }
+  // The stages around those whose workers were lost since the last call, with all that they had;
+  // all, if an epoch ended while no worker was lost.
+  StageRange TakeLost();
   // Why the wanted epoch ended; Ok while it stands or is being formed.
   absl::Status status() const {
     MutexLock lock(mutex_);
@@ -98,7 +100,7 @@ class WorkerCluster {
     TimePoint heard;
     TimePoint busy;           // last known to work on what it was asked
     bool reached = false;     // by the current stream
-    bool lost = false;        // what it had, since the last BeginEpoch
+    bool lost = false;        // what it had, since the last TakeLost
     std::string memory_pool;  // that it shares with those that name the same one
     uint64_t memory_available = 0;
     uint64_t weight_bytes = 0;
@@ -166,6 +168,9 @@ class WorkerCluster {
   bool begun_ ABSL_GUARDED_BY(mutex_) = false;     // workers were told
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // all are ready
   bool stood_ ABSL_GUARDED_BY(mutex_) = false;     // were so at some time
+  uint64_t last_begun_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool lost_some_ ABSL_GUARDED_BY(mutex_) = false;  // workers, since the last BeginEpoch
+  bool lost_all_ ABSL_GUARDED_BY(mutex_) = false;   // perhaps, since the last TakeLost
   TimePoint wanted_since_ ABSL_GUARDED_BY(mutex_);
   TimePoint begun_at_ ABSL_GUARDED_BY(mutex_);
   // A failure that may be another worker's loss: told after a moment, unless that is noticed first.

@@ -193,7 +193,12 @@ void WorkerCluster::Dispatch(size_t stage, control::WorkerMessage& message) {
       status = OnLoaded(stage, message.loaded());
       break;
     case control::WorkerMessage::kReserved:
-      if (peer.state == State::kReserving) peer.state = State::kIdle;
+      if (peer.state != State::kReserving) break;
+      peer.state = State::kIdle;
+      if (last_begun_ > 0 && message.reserved().master() == master_ &&
+          message.reserved().epoch() == last_begun_) {
+        peer.lost = false;
+      }
       break;
     case control::WorkerMessage::kEpochReady:
       if (message.epoch_ready() == epoch_ && peer.state == State::kForming) {

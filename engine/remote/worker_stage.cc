@@ -279,8 +279,13 @@ std::string WorkerStage::memory_pool() const {
   return ids;
 }
 
-absl::Status WorkerStage::Reserve(const PageCounts& kv_pages, StageRanks::Events events) {
+absl::Status WorkerStage::Reserve(const PageCounts& kv_pages, int memory,
+                                  std::string_view configuration, StageRanks::Events events) {
   TREADLE_CHECK(!ranks_);
+  if (memory >= 0 && !on_gpus_) {
+    TREADLE_ASSIGN_OR_RETURN(memory_, KeptMemory::Open(memory, Str(configuration, kv_pages)));
+    options_.kv.memory = options_.replay_log.memory = memory_.get();
+  }
   options_.kv.num_pages = kv_pages;
   options_.replay_log.pages = kv_pages.whole;
   options_.replay_log.pages = ReplayLog::PagesIn(replay_log_bytes_, options_.replay_log);

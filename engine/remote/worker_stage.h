@@ -75,8 +75,15 @@ class WorkerStage {
   // 0 until reserved.
   const PageCounts& kv_pages() const { return options_.kv.num_pages; }
 
-  // Allocates the cache and starts the ranks; once. Errors: StageRanks::Create's.
-  absl::Status Reserve(const PageCounts& kv_pages, StageRanks::Events events);
+  // Allocates the cache and starts the ranks; once. `memory`: of a file for it, or -1 (only used on
+  // the CPU); `configuration`: what it is for. Errors: StageRanks::Create's, KeptMemory's.
+  absl::Status Reserve(const PageCounts& kv_pages, int memory, std::string_view configuration,
+                       StageRanks::Events events);
+  // Whose epoch worked last with what the cache has; none without a file.
+  KeptMemory::Stamp kept() const { return memory_ ? memory_->stamp() : KeptMemory::Stamp(); }
+  void NoteEpoch(const KeptMemory::Stamp& stamp) {
+    if (memory_) memory_->SetStamp(stamp);
+  }
   // Null until reserved.
   StageRanks* ranks() { return ranks_.get(); }
 
@@ -93,6 +100,7 @@ class WorkerStage {
   uint64_t weight_bytes_ = 0;
   int64_t kv_heads_ = 0;
   std::string backend_;
+  std::unique_ptr<KeptMemory> memory_;
   std::vector<StageRanks::Rank> loaded_;  // until ranks_ has them
   std::unique_ptr<StageRanks> ranks_;
 };

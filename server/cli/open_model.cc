@@ -116,7 +116,7 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
 
 // A worker of this machine that was started again is there after a moment; one that is not by then
 // has to be replaced.
-constexpr std::chrono::seconds kLocalConnectDeadline{30};
+constexpr std::chrono::seconds kLocalConnectDeadline{10};
 
 // Costs are those of one rank: measured with as many threads as it will have.
 absl::StatusOr<std::vector<PlacedStage>> Place(const Checkpoint& checkpoint,
@@ -143,6 +143,7 @@ absl::StatusOr<std::unique_ptr<WorkerSupervisor>> StartWorkers(const ServeOption
   const int threads = ThreadsOfRank(options, ranks);
   WorkerSupervisor::Options supervisor;
   supervisor.restart = options.on_worker_loss != OnWorkerLoss::kFail;
+  supervisor.keep_memory = options.on_worker_loss == OnWorkerLoss::kRecover;
   supervisor.log = log;
   if (options.spares > 0 && devices.cuda()) {
     return InvalidArgument("--spares is ", options.spares,

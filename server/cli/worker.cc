@@ -152,6 +152,10 @@ int RunWorker(int argc, char** argv) {
                  "master and workers, who prove to each other that they have it");
   app.add_option("--data-interface", options.data_interface,
                  "network interface or address for activations; trusted networks only");
+  app.add_option("--memory", options.memory,
+                 "number of an open file for the K/V cache of stages on the CPU, whose contents "
+                 "outlive this process (memfd_create)")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--parent", flags.parent, "end with this process, which must be the parent")
       ->check(CLI::NonNegativeNumber);
   Log::Options log_options;

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,16 +37,20 @@ void RemoveNewestDirectory() {
   if (const std::string* path = newest_directory) std::filesystem::remove_all(*path, ignored);
 }
 
+constexpr int kMemory = STDERR_FILENO + 1;  // in a worker
+
 // An attribute and a list of actions for posix_spawn.
 class SpawnSettings {
  public:
-  // stdout and stderr go to `output`, nothing else is inherited; signals as at a program's start.
-  explicit SpawnSettings(int output) {
+  // stdout and stderr go to `output`, `memory` is kMemory unless it is -1, nothing else is
+  // inherited; signals as at a program's start.
+  SpawnSettings(int output, int memory) {
     posix_spawn_file_actions_init(&actions_);
     posix_spawn_file_actions_addopen(&actions_, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
     posix_spawn_file_actions_adddup2(&actions_, output, STDOUT_FILENO);
     posix_spawn_file_actions_adddup2(&actions_, output, STDERR_FILENO);
-    posix_spawn_file_actions_addclosefrom_np(&actions_, STDERR_FILENO + 1);
+    if (memory >= 0) posix_spawn_file_actions_adddup2(&actions_, memory, kMemory);
+    posix_spawn_file_actions_addclosefrom_np(&actions_, memory >= 0 ? kMemory + 1 : kMemory);
     posix_spawnattr_init(&attributes_);
     sigset_t set;
     sigemptyset(&set);
@@ -93,6 +98,9 @@ WorkerSupervisor::~WorkerSupervisor() {
     SignalAll(SIGKILL);
   }
   for (std::thread& thread : threads_) thread.join();
+  for (const Child& child : children_) {
+    if (child.memory >= 0) close(child.memory);
+  }
   const std::string* mine = &directory_;
   newest_directory.compare_exchange_strong(mine, nullptr);
   std::error_code ignored;
@@ -142,7 +150,11 @@ absl::Status WorkerSupervisor::StartAll() {
       std::vector<std::string> arguments = {"treadle",         "worker",   "--listen",
                                             addresses_.back(), "--parent", parent};
       arguments.insert(arguments.end(), own.begin(), own.end());
-      children_.emplace_back().arguments = std::move(arguments);
+      Child& child = children_.emplace_back();
+      // Without one its successor computes again.
+      if (options_.keep_memory) child.memory = memfd_create("treadle-worker", MFD_CLOEXEC);
+      if (child.memory >= 0) arguments.insert(arguments.end(), {"--memory", Str(kMemory)});
+      child.arguments = std::move(arguments);
     }
   }
   try {
@@ -214,7 +226,7 @@ absl::StatusOr<int> WorkerSupervisor::Spawn(size_t worker) {
     std::vector<char*> arguments;
     for (std::string& argument : child.arguments) arguments.push_back(argument.data());
     arguments.push_back(nullptr);
-    const SpawnSettings settings(ends[1]);
+    const SpawnSettings settings(ends[1], child.memory);
     if (!stopping_) {
       error = posix_spawn(&child.process, options_.program.c_str(), settings.actions(),
                           settings.attributes(), arguments.data(), environ);
@@ -272,6 +284,11 @@ std::string WorkerSupervisor::Reap(size_t worker) {
   // The number stays ours until here, so that a signal can hit nobody else.
   MutexLock lock(mutex_);
   waitpid(process, nullptr, 0);
+  const bool killed = info.si_status == SIGKILL || info.si_status == SIGTERM;
+  if (const int memory = children_[worker].memory;
+      memory >= 0 && (info.si_code == CLD_EXITED ? info.si_status != 0 : !killed)) {
+    TREADLE_CHECK(ftruncate(memory, 0) == 0);
+  }
   children_[worker].process = -1;
   children_[worker].listening = false;
   changed_.NotifyAll();

@@ -36,6 +36,9 @@ class WorkerSupervisor {
     // One per worker: what follows `treadle worker`, less --listen and --parent.
     std::vector<std::vector<std::string>> arguments;
     bool restart = true;  // one that ended by itself is started again, after a growing pause
+    // Each has --memory, a file whose contents the next one in its place finds again, if this one
+    // was killed (by SIGKILL or SIGTERM): one that crashed may have written anything.
+    bool keep_memory = false;
     std::chrono::milliseconds start_timeout{30'000};  // until a worker listens
     std::chrono::milliseconds stop_timeout{5'000};    // from SIGTERM to SIGKILL
     LogSink log;  // what happens, and what workers say; must not be empty
@@ -56,6 +59,7 @@ class WorkerSupervisor {
  private:
   struct Child {
     std::vector<std::string> arguments;
+    int memory = -1;         // a file descriptor
     pid_t process = -1;      // not reaped yet
     bool listening = false;  // this process of it
     std::string last_line;

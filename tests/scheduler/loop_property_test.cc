@@ -45,12 +45,11 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   return options;
 }
 
-// What an engine says that it lost: nothing, when it does not know, or some neighbouring stages.
+// What an engine loses: some neighbouring stages, nothing, or all.
 StageRange RandomLoss(Random& random, const LoopHarness& harness) {
-  const int64_t stages = harness.options.engine.stages;
-  const auto begin = static_cast<int32_t>(random.Below(stages + 1));
-  return begin == stages ? kNoStages
-                         : StageRange{begin, begin + 1 + static_cast<int32_t>(random.Below(2))};
+  const auto begin = static_cast<int32_t>(random.Below(harness.options.engine.stages));
+  const auto count = static_cast<int32_t>(random.Below(4));
+  return count == 3 ? StageRange() : StageRange{begin, begin + count};
 }
 
 // At most 32 positions, 4 candidates: fits into the smallest cache of RandomOptions when the

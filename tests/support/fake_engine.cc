@@ -100,7 +100,7 @@ void FakeEngine::Submit(IterationPlan plan) {
     if (static_cast<int>(in_flight()) >= options_.depth) {
       Violation("submitted without room");
     }
-    if (plan.num_tokens() > options_.max_batch_tokens) {
+    if (plan.num_tokens() > options_.max_batch_tokens && !plan.stages.empty()) {
       Violation(Str("plan has ", plan.num_tokens(), " tokens"));
     }
     if (options_.record) plans_.push_back(plan);
@@ -149,9 +149,8 @@ absl::Status FakeEngine::status() const {
   return status_;
 }
 
-StageRange FakeEngine::Restart() {
+void FakeEngine::Restart() {
   MutexLock lock(mutex_);
-  const StageRange lost = std::exchange(lost_, kNoStages);
   ++epoch_;
   next_iteration_ = 0;
   status_ = absl::OkStatus();
@@ -161,8 +160,7 @@ StageRange FakeEngine::Restart() {
   running_.clear();
   complete_.clear();
   live_.clear();
-  Wipe(lost.empty() ? StageRange() : lost);
-  return lost.empty() ? StageRange() : lost;
+  Wipe(lost_);
 }
 
 bool FakeEngine::Complete() {
@@ -184,6 +182,7 @@ void FakeEngine::SetTimings(const IterationTimings& timings) {
 void FakeEngine::Fail(absl::Status status, StageRange lost) {
   {
     MutexLock lock(mutex_);
+    standing_ = false;
     lost_ = lost_.Around(lost);
     status_ = std::move(status);
     submitted_.clear();

@@ -67,7 +67,11 @@ class FakeEngine final : public Engine {
       ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<IterationResult> TakeResults() override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status status() const override ABSL_LOCKS_EXCLUDED(mutex_);
-  StageRange Restart() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void Restart() override ABSL_LOCKS_EXCLUDED(mutex_);
+  StageRange TakeLost() override ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    return std::exchange(lost_, kNoStages);
+  }
   int64_t replay_pages() const override { return options_.replay_pages; }
   void SetTracing(bool) override {}
   std::vector<TraceEvent> TakeTrace() override { return {}; }
@@ -135,7 +139,7 @@ class FakeEngine final : public Engine {
   uint64_t next_iteration_ ABSL_GUARDED_BY(mutex_) = 0;
   bool standing_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  StageRange lost_ ABSL_GUARDED_BY(mutex_) = kNoStages;
+  StageRange lost_ ABSL_GUARDED_BY(mutex_) = kNoStages;  // since the last TakeLost
   ByKind<std::vector<Page>> pages_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);
   std::deque<IterationPlan> submitted_ ABSL_GUARDED_BY(mutex_);  // wait for masks

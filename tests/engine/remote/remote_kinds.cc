@@ -25,7 +25,7 @@ class EngineWithWorkers final : public Engine {
   }
   std::vector<IterationResult> TakeResults() override { return engine_.TakeResults(); }
   absl::Status status() const override { return engine_.status(); }
-  StageRange Restart() override { return engine_.Restart(); }
+  void Restart() override { engine_.Restart(); }
   void SetTracing(bool on) override { engine_.SetTracing(on); }
   std::vector<TraceEvent> TakeTrace() override { return engine_.TakeTrace(); }
 
