@@ -23,8 +23,8 @@ absl::StatusOr<Buffer> Map(int fd, size_t begin, size_t bytes) {
   struct stat now = {};
   const auto end = static_cast<off_t>(begin + bytes);
   if (fstat(fd, &now) == 0 && (now.st_size >= end || ftruncate(fd, end) == 0)) {
-    void* const at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
-                          static_cast<off_t>(begin));
+    void* const at =
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(begin));
     if (at != MAP_FAILED) {
       madvise(at, bytes, MADV_HUGEPAGE);  // a refusal only costs speed
       return Buffer(at, bytes, [bytes](void* data) { munmap(data, bytes); });
@@ -58,7 +58,9 @@ absl::StatusOr<std::unique_ptr<KeptMemory>> KeptMemory::Open(int fd, std::string
 KeptMemory::KeptMemory(int fd, Buffer header)
     : fd_(fd), header_(std::move(header)), end_(kAlignment) {}
 
-KeptMemory::Header& KeptMemory::header() const { return *reinterpret_cast<Header*>(header_.data()); }
+KeptMemory::Header& KeptMemory::header() const {
+  return *reinterpret_cast<Header*>(header_.data());
+}
 
 absl::StatusOr<Buffer> KeptMemory::Take(size_t bytes) {
   const size_t begin = end_;

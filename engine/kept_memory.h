@@ -27,8 +27,8 @@ class KeptMemory {
     friend bool operator==(const Stamp&, const Stamp&) = default;
   };
 
-  // `fd`: of memfd_create, and stays the caller's. `what`: all that decides how it is used; what was
-  // kept for something else is dropped. Errors: of the system.
+  // `fd`: of memfd_create, and stays the caller's. `what`: all that decides how it is used; what
+  // was kept for something else is dropped. Errors: of the system.
   static absl::StatusOr<std::unique_ptr<KeptMemory>> Open(int fd, std::string_view what);
 
   // The next part of it, in the same order each time; zeros where nothing was kept.

@@ -2,9 +2,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <numeric>
 
+#include "engine/kept_memory.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/remote_cluster.h"
@@ -186,6 +189,117 @@ TEST(RemoteReplay, WithoutALogTheStagesBeforeRunAgain) {
   ASSERT_EQ(sequences.Again(lost), absl::OkStatus());
   ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
   EXPECT_EQ(sequences.Take(), undisturbed);
+}
+
+// Workers in this process that have memory of their own for what outlives them.
+class KeptMemories : public testing::Test {
+ protected:
+  KeptMemories() {
+    for (int i = 0; i < kStages + 1; ++i) memories_.push_back(memfd_create("test", MFD_CLOEXEC));
+  }
+  ~KeptMemories() override {
+    workers_.clear();
+    for (const int memory : memories_) close(memory);
+  }
+  void StartWorker(int number, const std::string& listen = "127.0.0.1:0") {
+    WorkerOptions worker = ClusterOptions::QuietWorker();
+    worker.listen = listen;
+    worker.model_path = options_.model;
+    worker.memory = memories_[number];
+    auto started = Worker::Start(worker);
+    ASSERT_TRUE(started.ok()) << started.status();
+    workers_.resize(std::max<size_t>(workers_.size(), number + 1));
+    workers_[number] = *std::move(started);
+  }
+  // An engine of the first three; the fourth is a spare.
+  std::unique_ptr<RemoteEngine> StartEngine() {
+    std::vector<std::string> addresses;
+    for (int number = 0; number < kStages; ++number) {
+      StartWorker(number);
+      addresses.push_back(workers_[number]->address());
+    }
+    auto options = EngineOptionsFor(options_, addresses);
+    TREADLE_CHECK(options.ok());
+    auto engine = RemoteEngine::Create(*std::move(options));
+    TREADLE_CHECK(engine.ok());
+    return *std::move(engine);
+  }
+  // Its address.
+  std::string Lose(int number) {
+    const std::string address = workers_[number]->address();
+    workers_[number].reset();
+    return address;
+  }
+
+  ClusterOptions options_ = ThreeStages(WireType::kF32);
+  std::vector<int> memories_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+TEST_F(KeptMemories, NobodyRunsAgainWhatASuccessorFinds) {
+  EngineClient client(StartEngine());
+  TwoSequences sequences(client);
+  ASSERT_EQ(sequences.Begin(), absl::OkStatus());
+  ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
+  const auto undisturbed = sequences.Take();
+  ASSERT_EQ(client.Recover(), absl::OkStatus());
+  EXPECT_EQ(client.engine().TakeLost(), StageRange());  // no worker was lost: who knows
+  ASSERT_EQ(sequences.Begin(), absl::OkStatus());
+  for (const int victim : {1, 0, 2}) {
+    StartWorker(victim, Lose(victim));
+    EXPECT_FALSE(client.WaitForError().ok());
+    ASSERT_EQ(client.Recover(), absl::OkStatus());
+    EXPECT_TRUE(client.engine().TakeLost().empty());
+    ASSERT_EQ(sequences.Again(kNoStages), absl::OkStatus());
+  }
+  ASSERT_EQ(sequences.Decode(kRest), absl::OkStatus());
+  EXPECT_EQ(sequences.Take(), undisturbed);
+}
+
+TEST_F(KeptMemories, WhatAnEarlierEpochLeftIsLost) {
+  StartWorker(kStages);
+  options_.engine.spares = {workers_[kStages]->address()};
+  EngineClient client(StartEngine());
+  TwoSequences sequences(client);
+  ASSERT_EQ(client.WaitForRoom(), absl::OkStatus());
+  client.engine().TakeLost();
+  ASSERT_EQ(sequences.Begin(), absl::OkStatus());
+  const std::string first = Lose(1);
+  EXPECT_FALSE(client.WaitForError().ok());
+  ASSERT_EQ(client.Recover(), absl::OkStatus());  // with the spare, whose memory is new
+  EXPECT_EQ(client.engine().TakeLost(), (StageRange{1, 2}));
+  StartWorker(1, first);
+  Lose(kStages);
+  EXPECT_FALSE(client.WaitForError().ok());
+  ASSERT_EQ(client.Recover(), absl::OkStatus());  // with the first, whose memory is of an epoch ago
+  EXPECT_EQ(client.engine().TakeLost(), (StageRange{1, 2}));
+}
+
+TEST(KeptMemory, HasWhatWasKeptForTheSame) {
+  const int file = memfd_create("test", MFD_CLOEXEC);
+  const auto open = [&](const char* what) { return *KeptMemory::Open(file, what); };
+  const KeptMemory::Stamp stamp = {7, 3};
+  {
+    const auto memory = open("one");
+    EXPECT_EQ(memory->stamp(), KeptMemory::Stamp());
+    memory->SetStamp(stamp);
+    memory->Take(5000)->data()[4999] = std::byte{1};
+    memory->Take(100)->data()[99] = std::byte{2};
+  }
+  {
+    const auto memory = open("one");
+    EXPECT_EQ(memory->stamp(), stamp);
+    EXPECT_EQ(memory->Take(5000)->data()[4999], std::byte{1});
+    EXPECT_EQ(memory->Take(100)->data()[99], std::byte{2});
+  }
+  {
+    const auto memory = open("another");
+    EXPECT_EQ(memory->stamp(), KeptMemory::Stamp());
+    EXPECT_EQ(memory->Take(5000)->data()[4999], std::byte{0});
+  }
+  EXPECT_EQ(open("one")->stamp(), KeptMemory::Stamp());
+  close(file);
+  EXPECT_FALSE(KeptMemory::Open(file, "one").ok());
 }
 
 TEST(RemoteReplay, APlanThatLeavesTheLastStageOutGivesNothing) {
