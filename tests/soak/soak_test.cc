@@ -210,6 +210,9 @@ TEST_F(Soak, EveryFaultLeavesTheInvariant) {
     std::this_thread::sleep_for(before);
     fault.happen();
     std::this_thread::sleep_for(kBetweenFaults - before);
+    std::printf("%ld s to go: %s\n",
+                std::chrono::round<std::chrono::seconds>(end - Clock::now()).count(), fault.name);
+    std::fflush(stdout);
     AfterFault(fault.name);
     ++happened[fault.name];
   }
