@@ -10,6 +10,7 @@
 #   make install         build/treadle and what belongs to it, under PREFIX (/usr/local)
 #   make package         build/treadle_VERSION_ARCHITECTURE.deb
 #   make fuzz TIME=60    libFuzzer on what parses bytes from outside, TIME seconds each; TARGETS="gguf requests"
+#   make soak TIME=60    random load and random faults for TIME seconds; PRESET=tsan: under a sanitizer; SEED=1
 #   make deploy-check    the chart, dashboards and configurations of deploy/, with real tools
 #   make http-check      clients that are not ours: OpenAI's and LangChain, a gateway with three replicas, JSON-Schema's
 #                        test suite, and for the page a browser
@@ -25,13 +26,18 @@ PREFIX ?= /usr/local
 SUITES ?=
 TIME ?= 60
 TARGETS ?=
+PRESET ?= release
+SEED ?= 1
+soaked = $(BUILD)$(if $(filter-out release,$(PRESET)),/$(PRESET))
+sanitizers = ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
+	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 suppressions=$(CURDIR)/tests/tsan.supp"
 
 # SUITES as targets to build, and as labels of ctest ("room/suite").
 space := $() $()
 targets = $(if $(SUITES),--target $(foreach suite,$(SUITES),$(if $(wildcard tests/$(suite)/CMakeLists.txt),tests/$(suite)/all,$(suite))))
 labels = $(if $(SUITES),-L '(^|/)($(subst $(space),|,$(strip $(SUITES))))(/|$$)' -E '_NOT_BUILT$$')
 
-.PHONY: serve test build install package packages model asan tsan asan-build tsan-build fuzz deploy-check http-check chart-flags format format-check clean
+.PHONY: serve test build install package packages model asan tsan asan-build tsan-build fuzz soak deploy-check http-check chart-flags format format-check clean
 
 serve: build
 	@model=$$(scripts/fetch_model.sh "$(MODEL)") || exit 1; \
@@ -63,9 +69,7 @@ asan-build tsan-build: %-build: packages
 
 asan tsan: %: %-build
 	@model=$$(scripts/fetch_model.sh "$(MODEL)") || exit 1; \
-	TREADLE_MODEL="$$model" \
-	ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1 suppressions=$(CURDIR)/tests/tsan.supp" \
+	TREADLE_MODEL="$$model" $(sanitizers) \
 	ctest --test-dir $(BUILD)/$@ --output-on-failure --no-label-summary -j $(JOBS) $(labels) $(ARGS)
 
 fuzz:
@@ -73,6 +77,11 @@ fuzz:
 	@[ -f $(BUILD)/fuzz/build.ninja ] || cmake --preset fuzz
 	@cmake --build --preset fuzz -j $(JOBS) --target treadle_fuzz
 	@scripts/fuzz.sh $(TIME) $(TARGETS)
+
+soak: packages
+	@[ -f $(soaked)/build.ninja ] || cmake --preset $(PRESET)
+	@cmake --build --preset $(PRESET) -j $(JOBS) --target soak_test
+	@TREADLE_SOAK_SECONDS=$(TIME) TREADLE_SOAK_SEED=$(SEED) $(sanitizers) $(soaked)/tests/soak/soak_test
 
 packages:
 	@scripts/install_packages.sh

@@ -46,6 +46,8 @@ bool ParseNumber(std::string_view text, double& value) {
   return std::isfinite(value);
 }
 
+int32_t Tokens(double count) { return static_cast<int32_t>(std::clamp(count, -1.0, 1e9)); }
+
 // Seconds; either a number or "YYYY-MM-DD HH:MM:SS.fraction", in UTC unless it says otherwise.
 bool ParseTime(std::string_view text, double& seconds) {
   if (ParseNumber(text, seconds)) return true;
@@ -55,7 +57,7 @@ bool ParseTime(std::string_view text, double& seconds) {
     absl::Time time;
     if (!absl::ParseTime(format, copy, &time, nullptr)) continue;
     seconds = absl::ToDoubleSeconds(time - absl::UnixEpoch());
-    return true;
+    return std::isfinite(seconds);  // Abseil knows an infinite future
   }
   return false;
 }
@@ -94,8 +96,9 @@ absl::StatusOr<TraceEntry> ParseJsonLine(const std::string& line) {
       return InvalidArgument("'", key, "' is missing or not a number");
     }
   }
-  return TraceEntry{object["timestamp"].get<double>() / 1000, object["input_length"].get<int32_t>(),
-                    object["output_length"].get<int32_t>()};
+  return TraceEntry{object["timestamp"].get<double>() / 1000,
+                    Tokens(object["input_length"].get<double>()),
+                    Tokens(object["output_length"].get<double>())};
 }
 
 absl::StatusOr<TraceEntry> ParseCsvLine(const Columns& columns, const std::string& line) {
@@ -108,8 +111,8 @@ absl::StatusOr<TraceEntry> ParseCsvLine(const Columns& columns, const std::strin
     return InvalidArgument("expected a time and two token counts, found '", line.substr(0, 80),
                            "'");
   }
-  entry.input_tokens = static_cast<int32_t>(std::clamp(input, -1.0, 1e9));
-  entry.output_tokens = static_cast<int32_t>(std::clamp(output, -1.0, 1e9));
+  entry.input_tokens = Tokens(input);
+  entry.output_tokens = Tokens(output);
   return entry;
 }
 

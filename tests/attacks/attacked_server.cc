@@ -41,18 +41,20 @@ const std::string& Model() {
 
 }  // namespace
 
-AttackedServer::AttackedServer(const std::vector<std::string>& flags, const Limits& limits) {
-  std::string command;
+AttackedServer::AttackedServer(const std::vector<std::string>& flags, const Limits& limits,
+                               const std::string& model) {
+  std::string command = limits.before;
   if (limits.descriptors > 0) command += Str("ulimit -n ", limits.descriptors, " && ");
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   if (limits.memory_mb > 0) command += Str("ulimit -v ", limits.memory_mb * 1024, " && ");
 #endif
-  command += Str("exec ", TREADLE_BINARY, " serve --model ", Model(),
+  command += Str("exec ", TREADLE_BINARY, " serve --model ", model.empty() ? Model() : model,
                  " --listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --metrics-listen none --threads 1"
                  " --pin-threads off --kv-memory 16M --log-requests off");
   for (const std::string& flag : flags) command += " " + flag;
   process_ = std::make_unique<ChildProcess>(std::vector<std::string>{"/bin/sh", "-c", command});
-  const std::string line = process_->WaitForLine("listening on ");
+  if (!limits.serves) return;
+  const std::string line = process_->WaitForLine("gRPC on 127.0.0.1:");
   const auto port_after = [&](const std::string& before) {
     const size_t at = line.find(before);
     return at == std::string::npos ? 0 : std::atoi(line.c_str() + at + before.size());
@@ -65,12 +67,14 @@ AttackedServer::AttackedServer(const std::vector<std::string>& flags, const Limi
 
 bool AttackedServer::alive() { return kill(process_->pid(), 0) == 0; }
 
-std::shared_ptr<grpc::Channel> AttackedServer::Connect() const {
+std::shared_ptr<grpc::Channel> AttackedServer::Connect(int through) const {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  return grpc::CreateCustomChannel(Str("127.0.0.1:", port_), grpc::InsecureChannelCredentials(),
-                                   arguments);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  return grpc::CreateCustomChannel(Str("127.0.0.1:", through == 0 ? port_ : through),
+                                   grpc::InsecureChannelCredentials(), arguments);
 }
 
 grpc::Status AttackedServer::Honest(std::chrono::seconds patience) {
@@ -96,11 +100,11 @@ std::chrono::milliseconds AttackedServer::Live() {
                                                                began);
 }
 
-int64_t AttackedServer::memory_mb() const {
+int64_t AttackedServer::memory_bytes() const {
   std::ifstream file(Str("/proc/", process_->pid(), "/statm"));
   int64_t total = 0, resident = 0;
   file >> total >> resident;
-  return resident * sysconf(_SC_PAGESIZE) >> 20;
+  return resident * sysconf(_SC_PAGESIZE);
 }
 
 int64_t AttackedServer::descriptors() const {

@@ -21,10 +21,15 @@ class AttackedServer {
   struct Limits {
     int64_t descriptors = 0;  // ulimit -n; 0: as it is
     int64_t memory_mb = 0;    // ulimit -v; 0: none. Sanitizers need all addresses: never with them
+    std::string before = {};  // what the shell does before the server begins
+    bool serves = true;       // false: it is not waited for
   };
 
-  AttackedServer(const std::vector<std::string>& flags, const Limits& limits);
+  // `model`: empty for a tiny one.
+  AttackedServer(const std::vector<std::string>& flags, const Limits& limits,
+                 const std::string& model = "");
 
+  ChildProcess& process() { return *process_; }
   int port() const { return port_; }  // gRPC's
   int http_port() const { return http_port_; }
   bool alive();
@@ -33,9 +38,11 @@ class AttackedServer {
   // How long the probe `live` takes to say that it serves, on a connection of its own; a minute if
   // it does not.
   std::chrono::milliseconds Live();
-  std::shared_ptr<grpc::Channel> Connect() const;
+  // `through`: the port of a proxy; 0: the server's own.
+  std::shared_ptr<grpc::Channel> Connect(int through = 0) const;
 
-  int64_t memory_mb() const;  // resident
+  int64_t memory_bytes() const;  // resident
+  int64_t memory_mb() const { return memory_bytes() >> 20; }
   int64_t descriptors() const;
   // Waits for at most half a minute until it has as few as `count`.
   bool WaitDescriptors(int64_t count) const;

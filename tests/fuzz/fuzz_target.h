@@ -23,9 +23,10 @@ struct FuzzTarget {
 };
 
 // Each in the source of its name.
-extern const FuzzTarget kChatTemplateTarget, kConfigJsonTarget, kControlMasterTarget,
-    kControlWorkerTarget, kGgufTarget, kHttp2GuardTarget, kPlanMessagesTarget, kPreTokenizerTarget,
-    kRequestsTarget, kSafetensorsTarget, kTokenizerJsonTarget, kToolCallsTarget, kVocabularyTarget;
+extern const FuzzTarget kActivationMessagesTarget, kChatTemplateTarget, kConfigJsonTarget,
+    kControlMasterTarget, kControlWorkerTarget, kGgufTarget, kHttp2GuardTarget, kHttpRequestsTarget,
+    kOperatorFilesTarget, kPlanMessagesTarget, kPreTokenizerTarget, kRequestsTarget,
+    kSafetensorsTarget, kTokenizerJsonTarget, kToolCallsTarget, kTracesTarget, kVocabularyTarget;
 
 // All of them.
 std::span<const FuzzTarget* const> FuzzTargets();

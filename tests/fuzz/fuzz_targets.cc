@@ -5,11 +5,15 @@
 namespace treadle {
 
 std::span<const FuzzTarget* const> FuzzTargets() {
-  static const std::array kTargets = {
-      &kRequestsTarget,      &kHttp2GuardTarget,    &kChatTemplateTarget, &kPlanMessagesTarget,
-      &kControlWorkerTarget, &kControlMasterTarget, &kGgufTarget,         &kSafetensorsTarget,
-      &kConfigJsonTarget,    &kTokenizerJsonTarget, &kVocabularyTarget,   &kPreTokenizerTarget,
-      &kToolCallsTarget};
+  static const std::array kTargets = {&kRequestsTarget,      &kHttp2GuardTarget,
+                                      &kChatTemplateTarget,  &kPlanMessagesTarget,
+                                      &kControlWorkerTarget, &kControlMasterTarget,
+                                      &kGgufTarget,          &kSafetensorsTarget,
+                                      &kConfigJsonTarget,    &kTokenizerJsonTarget,
+                                      &kVocabularyTarget,    &kPreTokenizerTarget,
+                                      &kToolCallsTarget,     &kActivationMessagesTarget,
+                                      &kHttpRequestsTarget,  &kOperatorFilesTarget,
+                                      &kTracesTarget};
   return kTargets;
 }
 

@@ -2,12 +2,15 @@
 // which RPC, the rest is its message.
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/gateway/gateway_messages.h"
+#include "server/gateway/vllm_engine.pb.h"
 #include "server/grpc/inference.pb.h"
 #include "server/grpc/messages.h"
 #include "server/grpc/wire_format.h"
 #include "server/session/request_validation.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/fuzzed_model.h"
 #include "tests/fuzz/use_tokenizer.h"
 
 namespace treadle {
@@ -15,42 +18,9 @@ namespace {
 
 constexpr RequestLimits kLimits = {.max_batch_size = 4, .pooling = Pooling::kMean};
 
-const ServedModel& Model() {
-  static const ServedModel model = [] {
-    TokenizerSpec spec;
-    spec.model = TokenizerSpec::Model::kSentencePiece;
-    const char digits[] = "0123456789ABCDEF";
-    for (int byte = 0; byte < 256; ++byte) {
-      spec.tokens.push_back(
-          {std::string("<0x") + digits[byte / 16] + digits[byte % 16] + ">", 0, TokenKind::kByte});
-    }
-    spec.tokens.push_back({"<s>", 0, TokenKind::kControl});
-    spec.tokens.push_back({"</s>", 0, TokenKind::kControl});
-    // One more than the model has rows.
-    for (const char* text : {"a", "b", "ab", " "}) spec.tokens.push_back({text});
-    spec.bos = 256;
-    spec.eos = 257;
-    spec.end_ids = {257};
-    spec.add_bos = true;
-    ServedModel made;
-    made.vocab = static_cast<int32_t>(spec.tokens.size()) - 1;
-    made.max_context = 64;
-    made.kv_pages = 7;
-    made.paging.page_size = 8;
-    made.end_ids = spec.end_ids;
-    made.tokenizer = *Tokenizer::Create(std::move(spec));
-    made.chat_template = *ChatTemplate::Parse(
-        "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
-        "{{ raise_exception('late') }}{% endif %}<{{ m.role }}>{{ m['content'] | trim }}\n"
-        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}");
-    return made;
-  }();
-  return model;
-}
-
 // What the planner and the ranks rely on.
 void CheckSpec(const RequestSpec& spec) {
-  const ServedModel& model = Model();
+  const ServedModel& model = FuzzedModel();
   const auto prompt = static_cast<int64_t>(spec.prompt.size());
   TREADLE_CHECK(prompt >= 1 && spec.max_new_tokens >= 1);
   TREADLE_CHECK(prompt + spec.max_new_tokens <= model.max_context);
@@ -71,7 +41,7 @@ void CheckError(const absl::Status& status) {
 
 void Run(std::string_view bytes) {
   FuzzInput input(bytes);
-  const size_t rpc = input.Choose(4);
+  const size_t rpc = input.Choose(6);
   const auto parse = [&](google::protobuf::Message& message) {
     const absl::Status parsed = ParseMessage(input.Rest(), message);
     if (!parsed.ok()) CheckError(parsed);
@@ -80,21 +50,37 @@ void Run(std::string_view bytes) {
   if (rpc == 0) {
     v1::GenerateRequest message;
     if (!parse(message)) return;
-    const auto valid = ValidateRequest(ToRequest(message), Model(), kLimits, 1);
+    const auto valid = ValidateRequest(ToRequest(message), FuzzedModel(), kLimits, 1);
     return valid.ok() ? CheckSpec(valid->spec) : CheckError(valid.status());
   }
   if (rpc == 1) {
     v1::TokenizeRequest message;
-    if (parse(message)) UseTokenizer(*Model().tokenizer, message.text());
+    if (parse(message)) UseTokenizer(*FuzzedModel().tokenizer, message.text());
+    return;
+  }
+  if (rpc == 4) {
+    vllm::grpc::engine::GenerateRequest message;
+    if (!parse(message)) return;
+    const auto request = ToRequest(message);
+    if (!request.ok()) return CheckError(request.status());
+    const auto valid = ValidateRequest(*request, FuzzedModel(), kLimits, 1);
+    return valid.ok() ? CheckSpec(valid->spec) : CheckError(InGatewayNames(valid.status()));
+  }
+  if (rpc == 5) {
+    vllm::grpc::engine::EmbedRequest message;
+    if (!parse(message)) return;
+    const auto request = ToRequest(message);
+    if (!request.ok()) return CheckError(request.status());
+    ValidateRequest(*request, FuzzedModel(), kLimits, 1).IgnoreError();
     return;
   }
   if (rpc == 3) {
     v1::EmbedRequest message;
     if (!parse(message)) return;
-    const auto valid = ValidateRequest(ToRequest(message), Model(), kLimits, 1);
+    const auto valid = ValidateRequest(ToRequest(message), FuzzedModel(), kLimits, 1);
     if (!valid.ok()) return CheckError(valid.status());
-    TREADLE_CHECK(static_cast<int64_t>(valid->spec.prompt.size()) <= Model().max_context);
-    TREADLE_CHECK(ValidateTokenIds("", valid->spec.prompt, Model().vocab).ok());
+    TREADLE_CHECK(static_cast<int64_t>(valid->spec.prompt.size()) <= FuzzedModel().max_context);
+    TREADLE_CHECK(ValidateTokenIds("", valid->spec.prompt, FuzzedModel().vocab).ok());
     return;
   }
   v1::DetokenizeRequest message;
@@ -102,7 +88,7 @@ void Run(std::string_view bytes) {
   const auto& ids = message.token_ids().ids();
   constexpr size_t kMost = 100, kLongestToken = 4;
   const std::string text =
-      Model().tokenizer->Decode({ids.data(), static_cast<size_t>(ids.size())}, true, kMost);
+      FuzzedModel().tokenizer->Decode({ids.data(), static_cast<size_t>(ids.size())}, true, kMost);
   TREADLE_CHECK(text.size() <= kMost + kLongestToken);
 }
 
@@ -141,6 +127,16 @@ std::vector<std::string> Seeds() {
   v1::EmbedRequest embed;
   embed.set_text("abba");
   seeds.push_back('\3' + embed.SerializeAsString());
+  vllm::grpc::engine::GenerateRequest of_gateway;
+  of_gateway.set_request_id("g");
+  of_gateway.mutable_tokenized()->add_input_ids(3);
+  of_gateway.mutable_sampling_params()->set_temperature(0.5f);
+  of_gateway.mutable_sampling_params()->set_n(2);
+  of_gateway.mutable_sampling_params()->add_stop("ab");
+  seeds.push_back('\4' + of_gateway.SerializeAsString());
+  vllm::grpc::engine::EmbedRequest of_gateway_embed;
+  of_gateway_embed.mutable_tokenized()->add_input_ids(3);
+  seeds.push_back('\5' + of_gateway_embed.SerializeAsString());
   return seeds;
 }
 

@@ -5,6 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <string_view>
 
 #include "base/status.h"
@@ -75,6 +79,25 @@ int ChildProcess::Wait() {
   waitpid(pid_, &status, 0);
   pid_ = -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
+}
+
+std::vector<int> ChildrenOf(int parent, bool dead) {
+  std::vector<int> children;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "stat");
+    std::string line;
+    if (!std::getline(file, line)) continue;  // none, or gone by now
+    char state = 0;
+    int its_parent = 0;
+    // The name may hold blanks and brackets; what follows its last bracket does not.
+    const size_t name_end = line.rfind(')');
+    if (std::sscanf(line.c_str() + name_end + 1, " %c %d", &state, &its_parent) == 2 &&
+        its_parent == parent && (state == 'Z') == dead) {
+      children.push_back(std::stoi(entry.path().filename()));
+    }
+  }
+  std::sort(children.begin(), children.end());
+  return children;
 }
 
 }  // namespace treadle

@@ -29,4 +29,8 @@ class ChildProcess {
   std::string output_;
 };
 
+// The processes whose parent it is, in order; or those of them that have died and were not waited
+// for.
+std::vector<int> ChildrenOf(int parent, bool dead = false);
+
 }  // namespace treadle

@@ -1,9 +1,11 @@
-// Hosts of a test's own: network namespaces of this process, joined by a bridge.
+// Hosts of a test's own: network namespaces of this process, between which this process carries
+// every packet, or does not.
 //
 // They have no names and no files: they go with this process and its children, whatever ends it.
 // Thread safety: one thread.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -35,23 +37,45 @@ class NetworkNamespace {
   const int file_;
 };
 
-// Hosts in a star: the hub has the address 10.77.0.1, host i the address 10.77.0.(i + 2) on its
-// interface "eth0".
+// A packet on its way between hosts.
+struct Packet {
+  int from = 0, to = 0;                 // hosts; NetworkOfHosts::kHub
+  uint16_t from_port = 0, to_port = 0;  // of TCP; 0: it is something else
+  size_t bytes = 0;                     // that TCP carries
+};
+
+enum class PacketFate : uint8_t {
+  kPass,
+  kDrop,
+  kDuplicate,
+  kSwap,  // with the next one that passes
+  kFlip,  // one bit in the middle of what TCP carries, whose checksum does not show it
+};
+
+// The hub has the address 10.77.0.1, host i the address 10.77.0.(i + 2) on its interface "eth0".
 class NetworkOfHosts {
  public:
-  static absl::StatusOr<NetworkOfHosts> Create(int hosts);
+  static constexpr int kHub = -1;
+  using Rule = std::function<PacketFate(const Packet&)>;
 
-  const NetworkNamespace& hub() const { return *hub_; }
-  const NetworkNamespace& host(int i) const { return *hosts_[i]; }
+  static absl::StatusOr<NetworkOfHosts> Create(int hosts);
+  ~NetworkOfHosts();
+  NetworkOfHosts(NetworkOfHosts&&) noexcept;
+
+  const NetworkNamespace& hub() const { return *namespaces_[0]; }
+  const NetworkNamespace& host(int i) const { return *namespaces_[i + 1]; }
   static std::string Address(int host);
-  // Cuts a host off, or joins it again.
-  absl::Status SetLink(int host, bool up) const;
+  // Decides about each packet from now on, on a thread of the network's. Empty: all pass.
+  void SetRule(Rule rule) const;
+  // Cuts a host off without a word, or joins it again; takes the rule's place.
+  void SetLink(int host, bool up) const;
 
  private:
-  absl::Status Join(int host);
+  class Router;
+  NetworkOfHosts();
 
-  std::unique_ptr<NetworkNamespace> hub_;
-  std::vector<std::unique_ptr<NetworkNamespace>> hosts_;
+  std::vector<std::unique_ptr<NetworkNamespace>> namespaces_;  // the hub's first
+  std::unique_ptr<Router> router_;
 };
 
 }  // namespace treadle

@@ -14,7 +14,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <thread>
@@ -22,6 +21,7 @@
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/child_process.h"
+#include "tests/server/cli/streamed_answers.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -61,26 +61,6 @@ std::vector<std::string> Command(const char* command, const std::vector<std::str
   std::vector<std::string> all = {kBinary, command};
   all.insert(all.end(), more.begin(), more.end());
   return all;
-}
-
-// The processes whose parent it is.
-std::vector<int> ChildrenOf(int parent) {
-  std::vector<int> children;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    std::ifstream file(entry.path() / "stat");
-    std::string line;
-    if (!std::getline(file, line)) continue;  // none, or gone by now
-    char state = 0;
-    int its_parent = 0;
-    // The name may hold blanks and brackets; what follows its last bracket does not.
-    const size_t name_end = line.rfind(')');
-    if (std::sscanf(line.c_str() + name_end + 1, " %c %d", &state, &its_parent) == 2 &&
-        its_parent == parent && state != 'Z') {
-      children.push_back(std::stoi(entry.path().filename()));
-    }
-  }
-  std::sort(children.begin(), children.end());
-  return children;
 }
 
 // Whether the process goes within a minute.
@@ -136,22 +116,14 @@ class Server {
     EXPECT_EQ(answer, undisturbed);
   }
 
-  // All that a stream says of its tokens: by candidate, their ids and log probabilities in order.
-  grpc::Status Ask(const v1::GenerateRequest& request, std::map<int, std::string>& said,
+  grpc::Status Ask(const v1::GenerateRequest& request, Said& said,
                    std::atomic<int>* messages = nullptr) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(5));
     const auto reader = stub_->GenerateStream(&context, request);
     for (v1::GenerateResponse message; reader->Read(&message);) {
       if (messages != nullptr) ++*messages;
-      std::string& of_prompt = said[-1];
-      for (const auto& about : message.prompt_info().prompt_logprobs()) {
-        of_prompt += about.SerializeAsString();
-      }
-      std::string& of_candidate = said[message.output().candidate()];
-      for (const auto& about : message.output().logprobs()) {
-        of_candidate += about.SerializeAsString();
-      }
+      Hear(message, said);
     }
     return reader->Finish();
   }
@@ -298,27 +270,9 @@ TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
   const int kills = asked == nullptr ? 12 : std::atoi(asked);
   Server server({"--pipeline-parallel", "3", "--max-batch-tokens", "48"});
   ASSERT_SERVES(server);
-  const auto request = [](int kind) {
-    v1::GenerateRequest made;
-    for (int i = 0; i < 1 + kind * 173 % 600; ++i) {
-      made.mutable_token_ids()->add_ids((kind * 31 + i * 7) % 256);
-    }
-    v1::Sampling& sampling = *made.mutable_sampling();
-    sampling.set_temperature(kind % 3 == 0 ? 0.0f : 0.9f);
-    sampling.set_seed(static_cast<uint64_t>(kind));
-    if (kind % 4 == 1) sampling.set_num_candidates(3);
-    if (kind % 5 == 2) sampling.set_repetition_penalty(1.3f);
-    if (kind % 5 == 3) sampling.set_frequency_penalty(0.5f);
-    made.mutable_stopping()->set_max_new_tokens(20 + kind * 97 % 300);
-    made.mutable_stopping()->set_ignore_eos(kind % 2 == 0);
-    made.mutable_response()->set_logprobs(kind % 3);
-    if (kind % 6 == 4) made.mutable_response()->set_prompt_logprobs(1);
-    return made;
-  };
-  constexpr int kKinds = 24;
-  std::vector<std::map<int, std::string>> undisturbed(kKinds);
-  for (int kind = 0; kind < kKinds; ++kind) {
-    const grpc::Status status = server.Ask(request(kind), undisturbed[kind]);
+  std::vector<Said> undisturbed(kRequestKinds);
+  for (int kind = 0; kind < kRequestKinds; ++kind) {
+    const grpc::Status status = server.Ask(RequestOfKind(kind), undisturbed[kind]);
     ASSERT_TRUE(status.ok()) << status.error_message();
   }
   std::atomic<bool> done = false;
@@ -327,9 +281,9 @@ TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
   for (int i = 0; i < 4; ++i) {
     clients.emplace_back([&] {
       while (!done) {
-        const int kind = next++ % kKinds;
-        std::map<int, std::string> said;
-        const grpc::Status status = server.Ask(request(kind), said, &messages);
+        const int kind = next++ % kRequestKinds;
+        Said said;
+        const grpc::Status status = server.Ask(RequestOfKind(kind), said, &messages);
         EXPECT_TRUE(status.ok()) << kind << ": " << status.error_message();
         EXPECT_TRUE(said == undisturbed[kind]) << kind;
         ++answers;
@@ -382,8 +336,11 @@ TEST(ParallelBinary, WorkersDoNotOutliveAServerThatIsKilled) {
   Server server({"--pipeline-parallel", "2"});
   ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
-  kill(server.workers()[1], SIGSTOP);
-  server.child().Signal(SIGKILL);
+  const grpc::Status lost = server.AskAndDisturb([&] {
+    kill(server.workers()[1], SIGSTOP);
+    server.child().Signal(SIGKILL);
+  });
+  EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE) << lost.error_message();
   for (const int worker : server.workers()) EXPECT_TRUE(Goes(worker));
 }
 

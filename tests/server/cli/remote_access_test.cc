@@ -1,4 +1,5 @@
-// A worker's probes, and mutual TLS between master and workers, with workers in this process.
+// A worker's probes, and mutual TLS between master and workers, also where bytes suffer on their
+// way; with workers in this process.
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -10,7 +11,9 @@
 
 #include "base/status.h"
 #include "server/cli/daemon.h"
+#include "tests/engine/remote/driven_requests.h"
 #include "tests/server/test_certificates.h"
+#include "tests/support/byte_proxy.h"
 #include "tests/support/remote_cluster.h"
 #include "tests/support/tiny_model.h"
 
@@ -115,6 +118,63 @@ TEST(RemoteAccess, MasterAndWorkersKnowEachOther) {
   options.engine.credentials = Credentials("wary", other, ca.Sign());  // it knows nobody
   EXPECT_FALSE(StartThreadCluster(options).ok());
 }
+
+// Bytes of the control plane that suffer on their way, under TLS: an epoch ends in time or nothing
+// happens, and the answers are those of one process.
+class ControlBytes : public testing::TestWithParam<std::tuple<ByteFault::Kind, ByteFault::Where>> {
+};
+
+TEST_P(ControlBytes, EndAnEpochOrDoNoHarm) {
+  const auto [kind, where] = GetParam();
+  const TestCa ca;
+  ClusterOptions options = TinyCluster();
+  options.worker.listen = "127.0.0.1:0";
+  options.worker.credentials = Credentials("worker", ca, ca.Sign());
+  options.engine.credentials = Credentials("master", ca, ca.Sign());
+  options.engine.iteration_deadline = options.engine.silence =
+      std::chrono::milliseconds(kInstrumented ? 4000 : 1000);
+  std::unique_ptr<ByteProxy> proxy;  // before the second stage
+  options.reach = [&](int stage, const std::string& address) {
+    if (stage == 0) return address;
+    proxy = std::make_unique<ByteProxy>(std::stoi(address.substr(address.rfind(':') + 1)));
+    return Str("127.0.0.1:", proxy->port());
+  };
+  const auto requests = SomeRequests(6, 1);
+  auto local = MakeLocalEngine(options.model, 1);
+  ASSERT_TRUE(local.ok());
+  PlanDriver expected(DriverOptions(1), requests);
+  ASSERT_EQ(EngineClient(*std::move(local)).Run(expected), absl::OkStatus());
+  auto cluster = StartThreadCluster(options);
+  ASSERT_TRUE(cluster.ok()) << cluster.status();
+  EngineClient client(std::move(cluster->engine));
+  for (const int64_t skip : {0, 3000}) {
+    proxy->Inject(
+        {.kind = kind, .where = where, .skip = skip, .delay = 2 * options.engine.silence});
+    const int before = proxy->happened();
+    absl::Status ran = absl::UnknownError("not yet");
+    for (uint32_t attempt = 0; attempt < 20 && (!ran.ok() || proxy->happened() == before);
+         ++attempt) {
+      PlanDriver driver(DriverOptions(2 + attempt, 2), requests);
+      ran = client.Run(driver);
+      if (ran.ok()) {
+        EXPECT_EQ(DifferentAnswers(expected, driver, requests), "");
+      } else {
+        EXPECT_THAT(ran.message(), HasSubstr("stage "));
+        EXPECT_EQ(client.Recover(), absl::OkStatus());
+      }
+    }
+    EXPECT_EQ(ran, absl::OkStatus());
+    EXPECT_EQ(proxy->happened(), before + 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, ControlBytes,
+    testing::Combine(testing::Values(ByteFault::Kind::kClose, ByteFault::Kind::kTruncate,
+                                     ByteFault::Kind::kHalfClose, ByteFault::Kind::kDelay,
+                                     ByteFault::Kind::kDrop, ByteFault::Kind::kDuplicate,
+                                     ByteFault::Kind::kFlip),
+                     testing::Values(ByteFault::Where::kToServer, ByteFault::Where::kToClient)));
 
 }  // namespace
 }  // namespace treadle
