@@ -313,7 +313,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   std::unique_ptr<RequestStore> store;
   if (doors.requests) {
     TREADLE_ASSIGN_OR_RETURN(store, RequestStore::Open(std::move(doors.requests),
-                                                       {.fingerprint = stack->model().fingerprint,
+                                                       {.fingerprint = Str(stack->model().name, " (", stack->model().fingerprint, ")"),
                                                         .keep = options.durable_keep,
                                                         .space = options.durable_space,
                                                         .log = log.sink()}));

@@ -44,7 +44,9 @@ std::string ToBytes(const StoredRequest& request) {
 
 std::string ToBytes(const StreamBatch& piece) {
   stored::Piece message;
-  for (const TokenDetail& detail : piece.prompt_detail) Fill(detail, *message.add_prompt());
+  if (!piece.tokens.empty()) {
+    for (const TokenDetail& detail : piece.prompt_detail) Fill(detail, *message.add_prompt());
+  }
   for (const StreamToken& token : piece.tokens) {
     stored::Token& out = *message.add_tokens();
     out.set_candidate(token.candidate);

@@ -27,7 +27,8 @@ struct StoredRequest {
 };
 
 std::string ToBytes(const StoredRequest& request);  // without id and owner
-// The end is kept only of an answer that ended well.
+// The end is kept only of an answer that ended well, and what is known of the prompt only beside a
+// token: an answer that has none begins anew.
 std::string ToBytes(const StreamBatch& piece);
 // DataLoss if the bytes are none of ours. The piece is added to what `answer` has.
 absl::StatusOr<StoredRequest> RequestFromBytes(std::string_view bytes);

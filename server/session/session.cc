@@ -346,7 +346,7 @@ StreamBatch Session::Take() {
                             std::make_move_iterator(batch_.prompt_detail.begin()),
                             std::make_move_iterator(batch_.prompt_detail.end()));
   batch_ = std::move(next);
-  // Without a token, an answer begins anew: what is known of the prompt alone is not stored.
+  // What is known of the prompt waits for a token.
   if (batch_.tokens.empty() && !batch_.ended) return {};
   storing_ = true;
   stored_->Append(batch_, [session = weak_from_this()](const absl::Status& status) {

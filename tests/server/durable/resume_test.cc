@@ -267,7 +267,7 @@ TEST_F(ResumeTest, SaysWhatCannotBeResumed) {
   EXPECT_THAT(server.Http("GET /v1/resume", "Last-Event-ID: a:0\r\n", ""),
               HasSubstr("was asked over gRPC"));
   EXPECT_THAT(server.Http("GET /v1/resume", "Last-Event-ID: a\r\n", ""),
-              HasSubstr("Last-Event-ID is \\\"a\\\", expected the id"));
+              HasSubstr("Last-Event-ID is 'a', expected the id"));
   EXPECT_THAT(server.Http("GET /v1/resume", "", ""), HasSubstr("Last-Event-ID is missing"));
   std::string head;
   const std::string missing =
@@ -286,17 +286,17 @@ TEST_F(ResumeTest, SaysWhatCannotBeResumed) {
 
 TEST_F(ResumeTest, AnotherKeyDoesNotSeeIt) {
   const std::string keys = root_ + "/keys";
-  std::ofstream(keys) << "alices-key alice\nbobs-key bob\n";
+  std::ofstream(keys) << "the-key-of-alice-0 alice\nthe-key-of-bob-0000 bob\n";
   DurableServer server(Folder("a"), keys);
   {
     grpc::ClientContext context;
-    context.AddMetadata("authorization", "Bearer alices-key");
+    context.AddMetadata("authorization", "Bearer the-key-of-alice-0");
     const auto reader = server->stub().GenerateStream(&context, MakeRequest("a", 3, 5, 4));
     ASSERT_TRUE(ReadAll(*reader).status.ok());
   }
-  EXPECT_EQ(server.Resume("a", 0, "bobs-key").status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(server.Resume("a", 0, "the-key-of-bob-0000").status.error_code(), grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(server.Resume("a", 0).status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(TokensOf(server.Resume("a", 0, "alices-key").all), 4);
+  EXPECT_EQ(TokensOf(server.Resume("a", 0, "the-key-of-alice-0").all), 4);
 }
 
 // Over HTTP a stream is the same bytes, ids of events included.
