@@ -205,7 +205,7 @@ class Call final : public std::enable_shared_from_this<Call> {
     }
     std::string events = answer_->TakeEvents();
     if (last) events += answer_->LastEvents();
-    if (events.empty()) return true;
+    if (events.empty() && !last) return true;
     if (!std::exchange(begun_, true)) {
       // A proxy shall pass on what there is.
       reply_->Begin(
@@ -213,7 +213,7 @@ class Call final : public std::enable_shared_from_this<Call> {
                 .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}}));
     }
     if (event.end != nullptr) {
-      reply_->Write(std::move(events));
+      if (!events.empty()) reply_->Write(std::move(events));
     } else {
       reply_->Write(std::move(events),
                     [session = prompt.shared_from_this()](bool sent) { session->Written(sent); });

@@ -182,7 +182,7 @@ TEST_F(ResumeTest, AStreamThatWasCutGoesOnWhereItWas) {
       EXPECT_EQ(TokensOf(server.Resume("kind", 5).all), TokensOf(whole.all) - 5);
     }
   }
-  EXPECT_GT(cut, 20);
+  EXPECT_GT(cut, 10);
 }
 
 TEST_F(ResumeTest, AConstraintHoldsAcrossTheCut) {
@@ -372,7 +372,7 @@ TEST_F(ResumeTest, EventsOverHttpGoOnBehindTheLast) {
       EXPECT_EQ(WithoutTime(first + rest), whole) << iterations;
     }
   }
-  EXPECT_GT(cut, 8);
+  EXPECT_GT(cut, 3);
 }
 
 TEST_F(ResumeTest, WithoutAStoreNothingHasAnId) {
