@@ -72,6 +72,8 @@ absl::StatusOr<std::unique_ptr<RequestTable>> RequestTable::Open(const std::stri
   if (code != SQLITE_OK) {
     return absl::UnavailableError(Str(path, ": ", sqlite3_errstr(code)));
   }
+  // What clients ask is not for everybody; the log gets the same permissions.
+  std::filesystem::permissions(path, std::filesystem::perms{0600}, error);
   std::unique_ptr<RequestTable> table(new RequestTable(path, std::move(database)));
   TREADLE_RETURN_IF_ERROR(table->Prepare());
   TREADLE_RETURN_IF_ERROR(SyncPath(folder));

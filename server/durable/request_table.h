@@ -2,7 +2,7 @@
 // has a row, and a row for each piece of its answer, in the order in which they were written.
 //
 // What Commit has taken survives the end of the process; what Sync has seen, that of the machine,
-// too. The file is this process's alone while it is open.
+// too. The file is this process's alone while it is open, and its user's alone.
 //
 // Thread safety: Sync from any thread; all else from one at a time. Errors of the disk are
 // Unavailable and name the file and the reason.
