@@ -49,8 +49,8 @@ struct RequestSpec {
   Pooling pooling = Pooling::kNone;
   std::shared_ptr<const ConstraintGrammar> constraint = {};  // null: none
   Clock::time_point deadline = Clock::time_point::max();
-  // [candidates], if the request goes on where it was: the engine runs it again, and nothing is told
-  // of it twice. Some candidate is not finished. Empty: the request is new.
+  // [candidates], if the request goes on where it was: the engine runs it again, and nothing is
+  // told of it twice. Some candidate is not finished. Empty: the request is new.
   std::vector<EarlierOutput> earlier = {};
   bool internal = false;  // nobody asked for it (the warm-up): not in the users' metrics
 };

@@ -297,7 +297,8 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--log-requests", "log every request at its end, without its texts: on or off", kServing,
        kOwn, OneOf(&O::log_requests, kSwitch)},
       {"--durable",
-       "folder where requests and answers are stored ahead of delivery, one for each server: clients "
+       "folder where requests and answers are stored ahead of delivery, one for each server: "
+       "clients "
        "resume them, after a crash, too; none: nothing is stored",
        kServing, kServer, Text(&O::durable, kAbsolutePath)},
       {"--durable-keep", "how long a request can be resumed after its client had the last of it",

@@ -100,7 +100,8 @@ absl::StatusOr<int> ServeUntilSignal(Signals& signals, std::future<absl::Status>
   return drained ? 0 : kCutOff;
 }
 
-// Who may come in, and where requests are stored: opened before minutes of loading, for what is wrong with the files.
+// Who may come in, and where requests are stored: opened before minutes of loading, for what is
+// wrong with the files.
 struct Doors {
   std::shared_ptr<const SocketTls> tls, http_tls;
   std::unique_ptr<ApiKeys> keys;
@@ -312,11 +313,13 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   LedgerFollower follower(stack->ledger(), std::move(sinks));
   std::unique_ptr<RequestStore> store;
   if (doors.requests) {
-    TREADLE_ASSIGN_OR_RETURN(store, RequestStore::Open(std::move(doors.requests),
-                                                       {.fingerprint = Str(stack->model().name, " (", stack->model().fingerprint, ")"),
-                                                        .keep = options.durable_keep,
-                                                        .space = options.durable_space,
-                                                        .log = log.sink()}));
+    TREADLE_ASSIGN_OR_RETURN(
+        store, RequestStore::Open(
+                   std::move(doors.requests),
+                   {.fingerprint = Str(stack->model().name, " (", stack->model().fingerprint, ")"),
+                    .keep = options.durable_keep,
+                    .space = options.durable_space,
+                    .log = log.sink()}));
   }
   TREADLE_RETURN_IF_ERROR(stack->Start());
 

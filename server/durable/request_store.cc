@@ -137,9 +137,9 @@ absl::Status RequestStore::Load(Entry& entry, Resumed& resumed) {
             resumed.request.fingerprint, ", this one is ", options_.fingerprint,
             ": another model or version cannot continue it exactly"));
   }
-  return table_->ForEachPiece(
-      entry.row.number, entry.row.pieces,
-      [&](std::string_view piece) { return AddPiece(piece, resumed.answer); });
+  return table_->ForEachPiece(entry.row.number, entry.row.pieces, [&](std::string_view piece) {
+    return AddPiece(piece, resumed.answer);
+  });
 }
 
 void RequestStore::Enqueue(Write write) {
@@ -209,9 +209,8 @@ absl::Status RequestStore::WriteDown(const std::vector<Write>& writes) {
     for (const Write& write : writes) {
       if (write.bytes.empty()) continue;
       RequestTable::Row& row = write.entry->row;
-      TREADLE_RETURN_IF_ERROR(write.accept
-                                  ? table_->Insert(row, write.bytes)
-                                  : table_->Append(row.number, write.bytes, row.pieces));
+      TREADLE_RETURN_IF_ERROR(write.accept ? table_->Insert(row, write.bytes)
+                                           : table_->Append(row.number, write.bytes, row.pieces));
     }
     return table_->Commit();
   };
@@ -327,10 +326,10 @@ void RequestStore::NoteHealth(const absl::Status& status) {
   if (status.ok()) {
     options_.log({.name = "durable_resumed", .message = "requests are stored again"});
   } else {
-    options_.log({.severity = Severity::kError,
-                  .name = "durable_failed",
-                  .message = Str("requests cannot be stored, new ones are refused: ",
-                                 status.message())});
+    options_.log(
+        {.severity = Severity::kError,
+         .name = "durable_failed",
+         .message = Str("requests cannot be stored, new ones are refused: ", status.message())});
   }
 }
 

@@ -1,16 +1,17 @@
 // Accepted requests and what was produced of them, on disk ahead of delivery, so that a client gets
 // the rest of its stream after it was cut off, or the server was.
 //
-// A session accepts its request here, appends what the loop produced, and tells its client when that
-// is written. A writer thread puts into one transaction whatever waits; a second thread brings it to
-// the disk: at once for a request that was just accepted (its first piece is not told before), else
-// every kSyncEvery. After a loss of power what did not get there is computed again, and is the same.
+// A session accepts its request here, appends what the loop produced, and tells its client when
+// that is written. A writer thread puts into one transaction whatever waits; a second thread brings
+// it to the disk: at once for a request that was just accepted (its first piece is not told
+// before), else every kSyncEvery. After a loss of power what did not get there is computed again,
+// and is the same.
 //
 // Where the disk fails, a request that is being accepted is refused; one that was accepted goes on,
 // and what is not written of it is computed again by who resumes it.
 //
-// Who is not attached to a session is kept for `keep`, at most `space` bytes of all: then the oldest
-// go first. Opening computes nothing, and begins every request's time anew.
+// Who is not attached to a session is kept for `keep`, at most `space` bytes of all: then the
+// oldest go first. Opening computes nothing, and begins every request's time anew.
 //
 // Thread safety: any thread; nothing waits for the disk but Open, Claim and the destructor.
 // Callbacks come on the store's threads and must not block.
@@ -66,8 +67,8 @@ class RequestStore {
     // Once, of a reserved id, and first. `failed` is called if it cannot be written; nothing is
     // stored then.
     void Accept(StoredRequest request, Done failed);
-    // `done` comes once the piece may be told, after those of earlier pieces: ok, or why the request
-    // was not accepted.
+    // `done` comes once the piece may be told, after those of earlier pieces: ok, or why the
+    // request was not accepted.
     void Append(const StreamBatch& piece, Done done);
 
    private:
@@ -103,9 +104,9 @@ class RequestStore {
     RequestTable::Row row;
     int64_t bytes = 0;
     bool attached = true;
-    uint64_t commit = 0;             // of the transaction that has it; 0: of an earlier process
-    absl::Status refused;            // why it was not accepted
-    bool broken = false;             // a piece could not be written, and no further one is
+    uint64_t commit = 0;              // of the transaction that has it; 0: of an earlier process
+    absl::Status refused;             // why it was not accepted
+    bool broken = false;              // a piece could not be written, and no further one is
     Clock::time_point detached = {};  // since when nobody has it
     std::function<void()> cut_off;
   };
@@ -129,8 +130,7 @@ class RequestStore {
   void RunWriter() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status WriteDown(const std::vector<Write>& writes) ABSL_LOCKS_EXCLUDED(table_mutex_);
   void Drop(const Entries& entries) ABSL_LOCKS_EXCLUDED(table_mutex_);
-  Told Conclude(std::vector<Write> writes, const absl::Status& status)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  Told Conclude(std::vector<Write> writes, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   Entries TakeExpired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The syncer's.
   void RunSyncer() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -139,17 +139,17 @@ class RequestStore {
 
   const Options options_;
 
-  Mutex table_mutex_;                           // of all that the table does but Sync
+  Mutex table_mutex_;  // of all that the table does but Sync
   const std::unique_ptr<RequestTable> table_;
 
   Mutex mutex_;
   CondVar news_, unsynced_news_;
   std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);  // by id
   int64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
-  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;             // of all entries
-  std::vector<Write> queue_ ABSL_GUARDED_BY(mutex_);      // one for each session, and its acceptance
-  std::vector<Write> unsynced_ ABSL_GUARDED_BY(mutex_);   // written; told once that is on the disk
-  Entries unwanted_ ABSL_GUARDED_BY(mutex_);              // forgotten, to be dropped
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;            // of all entries
+  std::vector<Write> queue_ ABSL_GUARDED_BY(mutex_);     // one for each session, and its acceptance
+  std::vector<Write> unsynced_ ABSL_GUARDED_BY(mutex_);  // written; told once that is on the disk
+  Entries unwanted_ ABSL_GUARDED_BY(mutex_);             // forgotten, to be dropped
   uint64_t commits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t synced_ ABSL_GUARDED_BY(mutex_) = 0;  // commits that are on the disk
   bool urgent_ ABSL_GUARDED_BY(mutex_) = false;  // among those that are not is an acceptance

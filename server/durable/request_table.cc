@@ -66,8 +66,8 @@ absl::StatusOr<std::unique_ptr<RequestTable>> RequestTable::Open(const std::stri
   if (error) return absl::UnavailableError(Str(folder, ": ", error.message()));
   const std::string path = folder + "/requests.sqlite";
   sqlite3* opened = nullptr;
-  const int code = sqlite3_open_v2(path.c_str(), &opened,
-                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
+  const int code =
+      sqlite3_open_v2(path.c_str(), &opened, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, nullptr);
   Database database(opened, sqlite3_close);
   if (code != SQLITE_OK) {
     return absl::UnavailableError(Str(path, ": ", sqlite3_errstr(code)));
@@ -83,8 +83,9 @@ absl::StatusOr<std::unique_ptr<RequestTable>> RequestTable::Open(const std::stri
 absl::Status RequestTable::Prepare() {
   sqlite3_extended_result_codes(database_.get(), 1);
   // The lock is taken by the first to write, and kept.
-  TREADLE_RETURN_IF_ERROR(Run("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL;"
-                              "BEGIN EXCLUSIVE; COMMIT"));
+  TREADLE_RETURN_IF_ERROR(
+      Run("PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL;"
+          "BEGIN EXCLUSIVE; COMMIT"));
   TREADLE_ASSIGN_OR_RETURN(Statement version, Compile("PRAGMA user_version"));
   sqlite3_step(version.get());
   const int64_t schema = sqlite3_column_int64(version.get(), 0);
@@ -93,9 +94,9 @@ absl::Status RequestTable::Prepare() {
     TREADLE_RETURN_IF_ERROR(
         Run(Str("BEGIN;", kTables, "PRAGMA user_version=", kSchema, ";COMMIT").c_str()));
   } else if (schema != kSchema) {
-    return absl::FailedPreconditionError(
-        Str(path_, " has schema ", schema, ", which another version of this program wrote; expected ",
-            kSchema, ", or another folder"));
+    return absl::FailedPreconditionError(Str(
+        path_, " has schema ", schema, ", which another version of this program wrote; expected ",
+        kSchema, ", or another folder"));
   }
   // A commit no longer waits for the disk: Sync does.
   TREADLE_RETURN_IF_ERROR(Run("PRAGMA synchronous=NORMAL"));
@@ -223,9 +224,8 @@ absl::StatusOr<std::string> RequestTable::Request(int64_t number) {
   return std::string(Blob(one.get(), 0));
 }
 
-absl::Status RequestTable::ForEachPiece(
-    int64_t number, const PieceRange& range,
-    const std::function<absl::Status(std::string_view)>& take) {
+absl::Status RequestTable::ForEachPiece(int64_t number, const PieceRange& range,
+                                        const std::function<absl::Status(std::string_view)>& take) {
   TREADLE_ASSIGN_OR_RETURN(const Statement pieces,
                            Compile("SELECT piece FROM pieces WHERE place BETWEEN ?2 AND ?3"
                                    " AND number = ?1 ORDER BY place"));

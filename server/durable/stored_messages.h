@@ -16,10 +16,10 @@ namespace treadle {
 // decided when it was accepted.
 struct StoredRequest {
   std::string id = {};
-  std::string owner = {};  // name of the API key that asked; empty: none was asked for
-  std::string kind = {};    // which front end reads the body
-  std::string body = {};    // as the client sent it
-  int64_t created = 0;      // seconds since 1970
+  std::string owner = {};        // name of the API key that asked; empty: none was asked for
+  std::string kind = {};         // which front end reads the body
+  std::string body = {};         // as the client sent it
+  int64_t created = 0;           // seconds since 1970
   std::string fingerprint = {};  // ServedModel's
   std::vector<int32_t> prompt = {};
   uint64_t seed = 0;

@@ -56,8 +56,9 @@ class Call final : public std::enable_shared_from_this<Call> {
       : sessions_(sessions),
         kind_(kind),
         resumed_(LastEventId(sessions, request)),
-        id_(resumed_ && resumed_->ok() ? (*resumed_)->request
-                                       : RequestIdOf(request, kPrefixes[static_cast<size_t>(kind)])),
+        id_(resumed_ && resumed_->ok()
+                ? (*resumed_)->request
+                : RequestIdOf(request, kPrefixes[static_cast<size_t>(kind)])),
         http_(std::move(request)),
         body_bytes_(http_.body.size()),
         reply_(std::move(reply)) {}
@@ -148,8 +149,8 @@ class Call final : public std::enable_shared_from_this<Call> {
     std::string body = std::exchange(http_.body, {});
     TREADLE_RETURN_IF_ERROR(read.status());
     // Several prompts have no order among their events that could be resumed.
-    const bool stored = sessions_.store != nullptr && kind_ != OpenAiKind::kEmbedding &&
-                        read->prompts.size() == 1;
+    const bool stored =
+        sessions_.store != nullptr && kind_ != OpenAiKind::kEmbedding && read->prompts.size() == 1;
     GenerateRequest first = Take(*std::move(read), std::time(nullptr),
                                  stored ? std::optional(uint64_t{0}) : std::nullopt);
     if (stored) {

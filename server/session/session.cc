@@ -26,7 +26,8 @@ uint64_t RandomSeed() {
   return uint64_t{device()} << 32 | device();
 }
 
-// How long the session that has a request may take to let go of it, and how often that is looked at.
+// How long the session that has a request may take to let go of it, and how often that is looked
+// at.
 constexpr std::chrono::seconds kHandOver{5};
 constexpr std::chrono::milliseconds kHandOverStep{10};
 
@@ -52,10 +53,8 @@ void Session::Resume(Caller caller, absl::StatusOr<ResumePoint> point) {
     self->Admit(status, nullptr);
   };
   if (point.ok()) {
-    take_in = [self = shared_from_this(),
-               shared = std::make_shared<const ResumePoint>(*std::move(point))] {
-      self->TakeInStored(shared);
-    };
+    take_in = [self = shared_from_this(), shared = std::make_shared<const ResumePoint>(
+                                              *std::move(point))] { self->TakeInStored(shared); };
   }
   Begin(std::move(caller), environment_.work.short_bytes + 1, std::move(take_in));
 }

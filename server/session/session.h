@@ -4,8 +4,8 @@
 // the log. A front end derives from it and translates; sessions know no protocol.
 //
 // Where requests are stored (--durable), one that says how it is read again is told only what was
-// written, a token an event: its events depend on nothing but its tokens, and a session that resumes
-// it begins with the same ones.
+// written, a token an event: its events depend on nothing but its tokens, and a session that
+// resumes it begins with the same ones.
 //
 // A session is driven by its TokenStream's notifier through the courier. Cancelled (by the client,
 // by its deadline, by a stalled write), it ends when the loop has ended the request.
@@ -129,8 +129,8 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   // end calls at the very end; what `read` refers to must last until Fail or the end. A call that
   // is refused before it is read ends with Fail before this returns.
   void Start(Caller caller, size_t bytes, Read read) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Instead: lets the client have the rest of a stored request. A session that has it lets go first.
-  // `point` may be an error of what the client sent, for a caller who may call.
+  // Instead: lets the client have the rest of a stored request. A session that has it lets go
+  // first. `point` may be an error of what the client sent, for a caller who may call.
   void Resume(Caller caller, absl::StatusOr<ResumePoint> point) ABSL_LOCKS_EXCLUDED(mutex_);
   // The client is gone, or its time is over.
   void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -204,11 +204,11 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
 
   // Of a request that is stored.
   std::unique_ptr<RequestStore::Stream> stored_ ABSL_GUARDED_BY(mutex_);  // null: it is not
-  StreamBatch batch_ ABSL_GUARDED_BY(mutex_);                // from the stream, not told yet:
-  bool storing_ ABSL_GUARDED_BY(mutex_) = false;             // it is being written
-  bool batch_stored_ ABSL_GUARDED_BY(mutex_) = false;        // it was
-  absl::Status not_stored_ ABSL_GUARDED_BY(mutex_);          // why the request was not accepted
-  int64_t from_token_ ABSL_GUARDED_BY(mutex_) = 0;           // the client has those before
+  StreamBatch batch_ ABSL_GUARDED_BY(mutex_);          // from the stream, not told yet:
+  bool storing_ ABSL_GUARDED_BY(mutex_) = false;       // it is being written
+  bool batch_stored_ ABSL_GUARDED_BY(mutex_) = false;  // it was
+  absl::Status not_stored_ ABSL_GUARDED_BY(mutex_);    // why the request was not accepted
+  int64_t from_token_ ABSL_GUARDED_BY(mutex_) = 0;     // the client has those before
   int32_t replayed_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const ResumePoint> again_ ABSL_GUARDED_BY(mutex_);  // at the next alarm
 

@@ -47,11 +47,24 @@ class DurableBinary : public testing::Test {
   void TearDown() override { std::filesystem::remove_all(root_); }
 
   std::vector<std::string> Serve(const std::vector<std::string>& more) const {
-    std::vector<std::string> command = {
-        kBinary,          "serve", "--model",   model_, "--listen",      "127.0.0.1:0",
-        "--http-listen",  "127.0.0.1:0",        "--metrics-listen",      "none",
-        "--threads",      "2",     "--pin-threads",     "off",           "--max-batch-tokens",
-        "48",             "--durable",          root_ + "/durable"};
+    std::vector<std::string> command = {kBinary,
+                                        "serve",
+                                        "--model",
+                                        model_,
+                                        "--listen",
+                                        "127.0.0.1:0",
+                                        "--http-listen",
+                                        "127.0.0.1:0",
+                                        "--metrics-listen",
+                                        "none",
+                                        "--threads",
+                                        "2",
+                                        "--pin-threads",
+                                        "off",
+                                        "--max-batch-tokens",
+                                        "48",
+                                        "--durable",
+                                        root_ + "/durable"};
     command.insert(command.end(), more.begin(), more.end());
     return command;
   }
@@ -202,8 +215,8 @@ std::string AskHttp(Place& place, int kind, const std::string& id, std::atomic<i
     const size_t last = events.rfind("id: ");
     std::string headers = Str("X-Request-Id: ", id, "\r\n");
     if (last != events.npos) {
-      headers += Str("Last-Event-ID: ",
-                     events.substr(last + 4, events.find('\n', last) - last - 4), "\r\n");
+      headers += Str("Last-Event-ID: ", events.substr(last + 4, events.find('\n', last) - last - 4),
+                     "\r\n");
       ++resumed;
     }
     HttpClient client(place.Get()->http_port());
@@ -311,12 +324,12 @@ TEST_F(DurableBinary, TheCommandResumes) {
   }
   Server server(Serve({}));
   ASSERT_TRUE(server.serves()) << server.child().output();
-  ChildProcess resume({kBinary, "generate", "--target", server.address(), "--resume", "story",
-                       "--json"});
+  ChildProcess resume(
+      {kBinary, "generate", "--target", server.address(), "--resume", "story", "--json"});
   ASSERT_EQ(resume.Wait(), 0) << resume.output();
   EXPECT_EQ(resume.output(), whole);
-  ChildProcess rest({kBinary, "generate", "--target", server.address(), "--resume", "story",
-                     "--from", "30"});
+  ChildProcess rest(
+      {kBinary, "generate", "--target", server.address(), "--resume", "story", "--from", "30"});
   EXPECT_EQ(rest.Wait(), 0);
   EXPECT_EQ(rest.output(), "\n");
   ChildProcess none({kBinary, "generate", "--target", server.address(), "--resume", "other"});

@@ -270,7 +270,9 @@ TEST_F(RequestStoreTest, AFullDiskRefusesNewRequestsAndEndsNoOldOnes) {
     GTEST_SKIP() << "no tmpfs can be mounted here: " << std::strerror(errno);
   }
   std::vector<std::string> logged;
-  ASSERT_TRUE(Open({.fingerprint = "fp_1", .log = [&](const LogEvent& event) { logged.push_back(event.name); }}).ok());
+  ASSERT_TRUE(Open({.fingerprint = "fp_1",
+                    .log = [&](const LogEvent& event) { logged.push_back(event.name); }})
+                  .ok());
   auto old = Accept("old");
   EXPECT_TRUE(Append(**old, Piece(0, 3)).ok());
   const std::string filler = folder_ + "/filler";

@@ -270,8 +270,7 @@ TEST_F(ResumeTest, SaysWhatCannotBeResumed) {
               HasSubstr("Last-Event-ID is 'a', expected the id"));
   EXPECT_THAT(server.Http("GET /v1/resume", "", ""), HasSubstr("Last-Event-ID is missing"));
   std::string head;
-  const std::string missing =
-      server.Http("GET /v1/resume", "Last-Event-ID: b:0\r\n", "", &head);
+  const std::string missing = server.Http("GET /v1/resume", "Last-Event-ID: b:0\r\n", "", &head);
   EXPECT_THAT(head, HasSubstr(" 404 "));
   EXPECT_THAT(missing, Not(HasSubstr("model")));
   server.Http("POST /v1/completions", "X-Request-Id: web\r\n", body);
@@ -294,7 +293,8 @@ TEST_F(ResumeTest, AnotherKeyDoesNotSeeIt) {
     const auto reader = server->stub().GenerateStream(&context, MakeRequest("a", 3, 5, 4));
     ASSERT_TRUE(ReadAll(*reader).status.ok());
   }
-  EXPECT_EQ(server.Resume("a", 0, "the-key-of-bob-0000").status.error_code(), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(server.Resume("a", 0, "the-key-of-bob-0000").status.error_code(),
+            grpc::StatusCode::NOT_FOUND);
   EXPECT_EQ(server.Resume("a", 0).status.error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_EQ(TokensOf(server.Resume("a", 0, "the-key-of-alice-0").all), 4);
 }
@@ -379,7 +379,8 @@ TEST_F(ResumeTest, WithoutAStoreNothingHasAnId) {
   TestServer server;
   HttpClient client(server.http_port());
   const std::string body = kWebKinds[0].body;
-  client.Send(Str("POST /v1/completions HTTP/1.0\r\nContent-Length: ", body.size(), "\r\n\r\n", body));
+  client.Send(
+      Str("POST /v1/completions HTTP/1.0\r\nContent-Length: ", body.size(), "\r\n\r\n", body));
   EXPECT_THAT(client.ReadAll(), Not(HasSubstr("id: ")));
 }
 
