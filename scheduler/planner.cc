@@ -77,6 +77,7 @@ void Planner::Admit(Request& request, Clock::time_point now) {
     sequence.id = next_sequence_++;
     sequence.pages = std::move((*pages)[sequence.candidate]);
     sequence.next_position = sequence.known = FirstPosition(request, sequence);
+    if (sequence.produced > 0) sequence.known = request.prompt_length() + sequence.produced - 1;
   }
   request.state = RequestState::kRunning;
   request.admitted = now;

@@ -26,6 +26,12 @@ using Clock = std::chrono::steady_clock;
 
 enum class RequestState : uint8_t { kWaiting, kRunning, kFinished };
 
+// What a candidate had before its request was submitted again.
+struct EarlierOutput {
+  std::vector<int32_t> tokens = {};
+  FinishReason finish = FinishReason::kNone;  // else nothing more is wanted of it
+};
+
 // What a server thread hands to the pool. Validated there already: prompt not empty, ids in range,
 // prompt + max_new_tokens within the context and within the cache.
 struct RequestSpec {
@@ -43,6 +49,9 @@ struct RequestSpec {
   Pooling pooling = Pooling::kNone;
   std::shared_ptr<const ConstraintGrammar> constraint = {};  // null: none
   Clock::time_point deadline = Clock::time_point::max();
+  // [candidates], if the request goes on where it was: the engine runs it again, and nothing is
+  // told of it twice. Some candidate is not finished. Empty: the request is new.
+  std::vector<EarlierOutput> earlier = {};
   bool internal = false;  // nobody asked for it (the warm-up): not in the users' metrics
 };
 
@@ -52,8 +61,8 @@ struct Sequence {
   uint32_t candidate = 0;
   SequencePages pages;        // held references; empty before admission
   int32_t next_position = 0;  // first position that no submitted plan of this epoch has covered
-  // Before it, results have come of all inputs: where an engine that was restarted is behind it,
-  // they are run again, and nothing is told of them twice.
+  // Before it, results have come of all inputs, perhaps of an earlier process's: where an engine is
+  // behind it, they are run again, and nothing is told of them twice.
   int32_t known = 0;
   int32_t produced = 0;         // tokens absorbed from results
   int32_t in_flight = 0;        // sampling steps submitted and not yet absorbed

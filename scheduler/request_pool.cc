@@ -22,7 +22,15 @@ absl::StatusOr<RequestPool::Submitted> RequestPool::Submit(RequestSpec spec) {
   auto request = std::make_unique<Request>();
   request->stream = std::make_shared<TokenStream>(StreamCapacity(spec));
   request->sequences.resize(static_cast<size_t>(spec.candidates));
-  for (uint32_t i = 0; i < request->sequences.size(); ++i) request->sequences[i].candidate = i;
+  for (uint32_t i = 0; i < request->sequences.size(); ++i) {
+    Sequence& sequence = request->sequences[i];
+    sequence.candidate = i;
+    if (spec.earlier.empty()) continue;
+    sequence.output = std::move(spec.earlier[i].tokens);
+    sequence.produced = static_cast<int32_t>(sequence.output.size());
+    sequence.finish = spec.earlier[i].finish;
+    sequence.finished = sequence.finish != FinishReason::kNone;
+  }
   request->spec = std::move(spec);
 
   MutexLock lock(mutex_);

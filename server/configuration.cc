@@ -306,6 +306,15 @@ const std::vector<ServeFlag>& ServeFlags() {
        kNowhere, Text(&O::log_file)},
       {"--log-requests", "log every request at its end, without its texts: on or off", kServing,
        kOwn, OneOf(&O::log_requests, kSwitch)},
+      {"--durable",
+       "folder where requests and answers are stored ahead of delivery, one for each server: "
+       "clients "
+       "resume them, after a crash, too; none: nothing is stored",
+       kServing, kServer, Text(&O::durable, kAbsolutePath)},
+      {"--durable-keep", "how long a request can be resumed after its client had the last of it",
+       kServing, kServer, Duration(&O::durable_keep)},
+      {"--durable-space", "bytes of stored requests and answers, at most; the oldest go first",
+       kServing, kServer, Size(&O::durable_space, 1 << 20, int64_t{1} << 50, "a size from 1M")},
       {"--ledger-file", "write the iteration ledger there, one JSON line per iteration", kServing,
        kServer, Text(&O::ledger_file, kAbsolutePath)},
   };

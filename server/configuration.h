@@ -88,6 +88,9 @@ struct ServeOptions {
   std::string log_file;  // empty: stderr
   bool log_requests = true;
   std::string ledger_file;  // empty: none
+  std::string durable;      // folder; empty: requests are not stored
+  std::chrono::milliseconds durable_keep{600'000};
+  int64_t durable_space = int64_t{1} << 30;
   std::string health_listen = "none";
   std::string tls_cert, tls_key;    // PEM files; empty: plaintext
   std::string tls_client_ca;        // clients need a certificate from it; empty: they need none

@@ -45,6 +45,7 @@ struct GenerateOptions {
   std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
   v1::GenerateRequest request;  // what the other flags say
+  v1::ResumeRequest resume;     // with an id: instead
   bool json = false;
 };
 
@@ -119,6 +120,15 @@ void AddFlags(CLI::App& app, GenerateOptions& o) {
   prompt->excludes(chat);
 
   AddRequestFlags(app, o);
+  app.add_option_function<std::string>(
+      "--request-id", [&o](const std::string& id) { o.request.set_request_id(id); },
+      "the request's name, also for --resume");
+  CLI::Option* resume = app.add_option_function<std::string>(
+      "--resume", [&o](const std::string& id) { o.resume.set_request_id(id); },
+      "the rest of this request's answer, from a server with --durable");
+  for (CLI::Option* other : {app.get_option("--model"), chat, prompt, ids}) resume->excludes(other);
+  AddField(app, "--from", o.resume, &v1::ResumeRequest::set_from_token,
+           "with --resume: how many tokens of it are there already");
   app.add_flag("--json", o.json, "print one JSON object instead of text");
 }
 
@@ -174,7 +184,8 @@ class LocalCall final : public Session {
 // thread.
 absl::Status GenerateFromServer(const std::string& target, const ClientAccess& access,
                                 std::chrono::milliseconds timeout,
-                                const v1::GenerateRequest& request, const OnResponse& on_response) {
+                                const v1::GenerateRequest& request, const v1::ResumeRequest& resume,
+                                const OnResponse& on_response) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   const auto stub =
@@ -182,7 +193,8 @@ absl::Status GenerateFromServer(const std::string& target, const ClientAccess& a
   grpc::ClientContext context;
   if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
   if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
-  const auto reader = stub->GenerateStream(&context, request);
+  const auto reader = resume.request_id().empty() ? stub->GenerateStream(&context, request)
+                                                  : stub->Resume(&context, resume);
   for (v1::GenerateResponse response; reader->Read(&response);) on_response(response);
   const absl::Status status = FromGrpcStatus(reader->Finish());
   if (status.ok()) return status;
@@ -286,24 +298,24 @@ absl::Status Generate(const GenerateOptions& o) {
     timeout = *parsed;
   }
   v1::GenerateRequest request = o.request;
-  TREADLE_RETURN_IF_ERROR(FillPromptAndStops(o, request));
+  if (o.resume.request_id().empty()) TREADLE_RETURN_IF_ERROR(FillPromptAndStops(o, request));
   const bool stream = !o.json && request.sampling().num_candidates() <= 1;
   v1::GenerateResponse answer;
   const OnResponse take = [&](const v1::GenerateResponse& next) {
     Append(next, answer);
-    if (stream) std::cout << next.output().text() << std::flush;
+    if (stream && next.output().candidate() == 0) std::cout << next.output().text() << std::flush;
   };
   const std::string target = o.target.empty() ? kDefaultTarget : o.target;
   TREADLE_ASSIGN_OR_RETURN(const ClientAccess access, OpenAccess(o.access));
   TREADLE_RETURN_IF_ERROR(o.engine.model.empty()
-                              ? GenerateFromServer(target, access, timeout, request, take)
+                              ? GenerateFromServer(target, access, timeout, request, o.resume, take)
                               : GenerateInProcess(o.engine, timeout, request, take));
   if (o.json) {
     std::cout << AnswerToJson(answer, request.response().has_prompt_logprobs()) << std::endl;
     return absl::OkStatus();
   }
-  if (!stream) PrintCandidates(answer);
   if (stream) std::cout << std::endl;
+  if (answer.more_candidates_size() > 0) PrintCandidates(answer);
   if (isatty(STDERR_FILENO)) PrintSummary(answer);
   return absl::OkStatus();
 }

@@ -21,6 +21,7 @@
 #include "server/cli/progress.h"
 #include "server/configuration.h"
 #include "server/configuration_sources.h"
+#include "server/durable/request_store.h"
 #include "server/flag_values.h"
 #include "server/grpc/service.h"
 #include "server/observe/health.h"
@@ -99,7 +100,8 @@ absl::StatusOr<int> ServeUntilSignal(Signals& signals, std::future<absl::Status>
   return drained ? 0 : kCutOff;
 }
 
-// Who may come in: opened before minutes of loading, for what is wrong with the files.
+// Who may come in, and where requests are stored: opened before minutes of loading, for what is
+// wrong with the files.
 struct Doors {
   std::shared_ptr<const SocketTls> tls, http_tls;
   std::unique_ptr<ApiKeys> keys;
@@ -107,6 +109,7 @@ struct Doors {
   std::unique_ptr<ApiKeys> metrics_tokens;
   std::shared_ptr<HealthBoard> health = std::make_shared<HealthBoard>();
   std::unique_ptr<HealthServer> health_server;
+  std::unique_ptr<RequestTable> requests;  // null: they are not stored
 };
 
 absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
@@ -137,6 +140,9 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
         doors.metrics_tokens,
         ApiKeys::Open(options.metrics_token_file, log.sink(), "--metrics-token-file"));
   }
+  if (!options.durable.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(doors.requests, RequestTable::Open(options.durable));
+  }
   if (options.health_listen != "none") {
     TREADLE_ASSIGN_OR_RETURN(doors.health_server,
                              HealthServer::Start(options.health_listen, *doors.health));
@@ -144,7 +150,8 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
   return doors;
 }
 
-ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, Log& log) {
+ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, RequestStore* store,
+                           Log& log) {
   ServiceOptions service;
   service.listen = options.listen;
   service.default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens);
@@ -160,6 +167,7 @@ ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, Log&
                   .bytes = static_cast<size_t>(options.max_unread_bytes)};
   service.tls = doors.tls.get();
   service.keys = doors.keys.get();
+  service.store = store;
   service.health = doors.health;
   if (options.log_requests) service.request_log = log.sink();
   service.on_ready = [&log] {
@@ -252,7 +260,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
   Signals signals;
   std::optional<EndOnSignal> loading(std::in_place, signals, log);
   TREADLE_RETURN_IF_ERROR(CheckPorts(options));
-  TREADLE_ASSIGN_OR_RETURN(const Doors doors, OpenDoors(options, log));
+  TREADLE_ASSIGN_OR_RETURN(Doors doors, OpenDoors(options, log));
   FileState hashed;
   if (!options.model_sha256.empty()) {
     TREADLE_ASSIGN_OR_RETURN(hashed, CheckModelHash(options.model, options.model_sha256));
@@ -303,11 +311,21 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
                        [&file] { return static_cast<double>(file.dropped()); });
   }
   LedgerFollower follower(stack->ledger(), std::move(sinks));
+  std::unique_ptr<RequestStore> store;
+  if (doors.requests) {
+    TREADLE_ASSIGN_OR_RETURN(
+        store, RequestStore::Open(
+                   std::move(doors.requests),
+                   {.fingerprint = Str(stack->model().name, " (", stack->model().fingerprint, ")"),
+                    .keep = options.durable_keep,
+                    .space = options.durable_space,
+                    .log = log.sink()}));
+  }
   TREADLE_RETURN_IF_ERROR(stack->Start());
 
   TREADLE_ASSIGN_OR_RETURN(
       std::unique_ptr<InferenceServer> server,
-      InferenceServer::Start(*stack, follower, ServiceFrom(options, doors, log)));
+      InferenceServer::Start(*stack, follower, ServiceFrom(options, doors, store.get(), log)));
   server->AddTo(metrics);
   TREADLE_ASSIGN_OR_RETURN(const std::string others, ListenForOthers(options, doors, metrics));
   std::unique_ptr<HttpServer> http;

@@ -21,23 +21,54 @@ std::string_view Metadata(const grpc::CallbackServerContext& context, const char
   return {found->second.data(), found->second.size()};
 }
 
+constexpr char kKind[] = "grpc";  // of stored requests
+
+// `store`: where the request is to be stored; null: nowhere.
 template <typename Message>
-absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes) {
+absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes, const RequestStore* store) {
   Message message;
   TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
+  GenerateRequest request = ToRequest(message);
+  if (store != nullptr && !request.embedding) {
+    request.kind = kKind;
+    request.body = message.SerializeAsString();
+  }
+  return request;
+}
+
+absl::StatusOr<GenerateRequest> ReadStored(const StoredRequest& stored) {
+  if (stored.kind != kKind) {
+    return absl::FailedPreconditionError(
+        "the request was asked over HTTP, expected to be resumed there");
+  }
+  v1::GenerateRequest message;
+  TREADLE_RETURN_IF_ERROR(ParseMessage(stored.body, message));
   return ToRequest(message);
+}
+
+absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes) {
+  constexpr size_t kMost = 1024;  // it is read on gRPC's thread
+  if (bytes.Length() > kMost) {
+    return InvalidArgument("the request has ", bytes.Length(), " bytes, expected at most ", kMost);
+  }
+  v1::ResumeRequest message;
+  TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
+  return ResumePoint{
+      .id = message.request_id(), .from_token = message.from_token(), .read = ReadStored};
 }
 
 template <typename Request, typename Response>
 class OurAnswer final : public UnaryAnswer {
  public:
+  explicit OurAnswer(const RequestStore* store) : store_(store) {}
   absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) override {
-    return treadle::Read<Request>(request);
+    return treadle::Read<Request>(request, store_);
   }
   void Add(const SessionEvent& event) override { treadle::Add(event, message_); }
   grpc::ByteBuffer Bytes() const override { return Serialize(message_); }
 
  private:
+  const RequestStore* const store_;
   Response message_;
 };
 
@@ -239,14 +270,15 @@ grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
                                         const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* response) {
   return StartUnary(environment, context, request, response,
-                    std::make_unique<OurAnswer<v1::GenerateRequest, v1::GenerateResponse>>());
+                    std::make_unique<OurAnswer<v1::GenerateRequest, v1::GenerateResponse>>(
+                        environment.sessions.store));
 }
 
 grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
                                      grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
   return StartUnary(environment, context, request, response,
-                    std::make_unique<OurAnswer<v1::EmbedRequest, v1::EmbedResponse>>());
+                    std::make_unique<OurAnswer<v1::EmbedRequest, v1::EmbedResponse>>(nullptr));
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
@@ -254,7 +286,17 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
     const grpc::ByteBuffer* request) {
   auto call = std::make_shared<StreamCall>(environment.sessions, context);
   call->Start(CallerOf(environment, *context), request->Length(),
-              [request] { return Read<v1::GenerateRequest>(*request); });
+              [request, store = environment.sessions.store] {
+                return Read<v1::GenerateRequest>(*request, store);
+              });
+  return call.get();
+}
+
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartResume(CallEnvironment& environment,
+                                                        grpc::CallbackServerContext* context,
+                                                        const grpc::ByteBuffer* request) {
+  auto call = std::make_shared<StreamCall>(environment.sessions, context);
+  call->Resume(CallerOf(environment, *context), ReadResume(*request));
   return call.get();
 }
 

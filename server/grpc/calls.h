@@ -81,6 +81,11 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
     CallEnvironment& environment, grpc::CallbackServerContext* context,
     const grpc::ByteBuffer* request);
 
+// Resume: GenerateStream's answer, from a token on.
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartResume(CallEnvironment& environment,
+                                                        grpc::CallbackServerContext* context,
+                                                        const grpc::ByteBuffer* request);
+
 // Embed: likewise.
 grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
                                      grpc::CallbackServerContext* context,

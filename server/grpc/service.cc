@@ -22,13 +22,13 @@ constexpr std::chrono::seconds kFlushTime{2};
 
 // Methods whose requests may be long are served raw: see wire_format.h.
 using Methods = v1::Inference::WithRawCallbackMethod_Generate<
-    v1::Inference::WithRawCallbackMethod_GenerateStream<
+    v1::Inference::WithRawCallbackMethod_GenerateStream<v1::Inference::WithRawCallbackMethod_Resume<
         v1::Inference::WithRawCallbackMethod_Embed<v1::Inference::WithRawCallbackMethod_Tokenize<
             v1::Inference::WithRawCallbackMethod_Detokenize<
                 v1::Inference::WithCallbackMethod_GetModelInfo<
                     v1::Inference::WithCallbackMethod_GetLoad<
                         v1::Inference::WithCallbackMethod_WatchLedger<
-                            v1::Inference::Service>>>>>>>>;
+                            v1::Inference::Service>>>>>>>>>;
 
 absl::Status NoTokenizer() {
   return absl::FailedPreconditionError("this model has no tokenizer: it serves token ids only");
@@ -47,6 +47,11 @@ class Service final : public Methods {
   grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerateStream(
       grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
     return StartGenerateStream(environment_, context, request);
+  }
+
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Resume(grpc::CallbackServerContext* context,
+                                                     const grpc::ByteBuffer* request) override {
+    return StartResume(environment_, context, request);
   }
 
   grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext* context,
@@ -165,7 +170,8 @@ struct InferenceServer::State {
                                  .stall_timeout = options.stream_stall_timeout,
                                  .keys = options.keys,
                                  .request_log = RequestLog(options.request_log, stack.model().name),
-                                 .work = options.work}},
+                                 .work = options.work,
+                                 .store = options.store}},
         service(environment),
         health(options.health ? options.health : std::make_shared<HealthBoard>()),
         gateway_service(MakeGatewayService(environment, *health)) {}

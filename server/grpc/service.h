@@ -31,6 +31,7 @@ struct ServiceOptions {
   WorkPool::Limits work;
   const SocketTls* tls = nullptr;            // must outlive the server; null: plaintext
   const ApiKeys* keys = nullptr;             // must outlive the server; null: everybody may call
+  RequestStore* store = nullptr;             // must outlive the server; null: nothing is stored
   LogSink request_log = {};                  // an event for each request; or empty
   std::shared_ptr<HealthBoard> health = {};  // where readiness is shown, too; null: here only
   std::function<void()> on_ready = {};  // the first time, on a thread of the server's; or empty

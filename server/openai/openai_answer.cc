@@ -34,8 +34,6 @@ std::string EmbeddingText(const std::vector<float>& embedding, bool base64) {
   return '"' + absl::Base64Escape({bytes, embedding.size() * sizeof(float)}) + '"';
 }
 
-std::string Event(const std::string& data) { return "data: " + data + "\n\n"; }
-
 }  // namespace
 
 OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const OpenAiRequest& request, std::string id,
@@ -68,6 +66,11 @@ OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const OpenAiRequest& reques
     const auto* const text = std::get_if<std::string>(&prompt);
     texts_.push_back(text == nullptr ? std::nullopt : std::optional(*text));
   }
+}
+
+std::string OpenAiAnswer::Event(const std::string& data) {
+  if (++events_ <= skipped_) return "";
+  return Str(numbered_ ? Str("id: ", id_, ":", events_, "\n") : "", "data: ", data, "\n\n");
 }
 
 // A token's bytes; by number where the model has no tokenizer.
@@ -229,8 +232,7 @@ std::string OpenAiAnswer::Usage() const {
 
 // A chunk of a stream. `content`: the members of a choice that say what is new.
 std::string OpenAiAnswer::Chunk(size_t index, const std::string& content,
-                                const std::string& logprobs, const std::string& ids,
-                                bool finish) const {
+                                const std::string& logprobs, const std::string& ids, bool finish) {
   const Choice& choice = choices_[index];
   std::string chunk = Str(head_, R"({"index":)", index, ",", content, R"(,"logprobs":)", logprobs,
                           R"(,"finish_reason":)");
@@ -286,10 +288,10 @@ std::string OpenAiAnswer::TakeEvents() {
   return events;
 }
 
-std::string OpenAiAnswer::LastEvents() const {
-  const std::string usage =
+std::string OpenAiAnswer::LastEvents() {
+  std::string events =
       include_usage_ ? Event(head_ + R"(],"usage":)" + Usage() + "}") : std::string();
-  return usage + Event("[DONE]");
+  return events += Event("[DONE]");
 }
 
 std::string OpenAiAnswer::Embeddings() const {

@@ -20,12 +20,18 @@ class OpenAiAnswer {
   OpenAiAnswer(const ServedModel& model, const OpenAiRequest& request, std::string id,
                int64_t created);
 
+  // For a stream: events have ids, ID:1 for the first, and the first so many are not told.
+  void NumberEvents(uint64_t from) {
+    numbered_ = true;
+    skipped_ = from;
+  }
+
   // What is new of a prompt.
   void Add(size_t prompt, const SessionEvent& event);
   // For a stream: server-sent events for what was added since the last call; may be empty.
   std::string TakeEvents();
   // Its last ones, once all prompts have ended.
-  std::string LastEvents() const;
+  std::string LastEvents();
   // Or the answer, then.
   std::string Whole() const;
 
@@ -58,7 +64,8 @@ class OpenAiAnswer {
   std::string LogprobsOf(const Choice& choice) const;
   std::string PromptOf(size_t index) const;
   std::string Chunk(size_t index, const std::string& content, const std::string& logprobs,
-                    const std::string& ids, bool finish) const;
+                    const std::string& ids, bool finish);
+  std::string Event(const std::string& data);
   std::string Usage() const;
   std::string Embeddings() const;
 
@@ -76,6 +83,9 @@ class OpenAiAnswer {
   std::vector<Choice> choices_;
   int64_t prompt_tokens_ = 0, completion_tokens_ = 0;
   int64_t calls_ = 0;  // of tools, over all choices
+  bool numbered_ = false;
+  uint64_t skipped_ = 0;
+  uint64_t events_ = 0;  // so far
 };
 
 }  // namespace treadle

@@ -1,5 +1,6 @@
 #include "server/openai/openai_call.h"
 
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <optional>
@@ -32,6 +33,21 @@ absl::StatusOr<Clock::time_point> DeadlineOf(const HttpRequest& request) {
 }
 
 constexpr const char* kPrefixes[] = {"cmpl-", "chatcmpl-", "embd-"};  // by OpenAiKind
+constexpr const char* kKinds[] = {"completion", "chat"};              // of stored requests
+
+// A stream's event, as Last-Event-ID names it.
+struct EventId {
+  std::string request;
+  uint64_t number = 0;  // from 1 on
+};
+absl::StatusOr<EventId> EventIdIn(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  const auto number =
+      colon == text.npos ? std::nullopt : NumberIn<uint64_t>(text.substr(colon + 1));
+  if (number) return EventId{std::string(text.substr(0, colon)), *number};
+  return InvalidArgument("the header Last-Event-ID is ", Quoted(text),
+                         ", expected the id of the last event that came, or ID:0 for all of them");
+}
 
 class Call final : public std::enable_shared_from_this<Call> {
  public:
@@ -39,7 +55,10 @@ class Call final : public std::enable_shared_from_this<Call> {
        std::shared_ptr<HttpReply> reply)
       : sessions_(sessions),
         kind_(kind),
-        id_(RequestIdOf(request, kPrefixes[static_cast<size_t>(kind)])),
+        resumed_(LastEventId(sessions, request)),
+        id_(resumed_ && resumed_->ok()
+                ? (*resumed_)->request
+                : RequestIdOf(request, kPrefixes[static_cast<size_t>(kind)])),
         http_(std::move(request)),
         body_bytes_(http_.body.size()),
         reply_(std::move(reply)) {}
@@ -53,6 +72,14 @@ class Call final : public std::enable_shared_from_this<Call> {
   }
 
  private:
+  // Of a client that wants the rest of a stored request's answer.
+  static std::optional<absl::StatusOr<EventId>> LastEventId(const SessionEnvironment& sessions,
+                                                            const HttpRequest& request) {
+    const std::string_view text = request.Header("last-event-id");
+    if (sessions.store == nullptr || text.empty()) return std::nullopt;
+    return EventIdIn(text);
+  }
+
   class Prompt final : public Session {
    public:
     Prompt(std::shared_ptr<Call> call, size_t index)
@@ -87,13 +114,19 @@ class Call final : public std::enable_shared_from_this<Call> {
       std::shared_ptr<Prompt> prompt;
       const size_t index = Add(request, prompt);
       if (!prompt) return;
+      Caller caller{.authorization = http_.Header("authorization"),
+                    .arrival = http_.arrival,
+                    .deadline = deadline_};
+      caller.origin.header_id = id_;
+      caller.origin.client = http_.peer;
+      if (resumed_) {
+        prompt->Resume(std::move(caller), PointToResume());
+        continue;
+      }
       Session::Read read = [self = shared_from_this()] { return self->ReadBody(); };
       if (request) read = [request, index] { return request->For(index); };
-      prompt->Start({.origin = {.header_id = id_, .client = http_.peer},
-                     .authorization = http_.Header("authorization"),
-                     .arrival = http_.arrival,
-                     .deadline = deadline_},
-                    request ? request->BytesOf(index) : body_bytes_, std::move(read));
+      prompt->Start(std::move(caller), request ? request->BytesOf(index) : body_bytes_,
+                    std::move(read));
     }
   }
   // The next prompt; none if it must wait, or there is none.
@@ -113,13 +146,46 @@ class Call final : public std::enable_shared_from_this<Call> {
     auto read = kind_ == OpenAiKind::kEmbedding
                     ? ReadEmbeddings(http_.body, sessions_.model)
                     : ReadOpenAiRequest(http_.body, kind_ == OpenAiKind::kChat, sessions_.model);
-    http_.body = {};
+    std::string body = std::exchange(http_.body, {});
     TREADLE_RETURN_IF_ERROR(read.status());
-    const auto request = std::make_shared<const OpenAiRequest>(*std::move(read));
+    // Several prompts have no order among their events that could be resumed.
+    const bool stored =
+        sessions_.store != nullptr && kind_ != OpenAiKind::kEmbedding && read->prompts.size() == 1;
+    GenerateRequest first = Take(*std::move(read), std::time(nullptr),
+                                 stored ? std::optional(uint64_t{0}) : std::nullopt);
+    if (stored) {
+      first.kind = kKinds[static_cast<size_t>(kind_)];
+      first.body = std::move(body);
+    }
+    return first;
+  }
+  absl::StatusOr<ResumePoint> PointToResume() {
+    TREADLE_RETURN_IF_ERROR(resumed_->status());
+    return ResumePoint{.id = (*resumed_)->request,
+                       .read = [self = shared_from_this()](const StoredRequest& stored) {
+                         return self->ReadStored(stored);
+                       }};
+  }
+  absl::StatusOr<GenerateRequest> ReadStored(const StoredRequest& stored)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    if (std::ranges::count(kKinds, stored.kind) == 0) {
+      return absl::FailedPreconditionError(
+          "the request was asked over gRPC, expected to be resumed there");
+    }
+    TREADLE_ASSIGN_OR_RETURN(
+        OpenAiRequest read,
+        ReadOpenAiRequest(stored.body, stored.kind == kKinds[1], sessions_.model));
+    return Take(std::move(read), stored.created, (*resumed_)->number);
+  }
+  // `from`: the event after which the stream goes on; none: events have no numbers.
+  GenerateRequest Take(OpenAiRequest read, int64_t created, std::optional<uint64_t> from)
+      ABSL_LOCKS_EXCLUDED(mutex_) {
+    const auto request = std::make_shared<const OpenAiRequest>(std::move(read));
     {
       MutexLock lock(mutex_);
       request_ = request;
-      answer_.emplace(sessions_.model, *request, id_, std::time(nullptr));
+      answer_.emplace(sessions_.model, *request, id_, created);
+      if (from) answer_->NumberEvents(*from);
     }
     StartMore();
     return request->For(0);
@@ -140,7 +206,7 @@ class Call final : public std::enable_shared_from_this<Call> {
     }
     std::string events = answer_->TakeEvents();
     if (last) events += answer_->LastEvents();
-    if (events.empty()) return true;
+    if (events.empty() && !last) return true;
     if (!std::exchange(begun_, true)) {
       // A proxy shall pass on what there is.
       reply_->Begin(
@@ -148,7 +214,7 @@ class Call final : public std::enable_shared_from_this<Call> {
                 .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}}));
     }
     if (event.end != nullptr) {
-      reply_->Write(std::move(events));
+      if (!events.empty()) reply_->Write(std::move(events));
     } else {
       reply_->Write(std::move(events),
                     [session = prompt.shared_from_this()](bool sent) { session->Written(sent); });
@@ -164,6 +230,9 @@ class Call final : public std::enable_shared_from_this<Call> {
     if (std::exchange(over_, true)) return;
     const absl::Status shown = status.ok() ? absl::CancelledError("the client is gone") : status;
     HttpResponse error = OpenAiError(shown, kind_, request_ ? request_->max_tokens : "max_tokens");
+    if (resumed_ && absl::IsNotFound(shown)) {  // else that is a model
+      error = OpenAiRefusal(404, std::string(shown.message()));
+    }
     if (!begun_) return reply_->Send(Told(std::move(error)), OnDone());
     reply_->Write("data: " + error.body + "\n\n");
     reply_->End(OnDone());
@@ -212,6 +281,7 @@ class Call final : public std::enable_shared_from_this<Call> {
 
   SessionEnvironment& sessions_;
   const OpenAiKind kind_;
+  const std::optional<absl::StatusOr<EventId>> resumed_;  // none: a new request
   const std::string id_;
   HttpRequest http_;  // its body is gone once it was read
   const size_t body_bytes_;

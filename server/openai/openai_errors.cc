@@ -28,6 +28,8 @@ constexpr Meaning kMeanings[] = {
     {absl::StatusCode::kUnauthenticated, 401, "invalid_request_error", "invalid_api_key"},
     {absl::StatusCode::kPermissionDenied, 403, "permission_error", "key_suspended"},
     {absl::StatusCode::kNotFound, 404, "invalid_request_error", "model_not_found"},
+    {absl::StatusCode::kAlreadyExists, 409, "invalid_request_error", "already_exists"},
+    {absl::StatusCode::kAborted, 409, "invalid_request_error", "aborted"},
     {absl::StatusCode::kResourceExhausted, 429, "rate_limit_error", "rate_limit_exceeded"},
     {absl::StatusCode::kCancelled, 499, "cancelled", nullptr},
     {absl::StatusCode::kUnavailable, 503, "server_error", "unavailable"},

@@ -107,6 +107,14 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
                        StartOpenAiCall(sessions, kind, std::move(request), std::move(reply));
                      }};
   };
+  const auto resume = [&sessions](HttpRequest request, std::shared_ptr<HttpReply> reply) {
+    if (request.Header("last-event-id").empty()) {
+      return reply->Send(OpenAiError(
+          InvalidArgument("the header Last-Event-ID is missing, expected the id of the last event "
+                          "that came")));
+    }
+    StartOpenAiCall(sessions, OpenAiKind::kCompletion, std::move(request), std::move(reply));
+  };
   std::vector<HttpRoute> routes = {
       generate("/v1/completions", OpenAiKind::kCompletion),
       generate("/v1/chat/completions", OpenAiKind::kChat),
@@ -123,6 +131,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
            }),
       ProbeRoute("/health", health, Probe::kLive),
       ProbeRoute("/ready", health, Probe::kReady)};
+  if (sessions.store != nullptr) routes.push_back({"GET", "/v1/resume", resume});
   std::ranges::move(others, std::back_inserter(routes));
   options.refusal = OpenAiRefusal;
   options.any_host = sessions.keys != nullptr;

@@ -1,6 +1,7 @@
 // OpenAI's API over HTTP: /v1/models, /v1/completions, /v1/chat/completions, /v1/embeddings, and
-// beside them /tokenize, /detokenize, /health, /ready and /version. A prompt is a Session; a call
-// holds one or several.
+// beside them /tokenize, /detokenize, /health, /ready, /version and, where requests are stored,
+// /v1/resume: the rest of a stream, after the event of Last-Event-ID, which the other two take,
+// too. A prompt is a Session; a call holds one or several.
 #pragma once
 
 #include <memory>

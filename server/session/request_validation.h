@@ -51,6 +51,10 @@ struct GenerateRequest {
   std::optional<int32_t> logprobs = {};  // alternatives per generated token; absent: none are told
   std::optional<int32_t> prompt_logprobs = {};  // the same for prompt tokens
   std::optional<Constraint> constraint = {};    // what the answer must look like
+
+  // What --durable keeps of it (StoredRequest): by whom it is read again, and the client's words.
+  std::string kind = {};  // empty: it is not kept
+  std::string body = {};
 };
 
 inline constexpr int kMaxStopStrings = 16;

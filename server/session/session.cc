@@ -1,6 +1,7 @@
 #include "server/session/session.h"
 
 #include <algorithm>
+#include <ctime>
 #include <iterator>
 #include <random>
 #include <utility>
@@ -25,64 +26,16 @@ uint64_t RandomSeed() {
   return uint64_t{device()} << 32 | device();
 }
 
+// How long the session that has a request may take to let go of it, and how often that is looked
+// at.
+constexpr std::chrono::seconds kHandOver{5};
+constexpr std::chrono::milliseconds kHandOverStep{10};
+
+bool All(const std::vector<FinishReason>& reasons) {
+  return std::ranges::count(reasons, FinishReason::kNone) == 0;
+}
+
 }  // namespace
-
-Courier::Courier() : thread_([this] { Run(); }) {}
-
-Courier::~Courier() {
-  {
-    MutexLock lock(mutex_);
-    stopping_ = true;
-    news_.NotifyOne();
-  }
-  thread_.join();
-}
-
-void Courier::Post(std::shared_ptr<Recipient> recipient) {
-  if (recipient->posted_.exchange(true)) return;
-  MutexLock lock(mutex_);
-  posted_.push_back(std::move(recipient));
-  if (posted_.size() == 1) news_.NotifyOne();
-}
-
-void Courier::WakeAt(TimePoint when, std::weak_ptr<Recipient> recipient) {
-  MutexLock lock(mutex_);
-  const bool first = alarms_.empty() || when < alarms_.begin()->first;
-  alarms_.emplace(when, std::move(recipient));
-  if (first) news_.NotifyOne();
-}
-
-void Courier::Run() {
-  std::vector<std::shared_ptr<Recipient>> posted;
-  std::vector<std::shared_ptr<Recipient>> due;
-  while (true) {
-    {
-      MutexLock lock(mutex_);
-      while (posted_.empty() && !stopping_) {
-        if (alarms_.empty()) {
-          news_.Wait(mutex_);
-        } else if (std::chrono::steady_clock::now() >= alarms_.begin()->first ||
-                   !news_.WaitUntil(mutex_, alarms_.begin()->first)) {
-          break;
-        }
-      }
-      if (posted_.empty() && stopping_) return;
-      posted.swap(posted_);
-      const TimePoint now = std::chrono::steady_clock::now();
-      while (!alarms_.empty() && alarms_.begin()->first <= now) {
-        if (auto recipient = alarms_.begin()->second.lock()) due.push_back(std::move(recipient));
-        alarms_.erase(alarms_.begin());
-      }
-    }
-    for (auto& recipient : posted) {
-      recipient->posted_.store(false);  // before Deliver: news that come meanwhile post again
-      recipient->Deliver();
-    }
-    for (auto& recipient : due) recipient->OnAlarm();
-    posted.clear();
-    due.clear();
-  }
-}
 
 absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
     std::string_view authorization) const {
@@ -91,6 +44,22 @@ absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
 }
 
 void Session::Start(Caller caller, size_t bytes, Read read) {
+  Begin(std::move(caller), bytes,
+        [self = shared_from_this(), read = std::move(read)] { self->TakeIn(read); });
+}
+
+void Session::Resume(Caller caller, absl::StatusOr<ResumePoint> point) {
+  std::function<void()> take_in = [self = shared_from_this(), status = point.status()] {
+    self->Admit(status, nullptr);
+  };
+  if (point.ok()) {
+    take_in = [self = shared_from_this(), shared = std::make_shared<const ResumePoint>(
+                                              *std::move(point))] { self->TakeInStored(shared); };
+  }
+  Begin(std::move(caller), environment_.work.short_bytes + 1, std::move(take_in));
+}
+
+void Session::Begin(Caller caller, size_t bytes, std::function<void()> take_in) {
   environment_.calls.Add();
   MutexLock lock(mutex_);
   self_ = shared_from_this();
@@ -105,8 +74,7 @@ void Session::Start(Caller caller, size_t bytes, Read read) {
     status = key_->Admit(Clock::now());
   }
   if (status.ok()) {
-    status = environment_.pool_of_work.Submit(
-        bytes, [self = self_, read = std::move(read)] { self->TakeIn(read); });
+    status = environment_.pool_of_work.Submit(bytes, std::move(take_in));
   }
   if (!status.ok()) Refuse(status);
 }
@@ -122,14 +90,45 @@ void Session::TakeIn(const Read& read) {
       !constraints->Keeps(*request->constraint)) {
     const auto held = std::make_shared<GenerateRequest>(*std::move(request));
     const absl::Status status = environment_.pool_of_work.SubmitLong(
-        [self = shared_from_this(), held] { self->Admit(std::move(*held)); });
+        [self = shared_from_this(), held] { self->Admit(std::move(*held), nullptr); });
     if (status.ok()) return;
     request = status;
   }
-  Admit(std::move(request));
+  Admit(std::move(request), nullptr);
 }
 
-void Session::Admit(absl::StatusOr<GenerateRequest> read) {
+void Session::TakeInStored(const std::shared_ptr<const ResumePoint>& point) {
+  RequestStore::Holder holder;
+  {
+    MutexLock lock(mutex_);
+    if (const absl::Status gone = Gone(); !gone.ok()) return Refuse(gone);
+    if (environment_.store == nullptr) {
+      return Refuse(absl::FailedPreconditionError(
+          "this server stores no requests: it was started without --durable"));
+    }
+    holder = Holder(point->id);
+    from_token_ = point->from_token;
+  }
+  absl::StatusOr<RequestStore::Resumed> resumed = environment_.store->Claim(std::move(holder));
+  if (absl::IsAborted(resumed.status())) {
+    MutexLock lock(mutex_);
+    if (Clock::now() >= arrival_ + kHandOver) return Refuse(resumed.status());
+    again_ = point;
+    environment_.courier.WakeAt(Clock::now() + kHandOverStep, weak_from_this());
+    return;
+  }
+  if (!resumed.ok()) return Admit(resumed.status(), nullptr);
+  absl::StatusOr<GenerateRequest> request = point->read(resumed->request);
+  if (request.ok()) {
+    request->request_id = point->id;
+    request->prompt = std::move(resumed->request.prompt);
+    request->sampling.seed = resumed->request.seed;
+    request->stopping.max_new_tokens = resumed->request.max_new_tokens;
+  }
+  Admit(std::move(request), &*resumed);
+}
+
+void Session::Admit(absl::StatusOr<GenerateRequest> read, RequestStore::Resumed* resumed) {
   RequestOrigin origin;
   Clock::time_point deadline;
   {
@@ -138,9 +137,15 @@ void Session::Admit(absl::StatusOr<GenerateRequest> read) {
     origin = origin_;
     deadline = deadline_;
   }
+  StoredRequest kept;
   const auto validate = [&]() -> absl::StatusOr<ValidatedRequest> {
     TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, std::move(read));
     if (request.request_id.empty()) request.request_id = origin.header_id;
+    kept.kind = std::move(request.kind);
+    kept.body = std::move(request.body);
+    if (request.request_id.empty() && !kept.kind.empty()) {
+      request.request_id = Str("request-", std::hex, RandomSeed(), RandomSeed());
+    }
     origin.id = request.request_id;
     return ValidateRequest(std::move(request), environment_.model, environment_.limits,
                            RandomSeed(), deadline);
@@ -148,30 +153,100 @@ void Session::Admit(absl::StatusOr<GenerateRequest> read) {
   const absl::StatusOr<ValidatedRequest> valid = validate();
   MutexLock lock(mutex_);
   origin_ = std::move(origin);
-  if (const absl::Status status = Submit(valid); !status.ok()) return Refuse(status);
+  if (const absl::Status status = Submit(valid, std::move(kept), resumed); !status.ok()) {
+    return Refuse(status);
+  }
+  if (resumed != nullptr) environment_.courier.Post(shared_from_this());
+  if (submitted_.stream == nullptr) return;
   submitted_.stream->SetNotifier([&courier = environment_.courier, session = weak_from_this()] {
     if (auto alive = session.lock()) courier.Post(std::move(alive));
   });
 }
 
-absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid) {
+absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, StoredRequest kept,
+                             RequestStore::Resumed* resumed) {
   TREADLE_RETURN_IF_ERROR(Gone());
   TREADLE_RETURN_IF_ERROR(valid.status());
   spec_ = valid->spec;
   spec_.key = origin_.key;
   spec_.deadline = deadline_;
-  if (key_) key_->Charge(static_cast<int64_t>(spec_.prompt.size()));
-  TREADLE_ASSIGN_OR_RETURN(submitted_, environment_.pool.Submit(spec_));
-  taken_in_ = true;
   generation_.emplace(environment_.model.tokenizer.get(), spec_, valid->stop_strings,
                       valid->special_tokens);
   reasons_.resize(static_cast<size_t>(spec_.candidates), FinishReason::kNone);
+  RequestSpec spec = spec_;
+  if (resumed != nullptr) {
+    stored_ = std::move(resumed->stream);
+    TREADLE_ASSIGN_OR_RETURN(const bool goes_on, Replay(resumed->answer, spec));
+    if (!goes_on) {
+      taken_in_ = true;
+      return absl::OkStatus();
+    }
+  } else if (!kept.kind.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(stored_, environment_.store->Reserve(Holder(spec_.client_id)));
+  }
+  if (key_) key_->Charge(static_cast<int64_t>(spec_.prompt.size()));
+  TREADLE_ASSIGN_OR_RETURN(submitted_, environment_.pool.Submit(std::move(spec)));
+  taken_in_ = true;
+  if (stored_ == nullptr || resumed != nullptr) return absl::OkStatus();
+  kept.created = std::time(nullptr);
+  kept.prompt = spec_.prompt;
+  kept.seed = spec_.sampling.seed;
+  kept.max_new_tokens = spec_.max_new_tokens;
+  stored_->Accept(std::move(kept), [&pool = environment_.pool, id = submitted_.id](
+                                       const absl::Status& status) { pool.Cancel(id, status); });
   return absl::OkStatus();
+}
+
+absl::StatusOr<bool> Session::Replay(const StreamBatch& answer, RequestSpec& spec) {
+  const int64_t most = int64_t{spec_.candidates} * spec_.max_new_tokens;
+  if (from_token_ < 0 || from_token_ > most) {
+    return InvalidArgument("from_token is ", from_token_, ", expected 0 to ", most,
+                           " (the most new tokens of the request)");
+  }
+  prompt_details_ = answer.prompt_detail;
+  std::vector<EarlierOutput> earlier(reasons_.size());
+  for (const StreamToken& token : answer.tokens) {
+    if (token.candidate >= earlier.size() || token.token >= environment_.model.vocab) {
+      return absl::DataLossError("what is stored of the answer is not of this request");
+    }
+    if (reasons_[token.candidate] != FinishReason::kNone) continue;  // beyond a stop string
+    if (token.token >= 0) earlier[token.candidate].tokens.push_back(token.token);
+    Absorb({token});
+  }
+  replayed_tokens_ = generation_->completion_tokens();
+  for (size_t i = 0; i < earlier.size(); ++i) earlier[i].finish = reasons_[i];
+  ended_ = All(reasons_);
+  if (ended_) {
+    timings_ = answer.timings;
+    NoteEnd();
+  } else if (!answer.tokens.empty()) {
+    spec.earlier = std::move(earlier);
+  }
+  return !ended_;
+}
+
+RequestStore::Holder Session::Holder(std::string id) {
+  return {.id = std::move(id), .owner = origin_.key, .cut_off = [session = weak_from_this()] {
+            if (auto alive = session.lock()) alive->CutOff();
+          }};
+}
+
+// Another call resumes the request.
+void Session::CutOff() {
+  MutexLock lock(mutex_);
+  if (over_) return;
+  if (!std::exchange(abandoned_, true)) {
+    environment_.pool.Cancel(submitted_.id,
+                             absl::AbortedError("another call has resumed the request"));
+    if (writing_) BreakWrite();
+  }
+  Advance();
 }
 
 void Session::Refuse(const absl::Status& status) {
   environment_.request_log.Refused(origin_, status);
   over_ = true;
+  stored_.reset();
   Fail(status);
 }
 
@@ -207,6 +282,14 @@ void Session::Abandon() {
 
 void Session::OnAlarm() {
   MutexLock lock(mutex_);
+  if (again_) {
+    const absl::Status status = environment_.pool_of_work.SubmitLong(
+        [self = shared_from_this(), point = std::exchange(again_, {})] {
+          self->TakeInStored(point);
+        });
+    if (!status.ok()) Refuse(status);
+    return;
+  }
   alarm_set_ = false;
   if (over_ || !writing_) return;
   if (Clock::now() < write_began_ + environment_.stall_timeout) {
@@ -232,47 +315,96 @@ void Session::Advance() {
   if (over_ || writing_ || !taken_in_) return;  // who is not taken in yet is refused by TakeIn
   // Until the stream is empty: of what came during a write it does not tell again.
   while (!over_ && !writing_) {
-    if (next_part_ == parts_.size()) Collect();
-    if (abandoned_ && next_part_ < parts_.size()) {
-      next_part_ = parts_.size();
-      continue;
-    }
-    if (next_part_ == parts_.size()) break;
-    WriteNext();
+    if (next_part_ == parts_.size() && !Collect()) break;
+    if (abandoned_) next_part_ = parts_.size();
+    if (next_part_ < parts_.size()) WriteNext();
   }
   if (!ended_ || over_ || writing_) return;
   if (status_.ok() && !abandoned_) {
     WriteNext();  // the end alone
   } else {
     over_ = true;
+    stored_.reset();
     Fail(status_);
   }
 }
 
-// Whatever the token stream has.
-void Session::Collect() {
-  if (ended_) return;
-  StreamBatch batch = submitted_.stream->Take();
+// Whatever the token stream has; of a request that is stored, what was written since.
+StreamBatch Session::Take() {
+  if (stored_ == nullptr) return submitted_.stream->Take();
+  if (storing_) return {};
+  if (std::exchange(batch_stored_, false)) {
+    if (!not_stored_.ok()) {
+      batch_.tokens.clear();
+      if (batch_.ended) batch_.status = not_stored_;
+    }
+    return std::exchange(batch_, {});
+  }
+  StreamBatch next = submitted_.stream->Take();
+  next.prompt_detail.insert(next.prompt_detail.begin(),
+                            std::make_move_iterator(batch_.prompt_detail.begin()),
+                            std::make_move_iterator(batch_.prompt_detail.end()));
+  batch_ = std::move(next);
+  // What is known of the prompt waits for a token.
+  if (batch_.tokens.empty() && !batch_.ended) return {};
+  storing_ = true;
+  stored_->Append(batch_, [session = weak_from_this()](const absl::Status& status) {
+    if (auto alive = session.lock()) alive->NoteStored(status);
+  });
+  return {};
+}
+
+void Session::NoteStored(const absl::Status& status) {
+  MutexLock lock(mutex_);
+  storing_ = false;
+  batch_stored_ = true;
+  if (!status.ok()) environment_.pool.Cancel(submitted_.id, status);
+  not_stored_.Update(status);
+  environment_.courier.Post(shared_from_this());
+}
+
+// False: there is nothing new.
+bool Session::Collect() {
+  if (ended_) return false;
+  StreamBatch batch = Take();
+  if (batch.tokens.empty() && batch.prompt_detail.empty() && !batch.ended) return false;
   prompt_details_.insert(prompt_details_.end(),
                          std::make_move_iterator(batch.prompt_detail.begin()),
                          std::make_move_iterator(batch.prompt_detail.end()));
-  parts_ = generation_->Absorb(batch.tokens);
+  parts_.clear();
   next_part_ = 0;
-  for (const OutputPart& part : parts_) {
+  if (stored_ == nullptr) {
+    Absorb(batch.tokens);
+  } else {
+    for (StreamToken& token : batch.tokens) Absorb({std::move(token)});
+  }
+  if (!batch.ended) return true;
+  ended_ = true;
+  status_ = batch.status;
+  timings_ = batch.timings;
+  NoteEnd();
+  return true;
+}
+
+void Session::Absorb(const std::vector<StreamToken>& tokens) {
+  for (OutputPart& part : generation_->Absorb(tokens)) {
     if (part.finish != FinishReason::kNone) reasons_[part.candidate] = part.finish;
     if (part.finish == FinishReason::kStopString) {
       environment_.pool.FinishCandidate(submitted_.id, part.candidate);
     }
+    if (from_token_ == 0 || generation_->completion_tokens() > from_token_) {
+      parts_.push_back(std::move(part));
+    }
   }
-  if (!batch.ended) return;
-  ended_ = true;
-  status_ = batch.status;
-  timings_ = batch.timings;
-  if (key_) key_->Charge(generation_->completion_tokens());
+}
+
+void Session::NoteEnd() {
+  const int32_t new_tokens = generation_->completion_tokens() - replayed_tokens_;
+  if (key_) key_->Charge(new_tokens);
   environment_.request_log.Finished(origin_,
                                     {.number = submitted_.id,
                                      .prompt_tokens = static_cast<int32_t>(spec_.prompt.size()),
-                                     .generated_tokens = generation_->completion_tokens(),
+                                     .generated_tokens = new_tokens,
                                      .reasons = reasons_,
                                      .status = status_,
                                      .timings = timings_});
@@ -286,7 +418,10 @@ void Session::WriteNext() {
   if (!std::exchange(began_, true)) event.prompt = &prompt;
   if (next_part_ < parts_.size()) event.output = &parts_[next_part_++];
   over_ = ended_ && status_.ok() && next_part_ == parts_.size();
-  if (over_) event.end = &end;
+  if (over_) {
+    event.end = &end;
+    stored_.reset();
+  }
   writing_ = !Write(event) && !over_;
   if (!writing_) return;
   write_began_ = Clock::now();

@@ -3,6 +3,10 @@
 // tokens become text, stop strings included, at the client's pace; at the end there is an event for
 // the log. A front end derives from it and translates; sessions know no protocol.
 //
+// Where requests are stored (--durable), one that says how it is read again is told only what was
+// written, a token an event: its events depend on nothing but its tokens, and a session that
+// resumes it begins with the same ones.
+//
 // A session is driven by its TokenStream's notifier through the courier. Cancelled (by the client,
 // by its deadline, by a stalled write), it ends when the loop has ended the request.
 //
@@ -11,16 +15,13 @@
 // Written; it must neither block nor call the session.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,54 +29,15 @@
 #include "base/sync.h"
 #include "scheduler/request_pool.h"
 #include "server/access/api_keys.h"
+#include "server/durable/request_store.h"
 #include "server/observe/request_log.h"
+#include "server/session/courier.h"
 #include "server/session/generation.h"
 #include "server/session/request_validation.h"
 #include "server/session/served_model.h"
 #include "server/session/work_pool.h"
 
 namespace treadle {
-
-// Who has something to deliver. Both methods run on the courier's thread and must not block.
-class Recipient {
- public:
-  virtual ~Recipient() = default;
-  virtual void Deliver() = 0;
-  // The time given to WakeAt came.
-  virtual void OnAlarm() {}
-
- private:
-  friend class Courier;
-  std::atomic<bool> posted_{false};
-};
-
-// The server's own thread between the serving loop and the clients: whenever a stream has news, its
-// call is delivered here, so the loop never detokenizes, writes or waits. The same thread watches
-// writes that stall.
-//
-// Thread safety: Post and WakeAt from any thread (Post costs the loop one atomic exchange when the
-// recipient is already on the list).
-class Courier {
- public:
-  using TimePoint = std::chrono::steady_clock::time_point;
-
-  Courier();
-  ~Courier();  // joins; what was posted is delivered first
-
-  void Post(std::shared_ptr<Recipient> recipient) ABSL_LOCKS_EXCLUDED(mutex_);
-  void WakeAt(TimePoint when, std::weak_ptr<Recipient> recipient) ABSL_LOCKS_EXCLUDED(mutex_);
-
- private:
-  void Run();
-
-  Mutex mutex_;
-  CondVar news_;
-  std::vector<std::shared_ptr<Recipient>> posted_ ABSL_GUARDED_BY(mutex_);
-  std::multimap<TimePoint, std::weak_ptr<Recipient>> alarms_ ABSL_GUARDED_BY(mutex_);
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-
-  std::thread thread_;  // last: it uses the others
-};
 
 // Calls under way, so that shutting down can let the last bytes go out.
 class CallCount {
@@ -113,6 +75,7 @@ struct SessionEnvironment {
   const ApiKeys* const keys = nullptr;                    // null: everybody may call
   const RequestLog request_log;
   const WorkPool::Limits work = {};
+  RequestStore* const store = nullptr;  // null: nothing is stored
   Courier courier{};
   CallCount calls{};
   WorkPool pool_of_work{work};  // last: its work uses the others
@@ -124,10 +87,18 @@ struct SessionEnvironment {
 
 // What is known of a call before its request is read.
 struct Caller {
-  RequestOrigin origin;              // but for the key and the id
+  RequestOrigin origin = {};         // but for the key and the id
   std::string_view authorization{};  // valid during Start
   Clock::time_point arrival = Clock::now();
   Clock::time_point deadline = Clock::time_point::max();
+};
+
+// What a client resumes.
+struct ResumePoint {
+  std::string id;          // of the request
+  int64_t from_token = 0;  // the first, over all candidates, that is to be told
+  // Reads the request again, as it was asked.
+  std::function<absl::StatusOr<GenerateRequest>(const StoredRequest&)> read;
 };
 
 // What comes out, in this order. The first event has `prompt`, the last one `end`; pointers are
@@ -158,6 +129,9 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   // end calls at the very end; what `read` refers to must last until Fail or the end. A call that
   // is refused before it is read ends with Fail before this returns.
   void Start(Caller caller, size_t bytes, Read read) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Instead: lets the client have the rest of a stored request. A session that has it lets go
+  // first. `point` may be an error of what the client sent, for a caller who may call.
+  void Resume(Caller caller, absl::StatusOr<ResumePoint> point) ABSL_LOCKS_EXCLUDED(mutex_);
   // The client is gone, or its time is over.
   void Cancel() ABSL_LOCKS_EXCLUDED(mutex_);
   // The write that was under way is over; if not `ok`, the client is gone.
@@ -179,17 +153,30 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   virtual void BreakWrite() {}
 
  private:
-  // On a thread of the work pool.
+  void Begin(Caller caller, size_t bytes, std::function<void()> take_in)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // On a thread of the work pool. `resumed`: null for a new request.
   void TakeIn(const Read& read) ABSL_LOCKS_EXCLUDED(mutex_);
-  void Admit(absl::StatusOr<GenerateRequest> read) ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status Submit(const absl::StatusOr<ValidatedRequest>& valid)
+  void TakeInStored(const std::shared_ptr<const ResumePoint>& point) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Admit(absl::StatusOr<GenerateRequest> read, RequestStore::Resumed* resumed)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Submit(const absl::StatusOr<ValidatedRequest>& valid, StoredRequest kept,
+                      RequestStore::Resumed* resumed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What was stored is told again, and noted in `spec`. False: that was all.
+  absl::StatusOr<bool> Replay(const StreamBatch& answer, RequestSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  RequestStore::Holder Holder(std::string id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CutOff() ABSL_LOCKS_EXCLUDED(mutex_);
+  void NoteStored(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void Refuse(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why the request goes no further; ok: the client waits for it.
   absl::Status Gone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  StreamBatch Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Absorb(const std::vector<StreamToken>& tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -214,6 +201,16 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // the loop has ended the request:
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   RequestTimings timings_ ABSL_GUARDED_BY(mutex_);
+
+  // Of a request that is stored.
+  std::unique_ptr<RequestStore::Stream> stored_ ABSL_GUARDED_BY(mutex_);  // null: it is not
+  StreamBatch batch_ ABSL_GUARDED_BY(mutex_);          // from the stream, not told yet:
+  bool storing_ ABSL_GUARDED_BY(mutex_) = false;       // it is being written
+  bool batch_stored_ ABSL_GUARDED_BY(mutex_) = false;  // it was
+  absl::Status not_stored_ ABSL_GUARDED_BY(mutex_);    // why the request was not accepted
+  int64_t from_token_ ABSL_GUARDED_BY(mutex_) = 0;     // the client has those before
+  int32_t replayed_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<const ResumePoint> again_ ABSL_GUARDED_BY(mutex_);  // at the next alarm
 
   Clock::time_point write_began_ ABSL_GUARDED_BY(mutex_);
   bool taken_in_ ABSL_GUARDED_BY(mutex_) = false;  // the pool has the request

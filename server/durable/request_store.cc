@@ -1,0 +1,336 @@
+#include "server/durable/request_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/quoted.h"
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+constexpr std::chrono::seconds kSweepEvery{1};
+constexpr int64_t kRowBytes = 32;  // of a row, beside what it holds
+
+void TellAll(const auto& told) {
+  for (const auto& [done, status] : told) done(status);
+}
+
+}  // namespace
+
+RequestStore::Stream::Stream(RequestStore& store, std::shared_ptr<Entry> entry)
+    : store_(store), entry_(std::move(entry)) {}
+
+RequestStore::Stream::~Stream() { store_.Detach(*entry_); }
+
+void RequestStore::Stream::Accept(StoredRequest request, Done failed) {
+  request.fingerprint = store_.options_.fingerprint;
+  store_.Enqueue(
+      {.entry = entry_, .bytes = ToBytes(request), .accept = true, .done = std::move(failed)});
+}
+
+void RequestStore::Stream::Append(const StreamBatch& piece, Done done) {
+  store_.Enqueue({.entry = entry_, .bytes = ToBytes(piece), .done = std::move(done)});
+}
+
+absl::StatusOr<std::unique_ptr<RequestStore>> RequestStore::Open(
+    std::unique_ptr<RequestTable> table, Options options) {
+  std::unique_ptr<RequestStore> store(new RequestStore(std::move(options), std::move(table)));
+  TREADLE_RETURN_IF_ERROR(store->ReadRows());
+  store->writer_ = std::thread([store = store.get()] { store->RunWriter(); });
+  store->syncer_ = std::thread([store = store.get()] { store->RunSyncer(); });
+  return store;
+}
+
+RequestStore::RequestStore(Options options, std::unique_ptr<RequestTable> table)
+    : options_(std::move(options)), table_(std::move(table)) {}
+
+RequestStore::~RequestStore() {
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    news_.NotifyOne();
+  }
+  if (writer_.joinable()) writer_.join();
+  if (syncer_.joinable()) syncer_.join();
+}
+
+absl::Status RequestStore::ReadRows() {
+  TREADLE_ASSIGN_OR_RETURN(std::vector<RequestTable::Row> rows, table_->Rows());
+  MutexLock lock(mutex_);
+  for (RequestTable::Row& row : rows) {
+    auto entry = std::make_shared<Entry>();
+    entry->bytes = row.bytes;
+    entry->attached = false;
+    entry->detached = Clock::now();
+    entry->row = std::move(row);
+    next_number_ = entry->row.number + 1;
+    bytes_ += entry->bytes;
+    entries_[entry->row.id] = std::move(entry);
+  }
+  options_.log({.name = "durable_opened",
+                .message = "stored requests, which can be resumed:",
+                .fields = {{"requests", std::ssize(entries_)}, {"bytes", bytes_}},
+                .text = LogEvent::Text::kMessageAndFields});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<RequestStore::Stream>> RequestStore::Reserve(Holder holder) {
+  MutexLock lock(mutex_);
+  if (entries_.contains(holder.id)) {
+    return absl::AlreadyExistsError(
+        Str("a request with the id ", Quoted(holder.id),
+            " is stored (--durable), expected another id, or to resume that request"));
+  }
+  const auto droppable = [](const auto& each) { return !each.second->attached; };
+  if (bytes_ >= options_.space && std::ranges::none_of(entries_, droppable)) {
+    return ResourceExhausted("requests under way fill the space of stored ones: ", bytes_,
+                             " bytes, at most ", options_.space, " (--durable-space)");
+  }
+  auto entry = std::make_shared<Entry>();
+  entry->row = {.number = next_number_++, .id = holder.id, .owner = std::move(holder.owner)};
+  entry->cut_off = std::move(holder.cut_off);
+  entries_[holder.id] = entry;
+  return std::make_unique<Stream>(*this, std::move(entry));
+}
+
+absl::StatusOr<RequestStore::Resumed> RequestStore::Claim(Holder holder) {
+  std::shared_ptr<Entry> entry;
+  std::function<void()> cut_off;
+  {
+    MutexLock lock(mutex_);
+    const auto found = entries_.find(holder.id);
+    if (found == entries_.end() || found->second->row.owner != holder.owner) {
+      const int64_t seconds = options_.keep.count() / 1000;
+      return NotFound("no request with the id ", Quoted(holder.id),
+                      " is stored: it was not accepted, was another caller's, or ended more than ",
+                      seconds, " s ago (--durable-keep)");
+    }
+    entry = found->second;
+    if (entry->attached) {
+      cut_off = entry->cut_off;
+    } else {
+      entry->attached = true;
+      entry->broken = false;  // what is written goes on from where it ends
+      entry->cut_off = std::move(holder.cut_off);
+    }
+  }
+  if (cut_off) {
+    cut_off();
+    return absl::AbortedError(Str("the request ", Quoted(holder.id),
+                                  " is still another call's, which was told to let go of it"));
+  }
+  Resumed resumed{.stream = std::make_unique<Stream>(*this, entry)};
+  TREADLE_RETURN_IF_ERROR(Load(*entry, resumed));
+  return resumed;
+}
+
+absl::Status RequestStore::Load(Entry& entry, Resumed& resumed) {
+  MutexLock lock(table_mutex_);
+  TREADLE_ASSIGN_OR_RETURN(const std::string bytes, table_->Request(entry.row.number));
+  TREADLE_ASSIGN_OR_RETURN(resumed.request, RequestFromBytes(bytes));
+  resumed.request.id = entry.row.id;
+  resumed.request.owner = entry.row.owner;
+  if (resumed.request.fingerprint != options_.fingerprint) {
+    return absl::FailedPreconditionError(
+        Str("the request ", Quoted(entry.row.id), " was accepted by a server of ",
+            resumed.request.fingerprint, ", this one is ", options_.fingerprint,
+            ": another model or version cannot continue it exactly"));
+  }
+  return table_->ForEachPiece(entry.row.number, entry.row.pieces, [&](std::string_view piece) {
+    return AddPiece(piece, resumed.answer);
+  });
+}
+
+void RequestStore::Enqueue(Write write) {
+  MutexLock lock(mutex_);
+  if (!write.entry->broken && !write.bytes.empty()) {
+    const int64_t bytes = std::ssize(write.bytes) + kRowBytes;
+    write.entry->bytes += bytes;
+    bytes_ += bytes;
+  }
+  queue_.push_back(std::move(write));
+  if (queue_.size() == 1) news_.NotifyOne();
+}
+
+void RequestStore::Detach(Entry& entry) {
+  MutexLock lock(mutex_);
+  entry.attached = false;
+  entry.cut_off = {};
+  entry.detached = Clock::now();
+  if (entry.bytes == 0) Forget(entry);  // it was never accepted
+}
+
+void RequestStore::Forget(const Entry& entry) {
+  const auto found = entries_.find(entry.row.id);
+  if (found == entries_.end() || found->second.get() != &entry) return;
+  bytes_ -= entry.bytes;
+  entries_.erase(found);
+}
+
+// The writer.
+
+void RequestStore::RunWriter() {
+  Clock::time_point sweep = Clock::now() + kSweepEvery;
+  while (true) {
+    std::vector<Write> writes;
+    Entries dropped;
+    {
+      MutexLock lock(mutex_);
+      while (queue_.empty() && !stopping_ && news_.WaitUntil(mutex_, sweep)) {
+      }
+      if (queue_.empty() && stopping_) {
+        writer_ended_ = true;
+        unsynced_news_.NotifyOne();
+        return;
+      }
+      writes.swap(queue_);
+      // Nothing is written behind a gap, nor of what was not accepted.
+      for (Write& write : writes) {
+        if (write.entry->broken || !write.entry->refused.ok()) write.bytes.clear();
+      }
+      if (Clock::now() >= sweep || bytes_ > options_.space) {
+        sweep = Clock::now() + kSweepEvery;
+        dropped = TakeExpired();
+      }
+    }
+    if (!writes.empty()) {
+      const absl::Status status = WriteDown(writes);
+      TellAll(Conclude(std::move(writes), status));
+    }
+    if (!dropped.empty()) Drop(dropped);
+  }
+}
+
+absl::Status RequestStore::WriteDown(const std::vector<Write>& writes) {
+  MutexLock lock(table_mutex_);
+  const auto write_all = [&]() -> absl::Status {
+    TREADLE_RETURN_IF_ERROR(table_->Begin());
+    for (const Write& write : writes) {
+      if (write.bytes.empty()) continue;
+      RequestTable::Row& row = write.entry->row;
+      TREADLE_RETURN_IF_ERROR(write.accept ? table_->Insert(row, write.bytes)
+                                           : table_->Append(row.number, write.bytes, row.pieces));
+    }
+    return table_->Commit();
+  };
+  const absl::Status status = write_all();
+  if (!status.ok()) table_->Rollback();
+  return status;
+}
+
+RequestStore::Told RequestStore::Conclude(std::vector<Write> writes, const absl::Status& status) {
+  Told told;
+  MutexLock lock(mutex_);
+  NoteHealth(status);
+  ++commits_;
+  for (Write& write : writes) {
+    Entry& entry = *write.entry;
+    if (write.accept && status.ok()) {
+      entry.commit = commits_;
+      urgent_ = true;
+    } else if (write.accept) {
+      entry.refused = status;
+      Forget(entry);
+      told.emplace_back(std::move(write.done), status);
+    } else {
+      if (!status.ok()) entry.broken = true;
+      if (entry.refused.ok() && entry.commit > synced_) {
+        unsynced_.push_back(std::move(write));
+      } else {
+        told.emplace_back(std::move(write.done), entry.refused);
+      }
+    }
+  }
+  if (urgent_ || commits_ == synced_ + 1) unsynced_news_.NotifyOne();
+  return told;
+}
+
+RequestStore::Entries RequestStore::TakeExpired() {
+  Entries detached;
+  for (const auto& [id, entry] : entries_) {
+    if (!entry->attached) detached.push_back(entry);
+  }
+  std::ranges::sort(detached, {}, [](const auto& entry) { return entry->detached; });
+  Entries expired = std::exchange(unwanted_, {});
+  const Clock::time_point latest = Clock::now() - options_.keep;
+  for (auto& entry : detached) {
+    if (entry->detached > latest && bytes_ <= options_.space) break;
+    Forget(*entry);
+    expired.push_back(std::move(entry));
+  }
+  return expired;
+}
+
+// What cannot be deleted now is there again when the folder is opened.
+void RequestStore::Drop(const Entries& entries) {
+  MutexLock lock(table_mutex_);
+  absl::Status status = table_->Begin();
+  for (const auto& entry : entries) {
+    if (status.ok()) status = table_->Delete(entry->row.number, entry->row.pieces);
+  }
+  if (status.ok()) status = table_->Commit();
+  if (!status.ok()) table_->Rollback();
+}
+
+// The syncer.
+
+void RequestStore::RunSyncer() {
+  Clock::time_point next = Clock::now();
+  while (true) {
+    uint64_t commit;
+    {
+      MutexLock lock(mutex_);
+      while (true) {
+        if (commits_ > synced_ && (urgent_ || writer_ended_ || Clock::now() >= next)) break;
+        if (writer_ended_) return;
+        if (commits_ > synced_) {
+          unsynced_news_.WaitUntil(mutex_, next);
+        } else {
+          unsynced_news_.Wait(mutex_);
+        }
+      }
+      commit = commits_;
+      urgent_ = false;
+    }
+    next = Clock::now() + kSyncEvery;
+    TellAll(ConcludeSync(commit, table_->Sync()));
+  }
+}
+
+RequestStore::Told RequestStore::ConcludeSync(uint64_t commit, const absl::Status& status) {
+  Told told;
+  MutexLock lock(mutex_);
+  synced_ = commit;
+  if (!status.ok()) NoteHealth(status);
+  std::vector<Write> later;
+  for (Write& write : unsynced_) {
+    Entry& entry = *write.entry;
+    if (entry.commit > commit) {
+      later.push_back(std::move(write));
+      continue;
+    }
+    if (!status.ok() && entry.refused.ok()) {
+      entry.refused = status;
+      Forget(entry);
+      unwanted_.push_back(write.entry);
+    }
+    told.emplace_back(std::move(write.done), entry.refused);
+  }
+  unsynced_ = std::move(later);
+  return told;
+}
+
+void RequestStore::NoteHealth(const absl::Status& status) {
+  if (std::exchange(healthy_, status.ok()) == status.ok()) return;
+  if (status.ok()) {
+    options_.log({.name = "durable_resumed", .message = "requests are stored again"});
+  } else {
+    options_.log(
+        {.severity = Severity::kError,
+         .name = "durable_failed",
+         .message = Str("requests cannot be stored, new ones are refused: ", status.message())});
+  }
+}
+
+}  // namespace treadle

@@ -1,0 +1,163 @@
+// Accepted requests and what was produced of them, on disk ahead of delivery, so that a client gets
+// the rest of its stream after it was cut off, or the server was.
+//
+// A session accepts its request here, appends what the loop produced, and tells its client when
+// that is written. A writer thread puts into one transaction whatever waits; a second thread brings
+// it to the disk: at once for a request that was just accepted (its first piece is not told
+// before), else every kSyncEvery. After a loss of power what did not get there is computed again,
+// and is the same.
+//
+// Where the disk fails, a request that is being accepted is refused; one that was accepted goes on,
+// and what is not written of it is computed again by who resumes it.
+//
+// Who is not attached to a session is kept for `keep`, at most `space` bytes of all: then the
+// oldest go first. Opening computes nothing, and begins every request's time anew.
+//
+// Thread safety: any thread; nothing waits for the disk but Open, Claim and the destructor.
+// Callbacks come on the store's threads and must not block.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "base/sync.h"
+#include "server/durable/request_table.h"
+#include "server/durable/stored_messages.h"
+#include "server/observe/log_event.h"
+
+namespace treadle {
+
+class RequestStore {
+ public:
+  struct Options {
+    std::string fingerprint;  // of the model: other models' requests cannot go on
+    std::chrono::milliseconds keep{600'000};
+    int64_t space = int64_t{1} << 30;
+    LogSink log = [](const LogEvent&) {};
+  };
+  using Done = std::function<void(const absl::Status&)>;
+
+  static constexpr std::chrono::milliseconds kSyncEvery{100};
+
+  static absl::StatusOr<std::unique_ptr<RequestStore>> Open(std::unique_ptr<RequestTable> table,
+                                                            Options options);
+  // Writes and syncs what waits. No Stream may be left.
+  ~RequestStore();
+
+ private:
+  struct Entry;
+
+ public:
+  // A request that is attached to a session; the destructor detaches it. Methods from one thread at
+  // a time.
+  class Stream {
+   public:
+    Stream(RequestStore& store, std::shared_ptr<Entry> entry);
+    ~Stream();
+
+    // Once, of a reserved id, and first. `failed` is called if it cannot be written; nothing is
+    // stored then.
+    void Accept(StoredRequest request, Done failed);
+    // `done` comes once the piece may be told, after those of earlier pieces: ok, or why the
+    // request was not accepted.
+    void Append(const StreamBatch& piece, Done done);
+
+   private:
+    RequestStore& store_;
+    const std::shared_ptr<Entry> entry_;
+  };
+
+  // Whose request it is, and how to ask its session to let go of it because another call wants to
+  // resume it.
+  struct Holder {
+    std::string id;
+    std::string owner;
+    std::function<void()> cut_off;
+  };
+  // For a new request. AlreadyExists; ResourceExhausted if those that cannot be dropped fill the
+  // space.
+  absl::StatusOr<std::unique_ptr<Stream>> Reserve(Holder holder) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  struct Resumed {
+    StoredRequest request = {};
+    StreamBatch answer = {};  // so far
+    std::unique_ptr<Stream> stream;
+  };
+  // NotFound if no such request of this owner is stored; Aborted while it is attached to another
+  // session, which was asked to let go; FailedPrecondition if this model cannot continue it.
+  absl::StatusOr<Resumed> Claim(Holder holder) ABSL_LOCKS_EXCLUDED(mutex_, table_mutex_);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Guarded by mutex_, but for `row`, which is constant but for the pieces: those are the table's.
+  struct Entry {
+    RequestTable::Row row;
+    int64_t bytes = 0;
+    bool attached = true;
+    uint64_t commit = 0;              // of the transaction that has it; 0: of an earlier process
+    absl::Status refused;             // why it was not accepted
+    bool broken = false;              // a piece could not be written, and no further one is
+    Clock::time_point detached = {};  // since when nobody has it
+    std::function<void()> cut_off;
+  };
+  struct Write {
+    std::shared_ptr<Entry> entry;
+    std::string bytes;
+    bool accept = false;
+    Done done;
+  };
+  using Told = std::vector<std::pair<Done, absl::Status>>;  // who is told what, without the mutex
+  using Entries = std::vector<std::shared_ptr<Entry>>;
+
+  RequestStore(Options options, std::unique_ptr<RequestTable> table);
+  absl::Status ReadRows();
+  absl::Status Load(Entry& entry, Resumed& resumed) ABSL_LOCKS_EXCLUDED(table_mutex_);
+  void Enqueue(Write write) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Detach(Entry& entry) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Forget(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The writer's.
+  void RunWriter() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status WriteDown(const std::vector<Write>& writes) ABSL_LOCKS_EXCLUDED(table_mutex_);
+  void Drop(const Entries& entries) ABSL_LOCKS_EXCLUDED(table_mutex_);
+  Told Conclude(std::vector<Write> writes, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  Entries TakeExpired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The syncer's.
+  void RunSyncer() ABSL_LOCKS_EXCLUDED(mutex_);
+  Told ConcludeSync(uint64_t commit, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void NoteHealth(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+
+  Mutex table_mutex_;  // of all that the table does but Sync
+  const std::unique_ptr<RequestTable> table_;
+
+  Mutex mutex_;
+  CondVar news_, unsynced_news_;
+  std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);  // by id
+  int64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
+  int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;            // of all entries
+  std::vector<Write> queue_ ABSL_GUARDED_BY(mutex_);     // one for each session, and its acceptance
+  std::vector<Write> unsynced_ ABSL_GUARDED_BY(mutex_);  // written; told once that is on the disk
+  Entries unwanted_ ABSL_GUARDED_BY(mutex_);             // forgotten, to be dropped
+  uint64_t commits_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t synced_ ABSL_GUARDED_BY(mutex_) = 0;  // commits that are on the disk
+  bool urgent_ ABSL_GUARDED_BY(mutex_) = false;  // among those that are not is an acceptance
+  bool healthy_ ABSL_GUARDED_BY(mutex_) = true;  // the last write succeeded
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writer_ended_ ABSL_GUARDED_BY(mutex_) = false;
+
+  std::thread writer_, syncer_;  // last: they use the others
+};
+
+}  // namespace treadle

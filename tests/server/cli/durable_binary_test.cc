@@ -1,0 +1,341 @@
+// The treadle binary with --durable: killed at any time and started again, beside clients that
+// resume their streams over gRPC and HTTP, and what users see where that cannot be.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <random>
+#include <regex>
+#include <thread>
+
+#include "base/status.h"
+#include "base/sync.h"
+#include "server/grpc/inference.grpc.pb.h"
+#include "tests/server/cli/child_process.h"
+#include "tests/server/http_client.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+const char kBinary[] = TREADLE_BINARY;
+constexpr auto kPatience = std::chrono::minutes(4);
+
+class DurableBinary : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = testing::TempDir() + Str("/durable-", getpid());
+    std::filesystem::create_directories(root_);
+    TinyModelOptions options;
+    options.layers = 4;
+    options.hidden = 128;
+    options.ffn_hidden = 256;
+    options.context = 4096;
+    const auto written = WriteTinyLlamaGguf(root_, options);
+    ASSERT_TRUE(written.ok());
+    model_ = *written;
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  std::vector<std::string> Serve(const std::vector<std::string>& more) const {
+    std::vector<std::string> command = {kBinary,
+                                        "serve",
+                                        "--model",
+                                        model_,
+                                        "--listen",
+                                        "127.0.0.1:0",
+                                        "--http-listen",
+                                        "127.0.0.1:0",
+                                        "--metrics-listen",
+                                        "none",
+                                        "--threads",
+                                        "2",
+                                        "--pin-threads",
+                                        "off",
+                                        "--max-batch-tokens",
+                                        "48",
+                                        "--durable",
+                                        root_ + "/durable"};
+    command.insert(command.end(), more.begin(), more.end());
+    return command;
+  }
+
+  std::string root_, model_;
+};
+
+class Server {
+ public:
+  explicit Server(const std::vector<std::string>& command) : child_(command) {
+    const std::string line = child_.WaitForLine("listening on http://127.0.0.1:");
+    const size_t http = line.find("127.0.0.1:"), grpc = line.rfind("gRPC on 127.0.0.1:");
+    if (grpc == std::string::npos) return;
+    http_port_ = std::atoi(line.c_str() + http + sizeof "127.0.0.1");
+    address_ = line.substr(grpc + 8, line.find(',', grpc) - grpc - 8);
+    grpc::ChannelArguments own;
+    own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    stub_ = v1::Inference::NewStub(
+        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), own));
+  }
+  bool serves() const { return stub_ != nullptr; }
+  v1::Inference::Stub& stub() { return *stub_; }
+  int http_port() const { return http_port_; }
+  const std::string& address() const { return address_; }
+  ChildProcess& child() { return child_; }
+
+ private:
+  ChildProcess child_;
+  int http_port_ = 0;
+  std::string address_;
+  std::unique_ptr<v1::Inference::Stub> stub_;
+};
+
+// The one that runs now; clients find it again.
+class Place {
+ public:
+  std::shared_ptr<Server> Get() {
+    MutexLock lock(mutex_);
+    return server_;
+  }
+  void Put(std::shared_ptr<Server> server) {
+    MutexLock lock(mutex_);
+    server_ = std::move(server);
+  }
+
+ private:
+  Mutex mutex_;
+  std::shared_ptr<Server> server_ ABSL_GUARDED_BY(mutex_);
+};
+
+constexpr int kKinds = 20;
+v1::GenerateRequest Request(int kind) {
+  v1::GenerateRequest made;
+  for (int i = 0; i < 1 + kind * 173 % 300; ++i) {
+    made.mutable_token_ids()->add_ids((kind * 31 + i * 7) % 256);
+  }
+  v1::Sampling& sampling = *made.mutable_sampling();
+  sampling.set_temperature(kind % 3 == 0 ? 0.0f : 0.9f);
+  sampling.set_seed(static_cast<uint64_t>(kind));
+  if (kind % 4 == 1) sampling.set_num_candidates(3);
+  if (kind % 5 == 2) sampling.set_repetition_penalty(1.3f);
+  if (kind % 5 == 3) sampling.set_frequency_penalty(0.5f);
+  made.mutable_stopping()->set_max_new_tokens(50 + kind * 97 % 400);
+  made.mutable_stopping()->set_ignore_eos(kind % 2 == 0);
+  if (kind % 7 == 5) made.mutable_stopping()->add_stop_strings("e");
+  made.mutable_response()->set_logprobs(kind % 3);
+  if (kind % 6 == 4) made.mutable_response()->set_prompt_logprobs(1);
+  return made;
+}
+
+// What a stream said, by candidate: text, ids, log probabilities and how it ended.
+struct Heard {
+  std::map<int, std::string> said;
+  int tokens = 0;
+};
+
+void Hear(grpc::ClientReader<v1::GenerateResponse>& reader, Heard& heard,
+          std::atomic<int>& messages) {
+  for (v1::GenerateResponse message; reader.Read(&message); ++messages) {
+    if (message.has_prompt_info()) {
+      std::string& of_prompt = heard.said[-1];
+      of_prompt.clear();
+      for (const auto& about : message.prompt_info().prompt_logprobs()) {
+        of_prompt += about.SerializeAsString();
+      }
+    }
+    const v1::Output& output = message.output();
+    std::string& of_candidate = heard.said[output.candidate()];
+    for (const int id : output.token_ids()) of_candidate += Str(id, " ");
+    of_candidate += output.text();
+    for (const auto& about : output.logprobs()) of_candidate += about.SerializeAsString();
+    if (output.has_finish_info()) of_candidate += output.finish_info().SerializeAsString();
+    heard.tokens += output.token_ids_size();
+  }
+}
+
+// As a client that does not give up. `resumed` counts.
+Heard Ask(Place& place, int kind, const std::string& id, std::atomic<int>& messages,
+          std::atomic<int>& resumed) {
+  v1::GenerateRequest request = Request(kind);
+  request.set_request_id(id);
+  Heard heard;
+  bool known = false;  // the server has it
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (std::chrono::steady_clock::now() < end) {
+    const std::shared_ptr<Server> server = place.Get();
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader;
+    if (known) {
+      v1::ResumeRequest resume;
+      resume.set_request_id(id);
+      resume.set_from_token(heard.tokens);
+      reader = server->stub().Resume(&context, resume);
+      ++resumed;
+    } else {
+      reader = server->stub().GenerateStream(&context, request);
+    }
+    Hear(*reader, heard, messages);
+    const grpc::Status status = reader->Finish();
+    if (status.ok()) return heard;
+    if (heard.tokens > 0 || status.error_code() == grpc::StatusCode::ALREADY_EXISTS) known = true;
+    if (status.error_code() == grpc::StatusCode::NOT_FOUND) {
+      EXPECT_EQ(heard.tokens, 0) << id << ": " << status.error_message();
+      known = false;
+    } else if (status.error_code() != grpc::StatusCode::ALREADY_EXISTS) {
+      EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  ADD_FAILURE() << id << " did not end";
+  return heard;
+}
+
+std::string HttpBody(int kind) {
+  return Str(R"({"messages": [{"role": "user", "content": "question )", kind,
+             R"("}], "max_tokens": )", 60 + 80 * kind, R"(, "seed": )", kind,
+             R"(, "stream": true, "ignore_eos": true, "logprobs": true, "top_logprobs": 1,
+                "stream_options": {"include_usage": true}})");
+}
+
+// The events of a stream whose client comes back with Last-Event-ID, without the time.
+std::string AskHttp(Place& place, int kind, const std::string& id, std::atomic<int>& resumed) {
+  const std::string body = HttpBody(kind);
+  std::string events;
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (events.find("[DONE]") == events.npos && std::chrono::steady_clock::now() < end) {
+    const size_t last = events.rfind("id: ");
+    std::string headers = Str("X-Request-Id: ", id, "\r\n");
+    if (last != events.npos) {
+      headers += Str("Last-Event-ID: ", events.substr(last + 4, events.find('\n', last) - last - 4),
+                     "\r\n");
+      ++resumed;
+    }
+    HttpClient client(place.Get()->http_port());
+    client.Send(Str("POST /v1/chat/completions HTTP/1.0\r\n", headers,
+                    "Content-Length: ", body.size(), "\r\n\r\n", body));
+    const std::string head = client.ReadUntil("\r\n\r\n");
+    const std::string all = client.ReadAll();
+    if (head.find("409 ") != head.npos && events.empty()) {  // it was accepted, and nothing came
+      events = Str("id: ", id, ":0\n");
+    } else if (head.find("200 OK") != head.npos) {
+      const size_t whole = all.rfind("\n\n");
+      if (events.ends_with(":0\n")) events.clear();
+      if (whole != all.npos) events += all.substr(0, whole + 2);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return std::regex_replace(std::regex_replace(events, std::regex("\"created\":[0-9]+"), ""),
+                            std::regex(id), "ID");
+}
+
+// Streams of every kind, cut in the prompt, while they decode, and while they are being resumed.
+// TREADLE_KILLS: how often the server is killed.
+TEST_F(DurableBinary, AServerThatIsKilledAtAnyTimeLosesNothing) {
+  const char* const asked = std::getenv("TREADLE_KILLS");
+  const int kills = asked == nullptr ? 8 : std::atoi(asked);
+  Place place;
+  place.Put(std::make_shared<Server>(Serve({})));
+  ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+  std::atomic<int> messages = 0, resumed = 0;
+  std::vector<Heard> undisturbed;
+  for (int kind = 0; kind < kKinds; ++kind) {
+    undisturbed.push_back(Ask(place, kind, Str("undisturbed-", kind), messages, resumed));
+  }
+  constexpr int kHttpKinds = 3;
+  std::vector<std::string> events;
+  for (int kind = 0; kind < kHttpKinds; ++kind) {
+    events.push_back(AskHttp(place, kind, Str("first-", kind), resumed));
+    ASSERT_THAT(events.back(), HasSubstr("[DONE]"));
+  }
+  ASSERT_EQ(resumed, 0);
+
+  std::atomic<bool> done = false;
+  std::atomic<int> next = 0, answers = 0;
+  std::vector<std::thread> clients;
+  for (int i = 0; i < 3; ++i) {
+    clients.emplace_back([&] {
+      while (!done) {
+        const int number = next++, kind = number % kKinds;
+        const Heard heard = Ask(place, kind, Str("again-", number), messages, resumed);
+        EXPECT_TRUE(heard.said == undisturbed[kind].said) << kind;
+        EXPECT_EQ(heard.tokens, undisturbed[kind].tokens) << kind;
+        ++answers;
+      }
+    });
+  }
+  clients.emplace_back([&] {
+    for (int number = 0; !done; ++number) {
+      const int kind = number % kHttpKinds;
+      EXPECT_EQ(AskHttp(place, kind, Str("web-", number), resumed), events[kind]) << number;
+    }
+  });
+  std::mt19937 random(7);
+  for (int i = 0; i < kills; ++i) {
+    const int heard = messages;
+    const bool patient = random() % 3 != 0;
+    for (int wait = 0; patient && messages < heard + 50 && wait < 6000; ++wait) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));
+    const std::shared_ptr<Server> server = place.Get();
+    server->child().Signal(SIGKILL);
+    EXPECT_EQ(server->child().Wait(), 256 + SIGKILL);
+    place.Put(std::make_shared<Server>(Serve({})));
+    ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+  }
+  done = true;
+  for (std::thread& client : clients) client.join();
+  EXPECT_GT(answers, 0);
+  EXPECT_GT(resumed, 0);
+  std::printf("%d kills, %d answers, %d resumed\n", kills, answers.load(), resumed.load());
+  place.Get()->child().Signal(SIGTERM);
+  EXPECT_EQ(place.Get()->child().Wait(), 0);
+}
+
+TEST_F(DurableBinary, AFolderHasOneServer) {
+  Server server(Serve({}));
+  ASSERT_TRUE(server.serves()) << server.child().output();
+  ChildProcess second(Serve({}));
+  EXPECT_NE(second.Wait(), 0);
+  EXPECT_THAT(second.output(), HasSubstr("requests.sqlite is in use by another process"));
+}
+
+TEST_F(DurableBinary, TheCommandResumes) {
+  std::string whole;
+  {
+    Server server(Serve({}));
+    ASSERT_TRUE(server.serves()) << server.child().output();
+    ChildProcess ask({kBinary, "generate", "--target", server.address(), "--request-id", "story",
+                      "--prompt", "Once upon a time", "--max-new-tokens", "30", "--ignore-eos",
+                      "--json"});
+    ASSERT_EQ(ask.Wait(), 0) << ask.output();
+    whole = ask.output();
+    server.child().Signal(SIGKILL);
+    server.child().Wait();
+  }
+  Server server(Serve({}));
+  ASSERT_TRUE(server.serves()) << server.child().output();
+  ChildProcess resume(
+      {kBinary, "generate", "--target", server.address(), "--resume", "story", "--json"});
+  ASSERT_EQ(resume.Wait(), 0) << resume.output();
+  EXPECT_EQ(resume.output(), whole);
+  ChildProcess rest(
+      {kBinary, "generate", "--target", server.address(), "--resume", "story", "--from", "30"});
+  EXPECT_EQ(rest.Wait(), 0);
+  EXPECT_EQ(rest.output(), "\n");
+  ChildProcess none({kBinary, "generate", "--target", server.address(), "--resume", "other"});
+  EXPECT_NE(none.Wait(), 0);
+  EXPECT_THAT(none.output(), HasSubstr("no request with the id"));
+}
+
+}  // namespace
+}  // namespace treadle
