@@ -79,6 +79,7 @@ void Planner::Admit(Request& request, Clock::time_point now) {
     sequence.next_position = sequence.known = FirstPosition(request, sequence);
     if (sequence.produced > 0) sequence.known = request.prompt_length() + sequence.produced - 1;
   }
+  request.missing = {};  // nobody has anything of it
   request.state = RequestState::kRunning;
   request.admitted = now;
 }
