@@ -86,6 +86,8 @@ struct ServeOptions {
   std::string log_file;  // empty: stderr
   bool log_requests = true;
   std::string ledger_file;  // empty: none
+  std::string record;       // file; empty: none
+  int64_t record_size = 256 << 20;
   std::string health_listen = "none";
   std::string tls_cert, tls_key;    // PEM files; empty: plaintext
   std::string tls_client_ca;        // clients need a certificate from it; empty: they need none
