@@ -11,6 +11,7 @@
 #include "base/mapped_file.h"
 #include "base/number.h"
 #include "base/status.h"
+#include "engine/record/op_check.h"
 #include "engine/record/replay.h"
 #include "engine/remote/received_checkpoint.h"
 #include "models/checkpoints/checkpoint.h"
@@ -33,6 +34,7 @@ struct ReplayFlags {
   std::string model;
   std::string until;
   std::string request;
+  bool reference = false;
   int64_t threads = 0;
 };
 
@@ -100,23 +102,40 @@ void Introduce(const OpenedRecording& opened) {
                             : Str("it ends because ", summary.end).c_str());
 }
 
-// The stages that were recorded, with tensor-parallel ranks as there.
+// The stages that were recorded, with tensor-parallel ranks as there. `check`: their ops are looked
+// at; or null.
 absl::StatusOr<std::unique_ptr<ReplayStages>> LoadStages(const OpenedRecording& opened,
+                                                         OpCheck* check,
                                                          std::string& description) {
   const RecordedSetup& setup = opened.summary.setup;
   const ServeOptions& options = opened.options;
   TREADLE_ASSIGN_OR_RETURN(const RankDevices devices, RankDevices::Choose(options));
+  if (check != nullptr && devices.cuda()) {
+    return Unimplemented("ops are checked on the CPU only, and the recording is of a GPU");
+  }
   std::vector<std::vector<StageRanks::Rank>> stages;
   LoadOptions load = LoadOptionsFrom(options, setup.max_context);
   for (const int64_t end : setup.end_layers) {
     load.layers = {load.layers.end, end};
     TREADLE_ASSIGN_OR_RETURN(auto backends, devices.Create());
     std::vector<Backend*> pointers;
-    for (const auto& backend : backends) pointers.push_back(backend.get());
+    std::vector<CheckedBackend*> checked;
+    for (size_t i = 0; i < backends.size(); ++i) {
+      if (check != nullptr) {
+        CheckedRank rank = CheckOps(std::move(backends[i]), options.compute, *check,
+                                    static_cast<int>(stages.size()), static_cast<int>(i));
+        backends[i] = std::move(rank.backend);
+        checked.push_back(rank.check);
+      }
+      pointers.push_back(backends[i].get());
+    }
     TREADLE_ASSIGN_OR_RETURN(auto models, LoadModelRanks(*opened.checkpoint, pointers, load));
     description = backends[0]->description();
     std::vector<StageRanks::Rank>& ranks = stages.emplace_back();
     for (size_t i = 0; i < models.size(); ++i) {
+      if (check != nullptr) {
+        models[i]->ObserveLayers([rank = checked[i]](int64_t layer) { rank->AtLayer(layer); });
+      }
       ranks.push_back({std::move(backends[i]), std::move(models[i])});
     }
   }
@@ -145,6 +164,67 @@ void Tell(const ReplayDifference& difference, const RecordedRequests& requests) 
                           .c_str());
 }
 
+// Which op it was. The row is of the batch, where the op has a row for each token of the plan.
+void Tell(const OpFinding& op, const IterationPlan& plan, int64_t layers) {
+  std::string row = Str("row ", op.row);
+  int64_t begin = 0;
+  for (const Step& step : plan.steps) {
+    if (op.layer < layers && op.row >= begin && op.row < begin + step.num_tokens) {
+      row += Str(" (sequence ", step.sequence, ", position ",
+                 step.first_position + op.row - begin, ")");
+    }
+    begin += step.num_tokens;
+  }
+  const std::string layer = op.layer < 0         ? "the embedding"
+                            : op.layer == layers ? "the head"
+                                                 : Str("layer ", op.layer);
+  std::printf("%s\n",
+              Str("FIRST WRONG OP in iteration ", plan.iteration, " of epoch ", plan.epoch,
+                  ": stage ", op.stage, ", rank ", op.rank, ", ", layer, ", ", op.name, ", ", row,
+                  ": ", op.what)
+                  .c_str());
+}
+
+// Runs the recording with ops checked on the reference, those of one sequence's iterations or all,
+// up to the first that is wrong. Gives whether one was.
+absl::StatusOr<bool> FindWrongOp(const OpenedRecording& opened, ReplayOptions options,
+                                 std::optional<SequenceId> sequence, ReplayReport& report) {
+  OpCheck check;
+  std::string backend;
+  TREADLE_ASSIGN_OR_RETURN(const auto stages, LoadStages(opened, &check, backend));
+  IterationPlan running;
+  options.before = [&](const IterationPlan& plan) {
+    running = plan;
+    check.Arm(!sequence || std::ranges::count(plan.steps, *sequence, &Step::sequence) > 0);
+  };
+  options.after = [&] { return !check.found(); };
+  TREADLE_ASSIGN_OR_RETURN(report, Replay(opened.file->text(),
+                                          opened.summary.setup.max_batch_tokens, *stages, options));
+  const std::optional<OpFinding> found = check.found();
+  if (found) Tell(*found, running, opened.checkpoint->config().layers);
+  return found.has_value();
+}
+
+// Where what differs comes from.
+absl::Status Locate(const OpenedRecording& opened, ReplayOptions options,
+                    const ReplayDifference& difference) {
+  std::printf("looking for the op: each of sequence %s's is computed by the reference backend, too\n",
+              Str(difference.sequence).c_str());
+  std::fflush(stdout);
+  options.first_epoch = difference.at.epoch;
+  options.until = difference.at;
+  ReplayReport report;
+  TREADLE_ASSIGN_OR_RETURN(const bool found,
+                           FindWrongOp(opened, options, difference.sequence, report));
+  if (found) return absl::OkStatus();
+  std::printf("no op is wrong here: %s\n",
+              report.difference ? "the machine that was recorded computed something else, or lost "
+                                  "what it had computed"
+                                : "this time it came out as recorded, so this machine does not "
+                                  "compute the same twice");
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int> RunRecording(const ReplayFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(const OpenedRecording opened, OpenRecording(flags));
   ReplayOptions options;
@@ -153,7 +233,7 @@ absl::StatusOr<int> RunRecording(const ReplayFlags& flags) {
   }
   Introduce(opened);
   std::string backend;
-  TREADLE_ASSIGN_OR_RETURN(const auto stages, LoadStages(opened, backend));
+  TREADLE_ASSIGN_OR_RETURN(auto stages, LoadStages(opened, nullptr, backend));
   // A description begins with device and instruction set.
   const std::string machine = backend.substr(0, backend.find(',') + 1);
   if (opened.summary.setup.backend.find(machine) == std::string::npos) {
@@ -162,18 +242,32 @@ absl::StatusOr<int> RunRecording(const ReplayFlags& flags) {
                 "log probabilities to within %g\n",
                 backend.c_str(), options.tolerance);
   }
-  TREADLE_ASSIGN_OR_RETURN(const ReplayReport report,
-                           Replay(opened.file->text(), opened.summary.setup.max_batch_tokens,
-                                  *stages, options));
+  ReplayReport report;
+  bool wrong = false;
+  if (flags.reference) {
+    stages.reset();
+    TREADLE_ASSIGN_OR_RETURN(wrong, FindWrongOp(opened, options, std::nullopt, report));
+  } else {
+    TREADLE_ASSIGN_OR_RETURN(report,
+                             Replay(opened.file->text(), opened.summary.setup.max_batch_tokens,
+                                    *stages, options));
+    stages.reset();
+  }
   std::printf("%s\n", Str("replayed ", report.iterations, " iterations: ", report.tokens,
                           " tokens and ", report.logprobs, " log probabilities compared")
                           .c_str());
-  if (!report.difference) {
-    std::printf("IDENTICAL\n");
-    return kSame;
+  if (report.difference) {
+    Tell(*report.difference, opened.summary.requests);
+    if (!flags.reference) {
+      if (const absl::Status located = Locate(opened, options, *report.difference); !located.ok()) {
+        std::printf("%s\n", std::string(located.message()).c_str());
+      }
+    }
+    return kDifferent;
   }
-  Tell(*report.difference, opened.summary.requests);
-  return kDifferent;
+  if (wrong) return kDifferent;
+  std::printf("IDENTICAL%s\n", flags.reference ? ", and every op as the reference backend has it" : "");
+  return kSame;
 }
 
 absl::StatusOr<std::string> Dump(const ReplayFlags& flags) {
@@ -197,6 +291,10 @@ int RunReplay(int argc, char** argv) {
   app.add_option("--dump-request", flags.request,
                  "instead, print all that is known of the request with this number in the ledger, "
                  "or with this id of its client's");
+  app.add_flag("--reference", flags.reference,
+               "compute every op on the reference backend, too, from the same inputs, and stop at "
+               "the first that differs by more than its formats allow; slow, and on CPUs only "
+               "(where the replay differs, this is done for the sequence that does)");
   app.add_option("--threads", flags.threads, "compute threads; 0: one per CPU")
       ->check(CLI::NonNegativeNumber);
   if (auto code = ParseFlags(app, "replay", argc, argv)) return *code;

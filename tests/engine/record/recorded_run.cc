@@ -12,6 +12,7 @@
 #include "engine/record/record.pb.h"
 #include "engine/record/record_file.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "models/architectures/architecture.h"
 #include "models/checkpoints/checkpoint.h"
 #include "tests/engine/company.h"
 #include "tests/engine/engine_runner.h"
@@ -24,14 +25,20 @@ namespace {
 constexpr int64_t kBatchTokens = 64, kPageSize = 16, kPages = 48;
 
 std::vector<StageRanks::Rank> LoadRanksOf(const RecordedRun& run, LayerRange layers,
-                                          const WrapBackend& wrap) {
+                                          const WrapBackend& wrap = {}, OpCheck* check = nullptr,
+                                          int stage = 0) {
   auto checkpoint = Checkpoint::Open(run.model);
   TREADLE_CHECK(checkpoint.ok());
   std::vector<StageRanks::Rank> ranks;
   for (int rank = 0; rank < run.ranks; ++rank) {
-    auto cpu = CreateCpuBackend({.threads = 1, .compute = ComputeMode::kExact});
+    auto cpu = CreateCpuBackend({.threads = 1, .compute = run.compute});
     TREADLE_CHECK(cpu.ok());
     std::unique_ptr<Backend> backend = wrap ? wrap(*std::move(cpu)) : *std::move(cpu);
+    CheckedRank checked;
+    if (check != nullptr) {
+      checked = CheckOps(std::move(backend), run.compute, *check, stage, rank);
+      backend = std::move(checked.backend);
+    }
     LoadOptions load;
     load.layers = layers;
     load.shard = {rank, run.ranks};
@@ -39,6 +46,9 @@ std::vector<StageRanks::Rank> LoadRanksOf(const RecordedRun& run, LayerRange lay
     load.threads = 1;
     auto model = Model::Load(**checkpoint, *backend, load);
     TREADLE_CHECK(model.ok());
+    if (check != nullptr) {
+      (*model)->ObserveLayers([at = checked.check](int64_t layer) { at->AtLayer(layer); });
+    }
     ranks.push_back({std::move(backend), *std::move(model)});
   }
   return ranks;
@@ -58,20 +68,27 @@ RecordingOptions RecordedRun::Options() {
                    .end_layers = end_layers,
                    .max_batch_tokens = kBatchTokens,
                    .max_context = 256,
-                   .kv_pages = kPages};
+                   .kv_pages = pages};
   options.ended = [this](const std::string& why) { ended.push_back(why); };
   return options;
 }
 
-RecordedRun NewRun(const std::string& name) {
+RecordedRun NewRun(const std::string& name, const char* architecture, const char* format) {
   const std::string folder = testing::TempDir() + Str("record-", getpid(), "-", name);
   std::filesystem::remove_all(folder);
   std::filesystem::create_directories(folder);
   TinyModelOptions options;
   options.layers = 4;
-  auto written = WriteTinyLlamaGguf(folder, options);
+  options.format = format;
+  auto written = WriteTinyGguf(*FindArchitecture(architecture), folder, options);
   TREADLE_CHECK(written.ok());
-  return {.model = *written, .file = folder + "/recording"};
+  const auto checkpoint = Checkpoint::Open(*written);
+  TREADLE_CHECK(checkpoint.ok());
+  const auto paging = KvPaging::Of((*checkpoint)->config(), kPageSize, kBatchTokens);
+  return {.model = *written,
+          .file = folder + "/recording",
+          .paging = paging,
+          .pages = {paging.whole ? kPages : 0, paging.ring > 0 ? kPages : 0}};
 }
 
 void RecordRequests(RecordedRun& run, std::unique_ptr<Engine> engine, int epochs) {
@@ -83,8 +100,8 @@ void RecordRequests(RecordedRun& run, std::unique_ptr<Engine> engine, int epochs
   for (int epoch = 0; epoch < epochs; ++epoch) {
     if (epoch > 0) runner.engine().Restart();
     runner.WaitForRoom();
-    PlanDriver driver({.paging = {.page_size = kPageSize},
-                       .num_pages = kPages,
+    PlanDriver driver({.paging = run.paging,
+                       .num_pages = run.pages,
                        .max_batch_tokens = kBatchTokens,
                        .seed = run.seed + static_cast<uint32_t>(epoch),
                        .one_plan_each = one_plan_each},
@@ -103,9 +120,9 @@ void RecordRequests(RecordedRun& run, std::unique_ptr<Engine> engine, int epochs
 void RecordLocal(RecordedRun& run, int epochs) {
   LocalEngineOptions options{.max_batch_tokens = kBatchTokens,
                              .page_size = kPageSize,
-                             .kv_pages = kPages,
+                             .kv_pages = run.pages,
                              .kv_dtype = DType::kF32};
-  auto engine = LocalEngine::Create(LoadRanksOf(run, {0, 4}, {}), options);
+  auto engine = LocalEngine::Create(LoadRanksOf(run, {0, 4}), options);
   ASSERT_TRUE(engine.ok()) << engine.status();
   RecordRequests(run, *std::move(engine), epochs);
 }
@@ -116,11 +133,12 @@ std::string ReadWhole(const std::string& path) {
 }
 
 std::unique_ptr<ReplayStages> StagesFor(const RecordedRun& run, const RecordingSummary& summary,
-                                        WireType wire, const WrapBackend& wrap) {
+                                        WireType wire, const WrapBackend& wrap, OpCheck* check) {
   std::vector<std::vector<StageRanks::Rank>> stages;
   int64_t begin = 0;
   for (const int64_t end : summary.setup.end_layers) {
-    stages.push_back(LoadRanksOf(run, {begin, end}, wrap));
+    stages.push_back(
+        LoadRanksOf(run, {begin, end}, wrap, check, static_cast<int>(stages.size())));
     begin = end;
   }
   ReplayStages::Options options;

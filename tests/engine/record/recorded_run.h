@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/record/op_check.h"
 #include "engine/record/replay.h"
 #include "engine/stage_ranks.h"
 #include "kernels/backend.h"
@@ -21,7 +22,10 @@ struct RecordedRun {
   std::string model;              // a file
   std::string file;               // the recording's, in an empty folder
   std::vector<int64_t> end_layers = {4};
+  KvPaging paging = {};           // the model's
+  PageCounts pages = {};
   int ranks = 1;                  // of each stage
+  ComputeMode compute = ComputeMode::kExact;
   int64_t max_bytes = 256 << 20;  // as RecordingOptions
   int64_t queue_bytes = 32 << 20;
   uint32_t seed = 1;
@@ -32,7 +36,8 @@ struct RecordedRun {
 };
 
 // A model and a folder of the test's own.
-RecordedRun NewRun(const std::string& name);
+RecordedRun NewRun(const std::string& name, const char* architecture = "llama",
+                   const char* format = "f32");
 // `epochs` epochs of random requests of all kinds, by random plans, through the engine and into the
 // recording; the last plans of all epochs but the last one are left without a result.
 void RecordRequests(RecordedRun& run, std::unique_ptr<Engine> engine, int epochs = 1);
@@ -42,10 +47,10 @@ void RecordLocal(RecordedRun& run, int epochs = 1);
 std::string ReadWhole(const std::string& path);
 
 using WrapBackend = std::function<std::unique_ptr<Backend>(std::unique_ptr<Backend>)>;
-// As the recording says, on exact CPUs that may be wrapped.
+// As the recording says, on CPUs that may be wrapped, and whose ops may be checked.
 std::unique_ptr<ReplayStages> StagesFor(const RecordedRun& run, const RecordingSummary& summary,
                                         WireType wire = WireType::kF32,
-                                        const WrapBackend& wrap = {});
+                                        const WrapBackend& wrap = {}, OpCheck* check = nullptr);
 absl::StatusOr<ReplayReport> ReplayAll(const RecordedRun& run, const std::string& recording,
                                        WireType wire = WireType::kF32,
                                        const ReplayOptions& options = {});
