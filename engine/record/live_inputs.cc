@@ -17,7 +17,8 @@ bool ShareBeginning(const SequencePages& one, const SequencePages& other) {
 }  // namespace
 
 void LiveInputs::Start(const SequenceStart& start) {
-  Live live{.start = start};
+  Live live;
+  live.start = start;
   live.start.first_position = 0;
   live.inputs = std::exchange(live.start.earlier_tokens, {});
   const auto first = static_cast<size_t>(start.first_position);
@@ -29,8 +30,9 @@ void LiveInputs::Start(const SequenceStart& start) {
   };
   if (live.inputs.size() < first) {
     const auto found = std::ranges::find_if(live_, knows);
-    if (found != live_.end()) live.inputs = found->second.inputs;
-    live.inputs.resize(first, -1);
+    if (found != live_.end()) {
+      live.inputs.assign(found->second.inputs.begin(), found->second.inputs.begin() + first);
+    }
   }
   live_[start.sequence] = std::move(live);
 }

@@ -17,8 +17,8 @@ namespace treadle {
 class LiveInputs {
  public:
   struct Live {
-    SequenceStart start;  // from its beginning on: first_position 0, no earlier tokens
-    std::vector<int32_t> inputs;  // by position; -1: not known
+    SequenceStart start = {};  // from its beginning on: first_position 0, no earlier tokens
+    std::vector<int32_t> inputs = {};  // by position
     int32_t sample = -1;          // the last one
     Pooling pooling = Pooling::kNone;
   };

@@ -38,9 +38,9 @@ struct RecordingOptions {
   std::string file;
   int64_t max_bytes = 256 << 20;
   int64_t queue_bytes = 32 << 20;
-  RecordedSetup setup;
+  RecordedSetup setup = {};
   // Once, when it has ended before its time; on any thread; must not block.
-  std::function<void(const std::string& why)> ended;
+  std::function<void(const std::string& why)> ended = {};
 };
 
 class Recording {

@@ -16,7 +16,7 @@
 namespace treadle {
 namespace {
 
-constexpr int64_t kMostStages = 1 << 12;
+constexpr int64_t kMostStages = 1 << 12, kMostBatchTokens = 1 << 20;
 
 absl::StatusOr<RecordedSetup> SetupOf(const record::Header& header) {
   RecordedSetup setup;
@@ -33,6 +33,10 @@ absl::StatusOr<RecordedSetup> SetupOf(const record::Header& header) {
   if (setup.end_layers.empty() || std::ssize(setup.end_layers) > kMostStages || !ascend ||
       setup.end_layers[0] < 1) {
     return InvalidArgument("the recording's stages are none, expected ascending layers");
+  }
+  if (setup.max_batch_tokens < 1 || setup.max_batch_tokens > kMostBatchTokens) {
+    return InvalidArgument("the recording's iterations have ", setup.max_batch_tokens,
+                           " tokens at most, expected 1 to ", kMostBatchTokens);
   }
   return setup;
 }

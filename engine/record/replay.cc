@@ -104,8 +104,8 @@ class Comparison {
 // What a recording tells, entry by entry, until its end or a place in it.
 class Run {
  public:
-  Run(int64_t max_batch_tokens, ReplayStages& stages, const ReplayOptions& options)
-      : max_batch_tokens_(max_batch_tokens), stages_(stages), options_(options) {}
+  Run(int64_t max_batch_tokens, PlanRunner& runner, const ReplayOptions& options)
+      : max_batch_tokens_(max_batch_tokens), runner_(runner), options_(options) {}
 
   // False: there is no more to do.
   absl::StatusOr<bool> Handle(const record::Entry& entry) {
@@ -136,7 +136,7 @@ class Run {
       chunk.epoch = everything.epoch;
       chunk.iteration = everything.iteration;
       if (options_.before) options_.before(chunk);
-      TREADLE_RETURN_IF_ERROR(stages_.Run(std::move(chunk), {}).status());
+      TREADLE_RETURN_IF_ERROR(runner_.Run(std::move(chunk), {}).status());
       if (options_.after && !options_.after()) return false;
     }
     return true;
@@ -144,7 +144,7 @@ class Run {
 
   absl::Status Begin(uint64_t epoch) {
     epoch_ = epoch;
-    return stages_.BeginEpoch();
+    return runner_.BeginEpoch();
   }
 
   absl::StatusOr<bool> Answered(const control::ResultMessage& message) {
@@ -166,7 +166,7 @@ class Run {
     if (options_.before) options_.before(told);
     TREADLE_ASSIGN_OR_RETURN(
         const IterationResult found,
-        stages_.Run(told, masks.empty() ? std::vector<StepMask>() : masks.mapped()));
+        runner_.Run(told, masks.empty() ? std::vector<StepMask>() : masks.mapped()));
     live_.Apply(told, recorded);
     ++report_.iterations;
     Comparison(told, options_.tolerance, report_).Compare(recorded, found);
@@ -179,7 +179,7 @@ class Run {
   }
 
   const int64_t max_batch_tokens_;
-  ReplayStages& stages_;
+  PlanRunner& runner_;
   const ReplayOptions& options_;
   std::optional<uint64_t> epoch_;
   LiveInputs live_;
@@ -191,9 +191,9 @@ class Run {
 }  // namespace
 
 absl::StatusOr<ReplayReport> Replay(std::string_view recording, int64_t max_batch_tokens,
-                                    ReplayStages& stages, const ReplayOptions& options) {
+                                    PlanRunner& runner, const ReplayOptions& options) {
   TREADLE_ASSIGN_OR_RETURN(RecordReader reader, RecordReader::Open(recording));
-  Run run(max_batch_tokens, stages, options);
+  Run run(max_batch_tokens, runner, options);
   record::Entry entry;
   while (true) {
     TREADLE_ASSIGN_OR_RETURN(const bool there, reader.Next(entry));

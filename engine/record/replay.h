@@ -51,7 +51,7 @@ struct ReplayDifference {
   uint32_t candidate = 0;
   size_t step = 0;       // in the plan
   int32_t position = 0;  // of the token that is sampled, in its sequence
-  std::string what;      // "token is 5, recorded 7"
+  std::string what = {};  // "token is 5, recorded 7"
 };
 
 struct ReplayOptions {
@@ -71,9 +71,9 @@ struct ReplayReport {
   std::optional<ReplayDifference> difference;  // the first; nothing is run after it
 };
 
-// `max_batch_tokens`: the stages'. Errors: Summarize's, ReplayStages'.
+// `max_batch_tokens`: as the recording's setup says. Errors: Summarize's, the runner's.
 absl::StatusOr<ReplayReport> Replay(std::string_view recording, int64_t max_batch_tokens,
-                                    ReplayStages& stages, const ReplayOptions& options);
+                                    PlanRunner& runner, const ReplayOptions& options);
 
 // All that is known of one request, by the ledger's number or by the client's own id: when it came,
 // its tokens iteration by iteration, how it ended. Lines of text. NotFound: it is not there.

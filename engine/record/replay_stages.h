@@ -18,7 +18,17 @@
 
 namespace treadle {
 
-class ReplayStages {
+// What plans are run on, one at a time. Thread safety: one thread.
+class PlanRunner {
+ public:
+  virtual ~PlanRunner() = default;
+  // Begins without sequences.
+  virtual absl::Status BeginEpoch() = 0;
+  // Runs one plan to its end. After an error another epoch may begin.
+  virtual absl::StatusOr<IterationResult> Run(IterationPlan plan, std::vector<StepMask> masks) = 0;
+};
+
+class ReplayStages final : public PlanRunner {
  public:
   struct Options {
     StageRanks::Options ranks;  // of every stage
@@ -28,10 +38,9 @@ class ReplayStages {
   static absl::StatusOr<std::unique_ptr<ReplayStages>> Create(
       std::vector<std::vector<StageRanks::Rank>> stages, const Options& options);
 
-  // Begins without sequences.
-  absl::Status BeginEpoch();
-  // Runs one plan to its end. Errors: the stage that refused it or failed; another epoch may begin.
-  absl::StatusOr<IterationResult> Run(IterationPlan plan, std::vector<StepMask> masks);
+  // Errors: the stage that refused a plan or failed.
+  absl::Status BeginEpoch() override;
+  absl::StatusOr<IterationResult> Run(IterationPlan plan, std::vector<StepMask> masks) override;
 
  private:
   explicit ReplayStages(const Options& options) : options_(options) {}

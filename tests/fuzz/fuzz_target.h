@@ -25,7 +25,7 @@ struct FuzzTarget {
 // Each in the source of its name.
 extern const FuzzTarget kChatTemplateTarget, kConfigJsonTarget, kControlMasterTarget,
     kControlWorkerTarget, kGgufTarget, kHttp2GuardTarget, kPlanMessagesTarget, kPreTokenizerTarget,
-    kRequestsTarget, kSafetensorsTarget, kTokenizerJsonTarget, kToolCallsTarget, kVocabularyTarget;
+    kRecordingTarget, kRequestsTarget, kSafetensorsTarget, kTokenizerJsonTarget, kToolCallsTarget, kVocabularyTarget;
 
 // All of them.
 std::span<const FuzzTarget* const> FuzzTargets();

@@ -9,7 +9,7 @@ std::span<const FuzzTarget* const> FuzzTargets() {
       &kRequestsTarget,      &kHttp2GuardTarget,    &kChatTemplateTarget, &kPlanMessagesTarget,
       &kControlWorkerTarget, &kControlMasterTarget, &kGgufTarget,         &kSafetensorsTarget,
       &kConfigJsonTarget,    &kTokenizerJsonTarget, &kVocabularyTarget,   &kPreTokenizerTarget,
-      &kToolCallsTarget};
+      &kToolCallsTarget,     &kRecordingTarget};
   return kTargets;
 }
 
