@@ -50,7 +50,7 @@ v1::GenerateRequest RequestOf(int kind) {
   sampling.set_seed(static_cast<uint64_t>(kind));
   if (kind % 4 == 1) sampling.set_num_candidates(3);
   if (kind % 5 == 2) sampling.set_repetition_penalty(1.3f);
-  request.mutable_stopping()->set_max_new_tokens(kind == 0 ? 1500 : 60);
+  request.mutable_stopping()->set_max_new_tokens(kind == 0 ? 300 : 60);
   request.mutable_response()->set_logprobs(kind % 3);
   if (kind == 6) request.mutable_response()->set_prompt_logprobs(1);
   if (kind == 7) {
