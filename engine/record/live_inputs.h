@@ -1,6 +1,6 @@
-// Which sequences of an epoch live, and the input at every position whose K/V are in the cache: from
-// plans and their results, as an engine would know them. With it K/V can be rebuilt at any point,
-// since a row depends on its own sequence's inputs alone (docs/design.md, N1 and N2).
+// Which sequences of an epoch live, and the input at every position whose K/V are in the cache:
+// from plans and their results, as an engine would know them. With it K/V can be rebuilt at any
+// point, since a row depends on its own sequence's inputs alone (docs/design.md, N1 and N2).
 //
 // Plans are applied in order, each once its result is known. They are not checked here: what cannot
 // be is skipped, and an engine refuses it. Thread safety: one thread.
@@ -17,9 +17,9 @@ namespace treadle {
 class LiveInputs {
  public:
   struct Live {
-    SequenceStart start = {};  // from its beginning on: first_position 0, no earlier tokens
+    SequenceStart start = {};          // from its beginning on: first_position 0, no earlier tokens
     std::vector<int32_t> inputs = {};  // by position
-    int32_t sample = -1;          // the last one
+    int32_t sample = -1;               // the last one
     Pooling pooling = Pooling::kNone;
   };
 

@@ -199,15 +199,15 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
                       (gate, up, limit, out), (x.view(), y.view(), limit, expected.view()))
 #undef TREADLE_CHECK_GATED
 
-#define TREADLE_CHECK_ELEMENTWISE(name)                                     \
-  void name(Tensor x, Tensor out) override {                                \
-    const bool armed = Next();                                              \
-    const HostCopy input(armed ? x : Tensor());                             \
-    const HostCopy expected(armed ? out : Tensor());                        \
-    ForwardingBackend::name(x, out);                                        \
-    if (!armed) return;                                                     \
-    reference_->name(input.view(), expected.view());                        \
-    Compare(#name, out, expected.view(), ElementTolerance(input.view()));   \
+#define TREADLE_CHECK_ELEMENTWISE(name)                                   \
+  void name(Tensor x, Tensor out) override {                              \
+    const bool armed = Next();                                            \
+    const HostCopy input(armed ? x : Tensor());                           \
+    const HostCopy expected(armed ? out : Tensor());                      \
+    ForwardingBackend::name(x, out);                                      \
+    if (!armed) return;                                                   \
+    reference_->name(input.view(), expected.view());                      \
+    Compare(#name, out, expected.view(), ElementTolerance(input.view())); \
   }
   TREADLE_CHECK_ELEMENTWISE(Gelu)
   TREADLE_CHECK_ELEMENTWISE(GeluErf)
@@ -235,9 +235,9 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
     if (!armed) return;
     const HostCopy before(expected.view());
     reference_->Mix(input.view(), places, shares.view(), accumulate, expected.view());
-    Compare("Mix", out, expected.view(),
-            MixTolerance(input.view(), places, shares.view(),
-                         accumulate ? before.view() : Tensor()));
+    Compare(
+        "Mix", out, expected.view(),
+        MixTolerance(input.view(), places, shares.view(), accumulate ? before.view() : Tensor()));
   }
 
   void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
@@ -285,8 +285,9 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
         return Find("Sample", row, Str("token ", is.token, ", the reference's ", should.token));
       }
       if (rows[i].top_logprobs >= 0 && !(std::fabs(is.logprob - should.logprob) <= tolerance)) {
-        return Find("Sample", row, Str("log probability ", is.logprob, ", the reference's ",
-                                       should.logprob, ", tolerance ", tolerance));
+        return Find("Sample", row,
+                    Str("log probability ", is.logprob, ", the reference's ", should.logprob,
+                        ", tolerance ", tolerance));
       }
     }
   }
@@ -347,8 +348,9 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
         if (is == should || (std::isnan(is) && std::isnan(should))) continue;
         const double most = tolerance(row, i);
         if (std::fabs(double{is} - should) <= most) continue;
-        return Find(std::move(op), row,
-                    Str("column ", i, " is ", is, ", the reference's ", should, ", tolerance ", most));
+        return Find(
+            std::move(op), row,
+            Str("column ", i, " is ", is, ", the reference's ", should, ", tolerance ", most));
       }
     }
   }

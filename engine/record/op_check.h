@@ -25,7 +25,7 @@ namespace treadle {
 
 struct OpFinding {
   int stage = 0;
-  int64_t op = 0;      // number of the op within its stage's iteration
+  int64_t op = 0;  // number of the op within its stage's iteration
   int rank = 0;
   int64_t layer = -1;  // -1: the embedding; the model's number of layers: its head
   std::string name;    // "MatMul"

@@ -47,8 +47,7 @@ CacheMagnitudes MagnitudesIn(const KvView& kv, const SequenceSpan& span) {
   CacheMagnitudes found;
   for (int64_t p = kv.FirstSeen(span.first_position); p < span.first_position + span.num_rows;
        ++p) {
-    const std::byte* const page =
-        kv.pages + span.pages[p / layout.page_size] * layout.PageBytes();
+    const std::byte* const page = kv.pages + span.pages[p / layout.page_size] * layout.PageBytes();
     const int64_t slot = p % layout.page_size;
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
       double squares = 0;
@@ -152,9 +151,9 @@ ToleranceOf MatMulTolerance(const WeightMagnitudes& weight, Tensor x, Tensor bat
     if (bias != nullptr) sum += std::fabs(bias[n]);
     double tolerance = kUnit * roundings * sum;
     if (weight.rounds_codebook) {  // activations by half a step of 16,256, weights of 3,584
-      tolerance += 1.01 * root *
-                   (weight.norms[n] * LargestOf(x, row) / (2 * 16256) +
-                    norm * weight.largest[n] / 7168);
+      tolerance +=
+          1.01 * root *
+          (weight.norms[n] * LargestOf(x, row) / (2 * 16256) + norm * weight.largest[n] / 7168);
     }
     return tolerance;
   };

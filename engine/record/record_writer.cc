@@ -52,9 +52,8 @@ absl::Status RecordWriter::Follow(const std::string& bytes) {
   } else if (entry.has_epoch_end()) {
     live_.Clear();
     pending_.clear();
-    std::erase_if(masks_, [&](const auto& masks) {
-      return masks.first.first <= entry.epoch_end().epoch();
-    });
+    std::erase_if(
+        masks_, [&](const auto& masks) { return masks.first.first <= entry.epoch_end().epoch(); });
   } else if (entry.has_result() && !pending_.empty()) {
     TREADLE_ASSIGN_OR_RETURN(const IterationResult result, DecodeResult(entry.result()));
     answered_ = {result.epoch, result.iteration};

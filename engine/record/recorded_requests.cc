@@ -68,8 +68,9 @@ absl::StatusOr<uint64_t> RecordedRequests::Find(const std::string& id) const {
     if (id == Str(request) || id == called) return request;
   }
   if (all_.empty()) return NotFound("the recording names no request");
-  return NotFound("the recording has no request '", id, "', expected what its client called it, or ",
-                  all_.begin()->first, " to ", all_.rbegin()->first);
+  return NotFound("the recording has no request '", id,
+                  "', expected what its client called it, or ", all_.begin()->first, " to ",
+                  all_.rbegin()->first);
 }
 
 std::string RecordedRequests::TextOf(const std::string& ledger_line, uint64_t request) {

@@ -33,8 +33,8 @@ class RecordedRequests {
   using Key = std::pair<uint64_t, SequenceId>;  // epoch, sequence
 
   std::map<uint64_t, std::string> all_;  // requests, and what their clients called them
-  std::map<Key, SequenceId> first_;   // a sequence's request's first candidate
-  std::map<Key, uint64_t> requests_;  // by that candidate
+  std::map<Key, SequenceId> first_;      // a sequence's request's first candidate
+  std::map<Key, uint64_t> requests_;     // by that candidate
   // By epoch and iteration: the first candidates of its requests, in order.
   std::map<std::pair<uint64_t, uint64_t>, std::vector<SequenceId>> unnamed_;
 };

@@ -77,7 +77,8 @@ struct Recording::State {
       : queue_bytes(from.queue_bytes), ended(std::move(from.ended)), files(std::move(writer)) {}
 
   void Add(record::Entry& entry) ABSL_LOCKS_EXCLUDED(mutex) {
-    const auto since = std::chrono::duration_cast<std::chrono::nanoseconds>(SteadyClock::now() - began);
+    const auto since =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(SteadyClock::now() - began);
     entry.set_nanoseconds(static_cast<uint64_t>(since.count()));
     std::string bytes = entry.SerializeAsString();
     {

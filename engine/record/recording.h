@@ -21,13 +21,12 @@
 
 namespace treadle {
 
-
 // What has to be known to run an engine's plans again.
 struct RecordedSetup {
   std::string version;
-  std::string fingerprint;    // of the model's files
-  std::string backend;        // its description
-  std::string configuration;  // lines of "name = value", of its flags
+  std::string fingerprint;          // of the model's files
+  std::string backend;              // its description
+  std::string configuration;        // lines of "name = value", of its flags
   std::vector<int64_t> end_layers;  // of each stage
   int64_t max_batch_tokens = 0;
   int64_t max_context = 0;

@@ -43,7 +43,9 @@ absl::StatusOr<RecordedSetup> SetupOf(const record::Header& header) {
 
 void NotePages(const IterationPlan& plan, PageCounts& used) {
   for (const PageKind kind : kPageKinds) {
-    const auto note = [&](int32_t page) { used[kind] = std::max<int64_t>(used[kind], page + int64_t{1}); };
+    const auto note = [&](int32_t page) {
+      used[kind] = std::max<int64_t>(used[kind], page + int64_t{1});
+    };
     for (const SequenceStart& start : plan.starts) {
       for (const int32_t page : start.pages[kind]) note(page);
     }
@@ -174,7 +176,7 @@ absl::StatusOr<RecordingSummary> Summarize(std::string_view recording) {
   const PageCounts& exist = summary.setup.kv_pages;
   if (!summary.pages_used.FitsIn(exist)) {
     return InvalidArgument("the recording's plans name pages beyond ", exist,
-                                   ", which is how many there were");
+                           ", which is how many there were");
   }
   return summary;
 }

@@ -57,14 +57,14 @@ class Comparison {
     CompareNumber(step, Str("log probability of ", name), recorded.logprob, found.logprob);
     if (tolerance_ > 0) return;  // neighbours may change places
     if (recorded.top.size() != found.top.size()) {
-      Differ(step, Str(name, " has ", found.top.size(), " alternatives, recorded ",
-                       recorded.top.size()));
+      Differ(step,
+             Str(name, " has ", found.top.size(), " alternatives, recorded ", recorded.top.size()));
       return;
     }
     for (size_t i = 0; i < found.top.size(); ++i) {
       if (found.top[i].token != recorded.top[i].token) {
-        Differ(step, Str("alternative ", i, " to ", name, " is ", found.top[i].token,
-                         ", recorded ", recorded.top[i].token));
+        Differ(step, Str("alternative ", i, " to ", name, " is ", found.top[i].token, ", recorded ",
+                         recorded.top[i].token));
       }
       CompareNumber(step, Str("log probability of alternative ", i, " to ", name),
                     recorded.top[i].logprob, found.top[i].logprob);
@@ -156,7 +156,7 @@ class Run {
     if (options_.until && place > *options_.until) return false;
     if (plan.empty()) {
       return InvalidArgument("iteration ", place.iteration, " of epoch ", place.epoch,
-                                     " has a result and no plan");
+                             " has a result and no plan");
     }
     if (epoch_ != place.epoch) {
       live_.Clear();

@@ -33,13 +33,13 @@ struct RecordedPlace {
 // What one pass over a recording shows.
 struct RecordingSummary {
   RecordedSetup setup;
-  PageCounts pages_used;      // no plan names more: as many as setup's have, at most
-  std::optional<RecordedPlace> last;  // that was answered
-  int64_t iterations = 0;     // answered
-  int64_t unanswered = 0;     // told and not answered
+  PageCounts pages_used;                // no plan names more: as many as setup's have, at most
+  std::optional<RecordedPlace> last;    // that was answered
+  int64_t iterations = 0;               // answered
+  int64_t unanswered = 0;               // told and not answered
   std::vector<std::string> epoch_ends;  // "epoch 3: worker ... is lost"
-  std::string end;            // why the recording ended; empty: in the middle
-  size_t cut_off = 0;         // bytes at the end that are no whole entry
+  std::string end;                      // why the recording ended; empty: in the middle
+  size_t cut_off = 0;                   // bytes at the end that are no whole entry
   RecordedRequests requests;
 };
 // InvalidArgument: the recording is damaged, or an entry means nothing.
@@ -49,13 +49,13 @@ struct ReplayDifference {
   RecordedPlace at;
   SequenceId sequence = 0;
   uint32_t candidate = 0;
-  size_t step = 0;       // in the plan
-  int32_t position = 0;  // of the token that is sampled, in its sequence
+  size_t step = 0;        // in the plan
+  int32_t position = 0;   // of the token that is sampled, in its sequence
   std::string what = {};  // "token is 5, recorded 7"
 };
 
 struct ReplayOptions {
-  uint64_t first_epoch = 0;           // epochs before are not run
+  uint64_t first_epoch = 0;            // epochs before are not run
   std::optional<RecordedPlace> until;  // the last one to run
   // By how much a log probability may differ. 0: in no bit.
   float tolerance = 0;

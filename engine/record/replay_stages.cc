@@ -17,12 +17,12 @@ absl::StatusOr<std::unique_ptr<ReplayStages>> ReplayStages::Create(
     of_stage.stage = static_cast<int>(i);
     TREADLE_ASSIGN_OR_RETURN(auto ranks, StageRanks::Create(std::move(stages[i]), of_stage));
     TREADLE_RETURN_IF_ERROR(ranks->Start(
-        {.done = [self = replay.get(), i](uint64_t epoch, absl::StatusOr<IterationResult> result) {
-           self->Answer(i, epoch, std::move(result));
-         },
-         .ready = [self = replay.get(), i](uint64_t epoch) {
-           self->Answer(i, epoch, IterationResult());
-         }}));
+        {.done =
+             [self = replay.get(), i](uint64_t epoch, absl::StatusOr<IterationResult> result) {
+               self->Answer(i, epoch, std::move(result));
+             },
+         .ready = [self = replay.get(),
+                   i](uint64_t epoch) { self->Answer(i, epoch, IterationResult()); }}));
     replay->stages_.push_back(std::move(ranks));
   }
   return replay;
@@ -97,8 +97,7 @@ absl::Status ReplayStages::BeginEpoch() {
   return WaitForAll("joining the stages");
 }
 
-absl::StatusOr<IterationResult> ReplayStages::Run(IterationPlan plan,
-                                                  std::vector<StepMask> masks) {
+absl::StatusOr<IterationResult> ReplayStages::Run(IterationPlan plan, std::vector<StepMask> masks) {
   const uint64_t recorded_epoch = plan.epoch;
   const uint64_t recorded_iteration = plan.iteration;
   plan.iteration = next_iteration_++;
@@ -108,8 +107,7 @@ absl::StatusOr<IterationResult> ReplayStages::Run(IterationPlan plan,
     missing_ = stages_.size();
   }
   if (!masks.empty()) {
-    TREADLE_RETURN_IF_ERROR(
-        stages_.back()->SetMasks(plan.epoch, plan.iteration, std::move(masks)));
+    TREADLE_RETURN_IF_ERROR(stages_.back()->SetMasks(plan.epoch, plan.iteration, std::move(masks)));
   }
   for (const auto& stage : stages_) stage->Submit(plan);
   if (const absl::Status ran = WaitForAll("an iteration"); !ran.ok()) {

@@ -1,8 +1,8 @@
 // A pipeline of stages with their ranks in this process: what a server ran in one process or in
 // several, one plan at a time, with activations rounded where its wire rounded them.
 //
-// Plans carry their recorded epoch and iteration in errors alone; here they are numbered anew. Every
-// wait ends after `timeout`. Thread safety: one thread; stages use their own.
+// Plans carry their recorded epoch and iteration in errors alone; here they are numbered anew.
+// Every wait ends after `timeout`. Thread safety: one thread; stages use their own.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,6 @@
 // treadle replay: runs again what `serve --record` wrote, in one process, and compares it.
+#include "engine/record/replay.h"
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -12,7 +14,6 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "engine/record/op_check.h"
-#include "engine/record/replay.h"
 #include "engine/remote/received_checkpoint.h"
 #include "models/checkpoints/checkpoint.h"
 #include "server/cli/command.h"
@@ -42,9 +43,9 @@ struct ReplayFlags {
 absl::StatusOr<RecordedPlace> ParsePlace(const std::string& text, const RecordingSummary& summary) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   const std::optional<uint64_t> iteration = NumberIn<uint64_t>(parts.back());
-  const std::optional<uint64_t> epoch =
-      parts.size() == 2 ? NumberIn<uint64_t>(parts[0])
-                        : std::optional(summary.last ? summary.last->epoch : 0);
+  const std::optional<uint64_t> epoch = parts.size() == 2
+                                            ? NumberIn<uint64_t>(parts[0])
+                                            : std::optional(summary.last ? summary.last->epoch : 0);
   if (parts.size() <= 2 && iteration && epoch) return RecordedPlace{*epoch, *iteration};
   return InvalidArgument("--until-iteration is '", text, "', expected a number, or EPOCH:NUMBER");
 }
@@ -75,8 +76,9 @@ absl::StatusOr<OpenedRecording> OpenRecording(const ReplayFlags& flags) {
   TREADLE_ASSIGN_OR_RETURN(opened.checkpoint, Checkpoint::Open(options.model));
   TREADLE_ASSIGN_OR_RETURN(const std::string fingerprint, Fingerprint(*opened.checkpoint));
   if (fingerprint != setup.fingerprint) {
-    return InvalidArgument("model ", options.model, " is another one than was recorded: its files' ",
-                           "sum is ", fingerprint, ", expected ", setup.fingerprint);
+    return InvalidArgument("model ", options.model,
+                           " is another one than was recorded: its files' ", "sum is ", fingerprint,
+                           ", expected ", setup.fingerprint);
   }
   if (setup.end_layers.back() != opened.checkpoint->config().layers) {
     return InvalidArgument("the recording's stages end at layer ", setup.end_layers.back(),
@@ -95,18 +97,16 @@ void Introduce(const OpenedRecording& opened) {
   for (const std::string& end : summary.epoch_ends) std::printf("%s\n", end.c_str());
   std::printf("%s", Str(summary.iterations, " iterations with results").c_str());
   if (summary.unanswered > 0) std::printf("%s", Str(", ", summary.unanswered, " without").c_str());
-  std::printf("; %s\n", summary.end.empty()
-                            ? Str("it ends without a word, with ", summary.cut_off,
-                                  " bytes of an entry that is not whole")
-                                  .c_str()
-                            : Str("it ends because ", summary.end).c_str());
+  std::printf("; %s\n", summary.end.empty() ? Str("it ends without a word, with ", summary.cut_off,
+                                                  " bytes of an entry that is not whole")
+                                                  .c_str()
+                                            : Str("it ends because ", summary.end).c_str());
 }
 
 // The stages that were recorded, with tensor-parallel ranks as there. `check`: their ops are looked
 // at; or null.
 absl::StatusOr<std::unique_ptr<ReplayStages>> LoadStages(const OpenedRecording& opened,
-                                                         OpCheck* check,
-                                                         std::string& description) {
+                                                         OpCheck* check, std::string& description) {
   const RecordedSetup& setup = opened.summary.setup;
   const ServeOptions& options = opened.options;
   TREADLE_ASSIGN_OR_RETURN(const RankDevices devices, RankDevices::Choose(options));
@@ -145,8 +145,8 @@ absl::StatusOr<std::unique_ptr<ReplayStages>> LoadStages(const OpenedRecording& 
   stage.ranks.kv.dtype = options.kv_dtype;
   // As many pages as plans name: a laptop has not a server's memory.
   for (const PageKind kind : kPageKinds) {
-    stage.ranks.kv.num_pages[kind] = std::min(
-        setup.kv_pages[kind], std::max<int64_t>(opened.summary.pages_used[kind], 1));
+    stage.ranks.kv.num_pages[kind] =
+        std::min(setup.kv_pages[kind], std::max<int64_t>(opened.summary.pages_used[kind], 1));
   }
   stage.ranks.timeout = kPatience;
   stage.ranks.join = devices.Joiner();
@@ -170,19 +170,18 @@ void Tell(const OpFinding& op, const IterationPlan& plan, int64_t layers) {
   int64_t begin = 0;
   for (const Step& step : plan.steps) {
     if (op.layer < layers && op.row >= begin && op.row < begin + step.num_tokens) {
-      row += Str(" (sequence ", step.sequence, ", position ",
-                 step.first_position + op.row - begin, ")");
+      row += Str(" (sequence ", step.sequence, ", position ", step.first_position + op.row - begin,
+                 ")");
     }
     begin += step.num_tokens;
   }
   const std::string layer = op.layer < 0         ? "the embedding"
                             : op.layer == layers ? "the head"
                                                  : Str("layer ", op.layer);
-  std::printf("%s\n",
-              Str("FIRST WRONG OP in iteration ", plan.iteration, " of epoch ", plan.epoch,
-                  ": stage ", op.stage, ", rank ", op.rank, ", ", layer, ", ", op.name, ", ", row,
-                  ": ", op.what)
-                  .c_str());
+  std::printf("%s\n", Str("FIRST WRONG OP in iteration ", plan.iteration, " of epoch ", plan.epoch,
+                          ": stage ", op.stage, ", rank ", op.rank, ", ", layer, ", ", op.name,
+                          ", ", row, ": ", op.what)
+                          .c_str());
 }
 
 // Runs the recording with ops checked on the reference, those of one sequence's iterations or all,
@@ -198,8 +197,8 @@ absl::StatusOr<bool> FindWrongOp(const OpenedRecording& opened, ReplayOptions op
     check.Arm(!sequence || std::ranges::count(plan.steps, *sequence, &Step::sequence) > 0);
   };
   options.after = [&] { return !check.found(); };
-  TREADLE_ASSIGN_OR_RETURN(report, Replay(opened.file->text(),
-                                          opened.summary.setup.max_batch_tokens, *stages, options));
+  TREADLE_ASSIGN_OR_RETURN(
+      report, Replay(opened.file->text(), opened.summary.setup.max_batch_tokens, *stages, options));
   const std::optional<OpFinding> found = check.found();
   if (found) Tell(*found, running, opened.checkpoint->config().layers);
   return found.has_value();
@@ -208,8 +207,9 @@ absl::StatusOr<bool> FindWrongOp(const OpenedRecording& opened, ReplayOptions op
 // Where what differs comes from.
 absl::Status Locate(const OpenedRecording& opened, ReplayOptions options,
                     const ReplayDifference& difference) {
-  std::printf("looking for the op: each of sequence %s's is computed by the reference backend, too\n",
-              Str(difference.sequence).c_str());
+  std::printf(
+      "looking for the op: each of sequence %s's is computed by the reference backend, too\n",
+      Str(difference.sequence).c_str());
   std::fflush(stdout);
   options.first_epoch = difference.at.epoch;
   options.until = difference.at;
@@ -238,9 +238,10 @@ absl::StatusOr<int> RunRecording(const ReplayFlags& flags) {
   const std::string machine = backend.substr(0, backend.find(',') + 1);
   if (opened.summary.setup.backend.find(machine) == std::string::npos) {
     options.tolerance = kOtherMachine;
-    std::printf("this machine computes on %s: last bits may differ, so tokens are compared, and "
-                "log probabilities to within %g\n",
-                backend.c_str(), options.tolerance);
+    std::printf(
+        "this machine computes on %s: last bits may differ, so tokens are compared, and "
+        "log probabilities to within %g\n",
+        backend.c_str(), options.tolerance);
   }
   ReplayReport report;
   bool wrong = false;
@@ -248,9 +249,9 @@ absl::StatusOr<int> RunRecording(const ReplayFlags& flags) {
     stages.reset();
     TREADLE_ASSIGN_OR_RETURN(wrong, FindWrongOp(opened, options, std::nullopt, report));
   } else {
-    TREADLE_ASSIGN_OR_RETURN(report,
-                             Replay(opened.file->text(), opened.summary.setup.max_batch_tokens,
-                                    *stages, options));
+    TREADLE_ASSIGN_OR_RETURN(
+        report,
+        Replay(opened.file->text(), opened.summary.setup.max_batch_tokens, *stages, options));
     stages.reset();
   }
   std::printf("%s\n", Str("replayed ", report.iterations, " iterations: ", report.tokens,
@@ -266,7 +267,8 @@ absl::StatusOr<int> RunRecording(const ReplayFlags& flags) {
     return kDifferent;
   }
   if (wrong) return kDifferent;
-  std::printf("IDENTICAL%s\n", flags.reference ? ", and every op as the reference backend has it" : "");
+  std::printf("IDENTICAL%s\n",
+              flags.reference ? ", and every op as the reference backend has it" : "");
   return kSame;
 }
 
@@ -279,13 +281,16 @@ absl::StatusOr<std::string> Dump(const ReplayFlags& flags) {
 
 int RunReplay(int argc, char** argv) {
   ReplayFlags flags;
-  CLI::App app("Runs the plans that `treadle serve --record` wrote again, in this process, and "
-               "compares every token and log probability.");
-  app.footer("Exit codes: 0 all was the same; 1 something differed, and where is said; 2 the "
-             "recording or the model cannot be used.");
+  CLI::App app(
+      "Runs the plans that `treadle serve --record` wrote again, in this process, and "
+      "compares every token and log probability.");
+  app.footer(
+      "Exit codes: 0 all was the same; 1 something differed, and where is said; 2 the "
+      "recording or the model cannot be used.");
   app.add_option("file", flags.file, "the recording; an older part of it has .1 at its name's end")
       ->required();
-  app.add_option("--model", flags.model, "the model that was served; without it: where it was then");
+  app.add_option("--model", flags.model,
+                 "the model that was served; without it: where it was then");
   app.add_option("--until-iteration", flags.until,
                  "the last iteration to run: a number in the last epoch, or EPOCH:NUMBER");
   app.add_option("--dump-request", flags.request,

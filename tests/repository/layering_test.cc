@@ -137,8 +137,7 @@ std::string Violation(const std::string& path, const Include& include) {
   }
   if (!include.quoted || include.name.ends_with(".pb.h")) {
     if (include.name.ends_with(".pb.h") &&
-        !StartsWithAny(path, {"server/", "bench/", "tests/", "engine/remote/",
-                                     "engine/record/"})) {
+        !StartsWithAny(path, {"server/", "bench/", "tests/", "engine/remote/", "engine/record/"})) {
       return "generated protobuf in this room";
     }
     return "";

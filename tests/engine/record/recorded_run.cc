@@ -137,8 +137,7 @@ std::unique_ptr<ReplayStages> StagesFor(const RecordedRun& run, const RecordingS
   std::vector<std::vector<StageRanks::Rank>> stages;
   int64_t begin = 0;
   for (const int64_t end : summary.setup.end_layers) {
-    stages.push_back(
-        LoadRanksOf(run, {begin, end}, wrap, check, static_cast<int>(stages.size())));
+    stages.push_back(LoadRanksOf(run, {begin, end}, wrap, check, static_cast<int>(stages.size())));
     begin = end;
   }
   ReplayStages::Options options;

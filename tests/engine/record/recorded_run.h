@@ -19,12 +19,12 @@ class Entry;
 }  // namespace record
 
 struct RecordedRun {
-  std::string model;              // a file
-  std::string file;               // the recording's, in an empty folder
+  std::string model;  // a file
+  std::string file;   // the recording's, in an empty folder
   std::vector<int64_t> end_layers = {4};
-  KvPaging paging = {};           // the model's
+  KvPaging paging = {};  // the model's
   PageCounts pages = {};
-  int ranks = 1;                  // of each stage
+  int ranks = 1;  // of each stage
   ComputeMode compute = ComputeMode::kExact;
   int64_t max_bytes = 256 << 20;  // as RecordingOptions
   int64_t queue_bytes = 32 << 20;

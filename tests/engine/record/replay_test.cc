@@ -218,6 +218,35 @@ TEST(Replay, EachGenerationReplaysByItself) {
   }
 }
 
+TEST(Replay, WhatIsMissingIsAnErrorThatSaysWhere) {
+  RecordedRun run = NewRun("missing");
+  run.end_layers = {2, 4};
+  RecordLocal(run);
+  const std::string recording = ReadWhole(run.file);
+  const struct {
+    std::function<bool(const record::Entry&)> left_out;
+    const char* error;
+  } rows[] = {
+      {[](const record::Entry& entry) { return entry.has_header(); }, "begin with its header"},
+      {[](const record::Entry& entry) { return entry.has_plan() && entry.plan().iteration() == 2; },
+       "iteration 2 of epoch 1 has a result and no plan"},
+      // The plan that starts them, with its result.
+      {[](const record::Entry& entry) {
+         return (entry.has_plan() && entry.plan().iteration() == 0) ||
+                (entry.has_result() && entry.result().iteration() == 0);
+       },
+       "iteration 1 of epoch 1: stage 0: "}};
+  for (const auto& row : rows) {
+    const std::string changed =
+        Changed(recording, [&](const record::Entry& entry) { return !row.left_out(entry); });
+    const auto summary = Summarize(changed);
+    const auto report = summary.ok() ? ReplayAll(run, changed) : summary.status();
+    EXPECT_TRUE(absl::IsInvalidArgument(report.status()) || absl::IsNotFound(report.status()))
+        << report.status();
+    EXPECT_THAT(std::string(report.status().message()), HasSubstr(row.error));
+  }
+}
+
 TEST(Recording, AFullQueueEndsItAndNotTheService) {
   RecordedRun run = NewRun("queue");
   run.queue_bytes = 200;
@@ -265,24 +294,26 @@ TEST(Recording, ARequestIsDumpedByNumberAndByName) {
     ASSERT_TRUE(recording.ok());
     SequenceStart second = StartOf(6, 3, {0});
     second.candidate = 1;
-    (*recording)->Plan(PlanOf(1, 0)
-                           .Start(StartOf(5, 3, {0}))
-                           .Start(second)
-                           .Start(StartOf(7, 2, {1}))
-                           .Step(SampleOf(StepOf(5, 0, {11, 12, 13}), 0))
-                           .Step(SampleOf(StepOf(7, 0, {21, 22}))));
+    (*recording)
+        ->Plan(PlanOf(1, 0)
+                   .Start(StartOf(5, 3, {0}))
+                   .Start(second)
+                   .Start(StartOf(7, 2, {1}))
+                   .Step(SampleOf(StepOf(5, 0, {11, 12, 13}), 0))
+                   .Step(SampleOf(StepOf(7, 0, {21, 22}))));
     IterationResult result;
     result.epoch = 1;
     result.steps.resize(2);
     result.steps[0] = {.sequence = 5, .token = 14, .detail = {.logprob = -0.5f}};
     result.steps[1] = {.sequence = 7, .token = 23};
     (*recording)->Result(result);
-    (*recording)->Ledger(
-        R"({"epoch":1,"iteration":0,"arrivals":[{"request":3,"prompt_tokens":3}],)"
-        R"("members":[{"request":3,"tokens":3},{"request":4,"tokens":2}],"ends":[]})");
+    (*recording)
+        ->Ledger(R"({"epoch":1,"iteration":0,"arrivals":[{"request":3,"prompt_tokens":3}],)"
+                 R"("members":[{"request":3,"tokens":3},{"request":4,"tokens":2}],"ends":[]})");
     (*recording)->EpochEnd(1, "a worker is lost");
-    (*recording)->Ledger(
-        R"({"epoch":2,"iteration":0,"members":[],"ends":[{"request":3,"request_id":"mine"}]})");
+    (*recording)
+        ->Ledger(
+            R"({"epoch":2,"iteration":0,"members":[],"ends":[{"request":3,"request_id":"mine"}]})");
     (*recording)->Ledger("not JSON");
   }
   const std::string recording = ReadWhole(run.file);

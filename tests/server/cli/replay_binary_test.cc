@@ -84,10 +84,28 @@ TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
   tiny.context = 2048;
   const std::string model = *WriteTinyLlamaGguf(Directory(), tiny);
   const std::string file = Directory() + "/incident";
-  ChildProcess server({TREADLE_BINARY, "serve", "--model", model, "--listen", "127.0.0.1:0",
-                       "--http-listen", "none", "--metrics-listen", "none", "--threads", "2",
-                       "--pin-threads", "off", "--pipeline-parallel", "2", "--tensor-parallel", "2",
-                       "--wire", "int8", "--record", file});
+  ChildProcess server({TREADLE_BINARY,
+                       "serve",
+                       "--model",
+                       model,
+                       "--listen",
+                       "127.0.0.1:0",
+                       "--http-listen",
+                       "none",
+                       "--metrics-listen",
+                       "none",
+                       "--threads",
+                       "2",
+                       "--pin-threads",
+                       "off",
+                       "--pipeline-parallel",
+                       "2",
+                       "--tensor-parallel",
+                       "2",
+                       "--wire",
+                       "int8",
+                       "--record",
+                       file});
   const std::string line = server.WaitForLine("listening on 127.0.0.1:");
   const size_t begin = line.find("127.0.0.1:");
   ASSERT_NE(begin, std::string::npos) << server.output();
