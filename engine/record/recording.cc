@@ -90,11 +90,20 @@ struct Recording::State {
         woken.NotifyAll();
         return;
       }
+    }
+    Close("the disk does not keep up: its queue is full");
+  }
+
+  // Ends the recording before its time, unless it has ended.
+  void Close(const std::string& reason) ABSL_LOCKS_EXCLUDED(mutex) {
+    {
+      MutexLock lock(mutex);
+      if (closed) return;
       closed = true;
-      why = "the disk does not keep up: its queue is full";
+      why = reason;
       woken.NotifyAll();
     }
-    ended(why);
+    ended(reason);
   }
 
   // The thread's.
@@ -110,26 +119,20 @@ struct Recording::State {
       }
       absl::Status written;
       for (size_t i = 0; i < batch.size() && written.ok(); ++i) written = files.Write(batch[i]);
-      if (!written.ok()) last = true;
-      if (last) End(written);
+      if (written.ok()) continue;
+      Close(std::string(written.message()));
+      last = true;
     }
-    MutexLock lock(mutex);
-    done = true;
-    finished.NotifyAll();
-  }
-
-  // Writes the last entry; it may be that there is no room for it.
-  void End(const absl::Status& written) ABSL_LOCKS_EXCLUDED(mutex) {
     record::Entry entry;
     {
       MutexLock lock(mutex);
-      closed = true;
-      queue.clear();
-      if (!written.ok()) why = std::string(written.message());
       entry.set_end(why);
     }
-    files.Write(entry.SerializeAsString()).IgnoreError();
-    if (!written.ok()) ended(entry.end());
+    files.Write(entry.SerializeAsString()).IgnoreError();  // there may be no room for it
+    MutexLock lock(mutex);
+    queue.clear();
+    done = true;
+    finished.NotifyAll();
   }
 
   const int64_t queue_bytes;

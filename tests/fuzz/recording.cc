@@ -40,7 +40,9 @@ class NoStages final : public PlanRunner {
     for (const SequenceStart& start : plan.starts) table_.Start(start);
     for (const Step& step : plan.steps) {
       table_.At(step.sequence).Enter(step.first_position, step.tokens);
-      result.steps.push_back({.sequence = step.sequence, .token = step.sample ? 1 : -1});
+      StepResult& made = result.steps.emplace_back();
+      made.sequence = step.sequence;
+      made.token = step.sample ? 1 : -1;
     }
     return result;
   }
@@ -87,7 +89,9 @@ std::vector<std::string> Seeds() {
   result.epoch = 1;
   result.iteration = 5;
   result.steps.resize(1);
-  result.steps[0] = {.sequence = 8, .token = 9, .detail = {-0.5f, {{9, -0.5f}}}};
+  result.steps[0].sequence = 8;
+  result.steps[0].token = 9;
+  result.steps[0].detail = {-0.5f, {{9, -0.5f}}};
   EncodeResult(result, *entries[4].mutable_result());
   entries[5].set_ledger(
       R"({"epoch":1,"iteration":5,"arrivals":[{"request":1}],"members":[{"request":1}],)"

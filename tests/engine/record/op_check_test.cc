@@ -87,7 +87,9 @@ std::optional<OpFinding> Check(const RecordedRun& run, const WrapBackend& wrap =
   options.after = [&] { return !check.found(); };
   const auto report = Replay(recording, 64, *stages, options);
   TREADLE_CHECK(report.ok());
-  if (!wrap) EXPECT_FALSE(report->difference) << report->difference->what;
+  if (!wrap) {
+    EXPECT_FALSE(report->difference) << report->difference->what;
+  }
   return check.found();
 }
 

@@ -12,6 +12,9 @@
 
 #include "base/status.h"
 #include "engine/record/record.pb.h"
+#include "engine/record/record_writer.h"
+#include "engine/remote/plan_messages.h"
+#include "models/checkpoints/checkpoint.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/record/recorded_run.h"
@@ -22,6 +25,17 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+
+// Of one step, which samples.
+IterationResult ResultOf(uint64_t epoch, uint64_t iteration, SequenceId sequence, int32_t token) {
+  IterationResult result;
+  result.epoch = epoch;
+  result.iteration = iteration;
+  result.steps.resize(1);
+  result.steps[0].sequence = sequence;
+  result.steps[0].token = token;
+  return result;
+}
 
 void ExpectIdentical(const absl::StatusOr<ReplayReport>& report) {
   ASSERT_TRUE(report.ok()) << report.status();
@@ -51,7 +65,9 @@ TEST(Replay, APipelineOfWorkersIsIdenticalInOneProcess) {
     RecordedRun run = NewRun("pipeline");
     run.ranks = 2;
     run.end_layers = {2, 4};
-    ClusterOptions cluster{.model = run.model, .stages = 2};
+    ClusterOptions cluster;
+    cluster.model = run.model;
+    cluster.stages = 2;
     cluster.engine.tensor_parallel = 2;
     cluster.engine.wire = wire;
     auto started = StartThreadCluster(cluster);
@@ -218,6 +234,34 @@ TEST(Replay, EachGenerationReplaysByItself) {
   }
 }
 
+TEST(RecordWriter, WhatIsUnderWayGoesOnInTheNextFile) {
+  const RecordedRun run = NewRun("under-way");
+  record::Entry header, plan, other_plan, masks, result, filler;
+  header.mutable_header()->set_version("1");
+  EncodePlan(PlanOf(1, 0).Step(SampleOf(StepOf(1, 0, {1}))), *plan.mutable_plan());
+  EncodePlan(PlanOf(1, 1).Step(SampleOf(StepOf(1, 1, {1}))), *other_plan.mutable_plan());
+  EncodeMasks(1, 1, {{.step = 0, .allowed = {7}}}, *masks.mutable_masks());
+  EncodeResult(ResultOf(1, 0, 1, 1), *result.mutable_result());
+  filler.set_ledger(std::string(900, ' '));
+  {
+    auto writer = RecordWriter::Create(run.file, 1000, header.SerializeAsString());
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    for (const record::Entry* entry : {&plan, &other_plan, &masks, &result, &filler}) {
+      ASSERT_TRUE(writer->Write(entry->SerializeAsString()).ok());
+    }
+  }
+  std::string cases;
+  Changed(ReadWhole(run.file), [&](record::Entry& entry) {
+    cases += entry.has_header()   ? "header "
+             : entry.has_plan()   ? Str("plan", entry.plan().iteration(), " ")
+             : entry.has_masks()  ? "masks "
+             : entry.has_ledger() ? "ledger"
+                                  : "other ";
+    return true;
+  });
+  EXPECT_EQ(cases, "header plan1 masks ledger");
+}
+
 TEST(Replay, WhatIsMissingIsAnErrorThatSaysWhere) {
   RecordedRun run = NewRun("missing");
   run.end_layers = {2, 4};
@@ -301,11 +345,9 @@ TEST(Recording, ARequestIsDumpedByNumberAndByName) {
                    .Start(StartOf(7, 2, {1}))
                    .Step(SampleOf(StepOf(5, 0, {11, 12, 13}), 0))
                    .Step(SampleOf(StepOf(7, 0, {21, 22}))));
-    IterationResult result;
-    result.epoch = 1;
-    result.steps.resize(2);
-    result.steps[0] = {.sequence = 5, .token = 14, .detail = {.logprob = -0.5f}};
-    result.steps[1] = {.sequence = 7, .token = 23};
+    IterationResult result = ResultOf(1, 0, 5, 14);
+    result.steps[0].detail.logprob = -0.5f;
+    result.steps.push_back(ResultOf(1, 0, 7, 23).steps[0]);
     (*recording)->Result(result);
     (*recording)
         ->Ledger(R"({"epoch":1,"iteration":0,"arrivals":[{"request":3,"prompt_tokens":3}],)"
