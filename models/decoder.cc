@@ -401,6 +401,7 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
   }
   expert_use_ = {};
   for (size_t i = 0; i < layer_weights_.size(); ++i) {
+    if (observer_) observer_(layers_.begin + static_cast<int64_t>(i));
     const LayerPass pass = PassOf(i, ViewOf(i, batch, kv), ranks, hidden);
     TREADLE_RETURN_IF_ERROR(architecture_->layer(pass, layer_weights_[i]));
   }
@@ -408,6 +409,7 @@ absl::Status Decoder::Forward(const Batch& batch, const KvPages& kv, Communicato
 }
 
 void Decoder::Head(Tensor hidden, Tensor logits) {
+  if (observer_) observer_(layers_.end);
   const Tensor normed = outside_.head_type == DType::kF32
                             ? hidden
                             : Freed(outside_.head_type, hidden.rows, hidden.cols);

@@ -107,7 +107,10 @@ class Decoder : public Model {
   absl::Status Load(const Checkpoint& checkpoint, const LoadOptions& options);
   absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                        Tensor hidden) override;
-  void Normalize(Tensor hidden) override { outside_.output_norm.Apply(backend_, hidden, hidden); }
+  void Normalize(Tensor hidden) override {
+    if (observer_) observer_(layers_.end);
+    outside_.output_norm.Apply(backend_, hidden, hidden);
+  }
   void Head(Tensor hidden, Tensor logits) override;
 
  private:

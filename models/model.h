@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -100,6 +101,12 @@ class Model {
   uint64_t table_bytes() const { return table_bytes_; }
   uint64_t activation_bytes() const { return activation_bytes_; }
 
+  // `observer` is told a layer's number before each of a Forward, and layers().end before Head and
+  // Normalize: for whoever must know what ops belong to. On the rank's thread; before the first op.
+  void ObserveLayers(std::function<void(int64_t layer)> observer) {
+    observer_ = std::move(observer);
+  }
+
   // hidden: [num_tokens, hidden] f32. The first stage fills it from token ids; others read the
   // previous stage's output from it. Afterwards it holds this range's output (the residual stream),
   // the same on all ranks. `ranks`: those that share the layers, this one included; null if
@@ -128,6 +135,7 @@ class Model {
   uint64_t weight_bytes_ = 0, outside_bytes_ = 0, table_bytes_ = 0;
   uint64_t activation_bytes_ = 0;
   ExpertUse expert_use_;
+  std::function<void(int64_t)> observer_;  // may be empty
 };
 
 // Loads the shards of all ranks of this process at once, so that what they share is read and

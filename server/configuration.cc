@@ -317,6 +317,15 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServing, kServer, Size(&O::durable_space, 1 << 20, int64_t{1} << 50, "a size from 1M")},
       {"--ledger-file", "write the iteration ledger there, one JSON line per iteration", kServing,
        kServer, Text(&O::ledger_file, kAbsolutePath)},
+      {"--record",
+       "write there what `treadle replay` runs again: requests, plans, results, token ids (which "
+       "are "
+       "text to who has the tokenizer)",
+       kServing, kServer, Text(&O::record, kAbsolutePath)},
+      {"--record-size",
+       "of --record, at most: that file, and what is older in one with .1 at its name's end",
+       kServing, kServer,
+       Size(&O::record_size, 1 << 20, int64_t{1} << 40, "a size from 1M to 1024G")},
   };
   return flags;
 }

@@ -91,6 +91,8 @@ struct ServeOptions {
   std::string durable;      // folder; empty: requests are not stored
   std::chrono::milliseconds durable_keep{600'000};
   int64_t durable_space = int64_t{1} << 30;
+  std::string record;  // file; empty: none
+  int64_t record_size = 256 << 20;
   std::string health_listen = "none";
   std::string tls_cert, tls_key;    // PEM files; empty: plaintext
   std::string tls_client_ca;        // clients need a certificate from it; empty: they need none

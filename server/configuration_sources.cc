@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -51,11 +52,8 @@ std::string VariableOf(const ServeFlag& flag) {
   return name;
 }
 
-}  // namespace
-
-absl::StatusOr<Settings> ReadSettingsFile(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) return InvalidArgument("--config: cannot read ", path, ": ", std::strerror(errno));
+// `path`: for errors.
+absl::StatusOr<Settings> ReadSettings(std::istream& file, const std::string& path) {
   Settings settings;
   std::string text;
   for (int number = 1; std::getline(file, text); ++number) {
@@ -84,6 +82,32 @@ absl::StatusOr<Settings> ReadSettingsFile(const std::string& path) {
   return settings;
 }
 
+absl::Status ReadInto(const ServeFlag& flag, const Setting& setting, ServeOptions& options) {
+  const absl::Status read = flag.value.read(options, setting.value);
+  if (read.ok()) return read;
+  return InvalidArgument(flag.name, " (", setting.source, ") ", std::string(read.message()));
+}
+
+}  // namespace
+
+absl::StatusOr<Settings> ReadSettingsFile(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return InvalidArgument("--config: cannot read ", path, ": ", std::strerror(errno));
+  return ReadSettings(file, path);
+}
+
+absl::StatusOr<ServeOptions> OptionsFrom(const std::string& text) {
+  std::istringstream lines(text);
+  TREADLE_ASSIGN_OR_RETURN(const Settings settings, ReadSettings(lines, "the configuration"));
+  ServeOptions options;
+  for (const ServeFlag& flag : ServeFlags()) {
+    const auto setting = settings.find(flag.name);
+    if (setting == settings.end()) continue;
+    TREADLE_RETURN_IF_ERROR(ReadInto(flag, setting->second, options));
+  }
+  return options;
+}
+
 absl::StatusOr<Settings> ApplySources(Settings given, const std::string& path,
                                       ServeOptions& options) {
   Settings file;
@@ -97,9 +121,7 @@ absl::StatusOr<Settings> ApplySources(Settings given, const std::string& path,
     const auto in_file = file.find(flag.name);
     if (value == nullptr && in_file == file.end()) continue;
     Setting setting = value != nullptr ? Setting{value, variable} : in_file->second;
-    if (const absl::Status read = flag.value.read(options, setting.value); !read.ok()) {
-      return InvalidArgument(flag.name, " (", setting.source, ") ", std::string(read.message()));
-    }
+    TREADLE_RETURN_IF_ERROR(ReadInto(flag, setting, options));
     given[flag.name] = std::move(setting);
   }
   return given;

@@ -25,6 +25,9 @@ using Settings = std::map<std::string, Setting>;  // by flag, "--listen"
 // "name = value" lines; errors name file and line, and for a wrong name the nearest right one.
 absl::StatusOr<Settings> ReadSettingsFile(const std::string& path);
 
+// The options that PrintSettings' text means, without the environment's. Errors name line and flag.
+absl::StatusOr<ServeOptions> OptionsFrom(const std::string& text);
+
 // Reads into `options` what the command line left open: from the environment, and from `file`
 // unless that is empty. `given`: the command line's settings, already in `options`. Returns all of
 // them; errors name flag and source.

@@ -13,6 +13,7 @@ constexpr Command kCommands[] = {
     {"serve", "load a model and serve it over gRPC", RunServe},
     {"worker", "hold one stage of a model for a server with --workers", RunWorker},
     {"generate", "generate text: from a server, or in process with --model", RunGenerate},
+    {"replay", "run again what serve --record wrote, and compare every token", RunReplay},
     {"top", "a running server, live in a terminal", RunTop},
     {"bench", "load, engine, kernel, scheduler and accuracy benchmarks", RunBench},
     {"quantize", "write a checkpoint in other weight formats", RunQuantize},

@@ -13,6 +13,7 @@
 #include "base/utf8.h"
 #include "engine/local_engine.h"
 #include "engine/placement.h"
+#include "engine/remote/received_checkpoint.h"
 #include "engine/remote/remote_engine.h"
 #include "engine/remote/worker_stage.h"
 #include "engine/stage.h"
@@ -228,6 +229,7 @@ absl::Status UseWorkers(const std::shared_ptr<const Checkpoint>& checkpoint,
     const uint64_t bytes =
         placed[stage].weight_bytes * static_cast<uint64_t>(options.tensor_parallel);
     engine.stages.push_back({.address = addresses[stage], .layers = layers, .weight_bytes = bytes});
+    opened.setup.end_layers.push_back(layers.end);
     AddNotice(Str("stage ", stage, " at ", addresses[stage], ": layers ", layers.begin, "-",
                   layers.end - 1),
               opened);
@@ -288,6 +290,7 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
   engine.iteration_deadline = options.iteration_deadline;
   engine.join = devices.Joiner();
   TREADLE_ASSIGN_OR_RETURN(opened.engine, LocalEngine::Create(std::move(ranks), engine));
+  opened.setup.end_layers = {checkpoint.config().layers};
   return absl::OkStatus();
 }
 
@@ -353,6 +356,13 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   served.paging = opened.kv.paging;
   opened.files = checkpoint->file_states();
   served.fingerprint = FingerprintOf(options, opened);
+  if (options.record.empty()) return opened;
+  opened.setup.version = TREADLE_VERSION;
+  TREADLE_ASSIGN_OR_RETURN(opened.setup.fingerprint, Fingerprint(*checkpoint));
+  opened.setup.backend = served.backend;
+  opened.setup.max_batch_tokens = options.max_batch_tokens;
+  opened.setup.max_context = max_context;
+  opened.setup.kv_pages = opened.kv.pages;
   return opened;
 }
 

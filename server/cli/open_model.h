@@ -12,6 +12,7 @@
 #include "base/mapped_file.h"
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
+#include "engine/record/recording.h"
 #include "server/configuration.h"
 #include "server/observe/log.h"
 #include "server/serving_stack.h"
@@ -29,6 +30,7 @@ struct OpenedModel {
   int threads = 0;               // of all ranks on this machine together
   std::vector<FileState> files;  // that the weights were read from
   std::string notice;            // something worth telling once; or empty
+  RecordedSetup setup;           // for --record, without the configuration
 };
 
 // Opens the checkpoint, packs its weights for this machine, and sizes the K/V cache. Errors say

@@ -255,7 +255,26 @@ LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
   return event;
 }
 
-absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
+// --record, in front of the engine.
+absl::StatusOr<std::shared_ptr<Recording>> Record(const ServeOptions& options,
+                                                  std::string configuration, OpenedModel& opened,
+                                                  Log& log) {
+  opened.setup.configuration = std::move(configuration);
+  RecordingOptions recording{
+      .file = options.record, .max_bytes = options.record_size, .setup = std::move(opened.setup)};
+  recording.ended = [tell = log.sink(), file = options.record](const std::string& why) {
+    tell({.severity = Severity::kWarning,
+          .name = "recording_ended",
+          .message = Str("nothing more is recorded: ", why),
+          .fields = {{"file", file}}});
+  };
+  TREADLE_ASSIGN_OR_RETURN(auto opened_recording, Recording::Open(std::move(recording)));
+  opened.engine = Recording::Wrap(opened_recording, std::move(opened.engine));
+  return opened_recording;
+}
+
+// `configuration`: as --print-config gives it.
+absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration, Log& log) {
   TREADLE_RETURN_IF_ERROR(CheckServeOptions(options));
   Signals signals;
   std::optional<EndOnSignal> loading(std::in_place, signals, log);
@@ -284,6 +303,11 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
     log.Write(std::move(chosen));
   }
 
+  std::shared_ptr<Recording> recording;
+  if (!options.record.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(recording, Record(options, std::move(configuration), opened, log));
+  }
+
   std::promise<absl::Status> given_up;
   SchedulingOptions scheduling = SchedulingFrom(options, opened);
   if (options.remote() && options.on_worker_loss == OnWorkerLoss::kFail) {
@@ -309,6 +333,11 @@ absl::StatusOr<int> Serve(const ServeOptions& options, Log& log) {
     metrics.AddCounter("treadle:ledger_records_dropped_total",
                        "Records that the ledger file lacks: it was full, or did not keep up.",
                        [&file] { return static_cast<double>(file.dropped()); });
+  }
+  if (recording) {
+    sinks.push_back([recording](const LedgerRecord& record, uint64_t) {
+      recording->Ledger(Ledger::ToJson(record));
+    });
   }
   LedgerFollower follower(stack->ledger(), std::move(sinks));
   std::unique_ptr<RequestStore> store;
@@ -394,7 +423,7 @@ int RunServe(int argc, char** argv) {
   const auto log =
       OpenLog({.format = options.log_format, .level = options.log_level, .file = options.log_file});
   if (!log.ok()) return Fail("serve", log.status());
-  const absl::StatusOr<int> code = Serve(options, **log);
+  const absl::StatusOr<int> code = Serve(options, PrintSettings(*settings, options), **log);
   return code.ok() ? *code : Fail("serve", code.status(), **log);
 }
 

@@ -13,7 +13,7 @@ std::span<const FuzzTarget* const> FuzzTargets() {
                                       &kVocabularyTarget,    &kPreTokenizerTarget,
                                       &kToolCallsTarget,     &kActivationMessagesTarget,
                                       &kHttpRequestsTarget,  &kOperatorFilesTarget,
-                                      &kTracesTarget};
+                                      &kTracesTarget,        &kRecordingTarget};
   return kTargets;
 }
 

@@ -1,0 +1,42 @@
+// Which sequences of a recording belong to which request: the ledger names the requests of an
+// iteration in the order in which its plan has their steps.
+//
+// Thread safety: one thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/iteration_plan.h"
+
+namespace treadle {
+
+class RecordedRequests {
+ public:
+  // Plans in order, and the lines of the ledger, each after its plan.
+  void Follow(const IterationPlan& plan);
+  void Follow(const std::string& ledger_line);
+
+  // The ledger's number; unset if no line named it.
+  std::optional<uint64_t> RequestOf(uint64_t epoch, SequenceId sequence) const;
+  // Of the request that its client called `id` or that has this number. NotFound says which are.
+  absl::StatusOr<uint64_t> Find(const std::string& id) const;
+  // What a line of the ledger says of a request's coming and going, as lines.
+  static std::string TextOf(const std::string& ledger_line, uint64_t request);
+
+ private:
+  using Key = std::pair<uint64_t, SequenceId>;  // epoch, sequence
+
+  std::map<uint64_t, std::string> all_;  // requests, and what their clients called them
+  std::map<Key, SequenceId> first_;      // a sequence's request's first candidate
+  std::map<Key, uint64_t> requests_;     // by that candidate
+  // By epoch and iteration: the first candidates of its requests, in order.
+  std::map<std::pair<uint64_t, uint64_t>, std::vector<SequenceId>> unnamed_;
+};
+
+}  // namespace treadle

@@ -1,0 +1,376 @@
+// Recordings replay: in one process, bit for bit, whatever recorded them; and what was changed,
+// cut off or lost is found and told.
+#include "engine/record/replay.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+
+#include <bit>
+#include <filesystem>
+
+#include "base/status.h"
+#include "engine/record/record.pb.h"
+#include "engine/record/record_writer.h"
+#include "engine/remote/plan_messages.h"
+#include "models/checkpoints/checkpoint.h"
+#include "tests/engine/engine_runner.h"
+#include "tests/engine/plan_builder.h"
+#include "tests/engine/record/recorded_run.h"
+#include "tests/support/remote_cluster.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Of one step, which samples.
+IterationResult ResultOf(uint64_t epoch, uint64_t iteration, SequenceId sequence, int32_t token) {
+  IterationResult result;
+  result.epoch = epoch;
+  result.iteration = iteration;
+  result.steps.resize(1);
+  result.steps[0].sequence = sequence;
+  result.steps[0].token = token;
+  return result;
+}
+
+void ExpectIdentical(const absl::StatusOr<ReplayReport>& report) {
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_FALSE(report->difference) << report->difference->what;
+  EXPECT_GT(report->iterations, 5);
+  EXPECT_GT(report->tokens, 5);
+  EXPECT_GT(report->logprobs, 5);
+}
+
+TEST(Replay, RequestsOfAllKindsAreIdentical) {
+  for (const int ranks : {1, 2}) {
+    RecordedRun run = NewRun("kinds");
+    run.ranks = ranks;
+    RecordLocal(run);
+    ExpectIdentical(ReplayAll(run, ReadWhole(run.file)));
+    EXPECT_TRUE(run.ended.empty());
+    struct stat about {};
+    ASSERT_EQ(stat(run.file.c_str(), &about), 0);
+    EXPECT_EQ(about.st_mode & 0777, 0600u);
+  }
+}
+
+// Two stages of two ranks, worker processes as it were, a wire that rounds, and an engine that is
+// restarted with plans under way.
+TEST(Replay, APipelineOfWorkersIsIdenticalInOneProcess) {
+  for (const WireType wire : {WireType::kF32, WireType::kInt8}) {
+    RecordedRun run = NewRun("pipeline");
+    run.ranks = 2;
+    run.end_layers = {2, 4};
+    ClusterOptions cluster;
+    cluster.model = run.model;
+    cluster.stages = 2;
+    cluster.engine.tensor_parallel = 2;
+    cluster.engine.wire = wire;
+    auto started = StartThreadCluster(cluster);
+    ASSERT_TRUE(started.ok()) << started.status();
+    RecordRequests(run, std::move(started->engine), /*epochs=*/3);
+    const std::string recording = ReadWhole(run.file);
+    const auto summary = Summarize(recording);
+    ASSERT_TRUE(summary.ok()) << summary.status();
+    EXPECT_EQ(summary->epoch_ends.size(), 2u);
+    EXPECT_GE(summary->unanswered, 2);
+    EXPECT_EQ(summary->last->epoch, 3u);
+    ExpectIdentical(ReplayAll(run, recording, wire));
+    if (wire == WireType::kF32) continue;
+    const auto unrounded = ReplayAll(run, recording, WireType::kF32);
+    ASSERT_TRUE(unrounded.ok()) << unrounded.status();
+    EXPECT_TRUE(unrounded->difference);
+  }
+}
+
+TEST(Replay, MasksAreRunAgain) {
+  RecordedRun run = NewRun("masks");
+  run.requests = 0;
+  RecordLocal(run);  // nothing, but a header
+  auto recording = Recording::Open(run.Options());
+  ASSERT_TRUE(recording.ok());
+  const auto summary = Summarize(ReadWhole(run.file));
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  RecordingSummary with_pages = *summary;
+  with_pages.pages_used = 4;
+  const auto stages = StagesFor(run, with_pages);
+  ASSERT_TRUE(stages->BeginEpoch().ok());
+  const size_t words = MaskWords((*Checkpoint::Open(run.model))->config().vocab);
+  for (int32_t i = 0; i < 6; ++i) {
+    Step step = i == 0 ? SampleOf(StepOf(1, 0, {1, 2, 3})) : SampleOf(StepOf(1, 2 + i, {40 + i}));
+    step.masked = true;
+    IterationPlan plan = PlanOf(1, i).Step(step);
+    if (i == 0) plan.starts.push_back(StartOf(1, 3, {0}));
+    StepMask mask{.step = 0, .allowed = std::vector<uint32_t>(words)};
+    mask.allowed[1] = uint32_t{1} << (8 + i + 1);  // token 40 + i + 1 alone
+    (*recording)->Masks(1, i, {mask});
+    (*recording)->Plan(plan);
+    const auto result = stages->Run(plan, {mask});
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->steps[0].token, 40 + i + 1);
+    (*recording)->Result(*result);
+  }
+  recording->reset();
+  const auto report = ReplayAll(run, ReadWhole(run.file));
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_FALSE(report->difference);
+  EXPECT_EQ(report->tokens, 6);
+}
+
+TEST(Replay, AChangedTokenIsFoundWhereItIs) {
+  RecordedRun run = NewRun("token");
+  RecordLocal(run);
+  const std::string recording = ReadWhole(run.file);
+  for (const uint64_t iteration : {3, 10}) {
+    int32_t was = -1;
+    size_t step = 0;
+    uint64_t changed_in = 0;
+    const std::string changed = Changed(recording, [&](record::Entry& entry) {
+      if (!entry.has_result() || was >= 0 || entry.result().iteration() < iteration) return true;
+      for (int i = 0; i < entry.result().token_size() && was < 0; ++i) {
+        if (entry.result().token(i) < 0) continue;
+        was = entry.result().token(i);
+        step = static_cast<size_t>(i);
+        changed_in = entry.result().iteration();
+        entry.mutable_result()->set_token(i, was ^ 1);
+      }
+      return true;
+    });
+    const auto report = ReplayAll(run, changed);
+    ASSERT_TRUE(report.ok()) << report.status();
+    ASSERT_TRUE(report->difference);
+    EXPECT_EQ(report->difference->at.epoch, 1u);
+    EXPECT_EQ(report->difference->at.iteration, changed_in);
+    EXPECT_EQ(report->difference->step, step);
+    EXPECT_EQ(report->difference->what, Str("token is ", was, ", recorded ", was ^ 1));
+    ReplayOptions before;
+    before.until = RecordedPlace{1, changed_in - 1};
+    const auto until = ReplayAll(run, changed, WireType::kF32, before);
+    ASSERT_TRUE(until.ok());
+    EXPECT_FALSE(until->difference);
+    EXPECT_EQ(until->iterations, static_cast<int64_t>(changed_in));
+  }
+}
+
+TEST(Replay, AChangedBitOfALogProbabilityIsFound) {
+  RecordedRun run = NewRun("bit");
+  RecordLocal(run);
+  bool done = false;
+  const std::string changed = Changed(ReadWhole(run.file), [&](record::Entry& entry) {
+    if (!done && entry.has_result() && entry.result().logprob_size() > 0) {
+      for (float& value : *entry.mutable_result()->mutable_logprob()) {
+        if (value == 0 || done) continue;
+        value = std::bit_cast<float>(std::bit_cast<uint32_t>(value) ^ 1);
+        done = true;
+      }
+    }
+    return true;
+  });
+  ASSERT_TRUE(done);
+  const auto report = ReplayAll(run, changed);
+  ASSERT_TRUE(report.ok()) << report.status();
+  ASSERT_TRUE(report->difference);
+  EXPECT_THAT(report->difference->what, HasSubstr("log probability of"));
+  ReplayOptions other_machine;
+  other_machine.tolerance = 1e-3f;
+  const auto tolerant = ReplayAll(run, changed, WireType::kF32, other_machine);
+  ASSERT_TRUE(tolerant.ok());
+  EXPECT_FALSE(tolerant->difference);
+}
+
+TEST(Replay, AnyBeginningOfAFileIsCleanAndAnyChangedByteIsFound) {
+  RecordedRun run = NewRun("cut");
+  run.requests = 2;
+  RecordLocal(run);
+  std::string recording = ReadWhole(run.file);
+  const auto whole = Summarize(recording);
+  ASSERT_TRUE(whole.ok());
+  EXPECT_EQ(whole->end, "the server ended");
+  int64_t iterations = 0;
+  for (size_t bytes = 0; bytes < recording.size(); ++bytes) {
+    const auto summary = Summarize(std::string_view(recording).substr(0, bytes));
+    if (!summary.ok()) {  // before the header is whole
+      EXPECT_EQ(iterations, 0);
+      EXPECT_TRUE(absl::IsInvalidArgument(summary.status())) << summary.status();
+      continue;
+    }
+    EXPECT_GE(summary->iterations, iterations);
+    EXPECT_EQ(summary->end, "");
+    iterations = summary->iterations;
+  }
+  EXPECT_EQ(iterations, whole->iterations);
+  ExpectIdentical(ReplayAll(run, recording.substr(0, recording.size() - 1)));
+  for (size_t i = 0; i < recording.size(); ++i) {
+    recording[i] = static_cast<char>(recording[i] ^ 4);
+    const auto summary = Summarize(recording);
+    // A length that says more than there is looks like an end.
+    EXPECT_TRUE(!summary.ok() || summary->cut_off > 0) << i;
+    recording[i] = static_cast<char>(recording[i] ^ 4);
+  }
+}
+
+TEST(Replay, EachGenerationReplaysByItself) {
+  for (const char* const architecture : {"llama", "gemma3"}) {  // the second has rings of pages
+    SCOPED_TRACE(architecture);
+    RecordedRun run = NewRun("rotation", architecture);
+    run.requests = 40;
+    run.max_bytes = 16'000;
+    RecordLocal(run, /*epochs=*/2);
+    for (const std::string& file : {run.file, run.file + ".1"}) {
+      const std::string recording = ReadWhole(file);
+      ASSERT_FALSE(recording.empty());
+      EXPECT_LE(recording.size(), 16'000u);
+      bool restored = false;
+      Changed(recording,
+              [&](record::Entry& entry) { return restored |= entry.has_restored(), true; });
+      EXPECT_TRUE(restored) << file;
+      ExpectIdentical(ReplayAll(run, recording));
+    }
+    EXPECT_LT(Summarize(ReadWhole(run.file + ".1"))->last, Summarize(ReadWhole(run.file))->last);
+  }
+}
+
+TEST(RecordWriter, WhatIsUnderWayGoesOnInTheNextFile) {
+  const RecordedRun run = NewRun("under-way");
+  record::Entry header, plan, other_plan, masks, result, filler;
+  header.mutable_header()->set_version("1");
+  EncodePlan(PlanOf(1, 0).Step(SampleOf(StepOf(1, 0, {1}))), *plan.mutable_plan());
+  EncodePlan(PlanOf(1, 1).Step(SampleOf(StepOf(1, 1, {1}))), *other_plan.mutable_plan());
+  EncodeMasks(1, 1, {{.step = 0, .allowed = {7}}}, *masks.mutable_masks());
+  EncodeResult(ResultOf(1, 0, 1, 1), *result.mutable_result());
+  filler.set_ledger(std::string(900, ' '));
+  {
+    auto writer = RecordWriter::Create(run.file, 1000, header.SerializeAsString());
+    ASSERT_TRUE(writer.ok()) << writer.status();
+    for (const record::Entry* entry : {&plan, &other_plan, &masks, &result, &filler}) {
+      ASSERT_TRUE(writer->Write(entry->SerializeAsString()).ok());
+    }
+  }
+  std::string cases;
+  Changed(ReadWhole(run.file), [&](record::Entry& entry) {
+    cases += entry.has_header()   ? "header "
+             : entry.has_plan()   ? Str("plan", entry.plan().iteration(), " ")
+             : entry.has_masks()  ? "masks "
+             : entry.has_ledger() ? "ledger"
+                                  : "other ";
+    return true;
+  });
+  EXPECT_EQ(cases, "header plan1 masks ledger");
+}
+
+TEST(Replay, WhatIsMissingIsAnErrorThatSaysWhere) {
+  RecordedRun run = NewRun("missing");
+  run.end_layers = {2, 4};
+  RecordLocal(run);
+  const std::string recording = ReadWhole(run.file);
+  const struct {
+    std::function<bool(const record::Entry&)> left_out;
+    const char* error;
+  } rows[] = {
+      {[](const record::Entry& entry) { return entry.has_header(); }, "begin with its header"},
+      {[](const record::Entry& entry) { return entry.has_plan() && entry.plan().iteration() == 2; },
+       "iteration 2 of epoch 1 has a result and no plan"},
+      // The plan that starts them, with its result.
+      {[](const record::Entry& entry) {
+         return (entry.has_plan() && entry.plan().iteration() == 0) ||
+                (entry.has_result() && entry.result().iteration() == 0);
+       },
+       "iteration 1 of epoch 1: stage 0: "}};
+  for (const auto& row : rows) {
+    const std::string changed =
+        Changed(recording, [&](const record::Entry& entry) { return !row.left_out(entry); });
+    const auto summary = Summarize(changed);
+    const auto report = summary.ok() ? ReplayAll(run, changed) : summary.status();
+    EXPECT_TRUE(absl::IsInvalidArgument(report.status()) || absl::IsNotFound(report.status()))
+        << report.status();
+    EXPECT_THAT(std::string(report.status().message()), HasSubstr(row.error));
+  }
+}
+
+TEST(Recording, AFullQueueEndsItAndNotTheService) {
+  RecordedRun run = NewRun("queue");
+  run.queue_bytes = 200;
+  RecordLocal(run);
+  EXPECT_EQ(run.ended.size(), 1u);
+  const auto summary = Summarize(ReadWhole(run.file));
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_THAT(summary->end, HasSubstr("queue is full"));
+}
+
+TEST(Recording, AFullDiskEndsItAndNotTheService) {
+  RecordedRun run = NewRun("disk");
+  const std::string disk = std::filesystem::path(run.file).parent_path() / "disk";
+  std::filesystem::create_directories(disk);
+  if (mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=16k") != 0) {
+    GTEST_SKIP() << "only root can mount a small tmpfs";
+  }
+  run.file = disk + "/recording";
+  run.requests = 60;
+  RecordLocal(run);  // to its end
+  const std::string recording = ReadWhole(run.file);
+  umount(disk.c_str());
+  ASSERT_EQ(run.ended.size(), 1u);
+  EXPECT_THAT(run.ended[0], HasSubstr("No space left"));
+  const auto summary = Summarize(recording);
+  ASSERT_TRUE(summary.ok()) << summary.status();
+  EXPECT_EQ(summary->cut_off, 0u);
+  EXPECT_THAT(summary->end, testing::AnyOf("", HasSubstr("No space left")));
+  ExpectIdentical(ReplayAll(run, recording));
+}
+
+TEST(Recording, WhatWasThereBeforeIsKeptOnce) {
+  RecordedRun run = NewRun("before");
+  run.requests = 1;
+  RecordLocal(run);
+  const std::string first = ReadWhole(run.file);
+  RecordLocal(run);
+  EXPECT_EQ(ReadWhole(run.file + ".1"), first);
+}
+
+TEST(Recording, ARequestIsDumpedByNumberAndByName) {
+  RecordedRun run = NewRun("dump");
+  {
+    auto recording = Recording::Open(run.Options());
+    ASSERT_TRUE(recording.ok());
+    SequenceStart second = StartOf(6, 3, {0});
+    second.candidate = 1;
+    (*recording)
+        ->Plan(PlanOf(1, 0)
+                   .Start(StartOf(5, 3, {0}))
+                   .Start(second)
+                   .Start(StartOf(7, 2, {1}))
+                   .Step(SampleOf(StepOf(5, 0, {11, 12, 13}), 0))
+                   .Step(SampleOf(StepOf(7, 0, {21, 22}))));
+    IterationResult result = ResultOf(1, 0, 5, 14);
+    result.steps[0].detail.logprob = -0.5f;
+    result.steps.push_back(ResultOf(1, 0, 7, 23).steps[0]);
+    (*recording)->Result(result);
+    (*recording)
+        ->Ledger(R"({"epoch":1,"iteration":0,"arrivals":[{"request":3,"prompt_tokens":3}],)"
+                 R"("members":[{"request":3,"tokens":3},{"request":4,"tokens":2}],"ends":[]})");
+    (*recording)->EpochEnd(1, "a worker is lost");
+    (*recording)
+        ->Ledger(
+            R"({"epoch":2,"iteration":0,"members":[],"ends":[{"request":3,"request_id":"mine"}]})");
+    (*recording)->Ledger("not JSON");
+  }
+  const std::string recording = ReadWhole(run.file);
+  for (const char* id : {"3", "mine"}) {
+    const auto dump = DumpRequest(recording, id);
+    ASSERT_TRUE(dump.ok()) << dump.status();
+    EXPECT_THAT(*dump, HasSubstr("arrived {\"request\":3"));
+    EXPECT_THAT(*dump, HasSubstr("candidate 1, prompt of 3 tokens"));
+    EXPECT_THAT(*dump, HasSubstr("tokens 11 12 13 -> 14 log probability -0.5"));
+    EXPECT_THAT(*dump, HasSubstr("epoch 1 ended: a worker is lost"));
+    EXPECT_THAT(*dump, HasSubstr("ended {\"request\":3"));
+    EXPECT_THAT(*dump, testing::Not(HasSubstr("21")));
+  }
+  EXPECT_TRUE(absl::IsNotFound(DumpRequest(recording, "nobody").status()));
+}
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,178 @@
+// What `treadle serve --record` wrote of an incident is what `treadle replay` runs again: a server
+// of two stages with two ranks each, one of whose workers is killed.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "base/status.h"
+#include "engine/record/record.pb.h"
+#include "engine/record/record_file.h"
+#include "server/grpc/inference.grpc.pb.h"
+#include "tests/server/cli/child_process.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+using testing::HasSubstr;
+
+const std::string& Directory() {
+  static const std::string path = [] {
+    std::string own = testing::TempDir() + "/replay-" + std::to_string(getpid());
+    std::filesystem::create_directories(own);
+    return own;
+  }();
+  return path;
+}
+
+// What ends with `code`.
+std::string Replay(const std::vector<std::string>& more, int code) {
+  std::vector<std::string> all = {TREADLE_BINARY, "replay"};
+  all.insert(all.end(), more.begin(), more.end());
+  ChildProcess replay(all);
+  EXPECT_EQ(replay.Wait(), code) << replay.output();
+  return replay.output();
+}
+
+v1::GenerateRequest RequestOf(int kind) {
+  v1::GenerateRequest request;
+  request.set_request_id("kind-" + std::to_string(kind));
+  request.set_text("Once upon a time, there was one of kind " + std::to_string(kind % 4));
+  v1::Sampling& sampling = *request.mutable_sampling();
+  sampling.set_temperature(kind % 3 == 0 ? 0.0f : 0.9f);
+  sampling.set_seed(static_cast<uint64_t>(kind));
+  if (kind % 4 == 1) sampling.set_num_candidates(3);
+  if (kind % 5 == 2) sampling.set_repetition_penalty(1.3f);
+  request.mutable_stopping()->set_max_new_tokens(kind == 0 ? 300 : 60);
+  request.mutable_response()->set_logprobs(kind % 3);
+  if (kind == 6) request.mutable_response()->set_prompt_logprobs(1);
+  if (kind == 7) {
+    request.mutable_constraint()->set_regex("[a-f]{8,40}");
+  } else {
+    request.mutable_stopping()->set_ignore_eos(true);
+  }
+  return request;
+}
+
+// A worker process of the server's; 0: there is none.
+int WorkerOf(int server) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream file(entry.path() / "stat");
+    std::string line;
+    if (!std::getline(file, line)) continue;
+    int parent = 0;
+    char state = 0;
+    // The name before may hold blanks and brackets.
+    const char* const rest = line.c_str() + line.rfind(')') + 1;
+    if (std::sscanf(rest, " %c %d", &state, &parent) == 2 && parent == server && state != 'Z') {
+      return std::stoi(entry.path().filename());
+    }
+  }
+  return 0;
+}
+
+TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
+  TinyModelOptions tiny;
+  tiny.layers = 4;
+  tiny.context = 2048;
+  const std::string model = *WriteTinyLlamaGguf(Directory(), tiny);
+  const std::string file = Directory() + "/incident";
+  ChildProcess server({TREADLE_BINARY,
+                       "serve",
+                       "--model",
+                       model,
+                       "--listen",
+                       "127.0.0.1:0",
+                       "--http-listen",
+                       "none",
+                       "--metrics-listen",
+                       "none",
+                       "--threads",
+                       "2",
+                       "--pin-threads",
+                       "off",
+                       "--pipeline-parallel",
+                       "2",
+                       "--tensor-parallel",
+                       "2",
+                       "--wire",
+                       "int8",
+                       "--record",
+                       file});
+  const std::string line = server.WaitForLine("listening on 127.0.0.1:");
+  const size_t begin = line.find("127.0.0.1:");
+  ASSERT_NE(begin, std::string::npos) << server.output();
+  const auto stub = v1::Inference::NewStub(grpc::CreateChannel(
+      line.substr(begin, line.find(' ', begin) - begin), grpc::InsecureChannelCredentials()));
+  const auto ask = [&](int kind, const std::function<void()>& then) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
+    const auto reader = stub->GenerateStream(&context, RequestOf(kind));
+    int messages = 0;
+    for (v1::GenerateResponse message; reader->Read(&message);) {
+      if (++messages == 40 && then) then();
+    }
+    const grpc::Status status = reader->Finish();
+    EXPECT_TRUE(status.ok()) << kind << ": " << status.error_message();
+  };
+  std::vector<std::thread> clients;
+  for (int kind = 1; kind < 9; ++kind) clients.emplace_back([&ask, kind] { ask(kind, {}); });
+  ask(0, [&] {
+    const int worker = WorkerOf(server.pid());
+    ASSERT_GT(worker, 0);
+    kill(worker, SIGKILL);
+  });
+  for (std::thread& client : clients) client.join();
+  server.Signal(SIGTERM);
+  ASSERT_EQ(server.Wait(), 0) << server.output();
+
+  const std::string same = Replay({file}, 0);
+  EXPECT_THAT(same, HasSubstr("IDENTICAL"));
+  EXPECT_THAT(same, HasSubstr("epoch 1: "));
+  EXPECT_THAT(same, HasSubstr("it ends because the server ended"));
+  EXPECT_THAT(Replay({file, "--until-iteration", "1:5"}, 0), HasSubstr("replayed 6 iterations"));
+  const std::string dump = Replay({file, "--dump-request", "kind-5"}, 0);
+  EXPECT_THAT(dump, HasSubstr("arrived {"));
+  EXPECT_THAT(dump, HasSubstr("candidate 2"));
+  EXPECT_THAT(dump, HasSubstr("\"reason\":\"length\""));
+
+  // One token of the second epoch becomes another one.
+  std::ifstream recorded(file, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(recorded), {}};
+  uint64_t changed_in = 0;
+  {
+    auto writer = RecordFileWriter::Create(file + "-changed");
+    auto reader = RecordReader::Open(bytes);
+    ASSERT_TRUE(writer.ok() && reader.ok());
+    record::Entry entry;
+    for (int results = 0; *reader->Next(entry);) {
+      if (entry.result().epoch() == 2 && entry.result().token_size() > 0 &&
+          entry.result().token(0) >= 0 && ++results == 3) {
+        changed_in = entry.result().iteration();
+        entry.mutable_result()->set_token(0, entry.result().token(0) ^ 1);
+      }
+      ASSERT_TRUE(writer->Append(entry.SerializeAsString()).ok());
+    }
+  }
+  ASSERT_GT(changed_in, 0u);
+  const std::string different = Replay({file + "-changed"}, 1);
+  EXPECT_THAT(different,
+              HasSubstr(Str("DIFFERENT in iteration ", changed_in, " of epoch 2, request ")));
+  EXPECT_THAT(different, HasSubstr("no op is wrong here: the machine that was recorded"));
+  std::filesystem::remove_all(Directory());
+}
+
+TEST(ReplayBinary, SaysWhatCannotBeReplayed) {
+  EXPECT_THAT(Replay({TREADLE_BINARY}, 2), HasSubstr("no recording, expected what"));
+  EXPECT_THAT(Replay({"/nonexistent"}, 2), HasSubstr("/nonexistent"));
+}
+
+}  // namespace
+}  // namespace treadle
