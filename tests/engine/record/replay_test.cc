@@ -279,7 +279,7 @@ TEST(Replay, WhatIsMissingIsAnErrorThatSaysWhere) {
          return (entry.has_plan() && entry.plan().iteration() == 0) ||
                 (entry.has_result() && entry.result().iteration() == 0);
        },
-       "iteration 1 of epoch 1: stage 0: "}};
+       "step of unknown sequence"}};
   for (const auto& row : rows) {
     const std::string changed =
         Changed(recording, [&](const record::Entry& entry) { return !row.left_out(entry); });
