@@ -28,7 +28,7 @@ LinkMessages& Messages(WireType wire) {
 std::string Sealed(WireType wire) {
   LinkMessages& messages = Messages(wire);
   for (int64_t i = 0; i < kRows * 40; ++i) messages.slot(0).rows[i] = static_cast<float>(i) / 8;
-  messages.Seal(0, kAbout);
+  messages.Seal(0, kAbout, {});
   return {reinterpret_cast<const char*>(messages.slot(0).message), messages.MessageBytes(kRows)};
 }
 

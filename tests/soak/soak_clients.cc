@@ -144,6 +144,8 @@ void SoakClients::Run(bool grpc, uint64_t seed) {
   std::mt19937_64 random(seed);
   const ByteProxy& proxy = grpc ? grpc_proxy_ : http_proxy_;
   const auto stub = v1::Inference::NewStub(server_.Connect(proxy.port()));
+  // When the request before began: a connection of gRPC's that ended since is found out by the next.
+  int faults = proxy.happened();
   while (true) {
     {
       const MutexLock lock(mutex_);
@@ -151,14 +153,15 @@ void SoakClients::Run(bool grpc, uint64_t seed) {
       if (over_) return;
       ++asking_;
     }
+    const int before = proxy.happened();
     const int kind = kinds_[random() % kinds_.size()];
     Patience patience;
     if (random() % 8 == 0) patience.messages = static_cast<int>(random() % 40);
     if (grpc && random() % 8 == 1) patience.time = std::chrono::milliseconds(1 + random() % 400);
-    const int faults = proxy.happened();
     const Heard heard =
         grpc ? AskGrpc(*stub, kind, patience) : AskHttp(proxy.port(), kind, patience);
     Judge(grpc, kind, heard, patience.time < kPatience, proxy.happened() != faults);
+    faults = before;
     const MutexLock lock(mutex_);
     --asking_;
     changed_.NotifyAll();
