@@ -305,13 +305,14 @@ TEST_F(RequestStoreTest, AFullDiskRefusesNewRequestsAndEndsNoOldOnes) {
   // What is stored of the old one has no gap.
   old->reset();
   ASSERT_TRUE(Open().ok());
-  const auto resumed = Claim("old");
+  auto resumed = Claim("old");
   ASSERT_TRUE(resumed.ok()) << resumed.status();
   EXPECT_GE(resumed->answer.tokens.size(), 3u);
   EXPECT_LT(resumed->answer.tokens.size(), 200u);
   for (int32_t i = 0; i < std::ssize(resumed->answer.tokens); ++i) {
     EXPECT_EQ(resumed->answer.tokens[i].token, i);
   }
+  resumed->stream.reset();  // before the store
   store_.reset();
   umount(folder_.c_str());
 }
