@@ -149,8 +149,8 @@ class ActivationLink {
   void Abort(const absl::Status& why);
 
   // Begins to send what Receive returned for that iteration, the last one or the one before, after
-  // the layers ran over it; or as many rows as the next stage is to have, which `encoded` writes,
-  // if it is not empty (kHost). Not on the last stage.
+  // the layers ran over it; or, with `encoded` (kHost), as many rows as `hidden` has, which that
+  // writes. Not on the last stage.
   absl::Status Send(uint64_t epoch, uint64_t iteration, Tensor hidden,
                     const EncodedRows& encoded = {});
 

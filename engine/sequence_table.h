@@ -88,8 +88,8 @@ class SequenceTable {
   // new ones; page ids, token ids and positions are in range and within the sequence's pages, of
   // which the window's are a ring that holds all that a step writes and looks back at; each
   // sequence has at most one step, which begins at or before its next position; a step without
-  // tokens has a previous sample to run; the steps fit into max_batch_tokens. NotFound for an
-  // unknown sequence, InvalidArgument otherwise. Changes nothing.
+  // tokens has a previous sample to run; the steps fit into max_batch_tokens, unless no stage runs
+  // them. NotFound for an unknown sequence, InvalidArgument otherwise. Changes nothing.
   absl::Status Check(const IterationPlan& plan);
 
   // Require a plan that was checked.
