@@ -7,6 +7,7 @@
 #include <utility>
 #include <variant>
 
+#include "base/quoted.h"
 #include "base/status.h"
 #include "engine/record/record.pb.h"
 #include "engine/record/record_file.h"
@@ -78,7 +79,9 @@ absl::StatusOr<size_t> ForEachEntry(std::string_view recording, const Handle& ha
 
 class Dump {
  public:
-  Dump(const RecordedRequests& requests, uint64_t wanted) : requests_(requests), wanted_(wanted) {}
+  Dump(const RecordedRequests& requests, uint64_t wanted,
+       std::function<std::string(int32_t)> text_of)
+      : requests_(requests), wanted_(wanted), text_of_(std::move(text_of)) {}
 
   void Plan(IterationPlan plan, double time) {
     for (const SequenceStart& start : plan.starts) {
@@ -96,9 +99,9 @@ class Dump {
       Begin(result.epoch, result.iteration, steps[i].sequence, time);
       text_ += Str(" positions ", steps[i].first_position, "-",
                    steps[i].first_position + steps[i].num_tokens - 1, ", tokens");
-      for (const int32_t token : steps[i].tokens) text_ += Str(" ", token);
+      for (const int32_t token : steps[i].tokens) text_ += Shown(token);
       if (steps[i].tokens.empty()) text_ += " as sampled";
-      if (result.steps[i].token >= 0) text_ += Str(" -> ", result.steps[i].token);
+      if (result.steps[i].token >= 0) text_ += " ->" + Shown(result.steps[i].token);
       if (steps[i].top_logprobs >= 0) {
         text_ += Str(" log probability ", result.steps[i].detail.logprob);
       }
@@ -115,6 +118,10 @@ class Dump {
   std::string TakeText() { return std::move(text_); }
 
  private:
+  std::string Shown(int32_t token) const {
+    return text_of_ ? Str(" ", token, " ", Quoted(text_of_(token))) : Str(" ", token);
+  }
+
   void Begin(uint64_t epoch, uint64_t iteration, SequenceId sequence, double time) {
     char seconds[32];
     std::snprintf(seconds, sizeof seconds, "%.3f", time);
@@ -134,6 +141,7 @@ class Dump {
 
   const RecordedRequests& requests_;
   const uint64_t wanted_;
+  const std::function<std::string(int32_t)> text_of_;
   std::map<std::pair<uint64_t, uint64_t>, IterationPlan> plans_;
   std::string text_;
 };
@@ -181,10 +189,11 @@ absl::StatusOr<RecordingSummary> Summarize(std::string_view recording) {
   return summary;
 }
 
-absl::StatusOr<std::string> DumpRequest(std::string_view recording, const std::string& request) {
+absl::StatusOr<std::string> DumpRequest(std::string_view recording, const std::string& request,
+                                        std::function<std::string(int32_t token)> text_of) {
   TREADLE_ASSIGN_OR_RETURN(const RecordingSummary summary, Summarize(recording));
   TREADLE_ASSIGN_OR_RETURN(const uint64_t wanted, summary.requests.Find(request));
-  Dump dump(summary.requests, wanted);
+  Dump dump(summary.requests, wanted, std::move(text_of));
   const auto handle = [&](const record::Entry& entry) -> absl::Status {
     const double time = static_cast<double>(entry.nanoseconds()) / 1e9;
     TREADLE_ASSIGN_OR_RETURN(std::optional<IterationPlan> plan, PlanIn(entry));

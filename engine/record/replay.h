@@ -76,7 +76,9 @@ absl::StatusOr<ReplayReport> Replay(std::string_view recording, int64_t max_batc
                                     PlanRunner& runner, const ReplayOptions& options);
 
 // All that is known of one request, by the ledger's number or by the client's own id: when it came,
-// its tokens iteration by iteration, how it ended. Lines of text. NotFound: it is not there.
-absl::StatusOr<std::string> DumpRequest(std::string_view recording, const std::string& request);
+// its tokens iteration by iteration, how it ended. Lines of text, with `text_of` each token;
+// without it they have no texts. NotFound: it is not there.
+absl::StatusOr<std::string> DumpRequest(std::string_view recording, const std::string& request,
+                                        std::function<std::string(int32_t token)> text_of = {});
 
 }  // namespace treadle

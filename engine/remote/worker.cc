@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <future>
 #include <optional>
 #include <utility>
 
@@ -34,6 +35,7 @@ struct Master {
   bool weights_from_master = false;
   std::string files, fingerprint;  // FilesHere of its own, and their sum
   // What it has asked for, once in an attachment. Of its stream's events.
+  bool drains = false;
   bool configured = false;
   bool reserved = false;
 };
@@ -55,6 +57,7 @@ class Worker::Impl {
       std::shared_ptr<Stream<control::WorkerMessage>> stream);
   void OnMessage(const MasterPointer& master, control::MasterMessage& message);
   void OnHello(const MasterPointer& master, const control::MasterHello& hello);
+  void OnDrain(const MasterPointer& master);
   void Dispatch(const MasterPointer& master, control::MasterMessage& message);
   void Detach(const MasterPointer& master, const absl::Status& why);
   bool IsCurrent(const MasterPointer& master) {
@@ -134,11 +137,13 @@ StreamEvents<control::MasterMessage> Worker::Impl::Accept(
           [this, master](const absl::Status& status) {
             Detach(master, status.ok() ? absl::CancelledError("the master detached")
                                        : absl::UnavailableError("the master is gone"));
+            if (master->drains) options_.leave();  // the answer is on its way
           }};
 }
 
 void Worker::Impl::OnMessage(const MasterPointer& master, control::MasterMessage& message) {
   if (message.has_hello()) return OnHello(master, message.hello());
+  if (message.has_drain()) return OnDrain(master);
   bool current = false;
   {
     MutexLock lock(mutex_);
@@ -177,6 +182,15 @@ void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHel
   Log("a master attached");
   pulse_->Nudge();
   Post(master, [this, master] { return Greet(master); });
+}
+
+void Worker::Impl::OnDrain(const MasterPointer& master) {
+  if (!options_.leave) {
+    return master->stream->Close(absl::UnimplementedError("this worker does not leave its stage"));
+  }
+  master->drains = true;
+  Log("asked to leave its stage to another worker");
+  master->stream->Close(absl::OkStatus());
 }
 
 void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage& message) {
@@ -440,6 +454,21 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(WorkerOptions options) {
   auto impl = std::make_unique<Impl>(std::move(options));
   TREADLE_RETURN_IF_ERROR(impl->Listen());
   return std::unique_ptr<Worker>(new Worker(std::move(impl)));
+}
+
+absl::Status DrainWorker(const std::string& address, const ControlCredentials& credentials,
+                         milliseconds patience) {
+  const auto closed = std::make_shared<std::promise<absl::Status>>();
+  std::future<absl::Status> answer = closed->get_future();
+  const auto stream =
+      OpenAttach(address,
+                 {.message = [](control::WorkerMessage&) {},
+                  .closed = [closed](const absl::Status& status) { closed->set_value(status); }},
+                 credentials);
+  stream->Tell([](auto& message) { message.mutable_drain(); });
+  if (answer.wait_for(patience) == std::future_status::ready) return answer.get();
+  stream->Abort();
+  return absl::DeadlineExceededError(Str("no answer for ", patience.count(), " ms"));
 }
 
 }  // namespace treadle

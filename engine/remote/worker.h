@@ -14,6 +14,7 @@
 // their own, which never wait for a load or for the ranks.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -41,6 +42,9 @@ struct WorkerOptions {
   std::string version;                   // empty: this program's
   PipelineFactory pipeline;              // empty: Gloo over data_interface
   std::function<void(std::string)> log;  // a line for what happens, on any thread; may be empty
+  // Who may attach has asked it to leave (DrainWorker) and been told that it does: ends the worker.
+  // On a gRPC thread; must not block. Empty: it stays.
+  std::function<void()> leave;
 };
 
 class Worker {
@@ -60,5 +64,11 @@ class Worker {
 
   const std::unique_ptr<Impl> impl_;
 };
+
+// Asks the worker at `address` to leave its stage, as SIGTERM would: a spare takes it, or the next
+// worker at that address, and what runs goes on there. Ok: it leaves. Otherwise why not: the
+// worker's status; DeadlineExceeded after `patience` without an answer.
+absl::Status DrainWorker(const std::string& address, const ControlCredentials& credentials,
+                         std::chrono::milliseconds patience);
 
 }  // namespace treadle

@@ -85,6 +85,15 @@ absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options) {
   return Log::Open(options);
 }
 
+void AddControlFlags(CLI::App& app, std::string& folder, std::string& secret_file) {
+  app.add_option("--control-tls", folder,
+                 "folder with tls.crt, tls.key and ca.crt: mutual TLS among master and workers, "
+                 "read anew when they change");
+  app.add_option("--control-secret-file", secret_file,
+                 "file with a secret of 16 characters or more in its first line, the same for "
+                 "master and workers, who prove to each other that they have it");
+}
+
 absl::StatusOr<ControlCredentials> OpenControlCredentials(const std::string& folder,
                                                           const std::string& secret_file,
                                                           LogSink log) {

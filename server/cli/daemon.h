@@ -1,5 +1,5 @@
 // What serve and worker have in common as programs that stay: the signals that end them, where
-// their log goes, and whom the control plane trusts.
+// their log goes, and, with drain-worker, whom the control plane trusts.
 #pragma once
 
 #include <memory>
@@ -52,6 +52,9 @@ void AddLogFlags(CLI::App& app, Log::Options& options);
 // With a file, SIGHUP is ignored from now on: programs that rotate logs like to send it, and a file
 // that was renamed is opened anew without it. Before other threads start.
 absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options);
+
+// --control-tls and --control-secret-file, for OpenControlCredentials.
+void AddControlFlags(CLI::App& app, std::string& folder, std::string& secret_file);
 
 // The control plane's mutual TLS from one folder, as Kubernetes mounts a TLS secret: tls.crt,
 // tls.key and ca.crt. Everybody in it, master and workers, shows a certificate of that CA, and is

@@ -12,6 +12,7 @@ namespace {
 constexpr Command kCommands[] = {
     {"serve", "load a model and serve it over gRPC", RunServe},
     {"worker", "hold one stage of a model for a server with --workers", RunWorker},
+    {"drain-worker", "ask a worker to leave its stage to another one", RunDrainWorker},
     {"generate", "generate text: from a server, or in process with --model", RunGenerate},
     {"replay", "run again what serve --record wrote, and compare every token", RunReplay},
     {"top", "a running server, live in a terminal", RunTop},
@@ -27,9 +28,9 @@ void PrintHelp(std::FILE* out) {
                "usage: treadle COMMAND [flags]; treadle COMMAND --help lists its flags\n\n",
                TREADLE_VERSION);
   for (const Command& command : kCommands) {
-    std::fprintf(out, "  %-10s %s\n", command.name, command.help);
+    std::fprintf(out, "  %-12s %s\n", command.name, command.help);
   }
-  std::fprintf(out, "  %-10s %s\n  %-10s %s\n", "--version", "print the version", "--help",
+  std::fprintf(out, "  %-12s %s\n  %-12s %s\n", "--version", "print the version", "--help",
                "print this");
 }
 

@@ -16,6 +16,7 @@
 #include "engine/record/op_check.h"
 #include "engine/remote/received_checkpoint.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/text/tokenizer.h"
 #include "server/cli/command.h"
 #include "server/cli/progress.h"
 #include "server/cli/rank_devices.h"
@@ -35,6 +36,7 @@ struct ReplayFlags {
   std::string model;
   std::string until;
   std::string request;
+  bool texts = false;
   bool reference = false;
   int64_t threads = 0;
 };
@@ -273,8 +275,18 @@ absl::StatusOr<int> RunRecording(const ReplayFlags& flags) {
 }
 
 absl::StatusOr<std::string> Dump(const ReplayFlags& flags) {
-  TREADLE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(flags.file));
-  return DumpRequest(file->text(), flags.request);
+  if (!flags.texts) {
+    TREADLE_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(flags.file));
+    return DumpRequest(file->text(), flags.request);
+  }
+  TREADLE_ASSIGN_OR_RETURN(const OpenedRecording opened, OpenRecording(flags));
+  if (!opened.checkpoint->tokenizer()) {
+    return InvalidArgument("--texts: the model ", opened.options.model, " has no tokenizer");
+  }
+  TREADLE_ASSIGN_OR_RETURN(const auto tokenizer,
+                           Tokenizer::Create(*opened.checkpoint->tokenizer()));
+  return DumpRequest(opened.file->text(), flags.request,
+                     [&](int32_t token) { return tokenizer->TokenBytes(token, /*special=*/true); });
 }
 
 }  // namespace
@@ -296,6 +308,8 @@ int RunReplay(int argc, char** argv) {
   app.add_option("--dump-request", flags.request,
                  "instead, print all that is known of the request with this number in the ledger, "
                  "or with this id of its client's");
+  app.add_flag("--texts", flags.texts,
+               "with --dump-request: each token with its text, by the model's tokenizer");
   app.add_flag("--reference", flags.reference,
                "compute every op on the reference backend, too, from the same inputs, and stop at "
                "the first that differs by more than its formats allow; slow, and on CPUs only "

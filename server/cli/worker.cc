@@ -1,5 +1,5 @@
-// treadle worker: one stage of a pipeline, until SIGTERM or SIGINT. What it runs, a master says
-// that attaches to it.
+// treadle worker: one stage of a pipeline, until SIGTERM, SIGINT or drain-worker. What it runs, a
+// master says that attaches to it.
 #include "engine/remote/worker.h"
 
 #include <signal.h>
@@ -85,13 +85,14 @@ absl::Status Work(WorkerFlags flags, Log& log) {
   TREADLE_ASSIGN_OR_RETURN(const std::string masters,
                            CheckTrust(options.listen, options.credentials));
   if (!StaysOnMachine(options.listen)) options.log("takes masters " + masters);
+  options.leave = [&signals] { signals.Interrupt(); };
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<Worker> worker, Worker::Start(std::move(options)));
   log.Write({.name = "listening",
              .message = kWorkerListensOn + worker->address(),
              .fields = {{"address", worker->address()}, {"masters", masters}}});
   const int first = signals.Wait();
   log.Write({.name = "ending",
-             .message = Str("signal ", first, ": ending"),
+             .message = first == 0 ? "ending" : Str("signal ", first, ": ending"),
              .fields = {{"signal", int64_t{first}}}});
   // All that it holds can be read again: an end that would wait, for a load above all, does not.
   constexpr std::chrono::milliseconds kLongestEnd{200};
@@ -144,12 +145,7 @@ int RunWorker(int argc, char** argv) {
             "any");
   AddChoice(app, "--deterministic", options.deterministic, kWantedDeterminism,
             "on a GPU: masters that ask for the other are refused: on or off; auto: either");
-  app.add_option("--control-tls", flags.control_tls,
-                 "folder with tls.crt, tls.key and ca.crt: mutual TLS with master and next stage, "
-                 "read anew when they change");
-  app.add_option("--control-secret-file", flags.control_secret_file,
-                 "file with a secret of 16 characters or more in its first line, the same for "
-                 "master and workers, who prove to each other that they have it");
+  AddControlFlags(app, flags.control_tls, flags.control_secret_file);
   app.add_option("--data-interface", options.data_interface,
                  "network interface or address for activations; trusted networks only");
   app.add_option("--memory", options.memory,

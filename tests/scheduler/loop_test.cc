@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/status.h"
 #include "tests/scheduler/loop_harness.h"
 
@@ -93,6 +95,38 @@ TEST(Loop, FirstThatDoesNotFitStopsAdmission) {
   EXPECT_EQ(harness.held_pages(), 4);
   harness.RunToIdle();
   for (const auto& client : harness.clients) EXPECT_TRUE(client->ended && client->status.ok());
+  EXPECT_THAT(harness.Mistakes(), IsEmpty());
+}
+
+// Five times as many come as can be answered. Who does not fit is refused at once; what was
+// accepted is answered whole, in iterations that are as full as they can be.
+TEST(Loop, OverloadIsRefusedAtOnceAndCostsTheAcceptedNothing) {
+  HarnessOptions options = Manual();
+  options.max_queue = 8;
+  LoopHarness harness(options);
+  int64_t refused = 0;
+  for (uint64_t turn = 0; turn < 500; ++turn) {
+    for (uint64_t i = 0; i < 2; ++i) {  // four of ten tokens run: there is room for 0.4
+      RequestSpec spec = LoopHarness::Spec(3, 10, 2 * turn + i);
+      if (harness.pool.Load().waiting < options.max_queue) {
+        harness.Submit(std::move(spec));
+      } else {
+        EXPECT_TRUE(absl::IsResourceExhausted(harness.pool.Submit(std::move(spec)).status()));
+        ++refused;
+      }
+    }
+    harness.Turn();
+    EXPECT_LE(harness.pool.Load().waiting, options.max_queue);
+    harness.engine.Complete();
+  }
+  const std::vector<IterationPlan> plans = harness.engine.TakePlans();
+  for (const IterationPlan& plan : plans) EXPECT_LE(plan.steps.size(), 4u);
+  const auto full = [](const IterationPlan& plan) { return plan.steps.size() == 4; };
+  EXPECT_GE(std::ranges::count_if(plans, full), 0.9 * static_cast<double>(plans.size()));
+  harness.RunToIdle();
+  for (const auto& client : harness.clients) EXPECT_TRUE(client->ended && client->status.ok());
+  EXPECT_EQ(refused + std::ssize(harness.clients), 1000);
+  EXPECT_GT(refused, 700);
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 

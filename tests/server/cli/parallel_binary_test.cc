@@ -404,6 +404,31 @@ TEST(ParallelBinary, AWorkerThatComesBackIsUsedAgain) {
   });
 }
 
+TEST(ParallelBinary, AWorkerThatIsAskedLeavesItsStageToASpare) {
+  const std::string secret = Directory() + "/secret";
+  std::ofstream(secret) << "sixteen letters at least\n";
+  const std::vector<std::string> known = {"--control-secret-file", secret};
+  const auto more = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), known.begin(), known.end());
+    return arguments;
+  };
+  HandWorker first(more({"--model", Model()})), second(more({"--model", Model()}));
+  HandWorker spare(more({"--model", Model()}));
+  const std::string workers = first.address() + "," + second.address() + "," + spare.address();
+  Server server(more({"--workers", workers, "--spares", "1"}));
+  ASSERT_SERVES(server);
+  ChildProcess stranger(Command("drain-worker", {second.address()}));
+  EXPECT_EQ(stranger.Wait(), 1);
+  EXPECT_THAT(stranger.output(), HasSubstr("wants proof of its control secret"));
+  server.ExpectUndisturbed([&] {
+    ChildProcess asks(Command("drain-worker", more({second.address()})));
+    EXPECT_EQ(asks.Wait(), 0) << asks.output();
+    EXPECT_THAT(asks.output(), HasSubstr("leaves its stage"));
+    EXPECT_EQ(second.child().Wait(), 0) << second.child().output();
+  });
+  EXPECT_NE(spare.child().WaitForLine("a master attached"), "") << "it did not take the stage";
+}
+
 TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
   struct Case {
     std::vector<std::string> flags;

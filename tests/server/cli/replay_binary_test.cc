@@ -142,6 +142,7 @@ TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
   EXPECT_THAT(dump, HasSubstr("arrived {"));
   EXPECT_THAT(dump, HasSubstr("candidate 2"));
   EXPECT_THAT(dump, HasSubstr("\"reason\":\"length\""));
+  EXPECT_THAT(Replay({file, "--dump-request", "kind-5", "--texts"}, 0), HasSubstr(" 'O"));
 
   // One token of the second epoch becomes another one.
   std::ifstream recorded(file, std::ios::binary);
