@@ -34,9 +34,9 @@ struct Command {
 
 int RunServe(int argc, char** argv);
 int RunWorker(int argc, char** argv);
+int RunGenerate(int argc, char** argv);
 int RunDrainWorker(int argc, char** argv);
 int RunReplay(int argc, char** argv);
-int RunGenerate(int argc, char** argv);
 int RunTop(int argc, char** argv);
 int RunInspect(int argc, char** argv);
 int RunQuantize(int argc, char** argv);

@@ -12,8 +12,8 @@ namespace {
 constexpr Command kCommands[] = {
     {"serve", "load a model and serve it over gRPC", RunServe},
     {"worker", "hold one stage of a model for a server with --workers", RunWorker},
-    {"drain-worker", "ask a worker to leave its stage to another one", RunDrainWorker},
     {"generate", "generate text: from a server, or in process with --model", RunGenerate},
+    {"drain-worker", "ask a worker to leave its stage to another one", RunDrainWorker},
     {"replay", "run again what serve --record wrote, and compare every token", RunReplay},
     {"top", "a running server, live in a terminal", RunTop},
     {"bench", "load, engine, kernel, scheduler and accuracy benchmarks", RunBench},

@@ -26,15 +26,6 @@ uint64_t RandomSeed() {
   return uint64_t{device()} << 32 | device();
 }
 
-// How long the session that has a request may take to let go of it, and how often that is looked
-// at.
-constexpr std::chrono::seconds kHandOver{5};
-constexpr std::chrono::milliseconds kHandOverStep{10};
-
-bool All(const std::vector<FinishReason>& reasons) {
-  return std::ranges::count(reasons, FinishReason::kNone) == 0;
-}
-
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
@@ -95,37 +86,6 @@ void Session::TakeIn(const Read& read) {
     request = status;
   }
   Admit(std::move(request), nullptr);
-}
-
-void Session::TakeInStored(const std::shared_ptr<const ResumePoint>& point) {
-  RequestStore::Holder holder;
-  {
-    MutexLock lock(mutex_);
-    if (const absl::Status gone = Gone(); !gone.ok()) return Refuse(gone);
-    if (environment_.store == nullptr) {
-      return Refuse(absl::FailedPreconditionError(
-          "this server stores no requests: it was started without --durable"));
-    }
-    holder = Holder(point->id);
-    from_token_ = point->from_token;
-  }
-  absl::StatusOr<RequestStore::Resumed> resumed = environment_.store->Claim(std::move(holder));
-  if (absl::IsAborted(resumed.status())) {
-    MutexLock lock(mutex_);
-    if (Clock::now() >= arrival_ + kHandOver) return Refuse(resumed.status());
-    again_ = point;
-    environment_.courier.WakeAt(Clock::now() + kHandOverStep, weak_from_this());
-    return;
-  }
-  if (!resumed.ok()) return Admit(resumed.status(), nullptr);
-  absl::StatusOr<GenerateRequest> request = point->read(resumed->request);
-  if (request.ok()) {
-    request->request_id = point->id;
-    request->prompt = std::move(resumed->request.prompt);
-    request->sampling.seed = resumed->request.seed;
-    request->stopping.max_new_tokens = resumed->request.max_new_tokens;
-  }
-  Admit(std::move(request), &*resumed);
 }
 
 void Session::Admit(absl::StatusOr<GenerateRequest> read, RequestStore::Resumed* resumed) {
@@ -195,52 +155,6 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
   stored_->Accept(std::move(kept), [&pool = environment_.pool, id = submitted_.id](
                                        const absl::Status& status) { pool.Cancel(id, status); });
   return absl::OkStatus();
-}
-
-absl::StatusOr<bool> Session::Replay(const StreamBatch& answer, RequestSpec& spec) {
-  const int64_t most = int64_t{spec_.candidates} * spec_.max_new_tokens;
-  if (from_token_ < 0 || from_token_ > most) {
-    return InvalidArgument("from_token is ", from_token_, ", expected 0 to ", most,
-                           " (the most new tokens of the request)");
-  }
-  prompt_details_ = answer.prompt_detail;
-  std::vector<EarlierOutput> earlier(reasons_.size());
-  for (const StreamToken& token : answer.tokens) {
-    if (token.candidate >= earlier.size() || token.token >= environment_.model.vocab) {
-      return absl::DataLossError("what is stored of the answer is not of this request");
-    }
-    if (reasons_[token.candidate] != FinishReason::kNone) continue;  // beyond a stop string
-    if (token.token >= 0) earlier[token.candidate].tokens.push_back(token.token);
-    Absorb({token});
-  }
-  replayed_tokens_ = generation_->completion_tokens();
-  for (size_t i = 0; i < earlier.size(); ++i) earlier[i].finish = reasons_[i];
-  ended_ = All(reasons_);
-  if (ended_) {
-    timings_ = answer.timings;
-    NoteEnd();
-  } else if (!answer.tokens.empty()) {
-    spec.earlier = std::move(earlier);
-  }
-  return !ended_;
-}
-
-RequestStore::Holder Session::Holder(std::string id) {
-  return {.id = std::move(id), .owner = origin_.key, .cut_off = [session = weak_from_this()] {
-            if (auto alive = session.lock()) alive->CutOff();
-          }};
-}
-
-// Another call resumes the request.
-void Session::CutOff() {
-  MutexLock lock(mutex_);
-  if (over_) return;
-  if (!std::exchange(abandoned_, true)) {
-    environment_.pool.Cancel(submitted_.id,
-                             absl::AbortedError("another call has resumed the request"));
-    if (writing_) BreakWrite();
-  }
-  Advance();
 }
 
 void Session::Refuse(const absl::Status& status) {
@@ -329,44 +243,10 @@ void Session::Advance() {
   }
 }
 
-// Whatever the token stream has; of a request that is stored, what was written since.
-StreamBatch Session::Take() {
-  if (stored_ == nullptr) return submitted_.stream->Take();
-  if (storing_) return {};
-  if (std::exchange(batch_stored_, false)) {
-    if (!not_stored_.ok()) {
-      batch_.tokens.clear();
-      if (batch_.ended) batch_.status = not_stored_;
-    }
-    return std::exchange(batch_, {});
-  }
-  StreamBatch next = submitted_.stream->Take();
-  next.prompt_detail.insert(next.prompt_detail.begin(),
-                            std::make_move_iterator(batch_.prompt_detail.begin()),
-                            std::make_move_iterator(batch_.prompt_detail.end()));
-  batch_ = std::move(next);
-  // What is known of the prompt waits for a token.
-  if (batch_.tokens.empty() && !batch_.ended) return {};
-  storing_ = true;
-  stored_->Append(batch_, [session = weak_from_this()](const absl::Status& status) {
-    if (auto alive = session.lock()) alive->NoteStored(status);
-  });
-  return {};
-}
-
-void Session::NoteStored(const absl::Status& status) {
-  MutexLock lock(mutex_);
-  storing_ = false;
-  batch_stored_ = true;
-  if (!status.ok()) environment_.pool.Cancel(submitted_.id, status);
-  not_stored_.Update(status);
-  environment_.courier.Post(shared_from_this());
-}
-
 // False: there is nothing new.
 bool Session::Collect() {
   if (ended_) return false;
-  StreamBatch batch = Take();
+  StreamBatch batch = stored_ == nullptr ? submitted_.stream->Take() : TakeStored();
   if (batch.tokens.empty() && batch.prompt_detail.empty() && !batch.ended) return false;
   prompt_details_.insert(prompt_details_.end(),
                          std::make_move_iterator(batch.prompt_detail.begin()),

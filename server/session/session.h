@@ -173,7 +173,7 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   absl::Status Gone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  StreamBatch Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  StreamBatch TakeStored() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Absorb(const std::vector<StreamToken>& tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

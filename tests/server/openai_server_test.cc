@@ -473,7 +473,8 @@ TEST(OpenAiServer, EmbeddingsAreThoseOfGrpc) {
   for (size_t i = 0; i < 300; ++i) {
     EXPECT_EQ(all["data"][i]["index"], i);
     EXPECT_EQ(all["data"][i]["embedding"], all["data"][i % 50]["embedding"]);
-    if (i > 0) EXPECT_NE(all["data"][i]["embedding"], all["data"][i - 1]["embedding"]);
+    if (i == 0) continue;
+    EXPECT_NE(all["data"][i]["embedding"], all["data"][i - 1]["embedding"]);
   }
   many["input"] = std::vector<std::string>(2049, "a");
   EXPECT_THAT(Post(server, path, many.dump()).body["error"]["message"].get<std::string>(),

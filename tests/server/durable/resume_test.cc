@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <future>
 #include <regex>
 #include <thread>
 
@@ -45,11 +46,20 @@ class DurableServer {
   TestServer* operator->() { return server_.get(); }
   TestServer& operator*() { return *server_; }
 
+  // Runs iterations slowly until that is done, so that no answer comes to its own end first.
+  template <typename T>
+  T SlowlyUntil(std::future<T> done) {
+    do {
+      server_->gate().Allow(1);
+    } while (done.wait_for(std::chrono::milliseconds(50)) != std::future_status::ready);
+    server_->gate().Open();
+    return done.get();
+  }
   // Ends what runs.
   void Stop() {
-    std::thread stop([&] { server_->server().DrainAndStop(std::chrono::milliseconds(0)); });
-    server_->gate().Open();
-    stop.join();
+    SlowlyUntil(std::async(std::launch::async, [&] {
+      return server_->server().DrainAndStop(std::chrono::milliseconds(0));
+    }));
   }
   StreamOutcome Resume(const std::string& id, int from, const std::string& key = "") {
     v1::ResumeRequest request;
@@ -223,24 +233,24 @@ TEST_F(ResumeTest, AClientThatWentAwayComesBack) {
   int have = 0;
   {
     grpc::ClientContext context;
-    const auto reader = server->stub().GenerateStream(&context, request);
     server->gate().Allow(6);
+    const auto reader = server->stub().GenerateStream(&context, request);
     v1::GenerateResponse message;
     while (have < 4 && reader->Read(&message)) have += message.output().token_ids_size();
-    // Whoever has it is told to let go; so is the client that comes now, and another one.
-    const StreamOutcome second = [&] {
-      v1::ResumeRequest resume;
-      resume.set_request_id("gone");
-      grpc::ClientContext other;
-      const auto resumed = server->stub().Resume(&other, resume);
-      server->gate().Open();
-      return ReadAll(*resumed);
-    }();
+    // Whoever has it is told to let go of it.
+    v1::ResumeRequest resume;
+    resume.set_request_id("gone");
+    grpc::ClientContext other;
+    const auto resumed = server->stub().Resume(&other, resume);
+    const auto read_on = [&] {
+      while (reader->Read(&message)) {
+      }
+      return reader->Finish();
+    };
+    EXPECT_FALSE(server.SlowlyUntil(std::async(std::launch::async, read_on)).ok());
+    const StreamOutcome second = ReadAll(*resumed);
     EXPECT_TRUE(second.status.ok()) << second.status.error_message();
     EXPECT_EQ(TokensOf(second.all), kTokens);
-    while (reader->Read(&message)) {
-    }
-    EXPECT_FALSE(reader->Finish().ok());
   }
   // Generate's, too: its client has nothing yet.
   v1::GenerateResponse answer;

@@ -1,0 +1,45 @@
+// The doors of `treadle serve`: its ports, who may come in, and where requests are stored.
+//
+// Thread safety: one thread; what Doors holds says it of itself.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "net/client_socket.h"
+#include "server/access/api_keys.h"
+#include "server/configuration.h"
+#include "server/durable/request_store.h"
+#include "server/grpc/service.h"
+#include "server/http/http_server.h"
+#include "server/observe/health.h"
+#include "server/observe/log.h"
+#include "server/observe/metrics.h"
+
+namespace treadle {
+
+// Opened before minutes of loading, for what is wrong with the files.
+struct Doors {
+  std::shared_ptr<const SocketTls> tls, http_tls;
+  std::unique_ptr<ApiKeys> keys;
+  std::shared_ptr<const SocketTls> metrics_tls;
+  std::unique_ptr<ApiKeys> metrics_tokens;
+  std::shared_ptr<HealthBoard> health = std::make_shared<HealthBoard>();
+  std::unique_ptr<HealthServer> health_server;
+  std::unique_ptr<RequestTable> requests;  // null: they are not stored
+};
+
+// InvalidArgument names the file that is wrong, Unavailable the port.
+absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log);
+
+// What the front ends are told. `doors`, `store` (null: nothing is stored) and `log` outlive them.
+ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, RequestStore* store,
+                           Log& log);
+HttpOptions HttpFrom(const ServeOptions& options, const Doors& doors);
+
+// Opens the port for scrapes; what to tell of it, and of the one for probes.
+absl::StatusOr<std::string> ListenForOthers(const ServeOptions& options, const Doors& doors,
+                                            Metrics& metrics);
+
+}  // namespace treadle
