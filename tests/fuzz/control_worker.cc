@@ -188,6 +188,15 @@ std::vector<std::string> Seeds() {
   EncodePlan(PlanOf(1, 0).Start(StartOf(7, 3, {2, 1})).Step(SampleOf(StepOf(7, 0, {1, 2, 3}), 2)),
              *plan.mutable_plan());
   end.mutable_end_epoch()->set_epoch(1);
+  control::MasterMessage tracing, masks, masked, next_epoch;
+  tracing.set_tracing(true);
+  Step constrained = SampleOf(PreviousSample(7, 3));
+  constrained.masked = true;
+  EncodePlan(PlanOf(1, 1).Step(constrained), *masked.mutable_plan());
+  const std::vector<uint32_t> any(MaskWords(TinyVocabulary()), ~uint32_t{0});
+  EncodeMasks(1, 1, {{.step = 0, .allowed = any}}, *masks.mutable_masks());
+  next_epoch.mutable_begin_epoch()->set_epoch(2);
+  next_epoch.mutable_begin_epoch()->set_late_plans(true);
   const std::string greeting = Said(kMaster, hello);
   const std::string epoch = Said(kMaster, reserve) + Said(kMaster, begin) + Said(kMaster, plan);
   control::MasterMessage middle = configure, forward = begin, meeting;
@@ -204,7 +213,9 @@ std::vector<std::string> Seeds() {
   control::FollowAnswer answer;
   answer.set_epoch(1);
   std::vector<std::string> seeds = {
-      '\0' + greeting + Said(kMaster, configure) + '\0' + epoch + Said(kMaster, end),
+      '\0' + greeting + Said(kMaster, configure) + '\0' + Said(kMaster, tracing) + epoch +
+          Said(kMaster, masks) + Said(kMaster, masked) + Said(kMaster, end) +
+          Said(kMaster, next_epoch),
       '\0' + greeting + Said(kMaster, middle) + '\0' + Said(kMaster, reserve) +
           Said(kPrevious, follow) + Said(kMaster, forward) + Said(kNext, answer) +
           Said(kMaster, meeting) + Said(kPrevious, passed) + Said(kOtherMaster, hello)};
