@@ -92,7 +92,7 @@ class Master {
     while (stream_->Next(said, patience)) {
       greeted_ = greeted_ || said.has_hello();
       if (said.has_tensor()) {
-        Send(said.tensor());
+        if (!Send(said.tensor())) patience = kMoment;
       } else if (!said.has_heartbeat() && !said.has_progress() && !said.has_rendezvous()) {
         ready_ = said.kind_case() == control::WorkerMessage::kEpochReady || said.has_result();
         return;
@@ -100,7 +100,8 @@ class Master {
     }
   }
 
-  void Send(const control::TensorRequest& asked) {
+  // Whether it is an answer to what was asked: else the worker waits on.
+  bool Send(const control::TensorRequest& asked) {
     control::MasterMessage message;
     control::TensorChunk& chunk = *message.mutable_tensor();
     sender_.Answer(asked, chunk);
@@ -116,9 +117,10 @@ class Master {
       chunk.set_sha256(Sum(data));
     } else if (how == 3) {
       const std::string_view bytes = answers_.Short();
-      if (!chunk.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
+      if (!chunk.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return false;
     }
     stream_->Deliver(message.SerializeAsString());
+    return how != 3;
   }
 
   FuzzInput& input_;
