@@ -18,24 +18,20 @@ constexpr size_t kHeadBytes = 512, kBodyBytes = 2048;
 constexpr std::string_view kPaths[] = {"/v1/completions", "/v1/chat/completions", "/v1/embeddings",
                                        "/tokenize", "/detokenize"};
 
-struct Taken {
-  int refusal = 0;  // its code; 0: none
-  std::optional<HttpRequest> request;
-};
-
-Taken Take(std::string_view bytes, size_t cut) {
+// Nothing: the request was refused, or is not whole.
+std::optional<HttpRequest> Take(std::string_view bytes, size_t cut) {
   HttpParser parser(kHeadBytes, kBodyBytes);
   std::string waiting;
   for (; !bytes.empty() && !parser.whole(); bytes.remove_prefix(std::min(cut, bytes.size()))) {
     waiting += bytes.substr(0, cut);
     if (const auto refusal = parser.Take(waiting)) {
       TREADLE_CHECK(refusal->code >= 400 && !refusal->message.empty());
-      return {refusal->code, {}};
+      return {};
     }
     TREADLE_CHECK(parser.body_bytes() <= kBodyBytes);
   }
   if (!parser.whole()) return {};
-  return {0, parser.Release()};
+  return parser.Release();
 }
 
 void Read(std::string_view path, std::string_view body) {
@@ -55,18 +51,18 @@ void Read(std::string_view path, std::string_view body) {
 }
 
 void TakeAndRead(std::string_view bytes) {
-  const Taken whole = Take(bytes, bytes.size() + 1);
+  const auto whole = Take(bytes, bytes.size() + 1);
   for (const size_t cut : {1, 7}) {
-    const Taken pieces = Take(bytes, cut);
-    TREADLE_CHECK(pieces.refusal == whole.refusal);
-    TREADLE_CHECK(pieces.request.has_value() == whole.request.has_value());
-    if (!whole.request) continue;
-    TREADLE_CHECK(pieces.request->path == whole.request->path);
-    TREADLE_CHECK(pieces.request->query == whole.request->query);
-    TREADLE_CHECK(pieces.request->headers == whole.request->headers);
-    TREADLE_CHECK(pieces.request->body == whole.request->body);
+    const auto pieces = Take(bytes, cut);
+    // A head that is not whole is refused at once or later, for a fault of it or for its length.
+    TREADLE_CHECK(pieces.has_value() == whole.has_value());
+    if (!whole) continue;
+    TREADLE_CHECK(pieces->path == whole->path);
+    TREADLE_CHECK(pieces->query == whole->query);
+    TREADLE_CHECK(pieces->headers == whole->headers);
+    TREADLE_CHECK(pieces->body == whole->body);
   }
-  if (whole.request) Read(whole.request->path, whole.request->body);
+  if (whole) Read(whole->path, whole->body);
 }
 
 void Run(std::string_view bytes) {
