@@ -100,7 +100,8 @@ std::vector<std::string> Seeds() {
   std::vector<std::string> seeds = {
       wire + std::string("POST /v1/completions?a=b%20c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
                          "Expect: 100-continue\r\n\r\n10;x=y\r\n{\"prompt\": \"ab\"}\r\n0\r\n"
-                         "Trailer: t\r\n\r\n")};
+                         "Trailer: t\r\n\r\n"),
+      wire + std::string("POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")};
   for (const auto& [path, text] : bodies) {
     const std::string body = text;
     seeds.push_back(static_cast<char>(path) + body);
