@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kVersion = "test";
 // For an answer that always comes, however busy the machine; and for one that may not.
-constexpr milliseconds kPatience{20'000}, kMoment{20};
+constexpr milliseconds kPatience{5'000}, kMoment{20};
 constexpr size_t kLongest = 4096;  // a directory of a small model takes two thousand bytes
 // A master may ask for as much as the machine has; an input may not.
 constexpr int64_t kMostTokens = 64, kMostPages = 64, kMostPageSize = 64;
