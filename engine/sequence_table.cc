@@ -140,7 +140,8 @@ absl::Status SequenceTable::CheckStart(const SequenceStart& start) {
 
 absl::Status SequenceTable::CheckPages(const SequenceStart& start) const {
   const SequenceId id = start.sequence;
-  const auto& [whole, window] = start.pages;
+  const auto& whole = start.pages.whole;
+  const auto& window = start.pages.window;
   const PageCounts& exist = limits_.num_pages;
   const int64_t longest = exist.window == 0 ? 0 : limits_.context / limits_.page_size + 1;
   const auto tables = [&](const auto&... expected) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <ranges>
+#include <numeric>
 #include <unordered_set>
 #include <utility>
 #include <variant>
@@ -145,11 +145,15 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
 
 // The most tokens that the request may generate within the context and the cache; may be <= 0.
 int64_t MostNewTokens(int64_t prompt, int64_t candidates, const ServedModel& model) {
-  const auto fits = [&](int32_t tokens) {
+  const auto fits = [&](int64_t tokens) {
     return model.paging.Needed(prompt, prompt + tokens, candidates).FitsIn(model.kv_pages);
   };
-  const auto most = static_cast<int32_t>(model.max_context - prompt);
-  return *std::ranges::partition_point(std::views::iota(1, most + 1), fits) - 1;
+  int64_t most = 0, beyond = model.max_context - prompt + 1;
+  while (beyond - most > 1) {
+    const int64_t middle = std::midpoint(most, beyond);
+    (fits(middle) ? most : beyond) = middle;
+  }
+  return most;
 }
 
 absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const ServedModel& model,

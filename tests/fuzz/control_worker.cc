@@ -23,7 +23,7 @@ using std::chrono::milliseconds;
 
 constexpr const char* kVersion = "test";
 // For an answer that always comes, however busy the machine; and for one that may not.
-constexpr milliseconds kPatience{20'000}, kMoment{20};
+constexpr milliseconds kPatience{5'000}, kMoment{20};
 constexpr size_t kLongest = 4096;  // a directory of a small model takes two thousand bytes
 // A master may ask for as much as the machine has; an input may not.
 constexpr int64_t kMostTokens = 64, kMostPages = 64, kMostPageSize = 64;
@@ -92,7 +92,7 @@ class Master {
     while (stream_->Next(said, patience)) {
       greeted_ = greeted_ || said.has_hello();
       if (said.has_tensor()) {
-        Send(said.tensor());
+        if (!Send(said.tensor())) patience = kMoment;
       } else if (!said.has_heartbeat() && !said.has_progress() && !said.has_rendezvous()) {
         ready_ = said.kind_case() == control::WorkerMessage::kEpochReady || said.has_result();
         return;
@@ -100,7 +100,8 @@ class Master {
     }
   }
 
-  void Send(const control::TensorRequest& asked) {
+  // Whether it is an answer to what was asked: else the worker waits on.
+  bool Send(const control::TensorRequest& asked) {
     control::MasterMessage message;
     control::TensorChunk& chunk = *message.mutable_tensor();
     sender_.Answer(asked, chunk);
@@ -116,9 +117,10 @@ class Master {
       chunk.set_sha256(Sum(data));
     } else if (how == 3) {
       const std::string_view bytes = answers_.Short();
-      if (!chunk.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return;
+      if (!chunk.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return false;
     }
     stream_->Deliver(message.SerializeAsString());
+    return how != 3;
   }
 
   FuzzInput& input_;
@@ -188,6 +190,15 @@ std::vector<std::string> Seeds() {
   EncodePlan(PlanOf(1, 0).Start(StartOf(7, 3, {2, 1})).Step(SampleOf(StepOf(7, 0, {1, 2, 3}), 2)),
              *plan.mutable_plan());
   end.mutable_end_epoch()->set_epoch(1);
+  control::MasterMessage tracing, masks, masked, next_epoch;
+  tracing.set_tracing(true);
+  Step constrained = SampleOf(PreviousSample(7, 3));
+  constrained.masked = true;
+  EncodePlan(PlanOf(1, 1).Step(constrained), *masked.mutable_plan());
+  const std::vector<uint32_t> any(MaskWords(TinyVocabulary()), ~uint32_t{0});
+  EncodeMasks(1, 1, {{.step = 0, .allowed = any}}, *masks.mutable_masks());
+  next_epoch.mutable_begin_epoch()->set_epoch(2);
+  next_epoch.mutable_begin_epoch()->set_late_plans(true);
   const std::string greeting = Said(kMaster, hello);
   const std::string epoch = Said(kMaster, reserve) + Said(kMaster, begin) + Said(kMaster, plan);
   control::MasterMessage middle = configure, forward = begin, meeting;
@@ -204,7 +215,9 @@ std::vector<std::string> Seeds() {
   control::FollowAnswer answer;
   answer.set_epoch(1);
   std::vector<std::string> seeds = {
-      '\0' + greeting + Said(kMaster, configure) + '\0' + epoch + Said(kMaster, end),
+      '\0' + greeting + Said(kMaster, configure) + '\0' + Said(kMaster, tracing) + epoch +
+          Said(kMaster, masks) + Said(kMaster, masked) + Said(kMaster, end) +
+          Said(kMaster, next_epoch),
       '\0' + greeting + Said(kMaster, middle) + '\0' + Said(kMaster, reserve) +
           Said(kPrevious, follow) + Said(kMaster, forward) + Said(kNext, answer) +
           Said(kMaster, meeting) + Said(kPrevious, passed) + Said(kOtherMaster, hello)};

@@ -1,8 +1,23 @@
 #include "tests/fuzz/fuzzed_model.h"
 
 #include "base/status.h"
+#include "server/constraint/prepared_constraint.h"
 
 namespace treadle {
+namespace {
+
+// Reads constraints and makes nothing of them: the library that would is not fuzzed here.
+class ConstraintReader final : public ConstraintCompiler {
+ public:
+  bool Keeps(const Constraint&) override { return false; }
+  absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(
+      const Constraint& constraint) override {
+    TREADLE_RETURN_IF_ERROR(Prepare(constraint).status());
+    return nullptr;
+  }
+};
+
+}  // namespace
 
 const ServedModel& FuzzedModel() {
   static const ServedModel model = [] {
@@ -31,7 +46,9 @@ const ServedModel& FuzzedModel() {
     made.chat_template = *ChatTemplate::Parse(
         "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
         "{{ raise_exception('late') }}{% endif %}<{{ m.role }}>{{ m['content'] | trim }}\n"
-        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}");
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+        "{# what says the form of calls: <tool_call> {\"name\": \" #}");
+    made.constraints = std::make_unique<ConstraintReader>();
     return made;
   }();
   return model;

@@ -1,10 +1,13 @@
 // Requests over HTTP: heads and bodies, which mean the same however they are cut, and then what
-// OpenAI's API reads of their JSON.
+// OpenAI's API reads of their JSON. The first byte of an input says whose body the rest is, or that
+// the rest is the request as it comes over the wire: there, most changes of a body's length leave
+// no request.
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/http/http_parser.h"
 #include "server/openai/openai_request.h"
 #include "server/session/request_validation.h"
+#include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/fuzzed_model.h"
 
@@ -12,37 +15,32 @@ namespace treadle {
 namespace {
 
 constexpr size_t kHeadBytes = 512, kBodyBytes = 2048;
+constexpr std::string_view kPaths[] = {"/v1/completions", "/v1/chat/completions", "/v1/embeddings",
+                                       "/tokenize", "/detokenize"};
 
-struct Taken {
-  int refusal = 0;  // its code; 0: none
-  std::optional<HttpRequest> request;
-};
-
-Taken Take(std::string_view bytes, size_t cut) {
+// Nothing: the request was refused, or is not whole.
+std::optional<HttpRequest> Take(std::string_view bytes, size_t cut) {
   HttpParser parser(kHeadBytes, kBodyBytes);
   std::string waiting;
   for (; !bytes.empty() && !parser.whole(); bytes.remove_prefix(std::min(cut, bytes.size()))) {
     waiting += bytes.substr(0, cut);
     if (const auto refusal = parser.Take(waiting)) {
       TREADLE_CHECK(refusal->code >= 400 && !refusal->message.empty());
-      return {refusal->code, {}};
+      return {};
     }
     TREADLE_CHECK(parser.body_bytes() <= kBodyBytes);
   }
   if (!parser.whole()) return {};
-  return {0, parser.Release()};
+  return parser.Release();
 }
 
-void Read(const HttpRequest& request) {
+void Read(std::string_view path, std::string_view body) {
   const auto check = [](const absl::Status& status) { TREADLE_CHECK(!status.message().empty()); };
-  if (request.path == "/tokenize") return ReadTokenize(request.body, FuzzedModel()).IgnoreError();
-  if (request.path == "/detokenize") {
-    return ReadDetokenize(request.body, FuzzedModel()).IgnoreError();
-  }
-  const auto read =
-      request.path == "/v1/embeddings"
-          ? ReadEmbeddings(request.body, FuzzedModel())
-          : ReadOpenAiRequest(request.body, request.path == "/v1/chat/completions", FuzzedModel());
+  if (path == "/tokenize") return ReadTokenize(body, FuzzedModel()).IgnoreError();
+  if (path == "/detokenize") return ReadDetokenize(body, FuzzedModel()).IgnoreError();
+  const auto read = path == "/v1/embeddings"
+                        ? ReadEmbeddings(body, FuzzedModel())
+                        : ReadOpenAiRequest(body, path == "/v1/chat/completions", FuzzedModel());
   if (!read.ok()) return check(read.status());
   TREADLE_CHECK(!read->prompts.empty());
   for (size_t i = 0; i < read->prompts.size(); ++i) {
@@ -52,40 +50,66 @@ void Read(const HttpRequest& request) {
   }
 }
 
-void Run(std::string_view bytes) {
-  const Taken whole = Take(bytes, bytes.size() + 1);
+void TakeAndRead(std::string_view bytes) {
+  const auto whole = Take(bytes, bytes.size() + 1);
   for (const size_t cut : {1, 7}) {
-    const Taken pieces = Take(bytes, cut);
-    TREADLE_CHECK(pieces.refusal == whole.refusal);
-    TREADLE_CHECK(pieces.request.has_value() == whole.request.has_value());
-    if (!whole.request) continue;
-    TREADLE_CHECK(pieces.request->path == whole.request->path);
-    TREADLE_CHECK(pieces.request->query == whole.request->query);
-    TREADLE_CHECK(pieces.request->headers == whole.request->headers);
-    TREADLE_CHECK(pieces.request->body == whole.request->body);
+    const auto pieces = Take(bytes, cut);
+    // A head that is not whole is refused at once or later, for a fault of it or for its length;
+    // and what is too long by less than its first line may pass if it comes at once.
+    TREADLE_CHECK(pieces.has_value() == whole.has_value() || bytes.size() > kHeadBytes);
+    if (!whole || !pieces) continue;
+    TREADLE_CHECK(pieces->path == whole->path);
+    TREADLE_CHECK(pieces->query == whole->query);
+    TREADLE_CHECK(pieces->headers == whole->headers);
+    TREADLE_CHECK(pieces->body == whole->body);
   }
-  if (whole.request) Read(*whole.request);
+  if (whole) Read(whole->path, whole->body);
+}
+
+void Run(std::string_view bytes) {
+  FuzzInput input(bytes);
+  const size_t path = input.Choose(std::size(kPaths) + 1);
+  if (path == std::size(kPaths)) return TakeAndRead(input.Rest());
+  Read(kPaths[path], input.Rest());
 }
 
 std::vector<std::string> Seeds() {
-  const auto post = [](const std::string& path, const std::string& body) {
-    return Str("POST ", path, " HTTP/1.1\r\nHost: a\r\nContent-Length: ", body.size(), "\r\n\r\n",
-               body);
-  };
-  return {
-      post(
-          "/v1/completions",
-          R"({"model":"","prompt":["ab","b"],"max_tokens":3,"n":2,"stop":["a"],"logprobs":1,)"
-          R"("logit_bias":{"1":-3.5},"seed":7,"stream":true,"stream_options":{"include_usage":true}})"),
-      post("/v1/chat/completions",
-           R"({"messages":[{"role":"user","content":[{"type":"text","text":"ab"}]}],"tools":[{)"
-           R"("type":"function","function":{"name":"f","parameters":{"type":"object"}}}],)"
-           R"("response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{}}}})"),
-      post("/v1/embeddings", R"({"input":[[1,2],[3]],"encoding_format":"base64"})"),
-      post("/tokenize", R"({"prompt":"abba","add_special_tokens":false})"),
-      post("/detokenize", R"({"tokens":[1,2,257]})"),
-      "POST /v1/completions?a=b%20c HTTP/1.1\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue"
-      "\r\n\r\n10;x=y\r\n{\"prompt\": \"ab\"}\r\n0\r\nTrailer: t\r\n\r\n"};
+  const std::pair<size_t, const char*> bodies[] = {
+      {0, R"({"model":"","prompt":["ab","b"],"max_tokens":3,"n":2,"stop":["a"],"logprobs":1,)"
+          R"("logit_bias":{"1":-3.5},"seed":7,"stream":true,)"
+          R"("stream_options":{"include_usage":true}})"},
+      {0, R"({"prompt":"a","structured_outputs":{"json":{"type":"object","properties":{)"
+          R"("a":{"enum":["x",1]},"b":{"$ref":"#/$defs/d"},)"
+          R"("c":{"anyOf":[{"type":"null"},{"type":"integer","minimum":-3}]}},"required":["a"],)"
+          R"("$defs":{"d":{"type":"array","items":{"type":"string","pattern":"^a"}}}}}})"},
+      {0, R"({"prompt":"a","structured_outputs":{"regex":"(a|[^b-d\\d\u00e9]{2,3}?)+.\\."}})"},
+      {0, R"({"prompt":"a","structured_outputs":{"grammar":"root ::= \"a\" x{2} | [^b]*\n)"
+          R"(x ::= (root | \"\")?"}})"},
+      {0, R"({"prompt":"a","structured_outputs":{"choice":["ab","b\""]}})"},
+      {1, R"({"messages":[{"role":"user","content":[{"type":"text","text":"ab"}]}],"tools":[{)"
+          R"("type":"function","function":{"name":"f","parameters":{"type":"object"}}}],)"
+          R"("response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{}}}})"},
+      {1, R"({"messages":[{"role":"assistant","tool_calls":[{"id":"i","type":"function",)"
+          R"("function":{"name":"f","arguments":"{}"}}]},)"
+          R"({"role":"tool","tool_call_id":"i","content":"b"}],)"
+          R"("tools":[{"type":"function","function":{"name":"f","strict":true}}],)"
+          R"("tool_choice":{"type":"function","function":{"name":"f"}}})"},
+      {2, R"({"input":[[1,2],[3]],"encoding_format":"base64"})"},
+      {3, R"({"prompt":"abba","add_special_tokens":false})"},
+      {4, R"({"tokens":[1,2,257]})"}};
+  const auto wire = static_cast<char>(std::size(kPaths));
+  std::vector<std::string> seeds = {
+      wire + std::string("POST /v1/completions?a=b%20c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
+                         "Expect: 100-continue\r\n\r\n10;x=y\r\n{\"prompt\": \"ab\"}\r\n0\r\n"
+                         "Trailer: t\r\n\r\n"),
+      wire + std::string("POST /tokenize HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")};
+  for (const auto& [path, text] : bodies) {
+    const std::string body = text;
+    seeds.push_back(static_cast<char>(path) + body);
+    seeds.push_back(wire + Str("POST ", kPaths[path], " HTTP/1.1\r\nHost: a\r\nContent-Length: ",
+                               body.size(), "\r\n\r\n", body));
+  }
+  return seeds;
 }
 
 }  // namespace

@@ -116,6 +116,7 @@ std::vector<std::string> Seeds() {
     stopping.add_stop_strings("stop");
     stopping.add_stop_token_ids(3);
     request.mutable_response()->set_logprobs(2);
+    request.mutable_constraint()->set_regex("(ab|[^c-e]){2,4}");
     seeds.push_back('\0' + request.SerializeAsString());
   }
   v1::TokenizeRequest tokenize;
@@ -133,6 +134,7 @@ std::vector<std::string> Seeds() {
   of_gateway.mutable_sampling_params()->set_temperature(0.5f);
   of_gateway.mutable_sampling_params()->set_n(2);
   of_gateway.mutable_sampling_params()->add_stop("ab");
+  of_gateway.mutable_sampling_params()->set_json_schema(R"({"type":"object"})");
   seeds.push_back('\4' + of_gateway.SerializeAsString());
   vllm::grpc::engine::EmbedRequest of_gateway_embed;
   of_gateway_embed.mutable_tokenized()->add_input_ids(3);

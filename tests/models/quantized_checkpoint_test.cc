@@ -184,7 +184,7 @@ TEST_F(SpoiledCheckpoint, FourBits) {
   const std::string state = kWeight + ".quant_state.bitsandbytes__nf4";
   const std::string named = "tensor '" + kWeight;
   ExpectRefusedRows({
-      {"no state", Erase(state), named + "' has 4-bit codes but no"},
+      {"no state", Erase(state), named + "' has 4-bit codes but no '"},
       {"state", Set(state, "U8", {2}, "{]"), "quant_state.bitsandbytes__nf4': is not valid JSON"},
       {"state type", Set(state, "F32", {1}, "abcd"), "is F32 [1], expected U8"},
       {"quant type", Describe(state, "quant_type", "fp4"), "has a quant_type that is not nf4"},
@@ -252,7 +252,7 @@ TEST_F(SpoiledCheckpoint, Fp8) {
   Copy("fp8-channel");
   const std::string scale = kWeight + "_scale";
   ExpectRefusedRows({
-      {"no scale", Erase(scale), "tensor '" + kWeight + "' is F8_E4M3 without " + scale},
+      {"no scale", Erase(scale), "tensor '" + kWeight + "' is F8_E4M3 without '" + scale},
       {"length", Set(scale, "F32", {2}, "abcdabcd"), "has shape [2], expected one number, [52]"},
       {"type", Set(scale, "U8", {52}, std::string(52, 1)), "is U8, expected F32, F16 or BF16"},
       {"NaN scale", Set(scale, "BF16", Json::array(), "\xff\x7f"), "_scale' has nan as element 0"},

@@ -349,7 +349,7 @@ TEST_F(SafetensorsTest, ShardsAreReadThroughTheIndex) {
   ExpectRefused(Try(), Path(kIndex), "weight_map is not an object");
   const std::string first = map.begin().key();
   for (const Json& name : {Json("../part-0.safetensors"), Json("/etc/passwd"), Json(".."), Json(""),
-                           Json(std::string("a\0b", 3)), Json(7), Json()}) {
+                           Json(std::string("a\0b", 3)), Json("a\nb"), Json(7), Json()}) {
     Json bad = map;
     bad[first] = name;
     Write(kIndex, Json({{"weight_map", bad}}).dump());

@@ -199,6 +199,11 @@ TEST(HttpServer, ABodyMayComeInPiecesAndChunks) {
       "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n");
   client.Send("0\r\n\r\n");
   EXPECT_THAT(client.ReadAnswer(), EndsWith("|abcde"));
+  for (const char* piece :
+       {"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "0\r\n", "\r", "\n"}) {
+    client.Send(piece);
+  }
+  EXPECT_THAT(client.ReadAnswer(), EndsWith("|"));
   const std::string large(1 << 20, 'y');
   client.Send(Post("/echo", large));
   EXPECT_THAT(client.ReadAnswer(), EndsWith("|" + large));

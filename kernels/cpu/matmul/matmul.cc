@@ -136,13 +136,12 @@ void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
     if (share.group_begin >= share.group_end) continue;
     const Input& from = inputs_[job.input];
     const int64_t k = from.x.cols;
-    MatMulInput input = {from.x.Row<float>(job.first_row),
-                         from.x.stride,
-                         from.codes + job.first_row * k * kernel_.code_bytes,
-                         from.blocks + job.first_row * (k / kBlockValues),
-                         {},
-                         job.rows,
-                         k};
+    MatMulInput input = {
+        from.x.Row<float>(job.first_row), from.x.stride, nullptr, nullptr, {}, job.rows, k};
+    if (from.quantize) {
+      input.codes = from.codes + job.first_row * k * kernel_.code_bytes;
+      input.blocks = from.blocks + job.first_row * (k / kBlockValues);
+    }
     if (job.row_int8 >= 0) input.row_int8 = row_activations_.input(job.row_int8, job.first_row);
     kernel_.run(input, share, scratch);
   }

@@ -77,9 +77,10 @@ absl::StatusOr<std::string_view> TypeOf(const QuantizedParts& parts,
   for (const std::string_view type : kTypes) {
     if (parts.Find(StateName(weight, type)) != nullptr) return type;
   }
-  return EntryError(weight, "has 4-bit codes but no ", weight.name,
-                    ".quant_state.bitsandbytes__nf4 or __fp4 beside it (files from before "
-                    "bitsandbytes 0.41.3 have none and are not read)");
+  return EntryError(weight, "has 4-bit codes but no ",
+                    Quoted(weight.name + ".quant_state.bitsandbytes__nf4"),
+                    " or __fp4 beside it (files from before bitsandbytes 0.41.3 have none and are "
+                    "not read)");
 }
 
 absl::StatusOr<StoredTensor> Read4Bit(QuantizedParts& parts, const SafetensorsEntry& weight,

@@ -68,8 +68,8 @@ absl::StatusOr<StoredTensor> ReadFp8(QuantizedParts& parts, const SafetensorsEnt
   const SafetensorsEntry* scale = parts.Take(weight.name + "_scale");
   if (scale == nullptr) scale = parts.Take(weight.name + "_scale_inv");
   if (scale == nullptr) {
-    return EntryError(weight, "is F8_E4M3 without ", weight.name, "_scale or ", weight.name,
-                      "_scale_inv beside it");
+    return EntryError(weight, "is F8_E4M3 without ", Quoted(weight.name + "_scale"), " or ",
+                      Quoted(weight.name + "_scale_inv"), " beside it");
   }
   const int64_t n = weight.shape[0], k = weight.shape[1];
   TREADLE_ASSIGN_OR_RETURN(const Fp8Scales layout, ScaleLayout(*scale, n, k, quantization));

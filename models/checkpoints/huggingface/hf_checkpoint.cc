@@ -8,6 +8,7 @@
 #include "base/mapped_file.h"
 #include "base/quoted.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "models/architectures/architecture.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/huggingface/fused_experts.h"
@@ -20,10 +21,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Named in the index by whoever made the file: nothing but a plain name in the same folder.
+// Named in the index by whoever made the file: nothing but a plain name in the same folder, which
+// errors can show as it is.
 bool IsPlainName(const std::string& name) {
   return !name.empty() && name.find('/') == std::string::npos && name != "." && name != ".." &&
-         name.find('\0') == std::string::npos;
+         Printable(name) == name;
 }
 
 // chat_template of tokenizer_config.json: a string, or a list of named ones.
