@@ -16,7 +16,8 @@ for target in "${@:-${targets[@]}}"; do
   # of times what the slowest honest input takes under the sanitizers.
   TREADLE_FUZZ_TARGET=$target ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1 \
     "$fuzz" -seed="${TREADLE_FUZZ_SEED:-0}" -max_total_time="$seconds" -rss_limit_mb=2048 -timeout=25 \
-    -print_final_stats=1 -verbosity=1 -artifact_prefix="findings/$target-" "corpus/$target" > "findings/$target.log" 2>&1 ||
+    -print_final_stats=1 -verbosity=1 -artifact_prefix="findings/$target-" \
+    "corpus/$target" > "findings/$target.log" 2>&1 ||
     { tail -60 "findings/$target.log"; exit 1; }
   grep -E "DONE|stat::(number_of_executed|average)" "findings/$target.log"
 done
