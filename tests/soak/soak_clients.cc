@@ -144,8 +144,8 @@ void SoakClients::Run(bool grpc, uint64_t seed) {
   std::mt19937_64 random(seed);
   const ByteProxy& proxy = grpc ? grpc_proxy_ : http_proxy_;
   const auto stub = v1::Inference::NewStub(server_.Connect(proxy.port()));
-  // When the request before began: a connection of gRPC's that ended since is found out by the
-  // next.
+  // When the last request began that was answered whole: a connection of gRPC's that ended since is
+  // found out by a later one, and not by who does not wait for its answer.
   int faults = proxy.happened();
   while (true) {
     {
@@ -162,7 +162,7 @@ void SoakClients::Run(bool grpc, uint64_t seed) {
     const Heard heard =
         grpc ? AskGrpc(*stub, kind, patience) : AskHttp(proxy.port(), kind, patience);
     Judge(grpc, kind, heard, patience.time < kPatience, proxy.happened() != faults);
-    faults = before;
+    if (heard.end == End::kWhole) faults = before;
     const MutexLock lock(mutex_);
     --asking_;
     changed_.NotifyAll();
