@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -738,7 +739,7 @@ TEST_F(Gateway, TheTokenizerComesInPiecesWithItsSum) {
   };
   const std::map<std::string, std::string> files = {{"tokenizer.json", std::string(200'000, '7')},
                                                     {"tokenizer_config.json", "{}"}};
-  int made = 0;
+  std::atomic<int> made = 0;
   Serve({.tokenizer_files = [&] {
     ++made;
     return files;
@@ -749,7 +750,7 @@ TEST_F(Gateway, TheTokenizerComesInPiecesWithItsSum) {
   EXPECT_EQ(sum.size(), 64u);
   EXPECT_EQ(fetch(again), archive);
   EXPECT_EQ(again, sum);
-  EXPECT_EQ(made, 1);
+  EXPECT_EQ(made.load(), 1);
 
   for (const bool known : {false, true}) {
     TestServerOptions options;
