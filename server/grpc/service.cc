@@ -237,6 +237,7 @@ bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {
   state_->health->Detach(*state_->server->server().GetHealthCheckService());
   state_->server->Shutdown(std::chrono::milliseconds(100));
   state_->server.reset();
+  environment.sessions.pool_of_work.Stop();  // its threads use the services
   return drained;
 }
 

@@ -18,14 +18,14 @@ constexpr int kNiceness = 5;
 WorkPool::WorkPool(const Limits& limits)
     : limits_(limits), any_([this] { Run(false); }), short_([this] { Run(true); }) {}
 
-WorkPool::~WorkPool() {
+void WorkPool::Stop() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
     changed_.NotifyAll();
   }
-  any_.join();
-  short_.join();
+  if (any_.joinable()) any_.join();
+  if (short_.joinable()) short_.join();
 }
 
 absl::Status WorkPool::Submit(size_t bytes, std::function<void()> work) {

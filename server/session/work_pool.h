@@ -38,10 +38,14 @@ class WorkPool {
   };
 
   explicit WorkPool(const Limits& limits);
-  ~WorkPool();  // what was taken in is done first
+  ~WorkPool() { Stop(); }
+
+  // Returns when what was taken in is done: before what work uses may end. By one thread, any
+  // number of times.
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // `bytes`: of the text that the work goes over. ResourceExhausted if the queue is full, or
-  // Unavailable if work submits during the destructor: nothing was taken in.
+  // Unavailable from Stop on: nothing was taken in.
   absl::Status Submit(size_t bytes, std::function<void()> work) ABSL_LOCKS_EXCLUDED(mutex_);
   // The same of what may take long however short its text is.
   absl::Status SubmitLong(std::function<void()> work) {
