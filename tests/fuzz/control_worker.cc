@@ -89,12 +89,13 @@ class Master {
   // Until the worker has answered what it was told last.
   void Listen(milliseconds patience) {
     control::WorkerMessage said;
-    while (stream_->Next(said, patience)) {
+    while (stream_->Next(said, starved_ ? kMoment : patience)) {
       greeted_ = greeted_ || said.has_hello();
       if (said.has_tensor()) {
-        if (!Send(said.tensor())) patience = kMoment;
+        starved_ = !Send(said.tensor());
       } else if (!said.has_heartbeat() && !said.has_progress() && !said.has_rendezvous()) {
         ready_ = said.kind_case() == control::WorkerMessage::kEpochReady || said.has_result();
+        starved_ = false;
         return;
       }
     }
@@ -128,7 +129,8 @@ class Master {
   CheckpointSender sender_;
   const std::shared_ptr<WorkerEnd> stream_;
   bool greeted_ = false;
-  bool ready_ = false;  // the last thing that it said is that an epoch stands, or a result
+  bool starved_ = false;  // it waits for a tensor that it asked for, whatever it is told next
+  bool ready_ = false;    // the last thing that it said is that an epoch stands, or a result
 };
 
 enum Speaker { kMaster, kPrevious, kNext, kOtherMaster, kSpeakers };
