@@ -7,6 +7,7 @@
 #   make asan, make tsan the same suite under a sanitizer
 #   make test SUITES="models gguf_test"   only these rooms of tests/ or suites; also with asan, tsan
 #   make build           only build/treadle
+#   make bench           build/treadle-bench: benchmarks for who works on Treadle
 #   make install         build/treadle and what belongs to it, under PREFIX (/usr/local)
 #   make package         build/treadle_VERSION_ARCHITECTURE.deb
 #   make fuzz TIME=60    libFuzzer on what parses bytes from outside, TIME seconds each; TARGETS="gguf requests"
@@ -37,7 +38,7 @@ space := $() $()
 targets = $(if $(SUITES),--target $(foreach suite,$(SUITES),$(if $(wildcard tests/$(suite)/CMakeLists.txt),tests/$(suite)/all,$(suite))))
 labels = $(if $(SUITES),-L '(^|/)($(subst $(space),|,$(strip $(SUITES))))(/|$$)' -E '_NOT_BUILT$$')
 
-.PHONY: serve test build install package packages model asan tsan asan-build tsan-build fuzz soak deploy-check http-check chart-flags format format-check clean
+.PHONY: serve test build bench install package packages model asan tsan asan-build tsan-build fuzz soak deploy-check http-check chart-flags format format-check clean
 
 serve: build
 	@model=$$(scripts/fetch_model.sh "$(MODEL)") || exit 1; \
@@ -46,6 +47,10 @@ serve: build
 build: packages
 	@[ -f $(BUILD)/build.ninja ] || cmake --preset release
 	@cmake --build --preset release -j $(JOBS) --target treadle
+
+bench: packages
+	@[ -f $(BUILD)/build.ninja ] || cmake --preset release
+	@cmake --build --preset release -j $(JOBS) --target treadle-bench
 
 install: build
 	@cmake --install $(BUILD) --prefix $(PREFIX)

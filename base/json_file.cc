@@ -15,10 +15,11 @@ using Json = nlohmann::json;
 constexpr size_t kDeepest = 64;
 
 // Reads the text once before a value is made of it, and stops at the first thing that is wrong:
-// broken syntax, nesting too deep for code that follows it by recursion, or a key given twice
-// (where one reader takes the first and another the last).
+// broken syntax, nesting too deep for code that follows it by recursion, a key given twice (where
+// one reader takes the first and another the last), or too many values with memory of their own.
 class Checker : public nlohmann::json_sax<Json> {
  public:
+  explicit Checker(size_t most_values) : most_values_(most_values) {}
   const std::string& error() const { return error_; }
 
   bool null() override { return true; }
@@ -26,13 +27,14 @@ class Checker : public nlohmann::json_sax<Json> {
   bool number_integer(number_integer_t) override { return true; }
   bool number_unsigned(number_unsigned_t) override { return true; }
   bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
+  bool string(string_t&) override { return Count(); }
   bool binary(binary_t&) override { return true; }
   bool start_object(size_t) override { return Enter(); }
   bool end_object() override { return Leave(); }
   bool start_array(size_t) override { return Enter(); }
   bool end_array() override { return Leave(); }
   bool key(string_t& name) override {
+    if (!Count()) return false;
     if (keys_.back().insert(name).second) return true;
     error_ = Str("key ", Quoted(name), " appears twice in one object");
     return false;
@@ -43,7 +45,13 @@ class Checker : public nlohmann::json_sax<Json> {
   }
 
  private:
+  bool Count() {
+    if (++values_ <= most_values_) return true;
+    error_ = Str("has too many strings, keys, arrays and objects, expected at most ", most_values_);
+    return false;
+  }
   bool Enter() {
+    if (!Count()) return false;
     keys_.emplace_back();
     if (keys_.size() <= kDeepest) return true;
     error_ = Str("is nested more than ", kDeepest, " levels deep");
@@ -54,6 +62,8 @@ class Checker : public nlohmann::json_sax<Json> {
     return true;
   }
 
+  const size_t most_values_;
+  size_t values_ = 0;
   std::vector<std::set<std::string>> keys_;  // of each object or array that is open
   std::string error_;
 };
@@ -93,8 +103,9 @@ std::string_view MemberText(std::string_view object, std::string_view name) {
   return {};
 }
 
-absl::StatusOr<Json> ParseJsonObject(std::string_view text, const std::string& path) {
-  Checker checker;
+absl::StatusOr<Json> ParseJsonObject(std::string_view text, const std::string& path,
+                                     size_t most_values) {
+  Checker checker(most_values);
   if (!Json::sax_parse(text, &checker)) return InvalidArgument(path, ": ", checker.error());
   Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) return InvalidArgument(path, ": expected a JSON object");

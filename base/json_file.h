@@ -14,8 +14,10 @@ namespace treadle {
 // NotFound if it cannot be opened; InvalidArgument unless it is one JSON object, at most 64 levels
 // deep, in which no object has a key twice.
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
-// `text` as a JSON object; `path` is named in the error.
-absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path);
+// `text` as a JSON object; `path` is named in the error. InvalidArgument also if there are more
+// than `most_values` strings, keys, arrays and objects, each of which takes up to a hundred bytes.
+absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path,
+                                               size_t most_values = SIZE_MAX);
 
 // The text of a member of `object`, a JSON object that ParseJsonObject has taken, as it stands
 // there: members of parsed objects lose their order. Empty if it has none of that name.

@@ -3,8 +3,8 @@
 #
 #   bench/gpu_bundle.sh [ARCHITECTURE ...]        sm_90a (the default), sm_80, sm_100, ...
 #
-# Into build/gpu_bundle: the treadle binary, the tests that need a GPU, gpu_run.sh with its report, and the shared libraries that both programs
-# need, stripped. All of them come along, gRPC too, so that the machine needs no packages and runs the very binary that is built here;
+# Into build/gpu_bundle: treadle and treadle-bench, the tests that need a GPU, gpu_run.sh with its report, and the shared libraries that all of
+# these need, stripped. All of them come along, gRPC too, so that the machine needs no packages and runs the very binary that is built here;
 # a second build without gRPC would be one more thing to keep working, for 20 MB. What stays behind: the C library, the driver, cuBLASLt
 # and NCCL, which are larger than everything else together and come with that machine's CUDA or PyTorch.
 # Environment: OUT (build/gpu_bundle), BUILD (build/gpu), JOBS, LIMIT_MIB (60), TARGETS; BUILT=yes: TARGETS have been built in BUILD.
@@ -21,7 +21,7 @@ done
 
 [ -n "${BUILT:-}" ] || cmake -S . -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DTREADLE_CUDA="${TREADLE_CUDA:-ON}" \
   -DTREADLE_CUDA_ARCHITECTURES="$(IFS=';'; echo "${architectures[*]}")" >/dev/null
-targets=(treadle cuda_device_test cuda_backend_test)
+targets=(treadle treadle-bench cuda_device_test cuda_backend_test)
 ! grep -q '^build nccl_gpu_test:' "$build/build.ninja" || targets+=(nccl_gpu_test)
 [ -z "${TARGETS:-}" ] || read -r -a targets <<<"$TARGETS"
 [ -n "${BUILT:-}" ] || cmake --build "$build" -j "${JOBS:-$(nproc)}" --target "${targets[@]}"

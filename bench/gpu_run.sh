@@ -26,7 +26,10 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$out" ] || { echo "usage: gpu_run.sh OUT_DIR [--device cuda|cpu] [--quick] [--only STEP,...] [--dry-run]" >&2; exit 2; }
 treadle=$bundle/treadle
-[ -x "$treadle" ] || { echo "gpu_run.sh: no program $treadle; bench/gpu_bundle.sh makes it" >&2; exit 2; }
+treadle_bench=$bundle/treadle-bench
+for program in "$treadle" "$treadle_bench"; do
+  [ -x "$program" ] || { echo "gpu_run.sh: no program $program; bench/gpu_bundle.sh makes it" >&2; exit 2; }
+done
 mkdir -p "$out"
 
 # The bundle's own libraries, then CUDA's, from the Python packages that bring them or from the toolkit. Only for the bundle's programs:
@@ -135,7 +138,7 @@ if [ "$device" = cuda ]; then
 fi
 [ "$device" = cuda ] && crossover=(--crossover-rows "$crossover") || crossover=()
 step shapes 10 "${own[@]}" "$treadle" inspect --json "random:$shape"
-step kernels_layer 130 "${own[@]}" "$treadle" bench kernels --device "$device" --random-model "$shape" --rows "$rows" "${crossover[@]}" \
+step kernels_layer 130 "${own[@]}" "$treadle_bench" kernels --device "$device" --random-model "$shape" --rows "$rows" "${crossover[@]}" \
   --seconds-per-case "$seconds_per_case" --cold-memory "$cold" --json
 iteration iteration_bf16 60 "$batches" -- --prompt-tokens "$prompts"
 if [ "$device" = cuda ]; then
@@ -161,7 +164,7 @@ if [ -n "$dry$only" ] || python3 -c 'import torch, transformers' 2>/dev/null; th
     - "${own[@]}" "$treadle" "$shape" "$out" "$here/transformers_peer.py" --device "$device" --batch-sizes "${batches%,*}" \
     --prompt-tokens "${prompts%%,*}" --new-tokens "$new_tokens"
 fi
-step kernels_ops 60 "${own[@]}" "$treadle" bench kernels --device "$device" --seconds-per-case "$seconds_per_case" --cold-memory "$cold" \
+step kernels_ops 60 "${own[@]}" "$treadle_bench" kernels --device "$device" --seconds-per-case "$seconds_per_case" --cold-memory "$cold" \
   ${quick:+--filter rms_norm} --json
 if [ "$device" = cuda ] && { [ -n "$dry" ] || [ -x "$bundle/nccl_gpu_test" ]; }; then
   step nccl_gpu_test 30 "${own[@]}" "$bundle/nccl_gpu_test" --gtest_brief=1

@@ -7,7 +7,8 @@
 # (b) k-bit inference, chapter 3: KL divergence against total bits, for data types and block sizes; (c) QLoRA, Table 5.2: 4-bit types.
 # The model's weights as stored, decoded to 32 bits, stand in for an unquantized model. Writes JSON lines, DATE-formats.md, and PNG plots
 # where matplotlib is installed. --quick: fewer tokens and formats, to try the script.
-# Environment: MODEL (default: the default model), TEXT (default: bench/fetch_text.sh), MAX_TOKENS, THREADS, PYTHON, TREADLE.
+# Environment: MODEL (default: the default model), TEXT (default: bench/fetch_text.sh), MAX_TOKENS, THREADS, PYTHON, TREADLE,
+# TREADLE_BENCH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 quick=
@@ -17,9 +18,12 @@ model=${MODEL:-$(scripts/fetch_model.sh)}
 text=${TEXT:-$(bench/fetch_text.sh)}
 python=${PYTHON:-python3}
 treadle=${TREADLE:-build/treadle}
+treadle_bench=${TREADLE_BENCH:-build/treadle-bench}
 tokens=${MAX_TOKENS:-${quick:+512}}
 tokens=${tokens:-3072}
-[ -x "$treadle" ] || { echo "$treadle is missing: run 'make build' first" >&2; exit 1; }
+for program in "$treadle" "$treadle_bench"; do
+  [ -x "$program" ] || { echo "$program is missing: run 'make build bench' first" >&2; exit 1; }
+done
 mkdir -p "$out"
 common=(--model "$model" --text "$text" --max-tokens "$tokens" --window 512 --threads "${THREADS:-0}" --json)
 started=$SECONDS
@@ -29,7 +33,7 @@ compare() {  # FILE FORMAT ...
   local file=$1
   shift
   mapfile -t flags < <(weights "$@")
-  "$treadle" bench accuracy "${common[@]}" "${flags[@]}" >"$out/$file.part" 2>>"$out/log"
+  "$treadle_bench" accuracy "${common[@]}" "${flags[@]}" >"$out/$file.part" 2>>"$out/log"
   mv "$out/$file.part" "$out/$file"
 }
 : >"$out/log"
@@ -53,8 +57,8 @@ done
 compare kbit.jsonl "${formats[@]}"
 
 echo "(a) 8 bits: the model as it is, then with planted outlier features"
-"$treadle" bench int8 "${common[@]}" >"$out/int8.jsonl" 2>>"$out/log"
-"$treadle" bench int8 "${common[@]}" --plant-outliers >"$out/int8_planted.jsonl" 2>>"$out/log"
+"$treadle_bench" int8 "${common[@]}" >"$out/int8.jsonl" 2>>"$out/log"
+"$treadle_bench" int8 "${common[@]}" --plant-outliers >"$out/int8_planted.jsonl" 2>>"$out/log"
 
 cat >"$out/about.json" <<JSON
 {"date": "$(date +%F)", "processor": "$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)", "cpus": $(nproc),

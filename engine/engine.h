@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 
 namespace treadle {
 
@@ -56,7 +56,7 @@ class Engine {
   // Any thread: what masked steps of a plan may sample, in one call or several, each step once. It
   // may come while the plan runs, and before its Submit; sampling waits for it, as long as the
   // iteration may take. Of another epoch: dropped. What does not fit the plan ends the epoch.
-  virtual void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) = 0;
+  virtual void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) = 0;
 
   // Results that are complete, in order of submission. Never blocks. Here, and not in what only
   // looks, an iteration that is late ends its epoch.

@@ -57,7 +57,7 @@ void LocalEngine::Submit(IterationPlan plan) {
   ranks_->Submit(std::move(plan));
 }
 
-void LocalEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) {
+void LocalEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) {
   const absl::Status fits = ranks_->SetMasks(epoch, iteration, std::move(masks));
   if (fits.ok()) return;
   {

@@ -26,8 +26,8 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "engine/defaults.h"
 #include "engine/engine.h"
+#include "engine/plan/defaults.h"
 #include "engine/stage_ranks.h"
 
 namespace treadle {
@@ -63,7 +63,7 @@ class LocalEngine final : public Engine {
     return status_.ok() && standing_ && in_flight() < depth_;
   }
   void Submit(IterationPlan plan) override;
-  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override;
+  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) override;
   std::vector<IterationResult> TakeResults() override;
   absl::Status status() const override {
     MutexLock lock(mutex_);

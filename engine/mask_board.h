@@ -1,29 +1,31 @@
-// What masked steps of an epoch may sample, between who works it out and the ranks that sample: it
-// may come before its plan, while that runs, and in parts.
+// The masks of an epoch's outputs, between the thread that works them out and the ranks that
+// sample: they may come before their plan, while it runs, and in parts.
 //
-// Thread safety: any thread. Every rank takes each plan with masked steps once, in order.
+// Thread safety: any thread. Every rank takes each plan with masked outputs once, in order.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 
 namespace treadle {
 
 class MaskBoard {
  public:
-  // By step. Stays for who holds it.
-  using Masks = std::shared_ptr<const std::map<int32_t, std::vector<uint32_t>>>;
+  // By index of the step and of its output.
+  using ByOutput = std::map<std::pair<int32_t, int32_t>, std::vector<uint32_t>>;
+  using Masks = std::shared_ptr<const ByOutput>;
 
-  // Of what no rank has taken yet. A plan of 256 sequences and a vocabulary of 256 Ki tokens have
-  // 8 MiB.
-  static constexpr size_t kMostBytes = size_t{256} << 20;
+  // Masks that no rank has taken yet, together. A plan of 256 sequences and a vocabulary of 256 Ki
+  // tokens have 8 MiB.
+  static constexpr size_t kMaxBytes = size_t{256} << 20;
 
   struct Options {
     int64_t vocab = 0;
@@ -33,11 +35,11 @@ class MaskBoard {
   explicit MaskBoard(const Options& options) : options_(options) {}
 
   // InvalidArgument: a mask of another length, one that is there already, or that comes too late;
-  // ResourceExhausted beyond kMostBytes.
-  absl::Status Put(uint64_t iteration, std::vector<StepMask> masks) ABSL_LOCKS_EXCLUDED(mutex_);
+  // ResourceExhausted beyond kMaxBytes.
+  absl::Status Put(uint64_t iteration, std::vector<OutputMask> masks) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // The masks of the plan's masked steps, of which it has some, once they are there.
-  // DeadlineExceeded says how many were; InvalidArgument: there is one of a step that is not
+  // The masks of the plan's masked outputs, of which it has some, once they are there.
+  // DeadlineExceeded says how many were; InvalidArgument: there is one of an output that is not
   // masked; Abort's reason.
   absl::StatusOr<Masks> Take(const IterationPlan& plan) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -46,8 +48,7 @@ class MaskBoard {
 
  private:
   struct Iteration {
-    std::shared_ptr<std::map<int32_t, std::vector<uint32_t>>> masks =
-        std::make_shared<std::map<int32_t, std::vector<uint32_t>>>();
+    std::shared_ptr<ByOutput> masks = std::make_shared<ByOutput>();
     int taken = 0;  // by so many ranks
   };
 

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/defaults.h"
-#include "engine/kv_paging.h"
+#include "engine/plan/defaults.h"
+#include "engine/plan/kv_paging.h"
 #include "kernels/dtype.h"
 #include "models/model.h"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/defaults.h"
+#include "engine/plan/defaults.h"
 #include "kernels/backend.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/model.h"

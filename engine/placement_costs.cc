@@ -8,7 +8,7 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "engine/activation_link.h"
-#include "engine/kv_cache.h"
+#include "engine/kv/kv_cache.h"
 #include "engine/placement.h"
 #include "models/architectures/architecture.h"
 
@@ -65,7 +65,7 @@ std::vector<double> StoredBytes(const Checkpoint& checkpoint) {
 class CacheSweep {
  public:
   explicit CacheSweep(uint64_t bytes)
-      : words_(std::min(bytes, kMostSwept) / sizeof(uint64_t), 1) {}  // ones: pages of its own
+      : words_(std::min(bytes, kMaxSwept) / sizeof(uint64_t), 1) {}  // ones: pages of its own
   void Run() {
     uint64_t sum = 0;
     for (const uint64_t word : words_) sum += word;
@@ -73,7 +73,7 @@ class CacheSweep {
   }
 
  private:
-  static constexpr uint64_t kMostSwept = uint64_t{128} << 20;
+  static constexpr uint64_t kMaxSwept = uint64_t{128} << 20;
   const std::vector<uint64_t> words_;
   volatile uint64_t sum_ = 0;  // so that it is read
 };

@@ -15,7 +15,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
-#include "engine/kept_memory.h"
+#include "engine/kv/kept_memory.h"
 #include "engine/wire_codec.h"
 
 namespace treadle {
@@ -29,7 +29,7 @@ class ReplayLog {
     int64_t pages = 0;             // from page 0 on; of others nothing is kept
     KeptMemory* memory = nullptr;  // where it lies, after the caches; null: its own
   };
-  // As many pages as `bytes` hold; at most `pages`.
+  // The number of pages that `bytes` hold; at most `pages`.
   static int64_t PagesIn(int64_t bytes, const Options& options);
 
   // ResourceExhausted: no memory.

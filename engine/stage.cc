@@ -32,7 +32,8 @@ BackendLimits LimitsOf(const Model& model, int64_t max_batch_tokens, const KvCac
               {config.hidden, config.ffn_hidden / ranks, config.heads / ranks * config.head_dim}),
           .vocab = config.vocab,
           .page_size = kv.page_size,
-          .page_tables = kv.num_pages.whole > 0 && kv.num_pages.window > 0 ? 2 : 1,
+          .page_tables =
+              kv.num_pages[PageKind::kWhole] > 0 && kv.num_pages[PageKind::kWindow] > 0 ? 2 : 1,
           .heads = config.heads / ranks,
           .head_dim = config.head_dim};
 }
@@ -134,9 +135,9 @@ bool Stage::CanBeginAhead(const IterationPlan& plan) {
   if (begun_[num_finished_ % begun_.size()].plan->stages != StageRange()) return false;
   for (const Step& step : plan.steps) {
     const LiveSequence* const live = sequences_.Find(step.sequence);
-    if (step.masked) return false;
+    if (std::ranges::any_of(step.outputs, &RowOutput::masked)) return false;
     if (live == nullptr || live->previous_sample() >= -1) continue;
-    if (!step.tokens.empty() || live->counting() || step.prompt_logprobs >= 0) return false;
+    if (!step.tokens.empty() || live->counting()) return false;
   }
   return true;
 }
@@ -147,7 +148,7 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   TREADLE_RETURN_IF_ERROR(sequences_.Check(plan));
   for (const SequenceId sequence : plan.releases) sequences_.Release(sequence);
   if (runs) cache_.CopyPages(plan.page_copies);
-  for (const SequenceStart& start : plan.starts) sequences_.Start(start);
+  TREADLE_RETURN_IF_ERROR(sequences_.Start(plan.starts));
 
   const int mark = static_cast<int>(num_begun_ % begun_.size());
   Begun& begun = begun_[mark];
@@ -165,6 +166,7 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   } else if (!plan.steps.empty()) {
     // What samples is told to such a device with the batch.
     if (backend_.asynchronous()) TREADLE_RETURN_IF_ERROR(AwaitMasks(begun));
+    TREADLE_RETURN_IF_ERROR(CheckHeld(plan));
     Pad(plan, begun);
     backend_.BeginBatch({.token_ids = token_ids_,
                          .positions = positions_,
@@ -181,27 +183,75 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   return absl::OkStatus();
 }
 
+// The rows that the steps look back at are there.
+absl::Status Stage::CheckHeld(const IterationPlan& plan) {
+  const int64_t window = model_.config().window;
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    const Step& step = plan.steps[i];
+    const int64_t first = step.first_position;
+    const int64_t held = live_[i]->held();
+    TREADLE_RETURN_IF_ERROR(CheckTags(*live_[i], PageKind::kWhole, held, first));
+    TREADLE_RETURN_IF_ERROR(
+        CheckTags(*live_[i], PageKind::kWindow, std::max(held, first - window + 1), first));
+    live_[i]->SetHeld(first + step.num_tokens);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Stage::CheckTags(LiveSequence& sequence, PageKind kind, int64_t first, int64_t end) {
+  if (first >= end) return absl::OkStatus();
+  const auto missing = cache_.tags().FirstMissing(kind, sequence.start().pages, first,
+                                                  sequence.Tags(end).subspan(first));
+  if (!missing) return absl::OkStatus();
+  return absl::DataLossError(Str("the pages of sequence ", sequence.start().sequence,
+                                 " do not hold its row at position ", *missing,
+                                 ", which this stage has not computed in this epoch"));
+}
+
+// The plan's rows are whole: logs what goes to the next stage, and sets the rows' tags. A later
+// plan may have released a sequence: nobody will ask for its rows.
+void Stage::NoteRows(const Begun& begun) {
+  if (!begun.plan->stages.Contains(stage_)) return;
+  int64_t row = 0;
+  for (const Step& step : begun.plan->steps) {
+    if (LiveSequence* const live = sequences_.Find(step.sequence)) {
+      const SequencePages& pages = live->start().pages;
+      if (log_ != nullptr && begun.to_send) {
+        log_->Write(pages[PageKind::kWhole], step.first_position,
+                    begun.message.Rows(row, step.num_tokens));
+      }
+      const auto tags = live->Tags(int64_t{step.first_position} + step.num_tokens);
+      const auto first = std::min(tags.size(), static_cast<size_t>(step.first_position));
+      cache_.tags().Set(pages, step.first_position, tags.subspan(first));
+    }
+    row += step.num_tokens;
+  }
+}
+
 // Whether this stage can leave a plan's rows to others.
-absl::Status Stage::CheckPassing(const IterationPlan& plan) const {
+absl::Status Stage::CheckPassing(const IterationPlan& plan) {
   const bool sends = link_ != nullptr && !model_.last_stage() && RowsTo(stage_ + 1, plan) > 0;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
-    const bool gives = step.sample || step.prompt_logprobs >= 0 || step.pooling != Pooling::kNone;
-    if (gives && model_.last_stage()) {
+    if ((!step.outputs.empty() || live_[i]->start().mean_pooling) && model_.last_stage()) {
       return InvalidArgument("a step of sequence ", step.sequence, " gives something, but stages ",
                              plan.stages.begin, " to ", plan.stages.end - 1,
                              " run it, which the last is not among");
     }
     if (!sends) continue;
-    if (log_ == nullptr || !log_->Holds(live_[i]->start().pages.whole, live_[i]->next_position())) {
+    if (log_ == nullptr ||
+        !log_->Holds(live_[i]->start().pages[PageKind::kWhole], live_[i]->next_position())) {
       return InvalidArgument("a step of sequence ", step.sequence, " is to come from the log of ",
                              "stage ", stage_, ", which does not have its pages");
     }
+    TREADLE_RETURN_IF_ERROR(CheckTags(*live_[i], PageKind::kWhole, step.first_position,
+                                      int64_t{step.first_position} + step.num_tokens));
   }
   return absl::OkStatus();
 }
 
-// Of a plan that other stages run: only messages. Rows come from the log, if the next stage runs.
+// Passes the messages of a plan that other stages run. Rows come from the log, if the next stage
+// runs.
 absl::Status Stage::PassBy(const IterationPlan& plan, Begun& begun) {
   TREADLE_RETURN_IF_ERROR(CheckPassing(plan));
   begun.experts = {};
@@ -219,6 +269,10 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
                            const std::function<void()>& before_output) {
   TREADLE_ASSIGN_OR_RETURN(const Tensor hidden, ReceiveHidden(plan, begun));
   begun.times.received = Times::Clock::now();
+  for (const Step& step : plan.steps) {  // until NoteRows
+    cache_.tags().Clear(sequences_.At(step.sequence).start().pages, step.first_position,
+                        int64_t{step.first_position} + step.num_tokens);
+  }
   if (DetachesWork()) return LaunchDetached(hidden, begun, before_output);
   const Batch batch{token_ids_, positions_, spans_, window_spans_};
   TREADLE_RETURN_IF_ERROR(model_.Forward(batch, cache_.pages(), ranks_, hidden));
@@ -226,6 +280,7 @@ absl::Status Stage::Launch(const IterationPlan& plan, Begun& begun,
   TREADLE_RETURN_IF_ERROR(HandOver(hidden, begun));
   TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
   begun.times.forwarded = Times::Clock::now();
+  NoteRows(begun);
   if (before_output) before_output();
   TREADLE_RETURN_IF_ERROR(SendMessage(begun));
   begun.times.sent = Times::Clock::now();
@@ -245,6 +300,7 @@ absl::Status Stage::LaunchDetached(Tensor hidden, Begun& begun,
     return RunOutputs(hidden, begun);
   };
   TREADLE_RETURN_IF_ERROR(graph_.rows > 0 ? backend_.RunGraph(graph_, std::cref(ops)) : ops());
+  NoteRows(begun);  // for a plan that begins ahead: the device runs them in order
   TREADLE_RETURN_IF_ERROR(HandOver(hidden, begun));
   if (before_output) before_output();
   return absl::OkStatus();
@@ -264,28 +320,15 @@ absl::Status Stage::SendMessage(Begun& begun) {
   if (!std::exchange(begun.to_send, false)) return absl::OkStatus();
   const IterationPlan& plan = *begun.plan;
   const bool runs = plan.stages.Contains(stage_);
-  if (runs && log_ != nullptr) LogRows(begun);
   Tensor rows = begun.message;
   rows.rows = RowsTo(stage_ + 1, plan);
   if (runs || rows.rows == 0) return link_->Send(plan.epoch, plan.iteration, rows);
   return link_->Send(plan.epoch, plan.iteration, rows, [&](std::byte* out) {
     for (const Step& step : plan.steps) {
-      out = log_->Read(sequences_.At(step.sequence).start().pages.whole, step.first_position,
-                       step.num_tokens, out);
+      out = log_->Read(sequences_.At(step.sequence).start().pages[PageKind::kWhole],
+                       step.first_position, step.num_tokens, out);
     }
   });
-}
-
-// A later plan may have released a sequence: then nobody will ask for its rows.
-void Stage::LogRows(const Begun& begun) {
-  int64_t row = 0;
-  for (const Step& step : begun.plan->steps) {
-    if (const LiveSequence* const live = sequences_.Find(step.sequence)) {
-      log_->Write(live->start().pages.whole, step.first_position,
-                  begun.message.Rows(row, step.num_tokens));
-    }
-    row += step.num_tokens;
-  }
 }
 
 absl::StatusOr<IterationResult> Stage::Finish() {
@@ -294,7 +337,10 @@ absl::StatusOr<IterationResult> Stage::Finish() {
   TREADLE_RETURN_IF_ERROR(backend_.WaitForMark(mark));
   ++num_finished_;
   Begun& begun = begun_[mark];
-  if (DetachesWork()) begun.times.forwarded = Times::Clock::now();
+  if (DetachesWork()) {
+    begun.times.forwarded = Times::Clock::now();
+    NoteRows(begun);
+  }
   TREADLE_RETURN_IF_ERROR(SendMessage(begun));
   if (backend_.asynchronous()) begun.times.sampled = Times::Clock::now();
   if (DetachesWork()) begun.times.sent = begun.times.sampled;
@@ -334,7 +380,8 @@ void Stage::Flatten(const IterationPlan& plan) {
     const int32_t previous = sequence.previous_sample();
     sequence.Enter(step.first_position,
                    step.tokens.empty() ? std::span(&previous, 1) : std::span(step.tokens));
-    const auto& [whole, window] = sequence.start().pages;
+    const std::vector<int32_t>& whole = sequence.start().pages[PageKind::kWhole];
+    const std::vector<int32_t>& window = sequence.start().pages[PageKind::kWindow];
     spans_.push_back({.first_row = static_cast<int32_t>(token_ids_.size()),
                       .num_rows = step.num_tokens,
                       .first_position = step.first_position,
@@ -364,7 +411,8 @@ void Stage::Pad(const IterationPlan& plan, Begun& begun) {
   if (!DetachesWork() || model_.config().experts > 0 ||
       (link_ != nullptr && staging() == nullptr) ||
       rows != static_cast<int64_t>(plan.steps.size()) ||
-      outputs != static_cast<int64_t>(begun.outputs.size()) || padded > max_batch_tokens_) {
+      outputs != static_cast<int64_t>(begun.outputs.size()) || begun.takes_hidden ||
+      padded > max_batch_tokens_) {
     return;
   }
   int64_t context = kSmallestGraphContext;

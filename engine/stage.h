@@ -21,8 +21,12 @@
 // through Backend::RunGraph, collectives included: ranks run the same plans, so that all of them
 // capture, replay and communicate in the same order.
 //
-// Masked steps wait for their masks between the forward pass and sampling; on a device that does a
-// plan's work without the host, before both, and without beginning ahead.
+// Masked outputs wait for their masks between the forward pass and sampling; on a device that does
+// a plan's work without the host, before both, and without beginning ahead.
+//
+// Rows that a stage did not compute since a sequence's start (another candidate's, or of an epoch
+// before) are looked up by their tags (slot_tags.h) before anything reads them. DataLoss names the
+// first position that is not there.
 //
 // Memory: activations, logits and the flat batch are sized once from max_batch_tokens.
 // Thread safety: confined to the rank's thread after Create.
@@ -31,6 +35,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -38,11 +43,11 @@
 
 #include "absl/status/statusor.h"
 #include "engine/activation_link.h"
-#include "engine/iteration_plan.h"
-#include "engine/kv_cache.h"
+#include "engine/kv/kv_cache.h"
 #include "engine/mask_board.h"
+#include "engine/plan/iteration_plan.h"
+#include "engine/plan/sequence_table.h"
 #include "engine/replay_log.h"
-#include "engine/sequence_table.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
 #include "models/model.h"
@@ -100,25 +105,21 @@ class Stage {
   const Times& times() const { return times_; }
 
  private:
-  // A row of the batch that gives output: the next token of its step, or a log probability of a
-  // prompt token (`target`), or both.
+  // Where a plan asks for something of the head: plan.steps[step].outputs[output].
   struct OutputRow {
-    int32_t row = 0;   // in the batch
-    int32_t step = 0;  // in the plan
-    bool sample = false;
-    int32_t target = -1;
-    int64_t position = 0;  // of the token that is sampled
+    int32_t step = 0;
+    int32_t output = 0;
   };
   // A plan from Begin to Finish.
   struct Begun {
     const IterationPlan* plan = nullptr;
-    std::vector<OutputRow> outputs;              // ascending by row
-    std::vector<SampleResult> samples;           // of outputs, and of padding
-    bool pools = false;                          // some steps are pooled
-    std::vector<std::vector<float>> embeddings;  // of steps that are pooled to their end, in order
-    Tensor message;                              // of the link: what came from it and goes on by it
-    bool to_send = false;                        // once the ops have been waited for
-    MaskBoard::Masks masks;                      // of its masked steps: sampling reads them
+    std::vector<OutputRow> outputs;          // ascending by row
+    std::vector<SampleResult> samples;       // of outputs, and of padding
+    bool takes_hidden = false;               // some sequences are pooled, or give hidden states
+    std::vector<std::vector<float>> hidden;  // of outputs that ask for it, in order
+    Tensor message;                          // of the link: what came from it and goes on by it
+    bool to_send = false;                    // once the ops have been waited for
+    MaskBoard::Masks masks;                  // of its masked outputs: sampling reads them
     Times times;
     ExpertUse experts;
   };
@@ -140,19 +141,24 @@ class Stage {
                               const std::function<void()>& before_output);
   // What the link copies from and to; null: ops read and write its buffers, or there is no link.
   Staging* staging() { return link_ == nullptr ? nullptr : backend_.staging(link_->place()); }
-  absl::Status CheckPassing(const IterationPlan& plan) const;
+  absl::Status CheckHeld(const IterationPlan& plan);
+  absl::Status CheckTags(LiveSequence& sequence, PageKind kind, int64_t first, int64_t end);
+  void NoteRows(const Begun& begun);
+  absl::Status CheckPassing(const IterationPlan& plan);
   absl::Status PassBy(const IterationPlan& plan, Begun& begun);
   absl::Status HandOver(Tensor hidden, Begun& begun);
   absl::Status SendMessage(Begun& begun);
-  void LogRows(const Begun& begun);
   absl::Status AwaitMasks(Begun& begun);
   absl::Status RunOutputs(Tensor hidden, Begun& begun);
-  absl::Status Pool(Tensor hidden, Begun& begun);
+  absl::Status TakeHidden(Tensor hidden, Begun& begun);
   absl::Status SampleTile(Tensor logits, std::span<const SampleRow> rows,
                           std::span<SampleResult> samples);
   absl::Status GatherLogits(Tensor logits, std::span<const SampleRow> rows,
                             std::span<SampleResult> samples);
-  SampleRow MakeSampleRow(const Step& step, OutputRow& output) const;
+  static const RowOutput& AskedOf(const Begun& begun, const OutputRow& output) {
+    return begun.plan->steps[output.step].outputs[output.output];
+  }
+  SampleRow MakeSampleRow(const Step& step, const RowOutput& asked, const LiveSequence& live);
   IterationResult TakeResult(Begun& begun);
 
   Backend& backend_;
@@ -185,7 +191,10 @@ class Stage {
   std::vector<LiveSequence*> live_;     // [steps]
   std::vector<int32_t> output_rows_;    // [outputs, padding included]
   std::vector<SampleRow> sample_rows_;  // as output_rows_
-  std::vector<float> pooled_rows_;      // of the step that is being pooled
+  // Counts for sampled rows that are not their steps' last ones; sample_rows_ points to them.
+  std::deque<std::vector<TokenCount>> earlier_counts_;
+  std::vector<int32_t> hidden_rows_;    // of the step whose hidden states are being taken
+  std::vector<float> host_states_;      // [at most kMaxHeadRows, hidden] of them
   GraphKey graph_;                      // rows = 0: not a batch for RunGraph
   std::vector<ShardSample> own_part_;   // [kMaxHeadRows]; this and below: several ranks only
   std::vector<ShardSample> all_parts_;  // [ranks * kMaxHeadRows]

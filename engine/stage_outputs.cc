@@ -19,103 +19,106 @@ std::vector<TokenLogprob> Best(const SampleResult& sample, int32_t count) {
 void Stage::CollectOutputs(Begun& begun) {
   const IterationPlan& plan = *begun.plan;
   begun.outputs.clear();
-  begun.pools = false;
-  begun.embeddings.clear();
+  begun.takes_hidden = false;
+  begun.hidden.clear();
   output_rows_.clear();
   sample_rows_.clear();
+  earlier_counts_.clear();
   if (!model_.last_stage()) return;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
-    if (step.pooling != Pooling::kNone) {
-      begun.pools = true;
-      continue;
-    }
-    const int32_t last = step.num_tokens - 1;
-    for (int32_t row = step.prompt_logprobs >= 0 ? 0 : last; row <= last; ++row) {
-      OutputRow output{.row = spans_[i].first_row + row, .step = static_cast<int32_t>(i)};
-      output.sample = step.sample && row == last;
-      if (step.prompt_logprobs >= 0) {
-        output.target = row == last ? step.next_token : token_ids_[output.row + 1];
-      }
-      if (!output.sample && output.target < 0) continue;
-      if (output.sample) {
+    begun.takes_hidden = begun.takes_hidden || live_[i]->start().mean_pooling;
+    for (size_t k = 0; k < step.outputs.size(); ++k) {
+      const RowOutput& asked = step.outputs[k];
+      begun.takes_hidden = begun.takes_hidden || asked.hidden;
+      if (!asked.sample && asked.target < 0) continue;
+      if (asked.sample && asked.row == step.num_tokens - 1) {
         live_[i]->SetSample(-2 - static_cast<int32_t>(begun.outputs.size()));
       }
-      output_rows_.push_back(output.row);
-      sample_rows_.push_back(MakeSampleRow(step, output));
-      begun.outputs.push_back(output);
+      output_rows_.push_back(spans_[i].first_row + asked.row);
+      sample_rows_.push_back(MakeSampleRow(step, asked, *live_[i]));
+      begun.outputs.push_back({static_cast<int32_t>(i), static_cast<int32_t>(k)});
     }
   }
   begun.samples.resize(begun.outputs.size());
 }
 
-// The token after the row has the position that follows the sequence's entered ids.
-SampleRow Stage::MakeSampleRow(const Step& step, OutputRow& output) const {
+SampleRow Stage::MakeSampleRow(const Step& step, const RowOutput& asked, const LiveSequence& live) {
   SampleRow row;
-  row.target = output.target;
-  if (output.target >= 0) row.top_logprobs = step.prompt_logprobs;
-  if (!output.sample) return row;
-  const LiveSequence& sequence = *live_[output.step];
-  const SequenceStart& start = sequence.start();
+  row.target = asked.target;
+  row.top_logprobs =
+      asked.target >= 0 ? std::max(asked.top_logprobs, asked.target_logprobs) : asked.top_logprobs;
+  if (!asked.sample) return row;
+  const SequenceStart& start = live.start();
   row.parameters = &start.sampling;
-  row.counts = sequence.counts();
+  row.counts = live.counts();
   row.candidate = start.candidate;
-  row.position = output.position = sequence.next_position();
-  row.top_logprobs = std::max(row.top_logprobs, step.top_logprobs);
-  if (!step.masked && row.position - start.prompt_length < start.min_new_tokens) {
+  row.position = int64_t{step.first_position} + asked.row + 1;
+  if (live.counting() && row.position < live.next_position()) {
+    row.counts = earlier_counts_.emplace_back(live.CountsBefore(row.position));
+  }
+  if (!asked.masked && row.position - start.prompt_length < start.min_new_tokens) {
     row.suppressed = start.end_tokens;
   }
   return row;
 }
 
-// Takes what pooled steps give: rows that no head reads, so they are normalized where they are.
-// Sums of f32 run in the order of positions, on the host, so that chunks make no difference.
-absl::Status Stage::Pool(Tensor hidden, Begun& begun) {
+// Takes the final hidden states that are asked for, and those that a mean adds up: sums of f32 run
+// in the order of positions, on the host, so that chunks make no difference.
+absl::Status Stage::TakeHidden(Tensor hidden, Begun& begun) {
   for (size_t i = 0; i < begun.plan->steps.size(); ++i) {
     const Step& step = begun.plan->steps[i];
-    const bool mean = step.pooling == Pooling::kMean;
-    if (step.pooling == Pooling::kNone || (!mean && !step.sample)) continue;
-    const int64_t rows = mean ? step.num_tokens : 1;
-    const Tensor states = hidden.Rows(spans_[i].first_row + step.num_tokens - rows, rows);
-    model_.Normalize(states);
-    TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
-    pooled_rows_.resize(static_cast<size_t>(rows * hidden.cols));
-    backend_.CopyToHost(pooled_rows_.data(), states.data, pooled_rows_.size() * sizeof(float));
-    std::vector<float>& sum = live_[i]->pooled();
-    if (step.first_position == 0 || sum.empty() || !mean)
-      sum.assign(static_cast<size_t>(hidden.cols), 0);
-    for (size_t row = 0; row < pooled_rows_.size(); row += sum.size()) {
-      for (size_t j = 0; j < sum.size(); ++j) sum[j] += pooled_rows_[row + j];
+    LiveSequence& live = *live_[i];
+    const bool mean = live.start().mean_pooling;
+    hidden_rows_.clear();
+    for (int32_t row = 0; mean && row < step.num_tokens; ++row) {
+      hidden_rows_.push_back(spans_[i].first_row + row);
     }
-    if (!step.sample) continue;
-    const auto count = static_cast<float>(mean ? live_[i]->next_position() : 1);
-    for (float& value : sum) value /= count;
-    begun.embeddings.push_back(std::move(sum));
+    for (const RowOutput& asked : step.outputs) {
+      if (asked.hidden && !mean) hidden_rows_.push_back(spans_[i].first_row + asked.row);
+    }
+    std::vector<float>& sum = live.pooled();
+    if (mean && step.first_position == 0) sum.assign(static_cast<size_t>(hidden.cols), 0);
+    for (size_t begin = 0; begin < hidden_rows_.size(); begin += kMaxHeadRows) {
+      const size_t count = std::min<size_t>(kMaxHeadRows, hidden_rows_.size() - begin);
+      const Tensor states =
+          DenseTensor(head_hidden_.data(), DType::kF32, static_cast<int64_t>(count), hidden.cols);
+      backend_.Gather(hidden, std::span(hidden_rows_).subspan(begin, count), states);
+      model_.Normalize(states);
+      TREADLE_RETURN_IF_ERROR(backend_.Synchronize());
+      host_states_.resize(static_cast<size_t>(states.rows * states.cols));
+      backend_.CopyToHost(host_states_.data(), states.data, host_states_.size() * sizeof(float));
+      for (auto row = host_states_.begin(); row != host_states_.end(); row += hidden.cols) {
+        if (!mean) begun.hidden.emplace_back(row, row + hidden.cols);
+        for (size_t k = 0; k < sum.size() && mean; ++k) sum[k] += row[static_cast<int64_t>(k)];
+      }
+    }
+    if (!mean || step.outputs.empty()) continue;
+    std::vector<float>& average = begun.hidden.emplace_back(sum);
+    for (float& value : average) value /= static_cast<float>(live.next_position());
   }
   return absl::OkStatus();
 }
 
-// Has the rows of masked steps point to what they may sample. Nothing if that was done already.
+// Has the rows of masked outputs point to what they may sample. Nothing if that was done already.
 absl::Status Stage::AwaitMasks(Begun& begun) {
-  const IterationPlan& plan = *begun.plan;
-  const auto masked = [&](const OutputRow& output) {
-    return output.sample && plan.steps[output.step].masked;
-  };
+  const auto masked = [&](const OutputRow& output) { return AskedOf(begun, output).masked; };
   if (begun.masks != nullptr || std::ranges::none_of(begun.outputs, masked)) {
     return absl::OkStatus();
   }
   if (masks_ == nullptr) return InvalidArgument("a step is masked, but this epoch has no masks");
-  TREADLE_ASSIGN_OR_RETURN(begun.masks, masks_->Take(plan));
+  TREADLE_ASSIGN_OR_RETURN(begun.masks, masks_->Take(*begun.plan));
   for (size_t i = 0; i < begun.outputs.size(); ++i) {
     const OutputRow& output = begun.outputs[i];
-    if (masked(output)) sample_rows_[i].mask = begun.masks->at(output.step).data();
+    if (!masked(output)) continue;
+    sample_rows_[i].mask = begun.masks->at({output.step, output.output}).data();
   }
   return absl::OkStatus();
 }
 
-// Pooling, head and sampling, the latter tile by tile.
+// Hidden states, head and sampling, the latter tile by tile.
 absl::Status Stage::RunOutputs(Tensor hidden, Begun& begun) {
-  if (begun.pools) TREADLE_RETURN_IF_ERROR(Pool(hidden, begun));
+  if (begun.takes_hidden) TREADLE_RETURN_IF_ERROR(TakeHidden(hidden, begun));
   for (size_t begin = 0; begin < output_rows_.size(); begin += kMaxHeadRows) {
     const size_t count = std::min<size_t>(kMaxHeadRows, output_rows_.size() - begin);
     const int64_t rows = static_cast<int64_t>(count);
@@ -160,7 +163,7 @@ absl::Status Stage::SampleTile(Tensor logits, std::span<const SampleRow> rows,
   return absl::OkStatus();
 }
 
-// As SampleTile, from all ranks' logits put together. Every rank samples, to the same result.
+// Samples as SampleTile does, from all ranks' logits put together: every rank, to the same result.
 absl::Status Stage::GatherLogits(Tensor logits, std::span<const SampleRow> rows,
                                  std::span<SampleResult> samples) {
   const int64_t part = logits.rows * shard_columns_;
@@ -190,27 +193,32 @@ IterationResult Stage::TakeResult(Begun& begun) {
   if (!model_.last_stage()) return result;
   result.experts = begun.experts;
   result.steps.resize(plan.steps.size());
-  size_t embedding = 0;
+  size_t hidden = 0;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const Step& step = plan.steps[i];
     result.steps[i].sequence = step.sequence;
-    if (step.pooling == Pooling::kNone || !step.sample) continue;
-    result.steps[i].embedding = std::move(begun.embeddings[embedding++]);
+    result.steps[i].outputs.resize(step.outputs.size());
+    for (size_t k = 0; k < step.outputs.size(); ++k) {
+      if (!step.outputs[k].hidden) continue;
+      result.steps[i].outputs[k].hidden = std::move(begun.hidden[hidden++]);
+    }
   }
   for (size_t i = 0; i < begun.outputs.size(); ++i) {
     const OutputRow& output = begun.outputs[i];
     const SampleResult& sample = begun.samples[i];
     const Step& step = plan.steps[output.step];
-    StepResult& out = result.steps[output.step];
-    if (output.target >= 0) {
-      out.prompt_detail.push_back({sample.target_logprob, Best(sample, step.prompt_logprobs)});
-    }
-    if (!output.sample) continue;
+    const RowOutput& asked = AskedOf(begun, output);
+    RowResult& out = result.steps[output.step].outputs[output.output];
+    if (asked.target >= 0)
+      out.target = {sample.target_logprob, Best(sample, asked.target_logprobs)};
+    if (!asked.sample) continue;
     TREADLE_CHECK(sample.token >= 0 && sample.token < model_.config().vocab);
     LiveSequence* const live = sequences_.Find(step.sequence);  // a later plan may have released it
-    if (live != nullptr) live->Resolve(output.position, sample.token);
+    if (live != nullptr && asked.row == step.num_tokens - 1) {
+      live->Resolve(int64_t{step.first_position} + step.num_tokens, sample.token);
+    }
     out.token = sample.token;
-    if (step.top_logprobs >= 0) out.detail = {sample.logprob, Best(sample, step.top_logprobs)};
+    if (asked.top_logprobs >= 0) out.detail = {sample.logprob, Best(sample, asked.top_logprobs)};
   }
   return result;
 }

@@ -156,7 +156,8 @@ void StageRanks::Submit(IterationPlan plan) {
   events_.done(epoch, gap);
 }
 
-absl::Status StageRanks::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) {
+absl::Status StageRanks::SetMasks(uint64_t epoch, uint64_t iteration,
+                                  std::vector<OutputMask> masks) {
   std::shared_ptr<Epoch> standing;
   {
     MutexLock lock(mutex_);

@@ -20,11 +20,11 @@
 #include "absl/status/statusor.h"
 #include "base/sync.h"
 #include "engine/activation_link.h"
-#include "engine/defaults.h"
 #include "engine/engine.h"
-#include "engine/iteration_plan.h"
-#include "engine/kv_cache.h"
+#include "engine/kv/kv_cache.h"
 #include "engine/mask_board.h"
+#include "engine/plan/defaults.h"
+#include "engine/plan/iteration_plan.h"
 #include "engine/replay_log.h"
 #include "engine/stage.h"
 #include "kernels/backend.h"
@@ -104,7 +104,7 @@ class StageRanks {
 
   // Any thread; as Engine::SetMasks. What does not fit any plan is an error; what does not fit its
   // plan is one of the epoch.
-  absl::Status SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks);
+  absl::Status SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks);
 
   // Any thread.
   void SetTracing(bool on) { trace_.Set(on); }

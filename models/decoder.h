@@ -11,11 +11,11 @@
 
 #include "models/activations.h"
 #include "models/architectures/architecture.h"
+#include "models/architectures/rotary_embedding.h"
 #include "models/expert_rows.h"
 #include "models/linear.h"
 #include "models/model.h"
 #include "models/rank_sums.h"
-#include "models/rotary_embedding.h"
 #include "models/weight_loader.h"
 
 namespace treadle {

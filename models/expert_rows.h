@@ -14,9 +14,9 @@
 
 #include "kernels/backend.h"
 #include "models/activations.h"
+#include "models/architectures/model_config.h"
 #include "models/expert_use.h"
 #include "models/linear.h"
-#include "models/model_config.h"
 
 namespace treadle {
 

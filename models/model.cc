@@ -7,8 +7,8 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "models/checkpoints/shared_conversion.h"
 #include "models/decoder.h"
-#include "models/shared_conversion.h"
 #include "models/tensor_parallel.h"
 
 namespace treadle {

@@ -18,10 +18,10 @@
 #include "absl/status/statusor.h"
 #include "kernels/backend.h"
 #include "kernels/collectives/communicator.h"
+#include "models/architectures/model_config.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/weight_plan.h"
 #include "models/expert_use.h"
-#include "models/model_config.h"
 
 namespace treadle {
 

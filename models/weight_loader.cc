@@ -4,7 +4,8 @@
 #include "base/status.h"
 #include "kernels/formats/matrix_slice.h"
 #include "models/architectures/architecture.h"
-#include "models/shared_conversion.h"
+#include "models/checkpoints/converted_tensor.h"
+#include "models/checkpoints/shared_conversion.h"
 
 namespace treadle {
 namespace {
@@ -164,24 +165,6 @@ void WeightLoader::Consumed(const StoredTensor& tensor) {
 
 void WeightLoader::Finish() const {
   if (options_.progress) options_.progress(1);
-}
-
-std::vector<float> DecodeVector(const StoredTensor& tensor) {
-  const int64_t blocks = static_cast<int64_t>(tensor.bytes) / tensor.format->block_bytes;
-  std::vector<float> values(static_cast<size_t>(blocks * tensor.format->block));
-  const std::vector<std::byte> own = tensor.arranged ? tensor.arranged() : std::vector<std::byte>();
-  tensor.format->decode(tensor.arranged ? own.data() : tensor.data, blocks, values.data());
-  return values;
-}
-
-std::vector<float> DecodeMatrix(const MatrixSource& source, const ParallelFor& parallel_for) {
-  std::vector<float> values(static_cast<size_t>(source.n * source.k));
-  parallel_for(source.n, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      DecodeSourceRow(source, source.SourceRow(row), values.data() + row * source.k);
-    }
-  });
-  return values;
 }
 
 }  // namespace treadle

@@ -69,9 +69,4 @@ class WeightLoader {
   uint64_t weight_bytes_ = 0;
 };
 
-// Values of a 1-D tensor.
-std::vector<float> DecodeVector(const StoredTensor& tensor);
-// A matrix' canonical values, in the order of the packed matrix. [n, k]
-std::vector<float> DecodeMatrix(const MatrixSource& source, const ParallelFor& parallel_for);
-
 }  // namespace treadle

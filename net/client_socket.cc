@@ -11,6 +11,11 @@
 
 namespace treadle {
 
+bool HasUnread(int fd) {
+  char byte = 0;
+  return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
+}
+
 void FreeTlsSession::operator()(ssl_st* session) const { SSL_free(session); }
 
 void SocketTls::Set(std::shared_ptr<ssl_ctx_st> context) {
@@ -55,6 +60,8 @@ ClientSocket::ClientSocket(int fd, TlsSession tls)
     : fd_(fd), tls_(std::move(tls)), events_(POLLIN) {}
 
 ClientSocket::~ClientSocket() { close(fd_); }
+
+bool ClientSocket::greeted() const { return !tls_ || SSL_is_init_finished(tls_.get()) == 1; }
 
 ssize_t ClientSocket::Count(ssize_t count, short event) {
   events_ = event;

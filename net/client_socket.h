@@ -19,6 +19,9 @@ struct FreeTlsSession {
 };
 using TlsSession = std::unique_ptr<ssl_st, FreeTlsSession>;
 
+// Whether bytes have come on the socket `fd` that nobody has read. Any thread.
+bool HasUnread(int fd);
+
 // What a server shows of itself, and whom it asks for a certificate. Thread safety: any thread.
 class SocketTls {
  public:
@@ -52,6 +55,8 @@ class ClientSocket {
   ClientSocket& operator=(const ClientSocket&) = delete;
 
   int fd() const { return fd_; }
+  // Without TLS, or its handshake is over.
+  bool greeted() const;
   // What to poll for before the next call.
   short events() const { return events_; }
 

@@ -1,18 +1,12 @@
 #include "net/door.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
-#include <sys/eventfd.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -24,15 +18,13 @@ namespace {
 
 constexpr size_t kBuffer = 256 << 10;   // of one direction; fuller ones are not read into
 constexpr size_t kOwnDescriptors = 64;  // files, engine, log: what the process needs besides
-constexpr size_t kDescriptorsEach = 3;
-constexpr std::chrono::milliseconds kSweep{500};
+constexpr std::chrono::milliseconds kSweep{500};        // between two looks at deadlines
 constexpr std::chrono::milliseconds kLastWords{2'000};  // for the client to close, once told
-constexpr int kDiscarded = 64;  // reads of what a client still sends meanwhile
+constexpr int kMaxDiscarded = 64;  // reads of what a client still sends meanwhile
 // Calls that are given up before they are answered: far more than people and their timeouts do.
-constexpr double kMostGivenUp = 250, kMostGivenUpOfHost = 1000;  // at once
-constexpr double kGivenUpASecond = 100;                          // of a connection, later
+constexpr double kMaxGivenUp = 250, kMaxGivenUpOfHost = 1000;         // at once
+constexpr double kGivenUpASecond = 100, kGivenUpOfHostASecond = 200;  // later
 constexpr double kFewCalls = 16;  // of each connection of an address that gave up too many
-constexpr uint64_t kListener = 0, kStop = ~uint64_t{0};
 
 // Bytes on their way.
 class Bytes {
@@ -54,81 +46,64 @@ class Bytes {
   size_t sent_ = 0;
 };
 
-std::string HostOf(const sockaddr_storage& address, socklen_t size, std::string& peer) {
-  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
-  getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host, sizeof host, port,
-              sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
-  peer = address.ss_family == AF_INET6 ? Str("ipv6:[", host, "]:", port)
-                                       : Str("ipv4:", host, ":", port);
-  return host;
-}
-
-// Lets the process open as many files as the connections need; fewer connections where it may not.
 DoorLimits Affordable(DoorLimits limits) {
-  const rlim_t wanted = limits.connections * kDescriptorsEach + kOwnDescriptors;
-  rlimit files{};
-  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return limits;
-  if (files.rlim_cur < wanted && files.rlim_cur < files.rlim_max) {
-    files.rlim_cur = std::min(wanted, files.rlim_max);
-    if (setrlimit(RLIMIT_NOFILE, &files) != 0) getrlimit(RLIMIT_NOFILE, &files);
-  }
-  if (files.rlim_cur < wanted) {
-    const size_t spare = files.rlim_cur > kOwnDescriptors ? files.rlim_cur - kOwnDescriptors : 0;
-    limits.connections = std::clamp<size_t>(spare / kDescriptorsEach, 4, limits.connections);
-  }
-  limits.per_address = std::min(limits.per_address, limits.connections);
+  const auto [connections, per_address] = Admission::Affordable(
+      {limits.connections, limits.per_address}, Door::kFilesEach, kOwnDescriptors);
+  limits.connections = connections;
+  limits.per_address = per_address;
   return limits;
 }
 
 }  // namespace
 
 struct Door::Connection {
-  Connection(uint64_t name, int fd, TlsSession tls, const Http2Guard::Limits& limits)
-      : id(name), client(fd, std::move(tls)), guard(limits) {}
+  Connection(Door& door, uint64_t age, Newcomer newcomer, std::shared_ptr<Forgotten> of_host)
+      : id(age),
+        client(std::move(newcomer.socket)),
+        host(std::move(newcomer.host)),
+        peer(std::move(newcomer.peer)),
+        guard(door.limits_.http2),
+        host_given_up(std::move(of_host)),
+        client_watch(door.loop_, client->fd(), [this, &door] { door.Serve(*this); }) {}
   ~Connection() {
+    inner_watch.reset();
     if (inner >= 0) close(inner);
   }
 
-  const uint64_t id;  // even; of the socket to the server: the odd one after it
-  ClientSocket client;
+  const uint64_t id;
+  const std::unique_ptr<ClientSocket> client;
+  const std::string host, peer;
   Http2Guard guard;
-  std::string peer;
-  Host* host = nullptr;  // the door's
-  std::string unread;    // of the client, for the guard
+  std::string unread;  // of the client, for the guard
   Forgotten given_up{kGivenUpASecond};
-  uint64_t counted_given_up = 0;  // of the guard's
-  int inner = -1;                 // our end of the socket to the server
-  int adopted = -1;               // the server's
+  const std::shared_ptr<Forgotten> host_given_up;  // by all of its address
+  uint64_t counted_given_up = 0;                   // of the guard's
+  int inner = -1;                                  // our end of the socket to the server
+  int adopted = -1;                                // the server's
   Bytes to_server, to_client;
   SteadyClock::time_point deadline = SteadyClock::time_point::max();
   short reads = EPOLLIN, writes = EPOLLOUT;  // what a read and a write of the client's wait for
-  uint32_t client_events = 0, inner_events = 0;
-  uint64_t held = 0;          // as counted in the door's
-  bool client_ended = false;  // will say nothing more
+  uint64_t held = 0;                         // as counted in the door's
+  bool client_ended = false;                 // will say nothing more
   bool server_ended = false;
   bool told = false;    // the server knows that its client has ended
   bool ending = false;  // all has been said: waits for the client to close
   int discarded = 0;    // reads since then
   bool over = false;
+  EventLoop::Watch client_watch;
+  std::optional<EventLoop::Watch> inner_watch;
 };
 
 Door::Door(int listener, const DoorLimits& limits, const SocketTls* tls)
-    : listener_(listener),
-      limits_(Affordable(limits)),
-      tls_(tls),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      stop_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  TREADLE_CHECK(epoll_ >= 0 && stop_ >= 0);
-  for (const auto& [fd, id] : {std::pair(listener_, kListener), std::pair(stop_, kStop)}) {
-    epoll_event event{.events = EPOLLIN, .data = {.u64 = id}};
-    TREADLE_CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0);
-  }
-}
-
-void Door::Open(Adopt adopt) {
-  adopt_ = std::move(adopt);
-  thread_ = std::thread([this] { Run(); });
-}
+    : limits_(Affordable(limits)),
+      admission_(loop_, listener,
+                 {.limits = {limits_.connections, limits_.per_address},
+                  .tls = tls,
+                  .make_room = [this](const std::string& host) { return MakeRoom(host); },
+                  .enter = [this](Newcomer newcomer) { Enter(std::move(newcomer)); },
+                  .turned_away = [this] { ++counts_->turned_away; },
+                  .sweep_every = kSweep,
+                  .sweep = [this] { Sweep(); }}) {}
 
 absl::StatusOr<std::unique_ptr<Door>> Door::Listen(Address& address, const DoorLimits& limits,
                                                    const SocketTls* tls) {
@@ -136,19 +111,33 @@ absl::StatusOr<std::unique_ptr<Door>> Door::Listen(Address& address, const DoorL
   return std::unique_ptr<Door>(new Door(listener, limits, tls));
 }
 
-Door::~Door() {
-  Close(std::chrono::milliseconds(0));
-  close(listener_);
-  close(epoll_);
-  close(stop_);
+Door::~Door() { Close(std::chrono::milliseconds(0)); }
+
+void Door::Open(Adopt adopt) {
+  adopt_ = std::move(adopt);
+  admission_.Open();
+  thread_ = std::thread([this] { loop_.Run(); });
 }
 
 void Door::Close(std::chrono::milliseconds grace) {
   if (!thread_.joinable()) return;
-  grace_ = grace;
-  const uint64_t one = 1;
-  TREADLE_CHECK(write(stop_, &one, sizeof one) == sizeof one);
+  loop_.Post([this, grace] {
+    admission_.Close();
+    until_ = SteadyClock::now() + grace;
+    loop_.After(grace, [this] { EndIfSpoken(); });
+    EndIfSpoken();
+  });
   thread_.join();
+  while (!connections_.empty()) Remove(connections_.begin()->first);
+  counts_->held = 0;
+}
+
+void Door::EndIfSpoken() {
+  if (until_ == SteadyClock::time_point::max()) return;
+  const bool spoken = std::ranges::all_of(connections_, [](const auto& connection) {
+    return connection.second->inner < 0 || connection.second->ending;
+  });
+  if (spoken || SteadyClock::now() >= until_) loop_.Stop();
 }
 
 std::string Door::Peer(int fd) const {
@@ -157,99 +146,22 @@ std::string Door::Peer(int fd) const {
   return peer == peers_.end() ? "" : peer->second;
 }
 
-void Door::Run() {
-  sigset_t broken_pipe;  // OpenSSL writes without MSG_NOSIGNAL
-  sigemptyset(&broken_pipe);
-  sigaddset(&broken_pipe, SIGPIPE);
-  TREADLE_CHECK(pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr) == 0);
-  std::vector<epoll_event> events(64);
-  SteadyClock::time_point swept = SteadyClock::now(), until = SteadyClock::time_point::max();
-  while (true) {
-    const int count = epoll_wait(epoll_, events.data(), static_cast<int>(events.size()),
-                                 connections_.empty() ? -1 : static_cast<int>(kSweep.count()));
-    for (int i = 0; i < count; ++i) {
-      const uint64_t id = events[static_cast<size_t>(i)].data.u64;
-      if (id == kStop) {
-        uint64_t ignored = 0;
-        TREADLE_CHECK(read(stop_, &ignored, sizeof ignored) == sizeof ignored);
-        until = SteadyClock::now() + grace_;
-        epoll_ctl(epoll_, EPOLL_CTL_DEL, listener_, nullptr);
-      } else if (id == kListener) {
-        while (Accept()) {
-        }
-      } else if (const auto connection = connections_.find(id & ~uint64_t{1});
-                 connection != connections_.end()) {  // else it went with an event before this
-        Carry(*connection->second);
-        if (connection->second->over) Remove(connection->first);
-      }
-    }
-    const auto now = SteadyClock::now();
-    if (now - swept >= kSweep) {
-      swept = now;
-      Sweep();
-    }
-    counts_->held = static_cast<int64_t>(held_);
-    if (until != SteadyClock::time_point::max()) {
-      const bool spoken = std::ranges::all_of(connections_, [](const auto& connection) {
-        return connection.second->inner < 0 || connection.second->ending;
-      });
-      if (spoken || now >= until) break;
-    }
-  }
-  while (!connections_.empty()) Remove(connections_.begin()->first);
-  counts_->held = 0;
-}
-
-bool Door::Accept() {
-  sockaddr_storage from{};
-  socklen_t size = sizeof from;
-  const int fd =
-      accept4(listener_, reinterpret_cast<sockaddr*>(&from), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  if (fd < 0) {
-    if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) {
-      return errno == EINTR || errno == ECONNABORTED;
-    }
-    // The connection stays pending; without room, no spinning on it.
-    if (MakeRoom(nullptr)) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    return false;
-  }
-  std::string peer;
-  const std::string host = HostOf(from, size, peer);
-  const auto known = hosts_.find(host);
-  const bool too_many = known != hosts_.end() && known->second.connections >= limits_.per_address;
-  TlsSession tls;
-  if (((too_many || connections_.size() >= limits_.connections) &&
-       !MakeRoom(too_many ? &known->second : nullptr)) ||
-      (tls_ != nullptr && !(tls = tls_->NewSession(fd)))) {
-    ++counts_->turned_away;
-    close(fd);
-    return true;
-  }
-  const int at_once = 1;  // an answer is several writes: none shall wait for an acknowledgement
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
-  const uint64_t id = next_++ * 2;
-  auto connection = std::make_unique<Connection>(id, fd, std::move(tls), limits_.http2);
-  connection->peer = std::move(peer);
-  connection->host = &hosts_[host];
-  ++connection->host->connections;
+void Door::Enter(Newcomer newcomer) {
+  std::shared_ptr<Forgotten>& of_host = given_up_[newcomer.host];
+  if (of_host == nullptr) of_host = std::make_shared<Forgotten>(kGivenUpOfHostASecond);
+  auto connection = std::make_unique<Connection>(*this, next_, std::move(newcomer), of_host);
   connection->deadline = SteadyClock::now() + limits_.patience;
   Watch(*connection);
-  connections_.emplace(id, std::move(connection));
+  connections_.emplace(next_++, std::move(connection));
   ++counts_->connections;
-  return true;
 }
 
-// Of `host`; null: of the one that has most connections.
-bool Door::MakeRoom(const Host* host) {
-  if (host == nullptr) {
-    const auto most = std::ranges::max_element(
-        hosts_, {}, [](const auto& entry) { return entry.second.connections; });
-    if (most == hosts_.end()) return false;
-    host = &most->second;
-  }
-  const auto idle = std::ranges::find_if(connections_, [&](const auto& connection) {
-    return connection.second->host == host && connection.second->guard.streams() == 0;
+bool Door::MakeRoom(const std::string& host) {
+  const auto idle = std::ranges::find_if(connections_, [&](const auto& entry) {
+    const Connection& one = *entry.second;
+    if (one.host != host || one.guard.streams() > 0) return false;
+    // It may be about to call; where it is read slowly, or no more, its bytes do not count.
+    return one.ending || !one.unread.empty() || !HasUnread(one.client->fd());
   });
   if (idle == connections_.end()) return false;
   ++counts_->turned_away;
@@ -267,16 +179,23 @@ void Door::Remove(uint64_t id) {
     if (peer != peers_.end() && peer->second == connection.peer) peers_.erase(peer);
   }
   held_ -= connection.held;
-  connection.host->given_up.Add(static_cast<double>(connection.guard.unanswered()),
+  counts_->held = static_cast<int64_t>(held_);
+  connection.host_given_up->Add(static_cast<double>(connection.guard.unanswered()),
                                 SteadyClock::now());
-  --connection.host->connections;  // forgotten by a sweep, once what it gave up is
   --counts_->connections;
-  connections_.erase(found);  // closes its descriptors, which leave the epoll set thereby
+  admission_.Leave(connection.host);
+  connections_.erase(found);
+}
+
+void Door::Serve(Connection& connection) {
+  Carry(connection);
+  if (connection.over) Remove(connection.id);
+  EndIfSpoken();
 }
 
 void Door::Carry(Connection& connection) {
   if (connection.ending) {
-    connection.over = !connection.client.Discard() || ++connection.discarded > kDiscarded;
+    connection.over = !connection.client->Discard() || ++connection.discarded > kMaxDiscarded;
     return;
   }
   if (Read(connection)) Flush(connection);
@@ -291,8 +210,8 @@ bool Door::Read(Connection& connection) {
     const std::string unread = std::exchange(connection.unread, {});
     if (!Take(connection, unread)) return false;
   } else if (!connection.client_ended && !connection.to_server.full()) {
-    const ssize_t count = connection.client.Read(buffer);
-    connection.reads = connection.client.events();
+    const ssize_t count = connection.client->Read(buffer);
+    connection.reads = connection.client->events();
     if (count < 0) connection.client_ended = true;
     if (count > 0 && !Take(connection, {buffer, static_cast<size_t>(count)})) return false;
   }
@@ -330,8 +249,8 @@ bool Door::Take(Connection& connection, std::string_view bytes) {
 }
 
 double Door::Allowed(const Connection& connection, SteadyClock::time_point now) const {
-  const double allowed = kMostGivenUp - connection.given_up.At(now);
-  if (connection.host->given_up.At(now) < kMostGivenUpOfHost) return allowed;
+  const double allowed = kMaxGivenUp - connection.given_up.At(now);
+  if (connection.host_given_up->At(now) < kMaxGivenUpOfHost) return allowed;
   return std::min(allowed, kFewCalls - static_cast<double>(connection.guard.unanswered()));
 }
 
@@ -341,10 +260,11 @@ void Door::Count(Connection& connection) {
     const auto now = SteadyClock::now();
     connection.counted_given_up += given_up;
     connection.given_up.Add(static_cast<double>(given_up), now);
-    connection.host->given_up.Add(static_cast<double>(given_up), now);
+    connection.host_given_up->Add(static_cast<double>(given_up), now);
   }
   held_ += connection.guard.held() - connection.held;
   connection.held = connection.guard.held();
+  counts_->held = static_cast<int64_t>(held_);
 }
 
 void Door::Introduce(Connection& connection) {
@@ -355,6 +275,7 @@ void Door::Introduce(Connection& connection) {
     return;
   }
   connection.inner = pair[0];
+  connection.inner_watch.emplace(loop_, pair[0], [this, &connection] { Serve(connection); });
   connection.adopted = pair[1];
   connection.deadline = SteadyClock::time_point::max();
   {
@@ -378,8 +299,8 @@ void Door::Flush(Connection& connection) {
   bool broken = false;
   while (!connection.to_client.empty() && !broken) {
     const std::string_view rest = connection.to_client.rest();
-    const ssize_t count = connection.client.Write(rest.data(), rest.size());
-    connection.writes = connection.client.events();
+    const ssize_t count = connection.client->Write(rest.data(), rest.size());
+    connection.writes = connection.client->events();
     broken = count < 0;
     if (count <= 0) break;
     connection.to_client.Sent(static_cast<size_t>(count));
@@ -397,7 +318,7 @@ void Door::Flush(Connection& connection) {
     connection.deadline = std::min(connection.deadline, SteadyClock::now() + kLastWords);
   }
   if (connection.server_ended && connection.to_client.empty()) {
-    connection.ending = connection.client.End();
+    connection.ending = connection.client->End();
   }
 }
 
@@ -430,14 +351,6 @@ void Door::LimitReceiving() {
 }
 
 void Door::Watch(Connection& connection) {
-  const auto arm = [&](int fd, uint64_t id, uint32_t wanted, uint32_t& armed) {
-    if (fd < 0 || wanted == armed) return;
-    epoll_event event{.events = wanted, .data = {.u64 = id}};
-    // An event of no kind still reports errors: a descriptor that wants nothing is taken out.
-    const int op = wanted == 0 ? EPOLL_CTL_DEL : armed == 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD;
-    TREADLE_CHECK(epoll_ctl(epoll_, op, fd, &event) == 0);
-    armed = wanted;
-  };
   uint32_t client = 0, inner = 0;
   if (connection.ending) {
     client = EPOLLIN;
@@ -448,15 +361,15 @@ void Door::Watch(Connection& connection) {
     if (!connection.to_client.empty()) {
       client |= connection.writes;
     } else if (connection.server_ended) {
-      client |= connection.client.events();  // what saying goodbye waits for
+      client |= connection.client->events();  // what saying goodbye waits for
     }
     if (!connection.server_ended) {
       if (!connection.to_client.full()) inner |= EPOLLIN;
       if (!connection.to_server.empty()) inner |= EPOLLOUT;
     }
   }
-  arm(connection.client.fd(), connection.id, client, connection.client_events);
-  arm(connection.inner, connection.id + 1, inner, connection.inner_events);
+  connection.client_watch.For(client);
+  if (connection.inner_watch) connection.inner_watch->For(inner);
 }
 
 void Door::Sweep() {
@@ -476,9 +389,10 @@ void Door::Sweep() {
     if (!connections_[id]->ending) ++counts_->turned_away;
     Remove(id);
   }
-  std::erase_if(hosts_, [&](const auto& entry) {
-    return entry.second.connections == 0 && entry.second.given_up.At(now) == 0;
+  std::erase_if(given_up_, [&](const auto& entry) {
+    return entry.second.use_count() == 1 && entry.second->At(now) == 0;
   });
+  EndIfSpoken();
 }
 
 }  // namespace treadle

@@ -2,10 +2,9 @@
 //
 // One thread carries bytes between each client and the server, through an Http2Guard. A connection
 // reaches the server once it has said that it speaks HTTP/2, within `patience` of its accept. What
-// all of them may take together is limited: connections, in total and of one address, and bytes of
-// messages that are not whole. Where a limit is met, the oldest connection without an open call of
-// the address that has most makes room, or, of messages, the largest ends; whoever is turned away
-// where nobody makes room is closed at once. Running out of descriptors counts as a full house.
+// all of them may take together is limited: connections (net/admission.h), where the oldest one
+// without an open call and without unread bytes makes room, and bytes of messages that are not
+// whole, of which the largest ends.
 //
 // A call costs its client less than the server, if it is given up at once (CVE-2023-44487). So a
 // connection that gives up calls faster than people do is read more slowly, and where all of an
@@ -27,13 +26,14 @@
 #include "absl/status/statusor.h"
 #include "base/sync.h"
 #include "net/address.h"
-#include "net/client_socket.h"
+#include "net/admission.h"
+#include "net/event_loop.h"
 #include "net/http2_guard.h"
 
 namespace treadle {
 
 struct DoorLimits {
-  size_t connections = 1024;      // each takes three descriptors
+  size_t connections = 1024;      // each takes Door::kFilesEach descriptors
   size_t per_address = 512;       // of them
   uint64_t receiving = 32 << 20;  // bytes of messages that are not whole, of all connections
   std::chrono::milliseconds patience{10'000};          // until a connection speaks HTTP/2
@@ -64,6 +64,11 @@ class Forgotten {
 
 class Door {
  public:
+  static constexpr size_t kFilesEach = 3;  // the client's socket, both ends of that to the server
+  // Open at once, at least.
+  static constexpr size_t kMinFiles =
+      Admission::kFiles + EventLoop::kFiles + Admission::kMinConnections * kFilesEach;
+
   struct Counts {
     std::atomic<int64_t> connections{0};  // now
     std::atomic<int64_t> turned_away{0};  // closed for a limit or their silence, so far
@@ -96,17 +101,12 @@ class Door {
  private:
   using SteadyClock = std::chrono::steady_clock;
   struct Connection;
-  // Of one address.
-  struct Host {
-    size_t connections = 0;
-    Forgotten given_up{kGivenUpASecond};
-  };
-  static constexpr double kGivenUpASecond = 200;  // of all connections of an address
 
   Door(int listener, const DoorLimits& limits, const SocketTls* tls);
-  void Run();
-  bool Accept();  // false: there is nobody else now
-  bool MakeRoom(const Host* host);
+  void Enter(Newcomer newcomer);
+  bool MakeRoom(const std::string& host);
+  // The connection's sockets are ready: carries bytes, and removes it at its end.
+  void Serve(Connection& connection);
   void Carry(Connection& connection);
   bool Read(Connection& connection);
   bool Take(Connection& connection, std::string_view bytes);
@@ -119,21 +119,21 @@ class Door {
   void LimitReceiving();
   void Watch(Connection& connection);
   void Sweep();
+  // At its end, once all has been said, or its time is over.
+  void EndIfSpoken();
   void Remove(uint64_t id) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  const int listener_;
   const DoorLimits limits_;
-  const SocketTls* const tls_;
   Adopt adopt_;
-  const int epoll_;
-  const int stop_;
-  std::chrono::milliseconds grace_{0};
   const std::shared_ptr<Counts> counts_ = std::make_shared<Counts>();
-  // The thread's, while it runs. By age.
-  std::map<uint64_t, std::unique_ptr<Connection>> connections_;
-  std::map<std::string, Host> hosts_;
+  // The thread's, while it runs.
+  EventLoop loop_;
+  Admission admission_;
+  std::map<std::string, std::shared_ptr<Forgotten>> given_up_;   // calls, by address
+  std::map<uint64_t, std::unique_ptr<Connection>> connections_;  // by age
   uint64_t next_ = 1;
   uint64_t held_ = 0;
+  SteadyClock::time_point until_ = SteadyClock::time_point::max();  // the end, once it closes
   mutable Mutex mutex_;
   std::map<int, std::string> peers_ ABSL_GUARDED_BY(mutex_);
   std::thread thread_;

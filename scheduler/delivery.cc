@@ -40,8 +40,10 @@ LedgerEnd EndOf(const Request& request, const absl::Status& status, Clock::time_
   LedgerEnd end;
   end.request = request.id;
   end.client_id = request.spec.client_id;
+  end.owner = request.spec.owner;
   end.internal = request.spec.internal;
   end.prompt_tokens = request.prompt_length();
+  end.cached_tokens = request.cached_tokens.value_or(0);
   for (const Sequence& sequence : request.sequences) end.output_tokens += sequence.produced;
   end.reason = ReasonOf(request, status);
   end.timings = TimingsOf(request, now);

@@ -27,11 +27,11 @@ class Fcfs final : public Policy {
       if (!waiting && !IsReady(*request, view.limits)) continue;
       const int64_t size = BatchSequences(*request);
       if (sequences > 0 && sequences + size > cap) break;
-      if (waiting && !Admits(left, *request)) break;
+      if (waiting && !Admits(view, left, *request)) break;
       sequences += size;
       selection.push_back({request.get(), 0});
     }
-    AssignTokens(selection, view.limits);
+    AssignTokens(view, selection);
     return selection;
   }
 
@@ -44,7 +44,7 @@ class Fcfs final : public Policy {
     KvCapacity left = view.kv;
     for (const auto& request : view.pool) {
       if (request->state == RequestState::kFinished) continue;
-      if (request->state == RequestState::kWaiting && !Admits(left, *request)) break;
+      if (request->state == RequestState::kWaiting && !Admits(view, left, *request)) break;
       sequences += BatchSequences(*request);
     }
     return std::min(limits.max_batch_size, (sequences + limits.stages - 1) / limits.stages);

@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "base/sync.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 #include "scheduler/request.h"
 
 namespace treadle {
@@ -34,7 +34,9 @@ struct LedgerMember {
 struct LedgerEnd {
   RequestId request = 0;
   std::string client_id;
+  std::string owner;  // as in RequestSpec; whose the id is
   int32_t prompt_tokens = 0;
+  int32_t cached_tokens = 0;  // of the prompt's, which were in the prefix cache
   int32_t output_tokens = 0;
   bool internal = false;  // as in RequestSpec
   std::string reason;     // "length", "stop", "cancelled", "deadline", "error"

@@ -43,12 +43,13 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       give_up_(options.give_up),
       began_(time.Now()),
       planner_(kv),
+      cached_([this](const Request& request) { return planner_.Cached(request); }),
       delivery_(policy.delivery()),
       now_(began_),
       last_submit_(began_),
       idle_since_(began_),
       failing_since_(began_),
-      mask_thread_(engine) {
+      masks_(engine, pool, [&pool] { pool.Wake(); }) {
   TREADLE_CHECK(limits_.max_batch_tokens > limits_.max_batch_size);
 }
 
@@ -56,7 +57,8 @@ void LoopCore::Wait() {
   const Clock::time_point now = time_.Now();
   // Without room a heartbeat cannot be sent; the engine is looked at as often all the same.
   const Clock::time_point due = last_submit_ + heartbeat_;
-  const Clock::time_point next = std::min(next_deadline_, due > now_ ? due : now_ + heartbeat_);
+  const Clock::time_point next =
+      std::min({next_deadline_, masks_.next_due(), due > now_ ? due : now_ + heartbeat_});
   // `now` is the injected clock's; the pool waits on the machine's.
   pool_.WaitForNews(Clock::now() + std::max(next - now, Clock::duration::zero()));
 }
@@ -65,12 +67,13 @@ bool LoopCore::Turn() {
   now_ = time_.Now();
   const bool absorbed = AbsorbResults();
   if (!engine_.status().ok()) Recover();
+  for (const auto& [request, status] : masks_.Excuse(now_)) End(*request, status);
   TakeInbox();
   Expire();
   Settle();
-  OrderMasks();
+  masks_.Give();
   const bool submitted = SubmitPlans();
-  OrderMasks();
+  masks_.Give();
   return submitted || absorbed;
 }
 
@@ -91,12 +94,15 @@ void LoopCore::Absorb(IterationResult& result) {
   TREADLE_CHECK(result.steps.size() == note.steps.size());
 
   for (Request* request : note.requests) {
-    if (--request->plans_in_flight == 0 && !IsCatchingUp(*request)) request->missing = kNoStages;
+    if (--request->plans_in_flight == 0) NotePlansDone(*request);
   }
   for (size_t i = 0; i < note.steps.size(); ++i) AbsorbStep(note.steps[i], result.steps[i]);
-  // Those that ended before have no step that could have retired them.
+  // A request that ended earlier has no step in this result; it retires here.
   for (Request* request : note.requests) Retire(*request);
   if (running_ == 0) delivery_.Flush(now_);
+  if (!note.steps.empty()) {
+    masks_.NoteIteration(result.timings.receive + result.timings.compute);
+  }
   AppendRecord(result, note);
   note.Clear();
   spare_.push_back(std::move(note));
@@ -105,18 +111,24 @@ void LoopCore::Absorb(IterationResult& result) {
 void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) {
   Request& request = *target.request;
   Sequence& sequence = request.sequences[target.sequence];
-  if (target.sample) --sequence.in_flight;
-  if (target.end > sequence.known) {
-    sequence.known = target.end;
-    request.losses = 0;
-  }
+  NoteRun(request, sequence, target.end, target.samples);
   if (request.state == RequestState::kFinished) return;
-  if (!step.prompt_detail.empty()) delivery_.Prompt(request, std::move(step.prompt_detail));
-  if (!target.sample || sequence.finished) return;
+  std::vector<RowResult>& rows = step.outputs;
+  std::vector<TokenDetail> prompt;  // a step samples at its last row
+  for (size_t i = 0; i + static_cast<size_t>(target.samples) < rows.size(); ++i) {
+    prompt.push_back(std::move(rows[i].target));
+  }
+  if (!prompt.empty()) delivery_.Prompt(request, std::move(prompt));
+  if (target.samples == 0 || sequence.finished) return;
+  if (sequence.sits_out) return DropSample(request, sequence);
+  AbsorbToken(request, sequence, rows.back());
+}
+
+void LoopCore::AbsorbToken(Request& request, Sequence& sequence, RowResult& row) {
   if (request.spec.pooling != Pooling::kNone) {
     delivery_.Token(
         request,
-        {.detail = {}, .finish = FinishReason::kPooled, .embedding = std::move(step.embedding)});
+        {.detail = {}, .finish = FinishReason::kPooled, .embedding = std::move(row.hidden)});
     return FinishSequence(request, sequence, FinishReason::kPooled);
   }
   if (sequence.masked) {
@@ -125,21 +137,21 @@ void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) 
   }
 
   ++sequence.produced;
-  sequence.output.push_back(step.token);
+  sequence.output.push_back(row.token);
   if (request.first_token == Clock::time_point{}) request.first_token = now_;
   const std::vector<int32_t>& ends = request.spec.end_tokens;
   FinishReason reason = FinishReason::kNone;
-  if (std::find(ends.begin(), ends.end(), step.token) != ends.end()) {
+  if (std::find(ends.begin(), ends.end(), row.token) != ends.end()) {
     reason = FinishReason::kEndToken;
   } else if (sequence.produced == request.spec.max_new_tokens) {
     reason = FinishReason::kLength;
   }
   delivery_.Token(request, {.candidate = sequence.candidate,
-                            .token = step.token,
-                            .detail = std::move(step.detail),
+                            .token = row.token,
+                            .detail = std::move(row.detail),
                             .finish = reason});
   if (reason != FinishReason::kNone) return FinishSequence(request, sequence, reason);
-  if (!sequence.unordered.empty()) NoteMask(sequence, true);
+  masks_.NoteToken(request, sequence, now_);
 }
 
 void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
@@ -173,7 +185,7 @@ void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
 void LoopCore::FinishSequence(Request& request, Sequence& sequence, FinishReason reason) {
   sequence.finished = true;
   sequence.finish = reason;
-  while (!sequence.unordered.empty()) NoteMask(sequence, false);
+  masks_.Forget(sequence);
   const bool all = std::all_of(request.sequences.begin(), request.sequences.end(),
                                [](const Sequence& other) { return other.finished; });
   if (all) End(request, absl::OkStatus());
@@ -183,9 +195,7 @@ void LoopCore::End(Request& request, const absl::Status& status) {
   if (request.state == RequestState::kFinished) return;
   --(request.state == RequestState::kWaiting ? waiting_ : running_);
   request.state = RequestState::kFinished;
-  for (Sequence& sequence : request.sequences) {
-    while (!sequence.unordered.empty()) NoteMask(sequence, false);
-  }
+  for (Sequence& sequence : request.sequences) masks_.Forget(sequence);
   delivery_.End(request, status, now_);
   policy_.OnEnd(request, now_);
   Retire(request);
@@ -206,8 +216,10 @@ void LoopCore::Recover() {
   if (give_up_) pool_.Drain();
   if (all) TakeInbox();
   in_flight_.clear();
+  masks_.Clear();
   for (const auto& request : pool_.live()) {
     request->plans_in_flight = 0;
+    planner_.NoteLost(*request);
     if (all) End(*request, status);
     RecoverRequest(*request, status, stood);
   }
@@ -223,24 +235,22 @@ void LoopCore::Recover() {
 
 void LoopCore::RecoverRequest(Request& request, const absl::Status& status, bool stood) {
   if (request.state == RequestState::kWaiting) return;
-  const bool some_new = std::ranges::any_of(request.sequences, [](const Sequence& sequence) {
-    return sequence.next_position > sequence.known;
-  });
-  if (stood) request.losses += some_new ? 4 : 1;
-  if (!recover_ || request.losses > 4 * kMostEpochs) End(request, status);
+  const bool enough = NoteLoss(request, stood);
+  if (!recover_ || enough) End(request, status);
   if (request.state == RequestState::kFinished) return Retire(request);
   planner_.Restart(request);
 }
 
-// Who has to run what was known of requests.
+// Decides which stages must recompute each running request's known tokens.
 void LoopCore::NoteStanding() {
   StageRange lost = engine_.TakeLost();
   // A single stage runs several plans of a request ahead of what is known, and a window's ring has
   // room for one.
   if (limits_.stages == 1) lost = {};
+  if (!lost.empty()) planner_.ForgetCached();
   for (const auto& request : pool_.live()) {
     if (request->state != RequestState::kRunning) continue;
-    planner_.NoteLost(*request, lost, engine_.replay_pages());
+    NoteMissing(*request, lost, engine_.replay_pages());
   }
 }
 
@@ -255,6 +265,7 @@ void LoopCore::TakeInbox() {
     pool_.live().push_back(std::move(request));
   }
   for (RequestPool::Command& command : inbox.commands) Apply(command);
+  if (inbox.forget_cached) planner_.ForgetCached();
   draining_ = inbox.draining;
 }
 
@@ -333,7 +344,7 @@ bool LoopCore::SubmitPlans() {
   while (engine_.HasRoom()) {
     if (!std::exchange(stood_, true)) NoteStanding();
     const Clock::time_point before = time_.Now();
-    const Selection next = policy_.Select({pool_.live(), kv_.Capacity(), limits_, now_});
+    const Selection next = policy_.Select({pool_.live(), kv_.Capacity(), limits_, now_, cached_});
     if (next.empty() && !HeartbeatDue()) break;
     Submit(next, before);
     submitted = true;
@@ -361,41 +372,9 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
   if (in_flight_.empty()) note.idle = Seconds(last_submit_ - idle_since_);
   note.behind = std::any_of(in_flight_.begin(), in_flight_.end(),
                             [](const PlanInFlight& other) { return !other.steps.empty(); });
-  NoteMasked(plan, note);
+  masks_.NotePlan(plan, note, now_);
   in_flight_.push_back(std::move(note));
   engine_.Submit(std::move(plan));
-}
-
-// Masks.
-
-// Those of steps whose sequences have all their tokens; others come with the token.
-void LoopCore::NoteMasked(const IterationPlan& plan, const PlanInFlight& note) {
-  for (size_t i = 0; i < plan.steps.size(); ++i) {
-    if (!plan.steps[i].masked) continue;
-    const PlanInFlight::Target& target = note.steps[i];
-    Sequence& sequence = target.request->sequences[target.sequence];
-    if (!sequence.masked) {
-      sequence.masked = std::make_shared<MaskedCandidate>(target.request->spec, sequence.output);
-    }
-    sequence.unordered.push_back({plan.epoch, plan.iteration, static_cast<int32_t>(i)});
-    if (sequence.in_flight == 1) NoteMask(sequence, true);
-  }
-}
-
-// The sequence's earliest: all tokens before it are there, or nobody wants it any more.
-void LoopCore::NoteMask(Sequence& sequence, bool wanted) {
-  const Sequence::MaskedStep& step = sequence.unordered.front();
-  orders_.push_back({.epoch = step.epoch,
-                     .iteration = step.iteration,
-                     .step = step.step,
-                     .candidate = sequence.masked,
-                     .token = sequence.output.empty() ? -1 : sequence.output.back(),
-                     .wanted = wanted});
-  sequence.unordered.pop_front();
-}
-
-void LoopCore::OrderMasks() {
-  if (!orders_.empty()) mask_thread_.Order(std::exchange(orders_, {}));
 }
 
 }  // namespace treadle

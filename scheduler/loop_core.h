@@ -1,11 +1,10 @@
 // The serving loop without its thread: Wait and Turn are the two halves of the loop of
 // docs/design.md. Tests and benchmarks turn it by hand.
 //
-// When the engine fails it is restarted. Requests stay: those that run go on where they were, once
-// the engine has run again what it knew of them (planner.h), unless they are to end (Options), or
-// have lost kMostEpochs of it while they ran something new in vain, or four times as many. All end
-// if it has been restarted in vain for kRestartPatience by then: nobody waits for an engine that
-// does not come back.
+// An engine that fails is restarted, and requests stay. A running request goes on where it was once
+// the engine has run its known inputs again (progress.h). It ends instead if the options say so, or
+// after it has lost too many epochs without a new result (NoteLoss). All requests end if the engine
+// has not come back within kRestartPatience.
 //
 // Invariants: 1. A request that is kRunning holds every page that it may ever need. 2. A page is
 // freed only when its request has ended and no plan in flight names it. 3. Each request's stream is
@@ -19,10 +18,10 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "engine/kv_slot_manager.h"
+#include "engine/kv/kv_slot_manager.h"
 #include "scheduler/delivery.h"
 #include "scheduler/ledger.h"
-#include "scheduler/mask_thread.h"
+#include "scheduler/mask_orders.h"
 #include "scheduler/planner.h"
 #include "scheduler/policy.h"
 #include "scheduler/request_pool.h"
@@ -50,8 +49,6 @@ class LoopCore {
   };
 
   static constexpr std::chrono::seconds kRestartPatience{30};
-  // A request that was running something new may be what ends epochs.
-  static constexpr int kMostEpochs = 8;
 
   LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy& policy, Ledger& ledger,
            const TimeSource& time, const Options& options);
@@ -74,6 +71,7 @@ class LoopCore {
   bool AbsorbResults();
   void Absorb(IterationResult& result);
   void AbsorbStep(const PlanInFlight::Target& target, StepResult& step);
+  void AbsorbToken(Request& request, Sequence& sequence, RowResult& row);
   void Recover();
   void RecoverRequest(Request& request, const absl::Status& status, bool stood);
   void NoteStanding();
@@ -85,10 +83,6 @@ class LoopCore {
   void Submit(const Selection& selection, Clock::time_point selecting_since);
   bool HeartbeatDue() const { return now_ >= last_submit_ + heartbeat_; }
   void Settle();
-
-  void NoteMasked(const IterationPlan& plan, const PlanInFlight& note);
-  void NoteMask(Sequence& sequence, bool wanted);
-  void OrderMasks();
 
   void FinishSequence(Request& request, Sequence& sequence, FinishReason reason);
   void End(Request& request, const absl::Status& status);
@@ -110,11 +104,11 @@ class LoopCore {
 
   // Confined to the loop's thread.
   Planner planner_;
+  const std::function<KvSlotManager::Found(const Request&)> cached_;  // of policies' views
   Delivery delivery_;
-  std::vector<MaskThread::Step> orders_;  // noted, not yet given to the mask thread
-  Clock::time_point now_;                 // of this turn
-  Clock::time_point last_submit_;         // of a plan, heartbeats included
-  Clock::time_point idle_since_;          // when the engine had no plan any more
+  Clock::time_point now_;          // of this turn
+  Clock::time_point last_submit_;  // of a plan, heartbeats included
+  Clock::time_point idle_since_;   // when the engine had no plan any more
   Clock::time_point next_deadline_ = Clock::time_point::max();  // no live request's is earlier
   uint64_t next_iteration_ = 0;
   std::deque<PlanInFlight> in_flight_;
@@ -129,7 +123,7 @@ class LoopCore {
   bool stood_ = false;               // the engine's epoch had room at some time
   Clock::time_point failing_since_;  // of epochs in a row of which all but the first never stood
 
-  MaskThread mask_thread_;  // last: it uses the engine
+  MaskOrders masks_;  // last: its threads use the engine
 };
 
 }  // namespace treadle

@@ -1,6 +1,7 @@
 #include "scheduler/mask_thread.h"
 
-#include <time.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <iterator>
@@ -8,114 +9,131 @@
 #include <utility>
 
 #include "base/status.h"
-#include "scheduler/request.h"
 
 namespace treadle {
 namespace {
 
-using std::chrono_literals::operator""ms;
-
-std::chrono::nanoseconds ThreadTime() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
+constexpr int kNiceness = 15;  // of a thread at a step that nobody waits for
 
 }  // namespace
 
-MaskedCandidate::MaskedCandidate(const RequestSpec& spec, std::span<const int32_t> produced)
-    : grammar_(spec.constraint),
-      end_tokens_(spec.end_tokens),
-      min_new_tokens_(spec.min_new_tokens),
-      earlier_(produced.begin(), produced.empty() ? produced.end() : produced.end() - 1) {}
-
-absl::Status MaskedCandidate::Stuck(int32_t produced) const {
-  if (stuck_at_.load(std::memory_order_acquire) != produced) return absl::OkStatus();
-  return why_;
-}
-
-void MaskedCandidate::Advance(int32_t token, std::vector<uint32_t>& allowed) {
-  if (stuck_at_.load(std::memory_order_relaxed) >= 0) return;
-  const std::chrono::nanoseconds began = ThreadTime();
-  absl::Status status;
-  const auto accept = [&](int32_t next) {
-    if (status.ok()) status = state_->Accept(next);
-    ++accepted_;
-  };
-  if (!state_) {
-    state_ = grammar_->Begin();
-    std::ranges::for_each(earlier_, accept);
-  }
-  if (token >= 0) accept(token);
-  if (status.ok()) status = state_->FillMask(allowed);
-  spent_ += ThreadTime() - began;
-  if (status.ok() && spent_ > kFirstTime + accepted_ * kTimePerToken) {
-    status = InvalidArgument("the constraint is too expensive: it took ", spent_ / 1ms,
-                             " ms for the masks of ", accepted_ + 1, " tokens");
-  }
-  if (!status.ok()) {
-    std::ranges::fill(allowed, ~0u);
-    why_ = std::move(status);
-    stuck_at_.store(accepted_, std::memory_order_release);
-    return;
-  }
-  if (accepted_ < min_new_tokens_) KeepGoing(allowed);
-}
-
-// Without end tokens, unless nothing else is allowed.
-void MaskedCandidate::KeepGoing(std::vector<uint32_t>& allowed) const {
-  std::vector<uint32_t> others = allowed;
-  for (const int32_t end : end_tokens_) others[end / 32] &= ~(1u << (end % 32));
-  if (std::ranges::any_of(others, [](uint32_t word) { return word != 0; })) {
-    allowed = std::move(others);
-  }
-}
-
 MaskThread::~MaskThread() {
+  std::vector<std::unique_ptr<Worker>> workers;
   {
     MutexLock lock(mutex_);
     stopping_ = true;
-    ordered_.NotifyOne();
+    ordered_.NotifyAll();
+    workers = std::move(workers_);
   }
-  if (thread_.joinable()) thread_.join();
+  for (const auto& worker : workers) worker->thread.join();
 }
 
 void MaskThread::Order(std::vector<Step> steps) {
-  try {
-    if (!thread_.joinable()) thread_ = std::thread([this] { Run(); });
-  } catch (const std::system_error&) {
-    return WorkOut(steps);
-  }
-  MutexLock lock(mutex_);
-  std::ranges::move(steps, std::back_inserter(queue_));
-  ordered_.NotifyOne();
-}
-
-void MaskThread::Run() {
-  while (true) {
-    std::vector<Step> steps;
-    {
-      MutexLock lock(mutex_);
-      while (queue_.empty() && !stopping_) ordered_.Wait(mutex_);
-      if (stopping_) return;
-      steps.swap(queue_);
+  {
+    MutexLock lock(mutex_);
+    if (!workers_.empty() || StartWorker()) {
+      std::ranges::move(steps, std::back_inserter(queue_));
+      ordered_.NotifyAll();
+      return;
     }
-    WorkOut(steps);
+  }
+  for (const Step& step : steps) WorkOut(step);
+}
+
+// False if there is no thread to be had.
+bool MaskThread::StartWorker() {
+  for (auto& worker : workers_) {
+    if (worker->ended) worker->thread.join();
+  }
+  std::erase_if(workers_, [](const auto& worker) { return worker->ended; });
+  if (workers_.size() == kMaxThreads) return false;
+  auto worker = std::make_unique<Worker>();
+  try {
+    worker->thread = std::thread([this, worker = worker.get()] { Run(*worker); });
+  } catch (const std::system_error&) {
+    return false;
+  }
+  workers_.push_back(std::move(worker));
+  return true;
+}
+
+void MaskThread::Run(Worker& worker) {
+  for (Step step; Next(worker, step);) WorkOut(step);
+}
+
+bool MaskThread::Next(Worker& worker, Step& step) {
+  MutexLock lock(mutex_);
+  worker.id = gettid();
+  if (!worker.relieved) at_ = nullptr;
+  while (queue_.empty() && !stopping_ && !worker.relieved) ordered_.Wait(mutex_);
+  worker.ended = stopping_ || worker.relieved;
+  if (worker.ended) return false;
+  step = std::move(queue_.front());
+  queue_.pop_front();
+  at_ = step.given;
+  return true;
+}
+
+void MaskThread::WorkOut(const Step& step) {
+  OutputMask mask{.step = step.step, .output = step.output, .allowed = {}};
+  mask.allowed.assign(MaskWords(step.candidate->grammar_->vocab()), ~0u);
+  step.candidate->Advance(step.token, mask.allowed);
+  if (step.given->exchange(true)) {
+    step.candidate->Keep(std::move(mask.allowed));
+    return wake_();
+  }
+  std::vector<Done> done;
+  {
+    MutexLock lock(mutex_);
+    done_.push_back({step.epoch, step.iteration, std::move(mask)});
+    // Steps of one iteration that follow each other at once are told together.
+    if (!queue_.empty() && queue_.front().iteration == step.iteration &&
+        queue_.front().epoch == step.epoch) {
+      return;
+    }
+    done = std::exchange(done_, {});
+  }
+  Give(std::move(done));
+}
+
+void MaskThread::Give(std::vector<Done> done) {
+  std::vector<OutputMask> masks;
+  for (size_t i = 0; i < done.size(); ++i) {
+    masks.push_back(std::move(done[i].mask));
+    const bool last = i + 1 == done.size() || done[i + 1].iteration != done[i].iteration ||
+                      done[i + 1].epoch != done[i].epoch;
+    if (last) engine_.SetMasks(done[i].epoch, done[i].iteration, std::exchange(masks, {}));
   }
 }
 
-// The engine hears of steps of one iteration that follow each other at once.
-void MaskThread::WorkOut(const std::vector<Step>& steps) {
-  std::vector<StepMask> masks;
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const Step& step = steps[i];
-    StepMask& mask = masks.emplace_back(StepMask{.step = step.step, .allowed = {}});
-    mask.allowed.assign(MaskWords(step.candidate->grammar_->vocab()), ~0u);
-    if (step.wanted) step.candidate->Advance(step.token, mask.allowed);
-    const bool last = i + 1 == steps.size() || steps[i + 1].iteration != step.iteration ||
-                      steps[i + 1].epoch != step.epoch;
-    if (last) engine_.SetMasks(step.epoch, step.iteration, std::exchange(masks, {}));
+void MaskThread::Allow(const Step& step) {
+  const std::vector<uint32_t> all(MaskWords(step.candidate->grammar_->vocab()), ~0u);
+  engine_.SetMasks(step.epoch, step.iteration,
+                   {{.step = step.step, .output = step.output, .allowed = all}});
+}
+
+bool MaskThread::Excuse(const Step& step) {
+  if (step.given->exchange(true)) return false;
+  Allow(step);
+  return true;
+}
+
+void MaskThread::Relieve() {
+  std::vector<Done> done;
+  {
+    MutexLock lock(mutex_);
+    done = std::exchange(done_, {});
+    // At a step that nobody waits for any more.
+    if (at_ != nullptr && at_->load()) {
+      Worker& slow = *workers_.back();
+      if (StartWorker()) {
+        slow.relieved = true;
+        at_ = nullptr;
+        setpriority(PRIO_PROCESS, static_cast<id_t>(slow.id), kNiceness);  // or is refused
+      }
+    }
   }
+  Give(std::move(done));
 }
 
 }  // namespace treadle

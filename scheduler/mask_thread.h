@@ -1,66 +1,32 @@
 // Works out what masked steps may sample, beside the serving loop and while the iteration runs, and
 // hands it to the engine (Engine::SetMasks).
 //
-// min_new_tokens: as long as fewer tokens were produced, end tokens are masked too, unless nothing
-// else is left: then the constraint ends the answer. A candidate of which nothing more is wanted,
-// or whose constraint allows no token or takes too long, is told everything is allowed; Stuck says
-// so of the latter.
+// An iteration does not wait for a mask that is late: the loop excuses its step, for which
+// everything is allowed then, drops what is sampled there, and runs the step again once the mask
+// has arrived. A library that works out masks cannot be interrupted, so a thread that is at an
+// excused step leaves the other steps to another thread, and goes on alone at a lower priority.
 //
-// Thread safety: Order from one thread, the serving loop's. The queue holds a step for each that is
-// in flight. The thread starts with the first order (where none is to be had, Order does its
-// work); the destructor drops what waits.
+// Thread safety: Order, Excuse and Relieve from one thread, the serving loop's. The queue holds a
+// step for each that is in flight. Threads start with orders (where none is to be had, Order does
+// its work); the destructor drops what waits, and waits for masks that are being worked out.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
-#include <chrono>
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
-#include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/sync.h"
 #include "engine/engine.h"
-#include "scheduler/token_constraint.h"
+#include "scheduler/masked_candidate.h"
 
 namespace treadle {
-
-struct RequestSpec;
-
-// One candidate under its request's constraint.
-class MaskedCandidate {
- public:
-  // `produced`: the tokens that it has, of which the last is given with its first order.
-  MaskedCandidate(const RequestSpec& spec, std::span<const int32_t> produced);
-
-  // What a candidate may take of the mask thread, for others wait meanwhile: of its processor time,
-  // at first and with each token.
-  static constexpr std::chrono::milliseconds kFirstTime{250}, kTimePerToken{20};
-
-  // Why the constraint allows nothing as token number `produced` (from 0) of the candidate; ok: it
-  // does. Once a result has that token.
-  absl::Status Stuck(int32_t produced) const;
-
- private:
-  friend class MaskThread;
-
-  // Takes `token` (-1: none yet) and works out the next one's mask.
-  void Advance(int32_t token, std::vector<uint32_t>& allowed);
-  void KeepGoing(std::vector<uint32_t>& allowed) const;
-
-  const std::shared_ptr<const ConstraintGrammar> grammar_;
-  const std::vector<int32_t> end_tokens_;
-  const int32_t min_new_tokens_;
-  const std::vector<int32_t> earlier_;  // all that it has but the last
-
-  // Confined to the mask thread.
-  std::unique_ptr<TokenConstraint> state_;
-  int32_t accepted_ = 0;
-  std::chrono::nanoseconds spent_{0};
-
-  std::atomic<int32_t> stuck_at_{-1};
-  absl::Status why_;  // written before stuck_at_
-};
 
 class MaskThread {
  public:
@@ -68,29 +34,59 @@ class MaskThread {
   struct Step {
     uint64_t epoch = 0;
     uint64_t iteration = 0;
-    int32_t step = 0;  // in its plan
+    int32_t step = 0;    // in its plan
+    int32_t output = 0;  // in the step
     std::shared_ptr<MaskedCandidate> candidate;
     int32_t token = -1;  // that the candidate got since its last order; -1: none
-    bool wanted = true;  // false: nobody will look at what is sampled
+    // Whoever sets it gives the engine the step's mask.
+    std::shared_ptr<std::atomic<bool>> given = std::make_shared<std::atomic<bool>>(false);
   };
+  // Threads at once: one for the queue, the others at steps that were excused.
+  static constexpr size_t kMaxThreads = 4;
 
-  explicit MaskThread(Engine& engine) : engine_(engine) {}
+  // `wake`: called on any thread when the mask of an excused step has arrived; must not block.
+  MaskThread(Engine& engine, std::function<void()> wake)
+      : engine_(engine), wake_(std::move(wake)) {}
   ~MaskThread();
 
   void Order(std::vector<Step> steps) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Tells the engine that everything is allowed at a step that nobody wants any more.
+  void Allow(const Step& step);
+  // For a step whose mask is late. False if it was given just now.
+  bool Excuse(const Step& step);
+  // After steps were excused: what is worked out already reaches the engine, and if the thread of
+  // the queue is at such a step, another one takes the queue.
+  void Relieve() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  void WorkOut(const std::vector<Step>& steps);
+  struct Worker {
+    std::thread thread;
+    pid_t id = 0;  // of the thread, for the system
+    bool relieved = false;
+    bool ended = false;
+  };
+  struct Done {
+    uint64_t epoch, iteration;
+    OutputMask mask;
+  };
+
+  bool StartWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Run(Worker& worker) ABSL_LOCKS_EXCLUDED(mutex_);
+  // False if the worker is to end.
+  bool Next(Worker& worker, Step& step) ABSL_LOCKS_EXCLUDED(mutex_);
+  void WorkOut(const Step& step) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Give(std::vector<Done> done);
 
   Engine& engine_;
+  const std::function<void()> wake_;
 
   Mutex mutex_;
   CondVar ordered_;
-  std::vector<Step> queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Step> queue_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Done> done_ ABSL_GUARDED_BY(mutex_);  // the engine hears of them together
+  std::shared_ptr<std::atomic<bool>> at_ ABSL_GUARDED_BY(mutex_);  // the queue's worker's step
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-
-  std::thread thread_;  // confined to the loop's thread
+  std::vector<std::unique_ptr<Worker>> workers_ ABSL_GUARDED_BY(mutex_);  // last: the queue's
 };
 
 }  // namespace treadle

@@ -8,13 +8,11 @@
 namespace treadle {
 namespace {
 
-// Further candidates share the prompt but for its last position.
-int32_t FirstPosition(const Request& request, const Sequence& sequence) {
-  return sequence.candidate > 0 ? request.prompt_length() - 1 : 0;
-}
-
-SequenceStart MakeStart(const Request& request, const Sequence& sequence) {
-  SequenceStart start;
+// At its next position.
+void Start(const Request& request, Sequence& sequence, IterationPlan& plan) {
+  sequence.started = true;
+  sequence.begun = std::max(sequence.begun, sequence.next_position);
+  SequenceStart& start = plan.starts.emplace_back();
   start.sequence = sequence.id;
   start.prompt_length = request.prompt_length();
   start.first_position = sequence.next_position;
@@ -23,11 +21,30 @@ SequenceStart MakeStart(const Request& request, const Sequence& sequence) {
   start.min_new_tokens = request.spec.min_new_tokens;
   start.end_tokens = request.spec.end_tokens;
   start.candidate = sequence.candidate;
-  if (start.first_position > 0 && request.spec.sampling.NeedsCounts()) {
-    const auto& prompt = request.spec.prompt;
-    start.earlier_tokens.assign(prompt.begin(), prompt.begin() + start.first_position);
-  }
-  return start;
+  const auto& prompt = request.spec.prompt;
+  start.earlier_tokens.assign(prompt.begin(), prompt.begin() + start.first_position);
+  start.mean_pooling = request.spec.pooling == Pooling::kMean;
+}
+
+// What a request wants after its prompt's last row, and after each token: the next one, or, where
+// it is pooled, the row's state or the mean of all.
+RowOutput SampleAt(const Request& request, int32_t row) {
+  const bool pooled = request.spec.pooling != Pooling::kNone;
+  return {.row = row,
+          .sample = !pooled,
+          .masked = request.spec.constraint != nullptr,
+          .hidden = pooled,
+          .top_logprobs = pooled ? -1 : request.spec.top_logprobs};
+}
+
+KvSlotManager::Prefix PrefixOf(const Request& request, std::span<const int32_t> ids) {
+  return {request.spec.cache_salt, ids};
+}
+
+std::vector<SequencePages*> TablesOf(Request& request) {
+  std::vector<SequencePages*> tables;
+  for (Sequence& sequence : request.sequences) tables.push_back(&sequence.pages);
+  return tables;
 }
 
 }  // namespace
@@ -45,6 +62,7 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
                              PlanInFlight& note) {
   IterationPlan plan;
   plan.releases = std::exchange(releases_, {});
+  written_.clear();
   plan.steps.reserve(selection.size());
   note.requests.reserve(selection.size());
   note.members.reserve(selection.size());
@@ -52,11 +70,16 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     Request& request = *member.request;
     if (request.state == RequestState::kWaiting) Admit(request, now);
     if (member.num_tokens == 0) continue;
+    if (IsToBegin(request)) Bind(request);
     const bool initiation = InInitiation(request);
     if (plan.steps.empty()) plan.stages = StagesOf(request);
     if (plan.stages != StagesOf(request)) continue;
-    if (request.sequences[0].next_position < request.prompt_length()) {
-      AddPromptChunk(request, member.num_tokens, plan, note);
+    const Sequence& first = request.sequences[0];
+    int32_t num_tokens = member.num_tokens;
+    if (first.next_position < request.prompt_length() && !first.sits_out) {
+      num_tokens = Writable(request, std::min(num_tokens, InputsLeft(request)));
+      if (num_tokens == 0) continue;
+      AddPromptChunk(request, num_tokens, plan, note);
     } else if (initiation) {
       AddKnown(request, member.num_tokens, plan, note);
     } else {
@@ -64,30 +87,77 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     }
     ++request.plans_in_flight;
     note.requests.push_back(&request);
-    note.members.push_back({request.id, member.num_tokens, initiation});
+    note.members.push_back({request.id, num_tokens, initiation});
   }
+  KeepChunks(plan);
   return plan;
+}
+
+// Keeps what the plan has computed of prompts, now that it is whole: none of its steps may read
+// what another one writes. The last row's page is not among it, which a request runs again that
+// restarts.
+void Planner::KeepChunks(const IterationPlan& plan) {
+  const std::vector<const Request*> chunked = std::exchange(chunked_, {});
+  // On stages that only take note of a plan, a ring holds what was known before.
+  if (plan.stages != StageRange() && kv_.Capacity().paging.ring > 0) return;
+  for (const Request* const request : chunked) {
+    const Sequence& first = request->sequences[0];
+    const int32_t end = std::min(first.next_position, request->prompt_length() - 1);
+    kv_.Keep(PrefixOf(*request, std::span(request->spec.prompt).first(end)), first.pages,
+             {first.begun, first.written});
+  }
+}
+
+KvSlotManager::Found Planner::Cached(const Request& request) const {
+  return kv_.Find(PrefixOf(request, ReusableInputs(request)));
+}
+
+// Has the request share what the cache has of its prompt by now.
+void Planner::Bind(Request& request) {
+  NoteReused(request, kv_.ShareKept(PrefixOf(request, ReusableInputs(request)), TablesOf(request)));
+}
+
+// How many of the next `num_tokens` inputs of a prompt the plan can have: up to a page that another
+// of its steps writes, too. After a restart, requests that share pages may all have to run what
+// they hold; the second one finds it in the cache then, or writes the same rows once more.
+int32_t Planner::Writable(const Request& request, int32_t num_tokens) {
+  const int64_t page_size = kv_.Capacity().paging.page_size;
+  const Sequence& first = request.sequences[0];
+  const std::vector<int32_t>& pages = first.pages[PageKind::kWhole];
+  const int64_t end = first.next_position + num_tokens;
+  for (int64_t i = first.next_position / page_size; i * page_size < end && !pages.empty(); ++i) {
+    if (kv_.references(pages[i]) == 1 || written_.insert(pages[i]).second) continue;
+    return static_cast<int32_t>(std::max<int64_t>(0, i * page_size - first.next_position));
+  }
+  return num_tokens;
 }
 
 void Planner::Admit(Request& request, Clock::time_point now) {
   const int64_t prompt = request.prompt_length();
-  auto pages = kv_.Admit(prompt, prompt + request.spec.max_new_tokens, request.spec.candidates);
+  auto pages = kv_.Admit(prompt, prompt + request.spec.max_new_tokens, request.spec.candidates,
+                         PrefixOf(request, ReusableInputs(request)));
   TREADLE_CHECK(pages.has_value());  // the policy saw to it
   for (Sequence& sequence : request.sequences) {
     sequence.id = next_sequence_++;
     sequence.pages = std::move((*pages)[sequence.candidate]);
-    sequence.next_position = sequence.known = FirstPosition(request, sequence);
-    if (sequence.produced > 0) sequence.known = request.prompt_length() + sequence.produced - 1;
   }
-  request.missing = {};  // nobody has anything of it
+  BeginProgress(request);
   request.state = RequestState::kRunning;
   request.admitted = now;
 }
 
 void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan& plan,
-                             PlanInFlight& note) const {
+                             PlanInFlight& note) {
   Sequence& sequence = request.sequences[0];
-  if (!std::exchange(sequence.started, true)) plan.starts.push_back(MakeStart(request, sequence));
+  if (!sequence.started) {
+    const auto reused = std::span(request.spec.prompt).first(sequence.next_position);
+    kv_.AddPrefixCopies(PrefixOf(request, reused), sequence.pages, plan);
+    Start(request, sequence, plan);
+    if (!request.cached_tokens) {
+      request.cached_tokens = sequence.next_position;
+      request.stream->NoteCached(sequence.next_position);
+    }
+  }
   const std::vector<int32_t>& prompt = request.spec.prompt;
   const int32_t end = sequence.next_position + num_tokens;
   const bool whole = end == request.prompt_length();
@@ -98,16 +168,20 @@ void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan
   step.first_position = sequence.next_position;
   step.num_tokens = num_tokens;
   step.tokens.assign(prompt.begin() + sequence.next_position, prompt.begin() + end);
-  step.sample = whole && !sequence.finished && !again;
-  step.pooling = request.spec.pooling;
-  step.masked = step.sample && request.spec.constraint != nullptr;
-  step.top_logprobs = step.sample ? request.spec.top_logprobs : -1;
-  step.prompt_logprobs = again ? -1 : request.spec.prompt_logprobs;
-  if (step.prompt_logprobs >= 0 && !whole) step.next_token = prompt[static_cast<size_t>(end)];
-
+  const bool sample = whole && !sequence.finished && !again;
+  const bool scored = request.spec.prompt_logprobs >= 0 && !again;
+  const int32_t last = scored ? std::min(end, request.prompt_length() - 1) : 0;
+  for (int32_t next = sequence.next_position + 1; next <= last; ++next) {
+    step.outputs.push_back({.row = next - sequence.next_position - 1,
+                            .target = prompt[static_cast<size_t>(next)],
+                            .target_logprobs = request.spec.prompt_logprobs});
+  }
+  if (sample) step.outputs.push_back(SampleAt(request, num_tokens - 1));
+  NoteWrites(sequence, end);
+  chunked_.push_back(&request);
   sequence.next_position = end;
-  if (step.sample) ++sequence.in_flight;
-  note.steps.push_back({&request, sequence.candidate, step.sample, end});
+  if (sample) ++sequence.in_flight;
+  note.steps.push_back({&request, sequence.candidate, sample ? 1 : 0, end});
   plan.steps.push_back(std::move(step));
 }
 
@@ -124,11 +198,12 @@ void Planner::AddKnown(Request& request, int32_t num_tokens, IterationPlan& plan
     step.first_position = sequence.next_position;
     step.num_tokens = count;
     const int32_t end = sequence.next_position + count;
+    NoteWrites(sequence, end);
     while (sequence.next_position < end) {
       step.tokens.push_back(request.InputAt(sequence, sequence.next_position++));
     }
     num_tokens -= count;
-    note.steps.push_back({&request, sequence.candidate, false, end});
+    note.steps.push_back({&request, sequence.candidate, 0, end});
     plan.steps.push_back(std::move(step));
   }
 }
@@ -140,16 +215,15 @@ void Planner::AddTokens(Request& request, IterationPlan& plan, PlanInFlight& not
     step.sequence = sequence.id;
     step.first_position = sequence.next_position;
     step.num_tokens = 1;
-    step.sample = true;
-    step.masked = request.spec.constraint != nullptr;
-    step.top_logprobs = request.spec.top_logprobs;
+    step.outputs = {SampleAt(request, 0)};
     if (!sequence.started) StartCandidate(request, sequence, plan);
     if (sequence.in_flight == 0) {
       step.tokens = {request.InputAt(sequence, sequence.next_position)};
     }  // else the token that is being sampled: the sequence's previous sample
+    NoteWrites(sequence, sequence.next_position + 1);
     ++sequence.next_position;
     ++sequence.in_flight;
-    note.steps.push_back({&request, sequence.candidate, true, sequence.next_position});
+    note.steps.push_back({&request, sequence.candidate, 1, sequence.next_position});
     plan.steps.push_back(std::move(step));
   }
 }
@@ -157,40 +231,41 @@ void Planner::AddTokens(Request& request, IterationPlan& plan, PlanInFlight& not
 void Planner::StartCandidate(const Request& request, Sequence& sequence,
                              IterationPlan& plan) const {
   kv_.AddCopies(request.sequences[0].pages, sequence.pages, request.prompt_length(), plan);
-  plan.starts.push_back(MakeStart(request, sequence));
-  sequence.started = true;
+  Start(request, sequence, plan);
+}
+
+// A step writes from the sequence's next position to before `end`.
+void Planner::NoteWrites(Sequence& sequence, int32_t end) const {
+  kv_.NoteWrites(sequence.pages, sequence.next_position, end);
+  sequence.written = std::max(sequence.written, end);
 }
 
 void Planner::Retire(Request& request) {
   TREADLE_CHECK(request.state == RequestState::kFinished && request.plans_in_flight == 0);
   for (Sequence& sequence : request.sequences) {
-    if (sequence.started) releases_.push_back(sequence.id);
-    kv_.Release(std::exchange(sequence.pages, {}));
-    sequence.started = false;
+    const SequencePages pages = std::exchange(sequence.pages, {});
+    if (!std::exchange(sequence.started, false)) {
+      kv_.Release(pages);
+      continue;
+    }
+    releases_.push_back(sequence.id);
+    std::vector<int32_t> ids = request.spec.prompt;
+    ids.insert(ids.end(), sequence.output.begin(), sequence.output.end());
+    ids.resize(HeldInputs(request, sequence));
+    kv_.KeepAndRelease(PrefixOf(request, ids), pages, {sequence.begun, sequence.written});
   }
 }
 
-void Planner::NoteLost(Request& request, const StageRange& lost, int64_t replay_pages) const {
-  const bool logged = std::ranges::all_of(request.sequences, [&](const Sequence& sequence) {
-    const std::vector<int32_t>& pages = sequence.pages.whole;
-    return !pages.empty() && std::ranges::max(pages) < replay_pages;
-  });
-  request.missing = request.missing.Around(lost);
-  if (!logged && !request.missing.empty()) request.missing.begin = 0;
-  // What was pooled so far went with the last stage's sequences.
-  if (request.spec.pooling != Pooling::kNone) request.missing = {};
+void Planner::NoteLost(const Request& request) {
+  for (const Sequence& sequence : request.sequences) {
+    kv_.Forget(sequence.pages, HeldInputs(request, sequence));
+  }
 }
 
 void Planner::Restart(Request& request) {
   TREADLE_CHECK(request.state == RequestState::kRunning && request.plans_in_flight == 0);
-  for (Sequence& sequence : request.sequences) {
-    sequence.id = next_sequence_++;
-    sequence.next_position = FirstPosition(request, sequence);
-    sequence.in_flight = 0;
-    sequence.started = false;
-    sequence.masked.reset();  // what it was given may be ahead
-    sequence.unordered.clear();
-  }
+  for (Sequence& sequence : request.sequences) sequence.id = next_sequence_++;
+  Rewind(request);
 }
 
 void Planner::Reset() {

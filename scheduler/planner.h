@@ -5,19 +5,21 @@
 // prompt: stages apply plans in order, so candidate 0's K/V of the prompt is there when theirs is
 // copied and shared. They recompute the prompt's last row, which gives their first token.
 //
-// Where an engine was restarted, what it knew of running requests is run again, in chunks as a
-// prompt's: rows do not depend on how they are cut (N2), so that what follows is what would have
-// been. Their pages stay theirs, so stages that did not lose what these held need not run it: those
-// behind the lost ones in no case, those before only where replay logs do not have all pages.
+// A prompt begins after what of it the prefix cache has by then, and what a plan computes of it is
+// in the cache for the plans after that one.
+//
+// Where an engine was restarted, the known inputs of running requests are run again, in chunks as a
+// prompt's (progress.h).
 //
 // Thread safety: confined to the serving loop's thread.
 #pragma once
 
 #include <cstdint>
+#include <unordered_set>
 #include <vector>
 
-#include "engine/iteration_plan.h"
-#include "engine/kv_slot_manager.h"
+#include "engine/kv/kv_slot_manager.h"
+#include "engine/plan/iteration_plan.h"
 #include "scheduler/ledger.h"
 #include "scheduler/policy.h"
 
@@ -29,8 +31,8 @@ struct PlanInFlight {
   struct Target {
     Request* request = nullptr;
     uint32_t sequence = 0;  // index in request->sequences
-    bool sample = false;
-    int32_t end = 0;  // of its inputs' positions
+    int32_t samples = 0;    // tokens asked
+    int32_t end = 0;        // of its inputs' positions
   };
   std::vector<Target> steps;          // in the plan's order
   std::vector<Request*> requests;     // with at least one step, in arrival order
@@ -53,30 +55,44 @@ class Planner {
   // caller's to fill in.
   IterationPlan Build(const Selection& selection, Clock::time_point now, PlanInFlight& note);
 
+  // What the prefix cache has for a request that is to begin.
+  KvSlotManager::Found Cached(const Request& request) const;
+
   // The request has ended and no plan in flight names it: its pages are free from now on, and its
-  // sequences are released by the next plan, which is the first that can reuse the pages.
+  // sequences are released by the next plan, which is the first that can reuse the pages. What they
+  // hold stays in the cache.
   void Retire(Request& request);
 
+  // An epoch has ended: the cache has nothing of the request but what is known.
+  void NoteLost(const Request& request);
   // A new epoch: no sequence lives. Of requests that run, what was known is to be run again.
   void NewEpoch() { releases_.clear(); }
   void Restart(Request& request);
-  // Now that it stands: the stages that are without the pages' contents, and Engine::replay_pages.
-  void NoteLost(Request& request, const StageRange& lost, int64_t replay_pages) const;
+  // Some pages have lost what they held.
+  void ForgetCached() { kv_.ForgetAll(); }
   // No request is left: all pages are free.
   void Reset();
 
  private:
   void Admit(Request& request, Clock::time_point now);
+  int32_t Writable(const Request& request, int32_t num_tokens);
+  void Bind(Request& request);
+  void KeepChunks(const IterationPlan& plan);
   void AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan& plan,
-                      PlanInFlight& note) const;
+                      PlanInFlight& note);
   void AddKnown(Request& request, int32_t num_tokens, IterationPlan& plan,
                 PlanInFlight& note) const;
   void AddTokens(Request& request, IterationPlan& plan, PlanInFlight& note) const;
+  void NoteWrites(Sequence& sequence, int32_t end) const;
   void StartCandidate(const Request& request, Sequence& sequence, IterationPlan& plan) const;
 
   KvSlotManager& kv_;
   SequenceId next_sequence_ = 1;  // never reused, across epochs too
   std::vector<SequenceId> releases_;
+  // Of the plan that is being built: who has a part of a prompt in it, and what shared pages it
+  // writes.
+  std::vector<const Request*> chunked_;
+  std::unordered_set<int32_t> written_;
 };
 
 }  // namespace treadle

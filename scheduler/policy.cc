@@ -19,8 +19,8 @@ struct Row {
   std::string_view name;
   std::unique_ptr<Policy> (*make)();
 };
-// A message's worth of what stages only take note of.
-constexpr int64_t kMostInputsNotRun = 1 << 16;
+// Inputs that stages only take note of: as many as a message holds.
+constexpr int64_t kMaxInputsNotRun = 1 << 16;
 
 constexpr Row kPolicies[] = {
     {"fcfs", Make<Fcfs>},
@@ -49,15 +49,12 @@ PageCounts PagesNeeded(const RequestSpec& request, const KvPaging& paging) {
   return paging.Needed(prompt, prompt + request.max_new_tokens, request.candidates);
 }
 
-bool Admits(KvCapacity& left, const Request& request) {
-  const PageCounts pages = PagesNeeded(request.spec, left.paging);
+bool Admits(const PolicyView& view, KvCapacity& left, const Request& request) {
+  PageCounts pages = PagesNeeded(request.spec, left.paging);
+  if (view.cached) pages -= view.cached(request).held;
   if (!pages.FitsIn(left.free_pages)) return false;
   left.free_pages -= pages;
   return true;
-}
-
-bool HasTokenLeft(const Request& request, const Sequence& sequence) {
-  return !sequence.finished && sequence.produced + sequence.in_flight < request.spec.max_new_tokens;
 }
 
 bool IsReady(const Request& request, const BatchLimits& limits) {
@@ -67,35 +64,24 @@ bool IsReady(const Request& request, const BatchLimits& limits) {
                      [&](const Sequence& sequence) { return HasTokenLeft(request, sequence); });
 }
 
-int32_t InputsLeft(const Request& request) {
-  const Sequence& first = request.sequences[0];
-  const int32_t prompt = request.prompt_length();
-  if (first.next_position < prompt) {
-    const bool again = first.next_position < first.known;
-    return (again ? std::min(first.known, prompt) : prompt) - first.next_position;
-  }
-  int32_t left = 0;
-  for (const Sequence& sequence : request.sequences) {
-    if (!sequence.finished) left += std::max(0, sequence.known - sequence.next_position);
-  }
-  return left;
-}
-
-int64_t BatchSequences(const Request& request) {
-  return std::count_if(request.sequences.begin(), request.sequences.end(),
-                       [](const Sequence& sequence) { return !sequence.finished; });
-}
-
-void AssignTokens(Selection& selection, const BatchLimits& limits) {
+void AssignTokens(const PolicyView& view, Selection& selection) {
+  const auto to_begin = [&](const Request& request) {
+    return view.cached != nullptr && IsToBegin(request);
+  };
+  const auto stages_of = [&](const Selected& member) {
+    const Request& request = *member.request;
+    const bool known = request.sequences[0].known > 0;  // else it runs on all
+    return known && to_begin(request) ? StagesAfter(request, view.cached(request).tokens)
+                                      : StagesOf(request);
+  };
   const auto some = std::ranges::find_if(
-      selection, [](const Selected& member) { return StagesOf(*member.request) != StageRange(); });
+      selection, [&](const Selected& member) { return stages_of(member) != StageRange(); });
   StageRange stages;
   if (some != selection.end()) {
-    stages = StagesOf(*some->request);
-    std::erase_if(selection,
-                  [&](const Selected& member) { return StagesOf(*member.request) != stages; });
+    stages = stages_of(*some);
+    std::erase_if(selection, [&](const Selected& member) { return stages_of(member) != stages; });
   }
-  int64_t budget = stages.empty() ? kMostInputsNotRun : limits.max_batch_tokens;
+  int64_t budget = stages.empty() ? kMaxInputsNotRun : view.limits.max_batch_tokens;
   for (Selected& member : selection) {
     const Request& request = *member.request;
     if (InInitiation(request)) continue;
@@ -106,8 +92,9 @@ void AssignTokens(Selection& selection, const BatchLimits& limits) {
   }
   for (Selected& member : selection) {
     const Request& request = *member.request;
-    const int64_t left = InputsLeft(request);
-    if (left == 0) continue;
+    int64_t left = InputsLeft(request);
+    if (left == 0 || budget == 0) continue;
+    if (to_begin(request)) left = InputsLeftAfter(request, view.cached(request).tokens);
     member.num_tokens = static_cast<int32_t>(std::min(left, budget));
     budget -= member.num_tokens;
   }

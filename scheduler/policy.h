@@ -8,14 +8,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/defaults.h"
-#include "engine/kv_slot_manager.h"
+#include "engine/kv/kv_slot_manager.h"
+#include "engine/plan/defaults.h"
+#include "scheduler/progress.h"
 #include "scheduler/request.h"
 
 namespace treadle {
@@ -33,6 +35,8 @@ struct PolicyView {
   KvCapacity kv;
   BatchLimits limits;
   Clock::time_point now = {};
+  // What the prefix cache has for a request that is to begin (progress.h); unset: nothing.
+  std::function<KvSlotManager::Found(const Request&)> cached = {};
 };
 
 // One member of the next iteration.
@@ -66,36 +70,19 @@ class Policy {
   static std::vector<std::string_view> Names();
 };
 
-// Shared by policies and the planner.
-// Pages that the request reserves on admission.
+// Below: shared by policies and the planner.
+
+// The pages that the request reserves on admission.
 PageCounts PagesNeeded(const RequestSpec& request, const KvPaging& paging);
-// Takes them from those that are left; false if there are not as many: nobody else is admitted
-// then.
-bool Admits(KvCapacity& left, const Request& request);
+// Takes a request's pages from `left`, but for those that it can share with requests that run;
+// false if there are not enough, and then nobody else is admitted.
+bool Admits(const PolicyView& view, KvCapacity& left, const Request& request);
 // kRunning, fewer plans in flight than allowed, and some sequence still has a token to produce.
 bool IsReady(const Request& request, const BatchLimits& limits);
-// Inputs that one plan may run and that are in none yet: the rest of the prompt, or, of what an
-// engine that was restarted has to run again, first the prompt's part of it, then, of all sequences
-// together, what they had produced.
-int32_t InputsLeft(const Request& request);
-inline bool InInitiation(const Request& request) { return InputsLeft(request) > 0; }
-// Some of them were known.
-inline bool IsCatchingUp(const Request& request) {
-  const Sequence& first = request.sequences[0];
-  if (first.next_position < request.prompt_length()) return first.next_position < first.known;
-  return InInitiation(request);
-}
-// A sequence that has a token to produce beyond those produced or in flight.
-bool HasTokenLeft(const Request& request, const Sequence& sequence);
-// What the request counts for in max_batch_size: its sequences that have not ended, in both phases.
-int64_t BatchSequences(const Request& request);
-// That have to run its next inputs.
-inline StageRange StagesOf(const Request& request) {
-  return IsCatchingUp(request) ? request.missing : StageRange();
-}
 // Fills num_tokens: members in the increment phase get one token per sequence with a token left;
-// the rest of max_batch_tokens goes to members in the initiation phase, in order. A plan is for
-// some stages: if those of a member are not all, only members with the same ones stay.
-void AssignTokens(Selection& selection, const BatchLimits& limits);
+// the rest of max_batch_tokens goes to members in the initiation phase, in order, for what the
+// cache does not have. All members of a plan run on the same stages: where a member needs some
+// stages only, members that need others are dropped from the selection.
+void AssignTokens(const PolicyView& view, Selection& selection);
 
 }  // namespace treadle

@@ -10,16 +10,18 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "engine/iteration_plan.h"
-#include "scheduler/mask_thread.h"
+#include "engine/plan/iteration_plan.h"
 #include "scheduler/token_constraint.h"
 #include "scheduler/token_stream.h"
 
 namespace treadle {
+
+class MaskedCandidate;
 
 using RequestId = uint64_t;
 using Clock = std::chrono::steady_clock;
@@ -35,16 +37,17 @@ struct EarlierOutput {
 // What a server thread hands to the pool. Validated there already: prompt not empty, ids in range,
 // prompt + max_new_tokens within the context and within the cache.
 struct RequestSpec {
-  std::string client_id;  // request_id of the client, for the ledger and logs; may be empty
-  std::string key;        // name of the API key that asks, for policies; empty: none
+  std::string client_id;   // request_id of the client, for the ledger and logs; may be empty
+  std::string owner;       // of the API key that asks, for policies and the ledger; empty: none
+  std::string cache_salt;  // only requests of the same one share what is cached
   std::vector<int32_t> prompt;
   SamplingParameters sampling;  // seed resolved
   int32_t max_new_tokens = 0;   // > 0
   int32_t min_new_tokens = 0;
   std::vector<int32_t> end_tokens;  // generation ends at any; empty with ignore_eos
   int32_t candidates = 1;           // n
-  int32_t top_logprobs = -1;        // of generated tokens (see Step)
-  int32_t prompt_logprobs = -1;     // of prompt tokens
+  int32_t top_logprobs = -1;        // of generated tokens (see RowOutput)
+  int32_t prompt_logprobs = -1;     // of prompt tokens but the first, likewise
   // Not none: an embedding of the prompt is asked. No token comes then, and max_new_tokens is 1.
   Pooling pooling = Pooling::kNone;
   std::shared_ptr<const ConstraintGrammar> constraint = {};  // null: none
@@ -61,24 +64,32 @@ struct Sequence {
   uint32_t candidate = 0;
   SequencePages pages;        // held references; empty before admission
   int32_t next_position = 0;  // first position that no submitted plan of this epoch has covered
-  // Before it, results have come of all inputs, perhaps of an earlier process's: where an engine is
-  // behind it, they are run again, and nothing is told of them twice.
+  // Results have come of all inputs before this position, perhaps from an earlier process: an
+  // engine that is behind it runs them again, and nothing is told of them twice.
   int32_t known = 0;
   int32_t produced = 0;         // tokens absorbed from results
-  int32_t in_flight = 0;        // sampling steps submitted and not yet absorbed
+  int32_t in_flight = 0;        // tokens asked of submitted plans and not yet absorbed
   std::vector<int32_t> output;  // tokens absorbed
   bool started = false;         // its SequenceStart was submitted
-  bool finished = false;        // enters no further plan, except to run the prompt for the others
+  // The last position at which it started, in any epoch, and the end of what its steps ever wrote:
+  // with a window, what lies between may still be in its pages.
+  int32_t begun = 0;
+  int32_t written = 0;
+  bool finished = false;  // enters no further plan, except to run the prompt for the others
   FinishReason finish = FinishReason::kNone;  // why, when finished by itself
 
   // Under a constraint: what works out its masks, and its steps whose masks were not yet ordered.
   struct MaskedStep {
     uint64_t epoch = 0;
     uint64_t iteration = 0;
-    int32_t step = 0;  // in its plan
+    int32_t step = 0;    // in its plan
+    int32_t output = 0;  // in the step
   };
   std::shared_ptr<MaskedCandidate> masked;
   std::deque<MaskedStep> unordered;
+  // Its last step was excused (mask_thread.h): it enters no plan until the mask has arrived, and
+  // what its steps in flight sample is dropped.
+  bool sits_out = false;
 };
 
 struct Request {
@@ -92,11 +103,12 @@ struct Request {
 
   RequestState state = RequestState::kWaiting;
   int plans_in_flight = 0;
-  // Epochs that ended since something was known of it that was not before: four for each in which
-  // it ran something new, which may be why, one for each other.
+  // Penalty for epochs that were lost since the last new result: 4 for each in which the request
+  // ran new tokens, and so may be the cause, else 1.
   int losses = 0;
-  std::vector<Sequence> sequences;  // [candidates]
-  // Until it has caught up: the stages that have to run again what was known of it.
+  std::optional<int32_t> cached_tokens;  // of the prompt, in the prefix cache when it began
+  std::vector<Sequence> sequences;       // [candidates]
+  // The stages that must recompute its known tokens; none once it has caught up.
   StageRange missing = kNoStages;
 
   // Absorbed and not yet pushed (only under a policy that delivers when idle).

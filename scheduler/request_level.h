@@ -24,7 +24,7 @@ class RequestLevel final : public Policy {
         if (IsReady(*request, view.limits)) selection.push_back({request.get(), 0});
       }
     }
-    AssignTokens(selection, view.limits);
+    AssignTokens(view, selection);
     return selection;
   }
 
@@ -37,7 +37,7 @@ class RequestLevel final : public Policy {
     for (const auto& request : view.pool) {
       if (request->state != RequestState::kWaiting) continue;
       sequences += BatchSequences(*request);
-      if (sequences > view.limits.max_batch_size || !Admits(left, *request)) break;
+      if (sequences > view.limits.max_batch_size || !Admits(view, left, *request)) break;
       selection.push_back({request.get(), 0});
     }
     return selection;

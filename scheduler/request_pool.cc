@@ -61,6 +61,12 @@ void RequestPool::FinishCandidate(RequestId id, uint32_t candidate) {
   PushCommand({Command::Kind::kFinishCandidate, id, candidate, absl::OkStatus()});
 }
 
+void RequestPool::ForgetCached() {
+  MutexLock lock(mutex_);
+  inbox_.forget_cached = woken_ = true;
+  news_.NotifyOne();
+}
+
 void RequestPool::Drain() {
   MutexLock lock(mutex_);
   draining_ = true;

@@ -41,6 +41,8 @@ class RequestPool {
   // A server thread found a stop string in one candidate: no further plan for it. Outranks the
   // loop's own finish reason. Idempotent.
   void FinishCandidate(RequestId id, uint32_t candidate) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The prefix cache forgets what requests before have left in it.
+  void ForgetCached() ABSL_LOCKS_EXCLUDED(mutex_);
   // No further Submit succeeds; what was accepted goes on.
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
   PoolLoad Load() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -57,6 +59,7 @@ class RequestPool {
   struct Inbox {
     std::vector<std::unique_ptr<Request>> arrivals;  // arrival order
     std::vector<Command> commands;                   // in order, after the arrivals
+    bool forget_cached = false;
     bool draining = false;
   };
   // Blocks until there is news, Wake was called, or `deadline`.

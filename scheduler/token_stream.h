@@ -9,6 +9,7 @@
 // takes everything, so once is enough); it must not block.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -17,7 +18,7 @@
 
 #include "absl/status/status.h"
 #include "base/sync.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 
 namespace treadle {
 
@@ -60,6 +61,11 @@ class TokenStream {
   void PushPrompt(std::vector<TokenDetail> details) ABSL_LOCKS_EXCLUDED(mutex_);
   void End(absl::Status status, const RequestTimings& timings) ABSL_LOCKS_EXCLUDED(mutex_);
 
+  // How many of the prompt's tokens were in the prefix cache: noted before the first token is
+  // pushed, and read after it was taken.
+  void NoteCached(int32_t tokens) { cached_tokens_ = tokens; }
+  int32_t cached_tokens() const { return cached_tokens_; }
+
  private:
   using Notifier = std::shared_ptr<const std::function<void()>>;
 
@@ -69,6 +75,7 @@ class TokenStream {
   void AddNews(size_t entries, const Add& add) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const int64_t capacity_;
+  std::atomic<int32_t> cached_tokens_ = 0;
 
   Mutex mutex_;
   int64_t pushed_ ABSL_GUARDED_BY(mutex_) = 0;

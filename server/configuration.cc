@@ -41,10 +41,10 @@ absl::StatusOr<WeightPlan> ParseWeights(const std::string& text) {
 std::string ShowWeights(const WeightPlan& plan) { return plan.empty() ? "as stored" : plan.text(); }
 
 absl::StatusOr<std::optional<float>> ParseOutlierThreshold(const std::string& text) {
-  constexpr float kLargest = 1e6f;
+  constexpr float kMaxValue = 1e6f;
   const std::optional<float> value = NumberIn<float>(text);
-  if (value && *value >= 0 && *value <= kLargest) return value;
-  return InvalidArgument("is '", text, "', expected a number from 0 to ", kLargest);
+  if (value && *value >= 0 && *value <= kMaxValue) return value;
+  return InvalidArgument("is '", text, "', expected a number from 0 to ", kMaxValue);
 }
 std::string ShowOutlierThreshold(const std::optional<float>& threshold) {
   return threshold ? Str(*threshold) : "the model's, else 6";
@@ -119,141 +119,154 @@ const std::vector<ServeFlag>& ServeFlags() {
   constexpr int64_t kMany = 1'000'000'000;
   static const std::vector<ServeFlag> flags = {
       {"--model", "model: a .gguf file or a Hugging Face folder", kEngine, kOwn, Text(&O::model)},
-      {"--model-sha256", "what the model file's SHA-256 must be, in hexadecimal digits", kServing,
+      {"--model-sha256", "SHA-256 that the model's file must have, in hexadecimal digits", kServing,
        kNowhere, Value<std::string>(&O::model_sha256, ParseSha256, ShowText)},
       {"--listen",
-       "gRPC address, host:port; port 0 takes a free one; gateways find "
-       "vllm.grpc.engine.VllmEngine "
-       "there",
+       "address of gRPC, host:port; port 0 takes a free one; "
+       "gateways find vllm.grpc.engine.VllmEngine there",
        kServing, kOwn, Listen(&O::listen, /*optional=*/false)},
       {"--http-listen",
-       "address of the page and OpenAI's API over HTTP, with the TLS and keys of --listen; none: "
-       "no such server",
+       "address of the page and of OpenAI's API over HTTP, with the TLS and keys of --listen; "
+       "none: no HTTP",
        kServing, kOwn, Listen(&O::http_listen, /*optional=*/true)},
       {"--http-allow-origin",
-       "web pages of others that may ask over HTTP: https://host,..., or * for all; none: only the "
-       "server's own page",
+       "other servers' web pages that may ask over HTTP: https://host,..., or * for all; "
+       "none: the server's own page alone",
        kServing, kServer,
        Value<std::vector<std::string>>(&O::http_allow_origins, ParseOrigins, ShowList, kOrigins)},
-      {"--metrics-listen", "address of http://.../metrics; none: no such server", kServing, kOwn,
+      {"--metrics-listen", "address of http://.../metrics; none: no metrics", kServing, kOwn,
        Listen(&O::metrics_listen, /*optional=*/true)},
       {"--health-listen",
-       "address of a plaintext port with grpc.health.v1 alone (started, ready, live); none: only "
-       "on --listen",
+       "address of a plaintext port with grpc.health.v1 alone (started, ready, live); "
+       "none: probes ask --listen",
        kServing, kOwn, Listen(&O::health_listen, /*optional=*/true)},
       {"--tls-cert",
-       "PEM chain of --listen and --http-listen, read anew when it changes; none: plaintext",
+       "certificate chain (PEM) of --listen and --http-listen, read again when it changes; "
+       "none: plaintext",
        kServing, kOwn, Text(&O::tls_cert)},
-      {"--tls-key", "its private key, PEM without a password", kServing, kOwn, Text(&O::tls_key)},
-      {"--tls-client-ca", "clients must show a certificate from this PEM file (mutual TLS)",
-       kServing, kOwn, Text(&O::tls_client_ca)},
+      {"--tls-key", "private key of --tls-cert, PEM without a password", kServing, kOwn,
+       Text(&O::tls_key)},
+      {"--tls-client-ca", "CA (PEM) whose certificates clients must show (mutual TLS)", kServing,
+       kOwn, Text(&O::tls_client_ca)},
       {"--api-keys-file",
-       "callers need a bearer token from here, read anew when it changes; lines of: key [name "
-       "[requests/min [tokens/min]]]",
+       "file of the keys that callers need, read again when it changes; a line is: "
+       "key [name [requests/min [tokens/min [operator]]]]",
        kServing, kOwn, Text(&O::api_keys_file)},
-      {"--metrics-auth", "whether scrapes need a key of --api-keys-file: api-key or none", kServing,
-       kOwn, OneOf(&O::metrics_auth, kMetricsAuth)},
+      {"--metrics-auth", "key that scrapes need: api-key (one of --api-keys-file) or none",
+       kServing, kOwn, OneOf(&O::metrics_auth, kMetricsAuth)},
       {"--metrics-tls-cert",
-       "PEM chain of --metrics-listen, read anew when it changes; none: plaintext", kServing, kOwn,
-       Text(&O::metrics_tls_cert)},
-      {"--metrics-tls-key", "its private key, PEM without a password", kServing, kOwn,
-       Text(&O::metrics_tls_key)},
-      {"--metrics-tls-client-ca",
-       "scrapers must show a certificate from this PEM file (mutual TLS)", kServing, kOwn,
-       Text(&O::metrics_tls_client_ca)},
+       "certificate chain (PEM) of --metrics-listen, read again when it changes; none: plaintext",
+       kServing, kOwn, Text(&O::metrics_tls_cert)},
+      {"--metrics-tls-key", "private key of --metrics-tls-cert, PEM without a password", kServing,
+       kOwn, Text(&O::metrics_tls_key)},
+      {"--metrics-tls-client-ca", "CA (PEM) whose certificates scrapers must show (mutual TLS)",
+       kServing, kOwn, Text(&O::metrics_tls_client_ca)},
       {"--metrics-token-file",
-       "scrapes need a bearer token from here, one per line, read anew when it changes", kServing,
+       "file of the tokens that scrapes need, one per line, read again when it changes", kServing,
        kOwn, Text(&O::metrics_token_file)},
-      {"--max-batch-size", "sequences in one iteration, at most", kEngine, kServer,
+      {"--max-batch-size", "most sequences in one iteration", kEngine, kServer,
        Integer(&O::max_batch_size, 1, 65536)},
       {"--max-batch-tokens",
-       "tokens in one iteration, at most; longer prompts are split; auto: twice --max-batch-size, "
-       "at least 64, on GPUs 512",
+       "most tokens in one iteration; longer prompts are split; "
+       "auto: 64 (on GPUs 512), or twice --max-batch-size if that is more",
        kEngine, kServer, Integer(&O::max_batch_tokens, 2, 1 << 20, "auto")},
-      {"--max-queue", "waiting requests, at most; more get RESOURCE_EXHAUSTED", kServing, kServer,
-       Integer(&O::max_queue, 1, kMany)},
-      {"--max-context", "prompt and generated tokens of one sequence; 0: what the model allows",
+      {"--max-queue", "most requests that wait; further ones get RESOURCE_EXHAUSTED", kServing,
+       kServer, Integer(&O::max_queue, 1, kMany)},
+      {"--max-context", "most tokens of one sequence, prompt and answer; 0: what the model allows",
        kEngine, kServer, Integer(&O::max_context, 0, kMany, "the model's")},
-      {"--kv-memory", "bytes for the K/V cache (2G, 512M), in each stage, or auto", kEngine,
+      {"--kv-memory", "bytes of the K/V cache in each stage, such as 2G or 512M; or auto", kEngine,
        kServer,
        Size(&O::kv_memory, 1, std::numeric_limits<int64_t>::max(), "a size such as 2G", "auto")},
+      {"--prefix-cache",
+       "reuse of what prompts have in common with earlier requests, and with their answers; "
+       "answers are the same: on or off",
+       kServing, kServer, OneOf(&O::prefix_cache, kSwitch)},
+      {"--prefix-cache-memory",
+       "most bytes of the K/V cache that hold what no request uses; 0: all that is free", kServing,
+       kServer,
+       Size(&O::prefix_cache_memory, 0, std::numeric_limits<int64_t>::max(),
+            "a size such as 1G, or 0")},
       {"--kv-dtype", "type of the K/V cache: f16 or f32; on a GPU also bf16", kEngine, kServer,
        OneOf(&O::kv_dtype, kKvTypes)},
-      {"--page-size", "tokens in one K/V page: a power of two from 16", kEngine, kServer,
+      {"--page-size", "tokens in one K/V page: a power of two from 16 to 4096", kEngine, kServer,
        Value<int64_t>(&O::page_size, ParsePageSize, Str<int64_t>, kPageSizes)},
       {"--weights",
-       "convert matrices while loading: nf4, int8, fp8, q4_0, kbit-int4:64 ...; parts of the model "
-       "by name: 'nf4,lm_head=int8,blk.0.=keep'",
+       "format that matrices get while loading: nf4, int8, fp8, q4_0, kbit-int4:64 ...; "
+       "parts of the model by name: 'nf4,lm_head=int8,blk.0.=keep'",
        kEngine, kServer, Value<WeightPlan>(&O::weights, ParseWeights, ShowWeights)},
       {"--outlier-threshold",
-       "int8 weights: activations this large multiply as floats; 0: none do; default: what the "
-       "checkpoint says, else 6",
+       "magnitude from which activations of int8 weights multiply as floats; 0: none do; "
+       "default: what the checkpoint says, else 6",
        kEngine, kServer,
        Value<std::optional<float>>(&O::outlier_threshold, ParseOutlierThreshold,
                                    ShowOutlierThreshold, kThreshold)},
       {"--outlier-rule",
-       "int8 weights: outliers per-row, or columns per-call (the paper's; answers depend on the "
-       "batch)",
+       "outliers of int8 weights: per-row, or whole columns per-call "
+       "(the paper's rule, with which answers depend on the batch)",
        kEngine, kServer, OneOf(&O::outlier_rule, kOutlierRules)},
       {"--compute", "arithmetic of quantized weights: auto, exact, int8 or int16", kEngine, kServer,
        OneOf(&O::compute, kComputeModes)},
       {"--device",
-       "cpu, cuda, or auto: GPUs if this machine has any (with --workers: cpu); a GPU for each "
-       "rank",
+       "device: cpu, cuda (a GPU for each rank), or auto: GPUs if this machine has any; "
+       "with --workers auto is cpu",
        kEngine, kServer, OneOf(&O::device, kDevices)},
-      {"--dtype", "on a GPU: what products take in and float weights are kept as: bf16, fp16, fp32",
+      {"--dtype", "type of float weights and of products' inputs on a GPU: bf16, fp16 or fp32",
        kEngine, kServer, OneOf(&O::dtype, kProductTypes)},
       {"--deterministic",
-       "on a GPU: answers do not depend on the rest of the batch (on the CPU they never do): on or "
-       "off",
+       "answers on a GPU that do not depend on the rest of the batch: on or off; "
+       "on a CPU they never depend on it",
        kEngine, kServer, OneOf(&O::deterministic, kSwitch)},
-      {"--policy", "fcfs (iteration-level) or request-level (the baseline)", kServing, kServer,
+      {"--policy", "scheduling policy: fcfs (iteration-level) or request-level (the baseline)",
+       kServing, kServer,
        Value<std::string>(&O::policy, ParsePolicy, ShowText, EnumSchema(Policy::Names()))},
       {"--tensor-parallel", "ranks that share each layer, in every stage", kEngine, kOwn,
        Integer(&O::tensor_parallel, 1, 64)},
       {"--pipeline-parallel",
-       "stages that share the layers out, each in a worker process on this machine; 1: no workers",
+       "stages that share the layers out, each a worker process on this machine; 1: no workers",
        kEngine, kOwn, Integer(&O::pipeline_parallel, 1, 256)},
       {"--workers",
-       "instead: workers that were started by hand (treadle worker), one stage each: host:port,...",
+       "addresses of workers that were started by hand (treadle worker), one stage each, "
+       "instead of --pipeline-parallel's: host:port,...",
        kEngine, kOwn, Value<std::vector<std::string>>(&O::workers, ParseWorkers, ShowList)},
       {"--spares",
-       "workers beyond the stages: one takes the place of a worker that is lost; of --workers the "
-       "last ones, or so many more on this machine",
+       "workers beyond the stages, one of which takes the place of a lost worker: "
+       "the last ones of --workers, or so many more on this machine",
        kEngine, kNowhere, Integer(&O::spares, 0, 256)},
-      {"--wire", "activations between stages: f32 (exact), bf16 or int8", kEngine, kOwn,
+      {"--wire", "type of activations between stages: f32 (exact), bf16 or int8", kEngine, kOwn,
        OneOf(&O::wire, kWireTypes)},
       {"--data-plane",
-       "what carries activations between stages: gloo (through the hosts), or nccl (from GPU to "
-       "GPU; stages on GPUs, --wire f32)",
+       "carrier of activations between stages: gloo (through the hosts), "
+       "or nccl (from GPU to GPU; needs stages on GPUs and --wire f32)",
        kEngine, kOwn, OneOf(&O::data_plane, kDataPlanes)},
       {"--plan-forwarding",
-       "a stage passes a plan on before it runs it (early), or once it has (late: a baseline to "
-       "measure; same answers)",
+       "moment at which a stage passes a plan on: early (before it runs it), "
+       "or late (after; a baseline to measure, with the same answers)",
        kEngine, kNowhere, OneOf(&O::plan_forwarding, kPlanForwarding)},
       {"--placement-prompt-tokens",
-       "stages are balanced for iterations of 8 decoding sequences and so many prompt tokens: more "
-       "for long prompts and short answers, 0 for the opposite",
+       "prompt tokens, beside 8 decoding sequences, of the iteration that balances stages: "
+       "more for long prompts and short answers, 0 for the opposite",
        kEngine, kServer, Integer(&O::placement_prompt_tokens, 0, 1 << 20)},
-      {"--weights-from", "workers read their own file, or get their layers from the master",
+      {"--weights-from",
+       "source of the workers' weights: file (their own), or master (which sends each its layers)",
        kEngine, kOwn, OneOf(&O::weights_from, kWeightsFrom)},
       {"--on-worker-loss",
-       "recover: once the worker is back, those that ran go on with the tokens that they would "
-       "have "
-       "had; restart: those that ran end; fail: all end, and the server exits",
+       "fate of what runs when a worker is lost: "
+       "recover (it goes on with the tokens that it would have had), "
+       "restart (it ends), or fail (it ends, and the server exits)",
        kServing, kOwn, OneOf(&O::on_worker_loss, kOnWorkerLoss)},
       {"--replay-log-memory",
-       "of what each stage sent to the next, for a worker that takes a lost one's place, in each "
-       "stage, at most (in use as the K/V cache is); 0: those before the lost one run again, too",
+       "most bytes, in each stage, of the log of what it sent to the next one, "
+       "from which a lost stage computes again (in use as the K/V cache is); "
+       "0: no log, so the stages before a lost one run again, too",
        kEngine, kServer,
        Size(&O::replay_log_memory, 0, std::numeric_limits<int64_t>::max(),
             "a size such as 1G, or 0")},
       {"--control-tls",
-       "folder with tls.crt, tls.key and ca.crt: mutual TLS with --workers; activations between "
-       "workers are not encrypted",
+       "folder with tls.crt, tls.key and ca.crt, for mutual TLS with --workers; "
+       "activations between workers are not encrypted",
        kEngine, kOwn, Text(&O::control_tls)},
       {"--control-secret-file",
-       "file with the secret of 16 characters or more that --workers have, too: both prove it",
+       "file of the secret, 16 characters or more, that server and --workers prove to have",
        kEngine, kOwn, Text(&O::control_secret_file)},
       {"--threads", "compute threads of all ranks and local workers; 0: one per CPU", kEngine,
        kServer, Integer(&O::threads, 0, 4096, "one per CPU")},
@@ -261,69 +274,69 @@ const std::vector<ServeFlag>& ServeFlags() {
        OneOf(&O::pin_threads, kSwitch)},
       {"--engine-depth", "iterations in flight at once: 1 or 2", kEngine, kServer,
        Integer(&O::engine_depth, 1, 2)},
-      {"--default-max-new-tokens", "for requests that give none; clipped to the context", kServing,
-       kServer, Integer(&O::default_max_new_tokens, 1, kMany)},
+      {"--default-max-new-tokens",
+       "most new tokens of requests that do not say; clipped to the context", kServing, kServer,
+       Integer(&O::default_max_new_tokens, 1, kMany)},
       {"--embedding-pooling",
-       "embeddings are the mean of a prompt's final hidden states, or the last one; none: they are "
-       "refused (few models that generate text have useful ones)",
+       "embedding of a prompt: the mean of its final hidden states, or the last one; "
+       "none: embeddings are refused (few models that generate text have useful ones)",
        kServing, kServer, OneOf(&O::embedding_pooling, kPoolings)},
-      {"--drain-timeout", "after SIGTERM, accepted requests may take this long", kServing, kOwn,
+      {"--drain-timeout", "time that accepted requests have after SIGTERM", kServing, kOwn,
        Duration(&O::drain_timeout)},
-      {"--stream-stall-timeout", "a client that reads nothing for this long is cancelled", kServing,
-       kServer, Duration(&O::stream_stall_timeout)},
+      {"--stream-stall-timeout", "time after which a client that reads nothing is cancelled",
+       kServing, kServer, Duration(&O::stream_stall_timeout)},
       {"--iteration-deadline",
-       "an iteration that takes longer is given up; one in workers sooner: after five times what "
-       "iterations took lately, and 2s",
+       "time after which an iteration is given up; on workers sooner: "
+       "after five times what iterations took lately, and at least 2s",
        kEngine, kServer, Duration(&O::iteration_deadline)},
-      {"--max-request-bytes", "size of one request, at most", kServing, kServer,
+      {"--max-request-bytes", "most bytes of one request", kServing, kServer,
        Size(&O::max_request_bytes, 1024, std::numeric_limits<int32_t>::max(),
             "a size from 1K to 2047M")},
       {"--max-receive-memory",
-       "requests that are not whole yet, all together, at most; gRPC and HTTP each", kServing,
-       kServer, Size(&O::max_receive_memory, 1 << 20, int64_t{1} << 40, "a size from 1M to 1024G")},
-      {"--max-unread-bytes",
-       "whole requests whose text is not tokenized yet, all together, at most", kServing, kServer,
-       Size(&O::max_unread_bytes, 1 << 20, int64_t{1} << 40, "a size from 1M to 1024G")},
-      {"--max-unread-requests", "such requests, at most", kServing, kServer,
+       "most bytes of requests that have not come whole, for gRPC and HTTP each", kServing, kServer,
+       Size(&O::max_receive_memory, 1 << 20, int64_t{1} << 40, "a size from 1M to 1024G")},
+      {"--max-unread-bytes", "most bytes of whole requests that wait to be tokenized", kServing,
+       kServer, Size(&O::max_unread_bytes, 1 << 20, int64_t{1} << 40, "a size from 1M to 1024G")},
+      {"--max-unread-requests", "most requests that wait to be tokenized", kServing, kServer,
        Integer(&O::max_unread_requests, 1, kMany)},
       {"--max-connections",
-       "clients connected at once, at most, gRPC and HTTP each; fewer where the process may not "
-       "open the files for them",
+       "most clients connected at once, for gRPC and HTTP each; "
+       "fewer where the process may not open that many files",
        kServing, kServer, Integer(&O::max_connections, 4, kMany)},
-      {"--max-connections-per-address", "of them from one address, at most", kServing, kServer,
+      {"--max-connections-per-address", "most connections from one address", kServing, kServer,
        Integer(&O::max_connections_per_address, 1, kMany)},
-      {"--max-calls-per-connection", "calls open at once on one connection, at most", kServing,
-       kServer, Integer(&O::max_calls_per_connection, 1, kMany)},
-      {"--max-header-bytes", "headers of one call, at most", kServing, kServer,
+      {"--max-calls-per-connection", "most calls open at once on one connection", kServing, kServer,
+       Integer(&O::max_calls_per_connection, 1, kMany)},
+      {"--max-header-bytes", "most bytes of the headers of one call", kServing, kServer,
        Size(&O::max_header_bytes, 8192, std::numeric_limits<int32_t>::max(),
             "a size from 8K to 2047M")},
       {"--log-format", "lines of the log: text, or json with time, severity, event and fields",
        kServing, kOwn, OneOf(&O::log_format, kLogFormats)},
-      {"--log-level", "log what is at least this: info, warning or error", kServing, kOwn,
+      {"--log-level", "least severity that is logged: info, warning or error", kServing, kOwn,
        OneOf(&O::log_level, kSeverities)},
       {"--log-file",
-       "append the log to this file, opened anew when it was renamed; without it: stderr", kServing,
+       "file that the log is appended to, opened again when it was renamed; none: stderr", kServing,
        kNowhere, Text(&O::log_file)},
       {"--log-requests", "log every request at its end, without its texts: on or off", kServing,
        kOwn, OneOf(&O::log_requests, kSwitch)},
       {"--durable",
-       "folder where requests and answers are stored ahead of delivery, one for each server: "
-       "clients "
-       "resume them, after a crash, too; none: nothing is stored",
+       "folder where requests and answers are stored before they are told, one for each server; "
+       "clients resume them, after a crash, too; none: nothing is stored",
        kServing, kServer, Text(&O::durable, kAbsolutePath)},
-      {"--durable-keep", "how long a request can be resumed after its client had the last of it",
-       kServing, kServer, Duration(&O::durable_keep)},
-      {"--durable-space", "bytes of stored requests and answers, at most; the oldest go first",
+      {"--durable-keep",
+       "time for which a request can be resumed after its client had the last of it", kServing,
+       kServer, Duration(&O::durable_keep)},
+      {"--durable-space", "most bytes of stored requests and answers; the oldest go first",
        kServing, kServer, Size(&O::durable_space, 1 << 20, int64_t{1} << 50, "a size from 1M")},
-      {"--ledger-file", "write the iteration ledger there, one JSON line per iteration", kServing,
+      {"--ledger-file", "file for the iteration ledger: one JSON line per iteration", kServing,
        kServer, Text(&O::ledger_file, kAbsolutePath)},
       {"--record",
-       "write there what `treadle replay` runs again: requests, plans, results, token ids (which "
-       "are "
-       "text to who has the tokenizer)",
+       "file for what `treadle replay` runs again: requests, plans, results and token ids "
+       "(which are text to whoever has the tokenizer)",
        kServing, kServer, Text(&O::record, kAbsolutePath)},
       {"--record-size",
-       "of --record, at most: that file, and what is older in one with .1 at its name's end",
+       "most bytes of --record, together with the file of its older part, "
+       "whose name ends in .1",
        kServing, kServer,
        Size(&O::record_size, 1 << 20, int64_t{1} << 40, "a size from 1M to 1024G")},
   };

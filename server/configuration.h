@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "base/choice.h"
 #include "engine/choices.h"
-#include "engine/defaults.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/defaults.h"
+#include "engine/plan/iteration_plan.h"
 #include "models/checkpoints/weight_plan.h"
 #include "server/observe/log_event.h"
 
@@ -44,8 +44,10 @@ struct ServeOptions {
   int64_t max_batch_size = kDefaultBatchSize;
   int64_t max_batch_tokens = 0;  // 0: auto, see BatchTokens
   int64_t max_queue = 1024;
-  int64_t max_context = 0;                              // 0: the model's
-  int64_t kv_memory = 0;                                // bytes; 0: auto
+  int64_t max_context = 0;  // 0: the model's
+  int64_t kv_memory = 0;    // bytes; 0: auto
+  bool prefix_cache = true;
+  int64_t prefix_cache_memory = 0;                      // bytes of kv_memory; 0: all
   int64_t replay_log_memory = kDefaultReplayLogMemory;  // bytes
   DType kv_dtype = DType::kF16;
   int64_t page_size = kDefaultPageSize;

@@ -6,6 +6,17 @@
 #include "base/status.h"
 
 namespace treadle {
+namespace {
+
+PageCounts PartOf(const PageCounts& pages, double part) {
+  PageCounts some;
+  for (const PageKind kind : kPageKinds) {
+    some[kind] = static_cast<int64_t>(static_cast<double>(pages[kind]) * part);
+  }
+  return some;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ServingStack>> ServingStack::Create(
     ServedModel model, std::unique_ptr<Engine> engine, const SchedulingOptions& options) {
@@ -28,7 +39,7 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
       options_(options),
       engine_(std::move(engine)),
       policy_(std::move(policy)),
-      kv_(model_.kv_pages, model_.paging),
+      kv_(model_.kv_pages, model_.paging, PartOf(model_.kv_pages, options.prefix_cache)),
       pool_(options.max_queue) {
   const ServingLoop::Options loop_options = {
       .limits = {.max_batch_size = options.max_batch_size,

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/defaults.h"
 #include "engine/engine.h"
-#include "engine/kv_slot_manager.h"
+#include "engine/kv/kv_slot_manager.h"
+#include "engine/plan/defaults.h"
 #include "scheduler/ledger.h"
 #include "scheduler/policy.h"
 #include "scheduler/request_pool.h"
@@ -26,6 +26,7 @@ struct SchedulingOptions {
   int64_t max_batch_tokens = kDefaultBatchTokens;  // tokens in one iteration; > max_batch_size
   int64_t max_queue = 1024;                        // waiting requests
   std::string policy = "fcfs";
+  double prefix_cache = 1;  // the part of the K/V pages that may hold what no request uses
   // As ServingLoop::Options.
   bool recover = true;
   std::function<void(const absl::Status&)> give_up = {};

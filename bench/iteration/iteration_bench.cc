@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_format.h"
 #include "base/status.h"
-#include "engine/kv_slot_manager.h"
+#include "engine/kv/kv_slot_manager.h"
 
 namespace treadle {
 namespace {
@@ -120,7 +120,7 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
       }
       position += step.num_tokens;
       room -= step.num_tokens;
-      step.sample = position == prompt_tokens;
+      if (position == prompt_tokens) step.outputs = {{.row = step.num_tokens - 1, .sample = true}};
       plan.steps.push_back(std::move(step));
     }
   }
@@ -140,7 +140,7 @@ absl::StatusOr<Times> RunBatch(Driver& driver, KvSlotManager& kv,
         step.sequence = first_id + i;
         step.first_position = prompt_tokens + token - 1;
         step.num_tokens = 1;
-        step.sample = true;
+        step.outputs = {{.sample = true}};
         if (driver.stages() > 1) step.tokens = {static_cast<int32_t>(random() % options.vocab)};
         plan.steps.push_back(std::move(step));
       }

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/defaults.h"
 #include "engine/engine.h"
-#include "engine/kv_paging.h"
+#include "engine/plan/defaults.h"
+#include "engine/plan/kv_paging.h"
 
 namespace treadle {
 

@@ -13,7 +13,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Matrices so small that more would be needed are nobody's bottleneck.
-constexpr double kMostCopies = 4096;
+constexpr double kMaxCopies = 4096;
 
 constexpr int64_t kOutlierColumns = 12;
 
@@ -92,7 +92,7 @@ std::vector<float> ColdProducts::Activations(int64_t rows, int64_t k) {
 
 int64_t ColdProducts::Copies(const Options& options, double weight_bytes) {
   const double wanted = std::ceil(static_cast<double>(options.cold_bytes) / weight_bytes);
-  return static_cast<int64_t>(std::clamp(wanted, 1.0, kMostCopies));
+  return static_cast<int64_t>(std::clamp(wanted, 1.0, kMaxCopies));
 }
 
 double ColdProducts::bytes(int64_t rows) const {

@@ -5,8 +5,8 @@
 
 #include "base/status.h"
 #include "kernels/op_cases/random.h"
-#include "models/shared_conversion.h"
-#include "models/weight_loader.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/shared_conversion.h"
 
 namespace treadle {
 namespace {

@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "base/status.h"
-#include "models/shared_conversion.h"
-#include "models/weight_loader.h"
+#include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/shared_conversion.h"
 
 namespace treadle {
 namespace {

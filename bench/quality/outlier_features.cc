@@ -163,7 +163,7 @@ nlohmann::ordered_json ToJson(const OutlierReport& report) {
 }
 
 std::string ToTable(const OutlierReport& report) {
-  constexpr size_t kMostRows = 20;
+  constexpr size_t kMaxRows = 20;
   const auto systematic = std::ranges::count_if(report.features, &OutlierFeature::systematic);
   std::string text = absl::StrFormat(
       "outlier features (%.4g or more, on %d tokens): %d, of which %d in at least 25 %% of layers "
@@ -172,14 +172,14 @@ std::string ToTable(const OutlierReport& report) {
   if (report.features.empty()) return text;
   absl::StrAppendFormat(&text, "%-16s  %9s  %8s  %8s  %9s\n", "input", "dimension", "largest",
                         "layers", "positions");
-  for (size_t i = 0; i < std::min(report.features.size(), kMostRows); ++i) {
+  for (size_t i = 0; i < std::min(report.features.size(), kMaxRows); ++i) {
     const OutlierFeature& feature = report.features[i];
     absl::StrAppendFormat(&text, "%-16s  %9d  %8.4g  %6.1f %%  %7.2f %%\n",
                           kOutlierInputNames[static_cast<size_t>(feature.input)], feature.dimension,
                           feature.largest, 100 * feature.layers, 100 * feature.positions);
   }
-  if (report.features.size() > kMostRows) {
-    text += Str("and ", report.features.size() - kMostRows, " more (all of them: --json)\n");
+  if (report.features.size() > kMaxRows) {
+    text += Str("and ", report.features.size() - kMaxRows, " more (all of them: --json)\n");
   }
   return text;
 }

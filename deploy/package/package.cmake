@@ -15,6 +15,8 @@ install(FILES deploy/nginx/grpc.conf DESTINATION share/treadle/nginx)
 # With its folder: clients run protoc -I share/treadle/proto.
 install(FILES server/grpc/inference.proto server/grpc/rpc_details.proto DESTINATION share/treadle/proto/server)
 install(FILES README.md DESTINATION share/doc/treadle)
+install(DIRECTORY docs DESTINATION share/doc/treadle)
+install(FILES deploy/README.md DESTINATION share/doc/treadle/deploy)
 install(CODE "
   get_filename_component(TREADLE_BINDIR \"\${CMAKE_INSTALL_PREFIX}/bin\" ABSOLUTE)
   configure_file([[${CMAKE_SOURCE_DIR}/deploy/systemd/treadle.service.in]]
@@ -46,7 +48,8 @@ set(CPACK_DEBIAN_PACKAGE_SECTION net)
 set(CPACK_DEBIAN_PACKAGE_DESCRIPTION
   "serving engine for transformer language models
 Treadle schedules one iteration of the model at a time: a request joins the
-very next iteration, and one that ends leaves at once. Clients speak gRPC.
+very next iteration, and one that ends leaves at once. Clients speak gRPC or
+OpenAI's HTTP API.
 
 It is not started until there is a model: link one to /etc/treadle/model,
 then enable treadle.service. Its settings are in /etc/treadle/env.")

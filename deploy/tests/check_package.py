@@ -16,11 +16,12 @@ import tempfile
 import time
 
 FILES = {
-    "bin/treadle", "lib/systemd/system/treadle.service", "share/doc/treadle/README.md",
+    "bin/treadle", "lib/systemd/system/treadle.service", "share/doc/treadle/README.md", "share/doc/treadle/deploy/README.md",
     "share/treadle/grafana/treadle.json", "share/treadle/nginx/grpc.conf",
     "share/treadle/prometheus/alerts.yaml", "share/treadle/prometheus/prometheus.yaml",
     "share/treadle/proto/server/inference.proto", "share/treadle/proto/server/rpc_details.proto",
 }
+FILES |= {f"share/doc/treadle/docs/{name}" for name in os.listdir(os.path.join(os.path.dirname(__file__), "../../docs"))}
 # Of what is built into it, if it could be fetched.
 LICENSES = {f"share/doc/treadle/{name}" for name in ("xgrammar/LICENSE", "xgrammar/NOTICE", "picojson/LICENSE")}
 DEBIAN = {"etc/treadle/env", "usr/share/doc/treadle/copyright", "usr/share/doc/treadle/changelog.gz"}

@@ -6,12 +6,11 @@
 namespace treadle {
 namespace {
 
-// Whether two sequences have the same page at position 0.
-bool ShareBeginning(const SequencePages& one, const SequencePages& other) {
-  const auto same = [](const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
-    return !a.empty() && !b.empty() && a[0] == b[0];
-  };
-  return same(one.whole, other.whole) || same(one.window, other.window);
+// -1: there is none.
+int32_t LastSample(const Step& step, const StepResult* result) {
+  if (step.outputs.empty() || step.outputs.back().row != step.num_tokens - 1) return -1;
+  if (result == nullptr || result->outputs.size() != step.outputs.size()) return -1;
+  return result->outputs.back().token;
 }
 
 }  // namespace
@@ -21,19 +20,6 @@ void LiveInputs::Start(const SequenceStart& start) {
   live.start = start;
   live.start.first_position = 0;
   live.inputs = std::exchange(live.start.earlier_tokens, {});
-  const auto first = static_cast<size_t>(start.first_position);
-  // Further candidates share or copy what the first one has run, which lives when they start.
-  const auto knows = [&](const auto& entry) {
-    return entry.second.inputs.size() >= first &&
-           (ShareBeginning(entry.second.start.pages, start.pages) ||
-            entry.first + start.candidate == start.sequence);
-  };
-  if (live.inputs.size() < first) {
-    const auto found = std::ranges::find_if(live_, knows);
-    if (found != live_.end()) {
-      live.inputs.assign(found->second.inputs.begin(), found->second.inputs.begin() + first);
-    }
-  }
   live_[start.sequence] = std::move(live);
 }
 
@@ -51,8 +37,7 @@ void LiveInputs::Apply(const IterationPlan& plan, const IterationResult& result)
     Live& live = found->second;
     live.inputs.resize(static_cast<size_t>(step.first_position));
     live.inputs.insert(live.inputs.end(), step.tokens.begin(), step.tokens.end());
-    live.sample = i < result.steps.size() ? result.steps[i].token : -1;
-    live.pooling = step.pooling;
+    live.sample = LastSample(step, i < result.steps.size() ? &result.steps[i] : nullptr);
   }
 }
 
@@ -72,10 +57,9 @@ IterationPlan LiveInputs::Everything() const {
     plan.starts.push_back(live.start);
     plan.steps.push_back({.sequence = sequence,
                           .num_tokens = static_cast<int32_t>(live.inputs.size()),
-                          .tokens = live.inputs,
-                          .pooling = live.pooling});
-    // The sample that the next step may take without saying so.
-    plan.steps.back().next_token = live.sample;
+                          .tokens = live.inputs});
+    Step& step = plan.steps.back();
+    if (live.sample >= 0) step.outputs = {{.row = step.num_tokens - 1, .target = live.sample}};
   }
   return plan;
 }
@@ -87,8 +71,7 @@ void LiveInputs::Restore(const IterationPlan& everything) {
     const auto found = live_.find(step.sequence);
     if (found == live_.end()) continue;
     found->second.inputs = step.tokens;
-    found->second.sample = step.next_token;
-    found->second.pooling = step.pooling;
+    found->second.sample = step.outputs.empty() ? -1 : step.outputs[0].target;
   }
 }
 
@@ -104,7 +87,7 @@ std::vector<IterationPlan> LiveInputs::Chunks(const IterationPlan& everything, i
       chunk.first_position = static_cast<int32_t>(begin);
       chunk.num_tokens = static_cast<int32_t>(end - begin);
       chunk.tokens.assign(step.tokens.begin() + begin, step.tokens.begin() + end);
-      chunk.next_token = -1;
+      chunk.outputs.clear();
       begin = end;
     }
   }

@@ -10,7 +10,7 @@
 #include <map>
 #include <vector>
 
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 
 namespace treadle {
 
@@ -19,8 +19,7 @@ class LiveInputs {
   struct Live {
     SequenceStart start = {};          // from its beginning on: first_position 0, no earlier tokens
     std::vector<int32_t> inputs = {};  // by position
-    int32_t sample = -1;               // the last one
-    Pooling pooling = Pooling::kNone;
+    int32_t sample = -1;               // of the last step's last row; -1: none
   };
 
   void Apply(const IterationPlan& plan, const IterationResult& result);
@@ -30,10 +29,10 @@ class LiveInputs {
   // The plan with the tokens that its steps take from samples of plans before.
   IterationPlan WithTokens(IterationPlan plan) const;
 
-  // A plan that only starts what lives, each with a step of all its inputs. No engine runs it as it
-  // is (see Chunks).
+  // A plan that only starts what lives, each with a step of all its inputs, whose output's target
+  // is the sample that the next step may take. No engine runs it as it is (see Chunks).
   IterationPlan Everything() const;
-  // Of such a plan; begins anew.
+  // Begins anew with what such a plan says.
   void Restore(const IterationPlan& everything);
   // Plans of at most `most` tokens that together leave an engine without sequences as Everything
   // says. Epoch and iteration are the caller's.

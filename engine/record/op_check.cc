@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <functional>
+#include <deque>
 #include <map>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
-#include "engine/record/op_tolerance.h"
 #include "kernels/forwarding_backend.h"
-#include "kernels/reference/reference_backend.h"
+#include "kernels/op_cases/tolerant_reference.h"
 
 namespace treadle {
 namespace {
@@ -35,40 +38,145 @@ class HostCopy {
   Tensor view_;
 };
 
-// The pages that sequences' rows or copies touch, apart from all others, in a cache of their own.
+// The pages that an op may touch, apart from all others, in a cache of their own.
 class ScratchPages {
  public:
-  explicit ScratchPages(const KvLayout& layout) : layout_(layout) {}
+  ScratchPages(const KvLayout& layout, std::byte* pages) : layout_(layout), pages_(pages) {
+    layout_.num_pages = 0;
+  }
 
-  int32_t Add(int32_t page, const std::byte* pages) {
-    const auto [entry, fresh] = numbers_.try_emplace(page, static_cast<int32_t>(numbers_.size()));
+  // Gives the page's number here.
+  int32_t Add(int32_t page) {
+    const auto [entry, fresh] = numbers_.try_emplace(page, static_cast<int32_t>(originals_.size()));
     if (fresh) {
-      const std::byte* const from = pages + page * layout_.PageBytes();
+      const std::byte* const from = pages_ + page * layout_.PageBytes();
       bytes_.insert(bytes_.end(), from, from + layout_.PageBytes());
+      originals_.push_back(page);
+      ++layout_.num_pages;
     }
     return entry->second;
   }
-  KvLayout layout() const {
-    KvLayout layout = layout_;
-    layout.num_pages = std::ssize(numbers_);
-    return layout;
-  }
+  const KvLayout& layout() const { return layout_; }
   std::byte* data() { return bytes_.data(); }
-  const std::map<int32_t, int32_t>& numbers() const { return numbers_; }
+  // By number here.
+  int32_t OriginalOf(int32_t number) const { return originals_[static_cast<size_t>(number)]; }
+  const std::byte* OriginalPage(int32_t number) const {
+    return pages_ + OriginalOf(number) * layout_.PageBytes();
+  }
 
  private:
-  const KvLayout layout_;
-  std::map<int32_t, int32_t> numbers_;  // by page of the cache
+  KvLayout layout_;
+  std::byte* const pages_;
+  std::map<int32_t, int32_t> numbers_;
+  std::vector<int32_t> originals_;
   std::vector<std::byte> bytes_;
 };
+
+using Weights = std::map<const PackedMatrix*, std::unique_ptr<PackedMatrix>>;
+
+// An op's arguments once more, for the reference: copies of whatever the op may write.
+class Twins {
+ public:
+  // weights: the reference's, by the other backend's.
+  explicit Twins(const Weights& weights) : weights_(weights) {}
+
+  // Passes on what ops only read. An argument of a new type that an op may write does not compile.
+  template <typename T>
+  T Of(T argument) {
+    static_assert(std::is_arithmetic_v<T> || std::is_same_v<T, const float*> ||
+                  std::is_same_v<T, const RotaryTable*> ||
+                  std::is_same_v<T, std::span<const int32_t>> ||
+                  std::is_same_v<T, std::span<const SampleRow>>);
+    return argument;
+  }
+  const PackedMatrix& Of(const PackedMatrix& weight) { return *weights_.at(&weight); }
+  Tensor Of(Tensor tensor) {
+    const Tensor twin = copies_.emplace_back(tensor).view();
+    tensors_.emplace_back(twin, tensor);
+    return twin;
+  }
+  std::span<const Projection> Of(std::span<const Projection> projections) {
+    for (const Projection& projection : projections) {
+      Projection& twin = projections_.emplace_back(projection);
+      twin.weight = &Of(*projection.weight);
+      twin.out = Of(projection.out);
+    }
+    return projections_;
+  }
+  const KvView& Of(const KvView& kv) {
+    ScratchPages& scratch = pages_.emplace(kv.layout, kv.pages);
+    spans_.assign(kv.sequences.begin(), kv.sequences.end());
+    for (SequenceSpan& span : spans_) {
+      const int64_t size = kv.layout.page_size;
+      const int64_t end = span.first_position + span.num_rows;
+      std::vector<int32_t>& table = tables_.emplace_back((end + size - 1) / size, 0);
+      for (int64_t i = kv.FirstSeen(span.first_position) / size; i < std::ssize(table); ++i) {
+        table[i] = scratch.Add(span.pages[i]);
+      }
+      span.pages = table.data();
+    }
+    view_ = kv;
+    view_.layout = scratch.layout();
+    view_.pages = scratch.data();
+    view_.sequences = spans_;
+    return view_;
+  }
+  std::span<SampleResult> Of(std::span<SampleResult> results) {
+    given_samples_ = results;
+    return samples_ = {results.begin(), results.end()};
+  }
+  std::span<ShardSample> Of(std::span<ShardSample> shards) {
+    given_shards_ = shards;
+    return shards_ = {shards.begin(), shards.end()};
+  }
+
+  // The tensor that `twin` stands for.
+  Tensor OriginalOf(Tensor twin) const {
+    const auto found =
+        std::ranges::find(tensors_, twin.data, [](const auto& pair) { return pair.first.data; });
+    TREADLE_CHECK(found != tensors_.end());
+    return found->second;
+  }
+  ScratchPages& pages() { return *pages_; }
+  std::span<const SequenceSpan> spans() const { return spans_; }
+  // FieldsOf each result: the original's and the twin's.
+  std::vector<std::pair<std::vector<float>, std::vector<float>>> Fields() const {
+    std::vector<std::pair<std::vector<float>, std::vector<float>>> fields;
+    for (size_t i = 0; i < samples_.size(); ++i) {
+      fields.emplace_back(FieldsOf(given_samples_[i]), FieldsOf(samples_[i]));
+    }
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      fields.emplace_back(FieldsOf(given_shards_[i]), FieldsOf(shards_[i]));
+    }
+    return fields;
+  }
+
+ private:
+  const Weights& weights_;
+  std::deque<HostCopy> copies_;
+  std::vector<std::pair<Tensor, Tensor>> tensors_;  // twin, original
+  std::vector<Projection> projections_;
+  std::optional<ScratchPages> pages_;
+  std::vector<SequenceSpan> spans_;
+  std::deque<std::vector<int32_t>> tables_;
+  KvView view_;
+  std::span<SampleResult> given_samples_;
+  std::vector<SampleResult> samples_;
+  std::span<ShardSample> given_shards_;
+  std::vector<ShardSample> shards_;
+};
+
+bool Differs(float is, float should, float tolerance) {
+  if (is == should || (std::isnan(is) && std::isnan(should))) return false;
+  return !(std::fabs(double{is} - should) <= tolerance);
+}
 
 class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
  public:
   CheckingBackend(std::unique_ptr<Backend> below, ComputeMode compute, OpCheck& check, int stage,
                   int rank)
       : ForwardingBackend(std::move(below)),
-        compute_(compute == ComputeMode::kAuto ? ComputeMode::kInt16 : compute),
-        reference_(CreateReferenceBackend(compute_)),
+        reference_(compute == ComputeMode::kAuto ? ComputeMode::kInt16 : compute),
         check_(check),
         stage_(stage),
         rank_(rank) {}
@@ -77,253 +185,41 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
 
   void BeginBatch(const BatchInput& batch) override {
     ForwardingBackend::BeginBatch(batch);
-    reference_->BeginBatch(batch);
+    reference_.BeginBatch(batch);
     layer_ = -1;
     op_ = 0;
   }
 
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override {
     TREADLE_ASSIGN_OR_RETURN(auto packed, ForwardingBackend::Pack(source));
-    Weight weight{.magnitudes = MagnitudesOf(source, compute_)};
-    TREADLE_ASSIGN_OR_RETURN(weight.packed, reference_->Pack(source));
-    weights_.insert_or_assign(packed.get(), std::move(weight));
+    TREADLE_ASSIGN_OR_RETURN(auto twin, reference_.Pack(source));
+    weights_.insert_or_assign(packed.get(), std::move(twin));
     return packed;
   }
 
-  void Embed(const PackedMatrix& table, std::span<const int32_t> ids, int32_t first_id,
-             bool accumulate, Tensor out) override {
-    const bool armed = Next();
-    const HostCopy expected(armed ? out : Tensor());
-    ForwardingBackend::Embed(table, ids, first_id, accumulate, out);
-    if (!armed) return;
-    reference_->Embed(*weights_.at(&table).packed, ids, first_id, accumulate, expected.view());
-    Compare("Embed", out, expected.view(), Exactly());
-  }
-
-  void RmsNorm(Tensor x, const float* weight, float eps, bool accumulate, Tensor out) override {
-    const bool armed = Next();
-    const HostCopy input(armed ? x : Tensor()), expected(armed ? out : Tensor());
-    ForwardingBackend::RmsNorm(x, weight, eps, accumulate, out);
-    if (!armed) return;
-    const HostCopy before(expected.view());
-    reference_->RmsNorm(input.view(), weight, eps, accumulate, expected.view());
-    Compare("RmsNorm", out, expected.view(),
-            RmsNormTolerance(expected.view(), accumulate ? before.view() : Tensor()));
-  }
-
-  void LayerNorm(Tensor x, const float* weight, const float* bias, float eps, Tensor out) override {
-    const bool armed = Next();
-    const HostCopy input(armed ? x : Tensor()), expected(armed ? out : Tensor());
-    ForwardingBackend::LayerNorm(x, weight, bias, eps, out);
-    if (!armed) return;
-    reference_->LayerNorm(input.view(), weight, bias, eps, expected.view());
-    Compare("LayerNorm", out, expected.view(), LayerNormTolerance(input.view(), weight, bias, eps));
-  }
-
-  void MatMul(Tensor x, std::span<const Projection> projections) override {
-    if (!Next()) return ForwardingBackend::MatMul(x, projections);
-    const HostCopy input(x);
-    std::vector<HostCopy> before, expected;
-    std::vector<Projection> reference;
-    for (const Projection& projection : projections) {
-      before.emplace_back(projection.out);
-      expected.emplace_back(projection.out);
-      reference.push_back(projection);
-      reference.back().weight = weights_.at(projection.weight).packed.get();
-      reference.back().out = expected.back().view();
-    }
-    ForwardingBackend::MatMul(x, projections);
-    reference_->MatMul(input.view(), reference);
-    for (size_t i = 0; i < projections.size(); ++i) {
-      const Projection& made = projections[i];
-      const Tensor rows = input.view().Rows(made.first_row, made.out.rows);
-      const auto name = projections.size() == 1 ? "MatMul" : Str("MatMul (projection ", i, ")");
-      Compare(name, made.out, expected[i].view(),
-              MatMulTolerance(weights_.at(made.weight).magnitudes, rows, input.view(), made.bias,
-                              made.accumulate ? before[i].view() : Tensor()));
-    }
-  }
-
-  void RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
-                        const KvView& kv) override {
-    if (!Next()) return ForwardingBackend::RotateAndStoreKv(q, k, v, rotary, kv);
-    const HostCopy q_copy(q), k_copy(k), v_copy(v), k_before(k);
-    ScratchPages scratch(kv.layout);
-    std::vector<std::vector<int32_t>> tables;
-    std::vector<SequenceSpan> spans(kv.sequences.begin(), kv.sequences.end());
-    for (SequenceSpan& span : spans) {
-      const int64_t end = span.first_position + span.num_rows;
-      std::vector<int32_t>& table = tables.emplace_back(
-          static_cast<size_t>((end + kv.layout.page_size - 1) / kv.layout.page_size), 0);
-      for (int64_t p = span.first_position; p < end; ++p) {
-        const auto page = static_cast<size_t>(p / kv.layout.page_size);
-        table[page] = scratch.Add(span.pages[page], kv.pages);
-      }
-      span.pages = table.data();
-    }
-    ForwardingBackend::RotateAndStoreKv(q, k, v, rotary, kv);
-    KvView view = kv;
-    view.layout = scratch.layout();
-    view.pages = scratch.data();
-    view.sequences = spans;
-    reference_->RotateAndStoreKv(q_copy.view(), k_copy.view(), v_copy.view(), rotary, view);
-    Compare("RotateAndStoreKv (q)", q, q_copy.view(), RowTolerance(q_copy.view()));
-    CompareCache(kv, view, k_before.view());
-  }
-
-  void Attention(Tensor q, const KvView& kv, float scale, Tensor out) override {
-    const bool armed = Next();
-    const HostCopy input(armed ? q : Tensor()), expected(armed ? out : Tensor());
-    ForwardingBackend::Attention(q, kv, scale, out);
-    if (!armed) return;
-    reference_->Attention(input.view(), kv, scale, expected.view());
-    Compare("Attention", out, expected.view(), AttentionTolerance(input.view(), kv, scale));
-  }
-
-  // The gated ones.
-#define TREADLE_CHECK_GATED(name, parameters, arguments, reference_arguments)                  \
-  void name parameters override {                                                              \
-    const bool armed = Next();                                                                 \
-    const HostCopy x(armed ? gate : Tensor()), y(armed ? up : Tensor());                       \
-    const HostCopy expected(armed ? out : Tensor());                                           \
-    ForwardingBackend::name arguments;                                                         \
-    if (!armed) return;                                                                        \
-    reference_->name reference_arguments;                                                      \
-    Compare(#name, out, expected.view(), GatedTolerance(x.view(), y.view(), expected.view())); \
-  }
-  TREADLE_CHECK_GATED(SwiGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out),
-                      (x.view(), y.view(), expected.view()))
-  TREADLE_CHECK_GATED(GeGlu, (Tensor gate, Tensor up, Tensor out), (gate, up, out),
-                      (x.view(), y.view(), expected.view()))
-  TREADLE_CHECK_GATED(ClampedSwiGlu, (Tensor gate, Tensor up, float limit, Tensor out),
-                      (gate, up, limit, out), (x.view(), y.view(), limit, expected.view()))
-#undef TREADLE_CHECK_GATED
-
-#define TREADLE_CHECK_ELEMENTWISE(name)                                   \
-  void name(Tensor x, Tensor out) override {                              \
-    const bool armed = Next();                                            \
-    const HostCopy input(armed ? x : Tensor());                           \
-    const HostCopy expected(armed ? out : Tensor());                      \
-    ForwardingBackend::name(x, out);                                      \
-    if (!armed) return;                                                   \
-    reference_->name(input.view(), expected.view());                      \
-    Compare(#name, out, expected.view(), ElementTolerance(input.view())); \
-  }
-  TREADLE_CHECK_ELEMENTWISE(Gelu)
-  TREADLE_CHECK_ELEMENTWISE(GeluErf)
-  TREADLE_CHECK_ELEMENTWISE(Relu)
-  TREADLE_CHECK_ELEMENTWISE(Copy)
-#undef TREADLE_CHECK_ELEMENTWISE
-
-  void Route(Tensor logits, bool normalize, Tensor ids, Tensor weights) override {
-    const bool armed = Next();
-    const HostCopy input(armed ? logits : Tensor());
-    const HostCopy places(armed ? ids : Tensor()), shares(armed ? weights : Tensor());
-    ForwardingBackend::Route(logits, normalize, ids, weights);
-    if (!armed) return;
-    reference_->Route(input.view(), normalize, places.view(), shares.view());
-    Compare("Route (experts)", ids, places.view(), Exactly());
-    Compare("Route (weights)", weights, shares.view(), ElementTolerance(shares.view()));
-  }
-
-  void Mix(Tensor x, std::span<const int32_t> places, Tensor weights, bool accumulate,
-           Tensor out) override {
-    const bool armed = Next();
-    const HostCopy input(armed ? x : Tensor()), shares(armed ? weights : Tensor());
-    const HostCopy expected(armed ? out : Tensor());
-    ForwardingBackend::Mix(x, places, weights, accumulate, out);
-    if (!armed) return;
-    const HostCopy before(expected.view());
-    reference_->Mix(input.view(), places, shares.view(), accumulate, expected.view());
-    Compare(
-        "Mix", out, expected.view(),
-        MixTolerance(input.view(), places, shares.view(), accumulate ? before.view() : Tensor()));
-  }
-
-  void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
-    const bool armed = Next();
-    const HostCopy expected(armed ? out : Tensor());
-    if (armed) reference_->Gather(x, rows, expected.view());
-    ForwardingBackend::Gather(x, rows, out);
-    if (armed) Compare("Gather", out, expected.view(), Exactly());
-  }
-
-  void CopyPages(const KvLayout& layout, std::byte* pages,
-                 std::span<const PageCopy> copies) override {
-    if (!Next()) return ForwardingBackend::CopyPages(layout, pages, copies);
-    ScratchPages scratch(layout);
-    std::vector<PageCopy> there;
-    for (const PageCopy& copy : copies) {
-      const int32_t from = scratch.Add(copy.from, pages);
-      there.push_back({from, scratch.Add(copy.to, pages)});
-    }
-    ForwardingBackend::CopyPages(layout, pages, copies);
-    reference_->CopyPages(scratch.layout(), scratch.data(), there);
-    const auto bytes = static_cast<size_t>(layout.PageBytes());
-    for (const auto& [page, number] : scratch.numbers()) {
-      if (std::memcmp(pages + page * layout.PageBytes(),
-                      scratch.data() + number * layout.PageBytes(), bytes) != 0) {
-        return Find("CopyPages", page, "the page differs from the reference's");
-      }
-    }
-  }
-
-  void Sample(Tensor logits, std::span<const SampleRow> rows,
-              std::span<SampleResult> results) override {
-    const bool armed = Next();
-    const HostCopy input(armed ? logits : Tensor());
-    const HostCopy raw(armed ? logits : Tensor());
-    ForwardingBackend::Sample(logits, rows, results);
-    if (!armed) return;
-    std::vector<SampleResult> expected(rows.size());
-    reference_->Sample(input.view(), rows, expected);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const double tolerance = SampleTolerance(raw.view(), static_cast<int64_t>(i));
-      const SampleResult &is = results[i], &should = expected[i];
-      const auto row = static_cast<int64_t>(i);
-      if (is.token != should.token) {
-        return Find("Sample", row, Str("token ", is.token, ", the reference's ", should.token));
-      }
-      if (rows[i].top_logprobs >= 0 && !(std::fabs(is.logprob - should.logprob) <= tolerance)) {
-        return Find("Sample", row,
-                    Str("log probability ", is.logprob, ", the reference's ", should.logprob,
-                        ", tolerance ", tolerance));
-      }
-    }
-  }
-
-  void SampleShard(Tensor logits, int32_t first_token, std::span<const SampleRow> rows,
-                   std::span<ShardSample> shards) override {
-    const bool armed = Next();
-    const HostCopy input(armed ? logits : Tensor());
-    const HostCopy raw(armed ? logits : Tensor());
-    ForwardingBackend::SampleShard(logits, first_token, rows, shards);
-    if (!armed) return;
-    std::vector<ShardSample> expected(rows.size());
-    reference_->SampleShard(input.view(), first_token, rows, expected);
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const auto row = static_cast<int64_t>(i);
-      const double tolerance = expected[i].sum * SampleTolerance(raw.view(), row);
-      bool same = shards[i].max == expected[i].max &&
-                  shards[i].num_candidates == expected[i].num_candidates &&
-                  std::fabs(shards[i].sum - expected[i].sum) <= tolerance;
-      for (int32_t c = 0; same && c < expected[i].num_candidates; ++c) {
-        same = shards[i].candidates[c].token == expected[i].candidates[c].token;
-      }
-      if (!same) {
-        return Find("SampleShard", row,
-                    Str("maximum ", shards[i].max, " and sum ", shards[i].sum, ", the reference's ",
-                        expected[i].max, " and ", expected[i].sum, ", or other candidates"));
-      }
-    }
-  }
+#define TREADLE_ARGUMENTS(...) __VA_ARGS__
+#define TREADLE_CHECK_OP(name, parameters, arguments) \
+  void name parameters override { RunTwice(#name, &Backend::name, TREADLE_ARGUMENTS arguments); }
+  TREADLE_FEATURE_OPS(TREADLE_CHECK_OP)
+  TREADLE_SAMPLE_OPS(TREADLE_CHECK_OP)
+  TREADLE_COPY_OPS(TREADLE_OVERRIDE_OP)
+#undef TREADLE_CHECK_OP
+#undef TREADLE_ARGUMENTS
 
  private:
-  struct Weight {
-    WeightMagnitudes magnitudes;
-    std::unique_ptr<PackedMatrix> packed = {};
-  };
+  template <typename... Parameters>
+  void RunTwice(std::string_view name, void (Backend::*op)(Parameters...),
+                std::type_identity_t<Parameters>... arguments) {
+    if (!Next()) return (below().*op)(arguments...);
+    Twins twins(weights_);
+    const std::tuple<Parameters...> again{twins.Of(arguments)...};
+    (below().*op)(arguments...);
+    TREADLE_CHECK(ForwardingBackend::Synchronize().ok());
+    std::apply([&](auto&... twin) { (reference_.*op)(twin...); }, again);
+    Compare(name, twins);
+  }
 
+  // Whether the op that follows is checked.
   bool Next() {
     ++op_;
     return check_.armed();
@@ -339,60 +235,126 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
                 .what = std::move(what)});
   }
 
-  void Compare(std::string op, Tensor out, Tensor expected, const ToleranceOf& tolerance) {
-    TREADLE_CHECK(ForwardingBackend::Synchronize().ok());
+  void Compare(std::string_view op, Twins& twins) {
+    for (const OpTolerances::Output& output : reference_.tolerances().outputs) {
+      const std::string name = output.part.empty() ? Str(op) : Str(op, " (", output.part, ")");
+      CompareRows(name, twins.OriginalOf(output.tensor), output.tensor, output.error);
+    }
+    if (!reference_.tolerances().cache.empty()) {
+      CompareCache(op, twins.pages(), twins.spans());
+    }
+    CompareFields(op, twins);
+  }
+
+  void CompareRows(const std::string& name, Tensor out, Tensor expected,
+                   std::span<const float> tolerance) {
     for (int64_t row = 0; row < out.rows; ++row) {
       for (int64_t i = 0; i < out.cols; ++i) {
         const float is = LoadElement(out.dtype, out.Rows(row, 1).data, i);
         const float should = LoadElement(expected.dtype, expected.Rows(row, 1).data, i);
-        if (is == should || (std::isnan(is) && std::isnan(should))) continue;
-        const double most = tolerance(row, i);
-        if (std::fabs(double{is} - should) <= most) continue;
+        const float most = tolerance[static_cast<size_t>(row * out.cols + i)];
+        if (!Differs(is, should, most)) continue;
         return Find(
-            std::move(op), row,
+            name, row,
             Str("column ", i, " is ", is, ", the reference's ", should, ", tolerance ", most));
       }
     }
   }
 
-  // What was stored of K and V, in the cache and in the reference's.
-  void CompareCache(const KvView& kv, const KvView& expected, Tensor k) {
-    const KvLayout& layout = kv.layout;
-    for (size_t s = 0; s < kv.sequences.size(); ++s) {
-      const SequenceSpan& span = kv.sequences[s];
-      for (int32_t i = 0; i < span.num_rows; ++i) {
-        const int64_t position = span.first_position + i;
-        const int64_t page = position / layout.page_size, slot = position % layout.page_size;
-        const std::byte* const is = kv.pages + span.pages[page] * layout.PageBytes();
-        const std::byte* const should =
-            expected.pages + expected.sequences[s].pages[page] * layout.PageBytes();
-        const double tolerance = StoredTolerance(k, span.first_row + i, layout.dtype);
-        for (int64_t element = 0; element < 2 * layout.kv_heads * layout.head_dim; ++element) {
-          const bool value = element >= layout.kv_heads * layout.head_dim;
-          const int64_t in_part = element % (layout.kv_heads * layout.head_dim);
-          const int64_t head = in_part / layout.head_dim, feature = in_part % layout.head_dim;
-          const int64_t at = value ? layout.ValueElement(head, slot, feature)
-                                   : layout.KeyElement(head, slot, feature);
-          const float a = LoadElement(layout.dtype, is, at);
-          const float b = LoadElement(layout.dtype, should, at);
-          if (a == b || (std::isnan(a) && std::isnan(b))) continue;
-          if (!value && std::fabs(a - b) <= tolerance) continue;
-          return Find(value ? "RotateAndStoreKv (v)" : "RotateAndStoreKv (k)", span.first_row + i,
-                      Str("element ", in_part, " is ", a, ", the reference's ", b));
-        }
+  // What lies in the cache and in the reference's. spans: of the reference's; if empty, a finding's
+  // row is its page.
+  void CompareCache(std::string_view op, ScratchPages& scratch,
+                    std::span<const SequenceSpan> spans) {
+    const KvLayout& layout = scratch.layout();
+    const float* error = reference_.tolerances().cache.data();
+    for (int32_t page = 0; page < layout.num_pages; ++page) {
+      const std::byte* const is = scratch.OriginalPage(page);
+      const std::byte* const should = scratch.data() + page * layout.PageBytes();
+      for (int64_t at = 0; at < 2 * layout.PartElements(); ++at) {
+        const bool value = at >= layout.PartElements();
+        const int64_t i = at % layout.head_dim;
+        const int64_t slot = at / layout.head_dim % layout.page_size;
+        const int64_t head = at % layout.PartElements() / layout.head_dim / layout.page_size;
+        const int64_t element = value ? at : layout.KeyElement(head, slot, i);
+        const float a = LoadElement(layout.dtype, is, element);
+        const float b = LoadElement(layout.dtype, should, element);
+        if (!Differs(a, b, error[value ? at : KeyByFeature(layout, head, slot, i)])) continue;
+        return Find(
+            Str(op, value ? " (v)" : " (k)"),
+            spans.empty() ? scratch.OriginalOf(page) : RowAt(spans, layout, page, slot),
+            Str("element ", head * layout.head_dim + i, " is ", a, ", the reference's ", b));
       }
+      error += 2 * layout.PartElements();
     }
   }
 
-  const ComputeMode compute_;
-  const std::unique_ptr<Backend> reference_;
+  // -1: none is stored there.
+  static int64_t RowAt(std::span<const SequenceSpan> spans, const KvLayout& layout, int32_t page,
+                       int64_t slot) {
+    for (const SequenceSpan& span : spans) {
+      for (int32_t i = 0; i < span.num_rows; ++i) {
+        const int64_t position = span.first_position + i;
+        if (span.pages[position / layout.page_size] == page &&
+            position % layout.page_size == slot) {
+          return span.first_row + i;
+        }
+      }
+    }
+    return -1;
+  }
+
+  void CompareFields(std::string_view op, const Twins& twins) {
+    const float* error = reference_.tolerances().fields.data();
+    int64_t row = 0;
+    for (const auto& [is, should] : twins.Fields()) {
+      for (size_t i = 0; i < std::min(is.size(), should.size()); ++i) {
+        if (!Differs(is[i], should[i], error[i])) continue;
+        return Find(std::string(op), row,
+                    Str(FieldName(op, i), " ", is[i], ", the reference's ", should[i],
+                        ", tolerance ", error[i]));
+      }
+      error += should.size();
+      ++row;
+    }
+  }
+  static std::string_view FieldName(std::string_view op, size_t field) {
+    static constexpr std::string_view kSample[] = {
+        "token", "log probability", "the target's log probability", "number of top tokens"};
+    static constexpr std::string_view kShard[] = {"sum", "maximum", "the target's logit",
+                                                  "number of top tokens", "number of candidates"};
+    const std::span<const std::string_view> names =
+        op == "Sample" ? std::span<const std::string_view>(kSample) : kShard;
+    return field < names.size() ? names[field] : "top token or candidate";
+  }
+
+  TolerantReference reference_;
   OpCheck& check_;
   const int stage_;
   const int rank_;
-  std::map<const PackedMatrix*, Weight> weights_;
+  Weights weights_;
   int64_t layer_ = -1;
   int64_t op_ = 0;
 };
+
+void CheckingBackend::Gather(Tensor x, std::span<const int32_t> rows, Tensor out) {
+  RunTwice("Gather", &Backend::Gather, x, rows, out);
+}
+
+void CheckingBackend::Copy(Tensor x, Tensor out) { RunTwice("Copy", &Backend::Copy, x, out); }
+
+void CheckingBackend::CopyPages(const KvLayout& layout, std::byte* pages,
+                                std::span<const PageCopy> copies) {
+  if (!Next()) return ForwardingBackend::CopyPages(layout, pages, copies);
+  ScratchPages scratch(layout, pages);
+  std::vector<PageCopy> there;
+  for (const PageCopy& copy : copies) {
+    const int32_t from = scratch.Add(copy.from);
+    there.push_back({from, scratch.Add(copy.to)});
+  }
+  ForwardingBackend::CopyPages(layout, pages, copies);
+  reference_.CopyPages(scratch.layout(), scratch.data(), there);
+  CompareCache("CopyPages", scratch, {});
+}
 
 }  // namespace
 

@@ -3,10 +3,9 @@
 // layer, op and row.
 //
 // Inputs are the backend's own, so errors do not add up from op to op, and tolerances are those of
-// one op: roundings of its sums in units of 2^-24 of their terms' magnitudes (row magnitudes, where
-// an element's would cost as much as the op). What ranks and stages tell each other is not an op.
-// Only for backends whose memory is the host's. Checked ops take as long as plain scalar loops, and
-// weights twice the memory.
+// one op (kernels/op_cases/tolerant_reference.h). What ranks and stages tell each other is not an
+// op. Only for backends whose memory is the host's. Checked ops take as long as plain scalar loops
+// do twice; weights take their own memory twice, and four bytes each besides.
 //
 // Thread safety: OpCheck: all methods from any thread; a backend as Backend.
 #pragma once

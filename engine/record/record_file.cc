@@ -16,10 +16,10 @@ namespace treadle {
 namespace {
 
 // The last byte counts formats.
-constexpr std::string_view kMagic = "TREADLE\1";
+constexpr std::string_view kMagic = "TREADLE\3";
 constexpr size_t kFrame = kRecordFrameBytes;
 // The largest masks of the largest batch are a fraction of this.
-constexpr uint32_t kMostBytes = 256 << 20;
+constexpr uint32_t kMaxBytes = 256 << 20;
 
 uint64_t ChecksumOf(std::string_view entry) {
   return WireChecksum(entry.size(), reinterpret_cast<const std::byte*>(entry.data()), entry.size());
@@ -102,7 +102,7 @@ absl::StatusOr<bool> RecordReader::Next(record::Entry& entry) {
   const auto damaged = [this](const char* what) {
     return InvalidArgument("the recording is damaged at byte ", at_, ": ", what);
   };
-  if (size > kMostBytes) return damaged("an entry of an impossible length");
+  if (size > kMaxBytes) return damaged("an entry of an impossible length");
   if (rest.size() < kFrame + size) return false;
   const std::string_view payload = rest.substr(kFrame, size);
   if (ChecksumOf(payload) != checksum) return damaged("an entry with another checksum");

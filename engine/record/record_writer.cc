@@ -1,8 +1,8 @@
 #include "engine/record/record_writer.h"
 
 #include "base/status.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/record/record.pb.h"
-#include "engine/remote/plan_messages.h"
 
 namespace treadle {
 

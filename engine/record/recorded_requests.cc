@@ -9,7 +9,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Of lines that may be anything: what is not there, or is something else, is empty.
+// Readers of lines that may be anything: what is missing, or of another type, is empty.
 Json Parse(const std::string& line) {
   return Json::parse(line, nullptr, /*allow_exceptions=*/false);
 }

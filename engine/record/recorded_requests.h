@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 
 namespace treadle {
 
@@ -24,7 +24,8 @@ class RecordedRequests {
 
   // The ledger's number; unset if no line named it.
   std::optional<uint64_t> RequestOf(uint64_t epoch, SequenceId sequence) const;
-  // Of the request that its client called `id` or that has this number. NotFound says which are.
+  // The number of the request that its client called `id` or that has this number. NotFound names
+  // those that there are.
   absl::StatusOr<uint64_t> Find(const std::string& id) const;
   // What a line of the ledger says of a request's coming and going, as lines.
   static std::string TextOf(const std::string& ledger_line, uint64_t request);

@@ -8,9 +8,9 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/record/record.pb.h"
 #include "engine/record/record_writer.h"
-#include "engine/remote/plan_messages.h"
 
 namespace treadle {
 namespace {
@@ -29,8 +29,7 @@ std::string HeaderOf(const RecordedSetup& setup) {
   header.mutable_end_layer()->Add(setup.end_layers.begin(), setup.end_layers.end());
   header.set_max_batch_tokens(setup.max_batch_tokens);
   header.set_max_context(setup.max_context);
-  header.set_pages(setup.kv_pages.whole);
-  header.set_window_pages(setup.kv_pages.window);
+  EncodePages(setup.kv_pages, *header.mutable_pages());
   return entry.SerializeAsString();
 }
 
@@ -48,7 +47,7 @@ class RecordingEngine final : public Engine {
     recording_->Plan(plan);
     below_->Submit(std::move(plan));
   }
-  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override {
+  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) override {
     recording_->Masks(epoch, iteration, masks);
     below_->SetMasks(epoch, iteration, std::move(masks));
   }
@@ -195,7 +194,7 @@ void Recording::Plan(const IterationPlan& plan) {
   state_->Add(entry);
 }
 
-void Recording::Masks(uint64_t epoch, uint64_t iteration, const std::vector<StepMask>& masks) {
+void Recording::Masks(uint64_t epoch, uint64_t iteration, const std::vector<OutputMask>& masks) {
   record::Entry entry;
   EncodeMasks(epoch, iteration, masks, *entry.mutable_masks());
   state_->Add(entry);

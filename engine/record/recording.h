@@ -1,8 +1,8 @@
 // Writes down what an engine is told and what it answers, so that it can be run again (replay.h).
 //
-// Who records never waits: entries go to a bounded queue that one thread writes out. When the queue
-// is full or the file cannot be written, the recording ends, for good, with an entry that says why
-// where there is room for one, and service goes on.
+// Recording never makes the caller wait: entries go to a bounded queue that one thread writes out.
+// When the queue is full or the file cannot be written, the recording ends, for good, with an entry
+// that says why where there is room for one, and service goes on.
 //
 // Two generations lie on disk, FILE and, when that is full, FILE.1, together `max_bytes` at most
 // (and what the header and what lives take, if that is more). Each replays by itself.
@@ -53,7 +53,7 @@ class Recording {
                                       std::unique_ptr<Engine> engine);
 
   void Plan(const IterationPlan& plan);
-  void Masks(uint64_t epoch, uint64_t iteration, const std::vector<StepMask>& masks);
+  void Masks(uint64_t epoch, uint64_t iteration, const std::vector<OutputMask>& masks);
   void Result(const IterationResult& result);
   void EpochEnd(uint64_t epoch, const std::string& reason);
   // A line of JSON: who came, was in an iteration, and left.

@@ -9,15 +9,16 @@
 
 #include "base/quoted.h"
 #include "base/status.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/record/record.pb.h"
 #include "engine/record/record_file.h"
 #include "engine/record/replay.h"
-#include "engine/remote/plan_messages.h"
 
 namespace treadle {
 namespace {
 
-constexpr int64_t kMostStages = 1 << 12, kMostBatchTokens = 1 << 20;
+constexpr int64_t kMaxStages = 1 << 12, kMaxBatchTokens = 1 << 20;
+constexpr size_t kMaxShownEpochs = 16;  // in an error
 
 absl::StatusOr<RecordedSetup> SetupOf(const record::Header& header) {
   RecordedSetup setup;
@@ -28,16 +29,16 @@ absl::StatusOr<RecordedSetup> SetupOf(const record::Header& header) {
   setup.end_layers.assign(header.end_layer().begin(), header.end_layer().end());
   setup.max_batch_tokens = header.max_batch_tokens();
   setup.max_context = header.max_context();
-  setup.kv_pages = {header.pages(), header.window_pages()};
+  setup.kv_pages = DecodePages(header.pages());
   const bool ascend = std::ranges::adjacent_find(setup.end_layers, std::greater_equal<>()) ==
                       setup.end_layers.end();
-  if (setup.end_layers.empty() || std::ssize(setup.end_layers) > kMostStages || !ascend ||
+  if (setup.end_layers.empty() || std::ssize(setup.end_layers) > kMaxStages || !ascend ||
       setup.end_layers[0] < 1) {
     return InvalidArgument("the recording's stages are none, expected ascending layers");
   }
-  if (setup.max_batch_tokens < 1 || setup.max_batch_tokens > kMostBatchTokens) {
+  if (setup.max_batch_tokens < 1 || setup.max_batch_tokens > kMaxBatchTokens) {
     return InvalidArgument("the recording's iterations have ", setup.max_batch_tokens,
-                           " tokens at most, expected 1 to ", kMostBatchTokens);
+                           " tokens at most, expected 1 to ", kMaxBatchTokens);
   }
   return setup;
 }
@@ -101,9 +102,12 @@ class Dump {
                    steps[i].first_position + steps[i].num_tokens - 1, ", tokens");
       for (const int32_t token : steps[i].tokens) text_ += Shown(token);
       if (steps[i].tokens.empty()) text_ += " as sampled";
-      if (result.steps[i].token >= 0) text_ += " ->" + Shown(result.steps[i].token);
-      if (steps[i].top_logprobs >= 0) {
-        text_ += Str(" log probability ", result.steps[i].detail.logprob);
+      const std::vector<RowOutput>& asked = steps[i].outputs;
+      const std::vector<RowResult>& given = result.steps[i].outputs;
+      for (size_t k = 0; k < std::min(asked.size(), given.size()); ++k) {
+        if (!asked[k].sample) continue;
+        text_ += " ->" + Shown(given[k].token);
+        if (asked[k].top_logprobs >= 0) text_ += Str(" log probability ", given[k].detail.logprob);
       }
       text_ += "\n";
     }
@@ -166,7 +170,13 @@ absl::StatusOr<RecordingSummary> Summarize(std::string_view recording) {
     } else if (entry.has_plan()) {
       ++summary.unanswered;
     } else if (entry.has_result()) {
-      summary.last = {entry.result().epoch(), entry.result().iteration()};
+      const RecordedPlace place{entry.result().epoch(), entry.result().iteration()};
+      summary.last = place;
+      RecordedRange& range =
+          summary.epochs.try_emplace(place.epoch, RecordedRange{place.iteration, place.iteration})
+              .first->second;
+      range.first = std::min(range.first, place.iteration);
+      range.last = std::max(range.last, place.iteration);
       ++summary.iterations;
       --summary.unanswered;
     } else if (entry.has_epoch_end()) {
@@ -187,6 +197,29 @@ absl::StatusOr<RecordingSummary> Summarize(std::string_view recording) {
                            ", which is how many there were");
   }
   return summary;
+}
+
+absl::Status RecordingSummary::CheckPlace(const RecordedPlace& place) const {
+  if (epochs.empty()) {
+    return absl::NotFoundError("the recording has no iteration with a result");
+  }
+  const auto epoch = epochs.find(place.epoch);
+  if (epoch != epochs.end() && place.iteration >= epoch->second.first &&
+      place.iteration <= epoch->second.last) {
+    return absl::OkStatus();
+  }
+  std::string known;
+  size_t shown = 0;
+  for (const auto& [number, range] : epochs) {
+    // The first epochs and the last one, if there are many.
+    if (++shown == kMaxShownEpochs && epochs.size() > kMaxShownEpochs) known += ", ...";
+    if (shown >= kMaxShownEpochs && shown < epochs.size()) continue;
+    known +=
+        Str(known.empty() ? "" : ", ", number, " (iteration",
+            range.first == range.last ? "" : Str("s ", range.first, " to"), " ", range.last, ")");
+  }
+  return NotFound("iteration ", place.iteration, " of epoch ", place.epoch,
+                  " is not in the recording, expected one of epoch ", known);
 }
 
 absl::StatusOr<std::string> DumpRequest(std::string_view recording, const std::string& request,

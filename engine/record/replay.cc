@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/record/live_inputs.h"
 #include "engine/record/record.pb.h"
 #include "engine/record/record_file.h"
-#include "engine/remote/plan_messages.h"
 
 namespace treadle {
 namespace {
@@ -31,12 +31,14 @@ class Comparison {
   }
 
  private:
-  void Differ(size_t step, std::string what) {
+  // `row`: of the step, after which the token comes that differs; -1: its last one.
+  void Differ(size_t step, std::string what, int32_t row = -1) {
     if (report_.difference) return;
     ReplayDifference difference{.at = {plan_.epoch, plan_.iteration}, .step = step};
     if (step < plan_.steps.size()) {
-      difference.sequence = plan_.steps[step].sequence;
-      difference.position = plan_.steps[step].first_position + plan_.steps[step].num_tokens;
+      const Step& planned = plan_.steps[step];
+      difference.sequence = planned.sequence;
+      difference.position = planned.first_position + (row < 0 ? planned.num_tokens : row + 1);
     }
     difference.what = std::move(what);
     report_.difference = std::move(difference);
@@ -73,27 +75,34 @@ class Comparison {
   }
 
   void CompareStep(size_t i, const StepResult& recorded, const StepResult& found) {
+    const size_t asked = plan_.steps[i].outputs.size();
+    if (recorded.outputs.size() != asked || found.outputs.size() != asked) {
+      return Differ(i, Str(found.outputs.size(), " outputs, recorded ", recorded.outputs.size(),
+                           ", asked ", asked));
+    }
+    for (size_t k = 0; k < asked; ++k) {
+      CompareRow(i, plan_.steps[i].outputs[k], recorded.outputs[k], found.outputs[k]);
+    }
+  }
+
+  void CompareRow(size_t i, const RowOutput& asked, const RowResult& recorded,
+                  const RowResult& found) {
     if (found.token >= 0) ++report_.tokens;
     if (found.token != recorded.token) {
-      return Differ(i, Str("token is ", found.token, ", recorded ", recorded.token));
+      return Differ(i, Str("token is ", found.token, ", recorded ", recorded.token), asked.row);
     }
-    if (found.prompt_detail.size() != recorded.prompt_detail.size() ||
-        found.embedding.size() != recorded.embedding.size()) {
-      return Differ(i, Str(found.prompt_detail.size(), " prompt details and ",
-                           found.embedding.size(), " elements of an embedding, recorded ",
-                           recorded.prompt_detail.size(), " and ", recorded.embedding.size()));
+    if (found.hidden.size() != recorded.hidden.size()) {
+      return Differ(i, Str(found.hidden.size(), " elements of a hidden state, recorded ",
+                           recorded.hidden.size()));
     }
-    if (plan_.steps[i].top_logprobs >= 0) {
-      CompareDetail(i, "the token", recorded.detail, found.detail);
+    if (asked.top_logprobs >= 0) CompareDetail(i, "the token", recorded.detail, found.detail);
+    if (asked.target >= 0) {
+      const int64_t position = int64_t{plan_.steps[i].first_position} + asked.row + 1;
+      CompareDetail(i, Str("the given token at ", position), recorded.target, found.target);
     }
-    for (size_t k = 0; k < found.prompt_detail.size(); ++k) {
-      const auto position = plan_.steps[i].first_position + 1 + static_cast<int64_t>(k);
-      CompareDetail(i, Str("the prompt's token at ", position), recorded.prompt_detail[k],
-                    found.prompt_detail[k]);
-    }
-    for (size_t k = 0; k < found.embedding.size(); ++k) {
-      CompareNumber(i, Str("element ", k, " of the embedding"), recorded.embedding[k],
-                    found.embedding[k]);
+    for (size_t k = 0; k < found.hidden.size(); ++k) {
+      CompareNumber(i, Str("element ", k, " of the hidden state"), recorded.hidden[k],
+                    found.hidden[k]);
     }
   }
 
@@ -118,7 +127,7 @@ class Run {
     } else if (entry.has_masks()) {
       TREADLE_ASSIGN_OR_RETURN(auto masks, DecodeMasks(entry.masks()));
       auto& all = masks_[{entry.masks().epoch(), entry.masks().iteration()}];
-      for (StepMask& mask : masks) all.push_back(std::move(mask));
+      for (OutputMask& mask : masks) all.push_back(std::move(mask));
     } else if (entry.has_result()) {
       return Answered(entry.result());
     }
@@ -128,19 +137,50 @@ class Run {
   ReplayReport TakeReport() { return std::move(report_); }
 
  private:
-  absl::StatusOr<bool> Restore(const control::PlanMessage& message) {
+  absl::StatusOr<bool> Restore(const proto::Plan& message) {
     TREADLE_ASSIGN_OR_RETURN(const IterationPlan everything, DecodePlan(message));
     if (everything.epoch < options_.first_epoch) return true;
     live_.Restore(everything);
     TREADLE_RETURN_IF_ERROR(Begin(everything.epoch));
-    for (IterationPlan& chunk : LiveInputs::Chunks(everything, max_batch_tokens_)) {
-      chunk.epoch = everything.epoch;
-      chunk.iteration = everything.iteration;
-      if (options_.before) options_.before(chunk);
-      TREADLE_RETURN_IF_ERROR(runner_.Run(std::move(chunk), {}).status());
+    return RunAhead(LiveInputs::Chunks(everything, max_batch_tokens_), everything);
+  }
+
+  // Plans that are not recorded, in front of one that is.
+  absl::StatusOr<bool> RunAhead(std::vector<IterationPlan> plans, const IterationPlan& recorded) {
+    for (IterationPlan& plan : plans) {
+      plan.epoch = recorded.epoch;
+      plan.iteration = recorded.iteration;
+      if (options_.before) options_.before(plan);
+      TREADLE_RETURN_IF_ERROR(runner_.Run(std::move(plan), {}).status());
       if (options_.after && !options_.after()) return false;
     }
     return true;
+  }
+
+  // Takes from a plan the starts of prompts that the server had begun in its prefix cache: they are
+  // computed from the beginning here. So a recording needs nothing that came before it, and what
+  // was wrong in the cache shows as a difference.
+  std::vector<IterationPlan> TakeReused(IterationPlan& plan) const {
+    IterationPlan everything;
+    for (const SequenceStart& start : plan.starts) {
+      if (start.first_position == 0 || start.candidate > 0) continue;
+      SequenceStart& anew = everything.starts.emplace_back(start);
+      everything.steps.push_back({.sequence = start.sequence,
+                                  .num_tokens = anew.first_position,
+                                  .tokens = std::exchange(anew.earlier_tokens, {})});
+      anew.first_position = 0;
+      const std::vector<int32_t>& ring = start.pages[PageKind::kWindow];
+      std::erase_if(plan.page_copies[PageKind::kWindow],
+                    [&](const PageCopy& copy) { return std::ranges::count(ring, copy.to) > 0; });
+    }
+    if (everything.starts.empty()) return {};
+    std::erase_if(plan.starts, [](const SequenceStart& start) {
+      return start.first_position > 0 && start.candidate == 0;
+    });
+    std::vector<IterationPlan> ahead = LiveInputs::Chunks(everything, max_batch_tokens_);
+    ahead[0].releases = std::exchange(plan.releases, {});
+    ahead[0].page_copies = std::exchange(plan.page_copies, {});
+    return ahead;
   }
 
   absl::Status Begin(uint64_t epoch) {
@@ -148,7 +188,7 @@ class Run {
     return runner_.BeginEpoch();
   }
 
-  absl::StatusOr<bool> Answered(const control::ResultMessage& message) {
+  absl::StatusOr<bool> Answered(const proto::Result& message) {
     TREADLE_ASSIGN_OR_RETURN(const IterationResult recorded, DecodeResult(message));
     const RecordedPlace place{recorded.epoch, recorded.iteration};
     const auto plan = plans_.extract(place);
@@ -164,10 +204,13 @@ class Run {
       TREADLE_RETURN_IF_ERROR(Begin(place.epoch));
     }
     const IterationPlan told = live_.WithTokens(plan.mapped());
+    IterationPlan rest = told;
+    TREADLE_ASSIGN_OR_RETURN(const bool more, RunAhead(TakeReused(rest), told));
+    if (!more) return false;
     if (options_.before) options_.before(told);
     TREADLE_ASSIGN_OR_RETURN(
         const IterationResult found,
-        RunEverywhere(told, masks.empty() ? std::vector<StepMask>() : masks.mapped()));
+        RunEverywhere(std::move(rest), masks.empty() ? std::vector<OutputMask>() : masks.mapped()));
     live_.Apply(told, recorded);
     ++report_.iterations;
     Comparison(told, options_.tolerance, report_).Compare(recorded, found);
@@ -181,7 +224,7 @@ class Run {
 
   // On all stages, whichever ran it then: the others had the same rows already, or the caches would
   // not be as they were. What none had to run may be more than one plan.
-  absl::StatusOr<IterationResult> RunEverywhere(IterationPlan plan, std::vector<StepMask> masks) {
+  absl::StatusOr<IterationResult> RunEverywhere(IterationPlan plan, std::vector<OutputMask> masks) {
     const bool run = !std::exchange(plan.stages, {}).empty();
     if (run || plan.num_tokens() <= max_batch_tokens_) {
       return runner_.Run(std::move(plan), std::move(masks));
@@ -216,7 +259,7 @@ class Run {
   std::optional<uint64_t> epoch_;
   LiveInputs live_;
   std::map<RecordedPlace, IterationPlan> plans_;  // without a result so far
-  std::map<RecordedPlace, std::vector<StepMask>> masks_;
+  std::map<RecordedPlace, std::vector<OutputMask>> masks_;
   ReplayReport report_;
 };
 

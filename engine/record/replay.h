@@ -11,6 +11,7 @@
 #include <compare>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -30,17 +31,27 @@ struct RecordedPlace {
   friend auto operator<=>(const RecordedPlace&, const RecordedPlace&) = default;
 };
 
+// Iterations of an epoch, both ends included.
+struct RecordedRange {
+  uint64_t first = 0;
+  uint64_t last = 0;
+};
+
 // What one pass over a recording shows.
 struct RecordingSummary {
   RecordedSetup setup;
-  PageCounts pages_used;                // no plan names more: as many as setup's have, at most
-  std::optional<RecordedPlace> last;    // that was answered
-  int64_t iterations = 0;               // answered
-  int64_t unanswered = 0;               // told and not answered
-  std::vector<std::string> epoch_ends;  // "epoch 3: worker ... is lost"
-  std::string end;                      // why the recording ended; empty: in the middle
-  size_t cut_off = 0;                   // bytes at the end that are no whole entry
+  PageCounts pages_used;                     // no plan names more: as many as setup's have, at most
+  std::optional<RecordedPlace> last;         // that was answered
+  std::map<uint64_t, RecordedRange> epochs;  // the answered iterations of each
+  int64_t iterations = 0;                    // answered
+  int64_t unanswered = 0;                    // told and not answered
+  std::vector<std::string> epoch_ends;       // "epoch 3: worker ... is lost"
+  std::string end;                           // why the recording ended; empty: in the middle
+  size_t cut_off = 0;                        // bytes at the end that are no whole entry
   RecordedRequests requests;
+
+  // NotFound names the iterations that were answered, if this is none of them.
+  absl::Status CheckPlace(const RecordedPlace& place) const;
 };
 // InvalidArgument: the recording is damaged, or an entry means nothing.
 absl::StatusOr<RecordingSummary> Summarize(std::string_view recording);

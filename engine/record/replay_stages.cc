@@ -97,7 +97,8 @@ absl::Status ReplayStages::BeginEpoch() {
   return WaitForAll("joining the stages");
 }
 
-absl::StatusOr<IterationResult> ReplayStages::Run(IterationPlan plan, std::vector<StepMask> masks) {
+absl::StatusOr<IterationResult> ReplayStages::Run(IterationPlan plan,
+                                                  std::vector<OutputMask> masks) {
   const uint64_t recorded_epoch = plan.epoch;
   const uint64_t recorded_iteration = plan.iteration;
   plan.iteration = next_iteration_++;

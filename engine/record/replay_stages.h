@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 #include "engine/stage_ranks.h"
 #include "engine/wire_codec.h"
 
@@ -25,7 +25,8 @@ class PlanRunner {
   // Begins without sequences.
   virtual absl::Status BeginEpoch() = 0;
   // Runs one plan to its end. After an error another epoch may begin.
-  virtual absl::StatusOr<IterationResult> Run(IterationPlan plan, std::vector<StepMask> masks) = 0;
+  virtual absl::StatusOr<IterationResult> Run(IterationPlan plan,
+                                              std::vector<OutputMask> masks) = 0;
 };
 
 class ReplayStages final : public PlanRunner {
@@ -40,7 +41,7 @@ class ReplayStages final : public PlanRunner {
 
   // Errors: the stage that refused a plan or failed.
   absl::Status BeginEpoch() override;
-  absl::StatusOr<IterationResult> Run(IterationPlan plan, std::vector<StepMask> masks) override;
+  absl::StatusOr<IterationResult> Run(IterationPlan plan, std::vector<OutputMask> masks) override;
 
  private:
   explicit ReplayStages(const Options& options) : options_(options) {}

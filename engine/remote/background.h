@@ -33,7 +33,7 @@ class TaskThread {
     MutexLock lock(mutex_);
     return running_ || !tasks_.empty();
   }
-  // Those that have not begun.
+  // Tasks that have not begun.
   size_t waiting() {
     MutexLock lock(mutex_);
     return tasks_.size();

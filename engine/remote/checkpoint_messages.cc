@@ -1,98 +1,93 @@
 #include "engine/remote/checkpoint_messages.h"
 
+#include <map>
 #include <span>
+#include <string_view>
+#include <type_traits>
 
+#include "base/quoted.h"
 #include "base/status.h"
 #include "engine/remote/control.pb.h"
+#include "models/architectures/config_fields.h"
 
 namespace treadle {
 namespace {
 
-// A ModelConfig on the wire, field by field.
-constexpr int64_t ModelConfig::*kSizes[] = {
-    &ModelConfig::layers,       &ModelConfig::hidden,
-    &ModelConfig::heads,        &ModelConfig::kv_heads,
-    &ModelConfig::head_dim,     &ModelConfig::ffn_hidden,
-    &ModelConfig::vocab,        &ModelConfig::context,
-    &ModelConfig::rope_dim,     &ModelConfig::layer_norms,
-    &ModelConfig::window,       &ModelConfig::global_every,
-    &ModelConfig::query_scalar, &ModelConfig::global_layers,
-    &ModelConfig::experts,      &ModelConfig::experts_per_token};
-constexpr double ModelConfig::*kReals[] = {
-    &ModelConfig::rope_base, &ModelConfig::rope_linear_factor, &ModelConfig::local_rope_base};
-constexpr double RopeScaling::*kScaling[] = {&RopeScaling::factor, &RopeScaling::low_freq_factor,
-                                             &RopeScaling::high_freq_factor};
+void Put(int64_t value, control::Hyperparameter& out) { out.set_integer(value); }
+void Put(double value, control::Hyperparameter& out) { out.set_real(value); }
+void Put(bool value, control::Hyperparameter& out) { out.set_flag(value); }
+void Put(const std::string& value, control::Hyperparameter& out) { out.set_text(value); }
+void Put(const std::vector<double>& values, control::Hyperparameter& out) {
+  out.mutable_reals()->mutable_values()->Add(values.begin(), values.end());
+}
+
+// False: it is of another type.
+bool Take(const control::Hyperparameter& in, int64_t& value) {
+  value = in.integer();
+  return in.has_integer();
+}
+template <typename Real>
+requires std::is_floating_point_v<Real>
+bool Take(const control::Hyperparameter& in, Real& value) {
+  value = static_cast<Real>(in.real());
+  return in.has_real();
+}
+bool Take(const control::Hyperparameter& in, bool& value) {
+  value = in.flag();
+  return in.has_flag();
+}
+bool Take(const control::Hyperparameter& in, std::string& value) {
+  value = in.text();
+  return in.has_text();
+}
+bool Take(const control::Hyperparameter& in, std::vector<double>& values) {
+  values.assign(in.reals().values().begin(), in.reals().values().end());
+  return in.has_reals();
+}
 
 }  // namespace
 
 void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& message) {
-  message.set_architecture(config.architecture);
-  message.set_tied_head(config.tied_head);
-  message.set_qkv_bias(config.qkv_bias);
-  message.set_output_bias(config.output_bias);
-  message.set_parallel_residual(config.parallel_residual);
-  message.set_normalized_experts(config.normalized_experts);
-  message.set_llama3_scaling(config.rope_scaling.has_value());
-  const RopeScaling scaling = config.rope_scaling.value_or(RopeScaling());
-  for (const auto size : kSizes) message.add_sizes(config.*size);
-  message.add_sizes(scaling.original_context);
-  for (const auto real : kReals) message.add_reals(config.*real);
-  for (const auto real : kScaling) message.add_reals(scaling.*real);
-  message.add_reals(config.norm_epsilon);
-  if (const auto& rope = config.long_rope) {
-    control::LongRope& out = *message.mutable_long_rope();
-    out.mutable_short_factors()->Add(rope->short_factors.begin(), rope->short_factors.end());
-    out.mutable_long_factors()->Add(rope->long_factors.begin(), rope->long_factors.end());
-    out.set_original_context(rope->original_context);
-    out.set_attention_factor(rope->attention_factor);
-  }
-  if (const auto& yarn = config.yarn) {
-    control::Yarn& out = *message.mutable_yarn();
-    out.set_factor(yarn->factor);
-    out.set_beta_fast(yarn->beta_fast);
-    out.set_beta_slow(yarn->beta_slow);
-    out.set_original_context(yarn->original_context);
-    out.set_truncate(yarn->truncate);
-    out.set_attention_factor(yarn->attention_factor);
-  }
+  VisitFields(config, [&](const std::string& name, const auto& value) {
+    control::Hyperparameter& field = *message.add_fields();
+    field.set_name(name);
+    Put(value, field);
+  });
 }
 
 absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfig& config) {
-  constexpr int kNumSizes = std::size(kSizes) + 1;
-  constexpr int kNumReals = std::size(kReals) + std::size(kScaling) + 1;
-  if (message.sizes_size() != kNumSizes || message.reals_size() != kNumReals) {
-    return InvalidArgument("model configuration has ", message.sizes_size(), " sizes and ",
-                           message.reals_size(), " reals, expected ", kNumSizes, " and ",
-                           kNumReals);
+  constexpr const char* kWhere = "the master's model configuration";
+  std::map<std::string_view, const control::Hyperparameter*> fields;
+  for (const control::Hyperparameter& field : message.fields()) {
+    if (fields.emplace(field.name(), &field).second) continue;
+    return InvalidArgument(kWhere, " has ", Quoted(field.name()), " twice");
   }
-  config.architecture = message.architecture();
-  config.tied_head = message.tied_head();
-  config.qkv_bias = message.qkv_bias();
-  config.output_bias = message.output_bias();
-  config.parallel_residual = message.parallel_residual();
-  config.normalized_experts = message.normalized_experts();
-  int next = 0;
-  for (const auto size : kSizes) config.*size = message.sizes(next++);
-  RopeScaling scaling;
-  scaling.original_context = message.sizes(next);
-  next = 0;
-  for (const auto real : kReals) config.*real = message.reals(next++);
-  for (const auto real : kScaling) scaling.*real = message.reals(next++);
-  config.norm_epsilon = static_cast<float>(message.reals(next));
-  if (message.llama3_scaling()) config.rope_scaling = scaling;
-  if (message.has_long_rope()) {
-    const control::LongRope& rope = message.long_rope();
-    config.long_rope = {{rope.short_factors().begin(), rope.short_factors().end()},
-                        {rope.long_factors().begin(), rope.long_factors().end()},
-                        rope.original_context(),
-                        rope.attention_factor()};
+  // An object is there if anything of it is; then all of it must be.
+  const auto has = [&](std::string_view prefix) {
+    const auto found = fields.lower_bound(prefix);
+    return found != fields.end() && found->first.starts_with(prefix);
+  };
+  config = {};
+  if (has("rope_scaling.")) config.rope_scaling.emplace();
+  if (has("long_rope.")) config.long_rope.emplace();
+  if (has("yarn.")) config.yarn.emplace();
+  absl::Status status;
+  VisitFields(config, [&](const std::string& name, auto& value) {
+    const auto found = fields.find(name);
+    if (found == fields.end()) {
+      status.Update(InvalidArgument(kWhere, " lacks ", name));
+      return;
+    }
+    if (!Take(*found->second, value)) {
+      status.Update(InvalidArgument(kWhere, " has ", name, " of another type"));
+    }
+    fields.erase(found);
+  });
+  if (!fields.empty()) {
+    status.Update(InvalidArgument(kWhere, " has ", Quoted(fields.begin()->first),
+                                  ", which this worker does not know"));
   }
-  if (message.has_yarn()) {
-    const control::Yarn& yarn = message.yarn();
-    config.yarn = {yarn.factor(),           yarn.beta_fast(), yarn.beta_slow(),
-                   yarn.original_context(), yarn.truncate(),  yarn.attention_factor()};
-  }
-  return absl::OkStatus();
+  return status;
 }
 
 absl::StatusOr<MatrixConstants> ParseConstants(const std::string& bytes) {

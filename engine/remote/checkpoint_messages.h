@@ -15,8 +15,8 @@ class ModelConfiguration;
 }  // namespace control
 
 void EncodeConfig(const ModelConfig& config, control::ModelConfiguration& message);
-// InvalidArgument if the message has another number of fields. Values are checked by
-// Checkpoint::CheckConsistency.
+// InvalidArgument if a hyper-parameter is missing, unknown or of another type. Values are checked
+// by Checkpoint::CheckConsistency.
 absl::Status DecodeConfig(const control::ModelConfiguration& message, ModelConfig& config);
 
 // A Constants message. Parsing does not say whether they fit their matrix.

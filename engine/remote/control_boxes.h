@@ -15,14 +15,14 @@
 
 namespace treadle {
 
-inline constexpr size_t kMostMessageBytes = 256 << 20;  // of a large model's directory of tensors
-// Of one message of gRPC's: a chunk of a tensor, which is the bulk of what is sent, and its fields.
-// Whatever is larger goes in pieces.
-inline constexpr size_t kMostWireBytes = (1 << 20) + (64 << 10);
+inline constexpr size_t kMaxMessageBytes = 256 << 20;  // of a large model's directory of tensors
+// The size of one gRPC message: a chunk of a tensor, which is the bulk of what is sent, and its
+// fields. Whatever is larger goes in pieces.
+inline constexpr size_t kMaxWireBytes = (1 << 20) + (64 << 10);
 inline constexpr size_t kPieceBytes = 1 << 20;
-// Of messages that a peer has yet to take, before no more are read from it: several times the
-// chunks that a worker asks for ahead.
-inline constexpr size_t kMostQueuedBytes = 32 << 20;
+// The bytes of messages that a peer has yet to take, before no more are read from it: several times
+// the chunks that a worker asks for ahead.
+inline constexpr size_t kMaxQueuedBytes = 32 << 20;
 inline constexpr size_t kQueueEntryBytes = 256;  // that any message takes
 
 template <typename Message>
@@ -36,7 +36,7 @@ class ControlOutbox {
  public:
   void Push(Message&& message) {
     if constexpr (kHasParts<Message>) {
-      if (message.ByteSizeLong() > kMostWireBytes) return PushParts(message);
+      if (message.ByteSizeLong() > kMaxWireBytes) return PushParts(message);
     }
     Append(std::move(message));
   }
@@ -56,7 +56,7 @@ class ControlOutbox {
   }
   const Message& first() const { return queue_.front(); }
   bool empty() const { return queue_.empty(); }
-  bool full() const { return bytes_ > kMostQueuedBytes; }
+  bool full() const { return bytes_ > kMaxQueuedBytes; }
 
  private:
   void Append(Message&& message) {
@@ -88,9 +88,9 @@ class ControlInbox {
   absl::StatusOr<bool> Take(Message& message) {
     if (std::exchange(first_, false)) {
       const size_t bytes = message.ByteSizeLong();
-      if (bytes <= kMostFirstBytes && !IsPart(message)) return true;
+      if (bytes <= kMaxFirstBytes && !IsPart(message)) return true;
       return ResourceExhausted("the first message has ", bytes, " bytes, expected a hello of at ",
-                               "most ", kMostFirstBytes);
+                               "most ", kMaxFirstBytes);
     }
     if constexpr (kHasParts<Message>) {
       if (message.has_part()) return TakePart(message);
@@ -105,8 +105,8 @@ class ControlInbox {
   }
   absl::StatusOr<bool> TakePart(Message& message) {
     const std::string& data = message.part().data();
-    if (data.size() > kMostMessageBytes - pieces_.size()) {
-      return ResourceExhausted("a message of more than ", kMostMessageBytes, " bytes");
+    if (data.size() > kMaxMessageBytes - pieces_.size()) {
+      return ResourceExhausted("a message of more than ", kMaxMessageBytes, " bytes");
     }
     pieces_ += data;
     if (!message.part().last()) return false;

@@ -199,7 +199,7 @@ std::unique_ptr<control::Control::Stub> Connect(const std::string& address,
                                                 const ControlCredentials& credentials) {
   KeepCallbackQueue();
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(static_cast<int>(kMostWireBytes));
+  arguments.SetMaxReceiveMessageSize(static_cast<int>(kMaxWireBytes));
   // A connection of its own: no proxy, and no waiting because another one failed a moment ago.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

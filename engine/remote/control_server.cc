@@ -22,18 +22,18 @@ using control::MasterMessage;
 using control::WorkerMessage;
 
 // Streams of a server that have said nothing yet. A master and a neighbour say hello at once.
-constexpr size_t kMostSilentStreams = 64;
+constexpr size_t kMaxSilentStreams = 64;
 
 // A master, the stage before and a probe have a connection and a call each. The rest is room for
 // strangers to come and go, of whom those in silent streams alone may not fill the house.
 constexpr DoorLimits kDoor = {.connections = 256,
-                              .per_address = 2 * kMostSilentStreams,
+                              .per_address = 2 * kMaxSilentStreams,
                               .receiving = 32 << 20,  // pieces of a mebibyte, of one or two peers
                               .request_patience = std::chrono::seconds(10),
-                              .http2 = {.message_bytes = kMostWireBytes,
+                              .http2 = {.message_bytes = kMaxWireBytes,
                                         .header_block_bytes = 16 << 10,
                                         .streams = 16,
-                                        .first_message_bytes = kMostFirstBytes,
+                                        .first_message_bytes = kMaxFirstBytes,
                                         .flags = false}};
 
 // Counts the streams of a server, so that it can wait for the last, and ends the oldest silent one
@@ -50,7 +50,7 @@ class LiveStreams {
       ++live_;
       number = next_++;
       silent_.emplace(number, std::move(abort));
-      if (silent_.size() > kMostSilentStreams) {
+      if (silent_.size() > kMaxSilentStreams) {
         oldest = std::move(silent_.begin()->second);
         silent_.erase(silent_.begin());
       }
@@ -174,7 +174,7 @@ class ServerStream final : public grpc::ServerBidiReactor<In, Out>,
     }
     if (secret.empty()) return absl::OkStatus();
     // Before anything is read: gRPC keeps all of a message, whatever its size, until it is whole.
-    // Who has listened to another call can say this again, and still has to prove the rest.
+    // A listener to another call can say this again, and still has to prove the rest.
     if (!SameProof(MetadataOf(context_.client_metadata(), kProofKey),
                    MakeProof(secret, ProofOf::kMaster, call, theirs, ""))) {
       return absl::UnauthenticatedError(
@@ -258,7 +258,7 @@ class ControlServer::Impl final : public control::Control::CallbackService {
     tls_ = credentials.server;
     address_ = listen;
     if (listen.starts_with("unix:")) {
-      builder.SetMaxReceiveMessageSize(static_cast<int>(kMostWireBytes));
+      builder.SetMaxReceiveMessageSize(static_cast<int>(kMaxWireBytes));
       builder.AddListeningPort(listen, grpc::InsecureServerCredentials());
       local_ = builder.BuildAndStart();
       if (!local_) return absl::UnavailableError(Str("cannot listen on ", listen));

@@ -6,7 +6,7 @@
 // once. They may call the stream's methods but must not wait for other streams.
 //
 // What a peer can make an end keep is bounded: from who does not know the secret nothing is read,
-// the first message is small (kMostFirstBytes), large ones come in pieces and only after it, a peer
+// the first message is small (kMaxFirstBytes), large ones come in pieces and only after it, a peer
 // that does not take what is sent to it is not listened to until it does, and of streams that have
 // said nothing yet a server keeps the newest. A port is behind a door (net/door.h), where TLS ends:
 // it refuses what is larger by its announced length, and limits connections, calls and headers. A
@@ -35,10 +35,10 @@ class MasterMessage;
 class WorkerMessage;
 }  // namespace control
 
-inline constexpr uint32_t kControlProtocol = 4;
-inline constexpr size_t kMostFirstBytes = 64 << 10;  // many times a hello
+inline constexpr uint32_t kControlProtocol = 6;
+inline constexpr size_t kMaxFirstBytes = 64 << 10;  // many times a hello
 
-// Who one end is, and whom it trusts; null: plaintext. Unix sockets are always plaintext.
+// The identity of one end, and whom it trusts; null: plaintext. Unix sockets are always plaintext.
 struct ControlCredentials {
   std::shared_ptr<const SocketTls> server;
   std::shared_ptr<grpc::ChannelCredentials> channel;

@@ -21,16 +21,16 @@ namespace treadle {
 namespace {
 
 constexpr uint64_t kChunkBytes = 1 << 20;
-constexpr uint64_t kChunksAhead = 4;                // asked for and not yet here
-constexpr uint64_t kMostBytes = uint64_t{1} << 44;  // of one tensor
-// Of all tensors: more than any model has, and a quarter of a process' addresses.
-constexpr uint64_t kMostRoom = uint64_t{1} << 45;
-constexpr int kMostTensors = 1 << 17;  // 32 for each of 4096 layers
-constexpr size_t kMostNameBytes = 1 << 10;
+constexpr uint64_t kChunksAhead = 4;               // asked for and not yet here
+constexpr uint64_t kMaxBytes = uint64_t{1} << 44;  // of one tensor
+// The size of all tensors: more than any model has, and a quarter of a process' addresses.
+constexpr uint64_t kMaxRoom = uint64_t{1} << 45;
+constexpr int kMaxTensors = 1 << 17;  // 32 for each of 4096 layers
+constexpr size_t kMaxNameBytes = 1 << 10;
 // That a worker may ask for a tensor from its first byte on for each of its ranks, while it is
 // attached: its sum is taken each time. A rank loads one at most twice, as embedding and as head,
 // and again for a cache of another size.
-constexpr int kMostBegun = 4;
+constexpr int kMaxBegun = 4;
 
 std::string HashOf(std::span<const std::byte> bytes) {
   Sha256 sum;
@@ -71,56 +71,7 @@ uint64_t MostConstantBytes(const StoredTensor& tensor) {
   return elements * (2 * sizeof(float) + 1 + 5) + kRest;
 }
 
-class FileSums {
- public:
-  absl::StatusOr<std::string> Of(const std::string& path) {
-    std::error_code error;
-    const auto written = std::filesystem::last_write_time(path, error);
-    const Key key{path, std::filesystem::file_size(path, error), written};
-    MutexLock lock(mutex_);
-    if (const auto found = sums_.find(key); found != sums_.end()) return found->second;
-    TREADLE_ASSIGN_OR_RETURN(std::string sum, FileSha256(path));
-    return sums_[key] = std::move(sum);
-  }
-
- private:
-  using Key = std::tuple<std::string, uintmax_t, std::filesystem::file_time_type>;
-  Mutex mutex_;
-  std::map<Key, std::string> sums_ ABSL_GUARDED_BY(mutex_);
-};
-
 }  // namespace
-
-absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint) {
-  static FileSums& sums = *new FileSums;
-  if (checkpoint.weight_files().size() == 1) return sums.Of(checkpoint.weight_files()[0]);
-  Sha256 all;
-  all.Add(std::as_bytes(std::span(checkpoint.recipe())));
-  for (const std::string& file : checkpoint.weight_files()) {
-    TREADLE_ASSIGN_OR_RETURN(const std::string sum, sums.Of(file));
-    all.Add(std::as_bytes(std::span(sum)));
-  }
-  return all.Finish();
-}
-
-std::string MachineId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id;
-}
-
-std::string FilesHere(const Checkpoint& checkpoint) {
-  const std::vector<FileState> states = checkpoint.file_states();
-  if (states.empty()) return "";
-  std::string text = MachineId();
-  for (const FileState& state : states) {
-    text += Str(" ", state.device, ":", state.inode, ":", state.bytes, ":", state.written);
-  }
-  Sha256 sum;
-  sum.Add(std::as_bytes(std::span(text)));
-  return sum.Finish();
-}
 
 void ReceivedCheckpoint::Unmap::operator()(std::byte* begin) const { munmap(begin, bytes); }
 
@@ -139,13 +90,13 @@ ReceivedCheckpoint::ReceivedCheckpoint(std::chrono::milliseconds patience, Ask a
 absl::Status ReceivedCheckpoint::Read(const control::CheckpointDirectory& directory) {
   kind_ = directory.hugging_face() ? Kind::kHuggingFace : Kind::kGguf;
   path_ = directory.path();
-  if (path_.size() > kMostNameBytes) {
+  if (path_.size() > kMaxNameBytes) {
     return InvalidArgument("the path of the master's model has ", path_.size(),
-                           " bytes, expected at most ", kMostNameBytes);
+                           " bytes, expected at most ", kMaxNameBytes);
   }
-  if (directory.tensors_size() > kMostTensors) {
+  if (directory.tensors_size() > kMaxTensors) {
     return InvalidArgument(path_, ": ", directory.tensors_size(), " tensors, expected at most ",
-                           kMostTensors);
+                           kMaxTensors);
   }
   TREADLE_RETURN_IF_ERROR(DecodeConfig(directory.config(), config_));
   TREADLE_RETURN_IF_ERROR(CheckConsistency());
@@ -169,9 +120,9 @@ absl::Status ReceivedCheckpoint::Read(const control::CheckpointDirectory& direct
 
 absl::Status ReceivedCheckpoint::AddEntry(const control::TensorEntry& entry, uint64_t& reserved,
                                           std::vector<StoredTensor>& tensors) {
-  if (entry.name().size() > kMostNameBytes) {
+  if (entry.name().size() > kMaxNameBytes) {
     return InvalidArgument(path_, ": tensor ", tensors.size(), " has a name of ",
-                           entry.name().size(), " bytes, expected at most ", kMostNameBytes);
+                           entry.name().size(), " bytes, expected at most ", kMaxNameBytes);
   }
   StoredTensor tensor;
   tensor.name = entry.name();
@@ -185,13 +136,13 @@ absl::Status ReceivedCheckpoint::AddEntry(const control::TensorEntry& entry, uin
   }
   int64_t elements = 1;
   for (const int64_t extent : tensor.shape) {
-    if (extent < 1 || elements > static_cast<int64_t>(kMostBytes) / extent) {
+    if (extent < 1 || elements > static_cast<int64_t>(kMaxBytes) / extent) {
       return InvalidArgument(path_, ": tensor '", tensor.name, "' has an impossible shape");
     }
     elements *= extent;
   }
   const bool apart = tensor.format->apart();
-  if (tensor.bytes > kMostBytes ||
+  if (tensor.bytes > kMaxBytes ||
       (!apart && (elements % tensor.format->block != 0 ||
                   static_cast<uint64_t>(tensor.format->RowBytes(elements)) != tensor.bytes))) {
     return InvalidArgument(path_, ": tensor '", tensor.name, "' has ", tensor.bytes, " bytes for ",
@@ -202,12 +153,12 @@ absl::Status ReceivedCheckpoint::AddEntry(const control::TensorEntry& entry, uin
                            ShapeText(tensor.shape), " in ", tensor.format->name,
                            ", expected a matrix");
   }
-  const uint64_t room = RoomOf(tensor);  // at most kMostBytes and a page
-  if (room > kMostRoom - reserved || tensor.constant_bytes > kMostBytes) {
+  const uint64_t room = RoomOf(tensor);  // at most kMaxBytes and a page
+  if (room > kMaxRoom - reserved || tensor.constant_bytes > kMaxBytes) {
     return InvalidArgument(path_, ": tensor ", Quoted(tensor.name), " has ", tensor.bytes,
                            " bytes and ", tensor.constant_bytes, " of constants, after ", reserved,
-                           " of other tensors; expected at most ", kMostRoom, " of all, and ",
-                           kMostBytes, " of constants");
+                           " of other tensors; expected at most ", kMaxRoom, " of all, and ",
+                           kMaxBytes, " of constants");
   }
   const auto index = static_cast<uint32_t>(tensors.size());
   if (apart) tensor.constants = [this, index] { return FetchConstants(index); };
@@ -388,7 +339,7 @@ absl::Status CheckpointSender::Fill(const control::TensorRequest& request,
   }
   std::span<const std::byte> bytes(tensor.arranged ? arranged_.data() : tensor.data, tensor.bytes);
   int& begun = begun_[2 * index + (request.constants() ? 1 : 0)];
-  if (offset == 0 && begun >= kMostBegun * ranks_) {
+  if (offset == 0 && begun >= kMaxBegun * ranks_) {
     return ResourceExhausted("tensor ", Quoted(tensor.name), " was asked for ", begun,
                              " times, and is not sent again");
   }

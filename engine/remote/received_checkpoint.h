@@ -98,17 +98,6 @@ class ReceivedCheckpoint final : public Checkpoint {
   absl::Status failed_ ABSL_GUARDED_BY(mutex_);
 };
 
-// What tells one model from another: the SHA-256 of the file that holds its weights, or of the sums
-// of all in order, or, of random weights, of what they are made by. 64 hexadecimal digits. Thread
-// safety: any thread. A file is read once per process, and again if it has changed.
-absl::StatusOr<std::string> Fingerprint(const Checkpoint& checkpoint);
-
-// The same for all processes of one machine; another after it was started anew.
-std::string MachineId();
-// Stands for the files that were opened, as they were: of two checkpoints on a machine it is the
-// same if they have opened the same files. Empty: there are none.
-std::string FilesHere(const Checkpoint& checkpoint);
-
 // The master's side, for one worker while it is attached, which loads one tensor after the other.
 // Thread safety: Answer from any thread.
 class CheckpointSender {

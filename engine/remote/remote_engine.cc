@@ -7,10 +7,13 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "engine/plan/plan.pb.h"
+#include "engine/plan/plan_messages.h"
+#include "engine/plan/result_check.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/plan_messages.h"
 #include "engine/remote/thread_priority.h"
 #include "engine/remote/worker_cluster.h"
+#include "models/checkpoints/fingerprint.h"
 
 namespace treadle {
 namespace {
@@ -68,8 +71,8 @@ absl::Status CheckOptions(const RemoteEngineOptions& options) {
     int64_t most;
   } rows[] = {{"engine depth", options.depth, 0, 1 << 10},
               {"tensor-parallel degree", options.tensor_parallel, 1, 64},
-              {"number of pages", options.kv_pages.whole, 0, INT32_MAX},
-              {"number of window pages", options.kv_pages.window, 0, INT32_MAX},
+              {"number of pages", options.kv_pages[PageKind::kWhole], 0, INT32_MAX},
+              {"number of window pages", options.kv_pages[PageKind::kWindow], 0, INT32_MAX},
               {"iteration deadline", options.iteration_deadline.count(), 1, INT32_MAX},
               {"silence", options.silence.count(), 1, INT32_MAX},
               {"connect deadline", options.connect_deadline.count(), 1, INT32_MAX},
@@ -126,7 +129,7 @@ RemoteEngine::RemoteEngine(const RemoteEngineOptions& options, std::string finge
       cluster_(std::make_unique<WorkerCluster>(
           options, std::move(fingerprint),
           WorkerCluster::Callbacks{
-              .result = [this](const control::ResultMessage& result) { OnResult(result); },
+              .result = [this](const proto::Result& result) { OnResult(result); },
               .news = [this] { Wake(); },
               .beat = [this] { EnforceDeadline(); }})) {}
 
@@ -181,14 +184,14 @@ StageRange RemoteEngine::TakeLost() {
 
 int64_t RemoteEngine::replay_pages() const {
   ReplayLog::Options log = replay_log_;
-  log.pages = kv_pages().whole;
+  log.pages = kv_pages()[PageKind::kWhole];
   return through_hosts_ ? ReplayLog::PagesIn(replay_log_memory_, log) : 0;
 }
 
 void RemoteEngine::Submit(IterationPlan plan) {
   if (!cluster_->status().ok()) return;  // the epoch ended between HasRoom and here
   TREADLE_CHECK(cluster_->standing() || !cluster_->status().ok());
-  control::PlanMessage message;
+  proto::Plan message;
   EncodePlan(plan, message);
   absl::Status wrong;
   uint64_t epoch = 0;
@@ -201,18 +204,17 @@ void RemoteEngine::Submit(IterationPlan plan) {
                               "; expected epoch ", epoch_, ", iteration ", next_iteration_);
     } else {
       if (in_flight_.empty()) first_since_ = SteadyClock::now();
-      InFlight entry{next_iteration_++, plan.num_tokens(), {}};
-      for (const Step& step : plan.steps) entry.steps.push_back(AskedOf(step));
-      in_flight_.push_back(std::move(entry));
+      for (Step& step : plan.steps) step.tokens.clear();
+      in_flight_.push_back({next_iteration_++, plan.num_tokens(), std::move(plan.steps)});
     }
   }
   if (!wrong.ok()) return cluster_->EndEpoch(epoch, std::move(wrong));
   cluster_->SendPlan(std::move(message));
 }
 
-void RemoteEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) {
+void RemoteEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) {
   if (epoch != this->epoch() || masks.empty()) return;
-  control::MaskMessage message;
+  proto::Masks message;
   EncodeMasks(epoch, iteration, masks, message);
   cluster_->SendMasks(std::move(message));
 }
@@ -225,7 +227,7 @@ std::vector<IterationResult> RemoteEngine::TakeResults() {
 }
 
 // On a thread of gRPC's.
-void RemoteEngine::OnResult(const control::ResultMessage& message) {
+void RemoteEngine::OnResult(const proto::Result& message) {
   absl::StatusOr<IterationResult> result = DecodeResult(message);
   uint64_t epoch = 0;
   absl::Status wrong = result.status();
@@ -233,7 +235,14 @@ void RemoteEngine::OnResult(const control::ResultMessage& message) {
     MutexLock lock(mutex_);
     if (message.epoch() != epoch_) return;  // of an old one
     epoch = epoch_;
-    if (result.ok()) wrong = CheckResult(*result);
+    if (result.ok() && in_flight_.empty()) {
+      wrong = InvalidArgument("it is of iteration ", result->iteration, ", and no plan runs");
+    } else if (result.ok() && in_flight_.front().iteration != result->iteration) {
+      wrong = InvalidArgument("it is of iteration ", result->iteration, ", expected ",
+                              in_flight_.front().iteration);
+    } else if (result.ok()) {
+      wrong = CheckResult(*result, in_flight_.front().steps, vocab_, hidden_);
+    }
     if (wrong.ok()) {
       const auto now = SteadyClock::now();
       limit_.Note(now - first_since_, in_flight_.front().tokens);
@@ -249,85 +258,24 @@ void RemoteEngine::OnResult(const control::ResultMessage& message) {
   Wake();
 }
 
-// Whether it answers the first plan in flight.
-absl::Status RemoteEngine::CheckResult(const IterationResult& result) const {
-  if (in_flight_.empty() || in_flight_.front().iteration != result.iteration) {
-    return InvalidArgument("it is of iteration ", result.iteration, ", expected ",
-                           in_flight_.empty() ? next_iteration_ : in_flight_.front().iteration);
-  }
-  const std::vector<Asked>& asked = in_flight_.front().steps;
-  if (result.steps.size() != asked.size()) {
-    return InvalidArgument("it has ", result.steps.size(), " steps, expected ", asked.size());
-  }
-  for (size_t i = 0; i < asked.size(); ++i) {
-    const StepResult& step = result.steps[i];
-    const bool token_fits =
-        asked[i].token ? step.token >= 0 && step.token < vocab_ : step.token == -1;
-    if (step.sequence != asked[i].sequence || !token_fits) {
-      return InvalidArgument("step ", i, " is of sequence ", step.sequence, " with token ",
-                             step.token, ", expected sequence ", asked[i].sequence);
-    }
-    if (const absl::Status fits = CheckDetails(step, asked[i]); !fits.ok()) {
-      return InvalidArgument("step ", i, " of sequence ", step.sequence, " has ",
-                             std::string(fits.message()));
-    }
-  }
-  return absl::OkStatus();
-}
-
-RemoteEngine::Asked RemoteEngine::AskedOf(const Step& step) const {
-  const bool pooled = step.pooling != Pooling::kNone;
-  Asked asked{.sequence = step.sequence, .token = step.sample && !pooled};
-  if (step.sample && pooled) asked.embedding = static_cast<size_t>(hidden_);
-  if (asked.token) asked.top = static_cast<size_t>(std::max(step.top_logprobs, 0));
-  if (step.prompt_logprobs < 0) return asked;
-  asked.prompt_top = static_cast<size_t>(step.prompt_logprobs);
-  // Of the token after each row; the last one's may not be in the prompt.
-  asked.prompt_details = static_cast<size_t>(step.num_tokens - (step.next_token >= 0 ? 0 : 1));
-  return asked;
-}
-
-// Whether a step's vector and log probabilities are those that were asked for.
-absl::Status RemoteEngine::CheckDetails(const StepResult& step, const Asked& asked) const {
-  if (step.embedding.size() != asked.embedding) {
-    return InvalidArgument(step.embedding.size(), " elements of an embedding, expected ",
-                           asked.embedding);
-  }
-  if (step.prompt_detail.size() != asked.prompt_details) {
-    return InvalidArgument(step.prompt_detail.size(), " prompt details, expected ",
-                           asked.prompt_details);
-  }
-  const auto check = [&](const TokenDetail& detail, size_t most) -> absl::Status {
-    if (detail.top.size() > most) {
-      return InvalidArgument(detail.top.size(), " alternatives to a token, expected at most ",
-                             most);
-    }
-    for (const TokenLogprob& top : detail.top) {
-      if (top.token >= 0 && top.token < vocab_) continue;
-      return InvalidArgument("token ", top.token, " as an alternative, expected 0 to ", vocab_ - 1);
-    }
-    return absl::OkStatus();
-  };
-  TREADLE_RETURN_IF_ERROR(check(step.detail, asked.top));
-  for (const TokenDetail& detail : step.prompt_detail) {
-    TREADLE_RETURN_IF_ERROR(check(detail, asked.prompt_top));
-  }
-  return absl::OkStatus();
-}
-
-// Ends the epoch if its first plan in flight is late.
+// Ends the epoch if its first plan in flight is late. The cluster calls it while it is being made:
+// without a plan in flight it must not be touched.
 void RemoteEngine::EnforceDeadline() {
   uint64_t epoch = 0;
   uint64_t iteration = 0;
   IterationLimit::Duration limit;
   {
     MutexLock lock(mutex_);
+    if (in_flight_.empty() || SteadyClock::now() - first_since_ <= limit_.Least()) return;
+  }
+  const auto slack = cluster_->slack();
+  {
+    MutexLock lock(mutex_);
     if (in_flight_.empty()) return;
     const auto waited = SteadyClock::now() - first_since_;
-    if (waited <= limit_.Least()) return;
     int64_t tokens = 0;
     for (const InFlight& plan : in_flight_) tokens += plan.tokens;
-    limit = limit_.For(tokens);
+    limit = limit_.For(tokens) + slack;
     if (waited <= limit) return;
     epoch = epoch_;
     iteration = in_flight_.front().iteration;

@@ -24,8 +24,8 @@
 #include "absl/status/statusor.h"
 #include "base/sync.h"
 #include "engine/choices.h"
-#include "engine/defaults.h"
 #include "engine/engine.h"
+#include "engine/plan/defaults.h"
 #include "engine/remote/control_streams.h"
 #include "engine/remote/iteration_limit.h"
 #include "engine/replay_log.h"
@@ -34,9 +34,9 @@
 
 namespace treadle {
 
-namespace control {
-class ResultMessage;
-}  // namespace control
+namespace proto {
+class Result;
+}  // namespace proto
 class WorkerCluster;
 
 // What a master is told of its workers and their model.
@@ -84,17 +84,18 @@ struct RemoteEngineOptions {
   // it). Answers are the same.
   bool late_plans = false;
   std::chrono::milliseconds iteration_deadline{120'000};
-  std::chrono::milliseconds silence{2'000};  // a worker that says nothing for so long is lost
+  // A worker that says nothing for so long is lost; longer where the master's own threads are late.
+  std::chrono::milliseconds silence{2'000};
   std::chrono::milliseconds connect_deadline{30'000};  // for workers to be there, at every epoch
   std::chrono::milliseconds join_deadline{10'000};     // and, once they are, for it to stand
   std::string version;                                 // empty: this program's
   ControlCredentials credentials;                      // towards the workers
 
   std::function<void(double)> progress;  // of loading, during Create, on any thread; may be empty
-  // Kills the worker there, so that another one takes its place: one that is there and silent, or,
-  // by Restart, each stage's where the epoch before it never came to stand. Must neither block nor
-  // call back. May be empty.
-  std::function<void(const std::string& address)> replace_worker;
+  // Kills the worker there, so that another one takes its place, and says why: it is there and
+  // silent, or (each stage's) an epoch did not come to stand although no worker was lost. Must
+  // neither block nor call back. May be empty.
+  std::function<void(const std::string& address, const std::string& why)> replace_worker;
 };
 
 class RemoteEngine final : public Engine {
@@ -120,7 +121,7 @@ class RemoteEngine final : public Engine {
   }
   bool HasRoom() const override;
   void Submit(IterationPlan plan) override;
-  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override;
+  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) override;
   std::vector<IterationResult> TakeResults() override;
   absl::Status status() const override;
   void Restart() override;
@@ -132,28 +133,15 @@ class RemoteEngine final : public Engine {
   std::vector<TraceEvent> TakeTrace() override;
 
  private:
-  // What a result must answer to.
-  struct Asked {
-    SequenceId sequence = 0;
-    bool token = false;
-    size_t embedding = 0;       // elements
-    size_t prompt_details = 0;  // how many
-    size_t top = 0;             // alternatives of the sample, at most
-    size_t prompt_top = 0;      // and of each prompt detail
-  };
   struct InFlight {
     uint64_t iteration = 0;
     int64_t tokens = 0;
-    std::vector<Asked> steps;
+    std::vector<Step> steps;  // without tokens: what a result must answer to
   };
 
   RemoteEngine(const RemoteEngineOptions& options, std::string fingerprint);
 
-  Asked AskedOf(const Step& step) const;
-  void OnResult(const control::ResultMessage& message);
-  absl::Status CheckResult(const IterationResult& result) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckDetails(const StepResult& step, const Asked& asked) const;
+  void OnResult(const proto::Result& message);
   void EnforceDeadline();
   void Wake();
 

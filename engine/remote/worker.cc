@@ -8,11 +8,13 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/plan_messages.h"
+#include "engine/remote/host_delay.h"
 #include "engine/remote/received_checkpoint.h"
 #include "engine/remote/thread_priority.h"
+#include "models/checkpoints/fingerprint.h"
 
 namespace treadle {
 namespace {
@@ -24,7 +26,7 @@ constexpr milliseconds kIdlePulse{1000};
 constexpr size_t kTraceBatch = 4096;  // events of one message
 // Tasks that wait while one runs. A master asks for the next thing when it has the answer to the
 // last one; only epochs may begin and end while a stage is being loaded.
-constexpr size_t kMostTasks = 1024;
+constexpr size_t kMaxTasks = 1024;
 
 // The master that is attached. Sends from any thread; the rest is constant once it has said hello.
 struct Master {
@@ -91,6 +93,7 @@ class Worker::Impl {
   Mutex mutex_;
   MasterPointer master_ ABSL_GUARDED_BY(mutex_);
   SteadyClock::time_point heard_ ABSL_GUARDED_BY(mutex_);
+  HostDelay delay_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<ReceivedCheckpoint> receiving_ ABSL_GUARDED_BY(mutex_);
   ControlServer* probed_ ABSL_GUARDED_BY(mutex_) = nullptr;  // where readiness is shown
   std::atomic<bool> tracing_ = false;
@@ -197,7 +200,7 @@ void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage&
   const auto refuse = [&](const char* what) {
     master->stream->Close(absl::FailedPreconditionError(Str("the master ", what)));
   };
-  if (tasks_->waiting() > kMostTasks) return refuse("asks for more than this worker can keep");
+  if (tasks_->waiting() > kMaxTasks) return refuse("asks for more than this worker can keep");
   switch (message.kind_case()) {
     case control::MasterMessage::kPlan:
       return epoch_.OnMasterPlan(*message.mutable_plan());
@@ -210,16 +213,10 @@ void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage&
       });
     case control::MasterMessage::kReserve:
       if (std::exchange(master->reserved, true)) return refuse("reserves a cache twice");
-      return Post(master,
-                  [this, master,
-                   pages = PageCounts(message.reserve().whole(), message.reserve().window())] {
-                    return Reserve(master, pages);
-                  });
-    case control::MasterMessage::kBeginEpoch:
-      Post(master, [this, id = master->id, epoch = message.begin_epoch().epoch()] {
-        if (stage_ != nullptr) stage_->NoteEpoch({id, epoch});
-        return absl::OkStatus();
+      return Post(master, [this, master, pages = DecodePages(message.reserve())] {
+        return Reserve(master, pages);
       });
+    case control::MasterMessage::kBeginEpoch:
       return epoch_.Begin(message.begin_epoch());
     case control::MasterMessage::kEndEpoch:
       return epoch_.End(message.end_epoch().epoch(),
@@ -324,8 +321,7 @@ absl::Status Worker::Impl::Configure(const MasterPointer& master,
   loaded.set_memory_pool(stage_->memory_pool());
   loaded.set_kv_heads(stage_->kv_heads());
   loaded.set_backend(stage_->backend());
-  loaded.mutable_kv_pages()->set_whole(stage_->kv_pages().whole);
-  loaded.mutable_kv_pages()->set_window(stage_->kv_pages().window);
+  EncodePages(stage_->kv_pages(), *loaded.mutable_kv_pages());
   master->stream->Send(std::move(message));
   return absl::OkStatus();
 }
@@ -387,9 +383,8 @@ absl::Status Worker::Impl::Reserve(const MasterPointer& master, const PageCounts
   }
   epoch_.SetRanks(stage_->ranks());
   epoch_.SetTracing(tracing_.load());
-  master->stream->Tell([kept = stage_->kept()](auto& message) {
-    message.mutable_reserved()->set_master(kept.master);
-    message.mutable_reserved()->set_epoch(kept.epoch);
+  master->stream->Tell([memory = stage_->memory().For(master->id)](auto& message) {
+    message.mutable_reserved()->set_memory(memory);
   });
   return absl::OkStatus();
 }
@@ -400,17 +395,22 @@ SteadyClock::time_point Worker::Impl::Beat() {
   const auto now = SteadyClock::now();
   MasterPointer master;
   bool silent = false;
+  milliseconds most{0};
   const bool stands = epoch_.Stands();
   {
     MutexLock lock(mutex_);
     if (probed_ != nullptr) probed_->SetReady(stands);
     master = master_;
-    silent = master != nullptr && now - heard_ > master->silence;
+    const auto next = now + (master == nullptr ? kIdlePulse : master->heartbeat);
+    heard_ = std::min(now, heard_ + delay_.Wake(now, next));
+    most =
+        std::chrono::ceil<milliseconds>((master ? master->silence : kIdlePulse) + delay_.slack());
+    silent = master != nullptr && now - heard_ > most;
   }
   if (master == nullptr) return now + kIdlePulse;
   if (silent) {
-    Detach(master, absl::UnavailableError(
-                       Str("nothing heard from the master for ", master->silence.count(), " ms")));
+    Detach(master,
+           absl::UnavailableError(Str("nothing heard from the master for ", most.count(), " ms")));
     return now + kIdlePulse;
   }
   master->stream->Tell([&](auto& message) {

@@ -35,14 +35,16 @@ struct WorkerOptions {
   std::string deterministic;  // on a GPU: on or off
   std::string compute;
   RankOptions ranks;
-  // Of a file for memory that outlives this process (KeptMemory), for stages on the CPU; -1: none.
+  // The descriptor of a file for memory that outlives this process (KeptMemory), for stages on the
+  // CPU; -1: none.
   int memory = -1;
   std::string data_interface = "lo";
   ControlCredentials credentials;        // of the control plane, towards the next stage as well
   std::string version;                   // empty: this program's
   PipelineFactory pipeline;              // empty: Gloo over data_interface
   std::function<void(std::string)> log;  // a line for what happens, on any thread; may be empty
-  // Who may attach has asked it to leave (DrainWorker) and been told that it does: ends the worker.
+  // Called when somebody who may attach has asked the worker to leave (DrainWorker) and has had the
+  // answer: the worker ends.
   // On a gRPC thread; must not block. Empty: it stays.
   std::function<void()> leave;
 };

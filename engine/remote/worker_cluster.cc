@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/remote/control.pb.h"
+#include "models/checkpoints/fingerprint.h"
 
 namespace treadle {
 namespace {
@@ -84,11 +86,13 @@ void WorkerCluster::BeginEpoch(uint64_t epoch) {
   epoch_ = epoch;
   status_ = absl::OkStatus();
   wanted_ = true;
-  if (!std::exchange(stood_, false) && epoch > 1 && options_.replace_worker) {
-    for (const std::string& address : addresses_) options_.replace_worker(address);
+  const bool lost_some = std::exchange(lost_some_, false);
+  if (!std::exchange(stood_, false) && !lost_some && epoch > 1 && options_.replace_worker) {
+    const std::string why = Str("epoch ", epoch - 1, " did not come to stand");
+    for (const std::string& address : addresses_) options_.replace_worker(address, why);
   }
   wanted_since_ = SteadyClock::now();
-  lost_all_ |= !std::exchange(lost_some_, false);
+  lost_all_ |= !lost_some;
   for (Peer& peer : peers_) peer.retry = wanted_since_;
   news_ = false;
   Advance();
@@ -123,17 +127,14 @@ void WorkerCluster::Advance() {
   }
   for (Peer& peer : peers_) {
     if (peer.state != State::kLoaded) continue;
-    peer.stream->Tell([pages = kv_pages_](auto& message) {
-      message.mutable_reserve()->set_whole(pages.whole);
-      message.mutable_reserve()->set_window(pages.window);
-    });
+    peer.stream->Tell(
+        [pages = kv_pages_](auto& message) { EncodePages(pages, *message.mutable_reserve()); });
     peer.state = State::kReserving;
   }
   if (!AllAtLeast(State::kIdle)) return;
   if (!begun_) {
     begun_ = true;
     begun_at_ = now;
-    last_begun_ = epoch_;
     for (size_t stage = 0; stage < peers_.size(); ++stage) {
       peers_[stage].stream->Tell([&, epoch = epoch_](auto& message) {
         control::BeginEpoch& begin = *message.mutable_begin_epoch();
@@ -148,6 +149,7 @@ void WorkerCluster::Advance() {
     }
   }
   if (!AllAtLeast(State::kReady) || standing_) return;
+  for (Peer& peer : peers_) peer.lost |= std::exchange(peer.held, peer.memory) != peer.memory;
   standing_ = stood_ = news_ = true;
   changed_.NotifyAll();
 }
@@ -236,7 +238,6 @@ void WorkerCluster::Break(size_t stage, const absl::Status& why) {
 void WorkerCluster::Lose(size_t stage, const absl::Status& why) {
   Peer& peer = peers_[stage];
   peer.state = State::kDown;
-  peer.lost |= peer.reached;
   lost_some_ |= peer.reached;
   peer.retry = SteadyClock::now() + kRetry;
   peer.last_error = why;
@@ -247,14 +248,14 @@ void WorkerCluster::Lose(size_t stage, const absl::Status& why) {
   spares_.pop_front();
 }
 
-void WorkerCluster::SendPlan(control::PlanMessage&& plan) {
+void WorkerCluster::SendPlan(proto::Plan&& plan) {
   control::MasterMessage message;
   *message.mutable_plan() = std::move(plan);
   MutexLock lock(mutex_);
   if (standing_) peers_[0].stream->Send(std::move(message));
 }
 
-void WorkerCluster::SendMasks(control::MaskMessage&& masks) {
+void WorkerCluster::SendMasks(proto::Masks&& masks) {
   control::MasterMessage message;
   *message.mutable_masks() = std::move(masks);
   MutexLock lock(mutex_);
@@ -272,6 +273,7 @@ WorkerCluster::TimePoint WorkerCluster::Beat() {
       if (peer.state == State::kDown) continue;
       peer.stream->Tell([](auto& message) { message.mutable_heartbeat(); });
     }
+    NoteDelay(now, next);
     CheckTimes(now);
     Advance();
     if (wanted_ && !standing_) next = std::min(next, now + kRetry);
@@ -280,6 +282,15 @@ WorkerCluster::TimePoint WorkerCluster::Beat() {
   callbacks_.beat();
   TellNews();
   return next;
+}
+
+// While this thread waited for a processor, nobody can say that workers were silent.
+void WorkerCluster::NoteDelay(TimePoint now, TimePoint next) {
+  const auto late = delay_.Wake(now, next);
+  for (Peer& peer : peers_) {
+    peer.heard = std::min(now, peer.heard + late);
+    peer.busy = std::min(now, peer.busy + late);
+  }
 }
 
 void WorkerCluster::CheckTimes(TimePoint now) {
@@ -296,16 +307,17 @@ void WorkerCluster::CheckTimes(TimePoint now) {
 
 void WorkerCluster::CheckPeer(size_t stage, TimePoint now) {
   Peer& peer = peers_[stage];
-  if (peer.state != State::kDown && now - peer.heard > options_.silence) {
-    if (options_.replace_worker) options_.replace_worker(addresses_[stage]);
-    Break(stage,
-          absl::DeadlineExceededError(Str("nothing heard for ", options_.silence.count(), " ms")));
+  const auto most = std::chrono::ceil<milliseconds>(options_.silence + delay_.slack());
+  if (peer.state != State::kDown && now - peer.heard > most) {
+    const std::string why = Str("nothing heard for ", most.count(), " ms");
+    if (options_.replace_worker) options_.replace_worker(addresses_[stage], why);
+    Break(stage, absl::DeadlineExceededError(why));
   }
   // It lives, but what it was asked, or what it answered, did not arrive.
   const bool owes = peer.state != State::kDown && peer.state < State::kIdle;
-  if (owes && peer.state != State::kLoaded && now - peer.busy > options_.silence) {
-    Break(stage, absl::DeadlineExceededError(
-                     Str("no answer for ", options_.silence.count(), " ms, and it is idle")));
+  if (owes && peer.state != State::kLoaded && now - peer.busy > most) {
+    Break(stage,
+          absl::DeadlineExceededError(Str("no answer for ", most.count(), " ms, and it is idle")));
   }
   if (!wanted_ || peer.reached || peer.state > State::kGreeting) return;
   // Another master's worker is free when that one has been silent for long enough.

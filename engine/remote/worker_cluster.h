@@ -23,6 +23,7 @@
 #include "engine/engine.h"
 #include "engine/remote/background.h"
 #include "engine/remote/control_streams.h"
+#include "engine/remote/host_delay.h"
 #include "engine/remote/received_checkpoint.h"
 #include "engine/remote/remote_engine.h"
 
@@ -31,20 +32,22 @@ namespace treadle {
 namespace control {
 class Failed;
 class Loaded;
-class MaskMessage;
-class PlanMessage;
 class Rendezvous;
-class ResultMessage;
 class Trace;
 class WorkerHello;
 }  // namespace control
+namespace proto {
+class Masks;
+class Plan;
+class Result;
+}  // namespace proto
 
 class WorkerCluster {
  public:
   struct Callbacks {
-    std::function<void(const control::ResultMessage&)> result;  // of the last stage
-    std::function<void()> news;                                 // an epoch stands, or has ended
-    std::function<void()> beat;  // several times in an iteration deadline
+    std::function<void(const proto::Result&)> result;  // of the last stage
+    std::function<void()> news;                        // an epoch stands, or has ended
+    std::function<void()> beat;                        // several times in an iteration deadline
   };
   WorkerCluster(const RemoteEngineOptions& options, std::string fingerprint, Callbacks callbacks);
   ~WorkerCluster();
@@ -60,8 +63,9 @@ class WorkerCluster {
     MutexLock lock(mutex_);
     return standing_;
   }
-  // The stages around those whose workers were lost since the last call, with all that they had;
-  // all, if an epoch ended while no worker was lost.
+  // The stages around those that lost what they had since the last call: their worker's memory is
+  // another than in the epoch that stood before, or a worker has said that rows are not there. All,
+  // if an epoch ended while no worker was lost.
   StageRange TakeLost();
   // Why the wanted epoch ended; Ok while it stands or is being formed.
   absl::Status status() const {
@@ -69,10 +73,17 @@ class WorkerCluster {
     return status_;
   }
 
-  void SendPlan(control::PlanMessage&& plan);
-  void SendMasks(control::MaskMessage&& masks);
-  // Who keeps an iteration of the epoch waiting, for an error: "stage 1 (host:port) has not ...".
+  void SendPlan(proto::Plan&& plan);
+  void SendMasks(proto::Masks&& masks);
+  // The stage that keeps an iteration of the epoch waiting, for an error: "stage 1 (host:port) has
+  // not ...".
   std::string WhoIsLate(uint64_t iteration) const;
+
+  // What the machine's delays explain of an iteration's lateness.
+  HostDelay::Clock::duration slack() const {
+    MutexLock lock(mutex_);
+    return delay_.slack();
+  }
 
   void SetTracing(bool on);
   std::vector<TraceEvent> TakeTrace();
@@ -100,7 +111,9 @@ class WorkerCluster {
     TimePoint heard;
     TimePoint busy;           // last known to work on what it was asked
     bool reached = false;     // by the current stream
-    bool lost = false;        // what it had, since the last TakeLost
+    uint64_t memory = 0;      // identity of its cache's memory
+    uint64_t held = 0;        // that of the last epoch that stood
+    bool lost = false;        // what its stage had, since the last TakeLost
     std::string memory_pool;  // that it shares with those that name the same one
     uint64_t memory_available = 0;
     uint64_t weight_bytes = 0;
@@ -144,6 +157,7 @@ class WorkerCluster {
   bool AllAtLeast(State state) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status PlanPages() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void End(absl::Status why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteDelay(TimePoint now, TimePoint next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckTimes(TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckPeer(size_t stage, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   TimePoint Beat();
@@ -164,13 +178,13 @@ class WorkerCluster {
   int open_streams_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;  // wanted
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  bool wanted_ ABSL_GUARDED_BY(mutex_) = false;    // epoch_ has not ended
-  bool begun_ ABSL_GUARDED_BY(mutex_) = false;     // workers were told
-  bool standing_ ABSL_GUARDED_BY(mutex_) = false;  // all are ready
-  bool stood_ ABSL_GUARDED_BY(mutex_) = false;     // were so at some time
-  uint64_t last_begun_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool lost_some_ ABSL_GUARDED_BY(mutex_) = false;  // workers, since the last BeginEpoch
+  bool wanted_ ABSL_GUARDED_BY(mutex_) = false;     // epoch_ has not ended
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;      // workers were told
+  bool standing_ ABSL_GUARDED_BY(mutex_) = false;   // all are ready
+  bool stood_ ABSL_GUARDED_BY(mutex_) = false;      // were so at some time
+  bool lost_some_ ABSL_GUARDED_BY(mutex_) = false;  // workers or rows, since the last BeginEpoch
   bool lost_all_ ABSL_GUARDED_BY(mutex_) = false;   // perhaps, since the last TakeLost
+  HostDelay delay_ ABSL_GUARDED_BY(mutex_);
   TimePoint wanted_since_ ABSL_GUARDED_BY(mutex_);
   TimePoint begun_at_ ABSL_GUARDED_BY(mutex_);
   // A failure that may be another worker's loss: told after a moment, unless that is noticed first.

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "engine/memory_plan.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/worker_cluster.h"
 
@@ -24,10 +25,10 @@ bool MayBeOfAnother(absl::StatusCode code) {
 
 // What a worker may say of itself: more than any machine has; small enough for a few to be added or
 // multiplied.
-constexpr uint64_t kMostMemory = uint64_t{1} << 50;
-constexpr size_t kMostNameBytes = 1 << 10;      // of a description, or a path
-constexpr size_t kMostMessageBytes = 64 << 10;  // of an error
-constexpr size_t kMostTraceEvents = 1 << 22;    // that nobody has taken
+constexpr uint64_t kMaxMemory = uint64_t{1} << 50;
+constexpr size_t kMaxNameBytes = 1 << 10;      // of a description, or a path
+constexpr size_t kMaxMessageBytes = 64 << 10;  // of an error
+constexpr size_t kMaxTraceEvents = 1 << 22;    // that nobody has taken
 
 absl::Status CheckRange(const char* what, uint64_t found, uint64_t least, uint64_t most) {
   if (found >= least && found <= most) return absl::OkStatus();
@@ -60,7 +61,7 @@ absl::Status CheckNumerics(const RemoteEngineOptions& options, const control::Wo
 absl::Status CheckMemory(const RemoteEngineOptions& options, uint64_t weight_bytes,
                          const control::WorkerHello& hello) {
   for (const uint64_t bytes : {hello.memory_available(), hello.held_bytes(), hello.gpu_memory()}) {
-    TREADLE_RETURN_IF_ERROR(CheckRange("bytes of memory", bytes, 0, kMostMemory));
+    TREADLE_RETURN_IF_ERROR(CheckRange("bytes of memory", bytes, 0, kMaxMemory));
   }
   uint64_t memory = hello.memory_available() + hello.held_bytes();
   if (OnGpus(options)) {
@@ -195,10 +196,7 @@ void WorkerCluster::Dispatch(size_t stage, control::WorkerMessage& message) {
     case control::WorkerMessage::kReserved:
       if (peer.state != State::kReserving) break;
       peer.state = State::kIdle;
-      if (last_begun_ > 0 && message.reserved().master() == master_ &&
-          message.reserved().epoch() == last_begun_) {
-        peer.lost = false;
-      }
+      peer.memory = message.reserved().memory();
       break;
     case control::WorkerMessage::kEpochReady:
       if (message.epoch_ready() == epoch_ && peer.state == State::kForming) {
@@ -252,14 +250,14 @@ absl::Status WorkerCluster::OnLoaded(size_t stage, const control::Loaded& loaded
   const auto kv_heads = static_cast<uint64_t>(
       std::max<int64_t>(options_.checkpoint->config().kv_heads, options_.tensor_parallel));
   TREADLE_RETURN_IF_ERROR(CheckRange("K/V heads", loaded.kv_heads(), 1, kv_heads));
-  const PageCounts kv_pages(loaded.kv_pages().whole(), loaded.kv_pages().window());
+  const PageCounts kv_pages = DecodePages(loaded.kv_pages());
   for (const PageKind kind : kPageKinds) {
     TREADLE_RETURN_IF_ERROR(CheckRange("K/V pages", kv_pages[kind], 0, INT32_MAX));
   }
-  TREADLE_RETURN_IF_ERROR(CheckRange("bytes of weights", loaded.weight_bytes(), 0, kMostMemory));
-  TREADLE_RETURN_IF_ERROR(CheckRange("bytes of memory", loaded.memory_available(), 0, kMostMemory));
+  TREADLE_RETURN_IF_ERROR(CheckRange("bytes of weights", loaded.weight_bytes(), 0, kMaxMemory));
+  TREADLE_RETURN_IF_ERROR(CheckRange("bytes of memory", loaded.memory_available(), 0, kMaxMemory));
   TREADLE_RETURN_IF_ERROR(
-      CheckRange("bytes of description", loaded.backend().size(), 0, kMostNameBytes));
+      CheckRange("bytes of description", loaded.backend().size(), 0, kMaxNameBytes));
   peer.state = State::kLoaded;
   peer.progress = 1;
   peer.weight_bytes = loaded.weight_bytes();
@@ -280,7 +278,7 @@ absl::Status WorkerCluster::OnTrace(size_t stage, const control::Trace& trace) {
       return InvalidArgument("trace: rank is ", event.rank(), ", expected 0 to ",
                              options_.tensor_parallel - 1);
     }
-    if (trace_.size() == kMostTraceEvents) return absl::OkStatus();
+    if (trace_.size() == kMaxTraceEvents) return absl::OkStatus();
     trace_.push_back({.epoch = event.epoch(),
                       .iteration = event.iteration(),
                       .stage = static_cast<int32_t>(stage),
@@ -297,9 +295,10 @@ void WorkerCluster::OnFailed(size_t stage, const control::Failed& failed) {
   const bool known = failed.code() > 0 && failed.code() <= kLastCode;
   const auto code =
       known ? static_cast<absl::StatusCode>(failed.code()) : absl::StatusCode::kUnknown;
-  const absl::Status status(code, failed.message().substr(0, kMostMessageBytes));
+  const absl::Status status(code, failed.message().substr(0, kMaxMessageBytes));
   if (failed.epoch() == 0) return Lose(stage, status);
   if (failed.epoch() != epoch_ || !wanted_ || !begun_) return;
+  if (code == absl::StatusCode::kDataLoss) peers_[stage].lost = lost_some_ = true;
   if (!MayBeOfAnother(code)) return End(Named(stage, status));
   if (!suspicion_.ok()) return;
   suspicion_ = Named(stage, status);
@@ -334,7 +333,7 @@ double WorkerCluster::MeanProgress() const {
   return sum / static_cast<double>(peers_.size());
 }
 
-// Those of the tightest stage.
+// The pages of the tightest stage.
 absl::Status WorkerCluster::PlanPages() {
   PageCounts tightest(INT32_MAX, INT32_MAX);
   const auto limit = [&tightest](const PageCounts& pages) {

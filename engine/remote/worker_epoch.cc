@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/plan_messages.h"
 #include "kernels/collectives/gloo_communicator.h"
 
 namespace treadle {
@@ -13,10 +13,10 @@ namespace {
 
 // Plans that wait for the ranks. A master keeps at most 1024 in flight
 // (RemoteEngineOptions::depth).
-constexpr uint64_t kMostPlansWaiting = 1 << 11;
-// Of what the ranks of all stages tell each other in an epoch: an address or an id for each pair of
-// 256 stages, several times over.
-constexpr size_t kMostRendezvousBytes = 64 << 20;
+constexpr uint64_t kMaxPlansWaiting = 1 << 11;
+// The bytes that the ranks of all stages tell each other in an epoch: an address or an id for each
+// pair of 256 stages, several times over.
+constexpr size_t kMaxRendezvousBytes = 64 << 20;
 
 }  // namespace
 
@@ -278,7 +278,7 @@ void WorkerEpoch::AcceptPrevious(const PreviousStream& stream) {
 
 // -- plans ----------------------------------------------------------------------------------------
 
-void WorkerEpoch::OnMasterPlan(control::PlanMessage& plan) {
+void WorkerEpoch::OnMasterPlan(proto::Plan& plan) {
   {
     MutexLock lock(mutex_);
     if (place_.stage != 0) return;
@@ -286,14 +286,14 @@ void WorkerEpoch::OnMasterPlan(control::PlanMessage& plan) {
   OnPlan(plan);
 }
 
-void WorkerEpoch::OnPlan(control::PlanMessage& message) {
+void WorkerEpoch::OnPlan(proto::Plan& message) {
   const uint64_t number = message.epoch();
   uint64_t expected = 0;
   bool room = true;
   {
     MutexLock lock(mutex_);
     if (!epoch_.live || number < epoch_.number) return;
-    room = epoch_.received - epoch_.done < kMostPlansWaiting;
+    room = epoch_.received - epoch_.done < kMaxPlansWaiting;
     expected = epoch_.received++;
     if (number != epoch_.number) expected = message.iteration() + 1;  // cannot be
   }
@@ -303,7 +303,7 @@ void WorkerEpoch::OnPlan(control::PlanMessage& message) {
   }
   if (!room) {
     return Fail(number, ResourceExhausted("plan of iteration ", expected, " arrived while ",
-                                          kMostPlansWaiting, " wait to be run"));
+                                          kMaxPlansWaiting, " wait to be run"));
   }
   PassOn(message);
   absl::StatusOr<IterationPlan> plan = DecodePlan(message);
@@ -313,20 +313,20 @@ void WorkerEpoch::OnPlan(control::PlanMessage& message) {
 }
 
 // They may come before their plan, which the stages pass on; not long before, though.
-void WorkerEpoch::OnMasks(const control::MaskMessage& message) {
+void WorkerEpoch::OnMasks(const proto::Masks& message) {
   bool near = true;
   {
     MutexLock lock(mutex_);
     if (!IsLive(message.epoch())) return;
     near = place_.stage + 1 == place_.stages &&
-           message.iteration() < epoch_.received + kMostPlansWaiting;
+           message.iteration() < epoch_.received + kMaxPlansWaiting;
   }
   const auto set = [&]() -> absl::Status {
     if (!near) {
       return InvalidArgument("masks of iteration ", message.iteration(),
                              " arrived, expected them at the last stage and near its plan");
     }
-    TREADLE_ASSIGN_OR_RETURN(std::vector<StepMask> masks, DecodeMasks(message));
+    TREADLE_ASSIGN_OR_RETURN(std::vector<OutputMask> masks, DecodeMasks(message));
     MutexLock lock(ranks_mutex_);
     if (ranks_ == nullptr) return absl::OkStatus();
     return ranks_->SetMasks(message.epoch(), message.iteration(), std::move(masks));
@@ -334,8 +334,8 @@ void WorkerEpoch::OnMasks(const control::MaskMessage& message) {
   if (const absl::Status status = set(); !status.ok()) Fail(message.epoch(), status);
 }
 
-// To the next stage; late plans only once OnDone has been told of them.
-void WorkerEpoch::PassOn(const control::PlanMessage& plan) {
+// Sends a plan to the next stage; a late plan only once OnDone has been told of it.
+void WorkerEpoch::PassOn(const proto::Plan& plan) {
   std::shared_ptr<Stream<control::FollowMessage>> next;
   const auto forwarded = std::make_shared<control::FollowMessage>();
   {
@@ -385,12 +385,12 @@ void WorkerEpoch::Deliver(const control::Rendezvous& message) {
     MutexLock lock(mutex_);
     if (!IsLive(message.epoch())) return;
     epoch_.rendezvous_bytes += message.ByteSizeLong();
-    if (epoch_.rendezvous_bytes <= kMostRendezvousBytes) {
+    if (epoch_.rendezvous_bytes <= kMaxRendezvousBytes) {
       return epoch_.rendezvous->Deliver(message.key(), message.value());
     }
   }
   Fail(message.epoch(), ResourceExhausted("the rendezvous of an epoch has more than ",
-                                          kMostRendezvousBytes, " bytes"));
+                                          kMaxRendezvousBytes, " bytes"));
 }
 
 void WorkerEpoch::Describe(control::WorkerHeartbeat& heartbeat) {

@@ -32,11 +32,13 @@ namespace treadle {
 namespace control {
 class BeginEpoch;
 class FollowHello;
-class MaskMessage;
-class PlanMessage;
 class Rendezvous;
 class WorkerHeartbeat;
 }  // namespace control
+namespace proto {
+class Masks;
+class Plan;
+}  // namespace proto
 
 // What tells the master that an epoch, or with 0 the loading, has failed.
 control::WorkerMessage FailureOf(uint64_t epoch, const absl::Status& why);
@@ -125,8 +127,8 @@ class WorkerEpoch {
   void Begin(const control::BeginEpoch& begin);
   void End(uint64_t epoch, const absl::Status& why);
   void Deliver(const control::Rendezvous& message);
-  void OnMasterPlan(control::PlanMessage& plan);
-  void OnMasks(const control::MaskMessage& message);
+  void OnMasterPlan(proto::Plan& plan);
+  void OnMasks(const proto::Masks& message);
 
   void Describe(control::WorkerHeartbeat& heartbeat);
   // An epoch is live, and this stage is ready for its plans.
@@ -168,8 +170,8 @@ class WorkerEpoch {
 
   void OnFollowHello(const PreviousStream& stream, const control::FollowHello& hello);
   void AcceptPrevious(const PreviousStream& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void OnPlan(control::PlanMessage& plan);
-  void PassOn(const control::PlanMessage& plan);
+  void OnPlan(proto::Plan& plan);
+  void PassOn(const proto::Plan& plan);
   void OnDone(uint64_t number, absl::StatusOr<IterationResult> result);
 
   void Fail(uint64_t number, const absl::Status& why);

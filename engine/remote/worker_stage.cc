@@ -12,10 +12,10 @@
 #include "base/status.h"
 #include "engine/choices.h"
 #include "engine/remote/control.pb.h"
-#include "engine/remote/received_checkpoint.h"
 #include "engine/remote/thread_priority.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cpu/thread_pool.h"
+#include "models/checkpoints/fingerprint.h"
 #include "models/model.h"
 
 namespace treadle {
@@ -25,9 +25,9 @@ constexpr std::string_view kCpu = "cpu";
 constexpr std::string_view kCuda = "cuda";
 
 // What serve's own flags allow a master to ask for.
-constexpr int64_t kMostRanks = 64;
-constexpr int64_t kMostBatchTokens = 1 << 20;
-constexpr int64_t kMostPageSize = 1 << 20;
+constexpr int64_t kMaxRanks = 64;
+constexpr int64_t kMaxBatchTokens = 1 << 20;
+constexpr int64_t kMaxPageSize = 1 << 20;
 
 // One of the types that a K/V cache, or a GPU's products, can have.
 DType DTypeFrom(std::string_view name) {
@@ -154,10 +154,10 @@ absl::Status Check(const control::Configure& configuration, const Checkpoint& ch
   } rows[] = {
       {"number of stages", configuration.stages(), 1, config.layers},
       {"stage", configuration.stage(), 0, int64_t{configuration.stages()} - 1},
-      {"tensor-parallel degree", configuration.tensor_parallel(), 1, kMostRanks},
-      {"max_batch_tokens", configuration.max_batch_tokens(), 1, kMostBatchTokens},
+      {"tensor-parallel degree", configuration.tensor_parallel(), 1, kMaxRanks},
+      {"max_batch_tokens", configuration.max_batch_tokens(), 1, kMaxBatchTokens},
       {"max_context", configuration.max_context(), 0, config.context},
-      {"page size", configuration.page_size(), 16, kMostPageSize},
+      {"page size", configuration.page_size(), 16, kMaxPageSize},
       {"iteration deadline in ms", configuration.iteration_deadline_ms(), 1, INT32_MAX},
       {"bytes of replay log", configuration.replay_log_memory(), 0, INT64_MAX},
   };
@@ -287,7 +287,7 @@ absl::Status WorkerStage::Reserve(const PageCounts& kv_pages, int memory,
     options_.kv.memory = options_.replay_log.memory = memory_.get();
   }
   options_.kv.num_pages = kv_pages;
-  options_.replay_log.pages = kv_pages.whole;
+  options_.replay_log.pages = kv_pages[PageKind::kWhole];
   options_.replay_log.pages = ReplayLog::PagesIn(replay_log_bytes_, options_.replay_log);
   return RunAtLowPriority([&] {
     TREADLE_ASSIGN_OR_RETURN(auto ranks, StageRanks::Create(std::move(loaded_), options_));

@@ -79,11 +79,8 @@ class WorkerStage {
   // the CPU); `configuration`: what it is for. Errors: StageRanks::Create's, KeptMemory's.
   absl::Status Reserve(const PageCounts& kv_pages, int memory, std::string_view configuration,
                        StageRanks::Events events);
-  // Whose epoch worked last with what the cache has; none without a file.
-  KeptMemory::Stamp kept() const { return memory_ ? memory_->stamp() : KeptMemory::Stamp(); }
-  void NoteEpoch(const KeptMemory::Stamp& stamp) {
-    if (memory_) memory_->SetStamp(stamp);
-  }
+  // The identity of the memory that the cache lies in, kept or this process's own; once reserved.
+  MemoryIdentity& memory() { return memory_ ? memory_->identity() : own_memory_; }
   // Null until reserved.
   StageRanks* ranks() { return ranks_.get(); }
 
@@ -101,6 +98,7 @@ class WorkerStage {
   int64_t kv_heads_ = 0;
   std::string backend_;
   std::unique_ptr<KeptMemory> memory_;
+  MemoryIdentity own_memory_;
   std::vector<StageRanks::Rank> loaded_;  // until ranks_ has them
   std::unique_ptr<StageRanks> ranks_;
 };

@@ -9,7 +9,6 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,9 +23,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A wait asks all the time at first, then every now and then.
+// A wait asks all the time at first, then with pauses.
 constexpr auto kSpin = std::chrono::microseconds(200);
-constexpr auto kAskEvery = std::chrono::microseconds(50);
 // What was broken off, and an orderly end, have this long.
 constexpr auto kEnd = std::chrono::seconds(5);
 
@@ -173,7 +171,7 @@ absl::Status NcclCommunicator::WaitUntil(Clock::time_point deadline, Ready ready
       return Break(absl::DeadlineExceededError(
           Str("rank ", rank(), " waited ", waited.count(), " ms for ", what)));
     }
-    if (now > begin + kSpin) std::this_thread::sleep_for(kAskEvery);
+    if (now > begin + kSpin) PauseBeforeAskingAgain();
   }
 }
 

@@ -11,6 +11,8 @@
 
 namespace treadle {
 
+void PauseBeforeAskingAgain() { std::this_thread::sleep_for(std::chrono::microseconds(50)); }
+
 absl::Status CudaStatus(int error, std::string_view call) {
   const auto result = static_cast<cudaError_t>(error);
   if (result == cudaSuccess) return absl::OkStatus();
@@ -84,7 +86,7 @@ void NcclLane::Drain(std::chrono::steady_clock::time_point deadline) {
   if (stream_ == nullptr) return;
   while (cudaStreamQuery(stream_) == cudaErrorNotReady &&
          std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    PauseBeforeAskingAgain();
   }
   if (own_stream_) cudaStreamDestroy(stream_);
   stream_ = nullptr;

@@ -28,6 +28,10 @@ absl::Status CudaStatus(int error, std::string_view call);
 // not installed, or of another version. Any thread.
 absl::Status OpenNccl();
 
+// Pauses between two questions to NCCL or CUDA: neither wakes a host thread when work is over, for
+// their own waits have no deadline and cannot be broken off.
+void PauseBeforeAskingAgain();
+
 class NcclLane {
  public:
   static constexpr size_t kIdBytes = 128;

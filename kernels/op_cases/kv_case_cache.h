@@ -63,15 +63,6 @@ class KvCaseCache {
   std::byte* pages() const { return device_.data() + layout_.PageBytes(); }
   const int32_t* PagesOf(size_t sequence) const { return pages_[sequence].data(); }
 
-  float Key(size_t sequence, int64_t position, int64_t head, int64_t i) const {
-    return LoadElement(layout_.dtype, initial_.data() + PageAt(sequence, position),
-                       layout_.KeyElement(head, position % layout_.page_size, i));
-  }
-  float Value(size_t sequence, int64_t position, int64_t head, int64_t i) const {
-    return LoadElement(layout_.dtype, initial_.data() + PageAt(sequence, position),
-                       layout_.ValueElement(head, position % layout_.page_size, i));
-  }
-
   void Upload() { backend_.CopyToDevice(device_.data(), initial_.data(), initial_.size()); }
   // [1 + num_pages + 1] pages, as uploaded, and all that lies on the device.
   const std::vector<std::byte>& initial() const { return initial_; }

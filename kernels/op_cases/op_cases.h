@@ -32,6 +32,9 @@ namespace treadle {
 #define TREADLE_OP_ENUMERATOR(name, parameters, arguments) k##name,
 enum class Op : uint8_t { TREADLE_BACKEND_OPS(TREADLE_OP_ENUMERATOR) };
 #undef TREADLE_OP_ENUMERATOR
+#define TREADLE_OP_LISTED(name, parameters, arguments) Op::k##name,
+inline constexpr Op kOps[] = {TREADLE_BACKEND_OPS(TREADLE_OP_LISTED)};
+#undef TREADLE_OP_LISTED
 std::string_view Name(Op op);  // "matmul"
 
 // Fields that an op does not use keep their defaults.

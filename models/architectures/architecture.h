@@ -12,13 +12,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "models/checkpoints/checkpoint.h"
-#include "models/model_config.h"
+#include "models/architectures/model_config.h"
 
 namespace treadle {
 
 struct LayerPass;     // models/decoder.h
 struct LayerWeights;  // likewise
+
+// What a model lies in: a .gguf file, or a Hugging Face folder.
+enum class Container { kGguf, kHuggingFace };
 
 // What a tensor is for. From kAttentionNorm on every layer has one of its own.
 enum class Part {
@@ -92,20 +94,13 @@ struct TensorRow {
 
 enum class NormKind { kRms, kLayer };  // the second has biases
 
-// A field of config.json that is a size.
-struct SizeField {
-  const char* name;
-  int64_t ModelConfig::*size;
+// A size or a flag in config.json, where a family's files differ from the table of config_fields.h.
+struct JsonField {
+  const char* name;  // null: they do not say it
+  MemberPointer<ModelConfig> member;
   int64_t (*otherwise)(const ModelConfig&) = nullptr;  // where it is missing; null: an error
   bool ModelConfig::*counts = nullptr;  // without this flag the field says nothing; null: it does
-  const char* also = nullptr;           // another name of the field, which is never written
-};
-// A field that is true or false.
-struct FlagField {
-  const char* name;
-  bool ModelConfig::*flag;
-  bool otherwise;              // where it is missing
-  const char* gguf = nullptr;  // its key behind the architecture's name; null: none
+  const char* also = nullptr;           // another name of the field, which is written too
 };
 // A field that is missing, null, or `json`: nothing else is computed.
 struct FixedField {
@@ -116,8 +111,8 @@ struct FixedField {
 // config.json. Errors of its reader (hf_config.cc) name the field.
 struct ConfigJson {
   std::span<const std::string_view> classes;  // "architectures" is one of them; written: the first
-  std::span<const SizeField> sizes;
-  std::span<const FixedField> fixed;
+  std::span<const JsonField> own = {};        // that this family's files say in another way
+  std::span<const FixedField> fixed = {};
   const char* epsilon = "rms_norm_eps";  // null: there is no such field
   double default_epsilon = 1e-6;
   double default_rope_base = 10000;
@@ -127,8 +122,7 @@ struct ConfigJson {
   const char* window_switch = nullptr;
   std::string_view window_model_type = {};   // of those with a window; their class is the last
   std::string_view model_type = {};          // if it is not the architecture's name
-  std::span<const FlagField> flags = {};     // read before sizes
-  std::span<const SizeField> repeated = {};  // fields that are missing or say a size again
+  std::span<const JsonField> repeated = {};  // fields that are missing or say a size again
   const char* rope_base = "rope_theta";
   const char* rotary_share = nullptr;  // how much of a head rotates; null: all
   double default_rotary_share = 1;
@@ -210,18 +204,14 @@ struct TensorName {
   std::string_view suffix = {};    // ".weight" or ".bias"
   std::string_view expert = {};    // its number, of a matrix of an expert; empty: of all of them
 };
-TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind kind,
-                           std::string_view name, const ModelConfig* config = nullptr);
-std::string SpellTensorName(const Architecture& architecture, Checkpoint::Kind kind,
+TensorName ParseTensorName(const Architecture& architecture, Container kind, std::string_view name,
+                           const ModelConfig* config = nullptr);
+std::string SpellTensorName(const Architecture& architecture, Container kind,
                             const TensorName& name);
 
 // Row i of the model's is row [i] of the file's; empty: they are the same.
-std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config,
-                                  Checkpoint::Kind kind);
+std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config, Container kind);
 // Row i of the second file is row [i] of the first, given the model's rows in both.
 std::vector<int32_t> OrderBetween(std::span<const int32_t> first, std::span<const int32_t> second);
-
-// Whether a folder keeps this tensor, if it is dense, as [in, out].
-bool TransposedInFolder(const ModelConfig& config, const StoredTensor& tensor);
 
 }  // namespace treadle

@@ -27,12 +27,12 @@ inline constexpr TensorRow kBloomTensors[] = {
     {Part::kDown, "ffn_down", "mlp.dense_4h_to_h", Extent::kHidden, Extent::kInner, kGpt2Bias}};
 
 // Published files have the second names.
-inline constexpr SizeField kBloomSizes[] = {
-    {.name = "n_layer", .size = &ModelConfig::layers, .also = "num_hidden_layers"},
-    {.name = "hidden_size", .size = &ModelConfig::hidden, .also = "n_embed"},
-    {.name = "n_head", .size = &ModelConfig::heads, .also = "num_attention_heads"},
+inline constexpr JsonField kBloomOwn[] = {
+    {.name = "n_layer", .member = &ModelConfig::layers, .also = "num_hidden_layers"},
+    {.name = "hidden_size", .member = &ModelConfig::hidden, .also = "n_embed"},
+    {.name = "n_head", .member = &ModelConfig::heads, .also = "num_attention_heads"},
+    {nullptr, &ModelConfig::kv_heads},
     {"n_inner", &ModelConfig::ffn_hidden, [](const ModelConfig& c) { return 4 * c.hidden; }},
-    {"vocab_size", &ModelConfig::vocab},
     {"seq_length", &ModelConfig::context, [](const ModelConfig&) { return int64_t{2048}; }}};
 inline constexpr std::string_view kBloomClasses[] = {"BloomForCausalLM"};
 inline constexpr FixedField kBloomFixed[] = {{"apply_residual_connection_post_layernorm", "false"}};
@@ -47,7 +47,7 @@ inline constexpr Architecture kBloom = {.name = "bloom",
                                         .output_bias = Presence::kAlways,
                                         .grouped = false,
                                         .config_json = {.classes = kBloomClasses,
-                                                        .sizes = kBloomSizes,
+                                                        .own = kBloomOwn,
                                                         .fixed = kBloomFixed,
                                                         .epsilon = "layer_norm_epsilon",
                                                         .default_epsilon = 1e-5,

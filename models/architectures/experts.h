@@ -27,27 +27,10 @@ consteval auto WithExperts(std::string_view router, std::string_view gate, std::
                             Extent::kInner};
   return rows;
 }
-// Llama's sizes, but that an expert's inner features may have a name of their own, and those of
-// experts, whose number has two names: transformers writes the second for either family by now.
-consteval auto SizesWithExperts(const char* inner) {
-  constexpr size_t kOthers = std::size(kLlamaSizes);
-  std::array<SizeField, kOthers + 3> fields = {};
-  std::copy_n(kLlamaSizes, kOthers, fields.begin());
-  for (SizeField& field : fields) {
-    if (field.size == &ModelConfig::ffn_hidden) field.name = inner;
-  }
-  fields[kOthers] = {"num_experts", &ModelConfig::experts,
-                     [](const ModelConfig&) { return int64_t{0}; }};
-  fields[kOthers + 1] = {"num_local_experts", &ModelConfig::experts,
-                         [](const ModelConfig& c) { return c.experts; }};
-  fields[kOthers + 2] = {"num_experts_per_tok", &ModelConfig::experts_per_token};
-  return fields;
-}
 
 inline constexpr auto kMixtralTensors =
     WithExperts("block_sparse_moe.gate", "block_sparse_moe.experts.*.w1",
                 "block_sparse_moe.experts.*.w3", "block_sparse_moe.experts.*.w2");
-inline constexpr auto kMixtralSizes = SizesWithExperts("intermediate_size");
 inline constexpr std::string_view kMixtralClasses[] = {"MixtralForCausalLM"};
 inline constexpr FixedField kMixtralFixed[] = {{"hidden_act", "\"silu\""}};
 
@@ -55,7 +38,6 @@ inline constexpr Architecture kMixtral = {.name = "mixtral",
                                           .layer = LlamaLayer,
                                           .tensors = kMixtralTensors,
                                           .config_json = {.classes = kMixtralClasses,
-                                                          .sizes = kMixtralSizes,
                                                           .fixed = kMixtralFixed,
                                                           .default_epsilon = 1e-5,
                                                           .default_rope_base = 1e6},
@@ -65,25 +47,26 @@ inline constexpr Architecture kMixtral = {.name = "mixtral",
 
 inline constexpr auto kQwen3MoeTensors = WithExperts(
     "mlp.gate", "mlp.experts.*.gate_proj", "mlp.experts.*.up_proj", "mlp.experts.*.down_proj");
-inline constexpr auto kQwen3MoeSizes = SizesWithExperts("moe_intermediate_size");
+inline constexpr JsonField kQwen3MoeOwn[] = {
+    {.name = "num_experts", .member = &ModelConfig::experts, .also = "num_local_experts"},
+    {"moe_intermediate_size", &ModelConfig::ffn_hidden},
+    {"norm_topk_prob", &ModelConfig::normalized_experts,
+     [](const ModelConfig&) { return int64_t{false}; }}};
 inline constexpr std::string_view kQwen3MoeClasses[] = {"Qwen3MoeForCausalLM"};
 inline constexpr FixedField kQwen3MoeFixed[] = {{"hidden_act", "\"silu\""},
                                                 {"attention_bias", "false"},
                                                 {"decoder_sparse_step", "1"},
                                                 {"mlp_only_layers", "[]"}};
-inline constexpr FlagField kQwen3MoeFlags[] = {
-    {"norm_topk_prob", &ModelConfig::normalized_experts, false}};
 
 inline constexpr Architecture kQwen3Moe = {.name = "qwen3moe",
                                            .layer = LlamaLayer,
                                            .tensors = kQwen3MoeTensors,
                                            .qk_norm = true,
                                            .config_json = {.classes = kQwen3MoeClasses,
-                                                           .sizes = kQwen3MoeSizes,
+                                                           .own = kQwen3MoeOwn,
                                                            .fixed = kQwen3MoeFixed,
                                                            .window_switch = "use_sliding_window",
-                                                           .model_type = "qwen3_moe",
-                                                           .flags = kQwen3MoeFlags},
+                                                           .model_type = "qwen3_moe"},
                                            .experts = true};
 
 }  // namespace treadle

@@ -32,21 +32,18 @@ inline constexpr TensorRow kFalconTensors[] = {
     {Part::kUp, "ffn_up", "mlp.dense_h_to_4h", Extent::kInner, Extent::kHidden},
     {Part::kDown, "ffn_down", "mlp.dense_4h_to_h", Extent::kHidden, Extent::kInner}};
 
-inline constexpr FlagField kFalconFlags[] = {
-    {"new_decoder_architecture", &ModelConfig::counts_kv_heads, false}};
-inline constexpr SizeField kFalconSizes[] = {
-    {"num_hidden_layers", &ModelConfig::layers},
-    {"hidden_size", &ModelConfig::hidden},
-    {"num_attention_heads", &ModelConfig::heads},
+inline constexpr JsonField kFalconOwn[] = {
+    {"new_decoder_architecture", &ModelConfig::counts_kv_heads,
+     [](const ModelConfig&) { return int64_t{false}; }},
     {"num_kv_heads", &ModelConfig::kv_heads,
      [](const ModelConfig& c) { return c.counts_kv_heads ? c.heads : 1; },
      &ModelConfig::counts_kv_heads},
+    {nullptr, &ModelConfig::head_dim},
     {"num_ln_in_parallel_attn", &ModelConfig::layer_norms,
      [](const ModelConfig& c) { return int64_t{c.counts_kv_heads ? 2 : 1}; },
      &ModelConfig::counts_kv_heads},
     {"ffn_hidden_size", &ModelConfig::ffn_hidden,
      [](const ModelConfig& c) { return 4 * c.hidden; }},
-    {"vocab_size", &ModelConfig::vocab},
     {"max_position_embeddings", &ModelConfig::context,
      [](const ModelConfig&) { return int64_t{2048}; }}};
 inline constexpr std::string_view kFalconClasses[] = {"FalconForCausalLM"};
@@ -61,12 +58,11 @@ inline constexpr Architecture kFalcon = {.name = "falcon",
                                          .tensors = kFalconTensors,
                                          .norm = NormKind::kLayer,
                                          .config_json = {.classes = kFalconClasses,
-                                                         .sizes = kFalconSizes,
+                                                         .own = kFalconOwn,
                                                          .fixed = kFalconFixed,
                                                          .epsilon = "layer_norm_epsilon",
                                                          .default_epsilon = 1e-5,
-                                                         .tied_head = true,
-                                                         .flags = kFalconFlags},
+                                                         .tied_head = true},
                                          .hugging_face_layers = "transformer.h.",
                                          .hugging_face_qkv_by_heads = true,
                                          .gguf_second_norm = "attn_norm_2"};

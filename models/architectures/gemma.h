@@ -29,19 +29,10 @@ inline constexpr TensorRow kGemmaTensors[] = {
     {Part::kDown, "ffn_down", "mlp.down_proj", Extent::kHidden, Extent::kInner},
     {Part::kPostFfnNorm, "post_ffw_norm", "post_feedforward_layernorm", Extent::kHidden}};
 
-inline constexpr SizeField kGemmaSizes[] = {{"num_hidden_layers", &ModelConfig::layers},
-                                            {"hidden_size", &ModelConfig::hidden},
-                                            {"num_attention_heads", &ModelConfig::heads},
-                                            {"num_key_value_heads", &ModelConfig::kv_heads},
-                                            {"head_dim", &ModelConfig::head_dim},
-                                            {"intermediate_size", &ModelConfig::ffn_hidden},
-                                            {"vocab_size", &ModelConfig::vocab},
-                                            {"max_position_embeddings", &ModelConfig::context},
-                                            {"sliding_window", &ModelConfig::window},
-                                            {"sliding_window_pattern", &ModelConfig::global_every,
-                                             [](const ModelConfig&) { return int64_t{6}; }},
-                                            {"query_pre_attn_scalar", &ModelConfig::query_scalar,
-                                             [](const ModelConfig&) { return int64_t{256}; }}};
+inline constexpr JsonField kGemmaOwn[] = {{"num_key_value_heads", &ModelConfig::kv_heads},
+                                          {"head_dim", &ModelConfig::head_dim},
+                                          {"query_pre_attn_scalar", &ModelConfig::query_scalar,
+                                           [](const ModelConfig&) { return int64_t{256}; }}};
 inline constexpr std::string_view kGemma3Classes[] = {"Gemma3ForCausalLM"};
 inline constexpr FixedField kGemmaFixed[] = {{"hidden_activation", "\"gelu_pytorch_tanh\""},
                                              {"attention_bias", "false"},
@@ -62,7 +53,7 @@ inline constexpr Architecture kGemma3 = {
     .gguf_query_scalar =
         [](const ModelConfig& c) { return c.layers == 62 ? c.hidden / c.heads : c.head_dim; },
     .config_json = {.classes = kGemma3Classes,
-                    .sizes = kGemmaSizes,
+                    .own = kGemmaOwn,
                     .fixed = kGemmaFixed,
                     .default_rope_base = 1e6,
                     .tied_head = true,

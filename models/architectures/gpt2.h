@@ -24,12 +24,12 @@ inline constexpr TensorRow kGpt2Tensors[] = {
     {Part::kUp, "ffn_up", "mlp.c_fc", Extent::kInner, Extent::kHidden, kGpt2Bias},
     {Part::kDown, "ffn_down", "mlp.c_proj", Extent::kHidden, Extent::kInner, kGpt2Bias}};
 
-inline constexpr SizeField kGpt2Sizes[] = {
+inline constexpr JsonField kGpt2Own[] = {
     {"n_layer", &ModelConfig::layers},
     {"n_embd", &ModelConfig::hidden},
     {"n_head", &ModelConfig::heads},
+    {nullptr, &ModelConfig::kv_heads},
     {"n_inner", &ModelConfig::ffn_hidden, [](const ModelConfig& c) { return 4 * c.hidden; }},
-    {"vocab_size", &ModelConfig::vocab},
     {"n_positions", &ModelConfig::context, [](const ModelConfig&) { return int64_t{1024}; }}};
 inline constexpr std::string_view kGpt2Classes[] = {"GPT2LMHeadModel"};
 inline constexpr FixedField kGpt2Fixed[] = {{"activation_function", "\"gelu_new\""},
@@ -45,7 +45,7 @@ inline constexpr Architecture kGpt2 = {.name = "gpt2",
                                        .output_bias = Presence::kAlways,
                                        .grouped = false,
                                        .config_json = {.classes = kGpt2Classes,
-                                                       .sizes = kGpt2Sizes,
+                                                       .own = kGpt2Own,
                                                        .fixed = kGpt2Fixed,
                                                        .epsilon = "layer_norm_epsilon",
                                                        .default_epsilon = 1e-5,

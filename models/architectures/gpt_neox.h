@@ -28,17 +28,14 @@ inline constexpr TensorRow kGptNeoXTensors[] = {
     {Part::kUp, "ffn_up", "mlp.dense_h_to_4h", Extent::kInner, Extent::kHidden, kWithBias},
     {Part::kDown, "ffn_down", "mlp.dense_4h_to_h", Extent::kHidden, Extent::kInner, kWithBias}};
 
-inline constexpr SizeField kGptNeoXSizes[] = {{"num_hidden_layers", &ModelConfig::layers},
-                                              {"hidden_size", &ModelConfig::hidden},
-                                              {"num_attention_heads", &ModelConfig::heads},
-                                              {"intermediate_size", &ModelConfig::ffn_hidden},
-                                              {"vocab_size", &ModelConfig::vocab},
-                                              {"max_position_embeddings", &ModelConfig::context}};
+inline constexpr JsonField kGptNeoXOwn[] = {
+    {nullptr, &ModelConfig::kv_heads},
+    {nullptr, &ModelConfig::head_dim},
+    {"use_parallel_residual", &ModelConfig::parallel_residual,
+     [](const ModelConfig&) { return int64_t{true}; }}};
 inline constexpr std::string_view kGptNeoXClasses[] = {"GPTNeoXForCausalLM"};
 inline constexpr FixedField kGptNeoXFixed[] = {{"hidden_act", "\"gelu\""},
                                                {"attention_bias", "true"}};
-inline constexpr FlagField kGptNeoXFlags[] = {
-    {"use_parallel_residual", &ModelConfig::parallel_residual, true, "use_parallel_residual"}};
 
 inline constexpr Architecture kGptNeoX = {.name = "gptneox",
                                           .layer = GptNeoXLayer,
@@ -48,12 +45,11 @@ inline constexpr Architecture kGptNeoX = {.name = "gptneox",
                                           .output_bias = Presence::kAlways,
                                           .grouped = false,
                                           .config_json = {.classes = kGptNeoXClasses,
-                                                          .sizes = kGptNeoXSizes,
+                                                          .own = kGptNeoXOwn,
                                                           .fixed = kGptNeoXFixed,
                                                           .epsilon = "layer_norm_eps",
                                                           .default_epsilon = 1e-5,
                                                           .model_type = "gpt_neox",
-                                                          .flags = kGptNeoXFlags,
                                                           .rope_base = "rotary_emb_base",
                                                           .rotary_share = "rotary_pct",
                                                           .default_rotary_share = 0.25},

@@ -21,19 +21,8 @@ inline constexpr auto kGptOssTensors = [] {
   rows.back() = {Part::kSinks, "attn_sinks", "self_attn.sinks", Extent::kHeads};
   return rows;
 }();
-inline constexpr auto kGptOssSizes = [] {
-  constexpr auto kOthers = SizesWithExperts("intermediate_size");
-  std::array<SizeField, std::size(kOthers) + 2> fields = {};
-  std::ranges::copy(kOthers, fields.begin());
-  for (SizeField& field : fields) {
-    if (field.size != &ModelConfig::head_dim) continue;
-    field.otherwise = [](const ModelConfig&) { return int64_t{64}; };
-  }
-  fields[std::size(kOthers)] = {"sliding_window", &ModelConfig::window};
-  fields[std::size(kOthers) + 1] = {"sliding_window_pattern", &ModelConfig::global_every,
-                                    [](const ModelConfig&) { return int64_t{2}; }};
-  return fields;
-}();
+inline constexpr JsonField kGptOssOwn[] = {
+    {"head_dim", &ModelConfig::head_dim, [](const ModelConfig&) { return int64_t{64}; }}};
 inline constexpr std::string_view kGptOssClasses[] = {"GptOssForCausalLM"};
 inline constexpr FixedField kGptOssFixed[] = {{"hidden_act", "\"silu\""},
                                               {"attention_bias", "true"},
@@ -48,7 +37,7 @@ inline constexpr Architecture kGptOss = {.name = "gpt-oss",
                                          .local_layers = true,
                                          .global_every = 2,
                                          .config_json = {.classes = kGptOssClasses,
-                                                         .sizes = kGptOssSizes,
+                                                         .own = kGptOssOwn,
                                                          .fixed = kGptOssFixed,
                                                          .default_epsilon = 1e-5,
                                                          .default_rope_base = 150000,

@@ -31,27 +31,16 @@ inline constexpr TensorRow kLlamaTensors[] = {
     {Part::kUp, "ffn_up", "mlp.up_proj", Extent::kInner, Extent::kHidden},
     {Part::kDown, "ffn_down", "mlp.down_proj", Extent::kHidden, Extent::kInner}};
 
-inline constexpr SizeField kLlamaSizes[] = {
-    {"num_hidden_layers", &ModelConfig::layers},
-    {"hidden_size", &ModelConfig::hidden},
-    {"num_attention_heads", &ModelConfig::heads},
-    {"num_key_value_heads", &ModelConfig::kv_heads, [](const ModelConfig& c) { return c.heads; }},
-    {"head_dim", &ModelConfig::head_dim, [](const ModelConfig& c) { return c.hidden / c.heads; }},
-    {"intermediate_size", &ModelConfig::ffn_hidden},
-    {"vocab_size", &ModelConfig::vocab},
-    {"max_position_embeddings", &ModelConfig::context}};
 inline constexpr std::string_view kLlamaClasses[] = {"LlamaForCausalLM", "MistralForCausalLM"};
 inline constexpr FixedField kLlamaFixed[] = {{"mlp_bias", "false"}, {"hidden_act", "\"silu\""}};
 
-inline constexpr Architecture kLlama = {.name = "llama",
-                                        .layer = LlamaLayer,
-                                        .tensors = kLlamaTensors,
-                                        .qkv_bias = Presence::kAsStored,
-                                        .output_bias = Presence::kAsStored,
-                                        .config_json = {.classes = kLlamaClasses,
-                                                        .sizes = kLlamaSizes,
-                                                        .fixed = kLlamaFixed,
-                                                        .window_model_type = "mistral"},
-                                        .gguf_pairs = true};
+inline constexpr Architecture kLlama = {
+    .name = "llama",
+    .layer = LlamaLayer,
+    .tensors = kLlamaTensors,
+    .qkv_bias = Presence::kAsStored,
+    .output_bias = Presence::kAsStored,
+    .config_json = {.classes = kLlamaClasses, .fixed = kLlamaFixed, .window_model_type = "mistral"},
+    .gguf_pairs = true};
 
 }  // namespace treadle

@@ -29,13 +29,9 @@ inline constexpr TensorRow kOptTensors[] = {
     {Part::kUp, "ffn_up", "fc1", Extent::kInner, Extent::kHidden, kWithBias},
     {Part::kDown, "ffn_down", "fc2", Extent::kHidden, Extent::kInner, kWithBias}};
 
-inline constexpr SizeField kOptSizes[] = {{"num_hidden_layers", &ModelConfig::layers},
-                                          {"hidden_size", &ModelConfig::hidden},
-                                          {"num_attention_heads", &ModelConfig::heads},
-                                          {"ffn_dim", &ModelConfig::ffn_hidden},
-                                          {"vocab_size", &ModelConfig::vocab},
-                                          {"max_position_embeddings", &ModelConfig::context}};
-inline constexpr SizeField kOptRepeated[] = {{"word_embed_proj_dim", &ModelConfig::hidden}};
+inline constexpr JsonField kOptOwn[] = {{nullptr, &ModelConfig::kv_heads},
+                                        {"ffn_dim", &ModelConfig::ffn_hidden}};
+inline constexpr JsonField kOptRepeated[] = {{"word_embed_proj_dim", &ModelConfig::hidden}};
 inline constexpr std::string_view kOptClasses[] = {"OPTForCausalLM"};
 inline constexpr FixedField kOptFixed[] = {{"activation_function", "\"relu\""},
                                            {"do_layer_norm_before", "true"},
@@ -52,7 +48,7 @@ inline constexpr Architecture kOpt = {.name = "opt",
                                       .output_bias = Presence::kAlways,
                                       .grouped = false,
                                       .config_json = {.classes = kOptClasses,
-                                                      .sizes = kOptSizes,
+                                                      .own = kOptOwn,
                                                       .fixed = kOptFixed,
                                                       .epsilon = nullptr,
                                                       .default_epsilon = 1e-5,

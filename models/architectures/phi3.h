@@ -25,7 +25,6 @@ inline constexpr Architecture kPhi3 = {.name = "phi3",
                                        .layer = LlamaLayer,
                                        .tensors = kPhi3Tensors,
                                        .config_json = {.classes = kPhi3Classes,
-                                                       .sizes = kLlamaSizes,
                                                        .fixed = kPhi3Fixed,
                                                        .default_epsilon = 1e-5,
                                                        .rotary_share = "partial_rotary_factor"}};

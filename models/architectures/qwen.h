@@ -12,26 +12,24 @@ namespace treadle {
 inline constexpr std::string_view kQwen2Classes[] = {"Qwen2ForCausalLM"};
 inline constexpr FixedField kQwenFixed[] = {{"hidden_act", "\"silu\""}};
 
-inline constexpr Architecture kQwen2 = {.name = "qwen2",
-                                        .layer = LlamaLayer,
-                                        .tensors = kLlamaTensors,
-                                        .qkv_bias = Presence::kAlways,
-                                        .config_json = {.classes = kQwen2Classes,
-                                                        .sizes = kLlamaSizes,
-                                                        .fixed = kQwenFixed,
-                                                        .window_switch = "use_sliding_window"}};
+inline constexpr Architecture kQwen2 = {
+    .name = "qwen2",
+    .layer = LlamaLayer,
+    .tensors = kLlamaTensors,
+    .qkv_bias = Presence::kAlways,
+    .config_json = {
+        .classes = kQwen2Classes, .fixed = kQwenFixed, .window_switch = "use_sliding_window"}};
 
 inline constexpr std::string_view kQwen3Classes[] = {"Qwen3ForCausalLM"};
 inline constexpr FixedField kQwen3Fixed[] = {{"hidden_act", "\"silu\""},
                                              {"attention_bias", "false"}};
 
-inline constexpr Architecture kQwen3 = {.name = "qwen3",
-                                        .layer = LlamaLayer,
-                                        .tensors = kLlamaTensors,
-                                        .qk_norm = true,
-                                        .config_json = {.classes = kQwen3Classes,
-                                                        .sizes = kLlamaSizes,
-                                                        .fixed = kQwen3Fixed,
-                                                        .window_switch = "use_sliding_window"}};
+inline constexpr Architecture kQwen3 = {
+    .name = "qwen3",
+    .layer = LlamaLayer,
+    .tensors = kLlamaTensors,
+    .qk_norm = true,
+    .config_json = {
+        .classes = kQwen3Classes, .fixed = kQwen3Fixed, .window_switch = "use_sliding_window"}};
 
 }  // namespace treadle

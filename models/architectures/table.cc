@@ -13,7 +13,6 @@
 #include "models/architectures/opt.h"
 #include "models/architectures/phi3.h"
 #include "models/architectures/qwen.h"
-#include "models/checkpoints/weight_plan.h"
 
 namespace treadle {
 namespace {
@@ -24,12 +23,12 @@ constexpr Architecture kArchitectures[] = {kLlama,   kGpt2,     kQwen2, kQwen3, 
 
 constexpr std::string_view kGgufLayers = "blk.";
 
-std::string_view NameOf(const TensorRow& row, Checkpoint::Kind kind) {
-  return kind == Checkpoint::Kind::kGguf ? row.gguf : row.hugging_face;
+std::string_view NameOf(const TensorRow& row, Container kind) {
+  return kind == Container::kGguf ? row.gguf : row.hugging_face;
 }
 
-std::string_view LayersOf(const Architecture& architecture, Checkpoint::Kind kind) {
-  return kind == Checkpoint::Kind::kGguf ? kGgufLayers : architecture.hugging_face_layers;
+std::string_view LayersOf(const Architecture& architecture, Container kind) {
+  return kind == Container::kGguf ? kGgufLayers : architecture.hugging_face_layers;
 }
 
 // Whether a tensor may have this name, and which expert's it then is.
@@ -121,16 +120,15 @@ std::vector<const TensorRow*> TensorsOf(const ModelConfig& config) {
   return rows;
 }
 
-TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind kind,
-                           std::string_view name, const ModelConfig* config) {
+TensorName ParseTensorName(const Architecture& architecture, Container kind, std::string_view name,
+                           const ModelConfig* config) {
   TensorName parsed;
   for (const std::string_view suffix : {".weight", ".bias"}) {
     if (name.ends_with(suffix)) parsed.suffix = suffix;
   }
   if (parsed.suffix.empty()) return {};
   name.remove_suffix(parsed.suffix.size());
-  if (kind == Checkpoint::Kind::kHuggingFace &&
-      name.starts_with(architecture.hugging_face_prefix)) {
+  if (kind == Container::kHuggingFace && name.starts_with(architecture.hugging_face_prefix)) {
     name.remove_prefix(architecture.hugging_face_prefix.size());
   }
   const std::string_view layers = LayersOf(architecture, kind);
@@ -148,7 +146,7 @@ TensorName ParseTensorName(const Architecture& architecture, Checkpoint::Kind ki
   return parsed;
 }
 
-std::string SpellTensorName(const Architecture& architecture, Checkpoint::Kind kind,
+std::string SpellTensorName(const Architecture& architecture, Container kind,
                             const TensorName& name) {
   std::string own(NameOf(*name.row, kind));
   if (const size_t star = own.find('*'); star != own.npos) {
@@ -179,11 +177,10 @@ std::vector<int32_t> RowsByHeads(const ModelConfig& config) {
 
 }  // namespace
 
-std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config,
-                                  Checkpoint::Kind kind) {
+std::vector<int32_t> FileRowOrder(const TensorRow& row, const ModelConfig& config, Container kind) {
   std::vector<int32_t> order;
   const Architecture& architecture = ArchitectureOf(config);
-  if (kind == Checkpoint::Kind::kHuggingFace) {
+  if (kind == Container::kHuggingFace) {
     const bool by_heads = row.part == Part::kQkv && architecture.hugging_face_qkv_by_heads;
     return by_heads ? RowsByHeads(config) : order;
   }
@@ -205,11 +202,6 @@ std::vector<int32_t> OrderBetween(std::span<const int32_t> first, std::span<cons
     order[second.empty() ? i : second[i]] = first.empty() ? static_cast<int32_t>(i) : first[i];
   }
   return order;
-}
-
-bool TransposedInFolder(const ModelConfig& config, const StoredTensor& tensor) {
-  return ArchitectureOf(config).hugging_face_transposed && tensor.shape.size() == 2 &&
-         RoleOf(tensor.name) == MatrixRole::kLayer;
 }
 
 }  // namespace treadle

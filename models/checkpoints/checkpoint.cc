@@ -8,8 +8,7 @@
 #include "base/number.h"
 #include "base/quoted.h"
 #include "base/status.h"
-#include "models/architectures/architecture.h"
-#include "models/checkpoints/random/random_checkpoint.h"
+#include "models/architectures/config_fields.h"
 
 namespace treadle {
 
@@ -33,8 +32,16 @@ absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int
   return source;
 }
 
+std::vector<float> DecodeVector(const StoredTensor& tensor) {
+  const int64_t blocks = static_cast<int64_t>(tensor.bytes) / tensor.format->block_bytes;
+  std::vector<float> values(static_cast<size_t>(blocks * tensor.format->block));
+  const std::vector<std::byte> own = tensor.arranged ? tensor.arranged() : std::vector<std::byte>();
+  tensor.format->decode(tensor.arranged ? own.data() : tensor.data, blocks, values.data());
+  return values;
+}
+
 absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& path) {
-  if (path.starts_with(RandomCheckpoint::kPrefix)) return RandomCheckpoint::Open(path);
+  if (path.starts_with(kRandomPrefix)) return OpenRandom(path);
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) return OpenHuggingFace(path);
   return OpenGguf(path);
@@ -123,72 +130,37 @@ absl::Status Checkpoint::ArrangeExperts() {
   return absl::OkStatus();
 }
 
-// Factors far from these would leave float's range, and angles would be NaN.
-absl::Status Checkpoint::CheckRope() const {
-  constexpr double kSmallest = 1e-6, kLargest = 1e12;
+absl::Status Checkpoint::CheckRope(const Architecture& architecture) const {
   const int64_t rotated = config_.rope_dim;
   if (rotated % 2 != 0 || rotated < 2 || rotated > config_.head_dim) {
     return InvalidArgument(path_, ": ", rotated, " rotated elements of a head, expected an even ",
                            "number from 2 to ", config_.head_dim);
   }
-  const RopeScaling scaling = config_.rope_scaling.value_or(RopeScaling());
-  const std::pair<const char*, double> rows[] = {
-      {"rope base", config_.rope_base},
-      {"rope base of local layers",
-       config_.local_rope_base == 0 ? config_.rope_base : config_.local_rope_base},
-      {"rope scaling: linear factor", config_.rope_linear_factor},
-      {"rope scaling: factor", scaling.factor},
-      {"rope scaling: low_freq_factor", scaling.low_freq_factor},
-      {"rope scaling: high_freq_factor", scaling.high_freq_factor}};
-  for (const auto& [name, value] : rows) {
-    if (!(value >= kSmallest && value <= kLargest)) {
-      return InvalidArgument(path_, ": ", name, " is ", value, ", expected ", kSmallest, " to ",
-                             kLargest);
+  const std::string where = Str(path_, ": rope scaling");
+  if (const auto& scaling = config_.rope_scaling) {
+    TREADLE_RETURN_IF_ERROR(CheckRanges(*scaling, architecture, where));
+    if (scaling->high_freq_factor <= scaling->low_freq_factor) {
+      return InvalidArgument(where, ": high_freq_factor is ", scaling->high_freq_factor,
+                             ", expected more than low_freq_factor, ", scaling->low_freq_factor);
     }
   }
   if (const auto& yarn = config_.yarn) {
-    const auto refused = [&](const char* name, const auto& value, const auto&... expected) {
-      return InvalidArgument(path_, ": rope scaling: ", name, " is ", value, ", expected ",
-                             expected...);
-    };
-    if (!(yarn->factor >= 1 && yarn->factor <= kLargest)) {
-      return refused("factor", yarn->factor, "1 to ", kLargest);
+    TREADLE_RETURN_IF_ERROR(CheckRanges(*yarn, architecture, where));
+    if (!(yarn->beta_fast > yarn->beta_slow)) {
+      return InvalidArgument(where, ": beta_fast is ", yarn->beta_fast,
+                             ", expected more than beta_slow, ", yarn->beta_slow);
     }
-    if (!(yarn->beta_slow >= kSmallest && yarn->beta_slow <= kLargest)) {
-      return refused("beta_slow", yarn->beta_slow, kSmallest, " to ", kLargest);
+    if (!(config_.rope_base > 1)) {
+      return InvalidArgument(where, ": base is ", config_.rope_base, ", expected more than 1");
     }
-    if (!(yarn->beta_fast > yarn->beta_slow && yarn->beta_fast <= kLargest)) {
-      return refused("beta_fast", yarn->beta_fast, "more than beta_slow, ", yarn->beta_slow);
-    }
-    if (!(yarn->attention_factor >= kSmallest && yarn->attention_factor <= kLargest)) {
-      return refused("attention_factor", yarn->attention_factor, kSmallest, " to ", kLargest);
-    }
-    if (yarn->original_context < 1) {
-      return refused("original context", yarn->original_context, "at least 1");
-    }
-    if (!(config_.rope_base > 1)) return refused("base", config_.rope_base, "more than 1");
   }
   if (const auto& rope = config_.long_rope) {
-    std::vector<double> values = {rope->attention_factor};
+    TREADLE_RETURN_IF_ERROR(CheckRanges(*rope, architecture, where));
     for (const auto* factors : {&rope->short_factors, &rope->long_factors}) {
-      values.insert(values.end(), factors->begin(), factors->end());
       if (std::ssize(*factors) == rotated / 2) continue;
-      return InvalidArgument(path_, ": rope scaling: ", factors->size(),
-                             " factors, expected one for each of ", rotated / 2, " pairs");
+      return InvalidArgument(where, ": ", factors->size(), " factors, expected one for each of ",
+                             rotated / 2, " pairs");
     }
-    for (const double value : values) {
-      if (value >= kSmallest && value <= kLargest) continue;
-      return InvalidArgument(path_, ": rope scaling: a factor is ", value, ", expected ", kSmallest,
-                             " to ", kLargest);
-    }
-    if (rope->original_context < 1) {
-      return InvalidArgument(path_, ": rope scaling: original context is ", rope->original_context,
-                             ", expected at least 1");
-    }
-  }
-  if (scaling.high_freq_factor <= scaling.low_freq_factor) {
-    return InvalidArgument(path_, ": rope scaling: high_freq_factor is ", scaling.high_freq_factor,
-                           ", expected more than low_freq_factor, ", scaling.low_freq_factor);
   }
   return absl::OkStatus();
 }
@@ -199,38 +171,10 @@ absl::Status Checkpoint::CheckConsistency() const {
     return Unimplemented(path_, ": architecture ", Quoted(config_.architecture),
                          ", expected one of ", KnownArchitectures());
   }
-  // Larger than any model; small enough that products of two and a half of them fit 64 bits.
-  struct Row {
-    const char* name;
-    int64_t value;
-    int64_t largest;
-    int64_t least = 1;
-  };
-  const int64_t local = architecture->local_layers ? 1 : 0;
-  const Row rows[] = {{"layers", config_.layers, 1 << 12},
-                      {"hidden size", config_.hidden, 1 << 20},
-                      {"heads", config_.heads, 1 << 14},
-                      {"K/V heads", config_.kv_heads, 1 << 14},
-                      {"head size", config_.head_dim, 1 << 12},
-                      {"feed-forward size", config_.ffn_hidden, 1 << 22},
-                      {"vocabulary", config_.vocab, 1 << 24},
-                      {"context", config_.context, 1 << 24},
-                      {"norms of a layer", config_.layer_norms, 2},
-                      {"sliding window", config_.window, 1 << 24, local},
-                      {"layers per global one", config_.global_every, 1 << 24, local},
-                      {"global layers before others", config_.global_layers, 1 << 24, 0}};
-  for (const Row& row : rows) {
-    if (row.value < row.least || row.value > row.largest) {
-      return InvalidArgument(path_, ": ", row.name, " is ", row.value, ", expected ", row.least,
-                             " to ", row.largest);
-    }
-  }
+  TREADLE_RETURN_IF_ERROR(CheckRanges(config_, *architecture, path_));
   if (config_.heads % config_.kv_heads != 0) {
     return InvalidArgument(path_, ": ", config_.heads, " heads cannot share ", config_.kv_heads,
                            " K/V heads evenly");
-  }
-  if (!(config_.norm_epsilon >= 0 && config_.norm_epsilon < 1)) {
-    return InvalidArgument(path_, ": norm epsilon is ", config_.norm_epsilon, ", expected 0 to 1");
   }
   if (!architecture->grouped &&
       (config_.kv_heads != config_.heads || config_.heads * config_.head_dim != config_.hidden)) {
@@ -238,19 +182,15 @@ absl::Status Checkpoint::CheckConsistency() const {
                            config_.kv_heads, " K/V heads, expected as many, of hidden size ",
                            config_.hidden, " together");
   }
-  constexpr int64_t kMostExperts = 1 << 12;
-  const int64_t experts = config_.experts, each = config_.experts_per_token;
-  if (architecture->experts && (experts < 1 || experts > kMostExperts)) {
-    return InvalidArgument(path_, ": experts is ", experts, ", expected 1 to ", kMostExperts);
+  if (architecture->experts && config_.experts_per_token > config_.experts) {
+    return InvalidArgument(path_, ": experts per token is ", config_.experts_per_token,
+                           ", expected 1 to ", config_.experts);
   }
-  if (architecture->experts && (each < 1 || each > experts)) {
-    return InvalidArgument(path_, ": experts per token is ", each, ", expected 1 to ", experts);
-  }
-  if (!architecture->experts && experts != 0) {
-    return InvalidArgument(path_, ": experts is ", experts, ", expected none of ",
+  if (!architecture->experts && config_.experts != 0) {
+    return InvalidArgument(path_, ": experts is ", config_.experts, ", expected none of ",
                            architecture->name);
   }
-  if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope());
+  if (architecture->rotary) TREADLE_RETURN_IF_ERROR(CheckRope(*architecture));
   if (tokenizer_ && static_cast<int64_t>(tokenizer_->tokens.size()) > config_.vocab) {
     return InvalidArgument(path_, ": the tokenizer has ", tokenizer_->tokens.size(),
                            " tokens, the model's vocabulary ", config_.vocab);

@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "base/mapped_file.h"
 #include "kernels/formats/matrix_source.h"
-#include "models/model_config.h"
+#include "models/architectures/architecture.h"
 #include "models/text/tokenizer.h"
 
 namespace treadle {
@@ -53,9 +53,12 @@ std::string ShapeText(std::span<const int64_t> shape);  // "[2, 3]"
 absl::StatusOr<MatrixSource> SourceOf(const StoredTensor& tensor, int64_t n, int64_t k,
                                       MatrixConstants& constants);
 
+// Values of a 1-D tensor.
+std::vector<float> DecodeVector(const StoredTensor& tensor);
+
 class Checkpoint {
  public:
-  enum class Kind { kGguf, kHuggingFace };
+  using Kind = Container;
 
   // `path` is a .gguf file, or a folder with config.json, or a random model's shape
   // (random_checkpoint.h).
@@ -108,7 +111,7 @@ class Checkpoint {
   absl::Status ArrangeExperts();
   // Sizes in range and in harmony: what every loader relies on.
   absl::Status CheckConsistency() const;
-  absl::Status CheckRope() const;
+  absl::Status CheckRope(const Architecture& architecture) const;
 
   Kind kind_ = Kind::kGguf;
   std::string path_;
@@ -127,8 +130,10 @@ class Checkpoint {
   uint64_t file_bytes_ = 0;
 };
 
-// The two kinds that Checkpoint::Open finds on disk.
+// What Checkpoint::Open tells apart: two kinds on disk, and paths that begin with the prefix.
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(const std::string& path);
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenHuggingFace(const std::string& folder);
+inline constexpr std::string_view kRandomPrefix = "random:";
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenRandom(const std::string& path);
 
 }  // namespace treadle

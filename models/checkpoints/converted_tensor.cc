@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/status.h"
-#include "models/weight_loader.h"
 
 namespace treadle {
 namespace {
@@ -83,6 +82,16 @@ ConversionError Compare(std::span<const float> values, const MatrixSource& made,
 }
 
 }  // namespace
+
+std::vector<float> DecodeMatrix(const MatrixSource& source, const ParallelFor& parallel_for) {
+  std::vector<float> values(static_cast<size_t>(source.n * source.k));
+  parallel_for(source.n, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      DecodeSourceRow(source, source.SourceRow(row), values.data() + row * source.k);
+    }
+  });
+  return values;
+}
 
 absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
                                               const TensorTarget& target,

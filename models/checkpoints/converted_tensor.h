@@ -49,6 +49,9 @@ struct ConversionError {
   double worst = 0;
 };
 
+// A matrix' canonical values, in the order of the packed matrix. [n, k]
+std::vector<float> DecodeMatrix(const MatrixSource& source, const ParallelFor& parallel_for);
+
 // A matrix, or a vector to a dense format. Errors name the tensor. `error`: worked out if not null
 // (and only if the tensor changes format).
 absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,

@@ -128,4 +128,9 @@ std::string WeightPlan::Notice(const Checkpoint& checkpoint) const {
   return Str(count, " matrices are quantized already (", names, "); errors of both add up");
 }
 
+bool TransposedInFolder(const ModelConfig& config, const StoredTensor& tensor) {
+  return ArchitectureOf(config).hugging_face_transposed && tensor.shape.size() == 2 &&
+         RoleOf(tensor.name) == MatrixRole::kLayer;
+}
+
 }  // namespace treadle

@@ -27,6 +27,8 @@
 namespace treadle {
 
 class Checkpoint;
+struct ModelConfig;
+struct StoredTensor;
 
 class WeightPlan {
  public:
@@ -62,5 +64,7 @@ class WeightPlan {
 // What a matrix is, by its name in the file.
 enum class MatrixRole { kLayer, kEmbedding, kPositions, kHead, kRouter };
 MatrixRole RoleOf(std::string_view tensor);
+// Whether a folder keeps this tensor, if it is dense, as [in, out].
+bool TransposedInFolder(const ModelConfig& config, const StoredTensor& tensor);
 
 }  // namespace treadle

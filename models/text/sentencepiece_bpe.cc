@@ -82,7 +82,7 @@ class SentencePieceBpe final : public BpeTokenizer {
 // Every way to cut a token into two tokens is a merge; tokens of one score share a priority. All
 // cuts of a token read the square of its length.
 absl::Status SentencePieceBpe::AddScoredMerges() {
-  constexpr size_t kMostRead = size_t{1} << 30;  // a second; real vocabularies: some 10^7
+  constexpr size_t kMaxRead = size_t{1} << 30;  // a second; real vocabularies: some 10^7
   size_t read = 0;
   std::vector<int32_t> order;
   for (const auto& [text, id] : ids_) order.push_back(id);
@@ -94,9 +94,9 @@ absl::Status SentencePieceBpe::AddScoredMerges() {
     if (i > 0 && score(order[i - 1]) != score(id)) ++priority;
     const std::string_view text = spec_.tokens[static_cast<size_t>(id)].text;
     read += text.size() * text.size();
-    if (read > kMostRead) {
+    if (read > kMaxRead) {
       return InvalidArgument("tokenizer: its tokens are too long together: the squares of their ",
-                             "lengths add up to more than ", kMostRead, " at token ", id, " of ",
+                             "lengths add up to more than ", kMaxRead, " at token ", id, " of ",
                              text.size(), " bytes");
     }
     for (size_t cut = 1; cut < text.size(); ++cut) {

@@ -15,18 +15,20 @@
 namespace treadle {
 namespace {
 
-constexpr size_t kShortestKey = 16;
-constexpr size_t kLongestKey = 512;
-constexpr double kMostPerMinute = 1e12;
+constexpr size_t kMinKey = 16;
+constexpr size_t kMaxKey = 512;
+constexpr double kMaxPerMinute = 1e12;
+constexpr char kOperator[] = "operator";
+constexpr size_t kShownDigits = 8;  // of a digest, as a name
 
 absl::StatusOr<std::optional<double>> ParseLimit(const std::string& text) {
   if (text.empty() || text == "-") return std::optional<double>();
   const std::optional<int64_t> value = NumberIn<int64_t>(text);
-  if (value && *value >= 0 && *value <= kMostPerMinute) return static_cast<double>(*value);
+  if (value && *value >= 0 && *value <= kMaxPerMinute) return static_cast<double>(*value);
   return InvalidArgument("limit is '", text, "', expected a whole number per minute, or -");
 }
 
-// Its words, without a comment.
+// The words of a line, without its comment.
 std::vector<std::string> WordsOf(const std::string& line) {
   std::istringstream in(line.substr(0, line.find('#')));
   std::vector<std::string> words;
@@ -34,20 +36,25 @@ std::vector<std::string> WordsOf(const std::string& line) {
   return words;
 }
 
-// Of the words of one line, of which there are some.
-absl::StatusOr<ApiKey::Terms> ParseTerms(std::vector<std::string> words, size_t number) {
+// The terms that a line gives its key. `words`: the line's, at least one; `digest`: the key's, in
+// hexadecimal digits.
+absl::StatusOr<ApiKey::Terms> ParseTerms(std::vector<std::string> words,
+                                         const std::string& digest) {
   const size_t length = words[0].size();
-  if (length < kShortestKey || length > kLongestKey) {
-    return InvalidArgument("a key has ", length, " characters, expected ", kShortestKey, " to ",
-                           kLongestKey);
+  if (length < kMinKey || length > kMaxKey) {
+    return InvalidArgument("a key has ", length, " characters, expected ", kMinKey, " to ",
+                           kMaxKey);
   }
-  if (words.size() > 4) {
+  if (words.size() > 5 || (words.size() == 5 && words[4] != kOperator)) {
     return InvalidArgument("there are ", words.size(),
-                           " words, expected: key [name [requests/min [tokens/min]]]");
+                           " words, expected: key [name [requests/min [tokens/min [operator]]]]");
   }
-  words.resize(4);
   ApiKey::Terms terms;
-  terms.name = words[1].empty() ? Str("line ", number) : words[1];
+  terms.is_operator = words.size() == 5;
+  words.resize(4);
+  const bool named = !words[1].empty() && words[1] != "-";
+  terms.name = named ? words[1] : "key-" + digest.substr(0, kShownDigits);
+  terms.owner = named ? "name " + words[1] : "key " + digest;
   TREADLE_ASSIGN_OR_RETURN(terms.requests, ParseLimit(words[2]));
   TREADLE_ASSIGN_OR_RETURN(terms.tokens, ParseLimit(words[3]));
   return terms;
@@ -68,9 +75,9 @@ void ApiKey::Change(Terms terms) {
   terms_ = std::move(terms);
 }
 
-std::string ApiKey::name() const {
+ApiKey::Terms ApiKey::terms() const {
   MutexLock lock(mutex_);
-  return terms_.name;
+  return terms_;
 }
 
 absl::Status ApiKey::Check() const {
@@ -124,8 +131,11 @@ absl::Status ApiKeys::Take(const FileWatcher::Content& content) {
   for (size_t number = 1; std::getline(file, text); ++number) {
     const std::vector<std::string> words = WordsOf(text);
     if (words.empty()) continue;
-    auto terms = ParseTerms(words, number);
-    if (terms.ok() && !lines.try_emplace(DigestOf(words[0]), *terms).second) {
+    const Digest digest = DigestOf(words[0]);
+    std::string digits;
+    for (const unsigned char byte : digest) digits += Str(std::hex, byte / 16, byte % 16);
+    auto terms = ParseTerms(words, digits);
+    if (terms.ok() && !lines.try_emplace(digest, *terms).second) {
       terms = InvalidArgument("the key is there twice");
     }
     if (!terms.ok()) {

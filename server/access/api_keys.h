@@ -1,9 +1,12 @@
 // API keys, or the tokens of scrapers: who may call, and how much. Read from a file, one per line:
 //
-//   KEY [NAME [REQUESTS_PER_MINUTE [TOKENS_PER_MINUTE]]]      # comment
+//   KEY [NAME [REQUESTS_PER_MINUTE [TOKENS_PER_MINUTE [operator]]]]      # comment
 //
-// "-" is no limit, 0 suspends the key. A change of the file is taken over within a second or two;
-// a file that cannot be read then is reported, and the keys stay as they were.
+// "-" is no name or no limit, 0 suspends the key. Keys of one name are one owner's: a new key
+// beside or instead of an old one has what the old one asked for. A key without a name is an owner
+// of its own, wherever its line stands. An operator sees all owners' request ids in the ledger. A
+// change of the file is taken over within a second or two; a file that cannot be read then is
+// reported, and the keys stay as they were.
 //
 // Only SHA-256 digests are kept, and each lookup compares with all of them in constant time. No
 // message contains a key. Limits are token buckets of one minute's capacity: a call needs one
@@ -33,15 +36,17 @@ class ApiKey {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
   struct Terms {
-    std::string name;
+    std::string name;                // for logs and messages
+    std::string owner;               // tells owners apart; not a secret
     std::optional<double> requests;  // per minute; unset: no limit
     std::optional<double> tokens;
+    bool is_operator = false;
   };
 
   ApiKey(Terms terms, TimePoint now);
 
   void Change(Terms terms) ABSL_LOCKS_EXCLUDED(mutex_);
-  std::string name() const ABSL_LOCKS_EXCLUDED(mutex_);
+  Terms terms() const ABSL_LOCKS_EXCLUDED(mutex_);
   // PermissionDenied if the key is suspended.
   absl::Status Check() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Takes one request; ResourceExhausted says which limit is used up.

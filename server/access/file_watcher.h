@@ -21,7 +21,7 @@ namespace treadle {
 
 class FileWatcher {
  public:
-  // Of a file, or why it cannot be read.
+  // A file's bytes, or why it cannot be read.
   using Content = absl::StatusOr<std::string>;
   // Gets the contents of all paths, in their order.
   using Take = std::function<absl::Status(const std::vector<Content>&)>;

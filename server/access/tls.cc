@@ -56,9 +56,9 @@ class MemoryFile {
 
 // Certificates for gRPC that change while its channels run.
 //
-// Of gRPC's providers of certificates only one takes later versions, and that one reads files by
-// path every second: key and chain one after the other, as a pair if their times of modification
-// were the same before and after. The operator's own files will not do: it could take one half of
+// Only one of gRPC's providers of certificates takes later versions, and it reads files by path
+// every second: key and chain one after the other, as a pair if their times of modification were
+// the same before and after. The operator's own files will not do: it could take one half of
 // a rotation, or what our checks refuse. So it gets files in memory that hold what has passed the
 // checks, key and chain in one, each version whole and under a time of its own. Should gRPC take
 // certificates from its caller one day, this class is all that changes.

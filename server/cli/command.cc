@@ -4,17 +4,23 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "base/status.h"
 #include "base/utf8.h"
 
 namespace treadle {
 namespace {
 
+std::string Invocation(std::string_view command) {
+  return Str(command.starts_with("treadle-") ? "" : "treadle ", command);
+}
+
 // In one line.
 std::string Complaint(const char* command, std::string message) {
   std::replace(message.begin(), message.end(), '\n', ' ');
-  return std::string("treadle ") + command + ": " + Printable(message);
+  return Invocation(command) + ": " + Printable(message);
 }
 
 int Complain(const char* command, const std::string& message, int code) {
@@ -42,8 +48,23 @@ void AddWords(CLI::App& app, const char* name, std::vector<std::string> words,
       ->check(one_of_them);
 }
 
+int RunBenchmark(const char* program, std::span<const Command> benchmarks, int argc, char** argv) {
+  const std::string_view name = argc > 1 ? argv[1] : "";
+  for (const Command& benchmark : benchmarks) {
+    if (name == benchmark.name) return benchmark.run(argc - 1, argv + 1);
+  }
+  const bool help = name == "--help" || name == "-h";
+  std::FILE* const out = help ? stdout : stderr;
+  std::fprintf(out, "usage: %s BENCHMARK [flags]; --help lists a benchmark's flags\n\n", program);
+  for (const Command& benchmark : benchmarks) {
+    std::fprintf(out, "  %-10s %s\n", benchmark.name, benchmark.help);
+  }
+  if (!help && !name.empty()) std::fprintf(stderr, "\n'%s' is no benchmark\n", argv[1]);
+  return help ? 0 : 2;
+}
+
 std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char** argv) {
-  app.name(std::string("treadle ") + command);
+  app.name(Invocation(command));
   for (CLI::Option* option : app.get_options()) {
     if (option->get_default_str().empty()) option->capture_default_str();
     if (option->get_default_str() == "[]") option->default_str("");

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,6 +56,13 @@ void AddChoice(CLI::App& app, const char* name, Target& target, const Choice<T> 
   AddWords(
       app, name, std::move(words), [&](size_t index) { target = choices[index].value; }, help);
 }
+
+// Runs the row that argv[1] names; else prints the table and gives 2, or 0 after --help. program:
+// as users type it, "treadle bench".
+int RunBenchmark(const char* program, std::span<const Command> benchmarks, int argc, char** argv);
+
+// A `command` below is as users type it after "treadle": "serve"; or, of the other program, all of
+// it: "treadle-bench kernels".
 
 // Nothing if the command should go on; else the exit code (0 after --help).
 std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char** argv);

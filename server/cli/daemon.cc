@@ -19,7 +19,7 @@
 
 namespace treadle {
 Signals::Signals() {
-  signal(SIGPIPE, SIG_IGN);
+  for (const int ignored : {SIGPIPE, SIGHUP}) signal(ignored, SIG_IGN);
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
@@ -74,24 +74,19 @@ void AddLogFlags(CLI::App& app, Log::Options& options) {
   AddChoice(app, "--log-format", options.format, kLogFormats,
             "lines of the log: text, or json with time, severity, event and fields");
   AddChoice(app, "--log-level", options.level, kSeverities,
-            "log what is at least this: info, warning or error");
+            "least severity that is logged: info, warning or error");
   app.add_option(
       "--log-file", options.file,
-      "append the log to this file, opened anew when it was renamed; without it: stderr");
-}
-
-absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options) {
-  if (!options.file.empty()) signal(SIGHUP, SIG_IGN);
-  return Log::Open(options);
+      "file that the log is appended to, opened again when it was renamed; without it: stderr");
 }
 
 void AddControlFlags(CLI::App& app, std::string& folder, std::string& secret_file) {
   app.add_option("--control-tls", folder,
-                 "folder with tls.crt, tls.key and ca.crt: mutual TLS among master and workers, "
-                 "read anew when they change");
+                 "folder with tls.crt, tls.key and ca.crt, read again when they change: "
+                 "mutual TLS between master and workers");
   app.add_option("--control-secret-file", secret_file,
-                 "file with a secret of 16 characters or more in its first line, the same for "
-                 "master and workers, who prove to each other that they have it");
+                 "file whose first line is a secret of 16 characters or more; "
+                 "master and workers prove to each other that they have the same");
 }
 
 absl::StatusOr<ControlCredentials> OpenControlCredentials(const std::string& folder,
@@ -104,7 +99,7 @@ absl::StatusOr<ControlCredentials> OpenControlCredentials(const std::string& fol
   if (folder.empty()) return credentials;
   const TlsFiles files = {
       .certificate = folder + "/tls.crt", .key = folder + "/tls.key", .ca = folder + "/ca.crt"};
-  // Of the same files as the channels, whose log tells what becomes of them.
+  // The channels read the same files, and their log tells what becomes of them.
   TREADLE_ASSIGN_OR_RETURN(credentials.server, OpenSocketTls(files, "h2", [](const LogEvent&) {}));
   TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<Tls> tls, Tls::Open(files, std::move(log)));
   struct Held {

@@ -22,7 +22,10 @@ namespace treadle {
 // one thread; Interrupt from any.
 class Signals {
  public:
-  Signals();  // blocks both signals in this thread and those that it starts; ignores SIGPIPE
+  // Blocks both signals in this thread and those that it starts. Ignores SIGPIPE; and SIGHUP, which
+  // programs that rotate logs like to send, and a terminal that closes: a process that is started
+  // from here ignores it, too.
+  Signals();
   ~Signals();
 
   // The signal that came, or 0 after Interrupt.
@@ -49,10 +52,6 @@ class EndOnSignal {
 
 // --log-format, --log-level and --log-file, named as serve's.
 void AddLogFlags(CLI::App& app, Log::Options& options);
-// With a file, SIGHUP is ignored from now on: programs that rotate logs like to send it, and a file
-// that was renamed is opened anew without it. Before other threads start.
-absl::StatusOr<std::unique_ptr<Log>> OpenLog(const Log::Options& options);
-
 // --control-tls and --control-secret-file, for OpenControlCredentials.
 void AddControlFlags(CLI::App& app, std::string& folder, std::string& secret_file);
 

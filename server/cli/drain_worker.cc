@@ -39,7 +39,8 @@ int RunDrainWorker(int argc, char** argv) {
       "next worker that listens at its address, and the streams that run go on with the same "
       "tokens (unless the server's --on-worker-loss says otherwise).");
   app.footer(kExitCodes);
-  app.add_option("address", flags.address, "where it listens: host:port or unix:path")->required();
+  app.add_option("address", flags.address, "address of the worker: host:port or unix:path")
+      ->required();
   AddControlFlags(app, flags.control_tls, flags.control_secret_file);
   if (auto code = ParseFlags(app, "drain-worker", argc, argv)) return *code;
   return Finish("drain-worker", Drain(flags));

@@ -83,23 +83,25 @@ void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
   sampling.set_temperature(0);
   sampling.set_num_candidates(1);
   for (const SamplingField& field : kSamplingFields) AddSamplingFlag(app, field, sampling);
-  AddField(app, "--seed", sampling, &Sampling::set_seed, "random if absent; --json shows it");
-  AddField(app, "--n", sampling, &Sampling::set_num_candidates, "candidates");
+  AddField(app, "--seed", sampling, &Sampling::set_seed,
+           "seed of sampling; random if absent, and --json shows it");
+  AddField(app, "--n", sampling, &Sampling::set_num_candidates, "number of candidates");
   AddField(app, "--max-new-tokens", stopping, &Stopping::set_max_new_tokens,
-           "the server's default if absent");
+           "most new tokens; the server's default if absent");
   AddField(app, "--min-new-tokens", stopping, &Stopping::set_min_new_tokens,
-           "no end before so many tokens");
+           "fewest new tokens: no end before");
   app.add_option("--stop", o.stop, "stop string; may be given several times")
       ->expected(1)
       ->take_all();
-  app.add_option("--stop-token-ids", o.stop_token_ids, "1,2,3")->delimiter(',');
+  app.add_option("--stop-token-ids", o.stop_token_ids, "ids that end the answer: 1,2,3")
+      ->delimiter(',');
   app.add_flag_callback(
       "--ignore-eos", [&stopping] { stopping.set_ignore_eos(true); },
       "go on after the model's end token");
   AddField(app, "--logprobs", response, &ResponseOptions::set_logprobs,
-           "with --json: alternatives per token, 0 to 20");
+           "alternatives per token, 0 to 20, shown with --json");
   AddField(app, "--prompt-logprobs", response, &ResponseOptions::set_prompt_logprobs,
-           "the same for prompt tokens");
+           "alternatives per prompt token, 0 to 20, shown with --json");
 }
 
 void AddFlags(CLI::App& app, GenerateOptions& o) {
@@ -128,7 +130,7 @@ void AddFlags(CLI::App& app, GenerateOptions& o) {
       "the rest of this request's answer, from a server with --durable");
   for (CLI::Option* other : {app.get_option("--model"), chat, prompt, ids}) resume->excludes(other);
   AddField(app, "--from", o.resume, &v1::ResumeRequest::set_from_token,
-           "with --resume: how many tokens of it are there already");
+           "number of its tokens that are there already, with --resume");
   app.add_flag("--json", o.json, "print one JSON object instead of text");
 }
 

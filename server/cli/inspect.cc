@@ -1,13 +1,13 @@
 // treadle inspect: what is in a checkpoint, and what serving it costs. Reads headers only, but for
 // --placement, which loads a few layers to measure them.
-#include "models/checkpoints/inspect.h"
+#include "models/checkpoints/inspect/inspect.h"
 
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
 
 #include "base/status.h"
-#include "engine/defaults.h"
+#include "engine/plan/defaults.h"
 #include "models/checkpoints/checkpoint.h"
 #include "server/cli/command.h"
 #include "server/cli/placement_report.h"

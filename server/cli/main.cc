@@ -10,13 +10,13 @@ namespace treadle {
 namespace {
 
 constexpr Command kCommands[] = {
-    {"serve", "load a model and serve it over gRPC", RunServe},
+    {"serve", "load a model and serve it over gRPC and HTTP", RunServe},
     {"worker", "hold one stage of a model for a server with --workers", RunWorker},
     {"generate", "generate text: from a server, or in process with --model", RunGenerate},
     {"drain-worker", "ask a worker to leave its stage to another one", RunDrainWorker},
     {"replay", "run again what serve --record wrote, and compare every token", RunReplay},
     {"top", "a running server, live in a terminal", RunTop},
-    {"bench", "load, engine, kernel, scheduler and accuracy benchmarks", RunBench},
+    {"bench", "load on a server, and the engine alone: benchmarks", RunBench},
     {"quantize", "write a checkpoint in other weight formats", RunQuantize},
     {"inspect", "what is in a checkpoint, and what serving it costs", RunInspect},
     {"perplexity", "how well a model predicts a text", RunPerplexity},

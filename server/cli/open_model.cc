@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <span>
 #include <string>
 #include <string_view>
@@ -11,24 +12,26 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "engine/kv/kv_cache.h"
 #include "engine/local_engine.h"
 #include "engine/placement.h"
-#include "engine/remote/received_checkpoint.h"
 #include "engine/remote/remote_engine.h"
 #include "engine/remote/worker_stage.h"
 #include "engine/stage.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "models/architectures/architecture.h"
+#include "models/architectures/config_fields.h"
+#include "models/architectures/rotary_embedding.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/fingerprint.h"
 #include "models/checkpoints/huggingface/text_files.h"
-#include "models/checkpoints/inspect.h"
+#include "models/checkpoints/inspect/inspect.h"
 #include "models/model.h"
-#include "models/rotary_embedding.h"
 #include "models/tensor_parallel.h"
 #include "models/text/tokenizer_json.h"
 #include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"
 #include "server/cli/worker_supervisor.h"
+#include "server/flag_values.h"
 
 namespace treadle {
 namespace {
@@ -46,12 +49,10 @@ int64_t CountParameters(const Checkpoint& checkpoint) {
 // What the checkpoint's file calls the context that it allows.
 std::string ContextKey(const Checkpoint& checkpoint) {
   const Architecture& architecture = ArchitectureOf(checkpoint.config());
-  if (checkpoint.kind() == Checkpoint::Kind::kGguf) {
-    return Str(architecture.name, ".context_length");
-  }
-  const auto field =
-      std::ranges::find(architecture.config_json.sizes, &ModelConfig::context, &SizeField::size);
-  return field->name;
+  const ConfigField<ModelConfig>& context = FieldOf(&ModelConfig::context);
+  return checkpoint.kind() == Checkpoint::Kind::kGguf
+             ? Str(architecture.GgufName(), ".", context.gguf)
+             : JsonFieldOf(architecture, context).name;
 }
 
 // Before minutes of loading, and before the system ends the process. Workers that were started
@@ -222,7 +223,9 @@ absl::Status UseWorkers(const std::shared_ptr<const Checkpoint>& checkpoint,
     // One that dies is started again by its supervisor, and the next epoch finds it. One that hangs
     // stays where it is. Each waits for the others in an epoch, and which of them is to blame
     // cannot be told from outside.
-    engine.replace_worker = [workers](const std::string& address) { workers->Kill(address); };
+    engine.replace_worker = [workers](const std::string& address, const std::string& why) {
+      workers->Kill(address, why);
+    };
   }
   for (size_t stage = 0; stage < placed.size(); ++stage) {
     const LayerRange& layers = placed[stage].layers;
@@ -245,6 +248,7 @@ absl::Status UseWorkers(const std::shared_ptr<const Checkpoint>& checkpoint,
   TREADLE_ASSIGN_OR_RETURN(auto remote, RemoteEngine::Create(std::move(engine)));
   opened.kv = KvMemoryOf(checkpoint->config(), memory, remote->kv_pages());
   for (const uint64_t bytes : remote->weight_bytes()) opened.weight_bytes += bytes;
+  opened.rank_backend = remote->backend();
   opened.served.backend = Str(
       options.stages(), options.stages() == 1 ? " stage of " : " stages of ",
       options.tensor_parallel > 1 ? Str(options.tensor_parallel, " ranks of ") : "",
@@ -263,7 +267,7 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
   TREADLE_ASSIGN_OR_RETURN(
       std::vector<StageRanks::Rank> ranks,
       LoadRanks(checkpoint, options, devices, max_context, std::move(progress)));
-  opened.served.backend = ranks[0].backend->description();
+  opened.served.backend = opened.rank_backend = ranks[0].backend->description();
   if (ranks.size() > 1) {
     opened.served.backend = Str(ranks.size(), " ranks of ", opened.served.backend);
   }
@@ -294,22 +298,48 @@ absl::Status UseRanks(const Checkpoint& checkpoint, const ServeOptions& options,
   return absl::OkStatus();
 }
 
-// A model file whose sum is not known is taken by its name and size.
-std::string FingerprintOf(const ServeOptions& options, const OpenedModel& opened) {
-  const ServedModel& model = opened.served;
-  uint64_t bytes = 0;
-  for (const FileState& file : opened.files) bytes += file.bytes;
-  const std::string weights =
-      options.model_sha256.empty() ? Str(model.name, " ", bytes) : options.model_sha256;
-  const std::string all =
-      Str(TREADLE_VERSION, "\n", weights, "\n", options.weights.text(), "\n",
-          options.outlier_threshold.value_or(-1), "\n", static_cast<int>(options.outlier_rule),
-          "\n", Name(options.compute), "\n", Name(options.kv_dtype), "\n", Name(options.dtype),
-          "\n", options.deterministic, "\n", options.tensor_parallel, "\n", Name(options.wire),
-          "\n", model.backend);
+// Adds to an error of a K/V cache that found no memory which flag makes it smaller.
+absl::Status WithKvMemory(const absl::Status& status, const ServeOptions& options) {
+  if (status.message().find(kNoKvMemory) == std::string_view::npos) return status;
+  return {status.code(),
+          Str(status.message(), "; --kv-memory is ",
+              options.kv_memory == 0
+                  ? std::string("auto, expected a smaller size, written like 512M or 2G")
+                  : Str(ShowBytes(options.kv_memory), ", expected a smaller one"))};
+}
+
+std::string Digest(std::string_view text) {
   Sha256 sum;
-  sum.Add(std::as_bytes(std::span(all)));
-  return "fp_" + sum.Finish().substr(0, 10);
+  sum.Add(std::as_bytes(std::span(text)));
+  return sum.Finish();
+}
+
+// The numerics key of docs/design.md (N4): all that decides the bits and the text of an answer, and
+// nothing else. `weights`: Fingerprint of the checkpoint.
+absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Checkpoint& checkpoint,
+                                        const OpenedModel& opened, const std::string& weights) {
+  std::string key = Str(TREADLE_VERSION, "\n", weights, "\n", options.weights.text(), "\n",
+                        options.outlier_threshold.value_or(-1), "\n",
+                        static_cast<int>(options.outlier_rule), "\n", Name(options.compute), "\n",
+                        Name(options.kv_dtype), "\n", options.tensor_parallel, "\n");
+  if (opened.cuda) {
+    key += Str(opened.rank_backend, "\n", Name(options.dtype), "\n", options.deterministic, "\n");
+  }
+  // Where layers are cut decides bits only if the cut rounds.
+  if (options.wire != WireType::kF32) {
+    key += Str(Name(options.wire), "\n");
+    for (const int64_t end : opened.setup.end_layers) key += Str(end, "\n");
+  }
+  // Two sets of rotary factors, chosen by the context.
+  if (const auto& rope = checkpoint.config().long_rope) {
+    key += Str(opened.served.max_context > rope->original_context ? "long\n" : "short\n");
+  }
+  // A GGUF file has its tokenizer within.
+  if (checkpoint.kind() == Checkpoint::Kind::kHuggingFace && opened.served.tokenizer) {
+    TREADLE_ASSIGN_OR_RETURN(const auto files, opened.served.tokenizer_files());
+    for (const auto& [name, text] : files) key += Str(name, " ", Digest(text), "\n");
+  }
+  return key;
 }
 
 }  // namespace
@@ -349,16 +379,27 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   served.max_context = max_context;
   TREADLE_RETURN_IF_ERROR(ReadTextSide(*checkpoint, served));
 
-  TREADLE_RETURN_IF_ERROR(
+  // Beside the loading, which reads the same files.
+  auto weights = std::async(std::launch::async, [&] { return Fingerprint(*checkpoint); });
+  TREADLE_RETURN_IF_ERROR(WithKvMemory(
       options.remote() ? UseWorkers(checkpoint, options, devices, std::move(progress), log, opened)
-                       : UseRanks(*checkpoint, options, devices, std::move(progress), opened));
+                       : UseRanks(*checkpoint, options, devices, std::move(progress), opened),
+      options));
+  // Whole pages may be a little less than what was asked for.
+  const int64_t kv_memory = std::max(options.kv_memory, opened.kv.bytes);
+  if (options.prefix_cache_memory > kv_memory) {
+    return InvalidArgument("--prefix-cache-memory is ", ShowBytes(options.prefix_cache_memory),
+                           ", expected at most the K/V cache's ", ShowBytes(kv_memory));
+  }
   served.kv_pages = opened.kv.pages;
   served.paging = opened.kv.paging;
   opened.files = checkpoint->file_states();
-  served.fingerprint = FingerprintOf(options, opened);
+  TREADLE_ASSIGN_OR_RETURN(opened.setup.fingerprint, weights.get());
+  TREADLE_ASSIGN_OR_RETURN(const std::string key,
+                           NumericsKey(options, *checkpoint, opened, opened.setup.fingerprint));
+  served.fingerprint = "fp_" + Digest(key).substr(0, 10);
   if (options.record.empty()) return opened;
   opened.setup.version = TREADLE_VERSION;
-  TREADLE_ASSIGN_OR_RETURN(opened.setup.fingerprint, Fingerprint(*checkpoint));
   opened.setup.backend = served.backend;
   opened.setup.max_batch_tokens = options.max_batch_tokens;
   opened.setup.max_context = max_context;
@@ -372,6 +413,12 @@ SchedulingOptions SchedulingFrom(const ServeOptions& options, const OpenedModel&
   scheduling.max_batch_tokens = opened.max_batch_tokens;
   scheduling.max_queue = options.max_queue;
   scheduling.policy = options.policy;
+  if (!options.prefix_cache) {
+    scheduling.prefix_cache = 0;
+  } else if (options.prefix_cache_memory > 0) {
+    scheduling.prefix_cache = static_cast<double>(options.prefix_cache_memory) /
+                              static_cast<double>(std::max<int64_t>(opened.kv.bytes, 1));
+  }
   scheduling.recover = options.on_worker_loss == OnWorkerLoss::kRecover;
   return scheduling;
 }

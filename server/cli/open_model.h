@@ -27,6 +27,7 @@ struct OpenedModel {
   uint64_t weight_bytes = 0;     // packed, in memory
   int64_t max_batch_tokens = 0;  // the options', auto resolved
   bool cuda = false;             // the device
+  std::string rank_backend;      // description of the first rank's
   int threads = 0;               // of all ranks on this machine together
   std::vector<FileState> files;  // that the weights were read from
   std::string notice;            // something worth telling once; or empty

@@ -109,7 +109,7 @@ int RunPerplexity(int argc, char** argv) {
   app.add_option("--context", flags.context,
                  "tokens per window; 0: 2048, or 512 for llama.cpp, or what the model allows")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--max-tokens", flags.max_tokens, "of the text; 0: all")
+  app.add_option("--max-tokens", flags.max_tokens, "most tokens of the text; 0: all")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--logprobs", flags.log_probabilities,
                  "file for the log probability of each scored token: JSON lines, or .csv");

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "engine/defaults.h"
+#include "engine/plan/defaults.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/checkpoints/weight_plan.h"
 

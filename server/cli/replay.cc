@@ -14,8 +14,8 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "engine/record/op_check.h"
-#include "engine/remote/received_checkpoint.h"
 #include "models/checkpoints/checkpoint.h"
+#include "models/checkpoints/fingerprint.h"
 #include "models/text/tokenizer.h"
 #include "server/cli/command.h"
 #include "server/cli/progress.h"
@@ -41,15 +41,21 @@ struct ReplayFlags {
   int64_t threads = 0;
 };
 
-// "[EPOCH:]N"; without an epoch, the last one.
+// "[EPOCH:]N"; without an epoch, the last one. NotFound names the iterations there are.
 absl::StatusOr<RecordedPlace> ParsePlace(const std::string& text, const RecordingSummary& summary) {
   const std::vector<std::string> parts = absl::StrSplit(text, ':');
   const std::optional<uint64_t> iteration = NumberIn<uint64_t>(parts.back());
   const std::optional<uint64_t> epoch = parts.size() == 2
                                             ? NumberIn<uint64_t>(parts[0])
                                             : std::optional(summary.last ? summary.last->epoch : 0);
-  if (parts.size() <= 2 && iteration && epoch) return RecordedPlace{*epoch, *iteration};
-  return InvalidArgument("--until-iteration is '", text, "', expected a number, or EPOCH:NUMBER");
+  if (parts.size() > 2 || !iteration || !epoch) {
+    return InvalidArgument("--until-iteration is '", text, "', expected a number, or EPOCH:NUMBER");
+  }
+  const RecordedPlace place{*epoch, *iteration};
+  if (const absl::Status there = summary.CheckPlace(place); !there.ok()) {
+    return NotFound("--until-iteration is '", text, "': ", there.message());
+  }
+  return place;
 }
 
 // A recording with what it takes to run it here.
@@ -299,17 +305,16 @@ int RunReplay(int argc, char** argv) {
   app.footer(
       "Exit codes: 0 all was the same; 1 something differed, and where is said; 2 the "
       "recording or the model cannot be used.");
-  app.add_option("file", flags.file, "the recording; an older part of it has .1 at its name's end")
+  app.add_option("file", flags.file, "recording; the name of an older part of it ends in .1")
       ->required();
   app.add_option("--model", flags.model,
-                 "the model that was served; without it: where it was then");
+                 "model that was served; without it: the path that was recorded");
   app.add_option("--until-iteration", flags.until,
-                 "the last iteration to run: a number in the last epoch, or EPOCH:NUMBER");
+                 "last iteration to run: a number in the last epoch, or EPOCH:NUMBER");
   app.add_option("--dump-request", flags.request,
-                 "instead, print all that is known of the request with this number in the ledger, "
-                 "or with this id of its client's");
-  app.add_flag("--texts", flags.texts,
-               "with --dump-request: each token with its text, by the model's tokenizer");
+                 "print all that is known of one request instead: "
+                 "by its number in the ledger, or by its client's id");
+  app.add_flag("--texts", flags.texts, "show each token with its text, with --dump-request");
   app.add_flag("--reference", flags.reference,
                "compute every op on the reference backend, too, from the same inputs, and stop at "
                "the first that differs by more than its formats allow; slow, and on CPUs only "

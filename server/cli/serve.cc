@@ -10,8 +10,8 @@
 #include <optional>
 #include <thread>
 
-#include "base/sha256.h"
 #include "base/status.h"
+#include "models/checkpoints/fingerprint.h"
 #include "net/address.h"
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
@@ -50,7 +50,7 @@ absl::Status CheckPorts(const ServeOptions& options) {
 // Gives the state of the file in which it has the sum.
 absl::StatusOr<FileState> CheckModelHash(const std::string& path, const std::string& expected) {
   FileState state;
-  const absl::StatusOr<std::string> found = FileSha256(path, &state);
+  const absl::StatusOr<std::string> found = FileSum(path, &state);
   if (!found.ok()) {
     return InvalidArgument("--model-sha256: ", found.status().message(), ", expected one file");
   }
@@ -130,8 +130,8 @@ void Introduce(const OpenedModel& opened, Log& log) {
                         {"parameters", model.parameters},
                         {"weight_bytes", static_cast<int64_t>(opened.weight_bytes)},
                         {"backend", model.backend},
-                        {"kv_pages", model.kv_pages.whole},
-                        {"kv_window_pages", model.kv_pages.window},
+                        {"kv_pages", model.kv_pages[PageKind::kWhole]},
+                        {"kv_window_pages", model.kv_pages[PageKind::kWindow]},
                         {"max_batch_tokens", opened.max_batch_tokens}}});
 }
 
@@ -174,8 +174,10 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
   TREADLE_RETURN_IF_ERROR(CheckServeOptions(options));
   Signals signals;
   std::optional<EndOnSignal> loading(std::in_place, signals, log);
+  TREADLE_RETURN_IF_ERROR(ReserveFiles(FilesOf(options)));
   TREADLE_RETURN_IF_ERROR(CheckPorts(options));
   TREADLE_ASSIGN_OR_RETURN(Doors doors, OpenDoors(options, log));
+  if (!options.durable.empty()) KeepFileSums(options.durable + "/model-sums");
   FileState hashed;
   if (!options.model_sha256.empty()) {
     TREADLE_ASSIGN_OR_RETURN(hashed, CheckModelHash(options.model, options.model_sha256));
@@ -238,19 +240,18 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
   LedgerFollower follower(stack->ledger(), std::move(sinks));
   std::unique_ptr<RequestStore> store;
   if (doors.requests) {
-    TREADLE_ASSIGN_OR_RETURN(
-        store, RequestStore::Open(
-                   std::move(doors.requests),
-                   {.fingerprint = Str(stack->model().name, " (", stack->model().fingerprint, ")"),
-                    .keep = options.durable_keep,
-                    .space = options.durable_space,
-                    .log = log.sink()}));
+    TREADLE_ASSIGN_OR_RETURN(store, RequestStore::Open(std::move(doors.requests),
+                                                       {.fingerprint = stack->model().fingerprint,
+                                                        .keep = options.durable_keep,
+                                                        .space = options.durable_space,
+                                                        .log = log.sink()}));
   }
   TREADLE_RETURN_IF_ERROR(stack->Start());
 
   TREADLE_ASSIGN_OR_RETURN(
       std::unique_ptr<InferenceServer> server,
-      InferenceServer::Start(*stack, follower, ServiceFrom(options, doors, store.get(), log)));
+      InferenceServer::Start(*stack, follower,
+                             ServiceFrom(options, doors, stack->model(), store.get(), log)));
   server->AddTo(metrics);
   TREADLE_ASSIGN_OR_RETURN(const std::string others, ListenForOthers(options, doors, metrics));
   std::unique_ptr<HttpServer> http;
@@ -316,8 +317,8 @@ int RunServe(int argc, char** argv) {
     std::fputs(PrintSettings(*settings, options).c_str(), stdout);
     return 0;
   }
-  const auto log =
-      OpenLog({.format = options.log_format, .level = options.log_level, .file = options.log_file});
+  const auto log = Log::Open(
+      {.format = options.log_format, .level = options.log_level, .file = options.log_file});
   if (!log.ok()) return Fail("serve", log.status());
   const absl::StatusOr<int> code = Serve(options, PrintSettings(*settings, options), **log);
   return code.ok() ? *code : Fail("serve", code.status(), **log);

@@ -1,13 +1,66 @@
 #include "server/cli/serve_doors.h"
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "base/status.h"
 #include "net/address.h"
+#include "net/door.h"
 #include "server/access/tls_files.h"
 #include "server/cli/daemon.h"
 
 namespace treadle {
+namespace {
+
+constexpr size_t kPollerFiles = 4;  // of gRPC: two pollers, each an epoll and what wakes it
+// A file that was changed (TLS, keys) is read while the system is asked about memory.
+constexpr size_t kPassingFiles = 2;
+constexpr size_t kJournalFiles =
+    4;  // the lock, a segment and the one before it, their folder for a moment
+// The recording and, where it is full, its next file.
+constexpr size_t kRecordingFiles = 2;
+constexpr size_t kSupervisorFiles = 1;  // the lock of the folder of sockets
+// The supervisor's pipe, its other end while the worker starts, the memory that is kept for it.
+constexpr size_t kLocalWorkerFiles = 3;
+// The connection, and the one that takes its place.
+constexpr size_t kWorkerConnections = 2;
+
+// Files of the model that are open at once.
+size_t ModelFiles(const std::string& path) {
+  std::error_code error;
+  size_t count = 1;  // the only one; in a folder, a file of settings beside those of tensors
+  for (std::filesystem::directory_iterator file(path, error), end; !error && file != end;
+       file.increment(error)) {
+    if (file->path().extension() == ".safetensors") ++count;
+  }
+  return count;
+}
+
+}  // namespace
+
+std::vector<FileNeed> FilesOf(const ServeOptions& options) {
+  const size_t local = options.remote() && options.workers.empty()
+                           ? static_cast<size_t>(options.stages() + options.spares)
+                           : 0;
+  const auto port = [](const std::string& listen, size_t files) {
+    return listen == "none" ? 0 : files;
+  };
+  return {
+      {"gRPC", kPollerFiles + Door::kMinFiles},
+      {"the HTTP API", port(options.http_listen, HttpServer::kMinFiles)},
+      {"metrics", port(options.metrics_listen, HttpServer::kMinFiles)},
+      {"probes", port(options.health_listen, Door::kMinFiles)},
+      {"the model", ModelFiles(options.model)},
+      {"workers", (local > 0 ? kSupervisorFiles : 0) +
+                      local * (kLocalWorkerFiles + kWorkerConnections) +
+                      options.workers.size() * kWorkerConnections},
+      {"the ledger", options.ledger_file.empty() ? size_t{0} : 1},
+      {"the recording", options.record.empty() ? 0 : kRecordingFiles},
+      {"stored requests", options.durable.empty() ? 0 : kJournalFiles},
+      {"files that are read in passing", kPassingFiles},
+  };
+}
 
 absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
   TREADLE_RETURN_IF_ERROR(
@@ -18,7 +71,7 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
     const TlsFiles files = {
         .certificate = options.tls_cert, .key = options.tls_key, .ca = options.tls_client_ca};
     TREADLE_ASSIGN_OR_RETURN(doors.tls, OpenSocketTls(files, "h2", log.sink()));
-    // Of one file it is enough to tell once that it was read anew.
+    // Silent: the log has heard from the line above that a file was read again.
     TREADLE_ASSIGN_OR_RETURN(doors.http_tls,
                              OpenSocketTls(files, "http/1.1", [](const LogEvent&) {}));
   }
@@ -38,7 +91,8 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
         ApiKeys::Open(options.metrics_token_file, log.sink(), "--metrics-token-file"));
   }
   if (!options.durable.empty()) {
-    TREADLE_ASSIGN_OR_RETURN(doors.requests, RequestTable::Open(options.durable));
+    TREADLE_ASSIGN_OR_RETURN(doors.requests,
+                             RequestJournal::Open(options.durable, {.log = log.sink()}));
   }
   if (options.health_listen != "none") {
     TREADLE_ASSIGN_OR_RETURN(doors.health_server,
@@ -47,8 +101,8 @@ absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log) {
   return doors;
 }
 
-ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, RequestStore* store,
-                           Log& log) {
+ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors,
+                           const ServedModel& model, RequestStore* store, Log& log) {
   ServiceOptions service;
   service.listen = options.listen;
   service.default_max_new_tokens = static_cast<int32_t>(options.default_max_new_tokens);
@@ -67,8 +121,13 @@ ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, Requ
   service.store = store;
   service.health = doors.health;
   if (options.log_requests) service.request_log = log.sink();
-  service.on_ready = [&log] {
+  service.on_ready = [&log, constraints = model.constraints.get()] {
     log.Write({.name = "ready", .message = "ready: the first token has come out"});
+    // Not before: it would hold up who never asks for a constraint.
+    if (constraints == nullptr) return;
+    constraints->ReadAhead([&log] {
+      log.Write({.name = "constraints_ready", .message = "constraints: the vocabulary is read"});
+    });
   };
   return service;
 }

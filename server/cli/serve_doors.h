@@ -5,9 +5,11 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "net/client_socket.h"
+#include "net/open_files.h"
 #include "server/access/api_keys.h"
 #include "server/configuration.h"
 #include "server/durable/request_store.h"
@@ -16,6 +18,7 @@
 #include "server/observe/health.h"
 #include "server/observe/log.h"
 #include "server/observe/metrics.h"
+#include "server/session/served_model.h"
 
 namespace treadle {
 
@@ -27,15 +30,20 @@ struct Doors {
   std::unique_ptr<ApiKeys> metrics_tokens;
   std::shared_ptr<HealthBoard> health = std::make_shared<HealthBoard>();
   std::unique_ptr<HealthServer> health_server;
-  std::unique_ptr<RequestTable> requests;  // null: they are not stored
+  std::unique_ptr<RequestJournal> requests;  // null: they are not stored
 };
+
+// The files that the server opens at once at least, with the fewest connections that its ports make
+// do with, for ReserveFiles: before anything else is opened. A GPU's driver opens more.
+std::vector<FileNeed> FilesOf(const ServeOptions& options);
 
 // InvalidArgument names the file that is wrong, Unavailable the port.
 absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log);
 
-// What the front ends are told. `doors`, `store` (null: nothing is stored) and `log` outlive them.
-ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors, RequestStore* store,
-                           Log& log);
+// What the front ends are told. `doors`, `model`, `store` (null: nothing is stored) and `log`
+// outlive them.
+ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors,
+                           const ServedModel& model, RequestStore* store, Log& log);
 HttpOptions HttpFrom(const ServeOptions& options, const Doors& doors);
 
 // Opens the port for scrapes; what to tell of it, and of the one for probes.

@@ -19,14 +19,16 @@ void AddTextFlags(CLI::App& app, TeacherForcingFlags& flags) {
 }
 
 void AddVariantFlags(CLI::App& app, TeacherForcingFlags& flags) {
-  AddChoice(app, "--compute", flags.compute, kComputeModes, "auto, exact, int8 or int16");
-  AddChoice(app, "--kv-dtype", flags.model.kv_dtype, kHostKvTypes, "f16 or f32");
+  AddChoice(app, "--compute", flags.compute, kComputeModes,
+            "arithmetic of quantized weights: auto, exact, int8 or int16");
+  AddChoice(app, "--kv-dtype", flags.model.kv_dtype, kHostKvTypes,
+            "type of the K/V cache: f16 or f32");
   app.add_option("--outlier-threshold", flags.model.load.outlier_threshold,
-                 "int8 weights: activations this large multiply as floats; 0: none do; default: "
-                 "what the checkpoint says, else 6")
+                 "magnitude from which activations of int8 weights multiply as floats; 0: none do; "
+                 "default: what the checkpoint says, else 6")
       ->check(CLI::Range(0.0f, 1e6f));
   AddChoice(app, "--outlier-rule", flags.model.load.outlier_rule, kOutlierRules,
-            "int8 weights: outliers per-row, or columns per-call (the paper's)");
+            "outliers of int8 weights: per-row, or whole columns per-call (the paper's rule)");
 }
 
 absl::StatusOr<WeightPlan> ParseWeights(const std::string& weights, const Checkpoint& checkpoint) {

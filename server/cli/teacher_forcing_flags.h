@@ -1,4 +1,5 @@
-// Flags of the subcommands that read a text with a model: perplexity, bench accuracy, bench int8.
+// Flags of the subcommands that read a text with a model: perplexity, and treadle-bench's accuracy
+// and int8.
 #pragma once
 
 #include <cstdint>

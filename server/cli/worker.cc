@@ -50,7 +50,7 @@ absl::Status FollowParent(int parent) {
   return absl::UnavailableError(Str("process ", parent, " is not the parent any more"));
 }
 
-// Who may attach to this worker, in words; an error if that would be everybody on a network.
+// The masters that may attach to this worker, in words; an error if every host on a network may.
 absl::StatusOr<std::string> CheckTrust(const std::string& listen,
                                        const ControlCredentials& credentials) {
   const bool local = StaysOnMachine(listen);
@@ -95,13 +95,13 @@ absl::Status Work(WorkerFlags flags, Log& log) {
              .message = first == 0 ? "ending" : Str("signal ", first, ": ending"),
              .fields = {{"signal", int64_t{first}}}});
   // All that it holds can be read again: an end that would wait, for a load above all, does not.
-  constexpr std::chrono::milliseconds kLongestEnd{200};
+  constexpr std::chrono::milliseconds kMaxEnd{200};
   std::promise<void> ended;
   std::thread end([&] {
     worker.reset();
     ended.set_value();
   });
-  if (ended.get_future().wait_for(kLongestEnd) != std::future_status::ready) {
+  if (ended.get_future().wait_for(kMaxEnd) != std::future_status::ready) {
     log.Flush(std::chrono::milliseconds(100));
     _exit(0);
   }
@@ -128,23 +128,21 @@ int RunWorker(int argc, char** argv) {
   AddChoice(app, "--pin-threads", options.ranks.pin, kSwitch,
             "bind each compute thread to one CPU: on or off");
   app.add_option("--first-cpu", options.ranks.first_cpu,
-                 "with --pin-threads on: CPU of the first thread, counted among this process' CPUs")
+                 "CPU of the first thread, counted among this process' CPUs, with --pin-threads on")
       ->check(CLI::Range(0, 4096));
   AddChoice(app, "--compute", options.compute, kWantedCompute,
-            "masters that ask for other arithmetic are refused; auto: any");
+            "arithmetic that masters must ask for; auto: any");
   AddChoice(app, "--device", flags.device, kDevices,
-            "masters that ask for another device are refused: cpu or cuda; auto: what they ask "
-            "for (--device of serve)");
+            "device that masters must ask for (--device of serve): cpu or cuda; auto: any");
   app.add_option("--devices", flags.devices,
                  "numbers of the GPUs of its ranks, in order: 0,1; none: the first ones that "
                  "CUDA_VISIBLE_DEVICES leaves")
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber);
   AddChoice(app, "--dtype", options.dtype, kWantedType,
-            "on a GPU: masters that ask for other products are refused: bf16, fp16 or fp32; auto: "
-            "any");
+            "type of a GPU's products that masters must ask for: bf16, fp16 or fp32; auto: any");
   AddChoice(app, "--deterministic", options.deterministic, kWantedDeterminism,
-            "on a GPU: masters that ask for the other are refused: on or off; auto: either");
+            "determinism on a GPU that masters must ask for: on or off; auto: either");
   AddControlFlags(app, flags.control_tls, flags.control_secret_file);
   app.add_option("--data-interface", options.data_interface,
                  "network interface or address for activations; trusted networks only");
@@ -157,7 +155,7 @@ int RunWorker(int argc, char** argv) {
   Log::Options log_options;
   AddLogFlags(app, log_options);
   if (auto code = ParseFlags(app, "worker", argc, argv)) return *code;
-  const auto log = OpenLog(log_options);
+  const auto log = Log::Open(log_options);
   if (!log.ok()) return Fail("worker", log.status());
   const absl::Status status = Work(std::move(flags), **log);
   return status.ok() ? 0 : Fail("worker", status, **log);

@@ -26,15 +26,17 @@ namespace {
 using SteadyClock = std::chrono::steady_clock;
 
 constexpr auto kFirstPause = std::chrono::milliseconds(10);
-constexpr auto kLongestPause = std::chrono::milliseconds(5'000);
+constexpr auto kMaxPause = std::chrono::milliseconds(5'000);
 constexpr auto kHealthy = std::chrono::seconds(1);  // after so long the pause is short again
 
-// The newest directory of sockets, for a process that ends without destructors (quick_exit).
-std::atomic<const std::string*> newest_directory = nullptr;
+// The newest folder of sockets, for a process that ends without destructors (quick_exit).
+std::atomic<const SocketFolder*> newest_folder = nullptr;
 
-void RemoveNewestDirectory() {
+void RemoveNewestFolder() {
   std::error_code ignored;
-  if (const std::string* path = newest_directory) std::filesystem::remove_all(*path, ignored);
+  if (const SocketFolder* folder = newest_folder) {
+    std::filesystem::remove_all(folder->path(), ignored);
+  }
 }
 
 constexpr int kMemory = STDERR_FILENO + 1;  // in a worker
@@ -101,10 +103,8 @@ WorkerSupervisor::~WorkerSupervisor() {
   for (const Child& child : children_) {
     if (child.memory >= 0) close(child.memory);
   }
-  const std::string* mine = &directory_;
-  newest_directory.compare_exchange_strong(mine, nullptr);
-  std::error_code ignored;
-  if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
+  const SocketFolder* mine = folder_.get();
+  newest_folder.compare_exchange_strong(mine, nullptr);
 }
 
 std::vector<pid_t> WorkerSupervisor::processes() const {
@@ -114,10 +114,13 @@ std::vector<pid_t> WorkerSupervisor::processes() const {
   return processes;
 }
 
-void WorkerSupervisor::Kill(const std::string& address) {
+void WorkerSupervisor::Kill(const std::string& address, const std::string& why) {
   const auto worker = std::ranges::find(addresses_, address) - addresses_.begin();
   MutexLock lock(mutex_);
-  if (const pid_t process = children_[worker].process; process > 0) kill(process, SIGKILL);
+  Child& child = children_[worker];
+  if (child.process <= 0) return;
+  kill(child.process, SIGKILL);
+  child.killed = why;
 }
 
 void WorkerSupervisor::SignalAll(int signal) {
@@ -126,27 +129,31 @@ void WorkerSupervisor::SignalAll(int signal) {
   }
 }
 
-absl::Status WorkerSupervisor::MakeDirectory() {
+absl::Status WorkerSupervisor::MakeFolder() {
   std::error_code error;
-  std::string path = (std::filesystem::temp_directory_path(error) / "treadle-XXXXXX").string();
-  if (error || mkdtemp(path.data()) == nullptr) {  // for this user only
-    return absl::UnavailableError(Str("cannot make a directory for the workers' sockets at ", path,
-                                      ": ",
-                                      error ? error.message() : std::string(std::strerror(errno))));
+  const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+  if (error) {
+    return absl::UnavailableError(
+        Str("no temporary folder for the workers' sockets: ", error.message()));
   }
-  directory_ = path;
-  static const bool registered = std::at_quick_exit(RemoveNewestDirectory) == 0;
-  if (registered) newest_directory = &directory_;
+  for (const std::string& path : SocketFolder::RemoveAbandoned(parent)) {
+    options_.log({.name = "sockets_removed",
+                  .message = "removed the sockets of a server that was killed: " + path,
+                  .fields = {{"folder", path}}});
+  }
+  TREADLE_ASSIGN_OR_RETURN(folder_, SocketFolder::Create(parent));
+  static const bool registered = std::at_quick_exit(RemoveNewestFolder) == 0;
+  if (registered) newest_folder = folder_.get();
   return absl::OkStatus();
 }
 
 absl::Status WorkerSupervisor::StartAll() {
-  TREADLE_RETURN_IF_ERROR(MakeDirectory());
+  TREADLE_RETURN_IF_ERROR(MakeFolder());
   const std::string parent = std::to_string(getpid());
   {
     MutexLock lock(mutex_);
     for (const std::vector<std::string>& own : options_.arguments) {
-      addresses_.push_back(Str("unix:", directory_, "/", children_.size()));
+      addresses_.push_back(Str("unix:", folder_->path(), "/", children_.size()));
       std::vector<std::string> arguments = {"treadle",         "worker",   "--listen",
                                             addresses_.back(), "--parent", parent};
       arguments.insert(arguments.end(), own.begin(), own.end());
@@ -206,7 +213,7 @@ void WorkerSupervisor::Watch(size_t worker) {
     if (!HandleEnd(worker, how)) return;
     if (SteadyClock::now() - began > kHealthy) pause = kFirstPause;
     const auto next = SteadyClock::now() + pause;
-    pause = std::min(2 * pause, kLongestPause);
+    pause = std::min(2 * pause, kMaxPause);
     MutexLock lock(mutex_);
     while (!stopping_ && changed_.WaitUntil(mutex_, next)) {
     }
@@ -289,12 +296,13 @@ std::string WorkerSupervisor::Reap(size_t worker) {
       memory >= 0 && (info.si_code == CLD_EXITED ? info.si_status != 0 : !killed)) {
     TREADLE_CHECK(ftruncate(memory, 0) == 0);
   }
+  const std::string why = std::exchange(children_[worker].killed, {});
   children_[worker].process = -1;
   children_[worker].listening = false;
   changed_.NotifyAll();
   return Str("(process ", process, ") ",
              info.si_code == CLD_EXITED ? "ended with exit code " : "was killed by signal ",
-             info.si_status);
+             info.si_status, why.empty() ? "" : Str(", by this server: ", why));
 }
 
 bool WorkerSupervisor::HandleEnd(size_t worker, const std::string& how) {

@@ -3,9 +3,9 @@
 //
 // Each is this program again (`treadle worker`), in a process group of its own, so that a
 // terminal's Ctrl-C reaches the server alone, which drains; and dies with the server, whatever ends
-// it (--parent). It listens on a socket in a directory that only this user can enter, at the same
+// it (--parent). It listens on a socket in a folder that only this user can enter, at the same
 // address after a restart. What it logs appears in the server's log behind "worker N: "; lines that
-// are no log of JSON are warnings there.
+// are no log of JSON are warnings there. Start removes the folders of servers that were killed.
 //
 // Thread safety: Start and destruction from the owner's thread; the rest from any. The log is
 // written to on the supervisor's threads, and must neither block nor call back.
@@ -22,6 +22,7 @@
 
 #include "absl/status/statusor.h"
 #include "base/sync.h"
+#include "server/cli/socket_folder.h"
 #include "server/observe/log_event.h"
 
 namespace treadle {
@@ -53,8 +54,8 @@ class WorkerSupervisor {
   const std::vector<std::string>& addresses() const { return addresses_; }
   // Each worker's process now; -1 while it has none.
   std::vector<pid_t> processes() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // For one that hangs; what follows is as if it had ended by itself.
-  void Kill(const std::string& address) ABSL_LOCKS_EXCLUDED(mutex_);
+  // For one that hangs; what follows is as if it had ended by itself, but that the log says why.
+  void Kill(const std::string& address, const std::string& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Child {
@@ -63,12 +64,13 @@ class WorkerSupervisor {
     pid_t process = -1;      // not reaped yet
     bool listening = false;  // this process of it
     std::string last_line;
+    std::string killed;   // why this process of it was, by Kill
     std::string failure;  // why it could not be started the first time
   };
 
   explicit WorkerSupervisor(Options options) : options_(std::move(options)) {}
   absl::Status StartAll() ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status MakeDirectory();
+  absl::Status MakeFolder();
   absl::Status WaitUntilListening() ABSL_LOCKS_EXCLUDED(mutex_);
   void SignalAll(int signal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -84,7 +86,7 @@ class WorkerSupervisor {
   const Options options_;
 
   // Constant after StartAll.
-  std::string directory_;
+  std::unique_ptr<SocketFolder> folder_;
   std::vector<std::string> addresses_;
 
   mutable Mutex mutex_;

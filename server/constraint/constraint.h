@@ -27,7 +27,7 @@ struct Constraint {
   Kind kind = Kind::kJsonObject;
   std::string text = {};
   std::vector<std::string> choices = {};
-  // Of kTags; with another kind the answer may be tags instead.
+  // Tags that kTags allows; with another kind the answer may be tags instead.
   std::vector<Tag> tags = {};
   std::string separator = {};        // of tags that are all there is, at least one
   std::string trigger = {};          // begins every tag; text that does is one. Empty: no text

@@ -11,16 +11,16 @@
 
 namespace treadle {
 
-// What counted repetitions in each other may multiply to: beyond, a single mask takes the library
+// Largest product of counted repetitions in each other. Beyond it a single mask takes the library
 // milliseconds, and soon minutes. a{m,n} counts as n (m + 1 if there is no n).
 inline constexpr double kMaxRepetitions = 128;
-// Of one constraint: character classes, each as often as it is repeated, and a sixteenth for every
-// other character. A class of most characters takes milliseconds to compile.
+// Most character classes of one constraint, each counted as often as it is repeated; every other
+// character counts as a sixteenth. A class of most characters takes milliseconds to compile.
 inline constexpr double kMaxClasses = 512;
 inline constexpr int kMaxPatternDepth = 32;  // of groups
 
-// What a pattern is of. Of a JSON string, a character that stands there as an escape cannot be
-// enforced, but for being left out of a class that has others.
+// The text that a pattern describes. In a JSON string, a character that is written as an escape
+// cannot be enforced; it can only be left out of a class that has others.
 enum class Text { kPlain, kJsonString };
 
 // A regular expression of the whole text as ECMAScript's, in the part of it that can be enforced: ^

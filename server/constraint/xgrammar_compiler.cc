@@ -20,28 +20,35 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/status.h"
 #include "base/sync.h"
 #include "base/utf8.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 #include "server/constraint/constraint_compiler.h"
 #include "server/constraint/prepared_constraint.h"
+#include "server/constraint/refused_constraints.h"
 
 namespace treadle {
 namespace {
 
 constexpr size_t kShownError = 200;
 
+using Clock = std::chrono::steady_clock;
+
 // What a constraint may take before it is used.
 constexpr rlim_t kTrialSeconds = 4;  // of a processor
 constexpr rlim_t kTrialBytes = rlim_t{512} << 20;
 constexpr std::chrono::seconds kTrialPatience{20};
-constexpr int kTrialTokens = 48;  // of each way
+constexpr int kTrialTokens = 48;  // of each of two ways
+constexpr int kFarTokens = 256;   // of the third one
 
-// Of the address space of this process.
+constexpr int kNiceness = 5;  // of reading ahead: as of the threads that compile (work_pool.h)
+
+// The size of this process's address space.
 rlim_t VirtualBytes() {
   std::ifstream pages("/proc/self/statm");
   rlim_t count = 0;
@@ -49,7 +56,7 @@ rlim_t VirtualBytes() {
   return count * static_cast<rlim_t>(sysconf(_SC_PAGESIZE));
 }
 
-// What the library says of a constraint that it takes in part only, on the thread that compiles.
+// The library's last warning on this thread: it enforces only a part of the constraint.
 thread_local std::string warning;
 
 class Matcher final : public TokenConstraint {
@@ -77,7 +84,7 @@ class Matcher final : public TokenConstraint {
                     .strides = nullptr,
                     .byte_offset = 0};
     try {
-      // Of a terminated one nothing more is asked; false: everything is allowed.
+      // False: every token is allowed. A matcher that has terminated is not asked again.
       if (!matcher_.FillNextTokenBitmask(&tensor)) std::ranges::fill(allowed, ~0u);
     } catch (const std::exception& error) {
       return Failed(error);
@@ -115,10 +122,21 @@ class CompiledConstraint final : public ConstraintGrammar {
   const xgrammar::CompiledGrammar grammar_;
 };
 
+// Ends this process after `time`, by SIGALRM, whatever it has inherited.
+void EndAfter(std::chrono::seconds time) {
+  signal(SIGALRM, SIG_DFL);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGALRM);
+  sigprocmask(SIG_UNBLOCK, &set, nullptr);
+  alarm(static_cast<unsigned>(time.count()));
+}
+
 // Runs `work` in a child process of bounded time and memory, and says whether it came to its end:
 // the library can be neither interrupted nor told how much it may allocate, and what a constraint
 // costs depends on how many ways it has to read the same text. In the child there is one thread,
-// and the locks of others are taken for ever: `work` uses none but the allocator's.
+// and the locks of others are taken for ever: `work` uses none but the allocator's. InvalidArgument
+// if it costs too much; Unavailable if this machine had no process or no time for it.
 absl::Status InTrial(const std::function<void()>& work) {
   const rlim_t most = VirtualBytes() + kTrialBytes;
   const pid_t child = fork();
@@ -132,22 +150,22 @@ absl::Status InTrial(const std::function<void()>& work) {
     setrlimit(RLIMIT_AS, &memory);
     setrlimit(RLIMIT_CPU, &seconds);
     setrlimit(RLIMIT_CORE, &core);
+    EndAfter(kTrialPatience);
     work();
     _exit(0);
   }
-  const auto deadline = std::chrono::steady_clock::now() + kTrialPatience;
-  auto pause = std::chrono::microseconds(200);
   int how = 0;
   pid_t ended = 0;
-  while ((ended = waitpid(child, &how, WNOHANG)) == 0 || (ended < 0 && errno == EINTR)) {
-    if (std::chrono::steady_clock::now() >= deadline) kill(child, SIGKILL);
-    std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, std::chrono::microseconds(20'000));
+  while ((ended = waitpid(child, &how, 0)) < 0 && errno == EINTR) {
   }
   if (ended == child && WIFEXITED(how) && WEXITSTATUS(how) == 0) return absl::OkStatus();
-  return InvalidArgument("is too expensive: to compile it, and the masks of ", 2 * kTrialTokens,
-                         " tokens, take more than ", kTrialSeconds, " s of a processor or ",
-                         kTrialBytes >> 20, " MiB");
+  if (ended == child && WIFSIGNALED(how) && WTERMSIG(how) == SIGALRM) {
+    return absl::UnavailableError(Str("its trial did not end within ", kTrialPatience.count(),
+                                      " s: the machine is too busy"));
+  }
+  return InvalidArgument("is too expensive: to compile it, and the masks of ",
+                         2 * kTrialTokens + kFarTokens, " tokens, take more than ", kTrialSeconds,
+                         " s of a processor or ", kTrialBytes >> 20, " MiB");
 }
 
 class XGrammarCompiler final : public ConstraintCompiler {
@@ -159,9 +177,31 @@ class XGrammarCompiler final : public ConstraintCompiler {
     }
   }
 
+  ~XGrammarCompiler() override {
+    if (ahead_.joinable()) ahead_.join();
+  }
+
+  void ReadAhead(std::function<void()> done) override {
+    TREADLE_CHECK(!ahead_.joinable());
+    if (end_ids_.empty()) return;
+    try {
+      ahead_ = std::thread([this, done = std::move(done)] {
+        // On Linux a process id of 0 means this thread. A refusal only costs latency.
+        setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + kNiceness);
+        try {
+          ReadVocabularyOnce();
+        } catch (const std::exception&) {
+          return;  // no memory, say: the first Compile tries again
+        }
+        done();
+      });
+    } catch (const std::system_error&) {  // no thread: likewise
+    }
+  }
+
   bool Keeps(const Constraint& constraint) override {
     const auto key = Prepare(constraint);
-    return !key.ok() || Find(*key) != nullptr;
+    return !key.ok() || Find(*key) != nullptr || !refused_.Find(*key, Clock::now()).ok();
   }
 
   absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(
@@ -171,15 +211,25 @@ class XGrammarCompiler final : public ConstraintCompiler {
     }
     TREADLE_ASSIGN_OR_RETURN(const PreparedConstraint key, Prepare(constraint));
     if (auto found = Find(key)) return found;
-    std::call_once(vocabulary_read_, [this] { ReadVocabulary(); });
-    TREADLE_RETURN_IF_ERROR(InTrial([this, &key] { Try(key); }));
-    TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const CompiledConstraint> made, Make(key));
-    Keep(key, made);
+    TREADLE_RETURN_IF_ERROR(refused_.Find(key, Clock::now()));
+    ReadVocabularyOnce();
+    auto made = TryAndMake(key);
+    if (made.ok()) {
+      Keep(key, *made);
+    } else if (absl::IsInvalidArgument(made.status())) {
+      refused_.Add(key, made.status(), Clock::now());
+    }
     return made;
   }
 
  private:
   using Entry = std::pair<PreparedConstraint, std::shared_ptr<const CompiledConstraint>>;
+
+  absl::StatusOr<std::shared_ptr<const CompiledConstraint>> TryAndMake(
+      const PreparedConstraint& key) {
+    TREADLE_RETURN_IF_ERROR(InTrial([this, &key] { Try(key); }));
+    return Make(key);
+  }
 
   // Requires that the vocabulary was read.
   absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Make(
@@ -222,21 +272,36 @@ class XGrammarCompiler final : public ConstraintCompiler {
     const auto made = Make(key);
     std::minstd_rand random(1);
     std::vector<uint32_t> allowed(MaskWords(vocab_));
-    for (int way = 0; made.ok() && way < 2; ++way) {
+    const auto allows = [&](int32_t token) {
+      return (allowed[token / 32] >> (token % 32) & 1) != 0;
+    };
+    for (int way = 0; made.ok() && way < 3; ++way) {
       const std::unique_ptr<TokenConstraint> state = (*made)->Begin();
-      for (int i = 0; i < kTrialTokens && state->FillMask(allowed).ok(); ++i) {
+      // The last way looks behind what is written out: by long steps.
+      const bool far = way == 2;
+      for (int i = 0; i < (far ? kFarTokens : kTrialTokens) && state->FillMask(allowed).ok(); ++i) {
         auto token = static_cast<int32_t>(random() % static_cast<uint32_t>(vocab_));
-        while ((allowed[token / 32] >> (token % 32) & 1) == 0) token = (token + 1) % vocab_;
+        while (!allows(token)) token = (token + 1) % vocab_;
+        for (int32_t other = 0; far && other < vocab_; ++other) {
+          if (allows(other) && lengths_[other] > lengths_[token]) token = other;
+        }
         if (std::ranges::find(end_ids_, token) != end_ids_.end()) break;
         if (!state->Accept(token).ok()) break;
       }
     }
   }
 
+  void ReadVocabularyOnce() {
+    std::call_once(vocabulary_read_, [this] { ReadVocabulary(); });
+  }
+
   // Control tokens have no bytes, and so are allowed nowhere, but for those that end.
   void ReadVocabulary() {
     std::vector<std::string> bytes(static_cast<size_t>(vocab_));
-    for (int32_t id = 0; id < vocab_; ++id) bytes[id] = tokenizer_.TokenBytes(id, false);
+    for (int32_t id = 0; id < vocab_; ++id) {
+      bytes[id] = tokenizer_.TokenBytes(id, false);
+      lengths_.push_back(static_cast<int32_t>(bytes[id].size()));
+    }
     compiler_.emplace(xgrammar::TokenizerInfo(bytes, xgrammar::VocabType::RAW, vocab_, end_ids_),
                       /*max_threads=*/1, /*cache_enabled=*/false);
   }
@@ -269,12 +334,16 @@ class XGrammarCompiler final : public ConstraintCompiler {
   const int32_t vocab_;
   std::vector<int32_t> end_ids_;  // constant after construction
   std::once_flag vocabulary_read_;
+  std::vector<int32_t> lengths_;  // of tokens, in bytes; this and below: constant once read
   std::optional<xgrammar::GrammarCompiler> compiler_;  // constant once read
+  RefusedConstraints refused_;
 
   Mutex mutex_;
   std::list<Entry> recent_ ABSL_GUARDED_BY(mutex_);  // the latest first
   std::map<PreparedConstraint, std::list<Entry>::iterator> by_key_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  std::thread ahead_;  // last: it uses the others
 };
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "server/durable/request_store.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "base/quoted.h"
@@ -10,7 +12,6 @@ namespace treadle {
 namespace {
 
 constexpr std::chrono::seconds kSweepEvery{1};
-constexpr int64_t kRowBytes = 32;  // of a row, beside what it holds
 
 void TellAll(const auto& told) {
   for (const auto& [done, status] : told) done(status);
@@ -34,16 +35,16 @@ void RequestStore::Stream::Append(const StreamBatch& piece, Done done) {
 }
 
 absl::StatusOr<std::unique_ptr<RequestStore>> RequestStore::Open(
-    std::unique_ptr<RequestTable> table, Options options) {
-  std::unique_ptr<RequestStore> store(new RequestStore(std::move(options), std::move(table)));
-  TREADLE_RETURN_IF_ERROR(store->ReadRows());
+    std::unique_ptr<RequestJournal> journal, Options options) {
+  std::unique_ptr<RequestStore> store(new RequestStore(std::move(options), std::move(journal)));
+  store->ReadRows();
   store->writer_ = std::thread([store = store.get()] { store->RunWriter(); });
   store->syncer_ = std::thread([store = store.get()] { store->RunSyncer(); });
   return store;
 }
 
-RequestStore::RequestStore(Options options, std::unique_ptr<RequestTable> table)
-    : options_(std::move(options)), table_(std::move(table)) {}
+RequestStore::RequestStore(Options options, std::unique_ptr<RequestJournal> journal)
+    : options_(std::move(options)), journal_(std::move(journal)) {}
 
 RequestStore::~RequestStore() {
   {
@@ -55,29 +56,34 @@ RequestStore::~RequestStore() {
   if (syncer_.joinable()) syncer_.join();
 }
 
-absl::Status RequestStore::ReadRows() {
-  TREADLE_ASSIGN_OR_RETURN(std::vector<RequestTable::Row> rows, table_->Rows());
+void RequestStore::ReadRows() {
   MutexLock lock(mutex_);
-  for (RequestTable::Row& row : rows) {
+  next_number_ = journal_->next_number();
+  for (RequestJournal::Row& row : journal_->Rows()) {
     auto entry = std::make_shared<Entry>();
     entry->bytes = row.bytes;
     entry->attached = false;
     entry->detached = Clock::now();
     entry->row = std::move(row);
-    next_number_ = entry->row.number + 1;
     bytes_ += entry->bytes;
-    entries_[entry->row.id] = std::move(entry);
+    auto& named = entries_[{entry->row.owner, entry->row.id}];
+    // Two of one name: the earlier one was deleted, and the frame that said so is damaged.
+    if (named != nullptr) {
+      bytes_ -= named->bytes;
+      unwanted_.push_back(std::move(named));
+    }
+    named = std::move(entry);
   }
   options_.log({.name = "durable_opened",
                 .message = "stored requests, which can be resumed:",
                 .fields = {{"requests", std::ssize(entries_)}, {"bytes", bytes_}},
                 .text = LogEvent::Text::kMessageAndFields});
-  return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<RequestStore::Stream>> RequestStore::Reserve(Holder holder) {
   MutexLock lock(mutex_);
-  if (entries_.contains(holder.id)) {
+  const Name name(holder.owner, holder.id);
+  if (entries_.contains(name)) {
     return absl::AlreadyExistsError(
         Str("a request with the id ", Quoted(holder.id),
             " is stored (--durable), expected another id, or to resume that request"));
@@ -89,25 +95,28 @@ absl::StatusOr<std::unique_ptr<RequestStore::Stream>> RequestStore::Reserve(Hold
   }
   auto entry = std::make_shared<Entry>();
   entry->row = {.number = next_number_++, .id = holder.id, .owner = std::move(holder.owner)};
+  entry->commit = kNotWritten;
   entry->cut_off = std::move(holder.cut_off);
-  entries_[holder.id] = entry;
+  entries_[name] = entry;
   return std::make_unique<Stream>(*this, std::move(entry));
 }
 
 absl::StatusOr<RequestStore::Resumed> RequestStore::Claim(Holder holder) {
   std::shared_ptr<Entry> entry;
   std::function<void()> cut_off;
+  bool taken;
   {
     MutexLock lock(mutex_);
-    const auto found = entries_.find(holder.id);
-    if (found == entries_.end() || found->second->row.owner != holder.owner) {
+    const auto found = entries_.find({holder.owner, holder.id});
+    if (found == entries_.end()) {
       const int64_t seconds = options_.keep.count() / 1000;
       return NotFound("no request with the id ", Quoted(holder.id),
                       " is stored: it was not accepted, was another caller's, or ended more than ",
                       seconds, " s ago (--durable-keep)");
     }
     entry = found->second;
-    if (entry->attached) {
+    taken = entry->attached || entry->commit == kNotWritten;
+    if (taken) {
       cut_off = entry->cut_off;
     } else {
       entry->attached = true;
@@ -115,19 +124,24 @@ absl::StatusOr<RequestStore::Resumed> RequestStore::Claim(Holder holder) {
       entry->cut_off = std::move(holder.cut_off);
     }
   }
-  if (cut_off) {
-    cut_off();
+  if (cut_off) cut_off();
+  if (taken) {
     return absl::AbortedError(Str("the request ", Quoted(holder.id),
                                   " is still another call's, which was told to let go of it"));
   }
   Resumed resumed{.stream = std::make_unique<Stream>(*this, entry)};
-  TREADLE_RETURN_IF_ERROR(Load(*entry, resumed));
+  const absl::Status status = Load(*entry, resumed);
+  if (absl::IsNotFound(status)) {  // its files were deleted
+    MutexLock lock(mutex_);
+    Forget(*entry);
+  }
+  TREADLE_RETURN_IF_ERROR(status);
   return resumed;
 }
 
 absl::Status RequestStore::Load(Entry& entry, Resumed& resumed) {
-  MutexLock lock(table_mutex_);
-  TREADLE_ASSIGN_OR_RETURN(const std::string bytes, table_->Request(entry.row.number));
+  MutexLock lock(journal_mutex_);
+  TREADLE_ASSIGN_OR_RETURN(const std::string bytes, journal_->Request(entry.row.number));
   TREADLE_ASSIGN_OR_RETURN(resumed.request, RequestFromBytes(bytes));
   resumed.request.id = entry.row.id;
   resumed.request.owner = entry.row.owner;
@@ -137,15 +151,14 @@ absl::Status RequestStore::Load(Entry& entry, Resumed& resumed) {
             resumed.request.fingerprint, ", this one is ", options_.fingerprint,
             ": another model or version cannot continue it exactly"));
   }
-  return table_->ForEachPiece(entry.row.number, entry.row.pieces, [&](std::string_view piece) {
-    return AddPiece(piece, resumed.answer);
-  });
+  return journal_->ForEachPiece(
+      entry.row.number, [&](std::string_view piece) { return AddPiece(piece, resumed.answer); });
 }
 
 void RequestStore::Enqueue(Write write) {
   MutexLock lock(mutex_);
   if (!write.entry->broken && !write.bytes.empty()) {
-    const int64_t bytes = std::ssize(write.bytes) + kRowBytes;
+    const int64_t bytes = std::ssize(write.bytes) + int64_t{kFrameBytes};
     write.entry->bytes += bytes;
     bytes_ += bytes;
   }
@@ -162,7 +175,7 @@ void RequestStore::Detach(Entry& entry) {
 }
 
 void RequestStore::Forget(const Entry& entry) {
-  const auto found = entries_.find(entry.row.id);
+  const auto found = entries_.find({entry.row.owner, entry.row.id});
   if (found == entries_.end() || found->second.get() != &entry) return;
   bytes_ -= entry.bytes;
   entries_.erase(found);
@@ -174,7 +187,7 @@ void RequestStore::RunWriter() {
   Clock::time_point sweep = Clock::now() + kSweepEvery;
   while (true) {
     std::vector<Write> writes;
-    Entries dropped;
+    std::optional<Entries> dropped;
     {
       MutexLock lock(mutex_);
       while (queue_.empty() && !stopping_ && news_.WaitUntil(mutex_, sweep)) {
@@ -198,24 +211,27 @@ void RequestStore::RunWriter() {
       const absl::Status status = WriteDown(writes);
       TellAll(Conclude(std::move(writes), status));
     }
-    if (!dropped.empty()) Drop(dropped);
+    if (dropped) Drop(*std::move(dropped));
   }
 }
 
 absl::Status RequestStore::WriteDown(const std::vector<Write>& writes) {
-  MutexLock lock(table_mutex_);
+  MutexLock lock(journal_mutex_);
   const auto write_all = [&]() -> absl::Status {
-    TREADLE_RETURN_IF_ERROR(table_->Begin());
+    TREADLE_RETURN_IF_ERROR(journal_->Begin());
     for (const Write& write : writes) {
       if (write.bytes.empty()) continue;
-      RequestTable::Row& row = write.entry->row;
-      TREADLE_RETURN_IF_ERROR(write.accept ? table_->Insert(row, write.bytes)
-                                           : table_->Append(row.number, write.bytes, row.pieces));
+      const RequestJournal::Row& row = write.entry->row;
+      if (write.accept) {
+        journal_->Insert(row, write.bytes);
+      } else {
+        journal_->Append(row.number, write.bytes);
+      }
     }
-    return table_->Commit();
+    return journal_->Commit();
   };
   const absl::Status status = write_all();
-  if (!status.ok()) table_->Rollback();
+  if (!status.ok()) journal_->Rollback();
   return status;
 }
 
@@ -228,6 +244,7 @@ RequestStore::Told RequestStore::Conclude(std::vector<Write> writes, const absl:
     Entry& entry = *write.entry;
     if (write.accept && status.ok()) {
       entry.commit = commits_;
+      accepted_.push_back(write.entry);
       urgent_ = true;
     } else if (write.accept) {
       entry.refused = status;
@@ -248,7 +265,7 @@ RequestStore::Told RequestStore::Conclude(std::vector<Write> writes, const absl:
 
 RequestStore::Entries RequestStore::TakeExpired() {
   Entries detached;
-  for (const auto& [id, entry] : entries_) {
+  for (const auto& [name, entry] : entries_) {
     if (!entry->attached) detached.push_back(entry);
   }
   std::ranges::sort(detached, {}, [](const auto& entry) { return entry->detached; });
@@ -262,15 +279,22 @@ RequestStore::Entries RequestStore::TakeExpired() {
   return expired;
 }
 
-// What cannot be deleted now is there again when the folder is opened.
-void RequestStore::Drop(const Entries& entries) {
-  MutexLock lock(table_mutex_);
-  absl::Status status = table_->Begin();
-  for (const auto& entry : entries) {
-    if (status.ok()) status = table_->Delete(entry->row.number, entry->row.pieces);
+// Called where there is nothing to drop, too: a commit looks after the files.
+void RequestStore::Drop(Entries entries) {
+  absl::Status status;
+  {
+    MutexLock lock(journal_mutex_);
+    status = journal_->Begin();
+    if (status.ok()) {
+      for (const auto& entry : entries) journal_->Delete(entry->row.number);
+      status = journal_->Commit();
+    }
+    if (!status.ok()) journal_->Rollback();
   }
-  if (status.ok()) status = table_->Commit();
-  if (!status.ok()) table_->Rollback();
+  if (status.ok()) return;
+  MutexLock lock(mutex_);
+  NoteHealth(status);
+  std::ranges::move(entries, std::back_inserter(unwanted_));  // another try
 }
 
 // The syncer.
@@ -294,7 +318,7 @@ void RequestStore::RunSyncer() {
       urgent_ = false;
     }
     next = Clock::now() + kSyncEvery;
-    TellAll(ConcludeSync(commit, table_->Sync()));
+    TellAll(ConcludeSync(commit, journal_->Sync()));
   }
 }
 
@@ -303,17 +327,22 @@ RequestStore::Told RequestStore::ConcludeSync(uint64_t commit, const absl::Statu
   MutexLock lock(mutex_);
   synced_ = commit;
   if (!status.ok()) NoteHealth(status);
+  // A request without a piece is refused, too: its first piece will tell.
+  for (std::shared_ptr<Entry>& entry : std::exchange(accepted_, {})) {
+    if (entry->commit > commit) {
+      accepted_.push_back(std::move(entry));
+    } else if (!status.ok()) {
+      entry->refused = status;
+      Forget(*entry);
+      unwanted_.push_back(std::move(entry));
+    }
+  }
   std::vector<Write> later;
   for (Write& write : unsynced_) {
     Entry& entry = *write.entry;
     if (entry.commit > commit) {
       later.push_back(std::move(write));
       continue;
-    }
-    if (!status.ok() && entry.refused.ok()) {
-      entry.refused = status;
-      Forget(entry);
-      unwanted_.push_back(write.entry);
     }
     told.emplace_back(std::move(write.done), entry.refused);
   }

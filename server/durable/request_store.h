@@ -2,16 +2,18 @@
 // the rest of its stream after it was cut off, or the server was.
 //
 // A session accepts its request here, appends what the loop produced, and tells its client when
-// that is written. A writer thread puts into one transaction whatever waits; a second thread brings
+// that is written. A writer thread puts whatever waits into one transaction. A second thread brings
 // it to the disk: at once for a request that was just accepted (its first piece is not told
-// before), else every kSyncEvery. After a loss of power what did not get there is computed again,
-// and is the same.
+// before), else every kSyncEvery. What a loss of power kept from the disk is computed again, and is
+// the same.
 //
-// Where the disk fails, a request that is being accepted is refused; one that was accepted goes on,
-// and what is not written of it is computed again by who resumes it.
+// When the disk fails, or the files are deleted, new requests are refused. Accepted requests go on;
+// a session that resumes one computes what was not written, or is damaged (request_journal.h),
+// again.
 //
-// Who is not attached to a session is kept for `keep`, at most `space` bytes of all: then the
-// oldest go first. Opening computes nothing, and begins every request's time anew.
+// A request that is not attached to a session is kept for `keep`, and all of them take at most
+// `space` bytes: then the oldest go first. Opening computes nothing, and begins every request's
+// time anew.
 //
 // Thread safety: any thread; nothing waits for the disk but Open, Claim and the destructor.
 // Callbacks come on the store's threads and must not block.
@@ -30,7 +32,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "base/sync.h"
-#include "server/durable/request_table.h"
+#include "server/durable/request_journal.h"
 #include "server/durable/stored_messages.h"
 #include "server/observe/log_event.h"
 
@@ -48,7 +50,7 @@ class RequestStore {
 
   static constexpr std::chrono::milliseconds kSyncEvery{100};
 
-  static absl::StatusOr<std::unique_ptr<RequestStore>> Open(std::unique_ptr<RequestTable> table,
+  static absl::StatusOr<std::unique_ptr<RequestStore>> Open(std::unique_ptr<RequestJournal> journal,
                                                             Options options);
   // Writes and syncs what waits. No Stream may be left.
   ~RequestStore();
@@ -93,23 +95,27 @@ class RequestStore {
     std::unique_ptr<Stream> stream;
   };
   // NotFound if no such request of this owner is stored; Aborted while it is attached to another
-  // session, which was asked to let go; FailedPrecondition if this model cannot continue it.
-  absl::StatusOr<Resumed> Claim(Holder holder) ABSL_LOCKS_EXCLUDED(mutex_, table_mutex_);
+  // session, which was asked to let go; FailedPrecondition if this model cannot continue it;
+  // DataLoss if it is damaged.
+  absl::StatusOr<Resumed> Claim(Holder holder) ABSL_LOCKS_EXCLUDED(mutex_, journal_mutex_);
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Guarded by mutex_, but for `row`, which is constant but for the pieces: those are the table's.
+  // Guarded by mutex_, but for `row`, which is constant.
   struct Entry {
-    RequestTable::Row row;
+    RequestJournal::Row row;
     int64_t bytes = 0;
     bool attached = true;
-    uint64_t commit = 0;              // of the transaction that has it; 0: of an earlier process
+    uint64_t commit = 0;              // that has it; 0: an earlier process's, or kNotWritten
     absl::Status refused;             // why it was not accepted
     bool broken = false;              // a piece could not be written, and no further one is
     Clock::time_point detached = {};  // since when nobody has it
     std::function<void()> cut_off;
   };
+  static constexpr uint64_t kNotWritten = ~uint64_t{0};
+  // Owner and id: what one owner calls a request is nothing to another one.
+  using Name = std::pair<std::string, std::string>;
   struct Write {
     std::shared_ptr<Entry> entry;
     std::string bytes;
@@ -119,17 +125,17 @@ class RequestStore {
   using Told = std::vector<std::pair<Done, absl::Status>>;  // who is told what, without the mutex
   using Entries = std::vector<std::shared_ptr<Entry>>;
 
-  RequestStore(Options options, std::unique_ptr<RequestTable> table);
-  absl::Status ReadRows();
-  absl::Status Load(Entry& entry, Resumed& resumed) ABSL_LOCKS_EXCLUDED(table_mutex_);
+  RequestStore(Options options, std::unique_ptr<RequestJournal> journal);
+  void ReadRows() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Load(Entry& entry, Resumed& resumed) ABSL_LOCKS_EXCLUDED(journal_mutex_);
   void Enqueue(Write write) ABSL_LOCKS_EXCLUDED(mutex_);
   void Detach(Entry& entry) ABSL_LOCKS_EXCLUDED(mutex_);
   void Forget(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The writer's.
   void RunWriter() ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::Status WriteDown(const std::vector<Write>& writes) ABSL_LOCKS_EXCLUDED(table_mutex_);
-  void Drop(const Entries& entries) ABSL_LOCKS_EXCLUDED(table_mutex_);
+  absl::Status WriteDown(const std::vector<Write>& writes) ABSL_LOCKS_EXCLUDED(journal_mutex_);
+  void Drop(Entries entries) ABSL_LOCKS_EXCLUDED(mutex_, journal_mutex_);
   Told Conclude(std::vector<Write> writes, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   Entries TakeExpired() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The syncer's.
@@ -139,16 +145,17 @@ class RequestStore {
 
   const Options options_;
 
-  Mutex table_mutex_;  // of all that the table does but Sync
-  const std::unique_ptr<RequestTable> table_;
+  Mutex journal_mutex_;  // of all that the journal does but Sync
+  const std::unique_ptr<RequestJournal> journal_;
 
   Mutex mutex_;
   CondVar news_, unsynced_news_;
-  std::map<std::string, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);  // by id
-  int64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
+  std::map<Name, std::shared_ptr<Entry>> entries_ ABSL_GUARDED_BY(mutex_);
+  uint64_t next_number_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;            // of all entries
   std::vector<Write> queue_ ABSL_GUARDED_BY(mutex_);     // one for each session, and its acceptance
   std::vector<Write> unsynced_ ABSL_GUARDED_BY(mutex_);  // written; told once that is on the disk
+  Entries accepted_ ABSL_GUARDED_BY(mutex_);             // whose acceptance is not on the disk yet
   Entries unwanted_ ABSL_GUARDED_BY(mutex_);             // forgotten, to be dropped
   uint64_t commits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t synced_ ABSL_GUARDED_BY(mutex_) = 0;  // commits that are on the disk

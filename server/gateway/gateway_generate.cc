@@ -18,13 +18,19 @@ namespace {
 class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, public Session {
  public:
   GenerateCall(CallEnvironment& environment, NamedCalls& calls,
-               grpc::CallbackServerContext* context, const ApiKey* key)
-      : Session(environment.sessions), calls_(calls), context_(context), name_(key, "") {}
+               grpc::CallbackServerContext* context, std::string owner)
+      : Session(environment.sessions),
+        model_(environment.sessions.model),
+        calls_(calls),
+        context_(context),
+        name_(std::move(owner), "") {}
 
   // On the work pool, before anything is written.
   absl::StatusOr<GenerateRequest> ReadRequest(const grpc::ByteBuffer& bytes) {
     vllm::grpc::engine::GenerateRequest message;
-    TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
+    TREADLE_RETURN_IF_ERROR(Parse(bytes, message, [this](std::string_view field, int64_t entries) {
+      return ValidateGatewayEntries(field, entries, /*embedding=*/false, model_);
+    }));
     TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, ToRequest(message));
     MutexLock lock(messages_mutex_);
     answer_.emplace(message);
@@ -94,6 +100,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
     }
   }
 
+  const ServedModel& model_;
   NamedCalls& calls_;
   grpc::CallbackServerContext* const context_;  // gRPC's; valid until OnDone
   std::atomic<bool> aborted_ = false;
@@ -103,7 +110,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
   NamedCalls::Name name_ ABSL_GUARDED_BY(messages_mutex_);
   std::optional<GatewayAnswer> answer_
       ABSL_GUARDED_BY(messages_mutex_);  // none before the request was read
-  // Of one event, from next_ on to be written; each valid until its write is done.
+  // Messages of one event, to be written from next_ on; each is valid until its write is done.
   std::vector<grpc::ByteBuffer> messages_ ABSL_GUARDED_BY(messages_mutex_);
   size_t next_ ABSL_GUARDED_BY(messages_mutex_) = 0;
   bool ended_ ABSL_GUARDED_BY(messages_mutex_) = false;  // nothing comes behind messages_
@@ -140,9 +147,9 @@ std::vector<std::shared_ptr<Session>> NamedCalls::Find(const Name& name) const {
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGatewayGenerate(
     CallEnvironment& environment, NamedCalls& calls, grpc::CallbackServerContext* context,
     const grpc::ByteBuffer* request) {
-  const auto key = environment.sessions.Authorize(Authorization(*context));
-  auto call =
-      std::make_shared<GenerateCall>(environment, calls, context, key.ok() ? key->get() : nullptr);
+  // A call without a key that counts ends before anybody could find it.
+  const auto owner = environment.sessions.OwnerOf(Authorization(*context));
+  auto call = std::make_shared<GenerateCall>(environment, calls, context, owner.value_or(""));
   call->Start(CallerOf(environment, *context), request->Length(),
               [call = call.get(), request] { return call->ReadRequest(*request); });
   return call.get();

@@ -15,11 +15,11 @@
 
 namespace treadle {
 
-// Calls under way by the ids that clients gave their requests. A caller finds those of its own key
-// only. Ids need not be unique.
+// Calls under way by the ids that clients gave their requests. A caller finds those of its own
+// owner (ApiKey::Terms) only. Ids need not be unique.
 class NamedCalls {
  public:
-  using Name = std::pair<const ApiKey*, std::string>;  // whose, and the id
+  using Name = std::pair<std::string, std::string>;  // owner, and the id
 
   void Add(const Name& name, std::weak_ptr<Session> call) ABSL_LOCKS_EXCLUDED(mutex_);
   void Remove(const Name& name, const Session* call) ABSL_LOCKS_EXCLUDED(mutex_);

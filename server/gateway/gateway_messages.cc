@@ -154,6 +154,20 @@ absl::StatusOr<GenerateRequest> ToRequest(const engine::EmbedRequest& message) {
                          .embedding = true};
 }
 
+absl::Status ValidateGatewayEntries(std::string_view field, int64_t entries, bool embedding,
+                                    const ServedModel& model) {
+  constexpr std::pair<std::string_view, std::string_view> kOurNames[] = {
+      {"tokenized.input_ids", "token_ids.ids"},
+      {"sampling_params.logit_bias", "sampling.logit_bias"},
+      {"sampling_params.stop", "stopping.stop_strings"},
+      {"sampling_params.stop_token_ids", "stopping.stop_token_ids"},
+      {"sampling_params.choice.choices", "constraint.choices.choice"}};
+  const auto* const found =
+      std::ranges::find(kOurNames, field, &std::pair<std::string_view, std::string_view>::first);
+  return ValidateEntries(found == std::end(kOurNames) ? field : found->second, entries, embedding,
+                         model);
+}
+
 absl::Status InGatewayNames(const absl::Status& status) {
   if (status.code() != absl::StatusCode::kInvalidArgument) return status;
   return absl::InvalidArgumentError(absl::StrReplaceAll(
@@ -165,6 +179,7 @@ absl::Status InGatewayNames(const absl::Status& status) {
                          {"stopping.stop_strings", "sampling_params.stop"},
                          {"stopping.stop_token_ids", "sampling_params.stop_token_ids"},
                          {"response.", "sampling_params."},
+                         {"constraint: has", "sampling_params.choice: has"},
                          {"token_ids.ids", "tokenized.input_ids"},
                          {"expected token_ids", "expected tokenized"}}));
 }
@@ -221,6 +236,7 @@ void GatewayAnswer::Begin(const SessionEvent::Prompt& prompt) {
   for (size_t i = 0; i < candidates_.size(); ++i) {
     candidates_[i].set_index(static_cast<uint32_t>(i));
     candidates_[i].set_prompt_tokens(static_cast<uint32_t>(request.prompt.size()));
+    candidates_[i].set_cached_tokens(static_cast<uint32_t>(prompt.cached_tokens));
   }
   if (!prompt_logprobs_) return;
   input_ = std::make_unique<engine::InputLogProbs>();
@@ -239,6 +255,7 @@ void GatewayAnswer::AddChunk(const OutputPart& part, Messages& out) {
   engine::GenerateStreamChunk& chunk = *out.emplace_back().mutable_chunk();
   chunk.set_index(part.candidate);
   chunk.set_prompt_tokens(candidate.prompt_tokens());
+  chunk.set_cached_tokens(candidate.cached_tokens());
   AddTokens(part, *chunk.mutable_token_ids(), chunk);
   candidate.set_completion_tokens(candidate.completion_tokens() + chunk.completion_tokens());
   const bool first = !begun_[part.candidate];

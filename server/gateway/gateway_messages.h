@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -22,6 +23,10 @@ namespace treadle {
 // InvalidArgument names what we lack.
 absl::StatusOr<GenerateRequest> ToRequest(const vllm::grpc::engine::GenerateRequest& message);
 absl::StatusOr<GenerateRequest> ToRequest(const vllm::grpc::engine::EmbedRequest& message);
+
+// What is said of a repeated field of either with so many entries, before they are parsed.
+absl::Status ValidateGatewayEntries(std::string_view field, int64_t entries, bool embedding,
+                                    const ServedModel& model);
 
 // What the event brings of an embedding.
 void Add(const SessionEvent& event, vllm::grpc::engine::EmbedResponse& response);

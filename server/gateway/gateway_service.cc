@@ -21,30 +21,34 @@ namespace {
 namespace engine = ::vllm::grpc::engine;
 namespace common = ::smg::grpc::common;
 
-// Requests of Generate and Embed may be long, and are served raw: see wire_format.h.
+// All methods are served raw, so that nothing is parsed uncounted: see wire_format.h.
 using Methods = engine::VllmEngine::WithRawCallbackMethod_Generate<
-    engine::VllmEngine::WithRawCallbackMethod_Embed<engine::VllmEngine::WithCallbackMethod_Abort<
-        engine::VllmEngine::WithCallbackMethod_HealthCheck<
-            engine::VllmEngine::WithCallbackMethod_GetModelInfo<
-                engine::VllmEngine::WithCallbackMethod_GetServerInfo<
-                    engine::VllmEngine::WithCallbackMethod_GetLoads<
-                        engine::VllmEngine::WithCallbackMethod_GetTokenizer<
-                            engine::VllmEngine::WithCallbackMethod_FlushCache<
-                                engine::VllmEngine::WithCallbackMethod_SubscribeKvEvents<
+    engine::VllmEngine::WithRawCallbackMethod_Embed<engine::VllmEngine::WithRawCallbackMethod_Abort<
+        engine::VllmEngine::WithRawCallbackMethod_HealthCheck<
+            engine::VllmEngine::WithRawCallbackMethod_GetModelInfo<
+                engine::VllmEngine::WithRawCallbackMethod_GetServerInfo<
+                    engine::VllmEngine::WithRawCallbackMethod_GetLoads<
+                        engine::VllmEngine::WithRawCallbackMethod_GetTokenizer<
+                            engine::VllmEngine::WithRawCallbackMethod_FlushCache<
+                                engine::VllmEngine::WithRawCallbackMethod_SubscribeKvEvents<
                                     engine::VllmEngine::Service>>>>>>>>>>;
 
 constexpr int kMaxAborts = 1024;  // of one call
 
-// Of a count that the protocol has 32 bits for.
+// Cuts a count to the 32 bits that the protocol has for it.
 int32_t Fit(int64_t count) {
   return static_cast<int32_t>(std::min<int64_t>(count, std::numeric_limits<int32_t>::max()));
 }
 
 class EmbedAnswer final : public UnaryAnswer {
  public:
+  explicit EmbedAnswer(const ServedModel& model) : model_(model) {}
   absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) override {
     engine::EmbedRequest message;
-    TREADLE_RETURN_IF_ERROR(Parse(request, message));
+    TREADLE_RETURN_IF_ERROR(
+        Parse(request, message, [this](std::string_view field, int64_t entries) {
+          return ValidateGatewayEntries(field, entries, /*embedding=*/true, model_);
+        }));
     return ToRequest(message);
   }
   void Add(const SessionEvent& event) override { treadle::Add(event, message_); }
@@ -52,10 +56,11 @@ class EmbedAnswer final : public UnaryAnswer {
   absl::Status Named(const absl::Status& status) const override { return InGatewayNames(status); }
 
  private:
+  const ServedModel& model_;
   engine::EmbedResponse message_;
 };
 
-class RefusedSubscription final : public grpc::ServerWriteReactor<common::KvEventBatch> {
+class RefusedSubscription final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
  public:
   explicit RefusedSubscription(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
   void OnDone() override { delete this; }
@@ -74,112 +79,127 @@ class GatewayService final : public Methods {
   grpc::ServerUnaryReactor* Embed(grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer* request,
                                   grpc::ByteBuffer* response) override {
-    return StartUnary(environment_, context, request, response, std::make_unique<EmbedAnswer>());
+    return StartUnary(environment_, context, request, response,
+                      std::make_unique<EmbedAnswer>(environment_.sessions.model));
   }
 
   grpc::ServerUnaryReactor* Abort(grpc::CallbackServerContext* context,
-                                  const engine::AbortRequest* request,
-                                  engine::AbortResponse*) override {
-    return Reply(environment_, context, [&]() -> absl::Status {
-      if (request->request_ids_size() > kMaxAborts) {
-        return InvalidArgument("request_ids has ", request->request_ids_size(),
-                               " entries, expected at most ", kMaxAborts);
-      }
-      const auto key = environment_.sessions.Authorize(Authorization(*context));
-      for (const std::string& id : request->request_ids()) {
-        AbortGatewayCalls(calls_, {key.ok() ? key->get() : nullptr, id});
-      }
-      return key.status();
-    });
+                                  const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* bytes) override {
+    return ReplyTo<engine::AbortRequest, engine::AbortResponse>(
+        environment_, context, request, bytes,
+        [&](const engine::AbortRequest& message, engine::AbortResponse*) -> absl::Status {
+          TREADLE_ASSIGN_OR_RETURN(const std::string owner,
+                                   environment_.sessions.OwnerOf(Authorization(*context)));
+          for (const std::string& id : message.request_ids()) {
+            AbortGatewayCalls(calls_, {owner, id});
+          }
+          return absl::OkStatus();
+        },
+        [](std::string_view field, int64_t entries) {
+          if (entries <= kMaxAborts) return absl::OkStatus();
+          return InvalidArgument(field, " has ", entries, " entries, expected at most ",
+                                 kMaxAborts);
+        });
   }
 
+  // Nothing is asked in it, and no key is needed: it is not parsed.
   grpc::ServerUnaryReactor* HealthCheck(grpc::CallbackServerContext* context,
-                                        const engine::HealthCheckRequest*,
-                                        engine::HealthCheckResponse* response) override {
+                                        const grpc::ByteBuffer*, grpc::ByteBuffer* bytes) override {
     const bool ready = health_.Get(Probe::kReady);
-    response->set_healthy(ready);
-    response->set_message(ready ? "ready"
-                                : "not ready: still warming up, draining, or without an "
-                                  "engine");
+    engine::HealthCheckResponse response;
+    response.set_healthy(ready);
+    response.set_message(ready ? "ready"
+                               : "not ready: still warming up, draining, or without an "
+                                 "engine");
+    *bytes = Serialize(response);
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status::OK);
     return reactor;
   }
 
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
-                                         const engine::GetModelInfoRequest*,
-                                         engine::GetModelInfoResponse* response) override {
-    return Reply(environment_, context, [&] {
-      const ServedModel& model = environment_.stack.model();
-      // A gateway looks there for a tokenizer, then for that name on the network, and asks
-      // GetTokenizer last: so it is a path that nobody has.
-      response->set_model_path("/" + model.name);
-      response->set_served_model_name(model.name);
-      response->set_model_type(model.architecture);
-      response->set_is_generation(true);
-      response->set_vocab_size(static_cast<uint32_t>(model.vocab));
-      response->set_max_context_length(static_cast<uint32_t>(Fit(model.max_context)));
-      response->set_max_req_input_len(Fit(model.max_context - 1));
-      for (const int32_t id : model.end_ids) response->add_eos_token_ids(id);
-      response->set_bos_token_id(std::max(0, model.bos()));
-      if (model.tokenizer) {
-        response->set_pad_token_id(std::max(0, model.tokenizer->spec().padding));
-      }
-      return absl::OkStatus();
-    });
+                                         const grpc::ByteBuffer* request,
+                                         grpc::ByteBuffer* bytes) override {
+    return ReplyTo<engine::GetModelInfoRequest, engine::GetModelInfoResponse>(
+        environment_, context, request, bytes,
+        [&](const engine::GetModelInfoRequest&, engine::GetModelInfoResponse* response) {
+          const ServedModel& model = environment_.stack.model();
+          // A gateway looks there for a tokenizer, then for that name on the network, and asks
+          // GetTokenizer last: so it is a path that nobody has.
+          response->set_model_path("/" + model.name);
+          response->set_served_model_name(model.name);
+          response->set_model_type(model.architecture);
+          response->set_is_generation(true);
+          response->set_vocab_size(static_cast<uint32_t>(model.vocab));
+          response->set_max_context_length(static_cast<uint32_t>(Fit(model.max_context)));
+          response->set_max_req_input_len(Fit(model.max_context - 1));
+          for (const int32_t id : model.end_ids) response->add_eos_token_ids(id);
+          response->set_bos_token_id(std::max(0, model.bos()));
+          if (model.tokenizer) {
+            response->set_pad_token_id(std::max(0, model.tokenizer->spec().padding));
+          }
+          return absl::OkStatus();
+        });
   }
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* context,
-                                          const engine::GetServerInfoRequest*,
-                                          engine::GetServerInfoResponse* response) override {
-    return Reply(environment_, context, [&] {
-      const PoolLoad load = environment_.stack.pool().Load();
-      response->set_active_requests(static_cast<uint32_t>(Fit(load.running + load.waiting)));
-      response->set_is_paused(load.draining);
-      const Clock::duration uptime = Clock::now() - environment_.began;
-      response->set_uptime_seconds(std::chrono::duration<double>(uptime).count());
-      response->set_server_type("vllm-grpc");
-      response->set_data_parallel_size(1);
-      response->set_block_size(Fit(environment_.stack.model().paging.page_size));
-      response->set_max_num_seqs(Fit(environment_.stack.options().max_batch_size));
-      return absl::OkStatus();
-    });
+                                          const grpc::ByteBuffer* request,
+                                          grpc::ByteBuffer* bytes) override {
+    return ReplyTo<engine::GetServerInfoRequest, engine::GetServerInfoResponse>(
+        environment_, context, request, bytes,
+        [&](const engine::GetServerInfoRequest&, engine::GetServerInfoResponse* response) {
+          const PoolLoad load = environment_.stack.pool().Load();
+          response->set_active_requests(static_cast<uint32_t>(Fit(load.running + load.waiting)));
+          response->set_is_paused(load.draining);
+          const Clock::duration uptime = Clock::now() - environment_.began;
+          response->set_uptime_seconds(std::chrono::duration<double>(uptime).count());
+          response->set_server_type("vllm-grpc");
+          response->set_data_parallel_size(1);
+          response->set_block_size(Fit(environment_.stack.model().paging.page_size));
+          response->set_max_num_seqs(Fit(environment_.stack.options().max_batch_size));
+          return absl::OkStatus();
+        });
   }
 
   grpc::ServerUnaryReactor* GetLoads(grpc::CallbackServerContext* context,
-                                     const engine::GetLoadsRequest* request,
-                                     engine::GetLoadsResponse* response) override {
-    return Reply(environment_, context, [&] {
-      response->set_timestamp(
-          absl::FormatTime(absl::RFC3339_full, absl::Now(), absl::UTCTimeZone()));
-      response->set_version(TREADLE_VERSION);
-      response->set_dp_rank_count(1);
-      if (request->dp_rank() == 0) FillLoad(*response->add_loads());
-      return absl::OkStatus();
-    });
+                                     const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* bytes) override {
+    return ReplyTo<engine::GetLoadsRequest, engine::GetLoadsResponse>(
+        environment_, context, request, bytes,
+        [&](const engine::GetLoadsRequest& message, engine::GetLoadsResponse* response) {
+          response->set_timestamp(
+              absl::FormatTime(absl::RFC3339_full, absl::Now(), absl::UTCTimeZone()));
+          response->set_version(TREADLE_VERSION);
+          response->set_dp_rank_count(1);
+          if (message.dp_rank() == 0) FillLoad(*response->add_loads());
+          return absl::OkStatus();
+        });
   }
 
-  grpc::ServerWriteReactor<common::GetTokenizerChunk>* GetTokenizer(
-      grpc::CallbackServerContext* context, const common::GetTokenizerRequest*) override {
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* GetTokenizer(grpc::CallbackServerContext* context,
+                                                           const grpc::ByteBuffer*) override {
     return StartGetTokenizer(environment_, tokenizer_, context);
   }
 
   grpc::ServerUnaryReactor* FlushCache(grpc::CallbackServerContext* context,
-                                       const common::FlushCacheRequest*,
-                                       common::FlushCacheResponse* response) override {
-    return Reply(environment_, context, [&] {
-      response->set_success(true);
-      response->set_message("there is no prefix cache, so nothing of it is left");
-      return absl::OkStatus();
-    });
+                                       const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* bytes) override {
+    return ReplyTo<common::FlushCacheRequest, common::FlushCacheResponse>(
+        environment_, context, request, bytes,
+        [&](const common::FlushCacheRequest&, common::FlushCacheResponse* response) {
+          environment_.sessions.pool.ForgetCached();
+          response->set_success(true);
+          response->set_message("the prefix cache forgets what ended requests left in it");
+          return absl::OkStatus();
+        });
   }
 
-  grpc::ServerWriteReactor<common::KvEventBatch>* SubscribeKvEvents(
-      grpc::CallbackServerContext* context, const common::SubscribeKvEventsRequest*) override {
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* SubscribeKvEvents(
+      grpc::CallbackServerContext* context, const grpc::ByteBuffer*) override {
     const absl::Status caller = environment_.sessions.Authorize(Authorization(*context)).status();
     return new RefusedSubscription(
-        caller.ok() ? Unimplemented(
-                          "SubscribeKvEvents: there is no prefix cache whose events it could tell")
+        caller.ok() ? Unimplemented("SubscribeKvEvents: the prefix cache tells no events")
                     : caller);
   }
 

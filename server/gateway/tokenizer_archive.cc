@@ -20,7 +20,7 @@ using smg::grpc::common::GetTokenizerChunk;
 
 constexpr size_t kChunkBytes = 64 << 10;
 
-class TokenizerCall final : public grpc::ServerWriteReactor<GetTokenizerChunk>,
+class TokenizerCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                             public Recipient,
                             public std::enable_shared_from_this<TokenizerCall> {
  public:
@@ -63,15 +63,14 @@ class TokenizerCall final : public grpc::ServerWriteReactor<GetTokenizerChunk>,
  private:
   absl::Status TakeIn() {
     SessionEnvironment& sessions = environment_.sessions;
-    TREADLE_ASSIGN_OR_RETURN(const auto key, sessions.Authorize(Authorization(*context_)));
-    if (key) TREADLE_RETURN_IF_ERROR(key->Admit(Clock::now()));
+    TREADLE_RETURN_IF_ERROR(sessions.Authorize(Authorization(*context_)).status());
     if (archive_.calls > TokenizerArchive::kMaxCalls) {
       return ResourceExhausted("GetTokenizer: ", TokenizerArchive::kMaxCalls,
                                " calls are under way, as many as there may be");
     }
-    sessions.courier.WakeAt(Clock::now() + sessions.stall_timeout, weak_from_this());
-    return sessions.pool_of_work.Submit(
-        0, [self = shared_from_this()] { self->Send(self->archive_.Get()); });
+    sessions.courier.WakeAt(Clock::now() + sessions.stall_timeout, shared_from_this());
+    return sessions.Submit(Authorization(*context_), CallerOf(environment_, *context_).origin, 0,
+                           [self = shared_from_this()] { self->Send(self->archive_.Get()); });
   }
 
   void Send(absl::StatusOr<std::shared_ptr<const TokenizerArchive::Archive>> archive) {
@@ -82,10 +81,13 @@ class TokenizerCall final : public grpc::ServerWriteReactor<GetTokenizerChunk>,
   }
 
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    chunk_.set_data(bytes_->bytes.substr(sent_, kChunkBytes));
-    sent_ += chunk_.data().size();
-    if (sent_ < bytes_->bytes.size()) return StartWrite(&chunk_);
-    chunk_.set_sha256(bytes_->sha256);
+    GetTokenizerChunk chunk;
+    chunk.set_data(bytes_->bytes.substr(sent_, kChunkBytes));
+    sent_ += chunk.data().size();
+    const bool last = sent_ >= bytes_->bytes.size();
+    if (last) chunk.set_sha256(bytes_->sha256);
+    chunk_ = Serialize(chunk);
+    if (!last) return StartWrite(&chunk_);
     StartWriteAndFinish(&chunk_, grpc::WriteOptions(), grpc::Status::OK);
   }
 
@@ -97,7 +99,7 @@ class TokenizerCall final : public grpc::ServerWriteReactor<GetTokenizerChunk>,
   std::shared_ptr<TokenizerCall> self_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<const TokenizerArchive::Archive> bytes_ ABSL_GUARDED_BY(mutex_);
   size_t sent_ ABSL_GUARDED_BY(mutex_) = 0;
-  GetTokenizerChunk chunk_ ABSL_GUARDED_BY(mutex_);  // valid until its write is done
+  grpc::ByteBuffer chunk_ ABSL_GUARDED_BY(mutex_);  // valid until its write is done
 };
 
 }  // namespace
@@ -122,7 +124,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerArchive::Archive>> TokenizerArchiv
   return made_;
 }
 
-grpc::ServerWriteReactor<GetTokenizerChunk>* StartGetTokenizer(
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGetTokenizer(
     CallEnvironment& environment, TokenizerArchive& archive, grpc::CallbackServerContext* context) {
   auto call = std::make_shared<TokenizerCall>(environment, archive, context);
   call->Begin();

@@ -14,10 +14,6 @@
 #include "server/grpc/calls.h"
 #include "server/session/served_model.h"
 
-namespace smg::grpc::common {
-class GetTokenizerChunk;
-}
-
 namespace treadle {
 
 class TokenizerArchive {
@@ -42,7 +38,8 @@ class TokenizerArchive {
   std::shared_ptr<const Archive> made_ ABSL_GUARDED_BY(mutex_);
 };
 
-grpc::ServerWriteReactor<smg::grpc::common::GetTokenizerChunk>* StartGetTokenizer(
-    CallEnvironment& environment, TokenizerArchive& archive, grpc::CallbackServerContext* context);
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGetTokenizer(CallEnvironment& environment,
+                                                              TokenizerArchive& archive,
+                                                              grpc::CallbackServerContext* context);
 
 }  // namespace treadle

@@ -4,6 +4,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <type_traits>
 #include <utility>
 
 #include "base/status.h"
@@ -23,13 +24,17 @@ std::string_view Metadata(const grpc::CallbackServerContext& context, const char
 
 constexpr char kKind[] = "grpc";  // of stored requests
 
-// `store`: where the request is to be stored; null: nowhere.
 template <typename Message>
-absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes, const RequestStore* store) {
+absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes,
+                                     const SessionEnvironment& sessions) {
   Message message;
-  TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
+  TREADLE_RETURN_IF_ERROR(
+      Parse(bytes, message, [&sessions](std::string_view field, int64_t entries) {
+        constexpr bool kEmbedding = std::is_same_v<Message, v1::EmbedRequest>;
+        return ValidateEntries(field, entries, kEmbedding, sessions.model);
+      }));
   GenerateRequest request = ToRequest(message);
-  if (store != nullptr && !request.embedding) {
+  if (sessions.store != nullptr && !request.embedding) {
     request.kind = kKind;
     request.body = message.SerializeAsString();
   }
@@ -60,15 +65,15 @@ absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes) {
 template <typename Request, typename Response>
 class OurAnswer final : public UnaryAnswer {
  public:
-  explicit OurAnswer(const RequestStore* store) : store_(store) {}
+  explicit OurAnswer(const SessionEnvironment& sessions) : sessions_(sessions) {}
   absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& request) override {
-    return treadle::Read<Request>(request, store_);
+    return treadle::Read<Request>(request, sessions_);
   }
   void Add(const SessionEvent& event) override { treadle::Add(event, message_); }
   grpc::ByteBuffer Bytes() const override { return Serialize(message_); }
 
  private:
-  const RequestStore* const store_;
+  const SessionEnvironment& sessions_;
   Response message_;
 };
 
@@ -126,19 +131,20 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
   grpc::ByteBuffer written_;                    // valid until the write is done
 };
 
-class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
+class WatchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
                         public std::enable_shared_from_this<WatchCall> {
  public:
   WatchCall(CallEnvironment& environment, bool from_start)
       : environment_(environment), next_(from_start ? 0 : environment.stack.ledger().end()) {}
 
-  // `caller`: whether it may watch.
-  void Begin(const absl::Status& caller) {
+  // `key`: of the caller, or why it may not watch.
+  void Begin(const absl::StatusOr<std::shared_ptr<ApiKey>>& key) {
     environment_.sessions.calls.Add();
     {
       MutexLock lock(mutex_);
       self_ = shared_from_this();
-      if (!caller.ok()) return End(caller);
+      if (!key.ok()) return End(key.status());
+      if (*key) reader_ = (*key)->terms();
     }
     environment_.follower.Subscribe([weak = weak_from_this()] {
       const auto call = weak.lock();
@@ -184,10 +190,11 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
     // From the start means what is still in the ring; only what slips away later is a loss.
     if (!std::exchange(began_, true)) lost = 0;
     if (!records.empty()) {
-      message_.Clear();
-      FillLedgerRecord(*records.front(), lost, message_);
+      v1::LedgerRecord message;
+      FillLedgerRecord(*records.front(), lost, reader_, message);
+      written_ = Serialize(message);
       writing_ = true;
-      StartWrite(&message_);
+      StartWrite(&written_);
     } else if (gone_ || environment_.closing.load()) {
       End(absl::OkStatus());
     }
@@ -197,8 +204,9 @@ class WatchCall final : public grpc::ServerWriteReactor<v1::LedgerRecord>,
 
   Mutex mutex_;
   std::shared_ptr<WatchCall> self_ ABSL_GUARDED_BY(mutex_);
+  ApiKey::Terms reader_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_ ABSL_GUARDED_BY(mutex_);
-  v1::LedgerRecord message_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);
   bool began_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
@@ -236,22 +244,19 @@ grpc::ServerUnaryReactor* Reply(CallEnvironment& environment, grpc::CallbackServ
 grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServerContext* context,
                                size_t bytes, Answer answer) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const auto key = environment.sessions.Authorize(Authorization(*context));
-  absl::Status status = key.status();
-  if (status.ok() && *key) status = (*key)->Admit(Clock::now());
-  if (status.ok()) {
-    CallCount& calls = environment.sessions.calls;
-    calls.Add();
-    status = environment.sessions.pool_of_work.Submit(
-        bytes, [context, reactor, &calls, answer = std::move(answer)] {
-          const grpc::Status end =
-              context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer());
-          calls.Remove();  // the server may go once this has finished
-          reactor->Finish(end);
-        });
-    if (!status.ok()) calls.Remove();
-  }
-  if (!status.ok()) reactor->Finish(ToGrpcStatus(status));
+  CallCount& calls = environment.sessions.calls;
+  calls.Add();
+  const absl::Status status = environment.sessions.Submit(
+      Authorization(*context), CallerOf(environment, *context).origin, bytes,
+      [context, reactor, &calls, answer = std::move(answer)] {
+        const grpc::Status end =
+            context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer());
+        calls.Remove();  // the server may go once this has finished
+        reactor->Finish(end);
+      });
+  if (status.ok()) return reactor;
+  calls.Remove();
+  reactor->Finish(ToGrpcStatus(status));
   return reactor;
 }
 
@@ -269,16 +274,17 @@ grpc::ServerUnaryReactor* StartGenerate(CallEnvironment& environment,
                                         grpc::CallbackServerContext* context,
                                         const grpc::ByteBuffer* request,
                                         grpc::ByteBuffer* response) {
-  return StartUnary(environment, context, request, response,
-                    std::make_unique<OurAnswer<v1::GenerateRequest, v1::GenerateResponse>>(
-                        environment.sessions.store));
+  return StartUnary(
+      environment, context, request, response,
+      std::make_unique<OurAnswer<v1::GenerateRequest, v1::GenerateResponse>>(environment.sessions));
 }
 
 grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
                                      grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response) {
-  return StartUnary(environment, context, request, response,
-                    std::make_unique<OurAnswer<v1::EmbedRequest, v1::EmbedResponse>>(nullptr));
+  return StartUnary(
+      environment, context, request, response,
+      std::make_unique<OurAnswer<v1::EmbedRequest, v1::EmbedResponse>>(environment.sessions));
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
@@ -286,8 +292,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGenerateStream(
     const grpc::ByteBuffer* request) {
   auto call = std::make_shared<StreamCall>(environment.sessions, context);
   call->Start(CallerOf(environment, *context), request->Length(),
-              [request, store = environment.sessions.store] {
-                return Read<v1::GenerateRequest>(*request, store);
+              [request, &sessions = environment.sessions] {
+                return Read<v1::GenerateRequest>(*request, sessions);
               });
   return call.get();
 }
@@ -300,10 +306,17 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartResume(CallEnvironment& environ
   return call.get();
 }
 
-grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(
-    CallEnvironment& environment, const grpc::CallbackServerContext& context, bool from_start) {
-  auto call = std::make_shared<WatchCall>(environment, from_start);
-  call->Begin(environment.sessions.Authorize(Authorization(context)).status());
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchLedger(
+    CallEnvironment& environment, const grpc::CallbackServerContext& context,
+    const grpc::ByteBuffer& request) {
+  absl::StatusOr<std::shared_ptr<ApiKey>> key =
+      environment.sessions.Authorize(Authorization(context));
+  v1::WatchLedgerRequest message;
+  if (key.ok()) {
+    if (const absl::Status read = ParseShort(request, message); !read.ok()) key = read;
+  }
+  auto call = std::make_shared<WatchCall>(environment, message.from_start());
+  call->Begin(key);
   return call.get();
 }
 

@@ -12,7 +12,9 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "base/status.h"
 #include "net/guarded_server.h"
+#include "server/grpc/wire_format.h"
 #include "server/observe/ledger_follower.h"
 #include "server/serving_stack.h"
 #include "server/session/session.h"
@@ -24,9 +26,6 @@ class ServerUnaryReactor;
 template <class W>
 class ServerWriteReactor;
 }  // namespace grpc
-namespace treadle::v1 {
-class LedgerRecord;
-}
 
 namespace treadle {
 
@@ -42,15 +41,32 @@ struct CallEnvironment {
 
 // The call's bearer token, as it was sent; empty if there is none.
 std::string_view Authorization(const grpc::CallbackServerContext& context);
-// Who calls, by the call's metadata. The gRPC deadline is the request's deadline.
+// The caller, by the call's metadata. The gRPC deadline is the request's deadline.
 Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerContext& context);
 
 using Answer = std::function<absl::Status()>;  // fills a response
 // A call of one short answer, if the caller may call.
 grpc::ServerUnaryReactor* Reply(CallEnvironment& environment, grpc::CallbackServerContext* context,
                                 const Answer& answer);
-// The same on a thread of the work pool, and charged to the caller's key: for what takes long where
-// the request, of so many bytes, is long.
+// The same for what is said in a message: it is parsed like those of long calls, once the caller
+// may call.
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* ReplyTo(
+    CallEnvironment& environment, grpc::CallbackServerContext* context,
+    const grpc::ByteBuffer* request, grpc::ByteBuffer* response,
+    const std::function<absl::Status(const Request&, Response*)>& answer,
+    const CheckEntries& check = {}) {
+  return Reply(environment, context, [&]() -> absl::Status {
+    Request asked;
+    TREADLE_RETURN_IF_ERROR(ParseShort(*request, asked, check));
+    Response reply;
+    TREADLE_RETURN_IF_ERROR(answer(asked, &reply));
+    *response = Serialize(reply);
+    return absl::OkStatus();
+  });
+}
+// The same as Reply on a thread of the work pool, and charged to the caller's key: for what takes
+// long where the request, of so many bytes, is long.
 grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServerContext* context,
                                size_t bytes, Answer answer);
 
@@ -92,7 +108,8 @@ grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response);
 
 // WatchLedger: reads the ledger's ring at the client's pace and reports what the client missed.
-grpc::ServerWriteReactor<v1::LedgerRecord>* StartWatchLedger(
-    CallEnvironment& environment, const grpc::CallbackServerContext& context, bool from_start);
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchLedger(
+    CallEnvironment& environment, const grpc::CallbackServerContext& context,
+    const grpc::ByteBuffer& request);
 
 }  // namespace treadle

@@ -107,6 +107,7 @@ GenerateRequest ToRequest(const v1::GenerateRequest& message) {
     }
   }
   request.constraint = ToConstraint(message.constraint());
+  request.cache_salt = message.cache_salt();
   const v1::ResponseOptions& response = message.response();
   if (response.has_logprobs()) request.logprobs = response.logprobs();
   if (response.has_prompt_logprobs()) request.prompt_logprobs = response.prompt_logprobs();
@@ -144,6 +145,7 @@ void FillEnds(const SessionEvent& event, v1::GenerateResponse& response) {
   if (event.end) {
     response.mutable_usage()->set_prompt_tokens(event.end->prompt_tokens);
     response.mutable_usage()->set_completion_tokens(event.end->completion_tokens);
+    response.mutable_usage()->set_cached_tokens(event.end->cached_tokens);
     FillTiming(event.end->timings, *response.mutable_timing());
   }
 }
@@ -190,7 +192,8 @@ void Append(const v1::GenerateResponse& next, v1::GenerateResponse& answer) {
   output.set_text(text);
 }
 
-void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, v1::LedgerRecord& message) {
+void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, const ApiKey::Terms& reader,
+                      v1::LedgerRecord& message) {
   message.set_epoch(record.epoch);
   message.set_iteration(record.iteration);
   message.set_time(record.time);
@@ -203,9 +206,11 @@ void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, v1::LedgerRecor
   for (const LedgerEnd& end : record.ends) {
     v1::LedgerEnd* out = message.add_ends();
     out->set_request(end.request);
-    out->set_request_id(end.client_id);
+    const bool own = !reader.owner.empty() && end.owner == reader.owner;
+    if (own || reader.is_operator) out->set_request_id(end.client_id);
     out->set_prompt_tokens(end.prompt_tokens);
     out->set_output_tokens(end.output_tokens);
+    out->set_cached_tokens(end.cached_tokens);
     out->set_reason(end.reason);
     FillTiming(end.timings, *out->mutable_timing());
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "scheduler/ledger.h"
+#include "server/access/api_keys.h"
 #include "server/session/session.h"
 
 namespace treadle::v1 {
@@ -34,6 +35,9 @@ v1::Output& CandidateIn(uint32_t candidate, v1::GenerateResponse& answer);
 // Adds a message of GenerateStream to what came before it: at the end, what Generate would answer.
 void Append(const v1::GenerateResponse& next, v1::GenerateResponse& answer);
 
-void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, v1::LedgerRecord& message);
+// Clients' request ids are for their owner and for operators: whoever has one can resume or end a
+// request. `reader`: no owner and no operator where no keys are asked for.
+void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, const ApiKey::Terms& reader,
+                      v1::LedgerRecord& message);
 
 }  // namespace treadle

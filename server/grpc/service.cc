@@ -1,6 +1,5 @@
 #include "server/grpc/service.h"
 
-#include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
@@ -9,8 +8,11 @@
 
 #include "base/status.h"
 #include "server/gateway/gateway_service.h"
+#include "server/gateway/vllm_engine.grpc.pb.h"
 #include "server/grpc/calls.h"
 #include "server/grpc/inference.grpc.pb.h"
+#include "server/grpc/reflection.grpc.pb.h"
+#include "server/grpc/reflection.h"
 #include "server/grpc/wire_format.h"
 #include "server/observe/health.h"
 
@@ -20,14 +22,14 @@ namespace {
 // Time for the last bytes of ended calls to leave.
 constexpr std::chrono::seconds kFlushTime{2};
 
-// Methods whose requests may be long are served raw: see wire_format.h.
+// All methods are served raw, so that nothing is parsed uncounted: see wire_format.h.
 using Methods = v1::Inference::WithRawCallbackMethod_Generate<
     v1::Inference::WithRawCallbackMethod_GenerateStream<v1::Inference::WithRawCallbackMethod_Resume<
         v1::Inference::WithRawCallbackMethod_Embed<v1::Inference::WithRawCallbackMethod_Tokenize<
             v1::Inference::WithRawCallbackMethod_Detokenize<
-                v1::Inference::WithCallbackMethod_GetModelInfo<
-                    v1::Inference::WithCallbackMethod_GetLoad<
-                        v1::Inference::WithCallbackMethod_WatchLedger<
+                v1::Inference::WithRawCallbackMethod_GetModelInfo<
+                    v1::Inference::WithRawCallbackMethod_GetLoad<
+                        v1::Inference::WithRawCallbackMethod_WatchLedger<
                             v1::Inference::Service>>>>>>>>>;
 
 absl::Status NoTokenizer() {
@@ -60,9 +62,9 @@ class Service final : public Methods {
     return StartEmbed(environment_, context, request, response);
   }
 
-  grpc::ServerWriteReactor<v1::LedgerRecord>* WatchLedger(
-      grpc::CallbackServerContext* context, const v1::WatchLedgerRequest* request) override {
-    return StartWatchLedger(environment_, *context, request->from_start());
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* WatchLedger(
+      grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
+    return StartWatchLedger(environment_, *context, *request);
   }
 
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context,
@@ -107,41 +109,46 @@ class Service final : public Methods {
   }
 
   grpc::ServerUnaryReactor* GetModelInfo(grpc::CallbackServerContext* context,
-                                         const v1::GetModelInfoRequest*,
-                                         v1::GetModelInfoResponse* response) override {
-    return Reply(environment_, context, [&] {
-      response->set_name(model().name);
-      response->set_architecture(model().architecture);
-      response->set_parameters(model().parameters);
-      response->set_vocab_size(model().vocab);
-      response->set_max_context(static_cast<int32_t>(model().max_context));
-      response->set_has_tokenizer(model().tokenizer != nullptr);
-      response->set_has_chat_template(model().chat_template.has_value());
-      response->set_bos_token_id(model().bos());
-      for (int32_t id : model().end_ids) response->add_end_token_ids(id);
-      response->set_backend(model().backend);
-      response->set_version(TREADLE_VERSION);
-      response->set_sha256(model().sha256);
-      return absl::OkStatus();
-    });
+                                         const grpc::ByteBuffer* request,
+                                         grpc::ByteBuffer* bytes) override {
+    return ReplyTo<v1::GetModelInfoRequest, v1::GetModelInfoResponse>(
+        environment_, context, request, bytes,
+        [&](const v1::GetModelInfoRequest&, v1::GetModelInfoResponse* response) {
+          response->set_name(model().name);
+          response->set_architecture(model().architecture);
+          response->set_parameters(model().parameters);
+          response->set_vocab_size(model().vocab);
+          response->set_max_context(static_cast<int32_t>(model().max_context));
+          response->set_has_tokenizer(model().tokenizer != nullptr);
+          response->set_has_chat_template(model().chat_template.has_value());
+          response->set_bos_token_id(model().bos());
+          for (int32_t id : model().end_ids) response->add_end_token_ids(id);
+          response->set_backend(model().backend);
+          response->set_version(TREADLE_VERSION);
+          response->set_sha256(model().sha256);
+          return absl::OkStatus();
+        });
   }
 
-  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context, const v1::GetLoadRequest*,
-                                    v1::GetLoadResponse* response) override {
-    return Reply(environment_, context, [&] {
-      const PoolLoad load = environment_.stack.pool().Load();
-      response->set_waiting(load.waiting);
-      response->set_running(load.running);
-      response->set_queue_limit(load.queue_limit);
-      response->set_draining(load.draining);
-      const ServingStack::Pages pages = environment_.stack.pages();
-      response->set_kv_pages_total(pages.total);
-      response->set_kv_pages_free(pages.free);
-      response->set_running_limit(environment_.stack.options().max_batch_size);
-      response->set_uptime(
-          std::chrono::duration<double>(Clock::now() - environment_.began).count());
-      return absl::OkStatus();
-    });
+  grpc::ServerUnaryReactor* GetLoad(grpc::CallbackServerContext* context,
+                                    const grpc::ByteBuffer* request,
+                                    grpc::ByteBuffer* bytes) override {
+    return ReplyTo<v1::GetLoadRequest, v1::GetLoadResponse>(
+        environment_, context, request, bytes,
+        [&](const v1::GetLoadRequest&, v1::GetLoadResponse* response) {
+          const PoolLoad load = environment_.stack.pool().Load();
+          response->set_waiting(load.waiting);
+          response->set_running(load.running);
+          response->set_queue_limit(load.queue_limit);
+          response->set_draining(load.draining);
+          const ServingStack::Pages pages = environment_.stack.pages();
+          response->set_kv_pages_total(pages.total);
+          response->set_kv_pages_free(pages.free);
+          response->set_running_limit(environment_.stack.options().max_batch_size);
+          response->set_uptime(
+              std::chrono::duration<double>(Clock::now() - environment_.began).count());
+          return absl::OkStatus();
+        });
   }
 
  private:
@@ -174,12 +181,17 @@ struct InferenceServer::State {
                                  .store = options.store}},
         service(environment),
         health(options.health ? options.health : std::make_shared<HealthBoard>()),
-        gateway_service(MakeGatewayService(environment, *health)) {}
+        gateway_service(MakeGatewayService(environment, *health)),
+        reflection_service(MakeReflectionService(
+            environment, {v1::Inference::service_full_name(),
+                          vllm::grpc::engine::VllmEngine::service_full_name(),
+                          grpc::reflection::v1alpha::ServerReflection::service_full_name(),
+                          "grpc.health.v1.Health"})) {}
 
   CallEnvironment environment;
   Service service;
   const std::shared_ptr<HealthBoard> health;
-  const std::unique_ptr<grpc::Service> gateway_service;
+  const std::unique_ptr<grpc::Service> gateway_service, reflection_service;
   std::unique_ptr<GuardedServer> server;
   std::unique_ptr<LoopWatch> watch;
 };
@@ -194,11 +206,10 @@ absl::StatusOr<std::unique_ptr<InferenceServer>> InferenceServer::Start(
       LoopWatch::Options{.warm_up = options.warm_up, .on_ready = options.on_ready});
 
   grpc::EnableDefaultHealthCheckService(true);
-  // Reflection asks for no key: where keys are wanted, there is none.
-  if (options.keys == nullptr) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   builder.RegisterService(&state->service);
   builder.RegisterService(state->gateway_service.get());
+  builder.RegisterService(state->reflection_service.get());
   TREADLE_ASSIGN_OR_RETURN(
       state->server, GuardedServer::Listen(builder, options.listen, options.limits, options.tls));
   state->health->Attach(*state->server->server().GetHealthCheckService());

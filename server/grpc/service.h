@@ -1,5 +1,5 @@
-// The gRPC server: treadle.v1.Inference, what gateways speak (server/gateway/), grpc.health.v1 and,
-// without API keys, reflection on one address.
+// The gRPC server, on one address: treadle.v1.Inference, what gateways speak (server/gateway/),
+// grpc.health.v1 and reflection.
 //
 // Thread safety: all methods from the owner's thread.
 #pragma once

@@ -1,5 +1,7 @@
 #include "server/http/http_connection.h"
 
+#include <sys/epoll.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <utility>
@@ -16,7 +18,7 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr auto kNever = SteadyClock::time_point::max();
 constexpr std::chrono::milliseconds kLastWords{2'000};  // for the client to close, once told
-constexpr int kDiscarded = 1024;    // reads of what a client still sends meanwhile
+constexpr int kMaxDiscarded = 256;  // reads of what a client still sends meanwhile
 constexpr size_t kAhead = 8 << 10;  // bytes that are read ahead while a request is under way
 constexpr size_t kKept = 16 << 10;  // bytes of a buffer that an idle connection keeps
 
@@ -34,6 +36,7 @@ constexpr Choice<int> kReasons[] = {{"OK", 200},
                                     {"Request Header Fields Too Large", 431},
                                     {"Client Closed Request", 499},
                                     {"Internal Server Error", 500},
+                                    {"Not Implemented", 501},
                                     {"Service Unavailable", 503},
                                     {"Gateway Timeout", 504}};
 
@@ -42,7 +45,7 @@ constexpr Choice<int> kReasons[] = {{"OK", 200},
 // Does on the loop's thread what it is told on any.
 class HttpReplyOf final : public HttpReply {
  public:
-  HttpReplyOf(std::shared_ptr<HttpLoop> loop, std::shared_ptr<HttpConnection> connection)
+  HttpReplyOf(std::shared_ptr<EventLoop> loop, std::shared_ptr<HttpConnection> connection)
       : loop_(std::move(loop)), connection_(std::move(connection)), number_(connection_->number_) {}
   // The connection itself goes on the loop's thread.
   ~HttpReplyOf() override {
@@ -82,32 +85,31 @@ class HttpReplyOf final : public HttpReply {
     });
   }
 
-  const std::shared_ptr<HttpLoop> loop_;
+  const std::shared_ptr<EventLoop> loop_;
   std::shared_ptr<HttpConnection> connection_;
   const uint64_t number_;
 };
 
-HttpConnection::HttpConnection(HttpHouse& house, uint64_t id, std::unique_ptr<HttpStream> stream,
-                               std::string host, std::string peer)
+HttpConnection::HttpConnection(HttpHouse& house, uint64_t id, Newcomer newcomer)
     : house_(house),
       id_(id),
-      host_(std::move(host)),
-      peer_(std::move(peer)),
-      stream_(std::move(stream)),
-      keeps_running_(house.loop().KeepRunning()) {}
+      host_(std::move(newcomer.host)),
+      peer_(std::move(newcomer.peer)),
+      socket_(std::move(newcomer.socket)) {
+  ++house_.alive_;
+}
 
 void HttpConnection::Start() {
   deadline_ = SteadyClock::now() + house_.options().head_patience;
-  if (!stream_->tls()) return NextRequest();
-  stage_ = kHandshake;
-  stream_->Handshake([self = shared_from_this()](bool ok) {
-    if (self->stage_ == kHandshake) ok ? self->NextRequest() : self->Linger();
-  });
+  watch_.emplace(house_.loop(), socket_->fd(),
+                 [connection = weak_from_this()] { connection.lock()->Serve(); });
+  NextRequest();
 }
 
 void HttpConnection::NextRequest() {
   ++number_;
   stage_ = kHead;
+  begun_ = !in_.empty();
   ended_ = false;
   closed_ = nullptr;
   parser_.emplace(house_.options().head_bytes, house_.options().body_bytes);
@@ -118,30 +120,60 @@ void HttpConnection::NextRequest() {
   }
 }
 
-void HttpConnection::Read() {
-  if (reading_ || stage_ == kClosed) return;
-  reading_ = true;
-  // What comes after the last word is nobody's business.
-  stream_->Read(/*raw=*/stage_ == kClosing, [self = shared_from_this()](std::string_view bytes) {
-    self->reading_ = false;
-    self->OnRead(bytes);
-  });
+void HttpConnection::Serve() {
+  if (stage_ == kClosing) {
+    if (!said_all_) {
+      said_all_ = socket_->End();
+    } else if (!socket_->Discard() || ++discarded_ > kMaxDiscarded) {
+      return Close();
+    }
+    return Arm();
+  }
+  if (reading_) {
+    char buffer[ClientSocket::kReadSize];
+    const ssize_t count = socket_->Read(buffer);
+    reads_ = socket_->events();
+    if (count != 0) {
+      reading_ = false;
+      OnRead({buffer, static_cast<size_t>(std::max<ssize_t>(count, 0))});
+    }
+    if (stage_ == kClosing || stage_ == kClosed) return;
+  }
+  if (writing_ && !going_.empty()) Send();
+  Arm();
 }
 
-void HttpConnection::OnRead(std::string_view bytes) {
+void HttpConnection::Arm() {
   if (stage_ == kClosed) return;
+  uint32_t events = 0;
+  if (stage_ == kClosing) {
+    events = socket_->events();
+  } else {
+    if (reading_) events |= reads_;
+    if (sent_ < going_.size()) events |= writes_;
+  }
+  watch_->For(events);
+}
+
+void HttpConnection::Read() {
+  if (reading_ || stage_ == kClosed || stage_ == kClosing) return;
+  reading_ = true;
+  reads_ = EPOLLIN;
+  Arm();
+}
+
+// `bytes`: none at the end of the connection.
+void HttpConnection::OnRead(std::string_view bytes) {
   if (bytes.empty()) {
+    if (!socket_->greeted()) return Linger();
     if (stage_ != kAnswering || !ended_) return Close();
     keep_alive_ = false;  // it may still read what is on its way
     return;
   }
-  if (stage_ == kClosing) {
-    if (++discarded_ > kDiscarded) return Close();
-    return Read();
-  }
   if (stage_ == kHead && in_.empty() && number_ > 1) {
     deadline_ = SteadyClock::now() + house_.options().head_patience;
   }
+  begun_ |= stage_ == kHead;
   in_.append(bytes);
   if (stage_ != kAnswering) return Parse();
   if (in_.size() < kAhead) Read();  // to see it close
@@ -184,7 +216,7 @@ void HttpConnection::Handle() {
   parser_.reset();
   stage_ = kAnswering;
   deadline_ = kNever;
-  head_only_ = method == "HEAD";
+  request.head_only = head_only_ = method == "HEAD";
   if (head_only_) method = "GET";
   std::string allowed;
   const HttpRoute* found = nullptr;
@@ -230,7 +262,7 @@ void HttpConnection::Refuse(int code, const std::string& message) {
 void HttpConnection::Begin(uint64_t number, const HttpResponse& response, bool whole) {
   if (!Open(number)) return;
   chunked_ = !whole && version_ > 10;
-  if (!whole && !chunked_) keep_alive_ = false;  // its end says where the body ends
+  if (!whole && !chunked_ && !head_only_) keep_alive_ = false;  // the body ends with it
   out_ += Str("HTTP/1.1 ", response.code, " ", WordOf(kReasons, response.code),
               "\r\nContent-Type: ", response.content_type);
   for (const auto& [name, value] : response.headers) out_ += "\r\n" + name + ": " + value;
@@ -243,6 +275,10 @@ void HttpConnection::Begin(uint64_t number, const HttpResponse& response, bool w
   if (keep_alive_ && version_ < 11) out_ += "\r\nConnection: keep-alive";
   out_ += "\r\n\r\n";
   Write(number, response.body, {});
+  if (!head_only_ || whole) return;
+  // A stream ends here for HEAD: nobody would read on, and the next request need not wait.
+  ended_ = true;
+  if (const auto closed = std::exchange(closed_, nullptr)) closed();
 }
 
 void HttpConnection::Write(uint64_t number, std::string_view bytes, HttpReply::Written written) {
@@ -275,23 +311,43 @@ void HttpConnection::End(uint64_t number, HttpReply::Done done) {
 void HttpConnection::Flush() {
   if (writing_ || stage_ == kClosed) return;
   writing_ = true;
-  going_.swap(out_);
-  going_told_.swap(out_told_);
-  stream_->Write(
-      going_,
-      [this] {
-        if (stage_ == kAnswering) deadline_ = SteadyClock::now() + house_.options().stall_patience;
-      },
-      [self = shared_from_this()](bool sent) { self->OnWritten(sent); });
+  house_.loop().Post([self = shared_from_this()] {
+    if (self->stage_ == kClosed) return;
+    self->going_.swap(self->out_);
+    self->going_told_.swap(self->out_told_);
+    self->DelayStall();
+    self->Send();
+    self->Arm();
+  });
 }
 
-void HttpConnection::OnWritten(bool sent) {
-  writing_ = false;
+void HttpConnection::DelayStall() {
+  if (stage_ == kAnswering) deadline_ = SteadyClock::now() + house_.options().stall_patience;
+}
+
+void HttpConnection::Send() {
+  while (sent_ < going_.size()) {
+    const ssize_t count = socket_->Write(going_.data() + sent_, going_.size() - sent_);
+    writes_ = socket_->events();
+    if (count < 0) return Close();
+    if (count == 0) return;
+    sent_ += static_cast<size_t>(count);
+    DelayStall();
+  }
+  sent_ = 0;
   going_.clear();
   if (going_.capacity() > kKept) going_.shrink_to_fit();
+  writing_ = false;
+  Tell(true);
+  OnWritten();
+}
+
+void HttpConnection::Tell(bool sent) {
   for (const auto& told : std::exchange(going_told_, {})) told(sent);
+}
+
+void HttpConnection::OnWritten() {
   if (stage_ == kClosed) return;
-  if (!sent) return Close();
   if (!out_.empty() || !out_told_.empty()) return Flush();
   if (stage_ != kAnswering) return;  // "100 Continue"
   deadline_ = kNever;
@@ -305,10 +361,10 @@ void HttpConnection::OnWritten(bool sent) {
 // Says that this is the end, and reads what the client still sends: were it left, its end might
 // lose the last bytes of the answer.
 void HttpConnection::Linger() {
-  const bool greeted = stage_ != kHandshake;
   stage_ = kClosing;
   deadline_ = SteadyClock::now() + kLastWords;
-  stream_->End(greeted, [self = shared_from_this()](bool) { self->Read(); });
+  said_all_ = socket_->End();
+  Arm();
 }
 
 void HttpConnection::Close() {
@@ -318,8 +374,10 @@ void HttpConnection::Close() {
   stage_ = kClosed;
   deadline_ = kNever;
   Count(0);
-  stream_->Close();
-  house_.Remove(id_, host_);
+  watch_.reset();
+  socket_.reset();
+  house_.Leave(id_, host_);
+  Tell(false);
   for (const auto& written : std::exchange(out_told_, {})) written(false);
   if (const auto closed = std::exchange(closed_, nullptr); closed && told) closed();
 }

@@ -16,7 +16,6 @@
 
 #include "server/http/http_parser.h"
 #include "server/http/http_server.h"
-#include "server/http/http_stream.h"
 
 namespace treadle {
 
@@ -25,46 +24,60 @@ class HttpConnection;
 // Everybody who is connected.
 class HttpHouse {
  public:
-  HttpHouse(const HttpOptions& options, std::vector<HttpRoute> routes);
+  // Owns `listener`.
+  HttpHouse(int listener, const HttpOptions& options, std::vector<HttpRoute> routes);
 
-  // Owns `fd`.
-  void Admit(int fd, const std::string& host, const std::string& peer);
-  // Closes the oldest connection without a request under way, of `host`; empty: of the one that has
-  // most. False: there is none.
-  bool MakeRoom(const std::string& host);
-  void CloseAll();
+  // Closes every connection; the loop ends once all replies were given up.
+  void Close();
 
   const HttpOptions& options() const { return options_; }
-  HttpLoop& loop() const { return *loop_; }
+  EventLoop& loop() const { return *loop_; }
 
  private:
   friend class HttpConnection;
 
-  void Remove(uint64_t id, const std::string& host);
+  void Enter(Newcomer newcomer);
+  // Closes a connection of `host`: the oldest that has not begun a request, but not one of the
+  // latest newcomers_, whose words may be on their way; else the oldest whose request is not whole;
+  // else the oldest of those newcomers. False: all have a whole request, or bytes that were not
+  // read yet.
+  bool MakeRoom(const std::string& host);
+  void Leave(uint64_t id, const std::string& host);
   // Bytes of unfinished bodies have come, or gone.
   void Count(uint64_t added, uint64_t removed);
   void Sweep();
+  void Gone();  // a connection's end, after that of all its replies
 
-  HttpOptions options_;
+  const HttpOptions options_;
   const std::vector<HttpRoute> routes_;
+  // How many who came last are given time to ask; so many are admitted in a turn of the loop.
+  const size_t newcomers_;
   // Replies keep it, so that they can be given up at any time.
-  const std::shared_ptr<HttpLoop> loop_ = std::make_shared<HttpLoop>();
+  const std::shared_ptr<EventLoop> loop_ = std::make_shared<EventLoop>();
+  Admission admission_;
   std::map<uint64_t, std::shared_ptr<HttpConnection>> connections_;  // by age
-  std::map<std::string, size_t> of_host_;
   uint64_t next_ = 1;
   uint64_t receiving_ = 0;
+  size_t alive_ = 0;  // connections, closed ones with replies among them
+  bool closed_ = false;
 };
 
 class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  HttpConnection(HttpHouse& house, uint64_t id, std::unique_ptr<HttpStream> stream,
-                 std::string host, std::string peer);
+  HttpConnection(HttpHouse& house, uint64_t id, Newcomer newcomer);
+  ~HttpConnection() { house_.Gone(); }
   void Start();
 
   const std::string& host() const { return host_; }
-  bool idle() const { return stage_ != kAnswering; }
+  uint64_t id() const { return id_; }  // by age
+  // False while a whole request, or bytes that nobody has read yet, wait for an answer.
+  bool expendable() const {
+    return stage_ == kClosing || (stage_ != kAnswering && !HasUnread(socket_->fd()));
+  }
+  // Has begun no request, or has its last answer.
+  bool silent() const { return stage_ == kClosing || (stage_ != kBody && !begun_); }
   uint64_t receiving() const { return receiving_; }
   void Look(TimePoint now);  // at its deadline
   // Answers in a handler's place, and closes.
@@ -81,34 +94,42 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
 
  private:
   friend class HttpReplyOf;
-  enum Stage { kHandshake, kHead, kBody, kAnswering, kClosing, kClosed };
+  enum Stage { kHead, kBody, kAnswering, kClosing, kClosed };
 
   // Whether the answer to that request is not at its end.
   bool Open(uint64_t number) const { return stage_ == kAnswering && number == number_ && !ended_; }
   void NextRequest();
+  void Serve();  // its socket is ready
   void Read();
   void OnRead(std::string_view bytes);
   void Parse();
   void OnHead();
   void Count(uint64_t received);
   void Handle();
+  // Sends in the next turn of the loop, with all that this one still writes.
   void Flush();
-  void OnWritten(bool sent);
+  void Send();
+  void DelayStall();     // a client that reads has all its time again
+  void Tell(bool sent);  // those who wait for what is on its way
+  void OnWritten();
   void Linger();
+  void Arm();
 
   HttpHouse& house_;
   const uint64_t id_;
   const std::string host_, peer_;
-  const std::unique_ptr<HttpStream> stream_;
-  const std::shared_ptr<void> keeps_running_;
+  std::unique_ptr<ClientSocket> socket_;  // null once it is closed
+  std::optional<EventLoop::Watch> watch_;
+  short reads_ = 0, writes_ = 0;  // what a read and a write wait for
   TimePoint deadline_ = TimePoint::max();
 
   Stage stage_ = kHead;
-  bool reading_ = false;
+  bool reading_ = false, begun_ = false;
   std::string in_;  // that is not parsed yet
   std::optional<HttpParser> parser_;
   uint64_t receiving_ = 0;  // as counted in the house's
-  int discarded_ = 0;
+  bool said_all_ = false;   // when closing: to the client
+  int discarded_ = 0;       // reads since then
   TimePoint arrival_;
 
   // Of the request under way.
@@ -120,6 +141,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
 
   bool writing_ = false;
   std::string out_, going_;  // what waits, and what is on its way
+  size_t sent_ = 0;          // of that
   std::vector<HttpReply::Written> out_told_, going_told_;
 };
 

@@ -1,14 +1,8 @@
 #include "server/http/http_server.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 
 #include "base/status.h"
 #include "server/http/http_connection.h"
@@ -17,91 +11,69 @@ namespace treadle {
 namespace {
 
 constexpr std::chrono::milliseconds kSweep{100};  // between two looks at deadlines
+constexpr size_t kFileShare = 4;                  // a connection for each so many files
 // Of the system, in each direction: by itself it keeps megabytes for who reads slowly.
 constexpr int kSystemBuffer = 128 << 10;
 
-// Lets the process open a file for each connection more; fewer connections where it may not.
-size_t Affordable(size_t connections) {
-  rlimit files{};
-  if (getrlimit(RLIMIT_NOFILE, &files) != 0) return connections;
-  files.rlim_cur = std::min<rlim_t>(files.rlim_cur + connections, files.rlim_max);
-  setrlimit(RLIMIT_NOFILE, &files);
-  return std::clamp<size_t>(files.rlim_cur / 4, 4, std::max<size_t>(connections, 4));
-}
-
-// False: there is nobody else now.
-bool Accept(int listener, HttpHouse& house) {
-  sockaddr_storage from{};
-  socklen_t size = sizeof from;
-  const int fd =
-      accept4(listener, reinterpret_cast<sockaddr*>(&from), &size, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  if (fd < 0) {
-    if (errno != EMFILE && errno != ENFILE && errno != ENOBUFS && errno != ENOMEM) {
-      return errno == EINTR || errno == ECONNABORTED;
-    }
-    // The connection stays pending; without room, no spinning on it.
-    if (house.MakeRoom("")) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    return false;
+HttpOptions Completed(HttpOptions options) {
+  const auto [connections, per_address] =
+      Admission::Affordable({options.connections, options.per_address}, kFileShare, /*others=*/0);
+  options.connections = connections;
+  options.per_address = per_address;
+  if (!options.refusal) {
+    options.refusal = [](int code, const std::string& message) {
+      return HttpResponse{.code = code, .body = message + "\n"};
+    };
   }
-  const int at_once = 1;  // an answer is several writes: none shall wait for an acknowledgement
-  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &at_once, sizeof at_once);
-  setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &kSystemBuffer, sizeof kSystemBuffer);
-  setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &kSystemBuffer, sizeof kSystemBuffer);
-  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
-  getnameinfo(reinterpret_cast<const sockaddr*>(&from), size, host, sizeof host, port, sizeof port,
-              NI_NUMERICHOST | NI_NUMERICSERV);
-  house.Admit(
-      fd, host,
-      from.ss_family == AF_INET6 ? Str("ipv6:[", host, "]:", port) : Str("ipv4:", host, ":", port));
-  return true;
+  return options;
 }
 
 }  // namespace
 
 // -- everybody who is connected -------------------------------------------------------------------
 
-HttpHouse::HttpHouse(const HttpOptions& options, std::vector<HttpRoute> routes)
-    : options_(options), routes_(std::move(routes)) {
-  options_.connections = Affordable(options.connections);
-  options_.per_address = std::min(options.per_address, options_.connections);
-  if (options_.refusal) return;
-  options_.refusal = [](int code, const std::string& message) {
-    return HttpResponse{.code = code, .body = message + "\n"};
-  };
+HttpHouse::HttpHouse(int listener, const HttpOptions& options, std::vector<HttpRoute> routes)
+    : options_(Completed(options)),
+      routes_(std::move(routes)),
+      newcomers_(std::clamp<size_t>(options_.per_address / 8, 1, 64)),
+      admission_(*loop_, listener,
+                 {.limits = {options_.connections, options_.per_address},
+                  .newcomers = newcomers_,
+                  .tls = options_.tls,
+                  .make_room = [this](const std::string& host) { return MakeRoom(host); },
+                  .enter = [this](Newcomer newcomer) { Enter(std::move(newcomer)); },
+                  .sweep_every = kSweep,
+                  .sweep = [this] { Sweep(); }}) {
+  admission_.Open();
 }
 
-void HttpHouse::Admit(int fd, const std::string& host, const std::string& peer) {
-  auto stream = HttpStream::Open(*loop_, fd, options_.tls);  // which closes it, if it is not kept
-  const auto of = of_host_.find(host);
-  const bool too_many = of != of_host_.end() && of->second >= options_.per_address;
-  const bool full = connections_.size() >= options_.connections;
-  if (!stream || ((too_many || full) && !MakeRoom(too_many ? host : ""))) return;
-  const auto connection =
-      std::make_shared<HttpConnection>(*this, next_, std::move(stream), host, peer);
-  if (connections_.empty()) Sweep();
+void HttpHouse::Enter(Newcomer newcomer) {
+  for (const int buffer : {SO_SNDBUF, SO_RCVBUF}) {
+    setsockopt(newcomer.socket->fd(), SOL_SOCKET, buffer, &kSystemBuffer, sizeof kSystemBuffer);
+  }
+  const auto connection = std::make_shared<HttpConnection>(*this, next_, std::move(newcomer));
   connections_.emplace(next_++, connection);
-  ++of_host_[host];
   connection->Start();
 }
 
 bool HttpHouse::MakeRoom(const std::string& host) {
-  const auto most =
-      std::ranges::max_element(of_host_, {}, [](const auto& count) { return count.second; });
-  if (most == of_host_.end()) return false;
-  const std::string& from = host.empty() ? most->first : host;
-  const auto idle = std::ranges::find_if(connections_, [&](const auto& connection) {
-    return connection.second->host() == from && connection.second->idle();
-  });
-  if (idle == connections_.end()) return false;
-  const std::shared_ptr<HttpConnection> oldest = idle->second;
-  oldest->Close();
-  return true;
+  const auto close_oldest = [&](auto may_go) {
+    const auto oldest = std::ranges::find_if(connections_, [&](const auto& entry) {
+      const HttpConnection& connection = *entry.second;
+      return connection.host() == host && may_go(connection) && connection.expendable();
+    });
+    if (oldest == connections_.end()) return false;
+    std::shared_ptr<HttpConnection>(oldest->second)->Close();
+    return true;
+  };
+  const auto new_here = [&](const auto& one) { return one.id() + newcomers_ >= next_; };
+  return close_oldest([&](const auto& one) { return one.silent() && !new_here(one); }) ||
+         close_oldest([](const auto& one) { return !one.silent(); }) ||
+         close_oldest([](const auto& one) { return one.silent(); });
 }
 
-void HttpHouse::Remove(uint64_t id, const std::string& host) {
-  const auto of_host = of_host_.find(host);
-  if (--of_host->second == 0) of_host_.erase(of_host);
+void HttpHouse::Leave(uint64_t id, const std::string& host) {
+  admission_.Leave(host);
   connections_.erase(id);
 }
 
@@ -116,21 +88,25 @@ void HttpHouse::Count(uint64_t added, uint64_t removed) {
 }
 
 void HttpHouse::Sweep() {
-  loop_->After(kSweep, [this] {
-    const auto now = std::chrono::steady_clock::now();
-    for (auto next = connections_.begin(); next != connections_.end();) {
-      const std::shared_ptr<HttpConnection> connection = (next++)->second;
-      connection->Look(now);
-    }
-    if (!connections_.empty()) Sweep();
-  });
+  const auto now = std::chrono::steady_clock::now();
+  for (auto next = connections_.begin(); next != connections_.end();) {
+    const std::shared_ptr<HttpConnection> connection = (next++)->second;
+    connection->Look(now);
+  }
 }
 
-void HttpHouse::CloseAll() {
+void HttpHouse::Close() {
+  admission_.Close();
   while (!connections_.empty()) {
     const std::shared_ptr<HttpConnection> connection = connections_.begin()->second;
     connection->Close();
   }
+  closed_ = true;
+  if (alive_ == 0) loop_->Stop();
+}
+
+void HttpHouse::Gone() {
+  if (--alive_ == 0 && closed_) loop_->Stop();
 }
 
 // -- the server -----------------------------------------------------------------------------------
@@ -142,25 +118,17 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const std::string&
   TREADLE_ASSIGN_OR_RETURN(const int listener, OpenListener(address));
   HttpOptions own = options;
   own.any_host |= options.tls != nullptr || !IsLoopback(address.host);
-  auto house = std::make_unique<HttpHouse>(own, std::move(routes));
-  return std::unique_ptr<HttpServer>(
-      new HttpServer(std::move(address), listener, std::move(house)));
+  auto house = std::make_unique<HttpHouse>(listener, own, std::move(routes));
+  return std::unique_ptr<HttpServer>(new HttpServer(std::move(address), std::move(house)));
 }
 
-HttpServer::HttpServer(Address address, int listener, std::unique_ptr<HttpHouse> house)
+HttpServer::HttpServer(Address address, std::unique_ptr<HttpHouse> house)
     : address_(std::move(address)), house_(std::move(house)) {
-  house_->loop().WhenReadable(listener, [house = house_.get(), listener] {
-    while (Accept(listener, *house)) {
-    }
-  });
   thread_ = std::thread([this] { house_->loop().Run(); });
 }
 
 HttpServer::~HttpServer() {
-  house_->loop().Post([this] {
-    house_->loop().Stop();
-    house_->CloseAll();
-  });
+  house_->loop().Post([this] { house_->Close(); });
   thread_.join();
 }
 

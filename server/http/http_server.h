@@ -4,9 +4,9 @@
 // serves others. Requests of a connection are answered one after another, however early they come.
 // What a client may take is limited: the bytes of a head and of a body, those of all bodies that
 // are not whole, connections (in total and of one address), the time for a head, for a body, to do
-// nothing, and to read nothing of an answer. Where there are too many connections, the oldest
-// without a request under way, of the address that has most, makes room; of bodies, the largest
-// ends; a newcomer for whom nobody makes room is closed at once.
+// nothing, and to read nothing of an answer. Where there are too many connections
+// (net/admission.h), the oldest that asks nothing makes room, else the oldest whose request is not
+// whole. Of bodies, the largest ends.
 //
 // Thread safety: Start and destruction from the owner's thread. Handlers and callbacks run on the
 // server's, and must not block.
@@ -25,18 +25,21 @@
 
 #include "absl/status/statusor.h"
 #include "net/address.h"
-#include "net/client_socket.h"
+#include "net/admission.h"
+#include "net/event_loop.h"
 
 namespace treadle {
 
 class HttpHouse;
 
 struct HttpRequest {
-  std::string path = {};                            // without the query, unescaped
-  std::string query = {};                           // what follows '?'
-  std::map<std::string, std::string> headers = {};  // by name in lower case; of several, the last
+  std::string path = {};   // without the query, unescaped
+  std::string query = {};  // what follows '?'
+  std::map<std::string, std::string> headers =
+      {};  // by name in lower case; lines of one name joined by ", "
   std::string body = {};
-  std::string peer = {};  // "ipv4:127.0.0.1:40000"
+  bool head_only = false;  // HEAD: the answer ends with its head, whatever the handler writes
+  std::string peer = {};   // "ipv4:127.0.0.1:40000"
   std::chrono::steady_clock::time_point arrival = std::chrono::steady_clock::now();  // of its head
 
   std::string_view Header(const std::string& lower_case_name) const {
@@ -71,7 +74,8 @@ class HttpReply {
   virtual void End(Done done = {}) = 0;
   // Closes the connection at once.
   virtual void Break() = 0;
-  // During the handler: what to call if the client goes away before the end.
+  // During the handler: what to call if the client goes away before the end, or a Begin was all
+  // that it asked for (HEAD).
   virtual void OnClosed(std::function<void()> closed) = 0;
 };
 
@@ -103,6 +107,10 @@ struct HttpOptions {
 
 class HttpServer {
  public:
+  // Open at once, at least.
+  static constexpr size_t kMinFiles =
+      Admission::kFiles + EventLoop::kFiles + Admission::kMinConnections;
+
   // `address`: host:port; port 0 takes a free one. Unavailable says why it cannot be had.
   static absl::StatusOr<std::unique_ptr<HttpServer>> Start(const std::string& address,
                                                            const HttpOptions& options,
@@ -113,7 +121,7 @@ class HttpServer {
   const Address& address() const { return address_; }  // with the port that was taken
 
  private:
-  HttpServer(Address address, int listener, std::unique_ptr<HttpHouse> house);
+  HttpServer(Address address, std::unique_ptr<HttpHouse> house);
 
   const Address address_;
   const std::unique_ptr<HttpHouse> house_;

@@ -9,10 +9,10 @@
 namespace treadle {
 namespace {
 
-constexpr size_t kLongestString = 4096;
+constexpr size_t kMaxString = 4096;
 
 void Cut(std::string& text) {
-  if (text.size() > kLongestString) text.resize(kLongestString);
+  if (text.size() > kMaxString) text.resize(kMaxString);
 }
 
 std::string Line(LogFormat format, LogEvent event) {

@@ -102,6 +102,10 @@ struct Metrics::Instruments {
       "last 256 iterations.");
   prometheus::Counter& prompt_tokens =
       NewCounter("treadle:prompt_tokens_total", "Prompt tokens of requests that ended.");
+  prometheus::Counter& cache_queries = NewCounter("treadle:prefix_cache_queries_total",
+                                                  "Prompt tokens of requests that had an answer.");
+  prometheus::Counter& cache_hits =
+      NewCounter("treadle:prefix_cache_hits_total", "Those of them that were in the prefix cache.");
   prometheus::Counter& generation_tokens =
       NewCounter("treadle:generation_tokens_total", "Generated tokens of requests that ended.");
   prometheus::Family<prometheus::Counter>& success = prometheus::BuildCounter()
@@ -144,6 +148,8 @@ struct Metrics::Instruments {
     request_generation_tokens.Observe(end.output_tokens);
     e2e.Observe(end.timings.total);
     if (end.output_tokens == 0) return;  // it never began, or brought nothing
+    cache_queries.Increment(end.prompt_tokens);
+    cache_hits.Increment(end.cached_tokens);
     ttft.Observe(end.timings.first_token);
     queue_time.Observe(end.timings.queued);
     prefill_time.Observe(end.timings.first_token - end.timings.queued);

@@ -16,11 +16,12 @@ namespace treadle {
 
 inline constexpr size_t kMaxHeaderIdBytes = 256;
 
-// Who asked; what is not known is empty.
+// Where a request came from; what is not known is empty.
 struct RequestOrigin {
   std::string id;         // request_id, as in the ledger
   std::string header_id;  // the metadata x-request-id, printable
   std::string key;        // name of the API key
+  std::string owner;      // of the key (ApiKey::Terms); empty: no key was asked for
   std::string client;     // address, as gRPC writes it: "ipv4:10.0.0.1:5000"
 };
 

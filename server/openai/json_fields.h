@@ -14,6 +14,8 @@
 
 namespace treadle {
 
+// Strings, keys, arrays and objects of a body: a conversation of the most messages has a fifth.
+inline constexpr size_t kMaxJsonValues = 1 << 17;
 inline constexpr size_t kShown = 60;  // bytes of a bad value in an error
 
 absl::Status Expected(std::string_view name, const nlohmann::json& value,

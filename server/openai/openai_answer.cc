@@ -21,7 +21,7 @@ int64_t Characters(std::string_view text) {
   return std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; });
 }
 
-// Of a message; a stream tells a call in two pieces, with its index.
+// A call in a message; a stream tells it in two pieces, with its index.
 std::string CallText(const ToolCall& call, const std::string& arguments) {
   return Str(R"("id":)", JsonString(call.id), R"(,"type":"function","function":{"name":)",
              JsonString(call.name), R"(,"arguments":)", arguments, "}");
@@ -97,6 +97,7 @@ void OpenAiAnswer::AddPrompt(size_t index, const SessionEvent::Prompt& event) {
   const std::vector<int32_t>& ids = event.request.prompt;
   const std::vector<TokenDetail>& details = event.details;
   prompt_tokens_ += static_cast<int64_t>(ids.size());
+  cached_tokens_ += event.cached_tokens;
   Prompt& prompt = prompts_[index];
   if (token_ids_) prompt.ids = JsonIds(ids);
   if (prompt_logprobs_) {
@@ -227,7 +228,8 @@ std::string OpenAiAnswer::PromptOf(size_t index) const {
 
 std::string OpenAiAnswer::Usage() const {
   return Str(R"({"prompt_tokens":)", prompt_tokens_, R"(,"completion_tokens":)", completion_tokens_,
-             R"(,"total_tokens":)", prompt_tokens_ + completion_tokens_, "}");
+             R"(,"total_tokens":)", prompt_tokens_ + completion_tokens_,
+             R"(,"prompt_tokens_details":{"cached_tokens":)", cached_tokens_, "}}");
 }
 
 // A chunk of a stream. `content`: the members of a choice that say what is new.

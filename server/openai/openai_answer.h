@@ -43,7 +43,7 @@ class OpenAiAnswer {
     std::vector<ToolCall> calls;
     size_t told_calls = 0;
     std::string ids;
-    // Of completions: an array each. Chats have objects, in `tokens`.
+    // Log probabilities: an array each for completions; chats have objects, in `tokens`.
     std::string tokens, logprobs, tops, offsets;
     int64_t offset = 0;  // of the next token in the text, in characters
     std::string finish = {};
@@ -81,7 +81,7 @@ class OpenAiAnswer {
   std::vector<std::optional<std::string>> texts_;  // [prompts] to echo, where texts were given
   std::vector<Prompt> prompts_;
   std::vector<Choice> choices_;
-  int64_t prompt_tokens_ = 0, completion_tokens_ = 0;
+  int64_t prompt_tokens_ = 0, cached_tokens_ = 0, completion_tokens_ = 0;
   int64_t calls_ = 0;  // of tools, over all choices
   bool numbered_ = false;
   uint64_t skipped_ = 0;

@@ -18,13 +18,13 @@
 namespace treadle {
 namespace {
 
-// Of X-Request-Timeout, in seconds.
+// The deadline that the header X-Request-Timeout sets, in seconds from the arrival on.
 absl::StatusOr<Clock::time_point> DeadlineOf(const HttpRequest& request) {
-  constexpr double kLongest = 365 * 24 * 3600;
+  constexpr double kMaxSeconds = 365 * 24 * 3600;
   const std::string_view text = request.Header("x-request-timeout");
   if (text.empty()) return Clock::time_point::max();
   const std::optional<double> seconds = NumberIn<double>(text);
-  if (!seconds || !(*seconds > 0 && *seconds <= kLongest)) {
+  if (!seconds || !(*seconds > 0 && *seconds <= kMaxSeconds)) {
     return InvalidArgument("the header X-Request-Timeout is ", Quoted(text),
                            ", expected seconds, more than 0 and at most a year");
   }
@@ -72,7 +72,7 @@ class Call final : public std::enable_shared_from_this<Call> {
   }
 
  private:
-  // Of a client that wants the rest of a stored request's answer.
+  // The header of a client that wants the rest of a stored request's answer.
   static std::optional<absl::StatusOr<EventId>> LastEventId(const SessionEnvironment& sessions,
                                                             const HttpRequest& request) {
     const std::string_view text = request.Header("last-event-id");
@@ -103,7 +103,7 @@ class Call final : public std::enable_shared_from_this<Call> {
     return response;
   }
 
-  // Those of which there are more than may be open at once begin as others end.
+  // Whether prompts wait for others to end: only so many may be open at once.
   bool MoreToStart() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const size_t all = request_ ? request_->prompts.size() : 1;
     return !cancelled_ && !over_ && prompts_.size() < all;
@@ -171,6 +171,15 @@ class Call final : public std::enable_shared_from_this<Call> {
     if (std::ranges::count(kKinds, stored.kind) == 0) {
       return absl::FailedPreconditionError(
           "the request was asked over gRPC, expected to be resumed there");
+    }
+    // A client that sends its request again means that one.
+    const bool same = kind_ != OpenAiKind::kEmbedding &&
+                      stored.kind == kKinds[static_cast<size_t>(kind_)] &&
+                      SameRequest(stored.body, http_.body);
+    if (http_.path != kResumePath && !same) {
+      return InvalidArgument("the body is not the one of the request ", Quoted(stored.id),
+                             " that Last-Event-ID names, expected the same body and path, GET ",
+                             kResumePath, ", or no Last-Event-ID for another request");
     }
     TREADLE_ASSIGN_OR_RETURN(
         OpenAiRequest read,

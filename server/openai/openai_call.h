@@ -16,6 +16,9 @@ namespace treadle {
 // The call's name for the client and the log: its X-Request-Id, or a new one.
 std::string RequestIdOf(const HttpRequest& request, const char* prefix);
 
+// A GET of it is the rest of a stored stream; its call is a completion's.
+inline constexpr char kResumePath[] = "/v1/resume";
+
 void StartOpenAiCall(SessionEnvironment& sessions, OpenAiKind kind, HttpRequest request,
                      std::shared_ptr<HttpReply> reply);
 

@@ -266,6 +266,10 @@ constexpr Field kFields[] = {
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("add_special_tokens", value), to.common.add_special_tokens);
      }},
+    {"cache_salt", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadText("cache_salt", value), to.common.cache_salt);
+     }},
     {"echo", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadBool("echo", value), to.echo); }},
     {"ignore_eos", kBoth,
@@ -403,7 +407,7 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
   if (!offered) return absl::OkStatus();
   to.tool_format = format;
   to.common.tools = MemberText(body, "tools");
-  // Of some models the marks of a call are such tokens.
+  // Some models mark calls with special tokens.
   to.common.special_tokens = true;
   return ConstrainCalls(to.common.tools, to.tools, to.tool_choice, to.parallel_tool_calls, *format,
                         to.common.constraint);
@@ -413,7 +417,7 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   if (const size_t bad = FindInvalidUtf8(body); bad != std::string_view::npos) {
     return InvalidArgument("the body is not valid UTF-8 at byte ", bad);
   }
-  TREADLE_ASSIGN_OR_RETURN(Json object, ParseJsonObject(body, "the body"));
+  TREADLE_ASSIGN_OR_RETURN(Json object, ParseJsonObject(body, "the body", kMaxJsonValues));
   const Json name = object.value("model", Json());
   if (name.is_null() || name == model.name) return object;
   if (!name.is_string()) return Expected("model", name, "a string");
@@ -433,6 +437,12 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   TREADLE_RETURN_IF_ERROR(Conclude(body, request));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
   return request;
+}
+
+bool SameRequest(std::string_view body, std::string_view other) {
+  if (body == other) return true;
+  const auto json = ParseJsonObject(body, ""), other_json = ParseJsonObject(other, "");
+  return json.ok() && other_json.ok() && *json == *other_json;
 }
 
 absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const ServedModel& model) {

@@ -44,10 +44,10 @@ struct OpenAiRequest {
   bool knows_tools = false;            // the messages have calls
   const ToolFormat* tool_format = {};  // of the calls to look for in the answer; null: none
   std::vector<std::string_view> schema_path = {};  // of common.constraint's schema in the body
-  // Of max_tokens and max_completion_tokens the one that was given, for errors.
+  // Name of the field that was given, this or max_completion_tokens; for errors.
   std::string_view max_tokens = "max_tokens";
 
-  // Of a prompt's text or ids.
+  // Size of a prompt's text or ids.
   size_t BytesOf(size_t prompt) const {
     const auto* const text = std::get_if<std::string>(&prompts[prompt]);
     const auto* const ids = std::get_if<std::vector<int32_t>>(&prompts[prompt]);
@@ -67,6 +67,10 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
 
 // The body of /v1/embeddings.
 absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const ServedModel& model);
+
+// True if both bodies are the same bytes, or JSON of the same value: whitespace and the order of
+// members do not matter.
+bool SameRequest(std::string_view body, std::string_view other);
 
 // {"model": ..., "prompt": TEXT, "add_special_tokens": BOOL} and {"model": ..., "tokens": [ID]}.
 struct TokenizeQuestion {

@@ -39,18 +39,14 @@ HttpRoute Get(const std::string& path, SessionEnvironment& sessions, Answer answ
 // request is long.
 HttpRoute Work(const std::string& path, SessionEnvironment& sessions,
                std::function<absl::StatusOr<std::string>(std::string_view body)> answer) {
-  return {"POST", path, [&sessions, answer](HttpRequest given, std::shared_ptr<HttpReply> reply) {
-            const auto request = std::make_shared<const HttpRequest>(std::move(given));
-            const auto key = sessions.Authorize(request->Header("authorization"));
-            absl::Status status = key.status();
-            if (status.ok() && *key) status = (*key)->Admit(Clock::now());
-            if (status.ok()) {
-              status = sessions.pool_of_work.Submit(request->body.size(), [request, reply, answer] {
-                reply->Send(Response(*request, answer(request->body)));
-              });
-            }
-            if (!status.ok()) reply->Send(Response(*request, status));
-          }};
+  return {
+      "POST", path, [&sessions, answer](HttpRequest given, std::shared_ptr<HttpReply> reply) {
+        const auto request = std::make_shared<const HttpRequest>(std::move(given));
+        const absl::Status status = sessions.Submit(
+            request->Header("authorization"), {.client = request->peer}, request->body.size(),
+            [request, reply, answer] { reply->Send(Response(*request, answer(request->body))); });
+        if (!status.ok()) reply->Send(Response(*request, status));
+      }};
 }
 
 // Asks for no key, as the probes of gRPC.
@@ -131,7 +127,7 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
            }),
       ProbeRoute("/health", health, Probe::kLive),
       ProbeRoute("/ready", health, Probe::kReady)};
-  if (sessions.store != nullptr) routes.push_back({"GET", "/v1/resume", resume});
+  if (sessions.store != nullptr) routes.push_back({"GET", kResumePath, resume});
   std::ranges::move(others, std::back_inserter(routes));
   options.refusal = OpenAiRefusal;
   options.any_host = sessions.keys != nullptr;

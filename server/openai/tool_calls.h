@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "models/text/chat_template.h"
+#include "models/text/jinja/chat_template.h"
 
 namespace treadle {
 
@@ -71,7 +71,7 @@ class ToolCallReader {
   bool after_call_ = false;  // white space and `close` are dropped
   size_t calls_ = 0;
 
-  // Of a JSON object that is being read, with its `open`.
+  // State of the JSON object that is being read, with its `open`.
   bool in_object_ = false;
   size_t object_ = 0;  // its brace in held_
   size_t at_ = 0;      // the next byte to look at

@@ -73,7 +73,7 @@ absl::StatusOr<ToolCall> ReadToolCall(const std::string& name, const Json& value
       {"arguments", [&](const auto& where, const Json& text) -> absl::Status {
          TREADLE_ASSIGN_OR_RETURN(call.arguments, ReadText(where, text));
          if (call.arguments.empty()) call.arguments = "{}";
-         return ParseJsonObject(call.arguments, where).status();
+         return ParseJsonObject(call.arguments, where, kMaxJsonValues).status();
        }}};
   TREADLE_RETURN_IF_ERROR(ReadMembers(
       name, value,

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "models/text/chat_template.h"
+#include "models/text/jinja/chat_template.h"
 #include "server/constraint/constraint.h"
 #include "server/openai/tool_calls.h"
 

@@ -34,6 +34,11 @@ HttpRoute FileRoute(const PageFile& file) {
           }};
 }
 
+HttpResponse TimelineHead() {
+  return {.content_type = "application/x-ndjson",
+          .headers = {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}}};
+}
+
 // A reader of the ledger, at its own pace: while it takes what was written, records wait in the
 // ledger's ring, and those that leave the ring are lost to it. Its connection keeps it.
 class Reader : public std::enable_shared_from_this<Reader> {
@@ -48,8 +53,7 @@ class Reader : public std::enable_shared_from_this<Reader> {
 
   void Begin(std::string first_line) ABSL_LOCKS_EXCLUDED(mutex_) {
     reply_->OnClosed([self = shared_from_this()] {});
-    reply_->Begin({.content_type = "application/x-ndjson",
-                   .headers = {{"Cache-Control", "no-store"}, {"X-Accel-Buffering", "no"}}});
+    reply_->Begin(TimelineHead());
     {
       MutexLock lock(mutex_);
       Write(std::move(first_line));
@@ -108,6 +112,7 @@ HttpRoute TimelineRoute(LedgerFollower& follower, const SessionEnvironment& sess
             const absl::Status caller =
                 sessions.Authorize(request.Header("authorization")).status();
             if (!caller.ok()) return reply->Send(OpenAiError(caller));
+            if (request.head_only) return reply->Begin(TimelineHead());  // takes no place
             // Counted by the reader's end.
             const bool full = ++*readers > kTimelineReaders;
             const auto reader = std::make_shared<Reader>(follower, readers, reply);

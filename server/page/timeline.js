@@ -13,11 +13,11 @@ const kRateSeconds = 2;  // that rates are taken over
 
 export class Timeline {
   count = 0;
-  // Of a cell, at (c % kColumns) * kRows + row.
+  // Cells; that of column c and a row is at (c % kColumns) * kRows + row.
   phase = new Uint8Array(kColumns * kRows);
   tokens = new Uint16Array(kColumns * kRows);
   request = new Float64Array(kColumns * kRows);
-  // Of a column.
+  // Columns.
   time = new Float64Array(kColumns);  // seconds
   milliseconds = new Float64Array(kColumns);  // that it took
   iteration = new Float64Array(kColumns);
@@ -98,7 +98,7 @@ export class Timeline {
     return entry;
   }
 
-  // Who runs has a row before who waits.
+  // Gives running requests a row before waiting ones.
   #rowFor(entry, number) {
     entry.row = this.rows.indexOf(null);
     for (let row = 0; entry.row < 0 && row < kRows; ++row) {

@@ -64,7 +64,8 @@ function describe({ column, row }) {
   text += `. Request ${number}: ${doing[phase & Phase.mask](timeline.tokens[cell], timeline.promptTokensOf(number))}`;
   const end = timeline.endOf(number);
   if (!end) return text;
-  return `${text}. In all ${end.prompt_tokens} + ${end.output_tokens} tokens, ${end.queued.toFixed(2)} s queued, ` +
+  const cached = end.cached_tokens > 0 ? ` (${end.cached_tokens} from the prefix cache)` : "";
+  return `${text}. In all ${end.prompt_tokens}${cached} + ${end.output_tokens} tokens, ${end.queued.toFixed(2)} s queued, ` +
     `first token after ${end.first_token.toFixed(2)} s, over after ${end.total.toFixed(2)} s (${end.reason})`;
 }
 

@@ -22,10 +22,11 @@ void Courier::Post(std::shared_ptr<Recipient> recipient) {
   if (posted_.size() == 1) news_.NotifyOne();
 }
 
-void Courier::WakeAt(TimePoint when, std::weak_ptr<Recipient> recipient) {
+void Courier::WakeAt(TimePoint when, const std::shared_ptr<Recipient>& recipient) {
+  if (recipient->alarmed_.exchange(true)) return;
   MutexLock lock(mutex_);
   const bool first = alarms_.empty() || when < alarms_.begin()->first;
-  alarms_.emplace(when, std::move(recipient));
+  alarms_.emplace(when, recipient);
   if (first) news_.NotifyOne();
 }
 
@@ -55,7 +56,10 @@ void Courier::Run() {
       recipient->posted_.store(false);  // before Deliver: news that come meanwhile post again
       recipient->Deliver();
     }
-    for (auto& recipient : due) recipient->OnAlarm();
+    for (auto& recipient : due) {
+      recipient->alarmed_.store(false);  // before OnAlarm, which may ask for another one
+      recipient->OnAlarm();
+    }
     posted.clear();
     due.clear();
   }

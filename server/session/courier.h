@@ -23,6 +23,7 @@ class Recipient {
  private:
   friend class Courier;
   std::atomic<bool> posted_{false};
+  std::atomic<bool> alarmed_{false};
 };
 
 // The server's own thread between the serving loop and the clients: whenever a stream has news, its
@@ -39,7 +40,9 @@ class Courier {
   ~Courier();  // joins; what was posted is delivered first
 
   void Post(std::shared_ptr<Recipient> recipient) ABSL_LOCKS_EXCLUDED(mutex_);
-  void WakeAt(TimePoint when, std::weak_ptr<Recipient> recipient) ABSL_LOCKS_EXCLUDED(mutex_);
+  // At most one alarm is pending: nothing happens while there is one.
+  void WakeAt(TimePoint when, const std::shared_ptr<Recipient>& recipient)
+      ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   void Run();

@@ -26,9 +26,19 @@ absl::Status CheckField(const SamplingField& field, const GenerateRequest::Sampl
   return sampling.top_k ? check(*sampling.top_k) : absl::OkStatus();
 }
 
-absl::Status CheckCount(const char* field, size_t entries, size_t most) {
+absl::Status CheckCount(std::string_view field, size_t entries, size_t most) {
   if (entries <= most) return absl::OkStatus();
   return InvalidArgument(field, " has ", entries, " entries, expected at most ", most);
+}
+
+// `most`: the context, or what leaves room for an answer in it.
+absl::Status CheckPromptLength(int64_t tokens, int64_t most, const ServedModel& model) {
+  if (tokens <= most) return absl::OkStatus();
+  const std::string context = most == model.max_context
+                                  ? ""
+                                  : Str(" is ", model.max_context, " with at least one new token");
+  return InvalidArgument("prompt has ", tokens, " tokens, expected at most ", most, " (the context",
+                         context, ")");
 }
 
 absl::Status CheckLogitBias(const std::vector<LogitBias>& entries, int32_t vocab) {
@@ -159,11 +169,7 @@ int64_t MostNewTokens(int64_t prompt, int64_t candidates, const ServedModel& mod
 absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const ServedModel& model,
                          const RequestLimits& limits, RequestSpec& spec) {
   const int64_t prompt = static_cast<int64_t>(spec.prompt.size());
-  if (prompt >= model.max_context) {
-    return InvalidArgument("prompt has ", prompt, " tokens, expected at most ",
-                           model.max_context - 1, " (the context is ", model.max_context,
-                           " with at least one new token)");
-  }
+  TREADLE_RETURN_IF_ERROR(CheckPromptLength(prompt, model.max_context - 1, model));
   const int64_t most = MostNewTokens(prompt, spec.candidates, model);
   spec.max_new_tokens = stopping.max_new_tokens.value_or(static_cast<int32_t>(
       std::max<int64_t>(1, std::min<int64_t>(limits.default_max_new_tokens, most))));
@@ -197,10 +203,7 @@ absl::Status ReadEmbedding(const ServedModel& model, const RequestLimits& limits
   const auto prompt = static_cast<int64_t>(spec.prompt.size());
   spec.pooling = limits.pooling;
   spec.max_new_tokens = 1;
-  if (prompt > model.max_context) {
-    return InvalidArgument("prompt has ", prompt, " tokens, expected at most ", model.max_context,
-                           " (the context)");
-  }
+  TREADLE_RETURN_IF_ERROR(CheckPromptLength(prompt, model.max_context, model));
   const PageCounts pages = PagesNeeded(spec, model.paging);
   if (pages.FitsIn(model.kv_pages)) return absl::OkStatus();
   return InvalidArgument("prompt has ", prompt, " tokens, which need ", pages,
@@ -264,6 +267,29 @@ absl::Status ReadConstraint(const std::optional<Constraint>& asked, const Served
 
 }  // namespace
 
+absl::Status ValidateEntries(std::string_view field, int64_t entries, bool embedding,
+                             const ServedModel& model) {
+  // So few are parsed: ValidateRequest refuses them then, and the log has the request's id.
+  constexpr int64_t kFew = 4096;
+  if (entries <= kFew) return absl::OkStatus();
+  if (field == "token_ids.ids") {
+    return CheckPromptLength(entries, model.max_context - (embedding ? 0 : 1), model);
+  }
+  if (field == "constraint.choices.choice") {
+    if (entries <= static_cast<int64_t>(kMaxChoices)) return absl::OkStatus();
+    return InvalidArgument("constraint: has ", entries, " choices, expected 1 to ", kMaxChoices);
+  }
+  constexpr std::pair<std::string_view, size_t> kMost[] = {
+      {"chat.messages", kMaxChatMessages},
+      {"sampling.logit_bias", kMaxLogitBias},
+      {"stopping.stop_strings", kMaxStopStrings},
+      {"stopping.stop_token_ids", kMaxStopTokens}};
+  const auto* const found =
+      std::ranges::find(kMost, field, &std::pair<std::string_view, size_t>::first);
+  const size_t most = found == std::end(kMost) ? kFew : found->second;
+  return CheckCount(field, static_cast<size_t>(entries), most);
+}
+
 absl::Status ValidateTokenIds(const std::string& field, std::span<const int32_t> ids,
                               int32_t vocab) {
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -284,6 +310,11 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
                            " bytes, expected at most ", kMaxRequestIdBytes);
   }
   spec.client_id = std::move(request.request_id);
+  if (request.cache_salt.size() > kMaxCacheSaltBytes) {
+    return InvalidArgument("cache_salt has ", request.cache_salt.size(),
+                           " bytes, expected at most ", kMaxCacheSaltBytes);
+  }
+  spec.cache_salt = std::move(request.cache_salt);
   if (request.embedding) {
     if (limits.pooling == Pooling::kNone) {
       return absl::FailedPreconditionError(

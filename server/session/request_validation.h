@@ -8,12 +8,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/defaults.h"
-#include "models/text/chat_template.h"
+#include "engine/plan/defaults.h"
+#include "models/text/jinja/chat_template.h"
 #include "scheduler/request.h"
 #include "server/constraint/constraint.h"
 #include "server/session/served_model.h"
@@ -51,6 +52,7 @@ struct GenerateRequest {
   std::optional<int32_t> logprobs = {};  // alternatives per generated token; absent: none are told
   std::optional<int32_t> prompt_logprobs = {};  // the same for prompt tokens
   std::optional<Constraint> constraint = {};    // what the answer must look like
+  std::string cache_salt = {};  // only requests of the same one share what is cached of prompts
 
   // What --durable keeps of it (StoredRequest): by whom it is read again, and the client's words.
   std::string kind = {};  // empty: it is not kept
@@ -62,6 +64,7 @@ inline constexpr int kMaxStopStringBytes = 512;
 inline constexpr int kMaxStopTokens = 256;
 inline constexpr int kMaxLogitBias = 1024;
 inline constexpr int kMaxRequestIdBytes = 256;
+inline constexpr int kMaxCacheSaltBytes = 256;
 inline constexpr int kMaxChatMessages = 4096;
 
 struct RequestLimits {
@@ -80,6 +83,12 @@ struct ValidatedRequest {
 absl::StatusOr<ValidatedRequest> ValidateRequest(
     GenerateRequest request, const ServedModel& model, const RequestLimits& limits,
     uint64_t random_seed, Clock::time_point deadline = Clock::time_point::max());
+
+// What ValidateRequest says of a repeated field with so many entries, for a front end that counts
+// them before it parses them; ok for up to 4096, which cost little. `field`: as in the gRPC API
+// ("chat.messages").
+absl::Status ValidateEntries(std::string_view field, int64_t entries, bool embedding,
+                             const ServedModel& model);
 
 // Ids in [0, vocab), or InvalidArgument with the first offender's index.
 absl::Status ValidateTokenIds(const std::string& field, std::span<const int32_t> ids,

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "engine/kv_paging.h"
-#include "models/text/chat_template.h"
+#include "engine/plan/kv_paging.h"
+#include "models/text/jinja/chat_template.h"
 #include "models/text/tokenizer.h"
 #include "server/constraint/constraint_compiler.h"
 
@@ -24,7 +24,7 @@ struct ServedModel {
   std::string architecture;
   std::string backend;  // the backend's own description
   std::string sha256;   // of the model file, if it was checked; lower case
-  // What must be equal for the same bits, in short: version, weights, formats, arithmetic, backend.
+  // Digest of the numerics key (docs/design.md, N4): equal where answers are.
   std::string fingerprint;
   int64_t parameters = 0;
   int32_t vocab = 0;

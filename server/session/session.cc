@@ -34,6 +34,25 @@ absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
   return keys->Find(authorization);
 }
 
+absl::StatusOr<std::string> SessionEnvironment::OwnerOf(std::string_view authorization) const {
+  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<ApiKey> key, Authorize(authorization));
+  return key ? key->terms().owner : std::string();
+}
+
+absl::Status SessionEnvironment::Submit(std::string_view authorization, RequestOrigin origin,
+                                        size_t bytes, std::function<void()> work) {
+  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<ApiKey> key, Authorize(authorization));
+  if (key) {
+    origin.owner = key->terms().owner;
+    TREADLE_RETURN_IF_ERROR(key->Admit(Clock::now()));
+  }
+  return pool_of_work.Submit(FairShareOf(origin), bytes, std::move(work));
+}
+
+std::string FairShareOf(const RequestOrigin& origin) {
+  return origin.owner.empty() ? origin.client.substr(0, origin.client.rfind(':')) : origin.owner;
+}
+
 void Session::Start(Caller caller, size_t bytes, Read read) {
   Begin(std::move(caller), bytes,
         [self = shared_from_this(), read = std::move(read)] { self->TakeIn(read); });
@@ -54,6 +73,7 @@ void Session::Begin(Caller caller, size_t bytes, std::function<void()> take_in) 
   environment_.calls.Add();
   MutexLock lock(mutex_);
   self_ = shared_from_this();
+  bytes_ = bytes;
   origin_ = std::move(caller.origin);
   arrival_ = caller.arrival;
   deadline_ = caller.deadline;
@@ -61,11 +81,13 @@ void Session::Begin(Caller caller, size_t bytes, std::function<void()> take_in) 
   absl::Status status = key.status();
   if (status.ok() && *key) {
     key_ = *std::move(key);
-    origin_.key = key_->name();
+    ApiKey::Terms terms = key_->terms();
+    origin_.key = std::move(terms.name);
+    origin_.owner = std::move(terms.owner);
     status = key_->Admit(Clock::now());
   }
   if (status.ok()) {
-    status = environment_.pool_of_work.Submit(bytes, std::move(take_in));
+    status = environment_.pool_of_work.Submit(FairShareOf(origin_), bytes, std::move(take_in));
   }
   if (!status.ok()) Refuse(status);
 }
@@ -75,17 +97,28 @@ void Session::TakeIn(const Read& read) {
     MutexLock lock(mutex_);
     if (const absl::Status gone = Gone(); !gone.ok()) return Refuse(gone);
   }
-  absl::StatusOr<GenerateRequest> request = read();
+  TryConstraint(read(), nullptr);
+}
+
+void Session::TryConstraint(absl::StatusOr<GenerateRequest> read,
+                            std::shared_ptr<RequestStore::Resumed> resumed) {
   const auto& constraints = environment_.model.constraints;
-  if (request.ok() && request->constraint && constraints &&
-      !constraints->Keeps(*request->constraint)) {
-    const auto held = std::make_shared<GenerateRequest>(*std::move(request));
-    const absl::Status status = environment_.pool_of_work.SubmitLong(
-        [self = shared_from_this(), held] { self->Admit(std::move(*held), nullptr); });
-    if (status.ok()) return;
-    request = status;
+  if (!read.ok() || !read->constraint || !constraints || constraints->Keeps(*read->constraint)) {
+    return Admit(std::move(read), resumed.get());
   }
-  Admit(std::move(request), nullptr);
+  std::string owner;
+  size_t bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    owner = FairShareOf(origin_);
+    bytes = bytes_;
+  }
+  const auto held = std::make_shared<GenerateRequest>(*std::move(read));
+  const absl::Status status = environment_.pool_of_work.Submit(
+      owner, bytes,
+      [self = shared_from_this(), held, resumed] { self->Admit(std::move(*held), resumed.get()); },
+      WorkPool::Kind::kTrial);
+  if (!status.ok()) Admit(status, resumed.get());
 }
 
 void Session::Admit(absl::StatusOr<GenerateRequest> read, RequestStore::Resumed* resumed) {
@@ -128,7 +161,9 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
   TREADLE_RETURN_IF_ERROR(Gone());
   TREADLE_RETURN_IF_ERROR(valid.status());
   spec_ = valid->spec;
-  spec_.key = origin_.key;
+  spec_.owner = origin_.owner;
+  // Owners are apart, whatever salts they choose; no owner has a NUL.
+  spec_.cache_salt = origin_.owner + '\0' + spec_.cache_salt;
   spec_.deadline = deadline_;
   generation_.emplace(environment_.model.tokenizer.get(), spec_, valid->stop_strings,
                       valid->special_tokens);
@@ -138,7 +173,7 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
     stored_ = std::move(resumed->stream);
     TREADLE_ASSIGN_OR_RETURN(const bool goes_on, Replay(resumed->answer, spec));
     if (!goes_on) {
-      taken_in_ = true;
+      Become(SessionStep::kSubmit);
       return absl::OkStatus();
     }
   } else if (!kept.kind.empty()) {
@@ -146,7 +181,7 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
   }
   if (key_) key_->Charge(static_cast<int64_t>(spec_.prompt.size()));
   TREADLE_ASSIGN_OR_RETURN(submitted_, environment_.pool.Submit(std::move(spec)));
-  taken_in_ = true;
+  Become(SessionStep::kSubmit);
   if (stored_ == nullptr || resumed != nullptr) return absl::OkStatus();
   kept.created = std::time(nullptr);
   kept.prompt = spec_.prompt;
@@ -159,16 +194,48 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
 
 void Session::Refuse(const absl::Status& status) {
   environment_.request_log.Refused(origin_, status);
-  over_ = true;
+  End(status);
+}
+
+void Session::End(const absl::Status& status) {
+  Become(SessionStep::kEnd);
   stored_.reset();
   Fail(status);
 }
 
+void Session::Become(SessionStep step) {
+  const auto* found = std::ranges::find_if(kSessionTransitions, [&](const auto& transition) {
+    return transition.from == phase_ && transition.step == step;
+  });
+  TREADLE_CHECK(found != std::end(kSessionTransitions));
+  phase_ = found->to;
+}
+
+bool Session::Left() const {
+  return phase_ == SessionPhase::kUnreadLeft || phase_ == SessionPhase::kWaitingLeft ||
+         phase_ == SessionPhase::kStoringLeft || phase_ == SessionPhase::kWritingLeft;
+}
+
+bool Session::Idle() const {
+  return phase_ == SessionPhase::kWaiting || phase_ == SessionPhase::kWaitingLeft;
+}
+
 absl::Status Session::Gone() {
-  if (!abandoned_ && Clock::now() < deadline_) return absl::OkStatus();
+  return Left() || Clock::now() >= deadline_ ? WhyGone() : absl::OkStatus();
+}
+
+absl::Status Session::WhyGone() const {
   return DeadlineReached(arrival_, deadline_)
              ? absl::DeadlineExceededError("the deadline passed")
              : absl::CancelledError("the client cancelled or disconnected");
+}
+
+bool Session::Leave(const absl::Status& why) {
+  if (Left() || phase_ == SessionPhase::kOver) return false;
+  const bool submitted = phase_ != SessionPhase::kUnread;
+  Become(SessionStep::kLeave);
+  if (submitted) environment_.pool.Cancel(submitted_.id, why);
+  return true;
 }
 
 void Session::Deliver() {
@@ -178,43 +245,31 @@ void Session::Deliver() {
 
 void Session::Written(bool ok) {
   MutexLock lock(mutex_);
-  writing_ = false;
-  if (!ok) Abandon();
+  Become(SessionStep::kWritten);
+  if (!ok) Leave(WhyGone());
   Advance();
 }
 
 void Session::Cancel() {
   MutexLock lock(mutex_);
-  Abandon();
+  Leave(WhyGone());
   Advance();
-}
-
-void Session::Abandon() {
-  const bool first = !std::exchange(abandoned_, true);
-  if (first && taken_in_ && !over_) environment_.pool.Cancel(submitted_.id, Gone());
 }
 
 void Session::OnAlarm() {
   MutexLock lock(mutex_);
   if (again_) {
-    const absl::Status status = environment_.pool_of_work.SubmitLong(
+    const absl::Status status = environment_.pool_of_work.Submit(
+        FairShareOf(origin_), bytes_,
         [self = shared_from_this(), point = std::exchange(again_, {})] {
           self->TakeInStored(point);
         });
     if (!status.ok()) Refuse(status);
     return;
   }
-  alarm_set_ = false;
-  if (over_ || !writing_) return;
-  if (Clock::now() < write_began_ + environment_.stall_timeout) {
-    SetAlarm();
-    return;
-  }
-  if (!abandoned_) {
-    environment_.pool.Cancel(
-        submitted_.id, absl::CancelledError("the client did not read (--stream-stall-timeout)"));
-  }
-  abandoned_ = true;
+  if (phase_ != SessionPhase::kWriting && phase_ != SessionPhase::kWritingLeft) return;
+  if (Clock::now() < write_began_ + environment_.stall_timeout) return WatchWrite();
+  Leave(absl::CancelledError("the client did not read (--stream-stall-timeout)"));
   BreakWrite();
 }
 
@@ -226,20 +281,20 @@ void Session::Release() {
 }
 
 void Session::Advance() {
-  if (over_ || writing_ || !taken_in_) return;  // who is not taken in yet is refused by TakeIn
   // Until the stream is empty: of what came during a write it does not tell again.
-  while (!over_ && !writing_) {
-    if (next_part_ == parts_.size() && !Collect()) break;
-    if (abandoned_) next_part_ = parts_.size();
-    if (next_part_ < parts_.size()) WriteNext();
+  while (Idle()) {
+    if (Left()) next_part_ = parts_.size();
+    if (next_part_ < parts_.size()) {
+      WriteNext();
+    } else if (!Collect()) {
+      break;
+    }
   }
-  if (!ended_ || over_ || writing_) return;
-  if (status_.ok() && !abandoned_) {
+  if (!ended_ || !Idle()) return;
+  if (ended_->status.ok() && !Left()) {
     WriteNext();  // the end alone
   } else {
-    over_ = true;
-    stored_.reset();
-    Fail(status_);
+    End(ended_->status);
   }
 }
 
@@ -259,10 +314,7 @@ bool Session::Collect() {
     for (StreamToken& token : batch.tokens) Absorb({std::move(token)});
   }
   if (!batch.ended) return true;
-  ended_ = true;
-  status_ = batch.status;
-  timings_ = batch.timings;
-  NoteEnd();
+  NoteEnd({batch.status, batch.timings});
   return true;
 }
 
@@ -278,7 +330,7 @@ void Session::Absorb(const std::vector<StreamToken>& tokens) {
   }
 }
 
-void Session::NoteEnd() {
+void Session::NoteEnd(RequestEnd end) {
   const int32_t new_tokens = generation_->completion_tokens() - replayed_tokens_;
   if (key_) key_->Charge(new_tokens);
   environment_.request_log.Finished(origin_,
@@ -286,32 +338,34 @@ void Session::NoteEnd() {
                                      .prompt_tokens = static_cast<int32_t>(spec_.prompt.size()),
                                      .generated_tokens = new_tokens,
                                      .reasons = reasons_,
-                                     .status = status_,
-                                     .timings = timings_});
+                                     .status = end.status,
+                                     .timings = end.timings});
+  ended_ = std::move(end);
 }
 
 void Session::WriteNext() {
-  const SessionEvent::Prompt prompt{spec_, prompt_details_};
-  const SessionEvent::End end{static_cast<int32_t>(spec_.prompt.size()),
-                              generation_->completion_tokens(), timings_};
+  const int32_t cached = submitted_.stream ? submitted_.stream->cached_tokens() : 0;
+  const SessionEvent::Prompt prompt{spec_, prompt_details_, cached};
+  SessionEvent::End end;
   SessionEvent event;
-  if (!std::exchange(began_, true)) event.prompt = &prompt;
+  if (events_++ == 0) event.prompt = &prompt;
   if (next_part_ < parts_.size()) event.output = &parts_[next_part_++];
-  over_ = ended_ && status_.ok() && next_part_ == parts_.size();
-  if (over_) {
+  if (ended_ && ended_->status.ok() && next_part_ == parts_.size()) {
+    end = {static_cast<int32_t>(spec_.prompt.size()), cached, generation_->completion_tokens(),
+           ended_->timings};
     event.end = &end;
+    Become(SessionStep::kEnd);
     stored_.reset();
+    Write(event);
+  } else if (!Write(event)) {
+    Become(SessionStep::kWrite);
+    write_began_ = Clock::now();
+    WatchWrite();
   }
-  writing_ = !Write(event) && !over_;
-  if (!writing_) return;
-  write_began_ = Clock::now();
-  if (!alarm_set_) SetAlarm();
 }
 
-// At most one alarm is pending: a stream of many short writes does not pay for each.
-void Session::SetAlarm() {
-  alarm_set_ = true;
-  environment_.courier.WakeAt(write_began_ + environment_.stall_timeout, weak_from_this());
+void Session::WatchWrite() {
+  environment_.courier.WakeAt(write_began_ + environment_.stall_timeout, shared_from_this());
 }
 
 }  // namespace treadle

@@ -1,14 +1,15 @@
-// A session: one request's way in and out. Whatever a client speaks, it is asked for its key, its
-// request is validated and submitted to the pool, the deadline and its going away are watched, and
-// tokens become text, stop strings included, at the client's pace; at the end there is an event for
-// the log. A front end derives from it and translates; sessions know no protocol.
+// A session: one request's way in and out, whatever protocol its client speaks. It checks the key,
+// validates the request and submits it to the pool, watches the deadline and the client, turns
+// tokens into text at the client's pace, finds stop strings, and logs one event at the end. A front
+// end derives from it and translates.
 //
-// Where requests are stored (--durable), one that says how it is read again is told only what was
-// written, a token an event: its events depend on nothing but its tokens, and a session that
-// resumes it begins with the same ones.
+// With --durable, a request that says how it is read again is stored. Its client is told only what
+// was written to disk, one event a token, so that the events depend on nothing but the tokens, and
+// a session that resumes the request begins with the same ones.
 //
 // A session is driven by its TokenStream's notifier through the courier. Cancelled (by the client,
-// by its deadline, by a stalled write), it ends when the loop has ended the request.
+// by its deadline, by a stalled write), it ends when the loop has ended the request. What may
+// happen when is the table kSessionTransitions.
 //
 // Thread safety: public methods from any thread, none of them waits. What a front end implements is
 // called under the session's mutex, by the courier's thread or by who calls Start, Cancel or
@@ -83,7 +84,16 @@ struct SessionEnvironment {
   // Whose call it is, by "Bearer KEY"; null if everybody may call. Unauthenticated or
   // PermissionDenied otherwise.
   absl::StatusOr<std::shared_ptr<ApiKey>> Authorize(std::string_view authorization) const;
+  // The key's owner; empty if everybody may call.
+  absl::StatusOr<std::string> OwnerOf(std::string_view authorization) const;
+  // Charges the caller's key for a call, and lets `work` over so many bytes wait for its turn.
+  // Authorize's errors, the key's and the pool's.
+  absl::Status Submit(std::string_view authorization, RequestOrigin origin, size_t bytes,
+                      std::function<void()> work);
 };
+
+// The owner of a call's work, with whom it shares a turn: its key; without keys, its address.
+std::string FairShareOf(const RequestOrigin& origin);
 
 // What is known of a call before its request is read.
 struct Caller {
@@ -107,15 +117,67 @@ struct SessionEvent {
   struct Prompt {
     const RequestSpec& request;               // as resolved: prompt, seed, lengths
     const std::vector<TokenDetail>& details;  // of prompt tokens 1.., if they were asked
+    int32_t cached_tokens = 0;                // of the prompt, which were in the prefix cache
   };
   struct End {
     int32_t prompt_tokens = 0;
+    int32_t cached_tokens = 0;      // as of Prompt
     int32_t completion_tokens = 0;  // over all candidates
     RequestTimings timings;
   };
   const Prompt* prompt = nullptr;
   const OutputPart* output = nullptr;  // what is new of one candidate; null: the end brings nothing
   const End* end = nullptr;
+};
+
+// What a session waits for. Where its client has left, nothing more is written.
+enum class SessionPhase : uint8_t {
+  kUnread,  // its turn to be read, validated and submitted
+  kUnreadLeft,
+  kWaiting,  // news of the loop
+  kWaitingLeft,
+  kStoring,  // the disk, which gets news before the client does (--durable)
+  kStoringLeft,
+  kWriting,  // the client, to whom something is written
+  kWritingLeft,
+  kOver,  // nothing: the front end was told the end
+};
+
+enum class SessionStep : uint8_t {
+  kSubmit,   // the pool has the request
+  kStore,    // news go to the disk
+  kStored,   // they are there
+  kWrite,    // an event is under way to the client
+  kWritten,  // and there, or lost
+  kLeave,    // the client is gone, reads no more, or another call has resumed its request
+  kEnd,      // the front end is told the end
+};
+
+struct SessionTransition {
+  SessionPhase from;
+  SessionStep step;
+  SessionPhase to;
+};
+
+// What may happen in which phase, and what it becomes. Anything else is a bug.
+inline constexpr SessionTransition kSessionTransitions[] = {
+    {SessionPhase::kUnread, SessionStep::kSubmit, SessionPhase::kWaiting},
+    {SessionPhase::kUnread, SessionStep::kLeave, SessionPhase::kUnreadLeft},
+    {SessionPhase::kUnread, SessionStep::kEnd, SessionPhase::kOver},  // it was refused
+    {SessionPhase::kUnreadLeft, SessionStep::kEnd, SessionPhase::kOver},
+    {SessionPhase::kWaiting, SessionStep::kStore, SessionPhase::kStoring},
+    {SessionPhase::kWaiting, SessionStep::kWrite, SessionPhase::kWriting},
+    {SessionPhase::kWaiting, SessionStep::kLeave, SessionPhase::kWaitingLeft},
+    {SessionPhase::kWaiting, SessionStep::kEnd, SessionPhase::kOver},
+    {SessionPhase::kWaitingLeft, SessionStep::kStore, SessionPhase::kStoringLeft},
+    {SessionPhase::kWaitingLeft, SessionStep::kEnd, SessionPhase::kOver},
+    {SessionPhase::kStoring, SessionStep::kStored, SessionPhase::kWaiting},
+    {SessionPhase::kStoring, SessionStep::kLeave, SessionPhase::kStoringLeft},
+    {SessionPhase::kStoringLeft, SessionStep::kStored, SessionPhase::kWaitingLeft},
+    {SessionPhase::kWriting, SessionStep::kWritten, SessionPhase::kWaiting},
+    {SessionPhase::kWriting, SessionStep::kLeave, SessionPhase::kWritingLeft},
+    {SessionPhase::kWritingLeft, SessionStep::kWritten, SessionPhase::kWaitingLeft},
+    {SessionPhase::kOver, SessionStep::kWritten, SessionPhase::kOver},  // the last event
 };
 
 class Session : public Recipient, public std::enable_shared_from_this<Session> {
@@ -137,6 +199,10 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   // The write that was under way is over; if not `ok`, the client is gone.
   void Written(bool ok) ABSL_LOCKS_EXCLUDED(mutex_);
   void Release() ABSL_LOCKS_EXCLUDED(mutex_);
+  SessionPhase phase() ABSL_LOCKS_EXCLUDED(mutex_) {
+    MutexLock lock(mutex_);
+    return phase_;
+  }
 
   void Deliver() override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnAlarm() override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -158,10 +224,18 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   // On a thread of the work pool. `resumed`: null for a new request.
   void TakeIn(const Read& read) ABSL_LOCKS_EXCLUDED(mutex_);
   void TakeInStored(const std::shared_ptr<const ResumePoint>& point) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Goes on with Admit, at once unless there is a constraint that must be tried first.
+  void TryConstraint(absl::StatusOr<GenerateRequest> read,
+                     std::shared_ptr<RequestStore::Resumed> resumed) ABSL_LOCKS_EXCLUDED(mutex_);
   void Admit(absl::StatusOr<GenerateRequest> read, RequestStore::Resumed* resumed)
       ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Submit(const absl::StatusOr<ValidatedRequest>& valid, StoredRequest kept,
                       RequestStore::Resumed* resumed) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // How the loop has ended the request.
+  struct RequestEnd {
+    absl::Status status;
+    RequestTimings timings;
+  };
   // What was stored is told again, and noted in `spec`. False: that was all.
   absl::StatusOr<bool> Replay(const StreamBatch& answer, RequestSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -169,25 +243,34 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   void CutOff() ABSL_LOCKS_EXCLUDED(mutex_);
   void NoteStored(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
   void Refuse(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Without an answer, or without the rest of it.
+  void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Become(SessionStep step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Left() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Idle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // waits for the loop
   // Why the request goes no further; ok: the client waits for it.
   absl::Status Gone() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WhyGone() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the request, for which nobody waits any more. False: nobody did before, or it is over.
+  bool Leave(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   StreamBatch TakeStored() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Collect() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Absorb(const std::vector<StreamToken>& tokens) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void NoteEnd() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteEnd(RequestEnd end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SetAlarm() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WatchWrite() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   SessionEnvironment& environment_;
 
   Mutex mutex_;  // also shows ThreadSanitizer the hand-offs between a front end's threads and ours
   std::shared_ptr<Session> self_ ABSL_GUARDED_BY(mutex_);
+  SessionPhase phase_ ABSL_GUARDED_BY(mutex_) = SessionPhase::kUnread;
 
   // Constant once the request was taken in.
   RequestOrigin origin_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<ApiKey> key_ ABSL_GUARDED_BY(mutex_);  // null: nobody asks
+  size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;             // as the work pool counts them
   Clock::time_point arrival_ ABSL_GUARDED_BY(mutex_);
   Clock::time_point deadline_ ABSL_GUARDED_BY(mutex_) = Clock::time_point::max();
   RequestSpec spec_ ABSL_GUARDED_BY(mutex_);
@@ -198,27 +281,18 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   std::vector<FinishReason> reasons_ ABSL_GUARDED_BY(mutex_);  // [candidates]
   std::vector<OutputPart> parts_ ABSL_GUARDED_BY(mutex_);      // from next_part_ on to be written
   size_t next_part_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // the loop has ended the request:
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);
-  RequestTimings timings_ ABSL_GUARDED_BY(mutex_);
+  int64_t events_ ABSL_GUARDED_BY(mutex_) = 0;               // written so far
+  std::optional<RequestEnd> ended_ ABSL_GUARDED_BY(mutex_);  // by the loop
+  Clock::time_point write_began_ ABSL_GUARDED_BY(mutex_);
 
   // Of a request that is stored.
   std::unique_ptr<RequestStore::Stream> stored_ ABSL_GUARDED_BY(mutex_);  // null: it is not
-  StreamBatch batch_ ABSL_GUARDED_BY(mutex_);          // from the stream, not told yet:
-  bool storing_ ABSL_GUARDED_BY(mutex_) = false;       // it is being written
-  bool batch_stored_ ABSL_GUARDED_BY(mutex_) = false;  // it was
-  absl::Status not_stored_ ABSL_GUARDED_BY(mutex_);    // why the request was not accepted
-  int64_t from_token_ ABSL_GUARDED_BY(mutex_) = 0;     // the client has those before
+  StreamBatch batch_ ABSL_GUARDED_BY(mutex_);  // from the stream, not stored yet
+  std::optional<StreamBatch> stored_batch_ ABSL_GUARDED_BY(mutex_);  // to be told
+  absl::Status not_stored_ ABSL_GUARDED_BY(mutex_);  // why the request was not accepted
+  int64_t from_token_ ABSL_GUARDED_BY(mutex_) = 0;   // the client has those before
   int32_t replayed_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   std::shared_ptr<const ResumePoint> again_ ABSL_GUARDED_BY(mutex_);  // at the next alarm
-
-  Clock::time_point write_began_ ABSL_GUARDED_BY(mutex_);
-  bool taken_in_ ABSL_GUARDED_BY(mutex_) = false;  // the pool has the request
-  bool began_ ABSL_GUARDED_BY(mutex_) = false;     // the first event was written
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;   // a write is under way
-  bool alarm_set_ ABSL_GUARDED_BY(mutex_) = false;
-  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;  // the client is gone; nothing more is written
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;       // the front end was told the end
 };
 
 }  // namespace treadle

@@ -34,22 +34,23 @@ void Session::TakeInStored(const std::shared_ptr<const ResumePoint>& point) {
     MutexLock lock(mutex_);
     if (Clock::now() >= arrival_ + kHandOver) return Refuse(resumed.status());
     again_ = point;
-    environment_.courier.WakeAt(Clock::now() + kHandOverStep, weak_from_this());
+    environment_.courier.WakeAt(Clock::now() + kHandOverStep, shared_from_this());
     return;
   }
   if (!resumed.ok()) return Admit(resumed.status(), nullptr);
-  absl::StatusOr<GenerateRequest> request = point->read(resumed->request);
+  const auto held = std::make_shared<RequestStore::Resumed>(*std::move(resumed));
+  absl::StatusOr<GenerateRequest> request = point->read(held->request);
   if (request.ok()) {
     request->request_id = point->id;
-    request->prompt = std::move(resumed->request.prompt);
-    request->sampling.seed = resumed->request.seed;
-    request->stopping.max_new_tokens = resumed->request.max_new_tokens;
+    request->prompt = std::move(held->request.prompt);
+    request->sampling.seed = held->request.seed;
+    request->stopping.max_new_tokens = held->request.max_new_tokens;
   }
-  Admit(std::move(request), &*resumed);
+  TryConstraint(std::move(request), held);
 }
 
 RequestStore::Holder Session::Holder(std::string id) {
-  return {.id = std::move(id), .owner = origin_.key, .cut_off = [session = weak_from_this()] {
+  return {.id = std::move(id), .owner = origin_.owner, .cut_off = [session = weak_from_this()] {
             if (auto alive = session.lock()) alive->CutOff();
           }};
 }
@@ -72,38 +73,25 @@ absl::StatusOr<bool> Session::Replay(const StreamBatch& answer, RequestSpec& spe
   }
   replayed_tokens_ = generation_->completion_tokens();
   for (size_t i = 0; i < earlier.size(); ++i) earlier[i].finish = reasons_[i];
-  ended_ = std::ranges::count(reasons_, FinishReason::kNone) == 0;
-  if (ended_) {
-    timings_ = answer.timings;
-    NoteEnd();
+  if (std::ranges::count(reasons_, FinishReason::kNone) == 0) {
+    NoteEnd({absl::OkStatus(), answer.timings});
   } else if (!answer.tokens.empty()) {
     spec.earlier = std::move(earlier);
   }
-  return !ended_;
+  return !ended_.has_value();
 }
 
 // Another call resumes the request.
 void Session::CutOff() {
   MutexLock lock(mutex_);
-  if (over_) return;
-  if (!std::exchange(abandoned_, true)) {
-    environment_.pool.Cancel(submitted_.id,
-                             absl::AbortedError("another call has resumed the request"));
-    if (writing_) BreakWrite();
-  }
+  const bool left = Leave(absl::AbortedError("another call has resumed the request"));
+  if (left && phase_ == SessionPhase::kWritingLeft) BreakWrite();
   Advance();
 }
 
 // What the token stream has had, and is written since; what it has now is given to be written.
 StreamBatch Session::TakeStored() {
-  if (storing_) return {};
-  if (std::exchange(batch_stored_, false)) {
-    if (!not_stored_.ok()) {
-      batch_.tokens.clear();
-      if (batch_.ended) batch_.status = not_stored_;
-    }
-    return std::exchange(batch_, {});
-  }
+  if (stored_batch_) return *std::exchange(stored_batch_, std::nullopt);
   StreamBatch next = submitted_.stream->Take();
   next.prompt_detail.insert(next.prompt_detail.begin(),
                             std::make_move_iterator(batch_.prompt_detail.begin()),
@@ -111,7 +99,7 @@ StreamBatch Session::TakeStored() {
   batch_ = std::move(next);
   // What is known of the prompt waits for a token.
   if (batch_.tokens.empty() && !batch_.ended) return {};
-  storing_ = true;
+  Become(SessionStep::kStore);
   stored_->Append(batch_, [session = weak_from_this()](const absl::Status& status) {
     if (auto alive = session.lock()) alive->NoteStored(status);
   });
@@ -120,10 +108,17 @@ StreamBatch Session::TakeStored() {
 
 void Session::NoteStored(const absl::Status& status) {
   MutexLock lock(mutex_);
-  storing_ = false;
-  batch_stored_ = true;
+  Become(SessionStep::kStored);
   if (!status.ok()) environment_.pool.Cancel(submitted_.id, status);
   not_stored_.Update(status);
+  StreamBatch batch = std::exchange(batch_, {});
+  if (not_stored_.ok()) {
+    stored_batch_ = std::move(batch);
+  } else if (batch.ended) {
+    batch.tokens.clear();
+    batch.status = not_stored_;
+    stored_batch_ = std::move(batch);
+  }  // else the end, with the reason, may be in the stream already
   environment_.courier.Post(shared_from_this());
 }
 

@@ -107,6 +107,15 @@ int64_t AttackedServer::memory_bytes() const {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
+int64_t AttackedServer::peak_memory_mb() const {
+  std::ifstream file(Str("/proc/", process_->pid(), "/status"));
+  int64_t kilobytes = 0;
+  for (std::string key; file >> key && key != "VmHWM:";) {
+  }
+  file >> kilobytes;
+  return kilobytes >> 10;
+}
+
 int64_t AttackedServer::descriptors() const {
   const fs::directory_iterator files(Str("/proc/", process_->pid(), "/fd"));
   return std::distance(begin(files), end(files));

@@ -43,6 +43,7 @@ class AttackedServer {
 
   int64_t memory_bytes() const;  // resident
   int64_t memory_mb() const { return memory_bytes() >> 20; }
+  int64_t peak_memory_mb() const;  // resident, since the process began
   int64_t descriptors() const;
   // Waits for at most half a minute until it has as few as `count`.
   bool WaitDescriptors(int64_t count) const;

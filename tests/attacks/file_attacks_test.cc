@@ -12,6 +12,7 @@
 
 #include "base/sha256.h"
 #include "base/status.h"
+#include "models/architectures/architecture.h"
 #include "tests/server/cli/child_process.h"
 #include "tests/support/tiny_model.h"
 
@@ -70,14 +71,19 @@ TEST_F(FileAttacks, TablesForAHugeContextAreCounted) {
   options.heads = options.kv_heads = 1;
   options.ffn_hidden = 64;
   options.context = 1 << 24;
-  const std::string model = Tiny(options);
   // Also where the workers that will have them are elsewhere: the master measures with some.
-  for (const char* workers : {"", " --workers 127.0.0.1:1"}) {
+  const auto expect_refused = [&](const std::string& model, const char* workers) {
     const auto server = Serve(model, Str("--kv-memory 16M", workers));
     EXPECT_EQ(server->Wait(), 2) << server->output();
     EXPECT_THAT(server->output(), HasSubstr("context of 16777216 tokens need 262144 MiB"));
-    EXPECT_THAT(server->output(), HasSubstr("llama.context_length of the model is 16777216"));
-  }
+    EXPECT_THAT(server->output(), HasSubstr("(llama.context_length of the model is 16777216"));
+  };
+  const std::string model = Tiny(options);
+  for (const char* workers : {"", " --workers 127.0.0.1:1"}) expect_refused(model, workers);
+  // GGUF files of Mixtral say that they are Llama's.
+  const auto mixtral = WriteTinyGguf(*FindArchitecture("mixtral"), folder_.string(), options);
+  ASSERT_TRUE(mixtral.ok()) << mixtral.status();
+  expect_refused(*mixtral, "");
 }
 
 TEST_F(FileAttacks, WhatWasHashedIsWhatIsLoaded) {

@@ -2,8 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/status.h"
@@ -15,6 +17,8 @@ namespace {
 
 using testing::AnyOf;
 using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
 
 constexpr int kConnections = 16;
 
@@ -77,6 +81,35 @@ TEST_F(HttpAttacks, BodiesAreBoundedOneByOneAndTogether) {
   EXPECT_LT(server_->memory_mb(), memory_ + 96);
 }
 
+// A proxy that reads another length than the server lets a client put a request into somebody
+// else's answers.
+TEST_F(HttpAttacks, NoRequestIsSmuggledBehindAnother) {
+  Start();
+  const std::string hidden = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n";
+  const std::string length = Str("Content-Length: ", hidden.size(), "\r\n");
+  const std::string chunked = "Transfer-Encoding: chunked\r\n", end = "0\r\n\r\n";
+  const std::string old = "POST /tokenize HTTP/1.0\r\nConnection: keep-alive\r\n";
+  for (const std::string& request :
+       {Head("/tokenize", "Transfer-Encoding: gzip\r\nContent-Length: 5\r\n") + "12345" + hidden,
+        Head("/tokenize", "Transfer-Encoding: chunked, identity\r\nContent-Length: 5\r\n") + end +
+            hidden,
+        Head("/tokenize", chunked + length) + end + hidden,
+        Head("/tokenize", "Transfer-Encoding: x, chunked\r\n") + end + hidden,
+        Head("/tokenize", "Transfer-Encoding:\r\n chunked\r\n") + end + hidden,
+        Head("/tokenize", "Content-Length: 0\r\n" + length) + hidden,
+        Head("/tokenize", "Content-Length: 0, 0\r\n") + hidden,
+        Head("/tokenize", "Content-Length: 0\r\nHost: localhost\r\n") + hidden,
+        Head("/tokenize", chunked) + "0;a=\"\n\"\r\n\r\n" + hidden,
+        Head("/tokenize", chunked) + "0\r\nContent-Length: 1\r\n\r\n" + hidden,
+        old + chunked + "\r\n" + end + hidden, old + "Host:\r\n\r\n" + hidden}) {
+    HttpClient client(server_->http_port());
+    client.Send(request + hidden);
+    const std::string answers = client.ReadAll();
+    EXPECT_THAT(answers, AnyOf(StartsWith("HTTP/1.1 400 "), StartsWith("HTTP/1.1 501 ")));
+    EXPECT_THAT(answers, Not(HasSubstr("\"version\""))) << request;
+  }
+}
+
 TEST_F(HttpAttacks, ConnectionsWithoutAWordDoNotLockTheDoor) {
   Start({}, /*descriptors=*/128);
   std::vector<std::unique_ptr<HttpClient>> clients;
@@ -87,6 +120,41 @@ TEST_F(HttpAttacks, ConnectionsWithoutAWordDoNotLockTheDoor) {
   ExpectService();
   EXPECT_THAT(Answer(Post("/v1/completions", R"({"prompt":"a","max_tokens":1})")),
               HasSubstr("200 OK"));
+}
+
+TEST_F(HttpAttacks, ConnectionsThatComeAndGoCostNobodyAnAnswer) {
+  Start();
+  std::atomic<bool> over = false;
+  std::vector<std::thread> attackers;
+  for (int i = 0; i < 4; ++i) {
+    attackers.emplace_back([&, port = i % 2 ? server_->http_port() : server_->port()] {
+      while (!over) HttpClient client(port);
+    });
+  }
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_THAT(Answer("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"), HasSubstr("200 OK"))
+        << i;
+    EXPECT_TRUE(i % 10 > 0 || server_->Live()) << i;
+  }
+  over = true;
+  for (std::thread& attacker : attackers) attacker.join();
+}
+
+TEST_F(HttpAttacks, QuestionsForAHeadDoNotTakeThePlacesOfReaders) {
+  Start();
+  std::vector<std::unique_ptr<HttpClient>> clients;
+  for (int i = 0; i < 4 * kConnections; ++i) {
+    clients.push_back(std::make_unique<HttpClient>(server_->http_port()));
+    clients.back()->Send("HEAD /timeline HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    EXPECT_THAT(clients.back()->ReadUntil("\r\n\r\n"), HasSubstr("200 OK"));
+  }
+  HttpClient reader(server_->http_port());
+  reader.Send("GET /timeline HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  EXPECT_THAT(reader.ReadUntil("running_limit"), HasSubstr("200 OK"));
+  for (const auto& client : clients) {
+    client->Send("GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    EXPECT_THAT(client->ReadAnswer(), HasSubstr("\"version\""));
+  }
 }
 
 TEST_F(HttpAttacks, RequestsThatAreNeverReadAreBounded) {
@@ -119,6 +187,26 @@ TEST_F(HttpAttacks, BodiesThatCostMuchAreBoundedBeforeTheyDo) {
               HasSubstr(" 400 "));
   EXPECT_THAT(Answer(Post("/detokenize", R"({"tokens":[)" + wide + "]}")),
               AnyOf(HasSubstr(" 400 "), HasSubstr("200 OK")));
+}
+
+// A value of JSON takes many times its text: eight bodies of four megabytes at once.
+TEST_F(HttpAttacks, MillionsOfEmptyValuesTakeNoMemory) {
+  Start();
+  for (const std::string element : {"{}", "[]", "\"\"", "[{}]", "0"}) {
+    SCOPED_TRACE(element);
+    const int count = (4 << 20) / static_cast<int>(element.size() + 1) - 100;
+    const std::string request =
+        Post("/v1/chat/completions",
+             R"({"messages":[)" + Repeated(element + ",", count) + element + "]}");
+    std::vector<std::thread> clients;
+    for (int i = 0; i < 8; ++i) {
+      clients.emplace_back(
+          [&] { EXPECT_THAT(Answer(request), AnyOf(HasSubstr(" 400 "), HasSubstr(" 429 "))); });
+    }
+    for (std::thread& client : clients) client.join();
+    EXPECT_LT(server_->peak_memory_mb(), memory_ + 160);
+    EXPECT_LT(server_->memory_mb(), memory_ + memory_ / 5);
+  }
 }
 
 }  // namespace

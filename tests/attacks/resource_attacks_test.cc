@@ -10,21 +10,28 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/status.h"
 #include "kernels/op_cases/instrumented.h"
 #include "tests/attacks/attacked_server.h"
+#include "tests/attacks/hostile_client.h"
+#include "tests/server/http_client.h"
+#include "tests/server/test_server.h"
+#include "tests/support/tiny_model.h"
 
 namespace treadle {
 namespace {
 
 namespace fs = std::filesystem;
 using testing::HasSubstr;
+using testing::Not;
 
 class ResourceAttacks : public testing::Test {
  protected:
@@ -42,6 +49,77 @@ TEST_F(ResourceAttacks, AddressesThatDoNotSufficeAreAnErrorBeforeAnythingIsServe
   AttackedServer server({"--max-batch-tokens", "1048576"}, {.memory_mb = 900, .serves = false});
   EXPECT_EQ(server.process().Wait(), 1) << server.process().output();
   EXPECT_THAT(server.process().output(), HasSubstr("no memory for a buffer of "));
+}
+
+// Half of this machine's memory is more addresses than the process may have.
+TEST_F(ResourceAttacks, ACacheThatFindsNoAddressesNamesItsFlag) {
+  if (kInstrumented) GTEST_SKIP() << "sanitizers need all addresses";
+  const int64_t bytes = int64_t{2} << 30;
+  if (sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE) < 8 * bytes) {
+    GTEST_SKIP() << "an automatic cache would fit: this machine has little memory";
+  }
+  TinyModelOptions tiny;
+  tiny.context = 1 << 18;
+  const auto model = WriteTinyLlamaGguf(folder_.string(), tiny);
+  ASSERT_TRUE(model.ok()) << model.status();
+  for (const std::string more :
+       {"", " --pipeline-parallel 2", " --pipeline-parallel 2 --on-worker-loss fail"}) {
+    for (const bool automatic : {true, false}) {
+      SCOPED_TRACE(Str(more, automatic));
+      ChildProcess server(
+          {"/bin/sh", "-c",
+           Str("ulimit -v ", bytes >> 10, " && exec ", TREADLE_BINARY, " serve --model ", *model,
+               " --listen 127.0.0.1:0 --http-listen none --metrics-listen none --threads 1"
+               " --pin-threads off --max-batch-size 4096",
+               more, automatic ? "" : " --kv-memory 7G")});
+      EXPECT_EQ(server.Wait(), 1) << server.output();
+      EXPECT_THAT(server.output(), HasSubstr("no memory for a K/V cache of "));
+      EXPECT_THAT(server.output(),
+                  HasSubstr(automatic ? "; --kv-memory is auto, expected a smaller size, "
+                                      : "; --kv-memory is 7168M, expected a smaller one"));
+    }
+  }
+}
+
+// What the refusal calls the least limit is one under which the server serves, beside as many idle
+// connections as it takes.
+TEST_F(ResourceAttacks, FilesThatDoNotSufficeAreAnErrorBeforeAnythingIsServed) {
+  const std::vector<std::string> all = {
+      "--health-listen 127.0.0.1:0", "--ledger-file " + (folder_ / "ledger").string(),
+      "--record " + (folder_ / "record").string(), "--durable " + (folder_ / "durable").string()};
+  for (const std::vector<std::string>& flags :
+       {std::vector<std::string>{}, all,
+        std::vector<std::string>{"--pipeline-parallel 2 --tensor-parallel 2"}}) {
+    int64_t least = 0;
+    for (const int64_t limit : {int64_t{24}, int64_t{-1}}) {
+      const int64_t files = limit > 0 ? limit : least - 1;
+      SCOPED_TRACE(files);
+      AttackedServer server(flags, {.descriptors = files, .serves = false});
+      EXPECT_EQ(server.process().Wait(), 1) << server.process().output();
+      const std::string& said = server.process().output();
+      EXPECT_THAT(said, Not(HasSubstr("listening")));
+      const std::string before = Str("this process may open ", files, " files, expected at least ");
+      ASSERT_THAT(said, HasSubstr(before));
+      const int64_t named = std::atoi(said.c_str() + said.find(before) + before.size());
+      EXPECT_THAT(said, HasSubstr(Str("(ulimit -n ", named, ")")));
+      EXPECT_TRUE(least == 0 || least == named) << named;
+      least = named;
+    }
+    SCOPED_TRACE(least);
+    AttackedServer server(flags, {.descriptors = least});
+    std::vector<std::unique_ptr<HttpClient>> web;
+    std::vector<std::unique_ptr<HostileClient>> others;
+    for (int i = 0; i < 20; ++i) {
+      web.push_back(std::make_unique<HttpClient>(server.http_port()));
+      others.push_back(std::make_unique<HostileClient>(server.port()));
+    }
+    const grpc::Status status = server.Honest();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_TRUE(server.Live());
+    EXPECT_THAT(HttpGet(server.http_port(), "/ready"), HasSubstr("200 OK"));
+    server.process().Signal(SIGTERM);
+    EXPECT_EQ(server.process().Wait(), 0) << server.process().output();
+  }
 }
 
 // A disk of a few pages under the log and the ledger, which is full for a while. The disk is seen

@@ -24,5 +24,13 @@ TEST(MemberText, IsWhatStandsThere) {
   EXPECT_EQ(MemberText("{\"a\":{}}", "a"), "{}");
 }
 
+TEST(ParseJsonObject, CountsValuesWithMemoryOfTheirOwn) {
+  // An object, two keys, an array, three empty objects, a string.
+  const std::string text = R"({"a":[{},{},{},1,2,3],"b":"x"})";
+  EXPECT_TRUE(ParseJsonObject(text, "p", 8).ok());
+  EXPECT_EQ(ParseJsonObject(text, "p", 7).status().message(),
+            "p: has too many strings, keys, arrays and objects, expected at most 7");
+}
+
 }  // namespace
 }  // namespace treadle

@@ -35,6 +35,7 @@ class GpuRun : public testing::Test {
     if (std::system("python3 -c '' 2>/dev/null") != 0) GTEST_SKIP() << "no python3";
     folder_ = fs::path(testing::TempDir()) / Str("treadle-gpu-run-", getpid());
     fs::create_directories(folder_ / "bundle");
+    fs::create_symlink("treadle", folder_ / "bundle" / "treadle-bench");
   }
   void TearDown() override { fs::remove_all(folder_); }
 
@@ -55,7 +56,7 @@ class GpuRun : public testing::Test {
     return code;
   }
 
-  // A row of `bench kernels`. more: further members.
+  // A row of `treadle-bench kernels`. more: further members.
   static std::string KernelRow(const std::string& name, int rows, double microseconds,
                                const std::string& more = "") {
     return Str(R"({"name": ")", name, R"(", "rows": )", rows, R"(, "seconds": )",
@@ -83,6 +84,8 @@ class GpuRun : public testing::Test {
 
 TEST_F(GpuRun, EveryStepAtSmallSizesOnTheCpu) {
   fs::create_symlink(TREADLE_BINARY, folder_ / "bundle" / "treadle");
+  fs::remove(folder_ / "bundle" / "treadle-bench");
+  fs::create_symlink(TREADLE_BENCH_BINARY, folder_ / "bundle" / "treadle-bench");
   ASSERT_EQ(Run({}, {"--device", "cpu", "--quick"}), 0) << said_;
   const std::string report = Text("report.md");
   for (const char* step :
@@ -197,7 +200,8 @@ TEST_F(GpuRun, ABundleHasTheLibrariesThatItsProgramsNeed) {
   GTEST_SKIP() << "programs with sanitizers are not bundled";
 #endif
   const fs::path bundle = folder_ / "made";
-  ChildProcess child({"/usr/bin/env", "BUILT=yes", "TARGETS=treadle", "TREADLE_MODEL=/nowhere",
+  ChildProcess child({"/usr/bin/env", "BUILT=yes", "TARGETS=treadle treadle-bench",
+                      "TREADLE_MODEL=/nowhere",
                       Str("BUILD=", fs::path(TREADLE_BINARY).parent_path().string()),
                       Str("OUT=", bundle.string()), Str(kBench, "/gpu_bundle.sh")});
   ASSERT_EQ(child.Wait(), 0) << child.output();

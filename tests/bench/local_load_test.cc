@@ -6,7 +6,7 @@
 #include <string>
 
 #include "bench/load/load_replay.h"
-#include "engine/kv_slot_manager.h"
+#include "engine/kv/kv_slot_manager.h"
 #include "scheduler/ledger.h"
 #include "scheduler/policy.h"
 #include "scheduler/serving_loop.h"

@@ -1,4 +1,4 @@
-// treadle perplexity and treadle bench accuracy as users meet them.
+// treadle perplexity and treadle-bench accuracy as users meet them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -40,7 +40,8 @@ class QualityCommand : public testing::Test {
     std::string output;  // both streams
   };
   static Result Run(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), TREADLE_BINARY);
+    const bool accuracy = arguments[0] == "accuracy";
+    arguments.insert(arguments.begin(), accuracy ? TREADLE_BENCH_BINARY : TREADLE_BINARY);
     ChildProcess child(arguments);
     const int code = child.Wait();
     return {code, child.output()};
@@ -66,7 +67,7 @@ TEST_F(QualityCommand, WrongUseSaysWhatIsWrong) {
   ExpectRefused({"perplexity", small, "--text", "x", "--protocol", "gptq"}, "--protocol");
   ExpectRefused({"perplexity", small, "--text", "x", "--context", "-4"}, "--context");
   ExpectRefused({"perplexity", "/no/such/model", "--text", "x"}, "/no/such/model");
-  ExpectRefused({"bench", "accuracy", "--model", small, "--text", Licence()}, "has no tokenizer");
+  ExpectRefused({"accuracy", "--model", small, "--text", Licence()}, "has no tokenizer");
 }
 
 TEST_F(QualityCommand, BadTextsAreOneLine) {
@@ -155,8 +156,8 @@ TEST_F(QualityCommand, QuantizeReportsOutlierFeatures) {
 TEST_F(QualityCommand, AccuracyOfConvertedWeights) {
   NEEDS_DEFAULT_MODEL(model);
   const Result result =
-      Run({"bench", "accuracy", "--model", model, "--text", Licence(), "--window", "64",
-           "--max-tokens", "128", "--weights", "nf4", "--weights", "int8", "--json"});
+      Run({"accuracy", "--model", model, "--text", Licence(), "--window", "64", "--max-tokens",
+           "128", "--weights", "nf4", "--weights", "int8", "--json"});
   ASSERT_EQ(result.code, 0) << result.output;
   const nlohmann::json int8 = LastLine(result.output);
   EXPECT_EQ(int8["weights"], "int8");

@@ -35,12 +35,22 @@ struct Result {
   }
 };
 
+// "kernels" is of treadle-bench, the others of treadle.
 Result Bench(std::vector<std::string> arguments, const std::vector<std::string>& more = {}) {
-  arguments.insert(arguments.begin(), {TREADLE_BINARY, "bench"});
+  std::vector<std::string> program = {TREADLE_BENCH_BINARY};
+  if (arguments.empty() || arguments[0] != "kernels") program = {TREADLE_BINARY, "bench"};
+  arguments.insert(arguments.begin(), program.begin(), program.end());
   arguments.insert(arguments.end(), more.begin(), more.end());
   ChildProcess child(arguments);
   const int code = child.Wait();
   return {code, child.output()};
+}
+
+// Of a layer of the model, two formats, of which one is shown.
+Result Kernels(const std::string& model) {
+  return Bench({"kernels", "--random-model", model, "--formats", "bf16,nf4", "--rows", "1,3",
+                "--filter", "/nf4/", "--threads", "1", "--seconds-per-case", "0.001",
+                "--cold-memory", "1M", "--json"});
 }
 
 std::set<std::string> Keys(const Json& object) {
@@ -64,9 +74,7 @@ TEST(RandomModelCommand, IterationRunsAnyShapeInAnyFormat) {
 }
 
 TEST(RandomModelCommand, KernelsOfALayer) {
-  const Result result = Bench({"kernels", "--random-model", kShape, "--formats", "bf16,nf4",
-                               "--rows", "1,3", "--filter", "/nf4/", "--threads", "1",
-                               "--seconds-per-case", "0.001", "--cold-memory", "1M", "--json"});
+  const Result result = Kernels(kShape);
   ASSERT_EQ(result.code, 0) << result.output;
   const Json report = Json::parse(result.output.substr(result.output.find('{')));
   std::vector<std::string> names;
@@ -84,9 +92,7 @@ constexpr char kExperts[] =
     "qwen3-30b-a3b,layers=2,hidden=64,heads=4,kv-heads=2,ffn=64,vocab=200,context=128,experts=12";
 
 TEST(RandomModelCommand, KernelsOfALayerWithExperts) {
-  const Result result = Bench({"kernels", "--random-model", kExperts, "--formats", "bf16,nf4",
-                               "--rows", "1,3", "--filter", "/nf4/", "--threads", "1",
-                               "--seconds-per-case", "0.001", "--cold-memory", "1M", "--json"});
+  const Result result = Kernels(kExperts);
   ASSERT_EQ(result.code, 0) << result.output;
   const Json report = Json::parse(result.output.substr(result.output.find('{')));
   std::vector<std::string> names;

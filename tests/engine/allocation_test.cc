@@ -2,7 +2,7 @@
 // binary of its own, because it counts every allocation of the process.
 #include <gtest/gtest.h>
 
-#include "engine/sequence_table.h"
+#include "engine/plan/sequence_table.h"
 #include "tests/engine/allocation_counter.h"
 #include "tests/engine/plan_builder.h"
 
@@ -18,9 +18,10 @@ TEST(SequenceTableAllocation, TheSteadyStateHasNone) {
                        .max_batch_tokens = 256});
   for (int32_t id = 1; id <= kSequences; ++id) {
     SequenceStart start = StartOf(id, 4, {});
-    for (int32_t page = 0; page < 8; ++page) start.pages.whole.push_back(8 * (id - 1) + page);
+    for (int32_t page = 0; page < 8; ++page)
+      start.pages[PageKind::kWhole].push_back(8 * (id - 1) + page);
     if (id % 2 == 0) start.sampling.repetition_penalty = 1.1f;
-    table.Start(start);
+    ASSERT_EQ(table.Start({&start, 1}), absl::OkStatus());
     table.At(id).Enter(0, std::vector<int32_t>{1, 2, 3, 4});
   }
   IterationPlan plan;

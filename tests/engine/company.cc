@@ -48,6 +48,11 @@ std::vector<PlanDriver::DrivenRequest> RandomRequests(uint32_t seed, int count, 
     AloneRequest& request = driven.request;
     request.prompt.resize(1 + random() % max_prompt);
     for (int32_t& id : request.prompt) id = static_cast<int32_t>(random() % vocab);
+    if (random() % 2 == 0) {  // begins as another one does
+      const std::vector<int32_t>& other = requests[random() % count].request.prompt;
+      const size_t alike = std::min(other.size(), request.prompt.size());
+      std::copy_n(other.begin(), alike - random() % (alike / 4 + 1), request.prompt.begin());
+    }
     request.sampling = RandomSampling(random, vocab);
     request.max_new_tokens = static_cast<int32_t>(1 + random() % max_new_tokens);
     if (random() % 3 == 0) {

@@ -98,7 +98,8 @@ TEST(CudaIteration, TheHostCopiesOnceAndAllocatesTheResult) {
   IterationPlan plans[kMarks];
   for (int32_t id = 1; id <= kSequences; ++id) {
     SequenceStart start = StartOf(id, 3, {});
-    for (int32_t page = 0; page < 8; ++page) start.pages.whole.push_back(8 * (id - 1) + page);
+    for (int32_t page = 0; page < 8; ++page)
+      start.pages[PageKind::kWhole].push_back(8 * (id - 1) + page);
     if (id % 2 == 0) start.sampling.temperature = 0.7f;
     prompts.starts.push_back(start);
     prompts.steps.push_back(SampleOf(StepOf(id, 0, {1, 2, 3})));
@@ -137,7 +138,8 @@ TEST(CudaIteration, TheHostCopiesOnceAndAllocatesTheResult) {
   EXPECT_EQ(calls.copies_to_host - before.copies_to_host, kCounted);
   EXPECT_EQ(calls.launches - before.launches, 0);
   EXPECT_EQ(begin_allocations, 0);
-  EXPECT_EQ(finish_allocations, kCounted);  // IterationResult::steps
+  // IterationResult::steps, and the outputs of each.
+  EXPECT_EQ(finish_allocations, kCounted * (1 + kSequences));
 }
 
 }  // namespace

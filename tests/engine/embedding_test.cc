@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/status.h"
-#include "engine/kv_slot_manager.h"
+#include "engine/kv/kv_slot_manager.h"
 #include "engine/local_engine.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "models/checkpoints/checkpoint.h"
@@ -63,16 +63,17 @@ std::vector<float> Embedding(const Checkpoint& checkpoint, std::span<const int32
                                       .page_size = 64,
                                       .kv_pages = paging.PagesFor(length),
                                       .kv_dtype = DType::kF32}));
-  IterationPlan plan = PlanOf(1, 0).Start(StartOf(1, length, pages.whole, pages.window));
+  IterationPlan plan =
+      PlanOf(1, 0).Start(StartOf(1, length, pages[PageKind::kWhole], pages[PageKind::kWindow]));
+  plan.starts[0].mean_pooling = pooling == Pooling::kMean;
   for (size_t at = 0;; at += chunk) {
     const auto part = ids.subspan(at, std::min(chunk, ids.size() - at));
-    Step step = StepOf(1, static_cast<int32_t>(at), {part.begin(), part.end()});
-    step.pooling = pooling;
-    step.sample = at + part.size() == ids.size();
-    plan.steps = {step};
+    const Step step = StepOf(1, static_cast<int32_t>(at), {part.begin(), part.end()});
+    const bool last = at + part.size() == ids.size();
+    plan.steps = {last ? HiddenOf(step) : step};
     runner.engine().Submit(plan);
     IterationResult result = runner.Next();
-    if (step.sample) return std::move(result.steps[0].embedding);
+    if (last) return std::move(result.steps[0].outputs[0].hidden);
     plan = PlanOf(1, plan.iteration + 1);
   }
 }

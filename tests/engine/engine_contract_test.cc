@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 struct TinyFiles {
   TinyFiles() : directory(testing::TempDir() + Str("engine-contract-", getpid())) {
     llama = Write("llama", 0);
-    window = Write("llama", 8);
+    window = Write("llama", 18);
     windows = Write("gemma3", 0);
   }
   ~TinyFiles() { std::filesystem::remove_all(directory); }
@@ -100,7 +100,7 @@ TEST_P(EngineContract, RunsPlansInOrder) {
     EXPECT_EQ(result.iteration, static_cast<uint64_t>(i));
     ASSERT_EQ(result.steps.size(), 1u);
     EXPECT_EQ(result.steps[0].sequence, static_cast<SequenceId>(i));
-    EXPECT_GE(result.steps[0].token, 0);
+    EXPECT_GE(result.steps[0].token(), 0);
     EXPECT_GT(result.timings.compute, 0);
     if (!GetParam().asynchronous()) {  // else part of compute
       EXPECT_GT(result.timings.sample, 0);
@@ -170,17 +170,12 @@ TEST_P(EngineContract, RestartDropsWhatIsUnderWay) {
   }
 }
 
-StepMask MaskOf(int32_t step, std::initializer_list<int32_t> tokens) {
-  StepMask mask{.step = step, .allowed = std::vector<uint32_t>(MaskWords(TinyVocabulary()))};
+OutputMask MaskOf(int32_t step, std::initializer_list<int32_t> tokens) {
+  OutputMask mask{
+      .step = step, .output = 0, .allowed = std::vector<uint32_t>(MaskWords(TinyVocabulary()))};
   for (const int32_t token : tokens) mask.allowed[token / 32] |= 1u << (token % 32);
   return mask;
 }
-Step Masked(Step step) {
-  step.sample = true;
-  step.masked = true;
-  return step;
-}
-
 // Masks before their plan, after it, and in parts; beside steps that have none.
 TEST_P(EngineContract, MaskedStepsSampleWhatIsAllowed) {
   const uint64_t epoch = engine().epoch();
@@ -190,39 +185,40 @@ TEST_P(EngineContract, MaskedStepsSampleWhatIsAllowed) {
                       .Start(StartOf(1, 2, {1}))
                       .Start(StartOf(2, 2, {2}))
                       .Start(StartOf(3, 2, {3}))
-                      .Step(Masked(StepOf(1, 0, {1, 2})))
+                      .Step(MaskedOf(StepOf(1, 0, {1, 2})))
                       .Step(SampleOf(StepOf(2, 0, {1, 2})))
-                      .Step(Masked(StepOf(3, 0, {1, 2}))));
+                      .Step(MaskedOf(StepOf(3, 0, {1, 2}))));
   EXPECT_TRUE(engine().TakeResults().empty());
   engine().SetMasks(epoch + 1, 0, {MaskOf(2, {9})});  // of another epoch
   engine().SetMasks(epoch, 0, {MaskOf(2, {last})});
   const IterationResult first = runner_->Next();
-  EXPECT_EQ(first.steps[0].token, 7);
-  EXPECT_EQ(first.steps[2].token, last);
+  EXPECT_EQ(first.steps[0].token(), 7);
+  EXPECT_EQ(first.steps[2].token(), last);
   // One that follows a sample which the host has not seen is masked like any other. (Of several
   // stages, only the last has that.)
   const Step next = stages() > 1 ? StepOf(1, 2, {7}) : PreviousSample(1, 2);
   IterationPlan plan =
-      PlanOf(epoch, 1).Step(Masked(next)).Step(SampleOf(StepOf(2, 2, {first.steps[1].token})));
+      PlanOf(epoch, 1).Step(MaskedOf(next)).Step(SampleOf(StepOf(2, 2, {first.steps[1].token()})));
   engine().Submit(plan);
   engine().SetMasks(epoch, 1, {MaskOf(0, {11, 12})});
   const IterationResult second = runner_->Next();
-  EXPECT_TRUE(second.steps[0].token == 11 || second.steps[0].token == 12);
+  EXPECT_TRUE(second.steps[0].token() == 11 || second.steps[0].token() == 12);
 
   // What was sampled without a mask is what it would be without company.
   engine().Submit(PlanOf(epoch, 2).Start(StartOf(4, 2, {4})).Step(SampleOf(StepOf(4, 0, {1, 2}))));
-  EXPECT_EQ(runner_->Next().steps[0].token, first.steps[1].token);
+  EXPECT_EQ(runner_->Next().steps[0].token(), first.steps[1].token());
 }
 
 TEST_P(EngineContract, MasksThatDoNotFitEndTheEpoch) {
   const auto plan = [&] {
     return IterationPlan(
-        PlanOf(engine().epoch(), 0).Start(StartOf(1, 2, {1})).Step(Masked(StepOf(1, 0, {1, 2}))));
+        PlanOf(engine().epoch(), 0).Start(StartOf(1, 2, {1})).Step(MaskedOf(StepOf(1, 0, {1, 2}))));
   };
   const struct {
-    StepMask mask;
+    OutputMask mask;
     const char* error;
-  } rows[] = {{{0, {1, 2, 3}}, "has 3 words, expected"}, {MaskOf(5, {7}), "a mask of step 5"}};
+  } rows[] = {{{0, 0, {1, 2, 3}}, "has 3 words, expected"},
+              {MaskOf(5, {7}), "a mask of output 0 of step 5"}};
   for (const auto& [mask, error] : rows) {
     engine().Submit(plan());
     engine().SetMasks(engine().epoch(), 0, {mask});
@@ -245,8 +241,8 @@ void ExpectAsAlone(const EngineKind& kind, const std::string& path,
                    const LocalEngineOptions& options,
                    const std::vector<PlanDriver::DrivenRequest>& requests) {
   const std::unique_ptr<Backend> backend = MakeBackend(kind);
-  constexpr int64_t kMostTokens = 128;
-  auto model = LoadTiny(*backend, path, kMostTokens);
+  constexpr int64_t kMaxTokens = 128;
+  auto model = LoadTiny(*backend, path, kMaxTokens);
   ASSERT_TRUE(model.ok()) << model.status();
   const KvPaging paging =
       KvPaging::Of((*model)->config(), options.page_size, options.max_batch_tokens);
@@ -264,7 +260,7 @@ void ExpectAsAlone(const EngineKind& kind, const std::string& path,
   };
   const auto first = run(1);
   const auto second = run(2);
-  ReferenceRunner alone(*backend, **model, kMostTokens, 64, DType::kF32);
+  ReferenceRunner alone(*backend, **model, kMaxTokens, 64, DType::kF32);
   for (size_t i = 0; i < requests.size(); ++i) {
     for (int32_t candidate = 0; candidate < requests[i].candidates; ++candidate) {
       SCOPED_TRACE(Str("request ", i, ", candidate ", candidate));
@@ -289,8 +285,9 @@ TEST_P(EngineContract, CompanyAndPlacementDoNotMatter) {
                 RandomRequests(3, few ? 4 : 12, TinyVocabulary(), few ? 20 : 40, few ? 5 : 12));
 }
 
-// Neither does it where the pages behind a window are used again: rings of 32 or 48 positions for
-// requests of up to 120.
+// Neither does it where the pages behind a window are used again: rings of 48 positions for
+// requests of up to 120. A window of 18 and a step of 16 rows need 33 positions, one more than two
+// pages have.
 TEST_P(EngineContract, RingsOfPagesDoNotMatter) {
   const bool few = GetParam().gpus;
   LocalEngineOptions options = Options();
@@ -312,6 +309,7 @@ std::vector<float> Pooled(EngineRunner& runner, Pooling pooling, std::span<const
   const uint64_t epoch = runner.engine().epoch();
   IterationPlan plan =
       PlanOf(epoch, 0).Start(StartOf(1, static_cast<int32_t>(prompt.size()), {3, 1, 2}));
+  plan.starts[0].mean_pooling = pooling == Pooling::kMean;
   if (company) {
     plan.starts.push_back(StartOf(2, 3, {5}));
     plan.steps.push_back(SampleOf(StepOf(2, 0, {1, 2, 3})));
@@ -321,18 +319,17 @@ std::vector<float> Pooled(EngineRunner& runner, Pooling pooling, std::span<const
     const auto part = prompt.subspan(at, std::min(count, prompt.size() - at));
     Step step = StepOf(1, static_cast<int32_t>(at), {part.begin(), part.end()});
     at += part.size();
-    step.pooling = pooling;
-    step.sample = at == prompt.size();
-    plan.steps.push_back(step);
+    const bool last = at == prompt.size();
+    plan.steps.push_back(last ? HiddenOf(step) : step);
     runner.engine().Submit(plan);
     IterationResult result = runner.Next();
-    EXPECT_EQ(result.steps.back().token, -1);
-    if (step.sample) return std::move(result.steps.back().embedding);
-    EXPECT_TRUE(result.steps.back().embedding.empty());
+    EXPECT_EQ(result.steps.back().token(), -1);
+    if (last) return std::move(result.steps.back().outputs[0].hidden);
+    EXPECT_TRUE(result.steps.back().outputs.empty());
     plan = PlanOf(epoch, plan.iteration + 1);
     if (company) {
       const auto position = static_cast<int32_t>(2 + plan.iteration);
-      plan.steps.push_back(SampleOf(StepOf(2, position, {result.steps[0].token})));
+      plan.steps.push_back(SampleOf(StepOf(2, position, {result.steps[0].token()})));
     }
   }
 }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <deque>
+#include <iostream>
 #include <memory>
 
 #include "base/sync.h"
@@ -47,6 +48,7 @@ class EngineRunner {
     while (ready_.empty()) {
       for (IterationResult& result : engine_->TakeResults()) ready_.push_back(std::move(result));
       if (!ready_.empty()) break;
+      if (!engine_->status().ok()) std::cerr << engine_->status() << std::endl;
       TREADLE_CHECK(engine_->status().ok());
       WaitForNews();
     }

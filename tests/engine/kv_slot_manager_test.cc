@@ -1,4 +1,4 @@
-#include "engine/kv_slot_manager.h"
+#include "engine/kv/kv_slot_manager.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,6 +52,25 @@ TEST(KvSlotManager, ASharedPageIsFreeAfterItsLastRelease) {
   EXPECT_EQ(manager.Capacity().free_pages, 4);
 }
 
+// A ring has a slot for each position that the rows of a step write or look back at, and no page
+// more than that takes.
+TEST(KvPaging, ARingHoldsAWindowAndAStep) {
+  ModelConfig config;
+  config.layers = 2;
+  config.global_every = 2;
+  for (const int64_t page : {4, 16}) {
+    for (config.window = 1; config.window < 40; ++config.window) {
+      for (int64_t rows = 1; rows < 40; ++rows) {
+        const int64_t ring = KvPaging::Of(config, page, rows).ring;
+        const int64_t first_seen = 1000 - config.window + 1, last_written = 1000 + rows - 1;
+        const int64_t positions = last_written - first_seen + 1;
+        EXPECT_GE(ring * page, positions) << config.window << ", " << rows;
+        EXPECT_LT((ring - 1) * page, positions) << config.window << ", " << rows;
+      }
+    }
+  }
+}
+
 // Steps of 5 rows, a window of 6: 10 positions together, in pages of 4.
 TEST(KvSlotManager, WindowPagesAreARing) {
   ModelConfig config;
@@ -68,8 +87,8 @@ TEST(KvSlotManager, WindowPagesAreARing) {
   KvSlotManager manager({20, 9}, both);
   const auto admitted = manager.Admit(3, 26, 1);
   ASSERT_TRUE(admitted.has_value());
-  EXPECT_THAT(admitted->front().whole, ElementsAre(0, 1, 2, 3, 4, 5, 6));
-  EXPECT_THAT(admitted->front().window, ElementsAre(2, 0, 1, 2, 0, 1, 2));
+  EXPECT_THAT(admitted->front()[PageKind::kWhole], ElementsAre(0, 1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(admitted->front()[PageKind::kWindow], ElementsAre(2, 0, 1, 2, 0, 1, 2));
   EXPECT_EQ(manager.Capacity().free_pages, PageCounts(13, 6));
   EXPECT_FALSE(manager.Admit(3, 26, 2).has_value());  // 14 whole pages
   EXPECT_EQ(manager.Capacity().free_pages, PageCounts(13, 6));
@@ -79,15 +98,16 @@ TEST(KvSlotManager, WindowPagesAreARing) {
 
 // Candidates share what no one overwrites, and copy what they still see.
 TEST(KvSlotManager, CandidatesShareWhatTheRingKeeps) {
-  const KvPaging paging{.page_size = 4, .ring = 4, .whole = false};
+  const KvPaging paging{.page_size = 4, .ring = 4, .whole = false, .window = 15};
   KvSlotManager manager({0, 12}, paging);
   const auto copies = [&](int64_t prompt, int64_t tokens) {
     auto pages = *manager.Admit(prompt, tokens, 2);
     IterationPlan plan;
     manager.AddCopies(pages[0], pages[1], prompt, plan);
-    EXPECT_TRUE(plan.page_copies.whole.empty());
+    EXPECT_TRUE(plan.page_copies[PageKind::kWhole].empty());
     std::vector<std::pair<int32_t, int32_t>> found;
-    for (const PageCopy& copy : plan.page_copies.window) found.push_back({copy.from, copy.to});
+    for (const PageCopy& copy : plan.page_copies[PageKind::kWindow])
+      found.push_back({copy.from, copy.to});
     manager.Release(pages[0]);
     manager.Release(pages[1]);
     EXPECT_EQ(manager.Capacity().free_pages, PageCounts(0, 12));

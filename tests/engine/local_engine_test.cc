@@ -10,6 +10,7 @@
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/two_requests.h"
+#include "tests/support/in_time.h"
 #include "tests/support/one_rank.h"
 #include "tests/support/prefix_model.h"
 
@@ -25,11 +26,13 @@ class Gate {
     MutexLock lock(mutex_);
     entered_ = true;
     changed_.NotifyAll();
-    while (!open_) changed_.Wait(mutex_);
+    const auto deadline = std::chrono::steady_clock::now() + kTestPatience;
+    while (!open_) TREADLE_CHECK(changed_.WaitUntil(mutex_, deadline) || open_);
   }
   void WaitUntilEntered() {
     MutexLock lock(mutex_);
-    while (!entered_) changed_.Wait(mutex_);
+    const auto deadline = std::chrono::steady_clock::now() + kTestPatience;
+    while (!entered_) TREADLE_CHECK(changed_.WaitUntil(mutex_, deadline) || entered_);
   }
   void Open() {
     MutexLock lock(mutex_);
@@ -84,7 +87,7 @@ TEST(LocalEngine, RunsPlansInOrder) {
   const IterationResult second = runner->Next();
   EXPECT_EQ(first.iteration, 0u);
   EXPECT_EQ(second.iteration, 1u);
-  EXPECT_GE(second.steps[0].token, 0);
+  EXPECT_GE(second.steps[0].token(), 0);
   EXPECT_GT(first.timings.compute, 0);
   EXPECT_GT(first.timings.sample, 0);
   EXPECT_GE(first.timings.queue, 0);
@@ -213,7 +216,7 @@ TEST(LocalEngine, TheDestructorWaitsForTheRunningIteration) {
   runner->engine().Submit(PlanOf(runner->engine().epoch(), 1).Release(1));
   gate.WaitUntilEntered();
   std::thread opener([&] { gate.Open(); });
-  runner.reset();
+  RunInTime([&] { runner.reset(); });
   opener.join();
 }
 

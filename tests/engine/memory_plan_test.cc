@@ -96,9 +96,9 @@ TEST(KvMemoryPlan, BehindMistralsWindowNothingIsReserved) {
                                               .max_context = config.context,
                                               .page_size = page_size});
       ASSERT_TRUE(plan.ok()) << plan.status();
-      EXPECT_EQ(plan->pages_per_request.whole, 0);
-      EXPECT_LE(plan->pages_per_request.window * page_size, 4096 + chunk + page_size);
-      EXPECT_GE(plan->pages_per_request.window * page_size, 4096 + chunk);
+      EXPECT_EQ(plan->pages_per_request[PageKind::kWhole], 0);
+      EXPECT_LE(plan->pages_per_request[PageKind::kWindow] * page_size, 4096 + chunk + page_size);
+      EXPECT_GE(plan->pages_per_request[PageKind::kWindow] * page_size, 4096 + chunk);
       EXPECT_EQ(plan->bytes_per_token, PageCounts(0, 131072));
       EXPECT_EQ(plan->pages, PageCounts(0, (int64_t{16} << 30) / (131072 * page_size)));
       // A request that ends within its window reserves what it can use.

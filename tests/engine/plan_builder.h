@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 
 namespace treadle {
 
@@ -13,7 +13,7 @@ inline SequenceStart StartOf(SequenceId id, int32_t prompt_length, std::vector<i
   SequenceStart start;
   start.sequence = id;
   start.prompt_length = prompt_length;
-  start.pages = {std::move(pages), std::move(window_pages)};
+  start.pages = SequencePages({std::move(pages), std::move(window_pages)});
   start.sampling.temperature = 0;
   return start;
 }
@@ -28,8 +28,28 @@ inline Step StepOf(SequenceId id, int32_t first_position, std::vector<int32_t> t
 }
 
 inline Step SampleOf(Step step, int32_t top_logprobs = -1) {
-  step.sample = true;
-  step.top_logprobs = top_logprobs;
+  step.outputs.push_back(
+      {.row = step.num_tokens - 1, .sample = true, .top_logprobs = top_logprobs});
+  return step;
+}
+
+// With the log probability of what follows each row: the step's own tokens, then `next` (-1: none).
+inline Step ScoredOf(Step step, int32_t next, int32_t top_logprobs) {
+  for (int32_t row = 0; row < step.num_tokens; ++row) {
+    const int32_t target = row + 1 < step.num_tokens ? step.tokens[row + 1] : next;
+    if (target < 0) continue;
+    step.outputs.push_back({.row = row, .target = target, .target_logprobs = top_logprobs});
+  }
+  return step;
+}
+
+inline Step MaskedOf(Step step) {
+  step.outputs.push_back({.row = step.num_tokens - 1, .sample = true, .masked = true});
+  return step;
+}
+
+inline Step HiddenOf(Step step) {
+  step.outputs.push_back({.row = step.num_tokens - 1, .hidden = true});
   return step;
 }
 

@@ -1,6 +1,9 @@
 #include "tests/engine/plan_driver.h"
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
+#include <utility>
 
 namespace treadle {
 
@@ -8,7 +11,7 @@ PlanDriver::PlanDriver(const Options& options, std::vector<DrivenRequest> reques
     : options_(options),
       requests_(std::move(requests)),
       random_(options.seed),
-      kv_(options.num_pages, options.paging) {}
+      kv_(options.num_pages, options.paging, options.num_pages) {}
 
 bool PlanDriver::Done() const {
   return next_request_ == requests_.size() &&
@@ -44,11 +47,9 @@ void PlanDriver::AddStart(Sequence& sequence, int32_t first_position, IterationP
   start.min_new_tokens = request.min_new_tokens;
   start.end_tokens = request.end_tokens;
   start.candidate = sequence.candidate;
-  if (first_position > 0 && request.sampling.NeedsCounts()) {
-    start.earlier_tokens.assign(request.prompt.begin(), request.prompt.begin() + first_position);
-  }
+  start.earlier_tokens.assign(request.prompt.begin(), request.prompt.begin() + first_position);
   sequence.started = true;
-  sequence.next_position = first_position;
+  sequence.next_position = sequence.begun = sequence.written = first_position;
   plan.starts.push_back(std::move(start));
 }
 
@@ -58,7 +59,7 @@ void PlanDriver::StartCandidates(IterationPlan& plan) {
     if (sequence.started) continue;
     const int32_t prompt = static_cast<int32_t>(RequestOf(sequence).prompt.size());
     if (sequence.candidate == 0) {
-      AddStart(sequence, 0, plan);
+      AddStart(sequence, Reuse(sequence, plan), plan);
       continue;
     }
     const Sequence& first = sequences_[sequence.id - 1 - sequence.candidate];
@@ -68,13 +69,39 @@ void PlanDriver::StartCandidates(IterationPlan& plan) {
   }
 }
 
+// Takes what sequences before have left of the prompt.
+int32_t PlanDriver::Reuse(Sequence& first, IterationPlan& plan) {
+  const AloneRequest& request = RequestOf(first);
+  if (request.prompt_logprobs >= 0 || random_() % 4 == 0) return 0;
+  std::vector<SequencePages*> tables;
+  for (int32_t i = 0; i < requests_[first.request].candidates; ++i) {
+    tables.push_back(&sequences_[first.id - 1 + static_cast<size_t>(i)].pages);
+  }
+  const std::span<const int32_t> prompt = request.prompt;
+  const int32_t reused = kv_.ShareKept({"", prompt.first(prompt.size() - 1)}, tables);
+  kv_.AddPrefixCopies({"", prompt.first(reused)}, first.pages, plan);
+  reused_ += reused;
+  return reused;
+}
+
+// What the plan computes of prompts is there for the plans after it.
+void PlanDriver::Keep(const IterationPlan& plan) {
+  for (const Step& step : plan.steps) {
+    const Sequence& sequence = sequences_.at(step.sequence - 1);
+    const std::span<const int32_t> prompt = RequestOf(sequence).prompt;
+    const auto end = std::min(static_cast<size_t>(sequence.next_position), prompt.size() - 1);
+    if (sequence.candidate > 0) continue;
+    kv_.Keep({"", prompt.first(end)}, sequence.pages, {sequence.begun, sequence.written});
+  }
+}
+
 void PlanDriver::AddStep(Sequence& sequence, int64_t budget, IterationPlan& plan) {
   const AloneRequest& request = RequestOf(sequence);
   const int32_t prompt = static_cast<int32_t>(request.prompt.size());
   Step step;
   step.sequence = sequence.id;
   if (sequence.next_position < prompt) {
-    const int32_t floor = sequence.candidate == 0 ? 0 : prompt - 1;
+    const int32_t floor = sequence.begun;
     if (request.prompt_logprobs < 0 && random_() % 8 == 0) {  // run a piece again
       sequence.next_position = std::max(floor, sequence.next_position - 3);
     }
@@ -83,26 +110,55 @@ void PlanDriver::AddStep(Sequence& sequence, int64_t budget, IterationPlan& plan
     step.num_tokens = random_() % 3 == 0 ? most : static_cast<int32_t>(1 + random_() % most);
     const auto begin = request.prompt.begin() + sequence.next_position;
     step.tokens.assign(begin, begin + step.num_tokens);
-    if (sequence.candidate == 0) step.prompt_logprobs = request.prompt_logprobs;
-    const int32_t next = sequence.next_position + step.num_tokens;
-    if (next < prompt) step.next_token = request.prompt[next];
+    for (int32_t row = 0; request.prompt_logprobs >= 0 && row < step.num_tokens; ++row) {
+      const int32_t next = sequence.next_position + row + 1;
+      if (sequence.candidate > 0 || next == prompt) break;
+      step.outputs.push_back(
+          {.row = row, .target = request.prompt[next], .target_logprobs = request.prompt_logprobs});
+    }
   } else {
     step.num_tokens = 1;
     const std::vector<int32_t>& known = sequence.answer.tokens;
     const size_t wanted = static_cast<size_t>(sequence.next_position - prompt);
-    const bool carry =
-        (random_() % 2 == 0 || options_.one_plan_each) && !options_.always_previous_sample;
+    const bool carry = (random_() % 2 == 0 || options_.one_plan_each || sequence.strayed) &&
+                       !options_.always_previous_sample;
+    sequence.strayed = false;
     if (carry && wanted < known.size()) step.tokens = {known[wanted]};
+    if (requests_[sequence.request].guesses && !step.tokens.empty() && sequence.in_flight == 0 &&
+        random_() % 3 == 0) {
+      Guess(sequence, budget, step);
+    }
   }
   step.first_position = sequence.next_position;
   sequence.next_position += step.num_tokens;
-  if (sequence.next_position >= prompt) {
-    step.sample = true;
-    step.top_logprobs = request.top_logprobs;
-    ++sequence.submitted;
+  sequence.written = std::max(sequence.written, sequence.next_position);
+  kv_.NoteWrites(sequence.pages, step.first_position, sequence.next_position);
+  const int32_t first_sampled = sequence.guessed.empty() ? step.num_tokens - 1 : 0;
+  for (int32_t row = first_sampled; row < step.num_tokens; ++row) {
+    if (sequence.next_position < prompt) break;
+    step.outputs.push_back({.row = row, .sample = true, .top_logprobs = request.top_logprobs});
   }
+  if (sequence.next_position >= prompt) ++sequence.submitted;
   ++sequence.in_flight;
   plan.steps.push_back(std::move(step));
+}
+
+// Up to three tokens that are known, and up to three that nobody knows.
+void PlanDriver::Guess(Sequence& sequence, int64_t budget, Step& step) {
+  const AloneRequest& request = RequestOf(sequence);
+  const auto prompt = static_cast<int32_t>(request.prompt.size());
+  const int32_t least = std::max(prompt, sequence.next_position - 3);
+  const int32_t first =
+      least + static_cast<int32_t>(random_() % (sequence.next_position - least + 1));
+  const int32_t last = prompt + request.max_new_tokens - 2;  // whose sample is the last token
+  int32_t guesses = std::min(last - sequence.next_position, static_cast<int32_t>(random_() % 4));
+  const std::vector<int32_t>& known = sequence.answer.tokens;
+  step.tokens.assign(known.begin() + (first - prompt), known.end());
+  for (; guesses > 0; --guesses) step.tokens.push_back(request.prompt[random_() % prompt]);
+  if (std::ssize(step.tokens) > budget) return step.tokens.assign(1, known.back());
+  sequence.next_position = first;
+  step.num_tokens = static_cast<int32_t>(step.tokens.size());
+  sequence.guessed = step.tokens;
 }
 
 IterationPlan PlanDriver::Next(uint64_t epoch, uint64_t iteration) {
@@ -119,7 +175,13 @@ IterationPlan PlanDriver::Next(uint64_t epoch, uint64_t iteration) {
     }
     sequence.released = true;
     plan.releases.push_back(sequence.id);
-    kv_.Release(sequence.pages);
+    // The last token's row may not have been run.
+    const AloneRequest& request = RequestOf(sequence);
+    std::vector<int32_t> ids = request.prompt;
+    ids.insert(ids.end(), sequence.answer.tokens.begin(), sequence.answer.tokens.end());
+    if (!sequence.answer.tokens.empty()) ids.pop_back();
+    ids.resize(std::min(ids.size(), static_cast<size_t>(sequence.next_position)));
+    kv_.KeepAndRelease({"", ids}, sequence.pages, {sequence.begun, sequence.written});
   }
   while (next_request_ < requests_.size() && random_() % 3 != 0 && Admit(next_request_)) {
     ++next_request_;
@@ -129,7 +191,8 @@ IterationPlan PlanDriver::Next(uint64_t epoch, uint64_t iteration) {
   std::vector<Sequence*> order;
   for (Sequence& sequence : sequences_) {
     const bool complete = sequence.submitted == RequestOf(sequence).max_new_tokens;
-    const bool busy = options_.one_plan_each && sequence.in_flight > 0;
+    const bool busy =
+        (options_.one_plan_each || !sequence.guessed.empty()) && sequence.in_flight > 0;
     if (sequence.started && !sequence.released && !complete && !sequence.ended && !busy) {
       order.push_back(&sequence);
     }
@@ -139,23 +202,45 @@ IterationPlan PlanDriver::Next(uint64_t epoch, uint64_t iteration) {
     const int64_t budget = options_.max_batch_tokens - plan.num_tokens();
     if (budget > 0 && random_() % 5 != 0) AddStep(*sequence, budget, plan);
   }
+  Keep(plan);
   return plan;
 }
 
 void PlanDriver::Absorb(const IterationResult& result) {
   for (const StepResult& step : result.steps) {
     Sequence& sequence = sequences_.at(step.sequence - 1);
-    const AloneRequest& request = RequestOf(sequence);
-    AloneAnswer& answer = sequence.answer;
+    const auto prompt = static_cast<int32_t>(RequestOf(sequence).prompt.size());
+    std::vector<int32_t>& tokens = sequence.answer.tokens;
     --sequence.in_flight;
-    answer.prompt_details.insert(answer.prompt_details.end(), step.prompt_detail.begin(),
-                                 step.prompt_detail.end());
-    if (step.token < 0 || sequence.ended) continue;
-    answer.tokens.push_back(step.token);
-    if (request.top_logprobs >= 0) answer.details.push_back(step.detail);
-    const auto& ends = request.end_tokens;
-    sequence.ended = std::find(ends.begin(), ends.end(), step.token) != ends.end();
+    const std::vector<int32_t> guessed = std::exchange(sequence.guessed, {});
+    const int32_t first = sequence.next_position - static_cast<int32_t>(guessed.size());
+    for (size_t i = 0; i < step.outputs.size() && !sequence.ended; ++i) {
+      const RowResult& row = step.outputs[i];
+      if (row.token < 0) {
+        sequence.answer.prompt_details.push_back(row.target);
+        continue;
+      }
+      const size_t index = guessed.empty() ? tokens.size() : first + i + 1 - prompt;
+      if (index < tokens.size()) {
+        EXPECT_EQ(row.token, tokens[index]) << "sampled again";
+      } else {
+        AbsorbToken(sequence, row);
+      }
+      // What comes next was computed after another token.
+      if (i + 1 < guessed.size() && guessed[i + 1] != tokens[index]) break;
+    }
+    if (guessed.empty()) continue;
+    sequence.strayed = true;
+    sequence.next_position = prompt + static_cast<int32_t>(tokens.size()) - 1;
+    sequence.submitted = static_cast<int32_t>(tokens.size());
   }
+}
+
+void PlanDriver::AbsorbToken(Sequence& sequence, const RowResult& row) {
+  const AloneRequest& request = RequestOf(sequence);
+  sequence.answer.tokens.push_back(row.token);
+  if (request.top_logprobs >= 0) sequence.answer.details.push_back(row.detail);
+  sequence.ended = std::ranges::count(request.end_tokens, row.token) > 0;
 }
 
 const AloneAnswer& PlanDriver::answer(size_t request, uint32_t candidate) const {

@@ -2,7 +2,9 @@
 //
 // Random: who is admitted when, who is in a plan and in what order, how a prompt is cut into
 // chunks, whether a decoding step carries its token or uses the previous sample, and now and then a
-// piece of a prompt is run again.
+// piece of a prompt is run again, or a step goes back over tokens that are known and on over tokens
+// that are guessed, and all of its rows are sampled. What sequences have computed is kept, and
+// those whose prompts begin alike may begin after it.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +12,8 @@
 #include <random>
 #include <vector>
 
-#include "engine/iteration_plan.h"
-#include "engine/kv_slot_manager.h"
+#include "engine/kv/kv_slot_manager.h"
+#include "engine/plan/iteration_plan.h"
 #include "tests/support/reference_runner.h"
 
 namespace treadle {
@@ -21,6 +23,7 @@ class PlanDriver {
   struct DrivenRequest {
     AloneRequest request;  // of candidate 0
     int32_t candidates = 1;
+    bool guesses = true;  // some steps go back, and on over tokens that are guessed
   };
   struct Options {
     KvPaging paging = {.page_size = 16};
@@ -43,6 +46,7 @@ class PlanDriver {
 
   const AloneAnswer& answer(size_t request, uint32_t candidate) const;
   PageCounts free_pages() const { return kv_.Capacity().free_pages; }
+  int64_t reused() const { return reused_; }  // positions that sequences have begun after
 
  private:
   struct Sequence {
@@ -51,18 +55,26 @@ class PlanDriver {
     uint32_t candidate = 0;
     SequencePages pages;
     int32_t next_position = 0;
+    int32_t begun = 0;      // where it started
+    int32_t written = 0;    // the end of what its steps ever wrote
     int32_t submitted = 0;  // samples asked for
     int32_t in_flight = 0;
     bool started = false;
     bool released = false;
     bool ended = false;
+    bool strayed = false;          // the last step may have run on after another token
+    std::vector<int32_t> guessed;  // inputs of the step in flight, of which all rows are sampled
     AloneAnswer answer;
   };
 
   bool Admit(size_t request);
   void StartCandidates(IterationPlan& plan);
   void AddStart(Sequence& sequence, int32_t first_position, IterationPlan& plan);
+  int32_t Reuse(Sequence& first, IterationPlan& plan);
+  void Keep(const IterationPlan& plan);
   void AddStep(Sequence& sequence, int64_t budget, IterationPlan& plan);
+  void Guess(Sequence& sequence, int64_t budget, Step& step);
+  void AbsorbToken(Sequence& sequence, const RowResult& row);
   const AloneRequest& RequestOf(const Sequence& sequence) const {
     return requests_[sequence.request].request;
   }
@@ -71,6 +83,7 @@ class PlanDriver {
   const std::vector<DrivenRequest> requests_;
   std::mt19937 random_;
   KvSlotManager kv_;
+  int64_t reused_ = 0;
   size_t next_request_ = 0;
   std::vector<Sequence> sequences_;  // id - 1 is the index
 };

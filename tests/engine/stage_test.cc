@@ -27,12 +27,15 @@ IterationPlan RandomPlan(std::mt19937& random, std::map<SequenceId, int32_t>& ne
   };
   IterationPlan plan;
   if (number(0, 3) == 0) plan.releases.push_back(number(1, 6));
-  if (number(0, 9) == 0) plan.page_copies.whole.push_back({number(-1, 32), number(-1, 32)});
+  if (number(0, 9) == 0)
+    plan.page_copies[PageKind::kWhole].push_back({number(-1, 32), number(-1, 32)});
   if (number(0, 2) == 0) {
     SequenceStart start = StartOf(number(1, 6), number(0, 20), {});
-    for (int pages = number(0, 3); pages > 0; --pages) start.pages.whole.push_back(number(0, 32));
+    for (int pages = number(0, 3); pages > 0; --pages)
+      start.pages[PageKind::kWhole].push_back(number(0, 32));
     if (number(0, 4) == 0) start.first_position = number(-1, 20);
     if (number(0, 3) == 0) start.sampling.repetition_penalty = 1.5f;
+    start.mean_pooling = number(0, 9) == 0;
     if (number(0, 9) == 0) start.earlier_tokens.resize(number(0, 20), number(-1, 50));
     plan.starts.push_back(start);
   }
@@ -42,10 +45,15 @@ IterationPlan RandomPlan(std::mt19937& random, std::map<SequenceId, int32_t>& ne
     step.num_tokens = number(number(0, 9) == 0 ? 0 : 1, 6);
     if (number(0, 3) > 0) step.tokens.resize(step.num_tokens, number(number(-9, 0) / 9, 49));
     if (step.tokens.empty() && number(0, 3) > 0) step.num_tokens = 1;
-    step.sample = number(0, 1) == 1;
-    step.top_logprobs = number(-1, 3);
-    if (number(0, 2) == 0) step.prompt_logprobs = number(-1, number(0, 9) == 0 ? 21 : 20);
-    if (number(0, 2) == 0) step.next_token = number(-1, number(0, 9) == 0 ? 50 : 49);
+    for (int32_t row = 0; row < step.num_tokens; ++row) {
+      if (number(0, 2) > 0) continue;
+      step.outputs.push_back({.row = number(0, 19) == 0 ? number(-1, 6) : row,
+                              .sample = number(0, 1) == 1,
+                              .hidden = number(0, 3) == 0,
+                              .top_logprobs = number(-1, number(0, 19) == 0 ? 21 : 20),
+                              .target = number(-1, number(0, 19) == 0 ? 50 : 49),
+                              .target_logprobs = number(0, 20)});
+    }
     plan.steps.push_back(step);
   }
   return plan;
@@ -107,16 +115,16 @@ TEST_F(StageTest, FlattensAMixedBatch) {
   // Only the rows that give output reach the head: one of sequence 1, none of 2, the last of 3.
   EXPECT_THAT(model_.head_rows, ElementsAre(1, 2));
   ASSERT_EQ(result.steps.size(), 3u);
-  EXPECT_EQ(result.steps[0].token, Greedy({11, 12, 13, 14}));
-  EXPECT_EQ(result.steps[1].token, -1);
-  EXPECT_EQ(result.steps[2].token, Greedy({31, 32, 33, 34}));
+  EXPECT_EQ(result.steps[0].token(), Greedy({11, 12, 13, 14}));
+  EXPECT_EQ(result.steps[1].token(), -1);
+  EXPECT_EQ(result.steps[2].token(), Greedy({31, 32, 33, 34}));
   EXPECT_EQ(result.steps[2].sequence, 3u);
 }
 
 TEST_F(StageTest, AStepWithoutTokensRunsThePreviousSample) {
   const int32_t first =
-      Run(PlanOf().Start(StartOf(1, 2, {3})).Step(SampleOf(StepOf(1, 0, {7, 8})))).steps[0].token;
-  const int32_t second = Run(PlanOf().Step(SampleOf(PreviousSample(1, 2)))).steps[0].token;
+      Run(PlanOf().Start(StartOf(1, 2, {3})).Step(SampleOf(StepOf(1, 0, {7, 8})))).steps[0].token();
+  const int32_t second = Run(PlanOf().Step(SampleOf(PreviousSample(1, 2)))).steps[0].token();
   EXPECT_THAT(model_.calls[1].token_ids, ElementsAre(first));
   EXPECT_THAT(model_.calls[1].positions, ElementsAre(2));
   EXPECT_EQ(second, Greedy({7, 8, first}));
@@ -125,8 +133,36 @@ TEST_F(StageTest, AStepWithoutTokensRunsThePreviousSample) {
 TEST_F(StageTest, WritingDiscardsWhatLayThereOrLater) {
   Run(PlanOf().Start(StartOf(1, 4, {3})).Step(SampleOf(StepOf(1, 0, {1, 2, 3, 4}))));
   const IterationResult result = Run(PlanOf().Step(SampleOf(StepOf(1, 2, {9}))));
-  EXPECT_EQ(result.steps[0].token, Greedy({1, 2, 9}));
-  EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(1, 3, {5})))).steps[0].token, Greedy({1, 2, 9, 5}));
+  EXPECT_EQ(result.steps[0].token(), Greedy({1, 2, 9}));
+  EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(1, 3, {5})))).steps[0].token(), Greedy({1, 2, 9, 5}));
+}
+
+// A sequence that begins behind pages of others looks at what they hold, not at who filled them.
+TEST_F(StageTest, RowsThatAreNotThereAreNamed) {
+  std::vector<int32_t> prompt(20);
+  std::iota(prompt.begin(), prompt.end(), 1);
+  Run(PlanOf().Start(StartOf(1, 20, {0, 1})).Step(SampleOf(StepOf(1, 0, prompt))));
+  SequenceStart second = StartOf(2, 20, {0, 5});
+  second.first_position = 16;
+  second.earlier_tokens = {prompt.begin(), prompt.begin() + 16};
+  const Step rest = SampleOf(StepOf(2, 16, {prompt.begin() + 16, prompt.end()}));
+  EXPECT_EQ(Run(PlanOf().Start(second).Step(rest)).steps[0].token(), Greedy(prompt));
+
+  const auto error = [&](const SequenceStart& start, Step step) {
+    step.sequence = start.sequence;
+    return std::string(stage_->Begin(PlanOf().Start(start).Step(step)).message());
+  };
+  SequenceStart other = second;
+  other.sequence = 3;
+  other.earlier_tokens[7] = 40;  // other tokens than the page's, from 7 on
+  EXPECT_THAT(error(other, rest), HasSubstr("sequence 3 do not hold its row at position 7"));
+  other = second;
+  other.sequence = 4;
+  other.pages[PageKind::kWhole] = {1, 5};  // the page of other positions
+  EXPECT_THAT(error(other, rest), HasSubstr("sequence 4 do not hold its row at position 0"));
+  other.sequence = 5;
+  other.pages[PageKind::kWhole] = {9, 5};  // a page that nobody wrote
+  EXPECT_THAT(error(other, rest), HasSubstr("sequence 5 do not hold its row at position 0"));
 }
 
 // Releases, page copies, starts, steps: a page that a release gives up is copied over and begun
@@ -142,41 +178,41 @@ TEST_F(StageTest, AppliesReleasesCopiesStartsAndStepsInThisOrder) {
   SequenceStart candidate = StartOf(2, 20, {0, 5});  // shares page 0; page 5 was sequence 2's
   candidate.first_position = 19;
   candidate.candidate = 1;
+  candidate.earlier_tokens = {prompt.begin(), prompt.begin() + 19};
   const IterationResult result =
       Run(PlanOf().Release(2).Copy(1, 5).Start(candidate).Step(SampleOf(StepOf(2, 19, {20}))));
-  EXPECT_EQ(result.steps[0].token, Greedy(prompt));
+  EXPECT_EQ(result.steps[0].token(), Greedy(prompt));
   // The candidates go on apart.
   const IterationResult apart =
       Run(PlanOf().Step(SampleOf(StepOf(1, 20, {41}))).Step(SampleOf(StepOf(2, 20, {42}))));
   std::vector<int32_t> first = prompt, second = prompt;
   first.push_back(41);
   second.push_back(42);
-  EXPECT_EQ(apart.steps[0].token, Greedy(first));
-  EXPECT_EQ(apart.steps[1].token, Greedy(second));
+  EXPECT_EQ(apart.steps[0].token(), Greedy(first));
+  EXPECT_EQ(apart.steps[1].token(), Greedy(second));
 }
 
 TEST_F(StageTest, PromptLogprobsRunInTilesAndJoinAcrossChunks) {
   std::vector<int32_t> prompt(150);
   for (int32_t i = 0; i < 150; ++i) prompt[i] = (i * 7) % 50;
-  Step step = StepOf(1, 0, {prompt.begin(), prompt.begin() + 140});
-  step.prompt_logprobs = 2;
-  step.next_token = prompt[140];
-  Step rest = SampleOf(StepOf(1, 140, {prompt.begin() + 140, prompt.end()}), 3);
-  rest.prompt_logprobs = 2;
+  const Step step = ScoredOf(StepOf(1, 0, {prompt.begin(), prompt.begin() + 140}), prompt[140], 2);
+  const Step rest =
+      SampleOf(ScoredOf(StepOf(1, 140, {prompt.begin() + 140, prompt.end()}), -1, 2), 3);
   std::vector<int32_t> pages = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
   const IterationResult first = Run(PlanOf().Start(StartOf(1, 150, pages)).Step(step));
   const IterationResult second = Run(PlanOf().Step(rest));
   EXPECT_THAT(model_.head_rows, ElementsAre(/*first*/ 64, 64, 12, /*second*/ 10));
-  ASSERT_EQ(first.steps[0].prompt_detail.size(), 140u);
-  ASSERT_EQ(second.steps[0].prompt_detail.size(), 9u);  // nothing follows the prompt's last row
-  EXPECT_EQ(first.steps[0].token, -1);
-  EXPECT_EQ(second.steps[0].token, Greedy(prompt));
-  EXPECT_EQ(second.steps[0].detail.top.size(), 3u);
-  EXPECT_EQ(second.steps[0].detail.top[0].token, second.steps[0].token);
+  ASSERT_EQ(first.steps[0].outputs.size(), 140u);
+  ASSERT_EQ(second.steps[0].outputs.size(), 10u);
+  EXPECT_EQ(first.steps[0].token(), -1);
+  EXPECT_EQ(second.steps[0].token(), Greedy(prompt));
+  const TokenDetail& sampled = second.steps[0].outputs.back().detail;
+  EXPECT_EQ(sampled.top.size(), 3u);
+  EXPECT_EQ(sampled.top[0].token, second.steps[0].token());
 
   for (int32_t i = 0; i + 1 < 150; ++i) {
     const TokenDetail& detail =
-        i < 140 ? first.steps[0].prompt_detail[i] : second.steps[0].prompt_detail[i - 140];
+        (i < 140 ? first.steps[0].outputs[i] : second.steps[0].outputs[i - 140]).target;
     const std::vector<int32_t> prefix(prompt.begin(), prompt.begin() + i + 1);
     const uint32_t hash = PrefixModel::Hash(prefix);
     double sum = 0;
@@ -189,16 +225,52 @@ TEST_F(StageTest, PromptLogprobsRunInTilesAndJoinAcrossChunks) {
   }
 }
 
-TEST_F(StageTest, ARowCanGiveATokenAndAPromptLogprob) {
-  Step step = SampleOf(StepOf(1, 0, {1, 2}), 0);
-  step.prompt_logprobs = 4;
-  step.next_token = 9;
+TEST_F(StageTest, ARowCanGiveEverythingAtOnce) {
+  Step step = StepOf(1, 0, {1, 2});
+  step.outputs = {{.row = 0, .target = 2, .target_logprobs = 4},
+                  {.row = 1,
+                   .sample = true,
+                   .hidden = true,
+                   .top_logprobs = 0,
+                   .target = 9,
+                   .target_logprobs = 4}};
   const IterationResult result = Run(PlanOf().Start(StartOf(1, 3, {0})).Step(step));
-  EXPECT_EQ(result.steps[0].token, Greedy({1, 2}));
-  EXPECT_TRUE(result.steps[0].detail.top.empty());
-  ASSERT_EQ(result.steps[0].prompt_detail.size(), 2u);
-  EXPECT_EQ(result.steps[0].prompt_detail[1].top.size(), 4u);
-  EXPECT_LE(result.steps[0].prompt_detail[1].logprob, result.steps[0].detail.logprob);
+  ASSERT_EQ(result.steps[0].outputs.size(), 2u);
+  const RowResult& first = result.steps[0].outputs[0];
+  const RowResult& second = result.steps[0].outputs[1];
+  EXPECT_EQ(first.token, -1);
+  EXPECT_EQ(first.target.top[0].token, Greedy({1}));
+  EXPECT_TRUE(first.hidden.empty());
+  EXPECT_EQ(second.token, Greedy({1, 2}));
+  EXPECT_TRUE(second.detail.top.empty());
+  EXPECT_EQ(second.target.top.size(), 4u);
+  EXPECT_LE(second.target.logprob, second.detail.logprob);
+  EXPECT_EQ(std::ssize(second.hidden), model_.config().hidden);
+}
+
+// Rows before the last one are sampled as if they were the last.
+TEST_F(StageTest, EveryRowCanBeSampled) {
+  const std::vector<int32_t> ids = {5, 6, 7, 8, 9};
+  SequenceStart start = StartOf(1, 3, {0});
+  start.sampling.frequency_penalty = 2.0f;
+  start.sampling.presence_penalty = 2.0f;
+  start.min_new_tokens = 2;
+  start.end_tokens = {Greedy({5, 6, 7}), Greedy({5, 6, 7, 8}), Greedy(ids)};
+  Step all = StepOf(1, 0, ids);
+  for (int32_t row = 2; row < 5; ++row) all.outputs.push_back({.row = row, .sample = true});
+  const IterationResult together = Run(PlanOf().Start(start).Step(all));
+  ASSERT_EQ(together.steps[0].outputs.size(), 3u);
+  for (int32_t rows = 3; rows <= 5; ++rows) {
+    start.sequence = static_cast<SequenceId>(rows);
+    start.pages[PageKind::kWhole] = {rows};
+    const Step alone = SampleOf(StepOf(start.sequence, 0, {ids.begin(), ids.begin() + rows}));
+    EXPECT_EQ(together.steps[0].outputs[rows - 3].token,
+              Run(PlanOf().Start(start).Step(alone)).steps[0].token());
+  }
+  // The last row's sample is what a step without tokens runs.
+  const int32_t next = together.steps[0].token();
+  const int32_t after = Run(PlanOf().Step(SampleOf(PreviousSample(1, 5)))).steps[0].token();
+  EXPECT_EQ(after, Run(PlanOf().Step(SampleOf(StepOf(1, 5, {next})))).steps[0].token());
 }
 
 TEST_F(StageTest, EndTokensAreSuppressedUntilMinNewTokens) {
@@ -207,15 +279,15 @@ TEST_F(StageTest, EndTokensAreSuppressedUntilMinNewTokens) {
   start.end_tokens = {Greedy(prompt)};
   start.min_new_tokens = 1;
   const int32_t token =
-      Run(PlanOf().Start(start).Step(SampleOf(StepOf(1, 0, prompt)))).steps[0].token;
+      Run(PlanOf().Start(start).Step(SampleOf(StepOf(1, 0, prompt)))).steps[0].token();
   EXPECT_NE(token, Greedy(prompt));
   // The second token may be any.
   const std::vector<int32_t> longer = {5, 6, 7, token};
   start.sequence = 2;
-  start.pages.whole = {1};
+  start.pages[PageKind::kWhole] = {1};
   start.end_tokens = {Greedy(prompt), Greedy(longer)};
   Run(PlanOf().Start(start).Step(SampleOf(StepOf(2, 0, prompt))));
-  EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(2, 3, {token})))).steps[0].token, Greedy(longer));
+  EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(2, 3, {token})))).steps[0].token(), Greedy(longer));
 }
 
 TEST_F(StageTest, ARepetitionPenaltyCountsEveryEnteredToken) {
@@ -236,7 +308,7 @@ TEST_F(StageTest, ARepetitionPenaltyCountsEveryEnteredToken) {
       const float logit = PrefixModel::Logit(hash, v) - 2.0f * n - (n > 0 ? 2.0f : 0.0f);
       if (logit > best) best = logit, expected = v;
     }
-    const int32_t token = Run(plan.Step(SampleOf(step))).steps[0].token;
+    const int32_t token = Run(plan.Step(SampleOf(step))).steps[0].token();
     EXPECT_EQ(token, expected) << i;
     ids.push_back(token);
     step = PreviousSample(1, 3 + i);
@@ -258,7 +330,7 @@ TEST_F(StageTest, ABadPlanTouchesNothing) {
       TryRun(PlanOf().Release(1).Copy(1, 0).Start(StartOf(2, 3, {1})).Step(StepOf(3, 0, {1})));
   EXPECT_EQ(bad.status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(model_.calls.size(), 1u);
-  EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(1, 3, {4})))).steps[0].token, Greedy({1, 2, 3, 4}));
+  EXPECT_EQ(Run(PlanOf().Step(SampleOf(StepOf(1, 3, {4})))).steps[0].token(), Greedy({1, 2, 3, 4}));
 }
 
 // Every plan is refused or run, and none reaches outside (the sanitizers watch).

@@ -43,6 +43,12 @@ inline std::vector<IterationResult> RunPlans(EngineRunner& runner,
   return results;
 }
 
+inline std::vector<TokenDetail> DetailsOf(const StepResult& step) {
+  std::vector<TokenDetail> details;
+  for (const RowResult& row : step.outputs) details.push_back(row.detail);
+  return details;
+}
+
 inline void ExpectSameResults(const std::vector<IterationResult>& one,
                               const std::vector<IterationResult>& two) {
   ASSERT_EQ(one.size(), two.size());
@@ -51,8 +57,8 @@ inline void ExpectSameResults(const std::vector<IterationResult>& one,
     ASSERT_EQ(one[i].steps.size(), two[i].steps.size());
     for (size_t k = 0; k < one[i].steps.size(); ++k) {
       EXPECT_EQ(one[i].steps[k].sequence, two[i].steps[k].sequence);
-      EXPECT_EQ(one[i].steps[k].token, two[i].steps[k].token);
-      EXPECT_EQ(Difference({one[i].steps[k].detail}, {two[i].steps[k].detail}), "");
+      EXPECT_EQ(one[i].steps[k].token(), two[i].steps[k].token());
+      EXPECT_EQ(Difference(DetailsOf(one[i].steps[k]), DetailsOf(two[i].steps[k])), "");
     }
   }
 }

@@ -1,6 +1,6 @@
 // Chat templates: an input is a template and messages, each up to a zero. Whatever a template does,
 // it stays within what its budget allows it of memory and time, and what comes out is UTF-8.
-#include "models/text/chat_template.h"
+#include "models/text/jinja/chat_template.h"
 
 #include <time.h>
 

@@ -9,7 +9,7 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
-#include "models/checkpoints/inspect.h"
+#include "models/checkpoints/inspect/inspect.h"
 #include "tests/support/run_one_token.h"
 
 namespace treadle {

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "base/status.h"
-#include "engine/remote/plan_messages.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/remote/remote_engine.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/fuzz/checkpoint_files.h"
@@ -34,8 +34,7 @@ RemoteEngineOptions Options() {
 }
 
 std::vector<IterationPlan> Plans() {
-  Step prompt = SampleOf(StepOf(7, 0, {1, 2, 3}), 2);
-  prompt.prompt_logprobs = 1;
+  const Step prompt = SampleOf(ScoredOf(StepOf(7, 0, {1, 2, 3}), -1, 1), 2);
   return {PlanOf(1, 0).Start(StartOf(7, 3, {0})).Step(prompt),
           PlanOf(1, 1).Step(SampleOf(PreviousSample(7, 3)))};
 }
@@ -101,7 +100,7 @@ void Run(std::string_view bytes) {
       TREADLE_CHECK(answered < plans.size());
       TREADLE_CHECK(result.steps.size() == plans[answered++].steps.size());
       for (const StepResult& step : result.steps) {
-        TREADLE_CHECK(step.token >= 0 && step.token < TinyVocabulary());
+        TREADLE_CHECK(step.token() >= 0 && step.token() < TinyVocabulary());
       }
     }
   }
@@ -125,14 +124,13 @@ std::vector<std::string> Seeds() {
   result.epoch = 1;
   StepResult& step = result.steps.emplace_back();
   step.sequence = 7;
-  step.token = 3;
   control::WorkerMessage first, second, trace, tensor, failed, rendezvous, beat;
-  step.detail = {-0.5f, {{3, -0.5f}, {4, -1.0f}}};
-  step.prompt_detail = {{-2.0f, {{1, -2.0f}}}, {-3.0f, {}}};
+  step.outputs = {{.target = {-2.0f, {{1, -2.0f}}}},
+                  {.target = {-3.0f, {}}},
+                  {.token = 3, .detail = {-0.5f, {{3, -0.5f}, {4, -1.0f}}}}};
   EncodeResult(result, *first.mutable_result());
   result.iteration = 1;
-  step.detail = {};
-  step.prompt_detail.clear();
+  step.outputs = {{.token = 3}};
   EncodeResult(result, *second.mutable_result());
   trace.mutable_trace()->add_event()->set_epoch(1);
   tensor.mutable_tensor()->set_tensor(1);

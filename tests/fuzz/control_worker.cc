@@ -6,7 +6,7 @@
 
 #include "base/sha256.h"
 #include "base/status.h"
-#include "engine/remote/plan_messages.h"
+#include "engine/plan/plan_messages.h"
 #include "engine/remote/received_checkpoint.h"
 #include "engine/remote/worker.h"
 #include "tests/engine/plan_builder.h"
@@ -26,7 +26,7 @@ constexpr const char* kVersion = "test";
 constexpr milliseconds kPatience{5'000}, kMoment{20};
 constexpr size_t kLongest = 4096;  // a directory of a small model takes two thousand bytes
 // A master may ask for as much as the machine has; an input may not.
-constexpr int64_t kMostTokens = 64, kMostPages = 64, kMostPageSize = 64;
+constexpr int64_t kMaxTokens = 64, kMaxPages = 64, kMaxPageSize = 64;
 
 // The worker's own.
 const std::string& Model() {
@@ -66,8 +66,8 @@ class Master {
       Limit(*message.mutable_configure());
       answers_ = FuzzInput(input_.Short());
     }
-    if (const int64_t pages = message.reserve().whole(); pages > kMostPages && pages <= INT32_MAX) {
-      message.mutable_reserve()->set_whole(kMostPages);
+    if (const int64_t pages = message.reserve().whole(); pages > kMaxPages && pages <= INT32_MAX) {
+      message.mutable_reserve()->set_whole(kMaxPages);
     }
     stream_->Deliver(message.SerializeAsString());
     const auto kind = message.kind_case();
@@ -81,8 +81,8 @@ class Master {
 
  private:
   void Limit(control::Configure& configure) {
-    if (configure.max_batch_tokens() > kMostTokens) configure.set_max_batch_tokens(kMostTokens);
-    if (configure.page_size() > kMostPageSize) configure.set_page_size(kMostPageSize);
+    if (configure.max_batch_tokens() > kMaxTokens) configure.set_max_batch_tokens(kMaxTokens);
+    if (configure.page_size() > kMaxPageSize) configure.set_page_size(kMaxPageSize);
     if (configure.tensor_parallel() > 2) configure.set_tensor_parallel(2);
   }
 
@@ -194,11 +194,9 @@ std::vector<std::string> Seeds() {
   end.mutable_end_epoch()->set_epoch(1);
   control::MasterMessage tracing, masks, masked, next_epoch;
   tracing.set_tracing(true);
-  Step constrained = SampleOf(PreviousSample(7, 3));
-  constrained.masked = true;
-  EncodePlan(PlanOf(1, 1).Step(constrained), *masked.mutable_plan());
+  EncodePlan(PlanOf(1, 1).Step(MaskedOf(PreviousSample(7, 3))), *masked.mutable_plan());
   const std::vector<uint32_t> any(MaskWords(TinyVocabulary()), ~uint32_t{0});
-  EncodeMasks(1, 1, {{.step = 0, .allowed = any}}, *masks.mutable_masks());
+  EncodeMasks(1, 1, {{.step = 0, .output = 0, .allowed = any}}, *masks.mutable_masks());
   next_epoch.mutable_begin_epoch()->set_epoch(2);
   next_epoch.mutable_begin_epoch()->set_late_plans(true);
   const std::string greeting = Said(kMaster, hello);

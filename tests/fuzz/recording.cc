@@ -2,11 +2,11 @@
 // keep almost every change out, so an input is a list of entries without them, two bytes of length
 // before each, or, by its first byte, a file as it is.
 #include "base/status.h"
+#include "engine/plan/plan_messages.h"
+#include "engine/plan/sequence_table.h"
 #include "engine/record/record.pb.h"
 #include "engine/record/record_file.h"
 #include "engine/record/replay.h"
-#include "engine/remote/plan_messages.h"
-#include "engine/sequence_table.h"
 #include "engine/wire_codec.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/fuzz/fuzz_input.h"
@@ -15,7 +15,7 @@
 namespace treadle {
 namespace {
 
-constexpr std::string_view kMagic = "TREADLE\1";
+constexpr std::string_view kMagic = "TREADLE\2";
 
 std::string Framed(std::string_view entry) {
   const auto size = static_cast<uint32_t>(entry.size());
@@ -33,23 +33,24 @@ class NoStages final : public PlanRunner {
     table_.Clear();
     return absl::OkStatus();
   }
-  absl::StatusOr<IterationResult> Run(IterationPlan plan, std::vector<StepMask>) override {
+  absl::StatusOr<IterationResult> Run(IterationPlan plan, std::vector<OutputMask>) override {
     TREADLE_RETURN_IF_ERROR(table_.Check(plan));
     IterationResult result;
     for (const SequenceId sequence : plan.releases) table_.Release(sequence);
-    for (const SequenceStart& start : plan.starts) table_.Start(start);
+    TREADLE_RETURN_IF_ERROR(table_.Start(plan.starts));
     for (const Step& step : plan.steps) {
       table_.At(step.sequence).Enter(step.first_position, step.tokens);
       StepResult& made = result.steps.emplace_back();
       made.sequence = step.sequence;
-      made.token = step.sample ? 1 : -1;
+      for (const RowOutput& asked : step.outputs)
+        made.outputs.push_back({.token = asked.sample ? 1 : -1});
     }
     return result;
   }
 
  private:
   SequenceTable table_{{.page_size = 4,
-                        .num_pages = {16, 16},
+                        .num_pages = PageCounts(16, 16),
                         .window = 5,
                         .vocab = 50,
                         .context = 40,
@@ -78,20 +79,19 @@ std::vector<std::string> Seeds() {
   std::vector<record::Entry> entries(7);
   record::Header& header = *entries[0].mutable_header();
   header.add_end_layer(2);
-  header.set_pages(4);
+  EncodePages(4, *header.mutable_pages());
   header.set_max_batch_tokens(8);
   EncodePlan(PlanOf(1, 4).Start(StartOf(7, 3, {0})).Step(StepOf(7, 0, {1, 2, 3, 4})),
              *entries[1].mutable_restored());
   EncodePlan(PlanOf(1, 5).Start(StartOf(8, 2, {1, 2})).Step(SampleOf(StepOf(8, 0, {5, 6}), 1)),
              *entries[2].mutable_plan());
-  EncodeMasks(1, 5, {{.step = 0, .allowed = {1, 2}}}, *entries[3].mutable_masks());
+  EncodeMasks(1, 5, {{.step = 0, .output = 0, .allowed = {1, 2}}}, *entries[3].mutable_masks());
   IterationResult result;
   result.epoch = 1;
   result.iteration = 5;
   result.steps.resize(1);
   result.steps[0].sequence = 8;
-  result.steps[0].token = 9;
-  result.steps[0].detail = {-0.5f, {{9, -0.5f}}};
+  result.steps[0].outputs = {{.token = 9, .detail = {-0.5f, {{9, -0.5f}}}}};
   EncodeResult(result, *entries[4].mutable_result());
   entries[5].set_ledger(
       R"({"epoch":1,"iteration":5,"arrivals":[{"request":1}],"members":[{"request":1}],)"

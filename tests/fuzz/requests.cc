@@ -43,7 +43,13 @@ void Run(std::string_view bytes) {
   FuzzInput input(bytes);
   const size_t rpc = input.Choose(6);
   const auto parse = [&](google::protobuf::Message& message) {
-    const absl::Status parsed = ParseMessage(input.Rest(), message);
+    const CheckEntries check = [&](std::string_view field, int64_t entries) {
+      return rpc >= 4 ? ValidateGatewayEntries(field, entries, rpc == 5, FuzzedModel())
+                      : ValidateEntries(field, entries, rpc == 3, FuzzedModel());
+    };
+    const bool bounded = rpc != 1 && rpc != 2;
+    const absl::Status parsed =
+        ParseMessage(input.Rest(), message, bounded ? check : CheckEntries());
     if (!parsed.ok()) CheckError(parsed);
     return parsed.ok();
   };
@@ -136,6 +142,9 @@ std::vector<std::string> Seeds() {
   of_gateway.mutable_sampling_params()->add_stop("ab");
   of_gateway.mutable_sampling_params()->set_json_schema(R"({"type":"object"})");
   seeds.push_back('\4' + of_gateway.SerializeAsString());
+  v1::GenerateRequest many;
+  for (int i = 0; i < 900; ++i) many.mutable_chat()->add_messages();
+  seeds.push_back('\0' + many.SerializeAsString());
   vllm::grpc::engine::EmbedRequest of_gateway_embed;
   of_gateway_embed.mutable_tokenized()->add_input_ids(3);
   seeds.push_back('\5' + of_gateway_embed.SerializeAsString());

@@ -353,6 +353,42 @@ TEST(CpuRowInt8Test, OutliersAreExactAndLeaveTheRestAlone) {
   }
 }
 
+// An element of exactly the threshold is taken out (|x| >= threshold, as bitsandbytes has it), and
+// so does not widen the steps of the others: products add up. One just below it stays.
+TEST(CpuRowInt8Test, TheThresholdItselfIsAnOutlier) {
+  constexpr int64_t kCols = 96, kFeatures = 20;
+  constexpr float kThreshold = 6.0f;
+  for (const CpuIsa isa : SupportedIsas()) {
+    const auto backend = OneThread(isa);
+    auto matrix = MakeApart("int8", kFeatures, kCols, kCols);
+    matrix.constants->outlier_threshold = kThreshold;
+    const auto packed = MustPack(*backend, matrix.source);
+    const auto product = [&](float small, float large) {
+      std::vector<float> x(kCols);
+      x[5] = small;
+      x[70] = large;
+      std::vector<float> out = Multiply(*backend, *packed, x, 0, 1);
+      for (float& value : out) value -= 0.5f;  // what it was added to
+      return out;
+    };
+    const auto alone = product(0.1f, 0);
+    for (const float sign : {1.0f, -1.0f}) {
+      for (const bool outlier : {true, false}) {
+        const float large = sign * (outlier ? kThreshold : std::nextafter(kThreshold, 0.0f));
+        const auto both = product(0.1f, large), other = product(0, large);
+        double error = 0, size = 0;
+        for (int64_t i = 0; i < kFeatures; ++i) {
+          error += std::fabs(both[i] - other[i] - alone[i]);
+          size += std::fabs(alone[i]);
+        }
+        // In steps of 6 / 127, 0.1 is 2 of them, 5.5 % less.
+        EXPECT_EQ(error < 0.01 * size, outlier)
+            << Name(isa) << ", " << large << ": " << error / size;
+      }
+    }
+  }
+}
+
 // Projections of one call may differ in their thresholds.
 TEST(CpuRowInt8Test, OneCallMayMixThresholds) {
   constexpr int64_t kCols = 96, kRows = 3;

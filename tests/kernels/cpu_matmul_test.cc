@@ -1,5 +1,5 @@
-// The CPU backend's matrix products, embedding and copies, on every instruction set that can run
-// here: against the reference, and bit for bit against itself (N1, N2).
+// The CPU backend's ops on packed weights, on every instruction set that can run here: against the
+// reference, and bit for bit against itself (N1, N2).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,11 +20,7 @@
 namespace treadle {
 namespace {
 
-bool IsMatMul(Op op) { return op == Op::kMatMul; }
-bool IsMine(Op op) {
-  return IsMatMul(op) || op == Op::kEmbed || op == Op::kGather || op == Op::kCopy ||
-         op == Op::kCopyPages;
-}
+bool IsMine(const OpCase& c) { return c.format != nullptr && !c.slow; }
 
 class CpuMatMulTest : public CpuSettingTest {};
 
@@ -32,7 +28,7 @@ TEST_P(CpuMatMulTest, MatchesTheReference) {
   auto backend = MakeBackend(2);
   int tried = 0;
   for (const OpCase& c : OpCases()) {
-    if (!IsMine(c.op) || c.slow) continue;
+    if (!IsMine(c)) continue;
     ++tried;
     const absl::Status status = MatchesReference(c, *backend, GetParam().compute);
     EXPECT_TRUE(status.ok()) << status.ToString();
@@ -45,7 +41,7 @@ TEST_P(CpuMatMulTest, BitsDoNotDependOnRowsOrThreads) {
   for (const int threads : {1, 3}) {
     auto other = MakeBackend(threads);
     for (const OpCase& c : OpCases()) {
-      if (!IsMine(c.op) || c.slow) continue;
+      if (!IsMine(c)) continue;
       const absl::Status status = BatchInvariance(c, *backend, other.get());
       EXPECT_TRUE(status.ok()) << threads << " threads: " << status.ToString();
     }
@@ -58,7 +54,7 @@ TEST_P(CpuMatMulTest, BitsDoNotDependOnTheInstructionSet) {
     auto backend = MakeBackend(2);
     auto other = MakeCpuBackend({isa, GetParam().compute}, 2);
     for (const OpCase& c : OpCases()) {
-      if (!IsMatMul(c.op) || c.slow) continue;
+      if (!IsMine(c)) continue;
       const absl::Status status = BatchInvariance(c, *backend, other.get());
       EXPECT_TRUE(status.ok()) << Name(isa) << ": " << status.ToString();
     }

@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -14,142 +12,25 @@
 
 #include "kernels/reference/reference_backend.h"
 #include "tests/kernels/cpu_setting.h"
+#include "tests/kernels/sample_questions.h"
 
 namespace treadle {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-
-enum class Shape { kPeaked, kFlat, kTies, kSpecial };
-
-std::vector<float> RandomLogits(Shape shape, int64_t vocab, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<float> logits(vocab);
-  for (float& x : logits) {
-    x = normal(random) * (shape == Shape::kFlat ? 0.1f : 3.0f);
-    if (shape == Shape::kTies) x = std::round(x);
-    if (shape == Shape::kSpecial && random() % 8 == 0) {
-      const float special[] = {kNaN, -kInfinity, kInfinity, -3e38f, 0.0f, -0.0f};
-      x = special[random() % std::size(special)];
-    }
-  }
-  return logits;
-}
-
-// A row's question with what it points to.
-struct Question {
-  SamplingParameters parameters;
-  std::vector<TokenCount> counts;
-  std::vector<int32_t> suppressed;
-  std::vector<uint32_t> mask;
-  SampleRow row;
-};
-
-std::unique_ptr<Question> RandomQuestion(int64_t vocab, std::mt19937& random) {
-  auto question = std::make_unique<Question>();
-  SamplingParameters& p = question->parameters;
-  const auto one_in = [&random](uint32_t n) { return random() % n == 0; };
-  const auto token = [&] { return static_cast<int32_t>(random() % vocab); };
-  const float temperatures[] = {0.0f, 0.3f, 0.7f, 1.0f, 2.5f};
-  const int32_t top_ks[] = {1, 5, 40, 1000};
-  p.temperature = temperatures[random() % 5];
-  if (one_in(3)) p.top_k = top_ks[random() % 4];
-  if (one_in(3)) p.top_p = one_in(2) ? 0.9f : 0.3f;
-  if (one_in(4)) p.min_p = one_in(2) ? 0.05f : 1e-5f;
-  p.seed = random();
-  if (one_in(3)) {
-    p.repetition_penalty = 1.3f;
-    p.presence_penalty = 0.5f;
-    p.frequency_penalty = 0.25f;
-    for (int32_t i = 0; i < 5 && i < vocab; ++i) question->counts.push_back({i, i % 3, i % 2});
-  }
-  if (one_in(4)) p.logit_bias = {{token(), 2.0f}, {token(), -kInfinity}, {token(), 1.5f}};
-  if (one_in(4)) question->suppressed = {token(), token()};
-  if (one_in(4)) {
-    question->mask.resize((vocab + 31) / 32);
-    for (uint32_t& word : question->mask) word = one_in(2) ? ~0u : static_cast<uint32_t>(random());
-  }
-  SampleRow& row = question->row;
-  row.parameters = one_in(10) ? nullptr : &p;
-  row.counts = question->counts;
-  row.suppressed = question->suppressed;
-  row.mask = question->mask.empty() ? nullptr : question->mask.data();
-  row.candidate = random() % 3;
-  row.position = random() % 100000;
-  if (one_in(2)) {
-    row.top_logprobs = static_cast<int32_t>(random() % (kMaxTopLogprobs + 1));
-    row.target = one_in(2) ? token() : -1;
-  }
-  return question;
-}
-
-struct Batch {
-  int64_t vocab = 0;
-  std::vector<float> logits;  // [rows, vocab]
-  std::vector<std::unique_ptr<Question>> questions;
-};
-
-Batch RandomBatch(int64_t rows, int64_t vocab, Shape shape, uint32_t seed) {
-  std::mt19937 random(seed);
-  Batch batch;
-  batch.vocab = vocab;
-  for (int64_t i = 0; i < rows; ++i) {
-    const std::vector<float> row = RandomLogits(shape, vocab, random);
-    batch.logits.insert(batch.logits.end(), row.begin(), row.end());
-    batch.questions.push_back(RandomQuestion(vocab, random));
-  }
-  return batch;
-}
-
-// Rows [begin, begin + count) of the batch, by anything that has Sample.
-template <typename Sampler>
-std::vector<SampleResult> SampleRows(Sampler& sampler, const Batch& batch, int64_t begin,
-                                     int64_t count) {
-  std::vector<float> logits(batch.logits.begin() + begin * batch.vocab,
-                            batch.logits.begin() + (begin + count) * batch.vocab);
-  std::vector<SampleRow> rows;
-  for (int64_t i = 0; i < count; ++i) rows.push_back(batch.questions[begin + i]->row);
-  std::vector<SampleResult> results(count);
-  sampler.Sample(DenseTensor(logits.data(), DType::kF32, count, batch.vocab), rows, results);
-  return results;
-}
-
 // The logit and the maximum are exact, their difference is rounded once more in float at the end.
 // The sum of exponentials is off by less than 1 ulp of each plus the 70 roundings of a chunk.
-void ExpectLogprob(float got, float expected) {
-  if (std::isinf(expected)) {
-    EXPECT_EQ(got, expected);
-  } else {
-    EXPECT_NEAR(got, expected, 72 * 0x1p-23 + std::abs(expected) * 0x1p-22);
-  }
-}
-
 void ExpectSame(const SampleResult& got, const SampleResult& expected) {
-  EXPECT_EQ(got.token, expected.token);
-  ExpectLogprob(got.logprob, expected.logprob);
-  ExpectLogprob(got.target_logprob, expected.target_logprob);
-  ASSERT_EQ(got.num_top, expected.num_top);
-  for (int32_t i = 0; i < got.num_top; ++i) {
-    EXPECT_EQ(got.top[i].token, expected.top[i].token) << i;
-    ExpectLogprob(got.top[i].logprob, expected.top[i].logprob);
-  }
-}
-
-bool SameBits(const SampleResult& a, const SampleResult& b) {
-  return a.token == b.token && a.num_top == b.num_top &&
-         std::memcmp(&a.logprob, &b.logprob, sizeof(float)) == 0 &&
-         std::memcmp(&a.target_logprob, &b.target_logprob, sizeof(float)) == 0 &&
-         std::memcmp(a.top.data(), b.top.data(), a.num_top * sizeof(TokenLogprob)) == 0;
+  ExpectSameSample(got, expected,
+                   [](float logprob) { return 72 * 0x1p-23 + std::abs(logprob) * 0x1p-22; });
 }
 
 TEST(CpuSampleTest, GivesTheReferencesTokens) {
   const std::unique_ptr<Backend> reference = CreateReferenceBackend();
-  for (const Shape shape : {Shape::kPeaked, Shape::kFlat, Shape::kTies, Shape::kSpecial}) {
+  std::mt19937 random(1);
+  for (const Shape shape : kShapes) {
     for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{
              {60, 1}, {60, 7}, {60, 33}, {100, 1000}, {24, 49152}}) {
-      const Batch batch =
-          RandomBatch(rows, vocab, shape, static_cast<uint32_t>(vocab) + static_cast<int>(shape));
+      const Batch batch = RandomBatch(rows, vocab, shape, random);
       const std::vector<SampleResult> expected = SampleRows(*reference, batch, 0, rows);
       for (const CpuIsa isa : SupportedIsas()) {
         const auto ops = MakeCpuBackend({isa, ComputeMode::kExact}, 2);
@@ -165,7 +46,8 @@ TEST(CpuSampleTest, GivesTheReferencesTokens) {
 }
 
 TEST(CpuSampleTest, ThreadsBatchAndInstructionSetLeaveNoTrace) {
-  const Batch batch = RandomBatch(12, 20011, Shape::kPeaked, 7);
+  std::mt19937 random(7);
+  const Batch batch = RandomBatch(12, 20011, Shape::kPeaked, random);
   const auto first = MakeCpuBackend({SupportedIsas().front(), ComputeMode::kExact}, 1);
   const std::vector<SampleResult> expected = SampleRows(*first, batch, 0, 12);
   for (const CpuIsa isa : SupportedIsas()) {
@@ -229,17 +111,12 @@ std::vector<int64_t> RandomCuts(int64_t vocab, std::mt19937& random) {
 template <typename Sampler>
 std::vector<SampleResult> SampleShards(Sampler& sampler, const Batch& batch,
                                        std::span<const int64_t> ends) {
-  std::vector<SampleRow> rows;
-  for (const auto& question : batch.questions) rows.push_back(question->row);
+  const std::vector<SampleRow> rows = batch.Rows(0, batch.rows());
   std::vector<std::vector<ShardSample>> shards(rows.size());
   int64_t first = 0;
   for (const int64_t end : ends) {
     const int64_t tokens = end - first;
-    std::vector<float> part;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      const float* row = batch.logits.data() + static_cast<int64_t>(i) * batch.vocab;
-      part.insert(part.end(), row + first, row + end);
-    }
+    std::vector<float> part = batch.Part(0, batch.rows(), first, tokens);
     std::vector<ShardSample> samples(rows.size());
     sampler.SampleShard(DenseTensor(part.data(), DType::kF32, std::ssize(rows), tokens),
                         static_cast<int32_t>(first), rows, samples);
@@ -260,10 +137,10 @@ TEST(ShardSampleTest, MergedShardsAreTheWholeRow) {
     devices.push_back(MakeCpuBackend({isa, ComputeMode::kExact}, 2));
   }
   std::mt19937 random(3);
-  for (const Shape shape : {Shape::kPeaked, Shape::kFlat, Shape::kTies, Shape::kSpecial}) {
+  for (const Shape shape : kShapes) {
     for (const auto& [rows, vocab] : std::vector<std::pair<int64_t, int64_t>>{
              {60, 1}, {90, 7}, {90, 33}, {150, 1000}, {1, 40000}, {12, 20011}}) {
-      Batch batch = RandomBatch(rows, vocab, shape, static_cast<uint32_t>(random()));
+      Batch batch = RandomBatch(rows, vocab, shape, random);
       for (auto& question : batch.questions) {
         const int32_t top_ks[] = {1, 2, 5, 40, kMaxShardCandidates};
         question->parameters.top_k = top_ks[random() % 5];

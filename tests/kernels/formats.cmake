@@ -6,8 +6,8 @@ treadle_test(reference_test SOURCES reference_test.cc
   DEPENDS treadle_reference nlohmann_json::nlohmann_json)
 # Whether what an op left behind is right.
 treadle_library(treadle_op_checks
-  SOURCES op_checks.cc row_tolerances.cc weight_tolerances.cc kv_tolerances.cc sample_tolerances.cc
-  DEPENDS treadle_op_cases treadle_reference)
+  SOURCES op_checks.cc
+  DEPENDS treadle_op_cases treadle_op_tolerances)
 treadle_test(op_cases_test SOURCES op_cases_test.cc DEPENDS treadle_op_checks)
 treadle_test(quantize_test SOURCES quantize_test.cc quantize_spec_test.cc
   DEPENDS treadle_formats nlohmann_json::nlohmann_json)

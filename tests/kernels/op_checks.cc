@@ -5,8 +5,6 @@
 #include <cstring>
 
 #include "kernels/op_cases/random.h"
-#include "kernels/reference/reference_backend.h"
-#include "tests/kernels/op_tolerances.h"
 
 namespace treadle {
 namespace {
@@ -61,7 +59,7 @@ void AppendCache(const OpRun& run, std::vector<float>& out) {
       for (int64_t j = 0; j < layout.kv_heads * layout.head_dim; ++j) {
         const int64_t head = j / layout.head_dim;
         const int64_t i = j % layout.head_dim;
-        out[first + OutputKey(layout, head, slot, i)] =
+        out[first + KeyByFeature(layout, head, slot, i)] =
             LoadElement(layout.dtype, data, layout.KeyElement(head, slot, i));
         const int64_t value = layout.ValueElement(head, slot, i);
         out[first + value] = LoadElement(layout.dtype, data, value);
@@ -105,61 +103,23 @@ std::vector<float> Output(const OpRun& run) {
   }
   if (WritesCache(run.op_case().op)) AppendCache(run, out);
   run.Finish();
-  for (const SampleResult& result : run.samples) {
-    out.insert(out.end(), {static_cast<float>(result.token), result.logprob, result.target_logprob,
-                           static_cast<float>(result.num_top)});
-    for (int32_t i = 0; i < kMaxTopLogprobs; ++i) {
-      const bool set = i < result.num_top;
-      out.push_back(set ? static_cast<float>(result.top[i].token) : -1);
-      out.push_back(set ? result.top[i].logprob : 0);
-    }
-  }
-  for (const ShardSample& shard : run.shards) {
-    out.insert(out.end(),
-               {shard.sum, shard.max, shard.target_logit, static_cast<float>(shard.num_top),
-                static_cast<float>(shard.num_candidates)});
-    for (int32_t i = 0; i < shard.num_top; ++i) {
-      out.push_back(static_cast<float>(shard.top[i].token));
-      out.push_back(shard.top[i].logprob);
-    }
-    for (int32_t i = 0; i < shard.num_candidates; ++i) {
-      const ShardCandidate& candidate = shard.candidates[i];
-      out.insert(out.end(), {static_cast<float>(candidate.token), candidate.x, candidate.logit});
-    }
-  }
+  const auto append = [&out](const std::vector<float>& more) {
+    out.insert(out.end(), more.begin(), more.end());
+  };
+  for (const SampleResult& result : run.samples) append(FieldsOf(result));
+  for (const ShardSample& shard : run.shards) append(FieldsOf(shard));
   return out;
 }
 
-std::vector<float> Tolerance(const OpRun& run, const Arithmetic& arithmetic) {
-  switch (run.op_case().op) {
-    case Op::kEmbed:
-      return EmbedTolerance(run, arithmetic);
-    case Op::kRmsNorm:
-    case Op::kLayerNorm:
-      return NormTolerance(run, arithmetic);
-    case Op::kMatMul:
-      return MatMulTolerance(run, arithmetic);
-    case Op::kRotateAndStoreKv:
-      return RotationTolerance(run, arithmetic);
-    case Op::kAttention:
-      return AttentionTolerance(run, arithmetic);
-    case Op::kSwiGlu:
-    case Op::kClampedSwiGlu:
-    case Op::kGeGlu:
-    case Op::kGelu:
-    case Op::kGeluErf:
-      return ActivationTolerance(run, arithmetic);
-    case Op::kRoute:
-      return RouteTolerance(run, arithmetic);
-    case Op::kMix:
-      return MixTolerance(run, arithmetic);
-    case Op::kSample:
-      return SampleTolerance(run, arithmetic);
-    case Op::kSampleShard:
-      return ShardTolerance(run, arithmetic);
-    default:  // copies
-      return std::vector<float>(Output(run).size(), 0.0f);
+std::vector<float> Tolerance(const TolerantReference& reference) {
+  const OpTolerances& tolerances = reference.tolerances();
+  std::vector<float> all;
+  for (const OpTolerances::Output& output : tolerances.outputs) {
+    all.insert(all.end(), output.error.begin(), output.error.end());
   }
+  all.insert(all.end(), tolerances.cache.begin(), tolerances.cache.end());
+  all.insert(all.end(), tolerances.fields.begin(), tolerances.fields.end());
+  return all;
 }
 
 absl::Status CheckGuards(const OpRun& run) {
@@ -182,14 +142,14 @@ absl::Status CheckGuards(const OpRun& run) {
 
 absl::Status MatchesReference(const OpCase& op_case, Backend& backend, const Arithmetic& arithmetic,
                               uint64_t seed) {
-  const auto reference = CreateReferenceBackend(arithmetic.compute);
-  const auto expected_run = Prepare(op_case, *reference, seed);
+  TolerantReference reference(arithmetic);
+  const auto expected_run = Prepare(op_case, reference, seed);
   const auto run = Prepare(op_case, backend, seed);
   expected_run->Run();
   run->Run();
   const std::vector<float> expected = Output(*expected_run);
   const std::vector<float> found = Output(*run);
-  const std::vector<float> tolerance = Tolerance(*expected_run, arithmetic);
+  const std::vector<float> tolerance = Tolerance(reference);
   TREADLE_CHECK(expected.size() == found.size() && expected.size() == tolerance.size());
   for (size_t i = 0; i < expected.size(); ++i) {
     if (SameBits(expected[i], found[i])) continue;

@@ -8,36 +8,16 @@
 
 #include "absl/status/status.h"
 #include "kernels/op_cases/op_cases.h"
+#include "kernels/op_cases/tolerant_reference.h"
 
 namespace treadle {
-
-// How a backend computes, as far as tolerances depend on it.
-struct Arithmetic {
-  // NOLINTNEXTLINE(google-explicit-constructor): most backends differ in the mode alone
-  constexpr Arithmetic(ComputeMode mode = ComputeMode::kExact) : compute(mode) {}
-  // Of backends on matrix units: activations, float weights and decoded low-bit weights enter
-  // products rounded once to `type` (kF32: as they are), queries and softmax weights rounded to the
-  // cache's type, if that has 16 bits. LLM.int8() is as ever.
-  static constexpr Arithmetic MatrixUnits(DType type) {
-    Arithmetic arithmetic;
-    arithmetic.products = type;
-    arithmetic.attention_in_cache_type = true;
-    return arithmetic;
-  }
-
-  ComputeMode compute;
-  DType products = DType::kF32;
-  bool attention_in_cache_type = false;
-};
 
 // Everything that the op may write, as floats on the host: output rows one after the other, then,
 // if the op writes it, the whole cache by KeyOrder::kByFeature; of sampling the fields of
 // SampleResult or ShardSample.
 std::vector<float> Output(const OpRun& run);
-// Absolute tolerance of each element of Output against the reference (on which `run` ran) in the
-// same compute mode, from the number formats and the operands' magnitudes; 0 where bits must agree.
-// Costly: host work of the order of the op itself.
-std::vector<float> Tolerance(const OpRun& run, const Arithmetic& arithmetic);
+// The tolerance of each element of Output of a run on `reference`, whose last op was the run's.
+std::vector<float> Tolerance(const TolerantReference& reference);
 // Guard values around outputs, and inputs that the op must not touch.
 absl::Status CheckGuards(const OpRun& run);
 

@@ -219,6 +219,13 @@ TEST_F(ReferenceRowInt8, ThresholdZeroTakesNothingOut) {
 TEST_F(ReferenceRowInt8, ThresholdIsInclusiveAndZeroRowsAreZero) {
   const Vector y = Multiply({0, 6.0f, 0, 0, 0, 0, 0, 0}, 6.0f, OutlierRule::kPerRow);
   EXPECT_THAT(y, testing::ElementsAre(6.0f, 60.0f, 0.0f, 0.0f));
+  // Beside it the largest element is 1: in steps of 6 / 127 that would be 21 of them, or 0.992.
+  const Vector beside = Multiply({1, 6.0f, 0, 0, 1, -6.0f, 0, 0}, 6.0f, OutlierRule::kPerRow);
+  EXPECT_FLOAT_EQ(beside[0], 0.5f * (1 + 2 * 6.0f));
+  EXPECT_FLOAT_EQ(beside[2], 0.5f * (1 - 2 * 6.0f));
+  const float below = std::nextafter(6.0f, 0.0f);
+  const Vector under = Multiply({1, below, 0, 0, 0, 0, 0, 0}, 6.0f, OutlierRule::kPerRow);
+  EXPECT_FLOAT_EQ(under[0], 0.5f * (21 * below / 127 + 2 * below));
 }
 
 TEST_F(ReferenceRowInt8, NanSpoilsItsOwnRowOnly) {

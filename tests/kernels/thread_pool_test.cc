@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/in_time.h"
+
 namespace treadle {
 namespace {
 
@@ -83,7 +85,7 @@ TEST_P(ThreadPoolTest, OneSlowPieceHoldsUpNoOther) {
   std::atomic<int> done = 0;
   pool.ParallelForEach(20, [&](int64_t piece, int64_t) {
     if (piece == 0) {
-      while (done < 19) std::this_thread::yield();
+      EXPECT_TRUE(ComesTrue([&] { return done >= 19; }));
     } else {
       ++done;
     }
@@ -138,7 +140,7 @@ TEST(ThreadPool, PinsFromTheFirstCpuOn) {
       std::atomic<int> done = 0;
       // Whoever has the first piece waits for the other to do all others.
       pool.ParallelForEach(20, [&](int worker, int64_t piece, int64_t) {
-        while (piece == 0 && done < 19) std::this_thread::yield();
+        if (piece == 0) EXPECT_TRUE(ComesTrue([&] { return done >= 19; }));
         sched_getaffinity(0, sizeof(cpu_set_t), &found[worker]);
         ++done;
       });

@@ -1,4 +1,4 @@
-#include "models/text/chat_template.h"
+#include "models/text/jinja/chat_template.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

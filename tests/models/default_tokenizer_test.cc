@@ -6,7 +6,7 @@
 
 #include "base/status.h"
 #include "models/checkpoints/checkpoint.h"
-#include "models/text/chat_template.h"
+#include "models/text/jinja/chat_template.h"
 #include "tests/models/tokenizer_oracle.h"
 #include "tests/support/default_model.h"
 

@@ -58,7 +58,7 @@ std::vector<Corruption> Corruptions() {
       {"hidden size", "llama.embedding_length", 4, Raw<uint32_t>(48),
        "token_embd.weight' has shape"},
       {"no heads", "llama.attention.head_count", 4, Raw<uint32_t>(0), "head_count is 0"},
-      {"no K/V heads", "llama.attention.head_count_kv", 4, Raw<uint32_t>(0), "K/V heads is 0"},
+      {"no K/V heads", "llama.attention.head_count_kv", 4, Raw<uint32_t>(0), "head_count_kv is 0"},
       {"uneven heads", "llama.attention.head_count_kv", 4, Raw<uint32_t>(3), "evenly"},
       {"K/V heads", "llama.attention.head_count_kv", 4, Raw<uint32_t>(2), k},
       {"no context", "llama.context_length", 4, Raw<uint32_t>(0), "context_length is 0"},

@@ -1,11 +1,12 @@
 // What a report says of a small checkpoint, worked out by hand from its sizes.
-#include "models/checkpoints/inspect.h"
+#include "models/checkpoints/inspect/inspect.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
+#include "models/architectures/config_fields.h"
 #include "tests/models/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
 
@@ -71,6 +72,9 @@ TEST_F(InspectTest, TextAndJsonSayTheSame) {
   const auto json = nlohmann::json::parse(ReportJson(report, {}));
   const std::string text = ReportText(report, {});
   EXPECT_EQ(json["parameters"], report.parameters);
+  VisitFields(report.config, [&](const std::string& name, const auto& value) {
+    EXPECT_EQ(json[name], nlohmann::json(value)) << name;
+  });
   EXPECT_EQ(json["tokenizer"]["model"], "byte-level BPE");
   EXPECT_EQ(json["serving"]["context"], 256);
   EXPECT_EQ(json["formats"][0]["format"], "q8_0");

@@ -13,8 +13,7 @@
 #include "base/mapped_file.h"
 #include "base/status.h"
 #include "kernels/reference/reference_backend.h"
-#include "models/checkpoints/inspect.h"
-#include "models/weight_loader.h"
+#include "models/checkpoints/inspect/inspect.h"
 #include "tests/models/teacher_forcing.h"
 
 namespace treadle {

@@ -1,4 +1,4 @@
-#include "models/shared_conversion.h"
+#include "models/checkpoints/shared_conversion.h"
 
 #include <gtest/gtest.h>
 

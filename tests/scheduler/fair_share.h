@@ -23,10 +23,10 @@ class FairShare final : public Policy {
   std::string_view name() const override { return kName; }
   Delivery delivery() const override { return Delivery::kAsGenerated; }
 
-  void OnArrival(const Request& request) override { ++keys_[request.spec.key].live; }
+  void OnArrival(const Request& request) override { ++keys_[request.spec.owner].live; }
   // A key that is of no consequence any more is forgotten.
   void OnEnd(const Request& request, Clock::time_point now) override {
-    const auto key = keys_.find(request.spec.key);
+    const auto key = keys_.find(request.spec.owner);
     if (--key->second.live == 0 && Lately(key->second, now) < 1) keys_.erase(key);
   }
 
@@ -40,7 +40,7 @@ class FairShare final : public Policy {
     }
     std::ranges::stable_sort(order, {}, [&](const Request* request) {
       return std::pair(request->state == RequestState::kWaiting,
-                       Lately(keys_.at(request->spec.key), view.now));
+                       Lately(keys_.at(request->spec.owner), view.now));
     });
     const int64_t cap = Fcfs::BatchCap(view);
     Selection selection;
@@ -49,12 +49,12 @@ class FairShare final : public Policy {
     for (Request* const request : order) {
       sequences += BatchSequences(*request);
       if (!selection.empty() && sequences > cap) break;
-      if (request->state == RequestState::kWaiting && !Admits(left, *request)) break;
+      if (request->state == RequestState::kWaiting && !Admits(view, left, *request)) break;
       selection.push_back({request, 0});
     }
-    AssignTokens(selection, view.limits);
+    AssignTokens(view, selection);
     for (const Selected& member : selection) {
-      Key& key = keys_.at(member.request->spec.key);
+      Key& key = keys_.at(member.request->spec.owner);
       key.tokens = Lately(key, view.now) + member.num_tokens;
       key.when = view.now;
     }

@@ -23,7 +23,7 @@ HarnessOptions Options() {
 
 void Submit(LoopHarness& harness, const std::string& key, int32_t max_new = 1) {
   RequestSpec spec = LoopHarness::Spec(8, max_new, harness.clients.size());
-  spec.key = key;
+  spec.owner = key;
   harness.Submit(std::move(spec));
 }
 

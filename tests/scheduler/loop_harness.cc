@@ -66,7 +66,8 @@ std::unique_ptr<Policy> MakePolicy(const std::string& name) {
 LoopHarness::LoopHarness(const HarnessOptions& o)
     : options(o),
       engine(o.engine),
-      kv(o.engine.total_pages, o.engine.paging()),
+      kv(o.engine.total_pages, o.engine.paging(),
+         o.prefix_cache ? o.engine.total_pages : PageCounts()),
       pool(o.max_queue),
       policy(MakePolicy(o.policy)) {
   ServingLoop::Options loop_options;

@@ -39,6 +39,7 @@ struct HarnessOptions {
   std::string policy = "fcfs";  // of the product, or FairShare
   int64_t max_queue = 1000;
   bool recover = true;
+  bool prefix_cache = true;
   std::function<void(const absl::Status&)> give_up;
 };
 

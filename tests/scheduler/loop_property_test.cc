@@ -37,11 +37,14 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   options.engine.max_batch_tokens = options.limits.max_batch_tokens;
   if (options.engine.window > 0) {  // pages of that kind too, or alone
     PageCounts& pages = options.engine.total_pages;
-    pages.window = pages.whole - random.Below(1 + pages.whole / 4);
-    if (random.Below(2) == 0) pages.whole = 0;
+    pages[PageKind::kWindow] =
+        pages[PageKind::kWhole] - random.Below(1 + pages[PageKind::kWhole] / 4);
+    if (random.Below(2) == 0) pages[PageKind::kWhole] = 0;
   }
+  options.engine.tenants = static_cast<uint64_t>(1 + random.Below(3));
+  options.prefix_cache = random.Below(4) > 0;
   const int64_t logged = random.Below(3);  // nothing, about half of the pages, or all
-  options.engine.replay_pages = options.engine.total_pages.whole * logged / 2;
+  options.engine.replay_pages = options.engine.total_pages[PageKind::kWhole] * logged / 2;
   return options;
 }
 
@@ -52,12 +55,21 @@ StageRange RandomLoss(Random& random, const LoopHarness& harness) {
   return count == 3 ? StageRange() : StageRange{begin, begin + count};
 }
 
-// At most 32 positions, 4 candidates: fits into the smallest cache of RandomOptions when the
+// At most 33 positions, 4 candidates: fits into the smallest cache of RandomOptions when the
 // candidates are few.
 RequestSpec RandomSpec(Random& random, const LoopHarness& harness, uint64_t seed) {
   RequestSpec spec = LoopHarness::Spec(static_cast<int32_t>(1 + random.Below(16)),
                                        static_cast<int32_t>(1 + random.Below(12)), seed);
-  spec.key = std::string(1, static_cast<char>('a' + seed % 3));
+  spec.owner = std::string(1, static_cast<char>('a' + seed % 3));
+  spec.cache_salt = Str(seed % harness.options.engine.tenants);
+  if (seed > 0 && random.Below(2) == 0) {  // a conversation goes on, or branches off
+    const Client& other = *harness.clients[static_cast<size_t>(random.Below(seed))];
+    std::vector<int32_t> said = other.spec.prompt;
+    said.insert(said.end(), other.tokens[0].begin(), other.tokens[0].end());
+    said.resize(std::min<size_t>(said.size(), static_cast<size_t>(1 + random.Below(20))));
+    said.insert(said.end(), spec.prompt.begin(), spec.prompt.begin() + 1);
+    spec.prompt = said;
+  }
   const int64_t most = std::min<int64_t>(harness.options.limits.max_batch_size, 3);
   spec.candidates = random.Below(3) == 0 ? static_cast<int32_t>(1 + random.Below(most)) : 1;
   if (random.Below(2) == 0) {
@@ -112,7 +124,7 @@ class FcfsWatch {
     for (const Step& step : plan.steps) {
       Progress& progress = progress_[owner_.at(step.sequence)];
       progress.prompt = std::max(progress.prompt, step.first_position + step.num_tokens);
-      progress.samples += step.sample ? 1 : 0;
+      progress.samples += std::ranges::count_if(step.outputs, &RowOutput::sample);
     }
   }
 
@@ -254,7 +266,7 @@ struct Case {
 class LoopProperties : public testing::TestWithParam<Case> {};
 
 TEST_P(LoopProperties, HoldOverRandomHistories) {
-  for (uint64_t seed = 0; seed < 1500; ++seed) {
+  for (uint64_t seed = 0; seed < 4000; ++seed) {
     ASSERT_THAT(RunHistory(seed, GetParam().policy, GetParam().weather), IsEmpty())
         << "seed " << seed;
   }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 
 #include "base/status.h"
 #include "tests/scheduler/loop_harness.h"
@@ -71,13 +72,17 @@ TEST(Loop, AnEmbeddingComesWithTheEndOfItsPrompt) {
     EXPECT_EQ(end.prompt_tokens, 21);
     EXPECT_EQ(end.output_tokens, 0);
     EXPECT_EQ(end.reason, "stop");
-    int32_t pooled = 0;
+    std::set<SequenceId> pooled;
+    int32_t tokens = 0;
     for (const IterationPlan& plan : harness.engine.TakePlans()) {
+      for (const SequenceStart& start : plan.starts) {
+        if (start.mean_pooling) pooled.insert(start.sequence);
+      }
       for (const Step& step : plan.steps) {
-        if (step.pooling != Pooling::kNone) pooled += step.num_tokens;
+        if (pooled.contains(step.sequence)) tokens += step.num_tokens;
       }
     }
-    EXPECT_EQ(pooled, 21);
+    EXPECT_EQ(tokens, 21);
     EXPECT_THAT(harness.Mistakes(), IsEmpty());
   }
 }
@@ -143,7 +148,8 @@ TEST(Loop, SecondPlanUsesThePreviousSampleAndALateResultIsDropped) {
   harness.Turn();
   EXPECT_TRUE(client.ended);
   EXPECT_THAT(client.finish, ElementsAre(FinishReason::kEndToken));
-  EXPECT_GT(harness.held_pages().whole, 0) << "a plan in flight still names the request";
+  EXPECT_GT(harness.held_pages()[PageKind::kWhole], 0)
+      << "a plan in flight still names the request";
   harness.engine.Complete();
   harness.Turn();
   EXPECT_EQ(harness.held_pages(), 0);
@@ -167,7 +173,7 @@ TEST(Loop, CandidatesShareThePromptAndDiffer) {
       int64_t prompt_rows = 0;
       int64_t copies = 0;
       for (const IterationPlan& plan : harness.engine.TakePlans()) {
-        copies += static_cast<int64_t>(plan.page_copies.whole.size());
+        copies += static_cast<int64_t>(plan.page_copies[PageKind::kWhole].size());
         for (const Step& step : plan.steps) {
           if (step.first_position < prompt) prompt_rows += step.num_tokens;
         }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "base/status.h"
@@ -23,6 +24,8 @@ struct Rule {
   int most = 1000;
   int stuck = 1000;
   int slow = 1000;  // that mask takes longer than it may
+  int late = 1000;  // that mask is not there as long as the gate is shut
+  std::atomic<bool>* gate_open = nullptr;
 
   bool Allows(const std::vector<int32_t>& before, int32_t token) const {
     const int produced = static_cast<int>(before.size());
@@ -48,6 +51,7 @@ class RuleGrammar final : public ConstraintGrammar {
       absl::Status FillMask(std::span<uint32_t> allowed) override {
         while (std::ssize(before_) == rule_.slow && TooFast()) {
         }
+        while (std::ssize(before_) == rule_.late && !*rule_.gate_open) std::this_thread::yield();
         if (std::ssize(before_) == rule_.stuck) return InvalidArgument("nothing is allowed");
         std::ranges::fill(allowed, 0);
         for (int32_t token = 0; token < FakeEngine::kVocab; ++token) {
@@ -61,7 +65,7 @@ class RuleGrammar final : public ConstraintGrammar {
         timespec time{};
         clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
         return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec) <
-               2 * MaskedCandidate::kFirstTime + 5 * MaskedCandidate::kTimePerToken;
+               2 * MaskedCandidate::kMaxTime + 5 * MaskedCandidate::kTimePerToken;
       }
       const Rule rule_;
       std::vector<int32_t> before_;
@@ -195,6 +199,85 @@ TEST_P(Masks, AConstraintThatAllowsNothingEndsItsRequestAlone) {
   EXPECT_THAT(std::string(slow.status.message()),
               testing::StartsWith("the constraint is too expensive"));
   EXPECT_EQ(slow.tokens[0].size(), 2u);
+}
+
+// A mask that does not come holds up its own sequence, which loses and gains nothing by it.
+TEST_P(Masks, AreNotWaitedForWhenTheyAreLate) {
+  for (const int late : {0, 1, 4}) {
+    std::vector<std::vector<std::vector<int32_t>>> answers;
+    for (const bool shut : {false, true}) {
+      std::atomic<bool> gate_open = !shut;
+      LoopHarness harness(options_);
+      std::vector<Client*> constrained;
+      for (int i = 0; i < 3; ++i) {
+        Rule rule{.least = 8, .most = 12};
+        if (i == 0) rule.late = late;
+        rule.gate_open = &gate_open;
+        RequestSpec spec = LoopHarness::Spec(3 + i, 20, static_cast<uint64_t>(i));
+        spec.candidates = 1 + i % 2;
+        spec.prompt_logprobs = 0;
+        constrained.push_back(&harness.Submit(Constrained(spec, rule)));
+      }
+      Client& other = harness.Submit(LoopHarness::Spec(4, 60, 9));
+      // Everybody else comes to the end, those under other constraints too.
+      const auto going = [&] {
+        return !other.ended || !constrained[1]->ended || !constrained[2]->ended;
+      };
+      const auto deadline = Clock::now() + std::chrono::minutes(1);
+      while (going() && Clock::now() < deadline) {
+        harness.RunToIdle();
+        // Not sooner than other threads have had as much time.
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        harness.clock.Advance(std::chrono::milliseconds(1));
+      }
+      EXPECT_FALSE(going());
+      EXPECT_EQ(constrained[0]->ended, !shut) << late;
+      EXPECT_EQ(other.Mistake(), "");
+      gate_open = true;
+      RunToEnd(harness);
+      std::vector<std::vector<int32_t>> tokens;
+      for (const Client* client : constrained) {
+        EXPECT_EQ(client->status, absl::OkStatus());
+        EXPECT_EQ(client->prompt.size(), client->spec.prompt.size() - 1) << "told once";
+        tokens.insert(tokens.end(), client->tokens.begin(), client->tokens.end());
+      }
+      answers.push_back(tokens);
+      EXPECT_EQ(harness.held_pages(), 0);
+      EXPECT_THAT(harness.engine.violations(), IsEmpty());
+    }
+    EXPECT_EQ(answers[0], answers[1]) << late;
+  }
+}
+
+TEST_P(Masks, ThatNeverComeEndTheirRequestAlone) {
+  std::atomic<bool> gate_open = false;
+  LoopHarness harness(options_);
+  std::vector<Client*> late;
+  for (size_t i = 0; i < MaskThread::kMaxThreads + 2; ++i) {
+    Rule rule{.least = 8, .late = 2};
+    rule.gate_open = &gate_open;
+    late.push_back(&harness.Submit(Constrained(LoopHarness::Spec(3, 20, i), rule)));
+  }
+  Client& other = harness.Submit(LoopHarness::Spec(4, 60, 9));
+  const auto going = [&] {
+    return !other.ended || !std::ranges::all_of(late, [](const Client* c) { return c->ended; });
+  };
+  const auto deadline = Clock::now() + std::chrono::minutes(1);
+  while (going() && Clock::now() < deadline) {
+    harness.RunToIdle();
+    harness.clock.Advance(MaskOrders::kMinPatience);
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(other.Mistake(), "");
+  EXPECT_EQ(other.status, absl::OkStatus());
+  for (const Client* client : late) {
+    EXPECT_THAT(std::string(client->status.message()), testing::HasSubstr("is not there after"));
+    EXPECT_LE(client->tokens[0].size(), 2u);
+  }
+  gate_open = true;
+  RunToEnd(harness);
+  EXPECT_EQ(harness.held_pages(), 0);
+  EXPECT_THAT(harness.engine.violations(), IsEmpty());
 }
 
 TEST_P(Masks, ThoseOfRequestsThatEndEarlyHoldNobodyUp) {

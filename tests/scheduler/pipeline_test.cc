@@ -172,11 +172,11 @@ TEST(Pipeline, ARequestDoesNotEndEpochsForEver) {
     }
   };
   harness.Turn();
-  fail(LoopCore::kMostEpochs);
+  fail(kMaxEpochs);
   harness.engine.Complete();
   harness.Turn();  // something new
   ASSERT_EQ(client.tokens[0].size(), 1u);
-  for (int i = 0; i <= LoopCore::kMostEpochs; ++i) {
+  for (int i = 0; i <= kMaxEpochs; ++i) {
     fail(1);
     harness.engine.Complete();
     harness.Turn();  // it has caught up, and runs something new
@@ -197,7 +197,7 @@ TEST(Pipeline, WhoCatchesUpMayLoseMoreEpochs) {
   harness.engine.Complete();
   harness.Turn();
   harness.engine.Fail(absl::UnavailableError("worker 1 of 2 is gone"));  // in the second one
-  for (int i = 0; i < 3 * LoopCore::kMostEpochs; ++i) {
+  for (int i = 0; i < 3 * kMaxEpochs; ++i) {
     harness.Turn();
     harness.engine.Fail(absl::UnavailableError("worker 1 of 2 is gone"));
   }

@@ -42,6 +42,36 @@ TEST(ApiKeys, FindsWhoIsThere) {
   }
 }
 
+// An owner is what does not change when the file does.
+TEST(ApiKeys, AnOwnerIsTheNameOrTheKeyAndNotTheLine) {
+  const auto owners = [](const std::string& text) {
+    const auto keys = OpenText("owners", text);
+    EXPECT_TRUE(keys.ok()) << keys.status();
+    std::vector<ApiKey::Terms> found;
+    for (const char* const key : {kAlice, kBob}) {
+      const auto one = (*keys)->Find(Bearer(key));
+      found.push_back(one.ok() ? (*one)->terms() : ApiKey::Terms());
+      EXPECT_THAT(found.back().owner, Not(HasSubstr("0123456789abcdef")));
+      EXPECT_THAT(found.back().name, Not(HasSubstr("line")));
+    }
+    return found;
+  };
+  const auto first = owners(Str(kAlice, "\n", kBob, "\n"));
+  EXPECT_NE(first[0].owner, first[1].owner);
+  EXPECT_NE(first[0].name, first[1].name);
+  const auto moved = owners(Str("somebody-else-0123456\n\n", kBob, " - - 5 # now\n", kAlice, "\n"));
+  for (const int key : {0, 1}) {
+    EXPECT_EQ(moved[key].owner, first[key].owner);
+    EXPECT_EQ(moved[key].name, first[key].name);
+  }
+  // One name is one owner, for keys that are changed in turn; nobody can take a key for a name.
+  const auto named = owners(Str(kAlice, " us\n", kBob, " us - - operator\n"));
+  EXPECT_EQ(named[0].owner, named[1].owner);
+  EXPECT_FALSE(named[0].is_operator);
+  EXPECT_TRUE(named[1].is_operator);
+  EXPECT_NE(owners(Str(kAlice, " ", first[1].name, "\n", kBob, "\n"))[0].owner, first[1].owner);
+}
+
 TEST(ApiKeys, WhatIsWrongInTheFileIsNamedWithoutTheKey) {
   struct Case {
     std::string text, message;
@@ -53,6 +83,7 @@ TEST(ApiKeys, WhatIsWrongInTheFileIsNamedWithoutTheKey) {
       {Str(kAlice, " alice many"), "line 1: limit is 'many', expected a whole number per minute"},
       {Str(kAlice, " alice -1"), "line 1: limit is '-1'"},
       {Str(kAlice, " alice 1 2 3"), "line 1: there are 5 words"},
+      {Str(kAlice, " alice 1 2 operator 3"), "line 1: there are 6 words"},
       {Str(kAlice, "\n", kBob, "\n", kAlice, " again\n"), "line 3: the key is there twice"},
   };
   for (const Case& bad : cases) {

@@ -694,7 +694,7 @@ TEST_F(Gateway, WhatItSaysOfItself) {
   grpc::ClientContext context;
   const grpc::Status events = stub_->SubscribeKvEvents(&context, {})->Finish();
   EXPECT_EQ(events.error_code(), grpc::StatusCode::UNIMPLEMENTED);
-  EXPECT_THAT(events.error_message(), HasSubstr("no prefix cache"));
+  EXPECT_THAT(events.error_message(), HasSubstr("tells no events"));
 
   EXPECT_TRUE(server_->WaitHealth("vllm.grpc.engine.VllmEngine", true));
   engine::HealthCheckResponse health;
@@ -715,6 +715,8 @@ TEST_F(Gateway, ADrainingServerIsNotHealthy) {
     ASSERT_TRUE(stub_->HealthCheck(&context, {}, &health).ok());
   } while (health.healthy());
   EXPECT_THAT(health.message(), HasSubstr("not ready"));
+  // First nobody is sent here any more, then nobody is let in.
+  EXPECT_TRUE(server_->WaitLoad([](const auto& load) { return load.draining(); }));
   EXPECT_EQ(Ask(ToGateway(MakeRequest("new", 1, 10, 4), true)).status.error_code(),
             grpc::StatusCode::UNAVAILABLE);
   server_->gate().Open();

@@ -43,6 +43,7 @@ class Server {
                                     {{"GET", "/echo", echo},
                                      {"POST", "/echo", echo},
                                      {"GET", "/large", large},
+                                     {"GET", "/hold", hold},
                                      {"POST", "/hold", hold}});
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
@@ -82,8 +83,8 @@ class Server {
 };
 
 std::string Post(const std::string& path, const std::string& body, const std::string& more = "") {
-  return Str("POST ", path, " HTTP/1.1\r\n", more, "Content-Length: ", body.size(), "\r\n\r\n",
-             body);
+  return Str("POST ", path, " HTTP/1.1\r\nHost: localhost\r\n", more,
+             "Content-Length: ", body.size(), "\r\n\r\n", body);
 }
 
 std::string Ask(const Server& server, const std::string& text) {
@@ -123,9 +124,9 @@ TEST(HttpServer, OnlyItsOwnPageMayAsk) {
   const Server server;
   const std::string own = Str("127.0.0.1:", server.port());
   const auto ask = [&](const std::string& origin) {
-    return Ask(server, Post("/echo", "x",
-                            Str("Connection: close\r\nHost: ", own, "\r\n",
-                                origin.empty() ? "" : "Origin: " + origin + "\r\n")));
+    return Ask(server, Str("POST /echo HTTP/1.1\r\nConnection: close\r\nHost: ", own,
+                           origin.empty() ? "" : "\r\nOrigin: " + origin,
+                           "\r\nContent-Length: 1\r\n\r\nx"));
   };
   for (const std::string& origin : {std::string(), "http://" + own, "HTTPS://" + own}) {
     EXPECT_THAT(ask(origin), AllOf(EndsWith("/echo|||x"), Not(HasSubstr("Access-Control"))));
@@ -142,7 +143,7 @@ TEST(HttpServer, AnAllowedPageMayAskAndRead) {
   const Server server({.allow_origins = {"https://app.example", "http://b:3000"}});
   HttpClient client(server.port());
   const std::string page = "Origin: https://APP.example\r\n";
-  client.Send("OPTIONS /echo HTTP/1.1\r\n" + page +
+  client.Send("OPTIONS /echo HTTP/1.1\r\nHost: localhost\r\n" + page +
               "Access-Control-Request-Method: POST\r\n"
               "Access-Control-Request-Headers: authorization,x-stainless-os\r\n\r\n");
   EXPECT_THAT(client.ReadUntil("\r\n\r\n"),
@@ -159,9 +160,9 @@ TEST(HttpServer, AnAllowedPageMayAskAndRead) {
   EXPECT_THAT(client.ReadAnswer(), AllOf(StartsWith("HTTP/1.1 404 "), readable));
   client.Send(Post("/echo", "x"));
   EXPECT_THAT(client.ReadAnswer(), AllOf(EndsWith("/echo|||x"), Not(readable)));
-  client.Send("OPTIONS /echo HTTP/1.1\r\n\r\n");
+  client.Send("OPTIONS /echo HTTP/1.1\r\nHost: localhost\r\n\r\n");
   EXPECT_THAT(client.ReadAnswer(), StartsWith("HTTP/1.1 405 "));
-  client.Send("OPTIONS /echo HTTP/1.1\r\nOrigin: https://c.example\r\n\r\n");
+  client.Send("OPTIONS /echo HTTP/1.1\r\nHost: localhost\r\nOrigin: https://c.example\r\n\r\n");
   EXPECT_THAT(client.ReadAnswer(), StartsWith("HTTP/1.1 403 "));
 
   const Server open({.allow_origins = {"*"}});
@@ -180,7 +181,7 @@ TEST(HttpServer, OnItsOwnMachineItHasNoOtherNames) {
     EXPECT_THAT(ask(server, host), StartsWith("HTTP/1.1 200 ")) << host;
   }
   for (const char* host : {"evil.example", "evil.example:80", "127.evil.example",
-                           "localhost.evil.example", "[::1", "app.example:81", "::1"}) {
+                           "localhost.evil.example", "app.example:81"}) {
     EXPECT_THAT(ask(server, host),
                 AllOf(StartsWith("HTTP/1.1 403 "),
                       HasSubstr(Str("the header Host is '", host, "', expected"))))
@@ -196,11 +197,13 @@ TEST(HttpServer, ABodyMayComeInPiecesAndChunks) {
   for (const char c : Post("/echo", "body")) client.Send(std::string(1, c));
   EXPECT_THAT(client.ReadAnswer(), EndsWith("|body"));
   client.Send(
-      "POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n");
+      "POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: "
+      "chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n");
   client.Send("0\r\n\r\n");
   EXPECT_THAT(client.ReadAnswer(), EndsWith("|abcde"));
   for (const char* piece :
-       {"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "0\r\n", "\r", "\n"}) {
+       {"POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", "0\r\n",
+        "\r", "\n"}) {
     client.Send(piece);
   }
   EXPECT_THAT(client.ReadAnswer(), EndsWith("|"));
@@ -212,11 +215,15 @@ TEST(HttpServer, ABodyMayComeInPiecesAndChunks) {
 TEST(HttpServer, WhoAsksFirstIsToldToGoOn) {
   const Server server({.body_bytes = 4});
   HttpClient client(server.port());
-  client.Send("POST /echo HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n");
+  client.Send(
+      "POST /echo HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
+      "4\r\n\r\n");
   EXPECT_EQ(client.ReadUntil("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
   client.Send("abcd");
   EXPECT_THAT(client.ReadAnswer(), EndsWith("|abcd"));
-  client.Send("POST /echo HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n");
+  client.Send(
+      "POST /echo HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: "
+      "5\r\n\r\n");
   EXPECT_THAT(client.ReadAll(), StartsWith("HTTP/1.1 413 "));
 }
 
@@ -227,7 +234,9 @@ TEST(HttpServer, OldClientsAndHeadsAreServed) {
   HttpClient kept(server.port());
   kept.Send("GET /echo HTTP/1.0\r\nConnection: keep-alive\r\n\r\n");
   EXPECT_THAT(kept.ReadAnswer(), HasSubstr("Connection: keep-alive"));
-  kept.Send("HEAD /echo HTTP/1.1\r\n\r\nGET /echo?2 HTTP/1.1\r\n\r\n");
+  kept.Send(
+      "HEAD /echo HTTP/1.1\r\nHost: localhost\r\n\r\nGET /echo?2 HTTP/1.1\r\nHost: "
+      "localhost\r\n\r\n");
   const std::string head = kept.ReadUntil("\r\n\r\n");
   EXPECT_THAT(head, HasSubstr("Content-Length: 8\r\n"));
   EXPECT_THAT(kept.ReadAnswer(), AllOf(StartsWith("HTTP/1.1 200"), EndsWith("/echo|2||")));
@@ -242,6 +251,28 @@ TEST(HttpServer, OldClientsAndHeadsAreServed) {
   EXPECT_THAT(old.ReadAll(), AllOf(Not(HasSubstr("chunked")), EndsWith("close\r\n\r\nxy")));
 }
 
+TEST(HttpServer, AStreamEndsAfterItsHeadWhereOnlyThatIsAskedFor) {
+  Server server;
+  HttpClient client(server.port());
+  client.Send(
+      "HEAD /hold HTTP/1.1\r\nHost: localhost\r\n\r\nGET /echo?2 HTTP/1.1\r\nHost: "
+      "localhost\r\n\r\n");
+  auto reply = server.Held();
+  std::atomic<int> lost = 0, done = 0;
+  reply->Begin({.content_type = "text/event-stream", .body = "first"});
+  EXPECT_TRUE(server.WaitClosed(1));  // nobody reads what the handler would write
+  for (int i = 0; i < 3; ++i) reply->Write("x", [&](bool sent) { lost += sent ? 100 : 1; });
+  EXPECT_THAT(client.ReadUntil("\r\n\r\n"),
+              AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), HasSubstr("text/event-stream"),
+                    Not(HasSubstr("Connection: close"))));
+  EXPECT_THAT(client.ReadAnswer(), AllOf(StartsWith("HTTP/1.1 200"), EndsWith("/echo|2||")));
+  reply->End([&] { ++done; });
+  reply.reset();
+  server.Stop();
+  EXPECT_EQ(lost, 3);
+  EXPECT_EQ(done, 1);
+}
+
 TEST(HttpServer, WhatIsNoRequestIsRefused) {
   const Server server;
   const auto refused = [&](const std::string& text) {
@@ -251,19 +282,22 @@ TEST(HttpServer, WhatIsNoRequestIsRefused) {
   EXPECT_EQ(refused("nonsense\r\n\r\n"), "HTTP/1.1 400 Bad Request");
   EXPECT_EQ(refused("GET /\r\n\r\n"), "HTTP/1.1 400 Bad Request");
   EXPECT_EQ(refused("GET /echo HTTP/2.0\r\n\r\n"), "HTTP/1.1 400 Bad Request");
-  EXPECT_EQ(refused("POST /echo HTTP/1.1\r\nContent-Length: -1\r\n\r\n"),
+  EXPECT_EQ(refused("POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"),
             "HTTP/1.1 400 Bad Request");
-  EXPECT_EQ(refused("POST /echo HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
+  EXPECT_EQ(refused("POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
+                    "1\r\nContent-Length: 2\r\n\r\nab"),
             "HTTP/1.1 400 Bad Request");
-  EXPECT_EQ(refused("POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
-            "HTTP/1.1 400 Bad Request");
-  EXPECT_EQ(refused("GET / HTTP/1.1\r\nX: " + std::string(10'000, 'x')),
+  EXPECT_EQ(
+      refused("POST /echo HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"),
+      "HTTP/1.1 400 Bad Request");
+  EXPECT_EQ(refused("GET / HTTP/1.1\r\nHost: localhost\r\nX: " + std::string(10'000, 'x')),
             "HTTP/1.1 431 Request Header Fields Too Large");
-  EXPECT_EQ(refused("POST /echo HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n"),
-            "HTTP/1.1 413 Payload Too Large");
-  EXPECT_THAT(Ask(server, "GET /no HTTP/1.1\r\nConnection: close\r\n\r\n"),
+  EXPECT_EQ(
+      refused("POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n"),
+      "HTTP/1.1 413 Payload Too Large");
+  EXPECT_THAT(Ask(server, "GET /no HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"),
               AllOf(StartsWith("HTTP/1.1 404 Not Found\r\n"), HasSubstr("there is no /no")));
-  EXPECT_THAT(Ask(server, "PUT /echo HTTP/1.1\r\nConnection: close\r\n\r\n"),
+  EXPECT_THAT(Ask(server, "PUT /echo HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"),
               AllOf(StartsWith("HTTP/1.1 405 Method Not Allowed\r\n"),
                     HasSubstr("\r\nAllow: GET, HEAD, POST\r\n")));
 }
@@ -272,14 +306,14 @@ TEST(HttpServer, AContentLengthThatLies) {
   const Server server({.body_patience = milliseconds(200)});
   // Less than there is: what follows is no request.
   HttpClient more(server.port());
-  more.Send("POST /echo HTTP/1.1\r\nContent-Length: 2\r\n\r\nabcd\r\n\r\n");
+  more.Send("POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nabcd\r\n\r\n");
   EXPECT_THAT(more.ReadAnswer(), EndsWith("|ab"));
   EXPECT_THAT(more.ReadAll(), StartsWith("HTTP/1.1 400 "));
   // More than there is.
-  EXPECT_THAT(Ask(server, "POST /echo HTTP/1.1\r\nContent-Length: 9\r\n\r\nab"),
+  EXPECT_THAT(Ask(server, "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nab"),
               AllOf(StartsWith("HTTP/1.1 408 "), HasSubstr("not whole within 200 ms")));
   HttpClient gone(server.port());
-  gone.Send("POST /echo HTTP/1.1\r\nContent-Length: 9\r\n\r\nab");
+  gone.Send("POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nab");
   gone.Close();
   EXPECT_THAT(Ask(server, "GET /echo HTTP/1.0\r\n\r\n"), EndsWith("/echo|||"));
 }
@@ -289,7 +323,7 @@ TEST(HttpServer, UnfinishedBodiesAreLimitedTogether) {
   std::vector<std::unique_ptr<HttpClient>> slow;
   const auto begin = [&](size_t bytes) {
     slow.push_back(std::make_unique<HttpClient>(server.port()));
-    slow.back()->Send("POST /echo HTTP/1.1\r\nContent-Length: 1048576\r\n\r\n" +
+    slow.back()->Send("POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n" +
                       std::string(bytes, 'x'));
   };
   begin(400'000);
@@ -305,7 +339,7 @@ TEST(HttpServer, ClientsThatSayNothingAreCutOff) {
   const Server server({.head_patience = milliseconds(50), .idle_patience = milliseconds(100)});
   EXPECT_EQ(Ask(server, "GET / HT"), "");
   HttpClient idle(server.port());
-  idle.Send("GET /echo HTTP/1.1\r\n\r\n");
+  idle.Send("GET /echo HTTP/1.1\r\nHost: localhost\r\n\r\n");
   EXPECT_THAT(idle.ReadAll(), EndsWith("/echo|||"));
 }
 
@@ -318,7 +352,7 @@ TEST(HttpServer, SlowClientsKeepNobodyOut) {
   for (int i = 0; i < 40; ++i) {
     slow.push_back(std::make_unique<HttpClient>(server.port()));
     ASSERT_TRUE(slow.back()->connected());
-    slow.back()->Send("GET / HTTP/1.1\r\n");
+    slow.back()->Send("GET / HTTP/1.1\r\nHost: localhost\r\n");
   }
   EXPECT_THAT(Ask(server, "GET /echo HTTP/1.0\r\n\r\n"), EndsWith("/echo|||"));
   EXPECT_EQ(slow.front()->ReadAll(), "");  // made room
@@ -431,7 +465,7 @@ TEST(HttpServer, ManyIdleConnectionsDelayNobody) {
 TEST(HttpServer, StoppingDoesNotWaitForClients) {
   Server server({.head_patience = std::chrono::hours(1)});
   HttpClient client(server.port());
-  client.Send("GET / HTTP/1.1\r\n");
+  client.Send("GET / HTTP/1.1\r\nHost: localhost\r\n");
   server.Stop();
   EXPECT_EQ(client.ReadAll(), "");
 }

@@ -26,7 +26,7 @@ using testing::Not;
 using testing::StartsWith;
 
 constexpr size_t kLarge = 16 << 20;  // more than the kernel takes at once
-const char kRequest[] = "GET /ok HTTP/1.1\r\nConnection: close\r\n\r\n";
+const char kRequest[] = "GET /ok HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
 class Lines {
  public:
@@ -237,7 +237,7 @@ TEST(HttpServerTls, WhoGoesAwayHarmsNobody) {
   for (int i = 0; i < 50; ++i) {
     TlsClient client(server.port(), {.ca = ca.pem()});
     ASSERT_TRUE(client.Handshake());
-    client.Send("GET /large HTTP/1.1\r\n\r\n");
+    client.Send("GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n");
     client.Reset();  // a write into this raises SIGPIPE
   }
   EXPECT_THAT(HttpsGet(server.port(), {.ca = ca.pem()}, "/ok"), EndsWith("/ok|"));
@@ -265,7 +265,7 @@ TEST(HttpServerTls, ABrokenConnectionIsNoOtherOnesError) {
   TlsClient good(server.port(), {.ca = ca.pem(), .piece = 1});
   ASSERT_TRUE(good.Handshake());
   TlsClient bad(server.port(), {.ca = ca.pem()});
-  bad.SendRaw("GET / HTTP/1.1\r\n\r\n");
+  bad.SendRaw("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
   bad.ReadRaw();  // it has failed
   good.Send(kRequest);
   EXPECT_THAT(good.ReadAll(), EndsWith("/ok|"));

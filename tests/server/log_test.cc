@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/status.h"
+#include "tests/support/in_time.h"
 
 namespace treadle {
 namespace {
@@ -191,8 +192,8 @@ TEST(Log, EndsInTimeAlthoughItsReaderSleeps) {
   auto pipe = std::make_unique<Pipe>();
   auto log = OpenLog({.standard = pipe->writer(), .flush_timeout = milliseconds(20)});
   for (int i = 0; i < 3000; ++i) log->Write({.message = std::string(100, 'x')});
-  log.reset();   // must come back
-  pipe.reset();  // and the thread that was left behind now ends
+  RunInTime([&] { log.reset(); });
+  pipe.reset();  // the thread that was left behind now ends
 }
 
 TEST(Log, LongStringsAreCut) {

@@ -36,8 +36,8 @@ const char kTemplate[] = "{% for m in messages %}{{ m.content }}{% endfor %}";
 
 std::string PostText(const std::string& path, const std::string& body,
                      const std::string& headers = "") {
-  return Str("POST ", path, " HTTP/1.1\r\n", headers, "Content-Length: ", body.size(), "\r\n\r\n",
-             body);
+  return Str("POST ", path, " HTTP/1.1\r\nHost: localhost\r\n", headers,
+             "Content-Length: ", body.size(), "\r\n\r\n", body);
 }
 
 struct Answer {
@@ -62,7 +62,7 @@ Answer Post(const TestServer& server, const std::string& path, const std::string
 }
 Answer Get(const TestServer& server, const std::string& path) {
   HttpClient client(server.http_port());
-  client.Send("GET " + path + " HTTP/1.1\r\n\r\n");
+  client.Send("GET " + path + " HTTP/1.1\r\nHost: localhost\r\n\r\n");
   return Read(client.ReadAnswer());
 }
 
@@ -111,6 +111,38 @@ TEST(OpenAiServer, SaysWhatItServes) {
   EXPECT_EQ(Get(server, "/ready").code, 503);
 }
 
+// One page of 16 of a prompt of 20: for who asks with the same key and salt.
+TEST(OpenAiServer, CachedPromptsAreOfOneKeyAndOneSalt) {
+  const std::string path = TestPath("salted-keys");
+  WriteText(path, "key-1-0123456789abc ann\nkey-2-0123456789abc bob\nkey-3-0123456789abc ann\n");
+  const auto keys = ApiKeys::Open(path, {});
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  TestServerOptions options;
+  options.adjust = [&](ServiceOptions& service) { service.keys = keys->get(); };
+  TestServer server(options);
+  const auto header = [](const std::string& key) {
+    return "Authorization: Bearer " + key + "-0123456789abc\r\n";
+  };
+  Json body = {{"prompt", std::vector<int>(20, 7)}, {"max_tokens", 1}};
+  const auto cached = [&](const std::string& key, const std::string& salt) {
+    body["cache_salt"] = salt;
+    const Answer answer = Post(server, kCompletions, body.dump(), header(key));
+    EXPECT_EQ(answer.code, 200) << answer.body;
+    return answer.body["usage"]["prompt_tokens_details"]["cached_tokens"].get<int>();
+  };
+  EXPECT_EQ(cached("key-1", ""), 0);
+  EXPECT_EQ(cached("key-1", ""), 16);
+  EXPECT_EQ(cached("key-2", ""), 0) << "another owner's";
+  EXPECT_EQ(cached("key-3", ""), 16) << "another key of the first owner";
+  EXPECT_EQ(cached("key-1", "salt"), 0);
+  EXPECT_EQ(cached("key-1", "salt"), 16);
+  EXPECT_EQ(cached("key-2", std::string("\0name ann\0", 10)), 0);
+  body["cache_salt"] = std::string(257, 'x');
+  const Answer refused = Post(server, kCompletions, body.dump(), header("key-1"));
+  EXPECT_EQ(refused.code, 400);
+  EXPECT_EQ(refused.body["error"]["message"], "cache_salt has 257 bytes, expected at most 256");
+}
+
 TEST(OpenAiServer, AnswersAreThoseOfGrpc) {
   TestServer server;
   v1::GenerateRequest request = MakeRequest("a", 3, 20, 12);
@@ -148,8 +180,11 @@ TEST(OpenAiServer, AnswersAreThoseOfGrpc) {
   ASSERT_EQ(whole.code, 200) << whole.body;
   check(whole.body["choices"]);
   EXPECT_EQ(whole.body["system_fingerprint"], "fp_0123456789");
-  EXPECT_EQ(whole.body["usage"],
-            Json({{"prompt_tokens", 20}, {"completion_tokens", 36}, {"total_tokens", 56}}));
+  EXPECT_EQ(whole.body["usage"], Json({{"prompt_tokens", 20},
+                                       {"completion_tokens", 36},
+                                       {"total_tokens", 56},
+                                       {"prompt_tokens_details", {{"cached_tokens", 16}}}}))
+      << "a page of them, which gRPC's request left";
 
   // In pieces, put together.
   body["stream"] = true;
@@ -532,8 +567,10 @@ TEST(OpenAiServer, KeysAndTlsAreThoseOfGrpc) {
   EXPECT_EQ(stranger.code, 401);
   EXPECT_THAT(stranger.head, HasSubstr("WWW-Authenticate: Bearer\r\n"));
   EXPECT_EQ(stranger.body["error"]["code"], "invalid_api_key");
-  EXPECT_EQ(ask("GET /v1/models HTTP/1.1\r\n" + close + "\r\n", ca.Sign()).code, 401);
-  EXPECT_EQ(ask("GET /health HTTP/1.1\r\n" + close + "\r\n", ca.Sign()).code, 200);
+  EXPECT_EQ(ask("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + close + "\r\n", ca.Sign()).code,
+            401);
+  EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: localhost\r\n" + close + "\r\n", ca.Sign()).code,
+            200);
   EXPECT_EQ(ask(PostText("/tokenize", R"({"prompt": "a"})", close), ca.Sign()).code, 401);
   EXPECT_EQ(ask(PostText("/tokenize", R"({"prompt": "a"})", key), ca.Sign()).code, 200);
   // Of three prompts two are too many for the key.

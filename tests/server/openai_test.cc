@@ -340,7 +340,9 @@ TEST(OpenAiAnswer, AWholeCompletionWithEverything) {
           R"("top_logprobs":[null,{"c":-0.25,"b":-0.5},{"d":-1},{"e":-0.125,"xx":-9999}],)"
           R"("text_offset":[0,1,2,3]},"finish_reason":"stop","stop_reason":null,)"
           R"("token_ids":[3,49],)" +
-          prompt + R"(}],"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5}})");
+          prompt +
+          R"(}],"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5,)"
+          R"("prompt_tokens_details":{"cached_tokens":0}}})");
 }
 
 TEST(OpenAiAnswer, APromptAloneIsScored) {
@@ -357,7 +359,8 @@ TEST(OpenAiAnswer, APromptAloneIsScored) {
                 R"({"index":0,"text":"ab","logprobs":{"tokens":["a","b"],)"
                 R"("token_logprobs":[null,-0.5],"top_logprobs":[null,{"b":-0.5}],)"
                 R"("text_offset":[0,1]},"finish_reason":"length","stop_reason":null}],)"
-                R"("usage":{"prompt_tokens":2,"completion_tokens":0,"total_tokens":2}})");
+                R"("usage":{"prompt_tokens":2,"completion_tokens":0,"total_tokens":2,)"
+                R"("prompt_tokens_details":{"cached_tokens":0}}})");
 }
 
 TEST(OpenAiAnswer, AWholeChat) {
@@ -375,7 +378,8 @@ TEST(OpenAiAnswer, AWholeChat) {
             R"("content":"bb","refusal":null},"logprobs":{"content":[{"token":"bb",)"
             R"("logprob":-1.5,"bytes":[98,98],"top_logprobs":[{"token":"b","logprob":-0.5,)"
             R"("bytes":[98]}]}],"refusal":null},"finish_reason":"length","stop_reason":null}],)"
-            R"("usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}})");
+            R"("usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2,)"
+            R"("prompt_tokens_details":{"cached_tokens":0}}})");
 }
 
 TEST(OpenAiAnswer, AStreamedChat) {
@@ -400,7 +404,9 @@ TEST(OpenAiAnswer, AStreamedChat) {
   EXPECT_EQ(told.answer().TakeEvents(),
             chunk(R"({"content":"c"})") + chunk("{}", R"("stop","stop_reason":null)"));
   EXPECT_EQ(told.answer().LastEvents(),
-            head + R"(],"usage":{"prompt_tokens":1,"completion_tokens":5,"total_tokens":6}})" +
+            head +
+                R"(],"usage":{"prompt_tokens":1,"completion_tokens":5,"total_tokens":6,)"
+                R"("prompt_tokens_details":{"cached_tokens":0}}})" +
                 "\n\ndata: [DONE]\n\n");
 }
 
@@ -411,7 +417,8 @@ TEST(OpenAiAnswer, AStreamedCompletionOfSeveral) {
             {0, 1});
   const auto chunk = [&](const std::string& rest, int tokens) {
     return Str("data: ", kHead, rest, R"(}],"usage":{"prompt_tokens":2,"completion_tokens":)",
-               tokens, R"(,"total_tokens":)", 2 + tokens, "}}\n\n");
+               tokens, R"(,"total_tokens":)", 2 + tokens,
+               R"(,"prompt_tokens_details":{"cached_tokens":0}}})", "\n\n");
   };
   const std::string echo =
       R"("text":"ab","logprobs":{"tokens":["a","b"],"token_logprobs":[null,-1],)"

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "base/status.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 #include "server/constraint/constraint_compiler.h"
 #include "server/openai/openai_answer.h"
 #include "server/openai/openai_errors.h"

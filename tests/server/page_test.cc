@@ -22,7 +22,7 @@ using testing::Not;
 using testing::StartsWith;
 
 std::string GetText(const std::string& path, const std::string& headers = "") {
-  return "GET " + path + " HTTP/1.1\r\n" + headers + "\r\n";
+  return "GET " + path + " HTTP/1.1\r\nHost: localhost\r\n" + headers + "\r\n";
 }
 std::string Get(const TestServer& server, const std::string& path,
                 const std::string& headers = "") {
@@ -103,8 +103,10 @@ TEST(Timeline, TellsWhoCameRanAndLeft) {
   EXPECT_THAT(feed.head(), HasSubstr(R"({"running_limit":4,"queue_limit":64})"));
   const std::string body = R"({"prompt": "abcdefgh", "max_tokens": 3, "ignore_eos": true})";
   HttpClient client(server.http_port());
-  client.Send(Str("POST /v1/completions HTTP/1.1\r\nX-Request-Id: secret\r\nContent-Length: ",
-                  body.size(), "\r\n\r\n", body));
+  client.Send(
+      Str("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: "
+          "secret\r\nContent-Length: ",
+          body.size(), "\r\n\r\n", body));
   server.gate().Open();
   Json arrivals = Json::array(), members = Json::array(), ends = Json::array();
   while (ends.empty()) {
@@ -169,6 +171,26 @@ TEST(Timeline, HasRoomForSomeReaders) {
     head = Feed(server).head();
   }
   EXPECT_THAT(head, HasSubstr("HTTP/1.1 200 OK"));
+}
+
+TEST(Timeline, HasNoReaderWhereOnlyItsHeadIsAskedFor) {
+  TestServer server;
+  std::vector<std::unique_ptr<HttpClient>> clients;
+  for (int i = 0; i < 4 * kTimelineReaders; ++i) {
+    clients.push_back(std::make_unique<HttpClient>(server.http_port()));
+    for (int twice = 0; twice < 2; ++twice) {
+      clients.back()->Send("HEAD /timeline HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    }
+  }
+  for (const auto& client : clients) {
+    for (int twice = 0; twice < 2; ++twice) {
+      EXPECT_THAT(client->ReadUntil("\r\n\r\n"),
+                  AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), HasSubstr("application/x-ndjson")));
+    }
+  }
+  EXPECT_THAT(Feed(server).head(), HasSubstr("HTTP/1.1 200 OK"));
+  clients[0]->Send(GetText("/version"));
+  EXPECT_THAT(clients[0]->ReadAnswer(), HasSubstr(TREADLE_VERSION));
 }
 
 TEST(Timeline, AsksForAKeyAndThePageDoesNot) {

@@ -235,5 +235,33 @@ TEST(RequestValidation, WithoutATokenizerOnlyIdsAreServed) {
   EXPECT_TRUE(ValidateRequest(ToRequest(Valid()), model, {}, 1).ok());
 }
 
+// Whoever counts before it reads says what validation says of what was read.
+TEST(ValidateEntries, SaysWhatValidationSays) {
+  const struct {
+    const char* field;
+    std::function<void(v1::GenerateRequest&)> add;
+  } rows[] = {
+      {"chat.messages", [](auto& r) { r.mutable_chat()->add_messages(); }},
+      {"token_ids.ids", [](auto& r) { r.mutable_token_ids()->add_ids(1); }},
+      {"sampling.logit_bias", [](auto& r) { r.mutable_sampling()->add_logit_bias(); }},
+      {"stopping.stop_strings", [](auto& r) { r.mutable_stopping()->add_stop_strings("x"); }},
+      {"stopping.stop_token_ids", [](auto& r) { r.mutable_stopping()->add_stop_token_ids(1); }},
+  };
+  const ServedModel model = Model();
+  constexpr int64_t kFew = 4096, entries = kFew + 1;
+  for (const auto& [field, add] : rows) {
+    v1::GenerateRequest request;
+    for (int64_t i = 0; i < entries; ++i) add(request);
+    if (!request.has_chat() && !request.has_token_ids()) request.set_text("a");
+    const absl::Status said = ValidateEntries(field, entries, /*embedding=*/false, model);
+    EXPECT_EQ(said, Validate(request).status());
+    EXPECT_THAT(std::string(said.message()), HasSubstr("expected at most"));
+    EXPECT_TRUE(ValidateEntries(field, kFew, /*embedding=*/false, model).ok());
+  }
+  EXPECT_THAT(std::string(ValidateEntries("token_ids.ids", 5000, true, model).message()),
+              HasSubstr("expected at most 64 (the context)"));
+  EXPECT_FALSE(ValidateEntries("a field of tomorrow", entries, false, model).ok());
+}
+
 }  // namespace
 }  // namespace treadle

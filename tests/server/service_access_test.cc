@@ -14,9 +14,12 @@
 namespace treadle {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 const char kAlice[] = "alice-0123456789abcdef";
+const char kBob[] = "bob-0123456789abcdef00";
+const char kOperator[] = "operator-0123456789ab";
 const char kMeagre[] = "meagre-0123456789abcde";
 const char kSuspended[] = "suspended-0123456789abc";
 
@@ -195,8 +198,8 @@ struct Caller {
 class Keys : public testing::Test {
  protected:
   Keys() {
-    WriteText(TestPath("keys"),
-              Str(kAlice, " alice\n", kMeagre, " meagre 1\n", kSuspended, " gone 0"));
+    WriteText(TestPath("keys"), Str(kAlice, " alice\n", kMeagre, " meagre 1\n", kSuspended,
+                                    " gone 0\n", kBob, "\n", kOperator, " boss - - operator\n"));
     auto keys = ApiKeys::Open(TestPath("keys"), [](const LogEvent&) {});
     EXPECT_TRUE(keys.ok()) << keys.status();
     keys_ = *std::move(keys);
@@ -204,10 +207,10 @@ class Keys : public testing::Test {
     options.adjust = [&](ServiceOptions& service) { service.keys = keys_.get(); };
     server_ = std::make_unique<TestServer>(options);
   }
-  grpc::Status Generate(const std::string& key) {
+  grpc::Status Generate(const std::string& key, const std::string& id = "a") {
     Caller caller(key);
     v1::GenerateResponse response;
-    return server_->stub().Generate(&caller.context, MakeRequest("a", 1, 5, 5), &response);
+    return server_->stub().Generate(&caller.context, MakeRequest(id, 1, 5, 5), &response);
   }
 
   std::unique_ptr<ApiKeys> keys_;
@@ -243,6 +246,11 @@ TEST_F(Keys, EveryCallNeedsOneButTheProbes) {
     check(stub.GetModelInfo(&three.context, {}, &model));
     check(stub.GetLoad(&four.context, {}, &load));
     EXPECT_EQ(model.vocab_size() > 0, code == StatusCode::OK);
+    std::string reply;
+    if (key.empty()) {
+      check(RawCall(*server_, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "",
+                    reply));
+    }
     Caller watcher(key);
     const auto reader = stub.WatchLedger(&watcher.context, {});
     v1::LedgerRecord record;
@@ -255,6 +263,31 @@ TEST_F(Keys, EveryCallNeedsOneButTheProbes) {
   }
   EXPECT_TRUE(server_->WaitHealth("ready", true));
   EXPECT_TRUE(server_->WaitHealth("live", true));
+}
+
+// Whoever has a request's id can resume or end it.
+TEST_F(Keys, TheLedgerShowsARequestsIdToItsOwnerAndToOperators) {
+  for (const char* const key : {kAlice, kBob}) EXPECT_TRUE(Generate(key, Str("of ", key)).ok());
+  const auto ids = [&](const std::string& key) {
+    Caller caller(key);
+    v1::WatchLedgerRequest request;
+    request.set_from_start(true);
+    const auto reader = server_->stub().WatchLedger(&caller.context, request);
+    std::vector<std::string> found;
+    int ends = 0;
+    for (v1::LedgerRecord record; ends < 2 && reader->Read(&record);) {
+      for (const v1::LedgerEnd& end : record.ends()) {
+        ++ends;
+        if (!end.request_id().empty()) found.push_back(end.request_id());
+      }
+    }
+    caller.context.TryCancel();
+    EXPECT_EQ(ends, 2);
+    return found;
+  };
+  EXPECT_THAT(ids(kAlice), ElementsAre(Str("of ", kAlice)));
+  EXPECT_THAT(ids(kBob), ElementsAre(Str("of ", kBob)));
+  EXPECT_THAT(ids(kOperator), ElementsAre(Str("of ", kAlice), Str("of ", kBob)));
 }
 
 TEST_F(Keys, ALimitIsSaid) {

@@ -299,7 +299,7 @@ TEST(Service, TheLedgerCanBeWatched) {
     }
     for (const v1::LedgerEnd& end : record.ends()) {
       ended = true;
-      EXPECT_EQ(end.request_id(), "watched");
+      EXPECT_EQ(end.request_id(), "");  // without keys nobody's are shown
       EXPECT_EQ(end.reason(), "length");
       EXPECT_EQ(end.output_tokens(), 5);
     }
@@ -323,6 +323,7 @@ TEST(Service, MetricsHaveTheAgreedNames) {
   for (const char* line :
        {"treadle:num_requests_running{L} 0", "treadle:num_requests_waiting{L} 0",
         "treadle:kv_cache_usage_perc{L} 0", "treadle:prompt_tokens_total{L} 10",
+        "treadle:prefix_cache_queries_total{L} 10", "treadle:prefix_cache_hits_total{L} 0",
         "treadle:generation_tokens_total{L} 5", "treadle:request_prompt_tokens_count{L} 1",
         "treadle:request_prompt_tokens_sum{L} 10", "treadle:request_generation_tokens_sum{L} 5",
         "treadle:iteration_tokens_total_sum{L} 14",

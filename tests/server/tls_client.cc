@@ -187,7 +187,8 @@ std::string HttpsGet(int port, const TlsClientOptions& options, const std::strin
   TlsClient client(port, options);
   std::string reply;
   if (client.Handshake()) {
-    client.Send("GET " + path + " HTTP/1.1\r\nConnection: close\r\n" + headers + "\r\n");
+    client.Send("GET " + path + " HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + headers +
+                "\r\n");
     reply = client.ReadAll();
   }
   if (error != nullptr) *error = client.error();

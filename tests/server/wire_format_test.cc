@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "server/grpc/inference.pb.h"
 
 namespace treadle {
@@ -45,6 +47,43 @@ TEST(WireFormat, NamesTheFieldThatIsNotUtf8) {
 TEST(WireFormat, SaysWhatIsNoMessage) {
   EXPECT_THAT(ErrorOf("\xFF\xFF\xFF"), HasSubstr("treadle.v1.GenerateRequest"));
   EXPECT_THAT(ErrorOf(std::string("\x12\x7F", 2)), HasSubstr("treadle.v1.GenerateRequest"));
+}
+
+// Entries are counted over all parts of a message that the parser would merge, packed or not.
+TEST(WireFormat, CountsEntriesBeforeItParses) {
+  v1::GenerateRequest request;
+  for (int i = 0; i < 3; ++i) request.mutable_chat()->add_messages()->set_role("user");
+  for (const int id : {1, 300, 70000}) request.mutable_stopping()->add_stop_token_ids(id);
+  request.mutable_stopping()->add_stop_strings("x");
+  std::map<std::string, int64_t> counts;
+  const CheckEntries count = [&](std::string_view field, int64_t entries) {
+    counts[std::string(field)] = entries;
+    return absl::OkStatus();
+  };
+  v1::GenerateRequest parsed;
+  const std::string bytes = request.SerializeAsString();
+  const std::string unpacked("\x32\x02\x20\x05", 4);  // stop_token_ids: 5
+  ASSERT_TRUE(ParseMessage(bytes + bytes + unpacked, parsed, count).ok());
+  EXPECT_THAT(counts, testing::UnorderedElementsAre(testing::Pair("chat.messages", 6),
+                                                    testing::Pair("stopping.stop_token_ids", 7),
+                                                    testing::Pair("stopping.stop_strings", 2)));
+  parsed.Clear();
+  const absl::Status refused =
+      ParseMessage(bytes, parsed, [](std::string_view field, int64_t entries) {
+        return absl::InvalidArgumentError(std::string(field) + std::to_string(entries));
+      });
+  EXPECT_EQ(refused.message(), "chat.messages3");
+  EXPECT_EQ(parsed.ByteSizeLong(), 0u);
+}
+
+TEST(WireFormat, RefusesManyUnknownFields) {
+  std::string fields;
+  for (int i = 0; i < 1024; ++i) fields += "\x7a\x01x";
+  v1::GenerateRequest parsed;
+  EXPECT_TRUE(ParseMessage(fields, parsed).ok());
+  // Of the right number, but as a number where a text belongs: the parser keeps it, too.
+  EXPECT_THAT(ErrorOf(fields + "\x10\x01"), HasSubstr("1025 fields that are not known"));
+  EXPECT_THAT(ErrorOf("\x7b\x7c"), HasSubstr("is not a message"));  // a group
 }
 
 TEST(WireFormat, AValidMessageParses) {

@@ -28,6 +28,7 @@
 #include "tests/server/http_client.h"
 #include "tests/soak/memory_slope.h"
 #include "tests/soak/soak_clients.h"
+#include "tests/support/process_losses.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -85,9 +86,17 @@ class Soak : public testing::Test {
     const std::vector<int> workers = Workers();
     return workers.empty() ? -1 : workers[random_() % workers.size()];
   }
-  void SignalWorkers(int count, int signal) {
+  void LoseWorkers(int count) {
     for (int i = 0; i < count; ++i) {
-      if (const int worker = AnyWorker(); worker > 0) kill(worker, signal);
+      const ProcessLoss& loss = kProcessLosses[random_() % std::size(kProcessLosses)];
+      if (const int worker = AnyWorker(); worker > 0) loss.happen(worker);
+    }
+  }
+  // While an epoch forms, and the next one.
+  void LoseSuccessors(int count) {
+    for (int i = 0; i < count; ++i) {
+      LoseWorkers(1);
+      std::this_thread::sleep_for(milliseconds(random_() % 1000));
     }
   }
   void PutToSleep() {
@@ -190,9 +199,9 @@ TEST_F(Soak, EveryFaultLeavesTheInvariant) {
   clients_ = std::make_unique<SoakClients>(*server_, seed_);
   const int64_t descriptors = server_->descriptors();
   const Fault faults[] = {
-      {"a worker is killed", [&] { SignalWorkers(1, SIGKILL); }},
-      {"two workers are killed", [&] { SignalWorkers(2, SIGKILL); }},
-      {"a worker hangs", [&] { SignalWorkers(1, SIGSTOP); }},
+      {"a worker is lost", [&] { LoseWorkers(1); }},
+      {"two workers are lost", [&] { LoseWorkers(2); }},
+      {"a worker and its successors are lost", [&] { LoseSuccessors(3); }},
       {"a worker sleeps for a while", [&] { PutToSleep(); }},
       {"every client is cut off", [&] { CutClientsOff(); }},
       {"a connection ends", [&] { DisturbBytes(Kind::kClose); }},

@@ -111,13 +111,13 @@ void FakeEngine::Submit(IterationPlan plan) {
   }
 }
 
-void FakeEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) {
+void FakeEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) {
   {
     MutexLock lock(mutex_);
     if (epoch != epoch_ || !status_.ok()) return;
-    for (StepMask& mask : masks) {
+    for (OutputMask& mask : masks) {
       if (mask.allowed.size() == MaskWords(kVocab) &&
-          masks_[iteration].try_emplace(mask.step, std::move(mask.allowed)).second) {
+          masks_[iteration].try_emplace({mask.step, mask.output}, std::move(mask.allowed)).second) {
         continue;
       }
       Violation(Str("mask of step ", mask.step, " of iteration ", iteration));
@@ -131,7 +131,10 @@ void FakeEngine::SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMa
 void FakeEngine::RunReady() {
   while (!submitted_.empty()) {
     const IterationPlan& plan = submitted_.front();
-    const auto masked = std::ranges::count_if(plan.steps, &Step::masked);
+    int64_t masked = 0;
+    for (const Step& step : plan.steps) {
+      masked += std::ranges::count_if(step.outputs, &RowOutput::masked);
+    }
     if (std::ssize(masks_[plan.iteration]) < masked) return;
     Run(plan);
     masks_.erase(plan.iteration);
@@ -167,7 +170,7 @@ bool FakeEngine::Complete() {
   {
     MutexLock lock(mutex_);
     if (running_.empty()) return false;
-    complete_.push_back(std::move(running_.front()));
+    complete_.push_back(std::move(running_.front().result));
     running_.pop_front();
   }
   wake_();
@@ -186,6 +189,9 @@ void FakeEngine::Fail(absl::Status status, StageRange lost) {
     lost_ = lost_.Around(lost);
     status_ = std::move(status);
     submitted_.clear();
+    for (const Running& running : running_) {
+      for (Page::Slot* const slot : running.written) *slot = {};
+    }
     running_.clear();
     complete_.clear();
   }
@@ -261,17 +267,12 @@ void FakeEngine::Run(const IterationPlan& plan) {
     }
   }
   for (const SequenceStart& start : plan.starts) StartSequence(start);
-  IterationResult result;
+  IterationResult& result = running_.emplace_back().result;
   result.epoch = plan.epoch;
   result.iteration = plan.iteration;
   result.timings = timings_;
   for (auto& [id, live] : live_) live.stepped = false;
-  for (size_t i = 0; i < plan.steps.size(); ++i) {
-    const uint32_t* allowed = nullptr;
-    if (plan.steps[i].masked) allowed = masks_[plan.iteration][static_cast<int32_t>(i)].data();
-    result.steps.push_back(RunStep(plan.steps[i], plan.stages, allowed));
-  }
-  running_.push_back(std::move(result));
+  for (int32_t i = 0; i < std::ssize(plan.steps); ++i) result.steps.push_back(RunStep(plan, i));
 }
 
 void FakeEngine::Release(SequenceId sequence) {
@@ -279,9 +280,7 @@ void FakeEngine::Release(SequenceId sequence) {
   if (it == live_.end()) return Violation(Str("release of unknown sequence ", sequence));
   for (const PageKind kind : kPageKinds) {
     for (const int32_t id : Ring(it->second.start, kind)) {
-      Page* page = PageAt(id, kind);
-      if (page == nullptr || --page->owners > 0) continue;
-      for (auto& slots : page->slots) std::ranges::fill(slots, Page::Slot());
+      if (Page* page = PageAt(id, kind)) --page->owners;
     }
   }
   live_.erase(it);
@@ -291,7 +290,6 @@ void FakeEngine::Copy(const PageCopy& copy, PageKind kind, int stage) {
   const Page* from = PageAt(copy.from, kind);
   Page* to = PageAt(copy.to, kind);
   if (from == nullptr || to == nullptr) return;
-  if (from->owners == 0) Violation(Str("copy from page ", copy.from, ", which nobody owns"));
   if (from->slots[stage][0].chain == 0) {
     Violation(Str("copy from page ", copy.from, ", never written"));
   }
@@ -300,96 +298,85 @@ void FakeEngine::Copy(const PageCopy& copy, PageKind kind, int stage) {
 }
 
 void FakeEngine::StartSequence(const SequenceStart& start) {
-  const int64_t shared = start.first_position / options_.page_size;
   for (const PageKind kind : kPageKinds) {
-    const std::span<const int32_t> ring = Ring(start, kind);
-    const int64_t first = std::ssize(start.pages[kind]) - std::ssize(ring);
-    for (int64_t i = 0; i < std::ssize(ring); ++i) {
-      Page* page = PageAt(ring[i], kind);
-      if (page == nullptr) continue;
-      const bool may_share = first + i < shared;
-      if (may_share && page->owners == 0) {
-        Violation(Str("sequence ", start.sequence, " shares page ", ring[i], " of nobody"));
-      }
-      if (!may_share && page->owners != 0) {
-        Violation(Str("sequence ", start.sequence, " starts on page ", ring[i], " in use"));
-      }
-      ++page->owners;
+    for (const int32_t id : Ring(start, kind)) {
+      if (Page* page = PageAt(id, kind)) ++page->owners;
     }
   }
-  const bool counts = start.first_position > 0 && start.sampling.NeedsCounts();
-  if (start.earlier_tokens.size() != (counts ? static_cast<size_t>(start.first_position) : 0)) {
-    Violation(Str("sequence ", start.sequence, " starts with the wrong earlier tokens"));
+  if (start.earlier_tokens.size() != static_cast<size_t>(start.first_position)) {
+    Violation(Str("sequence ", start.sequence, " starts without its earlier tokens"));
   }
-  if (!live_.try_emplace(start.sequence, Live{start, start.first_position}).second) {
+  Live live{start, start.first_position};
+  uint64_t chain = kRoot;
+  for (const int32_t token : start.earlier_tokens) {
+    live.chains.push_back(chain = Mix(chain, static_cast<uint64_t>(token)));
+  }
+  if (!live_.try_emplace(start.sequence, std::move(live)).second) {
     Violation(Str("sequence ", start.sequence, " starts twice"));
   }
 }
 
-FakeEngine::Page* FakeEngine::PageOf(const Live& live, int64_t position, PageKind kind) {
-  const std::vector<int32_t>& table = live.start.pages[kind];
+FakeEngine::Page* FakeEngine::PageOf(const SequenceStart& start, int64_t position, PageKind kind) {
+  const std::vector<int32_t>& table = start.pages[kind];
   const auto index = static_cast<size_t>(position / options_.page_size);
   if (position >= 0 && index < table.size()) return PageAt(table[index], kind);
-  Violation(Str("sequence ", live.start.sequence, " has no page for position ", position));
+  Violation(Str("sequence ", start.sequence, " has no page for position ", position));
   return nullptr;
 }
 
-// All stages that run it must come to the same chain, which they pass on.
+// Returns the row, which all stages that run it write.
 uint64_t FakeEngine::Enter(Live& live, const StageRange& stages, int64_t position, int32_t token) {
-  uint64_t chain = 0;
+  live.chains.resize(static_cast<size_t>(position));
+  const uint64_t chain =
+      Mix(live.chains.empty() ? kRoot : live.chains.back(), static_cast<uint64_t>(token));
   for (int stage = stages.begin; stage < std::min(stages.end, options_.stages); ++stage) {
-    const uint64_t here = EnterAt(live, stage, position, token);
-    if (stage == stages.begin) {
-      if (stage > 0) CheckLog(live, stage - 1, position, here);
-    } else if (here != chain) {
-      Violation(Str("sequence ", live.start.sequence, ": stage ", stage, " has other rows before ",
-                    position));
-    }
-    chain = here;
+    if (stage == stages.begin && stage > 0) CheckLog(live, stage - 1, position, chain);
+    EnterAt(live, stage, position, chain);
   }
+  live.chains.push_back(chain);
   return chain;
 }
 
 void FakeEngine::CheckLog(const Live& live, int stage, int64_t position, uint64_t chain) {
-  const Page* const page = PageOf(live, position, PageKind::kWhole);
+  const Page* const page = PageOf(live.start, position, PageKind::kWhole);
   if (page == nullptr) return;
-  const auto id = page - pages_.whole.data();
+  const auto id = page - pages_[PageKind::kWhole].data();
   const Page::Slot& slot = page->slots[stage][position % options_.page_size];
   if (id < options_.replay_pages && slot.chain == chain && slot.position == position) return;
   Violation(Str("sequence ", live.start.sequence, ": the log of stage ", stage, " has no position ",
                 position));
 }
 
-uint64_t FakeEngine::EnterAt(Live& live, int stage, int64_t position, int32_t token) {
-  uint64_t chain = 0;
+void FakeEngine::EnterAt(const Live& live, int stage, int64_t position, uint64_t chain) {
   for (const PageKind kind : kPageKinds) {
     if (options_.total_pages[kind] == 0) continue;
-    uint64_t before = kRoot;
     const bool local = kind == PageKind::kWindow;
     const int64_t seen = local ? std::max<int64_t>(0, position - options_.window + 1) : 0;
     for (int64_t p = seen; p < position; ++p) {  // attention reads them all
-      const Page* page = PageOf(live, p, kind);
+      const Page* page = PageOf(live.start, p, kind);
       const auto slot = page == nullptr ? Page::Slot() : page->slots[stage][p % options_.page_size];
-      if (slot.chain == 0 || slot.position != p) {
-        Violation(Str("sequence ", live.start.sequence, " reads position ", p, ", not written"));
-        return 1;
+      if (slot.chain == live.chains[static_cast<size_t>(p)] && slot.position == p &&
+          slot.tenant == TenantOf(live.start)) {
+        continue;
       }
-      before = slot.chain;
+      return Violation(Str("sequence ", live.start.sequence, " reads position ", p,
+                           ", which its page does not hold"));
     }
-    Page* page = PageOf(live, position, kind);
-    if (page == nullptr) return 1;
-    if (page->owners != 1) {
+    Page* page = PageOf(live.start, position, kind);
+    if (page == nullptr) return;
+    Page::Slot& slot = page->slots[stage][position % options_.page_size];
+    const Page::Slot row = {chain, position, TenantOf(live.start)};
+    if (page->owners == 0 || (page->owners > 1 && slot.chain != 0 && slot != row)) {
       Violation(Str("sequence ", live.start.sequence, " writes position ", position,
-                    " to a page, which is shared"));
+                    " over another row in a page, which is shared"));
     }
-    chain = Mix(before, static_cast<uint64_t>(token));
-    page->slots[stage][position % options_.page_size] = {chain, position};
+    slot = row;
+    running_.back().written.push_back(&slot);
   }
-  return chain;
 }
 
-StepResult FakeEngine::RunStep(const Step& step, const StageRange& stages,
-                               const uint32_t* allowed) {
+StepResult FakeEngine::RunStep(const IterationPlan& plan, int32_t index) {
+  const Step& step = plan.steps[static_cast<size_t>(index)];
   StepResult result;
   result.sequence = step.sequence;
   const auto it = live_.find(step.sequence);
@@ -399,6 +386,12 @@ StepResult FakeEngine::RunStep(const Step& step, const StageRange& stages,
   }
   Live& live = it->second;
   if (std::exchange(live.stepped, true)) Violation(Str("two steps of ", step.sequence));
+  // A masked step may have been excused: its row runs again, and what it sampled is dropped.
+  const bool masked = std::ranges::any_of(step.outputs, &RowOutput::masked);
+  if (masked && !step.tokens.empty() && step.first_position < live.next_position) {
+    live.next_position = step.first_position;
+    live.previous_sample = -1;
+  }
   if (step.first_position != live.next_position) {
     Violation(Str("sequence ", step.sequence, " runs position ", step.first_position, ", expected ",
                   live.next_position));
@@ -411,34 +404,42 @@ StepResult FakeEngine::RunStep(const Step& step, const StageRange& stages,
   if (live.previous_sample >= 0 && tokens[0] != live.previous_sample) {
     Violation(Str("sequence ", step.sequence, " runs another token than it sampled"));
   }
-  uint64_t chain = kRoot;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    const int64_t position = step.first_position + static_cast<int64_t>(i);
-    chain = Enter(live, stages, position, tokens[i]);
-    const int32_t target = i + 1 < tokens.size() ? tokens[i + 1] : step.next_token;
-    if (step.prompt_logprobs >= 0 && target >= 0) {
-      TokenDetail detail;
-      detail.logprob = ReferencePromptLogprob(static_cast<int32_t>(position) + 1, target);
-      result.prompt_detail.push_back(std::move(detail));
-    }
+  if (!step.outputs.empty() && !plan.stages.Contains(options_.stages - 1)) {
+    Violation(Str("sequence ", step.sequence, " has outputs, but the last stage does not run"));
   }
-  live.next_position = step.first_position + static_cast<int64_t>(tokens.size());
   live.previous_sample = -1;
-  if (!step.sample) return result;
-  if (!stages.Contains(options_.stages - 1)) {
-    Violation(Str("sequence ", step.sequence, " samples, but the last stage does not run"));
+  for (int32_t row = 0; row < std::ssize(tokens); ++row) {
+    const int64_t position = int64_t{step.first_position} + row;
+    const uint64_t chain = Enter(live, plan.stages, position, tokens[static_cast<size_t>(row)]);
+    const auto output = result.outputs.size();
+    if (output == step.outputs.size() || step.outputs[output].row != row) continue;
+    const RowOutput& asked = step.outputs[output];
+    const uint32_t* allowed = nullptr;
+    if (asked.masked) {
+      allowed = masks_[plan.iteration][{index, static_cast<int32_t>(output)}].data();
+    }
+    result.outputs.push_back(RunRow(live, asked, position, chain, allowed));
+    if (row + 1 == std::ssize(tokens)) live.previous_sample = result.outputs.back().token;
   }
-  if (step.pooling != Pooling::kNone) {
-    result.embedding = EmbeddingOf(chain);
-    return result;
+  live.next_position = step.first_position + std::ssize(tokens);
+  return result;
+}
+
+RowResult FakeEngine::RunRow(const Live& live, const RowOutput& asked, int64_t position,
+                             uint64_t chain, const uint32_t* allowed) const {
+  RowResult result;
+  if (asked.target >= 0) {
+    const auto next = static_cast<int32_t>(position) + 1;
+    result.target.logprob = ReferencePromptLogprob(next, asked.target);
   }
-  result.token = NextToken(chain, live.start, live.next_position);
+  if (asked.hidden) result.hidden = EmbeddingOf(chain);
+  if (!asked.sample) return result;
+  result.token = NextToken(chain, live.start, position + 1);
   for (size_t i = 0; allowed != nullptr && i < kVocab; ++i) {
     if ((allowed[result.token / 32] >> (result.token % 32) & 1) != 0) break;
     result.token = static_cast<int32_t>((result.token + 1) % kVocab);
   }
-  live.previous_sample = result.token;
-  if (step.top_logprobs >= 0) result.detail.logprob = -static_cast<float>(result.token);
+  if (asked.top_logprobs >= 0) result.detail.logprob = -static_cast<float>(result.token);
   return result;
 }
 

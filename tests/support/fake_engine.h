@@ -4,11 +4,13 @@
 // pages that the plan named, and the next token is a hash of it. So a wrong page, copy, share,
 // position or token input changes the answer, and ReferenceOutput says what it must be. With a
 // window it has pages of that kind too, or alone, and reads the window's positions in them.
-// Violations: a write to a page that the sequence shares or does not own, a read of a slot that was
-// never written, a copy from a page nobody owns or to one in use, a start on a page that another
-// live sequence owns, an unknown sequence, a plan that is too big, late or out of order.
+// Violations: a write to a page that the sequence does not own, or of another row to one that it
+// shares, a read of a slot that does not hold what the sequence's own ids make of it, or that
+// another tenant wrote, a copy from a page that was never written or to one in use, an unknown
+// sequence, a plan that is too big, late or out of order.
 //
-// Every stage has such pages. An epoch that fails takes those of the stages that it loses; plans
+// Every stage has such pages. An epoch that fails takes those of the stages that it loses, and what
+// plans without a result have written, for they may not have run everywhere; plans
 // that some stages run again read and write theirs, and what the first of them is given must be in
 // the pages of the one before, within its replay log.
 //
@@ -40,12 +42,13 @@ struct FakeEngineOptions {
   bool manual = false;          // plans complete by Complete(), else as soon as they are submitted
   bool manual_restart = false;  // the next epoch stands by FinishRestart(), else at once
   bool record = false;          // keep the plans
+  uint64_t tenants = 1;         // seed % tenants is who asks: nobody reads what another one wrote
 
   KvPaging paging() const {
     ModelConfig config;
     config.layers = 2;
     config.window = window;
-    config.global_every = total_pages.whole > 0 ? 2 : 0;
+    config.global_every = total_pages[PageKind::kWhole] > 0 ? 2 : 0;
     return KvPaging::Of(config, page_size, max_batch_tokens);
   }
 };
@@ -62,8 +65,8 @@ class FakeEngine final : public Engine {
   uint64_t epoch() const override ABSL_LOCKS_EXCLUDED(mutex_);
   bool HasRoom() const override ABSL_LOCKS_EXCLUDED(mutex_);
   void Submit(IterationPlan plan) override ABSL_LOCKS_EXCLUDED(mutex_);
-  // A masked step's token is the first allowed one from the model's on, in a circle.
-  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override
+  // A masked output's token is the first allowed one from the model's on, in a circle.
+  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) override
       ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<IterationResult> TakeResults() override ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status status() const override ABSL_LOCKS_EXCLUDED(mutex_);
@@ -96,6 +99,9 @@ class FakeEngine final : public Engine {
     struct Slot {
       uint64_t chain = 0;  // 0: never written
       int64_t position = 0;
+      uint64_t tenant = 0;
+
+      friend bool operator==(const Slot&, const Slot&) = default;
     };
     std::vector<std::vector<Slot>> slots;  // [stages][page_size]
   };
@@ -103,7 +109,8 @@ class FakeEngine final : public Engine {
     SequenceStart start;
     int64_t next_position = 0;
     int32_t previous_sample = -1;
-    bool stepped = false;  // by the plan that is being run
+    bool stepped = false;               // by the plan that is being run
+    std::vector<uint64_t> chains = {};  // by position, as its ids make them
   };
 
   // Plans from the front of submitted_ on, as far as their masks are there.
@@ -115,18 +122,23 @@ class FakeEngine final : public Engine {
   void Release(SequenceId sequence) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Copy(const PageCopy& copy, PageKind kind, int stage) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartSequence(const SequenceStart& start) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  StepResult RunStep(const Step& step, const StageRange& stages, const uint32_t* allowed)
+  uint64_t TenantOf(const SequenceStart& start) const {
+    return start.sampling.seed % options_.tenants;
+  }
+  StepResult RunStep(const IterationPlan& plan, int32_t index)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  RowResult RunRow(const Live& live, const RowOutput& asked, int64_t position, uint64_t chain,
+                   const uint32_t* allowed) const;
   uint64_t Enter(Live& live, const StageRange& stages, int64_t position, int32_t token)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  uint64_t EnterAt(Live& live, int stage, int64_t position, int32_t token)
+  void EnterAt(const Live& live, int stage, int64_t position, uint64_t chain)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckLog(const Live& live, int stage, int64_t position, uint64_t chain)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Page* PageAt(int32_t id, PageKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Those that a sequence names, each once.
   std::span<const int32_t> Ring(const SequenceStart& start, PageKind kind) const;
-  Page* PageOf(const Live& live, int64_t position, PageKind kind)
+  Page* PageOf(const SequenceStart& start, int64_t position, PageKind kind)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Violation(std::string what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Wipe(const StageRange& stages) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -143,8 +155,14 @@ class FakeEngine final : public Engine {
   ByKind<std::vector<Page>> pages_ ABSL_GUARDED_BY(mutex_);
   std::map<SequenceId, Live> live_ ABSL_GUARDED_BY(mutex_);
   std::deque<IterationPlan> submitted_ ABSL_GUARDED_BY(mutex_);  // wait for masks
-  std::map<uint64_t, std::map<int32_t, std::vector<uint32_t>>> masks_ ABSL_GUARDED_BY(mutex_);
-  std::deque<IterationResult> running_ ABSL_GUARDED_BY(mutex_);  // computed, not complete
+  std::map<uint64_t, std::map<std::pair<int32_t, int32_t>, std::vector<uint32_t>>> masks_
+      ABSL_GUARDED_BY(mutex_);
+  // A plan that is computed, and not complete.
+  struct Running {
+    IterationResult result = {};
+    std::vector<Page::Slot*> written = {};
+  };
+  std::deque<Running> running_ ABSL_GUARDED_BY(mutex_);
   std::vector<IterationResult> complete_ ABSL_GUARDED_BY(mutex_);
   IterationTimings timings_ ABSL_GUARDED_BY(mutex_);
   std::vector<IterationPlan> plans_ ABSL_GUARDED_BY(mutex_);

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/iteration_plan.h"
-#include "engine/kv_cache.h"
+#include "engine/kv/kv_cache.h"
+#include "engine/plan/iteration_plan.h"
 #include "kernels/backend.h"
 #include "models/model.h"
 

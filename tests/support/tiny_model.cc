@@ -9,8 +9,10 @@
 #include <utility>
 
 #include "base/status.h"
+#include "models/architectures/config_fields.h"
 #include "models/architectures/gpt2.h"
 #include "models/architectures/llama.h"
+#include "models/checkpoints/checkpoint.h"
 #include "tests/support/gguf_writer.h"
 
 namespace treadle {
@@ -129,6 +131,10 @@ ModelConfig ConfigOf(const Architecture& architecture, const TinyModelOptions& o
   config.query_scalar = config.head_dim;
   config.experts = architecture.experts ? 5 : 0;
   config.experts_per_token = architecture.experts ? 2 : 0;
+  const ConfigJson& json = architecture.config_json;
+  config.rope_base = json.default_rope_base;
+  config.rope_dim = json.rotary_share != nullptr ? config.head_dim / 2 : config.head_dim;
+  config.local_rope_base = kLocalRopeBase;
   return config;
 }
 
@@ -307,32 +313,20 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
   const ModelConfig config = ConfigOf(architecture, o);
   writer.AddString("general.architecture", std::string(architecture.GgufName()));
   writer.AddString("general.name", "tiny " + name);
-  writer.AddU32(prefix + "block_count", static_cast<uint32_t>(o.layers));
-  writer.AddU32(prefix + "embedding_length", static_cast<uint32_t>(o.hidden));
-  writer.AddU32(prefix + "feed_forward_length", static_cast<uint32_t>(o.ffn_hidden));
-  writer.AddU32(prefix + "context_length", static_cast<uint32_t>(o.context));
-  writer.AddU32(prefix + "attention.head_count", static_cast<uint32_t>(o.heads));
-  if (architecture.grouped) {
-    writer.AddU32(prefix + "attention.head_count_kv", static_cast<uint32_t>(o.kv_heads));
+  for (const ConfigField<ModelConfig>& field : FieldsOf<ModelConfig>()) {
+    if (field.gguf == nullptr || !field.IsOf(architecture)) continue;
+    const std::string key = prefix + field.gguf;
+    VisitMember(field, config, [&]<typename Value>(const Value& value) {
+      if constexpr (std::is_same_v<Value, int64_t>) {
+        const bool known = field.otherwise != nullptr && field.otherwise(config) == value;
+        if (!known) writer.AddU32(key, static_cast<uint32_t>(value));
+      } else if constexpr (std::is_same_v<Value, double>) {
+        writer.AddF32(key, static_cast<float>(value));
+      }
+    });
   }
-  if (architecture.config_json.rotary_share != nullptr) {
-    writer.AddU32(prefix + "rope.dimension_count", static_cast<uint32_t>(o.hidden / o.heads / 2));
-  }
-  if (architecture.experts) {
-    writer.AddU32(prefix + "expert_count", static_cast<uint32_t>(config.experts));
-    writer.AddU32(prefix + "expert_used_count", static_cast<uint32_t>(config.experts_per_token));
-  }
-  if ((architecture.experts || architecture.local_layers) &&
-      architecture.config_json.default_rope_base != 10000) {
-    writer.AddF32(prefix + "rope.freq_base",
-                  static_cast<float>(architecture.config_json.default_rope_base));
-  }
-  if (config.window > 0) {
+  if (config.window > 0 && !architecture.local_layers) {
     writer.AddU32(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
-  }
-  if (architecture.local_layers) {
-    writer.AddU32(prefix + "attention.sliding_window_pattern",
-                  static_cast<uint32_t>(config.global_every));
   }
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
   if (o.tokenizer) AddTokenizer(o, writer);
@@ -372,10 +366,15 @@ absl::StatusOr<std::string> WriteTinyFolder(const Architecture& architecture,
   if (fields.epsilon != nullptr) config[fields.epsilon] = 1e-5;
   if (fields.rotary_share != nullptr) config[fields.rotary_share] = 0.5;
   if (o.window > 0) config["sliding_window"] = o.window;
-  for (const FlagField& field : fields.flags) config[field.name] = sizes.*field.flag;
-  for (const SizeField& field : fields.sizes) {
-    const bool known = field.otherwise != nullptr && field.otherwise(sizes) == sizes.*field.size;
-    if (!known) config[field.name] = sizes.*field.size;
+  for (const ConfigField<ModelConfig>& field : FieldsOf<ModelConfig>()) {
+    const JsonField said = JsonFieldOf(architecture, field);
+    if (said.name == nullptr) continue;
+    VisitMember(field, sizes, [&]<typename Value>(const Value& value) {
+      const bool known = said.otherwise != nullptr &&
+                         nlohmann::json(said.otherwise(sizes)) == nlohmann::json(value);
+      if (std::is_same_v<Value, bool> || (std::is_same_v<Value, int64_t> && !known))
+        config[said.name] = value;
+    });
   }
   const std::filesystem::path folder(directory);
   TREADLE_RETURN_IF_ERROR(WriteFile(folder / "config.json", config.dump(2)));

@@ -32,8 +32,8 @@ MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
 
 PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute) {
   const MatMulKernel kernel = KernelOf(isa, compute);
-  // As many bits as are looked up in less time than integers are read: permutations of AVX2 look at
-  // 16 bytes, those of AVX-512 at 64 words, and VBMI's at 128 bytes.
+  // Bits of the largest table whose lookup takes less time than reading integers. A permutation
+  // looks at 16 bytes with AVX2, at 64 words with AVX-512, and at 128 bytes with VBMI.
   const int bits = isa == CpuIsa::kAvx512Vbmi ? 8 : isa == CpuIsa::kAvx512 ? 7 : 5;
   return {.table_bits = kernel.codebooks ? bits : 8,
           .inline_codes = kernel.codebooks || kernel.quantize == nullptr,

@@ -14,14 +14,14 @@ namespace {
 // takes about 65 (4 bits) or 90 (8 bits) for every 32 rows, bound by reads of shared memory and L1;
 // decoding takes about 130, bound by the 2048 bytes that it writes; so does the library's product,
 // which reads them, up to 192 rows, where arithmetic becomes its bound. 260 cycles are 128 and 96
-// rows. To measure it: `treadle bench kernels --crossover-rows`.
+// rows. To measure it: `treadle-bench kernels --crossover-rows`.
 constexpr int64_t kFewRows4 = 128;
 constexpr int64_t kFewRows8 = 96;
 
 // So many features are decoded at a time: 4096 x 4096 weights of 16 bits stay in a cache of 50 MB,
 // and 2048 rows of them are two waves of 128 x 256 tiles.
 constexpr int64_t kDecodedFeatures = 4096;
-constexpr size_t kMostScratch = size_t{128} << 20;
+constexpr size_t kMaxScratch = size_t{128} << 20;
 
 class LowBitFamily final : public MatMulFamily {
  public:
@@ -87,7 +87,7 @@ class LowBitFamily final : public MatMulFamily {
     }
     const int64_t stride = (max_k_ + kStepColumns - 1) / kStepColumns * kStepColumns;
     const auto wanted = static_cast<size_t>(std::min(max_n_, kDecodedFeatures) * stride * 2);
-    return Grow(device_, std::min(wanted, kMostScratch), scratch_);
+    return Grow(device_, std::min(wanted, kMaxScratch), scratch_);
   }
 
   static const LowBitView& ViewOf(const PackedMatrix& matrix) {

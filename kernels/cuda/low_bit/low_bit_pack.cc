@@ -195,10 +195,10 @@ absl::StatusOr<std::unique_ptr<LowBitMatrix>> PackLowBit(Device& device, MatMulF
                                                          const MatrixSource& source, DType dtype,
                                                          int threads) {
   TREADLE_RETURN_IF_ERROR(CheckMatrixSource(source));
-  constexpr int64_t kMost = int64_t{1} << 30;  // indices of kernels are of 32 bits
-  if (source.n > kMost || source.k > kMost) {
+  constexpr int64_t kMaxFeatures = int64_t{1} << 30;  // indices of kernels are of 32 bits
+  if (source.n > kMaxFeatures || source.k > kMaxFeatures) {
     return InvalidArgument("a matrix [", source.n, ", ", source.k, "] in ", source.format->name,
-                           ": expected at most ", kMost, " rows and columns");
+                           ": expected at most ", kMaxFeatures, " rows and columns");
   }
   Parts parts;
   LowBitView& view = parts.view;

@@ -91,8 +91,8 @@ void LowBitEmbed(Device& device, const LowBitView& table, const EmbedRows& rows)
 
 void LowBitExact(Device& device, Tensor x, const LowBitProduct& product) {
   const LowBitView& w = product.w;
-  constexpr int64_t kMostBlocks = 65535;
-  const int64_t row_blocks = std::min((x.rows + kExactRows - 1) / kExactRows, kMostBlocks);
+  constexpr int64_t kMaxBlocks = 65535;
+  const int64_t row_blocks = std::min((x.rows + kExactRows - 1) / kExactRows, kMaxBlocks);
   device.Launch(ExactKernel,
                 {.grid_x = static_cast<uint32_t>((w.n + kWarps - 1) / kWarps),
                  .grid_y = static_cast<uint32_t>(row_blocks),

@@ -33,7 +33,7 @@ constexpr int64_t kSplitCycles = 1500;
 constexpr int64_t kL2BytesPerCycle = 3400;
 constexpr int64_t kGatherBytesPerCycle = 38;
 
-constexpr int kMostSplits = 16;
+constexpr int kMaxSplits = 16;
 constexpr int64_t kSmallestSplit = 4;  // units
 // Results of all blocks that share tiles, for each multiprocessor: bounds their sums' memory.
 constexpr int64_t kSplitResults = int64_t{kInt8WarpgroupFeatures} * kInt8WarpgroupRows;
@@ -56,7 +56,7 @@ Int8TilesPlan ChooseInt8Tiles(const Int8TilesShape& shape, int multiprocessors, 
     Int8TilesPlan plan = {.features = cost.features, .rows = cost.rows};
     const int64_t tiles = Int8Tiles(shape, plan);
     if (tiles == 0) continue;
-    for (plan.splits = 1; plan.splits <= kMostSplits; ++plan.splits) {
+    for (plan.splits = 1; plan.splits <= kMaxSplits; ++plan.splits) {
       // Blocks with a multiprocessor for themselves: those that fill all are not shared.
       const int64_t full = cost.rows < kAloneRows ? 0 : tiles / multiprocessors * multiprocessors;
       plan.whole = plan.splits == 1 ? tiles : full;

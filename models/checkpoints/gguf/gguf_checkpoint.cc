@@ -4,9 +4,8 @@
 
 #include "base/quoted.h"
 #include "base/status.h"
-#include "models/architectures/architecture.h"
+#include "models/architectures/config_fields.h"
 #include "models/checkpoints/gguf/gguf_file.h"
-#include "models/weight_loader.h"
 
 namespace treadle {
 namespace {
@@ -17,7 +16,10 @@ class GgufCheckpoint final : public Checkpoint {
 
  private:
   absl::Status ReadConfig();
-  absl::Status ReadWindow(const std::string& prefix, const Architecture& architecture);
+  // The rows of `out` that have keys, behind `prefix`.
+  template <typename Struct>
+  absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
+                          Struct& out) const;
   absl::Status ReadRope(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadYarn(const std::string& prefix, const Architecture& architecture);
 
@@ -51,29 +53,13 @@ absl::Status GgufCheckpoint::ReadConfig() {
                          KnownArchitectures());
   }
   config_.architecture = architecture->name;
-  struct Row {
-    const char* key;
-    int64_t* value;
-  };
-  const Row rows[] = {{"block_count", &config_.layers},
-                      {"embedding_length", &config_.hidden},
-                      {"attention.head_count", &config_.heads},
-                      {"feed_forward_length", &config_.ffn_hidden},
-                      {"context_length", &config_.context}};
-  for (const Row& row : rows) {
-    TREADLE_ASSIGN_OR_RETURN(*row.value, file_->Integer(prefix + row.key));
-    if (*row.value < 1) {
-      return InvalidArgument(path_, ": ", prefix, row.key, " is ", *row.value,
-                             ", expected at least 1");
-    }
-  }
+  TREADLE_ASSIGN_OR_RETURN(const StoredTensor* embedding, RequireMatrix("token_embd.weight"));
+  config_.vocab = embedding->shape[0];
+  if (architecture->local_base) config_.local_rope_base = kLocalRopeBase;
+  TREADLE_RETURN_IF_ERROR(ReadFields(prefix, *architecture, config_));
   TREADLE_ASSIGN_OR_RETURN(const double norm_epsilon,
                            file_->Number(prefix + GgufEpsilonKey(*architecture)));
   config_.norm_epsilon = static_cast<float>(norm_epsilon);
-  TREADLE_ASSIGN_OR_RETURN(config_.kv_heads,
-                           file_->Integer(prefix + "attention.head_count_kv", config_.heads));
-  TREADLE_ASSIGN_OR_RETURN(config_.head_dim, file_->Integer(prefix + "attention.key_length",
-                                                            config_.hidden / config_.heads));
   TREADLE_ASSIGN_OR_RETURN(const int64_t value_length,
                            file_->Integer(prefix + "attention.value_length", config_.head_dim));
   if (value_length != config_.head_dim) {
@@ -81,20 +67,13 @@ absl::Status GgufCheckpoint::ReadConfig() {
                          ", expected attention.key_length, ", config_.head_dim);
   }
   if (architecture->experts) {
-    TREADLE_ASSIGN_OR_RETURN(config_.experts_per_token,
-                             file_->Integer(prefix + "expert_used_count"));
     TREADLE_ASSIGN_OR_RETURN(
         config_.ffn_hidden,
         file_->Integer(prefix + "expert_feed_forward_length", config_.ffn_hidden));
-    TREADLE_ASSIGN_OR_RETURN(config_.normalized_experts,
-                             file_->Bool(prefix + "expert_weights_norm", true));
   } else if (config_.experts > 0) {
     return Unimplemented(path_, ": ", prefix, "expert_count is ", config_.experts,
                          ", expected none");
   }
-  TREADLE_ASSIGN_OR_RETURN(const StoredTensor* embedding, RequireMatrix("token_embd.weight"));
-  TREADLE_ASSIGN_OR_RETURN(config_.vocab,
-                           file_->Integer(prefix + "vocab_size", embedding->shape[0]));
   config_.tied_head = Find("output.weight") == nullptr;
   const auto has = [&](Presence bias, std::initializer_list<Part> parts) {
     if (bias != Presence::kAsStored) return bias == Presence::kAlways;
@@ -105,56 +84,41 @@ absl::Status GgufCheckpoint::ReadConfig() {
   };
   config_.qkv_bias = has(architecture->qkv_bias, {Part::kQ, Part::kQkv});
   config_.output_bias = has(architecture->output_bias, {Part::kAttentionOutput});
-  for (const FlagField& field : architecture->config_json.flags) {
-    if (field.gguf == nullptr) continue;
-    TREADLE_ASSIGN_OR_RETURN(config_.*field.flag,
-                             file_->Bool(prefix + field.gguf, field.otherwise));
-  }
   const std::string_view second = architecture->gguf_second_norm;
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
-  TREADLE_RETURN_IF_ERROR(ReadWindow(prefix, *architecture));
+  if (!architecture->local_layers) {  // 0: none, as llama.cpp writes of Phi-4
+    TREADLE_ASSIGN_OR_RETURN(config_.window,
+                             file_->Integer(prefix + "attention.sliding_window", 0));
+  }
+  if (architecture->gguf_query_scalar != nullptr) {
+    config_.query_scalar = architecture->gguf_query_scalar(config_);
+  }
   return architecture->rotary ? ReadRope(prefix, *architecture) : absl::OkStatus();
 }
 
-absl::Status GgufCheckpoint::ReadWindow(const std::string& prefix,
-                                        const Architecture& architecture) {
-  const std::string key = prefix + "attention.sliding_window";
-  if (!architecture.local_layers) {  // 0: none, as llama.cpp writes of Phi-4
-    TREADLE_ASSIGN_OR_RETURN(config_.window, file_->Integer(key, 0));
-    return absl::OkStatus();
-  }
-  TREADLE_ASSIGN_OR_RETURN(config_.window, file_->Integer(key));
-  TREADLE_ASSIGN_OR_RETURN(config_.global_every,
-                           file_->Integer(key + "_pattern", architecture.global_every));
-  if (architecture.local_base) {
-    TREADLE_ASSIGN_OR_RETURN(config_.local_rope_base,
-                             file_->Number(prefix + "rope.freq_base_swa", kLocalRopeBase));
-  }
-  if (architecture.gguf_query_scalar != nullptr) {
-    config_.query_scalar = architecture.gguf_query_scalar(config_);
+template <typename Struct>
+absl::Status GgufCheckpoint::ReadFields(const std::string& prefix, const Architecture& architecture,
+                                        Struct& out) const {
+  for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
+    SetDefault(field, field.otherwise, out);
+    if (field.gguf == nullptr || !field.IsOf(architecture)) continue;
+    TREADLE_RETURN_IF_ERROR(ReadField(field, *file_, prefix + field.gguf, out));
   }
   return absl::OkStatus();
 }
 
 absl::Status GgufCheckpoint::ReadYarn(const std::string& prefix, const Architecture& architecture) {
-  const std::string scaling = prefix + "rope.scaling.", yarn = scaling + "yarn_";
   Yarn& out = config_.yarn.emplace();
-  TREADLE_ASSIGN_OR_RETURN(out.factor, file_->Number(scaling + "factor"));
-  TREADLE_ASSIGN_OR_RETURN(out.original_context,
-                           file_->Integer(scaling + "original_context_length", config_.context));
-  TREADLE_ASSIGN_OR_RETURN(out.beta_fast, file_->Number(yarn + "beta_fast", out.beta_fast));
-  TREADLE_ASSIGN_OR_RETURN(out.beta_slow, file_->Number(yarn + "beta_slow", out.beta_slow));
-  TREADLE_ASSIGN_OR_RETURN(out.truncate,
-                           file_->Bool(yarn + "truncate", architecture.yarn_truncates));
-  TREADLE_ASSIGN_OR_RETURN(const double more, file_->Number(yarn + "attn_factor", 1.0));
+  out.factor = 0;  // the file says it
+  out.original_context = config_.context;
+  out.truncate = architecture.yarn_truncates;
+  TREADLE_RETURN_IF_ERROR(ReadFields(prefix, architecture, out));
+  TREADLE_ASSIGN_OR_RETURN(const double more, file_->Number(prefix + "yarn_attn_factor", 1.0));
   out.attention_factor = Yarn::AttentionFactor(out.factor) * more;
   return absl::OkStatus();
 }
 
 absl::Status GgufCheckpoint::ReadRope(const std::string& prefix, const Architecture& architecture) {
-  TREADLE_ASSIGN_OR_RETURN(config_.rope_dim,
-                           file_->Integer(prefix + "rope.dimension_count", config_.head_dim));
-  TREADLE_ASSIGN_OR_RETURN(config_.rope_base, file_->Number(prefix + "rope.freq_base", 10000.0));
   TREADLE_ASSIGN_OR_RETURN(const std::string scaling,
                            file_->String(prefix + "rope.scaling.type", "none"));
   if (scaling == "longrope" || Find("rope_factors_long.weight") != nullptr ||
@@ -168,15 +132,13 @@ absl::Status GgufCheckpoint::ReadRope(const std::string& prefix, const Architect
       const std::vector<float> values = DecodeVector(*tensor);
       factors->assign(values.begin(), values.end());
     }
-    TREADLE_ASSIGN_OR_RETURN(rope.original_context,
-                             file_->Integer(prefix + "rope.scaling.original_context_length"));
-    TREADLE_ASSIGN_OR_RETURN(rope.attention_factor,
-                             file_->Number(prefix + "rope.scaling.attn_factor", 1.0));
-  } else if (scaling == "linear") {
+    return ReadFields(prefix + "rope.scaling.", architecture, rope);
+  }
+  if (scaling == "linear") {
     TREADLE_ASSIGN_OR_RETURN(config_.rope_linear_factor,
                              file_->Number(prefix + "rope.scaling.factor"));
   } else if (scaling == "yarn") {
-    return ReadYarn(prefix, architecture);
+    return ReadYarn(prefix + "rope.scaling.", architecture);
   } else if (scaling != "none") {
     return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
                          ", expected none, linear, longrope or yarn");

@@ -279,7 +279,7 @@ absl::Status GgufReader::PlaceTensors() {
 }
 
 absl::Status GgufReader::SplitExperts() {
-  constexpr int64_t kMostExperts = 1 << 12;
+  constexpr int64_t kMaxExperts = 1 << 12;
   constexpr std::string_view kWeight = ".weight", kBias = ".bias";
   std::vector<StoredTensor> tensors;
   for (StoredTensor& tensor : gguf_->tensors_) {
@@ -298,9 +298,9 @@ absl::Status GgufReader::SplitExperts() {
       continue;
     }
     const int64_t experts = tensor.shape[0];
-    if (experts > kMostExperts) {
+    if (experts > kMaxExperts) {
       return Error("tensor ", Quoted(tensor.name), " is of ", experts, " experts, expected up to ",
-                   kMostExperts);
+                   kMaxExperts);
     }
     const std::string_view suffix = matrices ? kWeight : kBias;
     const std::string before = tensor.name.substr(0, tensor.name.size() - suffix.size());

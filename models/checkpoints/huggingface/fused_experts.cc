@@ -12,7 +12,7 @@
 namespace treadle {
 namespace {
 
-constexpr int64_t kMostExperts = 1 << 12;
+constexpr int64_t kMaxExperts = 1 << 12;
 constexpr int64_t kGroup = 32, kNibbleBytes = 16, kBlockBytes = 17;
 
 struct Fused {
@@ -100,13 +100,13 @@ absl::Status Taker::Take(std::string_view experts, const SafetensorsEntry& entry
   const size_t dimensions = blocks ? 4 : bias ? 2 : 3;
   const size_t rows = bias || blocks ? 1 : 2;  // where shape has them
   const bool empty = std::ranges::any_of(shape, [](int64_t extent) { return extent < 1; });
-  if (empty || shape.size() != dimensions || shape[0] > kMostExperts || shape[rows] % step != 0 ||
+  if (empty || shape.size() != dimensions || shape[0] > kMaxExperts || shape[rows] % step != 0 ||
       (blocks && shape[3] != kNibbleBytes)) {
     return EntryError(entry, "has shape ", ShapeText(shape), ", expected [experts, ",
                       blocks ? "rows, groups, 16"
                       : bias ? "rows"
                              : "columns, rows",
-                      "], up to ", kMostExperts, " experts", step > 1 ? " and even rows" : "");
+                      "], up to ", kMaxExperts, " experts", step > 1 ? " and even rows" : "");
   }
   std::span<const std::byte> scales;
   if (blocks) {

@@ -4,7 +4,7 @@
 
 #include "kernels/formats/gptq.h"
 #include "models/checkpoints/huggingface/quantized_parts.h"
-#include "models/shared_conversion.h"
+#include "models/checkpoints/shared_conversion.h"
 
 namespace treadle {
 namespace {

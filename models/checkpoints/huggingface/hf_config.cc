@@ -6,7 +6,7 @@
 
 #include "base/json_file.h"
 #include "base/status.h"
-#include "models/architectures/architecture.h"
+#include "models/architectures/config_fields.h"
 #include "models/checkpoints/huggingface/hf_quantization.h"
 
 namespace treadle {
@@ -22,77 +22,65 @@ std::string Text(const Json& value) {
   return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
 }
 
+bool IsFinite(const Json& value) { return value.is_number() && std::isfinite(value.get<double>()); }
+
 // Typed access to one JSON object, with errors that name file and field.
 class Fields {
  public:
-  Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
+  Fields(const Json& json, std::string path) : json_(json), path_(std::move(path)) {}
 
-  const Json& At(const char* name) const {
+  const Json& At(const std::string& name) const {
     static const Json null;
     const auto found = json_.find(name);
     return found == json_.end() ? null : *found;
   }
-  bool Has(const char* name) const { return !At(name).is_null(); }
+  bool Has(const std::string& name) const { return !At(name).is_null(); }
 
   template <typename Value>
-  absl::Status Wrong(const char* name, const Value& expected) const {
+  absl::Status Wrong(const std::string& name, const Value& expected) const {
     const Json& found = At(name);
-    return InvalidArgument(where_, ": ", name, " is ", found.is_null() ? "missing" : Text(found),
+    return InvalidArgument(path_, ": ", name, " is ", found.is_null() ? "missing" : Text(found),
                            ", expected ", expected);
   }
 
-  absl::Status Integer(const char* name, int64_t* out, std::optional<int64_t> otherwise = {},
-                       int64_t least = 1) const {
+  absl::StatusOr<int64_t> Integer(const std::string& name, std::optional<int64_t> otherwise = {},
+                                  int64_t least = 1) const {
     const Json& value = At(name);
-    if (value.is_null() && otherwise) {
-      *out = *otherwise;
-      return absl::OkStatus();
-    }
-    if (!IntegerIn(value, least, int64_t{1} << 40)) {
-      return Wrong(name, least > 0 ? "a positive integer" : "a positive integer or 0");
-    }
-    *out = value.get<int64_t>();
-    return absl::OkStatus();
+    if (value.is_null() && otherwise) return *otherwise;
+    if (IntegerIn(value, least, int64_t{1} << 40)) return value.get<int64_t>();
+    return Wrong(name, least > 0 ? "a positive integer" : "a positive integer or 0");
   }
-  absl::Status Number(const char* name, double* out, std::optional<double> otherwise = {}) const {
+  absl::StatusOr<double> Number(const std::string& name,
+                                std::optional<double> otherwise = {}) const {
     const Json& value = At(name);
-    if (value.is_null() && otherwise) {
-      *out = *otherwise;
-      return absl::OkStatus();
-    }
-    if (!value.is_number() || !std::isfinite(value.get<double>())) return Wrong(name, "a number");
-    *out = value.get<double>();
-    return absl::OkStatus();
+    if (value.is_null() && otherwise) return *otherwise;
+    if (IsFinite(value)) return value.get<double>();
+    return Wrong(name, "a number");
   }
-  absl::Status Numbers(const char* name, int64_t count, std::vector<double>* out) const {
+  absl::StatusOr<std::vector<double>> Numbers(const std::string& name, int64_t count) const {
     const Json& value = At(name);
-    const auto finite = [](const Json& x) {
-      return x.is_number() && std::isfinite(x.get<double>());
-    };
-    if (!value.is_array() || static_cast<int64_t>(value.size()) != count ||
-        !std::ranges::all_of(value, finite)) {
-      return Wrong(name, Str("a list of ", count, " numbers"));
+    if (value.is_array() && std::ssize(value) == count && std::ranges::all_of(value, IsFinite)) {
+      return value.get<std::vector<double>>();
     }
-    *out = value.get<std::vector<double>>();
-    return absl::OkStatus();
+    return Wrong(name, Str("a list of ", count, " numbers"));
   }
-  absl::Status Bool(const char* name, bool* out, bool otherwise) const {
+  absl::StatusOr<bool> Bool(const std::string& name, bool otherwise) const {
     const Json& value = At(name);
-    if (!value.is_null() && !value.is_boolean()) return Wrong(name, "true or false");
-    *out = value.is_null() ? otherwise : value.get<bool>();
-    return absl::OkStatus();
+    if (value.is_null()) return otherwise;
+    if (value.is_boolean()) return value.get<bool>();
+    return Wrong(name, "true or false");
   }
   // The field must be missing, null or `expected`.
-  absl::Status Only(const char* name, const Json& expected) const {
+  absl::Status Only(const std::string& name, const Json& expected) const {
     if (!Has(name) || At(name) == expected) return absl::OkStatus();
     return Wrong(name, expected.dump());
   }
 
-  const std::string& where() const { return where_; }
+  const std::string& path() const { return path_; }
 
  private:
   const Json& json_;
-  const std::string where_;
+  const std::string path_;
 };
 
 // "layer_types", where it is there, says which layers are local: all but the first ones, or, if
@@ -123,21 +111,21 @@ absl::Status ReadWindow(const Fields& fields, const Architecture& architecture,
   const char* const window_switch = architecture.config_json.window_switch;
   bool window = true;
   if (window_switch != nullptr) {
-    TREADLE_RETURN_IF_ERROR(fields.Bool(window_switch, &window, false));
+    TREADLE_ASSIGN_OR_RETURN(window, fields.Bool(window_switch, false));
   }
   if (!window || !fields.Has("sliding_window")) return absl::OkStatus();
-  TREADLE_RETURN_IF_ERROR(fields.Integer("sliding_window", &config.window));
+  TREADLE_ASSIGN_OR_RETURN(config.window, fields.Integer("sliding_window"));
   if (window_switch == nullptr) return absl::OkStatus();
   constexpr int64_t kOtherwise = 28;  // transformers'
-  TREADLE_RETURN_IF_ERROR(
-      fields.Integer("max_window_layers", &config.global_layers, kOtherwise, 0));
+  TREADLE_ASSIGN_OR_RETURN(config.global_layers,
+                           fields.Integer("max_window_layers", kOtherwise, 0));
   return ReadLayerTypes(fields, /*periodic=*/false, config);
 }
 
 // The share of a head that rotates, as transformers rounds it.
 absl::Status ReadRotaryShare(const Fields& fields, const char* name, double& share,
                              ModelConfig& config) {
-  TREADLE_RETURN_IF_ERROR(fields.Number(name, &share, share));
+  TREADLE_ASSIGN_OR_RETURN(share, fields.Number(name, share));
   if (!(share > 0 && share <= 1)) return fields.Wrong(name, "more than 0, at most 1");
   config.rope_dim = static_cast<int64_t>(static_cast<double>(config.head_dim) * share);
   return absl::OkStatus();
@@ -146,47 +134,47 @@ absl::Status ReadRotaryShare(const Fields& fields, const char* name, double& sha
 // "longrope": as transformers works out what the file leaves out.
 absl::Status ReadLongRope(const Fields& fields, const Fields& rope, ModelConfig& config) {
   LongRope& out = config.long_rope.emplace();
-  TREADLE_RETURN_IF_ERROR(rope.Numbers("short_factor", config.rope_dim / 2, &out.short_factors));
-  TREADLE_RETURN_IF_ERROR(rope.Numbers("long_factor", config.rope_dim / 2, &out.long_factors));
+  TREADLE_ASSIGN_OR_RETURN(out.short_factors, rope.Numbers("short_factor", config.rope_dim / 2));
+  TREADLE_ASSIGN_OR_RETURN(out.long_factors, rope.Numbers("long_factor", config.rope_dim / 2));
   const char* const original = "original_max_position_embeddings";
-  TREADLE_RETURN_IF_ERROR(
-      (rope.Has(original) ? rope : fields).Integer(original, &out.original_context));
+  TREADLE_ASSIGN_OR_RETURN(out.original_context,
+                           (rope.Has(original) ? rope : fields).Integer(original));
   const auto before = static_cast<double>(out.original_context);
   double factor = static_cast<double>(config.context) / before;
-  TREADLE_RETURN_IF_ERROR(rope.Number("factor", &factor, factor));
+  TREADLE_ASSIGN_OR_RETURN(factor, rope.Number("factor", factor));
   if (factor > 1) out.attention_factor = std::sqrt(1 + std::log(factor) / std::log(before));
-  return rope.Number("attention_factor", &out.attention_factor, out.attention_factor);
+  TREADLE_ASSIGN_OR_RETURN(out.attention_factor,
+                           rope.Number("attention_factor", out.attention_factor));
+  return absl::OkStatus();
 }
 
 // "yarn": likewise.
 absl::Status ReadYarn(const Fields& fields, const Fields& rope, ModelConfig& config) {
   Yarn& out = config.yarn.emplace();
   const char* const original = "original_max_position_embeddings";
-  TREADLE_RETURN_IF_ERROR((rope.Has(original) ? rope : fields)
-                              .Integer(original, &out.original_context, config.context));
+  TREADLE_ASSIGN_OR_RETURN(out.original_context,
+                           (rope.Has(original) ? rope : fields).Integer(original, config.context));
   const double longer =
       static_cast<double>(config.context) / static_cast<double>(out.original_context);
-  TREADLE_RETURN_IF_ERROR(rope.Number("factor", &out.factor, longer));
-  TREADLE_RETURN_IF_ERROR(rope.Number("beta_fast", &out.beta_fast, out.beta_fast));
-  TREADLE_RETURN_IF_ERROR(rope.Number("beta_slow", &out.beta_slow, out.beta_slow));
-  TREADLE_RETURN_IF_ERROR(rope.Bool("truncate", &out.truncate, true));
-  double scale = 0, scale_all = 0;
-  TREADLE_RETURN_IF_ERROR(rope.Number("mscale", &scale, scale));
-  TREADLE_RETURN_IF_ERROR(rope.Number("mscale_all_dim", &scale_all, scale_all));
+  TREADLE_ASSIGN_OR_RETURN(out.factor, rope.Number("factor", longer));
+  TREADLE_ASSIGN_OR_RETURN(out.beta_fast, rope.Number("beta_fast", out.beta_fast));
+  TREADLE_ASSIGN_OR_RETURN(out.beta_slow, rope.Number("beta_slow", out.beta_slow));
+  TREADLE_ASSIGN_OR_RETURN(out.truncate, rope.Bool("truncate", true));
+  TREADLE_ASSIGN_OR_RETURN(const double scale, rope.Number("mscale", 0.0));
+  TREADLE_ASSIGN_OR_RETURN(const double scale_all, rope.Number("mscale_all_dim", 0.0));
   double attention_factor = Yarn::AttentionFactor(out.factor);
   if (scale != 0 && scale_all != 0) {
     attention_factor =
         Yarn::AttentionFactor(out.factor, scale) / Yarn::AttentionFactor(out.factor, scale_all);
   }
-  return rope.Number("attention_factor", &out.attention_factor, attention_factor);
+  TREADLE_ASSIGN_OR_RETURN(out.attention_factor, rope.Number("attention_factor", attention_factor));
+  return absl::OkStatus();
 }
 
 // rope_theta and rope_scaling, or both in one object `rope_parameters` (newer files), which may
 // hold one for global and one for local layers.
 absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig& config) {
-  TREADLE_RETURN_IF_ERROR(fields.Number(json.rope_base, &config.rope_base, json.default_rope_base));
-  TREADLE_RETURN_IF_ERROR(
-      fields.Number("rope_local_base_freq", &config.local_rope_base, config.local_rope_base));
+  TREADLE_ASSIGN_OR_RETURN(config.rope_base, fields.Number(json.rope_base, json.default_rope_base));
   config.rope_dim = config.head_dim;
   double share = json.default_rotary_share;
   if (json.rotary_share != nullptr) {
@@ -195,32 +183,33 @@ absl::Status ReadRope(const Fields& fields, const ConfigJson& json, ModelConfig&
   const char* name = fields.Has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   if (!fields.Has(name)) return absl::OkStatus();
   if (!fields.At(name).is_object()) return fields.Wrong(name, "an object");
-  const Fields both(fields.At(name), fields.where() + ": " + name);
+  const Fields both(fields.At(name), fields.path() + ": " + name);
   const bool apart = both.At("full_attention").is_object();
-  if (const Fields local(both.At("sliding_attention"), both.where() + ": sliding_attention");
+  if (const Fields local(both.At("sliding_attention"), both.path() + ": sliding_attention");
       apart) {
     TREADLE_RETURN_IF_ERROR(local.Only("rope_type", "default"));
-    TREADLE_RETURN_IF_ERROR(
-        local.Number("rope_theta", &config.local_rope_base, config.local_rope_base));
+    TREADLE_ASSIGN_OR_RETURN(config.local_rope_base,
+                             local.Number("rope_theta", config.local_rope_base));
   }
-  const Fields rope(apart ? both.At("full_attention") : fields.At(name), both.where());
-  TREADLE_RETURN_IF_ERROR(rope.Number("rope_theta", &config.rope_base, config.rope_base));
+  const Fields rope(apart ? both.At("full_attention") : fields.At(name), both.path());
+  TREADLE_ASSIGN_OR_RETURN(config.rope_base, rope.Number("rope_theta", config.rope_base));
   TREADLE_RETURN_IF_ERROR(json.rotary_share == nullptr
                               ? rope.Only("partial_rotary_factor", 1.0)
                               : ReadRotaryShare(rope, "partial_rotary_factor", share, config));
   const char* type_name = rope.Has("rope_type") ? "rope_type" : "type";
   const Json& type = rope.At(type_name);
   if (type.is_null() || type == "default") return absl::OkStatus();
-  if (type == "linear") return rope.Number("factor", &config.rope_linear_factor);
+  if (type == "linear") {
+    TREADLE_ASSIGN_OR_RETURN(config.rope_linear_factor, rope.Number("factor"));
+    return absl::OkStatus();
+  }
   if (type == "longrope" || type == "su") return ReadLongRope(fields, rope, config);
   if (type == "yarn") return ReadYarn(fields, rope, config);
   if (type != "llama3") return rope.Wrong(type_name, "default, linear, llama3, longrope or yarn");
-  RopeScaling scaling;
-  TREADLE_RETURN_IF_ERROR(rope.Number("factor", &scaling.factor));
-  TREADLE_RETURN_IF_ERROR(rope.Number("low_freq_factor", &scaling.low_freq_factor));
-  TREADLE_RETURN_IF_ERROR(rope.Number("high_freq_factor", &scaling.high_freq_factor));
-  TREADLE_RETURN_IF_ERROR(
-      rope.Integer("original_max_position_embeddings", &scaling.original_context));
+  RopeScaling scaling = {0, 0, 0, 0};  // the file says all of it
+  for (const auto& field : FieldsOf<RopeScaling>()) {
+    TREADLE_RETURN_IF_ERROR(ReadField(field, rope, field.json, scaling));
+  }
   config.rope_scaling = scaling;
   return absl::OkStatus();
 }
@@ -229,37 +218,27 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
   ModelConfig& config = out.config;
   const ConfigJson& json = architecture.config_json;
   config.architecture = architecture.name;
-  for (const FlagField& field : json.flags) {
-    TREADLE_RETURN_IF_ERROR(fields.Bool(field.name, &(config.*field.flag), field.otherwise));
+  if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
+  for (const ConfigField<ModelConfig>& field : FieldsOf<ModelConfig>()) {
+    const JsonField said = JsonFieldOf(architecture, field);
+    SetDefault(field, said.otherwise, config);
+    if (said.name == nullptr || (said.counts != nullptr && !(config.*said.counts))) continue;
+    const bool also = said.also != nullptr && !fields.Has(said.name) && fields.Has(said.also);
+    TREADLE_RETURN_IF_ERROR(ReadField(field, fields, also ? said.also : said.name, config));
   }
-  for (const SizeField& field : json.sizes) {
-    std::optional<int64_t> otherwise;
-    if (field.otherwise != nullptr) otherwise = field.otherwise(config);
-    if (field.counts != nullptr && !(config.*field.counts)) {
-      config.*field.size = *otherwise;
-      continue;
-    }
-    const bool also = field.also != nullptr && !fields.Has(field.name) && fields.Has(field.also);
-    TREADLE_RETURN_IF_ERROR(
-        fields.Integer(also ? field.also : field.name, &(config.*field.size), otherwise));
-  }
-  if (!architecture.grouped) {
-    config.kv_heads = config.heads;
-    config.head_dim = config.hidden / config.heads;
-  }
-  if (config.head_dim == 0) config.head_dim = config.hidden / config.heads;
-  for (const SizeField& field : json.repeated) {
-    TREADLE_RETURN_IF_ERROR(fields.Only(field.name, config.*field.size));
+  for (const JsonField& field : json.repeated) {
+    const auto size = std::get<int64_t ModelConfig::*>(field.member);
+    TREADLE_RETURN_IF_ERROR(fields.Only(field.name, config.*size));
   }
   double epsilon = json.default_epsilon;
   if (json.epsilon != nullptr) {
-    TREADLE_RETURN_IF_ERROR(fields.Number(json.epsilon, &epsilon, epsilon));
+    TREADLE_ASSIGN_OR_RETURN(epsilon, fields.Number(json.epsilon, epsilon));
   }
   config.norm_epsilon = static_cast<float>(epsilon);
-  TREADLE_RETURN_IF_ERROR(fields.Bool("tie_word_embeddings", &config.tied_head, json.tied_head));
+  TREADLE_ASSIGN_OR_RETURN(config.tied_head, fields.Bool("tie_word_embeddings", json.tied_head));
   bool stored_bias = false;
   if (architecture.qkv_bias == Presence::kAsStored) {
-    TREADLE_RETURN_IF_ERROR(fields.Bool("attention_bias", &stored_bias, false));
+    TREADLE_ASSIGN_OR_RETURN(stored_bias, fields.Bool("attention_bias", false));
   }
   config.qkv_bias = architecture.qkv_bias == Presence::kAlways || stored_bias;
   config.output_bias = architecture.output_bias == Presence::kAlways || stored_bias;
@@ -267,7 +246,6 @@ absl::Status ReadFields(const Fields& fields, const Architecture& architecture, 
     TREADLE_RETURN_IF_ERROR(fields.Only(field.name, Json::parse(field.json)));
   }
   if (!architecture.rotary) return absl::OkStatus();
-  if (architecture.local_base) config.local_rope_base = kLocalRopeBase;
   TREADLE_RETURN_IF_ERROR(ReadRope(fields, json, config));
   return ReadWindow(fields, architecture, config);
 }

@@ -15,9 +15,21 @@
 #include "base/status.h"
 #include "kernels/dtype.h"
 #include "models/architectures/architecture.h"
+#include "models/checkpoints/checkpoint.h"
 
 namespace treadle {
 namespace {
+
+class RandomCheckpoint final : public Checkpoint {
+ public:
+  // Errors name the part that is wrong, and the shapes that there are.
+  absl::Status Read(const std::string& path);
+
+ private:
+  absl::Status MakeTensors();
+
+  std::shared_ptr<const std::byte> noise_, gains_;
+};
 
 struct Shape {
   std::string_view name;
@@ -91,7 +103,7 @@ absl::StatusOr<Shape> ParseShape(std::string_view path, std::string_view text) {
   const auto* found = std::ranges::find(kShapes, name, &Shape::name);
   if (found == std::end(kShapes)) {
     return NotFound(path, ": no shape is named ", Quoted(name), ", expected one of ",
-                    RandomCheckpoint::Shapes());
+                    RandomShapes());
   }
   Shape shape = *found;
   for (size_t begin = name_end; begin < text.size();) {
@@ -251,26 +263,12 @@ std::span<const std::byte> Bytes(const std::vector<BFloat16>& values) {
   return std::as_bytes(std::span(values));
 }
 
-}  // namespace
-
-std::string RandomCheckpoint::Shapes() {
-  std::string names;
-  for (const Shape& shape : kShapes) names += Str(names.empty() ? "" : ", ", shape.name);
-  return names;
-}
-
-absl::StatusOr<std::unique_ptr<Checkpoint>> RandomCheckpoint::Open(const std::string& path) {
-  auto checkpoint = std::make_unique<RandomCheckpoint>();
-  TREADLE_RETURN_IF_ERROR(checkpoint->Read(path));
-  return checkpoint;
-}
-
 absl::Status RandomCheckpoint::Read(const std::string& path) {
   kind_ = Kind::kGguf;  // whose names and layouts its tensors have
   path_ = path;
   model_name_ = path;
   TREADLE_ASSIGN_OR_RETURN(const Shape shape,
-                           ParseShape(path, std::string_view(path).substr(kPrefix.size())));
+                           ParseShape(path, std::string_view(path).substr(kRandomPrefix.size())));
   config_ = ConfigOf(shape);
   TREADLE_RETURN_IF_ERROR(CheckConsistency());
   recipe_ = RecipeOf(config_);
@@ -332,6 +330,20 @@ absl::Status RandomCheckpoint::MakeTensors() {
   }
   AddTensors(std::move(tensors));
   return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string RandomShapes() {
+  std::string names;
+  for (const Shape& shape : kShapes) names += Str(names.empty() ? "" : ", ", shape.name);
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<Checkpoint>> OpenRandom(const std::string& path) {
+  auto checkpoint = std::make_unique<RandomCheckpoint>();
+  TREADLE_RETURN_IF_ERROR(checkpoint->Read(path));
+  return checkpoint;
 }
 
 }  // namespace treadle

@@ -12,31 +12,14 @@
 // twenty times larger: the outliers of real models from 6.7B parameters on (Dettmers, chapter 2),
 // without which LLM.int8() would have less to do.
 //
-// Thread safety: as Checkpoint.
+// Opened by Checkpoint::Open. Thread safety: as Checkpoint.
 #pragma once
 
-#include <memory>
 #include <string>
-#include <string_view>
-
-#include "models/checkpoints/checkpoint.h"
 
 namespace treadle {
 
-class RandomCheckpoint : public Checkpoint {
- public:
-  static constexpr std::string_view kPrefix = "random:";  // of what Checkpoint::Open takes
-
-  // `path` begins with kPrefix. Errors name the part that is wrong, and the shapes that there are.
-  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& path);
-  // "llama-3.1-8b, llama-3.2-1b, ..."
-  static std::string Shapes();
-
- private:
-  absl::Status Read(const std::string& path);
-  absl::Status MakeTensors();
-
-  std::shared_ptr<const std::byte> noise_, gains_;
-};
+// The shapes that there are: "llama-3.1-8b, llama-3.2-1b, ..."
+std::string RandomShapes();
 
 }  // namespace treadle

@@ -164,8 +164,8 @@ absl::Status AddHfTensor(const ConvertedTensor& tensor, SafetensorsWriter& write
 }
 
 size_t HfHeaderRoom(const std::string& tensor_name) {
-  constexpr size_t kMostEntries = 6;
-  return kMostEntries * SafetensorsWriter::HeaderRoom(tensor_name + ".quant_state.bitsandbytes__");
+  constexpr size_t kMaxEntries = 6;
+  return kMaxEntries * SafetensorsWriter::HeaderRoom(tensor_name + ".quant_state.bitsandbytes__");
 }
 
 void HfQuantizationSummary::Note(const ConvertedTensor& tensor, bool linear, bool tied) {

@@ -5,7 +5,7 @@
 #include "base/json_file.h"
 #include "base/output_file.h"
 #include "base/status.h"
-#include "models/architectures/architecture.h"
+#include "models/architectures/config_fields.h"
 #include "models/checkpoints/converted_tensor.h"
 #include "models/checkpoints/huggingface/text_files.h"
 #include "models/checkpoints/write/hf_matrix_writer.h"
@@ -17,6 +17,16 @@ namespace {
 
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
+
+template <typename Struct>
+Json RopeScalingOf(const char* type, const Struct& of) {
+  Json json = {{"rope_type", type}, {"type", type}};
+  for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
+    if (field.json == nullptr) continue;
+    VisitMember(field, of, [&](const auto& value) { json[field.json] = value; });
+  }
+  return json;
+}
 
 absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
   const ModelConfig& config = source.config();
@@ -48,9 +58,16 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
     if (head_dim * share < static_cast<double>(config.rope_dim)) share = std::nextafter(share, 2);
     json[fields.rotary_share] = share;
   }
-  for (const SizeField& field : fields.sizes) json[field.name] = config.*field.size;
-  for (const SizeField& field : fields.repeated) json[field.name] = config.*field.size;
-  for (const FlagField& field : fields.flags) json[field.name] = config.*field.flag;
+  for (const ConfigField<ModelConfig>& field : FieldsOf<ModelConfig>()) {
+    const JsonField said = JsonFieldOf(architecture, field);
+    for (const char* name : {said.name, said.name == nullptr ? nullptr : said.also}) {
+      if (name == nullptr) continue;
+      VisitMember(field, config, [&](const auto& value) { json[name] = value; });
+    }
+  }
+  for (const JsonField& field : fields.repeated) {
+    json[field.name] = config.*std::get<int64_t ModelConfig::*>(field.member);
+  }
   for (const FixedField& field : fields.fixed) json[field.name] = Json::parse(field.json);
   if (architecture.qkv_bias == Presence::kAsStored) {
     if (config.qkv_bias != config.output_bias) {
@@ -66,26 +83,12 @@ absl::StatusOr<Json> MakeConfig(const Checkpoint& source) {
       json["max_window_layers"] = config.global_layers;
     }
   }
-  if (architecture.local_base) json["rope_local_base_freq"] = config.local_rope_base;
   if (config.rope_linear_factor != 1) {
     json["rope_scaling"] = {{"rope_type", "linear"}, {"factor", config.rope_linear_factor}};
   }
-  if (const auto& yarn = config.yarn) {
-    json["rope_scaling"] = {{"rope_type", "yarn"},
-                            {"type", "yarn"},
-                            {"factor", yarn->factor},
-                            {"beta_fast", yarn->beta_fast},
-                            {"beta_slow", yarn->beta_slow},
-                            {"original_max_position_embeddings", yarn->original_context},
-                            {"truncate", yarn->truncate},
-                            {"attention_factor", yarn->attention_factor}};
-  }
+  if (config.yarn) json["rope_scaling"] = RopeScalingOf("yarn", *config.yarn);
   if (const auto& rope = config.long_rope) {
-    json["rope_scaling"] = {{"rope_type", "longrope"},
-                            {"type", "longrope"},
-                            {"short_factor", rope->short_factors},
-                            {"long_factor", rope->long_factors},
-                            {"attention_factor", rope->attention_factor}};
+    json["rope_scaling"] = RopeScalingOf("longrope", *rope);
     json["original_max_position_embeddings"] = rope->original_context;
   }
   if (const TokenizerSpec* tokenizer = source.tokenizer()) {

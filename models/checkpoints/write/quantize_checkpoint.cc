@@ -14,7 +14,7 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "models/shared_conversion.h"
+#include "models/checkpoints/shared_conversion.h"
 
 namespace treadle {
 namespace {

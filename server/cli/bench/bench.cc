@@ -8,14 +8,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <string_view>
 
 #include "base/status.h"
 #include "bench/iteration/iteration_bench.h"
 #include "bench/iteration/timeline.h"
-#include "models/checkpoints/random/random_checkpoint.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
+#include "server/cli/random_model_flag.h"
 
 namespace treadle {
 namespace {
@@ -115,38 +114,12 @@ constexpr Command kBenchmarks[] = {
     {"serve", "replay a trace against a server (ORCA's Figure 10)", BenchServe},
     {"iteration", "the engine alone (ORCA's Figure 9)", BenchIteration},
     {"trace", "a timeline of all stages and ranks, for Perfetto", BenchTrace},
-    {"kernels", "each op on real shapes, beside the machine's ceilings", BenchKernels},
-    {"scheduler", "scheduling and bookkeeping, with an engine that does nothing", BenchScheduler},
-    {"accuracy", "KL divergence of compute modes and weight formats from exact", BenchAccuracy},
-    {"int8", "ways to quantize to 8 bits (LLM.int8(), Table 2.1)", BenchInt8},
 };
-
-void PrintHelp(std::FILE* out) {
-  std::fprintf(out, "usage: treadle bench BENCHMARK [flags]; --help lists a benchmark's flags\n\n");
-  for (const Command& benchmark : kBenchmarks) {
-    std::fprintf(out, "  %-10s %s\n", benchmark.name, benchmark.help);
-  }
-}
 
 }  // namespace
 
-CLI::Option* AddRandomModelFlag(CLI::App& command, std::string& model, const char* help) {
-  CLI::Option* const flag = command.add_option_function<std::string>(
-      "--random-model",
-      [&model](const std::string& shape) { model = Str(RandomCheckpoint::kPrefix, shape); },
-      Str(help, RandomCheckpoint::Shapes(), "; changed by ',layers=4' and the like"));
-  return flag->type_name("SHAPE");
-}
-
 int RunBench(int argc, char** argv) {
-  const std::string_view name = argc > 1 ? argv[1] : "";
-  for (const Command& benchmark : kBenchmarks) {
-    if (name == benchmark.name) return benchmark.run(argc - 1, argv + 1);
-  }
-  const bool help = name == "--help" || name == "-h";
-  PrintHelp(help ? stdout : stderr);
-  if (!help && !name.empty()) std::fprintf(stderr, "\n'%s' is no benchmark\n", argv[1]);
-  return help ? 0 : 2;
+  return RunBenchmark("treadle bench", kBenchmarks, argc, argv);
 }
 
 }  // namespace treadle

@@ -18,6 +18,7 @@
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
 #include "server/cli/progress.h"
+#include "server/cli/random_model_flag.h"
 
 namespace treadle {
 namespace {

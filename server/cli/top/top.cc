@@ -27,8 +27,8 @@
 namespace treadle {
 namespace {
 
-constexpr std::chrono::milliseconds kShortestInterval{100};
-constexpr std::chrono::milliseconds kLongestInterval = std::chrono::minutes{10};
+constexpr std::chrono::milliseconds kMinInterval{100};
+constexpr std::chrono::milliseconds kMaxInterval = std::chrono::minutes{10};
 
 constexpr std::string_view kEnter = "\x1b[?1049h\x1b[?25l";  // alternate screen, no cursor
 constexpr std::string_view kLeave = "\x1b[?25h\x1b[?1049l";
@@ -78,7 +78,7 @@ class Terminal {
 
   bool has_screen() const { return screen_; }
 
-  // Of stdout's terminal, else 80 x 24.
+  // The size of stdout's terminal; 80 x 24 if it is none.
   static winsize Size() {
     winsize size{};
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0 || size.ws_row == 0) {
@@ -183,7 +183,7 @@ struct TopOptions {
 void AddFlags(CLI::App& app, TopOptions& o) {
   app.add_option("--target", o.target, "server, host:port");
   AddClientFlags(app, o.access);
-  app.add_option("--interval", o.interval, "between two updates, 100ms to 10m");
+  app.add_option("--interval", o.interval, "time between two updates, 100ms to 10m");
   app.add_flag("--once", o.once, "one interval, then end");
   app.add_flag("--json", o.json, "one JSON object per interval");
 }
@@ -193,7 +193,7 @@ absl::StatusOr<TopWatch::Options> WatchOptions(const TopOptions& o) {
   if (!interval.ok()) {
     return InvalidArgument("--interval ", interval.status().message());
   }
-  if (*interval < kShortestInterval || *interval > kLongestInterval) {
+  if (*interval < kMinInterval || *interval > kMaxInterval) {
     return InvalidArgument("--interval is '", o.interval, "', expected 100ms to 10m");
   }
   TREADLE_ASSIGN_OR_RETURN(ClientAccess access, OpenAccess(o.access));

@@ -81,6 +81,7 @@ void TopState::AddEnds(const v1::LedgerRecord& record) {
       continue;
     }
     ++interval_.finished;
+    interval_.cached_tokens += end.cached_tokens();
     if (end.output_tokens() == 0) continue;
     const v1::Timing& timing = end.timing();
     interval_.queued.push_back(timing.queued());
@@ -102,7 +103,8 @@ std::vector<TopRequest> TopState::Longest(Time now) const {
                    .decoded_tokens = request.decoded_tokens,
                    .at_least = request.at_least});
   }
-  // Those that were there before us ran longer than what came since; ids are in order of arrival.
+  // Requests that ran before we looked have run longer than later ones; ids are in order of
+  // arrival.
   const auto earlier = [](const TopRequest& a, const TopRequest& b) {
     if (a.seconds != b.seconds) return a.seconds > b.seconds;
     if (a.at_least != b.at_least) return a.at_least;
@@ -155,6 +157,7 @@ TopNumbers TopState::Close(const v1::GetLoadResponse& load, Time now) {
           .iterations_rate = per_second(done.iterations),
           .prompt_rate = per_second(done.prompt_tokens),
           .decode_rate = per_second(done.decode_tokens),
+          .cached_rate = per_second(done.cached_tokens),
           .finished_rate = per_second(done.finished),
           .broken_rate = per_second(done.broken),
           .mean_requests = per_iteration(done.members),

@@ -68,6 +68,7 @@ struct TopNumbers {
   double iterations_rate = 0;
   double prompt_rate = 0;    // tokens
   double decode_rate = 0;    // tokens
+  double cached_rate = 0;    // tokens of prompts that were not run, of requests that finished
   double finished_rate = 0;  // requests that ended by themselves
   double broken_rate = 0;    // cancelled, past their deadline, or failed
   double mean_requests = 0;  // of an iteration
@@ -102,7 +103,7 @@ class TopState {
     bool at_least = false;
   };
   struct Interval {
-    int64_t iterations = 0, members = 0, prompt_tokens = 0, decode_tokens = 0;
+    int64_t iterations = 0, members = 0, prompt_tokens = 0, decode_tokens = 0, cached_tokens = 0;
     int64_t finished = 0, broken = 0;
     uint64_t lost = 0;
     TopShares time;  // seconds

@@ -117,8 +117,9 @@ void AddNumbers(const TopNumbers& n, std::vector<std::string>& lines) {
   if (n.seconds == 0) return;  // nothing is known yet of what takes time
   lines.push_back(Labelled("ended", "finished " + Rate(n.finished_rate) +
                                         "  cancelled, late or failed " + Rate(n.broken_rate)));
-  lines.push_back(
-      Labelled("tokens", "prompt " + Rate(n.prompt_rate) + "  decode " + Rate(n.decode_rate)));
+  lines.push_back(Labelled("tokens", "prompt " + Rate(n.prompt_rate) + "  decode " +
+                                         Rate(n.decode_rate) + "  from the prefix cache " +
+                                         Rate(n.cached_rate)));
   lines.push_back(Labelled("iterations", Rate(n.iterations_rate) + "  " + Both(n.iteration)));
   lines.push_back(Labelled(
       "batch", StrFormat("mean %.1f requests, %.1f tokens", n.mean_requests, n.mean_tokens)));
@@ -167,6 +168,7 @@ void Put(const TopNumbers& n, Json& json) {
   json["iterations_per_second"] = n.iterations_rate;
   json["prompt_tokens_per_second"] = n.prompt_rate;
   json["decode_tokens_per_second"] = n.decode_rate;
+  json["cached_tokens_per_second"] = n.cached_rate;
   json["finished_per_second"] = n.finished_rate;
   json["broken_per_second"] = n.broken_rate;
   json["batch"] = {{"mean_requests", n.mean_requests}, {"mean_tokens", n.mean_tokens}};

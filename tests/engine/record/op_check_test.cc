@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "base/status.h"
 #include "kernels/forwarding_backend.h"
+#include "kernels/op_cases/op_cases.h"
+#include "kernels/reference/reference_backend.h"
 #include "models/architectures/architecture.h"
 #include "tests/engine/record/recorded_run.h"
 
@@ -75,6 +78,49 @@ class WrongBackend final : public ForwardingBackend {
   int calls_ = 0;
 };
 
+// The reference, one of whose ops moves all that it writes by a ten-thousandth.
+class WrongReference final : public ForwardingBackend {
+ public:
+  explicit WrongReference(Op op) : ForwardingBackend(CreateReferenceBackend()), op_(op) {}
+
+#define TREADLE_SPOIL_OP(name, parameters, arguments) \
+  void name parameters override {                     \
+    ForwardingBackend::name arguments;                \
+    if (op_ == Op::k##name) SpoilAll arguments;       \
+  }
+  TREADLE_BACKEND_OPS(TREADLE_SPOIL_OP)
+#undef TREADLE_SPOIL_OP
+
+ private:
+  template <typename... Arguments>
+  void SpoilAll(const Arguments&... arguments) {
+    (Spoil(arguments), ...);
+  }
+  template <typename T>
+  void Spoil(const T&) {}  // what ops only read
+  void Spoil(Tensor tensor) {
+    for (int64_t row = 0; row < tensor.rows; ++row) {
+      for (int64_t i = 0; i < tensor.cols; ++i) tensor.Row<float>(row)[i] *= 1.0001f;
+    }
+  }
+  void Spoil(std::span<const Projection> projections) {
+    for (const Projection& projection : projections) Spoil(projection.out);
+  }
+  void Spoil(KvLayout layout) { layout_ = layout; }
+  void Spoil(std::byte* pages) {
+    for (int64_t i = 0; i < layout_.num_pages; ++i) pages[i * layout_.PageBytes()] ^= std::byte{1};
+  }
+  void Spoil(std::span<SampleResult> results) {
+    for (SampleResult& result : results) result.token ^= 1;
+  }
+  void Spoil(std::span<ShardSample> shards) {
+    for (ShardSample& shard : shards) shard.num_candidates = shard.num_candidates == 0;
+  }
+
+  const Op op_;
+  KvLayout layout_;
+};
+
 // Of a recording without a fault: the first op that the check calls wrong.
 std::optional<OpFinding> Check(const RecordedRun& run, const WrapBackend& wrap = {}) {
   const std::string recording = ReadWhole(run.file);
@@ -116,6 +162,28 @@ TEST(OpCheck, OpsThatAreRightAreNotCalledWrong) {
     const auto found = Check(run);
     EXPECT_FALSE(found) << found->layer << " " << found->name << " " << found->what;
   }
+}
+
+// The cases of every op. Attention's sinks are among them, which leave little of the values and of
+// what may be off.
+TEST(OpCheck, EveryOpIsChecked) {
+  std::set<Op> checked;
+  for (const OpCase& c : OpCases()) {
+    if (c.slow || c.rows < 3 || c.rows * c.cols > 5000 || c.heads * c.kv.head_dim > 64) continue;
+    if (c.op == Op::kLayerNorm && c.cols == 1) continue;  // 0, whatever moves
+    checked.insert(c.op);
+    for (const bool wrong : {false, true}) {
+      OpCheck check;
+      auto below = CreateReferenceBackend();
+      if (wrong) below = std::make_unique<WrongReference>(c.op);
+      const CheckedRank rank = CheckOps(std::move(below), ComputeMode::kExact, check, 0, 0);
+      check.Arm(true);
+      Prepare(c, *rank.backend, 1)->Run();
+      const auto found = check.found();
+      EXPECT_EQ(found.has_value(), wrong) << c.name << (found ? ": " + found->what : "");
+    }
+  }
+  EXPECT_EQ(checked.size(), std::size(kOps));
 }
 
 TEST(OpCheck, RanksAndStagesAreCheckedToo) {

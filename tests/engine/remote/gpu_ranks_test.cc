@@ -58,6 +58,7 @@ class GpuRanks : public testing::Test {
     driven.request.prompt = {1, 2, 3, 4, 5};
     driven.request.max_new_tokens = new_tokens;
     driven.request.sampling.temperature = 0;
+    driven.guesses = false;
     reductions_ = 0;
     AnswersOf(Cluster(1), {driven});
     return reductions_;

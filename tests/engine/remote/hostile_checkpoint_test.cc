@@ -5,30 +5,42 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <random>
+#include <set>
 #include <span>
 #include <thread>
-#include <tuple>
 
 #include "base/sha256.h"
 #include "base/status.h"
+#include "engine/remote/checkpoint_messages.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/received_checkpoint.h"
+#include "models/architectures/config_fields.h"
 
 namespace treadle {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // A llama of one layer, without tensors.
-control::CheckpointDirectory Directory() {
+ModelConfig OneLayer() {
+  ModelConfig config;
+  config.architecture = "llama";
+  config.layers = 1;
+  config.hidden = 64;
+  config.heads = config.kv_heads = 4;
+  config.head_dim = config.rope_dim = 16;
+  config.ffn_hidden = 128;
+  config.vocab = config.context = 256;
+  return config;
+}
+
+control::CheckpointDirectory Directory(const ModelConfig& config = OneLayer()) {
   control::CheckpointDirectory directory;
   directory.set_path("master.gguf");
-  control::ModelConfiguration& config = *directory.mutable_config();
-  config.set_architecture("llama");
-  for (const int64_t size : {1, 64, 4, 4, 16, 128, 256, 256, 16, 2, 0, 1, 0, 0, 0, 0, 0}) {
-    config.add_sizes(size);
-  }
-  for (const double real : {10000.0, 1.0, 10000.0, 8.0, 1.0, 4.0, 1e-5}) config.add_reals(real);
+  EncodeConfig(config, *directory.mutable_config());
   return directory;
 }
 
@@ -52,44 +64,104 @@ TEST(HostileCheckpoint, AnHonestDirectoryOpens) {
   EXPECT_EQ(Opened(directory), absl::OkStatus());
 }
 
+// What Opened says of a llama that was changed.
+std::string Refusal(const std::function<void(ModelConfig&)>& change) {
+  ModelConfig config = OneLayer();
+  change(config);
+  return std::string(Opened(Directory(config)).message());
+}
+
 TEST(HostileCheckpoint, LayersThatCannotBeLocalAreRefused) {
-  const std::pair<int, const char*> rows[] = {{10, "sliding window is -1, expected 0"},
-                                              {11, "layers per global one is -1, expected 0"},
-                                              {13, "global layers before others is -1"}};
-  for (const auto& [size, message] : rows) {
-    control::CheckpointDirectory directory = Directory();
-    directory.mutable_config()->set_sizes(size, -1);
-    EXPECT_THAT(Opened(directory).message(), HasSubstr(message));
-  }
+  EXPECT_THAT(Refusal([](ModelConfig& c) { c.window = -1; }),
+              HasSubstr("sliding window is -1, expected 0"));
+  EXPECT_THAT(Refusal([](ModelConfig& c) { c.global_every = -1; }),
+              HasSubstr("layers per global one is -1, expected 0"));
+  EXPECT_THAT(Refusal([](ModelConfig& c) { c.global_layers = -1; }),
+              HasSubstr("global layers before others is -1"));
 }
 
 // A table of no experts, or more than there are.
 TEST(HostileCheckpoint, ExpertsThatNoLayerHasAreRefused) {
-  control::CheckpointDirectory directory = Directory();
-  directory.mutable_config()->set_sizes(14, 4);
-  EXPECT_THAT(Opened(directory).message(), HasSubstr("experts is 4, expected none of llama"));
-  directory.mutable_config()->set_architecture("mixtral");
-  directory.mutable_config()->set_sizes(15, 5);
-  EXPECT_THAT(Opened(directory).message(), HasSubstr("experts per token is 5, expected 1 to 4"));
-  directory.mutable_config()->set_sizes(14, 0);
-  EXPECT_THAT(Opened(directory).message(), HasSubstr("experts is 0, expected 1 to 4096"));
+  const auto refusal = [](const char* architecture, int64_t experts, int64_t each) {
+    return Refusal([=](ModelConfig& c) {
+      c.architecture = architecture;
+      c.experts = experts;
+      c.experts_per_token = each;
+    });
+  };
+  EXPECT_THAT(refusal("llama", 4, 0), HasSubstr("experts is 4, expected none of llama"));
+  EXPECT_THAT(refusal("mixtral", 4, 5), HasSubstr("experts per token is 5, expected 1 to 4"));
+  EXPECT_THAT(refusal("mixtral", 0, 5), HasSubstr("experts is 0, expected 1 to 4096"));
 }
 
 TEST(HostileCheckpoint, YarnThatCannotBeIsRefused) {
-  control::CheckpointDirectory directory = Directory();
-  control::Yarn& yarn = *directory.mutable_config()->mutable_yarn();
-  yarn.set_factor(4);
-  yarn.set_beta_fast(32);
-  yarn.set_beta_slow(1);
-  yarn.set_original_context(64);
-  yarn.set_attention_factor(1);
-  EXPECT_EQ(Opened(directory), absl::OkStatus());
-  yarn.set_attention_factor(NAN);
-  EXPECT_THAT(Opened(directory).message(), HasSubstr("attention_factor is nan, expected"));
-  yarn.set_original_context(0);
-  EXPECT_THAT(Opened(directory).message(), HasSubstr("expected"));
-  yarn.set_factor(0.5);
-  EXPECT_THAT(Opened(directory).message(), HasSubstr("factor is 0.5, expected 1 to"));
+  const auto refusal = [](const std::function<void(Yarn&)>& change) {
+    return Refusal([&](ModelConfig& c) {
+      c.yarn = {.factor = 4, .original_context = 64};
+      change(*c.yarn);
+    });
+  };
+  EXPECT_EQ(refusal([](Yarn&) {}), "");
+  EXPECT_THAT(refusal([](Yarn& y) { y.attention_factor = NAN; }),
+              HasSubstr("attention_factor is nan, expected"));
+  EXPECT_THAT(refusal([](Yarn& y) { y.original_context = 0; }),
+              HasSubstr("original context is 0, expected"));
+  EXPECT_THAT(refusal([](Yarn& y) { y.factor = 0.5; }), HasSubstr("factor is 0.5, expected 1 to"));
+  EXPECT_THAT(refusal([](Yarn& y) { y.beta_slow = 32; }),
+              HasSubstr("beta_fast is 32, expected more than beta_slow, 32"));
+}
+
+// Every member of a configuration arrives, whatever it is.
+TEST(HostileCheckpoint, ConfigurationsArriveAsTheyWere) {
+  std::mt19937_64 random(32);
+  std::set<std::string> names;
+  for (int i = 0; i < 100; ++i) {
+    ModelConfig config;
+    if (random() % 2 == 0) config.rope_scaling.emplace();
+    if (random() % 2 == 0) config.long_rope.emplace();
+    if (random() % 2 == 0) config.yarn.emplace();
+    VisitFields(config, [&]<typename Value>(const std::string& name, Value& value) {
+      if constexpr (std::is_same_v<Value, std::string>) {
+        value = Str(random());
+      } else if constexpr (std::is_arithmetic_v<Value>) {
+        value = static_cast<Value>(std::is_same_v<Value, bool> ? random() % 2 : random());
+      } else {
+        for (uint64_t count = random() % 5; count > 0; --count) value.push_back(random() * 1e-9);
+      }
+      names.insert(name);
+    });
+    control::ModelConfiguration sent, parsed;
+    EncodeConfig(config, sent);
+    ASSERT_TRUE(parsed.ParseFromString(sent.SerializeAsString()));
+    ModelConfig arrived;
+    ASSERT_EQ(DecodeConfig(parsed, arrived), absl::OkStatus());
+    ASSERT_EQ(arrived, config);
+  }
+  EXPECT_EQ(names.size(), 27u + 4 + 4 + 6);
+}
+
+TEST(HostileCheckpoint, ConfigurationsThatAreNotOursAreRefused) {
+  control::ModelConfiguration good;
+  ModelConfig config = OneLayer();
+  config.yarn.emplace();
+  EncodeConfig(config, good);
+  const auto refusal = [&](const control::ModelConfiguration& bad) {
+    const std::string message(DecodeConfig(bad, config).message());
+    EXPECT_THAT(message, StartsWith("the master's model configuration "));
+    return message.substr(33);
+  };
+  for (int i = 0; i < good.fields_size(); ++i) {
+    const std::string& name = good.fields(i).name();
+    control::ModelConfiguration bad = good;
+    bad.mutable_fields()->DeleteSubrange(i, 1);
+    EXPECT_EQ(refusal(bad), "lacks " + name);
+    bad.add_fields()->set_name(name);
+    EXPECT_EQ(refusal(bad), Str("has ", name, " of another type"));
+    bad.add_fields()->set_name(name);
+    EXPECT_EQ(refusal(bad), Str("has '", name, "' twice"));
+  }
+  good.add_fields()->set_name("width");
+  EXPECT_EQ(refusal(good), "has 'width', which this worker does not know");
 }
 
 // Tensors that lie in the file in another order than they are sent in.
@@ -117,10 +189,7 @@ TEST(HostileCheckpoint, ArrangedTensorsAreSentAsTheyAreRead) {
   const auto received =
       ReceivedCheckpoint::Create(directory, std::chrono::seconds(1), [](const auto&) {});
   ASSERT_TRUE(received.ok()) << received.status();
-  const Yarn &sent = *(*checkpoint)->config().yarn, &read = *(*received)->config().yarn;
-  EXPECT_EQ(std::tuple(read.factor, read.beta_fast, read.beta_slow, read.original_context,
-                       read.truncate, read.attention_factor),
-            std::tuple(8.0, 32.0, 1.0, 64, false, sent.attention_factor));
+  EXPECT_EQ((*received)->config(), (*checkpoint)->config());
 }
 
 // Their sum is 2^64, so that what comes after them would lie beyond a small mapping.

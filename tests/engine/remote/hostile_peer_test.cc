@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "engine/remote/plan_messages.h"
+#include "engine/plan/plan_messages.h"
 #include "kernels/collectives/thread_communicator.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/hostile_peers.h"
@@ -108,26 +108,55 @@ TEST_F(HostileMasters, PlansThatCannotBeRunEndTheEpoch) {
   master.Tell([](control::MasterMessage& m) { *m.mutable_configure() = HonestStage(); });
   master.Tell([](control::MasterMessage& m) { m.mutable_reserve()->set_whole(8); });
   uint64_t epoch = 0;
-  const auto failure_of = [&](const SequenceStart& start) {
+  const auto failure_of = [&](const std::vector<SequenceStart>& starts) {
     ++epoch;
     master.Tell([&](control::MasterMessage& m) { m.mutable_begin_epoch()->set_epoch(epoch); });
     EXPECT_TRUE(master.inbox().Next([](const auto& m) { return m.has_epoch_ready(); }));
-    master.Tell([&](control::MasterMessage& m) {
-      EncodePlan(PlanOf(epoch, 0).Start(start).Step(SampleOf(StepOf(1, 0, {4}))),
-                 *m.mutable_plan());
-    });
+    IterationPlan plan = PlanOf(epoch, 0).Step(SampleOf(StepOf(1, 0, {4})));
+    plan.starts = starts;
+    master.Tell([&](control::MasterMessage& m) { EncodePlan(plan, *m.mutable_plan()); });
     return master.Failure();
   };
   SequenceStart start = StartOf(1, 1, {0});
   start.sampling.top_p = NAN;
-  EXPECT_THAT(failure_of(start), HasSubstr("top_p is nan, expected (0, 1]"));
+  EXPECT_THAT(failure_of({start}), HasSubstr("top_p is nan, expected (0, 1]"));
   start = StartOf(1, 1, {0});
   start.sampling.logit_bias = {{3, INFINITY}};
-  EXPECT_THAT(failure_of(start), HasSubstr("logit bias for token 3 is inf"));
-  EXPECT_THAT(failure_of(StartOf(1, 1, std::vector<int32_t>(100'000, 0))),
+  EXPECT_THAT(failure_of({start}), HasSubstr("logit bias for token 3 is inf"));
+  EXPECT_THAT(failure_of({StartOf(1, 1, std::vector<int32_t>(100'000, 0))}),
               HasSubstr("100000 pages and 0 of a window, expected at most 8 and 0"));
-  EXPECT_THAT(failure_of(StartOf(1, 1, {0}, std::vector<int32_t>(100'000, 0))),
+  EXPECT_THAT(failure_of({StartOf(1, 1, {0}, std::vector<int32_t>(100'000, 0))}),
               HasSubstr("1 pages and 100000 of a window, expected at most 8 and 0"));
+  std::vector<SequenceStart> starts;
+  for (SequenceId id = 1; id <= 10'000; ++id) starts.push_back(StartOf(id, 1, {0}));
+  EXPECT_THAT(failure_of(starts), HasSubstr("10000 live then, expected at most 8"));
+  start = StartOf(1, 1, {0});
+  start.end_tokens.assign(100'000, 3);
+  EXPECT_THAT(failure_of({start}), HasSubstr("100000 end tokens, expected at most one for each"));
+  start.end_tokens.clear();
+  start.sampling.logit_bias.assign(100'000, {3, 1});
+  EXPECT_THAT(failure_of({start}), HasSubstr("100000 logit biases, expected at most one for"));
+}
+
+// The largest page that a worker takes: what a sequence keeps is bounded by the model's context.
+TEST_F(HostileMasters, LargePagesMakeNoLargeSequences) {
+  std::optional<HostileMaster> master(worker_->address());
+  ASSERT_TRUE(master->Hello());
+  master->Tell([](control::MasterMessage& m) {
+    *m.mutable_configure() = HonestStage();
+    m.mutable_configure()->set_page_size(1 << 20);
+  });
+  master->Tell([](control::MasterMessage& m) { m.mutable_reserve()->set_whole(1); });
+  master->Tell([](control::MasterMessage& m) { m.mutable_begin_epoch()->set_epoch(1); });
+  ASSERT_TRUE(master->inbox().Next([](const auto& m) { return m.has_epoch_ready(); }));
+  SequenceStart start = StartOf(1, 1'000'001, {0});
+  start.first_position = 1'000'000;
+  start.earlier_tokens.assign(1'000'000, 3);
+  master->Tell(
+      [&](control::MasterMessage& m) { EncodePlan(PlanOf(1, 0).Start(start), *m.mutable_plan()); });
+  EXPECT_THAT(master->Failure(), HasSubstr("context hold 256 positions, expected room for posit"));
+  master.reset();
+  EXPECT_EQ(AnswerTo([](auto&) {}), "");
 }
 
 TEST_F(HostileMasters, MasksThatFitNoPlanEndTheEpoch) {
@@ -137,7 +166,7 @@ TEST_F(HostileMasters, MasksThatFitNoPlanEndTheEpoch) {
   master.Tell([](control::MasterMessage& m) { m.mutable_reserve()->set_whole(8); });
   uint64_t epoch = 0;
   const std::string whole(MaskWords(TinyVocabulary()) * 4, 'x');
-  const auto failure_of = [&](uint64_t iteration, std::vector<int32_t> steps, size_t masks,
+  const auto failure_of = [&](uint64_t iteration, const std::vector<int32_t>& steps,
                               const std::string& bytes) {
     ++epoch;
     master.Tell([&](control::MasterMessage& m) { m.mutable_begin_epoch()->set_epoch(epoch); });
@@ -145,16 +174,17 @@ TEST_F(HostileMasters, MasksThatFitNoPlanEndTheEpoch) {
     master.Tell([&](control::MasterMessage& m) {
       m.mutable_masks()->set_epoch(epoch);
       m.mutable_masks()->set_iteration(iteration);
-      m.mutable_masks()->mutable_step()->Add(steps.begin(), steps.end());
-      for (size_t i = 0; i < masks; ++i) m.mutable_masks()->mutable_allowed()->append(bytes);
+      for (const int32_t step : steps) {
+        m.mutable_masks()->add_masks()->set_step(step);
+        m.mutable_masks()->mutable_masks()->rbegin()->set_allowed(bytes);
+      }
     });
     return master.Failure();
   };
-  EXPECT_THAT(failure_of(0, {0, 1}, 1, "abc"), HasSubstr("3 bytes for 2 steps, expected whole"));
-  EXPECT_THAT(failure_of(0, {}, 1, whole), HasSubstr("for 0 steps"));
-  EXPECT_THAT(failure_of(0, {0}, 1, "abcd"), HasSubstr("has 1 words, expected"));
-  EXPECT_THAT(failure_of(0, {3, 3}, 2, whole), HasSubstr("mask of step 3 of iteration 0 came tw"));
-  EXPECT_THAT(failure_of(1 << 20, {0}, 1, whole), HasSubstr("and near its plan"));
+  EXPECT_THAT(failure_of(0, {0, 1}, "abc"), HasSubstr("3 bytes, expected whole words"));
+  EXPECT_THAT(failure_of(0, {0}, "abcd"), HasSubstr("has 1 words, expected"));
+  EXPECT_THAT(failure_of(0, {3, 3}, whole), HasSubstr("mask of step 3 of iteration 0 came tw"));
+  EXPECT_THAT(failure_of(1 << 20, {0}, whole), HasSubstr("and near its plan"));
 }
 
 // The fence between epochs: what the next stage says of another one counts for nothing.
@@ -204,7 +234,7 @@ TEST_F(HostileMasters, ANextStageFollowsInItsOwnEpochOnly) {
 TEST_F(HostileMasters, NothingLargeIsTakenBeforeHello) {
   HostileMaster large(worker_->address());
   large.Tell([](control::MasterMessage& m) {
-    m.mutable_hello()->set_version(std::string(kMostFirstBytes + 1, 'x'));
+    m.mutable_hello()->set_version(std::string(kMaxFirstBytes + 1, 'x'));
   });
   auto closed = large.inbox().Closed();
   ASSERT_TRUE(closed.has_value());
@@ -258,8 +288,10 @@ class HostileWorker {
     return RemoteEngine::Create(std::move(engine));
   }
 
-  // Changes what it says; set before the engine is made.
+  // Changes what it says, and what it says before that; set before the engine is made.
   std::function<void(control::WorkerMessage&)> change = [](control::WorkerMessage&) {};
+  std::function<std::optional<control::WorkerMessage>(const control::WorkerMessage&)> before =
+      [](const control::WorkerMessage&) { return std::nullopt; };
 
  private:
   void Answer(Stream<control::WorkerMessage>& stream, control::MasterMessage& to) {
@@ -283,13 +315,16 @@ class HostileWorker {
       for (const Step& step : plan->steps) {
         StepResult& answered = result.steps.emplace_back();
         answered.sequence = step.sequence;
-        answered.token = step.sample ? 5 : -1;
+        for (const RowOutput& asked : step.outputs) {
+          answered.outputs.push_back({.token = asked.sample ? 5 : -1});
+        }
       }
       EncodeResult(result, *answer.mutable_result());
     } else {
       return;
     }
     change(answer);
+    if (auto earlier = before(answer)) stream.Send(*std::move(earlier));
     stream.Send(std::move(answer));
   }
 
@@ -318,45 +353,73 @@ absl::Status AfterResult(const Step& step, const std::function<void(IterationRes
   return (*engine)->status();
 }
 
-TEST(HostileWorkers, EmbeddingsAreAsWideAsTheModel) {
-  Step step = SampleOf(StepOf(1, 0, {4, 5, 6}));
-  step.pooling = Pooling::kMean;
-  const auto after = [&](size_t width, int32_t token) {
+// A result of an epoch that has ended, which comes in the next one and would fit its plan.
+TEST(HostileWorkers, ResultsOfAnOldEpochAreDropped) {
+  HostileWorker worker;
+  worker.before = [](const control::WorkerMessage& message) {
+    std::optional<control::WorkerMessage> late;
+    if (!message.has_result()) return late;
+    IterationResult result = *DecodeResult(message.result());
+    --result.epoch;
+    result.steps[0].outputs[0].token = 9;
+    EncodeResult(result, *late.emplace().mutable_result());
+    return late;
+  };
+  auto engine = worker.Engine();
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EngineClient client(*std::move(engine));
+  ASSERT_EQ(client.Recover(), absl::OkStatus());
+  client.engine().Submit(PlanOf(client.engine().epoch(), 0)
+                             .Start(StartOf(1, 3, {0}))
+                             .Step(SampleOf(StepOf(1, 0, {4, 5, 6}))));
+  const auto result = client.Next();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->steps[0].token(), 5);
+  EXPECT_EQ(client.engine().status(), absl::OkStatus());
+}
+
+TEST(HostileWorkers, HiddenStatesAreAsWideAsTheModel) {
+  const auto after = [&](const Step& step, size_t width, int32_t token) {
     return std::string(AfterResult(step, [&](IterationResult& result) {
-                         result.steps[0].token = token;
-                         result.steps[0].embedding.assign(width, 1.0f);
+                         result.steps[0].outputs = {{.token = token}};
+                         result.steps[0].outputs[0].hidden.assign(width, 1.0f);
                        }).message());
   };
-  EXPECT_EQ(after(64, -1), "");
-  EXPECT_THAT(after(63, -1), HasSubstr("63 elements of an embedding, expected 64"));
-  EXPECT_THAT(after(64, 5), HasSubstr("with token 5"));
-  step.sample = false;
-  EXPECT_THAT(after(64, -1), HasSubstr("64 elements of an embedding, expected 0"));
+  const Step pooled = HiddenOf(StepOf(1, 0, {4, 5, 6}));
+  EXPECT_EQ(after(pooled, 64, -1), "");
+  EXPECT_THAT(after(pooled, 63, -1), HasSubstr("63 elements of a hidden state, expected 64"));
+  EXPECT_THAT(after(pooled, 64, 5), HasSubstr("has token 5, expected none"));
+  const Step sampled = SampleOf(StepOf(1, 0, {4, 5, 6}));
+  EXPECT_THAT(after(sampled, 64, 5), HasSubstr("64 elements of a hidden state, expected 0"));
+  EXPECT_THAT(after(sampled, 0, -1), HasSubstr("has token -1, expected one of the vocabulary"));
 }
 
 TEST(HostileWorkers, ResultsAreWhatWasAsked) {
-  Step step = SampleOf(StepOf(1, 0, {4, 5, 6}), 1);
-  step.prompt_logprobs = 1;
+  const Step step = SampleOf(ScoredOf(StepOf(1, 0, {4, 5, 6}), -1, 1), 1);
   const auto honest = [](IterationResult& result) {
-    result.steps[0].detail = {-1, {{7, -1}}};
-    result.steps[0].prompt_detail.assign(2, {-1, {{7, -1}}});
+    for (RowResult& row : result.steps[0].outputs) row.target = {-1, {{7, -1}}};
+    result.steps[0].outputs[2].target = {};
+    result.steps[0].outputs[2].detail = {-1, {{7, -1}}};
   };
   EXPECT_EQ(AfterResult(step, honest), absl::OkStatus());
-  const auto message = [&](const std::function<void(StepResult&)>& change) {
+  const auto message = [&](const std::function<void(std::vector<RowResult>&)>& change) {
     return std::string(AfterResult(step, [&](IterationResult& result) {
                          honest(result);
-                         change(result.steps[0]);
+                         change(result.steps[0].outputs);
                        }).message());
   };
-  EXPECT_THAT(message([](auto& s) { s.prompt_detail.resize(1000); }),
-              HasSubstr("step 0 of sequence 1 has 1000 prompt details, expected 2"));
-  EXPECT_THAT(message([](auto& s) { s.prompt_detail.clear(); }),
-              HasSubstr("0 prompt details, expected 2"));
-  EXPECT_THAT(message([](auto& s) { s.detail.top.resize(2); }),
+  EXPECT_THAT(message([](auto& rows) { rows.resize(1000); }),
+              HasSubstr("step 0 of sequence 1 has 1000 outputs, expected 3"));
+  EXPECT_THAT(message([](auto& rows) { rows.clear(); }), HasSubstr("0 outputs, expected 3"));
+  EXPECT_THAT(message([](auto& rows) { rows[2].detail.top.resize(2); }),
               HasSubstr("2 alternatives to a token, expected at most 1"));
-  EXPECT_THAT(message([](auto& s) { s.detail.top[0].token = 1 << 30; }),
+  EXPECT_THAT(message([](auto& rows) {
+                rows[2].target = {-1, {{7, -1}}};
+              }),
+              HasSubstr("1 alternatives to a token, expected at most 0"));
+  EXPECT_THAT(message([](auto& rows) { rows[2].detail.top[0].token = 1 << 30; }),
               HasSubstr("token 1073741824 as an alternative"));
-  EXPECT_THAT(message([](auto& s) { s.prompt_detail[1].top[0].token = -1; }),
+  EXPECT_THAT(message([](auto& rows) { rows[1].target.top[0].token = -1; }),
               HasSubstr("token -1 as an alternative"));
 }
 

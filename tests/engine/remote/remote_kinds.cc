@@ -20,7 +20,7 @@ class EngineWithWorkers final : public Engine {
   uint64_t epoch() const override { return engine_.epoch(); }
   bool HasRoom() const override { return engine_.HasRoom(); }
   void Submit(IterationPlan plan) override { engine_.Submit(std::move(plan)); }
-  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<StepMask> masks) override {
+  void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) override {
     engine_.SetMasks(epoch, iteration, std::move(masks));
   }
   std::vector<IterationResult> TakeResults() override { return engine_.TakeResults(); }

@@ -14,8 +14,8 @@
 
 #include "engine/remote/control.pb.h"
 #include "engine/remote/control_streams.h"
-#include "engine/remote/received_checkpoint.h"
 #include "kernels/op_cases/instrumented.h"
+#include "models/checkpoints/fingerprint.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/fault_proxy.h"
 #include "tests/support/remote_cluster.h"

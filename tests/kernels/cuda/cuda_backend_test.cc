@@ -13,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "kernels/forwarding_backend.h"
 #include "kernels/op_cases/op_cases.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/kernels/op_checks.h"
@@ -22,17 +23,8 @@ namespace {
 
 // Which part of the list a type of products has to see: ops without products see it once.
 bool Concerns(const OpCase& c, DType dtype) {
-  switch (c.op) {
-    case Op::kEmbed:
-    case Op::kMatMul:
-      return true;
-    case Op::kRotateAndStoreKv:
-    case Op::kAttention:
-    case Op::kCopyPages:
-      return c.kv.dtype == dtype;
-    default:
-      return dtype == DType::kF32;
-  }
+  if (c.format != nullptr) return true;
+  return dtype == (c.kv.head_dim > 0 ? c.kv.dtype : DType::kF32);
 }
 
 // What the emulation has time for, in operations of one case; a GPU has time for all.
@@ -112,22 +104,26 @@ TEST_P(CudaBackendTest, BitsDependOnTheRowAlone) {
   }
 }
 
+// Cases of an op whose rows may be of Backend::InputType.
+std::vector<OpCase> InputTypeCases(Op op, int64_t most_operations) {
+  std::vector<OpCase> cases;
+  for (const OpCase& c : OpCases()) {
+    const int64_t cols = c.op == Op::kAttention ? c.heads * c.kv.head_dim : c.cols;
+    const bool rounds = c.format == nullptr || c.format->activations == ActivationPolicy::kFloat;
+    if (c.op == op && !c.slow && cols % 64 == 0 && rounds && Operations(c) <= most_operations) {
+      cases.push_back(c);
+    }
+  }
+  return cases;
+}
+
 // What an op gives with rows of Backend::InputType is, bit for bit, what it gives with f32 rows:
 // its own output rounded, or the products of its input rounded.
 class InputTypeTest : public CudaBackendTest {
  protected:
   std::vector<OpCase> Cases(int64_t most_operations) const {
     if (!emulated_) most_operations = std::numeric_limits<int64_t>::max();
-    std::vector<OpCase> cases;
-    for (const OpCase& c : OpCases()) {
-      const int64_t cols = c.op == Op::kAttention ? c.heads * c.kv.head_dim : c.cols;
-      const bool rounds = c.format == nullptr || c.format->activations == ActivationPolicy::kFloat;
-      if (c.op == std::get<1>(GetParam()) && !c.slow && cols % 64 == 0 && rounds &&
-          Operations(c) <= most_operations) {
-        cases.push_back(c);
-      }
-    }
-    return cases;
+    return InputTypeCases(std::get<1>(GetParam()), most_operations);
   }
   static float Round(float x) {
     return dtype() == DType::kF16 ? ToFloat(ToHalf(x)) : ToFloat(ToBFloat16(x));
@@ -162,15 +158,35 @@ TEST_P(InputTypeTest, GivesTheBitsOfFloats) {
     if (deterministic || others) ExpectBitsOfFloats(*Make(deterministic), cases);
   }
 }
+
 std::vector<std::tuple<DType, Op>> Parameters() {
   std::vector<std::tuple<DType, Op>> parameters;
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    for (int op = 0; op <= static_cast<int>(Op::kSampleShard); ++op) {
-      const auto as_op = static_cast<Op>(op);
-      if (!Cases(as_op, dtype, kEmulatedInvariance).empty()) parameters.emplace_back(dtype, as_op);
+    for (const Op op : kOps) {
+      if (!Cases(op, dtype, kEmulatedInvariance).empty()) parameters.emplace_back(dtype, op);
     }
   }
   return parameters;
+}
+
+// The ops that read or leave rows of Backend::InputType: their cases have a tensor of 16 bits if a
+// backend asks for one.
+std::vector<Op> OpsWithInputType() {
+  class HalfInputs final : public ForwardingBackend {
+   public:
+    HalfInputs() : ForwardingBackend(CreateReferenceBackend()) {}
+    DType InputType(std::span<const PackedMatrix* const>) const override { return DType::kF16; }
+  };
+  HalfInputs backend;
+  std::vector<Op> ops;
+  for (const Op op : kOps) {
+    std::vector<OpCase> cases = InputTypeCases(op, kEmulatedInvariance);
+    if (cases.empty()) continue;
+    cases[0].input_type = true;
+    const auto run = Prepare(cases[0], backend, 1);
+    if (std::ranges::count(run->tensors, DType::kF16, &GuardedTensor::dtype) > 0) ops.push_back(op);
+  }
+  return ops;
 }
 
 std::string CaseName(const testing::TestParamInfo<std::tuple<DType, Op>>& info) {
@@ -179,10 +195,7 @@ std::string CaseName(const testing::TestParamInfo<std::tuple<DType, Op>>& info) 
 INSTANTIATE_TEST_SUITE_P(OpCases, CudaBackendTest, testing::ValuesIn(Parameters()), CaseName);
 INSTANTIATE_TEST_SUITE_P(OpCases, InputTypeTest,
                          testing::Combine(testing::Values(DType::kF16, DType::kBF16),
-                                          testing::Values(Op::kMatMul, Op::kRmsNorm, Op::kLayerNorm,
-                                                          Op::kSwiGlu, Op::kClampedSwiGlu,
-                                                          Op::kGeGlu, Op::kGelu, Op::kGeluErf,
-                                                          Op::kRelu, Op::kAttention)),
+                                          testing::ValuesIn(OpsWithInputType())),
                          CaseName);
 
 TEST(CudaBackendErrors, ADeviceThatIsNotThere) {

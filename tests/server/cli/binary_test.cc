@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "server/grpc/inference.grpc.pb.h"
-#include "tests/server/cli/child_process.h"
+#include "tests/server/cli/served_binary.h"
 #include "tests/support/default_model.h"
 
 namespace treadle {
@@ -76,9 +76,9 @@ TEST(Binary, HelpAndVersion) {
 }
 
 TEST(Binary, HelpShowsDefaults) {
-  ChildProcess help({kBinary, "bench", "scheduler", "--help"});
+  ChildProcess help({kBinary, "bench", "iteration", "--help"});
   EXPECT_EQ(help.Wait(), 0);
-  EXPECT_THAT(help.output(), HasSubstr("=2000\n"));  // --iterations
+  EXPECT_THAT(help.output(), HasSubstr("--repeats INT=3 "));
 }
 
 TEST(Binary, AnOccupiedPortIsNamed) {
@@ -102,33 +102,38 @@ TEST(Binary, AnOccupiedPortIsNamed) {
   close(fd);
 }
 
-// A server on free ports; its gRPC address comes from what it prints.
-class RunningServer {
- public:
-  RunningServer(const std::string& model, const std::string& drain_timeout)
-      : child_({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0", "--http-listen",
-                "none", "--metrics-listen", "127.0.0.1:0", "--pin-threads", "off", "--max-context",
-                "1024", "--kv-memory", "256M", "--drain-timeout", drain_timeout}) {
-    const std::string line = child_.WaitForLine("listening on ");
-    const size_t begin = line.find("127.0.0.1:");
-    if (begin != std::string::npos) address_ = line.substr(begin, line.find(' ', begin) - begin);
-  }
-  const std::string& address() const { return address_; }
-  ChildProcess& child() { return child_; }
+std::string Flags(const std::string& model, const std::string& drain_timeout) {
+  return Str("--http-listen none --metrics-listen 127.0.0.1:0 --max-context 1024 --kv-memory 256M",
+             " --model ", model, " --drain-timeout ", drain_timeout);
+}
 
- private:
-  ChildProcess child_;
-  std::string address_;
-};
+TEST(Binary, APrefixCacheThatIsLargerThanTheKvCacheIsRefused) {
+  NEEDS_DEFAULT_MODEL(model);
+  ChildProcess child({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0",
+                      "--http-listen", "none", "--metrics-listen", "none", "--max-context", "1024",
+                      "--kv-memory", "64M", "--prefix-cache-memory", "1G"});
+  EXPECT_EQ(child.Wait(), 2) << child.output();
+  EXPECT_THAT(child.output(), HasSubstr("--prefix-cache-memory is 1024M, expected at most the K/V "
+                                        "cache's 64M"));
+}
+
+v1::GenerateRequest LongRequest(int tokens) {
+  v1::GenerateRequest request;
+  request.set_text("Once upon a time");
+  request.mutable_stopping()->set_max_new_tokens(tokens);
+  request.mutable_stopping()->set_ignore_eos(true);
+  return request;
+}
 
 TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
   NEEDS_DEFAULT_MODEL(model);
-  RunningServer server(model, "4m");  // of patience with builds under a sanitizer
-  ASSERT_NE(server.address(), "") << server.child().output();
+  // Of patience with builds under a sanitizer.
+  ServedBinary server(Flags(model, "4m"));
+  ASSERT_SERVES(server);
   // What differs from the defaults is printed, and what was chosen, but not the rest.
-  EXPECT_THAT(server.child().output(), HasSubstr("max-context = 1024\n"));
-  EXPECT_THAT(server.child().output(), HasSubstr("chosen automatically: "));
-  EXPECT_THAT(server.child().output(), testing::Not(HasSubstr("max-batch-size")));
+  EXPECT_THAT(server.output(), HasSubstr("max-context = 1024\n"));
+  EXPECT_THAT(server.output(), HasSubstr("chosen automatically: "));
+  EXPECT_THAT(server.output(), testing::Not(HasSubstr("max-batch-size")));
 
   ChildProcess generate({kBinary, "generate", "--target", server.address(), "--chat",
                          "What is the capital of France?", "--max-new-tokens", "12", "--json"});
@@ -139,44 +144,32 @@ TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
   EXPECT_EQ(json["usage"]["prompt_tokens"], 37);
 
   // A stream that is under way when the signal comes is finished.
-  const auto stub = v1::Inference::NewStub(
-      grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()));
-  v1::GenerateRequest request;
-  request.set_text("Once upon a time");
-  request.mutable_stopping()->set_max_new_tokens(60);
-  request.mutable_stopping()->set_ignore_eos(true);
   grpc::ClientContext context;
-  const auto reader = stub->GenerateStream(&context, request);
+  const auto reader = server.stub().GenerateStream(&context, LongRequest(60));
   v1::GenerateResponse message;
   ASSERT_TRUE(reader->Read(&message));
-  server.child().Signal(SIGTERM);
+  server.Signal(SIGTERM);
   int tokens = message.output().token_ids_size();
   while (reader->Read(&message)) tokens += message.output().token_ids_size();
   const grpc::Status status = reader->Finish();
   EXPECT_TRUE(status.ok()) << status.error_message();
   EXPECT_EQ(tokens, 60);
-  EXPECT_EQ(server.child().Wait(), 0) << server.child().output();
-  EXPECT_THAT(server.child().output(), HasSubstr("drained\n"));
+  EXPECT_EQ(server.Wait(), 0) << server.output();
+  EXPECT_THAT(server.output(), HasSubstr("drained\n"));
 }
 
 TEST(Binary, ASecondSignalEndsAtOnce) {
   NEEDS_DEFAULT_MODEL(model);
-  RunningServer server(model, "1h");
-  ASSERT_NE(server.address(), "") << server.child().output();
-  const auto stub = v1::Inference::NewStub(
-      grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()));
-  v1::GenerateRequest request;
-  request.set_text("Once upon a time");
-  request.mutable_stopping()->set_max_new_tokens(1000);
-  request.mutable_stopping()->set_ignore_eos(true);
+  ServedBinary server(Flags(model, "1h"));
+  ASSERT_SERVES(server);
   grpc::ClientContext context;
-  const auto reader = stub->GenerateStream(&context, request);
+  const auto reader = server.stub().GenerateStream(&context, LongRequest(1000));
   v1::GenerateResponse message;
   ASSERT_TRUE(reader->Read(&message));
-  server.child().Signal(SIGTERM);
-  ASSERT_NE(server.child().WaitForLine("draining"), "");
-  server.child().Signal(SIGINT);
-  EXPECT_EQ(server.child().Wait(), 128 + SIGINT);
+  server.Signal(SIGTERM);
+  ASSERT_NE(server.WaitForLine("draining"), "");
+  server.Signal(SIGINT);
+  EXPECT_EQ(server.Wait(), 128 + SIGINT);
 }
 
 TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
@@ -195,7 +188,7 @@ TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
   command.insert(command.end(), ask.begin(), ask.end());
   ChildProcess local(command);
   ASSERT_EQ(local.Wait(), 0) << local.output();
-  RunningServer server(model, "10s");
+  ServedBinary server(Flags(model, "10s"));
   command = {kBinary, "generate", "--target", server.address()};
   command.insert(command.end(), ask.begin(), ask.end());
   ChildProcess remote(command);

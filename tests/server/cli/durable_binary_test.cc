@@ -10,13 +10,17 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <map>
 #include <random>
 #include <regex>
+#include <system_error>
 #include <thread>
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "server/durable/stored_frame.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/child_process.h"
 #include "tests/server/http_client.h"
@@ -26,6 +30,7 @@ namespace treadle {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 const char kBinary[] = TREADLE_BINARY;
 constexpr auto kPatience = std::chrono::minutes(4);
@@ -35,7 +40,11 @@ class DurableBinary : public testing::Test {
   void SetUp() override {
     root_ = testing::TempDir() + Str("/durable-", getpid());
     std::filesystem::create_directories(root_);
+    WriteModel(/*seed=*/1);
+  }
+  void WriteModel(uint64_t seed) {
     TinyModelOptions options;
+    options.seed = seed;
     options.layers = 4;
     options.hidden = 128;
     options.ffn_hidden = 256;
@@ -301,12 +310,162 @@ TEST_F(DurableBinary, AServerThatIsKilledAtAnyTimeLosesNothing) {
   EXPECT_EQ(place.Get()->child().Wait(), 0);
 }
 
+// What is told again of a stored request. Empty: it cannot be resumed.
+Heard HearAgain(Server& server, const std::string& id) {
+  v1::ResumeRequest resume;
+  resume.set_request_id(id);
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  Heard heard;
+  std::atomic<int> messages = 0;
+  const auto reader = server.stub().Resume(&context, resume);
+  Hear(*reader, heard, messages);
+  const grpc::Status status = reader->Finish();
+  if (!status.ok()) return {};
+  return heard;
+}
+
+TEST_F(DurableBinary, AFolderThatIsDeletedIsNoticedAndMadeAnew) {
+  Place place;
+  place.Put(std::make_shared<Server>(Serve({})));
+  ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+  std::atomic<int> messages = 0, resumed = 0;
+  constexpr int kLong = 6, kShort = 0;
+  const Heard whole = Ask(place, kLong, "undisturbed", messages, resumed);
+  const Heard brief = Ask(place, kShort, "undisturbed-too", messages, resumed);
+  for (int round = 0; round < 5; ++round) {
+    const int before = messages;
+    std::thread running([&] {
+      EXPECT_TRUE(Ask(place, kLong, Str("running-", round), messages, resumed).said == whole.said);
+    });
+    while (messages < before + 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    // The server may write a file while its folder is being deleted.
+    for (std::error_code again(1, std::generic_category()); again;) {
+      std::filesystem::remove_all(root_ + "/durable", again);
+    }
+    // It is refused until the folder is there again, and nothing is told of it before.
+    EXPECT_TRUE(Ask(place, kShort, Str("after-", round), messages, resumed).said == brief.said);
+    running.join();
+  }
+  EXPECT_EQ(resumed, 0) << "what ran went on";
+  const std::shared_ptr<Server> first = place.Get();
+  first->child().Signal(SIGKILL);
+  first->child().Wait();
+  EXPECT_THAT(first->child().output(), HasSubstr("while it was in use"));
+  Server second(Serve({}));
+  ASSERT_TRUE(second.serves()) << second.child().output();
+  EXPECT_TRUE(HearAgain(second, "after-4").said == brief.said);
+  for (const char* gone : {"running-4", "after-3", "undisturbed"}) {
+    EXPECT_TRUE(HearAgain(second, gone).said.empty());
+  }
+  second.child().Signal(SIGTERM);
+  EXPECT_EQ(second.child().Wait(), 0);
+  EXPECT_THAT(second.child().output(), Not(HasSubstr("damaged")));
+}
+
+// One bit of every answer is another one.
+TEST_F(DurableBinary, WhatIsDamagedIsComputedAgain) {
+  std::map<std::string, Heard> answers;
+  {
+    Place place;
+    place.Put(std::make_shared<Server>(Serve({})));
+    ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+    std::atomic<int> messages = 0, resumed = 0;
+    for (int kind = 0; kind < kKinds; ++kind) {
+      answers[Str("kind-", kind)] = Ask(place, kind, Str("kind-", kind), messages, resumed);
+    }
+    place.Get()->child().Signal(SIGKILL);
+    place.Get()->child().Wait();
+  }
+  const std::string path = root_ + "/durable/requests-00000001.log";
+  std::string bytes;
+  {
+    std::ifstream file(path, std::ios::binary);
+    bytes.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  const auto header = SegmentHeader::In(bytes);
+  ASSERT_TRUE(header.ok() && *header);
+  std::map<uint64_t, std::vector<size_t>> pieces;  // by request, where they begin
+  const SegmentScan scan = ScanSegment((*header)->store, bytes, [&](size_t at, const Frame& frame) {
+    if (frame.index >= kFirstPiece) pieces[frame.number].push_back(at + kFrameBytes);
+  });
+  EXPECT_EQ(scan.dropped, 0u);
+  ASSERT_EQ(pieces.size(), answers.size());
+  std::mt19937 random(3);
+  bool named = false;
+  for (const auto& [number, places] : pieces) {
+    // Without its last piece an answer looks like one that had not ended: the log cannot name it.
+    named = named || places.size() > 1;
+    const size_t at = places[random() % std::max<size_t>(1, places.size() - 1)] + random() % 3;
+    bytes[at] = static_cast<char>(bytes[at] ^ 1 << random() % 8);
+  }
+  std::ofstream(path, std::ios::binary) << bytes;
+  ASSERT_TRUE(named) << "every answer is one piece";
+
+  for (int start = 0; start < 2; ++start) {
+    Server server(Serve({}));
+    ASSERT_TRUE(server.serves()) << server.child().output();
+    for (const auto& [id, heard] : answers) {
+      EXPECT_TRUE(HearAgain(server, id).said == heard.said) << id;
+    }
+    server.child().Signal(SIGTERM);  // it writes what it has
+    EXPECT_EQ(server.child().Wait(), 0);
+    EXPECT_THAT(server.child().output(), HasSubstr("stored requests are damaged"));
+    const bool cut = server.child().output().find("computed again: '") != std::string::npos;
+    EXPECT_EQ(cut, start == 0) << "it is stored again";
+  }
+}
+
+// A server goes on where bits are equal, however it is made up; another file of the same name and
+// size is another model.
+TEST_F(DurableBinary, OtherThreadsAndStagesGoOnAndAnotherModelDoesNot) {
+  constexpr int kKind = 3;
+  Heard whole;
+  {
+    Place place;
+    place.Put(std::make_shared<Server>(Serve({})));
+    ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+    std::atomic<int> messages = 0, resumed = 0;
+    whole = Ask(place, kKind, "whole", messages, resumed);
+    v1::GenerateRequest request = Request(kKind);
+    request.set_request_id("cut");
+    grpc::ClientContext context;
+    const auto reader = place.Get()->stub().GenerateStream(&context, request);
+    v1::GenerateResponse message;
+    for (int i = 0; i < 5; ++i) ASSERT_TRUE(reader->Read(&message));
+    place.Get()->child().Signal(SIGKILL);
+    place.Get()->child().Wait();
+    while (reader->Read(&message)) {
+    }
+    reader->Finish();
+  }
+  {
+    Server stages(Serve({"--pipeline-parallel", "2"}));
+    ASSERT_TRUE(stages.serves()) << stages.child().output();
+    EXPECT_TRUE(HearAgain(stages, "cut").said == whole.said);
+    stages.child().Signal(SIGKILL);
+    stages.child().Wait();
+  }
+  WriteModel(/*seed=*/2);
+  Server other(Serve({}));
+  ASSERT_TRUE(other.serves()) << other.child().output();
+  grpc::ClientContext context;
+  v1::ResumeRequest request;
+  request.set_request_id("cut");
+  const auto reader = other.stub().Resume(&context, request);
+  v1::GenerateResponse message;
+  EXPECT_FALSE(reader->Read(&message));
+  const grpc::Status refused = reader->Finish();
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(refused.error_message(), HasSubstr("another model"));
+}
+
 TEST_F(DurableBinary, AFolderHasOneServer) {
   Server server(Serve({}));
   ASSERT_TRUE(server.serves()) << server.child().output();
   ChildProcess second(Serve({}));
   EXPECT_NE(second.Wait(), 0);
-  EXPECT_THAT(second.output(), HasSubstr("requests.sqlite is in use by another process"));
+  EXPECT_THAT(second.output(), HasSubstr("durable is in use by another process"));
 }
 
 TEST_F(DurableBinary, TheCommandResumes) {

@@ -180,6 +180,28 @@ TEST(LogBinary, AFileIsRotatedByItsNameAndAHangUpIsNoSignal) {
   EXPECT_EQ(server.output(), "");
 }
 
+// SIGHUP comes before SIGTERM wherever both wait, so a process that it ends does not exit with 0.
+TEST(LogBinary, AHangUpIsNoSignalWithoutAFileEither) {
+  ChildProcess server(Serve({"--pipeline-parallel", "2"}));
+  const std::string address = AddressIn(server.WaitForLine("listening on 127.0.0.1:"));
+  ASSERT_NE(address, "") << server.output();
+  const std::vector<int> workers = ChildrenOf(server.pid());
+  ASSERT_EQ(workers.size(), 2u);
+  for (const int worker : workers) kill(worker, SIGHUP);
+  server.Signal(SIGHUP);
+  EXPECT_TRUE(Ask(address).ok());
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0) << server.output();
+  EXPECT_THAT(server.output(), HasSubstr("\ndrained\n"));
+  EXPECT_THAT(server.output(), Not(HasSubstr("started again")));
+
+  ChildProcess worker({kBinary, "worker", "--listen", "127.0.0.1:0"});
+  ASSERT_NE(worker.WaitForLine("listening on "), "") << worker.output();
+  worker.Signal(SIGHUP);
+  worker.Signal(SIGTERM);
+  EXPECT_EQ(worker.Wait(), 0) << worker.output();
+}
+
 TEST(LogBinary, AFullDiskCostsLinesAndNoRequest) {
   ChildProcess server(Serve({"--log-file", "/dev/full"}));
   const std::string line = server.WaitForLine("log file '/dev/full'");

@@ -12,9 +12,10 @@
 
 #include "net/address.h"
 #include "server/grpc/inference.grpc.pb.h"
-#include "tests/server/cli/child_process.h"
+#include "tests/server/cli/served_binary.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/tls_client.h"
+#include "tests/server/without_xgrammar.h"
 #include "tests/support/default_model.h"
 
 namespace treadle {
@@ -141,11 +142,9 @@ TEST(Operations, HelpSaysTheExitCodes) {
   }
 }
 
-std::string WordAfter(const std::string& line, const std::string& text) {
-  const size_t at = line.find(text);
-  if (at == std::string::npos) return "";
-  const size_t begin = at + text.size();
-  return line.substr(begin, line.find_first_of(" ,\n", begin) - begin);
+// The default model, in little memory.
+std::string Small(const std::string& model) {
+  return Str("--max-context 1024 --kv-memory 64M --model ", model, " ", ServedBinary::kGrpcOnly);
 }
 
 TEST(Operations, TlsKeysAndProbesTogether) {
@@ -159,43 +158,14 @@ TEST(Operations, TlsKeysAndProbesTogether) {
   WriteText(root, ca.pem());
   WriteText(keys, std::string(kKey) + " alice\n");
   WriteText(token, kToken);
-  ChildProcess server({kBinary,
-                       "serve",
-                       "--model",
-                       model,
-                       "--listen",
-                       "127.0.0.1:0",
-                       "--health-listen",
-                       "127.0.0.1:0",
-                       "--http-listen",
-                       "none",
-                       "--metrics-listen",
-                       "127.0.0.1:0",
-                       "--metrics-tls-cert",
-                       crt,
-                       "--metrics-tls-key",
-                       key,
-                       "--metrics-tls-client-ca",
-                       root,
-                       "--metrics-token-file",
-                       token,
-                       "--pin-threads",
-                       "off",
-                       "--max-context",
-                       "1024",
-                       "--kv-memory",
-                       "256M",
-                       "--tls-cert",
-                       crt,
-                       "--tls-key",
-                       key,
-                       "--tls-client-ca",
-                       root,
-                       "--api-keys-file",
-                       keys});
-  const std::string line = server.WaitForLine("listening on ");
-  const std::string address = WordAfter(line, "listening on ");
-  ASSERT_NE(address, "") << server.output();
+  const std::string as_client = Str(" --tls-cert ", crt, " --tls-key ", key);
+  ServedBinary server(Str("--health-listen 127.0.0.1:0 --http-listen none --metrics-listen",
+                          " 127.0.0.1:0 --metrics-tls-cert ", crt, " --metrics-tls-key ", key,
+                          " --metrics-tls-client-ca ", root, " --metrics-token-file ", token,
+                          " --max-context 1024 --kv-memory 256M --tls-client-ca ", root, as_client,
+                          " --api-keys-file ", keys, " --model ", model));
+  const std::string line = server.listens();
+  ASSERT_SERVES(server);
   EXPECT_THAT(line, HasSubstr("(gRPC, TLS)"));
   EXPECT_NE(WordAfter(line, "probes at "), "");
   ASSERT_NE(server.WaitForLine("ready"), "");
@@ -211,65 +181,55 @@ TEST(Operations, TlsKeysAndProbesTogether) {
   EXPECT_THAT(scrape(pair, kKey), HasSubstr("401 Unauthorized"));
   EXPECT_EQ(scrape({}, kToken), "");
 
-  const std::vector<std::string> ask = {kBinary,     "generate",  "--target",         address,
-                                        "--prompt",  "Once upon", "--max-new-tokens", "4",
-                                        "--timeout", "1m"};
-  const auto run = [&](const std::vector<std::string>& more, int code) {
-    std::vector<std::string> command = ask;
-    command.insert(command.end(), more.begin(), more.end());
-    ChildProcess child(command);
+  const auto run = [&](const std::string& access, int code) {
+    ChildProcess child(Treadle(
+        Str("generate --target ", server.address(), " --max-new-tokens 4 --timeout 1m ", access),
+        {"--prompt", "Once upon"}));
     EXPECT_EQ(child.Wait(), code) << child.output();
     return child.output();
   };
-  run({"--tls-ca", root, "--tls-cert", crt, "--tls-key", key, "--api-key-file", keys}, 0);
-  EXPECT_THAT(run({"--tls-ca", root, "--tls-cert", crt, "--tls-key", key}, 1),
-              HasSubstr("UNAUTHENTICATED"));
-  run({"--tls-ca", root, "--api-key-file", keys}, 1);
-  run({"--api-key-file", keys}, 1);
-  ChildProcess bench({kBinary,
-                      "bench",
-                      "serve",
-                      "--target",
-                      address,
-                      "--num-prompts",
-                      "2",
-                      "--request-rate",
-                      "inf",
-                      "--input-len",
-                      "8",
-                      "--output-len",
-                      "4",
-                      "--json",
-                      "--tls-ca",
-                      root,
-                      "--tls-cert",
-                      crt,
-                      "--tls-key",
-                      key,
-                      "--api-key-file",
-                      keys});
+  const std::string ca_flag = "--tls-ca " + root, key_flag = " --api-key-file " + keys;
+  run(ca_flag + as_client + key_flag, 0);
+  EXPECT_THAT(run(ca_flag + as_client, 1), HasSubstr("UNAUTHENTICATED"));
+  run(ca_flag + key_flag, 1);
+  run(key_flag, 1);
+  ChildProcess bench(Treadle(Str("bench serve --num-prompts 2 --request-rate inf --input-len 8",
+                                 " --output-len 4 --json --target ", server.address(), " ", ca_flag,
+                                 as_client, key_flag)));
   EXPECT_EQ(bench.Wait(), 0) << bench.output();
   EXPECT_THAT(bench.output(), HasSubstr("\"failed\":0"));
-  server.Signal(SIGTERM);
-  EXPECT_EQ(server.Wait(), 0);
+  EXPECT_EQ(server.Stop(), 0);
   for (const char* secret : {kKey, kToken}) EXPECT_THAT(server.output(), Not(HasSubstr(secret)));
+}
+
+TEST(Operations, TheVocabularyIsReadBeforeAConstraintAsksForIt) {
+  NEEDS_DEFAULT_MODEL(model);
+  ServedBinary server(Small(model));
+  ASSERT_SERVES(server);
+  v1::GenerateRequest request;
+  request.set_text("Once upon a time");
+  request.mutable_constraint()->set_regex("a+");
+  request.mutable_stopping()->set_max_new_tokens(2);
+  grpc::ClientContext context;
+  v1::GenerateResponse response;
+  const grpc::Status status = server.stub().Generate(&context, request, &response);
+  if (IsWithoutXGrammar(status.error_message())) GTEST_SKIP() << kWithoutXGrammar;
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(server.Stop(), 0);
+  // Not with the request, which would not say so.
+  EXPECT_THAT(server.output(), HasSubstr("constraints: the vocabulary is read"));
 }
 
 TEST(Operations, RequestsThatAreCutOffShowInTheExitCode) {
   NEEDS_DEFAULT_MODEL(model);
-  ChildProcess server({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0",
-                       "--http-listen", "none", "--metrics-listen", "none", "--pin-threads", "off",
-                       "--drain-timeout", "1ms"});
-  const std::string address = WordAfter(server.WaitForLine("listening on "), "listening on ");
-  ASSERT_NE(address, "") << server.output();
-  const auto stub =
-      v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  ServedBinary server(Str("--drain-timeout 1ms --model ", model, " ", ServedBinary::kGrpcOnly));
+  ASSERT_SERVES(server);
   v1::GenerateRequest request;
   request.set_text("Once upon a time");
   request.mutable_stopping()->set_max_new_tokens(1000);
   request.mutable_stopping()->set_ignore_eos(true);
   grpc::ClientContext context;
-  const auto reader = stub->GenerateStream(&context, request);
+  const auto reader = server.stub().GenerateStream(&context, request);
   v1::GenerateResponse message;
   ASSERT_TRUE(reader->Read(&message));
   server.Signal(SIGTERM);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -23,6 +24,7 @@
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/child_process.h"
 #include "tests/server/cli/streamed_answers.h"
+#include "tests/support/process_losses.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -265,7 +267,7 @@ TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {
 }
 
 // Requests of every kind, in the prompt, while decoding and while another loss is being recovered
-// from. TREADLE_KILLS: how many workers are killed, some by hanging.
+// from. TREADLE_KILLS: how many workers are lost, in every way there is.
 TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
   const char* const asked = std::getenv("TREADLE_KILLS");
   const int kills = asked == nullptr ? 12 : std::atoi(asked);
@@ -292,6 +294,7 @@ TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
     });
   }
   std::mt19937 random(1);
+  std::array<int, std::size(kProcessLosses)> happened = {};
   for (int killed = 0; killed < kills;) {
     // Two of three come once streams have gone on after the last one.
     const int heard = messages;
@@ -302,15 +305,46 @@ TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));
     const std::vector<int> workers = ChildrenOf(server.child().pid());
     if (workers.empty()) continue;
-    kill(workers[random() % workers.size()], random() % 20 == 0 ? SIGSTOP : SIGKILL);
+    const size_t loss = random() % std::size(kProcessLosses);
+    kProcessLosses[loss].happen(workers[random() % workers.size()]);
+    ++happened[loss];
     ++killed;
   }
   done = true;
   for (std::thread& client : clients) client.join();
   EXPECT_GT(answers, 0);
-  std::cout << kills << " workers killed beside " << answers << " answers\n";
+  for (size_t loss = 0; loss < happened.size(); ++loss) {
+    std::cout << happened[loss] << " workers " << kProcessLosses[loss].name << "\n";
+  }
+  std::cout << "beside " << answers << " answers\n";
   server.child().Signal(SIGTERM);
   EXPECT_EQ(server.child().Wait(), 0);
+}
+
+// A crashed worker leaves its successor an empty memory. The successor is lost in an epoch that
+// never stands, and leaves that memory to the next one.
+TEST(ParallelBinary, AnEmptyMemoryIsNeverTakenForAFullOne) {
+  for (const int crash : {SIGABRT, SIGSEGV}) {
+    Server server({"--pipeline-parallel", "2"});
+    ASSERT_SERVES(server);
+    ASSERT_EQ(server.workers().size(), 2u);
+    const int stopped = server.workers()[0], crashed = server.workers()[1];
+    server.ExpectUndisturbed([&] {
+      kill(stopped, SIGSTOP);
+      kill(crashed, crash);
+      int successor = crashed;
+      for (int wait = 0; successor == crashed && wait < 6000; ++wait) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        for (const int worker : ChildrenOf(server.child().pid())) {
+          if (worker != stopped && worker != crashed) successor = worker;
+        }
+      }
+      ASSERT_NE(successor, crashed);
+      std::this_thread::sleep_for(std::chrono::milliseconds(900));
+      kill(successor, SIGKILL);
+      kill(stopped, SIGCONT);
+    });
+  }
 }
 
 TEST(ParallelBinary, OrWhatRanEnds) {

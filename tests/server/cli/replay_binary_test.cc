@@ -22,6 +22,7 @@ namespace treadle {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 const std::string& Directory() {
   static const std::string path = [] {
@@ -138,6 +139,12 @@ TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
   EXPECT_THAT(same, HasSubstr("epoch 1: "));
   EXPECT_THAT(same, HasSubstr("it ends because the server ended"));
   EXPECT_THAT(Replay({file, "--until-iteration", "1:5"}, 0), HasSubstr("replayed 6 iterations"));
+  for (const char* absent : {"99:3", "0:0", "1:1000000", "1000000"}) {
+    const std::string refused = Replay({file, "--until-iteration", absent}, 2);
+    EXPECT_THAT(refused, HasSubstr(Str("--until-iteration is '", absent, "': ")));
+    EXPECT_THAT(refused, HasSubstr("1 (iterations 0 to "));
+    EXPECT_THAT(refused, Not(HasSubstr("IDENTICAL")));
+  }
   const std::string dump = Replay({file, "--dump-request", "kind-5"}, 0);
   EXPECT_THAT(dump, HasSubstr("arrived {"));
   EXPECT_THAT(dump, HasSubstr("candidate 2"));
@@ -154,10 +161,13 @@ TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
     ASSERT_TRUE(writer.ok() && reader.ok());
     record::Entry entry;
     for (int results = 0; *reader->Next(entry);) {
-      if (entry.result().epoch() == 2 && entry.result().token_size() > 0 &&
-          entry.result().token(0) >= 0 && ++results == 3) {
+      const auto& steps = entry.result().steps();
+      const bool token =
+          !steps.empty() && steps[0].outputs_size() > 0 && steps[0].outputs(0).has_token();
+      if (entry.result().epoch() == 2 && token && ++results == 3) {
         changed_in = entry.result().iteration();
-        entry.mutable_result()->set_token(0, entry.result().token(0) ^ 1);
+        auto& output = *entry.mutable_result()->mutable_steps(0)->mutable_outputs(0);
+        output.set_token(output.token() ^ 1);
       }
       ASSERT_TRUE(writer->Append(entry.SerializeAsString()).ok());
     }

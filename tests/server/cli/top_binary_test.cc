@@ -20,7 +20,7 @@
 
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
-#include "tests/server/cli/child_process.h"
+#include "tests/server/cli/served_binary.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -36,48 +36,23 @@ constexpr char kEnter[] = "\x1b[?1049h\x1b[?25l";
 constexpr char kLeave[] = "\x1b[?25h\x1b[?1049l";
 
 // A server of a tiny model, one for all tests of this process.
-class Server {
- public:
-  static Server& Get() {
-    static Server server;
-    return server;
-  }
-  const std::string& address() const { return address_; }
+ServedBinary& TheServer() {
+  static ServedBinary server(Str(
+      ServedBinary::kGrpcOnly, "--device cpu --threads 1 --max-batch-size 7 --model ", OwnModel()));
+  return server;
+}
 
-  // One request: 5 prompt tokens and 40 more.
-  void Ask() const {
-    const auto stub =
-        v1::Inference::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
-    v1::GenerateRequest request;
-    for (const int id : {1, 2, 3, 4, 5}) request.mutable_token_ids()->add_ids(id);
-    request.mutable_stopping()->set_max_new_tokens(40);
-    request.mutable_stopping()->set_ignore_eos(true);
-    v1::GenerateResponse response;
-    grpc::ClientContext context;
-    const grpc::Status status = stub->Generate(&context, request, &response);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-  }
-
- private:
-  static std::string Model() {
-    const std::string folder = testing::TempDir() + "/top-" + std::to_string(getpid());
-    std::filesystem::create_directories(folder);
-    const auto written = WriteTinyLlamaGguf(folder, {});
-    TREADLE_CHECK(written.ok());
-    return *written;
-  }
-  Server()
-      : child_({kBinary, "serve", "--model", Model(), "--listen", "127.0.0.1:0", "--http-listen",
-                "none", "--metrics-listen", "none", "--device", "cpu", "--pin-threads", "off",
-                "--threads", "1", "--max-batch-size", "7"}) {
-    const std::string line = child_.WaitForLine("listening on 127.0.0.1:");
-    const size_t begin = line.find("127.0.0.1:");
-    if (begin != std::string::npos) address_ = line.substr(begin, line.find(' ', begin) - begin);
-  }
-
-  ChildProcess child_;
-  std::string address_;
-};
+// One request: 5 prompt tokens and 40 more.
+void Ask(const ServedBinary& server) {
+  v1::GenerateRequest request;
+  for (const int id : {1, 2, 3, 4, 5}) request.mutable_token_ids()->add_ids(id);
+  request.mutable_stopping()->set_max_new_tokens(40);
+  request.mutable_stopping()->set_ignore_eos(true);
+  v1::GenerateResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = server.stub().Generate(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
 
 // A port of this machine where nobody listens.
 constexpr char kNobody[] = "127.0.0.1:1";
@@ -124,7 +99,7 @@ TEST(TopBinary, WithoutAServerItTriesAgainUntilItIsStopped) {
 }
 
 TEST(TopBinary, OnceIsPlainText) {
-  const Server& server = Server::Get();
+  const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
   ChildProcess child(
       {kBinary, "top", "--target", server.address(), "--once", "--interval", "100ms"});
@@ -270,13 +245,13 @@ constexpr winsize kWide = {.ws_row = 24, .ws_col = 70, .ws_xpixel = 0, .ws_ypixe
 constexpr winsize kSmall = {.ws_row = 9, .ws_col = 33, .ws_xpixel = 0, .ws_ypixel = 0};
 
 TEST(TopBinary, ATerminalIsRedrawnInItsSizeAndGivenBack) {
-  const Server& server = Server::Get();
+  const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
   Program top({"--target", server.address(), "--interval", "100ms"}, kWide);
   ASSERT_TRUE(top.WaitForText("tokens      prompt 0.0/s")) << top.output();
   EXPECT_THAT(top.output(), testing::StartsWith(kEnter));
   EXPECT_TRUE(top.ReadsKeysAsTheyAreTyped());
-  server.Ask();
+  Ask(server);
   ASSERT_TRUE(top.WaitFor([](const std::string& output) {
     const auto frames = Frames(output);
     return std::any_of(frames.begin(), frames.end(), [](const auto& frame) {
@@ -348,7 +323,7 @@ std::vector<std::string> WholeLines(const std::string& output) {
 }
 
 TEST(TopBinary, APipeGetsALinePerIntervalWithoutCodes) {
-  const Server& server = Server::Get();
+  const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
   Program top({"--target", server.address(), "--interval", "100ms"}, std::nullopt);
   ASSERT_TRUE(
@@ -362,11 +337,11 @@ TEST(TopBinary, APipeGetsALinePerIntervalWithoutCodes) {
 }
 
 TEST(TopBinary, JsonCountsEveryToken) {
-  const Server& server = Server::Get();
+  const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
   Program top({"--target", server.address(), "--json", "--interval", "200ms"}, std::nullopt);
   ASSERT_TRUE(top.WaitForText("\n"));
-  server.Ask();
+  Ask(server);
   const auto decoded = [](const std::string& output) {
     double sum = 0;
     for (const std::string& line : WholeLines(output)) {

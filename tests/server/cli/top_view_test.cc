@@ -41,6 +41,7 @@ TopReport SomeReport() {
                               .iterations_rate = 45,
                               .prompt_rate = 1234.4,
                               .decode_rate = 56.7,
+                              .cached_rate = 890,
                               .finished_rate = 3.2,
                               .broken_rate = 0.1,
                               .mean_requests = 11.8,
@@ -60,7 +61,7 @@ TEST(TopView, TheScreenSaysWhatTheNumbersAre) {
                   "requests    running 12/32  waiting 3/1024",
                   "K/V cache   [#####...............]  25%  128/512 pages",
                   "ended       finished 3.2/s  cancelled, late or failed 0.1/s",
-                  "tokens      prompt 1234/s  decode 56.7/s",
+                  "tokens      prompt 1234/s  decode 56.7/s  from the prefix cache 890/s",
                   "iterations  45.0/s  p50 20.1 ms  p99 31.0 ms",
                   "batch       mean 11.8 requests, 23.2 tokens",
                   "time        compute 90%  sample 4%  receive 1%  bubble 2%  idle 3%; host 0.2%",
@@ -183,6 +184,7 @@ TEST(TopView, ALineAndJsonHaveTheSameNumbers) {
   EXPECT_EQ(json["interval"], 1);
   EXPECT_EQ(json["prompt_tokens_per_second"], 1234.4);
   EXPECT_EQ(json["decode_tokens_per_second"], 56.7);
+  EXPECT_EQ(json["cached_tokens_per_second"], 890);
   EXPECT_EQ(json["iterations_per_second"], 45);
   EXPECT_EQ(json["iteration_seconds"]["p99"], 0.031);
   EXPECT_EQ(json["queued_seconds"], nullptr);

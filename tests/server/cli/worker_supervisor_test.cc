@@ -2,18 +2,26 @@
 // it says when one cannot be started.
 #include "server/cli/worker_supervisor.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "server/cli/socket_folder.h"
 
 namespace treadle {
 namespace {
@@ -129,10 +137,44 @@ TEST_F(Supervisor, RestartsOneThatEndsAtTheSameAddress) {
   EXPECT_NE(after[1], before[1]);
   // One that hangs.
   kill(after[1], SIGSTOP);
-  (*started)->Kill((*started)->addresses()[1]);
+  (*started)->Kill((*started)->addresses()[1], "it hangs");
+  EXPECT_EQ(lost.WaitFor("it hangs"), Str("worker 1 (process ", after[1],
+                                          ") was killed by signal 9, by this server: it hangs"));
   EXPECT_NE(log.WaitFor("worker 1: listening on " + address, 3), "");
   EXPECT_TRUE(Gone(after[1]));
   EXPECT_EQ((*started)->processes()[0], before[0]);
+}
+
+// What a killed process had computed is whole; one that crashed may have written anything.
+TEST_F(Supervisor, MemoryIsKeptOfOneThatWasKilledAndEmptiedOfOneThatCrashed) {
+  const std::string remember =
+      "echo \"found $(stat -L -c %s /proc/self/fd/3) bytes\"; echo some >&3\n";
+  const std::string command = testing::TempDir() + "/end-" + std::to_string(getpid());
+  WorkerSupervisor::Options options =
+      Workers(remember + kListen + "while ! [ -e " + command + " ]; do sleep 0.02; done; rm " +
+                  command + "; exit 1\n",
+              {{}});
+  options.keep_memory = true;
+  auto started = WorkerSupervisor::Start(std::move(options));
+  ASSERT_TRUE(started.ok()) << started.status();
+  EXPECT_NE(log.WaitFor("found 0 bytes"), "");
+  int starts = 1, empty = 1;
+  const auto expect = [&](const char* how, bool kept) {
+    log.WaitFor("listening on", ++starts);
+    EXPECT_NE(log.WaitFor("found", starts), "") << how;
+    if (!kept) ++empty;
+    int found_empty = 0;
+    for (const std::string& line : log.lines()) {
+      if (line.ends_with("found 0 bytes")) ++found_empty;
+    }
+    EXPECT_EQ(found_empty, empty) << how;
+  };
+  for (const int signal : {SIGKILL, SIGABRT, SIGTERM, SIGSEGV, SIGBUS, SIGKILL}) {
+    kill((*started)->processes()[0], signal);
+    expect(strsignal(signal), signal == SIGKILL || signal == SIGTERM);
+  }
+  std::ofstream(command) << "now";
+  expect("exit code 1", false);
 }
 
 TEST_F(Supervisor, WithoutRestartItSaysWhatHappenedAndNoMore) {
@@ -185,6 +227,153 @@ TEST_F(Supervisor, TheStubbornEndToo) {
   kill(processes[1], SIGSTOP);
   started->reset();
   for (const pid_t process : processes) EXPECT_TRUE(Gone(process));
+}
+
+// -- folders of sockets ---------------------------------------------------------------------------
+
+namespace fs = std::filesystem;
+
+// A temporary folder of the test's own.
+class SocketFolders : public Supervisor {
+ protected:
+  SocketFolders() {
+    fs::create_directories(parent);
+    setenv("TMPDIR", parent.c_str(), 1);
+  }
+  ~SocketFolders() override {
+    unsetenv("TMPDIR");
+    fs::remove_all(parent);
+  }
+  // As one that an owner who knew no locks has left.
+  fs::path Unlocked(const std::string& name, fs::perms permissions = fs::perms::owner_all) {
+    const fs::path path = parent / name;
+    fs::create_directory(path);
+    fs::permissions(path, permissions);
+    return path;
+  }
+  // So that it is old.
+  static void MakeOld(const fs::path& path) {
+    const timespec times[] = {{.tv_sec = 1, .tv_nsec = 0}, {.tv_sec = 1, .tv_nsec = 0}};
+    ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, AT_SYMLINK_NOFOLLOW), 0);
+  }
+  // A socket that listens until its descriptor is closed.
+  static int Listen(const fs::path& path) {
+    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+    TREADLE_CHECK(path.native().size() < sizeof address.sun_path);
+    std::ranges::copy(path.native(), address.sun_path);
+    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    TREADLE_CHECK(bind(listener, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 &&
+                  listen(listener, 1) == 0);
+    return listener;
+  }
+  static void LeaveSocket(const fs::path& path) { close(Listen(path)); }
+  std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(parent)) {
+      names.push_back(entry.path().filename());
+    }
+    return names;
+  }
+
+  const fs::path parent = fs::path("/tmp") / Str("sockets-", getpid());
+};
+
+TEST_F(SocketFolders, TheNextStartRemovesThoseOfAKilledOwnerAndNoOthers) {
+  // $5 is the owner; a worker of this script does not end with it by itself.
+  const std::string script = kListen + "while kill -0 $5; do sleep 0.05; done\n";
+  int ready[2];
+  ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
+  const pid_t owner = fork();
+  ASSERT_GE(owner, 0);
+  if (owner == 0) {
+    const auto started = WorkerSupervisor::Start(Workers(script, {{}}));
+    const std::string address = started.ok() ? (*started)->addresses()[0] : "";
+    if (write(ready[1], address.data(), address.size()) < 0) _exit(1);
+    close(ready[1]);
+    while (true) pause();
+  }
+  close(ready[1]);
+  std::string address(200, '\0');
+  address.resize(static_cast<size_t>(std::max<ssize_t>(read(ready[0], address.data(), 200), 0)));
+  close(ready[0]);
+  ASSERT_TRUE(address.starts_with("unix:")) << address;
+  const fs::path killed = fs::path(address.substr(5)).parent_path();
+  LeaveSocket(address.substr(5));
+
+  auto first = WorkerSupervisor::Start(Workers(script, {{}}));
+  ASSERT_TRUE(first.ok()) << first.status();
+  const fs::path living = fs::path((*first)->addresses()[0].substr(5)).parent_path();
+  MakeOld(living);
+  EXPECT_TRUE(fs::exists(killed)) << "its owner lives";
+  kill(owner, SIGKILL);
+  waitpid(owner, nullptr, 0);
+
+  auto second = WorkerSupervisor::Start(Workers(script, {{}}));
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_FALSE(fs::exists(killed));
+  EXPECT_NE(log.WaitFor("removed the sockets of a server that was killed: " + killed.string()), "");
+  EXPECT_TRUE(fs::exists(living)) << "its owner lives";
+  first->reset();
+  second->reset();
+  EXPECT_FALSE(fs::exists(living));
+}
+
+TEST_F(SocketFolders, WithoutALockTheOldThatNobodyListensInAreRemoved) {
+  const fs::path young = Unlocked("treadle-young1"), dead = Unlocked("treadle-dead01"),
+                 empty = Unlocked("treadle-empty1"), alive = Unlocked("treadle-alive1");
+  LeaveSocket(young / "0");
+  LeaveSocket(dead / "0");
+  LeaveSocket(dead / "1");
+  LeaveSocket(alive / "0");
+  const int listener = Listen(alive / "1");
+  for (const fs::path& path : {dead, empty, alive}) MakeOld(path);
+  EXPECT_THAT(SocketFolder::RemoveAbandoned(parent),
+              testing::UnorderedElementsAre(dead.string(), empty.string()));
+  EXPECT_THAT(Names(), testing::UnorderedElementsAre("treadle-young1", "treadle-alive1"));
+  EXPECT_TRUE(fs::exists(alive / "0"));
+  close(listener);
+}
+
+// Between the folder and its lock there is a moment.
+TEST_F(SocketFolders, OneThatIsBeingMadeIsLeftAlone) {
+  const fs::path making = Unlocked("treadle-making");
+  std::ofstream(making / "lock.new").flush();
+  EXPECT_THAT(SocketFolder::RemoveAbandoned(parent), IsEmpty());
+  EXPECT_TRUE(fs::exists(making / "lock.new"));
+  MakeOld(making);
+  EXPECT_THAT(SocketFolder::RemoveAbandoned(parent), ElementsAre(making.string()));
+}
+
+TEST_F(SocketFolders, WhatIsNotOfThisProgramIsLeftAlone) {
+  const fs::path elsewhere = parent / "elsewhere";
+  fs::create_directory(elsewhere);
+  fs::permissions(elsewhere, fs::perms::owner_all);
+  LeaveSocket(elsewhere / "0");
+  std::ofstream(elsewhere / "lock").flush();
+  fs::create_directory_symlink(elsewhere, parent / "treadle-linked");
+  std::ofstream(parent / "treadle-afile1").flush();
+  for (const fs::path& path :
+       {Unlocked("treadle-longer1"), Unlocked("treadle-short"), Unlocked("other-abcdef"),
+        Unlocked("treadle-public", fs::perms::owner_all | fs::perms::others_exec)}) {
+    std::ofstream(path / "lock").flush();
+  }
+  for (const char* file : {"notes", "0", "01a"}) {
+    const fs::path path = Unlocked(Str("treadle-", file, std::string(6 - Str(file).size(), 'x')));
+    std::ofstream(path / "lock").flush();
+    std::ofstream(path / file).flush();
+  }
+  const fs::path link = Unlocked("treadle-lnklck");
+  std::ofstream(parent / "target").flush();
+  fs::create_symlink(parent / "target", link / "lock");
+  const fs::path inner = Unlocked("treadle-folder");
+  std::ofstream(inner / "lock").flush();
+  fs::create_directory(inner / "0");
+  const std::vector<std::string> before = Names();
+  for (const std::string& name : before) MakeOld(parent / name);
+  EXPECT_THAT(SocketFolder::RemoveAbandoned(parent), IsEmpty());
+  EXPECT_THAT(Names(), testing::UnorderedElementsAreArray(before));
+  EXPECT_TRUE(fs::exists(elsewhere / "0"));
+  EXPECT_TRUE(fs::exists(parent / "target"));
 }
 
 }  // namespace

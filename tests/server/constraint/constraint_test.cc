@@ -3,14 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
+#include <future>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 
 #include "base/status.h"
-#include "engine/iteration_plan.h"
+#include "engine/plan/iteration_plan.h"
 #include "server/constraint/constraint_compiler.h"
+#include "server/constraint/refused_constraints.h"
 #include "tests/server/byte_tokenizer.h"
 #include "tests/server/letter_tokenizer.h"
 #include "tests/server/without_xgrammar.h"
@@ -88,6 +92,68 @@ void CheckLanguage(const Compiling& compiling, const ConstraintGrammar& grammar,
     CheckLanguage(compiling, grammar, words, further,
                   text + compiling.tokenizer->TokenBytes(id, false), states);
   }
+}
+
+// Counts how often its tokens are asked for.
+class CountingTokenizer final : public Tokenizer {
+ public:
+  explicit CountingTokenizer(std::unique_ptr<Tokenizer> tokenizer)
+      : Tokenizer(tokenizer->spec()), tokenizer_(std::move(tokenizer)) {}
+
+  absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text,
+                                              const EncodeOptions& options) const override {
+    return tokenizer_->Encode(text, options);
+  }
+  std::string TokenBytes(int32_t id, bool special) const override {
+    ++asked_;
+    return tokenizer_->TokenBytes(id, special);
+  }
+  int asked() const { return asked_; }
+
+ private:
+  const std::unique_ptr<Tokenizer> tokenizer_;
+  mutable std::atomic<int> asked_ = 0;
+};
+
+TEST_F(ConstraintTest, TheVocabularyIsReadOnceAheadOrWithTheFirstConstraint) {
+  for (const bool ahead : {true, false}) {
+    SCOPED_TRACE(ahead);
+    const CountingTokenizer tokenizer(ByteTokenizer::Make());
+    const auto compiler =
+        ConstraintCompiler::Create(tokenizer, tokenizer.size(), tokenizer.spec().end_ids);
+    if (ahead) {
+      std::promise<void> done;
+      compiler->ReadAhead([&] { done.set_value(); });
+      done.get_future().wait();
+      EXPECT_EQ(tokenizer.asked(), tokenizer.size());
+    }
+    for (const char* pattern : {"a+", "b+"}) {
+      EXPECT_TRUE(compiler->Compile({.kind = Kind::kRegex, .text = pattern}).ok());
+      EXPECT_EQ(tokenizer.asked(), tokenizer.size());
+    }
+  }
+}
+
+// Meanwhile a constraint comes, or the end.
+TEST_F(ConstraintTest, ReadingAheadIsWaitedFor) {
+  for (const bool compile : {true, false}) {
+    const CountingTokenizer tokenizer(ByteTokenizer::Make());
+    int told = 0;
+    {
+      const auto compiler =
+          ConstraintCompiler::Create(tokenizer, tokenizer.size(), tokenizer.spec().end_ids);
+      compiler->ReadAhead([&told] { ++told; });
+      if (compile) {
+        EXPECT_TRUE(compiler->Compile({.kind = Kind::kRegex, .text = "a+"}).ok());
+      }
+    }
+    EXPECT_EQ(told, 1);
+    EXPECT_EQ(tokenizer.asked(), tokenizer.size());
+  }
+  // Without a token that ends an answer there are no constraints, and nothing to read.
+  const CountingTokenizer endless(ByteTokenizer::Make());
+  ConstraintCompiler::Create(endless, endless.size(), {})->ReadAhead([] { ADD_FAILURE(); });
+  EXPECT_EQ(endless.asked(), 0);
 }
 
 TEST_F(ConstraintTest, MasksAreThoseOfTheLanguage) {
@@ -347,6 +413,25 @@ TEST_F(ConstraintTest, WhatTurnsOutToCostTooMuchIsRefused) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("is too expensive"));
   EXPECT_EQ(long_tokens.Compile(Kind::kRegex, "(ab)*").status(), absl::OkStatus());
+  // It is known from now on, and what was not tried is not.
+  EXPECT_TRUE(long_tokens.compiler->Keeps({.kind = Kind::kRegex, .text = "((.*)*)*"}));
+  EXPECT_FALSE(long_tokens.compiler->Keeps({.kind = Kind::kRegex, .text = "((.*)*)*b"}));
+  EXPECT_EQ(long_tokens.Compile(Kind::kRegex, "((.*)*)*").status(), status);
+}
+
+TEST(RefusedConstraints, AreKnownForAWhile) {
+  using Form = PreparedConstraint::Form;
+  RefusedConstraints refused;
+  const RefusedConstraints::TimePoint now{};
+  const auto named = [](size_t i) { return PreparedConstraint{Form::kRegex, Str("a", i)}; };
+  const absl::Status why = absl::InvalidArgumentError("is too expensive");
+  refused.Add(named(0), why, now);
+  EXPECT_EQ(refused.Find(named(0), now), why);
+  EXPECT_EQ(refused.Find({Form::kGrammar, "a0"}, now), absl::OkStatus());
+  EXPECT_EQ(refused.Find(named(0), now + RefusedConstraints::kFor), absl::OkStatus());
+  for (size_t i = 1; i <= RefusedConstraints::kMost; ++i) refused.Add(named(i), why, now);
+  EXPECT_EQ(refused.Find(named(0), now), absl::OkStatus());  // the oldest made room
+  EXPECT_EQ(refused.Find(named(1), now), why);
 }
 
 // A schema of what there is, now and then of what is not.

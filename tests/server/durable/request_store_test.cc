@@ -4,10 +4,10 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sqlite3.h>
 #include <sys/mount.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -37,8 +37,8 @@ class RequestStoreTest : public testing::Test {
 
   absl::Status Open(RequestStore::Options options = {.fingerprint = "fp_1"}) {
     store_.reset();
-    TREADLE_ASSIGN_OR_RETURN(auto table, RequestTable::Open(folder_));
-    TREADLE_ASSIGN_OR_RETURN(store_, RequestStore::Open(std::move(table), std::move(options)));
+    TREADLE_ASSIGN_OR_RETURN(auto journal, RequestJournal::Open(folder_, {.log = options.log}));
+    TREADLE_ASSIGN_OR_RETURN(store_, RequestStore::Open(std::move(journal), std::move(options)));
     return absl::OkStatus();
   }
   static StoredRequest Request() {
@@ -203,11 +203,22 @@ TEST_F(RequestStoreTest, WhoHasItIsAskedToLetGo) {
   EXPECT_TRUE(Claim("a", "alice").ok());
 }
 
-TEST_F(RequestStoreTest, AFolderIsOneServers) {
+// What one owner calls a request is nothing to another one: neither taken nor told.
+TEST_F(RequestStoreTest, IdsAreTheirOwnersOwn) {
   ASSERT_TRUE(Open().ok());
-  const auto second = RequestTable::Open(folder_);
-  EXPECT_TRUE(absl::IsFailedPrecondition(second.status()));
-  EXPECT_THAT(second.status().message(), HasSubstr("requests.sqlite is in use by another process"));
+  for (const int32_t tokens : {1, 2}) {
+    const std::string owner = tokens == 1 ? "alice" : "bob";
+    auto stream = Accept("a", owner);
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    EXPECT_TRUE(Append(**stream, Piece(0, tokens)).ok());
+    EXPECT_TRUE(absl::IsAlreadyExists(Accept("a", owner).status()));
+  }
+  ASSERT_TRUE(Open().ok());
+  for (const int32_t tokens : {1, 2}) {
+    const auto resumed = Claim("a", tokens == 1 ? "alice" : "bob");
+    ASSERT_TRUE(resumed.ok()) << resumed.status();
+    EXPECT_EQ(std::ssize(resumed->answer.tokens), tokens);
+  }
 }
 
 TEST_F(RequestStoreTest, AnotherModelCannotContinueIt) {
@@ -221,16 +232,93 @@ TEST_F(RequestStoreTest, AnotherModelCannotContinueIt) {
   EXPECT_TRUE(Claim("a").ok());
 }
 
-TEST_F(RequestStoreTest, AnotherSchemaIsRefused) {
+TEST_F(RequestStoreTest, ADamagedRequestIsNamedAndTheOthersAreThere) {
   ASSERT_TRUE(Open().ok());
+  for (const char* id : {"a", "b", "c"}) {
+    auto stream = Accept(id);
+    for (int i = 0; i < 9; i += 3) EXPECT_TRUE(Append(**stream, Piece(i, 3)).ok());
+  }
   store_.reset();
-  sqlite3* database = nullptr;
-  ASSERT_EQ(sqlite3_open((folder_ + "/requests.sqlite").c_str(), &database), SQLITE_OK);
-  EXPECT_EQ(sqlite3_exec(database, "PRAGMA user_version=7", nullptr, nullptr, nullptr), SQLITE_OK);
-  sqlite3_close(database);
-  EXPECT_THAT(Open().message(), HasSubstr("has schema 7, which another version"));
-  std::ofstream(folder_ + "/requests.sqlite") << "this is no database, but long enough to be one";
-  EXPECT_THAT(Open().message(), HasSubstr("file is not a database"));
+  const std::string path = folder_ + "/requests-00000001.log";
+  std::string bytes;
+  {
+    std::ifstream file(path, std::ios::binary);
+    bytes.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  // The second request's own frame, and the third one's second piece: its tokens would be others.
+  const size_t second = bytes.find("body", bytes.find("body") + 1);
+  const size_t third = bytes.find(ToBytes(Piece(3, 3)), bytes.rfind("body"));
+  ASSERT_TRUE(second != bytes.npos && third != bytes.npos);
+  bytes[second] = static_cast<char>(bytes[second] ^ 4);
+  bytes[third + 4] = static_cast<char>(bytes[third + 4] ^ 1);
+  std::ofstream(path, std::ios::binary) << bytes;
+
+  std::string logged;
+  ASSERT_TRUE(
+      Open({.fingerprint = "fp_1", .log = [&](const LogEvent& event) { logged += ToText(event); }})
+          .ok());
+  EXPECT_THAT(logged, HasSubstr("lost, and cannot be resumed: 'b'"));
+  EXPECT_THAT(logged, HasSubstr("computed again: 'c' from piece 2"));
+  EXPECT_EQ(Claim("a")->answer.tokens.size(), 9u);
+  const absl::Status lost = Claim("b").status();
+  EXPECT_TRUE(absl::IsDataLoss(lost));
+  EXPECT_THAT(lost.message(), HasSubstr("'b' is damaged"));
+  {
+    auto resumed = Claim("c");
+    ASSERT_EQ(resumed->answer.tokens.size(), 3u);
+    EXPECT_TRUE(Append(*resumed->stream, Piece(3, 2)).ok());
+    EXPECT_TRUE(Append(*resumed->stream, Piece(5, 5, true)).ok());
+  }
+  ASSERT_TRUE(Open().ok());
+  const auto resumed = Claim("c");
+  ASSERT_EQ(resumed->answer.tokens.size(), 10u);
+  for (int32_t i = 0; i < 10; ++i) EXPECT_EQ(resumed->answer.tokens[i].token, i);
+}
+
+// Nothing is told of a request whose file has no name.
+TEST_F(RequestStoreTest, AFolderThatIsDeletedRefusesRequestsUntilItIsThereAgain) {
+  std::vector<std::string> logged;
+  Mutex mutex;
+  const auto said = [&](const std::string& name) {
+    MutexLock lock(mutex);
+    return std::ranges::count(logged, name);
+  };
+  ASSERT_TRUE(Open({.fingerprint = "fp_1",
+                    .log =
+                        [&](const LogEvent& event) {
+                          MutexLock lock(mutex);
+                          logged.push_back(event.name);
+                        }})
+                  .ok());
+  auto old = Accept("old");
+  EXPECT_TRUE(Append(**old, Piece(0, 3)).ok());
+  for (int round = 1; round <= 3; ++round) {
+    std::filesystem::remove_all(folder_);
+    // The next one is refused, or, if its file was made anew before, is stored there.
+    for (int i = 0;; ++i) {
+      const std::string id = Str("new", round, "-", i);
+      auto stream = Accept(id);
+      const absl::Status status = Append(**stream, Piece(0, 1));
+      stream->reset();
+      EXPECT_TRUE(Append(**old, Piece(round * 3 + i, 1)).ok()) << "goes on";
+      if (!status.ok()) {
+        EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+        EXPECT_TRUE(absl::IsNotFound(Claim(id).status()));
+        ASSERT_LT(i, 100);
+        continue;
+      }
+      EXPECT_TRUE(std::filesystem::exists(folder_ + "/lock"));
+      EXPECT_EQ(Claim(id)->answer.tokens.size(), 1u);
+      break;
+    }
+    EXPECT_GE(said("durable_failed"), round);
+    EXPECT_EQ(said("durable_resumed"), said("durable_failed"));
+  }
+  old->reset();
+  EXPECT_TRUE(absl::IsNotFound(Claim("old").status()));
+  EXPECT_TRUE(Accept("old").ok()) << "the id is free again";
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(absl::IsNotFound(Claim("new1-0").status()));
 }
 
 TEST_F(RequestStoreTest, OldOnesGo) {
@@ -294,8 +382,8 @@ TEST_F(RequestStoreTest, AFullDiskRefusesNewRequestsAndEndsNoOldOnes) {
     EXPECT_EQ(failed.get_future().get(), refused);
   }
   EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
-  EXPECT_THAT(refused.message(), HasSubstr(folder_ + "/requests.sqlite"));
-  EXPECT_THAT(refused.message(), HasSubstr("full"));
+  EXPECT_THAT(refused.message(), HasSubstr(folder_ + "/requests-00000001.log"));
+  EXPECT_THAT(refused.message(), HasSubstr("No space left on device"));
   for (int i = 3; i < 200; ++i) EXPECT_TRUE(Append(**old, Piece(i, 1)).ok()) << "goes on";
   std::filesystem::remove(filler);
   EXPECT_TRUE(Append(**Accept("later"), Piece(0, 1)).ok());

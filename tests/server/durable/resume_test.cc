@@ -28,9 +28,9 @@ constexpr int kTokens = 24;
 class DurableServer {
  public:
   explicit DurableServer(const std::string& folder, const std::string& keys_file = "") {
-    auto table = RequestTable::Open(folder);
-    TREADLE_CHECK(table.ok());
-    auto store = RequestStore::Open(std::move(*table), {.fingerprint = "fp_1"});
+    auto journal = RequestJournal::Open(folder, {});
+    TREADLE_CHECK(journal.ok());
+    auto store = RequestStore::Open(*std::move(journal), {.fingerprint = "fp_1"});
     TREADLE_CHECK(store.ok());
     store_ = *std::move(store);
     if (!keys_file.empty()) keys_ = *ApiKeys::Open(keys_file, [](const LogEvent&) {});
@@ -109,6 +109,8 @@ int TokensOf(const v1::GenerateResponse& answer) {
 // All but times and the number that Generate gives the first candidate.
 std::string Said(v1::GenerateResponse answer) {
   answer.clear_timing();
+  // Which of the prompt's tokens were in the prefix cache is of the server that is asked.
+  if (answer.has_usage()) answer.mutable_usage()->clear_cached_tokens();
   return answer.DebugString();
 }
 
@@ -383,6 +385,47 @@ TEST_F(ResumeTest, EventsOverHttpGoOnBehindTheLast) {
     }
   }
   EXPECT_GT(cut, 3);
+}
+
+// A client that asks something else must not get this answer.
+TEST_F(ResumeTest, AnotherBodyIsRefused) {
+  struct Body {
+    const char *path, *same, *other, *other_path;
+  };
+  for (
+      const Body& body :
+      {Body{"/v1/completions", R"({ "stream":true,"max_tokens":4, "seed":5,"prompt":"abcd"})",
+            R"({"prompt": "abcx", "max_tokens": 4, "seed": 5, "stream": true})",
+            "/v1/chat/completions"},
+       Body{
+           "/v1/chat/completions",
+           R"({"stream":true,"max_tokens":4,"messages":[{"content":"abcd","role":"user"}]})",
+           R"({"messages": [{"role": "user", "content": "abcd"}], "max_tokens": 5, "stream": true})",
+           "/v1/completions"}}) {
+    const std::string first =
+        body.path == std::string("/v1/completions")
+            ? R"({"prompt": "abcd", "max_tokens": 4, "seed": 5, "stream": true})"
+            : R"({"messages": [{"role": "user", "content": "abcd"}], "max_tokens": 4, "stream": true})";
+    DurableServer server(Folder(Str("of-", body.path[5])));
+    const std::string post = Str("POST ", body.path);
+    const std::string whole = server.Http(post, "X-Request-Id: web\r\n", first);
+    ASSERT_THAT(whole, HasSubstr("[DONE]"));
+    const std::string resume = "Last-Event-ID: web:0\r\n";
+    EXPECT_EQ(WithoutTime(server.Http(post, resume, first)), WithoutTime(whole));
+    EXPECT_EQ(WithoutTime(server.Http(post, resume, body.same)), WithoutTime(whole));
+    EXPECT_EQ(WithoutTime(server.Http("GET /v1/resume", resume, "")), WithoutTime(whole));
+    for (const auto& [path, sent] :
+         {std::pair(body.path, std::string(body.other)),
+          std::pair(body.path, std::string("no JSON")), std::pair(body.path, std::string()),
+          std::pair(body.other_path, first), std::pair("/v1/embeddings", first)}) {
+      SCOPED_TRACE(Str(path, " ", sent));
+      std::string head;
+      const std::string refused = server.Http(Str("POST ", path), resume, sent, &head);
+      EXPECT_THAT(head, HasSubstr(" 400 "));
+      EXPECT_THAT(refused, HasSubstr("the body is not the one of the request 'web'"));
+    }
+    EXPECT_EQ(WithoutTime(server.Http(post, resume, first)), WithoutTime(whole)) << "still there";
+  }
 }
 
 TEST_F(ResumeTest, WithoutAStoreNothingHasAnId) {

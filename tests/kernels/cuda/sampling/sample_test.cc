@@ -14,42 +14,17 @@
 #include "kernels/reference/reference_backend.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/kernels/cuda/sampling/emulated_sampler.h"
-#include "tests/kernels/cuda/sampling/sample_questions.h"
+#include "tests/kernels/sample_questions.h"
 
 namespace treadle::cuda {
 namespace {
 
-// Rows [begin, begin + count) of the batch, by anything that has Sample.
-template <typename Sampler>
-std::vector<SampleResult> SampleRows(Sampler& sampler, const Batch& batch, int64_t begin,
-                                     int64_t count) {
-  std::vector<float> logits = batch.Part(begin, count, 0, batch.vocab);
-  std::vector<SampleResult> results(count);
-  sampler.Sample(DenseTensor(logits.data(), DType::kF32, count, batch.vocab),
-                 batch.Rows(begin, count), results);
-  return results;
-}
-
 // Differences of the exact logit and maximum, and the sum's logarithm, are in double, and rounded
 // once. Each exponential is off by two units in its last place, and by the rounding of its
 // argument a: a 2^-24 of exp(-a), less than half of that. Sums are of doubles.
-void ExpectLogprob(float got, float expected) {
-  if (std::isinf(expected)) {
-    EXPECT_EQ(got, expected);
-  } else {
-    EXPECT_NEAR(got, expected, 0x1p-22 + std::abs(expected) * 0x1p-23);
-  }
-}
-
 void ExpectSame(const SampleResult& got, const SampleResult& expected) {
-  EXPECT_EQ(got.token, expected.token);
-  ExpectLogprob(got.logprob, expected.logprob);
-  ExpectLogprob(got.target_logprob, expected.target_logprob);
-  ASSERT_EQ(got.num_top, expected.num_top);
-  for (int32_t i = 0; i < got.num_top; ++i) {
-    EXPECT_EQ(got.top[i].token, expected.top[i].token) << i;
-    ExpectLogprob(got.top[i].logprob, expected.top[i].logprob);
-  }
+  ExpectSameSample(got, expected,
+                   [](float logprob) { return 0x1p-22 + std::abs(logprob) * 0x1p-23; });
 }
 
 void ExpectSame(const ShardSample& got, const ShardSample& expected) {
@@ -141,13 +116,6 @@ TEST(CudaSampleTest, DrawsFromAfar) {
     EXPECT_EQ(got[i].token, expected[i].token) << i;
     EXPECT_LT(logits[got[i].token], 1.0f) << i;
   }
-}
-
-bool SameBits(const SampleResult& a, const SampleResult& b) {
-  return a.token == b.token && a.num_top == b.num_top &&
-         std::memcmp(&a.logprob, &b.logprob, sizeof(float)) == 0 &&
-         std::memcmp(&a.target_logprob, &b.target_logprob, sizeof(float)) == 0 &&
-         std::memcmp(a.top.data(), b.top.data(), a.num_top * sizeof(TokenLogprob)) == 0;
 }
 
 TEST(CudaSampleTest, NeighboursAndTheOrderOfThreadsLeaveNoTrace) {

@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""What the prefix cache brings and costs, over HTTP: servers of one model take turns with the same requests.
+
+usage: bench/prefix_cache.py MODEL [--llama-server PROGRAM] [--rounds N] [--only WHAT,...]
+
+second turn   time to first token of a conversation's second turn, whose first had 1,024 tokens, by that of the first
+shared        32 requests at once that share 1,024 tokens and have 32 of their own, 16 new tokens each
+apart         the same requests with nothing in common, where the cache brings nothing
+"""
+import argparse, concurrent.futures, json, random, statistics, subprocess, time, urllib.request
+
+SHARED, OWN, REQUESTS, NEW = 1024, 32, 32, 16
+MEASURES = ("second turn", "shared", "apart")
+
+
+class Server:
+    def __init__(self, name, port, command, more):
+        self.name, self.url, self.more = name, f"http://127.0.0.1:{port}", more
+        self.process = subprocess.Popen([*command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while True:
+            try:
+                urllib.request.urlopen(f"{self.url}/v1/models").read()
+                return
+            except OSError:
+                time.sleep(0.2)
+
+    def ask(self, prompt, new=NEW):
+        """Seconds to the first token and in all, and the answer's tokens or text."""
+        body = {"prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True, "ignore_eos": True,
+                **self.more}
+        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(),
+                                         {"content-type": "application/json"})
+        began, first, answer = time.monotonic(), None, []
+        for line in urllib.request.urlopen(request):
+            if not line.startswith(b"data: {"):
+                continue
+            for choice in json.loads(line[6:]).get("choices", []):
+                first = first or time.monotonic() - began
+                answer += choice.get("token_ids") or [choice.get("text")]
+        return first, time.monotonic() - began, answer
+
+    def second_turn(self, draw):
+        prompt = draw(SHARED)
+        first, _, answer = self.ask(prompt)
+        said = [token for token in answer if isinstance(token, int)] or draw(NEW)
+        second, _, _ = self.ask(prompt + said + draw(OWN))
+        return second / first
+
+    def burst(self, prompts):
+        began = time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(REQUESTS) as clients:
+            answers = [answer for _, _, answer in clients.map(self.ask, prompts)]
+        return REQUESTS / (time.monotonic() - began), answers
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--llama-server")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=MEASURES)
+    options = parser.parse_args()
+    treadle = ["build/treadle", "serve", "--model", options.model, "--metrics-listen", "none", "--listen",
+               "127.0.0.1:0", "--log-requests", "off", "--kv-memory", "4G"]
+    servers = [Server(name, port, [*treadle, "--http-listen", f"127.0.0.1:{port}", "--prefix-cache", name],
+                      {"return_token_ids": True}) for name, port in (("on", 18590), ("off", 18591))]
+    if options.llama_server:
+        servers.append(Server("llama-server", 18592, [
+            options.llama_server, "-m", options.model, "--port", "18592", "-t", "2", "-np", "16", "-c", str(16 * 2048),
+            "--cache-reuse", "0"], {"cache_prompt": True}))
+    seeds = random.Random(1)
+    draw = lambda count: [seeds.randrange(1000, 40000) for _ in range(count)]
+    found = {(server.name, what): [] for server in servers for what in options.only}
+    for number in range(options.rounds + 1):
+        shared = draw(SHARED)
+        prompts = {"shared": [shared + draw(OWN) for _ in range(REQUESTS)],
+                   "apart": [draw(SHARED + OWN) for _ in range(REQUESTS)]}
+        prompts = {what: asked for what, asked in prompts.items() if what in options.only}
+        answers = {}
+        for server in sorted(servers, key=lambda server: server.name, reverse=number % 2 == 1):
+            measured = {"second turn": server.second_turn(draw)} if "second turn" in options.only else {}
+            for what, asked in prompts.items():
+                measured[what], answers[server.name, what] = server.burst(asked)
+            for what, value in measured.items():
+                if number > 0:  # the first warms up
+                    found[server.name, what].append(value)
+            print(number, server.name, {what: round(value, 3) for what, value in measured.items()}, flush=True)
+        for what in prompts:
+            assert answers["on", what] == answers["off", what], f"{what}: the cache changes answers"
+    for (name, what), values in sorted(found.items(), key=lambda entry: entry[0][1]):
+        unit = "of the first's" if what == "second turn" else "requests/s"
+        print(f"{what:12} {name:12} {statistics.median(values):8.3f} {unit} ({min(values):.3f} to {max(values):.3f})")
+    for server in servers:
+        server.process.terminate()
+
+
+if __name__ == "__main__":
+    main()

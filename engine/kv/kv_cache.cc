@@ -1,0 +1,113 @@
+#include "engine/kv/kv_cache.h"
+
+#include <bit>
+#include <unordered_set>
+#include <utility>
+
+#include "base/status.h"
+
+namespace treadle {
+namespace {
+
+absl::Status CheckOptions(const KvCache::Options& options, const ByKind<int64_t>& layers,
+                          const Backend& backend) {
+  if (options.page_size < 16 || !std::has_single_bit(static_cast<uint64_t>(options.page_size))) {
+    return InvalidArgument("K/V cache: page size is ", options.page_size,
+                           ", expected a power of two, at least 16");
+  }
+  for (const PageKind kind : kPageKinds) {
+    const int64_t pages = options.num_pages[kind];
+    const int64_t least = layers[kind] > 0 ? 1 : 0;
+    if (pages >= least && pages <= INT32_MAX) continue;
+    return InvalidArgument("K/V cache: number of ", kind == PageKind::kWhole ? "" : "window ",
+                           "pages is ", pages, ", expected ", least, " to ", INT32_MAX);
+  }
+  const bool host = backend.key_order() == KeyOrder::kByFeature;
+  if (options.dtype == DType::kI8 || (options.dtype == DType::kBF16 && host)) {
+    return InvalidArgument("K/V cache: element type is ", Name(options.dtype), ", expected ",
+                           host ? "f16 or f32" : "f16, bf16 or f32");
+  }
+  return absl::OkStatus();
+}
+
+// How many of the first copies may be made in any order: none writes what another one touches.
+size_t Independent(std::span<const PageCopy> copies) {
+  std::unordered_set<int32_t> read, written;
+  size_t count = 0;
+  for (const PageCopy& copy : copies) {
+    const bool apart =
+        !written.contains(copy.from) && !read.contains(copy.to) && written.insert(copy.to).second;
+    if (!apart) break;
+    read.insert(copy.from);
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace
+
+absl::StatusOr<KvCache> KvCache::Create(Backend& backend, const Model& model,
+                                        const Options& options) {
+  const ModelConfig& config = model.config();
+  const auto [begin, end] = model.layers();
+  const int64_t local = config.LocalLayers(begin, end);
+  const ByKind<int64_t> layers({end - begin - local, local});
+  TREADLE_RETURN_IF_ERROR(CheckOptions(options, layers, backend));
+  const KvLayout layout = {.kv_heads = model.kv_heads(),
+                           .head_dim = config.head_dim,
+                           .page_size = options.page_size,
+                           .num_pages = options.num_pages[PageKind::kWhole],
+                           .dtype = options.dtype,
+                           .key_order = backend.key_order()};
+  ByKind<int64_t> layer_bytes;
+  int64_t bytes = 0;
+  for (const PageKind kind : kPageKinds) {
+    int64_t of_kind = 0;
+    if (__builtin_mul_overflow(layout.PageBytes(), options.num_pages[kind], &layer_bytes[kind]) ||
+        __builtin_mul_overflow(layer_bytes[kind], layers[kind], &of_kind) ||
+        __builtin_add_overflow(bytes, of_kind, &bytes)) {
+      return InvalidArgument("K/V cache: ", options.num_pages, " pages of ", layout.PageBytes(),
+                             " bytes in ", end - begin,
+                             " layers are more bytes than a 64-bit integer holds");
+    }
+  }
+  const auto size = static_cast<size_t>(bytes);
+  absl::StatusOr<Buffer> memory =
+      options.memory == nullptr ? backend.Allocate(size) : options.memory->Take(size);
+  if (absl::IsResourceExhausted(memory.status())) {
+    return ResourceExhausted(kNoKvMemory, size, " bytes: ", memory.status().message());
+  }
+  TREADLE_RETURN_IF_ERROR(memory.status());
+  TREADLE_ASSIGN_OR_RETURN(SlotTags tags,
+                           SlotTags::Create(options.num_pages, options.page_size, options.memory));
+  KvCache cache(std::move(tags));
+  cache.backend_ = &backend;
+  cache.num_pages_ = options.num_pages;
+  cache.layout_ = layout;
+  cache.memory_ = *std::move(memory);
+  std::byte* at = cache.memory_.data();
+  for (int64_t layer = begin; layer < end; ++layer) {
+    const PageKind kind = config.Local(layer) ? PageKind::kWindow : PageKind::kWhole;
+    cache.kinds_.push_back(kind);
+    cache.layers_.push_back(at);
+    at += layer_bytes[kind];
+  }
+  return cache;
+}
+
+void KvCache::CopyPages(const ByKind<std::vector<PageCopy>>& copies) {
+  for (const PageKind kind : kPageKinds) {
+    std::span<const PageCopy> left = copies[kind];
+    while (!left.empty()) {
+      const std::span<const PageCopy> together = left.first(Independent(left));
+      left = left.subspan(together.size());
+      tags_.ClearCopies(kind, together);
+      for (size_t layer = 0; layer < layers_.size(); ++layer) {
+        if (kinds_[layer] == kind) backend_->CopyPages(layout_, layers_[layer], together);
+      }
+      tags_.SetCopies(kind, together);
+    }
+  }
+}
+
+}  // namespace treadle

@@ -1,0 +1,69 @@
+// The bytes of the K/V cache of one rank: its layers, its K/V heads. It knows pages, not requests
+// (KvSlotManager does).
+//
+// One allocation, [layers][pages of the layer's kind][page], made once. The backend fills it with
+// zeros lazily, so a page that was never written costs no memory. Pages are not cleared on reuse:
+// attention never reads past what a sequence wrote. Tags beside the bytes say which row each slot
+// holds.
+//
+// Thread safety: confined to the rank's thread after Create.
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "engine/kv/kept_memory.h"
+#include "engine/kv/slot_tags.h"
+#include "engine/plan/defaults.h"
+#include "engine/plan/kv_paging.h"
+#include "kernels/backend.h"
+#include "models/model.h"
+
+namespace treadle {
+
+// How an error begins that says that a device has not the memory; where it comes from a worker, the
+// worker's name stands before it.
+inline constexpr char kNoKvMemory[] = "no memory for a K/V cache of ";
+
+class KvCache {
+ public:
+  struct Options {
+    int64_t page_size = kDefaultPageSize;  // slots: a power of two, at least 16
+    PageCounts num_pages;
+    DType dtype = DType::kF16;  // kF16 or kF32
+    // Where its bytes lie, which may be there already; null: the backend's memory. On the host.
+    KeptMemory* memory = nullptr;
+  };
+
+  // For the layers and K/V heads that this model holds. InvalidArgument names the option that is
+  // out of range; ResourceExhausted, with kNoKvMemory and the bytes, if the device has not that
+  // much memory. `backend` must outlive the cache.
+  static absl::StatusOr<KvCache> Create(Backend& backend, const Model& model,
+                                        const Options& options);
+
+  // Valid as long as the cache is.
+  KvPages pages() const { return {layout_, layers_, num_pages_[PageKind::kWindow]}; }
+  const KvLayout& layout() const { return layout_; }  // of whole pages
+  const PageCounts& num_pages() const { return num_pages_; }
+
+  SlotTags& tags() { return tags_; }
+
+  // Copies pages, in all layers of their kind, in order, and their tags. Page ids are in range (the
+  // plan was checked).
+  void CopyPages(const ByKind<std::vector<PageCopy>>& copies);
+
+ private:
+  explicit KvCache(SlotTags tags) : tags_(std::move(tags)) {}
+
+  Backend* backend_ = nullptr;
+  PageCounts num_pages_;
+  KvLayout layout_;
+  Buffer memory_;
+  SlotTags tags_;
+  std::vector<std::byte*> layers_;  // into memory_
+  std::vector<PageKind> kinds_;     // of layers_
+};
+
+}  // namespace treadle

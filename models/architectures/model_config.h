@@ -1,0 +1,111 @@
+// What a checkpoint says about its architecture, in one vocabulary for GGUF and Hugging Face. What
+// files call it, and its ranges: models/architectures/config_fields.h, which has a row for each
+// member.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace treadle {
+
+// Llama-3's frequency scaling (transformers' rope_type "llama3").
+struct RopeScaling {
+  double factor = 8;
+  double low_freq_factor = 1;
+  double high_freq_factor = 4;
+  int64_t original_context = 8192;
+  bool operator==(const RopeScaling&) const = default;
+};
+
+// LongRoPE (Ding et al. 2024): by what the frequency of each pair is divided, where the context
+// that is served is within the one of training, and where it is longer. [rope_dim / 2] each
+struct LongRope {
+  std::vector<double> short_factors, long_factors;
+  int64_t original_context = 0;
+  double attention_factor = 1;  // of rotated queries and of rotated keys
+  bool operator==(const LongRope&) const = default;
+};
+
+// YaRN (Peng et al. 2023, section 3): frequencies of pairs that turn less than beta_slow times
+// within the context of training are divided by the factor, those of more than beta_fast turns
+// kept, those between blended. `truncate`: the blend begins and ends at whole pairs.
+struct Yarn {
+  double factor = 1;
+  double beta_fast = 32;
+  double beta_slow = 1;
+  int64_t original_context = 0;
+  bool truncate = true;
+  double attention_factor = 1;  // of rotated queries and of rotated keys
+
+  bool operator==(const Yarn&) const = default;
+  // The attention factor, where nothing says another.
+  static double AttentionFactor(double factor, double scale = 1) {
+    return factor > 1 ? 0.1 * scale * std::log(factor) + 1 : 1;
+  }
+};
+
+template <typename Struct>
+using MemberPointer =
+    std::variant<int64_t Struct::*, double Struct::*, float Struct::*, bool Struct::*,
+                 std::string Struct::*, std::vector<double> Struct::*>;
+
+struct ModelConfig {
+  std::string architecture;  // Architecture::name (models/architectures/architecture.h)
+  int64_t layers = 0;
+  int64_t hidden = 0;
+  int64_t heads = 0;
+  int64_t kv_heads = 0;
+  int64_t head_dim = 0;
+  int64_t ffn_hidden = 0;
+  int64_t vocab = 0;
+  int64_t context = 0;
+  float norm_epsilon = 1e-5f;
+  bool tied_head = false;
+  bool qkv_bias = false;     // of the products that make Q, K and V
+  bool output_bias = false;  // of the attention's output
+  // Of architectures that may do otherwise (GPT-NeoX, Falcon).
+  bool parallel_residual = true;  // both halves of a layer read what the layer was given
+  int64_t layer_norms = 2;        // 1: both halves read the same norm of it
+  bool counts_kv_heads = true;    // config.json says how many K/V heads there are; else one
+
+  // Rotary embedding, where the architecture has one.
+  double rope_base = 10000.0;
+  int64_t rope_dim = 0;  // elements of a head that rotate
+  std::optional<RopeScaling> rope_scaling;
+  double rope_linear_factor = 1.0;  // "linear" scaling: position / factor
+  std::optional<LongRope> long_rope;
+  std::optional<Yarn> yarn;
+
+  // Local layers see a window of positions; others are global: the first `global_layers`, and of
+  // every `global_every` the last.
+  int64_t window = 0;  // 0: no layer is local
+  int64_t global_layers = 0;
+  int64_t global_every = 0;  // 0: none besides the first
+  bool Local(int64_t layer) const {
+    return window > 0 && layer >= global_layers &&
+           (global_every == 0 || (layer + 1) % global_every != 0);
+  }
+  int64_t LocalLayers(int64_t begin, int64_t end) const {  // of layers [begin, end)
+    int64_t count = 0;
+    for (int64_t layer = begin; layer < end; ++layer) count += Local(layer) ? 1 : 0;
+    return count;
+  }
+  double local_rope_base = 0;  // of local layers, which nothing scales; 0: they rotate as others do
+
+  // Mixtures of experts: each row goes to some of the feed-forward networks of a layer, whose inner
+  // features `ffn_hidden` counts. 0: a layer has one, for all rows.
+  int64_t experts = 0;
+  int64_t experts_per_token = 0;
+  bool normalized_experts = true;  // weights are a softmax over those chosen; else over all
+
+  int64_t query_scalar = 0;  // whose root divides scores; 0: the size of a head
+
+  bool operator==(const ModelConfig&) const = default;
+};
+
+}  // namespace treadle

@@ -1,0 +1,37 @@
+// Rotary position embeddings (RoFormer, section 3.2.2), with linear, Llama-3 and YaRN
+// frequency scaling.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "kernels/backend.h"
+#include "models/architectures/model_config.h"
+
+namespace treadle {
+
+// Frequency of each pair, [rope_dim / 2]. `factors`, if not empty, divide them (GGUF's rope_freqs).
+std::vector<float> RotaryFrequencies(const ModelConfig& config, std::span<const float> factors);
+
+// The tables on the device. Thread safety: constant.
+class RotaryEmbedding {
+ public:
+  RotaryEmbedding() = default;
+  static absl::StatusOr<RotaryEmbedding> Create(std::span<const float> frequencies,
+                                                int64_t max_positions, Backend& backend,
+                                                float scale = 1);
+  const RotaryTable& table() const { return table_; }
+  uint64_t bytes() const { return cos_.bytes() + sin_.bytes(); }
+  // What the tables for so many positions will take.
+  static int64_t Bytes(const ModelConfig& config, int64_t max_positions) {
+    const int64_t tables = config.local_rope_base > 0 ? 2 : 1;
+    return tables * max_positions * (config.rope_dim / 2) * 2 * static_cast<int64_t>(sizeof(float));
+  }
+
+ private:
+  Buffer cos_;  // [max_positions, half_dim] f32
+  Buffer sin_;  // [max_positions, half_dim] f32
+  RotaryTable table_;
+};
+
+}  // namespace treadle

@@ -1,0 +1,213 @@
+// What a GGUF file says, beside the tensors' data, of a model that comes from a Hugging Face
+// folder, as llama.cpp expects it.
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/quoted.h"
+#include "base/status.h"
+#include "models/architectures/config_fields.h"
+#include "models/architectures/rotary_embedding.h"
+#include "models/checkpoints/write/gguf_file_writer.h"
+
+namespace treadle {
+namespace {
+
+// The rows of `of` that have keys, behind `prefix`.
+template <typename Struct>
+void DescribeFields(const Struct& of, const Architecture& architecture, const std::string& prefix,
+                    GgufMetadataWriter& metadata) {
+  for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
+    if (field.gguf == nullptr || !field.IsOf(architecture)) continue;
+    VisitMember(field, of, [&]<typename Value>(const Value& value) {
+      if constexpr (std::is_same_v<Value, bool>) metadata.Add(prefix + field.gguf, value);
+      if constexpr (std::is_same_v<Value, int64_t>) {
+        metadata.Add(prefix + field.gguf, static_cast<uint32_t>(value));
+      }
+      if constexpr (std::is_same_v<Value, double>) {
+        metadata.Add(prefix + field.gguf, static_cast<float>(value));
+      }
+    });
+  }
+}
+
+void DescribeRope(const ModelConfig& config, const Architecture& architecture,
+                  const std::string& prefix, GgufMetadataWriter& metadata) {
+  const std::string scaling = prefix + "rope.scaling.";
+  metadata.Add(prefix + "attention.value_length", static_cast<uint32_t>(config.head_dim));
+  if (config.long_rope) {
+    metadata.Add(scaling + "type", "longrope");
+    DescribeFields(*config.long_rope, architecture, scaling, metadata);
+  }
+  if (const auto& yarn = config.yarn) {
+    metadata.Add(scaling + "type", "yarn");
+    DescribeFields(*yarn, architecture, scaling, metadata);
+    metadata.Add(scaling + "yarn_attn_factor",
+                 static_cast<float>(yarn->attention_factor / Yarn::AttentionFactor(yarn->factor)));
+  }
+  if (config.rope_linear_factor != 1) {
+    metadata.Add(scaling + "type", "linear");
+    metadata.Add(scaling + "factor", static_cast<float>(config.rope_linear_factor));
+  }
+}
+
+// Every id has a text of its own, even where the folder names none.
+std::vector<std::string> TokenTexts(const TokenizerSpec& spec, int64_t vocab) {
+  std::vector<std::string> texts;
+  for (int64_t id = 0; id < vocab; ++id) {
+    const bool known = id < std::ssize(spec.tokens) && !spec.tokens[id].text.empty();
+    texts.push_back(known ? spec.tokens[id].text : Str("[PAD", id, "]"));
+  }
+  return texts;
+}
+
+std::vector<int32_t> TokenTypes(const TokenizerSpec& spec, int64_t vocab) {
+  std::vector<int32_t> types(static_cast<size_t>(vocab),
+                             static_cast<int32_t>(TokenKind::kUnused) + 1);
+  for (size_t id = 0; id < spec.tokens.size(); ++id) {
+    if (!spec.tokens[id].text.empty()) types[id] = static_cast<int32_t>(spec.tokens[id].kind) + 1;
+  }
+  return types;
+}
+
+// The scores of SentencePiece tokens that merges in this order say: the earlier a token is made,
+// the larger. Tokens that no merge makes have the least.
+std::vector<float> ScoresOfMerges(const TokenizerSpec& spec) {
+  std::unordered_map<std::string, float> rank;  // by what is made
+  for (const auto& [left, right] : spec.merges) {
+    rank.emplace(left + right, static_cast<float>(rank.size()));
+  }
+  std::vector<float> scores;
+  for (const TokenizerSpec::Token& token : spec.tokens) {
+    const auto found = rank.find(token.text);
+    const auto least = static_cast<float>(rank.size());
+    scores.push_back(-(found == rank.end() ? least : found->second));
+  }
+  return scores;
+}
+
+absl::Status DescribeMerges(const TokenizerSpec& spec, GgufMetadataWriter& metadata) {
+  std::vector<std::string> merges;
+  for (const auto& [left, right] : spec.merges) {
+    if (left.find(' ') != std::string::npos || right.find(' ') != std::string::npos) {
+      return Unimplemented("the tokenizer merges ", Quoted(left), " and ", Quoted(right),
+                           ", which GGUF cannot say: expected pieces without spaces");
+    }
+    merges.push_back(Str(left, " ", right));
+  }
+  metadata.Add("tokenizer.ggml.merges", merges);
+  metadata.Add("tokenizer.ggml.pre", spec.pre_tokenizer);
+  return absl::OkStatus();
+}
+
+void DescribeIds(const TokenizerSpec& spec, GgufMetadataWriter& metadata,
+                 std::vector<std::string>& notices) {
+  const auto put = [&](const char* key, int32_t id) {
+    if (id >= 0) metadata.Add(key, static_cast<uint32_t>(id));
+  };
+  put("tokenizer.ggml.bos_token_id", spec.bos);
+  put("tokenizer.ggml.eos_token_id", spec.eos);
+  put("tokenizer.ggml.unknown_token_id", spec.unknown);
+  put("tokenizer.ggml.padding_token_id", spec.padding);
+  std::vector<int32_t> others;
+  std::ranges::copy_if(spec.end_ids, std::back_inserter(others),
+                       [&](int32_t id) { return id != spec.eos; });
+  if (!others.empty()) put("tokenizer.ggml.eot_token_id", others[0]);
+  for (size_t i = 1; i < others.size(); ++i) {
+    notices.push_back(Str("generation ended at token ", others[i], " (",
+                          Quoted(spec.tokens[others[i]].text),
+                          ") too; a .gguf file names two such tokens"));
+  }
+}
+
+}  // namespace
+
+absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& metadata,
+                           std::vector<std::string>& notices) {
+  ModelConfig config = checkpoint.config();
+  const Architecture& architecture = ArchitectureOf(config);
+  metadata.Add("general.architecture", std::string(architecture.GgufName()));
+  metadata.Add("general.name", checkpoint.model_name());
+  const std::string prefix = Str(architecture.GgufName(), ".");
+  if (config.window > 0 && config.window < config.context && config.global_layers > 0) {
+    config.context = config.window;
+    notices.push_back(Str("the context is cut to the sliding window of ", config.context,
+                          "; a .gguf file cannot say which layers have one"));
+  }
+  DescribeFields(config, architecture, prefix, metadata);
+  if (architecture.experts) {
+    metadata.Add(prefix + "expert_feed_forward_length", static_cast<uint32_t>(config.ffn_hidden));
+    if (!config.normalized_experts) {
+      notices.push_back(
+          "Treadle reads this file; llama.cpp takes the weights of a row's experts to be a softmax "
+          "over them alone");
+    }
+  }
+  metadata.Add(prefix + GgufEpsilonKey(architecture), config.norm_epsilon);
+  if (!architecture.gguf_elsewhere) {
+    notices.push_back(Str("Treadle reads this file; llama.cpp has no ", architecture.name));
+  }
+  if (architecture.rotary) DescribeRope(config, architecture, prefix, metadata);
+  if (config.window > 0 && config.global_layers == 0 && !architecture.local_layers) {
+    metadata.Add(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
+  }
+  if (architecture.gguf_query_scalar != nullptr &&
+      config.query_scalar != architecture.gguf_query_scalar(config)) {
+    return Unimplemented(checkpoint.path(), ": divides scores by the root of ", config.query_scalar,
+                         ", expected ", architecture.gguf_query_scalar(config),
+                         ", which a .gguf file means");
+  }
+  if (checkpoint.tokenizer() == nullptr) {
+    metadata.Add("tokenizer.ggml.model", "none");
+    return absl::OkStatus();
+  }
+  if (!checkpoint.chat_template().empty()) {
+    metadata.Add("tokenizer.chat_template", checkpoint.chat_template());
+  }
+  const absl::Status status =
+      DescribeTokenizer(*checkpoint.tokenizer(), config.vocab, metadata, notices);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), Str(checkpoint.path(), ": ", std::string(status.message())));
+}
+
+absl::Status DescribeTokenizer(const TokenizerSpec& spec, int64_t vocab,
+                               GgufMetadataWriter& metadata, std::vector<std::string>& notices) {
+  const bool sentencepiece = spec.model == TokenizerSpec::Model::kSentencePiece;
+  metadata.Add("tokenizer.ggml.model", sentencepiece ? "llama" : "gpt2");
+  metadata.Add("tokenizer.ggml.tokens", TokenTexts(spec, vocab));
+  metadata.Add("tokenizer.ggml.token_type", TokenTypes(spec, vocab));
+  if (sentencepiece) {
+    std::vector<float> scores = ScoresOfMerges(spec);
+    scores.resize(static_cast<size_t>(vocab), 0.0f);
+    metadata.Add("tokenizer.ggml.scores", scores);
+    metadata.Add("tokenizer.ggml.add_space_prefix", spec.add_space_prefix);
+    if (spec.space_prefix_at_start_only || spec.space_prefix_if_missing) {
+      notices.push_back(
+          "the folder's tokenizer puts a space before a text that begins with none; a .gguf "
+          "file's, "
+          "before each text between special tokens");
+    }
+  } else {
+    TREADLE_RETURN_IF_ERROR(DescribeMerges(spec, metadata));
+  }
+  metadata.Add("tokenizer.ggml.add_bos_token", spec.add_bos);
+  metadata.Add("tokenizer.ggml.add_eos_token", spec.add_eos);
+  DescribeIds(spec, metadata, notices);
+  return absl::OkStatus();
+}
+
+std::vector<FrequencyFactors> FrequencyFactorsOf(const ModelConfig& config) {
+  if (const auto& rope = config.long_rope) {
+    return {
+        {"rope_factors_long.weight", {rope->long_factors.begin(), rope->long_factors.end()}},
+        {"rope_factors_short.weight", {rope->short_factors.begin(), rope->short_factors.end()}}};
+  }
+  if (!config.rope_scaling) return {};
+  ModelConfig plain = config;
+  plain.rope_scaling.reset();
+  std::vector<float> factors = RotaryFrequencies(plain, {});
+  const std::vector<float> scaled = RotaryFrequencies(config, {});
+  for (size_t i = 0; i < factors.size(); ++i) factors[i] /= scaled[i];
+  return {{"rope_freqs.weight", std::move(factors)}};
+}
+
+}  // namespace treadle

@@ -1,0 +1,157 @@
+#include "models/text/jinja/chat_template.h"
+
+#include "base/status.h"
+#include "models/text/jinja/ast.h"
+#include "models/text/jinja/interpreter.h"
+#include "models/text/jinja/library.h"
+#include "models/text/unicode.h"
+
+namespace treadle {
+namespace {
+
+constexpr size_t kLongestSource = size_t{1} << 20;
+
+absl::Status CheckMessages(const std::vector<ChatMessage>& messages) {
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const ChatMessage& message = messages[i];
+    std::vector<std::pair<const char*, std::string_view>> fields = {
+        {"role", message.role},
+        {"content", message.content},
+        {"tool_call_id", message.tool_call_id},
+        {"name", message.name}};
+    for (const ToolCall& call : message.tool_calls) {
+      fields.insert(fields.end(), {{"tool_calls.id", call.id}, {"tool_calls.name", call.name}});
+    }
+    for (const auto& [name, text] : fields) {
+      const size_t invalid = FindInvalidUtf8(text);
+      if (invalid == std::string::npos) continue;
+      return InvalidArgument("messages[", i, "].", name, " is not valid UTF-8 at byte ", invalid);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What a rendering of these may use.
+jinja::Budget BudgetFor(const std::vector<ChatMessage>& messages, const ChatOptions& options) {
+  size_t count = messages.size(), bytes = options.tools.size();
+  for (const ChatMessage& message : messages) {
+    bytes += message.role.size() + message.content.size() + message.tool_call_id.size() +
+             message.name.size();
+    count += message.tool_calls.size();
+    for (const ToolCall& call : message.tool_calls) {
+      bytes += call.id.size() + call.name.size() + call.arguments.size();
+    }
+  }
+  jinja::Budget budget{.deadline = options.deadline};
+  budget.Add(count, bytes);
+  return budget;
+}
+
+// As transformers has it: what was not told is no member.
+jinja::Value MessageValue(jinja::Context& context, const ChatMessage& message) {
+  using jinja::Value;
+  const bool calls_alone = message.content.empty() && !message.tool_calls.empty();
+  jinja::Dict members = {
+      {"role", context.MakeString(message.role)},
+      {"content", calls_alone ? Value(jinja::None{}) : context.MakeString(message.content)}};
+  jinja::List calls;
+  for (const ToolCall& call : message.tool_calls) {
+    Value function = context.MakeDict({{"name", context.MakeString(call.name)},
+                                       {"arguments", jinja::FromJson(context, call.arguments)}});
+    calls.push_back(context.MakeDict({{"id", context.MakeString(call.id)},
+                                      {"type", context.MakeString("function")},
+                                      {"function", std::move(function)}}));
+  }
+  if (!calls.empty()) members.emplace_back("tool_calls", context.MakeList(std::move(calls)));
+  if (!message.tool_call_id.empty()) {
+    members.emplace_back("tool_call_id", context.MakeString(message.tool_call_id));
+  }
+  if (!message.name.empty()) members.emplace_back("name", context.MakeString(message.name));
+  return context.MakeDict(std::move(members));
+}
+
+// What transformers hands to a template: no documents here.
+jinja::Dict Variables(jinja::Context& context, const std::vector<ChatMessage>& messages,
+                      const ChatOptions& options) {
+  using jinja::Value;
+  jinja::List list;
+  for (const ChatMessage& message : messages) list.push_back(MessageValue(context, message));
+  std::string now;
+  for (const auto& [name, value] : options.variables) {
+    if (name == "now") now = value;
+  }
+  jinja::Dict variables = jinja::GlobalFunctions(now);
+  variables.emplace_back("messages", context.MakeList(std::move(list)));
+  variables.emplace_back(
+      "tools", options.tools.empty() ? Value(jinja::None{}) : FromJson(context, options.tools));
+  variables.emplace_back("documents", jinja::None{});
+  variables.emplace_back("add_generation_prompt", options.add_generation_prompt);
+  variables.emplace_back("bos_token", Value::String(options.bos_token));
+  variables.emplace_back("eos_token", Value::String(options.eos_token));
+  for (const auto& [name, value] : options.variables) {
+    variables.emplace_back(name, Value::String(value));
+  }
+  return variables;
+}
+
+absl::Status ErrorOf(const jinja::TemplateError& error) {
+  return absl::Status(error.code, Str("chat template, line ", error.line, ": ", error.message));
+}
+
+}  // namespace
+
+struct ChatTemplate::Program {
+  std::string source;
+  std::vector<jinja::NodePtr> statements;
+};
+
+ChatTemplate::ChatTemplate(std::unique_ptr<Program> program) : program_(std::move(program)) {}
+ChatTemplate::ChatTemplate(ChatTemplate&&) noexcept = default;
+ChatTemplate& ChatTemplate::operator=(ChatTemplate&&) noexcept = default;
+ChatTemplate::~ChatTemplate() = default;
+
+absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view source) {
+  if (source.size() > kLongestSource) {
+    return InvalidArgument("chat template of ", source.size(), " bytes, expected at most ",
+                           kLongestSource);
+  }
+  const size_t invalid = FindInvalidUtf8(source);
+  if (invalid != std::string_view::npos) {
+    return InvalidArgument("chat template is not valid UTF-8 at byte ", invalid);
+  }
+  try {
+    auto program = std::make_unique<Program>();
+    program->source = source;
+    program->statements = jinja::ParseTemplate(source);
+    return ChatTemplate(std::move(program));
+  } catch (const jinja::TemplateError& error) {
+    return ErrorOf(error);
+  }
+}
+
+absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<ChatMessage>& messages,
+                                                 const ChatOptions& options) const {
+  TREADLE_RETURN_IF_ERROR(CheckMessages(messages));
+  jinja::Context context(BudgetFor(messages, options));
+  try {
+    const jinja::Dict variables = Variables(context, messages, options);
+    return jinja::Interpreter(context, variables).Render(program_->statements);
+  } catch (const jinja::TemplateError& error) {
+    return ErrorOf(error);
+  }
+}
+
+const std::string& ChatTemplate::source() const { return program_->source; }
+
+absl::Status ChatTemplate::CheckCost() const {
+  for (const int turns : {1, 3, 41}) {
+    std::vector<ChatMessage> messages;
+    for (int i = 0; i < turns; ++i)
+      messages.push_back({i % 2 ? "assistant" : "user", "a few words"});
+    const absl::Status status = Render(messages, {}).status();
+    if (absl::IsResourceExhausted(status)) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace treadle

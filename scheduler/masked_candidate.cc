@@ -1,0 +1,85 @@
+#include "scheduler/masked_candidate.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/status.h"
+#include "scheduler/request.h"
+
+namespace treadle {
+namespace {
+
+using std::chrono_literals::operator""ms;
+
+std::chrono::nanoseconds ThreadTime() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+}  // namespace
+
+MaskedCandidate::MaskedCandidate(const RequestSpec& spec, std::span<const int32_t> produced)
+    : grammar_(spec.constraint),
+      end_tokens_(spec.end_tokens),
+      min_new_tokens_(spec.min_new_tokens),
+      earlier_(produced.begin(), produced.empty() ? produced.end() : produced.end() - 1) {}
+
+absl::Status MaskedCandidate::Stuck(int32_t produced) const {
+  if (stuck_at_.load(std::memory_order_acquire) != produced) return absl::OkStatus();
+  return why_;
+}
+
+void MaskedCandidate::Advance(int32_t token, std::vector<uint32_t>& allowed) {
+  if (!kept_.empty()) {
+    allowed = std::exchange(kept_, {});
+    return;
+  }
+  if (stuck_at_.load(std::memory_order_relaxed) >= 0) return;
+  const std::chrono::nanoseconds began = ThreadTime();
+  absl::Status status;
+  const auto accept = [&](int32_t next) {
+    if (status.ok()) status = state_->Accept(next);
+    left_ = std::min<std::chrono::nanoseconds>(left_ + kTimePerToken, kMaxTime);
+    ++accepted_;
+  };
+  if (!state_) {
+    state_ = grammar_->Begin();
+    std::ranges::for_each(earlier_, accept);
+  }
+  if (token >= 0) accept(token);
+  if (status.ok()) status = state_->FillMask(allowed);
+  const std::chrono::nanoseconds took = ThreadTime() - began;
+  left_ -= took;
+  // One that goes on after a loss may take its earlier tokens once more.
+  if (status.ok() && left_ + std::ssize(earlier_) * kTimePerToken < 0ms) {
+    status = InvalidArgument("the constraint is too expensive: its masks take more than ",
+                             kTimePerToken.count(), " ms a token; that of token ", accepted_ + 1,
+                             " took ", took / 1ms, " ms");
+  }
+  if (!status.ok()) {
+    std::ranges::fill(allowed, ~0u);
+    why_ = std::move(status);
+    stuck_at_.store(accepted_, std::memory_order_release);
+    return;
+  }
+  if (accepted_ < min_new_tokens_) KeepGoing(allowed);
+}
+
+void MaskedCandidate::Keep(std::vector<uint32_t> allowed) {
+  kept_ = std::move(allowed);
+  arrived_.store(true, std::memory_order_release);
+}
+
+// Without end tokens, unless nothing else is allowed.
+void MaskedCandidate::KeepGoing(std::vector<uint32_t>& allowed) const {
+  std::vector<uint32_t> others = allowed;
+  for (const int32_t end : end_tokens_) others[end / 32] &= ~(1u << (end % 32));
+  if (std::ranges::any_of(others, [](uint32_t word) { return word != 0; })) {
+    allowed = std::move(others);
+  }
+}
+
+}  // namespace treadle

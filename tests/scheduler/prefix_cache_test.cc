@@ -1,0 +1,189 @@
+// Conversations through the serving loop and a real engine, in a cache that is too small for them:
+// every token and log probability is that of a server that computes all of it anew.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <map>
+#include <tuple>
+
+#include "base/status.h"
+#include "kernels/op_cases/instrumented.h"
+#include "kernels/op_cases/random.h"
+#include "models/architectures/architecture.h"
+#include "models/checkpoints/checkpoint.h"
+#include "scheduler/policy.h"
+#include "scheduler/serving_loop.h"
+#include "tests/engine/engine_kinds.h"
+#include "tests/support/in_time.h"
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+constexpr int64_t kPageSize = 16, kPages = 40, kBatchTokens = 32;
+
+class Server {
+ public:
+  Server(const EngineKind& kind, const std::string& path, bool cached) {
+    auto checkpoint = Checkpoint::Open(path);
+    TREADLE_CHECK(checkpoint.ok());
+    const KvPaging paging = KvPaging::Of((*checkpoint)->config(), kPageSize, kBatchTokens);
+    const PageCounts pages = {paging.whole ? kPages : 0, paging.ring > 0 ? kPages : 0};
+    engine_ = MakeEngine(
+        kind, path, {.max_batch_tokens = kBatchTokens, .page_size = kPageSize, .kv_pages = pages});
+    kv_.emplace(pages, paging, cached ? pages : PageCounts());
+    ServingLoop::Options loop;
+    loop.limits = {.max_batch_size = 6, .max_batch_tokens = kBatchTokens};
+    loop_.emplace(*engine_, *kv_, pool_, *policy_, ledger_, TimeSource::Steady(), loop);
+    TREADLE_CHECK(loop_->Start().ok());
+  }
+  ~Server() { loop_->Stop(absl::UnavailableError("the test is over")); }
+
+  RequestPool::Submitted Submit(const RequestSpec& spec) { return *pool_.Submit(spec); }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+  std::optional<KvSlotManager> kv_;
+  RequestPool pool_{1000};
+  const std::unique_ptr<Policy> policy_ = *Policy::Create("fcfs");
+  Ledger ledger_;
+  std::optional<ServingLoop> loop_;
+};
+
+// A token of a candidate, and what was told of it.
+using Told = std::tuple<uint32_t, int32_t, float, std::vector<std::pair<int32_t, float>>>;
+
+struct Answer {
+  std::vector<Told> told;       // by candidate
+  std::vector<float> prompt;    // log probabilities
+  std::vector<int32_t> tokens;  // of the first candidate
+  int32_t cached = 0;
+};
+
+Answer Await(const RequestPool::Submitted& submitted) {
+  Answer answer;
+  std::vector<StreamToken> tokens;
+  EXPECT_TRUE(ComesTrue([&] {
+    StreamBatch batch = submitted.stream->Take();
+    for (StreamToken& token : batch.tokens) tokens.push_back(std::move(token));
+    for (const TokenDetail& detail : batch.prompt_detail) answer.prompt.push_back(detail.logprob);
+    if (!batch.ended) return false;
+    EXPECT_EQ(batch.status, absl::OkStatus());
+    return true;
+  }));
+  for (const StreamToken& token : tokens) {
+    if (token.token < 0) continue;
+    std::vector<std::pair<int32_t, float>> top;
+    for (const TokenLogprob& best : token.detail.top) top.push_back({best.token, best.logprob});
+    answer.told.push_back({token.candidate, token.token, token.detail.logprob, top});
+    if (token.candidate == 0) answer.tokens.push_back(token.token);
+  }
+  std::ranges::stable_sort(answer.told, {}, [](const Told& told) { return std::get<0>(told); });
+  answer.cached = submitted.stream->cached_tokens();
+  return answer;
+}
+
+RequestSpec RandomRequest(Random& random, std::vector<int32_t> prompt) {
+  RequestSpec spec;
+  spec.prompt = std::move(prompt);
+  spec.max_new_tokens = static_cast<int32_t>(1 + random.Below(20));
+  spec.candidates = random.Below(4) == 0 ? 2 : 1;
+  spec.top_logprobs = static_cast<int32_t>(random.Below(3));
+  spec.sampling.seed = random.Below(1000);
+  spec.sampling.temperature = random.Below(2) == 0 ? 0.0f : 1.0f;
+  if (random.Below(3) == 0) spec.sampling.repetition_penalty = 1.3f;
+  if (random.Below(8) == 0) spec.prompt_logprobs = 1;
+  return spec;
+}
+
+// The answers of conversations whose turns come together. What is asked depends on the seed and on
+// the answers alone.
+std::vector<Answer> Converse(const EngineKind& kind, const std::string& path, bool cached,
+                             int rounds) {
+  Server server(kind, path, cached);
+  Random random(7);
+  const auto draw = [&](int64_t count) {
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < count; ++i) {
+      ids.push_back(static_cast<int32_t>(random.Below(TinyVocabulary())));
+    }
+    return ids;
+  };
+  const std::vector<int32_t> system = draw(50);
+  std::map<int, std::vector<int32_t>> said;  // by conversation
+  std::vector<Answer> answers;
+  for (int round = 0; round < rounds; ++round) {
+    std::map<int, RequestPool::Submitted> asked;
+    const int64_t requests = 1 + random.Below(6);
+    for (int64_t i = 0; i < requests; ++i) {
+      const auto who = static_cast<int>(random.Below(8));
+      if (asked.contains(who)) continue;
+      std::vector<int32_t>& words = said[who];
+      if (words.empty() || words.size() > 180) {
+        words = random.Below(2) == 0 ? system : draw(1 + random.Below(70));
+      } else if (random.Below(5) == 0) {  // an earlier point of it
+        words.resize(static_cast<size_t>(1 + random.Below(std::ssize(words))));
+      }
+      const std::vector<int32_t> next = draw(1 + random.Below(24));
+      words.insert(words.end(), next.begin(), next.end());
+      asked[who] = server.Submit(RandomRequest(random, words));
+    }
+    for (const auto& [who, submitted] : asked) {
+      answers.push_back(Await(submitted));
+      const std::vector<int32_t>& tokens = answers.back().tokens;
+      said[who].insert(said[who].end(), tokens.begin(), tokens.end());
+    }
+  }
+  return answers;
+}
+
+// How long a conversation is worth its time, where threads and processes wait for each other.
+int Rounds(const EngineKind& kind) {
+  if (kind.stages > 0 || kThreadSanitized) return 10;
+  return kind.ranks > 2 ? 40 : 120;
+}
+
+class PrefixCache : public testing::TestWithParam<EngineKind> {};
+
+TEST_P(PrefixCache, AnswersAreThoseWithoutIt) {
+  const std::string folder = testing::TempDir() + Str("prefix-cache-", getpid());
+  std::filesystem::create_directories(folder);
+  // Layers that see everything, a window each, and both in turn.
+  for (const auto& [architecture, window] :
+       {std::pair("llama", 0), std::pair("llama", 18), std::pair("gemma3", 0)}) {
+    SCOPED_TRACE(Str(architecture, ", window ", window));
+    TinyModelOptions options;
+    options.layers = 4;
+    options.window = window;
+    const auto path = WriteTinyGguf(*FindArchitecture(architecture), folder, options);
+    ASSERT_TRUE(path.ok()) << path.status();
+    const int rounds = Rounds(GetParam());
+    const std::vector<Answer> with = Converse(GetParam(), *path, true, rounds);
+    const std::vector<Answer> without = Converse(GetParam(), *path, false, rounds);
+    ASSERT_EQ(with.size(), without.size());
+    int64_t reused = 0;
+    for (size_t i = 0; i < with.size(); ++i) {
+      ASSERT_EQ(with[i].told, without[i].told) << "answer " << i;
+      ASSERT_EQ(with[i].prompt, without[i].prompt) << "answer " << i;
+      EXPECT_EQ(without[i].cached, 0);
+      reused += with[i].cached > 0;
+    }
+    EXPECT_GT(reused, 0) << "of " << with.size();
+  }
+  std::filesystem::remove_all(folder);
+}
+
+// Emulated GPUs would take minutes; PlanDriver takes sequences from the cache there, too.
+std::vector<EngineKind> Kinds() {
+  std::vector<EngineKind> kinds = EngineKinds();
+  std::erase_if(kinds, [](const EngineKind& kind) { return kind.gpus || kind.stages > 3; });
+  return kinds;
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, PrefixCache, testing::ValuesIn(Kinds()),
+                         [](const auto& info) { return info.param.Name(); });
+
+}  // namespace
+}  // namespace treadle

@@ -1,0 +1,94 @@
+// What of a server's options decides the numerics key, and what does not.
+#include "server/cli/open_model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+
+#include "tests/support/tiny_model.h"
+
+namespace treadle {
+namespace {
+
+class NumericsKey : public testing::Test {
+ protected:
+  NumericsKey() { std::filesystem::create_directories(folder_); }
+  ~NumericsKey() override { std::filesystem::remove_all(folder_); }
+
+  std::string Write(uint64_t seed = 1) const {
+    TinyModelOptions options;
+    options.seed = seed;
+    options.format = "q8_0";
+    return *WriteTinyLlamaGguf(folder_, options);
+  }
+  // `system_fingerprint` of a server with these options.
+  std::string Of(const std::function<void(ServeOptions&)>& change = [](ServeOptions&) {}) const {
+    ServeOptions options;
+    options.model = folder_ + "/tiny-llama.gguf";
+    options.kv_memory = 16 << 20;
+    options.threads = 1;
+    options.pin_threads = false;
+    options.device = DeviceChoice::kCpu;
+    change(options);
+    const auto opened = OpenModel(options, {});
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    return opened.ok() ? opened->served.fingerprint : "";
+  }
+
+  const std::string folder_ = testing::TempDir() + "/numerics-key-" + std::to_string(getpid());
+};
+
+TEST_F(NumericsKey, IsOfTheModelsContent) {
+  const std::string path = Write();
+  const std::string key = Of();
+  const auto size = std::filesystem::file_size(path);
+  Write(/*seed=*/2);
+  ASSERT_EQ(std::filesystem::file_size(path), size);
+  EXPECT_NE(Of(), key);
+  Write();
+  EXPECT_EQ(Of(), key);
+}
+
+TEST_F(NumericsKey, WhatDoesNotChangeBitsIsNotInIt) {
+  const std::string path = Write();
+  const std::string key = Of();
+  using O = ServeOptions;
+  const std::function<void(O&)> same[] = {
+      [](O& o) { o.threads = 2; },
+      [](O& o) { o.max_batch_size = 3; },
+      [](O& o) { o.max_batch_tokens = 100; },
+      [](O& o) { o.kv_memory = 8 << 20; },
+      [](O& o) { o.page_size = 64; },
+      [](O& o) { o.max_context = 128; },
+      [](O& o) { o.engine_depth = 1; },
+      [](O& o) { o.dtype = DType::kF16; },  // of GPUs
+      [&](O& o) {
+        o.model = path + "-renamed.gguf";
+        std::filesystem::copy_file(path, o.model);
+      },
+  };
+  for (size_t i = 0; i < std::size(same); ++i) EXPECT_EQ(Of(same[i]), key) << i;
+}
+
+TEST_F(NumericsKey, WhatChangesBitsIsInIt) {
+  Write();
+  std::vector<std::string> keys = {Of()};
+  using O = ServeOptions;
+  const std::function<void(O&)> other[] = {
+      [](O& o) { o.kv_dtype = DType::kF32; },
+      [](O& o) { o.compute = ComputeMode::kExact; },
+      [](O& o) { o.compute = ComputeMode::kInt8; },
+      [](O& o) { o.tensor_parallel = 2; },
+      [](O& o) { o.outlier_threshold = 4; },
+      [](O& o) { o.weights = *WeightPlan::Parse("nf4"); },
+  };
+  for (const auto& change : other) keys.push_back(Of(change));
+  std::ranges::sort(keys);
+  EXPECT_EQ(std::ranges::unique(keys).size(), 0u);
+}
+
+}  // namespace
+}  // namespace treadle
