@@ -776,6 +776,8 @@ class TokenizerReaders : public Gateway {
     };
     Serve(options);
     for (Reader& reader : readers_) reader.stream = stub_->GetTokenizer(&reader.context, {});
+    // One who came before the last of them would take its place, and none would be full.
+    for (Reader& reader : readers_) reader.stream->WaitForInitialMetadata();
     aside_ = engine::VllmEngine::NewStub(server_->Connect(grpc::InsecureChannelCredentials()));
   }
 
