@@ -19,7 +19,8 @@ namespace treadle {
 constexpr Choice<std::optional<CpuIsa>> kIsas[] = {{"best", std::nullopt},
                                                    {"avx2", CpuIsa::kAvx2},
                                                    {"avx512", CpuIsa::kAvx512},
-                                                   {"avx512vbmi", CpuIsa::kAvx512Vbmi}};
+                                                   {"avx512vbmi", CpuIsa::kAvx512Vbmi},
+                                                   {"amx", CpuIsa::kAmx}};
 
 int BenchKernels(int argc, char** argv) {
   KernelBenchOptions options;
@@ -46,7 +47,7 @@ int BenchKernels(int argc, char** argv) {
       ->needs(layer);
   app.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
       ->check(CLI::Range(0, 4096));
-  AddChoice(app, "--isa", options.isa, kIsas, "best, avx2, avx512 or avx512vbmi");
+  AddChoice(app, "--isa", options.isa, kIsas, "best, avx2, avx512, avx512vbmi or amx");
   AddChoice(app, "--compute", options.compute, kComputeModes, "auto, exact, int8 or int16");
   app.add_option("--seconds-per-case", options.seconds_per_case, "time spent on each case")
       ->check(CLI::Range(0.001, 60.0));

@@ -53,8 +53,11 @@ MachinePeaks MeasurePeaks(ThreadPool& pool, CpuIsa isa) {
   peaks.float_gigaops = BestRate(pool, pieces, 1e-9 * loops.fma_ops * kPieceRounds, [&](int64_t) {
     sink += static_cast<int64_t>(loops.fma(kPieceRounds));
   });
-  peaks.integer_gigaops = BestRate(pool, pieces, 1e-9 * loops.integer_ops * kPieceRounds,
-                                   [&](int64_t) { sink += loops.integer(kPieceRounds); });
+  const bool tiles = isa == CpuIsa::kAmx;
+  const auto integer = tiles ? loops.tile : loops.integer;
+  const double ops = tiles ? loops.tile_ops : loops.integer_ops;
+  peaks.integer_gigaops = BestRate(pool, pieces, 1e-9 * ops * kPieceRounds,
+                                   [&](int64_t) { sink += integer(kPieceRounds); });
   const auto buffer = MapMemory(kReadBytes);
   if (buffer == nullptr) return peaks;
   const auto piece_of = [&](int64_t piece) { return buffer.get() + piece * kPieceBytes; };

@@ -2,6 +2,7 @@
 // else.
 #include "bench/kernels/machine_peaks.h"
 #include "kernels/cpu/matmul/int8_lanes.h"
+#include "kernels/cpu/matmul/tile_registers.h"
 #include "kernels/cpu/simd.h"
 
 namespace treadle::TREADLE_ISA {
@@ -41,6 +42,31 @@ int32_t IntegerLoop(int64_t rounds) {
   return static_cast<int32_t>(sum);
 }
 
+#ifdef __AVX512F__
+int32_t TileLoop(int64_t rounds) {
+  alignas(64) int32_t sums[16][16];
+  TileShapes shapes;
+  for (int tile = 0; tile < 6; ++tile) shapes.Set(tile, 16, kTileLine);
+  const ScopedTiles registers(shapes);
+  for (auto& row : sums) {
+    for (int32_t& bytes : row) bytes = 0x01ff0201;
+  }
+  LoadTile<4>(sums, kTileLine);
+  LoadTile<5>(sums, kTileLine);
+  for (int64_t round = 0; round < rounds; ++round) {
+    AddSigned<0, 4, 5>();
+    AddSigned<1, 4, 5>();
+    AddSigned<2, 4, 5>();
+    AddSigned<3, 4, 5>();
+  }
+  StoreTile<0>(sums);
+  return sums[0][0];
+}
+constexpr auto kTileLoop = TileLoop;
+#else
+constexpr int32_t (*kTileLoop)(int64_t) = nullptr;
+#endif
+
 int64_t ReadLoop(const uint8_t* data, int64_t bytes) {
   Vec sums[4] = {Zero(), Zero(), Zero(), Zero()};
   for (int64_t i = 0; i + 256 <= bytes; i += 256) {
@@ -62,6 +88,8 @@ const PeakLoops kPeakLoops = {.fma = FmaLoop,
                               .integer = IntegerLoop,
                               .read = ReadLoop,
                               .fma_ops = 2.0 * kLanes * kChains,
-                              .integer_ops = 2.0 * 4 * kLanes * kDotChains};
+                              .integer_ops = 2.0 * 4 * kLanes * kDotChains,
+                              .tile = kTileLoop,
+                              .tile_ops = 2.0 * 16 * 16 * 64 * 4};
 
 }  // namespace treadle::TREADLE_ISA

@@ -1,6 +1,8 @@
 #include "kernels/cpu/isa.h"
 
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <string>
@@ -36,10 +38,23 @@ bool HasAvx512() {
 
 bool HasAvx512Vbmi() { return HasAvx512() && __builtin_cpu_supports("avx512vbmi"); }
 
+// Linux gives the registers to those who ask (arch_prctl(2)), if processor and hypervisor have
+// them.
+bool HasAmx() {
+  constexpr int kRequestPermission = 0x1023;              // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;                           // XFEATURE_XTILEDATA
+  constexpr unsigned kTileAndInt8 = 1u << 24 | 1u << 25;  // cpuid.h has a name for each compiler
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return HasAvx512Vbmi() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
+         (edx & kTileAndInt8) == kTileAndInt8 &&
+         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
 constexpr IsaRow kIsas[] = {
     {CpuIsa::kAvx2, "avx2", "AVX2, FMA, F16C and BMI2", HasAvx2},
     {CpuIsa::kAvx512, "avx512", "AVX-512 F, BW, VL, DQ and VNNI", HasAvx512},
     {CpuIsa::kAvx512Vbmi, "avx512vbmi", "AVX-512 F, BW, VL, DQ, VNNI and VBMI", HasAvx512Vbmi},
+    {CpuIsa::kAmx, "amx", "AMX with bytes, and what avx512vbmi needs", HasAmx},
 };
 
 }  // namespace
@@ -69,7 +84,7 @@ absl::StatusOr<CpuIsa> ChooseIsa() {
                              row.needs);
     }
     return InvalidArgument("TREADLE_CPU_ISA is '", forced,
-                           "', expected avx2, avx512 or avx512vbmi");
+                           "', expected avx2, avx512, avx512vbmi or amx");
   }
   const std::vector<CpuIsa> isas = SupportedIsas();
   if (isas.empty()) {

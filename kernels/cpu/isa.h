@@ -2,8 +2,9 @@
 //
 // Each vector source of kernels/cpu is compiled once per instruction set, in namespace TREADLE_ISA
 // (a macro that the build sets to avx2 or avx512), and reached through a table of functions. AVX2
-// with FMA and F16C is the floor; kAvx512 needs F, BW, VL, DQ and VNNI. kAvx512Vbmi adds VBMI, for
-// which no source is compiled again: the few kernels that use it name its instructions.
+// with FMA and F16C is the floor; kAvx512 needs F, BW, VL, DQ and VNNI. kAvx512Vbmi adds VBMI, and
+// kAmx AMX's tiles of bytes: no source is compiled again for these, the few kernels that use them
+// name their instructions.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,11 @@
 
 namespace treadle {
 
-enum class CpuIsa : uint8_t { kAvx2, kAvx512, kAvx512Vbmi };
+enum class CpuIsa : uint8_t { kAvx2, kAvx512, kAvx512Vbmi, kAmx };
 
-std::string_view Name(CpuIsa isa);  // "avx2", "avx512", "avx512vbmi"
-// What this processor can run, best last; empty on a processor without AVX2.
+std::string_view Name(CpuIsa isa);  // "avx2", "avx512", "avx512vbmi", "amx"
+// What this processor can run, best last; empty on a processor without AVX2. Asks the system's
+// permission for AMX, which is then this process's; where it says no, there is none.
 std::vector<CpuIsa> SupportedIsas();
 // The best one, or the one that TREADLE_CPU_ISA names; an error if that is unknown or cannot run
 // here.

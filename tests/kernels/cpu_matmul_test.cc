@@ -74,7 +74,8 @@ TEST_P(CpuMatMulTest, EveryRowCountGivesTheSameBits) {
   auto backend = MakeBackend(2);
   constexpr int64_t kRows = 41;
   for (const WeightFormat& format : WeightFormats()) {
-    for (const int64_t k : {256, 768, 1280}) {
+    for (const int64_t k : {256, 768, 1280, 1440}) {
+      if (k % format.block != 0) continue;
       const int64_t n = 53;
       const RandomMatrix matrix = MakeRandomMatrix(format, n, k, 7);
       const auto packed = MustPack(*backend, matrix.source);
@@ -97,6 +98,30 @@ TEST_P(CpuMatMulTest, EveryRowCountGivesTheSameBits) {
             << format.name << ", k = " << k << ", rows = " << count;
       }
     }
+  }
+}
+
+// As experts have them: each projection its own rows, which begin anywhere.
+TEST_P(CpuMatMulTest, ProjectionsOfSomeRowsGiveTheBitsOfAll) {
+  auto backend = MakeBackend(3);
+  constexpr int64_t kRows = 75, kCols = 256, kFeatures = 37;
+  std::vector<float> x(kRows * kCols), all(kRows * kFeatures, 0.25f), some = all;
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(0.7f * static_cast<float>(i % 4099));
+  const Tensor input = DenseTensor(x.data(), DType::kF32, kRows, kCols);
+  for (const WeightFormat& format : WeightFormats()) {
+    const RandomMatrix matrix = MakeRandomMatrix(format, kFeatures, kCols, 7);
+    const auto packed = MustPack(*backend, matrix.source);
+    const auto projection = [&](int64_t begin, int64_t count, std::vector<float>& out) {
+      return Projection{packed.get(), nullptr,
+                        DenseTensor(out.data(), DType::kF32, kRows, kFeatures).Rows(begin, count),
+                        true, begin};
+    };
+    const Projection whole = projection(0, kRows, all);
+    backend->MatMul(input, {&whole, 1});
+    const Projection parts[] = {projection(0, 3, some), projection(3, 14, some),
+                                projection(17, 16, some), projection(33, 42, some)};
+    backend->MatMul(input, parts);
+    EXPECT_EQ(all, some) << format.name;
   }
 }
 

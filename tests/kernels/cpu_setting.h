@@ -42,13 +42,15 @@ class CpuSettingTest : public testing::TestWithParam<CpuSetting> {
 };
 
 inline auto EveryCpuSetting() {
-  return testing::Values(CpuSetting{CpuIsa::kAvx2, ComputeMode::kExact},
-                         CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt8},
-                         CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt16},
-                         CpuSetting{CpuIsa::kAvx512, ComputeMode::kExact},
-                         CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt8},
-                         CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt16},
-                         CpuSetting{CpuIsa::kAvx512Vbmi, ComputeMode::kInt16});
+  return testing::Values(
+      CpuSetting{CpuIsa::kAvx2, ComputeMode::kExact}, CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt8},
+      CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt16},
+      CpuSetting{CpuIsa::kAvx512, ComputeMode::kExact},
+      CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt8},
+      CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt16},
+      CpuSetting{CpuIsa::kAvx512Vbmi, ComputeMode::kInt16},
+      CpuSetting{CpuIsa::kAmx, ComputeMode::kExact}, CpuSetting{CpuIsa::kAmx, ComputeMode::kInt8},
+      CpuSetting{CpuIsa::kAmx, ComputeMode::kInt16});
 }
 
 }  // namespace treadle

@@ -1,9 +1,10 @@
-// Quantized activations to memory, and reductions over them: eight lanes at a time on every
+// Activations quantized and to memory, and reductions over them: eight lanes at a time on every
 // instruction set, for the work is small next to the product.
 //
 // For sources that are compiled once per instruction set (see simd.h).
 #pragma once
 
+#include "kernels/cpu/matmul/matmul_kernels.h"
 #include "kernels/cpu/simd.h"
 
 namespace treadle::TREADLE_ISA {
@@ -39,6 +40,49 @@ TREADLE_SIMD void StoreWordCodes(int8_t* codes, const __m256i (&q)[4]) {
     words = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, 0xd8), 0xd8);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes + 16 * i), words);
   }
+}
+
+// Codes of eight values. What NaN and infinities give does not matter, as their scale is not
+// finite, but it stays within +-largest.
+TREADLE_SIMD __m256i RoundCodes(const float* x, __m256 inverse, int32_t largest) {
+  const __m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), inverse));
+  return _mm256_max_epi32(_mm256_min_epi32(q, _mm256_set1_epi32(largest)),
+                          _mm256_set1_epi32(-largest));
+}
+
+// 32 codes of P planes: of 127 steps to absmax, or of 127 * 128.
+template <int P>
+TREADLE_SIMD ActivationBlock QuantizeBlock(const float* x, __m256i (&q)[4]) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  __m256i largest = _mm256_setzero_si256();
+  for (int i = 0; i < 32; i += 8) {  // as integers, NaN is larger than any number, and shows
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+    largest = _mm256_max_epi32(largest, _mm256_and_si256(bits, magnitude));
+  }
+  const int32_t bits = MaxLane(largest);
+  float absmax;
+  __builtin_memcpy(&absmax, &bits, 4);
+  const bool zero = absmax < 0x1p-100f;
+  constexpr int32_t kSteps = P == 1 ? 127 : 127 * 128;
+  const __m256 inverse = _mm256_set1_ps(zero ? 0.0f : kSteps / absmax);
+  for (int i = 0; i < 4; ++i) q[i] = RoundCodes(x + 8 * i, inverse, kSteps);
+  ActivationBlock block;
+  block.scale = zero ? 0.0f : absmax / kSteps;
+  block.low_sum = SumLanes(_mm256_add_epi32(q[0], q[1]));
+  block.high_sum = SumLanes(_mm256_add_epi32(q[2], q[3]));
+  block.scaled_sum = block.scale * static_cast<float>(block.low_sum + block.high_sum);
+  return block;
+}
+
+// Two planes of codes q = 128 * high + low, low in [-64, 63].
+TREADLE_SIMD void StorePlanes(int8_t* low, int8_t* high, const __m256i (&q)[4]) {
+  __m256i upper[4], lower[4];
+  for (int i = 0; i < 4; ++i) {
+    upper[i] = _mm256_srai_epi32(_mm256_add_epi32(q[i], _mm256_set1_epi32(64)), 7);
+    lower[i] = _mm256_sub_epi32(q[i], _mm256_slli_epi32(upper[i], 7));
+  }
+  StoreByteCodes(low, lower);
+  StoreByteCodes(high, upper);
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ constexpr int64_t kGroupsTogether = 2;
 // Pieces of a thread where groups have different numbers of rows.
 constexpr int64_t kUnevenPieces = 16;
 
-MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
+MatMulKernel KernelOfRows(CpuIsa isa, ComputeMode compute) {
   switch (compute) {
     case ComputeMode::kExact:
       return {kMatMulExact[isa], nullptr, 0, false};
@@ -28,13 +28,49 @@ MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
   return {kMatMulInt16[isa], kQuantizeInt16[isa], kInt16Bytes, true};
 }
 
+MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
+  MatMulKernel kernel = KernelOfRows(isa, compute);
+  if (isa != CpuIsa::kAmx) return kernel;
+  kernel.run_row_int8_tiles = avx512::MatMulTilesRowInt8;
+  if (compute == ComputeMode::kInt8) {
+    kernel.run_tiles = avx512::MatMulTilesInt8;
+    kernel.quantize_lane = avx512::QuantizeLaneInt8;
+    kernel.tile_block = kTileBlockInt8;
+  } else if (kernel.quantize != nullptr) {
+    kernel.run_tiles = avx512::MatMulTilesInt16;
+    kernel.quantize_lane = avx512::QuantizeLaneInt16;
+    kernel.tile_block = kTileBlockInt16;
+  }
+  return kernel;
+}
+
+// Whether tiles take less time, though they compute a multiple of kTileRows: in the time of each of
+// them vectors do 13 rows, and 6 in that of unpacking once more (Xeon with AMX, 2026-11-26).
+bool TilesPay(int64_t rows) { return rows >= 13 * ((rows + kTileRows - 1) / kTileRows) + 6; }
+
+// Whether run_tiles takes it.
+bool HasTiles(PackKind kind) {
+  switch (kind) {
+    case PackKind::kQ4_0:
+    case PackKind::kQ4_1:
+    case PackKind::kQ5_0:
+    case PackKind::kQ5_1:
+    case PackKind::kQ8_0:
+    case PackKind::kQ4_K:
+    case PackKind::kQ5_K:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute) {
   const MatMulKernel kernel = KernelOf(isa, compute);
   // Bits of the largest table whose lookup takes less time than reading integers. A permutation
   // looks at 16 bytes with AVX2, at 64 words with AVX-512, and at 128 bytes with VBMI.
-  const int bits = isa == CpuIsa::kAvx512Vbmi ? 8 : isa == CpuIsa::kAvx512 ? 7 : 5;
+  const int bits = isa >= CpuIsa::kAvx512Vbmi ? 8 : isa == CpuIsa::kAvx512 ? 7 : 5;
   return {.table_bits = kernel.codebooks ? bits : 8,
           .inline_codes = kernel.codebooks || kernel.quantize == nullptr,
           .isa = isa};
@@ -51,8 +87,7 @@ size_t CpuMatMul::InputFor(const int32_t* order, int64_t k) {
     const bool both = known != nullptr && order != nullptr;
     if (known == order || (both && std::memcmp(known, order, bytes) == 0)) return i;
   }
-  inputs_.push_back(
-      {.order = order, .quantize = false, .x = {}, .codes = nullptr, .blocks = nullptr});
+  inputs_.push_back({.order = order});
   return inputs_.size() - 1;
 }
 
@@ -70,19 +105,33 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
     if (out.rows == 0) continue;
     most_rows_ = std::max(most_rows_, out.rows);
     const int64_t groups = (matrix.n() + kGroupFeatures - 1) / kGroupFeatures;
-    jobs_.push_back(
-        {{matrix.view(), 0, groups, projection.bias, static_cast<float*>(out.data), out.stride,
-          projection.accumulate},
-         groups_,
-         projection.first_row,
-         out.rows,
-         InputFor(matrix.view().input_order, x.cols),
-         matrix.view().kind == PackKind::kRowInt8 ? row_activations_.Add(matrix.view()) : -1});
+    const PackedView& view = matrix.view();
+    const bool row_int8 = view.kind == PackKind::kRowInt8;
+    const bool tiles = TilesPay(out.rows) && kernel_.run_tiles != nullptr && HasTiles(view.kind);
+    const bool row_tiles =
+        row_int8 && out.rows >= kTileRows && kernel_.run_row_int8_tiles != nullptr;
+    jobs_.push_back({{view, 0, groups, projection.bias, static_cast<float*>(out.data), out.stride,
+                      projection.accumulate},
+                     groups_,
+                     projection.first_row,
+                     out.rows,
+                     InputFor(view.input_order, x.cols),
+                     row_int8 ? row_activations_.Add(view) : -1,
+                     tiles       ? kernel_.run_tiles
+                     : row_tiles ? kernel_.run_row_int8_tiles
+                                 : kernel_.run,
+                     tiles});
     groups_ += groups;
-    const bool blocks =
-        matrix.format().group > 0 || (HasCodes(matrix.view().kind) && kernel_.codebooks);
-    inputs_[jobs_.back().input].quantize |= kernel_.quantize != nullptr && blocks;
+    const bool blocks = matrix.format().group > 0 || (HasCodes(view.kind) && kernel_.codebooks);
+    Input& input = inputs_[jobs_.back().input];
+    input.tile |= tiles;
+    input.quantize |= kernel_.quantize != nullptr && blocks && !tiles;
   }
+}
+
+// Of an input's tiles.
+int64_t CpuMatMul::TileBytes(const Tensor& x) const {
+  return (x.rows + kTileRows - 1) / kTileRows * (x.cols / kBlockValues) * kernel_.tile_block;
 }
 
 void CpuMatMul::ReserveScratch(const Tensor& x) {
@@ -91,21 +140,29 @@ void CpuMatMul::ReserveScratch(const Tensor& x) {
   const size_t float_bytes = rows * cols * sizeof(float);
   const size_t code_bytes = rows * cols * static_cast<size_t>(kernel_.code_bytes);
   const size_t block_bytes = rows * (cols / kBlockValues) * sizeof(ActivationBlock);
-  worker_bytes_ = kTileBytes + static_cast<size_t>(most_rows_) * kMaxGroupsAtOnce * kGroupFeatures *
-                                   sizeof(float);
+  const auto tile_bytes = static_cast<size_t>(TileBytes(x));
+  // Tiles may have rows before and behind those of a job.
+  worker_bytes_ = kTileBytes + static_cast<size_t>(most_rows_ + 2 * kTileRows) * kMaxGroupsAtOnce *
+                                   kGroupFeatures * sizeof(float);
   const size_t worker_bytes = worker_bytes_ * static_cast<size_t>(pool_.size());
   memory_.Reserve(inputs_.size() *
                       (ScratchMemory::Aligned(float_bytes) + ScratchMemory::Aligned(code_bytes) +
-                       ScratchMemory::Aligned(block_bytes)) +
+                       ScratchMemory::Aligned(block_bytes) + ScratchMemory::Aligned(tile_bytes)) +
                   worker_bytes);
   for (Input& input : inputs_) {
     input.x = x;
     if (input.order != nullptr) {
       input.x = DenseTensor(memory_.Take<float>(float_bytes), DType::kF32, x.rows, x.cols);
     }
-    if (!input.quantize) continue;
-    input.codes = memory_.Take<int8_t>(code_bytes);
-    input.blocks = memory_.Take<ActivationBlock>(block_bytes);
+    if (input.quantize) {
+      input.codes = memory_.Take<int8_t>(code_bytes);
+      input.blocks = memory_.Take<ActivationBlock>(block_bytes);
+    }
+    if (!input.tile) continue;
+    input.tiles = memory_.Take<uint8_t>(tile_bytes);
+    // Rows that are not there are multiplied, too: numbers that are quick, not what was there.
+    const size_t last = tile_bytes / ((rows + kTileRows - 1) / kTileRows);
+    if (rows % kTileRows != 0) std::memset(input.tiles + tile_bytes - last, 0, last);
   }
   worker_memory_ = memory_.Take<uint8_t>(worker_bytes);
   if (!row_activations_.empty()) row_activations_.Reserve(x);
@@ -119,9 +176,14 @@ void CpuMatMul::PrepareRows(const Tensor& x, const Input& input, int64_t begin, 
       float* to = input.x.Row<float>(row);
       for (int64_t i = 0; i < x.cols; ++i) to[i] = from[input.order[i]];
     }
+    const float* values = input.x.Row<float>(row);
+    if (input.tile) {
+      kernel_.quantize_lane(values, x.cols, row % kTileRows,
+                            input.tiles + row / kTileRows * blocks * kernel_.tile_block);
+    }
     if (!input.quantize) continue;
-    kernel_.quantize(input.x.Row<float>(row), x.cols,
-                     input.codes + row * x.cols * kernel_.code_bytes, input.blocks + row * blocks);
+    kernel_.quantize(values, x.cols, input.codes + row * x.cols * kernel_.code_bytes,
+                     input.blocks + row * blocks);
   }
 }
 
@@ -138,12 +200,16 @@ void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
     const int64_t k = from.x.cols;
     MatMulInput input = {
         from.x.Row<float>(job.first_row), from.x.stride, nullptr, nullptr, {}, job.rows, k};
-    if (from.quantize) {
+    if (job.tiles) {
+      input.first_lane = job.first_row % kTileRows;
+      input.tiles =
+          from.tiles + job.first_row / kTileRows * (k / kBlockValues) * kernel_.tile_block;
+    } else if (from.quantize) {
       input.codes = from.codes + job.first_row * k * kernel_.code_bytes;
       input.blocks = from.blocks + job.first_row * (k / kBlockValues);
     }
     if (job.row_int8 >= 0) input.row_int8 = row_activations_.input(job.row_int8, job.first_row);
-    kernel_.run(input, share, scratch);
+    job.run(input, share, scratch);
   }
 }
 
@@ -165,7 +231,7 @@ void CpuMatMul::Prepare(const Tensor& x) {
           [&](int64_t begin, int64_t end) { row_activations_.QuantizeRows(x, begin, end); });
   }
   for (const Input& input : inputs_) {
-    if (input.order == nullptr && !input.quantize) continue;
+    if (input.order == nullptr && !input.quantize && !input.tile) continue;
     split(x.rows, [&](int64_t begin, int64_t end) { PrepareRows(x, input, begin, end); });
   }
 }

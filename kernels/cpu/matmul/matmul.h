@@ -27,6 +27,11 @@ struct MatMulKernel {
   QuantizeFunction* quantize;  // null: activations stay float
   int64_t code_bytes;          // of a quantized activation
   bool codebooks;              // whether apart formats take quantized activations too
+  // Of many rows, and how they are quantized; null where there is none.
+  MatMulFunction* run_tiles = nullptr;
+  QuantizeLaneFunction* quantize_lane = nullptr;
+  int64_t tile_block = 0;                        // bytes
+  MatMulFunction* run_row_int8_tiles = nullptr;  // of kRowInt8
 };
 
 class CpuMatMul {
@@ -43,19 +48,23 @@ class CpuMatMul {
     int64_t first_row, rows;
     size_t input;      // which of inputs_ it takes
     int64_t row_int8;  // which of row_activations_ it takes; -1: none
+    MatMulFunction* run;
+    bool tiles;  // whether of rows in tiles
   };
   // The shared input in one order of its features.
   struct Input {
-    const int32_t* order;  // [k]; null: as it is
-    bool quantize;
-    Tensor x;  // [rows, k], in this order
-    int8_t* codes;
-    ActivationBlock* blocks;
+    const int32_t* order;                 // [k]; null: as it is
+    bool quantize = false, tile = false;  // for kernels of rows, and of tiles
+    Tensor x = {};                        // [rows, k], in this order
+    int8_t* codes = nullptr;
+    ActivationBlock* blocks = nullptr;
+    uint8_t* tiles = nullptr;
   };
 
   void Plan(const Tensor& x, std::span<const Projection> projections);
   size_t InputFor(const int32_t* order, int64_t k);
   void ReserveScratch(const Tensor& x);
+  int64_t TileBytes(const Tensor& x) const;
   void PrepareRows(const Tensor& x, const Input& input, int64_t begin, int64_t end);
   void Prepare(const Tensor& x);
   void RunGroups(int worker, int64_t begin, int64_t end);

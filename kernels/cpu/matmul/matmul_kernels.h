@@ -152,6 +152,10 @@ struct MatMulInput {
   RowInt8Input row_int8;          // of kRowInt8
   int64_t rows;
   int64_t k;
+  // Of kernels that take rows in tiles: the tile that row 0 lies in, and its place there. Tiles
+  // follow each other.
+  const uint8_t* tiles = nullptr;
+  int64_t first_lane = 0;
 };
 
 // Groups [group_begin, group_end) of one projection.
@@ -191,6 +195,19 @@ TREADLE_ISA_KERNEL(QuantizeInt8, QuantizeFunction);
 TREADLE_ISA_KERNEL(QuantizeInt16, QuantizeFunction);
 inline constexpr int64_t kInt8Bytes = 1;
 inline constexpr int64_t kInt16Bytes = 4;
+
+// Products of many rows by AMX, of the same bits: MatMulInt8 and MatMulInt16 of inline formats
+// without a codebook, and of kRowInt8. The first two take activations in tiles of 16 rows, whose
+// blocks are: codes [planes][16][32], f32 scale[16], f32 scaled_sum[16]. Row `lane` of a tile
+// [k / 32] is quantized at a time.
+inline constexpr int64_t kTileRows = 16;
+inline constexpr int64_t kTileBlockInt8 = kTileRows * (kBlockValues + 8);
+inline constexpr int64_t kTileBlockInt16 = kTileRows * (2 * kBlockValues + 8);
+using QuantizeLaneFunction = void(const float* x, int64_t k, int64_t lane, uint8_t* tile);
+namespace avx512 {
+MatMulFunction MatMulTilesInt8, MatMulTilesInt16, MatMulTilesRowInt8;
+QuantizeLaneFunction QuantizeLaneInt8, QuantizeLaneInt16;
+}  // namespace avx512
 
 // LLM.int8()'s activations. Sets flags[begin, end) to whether any of `rows` rows of x has an
 // outlier in that column.

@@ -60,6 +60,7 @@ inline void ForRows(int64_t rows, Body body) {
 // Sums of rows [row, row + R) and groups [group, group + G), as they begin or go on.
 template <int R, int G>
 TREADLE_SIMD void BeginSums(bool first, const float* scratch, Vec (&sums)[R][G]) {
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     for (int g = 0; g < G; ++g) {
       sums[r][g] = first ? Zero() : Load(scratch + (r * G + g) * kLanes);
@@ -67,16 +68,20 @@ TREADLE_SIMD void BeginSums(bool first, const float* scratch, Vec (&sums)[R][G])
   }
 }
 
-// Keeps the sums for the next tile, or writes the result: + bias, then + out if accumulate.
+// Keeps the sums for the next tile, or writes the results of rows from `first` to before `end`: +
+// bias, then + out if accumulate.
 template <int R, int G>
 TREADLE_SIMD void EndSums(bool last, const MatMulShare& share, int64_t row, int64_t group,
-                          float* scratch, const Vec (&sums)[R][G]) {
+                          float* scratch, const Vec (&sums)[R][G], int64_t first = 0,
+                          int64_t end = R) {
+#pragma GCC unroll 16
   for (int r = 0; r < R; ++r) {
     for (int g = 0; g < G; ++g) {
       if (!last) {
         Store(scratch + (r * G + g) * kLanes, sums[r][g]);
         continue;
       }
+      if (r < first || r >= end) continue;
       const int64_t feature = (group + g) * kGroupFeatures;
       const int64_t lanes = share.weight.n - feature < kLanes ? share.weight.n - feature : kLanes;
       float* out = share.out + (row + r) * share.out_stride + feature;

@@ -2,10 +2,12 @@
 // of k in 32 bits, and the outlier columns in float.
 //
 // AVX2 multiplies bytes into pairs of 16 bits, which saturate. So both factors are words there.
-// Few rows make them of codes as they go; more run over a tile of them, in L1.
+// Few rows make them of codes as they go; more run over a tile of them, in L1. AMX multiplies the
+// codes where they lie, 16 rows of 64 at a time.
 #include "kernels/cpu/matmul/activation_codes.h"
 #include "kernels/cpu/matmul/code_words.h"
 #include "kernels/cpu/matmul/matmul_lanes.h"
+#include "kernels/cpu/matmul/tile_registers.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {
@@ -158,7 +160,74 @@ void RunGroups(const MatMulInput& input, const MatMulShare& share, int64_t group
                        [&]<int R>(int64_t row) { RunRows<R, G>(input, share, row, group); });
 }
 
-#ifndef __AVX512F__
+#ifdef __AVX512F__
+
+// Rows [known, 16 * T) of 16 * T from `row` on. Two blocks at a time; the last of an odd number by
+// vectors.
+template <int T, int G>
+TREADLE_LOOP void RunTileRows(const MatMulInput& input, const MatMulShare& share, int64_t row,
+                              int64_t known, int64_t group) {
+  const int64_t blocks = BlocksOf(input);
+  const int64_t row_bytes = blocks * kRowBytes * kBlockValues;
+  const int8_t* const rows = input.row_int8.codes + row * row_bytes;
+  const int8_t* x = rows;
+  const uint8_t* w[G];
+  for (int g = 0; g < G; ++g) w[g] = share.weight.data + (group + g) * share.weight.group_bytes;
+  ZeroTile<0>();
+  ZeroTile<1>();
+  ZeroTile<2>();
+  ZeroTile<3>();
+  for (int64_t b = 0; b + 2 <= blocks; b += 2, x += 2 * kBlockValues) {
+    LoadTile<4>(x, row_bytes);
+    LoadTile<6>(w[0], kTileLine);
+    AddUnsigned<0, 4, 6>();
+    if constexpr (G == 2) {
+      LoadTile<7>(w[1], kTileLine);
+      AddUnsigned<1, 4, 7>();
+    }
+    if constexpr (T == 2) {
+      LoadTile<5>(x + kTileRows * row_bytes, row_bytes);
+      AddUnsigned<2, 5, 6>();
+      if constexpr (G == 2) AddUnsigned<3, 5, 7>();
+    }
+    for (int g = 0; g < G; ++g) w[g] += 2 * kBlockBytes;
+  }
+  alignas(64) int32_t dots[2][2][kTileRows][kLanes];  // of rows by groups
+  StoreTile<0>(dots[0][0]);
+  StoreTile<1>(dots[0][1]);
+  StoreTile<2>(dots[1][0]);
+  StoreTile<3>(dots[1][1]);
+  ForRows<kRowsAtOnce>(T * kTileRows - known, [&]<int R>(int64_t from) {
+    from += known;
+    Integers sums[R][G];
+    BeginRows<R, G>(input.row_int8.rows + row + from, sums);
+    for (int r = 0; r < R; ++r) {
+      for (int g = 0; g < G; ++g) {
+        const int32_t* dot = dots[(from + r) / kTileRows][g][(from + r) % kTileRows];
+        sums[r][g] = AddIntegers(sums[r][g], {_mm512_load_si512(dot)});
+      }
+    }
+    if (blocks % 2 != 0) AddBlock<R, G>(w, x + from * row_bytes, row_bytes, sums);
+    EndRows<R, G>(input, share, row + from, group, sums);
+  });
+}
+
+// The last rows begin early, if need be.
+template <int G>
+void RunTileGroups(const MatMulInput& input, const MatMulShare& share, int64_t group) {
+  int64_t row = 0;
+  for (; row + 2 * kTileRows <= input.rows; row += 2 * kTileRows) {
+    RunTileRows<2, G>(input, share, row, 0, group);
+  }
+  while (row < input.rows) {
+    const int64_t last = input.rows - kTileRows;
+    const int64_t from = row < last ? row : last;
+    RunTileRows<1, G>(input, share, from, row - from, group);
+    row = from + kTileRows;
+  }
+}
+
+#else
 
 constexpr int64_t kTiledRows = 12;  // below, making the words once does not pay
 constexpr int64_t kTileBlocks = 24;
@@ -278,6 +347,17 @@ void MatMulRowInt8(const MatMulInput& input, const MatMulShare& share,
 #endif
   for (; group < share.group_end; ++group) RunGroups<1>(input, share, group);
 }
+
+#ifdef __AVX512F__
+void MatMulTilesRowInt8(const MatMulInput& input, const MatMulShare& share, const MatMulScratch&) {
+  TileShapes shapes;
+  for (int tile = 0; tile < 8; ++tile) shapes.Set(tile, kTileRows, kTileLine);
+  const ScopedTiles registers(shapes);
+  int64_t group = share.group_begin;
+  for (; group + 2 <= share.group_end; group += 2) RunTileGroups<2>(input, share, group);
+  for (; group < share.group_end; ++group) RunTileGroups<1>(input, share, group);
+}
+#endif
 
 void FlagOutliers(const float* x, int64_t stride, int64_t rows, int64_t begin, int64_t end,
                   int32_t threshold_bits, uint8_t* flags) {
