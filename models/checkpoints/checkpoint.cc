@@ -47,6 +47,26 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   return OpenGguf(path);
 }
 
+void Checkpoint::AddTurnEnds() {
+  if (!tokenizer_) return;
+  // Where there is <|return|>, <|end|> is between the messages of one turn.
+  constexpr std::string_view kReturn = "<|return|>", kEnd = "<|end|>";
+  constexpr std::string_view kTurnEnds[] = {
+      kReturn, kEnd, "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|call|>"};
+  const auto in_template = [&](std::string_view text) {
+    return chat_template_.find(text) != std::string::npos;
+  };
+  std::vector<int32_t>& ends = tokenizer_->end_ids;
+  for (size_t id = 0; id < tokenizer_->tokens.size(); ++id) {
+    const TokenizerSpec::Token& token = tokenizer_->tokens[id];
+    if (token.kind != TokenKind::kControl && token.kind != TokenKind::kUserDefined) continue;
+    if (std::ranges::find(kTurnEnds, token.text) == std::end(kTurnEnds)) continue;
+    if (!in_template(token.text) || (token.text == kEnd && in_template(kReturn))) continue;
+    const auto end = static_cast<int32_t>(id);
+    if (std::ranges::find(ends, end) == ends.end()) ends.push_back(end);
+  }
+}
+
 std::vector<FileState> Checkpoint::file_states() const {
   std::vector<FileState> states;
   for (const auto& file : mapped_) states.push_back(file->state());

@@ -109,6 +109,9 @@ class Checkpoint {
   // Once all has been read: each layer's experts are as many as the model says, and their matrices
   // come one after the other, in ascending order.
   absl::Status ArrangeExperts();
+  // Once tokenizer and template are read. What ends a turn in the template is an end, too, whatever
+  // ids the files name: control tokens that llama.cpp as well knows by their texts.
+  void AddTurnEnds();
   // Sizes in range and in harmony: what every loader relies on.
   absl::Status CheckConsistency() const;
   absl::Status CheckRope(const Architecture& architecture) const;

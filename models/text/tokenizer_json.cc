@@ -361,9 +361,8 @@ absl::Status Reader::ReadConfig() {
 }
 
 absl::Status Reader::ReadGenerationConfig() {
-  const std::filesystem::path path = folder_ / "generation_config.json";
   TREADLE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
-                           EndIdsIn(path, static_cast<int64_t>(spec_.tokens.size())));
+                           ReadEndIds(folder_.string(), static_cast<int64_t>(spec_.tokens.size())));
   for (const int32_t id : ids) {
     if (spec_.eos < 0) spec_.eos = id;
     if (!std::ranges::count(spec_.end_ids, id)) spec_.end_ids.push_back(id);

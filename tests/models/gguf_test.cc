@@ -99,8 +99,10 @@ class GgufTest : public ScratchCheckpoint {
  protected:
   static constexpr const char* kName = "tiny-llama.gguf";
 
-  std::string WriteTiny(const char* format, bool tokenizer) {
+  std::string WriteTiny(const char* format, bool tokenizer,
+                        const std::map<std::string, float>& numbers = {}) {
     TinyModelOptions options;
+    options.numbers = numbers;
     options.format = format;
     options.layers = 1;
     options.hidden = options.ffn_hidden = 32;
@@ -136,6 +138,48 @@ TEST_F(GgufTest, EveryCorruptionIsRefused) {
     Write("bad.gguf", bytes);
     ExpectRefused(Load(Path("bad.gguf")), Path("bad.gguf"), corruption.message);
   }
+}
+
+// As llama.cpp takes them: a factor without a type is linear, and 0 none; so is the older key.
+TEST_F(GgufTest, EveryKeyAboutRotationIsReadOrRefused) {
+  const auto factor = [&](const std::map<std::string, float>& numbers) {
+    WriteTiny("f32", true, numbers);
+    const auto checkpoint = Checkpoint::Open(Path(kName));
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    return checkpoint.ok() ? (*checkpoint)->config().rope_linear_factor : -1;
+  };
+  EXPECT_EQ(factor({}), 1);
+  EXPECT_EQ(factor({{"rope.scaling.factor", 4}}), 4);
+  EXPECT_EQ(factor({{"rope.scale_linear", 2}}), 2);
+  EXPECT_EQ(factor({{"rope.scaling.factor", 4}, {"rope.scale_linear", 2}}), 4);
+  EXPECT_EQ(factor({{"rope.scaling.factor", 0}}), 1);
+  WriteTiny("f32", true, {{"rope.scaling.alpha", 3}});
+  ExpectRefused(Load(Path(kName)), Path(kName), "'llama.rope.scaling.alpha' says how positions");
+  WriteTiny("f32", true, {{"rope.scale_linear", -2}});
+  ExpectRefused(Load(Path(kName)), Path(kName), "linear factor is -2");
+}
+
+// The tiny template ends turns with <|im_end|>; files often name <|endoftext|> alone.
+TEST_F(GgufTest, WhatEndsATurnInTheTemplateIsAnEnd) {
+  std::string bytes = WriteTiny("f32", true);
+  const auto end_of_text = static_cast<uint32_t>(TinyEndOfTurn() - 2);
+  const std::string key = "tokenizer.ggml.eos_token_id";
+  bytes.replace(bytes.find(key) + key.size() + 4, 4, Raw(end_of_text));
+  Write("other.gguf", bytes);
+  const auto ends = [&](const std::string& name) {
+    const auto checkpoint = Checkpoint::Open(Path(name));
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    return checkpoint.ok() ? (*checkpoint)->end_ids() : std::vector<int32_t>();
+  };
+  EXPECT_EQ(ends("other.gguf"), (std::vector<int32_t>{TinyEndOfTurn() - 2, TinyEndOfTurn()}));
+  EXPECT_EQ(ends(kName), (std::vector<int32_t>{TinyEndOfTurn()}));
+  const std::string in_template = "tokenizer.chat_template";
+  const size_t at = bytes.find("<|im_end|>", bytes.find(in_template));
+  for (size_t i = at; i != std::string::npos; i = bytes.find("<|im_end|>", i)) {
+    bytes.replace(i, 10, "<|xx_xxx|>");
+  }
+  Write("another.gguf", bytes);
+  EXPECT_EQ(ends("another.gguf"), (std::vector<int32_t>{TinyEndOfTurn() - 2}));
 }
 
 TEST_F(GgufTest, TruncatedFilesAreRefused) {

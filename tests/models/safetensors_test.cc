@@ -427,6 +427,29 @@ TEST_F(SafetensorsTest, EndIdsAreKnownWithoutATokenizer) {
   EXPECT_THAT(*end_ids(), testing::ElementsAre(2));
 }
 
+// The union of what tokenizer, configuration and template say.
+TEST_F(SafetensorsTest, EndIdsOfEveryFileCount) {
+  const auto path = WriteTinyLlamaFolder(directory_.string(), {});
+  ASSERT_TRUE(path.ok()) << path.status();
+  const auto end_ids = [&] {
+    const auto checkpoint = Checkpoint::Open(directory_.string());
+    EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
+    return checkpoint.ok() ? (*checkpoint)->end_ids() : std::vector<int32_t>();
+  };
+  const int32_t turn = TinyEndOfTurn();
+  EXPECT_THAT(end_ids(), testing::ElementsAre(turn));
+  Json config = Json::parse(Read("config.json"));
+  config["eos_token_id"] = {5, turn};
+  Write("config.json", config.dump());
+  EXPECT_THAT(end_ids(), testing::ElementsAre(turn, 5));
+  Write("generation_config.json", R"({"eos_token_id": 7})");
+  EXPECT_THAT(end_ids(), testing::ElementsAre(turn, 7));
+  Json tokenizer = Json::parse(Read("tokenizer_config.json"));
+  tokenizer["eos_token"] = "<|endoftext|>";
+  Write("tokenizer_config.json", tokenizer.dump());
+  EXPECT_THAT(end_ids(), testing::ElementsAre(turn - 2, 7, turn));
+}
+
 TEST_F(SafetensorsTest, MistralsWindowIsOfAllLayers) {
   config_["architectures"] = {"MistralForCausalLM"};
   for (const Json& window : {Json(8), Json(nullptr)}) {

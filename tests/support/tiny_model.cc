@@ -329,6 +329,7 @@ absl::StatusOr<std::string> WriteTinyGguf(const Architecture& architecture,
     writer.AddU32(prefix + "attention.sliding_window", static_cast<uint32_t>(config.window));
   }
   writer.AddF32(prefix + GgufEpsilonKey(architecture), 1e-5f);
+  for (const auto& [key, value] : o.numbers) writer.AddF32(prefix + key, value);
   if (o.tokenizer) AddTokenizer(o, writer);
   std::map<std::string, std::string> experts;  // by name, of all
   for (TinyTensor& tensor : TensorsOf(architecture, o)) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,8 @@ struct TinyModelOptions {
   bool tied_head = true;
   bool tokenizer = true;
   bool chat_template = true;
+  // GGUF only: metadata besides, by what follows the architecture's name in the key.
+  std::map<std::string, float> numbers = {};
 };
 
 // Tokens: 256 bytes, some merges, then <|endoftext|> (bos, unknown), <|im_start|>, <|im_end|>

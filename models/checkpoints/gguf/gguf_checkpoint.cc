@@ -1,6 +1,7 @@
 // A GGUF file as a Checkpoint.
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "base/quoted.h"
 #include "base/status.h"
@@ -20,6 +21,8 @@ class GgufCheckpoint final : public Checkpoint {
   template <typename Struct>
   absl::Status ReadFields(const std::string& prefix, const Architecture& architecture,
                           Struct& out) const;
+  absl::Status CheckRopeKeys(const std::string& prefix) const;
+  absl::Status ReadLinear(const std::string& prefix);
   absl::Status ReadRope(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadYarn(const std::string& prefix, const Architecture& architecture);
 
@@ -39,6 +42,7 @@ absl::Status GgufCheckpoint::Read(const std::string& path) {
   TREADLE_RETURN_IF_ERROR(ReadConfig());
   TREADLE_ASSIGN_OR_RETURN(tokenizer_, ReadGgufTokenizer(*file_));
   TREADLE_ASSIGN_OR_RETURN(chat_template_, file_->String("tokenizer.chat_template", ""));
+  AddTurnEnds();
   TREADLE_RETURN_IF_ERROR(CheckConsistency());
   return ArrangeExperts();
 }
@@ -118,9 +122,39 @@ absl::Status GgufCheckpoint::ReadYarn(const std::string& prefix, const Architect
   return absl::OkStatus();
 }
 
+// How positions are rotated has to be understood: a key that nobody reads would give other answers.
+absl::Status GgufCheckpoint::CheckRopeKeys(const std::string& prefix) const {
+  std::set<std::string> known = {prefix + "rope.scale_linear", prefix + "rope.scaling.type",
+                                 prefix + "rope.scaling.finetuned",
+                                 prefix + "rope.scaling.yarn_attn_factor"};
+  const auto add = [&]<typename Struct>(const std::string& before, const Struct*) {
+    for (const ConfigField<Struct>& field : FieldsOf<Struct>()) {
+      if (field.gguf != nullptr) known.insert(before + field.gguf);
+    }
+  };
+  add(prefix, &config_);
+  add(prefix + "rope.scaling.", static_cast<const Yarn*>(nullptr));
+  add(prefix + "rope.scaling.", static_cast<const LongRope*>(nullptr));
+  for (const GgufFile::RawPair& pair : file_->raw_metadata()) {
+    if (!pair.key.starts_with(prefix + "rope.") || known.contains(std::string(pair.key))) continue;
+    return Unimplemented(path_, ": metadata ", Quoted(pair.key),
+                         " says how positions are rotated, in a way that is not supported");
+  }
+  return absl::OkStatus();
+}
+
+// Of files that do not name a type a factor means linear, as in llama.cpp; 0 means none.
+absl::Status GgufCheckpoint::ReadLinear(const std::string& prefix) {
+  TREADLE_ASSIGN_OR_RETURN(const double old, file_->Number(prefix + "rope.scale_linear", 0.0));
+  TREADLE_ASSIGN_OR_RETURN(const double factor, file_->Number(prefix + "rope.scaling.factor", old));
+  if (factor != 0) config_.rope_linear_factor = factor;
+  return absl::OkStatus();
+}
+
 absl::Status GgufCheckpoint::ReadRope(const std::string& prefix, const Architecture& architecture) {
+  TREADLE_RETURN_IF_ERROR(CheckRopeKeys(prefix));
   TREADLE_ASSIGN_OR_RETURN(const std::string scaling,
-                           file_->String(prefix + "rope.scaling.type", "none"));
+                           file_->String(prefix + "rope.scaling.type", "linear"));
   if (scaling == "longrope" || Find("rope_factors_long.weight") != nullptr ||
       Find("rope_factors_short.weight") != nullptr) {
     LongRope& rope = config_.long_rope.emplace();
@@ -134,16 +168,11 @@ absl::Status GgufCheckpoint::ReadRope(const std::string& prefix, const Architect
     }
     return ReadFields(prefix + "rope.scaling.", architecture, rope);
   }
-  if (scaling == "linear") {
-    TREADLE_ASSIGN_OR_RETURN(config_.rope_linear_factor,
-                             file_->Number(prefix + "rope.scaling.factor"));
-  } else if (scaling == "yarn") {
-    return ReadYarn(prefix + "rope.scaling.", architecture);
-  } else if (scaling != "none") {
-    return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
-                         ", expected none, linear, longrope or yarn");
-  }
-  return absl::OkStatus();
+  if (scaling == "linear") return ReadLinear(prefix);
+  if (scaling == "yarn") return ReadYarn(prefix + "rope.scaling.", architecture);
+  if (scaling == "none") return absl::OkStatus();
+  return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
+                       ", expected none, linear, longrope or yarn");
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ absl::Status ReadMerges(const GgufFile& file, TokenizerSpec& spec) {
 }
 
 absl::Status ReadIds(const GgufFile& file, bool sentencepiece, TokenizerSpec& spec) {
-  int32_t eot = -1;
+  int32_t eot = -1, eom = -1;
   struct Row {
     const char* key;
     int32_t* id;
@@ -75,6 +75,7 @@ absl::Status ReadIds(const GgufFile& file, bool sentencepiece, TokenizerSpec& sp
   const Row rows[] = {{"tokenizer.ggml.bos_token_id", &spec.bos, sentencepiece ? 1 : -1},
                       {"tokenizer.ggml.eos_token_id", &spec.eos, sentencepiece ? 2 : -1},
                       {"tokenizer.ggml.eot_token_id", &eot, -1},
+                      {"tokenizer.ggml.eom_token_id", &eom, -1},
                       {"tokenizer.ggml.unknown_token_id", &spec.unknown, sentencepiece ? 0 : -1},
                       {"tokenizer.ggml.padding_token_id", &spec.padding, -1}};
   const auto count = static_cast<int64_t>(spec.tokens.size());
@@ -87,7 +88,7 @@ absl::Status ReadIds(const GgufFile& file, bool sentencepiece, TokenizerSpec& sp
     }
     *row.id = static_cast<int32_t>(id);
   }
-  for (const int32_t id : {spec.eos, eot}) {
+  for (const int32_t id : {spec.eos, eot, eom}) {
     if (id >= 0 && std::ranges::find(spec.end_ids, id) == spec.end_ids.end()) {
       spec.end_ids.push_back(id);
     }

@@ -123,13 +123,13 @@ absl::Status HuggingFaceCheckpoint::ReadTextSide() {
     TREADLE_ASSIGN_OR_RETURN(const auto file,
                              MappedFile::Open((folder / "chat_template.jinja").string()));
     chat_template_ = file->text();
-    return absl::OkStatus();
   }
   for (const char* name : {"chat_template.json", "tokenizer_config.json"}) {
     if (!chat_template_.empty() || !std::filesystem::exists(folder / name)) continue;
     TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile((folder / name).string()));
     chat_template_ = DefaultTemplate(json.value("chat_template", Json()));
   }
+  AddTurnEnds();
   return absl::OkStatus();
 }
 
