@@ -3,11 +3,12 @@
 #
 #   bench/gpu_bundle.sh [ARCHITECTURE ...]        sm_90a (the default), sm_80, sm_100, ...
 #
-# Into build/gpu_bundle: treadle and treadle-bench, the tests that need a GPU, gpu_run.sh with its report, and the shared libraries that all of
-# these need, stripped. All of them come along, gRPC too, so that the machine needs no packages and runs the very binary that is built here;
-# a second build without gRPC would be one more thing to keep working, for 20 MB. What stays behind: the C library, the driver, cuBLASLt
-# and NCCL, which are larger than everything else together and come with that machine's CUDA or PyTorch.
-# Environment: OUT (build/gpu_bundle), BUILD (build/gpu), JOBS, LIMIT_MIB (60), TARGETS; BUILT=yes: TARGETS have been built in BUILD.
+# Into build/gpu_bundle, and packed into build/gpu_bundle.tar.gz: treadle and treadle-bench, the tests that need a GPU,
+# gpu_run.sh with its report, and the shared libraries that all of these need, stripped. All of them come along, gRPC too, so
+# that the machine needs no packages and runs the very binary that is built here; a second build without gRPC would be one more
+# thing to keep working, for 20 MB. What stays behind: the C library, the driver, cuBLASLt and NCCL, which are larger than
+# everything else together and come with that machine's CUDA or PyTorch.
+# Environment: OUT (build/gpu_bundle), BUILD (build/gpu), JOBS, LIMIT_MIB (of the archive: 60), TARGETS; BUILT=yes: TARGETS have been built in BUILD.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-build/gpu_bundle}
@@ -64,6 +65,7 @@ if [ -f "$model" ]; then
 fi
 
 (cd "$out" && du -ah --max-depth=1 . | sort -h)
-total=$(used)
-echo "$out: $total MiB for ${architectures[*]}"
-[ "$total" -le "$limit" ] || { echo "that is more than $limit MiB" >&2; exit 1; }
+tar -C "$(dirname "$out")" -czf "$out.tar.gz" "$(basename "$out")"
+packed=$(du -sm "$out.tar.gz" | cut -f1)
+echo "$out: $(used) MiB for ${architectures[*]}; $out.tar.gz: $packed MiB"
+[ "$packed" -le "$limit" ] || { echo "that is more than $limit MiB" >&2; exit 1; }

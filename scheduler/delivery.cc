@@ -12,7 +12,7 @@ RequestTimings TimingsOf(const Request& request, Clock::time_point now) {
   RequestTimings timings;
   timings.total = Seconds(now - request.arrival);
   timings.queued =
-      request.admitted == unset ? timings.total : Seconds(request.admitted - request.arrival);
+      request.begun == unset ? timings.total : Seconds(request.begun - request.arrival);
   if (request.first_token != unset) {
     timings.first_token = Seconds(request.first_token - request.arrival);
   }

@@ -99,7 +99,7 @@ void LoopCore::Absorb(IterationResult& result) {
   for (size_t i = 0; i < note.steps.size(); ++i) AbsorbStep(note.steps[i], result.steps[i]);
   // A request that ended earlier has no step in this result; it retires here.
   for (Request* request : note.requests) Retire(*request);
-  if (running_ == 0) delivery_.Flush(now_);
+  if (running_ + reserved_ == 0) delivery_.Flush(now_);
   if (!note.steps.empty()) {
     masks_.NoteIteration(result.timings.receive + result.timings.compute);
   }
@@ -193,7 +193,13 @@ void LoopCore::FinishSequence(Request& request, Sequence& sequence, FinishReason
 
 void LoopCore::End(Request& request, const absl::Status& status) {
   if (request.state == RequestState::kFinished) return;
-  --(request.state == RequestState::kWaiting ? waiting_ : running_);
+  const bool admitted = request.state != RequestState::kWaiting;
+  if (request.begun != Clock::time_point()) {
+    --running_;
+  } else {
+    --waiting_;
+    if (admitted) --reserved_;
+  }
   request.state = RequestState::kFinished;
   for (Sequence& sequence : request.sequences) masks_.Forget(sequence);
   delivery_.End(request, status, now_);
@@ -311,13 +317,13 @@ void LoopCore::Expire() {
 
 // Drops what has ended and tells the pool what is left.
 void LoopCore::Settle() {
-  if (running_ == 0) delivery_.Flush(now_);
+  if (running_ + reserved_ == 0) delivery_.Flush(now_);
   if (std::exchange(some_left_, false)) {
     std::erase_if(pool_.live(), [](const std::unique_ptr<Request>& request) {
       return request->state == RequestState::kFinished && request->plans_in_flight == 0;
     });
   }
-  pool_.NoteCounts(waiting_, running_);
+  pool_.NoteCounts(waiting_, reserved_, running_);
   drained_ = draining_ && waiting_ + running_ == 0;
 }
 
@@ -329,7 +335,7 @@ void LoopCore::EndAll(const absl::Status& status) {
   in_flight_.clear();
   pool_.live().clear();
   planner_.Reset();
-  pool_.NoteCounts(waiting_, running_);
+  pool_.NoteCounts(waiting_, reserved_, running_);
   IterationResult nothing;
   nothing.epoch = engine_.epoch();
   nothing.iteration = next_iteration_;
@@ -349,7 +355,7 @@ bool LoopCore::SubmitPlans() {
     Submit(next, before);
     submitted = true;
   }
-  if (submitted) pool_.NoteCounts(waiting_, running_);
+  if (submitted) pool_.NoteCounts(waiting_, reserved_, running_);
   return submitted;
 }
 
@@ -359,12 +365,20 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
     note = std::move(spare_.back());
     spare_.pop_back();
   }
-  for (const Selected& member : selection) {
-    if (member.request->state != RequestState::kWaiting) continue;
-    --waiting_;
-    ++running_;
-  }
+  const auto counted = [&](auto of) {
+    return std::ranges::count_if(selection,
+                                 [of](const Selected& member) { return of(*member.request); });
+  };
+  const auto begun = [](const Request& request) { return request.begun != Clock::time_point(); };
+  const auto reserved = [&](const Request& request) {
+    return request.state != RequestState::kWaiting && !begun(request);
+  };
+  const int64_t begun_before = counted(begun), reserved_before = counted(reserved);
   IterationPlan plan = planner_.Build(selection, now_, note);
+  const int64_t began = counted(begun) - begun_before;
+  waiting_ -= began;
+  running_ += began;
+  reserved_ += counted(reserved) - reserved_before;
   plan.epoch = engine_.epoch();
   plan.iteration = next_iteration_++;
   last_submit_ = time_.Now();

@@ -114,7 +114,8 @@ class LoopCore {
   std::deque<PlanInFlight> in_flight_;
   std::vector<LedgerArrival> arrivals_;  // since the last record
   std::vector<PlanInFlight> spare_;      // returned ones, for their memory
-  int64_t waiting_ = 0;
+  int64_t waiting_ = 0;                  // for their first step
+  int64_t reserved_ = 0;                 // of these: admitted
   int64_t running_ = 0;
   bool some_left_ = false;  // some live request can be dropped
   bool draining_ = false;

@@ -68,7 +68,7 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
   note.members.reserve(selection.size());
   for (const Selected& member : selection) {
     Request& request = *member.request;
-    if (request.state == RequestState::kWaiting) Admit(request, now);
+    if (request.state == RequestState::kWaiting) Admit(request);
     if (member.num_tokens == 0) continue;
     if (IsToBegin(request)) Bind(request);
     const bool initiation = InInitiation(request);
@@ -85,6 +85,7 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     } else {
       AddTokens(request, plan, note);
     }
+    if (request.begun == Clock::time_point()) request.begun = now;
     ++request.plans_in_flight;
     note.requests.push_back(&request);
     note.members.push_back({request.id, num_tokens, initiation});
@@ -132,7 +133,7 @@ int32_t Planner::Writable(const Request& request, int32_t num_tokens) {
   return num_tokens;
 }
 
-void Planner::Admit(Request& request, Clock::time_point now) {
+void Planner::Admit(Request& request) {
   const int64_t prompt = request.prompt_length();
   auto pages = kv_.Admit(prompt, prompt + request.spec.max_new_tokens, request.spec.candidates,
                          PrefixOf(request, ReusableInputs(request)));
@@ -143,7 +144,6 @@ void Planner::Admit(Request& request, Clock::time_point now) {
   }
   BeginProgress(request);
   request.state = RequestState::kRunning;
-  request.admitted = now;
 }
 
 void Planner::AddPromptChunk(Request& request, int32_t num_tokens, IterationPlan& plan,

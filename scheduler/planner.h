@@ -74,7 +74,7 @@ class Planner {
   void Reset();
 
  private:
-  void Admit(Request& request, Clock::time_point now);
+  void Admit(Request& request);
   int32_t Writable(const Request& request, int32_t num_tokens);
   void Bind(Request& request);
   void KeepChunks(const IterationPlan& plan);

@@ -98,7 +98,7 @@ struct Request {
   std::shared_ptr<TokenStream> stream;
   Clock::time_point arrival;  // when the loop took it from the inbox, which is at once
   // Unset (the clock's epoch) until it happens.
-  Clock::time_point admitted;     // when it left kWaiting
+  Clock::time_point begun;        // when its first step was planned
   Clock::time_point first_token;  // when the first token was absorbed
 
   RequestState state = RequestState::kWaiting;

@@ -35,7 +35,7 @@ absl::StatusOr<RequestPool::Submitted> RequestPool::Submit(RequestSpec spec) {
 
   MutexLock lock(mutex_);
   if (draining_) return absl::UnavailableError("the server is draining and takes no new requests");
-  const int64_t waiting = waiting_ + static_cast<int64_t>(inbox_.arrivals.size());
+  const int64_t waiting = waiting_ - reserved_ + static_cast<int64_t>(inbox_.arrivals.size());
   if (waiting >= max_queue_) {
     return ResourceExhausted("the queue is full: ", waiting, " requests wait, at most ", max_queue_,
                              " may");
@@ -77,6 +77,7 @@ void RequestPool::Drain() {
 PoolLoad RequestPool::Load() const {
   MutexLock lock(mutex_);
   return {.waiting = waiting_ + static_cast<int64_t>(inbox_.arrivals.size()),
+          .reserved = reserved_,
           .running = running_,
           .queue_limit = max_queue_,
           .draining = draining_};
@@ -105,9 +106,10 @@ RequestPool::Inbox RequestPool::TakeInbox() {
   return taken;
 }
 
-void RequestPool::NoteCounts(int64_t waiting, int64_t running) {
+void RequestPool::NoteCounts(int64_t waiting, int64_t reserved, int64_t running) {
   MutexLock lock(mutex_);
   waiting_ = waiting;
+  reserved_ = reserved;
   running_ = running;
 }
 

@@ -15,8 +15,10 @@
 
 namespace treadle {
 
+// Requests in a pool, live ones.
 struct PoolLoad {
-  int64_t waiting = 0;
+  int64_t waiting = 0;   // for their first iteration
+  int64_t reserved = 0;  // of these: admitted, so they hold pages
   int64_t running = 0;
   int64_t queue_limit = 0;
   bool draining = false;
@@ -66,7 +68,8 @@ class RequestPool {
   void WaitForNews(Clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   Inbox TakeInbox() ABSL_LOCKS_EXCLUDED(mutex_);
   // What Load reports and the queue's bound counts (arrivals not taken yet are added to it).
-  void NoteCounts(int64_t waiting, int64_t running) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Of requests that TakeInbox has given.
+  void NoteCounts(int64_t waiting, int64_t reserved, int64_t running) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Live requests in arrival order (waiting and running, and finished ones with plans in flight).
   std::vector<std::unique_ptr<Request>>& live() { return live_; }
@@ -85,6 +88,7 @@ class RequestPool {
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   int64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
+  int64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t running_ ABSL_GUARDED_BY(mutex_) = 0;
 
   // Confined to the serving loop.

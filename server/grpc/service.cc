@@ -139,6 +139,7 @@ class Service final : public Methods {
           const PoolLoad load = environment_.stack.pool().Load();
           response->set_waiting(load.waiting);
           response->set_running(load.running);
+          response->set_reserved(load.reserved);
           response->set_queue_limit(load.queue_limit);
           response->set_draining(load.draining);
           const ServingStack::Pages pages = environment_.stack.pages();

@@ -76,6 +76,7 @@ struct Metrics::Instruments {
     const PoolLoad load = pool.Load();
     running.Set(static_cast<double>(load.running));
     waiting.Set(static_cast<double>(load.waiting));
+    reserved.Set(static_cast<double>(load.reserved));
     {
       MutexLock lock(catching_up);
       for (const auto& catch_up : others) catch_up();
@@ -90,9 +91,11 @@ struct Metrics::Instruments {
   mutable Mutex catching_up;                  // held by them
 
   prometheus::Gauge& running =
-      NewGauge("treadle:num_requests_running", "Requests that hold pages and generate.");
+      NewGauge("treadle:num_requests_running", "Requests that have had an iteration.");
   prometheus::Gauge& waiting =
-      NewGauge("treadle:num_requests_waiting", "Requests that wait for admission.");
+      NewGauge("treadle:num_requests_waiting", "Requests that wait for their first iteration.");
+  prometheus::Gauge& reserved =
+      NewGauge("treadle:num_requests_reserved", "Of those that wait: requests that hold pages.");
   prometheus::Gauge& kv_usage =
       NewGauge("treadle:kv_cache_usage_perc",
                "Share of the K/V pages in use, of the scarcest kind; 1 is all.");
@@ -128,9 +131,9 @@ struct Metrics::Instruments {
   prometheus::Histogram& e2e =
       NewHistogram("treadle:e2e_request_latency_seconds", "Arrival to end.", Seconds());
   prometheus::Histogram& queue_time =
-      NewHistogram("treadle:request_queue_time_seconds", "Arrival to admission.", Seconds());
-  prometheus::Histogram& prefill_time =
-      NewHistogram("treadle:request_prefill_time_seconds", "Admission to first token.", Seconds());
+      NewHistogram("treadle:request_queue_time_seconds", "Arrival to first iteration.", Seconds());
+  prometheus::Histogram& prefill_time = NewHistogram("treadle:request_prefill_time_seconds",
+                                                     "First iteration to first token.", Seconds());
   prometheus::Histogram& decode_time =
       NewHistogram("treadle:request_decode_time_seconds", "First token to end.", Seconds());
 

@@ -47,7 +47,7 @@ TEST(RequestPool, BoundCountsWhatTheLoopHasNotTakenYet) {
   EXPECT_EQ(pool.TakeInbox().arrivals.size(), 2u);
   EXPECT_EQ(pool.Load().waiting, 2);
   EXPECT_EQ(pool.Submit(spec).status().code(), absl::StatusCode::kResourceExhausted);
-  pool.NoteCounts(1, 1);
+  pool.NoteCounts(1, 0, 1);
   EXPECT_TRUE(pool.Submit(spec).ok());
   EXPECT_EQ(pool.Load().running, 1);
 }

@@ -104,6 +104,7 @@ Client& LoopHarness::Submit(RequestSpec spec) {
 
 bool LoopHarness::Turn() {
   const bool busy = loop->Turn();
+  CheckCounts();
   for (const auto& client : clients) client->Receive();
   return busy;
 }
@@ -116,8 +117,28 @@ void LoopHarness::RunToIdle() {
   }
 }
 
+// What the pool says of its requests is what they are.
+void LoopHarness::CheckCounts() {
+  PoolLoad counted;
+  for (const auto& request : pool.live()) {
+    if (request->state == RequestState::kFinished) continue;
+    const bool begun = request->begun != Clock::time_point();
+    ++(begun ? counted.running : counted.waiting);
+    if (!begun && request->state == RequestState::kRunning) ++counted.reserved;
+  }
+  const PoolLoad said = pool.Load();
+  if (said.waiting == counted.waiting && said.reserved == counted.reserved &&
+      said.running == counted.running) {
+    return;
+  }
+  miscounts_.push_back(Str("the pool says ", said.waiting, " (", said.reserved, ") wait and ",
+                           said.running, " run, but they are ", counted.waiting, " (",
+                           counted.reserved, ") and ", counted.running));
+}
+
 std::vector<std::string> LoopHarness::Mistakes() const {
   std::vector<std::string> mistakes = engine.violations();
+  mistakes.insert(mistakes.end(), miscounts_.begin(), miscounts_.end());
   bool live = false;
   for (const auto& client : clients) {
     if (const std::string mistake = client->Mistake(); !mistake.empty()) {

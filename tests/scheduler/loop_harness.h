@@ -77,6 +77,11 @@ class LoopHarness {
   std::vector<std::unique_ptr<Client>> clients;
   std::unique_ptr<LoopCore> loop;
   std::map<SequenceId, uint64_t> seeds;  // of the sequences in TakePlanNames
+
+ private:
+  void CheckCounts();
+
+  std::vector<std::string> miscounts_;
 };
 
 }  // namespace treadle

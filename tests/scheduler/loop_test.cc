@@ -87,6 +87,36 @@ TEST(Loop, AnEmbeddingComesWithTheEndOfItsPrompt) {
   }
 }
 
+// Who is admitted, but has had no iteration yet, waits: for clients, and for who scales by it.
+TEST(Loop, RequestsThatOnlyHoldPagesWait) {
+  HarnessOptions options = Manual();
+  options.limits = {.max_batch_size = 3, .max_batch_tokens = 8};
+  LoopHarness harness(options);
+  const auto expect = [&](int64_t waiting, int64_t reserved, int64_t running) {
+    const PoolLoad load = harness.pool.Load();
+    EXPECT_EQ(load.waiting, waiting);
+    EXPECT_EQ(load.reserved, reserved);
+    EXPECT_EQ(load.running, running);
+  };
+  for (uint64_t seed = 0; seed < 4; ++seed) harness.Submit(LoopHarness::Spec(16, 2, seed));
+  expect(4, 0, 0);
+  harness.Turn();  // half of the first prompt; two more only reserve
+  expect(3, 2, 1);
+  harness.pool.Cancel(harness.clients[2]->id, absl::CancelledError("gone"));
+  harness.clock.Advance(std::chrono::seconds(5));
+  harness.Turn();
+  expect(2, 1, 1);
+  harness.engine.Complete();
+  harness.Turn();  // the rest of the first prompt
+  harness.engine.Complete();
+  harness.Turn();
+  EXPECT_EQ(harness.pool.Load().running, 2);
+  harness.RunToIdle();
+  expect(0, 0, 0);
+  EXPECT_GE(harness.clients[1]->timings.queued, 5);
+  EXPECT_THAT(harness.Mistakes(), IsEmpty());
+}
+
 TEST(Loop, FirstThatDoesNotFitStopsAdmission) {
   HarnessOptions options = Manual();
   options.engine.total_pages = 6;  // of 4 tokens

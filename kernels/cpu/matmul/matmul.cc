@@ -48,22 +48,6 @@ MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
 // them vectors do 13 rows, and 6 in that of unpacking once more (Xeon with AMX, 2026-11-26).
 bool TilesPay(int64_t rows) { return rows >= 13 * ((rows + kTileRows - 1) / kTileRows) + 6; }
 
-// Whether run_tiles takes it.
-bool HasTiles(PackKind kind) {
-  switch (kind) {
-    case PackKind::kQ4_0:
-    case PackKind::kQ4_1:
-    case PackKind::kQ5_0:
-    case PackKind::kQ5_1:
-    case PackKind::kQ8_0:
-    case PackKind::kQ4_K:
-    case PackKind::kQ5_K:
-      return true;
-    default:
-      return false;
-  }
-}
-
 }  // namespace
 
 PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute) {

@@ -76,6 +76,13 @@ constexpr bool HasCodes(PackKind kind) {
          kind == PackKind::kE4M3 || kind == PackKind::kWords;
 }
 
+// Blocks of 32 k that share a scale: MatMulTilesInt8 and MatMulTilesInt16 take these.
+constexpr bool HasTiles(PackKind kind) {
+  return kind == PackKind::kQ4_0 || kind == PackKind::kQ4_1 || kind == PackKind::kQ5_0 ||
+         kind == PackKind::kQ5_1 || kind == PackKind::kQ8_0 || kind == PackKind::kQ4_K ||
+         kind == PackKind::kQ5_K;
+}
+
 inline constexpr int64_t kBytesBlock = 704;
 
 // Places of a block of kWords.
@@ -196,10 +203,10 @@ TREADLE_ISA_KERNEL(QuantizeInt16, QuantizeFunction);
 inline constexpr int64_t kInt8Bytes = 1;
 inline constexpr int64_t kInt16Bytes = 4;
 
-// Products of many rows by AMX, of the same bits: MatMulInt8 and MatMulInt16 of inline formats
-// without a codebook, and of kRowInt8. The first two take activations in tiles of 16 rows, whose
-// blocks are: codes [planes][16][32], f32 scale[16], f32 scaled_sum[16]. Row `lane` of a tile
-// [k / 32] is quantized at a time.
+// Products of many rows by AMX, with the bits of MatMulInt8 and MatMulInt16 (layouts with
+// HasTiles) and of kRowInt8's (16 rows at least). The first two take activations in tiles of 16
+// rows, whose blocks are: codes [planes][16][32], f32 scale[16], f32 scaled_sum[16]. Row `lane` of
+// a tile [k / 32] is quantized at a time.
 inline constexpr int64_t kTileRows = 16;
 inline constexpr int64_t kTileBlockInt8 = kTileRows * (kBlockValues + 8);
 inline constexpr int64_t kTileBlockInt16 = kTileRows * (2 * kBlockValues + 8);

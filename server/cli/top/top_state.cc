@@ -146,6 +146,7 @@ TopNumbers TopState::Close(const v1::GetLoadResponse& load, Time now) {
           .running = load.running(),
           .running_limit = load.running_limit(),
           .waiting = load.waiting(),
+          .reserved = load.reserved(),
           .waiting_limit = load.queue_limit(),
           .pages_used = load.kv_pages_total() - load.kv_pages_free(),
           .pages_total = load.kv_pages_total(),

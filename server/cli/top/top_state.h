@@ -55,6 +55,7 @@ struct TopNumbers {
   int64_t running = 0;
   int64_t running_limit = 0;  // sequences; 0: the server does not say
   int64_t waiting = 0;
+  int64_t reserved = 0;  // of these: they hold pages
   int64_t waiting_limit = 0;
   int64_t pages_used = 0;
   int64_t pages_total = 0;

@@ -109,8 +109,10 @@ std::string StateText(const TopNumbers& n) {
 }
 
 void AddNumbers(const TopNumbers& n, std::vector<std::string>& lines) {
+  const std::string reserved = n.reserved > 0 ? absl::StrCat("  holding pages ", n.reserved) : "";
   lines.push_back(Labelled("requests", "running " + OutOf(n.running, n.running_limit) +
-                                           "  waiting " + OutOf(n.waiting, n.waiting_limit)));
+                                           "  waiting " + OutOf(n.waiting, n.waiting_limit) +
+                                           reserved));
   lines.push_back(Labelled("K/V cache", Bar(UsedShare(n)) +
                                             StrFormat(" %3.0f%%  ", 100 * UsedShare(n)) +
                                             OutOf(n.pages_used, n.pages_total) + " pages"));
@@ -158,6 +160,7 @@ void Put(const TopNumbers& n, Json& json) {
   json["running"] = n.running;
   json["running_limit"] = n.running_limit;
   json["waiting"] = n.waiting;
+  json["reserved"] = n.reserved;
   json["waiting_limit"] = n.waiting_limit;
   json["kv_pages_used"] = n.pages_used;
   json["kv_pages_total"] = n.pages_total;

@@ -71,6 +71,14 @@ TEST(TopView, TheScreenSaysWhatTheNumbersAre) {
                   "         8   500.0 ms         16          3"));
 }
 
+TEST(TopView, WhoOnlyHoldsPagesIsToldApart) {
+  TopReport report = SomeReport();
+  report.numbers->reserved = 2;
+  EXPECT_THAT(TopScreen(report, 200, 24),
+              Contains("requests    running 12/32  waiting 3/1024  holding pages 2"));
+  EXPECT_EQ(nlohmann::json::parse(TopJson(report))["reserved"], 2);
+}
+
 TEST(TopView, WhatAnOperatorMustNotMissIsOnTheFourthLine) {
   TopReport report = SomeReport();
   report.numbers->draining = true;
