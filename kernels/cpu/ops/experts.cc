@@ -28,7 +28,7 @@ struct MixArguments {
   int64_t cols;
 };
 TREADLE_ISA_KERNEL(RouteRows, void(const RouteArguments&));
-TREADLE_ISA_KERNEL(MixRow, void(const MixArguments&));
+TREADLE_ISA_KERNEL(MixExperts, void(const MixArguments&));
 
 }  // namespace treadle
 
@@ -81,7 +81,7 @@ void RouteRows(const RouteArguments& a) {
   }
 }
 
-void MixRow(const MixArguments& a) {
+void MixExperts(const MixArguments& a) {
   ForEachVec(a.cols, [&](int64_t i, int64_t lanes) {
     Vec sum = Zero();
     for (int64_t j = 0; j < a.chosen; ++j) {
@@ -116,7 +116,7 @@ void CpuOps::Mix(Tensor x, std::span<const int32_t> places, Tensor weights, bool
   TREADLE_CHECK(std::ssize(places) == weights.rows * weights.cols);
   for (const int32_t place : places) TREADLE_CHECK(place >= 0 && place < x.rows);
   SplitElements(pool_, out.rows, out.cols, [&](int64_t row, int64_t col, int64_t count) {
-    kMixRow[isa_]({x.Row<float>(0) + col, x.stride, places.data() + row * weights.cols,
+    kMixExperts[isa_]({x.Row<float>(0) + col, x.stride, places.data() + row * weights.cols,
                    weights.Row<float>(row), weights.cols, accumulate, out.Row<float>(row) + col,
                    count});
   });
