@@ -72,7 +72,7 @@ std::unique_ptr<PackedMatrix> MustPack(Backend& backend, const MatrixSource& sou
 // tiles.
 TEST_P(CpuMatMulTest, EveryRowCountGivesTheSameBits) {
   auto backend = MakeBackend(2);
-  constexpr int64_t kRows = 41;
+  constexpr int64_t kRows = 80;
   for (const WeightFormat& format : WeightFormats()) {
     for (const int64_t k : {256, 768, 1280, 1440}) {
       if (k % format.block != 0) continue;
@@ -90,7 +90,7 @@ TEST_P(CpuMatMulTest, EveryRowCountGivesTheSameBits) {
                         {&projection, 1});
       };
       run(0, kRows, all);
-      for (const int64_t count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 33}) {
+      for (const int64_t count : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 16, 17, 32, 33, 47, 64}) {
         std::fill(some.begin(), some.end(), 0.0f);
         for (int64_t row = 0; row < kRows; row += count)
           run(row, std::min(count, kRows - row), some);
