@@ -117,8 +117,8 @@ void CpuOps::Mix(Tensor x, std::span<const int32_t> places, Tensor weights, bool
   for (const int32_t place : places) TREADLE_CHECK(place >= 0 && place < x.rows);
   SplitElements(pool_, out.rows, out.cols, [&](int64_t row, int64_t col, int64_t count) {
     kMixExperts[isa_]({x.Row<float>(0) + col, x.stride, places.data() + row * weights.cols,
-                   weights.Row<float>(row), weights.cols, accumulate, out.Row<float>(row) + col,
-                   count});
+                       weights.Row<float>(row), weights.cols, accumulate, out.Row<float>(row) + col,
+                       count});
   });
 }
 
