@@ -68,7 +68,7 @@ class RequestPool {
   void WaitForNews(Clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   Inbox TakeInbox() ABSL_LOCKS_EXCLUDED(mutex_);
   // What Load reports and the queue's bound counts (arrivals not taken yet are added to it).
-  // Of requests that TakeInbox has given.
+  // Counts of the requests that TakeInbox has given.
   void NoteCounts(int64_t waiting, int64_t reserved, int64_t running) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Live requests in arrival order (waiting and running, and finished ones with plans in flight).

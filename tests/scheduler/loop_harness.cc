@@ -117,7 +117,7 @@ void LoopHarness::RunToIdle() {
   }
 }
 
-// What the pool says of its requests is what they are.
+// The pool's counts are those of its requests.
 void LoopHarness::CheckCounts() {
   PoolLoad counted;
   for (const auto& request : pool.live()) {

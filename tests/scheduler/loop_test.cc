@@ -87,7 +87,7 @@ TEST(Loop, AnEmbeddingComesWithTheEndOfItsPrompt) {
   }
 }
 
-// Who is admitted, but has had no iteration yet, waits: for clients, and for who scales by it.
+// A request that is admitted, but has had no iteration yet, waits: autoscalers go by that number.
 TEST(Loop, RequestsThatOnlyHoldPagesWait) {
   HarnessOptions options = Manual();
   options.limits = {.max_batch_size = 3, .max_batch_tokens = 8};

@@ -113,7 +113,7 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
   }
 }
 
-// Of an input's tiles.
+// Bytes of an input's tiles.
 int64_t CpuMatMul::TileBytes(const Tensor& x) const {
   return (x.rows + kTileRows - 1) / kTileRows * (x.cols / kBlockValues) * kernel_.tile_block;
 }

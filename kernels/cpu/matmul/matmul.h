@@ -27,7 +27,7 @@ struct MatMulKernel {
   QuantizeFunction* quantize;  // null: activations stay float
   int64_t code_bytes;          // of a quantized activation
   bool codebooks;              // whether apart formats take quantized activations too
-  // Of many rows, and how they are quantized; null where there is none.
+  // The kernel of many rows, and how they are quantized; null where there is none.
   MatMulFunction* run_tiles = nullptr;
   QuantizeLaneFunction* quantize_lane = nullptr;
   int64_t tile_block = 0;                        // bytes

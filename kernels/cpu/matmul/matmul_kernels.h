@@ -159,7 +159,7 @@ struct MatMulInput {
   RowInt8Input row_int8;          // of kRowInt8
   int64_t rows;
   int64_t k;
-  // Of kernels that take rows in tiles: the tile that row 0 lies in, and its place there. Tiles
+  // For kernels that take rows in tiles: the tile that row 0 lies in, and its place there. Tiles
   // follow each other.
   const uint8_t* tiles = nullptr;
   int64_t first_lane = 0;

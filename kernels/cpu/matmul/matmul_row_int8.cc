@@ -169,8 +169,7 @@ TREADLE_LOOP void RunTileRows(const MatMulInput& input, const MatMulShare& share
                               int64_t known, int64_t group) {
   const int64_t blocks = BlocksOf(input);
   const int64_t row_bytes = blocks * kRowBytes * kBlockValues;
-  const int8_t* const rows = input.row_int8.codes + row * row_bytes;
-  const int8_t* x = rows;
+  const int8_t* x = input.row_int8.codes + row * row_bytes;
   const uint8_t* w[G];
   for (int g = 0; g < G; ++g) w[g] = share.weight.data + (group + g) * share.weight.group_bytes;
   ZeroTile<0>();

@@ -12,7 +12,7 @@ namespace {
 
 inline constexpr int64_t kTileLine = 64;  // bytes
 
-// Of registers that are used; the others stay empty.
+// Shapes of the registers that are used; the others stay empty.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};

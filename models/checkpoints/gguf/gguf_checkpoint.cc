@@ -143,7 +143,7 @@ absl::Status GgufCheckpoint::CheckRopeKeys(const std::string& prefix) const {
   return absl::OkStatus();
 }
 
-// Of files that do not name a type a factor means linear, as in llama.cpp; 0 means none.
+// A factor without a type means linear, as in llama.cpp; 0 means none.
 absl::Status GgufCheckpoint::ReadLinear(const std::string& prefix) {
   TREADLE_ASSIGN_OR_RETURN(const double old, file_->Number(prefix + "rope.scale_linear", 0.0));
   TREADLE_ASSIGN_OR_RETURN(const double factor, file_->Number(prefix + "rope.scaling.factor", old));
