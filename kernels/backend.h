@@ -31,7 +31,7 @@
 
 namespace treadle {
 
-// How matrices are multiplied (dense float formats always run exact).
+// How matrices are multiplied (dense float formats run exact but in kBf16).
 //   kExact: activations stay float; y[n] = sum over ascending k of fma(w, x, y), where
 //           w = fma(d, code, m).
 //   kInt8:  activations are quantized per row in blocks of 32: dx = absmax / 127,
@@ -43,6 +43,11 @@ namespace treadle {
 //   kInt16: as kInt8, with dx = absmax / 16256 and q = x * (16256 / absmax): 127 * 128 steps, so
 //           that q = 128 * high + low with both in 8 bits. I reaches 128 * 16256 * 32 < 2^31 and is
 //           rounded to float once, half to even.
+//   kBf16:  layers' matrices (MatrixSource::of_layer), float ones too: x and w = fma(d, code, m)
+//   are
+//           rounded to bf16, half to even. Of each 32 k in turn, fma(w, x, sum) of the even ones is
+//           a chain from 0, that of the odd ones another, and y += even + odd; in all of these
+//           subnormal numbers are zeros. The other matrices run as in kInt16.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
 // "k", and the blocks of activations, follow MatrixConstants::input_order where a matrix has one.
 // Apart formats with a codebook of floats run exact with w = scale * (codebook[code] -
@@ -54,11 +59,12 @@ namespace treadle {
 // 2^-100 count as zeros. y = (sum of code * q, exact) * (scale * dx), then for the outliers'
 // columns in ascending order: y = fma(scale * code, x, y). NaN is an outlier; it spoils its own row
 // only.
-enum class ComputeMode : uint8_t { kAuto, kExact, kInt8, kInt16 };
+enum class ComputeMode : uint8_t { kAuto, kExact, kInt8, kInt16, kBf16 };
 inline constexpr Choice<ComputeMode> kComputeModes[] = {{"auto", ComputeMode::kAuto},
                                                         {"exact", ComputeMode::kExact},
                                                         {"int8", ComputeMode::kInt8},
-                                                        {"int16", ComputeMode::kInt16}};
+                                                        {"int16", ComputeMode::kInt16},
+                                                        {"bf16", ComputeMode::kBf16}};
 constexpr std::string_view Name(ComputeMode compute) { return WordOf(kComputeModes, compute); }
 
 // A weight matrix in the backend's own layout. Opaque; constant once made.

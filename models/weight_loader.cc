@@ -33,7 +33,7 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, Backend& backend,
 
 absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(MatrixSource whole,
                                                                      const LinearSpec& spec) {
-  whole.products_only = RoleOf(spec.name + ".weight") == MatrixRole::kLayer;
+  whole.of_layer = RoleOf(spec.name + ".weight") == MatrixRole::kLayer;
   const std::vector<int32_t> rows = PartRows(spec);
   const bool all_columns = spec.columns.size() == 0 || spec.columns.size() == spec.k;
   // Rows as they are stored, in memory of the model's own.
@@ -56,7 +56,7 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> WeightLoader::PackPart(MatrixSourc
                            ".weight': ", std::string(part.status().message()));
   }
   MatrixSource source = part->source();
-  source.products_only = whole.products_only;
+  source.of_layer = whole.of_layer;
   return backend_.Pack(source);
 }
 

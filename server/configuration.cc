@@ -204,8 +204,10 @@ const std::vector<ServeFlag>& ServeFlags() {
        "outliers of int8 weights: per-row, or whole columns per-call "
        "(the paper's rule, with which answers depend on the batch)",
        kEngine, kServer, OneOf(&O::outlier_rule, kOutlierRules)},
-      {"--compute", "arithmetic of quantized weights: auto, exact, int8 or int16", kEngine, kServer,
-       OneOf(&O::compute, kComputeModes)},
+      {"--compute",
+       "arithmetic of products: auto, exact, int8, int16, or bf16 (for long prompts on processors "
+       "with AMX)",
+       kEngine, kServer, OneOf(&O::compute, kComputeModes)},
       {"--device",
        "device: cpu, cuda (a GPU for each rank), or auto: GPUs if this machine has any; "
        "with --workers auto is cpu",

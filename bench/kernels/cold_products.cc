@@ -50,7 +50,7 @@ ColdProducts::ColdProducts(Backend& backend, std::span<const MatrixSource> sourc
   const int64_t copies = Copies(options, weight_bytes_);
   for (int64_t i = 0; i < copies; ++i) {
     for (MatrixSource source : sources) {
-      source.products_only = true;
+      source.of_layer = true;
       auto packed = backend.Pack(source);
       TREADLE_CHECK(packed.ok());
       packed_.push_back(*std::move(packed));

@@ -35,7 +35,7 @@ absl::StatusOr<Linear> ExpertLayer::Load(const Checkpoint& checkpoint, const std
     bytes_ += static_cast<double>(source.format->MatrixBytes(source.n, source.k)) +
               4.0 * static_cast<double>(quantized.constants.scales.size());
   }
-  source.products_only = true;
+  source.of_layer = true;
   TREADLE_ASSIGN_OR_RETURN(std::unique_ptr<PackedMatrix> packed, backend_.Pack(source));
   return Linear(std::move(packed), Buffer());
 }

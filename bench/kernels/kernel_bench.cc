@@ -50,6 +50,7 @@ double Ceiling(const WeightFormat* format, const KernelBenchOptions& options,
   if (format == nullptr || peaks.integer_gigaops == 0) return peaks.float_gigaops;
   if (format->activations == ActivationPolicy::kRowInt8) return peaks.integer_gigaops;
   if (options.device == BenchDevice::kCuda) return peaks.float_gigaops;
+  if (options.compute == ComputeMode::kBf16 && peaks.tiles) return peaks.integer_gigaops / 2;
   if (format->group > 0 && options.compute == ComputeMode::kInt8) return peaks.integer_gigaops;
   const bool words = format->group > 0 || format->apart();
   const bool int16 =

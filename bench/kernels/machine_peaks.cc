@@ -53,7 +53,7 @@ MachinePeaks MeasurePeaks(ThreadPool& pool, CpuIsa isa) {
   peaks.float_gigaops = BestRate(pool, pieces, 1e-9 * loops.fma_ops * kPieceRounds, [&](int64_t) {
     sink += static_cast<int64_t>(loops.fma(kPieceRounds));
   });
-  const bool tiles = isa == CpuIsa::kAmx;
+  const bool tiles = peaks.tiles = isa == CpuIsa::kAmx;
   const auto integer = tiles ? loops.tile : loops.integer;
   const double ops = tiles ? loops.tile_ops : loops.integer_ops;
   peaks.integer_gigaops = BestRate(pool, pieces, 1e-9 * ops * kPieceRounds,

@@ -14,6 +14,7 @@ struct MachinePeaks {
   double read_gigabytes = 0;   // GB/s, from a buffer far larger than any cache
   double float_gigaops = 0;    // GFLOP/s of fused multiply-adds (two operations each)
   double integer_gigaops = 0;  // GOP/s of 8-bit products summed to 32 bits (16 in pairs on AVX2)
+  bool tiles = false;          // these are AMX's, whose products of bf16 take twice as long
 };
 
 // Takes about a second. Best of several tries.

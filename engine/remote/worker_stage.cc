@@ -125,8 +125,8 @@ absl::Status CheckNames(const control::Configure& configuration) {
   const std::string_view bf16 = Name(DType::kBF16), f16 = Name(DType::kF16),
                          f32 = Name(DType::kF32);
   TREADLE_RETURN_IF_ERROR(one_of("a K/V cache of", configuration.kv_dtype(), {f16, f32, bf16}));
-  TREADLE_RETURN_IF_ERROR(
-      one_of("the arithmetic", configuration.compute(), {"auto", "exact", "int8", "int16"}));
+  TREADLE_RETURN_IF_ERROR(one_of("the arithmetic", configuration.compute(),
+                                 {"auto", "exact", "int8", "int16", "bf16"}));
   if (configuration.backend() == kCuda) {
     TREADLE_RETURN_IF_ERROR(one_of("products in", configuration.dtype(), {bf16, f16, f32}));
   }

@@ -2,7 +2,7 @@
 // set chosen at start.
 //
 // kAuto means kInt16 for formats with integer codes and exact for dense formats. Mean KL divergence
-// from exact on the default model: see bench/results. kInt8 is faster, but where two tokens are
+// from exact on the default model: docs/quantization.md. kInt8 is faster, but where two tokens are
 // nearly as likely its rounding can choose between them.
 //
 // Formats with a codebook (NF4, FP4, FP8, GPTQ and AWQ, k-bit) run kInt16 too, if the places along

@@ -41,20 +41,23 @@ bool HasAvx512Vbmi() { return HasAvx512() && __builtin_cpu_supports("avx512vbmi"
 // Linux gives the registers to those who ask (arch_prctl(2)), if processor and hypervisor have
 // them.
 bool HasAmx() {
-  constexpr int kRequestPermission = 0x1023;              // ARCH_REQ_XCOMP_PERM
-  constexpr int kTileData = 18;                           // XFEATURE_XTILEDATA
-  constexpr unsigned kTileAndInt8 = 1u << 24 | 1u << 25;  // cpuid.h has a name for each compiler
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;               // XFEATURE_XTILEDATA
+  // Tiles, their products of bytes and of bf16; cpuid.h has a name for each compiler.
+  constexpr unsigned kTiles = 1u << 24 | 1u << 25 | 1u << 22;
+  constexpr unsigned kAvx512Bf16 = 1u << 5;
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return HasAvx512Vbmi() && __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 &&
-         (edx & kTileAndInt8) == kTileAndInt8 &&
-         syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+         (edx & kTiles) == kTiles && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 &&
+         (eax & kAvx512Bf16) != 0 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 constexpr IsaRow kIsas[] = {
     {CpuIsa::kAvx2, "avx2", "AVX2, FMA, F16C and BMI2", HasAvx2},
     {CpuIsa::kAvx512, "avx512", "AVX-512 F, BW, VL, DQ and VNNI", HasAvx512},
     {CpuIsa::kAvx512Vbmi, "avx512vbmi", "AVX-512 F, BW, VL, DQ, VNNI and VBMI", HasAvx512Vbmi},
-    {CpuIsa::kAmx, "amx", "AMX with bytes, and what avx512vbmi needs", HasAmx},
+    {CpuIsa::kAmx, "amx", "AMX with bytes and bf16, AVX-512 BF16, and what avx512vbmi needs",
+     HasAmx},
 };
 
 }  // namespace

@@ -3,8 +3,8 @@
 // Each vector source of kernels/cpu is compiled once per instruction set, in namespace TREADLE_ISA
 // (a macro that the build sets to avx2 or avx512), and reached through a table of functions. AVX2
 // with FMA and F16C is the floor; kAvx512 needs F, BW, VL, DQ and VNNI. kAvx512Vbmi adds VBMI, and
-// kAmx AMX's tiles of bytes: no source is compiled again for these, the few kernels that use them
-// name their instructions.
+// kAmx AMX's tiles of bytes and bf16: no source is compiled again for these, the few kernels that
+// use them name their instructions.
 #pragma once
 
 #include <cstdint>

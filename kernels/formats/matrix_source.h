@@ -59,9 +59,9 @@ struct MatrixSource {
   // Set: the matrix is only ever looked up (Backend::Embed), and `data` is the copy of the file's
   // bytes that this keeps. A backend may leave it there instead of packing it.
   std::shared_ptr<const void> file = nullptr;
-  // The matrix is only ever multiplied with (Backend::MatMul), never looked up. A backend may keep
-  // less of it.
-  bool products_only = false;
+  // A layer's matrix: only ever multiplied with (Backend::MatMul), never looked up, and no head. A
+  // backend may keep less of it; ComputeMode::kBf16 is for these.
+  bool of_layer = false;
 
   // The source's row that is the packed matrix's row `row`.
   int64_t SourceRow(int64_t row) const { return row_order.empty() ? row : row_order[row]; }

@@ -200,6 +200,7 @@ PackedCase& AddWeight(OpRun& run, int64_t n, uint64_t seed) {
   RandomMatrix& matrix = weight.matrix;
   matrix = MakeRandomMatrix(*c.format, n, c.cols, seed, c.scale_block);
   matrix.source.transposed = c.transposed;
+  matrix.source.of_layer = c.op == Op::kMatMul;
   if (matrix.constants != nullptr) {
     matrix.constants->outlier_threshold = c.outlier_threshold;
     matrix.constants->outlier_rule = c.outlier_rule;

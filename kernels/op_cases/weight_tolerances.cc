@@ -41,6 +41,7 @@ class KeptMatrix final : public PackedMatrix {
     const float threshold = constants_.outlier_threshold;
     return threshold > 0 && !(std::fabs(x) < threshold);
   }
+  bool of_layer() const { return source_.of_layer; }
   OutlierRule outlier_rule() const { return constants_.outlier_rule; }
 
   // The values of row n, in canonical decoding. [k]
@@ -114,9 +115,9 @@ class ProductError {
       : x_(x),
         projection_(projection),
         weight_(Kept(*projection.weight)),
-        compute_(weight_.format().group == 0 ? ComputeMode::kExact : arithmetic.compute),
+        compute_(ModeOf(weight_, arithmetic.compute)),
         products_(weight_.row_int8() ? DType::kF32 : arithmetic.products),
-        rounds_codebook_(arithmetic.compute == ComputeMode::kInt16 && weight_.format().apart() &&
+        rounds_codebook_(compute_ == ComputeMode::kInt16 && weight_.format().apart() &&
                          !weight_.row_int8()) {}
 
   // [out.rows, n]
@@ -148,6 +149,12 @@ class ProductError {
   }
 
  private:
+  // The mode of this weight's products: what a backend's mode means for it.
+  static ComputeMode ModeOf(const KeptMatrix& weight, ComputeMode mode) {
+    if (mode != ComputeMode::kBf16) return mode;
+    return weight.of_layer() ? ComputeMode::kBf16 : ComputeMode::kInt16;
+  }
+
   // How many roundings separate a product from its definition, each of the sum of magnitudes.
   double Roundings(int64_t row) const {
     // k sequential sums walk like a random path; a few more for decoding, scales, bias, residual.
@@ -207,7 +214,7 @@ class ProductError {
     const float* x = x_.Row<float>(row);
     std::vector<double> out;
     for (int64_t i = 0; i < x_.cols; ++i) out.push_back(std::fabs(x[i]));
-    if (!QuantizesActivations(compute_)) return out;
+    if (!QuantizesActivations(compute_) || weight_.format().group == 0) return out;
     for (int64_t i = 0; i < x_.cols; i += 32) {
       const auto block = QuantizeActivations(std::span<const float, 32>(x + i, 32), compute_);
       for (int j = 0; j < 32; ++j) out[i + j] = std::fabs(double{block.scale} * block.codes[j]);

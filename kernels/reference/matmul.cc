@@ -27,7 +27,11 @@ namespace {
 class FloatMatrix final : public PackedMatrix {
  public:
   explicit FloatMatrix(const MatrixSource& source)
-      : format_(*source.format), n_(source.n), k_(source.k), values_(static_cast<size_t>(n_ * k_)) {
+      : format_(*source.format),
+        n_(source.n),
+        k_(source.k),
+        of_layer_(source.of_layer),
+        values_(static_cast<size_t>(n_ * k_)) {
     if (source.constants == nullptr) return;
     outlier_threshold_ = source.constants->outlier_threshold;
     outlier_rule_ = source.constants->outlier_rule;
@@ -38,6 +42,7 @@ class FloatMatrix final : public PackedMatrix {
   size_t bytes() const override { return values_.size() * sizeof(float); }
   float* Row(int64_t row) { return values_.data() + row * k_; }
   const float* Row(int64_t row) const { return values_.data() + row * k_; }
+  bool of_layer() const { return of_layer_; }
   float outlier_threshold() const { return outlier_threshold_; }
   OutlierRule outlier_rule() const { return outlier_rule_; }
 
@@ -45,6 +50,7 @@ class FloatMatrix final : public PackedMatrix {
   const WeightFormat& format_;
   const int64_t n_;
   const int64_t k_;
+  const bool of_layer_;
   std::vector<float> values_;  // [n, k]
   float outlier_threshold_ = 0;
   OutlierRule outlier_rule_ = OutlierRule::kPerRow;
@@ -60,6 +66,9 @@ std::vector<double> Activations(const float* x, int64_t k, ComputeMode compute) 
   }
   return values;
 }
+
+// Half to even; subnormal numbers are zeros.
+double ToBf16(float x) { return std::fabs(x) < 0x1p-126f ? 0.0 : ToFloat(ToBFloat16(x)); }
 
 bool IsOutlier(float x, float threshold) { return threshold > 0 && !(std::fabs(x) < threshold); }
 
@@ -121,15 +130,20 @@ void ReferenceBackend::Embed(const PackedMatrix& table, std::span<const int32_t>
 void ReferenceBackend::MatMul(Tensor x, std::span<const Projection> projections) {
   for (int64_t row = 0; row < x.rows; ++row) {
     const auto exact = Activations(x.Row<float>(row), x.cols, ComputeMode::kExact);
-    const auto quantized =
-        x.cols % 32 == 0 ? Activations(x.Row<float>(row), x.cols, compute_) : exact;
+    const bool bf16 = compute_ == ComputeMode::kBf16;
+    const auto quantized = x.cols % 32 == 0 ? Activations(x.Row<float>(row), x.cols,
+                                                          bf16 ? ComputeMode::kInt16 : compute_)
+                                            : exact;
     for (const Projection& projection : projections) {
       const auto& weight = static_cast<const FloatMatrix&>(*projection.weight);
       TREADLE_CHECK(weight.k() == x.cols && weight.n() == projection.out.cols);
       const Tensor rows = x.Rows(projection.first_row, projection.out.rows);
       if (row < projection.first_row || row >= projection.first_row + rows.rows) continue;
       std::vector<double> values = weight.format().group > 0 ? quantized : exact;
-      if (weight.format().activations == ActivationPolicy::kRowInt8) {
+      const bool row_int8 = weight.format().activations == ActivationPolicy::kRowInt8;
+      const bool rounds = bf16 && weight.of_layer() && !row_int8;
+      if (rounds) std::transform(exact.begin(), exact.end(), values.begin(), ToBf16);
+      if (row_int8) {
         values = RowInt8Activations(rows, row - projection.first_row, weight.outlier_threshold(),
                                     weight.outlier_rule());
       }
@@ -137,7 +151,7 @@ void ReferenceBackend::MatMul(Tensor x, std::span<const Projection> projections)
       for (int64_t n = 0; n < weight.n(); ++n) {
         const auto w = WeightRow(weight, n);
         double sum = 0;
-        for (int64_t k = 0; k < x.cols; ++k) sum += double{w[k]} * values[k];
+        for (int64_t k = 0; k < x.cols; ++k) sum += (rounds ? ToBf16(w[k]) : w[k]) * values[k];
         if (projection.bias != nullptr) sum += projection.bias[n];
         if (projection.accumulate) sum += out[n];
         out[n] = static_cast<float>(sum);

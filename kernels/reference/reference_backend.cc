@@ -7,7 +7,7 @@ namespace treadle {
 
 std::string ReferenceBackend::description() const {
   return Str("reference, compute ",
-             Name(QuantizesActivations(compute_) ? compute_ : ComputeMode::kExact));
+             Name(compute_ == ComputeMode::kAuto ? ComputeMode::kExact : compute_));
 }
 
 absl::StatusOr<Buffer> ReferenceBackend::Allocate(size_t bytes) {

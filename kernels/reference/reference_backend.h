@@ -26,7 +26,7 @@ class ReferenceBackend final : public HostBackend {
   const ComputeMode compute_;
 };
 
-// kInt8 and kInt16 quantize activations by the rule of ComputeMode and then sum in double; kAuto is
+// kInt8, kInt16 and kBf16 round by the rules of ComputeMode and then sum in double; kAuto is
 // kExact.
 std::unique_ptr<Backend> CreateReferenceBackend(ComputeMode compute = ComputeMode::kExact);
 

@@ -27,7 +27,7 @@ namespace {
 
 // What a worker insists on, as it tells a master; "": whatever the master asks for.
 constexpr Choice<std::string_view> kWantedCompute[] = {
-    {"auto", ""}, {"exact", "exact"}, {"int8", "int8"}, {"int16", "int16"}};
+    {"auto", ""}, {"exact", "exact"}, {"int8", "int8"}, {"int16", "int16"}, {"bf16", "bf16"}};
 constexpr Choice<std::string_view> kWantedType[] = {
     {"auto", ""}, {"bf16", "bf16"}, {"fp16", "f16"}, {"fp32", "f32"}};
 constexpr Choice<std::string_view> kWantedDeterminism[] = {

@@ -61,7 +61,7 @@ TEST_P(CpuCompany, EveryFormat) {
 
 INSTANTIATE_TEST_SUITE_P(Compute, CpuCompany,
                          ::testing::Values(ComputeMode::kExact, ComputeMode::kInt8,
-                                           ComputeMode::kInt16),
+                                           ComputeMode::kInt16, ComputeMode::kBf16),
                          [](const auto& info) { return std::string(Name(info.param)); });
 
 }  // namespace

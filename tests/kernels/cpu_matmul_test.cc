@@ -62,7 +62,9 @@ TEST_P(CpuMatMulTest, BitsDoNotDependOnTheInstructionSet) {
   if (SupportedIsas().size() < 2) GTEST_SKIP() << "this processor runs one instruction set only";
 }
 
-std::unique_ptr<PackedMatrix> MustPack(Backend& backend, const MatrixSource& source) {
+// As a layer's: ComputeMode::kBf16 is for these.
+std::unique_ptr<PackedMatrix> MustPack(Backend& backend, MatrixSource source) {
+  source.of_layer = true;
   auto packed = backend.Pack(source);
   TREADLE_CHECK(packed.ok());
   return *std::move(packed);
@@ -199,7 +201,7 @@ TEST_F(CpuBackendTest, EmbedDecodesEveryFormatCanonically) {
   constexpr int64_t kRows = 37, kCols = 256;
   for (const WeightFormat& format : WeightFormats()) {
     const RandomMatrix matrix = MakeRandomMatrix(format, kRows, kCols, 5);
-    const auto packed = MustPack(**backend, matrix.source);
+    const auto packed = *(*backend)->Pack(matrix.source);
     // The K types' scales take a byte each instead of six bits; those of four-bit formats without a
     // layout of their own four bytes.
     if (!format.apart()) {

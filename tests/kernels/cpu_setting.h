@@ -44,13 +44,14 @@ class CpuSettingTest : public testing::TestWithParam<CpuSetting> {
 inline auto EveryCpuSetting() {
   return testing::Values(
       CpuSetting{CpuIsa::kAvx2, ComputeMode::kExact}, CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt8},
-      CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt16},
+      CpuSetting{CpuIsa::kAvx2, ComputeMode::kInt16}, CpuSetting{CpuIsa::kAvx2, ComputeMode::kBf16},
       CpuSetting{CpuIsa::kAvx512, ComputeMode::kExact},
       CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt8},
       CpuSetting{CpuIsa::kAvx512, ComputeMode::kInt16},
+      CpuSetting{CpuIsa::kAvx512, ComputeMode::kBf16},
       CpuSetting{CpuIsa::kAvx512Vbmi, ComputeMode::kInt16},
       CpuSetting{CpuIsa::kAmx, ComputeMode::kExact}, CpuSetting{CpuIsa::kAmx, ComputeMode::kInt8},
-      CpuSetting{CpuIsa::kAmx, ComputeMode::kInt16});
+      CpuSetting{CpuIsa::kAmx, ComputeMode::kInt16}, CpuSetting{CpuIsa::kAmx, ComputeMode::kBf16});
 }
 
 }  // namespace treadle

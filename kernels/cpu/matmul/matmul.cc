@@ -23,6 +23,7 @@ MatMulKernel KernelOfRows(CpuIsa isa, ComputeMode compute) {
       return {kMatMulInt8[isa], kQuantizeInt8[isa], kInt8Bytes, false};
     case ComputeMode::kAuto:
     case ComputeMode::kInt16:
+    case ComputeMode::kBf16:  // of other matrices than layers'
       break;
   }
   return {kMatMulInt16[isa], kQuantizeInt16[isa], kInt16Bytes, true};
@@ -30,16 +31,15 @@ MatMulKernel KernelOfRows(CpuIsa isa, ComputeMode compute) {
 
 MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
   MatMulKernel kernel = KernelOfRows(isa, compute);
+  kernel.run_bf16 = kMatMulBf16[isa];
+  kernel.round_row = kRoundRowToBf16[isa];
   if (isa != CpuIsa::kAmx) return kernel;
+  kernel.bf16_tiles = {avx512::MatMulTilesBf16, avx512::RoundTileToBf16, kTileBlockBf16};
   kernel.run_row_int8_tiles = avx512::MatMulTilesRowInt8;
   if (compute == ComputeMode::kInt8) {
-    kernel.run_tiles = avx512::MatMulTilesInt8;
-    kernel.quantize_lane = avx512::QuantizeLaneInt8;
-    kernel.tile_block = kTileBlockInt8;
+    kernel.tiles = {avx512::MatMulTilesInt8, avx512::QuantizeTileInt8, kTileBlockInt8};
   } else if (kernel.quantize != nullptr) {
-    kernel.run_tiles = avx512::MatMulTilesInt16;
-    kernel.quantize_lane = avx512::QuantizeLaneInt16;
-    kernel.tile_block = kTileBlockInt16;
+    kernel.tiles = {avx512::MatMulTilesInt16, avx512::QuantizeTileInt16, kTileBlockInt16};
   }
   return kernel;
 }
@@ -48,9 +48,21 @@ MatMulKernel KernelOf(CpuIsa isa, ComputeMode compute) {
 // them vectors do 13 rows, and 6 in that of unpacking once more (Xeon with AMX, 2026-11-26).
 bool TilesPay(int64_t rows) { return rows >= 13 * ((rows + kTileRows - 1) / kTileRows) + 6; }
 
+int64_t Blocks(int64_t k) { return (k + kBlockValues - 1) / kBlockValues; }
+
+// Bytes of a tile of rows.
+int64_t RowTileBytes(const TileKernel& kernel, int64_t k) { return Blocks(k) * kernel.block_bytes; }
+
 }  // namespace
 
-PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute) {
+PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, bool of_layer) {
+  if (compute == ComputeMode::kBf16 && of_layer) {
+    return {.table_bits = 8,
+            .inline_codes = true,
+            .isa = isa,
+            .bf16 = true,
+            .tiles = isa == CpuIsa::kAmx};
+  }
   const MatMulKernel kernel = KernelOf(isa, compute);
   // Bits of the largest table whose lookup takes less time than reading integers. A permutation
   // looks at 16 bytes with AVX2, at 64 words with AVX-512, and at 128 bytes with VBMI.
@@ -64,14 +76,15 @@ CpuMatMul::CpuMatMul(ThreadPool& pool, CpuIsa isa, ComputeMode compute)
     : pool_(pool), kernel_(KernelOf(isa, compute)), row_activations_(isa) {}
 
 // Matrices that were quantized with the same inputs have equal orders in places of their own.
-size_t CpuMatMul::InputFor(const int32_t* order, int64_t k) {
+size_t CpuMatMul::InputFor(const int32_t* order, int64_t k, bool bf16) {
   const size_t bytes = static_cast<size_t>(k) * sizeof(int32_t);
   for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (inputs_[i].bf16 != bf16) continue;
     const int32_t* known = inputs_[i].order;
     const bool both = known != nullptr && order != nullptr;
     if (known == order || (both && std::memcmp(known, order, bytes) == 0)) return i;
   }
-  inputs_.push_back({.order = order});
+  inputs_.push_back({.order = order, .bf16 = bf16});
   return inputs_.size() - 1;
 }
 
@@ -91,7 +104,9 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
     const int64_t groups = (matrix.n() + kGroupFeatures - 1) / kGroupFeatures;
     const PackedView& view = matrix.view();
     const bool row_int8 = view.kind == PackKind::kRowInt8;
-    const bool tiles = TilesPay(out.rows) && kernel_.run_tiles != nullptr && HasTiles(view.kind);
+    const TileKernel* tiles = view.bf16 ? &kernel_.bf16_tiles : &kernel_.tiles;
+    if (!view.bf16 && !(TilesPay(out.rows) && HasTiles(view.kind))) tiles = nullptr;
+    if (tiles != nullptr && tiles->run == nullptr) tiles = nullptr;
     const bool row_tiles =
         row_int8 && out.rows >= kTileRows && kernel_.run_row_int8_tiles != nullptr;
     jobs_.push_back({{view, 0, groups, projection.bias, static_cast<float*>(out.data), out.stride,
@@ -99,54 +114,69 @@ void CpuMatMul::Plan(const Tensor& x, std::span<const Projection> projections) {
                      groups_,
                      projection.first_row,
                      out.rows,
-                     InputFor(view.input_order, x.cols),
+                     InputFor(view.input_order, x.cols, view.bf16),
                      row_int8 ? row_activations_.Add(view) : -1,
-                     tiles       ? kernel_.run_tiles
-                     : row_tiles ? kernel_.run_row_int8_tiles
-                                 : kernel_.run,
-                     tiles});
+                     tiles != nullptr ? tiles->run
+                     : row_tiles      ? kernel_.run_row_int8_tiles
+                     : view.bf16      ? kernel_.run_bf16
+                                      : kernel_.run,
+                     tiles != nullptr});
     groups_ += groups;
     const bool blocks = matrix.format().group > 0 || (HasCodes(view.kind) && kernel_.codebooks);
     Input& input = inputs_[jobs_.back().input];
-    input.tile |= tiles;
-    input.quantize |= kernel_.quantize != nullptr && blocks && !tiles;
+    if (tiles != nullptr) {
+      input.tile_kernel = tiles;
+    } else if (view.bf16) {
+      input.round = true;
+    } else {
+      input.quantize |= kernel_.quantize != nullptr && blocks;
+    }
   }
-}
-
-// Bytes of an input's tiles.
-int64_t CpuMatMul::TileBytes(const Tensor& x) const {
-  return (x.rows + kTileRows - 1) / kTileRows * (x.cols / kBlockValues) * kernel_.tile_block;
 }
 
 void CpuMatMul::ReserveScratch(const Tensor& x) {
   const size_t rows = static_cast<size_t>(x.rows);
   const size_t cols = static_cast<size_t>(x.cols);
-  const size_t float_bytes = rows * cols * sizeof(float);
+  const auto padded_cols = static_cast<size_t>(Blocks(x.cols) * kBlockValues);
+  const size_t float_bytes = rows * padded_cols * sizeof(float);
   const size_t code_bytes = rows * cols * static_cast<size_t>(kernel_.code_bytes);
   const size_t block_bytes = rows * (cols / kBlockValues) * sizeof(ActivationBlock);
-  const auto tile_bytes = static_cast<size_t>(TileBytes(x));
+  const size_t row_tiles = (rows + kTileRows - 1) / kTileRows;
   // Tiles may have rows before and behind those of a job.
   worker_bytes_ = kTileBytes + static_cast<size_t>(most_rows_ + 2 * kTileRows) * kMaxGroupsAtOnce *
                                    kGroupFeatures * sizeof(float);
   const size_t worker_bytes = worker_bytes_ * static_cast<size_t>(pool_.size());
-  memory_.Reserve(inputs_.size() *
-                      (ScratchMemory::Aligned(float_bytes) + ScratchMemory::Aligned(code_bytes) +
-                       ScratchMemory::Aligned(block_bytes) + ScratchMemory::Aligned(tile_bytes)) +
-                  worker_bytes);
+  size_t bytes = worker_bytes;
+  for (const Input& input : inputs_) {
+    if (input.order != nullptr) bytes += ScratchMemory::Aligned(float_bytes);
+    if (input.round) bytes += ScratchMemory::Aligned(float_bytes);
+    if (input.quantize) {
+      bytes += ScratchMemory::Aligned(code_bytes) + ScratchMemory::Aligned(block_bytes);
+    }
+    if (input.tile_kernel != nullptr) {
+      bytes += ScratchMemory::Aligned(
+          row_tiles * static_cast<size_t>(RowTileBytes(*input.tile_kernel, x.cols)));
+    }
+  }
+  memory_.Reserve(bytes);
   for (Input& input : inputs_) {
     input.x = x;
     if (input.order != nullptr) {
       input.x = DenseTensor(memory_.Take<float>(float_bytes), DType::kF32, x.rows, x.cols);
     }
+    if (input.round) {
+      input.rounded = DenseTensor(memory_.Take<float>(float_bytes), DType::kF32, x.rows,
+                                  static_cast<int64_t>(padded_cols));
+    }
     if (input.quantize) {
       input.codes = memory_.Take<int8_t>(code_bytes);
       input.blocks = memory_.Take<ActivationBlock>(block_bytes);
     }
-    if (!input.tile) continue;
-    input.tiles = memory_.Take<uint8_t>(tile_bytes);
+    if (input.tile_kernel == nullptr) continue;
+    const auto tile = static_cast<size_t>(RowTileBytes(*input.tile_kernel, x.cols));
+    input.tiles = memory_.Take<uint8_t>(row_tiles * tile);
     // Rows that are not there are multiplied, too: numbers that are quick, not what was there.
-    const size_t last = tile_bytes / ((rows + kTileRows - 1) / kTileRows);
-    if (rows % kTileRows != 0) std::memset(input.tiles + tile_bytes - last, 0, last);
+    if (rows % kTileRows != 0) std::memset(input.tiles + (row_tiles - 1) * tile, 0, tile);
   }
   worker_memory_ = memory_.Take<uint8_t>(worker_bytes);
   if (!row_activations_.empty()) row_activations_.Reserve(x);
@@ -161,13 +191,19 @@ void CpuMatMul::PrepareRows(const Tensor& x, const Input& input, int64_t begin, 
       for (int64_t i = 0; i < x.cols; ++i) to[i] = from[input.order[i]];
     }
     const float* values = input.x.Row<float>(row);
-    if (input.tile) {
-      kernel_.quantize_lane(values, x.cols, row % kTileRows,
-                            input.tiles + row / kTileRows * blocks * kernel_.tile_block);
-    }
+    if (input.round) kernel_.round_row(values, x.cols, input.rounded.Row<float>(row));
     if (!input.quantize) continue;
     kernel_.quantize(values, x.cols, input.codes + row * x.cols * kernel_.code_bytes,
                      input.blocks + row * blocks);
+  }
+  if (input.tile_kernel == nullptr) return;
+  for (int64_t row = begin; row < end;) {
+    const int64_t lane = row % kTileRows;
+    const int64_t rows = std::min(kTileRows - lane, end - row);
+    input.tile_kernel->quantize(
+        input.x.Row<float>(row), input.x.stride, lane, rows, x.cols,
+        input.tiles + row / kTileRows * RowTileBytes(*input.tile_kernel, x.cols));
+    row += rows;
   }
 }
 
@@ -186,8 +222,10 @@ void CpuMatMul::RunGroups(int worker, int64_t begin, int64_t end) {
         from.x.Row<float>(job.first_row), from.x.stride, nullptr, nullptr, {}, job.rows, k};
     if (job.tiles) {
       input.first_lane = job.first_row % kTileRows;
-      input.tiles =
-          from.tiles + job.first_row / kTileRows * (k / kBlockValues) * kernel_.tile_block;
+      input.tiles = from.tiles + job.first_row / kTileRows * RowTileBytes(*from.tile_kernel, k);
+    } else if (from.round) {
+      input.x = from.rounded.Row<float>(job.first_row);
+      input.x_stride = from.rounded.stride;
     } else if (from.quantize) {
       input.codes = from.codes + job.first_row * k * kernel_.code_bytes;
       input.blocks = from.blocks + job.first_row * (k / kBlockValues);
@@ -215,8 +253,14 @@ void CpuMatMul::Prepare(const Tensor& x) {
           [&](int64_t begin, int64_t end) { row_activations_.QuantizeRows(x, begin, end); });
   }
   for (const Input& input : inputs_) {
-    if (input.order == nullptr && !input.quantize && !input.tile) continue;
-    split(x.rows, [&](int64_t begin, int64_t end) { PrepareRows(x, input, begin, end); });
+    if (input.order == nullptr && !input.quantize && !input.round && input.tile_kernel == nullptr) {
+      continue;
+    }
+    // Tiles of bf16 are written whole.
+    const int64_t unit = input.bf16 && input.tile_kernel != nullptr ? kTileRows : 1;
+    split((x.rows + unit - 1) / unit, [&](int64_t begin, int64_t end) {
+      PrepareRows(x, input, begin * unit, std::min(end * unit, x.rows));
+    });
   }
 }
 

@@ -18,8 +18,15 @@
 
 namespace treadle {
 
-// How CpuMatMul wants matrices.
-PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute);
+// How CpuMatMul wants matrices: a layer's, and others.
+PackTarget PackTargetOf(CpuIsa isa, ComputeMode compute, bool of_layer);
+
+// A kernel that takes rows in tiles; none if `run` is null.
+struct TileKernel {
+  MatMulFunction* run = nullptr;
+  QuantizeTileFunction* quantize = nullptr;
+  int64_t block_bytes = 0;  // of kTileRows rows and 32 k
+};
 
 // One compute mode.
 struct MatMulKernel {
@@ -27,11 +34,12 @@ struct MatMulKernel {
   QuantizeFunction* quantize;  // null: activations stay float
   int64_t code_bytes;          // of a quantized activation
   bool codebooks;              // whether apart formats take quantized activations too
-  // The kernel of many rows, and how they are quantized; null where there is none.
-  MatMulFunction* run_tiles = nullptr;
-  QuantizeLaneFunction* quantize_lane = nullptr;
-  int64_t tile_block = 0;                        // bytes
+  TileKernel tiles = {};       // of many rows
   MatMulFunction* run_row_int8_tiles = nullptr;  // of kRowInt8
+  // Of matrices with PackedView::bf16: in tiles, or else of rounded rows.
+  TileKernel bf16_tiles = {};
+  MatMulFunction* run_bf16 = nullptr;
+  void (*round_row)(const float* x, int64_t k, float* out) = nullptr;
 };
 
 class CpuMatMul {
@@ -51,20 +59,22 @@ class CpuMatMul {
     MatMulFunction* run;
     bool tiles;  // whether of rows in tiles
   };
-  // The shared input in one order of its features.
+  // The shared input in one order of its features, for bf16 products or others.
   struct Input {
-    const int32_t* order;                 // [k]; null: as it is
-    bool quantize = false, tile = false;  // for kernels of rows, and of tiles
-    Tensor x = {};                        // [rows, k], in this order
+    const int32_t* order;  // [k]; null: as it is
+    bool bf16;
+    bool quantize = false, round = false;     // for kernels of rows
+    const TileKernel* tile_kernel = nullptr;  // for a kernel of tiles
+    Tensor x = {};                            // [rows, k], in this order
     int8_t* codes = nullptr;
     ActivationBlock* blocks = nullptr;
+    Tensor rounded = {};  // [rows, whole blocks of 32 k]
     uint8_t* tiles = nullptr;
   };
 
   void Plan(const Tensor& x, std::span<const Projection> projections);
-  size_t InputFor(const int32_t* order, int64_t k);
+  size_t InputFor(const int32_t* order, int64_t k, bool bf16);
   void ReserveScratch(const Tensor& x);
-  int64_t TileBytes(const Tensor& x) const;
   void PrepareRows(const Tensor& x, const Input& input, int64_t begin, int64_t end);
   void Prepare(const Tensor& x);
   void RunGroups(int worker, int64_t begin, int64_t end);

@@ -31,8 +31,14 @@
 //                       them. Per 32 k: 8 x 64 low bytes (line i: k = 4i..), 4 x 64 bytes of
 //                       nibbles above them (the low ones of line 2i, the high ones of line 2i + 1),
 //                       and 64 bytes of signs (bit i: of line i): 832 bytes. WordByte says where in
-//                       a line. Behind the units, unless MatrixSource::products_only: the codes,
+//                       a line. Behind the units, unless MatrixSource::of_layer: the codes,
 //                       [k][16].
+//   kTiles4, kTiles8, kTilesBf16
+//                       for kBf16 on AMX, per 32 k (the last ones padded with zeros), a row of a
+//                       tile for each feature. Codes of four bits, 16 bytes a feature, and what
+//                       they stand for in codebook[16]; signed bytes; or bf16 values. Behind codes
+//                       f32 scale[16] (if halves, of the first 16 k and of the others), and if
+//                       seconds, f32 zero[16] if the matrix has zeros, or else offset[16].
 //
 // Only plain pointers and numbers cross this line (simd.h says why). Thread safety: kernels are
 // stateless; distinct shares may run at the same time with distinct scratch.
@@ -68,6 +74,9 @@ enum class PackKind : uint8_t {
   kIntegers8,
   kE4M3,
   kWords,
+  kTiles4,
+  kTiles8,
+  kTilesBf16,
 };
 
 // Apart formats but LLM.int8()'s.
@@ -120,6 +129,10 @@ struct PackedView {
   // MatrixConstants' field of this name, [k]; null: features in order. Kernels are handed
   // activations in this order.
   const int32_t* input_order = nullptr;
+  bool bf16 = false;  // products round their factors: ComputeMode::kBf16
+  // kTiles4 and kTiles8.
+  bool halves = false;
+  bool seconds = false;
   // LLM.int8(): MatrixConstants' fields of these names.
   float outlier_threshold = 0;
   bool outliers_of_call = false;  // OutlierRule::kPerCall
@@ -202,18 +215,30 @@ TREADLE_ISA_KERNEL(QuantizeInt8, QuantizeFunction);
 TREADLE_ISA_KERNEL(QuantizeInt16, QuantizeFunction);
 inline constexpr int64_t kInt8Bytes = 1;
 inline constexpr int64_t kInt16Bytes = 4;
+// Products of kBf16, whose rows RoundRowToBf16 has rounded, out to whole blocks of 32 k.
+TREADLE_ISA_KERNEL(MatMulBf16, MatMulFunction);
+TREADLE_ISA_KERNEL(RoundRowToBf16, void(const float* x, int64_t k, float* out));
 
-// Products of many rows by AMX, with the bits of MatMulInt8 and MatMulInt16 (layouts with
-// HasTiles) and of kRowInt8's (16 rows at least). The first two take activations in tiles of 16
-// rows, whose blocks are: codes [planes][16][32], f32 scale[16], f32 scaled_sum[16]. Row `lane` of
-// a tile [k / 32] is quantized at a time.
+// Products by AMX: of many rows with the bits of MatMulInt8 and MatMulInt16 (layouts with
+// HasTiles), of 16 rows at least with kRowInt8's, and of any with MatMulBf16's (kTiles4, kTiles8,
+// kTilesBf16). The first and the last take activations in tiles of 16 rows, whose blocks of 32 k
+// are: codes [planes][16][32], f32 scale[16], f32 scaled_sum[16]; or bf16 [16 pairs of k][16][2].
+// QuantizeTileFunction fills lanes [lane, lane + rows) of one.
 inline constexpr int64_t kTileRows = 16;
 inline constexpr int64_t kTileBlockInt8 = kTileRows * (kBlockValues + 8);
 inline constexpr int64_t kTileBlockInt16 = kTileRows * (2 * kBlockValues + 8);
-using QuantizeLaneFunction = void(const float* x, int64_t k, int64_t lane, uint8_t* tile);
+inline constexpr int64_t kTileBlockBf16 = kTileRows * 2 * kBlockValues;
+// Bytes of 16 features and 32 k of kTiles4, kTiles8 and kTilesBf16.
+constexpr int64_t TileBlockBytes(const PackedView& view) {
+  if (view.kind == PackKind::kTilesBf16) return kTileBlockBf16;
+  const int64_t constants = 1 + (view.halves ? 1 : 0) + (view.seconds ? 1 : 0);
+  return (view.kind == PackKind::kTiles4 ? 256 : 512) + 64 * constants;
+}
+using QuantizeTileFunction = void(const float* x, int64_t stride, int64_t lane, int64_t rows,
+                                  int64_t k, uint8_t* tile);
 namespace avx512 {
-MatMulFunction MatMulTilesInt8, MatMulTilesInt16, MatMulTilesRowInt8;
-QuantizeLaneFunction QuantizeLaneInt8, QuantizeLaneInt16;
+MatMulFunction MatMulTilesInt8, MatMulTilesInt16, MatMulTilesRowInt8, MatMulTilesBf16;
+QuantizeTileFunction QuantizeTileInt8, QuantizeTileInt16, RoundTileToBf16;
 }  // namespace avx512
 
 // LLM.int8()'s activations. Sets flags[begin, end) to whether any of `rows` rows of x has an

@@ -230,7 +230,7 @@ void Run(const MatMulInput& input, const MatMulShare& share, const MatMulScratch
 }
 
 template <int P>
-void QuantizeLane(const float* x, int64_t k, int64_t lane, uint8_t* tile) {
+void QuantizeRow(const float* x, int64_t k, int64_t lane, uint8_t* tile) {
   for (int64_t b = 0; b < k / kBlockValues; ++b, tile += kRowTileBytes<P>) {
     __m256i q[4];
     const ActivationBlock block = QuantizeBlock<P>(x + b * kBlockValues, q);
@@ -246,6 +246,12 @@ void QuantizeLane(const float* x, int64_t k, int64_t lane, uint8_t* tile) {
   }
 }
 
+template <int P>
+void QuantizeRows(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
+                  uint8_t* tile) {
+  for (int64_t row = 0; row < rows; ++row) QuantizeRow<P>(x + row * stride, k, lane + row, tile);
+}
+
 }  // namespace
 
 void MatMulTilesInt8(const MatMulInput& input, const MatMulShare& share,
@@ -256,11 +262,13 @@ void MatMulTilesInt16(const MatMulInput& input, const MatMulShare& share,
                       const MatMulScratch& scratch) {
   Run<2>(input, share, scratch);
 }
-void QuantizeLaneInt8(const float* x, int64_t k, int64_t lane, uint8_t* tile) {
-  QuantizeLane<1>(x, k, lane, tile);
+void QuantizeTileInt8(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
+                      uint8_t* tile) {
+  QuantizeRows<1>(x, stride, lane, rows, k, tile);
 }
-void QuantizeLaneInt16(const float* x, int64_t k, int64_t lane, uint8_t* tile) {
-  QuantizeLane<2>(x, k, lane, tile);
+void QuantizeTileInt16(const float* x, int64_t stride, int64_t lane, int64_t rows, int64_t k,
+                       uint8_t* tile) {
+  QuantizeRows<2>(x, stride, lane, rows, k, tile);
 }
 
 }  // namespace treadle::TREADLE_ISA

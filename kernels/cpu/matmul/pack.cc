@@ -16,10 +16,10 @@ constexpr int64_t kMaxRowInt8 = int64_t{1} << 17;
 constexpr const Packing* kPackings[] = {&kHalfPacking,     &kBlockPacking, &kRowInt8Packing,
                                         &kCodebookPacking, &kBytesPacking, &kFloatPacking};
 
-// Behind the groups of kCodes4, kCodes8 and kWords: floats, of which some may be unused, and their
-// integers.
+// Behind the groups of kCodes4, kTiles4, kCodes8 and kWords: floats, of which some may be unused,
+// and their integers.
 int64_t CodebookValues(PackKind kind) {
-  if (kind == PackKind::kCodes4) return 16;
+  if (kind == PackKind::kCodes4 || kind == PackKind::kTiles4) return 16;
   return kind == PackKind::kCodes8 || kind == PackKind::kWords ? 256 : 0;
 }
 size_t CodebookBytes(PackKind kind) {
@@ -71,19 +71,26 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& sou
     return std::make_unique<CpuMatrix>(source);
   }
   PackedView view;
-  const Packing& packing = PlanOf(source, target, view);
-
-  const int64_t groups = (source.n + kGroupFeatures - 1) / kGroupFeatures;
-  const size_t group_bytes = static_cast<size_t>(groups) * static_cast<size_t>(view.group_bytes);
+  const Packing* packing = &PlanOf(source, target, view);
   // Floats are in the order of the features whatever they were made of.
   const std::span<const int32_t> order =
       view.kind == PackKind::kF32 ? std::span<const int32_t>() : InputOrderOf(source);
+  view.bf16 = target.bf16 && view.kind != PackKind::kRowInt8;
+  if (view.bf16 && target.tiles) {
+    PlanTiles(source, view);
+    packing = &kTilePacking;
+  }
+
+  const int64_t groups = (source.n + kGroupFeatures - 1) / kGroupFeatures;
+  const size_t group_bytes = static_cast<size_t>(groups) * static_cast<size_t>(view.group_bytes);
   const size_t order_at = group_bytes + CodebookBytes(view.kind);
   const size_t bytes = order_at + order.size_bytes();
   TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<uint8_t> memory, arena.Allocate(bytes));
   view.data = memory.get();
   if (CodebookValues(view.kind) > 0) {
-    PutCodebook(CodebookOf(source), memory.get() + group_bytes, view);
+    const bool tiles = view.kind == PackKind::kTiles4;
+    PutCodebook(tiles ? TileCodebook(source, view) : CodebookOf(source), memory.get() + group_bytes,
+                view);
   }
   if (!order.empty()) {
     auto* copy = reinterpret_cast<int32_t*>(memory.get() + order_at);
@@ -95,8 +102,8 @@ absl::StatusOr<std::unique_ptr<PackedMatrix>> PackMatrix(const MatrixSource& sou
       const int64_t first = group * kGroupFeatures;
       const int64_t lanes = std::min(kGroupFeatures, source.n - first);
       for (int64_t lane = 0; lane < lanes; ++lane) {
-        packing.pack_row(source, view, source.SourceRow(first + lane), lane,
-                         memory.get() + group * view.group_bytes);
+        packing->pack_row(source, view, source.SourceRow(first + lane), lane,
+                          memory.get() + group * view.group_bytes);
       }
     }
   });

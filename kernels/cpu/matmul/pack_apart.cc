@@ -179,7 +179,7 @@ bool PlanCodes(const MatrixSource& source, const PackTarget& target, PackedView&
     view.kind = PackKind::kWords;
   }
   view.group_bytes = UnitsBytes(view);
-  if (view.kind == PackKind::kWords && !source.products_only) {
+  if (view.kind == PackKind::kWords && !source.of_layer) {
     view.group_bytes += view.k * kGroupFeatures;
   }
   return true;

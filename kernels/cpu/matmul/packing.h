@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/matmul/pack.h"
 #include "kernels/formats/matrix_source.h"
@@ -33,6 +34,13 @@ extern const Packing kRowInt8Packing;   // kRowInt8
 extern const Packing kCodebookPacking;  // kCodes4 to kWords
 // kF32: the floats that any matrix decodes to.
 extern const Packing kFloatPacking;
+
+// kTiles4, kTiles8 and kTilesBf16. PlanTiles turns the plan of another layout for the same matrix
+// into one of these.
+extern const Packing kTilePacking;
+void PlanTiles(const MatrixSource& source, PackedView& view);
+// What a code of kTiles4 stands for; at most 16.
+std::vector<float> TileCodebook(const MatrixSource& source, const PackedView& view);
 
 inline float FloatAt(const uint8_t* data, int64_t index) {
   float value;

@@ -45,6 +45,11 @@ template <int kTile>
 TREADLE_SIMD void LoadTile(const void* p, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(kTile) : "memory");
 }
+// What will not be read again soon.
+template <int kTile>
+TREADLE_SIMD void LoadPassingTile(const void* p, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(kTile) : "memory");
+}
 template <int kTile>
 TREADLE_SIMD void StoreTile(void* p) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(kTileLine), "i"(kTile) : "memory");
@@ -61,6 +66,14 @@ TREADLE_SIMD void AddUnsigned() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0"
                :
                : "i"(kSums), "i"(kActivations), "i"(kCodes));
+}
+
+// bf16, summed in f32 as matmul_bf16.cc says: activations [16][32], weights [16][16 features][2].
+template <int kSums, int kActivations, int kWeights>
+TREADLE_SIMD void AddBf16() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0"
+               :
+               : "i"(kSums), "i"(kActivations), "i"(kWeights));
 }
 
 }  // namespace
