@@ -137,15 +137,19 @@ Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Sc
   for (int64_t d = 0; d < a.head_dim; ++d) {
     for (int64_t group = 0; group < groups; ++group) {
       Store(scratch.k + d * kBlock + group * kLanes, Load(from.k[group] + d * from.k_stride));
+      if (from.next != nullptr) Prefetch<1>(from.next->k[group] + d * from.k_stride);
     }
   }
   for (int64_t position = 0; position < seen; ++position) {
-    const T* v = from.v[position / kLanes] + position % kLanes * from.v_stride;
+    const int64_t group = position / kLanes;
+    const int64_t row = position % kLanes * from.v_stride;
+    const T* v = from.v[group] + row;
     ForEachVec(a.head_dim, [&](int64_t i, int64_t lanes) {
       Store(scratch.v + position * padded_dim + i, LoadLanes(v + i, lanes));
+      if (from.next != nullptr) Prefetch<1>(from.next->v[group] + row + i);
     });
   }
-  Block<float> block;
+  Block<float> block = {};
   block.k_stride = kBlock;
   block.v_stride = padded_dim;
   for (int64_t group = 0; group < kGroups; ++group) {
@@ -209,15 +213,26 @@ void AllBlocks(const AttentionArguments& a, const Scratch& scratch) {
   const bool unaligned = a.head_dim % kLanes != 0;
   const bool convert =
       unaligned || (sizeof(T) != sizeof(float) && a.rows * a.group >= kConvertQueries);
-  for (int64_t index = a.block_begin; index < a.block_end; ++index) {
+  const auto block_at = [&](int64_t index, int64_t& seen) {
     const int64_t end = a.first_position + a.rows - index * kBlock;
-    const int64_t seen = end < kBlock ? end : kBlock;
-    const Block<T> block = PagedBlock<T>(a, index * kBlock, (seen + kLanes - 1) / kLanes);
+    seen = end < kBlock ? end : kBlock;
+    return PagedBlock<T>(a, index * kBlock, (seen + kLanes - 1) / kLanes);
+  };
+  int64_t seen, next_seen = 0;
+  Block<T> next = block_at(a.block_begin, seen);
+  for (int64_t index = a.block_begin; index < a.block_end; ++index) {
+    Block<T> block = next;
+    if (index + 1 < a.block_end) {
+      next = block_at(index + 1, next_seen);
+      // Whole blocks only: all their places have an address.
+      if (next_seen == kBlock) block.next = &next;
+    }
     if (convert) {
       ItemBlock(a, scratch, Convert(block, a, scratch, seen), index);
     } else {
       ItemBlock(a, scratch, block, index);
     }
+    seen = next_seen;
   }
 }
 

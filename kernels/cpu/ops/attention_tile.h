@@ -23,7 +23,18 @@ struct Block {
   const T* v[kGroups];  // [16, head_dim], rows v_stride apart
   int64_t k_stride;
   int64_t v_stride;
+  // The block after this one, whose memory is fetched into the cache meanwhile. Null: none is.
+  const Block* next;
 };
+
+// Lines of 64 bytes of the next block, at the places that `vecs` vectors take in this one.
+template <int kVecs, typename T>
+TREADLE_SIMD void Prefetch(const T* p) {
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < kVecs * kLanes * static_cast<int64_t>(sizeof(T)); i += 64) {
+    __builtin_prefetch(reinterpret_cast<const char*>(p) + i);
+  }
+}
 
 // Up to six queries against one block. Every pointer below is to this tile's part.
 struct Tile {
@@ -48,7 +59,8 @@ struct Tile {
 
 // scores[query][position] for 16 * kVecs positions.
 template <typename T, int kQueries, int kVecs>
-TREADLE_SIMD void ScoreVecs(const Tile& tile, const T* const* k, int64_t stride, float* scores) {
+TREADLE_SIMD void ScoreVecs(const Tile& tile, const T* const* k, const T* const* next,
+                            int64_t stride, float* scores) {
   Vec sums[kQueries][kVecs];
 #pragma GCC unroll 8
   for (int query = 0; query < kQueries; ++query) {
@@ -61,7 +73,10 @@ TREADLE_SIMD void ScoreVecs(const Tile& tile, const T* const* k, int64_t stride,
   for (int64_t d = 0; d < tile.head_dim; ++d) {
     Vec keys[kVecs];
 #pragma GCC unroll 4
-    for (int vec = 0; vec < kVecs; ++vec) keys[vec] = Load(k[vec] + d * stride);
+    for (int vec = 0; vec < kVecs; ++vec) {
+      keys[vec] = Load(k[vec] + d * stride);
+      if (next != nullptr) Prefetch<1>(next[vec] + d * stride);
+    }
 #pragma GCC unroll 8
     for (int query = 0; query < kQueries; ++query) {
       const Vec value = Broadcast(queries[query][d]);
@@ -98,7 +113,14 @@ TREADLE_SIMD void AccumulateVecs(const Block<T>& block, const float* p, int64_t 
     const int64_t group = from / kLanes;
     const int64_t end = (group + 1) * kLanes < to ? (group + 1) * kLanes : to;
     const T* v = block.v[group] + (from % kLanes) * block.v_stride + feature;
+    const T* next = block.next == nullptr
+                        ? nullptr
+                        : block.next->v[group] + (from % kLanes) * block.v_stride + feature;
     for (; from < end; ++from, v += block.v_stride) {
+      if (next != nullptr) {
+        Prefetch<kVecs>(next);
+        next += block.v_stride;
+      }
       Vec values[kVecs];
 #pragma GCC unroll 4
       for (int vec = 0; vec < kVecs; ++vec) values[vec] = Load(v + vec * kLanes);
@@ -127,13 +149,15 @@ constexpr int TileVecs(int queries) { return kWideRegisters ? 4 : queries <= 3 ?
 template <typename T, int kQueries>
 void ScoreTile(const Tile& tile, const Block<T>& block, int64_t groups) {
   constexpr int kVecs = TileVecs(kQueries);
+  const T* const* next = block.next == nullptr ? nullptr : block.next->k;
   int64_t group = 0;
   for (; group + kVecs <= groups; group += kVecs) {
-    ScoreVecs<T, kQueries, kVecs>(tile, block.k + group, block.k_stride,
-                                  tile.weights + group * kLanes);
+    ScoreVecs<T, kQueries, kVecs>(tile, block.k + group, next == nullptr ? nullptr : next + group,
+                                  block.k_stride, tile.weights + group * kLanes);
   }
   for (; group < groups; ++group) {
-    ScoreVecs<T, kQueries, 1>(tile, block.k + group, block.k_stride, tile.weights + group * kLanes);
+    ScoreVecs<T, kQueries, 1>(tile, block.k + group, nullptr, block.k_stride,
+                              tile.weights + group * kLanes);
   }
 }
 
