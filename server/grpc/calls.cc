@@ -236,8 +236,9 @@ Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerCo
 grpc::ServerUnaryReactor* Reply(CallEnvironment& environment, grpc::CallbackServerContext* context,
                                 const Answer& answer) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::Status caller = environment.sessions.Authorize(Authorization(*context)).status();
-  reactor->Finish(ToGrpcStatus(caller.ok() ? answer() : caller));
+  const SessionEnvironment& sessions = environment.sessions;
+  const absl::Status caller = sessions.Authorize(Authorization(*context)).status();
+  reactor->Finish(ToGrpcStatus(caller.ok() ? sessions.refusals->Add(answer()) : caller));
   return reactor;
 }
 
@@ -248,11 +249,12 @@ grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServe
   calls.Add();
   const absl::Status status = environment.sessions.Submit(
       Authorization(*context), CallerOf(environment, *context).origin, bytes,
-      [context, reactor, &calls, answer = std::move(answer)] {
-        const grpc::Status end =
-            context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer());
+      [context, reactor, &calls, counts = environment.sessions.refusals,
+       answer = std::move(answer)] {
+        const absl::Status end =
+            counts->Add(context->IsCancelled() ? absl::CancelledError() : answer());
         calls.Remove();  // the server may go once this has finished
-        reactor->Finish(end);
+        reactor->Finish(ToGrpcStatus(end));
       });
   if (status.ok()) return reactor;
   calls.Remove();
@@ -313,7 +315,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchLedger(
       environment.sessions.Authorize(Authorization(context));
   v1::WatchLedgerRequest message;
   if (key.ok()) {
-    if (const absl::Status read = ParseShort(request, message); !read.ok()) key = read;
+    const absl::Status read = environment.sessions.refusals->Add(ParseShort(request, message));
+    if (!read.ok()) key = read;
   }
   auto call = std::make_shared<WatchCall>(environment, message.from_start());
   call->Begin(key);

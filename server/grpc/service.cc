@@ -233,6 +233,7 @@ SessionEnvironment& InferenceServer::sessions() { return state_->environment.ses
 void InferenceServer::AddTo(Metrics& metrics) const {
   metrics.Add(state_->server->door().counts());
   metrics.Add(state_->environment.sessions.pool_of_work.counts());
+  metrics.Add(state_->environment.sessions.refusals, state_->server->door().counts());
 }
 
 bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {

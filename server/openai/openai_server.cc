@@ -26,6 +26,20 @@ HttpResponse Response(const HttpRequest& request, const absl::StatusOr<std::stri
   return response;
 }
 
+RefusalReason ReasonOfHttp(int code) {
+  switch (code) {
+    case 408:
+      return RefusalReason::kDeadline;
+    case 413:
+    case 431:
+      return RefusalReason::kTooLong;
+    case 503:
+      return RefusalReason::kUnreadFull;
+    default:
+      return RefusalReason::kInvalid;
+  }
+}
+
 // Answers at once, if the caller may call.
 HttpRoute Get(const std::string& path, SessionEnvironment& sessions, Answer answer) {
   return {"GET", path, [&sessions, answer](const HttpRequest& request, const auto& reply) {
@@ -39,14 +53,17 @@ HttpRoute Get(const std::string& path, SessionEnvironment& sessions, Answer answ
 // request is long.
 HttpRoute Work(const std::string& path, SessionEnvironment& sessions,
                std::function<absl::StatusOr<std::string>(std::string_view body)> answer) {
-  return {
-      "POST", path, [&sessions, answer](HttpRequest given, std::shared_ptr<HttpReply> reply) {
-        const auto request = std::make_shared<const HttpRequest>(std::move(given));
-        const absl::Status status = sessions.Submit(
-            request->Header("authorization"), {.client = request->peer}, request->body.size(),
-            [request, reply, answer] { reply->Send(Response(*request, answer(request->body))); });
-        if (!status.ok()) reply->Send(Response(*request, status));
-      }};
+  return {"POST", path, [&sessions, answer](HttpRequest given, std::shared_ptr<HttpReply> reply) {
+            const auto request = std::make_shared<const HttpRequest>(std::move(given));
+            const absl::Status status = sessions.Submit(
+                request->Header("authorization"), {.client = request->peer}, request->body.size(),
+                [request, reply, answer, counts = sessions.refusals] {
+                  const absl::StatusOr<std::string> body = answer(request->body);
+                  counts->Add(body.status()).IgnoreError();
+                  reply->Send(Response(*request, body));
+                });
+            if (!status.ok()) reply->Send(Response(*request, status));
+          }};
 }
 
 // Asks for no key, as the probes of gRPC.
@@ -105,9 +122,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
   };
   const auto resume = [&sessions](HttpRequest request, std::shared_ptr<HttpReply> reply) {
     if (request.Header("last-event-id").empty()) {
-      return reply->Send(OpenAiError(
+      return reply->Send(OpenAiError(sessions.refusals->Add(
           InvalidArgument("the header Last-Event-ID is missing, expected the id of the last event "
-                          "that came")));
+                          "that came"))));
     }
     StartOpenAiCall(sessions, OpenAiKind::kCompletion, std::move(request), std::move(reply));
   };
@@ -129,7 +146,10 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
       ProbeRoute("/ready", health, Probe::kReady)};
   if (sessions.store != nullptr) routes.push_back({"GET", kResumePath, resume});
   std::ranges::move(others, std::back_inserter(routes));
-  options.refusal = OpenAiRefusal;
+  options.refusal = [counts = sessions.refusals](int code, const std::string& message) {
+    counts->Add(ReasonOfHttp(code));
+    return OpenAiRefusal(code, message);
+  };
   options.any_host = sessions.keys != nullptr;
   options.stall_patience = sessions.stall_timeout;
   return HttpServer::Start(listen, options, std::move(routes));

@@ -10,6 +10,7 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "scheduler/policy.h"
+#include "server/observe/refusals.h"
 
 namespace treadle {
 namespace {
@@ -37,8 +38,9 @@ absl::Status CheckPromptLength(int64_t tokens, int64_t most, const ServedModel& 
   const std::string context = most == model.max_context
                                   ? ""
                                   : Str(" is ", model.max_context, " with at least one new token");
-  return InvalidArgument("prompt has ", tokens, " tokens, expected at most ", most, " (the context",
-                         context, ")");
+  return Because(RefusalReason::kTooLong,
+                 InvalidArgument("prompt has ", tokens, " tokens, expected at most ", most,
+                                 " (the context", context, ")"));
 }
 
 absl::Status CheckLogitBias(const std::vector<LogitBias>& entries, int32_t vocab) {
@@ -178,16 +180,20 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
                            ", expected at least 1");
   }
   if (prompt + spec.max_new_tokens > model.max_context) {
-    return InvalidArgument("stopping.max_new_tokens is ", spec.max_new_tokens, " after ", prompt,
-                           " prompt tokens, expected at most ", model.max_context - prompt,
-                           " (the context is ", model.max_context, ")");
+    return Because(
+        RefusalReason::kTooLong,
+        InvalidArgument("stopping.max_new_tokens is ", spec.max_new_tokens, " after ", prompt,
+                        " prompt tokens, expected at most ", model.max_context - prompt,
+                        " (the context is ", model.max_context, ")"));
   }
   const PageCounts pages = PagesNeeded(spec, model.paging);
   if (!pages.FitsIn(model.kv_pages)) {
-    return InvalidArgument("the request needs ", pages, " K/V pages (", prompt, " prompt tokens, ",
-                           "stopping.max_new_tokens ", spec.max_new_tokens,
-                           ", sampling.num_candidates ", spec.candidates, "), expected at most ",
-                           model.kv_pages, " (the server's --kv-memory)");
+    return Because(
+        RefusalReason::kUnsatisfiable,
+        InvalidArgument("the request needs ", pages, " K/V pages (", prompt, " prompt tokens, ",
+                        "stopping.max_new_tokens ", spec.max_new_tokens,
+                        ", sampling.num_candidates ", spec.candidates, "), expected at most ",
+                        model.kv_pages, " (the server's --kv-memory)"));
   }
   spec.min_new_tokens = stopping.min_new_tokens;
   if (spec.min_new_tokens < 0 || spec.min_new_tokens > spec.max_new_tokens) {
@@ -206,9 +212,10 @@ absl::Status ReadEmbedding(const ServedModel& model, const RequestLimits& limits
   TREADLE_RETURN_IF_ERROR(CheckPromptLength(prompt, model.max_context, model));
   const PageCounts pages = PagesNeeded(spec, model.paging);
   if (pages.FitsIn(model.kv_pages)) return absl::OkStatus();
-  return InvalidArgument("prompt has ", prompt, " tokens, which need ", pages,
-                         " K/V pages, expected at most ", model.kv_pages,
-                         " (the server's --kv-memory)");
+  return Because(RefusalReason::kUnsatisfiable,
+                 InvalidArgument("prompt has ", prompt, " tokens, which need ", pages,
+                                 " K/V pages, expected at most ", model.kv_pages,
+                                 " (the server's --kv-memory)"));
 }
 
 absl::Status ReadStops(GenerateRequest::Stopping& stopping, const ServedModel& model,
