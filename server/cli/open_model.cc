@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/memory.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "base/utf8.h"
@@ -55,6 +56,17 @@ std::string ContextKey(const Checkpoint& checkpoint) {
              : JsonFieldOf(architecture, context).name;
 }
 
+// `left`: bytes beside weights, activations and tables, for the caches of all stages.
+absl::Status CheckCacheFits(const ServeOptions& options, int64_t left, std::string_view owner) {
+  const int64_t each = left / options.stages();
+  if (options.kv_memory <= each) return absl::OkStatus();
+  return InvalidArgument(
+      "--kv-memory is ", ShowBytes(options.kv_memory),
+      options.stages() > 1 ? Str(" in each of ", options.stages(), " stages") : "", ", ", owner,
+      " can give ", left >> 20, " MiB beside the weights; expected at most ", each >> 20,
+      "M, or auto");
+}
+
 // Before minutes of loading, and before the system ends the process. Workers that were started
 // elsewhere see to their own memory; what they cost is measured here, on one rank with its tables.
 absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const ServeOptions& options,
@@ -64,13 +76,15 @@ absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const ServeOptions& o
       here ? static_cast<int64_t>(options.weights.EstimateBytes(checkpoint)) : 0;
   const int64_t activations = (here ? options.tensor_parallel : 1) *
                               Stage::ActivationBytes(checkpoint.config(), options.max_batch_tokens);
-  const auto available = here ? devices.AvailableBytes() : static_cast<int64_t>(AvailableMemory());
+  const auto available =
+      here ? devices.AvailableBytes() : static_cast<int64_t>(AvailableMemory().bytes);
   const std::string_view owner = here ? devices.owner() : "this machine";
   const ModelConfig& config = checkpoint.config();
   const int64_t ranks = here ? options.stages() * options.tensor_parallel : 1;
   const int64_t tables =
       ArchitectureOf(config).rotary ? ranks * RotaryEmbedding::Bytes(config, max_context) : 0;
-  if (weights + activations + tables <= available) return absl::OkStatus();
+  const int64_t left = available - weights - activations - tables;
+  if (left >= 0) return here ? CheckCacheFits(options, left, owner) : absl::OkStatus();
   if (weights + activations <= available) {
     return InvalidArgument(checkpoint.path(), ": tables of rotations for a context of ",
                            max_context, " tokens need ", tables >> 20, " MiB of memory, ", owner,

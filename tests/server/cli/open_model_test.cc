@@ -73,6 +73,24 @@ TEST_F(NumericsKey, WhatDoesNotChangeBitsIsNotInIt) {
   for (size_t i = 0; i < std::size(same); ++i) EXPECT_EQ(Of(same[i]), key) << i;
 }
 
+// Refused before anything is loaded or started, with what would fit.
+TEST_F(NumericsKey, ACacheThatIsLargerThanTheMemoryIsRefused) {
+  ServeOptions options;
+  options.model = Write();
+  options.device = DeviceChoice::kCpu;
+  options.kv_memory = int64_t{500} << 40;
+  for (const int64_t stages : {1, 2}) {
+    options.pipeline_parallel = stages;
+    const absl::Status refused = OpenModel(options, {}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+    const std::string message(refused.message());
+    EXPECT_THAT(message, testing::StartsWith(
+                             stages == 1 ? "--kv-memory is 524288000M, this "
+                                         : "--kv-memory is 524288000M in each of 2 stages, "));
+    EXPECT_THAT(message, testing::ContainsRegex("expected at most [0-9]+M, or auto$"));
+  }
+}
+
 TEST_F(NumericsKey, WhatChangesBitsIsInIt) {
   Write();
   std::vector<std::string> keys = {Of()};
