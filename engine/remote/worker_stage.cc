@@ -251,7 +251,8 @@ absl::Status WorkerStage::LoadRanks(const control::Configure& configuration,
   ModelConfig config = checkpoint.config();
   config.kv_heads = kv_heads_;
   page_bytes_ = KvMemoryOf(config,
-                           {.max_batch_tokens = options_.max_batch_tokens,
+                           {.kv_bytes = {},
+                            .max_batch_tokens = options_.max_batch_tokens,
                             .page_size = options_.kv.page_size,
                             .kv_dtype = options_.kv.dtype,
                             .layers = {configuration.first_layer(), configuration.end_layer()}},

@@ -33,6 +33,7 @@
 #include "server/cli/rank_devices.h"
 #include "server/cli/worker_supervisor.h"
 #include "server/flag_values.h"
+#include "server/session/sampling_defaults.h"
 
 namespace treadle {
 namespace {
@@ -127,6 +128,16 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
   } else {
     served.chat_template_problem = std::string(problem.message());
   }
+  return absl::OkStatus();
+}
+
+absl::Status ReadSampling(const Checkpoint& checkpoint, const ServeOptions& options,
+                          ServedModel& served) {
+  if (options.generation_config == GenerationConfig::kNone) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(const RecommendedSampling sampling, checkpoint.Sampling());
+  if (sampling.values.empty()) return absl::OkStatus();
+  TREADLE_ASSIGN_OR_RETURN(served.sampling_defaults,
+                           ReadSamplingDefaults(sampling.values, sampling.source));
   return absl::OkStatus();
 }
 
@@ -348,6 +359,7 @@ absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Check
   if (const auto& rope = checkpoint.config().long_rope) {
     key += Str(opened.served.max_context > rope->original_context ? "long\n" : "short\n");
   }
+  if (opened.served.sampling_defaults) key += EffectsJson(*opened.served.sampling_defaults) + "\n";
   // A GGUF file has its tokenizer within.
   if (checkpoint.kind() == Checkpoint::Kind::kHuggingFace && opened.served.tokenizer) {
     TREADLE_ASSIGN_OR_RETURN(const auto files, opened.served.tokenizer_files());
@@ -392,6 +404,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   served.end_ids = checkpoint->end_ids();
   served.max_context = max_context;
   TREADLE_RETURN_IF_ERROR(ReadTextSide(*checkpoint, served));
+  TREADLE_RETURN_IF_ERROR(ReadSampling(*checkpoint, options, served));
 
   // Beside the loading, which reads the same files.
   auto weights = std::async(std::launch::async, [&] { return Fingerprint(*checkpoint); });

@@ -30,6 +30,7 @@
 #include "server/openai/openai_server.h"
 #include "server/page/page_routes.h"
 #include "server/serving_stack.h"
+#include "server/session/sampling_defaults.h"
 
 namespace treadle {
 namespace {
@@ -117,6 +118,10 @@ void Introduce(const OpenedModel& opened, Log& log) {
     note("the checkpoint has no tokenizer; token ids only");
   } else if (!model.chat_template) {
     note("no chat: " + model.chat_template_problem);
+  }
+  if (model.sampling_defaults) {
+    note(Str("requests sample as the model's authors recommend, where they do not say otherwise: ",
+             EffectsJson(*model.sampling_defaults), " (--generation-config)"));
   }
   char sizes[64];
   std::snprintf(sizes, sizeof sizes, "%.1f M parameters, weights %.1f MB", model.parameters / 1e6,

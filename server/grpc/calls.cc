@@ -27,31 +27,34 @@ constexpr char kKind[] = "grpc";  // of stored requests
 template <typename Message>
 absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes,
                                      const SessionEnvironment& sessions) {
+  constexpr bool kEmbedding = std::is_same_v<Message, v1::EmbedRequest>;
   Message message;
   TREADLE_RETURN_IF_ERROR(
       Parse(bytes, message, [&sessions](std::string_view field, int64_t entries) {
-        constexpr bool kEmbedding = std::is_same_v<Message, v1::EmbedRequest>;
         return ValidateEntries(field, entries, kEmbedding, sessions.model);
       }));
-  GenerateRequest request = ToRequest(message);
-  if (sessions.store != nullptr && !request.embedding) {
+  if constexpr (kEmbedding) {
+    return ToRequest(message);
+  } else {
+    GenerateRequest request = ToRequest(message, sessions.model);
+    if (sessions.store == nullptr) return request;
     request.kind = kKind;
     request.body = message.SerializeAsString();
+    return request;
   }
-  return request;
 }
 
-absl::StatusOr<GenerateRequest> ReadStored(const StoredRequest& stored) {
+absl::StatusOr<GenerateRequest> ReadStored(const StoredRequest& stored, const ServedModel& model) {
   if (stored.kind != kKind) {
     return absl::FailedPreconditionError(
         "the request was asked over HTTP, expected to be resumed there");
   }
   v1::GenerateRequest message;
   TREADLE_RETURN_IF_ERROR(ParseMessage(stored.body, message));
-  return ToRequest(message);
+  return ToRequest(message, model);
 }
 
-absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes) {
+absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes, const ServedModel& model) {
   constexpr size_t kMost = 1024;  // it is read on gRPC's thread
   if (bytes.Length() > kMost) {
     return InvalidArgument("the request has ", bytes.Length(), " bytes, expected at most ", kMost);
@@ -59,7 +62,9 @@ absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes) {
   v1::ResumeRequest message;
   TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
   return ResumePoint{
-      .id = message.request_id(), .from_token = message.from_token(), .read = ReadStored};
+      .id = message.request_id(),
+      .from_token = message.from_token(),
+      .read = [&model](const StoredRequest& stored) { return ReadStored(stored, model); }};
 }
 
 template <typename Request, typename Response>
@@ -304,7 +309,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartResume(CallEnvironment& environ
                                                         grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request) {
   auto call = std::make_shared<StreamCall>(environment.sessions, context);
-  call->Resume(CallerOf(environment, *context), ReadResume(*request));
+  call->Resume(CallerOf(environment, *context), ReadResume(*request, environment.sessions.model));
   return call.get();
 }
 

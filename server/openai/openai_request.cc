@@ -350,7 +350,7 @@ absl::Status ReadSampling(const SamplingField& field, const Json& value, OpenAiR
     return absl::OkStatus();
   }
   TREADLE_ASSIGN_OR_RETURN(const int32_t top_k, ReadInt(field.name, value));
-  if (top_k != 0 && top_k != -1) to.common.sampling.top_k = top_k;  // which mean: off
+  to.common.sampling.parameters.top_k = top_k == -1 ? 0 : top_k;  // both mean: off
   return absl::OkStatus();
 }
 
@@ -431,6 +431,7 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
                                                 const ServedModel& model) {
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   OpenAiRequest request{.chat = chat};
+  request.common.sampling.parameters = model.sampling();
   for (const auto& [name, value] : object.items()) {
     if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
   }

@@ -10,6 +10,7 @@
 #include "server/openai/openai_call.h"
 #include "server/openai/openai_errors.h"
 #include "server/openai/openai_request.h"
+#include "server/session/sampling_defaults.h"
 
 namespace treadle {
 namespace {
@@ -111,10 +112,11 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
                                                         const HealthBoard& health,
                                                         std::vector<HttpRoute> others) {
   const ServedModel& model = sessions.model;
-  const std::string entry =
-      Str(R"({"id":)", JsonString(model.name), R"(,"object":"model","created":)",
-          std::time(nullptr), R"(,"owned_by":"treadle","max_model_len":)", model.max_context,
-          R"(,"has_chat_template":)", model.chat_template ? "true}" : "false}");
+  const std::string entry = Str(
+      R"({"id":)", JsonString(model.name), R"(,"object":"model","created":)", std::time(nullptr),
+      R"(,"owned_by":"treadle","max_model_len":)", model.max_context, R"(,"has_chat_template":)",
+      model.chat_template ? "true" : "false", R"(,"sampling_defaults":)",
+      model.sampling_defaults ? EffectsJson(*model.sampling_defaults) : "null", "}");
   const auto generate = [&sessions](const std::string& path, OpenAiKind kind) {
     return HttpRoute{"POST", path, [&sessions, kind](HttpRequest request, auto reply) {
                        StartOpenAiCall(sessions, kind, std::move(request), std::move(reply));

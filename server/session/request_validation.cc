@@ -15,16 +15,18 @@
 namespace treadle {
 namespace {
 
-// What was not asked has its default, which is allowed; but for top_k, whose default is off.
+// What was not asked has its default, which is allowed. A count of 0 is off.
 absl::Status CheckField(const SamplingField& field, const GenerateRequest::Sampling& sampling) {
   const auto check = [&field](auto value) -> absl::Status {
     if (field.Allows(value)) return absl::OkStatus();
-    return InvalidArgument("sampling.", field.name, " is ", value, ", expected ", field.expected);
+    return InvalidArgument("sampling.", field.name, " is ", value, ", expected ", field.expected,
+                           std::is_same_v<decltype(value), int32_t> ? ", or 0 for off" : "");
   };
   if (const auto* real = std::get_if<float SamplingParameters::*>(&field.member)) {
     return check(sampling.parameters.*(*real));
   }
-  return sampling.top_k ? check(*sampling.top_k) : absl::OkStatus();
+  const int32_t count = sampling.parameters.*std::get<int32_t SamplingParameters::*>(field.member);
+  return count == 0 ? absl::OkStatus() : check(count);
 }
 
 absl::Status CheckCount(std::string_view field, size_t entries, size_t most) {
@@ -75,7 +77,6 @@ absl::Status ReadSampling(GenerateRequest::Sampling& sampling, const ServedModel
   }
   TREADLE_RETURN_IF_ERROR(CheckLogitBias(sampling.parameters.logit_bias, model.vocab));
   spec.sampling = std::move(sampling.parameters);
-  spec.sampling.top_k = sampling.top_k.value_or(0);
   spec.sampling.seed = sampling.seed.value_or(random_seed);
   spec.candidates = n;
   return absl::OkStatus();

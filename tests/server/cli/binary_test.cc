@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "server/grpc/inference.grpc.pb.h"
@@ -209,6 +210,39 @@ TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
     json->erase("seed");
   }
   EXPECT_EQ(in_process, over_grpc);
+}
+
+TEST(Binary, GenerateSamplesAsTheModelsAuthorsRecommend) {
+  const std::string folder = testing::TempDir() + "/recommended-" + std::to_string(getpid());
+  std::filesystem::create_directories(folder);
+  const auto model = WriteTinyLlamaFolder(folder, {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto tokens = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {
+        kBinary, "generate", "--token-ids", "1,2,3",        "--max-new-tokens",
+        "12",    "--seed",   "7",           "--ignore-eos", "--json"};
+    command.insert(command.end(), more.begin(), more.end());
+    ChildProcess generate(command);
+    EXPECT_EQ(generate.Wait(), 0) << generate.output();
+    const std::string& said = generate.output();  // progress lines come first
+    return nlohmann::json::parse(said.substr(said.find('{')), nullptr, false)["token_ids"];
+  };
+  const auto here = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--model", *model, "--pin-threads", "off"});
+    return tokens(more);
+  };
+  const auto greedy = here({"--temperature", "0"});
+  EXPECT_EQ(here({}), greedy);
+  std::ofstream(*model + "/generation_config.json") << R"({"temperature": 5, "top_k": 40})";
+  const auto recommended = here({"--temperature", "5", "--top-k", "40"});
+  EXPECT_NE(recommended, greedy);
+  EXPECT_EQ(here({}), recommended);
+  EXPECT_EQ(here({"--temperature", "0"}), greedy);
+  EXPECT_EQ(here({"--generation-config", "none"}), greedy);
+  ServedBinary server("--http-listen none --metrics-listen none --model " + *model);
+  ASSERT_SERVES(server);
+  EXPECT_EQ(tokens({"--target", server.address()}), recommended);
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace
