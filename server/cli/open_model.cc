@@ -131,14 +131,12 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
   return absl::OkStatus();
 }
 
-absl::Status ReadSampling(const Checkpoint& checkpoint, const ServeOptions& options,
-                          ServedModel& served) {
-  if (options.generation_config == GenerationConfig::kNone) return absl::OkStatus();
+absl::StatusOr<std::optional<SamplingParameters>> SamplingOf(const Checkpoint& checkpoint,
+                                                             const ServeOptions& options) {
+  if (options.generation_config == GenerationConfig::kNone) return std::nullopt;
   TREADLE_ASSIGN_OR_RETURN(const RecommendedSampling sampling, checkpoint.Sampling());
-  if (sampling.values.empty()) return absl::OkStatus();
-  TREADLE_ASSIGN_OR_RETURN(served.sampling_defaults,
-                           ReadSamplingDefaults(sampling.values, sampling.source));
-  return absl::OkStatus();
+  if (sampling.values.empty()) return std::nullopt;
+  return ReadSamplingDefaults(sampling.values, sampling.source);
 }
 
 // A worker of this machine that was started again is there after a moment; one that is not by then
@@ -370,10 +368,9 @@ absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Check
 
 }  // namespace
 
-absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
-                                      std::function<void(double)> progress, const LogSink& log) {
+absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
   TREADLE_RETURN_IF_ERROR(CheckServeOptions(given));
-  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
+  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const Checkpoint> checkpoint,
                            Checkpoint::Open(given.model));
   ServeOptions options = given;
   const ModelConfig& config = checkpoint->config();
@@ -387,10 +384,24 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
     return InvalidArgument("--pipeline-parallel is ", options.stages(), ", expected at most ",
                            config.layers, ", one layer in each stage");
   }
-  TREADLE_ASSIGN_OR_RETURN(const RankDevices devices, RankDevices::Choose(options));
+  TREADLE_ASSIGN_OR_RETURN(auto sampling, SamplingOf(*checkpoint, options));
+  TREADLE_ASSIGN_OR_RETURN(RankDevices devices, RankDevices::Choose(options));
   options.max_batch_tokens = BatchTokens(options, devices.cuda());
-  const int64_t max_context = options.max_context > 0 ? options.max_context : config.context;
-  TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, max_context));
+  if (options.max_context == 0) options.max_context = config.context;
+  TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, options.max_context));
+  return CheckedModel{std::move(checkpoint), std::move(devices), std::move(options), sampling};
+}
+
+absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
+                                      std::function<void(double)> progress, const LogSink& log) {
+  TREADLE_ASSIGN_OR_RETURN(const CheckedModel checked, CheckModel(options));
+  return OpenModel(checked, std::move(progress), log);
+}
+
+absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
+                                      std::function<void(double)> progress, const LogSink& log) {
+  const auto& [checkpoint, devices, options, sampling] = checked;
+  const ModelConfig& config = checkpoint->config();
   OpenedModel opened;
   opened.max_batch_tokens = options.max_batch_tokens;
   opened.cuda = devices.cuda();
@@ -402,9 +413,9 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   served.parameters = CountParameters(*checkpoint);
   served.vocab = static_cast<int32_t>(config.vocab);
   served.end_ids = checkpoint->end_ids();
-  served.max_context = max_context;
+  served.max_context = options.max_context;
+  served.sampling_defaults = sampling;
   TREADLE_RETURN_IF_ERROR(ReadTextSide(*checkpoint, served));
-  TREADLE_RETURN_IF_ERROR(ReadSampling(*checkpoint, options, served));
 
   // Beside the loading, which reads the same files.
   auto weights = std::async(std::launch::async, [&] { return Fingerprint(*checkpoint); });
@@ -429,7 +440,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   opened.setup.version = TREADLE_VERSION;
   opened.setup.backend = served.backend;
   opened.setup.max_batch_tokens = options.max_batch_tokens;
-  opened.setup.max_context = max_context;
+  opened.setup.max_context = options.max_context;
   opened.setup.kv_pages = opened.kv.pages;
   return opened;
 }

@@ -610,6 +610,8 @@ TEST(OpenAiServer, KeysAndTlsAreThoseOfGrpc) {
   EXPECT_EQ(stranger.code, 401);
   EXPECT_THAT(stranger.head, HasSubstr("WWW-Authenticate: Bearer\r\n"));
   EXPECT_EQ(stranger.body["error"]["code"], "invalid_api_key");
+  EXPECT_EQ(stranger.body["error"]["message"],
+            "no API key: expected the header 'authorization: Bearer KEY'");
   EXPECT_EQ(ask("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + close + "\r\n", ca.Sign()).code,
             401);
   EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: localhost\r\n" + close + "\r\n", ca.Sign()).code,

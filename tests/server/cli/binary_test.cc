@@ -38,6 +38,8 @@ TEST(Binary, WrongUseIsOneLineAndExitCodeTwo) {
       {{"serve", "--model", "x", "--max-batch-size", "0"}, 2, "--max-batch-size: is '0', expected"},
       {{"serve", "--model", "x", "--max-batch-tokens", "32"}, 2, "more than --max-batch-size (32)"},
       {{"serve", "--nonsense"}, 2, "--nonsense"},
+      {{"serve", "--max-batch-siz=3"}, 2, "; did you mean '--max-batch-size'? (see --help)"},
+      {{"generate", "--prompt", "a", "--top_p", "1"}, 2, "; did you mean '--top-p'? (see --help)"},
       {{"generate", "--top-p", "x", "--prompt", "a"}, 2, "--top-p"},
       {{"generate", "--model", "a", "--target", "b", "--prompt", "a"}, 2, "excludes"},
       {{"generate", "--timeout", "5", "--prompt", "a"}, 2, "--timeout is '5', expected a time"},
@@ -94,11 +96,16 @@ TEST(Binary, AnOccupiedPortIsNamed) {
   const std::string taken = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
   for (const bool http : {false, true}) {
     const std::string any = "127.0.0.1:0";
-    ChildProcess child({kBinary, "serve", "--model", "x", "--listen", http ? any : taken,
-                        "--http-listen", http ? taken : "none", "--metrics-listen", "none"});
-    EXPECT_EQ(child.Wait(), 1);
-    EXPECT_EQ(child.output(),
+    const auto said = [&](const std::string& model, int code) {
+      ChildProcess child({kBinary, "serve", "--model", model, "--listen", http ? any : taken,
+                          "--http-listen", http ? taken : "none", "--metrics-listen", "none"});
+      EXPECT_EQ(child.Wait(), code);
+      return child.output();
+    };
+    EXPECT_EQ(said(OwnModel(), 1),
               "treadle serve: cannot listen on " + taken + ": Address already in use\n");
+    // A port may be free a moment later; a wrong path stays wrong, so it is told first.
+    EXPECT_THAT(said("/no/such.gguf", 2), HasSubstr("/no/such.gguf: cannot be opened"));
   }
   close(fd);
 }
