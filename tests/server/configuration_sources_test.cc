@@ -80,13 +80,15 @@ TEST(ConfigurationSources, VariablesOfAServiceAreNobodysMistake) {
 // What this repository reads itself, also in tests, which start servers with it.
 TEST(ConfigurationSources, VariablesThatAreReadElsewhereAreKnown) {
   namespace fs = std::filesystem;
-  const std::regex read("(?:getenv|FromEnvironment)\\(\"(TREADLE_[A-Z0-9_]+)\"");
+  const std::regex read(
+      "(?:getenv\\(\"|FromEnvironment\\(\"|environ\\.get\\(\"|\\$\\{)(TREADLE_[A-Z0-9_]+)");
   std::set<std::string> names;
-  for (const char* const room :
-       {"base", "bench", "engine", "kernels", "models", "net", "scheduler", "server", "tests"}) {
+  for (const char* const room : {"base", "bench", "engine", "kernels", "models", "net", "scheduler",
+                                 "server", "tests", "deploy", "scripts"}) {
     for (const auto& entry : fs::recursive_directory_iterator(fs::path(TREADLE_SOURCE) / room)) {
       const std::string extension = entry.path().extension();
-      if (extension != ".cc" && extension != ".h" && extension != ".cu") continue;
+      const std::set<std::string> sources = {".cc", ".h", ".cu", ".py", ".sh"};
+      if (!sources.contains(extension)) continue;
       std::ifstream file(entry.path());
       const std::string text{std::istreambuf_iterator<char>(file), {}};
       for (std::sregex_iterator at(text.begin(), text.end(), read), end; at != end; ++at) {
