@@ -102,6 +102,9 @@ TEST_F(NumericsKey, WhatTheAuthorsRecommendToSampleWithIsInIt) {
   const auto ignored = open();
   ASSERT_TRUE(ignored.ok()) << ignored.status();
   EXPECT_FALSE(ignored->served.sampling_defaults.has_value());
+  // The same files, sampled from in another way.
+  recommend(R"({"temperature": 0.5, "top_k": 3})");
+  EXPECT_NE(open()->served.fingerprint, recommended->served.fingerprint);
 }
 
 // Refused before anything is loaded or started, with what would fit.
