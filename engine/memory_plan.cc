@@ -83,6 +83,11 @@ absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
   const auto share =
       static_cast<int64_t>(static_cast<double>(request.available_bytes) * request.available_share);
   const int64_t budget = automatic ? share : *request.kv_bytes;
+  if (!automatic && request.available_bytes > 0 && budget > request.available_bytes) {
+    return ResourceExhausted(
+        "--kv-memory is ", budget >> 20, "M, but the memory beside the weights is ",
+        request.available_bytes >> 20, "M; expected no more than that, or auto");
+  }
   __int128_t used = budget;
   if (automatic) used = std::min(used, request.max_batch_size * request_bytes);
   PageCounts pages;

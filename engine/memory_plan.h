@@ -20,7 +20,7 @@ struct KvMemoryRequest {
   // Bytes for the cache (--kv-memory), or nothing for "auto": as much as max_batch_size requests of
   // max_context tokens can use, but at most `available_share` of `available_bytes`.
   std::optional<int64_t> kv_bytes;
-  int64_t available_bytes = 0;  // memory that can be had now (MemAvailable); read by auto only
+  int64_t available_bytes = 0;  // that can be had now; 0: not known, for a size that is given
   double available_share = 0.5;
   int64_t max_batch_size = 0;                      // sequences in one batch
   int64_t max_batch_tokens = kDefaultBatchTokens;  // in one iteration
@@ -49,7 +49,7 @@ KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& reques
 
 // As many pages of each kind as share the memory in proportion to what one request of max_context
 // tokens takes. InvalidArgument for numbers out of range; ResourceExhausted, with the arithmetic,
-// when not even one such request fits.
+// when not even one such request fits, or kv_bytes are more than are available.
 absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
                                           const KvMemoryRequest& request);
 

@@ -62,7 +62,8 @@ struct Door::Connection {
         client(std::move(newcomer.socket)),
         host(std::move(newcomer.host)),
         peer(std::move(newcomer.peer)),
-        guard(door.limits_.http2),
+        guard(door.limits_.http2,
+              [&door](CallRefusal why) { ++door.counts_->refused[static_cast<size_t>(why)]; }),
         host_given_up(std::move(of_host)),
         client_watch(door.loop_, client->fd(), [this, &door] { door.Serve(*this); }) {}
   ~Connection() {

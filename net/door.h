@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -70,10 +71,11 @@ class Door {
       Admission::kFiles + EventLoop::kFiles + Admission::kMinConnections * kFilesEach;
 
   struct Counts {
-    std::atomic<int64_t> connections{0};  // now
-    std::atomic<int64_t> turned_away{0};  // closed for a limit or their silence, so far
-    std::atomic<int64_t> violations{0};   // closed for what they sent, so far
-    std::atomic<int64_t> held{0};         // bytes of messages that are not whole, now
+    std::atomic<int64_t> connections{0};            // now
+    std::atomic<int64_t> turned_away{0};            // closed for a limit or their silence, so far
+    std::atomic<int64_t> violations{0};             // closed for what they sent, so far
+    std::atomic<int64_t> held{0};                   // bytes of messages that are not whole, now
+    std::array<std::atomic<int64_t>, 4> refused{};  // calls, so far, by CallRefusal
   };
   // Gives the server a connected socket, which it owns from then on; on the door's thread.
   using Adopt = std::function<void(int fd)>;

@@ -189,14 +189,14 @@ void Http2Guard::TakeMessages(Streams::iterator at, std::string_view bytes) {
       stream.have = 0;
       stream.left = ReadU32(stream.prefix.data() + 1);
       if ((stream.prefix[0] & 1) != 0) {
-        return Refuse(at, absl::StatusCode::kUnimplemented,
+        return Refuse(at, CallRefusal::kCompressed,
                       "compressed messages are not accepted: send them without grpc-encoding");
       }
       const bool first = limits_.first_message_bytes > 0 && !stream.heard;
       const uint64_t most = first ? limits_.first_message_bytes : limits_.message_bytes;
       if (stream.left > most) {
         return Refuse(
-            at, absl::StatusCode::kResourceExhausted,
+            at, CallRefusal::kTooLong,
             Str("a ", first ? "first " : "", "message of ", stream.left, " bytes, at most ", most,
                 " are accepted", limits_.Named("--max-request-bytes")));
       }
@@ -216,11 +216,15 @@ void Http2Guard::TakeMessages(Streams::iterator at, std::string_view bytes) {
   }
 }
 
-void Http2Guard::Refuse(Streams::iterator stream, absl::StatusCode code, std::string_view reason) {
+void Http2Guard::Refuse(Streams::iterator stream, CallRefusal why, std::string_view reason) {
+  constexpr absl::StatusCode kCodes[] = {
+      absl::StatusCode::kUnimplemented, absl::StatusCode::kResourceExhausted,
+      absl::StatusCode::kResourceExhausted, absl::StatusCode::kDeadlineExceeded};
+  if (refused_) refused_(why);
   const uint32_t id = stream->first;
   AppendFrame(insert_to_client_, Http2Frames::kHeaders,
               Http2Frames::kEndHeaders | Http2Frames::kEndStream, id,
-              Trailers(stream->second.answered, code, reason));
+              Trailers(stream->second.answered, kCodes[static_cast<size_t>(why)], reason));
   AppendFrame(insert_to_client_, Http2Frames::kReset, 0, id, U32(kNoError));
   AppendFrame(insert_to_server_, Http2Frames::kReset, 0, id, U32(kCancel));
   GiveUp(stream);
@@ -242,7 +246,7 @@ bool Http2Guard::RefuseLargest(std::string_view reason, std::string& to_server,
   const auto largest =
       std::ranges::max_element(streams_, {}, [](const auto& stream) { return stream.second.got; });
   if (largest == streams_.end() || !client_.between()) return false;
-  Refuse(largest, absl::StatusCode::kResourceExhausted, reason);
+  Refuse(largest, CallRefusal::kNoRoom, reason);
   Insert(to_server, to_client);
   return true;
 }
@@ -255,7 +259,7 @@ bool Http2Guard::RefuseUnfinished(TimePoint begun, std::string& to_server, std::
   for (auto at = std::ranges::find_if(streams_, unfinished); at != streams_.end();
        at = std::ranges::find_if(streams_, unfinished)) {
     if (!client_.between()) return false;
-    Refuse(at, absl::StatusCode::kDeadlineExceeded, "the request did not come to its end in time");
+    Refuse(at, CallRefusal::kLate, "the request did not come to its end in time");
   }
   Insert(to_server, to_client);
   return true;

@@ -16,9 +16,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -63,6 +65,9 @@ class Http2Frames {
   Frame frame_;
 };
 
+// Why a guard ends one call. The order is that of Door::Counts::refused.
+enum class CallRefusal : uint8_t { kCompressed, kTooLong, kNoRoom, kLate };
+
 class Http2Guard {
  public:
   struct Limits {
@@ -80,7 +85,9 @@ class Http2Guard {
 
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  explicit Http2Guard(const Limits& limits) : limits_(limits) {}
+  // `refused` is told of each call that the guard ends.
+  explicit Http2Guard(const Limits& limits, std::function<void(CallRefusal)> refused = {})
+      : limits_(limits), refused_(std::move(refused)) {}
 
   // Bytes of the client, in pieces of any size. Appends to `to_server` what the server may see and
   // to `to_client` what the client must be told. Gives how many bytes it has taken: all, unless so
@@ -130,13 +137,14 @@ class Http2Guard {
   absl::Status Begin(const Http2Frames::Frame& frame);
   void TakeData(std::string_view bytes);
   void TakeMessages(Streams::iterator stream, std::string_view bytes);
-  void Refuse(Streams::iterator stream, absl::StatusCode code, std::string_view reason);
+  void Refuse(Streams::iterator stream, CallRefusal why, std::string_view reason);
   void GiveUp(Streams::iterator stream);
   void Forget(Streams::iterator stream);
   void Insert(std::string& to_server, std::string& to_client);
 
   const Limits limits_;
-  size_t preface_ = 0;  // bytes of it that have come
+  const std::function<void(CallRefusal)> refused_;  // may be empty
+  size_t preface_ = 0;                              // bytes of it that have come
   Http2Frames client_, server_;
   uint64_t block_ = 0;       // bytes of the header block that comes in
   uint32_t data_left_ = 0;   // of the DATA frame that comes in, without padding

@@ -106,6 +106,8 @@ constexpr Choice<WeightsFrom> kWeightsFrom[] = {{"file", WeightsFrom::kFile},
 constexpr Choice<OnWorkerLoss> kOnWorkerLoss[] = {{"fail", OnWorkerLoss::kFail},
                                                   {"restart", OnWorkerLoss::kRestart},
                                                   {"recover", OnWorkerLoss::kRecover}};
+constexpr Choice<GenerationConfig> kGenerationConfigs[] = {{"auto", GenerationConfig::kAuto},
+                                                           {"none", GenerationConfig::kNone}};
 constexpr Choice<MetricsAuth> kMetricsAuth[] = {{"none", MetricsAuth::kNone},
                                                 {"api-key", MetricsAuth::kApiKey}};
 
@@ -279,6 +281,10 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--default-max-new-tokens",
        "most new tokens of requests that do not say; clipped to the context", kServing, kServer,
        Integer(&O::default_max_new_tokens, 1, kMany)},
+      {"--generation-config",
+       "sampling parameters that requests leave out: auto (what the model's authors recommend, in "
+       "generation_config.json or the .gguf file's general.sampling), or none",
+       kEngine, kServer, OneOf(&O::generation_config, kGenerationConfigs)},
       {"--embedding-pooling",
        "embedding of a prompt: the mean of its final hidden states, or the last one; "
        "none: embeddings are refused (few models that generate text have useful ones)",

@@ -31,6 +31,7 @@ enum class PlanForwarding : uint8_t { kEarly, kLate };
 enum class WeightsFrom : uint8_t { kFile, kMaster };
 enum class OnWorkerLoss : uint8_t { kFail, kRestart, kRecover };
 enum class MetricsAuth : uint8_t { kNone, kApiKey };
+enum class GenerationConfig : uint8_t { kAuto, kNone };
 inline constexpr Choice<DeviceChoice> kDevices[] = {
     {"auto", DeviceChoice::kAuto}, {"cpu", DeviceChoice::kCpu}, {"cuda", DeviceChoice::kCuda}};
 
@@ -73,6 +74,7 @@ struct ServeOptions {
   bool pin_threads = true;
   int64_t engine_depth = 2;
   int64_t default_max_new_tokens = 512;
+  GenerationConfig generation_config = GenerationConfig::kAuto;
   Pooling embedding_pooling = Pooling::kNone;
   std::chrono::milliseconds drain_timeout{30'000};
   std::chrono::milliseconds stream_stall_timeout{60'000};

@@ -1,17 +1,20 @@
 #include "server/configuration_sources.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <numeric>
 #include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "base/nearest.h"
+#include "base/quoted.h"
 #include "base/status.h"
 
 namespace treadle {
@@ -19,19 +22,24 @@ namespace {
 
 std::string Trim(const std::string& text) { return std::string(absl::StripAsciiWhitespace(text)); }
 
-// Levenshtein's distance.
-size_t Distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replace = diagonal + (a[i] != b[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replace, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
+constexpr std::string_view kPrefix = "TREADLE_";
+
+// Variables that are no flag's: of this program, of its documentation, and of its scripts and
+// tests, which start servers with all that they have been given themselves.
+constexpr std::string_view kOtherVariables[] = {
+    "TREADLE_API_KEY",   "TREADLE_BENCH",          "TREADLE_CLOCK",
+    "TREADLE_CONFIG",    "TREADLE_CPU_ISA",        "TREADLE_CRDS",
+    "TREADLE_CUDA",      "TREADLE_CUDA_CARVE_OUT", "TREADLE_CUDA_EARLY_LAUNCHES",
+    "TREADLE_FUZZ_SEED", "TREADLE_FUZZ_TARGET",    "TREADLE_KERNEL_TABLE",
+    "TREADLE_KILLS",     "TREADLE_RANDOM_SCHEMAS", "TREADLE_SOAK_SECONDS",
+    "TREADLE_SOAK_SEED", "TREADLE_WRITE_CHART",    "TREADLE_WRITE_DIGESTS"};
+
+// A variable that Kubernetes sets in every pod beside a service with such a name
+// (TREADLE_SERVICE_HOST, TREADLE_PORT_8080_TCP_ADDR).
+bool IsOfAService(std::string_view variable) {
+  return variable.ends_with("_SERVICE_HOST") || variable.ends_with("_PORT") ||
+         variable.find("_SERVICE_PORT") != variable.npos ||
+         variable.find("_TCP") != variable.npos || variable.find("_UDP") != variable.npos;
 }
 
 const ServeFlag* FindFlag(std::string_view name) {
@@ -41,15 +49,31 @@ const ServeFlag* FindFlag(std::string_view name) {
   return nullptr;
 }
 
-std::string NearestName(std::string_view name) {
-  const auto distance = [&](const ServeFlag& flag) { return Distance(name, flag.name + 2); };
-  return std::ranges::min_element(ServeFlags(), {}, distance)->name + 2;
-}
-
 std::string VariableOf(const ServeFlag& flag) {
-  std::string name = absl::AsciiStrToUpper(Str("TREADLE_", flag.name + 2));
+  std::string name = absl::AsciiStrToUpper(Str(kPrefix, flag.name + 2));
   std::ranges::replace(name, '-', '_');
   return name;
+}
+
+// What is set under our prefix and read by nobody was misspelt.
+absl::Status CheckEnvironment() {
+  std::vector<std::string> variables;
+  for (const ServeFlag& flag : ServeFlags()) variables.push_back(VariableOf(flag));
+  std::vector<std::string_view> known(std::begin(kOtherVariables), std::end(kOtherVariables));
+  known.insert(known.end(), variables.begin(), variables.end());
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    if (!name.starts_with(kPrefix) || IsOfAService(name)) continue;
+    if (std::ranges::find(known, name) != known.end()) continue;
+    // What all names begin with makes none more like another.
+    for (std::string_view& other : known) other.remove_prefix(kPrefix.size());
+    const std::string_view meant = NearestName(name.substr(kPrefix.size()), known);
+    return InvalidArgument("the environment variable ", Quoted(name), " is no setting",
+                           meant.empty() ? "" : Str("; did you mean '", kPrefix, meant, "'?"),
+                           " (`treadle serve --help` has all flags)");
+  }
+  return absl::OkStatus();
 }
 
 // `path`: for errors.
@@ -67,8 +91,10 @@ absl::StatusOr<Settings> ReadSettings(std::istream& file, const std::string& pat
     const std::string name = Trim(line.substr(0, equals));
     const ServeFlag* flag = FindFlag(name);
     if (flag == nullptr) {
-      return InvalidArgument("--config: ", where, ": '", name,
-                             "' is no setting; the nearest one is '", NearestName(name), "'");
+      std::vector<std::string_view> names;
+      for (const ServeFlag& known : ServeFlags()) names.emplace_back(known.name + 2);
+      return InvalidArgument("--config: ", where, ": '", name, "' is no setting",
+                             DidYouMean(name, names));
     }
     const auto [known, fresh] =
         settings.try_emplace(flag->name, Setting{Trim(line.substr(equals + 1)), where});
@@ -110,6 +136,7 @@ absl::StatusOr<ServeOptions> OptionsFrom(const std::string& text) {
 
 absl::StatusOr<Settings> ApplySources(Settings given, const std::string& path,
                                       ServeOptions& options) {
+  TREADLE_RETURN_IF_ERROR(CheckEnvironment());
   Settings file;
   if (!path.empty()) {
     TREADLE_ASSIGN_OR_RETURN(file, ReadSettingsFile(path));

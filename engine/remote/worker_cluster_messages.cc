@@ -346,8 +346,12 @@ absl::Status WorkerCluster::PlanPages() {
       continue;
     }
     const auto sharing = std::ranges::count(peers_, peer.memory_pool, &Peer::memory_pool);
-    const auto pages = PagesOf(options_, stage, peer.kv_heads,
-                               peer.memory_available / static_cast<uint64_t>(sharing));
+    // A worker that has a cache already drops it before it makes another: only it knows then how
+    // much memory there is, and it refuses what it cannot have.
+    const bool has_cache = peer.kv_pages != PageCounts();
+    const auto pages =
+        PagesOf(options_, stage, peer.kv_heads,
+                has_cache ? 0 : peer.memory_available / static_cast<uint64_t>(sharing));
     if (!pages.ok()) return Named(stage, pages.status());
     limit(*pages);
   }

@@ -1,16 +1,18 @@
 #include "engine/remote/worker_stage.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
-#include <fstream>
-#include <limits>
 #include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 
+#include "base/memory.h"
 #include "base/quoted.h"
 #include "base/status.h"
 #include "engine/choices.h"
+#include "engine/memory_plan.h"
 #include "engine/remote/control.pb.h"
 #include "engine/remote/thread_priority.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -193,19 +195,8 @@ absl::Status Check(const control::Configure& configuration, const Checkpoint& ch
 
 }  // namespace
 
-uint64_t AvailableMemory() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  uint64_t kilobytes = 0;
-  while (meminfo >> key >> kilobytes) {
-    if (key == "MemAvailable:") return kilobytes * 1024;
-    meminfo.ignore(std::numeric_limits<std::streamsize>::max(), '\n');
-  }
-  return uint64_t{1} << 30;
-}
-
 void DescribeMachine(const RankGpus& gpus, control::WorkerHello& out) {
-  out.set_memory_available(AvailableMemory());
+  out.set_memory_available(AvailableMemory().bytes);
   out.set_machine(MachineId());
   out.set_cpus(UsableCpus());
   out.set_gpus(static_cast<int32_t>(gpus.gpus.size()));
@@ -257,13 +248,23 @@ absl::Status WorkerStage::LoadRanks(const control::Configure& configuration,
     kv_heads_ += models[rank]->kv_heads();
     loaded_[rank].model = std::move(models[rank]);
   }
+  ModelConfig config = checkpoint.config();
+  config.kv_heads = kv_heads_;
+  page_bytes_ = KvMemoryOf(config,
+                           {.kv_bytes = {},
+                            .max_batch_tokens = options_.max_batch_tokens,
+                            .page_size = options_.kv.page_size,
+                            .kv_dtype = options_.kv.dtype,
+                            .layers = {configuration.first_layer(), configuration.end_layer()}},
+                           {})
+                    .bytes_per_page;
   backend_ = loaded_[0].backend->description();
   options_.replay_log.hidden = loaded_[0].model->config().hidden;
   return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> WorkerStage::AvailableBytes() const {
-  if (!on_gpus_) return AvailableMemory();
+  if (!on_gpus_) return AvailableMemory().bytes;
   uint64_t least = UINT64_MAX;
   for (int rank = 0; rank < degree_; ++rank) {
     TREADLE_ASSIGN_OR_RETURN(const uint64_t bytes, gpus_.free_bytes(rank));
@@ -279,9 +280,29 @@ std::string WorkerStage::memory_pool() const {
   return ids;
 }
 
+// Pages of the system are taken as they are written to, so that a cache too large would be found
+// out long after the start.
+absl::Status WorkerStage::CheckRoom(const PageCounts& kv_pages, int memory) const {
+  TREADLE_ASSIGN_OR_RETURN(uint64_t available, AvailableBytes());
+  // What a process before has left in the file is there already.
+  struct stat kept {};
+  if (memory >= 0 && !on_gpus_ && fstat(memory, &kept) == 0) {
+    available += static_cast<uint64_t>(kept.st_blocks) * 512;
+  }
+  uint64_t bytes = 0;
+  for (const PageKind kind : kPageKinds) {
+    bytes += static_cast<uint64_t>(kv_pages[kind]) * static_cast<uint64_t>(page_bytes_[kind]);
+  }
+  if (bytes <= available) return absl::OkStatus();
+  return ResourceExhausted("the K/V cache of ", kv_pages, " pages, as the master asks, needs ",
+                           bytes >> 20, " MiB, this worker can have ", available >> 20,
+                           " MiB; lower --kv-memory of the server");
+}
+
 absl::Status WorkerStage::Reserve(const PageCounts& kv_pages, int memory,
                                   std::string_view configuration, StageRanks::Events events) {
   TREADLE_CHECK(!ranks_);
+  TREADLE_RETURN_IF_ERROR(CheckRoom(kv_pages, memory));
   if (memory >= 0 && !on_gpus_) {
     TREADLE_ASSIGN_OR_RETURN(memory_, KeptMemory::Open(memory, Str(configuration, kv_pages)));
     options_.kv.memory = options_.replay_log.memory = memory_.get();

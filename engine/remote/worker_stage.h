@@ -51,8 +51,6 @@ struct RankOptions {
   RankGpus gpus = {};
 };
 
-// Bytes that the machine can give without swapping.
-uint64_t AvailableMemory();
 // What a worker has to run a stage on.
 void DescribeMachine(const RankGpus& gpus, control::WorkerHello& out);
 
@@ -76,7 +74,8 @@ class WorkerStage {
   const PageCounts& kv_pages() const { return options_.kv.num_pages; }
 
   // Allocates the cache and starts the ranks; once. `memory`: of a file for it, or -1 (only used on
-  // the CPU); `configuration`: what it is for. Errors: StageRanks::Create's, KeptMemory's.
+  // the CPU); `configuration`: what it is for. Errors: StageRanks::Create's, KeptMemory's;
+  // ResourceExhausted if there is not as much memory.
   absl::Status Reserve(const PageCounts& kv_pages, int memory, std::string_view configuration,
                        StageRanks::Events events);
   // The identity of the memory that the cache lies in, kept or this process's own; once reserved.
@@ -88,6 +87,7 @@ class WorkerStage {
   WorkerStage(const control::Configure& configuration, const RankGpus& gpus);
   absl::Status LoadRanks(const control::Configure& configuration, const Checkpoint& checkpoint,
                          const RankOptions& options, const std::function<void(double)>& progress);
+  absl::Status CheckRoom(const PageCounts& kv_pages, int memory) const;
 
   const bool on_gpus_;
   const int degree_;
@@ -96,6 +96,7 @@ class WorkerStage {
   StageRanks::Options options_;  // constant, but for the number of pages
   uint64_t weight_bytes_ = 0;
   int64_t kv_heads_ = 0;
+  PageCounts page_bytes_;  // of all ranks
   std::string backend_;
   std::unique_ptr<KeptMemory> memory_;
   MemoryIdentity own_memory_;

@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -44,6 +45,22 @@ struct StoredTensor {
   int64_t Elements() const {
     return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
   }
+};
+
+// How a model's authors recommend to sample.
+struct RecommendedSampling {
+  std::string source;                    // where the files say it, for errors
+  std::map<std::string, double> values;  // by name, of kSamplingNames; of any value
+};
+
+// The parameters that files recommend: generation_config.json's name, and llama.cpp's key
+// (gguf-py/gguf/constants.py).
+inline constexpr std::pair<const char*, const char*> kSamplingNames[] = {
+    {"temperature", "general.sampling.temp"},
+    {"top_k", "general.sampling.top_k"},
+    {"top_p", "general.sampling.top_p"},
+    {"min_p", "general.sampling.min_p"},
+    {"repetition_penalty", "general.sampling.penalty_repeat"},
 };
 
 std::string ShapeText(std::span<const int64_t> shape);  // "[2, 3]"
@@ -78,6 +95,8 @@ class Checkpoint {
   }
   // Jinja source; empty when there is none.
   const std::string& chat_template() const { return chat_template_; }
+  // Read when it is asked. Errors: a value that is no number.
+  virtual absl::StatusOr<RecommendedSampling> Sampling() const { return RecommendedSampling(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   uint64_t file_bytes() const { return file_bytes_; }
   // The files that hold the tensors.

@@ -11,6 +11,7 @@
 
 #include "base/number.h"
 #include "base/status.h"
+#include "server/observe/refusals.h"
 
 namespace treadle {
 namespace {
@@ -101,8 +102,9 @@ absl::Status ApiKey::Admit(TimePoint now) {
   Refill(now);
   const std::string& name = terms_.name;
   const auto used_up = [&name](double limit, const char* what) {
-    return ResourceExhausted("the API key '", name, "' has used up its ",
-                             static_cast<int64_t>(limit), " ", what, " per minute");
+    return Because(RefusalReason::kRateLimited,
+                   ResourceExhausted("the API key '", name, "' has used up its ",
+                                     static_cast<int64_t>(limit), " ", what, " per minute"));
   };
   if (terms_.requests && requests_ < 1) return used_up(*terms_.requests, "requests");
   if (terms_.tokens && tokens_ <= 0) return used_up(*terms_.tokens, "tokens");

@@ -6,7 +6,9 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "base/nearest.h"
 #include "base/status.h"
 #include "base/utf8.h"
 
@@ -26,6 +28,22 @@ std::string Complaint(const char* command, std::string message) {
 int Complain(const char* command, const std::string& message, int code) {
   std::fprintf(stderr, "%s\n", Complaint(command, message).c_str());
   return code;
+}
+
+// For the first word of the command line that is a flag, but none of the program's.
+std::string MeantFlag(const CLI::App& app, int argc, char** argv) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  const std::vector<std::string_view> known(names.begin(), names.end());
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    const std::string_view flag = word.substr(0, word.find('='));
+    if (!flag.starts_with("--") || std::ranges::find(known, flag) != known.end()) continue;
+    return DidYouMean(flag, known);
+  }
+  return "";
 }
 
 int CodeOf(const absl::Status& status) {
@@ -74,6 +92,9 @@ std::optional<int> ParseFlags(CLI::App& app, const char* command, int argc, char
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
     return 0;
+  } catch (const CLI::ExtrasError& error) {
+    const std::string meant = MeantFlag(app, argc, argv);
+    return Complain(command, Str(error.what(), meant, " (see --help)"), 2);
   } catch (const CLI::ParseError& error) {
     return Complain(command, std::string(error.what()) + " (see --help)", 2);
   }

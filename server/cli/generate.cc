@@ -80,9 +80,10 @@ void AddRequestFlags(CLI::App& app, GenerateOptions& o) {
   Sampling& sampling = *o.request.mutable_sampling();
   Stopping& stopping = *o.request.mutable_stopping();
   ResponseOptions& response = *o.request.mutable_response();
-  sampling.set_temperature(0);
   sampling.set_num_candidates(1);
   for (const SamplingField& field : kSamplingFields) AddSamplingFlag(app, field, sampling);
+  app.get_option("--temperature")
+      ->description("0: greedy, the default unless the model's authors recommend otherwise");
   AddField(app, "--seed", sampling, &Sampling::set_seed,
            "seed of sampling; random if absent, and --json shows it");
   AddField(app, "--n", sampling, &Sampling::set_num_candidates, "number of candidates");
@@ -182,29 +183,48 @@ class LocalCall final : public Session {
   std::promise<absl::Status> ended_;
 };
 
+// A model whose authors recommend nothing answers greedily, so that it says the same each time.
+void DefaultToGreedy(bool recommended, v1::GenerateRequest& request) {
+  v1::Sampling& sampling = *request.mutable_sampling();
+  if (!recommended && !sampling.has_temperature()) sampling.set_temperature(0);
+}
+
 // `timeout` 0: no deadline. Both sources give the messages of GenerateStream, in order, on one
 // thread.
 absl::Status GenerateFromServer(const std::string& target, const ClientAccess& access,
-                                std::chrono::milliseconds timeout,
-                                const v1::GenerateRequest& request, const v1::ResumeRequest& resume,
-                                const OnResponse& on_response) {
+                                std::chrono::milliseconds timeout, v1::GenerateRequest request,
+                                const v1::ResumeRequest& resume, const OnResponse& on_response) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   const auto stub =
       v1::Inference::NewStub(grpc::CreateCustomChannel(target, access.credentials, arguments));
+  const auto deadline = std::chrono::system_clock::now() + timeout;
+  const auto prepare = [&](grpc::ClientContext& context) {
+    if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
+    if (timeout.count() > 0) context.set_deadline(deadline);
+  };
+  const auto named = [&target](const absl::Status& status) {
+    if (status.ok()) return status;
+    return absl::Status(status.code(), Str(target, ": ", status.ToString()));
+  };
   grpc::ClientContext context;
-  if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);
-  if (timeout.count() > 0) context.set_deadline(std::chrono::system_clock::now() + timeout);
-  const auto reader = resume.request_id().empty() ? stub->GenerateStream(&context, request)
-                                                  : stub->Resume(&context, resume);
+  prepare(context);
+  const bool fresh = resume.request_id().empty();
+  if (fresh && !request.sampling().has_temperature()) {
+    grpc::ClientContext asking;
+    prepare(asking);
+    v1::GetModelInfoResponse model;
+    TREADLE_RETURN_IF_ERROR(named(FromGrpcStatus(stub->GetModelInfo(&asking, {}, &model))));
+    DefaultToGreedy(model.has_sampling_defaults(), request);
+  }
+  const auto reader =
+      fresh ? stub->GenerateStream(&context, request) : stub->Resume(&context, resume);
   for (v1::GenerateResponse response; reader->Read(&response);) on_response(response);
-  const absl::Status status = FromGrpcStatus(reader->Finish());
-  if (status.ok()) return status;
-  return absl::Status(status.code(), Str(target, ": ", status.ToString()));
+  return named(FromGrpcStatus(reader->Finish()));
 }
 
 absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::milliseconds timeout,
-                               const v1::GenerateRequest& request, const OnResponse& on_response) {
+                               v1::GenerateRequest request, const OnResponse& on_response) {
   TREADLE_ASSIGN_OR_RETURN(OpenedModel opened,
                            OpenModel(options, ShowProgress("loading " + options.model)));
   TREADLE_ASSIGN_OR_RETURN(const std::unique_ptr<ServingStack> stack,
@@ -220,7 +240,8 @@ absl::Status GenerateInProcess(const ServeOptions& options, std::chrono::millise
   Caller caller;
   if (timeout.count() > 0) caller.deadline = caller.arrival + timeout;
   const auto call = std::make_shared<LocalCall>(environment, on_response);
-  call->Start(caller, request.ByteSizeLong(), [&] { return ToRequest(request); });
+  DefaultToGreedy(stack->model().sampling_defaults.has_value(), request);
+  call->Start(caller, request.ByteSizeLong(), [&] { return ToRequest(request, stack->model()); });
   const absl::Status status = call->Wait();
   call->Release();
   return status;

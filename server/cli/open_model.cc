@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/memory.h"
 #include "base/sha256.h"
 #include "base/status.h"
 #include "base/utf8.h"
@@ -32,6 +33,7 @@
 #include "server/cli/rank_devices.h"
 #include "server/cli/worker_supervisor.h"
 #include "server/flag_values.h"
+#include "server/session/sampling_defaults.h"
 
 namespace treadle {
 namespace {
@@ -55,6 +57,17 @@ std::string ContextKey(const Checkpoint& checkpoint) {
              : JsonFieldOf(architecture, context).name;
 }
 
+// `left`: bytes beside weights, activations and tables, for the caches of all stages.
+absl::Status CheckCacheFits(const ServeOptions& options, int64_t left, std::string_view owner) {
+  const int64_t each = left / options.stages();
+  if (options.kv_memory <= each) return absl::OkStatus();
+  return InvalidArgument(
+      "--kv-memory is ", ShowBytes(options.kv_memory),
+      options.stages() > 1 ? Str(" in each of ", options.stages(), " stages") : "", ", ", owner,
+      " can give ", left >> 20, " MiB beside the weights; expected at most ", each >> 20,
+      "M, or auto");
+}
+
 // Before minutes of loading, and before the system ends the process. Workers that were started
 // elsewhere see to their own memory; what they cost is measured here, on one rank with its tables.
 absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const ServeOptions& options,
@@ -64,13 +77,15 @@ absl::Status CheckWeightsFit(const Checkpoint& checkpoint, const ServeOptions& o
       here ? static_cast<int64_t>(options.weights.EstimateBytes(checkpoint)) : 0;
   const int64_t activations = (here ? options.tensor_parallel : 1) *
                               Stage::ActivationBytes(checkpoint.config(), options.max_batch_tokens);
-  const auto available = here ? devices.AvailableBytes() : static_cast<int64_t>(AvailableMemory());
+  const auto available =
+      here ? devices.AvailableBytes() : static_cast<int64_t>(AvailableMemory().bytes);
   const std::string_view owner = here ? devices.owner() : "this machine";
   const ModelConfig& config = checkpoint.config();
   const int64_t ranks = here ? options.stages() * options.tensor_parallel : 1;
   const int64_t tables =
       ArchitectureOf(config).rotary ? ranks * RotaryEmbedding::Bytes(config, max_context) : 0;
-  if (weights + activations + tables <= available) return absl::OkStatus();
+  const int64_t left = available - weights - activations - tables;
+  if (left >= 0) return here ? CheckCacheFits(options, left, owner) : absl::OkStatus();
   if (weights + activations <= available) {
     return InvalidArgument(checkpoint.path(), ": tables of rotations for a context of ",
                            max_context, " tokens need ", tables >> 20, " MiB of memory, ", owner,
@@ -114,6 +129,14 @@ absl::Status ReadTextSide(const Checkpoint& checkpoint, ServedModel& served) {
     served.chat_template_problem = std::string(problem.message());
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<SamplingParameters>> SamplingOf(const Checkpoint& checkpoint,
+                                                             const ServeOptions& options) {
+  if (options.generation_config == GenerationConfig::kNone) return std::nullopt;
+  TREADLE_ASSIGN_OR_RETURN(const RecommendedSampling sampling, checkpoint.Sampling());
+  if (sampling.values.empty()) return std::nullopt;
+  return ReadSamplingDefaults(sampling.values, sampling.source);
 }
 
 // A worker of this machine that was started again is there after a moment; one that is not by then
@@ -334,6 +357,7 @@ absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Check
   if (const auto& rope = checkpoint.config().long_rope) {
     key += Str(opened.served.max_context > rope->original_context ? "long\n" : "short\n");
   }
+  if (opened.served.sampling_defaults) key += EffectsJson(*opened.served.sampling_defaults) + "\n";
   // A GGUF file has its tokenizer within.
   if (checkpoint.kind() == Checkpoint::Kind::kHuggingFace && opened.served.tokenizer) {
     TREADLE_ASSIGN_OR_RETURN(const auto files, opened.served.tokenizer_files());
@@ -344,10 +368,9 @@ absl::StatusOr<std::string> NumericsKey(const ServeOptions& options, const Check
 
 }  // namespace
 
-absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
-                                      std::function<void(double)> progress, const LogSink& log) {
+absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& given) {
   TREADLE_RETURN_IF_ERROR(CheckServeOptions(given));
-  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<const Checkpoint> checkpoint,
+  TREADLE_ASSIGN_OR_RETURN(std::shared_ptr<const Checkpoint> checkpoint,
                            Checkpoint::Open(given.model));
   ServeOptions options = given;
   const ModelConfig& config = checkpoint->config();
@@ -361,10 +384,24 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
     return InvalidArgument("--pipeline-parallel is ", options.stages(), ", expected at most ",
                            config.layers, ", one layer in each stage");
   }
-  TREADLE_ASSIGN_OR_RETURN(const RankDevices devices, RankDevices::Choose(options));
+  TREADLE_ASSIGN_OR_RETURN(auto sampling, SamplingOf(*checkpoint, options));
+  TREADLE_ASSIGN_OR_RETURN(RankDevices devices, RankDevices::Choose(options));
   options.max_batch_tokens = BatchTokens(options, devices.cuda());
-  const int64_t max_context = options.max_context > 0 ? options.max_context : config.context;
-  TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, max_context));
+  if (options.max_context == 0) options.max_context = config.context;
+  TREADLE_RETURN_IF_ERROR(CheckWeightsFit(*checkpoint, options, devices, options.max_context));
+  return CheckedModel{std::move(checkpoint), std::move(devices), std::move(options), sampling};
+}
+
+absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
+                                      std::function<void(double)> progress, const LogSink& log) {
+  TREADLE_ASSIGN_OR_RETURN(const CheckedModel checked, CheckModel(options));
+  return OpenModel(checked, std::move(progress), log);
+}
+
+absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
+                                      std::function<void(double)> progress, const LogSink& log) {
+  const auto& [checkpoint, devices, options, sampling] = checked;
+  const ModelConfig& config = checkpoint->config();
   OpenedModel opened;
   opened.max_batch_tokens = options.max_batch_tokens;
   opened.cuda = devices.cuda();
@@ -376,7 +413,8 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   served.parameters = CountParameters(*checkpoint);
   served.vocab = static_cast<int32_t>(config.vocab);
   served.end_ids = checkpoint->end_ids();
-  served.max_context = max_context;
+  served.max_context = options.max_context;
+  served.sampling_defaults = sampling;
   TREADLE_RETURN_IF_ERROR(ReadTextSide(*checkpoint, served));
 
   // Beside the loading, which reads the same files.
@@ -402,7 +440,7 @@ absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& given,
   opened.setup.version = TREADLE_VERSION;
   opened.setup.backend = served.backend;
   opened.setup.max_batch_tokens = options.max_batch_tokens;
-  opened.setup.max_context = max_context;
+  opened.setup.max_context = options.max_context;
   opened.setup.kv_pages = opened.kv.pages;
   return opened;
 }

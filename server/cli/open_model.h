@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "engine/engine.h"
 #include "engine/memory_plan.h"
 #include "engine/record/recording.h"
+#include "models/checkpoints/checkpoint.h"
+#include "server/cli/rank_devices.h"
 #include "server/configuration.h"
 #include "server/observe/log.h"
 #include "server/serving_stack.h"
@@ -34,9 +37,24 @@ struct OpenedModel {
   RecordedSetup setup;           // for --record, without the configuration
 };
 
-// Opens the checkpoint, packs its weights for this machine, and sizes the K/V cache. Errors say
-// which file, tensor or flag, and what was expected. `progress`: fraction loaded; may be empty.
+// A checkpoint and options that go together, on this machine; nothing is loaded yet.
+struct CheckedModel {
+  std::shared_ptr<const Checkpoint> checkpoint;
+  RankDevices devices;
+  ServeOptions options;  // max_batch_tokens and max_context resolved
+  std::optional<SamplingParameters> sampling_defaults;
+};
+
+// All that can be found wrong with a model and its flags before it is loaded. Errors say which
+// file, tensor or flag, and what was expected.
+absl::StatusOr<CheckedModel> CheckModel(const ServeOptions& options);
+
+// Packs a checked model's weights for this machine, and sizes the K/V cache; with options alone it
+// checks them first. Errors as CheckModel's. `progress`: fraction loaded; may be empty.
 // `log`: what worker processes say.
+absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
+                                      std::function<void(double)> progress,
+                                      const LogSink& log = WarningsToStderr());
 absl::StatusOr<OpenedModel> OpenModel(const ServeOptions& options,
                                       std::function<void(double)> progress,
                                       const LogSink& log = WarningsToStderr());

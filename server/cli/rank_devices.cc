@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/memory.h"
 #include "base/status.h"
 #include "engine/remote/worker_stage.h"
 #include "kernels/collectives/nccl_communicator.h"
@@ -115,8 +116,13 @@ std::vector<std::string> RankDevices::WorkerFlags(int64_t stage) const {
   return {"--device", "cuda", "--devices", ordinals};
 }
 
+std::string_view RankDevices::owner() const {
+  if (cuda()) return "GPU";
+  return AvailableMemory().limited ? "this process' memory limit (control group)" : "this machine";
+}
+
 int64_t RankDevices::AvailableBytes() const {
-  if (!cuda()) return static_cast<int64_t>(AvailableMemory());
+  if (!cuda()) return static_cast<int64_t>(AvailableMemory().bytes);
   size_t least = SIZE_MAX;
   for (const CudaDevice& gpu : gpus_) {
     const auto free = options_.remote() ? gpu.memory_bytes : CudaFreeBytes(gpu.ordinal);

@@ -30,8 +30,8 @@ class RankDevices {
   static absl::StatusOr<RankDevices> Choose(const ServeOptions& options);
 
   bool cuda() const { return cuda_; }
-  // "GPU", "this machine".
-  std::string_view owner() const { return cuda() ? "GPU" : "this machine"; }
+  // Whose memory that is, for errors: "GPU", "this machine", or a limit of this process.
+  std::string_view owner() const;
   // This process's backends: one per rank, in order. CPUs are shared out over them, GPUs are one
   // each.
   absl::StatusOr<std::vector<std::unique_ptr<Backend>>> Create() const;

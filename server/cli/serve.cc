@@ -6,10 +6,13 @@
 #include <CLI/CLI.hpp>
 #include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <future>
 #include <optional>
+#include <system_error>
 #include <thread>
 
+#include "base/quoted.h"
 #include "base/status.h"
 #include "models/checkpoints/fingerprint.h"
 #include "net/address.h"
@@ -30,6 +33,7 @@
 #include "server/openai/openai_server.h"
 #include "server/page/page_routes.h"
 #include "server/serving_stack.h"
+#include "server/session/sampling_defaults.h"
 
 namespace treadle {
 namespace {
@@ -99,12 +103,12 @@ absl::StatusOr<int> ServeUntilSignal(Signals& signals, std::future<absl::Status>
 }
 
 // A bar on a terminal, if nothing else than the log's text is there.
-absl::StatusOr<OpenedModel> Load(const ServeOptions& options, Log& log) {
+absl::StatusOr<OpenedModel> Load(const CheckedModel& checked, Log& log) {
   const bool bar = log.options().format == LogFormat::kText && log.options().file.empty() &&
                    isatty(STDERR_FILENO);
   if (bar) log.Flush(std::chrono::seconds(1));
-  return OpenModel(options, ShowProgress("loading " + options.model, bar ? LogSink() : log.sink()),
-                   log.sink());
+  const std::string what = "loading " + checked.options.model;
+  return OpenModel(checked, ShowProgress(what, bar ? LogSink() : log.sink()), log.sink());
 }
 
 void Introduce(const OpenedModel& opened, Log& log) {
@@ -117,6 +121,10 @@ void Introduce(const OpenedModel& opened, Log& log) {
     note("the checkpoint has no tokenizer; token ids only");
   } else if (!model.chat_template) {
     note("no chat: " + model.chat_template_problem);
+  }
+  if (model.sampling_defaults) {
+    note(Str("requests sample as the model's authors recommend, where they do not say otherwise: ",
+             EffectsJson(*model.sampling_defaults), " (--generation-config)"));
   }
   char sizes[64];
   std::snprintf(sizes, sizeof sizes, "%.1f M parameters, weights %.1f MB", model.parameters / 1e6,
@@ -175,16 +183,25 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
   Signals signals;
   std::optional<EndOnSignal> loading(std::in_place, signals, log);
   TREADLE_RETURN_IF_ERROR(ReserveFiles(FilesOf(options)));
+  // With --model-sha256 the file is not used before its sum is known.
+  std::optional<CheckedModel> checked;
+  if (options.model_sha256.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(checked, CheckModel(options));
+  } else if (std::error_code error; !std::filesystem::exists(options.model, error)) {
+    return NotFound("--model: there is no file ", Quoted(options.model));
+  }
   TREADLE_RETURN_IF_ERROR(CheckPorts(options));
   TREADLE_ASSIGN_OR_RETURN(Doors doors, OpenDoors(options, log));
   if (!options.durable.empty()) KeepFileSums(options.durable + "/model-sums");
   FileState hashed;
   if (!options.model_sha256.empty()) {
     TREADLE_ASSIGN_OR_RETURN(hashed, CheckModelHash(options.model, options.model_sha256));
+    TREADLE_ASSIGN_OR_RETURN(checked, CheckModel(options));
   }
   // A line of JSON has all of it: it is for programs.
   log.Write(Describe(options, /*all=*/log.options().format == LogFormat::kJson));
-  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, Load(options, log));
+  TREADLE_ASSIGN_OR_RETURN(OpenedModel opened, Load(*checked, log));
+  checked.reset();
   if (!options.model_sha256.empty() && opened.files != std::vector{hashed}) {
     return InvalidArgument("--model-sha256: ", options.model,
                            " was replaced or written to after its sum was taken, expected it to "

@@ -7,6 +7,7 @@
 
 #include "base/quoted.h"
 #include "base/status.h"
+#include "server/observe/refusals.h"
 
 namespace treadle {
 namespace {
@@ -90,8 +91,9 @@ absl::StatusOr<std::unique_ptr<RequestStore::Stream>> RequestStore::Reserve(Hold
   }
   const auto droppable = [](const auto& each) { return !each.second->attached; };
   if (bytes_ >= options_.space && std::ranges::none_of(entries_, droppable)) {
-    return ResourceExhausted("requests under way fill the space of stored ones: ", bytes_,
-                             " bytes, at most ", options_.space, " (--durable-space)");
+    return Because(RefusalReason::kStorage,
+                   ResourceExhausted("requests under way fill the space of stored ones: ", bytes_,
+                                     " bytes, at most ", options_.space, " (--durable-space)"));
   }
   auto entry = std::make_shared<Entry>();
   entry->row = {.number = next_number_++, .id = holder.id, .owner = std::move(holder.owner)};
@@ -134,6 +136,9 @@ absl::StatusOr<RequestStore::Resumed> RequestStore::Claim(Holder holder) {
   if (absl::IsNotFound(status)) {  // its files were deleted
     MutexLock lock(mutex_);
     Forget(*entry);
+  }
+  if (absl::IsUnavailable(status) || absl::IsDataLoss(status)) {
+    return Because(RefusalReason::kStorage, status);
   }
   TREADLE_RETURN_IF_ERROR(status);
   return resumed;

@@ -31,7 +31,7 @@ class GenerateCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, pu
     TREADLE_RETURN_IF_ERROR(Parse(bytes, message, [this](std::string_view field, int64_t entries) {
       return ValidateGatewayEntries(field, entries, /*embedding=*/false, model_);
     }));
-    TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, ToRequest(message));
+    TREADLE_ASSIGN_OR_RETURN(GenerateRequest request, ToRequest(message, model_));
     MutexLock lock(messages_mutex_);
     answer_.emplace(message);
     name_.second = message.request_id();

@@ -43,13 +43,14 @@ std::string LackedField(const engine::GenerateRequest& message) {
   return found == std::end(fields) ? "" : found->second;
 }
 
-GenerateRequest::Sampling ToSampling(const engine::SamplingParams& asked) {
-  GenerateRequest::Sampling to;
+GenerateRequest::Sampling ToSampling(const engine::SamplingParams& asked,
+                                     const SamplingParameters& defaults) {
+  GenerateRequest::Sampling to{.parameters = defaults};
   SamplingParameters& parameters = to.parameters;
   if (asked.has_temperature()) parameters.temperature = asked.temperature();
   if (asked.top_p() != 0) parameters.top_p = asked.top_p();
-  if (asked.top_k() != 0) to.top_k = Narrow(asked.top_k());
-  parameters.min_p = asked.min_p();
+  if (asked.top_k() != 0) parameters.top_k = Narrow(asked.top_k());
+  if (asked.min_p() != 0) parameters.min_p = asked.min_p();
   parameters.frequency_penalty = asked.frequency_penalty();
   parameters.presence_penalty = asked.presence_penalty();
   if (asked.repetition_penalty() != 0) parameters.repetition_penalty = asked.repetition_penalty();
@@ -126,13 +127,14 @@ void AddTokens(const OutputPart& part, google::protobuf::RepeatedField<uint32_t>
 
 }  // namespace
 
-absl::StatusOr<GenerateRequest> ToRequest(const engine::GenerateRequest& message) {
+absl::StatusOr<GenerateRequest> ToRequest(const engine::GenerateRequest& message,
+                                          const ServedModel& model) {
   if (const std::string field = LackedField(message); !field.empty()) {
     return InvalidArgument(field, " is set, which this server does not support");
   }
   const engine::SamplingParams& asked = message.sampling_params();
   GenerateRequest request{.request_id = message.request_id(),
-                          .sampling = ToSampling(asked),
+                          .sampling = ToSampling(asked, model.sampling()),
                           .stopping = ToStopping(asked)};
   request.constraint = ToConstraint(asked);
   if (message.has_tokenized()) {

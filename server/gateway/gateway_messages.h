@@ -20,8 +20,10 @@ class InputLogProbs;
 
 namespace treadle {
 
-// InvalidArgument names what we lack.
-absl::StatusOr<GenerateRequest> ToRequest(const vllm::grpc::engine::GenerateRequest& message);
+// `model`: whose defaults stand for what the message leaves out. InvalidArgument names what we
+// lack.
+absl::StatusOr<GenerateRequest> ToRequest(const vllm::grpc::engine::GenerateRequest& message,
+                                          const ServedModel& model);
 absl::StatusOr<GenerateRequest> ToRequest(const vllm::grpc::engine::EmbedRequest& message);
 
 // What is said of a repeated field of either with so many entries, before they are parsed.

@@ -197,10 +197,12 @@ class GatewayService final : public Methods {
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* SubscribeKvEvents(
       grpc::CallbackServerContext* context, const grpc::ByteBuffer*) override {
-    const absl::Status caller = environment_.sessions.Authorize(Authorization(*context)).status();
-    return new RefusedSubscription(
-        caller.ok() ? Unimplemented("SubscribeKvEvents: the prefix cache tells no events")
-                    : caller);
+    const SessionEnvironment& sessions = environment_.sessions;
+    const absl::Status caller = sessions.Authorize(Authorization(*context)).status();
+    return new RefusedSubscription(caller.ok()
+                                       ? sessions.refusals->Add(Unimplemented(
+                                             "SubscribeKvEvents: the prefix cache tells no events"))
+                                       : caller);
   }
 
  private:

@@ -65,8 +65,9 @@ class TokenizerCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
     SessionEnvironment& sessions = environment_.sessions;
     TREADLE_RETURN_IF_ERROR(sessions.Authorize(Authorization(*context_)).status());
     if (archive_.calls > TokenizerArchive::kMaxCalls) {
-      return ResourceExhausted("GetTokenizer: ", TokenizerArchive::kMaxCalls,
-                               " calls are under way, as many as there may be");
+      return sessions.refusals->Add(
+          ResourceExhausted("GetTokenizer: ", TokenizerArchive::kMaxCalls,
+                            " calls are under way, as many as there may be"));
     }
     sessions.courier.WakeAt(Clock::now() + sessions.stall_timeout, shared_from_this());
     return sessions.Submit(Authorization(*context_), CallerOf(environment_, *context_).origin, 0,
@@ -75,7 +76,9 @@ class TokenizerCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   void Send(absl::StatusOr<std::shared_ptr<const TokenizerArchive::Archive>> archive) {
     MutexLock lock(mutex_);
-    if (!archive.ok()) return Finish(ToGrpcStatus(archive.status()));
+    if (!archive.ok()) {
+      return Finish(ToGrpcStatus(environment_.sessions.refusals->Add(archive.status())));
+    }
     bytes_ = *std::move(archive);
     WriteNext();
   }

@@ -27,31 +27,34 @@ constexpr char kKind[] = "grpc";  // of stored requests
 template <typename Message>
 absl::StatusOr<GenerateRequest> Read(const grpc::ByteBuffer& bytes,
                                      const SessionEnvironment& sessions) {
+  constexpr bool kEmbedding = std::is_same_v<Message, v1::EmbedRequest>;
   Message message;
   TREADLE_RETURN_IF_ERROR(
       Parse(bytes, message, [&sessions](std::string_view field, int64_t entries) {
-        constexpr bool kEmbedding = std::is_same_v<Message, v1::EmbedRequest>;
         return ValidateEntries(field, entries, kEmbedding, sessions.model);
       }));
-  GenerateRequest request = ToRequest(message);
-  if (sessions.store != nullptr && !request.embedding) {
+  if constexpr (kEmbedding) {
+    return ToRequest(message);
+  } else {
+    GenerateRequest request = ToRequest(message, sessions.model);
+    if (sessions.store == nullptr) return request;
     request.kind = kKind;
     request.body = message.SerializeAsString();
+    return request;
   }
-  return request;
 }
 
-absl::StatusOr<GenerateRequest> ReadStored(const StoredRequest& stored) {
+absl::StatusOr<GenerateRequest> ReadStored(const StoredRequest& stored, const ServedModel& model) {
   if (stored.kind != kKind) {
     return absl::FailedPreconditionError(
         "the request was asked over HTTP, expected to be resumed there");
   }
   v1::GenerateRequest message;
   TREADLE_RETURN_IF_ERROR(ParseMessage(stored.body, message));
-  return ToRequest(message);
+  return ToRequest(message, model);
 }
 
-absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes) {
+absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes, const ServedModel& model) {
   constexpr size_t kMost = 1024;  // it is read on gRPC's thread
   if (bytes.Length() > kMost) {
     return InvalidArgument("the request has ", bytes.Length(), " bytes, expected at most ", kMost);
@@ -59,7 +62,9 @@ absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes) {
   v1::ResumeRequest message;
   TREADLE_RETURN_IF_ERROR(Parse(bytes, message));
   return ResumePoint{
-      .id = message.request_id(), .from_token = message.from_token(), .read = ReadStored};
+      .id = message.request_id(),
+      .from_token = message.from_token(),
+      .read = [&model](const StoredRequest& stored) { return ReadStored(stored, model); }};
 }
 
 template <typename Request, typename Response>
@@ -236,8 +241,9 @@ Caller CallerOf(const CallEnvironment& environment, const grpc::CallbackServerCo
 grpc::ServerUnaryReactor* Reply(CallEnvironment& environment, grpc::CallbackServerContext* context,
                                 const Answer& answer) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
-  const absl::Status caller = environment.sessions.Authorize(Authorization(*context)).status();
-  reactor->Finish(ToGrpcStatus(caller.ok() ? answer() : caller));
+  const SessionEnvironment& sessions = environment.sessions;
+  const absl::Status caller = sessions.Authorize(Authorization(*context)).status();
+  reactor->Finish(ToGrpcStatus(caller.ok() ? sessions.refusals->Add(answer()) : caller));
   return reactor;
 }
 
@@ -248,11 +254,12 @@ grpc::ServerUnaryReactor* Work(CallEnvironment& environment, grpc::CallbackServe
   calls.Add();
   const absl::Status status = environment.sessions.Submit(
       Authorization(*context), CallerOf(environment, *context).origin, bytes,
-      [context, reactor, &calls, answer = std::move(answer)] {
-        const grpc::Status end =
-            context->IsCancelled() ? grpc::Status::CANCELLED : ToGrpcStatus(answer());
+      [context, reactor, &calls, counts = environment.sessions.refusals,
+       answer = std::move(answer)] {
+        const absl::Status end =
+            counts->Add(context->IsCancelled() ? absl::CancelledError() : answer());
         calls.Remove();  // the server may go once this has finished
-        reactor->Finish(end);
+        reactor->Finish(ToGrpcStatus(end));
       });
   if (status.ok()) return reactor;
   calls.Remove();
@@ -302,7 +309,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartResume(CallEnvironment& environ
                                                         grpc::CallbackServerContext* context,
                                                         const grpc::ByteBuffer* request) {
   auto call = std::make_shared<StreamCall>(environment.sessions, context);
-  call->Resume(CallerOf(environment, *context), ReadResume(*request));
+  call->Resume(CallerOf(environment, *context), ReadResume(*request, environment.sessions.model));
   return call.get();
 }
 
@@ -313,7 +320,8 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchLedger(
       environment.sessions.Authorize(Authorization(context));
   v1::WatchLedgerRequest message;
   if (key.ok()) {
-    if (const absl::Status read = ParseShort(request, message); !read.ok()) key = read;
+    const absl::Status read = environment.sessions.refusals->Add(ParseShort(request, message));
+    if (!read.ok()) key = read;
   }
   auto call = std::make_shared<WatchCall>(environment, message.from_start());
   call->Begin(key);

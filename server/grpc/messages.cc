@@ -5,18 +5,22 @@
 #include <variant>
 
 #include "server/grpc/inference.pb.h"
+#include "server/session/sampling_defaults.h"
 
 namespace treadle {
 namespace {
 
-SamplingParameters ToParameters(const v1::Sampling& message) {
-  SamplingParameters to;
+SamplingParameters ToParameters(const v1::Sampling& message, SamplingParameters to) {
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   for (const SamplingField& field : kSamplingFields) {
-    const auto* real = std::get_if<float SamplingParameters::*>(&field.member);
     const auto* from = v1::Sampling::descriptor()->FindFieldByName(std::string(field.name));
-    if (real == nullptr || !reflection.HasField(message, from)) continue;
-    to.*(*real) = reflection.GetFloat(message, from);
+    if (!reflection.HasField(message, from)) continue;
+    if (const auto* real = std::get_if<float SamplingParameters::*>(&field.member)) {
+      to.*(*real) = reflection.GetFloat(message, from);
+    } else {
+      to.*std::get<int32_t SamplingParameters::*>(field.member) =
+          reflection.GetInt32(message, from);
+    }
   }
   for (const v1::LogitBias& entry : message.logit_bias()) {
     to.logit_bias.push_back({entry.token_id(), entry.bias()});
@@ -24,9 +28,9 @@ SamplingParameters ToParameters(const v1::Sampling& message) {
   return to;
 }
 
-GenerateRequest::Sampling ToSampling(const v1::Sampling& message) {
-  GenerateRequest::Sampling to{.parameters = ToParameters(message)};
-  if (message.has_top_k()) to.top_k = message.top_k();
+GenerateRequest::Sampling ToSampling(const v1::Sampling& message,
+                                     const SamplingParameters& defaults) {
+  GenerateRequest::Sampling to{.parameters = ToParameters(message, defaults)};
   if (message.has_seed()) to.seed = message.seed();
   if (message.has_num_candidates()) to.num_candidates = message.num_candidates();
   return to;
@@ -95,10 +99,10 @@ GenerateRequest ToRequest(const v1::EmbedRequest& message) {
   return {.request_id = message.request_id(), .prompt = PromptOf(message), .embedding = true};
 }
 
-GenerateRequest ToRequest(const v1::GenerateRequest& message) {
+GenerateRequest ToRequest(const v1::GenerateRequest& message, const ServedModel& model) {
   GenerateRequest request{.request_id = message.request_id(),
                           .prompt = PromptOf(message),
-                          .sampling = ToSampling(message.sampling()),
+                          .sampling = ToSampling(message.sampling(), model.sampling()),
                           .stopping = ToStopping(message.stopping())};
   if (message.has_chat()) {
     auto& messages = request.prompt.emplace<std::vector<ChatMessage>>();
@@ -112,6 +116,18 @@ GenerateRequest ToRequest(const v1::GenerateRequest& message) {
   if (response.has_logprobs()) request.logprobs = response.logprobs();
   if (response.has_prompt_logprobs()) request.prompt_logprobs = response.prompt_logprobs();
   return request;
+}
+
+void FillSampling(const SamplingParameters& parameters, v1::Sampling& message) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  for (const auto& [name, value] : EffectsOf(parameters)) {
+    const auto* to = v1::Sampling::descriptor()->FindFieldByName(std::string(name));
+    if (to->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_FLOAT) {
+      reflection.SetFloat(&message, to, static_cast<float>(value));
+    } else {
+      reflection.SetInt32(&message, to, static_cast<int32_t>(value));
+    }
+  }
 }
 
 void AppendOutput(const OutputPart& part, v1::Output& output) {

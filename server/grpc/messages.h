@@ -14,12 +14,17 @@ class EmbedRequest;
 class EmbedResponse;
 class LedgerRecord;
 class Output;
+class Sampling;
 }  // namespace treadle::v1
 
 namespace treadle {
 
-GenerateRequest ToRequest(const v1::GenerateRequest& message);
+// `model`: whose defaults stand for what the message leaves out.
+GenerateRequest ToRequest(const v1::GenerateRequest& message, const ServedModel& model);
 GenerateRequest ToRequest(const v1::EmbedRequest& message);
+
+// What has an effect (EffectsOf).
+void FillSampling(const SamplingParameters& parameters, v1::Sampling& message);
 
 // Appends: text and ids are added to what `output` holds.
 void AppendOutput(const OutputPart& part, v1::Output& output);

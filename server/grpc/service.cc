@@ -11,6 +11,7 @@
 #include "server/gateway/vllm_engine.grpc.pb.h"
 #include "server/grpc/calls.h"
 #include "server/grpc/inference.grpc.pb.h"
+#include "server/grpc/messages.h"
 #include "server/grpc/reflection.grpc.pb.h"
 #include "server/grpc/reflection.h"
 #include "server/grpc/wire_format.h"
@@ -126,6 +127,9 @@ class Service final : public Methods {
           response->set_backend(model().backend);
           response->set_version(TREADLE_VERSION);
           response->set_sha256(model().sha256);
+          if (model().sampling_defaults) {
+            FillSampling(*model().sampling_defaults, *response->mutable_sampling_defaults());
+          }
           return absl::OkStatus();
         });
   }
@@ -233,6 +237,7 @@ SessionEnvironment& InferenceServer::sessions() { return state_->environment.ses
 void InferenceServer::AddTo(Metrics& metrics) const {
   metrics.Add(state_->server->door().counts());
   metrics.Add(state_->environment.sessions.pool_of_work.counts());
+  metrics.Add(state_->environment.sessions.refusals, state_->server->door().counts());
 }
 
 bool InferenceServer::DrainAndStop(std::chrono::milliseconds timeout) {

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/grpc/rpc_details.pb.h"
+#include "server/observe/refusals.h"
 
 namespace treadle {
 namespace {
@@ -165,7 +166,8 @@ absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& mes
                    const CheckEntries& check) {
   grpc::Slice whole;
   if (!bytes.DumpToSingleSlice(&whole).ok()) {
-    return Internal("the request's bytes could not be read");
+    // No message came: its client has left, or the door has refused and counted it.
+    return Because(std::nullopt, Internal("the request's bytes could not be read"));
   }
   return ParseMessage({reinterpret_cast<const char*>(whole.begin()), whole.size()}, message, check);
 }
@@ -173,8 +175,9 @@ absl::Status Parse(const grpc::ByteBuffer& bytes, google::protobuf::Message& mes
 absl::Status ParseShort(const grpc::ByteBuffer& bytes, google::protobuf::Message& message,
                         const CheckEntries& check) {
   if (bytes.Length() > kMaxShortBytes) {
-    return InvalidArgument("the request has ", bytes.Length(), " bytes, expected at most ",
-                           kMaxShortBytes);
+    return Because(RefusalReason::kTooLong,
+                   InvalidArgument("the request has ", bytes.Length(), " bytes, expected at most ",
+                                   kMaxShortBytes));
   }
   return Parse(bytes, message, check);
 }

@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -201,9 +202,29 @@ void Metrics::Add(std::shared_ptr<const WorkPool::Counts> work) {
            [work] { return static_cast<double>(work->running); });
   AddGauge("treadle:num_requests_unread", "Requests that wait to be read.",
            [work] { return static_cast<double>(work->waiting); });
-  AddCounter("treadle:requests_refused_unread_total",
-             "Requests refused because too much waited to be read.",
-             [work] { return static_cast<double>(work->refused); });
+}
+
+void Metrics::Add(std::shared_ptr<const RefusalCounts> refusals,
+                  std::shared_ptr<const Door::Counts> door) {
+  // By CallRefusal.
+  static constexpr RefusalReason kOfDoor[] = {RefusalReason::kInvalid, RefusalReason::kTooLong,
+                                              RefusalReason::kUnreadFull, RefusalReason::kDeadline};
+  auto& family = prometheus::BuildCounter()
+                     .Name("treadle:requests_refused_total")
+                     .Help("Requests refused before they were queued, by reason.")
+                     .Register(instruments_->registry);
+  for (const auto& [word, reason] : kRefusals) {
+    prometheus::Labels labels = instruments_->labels;
+    labels["reason"] = word;
+    prometheus::Counter& counter = family.Add(labels);
+    instruments_->others.push_back([&counter, reason, refusals, door] {
+      int64_t now = refusals->Of(reason);
+      for (size_t i = 0; i < std::size(kOfDoor); ++i) {
+        if (kOfDoor[i] == reason) now += door->refused[i];
+      }
+      counter.Increment(static_cast<double>(now) - counter.Value());
+    });
+  }
 }
 
 void Metrics::Record(const LedgerRecord& record) {

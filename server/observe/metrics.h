@@ -17,6 +17,7 @@
 #include "scheduler/request_pool.h"
 #include "server/access/api_keys.h"
 #include "server/http/http_server.h"
+#include "server/observe/refusals.h"
 #include "server/session/work_pool.h"
 
 namespace treadle {
@@ -32,6 +33,8 @@ class Metrics {
   void AddCounter(const char* name, const char* help, std::function<double()> now);
   void Add(std::shared_ptr<const Door::Counts> door);
   void Add(std::shared_ptr<const WorkPool::Counts> work);
+  // Refused requests, with those that the gRPC port refuses by itself.
+  void Add(std::shared_ptr<const RefusalCounts> refusals, std::shared_ptr<const Door::Counts> door);
 
   void Record(const LedgerRecord& record);
 

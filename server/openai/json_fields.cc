@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/json_file.h"
+#include "base/nearest.h"
 #include "base/status.h"
 #include "base/utf8.h"
 
@@ -14,6 +15,12 @@ using Json = nlohmann::json;
 
 absl::Status Expected(std::string_view name, const Json& value, std::string_view expected) {
   return InvalidArgument(name, " is ", Cut(value.dump(), kShown), ", expected ", expected);
+}
+
+absl::Status Unsupported(std::string_view where, std::string_view name,
+                         std::span<const std::string_view> known) {
+  return InvalidArgument(where, Cut(Printable(name), kShown), " is not supported",
+                         DidYouMean(name, known));
 }
 
 absl::StatusOr<bool> ReadBool(std::string_view name, const Json& value) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -20,6 +21,9 @@ inline constexpr size_t kShown = 60;  // bytes of a bad value in an error
 
 absl::Status Expected(std::string_view name, const nlohmann::json& value,
                       std::string_view expected);
+// A field `name` within `where` ("stream_options.", or nothing) that is none of `known`.
+absl::Status Unsupported(std::string_view where, std::string_view name,
+                         std::span<const std::string_view> known);
 absl::StatusOr<bool> ReadBool(std::string_view name, const nlohmann::json& value);
 absl::StatusOr<std::string> ReadText(std::string_view name, const nlohmann::json& value);
 absl::StatusOr<int32_t> ReadInt(std::string_view name, const nlohmann::json& value);

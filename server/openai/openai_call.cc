@@ -65,7 +65,9 @@ class Call final : public std::enable_shared_from_this<Call> {
 
   void Start() {
     const auto deadline = DeadlineOf(http_);
-    if (!deadline.ok()) return reply_->Send(Told(OpenAiError(deadline.status())));
+    if (!deadline.ok()) {
+      return reply_->Send(Told(OpenAiError(sessions_.refusals->Add(deadline.status()))));
+    }
     deadline_ = *deadline;
     reply_->OnClosed([self = shared_from_this()] { self->Cancel(); });
     StartMore();

@@ -101,6 +101,7 @@ HttpResponse Error(int http, const std::string& message, const char* type, const
 HttpResponse OpenAiError(const absl::Status& status, OpenAiKind kind, std::string_view max_tokens) {
   const Meaning& meaning = MeaningOf(status.code());
   std::string message(status.message());
+  if (meaning.http == 401) absl::StrReplaceAll({{"the metadata '", "the header '"}}, &message);
   if (meaning.http != 400) {
     return Error(meaning.http, message, meaning.type, meaning.code,
                  meaning.http == 404 ? "model" : "");

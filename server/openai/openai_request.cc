@@ -144,11 +144,12 @@ absl::Status ReadLogitBias(const Json& value, OpenAiRequest& to) {
 
 absl::Status ReadStreamOptions(const Json& value, OpenAiRequest& to) {
   if (!value.is_object()) return Expected("stream_options", value, "an object");
+  constexpr std::string_view kKnown[] = {"include_usage", "continuous_usage_stats"};
   for (const auto& [key, option] : value.items()) {
     bool* const field = key == "include_usage"            ? &to.include_usage
                         : key == "continuous_usage_stats" ? &to.usage_in_chunks
                                                           : nullptr;
-    if (field == nullptr) return InvalidArgument("stream_options.", key, " is not supported");
+    if (field == nullptr) return Unsupported("stream_options.", key, kKnown);
     TREADLE_RETURN_IF_ERROR(Set(ReadBool("stream_options." + key, option), *field));
   }
   return absl::OkStatus();
@@ -200,7 +201,8 @@ absl::Status ReadResponseFormat(const Json& value, OpenAiRequest& to) {
   const bool schema = type == "json_schema";
   for (const auto& [key, part] : value.items()) {
     if (key == "type" || (schema && key == "json_schema") || part.is_null()) continue;
-    return InvalidArgument(kField, ".", Cut(Printable(key), kShown), " is not supported");
+    constexpr std::string_view kKnown[] = {"type", "json_schema"};
+    return Unsupported("response_format.", key, kKnown);
   }
   if (type == "text") return absl::OkStatus();
   if (!schema && type != "json_object") {
@@ -215,8 +217,8 @@ absl::Status ReadResponseFormat(const Json& value, OpenAiRequest& to) {
   for (const auto& [key, part] : described.items()) {
     // Every schema is enforced, strict or not.
     if (key == "schema" || key == "name" || key == "strict" || key == "description") continue;
-    return InvalidArgument("response_format.json_schema.", Cut(Printable(key), kShown),
-                           " is not supported");
+    constexpr std::string_view kKnown[] = {"schema", "name", "strict", "description"};
+    return Unsupported("response_format.json_schema.", key, kKnown);
   }
   return ReadSchema({kField, "json_schema", "schema"}, to);
 }
@@ -246,7 +248,8 @@ absl::Status ReadStructuredOutputs(const Json& value, OpenAiRequest& to) {
         TREADLE_ASSIGN_OR_RETURN(constraint.choices.emplace_back(), ReadText(name, choice));
       }
     } else {
-      return InvalidArgument(name, " is not supported");
+      constexpr std::string_view kKnown[] = {"choice", "grammar", "json", "json_object", "regex"};
+      return Unsupported("structured_outputs.", key, kKnown);
     }
   }
   return absl::OkStatus();
@@ -350,7 +353,7 @@ absl::Status ReadSampling(const SamplingField& field, const Json& value, OpenAiR
     return absl::OkStatus();
   }
   TREADLE_ASSIGN_OR_RETURN(const int32_t top_k, ReadInt(field.name, value));
-  if (top_k != 0 && top_k != -1) to.common.sampling.top_k = top_k;  // which mean: off
+  to.common.sampling.parameters.top_k = top_k == -1 ? 0 : top_k;  // both mean: off
   return absl::OkStatus();
 }
 
@@ -362,7 +365,12 @@ absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest
     if (field.name != name || (field.in & (to.chat ? kChat : kCompletions)) == 0) continue;
     return field.read == nullptr ? absl::OkStatus() : field.read(value, to);
   }
-  return InvalidArgument(Cut(Printable(name), kShown), " is not supported");
+  std::vector<std::string_view> known;
+  for (const SamplingField& field : kSamplingFields) known.push_back(field.name);
+  for (const Field& field : kFields) {
+    if ((field.in & (to.chat ? kChat : kCompletions)) != 0) known.emplace_back(field.name);
+  }
+  return Unsupported("", name, known);
 }
 
 // What holds between several fields.
@@ -431,6 +439,7 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
                                                 const ServedModel& model) {
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   OpenAiRequest request{.chat = chat};
+  request.common.sampling.parameters = model.sampling();
   for (const auto& [name, value] : object.items()) {
     if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
   }
@@ -459,7 +468,9 @@ absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const Served
     } else if (name == "add_special_tokens") {
       TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), request.common.add_special_tokens));
     } else {
-      return InvalidArgument(Cut(Printable(name), kShown), " is not supported");
+      constexpr std::string_view kKnown[] = {"input", "encoding_format", "add_special_tokens",
+                                             "model", "user"};
+      return Unsupported("", name, kKnown);
     }
   }
   if (request.prompts.empty()) return InvalidArgument("input is missing");
@@ -471,7 +482,8 @@ absl::StatusOr<TokenizeQuestion> ReadTokenize(std::string_view body, const Serve
   TokenizeQuestion question;
   for (const auto& [name, value] : object.items()) {
     if (value.is_null() || name == "model" || name == "prompt") continue;
-    if (name != "add_special_tokens") return InvalidArgument(name, " is not supported");
+    constexpr std::string_view kKnown[] = {"prompt", "add_special_tokens", "model"};
+    if (name != "add_special_tokens") return Unsupported("", name, kKnown);
     TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), question.add_special));
   }
   TREADLE_RETURN_IF_ERROR(Set(ReadText("prompt", object.value("prompt", Json())), question.text));
@@ -483,7 +495,8 @@ absl::StatusOr<std::vector<int32_t>> ReadDetokenize(std::string_view body,
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   for (const auto& [name, value] : object.items()) {
     if (value.is_null() || name == "model" || name == "tokens") continue;
-    return InvalidArgument(name, " is not supported");
+    constexpr std::string_view kKnown[] = {"tokens", "model"};
+    return Unsupported("", name, kKnown);
   }
   return ReadIds("tokens", object.value("tokens", Json()));
 }

@@ -10,6 +10,7 @@
 #include "server/openai/openai_call.h"
 #include "server/openai/openai_errors.h"
 #include "server/openai/openai_request.h"
+#include "server/session/sampling_defaults.h"
 
 namespace treadle {
 namespace {
@@ -26,6 +27,20 @@ HttpResponse Response(const HttpRequest& request, const absl::StatusOr<std::stri
   return response;
 }
 
+RefusalReason ReasonOfHttp(int code) {
+  switch (code) {
+    case 408:
+      return RefusalReason::kDeadline;
+    case 413:
+    case 431:
+      return RefusalReason::kTooLong;
+    case 503:
+      return RefusalReason::kUnreadFull;
+    default:
+      return RefusalReason::kInvalid;
+  }
+}
+
 // Answers at once, if the caller may call.
 HttpRoute Get(const std::string& path, SessionEnvironment& sessions, Answer answer) {
   return {"GET", path, [&sessions, answer](const HttpRequest& request, const auto& reply) {
@@ -39,14 +54,17 @@ HttpRoute Get(const std::string& path, SessionEnvironment& sessions, Answer answ
 // request is long.
 HttpRoute Work(const std::string& path, SessionEnvironment& sessions,
                std::function<absl::StatusOr<std::string>(std::string_view body)> answer) {
-  return {
-      "POST", path, [&sessions, answer](HttpRequest given, std::shared_ptr<HttpReply> reply) {
-        const auto request = std::make_shared<const HttpRequest>(std::move(given));
-        const absl::Status status = sessions.Submit(
-            request->Header("authorization"), {.client = request->peer}, request->body.size(),
-            [request, reply, answer] { reply->Send(Response(*request, answer(request->body))); });
-        if (!status.ok()) reply->Send(Response(*request, status));
-      }};
+  return {"POST", path, [&sessions, answer](HttpRequest given, std::shared_ptr<HttpReply> reply) {
+            const auto request = std::make_shared<const HttpRequest>(std::move(given));
+            const absl::Status status = sessions.Submit(
+                request->Header("authorization"), {.client = request->peer}, request->body.size(),
+                [request, reply, answer, counts = sessions.refusals] {
+                  const absl::StatusOr<std::string> body = answer(request->body);
+                  counts->Add(body.status()).IgnoreError();
+                  reply->Send(Response(*request, body));
+                });
+            if (!status.ok()) reply->Send(Response(*request, status));
+          }};
 }
 
 // Asks for no key, as the probes of gRPC.
@@ -94,10 +112,11 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
                                                         const HealthBoard& health,
                                                         std::vector<HttpRoute> others) {
   const ServedModel& model = sessions.model;
-  const std::string entry =
-      Str(R"({"id":)", JsonString(model.name), R"(,"object":"model","created":)",
-          std::time(nullptr), R"(,"owned_by":"treadle","max_model_len":)", model.max_context,
-          R"(,"has_chat_template":)", model.chat_template ? "true}" : "false}");
+  const std::string entry = Str(
+      R"({"id":)", JsonString(model.name), R"(,"object":"model","created":)", std::time(nullptr),
+      R"(,"owned_by":"treadle","max_model_len":)", model.max_context, R"(,"has_chat_template":)",
+      model.chat_template ? "true" : "false", R"(,"sampling_defaults":)",
+      model.sampling_defaults ? EffectsJson(*model.sampling_defaults) : "null", "}");
   const auto generate = [&sessions](const std::string& path, OpenAiKind kind) {
     return HttpRoute{"POST", path, [&sessions, kind](HttpRequest request, auto reply) {
                        StartOpenAiCall(sessions, kind, std::move(request), std::move(reply));
@@ -105,9 +124,9 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
   };
   const auto resume = [&sessions](HttpRequest request, std::shared_ptr<HttpReply> reply) {
     if (request.Header("last-event-id").empty()) {
-      return reply->Send(OpenAiError(
+      return reply->Send(OpenAiError(sessions.refusals->Add(
           InvalidArgument("the header Last-Event-ID is missing, expected the id of the last event "
-                          "that came")));
+                          "that came"))));
     }
     StartOpenAiCall(sessions, OpenAiKind::kCompletion, std::move(request), std::move(reply));
   };
@@ -129,7 +148,10 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
       ProbeRoute("/ready", health, Probe::kReady)};
   if (sessions.store != nullptr) routes.push_back({"GET", kResumePath, resume});
   std::ranges::move(others, std::back_inserter(routes));
-  options.refusal = OpenAiRefusal;
+  options.refusal = [counts = sessions.refusals](int code, const std::string& message) {
+    counts->Add(ReasonOfHttp(code));
+    return OpenAiRefusal(code, message);
+  };
   options.any_host = sessions.keys != nullptr;
   options.stall_patience = sessions.stall_timeout;
   return HttpServer::Start(listen, options, std::move(routes));

@@ -28,7 +28,11 @@ absl::Status ReadMembers(const std::string& name, const Json& object,
     const auto is_it = [&key = key](const Member& member) { return member.name == key; };
     const auto member = std::ranges::find_if(members, is_it);
     if (value.is_null()) continue;
-    if (member == members.end()) return InvalidArgument(name, ".", key, " is not supported");
+    if (member == members.end()) {
+      std::vector<std::string_view> known;
+      for (const Member& other : members) known.push_back(other.name);
+      return Unsupported(name + ".", key, known);
+    }
     TREADLE_RETURN_IF_ERROR(member->read(name + "." + key, value));
   }
   return absl::OkStatus();

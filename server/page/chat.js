@@ -187,8 +187,18 @@ element("clear").addEventListener("click", () => {
   element("prompt").focus();
 });
 
+/** What the model's authors recommend stands in the place of what nobody has entered. */
+function showDefaults(defaults) {
+  for (const input of document.querySelectorAll("[data-field]")) {
+    const recommended = defaults[input.dataset.field];
+    if (recommended !== undefined) input.placeholder = String(recommended);
+    if (input.value === input.defaultValue) input.value = "";
+  }
+}
+
 servedModel().then((model) => {
   element("model").textContent = model.id;
+  if (model.sampling_defaults) showDefaults(model.sampling_defaults);
   document.title = `Treadle: ${model.id}`;
   if (!model.has_chat_template) {
     element("hint").textContent = "This model has no chat template: it continues the text that you give.";

@@ -10,20 +10,23 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "scheduler/policy.h"
+#include "server/observe/refusals.h"
 
 namespace treadle {
 namespace {
 
-// What was not asked has its default, which is allowed; but for top_k, whose default is off.
+// What was not asked has its default, which is allowed. A count of 0 is off.
 absl::Status CheckField(const SamplingField& field, const GenerateRequest::Sampling& sampling) {
   const auto check = [&field](auto value) -> absl::Status {
     if (field.Allows(value)) return absl::OkStatus();
-    return InvalidArgument("sampling.", field.name, " is ", value, ", expected ", field.expected);
+    return InvalidArgument("sampling.", field.name, " is ", value, ", expected ", field.expected,
+                           std::is_same_v<decltype(value), int32_t> ? ", or 0 for off" : "");
   };
   if (const auto* real = std::get_if<float SamplingParameters::*>(&field.member)) {
     return check(sampling.parameters.*(*real));
   }
-  return sampling.top_k ? check(*sampling.top_k) : absl::OkStatus();
+  const int32_t count = sampling.parameters.*std::get<int32_t SamplingParameters::*>(field.member);
+  return count == 0 ? absl::OkStatus() : check(count);
 }
 
 absl::Status CheckCount(std::string_view field, size_t entries, size_t most) {
@@ -37,8 +40,9 @@ absl::Status CheckPromptLength(int64_t tokens, int64_t most, const ServedModel& 
   const std::string context = most == model.max_context
                                   ? ""
                                   : Str(" is ", model.max_context, " with at least one new token");
-  return InvalidArgument("prompt has ", tokens, " tokens, expected at most ", most, " (the context",
-                         context, ")");
+  return Because(RefusalReason::kTooLong,
+                 InvalidArgument("prompt has ", tokens, " tokens, expected at most ", most,
+                                 " (the context", context, ")"));
 }
 
 absl::Status CheckLogitBias(const std::vector<LogitBias>& entries, int32_t vocab) {
@@ -73,7 +77,6 @@ absl::Status ReadSampling(GenerateRequest::Sampling& sampling, const ServedModel
   }
   TREADLE_RETURN_IF_ERROR(CheckLogitBias(sampling.parameters.logit_bias, model.vocab));
   spec.sampling = std::move(sampling.parameters);
-  spec.sampling.top_k = sampling.top_k.value_or(0);
   spec.sampling.seed = sampling.seed.value_or(random_seed);
   spec.candidates = n;
   return absl::OkStatus();
@@ -178,16 +181,20 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
                            ", expected at least 1");
   }
   if (prompt + spec.max_new_tokens > model.max_context) {
-    return InvalidArgument("stopping.max_new_tokens is ", spec.max_new_tokens, " after ", prompt,
-                           " prompt tokens, expected at most ", model.max_context - prompt,
-                           " (the context is ", model.max_context, ")");
+    return Because(
+        RefusalReason::kTooLong,
+        InvalidArgument("stopping.max_new_tokens is ", spec.max_new_tokens, " after ", prompt,
+                        " prompt tokens, expected at most ", model.max_context - prompt,
+                        " (the context is ", model.max_context, ")"));
   }
   const PageCounts pages = PagesNeeded(spec, model.paging);
   if (!pages.FitsIn(model.kv_pages)) {
-    return InvalidArgument("the request needs ", pages, " K/V pages (", prompt, " prompt tokens, ",
-                           "stopping.max_new_tokens ", spec.max_new_tokens,
-                           ", sampling.num_candidates ", spec.candidates, "), expected at most ",
-                           model.kv_pages, " (the server's --kv-memory)");
+    return Because(
+        RefusalReason::kUnsatisfiable,
+        InvalidArgument("the request needs ", pages, " K/V pages (", prompt, " prompt tokens, ",
+                        "stopping.max_new_tokens ", spec.max_new_tokens,
+                        ", sampling.num_candidates ", spec.candidates, "), expected at most ",
+                        model.kv_pages, " (the server's --kv-memory)"));
   }
   spec.min_new_tokens = stopping.min_new_tokens;
   if (spec.min_new_tokens < 0 || spec.min_new_tokens > spec.max_new_tokens) {
@@ -206,9 +213,10 @@ absl::Status ReadEmbedding(const ServedModel& model, const RequestLimits& limits
   TREADLE_RETURN_IF_ERROR(CheckPromptLength(prompt, model.max_context, model));
   const PageCounts pages = PagesNeeded(spec, model.paging);
   if (pages.FitsIn(model.kv_pages)) return absl::OkStatus();
-  return InvalidArgument("prompt has ", prompt, " tokens, which need ", pages,
-                         " K/V pages, expected at most ", model.kv_pages,
-                         " (the server's --kv-memory)");
+  return Because(RefusalReason::kUnsatisfiable,
+                 InvalidArgument("prompt has ", prompt, " tokens, which need ", pages,
+                                 " K/V pages, expected at most ", model.kv_pages,
+                                 " (the server's --kv-memory)"));
 }
 
 absl::Status ReadStops(GenerateRequest::Stopping& stopping, const ServedModel& model,

@@ -34,9 +34,8 @@ struct GenerateRequest {
   bool embedding = false;          // is asked, and nothing of what follows
 
   struct Sampling {
-    // As asked; what was not has its default here. All but top_k and the seed, which follow.
+    // As asked; what was not has the model's default (ServedModel::sampling). All but the seed.
     SamplingParameters parameters = {};
-    std::optional<int32_t> top_k = {};  // absent: off
     std::optional<uint64_t> seed = {};  // absent: a random one
     int32_t num_candidates = 1;
   } sampling = {};

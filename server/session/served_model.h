@@ -15,6 +15,7 @@
 #include "engine/plan/kv_paging.h"
 #include "models/text/jinja/chat_template.h"
 #include "models/text/tokenizer.h"
+#include "scheduler/request.h"
 #include "server/constraint/constraint_compiler.h"
 
 namespace treadle {
@@ -33,6 +34,8 @@ struct ServedModel {
   KvPaging paging;
 
   std::vector<int32_t> end_ids;  // generation stops at any
+  // For what a request leaves out; none: the model's files recommend nothing.
+  std::optional<SamplingParameters> sampling_defaults = {};
 
   std::unique_ptr<Tokenizer> tokenizer;             // null: token ids only
   std::unique_ptr<ConstraintCompiler> constraints;  // null: as tokenizer; uses it
@@ -43,6 +46,7 @@ struct ServedModel {
   // none; without any where they cannot be written. Takes its time. Empty: there is no tokenizer.
   std::function<absl::StatusOr<std::map<std::string, std::string>>()> tokenizer_files = {};
 
+  SamplingParameters sampling() const { return sampling_defaults.value_or(SamplingParameters()); }
   int32_t bos() const { return tokenizer ? tokenizer->spec().bos : -1; }
 };
 

@@ -28,14 +28,21 @@ uint64_t RandomSeed() {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
+absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::KeyOf(
     std::string_view authorization) const {
   if (keys == nullptr) return std::shared_ptr<ApiKey>();
   return keys->Find(authorization);
 }
 
+absl::StatusOr<std::shared_ptr<ApiKey>> SessionEnvironment::Authorize(
+    std::string_view authorization) const {
+  auto key = KeyOf(authorization);
+  refusals->Add(key.status()).IgnoreError();
+  return key;
+}
+
 absl::StatusOr<std::string> SessionEnvironment::OwnerOf(std::string_view authorization) const {
-  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<ApiKey> key, Authorize(authorization));
+  TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<ApiKey> key, KeyOf(authorization));
   return key ? key->terms().owner : std::string();
 }
 
@@ -44,9 +51,9 @@ absl::Status SessionEnvironment::Submit(std::string_view authorization, RequestO
   TREADLE_ASSIGN_OR_RETURN(const std::shared_ptr<ApiKey> key, Authorize(authorization));
   if (key) {
     origin.owner = key->terms().owner;
-    TREADLE_RETURN_IF_ERROR(key->Admit(Clock::now()));
+    TREADLE_RETURN_IF_ERROR(refusals->Add(key->Admit(Clock::now())));
   }
-  return pool_of_work.Submit(FairShareOf(origin), bytes, std::move(work));
+  return refusals->Add(pool_of_work.Submit(FairShareOf(origin), bytes, std::move(work)));
 }
 
 std::string FairShareOf(const RequestOrigin& origin) {
@@ -77,7 +84,7 @@ void Session::Begin(Caller caller, size_t bytes, std::function<void()> take_in) 
   origin_ = std::move(caller.origin);
   arrival_ = caller.arrival;
   deadline_ = caller.deadline;
-  auto key = environment_.Authorize(caller.authorization);
+  auto key = environment_.KeyOf(caller.authorization);
   absl::Status status = key.status();
   if (status.ok() && *key) {
     key_ = *std::move(key);
@@ -193,6 +200,7 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
 }
 
 void Session::Refuse(const absl::Status& status) {
+  environment_.refusals->Add(status).IgnoreError();
   environment_.request_log.Refused(origin_, status);
   End(status);
 }

@@ -31,6 +31,7 @@
 #include "scheduler/request_pool.h"
 #include "server/access/api_keys.h"
 #include "server/durable/request_store.h"
+#include "server/observe/refusals.h"
 #include "server/observe/request_log.h"
 #include "server/session/courier.h"
 #include "server/session/generation.h"
@@ -77,17 +78,20 @@ struct SessionEnvironment {
   const RequestLog request_log;
   const WorkPool::Limits work = {};
   RequestStore* const store = nullptr;  // null: nothing is stored
+  const std::shared_ptr<RefusalCounts> refusals = std::make_shared<RefusalCounts>();
   Courier courier{};
   CallCount calls{};
   WorkPool pool_of_work{work};  // last: its work uses the others
 
   // Whose call it is, by "Bearer KEY"; null if everybody may call. Unauthenticated or
   // PermissionDenied otherwise.
+  absl::StatusOr<std::shared_ptr<ApiKey>> KeyOf(std::string_view authorization) const;
+  // The same for a call that generates nothing: counts it if it is refused.
   absl::StatusOr<std::shared_ptr<ApiKey>> Authorize(std::string_view authorization) const;
   // The key's owner; empty if everybody may call.
   absl::StatusOr<std::string> OwnerOf(std::string_view authorization) const;
   // Charges the caller's key for a call, and lets `work` over so many bytes wait for its turn.
-  // Authorize's errors, the key's and the pool's.
+  // Authorize's errors, the key's and the pool's, which are counted.
   absl::Status Submit(std::string_view authorization, RequestOrigin origin, size_t bytes,
                       std::function<void()> work);
 };

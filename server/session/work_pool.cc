@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "server/observe/refusals.h"
 
 namespace treadle {
 namespace {
@@ -74,10 +75,7 @@ absl::Status WorkPool::Submit(const std::string& owner, size_t bytes, std::funct
   if (stopping_) return absl::UnavailableError("the server is shutting down");
   const auto own = owners_.find(owner);
   const absl::Status room = CheckRoom(own == owners_.end() ? Held() : own->second, bytes);
-  if (!room.ok()) {
-    ++counts_->refused;
-    return room;
-  }
+  if (!room.ok()) return Because(RefusalReason::kUnreadFull, room);
   for (Held* held : {&all_, &owners_[owner]}) {
     ++held->entries;
     held->bytes += bytes;

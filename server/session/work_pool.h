@@ -39,7 +39,6 @@ class WorkPool {
   struct Counts {
     std::atomic<int64_t> running{0};  // now
     std::atomic<int64_t> waiting{0};
-    std::atomic<int64_t> refused{0};  // for a full queue, so far
   };
   enum class Kind : uint8_t { kText, kTrial };
 

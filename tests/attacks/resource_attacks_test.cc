@@ -71,12 +71,12 @@ TEST_F(ResourceAttacks, ACacheThatFindsNoAddressesNamesItsFlag) {
            Str("ulimit -v ", bytes >> 10, " && exec ", TREADLE_BINARY, " serve --model ", *model,
                " --listen 127.0.0.1:0 --http-listen none --metrics-listen none --threads 1"
                " --pin-threads off --max-batch-size 4096",
-               more, automatic ? "" : " --kv-memory 7G")});
+               more, automatic ? "" : " --kv-memory 3G")});
       EXPECT_EQ(server.Wait(), 1) << server.output();
       EXPECT_THAT(server.output(), HasSubstr("no memory for a K/V cache of "));
       EXPECT_THAT(server.output(),
                   HasSubstr(automatic ? "; --kv-memory is auto, expected a smaller size, "
-                                      : "; --kv-memory is 7168M, expected a smaller one"));
+                                      : "; --kv-memory is 3072M, expected a smaller one"));
     }
   }
 }

@@ -40,6 +40,15 @@ TEST(KvMemoryPlan, GivenBytesAreUsedWholePageByWholePage) {
             "K/V cache: 142 pages of 32 tokens x 23040 bytes = 104693760 bytes (100 MiB)");
 }
 
+TEST(KvMemoryPlan, GivenBytesThatAreNotThereAreRefused) {
+  const auto plan = PlanKvMemory(SmolLm2(), Request(int64_t{500} << 30, int64_t{23} << 30));
+  EXPECT_EQ(plan.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(plan.status().message(),
+            "--kv-memory is 512000M, but the memory beside the weights is 23552M; expected no more "
+            "than that, or auto");
+  EXPECT_TRUE(PlanKvMemory(SmolLm2(), Request(int64_t{23} << 30, int64_t{23} << 30)).ok());
+}
+
 TEST(KvMemoryPlan, AutoTakesWhatABatchCanUse) {
   const auto plan = PlanKvMemory(SmolLm2(), Request(std::nullopt, int64_t{64} << 30));
   ASSERT_TRUE(plan.ok()) << plan.status();

@@ -56,7 +56,8 @@ void Run(std::string_view bytes) {
   if (rpc == 0) {
     v1::GenerateRequest message;
     if (!parse(message)) return;
-    const auto valid = ValidateRequest(ToRequest(message), FuzzedModel(), kLimits, 1);
+    const auto valid =
+        ValidateRequest(ToRequest(message, FuzzedModel()), FuzzedModel(), kLimits, 1);
     return valid.ok() ? CheckSpec(valid->spec) : CheckError(valid.status());
   }
   if (rpc == 1) {
@@ -67,7 +68,7 @@ void Run(std::string_view bytes) {
   if (rpc == 4) {
     vllm::grpc::engine::GenerateRequest message;
     if (!parse(message)) return;
-    const auto request = ToRequest(message);
+    const auto request = ToRequest(message, FuzzedModel());
     if (!request.ok()) return CheckError(request.status());
     const auto valid = ValidateRequest(*request, FuzzedModel(), kLimits, 1);
     return valid.ok() ? CheckSpec(valid->spec) : CheckError(InGatewayNames(valid.status()));

@@ -111,7 +111,9 @@ TEST_F(GgufFromFolder, DescribesTheModel) {
   options.tied_head = true;
   const std::string in = Tiny(WriteTinyLlamaFolder, options);
   Write("in/generation_config.json", Str("{\"eos_token_id\": [", TinyEndOfTurn(), ", ",
-                                         TinyEndOfTurn() - 1, ", ", TinyEndOfTurn() - 2, "]}"));
+                                         TinyEndOfTurn() - 1, ", ", TinyEndOfTurn() - 2,
+                                         R"(], "temperature": 0.5, "top_k": 20, "min_p": 0.25,
+                                             "repetition_penalty": 1.5})"));
   const auto report = Make(in, Path("out.gguf"), "q8_0");
   ASSERT_TRUE(report.ok()) << report.status();
   EXPECT_THAT(
@@ -131,6 +133,13 @@ TEST_F(GgufFromFolder, DescribesTheModel) {
   }
   const auto one = Checkpoint::Open(in), other = Checkpoint::Open(Path("out.gguf"));
   ASSERT_TRUE(one.ok() && other.ok()) << one.status() << other.status();
+  // llama.cpp's keys.
+  EXPECT_EQ(*(*file)->Number("general.sampling.temp"), 0.5);
+  EXPECT_EQ(*(*file)->Integer("general.sampling.top_k"), 20);
+  EXPECT_EQ(*(*file)->Number("general.sampling.min_p"), 0.25);
+  EXPECT_EQ(*(*file)->Number("general.sampling.penalty_repeat"), 1.5);
+  EXPECT_EQ((*file)->Find("general.sampling.top_p"), nullptr);
+  EXPECT_EQ((*one)->Sampling()->values, (*other)->Sampling()->values);
   EXPECT_EQ((*one)->chat_template(), (*other)->chat_template());
   EXPECT_EQ((*other)->end_ids(), (std::vector<int32_t>{TinyEndOfTurn(), TinyEndOfTurn() - 1}));
   EXPECT_EQ((*one)->config().tied_head, (*other)->config().tied_head);

@@ -427,6 +427,33 @@ TEST_F(SafetensorsTest, EndIdsAreKnownWithoutATokenizer) {
   EXPECT_THAT(*end_ids(), testing::ElementsAre(2));
 }
 
+TEST_F(SafetensorsTest, SamplingIsAsGenerationConfigRecommends) {
+  const auto sampling = [&]() -> absl::StatusOr<std::map<std::string, double>> {
+    TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(directory_.string()));
+    TREADLE_ASSIGN_OR_RETURN(const RecommendedSampling found, checkpoint->Sampling());
+    return found.values;
+  };
+  using Values = std::map<std::string, double>;
+  EXPECT_EQ(*sampling(), Values());
+  // Qwen3's, of 2025.
+  Write("generation_config.json", R"({"bos_token_id": 1, "do_sample": true, "eos_token_id": [3, 1],
+      "pad_token_id": 1, "temperature": 0.6, "top_k": 20, "top_p": 0.95,
+      "transformers_version": "4.51.0"})");
+  EXPECT_EQ(*sampling(), (Values{{"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}}));
+  Write("generation_config.json",
+        R"({"repetition_penalty": 1.1, "min_p": 0.05, "top_k": null, "temperature": 0.9})");
+  EXPECT_EQ(*sampling(),
+            (Values{{"repetition_penalty", 1.1}, {"min_p", 0.05}, {"temperature", 0.9}}));
+  Write("generation_config.json", R"({"do_sample": false, "temperature": 0.9})");
+  EXPECT_EQ(*sampling(), (Values{{"temperature", 0}}));
+  for (const auto& [text, problem] :
+       {std::pair(R"({"top_p": "high"})", "top_p is \"high\", expected a number"),
+        {R"({"do_sample": 1})", "do_sample is 1, expected true or false"}}) {
+    Write("generation_config.json", text);
+    ExpectRefused(sampling().status(), Path("generation_config.json"), problem);
+  }
+}
+
 // The union of what tokenizer, configuration and template say.
 TEST_F(SafetensorsTest, EndIdsOfEveryFileCount) {
   const auto path = WriteTinyLlamaFolder(directory_.string(), {});

@@ -16,8 +16,10 @@
 
 #include "base/status.h"
 #include "server/access/api_keys.h"
+#include "server/gateway/gateway_messages.h"
 #include "server/gateway/vllm_engine.grpc.pb.h"
 #include "server/gateway/zip_archive.h"
+#include "server/session/sampling_defaults.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
 #include "tests/server/without_xgrammar.h"
@@ -129,6 +131,18 @@ class Gateway : public testing::Test {
   std::unique_ptr<TestServer> server_;
   std::unique_ptr<engine::VllmEngine::Stub> stub_;
 };
+
+TEST(GatewayMessages, WhatIsAbsentIsAsTheModelsAuthorsRecommend) {
+  ServedModel model;
+  model.sampling_defaults = {.temperature = 0.5f, .top_k = 3, .min_p = 0.25f};
+  engine::GenerateRequest request;
+  request.mutable_tokenized()->add_input_ids(1);
+  const auto sampling = [&] { return EffectsJson(ToRequest(request, model)->sampling.parameters); };
+  EXPECT_EQ(sampling(), R"({"temperature":0.5,"top_k":3,"min_p":0.25})");
+  request.mutable_sampling_params()->set_temperature(0);
+  request.mutable_sampling_params()->set_top_k(7);
+  EXPECT_EQ(sampling(), R"({"temperature":0,"top_k":7,"min_p":0.25})");
+}
 
 TEST_F(Gateway, EachFieldMeansWhatItMeansInOurs) {
   struct Row {

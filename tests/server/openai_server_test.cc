@@ -96,6 +96,7 @@ TEST(OpenAiServer, SaysWhatItServes) {
   EXPECT_EQ(models["object"], "list");
   EXPECT_EQ(models["data"][0]["id"], "prefix");
   EXPECT_EQ(models["data"][0]["max_model_len"], 1024);
+  EXPECT_EQ(models["data"][0]["sampling_defaults"], nullptr);
   EXPECT_EQ(Get(server, "/v1/models/prefix").body, models["data"][0]);
   EXPECT_EQ(Get(server, "/version").body["version"], TREADLE_VERSION);
   EXPECT_EQ(Get(server, "/health").code, 200);
@@ -109,6 +110,48 @@ TEST(OpenAiServer, SaysWhatItServes) {
   EXPECT_THAT(wrong.head, HasSubstr("Allow: POST\r\n"));
   server.server().DrainAndStop(milliseconds(0));
   EXPECT_EQ(Get(server, "/ready").code, 503);
+}
+
+// The same answer to a request that leaves out what the model recommends and to one that says it,
+// over each front end.
+TEST(OpenAiServer, RequestsThatSayNothingSampleAsTheModelRecommends) {
+  TestServer server({.sampling_defaults = SamplingParameters{.temperature = 0.5f, .top_k = 3}});
+  const Json shown = {{"temperature", 0.5}, {"top_k", 3}};
+  EXPECT_EQ(Get(server, "/v1/models").body["data"][0]["sampling_defaults"], shown);
+  grpc::ClientContext context;
+  v1::GetModelInfoResponse info;
+  ASSERT_TRUE(server.stub().GetModelInfo(&context, {}, &info).ok());
+  EXPECT_EQ(info.sampling_defaults().temperature(), 0.5f);
+  EXPECT_EQ(info.sampling_defaults().top_k(), 3);
+  EXPECT_FALSE(info.sampling_defaults().has_top_p());
+
+  v1::GenerateRequest request = MakeRequest("r", 1, 10, 20);
+  request.mutable_sampling()->Clear();
+  request.mutable_sampling()->set_seed(7);
+  const auto grpc_answer = [&] {
+    v1::GenerateResponse response;
+    EXPECT_TRUE(Generate(server, request, response).ok());
+    return Ids(response.output());
+  };
+  const std::vector<int32_t> ids(request.token_ids().ids().begin(),
+                                 request.token_ids().ids().end());
+  const auto http_answer = [&](const Json& more) {
+    Json body = {{"prompt", ids},
+                 {"max_tokens", 20},
+                 {"seed", 7},
+                 {"return_token_ids", true},
+                 {"ignore_eos", true}};
+    body.update(more);
+    return Ids(Post(server, kCompletions, body.dump()).body["choices"][0]["token_ids"]);
+  };
+  const std::vector<int32_t> absent = grpc_answer();
+  EXPECT_EQ(http_answer(Json::object()), absent);
+  EXPECT_EQ(http_answer(shown), absent);
+  EXPECT_NE(http_answer({{"temperature", 1}, {"top_k", 0}}), absent);
+  request.mutable_sampling()->set_temperature(0);
+  const std::vector<int32_t> greedy = grpc_answer();
+  EXPECT_EQ(http_answer({{"temperature", 0}, {"top_k", 0}}), greedy);
+  EXPECT_NE(greedy, absent);
 }
 
 // One page of 16 of a prompt of 20: for who asks with the same key and salt.
@@ -567,6 +610,8 @@ TEST(OpenAiServer, KeysAndTlsAreThoseOfGrpc) {
   EXPECT_EQ(stranger.code, 401);
   EXPECT_THAT(stranger.head, HasSubstr("WWW-Authenticate: Bearer\r\n"));
   EXPECT_EQ(stranger.body["error"]["code"], "invalid_api_key");
+  EXPECT_EQ(stranger.body["error"]["message"],
+            "no API key: expected the header 'authorization: Bearer KEY'");
   EXPECT_EQ(ask("GET /v1/models HTTP/1.1\r\nHost: localhost\r\n" + close + "\r\n", ca.Sign()).code,
             401);
   EXPECT_EQ(ask("GET /health HTTP/1.1\r\nHost: localhost\r\n" + close + "\r\n", ca.Sign()).code,

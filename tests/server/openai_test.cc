@@ -9,6 +9,7 @@
 #include "server/openai/openai_answer.h"
 #include "server/openai/openai_errors.h"
 #include "server/openai/openai_request.h"
+#include "server/session/sampling_defaults.h"
 #include "tests/server/letter_tokenizer.h"
 
 namespace treadle {
@@ -60,7 +61,7 @@ TEST(OpenAiRequest, EveryFieldOfACompletion) {
   const SamplingParameters& sampling = asked.sampling.parameters;
   EXPECT_EQ(sampling.temperature, 0.5f);
   EXPECT_EQ(sampling.top_p, 0.9f);
-  EXPECT_EQ(asked.sampling.top_k, 40);
+  EXPECT_EQ(sampling.top_k, 40);
   EXPECT_EQ(sampling.min_p, 0.1f);
   EXPECT_EQ(sampling.presence_penalty, 1);
   EXPECT_EQ(sampling.frequency_penalty, -1);
@@ -86,9 +87,25 @@ TEST(OpenAiRequest, WhatIsAbsentOrNullHasItsDefault) {
     const GenerateRequest asked = request.For(0), fresh;
     EXPECT_EQ(asked.sampling.parameters.temperature, fresh.sampling.parameters.temperature);
     EXPECT_EQ(asked.sampling.num_candidates, 1);
-    EXPECT_FALSE(asked.sampling.top_k || asked.sampling.seed || asked.logprobs);
+    EXPECT_FALSE(asked.sampling.parameters.top_k || asked.sampling.seed || asked.logprobs);
     EXPECT_FALSE(asked.stopping.max_new_tokens);
     EXPECT_FALSE(request.stream || request.echo);
+  }
+}
+
+TEST(OpenAiRequest, WhatIsAbsentIsAsTheModelsAuthorsRecommend) {
+  ServedModel model;
+  model.sampling_defaults = {.temperature = 0.6f, .top_k = 20, .top_p = 0.95f};
+  const auto sampling = [&](const std::string& more) {
+    const auto read = ReadOpenAiRequest(R"({"prompt": "a")" + more + "}", false, model);
+    EXPECT_TRUE(read.ok()) << read.status();
+    return EffectsJson(read.ok() ? read->For(0).sampling.parameters : SamplingParameters());
+  };
+  EXPECT_EQ(sampling(""), R"({"temperature":0.6,"top_k":20,"top_p":0.95})");
+  EXPECT_EQ(sampling(R"(, "temperature": null)"), sampling(""));
+  EXPECT_EQ(sampling(R"(, "temperature": 0)"), R"({"temperature":0,"top_k":20,"top_p":0.95})");
+  for (const char* const off : {"0", "-1"}) {
+    EXPECT_EQ(sampling(Str(R"(, "top_p": 1, "top_k": )", off)), R"({"temperature":0.6})");
   }
 }
 
@@ -204,6 +221,13 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
       {false, R"({"prompt": "a", "stream": true, "stream_options": {"x": true}})",
        "stream_options.x is not supported", "stream_options"},
       {false, R"({"prompt": "a", "best_of": 2})", "best_of is not supported", "best_of"},
+      {false, R"({"prompt": "a", "max_token": 2})",
+       "max_token is not supported; did you mean 'max_tokens'?", "max_token"},
+      {true, message + R"("temperatur": 1})",
+       "temperatur is not supported; did you mean 'temperature'?", "temperatur"},
+      {false, R"({"prompt": "a", "stream": true, "stream_options": {"includ_usage": true}})",
+       "stream_options.includ_usage is not supported; did you mean 'include_usage'?",
+       "stream_options"},
       {false, R"({"prompt": "a", "messages": []})", "messages is not supported", "messages"},
       {true, message + R"("tool_choice": "required"})", "tool_choice is a demand", "tool_choice"},
       {true, message + R"("functions": []})", "functions is not supported", "functions"},

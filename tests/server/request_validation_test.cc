@@ -9,6 +9,7 @@
 
 #include "server/grpc/inference.pb.h"
 #include "server/grpc/messages.h"
+#include "server/session/sampling_defaults.h"
 #include "tests/server/byte_tokenizer.h"
 
 namespace treadle {
@@ -40,7 +41,7 @@ v1::GenerateRequest Valid() {
 
 absl::StatusOr<ValidatedRequest> Validate(const v1::GenerateRequest& request) {
   static const ServedModel model = Model();
-  return ValidateRequest(ToRequest(request), model,
+  return ValidateRequest(ToRequest(request, model), model,
                          {.max_batch_size = 4, .default_max_new_tokens = 512}, kSeed);
 }
 
@@ -88,8 +89,8 @@ INSTANTIATE_TEST_SUITE_P(
                 [](R& r) { r.mutable_sampling()->set_temperature(kInf); }},
         BadCase{"sampling.temperature is -0.5",
                 [](R& r) { r.mutable_sampling()->set_temperature(-0.5f); }},
-        BadCase{"sampling.top_k is 0, expected at least 1",
-                [](R& r) { r.mutable_sampling()->set_top_k(0); }},
+        BadCase{"sampling.top_k is -1, expected at least 1, or 0 for off",
+                [](R& r) { r.mutable_sampling()->set_top_k(-1); }},
         BadCase{"sampling.top_p is 1.5, expected (0, 1]",
                 [](R& r) { r.mutable_sampling()->set_top_p(1.5f); }},
         BadCase{"sampling.top_p is 0, expected (0, 1]",
@@ -162,6 +163,55 @@ TEST(RequestValidation, AbsentFieldsHaveTheDocumentedDefaults) {
   EXPECT_EQ(spec.end_tokens, std::vector<int32_t>{ByteTokenizer::kEnd});
 }
 
+// Qwen3's generation_config.json, of 2025: temperature 0.6, top_k 20, top_p 0.95.
+TEST(RequestValidation, AbsentFieldsAreAsTheModelsAuthorsRecommend) {
+  ServedModel model = Model();
+  const auto defaults = ReadSamplingDefaults(
+      {{"temperature", 0.6}, {"top_k", 20}, {"top_p", 0.95}, {"repetition_penalty", 1.05}}, "f");
+  ASSERT_TRUE(defaults.ok()) << defaults.status();
+  model.sampling_defaults = *defaults;
+  const auto sampling_of = [&](const v1::GenerateRequest& request) {
+    const auto valid = ValidateRequest(ToRequest(request, model), model, {}, kSeed);
+    EXPECT_TRUE(valid.ok()) << valid.status();
+    return valid.ok() ? valid->spec.sampling : SamplingParameters();
+  };
+  v1::GenerateRequest request = Valid();
+  SamplingParameters sampling = sampling_of(request);
+  EXPECT_EQ(sampling.temperature, 0.6f);
+  EXPECT_EQ(sampling.top_k, 20);
+  EXPECT_EQ(sampling.top_p, 0.95f);
+  EXPECT_EQ(sampling.min_p, 0);
+  EXPECT_EQ(sampling.repetition_penalty, 1.05f);
+  EXPECT_EQ(EffectsJson(sampling),
+            R"({"temperature":0.6,"top_k":20,"top_p":0.95,"repetition_penalty":1.05})");
+  // What is asked counts, also where it is what nothing would mean.
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_sampling()->set_top_k(0);
+  request.mutable_sampling()->set_top_p(1);
+  request.mutable_sampling()->set_repetition_penalty(1);
+  sampling = sampling_of(request);
+  EXPECT_EQ(EffectsJson(sampling), R"({"temperature":0})");
+  EXPECT_FALSE(sampling.NeedsCounts());
+}
+
+TEST(RequestValidation, RecommendationsThatNoRequestMayHaveAreNamed) {
+  const auto problem = [](const char* name, double value) {
+    return std::string(ReadSamplingDefaults({{name, value}}, "FILE").status().message());
+  };
+  EXPECT_EQ(problem("top_p", 1.5),
+            "FILE: top_p is 1.5, expected (0, 1]; --generation-config none does not read it");
+  EXPECT_THAT(problem("temperature", -1), HasSubstr("temperature is -1, expected a finite number"));
+  EXPECT_THAT(problem("temperature", std::nan("")), HasSubstr("temperature is nan"));
+  EXPECT_THAT(problem("min_p", 2), HasSubstr("min_p is 2, expected [0, 1]"));
+  EXPECT_THAT(problem("repetition_penalty", 0), HasSubstr("repetition_penalty is 0"));
+  EXPECT_THAT(problem("top_k", 2.5),
+              HasSubstr("top_k is 2.5, expected a whole number, at least 1, or 0 for off"));
+  EXPECT_THAT(problem("top_k", 1e12), HasSubstr("top_k is 1e+12, expected a whole number"));
+  for (const double off : {0, -1}) {
+    EXPECT_EQ(ReadSamplingDefaults({{"top_k", off}}, "FILE")->top_k, 0);
+  }
+}
+
 TEST(RequestValidation, WhatFitsExactlyPasses) {
   v1::GenerateRequest request = Valid();
   request.mutable_stopping()->set_max_new_tokens(54);
@@ -184,7 +234,7 @@ TEST(RequestValidation, PagesBehindAWindowAreNotNeeded) {
   model.paging = {.page_size = 8, .ring = 3, .whole = false};
   v1::GenerateRequest request = Valid();
   const auto validate = [&] {
-    return ValidateRequest(ToRequest(request), model,
+    return ValidateRequest(ToRequest(request, model), model,
                            {.max_batch_size = 4, .default_max_new_tokens = 512}, kSeed);
   };
   ASSERT_TRUE(validate().ok());
@@ -229,10 +279,10 @@ TEST(RequestValidation, WithoutATokenizerOnlyIdsAreServed) {
   model.tokenizer = nullptr;
   v1::GenerateRequest request;
   request.set_text("ab");
-  const auto result = ValidateRequest(ToRequest(request), model, {}, 1);
+  const auto result = ValidateRequest(ToRequest(request, model), model, {}, 1);
   EXPECT_THAT(std::string(result.status().message()),
               HasSubstr("text: this model has no tokenizer, expected token_ids"));
-  EXPECT_TRUE(ValidateRequest(ToRequest(Valid()), model, {}, 1).ok());
+  EXPECT_TRUE(ValidateRequest(ToRequest(Valid(), model), model, {}, 1).ok());
 }
 
 // Whoever counts before it reads says what validation says of what was read.

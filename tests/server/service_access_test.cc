@@ -3,10 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <functional>
+#include <map>
+#include <sstream>
 #include <thread>
 
 #include "base/status.h"
 #include "server/access/tls_files.h"
+#include "tests/server/http_client.h"
 #include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
 #include "tests/server/tls_client.h"
@@ -296,6 +300,120 @@ TEST_F(Keys, ALimitIsSaid) {
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(refused.error_message(), "the API key 'meagre' has used up its 1 requests per minute");
   EXPECT_TRUE(Generate(kAlice).ok());
+}
+
+// Each refusal below is one request more under its reason, and none under any other: over gRPC,
+// HTTP and the gateways' protocol, for calls that generate and calls that do not.
+TEST(Refusals, EachIsCountedOnceUnderItsReason) {
+  // A prompt of 400 tokens uses up what a key of one token a minute gets in hours.
+  WriteText(TestPath("keys"), Str(kAlice, " alice\n", kMeagre, " meagre - 1\n"));
+  const auto keys = ApiKeys::Open(TestPath("keys"), [](const LogEvent&) {});
+  ASSERT_TRUE(keys.ok()) << keys.status();
+  TestServerOptions options{
+      .scheduling = {.max_batch_size = 1, .max_batch_tokens = 32, .max_queue = 1},
+      .max_context = 1024,
+      .kv_pages = 32};
+  options.gate_closed = true;
+  options.http.body_bytes = 4096;
+  options.adjust = [&](ServiceOptions& service) {
+    service.keys = keys->get();
+    service.limits.http2.message_bytes = 4096;
+    service.work = {.entries = 64, .bytes = 2048};
+  };
+  TestServer server(options);
+  server.server().AddTo(server.metrics());
+  const auto counts = [&] {
+    std::map<std::string, int> found;
+    std::istringstream page(server.metrics().Scrape());
+    for (std::string line; std::getline(page, line);) {
+      if (!line.starts_with("treadle:requests_refused_total{")) continue;
+      const size_t at = line.find("reason=\"") + 8;
+      const int count = std::atoi(line.c_str() + line.rfind(' '));
+      if (count > 0) found[line.substr(at, line.find('"', at) - at)] = count;
+    }
+    return found;
+  };
+  EXPECT_THAT(counts(), testing::IsEmpty());
+  EXPECT_THAT(server.metrics().Scrape(), HasSubstr("reason=\"queue_full\"} 0\n"));
+
+  const auto generate = [&](const v1::GenerateRequest& request, const char* key = kAlice) {
+    Caller caller(key);
+    caller.context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+    v1::GenerateResponse response;
+    EXPECT_FALSE(server.stub().Generate(&caller.context, request, &response).ok());
+  };
+  const auto post = [&](const std::string& path, const std::string& body,
+                        const std::string& headers =
+                            Str("Authorization: Bearer ", kAlice, "\r\n")) {
+    HttpClient client(server.http_port());
+    client.Send(Str("POST ", path, " HTTP/1.1\r\nHost: localhost\r\n", headers,
+                    "Content-Length: ", body.size(), "\r\n\r\n", body));
+    EXPECT_THAT(client.ReadAnswer(), testing::Not(HasSubstr(" 200 ")));
+  };
+  const auto raw = [&](const std::string& method, const std::string& request) {
+    std::string reply;
+    EXPECT_FALSE(RawCall(server, method, request, reply).ok());
+  };
+  const std::string completions = "/v1/completions";
+  const std::string gateway = "/vllm.grpc.engine.VllmEngine/";
+  const auto prompt = [](int tokens, int more) {
+    std::string ids = "1";
+    for (int i = 1; i < tokens; ++i) ids += ",1";
+    return Str(R"({"model":"prefix","prompt":[)", ids, R"(],"max_tokens":)", more, "}");
+  };
+
+  std::map<std::string, int> expected;
+  const auto refused = [&](const std::string& reason, const std::function<void()>& ask) {
+    ask();
+    ++expected[reason];
+    EXPECT_EQ(counts(), expected) << reason;
+  };
+  refused("unauthorized", [&] { generate(MakeRequest("a", 1, 5, 5), "wrong-0123456789abcdef"); });
+  refused("unauthorized", [&] { post(completions, prompt(3, 3), ""); });
+  refused("unauthorized", [&] { post("/tokenize", "{}", ""); });
+  for (const char* const method : {"Generate", "Embed", "Abort", "GetTokenizer", "GetModelInfo"}) {
+    refused("unauthorized", [&] { raw(gateway + method, ""); });
+  }
+  refused("invalid", [&] {
+    v1::GenerateRequest request = MakeRequest("a", 1, 5, 5);
+    request.mutable_sampling()->set_top_p(2);
+    generate(request);
+  });
+  refused("invalid", [&] { post(completions, "{}"); });
+  refused("invalid", [&] { post("/tokenize", "{}"); });
+  refused("invalid", [&] { post("/nowhere", "{}"); });
+  refused("invalid", [&] {
+    post(completions, prompt(3, 3),
+         Str("Authorization: Bearer ", kAlice, "\r\nX-Request-Timeout: soon\r\n"));
+  });
+  refused("too_long", [&] { generate(MakeRequest("a", 1, 1024, 1)); });
+  refused("too_long", [&] { generate(MakeRequest("a", 1, 5, 1024)); });
+  refused("too_long", [&] { generate(MakeRequest("a", 1, 9000, 1)); });  // bytes, at the door
+  refused("too_long", [&] { post(completions, std::string(5000, ' ')); });
+  refused("unread_full", [&] { post(completions, std::string(3000, ' ')); });
+  refused("unsatisfiable", [&] { generate(MakeRequest("a", 1, 5, 1000)); });
+
+  const auto wait_for = [&](int64_t running, int64_t waiting) {
+    const RequestPool& pool = server.stack().pool();
+    for (PoolLoad load; load.running != running || load.waiting != waiting; load = pool.Load()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  Caller runs(kMeagre), waits(kAlice);
+  const auto first = server.stub().GenerateStream(&runs.context, MakeRequest("r", 1, 400, 5));
+  wait_for(1, 0);
+  const auto second = server.stub().GenerateStream(&waits.context, MakeRequest("w", 1, 5, 5));
+  wait_for(1, 1);
+  refused("rate_limited", [&] { generate(MakeRequest("a", 1, 5, 5), kMeagre); });
+  refused("queue_full", [&] { generate(MakeRequest("a", 1, 5, 5)); });
+  refused("queue_full", [&] { post(completions, prompt(3, 3)); });
+  server.stack().pool().Drain();
+  refused("draining", [&] { generate(MakeRequest("a", 1, 5, 5)); });
+  refused("draining", [&] { post(completions, prompt(3, 3)); });
+  server.gate().Open();
+  EXPECT_TRUE(ReadAll(*first).status.ok());
+  EXPECT_TRUE(ReadAll(*second).status.ok());
+  EXPECT_EQ(counts(), expected);
 }
 
 TEST_F(Keys, MetricsCanAskForOne) {

@@ -360,8 +360,7 @@ TEST(Service, MetricsOfThePortAndOfTheReaders) {
   ASSERT_TRUE(Generate(server, MakeRequest("m", 1, 10, 5), response).ok());
   wait_for("connections", 1);
   for (const char* name : {"receive_memory_bytes", "num_requests_being_read", "num_requests_unread",
-                           "requests_refused_unread_total", "connections_turned_away_total",
-                           "connection_violations_total"}) {
+                           "connections_turned_away_total", "connection_violations_total"}) {
     wait_for(name, 0);
   }
   const int own = server.server().address().port;

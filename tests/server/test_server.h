@@ -55,7 +55,8 @@ struct TestServerOptions {
   std::chrono::milliseconds stall_timeout{60'000};
   bool gate_closed = false;
   std::string chat_template = {};  // empty: none
-  HttpOptions http = {};           // of the OpenAI API
+  std::optional<SamplingParameters> sampling_defaults = {};
+  HttpOptions http = {};  // of the OpenAI API
   decltype(ServedModel::tokenizer_files) tokenizer_files = {};
   // Changes the service's options; without one there is no warm-up, so a test's ledger is its own.
   std::function<void(ServiceOptions&)> adjust = {};

@@ -14,6 +14,7 @@ namespace {
 class GgufCheckpoint final : public Checkpoint {
  public:
   absl::Status Read(const std::string& path);
+  absl::StatusOr<RecommendedSampling> Sampling() const override;
 
  private:
   absl::Status ReadConfig();
@@ -173,6 +174,15 @@ absl::Status GgufCheckpoint::ReadRope(const std::string& prefix, const Architect
   if (scaling == "none") return absl::OkStatus();
   return Unimplemented(path_, ": ", prefix, "rope.scaling.type is ", Quoted(scaling),
                        ", expected none, linear, longrope or yarn");
+}
+
+absl::StatusOr<RecommendedSampling> GgufCheckpoint::Sampling() const {
+  RecommendedSampling sampling{.source = Str(path_, " (general.sampling)"), .values = {}};
+  for (const auto& [name, key] : kSamplingNames) {
+    if (file_->Find(key) == nullptr) continue;
+    TREADLE_ASSIGN_OR_RETURN(sampling.values[name], file_->Number(key));
+  }
+  return sampling;
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ std::string DefaultTemplate(const Json& value) {
 class HuggingFaceCheckpoint final : public Checkpoint {
  public:
   absl::Status Read(const std::string& folder);
+  absl::StatusOr<RecommendedSampling> Sampling() const override;
 
  private:
   absl::Status ReadShards(const HfQuantization& quantization);
@@ -131,6 +132,29 @@ absl::Status HuggingFaceCheckpoint::ReadTextSide() {
   }
   AddTurnEnds();
   return absl::OkStatus();
+}
+
+absl::StatusOr<RecommendedSampling> HuggingFaceCheckpoint::Sampling() const {
+  const std::string path = (std::filesystem::path(path_) / "generation_config.json").string();
+  RecommendedSampling sampling{.source = path, .values = {}};
+  if (!std::filesystem::exists(path)) return sampling;
+  TREADLE_ASSIGN_OR_RETURN(const Json json, ReadJsonFile(path));
+  for (const auto& [name, key] : kSamplingNames) {
+    const auto value = json.find(name);
+    if (value == json.end() || value->is_null()) continue;
+    if (!value->is_number()) {
+      return InvalidArgument(path, ": ", name, " is ", Cut(value->dump(), 80),
+                             ", expected a number");
+    }
+    sampling.values.emplace(name, value->get<double>());
+  }
+  const Json samples = json.value("do_sample", Json());
+  if (!samples.is_null() && !samples.is_boolean()) {
+    return InvalidArgument(path, ": do_sample is ", Cut(samples.dump(), 80),
+                           ", expected true or false");
+  }
+  if (samples == false) sampling.values["temperature"] = 0;
+  return sampling;
 }
 
 }  // namespace

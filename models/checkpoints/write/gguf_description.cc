@@ -127,6 +127,17 @@ absl::Status DescribeModel(const Checkpoint& checkpoint, GgufMetadataWriter& met
   const Architecture& architecture = ArchitectureOf(config);
   metadata.Add("general.architecture", std::string(architecture.GgufName()));
   metadata.Add("general.name", checkpoint.model_name());
+  const auto sampling = checkpoint.Sampling();
+  if (!sampling.ok()) notices.emplace_back(sampling.status().message());
+  for (const auto& [name, key] : kSamplingNames) {
+    if (!sampling.ok() || !sampling->values.contains(name)) continue;
+    const double value = sampling->values.at(name);
+    if (std::string_view(name) != "top_k") {
+      metadata.Add(key, static_cast<float>(value));
+    } else if (value > 0) {
+      metadata.Add(key, static_cast<uint32_t>(std::min(value, 2147483647.0)));
+    }
+  }
   const std::string prefix = Str(architecture.GgufName(), ".");
   if (config.window > 0 && config.window < config.context && config.global_layers > 0) {
     config.context = config.window;

@@ -89,6 +89,18 @@ TEST_F(HostileMasters, StagesThatCannotBeAreRefused) {
   EXPECT_EQ(AnswerTo([](auto&) {}), "");
 }
 
+TEST_F(HostileMasters, ACacheThatCannotBeIsRefused) {
+  std::optional<HostileMaster> master(worker_->address());
+  ASSERT_TRUE(master->Hello());
+  master->Tell([](control::MasterMessage& m) { *m.mutable_configure() = HonestStage(); });
+  master->Tell([](control::MasterMessage& m) { m.mutable_reserve()->set_whole(INT32_MAX); });
+  const std::string failure = master->Failure();
+  EXPECT_THAT(failure, HasSubstr("the K/V cache of 2147483647 pages, as the master asks, needs "));
+  EXPECT_THAT(failure, HasSubstr(" MiB; lower --kv-memory of the server"));
+  master.reset();
+  EXPECT_EQ(AnswerTo([](auto&) {}), "");
+}
+
 TEST_F(HostileMasters, AMasterAsksOnce) {
   HostileMaster master(worker_->address());
   ASSERT_TRUE(master.Hello());

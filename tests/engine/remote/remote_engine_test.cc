@@ -244,6 +244,11 @@ TEST(RemoteEngine, PagesAreThoseOfTheTightestStage) {
   const absl::Status too_few = StartThreadCluster(options).status();
   EXPECT_EQ(too_few.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(too_few.message(), HasSubstr("stage 0"));
+  options.engine.kv_memory = int64_t{1} << 50;
+  const absl::Status too_many = StartThreadCluster(options).status();
+  EXPECT_EQ(too_many.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(too_many.message(), HasSubstr("stage 0"));
+  EXPECT_THAT(too_many.message(), HasSubstr("--kv-memory is 1073741824M, but the memory "));
 }
 
 }  // namespace

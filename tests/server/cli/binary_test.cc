@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "server/grpc/inference.grpc.pb.h"
@@ -37,6 +38,8 @@ TEST(Binary, WrongUseIsOneLineAndExitCodeTwo) {
       {{"serve", "--model", "x", "--max-batch-size", "0"}, 2, "--max-batch-size: is '0', expected"},
       {{"serve", "--model", "x", "--max-batch-tokens", "32"}, 2, "more than --max-batch-size (32)"},
       {{"serve", "--nonsense"}, 2, "--nonsense"},
+      {{"serve", "--max-batch-siz=3"}, 2, "; did you mean '--max-batch-size'? (see --help)"},
+      {{"generate", "--prompt", "a", "--top_p", "1"}, 2, "; did you mean '--top-p'? (see --help)"},
       {{"generate", "--top-p", "x", "--prompt", "a"}, 2, "--top-p"},
       {{"generate", "--model", "a", "--target", "b", "--prompt", "a"}, 2, "excludes"},
       {{"generate", "--timeout", "5", "--prompt", "a"}, 2, "--timeout is '5', expected a time"},
@@ -93,11 +96,16 @@ TEST(Binary, AnOccupiedPortIsNamed) {
   const std::string taken = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
   for (const bool http : {false, true}) {
     const std::string any = "127.0.0.1:0";
-    ChildProcess child({kBinary, "serve", "--model", "x", "--listen", http ? any : taken,
-                        "--http-listen", http ? taken : "none", "--metrics-listen", "none"});
-    EXPECT_EQ(child.Wait(), 1);
-    EXPECT_EQ(child.output(),
+    const auto said = [&](const std::string& model, int code) {
+      ChildProcess child({kBinary, "serve", "--model", model, "--listen", http ? any : taken,
+                          "--http-listen", http ? taken : "none", "--metrics-listen", "none"});
+      EXPECT_EQ(child.Wait(), code);
+      return child.output();
+    };
+    EXPECT_EQ(said(OwnModel(), 1),
               "treadle serve: cannot listen on " + taken + ": Address already in use\n");
+    // A port may be free a moment later; a wrong path stays wrong, so it is told first.
+    EXPECT_THAT(said("/no/such.gguf", 2), HasSubstr("/no/such.gguf: cannot be opened"));
   }
   close(fd);
 }
@@ -209,6 +217,39 @@ TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
     json->erase("seed");
   }
   EXPECT_EQ(in_process, over_grpc);
+}
+
+TEST(Binary, GenerateSamplesAsTheModelsAuthorsRecommend) {
+  const std::string folder = testing::TempDir() + "/recommended-" + std::to_string(getpid());
+  std::filesystem::create_directories(folder);
+  const auto model = WriteTinyLlamaFolder(folder, {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  const auto tokens = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> command = {
+        kBinary, "generate", "--token-ids", "1,2,3",        "--max-new-tokens",
+        "12",    "--seed",   "7",           "--ignore-eos", "--json"};
+    command.insert(command.end(), more.begin(), more.end());
+    ChildProcess generate(command);
+    EXPECT_EQ(generate.Wait(), 0) << generate.output();
+    const std::string& said = generate.output();  // progress lines come first
+    return nlohmann::json::parse(said.substr(said.find('{')), nullptr, false)["token_ids"];
+  };
+  const auto here = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--model", *model, "--pin-threads", "off"});
+    return tokens(more);
+  };
+  const auto greedy = here({"--temperature", "0"});
+  EXPECT_EQ(here({}), greedy);
+  std::ofstream(*model + "/generation_config.json") << R"({"temperature": 5, "top_k": 40})";
+  const auto recommended = here({"--temperature", "5", "--top-k", "40"});
+  EXPECT_NE(recommended, greedy);
+  EXPECT_EQ(here({}), recommended);
+  EXPECT_EQ(here({"--temperature", "0"}), greedy);
+  EXPECT_EQ(here({"--generation-config", "none"}), greedy);
+  ServedBinary server("--http-listen none --metrics-listen none --model " + *model);
+  ASSERT_SERVES(server);
+  EXPECT_EQ(tokens({"--target", server.address()}), recommended);
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

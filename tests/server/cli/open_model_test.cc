@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <functional>
 
 #include "tests/support/tiny_model.h"
@@ -71,6 +72,57 @@ TEST_F(NumericsKey, WhatDoesNotChangeBitsIsNotInIt) {
       },
   };
   for (size_t i = 0; i < std::size(same); ++i) EXPECT_EQ(Of(same[i]), key) << i;
+}
+
+TEST_F(NumericsKey, WhatTheAuthorsRecommendToSampleWithIsInIt) {
+  ServeOptions options;
+  options.model = *WriteTinyLlamaFolder(folder_, {});
+  options.kv_memory = 16 << 20;
+  options.threads = 1;
+  options.pin_threads = false;
+  options.device = DeviceChoice::kCpu;
+  const auto open = [&] { return OpenModel(options, {}); };
+  const auto recommend = [&](const std::string& text) {
+    std::ofstream(options.model + "/generation_config.json") << text;
+  };
+  const auto plain = open();
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_FALSE(plain->served.sampling_defaults.has_value());
+  recommend(R"({"temperature": 0.5, "top_k": 3})");
+  const auto recommended = open();
+  ASSERT_TRUE(recommended.ok()) << recommended.status();
+  EXPECT_EQ(recommended->served.sampling().temperature, 0.5f);
+  EXPECT_EQ(recommended->served.sampling().top_k, 3);
+  EXPECT_NE(recommended->served.fingerprint, plain->served.fingerprint);
+  recommend(R"({"temperature": 0.5, "top_p": 7})");
+  EXPECT_THAT(std::string(open().status().message()),
+              testing::EndsWith("generation_config.json: top_p is 7, expected (0, 1]; "
+                                "--generation-config none does not read it"));
+  options.generation_config = GenerationConfig::kNone;
+  const auto ignored = open();
+  ASSERT_TRUE(ignored.ok()) << ignored.status();
+  EXPECT_FALSE(ignored->served.sampling_defaults.has_value());
+  // The same files, sampled from in another way.
+  recommend(R"({"temperature": 0.5, "top_k": 3})");
+  EXPECT_NE(open()->served.fingerprint, recommended->served.fingerprint);
+}
+
+// Refused before anything is loaded or started, with what would fit.
+TEST_F(NumericsKey, ACacheThatIsLargerThanTheMemoryIsRefused) {
+  ServeOptions options;
+  options.model = Write();
+  options.device = DeviceChoice::kCpu;
+  options.kv_memory = int64_t{500} << 40;
+  for (const int64_t stages : {1, 2}) {
+    options.pipeline_parallel = stages;
+    const absl::Status refused = OpenModel(options, {}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+    const std::string message(refused.message());
+    EXPECT_THAT(message, testing::StartsWith(
+                             stages == 1 ? "--kv-memory is 524288000M, this "
+                                         : "--kv-memory is 524288000M in each of 2 stages, "));
+    EXPECT_THAT(message, testing::ContainsRegex("expected at most [0-9]+M, or auto$"));
+  }
 }
 
 TEST_F(NumericsKey, WhatChangesBitsIsInIt) {

@@ -72,14 +72,14 @@ TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
   const PemPair expired = ca.Sign(-7200, -3600);
   const std::string crt = TestPath("crt"), key = TestPath("key"), late = TestPath("late"),
                     other = TestPath("other"), keys = TestPath("keys"), conf = TestPath("conf"),
-                    model = TestPath("model");
+                    fake = TestPath("model");
   WriteText(crt, pair.certificate);
   WriteText(key, pair.key);
   WriteText(late, expired.certificate);
   WriteText(other, ca.Sign().key);
   WriteText(keys, "sesame\n");
   WriteText(conf, "tls-crt = x\n");
-  WriteText(model, "no model\n");
+  WriteText(fake, "no model\n");
   const BadFile uses[] = {
       {{"--tls-cert", crt}, "--tls-key is missing"},
       {{"--tls-client-ca", crt}, "--tls-client-ca needs --tls-cert"},
@@ -103,14 +103,16 @@ TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
       {{"--metrics-token-file", "/no/such"}, "--metrics-token-file: cannot read /no/such"},
       {{"--metrics-token-file", keys},
        "--metrics-token-file: " + keys + " line 1: a key has 6 characters"},
-      {{"--config", conf}, "'tls-crt' is no setting; the nearest one is 'tls-cert'"},
+      {{"--config", conf}, "'tls-crt' is no setting; did you mean 'tls-cert'?"},
       {{"--config", "/no/such"}, "cannot read /no/such"},
       {{"--health-listen", "x"}, "--health-listen"},
       {{"--model-sha256", "abc"}, "expected 64 hexadecimal digits"},
       {{"--model-sha256", std::string(64, '0')},
-       model + " has 38af35bf3a1ac4a394cc7c60519f8f13883f95fe5d877cd9ac3b0cbb0f5b714b"},
+       fake + " has 38af35bf3a1ac4a394cc7c60519f8f13883f95fe5d877cd9ac3b0cbb0f5b714b"},
   };
   for (const BadFile& use : uses) {
+    const bool summed = use.arguments[0] == "--model-sha256";
+    const std::string& model = summed ? fake : OwnModel();
     std::vector<std::string> command = {
         kBinary,         "serve", "--model",          model, "--listen", "127.0.0.1:0",
         "--http-listen", "none",  "--metrics-listen", "none"};

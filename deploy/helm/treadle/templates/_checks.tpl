@@ -81,9 +81,6 @@
 {{- $limits := default dict $v.resources.limits -}}
 {{- $requests := default dict $v.resources.requests -}}
 {{- $kv := default "auto" $v.server.kvMemory -}}
-{{- if and (eq $kv "auto") $limits.memory (eq (int $v.gpu.count) 0) -}}
-{{- fail (printf "server.kvMemory is auto, which measures the node and not resources.limits.memory (%v): give a size" $limits.memory) -}}
-{{- end -}}
 {{- if and (ne $kv "auto") $limits.memory (eq (int $v.gpu.count) 0) -}}
 {{- $stages := ternary $pipeline 1 (eq $layout "pod") -}}
 {{- if ge (mul $stages (include "treadle.bytes" (list $kv "treadle") | int64)) (include "treadle.bytes" (list $limits.memory "kubernetes") | int64) -}}
