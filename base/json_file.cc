@@ -105,6 +105,10 @@ std::string_view MemberText(std::string_view object, std::string_view name) {
 
 absl::StatusOr<Json> ParseJsonObject(std::string_view text, const std::string& path,
                                      size_t most_values) {
+  // The parser takes a zero byte for the end of the text.
+  if (const size_t zero = text.find('\0'); zero != text.npos) {
+    return InvalidArgument(path, ": is not valid JSON at byte ", zero + 1);
+  }
   Checker checker(most_values);
   if (!Json::sax_parse(text, &checker)) return InvalidArgument(path, ": ", checker.error());
   Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);

@@ -238,6 +238,8 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
        "n is 18446744073709551615, expected a whole number of 32 bits", "n"},
       {false, R"({"prompt" "a"})", "the body: is not valid JSON at byte 13", ""},
       {false, "", "the body: is not valid JSON at byte 1", ""},
+      {false, std::string(R"({"prompt":"a"})") + '\0', "the body: is not valid JSON at byte 15",
+       ""},
       {false, "[]", "the body: expected a JSON object", ""},
       {false, R"({"prompt": "a", "prompt": "b"})", "the body: key 'prompt' appears twice", ""},
       {false, "{\"prompt\": \"\xff\"}", "the body is not valid UTF-8 at byte 12", ""},
