@@ -412,6 +412,24 @@ TEST(OpenAiAnswer, AStreamedChat) {
                 "\n\ndata: [DONE]\n\n");
 }
 
+// What str.splitlines of Python splits at, which some clients read streams by
+// (https://docs.python.org/3/library/stdtypes.html#str.splitlines).
+TEST(OpenAiAnswer, AnEventIsOneLineForReadersOfUnicode) {
+  const std::string all = "a\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029z\u2027\u00c2\u2030";
+  Told told(ReadGood(true, R"({"messages": [{"role": "user", "content": "a"}], "stream": true})"),
+            {0});
+  told.Prompt();
+  told.Output({.text = all, .token_ids = {1}});
+  const std::string events = told.answer().TakeEvents();
+  const std::string content =
+      R"("delta":{"content":"a\n\r\u000b\f\u001c\u001d\u001e\u0085\u2028\u2029z)"
+      "\u2027\u00c2\u2030\"}";
+  EXPECT_THAT(events, HasSubstr(content));
+  const size_t at = events.find("data: {", 1);
+  const Json event = Json::parse(events.substr(at + 6, events.size() - at - 8));
+  EXPECT_EQ(event["choices"][0]["delta"]["content"], all);
+}
+
 TEST(OpenAiAnswer, AStreamedCompletionOfSeveral) {
   Told told(ReadGood(false, R"({"prompt": "ab", "n": 2, "stream": true, "echo": true,
                                 "logprobs": 0, "return_token_ids": true,
