@@ -69,8 +69,9 @@ const char kTools[] =
     R"( {"type": "function", "function": {"name": "time"}}])";
 const char kConversation[] =
     R"("messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": null,)"
-    R"( "refusal": null, "tool_calls": [{"id": "c1", "type": "function", "function": {"name":)"
-    R"( "weather", "arguments": "{\"city\": \"Z\u00fcrich\", \"at\": [1, 2.5, null]}"}}]},)"
+    R"( "refusal": null, "tool_calls": [{"id": "c1", "index": 0, "type": "function", "function": {)"
+    R"("name": "weather", "arguments": "{\"city\": \"Z\u00fcrich\", \"at\": [1, 2.5, null]}",)"
+    R"( "parsed_arguments": {"city": "Z"}}}]},)"
     R"( {"role": "tool", "tool_call_id": "c1", "content": "sunny"}])";
 
 std::string Body(const std::string& more = kTools, const std::string& messages = kConversation) {
