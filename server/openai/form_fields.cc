@@ -90,6 +90,11 @@ absl::Status ReadStructuredOutputs(const Json& value, AskedForm& to) {
   constexpr const char* kField = "structured_outputs";
   if (!value.is_object()) return Expected(kField, value, "an object");
   for (const auto& [key, part] : value.items()) {
+    if (key == "disable_any_whitespace" && !part.is_null()) {
+      TREADLE_ASSIGN_OR_RETURN(const bool disabled, ReadBool(Str(kField, ".", key), part));
+      to.any_whitespace = !disabled;
+      continue;
+    }
     if (part.is_null() || part == false) continue;
     TREADLE_RETURN_IF_ERROR(ReadForm(kField, Str(kField, ".", Cut(Printable(key), kShown)), key,
                                      part, {kField, "json"}, to));

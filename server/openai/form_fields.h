@@ -20,10 +20,12 @@ struct AskedForm {
   // Where the constraint's schema stands in the body, whose text is taken: members of parsed
   // objects lose their order.
   std::vector<std::string_view> schema_path = {};
+  bool any_whitespace = false;  // of JSON, whatever asks for it
 };
 
 absl::Status ReadResponseFormat(const nlohmann::json& value, AskedForm& to);
-// Exactly one of json, json_object, regex, choice and grammar.
+// At most one of json, json_object, regex, choice and grammar; and disable_any_whitespace, which
+// is true unless it says false.
 absl::Status ReadStructuredOutputs(const nlohmann::json& value, AskedForm& to);
 // `field`: guided_json, guided_regex, guided_choice or guided_grammar, which lives on.
 absl::Status ReadGuided(std::string_view field, const nlohmann::json& value, AskedForm& to);

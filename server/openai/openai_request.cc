@@ -411,6 +411,9 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   }
   TREADLE_RETURN_IF_ERROR(Conclude(body, request));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
+  if (auto& constraint = request.common.constraint) {
+    constraint->any_whitespace = request.form.any_whitespace;
+  }
   return request;
 }
 

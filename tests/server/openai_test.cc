@@ -274,6 +274,13 @@ TEST(OpenAiRequest, WhatTheAnswerMustLookLike) {
   EXPECT_THAT(constraint(R"("structured_outputs": {"choice": ["a", "b"]})")->choices,
               ElementsAre("a", "b"));
   EXPECT_FALSE(constraint(R"("structured_outputs": {"json_object": false})"));
+  // Without a form of its own, it is of the other one.
+  const auto free = constraint(R"("response_format": {"type": "json_object"},
+                                  "structured_outputs": {"disable_any_whitespace": false})");
+  EXPECT_TRUE(free && free->any_whitespace);
+  EXPECT_FALSE(constraint(R"("structured_outputs": {"disable_any_whitespace": true,
+                             "json": {}})")
+                   ->any_whitespace);
   // llama.cpp's form (tools/server/README.md), and vLLM's before structured_outputs.
   const auto object =
       constraint(R"("response_format": {"schema": {"z": 1, "a": 2}, "type": "json_object"})");
