@@ -24,7 +24,7 @@ constexpr int kMaxDiscarded = 256;  // reads of what a client still sends meanwh
 constexpr size_t kAhead = 8 << 10;  // bytes that are read ahead while a request is under way
 constexpr size_t kKept = 16 << 10;  // bytes of a buffer that an idle connection keeps
 
-constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
+constexpr char kVersion[] = "HTTP/1.1 ";  // begins every answer
 
 constexpr Choice<int> kReasons[] = {{"OK", 200},
                                     {"No Content", 204},
@@ -115,7 +115,7 @@ void HttpConnection::Start() {
 void HttpConnection::NextRequest() {
   ++number_;
   stage_ = kHead;
-  begun_ = ended_ = false;
+  begun_ = ended_ = answer_begun_ = false;
   filler_.reset();
   closed_ = nullptr;
   parser_.emplace(house_.options().head_bytes, house_.options().body_bytes);
@@ -194,8 +194,9 @@ void HttpConnection::OnEnd() {
   if (filler_ && filler_->empty()) return Close();
   if (filler_) {
     Write(number_, *filler_, {});
-  } else if (version_ > 10) {
-    out_ += kContinue;
+  } else {
+    out_ += kVersion;
+    answer_begun_ = true;
     Flush();
   }
 }
@@ -223,7 +224,7 @@ void HttpConnection::OnHead() {
   version_ = parser_->version();
   keep_alive_ = parser_->keep_alive();
   if (parser_->expects_continue() && !parser_->whole()) {
-    out_ += kContinue;
+    out_ += Str(kVersion, "100 Continue\r\n\r\n");
     Flush();
   }
 }
@@ -296,7 +297,7 @@ void HttpConnection::Begin(uint64_t number, const HttpResponse& response, bool w
   chunked_ = !whole && version_ > 10;
   filler_ = response.filler;
   if (!whole && !chunked_ && !head_only_) keep_alive_ = false;  // the body ends with it
-  out_ += Str("HTTP/1.1 ", response.code, " ", WordOf(kReasons, response.code),
+  out_ += Str(answer_begun_ ? "" : kVersion, response.code, " ", WordOf(kReasons, response.code),
               "\r\nContent-Type: ", response.content_type);
   for (const auto& [name, value] : response.headers) out_ += "\r\n" + name + ": " + value;
   if (response.code == 401) out_ += "\r\nWWW-Authenticate: Bearer";

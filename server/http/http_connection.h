@@ -136,6 +136,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   // Of the request under way.
   uint64_t number_ = 0;
   bool keep_alive_ = false, head_only_ = false, chunked_ = false, ended_ = false;
+  bool answer_begun_ = false;  // its first bytes were sent, which are always the same
   unsigned version_ = 11;
   std::function<void()> closed_;
   std::optional<std::string> filler_;  // of the body that was begun

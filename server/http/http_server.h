@@ -10,8 +10,7 @@
 //
 // A client may end its side of the connection before it has its answer. One that has closed all of
 // it answers the next bytes with a reset, and its request is cancelled; so it is sent some at once:
-// "100 Continue", which every client of HTTP/1.1 passes over, or a body's filler. To a client of
-// HTTP/1.0 nothing can be said before its answer.
+// "HTTP/1.1 ", with which every answer begins, or a body's filler.
 //
 // Thread safety: Start and destruction from the owner's thread. Handlers and callbacks run on the
 // server's, and must not block.

@@ -427,14 +427,14 @@ TEST(HttpServer, AClientThatGoesAwayIsNoticed) {
 // As `nc -N` and socat do.
 TEST(HttpServer, AClientThatHasSentAllGetsItsAnswers) {
   Server server;
-  const std::string go_on = "HTTP/1.1 100 Continue\r\n\r\n";
   HttpClient several(server.port());
   several.Send(Post("/hold", "") + Post("/echo", "second"));
   auto reply = server.Held();
   several.EndSending();
-  EXPECT_EQ(several.ReadUntil("\r\n\r\n"), go_on);  // it might have closed altogether
+  EXPECT_EQ(several.ReadUntil(" "), "HTTP/1.1 ");  // it might have closed altogether
   reply->Send({.body = "first"});
-  EXPECT_THAT(several.ReadAll(), AllOf(HasSubstr("first"), EndsWith("|second")));
+  EXPECT_THAT(several.ReadAll(),
+              AllOf(StartsWith("200 OK\r\n"), HasSubstr("firstHTTP/1.1 200"), EndsWith("|second")));
 
   HttpClient stream(server.port());
   stream.Send(Post("/hold", ""));
@@ -451,9 +451,9 @@ TEST(HttpServer, AClientThatHasSentAllGetsItsAnswers) {
   old.Send("POST /hold HTTP/1.0\r\n\r\n");
   reply = server.Held();
   old.EndSending();
-  EXPECT_THAT(Ask(server, "GET /echo HTTP/1.0\r\n\r\n"), EndsWith("/echo|||"));
+  EXPECT_EQ(old.ReadUntil(" "), "HTTP/1.1 ");
   reply->Send({.body = "old"});
-  EXPECT_THAT(old.ReadAll(), AllOf(StartsWith("HTTP/1.1 200 "), EndsWith("old")));
+  EXPECT_THAT(old.ReadAll(), AllOf(StartsWith("200 OK\r\n"), EndsWith("old")));
   EXPECT_EQ(server.closed, 0);
 
   HttpClient unfinished(server.port());
@@ -465,25 +465,17 @@ TEST(HttpServer, AClientThatHasSentAllGetsItsAnswers) {
 TEST(HttpServer, AClientThatHasClosedIsNoticedWhileItsAnswerIsToCome) {
   Server server;
   int closed = 0;
-  for (const bool begun : {false, true}) {
-    HttpClient client(server.port());
-    client.Send(Post("/hold", ""));
-    const auto reply = server.Held();
-    if (begun) reply->Begin({.filler = ":\n\n"});
-    if (begun) client.ReadUntil("\r\n\r\n");
-    client.Close();
-    EXPECT_TRUE(server.WaitClosed(++closed));
+  for (const char* version : {"HTTP/1.1", "HTTP/1.0"}) {
+    for (const bool begun : {false, true}) {
+      HttpClient client(server.port());
+      client.Send(Str("POST /hold ", version, "\r\nHost: localhost\r\n\r\n"));
+      const auto reply = server.Held();
+      if (begun) reply->Begin({.filler = ":\n\n"});
+      if (begun) client.ReadUntil("\r\n\r\n");
+      client.Close();
+      EXPECT_TRUE(server.WaitClosed(++closed));
+    }
   }
-  HttpClient old(server.port());
-  old.Send("POST /hold HTTP/1.0\r\n\r\n");
-  const auto reply = server.Held();
-  old.Close();
-  reply->Begin({});
-  for (int i = 0; i < 6000 && server.closed == closed; ++i) {  // until it answers with a reset
-    reply->Write("x");
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  EXPECT_EQ(server.closed, closed + 1);
 }
 
 TEST(HttpServer, CompressedBodiesAreRefusedByTheirCoding) {

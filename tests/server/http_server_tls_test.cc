@@ -274,9 +274,9 @@ TEST(HttpServerTls, AClientThatHasSentAllGetsItsAnswerAndOneThatIsGoneIsNoticed)
         continue;
       }
       // Once its end was seen.
-      EXPECT_EQ(client->ReadUntil("\r\n\r\n"), "HTTP/1.1 100 Continue\r\n\r\n");
+      EXPECT_EQ(client->ReadUntil(" "), "HTTP/1.1 ");
       reply->Send({.body = "late"});
-      EXPECT_THAT(client->ReadAll(), AllOf(StartsWith("HTTP/1.1 200 "), EndsWith("late")));
+      EXPECT_THAT(client->ReadAll(), AllOf(StartsWith("200 OK\r\n"), EndsWith("late")));
     }
   }
 }
