@@ -19,8 +19,9 @@ constexpr size_t kDeepest = 64;
 // one reader takes the first and another the last), or too many values with memory of their own.
 class Checker : public nlohmann::json_sax<Json> {
  public:
-  explicit Checker(size_t most_values) : most_values_(most_values) {}
+  Checker(size_t most_values, bool keys_once) : most_values_(most_values), keys_once_(keys_once) {}
   const std::string& error() const { return error_; }
+  bool repeated() const { return repeated_; }  // a key
 
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
@@ -36,6 +37,8 @@ class Checker : public nlohmann::json_sax<Json> {
   bool key(string_t& name) override {
     if (!Count()) return false;
     if (keys_.back().insert(name).second) return true;
+    repeated_ = true;
+    if (!keys_once_) return true;
     error_ = Str("key ", Quoted(name), " appears twice in one object");
     return false;
   }
@@ -63,10 +66,21 @@ class Checker : public nlohmann::json_sax<Json> {
   }
 
   const size_t most_values_;
+  const bool keys_once_;
   size_t values_ = 0;
+  bool repeated_ = false;
   std::vector<std::set<std::string>> keys_;  // of each object or array that is open
   std::string error_;
 };
+
+absl::Status Check(std::string_view text, const std::string& path, Checker& checker) {
+  // The parser takes a zero byte for the end of the text.
+  if (const size_t zero = text.find('\0'); zero != text.npos) {
+    return InvalidArgument(path, ": is not valid JSON at byte ", zero + 1);
+  }
+  if (Json::sax_parse(text, &checker)) return absl::OkStatus();
+  return InvalidArgument(path, ": ", checker.error());
+}
 
 // Behind the string or the value that begins at `at` in valid JSON.
 size_t BehindString(std::string_view text, size_t at) {
@@ -105,11 +119,19 @@ std::string_view MemberText(std::string_view object, std::string_view name) {
 
 absl::StatusOr<Json> ParseJsonObject(std::string_view text, const std::string& path,
                                      size_t most_values) {
-  Checker checker(most_values);
-  if (!Json::sax_parse(text, &checker)) return InvalidArgument(path, ": ", checker.error());
+  Checker checker(most_values, /*keys_once=*/true);
+  TREADLE_RETURN_IF_ERROR(Check(text, path, checker));
   Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) return InvalidArgument(path, ": expected a JSON object");
   return value;
+}
+
+absl::StatusOr<std::string> WithKeysOnce(std::string_view text) {
+  Checker checker(SIZE_MAX, /*keys_once=*/false);
+  TREADLE_RETURN_IF_ERROR(Check(text, "", checker));
+  const auto value = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!value.is_object()) return InvalidArgument("expected a JSON object");
+  return checker.repeated() ? value.dump() : std::string(text);
 }
 
 absl::StatusOr<Json> ReadJsonFile(const std::string& path) {

@@ -19,6 +19,10 @@ absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, const std::string& path,
                                                size_t most_values = SIZE_MAX);
 
+// `text` as the text of a JSON object, with each key once: a repeated one has its first place and
+// its last value, as most readers take it. InvalidArgument as above, but for that.
+absl::StatusOr<std::string> WithKeysOnce(std::string_view text);
+
 // The text of a member of `object`, a JSON object that ParseJsonObject has taken, as it stands
 // there: members of parsed objects lose their order. Empty if it has none of that name.
 std::string_view MemberText(std::string_view object, std::string_view name);

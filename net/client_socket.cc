@@ -16,6 +16,11 @@ bool HasUnread(int fd) {
   return recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) > 0;
 }
 
+bool IsReset(int fd) {
+  pollfd socket{.fd = fd, .events = 0, .revents = 0};
+  return poll(&socket, 1, 0) > 0;  // POLLERR or POLLHUP
+}
+
 void FreeTlsSession::operator()(ssl_st* session) const { SSL_free(session); }
 
 void SocketTls::Set(std::shared_ptr<ssl_ctx_st> context) {
@@ -67,7 +72,7 @@ ssize_t ClientSocket::Count(ssize_t count, short event) {
   events_ = event;
   if (count > 0) return count;
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
-  broken_ = true;
+  (count == 0 ? ended_ : broken_) = true;
   return -1;
 }
 
@@ -79,7 +84,7 @@ ssize_t ClientSocket::CountTls(int done, size_t count, short event) {
     events_ = error == SSL_ERROR_WANT_READ ? POLLIN : POLLOUT;
     return 0;
   }
-  broken_ = true;
+  (error == SSL_ERROR_ZERO_RETURN ? ended_ : broken_) = true;
   return -1;
 }
 

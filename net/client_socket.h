@@ -21,6 +21,8 @@ using TlsSession = std::unique_ptr<ssl_st, FreeTlsSession>;
 
 // Whether bytes have come on the socket `fd` that nobody has read. Any thread.
 bool HasUnread(int fd);
+// Whether the connection of the socket `fd` was reset, or both its sides have ended. Any thread.
+bool IsReset(int fd);
 
 // What a server shows of itself, and whom it asks for a certificate. Thread safety: any thread.
 class SocketTls {
@@ -57,6 +59,8 @@ class ClientSocket {
   int fd() const { return fd_; }
   // Without TLS, or its handshake is over.
   bool greeted() const;
+  // Whether Read said never again because the client has sent all; it may still read.
+  bool ended() const { return ended_; }
   // What to poll for before the next call.
   short events() const { return events_; }
 
@@ -65,8 +69,8 @@ class ClientSocket {
   ssize_t Read(char* into);
   ssize_t Write(const char* from, size_t size);
 
-  // Tells the client that all is sent; false: not yet, call it again. From then on, and where Read
-  // or Write said never again, only Discard may follow.
+  // Tells the client that all is sent; false: not yet, call it again. From then on, and where
+  // Write said never again, or Read before the client's end, only Discard may follow.
   bool End();
   // Reads what the client still sends: were it left, its end might lose the last bytes of the
   // answer. False once the client has closed, too.
@@ -79,6 +83,7 @@ class ClientSocket {
   const int fd_;
   const TlsSession tls_;
   short events_;
+  bool ended_ = false;   // nothing more will be read
   bool broken_ = false;  // nothing more can be said
 };
 

@@ -13,7 +13,6 @@
 // Thread safety: Listen, Open, Close and destruction from the owner's thread; the rest from any.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -41,26 +40,6 @@ struct DoorLimits {
   std::chrono::milliseconds request_patience{60'000};  // until a call's request is whole
   Http2Guard::Limits http2;
   bool operator==(const DoorLimits&) const = default;
-};
-
-// A count of what is forgotten at so many a second.
-class Forgotten {
- public:
-  using TimePoint = std::chrono::steady_clock::time_point;
-
-  explicit Forgotten(double a_second) : a_second_(a_second) {}
-  void Add(double count, TimePoint now) {
-    count_ = At(now) + count;
-    then_ = now;
-  }
-  double At(TimePoint now) const {
-    return std::max(0.0, count_ - a_second_ * std::chrono::duration<double>(now - then_).count());
-  }
-
- private:
-  double a_second_;
-  double count_ = 0;
-  TimePoint then_{};
 };
 
 class Door {

@@ -27,6 +27,8 @@ absl::StatusOr<std::unique_ptr<GuardedServer>> GuardedServer::Listen(grpc::Serve
       std::min<uint64_t>(limits.http2.message_bytes, std::numeric_limits<int>::max())));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                              static_cast<int>(limits.http2.streams));
+  // The door limits pings (Http2Guard).
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   // The door refuses compressed messages; this tells clients beforehand.
   for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);

@@ -103,7 +103,7 @@ Http2Frames::Piece Http2Frames::Next(std::string_view& bytes) {
 }
 
 absl::StatusOr<size_t> Http2Guard::FromClient(std::string_view bytes, std::string& to_server,
-                                              std::string& to_client, size_t calls) {
+                                              std::string& to_client, size_t calls, TimePoint now) {
   const size_t size = bytes.size();
   begun_ = 0;
   if (!greeted()) {
@@ -117,7 +117,7 @@ absl::StatusOr<size_t> Http2Guard::FromClient(std::string_view bytes, std::strin
   }
   while (!bytes.empty() && (begun_ < calls || !client_.between())) {
     const Http2Frames::Piece piece = client_.Next(bytes);
-    if (piece.begins) TREADLE_RETURN_IF_ERROR(Begin(client_.frame()));
+    if (piece.begins) TREADLE_RETURN_IF_ERROR(Begin(client_.frame(), now));
     to_server += piece.bytes;
     if (!piece.header) TakeData(piece.bytes);
     Insert(to_server, to_client);
@@ -125,7 +125,7 @@ absl::StatusOr<size_t> Http2Guard::FromClient(std::string_view bytes, std::strin
   return size - bytes.size();
 }
 
-absl::Status Http2Guard::Begin(const Frame& frame) {
+absl::Status Http2Guard::Begin(const Frame& frame, TimePoint now) {
   data_left_ = 0;
   switch (frame.type) {
     case Http2Frames::kHeaders:
@@ -158,6 +158,12 @@ absl::Status Http2Guard::Begin(const Frame& frame) {
       if (const auto stream = streams_.find(frame.stream); stream != streams_.end()) {
         stream->second.ended |= frame.Has(Http2Frames::kEndStream);
       }
+      break;
+    case Http2Frames::kPing:
+      if (frame.Has(Http2Frames::kAck)) break;
+      pings_.Add(1, now);
+      // In gRPC's words: its clients know them, and send fewer.
+      if (pings_.At(now) > kMaxPings) return ResourceExhausted("too_many_pings");
       break;
     default:
       break;
@@ -283,11 +289,12 @@ void Http2Guard::FromServer(std::string_view bytes, std::string& to_client) {
     if (piece.begins) {
       const Frame& frame = server_.frame();
       const auto stream = streams_.find(frame.stream);
+      const bool data = frame.type == Http2Frames::kHeaders || frame.type == Http2Frames::kData;
+      if (data) pings_.Clear();
       if (stream != streams_.end()) {
         if (frame.type == Http2Frames::kHeaders) {
           unanswered_ -= !std::exchange(stream->second.answered, true);
         }
-        const bool data = frame.type == Http2Frames::kHeaders || frame.type == Http2Frames::kData;
         if (frame.type == Http2Frames::kReset || (data && frame.Has(Http2Frames::kEndStream))) {
           Forget(stream);
         }

@@ -5,13 +5,16 @@
 // compressed one, before it looks at any limit. So the frames are read on their way (RFC 9113,
 // section 4; gRPC's messages within DATA: a byte of flags and four of length before each): a header
 // block, the streams of a connection and the length that a message announces are limited here, and
-// compressed messages are refused. Everything else goes through as it came. A refused call is
+// compressed messages are refused. So are PING frames that come faster than clients need them to
+// keep a connection open, by which gRPC's own limit is replaced: that is one in five minutes, while
+// gateways ask every ten seconds. Everything else goes through as it came. A refused call is
 // answered in the server's place, with a status that says why, and the server is told that its
 // client has cancelled it.
 //
 // Thread safety: none.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -27,11 +30,39 @@
 
 namespace treadle {
 
+// A count of what is forgotten at so many a second.
+class Forgotten {
+ public:
+  using TimePoint = std::chrono::steady_clock::time_point;
+
+  explicit Forgotten(double a_second) : a_second_(a_second) {}
+  void Add(double count, TimePoint now) {
+    count_ = At(now) + count;
+    then_ = now;
+  }
+  void Clear() { count_ = 0; }
+  double At(TimePoint now) const {
+    return std::max(0.0, count_ - a_second_ * std::chrono::duration<double>(now - then_).count());
+  }
+
+ private:
+  double a_second_;
+  double count_ = 0;
+  TimePoint then_{};
+};
+
 // The frames of one direction: where each begins and ends, while the bytes come in any pieces.
 class Http2Frames {
  public:
-  enum Type : uint8_t { kData = 0, kHeaders = 1, kReset = 3, kPushPromise = 5, kContinuation = 9 };
-  enum Flag : uint8_t { kEndStream = 1, kEndHeaders = 4, kPadded = 8 };
+  enum Type : uint8_t {
+    kData = 0,
+    kHeaders = 1,
+    kReset = 3,
+    kPushPromise = 5,
+    kPing = 6,
+    kContinuation = 9
+  };
+  enum Flag : uint8_t { kEndStream = 1, kAck = 1, kEndHeaders = 4, kPadded = 8 };
   static constexpr size_t kHeaderBytes = 9;
 
   struct Frame {
@@ -83,6 +114,11 @@ class Http2Guard {
     bool operator==(const Limits&) const = default;
   };
 
+  // PING frames that a client may send at once, and one more each so often; any number of times
+  // where the server has sent headers or data between, since clients measure with them then.
+  static constexpr int kMaxPings = 10;
+  static constexpr std::chrono::seconds kPingInterval{4};  // less than a client's five
+
   using TimePoint = std::chrono::steady_clock::time_point;
 
   // `refused` is told of each call that the guard ends.
@@ -94,7 +130,8 @@ class Http2Guard {
   // many `calls` have begun with them; the rest must come again. ResourceExhausted or
   // InvalidArgument: the connection must end (GoAway), and what was limited.
   absl::StatusOr<size_t> FromClient(std::string_view bytes, std::string& to_server,
-                                    std::string& to_client, size_t calls = SIZE_MAX);
+                                    std::string& to_client, size_t calls = SIZE_MAX,
+                                    TimePoint now = std::chrono::steady_clock::now());
   // Bytes of the server, likewise; they all go to the client.
   void FromServer(std::string_view bytes, std::string& to_client);
 
@@ -134,7 +171,7 @@ class Http2Guard {
 
   static constexpr std::string_view kPreface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-  absl::Status Begin(const Http2Frames::Frame& frame);
+  absl::Status Begin(const Http2Frames::Frame& frame, TimePoint now);
   void TakeData(std::string_view bytes);
   void TakeMessages(Streams::iterator stream, std::string_view bytes);
   void Refuse(Streams::iterator stream, CallRefusal why, std::string_view reason);
@@ -154,6 +191,7 @@ class Http2Guard {
   size_t begun_ = 0;       // calls, with the bytes that come in
   size_t unanswered_ = 0;  // of streams_
   uint64_t given_up_ = 0;
+  Forgotten pings_{1.0 / kPingInterval.count()};
   std::string insert_to_server_, insert_to_client_;  // wait for a frame's end
 };
 

@@ -1,10 +1,10 @@
-#include <grpcpp/create_channel.h>
 #include <grpcpp/grpcpp.h>
 
 #include <utility>
 
 #include "base/status.h"
 #include "bench/load/load_replay.h"
+#include "net/client_channel.h"
 #include "server/cli/client_flags.h"
 #include "server/grpc/inference.grpc.pb.h"
 
@@ -66,8 +66,7 @@ class Server final : public LoadTarget {
   Server(const std::string& target, const ClientAccess& access) : target_(target), access_(access) {
     grpc::ChannelArguments arguments;
     arguments.SetMaxReceiveMessageSize(-1);
-    stub_ = treadle::v1::Inference::NewStub(
-        grpc::CreateCustomChannel(target, access.credentials, arguments));
+    stub_ = treadle::v1::Inference::NewStub(OpenChannel(target, access.credentials, arguments));
   }
 
   absl::StatusOr<Limits> GetLimits() override { return GetLimits(std::chrono::seconds(10)); }

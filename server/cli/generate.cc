@@ -17,6 +17,7 @@
 
 #include "base/status.h"
 #include "kernels/sampling.h"
+#include "net/client_channel.h"
 #include "server/cli/client_flags.h"
 #include "server/cli/command.h"
 #include "server/cli/open_model.h"
@@ -196,8 +197,7 @@ absl::Status GenerateFromServer(const std::string& target, const ClientAccess& a
                                 const v1::ResumeRequest& resume, const OnResponse& on_response) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
-  const auto stub =
-      v1::Inference::NewStub(grpc::CreateCustomChannel(target, access.credentials, arguments));
+  const auto stub = v1::Inference::NewStub(OpenChannel(target, access.credentials, arguments));
   const auto deadline = std::chrono::system_clock::now() + timeout;
   const auto prepare = [&](grpc::ClientContext& context) {
     if (!access.authorization.empty()) context.AddMetadata("authorization", access.authorization);

@@ -29,9 +29,12 @@ struct Constraint {
   std::vector<std::string> choices = {};
   // Tags that kTags allows; with another kind the answer may be tags instead.
   std::vector<Tag> tags = {};
-  std::string separator = {};        // of tags that are all there is, at least one
-  std::string trigger = {};          // begins every tag; text that does is one. Empty: no text
-  bool one_tag = false;              // ends the answer
+  std::string separator = {};  // of tags that are all there is, at least one
+  std::string trigger = {};    // begins every tag; text that does is one. Empty: no text
+  bool one_tag = false;        // ends the answer
+  // Of JSON: any white space between its parts; else at most one character in each place, since
+  // small models that may write line ends write them for ever.
+  bool any_whitespace = false;
   std::string field = "constraint";  // what the client calls it, for errors
 };
 

@@ -67,10 +67,11 @@ absl::StatusOr<std::string> PrepareChoices(const std::vector<std::string>& choic
 
 // But for its tags.
 absl::StatusOr<PreparedConstraint> PrepareRest(const Constraint& constraint) {
-  const auto in = [](Form form,
-                     absl::StatusOr<std::string> text) -> absl::StatusOr<PreparedConstraint> {
+  const auto in = [&](Form form,
+                      absl::StatusOr<std::string> text) -> absl::StatusOr<PreparedConstraint> {
     TREADLE_RETURN_IF_ERROR(text.status());
-    return PreparedConstraint{form, *std::move(text)};
+    return PreparedConstraint{form, *std::move(text),
+                              form == Form::kSchema && constraint.any_whitespace};
   };
   double classes = 0;
   switch (constraint.kind) {
@@ -95,8 +96,11 @@ absl::StatusOr<PreparedConstraint> PrepareRest(const Constraint& constraint) {
 // As a part of a structural tag.
 Json FormatOf(const PreparedConstraint& constraint) {
   switch (constraint.form) {
-    case Form::kSchema:
-      return {{"type", "json_schema"}, {"json_schema", Json::parse(constraint.text)}};
+    case Form::kSchema: {
+      Json format = {{"type", "json_schema"}, {"json_schema", Json::parse(constraint.text)}};
+      if (!constraint.any_whitespace) format["max_whitespace_cnt"] = kMaxWhitespace;
+      return format;
+    }
     case Form::kRegex:
       return {{"type", "regex"}, {"pattern", constraint.text}};
     case Form::kGrammar:
@@ -116,7 +120,7 @@ absl::StatusOr<Json> PrepareTags(const Constraint& constraint) {
     if (!schema.ok()) return InvalidArgument(tag.field, ": ", schema.status().message());
     tags.push_back({{"type", "tag"},
                     {"begin", tag.begin},
-                    {"content", FormatOf({Form::kSchema, *schema})},
+                    {"content", FormatOf({Form::kSchema, *schema, constraint.any_whitespace})},
                     {"end", tag.end}});
   }
   Json format = {{"tags", std::move(tags)}, {"stop_after_first", constraint.one_tag}};

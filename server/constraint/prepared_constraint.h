@@ -10,10 +10,14 @@
 
 namespace treadle {
 
+// White-space characters that JSON may have in one place, unless any number is allowed.
+inline constexpr int kMaxWhitespace = 1;
+
 struct PreparedConstraint {
   enum class Form : uint8_t { kSchema, kRegex, kGrammar, kStructuralTag };
   Form form;
   std::string text;
+  bool any_whitespace = false;  // of kSchema
 
   auto operator<=>(const PreparedConstraint&) const = default;
 };

@@ -256,7 +256,10 @@ class XGrammarCompiler final : public ConstraintCompiler {
     using Form = PreparedConstraint::Form;
     switch (constraint.form) {
       case Form::kSchema:
-        return compiler_->CompileJSONSchema(constraint.text, /*any_whitespace=*/true);
+        return compiler_->CompileJSONSchema(
+            constraint.text, /*any_whitespace=*/true, /*indent=*/std::nullopt,
+            /*separators=*/std::nullopt, /*strict_mode=*/true,
+            constraint.any_whitespace ? std::nullopt : std::optional(kMaxWhitespace));
       case Form::kRegex:
         return compiler_->CompileRegex(constraint.text);
       case Form::kGrammar:

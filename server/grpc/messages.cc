@@ -111,6 +111,9 @@ GenerateRequest ToRequest(const v1::GenerateRequest& message, const ServedModel&
     }
   }
   request.constraint = ToConstraint(message.constraint());
+  if (request.constraint) {
+    request.constraint->any_whitespace = message.constraint().any_whitespace();
+  }
   request.cache_salt = message.cache_salt();
   const v1::ResponseOptions& response = message.response();
   if (response.has_logprobs()) request.logprobs = response.logprobs();

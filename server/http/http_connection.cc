@@ -6,7 +6,9 @@
 #include <cstdio>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "base/choice.h"
+#include "base/quoted.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/http/http_origin.h"
@@ -22,6 +24,8 @@ constexpr int kMaxDiscarded = 256;  // reads of what a client still sends meanwh
 constexpr size_t kAhead = 8 << 10;  // bytes that are read ahead while a request is under way
 constexpr size_t kKept = 16 << 10;  // bytes of a buffer that an idle connection keeps
 
+constexpr char kVersion[] = "HTTP/1.1 ";  // begins every answer
+
 constexpr Choice<int> kReasons[] = {{"OK", 200},
                                     {"No Content", 204},
                                     {"Not Modified", 304},
@@ -31,7 +35,9 @@ constexpr Choice<int> kReasons[] = {{"OK", 200},
                                     {"Not Found", 404},
                                     {"Method Not Allowed", 405},
                                     {"Request Timeout", 408},
+                                    {"Conflict", 409},
                                     {"Payload Too Large", 413},
+                                    {"Unsupported Media Type", 415},
                                     {"Too Many Requests", 429},
                                     {"Request Header Fields Too Large", 431},
                                     {"Client Closed Request", 499},
@@ -109,8 +115,8 @@ void HttpConnection::Start() {
 void HttpConnection::NextRequest() {
   ++number_;
   stage_ = kHead;
-  begun_ = !in_.empty();
-  ended_ = false;
+  begun_ = ended_ = answer_begun_ = false;
+  filler_.reset();
   closed_ = nullptr;
   parser_.emplace(house_.options().head_bytes, house_.options().body_bytes);
   if (in_.empty()) {
@@ -140,6 +146,7 @@ void HttpConnection::Serve() {
     if (stage_ == kClosing || stage_ == kClosed) return;
   }
   if (writing_ && !going_.empty()) Send();
+  if (input_over_ && stage_ != kClosed && IsReset(socket_->fd())) return Close();
   Arm();
 }
 
@@ -151,12 +158,17 @@ void HttpConnection::Arm() {
   } else {
     if (reading_) events |= reads_;
     if (sent_ < going_.size()) events |= writes_;
+    if (input_over_) events |= EPOLLERR;
   }
   watch_->For(events);
 }
 
 void HttpConnection::Read() {
   if (reading_ || stage_ == kClosed || stage_ == kClosing) return;
+  if (input_over_) {
+    if (stage_ != kAnswering) Linger();
+    return;
+  }
   reading_ = true;
   reads_ = EPOLLIN;
   Arm();
@@ -166,22 +178,36 @@ void HttpConnection::Read() {
 void HttpConnection::OnRead(std::string_view bytes) {
   if (bytes.empty()) {
     if (!socket_->greeted()) return Linger();
-    if (stage_ != kAnswering || !ended_) return Close();
-    keep_alive_ = false;  // it may still read what is on its way
-    return;
+    return OnEnd();
   }
-  if (stage_ == kHead && in_.empty() && number_ > 1) {
-    deadline_ = SteadyClock::now() + house_.options().head_patience;
-  }
-  begun_ |= stage_ == kHead;
   in_.append(bytes);
   if (stage_ != kAnswering) return Parse();
   if (in_.size() < kAhead) Read();  // to see it close
 }
 
+// The answers to what was asked are still to come.
+void HttpConnection::OnEnd() {
+  if (stage_ != kAnswering || !socket_->ended()) return Close();
+  input_over_ = true;
+  keep_alive_ &= !in_.empty();
+  if (ended_) return;
+  if (filler_ && filler_->empty()) return Close();
+  if (filler_) {
+    Write(number_, *filler_, {});
+  } else {
+    out_ += kVersion;
+    answer_begun_ = true;
+    Flush();
+  }
+}
+
 void HttpConnection::Parse() {
   const bool had_head = parser_->has_head();
   if (const auto refusal = parser_->Take(in_)) return Refuse(refusal->code, refusal->message);
+  if (!begun_ && (parser_->begun() || !in_.empty())) {
+    begun_ = true;
+    if (number_ > 1) deadline_ = SteadyClock::now() + house_.options().head_patience;
+  }
   if (!had_head && parser_->has_head()) OnHead();
   if (parser_->whole()) {
     Count(0);
@@ -198,7 +224,7 @@ void HttpConnection::OnHead() {
   version_ = parser_->version();
   keep_alive_ = parser_->keep_alive();
   if (parser_->expects_continue() && !parser_->whole()) {
-    out_ += "HTTP/1.1 100 Continue\r\n\r\n";
+    out_ += Str(kVersion, "100 Continue\r\n\r\n");
     Flush();
   }
 }
@@ -233,6 +259,13 @@ void HttpConnection::Handle() {
   if (const std::string stranger = Stranger(request, options.allow_origins, options.any_host);
       !stranger.empty()) {
     reply->Send(options.refusal(403, stranger), {});
+  } else if (const std::string_view coding = request.Header("content-encoding");
+             !coding.empty() &&
+             !absl::EqualsIgnoreCase({coding.data(), coding.size()}, "identity")) {
+    HttpResponse response = options.refusal(
+        415, "the header Content-Encoding is " + Quoted(coding) + ", expected a body without one");
+    response.headers.push_back({"Accept-Encoding", "identity"});
+    reply->Send(std::move(response), {});
   } else if (method == "OPTIONS" && !cors_.empty() && !allowed.empty()) {
     reply->Send(PreflightAnswer(request, allowed), {});
   } else if (found != nullptr) {
@@ -262,8 +295,9 @@ void HttpConnection::Refuse(int code, const std::string& message) {
 void HttpConnection::Begin(uint64_t number, const HttpResponse& response, bool whole) {
   if (!Open(number)) return;
   chunked_ = !whole && version_ > 10;
+  filler_ = response.filler;
   if (!whole && !chunked_ && !head_only_) keep_alive_ = false;  // the body ends with it
-  out_ += Str("HTTP/1.1 ", response.code, " ", WordOf(kReasons, response.code),
+  out_ += Str(answer_begun_ ? "" : kVersion, response.code, " ", WordOf(kReasons, response.code),
               "\r\nContent-Type: ", response.content_type);
   for (const auto& [name, value] : response.headers) out_ += "\r\n" + name + ": " + value;
   if (response.code == 401) out_ += "\r\nWWW-Authenticate: Bearer";
@@ -353,8 +387,7 @@ void HttpConnection::OnWritten() {
   deadline_ = kNever;
   if (!ended_) return;
   if (!keep_alive_) return Linger();
-  deadline_ = SteadyClock::now() +
-              (in_.empty() ? house_.options().idle_patience : house_.options().head_patience);
+  deadline_ = SteadyClock::now() + house_.options().idle_patience;
   NextRequest();
 }
 

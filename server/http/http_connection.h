@@ -114,6 +114,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void OnWritten();
   void Linger();
   void Arm();
+  void OnEnd();  // the client has sent all
 
   HttpHouse& house_;
   const uint64_t id_;
@@ -124,7 +125,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   TimePoint deadline_ = TimePoint::max();
 
   Stage stage_ = kHead;
-  bool reading_ = false, begun_ = false;
+  bool reading_ = false, begun_ = false, input_over_ = false;
   std::string in_;  // that is not parsed yet
   std::optional<HttpParser> parser_;
   uint64_t receiving_ = 0;  // as counted in the house's
@@ -135,9 +136,11 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   // Of the request under way.
   uint64_t number_ = 0;
   bool keep_alive_ = false, head_only_ = false, chunked_ = false, ended_ = false;
+  bool answer_begun_ = false;  // its first bytes were sent, which are always the same
   unsigned version_ = 11;
   std::function<void()> closed_;
-  std::string cors_;  // lines of its answer's head, for a page of somebody else
+  std::optional<std::string> filler_;  // of the body that was begun
+  std::string cors_;                   // lines of its answer's head, for a page of somebody else
 
   bool writing_ = false;
   std::string out_, going_;  // what waits, and what is on its way

@@ -171,6 +171,7 @@ void HttpParser::TakeBody(std::string_view& rest) {
 std::optional<Refusal> HttpParser::Read(std::string_view line) {
   switch (part_) {
     case kRequestLine:
+      if (line.empty()) return std::nullopt;  // RFC 9112, section 2.2
       return ReadRequestLine(line);
     case kFields:
       return line.empty() ? EndHead() : ReadField(line);
@@ -201,11 +202,19 @@ std::optional<Refusal> HttpParser::ReadRequestLine(std::string_view line) {
   }
   method_ = method;
   version_ = version == "HTTP/1.1" ? 11 : 10;
+  // The absolute form (RFC 9112, section 3.2.2).
+  const size_t scheme = std::min(target.find("://"), target.size());
+  if (const std::string name = Lower(target.substr(0, scheme)); name == "http" || name == "https") {
+    target.remove_prefix(std::min(scheme + 3, target.size()));
+    const size_t end = std::min(target.find_first_of("/?"), target.size());
+    authority_ = target.substr(0, end);
+    target.remove_prefix(end);
+  }
   if (const size_t mark = target.find('?'); mark != target.npos) {
     request_.query = target.substr(mark + 1);
     target = target.substr(0, mark);
   }
-  request_.path = Unescaped(target);
+  request_.path = Unescaped(authority_ && target.empty() ? "/" : target);
   part_ = kFields;
   return std::nullopt;
 }
@@ -235,6 +244,10 @@ std::optional<Refusal> HttpParser::EndHead() {
   if (host == nullptr ? version_ > 10 : !IsHost(*host)) {
     return Bad("the header Host is missing, or no name or address with or without a port");
   }
+  if (authority_ && !IsHost(*authority_)) {
+    return Bad("the first line has a URL without a host that is a name or address");
+  }
+  if (authority_) request_.headers["host"] = *authority_;
   const std::string* const connection = Find("connection");
   const std::vector<std::string> options = Elements(connection == nullptr ? "" : *connection);
   const auto has = [&](std::string_view option) {

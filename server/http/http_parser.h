@@ -6,7 +6,8 @@
 //   - One Content-Length of digits alone, or `Transfer-Encoding: chunked` in HTTP/1.1; never both.
 //   - One Host that is a name or an address (HTTP/1.0 may do without), one Origin at most, one
 //     Authorization at most.
-// Fields after the last chunk are read and forgotten.
+// Fields after the last chunk are read and forgotten, and so are empty lines before a request.
+// Where the request line names a host (its absolute form), that stands in the place of Host.
 //
 // Thread safety: none.
 #pragma once
@@ -34,6 +35,7 @@ class HttpParser {
   // follows has no meaning. It does not depend on how the bytes are cut.
   std::optional<Refusal> Take(std::string& bytes);
 
+  bool begun() const { return part_ > kRequestLine; }  // has its first line
   bool has_head() const { return part_ > kFields; }
   bool whole() const { return part_ == kWhole; }
   size_t body_bytes() const { return request_.body.size(); }  // that have come
@@ -70,6 +72,7 @@ class HttpParser {
   unsigned version_ = 0;
   bool keep_alive_ = false;
   std::string method_;
+  std::optional<std::string> authority_;  // host and port in the request line
   HttpRequest request_;
 };
 

@@ -8,6 +8,10 @@
 // (net/admission.h), the oldest that asks nothing makes room, else the oldest whose request is not
 // whole. Of bodies, the largest ends.
 //
+// A client may end its side of the connection before it has its answer. One that has closed all of
+// it answers the next bytes with a reset, and its request is cancelled; so it is sent some at once:
+// "HTTP/1.1 ", with which every answer begins, or a body's filler.
+//
 // Thread safety: Start and destruction from the owner's thread. Handlers and callbacks run on the
 // server's, and must not block.
 #pragma once
@@ -53,6 +57,9 @@ struct HttpResponse {
   std::string content_type = "text/plain; charset=utf-8";
   std::string body = {};
   std::vector<std::pair<std::string, std::string>> headers = {};  // further ones
+  // Of a body that comes in pieces: bytes without a meaning in its format. A client that ends its
+  // side of the connection is sent them, to learn whether it still reads; without them it is gone.
+  std::string filler = {};
 };
 
 // The answer to one request: Send alone, or Begin, any number of Writes, End. One that is given up

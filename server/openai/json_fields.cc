@@ -1,5 +1,6 @@
 #include "server/openai/json_fields.h"
 
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -33,11 +34,20 @@ absl::StatusOr<std::string> ReadText(std::string_view name, const Json& value) {
   return Expected(name, value, "a string");
 }
 
+std::optional<Json> WholeNumber(const Json& value) {
+  if (value.is_number_integer()) return value;
+  const double number = value.is_number_float() ? value.get<double>() : NAN;
+  if (number != std::floor(number) || std::abs(number) >= 0x1p63) return std::nullopt;
+  return Json(static_cast<int64_t>(number));
+}
+
 absl::StatusOr<int32_t> ReadInt(std::string_view name, const Json& value) {
   using Limits = std::numeric_limits<int32_t>;
-  const std::optional<int64_t> number = IntegerIn(value, Limits::min(), Limits::max());
+  const std::optional<Json> whole = WholeNumber(value);
+  const std::optional<int64_t> number =
+      whole ? IntegerIn(*whole, Limits::min(), Limits::max()) : std::nullopt;
   // Above the signed numbers IntegerIn sees a negative one.
-  const bool wraps = value.is_number_unsigned() && value.get<uint64_t>() > Limits::max();
+  const bool wraps = whole && whole->is_number_unsigned() && whole->get<uint64_t>() > Limits::max();
   if (number && !wraps) return static_cast<int32_t>(*number);
   return Expected(name, value, "a whole number of 32 bits");
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -26,6 +27,9 @@ absl::Status Unsupported(std::string_view where, std::string_view name,
                          std::span<const std::string_view> known);
 absl::StatusOr<bool> ReadBool(std::string_view name, const nlohmann::json& value);
 absl::StatusOr<std::string> ReadText(std::string_view name, const nlohmann::json& value);
+// The value as an integer; nothing if it has a fraction, or is none. Clients whose numbers are all
+// floating-point ones write 4.0.
+std::optional<nlohmann::json> WholeNumber(const nlohmann::json& value);
 absl::StatusOr<int32_t> ReadInt(std::string_view name, const nlohmann::json& value);
 absl::StatusOr<std::vector<int32_t>> ReadIds(const std::string& name, const nlohmann::json& value);
 

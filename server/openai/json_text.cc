@@ -4,11 +4,16 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "absl/strings/str_replace.h"
+
 namespace treadle {
 
 std::string JsonString(std::string_view text) {
   using Json = nlohmann::json;
-  return Json(text).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+  std::string json =
+      Json(text).dump(-1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);
+  absl::StrReplaceAll({{"\u0085", "\\u0085"}, {"\u2028", "\\u2028"}, {"\u2029", "\\u2029"}}, &json);
+  return json;
 }
 
 std::string JsonLogprob(float value) {

@@ -9,7 +9,8 @@
 
 namespace treadle {
 
-// In quotes. What is no UTF-8 becomes U+FFFD.
+// In quotes, on one line for every reader: what ends a line in Unicode (U+0085, U+2028, U+2029) is
+// escaped as the control characters are. What is no UTF-8 becomes U+FFFD.
 std::string JsonString(std::string_view text);
 // The shortest that reads back as the same float. JSON has no infinity: a log probability of -inf
 // becomes -9999, as others write it.

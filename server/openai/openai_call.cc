@@ -220,9 +220,9 @@ class Call final : public std::enable_shared_from_this<Call> {
     if (events.empty() && !last) return true;
     if (!std::exchange(begun_, true)) {
       // A proxy shall pass on what there is.
-      reply_->Begin(
-          Told({.content_type = "text/event-stream; charset=utf-8",
-                .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}}}));
+      reply_->Begin(Told({.content_type = "text/event-stream; charset=utf-8",
+                          .headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}},
+                          .filler = ":\n\n"}));
     }
     if (event.end != nullptr) {
       if (!events.empty()) reply_->Write(std::move(events));

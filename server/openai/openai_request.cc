@@ -1,15 +1,18 @@
 #include "server/openai/openai_request.h"
 
-#include <map>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "base/json_file.h"
 #include "base/number.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/openai/form_fields.h"
 #include "server/openai/json_fields.h"
 #include "server/openai/json_text.h"
+#include "server/openai/openai_messages.h"
 #include "server/openai/tool_request.h"
 
 namespace treadle {
@@ -44,87 +47,33 @@ absl::Status ReadPrompts(const std::string& field, const Json& value, OpenAiRequ
   return absl::OkStatus();
 }
 
-// A string, or an array of parts of text, each of which becomes a line.
-absl::StatusOr<std::string> ReadContent(const std::string& name, const Json& value) {
-  if (!value.is_array()) return ReadText(name, value);
-  std::string text;
-  for (size_t i = 0; i < value.size(); ++i) {
-    const std::string part = Str(name, "[", i, "]");
-    if (!value[i].is_object()) return Expected(part, value[i], "an object");
-    const Json type = value[i].value("type", Json());
-    if (type != "text") return Expected(part + ".type", type, "\"text\"");
-    if (value[i].size() != 2) return Expected(part, value[i], "type and text alone");
-    TREADLE_ASSIGN_OR_RETURN(const std::string read,
-                             ReadText(part + ".text", value[i].value("text", Json())));
-    text += (i > 0 ? "\n" : "") + read;
-  }
-  return text;
-}
-
-// `tools`: the names of those that were called, by the calls' ids.
-absl::StatusOr<ChatMessage> ReadMessage(const std::string& name, const Json& value,
-                                        std::map<std::string, std::string>& tools) {
-  if (!value.is_object()) return Expected(name, value, "an object");
-  ChatMessage message;
-  TREADLE_ASSIGN_OR_RETURN(message.role, ReadText(name + ".role", value.value("role", Json())));
-  const bool assistant = message.role == "assistant", tool = message.role == "tool";
-  bool content = false;
-  for (const auto& [key, field] : value.items()) {
-    const std::string where = name + "." + key;
-    if (key == "role" || field.is_null()) continue;
-    if (key == "content") {
-      content = true;
-      TREADLE_ASSIGN_OR_RETURN(message.content, ReadContent(where, field));
-    } else if (key == "tool_calls" && assistant) {
-      TREADLE_ASSIGN_OR_RETURN(message.tool_calls, ReadToolCalls(where, field));
-    } else if (key == "tool_call_id" && tool) {
-      TREADLE_ASSIGN_OR_RETURN(message.tool_call_id, ReadText(where, field));
-    } else if (key == "name" && tool) {
-      TREADLE_ASSIGN_OR_RETURN(message.name, ReadText(where, field));
-    } else {
-      return InvalidArgument(where, " is not supported in a message of this role");
-    }
-  }
-  if (!content && message.tool_calls.empty()) return InvalidArgument(name, ".content is missing");
-  if (tool && message.tool_call_id.empty()) {
-    return InvalidArgument(name, ".tool_call_id is missing");
-  }
-  for (const ToolCall& call : message.tool_calls) tools[call.id] = call.name;
-  if (tool && message.name.empty()) message.name = tools[message.tool_call_id];
-  // What newer clients call the instructions that templates know as the system's.
-  if (message.role == "developer") message.role = "system";
-  return message;
-}
+// -- fields ---------------------------------------------------------------------------------------
 
 absl::Status ReadMessages(const Json& value, OpenAiRequest& to) {
-  if (!value.is_array()) return Expected("messages", value, "an array of messages");
-  std::vector<ChatMessage> messages;
-  std::map<std::string, std::string> tools;
-  for (size_t i = 0; i < value.size(); ++i) {
-    TREADLE_ASSIGN_OR_RETURN(messages.emplace_back(),
-                             ReadMessage(Str("messages[", i, "]"), value[i], tools));
-  }
-  to.knows_tools |= !tools.empty();
+  TREADLE_ASSIGN_OR_RETURN(std::vector<ChatMessage> messages, treadle::ReadMessages(value));
+  const auto calls = [](const ChatMessage& message) { return !message.tool_calls.empty(); };
+  to.knows_tools |= std::ranges::any_of(messages, calls);
   to.prompts.emplace_back(std::move(messages));
   return absl::OkStatus();
 }
 
-// -- fields ---------------------------------------------------------------------------------------
-
 absl::Status ReadSeed(const Json& value, OpenAiRequest& to) {
-  if (!value.is_number_integer()) return Expected("seed", value, "a whole number");
-  to.common.sampling.seed = value.get<uint64_t>();  // of 64 bits, negative ones too
+  const std::optional<Json> whole = WholeNumber(value);
+  if (!whole) return Expected("seed", value, "a whole number of 64 bits");
+  to.common.sampling.seed = whole->get<uint64_t>();  // negative ones too
   return absl::OkStatus();
 }
 
+// An empty string stops nothing, and says so.
 absl::Status ReadStop(const Json& value, OpenAiRequest& to) {
-  std::vector<std::string>& stops = to.common.stopping.stop_strings;
-  if (!value.is_array()) {
-    TREADLE_ASSIGN_OR_RETURN(stops.emplace_back(), ReadText("stop", value));
+  const auto add = [&to](const std::string& name, const Json& stop) -> absl::Status {
+    TREADLE_ASSIGN_OR_RETURN(std::string text, ReadText(name, stop));
+    if (!text.empty()) to.common.stopping.stop_strings.push_back(std::move(text));
     return absl::OkStatus();
-  }
-  for (const Json& stop : value) {
-    TREADLE_ASSIGN_OR_RETURN(stops.emplace_back(), ReadText(Str("stop[", stops.size(), "]"), stop));
+  };
+  if (!value.is_array()) return add("stop", value);
+  for (size_t i = 0; i < value.size(); ++i) {
+    TREADLE_RETURN_IF_ERROR(add(Str("stop[", i, "]"), value[i]));
   }
   return absl::OkStatus();
 }
@@ -142,13 +91,18 @@ absl::Status ReadLogitBias(const Json& value, OpenAiRequest& to) {
   return absl::OkStatus();
 }
 
+// Without effect unless the answer is streamed.
 absl::Status ReadStreamOptions(const Json& value, OpenAiRequest& to) {
   if (!value.is_object()) return Expected("stream_options", value, "an object");
-  constexpr std::string_view kKnown[] = {"include_usage", "continuous_usage_stats"};
+  bool obfuscation = false;  // padding against who measures lengths; there is none
+  constexpr std::string_view kKnown[] = {"include_usage", "continuous_usage_stats",
+                                         "include_obfuscation"};
   for (const auto& [key, option] : value.items()) {
     bool* const field = key == "include_usage"            ? &to.include_usage
                         : key == "continuous_usage_stats" ? &to.usage_in_chunks
+                        : key == "include_obfuscation"    ? &obfuscation
                                                           : nullptr;
+    if (option.is_null()) continue;
     if (field == nullptr) return Unsupported("stream_options.", key, kKnown);
     TREADLE_RETURN_IF_ERROR(Set(ReadBool("stream_options." + key, option), *field));
   }
@@ -175,99 +129,34 @@ absl::Status ReadLogprobs(const Json& value, OpenAiRequest& to) {
 }
 absl::Status ReadTopLogprobs(const Json& value, OpenAiRequest& to) {
   if (to.common.logprobs) return Set(ReadInt("top_logprobs", value), to.common.logprobs);
+  if (value == 0) return absl::OkStatus();
   return InvalidArgument("top_logprobs is given, expected logprobs to be true then");
 }
 
-// A schema is taken from the body itself (see Conclude), and `to` is told where it stands there.
-absl::Status ReadSchema(std::vector<std::string_view> path, OpenAiRequest& to) {
-  to.common.constraint->kind = Constraint::Kind::kJsonSchema;
-  to.schema_path = std::move(path);
-  return absl::OkStatus();
+constexpr char kGuided[][16] = {"guided_choice", "guided_grammar", "guided_json", "guided_regex"};
+template <const char* name>
+absl::Status ReadGuidedField(const Json& value, OpenAiRequest& to) {
+  return ReadGuided(name, value, to.form);
 }
 
-absl::Status BeginConstraint(const char* field, OpenAiRequest& to) {
-  if (!to.common.constraint) {
-    to.common.constraint.emplace().field = field;
-    return absl::OkStatus();
-  }
-  return InvalidArgument(field, " is given, expected not together with ",
-                         to.common.constraint->field);
-}
-
-absl::Status ReadResponseFormat(const Json& value, OpenAiRequest& to) {
-  constexpr const char* kField = "response_format";
-  if (!value.is_object()) return Expected(kField, value, "an object");
-  const Json type = value.value("type", Json());
-  const bool schema = type == "json_schema";
-  for (const auto& [key, part] : value.items()) {
-    if (key == "type" || (schema && key == "json_schema") || part.is_null()) continue;
-    constexpr std::string_view kKnown[] = {"type", "json_schema"};
-    return Unsupported("response_format.", key, kKnown);
-  }
-  if (type == "text") return absl::OkStatus();
-  if (!schema && type != "json_object") {
-    return Expected("response_format.type", type, "\"text\", \"json_object\" or \"json_schema\"");
-  }
-  TREADLE_RETURN_IF_ERROR(BeginConstraint(kField, to));
-  if (!schema) return absl::OkStatus();
-  const Json described = value.value("json_schema", Json());
-  if (!described.is_object() || !described.contains("schema")) {
-    return Expected("response_format.json_schema", described, "an object with a schema");
-  }
-  for (const auto& [key, part] : described.items()) {
-    // Every schema is enforced, strict or not.
-    if (key == "schema" || key == "name" || key == "strict" || key == "description") continue;
-    constexpr std::string_view kKnown[] = {"schema", "name", "strict", "description"};
-    return Unsupported("response_format.json_schema.", key, kKnown);
-  }
-  return ReadSchema({kField, "json_schema", "schema"}, to);
-}
-
-// As vLLM's clients say it: exactly one of json, json_object, regex, choice and grammar.
-absl::Status ReadStructuredOutputs(const Json& value, OpenAiRequest& to) {
-  using Kind = Constraint::Kind;
-  constexpr const char* kField = "structured_outputs";
-  if (!value.is_object()) return Expected(kField, value, "an object");
-  for (const auto& [key, part] : value.items()) {
-    const std::string name = Str(kField, ".", Cut(Printable(key), kShown));
-    if (part.is_null() || part == false) continue;
-    TREADLE_RETURN_IF_ERROR(BeginConstraint(kField, to));
-    Constraint& constraint = *to.common.constraint;
-    if (key == "json" && part.is_object()) {
-      TREADLE_RETURN_IF_ERROR(ReadSchema({kField, "json"}, to));
-    } else if (key == "json_object") {
-      TREADLE_RETURN_IF_ERROR(ReadBool(name, part).status());
-    } else if (key == "json" || key == "regex" || key == "grammar") {
-      constraint.kind = key == "json"    ? Kind::kJsonSchema
-                        : key == "regex" ? Kind::kRegex
-                                         : Kind::kGrammar;
-      TREADLE_ASSIGN_OR_RETURN(constraint.text, ReadText(name, part));
-    } else if (key == "choice" && part.is_array()) {
-      constraint.kind = Kind::kChoice;
-      for (const Json& choice : part) {
-        TREADLE_ASSIGN_OR_RETURN(constraint.choices.emplace_back(), ReadText(name, choice));
-      }
-    } else {
-      constexpr std::string_view kKnown[] = {"choice", "grammar", "json", "json_object", "regex"};
-      return Unsupported("structured_outputs.", key, kKnown);
-    }
-  }
-  return absl::OkStatus();
-}
-
-enum In : uint8_t { kCompletions = 1, kChat = 2, kBoth = 3 };
+using enum OpenAiIn;
+using enum OpenAiField::Standing;
 
 struct Field {
   const char* name;
-  In in;
-  absl::Status (*read)(const Json& value, OpenAiRequest& to);  // null: without effect on the answer
+  OpenAiIn in;
+  absl::Status (*read)(const Json& value, OpenAiRequest& to);
 };
 
-// All but kSamplingFields. In the order in which JSON objects are kept, by name.
+// All that are taken but kSamplingFields. In the order in which JSON objects are kept, by name.
 constexpr Field kFields[] = {
     {"add_special_tokens", kCompletions,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("add_special_tokens", value), to.common.add_special_tokens);
+     }},
+    {"best_of", kCompletions,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadInt("best_of", value), to.best_of);
      }},
     {"cache_salt", kBoth,
      [](const Json& value, OpenAiRequest& to) {
@@ -275,6 +164,10 @@ constexpr Field kFields[] = {
      }},
     {"echo", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadBool("echo", value), to.echo); }},
+    {"guided_choice", kBoth, ReadGuidedField<kGuided[0]>},
+    {"guided_grammar", kBoth, ReadGuidedField<kGuided[1]>},
+    {"guided_json", kBoth, ReadGuidedField<kGuided[2]>},
+    {"guided_regex", kBoth, ReadGuidedField<kGuided[3]>},
     {"ignore_eos", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("ignore_eos", value), to.common.stopping.ignore_eos);
@@ -288,12 +181,11 @@ constexpr Field kFields[] = {
     {"max_tokens", kBoth,
      [](const Json& value, OpenAiRequest& to) { return ReadMaxTokens("max_tokens", value, to); }},
     {"messages", kChat, ReadMessages},
-    {"metadata", kBoth, nullptr},
     {"min_tokens", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadInt("min_tokens", value), to.common.stopping.min_new_tokens);
      }},
-    {"model", kBoth, nullptr},  // was compared before
+    {"model", kBoth, [](const Json&, OpenAiRequest&) { return absl::OkStatus(); }},  // see ReadBody
     {"n", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadInt("n", value), to.common.sampling.num_candidates);
@@ -304,20 +196,18 @@ constexpr Field kFields[] = {
      }},
     {"prompt", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return ReadPrompts("prompt", value, to); }},
-    {"prompt_cache_key", kBoth, nullptr},
     {"prompt_logprobs", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        to.prompt_logprobs = true;
        return Set(ReadInt("prompt_logprobs", value), to.common.prompt_logprobs);
      }},
-    {"response_format", kBoth, ReadResponseFormat},
+    {"response_format", kBoth,
+     [](const Json& value, OpenAiRequest& to) { return ReadResponseFormat(value, to.form); }},
     {"return_token_ids", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("return_token_ids", value), to.token_ids);
      }},
-    {"safety_identifier", kBoth, nullptr},
     {"seed", kBoth, ReadSeed},
-    {"service_tier", kBoth, nullptr},
     {"skip_special_tokens", kBoth,
      [](const Json& value, OpenAiRequest& to) -> absl::Status {
        TREADLE_ASSIGN_OR_RETURN(const bool skip, ReadBool("skip_special_tokens", value));
@@ -329,13 +219,13 @@ constexpr Field kFields[] = {
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadIds("stop_token_ids", value), to.common.stopping.stop_token_ids);
      }},
-    {"store", kBoth, nullptr},
     {"stream", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("stream", value), to.stream);
      }},
     {"stream_options", kBoth, ReadStreamOptions},
-    {"structured_outputs", kBoth, ReadStructuredOutputs},
+    {"structured_outputs", kBoth,
+     [](const Json& value, OpenAiRequest& to) { return ReadStructuredOutputs(value, to.form); }},
     {"tool_choice", kChat,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadToolChoice(value), to.tool_choice);
@@ -343,8 +233,82 @@ constexpr Field kFields[] = {
     {"tools", kChat,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadTools(value), to.tools); }},
     {"top_logprobs", kChat, ReadTopLogprobs},
-    {"user", kBoth, nullptr},
 };
+
+// The others.
+constexpr OpenAiField kOtherFields[] = {
+    {"add_generation_prompt", kChat, kOnly, "true"},
+    {"add_special_tokens", kChat, kOnly, "false"},
+    {"allowed_token_ids", kBoth, kRefused},
+    {"audio", kChat, kRefused},
+    {"bad_words", kBoth, kOnly, "[]"},
+    {"chat_template", kChat, kRefused},
+    {"chat_template_kwargs", kChat, kOnly, "{}"},
+    {"continue_final_message", kChat, kOnly, "false"},
+    {"documents", kChat, kOnly, "[]"},
+    {"echo", kChat, kOnly, "false"},
+    {"ec_transfer_params", kBoth, kOnly, "{}"},
+    {"function_call", kChat, kOnly, R"("none" or "auto")"},
+    {"functions", kChat, kOnly, "[]"},
+    {"guided_decoding_backend", kBoth, kIgnored},
+    {"guided_whitespace_pattern", kBoth, kRefused},
+    {"include_reasoning", kChat, kIgnored},
+    {"include_stop_str_in_output", kBoth, kOnly, "false"},
+    {"kv_transfer_params", kBoth, kOnly, "{}"},
+    {"length_penalty", kBoth, kOnly, "1"},
+    {"logits_processors", kBoth, kOnly, "[]"},
+    {"logprob_token_ids", kBoth, kRefused},
+    {"media_io_kwargs", kChat, kIgnored},
+    {"metadata", kBoth, kIgnored},
+    {"mm_processor_kwargs", kBoth, kIgnored},
+    {"modalities", kChat, kOnly, R"(["text"])"},
+    {"moderation", kChat, kRefused},
+    {"prediction", kChat, kIgnored},
+    {"priority", kBoth, kIgnored},
+    {"prompt_cache_key", kBoth, kIgnored},
+    {"prompt_cache_options", kChat, kIgnored},
+    {"prompt_cache_retention", kChat, kIgnored},
+    {"prompt_embeds", kCompletions, kRefused},
+    {"reasoning_effort", kChat, kRefused},
+    {"repetition_detection", kBoth, kRefused},
+    {"request_id", kBoth, kIgnored},
+    {"return_mm_kwargs", kBoth, kIgnored},
+    {"return_prompt_text", kChat, kOnly, "false"},
+    {"return_token_offsets", kBoth, kIgnored},
+    {"return_tokens_as_token_ids", kBoth, kOnly, "false"},
+    {"routed_experts_prompt_start", kBoth, kOnly, "0"},
+    {"safety_identifier", kBoth, kIgnored},
+    {"service_tier", kBoth, kIgnored},
+    {"session_id", kBoth, kIgnored},
+    {"spaces_between_special_tokens", kBoth, kOnly, "true"},
+    {"store", kBoth, kIgnored},
+    {"stream_interval", kBoth, kIgnored},
+    {"structural_tag", kBoth, kRefused},
+    {"suffix", kCompletions, kOnly, R"("")"},
+    {"thinking_token_budget", kBoth, kOnly, "-1"},
+    {"truncate_prompt_tokens", kBoth, kRefused},
+    {"truncation_side", kBoth, kIgnored},
+    {"use_beam_search", kBoth, kOnly, "false"},
+    {"user", kBoth, kIgnored},
+    {"verbosity", kChat, kOnly, R"("medium")"},
+    {"vllm_xargs", kBoth, kOnly, "{}"},
+    {"watermarking", kBoth, kOnly, "false"},
+    {"web_search_options", kChat, kRefused},
+};
+
+bool IsIn(OpenAiIn in, bool chat) {
+  return (static_cast<int>(in) & static_cast<int>(chat ? kChat : kCompletions)) != 0;
+}
+
+absl::Status PassOver(const OpenAiField& field, const Json& value) {
+  if (field.standing == kIgnored) return absl::OkStatus();
+  for (const absl::string_view only :
+       absl::StrSplit(absl::string_view(field.only.data(), field.only.size()), " or ")) {
+    if (value == Json::parse(only.begin(), only.end(), nullptr, false)) return absl::OkStatus();
+  }
+  if (field.standing == kOnly) return Expected(field.name, value, field.only);
+  return InvalidArgument(field.name, " is not supported");
+}
 
 absl::Status ReadSampling(const SamplingField& field, const Json& value, OpenAiRequest& to) {
   if (const auto* real = std::get_if<float SamplingParameters::*>(&field.member)) {
@@ -362,13 +326,15 @@ absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest
     if (field.name == name) return ReadSampling(field, value, to);
   }
   for (const Field& field : kFields) {
-    if (field.name != name || (field.in & (to.chat ? kChat : kCompletions)) == 0) continue;
-    return field.read == nullptr ? absl::OkStatus() : field.read(value, to);
+    if (field.name == name && IsIn(field.in, to.chat)) return field.read(value, to);
+  }
+  for (const OpenAiField& field : kOtherFields) {
+    if (field.name == name && IsIn(field.in, to.chat)) return PassOver(field, value);
   }
   std::vector<std::string_view> known;
   for (const SamplingField& field : kSamplingFields) known.push_back(field.name);
   for (const Field& field : kFields) {
-    if ((field.in & (to.chat ? kChat : kCompletions)) != 0) known.emplace_back(field.name);
+    if (IsIn(field.in, to.chat)) known.emplace_back(field.name);
   }
   return Unsupported("", name, known);
 }
@@ -376,23 +342,31 @@ absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest
 // What holds between several fields.
 absl::Status Conclude(std::string_view body, OpenAiRequest& to) {
   if (to.prompts.empty()) return InvalidArgument(to.chat ? "messages" : "prompt", " is missing");
-  if (!to.stream && (to.include_usage || to.usage_in_chunks)) {
-    return InvalidArgument("stream_options is given, expected stream to be true then");
+  const int32_t n = to.common.sampling.num_candidates;
+  if (to.best_of && *to.best_of != n) {
+    return InvalidArgument("best_of is ", *to.best_of, ", expected n (", n,
+                           "): there is no choice of the best");
   }
   if (to.stream && to.prompt_logprobs) {
     return InvalidArgument("prompt_logprobs is given, expected stream to be false then");
   }
-  if (!to.schema_path.empty()) {
-    for (const std::string_view name : to.schema_path) body = MemberText(body, name);
+  to.common.constraint = std::move(to.form.constraint);
+  if (!to.form.schema_path.empty()) {
+    for (const std::string_view name : to.form.schema_path) body = MemberText(body, name);
     to.common.constraint->text = body;
   }
   if (to.echo && to.common.logprobs) {
     std::optional<int32_t>& most = to.common.prompt_logprobs;
     most = std::max(most.value_or(0), *to.common.logprobs);
   }
-  if (to.echo && to.common.stopping.max_new_tokens == 0) {
+  std::optional<int32_t>& most_new = to.common.stopping.max_new_tokens;
+  if (most_new == -1) {  // llama.cpp's
+    most_new.reset();
+    to.common.stopping.without_limit = true;
+  }
+  if (to.echo && most_new == 0) {
     to.prompt_only = true;
-    to.common.stopping.max_new_tokens = 1;
+    most_new = 1;
   }
   return absl::OkStatus();
 }
@@ -445,7 +419,17 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   }
   TREADLE_RETURN_IF_ERROR(Conclude(body, request));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
+  if (auto& constraint = request.common.constraint) {
+    constraint->any_whitespace = request.form.any_whitespace;
+  }
   return request;
+}
+
+std::vector<OpenAiField> OpenAiFields() {
+  std::vector<OpenAiField> fields(std::begin(kOtherFields), std::end(kOtherFields));
+  for (const Field& field : kFields) fields.push_back({field.name, field.in, kTaken});
+  for (const SamplingField& field : kSamplingFields) fields.push_back({field.name, kBoth, kTaken});
+  return fields;
 }
 
 bool SameRequest(std::string_view body, std::string_view other) {

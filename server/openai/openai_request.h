@@ -1,5 +1,6 @@
 // OpenAI's requests, as JSON, become what sessions take. A field that we do not know, or cannot do,
-// is refused by its name; of those without effect on the answer, some are known.
+// is refused by its name; fields without effect on the answer are passed over. OpenAiFields lists
+// all that are known.
 //
 // Pure functions; any thread.
 #pragma once
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/openai/form_fields.h"
 #include "server/openai/tool_request.h"
 #include "server/session/request_validation.h"
 
@@ -43,7 +45,8 @@ struct OpenAiRequest {
   bool parallel_tool_calls = true;     // several in one answer
   bool knows_tools = false;            // the messages have calls
   const ToolFormat* tool_format = {};  // of the calls to look for in the answer; null: none
-  std::vector<std::string_view> schema_path = {};  // of common.constraint's schema in the body
+  AskedForm form = {};                 // common.constraint, while fields are read
+  std::optional<int32_t> best_of = {};
   // Name of the field that was given, this or max_completion_tokens; for errors.
   std::string_view max_tokens = "max_tokens";
 
@@ -59,6 +62,22 @@ struct OpenAiRequest {
     return request;
   }
 };
+
+// Fields of the two bodies that generate, in OpenAI's API and vLLM's.
+enum class OpenAiIn : uint8_t { kCompletions = 1, kChat = 2, kBoth = 3 };
+struct OpenAiField {
+  enum class Standing : uint8_t {
+    kTaken,    // it has its effect
+    kIgnored,  // any value is passed over: none has an effect on the answer
+    kOnly,     // `only` is passed over, since it says what is so; other values are refused
+    kRefused,
+  };
+  std::string_view name;
+  OpenAiIn in;
+  Standing standing;
+  std::string_view only = {};  // JSON values with " or " between them
+};
+std::vector<OpenAiField> OpenAiFields();
 
 // The body of /v1/chat/completions, or of /v1/completions. InvalidArgument begins with the field's
 // name, or says where the JSON is broken; NotFound: of another model.

@@ -34,20 +34,31 @@ constexpr ToolFormat kFormats[] = {
 
 constexpr std::string_view kSpace = " \t\r\n";
 
-// `text`: from a brace to its counterpart.
-std::optional<ToolCall> CallIn(std::string_view text) {
-  const auto object = ParseJsonObject(text, "");
-  if (!object.ok()) return std::nullopt;
+// `text`: from a brace to its counterpart. `marked`: it can be nothing but a call.
+std::optional<ToolCall> CallIn(std::string_view text, bool marked) {
+  const auto once = WithKeysOnce(text);
+  if (!once.ok()) return std::nullopt;
+  const auto object = ParseJsonObject(*once, "");
   const auto name = object->find("name");
   if (name == object->end() || !name->is_string()) return std::nullopt;
+  ToolCall call{.id = "", .name = name->get<std::string>(), .arguments = "{}"};
   for (const char* key : {"arguments", "parameters"}) {
     const auto arguments = object->find(key);
-    if (arguments == object->end() || !arguments->is_object()) continue;
-    return ToolCall{.id = "",
-                    .name = name->get<std::string>(),
-                    .arguments = std::string(MemberText(text, key))};
+    if (arguments == object->end()) continue;
+    if (arguments->is_object()) {
+      call.arguments = MemberText(*once, key);
+    } else if (arguments->is_string()) {
+      const auto written = arguments->get<std::string>();
+      if (written.find_first_not_of(kSpace) == written.npos) return call;
+      auto read = WithKeysOnce(written);
+      if (!read.ok()) return std::nullopt;
+      call.arguments = *std::move(read);
+    } else if (!arguments->is_null()) {
+      return std::nullopt;
+    }
+    return call;
   }
-  return std::nullopt;
+  return marked && object->size() == 1 ? std::optional(call) : std::nullopt;
 }
 
 }  // namespace
@@ -119,7 +130,8 @@ bool ToolCallReader::ReadObject(ToolText& out) {
     depth_ += (c == '{' || c == '[') - (c == '}' || c == ']');
     if (depth_ > 0) continue;
     const size_t end = at_ + 1;
-    std::optional<ToolCall> call = CallIn(std::string_view(held_).substr(object_, end - object_));
+    std::optional<ToolCall> call =
+        CallIn(std::string_view(held_).substr(object_, end - object_), marked_);
     fresh_ = after_call_ = call.has_value();
     if (!call) {
       out.content += held_.substr(0, end);
@@ -163,6 +175,7 @@ ToolCallReader::Opens ToolCallReader::OpensAt(size_t at) {
   if (brace == std::string_view::npos) return Opens::kMaybe;
   if (rest[brace] != '{') return Opens::kNo;
   object_ = at + brace;
+  marked_ = open;
   return Opens::kYes;
 }
 

@@ -13,7 +13,9 @@
 namespace treadle {
 
 // How a model writes a call: {"name": TEXT, "arguments": OBJECT}, or with "parameters" for
-// "arguments", and what stands around it. Its chat template shows which way is the model's.
+// "arguments", and what stands around it. Its chat template shows which way is the model's. Small
+// models write less: arguments that are null, empty or a JSON text in a string, none at all (behind
+// `open`), or a key twice, of which the last counts.
 struct ToolFormat {
   std::string_view name;
   std::string_view signs[2];  // a template of this format has both
@@ -42,7 +44,7 @@ struct ToolText {
 
 // Separates an answer that arrives in pieces into text and calls; where the pieces' borders are
 // makes no difference. A call is told when it is whole. What begins like one and is none (broken
-// JSON, no name, no arguments, the answer's end) is text. White space beside a call is not told.
+// JSON, no name, other arguments, the answer's end) is text. White space beside a call is not told.
 class ToolCallReader {
  public:
   // Unless `parallel`, only the first call is told.
@@ -73,8 +75,9 @@ class ToolCallReader {
 
   // State of the JSON object that is being read, with its `open`.
   bool in_object_ = false;
-  size_t object_ = 0;  // its brace in held_
-  size_t at_ = 0;      // the next byte to look at
+  bool marked_ = false;  // `open` stood before it
+  size_t object_ = 0;    // its brace in held_
+  size_t at_ = 0;        // the next byte to look at
   int depth_ = 0;
   bool in_string_ = false;
 };

@@ -20,6 +20,10 @@ struct Member {
   std::function<absl::Status(const std::string& name, const Json& value)> read;
 };
 
+// What SDKs send back with a call, and templates do not have: where it stood in a stream, and its
+// arguments once more.
+constexpr std::string_view kPassedOver[] = {"index", "parsed_arguments"};
+
 // An object of these members; what is null is absent, and of another name refused.
 absl::Status ReadMembers(const std::string& name, const Json& object,
                          const std::vector<Member>& members) {
@@ -28,6 +32,7 @@ absl::Status ReadMembers(const std::string& name, const Json& object,
     const auto is_it = [&key = key](const Member& member) { return member.name == key; };
     const auto member = std::ranges::find_if(members, is_it);
     if (value.is_null()) continue;
+    if (member == members.end() && std::ranges::count(kPassedOver, key) > 0) continue;
     if (member == members.end()) {
       std::vector<std::string_view> known;
       for (const Member& other : members) known.push_back(other.name);

@@ -174,8 +174,10 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
   const int64_t prompt = static_cast<int64_t>(spec.prompt.size());
   TREADLE_RETURN_IF_ERROR(CheckPromptLength(prompt, model.max_context - 1, model));
   const int64_t most = MostNewTokens(prompt, spec.candidates, model);
-  spec.max_new_tokens = stopping.max_new_tokens.value_or(static_cast<int32_t>(
-      std::max<int64_t>(1, std::min<int64_t>(limits.default_max_new_tokens, most))));
+  const int64_t usual =
+      stopping.without_limit ? most : std::min<int64_t>(limits.default_max_new_tokens, most);
+  spec.max_new_tokens =
+      stopping.max_new_tokens.value_or(static_cast<int32_t>(std::max<int64_t>(1, usual)));
   if (spec.max_new_tokens < 1) {
     return InvalidArgument("stopping.max_new_tokens is ", spec.max_new_tokens,
                            ", expected at least 1");

@@ -42,6 +42,7 @@ struct GenerateRequest {
 
   struct Stopping {
     std::optional<int32_t> max_new_tokens = {};  // absent: the server's default, clipped
+    bool without_limit = false;  // the absent one is all that fits in the context and the cache
     int32_t min_new_tokens = 0;
     std::vector<std::string> stop_strings = {};
     std::vector<int32_t> stop_token_ids = {};

@@ -110,6 +110,24 @@ TEST_F(DoorAttacks, AHeaderBlockWithoutEndIsCutOff) {
   EXPECT_THAT(client->ReadUntil("--max-header-bytes"), HasSubstr("--max-header-bytes"));
 }
 
+TEST_F(DoorAttacks, PingsAreAnsweredAndAFloodOfThemIsCutOff) {
+  Start();
+  for (int i = 0; i < kConnections; ++i) {
+    const auto client = Greeted(server_->port());
+    // gRPC by itself ends a connection at its third.
+    for (char ping = 'a'; ping < 'k'; ++ping) {
+      const std::string payload(8, ping);
+      ASSERT_TRUE(client->Send(Http2Frame(6, 0, 0, payload)));
+      EXPECT_THAT(client->ReadUntil(payload),
+                  testing::AllOf(HasSubstr(payload), testing::Not(HasSubstr("too_many_pings"))));
+    }
+    std::string flood;
+    for (int ping = 0; ping < 1000; ++ping) flood += Http2Frame(6, 0, 0, "12345678");
+    client->Send(flood);
+    EXPECT_THAT(client->ReadUntil("too_many_pings"), HasSubstr("too_many_pings"));
+  }
+}
+
 TEST_F(DoorAttacks, MessagesThatAreNeverWholeTakeNoMoreThanTheirShare) {
   Start({"--max-receive-memory", "32M"});
   const std::string most = MessagePrefix(false, 4 << 20) + std::string(3 << 20, 'x');

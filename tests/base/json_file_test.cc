@@ -32,5 +32,26 @@ TEST(ParseJsonObject, CountsValuesWithMemoryOfTheirOwn) {
             "p: has too many strings, keys, arrays and objects, expected at most 7");
 }
 
+// The parser's library takes a zero byte for the end, whatever follows.
+TEST(ParseJsonObject, HasNoZeroByte) {
+  for (const std::string after : {"", "x", "{}"}) {
+    const std::string text = "{}" + std::string(1, '\0') + after;
+    EXPECT_EQ(ParseJsonObject(text, "p").status().message(), "p: is not valid JSON at byte 3");
+    EXPECT_FALSE(WithKeysOnce(text).ok());
+  }
+}
+
+TEST(WithKeysOnce, TheLastValueCounts) {
+  const std::string once = "{\"b\" : 1.50, \"a\": [ ]}";
+  EXPECT_EQ(*WithKeysOnce(once), once);
+  EXPECT_EQ(*WithKeysOnce(R"({"b": 1, "a": {"c": [1, 2], "c": 3}, "b": "\u00e9"})"),
+            "{\"b\":\"\u00e9\",\"a\":{\"c\":3}}");
+  const std::string deep(80, '[');
+  for (const std::string& bad : {std::string(""), std::string("[1]"), std::string("{\"a\": 1,}"),
+                                 "{\"a\": " + deep + std::string(80, ']') + "}"}) {
+    EXPECT_FALSE(WithKeysOnce(bad).ok()) << bad;
+  }
+}
+
 }  // namespace
 }  // namespace treadle

@@ -203,8 +203,8 @@ def check_errors(client, model):
     error = expect_error(openai.BadRequestError, "top_p is 2, expected (0, 1]",
                          lambda: create(model=model, messages=MESSAGES, top_p=2.0))
     assert error.param == "top_p" and error.type == "invalid_request_error", error.body
-    expect_error(openai.BadRequestError, "modalities is not supported",
-                 lambda: create(model=model, messages=MESSAGES, modalities=["text"]))
+    expect_error(openai.BadRequestError, 'modalities is ["text","audio"], expected ["text"]',
+                 lambda: create(model=model, messages=MESSAGES, modalities=["text", "audio"]))
     tool = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
     expect_error(openai.BadRequestError, "tools is given, but the model's chat template",
                  lambda: create(model=model, messages=MESSAGES, tools=[tool]))

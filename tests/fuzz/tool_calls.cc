@@ -52,6 +52,7 @@ std::vector<std::string> Seeds() {
       "<tool_call>{\"name\": \"f\", \"parameters\": {}}"s,
       "\1 <|python_\0tag|>{\"name\": \"f\", \"parameters\": {\"x\": null}}; {\"name\": \"g\","
       "\"parameters\": {}} and more"s,
+      "\1<|python_tag|>{\"name\": \"f\"}; {\"name\": \"g\", \"name\": \"f\", \"arguments\": \"{}\"}"s,
       "\3{\"answer\": 42} {\"name\": \"f\", \"parameters\": {}}"s};
 }
 

@@ -134,6 +134,38 @@ TEST(Http2Guard, WhatAConnectionMayNotDoEndsIt) {
   EXPECT_EQ(message(kPreface + Call(1) + Call(3) + Call(3), {.streams = 2}), "");
 }
 
+const std::string kPing = Http2Frame(6, 0, 0, "12345678");
+
+// During a call that is not answered, and without one; gateways send them every ten seconds.
+TEST(Http2Guard, PingsKeepAConnectionAndDoNotFloodIt) {
+  std::string to_server, to_client;
+  auto now = Http2Guard::TimePoint() + std::chrono::hours(1);
+  for (const std::string& call : {std::string(), Call(1)}) {
+    for (const bool server_sends : {false, true}) {
+      Http2Guard guard({});
+      ASSERT_TRUE(guard.FromClient(kPreface + call, to_server, to_client).ok());
+      const auto ping = [&] {
+        return guard.FromClient(kPing, to_server, to_client, SIZE_MAX, now).status();
+      };
+      for (int i = 0; i < 1000; ++i) {
+        now += std::chrono::seconds(5);
+        ASSERT_EQ(ping(), absl::OkStatus()) << i;
+      }
+      for (int i = 0; i < 5; ++i) ASSERT_EQ(ping(), absl::OkStatus());
+      if (server_sends) guard.FromServer(Http2Frame(1, 4, 1, "h"), to_client);
+      for (int i = 0; i < 100; ++i) {  // the answers to the server's own
+        ASSERT_TRUE(guard.FromClient(Http2Frame(6, 1, 0, "12345678"), to_server, to_client).ok());
+      }
+      int more = 0;
+      absl::Status last;
+      while ((last = ping()).ok() && more < 100) ++more;
+      EXPECT_EQ(more, server_sends ? 10 : 4);
+      EXPECT_EQ(last.message(), "too_many_pings");
+      EXPECT_THAT(guard.GoAway(last), HasSubstr("too_many_pings"));
+    }
+  }
+}
+
 TEST(Http2Guard, FirstMessagesHaveALimitAndATimeOfTheirOwn) {
   Http2Guard guard({.message_bytes = 100, .first_message_bytes = 10, .flags = false});
   std::string to_server, to_client;

@@ -64,6 +64,8 @@ class HttpClient {
     }
     return Take(in_.size());
   }
+  // What was sent is all; answers are still read.
+  void EndSending() const { shutdown(fd_, SHUT_WR); }
   void Close() {
     if (fd_ >= 0) close(fd_);
     fd_ = -1;

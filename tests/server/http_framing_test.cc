@@ -50,6 +50,17 @@ std::vector<Case> Cases() {
             Post("transfer-encoding:\tCHUNKED \r\n", "5\r\nabcde\r\n0\r\n\r\n"),
             Chunked("2\r\nab\r\n003\r\ncde\r\n00\r\n\r\n"), Chunked("A\r\n0123456789\r\n0\r\n\r\n"),
             Chunked("1 ; a=\"q\\\"\t\" ;b = c\r\nx\r\n0;d\r\nTrailer: t\r\nHost: b\r\n\r\n")});
+  // Empty lines before a request (RFC 9112, section 2.2), and the absolute form (section 3.2.2).
+  add(200,
+      {"\r\n" + Get(kHost), "\r\n\r\n\r\n" + Post("Content-Length: 5\r\n", "abcde"),
+       Post("Content-Length: 5\r\n", "abcde\r\n"), "GET http://a/echo HTTP/1.1\r\nHost: a\r\n\r\n",
+       "GET HTTPS://[::1]:80/echo?q=http://b HTTP/1.1\r\nHost: b\r\n\r\n",
+       "GET http://a/echo HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"});
+  for (const char* target : {"http://", "http:///echo", "http://u@a/echo", "http://a:x/echo",
+                             "http://a,b/echo", "https://?echo"}) {
+    add(400, {Str("GET ", target, " HTTP/1.1\r\nHost: a\r\n\r\n")});
+  }
+  add(400, {"GET http://a/echo HTTP/1.1\r\n\r\n", "GET http://a/echo HTTP/1.1\r\nHost: ,\r\n\r\n"});
   // Two lengths, or one that is no number.
   const std::string chunk = "5\r\nabcde\r\n0\r\n\r\n";
   for (const char* coding : {"gzip", "chunked", "chunked, identity", "x, chunked", "identity"}) {
@@ -82,13 +93,15 @@ std::vector<Case> Cases() {
             Post("Content-Length: 5\n", "abcde"), Post(std::string("X: \0\r\n", 6)),
             Post("X: \x7f\r\n"), Post("Content-Length\x0b: 5\r\n", "abcde"), Post(": 5\r\n"),
             Post("Content-Length\r\n"), Post("Content(Length: 5\r\n"), Post("\xc3\xa4: 5\r\n")});
-  add(400, {"GET  /echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /echo  HTTP/1.1\r\nHost: a\r\n\r\n",
-            "GET /echo HTTP/1.1 \r\nHost: a\r\n\r\n", " GET /echo HTTP/1.1\r\nHost: a\r\n\r\n",
-            "GET\t/echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /echo http/1.1\r\nHost: a\r\n\r\n",
-            "GET /echo HTTP/1.1\nHost: a\n\n", "GET /e cho HTTP/1.1\r\nHost: a\r\n\r\n",
-            "G(T /echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /\x80 HTTP/1.1\r\nHost: a\r\n\r\n",
-            "GET /echo\r\nHost: a\r\n\r\n", "\r\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n",
-            Get(kHost, "HTTP/1.2"), Get(kHost, "HTTP/2.0"), Get(kHost, "HTTP/1.10")});
+  add(400,
+      {"GET  /echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /echo  HTTP/1.1\r\nHost: a\r\n\r\n",
+       "GET /echo HTTP/1.1 \r\nHost: a\r\n\r\n", " GET /echo HTTP/1.1\r\nHost: a\r\n\r\n",
+       "GET\t/echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /echo http/1.1\r\nHost: a\r\n\r\n",
+       "GET /echo HTTP/1.1\nHost: a\n\n", "GET /e cho HTTP/1.1\r\nHost: a\r\n\r\n",
+       "G(T /echo HTTP/1.1\r\nHost: a\r\n\r\n", "GET /\x80 HTTP/1.1\r\nHost: a\r\n\r\n",
+       "GET /echo\r\nHost: a\r\n\r\n", "\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n",
+       "\r\r\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n", " \r\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n",
+       Get(kHost, "HTTP/1.2"), Get(kHost, "HTTP/2.0"), Get(kHost, "HTTP/1.10")});
   // Who is asked, and by whom.
   for (const char* host :
        {"", "a\r\nHost: a", "a\r\nHost: b", "a b", "a, b", "a,b", "u@a", "a/b", "a:x", "a:80:80",
@@ -202,6 +215,24 @@ TEST(HttpFraming, NothingIsAnsweredAfterARefusal) {
     SCOPED_TRACE(testing::PrintToString(bytes) + "\nanswered by\n" + answer);
     EXPECT_EQ(server.asked + server.asked_next, 0);
     EXPECT_EQ(answer.find("HTTP/1.1 ", 1), std::string::npos);
+  }
+}
+
+// RFC 9112, section 3.2.2: the target's host, not the header's; 4.2.3 of RFC 9110: an empty path is
+// "/".
+TEST(HttpFraming, TheAbsoluteFormNamesTheHost) {
+  const auto handle = [](const HttpRequest& request, const auto& reply) {
+    reply->Send({.body = Str(request.Header("host"), "|", request.path, "|", request.query)});
+  };
+  const auto server = *HttpServer::Start("127.0.0.1:0", {.any_host = true},
+                                         {{"GET", "/", handle}, {"GET", "/a", handle}});
+  HttpClient client(server->address().port);
+  for (const auto& [target, seen] : {std::pair{"http://b:81/a?q", "b:81|/a|q"},
+                                     {"http://b", "b|/|"},
+                                     {"http://b?q=/", "b|/|q=/"},
+                                     {"/a?u=http://b/", "c|/a|u=http://b/"}}) {
+    client.Send(Str("GET ", target, " HTTP/1.1\r\nHost: c\r\n\r\n"));
+    EXPECT_THAT(client.ReadAnswer(), testing::EndsWith(Str("\r\n\r\n", seen)));
   }
 }
 

@@ -424,6 +424,96 @@ TEST(HttpServer, AClientThatGoesAwayIsNoticed) {
   EXPECT_EQ(done, 1);
 }
 
+// As `nc -N` and socat do.
+TEST(HttpServer, AClientThatHasSentAllGetsItsAnswers) {
+  Server server;
+  HttpClient several(server.port());
+  several.Send(Post("/hold", "") + Post("/echo", "second"));
+  auto reply = server.Held();
+  several.EndSending();
+  EXPECT_EQ(several.ReadUntil(" "), "HTTP/1.1 ");  // it might have closed altogether
+  reply->Send({.body = "first"});
+  EXPECT_THAT(several.ReadAll(),
+              AllOf(StartsWith("200 OK\r\n"), HasSubstr("firstHTTP/1.1 200"), EndsWith("|second")));
+
+  HttpClient stream(server.port());
+  stream.Send(Post("/hold", ""));
+  reply = server.Held();
+  reply->Begin({.filler = ":\n\n"});
+  stream.ReadUntil("\r\n\r\n");
+  stream.EndSending();
+  EXPECT_EQ(stream.ReadUntil("\r\n:\n\n\r\n"), "3\r\n:\n\n\r\n");
+  reply->Write("x");
+  reply->End();
+  EXPECT_EQ(stream.ReadAll(), "1\r\nx\r\n0\r\n\r\n");
+
+  HttpClient old(server.port());
+  old.Send("POST /hold HTTP/1.0\r\n\r\n");
+  reply = server.Held();
+  old.EndSending();
+  EXPECT_EQ(old.ReadUntil(" "), "HTTP/1.1 ");
+  reply->Send({.body = "old"});
+  EXPECT_THAT(old.ReadAll(), AllOf(StartsWith("200 OK\r\n"), EndsWith("old")));
+  EXPECT_EQ(server.closed, 0);
+
+  HttpClient unfinished(server.port());
+  unfinished.Send("GET /echo HTTP/1.1\r\n");
+  unfinished.EndSending();
+  EXPECT_EQ(unfinished.ReadAll(), "");
+}
+
+TEST(HttpServer, AClientThatHasClosedIsNoticedWhileItsAnswerIsToCome) {
+  Server server;
+  int closed = 0;
+  for (const char* version : {"HTTP/1.1", "HTTP/1.0"}) {
+    for (const bool begun : {false, true}) {
+      HttpClient client(server.port());
+      client.Send(Str("POST /hold ", version, "\r\nHost: localhost\r\n\r\n"));
+      const auto reply = server.Held();
+      if (begun) reply->Begin({.filler = ":\n\n"});
+      if (begun) client.ReadUntil("\r\n\r\n");
+      client.Close();
+      EXPECT_TRUE(server.WaitClosed(++closed));
+    }
+  }
+}
+
+TEST(HttpServer, CompressedBodiesAreRefusedByTheirCoding) {
+  const Server server;
+  for (const char* coding : {"gzip", "br", "identity, zstd"}) {
+    HttpClient client(server.port());
+    client.Send(Post("/echo", "x", Str("Content-Encoding: ", coding, "\r\n")));
+    EXPECT_THAT(client.ReadAnswer(),
+                AllOf(StartsWith("HTTP/1.1 415 Unsupported Media Type\r\n"),
+                      HasSubstr("\r\nAccept-Encoding: identity\r\n"),
+                      HasSubstr(Str("Content-Encoding is '", coding, "', expected"))));
+    client.Send(Post("/echo", "x", "Content-Encoding: Identity\r\n"));
+    EXPECT_THAT(client.ReadAnswer(), EndsWith("|x"));
+  }
+}
+
+TEST(HttpServer, EmptyLinesBetweenRequestsBeginNone) {
+  const Server server({.connections = 4, .head_patience = std::chrono::hours(1)});
+  HttpClient first(server.port());
+  for (int i = 0; i < 2; ++i) {
+    first.Send("\r\n" + Post("/echo", "x") + "\r\n");
+    EXPECT_THAT(first.ReadAnswer(), EndsWith("|x"));
+  }
+  // It is the oldest of those that ask nothing, so it makes room for a fifth.
+  std::vector<std::unique_ptr<HttpClient>> others;
+  for (int i = 0; i < 4; ++i) {
+    others.push_back(std::make_unique<HttpClient>(server.port()));
+    others.back()->Send(Post("/echo", "y"));
+    EXPECT_THAT(others.back()->ReadAnswer(), EndsWith("|y"));
+  }
+  EXPECT_EQ(first.ReadAll(), "");
+  others[0]->Send(Post("/echo", "z"));
+  EXPECT_THAT(others[0]->ReadAnswer(), EndsWith("|z"));
+  std::string lines;
+  for (int i = 0; i < 5000; ++i) lines += "\r\n";
+  EXPECT_THAT(Ask(server, lines + Post("/echo", "z")), StartsWith("HTTP/1.1 431 "));
+}
+
 TEST(HttpServer, WhoDoesNotReadIsCutOff) {
   Server server({.stall_patience = milliseconds(200)});
   HttpClient client(server.port(), /*receive_buffer=*/4096);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <future>
 #include <random>
 #include <thread>
 
@@ -74,9 +75,15 @@ class Server {
       reply->Send({.body = large ? std::string(kLarge, 'x')
                                  : Str(request.path, "|", request.Header("authorization"))});
     };
-    auto server = HttpServer::Start(
-        "127.0.0.1:0", options,
-        {{"GET", "/ok", answer}, {"GET", "/a", answer}, {"GET", "/large", answer}});
+    auto server =
+        HttpServer::Start("127.0.0.1:0", options,
+                          {{"GET", "/ok", answer},
+                           {"GET", "/a", answer},
+                           {"GET", "/large", answer},
+                           {"GET", "/hold", [this](const HttpRequest&, const auto& reply) {
+                              reply->OnClosed([this] { closed_.set_value(); });
+                              held_.set_value(reply);
+                            }}});
     EXPECT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -88,10 +95,17 @@ class Server {
   int port() const { return server_->address().port; }
   const TlsFiles& files() const { return files_; }
   Lines& lines() { return lines_; }
+  // The reply to "/hold", once; and that its client went away before it had that.
+  std::shared_ptr<HttpReply> Held() { return held_.get_future().get(); }
+  bool WaitClosed() {
+    return closed_.get_future().wait_for(std::chrono::minutes(1)) == std::future_status::ready;
+  }
 
  private:
   TlsFiles files_;
   Lines lines_;
+  std::promise<std::shared_ptr<HttpReply>> held_;
+  std::promise<void> closed_;
   std::shared_ptr<const SocketTls> tls_;
   std::unique_ptr<HttpServer> server_;
 };
@@ -241,6 +255,30 @@ TEST(HttpServerTls, WhoGoesAwayHarmsNobody) {
     client.Reset();  // a write into this raises SIGPIPE
   }
   EXPECT_THAT(HttpsGet(server.port(), {.ca = ca.pem()}, "/ok"), EndsWith("/ok|"));
+}
+
+TEST(HttpServerTls, AClientThatHasSentAllGetsItsAnswerAndOneThatIsGoneIsNoticed) {
+  const TestCa ca;
+  for (const int version : {TLS1_2_VERSION, TLS1_3_VERSION}) {
+    for (const bool gone : {false, true}) {
+      Server server(ca.Sign());
+      auto client = std::make_unique<TlsClient>(
+          server.port(), TlsClientOptions{.ca = ca.pem(), .version = version});
+      ASSERT_TRUE(client->Handshake());
+      client->Send("GET /hold HTTP/1.1\r\nHost: localhost\r\n\r\n");
+      const auto reply = server.Held();
+      client->EndSending();
+      if (gone) {
+        client.reset();
+        EXPECT_TRUE(server.WaitClosed());
+        continue;
+      }
+      // Once its end was seen.
+      EXPECT_EQ(client->ReadUntil(" "), "HTTP/1.1 ");
+      reply->Send({.body = "late"});
+      EXPECT_THAT(client->ReadAll(), AllOf(StartsWith("200 OK\r\n"), EndsWith("late")));
+    }
+  }
 }
 
 TEST(HttpServerTls, WhatIsNoTlsIsSurvived) {

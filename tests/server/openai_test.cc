@@ -2,9 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
 #include "base/status.h"
 #include "server/openai/openai_answer.h"
 #include "server/openai/openai_errors.h"
@@ -136,6 +143,131 @@ TEST(OpenAiRequest, Chats) {
   EXPECT_EQ(request.max_tokens, "max_completion_tokens");
 }
 
+// Messages as OpenAI's Python package 3.57 (ChatCompletionMessage and ParsedChatCompletionMessage,
+// by model_dump), LiteLLM and clients of reasoning models send them back.
+TEST(OpenAiRequest, MessagesMayComeBackAsTheyWereTold) {
+  const auto messages = [](const std::string& text) {
+    const OpenAiRequest request = ReadGood(true, R"({"messages": [)" + text + "]}");
+    return std::get<std::vector<ChatMessage>>(request.prompts[0]);
+  };
+  const auto told = messages(R"(
+      {"role": "system", "content": "s", "name": "rules"},
+      {"role": "user", "name": "ann", "content": [
+          {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+      {"role": "assistant", "content": "b", "refusal": null, "annotations": [], "audio": null,
+       "function_call": null, "tool_calls": null, "reasoning_content": "why", "reasoning": "why",
+       "reasoning_details": [{}], "parsed": {"x": 1}, "provider_specific_fields": {}},
+      {"role": "assistant", "content": null, "refusal": "no", "cache_control": {}},
+      {"role": "assistant", "content": [{"type": "refusal", "refusal": "never"}], "refusal": "no"})");
+  ASSERT_EQ(told.size(), 5u);
+  EXPECT_EQ(told[0].name, "rules");
+  EXPECT_EQ(told[1].name, "ann");
+  EXPECT_EQ(told[1].content, "a");
+  EXPECT_EQ(told[2].content, "b");
+  EXPECT_EQ(told[3].content, "no");
+  EXPECT_EQ(told[4].content, "never");
+}
+
+// What clients write where they mean the default, or no more than one thing.
+TEST(OpenAiRequest, ValuesThatSayWhatIsSo) {
+  const auto good = [](bool chat, const std::string& fields) {
+    const std::string prompt =
+        chat ? R"("messages": [{"role": "user", "content": "a"}])" : R"("prompt": "a")";
+    return ReadGood(chat, "{" + prompt + ", " + fields + "}");
+  };
+  const GenerateRequest whole =
+      good(false, R"("max_tokens": 4.0, "n": 2.0, "best_of": 2, "seed": 7.0, "top_k": 4e1,
+                     "stop_token_ids": [3.0], "logprobs": 1.0)")
+          .For(0);
+  EXPECT_EQ(whole.stopping.max_new_tokens, 4);
+  EXPECT_EQ(whole.sampling.num_candidates, 2);
+  EXPECT_EQ(whole.sampling.seed, 7u);
+  EXPECT_EQ(whole.sampling.top_k, 40);
+  EXPECT_THAT(whole.stopping.stop_token_ids, ElementsAre(3));
+  EXPECT_EQ(whole.logprobs, 1);
+  for (const auto& [seed, read] : {std::pair{"18446744073709551615", UINT64_MAX},
+                                   {"-9223372036854775808", uint64_t{1} << 63},
+                                   {"-1.0", UINT64_MAX},
+                                   {"9007199254740992.0", uint64_t{1} << 53}}) {
+    EXPECT_EQ(good(false, Str(R"("seed": )", seed)).For(0).sampling.seed, read) << seed;
+  }
+  for (const char* stop : {R"("")", R"([""])", "[]"}) {
+    EXPECT_TRUE(good(false, Str(R"("stop": )", stop)).For(0).stopping.stop_strings.empty());
+  }
+  EXPECT_THAT(good(false, R"("stop": ["", "b"])").For(0).stopping.stop_strings, ElementsAre("b"));
+  EXPECT_FALSE(good(true, R"("logprobs": false, "top_logprobs": 0)").For(0).logprobs);
+  EXPECT_FALSE(good(true, R"("stream": false, "stream_options": {"include_usage": true,
+                             "include_obfuscation": false}, "store": false, "priority": 3,
+                             "parallel_tool_calls": false, "function_call": "auto",
+                             "functions": [], "modalities": ["text"], "service_tier": "auto",
+                             "metadata": {}, "user": "u", "prediction": {"type": "content"})")
+                   .stream);
+  // No limit: the context has 64 tokens, one of which is the prompt's.
+  for (const char* field : {"max_tokens", "max_completion_tokens"}) {
+    const auto valid = ValidateRequest(good(false, Str('"', field, R"(": -1)")).For(0), Model(),
+                                       {.max_batch_size = 4, .default_max_new_tokens = 5}, 1);
+    ASSERT_EQ(valid.status(), absl::OkStatus());
+    EXPECT_EQ(valid->spec.max_new_tokens, 63);
+  }
+}
+
+// docs/api.md says of every field what becomes of it. The names are those of OpenAI's Python
+// package 3.57 (chat/completion_create_params.py and completion_create_params.py) and of vLLM's
+// ChatCompletionRequest and CompletionRequest at 002032e, with the guided_... of its older ones.
+TEST(OpenAiRequest, TheDocumentHasEveryField) {
+  constexpr const char* kNames =
+      "audio frequency_penalty function_call functions logit_bias logprobs max_completion_tokens "
+      "max_tokens messages metadata modalities model moderation n parallel_tool_calls prediction "
+      "presence_penalty prompt_cache_key prompt_cache_options prompt_cache_retention "
+      "reasoning_effort response_format safety_identifier seed service_tier stop store stream "
+      "stream_options temperature tool_choice tools top_logprobs top_p user verbosity "
+      "web_search_options best_of echo prompt suffix thinking_token_budget include_reasoning "
+      "use_beam_search top_k min_p repetition_penalty watermarking length_penalty stop_token_ids "
+      "include_stop_str_in_output ignore_eos min_tokens skip_special_tokens "
+      "spaces_between_special_tokens truncate_prompt_tokens truncation_side prompt_logprobs "
+      "logprob_token_ids allowed_token_ids bad_words add_generation_prompt continue_final_message "
+      "add_special_tokens documents chat_template chat_template_kwargs media_io_kwargs "
+      "mm_processor_kwargs structured_outputs priority request_id session_id "
+      "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start "
+      "return_token_offsets return_prompt_text return_mm_kwargs cache_salt kv_transfer_params "
+      "ec_transfer_params vllm_xargs repetition_detection stream_interval prompt_embeds "
+      "guided_json guided_regex guided_choice guided_grammar guided_decoding_backend "
+      "guided_whitespace_pattern structural_tag logits_processors";
+  using Standing = OpenAiField::Standing;
+  using Row = std::tuple<std::string, Standing, std::string>;
+  std::set<Row> known;
+  std::set<std::string> names;
+  for (const OpenAiField& field : OpenAiFields()) {
+    known.emplace(field.name, field.standing, field.only);
+    names.emplace(field.name);
+    const bool once = std::ranges::count(OpenAiFields(), field.name, &OpenAiField::name) == 1;
+    EXPECT_TRUE(once || field.in != OpenAiIn::kBoth) << field.name;
+  }
+  EXPECT_THAT(names, testing::UnorderedElementsAreArray(
+                         std::vector<std::string>(absl::StrSplit(kNames, ' '))));
+
+  std::ifstream file(TREADLE_SOURCE "/docs/api.md");
+  std::string line;
+  while (std::getline(file, line) && line != "## What a request says") continue;
+  std::set<Row> documented;
+  while (std::getline(file, line) && !line.starts_with("## ")) {
+    const std::vector<std::string> cells = absl::StrSplit(line, " |");
+    if (!line.starts_with("|") || cells.size() < 5) continue;
+    const bool only = absl::StartsWith(cells[3], " only `");
+    const std::vector<std::string> value = absl::StrSplit(cells[3], '`');
+    const Standing standing = only                       ? Standing::kOnly
+                              : cells[3] == " no effect" ? Standing::kIgnored
+                              : cells[3] == " refused"   ? Standing::kRefused
+                                                         : Standing::kTaken;
+    const std::vector<std::string> parts = absl::StrSplit(cells[1], '`');
+    for (size_t i = 1; i < parts.size(); i += 2) {
+      const std::string name = parts[i].substr(0, parts[i].find('.'));
+      if (!std::isupper(name[0])) documented.emplace(name, standing, only ? value[1] : "");
+    }
+  }
+  EXPECT_THAT(documented, testing::ContainerEq(known));
+}
+
 TEST(OpenAiRequest, WhatTheAnswerMustLookLike) {
   using Kind = Constraint::Kind;
   const auto constraint = [](const std::string& field) {
@@ -159,6 +291,25 @@ TEST(OpenAiRequest, WhatTheAnswerMustLookLike) {
   EXPECT_THAT(constraint(R"("structured_outputs": {"choice": ["a", "b"]})")->choices,
               ElementsAre("a", "b"));
   EXPECT_FALSE(constraint(R"("structured_outputs": {"json_object": false})"));
+  // Without a form of its own, it is of the other one.
+  const auto free = constraint(R"("response_format": {"type": "json_object"},
+                                  "structured_outputs": {"disable_any_whitespace": false})");
+  EXPECT_TRUE(free && free->any_whitespace);
+  EXPECT_FALSE(constraint(R"("structured_outputs": {"disable_any_whitespace": true,
+                             "json": {}})")
+                   ->any_whitespace);
+  // llama.cpp's form (tools/server/README.md), and vLLM's before structured_outputs.
+  const auto object =
+      constraint(R"("response_format": {"schema": {"z": 1, "a": 2}, "type": "json_object"})");
+  EXPECT_EQ(object->kind, Kind::kJsonSchema);
+  EXPECT_EQ(object->text, R"({"z": 1, "a": 2})");
+  EXPECT_EQ(constraint(R"("guided_json": {"z": 1, "a": 2})")->text, R"({"z": 1, "a": 2})");
+  EXPECT_EQ(constraint(R"("guided_json": "{}")")->text, "{}");
+  EXPECT_EQ(constraint(R"("guided_regex": "a+")")->kind, Kind::kRegex);
+  EXPECT_EQ(constraint(R"("guided_grammar": "root ::= x")")->text, "root ::= x");
+  const auto choice = constraint(R"("guided_choice": ["a", "b"], "guided_decoding_backend": "x")");
+  EXPECT_THAT(choice->choices, ElementsAre("a", "b"));
+  EXPECT_EQ(choice->field, "guided_choice");
 }
 
 struct Bad {
@@ -200,8 +351,8 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
        "logit_bias[0].token_id is 50, expected 0 to 49", "logit_bias"},
       {false, R"({"prompt": "a", "logit_bias": {"x": 1}})",
        "logit_bias['x'] is 1, expected a number, by a token's id", "logit_bias"},
-      {false, R"({"prompt": "a", "stop": ["", "b"]})", "stop[0] has 0 bytes, expected 1 to 512",
-       "stop"},
+      {false, Str(R"({"prompt": "a", "stop": [")", std::string(513, 'x'), R"("]})"),
+       "stop[0] has 513 bytes, expected 1 to 512", "stop"},
       {false, R"({"prompt": "a", "stop": [1]})", "stop[0] is 1, expected a string", "stop"},
       {false, R"({"prompt": "a", "logprobs": 21})", "logprobs is 21, expected 0 to 20", "logprobs"},
       {true, message + R"("logprobs": true, "top_logprobs": 21})",
@@ -216,11 +367,8 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
       {false, R"({"prompt": ""})", "prompt is empty, expected at least one token", "prompt"},
       {false, R"({})", "prompt is missing", "prompt"},
       {false, many + "]}", "prompt has 129 entries, expected at most 128", "prompt"},
-      {false, R"({"prompt": "a", "stream_options": {"include_usage": true}})",
-       "stream_options is given, expected stream to be true then", "stream_options"},
       {false, R"({"prompt": "a", "stream": true, "stream_options": {"x": true}})",
        "stream_options.x is not supported", "stream_options"},
-      {false, R"({"prompt": "a", "best_of": 2})", "best_of is not supported", "best_of"},
       {false, R"({"prompt": "a", "max_token": 2})",
        "max_token is not supported; did you mean 'max_tokens'?", "max_token"},
       {true, message + R"("temperatur": 1})",
@@ -228,9 +376,32 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
       {false, R"({"prompt": "a", "stream": true, "stream_options": {"includ_usage": true}})",
        "stream_options.includ_usage is not supported; did you mean 'include_usage'?",
        "stream_options"},
+      {false, R"({"prompt": "a", "best_of": 2})", "best_of is 2, expected n (1)", "best_of"},
+      {false, R"({"prompt": "a", "suffix": "b"})", R"(suffix is "b", expected "")", "suffix"},
+      {false, R"({"prompt": "a", "use_beam_search": true})",
+       "use_beam_search is true, expected false", "use_beam_search"},
+      {false, R"({"prompt": "a", "seed": 1.5})", "seed is 1.5, expected a whole number of 64 bits",
+       "seed"},
+      {false, R"({"prompt": "a", "seed": 18446744073709551616})", "seed is 1.844", "seed"},
+      {false, R"({"prompt": "a", "max_tokens": 4.5})", "max_tokens is 4.5, expected a whole number",
+       "max_tokens"},
+      {false, R"({"prompt": "a", "max_tokens": -2})", "max_tokens is -2, expected at least 1",
+       "max_tokens"},
+      {true, message + R"("modalities": ["text", "audio"]})",
+       R"(modalities is ["text","audio"], expected ["text"])", "modalities"},
+      {true, message + R"("function_call": {"name": "f"}})",
+       R"(function_call is {"name":"f"}, expected "none" or "auto")", "function_call"},
+      {true, message + R"("audio": {}})", "audio is not supported", "audio"},
+      {true, message + R"("suffix": ""})", "suffix is not supported", "suffix"},
+      {true, message + R"("response_format": {"type": "json_object", "schema": "x"}})",
+       "response_format.schema is \"x\", expected an object", "response_format"},
+      {true, message + R"("guided_choice": "x"})",
+       "guided_choice is \"x\", expected an array of strings", "guided_choice"},
+      {true, message + R"("guided_regex": "a", "guided_json": {}})",
+       "guided_regex is given, expected not together with guided_json", "guided_regex"},
       {false, R"({"prompt": "a", "messages": []})", "messages is not supported", "messages"},
       {true, message + R"("tool_choice": "required"})", "tool_choice is a demand", "tool_choice"},
-      {true, message + R"("functions": []})", "functions is not supported", "functions"},
+      {true, message + R"("functions": [{}]})", "functions is [{}], expected []", "functions"},
       {true, message + R"("response_format": {"type": "xml"}})",
        "response_format.type is \"xml\", expected \"text\", \"json_object\" or", "response_format"},
       {true, message + R"("response_format": {"type": "json_schema"}})",
@@ -250,8 +421,13 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
        "structured_outputs: ", "structured_outputs"},
       {true, R"({"messages": []})", "messages: this model has no usable chat template", "messages"},
       {true, R"({"messages": [{"role": "user"}]})", "messages[0].content is missing", "messages"},
-      {true, R"({"messages": [{"role": "user", "content": "a", "name": "b"}]})",
-       "messages[0].name is not supported in a message of this role", "messages"},
+      {true, R"({"messages": [{"role": "user", "content": "a", "refusal": "b"}]})",
+       "messages[0].refusal is not supported in a message of this role", "messages"},
+      {true, R"({"messages": [{"role": "assistant", "content": "a", "audio": {"id": "b"}}]})",
+       "messages[0].audio is not supported in a message of this role", "messages"},
+      {true,
+       R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}]})",
+       "messages[0].content[0].x is not supported", "messages"},
       {true, R"({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]})",
        "messages[0].content[0].type is \"image_url\", expected \"text\"", "messages"},
       {false, R"({"prompt": "a", "temperature": 1e99})", "temperature is inf, expected a finite",
@@ -262,6 +438,8 @@ TEST(OpenAiRequest, WhatIsWrongIsNamed) {
        "n is 18446744073709551615, expected a whole number of 32 bits", "n"},
       {false, R"({"prompt" "a"})", "the body: is not valid JSON at byte 13", ""},
       {false, "", "the body: is not valid JSON at byte 1", ""},
+      {false, std::string(R"({"prompt":"a"})") + '\0', "the body: is not valid JSON at byte 15",
+       ""},
       {false, "[]", "the body: expected a JSON object", ""},
       {false, R"({"prompt": "a", "prompt": "b"})", "the body: key 'prompt' appears twice", ""},
       {false, "{\"prompt\": \"\xff\"}", "the body is not valid UTF-8 at byte 12", ""},
@@ -432,6 +610,24 @@ TEST(OpenAiAnswer, AStreamedChat) {
                 R"(],"usage":{"prompt_tokens":1,"completion_tokens":5,"total_tokens":6,)"
                 R"("prompt_tokens_details":{"cached_tokens":0}}})" +
                 "\n\ndata: [DONE]\n\n");
+}
+
+// What str.splitlines of Python splits at, which some clients read streams by
+// (https://docs.python.org/3/library/stdtypes.html#str.splitlines).
+TEST(OpenAiAnswer, AnEventIsOneLineForReadersOfUnicode) {
+  const std::string all = "a\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029z\u2027\u00c2\u2030";
+  Told told(ReadGood(true, R"({"messages": [{"role": "user", "content": "a"}], "stream": true})"),
+            {0});
+  told.Prompt();
+  told.Output({.text = all, .token_ids = {1}});
+  const std::string events = told.answer().TakeEvents();
+  const std::string content =
+      R"("delta":{"content":"a\n\r\u000b\f\u001c\u001d\u001e\u0085\u2028\u2029z)"
+      "\u2027\u00c2\u2030\"}";
+  EXPECT_THAT(events, HasSubstr(content));
+  const size_t at = events.find("data: {", 1);
+  const Json event = Json::parse(events.substr(at + 6, events.size() - at - 8));
+  EXPECT_EQ(event["choices"][0]["delta"]["content"], all);
 }
 
 TEST(OpenAiAnswer, AStreamedCompletionOfSeveral) {

@@ -149,12 +149,19 @@ void TlsClient::Send(const std::string& text) {
   Do([&] { return SSL_write_ex(state_->session, text.data(), text.size(), &count); });
 }
 
-std::string TlsClient::ReadAll() {
+void TlsClient::EndSending() {
+  SSL_shutdown(state_->session);
+  Flush();
+  shutdown(state_->fd, SHUT_WR);
+}
+
+std::string TlsClient::ReadUntil(const std::string& text) {
   std::string all;
   char buffer[4096];
   size_t count = 0;
   while (Do([&] { return SSL_read_ex(state_->session, buffer, sizeof buffer, &count); })) {
     all.append(buffer, count);
+    if (!text.empty() && all.ends_with(text)) return all;
   }
   return error_.empty() ? all : "";
 }

@@ -25,8 +25,12 @@ class TlsClient {
   void SendPartOfHello(double share);
   bool Handshake();
   void Send(const std::string& text);
+  // What was sent is all; answers are still read.
+  void EndSending();
   // What was sent, until the server says that this is the end; "" and error() if it does not.
-  std::string ReadAll();
+  std::string ReadAll() { return ReadUntil(""); }
+  // The same up to what ends with `text`.
+  std::string ReadUntil(const std::string& text);
   // Bytes as they are, beside TLS.
   void SendRaw(const std::string& bytes);
   // Until the server closes; ends with "no end" if it does not.

@@ -95,7 +95,10 @@ TEST(ToolCalls, WhatIsNoCallIsText) {
   for (const std::string answer :
        {"<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}",  // cut off
         "<tool_call>\n{\"name\": \"f\", \"arguments\": {'a': 1}}\n</tool_call>",
-        "a <tool_call>{\"name\": \"f\", \"arguments\": \"{}\"}</tool_call>",
+        "a <tool_call>{\"name\": \"f\", \"arguments\": \"x\"}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": \"[1]\"}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"arguments\": [1]}</tool_call>",
+        "<tool_call>{\"name\": \"f\", \"args\": {}}</tool_call>",
         "<tool_call>{\"name\": 1, \"arguments\": {}}</tool_call> b\n",
         "<tool_call>{\"arguments\": {}}</tool_call>", "<tool_call>f</tool_call>", "  <tool_",
         "<tool_call>  ", "  \n", "", "<<tool_call", "1 < 2 <tool"}) {
@@ -110,6 +113,43 @@ TEST(ToolCalls, WhatIsNoCallIsText) {
                  "<tool_call>{]}</tool_call>\n<tool_call>{\"name\": \"f\", "
                  "\"arguments\": {}}</tool_call>"),
             "<tool_call>{]}</tool_call>|f({})");
+}
+
+TEST(ToolCalls, AsSmallModelsWriteThem) {
+  const std::pair<std::string, std::string> calls[] = {
+      {R"({"name": "f"})", "{}"},
+      {R"({"name": "f", "arguments": null})", "{}"},
+      {R"({"name": "f", "arguments": ""})", "{}"},
+      {R"({"name": "f", "parameters": " \n"})", "{}"},
+      {R"({"name": "f", "arguments": "{\"a\": \"\\\"}{\"}"})", R"({"a": "\"}{"})"},
+      {R"({"name": "f", "arguments": " {} "})", " {} "},
+      {R"({"name": "f", "arguments": {"z": 1, "b": [{"c": 1, "c": 2}], "z": {}}})",
+       R"({"z":{},"b":[{"c":2}]})"},
+      {R"({"name": "g", "arguments": {"a": 1}, "name": "f", "arguments": {"a": 1.0}})",
+       R"({"a":1.0})"},
+      {R"({"name": "f", "arguments": "{\"a\": 1, \"a\": 2}"})", R"({"a":2})"}};
+  for (const auto& [call, arguments] : calls) {
+    EXPECT_EQ(Read(Hermes(), "<tool_call>" + call + "</tool_call>"), "|f(" + arguments + ")");
+    EXPECT_EQ(Read(Llama(), "<|python_tag|>" + call), "|f(" + arguments + ")");
+    // Without a mark, a name alone might be anybody's.
+    EXPECT_EQ(Read(Llama(), call), call == calls[0].first ? call : "|f(" + arguments + ")");
+  }
+}
+
+// docs/api.md says that these are text.
+TEST(ToolCalls, WhatReadersOfJsonTakeDifferentlyIsText) {
+  const auto deep = [](int levels) {
+    return std::string(levels - 2, '[') + std::string(levels - 2, ']');
+  };
+  EXPECT_EQ(Read(Hermes(), R"(<tool_call>{"name": "f", "arguments": {"a": )" + deep(64) + "}}"),
+            R"(|f({"a": )" + deep(64) + "})");
+  for (const std::string& value :
+       {deep(65), deep(80), std::string(R"("\ud800")"), std::string(R"("\udc00 x")"),
+        std::string("1e999"), std::string("{\"b\": 1, \"b\": ") + deep(80) + "}"}) {
+    const std::string answer =
+        R"(<tool_call>{"name": "f", "arguments": {"a": )" + value + "}}</tool_call>";
+    EXPECT_EQ(Read(Hermes(), answer), answer);
+  }
 }
 
 TEST(ToolCalls, OfSeveralTheFirstWhereOneIsWanted) {

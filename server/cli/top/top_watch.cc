@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
+#include "net/client_channel.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "server/grpc/wire_format.h"
 
@@ -124,7 +125,7 @@ class TopWatch::State {
     // A connection of our own, whose failures and pauses are not those of the one before.
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     const auto stub = v1::Inference::NewStub(
-        grpc::CreateCustomChannel(options_.target, options_.access.credentials, arguments));
+        OpenChannel(options_.target, options_.access.credentials, arguments));
     TREADLE_RETURN_IF_ERROR(AskModel(*stub));
     answered = true;
 

@@ -4,6 +4,7 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "net/address.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
 #include "tests/support/default_model.h"
@@ -131,6 +133,54 @@ v1::GenerateRequest LongRequest(int tokens) {
   request.mutable_stopping()->set_max_new_tokens(tokens);
   request.mutable_stopping()->set_ignore_eos(true);
   return request;
+}
+
+// The proxy leads nowhere. Whoever set it for the rest of the world did not mean this machine.
+TEST(Binary, ProxiesOfTheEnvironmentAreNotForThisMachine) {
+  const auto under = [](const std::string& proxy, std::vector<std::string> command) {
+    std::vector<std::string> all = {"/usr/bin/env"};
+    for (const char* name : {"http_proxy", "https_proxy", "grpc_proxy"}) {
+      all.push_back(std::string(name) + "=http://" + proxy);
+    }
+    all.insert(all.end(), {"no_proxy=b.invalid", "no_grpc_proxy=b.invalid"});
+    all.insert(all.end(), command.begin(), command.end());
+    return all;
+  };
+  const ServedBinary server(ServedBinary::kGrpcOnly, {"--model", OwnModel()});
+  ASSERT_SERVES(server);
+  const std::string& address = server.address();
+  for (const std::string& target : {address, "dns:///" + address, "ipv4:" + address}) {
+    ChildProcess generate(under(
+        "127.0.0.1:1", Treadle("generate --max-new-tokens 1 --prompt a", {"--target", target})));
+    EXPECT_EQ(generate.Wait(), 0) << generate.output();
+  }
+  for (const std::string& command :
+       {"top --once --json --interval 100ms", "bench serve --num-prompts 1 --output-len 1"}) {
+    ChildProcess child(under("127.0.0.1:1", Treadle(command, {"--target", address})));
+    EXPECT_EQ(child.Wait(), 0) << child.output();
+  }
+
+  // Others are reached through it, but for no_proxy's.
+  Address proxy{.host = "127.0.0.1"};
+  const int listener = *OpenListener(proxy);
+  for (const std::string& target : {"b.invalid:1", "a.invalid:1"}) {
+    ChildProcess generate(
+        under(ToString(proxy), Treadle("generate --timeout 60s --prompt a", {"--target", target})));
+    if (target == "b.invalid:1") {
+      EXPECT_EQ(generate.Wait(), 1) << generate.output();
+      EXPECT_EQ(accept(listener, nullptr, nullptr), -1);  // nobody came
+      EXPECT_THAT(generate.output(), HasSubstr("b.invalid"));
+      continue;
+    }
+    pollfd wait{.fd = listener, .events = POLLIN, .revents = 0};
+    ASSERT_EQ(poll(&wait, 1, 60'000), 1);
+    const int client = accept(listener, nullptr, nullptr);
+    char asked[64] = "";
+    EXPECT_GT(recv(client, asked, sizeof asked - 1, 0), 0);
+    EXPECT_THAT(asked, HasSubstr("CONNECT a.invalid:1"));
+    close(client);
+  }
+  close(listener);
 }
 
 TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {

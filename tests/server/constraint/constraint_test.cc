@@ -317,6 +317,59 @@ TEST_F(ConstraintTest, AnswersSatisfyTheirSchema) {
   }
 }
 
+// A model that writes a line end wherever it may, and else what comes nearest to the end.
+TEST_F(ConstraintTest, WhiteSpaceDoesNotRunAway) {
+  const std::string schema = R"({"type":"object","properties":{"a":{"type":"array","minItems":2,
+      "items":{"type":"integer"}},"b":{"type":"object"}},"required":["a","b"]})";
+  const std::vector<Constraint::Tag> tags = {{.begin = "<", .schema = schema, .end = ">"}};
+  const Constraint constraints[] = {
+      {.kind = Kind::kJsonSchema, .text = schema},
+      {.kind = Kind::kJsonObject},
+      {.kind = Kind::kTags, .tags = tags, .one_tag = true},
+      {.kind = Kind::kChoice, .choices = {"\n\n"}, .tags = tags, .one_tag = true}};
+  for (Constraint constraint : constraints) {
+    for (const bool any : {false, true}) {
+      constraint.any_whitespace = any;
+      const auto grammar = bytes_.compiler->Compile(constraint);
+      ASSERT_EQ(grammar.status(), absl::OkStatus());
+      const auto state = (*grammar)->Begin();
+      std::string text;
+      bool ended = false;
+      while (!ended && text.size() < 200) {
+        const std::vector<int32_t> allowed = bytes_.Allowed(*state);
+        ASSERT_FALSE(allowed.empty());
+        int32_t token = allowed[0];
+        for (const char wanted : std::string_view(":\",]}>\n")) {
+          if (std::ranges::find(allowed, wanted) != allowed.end()) token = wanted;
+        }
+        for (const int32_t id : allowed) ended |= bytes_.Ends(id);
+        if (ended) break;
+        ASSERT_EQ(state->Accept(token), absl::OkStatus());
+        text += static_cast<char>(token);
+      }
+      const bool choice = constraint.kind == Kind::kChoice;
+      EXPECT_EQ(ended, !any || choice) << text;
+      if (!any && !choice) EXPECT_EQ(text.find("\n\n"), text.npos) << text;
+    }
+  }
+}
+
+// What models write most of the time, and json.dumps of Python writes in both ways.
+TEST_F(ConstraintTest, CompactJsonMayHaveASpaceBetweenItsParts) {
+  const auto grammar = bytes_.Compile(
+      Kind::kJsonSchema, R"({"properties":{"a":{"type":"array","items":{"type":"integer"}},)"
+                         R"("b":{"type":"null"}},"required":["a","b"]})");
+  ASSERT_EQ(grammar.status(), absl::OkStatus());
+  for (const char* text : {R"({"a":[1,2],"b":null})", R"({"a": [1, 2], "b": null})",
+                           "{\n\"a\": [\n1,\n2\n],\n\"b\": null\n}"}) {
+    const auto state = (*grammar)->Begin();
+    for (const char c : std::string_view(text)) {
+      EXPECT_EQ(state->Accept(static_cast<unsigned char>(c)), absl::OkStatus()) << text;
+    }
+    EXPECT_EQ(state->Accept(bytes_.tokenizer->spec().end_ids[0]), absl::OkStatus()) << text;
+  }
+}
+
 TEST_F(ConstraintTest, PropertiesComeInTheOrderOfTheSchema) {
   const auto grammar = bytes_.Compile(Kind::kJsonSchema,
                                       R"({"properties":{"z":true,"a":true},"required":["a","z"]})");
