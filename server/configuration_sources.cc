@@ -5,34 +5,19 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <numeric>
 #include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "base/edit_distance.h"
 #include "base/status.h"
 
 namespace treadle {
 namespace {
 
 std::string Trim(const std::string& text) { return std::string(absl::StripAsciiWhitespace(text)); }
-
-// Levenshtein's distance.
-size_t Distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i + 1);
-    for (size_t j = 0; j < b.size(); ++j) {
-      const size_t replace = diagonal + (a[i] != b[j]);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replace, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
 
 const ServeFlag* FindFlag(std::string_view name) {
   for (const ServeFlag& flag : ServeFlags()) {
@@ -42,7 +27,7 @@ const ServeFlag* FindFlag(std::string_view name) {
 }
 
 std::string NearestName(std::string_view name) {
-  const auto distance = [&](const ServeFlag& flag) { return Distance(name, flag.name + 2); };
+  const auto distance = [&](const ServeFlag& flag) { return EditDistance(name, flag.name + 2); };
   return std::ranges::min_element(ServeFlags(), {}, distance)->name + 2;
 }
 

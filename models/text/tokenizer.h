@@ -39,9 +39,7 @@ struct TokenizerSpec {
   std::vector<Token> tokens;
   std::vector<std::pair<std::string, std::string>> merges;  // in rank order
 
-  // Byte-level BPE: name of the pre-tokenizer ("gpt-2", "smollm", "llama-bpe", "qwen2",
-  // "gpt-4o").
-  std::string pre_tokenizer;
+  std::string pre_tokenizer;   // byte-level BPE: a name of models/text/pre_tokenizer.h
   bool ignore_merges = false;  // whole-vocabulary words are taken as they are
   // SentencePiece's dummy prefix, on each text between special tokens
   bool add_space_prefix = false;

@@ -258,6 +258,37 @@ TEST_F(GgufTest, ValuesComeBackByType) {
   EXPECT_FALSE((*file)->Bool("integer", false).ok());
 }
 
+// As llama.cpp reads the name (src/llama-vocab.cpp).
+TEST_F(GgufTest, APreTokenizersNameSaysWhatTheFileLeavesOut) {
+  const auto read = [&](const char* name) -> absl::StatusOr<TokenizerSpec> {
+    GgufWriter writer;
+    writer.AddString("tokenizer.ggml.model", "gpt2");
+    writer.AddString("tokenizer.ggml.pre", name);
+    writer.AddStrings("tokenizer.ggml.tokens", {"a", "b", "ab"});
+    writer.AddStrings("tokenizer.ggml.merges", {"a b"});
+    Write("pre.gguf", writer.Bytes());
+    TREADLE_ASSIGN_OR_RETURN(const auto file, GgufFile::Read(Path("pre.gguf")));
+    TREADLE_ASSIGN_OR_RETURN(auto spec, ReadGgufTokenizer(*file));
+    return *std::move(spec);
+  };
+  for (const auto& [name, ignore_merges, add_bos] :
+       std::vector<std::tuple<const char*, bool, bool>>{{"llama-v3", true, true},
+                                                        {"tekken", true, true},
+                                                        {"glm4", true, false},
+                                                        {"dbrx", false, false},
+                                                        {"deepseek-v3", false, false}}) {
+    const auto spec = read(name);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->ignore_merges, ignore_merges) << name;
+    EXPECT_EQ(spec->add_bos, add_bos) << name;
+  }
+  ExpectRefused(
+      read("tekkn").status(), Path("pre.gguf"),
+      "tokenizer.ggml.pre: pre-tokenizer 'tekkn' is not one of the 66 known ones; nearest "
+      "are 'tekken'");
+  ExpectRefused(read("gemma4").status(), Path("pre.gguf"), "merges characters, not bytes");
+}
+
 // Whatever the bytes, an answer: loaded, or refused with a line that names the file.
 TEST_F(GgufTest, RandomMutationsNeverCrash) {
   std::mt19937 random(20);

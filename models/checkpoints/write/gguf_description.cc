@@ -8,6 +8,7 @@
 #include "models/architectures/config_fields.h"
 #include "models/architectures/rotary_embedding.h"
 #include "models/checkpoints/write/gguf_file_writer.h"
+#include "models/text/pre_tokenizer.h"
 
 namespace treadle {
 namespace {
@@ -86,6 +87,11 @@ std::vector<float> ScoresOfMerges(const TokenizerSpec& spec) {
 }
 
 absl::Status DescribeMerges(const TokenizerSpec& spec, GgufMetadataWriter& metadata) {
+  TREADLE_ASSIGN_OR_RETURN(const PreTokenizerRow* row, FindPreTokenizer(spec.pre_tokenizer));
+  if (row->ignore_merges != spec.ignore_merges) {
+    return Unimplemented("the tokenizer has ignore_merges ", spec.ignore_merges ? "true" : "false",
+                         ", and GGUF's pre-tokenizer ", Quoted(row->name), " the other");
+  }
   std::vector<std::string> merges;
   for (const auto& [left, right] : spec.merges) {
     if (left.find(' ') != std::string::npos || right.find(' ') != std::string::npos) {
