@@ -68,12 +68,10 @@ absl::StatusOr<ChatMessage> ReadMessage(const std::string& name, const Json& val
   ChatMessage message;
   TREADLE_ASSIGN_OR_RETURN(message.role, ReadText(name + ".role", value.value("role", Json())));
   const bool assistant = message.role == "assistant", tool = message.role == "tool";
-  bool content = false;
   for (const auto& [key, field] : value.items()) {
     const std::string where = name + "." + key;
     if (key == "role" || field.is_null()) continue;
     if (key == "content") {
-      content = true;
       TREADLE_ASSIGN_OR_RETURN(message.content, ReadContent(where, field));
     } else if (key == "tool_calls" && assistant) {
       TREADLE_ASSIGN_OR_RETURN(message.tool_calls, ReadToolCalls(where, field));
@@ -85,7 +83,9 @@ absl::StatusOr<ChatMessage> ReadMessage(const std::string& name, const Json& val
       return InvalidArgument(where, " is not supported in a message of this role");
     }
   }
-  if (!content && message.tool_calls.empty()) return InvalidArgument(name, ".content is missing");
+  if (!message.content && message.tool_calls.empty()) {
+    return InvalidArgument(name, ".content is missing");
+  }
   if (tool && message.tool_call_id.empty()) {
     return InvalidArgument(name, ".tool_call_id is missing");
   }

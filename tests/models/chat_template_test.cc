@@ -66,6 +66,22 @@ TEST(ChatTemplateTest, RendersWhatTransformersRenders) {
   }
 }
 
+// Nothing beside calls is none to a template that asks for it, and "" to one that would fail; what
+// is there stays.
+TEST(ChatTemplateTest, NoContentIsNoneWhereThatCanBeRendered) {
+  const std::vector<ChatMessage> none = {{"assistant", std::nullopt, {{"1", "f", "{}"}}}};
+  const std::vector<ChatMessage> empty = {{"assistant", "", {{"1", "f", "{}"}}}};
+  const std::string asks = "{{ 'none' if messages[0].content is none else 'text' }}";
+  EXPECT_EQ(Render(asks, none), "none");
+  EXPECT_EQ(Render(asks, empty), "text");
+  for (const char* fails : {"{{ '</think>' in messages[0].content }}",
+                            "{{ messages[0].content.split('x')[-1] == 'x' }}"}) {
+    EXPECT_EQ(Render(fails, none), "False");
+    EXPECT_EQ(Render(fails, empty), "False");
+  }
+  EXPECT_THAT(Render("{{ messages[0].content + 1 }}", none), HasSubstr("'NoneType' and 'int'"));
+}
+
 TEST(ChatTemplateTest, TellsTheLineOfWhatItDoesNotKnow) {
   EXPECT_EQ(ParseError("a\n\n{{ x | sparkle }}"),
             "chat template, line 3: there is no filter 'sparkle'");
@@ -98,6 +114,11 @@ TEST(ChatTemplateTest, TellsTheLineOfWhatGoesWrong) {
   EXPECT_EQ(Render("{% if false %}{{ 1 | sparkle }}{% endif %}ok"), "ok");
   EXPECT_THAT(Render("{{ 9223372036854775807 + 1 }}"), HasSubstr("out of range"));
   EXPECT_THAT(Render("{{ -9223372036854775807 - 2 }}"), HasSubstr("out of range"));
+  EXPECT_THAT(Render("{{ '99999999999999999999' | int }}"),
+              HasSubstr("int: 99999999999999999999 is out of range"));
+  EXPECT_THAT(Render("{{ 1e20 | int }}"), HasSubstr("int: 1e+20 is out of range"));
+  EXPECT_THAT(Render("{{ {[]: 1} }}"),
+              HasSubstr("a key is of type 'list', expected a text, number or none"));
 }
 
 TEST(ChatTemplateTest, WritesStringsAsPythonsJsonDoes) {
