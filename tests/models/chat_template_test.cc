@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -28,13 +29,17 @@ std::string ParseError(const std::string& source) {
   return parsed.ok() ? "" : std::string(parsed.status().message());
 }
 
+// tests/oracles/make_template_oracles.py made the file; tests/clients/templates_client.py makes
+// others.
 TEST(ChatTemplateTest, RendersWhatTransformersRenders) {
-  std::ifstream in(TREADLE_TESTDATA "/chat_templates.json");
+  const char* other = std::getenv("TREADLE_CHAT_TEMPLATES");
+  std::ifstream in(other != nullptr ? other : TREADLE_TESTDATA "/chat_templates.json");
   const auto oracle = nlohmann::json::parse(in, nullptr, false);
   ASSERT_GE(oracle["templates"].size(), 30u);
   for (const auto& entry : oracle["templates"]) {
     const auto parsed = ChatTemplate::Parse(entry["template"].get<std::string>());
-    ASSERT_TRUE(parsed.ok()) << entry["name"] << ": " << parsed.status();
+    EXPECT_TRUE(parsed.ok()) << entry["name"] << ": " << parsed.status();
+    if (!parsed.ok()) continue;
     for (const auto& row : entry["cases"]) {
       SCOPED_TRACE(entry["name"].get<std::string>() + " " + row["messages"].dump());
       std::vector<ChatMessage> messages;
@@ -57,10 +62,10 @@ TEST(ChatTemplateTest, RendersWhatTransformersRenders) {
       options.variables = {{"now", oracle["now"]}};
       const auto text = parsed->Render(messages, options);
       if (row["expected"].is_null()) {
-        EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument) << *text;
+        EXPECT_EQ(text.status().code(), absl::StatusCode::kInvalidArgument) << text.value_or("");
       } else {
-        ASSERT_TRUE(text.ok()) << text.status();
-        EXPECT_EQ(*text, row["expected"].get<std::string>());
+        EXPECT_TRUE(text.ok()) << text.status();
+        EXPECT_EQ(text.value_or(""), row["expected"].get<std::string>());
       }
     }
   }
