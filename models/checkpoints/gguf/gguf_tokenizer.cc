@@ -40,9 +40,10 @@ absl::Status ReadTokens(const GgufFile& file, const GgufValue& texts, TokenizerS
     if (scores != nullptr) token.score = static_cast<float>(scores->numbers[i]);
     if (kinds == nullptr) continue;
     const double kind = kinds->numbers[i];
+    if (kind == 0) continue;  // "undefined", of which some writers make all tokens
     if (!(kind >= 1 && kind <= 6)) {
       return InvalidArgument(file.path(), ": tokenizer.ggml.token_type of token ", i, " is ", kind,
-                             ", expected 1 to 6");
+                             ", expected 0 to 6");
     }
     token.kind = static_cast<TokenKind>(static_cast<int>(kind) - 1);  // the file counts from 1
   }
