@@ -33,8 +33,13 @@ struct TokenizerSpec {
     std::string text;
     float score = 0;  // SentencePiece (GGUF); merges rank otherwise
     TokenKind kind = TokenKind::kNormal;
-    bool trim_left = false;   // added tokens: takes the white space before it along
-    bool trim_right = false;  // and after it
+    // Added tokens: each takes the white space before or behind it along, is found only where no
+    // word goes on before or behind it, or is found in the text once that is normalized.
+    bool trim_left = false;
+    bool trim_right = false;
+    bool single_word = false;
+    bool normalized = false;
+    bool outside_model = false;  // in the list of added tokens alone: no character is one
   };
   std::vector<Token> tokens;
   std::vector<std::pair<std::string, std::string>> merges;  // in rank order

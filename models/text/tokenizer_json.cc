@@ -195,19 +195,20 @@ absl::Status Reader::ReadAddedTokens() {
       return InvalidArgument(file_, ": added_tokens holds ", Excerpt(added),
                              ", expected an object with \"content\"");
     }
-    if (IsTrue(Member(added, "single_word"))) {
-      return Unknown("added_tokens", added, "\"single_word\": false");
-    }
     const auto text = content.get<std::string>();
     TokenKind kind =
         IsTrue(Member(added, "special")) ? TokenKind::kControl : TokenKind::kUserDefined;
     if (spec_.unknown >= 0 && text == spec_.tokens[static_cast<size_t>(spec_.unknown)].text) {
       kind = TokenKind::kUnknown;
     }
+    const bool outside_model = !ids_.contains(text);
     TREADLE_RETURN_IF_ERROR(SetToken(Member(added, "id"), text, kind));
     TokenizerSpec::Token& token = spec_.tokens[static_cast<size_t>(ids_[text])];
     token.trim_left = IsTrue(Member(added, "lstrip"));
     token.trim_right = IsTrue(Member(added, "rstrip"));
+    token.single_word = IsTrue(Member(added, "single_word"));
+    token.normalized = IsTrue(Member(added, "normalized"));
+    token.outside_model = outside_model;
   }
   return absl::OkStatus();
 }

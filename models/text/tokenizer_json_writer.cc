@@ -66,10 +66,10 @@ Json TokenizerJson(const TokenizerSpec& spec, const PreTokenizerRow& row) {
     if (!special && token.kind != TokenKind::kUserDefined) continue;
     added.push_back({{"id", id},
                      {"content", token.text},
-                     {"single_word", false},
+                     {"single_word", token.single_word},
                      {"lstrip", token.trim_left},
                      {"rstrip", token.trim_right},
-                     {"normalized", false},
+                     {"normalized", token.normalized},
                      {"special", special}});
   }
   for (const auto& [left, right] : spec.merges) merges.push_back(Json::array({left, right}));

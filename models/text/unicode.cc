@@ -128,6 +128,29 @@ std::string TitleCase(std::string_view text) {
   return Cased(text, Case::kTitle, /*words=*/true, Case::kLower);
 }
 
+bool IsWordCharacter(char32_t character) {
+  switch (utf8proc_category(static_cast<utf8proc_int32_t>(character))) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_MN:
+    case UTF8PROC_CATEGORY_MC:
+    case UTF8PROC_CATEGORY_ME:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_PC:
+      return true;
+    default:
+      return character == 0x200C || character == 0x200D ||
+             (character >= 0x24B6 && character <= 0x24E9) ||  // letters in circles and squares
+             (character >= 0x1F130 && character <= 0x1F149) ||
+             (character >= 0x1F150 && character <= 0x1F169) ||
+             (character >= 0x1F170 && character <= 0x1F189);
+  }
+}
+
 bool IsPrintable(char32_t character) {
   switch (utf8proc_category(static_cast<utf8proc_int32_t>(character))) {
     case UTF8PROC_CATEGORY_CC:

@@ -33,6 +33,9 @@ std::string TitleCase(std::string_view text);
 // character, nor a separator but the space, nor unassigned.
 bool IsPrintable(char32_t character);
 
+// A letter, mark, digit, connector or joiner: \w of Unicode Technical Standard 18, annex C.
+bool IsWordCharacter(char32_t character);
+
 // Valid UTF-8 in normalization form C (Unicode Standard Annex 15), which some models' authors
 // apply.
 std::string NormalizeNfc(std::string_view text);
