@@ -198,6 +198,14 @@ absl::Status DescribeTokenizer(const TokenizerSpec& spec, int64_t vocab,
   metadata.Add("tokenizer.ggml.add_bos_token", spec.add_bos);
   metadata.Add("tokenizer.ggml.add_eos_token", spec.add_eos);
   DescribeIds(spec, metadata, notices);
+  const auto flagged = std::ranges::find_if(spec.tokens, [](const TokenizerSpec::Token& token) {
+    return token.trim_left || token.trim_right || token.single_word;
+  });
+  if (flagged != spec.tokens.end()) {
+    notices.push_back(Str(
+        "the folder's tokenizer takes white space along with a token, or finds it ",
+        "as a whole word only (", Quoted(flagged->text), " is one); a .gguf file cannot say that"));
+  }
   return absl::OkStatus();
 }
 
