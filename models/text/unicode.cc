@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "models/text/special_casing.h"
 
 namespace treadle {
@@ -36,6 +37,11 @@ void OrderMarks(std::vector<utf8proc_int32_t>* text) {
 enum class Case { kUpper, kLower, kTitle };
 
 void AppendCased(char32_t character, Case to, std::string* out) {
+  if (character < 0x80) {
+    const char c = static_cast<char>(character);
+    out->push_back(to == Case::kLower ? absl::ascii_tolower(c) : absl::ascii_toupper(c));
+    return;
+  }
   const auto c = static_cast<utf8proc_int32_t>(character);
   if (to == Case::kLower) {
     if (character == 0x130) {  // a dotted capital I, the one whose small form is two characters
@@ -56,6 +62,7 @@ void AppendCased(char32_t character, Case to, std::string* out) {
 }
 
 bool IsCased(char32_t character) {
+  if (character < 0x80) return absl::ascii_isalpha(static_cast<unsigned char>(character));
   const auto c = static_cast<utf8proc_int32_t>(character);
   return utf8proc_islower(c) != 0 || utf8proc_isupper(c) != 0 ||
          utf8proc_category(c) == UTF8PROC_CATEGORY_LT;

@@ -169,6 +169,13 @@ TEST(ChatTemplateTest, HostileTemplatesEndInAnError) {
                                 "{{ ns.x | tojson }}{% endif %}{% endfor %}"),
               ::testing::AnyOf(HasSubstr("bytes"), HasSubstr("steps")));
   EXPECT_THAT(Render(doubling + "{% set ns.x = ns %}{% endfor %}"), HasSubstr("namespace"));
+  for (const char* held : {"{'a': ns.x.get}", "joiner(ns.x)", "cycler(ns.x).next"}) {
+    EXPECT_THAT(Render(std::string("{% set ns = namespace(x={}) %}{% for i in range(3000) %}{% set "
+                                   "ns.x = ") +
+                       held + " %}{% endfor %}"),
+                HasSubstr("deeply"))
+        << held;
+  }
   EXPECT_THAT(Render(doubling + "{% set ns.x = [ns] %}{% endfor %}"), HasSubstr("namespace"));
   EXPECT_THAT(Render("{% set t = 'x' * 9999999 %}{% for i in range(99) %}{{ t }}{% endfor %}"),
               HasSubstr("bytes"));

@@ -24,7 +24,7 @@ ArgumentReader Read(C& context, const char* name, A& arguments,
 // How sort, unique and dictsort compare: strings without regard to case, unless asked.
 Value SortKey(C& context, const Value& value, bool case_sensitive) {
   if (case_sensitive || !value.is_string()) return value;
-  return context.MakeString(LowerCase(value.AsString()));
+  return Cased(context, LowerCase, value.AsString());
 }
 
 // "a.0.b" or a number: what `attribute=` names inside an item; `otherwise` for each part that is
@@ -389,9 +389,9 @@ Filter FindFilter(std::string_view name) {
       {"count", [](C& c, A& a) { return Value(c.Length(Input(a))); }},
       {"list", [](C& c, A& a) { return c.MakeList(c.Items(Input(a))); }},
       {"string", [](C& c, A& a) { return c.MakeString(InputText(c, a)); }},
-      {"upper", [](C& c, A& a) { return c.MakeString(UpperCase(InputText(c, a))); }},
-      {"lower", [](C& c, A& a) { return c.MakeString(LowerCase(InputText(c, a))); }},
-      {"capitalize", [](C& c, A& a) { return c.MakeString(Capitalized(InputText(c, a))); }},
+      {"upper", [](C& c, A& a) { return Cased(c, UpperCase, InputText(c, a)); }},
+      {"lower", [](C& c, A& a) { return Cased(c, LowerCase, InputText(c, a)); }},
+      {"capitalize", [](C& c, A& a) { return Cased(c, Capitalized, InputText(c, a)); }},
       // Output is never escaped, so everything is safe.
       {"safe", [](C& c, A& a) { return c.MakeString(InputText(c, a)); }},
   };

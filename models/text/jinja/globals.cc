@@ -69,7 +69,7 @@ Dict Members(Context& context, const char* function, const Arguments& arguments)
 Value MakeNamespace(Context& context, const Arguments& arguments) {
   Namespace attributes;
   for (auto& [name, value] : Members(context, "namespace", arguments)) {
-    if (value.is_namespace()) context.Fail("a namespace cannot hold another");
+    context.DepthAround({value});
     if (!name.is_string()) context.Fail("namespace: a name is of type '", name.TypeName(), "'");
     context.Charge(name.AsString().size() + 2 * sizeof(Dict::value_type));
     attributes.insert_or_assign(name.AsString(), value);
@@ -86,6 +86,7 @@ Value MakeCycler(Context& context, const Arguments& arguments) {
   if (arguments.positional.empty() || !arguments.named.empty()) context.Fail("cycler needs items");
   const auto at = std::make_shared<size_t>(0);
   const List items = arguments.positional;
+  const int depth = context.DepthAround(items);
   const Value cycler = Value::NewNamespace({{"current", items[0]}});
   // The namespace holds its functions, which must not hold it.
   const auto move = [at, items, self = cycler.WeakNamespace()](bool reset) -> Value {
@@ -95,9 +96,11 @@ Value MakeCycler(Context& context, const Arguments& arguments) {
     return reset ? Value(None{}) : current;
   };
   cycler.AsNamespace().emplace(
-      "next", Value::Callable([move](Context&, const Arguments&) { return move(false); }));
+      "next",
+      Value::Callable([move](Context&, const Arguments&) { return move(false); }, {}, depth));
   cycler.AsNamespace().emplace(
-      "reset", Value::Callable([move](Context&, const Arguments&) { return move(true); }));
+      "reset",
+      Value::Callable([move](Context&, const Arguments&) { return move(true); }, {}, depth));
   return cycler;
 }
 
@@ -105,10 +108,10 @@ Value MakeCycler(Context& context, const Arguments& arguments) {
 Value MakeJoiner(Context& context, const Arguments& arguments) {
   const ArgumentReader read(context, "joiner", arguments, {"sep"});
   const Value separator = read.Has("sep") ? *read.Get("sep") : Value(", ");
-  return Value::Callable(
-      [separator, used = std::make_shared<bool>(false)](Context&, const Arguments&) {
-        return std::exchange(*used, true) ? separator : Value("");
-      });
+  const auto call = [separator, used = std::make_shared<bool>(false)](Context&, const Arguments&) {
+    return std::exchange(*used, true) ? separator : Value("");
+  };
+  return Value::Callable(call, {}, context.DepthAround({separator}));
 }
 
 Value RaiseException(Context& context, const Arguments& arguments) {

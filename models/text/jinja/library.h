@@ -69,6 +69,9 @@ class ArgumentReader {
   size_t skip_;
 };
 
+// UpperCase or one of its kin (unicode.h), which costs more than reading.
+Value Cased(Context& context, std::string (*convert)(std::string_view), std::string_view text);
+
 enum class Side { kLeft, kRight, kBoth };
 // Without `characters`, white space as Python sees it.
 std::string_view Strip(std::string_view text, Side side, const Value* characters);

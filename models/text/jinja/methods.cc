@@ -116,8 +116,8 @@ Value Split(Context& context, const std::string& text, const Arguments& argument
 std::optional<std::string_view> Part(Context& context, const std::string& text,
                                      const ArgumentReader& read) {
   if (!read.Has("start") && !read.Has("end")) return text;
+  context.Charge(text.size() * sizeof(std::string_view));
   const Pieces characters = Characters(text);
-  context.Charge(characters.size() * sizeof(std::string_view));
   const auto length = static_cast<int64_t>(characters.size());
   const auto bound = [&](const char* name, int64_t otherwise) {
     const int64_t at = std::clamp(read.Int(name, otherwise), -length, length + 1);
@@ -254,10 +254,10 @@ const std::unordered_map<std::string_view, StringMethod>& StringMethods() {
       {"format", FormatMethod},
       {"find", FindMethod},
       {"count", CountMethod},
-      {"upper", [](C& c, S& s, A&) { return c.MakeString(UpperCase(s)); }},
-      {"lower", [](C& c, S& s, A&) { return c.MakeString(LowerCase(s)); }},
-      {"title", [](C& c, S& s, A&) { return c.MakeString(TitleCase(s)); }},
-      {"capitalize", [](C& c, S& s, A&) { return c.MakeString(Capitalized(s)); }},
+      {"upper", [](C& c, S& s, A&) { return Cased(c, UpperCase, s); }},
+      {"lower", [](C& c, S& s, A&) { return Cased(c, LowerCase, s); }},
+      {"title", [](C& c, S& s, A&) { return Cased(c, TitleCase, s); }},
+      {"capitalize", [](C& c, S& s, A&) { return Cased(c, Capitalized, s); }},
       {"isdigit",
        [](C&, S& s, A&) {
          return Value(!s.empty() && s.find_first_not_of("0123456789") == s.npos);
@@ -355,6 +355,11 @@ std::string Replace(Context& context, std::string_view text, std::string_view fr
   std::string out(pieces[0]);
   for (size_t i = 1; i < pieces.size(); ++i) (out += to) += pieces[i];
   return out;
+}
+
+Value Cased(Context& context, std::string (*convert)(std::string_view), std::string_view text) {
+  context.Step(static_cast<int64_t>(text.size() / 4));
+  return context.MakeString(convert(text));
 }
 
 bool IsMethod(const Value& object, std::string_view name) {

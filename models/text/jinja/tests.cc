@@ -29,7 +29,7 @@ Value Method(const Value& object, std::string_view name) {
   const auto call = [object, name = std::string(name)](C& context, A& arguments) {
     return CallMethod(context, object, name, arguments);
   };
-  return Value::Callable(call);
+  return Value::Callable(call, {}, object.depth() + 1);
 }
 
 bool IsSequence(const Value& value) {

@@ -43,6 +43,7 @@ std::string_view Value::TypeName() const {
 int Value::depth() const {
   if (is_list()) return std::get<ListPtr>(data_)->depth;
   if (is_dict()) return std::get<DictPtr>(data_)->depth;
+  if (is_callable()) return AsCallee().depth;
   // A namespace can change, so one inside another value could come to hold itself.
   return is_namespace() ? Context::kMaxValueDepth : 0;
 }
@@ -99,13 +100,18 @@ Value Context::MakeString(std::string text) {
   return Value::String(std::move(text));
 }
 
+int Context::DepthAround(const List& values) const {
+  int depth = 0;
+  for (const Value& value : values) depth = std::max(depth, value.depth());
+  if (depth >= kMaxValueDepth) Fail("values are nested too deeply, or a namespace is inside one");
+  return depth + 1;
+}
+
 Value Context::MakeList(List items, std::string form) {
   Charge(items.size() * sizeof(Value));
-  int depth = 0;
-  for (const Value& item : items) depth = std::max(depth, item.depth());
-  if (depth >= kMaxValueDepth) Fail("values are nested too deeply, or a namespace is inside one");
+  const int depth = DepthAround(items);
   return Value(Value::ListPtr(std::make_shared<const Value::Nested<List>>(
-      Value::Nested<List>{std::move(items), depth + 1, std::move(form)})));
+      Value::Nested<List>{std::move(items), depth, std::move(form)})));
 }
 
 Value Context::MakeDict(Dict items) {

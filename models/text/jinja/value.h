@@ -63,8 +63,8 @@ class Value {
   static Value String(std::string text) {
     return Value(std::make_shared<const std::string>(std::move(text)));
   }
-  // `attributes`: what a template may ask it by name.
-  static Value Callable(Function function, Namespace attributes = {});
+  // `attributes`: what a template may ask it by name; `depth`: of what the function holds, and one.
+  static Value Callable(Function function, Namespace attributes = {}, int depth = 0);
   static Value NewNamespace(Namespace attributes) {
     return Value(std::make_shared<Namespace>(std::move(attributes)));
   }
@@ -104,7 +104,7 @@ class Value {
   bool Truth() const;
   // As Python names the type, for messages.
   std::string_view TypeName() const;
-  // Nesting of lists and dictionaries: 0 for a scalar.
+  // Nesting of lists, dictionaries and what functions hold: 0 for a scalar.
   int depth() const;
   // A text, number or none: what a dictionary's key may be.
   bool is_key() const { return is_string() || is_number() || is_none(); }
@@ -136,9 +136,11 @@ class Value {
 struct Callee {
   Function call;
   Namespace attributes;
+  int depth = 0;
 };
-inline Value Value::Callable(Function function, Namespace attributes) {
-  return Value(std::make_shared<const Callee>(Callee{std::move(function), std::move(attributes)}));
+inline Value Value::Callable(Function function, Namespace attributes, int depth) {
+  return Value(
+      std::make_shared<const Callee>(Callee{std::move(function), std::move(attributes), depth}));
 }
 inline const Function& Value::AsCallable() const { return AsCallee().call; }
 
@@ -188,6 +190,8 @@ class Context {
   void Enter();  // one level deeper
   void Leave() { --depth_; }
 
+  // The depth of what holds these. Fails where it is too much.
+  int DepthAround(const List& values) const;
   Value MakeString(std::string text);
   Value MakeList(List items, std::string form = "");  // ListForm's
   Value MakeDict(Dict items);
