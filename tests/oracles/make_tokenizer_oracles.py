@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes tests/testdata/tokenizers/: small tokenizers with what the authors' libraries make of hard text.
 
-Run from the repository's root, with tokenizers, sentencepiece, transformers and gguf installed. With
-"added" for an argument it writes the tokenizers of added tokens alone. For the default model (first argument: its GGUF file), only texts and ids are kept; the test reads the
-vocabulary from the file itself.
+Run from the repository's root, with tokenizers, sentencepiece, transformers and gguf installed. With "added"
+for an argument it writes the tokenizers of added tokens alone. For the default model (first argument: its
+GGUF file), only texts and ids are kept; the test reads the vocabulary from the file itself.
 """
 import io
 import json
