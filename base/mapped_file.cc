@@ -97,6 +97,13 @@ absl::StatusOr<std::unique_ptr<MappedFile>> MappedFile::Open(const std::string& 
     return Internal(path, ": cannot be mapped: ", std::strerror(error));
   }
   const std::span<const std::byte> bytes(static_cast<const std::byte*>(data), size);
+  constexpr std::string_view kPointer = "version https://git-lfs.github.com/spec/";
+  if (std::string_view(static_cast<const char*>(data), size).starts_with(kPointer)) {
+    munmap(data, size);
+    close(file);
+    return InvalidArgument(
+        path, ": is a Git LFS pointer and not the file itself, which 'git lfs pull' fetches");
+  }
   Watch* const watch = WatchFor(bytes);
   if (watch == nullptr) {
     munmap(data, size);

@@ -8,9 +8,8 @@
 #include "base/status.h"
 
 namespace treadle {
-namespace {
 
-size_t Distance(std::string_view a, std::string_view b) {
+size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 0; i < a.size(); ++i) {
@@ -24,14 +23,12 @@ size_t Distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-}  // namespace
-
 std::string_view NearestName(std::string_view name, std::span<const std::string_view> names) {
   std::string_view nearest;
   size_t least = (std::min(name.size(), size_t{100}) + 2) / 3;  // no word is as long as 100
   for (const std::string_view other : names) {
     if (other.size() > name.size() + least || name.size() > other.size() + least) continue;
-    const size_t distance = Distance(name, other);
+    const size_t distance = EditDistance(name, other);
     if (distance >= least) continue;
     least = distance;
     nearest = other;

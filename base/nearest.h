@@ -3,14 +3,17 @@
 // Pure; any thread.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>
 
 namespace treadle {
 
-// Of `names` the one with the fewest letters to insert, drop or replace (Levenshtein), the first of
-// several; empty if a third of the letters or more are others.
+// How many letters have to be inserted, dropped or replaced (Levenshtein).
+size_t EditDistance(std::string_view a, std::string_view b);
+
+// Of `names` the one at the least distance, the first of several; empty if a third of the letters or more are others.
 std::string_view NearestName(std::string_view name, std::span<const std::string_view> names);
 
 // "; did you mean 'NAME'?", or nothing.

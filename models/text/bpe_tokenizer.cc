@@ -32,16 +32,27 @@ size_t TrailingSpace(std::string_view text) {
   return text.size() - end;
 }
 
+bool BeginsWithWord(std::string_view text) {
+  return !text.empty() && IsWordCharacter(ReadUtf8(text).character);
+}
+
+bool EndsInWord(std::string_view text) {
+  size_t start = text.size();
+  while (start > 0 && (static_cast<uint8_t>(text[--start]) & 0xC0) == 0x80) {
+  }
+  return BeginsWithWord(text.substr(start));
+}
+
 }  // namespace
 
-AddedTokens::AddedTokens(const std::vector<TokenizerSpec::Token>& tokens)
-    : tokens_(tokens), nodes_(1) {
-  for (size_t id = 0; id < tokens.size(); ++id) {
-    const TokenKind kind = tokens[id].kind;
-    const bool special = kind == TokenKind::kControl || kind == TokenKind::kUnknown;
-    if (special || kind == TokenKind::kUserDefined) {
-      Insert(tokens[id].text, static_cast<int32_t>(id), special);
+void AddedTokens::InsertAll(const std::function<std::string(std::string_view)>& spell) {
+  for (size_t id = 0; id < tokens_.size(); ++id) {
+    const TokenizerSpec::Token& token = tokens_[id];
+    const bool special = token.kind == TokenKind::kControl || token.kind == TokenKind::kUnknown;
+    if (token.normalized != normalized_ || (!special && token.kind != TokenKind::kUserDefined)) {
+      continue;
     }
+    Insert(spell(token.text), static_cast<int32_t>(id), special);
   }
 }
 
@@ -84,7 +95,7 @@ std::vector<AddedTokens::Fragment> AddedTokens::Split(std::string_view text,
       fragments.push_back({-1, text.substr(pending, end - pending), pending == 0});
     }
   };
-  size_t at = 0;
+  size_t at = nodes_.size() > 1 ? 0 : text.size();  // without tokens there is nothing to find
   while (at < text.size()) {
     const Match match = Longest(text.substr(at), parse_special);
     if (match.id < 0) {
@@ -94,11 +105,18 @@ std::vector<AddedTokens::Fragment> AddedTokens::Split(std::string_view text,
     const TokenizerSpec::Token& token = tokens_[static_cast<size_t>(match.id)];
     size_t end = at + match.length;
     size_t start = at;
-    if (token.trim_left) start -= TrailingSpace(text.substr(pending, at - pending));
+    at = end;
+    if (token.single_word &&
+        (EndsInWord(text.substr(0, start)) || BeginsWithWord(text.substr(end)))) {
+      continue;
+    }
+    if (token.trim_left && start > pending) {
+      start -= TrailingSpace(text.substr(pending, start - pending));
+    }
     if (token.trim_right) end += LeadingSpace(text.substr(end));
     flush(start);
     fragments.push_back({match.id, text.substr(start, end - start), start == 0});
-    pending = at = end;
+    pending = std::max(pending, end);
   }
   flush(text.size());
   return fragments;
@@ -195,9 +213,17 @@ void Merger::Run(std::vector<int32_t>* symbols) {
   std::erase(ids, kMergedAway);
 }
 
-BpeTokenizer::BpeTokenizer(TokenizerSpec spec) : Tokenizer(std::move(spec)), added_(spec_.tokens) {
+BpeTokenizer::BpeTokenizer(TokenizerSpec spec)
+    : Tokenizer(std::move(spec)),
+      added_(spec_.tokens, /*normalized=*/false),
+      normalized_added_(spec_.tokens, /*normalized=*/true) {
   byte_ids_.fill(-1);
   bytes_.reserve(spec_.tokens.size());
+}
+
+void BpeTokenizer::FindAddedTokens() {
+  added_.InsertAll([](std::string_view text) { return std::string(text); });
+  normalized_added_.InsertAll([this](std::string_view text) { return Normalized(text); });
 }
 
 absl::Status BpeTokenizer::AddListedMerges(
@@ -230,8 +256,16 @@ absl::StatusOr<std::vector<int32_t>> BpeTokenizer::Encode(std::string_view text,
   for (const AddedTokens::Fragment& fragment : added_.Split(text, options.parse_special)) {
     if (fragment.id >= 0) {
       ids.push_back(fragment.id);
-    } else {
-      TREADLE_RETURN_IF_ERROR(EncodeText(fragment.text, fragment.at_start, &merger, &ids));
+      continue;
+    }
+    const std::string normalized = Normalized(fragment.text);
+    for (const auto& part : normalized_added_.Split(normalized, options.parse_special)) {
+      if (part.id >= 0) {
+        ids.push_back(part.id);
+        continue;
+      }
+      const bool at_start = fragment.at_start && part.at_start;
+      TREADLE_RETURN_IF_ERROR(EncodeText(part.text, at_start, &merger, &ids));
     }
   }
   if (options.add_special && spec_.add_eos) ids.push_back(spec_.eos);

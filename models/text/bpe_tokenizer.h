@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <queue>
 #include <string>
@@ -19,12 +20,16 @@
 namespace treadle {
 
 // Finds special and added tokens in a text, before any other tokenization sees it: leftmost match,
-// longest there. Time is linear in the text (times the longest added token). Thread safety:
-// constant after construction.
+// longest there, as the tokenizers library's AddedVocabulary does. Time is linear in the text
+// (times the longest added token). Thread safety: constant after construction.
 class AddedTokens {
  public:
-  // Control and unknown tokens are found only when a call asks for it, user-defined ones always.
-  explicit AddedTokens(const std::vector<TokenizerSpec::Token>& tokens);
+  // For `tokens`, which must outlive this, of one value of `normalized`. Control and unknown tokens
+  // are found only when a call asks for it, user-defined ones always.
+  AddedTokens(const std::vector<TokenizerSpec::Token>& tokens, bool normalized)
+      : tokens_(tokens), normalized_(normalized), nodes_(1) {}
+  // `spell`: how a token's text stands in a text that is searched.
+  void InsertAll(const std::function<std::string(std::string_view)>& spell);
 
   // A stretch of the text: an added token's id, or -1 and the text between two of them (not empty).
   struct Fragment {
@@ -47,6 +52,7 @@ class AddedTokens {
   Match Longest(std::string_view text, bool parse_special) const;
 
   const std::vector<TokenizerSpec::Token>& tokens_;
+  const bool normalized_;
   std::vector<Node> nodes_;
   std::unordered_map<uint64_t, uint32_t> children_;  // node * 256 + byte -> node
 };
@@ -159,14 +165,20 @@ class BpeTokenizer : public Tokenizer {
  protected:
   explicit BpeTokenizer(TokenizerSpec spec);
 
-  // Appends the ids of a text between added tokens; `at_start`: the whole text begins with it.
+  // What the authors make of a text, or a part between added tokens, before they look for those
+  // tokens that are normalized.
+  virtual std::string Normalized(std::string_view text) const = 0;
+  // Once a subclass can normalize.
+  void FindAddedTokens();
+  // Appends the ids of such a text between added tokens; `at_start`: the whole text begins with it.
   virtual absl::Status EncodeText(std::string_view text, bool at_start, Merger* merger,
                                   std::vector<int32_t>* ids) const = 0;
   // The checkpoint's merges, in their order; `ids` of what may be merged, by text. InvalidArgument
   // if a merge names a token that is not there.
   absl::Status AddListedMerges(const std::unordered_map<std::string_view, int32_t>& ids);
 
-  AddedTokens added_;
+  AddedTokens added_;             // found in the text as it is
+  AddedTokens normalized_added_;  // found in what is left of it, normalized
   MergeTable merges_;
   std::array<int32_t, 256> byte_ids_;  // -1: no token
   std::vector<std::string> bytes_;     // by id

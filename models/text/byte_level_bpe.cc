@@ -53,7 +53,7 @@ class ByteLevelBpe final : public BpeTokenizer {
     for (size_t id = 0; id < spec_.tokens.size(); ++id) {
       const TokenizerSpec::Token& token = spec_.tokens[id];
       const bool normal = token.kind == TokenKind::kNormal;
-      bytes_.push_back(normal ? BytesOf(token.text) : token.text);
+      bytes_.push_back(BytesOf(token.normalized ? Normalized(token.text) : token.text));
       const std::string& bytes = bytes_.back();
       if (normal && bytes.size() == 1) {
         int32_t& slot = byte_ids_[static_cast<uint8_t>(bytes[0])];
@@ -64,6 +64,7 @@ class ByteLevelBpe final : public BpeTokenizer {
   }
 
   absl::Status AddMerges() {
+    FindAddedTokens();
     std::unordered_map<std::string_view, int32_t> ids;
     ids.reserve(spec_.tokens.size());
     for (size_t id = 0; id < spec_.tokens.size(); ++id) {
@@ -73,6 +74,9 @@ class ByteLevelBpe final : public BpeTokenizer {
   }
 
  private:
+  std::string Normalized(std::string_view text) const override {
+    return pre_tokenizer_.normalizes_nfc() ? NormalizeNfc(text) : std::string(text);
+  }
   absl::Status EncodeText(std::string_view text, bool at_start, Merger* merger,
                           std::vector<int32_t>* ids) const override;
 
@@ -82,8 +86,6 @@ class ByteLevelBpe final : public BpeTokenizer {
 
 absl::Status ByteLevelBpe::EncodeText(std::string_view text, bool /*at_start*/, Merger* merger,
                                       std::vector<int32_t>* ids) const {
-  std::string normalized;
-  if (pre_tokenizer_.normalizes_nfc()) text = normalized = NormalizeNfc(text);
   std::vector<std::string_view> words;
   TREADLE_RETURN_IF_ERROR(pre_tokenizer_.Split(text, &words));
   std::vector<int32_t> symbols;

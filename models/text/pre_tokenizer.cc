@@ -1,7 +1,6 @@
 #include "models/text/pre_tokenizer.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/status.h"
 
@@ -12,58 +11,29 @@ namespace treadle {
 namespace {
 
 // The White_Space property, spelled out: PCRE2's own \s also holds U+180E, the authors' does not.
-#define SPACE \
-  R"(\t-\r\x20\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})"
-#define SPACES "[" SPACE "]+"
-// White space up to the last one before a word, which goes with the word.
-#define GAP SPACES "(?![^" SPACE "])|" SPACES
-#define GPT2_PATTERN \
-  R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^)" SPACE R"(\p{L}\p{N}]+|)" GAP
-#define LLAMA3_PATTERN(digits)                                                        \
-  R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)" digits R"(| ?[^)" SPACE \
-  R"(\p{L}\p{N}]+[\r\n]*|[)" SPACE R"(]*[\r\n]+|)" GAP
+constexpr std::string_view kSpace =
+    R"(\t-\r\x20\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
 
-// A word may begin with one other character: letters that are not small, then some that are not
-// capitals, or the reverse; and an English ending.
-#define GPT4O_WORD(capitals, others)                              \
-  R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])" capitals \
-  R"([\p{Ll}\p{Lm}\p{Lo}\p{M}])" others R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?|)"
-#define GPT4O_WORDS GPT4O_WORD("*", "+") GPT4O_WORD("+", "*")
-
-struct Row {
-  std::string_view name;
-  std::array<const char*, 2> patterns;  // the second may be null
-  std::string_view spelling;            // in tokenizer.json's Split; "" where it has none
-  bool nfc;
-  bool digit_bytes = false;  // last, SplitDigitBytes
-};
-
-#define LLAMA3_SPELLING(digits)                                      \
-  R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|)" digits \
-  R"(| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)"
-
-constexpr Row kRows[] = {
-    {"gpt-2", {GPT2_PATTERN, nullptr}, "", false},
-    {"smollm", {R"(\p{N})", GPT2_PATTERN}, "", false},
-    {"llama-bpe",
-     {LLAMA3_PATTERN(R"(\p{N}{1,3})"), nullptr},
-     LLAMA3_SPELLING(R"(\p{N}{1,3})"),
-     false},
-    {"qwen2", {LLAMA3_PATTERN(R"(\p{N})"), nullptr}, LLAMA3_SPELLING(R"(\p{N})"), true},
-    // OpenAI's o200k.
-    {"gpt-4o",
-     {GPT4O_WORDS R"(\p{N}{1,3}| ?[^)" SPACE R"(\p{L}\p{N}]+[\r\n/]*|[)" SPACE R"(]*[\r\n]+|)" GAP,
-      nullptr},
-     GPT4O_WORDS R"(\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-     false},
-    // GPT-NeoX's, which OLMo took over and GGUF names it after.
-    {"olmo", {GPT2_PATTERN, nullptr}, "", true},
-    {"bloom",
-     {R"( ?[^()" SPACE R"(|.,!?…。，、।۔،)]+)", nullptr},
-     R"( ?[^(\s|[.,!?…。，、।۔،])]+)",
-     false},
-    {"falcon", {R"([\p{P}$+<=>^`|~]+)", GPT2_PATTERN}, "", false, true},
-};
+// `pattern` with that for \s and \S.
+std::string WithSpaces(std::string_view pattern) {
+  std::string out;
+  bool in_class = false;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char next = pattern[i] == '\\' && i + 1 < pattern.size() ? pattern[i + 1] : '\0';
+    if (next == 's' || next == 'S') {
+      out += in_class ? std::string(kSpace) : Str(next == 's' ? "[" : "[^", kSpace, "]");
+      ++i;
+      continue;
+    }
+    out += pattern[i];
+    if (next != '\0') {
+      out += pattern[++i];
+    } else if (pattern[i] == (in_class ? ']' : '[')) {
+      in_class = !in_class;
+    }
+  }
+  return out;
+}
 
 // Falcon's authors split bytes, not characters: those that GPT-2 spells as characters that count as
 // numbers (digits, and 0xB2 for one, which spells U+00B2) are pieces apart from others, and of
@@ -108,11 +78,11 @@ struct PreTokenizer::Pattern {
     void operator()(pcre2_match_data* data) const { pcre2_match_data_free(data); }
   };
 
-  static absl::StatusOr<std::shared_ptr<const Pattern>> Compile(const char* pattern) {
+  static absl::StatusOr<std::shared_ptr<const Pattern>> Compile(const std::string& pattern) {
     int error = 0;
     PCRE2_SIZE offset = 0;
     auto made = std::make_shared<Pattern>();
-    made->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern), PCRE2_ZERO_TERMINATED,
+    made->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
                                    PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr));
     if (!made->code) {
       return Internal("pre-tokenizer pattern: ", ErrorText(error), " at ", offset);
@@ -149,20 +119,15 @@ struct PreTokenizer::Pattern {
 };
 
 absl::StatusOr<PreTokenizer> PreTokenizer::Create(std::string_view name) {
-  std::string known;
-  for (const Row& row : kRows) {
-    known += Str(known.empty() ? "" : ", ", "'", row.name, "'");
-    if (row.name != name) continue;
-    PreTokenizer made;
-    made.nfc_ = row.nfc;
-    made.digit_bytes_ = row.digit_bytes;
-    for (const char* pattern : row.patterns) {
-      if (pattern == nullptr) continue;
-      TREADLE_ASSIGN_OR_RETURN(made.patterns_.emplace_back(), Pattern::Compile(pattern));
-    }
-    return made;
+  TREADLE_ASSIGN_OR_RETURN(const PreTokenizerRow* row, FindPreTokenizer(name));
+  PreTokenizer made;
+  made.nfc_ = row->nfc;
+  made.digit_bytes_ = row->splits == "falcon";
+  for (const std::string& pattern : SplitPatterns(*row)) {
+    TREADLE_ASSIGN_OR_RETURN(made.patterns_.emplace_back(),
+                             Pattern::Compile(WithSpaces(OwnPattern(pattern))));
   }
-  return Unimplemented("pre-tokenizer '", name, "' is not known; known are ", known);
+  return made;
 }
 
 absl::Status PreTokenizer::Split(std::string_view text,
@@ -182,20 +147,6 @@ absl::Status PreTokenizer::Split(std::string_view text,
   }
   words->insert(words->end(), pieces.begin(), pieces.end());
   return absl::OkStatus();
-}
-
-std::string_view PreTokenizerOfPattern(std::string_view pattern) {
-  for (const Row& row : kRows) {
-    if (!row.spelling.empty() && row.spelling == pattern) return row.name;
-  }
-  return "";
-}
-
-std::string_view PatternOfPreTokenizer(std::string_view name) {
-  for (const Row& row : kRows) {
-    if (row.name == name) return row.spelling;
-  }
-  return "";
 }
 
 }  // namespace treadle

@@ -48,8 +48,9 @@ class SentencePieceBpe final : public BpeTokenizer {
         bytes_.emplace_back(1, static_cast<char>(byte));
         continue;
       }
-      bytes_.push_back(SpacesOf(token.text));
-      if (token.kind == TokenKind::kNormal || token.kind == TokenKind::kUserDefined) {
+      bytes_.push_back(SpacesOf(token.normalized ? Normalized(token.text) : token.text));
+      const bool user_defined = token.kind == TokenKind::kUserDefined && !token.outside_model;
+      if (token.kind == TokenKind::kNormal || user_defined) {
         ids_.try_emplace(token.text, static_cast<int32_t>(id));
       }
     }
@@ -57,6 +58,7 @@ class SentencePieceBpe final : public BpeTokenizer {
   }
 
   absl::Status AddMerges() {
+    FindAddedTokens();
     if (!byte_fallback_ && spec_.unknown < 0) {
       return InvalidArgument(
           "tokenizer: the vocabulary has neither 256 byte tokens nor an unknown token");
@@ -71,6 +73,7 @@ class SentencePieceBpe final : public BpeTokenizer {
     const auto found = ids_.find(text);
     return found == ids_.end() ? -1 : found->second;
   }
+  std::string Normalized(std::string_view text) const override;
   absl::Status EncodeText(std::string_view text, bool at_start, Merger* merger,
                           std::vector<int32_t>* ids) const override;
   void EmitCharacter(char32_t character, std::vector<int32_t>* ids) const;
@@ -109,6 +112,21 @@ absl::Status SentencePieceBpe::AddScoredMerges() {
   return absl::OkStatus();
 }
 
+// The dummy space, unless that is for the words to have, and spaces as the vocabulary spells them.
+std::string SentencePieceBpe::Normalized(std::string_view text) const {
+  std::string out;
+  if (spec_.space_prefix_if_missing) return std::string(text);
+  if (spec_.add_space_prefix && !text.empty()) out = kSpace;
+  for (const char c : text) {
+    if (c == ' ') {
+      out += kSpace;
+    } else {
+      out.push_back(c);
+    }
+  }
+  return out;
+}
+
 absl::Status SentencePieceBpe::EncodeText(std::string_view text, bool at_start, Merger* merger,
                                           std::vector<int32_t>* ids) const {
   std::vector<int32_t> symbols;  // a character without a token is -1 - character
@@ -116,8 +134,8 @@ absl::Status SentencePieceBpe::EncodeText(std::string_view text, bool at_start, 
   const int32_t space = FindId(kSpace);
   const int32_t space_symbol = space >= 0 ? space : -1 - 0x2581;
   const bool begins_with_space = text.starts_with(' ') || text.starts_with(kSpace);
-  if (spec_.add_space_prefix && (at_start || !spec_.space_prefix_at_start_only) &&
-      !(begins_with_space && spec_.space_prefix_if_missing)) {
+  if (spec_.add_space_prefix && spec_.space_prefix_if_missing && !begins_with_space &&
+      (at_start || !spec_.space_prefix_at_start_only)) {
     symbols.push_back(space_symbol);
   }
   for (size_t at = 0; at < text.size();) {

@@ -33,15 +33,18 @@ struct TokenizerSpec {
     std::string text;
     float score = 0;  // SentencePiece (GGUF); merges rank otherwise
     TokenKind kind = TokenKind::kNormal;
-    bool trim_left = false;   // added tokens: takes the white space before it along
-    bool trim_right = false;  // and after it
+    // Added tokens: each takes the white space before or behind it along, is found only where no
+    // word goes on before or behind it, or is found in the text once that is normalized.
+    bool trim_left = false;
+    bool trim_right = false;
+    bool single_word = false;
+    bool normalized = false;
+    bool outside_model = false;  // in the list of added tokens alone: no character is one
   };
   std::vector<Token> tokens;
   std::vector<std::pair<std::string, std::string>> merges;  // in rank order
 
-  // Byte-level BPE: name of the pre-tokenizer ("gpt-2", "smollm", "llama-bpe", "qwen2",
-  // "gpt-4o").
-  std::string pre_tokenizer;
+  std::string pre_tokenizer;   // byte-level BPE: a name of models/text/pre_tokenizer.h
   bool ignore_merges = false;  // whole-vocabulary words are taken as they are
   // SentencePiece's dummy prefix, on each text between special tokens
   bool add_space_prefix = false;

@@ -195,59 +195,64 @@ absl::Status Reader::ReadAddedTokens() {
       return InvalidArgument(file_, ": added_tokens holds ", Excerpt(added),
                              ", expected an object with \"content\"");
     }
-    if (IsTrue(Member(added, "single_word"))) {
-      return Unknown("added_tokens", added, "\"single_word\": false");
-    }
     const auto text = content.get<std::string>();
     TokenKind kind =
         IsTrue(Member(added, "special")) ? TokenKind::kControl : TokenKind::kUserDefined;
     if (spec_.unknown >= 0 && text == spec_.tokens[static_cast<size_t>(spec_.unknown)].text) {
       kind = TokenKind::kUnknown;
     }
+    const bool outside_model = !ids_.contains(text);
     TREADLE_RETURN_IF_ERROR(SetToken(Member(added, "id"), text, kind));
     TokenizerSpec::Token& token = spec_.tokens[static_cast<size_t>(ids_[text])];
     token.trim_left = IsTrue(Member(added, "lstrip"));
     token.trim_right = IsTrue(Member(added, "rstrip"));
+    token.single_word = IsTrue(Member(added, "single_word"));
+    token.normalized = IsTrue(Member(added, "normalized"));
+    token.outside_model = outside_model;
   }
   return absl::OkStatus();
 }
 
-// Byte-level: which pre-tokenizer's shape it is.
+// Byte-level: the pre-tokenizer that cuts by the same patterns.
 absl::Status Reader::ReadPattern() {
   const Json& found = Member(root_, "pre_tokenizer");
-  const std::vector<Json> steps = Steps(found, "pretokenizers");
-  const std::vector<std::string> types = TypesOf(steps);
-  const bool byte_level = !steps.empty() && types.back() == "ByteLevel" &&
-                          !IsTrue(Member(steps.back(), "add_prefix_space"));
-  const Json& use_regex = byte_level ? Member(steps.back(), "use_regex") : found;
-  const bool splits = use_regex.is_null() || IsTrue(use_regex);
-  if (byte_level && splits && types.size() == 1) {
-    spec_.pre_tokenizer = TypeOf(Member(root_, "normalizer")) == "NFC" ? "olmo" : "gpt-2";
-  } else if (byte_level && splits && types.size() == 2 && types[0] == "Digits" &&
-             IsTrue(Member(steps[0], "individual_digits"))) {
-    spec_.pre_tokenizer = "smollm";
-  } else if (byte_level && !splits && types.size() == 2 && types[0] == "Split" &&
-             Member(steps[0], "behavior") == "Isolated" && !IsTrue(Member(steps[0], "invert"))) {
-    const Json& pattern = Member(Member(steps[0], "pattern"), "Regex");
-    if (pattern.is_string()) {
-      spec_.pre_tokenizer = PreTokenizerOfPattern(pattern.get<std::string>());
+  std::vector<std::string> patterns;
+  bool known = true, byte_level = false;
+  for (const Json& step : Steps(found, "pretokenizers")) {
+    const std::string type = TypeOf(step);
+    const Json& regex = Member(Member(step, "pattern"), "Regex");
+    known = known && !byte_level;  // which comes last
+    if (type == "ByteLevel" && !IsTrue(Member(step, "add_prefix_space"))) {
+      byte_level = true;
+      const Json& use_regex = Member(step, "use_regex");
+      if (use_regex.is_null() || IsTrue(use_regex)) patterns.emplace_back(kGpt2Pattern);
+    } else if (type == "Digits" && IsTrue(Member(step, "individual_digits"))) {
+      patterns.emplace_back(R"(\p{N})");
+    } else if (type == "Split" && regex.is_string() && Member(step, "behavior") == "Isolated" &&
+               !IsTrue(Member(step, "invert"))) {
+      patterns.push_back(regex.get<std::string>());
+    } else {
+      known = false;
     }
   }
-  if (found == Json::parse(kFalconPreTokenizer)) spec_.pre_tokenizer = "falcon";
-  if (spec_.pre_tokenizer.empty()) {
-    return Unknown(
-        "pre_tokenizer", found,
-        "GPT-2's ByteLevel, SmolLM's Digits and ByteLevel, Llama 3's, Qwen2's, GPT-4o's or "
-        "BLOOM's Split and ByteLevel (without a prefix space), or Falcon's four steps");
-  }
   const Json& normalizer = Member(root_, "normalizer");
-  TREADLE_ASSIGN_OR_RETURN(const PreTokenizer pre_tokenizer,
-                           PreTokenizer::Create(spec_.pre_tokenizer));
   const std::vector<std::string> normalizers = TypesOf(Steps(normalizer, "normalizers"));
   const bool nfc = normalizers == std::vector<std::string>{"NFC"};
-  if (nfc != pre_tokenizer.normalizes_nfc() || (!nfc && !normalizers.empty())) {
-    return Unknown("normalizer", normalizer, pre_tokenizer.normalizes_nfc() ? "NFC" : "none");
+  const PreTokenizerRow* row = nullptr;
+  if (found == Json::parse(kFalconPreTokenizer)) {
+    TREADLE_ASSIGN_OR_RETURN(row, FindPreTokenizer("falcon"));
+  } else if (known && byte_level) {
+    row = PreTokenizerOf(patterns, nfc, spec_.ignore_merges);
   }
+  if (row == nullptr) {
+    return Unknown("pre_tokenizer", found,
+                   "Digits or Splits by the patterns of a known model, then ByteLevel without a "
+                   "prefix space; or Falcon's four steps");
+  }
+  if (nfc != row->nfc || (!nfc && !normalizers.empty())) {
+    return Unknown("normalizer", normalizer, row->nfc ? "NFC" : "none");
+  }
+  spec_.pre_tokenizer = row->name;
   return absl::OkStatus();
 }
 

@@ -1,7 +1,7 @@
 // Reads the tokenizer of a Hugging Face folder: tokenizer.json, with tokenizer_config.json,
 // special_tokens_map.json and generation_config.json for what it does not hold (BOS, EOS, stops).
 //
-// Understood: byte-level BPE (the shapes of GPT-2, GPT-NeoX, Llama 3, SmolLM2, Qwen2, Falcon) and
+// Understood: byte-level BPE that cuts text as a row of pre_tokenizer_table.cc does, and
 // SentencePiece-style BPE with byte fallback (Llama 2, TinyLlama, Mistral). Anything else is
 // InvalidArgument or Unimplemented, naming the file, the field, what was found and what was
 // expected. And writes it: tokenizer_json_writer.cc.

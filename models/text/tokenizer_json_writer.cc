@@ -16,25 +16,21 @@ Json ByteLevel(bool splits) {
           {"use_regex", splits}};
 }
 
-Json Sequence(const char* members, Json first, Json second) {
+Json PreTokenizerJson(const PreTokenizerRow& row) {
+  if (row.splits == "falcon") return Json::parse(kFalconPreTokenizer);
   Json steps = Json::array();
-  steps.push_back(std::move(first));
-  steps.push_back(std::move(second));
-  return {{"type", "Sequence"}, {members, std::move(steps)}};
-}
-
-Json PreTokenizerJson(const TokenizerSpec& spec) {
-  if (spec.pre_tokenizer == "gpt-2" || spec.pre_tokenizer == "olmo") return ByteLevel(true);
-  if (spec.pre_tokenizer == "falcon") return Json::parse(kFalconPreTokenizer);
-  if (spec.pre_tokenizer == "smollm") {
-    return Sequence("pretokenizers", {{"type", "Digits"}, {"individual_digits", true}},
-                    ByteLevel(true));
+  std::vector<std::string> patterns = SplitPatterns(row);
+  const bool splits = patterns.back() == kGpt2Pattern;  // which ByteLevel does by itself
+  if (splits) patterns.pop_back();
+  for (const std::string& pattern : patterns) {
+    steps.push_back({{"type", "Split"},
+                     {"pattern", {{"Regex", pattern}}},
+                     {"behavior", "Isolated"},
+                     {"invert", false}});
   }
-  const Json split = {{"type", "Split"},
-                      {"pattern", {{"Regex", PatternOfPreTokenizer(spec.pre_tokenizer)}}},
-                      {"behavior", "Isolated"},
-                      {"invert", false}};
-  return Sequence("pretokenizers", split, ByteLevel(false));
+  steps.push_back(ByteLevel(splits));
+  if (steps.size() == 1) return steps[0];
+  return {{"type", "Sequence"}, {"pretokenizers", steps}};
 }
 
 // Special tokens around the text, as the model wants them.
@@ -61,7 +57,7 @@ Json PostProcessorJson(const TokenizerSpec& spec) {
           {"special_tokens", special}};
 }
 
-Json TokenizerJson(const TokenizerSpec& spec) {
+Json TokenizerJson(const TokenizerSpec& spec, const PreTokenizerRow& row) {
   Json vocabulary = Json::object(), added = Json::array(), merges = Json::array();
   for (size_t id = 0; id < spec.tokens.size(); ++id) {
     const TokenizerSpec::Token& token = spec.tokens[id];
@@ -70,21 +66,21 @@ Json TokenizerJson(const TokenizerSpec& spec) {
     if (!special && token.kind != TokenKind::kUserDefined) continue;
     added.push_back({{"id", id},
                      {"content", token.text},
-                     {"single_word", false},
+                     {"single_word", token.single_word},
                      {"lstrip", token.trim_left},
                      {"rstrip", token.trim_right},
-                     {"normalized", false},
+                     {"normalized", token.normalized},
                      {"special", special}});
   }
   for (const auto& [left, right] : spec.merges) merges.push_back(Json::array({left, right}));
   Json normalizer = nullptr;
-  if (spec.pre_tokenizer == "qwen2" || spec.pre_tokenizer == "olmo") normalizer = {{"type", "NFC"}};
+  if (row.nfc) normalizer = {{"type", "NFC"}};
   return {{"version", "1.0"},
           {"truncation", nullptr},
           {"padding", nullptr},
           {"added_tokens", added},
           {"normalizer", normalizer},
-          {"pre_tokenizer", PreTokenizerJson(spec)},
+          {"pre_tokenizer", PreTokenizerJson(row)},
           {"post_processor", PostProcessorJson(spec)},
           {"decoder", ByteLevel(true)},
           {"model",
@@ -135,7 +131,9 @@ std::map<std::string, std::string> TokenizerJsonFiles(const TokenizerSpec& spec,
                                                       const std::string& chat_template,
                                                       int64_t context) {
   if (spec.model != TokenizerSpec::Model::kByteLevelBpe) return {};
-  return {{"tokenizer.json", Text(TokenizerJson(spec))},
+  const auto row = FindPreTokenizer(spec.pre_tokenizer);
+  if (!row.ok()) return {};  // no tokenizer was made of it either
+  return {{"tokenizer.json", Text(TokenizerJson(spec, **row))},
           {"tokenizer_config.json", Text(ConfigJson(spec, chat_template, context))},
           {"generation_config.json", Text(GenerationJson(spec))}};
 }

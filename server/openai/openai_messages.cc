@@ -58,14 +58,12 @@ absl::StatusOr<ChatMessage> ReadMessage(const std::string& name, const Json& val
   ChatMessage message;
   TREADLE_ASSIGN_OR_RETURN(message.role, ReadText(name + ".role", value.value("role", Json())));
   const bool assistant = message.role == "assistant", tool = message.role == "tool";
-  bool content = false;
   for (const auto& [key, field] : value.items()) {
     const std::string where = name + "." + key;
     if (key == "role" || IsPassedOver(key, field)) continue;
     if (key == "content" || (key == "refusal" && assistant)) {
       TREADLE_ASSIGN_OR_RETURN(std::string text, ReadContent(where, field));
-      if (!content) message.content = std::move(text);  // the refusal comes later
-      content = true;
+      if (!message.content) message.content = std::move(text);  // the refusal comes later
     } else if (key == "tool_calls" && assistant) {
       TREADLE_ASSIGN_OR_RETURN(message.tool_calls, ReadToolCalls(where, field));
     } else if (key == "tool_call_id" && tool) {
@@ -77,7 +75,9 @@ absl::StatusOr<ChatMessage> ReadMessage(const std::string& name, const Json& val
                              " is not supported in a message of this role");
     }
   }
-  if (!content && message.tool_calls.empty()) return InvalidArgument(name, ".content is missing");
+  if (!message.content && message.tool_calls.empty()) {
+    return InvalidArgument(name, ".content is missing");
+  }
   if (tool && message.tool_call_id.empty()) {
     return InvalidArgument(name, ".tool_call_id is missing");
   }

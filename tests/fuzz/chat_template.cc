@@ -64,7 +64,7 @@ void Run(std::string_view bytes) {
     ChatMessage& message = messages.emplace_back();
     message.role = input.Part();
     message.content = input.Part();
-    text += message.role.size() + message.content.size();
+    text += message.role.size() + message.content->size();
   }
   jinja::Budget budget;
   budget.Add(messages.size(), text);

@@ -12,8 +12,8 @@ namespace {
 void Run(std::string_view bytes) {
   static const std::vector<PreTokenizer> made = [] {
     std::vector<PreTokenizer> all;
-    for (const char* name : {"gpt-2", "smollm", "llama-bpe", "qwen2"}) {
-      all.push_back(*PreTokenizer::Create(name));
+    for (const PreTokenizerRow& row : PreTokenizerRows()) {
+      if (row.name == row.splits) all.push_back(*PreTokenizer::Create(row.name));
     }
     return all;
   }();
@@ -24,7 +24,6 @@ void Run(std::string_view bytes) {
     const char* end = bytes.data();
     for (const std::string_view word : words) {
       TREADLE_CHECK(word.data() == end && (!word.empty() || bytes.empty()));
-      TREADLE_CHECK(FindInvalidUtf8(word) == std::string_view::npos);
       end += word.size();
     }
     TREADLE_CHECK(end == bytes.data() + bytes.size());

@@ -209,7 +209,11 @@ TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
     EXPECT_EQ((*read)->eos, spec->eos);
     const auto before = Tokenizer::Create(*spec), after = Tokenizer::Create(**read);
     ASSERT_TRUE(before.ok() && after.ok()) << before.status() << after.status();
-    EXPECT_EQ(notices.empty(), !spec->space_prefix_if_missing);
+    const bool flagged = std::string_view(name) == "gpt-2";  // <mask> takes white space along
+    EXPECT_EQ(notices.empty(), !spec->space_prefix_if_missing && !flagged);
+    if (flagged) {
+      EXPECT_THAT(notices, ::testing::ElementsAre(HasSubstr("'<mask>' is one")));
+    }
     for (const std::string_view text : kTexts) {
       // What GGUF cannot say, and a notice does.
       if (spec->space_prefix_if_missing && text.starts_with(' ')) continue;

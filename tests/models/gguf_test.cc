@@ -67,7 +67,7 @@ std::vector<Corruption> Corruptions() {
       {"large epsilon", "layer_norm_rms_epsilon", 4, Raw(2.0f), "norm epsilon is 2"},
       {"missing setting", "llama.embedding_lengt", 0, "x", "llama.embedding_length' is missing"},
       {"element type", tokens, 4, Raw<uint32_t>(99), "type 99"},
-      {"array of arrays", tokens, 4, Raw<uint32_t>(9), "array of arrays"},
+      {"array of arrays", tokens, 4, Raw<uint32_t>(9), "metadata '" + tokens + "'"},
       {"array count", tokens, 8, Raw(kHuge), tokens},
       {"array count that wraps", tokens, 8, Raw(uint64_t{1} << 61), tokens},
       {"fewer tokens", tokens, 8, Raw<uint64_t>(3), ""},
@@ -256,6 +256,133 @@ TEST_F(GgufTest, ValuesComeBackByType) {
   EXPECT_FALSE((*file)->Integer("number").ok());
   EXPECT_FALSE((*file)->String("flag").ok());
   EXPECT_FALSE((*file)->Bool("integer", false).ok());
+}
+
+// A key with its type and value, as a file has them.
+std::string Pair(const std::string& key, const std::string& value) {
+  return Raw<uint64_t>(key.size()) + key + value;
+}
+
+// What other writers leave behind, none of which changes a model.
+TEST_F(GgufTest, FilesAsTheyAreFound) {
+  GgufWriter writer;
+  writer.AddString("tokenizer.ggml.model", "gpt2");
+  writer.AddStrings("tokenizer.ggml.tokens", {"a", "b", "<c>"});
+  writer.AddStrings("tokenizer.ggml.merges", {});
+  writer.AddI32s("tokenizer.ggml.token_type", {0, 1, 3});
+  writer.AddU32("tokenizer.ggml.bos_token_id", 2);
+  writer.AddRaw(Pair("tokenizer.ggml.add_bos_token", Raw<uint32_t>(0) + Raw<uint8_t>(1)));
+  writer.AddRaw(Pair("tokenizer.ggml.add_eos_token", Raw<uint32_t>(0) + Raw<uint8_t>(0)));
+  const std::string numbers =
+      Raw<uint32_t>(5) + Raw<uint64_t>(2) + Raw<int32_t>(7) + Raw<int32_t>(8);
+  const std::string texts = Raw<uint32_t>(8) + Raw<uint64_t>(1) + Raw<uint64_t>(2) + "hi";
+  const std::string deep = Raw<uint32_t>(9) + Raw<uint64_t>(1) + numbers;
+  writer.AddRaw(Pair("trained.on", Raw<uint32_t>(9) + Raw<uint32_t>(9) + Raw<uint64_t>(3) +
+                                       numbers + texts + deep));
+  writer.AddU32("behind", 5);
+  Write("found.gguf", writer.Bytes());
+  const auto file = GgufFile::Read(Path("found.gguf"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(*(*file)->Integer("behind"), 5);
+  EXPECT_FALSE((*file)->String("trained.on").ok());
+  const auto spec = ReadGgufTokenizer(**file);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE((*spec)->add_bos);
+  EXPECT_FALSE((*spec)->add_eos);
+  EXPECT_EQ((*spec)->tokens[0].kind, TokenKind::kNormal);
+  EXPECT_EQ((*spec)->tokens[2].kind, TokenKind::kControl);
+}
+
+TEST_F(GgufTest, ArraysInArraysEnd) {
+  std::string deep = Raw<uint32_t>(0) + Raw<uint64_t>(0);
+  for (int i = 0; i < 1000; ++i) deep = Raw<uint32_t>(9) + Raw<uint64_t>(1) + deep;
+  GgufWriter writer;
+  writer.AddRaw(Pair("deep", Raw<uint32_t>(9) + deep));
+  Write("bad.gguf", writer.Bytes());
+  ExpectRefused(Load(Path("bad.gguf")), Path("bad.gguf"),
+                "metadata 'deep' has arrays in arrays, more than 8 deep");
+}
+
+TEST_F(GgufTest, AGitLfsPointerIsNamed) {
+  const std::string pointer =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:" + std::string(64, '0') +
+      "\nsize 98362432\n";
+  Write("model.gguf", pointer);
+  ExpectRefused(Load(Path("model.gguf")), Path("model.gguf"), "is a Git LFS pointer");
+  TinyModelOptions options;
+  std::filesystem::create_directories(Path("folder"));
+  const auto folder = WriteTinyLlamaFolder(Path("folder"), options);
+  ASSERT_TRUE(folder.ok()) << folder.status();
+  ASSERT_TRUE(Load(*folder).ok());
+  for (const char* name : {"model.safetensors", "tokenizer.json", "config.json"}) {
+    const std::string was = Read(Str("folder/", name));
+    Write(Str("folder/", name), pointer);
+    ExpectRefused(Load(*folder), Path(Str("folder/", name)), "is a Git LFS pointer");
+    Write(Str("folder/", name), was);
+  }
+}
+
+// llama.cpp adds the biases that are there.
+TEST_F(GgufTest, OneBiasOfThreeIsAdded) {
+  WriteTiny("f32", false);
+  const auto tiny = GgufFile::Read(Path(kName));
+  ASSERT_TRUE(tiny.ok()) << tiny.status();
+  for (const std::string part : {"q", "k", "v"}) {
+    GgufWriter writer;
+    for (const GgufFile::RawPair& pair : (*tiny)->raw_metadata()) {
+      writer.AddRaw({reinterpret_cast<const char*>(pair.bytes.data()), pair.bytes.size()});
+    }
+    for (const StoredTensor& tensor : (*tiny)->tensors()) {
+      writer.AddTensor(tensor.name, tensor.shape, static_cast<uint32_t>(tensor.format->gguf_type),
+                       {reinterpret_cast<const char*>(tensor.data), tensor.bytes});
+    }
+    const int64_t rows = part == "q" ? 32 : 16;
+    writer.AddTensor("blk.0.attn_" + part + ".bias", {rows}, 0,
+                     *EncodeWeights("f32", std::vector<float>(static_cast<size_t>(rows), 0.5f)));
+    Write("bias.gguf", writer.Bytes());
+    const auto checkpoint = Checkpoint::Open(Path("bias.gguf"));
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    EXPECT_TRUE((*checkpoint)->config().qkv_bias);
+    EXPECT_FALSE((*checkpoint)->config().output_bias);
+    for (const std::string other : {"q", "k", "v"}) {
+      const auto* const bias = (*checkpoint)->Find("blk.0.attn_" + other + ".bias");
+      ASSERT_NE(bias, nullptr);
+      EXPECT_EQ(DecodeVector(*bias),
+                std::vector<float>(other == "q" ? 32 : 16, other == part ? 0.5f : 0.0f));
+    }
+    EXPECT_TRUE(Load(Path("bias.gguf")).ok());
+  }
+}
+
+// As llama.cpp reads the name (src/llama-vocab.cpp).
+TEST_F(GgufTest, APreTokenizersNameSaysWhatTheFileLeavesOut) {
+  const auto read = [&](const char* name) -> absl::StatusOr<TokenizerSpec> {
+    GgufWriter writer;
+    writer.AddString("tokenizer.ggml.model", "gpt2");
+    writer.AddString("tokenizer.ggml.pre", name);
+    writer.AddStrings("tokenizer.ggml.tokens", {"a", "b", "ab"});
+    writer.AddStrings("tokenizer.ggml.merges", {"a b"});
+    Write("pre.gguf", writer.Bytes());
+    TREADLE_ASSIGN_OR_RETURN(const auto file, GgufFile::Read(Path("pre.gguf")));
+    TREADLE_ASSIGN_OR_RETURN(auto spec, ReadGgufTokenizer(*file));
+    return *std::move(spec);
+  };
+  for (const auto& [name, ignore_merges, add_bos] :
+       std::vector<std::tuple<const char*, bool, bool>>{{"llama-v3", true, true},
+                                                        {"tekken", true, true},
+                                                        {"glm4", true, false},
+                                                        {"dbrx", false, false},
+                                                        {"deepseek-v3", false, false}}) {
+    const auto spec = read(name);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    EXPECT_EQ(spec->ignore_merges, ignore_merges) << name;
+    EXPECT_EQ(spec->add_bos, add_bos) << name;
+  }
+  ExpectRefused(
+      read("tekkn").status(), Path("pre.gguf"),
+      "tokenizer.ggml.pre: pre-tokenizer 'tekkn' is not one of the 66 known ones; nearest "
+      "are 'tekken'");
+  ExpectRefused(read("gemma4").status(), Path("pre.gguf"), "merges characters, not bytes");
 }
 
 // Whatever the bytes, an answer: loaded, or refused with a line that names the file.

@@ -64,12 +64,57 @@ TEST_P(OracleTest, EncodesAndDecodesAsTheAuthors) {
 
 INSTANTIATE_TEST_SUITE_P(TokenizerJson, OracleTest,
                          ::testing::Values("gpt-2", "smollm", "olmo", "bloom", "falcon",
-                                           "llama-bpe", "qwen2", "gpt-4o", "llama", "mistral"),
+                                           "llama-bpe", "qwen2", "gpt-4o", "llama", "mistral",
+                                           "added-bytes", "added-nfc", "added-prepend",
+                                           "added-metaspace"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::erase(name, '-');
                            return name;
                          });
+
+// tests/oracles/make_pre_tokenizer_oracles.py; Falcon's cuts characters, and is compared by ids.
+TEST(PreTokenizerTest, EveryNameCutsAsTheTokenizersLibrary) {
+  const auto oracle = ReadOracle("../pre_tokenizers.json");
+  for (const PreTokenizerRow& row : PreTokenizerRows()) {
+    if (row.splits == "falcon") continue;
+    const auto& expected = oracle["words"].at(std::string(row.splits));
+    const auto made = PreTokenizer::Create(row.name);
+    ASSERT_TRUE(made.ok()) << made.status();
+    EXPECT_EQ(made->normalizes_nfc(), row.nfc);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const auto text = oracle["texts"][i].get<std::string>();
+      std::vector<std::string_view> words;
+      ASSERT_TRUE(made->Split(text, &words).ok());
+      std::vector<size_t> lengths;
+      for (const std::string_view word : words) {
+        if (!word.empty()) lengths.push_back(word.size());
+      }
+      EXPECT_EQ(lengths, expected[i].get<std::vector<size_t>>()) << row.name << ": " << text;
+    }
+  }
+}
+
+// A folder that is written for a name is read as one with the same words, normalization and flags.
+TEST(PreTokenizerTest, EveryNameIsFoundByItsPatterns) {
+  for (const PreTokenizerRow& row : PreTokenizerRows()) {
+    const auto* const found = PreTokenizerOf(SplitPatterns(row), row.nfc, row.ignore_merges);
+    ASSERT_NE(found, nullptr) << row.name;
+    EXPECT_EQ(found->splits, row.splits);
+    EXPECT_EQ(found->nfc, row.nfc);
+    EXPECT_EQ(found->ignore_merges, row.ignore_merges);
+  }
+  EXPECT_EQ(PreTokenizerOf({"x+"}, false, false), nullptr);
+}
+
+TEST(PreTokenizerTest, AnotherAlgorithmIsRefusedByName) {
+  const auto message = [](std::string_view name) {
+    return std::string(FindPreTokenizer(name).status().message());
+  };
+  EXPECT_THAT(message("gemma4"), HasSubstr("'gemma4' merges characters, not bytes"));
+  EXPECT_THAT(message("superbpe"), HasSubstr("'superbpe' counts digits from the right"));
+  EXPECT_THAT(message("deepseek-v9"), HasSubstr("nearest are 'deepseek-v3'"));
+}
 
 TEST(SentencePieceTest, ScoresGiveWhatTheLibraryGives) {
   CheckCases(*Scored(), ReadOracle("sentencepiece-scores.json"));
@@ -200,6 +245,13 @@ TEST(TokenizerTest, OneLongWordIsNoTrap) {
     }
   }
   EXPECT_TRUE(FromFolder("qwen2")->Encode(marks, {}).ok());
+  for (const PreTokenizerRow& row : PreTokenizerRows()) {
+    if (row.name != row.splits) continue;
+    for (const std::string& text : {letters, spaces, spaces + "\u4e2d", lines, marks, brackets}) {
+      std::vector<std::string_view> words;
+      EXPECT_TRUE(PreTokenizer::Create(row.name)->Split(text, &words).ok()) << row.name;
+    }
+  }
 }
 
 TEST(StreamDecoderTest, HoldsBackAnUnfinishedCharacter) {
@@ -254,7 +306,8 @@ TEST(TokenizerTest, RefusesSpecsThatContradictThemselves) {
   EXPECT_THAT(message(spec), HasSubstr("empty"));
   spec.tokens = {{"a"}, {"b"}};
   spec.pre_tokenizer = "gpt-7";
-  EXPECT_THAT(message(spec), HasSubstr("'gpt-7' is not known; known are 'gpt-2'"));
+  EXPECT_THAT(message(spec),
+              HasSubstr("'gpt-7' is not one of the 66 known ones; nearest are 'gpt-2'"));
   spec.pre_tokenizer = "gpt-2";
   spec.merges = {{"a", "b"}};
   EXPECT_THAT(message(spec), HasSubstr("merge 0 ('a' and 'b') needs the token 'ab'"));

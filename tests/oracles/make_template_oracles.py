@@ -217,6 +217,30 @@ SNIPPETS = {
 "macros": "{% macro f(a, b='d', c=a) %}[{{ a }}{{ b }}{{ c }}{{ x }}]{% endmacro %}{% set x = 'g' %}{{ f(1) }}{{ f(1, 2) }}{{ f(b=3, a=4) }}{% macro deep(n) %}{{ n }}{% if n > 0 %}{{ deep(n - 1) }}{% endif %}{% endmacro %}{{ deep(5) }}{% for x in [1] %}{{ f(9) }}{% endfor %}{{ f() }}",
 "loops": "{% for i in range(4) %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.cycle('a', 'b') }};{% endfor %}{% for i in [] %}x{% else %}empty{% endfor %}{% for i in range(9) if i is even %}{{ i }}{{ loop.index }}{% if i > 5 %}{% break %}{% endif %}{% endfor %}{% for a, b in [[1, 2], [3, 4]] %}{{ a * b }}{% endfor %}{% for c in 'héy' %}{{ c }}.{% endfor %}{% for i in [1, 2] %}{% for j in [1, 2] %}{{ i }}{{ j }}{% if loop.last %}!{% endif %}{% endfor %}{{ loop.index }}{% endfor %}",
 "indent": "{{ 'a\\nb\\n\\nc'|indent }}|{{ 'a\\nb\\n\\nc'|indent(2, true, true) }}|{{ 'a\\nb'|indent('>>') }}|{{ 'x'|string|safe }}{{ [1, 2]|count }}",
+"int-keys": "{% set d = {0: 'a', 512: 'b', 1.5: none, none: 2, true: 'c', 'k': []} %}{{ d }} {{ d[0] }}{{ d[512.0] }}{{ d[1] }}{{ d[7] }} {{ 512 in d }} {{ '0' in d }} {{ d.get(0) }} {% for k, v in d.items() %}{{ k }}:{{ v }};{% endfor %}{{ d|tojson }} {{ {2: 'x', 10: 'y', 1: 'z'}|dictsort }} {{ {1: 'a', 1.0: 'b', true: 'c'} }} {{ {3: 1, 2: 2}|tojson(sort_keys=true) }}",
+"tuples": "{{ (1, 'a') }} {{ (1,) }} {{ () }} {{ 1, 2 }} {% set t = 3, 4 %}{{ t }} {{ t + (5,) }} {{ t[1:] }} {{ [t] }} {{ (1, 2) == [1, 2] }} {{ (1, 2) == (1, 2) }} {{ t|tojson }} {{ t|list }} {{ t * 2 }} {{ [0] * 2 }} {{ {'a': 1}.items()|list }} {{ {'a': 1}|dictsort }} {{ 3 in t }} {{ (1, 2) < (1, 3) }}",
+"views": "{% set d = {'a': 1, 'b': 2} %}{{ d.keys() }} {{ d.values() }} {{ d.items() }} {{ d.keys()[0] }}| {{ range(3) }} {{ range(2, 9, 3) }} {{ range(1, 4)[1] }} {{ range(3) == range(0, 3) }} {{ d.keys() is sequence }} {{ range(3) is sequence }} {{ d.items() is iterable }} {{ d.copy() }} {{ (range(5))[2:] | list }}",
+"tuple-sum": "{{ (1, 2) + [3] }}",
+"view-slice": "{{ {'a': 1}.keys()[1:] }}",
+"json-range": "{{ range(2)|tojson }}",
+"dict-call": "{{ dict({'a': 1, 'b': 2}, b=3, c=4) }} {{ dict([('x', 1), ('y', 2)], x=5) }} {{ dict() }} {% set n = namespace({'a': 1}, a=2) %}{{ n.a }}",
+"macro-arguments": "{% macro f(a, b='q') %}{{ a }}{{ b }}{{ varargs }}{{ kwargs }}{% endmacro %}{{ f(1) }} {{ f(1, 2, 3, 4, x=5) }} {{ f(b=1, z='w', a=2) }} {{ f.name }} {{ f.arguments }} {{ f.catch_varargs }} {% macro g(x) %}{{ x }}{% endmacro %}{{ g.catch_kwargs }} {{ g.arguments }} {{ g.nothing is defined }}",
+"macro-too-many": "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, 2) }}",
+"macro-other-name": "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, b=2) }}",
+"macro-twice": "{% macro f(a) %}{{ a }}{% endmacro %}{{ f(1, a=2) }}",
+"loop-else": "{% for i in [1, 2] %}{{ i }}{% continue %}{% else %}A{% endfor %}{% for i in [1, 2] %}{% break %}{% else %}B{% endfor %}{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{% else %}C{% endfor %}{% for i in [1, 2] %}{% if i == 1 %}{% continue %}{% endif %}{% else %}D{% endfor %}{% for i in [1] if i > 1 %}{% else %}E{% endfor %}{% for i in [1] %}{% for j in [] %}{% else %}{{ loop.depth }}{{ loop.depth0 }}{% break %}{% endfor %}x{% endfor %}",
+"from-right": "{{ 'a b  c d'.rsplit(none, 1) }} {{ ' a b '.rsplit(maxsplit=1) }} {{ ' a b '.rsplit(none, 0) }} {{ 'a b'.rsplit(none, 5) }} {{ ' \\u3000x y'.rsplit(none, 1) }} {{ 'a b c'.split(none, 1) }} {{ ''.rsplit(none, 1) }}",
+"affixes": "{{ 'abc'.startswith(('x', 'ab')) }} {{ 'abc'.endswith(('x', 'bc')) }} {{ 'abc'.startswith('b', 1) }} {{ 'abc'.startswith('b', -2, 2) }} {{ 'abc'.endswith('b', 0, 2) }} {{ 'héé'.startswith('é', 1) }} {{ 'abc'.startswith('', 3) }} {{ 'abc'.startswith('', 4) }} {{ 'abc'.startswith(()) }} {{ 'abcabc'.find('c', 3) }} {{ 'abc'.find('a', 1) }}",
+"affix-list": "{{ 'abc'.startswith(['a']) }}",
+"replace-empty": "{{ 'abc'.replace('', '-') }} {{ 'abc'.replace('', '-', 2) }} {{ 'abc'.replace('', '-', 0) }} {{ 'ab'.replace('', '-', 3) }} {{ 'ab'.replace('', '-', 9) }} {{ ''.replace('', 'x') }} {{ ''.replace('', 'x', 0) }}| {{ 'éa'|replace('', '.', 1) }} {{ 'aaa'|replace('a', 'b', 2) }}",
+"sorted-by": "{% set l = [{'a': {'b': 2}, 'n': 'x'}, {'a': {'b': 1}, 'n': 'Y'}, {'a': {'b': 1}, 'n': 'b'}] %}{{ l|sort(attribute='a.b')|map(attribute='n')|join }} {{ l|sort(attribute='a.b,n')|map(attribute='n')|join }} {{ l|sort(attribute='n', case_sensitive=true)|map(attribute='n')|join }} {{ l|sort(attribute='a.b', reverse=true)|map(attribute='n')|join }} {{ [[1, 'b'], [0, 'c']]|sort(attribute='0')|list }} {{ l|map(attribute='a.b')|list }} {{ l|map(attribute='a.c', default='-')|list }} {{ l|map(attribute='z.c', default={})|list }} {{ [[1, 2]]|map(attribute=1)|list }} {{ [['p', 'q']]|map(attribute='1')|list }}",
+"cyclers": "{% set c = cycler('a', 'b', 'c') %}{{ c.next() }}{{ c.next() }}{{ c.current }}{{ c.next() }}{{ c.next() }}{% set _ = c.reset() %}{{ c.next() }} {% set j = joiner() %}{% for i in range(3) %}{{ j() }}{{ i }}{% endfor %}{% set p = joiner(' | ') %}{{ p() }}x{{ p() }}y",
+"callables": "{{ [range is callable, 'a'.upper is callable, 'a' is callable, {}.get is callable, {'items': 1}.items is callable, strftime_now is callable, loop is callable] }} {% set f = 'abc'.upper %}{{ f() }} {{ {'items': 7}['items'] }} {{ 'x'.nothing is defined }} {% macro m() %}{% endmacro %}{{ m is callable }}",
+"escapes": "{{ '\\101\\60\\0601\\7\\x7e\\u00e9\\U0001f600\\e\\q' }}|{{ 'a\\\nb' }}",
+"unicode-cases": "{{ 'straße ÀÉ ñ ŉ ﬁn ǆ ᾳ ΐ'.upper() }} {{ 'ÀÉÎ İ ΑΣ ΑΣΑ Σ Ǆ Ж'.lower() }} {{ 'ΟΔΥΣΣΕΥΣ ὈΔΟΣ. Σ'.lower() }} {{ 'élan vital ǆ ß'.title() }} {{ 'ÉCOLE ßA'.capitalize() }} {{ 'ßa'.capitalize() }} {{ 'ǆa ἈΙ ﬂ'.capitalize() }} {{ \"they're bill's ñandú x1y\".title() }} {{ 'élan-vital (ñu) \\u3000straße'|title }} {{ 'éÉ'|upper }}{{ 'éÉ'|lower }} {{ 'ÉCOLE'|capitalize }} {{ ['É', 'é', 'ß', 'e']|unique|list }} {{ ['é', 'É', 'z', 'a']|sort|list }} {{ 'Ωμέγα ω'|upper|lower }}",
+"unicode-repr": "{{ ['é', '\\u00a0', '\\u00ad', '\\u200b', '\\u2028', '\\ue000', '\\U000e0001', '\\x7f', '\\x1c', '中', '😀', '\\u3000', '\\ufeff', \"it's\", 'q\\\"', '\\\\'] }}",
+"unicode-spaces": "{{ '\\u2003\\x1c a \\u3000\\x85'.strip() }}|{{ '\\u00a0a '.lstrip() }}|{{ 'a\\u202f'.rstrip() }}|{{ '\\u200ba'.strip()|length }} x\u00a0\u3000{{- 1 -}}\u2003\u00a0y\u200b\n\u00a0\u2003{% if true %}z{% endif %}{{\u00a02\u3000}}",
+"big-integers": "{{ 9223372036854775807 }} {{ -9223372036854775807 - 1 }} {{ 9223372036854775806 + 1 }} {{ '9223372036854775807'|int }} {{ 3037000499 * 3037000499 }} {{ {9223372036854775807: 1} }} {{ 1e15|int }}",
 "undefined-member": "{{ x.y }}",
 "undefined-sum": "{{ x + 'a' }}",
 "mixed-sum": "{{ 1 + 'a' }}",
@@ -351,7 +375,7 @@ TOOL_CHAT = [
     {"role": "user", "content": "Weather?"},
     {"role": "assistant", "content": None, "tool_calls": [
         {"id": "c1", "type": "function", "function": {"name": "weather"},
-         "arguments": '{"city": "Z\\u00fcrich", "at": -3, "deep": {"z": [true, 9223372036854775807], "a": 2.50}}'}]},
+         "arguments": '{"city": "Z\\u00fcrich", "at": -3, "deep": {"z": [true, 9223372036854775807], "a": 2.50, "big": [18446744073709551615, -99999999999999999999999]}}'}]},
     {"role": "tool", "tool_call_id": "c1", "name": "weather", "content": "12 °C"},
     {"role": "assistant", "content": "Twelve."}]
 
@@ -373,19 +397,24 @@ def case(template, chat, prompt, tools=None):
     return {**given, "expected": expected}
 
 
-entries = []
-for name, source in {**TEMPLATES, **SNIPPETS}.items():
-    compiled = _compile_jinja_template(source)
-    chats = CHATS if name in TEMPLATES else CHATS[1:2]
-    prompts = (True, False) if name in TEMPLATES else (True,)
-    entries.append({"name": name, "template": source,
-                    "cases": [case(compiled, chat, prompt) for chat in chats for prompt in prompts]})
-for name, source in TOOL_TEMPLATES.items():
-    compiled = _compile_jinja_template(source)
-    entries.append({"name": name, "template": source,
-                    "cases": [case(compiled, chat, True, tools) for chat in (TOOL_CHAT, CHATS[1])
-                              for tools in (TOOLS, None)]})
-with open("tests/testdata/chat_templates.json", "w", encoding="utf-8") as file:
-    json.dump({"now": NOW.strftime("%Y-%m-%d %H:%M:%S"), "templates": entries}, file, indent=1,
-              ensure_ascii=True)
-    file.write("\n")
+def write():
+    entries = []
+    for name, source in {**TEMPLATES, **SNIPPETS}.items():
+        compiled = _compile_jinja_template(source)
+        chats = CHATS if name in TEMPLATES else CHATS[1:2]
+        prompts = (True, False) if name in TEMPLATES else (True,)
+        entries.append({"name": name, "template": source,
+                        "cases": [case(compiled, chat, prompt) for chat in chats for prompt in prompts]})
+    for name, source in TOOL_TEMPLATES.items():
+        compiled = _compile_jinja_template(source)
+        entries.append({"name": name, "template": source,
+                        "cases": [case(compiled, chat, True, tools) for chat in (TOOL_CHAT, CHATS[1])
+                                  for tools in (TOOLS, None)]})
+    with open("tests/testdata/chat_templates.json", "w", encoding="utf-8") as file:
+        json.dump({"now": NOW.strftime("%Y-%m-%d %H:%M:%S"), "templates": entries}, file, indent=1,
+                  ensure_ascii=True)
+        file.write("\n")
+
+
+if __name__ == "__main__":
+    write()

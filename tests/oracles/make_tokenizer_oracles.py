@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Writes tests/testdata/tokenizers/: small tokenizers with what the authors' libraries make of hard text.
 
-Run from the repository's root, with tokenizers, sentencepiece, transformers and gguf installed. For
-the default model (first argument: its GGUF file), only texts and ids are kept; the test reads the
-vocabulary from the file itself.
+Run from the repository's root, with tokenizers, sentencepiece, transformers and gguf installed. With "added"
+for an argument it writes the tokenizers of added tokens alone. For the default model (first argument: its
+GGUF file), only texts and ids are kept; the test reads the vocabulary from the file itself.
 """
 import io
 import json
@@ -56,11 +56,14 @@ def corpus():
     return lines
 
 
-def cases(encode, decode):
+def cases(encode, decode, texts=HARD, undecoded=()):
+    """Without the decoded text where ids are among `undecoded`."""
     rows = []
-    for text in HARD:
+    for text in texts:
         with_special, without = encode(text, True), encode(text, False)
         row = {"text": text, "ids": with_special, "decoded": decode(with_special, False)}
+        if set(with_special) & set(undecoded):
+            del row["decoded"]
         if without != with_special:
             row["bare"] = without
         rows.append(row)
@@ -93,7 +96,7 @@ def write(name, value):
         file.write("\n")
 
 
-def save(name, tokenizer, config, decodes_at_random=True, string_merges=False):
+def save(name, tokenizer, config, decodes_at_random=True, string_merges=False, texts=HARD, undecoded=()):
     folder = f"{OUT}/{name}"
     os.makedirs(folder, exist_ok=True)
     state = json.loads(tokenizer.to_str())
@@ -105,7 +108,7 @@ def save(name, tokenizer, config, decodes_at_random=True, string_merges=False):
         json.dump(config, file)
     tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     encode, decode = library_functions(tokenizer)
-    oracle = {"cases": cases(encode, decode)}
+    oracle = {"cases": cases(encode, decode, texts, undecoded)}
     if decodes_at_random:
         oracle["random"] = random_decodes(decode, tokenizer.get_vocab_size())
     write(f"{name}/oracle", oracle)
@@ -252,8 +255,58 @@ def default_model(path):
                             "random": random_decodes(decode, len(tokens))})
 
 
-shutil.rmtree(OUT, ignore_errors=True)
-os.makedirs(OUT)
-byte_level_family()
-sentencepiece_family()
-default_model(sys.argv[1])
+def added_tokens():
+    """Every combination of an added token's flags, under each kind of normalizer: "added-..." folders."""
+    flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
+    tokens = [AddedToken(f"<{bits:x}>", **{flag: bool(bits >> i & 1) for i, flag in enumerate(flags)})
+              for bits in range(32)]
+    # Composed and not, beginning with a space, and one within another.
+    tokens += [AddedToken(text, normalized=normalized, special=False) for text, normalized in (
+        ("<e\u0301>", True), ("<o\u0301>", False), ("<\u00fc>", True), ("<\u00e4>", False), (" sp", True),
+        (" ps", False), ("<abc>", True), ("<ab", False), ("q", True))]
+    around = ("{}", "a{}b", "a {} b", "  {}  ", "{0} {0}", "{0}{0}", "_{}1", "\u00e9{}.", "\n{}\u3000", "e\u0301 {}", ".{}x")
+    texts = [form.format(token.content) for token in tokens for form in around]
+    texts += ["<e\u0301><\u00e9><o\u0301><\u00f3><u\u0308><\u00fc><a\u0308><\u00e4>", "a sp ps  sp x", "<abc> <ab> <ab<abc>",
+              "<1> <2><1>  <2>  <3> <0>", "x<8> <8>", "\u24b6<4>\u200d <4>\u0301 <4>-"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+
+    def bytes_tokenizer(normalizer):
+        tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        if normalizer:
+            tokenizer.normalizer = normalizer
+        return tokenizer
+
+    def pieces_tokenizer(metaspace):
+        pieces = ["<unk>"] + [f"<0x{byte:02X}>" for byte in range(256)] + list("\u2581abpsx<>.\u00e9\u00fc")
+        tokenizer = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[], unk_token="<unk>",
+                                         fuse_unk=True, byte_fallback=True))
+        if metaspace:
+            tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("\u2581", prepend_scheme="first", split=False)
+        else:
+            tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"),
+                                                         normalizers.Replace(" ", "\u2581")])
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(),
+                                               decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+        return tokenizer
+
+    for name, tokenizer in (("bytes", bytes_tokenizer(None)), ("nfc", bytes_tokenizer(normalizers.NFC())),
+                            ("prepend", pieces_tokenizer(False)), ("metaspace", pieces_tokenizer(True))):
+        tokenizer.add_tokens(tokens)
+        tokenizer.add_special_tokens([token for token in tokens if token.special])
+        # Where normalizing changes a special token's text, the library decodes it as if it were none.
+        undecoded = [tokenizer.token_to_id(token.content) for token in tokens
+                     if name == "prepend" and token.special and token.normalized]
+        save(f"added-{name}", tokenizer, {}, decodes_at_random=False, texts=texts, undecoded=undecoded)
+
+
+if sys.argv[1:] == ["added"]:
+    added_tokens()
+else:
+    shutil.rmtree(OUT, ignore_errors=True)
+    os.makedirs(OUT)
+    byte_level_family()
+    sentencepiece_family()
+    added_tokens()
+    default_model(sys.argv[1])

@@ -99,6 +99,24 @@ TEST(OpenAiTools, ReachTheTemplateInTheirOrder) {
             "\"Z\xC3\xBCrich\", \"at\": [1, 2.5, null]}}[tool]sunny");
 }
 
+// A text that is empty is one; none and what is left out are none.
+TEST(OpenAiTools, CallsMayComeWithoutContent) {
+  const ServedModel model =
+      ModelWith(Str("{% if false %}", kHermes, "{% endif %}{{ messages[0].content is none }}",
+                    "{{ messages[0].tool_calls | length }}")
+                    .c_str());
+  for (const auto& [content, prompt] :
+       {std::pair("", "True1"), std::pair(R"("content": null,)", "True1"),
+        std::pair(R"("content": "",)", "False1")}) {
+    EXPECT_EQ(
+        PromptOf(model, Body("", Str(R"("messages": [{"role": "assistant", )", content,
+                                     R"("tool_calls": [{"id": "1", "type": "function",)"
+                                     R"( "function": {"name": "f", "arguments": "{}"}}]}])"))),
+        prompt)
+        << content;
+  }
+}
+
 TEST(OpenAiTools, WhatIsWrongIsNamed) {
   const ServedModel hermes = ModelWith(kHermes), plain = ModelWith(kPlain);
   const std::string known = "is known (Hermes' and Qwen's and Llama 3's), expected none";

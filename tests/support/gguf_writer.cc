@@ -105,6 +105,11 @@ void GgufWriter::AddBool(std::string_view key, bool value) {
   Put<uint8_t>(metadata_, value ? 1 : 0);
 }
 
+void GgufWriter::AddRaw(std::string_view pair) {
+  ++metadata_count_;
+  metadata_ += pair;
+}
+
 void GgufWriter::AddStrings(std::string_view key, const std::vector<std::string>& values) {
   ++metadata_count_;
   PutKey(metadata_, key, kArray);

@@ -21,6 +21,7 @@ class GgufWriter {
   void AddU32(std::string_view key, uint32_t value);
   void AddF32(std::string_view key, float value);
   void AddBool(std::string_view key, bool value);
+  void AddRaw(std::string_view pair);  // a key, type and value as bytes
   void AddStrings(std::string_view key, const std::vector<std::string>& values);
   void AddI32s(std::string_view key, const std::vector<int32_t>& values);
   // shape: outermost first. `data` as EncodeWeights gives it.

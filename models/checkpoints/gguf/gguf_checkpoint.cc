@@ -27,7 +27,10 @@ class GgufCheckpoint final : public Checkpoint {
   absl::Status ReadRope(const std::string& prefix, const Architecture& architecture);
   absl::Status ReadYarn(const std::string& prefix, const Architecture& architecture);
 
+  bool ReadBias(const Architecture& architecture, Presence bias, std::initializer_list<Part> parts);
+
   std::unique_ptr<GgufFile> file_;
+  std::vector<std::vector<std::byte>> zeros_;  // of biases that the file leaves out
 };
 
 absl::Status GgufCheckpoint::Read(const std::string& path) {
@@ -80,15 +83,10 @@ absl::Status GgufCheckpoint::ReadConfig() {
                          ", expected none");
   }
   config_.tied_head = Find("output.weight") == nullptr;
-  const auto has = [&](Presence bias, std::initializer_list<Part> parts) {
-    if (bias != Presence::kAsStored) return bias == Presence::kAlways;
-    return std::ranges::any_of(architecture->tensors, [&](const TensorRow& row) {
-      return std::ranges::find(parts, row.part) != parts.end() &&
-             Find(SpellTensorName(*architecture, kind_, {&row, "0", ".bias"})) != nullptr;
-    });
-  };
-  config_.qkv_bias = has(architecture->qkv_bias, {Part::kQ, Part::kQkv});
-  config_.output_bias = has(architecture->output_bias, {Part::kAttentionOutput});
+  config_.qkv_bias =
+      ReadBias(*architecture, architecture->qkv_bias, {Part::kQ, Part::kK, Part::kV, Part::kQkv});
+  config_.output_bias =
+      ReadBias(*architecture, architecture->output_bias, {Part::kAttentionOutput});
   const std::string_view second = architecture->gguf_second_norm;
   if (!second.empty() && Find(Str("blk.0.", second, ".weight")) == nullptr) config_.layer_norms = 1;
   if (!architecture->local_layers) {  // 0: none, as llama.cpp writes of Phi-4
@@ -99,6 +97,47 @@ absl::Status GgufCheckpoint::ReadConfig() {
     config_.query_scalar = architecture->gguf_query_scalar(config_);
   }
   return architecture->rotary ? ReadRope(prefix, *architecture) : absl::OkStatus();
+}
+
+// Whether the products of `parts` have biases. Where one has a bias, all have: those that the file
+// leaves out are zeros.
+bool GgufCheckpoint::ReadBias(const Architecture& architecture, Presence bias,
+                              std::initializer_list<Part> parts) {
+  if (bias != Presence::kAsStored) return bias == Presence::kAlways;
+  std::vector<StoredTensor> lacking;
+  bool found = false;
+  for (const TensorRow& row : architecture.tensors) {
+    if (std::ranges::find(parts, row.part) == parts.end()) continue;
+    for (int64_t layer = 0; layer < config_.layers; ++layer) {
+      const std::string number = std::to_string(layer);
+      const auto spell = [&](const char* suffix) {
+        return SpellTensorName(architecture, kind_, {&row, number, suffix});
+      };
+      const StoredTensor* const weight = Find(spell(".weight"));
+      if (weight == nullptr) break;  // the number of layers may be anything yet
+      if (Find(spell(".bias")) != nullptr) {
+        found = true;
+      } else {
+        lacking.push_back({.name = spell(".bias"),
+                           .format = FindWeightFormat("f32"),
+                           .shape = {weight->shape[0]}});
+      }
+    }
+  }
+  if (!found) return false;
+  uint64_t longest = 0;
+  for (StoredTensor& tensor : lacking) {
+    tensor.bytes = static_cast<uint64_t>(tensor.shape[0]) * sizeof(float);
+    longest = std::max(longest, tensor.bytes);
+  }
+  zeros_.emplace_back(longest);
+  std::vector<StoredTensor> all = tensors_;
+  for (StoredTensor& tensor : lacking) {
+    tensor.data = zeros_.back().data();
+    all.push_back(std::move(tensor));
+  }
+  AddTensors(std::move(all));
+  return true;
 }
 
 template <typename Struct>

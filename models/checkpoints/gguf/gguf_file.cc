@@ -111,6 +111,7 @@ class GgufReader {
 
   absl::Status ReadHeader();
   absl::Status ReadMetadata(uint64_t index);
+  absl::Status SkipArrays(uint64_t count, const std::string& what, int depth);
   absl::Status ReadElements(uint64_t count, const std::string& what, GgufValue& value);
   absl::Status ReadTensor(uint64_t index);
   absl::Status ReadShape(const std::string& what, StoredTensor& tensor);
@@ -158,16 +159,29 @@ absl::Status GgufReader::ReadMetadata(uint64_t index) {
   if (value.type == GgufType::kArray) {
     value.array = true;
     TREADLE_ASSIGN_OR_RETURN(value.type, Type(what + " (elements)"));
-    if (value.type == GgufType::kArray) {
-      return Unimplemented(gguf_->path(), ": ", what, " is an array of arrays");
-    }
     TREADLE_ASSIGN_OR_RETURN(count, Scalar<uint64_t>(what + ": count"));
   }
-  TREADLE_RETURN_IF_ERROR(ReadElements(count, what, value));
+  TREADLE_RETURN_IF_ERROR(value.type == GgufType::kArray ? SkipArrays(count, what, 1)
+                                                         : ReadElements(count, what, value));
   if (!gguf_->values_.emplace(std::string(key), std::move(value)).second) {
     return Error(what, " appears twice");
   }
   gguf_->raw_metadata_.push_back({key, bytes_.subspan(begin, at_ - begin)});
+  return absl::OkStatus();
+}
+
+// Arrays in an array, `depth` deep already: no key that is read has any.
+absl::Status GgufReader::SkipArrays(uint64_t count, const std::string& what, int depth) {
+  constexpr int kDeepest = 8;
+  if (depth > kDeepest) return Error(what, " has arrays in arrays, more than ", kDeepest, " deep");
+  for (uint64_t i = 0; i < count; ++i) {
+    GgufValue skipped;
+    TREADLE_ASSIGN_OR_RETURN(skipped.type, Type(what + " (elements)"));
+    TREADLE_ASSIGN_OR_RETURN(const uint64_t elements, Scalar<uint64_t>(what + ": count"));
+    TREADLE_RETURN_IF_ERROR(skipped.type == GgufType::kArray
+                                ? SkipArrays(elements, what, depth + 1)
+                                : ReadElements(elements, what, skipped));
+  }
   return absl::OkStatus();
 }
 
@@ -362,7 +376,9 @@ absl::StatusOr<double> GgufFile::Number(std::string_view key,
 absl::StatusOr<bool> GgufFile::Bool(std::string_view key, bool otherwise) const {
   TREADLE_ASSIGN_OR_RETURN(const GgufValue* value,
                            One(key, /*optional=*/true, "bool", [](const GgufValue& found) {
-                             return found.type == GgufType::kBool;
+                             const bool whole = RowOf(found.type).integer;
+                             return found.type == GgufType::kBool ||
+                                    (whole && (found.numbers[0] == 0 || found.numbers[0] == 1));
                            }));
   return value == nullptr ? otherwise : value->numbers[0] != 0;
 }

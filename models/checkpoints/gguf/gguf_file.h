@@ -38,7 +38,7 @@ enum class GgufType : uint32_t {
 // One metadata value, or the elements of an array; strings point into the file.
 struct GgufValue {
   GgufType type = GgufType::kU8;  // of the value, or of an array's elements
-  bool array = false;
+  bool array = false;             // of arrays: nothing of these is kept
   std::vector<std::string_view> strings;
   std::vector<double> numbers;  // exact for integers up to 2^53; bool is 0 or 1
 };
@@ -73,6 +73,7 @@ class GgufFile {
   absl::StatusOr<int64_t> Integer(std::string_view key,
                                   std::optional<int64_t> otherwise = {}) const;
   absl::StatusOr<double> Number(std::string_view key, std::optional<double> otherwise = {}) const;
+  // An integer that is 0 or 1 is one too.
   absl::StatusOr<bool> Bool(std::string_view key, bool otherwise) const;
   absl::StatusOr<std::string> String(std::string_view key,
                                      std::optional<std::string> otherwise = {}) const;

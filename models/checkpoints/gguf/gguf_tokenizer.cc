@@ -5,6 +5,7 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/checkpoints/gguf/gguf_file.h"
+#include "models/text/pre_tokenizer.h"
 
 namespace treadle {
 namespace {
@@ -39,9 +40,10 @@ absl::Status ReadTokens(const GgufFile& file, const GgufValue& texts, TokenizerS
     if (scores != nullptr) token.score = static_cast<float>(scores->numbers[i]);
     if (kinds == nullptr) continue;
     const double kind = kinds->numbers[i];
+    if (kind == 0) continue;  // "undefined", of which some writers make all tokens
     if (!(kind >= 1 && kind <= 6)) {
       return InvalidArgument(file.path(), ": tokenizer.ggml.token_type of token ", i, " is ", kind,
-                             ", expected 1 to 6");
+                             ", expected 0 to 6");
     }
     token.kind = static_cast<TokenKind>(static_cast<int>(kind) - 1);  // the file counts from 1
   }
@@ -115,14 +117,18 @@ absl::StatusOr<std::optional<TokenizerSpec>> ReadGgufTokenizer(const GgufFile& f
   spec.model =
       sentencepiece ? TokenizerSpec::Model::kSentencePiece : TokenizerSpec::Model::kByteLevelBpe;
   TREADLE_RETURN_IF_ERROR(ReadTokens(file, *texts, spec));
+  bool add_bos = sentencepiece;
   if (!sentencepiece) {
     TREADLE_RETURN_IF_ERROR(ReadMerges(file, spec));
     TREADLE_ASSIGN_OR_RETURN(spec.pre_tokenizer, file.String("tokenizer.ggml.pre", "gpt-2"));
+    const auto row = FindPreTokenizer(spec.pre_tokenizer);
+    if (!row.ok()) {
+      return Unimplemented(file.path(), ": tokenizer.ggml.pre: ", row.status().message());
+    }
+    spec.ignore_merges = (*row)->ignore_merges;
+    add_bos = (*row)->add_bos;
   }
-  const bool llama_bpe = spec.pre_tokenizer == "llama-bpe";
-  spec.ignore_merges = llama_bpe;
-  TREADLE_ASSIGN_OR_RETURN(spec.add_bos,
-                           file.Bool("tokenizer.ggml.add_bos_token", sentencepiece || llama_bpe));
+  TREADLE_ASSIGN_OR_RETURN(spec.add_bos, file.Bool("tokenizer.ggml.add_bos_token", add_bos));
   TREADLE_ASSIGN_OR_RETURN(spec.add_eos, file.Bool("tokenizer.ggml.add_eos_token", false));
   TREADLE_ASSIGN_OR_RETURN(spec.add_space_prefix,
                            file.Bool("tokenizer.ggml.add_space_prefix", sentencepiece));

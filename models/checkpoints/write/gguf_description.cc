@@ -8,6 +8,7 @@
 #include "models/architectures/config_fields.h"
 #include "models/architectures/rotary_embedding.h"
 #include "models/checkpoints/write/gguf_file_writer.h"
+#include "models/text/pre_tokenizer.h"
 
 namespace treadle {
 namespace {
@@ -86,6 +87,11 @@ std::vector<float> ScoresOfMerges(const TokenizerSpec& spec) {
 }
 
 absl::Status DescribeMerges(const TokenizerSpec& spec, GgufMetadataWriter& metadata) {
+  TREADLE_ASSIGN_OR_RETURN(const PreTokenizerRow* row, FindPreTokenizer(spec.pre_tokenizer));
+  if (row->ignore_merges != spec.ignore_merges) {
+    return Unimplemented("the tokenizer has ignore_merges ", spec.ignore_merges ? "true" : "false",
+                         ", and GGUF's pre-tokenizer ", Quoted(row->name), " the other");
+  }
   std::vector<std::string> merges;
   for (const auto& [left, right] : spec.merges) {
     if (left.find(' ') != std::string::npos || right.find(' ') != std::string::npos) {
@@ -203,6 +209,14 @@ absl::Status DescribeTokenizer(const TokenizerSpec& spec, int64_t vocab,
   metadata.Add("tokenizer.ggml.add_bos_token", spec.add_bos);
   metadata.Add("tokenizer.ggml.add_eos_token", spec.add_eos);
   DescribeIds(spec, metadata, notices);
+  const auto flagged = std::ranges::find_if(spec.tokens, [](const TokenizerSpec::Token& token) {
+    return token.trim_left || token.trim_right || token.single_word;
+  });
+  if (flagged != spec.tokens.end()) {
+    notices.push_back(Str(
+        "the folder's tokenizer takes white space along with a token, or finds it ",
+        "as a whole word only (", Quoted(flagged->text), " is one); a .gguf file cannot say that"));
+  }
   return absl::OkStatus();
 }
 

@@ -32,7 +32,7 @@ struct Node {
     kCompare,      // names: the operators; kids: operands, one more than operators
     kConcat,       // kids: operands
     kConditional,  // kids: value, condition, other value or null
-    kList,         // kids: items
+    kList,         // "tuple" or ""; kids: items
     kDict,         // kids: key, value, key, value...
     // Statements; bodies hold statements
     kText,      // what to write
@@ -53,6 +53,8 @@ struct Node {
   std::string text;
   Value value;
   std::vector<std::string> names;
+  std::vector<std::string>
+      catches;  // of a macro: "varargs" and "kwargs", where its body names them
   std::vector<NodePtr> kids;
   std::vector<std::vector<NodePtr>> bodies;
 };

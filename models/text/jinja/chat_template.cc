@@ -1,5 +1,7 @@
 #include "models/text/jinja/chat_template.h"
 
+#include <algorithm>
+
 #include "base/status.h"
 #include "models/text/jinja/ast.h"
 #include "models/text/jinja/interpreter.h"
@@ -16,7 +18,7 @@ absl::Status CheckMessages(const std::vector<ChatMessage>& messages) {
     const ChatMessage& message = messages[i];
     std::vector<std::pair<const char*, std::string_view>> fields = {
         {"role", message.role},
-        {"content", message.content},
+        {"content", message.content ? *message.content : std::string_view()},
         {"tool_call_id", message.tool_call_id},
         {"name", message.name}};
     for (const ToolCall& call : message.tool_calls) {
@@ -35,8 +37,8 @@ absl::Status CheckMessages(const std::vector<ChatMessage>& messages) {
 jinja::Budget BudgetFor(const std::vector<ChatMessage>& messages, const ChatOptions& options) {
   size_t count = messages.size(), bytes = options.tools.size();
   for (const ChatMessage& message : messages) {
-    bytes += message.role.size() + message.content.size() + message.tool_call_id.size() +
-             message.name.size();
+    bytes += message.role.size() + message.content.value_or("").size() +
+             message.tool_call_id.size() + message.name.size();
     count += message.tool_calls.size();
     for (const ToolCall& call : message.tool_calls) {
       bytes += call.id.size() + call.name.size() + call.arguments.size();
@@ -47,13 +49,13 @@ jinja::Budget BudgetFor(const std::vector<ChatMessage>& messages, const ChatOpti
   return budget;
 }
 
-// As transformers has it: what was not told is no member.
-jinja::Value MessageValue(jinja::Context& context, const ChatMessage& message) {
+// As transformers has it: what was not told is no member. `without`: a content that is not there.
+jinja::Value MessageValue(jinja::Context& context, const ChatMessage& message,
+                          const jinja::Value& without) {
   using jinja::Value;
-  const bool calls_alone = message.content.empty() && !message.tool_calls.empty();
   jinja::Dict members = {
       {"role", context.MakeString(message.role)},
-      {"content", calls_alone ? Value(jinja::None{}) : context.MakeString(message.content)}};
+      {"content", message.content ? context.MakeString(*message.content) : without}};
   jinja::List calls;
   for (const ToolCall& call : message.tool_calls) {
     Value function = context.MakeDict({{"name", context.MakeString(call.name)},
@@ -71,16 +73,18 @@ jinja::Value MessageValue(jinja::Context& context, const ChatMessage& message) {
 }
 
 // What transformers hands to a template: no documents here.
-jinja::Dict Variables(jinja::Context& context, const std::vector<ChatMessage>& messages,
-                      const ChatOptions& options) {
+jinja::Named Variables(jinja::Context& context, const std::vector<ChatMessage>& messages,
+                       const ChatOptions& options, const jinja::Value& without) {
   using jinja::Value;
   jinja::List list;
-  for (const ChatMessage& message : messages) list.push_back(MessageValue(context, message));
+  for (const ChatMessage& message : messages) {
+    list.push_back(MessageValue(context, message, without));
+  }
   std::string now;
   for (const auto& [name, value] : options.variables) {
     if (name == "now") now = value;
   }
-  jinja::Dict variables = jinja::GlobalFunctions(now);
+  jinja::Named variables = jinja::GlobalFunctions(now);
   variables.emplace_back("messages", context.MakeList(std::move(list)));
   variables.emplace_back(
       "tools", options.tools.empty() ? Value(jinja::None{}) : FromJson(context, options.tools));
@@ -132,13 +136,20 @@ absl::StatusOr<ChatTemplate> ChatTemplate::Parse(std::string_view source) {
 absl::StatusOr<std::string> ChatTemplate::Render(const std::vector<ChatMessage>& messages,
                                                  const ChatOptions& options) const {
   TREADLE_RETURN_IF_ERROR(CheckMessages(messages));
-  jinja::Context context(BudgetFor(messages, options));
-  try {
-    const jinja::Dict variables = Variables(context, messages, options);
-    return jinja::Interpreter(context, variables).Render(program_->statements);
-  } catch (const jinja::TemplateError& error) {
-    return ErrorOf(error);
-  }
+  const auto render = [&](const jinja::Value& without) -> absl::StatusOr<std::string> {
+    jinja::Context context(BudgetFor(messages, options));
+    try {
+      const jinja::Named variables = Variables(context, messages, options, without);
+      return jinja::Interpreter(context, variables).Render(program_->statements);
+    } catch (const jinja::TemplateError& error) {
+      return ErrorOf(error);
+    }
+  };
+  auto text = render(jinja::None{});
+  const auto lacks = [](const ChatMessage& message) { return !message.content; };
+  if (!absl::IsInvalidArgument(text.status()) || std::ranges::none_of(messages, lacks)) return text;
+  auto other = render(jinja::Value::String(""));
+  return other.ok() ? other : text;
 }
 
 const std::string& ChatTemplate::source() const { return program_->source; }

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -25,9 +26,9 @@ struct ToolCall {
 
 struct ChatMessage {
   std::string role;
-  std::string content;
-  std::vector<ToolCall> tool_calls =
-      {};  // with these and no content, templates see none as content
+  // Without any, beside calls, templates see none; or, where they cannot render that, "".
+  std::optional<std::string> content;
+  std::vector<ToolCall> tool_calls = {};
   // Of a tool's answer; empty: templates see none. The name is the tool's.
   std::string tool_call_id = {};
   std::string name = {};

@@ -133,7 +133,7 @@ Value Interpreter::EvaluateFilter(const Node& node) {
 Value Interpreter::EvaluateSlice(const Node& node) {
   const Value object = Evaluate(*node.kids[0]);
   if (object.is_undefined()) context_.Fail("'", object.UndefinedName(), "' is undefined");
-  if (!object.is_list() && !object.is_string()) {
+  if ((!object.is_list() || object.TypeName().starts_with("dict_")) && !object.is_string()) {
     context_.Fail("a '", object.TypeName(), "' cannot be sliced");
   }
   const auto part = [&](size_t i, int64_t otherwise) {
@@ -160,7 +160,10 @@ Value Interpreter::EvaluateSlice(const Node& node) {
   for (int64_t i = start; step > 0 ? i < stop : i > stop; i += step) {
     chosen.push_back(items[static_cast<size_t>(i)]);
   }
-  if (object.is_list()) return context_.MakeList(std::move(chosen));
+  if (object.is_list()) {
+    const std::string& form = object.ListForm();
+    return context_.MakeList(std::move(chosen), form == "tuple" ? form : "");
+  }
   std::string text;
   for (const Value& character : chosen) text += character.AsString();
   return context_.MakeString(std::move(text));
@@ -209,26 +212,37 @@ Value Interpreter::Add(const Value& left, const Value& right) {
   if (left.is_string() && right.is_string()) {
     return context_.MakeString(left.AsString() + right.AsString());
   }
-  if (!left.is_list() || !right.is_list()) {
+  if (!left.is_list() || !right.is_list() || left.ListForm() != right.ListForm() ||
+      (left.ListForm() != "" && left.ListForm() != "tuple")) {
     context_.Fail("unsupported operands for +: '", left.TypeName(), "' and '", right.TypeName(),
                   "'");
   }
   List items = left.AsList();
   context_.Charge((items.size() + right.AsList().size()) * sizeof(Value));
   items.insert(items.end(), right.AsList().begin(), right.AsList().end());
-  return context_.MakeList(std::move(items));
+  return context_.MakeList(std::move(items), left.ListForm());
 }
 
-// A string, some times over.
+// A string, list or tuple, some times over.
 Value Interpreter::Multiply(const Value& left, const Value& right) {
-  const Value& text = left.is_string() ? left : right;
-  const Value& count = left.is_string() ? right : left;
-  if (!text.is_string() || !count.is_integral()) {
+  const Value& text = left.is_integral() ? right : left;
+  const Value& count = left.is_integral() ? left : right;
+  const bool list = text.TypeName() == "list" || text.TypeName() == "tuple";
+  if ((!text.is_string() && !list) || !count.is_integral()) {
     context_.Fail("unsupported operands for *: '", left.TypeName(), "' and '", right.TypeName(),
                   "'");
   }
   const auto times = static_cast<size_t>(
       std::clamp<int64_t>(count.AsInt(), 0, static_cast<int64_t>(context_.budget().bytes) + 1));
+  if (list) {
+    const List& items = text.AsList();
+    context_.Charge(items.size() * sizeof(Value) * times);
+    List repeated;
+    for (size_t i = 0; i < times && !items.empty(); ++i) {
+      repeated.insert(repeated.end(), items.begin(), items.end());
+    }
+    return context_.MakeList(std::move(repeated), text.ListForm());
+  }
   const std::string& once = text.AsString();
   // Cannot wrap: a string is at most as long as the budget, and so are the times.
   context_.Charge(once.size() * times);
@@ -299,20 +313,23 @@ Value Interpreter::EvaluateSign(const Node& node) {
 Value Interpreter::EvaluateList(const Node& node) {
   List items;
   for (const NodePtr& kid : node.kids) items.push_back(Evaluate(*kid));
-  return context_.MakeList(std::move(items));
+  return context_.MakeList(std::move(items), node.text);
 }
 
 Value Interpreter::EvaluateDict(const Node& node) {
   Dict items;
   std::unordered_map<std::string, size_t> places;
   for (size_t i = 0; i < node.kids.size(); i += 2) {
-    const Value key = Evaluate(*node.kids[i]);
-    if (!key.is_string()) context_.Fail("a key is of type '", key.TypeName(), "', expected 'str'");
+    Value key = Evaluate(*node.kids[i]);
+    if (!key.is_key()) {
+      context_.Fail("a key is of type '", key.TypeName(), "', expected a text, number or none");
+    }
     Value value = Evaluate(*node.kids[i + 1]);
-    context_.Charge(2 * key.AsString().size());
-    const auto [place, added] = places.emplace(key.AsString(), items.size());
+    std::string text = key.KeyText();
+    context_.Charge(2 * text.size());
+    const auto [place, added] = places.emplace(std::move(text), items.size());
     if (added) {
-      items.emplace_back(key.AsString(), std::move(value));
+      items.emplace_back(std::move(key), std::move(value));
     } else {
       items[place->second].second = std::move(value);
     }

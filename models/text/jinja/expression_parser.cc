@@ -31,6 +31,13 @@ bool ExpressionParser::Accept(std::string_view op) {
   return true;
 }
 
+bool ExpressionParser::NamesBefore(std::string_view name, std::string_view tag) const {
+  for (size_t i = at_; i < tokens_.size() && !tokens_[i].IsName(tag); ++i) {
+    if (tokens_[i].IsName(name)) return true;
+  }
+  return false;
+}
+
 bool ExpressionParser::AcceptName(std::string_view name) {
   if (!Here().IsName(name)) return false;
   ++at_;
@@ -111,7 +118,7 @@ NodePtr ExpressionParser::ParseExpression() {
 NodePtr ExpressionParser::ParseExpressionOrList() {
   NodePtr first = ParseExpression();
   if (!Here().Is(",")) return first;
-  NodePtr list = Make(Kind::kList);
+  NodePtr list = Make(Kind::kList, "tuple");
   list->kids.push_back(std::move(first));
   while (Accept(",")) {
     if (Here().kind == Token::Kind::kCloseTag || Here().kind == Token::Kind::kCloseOutput) break;
@@ -256,10 +263,10 @@ NodePtr ExpressionParser::ParseNumber() {
 
 NodePtr ExpressionParser::ParseParenthesis() {
   Expect("(");
-  if (Accept(")")) return Make(Kind::kList);
+  if (Accept(")")) return Make(Kind::kList, "tuple");
   NodePtr first = ParseExpression();
   if (Accept(")")) return first;
-  NodePtr list = Make(Kind::kList);
+  NodePtr list = Make(Kind::kList, "tuple");
   list->kids.push_back(std::move(first));
   if (!Accept(",")) Expect(")");  // which is not there
   return ParseItems(std::move(list), ")");

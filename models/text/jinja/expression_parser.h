@@ -59,6 +59,8 @@ class ExpressionParser {
   Token Next() { return Here().kind == Token::Kind::kEnd ? Here() : tokens_[at_++]; }
   int LastLine() const { return tokens_[at_ > 0 ? at_ - 1 : 0].line; }  // of what was taken last
   bool Accept(std::string_view op);
+  // Whether a name comes before the next tag of another.
+  bool NamesBefore(std::string_view name, std::string_view tag) const;
   bool AcceptName(std::string_view name);
   void Expect(std::string_view op);
   std::string ExpectName(const char* what);

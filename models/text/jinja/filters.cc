@@ -2,8 +2,10 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "absl/strings/str_split.h"
 #include "base/number.h"
 #include "models/text/jinja/library.h"
+#include "models/text/unicode.h"
 
 namespace treadle::jinja {
 namespace {
@@ -22,16 +24,26 @@ ArgumentReader Read(C& context, const char* name, A& arguments,
 // How sort, unique and dictsort compare: strings without regard to case, unless asked.
 Value SortKey(C& context, const Value& value, bool case_sensitive) {
   if (case_sensitive || !value.is_string()) return value;
-  return context.MakeString(Lower(value.AsString()));
+  return Cased(context, LowerCase, value.AsString());
 }
 
-// "a.b" or a number: what `attribute=` names inside an item.
-Value Lookup(C& context, Value item, const Value& path) {
-  if (!path.is_string()) return GetItem(context, item, path);
+// "a.0.b" or a number: what `attribute=` names inside an item; `otherwise` for each part that is
+// not there, unless it is null.
+Value Lookup(C& context, Value item, const Value& path, const Value* otherwise = nullptr) {
+  const auto step = [&](const Value& part) {
+    item = GetItem(context, item, part);
+    if (otherwise != nullptr && item.is_undefined()) item = *otherwise;
+  };
+  if (!path.is_string()) {
+    step(path);
+    return item;
+  }
   std::string_view rest = path.AsString();
   while (!rest.empty()) {
     const size_t dot = std::min(rest.find('.'), rest.size());
-    item = GetItem(context, item, Value::String(std::string(rest.substr(0, dot))));
+    const std::string_view part = rest.substr(0, dot);
+    const auto number = NumberIn<int64_t>(part);
+    step(number && *number >= 0 ? Value(*number) : Value::String(std::string(part)));
     rest.remove_prefix(std::min(dot + 1, rest.size()));
   }
   return item;
@@ -135,13 +147,26 @@ Value Reverse(C& context, A& arguments) {
 
 using Keyed = std::vector<std::pair<Value, Value>>;  // what is compared, and the item
 
-Keyed KeyedItems(C& context, A& arguments, const ArgumentReader& read) {
+Keyed KeyedItems(C& context, A& arguments, const ArgumentReader& read, bool several = false) {
   const bool case_sensitive = read.Bool("case_sensitive", false);
-  const List items = context.Items(Input(arguments));
-  const List keys = ItemsAt(context, arguments, read.Get("attribute"));
+  const Value* attribute = read.Get("attribute");
+  // "a,b": by a, and where that is equal by b.
+  std::vector<Value> paths;
+  if (several && attribute != nullptr && attribute->is_string()) {
+    const std::vector<std::string> names = absl::StrSplit(attribute->AsString(), ',');
+    for (const std::string& name : names) paths.push_back(Value::String(name));
+  }
   Keyed keyed;
-  for (size_t i = 0; i < items.size(); ++i) {
-    keyed.emplace_back(SortKey(context, keys[i], case_sensitive), items[i]);
+  for (const Value& item : context.Items(Input(arguments))) {
+    List parts;
+    for (const Value& path : paths) {
+      parts.push_back(SortKey(context, Lookup(context, item, path), case_sensitive));
+    }
+    const bool whole = attribute == nullptr || attribute->is_none();
+    Value key = paths.empty() ? SortKey(context, whole ? item : Lookup(context, item, *attribute),
+                                        case_sensitive)
+                              : context.MakeList(std::move(parts));
+    keyed.emplace_back(std::move(key), item);
   }
   return keyed;
 }
@@ -157,7 +182,8 @@ Value Sorted(C& context, Keyed keyed, bool reverse) {
 
 Value Sort(C& context, A& arguments) {
   const auto read = Read(context, "sort", arguments, {"reverse", "case_sensitive", "attribute"});
-  return Sorted(context, KeyedItems(context, arguments, read), read.Bool("reverse", false));
+  return Sorted(context, KeyedItems(context, arguments, read, /*several=*/true),
+                read.Bool("reverse", false));
 }
 
 Value ItemsFilter(C& context, A& arguments) {
@@ -172,9 +198,9 @@ Value DictSort(C& context, A& arguments) {
   const bool by_value = read.Has("by") && read.String("by") == "value";
   Keyed keyed;
   for (const auto& [key, value] : Input(arguments).AsDict()) {
-    const Value by = by_value ? value : context.MakeString(key);
+    const Value& by = by_value ? value : key;
     keyed.emplace_back(SortKey(context, by, read.Bool("case_sensitive", false)),
-                       context.MakeList({context.MakeString(key), value}));
+                       context.MakeList({key, value}, "tuple"));
   }
   return Sorted(context, std::move(keyed), read.Bool("reverse", false));
 }
@@ -196,13 +222,19 @@ Value ToInt(C& context, A& arguments) {
   const auto read = Read(context, "int", arguments, {"default"});
   const Value& input = Input(arguments);
   if (input.is_integral()) return input.AsInt();
+  if (input.is_big()) return input;
   double number = input.is_float() ? input.AsDouble() : std::nan("");
   if (input.is_string()) {
     const std::string_view text = Strip(input.AsString(), Side::kBoth, nullptr);
     if (const auto whole = NumberIn<int64_t>(text)) return *whole;
+    if (!text.empty() && text.find_first_not_of("0123456789", text[0] == '-') == text.npos) {
+      context.Fail("int: ", Cut(text, 100), " is out of range");
+    }
     number = NumberIn<double>(text).value_or(number);
   }
-  if (std::abs(number) < 9e18) return static_cast<int64_t>(number);
+  if (std::abs(number) < 0x1p63) return static_cast<int64_t>(number);
+  if (std::isfinite(number))
+    context.Fail("int: ", Text(context, Value(number)), " is out of range");
   const Value* otherwise = read.Get("default");
   return otherwise ? *otherwise : Value(int64_t{0});
 }
@@ -222,13 +254,26 @@ Value ToFloat(C& context, A& arguments) {
 // Words begin after white space, '-' and opening brackets (unlike the method, which looks at
 // letters).
 Value TitleFilter(C& context, A& arguments) {
-  std::string text = Lower(InputText(context, arguments));
-  bool starts = true;
-  for (char& c : text) {
-    if (starts && c >= 'a' && c <= 'z') c = static_cast<char>(c - 32);
-    starts = std::string_view("-({[< \t\n\r\v\f").find(c) != std::string_view::npos;
+  const std::string text = InputText(context, arguments);
+  context.Charge(text.size() * sizeof(std::string_view));
+  std::string out, word;
+  const auto finish = [&] {
+    if (word.empty()) return;
+    const size_t first = ReadUtf8(word).length;
+    out += UpperCase(std::string_view(word).substr(0, first)) +
+           LowerCase(std::string_view(word).substr(first));
+    word.clear();
+  };
+  bool between = false;
+  for (const std::string_view character : Characters(text)) {
+    const bool separates = std::string_view("-({[<").find(character) != std::string_view::npos ||
+                           Strip(character, Side::kLeft, nullptr).empty();
+    if (separates != between) finish();
+    between = separates;
+    word += character;
   }
-  return context.MakeString(std::move(text));
+  finish();
+  return context.MakeString(std::move(out));
 }
 
 // The arguments that map, select and their kin pass on: `item` for the first, less `used` names.
@@ -258,8 +303,7 @@ Value Map(C& context, A& arguments) {
     const Value attribute = read.Required("attribute");
     const Value* otherwise = read.Get("default");
     for (const Value& item : context.Items(Input(arguments))) {
-      const Value found = Lookup(context, item, attribute);
-      out.push_back(found.is_undefined() && otherwise ? *otherwise : found);
+      out.push_back(Lookup(context, item, attribute, otherwise));
     }
     return context.MakeList(std::move(out));
   }
@@ -345,9 +389,9 @@ Filter FindFilter(std::string_view name) {
       {"count", [](C& c, A& a) { return Value(c.Length(Input(a))); }},
       {"list", [](C& c, A& a) { return c.MakeList(c.Items(Input(a))); }},
       {"string", [](C& c, A& a) { return c.MakeString(InputText(c, a)); }},
-      {"upper", [](C& c, A& a) { return c.MakeString(Upper(InputText(c, a))); }},
-      {"lower", [](C& c, A& a) { return c.MakeString(Lower(InputText(c, a))); }},
-      {"capitalize", [](C& c, A& a) { return c.MakeString(Capitalize(InputText(c, a))); }},
+      {"upper", [](C& c, A& a) { return Cased(c, UpperCase, InputText(c, a)); }},
+      {"lower", [](C& c, A& a) { return Cased(c, LowerCase, InputText(c, a)); }},
+      {"capitalize", [](C& c, A& a) { return Cased(c, Capitalized, InputText(c, a)); }},
       // Output is never escaped, so everything is safe.
       {"safe", [](C& c, A& a) { return c.MakeString(InputText(c, a)); }},
   };

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "models/text/jinja/library.h"
@@ -33,12 +34,13 @@ class Writer {
   std::string Write(const Value& value, int level = 0) {
     context_.Step();
     if (value.is_string()) return json_ ? JsonString(value.AsString()) : Repr(value.AsString());
-    if (value.is_list()) return WriteList(value.AsList(), level);
+    if (value.is_list()) return WriteList(value, level);
     if (value.is_dict()) return WriteDict(value.AsDict(), level);
     if (value.is_none()) return json_ ? "null" : "None";
     if (value.is_bool())
       return value.AsBool() ? (json_ ? "true" : "True") : json_ ? "false" : "False";
     if (value.is_int()) return std::to_string(value.AsInt());
+    if (value.is_big()) return value.AsBig().digits;
     if (value.is_float()) return FloatText(value.AsDouble());
     if (json_ == nullptr && value.is_undefined()) return "Undefined";
     context_.Fail("a value of type '", value.TypeName(), "' cannot be written",
@@ -66,22 +68,38 @@ class Writer {
     return out;
   }
 
-  std::string WriteList(const List& list, int level) {
+  std::string WriteList(const Value& value, int level) {
+    const std::string& form = value.ListForm();
+    const bool tuple = form == "tuple";
+    if (json_ != nullptr && !form.empty() && !tuple) {
+      context_.Fail("a value of type '", value.TypeName(), "' cannot be written as JSON");
+    }
+    if (form.starts_with("range(")) return form;
     std::vector<std::string> parts;
-    for (const Value& item : list) parts.push_back(Write(item, level + 1));
-    return Wrap('[', parts, ']', level);
+    for (const Value& item : value.AsList()) parts.push_back(Write(item, level + 1));
+    if (json_ != nullptr || form.empty()) return Wrap('[', parts, ']', level);
+    if (!tuple) return Str(form, "(", Wrap('[', parts, ']', level), ")");
+    if (parts.size() == 1) parts[0] += ",";
+    return Wrap('(', parts, ')', level);
+  }
+
+  // JSON has texts alone for keys.
+  std::string WriteKey(const Value& key) {
+    if (json_ == nullptr || key.is_string()) return Write(key);
+    return JsonString(Write(key));
   }
 
   std::string WriteDict(const Dict& dict, int level) {
     std::vector<const Dict::value_type*> items;
     for (const auto& item : dict) items.push_back(&item);
     if (json_ != nullptr && json_->sort_keys) {
-      std::ranges::sort(items, {}, [](const Dict::value_type* item) { return item->first; });
+      std::ranges::stable_sort(items, [this](const auto* a, const auto* b) {
+        return context_.Order(a->first, b->first) < 0;
+      });
     }
     std::vector<std::string> parts;
     for (const auto* item : items) {
-      const std::string key = json_ ? JsonString(item->first) : Repr(item->first);
-      parts.push_back(key + ": " + Write(item->second, level + 1));
+      parts.push_back(WriteKey(item->first) + ": " + Write(item->second, level + 1));
     }
     return Wrap('{', parts, '}', level);
   }
@@ -91,7 +109,7 @@ class Writer {
     return nlohmann::json(text).dump(-1, ' ', json_->ascii_only);
   }
 
-  // Python's repr of a string; characters from U+00A1 on are taken for printable.
+  // Python's repr of a string.
   std::string Repr(std::string_view text) {
     context_.Charge(text.size());
     const bool single = text.find('\'') == text.npos || text.find('"') != text.npos;
@@ -105,9 +123,12 @@ class Writer {
         out.push_back(static_cast<char>(c));
       } else if (c == '\n' || c == '\r' || c == '\t') {
         out += c == '\n' ? "\\n" : c == '\r' ? "\\r" : "\\t";
-      } else if (c < 0x20 || (c >= 0x7F && c <= 0xA0)) {
-        static constexpr char kDigits[] = "0123456789abcdef";
-        out += {'\\', 'x', kDigits[c >> 4], kDigits[c & 15]};
+      } else if (!IsPrintable(c)) {
+        const size_t digits = c < 0x100 ? 2 : c < 0x10000 ? 4 : 8;
+        char hex[16];
+        std::snprintf(hex, sizeof(hex), "%0*x", static_cast<int>(digits), static_cast<unsigned>(c));
+        context_.Charge(digits);
+        (out += digits == 2 ? "\\x" : digits == 4 ? "\\u" : "\\U") += hex;
       } else {
         out += text.substr(at, front.length);
       }

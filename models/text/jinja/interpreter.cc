@@ -1,5 +1,6 @@
 #include "models/text/jinja/interpreter.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "models/text/jinja/library.h"
@@ -11,7 +12,7 @@ using Kind = Node::Kind;
 constexpr int64_t kStepsPerRound = 20;
 }  // namespace
 
-Interpreter::Interpreter(Context& context, const Dict& variables) : context_(context), scopes_(1) {
+Interpreter::Interpreter(Context& context, const Named& variables) : context_(context), scopes_(1) {
   for (const auto& [name, value] : variables) scopes_[0].insert_or_assign(name, value);
 }
 
@@ -125,6 +126,8 @@ Value Interpreter::LoopVariable(const List& items, size_t index) {
        {"first", i == 0},
        {"last", i + 1 == count},
        {"length", count},
+       {"depth", int64_t{1}},  // of loops that call themselves
+       {"depth0", int64_t{0}},
        {"cycle", Value::Callable(cycle)},
        {"previtem", i > 0 ? items[index - 1] : Value(Undefined{"loop.previtem"})},
        {"nextitem", i + 1 < count ? items[index + 1] : Value(Undefined{"loop.nextitem"})}});
@@ -132,7 +135,7 @@ Value Interpreter::LoopVariable(const List& items, size_t index) {
 
 Interpreter::Flow Interpreter::RunFor(const Node& node) {
   const List items = LoopItems(node);
-  if (items.empty()) return RunBody(node.bodies[1]);
+  bool finished = false;  // a round reached the end of the body: what Jinja asks before an "else"
   for (size_t i = 0; i < items.size(); ++i) {
     context_.line = node.line;
     context_.Step(kStepsPerRound);
@@ -142,8 +145,9 @@ Interpreter::Flow Interpreter::RunFor(const Node& node) {
     const Flow flow = RunBody(node.bodies[0]);
     scopes_.pop_back();
     if (flow == Flow::kBreak) break;
+    finished = finished || flow == Flow::kNext;
   }
-  return Flow::kNext;
+  return finished ? Flow::kNext : RunBody(node.bodies[1]);
 }
 
 void Interpreter::Assign(const std::vector<std::string>& targets, const Value& value) {
@@ -196,35 +200,74 @@ void Interpreter::RunMacro(const Node& node) {
   const auto call = [this, &node](Context&, const Arguments& arguments) {
     return CallMacro(node, arguments);
   };
-  scopes_.back().insert_or_assign(node.text, Value::Callable(call));
+  List parameters;
+  for (const std::string& name : node.names) parameters.push_back(Value::String(name));
+  const auto takes = [&node](const char* name) {
+    return std::ranges::count(node.catches, name) > 0;
+  };
+  scopes_.back().insert_or_assign(
+      node.text,
+      Value::Callable(call, {{"name", Value::String(node.text)},
+                             {"arguments", context_.MakeList(std::move(parameters), "tuple")},
+                             {"catch_varargs", takes("varargs")},
+                             {"catch_kwargs", takes("kwargs")},
+                             {"caller", false}}));
+}
+
+// What a macro sees: its parameters, and where its body asks for them the arguments beyond these.
+Interpreter::Scope Interpreter::MacroScope(const Node& macro, const Arguments& arguments) {
+  Scope scope;
+  const size_t count = macro.names.size();
+  const auto catches = [&macro](const char* name) {
+    return std::ranges::count(macro.catches, name) > 0;
+  };
+  List more;
+  for (size_t i = 0; i < arguments.positional.size(); ++i) {
+    const Value& value = arguments.positional[i];
+    if (i < count) {
+      scope.insert_or_assign(macro.names[i], value);
+    } else {
+      more.push_back(value);
+    }
+  }
+  if (!more.empty() && !catches("varargs")) {
+    context_.Fail("macro '", macro.text, "' takes at most ", count, " arguments");
+  }
+  if (catches("varargs")) {
+    scope.insert_or_assign("varargs", context_.MakeList(std::move(more), "tuple"));
+  }
+  Dict others;
+  for (const auto& [name, value] : arguments.named) {
+    const auto at = std::ranges::find(macro.names, name) - macro.names.begin();
+    if (at < static_cast<ptrdiff_t>(std::min(count, arguments.positional.size()))) {
+      context_.Fail("macro '", macro.text, "' has two values for '", name, "'");
+    }
+    if (at < static_cast<ptrdiff_t>(count)) {
+      scope.insert_or_assign(name, value);
+    } else if (catches("kwargs")) {
+      others.emplace_back(Value::String(name), value);
+    } else {
+      context_.Fail("macro '", macro.text, "' has no argument '", name, "'");
+    }
+  }
+  if (catches("kwargs")) scope.insert_or_assign("kwargs", context_.MakeDict(std::move(others)));
+  return scope;
 }
 
 Value Interpreter::CallMacro(const Node& macro, const Arguments& arguments) {
   context_.Enter();
   context_.Step(static_cast<int64_t>(scopes_.size()));
-  if (arguments.positional.size() > macro.names.size()) {
-    context_.Fail("macro '", macro.text, "' takes at most ", macro.names.size(), " arguments");
-  }
-  Scope scope;
-  for (const auto& [name, value] : arguments.named) scope.insert_or_assign(name, value);
-  const size_t known = scope.size();
+  Scope scope = MacroScope(macro, arguments);
   std::vector<Scope> callers(std::make_move_iterator(scopes_.begin() + 1),
                              std::make_move_iterator(scopes_.end()));
   scopes_.resize(1);
   scopes_.push_back(std::move(scope));
-  size_t used = 0;
   for (size_t i = 0; i < macro.names.size(); ++i) {
-    const bool named = scopes_.back().contains(macro.names[i]);
-    used += named;
-    if (i < arguments.positional.size()) {
-      scopes_.back().insert_or_assign(macro.names[i], arguments.positional[i]);
-    } else if (!named) {
-      const Node* otherwise = macro.kids[i].get();
-      Value value = otherwise ? Evaluate(*otherwise) : Value(Undefined{macro.names[i]});
-      scopes_.back().insert_or_assign(macro.names[i], std::move(value));
-    }
+    if (scopes_.back().contains(macro.names[i])) continue;
+    const Node* otherwise = macro.kids[i].get();
+    Value value = otherwise ? Evaluate(*otherwise) : Value(Undefined{macro.names[i]});
+    scopes_.back().insert_or_assign(macro.names[i], std::move(value));
   }
-  if (used != known) context_.Fail("macro '", macro.text, "' has no argument of that name");
   std::string text = Capture(macro.bodies[0]);
   scopes_.resize(1);
   for (Scope& caller : callers) scopes_.push_back(std::move(caller));

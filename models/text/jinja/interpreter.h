@@ -14,7 +14,7 @@ namespace treadle::jinja {
 class Interpreter {
  public:
   // `context` made the values of `variables`; both outlive the interpreter.
-  Interpreter(Context& context, const Dict& variables);
+  Interpreter(Context& context, const Named& variables);
 
   // Throws TemplateError.
   std::string Render(const std::vector<NodePtr>& statements);
@@ -35,6 +35,7 @@ class Interpreter {
   void Write(std::string_view text);
   void Assign(const std::vector<std::string>& targets, const Value& value);
   void AssignAttribute(const std::string& name, const std::string& attribute, Value value);
+  Scope MacroScope(const Node& macro, const Arguments& arguments);
   Value CallMacro(const Node& macro, const Arguments& arguments);
   List LoopItems(const Node& node);
   Value LoopVariable(const List& items, size_t index);

@@ -22,9 +22,13 @@ class Reader : public nlohmann::json_sax<Json> {
     if (value <= uint64_t{std::numeric_limits<int64_t>::max()}) {
       return Put(static_cast<int64_t>(value));
     }
-    return Put(static_cast<double>(value));
+    return Put(BigInteger{std::to_string(value)});
   }
-  bool number_float(number_float_t value, const string_t&) override { return Put(value); }
+  bool number_float(number_float_t value, const string_t& text) override {
+    if (text.find_first_of(".eE") != text.npos) return Put(value);
+    context_.Charge(text.size());
+    return Put(BigInteger{text});
+  }
   bool string(string_t& text) override { return Put(context_.MakeString(std::move(text))); }
   bool binary(binary_t&) override { return false; }
   bool start_object(size_t) override { return Open(); }
@@ -33,7 +37,7 @@ class Reader : public nlohmann::json_sax<Json> {
   bool end_array() override { return Close(false); }
   bool key(string_t& name) override {
     context_.Charge(name.size());
-    open_.back().dict.emplace_back(std::move(name), Value());
+    open_.back().dict.emplace_back(Value::String(std::move(name)), Value());
     return true;
   }
   bool parse_error(size_t position, const std::string&, const Json::exception&) override {

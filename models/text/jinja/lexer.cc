@@ -2,17 +2,19 @@
 #include <charconv>
 
 #include "models/text/jinja/expression_parser.h"
+#include "models/text/jinja/library.h"
 #include "models/text/unicode.h"
 
 namespace treadle::jinja {
 namespace {
 
 using Kind = Token::Kind;
-constexpr std::string_view kBlank = " \t\n\r\v\f";
-
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 bool IsNameStart(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
-bool IsBlank(char c) { return kBlank.find(c) != kBlank.npos; }
+// The bytes of white space at the front, as Python's regular expressions see it.
+size_t Blank(std::string_view text) {
+  return text.size() - Strip(text, Side::kLeft, nullptr).size();
+}
 
 // One kind of line end, and one of them less at the end of the file.
 std::string NormalizeLines(std::string_view source) {
@@ -75,10 +77,10 @@ class Lexer {
     if (open < text_.size()) {
       const char edge = open + 2 < text_.size() ? text_[open + 2] : '\0';
       if (edge == '-') {
-        kept = kept.substr(0, kept.find_last_not_of(kBlank) + 1);
+        kept = Strip(kept, Side::kRight, nullptr);
       } else if (edge != '+' && text_[open + 1] != '{') {
         const size_t start = text.rfind('\n') + 1;  // npos + 1 is 0
-        const bool blank = text.find_first_not_of(kBlank, start) == text.npos;
+        const bool blank = start + Blank(text.substr(start)) == text.size();
         if (blank && (start > 0 || line_starts_)) kept = text.substr(0, start);
       }
     }
@@ -96,7 +98,7 @@ class Lexer {
     const std::string_view close = output ? "}}" : "%}";
     brackets_.clear();
     for (;;) {
-      while (at_ < text_.size() && IsBlank(Peek())) Advance(1);
+      Advance(Blank(Rest()));
       if (at_ >= text_.size()) Fail("the tag is not closed, expected '", close, "'");
       if (brackets_.empty() && Closes(close)) {
         Add(output ? Kind::kCloseOutput : Kind::kCloseTag, "");
@@ -117,7 +119,7 @@ class Lexer {
     Advance(close.size() + (signed_edge ? 1 : 0));
     const size_t after = at_;
     if (edge == '-') {
-      while (at_ < text_.size() && IsBlank(Peek())) Advance(1);
+      Advance(Blank(Rest()));
     } else if (edge != '+' && trims_line && Peek() == '\n') {
       Advance(1);
     }
@@ -198,8 +200,8 @@ class Lexer {
 
   // Python's escapes. An unknown one stays as it is.
   std::string Unescape(std::string_view raw) const {
-    static constexpr std::string_view kLetters = "ntr\\'\"bfav0\n";
-    static constexpr std::string_view kMeanings("\n\t\r\\'\"\b\f\a\v\0", 11);
+    static constexpr std::string_view kLetters = "ntr\\'\"bfav\n";
+    static constexpr std::string_view kMeanings("\n\t\r\\'\"\b\f\a\v");
     std::string out;
     for (size_t i = 0; i < raw.size(); ++i) {
       if (raw[i] != '\\' || i + 1 >= raw.size()) {
@@ -209,8 +211,13 @@ class Lexer {
       const char letter = raw[++i];
       const size_t digits = letter == 'x' ? 2 : letter == 'u' ? 4 : letter == 'U' ? 8 : 0;
       const size_t known = kLetters.find(letter);
-      if (digits > 0) {
-        AppendCode(raw.substr(i + 1, digits), digits, &out);
+      if (letter >= '0' && letter <= '7') {  // up to three octal digits
+        const size_t end = std::min(raw.find_first_not_of("01234567", i), i + 3);
+        const std::string_view octal = raw.substr(i, end - i);
+        AppendCode(octal, octal.size(), 8, &out);
+        i += octal.size() - 1;
+      } else if (digits > 0) {
+        AppendCode(raw.substr(i + 1, digits), digits, 16, &out);
         i += digits;
       } else if (known < kMeanings.size()) {
         out.push_back(kMeanings[known]);
@@ -222,10 +229,10 @@ class Lexer {
     return out;
   }
 
-  void AppendCode(std::string_view digits, size_t expected, std::string* out) const {
+  void AppendCode(std::string_view digits, size_t expected, int base, std::string* out) const {
     uint32_t code = 0;
     const auto [end, error] =
-        std::from_chars(digits.data(), digits.data() + digits.size(), code, 16);
+        std::from_chars(digits.data(), digits.data() + digits.size(), code, base);
     const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
     if (error != std::errc() || end != digits.data() + expected || code > 0x10FFFF || surrogate) {
       Fail("the escape '\\...", digits, "' names no character");

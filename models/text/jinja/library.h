@@ -23,10 +23,10 @@ Test FindTest(std::string_view name);
 Value GetAttribute(Context& context, const Value& object, std::string_view name);
 Value GetItem(Context& context, const Value& object, const Value& key);
 
-// The functions that every template sees: range, namespace, dict, raise_exception and strftime_now.
-// The latter tells `now`, "YYYY-MM-DD" or "YYYY-MM-DD HH:MM:SS", or else, if that is empty, the
-// clock's local time.
-Dict GlobalFunctions(const std::string& now);
+// The functions that every template sees: range, namespace, dict, cycler, joiner,
+// raise_exception and strftime_now. The latter tells `now`, "YYYY-MM-DD" or "YYYY-MM-DD HH:MM:SS",
+// or else, if that is empty, the clock's local time.
+Named GlobalFunctions(const std::string& now);
 
 // str(value): what {{ value }} writes. An undefined value writes nothing.
 std::string Text(Context& context, const Value& value);
@@ -38,10 +38,11 @@ struct JsonStyle {
 };
 // json.dumps(value). Fails for what JSON has no form for.
 std::string ToJson(Context& context, const Value& value, const JsonStyle& style);
-// json.loads(text): members stay in their order; a whole number beyond 64 bits becomes a float.
+// json.loads(text): members stay in their order; a whole number beyond 64 bits is a BigInteger.
 // Fails for what is no JSON.
 Value FromJson(Context& context, std::string_view text);
 
+bool IsMethod(const Value& object, std::string_view name);
 // A method of a string or dictionary. Fails, naming type and method, where there is none.
 Value CallMethod(Context& context, const Value& object, std::string_view method,
                  const Arguments& arguments);
@@ -68,6 +69,9 @@ class ArgumentReader {
   size_t skip_;
 };
 
+// UpperCase or one of its kin (unicode.h), which costs more than reading.
+Value Cased(Context& context, std::string (*convert)(std::string_view), std::string_view text);
+
 enum class Side { kLeft, kRight, kBoth };
 // Without `characters`, white space as Python sees it.
 std::string_view Strip(std::string_view text, Side side, const Value* characters);
@@ -75,10 +79,5 @@ std::string_view Strip(std::string_view text, Side side, const Value* characters
 std::vector<std::string_view> SplitLines(Context& context, std::string_view text);
 std::string Replace(Context& context, std::string_view text, std::string_view from,
                     std::string_view to, int64_t count);
-// Upper and lower case of ASCII letters; others stay.
-std::string Upper(std::string_view text);
-std::string Lower(std::string_view text);
-std::string Capitalize(std::string_view text);
-std::string Title(std::string_view text);
 
 }  // namespace treadle::jinja

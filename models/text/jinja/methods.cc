@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -10,9 +11,6 @@ namespace {
 
 // White space as Python's str methods see it.
 bool IsPythonSpace(char32_t c) { return IsWhiteSpace(c) || (c >= 0x1C && c <= 0x1F); }
-
-char UpperLetter(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 32) : c; }
-char LowerLetter(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c; }
 
 using Pieces = std::vector<std::string_view>;
 
@@ -69,6 +67,30 @@ Pieces SplitFromRight(Context& context, std::string_view text, std::string_view 
   return pieces;
 }
 
+// As SplitOnSpace, from the right.
+Pieces SplitOnSpaceFromRight(Context& context, std::string_view text, int64_t most) {
+  Pieces pieces;
+  for (;;) {
+    text = Strip(text, Side::kRight, nullptr);
+    if (text.empty()) break;
+    if (static_cast<int64_t>(pieces.size()) == most) {
+      AddPiece(context, text, &pieces);
+      break;
+    }
+    size_t begin = text.size();
+    while (begin > 0) {
+      size_t start = begin - 1;
+      while (start > 0 && (static_cast<uint8_t>(text[start]) & 0xC0) == 0x80) --start;
+      if (IsPythonSpace(ReadUtf8(text.substr(start)).character)) break;
+      begin = start;
+    }
+    AddPiece(context, text.substr(begin), &pieces);
+    text = text.substr(0, begin);
+  }
+  std::ranges::reverse(pieces);
+  return pieces;
+}
+
 Value ListOf(Context& context, const Pieces& pieces) {
   List items;
   for (std::string_view piece : pieces) items.push_back(context.MakeString(std::string(piece)));
@@ -80,8 +102,8 @@ Value Split(Context& context, const std::string& text, const Arguments& argument
   const Value* separator = read.StringOrNone("sep");
   const int64_t most = read.Int("maxsplit", -1);
   if (separator == nullptr) {
-    if (right && most >= 0) context.Fail("rsplit with maxsplit needs a separator");
-    return ListOf(context, SplitOnSpace(context, text, most));
+    return ListOf(context, right && most >= 0 ? SplitOnSpaceFromRight(context, text, most)
+                                              : SplitOnSpace(context, text, most));
   }
   const std::string& by = separator->AsString();
   if (by.empty()) context.Fail("split: empty separator");
@@ -89,13 +111,38 @@ Value Split(Context& context, const std::string& text, const Arguments& argument
                 right ? SplitFromRight(context, text, by, most) : SplitOn(context, text, by, most));
 }
 
+// The part of `text` that starts and ends at these arguments, as Python slices; nothing if it
+// starts behind the end.
+std::optional<std::string_view> Part(Context& context, const std::string& text,
+                                     const ArgumentReader& read) {
+  if (!read.Has("start") && !read.Has("end")) return text;
+  context.Charge(text.size() * sizeof(std::string_view));
+  const Pieces characters = Characters(text);
+  const auto length = static_cast<int64_t>(characters.size());
+  const auto bound = [&](const char* name, int64_t otherwise) {
+    const int64_t at = std::clamp(read.Int(name, otherwise), -length, length + 1);
+    return at < 0 ? at + length : at;
+  };
+  const int64_t start = bound("start", 0), end = std::min(bound("end", length), length);
+  if (start > end) return std::nullopt;
+  const auto offset = [&](int64_t at) {
+    return at < length
+               ? static_cast<size_t>(characters[static_cast<size_t>(at)].data() - text.data())
+               : text.size();
+  };
+  return std::string_view(text).substr(offset(start), offset(end) - offset(start));
+}
+
 Value Affix(Context& context, const std::string& text, const Arguments& arguments, bool at_end) {
-  const Value affix =
-      ArgumentReader(context, "startswith or endswith", arguments, {"prefix"}).Required("prefix");
-  const List candidates = affix.is_list() ? affix.AsList() : List{affix};
+  const ArgumentReader read(context, "startswith or endswith", arguments,
+                            {"prefix", "start", "end"});
+  const Value affix = read.Required("prefix");
+  const bool tuple = affix.is_list() && affix.ListForm() == "tuple";
+  const List candidates = tuple ? affix.AsList() : List{affix};
+  const std::optional<std::string_view> part = Part(context, text, read);
   return std::ranges::any_of(candidates, [&](const Value& one) {
-    if (!one.is_string()) context.Fail("startswith and endswith need a string");
-    return at_end ? text.ends_with(one.AsString()) : text.starts_with(one.AsString());
+    if (!one.is_string()) context.Fail("startswith and endswith need a string or a tuple of them");
+    return part && (at_end ? part->ends_with(one.AsString()) : part->starts_with(one.AsString()));
   });
 }
 
@@ -171,10 +218,13 @@ Value RemoveAffix(Context& context, const std::string& text, const Arguments& ar
 }
 
 Value FindMethod(Context& context, const std::string& text, const Arguments& arguments) {
-  const std::string part = ArgumentReader(context, "find", arguments, {"sub"}).String("sub");
-  const size_t at = FindText(text, part);
+  const ArgumentReader read(context, "find", arguments, {"sub", "start", "end"});
+  const std::string sought = read.String("sub");
+  const std::optional<std::string_view> part = Part(context, text, read);
+  const size_t at = part ? FindText(*part, sought) : text.npos;
   if (at == text.npos) return int64_t{-1};
-  return static_cast<int64_t>(CountCharacters(std::string_view(text).substr(0, at)));
+  const auto before = static_cast<size_t>(part->data() - text.data()) + at;
+  return static_cast<int64_t>(CountCharacters(std::string_view(text).substr(0, before)));
 }
 
 Value CountMethod(Context& context, const std::string& text, const Arguments& arguments) {
@@ -204,10 +254,10 @@ const std::unordered_map<std::string_view, StringMethod>& StringMethods() {
       {"format", FormatMethod},
       {"find", FindMethod},
       {"count", CountMethod},
-      {"upper", [](C& c, S& s, A&) { return c.MakeString(Upper(s)); }},
-      {"lower", [](C& c, S& s, A&) { return c.MakeString(Lower(s)); }},
-      {"title", [](C& c, S& s, A&) { return c.MakeString(Title(s)); }},
-      {"capitalize", [](C& c, S& s, A&) { return c.MakeString(Capitalize(s)); }},
+      {"upper", [](C& c, S& s, A&) { return Cased(c, UpperCase, s); }},
+      {"lower", [](C& c, S& s, A&) { return Cased(c, LowerCase, s); }},
+      {"title", [](C& c, S& s, A&) { return Cased(c, TitleCase, s); }},
+      {"capitalize", [](C& c, S& s, A&) { return Cased(c, Capitalized, s); }},
       {"isdigit",
        [](C&, S& s, A&) {
          return Value(!s.empty() && s.find_first_not_of("0123456789") == s.npos);
@@ -221,22 +271,23 @@ Value DictMethod(Context& context, const Value& object, std::string_view method,
   if (method == "get") {
     const ArgumentReader read(context, "get", arguments, {"key", "default"});
     const Value key = read.Required("key");
-    const Value* found = key.is_string() ? context.Find(object, key.AsString()) : nullptr;
+    const Value* found = context.Find(object, key);
     const Value* otherwise = read.Get("default");
     return found ? *found : otherwise ? *otherwise : Value(None{});
   }
+  if (method == "copy") return object;
   List list;
   for (const auto& [key, value] : object.AsDict()) {
     context.Step();
     if (method == "keys") {
-      list.push_back(context.MakeString(key));
+      list.push_back(key);
     } else if (method == "values") {
       list.push_back(value);
     } else {
-      list.push_back(context.MakeList({context.MakeString(key), value}));
+      list.push_back(context.MakeList({key, value}, "tuple"));
     }
   }
-  return context.MakeList(std::move(list));
+  return context.MakeList(std::move(list), Str("dict_", method));
 }
 
 }  // namespace
@@ -285,11 +336,18 @@ std::string Replace(Context& context, std::string_view text, std::string_view fr
   Pieces pieces;
   if (from.empty()) {
     context.Charge(text.size() * (sizeof(std::string_view) + to.size()));
-    // Python puts `to` before every character and at the end.
+    // Python puts `to` before every character and at the end, `count` times at most.
     pieces.push_back("");
-    for (std::string_view character : Characters(text)) pieces.push_back(character);
-    if (count != 0) pieces.push_back("");
-    if (count >= 0) context.Fail("replace of the empty string with a count");
+    for (const std::string_view character : Characters(text)) {
+      const bool whole = count >= 0 && static_cast<int64_t>(pieces.size()) > count;
+      if (whole) {
+        const auto at = static_cast<size_t>(character.data() - text.data());
+        pieces.back() = text.substr(at - pieces.back().size());
+        break;
+      }
+      pieces.push_back(character);
+    }
+    if (count < 0 || static_cast<int64_t>(pieces.size()) <= count) pieces.push_back("");
   } else {
     pieces = SplitOn(context, text, from, count);
   }
@@ -299,32 +357,15 @@ std::string Replace(Context& context, std::string_view text, std::string_view fr
   return out;
 }
 
-std::string Upper(std::string_view text) {
-  std::string out(text);
-  std::ranges::transform(out, out.begin(), UpperLetter);
-  return out;
+Value Cased(Context& context, std::string (*convert)(std::string_view), std::string_view text) {
+  context.Step(static_cast<int64_t>(text.size() / 4));
+  return context.MakeString(convert(text));
 }
 
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  std::ranges::transform(out, out.begin(), LowerLetter);
-  return out;
-}
-
-std::string Capitalize(std::string_view text) {
-  std::string out = Lower(text);
-  if (!out.empty()) out[0] = UpperLetter(out[0]);
-  return out;
-}
-
-std::string Title(std::string_view text) {
-  std::string out = Lower(text);
-  bool in_word = false;
-  for (char& c : out) {
-    if (!in_word) c = UpperLetter(c);
-    in_word = LowerLetter(c) != UpperLetter(c) || static_cast<uint8_t>(c) >= 0x80;
-  }
-  return out;
+bool IsMethod(const Value& object, std::string_view name) {
+  if (object.is_string()) return StringMethods().contains(name);
+  return object.is_dict() &&
+         (name == "get" || name == "keys" || name == "values" || name == "items" || name == "copy");
 }
 
 Value CallMethod(Context& context, const Value& object, std::string_view method,
@@ -337,10 +378,10 @@ Value CallMethod(Context& context, const Value& object, std::string_view method,
       return found->second(context, object.AsString(), arguments);
     }
   } else if (object.is_dict()) {
-    if (method == "get" || method == "keys" || method == "values" || method == "items") {
+    if (IsMethod(object, method)) {
       return DictMethod(context, object, method, arguments);
     }
-    const Value* member = context.Find(object, method);
+    const Value* member = context.Find(object, Value::String(std::string(method)));
     if (member != nullptr && member->is_callable()) return member->AsCallable()(context, arguments);
   } else if (object.is_undefined()) {
     context.Fail("'", object.UndefinedName(), "' is undefined");

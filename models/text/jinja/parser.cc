@@ -160,6 +160,9 @@ class Parser {
     e_.Expect(")");
     CloseTag();
     const int loops = std::exchange(loops_, 0);
+    for (const char* name : {"varargs", "kwargs"}) {
+      if (e_.NamesBefore(name, "endmacro")) node->catches.emplace_back(name);
+    }
     node->bodies.push_back(ParseBody({"endmacro"}));
     loops_ = loops;
     if (e_.Here().kind == Token::Kind::kName) e_.Next();  // {% endmacro name %}

@@ -24,6 +24,19 @@ int64_t Remainder(C& context, const Value& input, const Value& divisor) {
   return divisor.AsInt() == -1 ? 0 : input.AsInt() % divisor.AsInt();
 }
 
+// A method that is not called where it is named.
+Value Method(const Value& object, std::string_view name) {
+  const auto call = [object, name = std::string(name)](C& context, A& arguments) {
+    return CallMethod(context, object, name, arguments);
+  };
+  return Value::Callable(call, {}, object.depth() + 1);
+}
+
+bool IsSequence(const Value& value) {
+  return value.is_list() ? !value.TypeName().starts_with("dict_")
+                         : value.is_string() || value.is_dict() || value.is_undefined();
+}
+
 bool IsIterable(const Value& value) {
   return value.is_string() || value.is_list() || value.is_dict() || value.is_undefined();
 }
@@ -38,12 +51,12 @@ Test FindTest(std::string_view name) {
       {"string", [](C&, A& a) { return Input(a).is_string(); }},
       {"mapping", [](C&, A& a) { return Input(a).is_dict(); }},
       {"iterable", [](C&, A& a) { return IsIterable(Input(a)); }},
-      {"sequence", [](C&, A& a) { return IsIterable(Input(a)); }},
-      {"number", [](C&, A& a) { return Input(a).is_number(); }},
-      {"integer", [](C&, A& a) { return Input(a).is_int(); }},
+      {"sequence", [](C&, A& a) { return IsSequence(Input(a)); }},
+      {"number", [](C&, A& a) { return Input(a).is_number() || Input(a).is_big(); }},
+      {"integer", [](C&, A& a) { return Input(a).is_int() || Input(a).is_big(); }},
       {"float", [](C&, A& a) { return Input(a).is_float(); }},
       {"boolean", [](C&, A& a) { return Input(a).is_bool(); }},
-      {"callable", [](C&, A& a) { return Input(a).is_callable(); }},
+      {"callable", [](C&, A& a) { return Input(a).is_callable() || Input(a).is_undefined(); }},
       {"true", [](C&, A& a) { return Input(a).is_bool() && Input(a).AsBool(); }},
       {"false", [](C&, A& a) { return Input(a).is_bool() && !Input(a).AsBool(); }},
       {"odd", [](C& c, A& a) { return Remainder(c, Input(a), int64_t{2}) != 0; }},
@@ -65,6 +78,7 @@ Test FindTest(std::string_view name) {
 }
 
 Value GetAttribute(Context& context, const Value& object, std::string_view name) {
+  if (IsMethod(object, name)) return Method(object, name);
   return GetItem(context, object, Value::String(std::string(name)));
 }
 
@@ -75,14 +89,21 @@ Value GetItem(Context& context, const Value& object, const Value& key) {
   const Undefined missing{key.is_string() ? Cut(key.AsString(), kLongestName) : "an item"};
   context.Read(key);
   if (object.is_dict()) {
-    const Value* found = key.is_string() ? context.Find(object, key.AsString()) : nullptr;
-    return found ? *found : Value(missing);
+    if (const Value* found = context.Find(object, key)) return *found;
+  }
+  if (key.is_string() && IsMethod(object, key.AsString())) return Method(object, key.AsString());
+  if (object.is_callable() && key.is_string()) {
+    const Namespace& attributes = object.AsCallee().attributes;
+    const auto found = attributes.find(key.AsString());
+    return found == attributes.end() ? Value(missing) : found->second;
   }
   if (object.is_namespace() && key.is_string()) {
     const auto found = object.AsNamespace().find(key.AsString());
     return found == object.AsNamespace().end() ? Value(missing) : found->second;
   }
-  if (!key.is_integral() || (!object.is_list() && !object.is_string())) return missing;
+  const bool indexed =
+      object.is_list() ? !object.TypeName().starts_with("dict_") : object.is_string();
+  if (!key.is_integral() || !indexed) return missing;
   const int64_t length = context.Length(object);
   const int64_t index = key.AsInt() < 0 ? key.AsInt() + length : key.AsInt();
   if (index < 0 || index >= length) return missing;

@@ -1,11 +1,23 @@
 #include "models/text/jinja/value.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "models/text/unicode.h"
 
 namespace treadle::jinja {
+namespace {
+
+bool SameKey(const Value& a, const Value& b) {
+  if (a.is_string() || b.is_string()) {
+    return a.is_string() && b.is_string() && a.AsString() == b.AsString();
+  }
+  return a.KeyText() == b.KeyText();
+}
+
+}  // namespace
 
 bool Value::Truth() const {
   if (is_bool()) return AsBool();
@@ -14,29 +26,36 @@ bool Value::Truth() const {
   if (is_string()) return !AsString().empty();
   if (is_list()) return !AsList().empty();
   if (is_dict()) return !AsDict().empty();
-  return is_namespace() || is_callable();
+  return is_namespace() || is_callable() || is_big();
 }
 
 std::string_view Value::TypeName() const {
+  if (is_list() && !ListForm().empty()) {
+    const std::string_view form = ListForm();
+    return form.substr(0, form.find('('));
+  }
   static constexpr std::string_view kNames[] = {"undefined", "NoneType", "bool", "int",
                                                 "float",     "str",      "list", "dict",
-                                                "namespace", "function"};
+                                                "namespace", "function", "int"};
   return kNames[data_.index()];
 }
 
 int Value::depth() const {
   if (is_list()) return std::get<ListPtr>(data_)->depth;
   if (is_dict()) return std::get<DictPtr>(data_)->depth;
+  if (is_callable()) return AsCallee().depth;
   // A namespace can change, so one inside another value could come to hold itself.
   return is_namespace() ? Context::kMaxValueDepth : 0;
 }
 
-const Value* Value::Find(std::string_view key) const {
-  if (!is_dict()) return nullptr;
-  for (const auto& [name, value] : AsDict()) {
-    if (name == key) return &value;
-  }
-  return nullptr;
+std::string Value::KeyText() const {
+  if (is_string()) return "s" + AsString();
+  if (is_none()) return "n";
+  if (is_integral()) return Str("i", AsInt());
+  const double number = AsDouble();
+  const bool whole = std::abs(number) < 0x1p63 && number == std::trunc(number);
+  if (whole) return Str("i", static_cast<int64_t>(number));
+  return Str("f", std::bit_cast<uint64_t>(number));
 }
 
 void Context::Step(int64_t steps) {
@@ -62,9 +81,13 @@ void Context::Charge(size_t bytes) {
   Read(bytes);
 }
 
-const Value* Context::Find(const Value& dict, std::string_view key) {
+const Value* Context::Find(const Value& dict, const Value& key) {
   Step(static_cast<int64_t>(1 + dict.AsDict().size() / 8));
-  return dict.Find(key);
+  if (!key.is_key()) return nullptr;
+  for (const auto& [name, value] : dict.AsDict()) {
+    if (SameKey(name, key)) return &value;
+  }
+  return nullptr;
 }
 
 void Context::Enter() {
@@ -77,13 +100,18 @@ Value Context::MakeString(std::string text) {
   return Value::String(std::move(text));
 }
 
-Value Context::MakeList(List items) {
-  Charge(items.size() * sizeof(Value));
+int Context::DepthAround(const List& values) const {
   int depth = 0;
-  for (const Value& item : items) depth = std::max(depth, item.depth());
+  for (const Value& value : values) depth = std::max(depth, value.depth());
   if (depth >= kMaxValueDepth) Fail("values are nested too deeply, or a namespace is inside one");
+  return depth + 1;
+}
+
+Value Context::MakeList(List items, std::string form) {
+  Charge(items.size() * sizeof(Value));
+  const int depth = DepthAround(items);
   return Value(Value::ListPtr(std::make_shared<const Value::Nested<List>>(
-      Value::Nested<List>{std::move(items), depth + 1})));
+      Value::Nested<List>{std::move(items), depth, std::move(form)})));
 }
 
 Value Context::MakeDict(Dict items) {
@@ -104,7 +132,8 @@ bool Context::Equal(const Value& a, const Value& b) {
     return a.AsString() == b.AsString();
   }
   if (a.is_list() && b.is_list()) {
-    return std::ranges::equal(a.AsList(), b.AsList(),
+    return a.TypeName() == b.TypeName() &&
+           std::ranges::equal(a.AsList(), b.AsList(),
                               [this](const Value& x, const Value& y) { return Equal(x, y); });
   }
   if (a.is_dict() && b.is_dict()) {
@@ -115,6 +144,7 @@ bool Context::Equal(const Value& a, const Value& b) {
     }
     return true;
   }
+  if (a.is_big() && b.is_big()) return a.AsBig() == b.AsBig();
   if (a.is_namespace() && b.is_namespace()) return &a.AsNamespace() == &b.AsNamespace();
   return (a.is_none() && b.is_none()) || (a.is_undefined() && b.is_undefined());
 }
@@ -128,7 +158,7 @@ int Context::Order(const Value& a, const Value& b) {
     Read(std::min(a.AsString().size(), b.AsString().size()));
     return order(a.AsString(), b.AsString());
   }
-  if (a.is_list() && b.is_list()) {
+  if (a.is_list() && b.is_list() && a.TypeName() == b.TypeName()) {
     const size_t shared = std::min(a.AsList().size(), b.AsList().size());
     for (size_t i = 0; i < shared; ++i) {
       if (const int result = Order(a.AsList()[i], b.AsList()[i]); result != 0) return result;
@@ -144,7 +174,7 @@ List Context::Items(const Value& value) {
   if (value.is_list()) {
     items = value.AsList();
   } else if (value.is_dict()) {
-    for (const auto& [key, unused] : value.AsDict()) items.push_back(MakeString(key));
+    for (const auto& [key, unused] : value.AsDict()) items.push_back(key);
   } else if (value.is_string()) {
     Charge(value.AsString().size() * sizeof(Value));
     for (std::string_view character : Characters(value.AsString())) {
@@ -175,7 +205,7 @@ bool Context::Contains(const Value& container, const Value& item) {
     Read(item);
     return FindText(container.AsString(), item.AsString()) != std::string_view::npos;
   }
-  if (container.is_dict()) return item.is_string() && Find(container, item.AsString()) != nullptr;
+  if (container.is_dict()) return Find(container, item) != nullptr;
   if (container.is_undefined()) return false;
   if (!container.is_list()) Fail("'", container.TypeName(), "' cannot contain anything");
   return std::ranges::any_of(container.AsList(), [&](const Value& x) { return Equal(x, item); });

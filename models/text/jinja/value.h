@@ -29,12 +29,13 @@ struct TemplateError {
 class Context;
 class Value;
 using List = std::vector<Value>;
-using Dict = std::vector<std::pair<std::string, Value>>;  // in order of insertion
+using Dict = std::vector<std::pair<Value, Value>>;  // in order of insertion
+using Named = std::vector<std::pair<std::string, Value>>;
 using Namespace = std::map<std::string, Value, std::less<>>;
 
 struct Arguments {
   List positional;
-  Dict named;
+  Named named;
 };
 using Function = std::function<Value(Context&, const Arguments&)>;
 
@@ -42,6 +43,12 @@ struct Undefined {
   std::string name;  // for messages; short
 };
 struct None {};
+// An integer of more than 64 bits, from JSON: it is written and compared, and not computed with.
+struct BigInteger {
+  std::string digits;
+  bool operator==(const BigInteger&) const = default;
+};
+struct Callee;
 
 class Value {
  public:
@@ -51,12 +58,13 @@ class Value {
   Value(bool value) : data_(value) {}                          // NOLINT
   Value(int64_t value) : data_(value) {}                       // NOLINT
   Value(double value) : data_(value) {}                        // NOLINT
+  Value(BigInteger value) : data_(std::move(value)) {}         // NOLINT
+  Value(const char* text) : Value(String(text)) {}             // NOLINT
   static Value String(std::string text) {
     return Value(std::make_shared<const std::string>(std::move(text)));
   }
-  static Value Callable(Function function) {
-    return Value(std::make_shared<const Function>(std::move(function)));
-  }
+  // `attributes`: what a template may ask it by name; `depth`: of what the function holds, and one.
+  static Value Callable(Function function, Namespace attributes = {}, int depth = 0);
   static Value NewNamespace(Namespace attributes) {
     return Value(std::make_shared<Namespace>(std::move(attributes)));
   }
@@ -70,6 +78,7 @@ class Value {
   bool is_callable() const { return std::holds_alternative<FunctionPtr>(data_); }
   bool is_bool() const { return std::holds_alternative<bool>(data_); }
   bool is_int() const { return std::holds_alternative<int64_t>(data_); }
+  bool is_big() const { return std::holds_alternative<BigInteger>(data_); }
   bool is_float() const { return std::holds_alternative<double>(data_); }
   bool is_number() const { return is_bool() || is_int() || is_float(); }
   bool is_integral() const { return is_bool() || is_int(); }
@@ -77,10 +86,15 @@ class Value {
   // Each requires its kind; AsInt also takes a bool, AsDouble any number.
   const std::string& AsString() const { return *std::get<StringPtr>(data_); }
   const List& AsList() const { return std::get<ListPtr>(data_)->items; }
+  // As Python names it, where a list is no list: "tuple", "dict_keys", "range(0, 3)".
+  const std::string& ListForm() const { return std::get<ListPtr>(data_)->form; }
   const Dict& AsDict() const { return std::get<DictPtr>(data_)->items; }
   Namespace& AsNamespace() const { return *std::get<NamespacePtr>(data_); }
-  const Function& AsCallable() const { return *std::get<FunctionPtr>(data_); }
+  std::weak_ptr<Namespace> WeakNamespace() const { return std::get<NamespacePtr>(data_); }
+  const Callee& AsCallee() const { return *std::get<FunctionPtr>(data_); }
+  const Function& AsCallable() const;
   bool AsBool() const { return std::get<bool>(data_); }
+  const BigInteger& AsBig() const { return std::get<BigInteger>(data_); }
   int64_t AsInt() const { return is_bool() ? AsBool() : std::get<int64_t>(data_); }
   double AsDouble() const {
     return is_float() ? std::get<double>(data_) : static_cast<double>(AsInt());
@@ -90,10 +104,12 @@ class Value {
   bool Truth() const;
   // As Python names the type, for messages.
   std::string_view TypeName() const;
-  // Nesting of lists and dictionaries: 0 for a scalar.
+  // Nesting of lists, dictionaries and what functions hold: 0 for a scalar.
   int depth() const;
-  // nullptr if this is not a dictionary or has no such key.
-  const Value* Find(std::string_view key) const;
+  // A text, number or none: what a dictionary's key may be.
+  bool is_key() const { return is_string() || is_number() || is_none(); }
+  // Equal for keys that are the same, as 1, 1.0 and true are. Requires a key.
+  std::string KeyText() const;
 
  private:
   friend class Context;
@@ -101,20 +117,32 @@ class Value {
   struct Nested {
     Items items;
     int depth;
+    std::string form = {};
   };
   using StringPtr = std::shared_ptr<const std::string>;
   using ListPtr = std::shared_ptr<const Nested<List>>;
   using DictPtr = std::shared_ptr<const Nested<Dict>>;
   using NamespacePtr = std::shared_ptr<Namespace>;
-  using FunctionPtr = std::shared_ptr<const Function>;
+  using FunctionPtr = std::shared_ptr<const Callee>;
   template <typename Pointer>
   requires std::is_class_v<Pointer>
   explicit Value(Pointer pointer) : data_(std::move(pointer)) {}
 
   std::variant<Undefined, None, bool, int64_t, double, StringPtr, ListPtr, DictPtr, NamespacePtr,
-               FunctionPtr>
+               FunctionPtr, BigInteger>
       data_;
 };
+
+struct Callee {
+  Function call;
+  Namespace attributes;
+  int depth = 0;
+};
+inline Value Value::Callable(Function function, Namespace attributes, int depth) {
+  return Value(
+      std::make_shared<const Callee>(Callee{std::move(function), std::move(attributes), depth}));
+}
+inline const Function& Value::AsCallable() const { return AsCallee().call; }
 
 // What one rendering may use. A step is about a tenth of a microsecond: a node that is evaluated,
 // an item that is walked, or kBytesPerStep bytes that are read or written. Bytes are of all that is
@@ -162,8 +190,10 @@ class Context {
   void Enter();  // one level deeper
   void Leave() { --depth_; }
 
+  // The depth of what holds these. Fails where it is too much.
+  int DepthAround(const List& values) const;
   Value MakeString(std::string text);
-  Value MakeList(List items);
+  Value MakeList(List items, std::string form = "");  // ListForm's
   Value MakeDict(Dict items);
 
   bool Equal(const Value& a, const Value& b);
@@ -174,7 +204,7 @@ class Context {
   int64_t Length(const Value& value);
   bool Contains(const Value& container, const Value& item);
   // Of a dictionary; nullptr if it has no such key.
-  const Value* Find(const Value& dict, std::string_view key);
+  const Value* Find(const Value& dict, const Value& key);
 
  private:
   const Budget budget_;
