@@ -13,7 +13,7 @@ namespace treadle {
 // How many letters have to be inserted, dropped or replaced (Levenshtein).
 size_t EditDistance(std::string_view a, std::string_view b);
 
-// Of `names` the one at the least distance, the first of several; empty if a third of the letters or more are others.
+// The nearest of `names`, the first of several; empty if a third of the letters or more are others.
 std::string_view NearestName(std::string_view name, std::span<const std::string_view> names);
 
 // "; did you mean 'NAME'?", or nothing.

@@ -27,12 +27,16 @@ constexpr std::string_view kPrefix = "TREADLE_";
 // Variables that are no flag's: of this program, of its documentation, and of its scripts and
 // tests, which start servers with all that they have been given themselves.
 constexpr std::string_view kOtherVariables[] = {
-    "TREADLE_API_KEY",   "TREADLE_BENCH",          "TREADLE_CLOCK",
-    "TREADLE_CONFIG",    "TREADLE_CPU_ISA",        "TREADLE_CRDS",
-    "TREADLE_CUDA",      "TREADLE_CUDA_CARVE_OUT", "TREADLE_CUDA_EARLY_LAUNCHES",
-    "TREADLE_FUZZ_SEED", "TREADLE_FUZZ_TARGET",    "TREADLE_KERNEL_TABLE",
-    "TREADLE_KILLS",     "TREADLE_RANDOM_SCHEMAS", "TREADLE_SOAK_SECONDS",
-    "TREADLE_SOAK_SEED", "TREADLE_WRITE_CHART",    "TREADLE_WRITE_DIGESTS"};
+    "TREADLE_API_KEY",        "TREADLE_BENCH",
+    "TREADLE_CHAT_TEMPLATES", "TREADLE_CLOCK",
+    "TREADLE_CONFIG",         "TREADLE_CPU_ISA",
+    "TREADLE_CRDS",           "TREADLE_CUDA",
+    "TREADLE_CUDA_CARVE_OUT", "TREADLE_CUDA_EARLY_LAUNCHES",
+    "TREADLE_FUZZ_SEED",      "TREADLE_FUZZ_TARGET",
+    "TREADLE_KERNEL_TABLE",   "TREADLE_KILLS",
+    "TREADLE_RANDOM_SCHEMAS", "TREADLE_SOAK_SECONDS",
+    "TREADLE_SOAK_SEED",      "TREADLE_WRITE_CHART",
+    "TREADLE_WRITE_DIGESTS"};
 
 // A variable that Kubernetes sets in every pod beside a service with such a name
 // (TREADLE_SERVICE_HOST, TREADLE_PORT_8080_TCP_ADDR).

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cpu/matmul/weight_arena.h"
+#include "kernels/cpu/weight_arena.h"
 
 namespace treadle {
 namespace {

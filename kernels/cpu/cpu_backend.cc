@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "kernels/cpu/matmul/pack.h"
-#include "kernels/cpu/matmul/weight_arena.h"
 #include "kernels/cpu/ops/ops_state.h"
+#include "kernels/cpu/weight_arena.h"
 
 namespace treadle {
 namespace {

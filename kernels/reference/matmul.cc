@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/formats/normal_bf16.h"
 #include "kernels/reference/reference_backend.h"
 
 namespace treadle {
@@ -67,8 +68,7 @@ std::vector<double> Activations(const float* x, int64_t k, ComputeMode compute) 
   return values;
 }
 
-// Half to even; subnormal numbers are zeros.
-double ToBf16(float x) { return std::fabs(x) < 0x1p-126f ? 0.0 : ToFloat(ToBFloat16(x)); }
+double ToBf16(float x) { return ToFloat(ToNormalBFloat16(x)); }
 
 bool IsOutlier(float x, float threshold) { return threshold > 0 && !(std::fabs(x) < threshold); }
 

@@ -1,9 +1,11 @@
 #include "base/memory.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <string>
 
 namespace treadle {
 namespace {
@@ -37,7 +39,7 @@ class AvailableMemoryTest : public testing::Test {
     EXPECT_EQ(available.limited, limited);
   }
 
-  const fs::path root_ = fs::path(testing::TempDir()) / "machine";
+  const fs::path root_ = fs::path(testing::TempDir()) / ("machine-" + std::to_string(getpid()));
 };
 
 TEST_F(AvailableMemoryTest, IsTheMachinesWithoutALimit) {

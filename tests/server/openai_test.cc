@@ -182,7 +182,7 @@ TEST(OpenAiRequest, ValuesThatSayWhatIsSo) {
   EXPECT_EQ(whole.stopping.max_new_tokens, 4);
   EXPECT_EQ(whole.sampling.num_candidates, 2);
   EXPECT_EQ(whole.sampling.seed, 7u);
-  EXPECT_EQ(whole.sampling.top_k, 40);
+  EXPECT_EQ(whole.sampling.parameters.top_k, 40);
   EXPECT_THAT(whole.stopping.stop_token_ids, ElementsAre(3));
   EXPECT_EQ(whole.logprobs, 1);
   for (const auto& [seed, read] : {std::pair{"18446744073709551615", UINT64_MAX},

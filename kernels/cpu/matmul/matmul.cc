@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cpu/matmul/weight_arena.h"
+#include "kernels/cpu/weight_arena.h"
 
 namespace treadle {
 namespace {

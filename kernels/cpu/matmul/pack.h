@@ -10,8 +10,8 @@
 #include "base/status.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/matmul/matmul_kernels.h"
-#include "kernels/cpu/matmul/weight_arena.h"
 #include "kernels/cpu/thread_pool.h"
+#include "kernels/cpu/weight_arena.h"
 
 namespace treadle {
 

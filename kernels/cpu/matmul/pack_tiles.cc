@@ -4,6 +4,7 @@
 
 #include "kernels/cpu/matmul/packing.h"
 #include "kernels/formats/coded_rows.h"
+#include "kernels/formats/normal_bf16.h"
 
 namespace treadle {
 namespace {
@@ -23,23 +24,13 @@ void PutNibbles(const uint8_t* codes, uint8_t* to) {
   }
 }
 
-// Half to even, as VCVTNEPS2BF16 does.
-uint16_t ToBf16(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  const uint32_t magnitude = bits & 0x7fffffff;
-  if (magnitude < 0x00800000) return static_cast<uint16_t>((bits & 0x80000000) >> 16);
-  if (magnitude > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
-  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 void PackValues(const MatrixSource& source, const PackedView& view, int64_t from, int64_t lane,
                 uint8_t* group) {
   std::vector<float> values(static_cast<size_t>(view.k));
   DecodeSourceRow(source, from, values.data());
   for (int64_t i = 0; i < view.k; ++i) {
     const float value = values[view.input_order == nullptr ? i : view.input_order[i]];
-    const uint16_t rounded = ToBf16(value);
+    const uint16_t rounded = ToNormalBFloat16(value).bits;
     std::memcpy(group + i / kBlockValues * kTileBlockBf16 + lane * 64 + i % kBlockValues * 2,
                 &rounded, 2);
   }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/cpu/matmul/matmul_kernels.h"
-#include "kernels/cpu/matmul/weight_arena.h"
+#include "kernels/cpu/weight_arena.h"
 #include "kernels/tensor.h"
 
 namespace treadle {

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cpu/matmul/weight_arena.h"
 #include "kernels/cpu/ops/attention_kernels.h"
 #include "kernels/cpu/ops/cpu_ops.h"
+#include "kernels/cpu/weight_arena.h"
 
 namespace treadle {
 

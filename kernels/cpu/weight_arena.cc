@@ -1,4 +1,4 @@
-#include "kernels/cpu/matmul/weight_arena.h"
+#include "kernels/cpu/weight_arena.h"
 
 #include <sys/mman.h>
 
