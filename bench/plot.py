@@ -44,12 +44,24 @@ def figure9(out, files):
     figure.savefig(out, dpi=130)
 
 
+def what_ran(result):
+    """What a line of `bench serve --json` says of its requests."""
+    if "trace" in result:
+        requests = result["trace"]
+    else:
+        arrivals = "Poisson" if result["burstiness"] == "1" else f"gamma ({result['burstiness']})"
+        requests = f"input {result['input_len']}, output {result['output_len']}, {arrivals} arrivals"
+    return f"{result['num_prompts']} requests: {requests}, end of sequence {result['end_of_sequence']}"
+
+
 def figure10(out, files):
     curves = collections.defaultdict(list)
+    requests = set()
     for name in files:
         for line in open(name):
             if line.strip():
                 result = json.loads(line)
+                requests.add(what_ran(result))
                 curves[result["label"]].append((result["request_throughput"], result["median_normalized_latency_ms"]))
     figure, axis = plt.subplots(figsize=(8, 5))
     for label, points in sorted(curves.items()):
@@ -57,7 +69,7 @@ def figure10(out, files):
         style = "s--" if label.startswith("request-level") else "^:" if not label.startswith("fcfs") else "o-"
         axis.plot([p[0] for p in points], [p[1] for p in points], style, label=label)
     axis.set(xlabel="throughput, requests/s", ylabel="median normalized latency, ms/token", yscale="log",
-             title="Input U(32,512), output U(1,128), Poisson arrivals, no end-of-sequence")
+             title="\n".join(sorted(requests)))
     axis.legend()
     axis.grid(alpha=0.3, which="both")
     figure.tight_layout()

@@ -166,7 +166,16 @@ absl::StatusOr<Reports> ReportOn(const ServeBenchOptions& options,
     std::map<std::string, std::string> about = {
         {"target", options.in_process ? "in-process" : options.target}, {"request_rate", one.rate}};
     if (!options.label.empty()) about["label"] = options.label;
-    if (!options.trace_file.empty()) about["trace"] = options.trace_file;
+    about["num_prompts"] = std::to_string(one.trace.size());
+    about["end_of_sequence"] = options.stop_at_eos ? "ends" : "ignored";
+    if (!options.trace_file.empty()) {
+      about["trace"] = options.trace_file;
+    } else {
+      about["burstiness"] = Str(options.trace.burstiness);
+      about["seed"] = std::to_string(options.trace.seed);
+      about["input_len"] = options.input;
+      about["output_len"] = options.output;
+    }
     reports.details +=
         ToJson(report, one.result, /*details=*/true, options.percentiles, about) + "\n";
     if (options.json) {

@@ -200,6 +200,10 @@ TEST(Operations, TlsKeysAndProbesTogether) {
                                  as_client, key_flag)));
   EXPECT_EQ(bench.Wait(), 0) << bench.output();
   EXPECT_THAT(bench.output(), HasSubstr("\"failed\":0"));
+  for (const char* said : {R"("num_prompts":"2")", R"("input_len":"8")", R"("output_len":"4")",
+                           R"("burstiness":"1")", R"("end_of_sequence":"ignored")"}) {
+    EXPECT_THAT(bench.output(), HasSubstr(said));  // what ran
+  }
   EXPECT_EQ(server.Stop(), 0);
   for (const char* secret : {kKey, kToken}) EXPECT_THAT(server.output(), Not(HasSubstr(secret)));
 }
