@@ -133,10 +133,11 @@ absl::Status ReadTopLogprobs(const Json& value, OpenAiRequest& to) {
   return InvalidArgument("top_logprobs is given, expected logprobs to be true then");
 }
 
-constexpr char kGuided[][16] = {"guided_choice", "guided_grammar", "guided_json", "guided_regex"};
-template <const char* name>
+constexpr const char* kGuided[] = {"guided_choice", "guided_grammar", "guided_json",
+                                   "guided_regex"};
+template <int i>
 absl::Status ReadGuidedField(const Json& value, OpenAiRequest& to) {
-  return ReadGuided(name, value, to.form);
+  return ReadGuided(kGuided[i], value, to.form);
 }
 
 using enum OpenAiIn;
@@ -164,10 +165,10 @@ constexpr Field kFields[] = {
      }},
     {"echo", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadBool("echo", value), to.echo); }},
-    {"guided_choice", kBoth, ReadGuidedField<kGuided[0]>},
-    {"guided_grammar", kBoth, ReadGuidedField<kGuided[1]>},
-    {"guided_json", kBoth, ReadGuidedField<kGuided[2]>},
-    {"guided_regex", kBoth, ReadGuidedField<kGuided[3]>},
+    {kGuided[0], kBoth, ReadGuidedField<0>},
+    {kGuided[1], kBoth, ReadGuidedField<1>},
+    {kGuided[2], kBoth, ReadGuidedField<2>},
+    {kGuided[3], kBoth, ReadGuidedField<3>},
     {"ignore_eos", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("ignore_eos", value), to.common.stopping.ignore_eos);
