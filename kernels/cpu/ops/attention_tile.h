@@ -27,7 +27,7 @@ struct Block {
   const Block* next;
 };
 
-// Lines of 64 bytes of the next block, at the places that `vecs` vectors take in this one.
+// Fetches the lines of 64 bytes in which kVecs vectors from `p` on lie.
 template <int kVecs, typename T>
 TREADLE_SIMD void Prefetch(const T* p) {
 #pragma GCC unroll 4
