@@ -41,7 +41,7 @@ std::optional<uint64_t> NumberOf(const std::string& path, std::string_view key) 
   return std::nullopt;
 }
 
-// What the group at `path` and those above it leave.
+// Bytes that the group at `path` and those above it leave.
 uint64_t LeftIn(const std::string& root, const GroupFiles& files, std::string path) {
   uint64_t left = std::numeric_limits<uint64_t>::max();
   while (true) {

@@ -284,7 +284,7 @@ std::string WorkerStage::memory_pool() const {
 // out long after the start.
 absl::Status WorkerStage::CheckRoom(const PageCounts& kv_pages, int memory) const {
   TREADLE_ASSIGN_OR_RETURN(uint64_t available, AvailableBytes());
-  // What a process before has left in the file is there already.
+  // The file holds already what a process before has left in it.
   struct stat kept {};
   if (memory >= 0 && !on_gpus_ && fstat(memory, &kept) == 0) {
     available += static_cast<uint64_t>(kept.st_blocks) * 512;

@@ -176,7 +176,10 @@ void CpuMatMul::ReserveScratch(const Tensor& x) {
     const auto tile = static_cast<size_t>(RowTileBytes(*input.tile_kernel, x.cols));
     input.tiles = memory_.Take<uint8_t>(row_tiles * tile);
     // Rows that are not there are multiplied, too: numbers that are quick, not what was there.
-    if (rows % kTileRows != 0) std::memset(input.tiles + (row_tiles - 1) * tile, 0, tile);
+    // Tiles of bf16 are written whole.
+    if (rows % kTileRows != 0 && !input.bf16) {
+      std::memset(input.tiles + (row_tiles - 1) * tile, 0, tile);
+    }
   }
   worker_memory_ = memory_.Take<uint8_t>(worker_bytes);
   if (!row_activations_.empty()) row_activations_.Reserve(x);
@@ -256,7 +259,6 @@ void CpuMatMul::Prepare(const Tensor& x) {
     if (input.order == nullptr && !input.quantize && !input.round && input.tile_kernel == nullptr) {
       continue;
     }
-    // Tiles of bf16 are written whole.
     const int64_t unit = input.bf16 && input.tile_kernel != nullptr ? kTileRows : 1;
     split((x.rows + unit - 1) / unit, [&](int64_t begin, int64_t end) {
       PrepareRows(x, input, begin * unit, std::min(end * unit, x.rows));

@@ -36,7 +36,7 @@ struct MatMulKernel {
   bool codebooks;              // whether apart formats take quantized activations too
   TileKernel tiles = {};       // of many rows
   MatMulFunction* run_row_int8_tiles = nullptr;  // of kRowInt8
-  // Of matrices with PackedView::bf16: in tiles, or else of rounded rows.
+  // Products of matrices with PackedView::bf16: in tiles, or else of rounded rows.
   TileKernel bf16_tiles = {};
   MatMulFunction* run_bf16 = nullptr;
   void (*round_row)(const float* x, int64_t k, float* out) = nullptr;

@@ -57,7 +57,7 @@ TREADLE_SIMD void Transpose(__m512i (&rows)[16]) {
   }
 }
 
-// What the second constant of a block is.
+// The meaning of a block's second constant.
 enum class Second : uint8_t { kNone, kOffset, kZero };
 
 // Decoders of a block to 16 rows of 32 bf16.

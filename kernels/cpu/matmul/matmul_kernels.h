@@ -223,7 +223,8 @@ TREADLE_ISA_KERNEL(RoundRowToBf16, void(const float* x, int64_t k, float* out));
 // HasTiles), of 16 rows at least with kRowInt8's, and of any with MatMulBf16's (kTiles4, kTiles8,
 // kTilesBf16). The first and the last take activations in tiles of 16 rows, whose blocks of 32 k
 // are: codes [planes][16][32], f32 scale[16], f32 scaled_sum[16]; or bf16 [16 pairs of k][16][2].
-// QuantizeTileFunction fills lanes [lane, lane + rows) of one.
+// QuantizeTileFunction fills lanes [lane, lane + rows) of one; RoundTileToBf16 the others with
+// zeros.
 inline constexpr int64_t kTileRows = 16;
 inline constexpr int64_t kTileBlockInt8 = kTileRows * (kBlockValues + 8);
 inline constexpr int64_t kTileBlockInt16 = kTileRows * (2 * kBlockValues + 8);

@@ -11,7 +11,7 @@ namespace {
 
 int64_t Blocks(const PackedView& view) { return (view.k + kBlockValues - 1) / kBlockValues; }
 
-// What is added to a value of a format with integers of four bits to make it a code.
+// The code of the value 0 in a format with integers of four bits.
 int ZeroOf(const PackedView& view) { return view.format->name == "q4_0" ? 8 : 0; }
 
 // A feature's 32 codes of four bits, where the kernel's permutation of bits finds them: value i

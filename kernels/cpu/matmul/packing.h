@@ -39,7 +39,7 @@ extern const Packing kFloatPacking;
 // into one of these.
 extern const Packing kTilePacking;
 void PlanTiles(const MatrixSource& source, PackedView& view);
-// What a code of kTiles4 stands for; at most 16.
+// The values that codes of kTiles4 stand for; at most 16.
 std::vector<float> TileCodebook(const MatrixSource& source, const PackedView& view);
 
 inline float FloatAt(const uint8_t* data, int64_t index) {

@@ -45,7 +45,7 @@ template <int kTile>
 TREADLE_SIMD void LoadTile(const void* p, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(kTile) : "memory");
 }
-// What will not be read again soon.
+// Loads a tile that will not be read again soon.
 template <int kTile>
 TREADLE_SIMD void LoadPassingTile(const void* p, int64_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(kTile) : "memory");
