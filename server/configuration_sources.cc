@@ -59,7 +59,7 @@ std::string VariableOf(const ServeFlag& flag) {
   return name;
 }
 
-// What is set under our prefix and read by nobody was misspelt.
+// A variable with our prefix that nobody reads was misspelt.
 absl::Status CheckEnvironment() {
   std::vector<std::string> variables;
   for (const ServeFlag& flag : ServeFlags()) variables.push_back(VariableOf(flag));
@@ -70,7 +70,7 @@ absl::Status CheckEnvironment() {
     const std::string_view name = text.substr(0, text.find('='));
     if (!name.starts_with(kPrefix) || IsOfAService(name)) continue;
     if (std::ranges::find(known, name) != known.end()) continue;
-    // What all names begin with makes none more like another.
+    // Their common beginning makes no name more like another.
     for (std::string_view& other : known) other.remove_prefix(kPrefix.size());
     const std::string_view meant = NearestName(name.substr(kPrefix.size()), known);
     return InvalidArgument("the environment variable ", Quoted(name), " is no setting",

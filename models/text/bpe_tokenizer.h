@@ -165,8 +165,8 @@ class BpeTokenizer : public Tokenizer {
  protected:
   explicit BpeTokenizer(TokenizerSpec spec);
 
-  // What the authors make of a text, or a part between added tokens, before they look for those
-  // tokens that are normalized.
+  // The form that the authors give a text, or a part between added tokens, before they look for
+  // those tokens that are normalized.
   virtual std::string Normalized(std::string_view text) const = 0;
   // Once a subclass can normalize.
   void FindAddedTokens();

@@ -222,7 +222,7 @@ const PreTokenizerRow* PreTokenizerOf(const std::vector<std::string>& patterns, 
   const PreTokenizerRow* best = nullptr;
   for (const Row& row : kRows) {
     if (SplitPatterns(row) != patterns) continue;
-    // What normalizes differently is the better answer only to a question that has none.
+    // A row that normalizes differently is an answer only where no other is.
     const auto rank = [&](const Row* one) {
       return one == nullptr ? -1 : 2 * (one->nfc == nfc) + (one->ignore_merges == ignore_merges);
     };

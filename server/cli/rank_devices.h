@@ -30,7 +30,7 @@ class RankDevices {
   static absl::StatusOr<RankDevices> Choose(const ServeOptions& options);
 
   bool cuda() const { return cuda_; }
-  // Whose memory that is, for errors: "GPU", "this machine", or a limit of this process.
+  // The memory's owner, for errors: "GPU", "this machine", or a limit of this process.
   std::string_view owner() const;
   // This process's backends: one per rank, in order. CPUs are shared out over them, GPUs are one
   // each.

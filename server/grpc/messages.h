@@ -23,7 +23,7 @@ namespace treadle {
 GenerateRequest ToRequest(const v1::GenerateRequest& message, const ServedModel& model);
 GenerateRequest ToRequest(const v1::EmbedRequest& message);
 
-// What has an effect (EffectsOf).
+// The parameters that have an effect (EffectsOf).
 void FillSampling(const SamplingParameters& parameters, v1::Sampling& message);
 
 // Appends: text and ids are added to what `output` holds.

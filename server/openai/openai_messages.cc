@@ -83,7 +83,7 @@ absl::StatusOr<ChatMessage> ReadMessage(const std::string& name, const Json& val
   }
   for (const ToolCall& call : message.tool_calls) tools[call.id] = call.name;
   if (tool && message.name.empty()) message.name = tools[message.tool_call_id];
-  // What newer clients call the instructions that templates know as the system's.
+  // Newer clients call so the instructions that templates know as the system's.
   if (message.role == "developer") message.role = "system";
   return message;
 }

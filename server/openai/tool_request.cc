@@ -20,8 +20,8 @@ struct Member {
   std::function<absl::Status(const std::string& name, const Json& value)> read;
 };
 
-// What SDKs send back with a call, and templates do not have: where it stood in a stream, and its
-// arguments once more.
+// Members that SDKs send back with a call, and templates do not have: where it stood in a stream,
+// and its arguments once more.
 constexpr std::string_view kPassedOver[] = {"index", "parsed_arguments"};
 
 // An object of these members; what is null is absent, and of another name refused.

@@ -15,7 +15,7 @@
 namespace treadle {
 namespace {
 
-// What was not asked has its default, which is allowed. A count of 0 is off.
+// A parameter that was not asked has its default, which is allowed. A count of 0 is off.
 absl::Status CheckField(const SamplingField& field, const GenerateRequest::Sampling& sampling) {
   const auto check = [&field](auto value) -> absl::Status {
     if (field.Allows(value)) return absl::OkStatus();

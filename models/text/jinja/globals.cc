@@ -36,7 +36,7 @@ Value Range(Context& context, const Arguments& arguments) {
   return context.MakeList(std::move(items), form);
 }
 
-// What dict(...) and namespace(...) are given: a dictionary or pairs, and named values, the last of
+// Arguments of dict(...) and namespace(...): a dictionary or pairs, and named values, the last of
 // a name.
 Dict Members(Context& context, const char* function, const Arguments& arguments) {
   Dict items;

@@ -214,7 +214,8 @@ void Interpreter::RunMacro(const Node& node) {
                              {"caller", false}}));
 }
 
-// What a macro sees: its parameters, and where its body asks for them the arguments beyond these.
+// Variables of a macro: its parameters, and where its body asks for them the arguments beyond
+// these.
 Interpreter::Scope Interpreter::MacroScope(const Node& macro, const Arguments& arguments) {
   Scope scope;
   const size_t count = macro.names.size();
