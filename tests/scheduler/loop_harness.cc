@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/status.h"
+#include "kernels/op_cases/random.h"
 #include "tests/scheduler/fair_share.h"
 
 namespace treadle {
@@ -54,6 +55,22 @@ std::string Client::Mistake() const {
   return "";
 }
 
+std::vector<Guess> OracleDrafter::Next(int32_t count) const {
+  Random random(seed_ + at_ * 977);
+  std::vector<Guess> guesses;
+  const size_t end = std::min(tokens_.size(), at_ + static_cast<size_t>(count));
+  for (size_t i = at_; i < end; ++i) {
+    const bool wrong = random.Below(4) == 0;
+    guesses.push_back({wrong ? (tokens_[i] + 1) % FakeEngine::kVocab : tokens_[i], 1.0});
+  }
+  return guesses;
+}
+
+std::unique_ptr<Drafter> MakeOracleDrafter(const Request& request, const Sequence& sequence) {
+  return std::make_unique<OracleDrafter>(ReferenceOutput(request.spec, sequence.candidate),
+                                         sequence.output.size(), request.spec.sampling.seed);
+}
+
 namespace {
 
 std::unique_ptr<Policy> MakePolicy(const std::string& name) {
@@ -74,6 +91,7 @@ LoopHarness::LoopHarness(const HarnessOptions& o)
   loop_options.limits = o.limits;
   loop_options.recover = o.recover;
   loop_options.give_up = o.give_up;
+  loop_options.drafter = o.drafter;
   loop = std::make_unique<LoopCore>(engine, kv, pool, *policy, ledger, clock, loop_options);
   const absl::Status started = engine.Start([this] { pool.Wake(); });
   TREADLE_CHECK(started.ok());
