@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/status.h"
-#include "kernels/op_cases/random.h"
 #include "tests/scheduler/fair_share.h"
 
 namespace treadle {
@@ -53,17 +52,6 @@ std::string Client::Mistake() const {
     return Str("request ", id, ": ", prompt.size(), " prompt log probabilities");
   }
   return "";
-}
-
-std::vector<Guess> OracleDrafter::Next(int32_t count) const {
-  Random random(seed_ + at_ * 977);
-  std::vector<Guess> guesses;
-  const size_t end = std::min(tokens_.size(), at_ + static_cast<size_t>(count));
-  for (size_t i = at_; i < end; ++i) {
-    const bool wrong = random.Below(4) == 0;
-    guesses.push_back({wrong ? (tokens_[i] + 1) % FakeEngine::kVocab : tokens_[i], 1.0});
-  }
-  return guesses;
 }
 
 std::unique_ptr<Drafter> MakeOracleDrafter(const Request& request, const Sequence& sequence) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "scheduler/loop_core.h"
+#include "tests/scheduler/oracle_drafter.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_engine.h"
 
@@ -44,20 +45,7 @@ struct HarnessOptions {
   MakeDrafter drafter = MakeNgramDrafter;
 };
 
-// Guesses `tokens`, the sequence's answer, but some of them wrong, as `seed` has it.
-class OracleDrafter final : public Drafter {
- public:
-  OracleDrafter(std::vector<int32_t> tokens, size_t at, uint64_t seed)
-      : tokens_(std::move(tokens)), at_(at), seed_(seed) {}
-  void Append(int32_t) override { ++at_; }
-  std::vector<Guess> Next(int32_t count) const override;
-
- private:
-  const std::vector<int32_t> tokens_;
-  size_t at_;
-  const uint64_t seed_;
-};
-// By the fake engine's reference.
+// An OracleDrafter by the fake engine's reference.
 std::unique_ptr<Drafter> MakeOracleDrafter(const Request& request, const Sequence& sequence);
 
 class LoopHarness {
