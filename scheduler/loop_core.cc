@@ -156,6 +156,7 @@ void LoopCore::AbsorbToken(Request& request, Sequence& sequence, RowResult& row)
     if (!stuck.ok()) return End(request, stuck);
   }
 
+  if (sequence.masked) sequence.masked->NoteToken(sequence.produced, row.token);
   ++sequence.produced;
   sequence.output.push_back(row.token);
   speculation_.NoteToken(request, sequence);

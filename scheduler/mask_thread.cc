@@ -75,11 +75,24 @@ bool MaskThread::Next(Worker& worker, Step& step) {
   MutexLock lock(mutex_);
   worker.id = gettid();
   if (!worker.relieved) at_ = nullptr;
-  while (queue_.empty() && !stopping_ && !worker.relieved) ordered_.Wait(mutex_);
+  while (queue_.empty() && !stopping_ && !worker.relieved) {
+    if (ahead_.empty()) {
+      ordered_.Wait(mutex_);
+      continue;
+    }
+    const std::shared_ptr<MaskedCandidate> candidate = std::move(ahead_.front());
+    ahead_.pop_front();
+    at_ = std::make_shared<std::atomic<bool>>(true);  // nobody waits for it
+    mutex_.Unlock();
+    candidate->Foresee();
+    mutex_.Lock();
+    if (!worker.relieved) at_ = nullptr;
+  }
   worker.ended = stopping_ || worker.relieved;
   if (worker.ended) return false;
   step = std::move(queue_.front());
   queue_.pop_front();
+  std::erase(ahead_, step.candidate);
   at_ = step.given;
   return true;
 }
@@ -95,6 +108,7 @@ void MaskThread::WorkOut(const Step& step) {
   {
     MutexLock lock(mutex_);
     done_.push_back({step.epoch, step.iteration, std::move(masks)});
+    ahead_.push_back(step.candidate);
     // Steps of one iteration that follow each other at once are told together.
     if (!queue_.empty() && queue_.front().iteration == step.iteration &&
         queue_.front().epoch == step.epoch) {

@@ -5,6 +5,7 @@
 // everything is allowed then, drops what is sampled there, and runs the step again once the mask
 // has arrived. A library that works out masks cannot be interrupted, so a thread that is at an
 // excused step leaves the other steps to another thread, and goes on alone at a lower priority.
+// While there is nothing to do it has constraints foresee tokens.
 //
 // Thread safety: Order, Excuse and Relieve from one thread, the serving loop's. The queue holds a
 // step for each that is in flight. Threads start with orders (where none is to be had, Order does
@@ -85,6 +86,7 @@ class MaskThread {
   CondVar ordered_;
   std::deque<Step> queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<Done> done_ ABSL_GUARDED_BY(mutex_);  // the engine hears of them together
+  std::deque<std::shared_ptr<MaskedCandidate>> ahead_ ABSL_GUARDED_BY(mutex_);  // may foresee
   std::shared_ptr<std::atomic<bool>> at_ ABSL_GUARDED_BY(mutex_);  // the queue's worker's step
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<std::unique_ptr<Worker>> workers_ ABSL_GUARDED_BY(mutex_);  // last: the queue's

@@ -13,6 +13,8 @@ namespace {
 
 using std::chrono_literals::operator""ms;
 
+constexpr double kLearning = 1.0 / 8;  // the weight of the newest guess
+
 std::chrono::nanoseconds ThreadTime() {
   timespec time{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
@@ -25,7 +27,8 @@ MaskedCandidate::MaskedCandidate(const RequestSpec& spec, std::span<const int32_
     : grammar_(spec.constraint),
       end_tokens_(spec.end_tokens),
       min_new_tokens_(spec.min_new_tokens),
-      earlier_(produced.begin(), produced.end()) {}
+      earlier_(produced.begin(), produced.end()),
+      foresees_(spec.speculate != Speculate::kOff) {}
 
 absl::Status MaskedCandidate::Stuck(int32_t produced) const {
   if (stuck_at_.load(std::memory_order_acquire) != produced) return absl::OkStatus();
@@ -34,6 +37,7 @@ absl::Status MaskedCandidate::Stuck(int32_t produced) const {
 
 void MaskedCandidate::Advance(std::span<const int32_t> tokens, std::span<const int32_t> draft,
                               std::span<OutputMask> masks) {
+  MutexLock lock(mutex_);
   sure_rows_.store(1, std::memory_order_release);
   std::vector<uint32_t>& allowed = masks[0].allowed;
   if (!kept_.empty()) {
@@ -48,7 +52,7 @@ void MaskedCandidate::Advance(std::span<const int32_t> tokens, std::span<const i
   } else {
     KeepGoing(accepted_, allowed);
   }
-  sure_rows_.store(1 + Guess(draft, masks.subspan(1)), std::memory_order_release);
+  sure_rows_.store(1 + Verify(draft, masks.subspan(1)), std::memory_order_release);
 }
 
 absl::Status MaskedCandidate::AdvanceTo(std::span<const int32_t> tokens,
@@ -79,7 +83,7 @@ absl::Status MaskedCandidate::AdvanceTo(std::span<const int32_t> tokens,
 
 // The masks after guesses, of which it gives the number: up to one that is not allowed, after which
 // nothing is, or for which there is no time.
-size_t MaskedCandidate::Guess(std::span<const int32_t> draft, std::span<OutputMask> masks) {
+size_t MaskedCandidate::Verify(std::span<const int32_t> draft, std::span<OutputMask> masks) {
   const std::chrono::nanoseconds began = ThreadTime();
   size_t sure = 0;
   int32_t taken = 0;
@@ -99,7 +103,41 @@ size_t MaskedCandidate::Guess(std::span<const int32_t> draft, std::span<OutputMa
   return sure;
 }
 
+void MaskedCandidate::Foresee() {
+  if (!foresees_) return;
+  MutexLock lock(mutex_);
+  // One that is dear is not asked for more than its masks.
+  if (!state_ || left_ < kMaxTime / 2 || stuck_at_.load(std::memory_order_relaxed) >= 0) return;
+  const std::chrono::nanoseconds began = ThreadTime();
+  std::vector<int32_t> tokens = state_->Foresee();
+  left_ -= ThreadTime() - began;
+  MutexLock guesses(guesses_mutex_);
+  foreseen_from_ = accepted_;
+  foreseen_ = std::move(tokens);
+}
+
+std::vector<Guess> MaskedCandidate::Guesses(int32_t produced, int32_t count) const {
+  MutexLock lock(guesses_mutex_);
+  std::vector<Guess> guesses;
+  double probability = 1;
+  for (int64_t i = produced - foreseen_from_; i < std::ssize(foreseen_) && count-- > 0; ++i) {
+    if (i < 0) break;
+    guesses.push_back({foreseen_[static_cast<size_t>(i)], probability *= right_});
+  }
+  return guesses;
+}
+
+void MaskedCandidate::NoteToken(int32_t produced, int32_t token) {
+  MutexLock lock(guesses_mutex_);
+  const int64_t i = produced - foreseen_from_;
+  if (i < 0 || i >= std::ssize(foreseen_)) return;
+  const bool right = foreseen_[static_cast<size_t>(i)] == token;
+  right_ += kLearning * ((right ? 1.0 : 0.0) - right_);
+  if (!right) foreseen_.clear();
+}
+
 void MaskedCandidate::Keep(std::vector<uint32_t> allowed) {
+  MutexLock lock(mutex_);
   kept_ = std::move(allowed);
   arrived_.store(true, std::memory_order_release);
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/status/status.h"
 
@@ -19,6 +20,9 @@ class TokenConstraint {
 
   // Takes back the last `count` tokens that it accepted.
   virtual void Rollback(int32_t count) = 0;
+
+  // Tokens that may follow because there is hardly a choice; a guess. Few, or none.
+  virtual std::vector<int32_t> Foresee() { return {}; }
 
   // allowed: [MaskWords(vocab)] bits, as SampleRow::mask. End tokens are allowed exactly where the
   // answer may end. InvalidArgument if no token is allowed.

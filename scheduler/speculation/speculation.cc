@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "scheduler/masked_candidate.h"
+
 namespace treadle {
 namespace {
 
@@ -29,6 +31,13 @@ int32_t Speculation::MostGuesses(const Request& request, const Sequence& sequenc
   return std::min(kMaxDraft, request.spec.max_new_tokens - sequence.produced - 1);
 }
 
+// Those of its constraint, which leaves hardly a choice where it has any, or its drafter's.
+std::vector<Guess> Speculation::GuessesOf(const Sequence& sequence, int32_t count) {
+  std::vector<Guess> guesses;
+  if (sequence.masked) guesses = sequence.masked->Guesses(sequence.produced, count);
+  return guesses.empty() ? sequence.drafter->Next(count) : guesses;
+}
+
 bool Speculation::Waits(std::span<const std::unique_ptr<Request>> live) const {
   // Else those whose guesses are being verified and the others would take turns.
   const bool verifying = std::ranges::any_of(live, [](const auto& request) {
@@ -47,7 +56,8 @@ bool Speculation::Waits(std::span<const std::unique_ptr<Request>> live) const {
     return std::ranges::any_of(request->sequences, [&](const Sequence& sequence) {
       if (!sequence.drafter || sequence.finished || sequence.in_flight != 1) return false;
       if (MostGuesses(*request, sequence) < 2) return false;
-      const std::vector<Guess> guesses = sequence.drafter->Next(2);  // the one in flight first
+      if (sequence.masked) return true;  // its constraint is not asked before there is a token
+      const std::vector<Guess> guesses = GuessesOf(sequence, 2);  // the one in flight first
       return guesses.size() == 2 && guesses[1].probability > worth && !Ends(*request, guesses[0]) &&
              !Ends(*request, guesses[1]);
     });
@@ -70,7 +80,7 @@ void Speculation::Choose(const Selection& selection) const {
           !HasTokenLeft(*member.request, sequence)) {
         continue;
       }
-      for (const Guess& guess : sequence.drafter->Next(MostGuesses(*member.request, sequence))) {
+      for (const Guess& guess : GuessesOf(sequence, MostGuesses(*member.request, sequence))) {
         if (Ends(*member.request, guess)) break;
         candidates.push_back({&sequence, guess});
       }

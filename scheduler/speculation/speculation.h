@@ -40,6 +40,7 @@ class Speculation {
 
  private:
   double Worth(double tokens, double rows) const;
+  static std::vector<Guess> GuessesOf(const Sequence& sequence, int32_t count);
   static int32_t MostGuesses(const Request& request, const Sequence& sequence);
 
   const MakeDrafter make_;

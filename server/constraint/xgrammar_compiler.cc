@@ -59,21 +59,85 @@ rlim_t VirtualBytes() {
 // The library's last warning on this thread: it enforces only a part of the constraint.
 thread_local std::string warning;
 
+// The white space that an answer puts behind JSON's punctuation.
+class JsonStyle {
+ public:
+  void Read(std::string_view text) {
+    for (const char c : text) {
+      const bool space = c == ' ' || c == '\n' || c == '\t';
+      if (space) {
+        spaces_ += c;
+        continue;
+      }
+      if (std::string* const kept = Kept(last_)) *kept = spaces_;
+      spaces_.clear();
+      last_ = c;
+    }
+  }
+
+  // What comes after `text`, which was not read, or after all that was: white space that is not
+  // there yet, or else the quotation mark that begins a key.
+  std::string After(std::string_view text) {
+    const char last = text.empty() ? last_ : text.back();
+    const std::string* const spaces = Kept(last);
+    if (spaces == nullptr || (text.empty() && !spaces_.empty())) return "";
+    if (!spaces->empty()) return *spaces;
+    return last == '{' || last == ',' ? "\"" : "";
+  }
+
+ private:
+  std::string* Kept(char punctuation) {
+    const size_t at = std::string_view("{[,:").find(punctuation);
+    return at == std::string_view::npos ? nullptr : &kept_[at];
+  }
+
+  std::string kept_[4] = {"", "", " ", " "};
+  std::string spaces_;  // behind last_
+  char last_ = 0;
+};
+
 class Matcher final : public TokenConstraint {
  public:
-  Matcher(const xgrammar::CompiledGrammar& grammar, int32_t vocab)
-      : vocab_(vocab), matcher_(grammar) {}
+  Matcher(const xgrammar::CompiledGrammar& grammar, int32_t vocab, const Tokenizer& tokenizer)
+      : vocab_(vocab), tokenizer_(tokenizer), matcher_(grammar) {}
 
   absl::Status Accept(int32_t token) override {
     try {
-      if (matcher_.AcceptToken(token)) return absl::OkStatus();
+      if (matcher_.AcceptToken(token)) {
+        tokens_.push_back(token);
+        return absl::OkStatus();
+      }
     } catch (const std::exception& error) {
       return Failed(error);
     }
     return InvalidArgument("the constraint does not allow token ", token);
   }
 
-  void Rollback(int32_t count) override { matcher_.Rollback(count); }
+  void Rollback(int32_t count) override {
+    matcher_.Rollback(count);
+    tokens_.resize(tokens_.size() - static_cast<size_t>(count));
+  }
+
+  // What the grammar forces, with the white space between that the answer had at such places.
+  std::vector<int32_t> Foresee() override {
+    for (; read_ < tokens_.size(); ++read_)
+      style_.Read(tokenizer_.TokenBytes(tokens_[read_], true));
+    std::string text;
+    int steps = 0;
+    try {
+      while (text.size() < kMaxForeseen) {
+        std::string next = matcher_.FindJumpForwardString();
+        if (next.empty()) next = style_.After(text);
+        if (next.empty() || !matcher_.AcceptString(next)) break;
+        ++steps;
+        text += next;
+      }
+      if (steps > 0) matcher_.Rollback(steps);
+    } catch (const std::exception&) {
+      return {};
+    }
+    return text.empty() ? std::vector<int32_t>() : Encode(text);
+  }
 
   absl::Status FillMask(std::span<uint32_t> allowed) override {
     auto words = static_cast<int64_t>(allowed.size());
@@ -100,27 +164,52 @@ class Matcher final : public TokenConstraint {
   }
 
  private:
+  static constexpr size_t kMaxForeseen = 64;  // bytes
+  static constexpr int64_t kContext = 4;      // tokens before them that decide how they are cut
+
+  // The tokens of a text that follows what is there; none, if they do not begin with it.
+  std::vector<int32_t> Encode(const std::string& text) const {
+    std::string whole;
+    const auto last = std::min(std::ssize(tokens_), kContext);
+    for (auto token = tokens_.end() - last; token != tokens_.end(); ++token) {
+      whole += tokenizer_.TokenBytes(*token, true);
+    }
+    const auto ids = tokenizer_.Encode(whole + text, {.add_special = false});
+    if (!ids.ok()) return {};
+    size_t bytes = 0;
+    auto first = ids->end();
+    while (first != ids->begin() && bytes < text.size()) {
+      bytes += tokenizer_.TokenBytes(*--first, true).size();
+    }
+    return bytes == text.size() ? std::vector<int32_t>(first, ids->end()) : std::vector<int32_t>();
+  }
+
   static absl::Status Failed(const std::exception& error) {
     return absl::InternalError(Str("the constraint: ", Cut(Printable(error.what()), kShownError)));
   }
 
   const int32_t vocab_;
+  const Tokenizer& tokenizer_;
   xgrammar::GrammarMatcher matcher_;
+  std::vector<int32_t> tokens_;  // accepted
+  size_t read_ = 0;              // of these: by style_
+  JsonStyle style_;
 };
 
 class CompiledConstraint final : public ConstraintGrammar {
  public:
-  CompiledConstraint(xgrammar::CompiledGrammar grammar, int32_t vocab)
-      : vocab_(vocab), grammar_(std::move(grammar)) {}
+  CompiledConstraint(xgrammar::CompiledGrammar grammar, int32_t vocab, const Tokenizer& tokenizer)
+      : vocab_(vocab), tokenizer_(tokenizer), grammar_(std::move(grammar)) {}
 
   std::unique_ptr<TokenConstraint> Begin() const override {
-    return std::make_unique<Matcher>(grammar_, vocab_);
+    return std::make_unique<Matcher>(grammar_, vocab_, tokenizer_);
   }
   int32_t vocab() const override { return vocab_; }
   size_t bytes() const { return grammar_.MemorySizeBytes(); }
 
  private:
   const int32_t vocab_;
+  const Tokenizer& tokenizer_;
   const xgrammar::CompiledGrammar grammar_;
 };
 
@@ -238,7 +327,8 @@ class XGrammarCompiler final : public ConstraintCompiler {
       const PreparedConstraint& constraint) {
     warning.clear();
     try {
-      const auto made = std::make_shared<CompiledConstraint>(CompileBy(constraint), vocab_);
+      const auto made =
+          std::make_shared<CompiledConstraint>(CompileBy(constraint), vocab_, tokenizer_);
       if (!warning.empty()) {
         return InvalidArgument("cannot be enforced: ", Cut(Printable(warning), kShownError));
       }
@@ -292,6 +382,7 @@ class XGrammarCompiler final : public ConstraintCompiler {
         }
         if (std::ranges::find(end_ids_, token) != end_ids_.end()) break;
         if (!state->Accept(token).ok()) break;
+        state->Foresee();
       }
     }
   }
