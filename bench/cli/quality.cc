@@ -15,8 +15,8 @@
 #include "bench/quality/planted_outliers.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "server/cli/command.h"
+#include "server/cli/models/teacher_forcing_flags.h"
 #include "server/cli/progress.h"
-#include "server/cli/teacher_forcing_flags.h"
 
 namespace treadle {
 namespace {

@@ -31,7 +31,7 @@
 #include "models/text/tokenizer_json.h"
 #include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"
-#include "server/cli/worker_supervisor.h"
+#include "server/cli/workers/worker_supervisor.h"
 #include "server/flag_values.h"
 #include "server/session/sampling_defaults.h"
 

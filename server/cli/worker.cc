@@ -20,7 +20,7 @@
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"
-#include "server/cli/worker_supervisor.h"
+#include "server/cli/workers/worker_supervisor.h"
 
 namespace treadle {
 namespace {

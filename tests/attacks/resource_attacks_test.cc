@@ -22,7 +22,7 @@
 #include "kernels/op_cases/instrumented.h"
 #include "tests/attacks/attacked_server.h"
 #include "tests/attacks/hostile_client.h"
-#include "tests/server/http_client.h"
+#include "tests/server/http/http_client.h"
 #include "tests/server/test_server.h"
 #include "tests/support/tiny_model.h"
 

@@ -12,7 +12,7 @@
 #include "tests/attacks/hostile_client.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/server/cli/child_process.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -10,11 +10,11 @@
 #include "base/status.h"
 #include "kernels/op_cases/instrumented.h"
 #include "models/architectures/architecture.h"
-#include "tests/engine/company.h"
+#include "tests/engine/company/company.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
-#include "tests/support/one_rank.h"
+#include "tests/support/ranks/one_rank.h"
 #include "tests/support/reference_runner.h"
 #include "tests/support/tiny_model.h"
 

@@ -4,7 +4,7 @@
 
 #include "engine/placement.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -7,7 +7,7 @@
 
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/two_requests.h"
-#include "tests/support/thread_groups.h"
+#include "tests/support/ranks/thread_groups.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "models/tensor_parallel.h"
-#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

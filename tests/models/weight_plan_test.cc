@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "models/architectures/architecture.h"
-#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/tiny_model.h"
 

@@ -25,10 +25,10 @@
 #include "kernels/op_cases/instrumented.h"
 #include "tests/attacks/attacked_server.h"
 #include "tests/attacks/hostile_client.h"
-#include "tests/server/http_client.h"
+#include "tests/server/http/http_client.h"
 #include "tests/soak/memory_slope.h"
 #include "tests/soak/soak_clients.h"
-#include "tests/support/process_losses.h"
+#include "tests/support/faults/process_losses.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -18,7 +18,7 @@
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/record/recorded_run.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {

@@ -11,7 +11,7 @@
 #include "engine/remote/control.grpc.pb.h"
 #include "engine/remote/control_secret.h"
 #include "tests/engine/remote/hostile_peers.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {

@@ -19,7 +19,7 @@
 #include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/checkpoint.h"
 #include "tests/engine/plan_driver.h"
-#include "tests/support/one_rank.h"
+#include "tests/support/ranks/one_rank.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -15,9 +15,9 @@
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/emulated_gpus.h"
-#include "tests/support/forwarding_communicator.h"
-#include "tests/support/one_rank.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/forwarding_communicator.h"
+#include "tests/support/ranks/one_rank.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 

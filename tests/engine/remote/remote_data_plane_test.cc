@@ -6,8 +6,8 @@
 #include "engine/remote/worker_epoch.h"
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/support/faulty_communicator.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/faults/faulty_communicator.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {

@@ -10,7 +10,7 @@
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {

@@ -6,10 +6,10 @@
 #include <filesystem>
 #include <set>
 
-#include "tests/engine/company.h"
+#include "tests/engine/company/company.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/engine/remote/format_checkpoints.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {

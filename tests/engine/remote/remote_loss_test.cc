@@ -17,8 +17,8 @@
 #include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/fingerprint.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/support/fault_proxy.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/faults/fault_proxy.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {

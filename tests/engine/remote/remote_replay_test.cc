@@ -12,7 +12,7 @@
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {

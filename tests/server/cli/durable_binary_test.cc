@@ -23,7 +23,7 @@
 #include "server/durable/stored_frame.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/child_process.h"
-#include "tests/server/http_client.h"
+#include "tests/server/http/http_client.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

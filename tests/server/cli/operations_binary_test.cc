@@ -12,9 +12,9 @@
 
 #include "net/address.h"
 #include "server/grpc/inference.grpc.pb.h"
+#include "tests/server/access/test_certificates.h"
 #include "tests/server/cli/served_binary.h"
-#include "tests/server/test_certificates.h"
-#include "tests/server/tls_client.h"
+#include "tests/server/http/tls_client.h"
 #include "tests/server/without_xgrammar.h"
 #include "tests/support/default_model.h"
 

@@ -24,7 +24,7 @@
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/child_process.h"
 #include "tests/server/cli/streamed_answers.h"
-#include "tests/support/process_losses.h"
+#include "tests/support/faults/process_losses.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -1,5 +1,5 @@
 // What `inspect --placement` says of a tiny model.
-#include "server/cli/placement_report.h"
+#include "server/cli/models/placement_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -13,7 +13,7 @@
 #include "base/status.h"
 #include "server/durable/request_store.h"
 #include "server/grpc/messages.h"
-#include "tests/server/http_client.h"
+#include "tests/server/http/http_client.h"
 #include "tests/server/test_server.h"
 #include "tests/server/without_xgrammar.h"
 
