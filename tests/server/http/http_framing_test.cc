@@ -102,7 +102,7 @@ std::vector<Case> Cases() {
        "GET /echo\r\nHost: a\r\n\r\n", "\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n",
        "\r\r\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n", " \r\nGET /echo HTTP/1.1\r\nHost: a\r\n\r\n",
        Get(kHost, "HTTP/1.2"), Get(kHost, "HTTP/2.0"), Get(kHost, "HTTP/1.10")});
-  // Who is asked, and by whom.
+  // The host that is asked, and the origin that asks.
   for (const char* host :
        {"", "a\r\nHost: a", "a\r\nHost: b", "a b", "a, b", "a,b", "u@a", "a/b", "a:x", "a:80:80",
         ":80", "[::1", "::1", "[]", "[::1]80", "a\tb", "\xff"}) {

@@ -1,4 +1,4 @@
-// Who makes room on a server that is full: never a client whose request is whole, whether the
+// Clients that make room on a server that is full: never one whose request is whole, whether the
 // server has read it or not, and others in an order that no flood turns against honest ones.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
