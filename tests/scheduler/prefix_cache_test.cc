@@ -17,6 +17,7 @@
 #include "scheduler/serving_loop.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/support/in_time.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -148,8 +149,7 @@ int Rounds(const EngineKind& kind) {
 class PrefixCache : public testing::TestWithParam<EngineKind> {};
 
 TEST_P(PrefixCache, AnswersAreThoseWithoutIt) {
-  const std::string folder = testing::TempDir() + Str("prefix-cache-", getpid());
-  std::filesystem::create_directories(folder);
+  const TestFolder folder;
   // Layers that see everything, a window each, and both in turn.
   for (const auto& [architecture, window] :
        {std::pair("llama", 0), std::pair("llama", 18), std::pair("gemma3", 0)}) {
@@ -157,7 +157,7 @@ TEST_P(PrefixCache, AnswersAreThoseWithoutIt) {
     TinyModelOptions options;
     options.layers = 4;
     options.window = window;
-    const auto path = WriteTinyGguf(*FindArchitecture(architecture), folder, options);
+    const auto path = WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options);
     ASSERT_TRUE(path.ok()) << path.status();
     const int rounds = Rounds(GetParam());
     const std::vector<Answer> with = Converse(GetParam(), *path, true, rounds);
@@ -172,7 +172,6 @@ TEST_P(PrefixCache, AnswersAreThoseWithoutIt) {
     }
     EXPECT_GT(reused, 0) << "of " << with.size();
   }
-  std::filesystem::remove_all(folder);
 }
 
 // Emulated GPUs would take minutes; PlanDriver takes sequences from the cache there, too.

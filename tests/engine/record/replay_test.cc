@@ -26,7 +26,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Of one step, which samples.
+// The result of one step, which samples.
 IterationResult ResultOf(uint64_t epoch, uint64_t iteration, SequenceId sequence, int32_t token) {
   IterationResult result;
   result.epoch = epoch;

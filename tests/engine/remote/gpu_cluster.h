@@ -24,7 +24,7 @@ namespace treadle {
 inline constexpr uint32_t kSeed = 5;
 
 inline std::string TinyModel(const TinyModelOptions& options = {.layers = 3}) {
-  const auto path = WriteTinyLlamaGguf(OwnFolder(), options);
+  const auto path = WriteTinyLlamaGguf(OwnFolder().path(), options);
   EXPECT_TRUE(path.ok()) << path.status();
   return *path;
 }

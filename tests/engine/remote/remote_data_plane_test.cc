@@ -18,7 +18,7 @@ class DataPlaneFault : public testing::TestWithParam<FaultKind> {};
 
 TEST_P(DataPlaneFault, EndsTheEpochInTimeOrDoesNoHarm) {
   ClusterOptions options;
-  options.model = *WriteTinyLlamaGguf(OwnFolder(), {});
+  options.model = *WriteTinyLlamaGguf(OwnFolder().path(), {});
   options.stages = 2;
   options.engine.iteration_deadline = options.engine.silence = kDeadline;
   // What the first stage sends in the first epoch meets the fault.

@@ -31,7 +31,7 @@ class RemoteFault : public testing::TestWithParam<FaultCase> {
  protected:
   void SetUp() override {
     TinyModelOptions tiny;
-    options_.model = *WriteTinyLlamaGguf(OwnFolder(), tiny);
+    options_.model = *WriteTinyLlamaGguf(OwnFolder().path(), tiny);
     options_.stages = 2;
     options_.engine.iteration_deadline = kDeadline;
     options_.engine.silence = kDeadline;

@@ -107,7 +107,7 @@ ClusterOptions ThreeStages(WireType wire) {
   ClusterOptions options;
   TinyModelOptions model;
   model.layers = kStages;
-  options.model = *WriteTinyLlamaGguf(OwnFolder(), model);
+  options.model = *WriteTinyLlamaGguf(OwnFolder().path(), model);
   options.stages = kStages;
   options.engine.wire = wire;
   if (wire == WireType::kBf16) options.engine.tensor_parallel = 2;

@@ -14,7 +14,7 @@
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
 
-// Of the sanitizers' library, where there is one.
+// Functions of the sanitizers' library, where there is one.
 extern "C" {
 __attribute__((weak)) int __sanitizer_install_malloc_and_free_hooks(
     void (*on_malloc)(const volatile void*, size_t), void (*on_free)(const volatile void*));
@@ -83,7 +83,7 @@ void Run(std::string_view bytes) {
   TREADLE_CHECK(FindInvalidUtf8(*rendered) == std::string::npos);
 }
 
-// Those that the models of the tests came with, and what is not in any of them.
+// Templates that the models of the tests came with, and what is not in any of them.
 std::vector<std::string> Seeds() {
   using namespace std::string_literals;
   const std::string chat = "\0user\0How are you?\0assistant\0Fine.\0user\0Good."s;

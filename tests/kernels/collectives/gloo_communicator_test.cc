@@ -173,7 +173,7 @@ TEST(GlooCommunicator, AbortWakesAWaiterAtOnce) {
   }
 }
 
-// Who has half a message when the other aborts may wait until its own timeout
+// A rank that has half a message when the other aborts may wait until its own timeout
 // (gloo_communicator.h).
 TEST(GlooCommunicator, AbortRacesWithTraffic) {
   for (int round = 0; round < 10; ++round) {

@@ -20,7 +20,7 @@ class FingerprintTest : public ScratchCheckpoint {
   std::string Write(uint64_t seed = 1) {
     TinyModelOptions options;
     options.seed = seed;
-    return *WriteTinyLlamaGguf(directory_.string(), options);
+    return *WriteTinyLlamaGguf(folder_.path(), options);
   }
   static std::string Of(const std::string& path) {
     const auto checkpoint = Checkpoint::Open(path);
@@ -58,7 +58,7 @@ TEST_F(FingerprintTest, IsOfEveryByteAndNotOfNameSizeAndTime) {
 
 TEST_F(FingerprintTest, OfAFolderIsOfWeightsAndConfiguration) {
   TinyModelOptions options;
-  const std::string folder = *WriteTinyLlamaFolder(directory_.string(), options);
+  const std::string folder = *WriteTinyLlamaFolder(folder_.path(), options);
   const std::string sum = Of(folder);
   std::ofstream(folder + "/config.json", std::ios::app) << "\n";
   const std::string other = Of(folder);
@@ -79,7 +79,7 @@ TEST_F(FingerprintTest, AFileThatWasReplacedMeanwhileIsNamed) {
 }
 
 TEST_F(FingerprintTest, SumsAreKeptForTheNextProcessAndTakenOfTheSameFileAlone) {
-  const std::string sums = (directory_ / "model-sums").string();
+  const std::string sums = folder_ / "model-sums";
   const std::string path = Write(/*seed=*/3);  // no other test has its sum
   KeepFileSums(sums);
   const std::string sum = Of(path);

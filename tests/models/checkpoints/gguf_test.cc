@@ -110,7 +110,7 @@ class GgufTest : public ScratchCheckpoint {
     options.kv_heads = 1;
     options.context = 16;
     options.tokenizer = tokenizer;
-    const auto path = WriteTinyLlamaGguf(directory_.string(), options);
+    const auto path = WriteTinyLlamaGguf(folder_.path(), options);
     EXPECT_TRUE(path.ok()) << path.status();
     return Read(kName);
   }

@@ -31,7 +31,7 @@ class InspectTest : public ScratchCheckpoint {
 };
 
 TEST_F(InspectTest, SizesAddUp) {
-  const auto path = WriteTinyLlamaGguf(directory_.string(), Options());
+  const auto path = WriteTinyLlamaGguf(folder_.path(), Options());
   ASSERT_TRUE(path.ok()) << path.status();
   const auto checkpoint = Checkpoint::Open(*path);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -64,7 +64,7 @@ TEST_F(InspectTest, SizesAddUp) {
 }
 
 TEST_F(InspectTest, TextAndJsonSayTheSame) {
-  const auto path = WriteTinyLlamaGguf(directory_.string(), Options());
+  const auto path = WriteTinyLlamaGguf(folder_.path(), Options());
   ASSERT_TRUE(path.ok()) << path.status();
   const auto checkpoint = Checkpoint::Open(*path);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -117,7 +117,7 @@ TEST_F(InspectTest, ACheckpointWithoutATokenizerSaysSo) {
   TinyModelOptions options = Options();
   options.format = "f32";
   options.tokenizer = false;
-  const auto path = WriteTinyGpt2Folder(directory_.string(), options);
+  const auto path = WriteTinyGpt2Folder(folder_.path(), options);
   ASSERT_TRUE(path.ok()) << path.status();
   const auto checkpoint = Checkpoint::Open(*path);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -130,7 +130,7 @@ TEST_F(InspectTest, ACheckpointWithoutATokenizerSaysSo) {
 
 // A model with one more norm, without a gate, under a name that nobody knows.
 TEST_F(InspectTest, ModelsThatNobodyServesHaveANearestFamily) {
-  const auto path = WriteTinyLlamaGguf(directory_.string(), Options());
+  const auto path = WriteTinyLlamaGguf(folder_.path(), Options());
   ASSERT_TRUE(path.ok()) << path.status();
   std::string bytes = Read("tiny-llama.gguf");
   const auto replace = [&](const std::string& from, const std::string& to) {
@@ -145,12 +145,12 @@ TEST_F(InspectTest, ModelsThatNobodyServesHaveANearestFamily) {
   EXPECT_EQ(NearestFamily(Path("other.gguf")),
             "nearest known family: llama; it has no part for 'blk.N.ffn_sink.weight'; this model "
             "lacks 'blk.N.ffn_gate.weight'");
-  ASSERT_TRUE(WriteTinyGpt2Folder(directory_.string(), {}).ok());
+  ASSERT_TRUE(WriteTinyGpt2Folder(folder_.path(), {}).ok());
   auto config = nlohmann::json::parse(Read("config.json"));
   config["architectures"] = {"XForCausalLM"};
   config["activation_function"] = "relu";
   Write("config.json", config.dump());
-  EXPECT_EQ(NearestFamily(directory_.string()),
+  EXPECT_EQ(NearestFamily(folder_.path()),
             "nearest known family: gpt2; activation_function is \"relu\", there \"gelu_new\"");
   EXPECT_EQ(NearestFamily(Path("missing.gguf")), "");
 }

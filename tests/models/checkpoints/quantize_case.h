@@ -29,10 +29,7 @@ class QuantizeCheckpointTest : public ScratchCheckpoint {
   using WriteTiny =
       std::function<absl::StatusOr<std::string>(const std::string&, const TinyModelOptions&)>;
   std::string Tiny(const WriteTiny& write, const TinyModelOptions& options) const {
-    std::filesystem::create_directories(directory_ / "in");
-    auto path = write(Path("in"), options);
-    TREADLE_CHECK(path.ok());
-    return *path;
+    return *write(folder_.Folder("in"), options);
   }
 
   std::string TinyFolder(const Architecture& architecture, const TinyModelOptions& options) const {
@@ -87,7 +84,7 @@ class QuantizeCheckpointTest : public ScratchCheckpoint {
 
   std::vector<std::string> Leftovers() const {
     std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(directory_)) {
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_.path())) {
       const std::string name = entry.path().filename().string();
       if (name.find("partial") != std::string::npos) names.push_back(name);
     }

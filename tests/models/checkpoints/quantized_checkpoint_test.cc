@@ -133,13 +133,13 @@ class SpoiledCheckpoint : public ScratchCheckpoint {
     std::string message;
   };
   void ExpectRefusedRows(const std::vector<Row>& rows) {
-    EXPECT_EQ(Load(directory_.string()), absl::OkStatus());
+    EXPECT_EQ(Load(folder_.path()), absl::OkStatus());
     for (const Row& row : rows) {
       SCOPED_TRACE(row.name);
       Safetensors bad = good_;
       row.spoil(bad);
       Write("model.safetensors", bad.Bytes());
-      ExpectRefused(Load(directory_.string()), directory_.string(), row.message);
+      ExpectRefused(Load(folder_.path()), folder_.path(), row.message);
     }
   }
 
@@ -284,8 +284,7 @@ TEST_F(SpoiledCheckpoint, Gptq) {
   config_.erase("quantization_config");
   Write("model.safetensors", good_.Bytes());
   Write("config.json", config_.dump());
-  ExpectRefused(Load(directory_.string()), directory_.string(),
-                "config.json's quantization_config");
+  ExpectRefused(Load(folder_.path()), folder_.path(), "config.json's quantization_config");
 }
 
 TEST_F(SpoiledCheckpoint, GptqActOrder) {
@@ -327,7 +326,7 @@ TEST_F(SpoiledCheckpoint, GptqMixed) {
   config_["quantization_config"].erase("dynamic");
   Write("model.safetensors", good_.Bytes());
   Write("config.json", config_.dump());
-  ExpectRefused(Load(directory_.string()), directory_.string(), down + "weight' has shape");
+  ExpectRefused(Load(folder_.path()), folder_.path(), down + "weight' has shape");
 }
 
 // One matrix that is not symmetric: no zero point's meaning is guessed from its value any more.
@@ -355,7 +354,7 @@ TEST_F(SpoiledCheckpoint, BlocksOfCompressedTensorsAreRead) {
   Copy("fp8-block");
   config_["quantization_config"] = CompressedTensors({{16, 20}, nullptr});
   Write("config.json", config_.dump());
-  EXPECT_EQ(Load(directory_.string()), absl::OkStatus());
+  EXPECT_EQ(Load(folder_.path()), absl::OkStatus());
 }
 
 TEST_F(SpoiledCheckpoint, Configuration) {
@@ -393,7 +392,7 @@ TEST_F(SpoiledCheckpoint, Configuration) {
     Json config = config_;
     config["quantization_config"] = section;
     Write("config.json", config.dump());
-    ExpectRefused(Load(directory_.string()), directory_.string(), message);
+    ExpectRefused(Load(folder_.path()), folder_.path(), message);
   }
 }
 
@@ -408,7 +407,7 @@ TEST_F(SpoiledCheckpoint, RandomMutationsNeverCrash) {
     for (int i = 0; i < 150; ++i) {
       const std::string bad = Mutate(good, i % 2 == 0 ? header : good.size(), random);
       Write("model.safetensors", bad);
-      const absl::Status status = Load(directory_.string());
+      const absl::Status status = Load(folder_.path());
       EXPECT_EQ(std::string(status.message()).find('\n'), std::string::npos) << status;
     }
   }

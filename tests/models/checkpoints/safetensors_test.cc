@@ -25,10 +25,7 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 
 class SafetensorsTest : public ScratchCheckpoint {
  protected:
-  void SetUp() override {
-    ScratchCheckpoint::SetUp();
-    WriteTiny(WriteTinyLlamaFolder);
-  }
+  void SetUp() override { WriteTiny(WriteTinyLlamaFolder); }
   void WriteTiny(absl::StatusOr<std::string> (*write)(const std::string&,
                                                       const TinyModelOptions&)) {
     TinyModelOptions options;
@@ -38,12 +35,12 @@ class SafetensorsTest : public ScratchCheckpoint {
     options.kv_heads = 1;
     options.context = 16;
     options.tokenizer = false;
-    const auto path = write(directory_.string(), options);
+    const auto path = write(folder_.path(), options);
     ASSERT_TRUE(path.ok()) << path.status();
     good_ = Safetensors::Parse(Read(kWeights));
     config_ = Json::parse(Read("config.json"));
   }
-  absl::Status Try() const { return Load(directory_.string()); }
+  absl::Status Try() const { return Load(folder_.path()); }
 
   Safetensors good_;
   Json config_;
@@ -52,7 +49,7 @@ class SafetensorsTest : public ScratchCheckpoint {
 TEST_F(SafetensorsTest, GoodFoldersLoad) {
   EXPECT_EQ(Try(), absl::OkStatus());
   for (const Architecture& architecture : Architectures()) {
-    ASSERT_TRUE(WriteTinyFolder(architecture, directory_.string(), {}).ok());
+    ASSERT_TRUE(WriteTinyFolder(architecture, folder_.path(), {}).ok());
     EXPECT_EQ(Try(), absl::OkStatus()) << architecture.name;
   }
 }
@@ -110,7 +107,7 @@ TEST_F(SafetensorsTest, EveryCorruptHeaderIsRefused) {
     Safetensors bad = good_;
     row.corrupt(bad);
     Write(kWeights, bad.Bytes());
-    ExpectRefused(Try(), directory_.string(), row.message);
+    ExpectRefused(Try(), folder_.path(), row.message);
   }
 }
 
@@ -193,7 +190,7 @@ TEST_F(SafetensorsTest, EveryWrongConfigurationIsRefused) {
     config[row.field] = row.value;
     if (row.value.is_null()) config.erase(row.field);
     Write("config.json", config.dump());
-    ExpectRefused(Try(), directory_.string(), row.message);
+    ExpectRefused(Try(), folder_.path(), row.message);
   }
   std::filesystem::remove(Path("config.json"));
   ExpectRefused(Try(), Path("config.json"), "cannot be opened");
@@ -202,7 +199,7 @@ TEST_F(SafetensorsTest, EveryWrongConfigurationIsRefused) {
 TEST_F(SafetensorsTest, AWindowCountsWhereItIsSwitchedOn) {
   const auto open = [&] {
     Write("config.json", config_.dump());
-    return Checkpoint::Open(directory_.string());
+    return Checkpoint::Open(folder_.path());
   };
   // The window, and the layers before those that have it.
   const auto window = [&] {
@@ -214,7 +211,7 @@ TEST_F(SafetensorsTest, AWindowCountsWhereItIsSwitchedOn) {
   };
   for (const char* name : {"qwen2", "qwen3"}) {
     SCOPED_TRACE(name);
-    ASSERT_TRUE(WriteTinyFolder(*FindArchitecture(name), directory_.string(), {}).ok());
+    ASSERT_TRUE(WriteTinyFolder(*FindArchitecture(name), folder_.path(), {}).ok());
     config_ = Json::parse(Read("config.json"));
     config_["sliding_window"] = 7;
     EXPECT_EQ(window(), std::pair(0, 0));
@@ -284,23 +281,23 @@ TEST_F(SafetensorsTest, WhatOtherFamiliesCannotSayIsRefused) {
       {"falcon", "num_kv_heads", 1, "query_key_value.weight' has shape [128, 64]"}};
   for (const Row& row : rows) {
     SCOPED_TRACE(Str(row.architecture, " ", row.field));
-    ASSERT_TRUE(WriteTinyFolder(*FindArchitecture(row.architecture), directory_.string(), {}).ok());
+    ASSERT_TRUE(WriteTinyFolder(*FindArchitecture(row.architecture), folder_.path(), {}).ok());
     EXPECT_EQ(Try(), absl::OkStatus());
     config_ = Json::parse(Read("config.json"));
     config_[row.field] = row.value;
     Write("config.json", config_.dump());
-    ExpectRefused(Try(), directory_.string(), row.message);
+    ExpectRefused(Try(), folder_.path(), row.message);
   }
 }
 
 TEST_F(SafetensorsTest, LocalLayersAreWhatAPatternSays) {
-  ASSERT_TRUE(WriteTinyFolder(*FindArchitecture("gemma3"), directory_.string(), {}).ok());
+  ASSERT_TRUE(WriteTinyFolder(*FindArchitecture("gemma3"), folder_.path(), {}).ok());
   const Json good = Json::parse(Read("config.json"));
   const auto open = [&](const char* name, const Json& value) {
     Json config = good;
     config[name] = value;
     Write("config.json", config.dump());
-    return Checkpoint::Open(directory_.string());
+    return Checkpoint::Open(folder_.path());
   };
   const auto every = [&](const Json& types) {
     const auto checkpoint = open("layer_types", types);
@@ -325,7 +322,7 @@ TEST_F(SafetensorsTest, Gpt2HeadsMustDivideTheHiddenSize) {
   WriteTiny(WriteTinyGpt2Folder);
   config_["n_head"] = 3;
   Write("config.json", config_.dump());
-  ExpectRefused(Try(), directory_.string(), "3 heads of 10");
+  ExpectRefused(Try(), folder_.path(), "3 heads of 10");
 }
 
 TEST_F(SafetensorsTest, ShardsAreReadThroughTheIndex) {
@@ -339,7 +336,7 @@ TEST_F(SafetensorsTest, ShardsAreReadThroughTheIndex) {
     map[name] = Str("part-", shard, ".safetensors");
   }
   std::filesystem::remove(Path(kWeights));
-  ExpectRefused(Try(), directory_.string(), "neither model.safetensors nor");
+  ExpectRefused(Try(), folder_.path(), "neither model.safetensors nor");
   Write("part-0.safetensors", parts[0].Bytes());
   Write("part-1.safetensors", parts[1].Bytes());
   Write(kIndex, Json({{"weight_map", map}}).dump());
@@ -377,7 +374,7 @@ TEST_F(SafetensorsTest, RandomMutationsNeverCrash) {
     Write(kWeights, in_config ? weights : Mutate(weights, header, random));
     const absl::Status status = Try();
     ++(status.ok() ? loaded : refused);
-    if (!status.ok()) ExpectRefused(status, directory_.string(), "");
+    if (!status.ok()) ExpectRefused(status, folder_.path(), "");
     if (HasFailure()) FAIL() << "mutation " << i;
   }
   EXPECT_GT(loaded, 10);
@@ -387,7 +384,7 @@ TEST_F(SafetensorsTest, RandomMutationsNeverCrash) {
 // Readers follow a value's nesting by recursion: too deep a file is refused before that.
 TEST_F(SafetensorsTest, DeepOrBrokenTextFilesAreRefused) {
   TinyModelOptions options;
-  ASSERT_TRUE(WriteTinyLlamaFolder(directory_.string(), options).ok());
+  ASSERT_TRUE(WriteTinyLlamaFolder(folder_.path(), options).ok());
   ASSERT_EQ(Try(), absl::OkStatus());
   constexpr int kDeep = 200'000;
   std::string deep = "{\"normalizer\":";
@@ -412,7 +409,7 @@ TEST_F(SafetensorsTest, DeepOrBrokenTextFilesAreRefused) {
 // A model without a tokenizer still says where generation ends.
 TEST_F(SafetensorsTest, EndIdsAreKnownWithoutATokenizer) {
   const auto end_ids = [&]() -> absl::StatusOr<std::vector<int32_t>> {
-    TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(directory_.string()));
+    TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(folder_.path()));
     EXPECT_EQ(checkpoint->tokenizer(), nullptr);
     return checkpoint->end_ids();
   };
@@ -429,7 +426,7 @@ TEST_F(SafetensorsTest, EndIdsAreKnownWithoutATokenizer) {
 
 TEST_F(SafetensorsTest, SamplingIsAsGenerationConfigRecommends) {
   const auto sampling = [&]() -> absl::StatusOr<std::map<std::string, double>> {
-    TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(directory_.string()));
+    TREADLE_ASSIGN_OR_RETURN(const auto checkpoint, Checkpoint::Open(folder_.path()));
     TREADLE_ASSIGN_OR_RETURN(const RecommendedSampling found, checkpoint->Sampling());
     return found.values;
   };
@@ -456,10 +453,10 @@ TEST_F(SafetensorsTest, SamplingIsAsGenerationConfigRecommends) {
 
 // The union of what tokenizer, configuration and template say.
 TEST_F(SafetensorsTest, EndIdsOfEveryFileCount) {
-  const auto path = WriteTinyLlamaFolder(directory_.string(), {});
+  const auto path = WriteTinyLlamaFolder(folder_.path(), {});
   ASSERT_TRUE(path.ok()) << path.status();
   const auto end_ids = [&] {
-    const auto checkpoint = Checkpoint::Open(directory_.string());
+    const auto checkpoint = Checkpoint::Open(folder_.path());
     EXPECT_TRUE(checkpoint.ok()) << checkpoint.status();
     return checkpoint.ok() ? (*checkpoint)->end_ids() : std::vector<int32_t>();
   };
@@ -482,7 +479,7 @@ TEST_F(SafetensorsTest, MistralsWindowIsOfAllLayers) {
   for (const Json& window : {Json(8), Json(nullptr)}) {
     config_["sliding_window"] = window;
     Write("config.json", config_.dump());
-    const auto checkpoint = Checkpoint::Open(directory_.string());
+    const auto checkpoint = Checkpoint::Open(folder_.path());
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
     const ModelConfig& config = (*checkpoint)->config();
     EXPECT_EQ(config.context, 16);

@@ -2,10 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <iterator>
 #include <random>
 #include <string>
@@ -13,28 +10,17 @@
 #include "base/status.h"
 #include "models/checkpoints/checkpoint.h"
 #include "tests/support/run_one_token.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 
 class ScratchCheckpoint : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    directory_ = std::filesystem::path(::testing::TempDir()) /
-                 Str("treadle-", getpid(), "-", test->test_suite_name(), "-", test->name());
-    std::filesystem::remove_all(directory_);
-    std::filesystem::create_directories(directory_);
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
-  std::string Path(const std::string& name) const { return (directory_ / name).string(); }
+  std::string Path(const std::string& name) const { return folder_ / name; }
   void Write(const std::string& name, const std::string& bytes) const {
-    std::ofstream(directory_ / name, std::ios::binary) << bytes;
+    folder_.Write(name, bytes);
   }
-  std::string Read(const std::string& name) const {
-    std::ifstream file(directory_ / name, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string Read(const std::string& name) const { return folder_.Read(name); }
 
   // Opens the checkpoint, loads its model, and runs one token through it.
   static absl::Status Load(const std::string& path) {
@@ -75,7 +61,7 @@ class ScratchCheckpoint : public ::testing::Test {
     return bytes;
   }
 
-  std::filesystem::path directory_;
+  const TestFolder folder_;
 };
 
 }  // namespace treadle

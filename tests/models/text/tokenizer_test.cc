@@ -15,6 +15,7 @@
 #include "models/text/tokenizer_json.h"
 #include "models/text/unicode.h"
 #include "tests/models/text/tokenizer_oracle.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
@@ -342,9 +343,7 @@ TEST(TokenizerTest, LongTokensOfAVocabularyAreBounded) {
 }
 
 TEST(TokenizerTest, AnIdFarOutsideTheVocabularyIsRefused) {
-  const std::filesystem::path folder =
-      std::filesystem::path(testing::TempDir()) / Str("sparse-", getpid());
-  std::filesystem::create_directories(folder);
+  const TestFolder folder;
   for (const bool added : {false, true}) {
     auto json =
         nlohmann::json::parse(std::ifstream(TREADLE_TESTDATA "/tokenizers/llama/tokenizer.json"));
@@ -354,12 +353,11 @@ TEST(TokenizerTest, AnIdFarOutsideTheVocabularyIsRefused) {
     } else {
       json["model"]["vocab"]["far"] = 16'777'215;
     }
-    std::ofstream(folder / "tokenizer.json") << json;
-    const auto spec = ReadTokenizerJson(folder.string());
+    folder.Write("tokenizer.json", json.dump());
+    const auto spec = ReadTokenizerJson(folder.path());
     EXPECT_THAT(std::string(spec.status().message()),
                 HasSubstr(Str("token 'far' has id 16777215, expected 0 to ", 2 * named + 1023)));
   }
-  std::filesystem::remove_all(folder);
 }
 
 TEST(UnicodeTest, NormalizesToFormC) {

@@ -618,7 +618,7 @@ TEST(OpenAiServer, KeysAndTlsAreThoseOfGrpc) {
             200);
   EXPECT_EQ(ask(PostText("/tokenize", R"({"prompt": "a"})", close), ca.Sign()).code, 401);
   EXPECT_EQ(ask(PostText("/tokenize", R"({"prompt": "a"})", key), ca.Sign()).code, 200);
-  // Of three prompts two are too many for the key.
+  // Two of three prompts are too many for the key.
   const Answer many = ask(PostText(kCompletions, R"({"prompt": ["a", "b", "c"]})", key), ca.Sign());
   EXPECT_EQ(many.code, 429);
   EXPECT_THAT(many.body["error"]["message"].get<std::string>(), HasSubstr("'alice' has used up"));

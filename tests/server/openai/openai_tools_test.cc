@@ -222,7 +222,7 @@ class HeldCalls : public testing::TestWithParam<const char*> {
                     R"("required": ["city"], "additionalProperties": false}}}, )",
                     R"({"type": "function", "function": {"name": "time"}}])", more));
   }
-  // Of an answer; what is beside them is in `content`.
+  // The calls in an answer; what is beside them is in `content`.
   std::vector<ToolCall> CallsIn(const OpenAiRequest& request, const std::string& text,
                                 std::string& content) {
     ToolCallReader reader(*request.tool_format, request.parallel_tool_calls);
