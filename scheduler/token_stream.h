@@ -39,7 +39,7 @@ struct RequestTimings {
   double total = 0;        // arrival to end
 };
 
-// What the reader takes in one go.
+// The tokens that the reader takes in one go.
 struct StreamBatch {
   std::vector<StreamToken> tokens;
   std::vector<TokenDetail> prompt_detail;  // new entries, in prompt order, from position 1 on

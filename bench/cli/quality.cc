@@ -158,7 +158,7 @@ absl::Status RunInt8(const Int8Flags& flags) {
 int BenchAccuracy(int argc, char** argv) {
   AccuracyFlags flags;
   CLI::App app(
-      "What compute modes and weight formats cost in quality: KL divergence, on a text, from the "
+      "The quality that compute modes and weight formats cost: KL divergence, on a text, from the "
       "weights as stored, exact, with a 32-bit K/V cache.");
   AddQualityFlags(app, flags);
   AddVariantFlags(app, flags.forcing);

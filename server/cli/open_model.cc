@@ -48,7 +48,7 @@ int64_t CountParameters(const Checkpoint& checkpoint) {
   return sum;
 }
 
-// What the checkpoint's file calls the context that it allows.
+// The name in the checkpoint's file of the context that it allows.
 std::string ContextKey(const Checkpoint& checkpoint) {
   const Architecture& architecture = ArchitectureOf(checkpoint.config());
   const ConfigField<ModelConfig>& context = FieldOf(&ModelConfig::context);

@@ -28,7 +28,7 @@ void AddTextFlags(CLI::App& app, TeacherForcingFlags& flags);
 // --compute, --kv-dtype, --outlier-threshold, --outlier-rule.
 void AddVariantFlags(CLI::App& app, TeacherForcingFlags& flags);
 
-// What --weights asks of this checkpoint; empty: as stored.
+// The weight formats that --weights asks for; empty: as stored.
 absl::StatusOr<WeightPlan> ParseWeights(const std::string& weights, const Checkpoint& checkpoint);
 
 // Loads, with a progress bar.

@@ -264,7 +264,7 @@ void WorkerSupervisor::ReadOutput(size_t worker, int pipe) {
 }
 
 void WorkerSupervisor::HandleLine(size_t worker, const std::string& line) {
-  // What a worker prints beside its log is a library's complaint, or the system's.
+  // A line that is no log of JSON is a library's complaint, or the system's.
   LogEvent event = FromJson(line).value_or(
       LogEvent{.severity = Severity::kWarning, .name = "worker_output", .message = line});
   const std::string message = event.message;

@@ -4,7 +4,7 @@
 // Each is this program again (`treadle worker`), in a process group of its own, so that a
 // terminal's Ctrl-C reaches the server alone, which drains; and dies with the server, whatever ends
 // it (--parent). It listens on a socket in a folder that only this user can enter, at the same
-// address after a restart. What it logs appears in the server's log behind "worker N: "; lines that
+// address after a restart. Its log appears in the server's log behind "worker N: "; lines that
 // are no log of JSON are warnings there. Start removes the folders of servers that were killed.
 //
 // Thread safety: Start and destruction from the owner's thread; the rest from any. The log is
@@ -74,7 +74,7 @@ class WorkerSupervisor {
   absl::Status WaitUntilListening() ABSL_LOCKS_EXCLUDED(mutex_);
   void SignalAll(int signal) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // What the thread of one worker does.
+  // The body of the thread of one worker.
   void Watch(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
   absl::StatusOr<int> Spawn(size_t worker) ABSL_LOCKS_EXCLUDED(mutex_);
   void ReadOutput(size_t worker, int pipe) ABSL_LOCKS_EXCLUDED(mutex_);
