@@ -16,6 +16,8 @@ RequestTimings TimingsOf(const Request& request, Clock::time_point now) {
   if (request.first_token != unset) {
     timings.first_token = Seconds(request.first_token - request.arrival);
   }
+  timings.draft_tokens = request.draft_tokens;
+  timings.accepted_draft_tokens = request.accepted_draft_tokens;
   return timings;
 }
 

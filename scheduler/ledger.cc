@@ -44,8 +44,10 @@ void AppendMember(std::string& out, const LedgerMember& member) {
 void AppendEnd(std::string& out, const LedgerEnd& end) {
   out += Str("{\"request\":", end.request, ",\"request_id\":");
   AppendString(out, end.client_id);
-  out += Str(",\"prompt_tokens\":", end.prompt_tokens, ",\"cached_tokens\":", end.cached_tokens,
-             ",\"output_tokens\":", end.output_tokens, ",\"reason\":");
+  out +=
+      Str(",\"prompt_tokens\":", end.prompt_tokens, ",\"cached_tokens\":", end.cached_tokens,
+          ",\"output_tokens\":", end.output_tokens, ",\"draft_tokens\":", end.timings.draft_tokens,
+          ",\"accepted_draft_tokens\":", end.timings.accepted_draft_tokens, ",\"reason\":");
   AppendString(out, end.reason);
   AppendNumber(out, "queued", end.timings.queued);
   AppendNumber(out, "first_token", end.timings.first_token);

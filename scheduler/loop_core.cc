@@ -49,6 +49,7 @@ LoopCore::LoopCore(Engine& engine, KvSlotManager& kv, RequestPool& pool, Policy&
       last_submit_(began_),
       idle_since_(began_),
       failing_since_(began_),
+      speculation_(options.drafter, limits_),
       masks_(engine, pool, [&pool] { pool.Wake(); }) {
   TREADLE_CHECK(limits_.max_batch_tokens > limits_.max_batch_size);
 }
@@ -101,6 +102,7 @@ void LoopCore::Absorb(IterationResult& result) {
   for (Request* request : note.requests) Retire(*request);
   if (running_ + reserved_ == 0) delivery_.Flush(now_);
   if (!note.steps.empty()) {
+    speculation_.NoteIteration(note.rows, result.timings.compute + result.timings.sample);
     masks_.NoteIteration(result.timings.receive + result.timings.compute);
   }
   AppendRecord(result, note);
@@ -111,17 +113,35 @@ void LoopCore::Absorb(IterationResult& result) {
 void LoopCore::AbsorbStep(const PlanInFlight::Target& target, StepResult& step) {
   Request& request = *target.request;
   Sequence& sequence = request.sequences[target.sequence];
-  NoteRun(request, sequence, target.end, target.samples);
+  const std::span<RowResult> rows = step.outputs;
+  const std::span<RowResult> samples = rows.last(static_cast<size_t>(target.samples));
+  const size_t wrong = target.samples > 1 ? TakeDraft(request, sequence, samples) : 0;
+  NoteRun(request, sequence, target.end, target.samples, static_cast<int32_t>(wrong));
   if (request.state == RequestState::kFinished) return;
-  std::vector<RowResult>& rows = step.outputs;
-  std::vector<TokenDetail> prompt;  // a step samples at its last row
-  for (size_t i = 0; i + static_cast<size_t>(target.samples) < rows.size(); ++i) {
-    prompt.push_back(std::move(rows[i].target));
+  std::vector<TokenDetail> prompt;  // scored rows come before those that sample
+  for (RowResult& row : rows.first(rows.size() - samples.size())) {
+    prompt.push_back(std::move(row.target));
   }
   if (!prompt.empty()) delivery_.Prompt(request, std::move(prompt));
-  if (target.samples == 0 || sequence.finished) return;
+  if (samples.empty() || sequence.finished) return;
   if (sequence.sits_out) return DropSample(request, sequence);
-  AbsorbToken(request, sequence, rows.back());
+  for (RowResult& row : samples.first(samples.size() - wrong)) {
+    AbsorbToken(request, sequence, row);
+    if (sequence.finished || request.state == RequestState::kFinished) return;
+  }
+}
+
+// The number of guesses of the sequence's step that are wrong. What was sampled after a wrong one
+// is nobody's.
+size_t LoopCore::TakeDraft(Request& request, Sequence& sequence,
+                           std::span<const RowResult> samples) {
+  const std::vector<int32_t> draft = std::exchange(sequence.draft, {});
+  const size_t sure = sequence.masked ? sequence.masked->sure_rows() : samples.size();
+  size_t right = 0;
+  while (right < draft.size() && right + 1 < sure && samples[right].token == draft[right]) ++right;
+  request.draft_tokens += static_cast<int32_t>(draft.size());
+  request.accepted_draft_tokens += static_cast<int32_t>(right);
+  return draft.size() - right;
 }
 
 void LoopCore::AbsorbToken(Request& request, Sequence& sequence, RowResult& row) {
@@ -138,6 +158,7 @@ void LoopCore::AbsorbToken(Request& request, Sequence& sequence, RowResult& row)
 
   ++sequence.produced;
   sequence.output.push_back(row.token);
+  speculation_.NoteToken(request, sequence);
   if (request.first_token == Clock::time_point{}) request.first_token = now_;
   const std::vector<int32_t>& ends = request.spec.end_tokens;
   FinishReason reason = FinishReason::kNone;
@@ -349,6 +370,7 @@ bool LoopCore::SubmitPlans() {
   bool submitted = false;
   while (engine_.HasRoom()) {
     if (!std::exchange(stood_, true)) NoteStanding();
+    if (limits_.stages == 1 && !in_flight_.empty() && speculation_.Waits(pool_.live())) break;
     const Clock::time_point before = time_.Now();
     const Selection next = policy_.Select({pool_.live(), kv_.Capacity(), limits_, now_, cached_});
     if (next.empty() && !HeartbeatDue()) break;
@@ -374,7 +396,9 @@ void LoopCore::Submit(const Selection& selection, Clock::time_point selecting_si
     return request.state != RequestState::kWaiting && !begun(request);
   };
   const int64_t begun_before = counted(begun), reserved_before = counted(reserved);
+  speculation_.Choose(selection);
   IterationPlan plan = planner_.Build(selection, now_, note);
+  note.rows = plan.num_tokens();
   const int64_t began = counted(begun) - begun_before;
   waiting_ -= began;
   running_ += began;

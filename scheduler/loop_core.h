@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "engine/engine.h"
@@ -25,6 +26,8 @@
 #include "scheduler/planner.h"
 #include "scheduler/policy.h"
 #include "scheduler/request_pool.h"
+#include "scheduler/speculation/ngram_drafter.h"
+#include "scheduler/speculation/speculation.h"
 
 namespace treadle {
 
@@ -42,7 +45,8 @@ class LoopCore {
     BatchLimits limits;  // stages and depth are taken from the engine
     // A plan without steps after so long without one; releases ride on it.
     std::chrono::milliseconds heartbeat{1000};
-    bool recover = true;  // else requests that run end with an engine that fails
+    bool recover = true;                     // else requests that run end with an engine that fails
+    MakeDrafter drafter = MakeNgramDrafter;  // of requests that speculate
     // Set: an engine that fails is not restarted. Every request ends, those that wait too, no more
     // are accepted, and this is called once with the reason, on the loop's thread; must not block.
     std::function<void(const absl::Status&)> give_up = {};
@@ -71,6 +75,7 @@ class LoopCore {
   bool AbsorbResults();
   void Absorb(IterationResult& result);
   void AbsorbStep(const PlanInFlight::Target& target, StepResult& step);
+  static size_t TakeDraft(Request& request, Sequence& sequence, std::span<const RowResult> samples);
   void AbsorbToken(Request& request, Sequence& sequence, RowResult& row);
   void Recover();
   void RecoverRequest(Request& request, const absl::Status& status, bool stood);
@@ -124,6 +129,7 @@ class LoopCore {
   bool stood_ = false;               // the engine's epoch had room at some time
   Clock::time_point failing_since_;  // of epochs in a row of which all but the first never stood
 
+  Speculation speculation_;
   MaskOrders masks_;  // last: its threads use the engine
 };
 

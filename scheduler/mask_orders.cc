@@ -7,15 +7,14 @@
 
 namespace treadle {
 
-// The sequence's earliest step without an order.
 MaskThread::Step MaskOrders::TakeUnordered(Sequence& sequence) {
-  const Sequence::MaskedStep& step = sequence.unordered.front();
+  Sequence::MaskedStep& step = sequence.unordered.front();
   MaskThread::Step order{.epoch = step.epoch,
                          .iteration = step.iteration,
                          .step = step.step,
                          .output = step.output,
                          .candidate = sequence.masked,
-                         .token = sequence.output.empty() ? -1 : sequence.output.back()};
+                         .draft = std::move(step.draft)};
   sequence.unordered.pop_front();
   return order;
 }
@@ -23,6 +22,7 @@ MaskThread::Step MaskOrders::TakeUnordered(Sequence& sequence) {
 // Masks of sequences that have all their tokens are ordered now, the others' with the token.
 void MaskOrders::NotePlan(const IterationPlan& plan, const PlanInFlight& note,
                           Clock::time_point now) {
+  const std::vector<int32_t> no_draft;
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     const std::vector<RowOutput>& outputs = plan.steps[i].outputs;
     if (outputs.empty() || !outputs.back().masked) continue;
@@ -30,18 +30,23 @@ void MaskOrders::NotePlan(const IterationPlan& plan, const PlanInFlight& note,
     Sequence& sequence = target.request->sequences[target.sequence];
     if (!sequence.masked) {
       sequence.masked = std::make_shared<MaskedCandidate>(target.request->spec, sequence.output);
+      sequence.told = sequence.output.size();
     }
     sequence.unordered.push_back({.epoch = plan.epoch,
                                   .iteration = plan.iteration,
                                   .step = static_cast<int32_t>(i),
-                                  .output = static_cast<int32_t>(outputs.size()) - 1});
-    if (sequence.in_flight == 1) NoteToken(*target.request, sequence, now);
+                                  .output = static_cast<int32_t>(outputs.size()) - target.samples,
+                                  .draft = target.samples > 1 ? sequence.draft : no_draft});
+    if (sequence.in_flight == target.samples) NoteToken(*target.request, sequence, now);
   }
 }
 
 void MaskOrders::NoteToken(Request& request, Sequence& sequence, Clock::time_point now) {
   if (sequence.unordered.empty()) return;
   orders_.push_back(TakeUnordered(sequence));
+  const auto news = sequence.output.begin() + static_cast<int64_t>(sequence.told);
+  orders_.back().tokens.assign(news, sequence.output.end());
+  sequence.told = sequence.output.size();
   const auto patience =
       std::clamp<Clock::duration>(kPatience * iteration_time_, kMinPatience, kMaxPatience);
   awaited_.push_back({.request = request.id,

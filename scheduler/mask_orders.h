@@ -62,6 +62,7 @@ class MaskOrders {
     Clock::time_point due;
     Clock::time_point ordered;
   };
+  // The sequence's earliest step without an order, without its tokens.
   static MaskThread::Step TakeUnordered(Sequence& sequence);
   // Null: it, or its request, has ended.
   Sequence* SequenceOf(const Awaited& mask, Request*& request) const;

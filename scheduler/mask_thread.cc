@@ -15,6 +15,16 @@ namespace {
 
 constexpr int kNiceness = 15;  // of a thread at a step that nobody waits for
 
+// Masks of the step's outputs that allow everything.
+std::vector<OutputMask> AllAllowed(const MaskThread::Step& step, int32_t vocab) {
+  const std::vector<uint32_t> all(MaskWords(vocab), ~0u);
+  std::vector<OutputMask> masks;
+  for (int32_t row = 0; row <= std::ssize(step.draft); ++row) {
+    masks.push_back({.step = step.step, .output = step.output + row, .allowed = all});
+  }
+  return masks;
+}
+
 }  // namespace
 
 MaskThread::~MaskThread() {
@@ -75,17 +85,16 @@ bool MaskThread::Next(Worker& worker, Step& step) {
 }
 
 void MaskThread::WorkOut(const Step& step) {
-  OutputMask mask{.step = step.step, .output = step.output, .allowed = {}};
-  mask.allowed.assign(MaskWords(step.candidate->grammar_->vocab()), ~0u);
-  step.candidate->Advance(step.token, mask.allowed);
+  std::vector<OutputMask> masks = AllAllowed(step, step.candidate->grammar_->vocab());
+  step.candidate->Advance(step.tokens, step.draft, masks);
   if (step.given->exchange(true)) {
-    step.candidate->Keep(std::move(mask.allowed));
+    step.candidate->Keep(std::move(masks[0].allowed));
     return wake_();
   }
   std::vector<Done> done;
   {
     MutexLock lock(mutex_);
-    done_.push_back({step.epoch, step.iteration, std::move(mask)});
+    done_.push_back({step.epoch, step.iteration, std::move(masks)});
     // Steps of one iteration that follow each other at once are told together.
     if (!queue_.empty() && queue_.front().iteration == step.iteration &&
         queue_.front().epoch == step.epoch) {
@@ -99,7 +108,7 @@ void MaskThread::WorkOut(const Step& step) {
 void MaskThread::Give(std::vector<Done> done) {
   std::vector<OutputMask> masks;
   for (size_t i = 0; i < done.size(); ++i) {
-    masks.push_back(std::move(done[i].mask));
+    std::ranges::move(done[i].masks, std::back_inserter(masks));
     const bool last = i + 1 == done.size() || done[i + 1].iteration != done[i].iteration ||
                       done[i + 1].epoch != done[i].epoch;
     if (last) engine_.SetMasks(done[i].epoch, done[i].iteration, std::exchange(masks, {}));
@@ -107,9 +116,7 @@ void MaskThread::Give(std::vector<Done> done) {
 }
 
 void MaskThread::Allow(const Step& step) {
-  const std::vector<uint32_t> all(MaskWords(step.candidate->grammar_->vocab()), ~0u);
-  engine_.SetMasks(step.epoch, step.iteration,
-                   {{.step = step.step, .output = step.output, .allowed = all}});
+  engine_.SetMasks(step.epoch, step.iteration, AllAllowed(step, step.candidate->grammar_->vocab()));
 }
 
 bool MaskThread::Excuse(const Step& step) {

@@ -35,10 +35,11 @@ class MaskThread {
     uint64_t epoch = 0;
     uint64_t iteration = 0;
     int32_t step = 0;    // in its plan
-    int32_t output = 0;  // in the step
+    int32_t output = 0;  // in the step; the first of them
     std::shared_ptr<MaskedCandidate> candidate;
-    int32_t token = -1;  // that the candidate got since its last order; -1: none
-    // Whoever sets it gives the engine the step's mask.
+    std::vector<int32_t> tokens = {};  // that the candidate got since its last order
+    std::vector<int32_t> draft = {};   // guesses that the step verifies: an output follows each
+    // Whoever sets it gives the engine the step's masks.
     std::shared_ptr<std::atomic<bool>> given = std::make_shared<std::atomic<bool>>(false);
   };
   // Threads at once: one for the queue, the others at steps that were excused.
@@ -67,7 +68,7 @@ class MaskThread {
   };
   struct Done {
     uint64_t epoch, iteration;
-    OutputMask mask;
+    std::vector<OutputMask> masks;
   };
 
   bool StartWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -25,19 +25,34 @@ MaskedCandidate::MaskedCandidate(const RequestSpec& spec, std::span<const int32_
     : grammar_(spec.constraint),
       end_tokens_(spec.end_tokens),
       min_new_tokens_(spec.min_new_tokens),
-      earlier_(produced.begin(), produced.empty() ? produced.end() : produced.end() - 1) {}
+      earlier_(produced.begin(), produced.end()) {}
 
 absl::Status MaskedCandidate::Stuck(int32_t produced) const {
   if (stuck_at_.load(std::memory_order_acquire) != produced) return absl::OkStatus();
   return why_;
 }
 
-void MaskedCandidate::Advance(int32_t token, std::vector<uint32_t>& allowed) {
+void MaskedCandidate::Advance(std::span<const int32_t> tokens, std::span<const int32_t> draft,
+                              std::span<OutputMask> masks) {
+  sure_rows_.store(1, std::memory_order_release);
+  std::vector<uint32_t>& allowed = masks[0].allowed;
   if (!kept_.empty()) {
     allowed = std::exchange(kept_, {});
+  } else if (stuck_at_.load(std::memory_order_relaxed) >= 0) {
     return;
+  } else if (absl::Status status = AdvanceTo(tokens, allowed); !status.ok()) {
+    std::ranges::fill(allowed, ~0u);
+    why_ = std::move(status);
+    stuck_at_.store(accepted_, std::memory_order_release);
+    return;
+  } else {
+    KeepGoing(accepted_, allowed);
   }
-  if (stuck_at_.load(std::memory_order_relaxed) >= 0) return;
+  sure_rows_.store(1 + Guess(draft, masks.subspan(1)), std::memory_order_release);
+}
+
+absl::Status MaskedCandidate::AdvanceTo(std::span<const int32_t> tokens,
+                                        std::vector<uint32_t>& allowed) {
   const std::chrono::nanoseconds began = ThreadTime();
   absl::Status status;
   const auto accept = [&](int32_t next) {
@@ -49,7 +64,7 @@ void MaskedCandidate::Advance(int32_t token, std::vector<uint32_t>& allowed) {
     state_ = grammar_->Begin();
     std::ranges::for_each(earlier_, accept);
   }
-  if (token >= 0) accept(token);
+  std::ranges::for_each(tokens, accept);
   if (status.ok()) status = state_->FillMask(allowed);
   const std::chrono::nanoseconds took = ThreadTime() - began;
   left_ -= took;
@@ -59,13 +74,29 @@ void MaskedCandidate::Advance(int32_t token, std::vector<uint32_t>& allowed) {
                              kTimePerToken.count(), " ms a token; that of token ", accepted_ + 1,
                              " took ", took / 1ms, " ms");
   }
-  if (!status.ok()) {
-    std::ranges::fill(allowed, ~0u);
-    why_ = std::move(status);
-    stuck_at_.store(accepted_, std::memory_order_release);
-    return;
+  return status;
+}
+
+// The masks after guesses, of which it gives the number: up to one that is not allowed, after which
+// nothing is, or for which there is no time.
+size_t MaskedCandidate::Guess(std::span<const int32_t> draft, std::span<OutputMask> masks) {
+  const std::chrono::nanoseconds began = ThreadTime();
+  size_t sure = 0;
+  int32_t taken = 0;
+  while (sure < draft.size() && ThreadTime() - began < kMaxDraftTime) {
+    if (!state_->Accept(draft[sure]).ok()) break;
+    ++taken;
+    std::vector<uint32_t>& allowed = masks[sure].allowed;
+    if (!state_->FillMask(allowed).ok()) {
+      std::ranges::fill(allowed, ~0u);
+      break;
+    }
+    KeepGoing(accepted_ + taken, allowed);
+    ++sure;
   }
-  if (accepted_ < min_new_tokens_) KeepGoing(allowed);
+  if (taken > 0) state_->Rollback(taken);
+  left_ -= ThreadTime() - began;  // which shows with the next token
+  return sure;
 }
 
 void MaskedCandidate::Keep(std::vector<uint32_t> allowed) {
@@ -74,7 +105,8 @@ void MaskedCandidate::Keep(std::vector<uint32_t> allowed) {
 }
 
 // Without end tokens, unless nothing else is allowed.
-void MaskedCandidate::KeepGoing(std::vector<uint32_t>& allowed) const {
+void MaskedCandidate::KeepGoing(int32_t produced, std::vector<uint32_t>& allowed) const {
+  if (produced >= min_new_tokens_) return;
   std::vector<uint32_t> others = allowed;
   for (const int32_t end : end_tokens_) others[end / 32] &= ~(1u << (end % 32));
   if (std::ranges::any_of(others, [](uint32_t word) { return word != 0; })) {

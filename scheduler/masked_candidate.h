@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "engine/plan/iteration_plan.h"
 #include "scheduler/token_constraint.h"
 
 namespace treadle {
@@ -24,17 +25,19 @@ struct RequestSpec;
 
 class MaskedCandidate {
  public:
-  // `produced`: the tokens that it has, of which the last is given with its first order.
+  // `produced`: the tokens that it has.
   MaskedCandidate(const RequestSpec& spec, std::span<const int32_t> produced);
 
   // Processor time that a candidate may take for its masks: so much with each token, and of what it
-  // did not take before no more than so much at once.
-  static constexpr std::chrono::milliseconds kTimePerToken{20}, kMaxTime{250};
+  // did not take before no more than so much at once; and so much for all guesses of a step.
+  static constexpr std::chrono::milliseconds kTimePerToken{20}, kMaxTime{250}, kMaxDraftTime{5};
 
   // Why the constraint allows nothing as token number `produced` (from 0) of the candidate; ok: it
   // does. Once a result has that token.
   absl::Status Stuck(int32_t produced) const;
 
+  // How many outputs of its last step have masks that hold, of those that follow each other.
+  size_t sure_rows() const { return sure_rows_.load(std::memory_order_acquire); }
   // The mask of the step that was excused is there, or Stuck says why it is not.
   bool arrived() const { return arrived_.load(std::memory_order_acquire); }
   // Before that step is ordered again.
@@ -43,16 +46,21 @@ class MaskedCandidate {
  private:
   friend class MaskThread;
 
-  // Takes `token` (-1: none yet) and works out the next one's mask; or gives the one that is kept.
-  void Advance(int32_t token, std::vector<uint32_t>& allowed);
+  // Takes `tokens` and works out the next one's mask, or gives the one that is kept; and the mask
+  // after each guess, as far as guesses are allowed. masks: [1 + draft.size()], of everything.
+  void Advance(std::span<const int32_t> tokens, std::span<const int32_t> draft,
+               std::span<OutputMask> masks);
+  absl::Status AdvanceTo(std::span<const int32_t> tokens, std::vector<uint32_t>& allowed);
+  size_t Guess(std::span<const int32_t> draft, std::span<OutputMask> masks);
   // Keeps the mask of a step that was excused, for when that is run again.
   void Keep(std::vector<uint32_t> allowed);
-  void KeepGoing(std::vector<uint32_t>& allowed) const;
+  // The mask of the token number `produced`, if the answer must not end yet.
+  void KeepGoing(int32_t produced, std::vector<uint32_t>& allowed) const;
 
   const std::shared_ptr<const ConstraintGrammar> grammar_;
   const std::vector<int32_t> end_tokens_;
   const int32_t min_new_tokens_;
-  const std::vector<int32_t> earlier_;  // all that it has but the last
+  const std::vector<int32_t> earlier_;  // what it had at first
 
   // Confined to the mask thread.
   std::unique_ptr<TokenConstraint> state_;
@@ -61,6 +69,7 @@ class MaskedCandidate {
   std::vector<uint32_t> kept_;
 
   std::atomic<bool> arrived_{false};
+  std::atomic<size_t> sure_rows_{1};
   std::atomic<int32_t> stuck_at_{-1};
   absl::Status why_;  // written before stuck_at_
 };

@@ -53,6 +53,7 @@ void PlanInFlight::Clear() {
   steps.clear();
   requests.clear();
   members.clear();
+  rows = 0;
   schedule = 0;
   idle = 0;
   behind = false;
@@ -83,7 +84,7 @@ IterationPlan Planner::Build(const Selection& selection, Clock::time_point now,
     } else if (initiation) {
       AddKnown(request, member.num_tokens, plan, note);
     } else {
-      AddTokens(request, plan, note);
+      num_tokens = AddTokens(request, plan, note);
     }
     if (request.begun == Clock::time_point()) request.begun = now;
     ++request.plans_in_flight;
@@ -208,24 +209,32 @@ void Planner::AddKnown(Request& request, int32_t num_tokens, IterationPlan& plan
   }
 }
 
-void Planner::AddTokens(Request& request, IterationPlan& plan, PlanInFlight& note) const {
+// Gives the number of rows.
+int32_t Planner::AddTokens(Request& request, IterationPlan& plan, PlanInFlight& note) const {
+  int32_t num_tokens = 0;
   for (Sequence& sequence : request.sequences) {
     if (!HasTokenLeft(request, sequence)) continue;
     Step step;
     step.sequence = sequence.id;
     step.first_position = sequence.next_position;
-    step.num_tokens = 1;
-    step.outputs = {SampleAt(request, 0)};
     if (!sequence.started) StartCandidate(request, sequence, plan);
+    step.num_tokens = 1 + static_cast<int32_t>(sequence.draft.size());
     if (sequence.in_flight == 0) {
       step.tokens = {request.InputAt(sequence, sequence.next_position)};
+      step.tokens.insert(step.tokens.end(), sequence.draft.begin(), sequence.draft.end());
     }  // else the token that is being sampled: the sequence's previous sample
-    NoteWrites(sequence, sequence.next_position + 1);
-    ++sequence.next_position;
-    ++sequence.in_flight;
-    note.steps.push_back({&request, sequence.candidate, 1, sequence.next_position});
+    for (int32_t row = 0; row < step.num_tokens; ++row) {
+      step.outputs.push_back(SampleAt(request, row));
+    }
+    const int32_t end = sequence.next_position + step.num_tokens;
+    NoteWrites(sequence, end);
+    sequence.next_position = end;
+    sequence.in_flight += step.num_tokens;
+    num_tokens += step.num_tokens;
+    note.steps.push_back({&request, sequence.candidate, step.num_tokens, end});
     plan.steps.push_back(std::move(step));
   }
+  return num_tokens;
 }
 
 void Planner::StartCandidate(const Request& request, Sequence& sequence,

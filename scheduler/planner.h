@@ -32,12 +32,13 @@ struct PlanInFlight {
     Request* request = nullptr;
     uint32_t sequence = 0;  // index in request->sequences
     int32_t samples = 0;    // tokens asked
-    int32_t end = 0;        // of its inputs' positions
+    int32_t end = 0;        // of its inputs' positions, guessed ones too
   };
   std::vector<Target> steps;          // in the plan's order
   std::vector<Request*> requests;     // with at least one step, in arrival order
   std::vector<LedgerMember> members;  // one per request
-  double schedule = 0;                // seconds, as in LedgerRecord
+  int64_t rows = 0;
+  double schedule = 0;  // seconds, as in LedgerRecord
   double idle = 0;
   bool behind = false;  // another plan with steps was in flight when it was submitted
 
@@ -82,7 +83,7 @@ class Planner {
                       PlanInFlight& note);
   void AddKnown(Request& request, int32_t num_tokens, IterationPlan& plan,
                 PlanInFlight& note) const;
-  void AddTokens(Request& request, IterationPlan& plan, PlanInFlight& note) const;
+  int32_t AddTokens(Request& request, IterationPlan& plan, PlanInFlight& note) const;
   void NoteWrites(Sequence& sequence, int32_t end) const;
   void StartCandidate(const Request& request, Sequence& sequence, IterationPlan& plan) const;
 

@@ -49,7 +49,7 @@ bool IsCatchingUp(const Request& request) {
 }
 
 bool HasTokenLeft(const Request& request, const Sequence& sequence) {
-  return !sequence.finished && !sequence.sits_out &&
+  return !sequence.finished && !sequence.sits_out && !IsVerifying(sequence) &&
          sequence.produced + sequence.in_flight < request.spec.max_new_tokens;
 }
 
@@ -77,8 +77,10 @@ void BeginProgress(Request& request) {
   request.missing = {};
 }
 
-void NoteRun(Request& request, Sequence& sequence, int32_t end, int32_t samples) {
+void NoteRun(Request& request, Sequence& sequence, int32_t end, int32_t samples, int32_t wrong) {
   sequence.in_flight -= samples;
+  end -= wrong;
+  if (wrong > 0) sequence.next_position = end;
   // The row whose sample is dropped, because the sequence sits out, does not count as known.
   if (sequence.sits_out) end = std::min(end, LastInput(request, sequence));
   if (end <= sequence.known) return;
@@ -118,6 +120,7 @@ void Rewind(Request& request) {
     sequence.in_flight = 0;
     sequence.started = false;
     sequence.masked.reset();  // what it was given may be ahead
+    sequence.draft.clear();
     sequence.unordered.clear();
     sequence.sits_out = false;
   }

@@ -35,6 +35,10 @@ StageRange StagesAfter(const Request& request, int32_t reused);
 inline bool InInitiation(const Request& request) { return InputsLeft(request) > 0; }
 // The next inputs are known ones, which a restarted engine runs again.
 bool IsCatchingUp(const Request& request);
+// A step of the sequence's is in flight whose result says where the next one begins.
+inline bool IsVerifying(const Sequence& sequence) {
+  return sequence.in_flight > 0 && !sequence.draft.empty();
+}
 // The sequence has a token to produce beyond those produced or in flight, and may run now.
 bool HasTokenLeft(const Request& request, const Sequence& sequence);
 // The request's share of max_batch_size: its sequences that have not ended, in both phases.
@@ -49,8 +53,9 @@ int32_t LastInput(const Request& request, const Sequence& sequence);
 // The request is admitted: its pages hold nothing. Tokens that it has from an earlier process are
 // known.
 void BeginProgress(Request& request);
-// A result has come of a step whose inputs end before position `end`, with `samples` tokens.
-void NoteRun(Request& request, Sequence& sequence, int32_t end, int32_t samples);
+// A result has come of a step whose inputs end before position `end`, with `samples` tokens. The
+// last `wrong` inputs were wrong guesses: the next step begins at the first of them.
+void NoteRun(Request& request, Sequence& sequence, int32_t end, int32_t samples, int32_t wrong);
 // The last result of the plans in flight has come.
 void NotePlansDone(Request& request);
 // The sequence sits out, and what its steps sample is dropped: its last input runs again.

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "engine/plan/iteration_plan.h"
+#include "scheduler/speculation/drafter.h"
 #include "scheduler/token_constraint.h"
 #include "scheduler/token_stream.h"
 
@@ -51,6 +52,7 @@ struct RequestSpec {
   // Not none: an embedding of the prompt is asked. No token comes then, and max_new_tokens is 1.
   Pooling pooling = Pooling::kNone;
   std::shared_ptr<const ConstraintGrammar> constraint = {};  // null: none
+  Speculate speculate = Speculate::kOff;
   Clock::time_point deadline = Clock::time_point::max();
   // [candidates], if the request goes on where it was: the engine runs it again, and nothing is
   // told of it twice. Some candidate is not finished. Empty: the request is new.
@@ -78,14 +80,21 @@ struct Sequence {
   bool finished = false;  // enters no further plan, except to run the prompt for the others
   FinishReason finish = FinishReason::kNone;  // why, when finished by itself
 
+  std::shared_ptr<Drafter> drafter;  // once a token has come, if the request speculates
+  // The guesses behind the input of its step in flight, which samples after each: there is no other
+  // step until their result has come.
+  std::vector<int32_t> draft;
+
   // Under a constraint: what works out its masks, and its steps whose masks were not yet ordered.
   struct MaskedStep {
     uint64_t epoch = 0;
     uint64_t iteration = 0;
-    int32_t step = 0;    // in its plan
-    int32_t output = 0;  // in the step
+    int32_t step = 0;            // in its plan
+    int32_t output = 0;          // in the step; the first of them
+    std::vector<int32_t> draft;  // guesses that the step verifies: an output follows each
   };
   std::shared_ptr<MaskedCandidate> masked;
+  size_t told = 0;  // tokens of the output that it has been given
   std::deque<MaskedStep> unordered;
   // Its last step was excused (mask_thread.h): it enters no plan until the mask has arrived, and
   // what its steps in flight sample is dropped.
@@ -106,6 +115,8 @@ struct Request {
   // Penalty for epochs that were lost since the last new result: 4 for each in which the request
   // ran new tokens, and so may be the cause, else 1.
   int losses = 0;
+  int32_t draft_tokens = 0;              // guesses that were verified, over all sequences
+  int32_t accepted_draft_tokens = 0;     // the right ones of them
   std::optional<int32_t> cached_tokens;  // of the prompt, in the prefix cache when it began
   std::vector<Sequence> sequences;       // [candidates]
   // The stages that must recompute its known tokens; none once it has caught up.

@@ -17,6 +17,9 @@ class TokenConstraint {
   // The candidate has this token now. InvalidArgument if the constraint does not allow it.
   virtual absl::Status Accept(int32_t token) = 0;
 
+  // Takes back the last `count` tokens that it accepted.
+  virtual void Rollback(int32_t count) = 0;
+
   // allowed: [MaskWords(vocab)] bits, as SampleRow::mask. End tokens are allowed exactly where the
   // answer may end. InvalidArgument if no token is allowed.
   virtual absl::Status FillMask(std::span<uint32_t> allowed) = 0;

@@ -32,11 +32,13 @@ struct StreamToken {
   std::vector<float> embedding = {};          // with kPooled, and instead of a token
 };
 
-// Seconds, measured by the loop.
+// What the loop measured of a request: seconds, and guesses of its tokens (speculation.h).
 struct RequestTimings {
   double queued = 0;       // arrival to admission
   double first_token = 0;  // arrival to first token
   double total = 0;        // arrival to end
+  int32_t draft_tokens = 0;
+  int32_t accepted_draft_tokens = 0;  // the right ones of them
 };
 
 // The tokens that the reader takes in one go.

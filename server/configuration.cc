@@ -188,6 +188,10 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServer,
        Size(&O::prefix_cache_memory, 0, std::numeric_limits<int64_t>::max(),
             "a size such as 1G, or 0")},
+      {"--speculate",
+       "guesses of a request's next tokens, several of which one iteration verifies; answers are "
+       "the same: ngram (what followed the same tokens earlier in the request) or off",
+       kServing, kServer, OneOf(&O::speculate, kSpeculate)},
       {"--kv-dtype", "type of the K/V cache: f16 or f32; on a GPU also bf16", kEngine, kServer,
        OneOf(&O::kv_dtype, kKvTypes)},
       {"--page-size", "tokens in one K/V page: a power of two from 16 to 4096", kEngine, kServer,

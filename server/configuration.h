@@ -16,6 +16,7 @@
 #include "engine/plan/defaults.h"
 #include "engine/plan/iteration_plan.h"
 #include "models/checkpoints/weight_plan.h"
+#include "scheduler/speculation/drafter.h"
 #include "server/observe/log_event.h"
 
 namespace CLI {
@@ -48,6 +49,7 @@ struct ServeOptions {
   int64_t max_context = 0;  // 0: the model's
   int64_t kv_memory = 0;    // bytes; 0: auto
   bool prefix_cache = true;
+  Speculate speculate = Speculate::kNgram;
   int64_t prefix_cache_memory = 0;                      // bytes of kv_memory; 0: all
   int64_t replay_log_memory = kDefaultReplayLogMemory;  // bytes
   DType kv_dtype = DType::kF16;

@@ -1,4 +1,6 @@
 // treadle: one binary, one table of subcommands.
+#include <openssl/crypto.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -37,6 +39,8 @@ void PrintHelp(std::FILE* out) {
 int Main(int argc, char** argv) {
   // gRPC writes its own lines about things that we report ourselves.
   setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
+  // gRPC's threads may outlive main and use OpenSSL still, so no exit handler takes it from them.
+  OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   const std::string_view name = argc > 1 ? argv[1] : "";
   if (name == "--help" || name == "-h" || name == "help") {
     PrintHelp(stdout);

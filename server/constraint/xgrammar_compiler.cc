@@ -73,6 +73,8 @@ class Matcher final : public TokenConstraint {
     return InvalidArgument("the constraint does not allow token ", token);
   }
 
+  void Rollback(int32_t count) override { matcher_.Rollback(count); }
+
   absl::Status FillMask(std::span<uint32_t> allowed) override {
     auto words = static_cast<int64_t>(allowed.size());
     TREADLE_CHECK(allowed.size() == MaskWords(vocab_));

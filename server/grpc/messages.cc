@@ -115,6 +115,7 @@ GenerateRequest ToRequest(const v1::GenerateRequest& message, const ServedModel&
     request.constraint->any_whitespace = message.constraint().any_whitespace();
   }
   request.cache_salt = message.cache_salt();
+  request.speculate = message.speculate();
   const v1::ResponseOptions& response = message.response();
   if (response.has_logprobs()) request.logprobs = response.logprobs();
   if (response.has_prompt_logprobs()) request.prompt_logprobs = response.prompt_logprobs();
@@ -162,10 +163,14 @@ void FillEnds(const SessionEvent& event, v1::GenerateResponse& response) {
     }
   }
   if (event.end) {
-    response.mutable_usage()->set_prompt_tokens(event.end->prompt_tokens);
-    response.mutable_usage()->set_completion_tokens(event.end->completion_tokens);
-    response.mutable_usage()->set_cached_tokens(event.end->cached_tokens);
-    FillTiming(event.end->timings, *response.mutable_timing());
+    const RequestTimings& timings = event.end->timings;
+    v1::Usage& usage = *response.mutable_usage();
+    usage.set_prompt_tokens(event.end->prompt_tokens);
+    usage.set_completion_tokens(event.end->completion_tokens);
+    usage.set_cached_tokens(event.end->cached_tokens);
+    usage.set_draft_tokens(timings.draft_tokens);
+    usage.set_accepted_draft_tokens(timings.accepted_draft_tokens);
+    FillTiming(timings, *response.mutable_timing());
   }
 }
 
@@ -230,6 +235,8 @@ void FillLedgerRecord(const LedgerRecord& record, uint64_t lost, const ApiKey::T
     out->set_prompt_tokens(end.prompt_tokens);
     out->set_output_tokens(end.output_tokens);
     out->set_cached_tokens(end.cached_tokens);
+    out->set_draft_tokens(end.timings.draft_tokens);
+    out->set_accepted_draft_tokens(end.timings.accepted_draft_tokens);
     out->set_reason(end.reason);
     FillTiming(end.timings, *out->mutable_timing());
   }

@@ -178,7 +178,8 @@ struct InferenceServer::State {
                                  .limits = {.max_batch_size = stack.options().max_batch_size,
                                             .default_max_new_tokens =
                                                 options.default_max_new_tokens,
-                                            .pooling = options.pooling},
+                                            .pooling = options.pooling,
+                                            .speculate = options.speculate},
                                  .stall_timeout = options.stream_stall_timeout,
                                  .keys = options.keys,
                                  .request_log = RequestLog(options.request_log, stack.model().name),

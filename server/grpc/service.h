@@ -26,6 +26,7 @@ struct ServiceOptions {
   std::string listen = "127.0.0.1:0";  // host:port; port 0 takes a free one
   int32_t default_max_new_tokens = 512;
   Pooling pooling = Pooling::kNone;  // of embeddings
+  Speculate speculate = Speculate::kNgram;
   std::chrono::milliseconds stream_stall_timeout{60'000};
   DoorLimits limits;
   WorkPool::Limits work;

@@ -110,6 +110,11 @@ struct Metrics::Instruments {
                                                   "Prompt tokens of requests that had an answer.");
   prometheus::Counter& cache_hits =
       NewCounter("treadle:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.");
+  prometheus::Counter& draft_tokens =
+      NewCounter("treadle:spec_decode_num_draft_tokens_total",
+                 "Guesses of next tokens that iterations verified, of requests that ended.");
+  prometheus::Counter& accepted_tokens = NewCounter("treadle:spec_decode_num_accepted_tokens_total",
+                                                    "Verified guesses that were right.");
   prometheus::Counter& generation_tokens =
       NewCounter("treadle:generation_tokens_total", "Generated tokens of requests that ended.");
   prometheus::Family<prometheus::Counter>& success = prometheus::BuildCounter()
@@ -148,6 +153,8 @@ struct Metrics::Instruments {
     Success(end.reason).Increment();
     prompt_tokens.Increment(end.prompt_tokens);
     generation_tokens.Increment(end.output_tokens);
+    draft_tokens.Increment(end.timings.draft_tokens);
+    accepted_tokens.Increment(end.timings.accepted_draft_tokens);
     request_prompt_tokens.Observe(end.prompt_tokens);
     request_generation_tokens.Observe(end.output_tokens);
     e2e.Observe(end.timings.total);

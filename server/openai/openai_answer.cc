@@ -91,6 +91,10 @@ void OpenAiAnswer::Add(size_t prompt, const SessionEvent& event) {
   if (event.output != nullptr) {
     AddOutput(choices_[prompt * candidates_ + event.output->candidate], *event.output);
   }
+  if (event.end != nullptr) {
+    draft_tokens_ += event.end->timings.draft_tokens;
+    accepted_draft_tokens_ += event.end->timings.accepted_draft_tokens;
+  }
 }
 
 void OpenAiAnswer::AddPrompt(size_t index, const SessionEvent::Prompt& event) {
@@ -229,7 +233,10 @@ std::string OpenAiAnswer::PromptOf(size_t index) const {
 std::string OpenAiAnswer::Usage() const {
   return Str(R"({"prompt_tokens":)", prompt_tokens_, R"(,"completion_tokens":)", completion_tokens_,
              R"(,"total_tokens":)", prompt_tokens_ + completion_tokens_,
-             R"(,"prompt_tokens_details":{"cached_tokens":)", cached_tokens_, "}}");
+             R"(,"prompt_tokens_details":{"cached_tokens":)", cached_tokens_,
+             R"(},"completion_tokens_details":{"accepted_prediction_tokens":)",
+             accepted_draft_tokens_, R"(,"rejected_prediction_tokens":)",
+             draft_tokens_ - accepted_draft_tokens_, "}}");
 }
 
 // A chunk of a stream. `content`: the members of a choice that say what is new.

@@ -82,6 +82,7 @@ class OpenAiAnswer {
   std::vector<Prompt> prompts_;
   std::vector<Choice> choices_;
   int64_t prompt_tokens_ = 0, cached_tokens_ = 0, completion_tokens_ = 0;
+  int64_t draft_tokens_ = 0, accepted_draft_tokens_ = 0;
   int64_t calls_ = 0;  // of tools, over all choices
   bool numbered_ = false;
   uint64_t skipped_ = 0;

@@ -215,6 +215,10 @@ constexpr Field kFields[] = {
        to.common.special_tokens = !skip;
        return absl::OkStatus();
      }},
+    {"speculate", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadText("speculate", value), to.common.speculate);
+     }},
     {"stop", kBoth, ReadStop},
     {"stop_token_ids", kBoth,
      [](const Json& value, OpenAiRequest& to) {

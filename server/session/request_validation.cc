@@ -9,6 +9,7 @@
 
 #include "base/quoted.h"
 #include "base/status.h"
+#include "base/utf8.h"
 #include "scheduler/policy.h"
 #include "server/observe/refusals.h"
 
@@ -275,6 +276,12 @@ absl::Status ReadConstraint(const std::optional<Constraint>& asked, const Served
   return absl::OkStatus();
 }
 
+absl::StatusOr<Speculate> ReadSpeculate(const std::string& word, Speculate unsaid) {
+  if (word.empty()) return unsaid;
+  if (const auto value = ValueOf(kSpeculate, word)) return *value;
+  return InvalidArgument("speculate is '", Cut(Printable(word), 64), "', expected off or ngram");
+}
+
 }  // namespace
 
 absl::Status ValidateEntries(std::string_view field, int64_t entries, bool embedding,
@@ -325,6 +332,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
                            " bytes, expected at most ", kMaxCacheSaltBytes);
   }
   spec.cache_salt = std::move(request.cache_salt);
+  TREADLE_ASSIGN_OR_RETURN(spec.speculate, ReadSpeculate(request.speculate, limits.speculate));
   if (request.embedding) {
     if (limits.pooling == Pooling::kNone) {
       return absl::FailedPreconditionError(

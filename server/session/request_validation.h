@@ -53,6 +53,7 @@ struct GenerateRequest {
   std::optional<int32_t> prompt_logprobs = {};  // the same for prompt tokens
   std::optional<Constraint> constraint = {};    // what the answer must look like
   std::string cache_salt = {};  // only requests of the same one share what is cached of prompts
+  std::string speculate = {};   // a word of kSpeculate; empty: the server's
 
   // The part --durable keeps (StoredRequest): by whom it is read again, and the client's words.
   std::string kind = {};  // empty: it is not kept
@@ -71,6 +72,7 @@ struct RequestLimits {
   int64_t max_batch_size = kDefaultBatchSize;  // bounds num_candidates
   int32_t default_max_new_tokens = 512;        // clipped to the context and to the cache
   Pooling pooling = Pooling::kNone;            // of embeddings; none: they are refused
+  Speculate speculate = Speculate::kNgram;     // of requests that do not say it
 };
 
 struct ValidatedRequest {

@@ -54,6 +54,11 @@ std::string Client::Mistake() const {
   return "";
 }
 
+std::unique_ptr<Drafter> MakeOracleDrafter(const Request& request, const Sequence& sequence) {
+  return std::make_unique<OracleDrafter>(ReferenceOutput(request.spec, sequence.candidate),
+                                         sequence.output.size(), request.spec.sampling.seed);
+}
+
 namespace {
 
 std::unique_ptr<Policy> MakePolicy(const std::string& name) {
@@ -74,6 +79,7 @@ LoopHarness::LoopHarness(const HarnessOptions& o)
   loop_options.limits = o.limits;
   loop_options.recover = o.recover;
   loop_options.give_up = o.give_up;
+  loop_options.drafter = o.drafter;
   loop = std::make_unique<LoopCore>(engine, kv, pool, *policy, ledger, clock, loop_options);
   const absl::Status started = engine.Start([this] { pool.Wake(); });
   TREADLE_CHECK(started.ok());

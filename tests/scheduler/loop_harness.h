@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "scheduler/loop_core.h"
+#include "tests/scheduler/oracle_drafter.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/fake_engine.h"
 
@@ -41,7 +42,11 @@ struct HarnessOptions {
   bool recover = true;
   bool prefix_cache = true;
   std::function<void(const absl::Status&)> give_up;
+  MakeDrafter drafter = MakeNgramDrafter;
 };
+
+// An OracleDrafter by the fake engine's reference.
+std::unique_ptr<Drafter> MakeOracleDrafter(const Request& request, const Sequence& sequence);
 
 class LoopHarness {
  public:

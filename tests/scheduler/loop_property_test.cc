@@ -43,6 +43,7 @@ HarnessOptions RandomOptions(Random& random, const std::string& policy) {
   }
   options.engine.tenants = static_cast<uint64_t>(1 + random.Below(3));
   options.prefix_cache = random.Below(4) > 0;
+  options.drafter = MakeOracleDrafter;
   const int64_t logged = random.Below(3);  // nothing, about half of the pages, or all
   options.engine.replay_pages = options.engine.total_pages[PageKind::kWhole] * logged / 2;
   return options;
@@ -78,6 +79,7 @@ RequestSpec RandomSpec(Random& random, const LoopHarness& harness, uint64_t seed
   }
   if (random.Below(4) == 0) spec.prompt_logprobs = 0;
   if (random.Below(4) == 0) spec.sampling.repetition_penalty = 1.5f;
+  if (random.Below(2) == 0) spec.speculate = Speculate::kNgram;
   if (random.Below(6) == 0) {
     spec.deadline = harness.clock.Now() + std::chrono::milliseconds(random.Below(60));
   }

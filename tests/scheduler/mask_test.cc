@@ -44,9 +44,12 @@ class RuleGrammar final : public ConstraintGrammar {
      public:
       explicit State(const Rule& rule) : rule_(rule) {}
       absl::Status Accept(int32_t token) override {
-        EXPECT_TRUE(rule_.Allows(before_, token));
+        if (!rule_.Allows(before_, token)) return InvalidArgument("not allowed");
         before_.push_back(token);
         return absl::OkStatus();
+      }
+      void Rollback(int32_t count) override {
+        before_.resize(before_.size() - static_cast<size_t>(count));
       }
       absl::Status FillMask(std::span<uint32_t> allowed) override {
         while (std::ssize(before_) == rule_.slow && TooFast()) {
@@ -81,6 +84,7 @@ class RuleGrammar final : public ConstraintGrammar {
 RequestSpec Constrained(RequestSpec spec, const Rule& rule) {
   spec.constraint = std::make_shared<RuleGrammar>(rule);
   spec.end_tokens = {kEnd};
+  spec.speculate = Speculate::kNgram;
   return spec;
 }
 
@@ -129,6 +133,12 @@ class Masks : public testing::TestWithParam<Shape> {
     options_.engine.manual = GetParam().manual;
     options_.engine.total_pages = 400;
     options_.limits = {.max_batch_size = 16, .max_batch_tokens = 64};
+    // Guesses that some masks allow, and that are mostly wrong.
+    options_.drafter = [](const Request& request, const Sequence& sequence) {
+      std::vector<int32_t> guesses;
+      for (int32_t i = 0; i < request.spec.max_new_tokens; ++i) guesses.push_back(i * 3 % 63);
+      return std::make_unique<OracleDrafter>(guesses, sequence.output.size(), request.id);
+    };
   }
   HarnessOptions options_;
 };
@@ -164,6 +174,35 @@ TEST_P(Masks, AreObeyedByTheirRowsAndNoOthers) {
   }
 }
 
+TEST_P(Masks, AreThoseOfTheTokensThatGuessesTurnOutToBe) {
+  std::vector<std::vector<std::vector<int32_t>>> plain;
+  options_.drafter = [&](const Request& request, const Sequence& sequence) {
+    const size_t index = request.spec.sampling.seed;
+    return std::make_unique<OracleDrafter>(plain[index][sequence.candidate], sequence.output.size(),
+                                           index);
+  };
+  for (const bool speculates : {false, true}) {
+    LoopHarness harness(options_);
+    for (int i = 0; i < 4; ++i) {
+      RequestSpec spec = Constrained(LoopHarness::Spec(3 + i, 30, static_cast<uint64_t>(i)),
+                                     {.least = 3 + i, .most = 25});
+      spec.candidates = 1 + i % 3;
+      spec.min_new_tokens = 5;
+      if (!speculates) spec.speculate = Speculate::kOff;
+      harness.Submit(spec);
+    }
+    RunToEnd(harness);
+    for (const auto& client : harness.clients) {
+      EXPECT_EQ(client->status, absl::OkStatus());
+      if (!speculates) plain.push_back(client->tokens);
+      EXPECT_EQ(client->tokens, plain[client->spec.sampling.seed]);
+      const RequestTimings& counts = harness.EndOf(client->id).timings;
+      EXPECT_EQ(counts.accepted_draft_tokens > 3, speculates);
+    }
+    EXPECT_THAT(harness.engine.violations(), IsEmpty());
+  }
+}
+
 TEST_P(Masks, TheLeastNumberOfTokensYieldsToTheConstraintsEnd) {
   LoopHarness harness(options_);
   std::vector<Client*> open;
@@ -194,7 +233,9 @@ TEST_P(Masks, AConstraintThatAllowsNothingEndsItsRequestAlone) {
   EXPECT_EQ(other.Mistake(), "");
   EXPECT_THAT(harness.engine.violations(), IsEmpty());
 
-  Client& slow = harness.Submit(Constrained(LoopHarness::Spec(3, 20, 1), {.least = 9, .slow = 2}));
+  RequestSpec spec = Constrained(LoopHarness::Spec(3, 20, 1), {.least = 9, .slow = 2});
+  spec.speculate = Speculate::kOff;  // so that it is slow with that token
+  Client& slow = harness.Submit(spec);
   RunToEnd(harness);
   EXPECT_THAT(std::string(slow.status.message()),
               testing::StartsWith("the constraint is too expensive"));

@@ -22,7 +22,7 @@ void RunInputs(Request& request, uint32_t candidate, int32_t inputs) {
   sequence.next_position += inputs;
   const bool samples = sequence.next_position == LastInput(request, sequence) + 1;
   if (samples) ++sequence.in_flight;
-  NoteRun(request, sequence, sequence.next_position, samples ? 1 : 0);
+  NoteRun(request, sequence, sequence.next_position, samples ? 1 : 0, 0);
   NotePlansDone(request);
   if (!samples) return;
   ++sequence.produced;
@@ -68,7 +68,7 @@ TEST(Progress, WhatWasKnownIsRunAgainBeforeAnythingNew) {
         ASSERT_GT(inputs, 0);
         sequence.next_position += inputs;
         again += inputs;
-        NoteRun(request, sequence, sequence.next_position, 0);
+        NoteRun(request, sequence, sequence.next_position, 0, 0);
         NotePlansDone(request);
         EXPECT_EQ(request.losses, 4) << "nothing new has come";
       }
@@ -121,7 +121,7 @@ TEST(Progress, ADroppedSampleIsRunAgain) {
   sequence.sits_out = true;
   EXPECT_FALSE(HasTokenLeft(request, sequence));
   for (const int32_t end : {11, 12}) {
-    NoteRun(request, sequence, end, 1);
+    NoteRun(request, sequence, end, 1, 0);
     DropSample(request, sequence);
   }
   EXPECT_EQ(sequence.known, 10) << "its token is not known";

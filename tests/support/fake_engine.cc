@@ -290,7 +290,8 @@ void FakeEngine::Copy(const PageCopy& copy, PageKind kind, int stage) {
   const Page* from = PageAt(copy.from, kind);
   Page* to = PageAt(copy.to, kind);
   if (from == nullptr || to == nullptr) return;
-  if (from->slots[stage][0].chain == 0) {
+  // A row of it may be gone with a plan that failed; whoever reads that one shows.
+  if (std::ranges::all_of(from->slots[stage], [](const auto& slot) { return slot.chain == 0; })) {
     Violation(Str("copy from page ", copy.from, ", never written"));
   }
   if (to->owners != 0) Violation(Str("copy to page ", copy.to, ", which is in use"));
@@ -370,6 +371,7 @@ void FakeEngine::EnterAt(const Live& live, int stage, int64_t position, uint64_t
       Violation(Str("sequence ", live.start.sequence, " writes position ", position,
                     " over another row in a page, which is shared"));
     }
+    if (slot == row) continue;  // a failure takes nothing from it
     slot = row;
     running_.back().written.push_back(&slot);
   }
@@ -422,6 +424,14 @@ StepResult FakeEngine::RunStep(const IterationPlan& plan, int32_t index) {
     if (row + 1 == std::ssize(tokens)) live.previous_sample = result.outputs.back().token;
   }
   live.next_position = step.first_position + std::ssize(tokens);
+  // Inputs behind sampled rows are guesses: the next step begins at the first wrong one.
+  for (size_t i = 0; i + 1 < result.outputs.size(); ++i) {
+    const int32_t sample = result.outputs[i].token, row = step.outputs[i].row + 1;
+    if (sample < 0 || sample == tokens[static_cast<size_t>(row)]) continue;
+    live.previous_sample = sample;
+    live.next_position = int64_t{step.first_position} + row;
+    break;
+  }
   return result;
 }
 

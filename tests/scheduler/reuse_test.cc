@@ -1,5 +1,6 @@
-// Conversations through the serving loop and a real engine, in a cache that is too small for them:
-// every token and log probability is that of a server that computes all of it anew.
+// Conversations through the serving loop and a real engine, in a prefix cache that is too small for
+// them, and with guesses of the next tokens: every token and log probability is that of a server
+// that computes all of it anew, one token after the other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include "scheduler/policy.h"
 #include "scheduler/serving_loop.h"
 #include "tests/engine/engine_kinds.h"
+#include "tests/scheduler/oracle_drafter.h"
 #include "tests/support/in_time.h"
 #include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
@@ -27,7 +29,7 @@ constexpr int64_t kPageSize = 16, kPages = 40, kBatchTokens = 32;
 
 class Server {
  public:
-  Server(const EngineKind& kind, const std::string& path, bool cached) {
+  Server(const EngineKind& kind, const std::string& path, bool cached, const MakeDrafter& drafter) {
     auto checkpoint = Checkpoint::Open(path);
     TREADLE_CHECK(checkpoint.ok());
     const KvPaging paging = KvPaging::Of((*checkpoint)->config(), kPageSize, kBatchTokens);
@@ -37,6 +39,7 @@ class Server {
     kv_.emplace(pages, paging, cached ? pages : PageCounts());
     ServingLoop::Options loop;
     loop.limits = {.max_batch_size = 6, .max_batch_tokens = kBatchTokens};
+    if (drafter) loop.drafter = drafter;
     loop_.emplace(*engine_, *kv_, pool_, *policy_, ledger_, TimeSource::Steady(), loop);
     TREADLE_CHECK(loop_->Start().ok());
   }
@@ -61,7 +64,12 @@ struct Answer {
   std::vector<float> prompt;    // log probabilities
   std::vector<int32_t> tokens;  // of the first candidate
   int32_t cached = 0;
+  int32_t accepted = 0;  // guesses
 };
+
+// The tokens of candidates by prompt and seed.
+using Known =
+    std::map<std::pair<std::vector<int32_t>, uint64_t>, std::vector<std::vector<int32_t>>>;
 
 Answer Await(const RequestPool::Submitted& submitted) {
   Answer answer;
@@ -72,6 +80,7 @@ Answer Await(const RequestPool::Submitted& submitted) {
     for (const TokenDetail& detail : batch.prompt_detail) answer.prompt.push_back(detail.logprob);
     if (!batch.ended) return false;
     EXPECT_EQ(batch.status, absl::OkStatus());
+    answer.accepted = batch.timings.accepted_draft_tokens;
     return true;
   }));
   for (const StreamToken& token : tokens) {
@@ -100,10 +109,16 @@ RequestSpec RandomRequest(Random& random, std::vector<int32_t> prompt) {
 }
 
 // The answers of conversations whose turns come together. What is asked depends on the seed and on
-// the answers alone.
+// the answers alone. Those are guessed as they are `known`; without it they are entered there, and
+// nothing is guessed.
 std::vector<Answer> Converse(const EngineKind& kind, const std::string& path, bool cached,
-                             int rounds) {
-  Server server(kind, path, cached);
+                             bool guessed, int rounds, Known& known) {
+  const MakeDrafter drafter = [&](const Request& request, const Sequence& sequence) {
+    const auto& answers = known.at({request.spec.prompt, request.spec.sampling.seed});
+    return std::make_unique<OracleDrafter>(answers[sequence.candidate], sequence.output.size(),
+                                           request.id, TinyVocabulary());
+  };
+  Server server(kind, path, cached, drafter);
   Random random(7);
   const auto draw = [&](int64_t count) {
     std::vector<int32_t> ids;
@@ -117,6 +132,7 @@ std::vector<Answer> Converse(const EngineKind& kind, const std::string& path, bo
   std::vector<Answer> answers;
   for (int round = 0; round < rounds; ++round) {
     std::map<int, RequestPool::Submitted> asked;
+    std::map<int, RequestSpec> specs;
     const int64_t requests = 1 + random.Below(6);
     for (int64_t i = 0; i < requests; ++i) {
       const auto who = static_cast<int>(random.Below(8));
@@ -129,10 +145,19 @@ std::vector<Answer> Converse(const EngineKind& kind, const std::string& path, bo
       }
       const std::vector<int32_t> next = draw(1 + random.Below(24));
       words.insert(words.end(), next.begin(), next.end());
-      asked[who] = server.Submit(RandomRequest(random, words));
+      specs[who] = RandomRequest(random, words);
+      if (guessed) specs[who].speculate = Speculate::kNgram;
+      asked[who] = server.Submit(specs[who]);
     }
     for (const auto& [who, submitted] : asked) {
       answers.push_back(Await(submitted));
+      auto& tokens_of = known[{specs[who].prompt, specs[who].sampling.seed}];
+      if (tokens_of.empty()) {
+        tokens_of.resize(static_cast<size_t>(specs[who].candidates));
+        for (const Told& told : answers.back().told) {
+          tokens_of[std::get<0>(told)].push_back(std::get<1>(told));
+        }
+      }
       const std::vector<int32_t>& tokens = answers.back().tokens;
       said[who].insert(said[who].end(), tokens.begin(), tokens.end());
     }
@@ -146,9 +171,9 @@ int Rounds(const EngineKind& kind) {
   return kind.ranks > 2 ? 40 : 120;
 }
 
-class PrefixCache : public testing::TestWithParam<EngineKind> {};
+class Reuse : public testing::TestWithParam<EngineKind> {};
 
-TEST_P(PrefixCache, AnswersAreThoseWithoutIt) {
+TEST_P(Reuse, AnswersAreThoseWithoutIt) {
   const TestFolder folder;
   // Layers that see everything, a window each, and both in turn.
   for (const auto& [architecture, window] :
@@ -160,17 +185,23 @@ TEST_P(PrefixCache, AnswersAreThoseWithoutIt) {
     const auto path = WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options);
     ASSERT_TRUE(path.ok()) << path.status();
     const int rounds = Rounds(GetParam());
-    const std::vector<Answer> with = Converse(GetParam(), *path, true, rounds);
-    const std::vector<Answer> without = Converse(GetParam(), *path, false, rounds);
-    ASSERT_EQ(with.size(), without.size());
-    int64_t reused = 0;
-    for (size_t i = 0; i < with.size(); ++i) {
-      ASSERT_EQ(with[i].told, without[i].told) << "answer " << i;
-      ASSERT_EQ(with[i].prompt, without[i].prompt) << "answer " << i;
-      EXPECT_EQ(without[i].cached, 0);
-      reused += with[i].cached > 0;
+    Known known;
+    const auto plain = Converse(GetParam(), *path, false, false, rounds, known);
+    for (const auto& [cached, guessed] :
+         {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
+      SCOPED_TRACE(Str("cached ", cached, ", guessed ", guessed));
+      const auto answers = Converse(GetParam(), *path, cached, guessed, rounds, known);
+      ASSERT_EQ(answers.size(), plain.size());
+      int64_t reused = 0, accepted = 0;
+      for (size_t i = 0; i < answers.size(); ++i) {
+        ASSERT_EQ(answers[i].told, plain[i].told) << "answer " << i;
+        ASSERT_EQ(answers[i].prompt, plain[i].prompt) << "answer " << i;
+        reused += answers[i].cached > 0;
+        accepted += answers[i].accepted;
+      }
+      EXPECT_EQ(reused > 0, cached) << "of " << answers.size();
+      EXPECT_EQ(accepted > 0, guessed) << "of " << answers.size();
     }
-    EXPECT_GT(reused, 0) << "of " << with.size();
   }
 }
 
@@ -181,7 +212,7 @@ std::vector<EngineKind> Kinds() {
   return kinds;
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, PrefixCache, testing::ValuesIn(Kinds()),
+INSTANTIATE_TEST_SUITE_P(Kinds, Reuse, testing::ValuesIn(Kinds()),
                          [](const auto& info) { return info.param.Name(); });
 
 }  // namespace

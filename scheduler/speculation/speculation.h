@@ -1,0 +1,50 @@
+// Which guesses of its sequences' next tokens a plan verifies.
+//
+// A row more is worth its time if it brings tokens faster than the iteration does without it: of
+// probability p, it is taken if p / (a row's time) > (the iteration's tokens) / (its time). So a
+// sequence alone tries what a batch of 32 does not, and nothing is tried where guesses are wrong.
+//
+// A guess continues what is known, so a sequence with guesses worth a row is in no plan beside the
+// one that samples its last token: with a plan in flight the loop waits for its result (Waits).
+//
+// Thread safety: confined to the serving loop's thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "scheduler/policy.h"
+#include "scheduler/speculation/drafter.h"
+#include "scheduler/speculation/iteration_cost.h"
+
+namespace treadle {
+
+class Speculation {
+ public:
+  static constexpr int32_t kMaxDraft = 15;  // a step of 16 rows
+
+  Speculation(MakeDrafter make, const BatchLimits& limits)
+      : make_(std::move(make)), limits_(limits) {}
+
+  // The sequence's output has another token.
+  void NoteToken(const Request& request, Sequence& sequence) const;
+  void NoteIteration(int64_t rows, double seconds) { cost_.Note(rows, seconds); }
+
+  // Some sequence in a plan in flight has guesses that are being verified, or that a plan of these
+  // requests would verify if it had the result.
+  bool Waits(std::span<const std::unique_ptr<Request>> live) const;
+  // Sets the drafts of the sequences that the selected requests' next tokens come of.
+  void Choose(const Selection& selection) const;
+
+ private:
+  double Worth(double tokens, double rows) const;
+  static int32_t MostGuesses(const Request& request, const Sequence& sequence);
+
+  const MakeDrafter make_;
+  const BatchLimits limits_;
+  IterationCost cost_;
+};
+
+}  // namespace treadle
