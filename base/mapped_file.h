@@ -18,7 +18,7 @@
 
 namespace treadle {
 
-// Which file, and when it was last written: another state of it is another value.
+// The identity of a file and its last change: another state of it is another value.
 struct FileState {
   uint64_t device = 0;
   uint64_t inode = 0;

@@ -16,7 +16,7 @@ struct MemoryAvailable {
 
 // `root`: the folder in which proc/ and sys/ are found; tests give one of their own. A limit is
 // that of the process' group or of any group above it: memory.max of version 2,
-// memory.limit_in_bytes of version 1. What the group's page cache holds inactive counts as
+// memory.limit_in_bytes of version 1. The group's inactive page cache counts as
 // available, as in MemAvailable.
 MemoryAvailable AvailableMemory(const std::string& root = "/");
 

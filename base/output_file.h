@@ -1,5 +1,5 @@
 // Files and folders that appear under their name only when they are complete: written under a
-// temporary name beside it, flushed to disk, renamed. What is not finished is removed.
+// temporary name beside it, flushed to disk, renamed. An unfinished file is removed.
 //
 // Errors name the path and the system's reason. Thread safety: confined to one thread.
 #pragma once

@@ -8,7 +8,7 @@
 
 namespace treadle {
 
-// What stands at the front of some bytes. `length` is that of the character, of the longest prefix
+// The character at the front of bytes. `length` is that of the character, of the longest prefix
 // that could have begun one (kInvalid: the Unicode standard's "maximal subpart"), or of all bytes
 // (kIncomplete: more may make it a character). kEnd for no bytes.
 struct Utf8Front {

@@ -1,6 +1,6 @@
 # treadle-bench, for who works on Treadle: not installed.
 include(kernel_bench.cmake)
-# What the scheduler itself costs, with an engine that does nothing.
+# The cost of the scheduler itself, with an engine that does nothing.
 treadle_library(treadle_scheduler_bench
   SOURCES iteration/scheduler_bench.cc
   DEPENDS absl::str_format treadle_scheduler nlohmann_json::nlohmann_json)

@@ -66,7 +66,7 @@ class LinkMessages {
     int64_t max_batch_tokens = 0;
     WireType wire = WireType::kF32;  // on a device: f32
   };
-  // What a message is about.
+  // The subject of a message.
   struct About {
     uint64_t epoch = 0;
     uint64_t iteration = 0;
@@ -163,7 +163,7 @@ class ActivationLink {
     std::shared_ptr<Communicator> communicator;  // null: there is none
     int rank = -1;                               // of the neighbour in it
   };
-  // What is under way from or to a slot.
+  // Transfers under way from or to a slot.
   struct Transfers {
     std::optional<Transfer> receive;
     std::optional<Transfer> send;

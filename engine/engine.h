@@ -17,7 +17,7 @@
 
 namespace treadle {
 
-// What a rank did when. Times are the machine's monotonic clock in nanoseconds, the same for all
+// A rank's work in time. Times are the machine's monotonic clock in nanoseconds, the same for all
 // processes of one machine.
 struct TraceEvent {
   enum class Kind : uint8_t { kPlan, kReceive, kForward, kSend, kSample };
@@ -55,7 +55,7 @@ class Engine {
 
   // Any thread: what masked steps of a plan may sample, in one call or several, each step once. It
   // may come while the plan runs, and before its Submit; sampling waits for it, as long as the
-  // iteration may take. Of another epoch: dropped. What does not fit the plan ends the epoch.
+  // iteration may take. Masks of another epoch are dropped; masks that do not fit end the epoch.
   virtual void SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks) = 0;
 
   // Results that are complete, in order of submission. Never blocks. Here, and not in what only
@@ -76,7 +76,7 @@ class Engine {
   // again (IterationPlan::stages) that do not begin with the first.
   virtual int64_t replay_pages() const { return 0; }
 
-  // Timeline of all stages and ranks: off at first. What was recorded since the last call, oldest
+  // Timeline of all stages and ranks: off at first. The events since the last call, oldest
   // first; events of other processes arrive a little later than their results.
   virtual void SetTracing(bool on) = 0;
   virtual std::vector<TraceEvent> TakeTrace() = 0;

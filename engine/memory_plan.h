@@ -42,7 +42,7 @@ struct KvMemoryPlan {
   std::string ToString() const;  // one line for the log
 };
 
-// What `pages` cost; max_batch_tokens, page_size, kv_dtype, tensor_parallel and layers of the
+// The bytes of `pages`; max_batch_tokens, page_size, kv_dtype, tensor_parallel and layers of the
 // request count.
 KvMemoryPlan KvMemoryOf(const ModelConfig& config, const KvMemoryRequest& request,
                         const PageCounts& pages);

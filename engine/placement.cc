@@ -105,7 +105,7 @@ class Cuts {
   std::vector<int64_t> cut_;     // [stages][layers + 1]: where the stage that ends there begins
 };
 
-// What would do instead.
+// An error that names what would fit instead.
 absl::Status DoesNotFit(const PlacementCosts& costs, int stages, const PlacementMemory& memory) {
   const std::string problem =
       Str("the model does not fit: ", stages, stages == 1 ? " stage" : " stages",

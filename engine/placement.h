@@ -1,4 +1,4 @@
-// Which stage gets which layers: contiguous ranges, balanced by cost, within the memory of a
+// Assigns layers to stages: contiguous ranges, balanced by cost, within the memory of a
 // device.
 //
 // An iteration takes as long as its slowest stage, so the slowest is made as fast as it can be.
@@ -19,7 +19,7 @@
 
 namespace treadle {
 
-// What one rank costs; ranks of a stage are alike.
+// The costs of one rank; ranks of a stage are alike.
 struct PlacementCosts {
   // Seconds of one iteration, and bytes of packed weights.
   struct Part {
@@ -74,7 +74,7 @@ struct PlacedStage {
   int64_t KvTokens(const PlacementMemory& memory) const;
 };
 
-// `stages` contiguous ranges of at least one layer each, in order, covering all layers. Of all
+// `stages` contiguous ranges of at least one layer each, in order, covering all layers. Among all
 // those that fit, one whose slowest stage is fastest; among these, one whose times differ least
 // (their squares sum up to the least), so that layers which make no difference are spread. Equal
 // costs give equal placements.

@@ -19,8 +19,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kPageSize = 32;  // of the measurement's cache
 constexpr size_t kWarmUp = 2;
-constexpr size_t kFewest = 8;  // runs
-constexpr size_t kMost = 25;
+constexpr size_t kMinRuns = 8;
+constexpr size_t kMaxRuns = 25;
 constexpr auto kEnough = std::chrono::milliseconds(200);
 
 // One rank alone: the other ranks' parts are copies of its own.
@@ -153,8 +153,8 @@ class Probe {
       if (run < kWarmUp) continue;
       layer.push_back(std::chrono::duration<double>(middle - begin).count());
       head.push_back(std::chrono::duration<double>(end - resumed).count());
-      const bool enough = layer.size() >= kFewest && end - start > kEnough;
-      if (enough || layer.size() == kMost)
+      const bool enough = layer.size() >= kMinRuns && end - start > kEnough;
+      if (enough || layer.size() == kMaxRuns)
         return Seconds{*std::ranges::min_element(layer), *std::ranges::min_element(head)};
     }
   }

@@ -1,4 +1,4 @@
-// What a stage sent to the next one, so that a worker which takes the next stage's place can be
+// A log of what a stage sent to the next one: a worker which takes the next stage's place can be
 // given it again: the stages before need not run for it (Petals' second kind of cache, Borzunov et
 // al. 2023, "Distributed Inference and Fine-tuning of Large Language Models Over The Internet",
 // section 3.2).

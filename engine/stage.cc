@@ -164,7 +164,7 @@ absl::Status Stage::Begin(const IterationPlan& plan, const std::function<void()>
   if (!plan.steps.empty() && !runs) {
     TREADLE_RETURN_IF_ERROR(PassBy(plan, begun));
   } else if (!plan.steps.empty()) {
-    // What samples is told to such a device with the batch.
+    // Such a device is told with the batch which rows are sampled.
     if (backend_.asynchronous()) TREADLE_RETURN_IF_ERROR(AwaitMasks(begun));
     TREADLE_RETURN_IF_ERROR(CheckHeld(plan));
     Pad(plan, begun);

@@ -64,7 +64,7 @@ class Stage {
                                                        int64_t max_batch_tokens,
                                                        const KvCache::Options& kv);
 
-  // What a rank allocates beside the cache (and the model its own activations).
+  // The bytes that a rank allocates beside the cache (and the model's own activations).
   static int64_t ActivationBytes(const ModelConfig& config, int64_t max_batch_tokens) {
     const int64_t rows = (max_batch_tokens + kMaxHeadRows) * config.hidden;
     return (rows + kMaxHeadRows * config.vocab) * static_cast<int64_t>(sizeof(float));
@@ -96,8 +96,8 @@ class Stage {
   // Has the receive for a plan that will run later be posted. Nothing without a link.
   absl::Status Announce(const IterationPlan& plan);
 
-  // When the phases of the last finished plan with steps ended. Of what a device did on its own,
-  // the end is known only: phases within it are the same.
+  // When the phases of the last finished plan with steps ended. If a device ran them on its own,
+  // only the end is known: all phases have it.
   struct Times {
     using Clock = std::chrono::steady_clock;
     Clock::time_point began, received, forwarded, sent, sampled;
@@ -139,7 +139,7 @@ class Stage {
                       const std::function<void()>& before_output);
   absl::Status LaunchDetached(Tensor hidden, Begun& begun,
                               const std::function<void()>& before_output);
-  // What the link copies from and to; null: ops read and write its buffers, or there is no link.
+  // The link's memory for copies; null: ops read and write its buffers, or there is no link.
   Staging* staging() { return link_ == nullptr ? nullptr : backend_.staging(link_->place()); }
   absl::Status CheckHeld(const IterationPlan& plan);
   absl::Status CheckTags(LiveSequence& sequence, PageKind kind, int64_t first, int64_t end);
@@ -167,7 +167,7 @@ class Stage {
   KvCache cache_;
   SequenceTable sequences_;
 
-  // What the epoch gave:
+  // Given by the epoch:
   Communicator* ranks_ = nullptr;
   ActivationLink* link_ = nullptr;
   MaskBoard* masks_ = nullptr;

@@ -1,4 +1,4 @@
-// Which rows of an iteration give output, and what comes of them: head, sampling, results.
+// The output rows of an iteration, and what comes of them: head, sampling, results.
 #include <algorithm>
 
 #include "base/status.h"
@@ -182,7 +182,7 @@ absl::Status Stage::GatherLogits(Tensor logits, std::span<const SampleRow> rows,
   return absl::OkStatus();
 }
 
-// What the plan's outputs came to; sequences learn their samples.
+// Takes the plan's outputs as its result; sequences learn their samples.
 IterationResult Stage::TakeResult(Begun& begun) {
   const IterationPlan& plan = *begun.plan;
   IterationResult result;

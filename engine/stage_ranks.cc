@@ -45,7 +45,7 @@ void StageTrace::Add(const IterationPlan& plan, SteadyClock::time_point arrived,
   if (!on_) return;
   for (const auto& phase : phases) {
     if (!phase.happened) continue;
-    if (events_.size() == kMost) events_.pop_front();
+    if (events_.size() == kMaxEvents) events_.pop_front();
     events_.push_back({.epoch = plan.epoch,
                        .iteration = plan.iteration,
                        .stage = stage_,
@@ -183,7 +183,7 @@ void StageRanks::RunRank(size_t rank) {
   }
 }
 
-// What the rank has of the epoch goes, on the rank's thread and when nothing uses it any more.
+// The rank's state of the epoch goes, on the rank's thread and when nothing uses it any more.
 // Where ops work in a link's own memory, other ranks may be reading from it after this one is out
 // (Stage::ReceiveHidden): that link goes with the epoch, once the last rank has left.
 void StageRanks::Leave(size_t rank, Epoch& epoch) {

@@ -41,14 +41,14 @@ class StageTrace {
     MutexLock lock(mutex_);
     on_ = on;
   }
-  // What was added since the last call; the oldest beyond kMost are lost.
+  // The events since the last call; the oldest beyond kMaxEvents are lost.
   std::vector<TraceEvent> Take();
   // The phases of a plan with steps that a rank has run. Nothing while it is off.
   void Add(const IterationPlan& plan, std::chrono::steady_clock::time_point arrived,
            const Stage::Times& times, int rank, bool first_stage, bool last_stage);
 
  private:
-  static constexpr size_t kMost = 1 << 16;
+  static constexpr size_t kMaxEvents = 1 << 16;
 
   const int stage_;
   Mutex mutex_;
@@ -78,7 +78,7 @@ class StageRanks {
                                                             const Options& options);
   ~StageRanks();
 
-  // What the threads report. `done`: a plan of the standing epoch ran (with results of steps on the
+  // The threads' reports. `done`: a plan of the standing epoch ran (with results of steps on the
   // last stage only) or the epoch failed, after which nothing more of it is reported. `ready`: the
   // epoch stands (every rank has dropped its sequences).
   struct Events {
@@ -102,7 +102,7 @@ class StageRanks {
   // is a failure of the epoch.
   void Submit(IterationPlan plan);
 
-  // Any thread; as Engine::SetMasks. What does not fit any plan is an error; what does not fit its
+  // Any thread; as Engine::SetMasks. Masks that fit no plan are an error; those not fit for their
   // plan is one of the epoch.
   absl::Status SetMasks(uint64_t epoch, uint64_t iteration, std::vector<OutputMask> masks);
 
@@ -117,7 +117,7 @@ class StageRanks {
     IterationPlan plan;
     TimePoint arrived;
   };
-  // What a rank's thread does next: join an epoch (no plan), or run a plan of the one it is in.
+  // The next work of a rank's thread: join an epoch (no plan), or run a plan of the one it is in.
   struct Work {
     std::shared_ptr<Epoch> epoch;  // null: stop
     std::shared_ptr<const Queued> plan;
@@ -132,7 +132,7 @@ class StageRanks {
     return !standing_ || epoch_.get() != &epoch;
   }
 
-  // What a rank's thread does.
+  // The body of a rank's thread.
   void RunRank(size_t rank);
   Work WaitForWork(size_t rank, const Epoch* current) ABSL_LOCKS_EXCLUDED(mutex_);
   void Join(size_t rank, const std::shared_ptr<Epoch>& epoch) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -1,4 +1,4 @@
-// What all backends whose device is the host have in common: memory is memory, and ops are done
+// Common parts of all backends whose device is the host: memory is memory, and ops are done
 // when they return.
 #pragma once
 
@@ -37,7 +37,7 @@ class HostBackend : public Backend {
   void SetMark(int mark) override {}
   absl::Status WaitForMark(int mark) override { return absl::OkStatus(); }
 
-  // What takes no arithmetic.
+  // Operations without arithmetic.
   void Gather(Tensor x, std::span<const int32_t> rows, Tensor out) override {
     TREADLE_CHECK(out.rows == std::ssize(rows) && out.cols == x.cols);
     for (int64_t i = 0; i < out.rows; ++i) {

@@ -275,7 +275,7 @@ absl::Status Decoder::LoadRotary(const Checkpoint& checkpoint, int64_t max_posit
   return absl::OkStatus();
 }
 
-// Of this rank's heads.
+// Loads the slopes of this rank's heads.
 absl::Status Decoder::LoadSlopes() {
   const std::vector<float> all = AlibiSlopes(config_.heads);
   const auto bytes = static_cast<size_t>(heads_.size()) * sizeof(float);
@@ -288,7 +288,7 @@ void Decoder::ChooseTypes() {
   for (LayerWeights& layer : layer_weights_) {
     layer.attention_type = InputTypeOf(backend_, {&layer.q, &layer.k, &layer.v, &layer.qkv});
     layer.out_type = InputTypeOf(backend_, {&layer.out});
-    // What experts multiply, Gather has read, and the router, which is to choose well.
+    // Gather has read what experts multiply, and so has the router, which is to choose well.
     layer.ffn_type = layer.down_type = DType::kF32;
     if (layer.router.loaded()) continue;
     layer.ffn_type = InputTypeOf(backend_, {&layer.gate, &layer.up, &layer.gate_up});

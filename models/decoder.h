@@ -1,5 +1,5 @@
-// What every decoder-only transformer is made of here: weights that an architecture's description
-// names, buffers for one iteration, and the way from tokens to logits. What a layer does is the
+// The parts of every decoder-only transformer here: weights that an architecture's description
+// names, buffers for one iteration, and the way from tokens to logits. The work of a layer is the
 // architecture's own (Architecture::layer).
 //
 // Thread safety: as Model.
@@ -30,7 +30,7 @@ struct Norm {
   void Apply(Backend& backend, Tensor x, Tensor out, bool accumulate = false) const;
 };
 
-// Of one layer, or of what lies outside of layers. Extents: this rank's. What an architecture's
+// One layer's weights, or those outside of layers. Extents: this rank's. What an architecture's
 // description lacks is not loaded.
 struct LayerWeights {
   Linear embedding;               // [vocab, hidden]; first stage, and the head if tied
@@ -51,9 +51,9 @@ struct LayerWeights {
   Linear gate_up;                 // the two as one
   Linear down;                    // [hidden, ffn_hidden]
   Linear router;                  // [experts, hidden]
-  // Of each expert: as gate, up and down. [experts]
+  // The gate, up and down of each expert. [experts]
   std::vector<Linear> expert_gate, expert_up, expert_down;
-  // Of the inputs of products.
+  // The types of the products' inputs.
   DType attention_type, out_type, ffn_type, down_type, head_type = DType::kF32;
 };
 
@@ -128,7 +128,7 @@ class Decoder : public Model {
   Tensor Freed(DType type, int64_t rows, int64_t cols) const {
     return DenseTensor(normed_.data, type, rows, cols);
   }
-  // What layer `index` of this range sees of the cache.
+  // The view that layer `index` of this range has of the cache.
   KvView ViewOf(size_t index, const Batch& batch, const KvPages& kv) const;
   LayerPass PassOf(size_t index, const KvView& kv, Communicator* ranks, Tensor hidden);
 

@@ -1,4 +1,4 @@
-// Which rows of an iteration go to which experts of a layer, and what lies between them: the rows
+// The rows of an iteration that go to each expert of a layer, and what lies between them: the rows
 // of each expert one after the other, so that its weights are read once for all of them.
 //
 // A row's sum is in the order of its weights, the largest first, whoever else is in the batch (N1).
@@ -30,7 +30,7 @@ class ExpertRows {
   // the device, because the host sorts; errors are the device's.
   absl::Status Route(Backend& backend, const Linear& router, bool normalize, Tensor x,
                      ExpertUse& use);
-  // What their experts make of the rows: W_down (silu(W_gate x) * W_up x), [experts] of each W, or
+  // The experts' results for the rows: W_down (silu(W_gate x) * W_up x), [experts] of each W, or
   // what Architecture::swiglu_limit says instead.
   void Run(Backend& backend, std::span<const Linear> gate, std::span<const Linear> up,
            std::span<const Linear> down, Tensor x);

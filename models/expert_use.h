@@ -5,7 +5,7 @@
 
 namespace treadle {
 
-// Of a range of layers; all zeros where they have no experts.
+// The use of experts in a range of layers; all zeros where they have none.
 struct ExpertUse {
   int64_t layers = 0;
   int64_t rows = 0;       // a row counts for each of its experts in each layer

@@ -48,7 +48,7 @@ struct LayerRange {
   int64_t end = 0;  // exclusive
 };
 
-// Which part of each layer a rank holds (tensor parallelism; ORCA section 4.1).
+// The part of each layer that a rank holds (tensor parallelism; ORCA section 4.1).
 struct Shard {
   int rank = 0;
   int size = 1;
@@ -96,7 +96,7 @@ class Model {
   // This rank's K/V heads: all, a part, or one that several ranks hold.
   int64_t kv_heads() const { return kv_heads_; }
   uint64_t weight_bytes() const { return weight_bytes_; }  // packed, on the device
-  // Of these: embedding, final norm and head; and what every range of layers has.
+  // Bytes outside of layers: embedding, final norm, head, and what every range of layers has.
   uint64_t outside_bytes() const { return outside_bytes_; }
   uint64_t table_bytes() const { return table_bytes_; }
   uint64_t activation_bytes() const { return activation_bytes_; }
@@ -115,7 +115,7 @@ class Model {
   virtual absl::Status Forward(const Batch& batch, const KvPages& kv, Communicator* ranks,
                                Tensor hidden) = 0;
 
-  // Of the last Forward.
+  // The use of experts in the last Forward.
   const ExpertUse& expert_use() const { return expert_use_; }
 
   // Last stage only: final norm alone, in place, of rows that Head is not given. hidden: [rows,

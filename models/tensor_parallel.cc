@@ -18,7 +18,7 @@ struct Unit {
   const WeightFormat* format = nullptr;
 };
 
-// Those whose columns are `what`.
+// The unit of matrices whose columns are `what`.
 Unit UnitOf(Extent what, const Checkpoint& checkpoint, const WeightPlan& weights) {
   Unit unit;
   const Architecture& architecture = ArchitectureOf(checkpoint.config());
@@ -33,7 +33,7 @@ Unit UnitOf(Extent what, const Checkpoint& checkpoint, const WeightPlan& weights
   return unit;
 }
 
-// What keeps the model from running on `size` ranks; empty: nothing.
+// The reason why the model cannot run on `size` ranks; empty: it can.
 std::string Obstacle(const ModelConfig& config, const Unit& attention, const Unit& ffn, int size) {
   const auto cut = [](const Unit& unit) {
     return Str("'", unit.tensor->name, "' in ", unit.format->name, " can be cut at multiples of ",

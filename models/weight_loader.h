@@ -35,8 +35,8 @@ class WeightLoader {
     std::span<const int32_t> row_order = {};
     std::span<const int32_t> folder_order = {};
     bool transposed = false;
-    // What this rank holds of it (tensor parallelism); empty: all. Rows are those of the layer, one
-    // range after the other. Of a layer that is cut by columns, rank 0 has the bias.
+    // This rank's part (tensor parallelism); empty: all. Rows are those of the layer, one
+    // range after the other. In a layer that is cut by columns, rank 0 has the bias.
     std::vector<ShardRange> rows = {};
     ShardRange columns = {};
     // Nothing is multiplied with it: rows are looked up, as they are stored where the backend can.

@@ -56,7 +56,7 @@ TlsSession SocketTls::NewSession(int fd) const {
   SSL_set_accept_state(session.get());
   // One record for each read, so that a client that sends many keeps the thread for one at a time.
   SSL_clear_mode(session.get(), SSL_MODE_AUTO_RETRY);
-  // What waits to be written grows, and moves then.
+  // The buffer of bytes to be written grows, and moves then.
   SSL_set_mode(session.get(), SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER | SSL_MODE_ENABLE_PARTIAL_WRITE);
   return session;
 }

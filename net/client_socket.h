@@ -24,7 +24,7 @@ bool HasUnread(int fd);
 // Whether the connection of the socket `fd` was reset, or both its sides have ended. Any thread.
 bool IsReset(int fd);
 
-// What a server shows of itself, and whom it asks for a certificate. Thread safety: any thread.
+// A server's certificate, and whether it asks clients for theirs. Thread safety: any thread.
 class SocketTls {
  public:
   // `protocol` is agreed on with clients that offer some (ALPN, RFC 7301): a literal, "h2" or
@@ -61,7 +61,7 @@ class ClientSocket {
   bool greeted() const;
   // Whether Read said never again because the client has sent all; it may still read.
   bool ended() const { return ended_; }
-  // What to poll for before the next call.
+  // The events to poll for before the next call.
   short events() const { return events_; }
 
   // The number of bytes; 0: not now; less: never again. The handshake is a part of it. `into` has

@@ -203,7 +203,7 @@ void Door::Carry(Connection& connection) {
   Watch(connection);
 }
 
-// What either side has to say; false: the connection was ended for it.
+// Reads from either side; false: the connection was ended for it.
 bool Door::Read(Connection& connection) {
   char buffer[64 << 10];
   static_assert(sizeof buffer >= ClientSocket::kReadSize);

@@ -1,9 +1,9 @@
 // The port of a gRPC server: accepts its connections, plain or TLS, and hands them over.
 //
 // One thread carries bytes between each client and the server, through an Http2Guard. A connection
-// reaches the server once it has said that it speaks HTTP/2, within `patience` of its accept. What
-// all of them may take together is limited: connections (net/admission.h), where the oldest one
-// without an open call and without unread bytes makes room, and bytes of messages that are not
+// reaches the server once it has said that it speaks HTTP/2, within `patience` of its accept. The
+// total that they may take is limited: connections (net/admission.h), where the oldest
+// one without an open call and without unread bytes makes room, and bytes of messages that are not
 // whole, of which the largest ends.
 //
 // A call costs its client less than the server, if it is given up at once (CVE-2023-44487). So a
@@ -72,7 +72,7 @@ class Door {
   // for at most `grace`.
   void Close(std::chrono::milliseconds grace);
 
-  // Who is at the other end of a connection that the server has, by the descriptor it got:
+  // The other end of a connection that the server has, by the descriptor it got:
   // "ipv4:127.0.0.1:40000". Empty: nobody.
   std::string Peer(int fd) const ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<const Counts> counts() const { return counts_; }

@@ -36,7 +36,7 @@ class GuardedServer {
   grpc::Server& server() { return *server_; }
   const Door& door() const { return *door_; }
 
-  // Of a call, by what gRPC calls its peer: "ipv4:127.0.0.1:40000".
+  // The address of a call, by what gRPC calls its peer: "ipv4:127.0.0.1:40000".
   std::string PeerOf(std::string_view grpc_peer) const;
 
   // Calls may end for so long; then they are cut off, and the port closes.

@@ -1,4 +1,4 @@
-// What one client's HTTP/2 connection may cost a gRPC server, held to limits before the server sees
+// Limits on what one client's HTTP/2 connection costs a gRPC server, held before the server sees
 // it.
 //
 // gRPC keeps a header block until it ends and a message until it is whole, and inflates a
@@ -105,7 +105,7 @@ class Http2Guard {
     uint64_t message_bytes = 4 << 20;     // as the message says of itself
     uint64_t header_block_bytes = 65536;  // of a HEADERS frame and what continues it
     size_t streams = 256;                 // that are open at once
-    // Of the first message of each call, which has to come in time where the others may follow
+    // The limit of each call's first message, which has to come in time where the others may follow
     // whenever they like; 0: a call is one request, whose end has to come in time.
     uint64_t first_message_bytes = 0;
     bool flags = true;  // serve's, which errors name

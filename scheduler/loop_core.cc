@@ -202,7 +202,7 @@ void LoopCore::AppendRecord(const IterationResult& result, PlanInFlight& note) {
   ledger_.Append(std::move(record));
 }
 
-// What ends a request.
+// Endings of requests.
 
 void LoopCore::FinishSequence(Request& request, Sequence& sequence, FinishReason reason) {
   sequence.finished = true;

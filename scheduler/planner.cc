@@ -26,8 +26,8 @@ void Start(const Request& request, Sequence& sequence, IterationPlan& plan) {
   start.mean_pooling = request.spec.pooling == Pooling::kMean;
 }
 
-// What a request wants after its prompt's last row, and after each token: the next one, or, where
-// it is pooled, the row's state or the mean of all.
+// The output that a request wants after its prompt's last row, and after each token: the next one,
+// or, where it is pooled, the row's state or the mean of all.
 RowOutput SampleAt(const Request& request, int32_t row) {
   const bool pooled = request.spec.pooling != Pooling::kNone;
   return {.row = row,

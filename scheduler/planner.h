@@ -25,7 +25,7 @@
 
 namespace treadle {
 
-// What the loop remembers of a submitted plan. Requests in it outlive it: the pool keeps those that
+// The loop's memory of a submitted plan. Requests in it outlive it: the pool keeps those that
 // have plans in flight.
 struct PlanInFlight {
   struct Target {
@@ -56,7 +56,7 @@ class Planner {
   // caller's to fill in.
   IterationPlan Build(const Selection& selection, Clock::time_point now, PlanInFlight& note);
 
-  // What the prefix cache has for a request that is to begin.
+  // The prefix cache's pages for a request that is to begin.
   KvSlotManager::Found Cached(const Request& request) const;
 
   // The request has ended and no plan in flight names it: its pages are free from now on, and its
@@ -66,7 +66,7 @@ class Planner {
 
   // An epoch has ended: the cache has nothing of the request but what is known.
   void NoteLost(const Request& request);
-  // A new epoch: no sequence lives. Of requests that run, what was known is to be run again.
+  // A new epoch: no sequence lives. The known tokens of running requests are to be run again.
   void NewEpoch() { releases_.clear(); }
   void Restart(Request& request);
   // Some pages have lost what they held.
@@ -90,7 +90,7 @@ class Planner {
   KvSlotManager& kv_;
   SequenceId next_sequence_ = 1;  // never reused, across epochs too
   std::vector<SequenceId> releases_;
-  // Of the plan that is being built: who has a part of a prompt in it, and what shared pages it
+  // For the plan that is being built: requests with a part of a prompt in it, and shared pages it
   // writes.
   std::vector<const Request*> chunked_;
   std::unordered_set<int32_t> written_;

@@ -29,13 +29,13 @@ struct BatchLimits {
   int depth = 1;
 };
 
-// What a policy chooses from.
+// The view that a policy chooses from.
 struct PolicyView {
   std::span<const std::unique_ptr<Request>> pool;  // live requests in arrival order
   KvCapacity kv;
   BatchLimits limits;
   Clock::time_point now = {};
-  // What the prefix cache has for a request that is to begin (progress.h); unset: nothing.
+  // The prefix cache's part of a request that is to begin (progress.h); unset: nothing.
   std::function<KvSlotManager::Found(const Request&)> cached = {};
 };
 
@@ -62,7 +62,7 @@ class Policy {
   virtual void OnArrival(const Request&) {}
   virtual void OnEnd(const Request&, Clock::time_point) {}
 
-  // Does not change the requests. What it selects is submitted.
+  // Does not change the requests. Its selection is submitted.
   virtual Selection Select(const PolicyView& view) = 0;
 
   // "fcfs", "request-level"; InvalidArgument lists the names otherwise.

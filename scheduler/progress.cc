@@ -100,7 +100,7 @@ void NoteReused(Request& request, int32_t reused) { request.sequences[0].next_po
 
 int32_t HeldInputs(const Request& request, const Sequence& sequence) {
   if (!request.missing.empty()) return 0;  // some stage may lack what is known
-  // What was known before a restart may not be wanted again; and a sample that was dropped may have
+  // Tokens known before a restart may not be wanted again; and a sample that was dropped may have
   // been run.
   return std::min(
       {sequence.known, sequence.next_position, request.prompt_length() + sequence.produced});
@@ -133,7 +133,7 @@ void NoteMissing(Request& request, const StageRange& lost, int64_t replay_pages)
   });
   request.missing = request.missing.Around(lost);
   if (!logged && !request.missing.empty()) request.missing.begin = 0;
-  // What was pooled so far went with the last stage's sequences.
+  // The states pooled so far went with the last stage's sequences.
   if (request.spec.pooling != Pooling::kNone) request.missing = {};
 }
 

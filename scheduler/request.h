@@ -29,13 +29,13 @@ using Clock = std::chrono::steady_clock;
 
 enum class RequestState : uint8_t { kWaiting, kRunning, kFinished };
 
-// What a candidate had before its request was submitted again.
+// The tokens of a candidate before its request was submitted again.
 struct EarlierOutput {
   std::vector<int32_t> tokens = {};
   FinishReason finish = FinishReason::kNone;  // else nothing more is wanted of it
 };
 
-// What a server thread hands to the pool. Validated there already: prompt not empty, ids in range,
+// A server thread's request to the pool. Validated there already: prompt not empty, ids in range,
 // prompt + max_new_tokens within the context and within the cache.
 struct RequestSpec {
   std::string client_id;   // request_id of the client, for the ledger and logs; may be empty

@@ -67,7 +67,7 @@ class RequestPool {
   // Blocks until there is news, Wake was called, or `deadline`.
   void WaitForNews(Clock::time_point deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   Inbox TakeInbox() ABSL_LOCKS_EXCLUDED(mutex_);
-  // What Load reports and the queue's bound counts (arrivals not taken yet are added to it).
+  // The counts that Load reports and the queue's bound uses (arrivals not taken yet are added).
   // Counts of the requests that TakeInbox has given.
   void NoteCounts(int64_t waiting, int64_t reserved, int64_t running) ABSL_LOCKS_EXCLUDED(mutex_);
 

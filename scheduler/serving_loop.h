@@ -36,7 +36,7 @@ class ServingLoop {
   bool engine_stands() const { return engine_stands_.load(std::memory_order_relaxed); }
 
  private:
-  // What the engine's threads call. It outlives the loop with them, and then wakes nobody.
+  // The callback of the engine's threads. It outlives the loop with them, and then wakes nobody.
   struct Bell {
     explicit Bell(RequestPool* wakes) : pool(wakes) {}
     void Ring() ABSL_LOCKS_EXCLUDED(mutex) {

@@ -1,4 +1,4 @@
-// What a request's answer must look like, as the scheduler knows it: which tokens may come next.
+// A constraint on a request's answer, as the scheduler knows it: which tokens may come next.
 #pragma once
 
 #include <cstdint>

@@ -41,7 +41,7 @@ struct RequestTimings {
   int32_t accepted_draft_tokens = 0;  // the right ones of them
 };
 
-// What the reader takes in one go.
+// The tokens that the reader takes in one go.
 struct StreamBatch {
   std::vector<StreamToken> tokens;
   std::vector<TokenDetail> prompt_detail;  // new entries, in prompt order, from position 1 on

@@ -8,7 +8,7 @@ clang=$(command -v clang++ || command -v clang++-14 || true)
 [ -n "$clang" ] || { echo "clang++ is not installed" >&2; exit 1; }
 rooms=(kernels engine scheduler server bench)
 files() { git grep -lE "$1" -- "${rooms[@]/%//*.$2}" ':!kernels/cuda/emulation/*'; }
-# Those that use locks themselves, and those of classes whose header does. (The emulation has std::source_location, which
+# Sources that use locks themselves, and those of classes whose header does. (The emulation has std::source_location, which
 # clang++-14 does not know.)
 mapfile -t sources < <({
   files 'sync\.h|token_stream\.h|request_pool\.h|ledger\.h' cc

@@ -141,12 +141,12 @@ const std::vector<ServeFlag>& ServeFlags();
 // Adds the flags (all, or those of the engine) to a command; a bad value is a CLI::ValidationError.
 void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only = false);
 
-// What max_batch_tokens is, with `auto` resolved. A larger iteration uses the weights better and
+// The max_batch_tokens, with `auto` resolved. A larger iteration uses the weights better and
 // makes everybody's next token wait longer. CPUs compute at their full rate from some ten rows on:
 // as many tokens for prompts as for decoding sequences, and at least 64 in all. GPUs want hundreds.
 int64_t BatchTokens(const ServeOptions& options, bool cuda);
 
-// What holds between several options, for instance max_batch_tokens > max_batch_size.
+// Checks that concern several options, for instance max_batch_tokens > max_batch_size.
 absl::Status CheckServeOptions(const ServeOptions& options);
 
 // The effective configuration, as the event `configuration`; in text one "name = value" per line.

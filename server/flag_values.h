@@ -1,4 +1,4 @@
-// What the values of serve's flags have in common: kinds of values, for the rows of the table.
+// Kinds of values of serve's flags, for the rows of the table.
 //
 // Pure.
 #pragma once
@@ -46,7 +46,7 @@ std::string ShowText(const std::string& text);
 // host:port. With `optional` also "none".
 FlagValue Listen(std::string ServeOptions::*field, bool optional);
 
-// What a value that is none of `words` is told, and their schema.
+// The error for a value that is none of `words`, and their schema.
 absl::Status ExpectedOneOf(const std::vector<std::string_view>& words, const std::string& text);
 std::string EnumSchema(const std::vector<std::string_view>& words);
 

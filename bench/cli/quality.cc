@@ -15,8 +15,8 @@
 #include "bench/quality/planted_outliers.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "server/cli/command.h"
+#include "server/cli/models/teacher_forcing_flags.h"
 #include "server/cli/progress.h"
-#include "server/cli/teacher_forcing_flags.h"
 
 namespace treadle {
 namespace {
@@ -158,7 +158,7 @@ absl::Status RunInt8(const Int8Flags& flags) {
 int BenchAccuracy(int argc, char** argv) {
   AccuracyFlags flags;
   CLI::App app(
-      "What compute modes and weight formats cost in quality: KL divergence, on a text, from the "
+      "The quality that compute modes and weight formats cost: KL divergence, on a text, from the "
       "weights as stored, exact, with a 32-bit K/V cache.");
   AddQualityFlags(app, flags);
   AddVariantFlags(app, flags.forcing);

@@ -1,4 +1,4 @@
-// What the scheduler itself costs: selection, planning and bookkeeping per iteration, with an
+// The cost of the scheduler itself: selection, planning and bookkeeping per iteration, with an
 // engine that does nothing. Its own time and the clients' are not counted. And what the prefix
 // cache adds to a request with a long prompt.
 #pragma once

@@ -1,4 +1,4 @@
-// What every stage and rank did during some iterations, as a picture: the engine's trace events in
+// Every stage's and rank's work during some iterations, as a picture: the engine's trace events in
 // the JSON format that chrome://tracing and Perfetto open.
 //
 // Thread safety: one thread, which drives the engine meanwhile.

@@ -27,7 +27,7 @@ class ColdProducts {
   };
   ColdProducts(Backend& backend, std::span<const MatrixSource> sources, const Options& options);
 
-  // What is multiplied. [rows, k] The same dozen columns of all rows, as far as there are so many,
+  // The activations. [rows, k] The same dozen columns of all rows, as far as there are so many,
   // hold outliers of LLM.int8(), and no others do: about as in large models (Dettmers, chapter 2).
   static std::vector<float> Activations(int64_t rows, int64_t k);
   // How many copies weights of so many bytes need.

@@ -1,4 +1,4 @@
-// What a product of LLM.int8() takes on the GPU when it is put together from cuBLASLt, and takes
+// The time of a product of LLM.int8() on the GPU when it is put together from cuBLASLt, and takes
 // no outliers out (library_int8.h): weights from memory, as ColdProducts has them.
 //
 // It is given the best case: matrices of one input are one product, and all launches are replayed

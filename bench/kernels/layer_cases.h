@@ -1,4 +1,4 @@
-// What one layer of a model asks of a backend: its products in several formats, and attention at
+// The work of one layer of a model on a backend: its products in several formats, and attention at
 // the sizes of serving, as cases of the kernel benchmark.
 //
 // Thread safety: pure functions.

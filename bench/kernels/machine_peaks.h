@@ -27,7 +27,7 @@ MachinePeaks MeasurePeaks(ThreadPool& pool, CpuIsa isa);
 // usable device, or this build has no CUDA.
 absl::StatusOr<MachinePeaks> MeasureCudaPeaks();
 
-// The loops themselves. What they return keeps the compiler from dropping them.
+// The loops themselves. Their result keeps the compiler from dropping them.
 struct PeakLoops {
   float (*fma)(int64_t rounds);
   int32_t (*integer)(int64_t rounds);

@@ -1,7 +1,7 @@
 // Replays a trace of requests against something that serves, and records what a user would see.
 //
 // Latency counts from the *scheduled* arrival, so a slow server cannot hide its own queue behind a
-// late client. Prompts are random token ids, drawn from the seed. Who serves: a server over gRPC,
+// late client. Prompts are random token ids, drawn from the seed. The target is a server over gRPC,
 // or a serving loop of this process.
 //
 // Thread safety: Replay and WaitReady are self-contained.
@@ -72,7 +72,7 @@ struct ReplayOptions {
   std::function<void(double)> progress = {};  // 0 to 1; may be empty
 };
 
-// What one request lived through; times in seconds.
+// The times of one request, in seconds.
 struct RequestRecord {
   double scheduled = 0;  // arrival, from the start of the run
   int32_t input_tokens = 0;

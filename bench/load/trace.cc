@@ -66,7 +66,7 @@ struct Columns {
   size_t time, input, output;
 };
 
-// Which of the two known headers this is.
+// Tells which of the two known headers this is.
 absl::StatusOr<Columns> FindColumns(const std::string& path, const std::string& header) {
   struct Known {
     const char *time, *input, *output;

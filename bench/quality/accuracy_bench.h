@@ -1,4 +1,4 @@
-// What a compute mode or a weight format costs in quality: the same text, teacher-forced through
+// The quality that a compute mode or a weight format costs: the same text, teacher-forced through
 // two variants of a model, next-token distributions compared row by row. The reference is always
 // the checkpoint's weights as stored, `exact`, with a 32-bit K/V cache.
 //
@@ -61,7 +61,7 @@ class AccuracyReference {
   std::vector<float> hidden_;  // [tokens, hidden]: the reference's last layer
 };
 
-// What a model's weights cost in bits, constants included, as a file keeps them.
+// The bits of a model's weights, constants included, as a file keeps them.
 struct WeightBits {
   int64_t converted = 0;      // weights that the plan converts
   double converted_bits = 0;  // of all of them

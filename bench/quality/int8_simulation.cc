@@ -57,7 +57,7 @@ void RoundGroup(bool zero_point, std::span<float> values) {
   for (float& value : values) value = std::nearbyint(value / step) * step;
 }
 
-// What the simulation makes of one matrix: all on the backend below, as 32-bit floats.
+// The simulation of one matrix: all on the backend below, as 32-bit floats.
 class SimulatedMatrix : public PackedMatrix {
  public:
   SimulatedMatrix(std::unique_ptr<PackedMatrix> rounded, std::unique_ptr<PackedMatrix> outliers,

@@ -17,7 +17,7 @@ namespace {
 // attention's output; expansion; contraction.
 constexpr int64_t kProducts = 4;
 
-// What is known of the dimensions of one OutlierInput.
+// Statistics of the dimensions of one OutlierInput.
 class Dimensions {
  public:
   Dimensions(int64_t layers, float threshold) : threshold_(threshold), in_layer_(layers) {}

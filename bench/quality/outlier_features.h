@@ -24,7 +24,7 @@
 
 namespace treadle {
 
-// Whose dimensions: one dimension of the hidden state is the same feature in all layers and in both
+// The owner of a dimension: one of the hidden state is the same feature in all layers and in both
 // products that read it; what attention's output projection reads has dimensions of its own.
 enum class OutlierInput : uint8_t { kHidden, kAttentionOutput };
 inline constexpr std::string_view kOutlierInputNames[] = {"hidden", "attention output"};

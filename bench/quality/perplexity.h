@@ -27,7 +27,7 @@ enum class PerplexityProtocol : uint8_t {
 inline constexpr Choice<PerplexityProtocol> kPerplexityProtocols[] = {
     {"window", PerplexityProtocol::kWindow}, {"llama.cpp", PerplexityProtocol::kLlamaCpp}};
 
-// What one protocol does with `tokens` tokens. A rest shorter than `context` is dropped.
+// The windows of one protocol over `tokens` tokens. A rest shorter than `context` is dropped.
 struct PerplexityPlan {
   PerplexityProtocol protocol = PerplexityProtocol::kWindow;
   int64_t context = 0;          // tokens of each window

@@ -1,4 +1,4 @@
-# What `cmake --install` puts under a prefix, and what `cpack -G DEB` makes a Debian package of.
+# The files that `cmake --install` puts under a prefix, and that `cpack -G DEB` packs for Debian.
 # Nothing installed names a folder of the build; the unit learns the prefix when it is installed.
 #
 # Components: treadle goes everywhere; license, debian: where LICENSE is, a package has Debian's

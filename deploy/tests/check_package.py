@@ -22,7 +22,7 @@ FILES = {
     "share/treadle/proto/server/inference.proto", "share/treadle/proto/server/rpc_details.proto",
 }
 FILES |= {f"share/doc/treadle/docs/{name}" for name in os.listdir(os.path.join(os.path.dirname(__file__), "../../docs"))}
-# Of what is built into it, if it could be fetched.
+# Licences of what is built into the program, if it could be fetched.
 LICENSES = {f"share/doc/treadle/{name}" for name in ("xgrammar/LICENSE", "xgrammar/NOTICE", "picojson/LICENSE")}
 DEBIAN = {"etc/treadle/env", "usr/share/doc/treadle/copyright", "usr/share/doc/treadle/changelog.gz"}
 CLEAN = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LC_ALL": "C"}

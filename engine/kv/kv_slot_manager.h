@@ -58,14 +58,14 @@ class KvSlotManager {
 
   // The tables of a request's candidates, as SequenceStart has them: of sequences that have
   // `prompt` tokens and grow to `tokens` positions, and begin at the prompt's last one but for the
-  // first. What is kept of `prefix`, which ends before the prompt's last token, is shared. Nullopt
+  // first. The kept part of `prefix`, which ends before the prompt's last token, is shared. Nullopt
   // and no change if there are not as many pages as KvPaging::Needed says, less those that Find
   // says are held.
   std::optional<std::vector<SequencePages>> Admit(int64_t prompt, int64_t tokens,
                                                   int64_t candidates, const Prefix& prefix = {});
   // Drops a candidate's references.
   void Release(const SequencePages& pages);
-  // What a candidate copies from the first, in the plan that starts it, once a plan has run the
+  // Rows a candidate copies from the first, in the plan that starts it, once a plan has run the
   // prompt.
   void AddCopies(const SequencePages& first, const SequencePages& candidate, int64_t prompt,
                  IterationPlan& plan) const;
@@ -104,7 +104,7 @@ class KvSlotManager {
   void Share(std::span<const int32_t> pages, PageKind kind = PageKind::kWhole);
   // Drops a reference of each page; those that reach 0 become free at once.
   void Release(std::span<const int32_t> pages, PageKind kind = PageKind::kWhole);
-  // Of a whole page.
+  // The references to a page that holds whole-context rows.
   int32_t references(int32_t page) const { return pools_[PageKind::kWhole].references[page]; }
   // All pages free again, and nothing kept.
   void Reset();

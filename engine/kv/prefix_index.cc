@@ -122,7 +122,7 @@ void PrefixIndex::EraseBelow(Node node) {
   }
 }
 
-// Of a node that has nothing below it.
+// REQUIRES: the node has nothing below it.
 void PrefixIndex::Erase(Node node) {
   Entry& entry = at(node);
   if (entry.parent == kNone) {

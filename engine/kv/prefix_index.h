@@ -1,4 +1,4 @@
-// Which pages hold the rows of which tokens: a tree with a node for each whole page of token ids,
+// An index of pages by the tokens they hold: a tree with a node for each whole page of token ids,
 // below the node of the page before it. Two sequences that begin with the same ids under the same
 // salt have their first nodes in common, so what the rows of a node's page depend on
 // (docs/design.md, N1, N2) is the path to it. Ids are compared, whatever their hashes: other ids
@@ -52,7 +52,7 @@ class PrefixIndex {
   void Forget(Node node, PageKind kind);
   void Clear();
 
-  // Of ids.
+  // The number of nodes that have an id.
   int64_t nodes() const { return std::ssize(named_); }
 
  private:
@@ -69,7 +69,7 @@ class PrefixIndex {
     Node parent;
     std::span<const int32_t> ids;
   };
-  // Of nodes by parent and ids; both take keys, too.
+  // Hash and equality of nodes by parent and ids; both take keys, too.
   struct Hash {
     using is_transparent = void;
     const std::vector<Entry>* entries;

@@ -20,7 +20,7 @@ namespace treadle {
 
 using SequenceId = uint64_t;
 
-// What comes of a prompt's final hidden states (after the model's last norm), if not tokens: their
+// The result made of a prompt's final hidden states (after the last norm), if not tokens: their
 // mean, or the last one.
 enum class Pooling : uint8_t { kNone, kMean, kLast };
 inline constexpr Choice<Pooling> kPoolings[] = {
@@ -101,7 +101,7 @@ struct IterationPlan {
   // an epoch before: they only note them, without copying pages; the stage before the first that
   // executes sends from its replay log. Without the last stage no step may have outputs.
   StageRange stages = {};
-  // Which replica of each stage executes the plan. Empty: replica 0 of each, the only one so far.
+  // The replica of each stage that runs the plan. Empty: replica 0 of each, the only one so far.
   std::vector<int32_t> replicas = {};
 
   int64_t num_tokens() const {

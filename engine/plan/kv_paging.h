@@ -1,4 +1,4 @@
-// Which pages of the K/V cache a request takes.
+// The pages of the K/V cache that a request takes.
 //
 // A whole page holds page_size positions of the layers that see everything, a window page as many
 // of the layers that see a window (ModelConfig::Local). A model has pages of one kind or of both,
@@ -109,7 +109,7 @@ struct KvPaging {
     return share;
   }
 
-  // What a request of so many candidates reserves (docs/design.md, Reservation).
+  // The pages that a request of so many candidates reserves (docs/design.md, Reservation).
   PageCounts Needed(int64_t prompt, int64_t tokens, int64_t candidates) const {
     PageCounts pages;
     for (const PageKind kind : kPageKinds) {

@@ -1,7 +1,7 @@
 // IterationPlan, masks and IterationResult as protobuf messages (plan.proto): on the control plane
 // and in recordings. Everything survives the trip exactly.
 //
-// Decoding is InvalidArgument, naming the field, for a message that is no value. What a plan means
+// Decoding is InvalidArgument, naming the field, for a message that is no value. A plan's meaning
 // is checked later, by SequenceTable::Check. Thread safety: stateless.
 #pragma once
 

@@ -223,7 +223,7 @@ int64_t SequenceTable::CapacityOf(const SequencePages& pages) const {
   return std::min(table * limits_.page_size, limits_.context);
 }
 
-// What the backends rely on (SamplingParameters).
+// Checks what the backends rely on (SamplingParameters).
 absl::Status SequenceTable::CheckSampling(const SamplingParameters& sampling, SequenceId id) const {
   TREADLE_RETURN_IF_ERROR(CheckEntries(sampling.logit_bias.size(), "logit biases", id));
   for (const LogitBias& bias : sampling.logit_bias) {
@@ -315,7 +315,7 @@ absl::Status SequenceTable::CheckOutputs(const Step& step) const {
   return absl::OkStatus();
 }
 
-// What the step's first row looks back at must be there until its last row is written.
+// Rows that the step's first row looks back at must be there until its last row is written.
 absl::Status SequenceTable::CheckRing(const Step& step, const Target& target) const {
   const int64_t held = RingOf(target.start->pages[PageKind::kWindow]) * limits_.page_size;
   if (held == 0) return absl::OkStatus();

@@ -119,7 +119,7 @@ class SequenceTable {
   void Clear() { live_.clear(); }
 
  private:
-  // What the check of a plan notes about a sequence. A note counts only while its `check` is that
+  // Notes of the check of a plan about a sequence. A note counts only while its `check` is that
   // of the current check, so nothing needs to be wiped.
   struct Entry {
     LiveSequence sequence;

@@ -1,4 +1,4 @@
-// Which sequences of an epoch live, and the input at every position whose K/V are in the cache:
+// The live sequences of an epoch, and the input at every position whose K/V are in the cache:
 // from plans and their results, as an engine would know them. With it K/V can be rebuilt at any
 // point, since a row depends on its own sequence's inputs alone (docs/design.md, N1 and N2).
 //

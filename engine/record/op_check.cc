@@ -261,7 +261,7 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
     }
   }
 
-  // What lies in the cache and in the reference's. spans: of the reference's; if empty, a finding's
+  // Compares the cache with the reference's. spans: of the reference's; if empty, a finding's
   // row is its page.
   void CompareCache(std::string_view op, ScratchPages& scratch,
                     std::span<const SequenceSpan> spans) {

@@ -3,7 +3,7 @@
 // layer, op and row.
 //
 // Inputs are the backend's own, so errors do not add up from op to op, and tolerances are those of
-// one op (kernels/op_cases/tolerant_reference.h). What ranks and stages tell each other is not an
+// one op (kernels/op_cases/tolerant_reference.h). A message between ranks or stages is not an
 // op. Only for backends whose memory is the host's. Checked ops take as long as plain scalar loops
 // do twice; weights take their own memory twice, and four bytes each besides.
 //

@@ -47,7 +47,7 @@ class RecordFileWriter {
   int64_t bytes_ = 0;
 };
 
-// What one entry adds to a file, at most.
+// The bytes that one entry adds to a file, at most.
 inline constexpr int64_t kRecordFrameBytes = 12;
 
 class RecordReader {

@@ -40,7 +40,7 @@ absl::Status RecordWriter::BeginFile() {
   return absl::OkStatus();
 }
 
-// What lives now, for the next file.
+// Follows an entry, so that the next file can begin with what lives then.
 absl::Status RecordWriter::Follow(const std::string& bytes) {
   record::Entry entry;
   TREADLE_CHECK(entry.ParseFromString(bytes));

@@ -1,4 +1,4 @@
-// Which sequences of a recording belong to which request: the ledger names the requests of an
+// Maps a recording's sequences to their requests: the ledger names the requests of an
 // iteration in the order in which its plan has their steps.
 //
 // Thread safety: one thread.
@@ -27,7 +27,7 @@ class RecordedRequests {
   // The number of the request that its client called `id` or that has this number. NotFound names
   // those that there are.
   absl::StatusOr<uint64_t> Find(const std::string& id) const;
-  // What a line of the ledger says of a request's coming and going, as lines.
+  // A request's coming and going by a line of the ledger, as lines.
   static std::string TextOf(const std::string& ledger_line, uint64_t request);
 
  private:

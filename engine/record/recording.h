@@ -21,7 +21,7 @@
 
 namespace treadle {
 
-// What has to be known to run an engine's plans again.
+// The setup that has to be known to run an engine's plans again.
 struct RecordedSetup {
   std::string version;
   std::string fingerprint;          // of the model's files

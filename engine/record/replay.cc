@@ -111,7 +111,7 @@ class Comparison {
   ReplayReport& report_;
 };
 
-// What a recording tells, entry by entry, until its end or a place in it.
+// Reads a recording entry by entry, until its end or a place in it.
 class Run {
  public:
   Run(int64_t max_batch_tokens, PlanRunner& runner, const ReplayOptions& options)

@@ -2,7 +2,7 @@
 // every log probability and embedding.
 //
 // Steps are given the tokens that were recorded, so that what differs in one iteration does not
-// make the next ones differ. What the server was told and did not answer any more (an epoch that
+// make the next ones differ. A plan that the server did not answer any more (an epoch that
 // ended, a server that was killed) is not run.
 //
 // Thread safety: pure functions of their arguments.
@@ -37,7 +37,7 @@ struct RecordedRange {
   uint64_t last = 0;
 };
 
-// What one pass over a recording shows.
+// The summary of one pass over a recording.
 struct RecordingSummary {
   RecordedSetup setup;
   PageCounts pages_used;                     // no plan names more: as many as setup's have, at most

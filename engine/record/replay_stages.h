@@ -18,7 +18,7 @@
 
 namespace treadle {
 
-// What plans are run on, one at a time. Thread safety: one thread.
+// Runs plans, one at a time. Thread safety: one thread.
 class PlanRunner {
  public:
   virtual ~PlanRunner() = default;

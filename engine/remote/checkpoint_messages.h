@@ -1,4 +1,4 @@
-// What a checkpoint says of its model and its matrices, as control.proto has it.
+// A checkpoint's model and matrices as messages of control.proto.
 //
 // Thread safety: pure functions.
 #pragma once

@@ -1,4 +1,4 @@
-// What waits at either end of a stream of the control plane: messages to be sent, and the pieces of
+// The queues at either end of a stream of the control plane: messages to be sent, and the pieces of
 // one that arrives. Large messages travel in pieces (MessagePart), small ones as they are.
 //
 // Thread safety: one thread at a time.

@@ -126,7 +126,8 @@ class ClientStream final : public grpc::ClientBidiReactor<Out, In>,
   }
 
  private:
-  // What was read. A worker says nothing before it has our proof, which it gets for its own.
+  // Takes the message that was read. A worker says nothing before it has our proof, which it gets
+  // for its own.
   absl::Status Take() {
     {
       MutexLock lock(mutex_);

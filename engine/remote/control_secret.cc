@@ -16,16 +16,16 @@
 namespace treadle {
 namespace {
 
-constexpr size_t kNonceBytes = 32;  // as many as a proof has
-constexpr size_t kFewest = 16;      // so that nobody guesses it
-constexpr size_t kMost = 4096;
+constexpr size_t kNonceBytes = 32;     // as many as a proof has
+constexpr size_t kMinCharacters = 16;  // so that nobody guesses it
+constexpr size_t kMaxCharacters = 4096;
 constexpr char kSpace[] = " \t\r\n";
 
 }  // namespace
 
 absl::StatusOr<std::string> ReadControlSecret(const std::string& path) {
   std::ifstream file(path);
-  std::string text(kMost + 2, '\0');
+  std::string text(kMaxCharacters + 2, '\0');
   if (file) file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (!file && !file.eof()) {
     return InvalidArgument("--control-secret-file: cannot read ", path, ": ", std::strerror(errno));
@@ -34,9 +34,9 @@ absl::StatusOr<std::string> ReadControlSecret(const std::string& path) {
   const size_t begin = std::min(text.find_first_not_of(kSpace), text.size());
   text = text.substr(begin, text.find('\n', begin) - begin);
   text.resize(text.find_last_not_of(kSpace) + 1);  // npos + 1: nothing is left
-  if (text.size() < kFewest || text.size() > kMost) {
+  if (text.size() < kMinCharacters || text.size() > kMaxCharacters) {
     return InvalidArgument("--control-secret-file: the first line of ", path, " has ", text.size(),
-                           " characters, expected ", kFewest, " to ", kMost);
+                           " characters, expected ", kMinCharacters, " to ", kMaxCharacters);
   }
   return text;
 }

@@ -187,7 +187,7 @@ class ServerStream final : public grpc::ServerBidiReactor<In, Out>,
     this->StartSendInitialMetadata();
     return absl::OkStatus();
   }
-  // What was read.
+  // Takes the message that was read.
   absl::Status Take() {
     TREADLE_ASSIGN_OR_RETURN(const bool whole, inbox_.Take(in_));
     if (!expected_proof_.empty()) {
@@ -241,10 +241,10 @@ class ServerStream final : public grpc::ServerBidiReactor<In, Out>,
 
 }  // namespace
 
-class ControlServer::Impl final : public control::Control::CallbackService {
+class ControlServer::State final : public control::Control::CallbackService {
  public:
-  explicit Impl(Acceptors acceptors) : acceptors_(std::move(acceptors)) {}
-  ~Impl() override {
+  explicit State(Acceptors acceptors) : acceptors_(std::move(acceptors)) {}
+  ~State() override {
     if (guarded_) guarded_->Shutdown(std::chrono::milliseconds(0));
     if (local_) local_->Shutdown(std::chrono::system_clock::now());
     live_.WaitForNone();
@@ -307,17 +307,17 @@ class ControlServer::Impl final : public control::Control::CallbackService {
   std::unique_ptr<GuardedServer> guarded_;
 };
 
-ControlServer::ControlServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ControlServer::ControlServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
 ControlServer::~ControlServer() = default;
 
-const std::string& ControlServer::address() const { return impl_->address(); }
-void ControlServer::SetReady(bool ready) { impl_->SetReady(ready); }
+const std::string& ControlServer::address() const { return state_->address(); }
+void ControlServer::SetReady(bool ready) { state_->SetReady(ready); }
 
 absl::StatusOr<std::unique_ptr<ControlServer>> ControlServer::Start(
     const std::string& listen, Acceptors acceptors, const ControlCredentials& credentials) {
-  auto impl = std::make_unique<Impl>(std::move(acceptors));
-  TREADLE_RETURN_IF_ERROR(impl->Listen(listen, credentials));
-  return std::unique_ptr<ControlServer>(new ControlServer(std::move(impl)));
+  auto state = std::make_unique<State>(std::move(acceptors));
+  TREADLE_RETURN_IF_ERROR(state->Listen(listen, credentials));
+  return std::unique_ptr<ControlServer>(new ControlServer(std::move(state)));
 }
 
 }  // namespace treadle

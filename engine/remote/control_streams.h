@@ -5,7 +5,7 @@
 // one at a time, on a thread of gRPC's: `message` for each message in order, then `closed` exactly
 // once. They may call the stream's methods but must not wait for other streams.
 //
-// What a peer can make an end keep is bounded: from who does not know the secret nothing is read,
+// The memory that a peer can make an end keep is bounded: without the secret nothing of it is read,
 // the first message is small (kMaxFirstBytes), large ones come in pieces and only after it, a peer
 // that does not take what is sent to it is not listened to until it does, and of streams that have
 // said nothing yet a server keeps the newest. A port is behind a door (net/door.h), where TLS ends:
@@ -98,10 +98,10 @@ class ControlServer {
   void SetReady(bool ready);
 
  private:
-  class Impl;
-  explicit ControlServer(std::unique_ptr<Impl> impl);
+  class State;
+  explicit ControlServer(std::unique_ptr<State> state);
 
-  const std::unique_ptr<Impl> impl_;
+  const std::unique_ptr<State> state_;
 };
 
 // Opens a stream on a connection of its own; failing to connect is a `closed` with Unavailable.

@@ -25,7 +25,7 @@ class HostDelay {
     due_ = next;
     return late;
   }
-  // What a peer may be silent for beside its limit.
+  // The time that a peer may be silent for beyond its limit.
   Clock::duration slack() const { return kWaits * worst_; }
 
  private:

@@ -40,9 +40,9 @@ class IterationLimit {
         kFloor, std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)));
     return std::min(limit, most_);
   }
-  // What is never too long, whatever iterations took.
+  // The duration that is never too long, whatever iterations took.
   Duration Least() const { return std::min(kFloor, most_); }
-  // What ended by the limit may have been slow: the next ones have all the time there is.
+  // The iteration that hit the limit may have been slow: the next ones have all the time there is.
   void Forget() {
     samples_.clear();
     next_ = 0;

@@ -40,7 +40,7 @@ class ReceivedCheckpoint final : public Checkpoint {
   static absl::StatusOr<std::unique_ptr<ReceivedCheckpoint>> Create(
       const control::CheckpointDirectory& directory, std::chrono::milliseconds patience, Ask ask);
 
-  // What the master answered.
+  // Takes an answer of the master.
   void Deliver(const control::TensorChunk& chunk) ABSL_LOCKS_EXCLUDED(mutex_);
   // The master is gone: wakes the loading thread, for good.
   void Fail(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -54,7 +54,7 @@ class ReceivedCheckpoint final : public Checkpoint {
     uint64_t bytes;
     void operator()(std::byte* begin) const;
   };
-  // What is on its way: one part of one tensor at a time.
+  // The transfer under way: one part of one tensor at a time.
   struct Transfer {
     uint32_t tensor = 0;
     bool constants = false;

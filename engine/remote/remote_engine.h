@@ -39,7 +39,7 @@ class Result;
 }  // namespace proto
 class WorkerCluster;
 
-// What a master is told of its workers and their model.
+// The master's options about its workers and their model.
 struct RemoteEngineOptions {
   struct Place {
     std::string address;        // the worker's control address: host:port, or unix:path

@@ -36,7 +36,7 @@ struct Master {
   milliseconds heartbeat{0};
   bool weights_from_master = false;
   std::string files, fingerprint;  // FilesHere of its own, and their sum
-  // What it has asked for, once in an attachment. Of its stream's events.
+  // Whether the worker asked to leave, once in an attachment. For its stream's events only.
   bool drains = false;
   bool configured = false;
   bool reserved = false;
@@ -45,10 +45,10 @@ using MasterPointer = std::shared_ptr<Master>;
 
 }  // namespace
 
-class Worker::Impl {
+class Worker::State {
  public:
-  explicit Impl(WorkerOptions options) : options_(std::move(options)) {}
-  ~Impl();
+  explicit State(WorkerOptions options) : options_(std::move(options)) {}
+  ~State();
 
   absl::Status Listen();
   const std::string& address() const { return server_->address(); }
@@ -104,7 +104,7 @@ class Worker::Impl {
   std::unique_ptr<ControlServer> server_;
 };
 
-Worker::Impl::~Impl() {
+Worker::State::~State() {
   {
     MutexLock lock(mutex_);
     probed_ = nullptr;
@@ -116,7 +116,7 @@ Worker::Impl::~Impl() {
   stage_.reset();  // its threads call epoch_
 }
 
-absl::Status Worker::Impl::Listen() {
+absl::Status Worker::State::Listen() {
   ControlServer::Acceptors acceptors;
   acceptors.attach = [this](auto stream) { return Accept(std::move(stream)); };
   acceptors.follow = [this](auto stream) { return epoch_.AcceptFollow(std::move(stream)); };
@@ -130,7 +130,7 @@ absl::Status Worker::Impl::Listen() {
 
 // -- messages of the master -----------------------------------------------------------------------
 
-StreamEvents<control::MasterMessage> Worker::Impl::Accept(
+StreamEvents<control::MasterMessage> Worker::State::Accept(
     std::shared_ptr<Stream<control::WorkerMessage>> stream) {
   const auto master = std::make_shared<Master>();
   master->stream = std::move(stream);
@@ -144,7 +144,7 @@ StreamEvents<control::MasterMessage> Worker::Impl::Accept(
           }};
 }
 
-void Worker::Impl::OnMessage(const MasterPointer& master, control::MasterMessage& message) {
+void Worker::State::OnMessage(const MasterPointer& master, control::MasterMessage& message) {
   if (message.has_hello()) return OnHello(master, message.hello());
   if (message.has_drain()) return OnDrain(master);
   bool current = false;
@@ -158,7 +158,7 @@ void Worker::Impl::OnMessage(const MasterPointer& master, control::MasterMessage
   master->stream->Close(absl::FailedPreconditionError("a master says hello first"));
 }
 
-void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHello& hello) {
+void Worker::State::OnHello(const MasterPointer& master, const control::MasterHello& hello) {
   const std::string version = hello.version();
   if (hello.protocol() != kControlProtocol || version != options_.version) {
     master->stream->Close(absl::FailedPreconditionError(
@@ -187,7 +187,7 @@ void Worker::Impl::OnHello(const MasterPointer& master, const control::MasterHel
   Post(master, [this, master] { return Greet(master); });
 }
 
-void Worker::Impl::OnDrain(const MasterPointer& master) {
+void Worker::State::OnDrain(const MasterPointer& master) {
   if (!options_.leave) {
     return master->stream->Close(absl::UnimplementedError("this worker does not leave its stage"));
   }
@@ -196,7 +196,7 @@ void Worker::Impl::OnDrain(const MasterPointer& master) {
   master->stream->Close(absl::OkStatus());
 }
 
-void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage& message) {
+void Worker::State::Dispatch(const MasterPointer& master, control::MasterMessage& message) {
   const auto refuse = [&](const char* what) {
     master->stream->Close(absl::FailedPreconditionError(Str("the master ", what)));
   };
@@ -240,7 +240,7 @@ void Worker::Impl::Dispatch(const MasterPointer& master, control::MasterMessage&
   }
 }
 
-void Worker::Impl::Detach(const MasterPointer& master, const absl::Status& why) {
+void Worker::State::Detach(const MasterPointer& master, const absl::Status& why) {
   {
     MutexLock lock(mutex_);
     if (master_ != master) return;
@@ -257,7 +257,7 @@ void Worker::Impl::Detach(const MasterPointer& master, const absl::Status& why) 
 // -- tasks ----------------------------------------------------------------------------------------
 
 // An error is the end of the attachment's usefulness; the master closes it.
-void Worker::Impl::Post(const MasterPointer& master, std::function<absl::Status()> task) {
+void Worker::State::Post(const MasterPointer& master, std::function<absl::Status()> task) {
   tasks_->Post([this, master, task = std::move(task)] {
     if (!IsCurrent(master)) return;
     if (const absl::Status status = task(); !status.ok()) {
@@ -268,7 +268,7 @@ void Worker::Impl::Post(const MasterPointer& master, std::function<absl::Status(
 }
 
 // All but the state of its file and of what it has loaded.
-void Worker::Impl::DescribeSelf(control::WorkerHello& out) const {
+void Worker::State::DescribeSelf(control::WorkerHello& out) const {
   out.set_protocol(kControlProtocol);
   out.set_version(options_.version);
   out.set_model_path(options_.model_path);
@@ -279,7 +279,7 @@ void Worker::Impl::DescribeSelf(control::WorkerHello& out) const {
   DescribeMachine(options_.ranks.gpus, out);
 }
 
-absl::Status Worker::Impl::Greet(const MasterPointer& master) {
+absl::Status Worker::State::Greet(const MasterPointer& master) {
   control::WorkerMessage message;
   control::WorkerHello& hello = *message.mutable_hello();
   DescribeSelf(hello);
@@ -299,8 +299,8 @@ absl::Status Worker::Impl::Greet(const MasterPointer& master) {
   return absl::OkStatus();
 }
 
-absl::Status Worker::Impl::Configure(const MasterPointer& master,
-                                     const control::Configure& configuration) {
+absl::Status Worker::State::Configure(const MasterPointer& master,
+                                      const control::Configure& configuration) {
   const std::string configured = configuration.SerializeAsString();
   if (stage_ == nullptr || configured != configured_) {
     configuration_ = configuration;
@@ -326,7 +326,7 @@ absl::Status Worker::Impl::Configure(const MasterPointer& master,
   return absl::OkStatus();
 }
 
-absl::Status Worker::Impl::Load(const MasterPointer& master) {
+absl::Status Worker::State::Load(const MasterPointer& master) {
   epoch_.SetRanks(nullptr);
   stage_.reset();
   Log(Str("loading layers ", configuration_.first_layer(), " to ", configuration_.end_layer()));
@@ -347,7 +347,7 @@ absl::Status Worker::Impl::Load(const MasterPointer& master) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<const Checkpoint>> Worker::Impl::OpenCheckpoint(
+absl::StatusOr<std::shared_ptr<const Checkpoint>> Worker::State::OpenCheckpoint(
     const MasterPointer& master) {
   if (!configuration_.has_directory()) {
     TREADLE_ASSIGN_OR_RETURN(auto opened, Checkpoint::Open(options_.model_path));
@@ -366,7 +366,7 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> Worker::Impl::OpenCheckpoint(
   return std::shared_ptr<const Checkpoint>(received);
 }
 
-absl::Status Worker::Impl::Reserve(const MasterPointer& master, const PageCounts& kv_pages) {
+absl::Status Worker::State::Reserve(const MasterPointer& master, const PageCounts& kv_pages) {
   if (stage_ == nullptr) return absl::FailedPreconditionError("nothing is loaded");
   // A cache of another size: the ranks are made of what was loaded, so that goes too.
   if (stage_->ranks() != nullptr && stage_->kv_pages() != kv_pages) {
@@ -391,7 +391,7 @@ absl::Status Worker::Impl::Reserve(const MasterPointer& master, const PageCounts
 
 // -- the pulse ------------------------------------------------------------------------------------
 
-SteadyClock::time_point Worker::Impl::Beat() {
+SteadyClock::time_point Worker::State::Beat() {
   const auto now = SteadyClock::now();
   MasterPointer master;
   bool silent = false;
@@ -421,7 +421,7 @@ SteadyClock::time_point Worker::Impl::Beat() {
   return now + master->heartbeat;
 }
 
-void Worker::Impl::SendTrace(const Master& to) {
+void Worker::State::SendTrace(const Master& to) {
   const std::vector<TraceEvent> events = epoch_.TakeTrace();
   for (size_t begin = 0; begin < events.size(); begin += kTraceBatch) {
     const size_t count = std::min(kTraceBatch, events.size() - begin);
@@ -439,10 +439,10 @@ void Worker::Impl::SendTrace(const Master& to) {
   }
 }
 
-Worker::Worker(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Worker::Worker(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Worker::~Worker() = default;
 
-const std::string& Worker::address() const { return impl_->address(); }
+const std::string& Worker::address() const { return state_->address(); }
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(WorkerOptions options) {
   MakeMessageThread();  // and all that gRPC starts from here on
@@ -451,9 +451,9 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(WorkerOptions options) {
   }
   if (options.version.empty()) options.version = TREADLE_VERSION;
   if (!options.pipeline) options.pipeline = GlooPipeline(options.data_interface);
-  auto impl = std::make_unique<Impl>(std::move(options));
-  TREADLE_RETURN_IF_ERROR(impl->Listen());
-  return std::unique_ptr<Worker>(new Worker(std::move(impl)));
+  auto state = std::make_unique<State>(std::move(options));
+  TREADLE_RETURN_IF_ERROR(state->Listen());
+  return std::unique_ptr<Worker>(new Worker(std::move(state)));
 }
 
 absl::Status DrainWorker(const std::string& address, const ControlCredentials& credentials,

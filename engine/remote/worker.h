@@ -61,10 +61,10 @@ class Worker {
   const std::string& address() const;
 
  private:
-  class Impl;
-  explicit Worker(std::unique_ptr<Impl> impl);
+  class State;
+  explicit Worker(std::unique_ptr<State> state);
 
-  const std::unique_ptr<Impl> impl_;
+  const std::unique_ptr<State> state_;
 };
 
 // Asks the worker at `address` to leave its stage, as SIGTERM would: a spare takes it, or the next

@@ -5,7 +5,7 @@
 //   down -> greeting -> loading -> loaded -> reserving -> idle -> forming -> ready
 // as its messages come; when all are idle the epoch begins, when all are ready it stands. A worker
 // that was never reached is tried again until the connect deadline; any other loss or failure ends
-// the epoch, and all others are told so. What a worker has loaded stays. If there are spares, each
+// the epoch, and all others are told so. A worker's weights stay. If there are spares, each
 // attempt that fails gives the stage to the first of them, and whom it had waits behind them.
 //
 // Thread safety: all methods from any thread. Callbacks come on threads of gRPC's or of this class,
@@ -79,7 +79,7 @@ class WorkerCluster {
   // not ...".
   std::string WhoIsLate(uint64_t iteration) const;
 
-  // What the machine's delays explain of an iteration's lateness.
+  // The part of an iteration's lateness that the machine's own delays explain.
   HostDelay::Clock::duration slack() const {
     MutexLock lock(mutex_);
     return delay_.slack();

@@ -1,4 +1,4 @@
-// What the master asks of workers and tells them, what they say, and what it makes of that.
+// Messages of the master to workers, and its checks of what they say.
 
 #include <algorithm>
 #include <utility>
@@ -23,7 +23,7 @@ bool MayBeOfAnother(absl::StatusCode code) {
          code == absl::StatusCode::kCancelled || code == absl::StatusCode::kDeadlineExceeded;
 }
 
-// What a worker may say of itself: more than any machine has; small enough for a few to be added or
+// Limits on what a worker says of itself: more than any machine has; few can be added or
 // multiplied.
 constexpr uint64_t kMaxMemory = uint64_t{1} << 50;
 constexpr size_t kMaxNameBytes = 1 << 10;      // of a description, or a path
@@ -37,7 +37,7 @@ absl::Status CheckRange(const char* what, uint64_t found, uint64_t least, uint64
 
 bool OnGpus(const RemoteEngineOptions& options) { return options.backend == "cuda"; }
 
-// What a worker was told to keep to.
+// Checks the settings that a worker was told to keep to.
 absl::Status CheckNumerics(const RemoteEngineOptions& options, const control::WorkerHello& hello) {
   const bool gpus = OnGpus(options);
   const struct {

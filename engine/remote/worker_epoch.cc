@@ -231,7 +231,7 @@ StreamEvents<control::FollowMessage> WorkerEpoch::AcceptFollow(PreviousStream st
                   current = epoch_.previous == stream;
                 }
                 if (current) return OnPlan(*message.mutable_plan());
-                // Of an old epoch, or refused, and closed already; or it has not been accepted.
+                // The stream is of an old epoch, or refused and closed, or not accepted yet.
                 stream->Close(absl::FailedPreconditionError("this stage does not follow yours"));
               },
           .closed =

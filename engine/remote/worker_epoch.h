@@ -2,7 +2,7 @@
 // plans and passes them on before the ranks get them (or, as a baseline, once they have run them),
 // and tells the master what becomes of them.
 //
-// A plan comes from the master (first stage) or on the previous stage's Follow stream. Those of an
+// A plan comes from the master (first stage) or on the previous stage's Follow stream. Plans of an
 // old epoch are dropped; one that is out of order, or cannot be read, ends the epoch. So does a
 // neighbour's stream that breaks, and any error of the ranks. An epoch that ended is taken down at
 // once: its communicator is broken, its streams are closed.
@@ -40,7 +40,7 @@ class Masks;
 class Plan;
 }  // namespace proto
 
-// What tells the master that an epoch, or with 0 the loading, has failed.
+// The message that tells the master that an epoch, or with 0 the loading, has failed.
 control::WorkerMessage FailureOf(uint64_t epoch, const absl::Status& why);
 
 struct PipelineRequest {
@@ -50,7 +50,7 @@ struct PipelineRequest {
   std::chrono::milliseconds timeout;  // of every wait, and until all stages are there
 };
 // Makes the communicator between the stages of one epoch, through their hosts; may wait for the
-// others. Of Gloo unless a test brings its own.
+// others. It makes one of Gloo unless a test brings its own.
 using PipelineFactory = std::function<absl::StatusOr<std::unique_ptr<Communicator>>(
     const PipelineRequest&, Rendezvous&)>;
 
@@ -79,7 +79,7 @@ class RelayedRendezvous final : public Rendezvous {
   }
   absl::Status status() override { return known_.status(); }
 
-  // What came first stays.
+  // The first value of a key stays.
   void Deliver(const std::string& key, const std::string& bytes) {
     known_.Set(key, bytes).IgnoreError();
   }
@@ -95,7 +95,7 @@ class WorkerEpoch {
  public:
   using MasterStream = std::shared_ptr<Stream<control::WorkerMessage>>;
 
-  // What joins this stage to others, by data plane.
+  // Functions that join this stage to others, by data plane.
   struct Joiners {
     PipelineFactory pipeline;  // through the hosts
     RankJoiner link;           // on GPUs; empty: there are none

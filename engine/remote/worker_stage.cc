@@ -26,7 +26,7 @@ namespace {
 constexpr std::string_view kCpu = "cpu";
 constexpr std::string_view kCuda = "cuda";
 
-// What serve's own flags allow a master to ask for.
+// Limits of what serve's own flags allow a master to ask for.
 constexpr int64_t kMaxRanks = 64;
 constexpr int64_t kMaxBatchTokens = 1 << 20;
 constexpr int64_t kMaxPageSize = 1 << 20;
@@ -139,7 +139,7 @@ absl::Status CheckNames(const control::Configure& configuration) {
   return absl::OkStatus();
 }
 
-// What would otherwise be a bug in the model's loader.
+// Refuses what would otherwise be a bug in the model's loader.
 absl::Status Check(const control::Configure& configuration, const Checkpoint& checkpoint,
                    const RankGpus& gpus) {
   const ModelConfig& config = checkpoint.config();

@@ -1,4 +1,4 @@
-// What a worker process holds of the model: loads its layers onto its ranks and keeps their
+// A worker process's stage of the model: loads its layers onto its ranks and keeps their
 // StageRanks.
 //
 // Ranks and everything they start run at a lower priority than the control plane (nice +10), so
@@ -51,7 +51,7 @@ struct RankOptions {
   RankGpus gpus = {};
 };
 
-// What a worker has to run a stage on.
+// Describes the machine that a worker runs a stage on.
 void DescribeMachine(const RankGpus& gpus, control::WorkerHello& out);
 
 class WorkerStage {

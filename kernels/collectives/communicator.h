@@ -82,7 +82,7 @@ class Communicator {
   }
 };
 
-// What a rank brings to be joined with others for one epoch: those of its stage, or its neighbour
+// A rank's part in joining others for one epoch: those of its stage, or its neighbour
 // in another.
 struct RankJoin {
   Backend& backend;

@@ -1,4 +1,4 @@
-// Which of this machine's addresses the data plane listens on.
+// Finds the address of this machine that the data plane listens on.
 #include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <netdb.h>
@@ -47,7 +47,7 @@ absl::StatusOr<std::vector<LocalAddress>> LocalAddresses() {
   return addresses;
 }
 
-// What `name` may stand for: itself, and what it resolves to.
+// The addresses that `name` may stand for: itself, and what it resolves to.
 std::vector<std::string> Candidates(const std::string& name) {
   std::vector<std::string> candidates = {name};
   addrinfo hints = {};

@@ -1,15 +1,15 @@
 // A communicator between processes, for transfers, over Gloo's TCP transport with unbound buffers.
 //
-// What Gloo does not do, this does: every wait is bounded and can be broken off by Abort; a peer
+// Beyond what Gloo does, every wait is bounded and can be broken off by Abort; a peer
 // that asks for another number of bytes than we send meets a deadline (Gloo would end the process);
-// no exception leaves; SIGPIPE is ignored from the first Create on. What Gloo does not do, and this
-// cannot: a peer that is lost in the middle of a message is noticed by Abort or the timeout only (a
+// no exception leaves; SIGPIPE is ignored from the first Create on. One limit of Gloo
+// stays: a peer that is lost in the middle of a message is noticed by Abort or the timeout only (a
 // peer that is lost between messages is noticed at once), and whoever can reach the data
 // interface's ports can disturb an epoch or end the process: it must be a trusted network.
 //
 // A receive that is posted before its message is sent saves the way back and forth of Gloo's
 // announcement, so post early. A send is complete when the peer posted its receive and the bytes
-// left this process. What was sent and waited for arrives even if the communicator is then
+// left this process. A message sent and waited for arrives even if the communicator is then
 // destroyed, unless it was broken. When Abort returns (tens of milliseconds per peer at most),
 // nothing writes to or reads from this rank's buffers any more.
 //

@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 // A wait asks all the time at first, then with pauses.
 constexpr auto kSpin = std::chrono::microseconds(200);
-// What was broken off, and an orderly end, have this long.
+// The time for what was broken off to stop, and for an orderly end.
 constexpr auto kEnd = std::chrono::seconds(5);
 
 // Numbers behind the parts, for the first exchange: sent, summed, received.
@@ -233,7 +233,7 @@ absl::Status NcclCommunicator::Connect(Rendezvous& rendezvous) {
   TREADLE_RETURN_IF_ERROR(RunOnce());
   forming_ = nullptr;
   connected_ = true;
-  // What the device waits for by itself: collectives.
+  // Collectives: the device waits for them by itself.
   if (!options_.link) {
     device_.WatchWaits(this, [this](double seconds) { return LookWhileWaiting(seconds); });
   }

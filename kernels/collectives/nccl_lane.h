@@ -35,7 +35,7 @@ void PauseBeforeAskingAgain();
 class NcclLane {
  public:
   static constexpr size_t kIdBytes = 128;
-  // What rank 0 tells the others.
+  // The id that rank 0 tells the others.
   static absl::StatusOr<std::string> MakeId();
 
   NcclLane() = default;

@@ -32,7 +32,7 @@ void Pause() {
 #endif
 }
 
-// What a rank shows the others.
+// The state that a rank shows the others.
 struct alignas(64) Seat {
   // Counts its meetings; the buffer of meeting m lies in buffers[m % 2], which is written anew only
   // when all have been to meeting m + 1, and so have read it.

@@ -2,7 +2,7 @@
 //
 // A collective is one rendezvous: each rank publishes its buffer, waits for the others, and reads
 // theirs in place, so a byte is copied once at most. Waits look and yield for some microseconds
-// (ranks that have a core each are in step), then sleep. What breaks one rank's communicator breaks
+// (ranks that have a core each are in step), then sleep. A fault of one rank's communicator breaks
 // the group's.
 //
 // Thread safety: as Communicator; the group lives as long as the last of them.

@@ -18,8 +18,8 @@ namespace treadle {
 enum class CpuIsa : uint8_t { kAvx2, kAvx512, kAvx512Vbmi, kAmx };
 
 std::string_view Name(CpuIsa isa);  // "avx2", "avx512", "avx512vbmi", "amx"
-// What this processor can run, best last; empty on a processor without AVX2. Asks the system's
-// permission for AMX, which is then this process's; where it says no, there is none.
+// Instruction sets of this processor, best last; empty on a processor without AVX2. Asks the
+// system's permission for AMX, which is then this process's; where it says no, there is none.
 std::vector<CpuIsa> SupportedIsas();
 // The best one, or the one that TREADLE_CPU_ISA names; an error if that is unknown or cannot run
 // here.

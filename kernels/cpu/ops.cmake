@@ -1,4 +1,4 @@
-# What CpuOps is made of: sources that are compiled once, and those that are compiled once per
+# Sources of CpuOps: those that are compiled once, and those that are compiled once per
 # instruction set with TREADLE_ISA defined (isa_kernel.h). Some are both.
 set(TREADLE_CPU_OPS_BOTH ops/activation.cc ops/experts.cc ops/norm.cc ops/rotary.cc)
 set(TREADLE_CPU_OPS_SOURCES ops/attention.cc ops/sample.cc ${TREADLE_CPU_OPS_BOTH})

@@ -32,7 +32,7 @@ CodedRows::CodedRows(const MatrixSource& source) : source_(source) {
     bits_ = 4;
     values_ = format.codebook;
   }
-  // Of several codes with the same value, the first.
+  // Several codes may have the same value: the first one counts.
   for (size_t code = values_.size(); code-- > 0;) {
     code_of_[static_cast<int>(values_[code]) - kFirstInteger] = static_cast<uint8_t>(code);
   }

@@ -19,7 +19,7 @@ class CodedRows {
   // The source outlives this. Not for dense formats.
   explicit CodedRows(const MatrixSource& source);
 
-  // Of a code: an apart format's own, 4 or 8 of an inline one.
+  // The width of a code: an apart format's own, 4 or 8 for an inline one.
   int bits() const { return bits_; }
   // The value of each code. [2^bits]
   std::span<const float> values() const { return values_; }

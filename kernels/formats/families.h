@@ -1,4 +1,4 @@
-// What the headers of formats share. They hold one function or one codebook per format (blocks.h,
+// Parts shared by headers of formats. They hold one function or one codebook per format (blocks.h,
 // k_quants.h, codebooks.h), and only the table in weight_format.cc includes them. Private to this
 // folder. Contracts: WeightFormat::decode and WeightFormat::codes.
 //

@@ -151,7 +151,7 @@ void UnpackAwq(const GroupQuantizedTensors& tensors, int64_t begin, int64_t end,
   }
 }
 
-// What is added to a stored zero point, modulo 2^bits.
+// The number that is added to a stored zero point, modulo 2^bits.
 uint32_t ZeroShift(const GroupQuantizedTensors& tensors) {
   if (tensors.packing == GroupPacking::kAwq) return 0;
   const uint32_t middle = 1u << (tensors.bits - 1);

@@ -14,7 +14,7 @@ namespace {
 void CopyBlocks(const MatrixSource& source, std::span<const int32_t> rows, int64_t begin,
                 MatrixSlice& slice) {
   const WeightFormat& format = *source.format;
-  // Of a transposed source, values lie one by one.
+  // In a transposed source, values lie one by one.
   const int64_t bytes = source.transposed ? format.block_bytes : format.RowBytes(slice.k);
   const int64_t pieces = source.transposed ? slice.k : 1;
   std::byte* to = slice.data.data();

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kPiece = 4096;
 constexpr float kLargestHalf = 65504.0f;
 
-// What all the steps share.
+// The state that all steps share.
 struct Job {
   const QuantizeSpec& spec;
   std::span<const float> values;

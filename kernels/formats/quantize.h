@@ -16,7 +16,7 @@
 
 namespace treadle {
 
-// What to make, as the user names it:
+// The format to make, as the user names it:
 //   int8                   LLM.int8(): absmax per output row (of the values as they are;
 //                          bitsandbytes' modules round them to fp16 first)
 //   nf4, fp4               bitsandbytes' 4-bit types; nf4:128 for blocks of 128 (default 64; powers

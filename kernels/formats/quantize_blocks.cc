@@ -23,7 +23,7 @@ void EncodeDense(const float* values, int64_t count, std::byte* out) {
   for (int64_t i = 0; i < count; ++i) StoreElement(kType, values[i], out, i);
 }
 
-// What codes are scaled by. A block of zeros has d = 0; so has, in 16 bits, one whose reciprocal
+// The scale of codes. A block of zeros has d = 0; so has, in 16 bits, one whose reciprocal
 // overflows, and its codes do not matter.
 float Inverse(float d) {
   const float inverse = 1.0f / d;

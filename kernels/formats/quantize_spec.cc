@@ -49,7 +49,7 @@ absl::StatusOr<int64_t> ParseBlock(std::string_view whole, std::string_view text
   return block;
 }
 
-// What follows "kbit-", without the block: sets format, codebook and exponent bits.
+// Parses what follows "kbit-", without the block: sets format, codebook and exponent bits.
 absl::Status ParseKBit(std::string_view whole, std::string_view text, QuantizeSpec& spec) {
   if (text == "e2m1") {
     spec.format = FindWeightFormat("kbit4");

@@ -1,4 +1,4 @@
-// What quantize.cc is made of. Private to this folder and its tests.
+// The parts of quantize.cc. Private to this folder and its tests.
 //
 // Thread safety: pure functions; the classes are constant once made.
 #pragma once

@@ -36,7 +36,7 @@ void PrepareRoute(OpRun& run, uint64_t seed) {
   GuardedTensor& ids = run.Add("ids", Role::kOutput, c.rows, c.chosen);
   GuardedTensor& weights = run.Add("weights", Role::kOutput, c.rows, c.chosen);
   Random random(seed);
-  // Of three rows one has ties.
+  // One row in three has ties.
   for (int64_t row = 0; row < c.rows; ++row) {
     for (int64_t i = 0; i < c.cols; ++i) {
       const float x = 3 * random.Normal();

@@ -14,7 +14,7 @@ namespace treadle {
 // missed.
 inline constexpr uint32_t kGuardBits = 0x7fc0beef;
 
-// What an op does with a matrix.
+// The use that an op makes of a matrix.
 enum class Role : uint8_t { kInput, kOutput, kLost };  // kLost: its contents are spent
 
 // Confined to its backend's thread.

@@ -94,7 +94,7 @@ void AddPageCopies(std::vector<OpCase>& cases) {
   }
 }
 
-// What the two ops on sequences share: the cache, and q.
+// The inputs that the two ops on sequences share: the cache, and q.
 GuardedTensor& PrepareSequences(OpRun& run, Random& random, bool fill_chunk, Role q_role) {
   const OpCase& c = run.op_case();
   run.cache = std::make_unique<KvCaseCache>(c.kv, c.sequences, run.backend(), random, fill_chunk);

@@ -45,7 +45,7 @@ class HeadError {
     for (double& weight : weight_) total_ += weight = std::exp(weight - best);
   }
 
-  // Of element i of the result.
+  // The tolerance of element i of the result.
   float Of(int64_t i) const {
     double size = 0;
     double sum = 0;

@@ -5,7 +5,7 @@
 //
 // Inputs depend on (case, seed) only, so two backends get the same ones. Device buffers carry guard
 // values around every output row; K/V slots that no sequence owns hold NaN. Caches are filled in
-// the backend's key order (kernels/kv_view.h). What an op left behind is checked by the tests' op
+// the backend's key order (kernels/kv_view.h). An op's result is checked by the tests' op
 // checks, to which an OpRun shows what it works on.
 //
 // An op's cases are one OpRow: its name, the cases, and how one is made ready.
@@ -89,7 +89,7 @@ struct OpCase {
   };
   Sampling sampling = Sampling::kGreedy;
 
-  // Of a MatMul's projection: the rows of x that it reads. [begin, end)
+  // The rows of x that a projection of a MatMul reads. [begin, end)
   std::pair<int64_t, int64_t> RowsOf(size_t projection) const {
     const auto i = static_cast<int64_t>(projection);
     return parts ? std::pair(i * rows / 4, (i + 2) * rows / 4) : std::pair(int64_t{0}, rows);
@@ -172,7 +172,7 @@ class OpRun {
 // CHECK-fails on an error of the backend: a case is always valid.
 std::unique_ptr<OpRun> Prepare(const OpCase& op_case, Backend& backend, uint64_t seed);
 
-// What an op's file of cases defines, as k<Op>Row; op_cases.cc looks for one of each op.
+// The row that an op's file of cases defines, as k<Op>Row; op_cases.cc looks for one of each op.
 struct OpRow {
   std::string_view name;
   void (*add_cases)(std::vector<OpCase>& cases);

@@ -7,8 +7,8 @@
 namespace treadle {
 namespace {
 
-// Of x / scale * weight + shift: sums of up to x.cols terms in 16 parts, and a few roundings of the
-// factors. bias: likewise, or null; before: what the result is added to, or without rows.
+// The error of x / scale * weight + shift: sums of up to x.cols terms in 16 parts, and roundings of
+// the factors. bias: likewise, or null; before: what the result is added to, or without rows.
 void NormError(Tensor x, const float* weight, const float* bias, float eps, bool centred,
                Tensor before, float* error) {
   const auto n = static_cast<double>(x.cols);

@@ -129,7 +129,7 @@ void MakeWishes(OpCase::Sampling kind, bool shard, int64_t vocab, int64_t row, R
   }
 }
 
-// Of both ops. Token ids are of the whole vocabulary.
+// Prepares both ops. Token ids are of the whole vocabulary.
 void PrepareSample(OpRun& run, uint64_t seed) {
   const OpCase& c = run.op_case();
   const bool shard = c.op == Op::kSampleShard;

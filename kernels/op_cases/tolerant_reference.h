@@ -22,7 +22,7 @@ namespace treadle {
 struct Arithmetic {
   // NOLINTNEXTLINE(google-explicit-constructor): most backends differ in the mode alone
   constexpr Arithmetic(ComputeMode mode = ComputeMode::kExact) : compute(mode) {}
-  // Of backends on matrix units: activations, float weights and decoded low-bit weights enter
+  // Backends on matrix units: activations, float weights and decoded low-bit weights enter
   // products rounded once to `type` (kF32: as they are), queries and softmax weights rounded to the
   // cache's type, if that has 16 bits. LLM.int8() is as ever.
   static constexpr Arithmetic MatrixUnits(DType type) {
@@ -56,7 +56,7 @@ class TolerantReference final : public ForwardingBackend {
  public:
   explicit TolerantReference(const Arithmetic& arithmetic);
 
-  // Of the last op.
+  // The tolerances of the last op.
   const OpTolerances& tolerances() const { return tolerances_; }
 
   absl::StatusOr<std::unique_ptr<PackedMatrix>> Pack(const MatrixSource& source) override;
@@ -76,8 +76,8 @@ class TolerantReference final : public ForwardingBackend {
   OpTolerances tolerances_;
 };
 
-// What Sample and SampleShard give for a row, as floats: four and five numbers, then the top tokens
-// and the candidates.
+// Sample's and SampleShard's result for a row, as floats: four and five numbers, then the top
+// tokens and the candidates.
 std::vector<float> FieldsOf(const SampleResult& result);
 std::vector<float> FieldsOf(const ShardSample& shard);
 
@@ -91,7 +91,7 @@ inline int64_t KeyByFeature(const KvLayout& layout, int64_t head, int64_t slot, 
 // Tolerances count in units of float's rounding, 2^-24 of a magnitude.
 inline constexpr double kFloatUnit = 0x1p-24;
 
-// What rounding a number of this magnitude once to `type` may change: half the distance of its
+// The change by rounding a number of this magnitude once to `type`: half the distance of its
 // neighbours; f16 has subnormals that matter.
 inline double RoundingError(double magnitude, DType type) {
   switch (type) {

@@ -145,7 +145,7 @@ void AddModelMatMuls(std::vector<OpCase>& cases) {
       AddLayer(cases, name, rows, name == "q4_1" || rows == 1 || rows == 16, rows > 4);
     }
   }
-  // What low-bit weights must not be slower than, and they.
+  // The products that low-bit weights must not be slower than, and theirs.
   for (std::string_view name : {"bf16", "int8", "nf4"}) {
     for (int64_t rows : {1, 8, 32, 512}) AddLayer(cases, name, rows, true, rows > 1);
   }
@@ -243,8 +243,8 @@ void PrepareEmbed(OpRun& run, uint64_t seed) {
   run.operations_done = 2.0 * static_cast<double>(c.rows * c.cols);
 }
 
-// Of three rows the first has a few (as real models: in features that recur, and elsewhere), the
-// last has elements just below the threshold, and the other none.
+// In every three rows the first has a few (as real models: in features that recur, and elsewhere),
+// the last has elements just below the threshold, and the other none.
 void PlantOutliers(GuardedTensor& tensor, Random& random) {
   const int64_t feature = random.Below(tensor.cols());
   for (int64_t row = 0; row < tensor.rows(); ++row) {
@@ -257,7 +257,7 @@ void PlantOutliers(GuardedTensor& tensor, Random& random) {
   }
 }
 
-// Of each product.
+// The name of each product's output.
 constexpr std::string_view kOutNames[] = {"out 0", "out 1", "out 2"};
 constexpr std::string_view kBiasNames[] = {"bias 0", "bias 1", "bias 2"};
 

@@ -57,7 +57,7 @@ class KeptMatrix final : public PackedMatrix {
   std::vector<double> CodebookSteps(int64_t n) const;
 
  private:
-  // Of the constants: that of element i of row n.
+  // The index of the block of constants that element i of row n has.
   size_t BlockOf(int64_t n, int64_t i) const {
     return static_cast<size_t>((source_.SourceRow(n) * k() + i) / constants_.scale_block);
   }
@@ -172,7 +172,7 @@ class ProductError {
     return 12 + outliers;
   }
 
-  // What rounding both factors may change: activations by half a step of their block (16,256 to its
+  // The change by rounding both factors: activations by half a step of their block (16,256 to its
   // largest), weights by `steps`. The reference rounds neither.
   double CodebookRounding(int64_t row, std::span<const double> w,
                           std::span<const double> steps) const {
@@ -189,7 +189,7 @@ class ProductError {
     return 1.01 * sum;  // the steps' own roundings
   }
 
-  // What rounding both factors of every product once may change: at most the sum of what it changes
+  // The change by rounding both factors of every product once: at most the sum of what it changes
   // in each, and surely no more than kSurely says of the independent ones.
   double FactorRounding(int64_t row, std::span<const float> values) const {
     const bool exact_weights = weight_.format().name == Name(products_);

@@ -19,10 +19,10 @@ namespace treadle {
 struct LayerPass;     // models/decoder.h
 struct LayerWeights;  // likewise
 
-// What a model lies in: a .gguf file, or a Hugging Face folder.
+// The container of a model: a .gguf file, or a Hugging Face folder.
 enum class Container { kGguf, kHuggingFace };
 
-// What a tensor is for. From kAttentionNorm on every layer has one of its own.
+// The role of a tensor. From kAttentionNorm on every layer has one of its own.
 enum class Part {
   kEmbedding,
   kPositions,
@@ -56,7 +56,7 @@ constexpr bool InExperts(Part part) {
   return part >= Part::kExpertGate && part <= Part::kExpertDown;
 }
 
-// What the rows or columns of a tensor are. Ranks divide some of these among them: a matrix with
+// The kind of a tensor's rows or columns. Ranks divide some of these among them: a matrix with
 // such rows is column-parallel, one with such columns row-parallel (tensor_parallel.h).
 enum class Extent {
   kNone,  // the columns of a vector
@@ -88,7 +88,7 @@ struct TensorRow {
   Extent columns = Extent::kNone;
   // Null: has no bias.
   bool (*bias)(const ModelConfig&) = nullptr;
-  // Null: every model has it. Of rows of one name in a file, a model has one.
+  // Null: every model has it. A model has one of the rows with the same name in a file.
   bool (*present)(const ModelConfig&) = nullptr;
 };
 
@@ -141,8 +141,8 @@ struct Architecture {
   bool qk_norm = false;                     // every head's queries and keys are normalized
   bool embedding_scaled = false;            // by the root of the hidden size
   bool local_layers = false;                // every model has them
-  // Of those: ModelConfig::global_every, where a .gguf file leaves it out, and whether local layers
-  // rotate by a base of their own.
+  // Local layers: ModelConfig::global_every, where a .gguf file leaves it out, and whether local
+  // layers rotate by a base of their own.
   int64_t global_every = 0;
   bool local_base = false;
   // ModelConfig::query_scalar, which no key of GGUF says; null: the size of a head.
@@ -188,7 +188,7 @@ const Architecture* FindArchitecture(std::string_view name);
 // The one that a GGUF file means by the name, `experts`: if it says how many there are. Null if
 // unknown.
 const Architecture* FindGgufArchitecture(std::string_view name, bool experts);
-// Of a checkpoint's model: known, for opening it checks that.
+// The architecture of a checkpoint's model. It is known: opening the checkpoint checks that.
 const Architecture& ArchitectureOf(const ModelConfig& config);
 // "llama, gpt2"
 std::string KnownArchitectures();

@@ -1,5 +1,5 @@
 // Falcon (Almazrouei et al. 2023): GPT-NeoX's parallel layer without biases but in norms; K/V heads
-// are few, and both halves may read one norm (7B) or each its own (40B, 180B). What has ALiBi
+// are few, and both halves may read one norm (7B) or each its own (40B, 180B). A model with ALiBi
 // (falcon-rw) is refused.
 //
 // Thread safety: constants.

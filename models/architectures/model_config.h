@@ -68,7 +68,7 @@ struct ModelConfig {
   bool tied_head = false;
   bool qkv_bias = false;     // of the products that make Q, K and V
   bool output_bias = false;  // of the attention's output
-  // Of architectures that may do otherwise (GPT-NeoX, Falcon).
+  // For architectures that may do otherwise (GPT-NeoX, Falcon).
   bool parallel_residual = true;  // both halves of a layer read what the layer was given
   int64_t layer_norms = 2;        // 1: both halves read the same norm of it
   bool counts_kv_heads = true;    // config.json says how many K/V heads there are; else one

@@ -22,7 +22,7 @@ class RotaryEmbedding {
                                                 float scale = 1);
   const RotaryTable& table() const { return table_; }
   uint64_t bytes() const { return cos_.bytes() + sin_.bytes(); }
-  // What the tables for so many positions will take.
+  // The bytes of the tables for so many positions.
   static int64_t Bytes(const ModelConfig& config, int64_t max_positions) {
     const int64_t tables = config.local_rope_base > 0 ? 2 : 1;
     return tables * max_positions * (config.rope_dim / 2) * 2 * static_cast<int64_t>(sizeof(float));

@@ -150,7 +150,7 @@ std::string SpellTensorName(const Architecture& architecture, Container kind,
                             const TensorName& name) {
   std::string own(NameOf(*name.row, kind));
   if (const size_t star = own.find('*'); star != own.npos) {
-    // Of all experts: without the number and its dot.
+    // One tensor of all experts: its name has no number, and no dot before it.
     name.expert.empty() ? own.erase(star - 1, 2) : own.replace(star, 1, name.expert);
   }
   if (!InLayer(name.row->part)) return Str(own, name.suffix);

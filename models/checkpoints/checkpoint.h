@@ -128,8 +128,8 @@ class Checkpoint {
   // Once all has been read: each layer's experts are as many as the model says, and their matrices
   // come one after the other, in ascending order.
   absl::Status ArrangeExperts();
-  // Once tokenizer and template are read. What ends a turn in the template is an end, too, whatever
-  // ids the files name: control tokens that llama.cpp as well knows by their texts.
+  // Once tokenizer and template are read. Whatever ends a turn in the template is an end, too,
+  // whatever ids the files name: control tokens that llama.cpp as well knows by their texts.
   void AddTurnEnds();
   // Sizes in range and in harmony: what every loader relies on.
   absl::Status CheckConsistency() const;
@@ -152,7 +152,7 @@ class Checkpoint {
   uint64_t file_bytes_ = 0;
 };
 
-// What Checkpoint::Open tells apart: two kinds on disk, and paths that begin with the prefix.
+// Sources for Checkpoint::Open: two kinds on disk, and paths that begin with the prefix.
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenGguf(const std::string& path);
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenHuggingFace(const std::string& folder);
 inline constexpr std::string_view kRandomPrefix = "random:";

@@ -110,7 +110,7 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
                                            std::string(status.message())));
   };
   TREADLE_CHECK(tensor.shape.size() <= 2);
-  // A vector is a matrix of one column. What is turned before and after need not be touched.
+  // A vector is a matrix of one column. Turning it before and after changes nothing.
   const int64_t extents[] = {tensor.shape[0], tensor.shape.size() == 2 ? tensor.shape[1] : 1};
   const bool turn = from_turned && !to_turned;
   MatrixConstants constants;

@@ -59,7 +59,7 @@ absl::StatusOr<ConvertedTensor> ConvertTensor(const StoredTensor& tensor,
                                               const ParallelFor& parallel_for,
                                               ConversionError* error);
 
-// What an output says of itself: "treadle.source_sha256" and so on.
+// An output's facts about itself: "treadle.source_sha256" and so on.
 using Provenance = std::map<std::string, std::string>;
 
 // Where `treadle quantize` writes. Nothing is there under its name before Finish.
@@ -67,7 +67,7 @@ class CheckpointOutput {
  public:
   virtual ~CheckpointOutput() = default;
 
-  // What becomes of a tensor here. Errors: this output cannot hold it.
+  // The form that a tensor gets here. Errors: this output cannot hold it.
   virtual absl::StatusOr<TensorTarget> Target(const StoredTensor& tensor) const = 0;
   // Every tensor of the checkpoint, in its order.
   virtual absl::Status Add(const ConvertedTensor& tensor) = 0;
@@ -77,7 +77,7 @@ class CheckpointOutput {
   virtual std::vector<std::string> Notices() const { return {}; }
 };
 
-// What both write to `path` follows `options`, which outlive it, as the source does.
+// Both write to `path` as `options` say, which outlive it, as the source does.
 //
 // From either kind. A GGUF file's metadata is copied as it is, but for the keys of the file's type.
 // A value of `provenance` that is still unknown stands there as long as it will be.

@@ -1,4 +1,4 @@
-// What tells one model from another: by content, wherever models are compared (a worker's
+// Tells one model from another: by content, wherever models are compared (a worker's
 // handshake, a recording, stored requests, `system_fingerprint`).
 //
 // Thread safety: any thread.

@@ -1,4 +1,4 @@
-// Who converts weights: threads, and ranks for each other.
+// Converts weights, by several threads, and once for all ranks.
 //
 // One conversion for all ranks that load in this process. Under tensor parallelism every rank needs
 // its cut of the same converted matrix: the first that comes converts it, and it goes when the last
@@ -22,7 +22,7 @@
 namespace treadle {
 
 // Splits work over threads that live for one call: for loading and converting, which are rare. 0:
-// one thread per CPU of this process. What it returns may be called from any thread.
+// one thread per CPU of this process. Its result may be called from any thread.
 ParallelFor SplitOverThreads(int threads);
 
 class SharedConversion {

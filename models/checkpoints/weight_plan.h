@@ -1,4 +1,4 @@
-// Which matrices of a model change their format on the way in, and to what: `--weights`.
+// The plan of matrices that change their format on the way in, and to what: `--weights`.
 //
 //   nf4                      every matrix of a linear layer, but for embedding and head
 //   nf4,lm_head=int8         and the head in LLM.int8()
@@ -39,7 +39,7 @@ class WeightPlan {
   bool empty() const { return entries_.empty(); }
   const std::string& text() const { return text_; }
 
-  // What to make of a matrix; null: as stored. `tied_head`: the embedding is the head too.
+  // The format to make of a matrix; null: as stored. `tied_head`: the embedding is the head too.
   const QuantizeSpec* For(std::string_view tensor, bool tied_head) const;
 
   // Errors: an entry that no matrix of the checkpoint answers to.
@@ -61,7 +61,7 @@ class WeightPlan {
   static bool Matches(const Entry& entry, std::string_view tensor, bool tied_head);
 };
 
-// What a matrix is, by its name in the file.
+// The role of a matrix, by its name in the file.
 enum class MatrixRole { kLayer, kEmbedding, kPositions, kHead, kRouter };
 MatrixRole RoleOf(std::string_view tensor);
 // Whether a folder keeps this tensor, if it is dense, as [in, out].

@@ -1,4 +1,4 @@
-// What both kinds of byte pair encoding share: added tokens are found first, merges join the
+// Shared by both kinds of byte pair encoding: added tokens are found first, merges join the
 // symbols of the text between them, and every token stands for some bytes.
 //
 // Thread safety: as Tokenizer.

@@ -105,7 +105,7 @@ class StreamDecoder {
   StreamDecoder(const Tokenizer& tokenizer, bool special, bool continues_text = true);
   // Text that became complete with this token (possibly empty).
   std::string Push(int32_t id);
-  // What is left, as U+FFFD if incomplete.
+  // The bytes that are left, as U+FFFD if incomplete.
   std::string Finish();
 
  private:

@@ -15,9 +15,9 @@
 #include <span>
 #include <utility>
 
-#include "scheduler/iteration_cost.h"
 #include "scheduler/policy.h"
 #include "scheduler/speculation/drafter.h"
+#include "scheduler/speculation/iteration_cost.h"
 
 namespace treadle {
 

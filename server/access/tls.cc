@@ -66,7 +66,7 @@ class MemoryFile {
 // Thread safety: Set from one thread at a time; the rest once the first Set has returned.
 class Tls::CertificateFeed {
  public:
-  // What is used from now on; later ones have the same parts as the first.
+  // The files in use from now on; later ones have the same parts as the first.
   void Set(const TlsMaterial& material) {
     // Both of gRPC's readers pass over the other's part.
     identity_.Set(material.key + "\n" + material.certificate);

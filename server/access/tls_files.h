@@ -26,7 +26,7 @@ struct TlsFiles {
   bool empty() const { return certificate.empty() && key.empty() && ca.empty(); }
 };
 
-// What they held at one time, checked: the parts belong together.
+// Their contents at one time, checked: the parts belong together.
 struct TlsMaterial {
   std::string certificate, key, ca;
   // A server of TLS 1.2 or newer with that certificate; with `ca` for those who show a certificate
@@ -43,7 +43,7 @@ absl::StatusOr<TlsMaterial> ReadTlsFiles(const TlsFiles& files);
 absl::StatusOr<std::unique_ptr<FileWatcher>> WatchTlsFiles(
     const TlsFiles& files, LogSink log, std::function<void(const TlsMaterial&)> take);
 
-// What a server's sockets use of them. Requires a certificate; with `ca`, clients must show one
+// The TLS of a server's sockets by them. Requires a certificate; with `ca`, clients must show one
 // from it. A pair of key and certificate that changes is taken over as one. `protocol`: as
 // SocketTls.
 absl::StatusOr<std::shared_ptr<const SocketTls>> OpenSocketTls(const TlsFiles& files,

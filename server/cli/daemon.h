@@ -1,4 +1,4 @@
-// What serve and worker have in common as programs that stay: the signals that end them, where
+// Common parts of serve and worker, programs that stay: the signals that end them, where
 // their log goes, and, with drain-worker, whom the control plane trusts.
 #pragma once
 

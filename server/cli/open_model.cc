@@ -31,7 +31,7 @@
 #include "models/text/tokenizer_json.h"
 #include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"
-#include "server/cli/worker_supervisor.h"
+#include "server/cli/workers/worker_supervisor.h"
 #include "server/flag_values.h"
 #include "server/session/sampling_defaults.h"
 
@@ -48,7 +48,7 @@ int64_t CountParameters(const Checkpoint& checkpoint) {
   return sum;
 }
 
-// What the checkpoint's file calls the context that it allows.
+// The name in the checkpoint's file of the context that it allows.
 std::string ContextKey(const Checkpoint& checkpoint) {
   const Architecture& architecture = ArchitectureOf(checkpoint.config());
   const ConfigField<ModelConfig>& context = FieldOf(&ModelConfig::context);

@@ -1,4 +1,4 @@
-// What ranks run on: the CPU, or a GPU each (--device). Ranks of this process, which load here; of
+// Devices of ranks: the CPU, or a GPU each (--device). Ranks of this process, which load here; of
 // worker processes that it starts on this machine; or of workers elsewhere.
 //
 // Thread safety: call from one thread.

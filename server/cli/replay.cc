@@ -172,7 +172,7 @@ void Tell(const ReplayDifference& difference, const RecordedRequests& requests) 
                           .c_str());
 }
 
-// Which op it was. The row is of the batch, where the op has a row for each token of the plan.
+// The op that differed. The row is of the batch, where the op has a row for each token of the plan.
 void Tell(const OpFinding& op, const IterationPlan& plan, int64_t layers) {
   std::string row = Str("row ", op.row);
   int64_t begin = 0;

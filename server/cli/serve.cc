@@ -143,7 +143,7 @@ void Introduce(const OpenedModel& opened, Log& log) {
                         {"max_batch_tokens", opened.max_batch_tokens}}});
 }
 
-// What `options` left open, and what it is now.
+// The settings that `options` left open, and their values now.
 LogEvent Chosen(const ServeOptions& options, const OpenedModel& opened) {
   LogEvent event{.name = "chosen",
                  .message = "chosen automatically:",

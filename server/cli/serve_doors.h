@@ -40,7 +40,7 @@ std::vector<FileNeed> FilesOf(const ServeOptions& options);
 // InvalidArgument names the file that is wrong, Unavailable the port.
 absl::StatusOr<Doors> OpenDoors(const ServeOptions& options, Log& log);
 
-// What the front ends are told. `doors`, `model`, `store` (null: nothing is stored) and `log`
+// The options of the front ends. `doors`, `model`, `store` (null: nothing is stored) and `log`
 // outlive them.
 ServiceOptions ServiceFrom(const ServeOptions& options, const Doors& doors,
                            const ServedModel& model, RequestStore* store, Log& log);

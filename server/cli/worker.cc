@@ -1,5 +1,5 @@
-// treadle worker: one stage of a pipeline, until SIGTERM, SIGINT or drain-worker. What it runs, a
-// master says that attaches to it.
+// treadle worker: one stage of a pipeline, until SIGTERM, SIGINT or drain-worker. A
+// master that attaches to it says what it runs.
 #include "engine/remote/worker.h"
 
 #include <signal.h>
@@ -20,12 +20,13 @@
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
 #include "server/cli/rank_devices.h"
-#include "server/cli/worker_supervisor.h"
+#include "server/cli/workers/worker_supervisor.h"
 
 namespace treadle {
 namespace {
 
-// What a worker insists on, as it tells a master; "": whatever the master asks for.
+// The compute mode that a worker insists on, as it tells a master; "": whatever the master asks
+// for.
 constexpr Choice<std::string_view> kWantedCompute[] = {
     {"auto", ""}, {"exact", "exact"}, {"int8", "int8"}, {"int16", "int16"}, {"bf16", "bf16"}};
 constexpr Choice<std::string_view> kWantedType[] = {

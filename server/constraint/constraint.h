@@ -1,4 +1,4 @@
-// What a client says its answer must look like.
+// A client's constraint on its answer.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +32,7 @@ struct Constraint {
   std::string separator = {};  // of tags that are all there is, at least one
   std::string trigger = {};    // begins every tag; text that does is one. Empty: no text
   bool one_tag = false;        // ends the answer
-  // Of JSON: any white space between its parts; else at most one character in each place, since
+  // For JSON: any white space between its parts; else at most one character in each place, since
   // small models that may write line ends write them for ever.
   bool any_whitespace = false;
   std::string field = "constraint";  // what the client calls it, for errors

@@ -1,11 +1,11 @@
 // Constraints as the serving loop knows them: masks over the model's tokens, by XGrammar.
 //
-// What a constraint may cost is bounded twice, for the library cannot be interrupted. Before it is
+// The cost of a constraint is bounded twice, for the library cannot be interrupted. Before it is
 // compiled: bytes (constraint.h), schemas and keywords (json_schema.h), what repetitions multiply
 // to (pattern.h). Then by a trial in a child process, which has 4 seconds of a processor and 512
-// MiB to compile it and to work out masks along two ways through it. What passes is compiled here
-// and kept for the next request, least recently used first out; what does not is refused for some
-// minutes without another trial (refused_constraints.h).
+// MiB to compile it and to work out masks along two ways through it. If it passes, it is compiled
+// here and kept for the next request, least recently used first out; what does not is refused for
+// some minutes without another trial (refused_constraints.h).
 //
 // Thread safety: any thread; compiles of several threads run beside each other.
 #pragma once

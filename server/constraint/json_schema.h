@@ -1,7 +1,7 @@
 // JSON schemas (draft 2020-12) as far as every answer is sure to satisfy them.
 //
-// A keyword is enforced or refused by its name and place; none is ignored. What is enforced is the
-// table in json_schema.cc; beyond it:
+// A keyword is enforced or refused by its name and place; none is ignored. The enforced ones are
+// the table in json_schema.cc; beyond it:
 // - an object without additionalProperties has the properties that are named, in their order; an
 //   array without items may have any;
 // - const and enum stand alone, but for a type that they have; so do anyOf, oneOf (of alternatives

@@ -13,7 +13,7 @@
 namespace treadle {
 namespace {
 
-// What has been read of a pattern or grammar comes to, group by group.
+// The size of what has been read of a pattern or grammar, group by group.
 class Expansion {
  public:
   explicit Expansion(double classes) : open_{{.classes = classes}} {}
@@ -33,7 +33,7 @@ class Expansion {
     Add(group);
     return true;
   }
-  // What was added last.
+  // Repeats what was added last.
   void Repeat(double times) {
     if (times <= 1) return;
     open_.back().classes += last_.classes * (times - 1);
@@ -119,13 +119,13 @@ size_t EndOfClass(std::string_view text, size_t at) {
   return std::string_view::npos;
 }
 
-// Escapes that mean what ECMAScript says. Of the others, the library would take the letter itself.
+// Escapes that mean what ECMAScript says. The library takes the others for the letter itself.
 bool IsKnownEscape(char letter) {
   return std::isalnum(static_cast<unsigned char>(letter)) == 0 ||
          std::string_view("dDwWsSnrtfvxu0").find(letter) != std::string_view::npos;
 }
 
-// What the library's grammars have beyond EBNF: what it costs is not ours to know.
+// Macros of the library's grammars beyond EBNF: their cost is not ours to know.
 constexpr std::string_view kMacros[] = {"TagDispatch",      "Token", "ExcludeToken",
                                         "TokenTagDispatch", "Regex", "Substring"};
 

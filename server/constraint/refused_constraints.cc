@@ -22,7 +22,7 @@ void RefusedConstraints::Add(const PreparedConstraint& constraint, absl::Status 
   MutexLock lock(mutex_);
   if (!by_digest_.insert_or_assign(digest, Refusal{std::move(why), now + kFor}).second) return;
   order_.push_back(std::move(digest));
-  if (order_.size() <= kMost) return;
+  if (order_.size() <= kMaxKept) return;
   by_digest_.erase(order_.front());
   order_.pop_front();
 }

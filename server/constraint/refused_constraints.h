@@ -19,7 +19,7 @@ namespace treadle {
 class RefusedConstraints {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
-  static constexpr size_t kMost = 4096;
+  static constexpr size_t kMaxKept = 4096;
   static constexpr std::chrono::minutes kFor{5};
 
   void Add(const PreparedConstraint& constraint, absl::Status why, TimePoint now)

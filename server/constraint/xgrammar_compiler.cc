@@ -39,7 +39,7 @@ constexpr size_t kShownError = 200;
 
 using Clock = std::chrono::steady_clock;
 
-// What a constraint may take before it is used.
+// Limits of a constraint's trial.
 constexpr rlim_t kTrialSeconds = 4;  // of a processor
 constexpr rlim_t kTrialBytes = rlim_t{512} << 20;
 constexpr std::chrono::seconds kTrialPatience{20};

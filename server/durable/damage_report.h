@@ -1,4 +1,4 @@
-// What is damaged of stored requests, for the log: warnings with the bytes, files and requests.
+// Damage to stored requests, for the log: warnings with the bytes, files and requests.
 //
 // Thread safety: confined to one thread.
 #pragma once

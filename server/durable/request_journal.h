@@ -2,7 +2,7 @@
 // appended to (stored_frame.h), and FOLDER/lock, which the process that has the folder holds, and
 // which has the store's id, too.
 //
-// What Commit has taken survives the end of the process; what Sync has seen, that of the machine,
+// Data that Commit has taken survives the end of the process; after Sync, that of the machine,
 // too. The files are this process's alone while they are open, and their user's alone. Opening
 // begins a new segment, as does one that is full; the oldest is deleted once no frame in it is
 // needed. A frame is needed while its request is stored; where too few are, they are copied to the
@@ -83,7 +83,7 @@ class RequestJournal {
   absl::Status ForEachPiece(uint64_t number,
                             const std::function<absl::Status(std::string_view)>& take);
 
-  // What was committed before this began is on the disk, in files that have their names.
+  // Puts all that was committed before on the disk, in files that have their names.
   absl::Status Sync() ABSL_LOCKS_EXCLUDED(unsynced_mutex_);
 
  private:

@@ -27,14 +27,14 @@ struct RequestRecord {
   std::vector<FramePlace> frames;        // by index
   std::vector<Attempt> attempts = {{}};  // by number, and so by first
   int64_t bytes = 0;                     // of the frames, at most
-  // What its session knows of it is what is stored.
+  // Whether its session knows all that is stored.
   bool appendable = false;
 
   // Notes a frame that was found, in any order. False: it is a copy of one that is known, or a
   // later attempt has replaced it.
   bool Take(const Frame& frame, FramePlace place);
   uint32_t AttemptOf(uint32_t index) const;
-  // Drops the frames from `index` on, which is no less than kFirstPiece. What comes next is a new
+  // Drops the frames from `index` on, which is no less than kFirstPiece. The next frame is a new
   // attempt.
   void Cut(uint32_t index, uint32_t least_attempt);
 };

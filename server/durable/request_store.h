@@ -78,7 +78,7 @@ class RequestStore {
     const std::shared_ptr<Entry> entry_;
   };
 
-  // Whose request it is, and how to ask its session to let go of it because another call wants to
+  // A request's owner, and how to ask its session to let go of it because another call wants to
   // resume it.
   struct Holder {
     std::string id;

@@ -44,7 +44,7 @@ std::string_view AsBytes(const T& value) {
   return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-// What a process leaves that ends while it appends a frame, or a machine.
+// Whether the rest is what a process, or a machine, leaves that ends while a frame is appended.
 bool IsTorn(uint64_t store, std::string_view rest) {
   const uint64_t marker = MarkerOf(store);
   const size_t known = std::min(rest.size(), sizeof marker);

@@ -12,7 +12,7 @@
 
 namespace treadle {
 
-// What is kept of an accepted request, so that it can go on: the client's own words, and what was
+// The kept form of an accepted request, so that it can go on: the client's own words, and what was
 // decided when it was accepted.
 struct StoredRequest {
   std::string id = {};

@@ -26,11 +26,11 @@ absl::StatusOr<GenerateRequest> ToRequest(const vllm::grpc::engine::GenerateRequ
                                           const ServedModel& model);
 absl::StatusOr<GenerateRequest> ToRequest(const vllm::grpc::engine::EmbedRequest& message);
 
-// What is said of a repeated field of either with so many entries, before they are parsed.
+// Checks the number of entries of a repeated field of either, before they are parsed.
 absl::Status ValidateGatewayEntries(std::string_view field, int64_t entries, bool embedding,
                                     const ServedModel& model);
 
-// What the event brings of an embedding.
+// Adds the event's part of an embedding.
 void Add(const SessionEvent& event, vllm::grpc::engine::EmbedResponse& response);
 
 // An error of a session's, with the protocol's names of fields.
@@ -47,7 +47,7 @@ class GatewayAnswer {
   explicit GatewayAnswer(const vllm::grpc::engine::GenerateRequest& request);
   ~GatewayAnswer();
 
-  // What the client hears of the event; may be nothing.
+  // The messages to the client for the event; may be none.
   Messages Add(const SessionEvent& event);
   // The end of an aborted request: candidates that have not ended end here, with what they have.
   // One message says it all if nothing has come out yet.

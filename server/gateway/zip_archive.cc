@@ -36,7 +36,7 @@ uint32_t Crc32(std::string_view text) {
   return ~crc;
 }
 
-// What a file's header and its entry in the directory have in common.
+// The common part of a file's header and its entry in the directory.
 void PutDescription(const std::string& name, std::string_view content, std::string& out) {
   Put(kVersion, out);
   Put(kUtf8Names, out);

@@ -55,9 +55,10 @@ absl::StatusOr<GenerateRequest> ReadStored(const StoredRequest& stored, const Se
 }
 
 absl::StatusOr<ResumePoint> ReadResume(const grpc::ByteBuffer& bytes, const ServedModel& model) {
-  constexpr size_t kMost = 1024;  // it is read on gRPC's thread
-  if (bytes.Length() > kMost) {
-    return InvalidArgument("the request has ", bytes.Length(), " bytes, expected at most ", kMost);
+  constexpr size_t kMaxBytes = 1024;  // it is read on gRPC's thread
+  if (bytes.Length() > kMaxBytes) {
+    return InvalidArgument("the request has ", bytes.Length(), " bytes, expected at most ",
+                           kMaxBytes);
   }
   v1::ResumeRequest message;
   TREADLE_RETURN_IF_ERROR(Parse(bytes, message));

@@ -1,4 +1,4 @@
-// What the calls of every gRPC service need, and Inference's calls that are more than one answer at
+// Parts that all gRPC services' calls need, and Inference's calls that are more than one answer at
 // once: one object per call, gRPC's reactor, that lives until gRPC is done with it.
 //
 // Thread safety: the functions are called by gRPC's threads; each call's state is under its own
@@ -29,7 +29,7 @@ class ServerWriteReactor;
 
 namespace treadle {
 
-// What every call on the server needs to know of its surroundings.
+// The surroundings of every call on the server.
 struct CallEnvironment {
   ServingStack& stack;
   LedgerFollower& follower;

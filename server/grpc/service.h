@@ -55,7 +55,7 @@ class InferenceServer {
   size_t connections() const;
   // For another front end beside gRPC, which must have ended before this does.
   SessionEnvironment& sessions();
-  // What the port and the threads that read requests count.
+  // Adds the counts of the port and of the threads that read requests.
   void AddTo(Metrics& metrics) const;
 
   // Not ready any more, new requests get UNAVAILABLE, accepted ones go on; at the end of

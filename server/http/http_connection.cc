@@ -281,7 +281,7 @@ void HttpConnection::Handle() {
   Read();
 }
 
-// What follows on the connection has no meaning.
+// Bytes that follow on the connection have no meaning.
 void HttpConnection::Refuse(int code, const std::string& message) {
   parser_.reset();
   stage_ = kAnswering;

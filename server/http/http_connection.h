@@ -84,7 +84,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   void Refuse(int code, const std::string& message);
   void Close();
 
-  // Of the reply to request `number`.
+  // The parts of the reply to request `number`.
   void Begin(uint64_t number, const HttpResponse& response, bool whole);
   void Write(uint64_t number, std::string_view bytes, HttpReply::Written written);
   void End(uint64_t number, HttpReply::Done done);
@@ -133,7 +133,7 @@ class HttpConnection : public std::enable_shared_from_this<HttpConnection> {
   int discarded_ = 0;       // reads since then
   TimePoint arrival_;
 
-  // Of the request under way.
+  // The number of the request under way.
   uint64_t number_ = 0;
   bool keep_alive_ = false, head_only_ = false, chunked_ = false, ended_ = false;
   bool answer_begun_ = false;  // its first bytes were sent, which are always the same

@@ -1,5 +1,5 @@
-// What a browser may be made to ask. Every web page that somebody looks at can send requests to a
-// server on their machine, or in their network; two headers, which pages cannot choose, tell.
+// Checks what a browser is made to ask. Every web page that somebody looks at can send requests to
+// a server on their machine, or in their network; two headers, which pages cannot choose, tell.
 //
 // Origin is the page that asks: it must be the server's own, by the name in Host, or an allowed
 // one, which then may read the answer (CORS, https://fetch.spec.whatwg.org/#http-cors-protocol).
@@ -21,7 +21,7 @@ namespace treadle {
 std::string Stranger(const HttpRequest& request, const std::vector<std::string>& allowed,
                      bool any_host);
 
-// What the head of the answer gets, each line after "\r\n", so that an allowed page may read it;
+// Lines that the head of the answer gets, each after "\r\n", so that an allowed page may read it;
 // empty if none asks.
 std::string CorsLines(const HttpRequest& request, const std::vector<std::string>& allowed);
 

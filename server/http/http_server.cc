@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kSweep{100};  // between two looks at deadlines
 constexpr size_t kFileShare = 4;                  // a connection for each so many files
-// Of the system, in each direction: by itself it keeps megabytes for who reads slowly.
+// The system's buffer in each direction: by itself it keeps megabytes for a slow reader.
 constexpr int kSystemBuffer = 128 << 10;
 
 HttpOptions Completed(HttpOptions options) {

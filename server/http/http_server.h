@@ -2,11 +2,11 @@
 //
 // A handler gets a whole request and answers when it likes, at once or in pieces, while the thread
 // serves others. Requests of a connection are answered one after another, however early they come.
-// What a client may take is limited: the bytes of a head and of a body, those of all bodies that
+// A client's resources are limited: the bytes of a head and of a body, those of all bodies that
 // are not whole, connections (in total and of one address), the time for a head, for a body, to do
 // nothing, and to read nothing of an answer. Where there are too many connections
 // (net/admission.h), the oldest that asks nothing makes room, else the oldest whose request is not
-// whole. Of bodies, the largest ends.
+// whole. If bodies take too much, the largest ends.
 //
 // A client may end its side of the connection before it has its answer. One that has closed all of
 // it answers the next bytes with a reset, and its request is cancelled; so it is sent some at once:
@@ -57,7 +57,7 @@ struct HttpResponse {
   std::string content_type = "text/plain; charset=utf-8";
   std::string body = {};
   std::vector<std::pair<std::string, std::string>> headers = {};  // further ones
-  // Of a body that comes in pieces: bytes without a meaning in its format. A client that ends its
+  // Bytes without a meaning in the format of a body that comes in pieces. A client that ends its
   // side of the connection is sent them, to learn whether it still reads; without them it is gone.
   std::string filler = {};
 };
@@ -105,10 +105,10 @@ struct HttpOptions {
   Time body_patience{60'000};   // from the head, until the body is whole
   Time idle_patience{60'000};   // between requests; longer than the pools of most clients wait
   Time stall_patience{60'000};  // of a client that reads nothing of its answer
-  // Who may make a browser ask, and by which names: see http_origin.h.
+  // Origins that may make a browser ask, and by which names: see http_origin.h.
   std::vector<std::string> allow_origins = {};
   bool any_host = false;  // callers show a key; so it is with TLS, and beyond loopback
-  // What the server refuses by itself, as an answer; empty: as text.
+  // The answer where the server refuses by itself; empty: as text.
   std::function<HttpResponse(int code, const std::string& message)> refusal = {};
 };
 

@@ -1,4 +1,4 @@
-// What grpc.health.v1 says of this process, under three names with three meanings:
+// The health of this process for grpc.health.v1, under three names with three meanings:
 //
 //   started  the weights are loaded and the server listens; true once and for all
 //   ready    a real token has come out of the engine, its epoch stands, and nothing is draining

@@ -1,4 +1,4 @@
-// What there is to tell: events with a name that stays, fields, and a sentence for people; as a
+// Log events with a name that stays, fields, and a sentence for people; as a
 // line of text or of JSON.
 //
 // Pure; any thread.
@@ -30,7 +30,7 @@ struct LogField {
 };
 
 struct LogEvent {
-  // What a line of text shows.
+  // The parts that a line of text shows.
   enum class Text : uint8_t {
     kMessage,           // the sentence
     kMessageAndFields,  // the sentence key=value key="other value"
@@ -51,9 +51,9 @@ using LogSink = std::function<void(LogEvent)>;
 // for each field.
 std::string ToText(const LogEvent& event);
 // One line with its end: {"time": RFC 3339 in UTC with microseconds, "severity", "event",
-// "message", and the fields}. What is not UTF-8 is replaced by U+FFFD.
+// "message", and the fields}. Bytes that are not UTF-8 become U+FFFD.
 std::string ToJson(const LogEvent& event);
-// What ToJson made, with time; nothing if the line is something else.
+// The event of a line that ToJson made, with time; nothing if the line is something else.
 std::optional<LogEvent> FromJson(const std::string& line);
 
 }  // namespace treadle

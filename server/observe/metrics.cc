@@ -32,7 +32,7 @@ Bounds Seconds() { return Doubling(0.01, 82); }
 Bounds TokenSeconds() { return Doubling(0.00125, 11); }
 Bounds Tokens() { return Doubling(1, 200'000); }
 
-// What share of a pipeline's last stage is bubbles, over the iterations that it ran last.
+// The share of bubbles in a pipeline's last stage, over the iterations that it ran last.
 class BubbleShare {
  public:
   double Add(const LedgerRecord& record) {
@@ -96,7 +96,7 @@ struct Metrics::Instruments {
   prometheus::Gauge& waiting =
       NewGauge("treadle:num_requests_waiting", "Requests that wait for their first iteration.");
   prometheus::Gauge& reserved =
-      NewGauge("treadle:num_requests_reserved", "Of those that wait: requests that hold pages.");
+      NewGauge("treadle:num_requests_reserved", "Waiting requests that hold pages already.");
   prometheus::Gauge& kv_usage =
       NewGauge("treadle:kv_cache_usage_perc",
                "Share of the K/V pages in use, of the scarcest kind; 1 is all.");
@@ -109,12 +109,12 @@ struct Metrics::Instruments {
   prometheus::Counter& cache_queries = NewCounter("treadle:prefix_cache_queries_total",
                                                   "Prompt tokens of requests that had an answer.");
   prometheus::Counter& cache_hits =
-      NewCounter("treadle:prefix_cache_hits_total", "Those of them that were in the prefix cache.");
+      NewCounter("treadle:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.");
   prometheus::Counter& draft_tokens =
       NewCounter("treadle:spec_decode_num_draft_tokens_total",
                  "Guesses of next tokens that iterations verified, of requests that ended.");
-  prometheus::Counter& accepted_tokens =
-      NewCounter("treadle:spec_decode_num_accepted_tokens_total", "Those of them that were right.");
+  prometheus::Counter& accepted_tokens = NewCounter("treadle:spec_decode_num_accepted_tokens_total",
+                                                    "Verified guesses that were right.");
   prometheus::Counter& generation_tokens =
       NewCounter("treadle:generation_tokens_total", "Generated tokens of requests that ended.");
   prometheus::Family<prometheus::Counter>& success = prometheus::BuildCounter()

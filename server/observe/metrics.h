@@ -28,7 +28,7 @@ class Metrics {
   Metrics(const std::string& model_name, const RequestPool& pool);
   ~Metrics();
 
-  // What others count; before Listen. `now` is asked at each scrape, as long as the metrics live,
+  // Adds others' counts; before Listen. `now` is asked at each scrape, as long as the metrics live,
   // and never becomes less.
   void AddCounter(const char* name, const char* help, std::function<double()> now);
   void Add(std::shared_ptr<const Door::Counts> door);
@@ -38,7 +38,7 @@ class Metrics {
 
   void Record(const LedgerRecord& record);
 
-  // What /metrics serves; from any thread.
+  // The text that /metrics serves; from any thread.
   std::string Scrape() const;
 
   // Serves http://`address`/metrics from now on, or https:// with `tls`; port 0 takes any free one.

@@ -30,7 +30,7 @@ std::string ReasonOf(const FinishedRequest& request) {
   return reasons;
 }
 
-// What the server is to blame for.
+// The severity of a status: high where the server is to blame.
 Severity SeverityOf(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kUnknown:
@@ -43,8 +43,8 @@ Severity SeverityOf(const absl::Status& status) {
   }
 }
 
-// What the log keeps of a refusal. Two of them quote the client: a role that is none, and what a
-// chat template says of the messages. Of these the field remains.
+// The part of a refusal that the log keeps. Two of them quote the client: a role that is none, and
+// what a chat template says of the messages. Only the field of these remains.
 std::string WithoutPrompt(std::string_view message) {
   if (!message.starts_with("chat")) return std::string(message);
   return Str(std::string(message.substr(0, message.find_first_of(" :"))), " was refused");

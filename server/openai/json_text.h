@@ -10,12 +10,12 @@
 namespace treadle {
 
 // In quotes, on one line for every reader: what ends a line in Unicode (U+0085, U+2028, U+2029) is
-// escaped as the control characters are. What is no UTF-8 becomes U+FFFD.
+// escaped as the control characters are. Bytes that are no UTF-8 become U+FFFD.
 std::string JsonString(std::string_view text);
 // The shortest that reads back as the same float. JSON has no infinity: a log probability of -inf
 // becomes -9999, as others write it.
 std::string JsonLogprob(float value);
-// What is no finite number becomes null.
+// A number that is not finite becomes null.
 std::string JsonFloats(std::span<const float> values);
 // [1,2,3]
 std::string JsonIds(std::span<const int32_t> ids);

@@ -19,7 +19,7 @@
 
 namespace treadle {
 
-// Each is a session and holds a place in the queue. Of embeddings, which hold it briefly, a call
+// Each is a session and holds a place in the queue. Embeddings hold it briefly, so a call
 // may have more; those begin as others end.
 inline constexpr size_t kMaxPrompts = 128;
 inline constexpr size_t kMaxInputs = 2048;

@@ -12,7 +12,7 @@
 
 namespace treadle {
 
-// Who has something to deliver. Both methods run on the courier's thread and must not block.
+// An object with something to deliver. Both methods run on the courier's thread and must not block.
 class Recipient {
  public:
   virtual ~Recipient() = default;

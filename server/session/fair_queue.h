@@ -31,7 +31,7 @@ class FairQueue {
   // Takes the first entry of at most `most_bytes` of the owner who is next among those who have
   // one. Charge must follow.
   std::optional<Entry> Pop(size_t most_bytes);
-  // What an entry that was taken has cost, in seconds of a processor.
+  // Charges an owner for an entry that was taken, in seconds of a processor.
   void Charge(const std::string& owner, double seconds);
 
  private:

@@ -27,7 +27,7 @@ class StopMatcher {
 
   // Text that is settled: no stop string can begin in it. Nothing more after a match.
   std::string Push(std::string_view text);
-  // What was held back; the text has ended.
+  // The text that was held back; it has ended.
   std::string Finish();
 
   // The stop string that was found, or null. It is not part of the text.
@@ -39,7 +39,7 @@ class StopMatcher {
   int found_ = -1;
 };
 
-// What is new of one candidate. An end token is among the ids, but not in the text; a token that
+// The news of one candidate. An end token is among the ids, but not in the text; a token that
 // completes a stop string is the last one.
 struct OutputPart {
   uint32_t candidate = 0;
@@ -59,7 +59,7 @@ class Generation {
   Generation(const Tokenizer* tokenizer, const RequestSpec& request,
              const std::vector<std::string>& stop_strings, bool special_tokens = false);
 
-  // One part for each candidate with news, ascending. Of one that finished with kStopString the
+  // One part for each candidate with news, ascending. If one finished with kStopString, the
   // pool must be told (FinishCandidate). Tokens of a candidate that has finished are dropped.
   std::vector<OutputPart> Absorb(const std::vector<StreamToken>& tokens);
 

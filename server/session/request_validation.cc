@@ -296,14 +296,14 @@ absl::Status ValidateEntries(std::string_view field, int64_t entries, bool embed
     if (entries <= static_cast<int64_t>(kMaxChoices)) return absl::OkStatus();
     return InvalidArgument("constraint: has ", entries, " choices, expected 1 to ", kMaxChoices);
   }
-  constexpr std::pair<std::string_view, size_t> kMost[] = {
+  constexpr std::pair<std::string_view, size_t> kMaxEntries[] = {
       {"chat.messages", kMaxChatMessages},
       {"sampling.logit_bias", kMaxLogitBias},
       {"stopping.stop_strings", kMaxStopStrings},
       {"stopping.stop_token_ids", kMaxStopTokens}};
   const auto* const found =
-      std::ranges::find(kMost, field, &std::pair<std::string_view, size_t>::first);
-  const size_t most = found == std::end(kMost) ? kFew : found->second;
+      std::ranges::find(kMaxEntries, field, &std::pair<std::string_view, size_t>::first);
+  const size_t most = found == std::end(kMaxEntries) ? kFew : found->second;
   return CheckCount(field, static_cast<size_t>(entries), most);
 }
 

@@ -21,7 +21,7 @@
 
 namespace treadle {
 
-// What a client asks, before anything of it was checked; the same for every front end. A value.
+// A client's request before anything of it was checked; the same for every front end. A value.
 struct GenerateRequest {
   std::string request_id = {};  // empty: the caller's (session.h)
 
@@ -55,7 +55,7 @@ struct GenerateRequest {
   std::string cache_salt = {};  // only requests of the same one share what is cached of prompts
   std::string speculate = {};   // a word of kSpeculate; empty: the server's
 
-  // What --durable keeps of it (StoredRequest): by whom it is read again, and the client's words.
+  // The part --durable keeps (StoredRequest): by whom it is read again, and the client's words.
   std::string kind = {};  // empty: it is not kept
   std::string body = {};
 };
@@ -86,7 +86,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(
     GenerateRequest request, const ServedModel& model, const RequestLimits& limits,
     uint64_t random_seed, Clock::time_point deadline = Clock::time_point::max());
 
-// What ValidateRequest says of a repeated field with so many entries, for a front end that counts
+// ValidateRequest's verdict on a repeated field with so many entries, for a front end that counts
 // them before it parses them; ok for up to 4096, which cost little. `field`: as in the gRPC API
 // ("chat.messages").
 absl::Status ValidateEntries(std::string_view field, int64_t entries, bool embedding,

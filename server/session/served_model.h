@@ -1,4 +1,4 @@
-// What the service must know of the model that it serves: no tensors, no layers.
+// The service's knowledge of the model that it serves: no tensors, no layers.
 //
 // Thread safety: constant once serving began; may be read from any thread.
 #pragma once

@@ -8,10 +8,10 @@
 // a session that resumes the request begins with the same ones.
 //
 // A session is driven by its TokenStream's notifier through the courier. Cancelled (by the client,
-// by its deadline, by a stalled write), it ends when the loop has ended the request. What may
-// happen when is the table kSessionTransitions.
+// by its deadline, by a stalled write), it ends when the loop has ended the request. The
+// table kSessionTransitions says what may happen when.
 //
-// Thread safety: public methods from any thread, none of them waits. What a front end implements is
+// Thread safety: public methods from any thread, none of them waits. A front end's methods are
 // called under the session's mutex, by the courier's thread or by who calls Start, Cancel or
 // Written; it must neither block nor call the session.
 #pragma once
@@ -68,7 +68,7 @@ class CallCount {
   int64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// What all sessions of a server share, and what outlives them.
+// The objects that all sessions of a server share, and that outlive them.
 struct SessionEnvironment {
   const ServedModel& model;
   RequestPool& pool;
@@ -83,7 +83,7 @@ struct SessionEnvironment {
   CallCount calls{};
   WorkPool pool_of_work{work};  // last: its work uses the others
 
-  // Whose call it is, by "Bearer KEY"; null if everybody may call. Unauthenticated or
+  // The key of a call, by "Bearer KEY"; null if everybody may call. Unauthenticated or
   // PermissionDenied otherwise.
   absl::StatusOr<std::shared_ptr<ApiKey>> KeyOf(std::string_view authorization) const;
   // The same for a call that generates nothing: counts it if it is refused.
@@ -99,7 +99,7 @@ struct SessionEnvironment {
 // The owner of a call's work, with whom it shares a turn: its key; without keys, its address.
 std::string FairShareOf(const RequestOrigin& origin);
 
-// What is known of a call before its request is read.
+// The origin of a call, known before its request is read.
 struct Caller {
   RequestOrigin origin = {};         // but for the key and the id
   std::string_view authorization{};  // valid during Start
@@ -107,7 +107,7 @@ struct Caller {
   Clock::time_point deadline = Clock::time_point::max();
 };
 
-// What a client resumes.
+// The request that a client resumes, and from where.
 struct ResumePoint {
   std::string id;          // of the request
   int64_t from_token = 0;  // the first, over all candidates, that is to be told
@@ -115,7 +115,7 @@ struct ResumePoint {
   std::function<absl::StatusOr<GenerateRequest>(const StoredRequest&)> read;
 };
 
-// What comes out, in this order. The first event has `prompt`, the last one `end`; pointers are
+// An event of a session, in this order. The first has `prompt`, the last one `end`; pointers are
 // valid while it is written.
 struct SessionEvent {
   struct Prompt {
@@ -134,7 +134,7 @@ struct SessionEvent {
   const End* end = nullptr;
 };
 
-// What a session waits for. Where its client has left, nothing more is written.
+// The phase of a session: what it waits for. Where its client has left, nothing more is written.
 enum class SessionPhase : uint8_t {
   kUnread,  // its turn to be read, validated and submitted
   kUnreadLeft,
@@ -163,7 +163,7 @@ struct SessionTransition {
   SessionPhase to;
 };
 
-// What may happen in which phase, and what it becomes. Anything else is a bug.
+// The events that may happen in a phase, and the phase that follows. Anything else is a bug.
 inline constexpr SessionTransition kSessionTransitions[] = {
     {SessionPhase::kUnread, SessionStep::kSubmit, SessionPhase::kWaiting},
     {SessionPhase::kUnread, SessionStep::kLeave, SessionPhase::kUnreadLeft},
@@ -240,7 +240,7 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
     absl::Status status;
     RequestTimings timings;
   };
-  // What was stored is told again, and noted in `spec`. False: that was all.
+  // Tells again what was stored, and notes it in `spec`. False: that was all.
   absl::StatusOr<bool> Replay(const StreamBatch& answer, RequestSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   RequestStore::Holder Holder(std::string id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -289,7 +289,7 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   std::optional<RequestEnd> ended_ ABSL_GUARDED_BY(mutex_);  // by the loop
   Clock::time_point write_began_ ABSL_GUARDED_BY(mutex_);
 
-  // Of a request that is stored.
+  // The stored form of the request.
   std::unique_ptr<RequestStore::Stream> stored_ ABSL_GUARDED_BY(mutex_);  // null: it is not
   StreamBatch batch_ ABSL_GUARDED_BY(mutex_);  // from the stream, not stored yet
   std::optional<StreamBatch> stored_batch_ ABSL_GUARDED_BY(mutex_);  // to be told

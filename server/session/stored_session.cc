@@ -89,7 +89,7 @@ void Session::CutOff() {
   Advance();
 }
 
-// What the token stream has had, and is written since; what it has now is given to be written.
+// Notes that the last batch is written, and gives the stream's next one to be written.
 StreamBatch Session::TakeStored() {
   if (stored_batch_) return *std::exchange(stored_batch_, std::nullopt);
   StreamBatch next = submitted_.stream->Take();
@@ -97,7 +97,7 @@ StreamBatch Session::TakeStored() {
                             std::make_move_iterator(batch_.prompt_detail.begin()),
                             std::make_move_iterator(batch_.prompt_detail.end()));
   batch_ = std::move(next);
-  // What is known of the prompt waits for a token.
+  // Facts about the prompt wait for a token.
   if (batch_.tokens.empty() && !batch_.ended) return {};
   Become(SessionStep::kStore);
   stored_->Append(batch_, [session = weak_from_this()](const absl::Status& status) {

@@ -2,10 +2,10 @@
 // take as long as a client's text is long, and trials of constraints, which take seconds; none of
 // which a client may do on the threads that answer others.
 //
-// Three threads take work from two queues. Of texts, one thread takes what is next and another only
+// Three threads take work from two queues. One thread takes the next text and another only
 // what is short, so that a few long texts do not hold up everybody's short ones; the third thread
 // runs trials, so that no text waits for one. A queue gives each owner who waits as much of a
-// processor as the others (fair_queue.h). What waits is bounded in entries and bytes, in total and
+// processor as the others (fair_queue.h). Its size is bounded in entries and bytes, in total and
 // for one owner, and refused beyond that. The threads are nice to the serving loop's.
 //
 // Thread safety: Submit from any thread.
@@ -53,7 +53,7 @@ class WorkPool {
   // reached; Unavailable from Stop on: nothing was taken in.
   absl::Status Submit(const std::string& owner, size_t bytes, std::function<void()> work,
                       Kind kind = Kind::kText) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Of what waits or is being done.
+  // The bytes of all work that waits or is being done.
   size_t bytes() const ABSL_LOCKS_EXCLUDED(mutex_);
   std::shared_ptr<const Counts> counts() const { return counts_; }
 

@@ -310,7 +310,7 @@ Costs Measure(const Attack& attack, int seconds) {
   return costs;
 }
 
-// Those attacks whose name has `name` in it.
+// Runs the attacks whose name has `name` in it.
 void Run(int seconds, const std::string& name) {
   Measure(Attacks().front(), 3);  // warm
   const double rest = MemoryMb();

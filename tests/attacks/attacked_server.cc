@@ -3,44 +3,15 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
 #include "base/status.h"
+#include "tests/server/cli/served_binary.h"
 #include "tests/server/test_server.h"
-#include "tests/support/tiny_model.h"
 
 namespace treadle {
-namespace {
-
-namespace fs = std::filesystem;
-
-const fs::path& Directory() {
-  static const fs::path path = [] {
-    fs::path own = fs::path(testing::TempDir()) / Str("attacks-", getpid());
-    fs::create_directories(own);
-    return own;
-  }();
-  return path;
-}
-class RemoveDirectory : public testing::Environment {
-  void TearDown() override { fs::remove_all(Directory()); }
-};
-const auto* const kRemoveDirectory = testing::AddGlobalTestEnvironment(new RemoveDirectory);
-
-const std::string& Model() {
-  static const std::string path = [] {
-    auto written = WriteTinyLlamaGguf(Directory().string(), {});
-    TREADLE_CHECK(written.ok());
-    return *written;
-  }();
-  return path;
-}
-
-}  // namespace
-
 AttackedServer::AttackedServer(const std::vector<std::string>& flags, const Limits& limits,
                                const std::string& model) {
   std::string command = limits.before;
@@ -48,19 +19,15 @@ AttackedServer::AttackedServer(const std::vector<std::string>& flags, const Limi
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   if (limits.memory_mb > 0) command += Str("ulimit -v ", limits.memory_mb * 1024, " && ");
 #endif
-  command += Str("exec ", TREADLE_BINARY, " serve --model ", model.empty() ? Model() : model,
+  command += Str("exec ", TREADLE_BINARY, " serve --model ", model.empty() ? OwnModel() : model,
                  " --listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --metrics-listen none --threads 1"
                  " --pin-threads off --kv-memory 16M --log-requests off");
   for (const std::string& flag : flags) command += " " + flag;
   process_ = std::make_unique<ChildProcess>(std::vector<std::string>{"/bin/sh", "-c", command});
   if (!limits.serves) return;
   const std::string line = process_->WaitForLine("gRPC on 127.0.0.1:");
-  const auto port_after = [&](const std::string& before) {
-    const size_t at = line.find(before);
-    return at == std::string::npos ? 0 : std::atoi(line.c_str() + at + before.size());
-  };
-  port_ = port_after("gRPC on 127.0.0.1:");
-  http_port_ = port_after("http://127.0.0.1:");
+  port_ = std::atoi(WordAfter(line, "gRPC on 127.0.0.1:").c_str());
+  http_port_ = std::atoi(WordAfter(line, "http://127.0.0.1:").c_str());
   EXPECT_TRUE(port_ > 0 && http_port_ > 0) << process_->output();
   EXPECT_NE(process_->WaitForLine("ready"), "");
 }
@@ -117,7 +84,7 @@ int64_t AttackedServer::peak_memory_mb() const {
 }
 
 int64_t AttackedServer::descriptors() const {
-  const fs::directory_iterator files(Str("/proc/", process_->pid(), "/fd"));
+  const std::filesystem::directory_iterator files(Str("/proc/", process_->pid(), "/fd"));
   return std::distance(begin(files), end(files));
 }
 

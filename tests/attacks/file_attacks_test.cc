@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <filesystem>
@@ -13,7 +12,8 @@
 #include "base/sha256.h"
 #include "base/status.h"
 #include "models/architectures/architecture.h"
-#include "tests/server/cli/child_process.h"
+#include "tests/server/cli/served_binary.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -24,17 +24,8 @@ using testing::HasSubstr;
 
 class FileAttacks : public testing::Test {
  protected:
-  void SetUp() override {
-    const auto* test = testing::UnitTest::GetInstance()->current_test_info();
-    folder_ = fs::path(testing::TempDir()) / Str("files-", getpid(), "-", test->name());
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
   std::string Tiny(const TinyModelOptions& options) const {
-    auto path = WriteTinyLlamaGguf(folder_.string(), options);
-    TREADLE_CHECK(path.ok());
-    return *path;
+    return *WriteTinyLlamaGguf(folder_.path(), options);
   }
   // `treadle serve` of a model, in at most 2 GiB of addresses.
   static std::unique_ptr<ChildProcess> Serve(const std::string& model, const std::string& flags,
@@ -61,7 +52,7 @@ class FileAttacks : public testing::Test {
     return false;
   }
 
-  fs::path folder_;
+  const TestFolder folder_;
 };
 
 TEST_F(FileAttacks, TablesForAHugeContextAreCounted) {
@@ -81,14 +72,14 @@ TEST_F(FileAttacks, TablesForAHugeContextAreCounted) {
   const std::string model = Tiny(options);
   for (const char* workers : {"", " --workers 127.0.0.1:1"}) expect_refused(model, workers);
   // GGUF files of Mixtral say that they are Llama's.
-  const auto mixtral = WriteTinyGguf(*FindArchitecture("mixtral"), folder_.string(), options);
+  const auto mixtral = WriteTinyGguf(*FindArchitecture("mixtral"), folder_.path(), options);
   ASSERT_TRUE(mixtral.ok()) << mixtral.status();
   expect_refused(*mixtral, "");
 }
 
 TEST_F(FileAttacks, WhatWasHashedIsWhatIsLoaded) {
   const std::string model = Tiny({});
-  const std::string other = (folder_ / "other").string();
+  const std::string other = folder_ / "other";
   fs::copy(model, other);
   fs::resize_file(model, 400 << 20);  // the hash takes its time
   const auto sum = FileSha256(model);
@@ -102,8 +93,7 @@ TEST_F(FileAttacks, WhatWasHashedIsWhatIsLoaded) {
 
 TEST_F(FileAttacks, AModelsNameIsShortAndPrintable) {
   const std::string name = "\x1b[2J" + std::string(240, 'x');
-  fs::create_directories(folder_ / name);
-  const auto model = WriteTinyLlamaFolder((folder_ / name).string(), {});
+  const auto model = WriteTinyLlamaFolder(folder_.Folder(name), {});
   ASSERT_TRUE(model.ok()) << model.status();
   const auto server = Serve("'" + *model + "'", "--kv-memory 16M --log-format json");
   const std::string line = server->WaitForLine("model_loaded");
@@ -130,11 +120,8 @@ TEST_F(FileAttacks, AFileThatShrinksWhileItIsServedIsNotMissed) {
     ASSERT_NE(line, "") << server->output();
     ASSERT_NE(server->WaitForLine("ready"), "") << server->output();
     fs::resize_file(model, 1);
-    const size_t at = line.find("127.0.0.1:");
-    ChildProcess client({TREADLE_BINARY, "generate", "--target",
-                         line.substr(at, line.find(' ', at) - at), "--prompt", "Once upon a time",
-                         "--max-new-tokens", "4"});
-    EXPECT_EQ(client.Wait(), 0) << client.output();
+    RunToEnd(Treadle("generate --max-new-tokens 4 --target " + WordAfter(line, "listening on "),
+                     {"--prompt", "Once upon a time"}));
   }
 }
 
@@ -159,24 +146,21 @@ TEST_F(FileAttacks, ASignalStopsALoadAtOnce) {
 TEST_F(FileAttacks, AStoppedLoadLeavesNoWorkersBehind) {
   const auto server =
       Serve("random:smollm2-135m", "--weights nf4 --pipeline-parallel 2 --max-context 512",
-            "TMPDIR=" + folder_.string() + " ");
+            "TMPDIR=" + folder_.path() + " ");
   ASSERT_NE(server->WaitForLine("loading layers"), "") << server->output();
-  EXPECT_FALSE(fs::is_empty(folder_));
+  EXPECT_FALSE(fs::is_empty(folder_.path()));
   server->Signal(SIGTERM);
   EXPECT_EQ(server->Wait(), 0) << server->output();  // and the workers have closed the pipe
-  EXPECT_TRUE(fs::is_empty(folder_));
+  EXPECT_TRUE(fs::is_empty(folder_.path()));
 }
 
 TEST_F(FileAttacks, ASignalStopsAWorkersLoadAtOnce) {
   const std::string model = "random:smollm2-135m";
-  ChildProcess worker({TREADLE_BINARY, "worker", "--listen", "127.0.0.1:0", "--model", model,
-                       "--threads", "1", "--pin-threads", "off", "--device", "cpu"});
-  const std::string listens = worker.WaitForLine("listening on ");
-  const auto server = Serve(model, "--weights nf4 --kv-memory 64M --max-context 512 --workers " +
-                                       listens.substr(listens.rfind("127.0.0.1:")));
+  WorkerBinary worker("--pin-threads off --device cpu --model " + model);
+  const auto server =
+      Serve(model, "--weights nf4 --kv-memory 64M --max-context 512 --workers " + worker.address());
   ASSERT_NE(worker.WaitForLine("loading layers"), "") << worker.output();
-  worker.Signal(SIGTERM);
-  EXPECT_EQ(worker.Wait(), 0) << worker.output();
+  EXPECT_EQ(worker.Stop(), 0) << worker.output();
 }
 
 }  // namespace

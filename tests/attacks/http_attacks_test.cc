@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 #include "tests/attacks/attacked_server.h"
-#include "tests/server/http_client.h"
+#include "tests/server/http/http_client.h"
 
 namespace treadle {
 namespace {

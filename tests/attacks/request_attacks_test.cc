@@ -15,6 +15,7 @@
 #include "tests/attacks/attacked_server.h"
 #include "tests/server/test_server.h"
 #include "tests/server/without_xgrammar.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -196,14 +197,12 @@ TEST_F(RequestAttacks, DetokenizeDoesNotAnswerMoreThanItTakes) {
 
 // A grammar that costs little for as long as a trial looks at it, and then more with every token.
 TEST(ConstraintAttacks, AConstraintThatTakesForEverHoldsUpItsOwnRequest) {
-  const std::string folder = testing::TempDir() + Str("/attacks-masks-", getpid());
-  std::filesystem::create_directories(folder);
   TinyModelOptions options;
   options.context = 8192;
-  const auto model = WriteTinyLlamaGguf(folder, options);
+  const TestFolder folder;
+  const auto model = WriteTinyLlamaGguf(folder.path(), options);
   ASSERT_TRUE(model.ok());
   AttackedServer server({}, {.memory_mb = 2000}, *model);
-  std::filesystem::remove_all(folder);
   ASSERT_TRUE(server.Honest().ok());
 
   std::atomic<bool> over = false;

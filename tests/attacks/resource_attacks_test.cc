@@ -22,8 +22,9 @@
 #include "kernels/op_cases/instrumented.h"
 #include "tests/attacks/attacked_server.h"
 #include "tests/attacks/hostile_client.h"
-#include "tests/server/http_client.h"
+#include "tests/server/http/http_client.h"
 #include "tests/server/test_server.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -35,13 +36,7 @@ using testing::Not;
 
 class ResourceAttacks : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = fs::path(testing::TempDir()) / Str("resources-", getpid());
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  fs::path folder_;
+  const TestFolder folder_;
 };
 
 TEST_F(ResourceAttacks, AddressesThatDoNotSufficeAreAnErrorBeforeAnythingIsServed) {
@@ -60,7 +55,7 @@ TEST_F(ResourceAttacks, ACacheThatFindsNoAddressesNamesItsFlag) {
   }
   TinyModelOptions tiny;
   tiny.context = 1 << 18;
-  const auto model = WriteTinyLlamaGguf(folder_.string(), tiny);
+  const auto model = WriteTinyLlamaGguf(folder_.path(), tiny);
   ASSERT_TRUE(model.ok()) << model.status();
   for (const std::string more :
        {"", " --pipeline-parallel 2", " --pipeline-parallel 2 --on-worker-loss fail"}) {
@@ -85,8 +80,8 @@ TEST_F(ResourceAttacks, ACacheThatFindsNoAddressesNamesItsFlag) {
 // connections as it takes.
 TEST_F(ResourceAttacks, FilesThatDoNotSufficeAreAnErrorBeforeAnythingIsServed) {
   const std::vector<std::string> all = {
-      "--health-listen 127.0.0.1:0", "--ledger-file " + (folder_ / "ledger").string(),
-      "--record " + (folder_ / "record").string(), "--durable " + (folder_ / "durable").string()};
+      "--health-listen 127.0.0.1:0", "--ledger-file " + folder_ / "ledger",
+      "--record " + folder_ / "record", "--durable " + folder_ / "durable"};
   for (const std::vector<std::string>& flags :
        {std::vector<std::string>{}, all,
         std::vector<std::string>{"--pipeline-parallel 2 --tensor-parallel 2"}}) {
@@ -117,16 +112,14 @@ TEST_F(ResourceAttacks, FilesThatDoNotSufficeAreAnErrorBeforeAnythingIsServed) {
     EXPECT_TRUE(status.ok()) << status.error_message();
     EXPECT_TRUE(server.Live());
     EXPECT_THAT(HttpGet(server.http_port(), "/ready"), HasSubstr("200 OK"));
-    server.process().Signal(SIGTERM);
-    EXPECT_EQ(server.process().Wait(), 0) << server.process().output();
+    EXPECT_EQ(server.process().Stop(), 0) << server.process().output();
   }
 }
 
 // A disk of a few pages under the log and the ledger, which is full for a while. The disk is seen
 // by this thread and what it starts, and goes with them.
 TEST_F(ResourceAttacks, AFullDiskCostsLinesAndRecordsAndNoRequest) {
-  const std::string disk = folder_ / "disk";
-  fs::create_directories(disk);
+  const std::string disk = folder_.Folder("disk");
   if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
       mount("tmpfs", disk.c_str(), "tmpfs", 0, "size=256k") != 0) {
     GTEST_SKIP() << "no small disk can be had on this machine: " << std::strerror(errno);
@@ -153,8 +146,7 @@ TEST_F(ResourceAttacks, AFullDiskCostsLinesAndRecordsAndNoRequest) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
     }
     EXPECT_GT(count_records(), before);
-    server.process().Signal(SIGTERM);
-    EXPECT_EQ(server.process().Wait(), 0);
+    EXPECT_EQ(server.process().Stop(), 0);
     EXPECT_THAT(server.process().output(), HasSubstr("No space left on device"));
     EXPECT_THAT(server.process().output(), HasSubstr("records were not written"));
   }
@@ -168,8 +160,7 @@ TEST_F(ResourceAttacks, AFullDiskCostsLinesAndRecordsAndNoRequest) {
 // Deadlines, watchdogs and time-outs go by a clock that nobody sets.
 TEST_F(ResourceAttacks, AWallClockThatJumpsEndsNothing) {
   if (kInstrumented) GTEST_SKIP() << "sanitizers want to be loaded first";
-  const std::string file = folder_ / "clock";
-  std::ofstream(file) << std::string(sizeof(double), '\0');
+  const std::string file = folder_.Write("clock", std::string(sizeof(double), '\0'));
   const int opened = open(file.c_str(), O_RDWR | O_CLOEXEC);
   auto* const ahead = static_cast<volatile double*>(
       mmap(nullptr, sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED, opened, 0));

@@ -1,11 +1,8 @@
 // What one key could take of another one's, on a server that stores requests.
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -13,6 +10,7 @@
 
 #include "base/status.h"
 #include "tests/attacks/attacked_server.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
@@ -23,16 +21,13 @@ constexpr int kTokens = 12;
 
 class TenantAttacks : public testing::Test {
  protected:
-  TenantAttacks() { std::filesystem::create_directories(folder_); }
-  ~TenantAttacks() override { std::filesystem::remove_all(folder_); }
   void Start(const std::vector<std::string>& lines) {
     server_.reset();
-    std::ofstream file(folder_ + "/keys");
-    for (const std::string& line : lines) file << line << "\n";
-    file.close();
+    std::string text;
+    for (const std::string& line : lines) text += line + "\n";
     server_ = std::make_unique<AttackedServer>(
-        std::vector<std::string>{"--api-keys-file", folder_ + "/keys", "--durable",
-                                 folder_ + "/durable"},
+        std::vector<std::string>{"--api-keys-file", folder_.Write("keys", text), "--durable",
+                                 folder_ / "durable"},
         AttackedServer::Limits{});
     stub_ = v1::Inference::NewStub(server_->Connect());
   }
@@ -81,7 +76,7 @@ class TenantAttacks : public testing::Test {
     return "";
   }
 
-  const std::string folder_ = testing::TempDir() + Str("/tenants-", getpid());
+  const TestFolder folder_;
   std::unique_ptr<AttackedServer> server_;
   std::unique_ptr<v1::Inference::Stub> stub_;
 };

@@ -12,7 +12,8 @@
 #include "tests/attacks/hostile_client.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/server/cli/child_process.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -29,16 +30,13 @@ class WorkerAttacks : public testing::Test {
     std::string command = Str("ulimit -n ", descriptors, " && exec ", TREADLE_BINARY,
                               " worker --listen 127.0.0.1:0 --threads 1");
     if (!secret.empty()) {
-      const std::string file = OwnFolder() + "/secret";
-      std::ofstream(file) << secret << "\n";
-      command += " --control-secret-file " + file;
+      command += " --control-secret-file " + OwnFolder().Write("secret", secret + "\n");
     }
     worker_ = std::make_unique<ChildProcess>(std::vector<std::string>{"/bin/sh", "-c", command});
     const std::string before = "listening on 127.0.0.1:";
-    const std::string line = worker_->WaitForLine(before);
-    ASSERT_NE(line, "") << worker_->output();
-    port_ = std::atoi(line.c_str() + line.find(before) + before.size());
-    master_.model = *WriteTinyLlamaGguf(OwnFolder(), {});
+    port_ = std::atoi(WordAfter(worker_->WaitForLine(before), before).c_str());
+    ASSERT_GT(port_, 0) << worker_->output();
+    master_.model = *WriteTinyLlamaGguf(OwnFolder().path(), {});
     master_.engine.weights_from_master = true;
     master_.engine.credentials.secret = secret;
     ASSERT_EQ(Honest(), absl::OkStatus());
@@ -47,8 +45,7 @@ class WorkerAttacks : public testing::Test {
   void TearDown() override {
     EXPECT_EQ(Honest(), absl::OkStatus());
     EXPECT_LT(ResidentMb(), memory_ + kOverRestMb);
-    worker_->Signal(SIGTERM);
-    EXPECT_EQ(worker_->Wait(), 0) << worker_->output();
+    EXPECT_EQ(worker_->Stop(), 0) << worker_->output();
   }
   // A master that loads a stage into the worker, and begins an epoch.
   absl::Status Honest() {

@@ -2,7 +2,6 @@
 // and hangs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -18,6 +17,7 @@
 
 #include "base/status.h"
 #include "tests/server/cli/child_process.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
@@ -33,16 +33,16 @@ class GpuRun : public testing::Test {
  protected:
   void SetUp() override {
     if (std::system("python3 -c '' 2>/dev/null") != 0) GTEST_SKIP() << "no python3";
-    folder_ = fs::path(testing::TempDir()) / Str("treadle-gpu-run-", getpid());
     fs::create_directories(folder_ / "bundle");
     fs::create_symlink("treadle", folder_ / "bundle" / "treadle-bench");
   }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string Text(const std::string& name) const {
-    std::ifstream file(folder_ / "out" / name);
-    return {std::istreambuf_iterator<char>(file), {}};
+  // What the bundle has in the program's place.
+  void Program(const std::string& text) const {
+    own_.Write("bundle/treadle", text);
+    fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
   }
+
+  std::string Text(const std::string& name) const { return own_.Read("out/" + name); }
   // The script's exit code and what it said. `settings`: of its environment.
   int Run(std::vector<std::string> settings, const std::vector<std::string>& flags) {
     std::vector<std::string> command = {"/usr/bin/env",
@@ -66,19 +66,19 @@ class GpuRun : public testing::Test {
   }
   // The report of a run whose kernels took so long. more: further members of the benchmark's JSON.
   std::string ReportOfKernels(const std::vector<std::string>& rows, const std::string& more = "") {
-    std::ofstream program(folder_ / "bundle" / "treadle");
-    program << "#!/bin/sh\necho '{\"backend\": \"a GPU\", \"peaks\": "
-               "{\"read_gigabytes_per_second\": 1, \"float_gigaops_per_second\": 1, "
-               "\"integer_gigaops_per_second\": 1}, \"rows\": [";
-    for (size_t i = 0; i < rows.size(); ++i) program << (i > 0 ? "," : "") << rows[i];
-    program << "]" << more << "}'\n";
-    program.close();
-    fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
+    std::string all;
+    for (const std::string& row : rows) all += (all.empty() ? "" : ",") + row;
+    Program(
+        Str("#!/bin/sh\necho '{\"backend\": \"a GPU\", \"peaks\": "
+            "{\"read_gigabytes_per_second\": 1, \"float_gigaops_per_second\": 1, "
+            "\"integer_gigaops_per_second\": 1}, \"rows\": [",
+            all, "]", more, "}'\n"));
     EXPECT_EQ(Run({}, {"--only", "kernels_layer"}), 0) << said_;
     return Text("report.md");
   }
 
-  fs::path folder_;
+  const TestFolder own_;
+  const fs::path folder_ = own_.path();
   std::string said_;
 };
 
@@ -102,12 +102,12 @@ TEST_F(GpuRun, EveryStepAtSmallSizesOnTheCpu) {
 }
 
 TEST_F(GpuRun, AStepThatFailsOrHangsDoesNotStopTheOthers) {
-  std::ofstream(folder_ / "bundle" / "treadle") << "#!/bin/sh\n"
-                                                   "case \"$2\" in\n"
-                                                   "  iteration) echo 'no memory' >&2; exit 3 ;;\n"
-                                                   "  serve) sleep 60 ;;\n"
-                                                   "esac\n";
-  fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
+  Program(
+      "#!/bin/sh\n"
+      "case \"$2\" in\n"
+      "  iteration) echo 'no memory' >&2; exit 3 ;;\n"
+      "  serve) sleep 60 ;;\n"
+      "esac\n");
   EXPECT_EQ(Run({"STEP_LIMIT=2"}, {"--device", "cpu", "--quick"}), 1);
   EXPECT_THAT(said_, AllOf(HasSubstr("  | no memory"),
                            HasSubstr("failed: iteration_bf16 iteration_bf16-alone iteration_int8 "
@@ -121,9 +121,7 @@ TEST_F(GpuRun, AStepThatFailsOrHangsDoesNotStopTheOthers) {
 
 // Steps that do not fit into a call's time are the next call's, and none runs twice.
 TEST_F(GpuRun, CallsGoOnWhereTheLastOneEnded) {
-  std::ofstream(folder_ / "bundle" / "treadle")
-      << "#!/bin/sh\necho \"$*\" >>" << (folder_ / "log").string() << "\nsleep 1\n";
-  fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
+  Program(Str("#!/bin/sh\necho \"$*\" >>", own_ / "log", "\nsleep 1\n"));
   int calls = 1;
   while (Run({"BUDGET=5", "STEP_LIMIT=3"}, {"--device", "cpu", "--quick"}) == 3 && calls < 20) {
     EXPECT_THAT(said_, HasSubstr("\nleft: "));
@@ -142,8 +140,7 @@ TEST_F(GpuRun, CallsGoOnWhereTheLastOneEnded) {
 
 // What is most important comes first, and every call is shorter than nine minutes.
 TEST_F(GpuRun, DryRunListsCallsThatAreShortEnough) {
-  std::ofstream(folder_ / "bundle" / "treadle") << "#!/bin/sh\nexit 9\n";
-  fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
+  Program("#!/bin/sh\nexit 9\n");
   ASSERT_EQ(Run({}, {"--dry-run"}), 0) << said_;
   std::istringstream lines(said_);
   std::string all;
@@ -185,8 +182,7 @@ TEST_F(GpuRun, OnlyTheBundlesProgramsGetItsLibraries) {
                 {"--only", "memcheck,shapes"}),
             0)
       << said_;
-  std::ifstream log(folder_ / "log");
-  const std::string said{std::istreambuf_iterator<char>(log), {}};
+  const std::string said = own_.Read("log");
   const std::string libraries = (folder_ / "bundle" / "lib").string();
   EXPECT_THAT(said, AllOf(HasSubstr("compute-sanitizer []"), HasSubstr("python3 []"),
                           HasSubstr(Str("cuda_backend_test [", libraries)),
@@ -293,8 +289,7 @@ TEST_F(GpuRun, SetsTransformersBesideTreadle) {
 }
 
 TEST_F(GpuRun, OnlyRunsWhatIsNamed) {
-  std::ofstream(folder_ / "bundle" / "treadle") << "#!/bin/sh\n";
-  fs::permissions(folder_ / "bundle" / "treadle", fs::perms::owner_all);
+  Program("#!/bin/sh\n");
   EXPECT_EQ(Run({}, {"--only", "iteration_nf4,shapes"}), 0) << said_;
   EXPECT_THAT(said_, AllOf(HasSubstr("iteration_nf4 ("), Not(HasSubstr("iteration_int8 ("))));
 }

@@ -1,7 +1,6 @@
 // treadle perplexity and treadle-bench accuracy as users meet them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
@@ -14,6 +13,7 @@
 #include "base/status.h"
 #include "tests/server/cli/child_process.h"
 #include "tests/support/default_model.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
@@ -22,15 +22,8 @@ using testing::HasSubstr;
 
 class QualityCommand : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = std::filesystem::path(testing::TempDir()) / Str("treadle-quality-", getpid());
-    std::filesystem::create_directories(folder_);
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-
   std::string File(const std::string& name, const std::string& bytes) const {
-    std::ofstream(folder_ / name, std::ios::binary) << bytes;
-    return folder_ / name;
+    return folder_.Write(name, bytes);
   }
   // A real text.
   static std::string Licence() { return std::string(TREADLE_TESTDATA) + "/../../LICENSE"; }
@@ -57,7 +50,7 @@ class QualityCommand : public testing::Test {
     return nlohmann::json::parse(output.substr(begin, end - begin));
   }
 
-  std::filesystem::path folder_;
+  const TestFolder folder_;
 };
 
 TEST_F(QualityCommand, WrongUseSaysWhatIsWrong) {
@@ -89,7 +82,7 @@ TEST_F(QualityCommand, BadTextsAreOneLine) {
                  "--weights", "nf5"},
                 "--weights has");
   ExpectRefused({"perplexity", model, "--text", Licence(), "--context", "16", "--logprobs",
-                 folder_ / "no" / "such" / "folder"},
+                 folder_ / "no/such/folder"},
                 "--logprobs: cannot write");
 }
 

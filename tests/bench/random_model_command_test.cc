@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/server/cli/child_process.h"
+#include "tests/server/cli/served_binary.h"
 
 namespace treadle {
 namespace {
@@ -46,7 +46,7 @@ Result Bench(std::vector<std::string> arguments, const std::vector<std::string>&
   return {code, child.output()};
 }
 
-// Of a layer of the model, two formats, of which one is shown.
+// The products of one layer of the model, in two formats, one of which is shown.
 Result Kernels(const std::string& model) {
   return Bench({"kernels", "--random-model", model, "--formats", "bf16,nf4", "--rows", "1,3",
                 "--filter", "/nf4/", "--threads", "1", "--seconds-per-case", "0.001",
@@ -118,14 +118,9 @@ TEST(RandomModelCommand, IterationSaysHowManyExpertsWereUsed) {
 }
 
 TEST(RandomModelCommand, ServeInProcessGivesWhatAServerGives) {
-  ChildProcess server({TREADLE_BINARY, "serve", "--model", std::string("random:") + kShape,
-                       "--listen", "127.0.0.1:0", "--http-listen", "none", "--metrics-listen",
-                       "none", "--threads", "1"});
-  const std::string line = server.WaitForLine("listening on ");
-  ASSERT_THAT(line, HasSubstr("127.0.0.1:")) << server.output();
-  const size_t begin = line.find("127.0.0.1:");
-  const std::string target = line.substr(begin, line.find(' ', begin) - begin);
-  const Result remote = Bench({"serve", "--target", target}, kTrace);
+  ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 1 --model random:", kShape));
+  ASSERT_SERVES(server);
+  const Result remote = Bench({"serve", "--target", server.address()}, kTrace);
   ASSERT_EQ(remote.code, 0) << remote.output;
   const Json expected = remote.Report();
   EXPECT_EQ(expected["completed"], 20);

@@ -4,16 +4,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/status.h"
-#include "tests/server/cli/child_process.h"
+#include "tests/server/cli/served_binary.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -25,29 +23,27 @@ using Json = nlohmann::json;
 using Kind = TraceEvent::Kind;
 
 TEST(Timeline, PlansAreAsynchronousAndTheRestIsComplete) {
-  const std::vector<TraceEvent> events = {
-      {.epoch = 2,
-       .iteration = 5,
-       .stage = 0,
-       .rank = 0,
-       .kind = Kind::kPlan,
-       .begin = 1'000'000,
-       .end = 1'002'500},
-      {.epoch = 2,
-       .iteration = 5,
-       .stage = 0,
-       .rank = 0,
-       .kind = Kind::kForward,
-       .begin = 1'002'500,
-       .end = 1'004'500},
-      {.epoch = 2,
-       .iteration = 5,
-       .stage = 1,
-       .rank = 1,
-       .kind = Kind::kSample,
-       .begin = 1'005'000,
-       .end = 1'005'500},
-  };
+  const std::vector<TraceEvent> events = {{.epoch = 2,
+                                           .iteration = 5,
+                                           .stage = 0,
+                                           .rank = 0,
+                                           .kind = Kind::kPlan,
+                                           .begin = 1'000'000,
+                                           .end = 1'002'500},
+                                          {.epoch = 2,
+                                           .iteration = 5,
+                                           .stage = 0,
+                                           .rank = 0,
+                                           .kind = Kind::kForward,
+                                           .begin = 1'002'500,
+                                           .end = 1'004'500},
+                                          {.epoch = 2,
+                                           .iteration = 5,
+                                           .stage = 1,
+                                           .rank = 1,
+                                           .kind = Kind::kSample,
+                                           .begin = 1'005'000,
+                                           .end = 1'005'500}};
   const Json trace = Json::parse(ToChromeTrace(events));
   std::vector<std::string> names;
   std::vector<std::string> shapes;
@@ -117,35 +113,23 @@ void CheckRow(const Row& row, const std::vector<std::string>& phases) {
 
 class TimelineBinary : public testing::Test {
  protected:
-  TimelineBinary() : directory_(testing::TempDir() + "/timeline-" + std::to_string(getpid())) {
-    std::filesystem::create_directories(directory_);
+  Rows Record(const std::string& flags) {
     TinyModelOptions options;
     options.layers = 4;
-    model_ = WriteTinyLlamaGguf(directory_, options).value();
-  }
-  ~TimelineBinary() override { std::filesystem::remove_all(directory_); }
-
-  Rows Record(const std::vector<std::string>& flags) {
-    const std::string path = directory_ + "/trace.json";
-    std::vector<std::string> command = {
-        TREADLE_BINARY, "bench",        "trace", "--model",       model_, "--out",
-        path,           "--threads",    "2",     "--pin-threads", "off",  "--prompt-tokens",
-        "20",           "--new-tokens", "6"};
-    command.insert(command.end(), flags.begin(), flags.end());
-    ChildProcess child(command);
-    EXPECT_EQ(child.Wait(), 0) << child.output();
-    EXPECT_THAT(child.output(), HasSubstr("stage rank iterations"));
-    std::ifstream file(path);
-    return ReadRows(Json::parse(file));
+    const std::string model = *WriteTinyLlamaGguf(folder_.path(), options);
+    const std::string said = RunToEnd(Treadle(
+        "bench trace --threads 2 --pin-threads off --prompt-tokens 20 --new-tokens 6 " + flags,
+        {"--model", model, "--out", folder_ / "trace.json"}));
+    EXPECT_THAT(said, HasSubstr("stage rank iterations"));
+    return ReadRows(Json::parse(folder_.Read("trace.json")));
   }
 
  private:
-  const std::string directory_;
-  std::string model_;
+  const TestFolder folder_;
 };
 
 TEST_F(TimelineBinary, RanksOfOneProcess) {
-  const Rows rows = Record({"--tensor-parallel", "2"});
+  const Rows rows = Record("--tensor-parallel 2");
   ASSERT_EQ(rows.size(), 2u);
   for (const auto& [place, row] : rows) {
     EXPECT_EQ(place.first, 0);
@@ -155,7 +139,7 @@ TEST_F(TimelineBinary, RanksOfOneProcess) {
 }
 
 TEST_F(TimelineBinary, StagesInWorkerProcesses) {
-  const Rows rows = Record({"--pipeline-parallel", "2"});
+  const Rows rows = Record("--pipeline-parallel 2");
   ASSERT_EQ(rows.size(), 2u);
   const Row& first = rows.at({0, 0});
   const Row& last = rows.at({1, 0});

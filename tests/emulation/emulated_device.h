@@ -58,7 +58,7 @@ class ScopedEmulation {
   EmulationSettings before_;
 };
 
-// Of devices that are opened now.
+// The settings of devices that are opened now.
 EmulationSettings CurrentEmulation();
 
 // How often that device has been opened in this process.

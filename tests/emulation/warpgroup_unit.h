@@ -75,7 +75,7 @@ class WarpgroupUnit {
   bool round_apart_ = false;
 };
 
-// Those of a block.
+// The units of a block.
 class WarpgroupUnits {
  public:
   static constexpr int kWarps = 4;  // of a warpgroup

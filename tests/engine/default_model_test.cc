@@ -11,9 +11,9 @@
 #include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
-#include "tests/engine/company.h"
+#include "tests/engine/company/company.h"
 #include "tests/engine/engine_runner.h"
-#include "tests/support/one_rank.h"
+#include "tests/support/ranks/one_rank.h"
 
 namespace treadle {
 namespace {

@@ -21,7 +21,7 @@
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/support/identifier.h"
-#include "tests/support/one_rank.h"
+#include "tests/support/ranks/one_rank.h"
 
 namespace treadle {
 namespace {

@@ -10,12 +10,13 @@
 #include "base/status.h"
 #include "kernels/op_cases/instrumented.h"
 #include "models/architectures/architecture.h"
-#include "tests/engine/company.h"
+#include "tests/engine/company/company.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
-#include "tests/support/one_rank.h"
+#include "tests/support/ranks/one_rank.h"
 #include "tests/support/reference_runner.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -23,18 +24,16 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Tiny models in a directory of this process (tests run side by side), which goes with them. Four
+// Tiny models in a folder of their own. Four
 // layers, so that four stages have one each; heads and K/V heads that two and four ranks divide.
 struct TinyFiles {
-  TinyFiles() : directory(testing::TempDir() + Str("engine-contract-", getpid())) {
+  TinyFiles() {
     llama = Write("llama", 0);
     window = Write("llama", 18);
     windows = Write("gemma3", 0);
   }
-  ~TinyFiles() { std::filesystem::remove_all(directory); }
   std::string Write(const char* architecture, int64_t window_of_all) const {
-    const std::string folder = Str(directory, "/", architecture, window_of_all);
-    std::filesystem::create_directories(folder);
+    const std::string folder = own.Folder(Str(architecture, window_of_all));
     TinyModelOptions options;
     options.layers = 4;
     options.window = window_of_all;
@@ -42,7 +41,7 @@ struct TinyFiles {
     TREADLE_CHECK(written.ok());
     return *written;
   }
-  std::string directory;
+  TestFolder own;
   std::string llama, window, windows;  // no layer's, each layer's, each second layer's
 };
 const TinyFiles& Tiny() {

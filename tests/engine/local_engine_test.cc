@@ -11,8 +11,8 @@
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/two_requests.h"
 #include "tests/support/in_time.h"
-#include "tests/support/one_rank.h"
 #include "tests/support/prefix_model.h"
+#include "tests/support/ranks/one_rank.h"
 
 namespace treadle {
 namespace {

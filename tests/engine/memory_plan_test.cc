@@ -116,7 +116,7 @@ TEST(KvMemoryPlan, BehindMistralsWindowNothingIsReserved) {
   }
 }
 
-// Of 18 layers each sixth sees everything: 2 x 256 elements x 2 bytes = 1,024 bytes per token each.
+// Each sixth of 18 layers sees everything: 2 x 256 elements x 2 bytes = 1,024 bytes per token each.
 TEST(KvMemoryPlan, BothKindsShareTheMemoryByWhatARequestTakes) {
   const auto checkpoint = Checkpoint::Open("random:gemma-3-270m");
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -134,7 +134,7 @@ TEST(KvMemoryPlan, BothKindsShareTheMemoryByWhatARequestTakes) {
   EXPECT_LE(plan->bytes, 256 << 20);
   EXPECT_GT(plan->bytes, (256 << 20) - 18 * 32768);
   EXPECT_THAT(plan->ToString(), HasSubstr(" window pages of 32 tokens x 15360 bytes = "));
-  // Of the first five layers, which are local, and with room for all in the batch.
+  // The first five layers only, which are local, and with room for all in the batch.
   request.kv_bytes.reset();
   request.available_bytes = int64_t{64} << 30;
   request.layers = {0, 5};

@@ -4,7 +4,7 @@
 
 #include "engine/placement.h"
 #include "kernels/cpu/cpu_backend.h"
-#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -54,7 +54,7 @@ TEST_F(PlacementCostsTest, BytesAreThoseOfLoadedStages) {
       tiny.format = "q8_0";
       tiny.layers = layers;
       tiny.tied_head = tied;
-      const auto path = WriteTinyLlamaGguf(directory_.string(), tiny);
+      const auto path = WriteTinyLlamaGguf(folder_.path(), tiny);
       ASSERT_TRUE(path.ok()) << path.status();
       const auto checkpoint = Checkpoint::Open(*path);
       ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -69,7 +69,7 @@ TEST_F(PlacementCostsTest, OtherArchitecturesAndContainers) {
   TinyModelOptions tiny;
   tiny.layers = 4;
   for (const auto& write : {WriteTinyGpt2Gguf, WriteTinyGpt2Folder, WriteTinyLlamaFolder}) {
-    const auto path = write(directory_.string(), tiny);
+    const auto path = write(folder_.path(), tiny);
     ASSERT_TRUE(path.ok()) << path.status();
     const auto checkpoint = Checkpoint::Open(*path);
     ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

@@ -7,7 +7,8 @@
 
 #include "tests/engine/engine_kinds.h"
 #include "tests/engine/two_requests.h"
-#include "tests/support/thread_groups.h"
+#include "tests/support/ranks/thread_groups.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -16,12 +17,10 @@ namespace {
 class RankJoins : public testing::Test {
  protected:
   void SetUp() override {
-    std::filesystem::create_directories(directory_);
-    auto written = WriteTinyLlamaGguf(directory_, {});
+    auto written = WriteTinyLlamaGguf(folder_.path(), {});
     ASSERT_TRUE(written.ok()) << written.status();
     model_ = *written;
   }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
 
   std::unique_ptr<Engine> Make(RankJoiner join) const {
     return MakeEngine({.ranks = 2}, model_,
@@ -32,7 +31,7 @@ class RankJoins : public testing::Test {
                        .join = std::move(join)});
   }
 
-  const std::string directory_ = testing::TempDir() + Str("rank-join-", getpid());
+  const TestFolder folder_;
   std::string model_;
 };
 

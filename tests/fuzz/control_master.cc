@@ -8,10 +8,10 @@
 #include "engine/plan/plan_messages.h"
 #include "engine/remote/remote_engine.h"
 #include "tests/engine/plan_builder.h"
-#include "tests/fuzz/checkpoint_files.h"
 #include "tests/fuzz/fake_control_streams.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/models/checkpoint_files.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

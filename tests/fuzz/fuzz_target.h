@@ -14,7 +14,7 @@ namespace treadle {
 
 struct FuzzTarget {
   std::string_view name;
-  // Of an input. Longer ones find nothing new, slowly.
+  // The length of an input. Longer ones find nothing new, slowly.
   size_t max_bytes;
   // Inputs that go deep, to start from; not empty.
   std::vector<std::string> (*seeds)();

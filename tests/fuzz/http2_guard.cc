@@ -87,7 +87,7 @@ void Run(std::string_view input) {
   const Passed whole = Pass(input, SIZE_MAX);
   for (const size_t cut : {1, 7}) {
     Passed pieces = Pass(input, cut);
-    // Of what ends the connection, a preface or a frame, the beginning may have gone through
+    // A preface or frame ends the connection, and its beginning may have gone through
     // before.
     if (!whole.status.ok() && pieces.to_server.starts_with(whole.to_server) &&
         pieces.to_server.size() - whole.to_server.size() < kPreface.size()) {

@@ -11,7 +11,7 @@
 #include "server/session/request_validation.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tests/fuzz/fuzzed_model.h"
+#include "tests/fuzz/models/fuzzed_model.h"
 
 namespace treadle {
 namespace {

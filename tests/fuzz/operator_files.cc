@@ -3,9 +3,9 @@
 #include "base/status.h"
 #include "server/access/api_keys.h"
 #include "server/configuration_sources.h"
-#include "tests/fuzz/checkpoint_files.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/models/checkpoint_files.h"
 
 namespace treadle {
 namespace {

@@ -10,8 +10,8 @@
 #include "server/session/request_validation.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tests/fuzz/fuzzed_model.h"
-#include "tests/fuzz/use_tokenizer.h"
+#include "tests/fuzz/models/fuzzed_model.h"
+#include "tests/fuzz/models/use_tokenizer.h"
 
 namespace treadle {
 namespace {

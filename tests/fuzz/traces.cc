@@ -4,8 +4,8 @@
 
 #include "base/status.h"
 #include "bench/load/trace.h"
-#include "tests/fuzz/checkpoint_files.h"
 #include "tests/fuzz/fuzz_target.h"
+#include "tests/fuzz/models/checkpoint_files.h"
 
 namespace treadle {
 namespace {

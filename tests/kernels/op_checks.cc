@@ -178,7 +178,7 @@ absl::Status BatchInvariance(const OpCase& any_case, Backend& backend, Backend* 
   }
   TREADLE_RETURN_IF_ERROR(SameOutput(op_case, whole, Output(*run), "when cut at random"));
 
-  // Of many rows only some run alone, the others together.
+  // Only some of many rows run alone, the others together.
   run->Reset();
   for (int64_t begin = 0; begin < run->rows();) {
     const int64_t left = run->rows() - begin;

@@ -6,8 +6,8 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "models/checkpoints/gguf/gguf_file.h"
-#include "tests/models/quantize_case.h"
-#include "tests/models/safetensors_file.h"
+#include "tests/models/checkpoints/quantize_case.h"
+#include "tests/models/checkpoints/safetensors_file.h"
 #include "tests/support/gguf_writer.h"
 
 namespace treadle {
@@ -51,7 +51,7 @@ TEST_F(Experts, ARowsResultIsItsOwn) {
   }
 }
 
-// Of a NaN row other rows know nothing, and nobody is sent anywhere else than to an expert.
+// A NaN row changes no other row, and every row goes to an expert.
 TEST(Route, SendsNaNToExperts) {
   for (const bool normalize : {false, true}) {
     for (const auto& backend : {CreateReferenceBackend(), Cpu(ComputeMode::kAuto, 1)}) {

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "models/checkpoints/gguf/gguf_file.h"
-#include "tests/models/quantize_case.h"
-#include "tests/models/safetensors_file.h"
+#include "tests/models/checkpoints/quantize_case.h"
+#include "tests/models/checkpoints/safetensors_file.h"
 
 namespace treadle {
 namespace {

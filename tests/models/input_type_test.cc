@@ -13,7 +13,7 @@
 #include "kernels/forwarding_backend.h"
 #include "kernels/op_cases/random.h"
 #include "models/architectures/architecture.h"
-#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/tiny_model.h"
 

@@ -11,6 +11,7 @@
 #include "kernels/op_cases/op_cases.h"
 #include "models/checkpoints/checkpoint.h"
 #include "models/model.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -77,14 +78,13 @@ TEST(LookupTable, StoredRowsAreThoseOfThePackedTable) {
 
 // Which tables of a model are looked up only: those of a first stage that has no head.
 TEST(LookupTable, NeedsNoFileOnceItIsLoaded) {
-  const std::string folder = testing::TempDir() + Str("/lookup-", getpid());
-  std::filesystem::create_directories(folder);
+  const TestFolder folder;
   for (const bool gpt2 : {false, true}) {
     for (const bool gguf : {false, true}) {
       SCOPED_TRACE(Str(gpt2 ? "GPT-2" : "Llama", gguf ? ", GGUF" : ", folder"));
       const auto write = gpt2 ? (gguf ? WriteTinyGpt2Gguf : WriteTinyGpt2Folder)
                               : (gguf ? WriteTinyLlamaGguf : WriteTinyLlamaFolder);
-      const auto path = write(folder, {});
+      const auto path = write(folder.path(), {});
       ASSERT_TRUE(path.ok()) << path.status();
       const auto backend = MakeBackend();
       auto checkpoint = Checkpoint::Open(*path);
@@ -102,7 +102,6 @@ TEST(LookupTable, NeedsNoFileOnceItIsLoaded) {
       EXPECT_TRUE(SameBits(Hidden(**model), before));
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -25,6 +25,7 @@
 #include "models/architectures/architecture.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/identifier.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -175,16 +176,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 class TinyModels : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    directory_ = std::filesystem::path(::testing::TempDir()) /
-                 Str("treadle-", getpid(), "-tiny-", test->name());
-    std::filesystem::remove_all(directory_);
-    std::filesystem::create_directories(directory_ / "folder");
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-  std::string directory() const { return directory_.string(); }
-  std::string folder() const { return (directory_ / "folder").string(); }
+  std::string directory() const { return folder_.path(); }
+  std::string folder() const { return folder_.Folder("folder"); }
 
   static std::vector<int32_t> RandomIds(size_t count) {
     std::mt19937 random(5);
@@ -195,7 +188,7 @@ class TinyModels : public ::testing::Test {
     return ids;
   }
 
-  std::filesystem::path directory_;
+  const TestFolder folder_;
 };
 
 // The same weights, Q and K permuted and GPT-2's matrices transposed in one of them: the same bits.

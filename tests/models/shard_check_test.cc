@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "models/tensor_parallel.h"
-#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 class ShardChecks : public ScratchCheckpoint {
  protected:
   std::unique_ptr<Checkpoint> OpenLlama(const TinyModelOptions& options) const {
-    const auto path = WriteTinyLlamaGguf(directory_.string(), options);
+    const auto path = WriteTinyLlamaGguf(folder_.path(), options);
     TREADLE_CHECK(path.ok());
     auto checkpoint = Checkpoint::Open(*path);
     TREADLE_CHECK(checkpoint.ok());

@@ -22,6 +22,7 @@
 #include "kernels/reference/reference_backend.h"
 #include "models/architectures/architecture.h"
 #include "models/rank_sums.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -153,17 +154,9 @@ double Distance(std::span<const float> a, std::span<const float> b) {
 
 class TensorParallel : public ::testing::Test {
  protected:
-  void SetUp() override {
-    const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
-    directory_ = std::filesystem::path(::testing::TempDir()) /
-                 Str("treadle-", getpid(), "-tensor-parallel-", test->name());
-    std::filesystem::create_directories(directory_);
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-
   using Writer = absl::StatusOr<std::string> (*)(const std::string&, const TinyModelOptions&);
   std::unique_ptr<Checkpoint> Open(Writer write, const TinyModelOptions& options) const {
-    const auto path = write(directory_.string(), options);
+    const auto path = write(folder_.path(), options);
     TREADLE_CHECK(path.ok());
     auto checkpoint = Checkpoint::Open(*path);
     TREADLE_CHECK(checkpoint.ok());
@@ -214,7 +207,7 @@ class TensorParallel : public ::testing::Test {
     EXPECT_EQ(Gathered(again, tokens), logits);
   }
 
-  std::filesystem::path directory_;
+  const TestFolder folder_;
 };
 
 TEST_F(TensorParallel, LlamaWithSharedAndRepeatedKvHeads) {
@@ -254,7 +247,7 @@ TEST_F(TensorParallel, EveryArchitectureInBothContainers) {
         options.hidden = 192;
         options.ffn_hidden = 224;
         options.tied_head = row.size != 2;
-        const auto path = write(architecture, directory_.string(), options);
+        const auto path = write(architecture, folder_.path(), options);
         ASSERT_TRUE(path.ok()) << path.status();
         const auto checkpoint = Checkpoint::Open(*path);
         ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();

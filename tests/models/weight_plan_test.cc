@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "models/architectures/architecture.h"
-#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/models/teacher_forcing.h"
 #include "tests/support/tiny_model.h"
 
@@ -105,7 +105,7 @@ TEST_F(WeightPlanLoading, ConvertsExactlyAndInParallel) {
   TinyModelOptions options;
   options.format = "bf16";
   for (const Architecture& architecture : Architectures()) {
-    const auto path = WriteTinyFolder(architecture, directory_.string(), options);
+    const auto path = WriteTinyFolder(architecture, folder_.path(), options);
     ASSERT_TRUE(path.ok()) << path.status();
     const auto stored = Logits(*path, "", 1);
     ASSERT_TRUE(stored.ok()) << stored.status();
@@ -123,8 +123,8 @@ TEST_F(WeightPlanLoading, ContainersGiveTheSameBits) {
   options.hidden = 48;
   options.ffn_hidden = 80;
   for (const Architecture& architecture : Architectures()) {
-    const auto one = WriteTinyGguf(architecture, directory_.string(), options);
-    const auto other = WriteTinyFolder(architecture, directory_.string(), options);
+    const auto one = WriteTinyGguf(architecture, folder_.path(), options);
+    const auto other = WriteTinyFolder(architecture, folder_.path(), options);
     ASSERT_TRUE(one.ok() && other.ok());
     for (const char* weights : {"nf4", "int8", "kbit-float4e2:tensor", "fp8,lm_head=nf4-dq:128"}) {
       const auto a = Logits(*one, weights, 1);
@@ -140,7 +140,7 @@ TEST_F(WeightPlanLoading, ContainersGiveTheSameBits) {
 TEST_F(WeightPlanLoading, BytesAreEstimated) {
   TinyModelOptions options;
   options.layers = 1;
-  const auto path = WriteTinyLlamaFolder(directory_.string(), options);
+  const auto path = WriteTinyLlamaFolder(folder_.path(), options);
   ASSERT_TRUE(path.ok()) << path.status();
   const auto checkpoint = Checkpoint::Open(*path);
   ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
@@ -160,7 +160,7 @@ TEST_F(WeightPlanLoading, FaultsNameTensorOrPart) {
   TinyModelOptions options;
   options.hidden = 48;
   options.ffn_hidden = 80;
-  const auto path = WriteTinyLlamaFolder(directory_.string(), options);
+  const auto path = WriteTinyLlamaFolder(folder_.path(), options);
   ASSERT_TRUE(path.ok()) << path.status();
   ExpectRefused(Logits(*path, "q4_0", 1).status(), *path,
                 "q_proj.weight' to q4_0: matrix [48, 48]");

@@ -133,8 +133,8 @@ TEST(Loop, FirstThatDoesNotFitStopsAdmission) {
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
-// Five times as many come as can be answered. Who does not fit is refused at once; what was
-// accepted is answered whole, in iterations that are as full as they can be.
+// Five times as many come as can be answered. A request that does not fit is refused at once; what
+// was accepted is answered whole, in iterations that are as full as they can be.
 TEST(Loop, OverloadIsRefusedAtOnceAndCostsTheAcceptedNothing) {
   HarnessOptions options = Manual();
   options.max_queue = 8;

@@ -45,7 +45,7 @@ TEST(Pipeline, KeepsThreeStagesBusyInArrivalOrder) {
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
-// Who arrives later takes the place of who left.
+// A later request takes the place of one that left.
 TEST(Pipeline, ANewcomerJoinsTheNextPlanWithRoom) {
   LoopHarness harness(Pipeline(3, 2));
   for (uint64_t i = 0; i < 5; ++i) harness.Submit(LoopHarness::Spec(3, i == 2 ? 1 : 9, i));
@@ -186,7 +186,7 @@ TEST(Pipeline, ARequestDoesNotEndEpochsForEver) {
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
-// Who is only running again what was known is hardly why.
+// A request that only runs known tokens again is hardly why.
 TEST(Pipeline, WhoCatchesUpMayLoseMoreEpochs) {
   HarnessOptions options = Pipeline(2, 1);
   LoopHarness harness(options);

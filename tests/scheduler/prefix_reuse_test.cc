@@ -57,7 +57,7 @@ TEST(PrefixReuse, ASecondTurnRunsWhatIsNew) {
   EXPECT_THAT(harness.Mistakes(), IsEmpty());
 }
 
-// Those who come together do not compute together what the first one computes for all.
+// Requests that come together leave to the first one what it computes for all.
 TEST(PrefixReuse, ABurstRunsWhatItSharesOnce) {
   HarnessOptions options = Options();
   options.limits = {.max_batch_size = 16, .max_batch_tokens = 24};

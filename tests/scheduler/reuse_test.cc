@@ -19,6 +19,7 @@
 #include "tests/engine/engine_kinds.h"
 #include "tests/scheduler/oracle_drafter.h"
 #include "tests/support/in_time.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -173,8 +174,7 @@ int Rounds(const EngineKind& kind) {
 class Reuse : public testing::TestWithParam<EngineKind> {};
 
 TEST_P(Reuse, AnswersAreThoseWithoutIt) {
-  const std::string folder = testing::TempDir() + Str("prefix-cache-", getpid());
-  std::filesystem::create_directories(folder);
+  const TestFolder folder;
   // Layers that see everything, a window each, and both in turn.
   for (const auto& [architecture, window] :
        {std::pair("llama", 0), std::pair("llama", 18), std::pair("gemma3", 0)}) {
@@ -182,7 +182,7 @@ TEST_P(Reuse, AnswersAreThoseWithoutIt) {
     TinyModelOptions options;
     options.layers = 4;
     options.window = window;
-    const auto path = WriteTinyGguf(*FindArchitecture(architecture), folder, options);
+    const auto path = WriteTinyGguf(*FindArchitecture(architecture), folder.path(), options);
     ASSERT_TRUE(path.ok()) << path.status();
     const int rounds = Rounds(GetParam());
     Known known;
@@ -203,7 +203,6 @@ TEST_P(Reuse, AnswersAreThoseWithoutIt) {
       EXPECT_EQ(accepted > 0, guessed) << "of " << answers.size();
     }
   }
-  std::filesystem::remove_all(folder);
 }
 
 // Emulated GPUs would take minutes; PlanDriver takes sequences from the cache there, too.

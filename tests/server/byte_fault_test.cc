@@ -5,10 +5,10 @@
 
 #include "base/status.h"
 #include "server/access/tls_files.h"
+#include "tests/server/access/test_certificates.h"
 #include "tests/server/cli/streamed_answers.h"
-#include "tests/server/test_certificates.h"
 #include "tests/server/test_server.h"
-#include "tests/support/byte_proxy.h"
+#include "tests/support/faults/byte_proxy.h"
 
 namespace treadle {
 namespace {

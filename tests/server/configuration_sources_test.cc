@@ -10,7 +10,7 @@
 #include <regex>
 #include <set>
 
-#include "tests/server/test_certificates.h"
+#include "tests/server/access/test_certificates.h"
 
 namespace treadle {
 namespace {

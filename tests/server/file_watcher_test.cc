@@ -11,7 +11,7 @@
 #include <fstream>
 #include <thread>
 
-#include "tests/server/test_certificates.h"
+#include "tests/server/access/test_certificates.h"
 
 namespace treadle {
 namespace {

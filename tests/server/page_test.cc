@@ -8,8 +8,8 @@
 #include "base/status.h"
 #include "server/page/page_files.h"
 #include "server/page/page_routes.h"
-#include "tests/server/http_client.h"
-#include "tests/server/test_certificates.h"
+#include "tests/server/access/test_certificates.h"
+#include "tests/server/http/http_client.h"
 #include "tests/server/test_server.h"
 
 namespace treadle {

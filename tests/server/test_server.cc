@@ -16,8 +16,8 @@
 #include "server/grpc/messages.h"
 #include "server/page/page_routes.h"
 #include "tests/server/letter_tokenizer.h"
-#include "tests/support/one_rank.h"
 #include "tests/support/prefix_model.h"
+#include "tests/support/ranks/one_rank.h"
 
 namespace treadle {
 namespace {

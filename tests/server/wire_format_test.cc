@@ -81,7 +81,7 @@ TEST(WireFormat, RefusesManyUnknownFields) {
   for (int i = 0; i < 1024; ++i) fields += "\x7a\x01x";
   v1::GenerateRequest parsed;
   EXPECT_TRUE(ParseMessage(fields, parsed).ok());
-  // Of the right number, but as a number where a text belongs: the parser keeps it, too.
+  // The right number of the field, but a number where a text belongs: the parser keeps it, too.
   EXPECT_THAT(ErrorOf(fields + "\x10\x01"), HasSubstr("1025 fields that are not known"));
   EXPECT_THAT(ErrorOf("\x7b\x7c"), HasSubstr("is not a message"));  // a group
 }

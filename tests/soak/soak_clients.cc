@@ -5,7 +5,7 @@
 #include <random>
 
 #include "base/status.h"
-#include "tests/server/http_client.h"
+#include "tests/server/http/http_client.h"
 
 namespace treadle {
 namespace {

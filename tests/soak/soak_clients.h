@@ -15,7 +15,7 @@
 #include "base/sync.h"
 #include "tests/attacks/attacked_server.h"
 #include "tests/server/cli/streamed_answers.h"
-#include "tests/support/byte_proxy.h"
+#include "tests/support/faults/byte_proxy.h"
 
 namespace treadle {
 

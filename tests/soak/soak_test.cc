@@ -25,11 +25,12 @@
 #include "kernels/op_cases/instrumented.h"
 #include "tests/attacks/attacked_server.h"
 #include "tests/attacks/hostile_client.h"
-#include "tests/server/http_client.h"
+#include "tests/server/cli/served_binary.h"
+#include "tests/server/http/http_client.h"
 #include "tests/soak/memory_slope.h"
 #include "tests/soak/soak_clients.h"
-#include "tests/support/process_losses.h"
-#include "tests/support/tiny_model.h"
+#include "tests/support/faults/process_losses.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
@@ -64,22 +65,12 @@ class Soak : public testing::Test {
   };
 
   void SetUp() override {
-    folder_ = Str(testing::TempDir(), "/soak-", getpid());
-    std::filesystem::create_directories(folder_ + "/sockets");
-    setenv("TMPDIR", (folder_ + "/sockets").c_str(), /*overwrite=*/1);
-    TinyModelOptions options;
-    options.layers = 4;
-    options.hidden = 128;
-    options.ffn_hidden = 256;
-    options.context = 4096;
-    const auto model = WriteTinyLlamaGguf(folder_, options);
-    ASSERT_TRUE(model.ok());
+    setenv("TMPDIR", folder_.Folder("sockets").c_str(), /*overwrite=*/1);
     server_ = std::make_unique<AttackedServer>(
         std::vector<std::string>{"--pipeline-parallel", Str(kStages), "--max-batch-tokens", "48"},
-        AttackedServer::Limits{}, *model);
+        AttackedServer::Limits{}, OwnModel(SlowModel()));
     ASSERT_FALSE(HasFailure());
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
   std::vector<int> Workers() const { return ChildrenOf(server_->process().pid()); }
   int AnyWorker() {
@@ -127,7 +118,7 @@ class Soak : public testing::Test {
   const int64_t seconds_ = FromEnvironment("TREADLE_SOAK_SECONDS", 15);
   const uint64_t seed_ = static_cast<uint64_t>(FromEnvironment("TREADLE_SOAK_SEED", 1));
   std::mt19937_64 random_{seed_};
-  std::string folder_;
+  const TestFolder folder_;
   std::unique_ptr<AttackedServer> server_;
   std::unique_ptr<SoakClients> clients_;  // behind the server: it goes first
   MemorySlope memory_;
@@ -186,12 +177,11 @@ void Soak::AfterFault(const std::string& fault) {
 
 void Soak::ExpectEnd() {
   const std::vector<int> workers = Workers();
-  server_->process().Signal(SIGTERM);
-  EXPECT_EQ(server_->process().Wait(), 0) << server_->process().output();
+  EXPECT_EQ(server_->process().Stop(), 0) << server_->process().output();
   for (const int worker : workers) {
     EXPECT_TRUE(Soon([&] { return kill(worker, 0) != 0; })) << worker;
   }
-  EXPECT_TRUE(std::filesystem::is_empty(folder_ + "/sockets"));
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ / "sockets"));
 }
 
 TEST_F(Soak, EveryFaultLeavesTheInvariant) {

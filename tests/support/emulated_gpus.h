@@ -10,8 +10,8 @@
 #include "kernels/backend.h"
 #include "kernels/cuda/runtime/backend_on_device.h"
 #include "kernels/cuda/runtime/device.h"
-#include "tests/support/forwarding_communicator.h"
-#include "tests/support/thread_groups.h"
+#include "tests/support/ranks/forwarding_communicator.h"
+#include "tests/support/ranks/thread_groups.h"
 
 namespace treadle {
 

@@ -88,7 +88,7 @@ class FakeEngine final : public Engine {
   void FinishRestart() ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t running_plans() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Those submitted since the last call, if recorded.
+  // The plans submitted since the last call, if recorded.
   std::vector<IterationPlan> TakePlans() ABSL_LOCKS_EXCLUDED(mutex_);
   std::vector<std::string> violations() const ABSL_LOCKS_EXCLUDED(mutex_);
   int64_t live_sequences() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -136,7 +136,7 @@ class FakeEngine final : public Engine {
   void CheckLog(const Live& live, int stage, int64_t position, uint64_t chain)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Page* PageAt(int32_t id, PageKind kind) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Those that a sequence names, each once.
+  // The pages that a sequence names, each once.
   std::span<const int32_t> Ring(const SequenceStart& start, PageKind kind) const;
   Page* PageOf(const SequenceStart& start, int64_t position, PageKind kind)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -23,7 +23,7 @@ constexpr int kE4M3Mantissa = 7 << kE4M3MantissaShift;
 constexpr int kE4M3One = 8 << kE4M3MantissaShift;
 constexpr float kE4M3Step = 0x1p-11f;  // an eighth of the packed scale's 256th
 
-// What decoders of bytes have in common, and those of nibbles.
+// Common parts of decoders of bytes, and of those of nibbles.
 struct ByteDecoder {
   static constexpr int kSteps = 8, kFours = 1;
   static constexpr int64_t kBlockBytes = 512;

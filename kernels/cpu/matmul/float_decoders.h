@@ -2,7 +2,7 @@
 // scale * (codebook[code] - zero), every operation rounded once.
 //
 // For sources that are compiled once per instruction set (see simd.h). Each decoder takes kStep
-// values of k of 16 features from kStepBytes bytes of the layouts of matmul_kernels.h. Those with
+// values of k of 16 features from kStepBytes bytes of the layouts of matmul_kernels.h. Ones with
 // scales (kScaled) work in units that share them.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace treadle::TREADLE_ISA {
 namespace {
 
-// What the values of a unit share.
+// The constants that the values of a unit share.
 struct Constants {
   Vec scale, zero;
 };
@@ -21,7 +21,7 @@ TREADLE_SIMD Vec Scaled(const Constants& constants, Vec value) {
   return Mul(constants.scale, kZeros ? Sub(value, constants.zero) : value);
 }
 
-// What decoders of codes with scales have in common.
+// Common parts of decoders of codes with scales.
 template <int kValues, bool kHasZeros>
 struct ScaledDecoder {
   static constexpr bool kScaled = true, kZeros = kHasZeros;
@@ -232,7 +232,7 @@ TREADLE_SIMD Constants LoadConstants(const uint8_t* unit) {
   return {Load(floats), Decoder::kZeros ? Load(floats + kLanes) : Zero()};
 }
 
-// w[from, from + count) of a group as [count][16] floats. Of weights with scales, from and count
+// w[from, from + count) of a group as [count][16] floats. For weights with scales, from and count
 // are multiples of 32.
 template <typename Decoder>
 inline void DecodeUnits(const PackedView& weight, const uint8_t* group, int64_t from, int64_t count,

@@ -1,4 +1,4 @@
-// Products of bf16 factors as AMX sums them (ComputeMode::kBf16), without AMX. Of each 32 k, the
+// Products of bf16 factors as AMX sums them (ComputeMode::kBf16), without AMX. In each 32 k, the
 // even ones are a chain of fma(w, x, sum) from 0, and the odd ones another; their sum is added to
 // the output. Subnormal numbers count as zeros, before and after every step (Intel 64 and IA-32
 // Architectures Software Developer's Manual, TDPBF16PS).

@@ -135,13 +135,6 @@ inline void WithDecoder(const PackedView& weight, Body body) {
   return body.template operator()<Bytes<false, false>>();
 }
 
-// Calls body.template operator()<i>() for i of [0, kCount).
-template <int kCount, typename Body>
-TREADLE_SIMD void Each(Body body) {
-  if constexpr (kCount > 1) Each<kCount - 1>(body);
-  body.template operator()<kCount - 1>();
-}
-
 // Results of rows of a tile from their sums [16 features][16 rows].
 TREADLE_SIMD void WriteRows(const MatMulInput& input, const MatMulShare& share, int64_t tile,
                             int64_t group, const float* sums) {
@@ -179,7 +172,7 @@ TREADLE_LOOP void RunOneTile(const MatMulInput& input, const MatMulShare& share,
   const int64_t group_bytes = share.weight.group_bytes;
   const uint8_t* weights = share.weight.data + group * group_bytes;
   const uint8_t* rows = input.tiles;
-  Each<G>([&]<int g>() __attribute__((always_inline)) { ZeroTile<g>(); });
+  ForEach<0, G>([&]<int g>() __attribute__((always_inline)) { ZeroTile<g>(); });
   for (int64_t b = 0; b < blocks; ++b, weights += block_bytes, rows += kBlockBytes) {
     const uint8_t* values = weights;
     int64_t values_group = group_bytes;
@@ -195,12 +188,12 @@ TREADLE_LOOP void RunOneTile(const MatMulInput& input, const MatMulShare& share,
       values_group = kBlockBytes;
     }
     LoadTile<kRowTile>(rows, kTileLine);
-    Each<G>([&]<int g>() __attribute__((always_inline)) {
+    ForEach<0, G>([&]<int g>() __attribute__((always_inline)) {
       LoadTile<kWeightTile + g % 2>(values + g * values_group, kTileLine);
       AddBf16<g, kWeightTile + g % 2, kRowTile>();
     });
   }
-  Each<G>([&]<int g>() __attribute__((always_inline)) {
+  ForEach<0, G>([&]<int g>() __attribute__((always_inline)) {
     StoreTile<g>(scratch.sums);
     WriteRows(input, share, 0, group + g, scratch.sums);
   });
@@ -215,7 +208,7 @@ TREADLE_LOOP void RunTiles(const MatMulInput& input, const MatMulShare& share, i
   const uint8_t* rows = input.tiles + (tile * blocks + begin) * kBlockBytes;
   const int64_t next_tile = blocks * kBlockBytes;
   constexpr int64_t kSums = kTileRows * kLanes;
-  Each<T * G>([&]<int i>() __attribute__((always_inline)) {
+  ForEach<0, T * G>([&]<int i>() __attribute__((always_inline)) {
     if (begin == 0) {
       ZeroTile<i>();
     } else {
@@ -227,11 +220,12 @@ TREADLE_LOOP void RunTiles(const MatMulInput& input, const MatMulShare& share, i
     if constexpr (T == 2) LoadPassingTile<kRowTile + 1>(rows + next_tile, kTileLine);
     LoadTile<kWeightTile>(values, kTileLine);
     if constexpr (G == 2) LoadTile<kWeightTile + 1>(values + values_group, kTileLine);
-    Each<T * G>([&]<int i>() __attribute__((always_inline)) {
+    ForEach<0, T * G>([&]<int i>() __attribute__((always_inline)) {
       AddBf16<i, kWeightTile + i % G, kRowTile + i / G>();
     });
   }
-  Each<T * G>([&]<int i>() __attribute__((always_inline)) { StoreTile<i>(sums + i * kSums); });
+  ForEach<0, T * G>([&]<int i>()
+                        __attribute__((always_inline)) { StoreTile<i>(sums + i * kSums); });
   if (end < blocks) return;
   for (int i = 0; i < T * G; ++i) {
     WriteRows(input, share, tile + i / G, group + i % G, sums + i * kSums);

@@ -26,7 +26,7 @@ constexpr int64_t kStreamedRows = !kWideRegisters   ? 1
                                   : Layout::kHalves ? 4
                                                     : 8;
 
-// Of R rows and G groups, of activations in P planes.
+// The work of a block of R rows and G groups, with activations in P planes.
 struct Work : BlockRange {
   const uint8_t* weights;  // of block `begin` of the first group
   int64_t group_stride;    // bytes

@@ -26,7 +26,7 @@ struct Units {
         bytes(header_bytes + blocks * Decoder::kBlockBytes) {}
 };
 
-// What a unit's scales and zeros make of the integers.
+// Applies a unit's scales and zeros to the integers.
 struct UnitConstants {
   Vec scale, offset;
 };

@@ -98,7 +98,7 @@ inline constexpr int64_t kBytesBlock = 704;
 inline constexpr int64_t kPackedNibblesAt = 512;
 inline constexpr int64_t kPackedSignsAt = 768;
 inline constexpr int64_t kPackedWordBytes = 832;
-// Which byte of a line belongs to k = i of four and feature `lane` of 16: unpacking bytes of two
+// The byte of a line that belongs to k = i of four and feature `lane` of 16: unpacking bytes of two
 // lines makes words, of each four features the even two k of their four before the odd two.
 constexpr int64_t WordByte(int64_t i, int64_t lane) {
   return lane / 4 * 16 + i % 2 * 8 + lane % 4 * 2 + i / 2;
@@ -138,7 +138,7 @@ struct PackedView {
   bool outliers_of_call = false;  // OutlierRule::kPerCall
 };
 
-// One block of 32 quantized activations besides its codes. Those are q in one plane of bytes
+// One block of 32 quantized activations besides its codes. The codes are q in one plane of bytes
 // (kInt8), or two one after the other and the q themselves (kInt16): low, then high, with q = 128 *
 // high + low.
 struct ActivationBlock {

@@ -1,4 +1,4 @@
-// What the matrix kernels of one instruction set share: each other's functions, sums of R rows by G
+// Shared by the matrix kernels of one instruction set: each other's functions, sums of R rows by G
 // groups, and the epilogue.
 //
 // For sources that are compiled once per instruction set (see simd.h).

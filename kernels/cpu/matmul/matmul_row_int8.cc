@@ -87,7 +87,7 @@ TREADLE_SIMD Vec CodeAt(const uint8_t* group, int64_t column) {
 
 #endif
 
-// What a product of rows begins with: what codes that are stored as code + kZero have too much.
+// The value that a product of rows begins with: what codes stored as code + kZero have too much.
 // Unsigned, because the sum of a row that is not finite may be anything.
 template <int R, int G>
 TREADLE_SIMD void BeginRows(const ActivationRow* rows, Integers (&sums)[R][G]) {
@@ -324,7 +324,7 @@ TREADLE_SIMD void CodesOf(const float* x, int64_t k, int64_t column, bool outlie
     q[i] = _mm256_setzero_si256();
     if (!kAll && column >= k) continue;
     const __m256 values = kAll ? _mm256_loadu_ps(x + column) : Values(x + column, k - column);
-    // What NaN and infinities give does not matter, as the scale is not finite then.
+    // NaN and infinities may give anything, as the scale is not finite then.
     q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values, inverse));
     if (outliers) q[i] = _mm256_andnot_si256(OutlierLanes(Magnitudes(values), column, out), q[i]);
   }

@@ -55,15 +55,6 @@ struct Place {
   const float* row_scales;
 };
 
-// Calls body.template operator()<I>() for I of [kFrom, kTo). What a loop indexes stays in memory.
-template <int kFrom, int kTo, typename Body>
-TREADLE_SIMD void ForEach(Body body) {
-  if constexpr (kFrom < kTo) {
-    body.template operator()<kFrom>();
-    ForEach<kFrom + 1, kTo>(body);
-  }
-}
-
 // kOdd: whether of an odd block.
 template <int kOdd, int kPlane>
 TREADLE_SIMD void Multiply() {

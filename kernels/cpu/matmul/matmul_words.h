@@ -29,7 +29,7 @@ constexpr int kWordRows = 4;
 constexpr int kWordGroups = 1;
 #endif
 
-// Of a tile.
+// The work of one tile.
 struct WordWork : BlockRange {
   const uint8_t* tile;
   const uint8_t* next;  // the packed bytes of the next tile

@@ -15,7 +15,7 @@
 
 namespace treadle {
 
-// What the kernels of one instruction set and compute mode take.
+// The layout that the kernels of one instruction set and compute mode take.
 struct PackTarget {
   // Codes of more bits are packed as the integers that they stand for (PackKind::kWords).
   int table_bits;

@@ -118,7 +118,7 @@ void PackCodes(const MatrixSource& source, const PackedView& view, int64_t from,
   }
 }
 
-// Of kWords.
+// The codes of matrices that are packed as kWords.
 void DecodeCodes(const PackedView& view, const uint8_t* group, int64_t lane, int64_t begin,
                  int64_t count, float* out) {
   const uint8_t* const lookup = group + UnitsBytes(view);

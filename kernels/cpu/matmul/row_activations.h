@@ -24,7 +24,7 @@ class RowActivations {
     inputs_.clear();
     of_call_.clear();
   }
-  // Which of inputs() the weight takes; adds it if it is new.
+  // The index in inputs() of the weight's input; adds it if it is new.
   int64_t Add(const PackedView& weight);
   // Memory for all that were added. x: [rows, k] f32
   void Reserve(const Tensor& x);
@@ -34,7 +34,7 @@ class RowActivations {
   bool any_of_call() const {
     return std::find(of_call_.begin(), of_call_.end(), true) != of_call_.end();
   }
-  // Of rows from `first_row` on.
+  // Input `index`, from row `first_row` on.
   RowInt8Input input(int64_t index, int64_t first_row) const;
 
   // Flags columns [begin, end), over all rows (OutlierRule::kPerCall).

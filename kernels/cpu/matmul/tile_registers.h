@@ -36,6 +36,16 @@ class ScopedTiles {
   ScopedTiles& operator=(const ScopedTiles&) = delete;
 };
 
+// Calls body.template operator()<I>() for I of [kFrom, kTo). An array that a
+// loop indexes stays in memory instead of registers.
+template <int kFrom, int kTo, typename Body>
+TREADLE_SIMD void ForEach(Body body) {
+  if constexpr (kFrom < kTo) {
+    body.template operator()<kFrom>();
+    ForEach<kFrom + 1, kTo>(body);
+  }
+}
+
 template <int kTile>
 TREADLE_SIMD void ZeroTile() {
   asm volatile("tilezero %%tmm%c0" : : "i"(kTile));

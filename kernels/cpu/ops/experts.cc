@@ -38,7 +38,7 @@ TREADLE_ISA_KERNEL(MixExperts, void(const MixArguments&));
 namespace treadle::TREADLE_ISA {
 namespace {
 
-// What experts are chosen by: NaN is less than all else.
+// The order that experts are chosen by: NaN is less than all else.
 TREADLE_SIMD float KeyOf(float x) { return x == x ? x : -kInfinity; }
 
 // The sum of exp(x - largest) over n values, which `powers`, if set, gets one by one.

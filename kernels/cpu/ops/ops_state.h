@@ -1,4 +1,4 @@
-// What CpuOps keeps between calls: scratch that grows and is never given back, so that the steady
+// The state of CpuOps between calls: scratch that grows and is never given back, so that the steady
 // state allocates nothing.
 #pragma once
 

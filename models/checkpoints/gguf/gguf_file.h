@@ -52,7 +52,7 @@ class GgufFile {
   const std::string& path() const { return file_->path(); }
   uint64_t bytes() const { return file_->bytes().size(); }
   const std::shared_ptr<const MappedFile>& mapping() const { return file_; }
-  // Those of experts one by one: of "blk.0.ffn_up_exps.weight" [experts, n, k] the matrices
+  // Experts' matrices one by one: of "blk.0.ffn_up_exps.weight" [experts, n, k] the matrices
   // "blk.0.ffn_up_exps.0.weight" and so on. What older files call "blk.0.ffn_up.0.weight" has that
   // name too.
   const std::vector<StoredTensor>& tensors() const { return tensors_; }

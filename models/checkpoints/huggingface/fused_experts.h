@@ -20,7 +20,7 @@ namespace treadle {
 
 // Takes such entries out of `entries`, and gives a tensor of each expert: P.3.gate_proj.weight
 // [n / 2, k], P.3.gate_proj.bias, P.3.up_proj, P.3.down_proj. They point to the entries' data and
-// are put in order whenever they are read (StoredTensor::arranged). What stands for a tensor by
+// are put in order whenever they are read (StoredTensor::arranged). An entry for a tensor by
 // itself gets the ".weight" that all others end in. Errors name the entry that is missing, or of
 // another type or shape.
 absl::StatusOr<std::vector<StoredTensor>> TakeFusedExperts(std::vector<SafetensorsEntry>& entries);

@@ -104,7 +104,7 @@ absl::Status ReadLayerTypes(const Fields& fields, bool periodic, ModelConfig& co
                  periodic ? "at regular distances" : "of the first ones"));
 }
 
-// Which layers see a window. What says so of Gemma's is among its sizes.
+// Reads which layers see a window. For Gemma that is among its sizes.
 absl::Status ReadWindow(const Fields& fields, const Architecture& architecture,
                         ModelConfig& config) {
   if (architecture.local_layers) return ReadLayerTypes(fields, /*periodic=*/true, config);

@@ -17,10 +17,10 @@ constexpr int64_t kLargest = int64_t{1} << 30;
 
 constexpr const char* kMethods[] = {"bitsandbytes", "fp8", "fbgemm_fp8", "compressed-tensors",
                                     "gptq",         "awq", "mxfp4",      "treadle"};
-// What compressed-tensors calls the layouts that are read.
+// Names of compressed-tensors for the layouts that are read.
 constexpr const char* kCompressedFormats[] = {"float-quantized", "naive-quantized"};
 
-// What gptq and awq ("version") call theirs.
+// Names of gptq and awq ("version") for theirs.
 constexpr const char* kGptqFormats[] = {"gptq", "gptq_v2"};
 constexpr const char* kAwqVersions[] = {"gemm", "GEMM"};
 
@@ -51,7 +51,7 @@ absl::Status ReadBlockSize(const Json& size, const char* name, const std::string
   return absl::OkStatus();
 }
 
-// What compressed-tensors says of the blocks of each of its groups of matrices.
+// Reads what compressed-tensors says of the blocks of each group of matrices.
 absl::Status ReadGroupBlocks(const Json& groups, const std::string& where, HfQuantization& out) {
   Json all;
   for (const Json& group : groups) {
@@ -67,7 +67,7 @@ absl::Status ReadGroupBlocks(const Json& groups, const std::string& where, HfQua
 }
 
 // `dynamic` (GPTQModel): a pattern of names, and what is different of the matrices it matches.
-// Those that "-:" exempts are plain entries; bits and groups show in the shapes of the others.
+// Modules that "-:" exempts are plain entries; bits and groups show in the shapes of the others.
 absl::Status ReadRules(const Json& rules, const Json& format, const std::string& where,
                        HfQuantization& out) {
   if (rules.is_null()) return absl::OkStatus();
@@ -95,7 +95,7 @@ absl::Status CheckRotation(const Json& section, const std::string& where) {
                        ", whose rotation of activations is not done; expected none");
 }
 
-// What gptq and awq say of their groups.
+// Reads what gptq and awq say of their groups.
 absl::Status ReadGroups(const Json& section, const std::string& where, HfQuantization& out) {
   const bool awq = out.method == "awq";
   const Json bits = section.value("bits", section.value("w_bit", Json(4)));

@@ -55,7 +55,7 @@ struct HfQuantization {
 absl::StatusOr<HfQuantization> ReadHfQuantization(const nlohmann::json& config,
                                                   const std::string& path);
 
-// config.json of a folder, for the classes that architectures name. What we do not compute (another
+// config.json of a folder, for the classes that architectures name. A setting beyond ours (another
 // activation, a rope type) is an error that names the field.
 struct HfConfig {
   ModelConfig config;

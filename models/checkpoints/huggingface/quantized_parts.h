@@ -61,7 +61,7 @@ std::vector<float> EntryValues(const SafetensorsEntry& entry);
 absl::StatusOr<std::vector<float>> FiniteValues(const SafetensorsEntry& entry,
                                                 bool absolute = false);
 
-// What a JSON object inside a tensor says of the matrix. The object must be checked for the rest.
+// Reads a JSON object inside a tensor about the matrix. The object must be checked for the rest.
 struct MatrixDescription {
   nlohmann::json json;
   int64_t n = 0;

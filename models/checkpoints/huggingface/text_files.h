@@ -1,4 +1,4 @@
-// What a Hugging Face folder holds beside weights: tokenizer, chat template, generation settings.
+// The files of a Hugging Face folder beside weights: tokenizer, chat template, generation settings.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// What is in a checkpoint, and what serving it costs in memory.
+// A report of a checkpoint's contents, and of the memory that serving it costs.
 #pragma once
 
 #include <algorithm>
@@ -55,13 +55,13 @@ struct ServingCost {
 ServingCost EstimateServingCost(const ModelReport& report, int64_t context, int64_t batch,
                                 int64_t batch_tokens);
 
-// What is printed beside the report.
+// Options of what is printed beside the report.
 struct ServingPlan {
   int64_t context = 0;  // 0: the model's
   int64_t batch = 8;
   int64_t batch_tokens = 0;  // in one iteration
 };
-// Of a model that Checkpoint::Open does not know: the family most like it, and which of the two's
+// For a model that Checkpoint::Open does not know: the family most like it, and which of the two's
 // tensors and fields the other has not, on one line. Empty if the file cannot be read at all.
 std::string NearestFamily(const std::string& path);
 

@@ -1,4 +1,4 @@
-// What a model that nobody serves has in common with those that are served: by its tensors' names,
+// The family that is most like a model that is not served: by its tensors' names,
 // and by fields of config.json.
 #include <algorithm>
 #include <filesystem>

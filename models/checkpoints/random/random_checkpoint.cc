@@ -96,7 +96,7 @@ absl::Status Apply(std::string_view path, std::string_view text, Shape& shape) {
                          known);
 }
 
-// What stands after the prefix.
+// The text after the prefix.
 absl::StatusOr<Shape> ParseShape(std::string_view path, std::string_view text) {
   const size_t name_end = std::min(text.find(','), text.size());
   const std::string_view name = text.substr(0, name_end);
@@ -148,8 +148,8 @@ ModelConfig ConfigOf(const Shape& shape) {
   return config;
 }
 
-// What weights depend on. The first number counts ways of making them: count on when MakeNoise,
-// MakeGains or a tensor's place in them change.
+// The key that weights depend on. The first number counts ways of making them: count on when
+// MakeNoise, MakeGains or a tensor's place in them change.
 constexpr int kWay = 1;
 constexpr uint64_t kSeed = 1;
 std::string RecipeOf(const ModelConfig& c) {
@@ -188,7 +188,7 @@ std::vector<BFloat16> MakeNoise() {
   return values;
 }
 
-// Of the norms of hidden states, then of those of heads, which are ones.
+// Gains of the norms of hidden states, then of those of heads, which are ones.
 std::vector<BFloat16> MakeGains(int64_t hidden, int64_t head_dim) {
   constexpr int64_t kOutliers = 6;
   constexpr float kOutlierGain = 20;

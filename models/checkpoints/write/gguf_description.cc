@@ -1,4 +1,4 @@
-// What a GGUF file says, beside the tensors' data, of a model that comes from a Hugging Face
+// The fields of a GGUF file, beside the tensors' data, of a model that comes from a Hugging Face
 // folder, as llama.cpp expects it.
 #include <algorithm>
 #include <unordered_map>

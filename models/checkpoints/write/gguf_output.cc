@@ -42,7 +42,7 @@ class GgufOutput : public CheckpointOutput {
   std::vector<std::string> Notices() const override { return notices_; }
 
  private:
-  // What becomes of a folder's tensor, --weights aside.
+  // The form of a folder's tensor in the file, --weights aside.
   absl::StatusOr<TensorTarget> FolderTarget(const StoredTensor& tensor) const;
   absl::Status Place(GgufFileWriter::Tensor tensor,
                      std::vector<GgufFileWriter::Tensor>& tensors) const;
@@ -62,7 +62,7 @@ class GgufOutput : public CheckpointOutput {
   std::vector<std::string> notices_;
 };
 
-// What some folders hold and no model needs.
+// Tensors that some folders hold and no model needs.
 bool IsNoWeight(std::string_view name) {
   return name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn.bias") ||
          name.ends_with(".attn.masked_bias") || name.ends_with(".attention.bias") ||

@@ -33,7 +33,7 @@ absl::Status CheckMessages(const std::vector<ChatMessage>& messages) {
   return absl::OkStatus();
 }
 
-// What a rendering of these may use.
+// The budget of a rendering of these.
 jinja::Budget BudgetFor(const std::vector<ChatMessage>& messages, const ChatOptions& options) {
   size_t count = messages.size(), bytes = options.tools.size();
   for (const ChatMessage& message : messages) {
@@ -72,7 +72,7 @@ jinja::Value MessageValue(jinja::Context& context, const ChatMessage& message,
   return context.MakeDict(std::move(members));
 }
 
-// What transformers hands to a template: no documents here.
+// The values that transformers hands to a template: no documents here.
 jinja::Named Variables(jinja::Context& context, const std::vector<ChatMessage>& messages,
                        const ChatOptions& options, const jinja::Value& without) {
   using jinja::Value;

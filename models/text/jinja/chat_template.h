@@ -29,7 +29,7 @@ struct ChatMessage {
   // Without any, beside calls, templates see none; or, where they cannot render that, "".
   std::optional<std::string> content;
   std::vector<ToolCall> tool_calls = {};
-  // Of a tool's answer; empty: templates see none. The name is the tool's.
+  // The call that a tool answers; empty: templates see none. The name is the tool's.
   std::string tool_call_id = {};
   std::string name = {};
 };
@@ -55,7 +55,7 @@ class ChatTemplate {
   absl::StatusOr<std::string> Render(const std::vector<ChatMessage>& messages,
                                      const ChatOptions& options) const;
 
-  // What was parsed.
+  // The source that was parsed.
   const std::string& source() const;
 
   // Whether usual conversations are within the budget: ResourceExhausted, if not.

@@ -68,7 +68,7 @@ class ExpressionParser {
   [[noreturn]] void Fail(const Parts&... parts) const {
     throw TemplateError{Here().line, Str(parts...)};
   }
-  // What stands here, for messages.
+  // The next token, for messages.
   std::string Found() const;
 
   NodePtr Make(Node::Kind kind, std::string text = "") const;

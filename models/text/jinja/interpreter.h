@@ -29,7 +29,7 @@ class Interpreter {
   Flow RunFor(const Node& node);
   Flow RunIf(const Node& node);
   void Set(const Node& node, Value value);
-  // What the body writes, through the node's filter if it has one.
+  // The text that the body writes, through the node's filter if it has one.
   Value CaptureFiltered(const Node& node);
   void RunMacro(const Node& node);
   void Write(std::string_view text);

@@ -1,4 +1,4 @@
-// What a template can use: filters ({{ x | trim }}), tests ({% if x is defined %}), methods
+// The library of a template: filters ({{ x | trim }}), tests ({% if x is defined %}), methods
 // ({{ message.content.strip() }}) and functions; access to members; and how values are written.
 #pragma once
 

@@ -144,9 +144,9 @@ inline Value Value::Callable(Function function, Namespace attributes, int depth)
 }
 inline const Function& Value::AsCallable() const { return AsCallee().call; }
 
-// What one rendering may use. A step is about a tenth of a microsecond: a node that is evaluated,
+// The budget of one rendering. A step is about a tenth of a microsecond: a node that is evaluated,
 // an item that is walked, or kBytesPerStep bytes that are read or written. Bytes are of all that is
-// ever made. What is never made twice by any model's own template is far below (bench/results has
+// ever made. The most that any model's own template needs is far below (bench/results has
 // them).
 //
 //                 of any template    a message more    a byte of text more
@@ -199,11 +199,11 @@ class Context {
   bool Equal(const Value& a, const Value& b);
   // Negative, zero, positive. Fails for values that have no order.
   int Order(const Value& a, const Value& b);
-  // What a for loop visits: items, keys, or characters. Fails for what cannot be iterated.
+  // Visited by a for loop: items, keys, or characters. Fails for what cannot be iterated.
   List Items(const Value& value);
   int64_t Length(const Value& value);
   bool Contains(const Value& container, const Value& item);
-  // Of a dictionary; nullptr if it has no such key.
+  // The value of a key in a dictionary; nullptr if it has no such key.
   const Value* Find(const Value& dict, const Value& key);
 
  private:

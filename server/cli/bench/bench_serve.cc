@@ -151,7 +151,7 @@ absl::Status ServeHere(ServeBenchOptions& options, std::vector<Replayed>& replay
   return WarmUpAndReplay(*target, options, replays);
 }
 
-// What is printed of all replays, and what is kept of them: JSON lines.
+// The output of all replays, printed or kept: JSON lines.
 struct Reports {
   std::string printed;
   std::string details;
@@ -244,7 +244,7 @@ void AddReportFlags(CLI::App& app, ServeBenchOptions& options) {
   app.add_flag("--json", options.json, "print the summary as one JSON line");
 }
 
-// What serves: a server, or an engine here, whose flags are those of `serve`.
+// The target: a server, or an engine here, whose flags are those of `serve`.
 void AddTargetFlags(CLI::App& app, ServeBenchOptions& options) {
   CLI::Option* const target =
       app.add_option("--target", options.target, "gRPC address of the server");

@@ -36,7 +36,7 @@ bool TopState::IsNew(const v1::LedgerRecord& record) {
 
 void TopState::Add(const v1::LedgerRecord& record, Time now) {
   if (!IsNew(record)) return;
-  // What was missed may have said that requests ended: those that go on show up again.
+  // Missed records may have said that requests ended: those that go on show up again.
   const bool gap = records_ == 0 || record.lost() > 0;
   if (gap) running_.clear();
   ++records_;

@@ -1,4 +1,4 @@
-// What `treadle top` knows of a server: ledger records and load snapshots in, numbers out.
+// The knowledge of `treadle top` about a server: ledger records and load snapshots in, numbers out.
 //
 // An interval is what lies between two calls of Close (the first begins with the state); rates are
 // over its length on this side's clock, so a record that comes late counts in the interval in which

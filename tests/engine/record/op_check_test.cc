@@ -121,7 +121,7 @@ class WrongReference final : public ForwardingBackend {
   KvLayout layout_;
 };
 
-// Of a recording without a fault: the first op that the check calls wrong.
+// The first op of a faultless recording that the check calls wrong.
 std::optional<OpFinding> Check(const RecordedRun& run, const WrapBackend& wrap = {}) {
   const std::string recording = ReadWhole(run.file);
   const auto summary = Summarize(recording);

@@ -14,7 +14,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "models/architectures/architecture.h"
 #include "models/checkpoints/checkpoint.h"
-#include "tests/engine/company.h"
+#include "tests/engine/company/company.h"
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/support/tiny_model.h"

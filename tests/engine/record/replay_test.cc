@@ -18,7 +18,7 @@
 #include "tests/engine/engine_runner.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/record/recorded_run.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {
@@ -26,7 +26,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Of one step, which samples.
+// The result of one step, which samples.
 IterationResult ResultOf(uint64_t epoch, uint64_t iteration, SequenceId sequence, int32_t token) {
   IterationResult result;
   result.epoch = epoch;

@@ -11,7 +11,7 @@
 #include "engine/remote/control.grpc.pb.h"
 #include "engine/remote/control_secret.h"
 #include "tests/engine/remote/hostile_peers.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {
@@ -81,7 +81,7 @@ TEST(ControlSecrets, AWorkerWantsTheProofItself) {
   }
 }
 
-// Who has seen another stream's proofs cannot use them in his own: the numbers are new.
+// A peer that has seen another stream's proofs cannot use them in its own: the numbers are new.
 TEST(ControlSecrets, ProofsAreOfOneStreamOneSideAndOneCall) {
   const std::string secret = "a secret of sixteen", a = DrawNonce(), b = DrawNonce();
   const std::string proof = MakeProof(secret, ProofOf::kMaster, "Attach", a, b);
@@ -109,7 +109,7 @@ TEST(ControlSecrets, LoopbackAndSocketsStayOnTheMachine) {
 }
 
 TEST(ControlSecrets, FilesNeedALineOfEnoughCharacters) {
-  const std::string path = OwnFolder() + "/secret";
+  const std::string path = OwnFolder() / "secret";
   const auto read = [&](const std::string& text) {
     std::ofstream(path) << text;
     return ReadControlSecret(path);

@@ -2,10 +2,8 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <deque>
-#include <filesystem>
 #include <memory>
 #include <random>
 #include <string>
@@ -19,17 +17,11 @@
 #include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/checkpoint.h"
 #include "tests/engine/plan_driver.h"
-#include "tests/support/one_rank.h"
+#include "tests/support/ranks/one_rank.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
-
-// A folder of this process: tests run at the same time write models of the same name.
-inline std::string OwnFolder() {
-  const std::string folder = Str(testing::TempDir(), "/remote-", getpid());
-  std::filesystem::create_directories(folder);
-  return folder;
-}
 
 // Greedy and drawn, with counts, log probabilities and several candidates.
 inline std::vector<PlanDriver::DrivenRequest> SomeRequests(int count, uint32_t seed) {

@@ -9,7 +9,7 @@
 #include "kernels/op_cases/op_cases.h"
 #include "models/architectures/architecture.h"
 #include "models/checkpoints/write/quantize_checkpoint.h"
-#include "tests/models/safetensors_file.h"
+#include "tests/models/checkpoints/safetensors_file.h"
 #include "tests/support/gguf_writer.h"
 #include "tests/support/identifier.h"
 #include "tests/support/tiny_model.h"

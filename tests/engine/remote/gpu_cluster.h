@@ -15,16 +15,16 @@
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/support/emulated_gpus.h"
-#include "tests/support/forwarding_communicator.h"
-#include "tests/support/one_rank.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/forwarding_communicator.h"
+#include "tests/support/ranks/one_rank.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 
 inline constexpr uint32_t kSeed = 5;
 
 inline std::string TinyModel(const TinyModelOptions& options = {.layers = 3}) {
-  const auto path = WriteTinyLlamaGguf(OwnFolder(), options);
+  const auto path = WriteTinyLlamaGguf(OwnFolder().path(), options);
   EXPECT_TRUE(path.ok()) << path.status();
   return *path;
 }

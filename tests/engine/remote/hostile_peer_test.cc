@@ -9,7 +9,7 @@
 #include "kernels/collectives/thread_communicator.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/hostile_peers.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {

@@ -18,7 +18,7 @@ inline constexpr std::chrono::seconds kPatience(kInstrumented ? 60 : 20);
 inline std::string TinyModel() {
   TinyModelOptions options;
   options.layers = 2;
-  return *WriteTinyLlamaGguf(OwnFolder(), options);
+  return *WriteTinyLlamaGguf(OwnFolder().path(), options);
 }
 
 // What came on a stream, in order.

@@ -6,8 +6,8 @@
 #include "engine/remote/worker_epoch.h"
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/support/faulty_communicator.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/faults/faulty_communicator.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {
@@ -18,7 +18,7 @@ class DataPlaneFault : public testing::TestWithParam<FaultKind> {};
 
 TEST_P(DataPlaneFault, EndsTheEpochInTimeOrDoesNoHarm) {
   ClusterOptions options;
-  options.model = *WriteTinyLlamaGguf(OwnFolder(), {});
+  options.model = *WriteTinyLlamaGguf(OwnFolder().path(), {});
   options.stages = 2;
   options.engine.iteration_deadline = options.engine.silence = kDeadline;
   // What the first stage sends in the first epoch meets the fault.

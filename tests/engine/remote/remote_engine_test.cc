@@ -10,7 +10,7 @@
 #include "models/checkpoints/write/quantize_checkpoint.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {
@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 std::string TinyModel(int64_t layers = 4) {
   TinyModelOptions options;
   options.layers = layers;
-  const auto path = WriteTinyLlamaGguf(OwnFolder(), options);
+  const auto path = WriteTinyLlamaGguf(OwnFolder().path(), options);
   EXPECT_TRUE(path.ok()) << path.status();
   return *path;
 }
@@ -61,9 +61,9 @@ TEST(RemoteEngine, OneToFourStagesGiveLocalAnswersBitForBit) {
 TEST(RemoteEngine, WeightsFromTheMasterGiveLocalAnswersBitForBit) {
   ClusterOptions options = TinyCluster(2);
   options.engine.weights_from_master = true;
-  const auto folder = WriteTinyLlamaFolder(OwnFolder(), {});
+  const auto folder = WriteTinyLlamaFolder(OwnFolder().path(), {});
   ASSERT_TRUE(folder.ok());
-  const std::string nf4 = OwnFolder() + "/tiny-nf4";
+  const std::string nf4 = OwnFolder() / "tiny-nf4";
   std::filesystem::remove_all(nf4);
   QuantizeOptions quantize;
   quantize.weights = *WeightPlan::Parse("nf4");
@@ -96,7 +96,7 @@ TEST(RemoteEngine, WeightsFromTheMasterReachEveryRank) {
 
 TEST(RemoteEngine, UnixSocketsServeToo) {
   ClusterOptions options = TinyCluster(1);
-  options.worker.listen = "unix:" + OwnFolder() + "/worker.socket";
+  options.worker.listen = "unix:" + OwnFolder() / "worker.socket";
   auto cluster = StartThreadCluster(options);
   ASSERT_TRUE(cluster.ok()) << cluster.status();
   ExpectLocalAnswers(std::move(cluster->engine), options.model, 4);

@@ -6,8 +6,8 @@
 
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/support/fault_proxy.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/faults/fault_proxy.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {
@@ -31,7 +31,7 @@ class RemoteFault : public testing::TestWithParam<FaultCase> {
  protected:
   void SetUp() override {
     TinyModelOptions tiny;
-    options_.model = *WriteTinyLlamaGguf(OwnFolder(), tiny);
+    options_.model = *WriteTinyLlamaGguf(OwnFolder().path(), tiny);
     options_.stages = 2;
     options_.engine.iteration_deadline = kDeadline;
     options_.engine.silence = kDeadline;

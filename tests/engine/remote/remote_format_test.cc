@@ -3,41 +3,25 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <set>
 
-#include "tests/engine/company.h"
+#include "tests/engine/company/company.h"
 #include "tests/engine/remote/driven_requests.h"
 #include "tests/engine/remote/format_checkpoints.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
 
-// An empty one, removed at the end.
-class OwnCheckpoint {
- public:
-  explicit OwnCheckpoint(const FormatCheckpoint& checkpoint)
-      : folder_(Str(OwnFolder(), "/", checkpoint.name)) {
-    std::filesystem::remove_all(folder_);
-    std::filesystem::create_directories(folder_);
-    path_ = checkpoint.write(folder_);
-  }
-  ~OwnCheckpoint() { std::filesystem::remove_all(folder_); }
-  const absl::StatusOr<std::string>& path() const { return path_; }
-
- private:
-  const std::string folder_;
-  absl::StatusOr<std::string> path_ = absl::UnknownError("not written");
-};
-
 class RemoteFormat : public testing::TestWithParam<FormatCheckpoint> {};
 
 TEST_P(RemoteFormat, TwoStagesGiveTheBitsOfOneProcess) {
-  const OwnCheckpoint checkpoint(GetParam());
-  ASSERT_TRUE(checkpoint.path().ok()) << checkpoint.path().status();
+  const TestFolder folder;
+  const absl::StatusOr<std::string> path = GetParam().write(folder.path());
+  ASSERT_TRUE(path.ok()) << path.status();
   ClusterOptions options;
-  options.model = *checkpoint.path();
+  options.model = *path;
   options.stages = 2;
   const auto opened = Checkpoint::Open(options.model);
   ASSERT_TRUE(opened.ok()) << opened.status();
@@ -73,9 +57,10 @@ INSTANTIATE_TEST_SUITE_P(All, RemoteFormat, testing::ValuesIn(FormatCheckpoints(
 TEST(RemoteFormatTable, HasEveryFormat) {
   std::set<std::string_view> seen;
   for (const FormatCheckpoint& format : FormatCheckpoints()) {
-    const OwnCheckpoint checkpoint(format);
-    ASSERT_TRUE(checkpoint.path().ok()) << checkpoint.path().status();
-    const auto opened = Checkpoint::Open(*checkpoint.path());
+    const TestFolder folder;
+    const absl::StatusOr<std::string> path = format.write(folder.path());
+    ASSERT_TRUE(path.ok()) << path.status();
+    const auto opened = Checkpoint::Open(*path);
     ASSERT_TRUE(opened.ok()) << opened.status();
     for (const StoredTensor& tensor : (*opened)->tensors()) {
       if (tensor.shape.size() == 2) seen.insert(tensor.format->name);

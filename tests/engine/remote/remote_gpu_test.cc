@@ -8,7 +8,7 @@
 #include "engine/remote/worker_epoch.h"
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
-#include "tests/support/forwarding_communicator.h"
+#include "tests/support/ranks/forwarding_communicator.h"
 
 namespace treadle {
 namespace {

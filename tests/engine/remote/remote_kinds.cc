@@ -3,7 +3,7 @@
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/engine_kinds.h"
 #include "tests/support/emulated_gpus.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {

@@ -17,8 +17,8 @@
 #include "kernels/op_cases/instrumented.h"
 #include "models/checkpoints/fingerprint.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/support/fault_proxy.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/faults/fault_proxy.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {
@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 std::string TinyModel(uint64_t seed = 1) {
   TinyModelOptions options;
   options.seed = seed;
-  const std::string folder = Str(OwnFolder(), "/seed", seed);
+  const std::string folder = Str(OwnFolder().path(), "/seed", seed);
   std::filesystem::create_directories(folder);
   return *WriteTinyLlamaGguf(folder, options);
 }
@@ -124,7 +124,7 @@ TEST(RemoteLoss, AHungWorkerIsNamedWithinTheDeadline) {
   ExpectRightAnswers(client, options.model);
 }
 
-// Whom it replaced takes its turn when it is there again.
+// The worker that it replaced takes its turn when it is there again.
 TEST(RemoteLoss, ASpareTakesThePlaceOfWhoIsLost) {
   ClusterOptions options = TinyCluster(2);
   const WorkerProcess spare("127.0.0.1:0", options.model);

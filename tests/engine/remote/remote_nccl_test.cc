@@ -9,7 +9,7 @@
 #include "tests/emulation/emulated_device.h"
 #include "tests/engine/remote/gpu_cluster.h"
 #include "tests/kernels/cuda/nccl/fake_nccl.h"
-#include "tests/support/forwarding_communicator.h"
+#include "tests/support/ranks/forwarding_communicator.h"
 
 namespace treadle {
 namespace {

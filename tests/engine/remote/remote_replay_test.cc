@@ -12,7 +12,7 @@
 #include "kernels/op_cases/instrumented.h"
 #include "tests/engine/plan_builder.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/support/ranks/remote_cluster.h"
 
 namespace treadle {
 namespace {
@@ -107,7 +107,7 @@ ClusterOptions ThreeStages(WireType wire) {
   ClusterOptions options;
   TinyModelOptions model;
   model.layers = kStages;
-  options.model = *WriteTinyLlamaGguf(OwnFolder(), model);
+  options.model = *WriteTinyLlamaGguf(OwnFolder().path(), model);
   options.stages = kStages;
   options.engine.wire = wire;
   if (wire == WireType::kBf16) options.engine.tensor_parallel = 2;

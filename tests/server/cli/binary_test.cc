@@ -10,8 +10,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -19,71 +17,52 @@
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/served_binary.h"
 #include "tests/support/default_model.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
 
 using testing::HasSubstr;
 
-const char kBinary[] = TREADLE_BINARY;
-
-struct BadUse {
-  std::vector<std::string> arguments;
-  int code;
-  std::string message;
-};
-
 TEST(Binary, WrongUseIsOneLineAndExitCodeTwo) {
-  const BadUse uses[] = {
-      {{"fly"}, 2, "'fly' is no command, expected one of: serve worker generate"},
-      {{"serve"}, 2, "treadle serve: --model is missing"},
-      {{"serve", "--model", "x", "--max-batch-size", "0"}, 2, "--max-batch-size: is '0', expected"},
-      {{"serve", "--model", "x", "--max-batch-tokens", "32"}, 2, "more than --max-batch-size (32)"},
-      {{"serve", "--nonsense"}, 2, "--nonsense"},
-      {{"serve", "--max-batch-siz=3"}, 2, "; did you mean '--max-batch-size'? (see --help)"},
-      {{"generate", "--prompt", "a", "--top_p", "1"}, 2, "; did you mean '--top-p'? (see --help)"},
-      {{"generate", "--top-p", "x", "--prompt", "a"}, 2, "--top-p"},
-      {{"generate", "--model", "a", "--target", "b", "--prompt", "a"}, 2, "excludes"},
-      {{"generate", "--timeout", "5", "--prompt", "a"}, 2, "--timeout is '5', expected a time"},
+  const std::pair<const char*, const char*> uses[] = {
+      {"fly", "'fly' is no command, expected one of: serve worker generate"},
+      {"serve", "treadle serve: --model is missing"},
+      {"serve --model x --max-batch-size 0", "--max-batch-size: is '0', expected"},
+      {"serve --model x --max-batch-tokens 32", "more than --max-batch-size (32)"},
+      {"serve --nonsense", "--nonsense"},
+      {"serve --max-batch-siz=3", "; did you mean '--max-batch-size'? (see --help)"},
+      {"generate --prompt a --top_p 1", "; did you mean '--top-p'? (see --help)"},
+      {"generate --top-p x --prompt a", "--top-p"},
+      {"generate --model a --target b --prompt a", "excludes"},
+      {"generate --timeout 5 --prompt a", "--timeout is '5', expected a time"},
   };
-  for (const BadUse& use : uses) {
-    std::vector<std::string> command = {kBinary};
-    command.insert(command.end(), use.arguments.begin(), use.arguments.end());
-    ChildProcess child(command);
-    EXPECT_EQ(child.Wait(), use.code) << child.output();
-    EXPECT_THAT(child.output(), HasSubstr(use.message));
-    EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
+  for (const auto& [words, message] : uses) {
+    const std::string said = RunToEnd(Treadle(words), 2);
+    EXPECT_THAT(said, HasSubstr(message));
+    EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
   }
 }
 
 TEST(Binary, AMissingModelFileIsNamed) {
-  ChildProcess child({kBinary, "serve", "--model", "/no/such/model.gguf", "--listen", "127.0.0.1:0",
-                      "--http-listen", "none", "--metrics-listen", "none"});
-  EXPECT_EQ(child.Wait(), 2) << child.output();
-  EXPECT_THAT(child.output(), HasSubstr("/no/such/model.gguf"));
+  EXPECT_THAT(RunToEnd(ServedBinary::Command("--model /no/such/model.gguf"), 2),
+              HasSubstr("/no/such/model.gguf"));
 }
 
 TEST(Binary, ComplaintsDoNotDriveATerminal) {
-  ChildProcess child({kBinary, "inspect", "/no/such\x1b[2J\xff"});
-  EXPECT_EQ(child.Wait(), 2) << child.output();
-  EXPECT_THAT(child.output(), HasSubstr("/no/such\\x1b[2J\\xff: cannot be opened"));
+  EXPECT_THAT(RunToEnd(Treadle("inspect", {"/no/such\x1b[2J\xff"}), 2),
+              HasSubstr("/no/such\\x1b[2J\\xff: cannot be opened"));
 }
 
 TEST(Binary, HelpAndVersion) {
   for (const char* command : {"serve", "generate", "inspect"}) {
-    ChildProcess help({kBinary, command, "--help"});
-    EXPECT_EQ(help.Wait(), 0);
-    EXPECT_THAT(help.output(), HasSubstr("--help"));
+    EXPECT_THAT(RunToEnd(Treadle(Str(command, " --help"))), HasSubstr("--help"));
   }
-  ChildProcess version({kBinary, "--version"});
-  EXPECT_EQ(version.Wait(), 0);
-  EXPECT_THAT(version.output(), testing::StartsWith("treadle "));
+  EXPECT_THAT(RunToEnd(Treadle("--version")), testing::StartsWith("treadle "));
 }
 
 TEST(Binary, HelpShowsDefaults) {
-  ChildProcess help({kBinary, "bench", "iteration", "--help"});
-  EXPECT_EQ(help.Wait(), 0);
-  EXPECT_THAT(help.output(), HasSubstr("--repeats INT=3 "));
+  EXPECT_THAT(RunToEnd(Treadle("bench iteration --help")), HasSubstr("--repeats INT=3 "));
 }
 
 TEST(Binary, AnOccupiedPortIsNamed) {
@@ -96,13 +75,12 @@ TEST(Binary, AnOccupiedPortIsNamed) {
   socklen_t size = sizeof address;
   getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
   const std::string taken = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  const std::string any = "127.0.0.1:0";
   for (const bool http : {false, true}) {
-    const std::string any = "127.0.0.1:0";
     const auto said = [&](const std::string& model, int code) {
-      ChildProcess child({kBinary, "serve", "--model", model, "--listen", http ? any : taken,
-                          "--http-listen", http ? taken : "none", "--metrics-listen", "none"});
-      EXPECT_EQ(child.Wait(), code);
-      return child.output();
+      return RunToEnd(Treadle(Str("serve --metrics-listen none --listen ", http ? any : taken,
+                                  " --http-listen ", http ? taken : "none", " --model ", model)),
+                      code);
     };
     EXPECT_EQ(said(OwnModel(), 1),
               "treadle serve: cannot listen on " + taken + ": Address already in use\n");
@@ -119,20 +97,9 @@ std::string Flags(const std::string& model, const std::string& drain_timeout) {
 
 TEST(Binary, APrefixCacheThatIsLargerThanTheKvCacheIsRefused) {
   NEEDS_DEFAULT_MODEL(model);
-  ChildProcess child({kBinary, "serve", "--model", model, "--listen", "127.0.0.1:0",
-                      "--http-listen", "none", "--metrics-listen", "none", "--max-context", "1024",
-                      "--kv-memory", "64M", "--prefix-cache-memory", "1G"});
-  EXPECT_EQ(child.Wait(), 2) << child.output();
-  EXPECT_THAT(child.output(), HasSubstr("--prefix-cache-memory is 1024M, expected at most the K/V "
-                                        "cache's 64M"));
-}
-
-v1::GenerateRequest LongRequest(int tokens) {
-  v1::GenerateRequest request;
-  request.set_text("Once upon a time");
-  request.mutable_stopping()->set_max_new_tokens(tokens);
-  request.mutable_stopping()->set_ignore_eos(true);
-  return request;
+  const std::string small = "--max-context 1024 --kv-memory 64M --prefix-cache-memory 1G ";
+  EXPECT_THAT(RunToEnd(ServedBinary::Command(small, {"--model", model}), 2),
+              HasSubstr("--prefix-cache-memory is 1024M, expected at most the K/V cache's 64M"));
 }
 
 // The proxy leads nowhere. Whoever set it for the rest of the world did not mean this machine.
@@ -150,20 +117,18 @@ TEST(Binary, ProxiesOfTheEnvironmentAreNotForThisMachine) {
   ASSERT_SERVES(server);
   const std::string& address = server.address();
   for (const std::string& target : {address, "dns:///" + address, "ipv4:" + address}) {
-    ChildProcess generate(under(
-        "127.0.0.1:1", Treadle("generate --max-new-tokens 1 --prompt a", {"--target", target})));
-    EXPECT_EQ(generate.Wait(), 0) << generate.output();
+    RunToEnd(under("127.0.0.1:1",
+                   Treadle("generate --max-new-tokens 1 --prompt a", {"--target", target})));
   }
-  for (const std::string& command :
+  for (const std::string command :
        {"top --once --json --interval 100ms", "bench serve --num-prompts 1 --output-len 1"}) {
-    ChildProcess child(under("127.0.0.1:1", Treadle(command, {"--target", address})));
-    EXPECT_EQ(child.Wait(), 0) << child.output();
+    RunToEnd(under("127.0.0.1:1", Treadle(command, {"--target", address})));
   }
 
   // Others are reached through it, but for no_proxy's.
   Address proxy{.host = "127.0.0.1"};
   const int listener = *OpenListener(proxy);
-  for (const std::string& target : {"b.invalid:1", "a.invalid:1"}) {
+  for (const std::string target : {"b.invalid:1", "a.invalid:1"}) {
     ChildProcess generate(
         under(ToString(proxy), Treadle("generate --timeout 60s --prompt a", {"--target", target})));
     if (target == "b.invalid:1") {
@@ -185,7 +150,7 @@ TEST(Binary, ProxiesOfTheEnvironmentAreNotForThisMachine) {
 
 TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
   NEEDS_DEFAULT_MODEL(model);
-  // Of patience with builds under a sanitizer.
+  // Four minutes: builds under a sanitizer are slow.
   ServedBinary server(Flags(model, "4m"));
   ASSERT_SERVES(server);
   // What differs from the defaults is printed, and what was chosen, but not the rest.
@@ -193,17 +158,16 @@ TEST(Binary, ServesGeneratesAndDrainsOnSigterm) {
   EXPECT_THAT(server.output(), HasSubstr("chosen automatically: "));
   EXPECT_THAT(server.output(), testing::Not(HasSubstr("max-batch-size")));
 
-  ChildProcess generate({kBinary, "generate", "--target", server.address(), "--chat",
-                         "What is the capital of France?", "--max-new-tokens", "12", "--json"});
-  ASSERT_EQ(generate.Wait(), 0) << generate.output();
-  const auto json = nlohmann::json::parse(generate.output());
+  const auto json = nlohmann::json::parse(
+      RunToEnd(Treadle("generate --max-new-tokens 12 --json --target " + server.address(),
+                       {"--chat", "What is the capital of France?"})));
   EXPECT_EQ(json["text"], "The capital of France is Paris.");
   EXPECT_EQ(json["finish_reason"], "stop");
   EXPECT_EQ(json["usage"]["prompt_tokens"], 37);
 
   // A stream that is under way when the signal comes is finished.
   grpc::ClientContext context;
-  const auto reader = server.stub().GenerateStream(&context, LongRequest(60));
+  const auto reader = server.stub().GenerateStream(&context, GreedyRequest(60));
   v1::GenerateResponse message;
   ASSERT_TRUE(reader->Read(&message));
   server.Signal(SIGTERM);
@@ -221,7 +185,7 @@ TEST(Binary, ASecondSignalEndsAtOnce) {
   ServedBinary server(Flags(model, "1h"));
   ASSERT_SERVES(server);
   grpc::ClientContext context;
-  const auto reader = server.stub().GenerateStream(&context, LongRequest(1000));
+  const auto reader = server.stub().GenerateStream(&context, GreedyRequest(1000));
   v1::GenerateResponse message;
   ASSERT_TRUE(reader->Read(&message));
   server.Signal(SIGTERM);
@@ -232,29 +196,15 @@ TEST(Binary, ASecondSignalEndsAtOnce) {
 
 TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
   NEEDS_DEFAULT_MODEL(model);
-  const std::vector<std::string> ask = {"--token-ids",
-                                        "504,3575,282",
-                                        "--max-new-tokens",
-                                        "8",
-                                        "--logprobs",
-                                        "5",
-                                        "--prompt-logprobs",
-                                        "0",
-                                        "--json"};
-  std::vector<std::string> command = {kBinary, "generate",      "--model",
-                                      model,   "--pin-threads", "off"};
-  command.insert(command.end(), ask.begin(), ask.end());
-  ChildProcess local(command);
-  ASSERT_EQ(local.Wait(), 0) << local.output();
+  const std::string ask =
+      "generate --token-ids 504,3575,282 --max-new-tokens 8 --logprobs 5 --prompt-logprobs 0 "
+      "--json ";
+  const std::string local = RunToEnd(Treadle(ask + "--pin-threads off", {"--model", model}));
   ServedBinary server(Flags(model, "10s"));
-  command = {kBinary, "generate", "--target", server.address()};
-  command.insert(command.end(), ask.begin(), ask.end());
-  ChildProcess remote(command);
-  ASSERT_EQ(remote.Wait(), 0) << remote.output();
-
+  ASSERT_SERVES(server);
   // Progress lines come before the object.
-  auto in_process = nlohmann::json::parse(local.output().substr(local.output().find('{')));
-  auto over_grpc = nlohmann::json::parse(remote.output());
+  auto in_process = nlohmann::json::parse(local.substr(local.find('{')));
+  auto over_grpc = nlohmann::json::parse(RunToEnd(Treadle(ask + "--target " + server.address())));
   ASSERT_EQ(in_process["token_ids"].size(), 8u);
   ASSERT_EQ(in_process["logprobs"].size(), 8u);
   EXPECT_EQ(in_process["logprobs"][0]["top"].size(), 5u);
@@ -270,36 +220,28 @@ TEST(Binary, GeneratesInProcessWithTheSameResultAsTheServer) {
 }
 
 TEST(Binary, GenerateSamplesAsTheModelsAuthorsRecommend) {
-  const std::string folder = testing::TempDir() + "/recommended-" + std::to_string(getpid());
-  std::filesystem::create_directories(folder);
-  const auto model = WriteTinyLlamaFolder(folder, {});
+  const TestFolder folder;
+  const auto model = WriteTinyLlamaFolder(folder.path(), {});
   ASSERT_TRUE(model.ok()) << model.status();
-  const auto tokens = [&](const std::vector<std::string>& more) {
-    std::vector<std::string> command = {
-        kBinary, "generate", "--token-ids", "1,2,3",        "--max-new-tokens",
-        "12",    "--seed",   "7",           "--ignore-eos", "--json"};
-    command.insert(command.end(), more.begin(), more.end());
-    ChildProcess generate(command);
-    EXPECT_EQ(generate.Wait(), 0) << generate.output();
-    const std::string& said = generate.output();  // progress lines come first
+  const auto tokens = [&](const std::string& more) {
+    const std::string said = RunToEnd(Treadle(  // progress lines come first
+        "generate --token-ids 1,2,3 --max-new-tokens 12 --seed 7 --ignore-eos --json " + more));
     return nlohmann::json::parse(said.substr(said.find('{')), nullptr, false)["token_ids"];
   };
-  const auto here = [&](std::vector<std::string> more) {
-    more.insert(more.end(), {"--model", *model, "--pin-threads", "off"});
-    return tokens(more);
+  const auto here = [&](const std::string& more) {
+    return tokens(Str("--pin-threads off --model ", *model, " ", more));
   };
-  const auto greedy = here({"--temperature", "0"});
-  EXPECT_EQ(here({}), greedy);
+  const auto greedy = here("--temperature 0");
+  EXPECT_EQ(here(""), greedy);
   std::ofstream(*model + "/generation_config.json") << R"({"temperature": 5, "top_k": 40})";
-  const auto recommended = here({"--temperature", "5", "--top-k", "40"});
+  const auto recommended = here("--temperature 5 --top-k 40");
   EXPECT_NE(recommended, greedy);
-  EXPECT_EQ(here({}), recommended);
-  EXPECT_EQ(here({"--temperature", "0"}), greedy);
-  EXPECT_EQ(here({"--generation-config", "none"}), greedy);
-  ServedBinary server("--http-listen none --metrics-listen none --model " + *model);
+  EXPECT_EQ(here(""), recommended);
+  EXPECT_EQ(here("--temperature 0"), greedy);
+  EXPECT_EQ(here("--generation-config none"), greedy);
+  ServedBinary server(Str(ServedBinary::kGrpcOnly, "--model ", *model));
   ASSERT_SERVES(server);
-  EXPECT_EQ(tokens({"--target", server.address()}), recommended);
-  std::filesystem::remove_all(folder);
+  EXPECT_EQ(tokens("--target " + server.address()), recommended);
 }
 
 }  // namespace

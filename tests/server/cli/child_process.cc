@@ -1,6 +1,7 @@
 #include "tests/server/cli/child_process.h"
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -79,6 +80,29 @@ int ChildProcess::Wait() {
   waitpid(pid_, &status, 0);
   pid_ = -1;
   return WIFEXITED(status) ? WEXITSTATUS(status) : 256 + WTERMSIG(status);
+}
+
+int ChildProcess::Stop() {
+  Signal(SIGTERM);
+  return Wait();
+}
+
+void ChildProcess::Kill() {
+  Signal(SIGKILL);
+  Wait();
+}
+
+std::string RunToEnd(const std::vector<std::string>& command, int code) {
+  ChildProcess child(command);
+  EXPECT_EQ(child.Wait(), code) << child.output();
+  return child.output();
+}
+
+std::string WordAfter(const std::string& line, const std::string& text) {
+  const size_t at = line.find(text);
+  if (at == std::string::npos) return "";
+  const size_t begin = at + text.size();
+  return line.substr(begin, line.find_first_of(" ,\"\n", begin) - begin);
 }
 
 std::vector<int> ChildrenOf(int parent, bool dead) {

@@ -20,6 +20,10 @@ class ChildProcess {
   // Reads to the end and waits. The exit code, or 256 + the signal that ended it.
   int Wait();
   const std::string& output() const { return output_; }  // all that was read
+  // Asks it to end by SIGTERM; its exit code.
+  int Stop();
+  // Ends it by SIGKILL, and waits until it is gone.
+  void Kill();
 
  private:
   bool Read();
@@ -28,6 +32,12 @@ class ChildProcess {
   int pipe_ = -1;
   std::string output_;
 };
+
+// Runs a command to its end, and gives what it said. Expects that it ends with `code`.
+std::string RunToEnd(const std::vector<std::string>& command, int code = 0);
+
+// The word behind `text`, up to a blank, comma or quote; "" if the line does not have that text.
+std::string WordAfter(const std::string& line, const std::string& text);
 
 // The processes whose parent it is, in order; or those of them that have died and were not waited
 // for.

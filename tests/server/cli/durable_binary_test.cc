@@ -4,14 +4,11 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <map>
 #include <random>
 #include <regex>
@@ -22,8 +19,9 @@
 #include "base/sync.h"
 #include "server/durable/stored_frame.h"
 #include "server/grpc/inference.grpc.pb.h"
-#include "tests/server/cli/child_process.h"
-#include "tests/server/http_client.h"
+#include "tests/server/cli/served_binary.h"
+#include "tests/server/http/http_client.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -32,96 +30,42 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-const char kBinary[] = TREADLE_BINARY;
 constexpr auto kPatience = std::chrono::minutes(4);
 
 class DurableBinary : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = testing::TempDir() + Str("/durable-", getpid());
-    std::filesystem::create_directories(root_);
-    WriteModel(/*seed=*/1);
-  }
+  void SetUp() override { WriteModel(/*seed=*/1); }
   void WriteModel(uint64_t seed) {
-    TinyModelOptions options;
+    TinyModelOptions options = SlowModel();
     options.seed = seed;
-    options.layers = 4;
-    options.hidden = 128;
-    options.ffn_hidden = 256;
-    options.context = 4096;
-    const auto written = WriteTinyLlamaGguf(root_, options);
+    const auto written = WriteTinyLlamaGguf(root_.path(), options);
     ASSERT_TRUE(written.ok());
     model_ = *written;
   }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-
-  std::vector<std::string> Serve(const std::vector<std::string>& more) const {
-    std::vector<std::string> command = {kBinary,
-                                        "serve",
-                                        "--model",
-                                        model_,
-                                        "--listen",
-                                        "127.0.0.1:0",
-                                        "--http-listen",
-                                        "127.0.0.1:0",
-                                        "--metrics-listen",
-                                        "none",
-                                        "--threads",
-                                        "2",
-                                        "--pin-threads",
-                                        "off",
-                                        "--max-batch-tokens",
-                                        "48",
-                                        "--durable",
-                                        root_ + "/durable"};
-    command.insert(command.end(), more.begin(), more.end());
-    return command;
+  std::string Flags() const {
+    return Str("--http-listen 127.0.0.1:0 --metrics-listen none --threads 2 --max-batch-tokens 48",
+               " --model ", model_, " --durable ", root_ / "durable ");
   }
 
-  std::string root_, model_;
-};
-
-class Server {
- public:
-  explicit Server(const std::vector<std::string>& command) : child_(command) {
-    const std::string line = child_.WaitForLine("listening on http://127.0.0.1:");
-    const size_t http = line.find("127.0.0.1:"), grpc = line.rfind("gRPC on 127.0.0.1:");
-    if (grpc == std::string::npos) return;
-    http_port_ = std::atoi(line.c_str() + http + sizeof "127.0.0.1");
-    address_ = line.substr(grpc + 8, line.find(',', grpc) - grpc - 8);
-    grpc::ChannelArguments own;
-    own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    stub_ = v1::Inference::NewStub(
-        grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), own));
-  }
-  bool serves() const { return stub_ != nullptr; }
-  v1::Inference::Stub& stub() { return *stub_; }
-  int http_port() const { return http_port_; }
-  const std::string& address() const { return address_; }
-  ChildProcess& child() { return child_; }
-
- private:
-  ChildProcess child_;
-  int http_port_ = 0;
-  std::string address_;
-  std::unique_ptr<v1::Inference::Stub> stub_;
+  const TestFolder root_;
+  std::string model_;
 };
 
 // The one that runs now; clients find it again.
 class Place {
  public:
-  std::shared_ptr<Server> Get() {
+  std::shared_ptr<ServedBinary> Get() {
     MutexLock lock(mutex_);
     return server_;
   }
-  void Put(std::shared_ptr<Server> server) {
+  void Put(std::shared_ptr<ServedBinary> server) {
     MutexLock lock(mutex_);
     server_ = std::move(server);
   }
 
  private:
   Mutex mutex_;
-  std::shared_ptr<Server> server_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<ServedBinary> server_ ABSL_GUARDED_BY(mutex_);
 };
 
 constexpr int kKinds = 20;
@@ -179,7 +123,7 @@ Heard Ask(Place& place, int kind, const std::string& id, std::atomic<int>& messa
   bool known = false;  // the server has it
   const auto end = std::chrono::steady_clock::now() + kPatience;
   while (std::chrono::steady_clock::now() < end) {
-    const std::shared_ptr<Server> server = place.Get();
+    const std::shared_ptr<ServedBinary> server = place.Get();
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kPatience);
     std::unique_ptr<grpc::ClientReader<v1::GenerateResponse>> reader;
@@ -252,8 +196,8 @@ TEST_F(DurableBinary, AServerThatIsKilledAtAnyTimeLosesNothing) {
   const char* const asked = std::getenv("TREADLE_KILLS");
   const int kills = asked == nullptr ? 8 : std::atoi(asked);
   Place place;
-  place.Put(std::make_shared<Server>(Serve({})));
-  ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+  place.Put(std::make_shared<ServedBinary>(Flags()));
+  ASSERT_SERVES(*place.Get());
   std::atomic<int> messages = 0, resumed = 0;
   std::vector<Heard> undisturbed;
   for (int kind = 0; kind < kKinds; ++kind) {
@@ -295,23 +239,22 @@ TEST_F(DurableBinary, AServerThatIsKilledAtAnyTimeLosesNothing) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));
-    const std::shared_ptr<Server> server = place.Get();
-    server->child().Signal(SIGKILL);
-    EXPECT_EQ(server->child().Wait(), 256 + SIGKILL);
-    place.Put(std::make_shared<Server>(Serve({})));
-    ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+    const std::shared_ptr<ServedBinary> server = place.Get();
+    server->Signal(SIGKILL);
+    EXPECT_EQ(server->Wait(), 256 + SIGKILL);
+    place.Put(std::make_shared<ServedBinary>(Flags()));
+    ASSERT_SERVES(*place.Get());
   }
   done = true;
   for (std::thread& client : clients) client.join();
   EXPECT_GT(answers, 0);
   EXPECT_GT(resumed, 0);
   std::printf("%d kills, %d answers, %d resumed\n", kills, answers.load(), resumed.load());
-  place.Get()->child().Signal(SIGTERM);
-  EXPECT_EQ(place.Get()->child().Wait(), 0);
+  EXPECT_EQ(place.Get()->Stop(), 0);
 }
 
 // What is told again of a stored request. Empty: it cannot be resumed.
-Heard HearAgain(Server& server, const std::string& id) {
+Heard HearAgain(ServedBinary& server, const std::string& id) {
   v1::ResumeRequest resume;
   resume.set_request_id(id);
   grpc::ClientContext context;
@@ -327,8 +270,8 @@ Heard HearAgain(Server& server, const std::string& id) {
 
 TEST_F(DurableBinary, AFolderThatIsDeletedIsNoticedAndMadeAnew) {
   Place place;
-  place.Put(std::make_shared<Server>(Serve({})));
-  ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+  place.Put(std::make_shared<ServedBinary>(Flags()));
+  ASSERT_SERVES(*place.Get());
   std::atomic<int> messages = 0, resumed = 0;
   constexpr int kLong = 6, kShort = 0;
   const Heard whole = Ask(place, kLong, "undisturbed", messages, resumed);
@@ -341,26 +284,24 @@ TEST_F(DurableBinary, AFolderThatIsDeletedIsNoticedAndMadeAnew) {
     while (messages < before + 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     // The server may write a file while its folder is being deleted.
     for (std::error_code again(1, std::generic_category()); again;) {
-      std::filesystem::remove_all(root_ + "/durable", again);
+      std::filesystem::remove_all(root_ / "durable", again);
     }
     // It is refused until the folder is there again, and nothing is told of it before.
     EXPECT_TRUE(Ask(place, kShort, Str("after-", round), messages, resumed).said == brief.said);
     running.join();
   }
   EXPECT_EQ(resumed, 0) << "what ran went on";
-  const std::shared_ptr<Server> first = place.Get();
-  first->child().Signal(SIGKILL);
-  first->child().Wait();
-  EXPECT_THAT(first->child().output(), HasSubstr("while it was in use"));
-  Server second(Serve({}));
-  ASSERT_TRUE(second.serves()) << second.child().output();
+  const std::shared_ptr<ServedBinary> first = place.Get();
+  first->Kill();
+  EXPECT_THAT(first->output(), HasSubstr("while it was in use"));
+  ServedBinary second(Flags());
+  ASSERT_SERVES(second);
   EXPECT_TRUE(HearAgain(second, "after-4").said == brief.said);
   for (const char* gone : {"running-4", "after-3", "undisturbed"}) {
     EXPECT_TRUE(HearAgain(second, gone).said.empty());
   }
-  second.child().Signal(SIGTERM);
-  EXPECT_EQ(second.child().Wait(), 0);
-  EXPECT_THAT(second.child().output(), Not(HasSubstr("damaged")));
+  EXPECT_EQ(second.Stop(), 0);
+  EXPECT_THAT(second.output(), Not(HasSubstr("damaged")));
 }
 
 // One bit of every answer is another one.
@@ -368,21 +309,16 @@ TEST_F(DurableBinary, WhatIsDamagedIsComputedAgain) {
   std::map<std::string, Heard> answers;
   {
     Place place;
-    place.Put(std::make_shared<Server>(Serve({})));
-    ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+    place.Put(std::make_shared<ServedBinary>(Flags()));
+    ASSERT_SERVES(*place.Get());
     std::atomic<int> messages = 0, resumed = 0;
     for (int kind = 0; kind < kKinds; ++kind) {
       answers[Str("kind-", kind)] = Ask(place, kind, Str("kind-", kind), messages, resumed);
     }
-    place.Get()->child().Signal(SIGKILL);
-    place.Get()->child().Wait();
+    place.Get()->Kill();
   }
-  const std::string path = root_ + "/durable/requests-00000001.log";
-  std::string bytes;
-  {
-    std::ifstream file(path, std::ios::binary);
-    bytes.assign(std::istreambuf_iterator<char>(file), {});
-  }
+  constexpr char kStored[] = "durable/requests-00000001.log";
+  std::string bytes = root_.Read(kStored);
   const auto header = SegmentHeader::In(bytes);
   ASSERT_TRUE(header.ok() && *header);
   std::map<uint64_t, std::vector<size_t>> pieces;  // by request, where they begin
@@ -399,21 +335,20 @@ TEST_F(DurableBinary, WhatIsDamagedIsComputedAgain) {
     const size_t at = places[random() % std::max<size_t>(1, places.size() - 1)] + random() % 3;
     bytes[at] = static_cast<char>(bytes[at] ^ 1 << random() % 8);
   }
-  std::ofstream(path, std::ios::binary) << bytes;
+  root_.Write(kStored, bytes);
   ASSERT_TRUE(named) << "every answer is one piece";
 
   for (int start = 0; start < 2; ++start) {
-    Server server(Serve({}));
-    ASSERT_TRUE(server.serves()) << server.child().output();
+    ServedBinary server(Flags());
+    ASSERT_SERVES(server);
     for (const auto& [id, heard] : answers) {
       EXPECT_TRUE(HearAgain(server, id).said == heard.said) << id;
     }
-    server.child().Signal(SIGTERM);  // it writes what it has
-    EXPECT_EQ(server.child().Wait(), 0);
-    EXPECT_THAT(server.child().output(), HasSubstr("stored requests are damaged"));
-    const bool cut = server.child().output().find("computed again: '") != std::string::npos;
+    EXPECT_EQ(server.Stop(), 0);  // it writes what it has
+    EXPECT_THAT(server.output(), HasSubstr("stored requests are damaged"));
+    const bool cut = server.output().find("computed again: '") != std::string::npos;
     // It is stored again then, but seldom, on a busy machine, is computed once more all the same.
-    EXPECT_TRUE(cut || start > 0) << server.child().output();
+    EXPECT_TRUE(cut || start > 0) << server.output();
   }
 }
 
@@ -424,8 +359,8 @@ TEST_F(DurableBinary, OtherThreadsAndStagesGoOnAndAnotherModelDoesNot) {
   Heard whole;
   {
     Place place;
-    place.Put(std::make_shared<Server>(Serve({})));
-    ASSERT_TRUE(place.Get()->serves()) << place.Get()->child().output();
+    place.Put(std::make_shared<ServedBinary>(Flags()));
+    ASSERT_SERVES(*place.Get());
     std::atomic<int> messages = 0, resumed = 0;
     whole = Ask(place, kKind, "whole", messages, resumed);
     v1::GenerateRequest request = Request(kKind);
@@ -434,22 +369,20 @@ TEST_F(DurableBinary, OtherThreadsAndStagesGoOnAndAnotherModelDoesNot) {
     const auto reader = place.Get()->stub().GenerateStream(&context, request);
     v1::GenerateResponse message;
     for (int i = 0; i < 5; ++i) ASSERT_TRUE(reader->Read(&message));
-    place.Get()->child().Signal(SIGKILL);
-    place.Get()->child().Wait();
+    place.Get()->Kill();
     while (reader->Read(&message)) {
     }
     reader->Finish();
   }
   {
-    Server stages(Serve({"--pipeline-parallel", "2"}));
-    ASSERT_TRUE(stages.serves()) << stages.child().output();
+    ServedBinary stages(Flags() + "--pipeline-parallel 2");
+    ASSERT_SERVES(stages);
     EXPECT_TRUE(HearAgain(stages, "cut").said == whole.said);
-    stages.child().Signal(SIGKILL);
-    stages.child().Wait();
+    stages.Kill();
   }
   WriteModel(/*seed=*/2);
-  Server other(Serve({}));
-  ASSERT_TRUE(other.serves()) << other.child().output();
+  ServedBinary other(Flags());
+  ASSERT_SERVES(other);
   grpc::ClientContext context;
   v1::ResumeRequest request;
   request.set_request_id("cut");
@@ -462,39 +395,28 @@ TEST_F(DurableBinary, OtherThreadsAndStagesGoOnAndAnotherModelDoesNot) {
 }
 
 TEST_F(DurableBinary, AFolderHasOneServer) {
-  Server server(Serve({}));
-  ASSERT_TRUE(server.serves()) << server.child().output();
-  ChildProcess second(Serve({}));
-  EXPECT_NE(second.Wait(), 0);
-  EXPECT_THAT(second.output(), HasSubstr("durable is in use by another process"));
+  ServedBinary server(Flags());
+  ASSERT_SERVES(server);
+  EXPECT_THAT(RunToEnd(ServedBinary::Command(Flags()), 1),
+              HasSubstr("durable is in use by another process"));
 }
 
 TEST_F(DurableBinary, TheCommandResumes) {
-  std::string whole;
-  {
-    Server server(Serve({}));
-    ASSERT_TRUE(server.serves()) << server.child().output();
-    ChildProcess ask({kBinary, "generate", "--target", server.address(), "--request-id", "story",
-                      "--prompt", "Once upon a time", "--max-new-tokens", "30", "--ignore-eos",
-                      "--json"});
-    ASSERT_EQ(ask.Wait(), 0) << ask.output();
-    whole = ask.output();
-    server.child().Signal(SIGKILL);
-    server.child().Wait();
-  }
-  Server server(Serve({}));
-  ASSERT_TRUE(server.serves()) << server.child().output();
-  ChildProcess resume(
-      {kBinary, "generate", "--target", server.address(), "--resume", "story", "--json"});
-  ASSERT_EQ(resume.Wait(), 0) << resume.output();
-  EXPECT_EQ(resume.output(), whole);
-  ChildProcess rest(
-      {kBinary, "generate", "--target", server.address(), "--resume", "story", "--from", "30"});
-  EXPECT_EQ(rest.Wait(), 0);
-  EXPECT_EQ(rest.output(), "\n");
-  ChildProcess none({kBinary, "generate", "--target", server.address(), "--resume", "other"});
-  EXPECT_NE(none.Wait(), 0);
-  EXPECT_THAT(none.output(), HasSubstr("no request with the id"));
+  const auto generate = [](const ServedBinary& server, const std::string& words,
+                           const std::vector<std::string>& more = {}, int code = 0) {
+    return RunToEnd(Treadle(Str("generate --target ", server.address(), " ", words), more), code);
+  };
+  ServedBinary first(Flags());
+  ASSERT_SERVES(first);
+  const std::string whole =
+      generate(first, "--request-id story --max-new-tokens 30 --ignore-eos --json",
+               {"--prompt", "Once upon a time"});
+  first.Kill();
+  ServedBinary second(Flags());
+  ASSERT_SERVES(second);
+  EXPECT_EQ(generate(second, "--resume story --json"), whole);
+  EXPECT_EQ(generate(second, "--resume story --from 30"), "\n");
+  EXPECT_THAT(generate(second, "--resume other", {}, 2), HasSubstr("no request with the id"));
 }
 
 }  // namespace

@@ -7,9 +7,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -20,9 +18,8 @@
 
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
-#include "tests/server/cli/child_process.h"
+#include "tests/server/cli/served_binary.h"
 #include "tests/server/test_server.h"
-#include "tests/support/tiny_model.h"
 
 namespace treadle {
 namespace {
@@ -32,39 +29,11 @@ using nlohmann::json;
 using testing::HasSubstr;
 using testing::Not;
 
-const char kBinary[] = TREADLE_BINARY;
 const char kPrompt[] = "Once upon a SECRET time";
 
-// For this process alone.
-const fs::path& Directory() {
-  static const fs::path path = [] {
-    fs::path own = fs::path(testing::TempDir()) / Str("log-binary-", getpid());
-    fs::create_directories(own);
-    return own;
-  }();
-  return path;
-}
-class RemoveDirectory : public testing::Environment {
-  void TearDown() override { fs::remove_all(Directory()); }
-};
-const auto* const kRemoveDirectory = testing::AddGlobalTestEnvironment(new RemoveDirectory);
-
-const std::string& Model() {
-  static const std::string path = [] {
-    auto written = WriteTinyLlamaGguf(Directory().string(), {});
-    TREADLE_CHECK(written.ok());
-    return *written;
-  }();
-  return path;
-}
-
-std::vector<std::string> Serve(const std::vector<std::string>& more) {
-  std::vector<std::string> all = {
-      kBinary,         "serve", "--model",          Model(), "--listen",  "127.0.0.1:0",
-      "--http-listen", "none",  "--metrics-listen", "none",  "--threads", "1",
-      "--pin-threads", "off"};
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
+// Flags of a server whose requests and answers are small.
+std::string Flags(const std::string& more) {
+  return Str(ServedBinary::kGrpcOnly, "--threads 1 --model ", OwnModel(), " ", more);
 }
 
 std::vector<std::string> Lines(const std::string& text) {
@@ -103,15 +72,6 @@ bool WaitUntil(const Done& done) {
   return done();
 }
 
-// Where a server of this machine says that it listens.
-std::string AddressIn(const std::string& text) {
-  const std::string before = "listening on ";
-  const size_t at = text.find(before + "127.0.0.1:");
-  if (at == std::string::npos) return "";
-  const size_t begin = at + before.size();
-  return text.substr(begin, text.find(' ', begin) - begin);
-}
-
 grpc::Status Ask(const std::string& address, float top_p = 1, int32_t new_tokens = 4) {
   const auto stub =
       v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
@@ -128,13 +88,11 @@ grpc::Status Ask(const std::string& address, float top_p = 1, int32_t new_tokens
 }
 
 TEST(LogBinary, EveryLineIsJsonWorkersIncluded) {
-  ChildProcess server(Serve({"--log-format", "json", "--pipeline-parallel", "2"}));
-  ASSERT_NE(server.WaitForLine("\"message\":\"listening on 127.0.0.1:"), "") << server.output();
-  const std::string address = AddressIn(server.output());
-  ASSERT_TRUE(Ask(address).ok());
-  EXPECT_EQ(Ask(address, 7).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  server.Signal(SIGTERM);
-  EXPECT_EQ(server.Wait(), 0);
+  ServedBinary server(Flags("--log-format json --pipeline-parallel 2"));
+  ASSERT_SERVES(server);
+  ASSERT_TRUE(Ask(server.address()).ok());
+  EXPECT_EQ(Ask(server.address(), 7).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(server.Stop(), 0);
   const std::vector<json> events = EventsOf(server.output());
   EXPECT_EQ(Find(events, "configuration", "pipeline-parallel")["pipeline-parallel"], "2");
   std::vector<int> workers;
@@ -159,12 +117,12 @@ TEST(LogBinary, EveryLineIsJsonWorkersIncluded) {
 }
 
 TEST(LogBinary, AFileIsRotatedByItsNameAndAHangUpIsNoSignal) {
-  const fs::path log = Directory() / "server.log", old = Directory() / "server.log.1";
-  ChildProcess server(Serve({"--log-file", log.string()}));
+  const std::string log = OwnFolder() / "server.log", old = OwnFolder() / "server.log.1";
+  ChildProcess server(ServedBinary::Command(Flags("--log-file " + log)));
   std::string address;
   ASSERT_TRUE(WaitUntil([&] {  // two lines, in any order
     const std::string text = TextOf(log);
-    address = AddressIn(text);
+    address = WordAfter(text, "listening on ");
     return text.find("ready:") != std::string::npos && !address.empty();
   }));
   fs::rename(log, old);
@@ -173,8 +131,7 @@ TEST(LogBinary, AFileIsRotatedByItsNameAndAHangUpIsNoSignal) {
   EXPECT_TRUE(WaitUntil([&] {
     return TextOf(log).find("request finished request_id=from-the-test") != std::string::npos;
   })) << TextOf(log);
-  server.Signal(SIGTERM);
-  EXPECT_EQ(server.Wait(), 0);
+  EXPECT_EQ(server.Stop(), 0);
   EXPECT_EQ(Lines(TextOf(log)).back(), "drained");
   EXPECT_THAT(TextOf(old), HasSubstr("threads = 1\n"));
   EXPECT_EQ(server.output(), "");
@@ -182,32 +139,28 @@ TEST(LogBinary, AFileIsRotatedByItsNameAndAHangUpIsNoSignal) {
 
 // SIGHUP comes before SIGTERM wherever both wait, so a process that it ends does not exit with 0.
 TEST(LogBinary, AHangUpIsNoSignalWithoutAFileEither) {
-  ChildProcess server(Serve({"--pipeline-parallel", "2"}));
-  const std::string address = AddressIn(server.WaitForLine("listening on 127.0.0.1:"));
-  ASSERT_NE(address, "") << server.output();
+  ServedBinary server(Flags("--pipeline-parallel 2"));
+  ASSERT_SERVES(server);
   const std::vector<int> workers = ChildrenOf(server.pid());
   ASSERT_EQ(workers.size(), 2u);
   for (const int worker : workers) kill(worker, SIGHUP);
   server.Signal(SIGHUP);
-  EXPECT_TRUE(Ask(address).ok());
-  server.Signal(SIGTERM);
-  EXPECT_EQ(server.Wait(), 0) << server.output();
+  EXPECT_TRUE(Ask(server.address()).ok());
+  EXPECT_EQ(server.Stop(), 0) << server.output();
   EXPECT_THAT(server.output(), HasSubstr("\ndrained\n"));
   EXPECT_THAT(server.output(), Not(HasSubstr("started again")));
 
-  ChildProcess worker({kBinary, "worker", "--listen", "127.0.0.1:0"});
-  ASSERT_NE(worker.WaitForLine("listening on "), "") << worker.output();
+  WorkerBinary worker("");
+  ASSERT_NE(worker.address(), "") << worker.output();
   worker.Signal(SIGHUP);
-  worker.Signal(SIGTERM);
-  EXPECT_EQ(worker.Wait(), 0) << worker.output();
+  EXPECT_EQ(worker.Stop(), 0) << worker.output();
 }
 
 TEST(LogBinary, AFullDiskCostsLinesAndNoRequest) {
-  ChildProcess server(Serve({"--log-file", "/dev/full"}));
+  ChildProcess server(ServedBinary::Command(Flags("--log-file /dev/full")));
   const std::string line = server.WaitForLine("log file '/dev/full'");
   EXPECT_THAT(line, HasSubstr("No space left on device"));
-  server.Signal(SIGTERM);
-  EXPECT_EQ(server.Wait(), 0) << server.output();
+  EXPECT_EQ(server.Stop(), 0) << server.output();
   EXPECT_EQ(Lines(server.output()).size(), 1u) << server.output();
 }
 
@@ -219,9 +172,9 @@ bool Ended(int pid) {
 }
 
 TEST(LogBinary, AStderrThatNobodyReadsCostsLinesAndNoRequest) {
-  ChildProcess server(Serve({"--log-format", "json"}));
-  const std::string address = AddressIn(server.WaitForLine("listening on "));
-  ASSERT_NE(address, "");
+  ServedBinary server(Flags("--log-format json"));
+  ASSERT_SERVES(server);
+  const std::string& address = server.address();
   // Each is a line of more than 300 bytes; a pipe takes 64 KiB.
   for (int i = 0; i < 300; ++i) {
     ASSERT_EQ(Ask(address, 7).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
@@ -235,19 +188,18 @@ TEST(LogBinary, AStderrThatNobodyReadsCostsLinesAndNoRequest) {
 
 // As a pipe that nobody reads, of one page.
 TEST(LogBinary, AHungLedgerFileHoldsUpNeitherMetricsNorTheEnd) {
-  const std::string ledger = (Directory() / "hung").string();
+  const std::string ledger = OwnFolder() / "hung";
   ASSERT_EQ(mkfifo(ledger.c_str(), 0600), 0);
   const int disk = open(ledger.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   ASSERT_GE(fcntl(disk, F_SETPIPE_SZ, 4096), 0);
-  std::vector<std::string> command = Serve({"--ledger-file", ledger});
-  *std::next(std::ranges::find(command, "--metrics-listen")) = "127.0.0.1:0";
-  ChildProcess server(command);
-  const std::string line = server.WaitForLine("listening on ");
-  const std::string address = AddressIn(line), before = "metrics at http://127.0.0.1:";
-  ASSERT_THAT(line, HasSubstr(before));
-  const int metrics = std::atoi(line.c_str() + line.find(before) + before.size());
+  ServedBinary server(Str("--http-listen none --metrics-listen 127.0.0.1:0 --threads 1 --model ",
+                          OwnModel(), " --ledger-file ", ledger));
+  ASSERT_SERVES(server);
+  const std::string port = WordAfter(server.listens(), "metrics at http://127.0.0.1:");
+  ASSERT_NE(port, "") << server.listens();
+  const int metrics = std::atoi(port.c_str());
   for (int i = 1; i <= 5; ++i) {
-    ASSERT_TRUE(Ask(address, 1, 32).ok());
+    ASSERT_TRUE(Ask(server.address(), 1, 32).ok());
     const std::regex tokens(Str("\ntreadle:generation_tokens_total\\{[^}]*\\} ", 32 * i, "\n"));
     EXPECT_TRUE(WaitUntil([&] { return std::regex_search(HttpGet(metrics, "/metrics"), tokens); }));
   }
@@ -260,48 +212,39 @@ TEST(LogBinary, AHungLedgerFileHoldsUpNeitherMetricsNorTheEnd) {
 }
 
 TEST(LogBinary, WhatEndsAServerIsInItsLogAndOnStderr) {
-  const fs::path log = Directory() / "failed.log";
-  ChildProcess server({kBinary, "serve", "--model", "/no/such", "--log-file", log.string(),
-                       "--log-format", "json", "--listen", "127.0.0.1:0", "--http-listen", "none",
-                       "--metrics-listen", "none"});
-  EXPECT_EQ(server.Wait(), 2);
-  EXPECT_THAT(server.output(), HasSubstr("treadle serve: /no/such"));
+  const std::string log = OwnFolder() / "failed.log";
+  const std::string said =
+      RunToEnd(ServedBinary::Command(Str(ServedBinary::kGrpcOnly,
+                                         "--log-format json --model /no/such --log-file ", log)),
+               2);
+  EXPECT_THAT(said, HasSubstr("treadle serve: /no/such"));
   const json failed = EventsOf(TextOf(log)).back();
   EXPECT_EQ(failed["event"], "failed");
   EXPECT_EQ(failed["severity"], "error");
-  EXPECT_EQ(std::string(failed["message"]) + "\n", server.output());
+  EXPECT_EQ(std::string(failed["message"]) + "\n", said);
 }
 
 TEST(LogBinary, WrongFlagsAreNamed) {
-  const std::string absent = (Directory() / "no" / "log").string();
-  struct Case {
-    std::vector<std::string> flags;
-    std::string message;
+  const std::string absent = OwnFolder() / "no/log";
+  const std::pair<std::string, std::string> cases[] = {
+      {"--log-format xml", "--log-format: "},
+      {"--log-level debug", "--log-level: "},
+      {"--log-file " + absent, "log file '" + absent + "': No such file or directory"},
   };
-  const Case cases[] = {
-      {{"--log-format", "xml"}, "--log-format: "},
-      {{"--log-level", "debug"}, "--log-level: "},
-      {{"--log-file", absent}, "log file '" + absent + "': No such file or directory"},
-  };
-  for (const Case& bad : cases) {
-    for (std::vector<std::string> command :
-         {Serve({}), std::vector<std::string>{kBinary, "worker", "--listen", "127.0.0.1:0"}}) {
-      command.insert(command.end(), bad.flags.begin(), bad.flags.end());
-      ChildProcess child(command);
-      EXPECT_EQ(child.Wait(), 2) << child.output();
-      EXPECT_THAT(child.output(), HasSubstr(bad.message));
+  for (const auto& [flags, message] : cases) {
+    for (const auto& command :
+         {ServedBinary::Command(Flags(flags)), Treadle("worker --listen 127.0.0.1:0 " + flags)}) {
+      EXPECT_THAT(RunToEnd(command, 2), HasSubstr(message));
     }
   }
-  ChildProcess requests(Serve({"--log-requests", "yes"}));
-  EXPECT_EQ(requests.Wait(), 2);
-  EXPECT_THAT(requests.output(), HasSubstr("--log-requests: is 'yes', expected on or off"));
+  EXPECT_THAT(RunToEnd(ServedBinary::Command(Flags("--log-requests yes")), 2),
+              HasSubstr("--log-requests: is 'yes', expected on or off"));
 }
 
 TEST(LogBinary, AWorkersLogHasTheSameFlags) {
-  ChildProcess worker({kBinary, "worker", "--listen", "127.0.0.1:0", "--log-format", "json"});
-  ASSERT_NE(worker.WaitForLine("listening on "), "");
-  worker.Signal(SIGTERM);
-  EXPECT_EQ(worker.Wait(), 0);
+  WorkerBinary worker("--log-format json");
+  ASSERT_NE(worker.address(), "");
+  EXPECT_EQ(worker.Stop(), 0);
   const std::vector<json> events = EventsOf(worker.output());
   ASSERT_EQ(events.size(), 2u);
   EXPECT_EQ(events[0]["event"], "listening");
@@ -309,12 +252,9 @@ TEST(LogBinary, AWorkersLogHasTheSameFlags) {
 }
 
 TEST(LogBinary, NobodyWhoGeneratesReadsWorkersLogs) {
-  ChildProcess generate({kBinary, "generate", "--model", Model(), "--prompt", "Once upon a time",
-                         "--max-new-tokens", "4", "--pipeline-parallel", "2", "--threads", "2"});
-  EXPECT_EQ(generate.Wait(), 0) << generate.output();
-  for (const std::string& line : Lines(generate.output())) {
-    EXPECT_THAT(line, Not(HasSubstr("worker")));
-  }
+  EXPECT_THAT(RunToEnd(Treadle("generate --max-new-tokens 4 --pipeline-parallel 2 --threads 2",
+                               {"--model", OwnModel(), "--prompt", "Once upon a time"})),
+              Not(HasSubstr("worker")));
 }
 
 }  // namespace

@@ -4,70 +4,34 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
-#include "tests/server/cli/child_process.h"
 #include "tests/server/cli/network_namespaces.h"
-#include "tests/support/tiny_model.h"
+#include "tests/server/cli/served_binary.h"
 
 namespace treadle {
 namespace {
 
 using testing::HasSubstr;
 
-const char kBinary[] = TREADLE_BINARY;
 constexpr int kAnswer = 40;
 constexpr int kLongAnswer = 3000;
 constexpr auto kPatience = std::chrono::minutes(2);
 constexpr uint16_t kControlPort = 7001;
 constexpr size_t kRowBytes = 512;  // one row of the model between stages
 
-// For this process alone, removed at the end.
-class OwnModel {
- public:
-  OwnModel() : folder_(testing::TempDir() + Str("/namespaces-", getpid())) {
-    std::filesystem::create_directories(folder_);
-    TinyModelOptions options;
-    options.layers = 4;
-    options.hidden = 128;
-    options.ffn_hidden = 256;
-    options.context = 4096;
-    const auto written = WriteTinyLlamaGguf(folder_, options);
-    TREADLE_CHECK(written.ok());
-    path_ = *written;
-  }
-  ~OwnModel() { std::filesystem::remove_all(folder_); }
-  const std::string& path() const { return path_; }
-
- private:
-  const std::string folder_;
-  std::string path_;
-};
-
-v1::GenerateRequest Request(int tokens) {
-  v1::GenerateRequest request;
-  request.set_text("Once upon a time");
-  request.mutable_sampling()->set_temperature(0);
-  request.mutable_stopping()->set_max_new_tokens(tokens);
-  request.mutable_stopping()->set_ignore_eos(true);
-  return request;
-}
-
 // An answer that comes bit by bit.
 class Answer {
  public:
   Answer(v1::Inference::Stub& stub, int tokens) {
     context_.set_deadline(std::chrono::system_clock::now() + kPatience);
-    reader_ = stub.GenerateStream(&context_, Request(tokens));
+    reader_ = stub.GenerateStream(&context_, GreedyRequest(tokens));
   }
   bool Read() {
     v1::GenerateResponse message;
@@ -89,12 +53,10 @@ class Answer {
   std::vector<int> tokens_;
 };
 
-std::vector<int> AnswerInProcess(const std::string& model) {
-  ChildProcess child({kBinary, "generate", "--model", model, "--prompt", "Once upon a time",
-                      "--max-new-tokens", Str(kAnswer), "--ignore-eos", "--json", "--threads",
-                      "1"});
-  if (child.Wait() != 0) return {};
-  const std::string& output = child.output();
+std::vector<int> AnswerInProcess() {
+  const std::string output =
+      RunToEnd(Treadle(Str("generate --ignore-eos --json --threads 1 --max-new-tokens ", kAnswer),
+                       {"--model", OwnModel(SlowModel()), "--prompt", "Once upon a time"}));
   return nlohmann::json::parse(
       output.substr(output.find('{'), output.rfind('}') + 1 - output.find('{')))["token_ids"];
 }
@@ -113,60 +75,32 @@ class NamespaceBinary : public testing::Test {
     network_->hub().Enter();  // so that server and client are there
   }
 
-  // Workers that other machines reach want one.
-  static std::string SecretFile() {
-    const std::string path = Str(testing::TempDir(), "/control-secret-", getpid());
-    std::ofstream(path) << "a secret of sixteen\n";
-    return path;
-  }
   static std::string Worker(int host) {
     return Str(NetworkOfHosts::Address(host), ":", kControlPort);
   }
-  void StartWorkers() {
+  void StartWorkersAndServer() {
+    const std::string common =  // workers that other machines reach want a secret
+        Str("--control-secret-file ", OwnFolder().Write("secret", "a secret of sixteen\n"),
+            " --model ", OwnModel(SlowModel()));
     for (int host = 0; host < kHosts; ++host) {
       network_->host(host).Run([&] {
-        workers_.push_back(std::make_unique<ChildProcess>(std::vector<std::string>{
-            kBinary, "worker", "--model", model_.path(), "--listen", Worker(host),
-            "--control-secret-file", SecretFile(), "--data-interface",
-            host == 0 ? "eth0" : NetworkOfHosts::Address(host), "--threads", "1"}));
+        workers_.push_back(std::make_unique<WorkerBinary>(
+            Str(common, " --data-interface ", host == 0 ? "eth0" : NetworkOfHosts::Address(host)),
+            std::vector<std::string>{}, Worker(host)));
       });
-      ASSERT_NE(workers_.back()->WaitForLine("listening on "), "") << workers_.back()->output();
+      ASSERT_NE(workers_.back()->address(), "") << workers_.back()->output();
     }
-  }
-  void StartServer() {
-    server_ = std::make_unique<ChildProcess>(std::vector<std::string>{kBinary,
-                                                                      "serve",
-                                                                      "--model",
-                                                                      model_.path(),
-                                                                      "--listen",
-                                                                      "127.0.0.1:0",
-                                                                      "--http-listen",
-                                                                      "none",
-                                                                      "--metrics-listen",
-                                                                      "none",
-                                                                      "--threads",
-                                                                      "2",
-                                                                      "--pin-threads",
-                                                                      "off",
-                                                                      "--workers",
-                                                                      Worker(0) + "," + Worker(1),
-                                                                      "--iteration-deadline",
-                                                                      "2s",
-                                                                      "--control-secret-file",
-                                                                      SecretFile()});
-    const std::string line = server_->WaitForLine("listening on 127.0.0.1:");
-    ASSERT_NE(line, "") << server_->output();
-    const size_t begin = line.find("127.0.0.1:");
-    const std::string address = line.substr(begin, line.find(' ', begin) - begin);
-    stub_ =
-        v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+    server_ = std::make_unique<ServedBinary>(Str(ServedBinary::kGrpcOnly,
+                                                 "--threads 2 --iteration-deadline 2s --workers ",
+                                                 Worker(0), ",", Worker(1), " ", common));
+    ASSERT_SERVES(*server_);
   }
   // As a user who tries again for a while.
   std::vector<int> AskUntilAnswered() {
     grpc::Status status;
     const auto end = std::chrono::steady_clock::now() + kPatience;
     do {
-      Answer answer(*stub_, kAnswer);
+      Answer answer(server_->stub(), kAnswer);
       status = answer.Finish();
       if (status.ok()) return answer.tokens();
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -175,23 +109,20 @@ class NamespaceBinary : public testing::Test {
     return {};
   }
 
-  const OwnModel model_;
   std::unique_ptr<NetworkOfHosts> network_;
-  std::vector<std::unique_ptr<ChildProcess>> workers_;
-  std::unique_ptr<ChildProcess> server_;
-  std::unique_ptr<v1::Inference::Stub> stub_;
+  std::vector<std::unique_ptr<WorkerBinary>> workers_;
+  std::unique_ptr<ServedBinary> server_;
 };
 
 TEST_F(NamespaceBinary, AHostThatIsCutOffIsNamedAndUsedAgainOnceItIsBack) {
-  const std::vector<int> expected = AnswerInProcess(model_.path());
+  const std::vector<int> expected = AnswerInProcess();
   ASSERT_EQ(expected.size(), static_cast<size_t>(kAnswer));
-  ASSERT_NO_FATAL_FAILURE(StartWorkers());
-  ASSERT_NO_FATAL_FAILURE(StartServer());
+  ASSERT_NO_FATAL_FAILURE(StartWorkersAndServer());
   EXPECT_EQ(AskUntilAnswered(), expected);
   for (const int victim : {1, 0}) {
     SCOPED_TRACE(Str("host ", victim));
-    Answer first(*stub_, kLongAnswer);
-    Answer second(*stub_, kLongAnswer);
+    Answer first(server_->stub(), kLongAnswer);
+    Answer second(server_->stub(), kLongAnswer);
     ASSERT_TRUE(first.Read() && second.Read());
     network_->SetLink(victim, false);
     for (Answer* answer : {&first, &second}) {
@@ -229,13 +160,12 @@ const Partition kPartitions[] = {
 };
 
 TEST_F(NamespaceBinary, SilentPartitionsHealByThemselvesAndChangeNoAnswer) {
-  ASSERT_NO_FATAL_FAILURE(StartWorkers());
-  ASSERT_NO_FATAL_FAILURE(StartServer());
-  Answer undisturbed(*stub_, kLongAnswer);
+  ASSERT_NO_FATAL_FAILURE(StartWorkersAndServer());
+  Answer undisturbed(server_->stub(), kLongAnswer);
   ASSERT_TRUE(undisturbed.Finish().ok());
   for (const Partition& partition : kPartitions) {
     SCOPED_TRACE(partition.name);
-    Answer answer(*stub_, kLongAnswer);
+    Answer answer(server_->stub(), kLongAnswer);
     ASSERT_TRUE(answer.Read());
     std::atomic<int> lost = 0;
     network_->SetRule([&](const Packet& packet) {
@@ -255,16 +185,15 @@ TEST_F(NamespaceBinary, SilentPartitionsHealByThemselvesAndChangeNoAnswer) {
 // What TCP repairs, and what it cannot see: the sum of each message of activations does.
 TEST_F(NamespaceBinary, PacketsThatAreLostDoubledSwappedOrChangedChangeNoAnswer) {
   constexpr int kTokens = 400;
-  ASSERT_NO_FATAL_FAILURE(StartWorkers());
-  ASSERT_NO_FATAL_FAILURE(StartServer());
-  Answer undisturbed(*stub_, kTokens);
+  ASSERT_NO_FATAL_FAILURE(StartWorkersAndServer());
+  Answer undisturbed(server_->stub(), kTokens);
   ASSERT_TRUE(undisturbed.Finish().ok());
   for (const PacketFate fate :
        {PacketFate::kDrop, PacketFate::kDuplicate, PacketFate::kSwap, PacketFate::kFlip}) {
     SCOPED_TRACE(static_cast<int>(fate));
     std::atomic<int> packets = 0;
     network_->SetRule([&packets, fate](const Packet& packet) {
-      // Of Gloo's own few bytes before each message, or of control messages, a changed bit may mean
+      // A changed bit of Gloo's few bytes before each message, or of control messages, may mean
       // anything; in between lie the rows.
       if (fate == PacketFate::kFlip && (IsControl(packet) || packet.bytes < kRowBytes)) {
         return PacketFate::kPass;
@@ -274,7 +203,7 @@ TEST_F(NamespaceBinary, PacketsThatAreLostDoubledSwappedOrChangedChangeNoAnswer)
       const bool over = fate == PacketFate::kFlip && number > 500;
       return number % 100 == 0 && !over ? fate : PacketFate::kPass;
     });
-    Answer answer(*stub_, kTokens);
+    Answer answer(server_->stub(), kTokens);
     const grpc::Status status = answer.Finish();
     network_->SetRule({});
     EXPECT_TRUE(status.ok()) << status.error_message();

@@ -7,14 +7,12 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 
 #include "net/address.h"
 #include "server/grpc/inference.grpc.pb.h"
+#include "tests/server/access/test_certificates.h"
 #include "tests/server/cli/served_binary.h"
-#include "tests/server/test_certificates.h"
-#include "tests/server/tls_client.h"
+#include "tests/server/http/tls_client.h"
 #include "tests/server/without_xgrammar.h"
 #include "tests/support/default_model.h"
 
@@ -24,7 +22,6 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-const char kBinary[] = TREADLE_BINARY;
 const char kKey[] = "alice-0123456789abcdef";
 const char kToken[] = "scrape-0123456789abcdef";
 
@@ -45,26 +42,19 @@ TEST(Operations, PrintConfigShowsWhatHoldsAndWhereItIsFrom) {
   WriteText(file, "max-queue = 7\nmax-batch-size = 3\nmodel = a.gguf\n");
   const Environment queue("TREADLE_MAX_QUEUE", "8");
   const Environment config("TREADLE_CONFIG", file);
-  ChildProcess first({kBinary, "serve", "--model", "b.gguf", "--print-config"});
-  ASSERT_EQ(first.Wait(), 0) << first.output();
-  EXPECT_THAT(first.output(), HasSubstr("# from the command line\nmodel = b.gguf\n"));
-  EXPECT_THAT(first.output(), HasSubstr("# from TREADLE_MAX_QUEUE\nmax-queue = 8\n"));
-  EXPECT_THAT(first.output(), HasSubstr(" line 2\nmax-batch-size = 3\n"));
-  EXPECT_THAT(first.output(), HasSubstr("# by default: kv-dtype = f16\n"));
+  const std::string first = RunToEnd(Treadle("serve --model b.gguf --print-config"));
+  EXPECT_THAT(first, HasSubstr("# from the command line\nmodel = b.gguf\n"));
+  EXPECT_THAT(first, HasSubstr("# from TREADLE_MAX_QUEUE\nmax-queue = 8\n"));
+  EXPECT_THAT(first, HasSubstr(" line 2\nmax-batch-size = 3\n"));
+  EXPECT_THAT(first, HasSubstr("# by default: kv-dtype = f16\n"));
 
   // What it prints is such a file.
   const std::string printed = TestPath("printed");
-  WriteText(printed, first.output());
-  ChildProcess second({kBinary, "serve", "--config", printed, "--print-config"});
-  ASSERT_EQ(second.Wait(), 0) << second.output();
-  EXPECT_THAT(second.output(), HasSubstr("\nmodel = b.gguf\n"));
-  EXPECT_THAT(second.output(), HasSubstr("\nmax-batch-size = 3\n"));
+  WriteText(printed, first);
+  const std::string second = RunToEnd(Treadle("serve --print-config --config " + printed));
+  EXPECT_THAT(second, HasSubstr("\nmodel = b.gguf\n"));
+  EXPECT_THAT(second, HasSubstr("\nmax-batch-size = 3\n"));
 }
-
-struct BadFile {
-  std::vector<std::string> arguments;
-  std::string message;
-};
 
 TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
   const TestCa ca;
@@ -80,7 +70,7 @@ TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
   WriteText(keys, "sesame\n");
   WriteText(conf, "tls-crt = x\n");
   WriteText(fake, "no model\n");
-  const BadFile uses[] = {
+  const std::pair<std::vector<std::string>, std::string> uses[] = {
       {{"--tls-cert", crt}, "--tls-key is missing"},
       {{"--tls-client-ca", crt}, "--tls-client-ca needs --tls-cert"},
       {{"--tls-cert", crt, "--tls-key", "/no/such"}, "cannot read /no/such: No such file"},
@@ -110,37 +100,28 @@ TEST(Operations, AWrongFileIsOneLineAndExitCodeTwoBeforeAnythingIsLoaded) {
       {{"--model-sha256", std::string(64, '0')},
        fake + " has 38af35bf3a1ac4a394cc7c60519f8f13883f95fe5d877cd9ac3b0cbb0f5b714b"},
   };
-  for (const BadFile& use : uses) {
-    const bool summed = use.arguments[0] == "--model-sha256";
-    const std::string& model = summed ? fake : OwnModel();
-    std::vector<std::string> command = {
-        kBinary,         "serve", "--model",          model, "--listen", "127.0.0.1:0",
-        "--http-listen", "none",  "--metrics-listen", "none"};
-    command.insert(command.end(), use.arguments.begin(), use.arguments.end());
-    ChildProcess child(command);
-    EXPECT_EQ(child.Wait(), 2) << child.output();
-    EXPECT_THAT(child.output(), HasSubstr(use.message));
-    EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
-    EXPECT_THAT(child.output(), Not(HasSubstr("sesame")));
+  for (const auto& [flags, message] : uses) {
+    const std::string& model = flags[0] == "--model-sha256" ? fake : OwnModel();
+    const std::string said =
+        RunToEnd(ServedBinary::Command(Str(ServedBinary::kGrpcOnly, "--model ", model), flags), 2);
+    EXPECT_THAT(said, HasSubstr(message));
+    EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+    EXPECT_THAT(said, Not(HasSubstr("sesame")));
   }
-  ChildProcess worker({kBinary, "worker", "--listen", "127.0.0.1:0", "--control-tls", "/no/such"});
-  EXPECT_EQ(worker.Wait(), 2);
-  EXPECT_THAT(worker.output(), HasSubstr("cannot read /no/such/tls.crt"));
-  ChildProcess open({kBinary, "worker", "--listen", "0.0.0.0:0"});
-  if (!open.WaitForLine("listening on ").empty()) open.Signal(SIGTERM);  // it must not
+  EXPECT_THAT(RunToEnd(Treadle("worker --listen 127.0.0.1:0 --control-tls /no/such"), 2),
+              HasSubstr("cannot read /no/such/tls.crt"));
+  WorkerBinary open("", {}, "0.0.0.0:0");
+  if (!open.address().empty()) open.Signal(SIGTERM);  // it must not listen
   EXPECT_EQ(open.Wait(), 2);
   EXPECT_THAT(open.output(), HasSubstr("--listen is 0.0.0.0:0, which other machines reach"));
   EXPECT_THAT(open.output(), HasSubstr("expected --control-secret-file or --control-tls"));
-  ChildProcess client({kBinary, "generate", "--prompt", "a", "--tls-ca", "/no/such"});
-  EXPECT_EQ(client.Wait(), 2);
-  EXPECT_THAT(client.output(), HasSubstr("cannot read /no/such"));
+  EXPECT_THAT(RunToEnd(Treadle("generate --prompt a --tls-ca /no/such"), 2),
+              HasSubstr("cannot read /no/such"));
 }
 
 TEST(Operations, HelpSaysTheExitCodes) {
   for (const char* command : {"serve", "worker"}) {
-    ChildProcess help({kBinary, command, "--help"});
-    EXPECT_EQ(help.Wait(), 0);
-    EXPECT_THAT(help.output(), HasSubstr("Exit codes: 0 done"));
+    EXPECT_THAT(RunToEnd(Treadle(Str(command, " --help"))), HasSubstr("Exit codes: 0 done"));
   }
 }
 
@@ -184,25 +165,23 @@ TEST(Operations, TlsKeysAndProbesTogether) {
   EXPECT_EQ(scrape({}, kToken), "");
 
   const auto run = [&](const std::string& access, int code) {
-    ChildProcess child(Treadle(
-        Str("generate --target ", server.address(), " --max-new-tokens 4 --timeout 1m ", access),
-        {"--prompt", "Once upon"}));
-    EXPECT_EQ(child.Wait(), code) << child.output();
-    return child.output();
+    return RunToEnd(Treadle(Str("generate --target ", server.address(),
+                                " --max-new-tokens 4 --timeout 1m ", access),
+                            {"--prompt", "Once upon"}),
+                    code);
   };
   const std::string ca_flag = "--tls-ca " + root, key_flag = " --api-key-file " + keys;
   run(ca_flag + as_client + key_flag, 0);
   EXPECT_THAT(run(ca_flag + as_client, 1), HasSubstr("UNAUTHENTICATED"));
   run(ca_flag + key_flag, 1);
   run(key_flag, 1);
-  ChildProcess bench(Treadle(Str("bench serve --num-prompts 2 --request-rate inf --input-len 8",
-                                 " --output-len 4 --json --target ", server.address(), " ", ca_flag,
-                                 as_client, key_flag)));
-  EXPECT_EQ(bench.Wait(), 0) << bench.output();
-  EXPECT_THAT(bench.output(), HasSubstr("\"failed\":0"));
+  const std::string bench = RunToEnd(Treadle(
+      Str("bench serve --num-prompts 2 --request-rate inf --input-len 8 --output-len 4 --json",
+          " --target ", server.address(), " ", ca_flag, as_client, key_flag)));
+  EXPECT_THAT(bench, HasSubstr("\"failed\":0"));
   for (const char* said : {R"("num_prompts":"2")", R"("input_len":"8")", R"("output_len":"4")",
                            R"("burstiness":"1")", R"("end_of_sequence":"ignored")"}) {
-    EXPECT_THAT(bench.output(), HasSubstr(said));  // what ran
+    EXPECT_THAT(bench, HasSubstr(said));  // what ran
   }
   EXPECT_EQ(server.Stop(), 0);
   for (const char* secret : {kKey, kToken}) EXPECT_THAT(server.output(), Not(HasSubstr(secret)));
@@ -230,12 +209,8 @@ TEST(Operations, RequestsThatAreCutOffShowInTheExitCode) {
   NEEDS_DEFAULT_MODEL(model);
   ServedBinary server(Str("--drain-timeout 1ms --model ", model, " ", ServedBinary::kGrpcOnly));
   ASSERT_SERVES(server);
-  v1::GenerateRequest request;
-  request.set_text("Once upon a time");
-  request.mutable_stopping()->set_max_new_tokens(1000);
-  request.mutable_stopping()->set_ignore_eos(true);
   grpc::ClientContext context;
-  const auto reader = server.stub().GenerateStream(&context, request);
+  const auto reader = server.stub().GenerateStream(&context, GreedyRequest(1000));
   v1::GenerateResponse message;
   ASSERT_TRUE(reader->Read(&message));
   server.Signal(SIGTERM);

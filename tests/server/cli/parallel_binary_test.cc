@@ -4,7 +4,6 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -12,7 +11,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
@@ -22,9 +20,9 @@
 
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
-#include "tests/server/cli/child_process.h"
+#include "tests/server/cli/served_binary.h"
 #include "tests/server/cli/streamed_answers.h"
-#include "tests/support/process_losses.h"
+#include "tests/support/faults/process_losses.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -32,39 +30,10 @@ namespace {
 
 using testing::HasSubstr;
 
-const char kBinary[] = TREADLE_BINARY;
 constexpr int kLongAnswer = 3000;
+constexpr auto kPatience = std::chrono::minutes(5);
 
-// For this process alone.
-const std::string& Directory() {
-  static const std::string path = [] {
-    std::string own = testing::TempDir() + "/parallel-" + std::to_string(getpid());
-    std::filesystem::create_directories(own);
-    return own;
-  }();
-  return path;
-}
-
-// Big enough that an answer is under way for a while.
-const std::string& Model() {
-  static const std::string path = [] {
-    TinyModelOptions options;
-    options.layers = 4;
-    options.hidden = 128;
-    options.ffn_hidden = 256;
-    options.context = 4096;
-    auto written = WriteTinyLlamaGguf(Directory(), options);
-    TREADLE_CHECK(written.ok());
-    return *written;
-  }();
-  return path;
-}
-
-std::vector<std::string> Command(const char* command, const std::vector<std::string>& more) {
-  std::vector<std::string> all = {kBinary, command};
-  all.insert(all.end(), more.begin(), more.end());
-  return all;
-}
+const std::string& Model() { return OwnModel(SlowModel()); }
 
 // Whether the process goes within a minute.
 bool Goes(int process) {
@@ -77,37 +46,26 @@ bool Goes(int process) {
   return false;
 }
 
-class Server {
+class Server : public ServedBinary {
  public:
-  explicit Server(const std::vector<std::string>& more) : child_(Arguments(more)) {
-    const std::string line = child_.WaitForLine("listening on 127.0.0.1:");
-    const size_t begin = line.find("127.0.0.1:");
-    if (begin == std::string::npos) return;
-    address_ = line.substr(begin, line.find(' ', begin) - begin);
-    stub_ =
-        v1::Inference::NewStub(grpc::CreateChannel(address_, grpc::InsecureChannelCredentials()));
-    workers_ = ChildrenOf(child_.pid());
-  }
+  explicit Server(const std::string& words, const std::vector<std::string>& more = {})
+      : ServedBinary(Str(kGrpcOnly, "--threads 2 --model ", Model(), " ", words), more),
+        workers_(ChildrenOf(pid())) {}
 
-  bool serves() const { return stub_ != nullptr; }
-  ChildProcess& child() { return child_; }
   const std::vector<int>& workers() const { return workers_; }  // when it began, by stage
 
   // The tokens of an answer, or why there is none.
   grpc::Status Ask(int tokens, std::vector<int>* answer = nullptr) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
-    const auto reader = stub_->GenerateStream(&context, Request(tokens));
-    return Read(*reader, answer);
+    return AskAndDisturb({}, answer, tokens);
   }
-
   // Does something to the server while a long answer is under way; how that answer ends.
-  grpc::Status AskAndDisturb(const std::function<void()>& disturb,
-                             std::vector<int>* answer = nullptr) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
-    const auto reader = stub_->GenerateStream(&context, Request(kLongAnswer));
-    return Read(*reader, answer, disturb);
+  grpc::Status AskAndDisturb(std::function<void()> disturb, std::vector<int>* answer = nullptr,
+                             int tokens = kLongAnswer) {
+    return Read(GreedyRequest(tokens), [&](const v1::GenerateResponse& message) {
+      const auto& ids = message.output().token_ids();
+      if (answer != nullptr) answer->insert(answer->end(), ids.begin(), ids.end());
+      if (disturb) std::exchange(disturb, {})();
+    });
   }
   // A long answer is the same, whatever is done meanwhile.
   void ExpectUndisturbed(const std::function<void()>& disturb) {
@@ -118,87 +76,55 @@ class Server {
     EXPECT_EQ(answer.size(), size_t{kLongAnswer});
     EXPECT_EQ(answer, undisturbed);
   }
-
   grpc::Status Ask(const v1::GenerateRequest& request, Said& said,
                    std::atomic<int>* messages = nullptr) {
-    grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(5));
-    const auto reader = stub_->GenerateStream(&context, request);
-    for (v1::GenerateResponse message; reader->Read(&message);) {
+    return Read(request, [&](const v1::GenerateResponse& message) {
       if (messages != nullptr) ++*messages;
       Hear(message, said);
-    }
-    return reader->Finish();
+    });
   }
 
   v1::GetModelInfoResponse Info() {
     grpc::ClientContext context;
     v1::GetModelInfoResponse info;
-    stub_->GetModelInfo(&context, {}, &info);
+    stub().GetModelInfo(&context, {}, &info);
     return info;
   }
 
  private:
-  // Calls `then` after the first message.
-  static grpc::Status Read(grpc::ClientReader<v1::GenerateResponse>& reader,
-                           std::vector<int>* answer, std::function<void()> then = {}) {
-    for (v1::GenerateResponse message; reader.Read(&message);) {
-      const auto& tokens = message.output().token_ids();
-      if (answer != nullptr) answer->insert(answer->end(), tokens.begin(), tokens.end());
-      if (then) std::exchange(then, {})();
-    }
-    return reader.Finish();
-  }
-  static std::vector<std::string> Arguments(const std::vector<std::string>& more) {
-    std::vector<std::string> all =
-        Command("serve", {"--model", Model(), "--listen", "127.0.0.1:0", "--http-listen", "none",
-                          "--metrics-listen", "none", "--threads", "2", "--pin-threads", "off"});
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-  static v1::GenerateRequest Request(int tokens) {
-    v1::GenerateRequest request;
-    request.set_text("Once upon a time");
-    request.mutable_sampling()->set_temperature(0);
-    request.mutable_stopping()->set_max_new_tokens(tokens);
-    request.mutable_stopping()->set_ignore_eos(true);
-    return request;
+  template <typename Take>
+  grpc::Status Read(const v1::GenerateRequest& request, const Take& take) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kPatience);
+    const auto reader = stub().GenerateStream(&context, request);
+    for (v1::GenerateResponse message; reader->Read(&message);) take(message);
+    return reader->Finish();
   }
 
-  ChildProcess child_;
-  std::string address_;
-  std::unique_ptr<v1::Inference::Stub> stub_;
-  std::vector<int> workers_;
+  const std::vector<int> workers_;
 };
 
-#define ASSERT_SERVES(server) ASSERT_TRUE((server).serves()) << (server).child().output()
-
-std::vector<int> AnswerInProcess(const std::vector<std::string>& more) {
-  std::vector<std::string> command =
-      Command("generate", {"--model", Model(), "--prompt", "Once upon a time", "--max-new-tokens",
-                           "40", "--ignore-eos", "--json", "--threads", "2"});
-  command.insert(command.end(), more.begin(), more.end());
-  ChildProcess child(command);
-  if (child.Wait() != 0) return {};
-  const std::string& output = child.output();
+std::vector<int> AnswerInProcess(const std::string& words) {
+  const std::string output =
+      RunToEnd(Treadle("generate --max-new-tokens 40 --ignore-eos --json --threads 2 " + words,
+                       {"--model", Model(), "--prompt", "Once upon a time"}));
   return nlohmann::json::parse(
       output.substr(output.find('{'), output.rfind('}') + 1 - output.find('{')))["token_ids"];
 }
 
-class RemoveDirectory : public testing::Environment {
-  // For the sockets of servers that are killed, too.
-  void SetUp() override { setenv("TMPDIR", Directory().c_str(), /*overwrite=*/1); }
-  void TearDown() override { std::filesystem::remove_all(Directory()); }
+// The sockets of servers that are killed are in the folder that goes with this process, too.
+class SocketsInOwnFolder : public testing::Environment {
+  void SetUp() override { setenv("TMPDIR", OwnFolder().path().c_str(), /*overwrite=*/1); }
 };
-const auto* const kRemoveDirectory = testing::AddGlobalTestEnvironment(new RemoveDirectory);
+const auto* const kSockets = testing::AddGlobalTestEnvironment(new SocketsInOwnFolder);
 
 TEST(ParallelBinary, WorkersGiveTheSameAnswerAsOneProcess) {
-  const std::vector<int> expected = AnswerInProcess({});
+  const std::vector<int> expected = AnswerInProcess("");
   ASSERT_EQ(expected.size(), 40u);
-  EXPECT_EQ(AnswerInProcess({"--pipeline-parallel", "3"}), expected);
-  EXPECT_EQ(AnswerInProcess({"--pipeline-parallel", "3", "--plan-forwarding", "late"}), expected);
+  EXPECT_EQ(AnswerInProcess("--pipeline-parallel 3"), expected);
+  EXPECT_EQ(AnswerInProcess("--pipeline-parallel 3 --plan-forwarding late"), expected);
   for (const char* from : {"file", "master"}) {
-    Server server({"--pipeline-parallel", "2", "--weights-from", from});
+    Server server(Str("--pipeline-parallel 2 --weights-from ", from));
     ASSERT_SERVES(server);
     EXPECT_EQ(server.workers().size(), 2u);
     std::vector<int> answer;
@@ -206,9 +132,8 @@ TEST(ParallelBinary, WorkersGiveTheSameAnswerAsOneProcess) {
     EXPECT_TRUE(status.ok()) << status.error_message();
     EXPECT_EQ(answer, expected);
     EXPECT_THAT(server.Info().backend(), HasSubstr("2 stages of cpu"));
-    EXPECT_THAT(server.child().output(), HasSubstr("pipeline-parallel = 2\n"));
-    server.child().Signal(SIGTERM);
-    EXPECT_EQ(server.child().Wait(), 0) << server.child().output();
+    EXPECT_THAT(server.output(), HasSubstr("pipeline-parallel = 2\n"));
+    EXPECT_EQ(server.Stop(), 0) << server.output();
     for (const int worker : server.workers()) EXPECT_TRUE(Goes(worker));
   }
 }
@@ -216,10 +141,10 @@ TEST(ParallelBinary, WorkersGiveTheSameAnswerAsOneProcess) {
 // Ranks and stages together: any split into stages gives the same tokens.
 TEST(ParallelBinary, TheWholeGridAnswers) {
   for (const char* ranks : {"1", "2", "4"}) {
-    const std::vector<int> expected = AnswerInProcess({"--tensor-parallel", ranks});
+    const std::vector<int> expected = AnswerInProcess(Str("--tensor-parallel ", ranks));
     EXPECT_EQ(expected.size(), 40u);
     for (const char* stages : {"2", "3", "4"}) {
-      EXPECT_EQ(AnswerInProcess({"--tensor-parallel", ranks, "--pipeline-parallel", stages}),
+      EXPECT_EQ(AnswerInProcess(Str("--tensor-parallel ", ranks, " --pipeline-parallel ", stages)),
                 expected)
           << stages << " stages of " << ranks << " ranks";
     }
@@ -227,7 +152,7 @@ TEST(ParallelBinary, TheWholeGridAnswers) {
 }
 
 TEST(ParallelBinary, RanksShareOneProcess) {
-  Server server({"--tensor-parallel", "2", "--compute", "exact"});
+  Server server("--tensor-parallel 2 --compute exact");
   ASSERT_SERVES(server);
   EXPECT_TRUE(server.workers().empty());
   EXPECT_THAT(server.Info().backend(), HasSubstr("2 ranks of cpu"));
@@ -240,30 +165,28 @@ TEST(ParallelBinary, RanksShareOneProcess) {
 }
 
 TEST(ParallelBinary, AWorkerThatDiesIsReplaced) {
-  Server server({"--pipeline-parallel", "2"});
+  Server server("--pipeline-parallel 2");
   ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   for (const int victim : {1, 0}) {
-    const std::vector<int> workers = ChildrenOf(server.child().pid());
+    const std::vector<int> workers = ChildrenOf(server.pid());
     ASSERT_EQ(workers.size(), 2u);
     server.ExpectUndisturbed([&] { kill(workers[static_cast<size_t>(victim)], SIGKILL); });
   }
-  const std::vector<int> workers = ChildrenOf(server.child().pid());
-  server.child().Signal(SIGTERM);
-  EXPECT_EQ(server.child().Wait(), 0);
-  EXPECT_THAT(server.child().output(), HasSubstr("was killed by signal 9; it is started again"));
+  const std::vector<int> workers = ChildrenOf(server.pid());
+  EXPECT_EQ(server.Stop(), 0);
+  EXPECT_THAT(server.output(), HasSubstr("was killed by signal 9; it is started again"));
   for (const int worker : workers) EXPECT_TRUE(Goes(worker));
 }
 
 TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {
-  Server server({"--pipeline-parallel", "2"});
+  Server server("--pipeline-parallel 2");
   ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const int victim = server.workers()[1];
   server.ExpectUndisturbed([&] { kill(victim, SIGSTOP); });
-  server.child().Signal(SIGTERM);
-  EXPECT_EQ(server.child().Wait(), 0);
-  EXPECT_TRUE(Goes(victim)) << server.child().output();
+  EXPECT_EQ(server.Stop(), 0);
+  EXPECT_TRUE(Goes(victim)) << server.output();
 }
 
 // Requests of every kind, in the prompt, while decoding and while another loss is being recovered
@@ -271,7 +194,7 @@ TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {
 TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
   const char* const asked = std::getenv("TREADLE_KILLS");
   const int kills = asked == nullptr ? 12 : std::atoi(asked);
-  Server server({"--pipeline-parallel", "3", "--max-batch-tokens", "48"});
+  Server server("--pipeline-parallel 3 --max-batch-tokens 48");
   ASSERT_SERVES(server);
   std::vector<Said> undisturbed(kRequestKinds);
   for (int kind = 0; kind < kRequestKinds; ++kind) {
@@ -303,7 +226,7 @@ TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(random() % 300));
-    const std::vector<int> workers = ChildrenOf(server.child().pid());
+    const std::vector<int> workers = ChildrenOf(server.pid());
     if (workers.empty()) continue;
     const size_t loss = random() % std::size(kProcessLosses);
     kProcessLosses[loss].happen(workers[random() % workers.size()]);
@@ -317,15 +240,14 @@ TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
     std::cout << happened[loss] << " workers " << kProcessLosses[loss].name << "\n";
   }
   std::cout << "beside " << answers << " answers\n";
-  server.child().Signal(SIGTERM);
-  EXPECT_EQ(server.child().Wait(), 0);
+  EXPECT_EQ(server.Stop(), 0);
 }
 
 // A crashed worker leaves its successor an empty memory. The successor is lost in an epoch that
 // never stands, and leaves that memory to the next one.
 TEST(ParallelBinary, AnEmptyMemoryIsNeverTakenForAFullOne) {
   for (const int crash : {SIGABRT, SIGSEGV}) {
-    Server server({"--pipeline-parallel", "2"});
+    Server server("--pipeline-parallel 2");
     ASSERT_SERVES(server);
     ASSERT_EQ(server.workers().size(), 2u);
     const int stopped = server.workers()[0], crashed = server.workers()[1];
@@ -335,7 +257,7 @@ TEST(ParallelBinary, AnEmptyMemoryIsNeverTakenForAFullOne) {
       int successor = crashed;
       for (int wait = 0; successor == crashed && wait < 6000; ++wait) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        for (const int worker : ChildrenOf(server.child().pid())) {
+        for (const int worker : ChildrenOf(server.pid())) {
           if (worker != stopped && worker != crashed) successor = worker;
         }
       }
@@ -348,7 +270,7 @@ TEST(ParallelBinary, AnEmptyMemoryIsNeverTakenForAFullOne) {
 }
 
 TEST(ParallelBinary, OrWhatRanEnds) {
-  Server server({"--pipeline-parallel", "2", "--on-worker-loss", "restart"});
+  Server server("--pipeline-parallel 2 --on-worker-loss restart");
   ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const grpc::Status lost = server.AskAndDisturb([&] { kill(server.workers()[1], SIGKILL); });
@@ -359,162 +281,120 @@ TEST(ParallelBinary, OrWhatRanEnds) {
 }
 
 TEST(ParallelBinary, OrTheServerEnds) {
-  Server server({"--pipeline-parallel", "2", "--on-worker-loss", "fail"});
+  Server server("--pipeline-parallel 2 --on-worker-loss fail");
   ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const grpc::Status lost = server.AskAndDisturb([&] { kill(server.workers()[0], SIGKILL); });
   EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE);
-  EXPECT_EQ(server.child().Wait(), 1);
-  EXPECT_THAT(server.child().output(), HasSubstr("treadle serve: the engine failed: "));
+  EXPECT_EQ(server.Wait(), 1);
+  EXPECT_THAT(server.output(), HasSubstr("treadle serve: the engine failed: "));
   for (const int worker : server.workers()) EXPECT_TRUE(Goes(worker));
 }
 
 TEST(ParallelBinary, WorkersDoNotOutliveAServerThatIsKilled) {
-  Server server({"--pipeline-parallel", "2"});
+  Server server("--pipeline-parallel 2");
   ASSERT_SERVES(server);
   ASSERT_EQ(server.workers().size(), 2u);
   const grpc::Status lost = server.AskAndDisturb([&] {
     kill(server.workers()[1], SIGSTOP);
-    server.child().Signal(SIGKILL);
+    server.Signal(SIGKILL);
   });
   EXPECT_EQ(lost.error_code(), grpc::StatusCode::UNAVAILABLE) << lost.error_message();
   for (const int worker : server.workers()) EXPECT_TRUE(Goes(worker));
 }
 
-// A worker started by hand.
-class HandWorker {
- public:
-  explicit HandWorker(const std::vector<std::string>& more,
-                      const std::string& listen = "127.0.0.1:0")
-      : child_(Arguments(listen, more)) {
-    const std::string line = child_.WaitForLine("listening on ");
-    if (!line.empty()) address_ = line.substr(line.find("127.0.0.1"));
-  }
-  const std::string& address() const { return address_; }
-  ChildProcess& child() { return child_; }
-
- private:
-  static std::vector<std::string> Arguments(const std::string& listen,
-                                            const std::vector<std::string>& more) {
-    std::vector<std::string> all = Command("worker", {"--listen", listen, "--threads", "1"});
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
-  ChildProcess child_;
-  std::string address_;
-};
-
 TEST(ParallelBinary, WorkersStartedByHandServeOneServerAfterTheOther) {
-  const std::vector<int> expected = AnswerInProcess({});
-  HandWorker first({"--model", Model()});
-  HandWorker second({});  // gets its weights from the master
-  ASSERT_NE(first.address(), "") << first.child().output();
-  ASSERT_NE(second.address(), "") << second.child().output();
+  const std::vector<int> expected = AnswerInProcess("");
+  WorkerBinary first("", {"--model", Model()});
+  WorkerBinary second("");  // gets its weights from the master
+  ASSERT_NE(first.address(), "") << first.output();
+  ASSERT_NE(second.address(), "") << second.output();
   for (int i = 0; i < 2; ++i) {
-    Server server(
-        {"--workers", first.address() + "," + second.address(), "--weights-from", "master"});
+    Server server(Str("--weights-from master --workers ", first.address(), ",", second.address()));
     ASSERT_SERVES(server);
     EXPECT_TRUE(server.workers().empty());
     std::vector<int> answer;
     const grpc::Status status = server.Ask(40, &answer);
     EXPECT_TRUE(status.ok()) << status.error_message();
     EXPECT_EQ(answer, expected);
-    server.child().Signal(SIGTERM);
-    EXPECT_EQ(server.child().Wait(), 0) << server.child().output();
+    EXPECT_EQ(server.Stop(), 0) << server.output();
   }
-  for (HandWorker* worker : {&first, &second}) {
-    worker->child().Signal(SIGTERM);
-    EXPECT_EQ(worker->child().Wait(), 0) << worker->child().output();
+  for (WorkerBinary* worker : {&first, &second}) {
+    EXPECT_EQ(worker->Stop(), 0) << worker->output();
   }
 }
 
 TEST(ParallelBinary, AWorkerThatComesBackIsUsedAgain) {
-  auto second = std::make_unique<HandWorker>(std::vector<std::string>{"--model", Model()});
-  HandWorker first({"--model", Model()});
+  const std::string model = "--model " + Model();
+  auto second = std::make_unique<WorkerBinary>(model);
+  WorkerBinary first("", {"--model", Model()});
   const std::string address = second->address();
-  Server server({"--workers", first.address() + "," + address});
+  Server server(Str("--workers ", first.address(), ",", address));
   ASSERT_SERVES(server);
   server.ExpectUndisturbed([&] {
     second.reset();  // SIGKILL
-    second = std::make_unique<HandWorker>(std::vector<std::string>{"--model", Model()}, address);
-    EXPECT_EQ(second->address(), address) << second->child().output();
+    second = std::make_unique<WorkerBinary>(model, std::vector<std::string>{}, address);
+    EXPECT_EQ(second->address(), address) << second->output();
   });
 }
 
 TEST(ParallelBinary, AWorkerThatIsAskedLeavesItsStageToASpare) {
-  const std::string secret = Directory() + "/secret";
-  std::ofstream(secret) << "sixteen letters at least\n";
-  const std::vector<std::string> known = {"--control-secret-file", secret};
-  const auto more = [&](std::vector<std::string> arguments) {
-    arguments.insert(arguments.end(), known.begin(), known.end());
-    return arguments;
-  };
-  HandWorker first(more({"--model", Model()})), second(more({"--model", Model()}));
-  HandWorker spare(more({"--model", Model()}));
-  const std::string workers = first.address() + "," + second.address() + "," + spare.address();
-  Server server(more({"--workers", workers, "--spares", "1"}));
+  const std::string secret = OwnFolder().Write("secret", "sixteen letters at least\n");
+  const std::string known = "--control-secret-file " + secret;
+  WorkerBinary first(known, {"--model", Model()}), second(known, {"--model", Model()}),
+      spare(known, {"--model", Model()});
+  Server server(Str("--spares 1 --workers ", first.address(), ",", second.address(), ",",
+                    spare.address(), " ", known));
   ASSERT_SERVES(server);
-  ChildProcess stranger(Command("drain-worker", {second.address()}));
-  EXPECT_EQ(stranger.Wait(), 1);
-  EXPECT_THAT(stranger.output(), HasSubstr("wants proof of its control secret"));
+  const std::string drain = "drain-worker " + second.address() + " ";
+  EXPECT_THAT(RunToEnd(Treadle(drain), 1), HasSubstr("wants proof of its control secret"));
   server.ExpectUndisturbed([&] {
-    ChildProcess asks(Command("drain-worker", more({second.address()})));
-    EXPECT_EQ(asks.Wait(), 0) << asks.output();
-    EXPECT_THAT(asks.output(), HasSubstr("leaves its stage"));
-    EXPECT_EQ(second.child().Wait(), 0) << second.child().output();
+    EXPECT_THAT(RunToEnd(Treadle(drain + known)), HasSubstr("leaves its stage"));
+    EXPECT_EQ(second.Wait(), 0) << second.output();
   });
-  EXPECT_NE(spare.child().WaitForLine("a master attached"), "") << "it did not take the stage";
+  EXPECT_NE(spare.WaitForLine("a master attached"), "") << "it did not take the stage";
 }
 
 TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
-  struct Case {
-    std::vector<std::string> flags;
-    const char* message;
+  const std::pair<const char*, const char*> cases[] = {
+      {"--tensor-parallel 3", "4 attention heads cannot be divided by 3; 2 or 4 would work"},
+      {"--pipeline-parallel 5", "--pipeline-parallel is 5, expected at most 4"},
+      {"--pipeline-parallel 3 --workers a:1,b:1", "but --workers has 2"},
+      {"--wire int8", "with one stage nothing is sent"},
+      {"--plan-forwarding late", "with one stage nothing is passed on"},
+      {"--plan-forwarding never", "expected early or late"},
+      {"--weights-from master", "there are no workers"},
+      {"--pipeline-parallel 2 --device cpu --kv-dtype bf16", "expected f16 or f32 on the CPU"},
   };
-  const Case cases[] = {
-      {{"--tensor-parallel", "3"}, "4 attention heads cannot be divided by 3; 2 or 4 would work"},
-      {{"--pipeline-parallel", "5"}, "--pipeline-parallel is 5, expected at most 4"},
-      {{"--pipeline-parallel", "3", "--workers", "a:1,b:1"}, "but --workers has 2"},
-      {{"--wire", "int8"}, "with one stage nothing is sent"},
-      {{"--plan-forwarding", "late"}, "with one stage nothing is passed on"},
-      {{"--plan-forwarding", "never"}, "expected early or late"},
-      {{"--weights-from", "master"}, "there are no workers"},
-      {{"--pipeline-parallel", "2", "--device", "cpu", "--kv-dtype", "bf16"},
-       "expected f16 or f32 on the CPU"},
-  };
-  for (const Case& bad : cases) {
-    std::vector<std::string> command =
-        Command("serve", {"--model", Model(), "--listen", "127.0.0.1:0", "--http-listen", "none",
-                          "--metrics-listen", "none"});
-    command.insert(command.end(), bad.flags.begin(), bad.flags.end());
-    ChildProcess child(command);
-    EXPECT_EQ(child.Wait(), 2) << child.output();
-    EXPECT_THAT(child.output(), HasSubstr(bad.message));
-    EXPECT_EQ(child.output().find("loading"), std::string::npos) << child.output();
+  const std::string serve = Str(ServedBinary::kGrpcOnly, "--model ", Model(), " ");
+  for (const auto& [flags, message] : cases) {
+    const std::string said = RunToEnd(ServedBinary::Command(serve + flags), 2);
+    EXPECT_THAT(said, HasSubstr(message));
+    EXPECT_THAT(said, testing::Not(HasSubstr("loading")));
   }
 }
 
 // Whether this machine has GPUs or not.
 TEST(ParallelBinary, WorkersKeepToTheDeviceThatTheyWereGiven) {
-  HandWorker worker({"--model", Model(), "--device", "cpu"});
-  Server server({"--workers", worker.address(), "--device", "cuda"});
+  WorkerBinary worker("--device cpu", {"--model", Model()});
+  Server server("--device cuda --workers " + worker.address());
   EXPECT_FALSE(server.serves());
-  EXPECT_NE(server.child().Wait(), 0);
-  EXPECT_THAT(server.child().output(), HasSubstr("runs on cpu, this master wants cuda"));
+  EXPECT_NE(server.Wait(), 0);
+  EXPECT_THAT(server.output(), HasSubstr("runs on cpu, this master wants cuda"));
 }
 
 TEST(ParallelBinary, AForeignWorkerIsRefused) {
   TinyModelOptions other;
   other.layers = 4;
   other.seed = 2;
-  const auto written = WriteTinyGpt2Gguf(Directory(), other);
+  const auto written = WriteTinyGpt2Gguf(OwnFolder().path(), other);
   ASSERT_TRUE(written.ok());
-  HandWorker first({"--model", Model()});
-  HandWorker second({"--model", *written});
-  Server server({"--workers", first.address() + "," + second.address()});
+  WorkerBinary first("", {"--model", Model()});
+  WorkerBinary second("", {"--model", *written});
+  Server server(Str("--workers ", first.address(), ",", second.address()));
   EXPECT_FALSE(server.serves());
-  EXPECT_EQ(server.child().Wait(), 1);
-  EXPECT_THAT(server.child().output(), HasSubstr(second.address()));
+  EXPECT_EQ(server.Wait(), 1);
+  EXPECT_THAT(server.output(), HasSubstr(second.address()));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // What `inspect --placement` says of a tiny model.
-#include "server/cli/placement_report.h"
+#include "server/cli/models/placement_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tests/models/scratch_checkpoint.h"
+#include "tests/models/checkpoints/scratch_checkpoint.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -21,13 +21,12 @@ using ::testing::HasSubstr;
 class PlacementReportTest : public ScratchCheckpoint {
  protected:
   void SetUp() override {
-    ScratchCheckpoint::SetUp();
     TinyModelOptions tiny;
     tiny.format = "q8_0";
     tiny.layers = 6;
     tiny.hidden = 128;
     tiny.ffn_hidden = 256;
-    const auto path = WriteTinyLlamaGguf(directory_.string(), tiny);
+    const auto path = WriteTinyLlamaGguf(folder_.path(), tiny);
     ASSERT_TRUE(path.ok()) << path.status();
     auto opened = Checkpoint::Open(*path);
     ASSERT_TRUE(opened.ok()) << opened.status();

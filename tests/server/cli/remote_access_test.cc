@@ -12,9 +12,9 @@
 #include "base/status.h"
 #include "server/cli/daemon.h"
 #include "tests/engine/remote/driven_requests.h"
-#include "tests/server/test_certificates.h"
-#include "tests/support/byte_proxy.h"
-#include "tests/support/remote_cluster.h"
+#include "tests/server/access/test_certificates.h"
+#include "tests/support/faults/byte_proxy.h"
+#include "tests/support/ranks/remote_cluster.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {

@@ -4,18 +4,14 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <unistd.h>
 
-#include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "base/status.h"
 #include "engine/record/record.pb.h"
 #include "engine/record/record_file.h"
 #include "server/grpc/inference.grpc.pb.h"
-#include "tests/server/cli/child_process.h"
+#include "tests/server/cli/served_binary.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
@@ -24,22 +20,9 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-const std::string& Directory() {
-  static const std::string path = [] {
-    std::string own = testing::TempDir() + "/replay-" + std::to_string(getpid());
-    std::filesystem::create_directories(own);
-    return own;
-  }();
-  return path;
-}
-
-// What ends with `code`.
-std::string Replay(const std::vector<std::string>& more, int code) {
-  std::vector<std::string> all = {TREADLE_BINARY, "replay"};
-  all.insert(all.end(), more.begin(), more.end());
-  ChildProcess replay(all);
-  EXPECT_EQ(replay.Wait(), code) << replay.output();
-  return replay.output();
+// What `treadle replay` says, which ends with `code`.
+std::string Replay(const std::string& file, const std::string& words, int code) {
+  return RunToEnd(Treadle("replay " + words, {file}), code);
 }
 
 v1::GenerateRequest RequestOf(int kind) {
@@ -62,60 +45,19 @@ v1::GenerateRequest RequestOf(int kind) {
   return request;
 }
 
-// A worker process of the server's; 0: there is none.
-int WorkerOf(int server) {
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    std::ifstream file(entry.path() / "stat");
-    std::string line;
-    if (!std::getline(file, line)) continue;
-    int parent = 0;
-    char state = 0;
-    // The name before may hold blanks and brackets.
-    const char* const rest = line.c_str() + line.rfind(')') + 1;
-    if (std::sscanf(rest, " %c %d", &state, &parent) == 2 && parent == server && state != 'Z') {
-      return std::stoi(entry.path().filename());
-    }
-  }
-  return 0;
-}
-
 TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
   TinyModelOptions tiny;
   tiny.layers = 4;
   tiny.context = 2048;
-  const std::string model = *WriteTinyLlamaGguf(Directory(), tiny);
-  const std::string file = Directory() + "/incident";
-  ChildProcess server({TREADLE_BINARY,
-                       "serve",
-                       "--model",
-                       model,
-                       "--listen",
-                       "127.0.0.1:0",
-                       "--http-listen",
-                       "none",
-                       "--metrics-listen",
-                       "none",
-                       "--threads",
-                       "2",
-                       "--pin-threads",
-                       "off",
-                       "--pipeline-parallel",
-                       "2",
-                       "--tensor-parallel",
-                       "2",
-                       "--wire",
-                       "int8",
-                       "--record",
-                       file});
-  const std::string line = server.WaitForLine("listening on 127.0.0.1:");
-  const size_t begin = line.find("127.0.0.1:");
-  ASSERT_NE(begin, std::string::npos) << server.output();
-  const auto stub = v1::Inference::NewStub(grpc::CreateChannel(
-      line.substr(begin, line.find(' ', begin) - begin), grpc::InsecureChannelCredentials()));
+  const std::string file = OwnFolder() / "incident";
+  ServedBinary server(Str(ServedBinary::kGrpcOnly, "--threads 2 --pipeline-parallel 2 ",
+                          "--tensor-parallel 2 --wire int8 --record ", file, " --model ",
+                          OwnModel(tiny)));
+  ASSERT_SERVES(server);
   const auto ask = [&](int kind, const std::function<void()>& then) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(2));
-    const auto reader = stub->GenerateStream(&context, RequestOf(kind));
+    const auto reader = server.stub().GenerateStream(&context, RequestOf(kind));
     int messages = 0;
     for (v1::GenerateResponse message; reader->Read(&message);) {
       if (++messages == 40 && then) then();
@@ -126,34 +68,32 @@ TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
   std::vector<std::thread> clients;
   for (int kind = 1; kind < 9; ++kind) clients.emplace_back([&ask, kind] { ask(kind, {}); });
   ask(0, [&] {
-    const int worker = WorkerOf(server.pid());
-    ASSERT_GT(worker, 0);
-    kill(worker, SIGKILL);
+    const std::vector<int> workers = ChildrenOf(server.pid());
+    ASSERT_FALSE(workers.empty());
+    kill(workers[0], SIGKILL);
   });
   for (std::thread& client : clients) client.join();
-  server.Signal(SIGTERM);
-  ASSERT_EQ(server.Wait(), 0) << server.output();
+  ASSERT_EQ(server.Stop(), 0) << server.output();
 
-  const std::string same = Replay({file}, 0);
+  const std::string same = Replay(file, "", 0);
   EXPECT_THAT(same, HasSubstr("IDENTICAL"));
   EXPECT_THAT(same, HasSubstr("epoch 1: "));
   EXPECT_THAT(same, HasSubstr("it ends because the server ended"));
-  EXPECT_THAT(Replay({file, "--until-iteration", "1:5"}, 0), HasSubstr("replayed 6 iterations"));
+  EXPECT_THAT(Replay(file, "--until-iteration 1:5", 0), HasSubstr("replayed 6 iterations"));
   for (const char* absent : {"99:3", "0:0", "1:1000000", "1000000"}) {
-    const std::string refused = Replay({file, "--until-iteration", absent}, 2);
+    const std::string refused = Replay(file, Str("--until-iteration ", absent), 2);
     EXPECT_THAT(refused, HasSubstr(Str("--until-iteration is '", absent, "': ")));
     EXPECT_THAT(refused, HasSubstr("1 (iterations 0 to "));
     EXPECT_THAT(refused, Not(HasSubstr("IDENTICAL")));
   }
-  const std::string dump = Replay({file, "--dump-request", "kind-5"}, 0);
+  const std::string dump = Replay(file, "--dump-request kind-5", 0);
   EXPECT_THAT(dump, HasSubstr("arrived {"));
   EXPECT_THAT(dump, HasSubstr("candidate 2"));
   EXPECT_THAT(dump, HasSubstr("\"reason\":\"length\""));
-  EXPECT_THAT(Replay({file, "--dump-request", "kind-5", "--texts"}, 0), HasSubstr(" 'O"));
+  EXPECT_THAT(Replay(file, "--dump-request kind-5 --texts", 0), HasSubstr(" 'O"));
 
   // One token of the second epoch becomes another one.
-  std::ifstream recorded(file, std::ios::binary);
-  const std::string bytes{std::istreambuf_iterator<char>(recorded), {}};
+  const std::string bytes = OwnFolder().Read("incident");
   uint64_t changed_in = 0;
   {
     auto writer = RecordFileWriter::Create(file + "-changed");
@@ -173,16 +113,15 @@ TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
     }
   }
   ASSERT_GT(changed_in, 0u);
-  const std::string different = Replay({file + "-changed"}, 1);
+  const std::string different = Replay(file + "-changed", "", 1);
   EXPECT_THAT(different,
               HasSubstr(Str("DIFFERENT in iteration ", changed_in, " of epoch 2, request ")));
   EXPECT_THAT(different, HasSubstr("no op is wrong here: the machine that was recorded"));
-  std::filesystem::remove_all(Directory());
 }
 
 TEST(ReplayBinary, SaysWhatCannotBeReplayed) {
-  EXPECT_THAT(Replay({TREADLE_BINARY}, 2), HasSubstr("no recording, expected what"));
-  EXPECT_THAT(Replay({"/nonexistent"}, 2), HasSubstr("/nonexistent"));
+  EXPECT_THAT(Replay(TREADLE_BINARY, "", 2), HasSubstr("no recording, expected what"));
+  EXPECT_THAT(Replay("/nonexistent", "", 2), HasSubstr("/nonexistent"));
 }
 
 }  // namespace

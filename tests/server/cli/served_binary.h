@@ -1,12 +1,9 @@
-// build/treadle as tests use it: commands of words, a server that has said where it listens, and
-// what belongs to this test process alone. Not thread-safe.
+// build/treadle as tests use it: commands of words, a server and a worker that have said where they
+// listen, and a folder and a model of this test process alone. Not thread-safe.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
-#include <signal.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -15,25 +12,14 @@
 #include "base/status.h"
 #include "server/grpc/inference.grpc.pb.h"
 #include "tests/server/cli/child_process.h"
+#include "tests/support/test_folder.h"
 #include "tests/support/tiny_model.h"
 
 namespace treadle {
 
-// A folder of this process's own, removed at its end.
-inline const std::filesystem::path& OwnFolder() {
-  struct Folder {
-    std::filesystem::path path =
-        std::filesystem::temp_directory_path() / Str("treadle-test-", getpid());
-    Folder() { std::filesystem::create_directories(path); }
-    ~Folder() { std::filesystem::remove_all(path); }
-  };
-  static const Folder folder;
-  return folder.path;
-}
-
-// A tiny model there, written at the first call, whose options count.
+// A tiny model in OwnFolder(), written at the first call, whose options count.
 inline const std::string& OwnModel(const TinyModelOptions& options = {}) {
-  static const std::string path = *WriteTinyLlamaGguf(OwnFolder().string(), options);
+  static const std::string path = *WriteTinyLlamaGguf(OwnFolder().path(), options);
   return path;
 }
 
@@ -57,23 +43,29 @@ inline std::vector<std::string> Treadle(const std::string& words,
   return command;
 }
 
-// The word behind `text`; empty if that is not in the line.
-inline std::string WordAfter(const std::string& line, const std::string& text) {
-  const size_t at = line.find(text);
-  if (at == std::string::npos) return "";
-  const size_t begin = at + text.size();
-  return line.substr(begin, line.find_first_of(" ,\n", begin) - begin);
+// A request for exactly so many tokens, the most probable ones.
+inline v1::GenerateRequest GreedyRequest(int tokens) {
+  v1::GenerateRequest request;
+  request.set_text("Once upon a time");
+  request.mutable_sampling()->set_temperature(0);
+  request.mutable_stopping()->set_max_new_tokens(tokens);
+  request.mutable_stopping()->set_ignore_eos(true);
+  return request;
 }
 
 // `treadle serve`, once it has said where it listens, or has ended.
 class ServedBinary : public ChildProcess {
  public:
   static constexpr char kGrpcOnly[] = "--http-listen none --metrics-listen none ";
+  // The command, for those that end before they listen.
+  static std::vector<std::string> Command(const std::string& words,
+                                          const std::vector<std::string>& more = {}) {
+    return Treadle("serve --listen 127.0.0.1:0 --pin-threads off " + words, more);
+  }
 
   // With these flags, and gRPC on a free port of loopback.
   explicit ServedBinary(const std::string& words, const std::vector<std::string>& more = {})
-      : ChildProcess(Treadle("serve --listen 127.0.0.1:0 --pin-threads off " + words, more)),
-        listens_(WaitForLine("listening on ")) {
+      : ChildProcess(Command(words, more)), listens_(WaitForLine("gRPC")) {
     const std::string behind_http = WordAfter(listens_, "gRPC on ");
     address_ = behind_http.empty() ? WordAfter(listens_, "listening on ") : behind_http;
     if (serves()) stub_ = Connect();
@@ -94,11 +86,6 @@ class ServedBinary : public ChildProcess {
     return v1::Inference::NewStub(
         grpc::CreateCustomChannel(address_, grpc::InsecureChannelCredentials(), own));
   }
-  // Asks it to end; its exit code.
-  int Stop() {
-    Signal(SIGTERM);
-    return Wait();
-  }
 
  private:
   const std::string listens_;
@@ -107,5 +94,18 @@ class ServedBinary : public ChildProcess {
 };
 
 #define ASSERT_SERVES(server) ASSERT_TRUE((server).serves()) << (server).output()
+
+// `treadle worker`, once it has said where it listens, or has ended.
+class WorkerBinary : public ChildProcess {
+ public:
+  explicit WorkerBinary(const std::string& words, const std::vector<std::string>& more = {},
+                        const std::string& listen = "127.0.0.1:0")
+      : ChildProcess(Treadle("worker --threads 1 --listen " + listen + " " + words, more)),
+        address_(WordAfter(WaitForLine("listening on "), "listening on ")) {}
+  const std::string& address() const { return address_; }  // "": it does not listen
+
+ private:
+  const std::string address_;
+};
 
 }  // namespace treadle

@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -30,7 +29,6 @@ using testing::EndsWith;
 using testing::HasSubstr;
 using testing::Not;
 
-const char kBinary[] = TREADLE_BINARY;
 constexpr std::chrono::seconds kPatience{60};
 constexpr char kEnter[] = "\x1b[?1049h\x1b[?25l";
 constexpr char kLeave[] = "\x1b[?25h\x1b[?1049l";
@@ -58,40 +56,32 @@ void Ask(const ServedBinary& server) {
 constexpr char kNobody[] = "127.0.0.1:1";
 
 TEST(TopBinary, WrongUseIsOneLineAndExitCodeTwo) {
-  const std::pair<std::vector<std::string>, std::string> uses[] = {
-      {{"--interval", "5"}, "--interval is '5', expected a time"},
-      {{"--interval", "99ms"}, "--interval is '99ms', expected 100ms to 10m"},
-      {{"--interval", "11m"}, "--interval is '11m', expected 100ms to 10m"},
-      {{"--tls-ca", "/no/such"}, "cannot read /no/such"},
-      {{"--api-key-file", "/no/such"}, "/no/such"},
-      {{"--nonsense"}, "--nonsense"},
+  const std::pair<const char*, const char*> uses[] = {
+      {"--interval 5", "--interval is '5', expected a time"},
+      {"--interval 99ms", "--interval is '99ms', expected 100ms to 10m"},
+      {"--interval 11m", "--interval is '11m', expected 100ms to 10m"},
+      {"--tls-ca /no/such", "cannot read /no/such"},
+      {"--api-key-file /no/such", "/no/such"},
+      {"--nonsense", "--nonsense"},
   };
-  for (const auto& [arguments, message] : uses) {
-    std::vector<std::string> command = {kBinary, "top"};
-    command.insert(command.end(), arguments.begin(), arguments.end());
-    ChildProcess child(command);
-    EXPECT_EQ(child.Wait(), 2) << child.output();
-    EXPECT_THAT(child.output(), HasSubstr(message));
-    EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
+  for (const auto& [flags, message] : uses) {
+    const std::string said = RunToEnd(Treadle(Str("top ", flags)), 2);
+    EXPECT_THAT(said, HasSubstr(message));
+    EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
   }
 }
 
 TEST(TopBinary, OnceWithoutAServerEndsAsGenerateDoes) {
-  ChildProcess generate({kBinary, "generate", "--target", kNobody, "--prompt", "a"});
-  const int code = generate.Wait();
-  EXPECT_EQ(code, 1);
-  for (const bool json : {false, true}) {
-    std::vector<std::string> command = {kBinary, "top", "--target", kNobody, "--once"};
-    if (json) command.push_back("--json");
-    ChildProcess child(command);
-    EXPECT_EQ(child.Wait(), code);
-    EXPECT_THAT(child.output(), HasSubstr("treadle top: 127.0.0.1:1: UNAVAILABLE: "));
-    EXPECT_EQ(std::count(child.output().begin(), child.output().end(), '\n'), 1) << child.output();
+  RunToEnd(Treadle(Str("generate --prompt a --target ", kNobody)), 1);
+  for (const char* json : {"", "--json"}) {
+    const std::string said = RunToEnd(Treadle(Str("top --target ", kNobody, " --once ", json)), 1);
+    EXPECT_THAT(said, HasSubstr("treadle top: 127.0.0.1:1: UNAVAILABLE: "));
+    EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
   }
 }
 
 TEST(TopBinary, WithoutAServerItTriesAgainUntilItIsStopped) {
-  ChildProcess child({kBinary, "top", "--target", kNobody});
+  ChildProcess child(Treadle(Str("top --target ", kNobody)));
   EXPECT_THAT(child.WaitForLine("next try in 0.5 s"), HasSubstr("127.0.0.1:1: no answer"));
   EXPECT_NE(child.WaitForLine("next try in 1.0 s"), "");
   child.Signal(SIGINT);
@@ -101,22 +91,20 @@ TEST(TopBinary, WithoutAServerItTriesAgainUntilItIsStopped) {
 TEST(TopBinary, OnceIsPlainText) {
   const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
-  ChildProcess child(
-      {kBinary, "top", "--target", server.address(), "--once", "--interval", "100ms"});
-  EXPECT_EQ(child.Wait(), 0) << child.output();
-  EXPECT_THAT(child.output(), testing::StartsWith("treadle top  " + server.address()));
-  EXPECT_THAT(child.output(), HasSubstr("\nrequests    running 0/7  waiting 0/"));
-  EXPECT_THAT(child.output(), HasSubstr("\niterations  "));
-  EXPECT_THAT(child.output(), Not(HasSubstr("\x1b")));
+  const std::string said =
+      RunToEnd(Treadle("top --once --interval 100ms --target " + server.address()));
+  EXPECT_THAT(said, testing::StartsWith("treadle top  " + server.address()));
+  EXPECT_THAT(said, HasSubstr("\nrequests    running 0/7  waiting 0/"));
+  EXPECT_THAT(said, HasSubstr("\niterations  "));
+  EXPECT_THAT(said, Not(HasSubstr("\x1b")));
 }
 
 // `treadle top` with its output in a terminal of a given size, or in a pipe. Every wait is bounded.
 class Program {
  public:
   // No size: a pipe, and nothing to read from.
-  Program(const std::vector<std::string>& arguments, std::optional<winsize> size) {
-    std::vector<std::string> command = {kBinary, "top"};
-    command.insert(command.end(), arguments.begin(), arguments.end());
+  Program(const std::string& flags, std::optional<winsize> size) {
+    std::vector<std::string> command = Treadle("top " + flags);
     std::vector<char*> pointers;
     for (std::string& argument : command) pointers.push_back(argument.data());
     pointers.push_back(nullptr);
@@ -247,7 +235,7 @@ constexpr winsize kSmall = {.ws_row = 9, .ws_col = 33, .ws_xpixel = 0, .ws_ypixe
 TEST(TopBinary, ATerminalIsRedrawnInItsSizeAndGivenBack) {
   const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
-  Program top({"--target", server.address(), "--interval", "100ms"}, kWide);
+  Program top("--interval 100ms --target " + server.address(), kWide);
   ASSERT_TRUE(top.WaitForText("tokens      prompt 0.0/s")) << top.output();
   EXPECT_THAT(top.output(), testing::StartsWith(kEnter));
   EXPECT_TRUE(top.ReadsKeysAsTheyAreTyped());
@@ -280,7 +268,7 @@ TEST(TopBinary, ATerminalIsRedrawnInItsSizeAndGivenBack) {
 
 TEST(TopBinary, EverySignalGivesTheTerminalBack) {
   for (const int signal : {0, SIGINT, SIGTERM, SIGHUP}) {
-    Program top({"--target", kNobody, "--interval", "100ms"}, kWide);
+    Program top(Str("--interval 100ms --target ", kNobody), kWide);
     ASSERT_TRUE(top.WaitForText("no answer; next try in")) << top.output();
     if (signal == 0) {
       top.Type("\x03");  // Ctrl-C
@@ -295,7 +283,7 @@ TEST(TopBinary, EverySignalGivesTheTerminalBack) {
 }
 
 TEST(TopBinary, AStopGivesTheTerminalBackForAsLong) {
-  Program top({"--target", kNobody}, kWide);
+  Program top(Str("--target ", kNobody), kWide);
   ASSERT_TRUE(top.WaitForText("no answer; next try in")) << top.output();
   top.Type("\x1a");  // Ctrl-Z
   const std::optional<int> status = top.WaitForChange();
@@ -325,7 +313,7 @@ std::vector<std::string> WholeLines(const std::string& output) {
 TEST(TopBinary, APipeGetsALinePerIntervalWithoutCodes) {
   const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
-  Program top({"--target", server.address(), "--interval", "100ms"}, std::nullopt);
+  Program top("--interval 100ms --target " + server.address(), std::nullopt);
   ASSERT_TRUE(
       top.WaitFor([](const std::string& output) { return WholeLines(output).size() >= 3; }));
   for (const std::string& line : WholeLines(top.output())) {
@@ -339,7 +327,7 @@ TEST(TopBinary, APipeGetsALinePerIntervalWithoutCodes) {
 TEST(TopBinary, JsonCountsEveryToken) {
   const ServedBinary& server = TheServer();
   ASSERT_NE(server.address(), "");
-  Program top({"--target", server.address(), "--json", "--interval", "200ms"}, std::nullopt);
+  Program top("--json --interval 200ms --target " + server.address(), std::nullopt);
   ASSERT_TRUE(top.WaitForText("\n"));
   Ask(server);
   const auto decoded = [](const std::string& output) {

@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "base/status.h"
-#include "tests/server/test_certificates.h"
+#include "tests/server/access/test_certificates.h"
 #include "tests/server/test_server.h"
 #include "tests/support/in_time.h"
 

@@ -1,6 +1,6 @@
 // The supervisor over real processes that are shell scripts: starting, restarting, ending, and what
 // it says when one cannot be started.
-#include "server/cli/worker_supervisor.h"
+#include "server/cli/workers/worker_supervisor.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@
 
 #include "base/status.h"
 #include "base/sync.h"
-#include "server/cli/socket_folder.h"
+#include "server/cli/workers/socket_folder.h"
 
 namespace treadle {
 namespace {

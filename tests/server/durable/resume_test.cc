@@ -13,9 +13,10 @@
 #include "base/status.h"
 #include "server/durable/request_store.h"
 #include "server/grpc/messages.h"
-#include "tests/server/http_client.h"
+#include "tests/server/http/http_client.h"
 #include "tests/server/test_server.h"
 #include "tests/server/without_xgrammar.h"
+#include "tests/support/test_folder.h"
 
 namespace treadle {
 namespace {
@@ -61,6 +62,19 @@ class DurableServer {
       return server_->server().DrainAndStop(std::chrono::milliseconds(0));
     }));
   }
+  // Stops the server after so many iterations of what `ask` asks it; what that heard.
+  template <typename Ask>
+  auto CutOffAfter(int iterations, const Ask& ask) {
+    server_->gate().Allow(iterations);
+    std::thread stop([&] {
+      server_->WaitLoad([](const v1::GetLoadResponse& load) { return load.running() > 0; });
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      Stop();
+    });
+    auto heard = ask(*this);
+    stop.join();
+    return heard;
+  }
   StreamOutcome Resume(const std::string& id, int from, const std::string& key = "") {
     v1::ResumeRequest request;
     request.set_request_id(id);
@@ -89,15 +103,9 @@ class DurableServer {
 
 class ResumeTest : public testing::Test {
  protected:
-  void SetUp() override {
-    root_ = testing::TempDir() + Str("/resume-", getpid());
-    std::filesystem::remove_all(root_);
-    std::filesystem::create_directories(root_);
-  }
-  void TearDown() override { std::filesystem::remove_all(root_); }
-  std::string Folder(const std::string& name) const { return root_ + "/" + name; }
+  std::string Folder(const std::string& name) const { return root_ / name; }
 
-  std::string root_;
+  const TestFolder root_;
 };
 
 int TokensOf(const v1::GenerateResponse& answer) {
@@ -150,19 +158,9 @@ TEST_F(ResumeTest, AStreamThatWasCutGoesOnWhereItWas) {
     for (const int iterations : {1, 6, 7, 12, 18, 23}) {
       SCOPED_TRACE(Str("kind ", kind, ", after ", iterations, " iterations"));
       v1::GenerateRequest request = Kinds()[kind];
-      StreamOutcome first;
       const std::string folder = Folder(Str(kind, "-", iterations));
-      {
-        DurableServer server(folder);
-        server->gate().Allow(iterations);
-        std::thread stop([&] {
-          server->WaitLoad([&](const v1::GetLoadResponse& load) { return load.running() > 0; });
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-          server.Stop();
-        });
-        first = GenerateStream(*server, request);
-        stop.join();
-      }
+      StreamOutcome first = DurableServer(folder).CutOffAfter(
+          iterations, [&](DurableServer& server) { return GenerateStream(*server, request); });
       cut += !first.status.ok();
       DurableServer server(folder);
       // What it is asked again has the seed that was drawn.
@@ -207,18 +205,8 @@ TEST_F(ResumeTest, AConstraintHoldsAcrossTheCut) {
   ASSERT_TRUE(whole.status.ok()) << whole.status.error_message();
   for (const int iterations : {2, 5}) {
     const std::string folder = Folder(Str(iterations));
-    StreamOutcome first;
-    {
-      DurableServer server(folder);
-      server->gate().Allow(iterations);
-      std::thread stop([&] {
-        server->WaitLoad([&](const v1::GetLoadResponse& load) { return load.running() > 0; });
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        server.Stop();
-      });
-      first = GenerateStream(*server, request);
-      stop.join();
-    }
+    StreamOutcome first = DurableServer(folder).CutOffAfter(
+        iterations, [&](DurableServer& server) { return GenerateStream(*server, request); });
     ASSERT_FALSE(first.status.ok());
     DurableServer server(folder);
     const StreamOutcome rest = server.Resume("kind", TokensOf(first.all));
@@ -296,7 +284,7 @@ TEST_F(ResumeTest, SaysWhatCannotBeResumed) {
 }
 
 TEST_F(ResumeTest, AnotherKeyDoesNotSeeIt) {
-  const std::string keys = root_ + "/keys";
+  const std::string keys = root_ / "keys";
   std::ofstream(keys) << "the-key-of-alice-0 alice\nthe-key-of-bob-0000 bob\n";
   DurableServer server(Folder("a"), keys);
   {
@@ -362,18 +350,8 @@ TEST_F(ResumeTest, EventsOverHttpGoOnBehindTheLast) {
     EXPECT_TRUE(whole.ends_with("data: [DONE]\n\n")) << whole;
     for (const int iterations : {1, 4, 9, 17}) {
       const std::string folder = Folder(Str(&kind - kWebKinds, "-", iterations));
-      std::string first;
-      {
-        DurableServer server(folder);
-        server->gate().Allow(iterations);
-        std::thread stop([&] {
-          server->WaitLoad([&](const v1::GetLoadResponse& load) { return load.running() > 0; });
-          std::this_thread::sleep_for(std::chrono::milliseconds(20));
-          server.Stop();
-        });
-        first = server.Http(post, headers, kind.body);
-        stop.join();
-      }
+      std::string first = DurableServer(folder).CutOffAfter(
+          iterations, [&](DurableServer& server) { return server.Http(post, headers, kind.body); });
       cut += first.find("[DONE]") == first.npos;
       first = WithoutError(Events(first));
       DurableServer server(folder);

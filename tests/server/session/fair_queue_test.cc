@@ -14,7 +14,7 @@ FairQueue::Entry EntryOf(const std::string& owner, size_t bytes = 1) {
   return {.owner = owner, .bytes = bytes, .work = [] {}};
 }
 
-// Who is served, in order, where each entry of an owner costs what `costs` says.
+// The owners that are served, in order, where each entry of an owner costs what `costs` says.
 std::string Serve(FairQueue& queue, const std::map<std::string, double>& costs, int most = 1000) {
   std::string order;
   while (most-- > 0) {

@@ -16,7 +16,7 @@
 
 #include "kernels/collectives/nccl_communicator.h"
 #include "kernels/cuda/runtime/device.h"
-#include "tests/support/ranks.h"
+#include "tests/support/ranks/ranks.h"
 
 namespace treadle {
 namespace {

@@ -1,0 +1,230 @@
+// .gguf files that are made of Hugging Face folders: read back, the same bits; and the metadata
+// says what the folder said. That llama.cpp reads them: tests/oracles/check_written_gguf.py, by
+// hand.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/sha256.h"
+#include "models/checkpoints/gguf/gguf_file.h"
+#include "models/checkpoints/write/gguf_file_writer.h"
+#include "models/text/tokenizer.h"
+#include "models/text/tokenizer_json.h"
+#include "tests/models/checkpoints/quantize_case.h"
+#include "tests/models/checkpoints/safetensors_file.h"
+
+namespace treadle {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using GgufFromFolder = QuantizeCheckpointTest;
+
+// Into llama.cpp's names and orders, and out of them.
+TEST_F(GgufFromFolder, ReadsBackAsTheSameBits) {
+  for (const Architecture& architecture : Architectures()) {
+    for (const char* format : {"f32", "f16", "bf16"}) {
+      for (const bool tied : {true, false}) {
+        TinyModelOptions options = Options(true);
+        options.format = format;
+        options.tied_head = tied;
+        const std::string in = TinyFolder(architecture, options);
+        for (const char* weights :
+             {"keep", "q8_0", "q4_0", "q4_1,embedding=q8_0", "bf16", "f32", "f16,lm_head=q8_0"}) {
+          ExpectSameBits(in, ".gguf", weights);
+        }
+      }
+    }
+  }
+}
+
+// Biases, several shards, a sliding window, GPT-2 without its prefix, rope scaling.
+TEST_F(GgufFromFolder, OfEveryKind) {
+  for (const char* name : {"llama-grouped",
+                           "llama-linear",
+                           "llama-one-kv-head",
+                           "llama-ungrouped",
+                           "mistral",
+                           "mistral-window",
+                           "gpt2",
+                           "gpt2-untied",
+                           "qwen2",
+                           "qwen2-window",
+                           "qwen3",
+                           "qwen3-tied",
+                           "gptneox",
+                           "gptneox-sequential",
+                           "opt",
+                           "opt-untied",
+                           "falcon",
+                           "falcon-grouped",
+                           "falcon-one-norm",
+                           "phi3-long",
+                           "phi3",
+                           "gemma3",
+                           "bloom",
+                           "bloom-other-heads",
+                           "mixtral",
+                           "qwen3moe",
+                           "qwen3moe-plain",
+                           "gptoss",
+                           "gptoss-odd",
+                           "gptoss-plain",
+                           "llama-yarn"}) {
+    ExpectSameBits(Str(TREADLE_TESTDATA "/models/", name), ".gguf", "f32");
+  }
+  // Frequencies are divided by factors that are rounded once; over 12 positions that stays
+  // rounding.
+  const std::string scaled = TREADLE_TESTDATA "/models/llama-scaled";
+  ASSERT_TRUE(Make(scaled, Path("scaled.gguf"), "f32").ok());
+  const std::vector<float> wanted = Logits(scaled, "f32"), found = Logits(Path("scaled.gguf"), "");
+  ASSERT_EQ(found.size(), wanted.size());
+  const auto file = GgufFile::Read(Path("scaled.gguf"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ((*file)->tensors().back().name, "rope_freqs.weight");
+  float largest = 0;
+  for (const float logit : wanted) largest = std::max(largest, std::abs(logit));
+  for (size_t i = 0; i < found.size(); ++i) ASSERT_NEAR(found[i], wanted[i], 1e-5 * largest) << i;
+}
+
+TEST_F(GgufFromFolder, RefusesAScaleOfScoresThatGgufDoesNotMean) {
+  EXPECT_THAT(
+      Make(TREADLE_TESTDATA "/models/gemma3-scaled", Path("out.gguf"), "f32").status().message(),
+      HasSubstr("divides scores by the root of 7, expected 10"));
+}
+
+TEST_F(GgufFromFolder, QuantizedMatricesBecomeFloats) {
+  for (const char* name : {"gptq-act-v1", "fp8-block", "nf4"}) {
+    const std::string in = Str(TREADLE_TESTDATA "/quantized/", name);
+    ExpectSameBits(in, ".gguf", "keep");
+    const auto report = Make(in, Path("again.gguf"), "keep");
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_THAT(report->notices, ::testing::ElementsAre(HasSubstr("matrices kept in 32 bits")));
+    std::filesystem::remove(Path("again.gguf"));
+  }
+}
+
+TEST_F(GgufFromFolder, DescribesTheModel) {
+  TinyModelOptions options = Options(true);
+  options.tied_head = true;
+  const std::string in = Tiny(WriteTinyLlamaFolder, options);
+  Write("in/generation_config.json", Str("{\"eos_token_id\": [", TinyEndOfTurn(), ", ",
+                                         TinyEndOfTurn() - 1, ", ", TinyEndOfTurn() - 2,
+                                         R"(], "temperature": 0.5, "top_k": 20, "min_p": 0.25,
+                                             "repetition_penalty": 1.5})"));
+  const auto report = Make(in, Path("out.gguf"), "q8_0");
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_THAT(
+      report->notices,
+      ::testing::ElementsAre(HasSubstr(Str("generation ended at token ", TinyEndOfTurn() - 2))));
+  const auto file = GgufFile::Read(Path("out.gguf"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(*(*file)->String("general.architecture"), "llama");
+  EXPECT_EQ(*(*file)->Integer("general.file_type"), 7);
+  EXPECT_EQ(*(*file)->Integer("llama.attention.key_length"), 16);
+  EXPECT_EQ(*(*file)->Integer("llama.vocab_size"), TinyVocabulary());
+  EXPECT_EQ(*(*file)->String("treadle.source_sha256"), *FileSha256(in + "/model.safetensors"));
+  for (const StoredTensor& tensor : (*file)->tensors()) {
+    if (tensor.shape.size() == 1) {
+      EXPECT_EQ(tensor.format->name, "f32") << tensor.name;
+    }
+  }
+  const auto one = Checkpoint::Open(in), other = Checkpoint::Open(Path("out.gguf"));
+  ASSERT_TRUE(one.ok() && other.ok()) << one.status() << other.status();
+  // llama.cpp's keys.
+  EXPECT_EQ(*(*file)->Number("general.sampling.temp"), 0.5);
+  EXPECT_EQ(*(*file)->Integer("general.sampling.top_k"), 20);
+  EXPECT_EQ(*(*file)->Number("general.sampling.min_p"), 0.25);
+  EXPECT_EQ(*(*file)->Number("general.sampling.penalty_repeat"), 1.5);
+  EXPECT_EQ((*file)->Find("general.sampling.top_p"), nullptr);
+  EXPECT_EQ((*one)->Sampling()->values, (*other)->Sampling()->values);
+  EXPECT_EQ((*one)->chat_template(), (*other)->chat_template());
+  EXPECT_EQ((*other)->end_ids(), (std::vector<int32_t>{TinyEndOfTurn(), TinyEndOfTurn() - 1}));
+  EXPECT_EQ((*one)->config().tied_head, (*other)->config().tied_head);
+}
+
+// A head that is there although it is tied, and frequencies that older files hold, are left out;
+// what no model has is refused.
+TEST_F(GgufFromFolder, HoldsWhatTheModelNeeds) {
+  TinyModelOptions options = Options(true);
+  options.tied_head = true;
+  const std::string in = Tiny(WriteTinyLlamaFolder, options);
+  Safetensors file = Safetensors::Parse(Read("in/model.safetensors"));
+  std::string halves;  // 1.75 and 1.0 in bf16
+  for (int i = 0; i < 32; ++i) halves += std::string("\xe0\x3f\x80\x3f", 4);
+  file.Set("model.norm.weight", "BF16", {64}, halves);
+  Write("in/model.safetensors", file.Bytes());
+  const std::vector<float> wanted = Logits(in, "f32");
+  const std::string frequencies = "model.layers.0.self_attn.rotary_emb.inv_freq";
+  file.Set(frequencies, "F32", {8}, std::string(32, 0));
+  file.Set("lm_head.weight", "F32", {TinyVocabulary(), 64},
+           std::string(static_cast<size_t>(TinyVocabulary()) * 64 * 4, 0));
+  Write("in/model.safetensors", file.Bytes());
+  ASSERT_TRUE(Make(in, Path("out.gguf"), "f32").ok());
+  EXPECT_EQ(Logits(Path("out.gguf"), ""), wanted);
+  const auto out = GgufFile::Read(Path("out.gguf"));
+  ASSERT_TRUE(out.ok()) << out.status();
+  for (const StoredTensor& tensor : (*out)->tensors()) {
+    EXPECT_EQ(tensor.format->name, "f32") << tensor.name;  // vectors in 16 bits are for nobody
+  }
+  file.Set("model.layers.0.adapter.weight", "F32", {8}, std::string(32, 0));
+  Write("in/model.safetensors", file.Bytes());
+  EXPECT_THAT(std::string(Make(in, Path("other.gguf"), "f32").status().message()),
+              HasSubstr("tensor 'model.layers.0.adapter.weight' has no place in a .gguf file"));
+  EXPECT_THAT(Leftovers(), IsEmpty());
+}
+
+// Every kind of tokenizer says of every text in GGUF what it said in the folder.
+TEST_F(GgufFromFolder, TokenizersSurviveTheWay) {
+  constexpr const char* kTexts[] = {
+      "The other one is in there.",
+      "  two  spaces\n\n and\ttabs ",
+      "1234567 12 3",
+      "na\xc3\xafve caf\xc3\xa9, \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x98\x80!",
+      "It's what they'd've said...",
+      "x",
+      "",
+      "(a+b)*c == d->e; // f"};
+  for (const char* name : {"gpt-2", "smollm", "olmo", "bloom", "falcon", "llama-bpe", "qwen2",
+                           "gpt-4o", "llama", "mistral", "bare"}) {
+    SCOPED_TRACE(name);
+    const bool bare = std::string_view(name) == "bare";  // Llama's without its dummy space
+    auto spec = ReadTokenizerJson(Str(TREADLE_TESTDATA "/tokenizers/", bare ? "llama" : name));
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    if (bare) spec->add_space_prefix = false;
+    GgufMetadataWriter metadata;
+    std::vector<std::string> notices;
+    const auto vocab = std::ssize(spec->tokens) + 3;  // a model may have room for more
+    ASSERT_EQ(DescribeTokenizer(*spec, vocab, metadata, notices), absl::OkStatus());
+    auto writer = GgufFileWriter::Create(Path(Str(name, ".gguf")), metadata, {}, 32);
+    ASSERT_TRUE(writer.ok() && (*writer)->Finish().ok()) << writer.status();
+    const auto file = GgufFile::Read(Path(Str(name, ".gguf")));
+    ASSERT_TRUE(file.ok()) << file.status();
+    const auto read = ReadGgufTokenizer(**file);
+    ASSERT_TRUE(read.ok() && read->has_value()) << read.status();
+    EXPECT_EQ(std::ssize((*read)->tokens), vocab);
+    EXPECT_EQ((*read)->bos, spec->bos);
+    EXPECT_EQ((*read)->eos, spec->eos);
+    const auto before = Tokenizer::Create(*spec), after = Tokenizer::Create(**read);
+    ASSERT_TRUE(before.ok() && after.ok()) << before.status() << after.status();
+    const bool flagged = std::string_view(name) == "gpt-2";  // <mask> takes white space along
+    EXPECT_EQ(notices.empty(), !spec->space_prefix_if_missing && !flagged);
+    if (flagged) {
+      EXPECT_THAT(notices, ::testing::ElementsAre(HasSubstr("'<mask>' is one")));
+    }
+    for (const std::string_view text : kTexts) {
+      // What GGUF cannot say, and a notice does.
+      if (spec->space_prefix_if_missing && text.starts_with(' ')) continue;
+      for (const bool special : {false, true}) {
+        const auto ids = (*before)->Encode(text, {.add_special = special});
+        ASSERT_TRUE(ids.ok()) << ids.status();
+        EXPECT_EQ(*(*after)->Encode(text, {.add_special = special}), *ids) << text;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace treadle

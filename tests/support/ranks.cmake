@@ -1,6 +1,0 @@
-# Ranks as threads and processes, and a communicator that mistreats messages.
-treadle_library(treadle_ranks_support
-  SOURCES
-    ${CMAKE_CURRENT_LIST_DIR}/faulty_communicator.cc
-    ${CMAKE_CURRENT_LIST_DIR}/ranks.cc
-  DEPENDS treadle_base)
