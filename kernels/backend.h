@@ -349,6 +349,11 @@ inline constexpr int64_t kAttentionBlock = 64;
     (logits, first_token, rows, shards))
 #define TREADLE_BACKEND_OPS(X) TREADLE_FEATURE_OPS(X) TREADLE_COPY_OPS(X) TREADLE_SAMPLE_OPS(X)
 
+// Whether a K/V cache of the backend can have this type.
+inline bool HasKvType(const Backend& backend, DType type) {
+  return type != (backend.key_order() == KeyOrder::kByFeature ? DType::kBF16 : DType::kI8);
+}
+
 // TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP): in a backend that implements them all.
 #define TREADLE_OVERRIDE_OP(name, parameters, arguments) void name parameters override;
 

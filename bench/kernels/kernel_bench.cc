@@ -188,7 +188,8 @@ void Tell(const KernelBenchOptions& options, size_t done, size_t total) {
 void RunOpCases(const KernelBenchOptions& options, Measurement& measurement) {
   std::vector<const OpCase*> cases;
   for (const OpCase& op_case : OpCases()) {
-    if (op_case.bench && Wanted(options, op_case.name)) cases.push_back(&op_case);
+    const bool runs = HasKvType(measurement.backend(), op_case.kv.dtype);
+    if (op_case.bench && runs && Wanted(options, op_case.name)) cases.push_back(&op_case);
   }
   for (size_t i = 0; i < cases.size(); ++i) {
     const OpCase& c = *cases[i];

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "kernels/backend.h"
+#include "kernels/kv_elements.h"
 #include "kernels/op_cases/random.h"
 
 namespace treadle {
@@ -73,10 +74,13 @@ class KvCaseCache {
     std::byte* page = initial_.data() + PageAt(sequence, position);
     const int64_t slot = position % layout_.page_size;
     for (int64_t head = 0; head < layout_.kv_heads; ++head) {
+      std::vector<float> key, value;
       for (int64_t i = 0; i < layout_.head_dim; ++i) {
-        StoreElement(layout_.dtype, random.Normal(), page, layout_.KeyElement(head, slot, i));
-        StoreElement(layout_.dtype, random.Normal(), page, layout_.ValueElement(head, slot, i));
+        key.push_back(random.Normal());
+        value.push_back(random.Normal());
       }
+      KvRow(layout_, page, KvPart::kKey, head, slot).Store(key.data());
+      KvRow(layout_, page, KvPart::kValue, head, slot).Store(value.data());
     }
   }
   int64_t PageAt(size_t sequence, int64_t position) const {

@@ -98,10 +98,35 @@ class HeadError {
   double total_ = 0;
 };
 
+// How far elements of a row of kI8 may be from the codes of `values` if each value may be off by
+// its error: where code or scale may round the other way. errors: [KeyByFeature(element)];
+// replaced.
+void ToCodeErrors(const KvLayout& layout, const float* values, int64_t head, int64_t slot,
+                  float* errors) {
+  float largest = 0, error = 0;
+  for (int64_t i = 0; i < layout.head_dim; ++i) {
+    largest = std::max(largest, std::fabs(values[i]));
+    error = std::max(error, errors[KeyByFeature(layout, head, slot, i)]);
+  }
+  const double is = ToFloat(KvScale(largest));
+  for (int64_t i = 0; i < layout.head_dim; ++i) {
+    float& most = errors[KeyByFeature(layout, head, slot, i)];
+    const double code = std::nearbyint(values[i] / is);
+    double farthest = 0;
+    for (const double scale :
+         {ToFloat(KvScale(largest - error)), ToFloat(KvScale(largest + error))}) {
+      for (const double value : {double{values[i]} - most, double{values[i]} + most}) {
+        farthest = std::max(farthest, std::fabs(std::nearbyint(value / scale) * scale - code * is));
+      }
+    }
+    most = static_cast<float>(farthest);
+  }
+}
+
 }  // namespace
 
-// Two products and a sum per rotated element; in the cache a 16-bit number may then round the other
-// way, to a neighbour.
+// Two products and a sum per rotated element; in the cache a 16-bit number, or a code, may then
+// round the other way, to a neighbour.
 void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
                                          const KvView& kv) {
   Begin();
@@ -127,7 +152,19 @@ void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rot
       }
     }
   }
-  below().RotateAndStoreKv(q, k, v, rotary, kv);
+  below().RotateAndStoreKv(q, k, v, rotary, kv);  // k is now what was stored, before rounding
+  if (layout.dtype != DType::kI8) return;
+  for (const SequenceSpan& span : kv.sequences) {
+    for (int32_t r = 0; r < span.num_rows; ++r) {
+      const int64_t position = span.first_position + r;
+      const int64_t page = span.pages[position / layout.page_size];
+      for (int64_t head = 0; head < layout.kv_heads; ++head) {
+        ToCodeErrors(layout, k.Row<float>(span.first_row + r) + head * layout.head_dim, head,
+                     position % layout.page_size,
+                     tolerances_.cache.data() + page * 2 * layout.PartElements());
+      }
+    }
+  }
 }
 
 void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {

@@ -61,10 +61,9 @@ void ReferenceBackend::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rota
           Rotate(k.Row<float>(row) + at, *rotary, position);
         }
       }
-      for (int64_t column = 0; column < k.cols; ++column) {
-        const int64_t head = column / head_dim;
-        cache.Store(position, head, column % head_dim, k.Row<float>(row)[column],
-                    v.Row<float>(row)[column]);
+      for (int64_t head = 0; head < kv.layout.kv_heads; ++head) {
+        cache.Store(position, head, k.Row<float>(row) + head * head_dim,
+                    v.Row<float>(row) + head * head_dim);
       }
     }
   }

@@ -34,15 +34,14 @@ void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
   const KvLayout& layout = kv.layout;
   const int64_t group = q.cols / layout.head_dim / layout.kv_heads;
   const int64_t item_rows = std::max<int64_t>(1, kItemQueries / group);
-  const int64_t element = static_cast<int64_t>(SizeOf(layout.dtype));
-  const int64_t head_elements = layout.head_dim * layout.page_size;
+  const int64_t head_bytes = layout.PartBytes() / layout.kv_heads;
+  const int64_t head_scales = layout.page_size * static_cast<int64_t>(sizeof(BFloat16));
   items.clear();
   for (const SequenceSpan& span : kv.sequences) {
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
       for (int64_t begin = 0; begin < span.num_rows; begin += item_rows) {
         const int64_t rows = std::min(item_rows, span.num_rows - begin);
         const int64_t position = span.first_position + begin;
-        const std::byte* k = kv.pages + head * head_elements * element;
         AttentionArguments a = {};
         a.q = q.Row<float>(span.first_row + begin) + head * group * layout.head_dim;
         a.q_stride = q.stride;
@@ -56,10 +55,12 @@ void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
         a.block_begin = kv.FirstSeen(position) / kAttentionBlock;
         a.block_end = (position + rows + kAttentionBlock - 1) / kAttentionBlock;
         a.scale = scale;
-        a.half = layout.dtype == DType::kF16;
-        a.k = k;
-        a.v = k + layout.PartElements() * element;
-        a.page_stride = 2 * layout.PartElements();
+        a.dtype = layout.dtype;
+        a.k = kv.pages + head * head_bytes;
+        a.v = a.k + layout.PartBytes();
+        a.k_scales = kv.pages + 2 * layout.PartBytes() + head * head_scales;
+        a.v_scales = a.k_scales + layout.kv_heads * head_scales;
+        a.page_bytes = layout.PageBytes();
         a.page_size = layout.page_size;
         a.pages = span.pages;
         a.out = out.Row<float>(span.first_row + begin) + head * group * layout.head_dim;
@@ -74,7 +75,7 @@ void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
 
 void CpuOps::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
   const KvLayout& layout = kv.layout;
-  TREADLE_CHECK(layout.dtype == DType::kF16 || layout.dtype == DType::kF32);
+  TREADLE_CHECK(layout.dtype != DType::kBF16);
   TREADLE_CHECK(q.cols == out.cols && q.cols % (layout.head_dim * layout.kv_heads) == 0);
   State& s = *state_;
   MakeItems(q, kv, scale, out, s.items);

@@ -1,11 +1,12 @@
 // Causal grouped-query attention over paged K/V, one block of 64 absolute positions at a time.
 //
-// Per block and query: scores (a sum over head_dim, ascending), their maximum m, p = exp(score -
-// m), s = sum of p (16 partial sums), o = sum of p V (over positions, ascending). Blocks are
-// combined in ascending order by one formula (Milakov and Gimelshein 2018, as FlashAttention
-// applies it per block): M' = max(M, m), S' = S e^(M - M') + s e^(m - M'), O' likewise. How many
-// queries share a tile, and whether K/V was converted first, changes no element's order of
-// operations. The register tiles are in attention_tile.h.
+// Per block and query: scores (a sum over head_dim, ascending; of codes, times K's scale), their
+// maximum m, p = exp(score - m), s = sum of p (16 partial sums), o = sum of p V (over positions,
+// ascending; of codes, p times V's scale is what multiplies them). Blocks are combined in ascending
+// order by one formula (Milakov and Gimelshein 2018, as FlashAttention applies it per block): M' =
+// max(M, m), S' = S e^(M - M') + s e^(m - M'), O' likewise. How many queries share a tile, and
+// whether K/V was converted first, changes no element's order of operations. The register tiles are
+// in attention_tile.h.
 #include "kernels/cpu/ops/attention_kernels.h"
 
 #include "kernels/cpu/ops/attention_tile.h"
@@ -13,7 +14,8 @@
 namespace treadle::TREADLE_ISA {
 namespace {
 
-// From this many queries on, a block of fp16 is converted to float once instead of per tile.
+// From this many queries on, a block of fp16 or codes is converted to float once instead of per
+// tile.
 constexpr int64_t kConvertQueries = 5;
 
 // Running results of the queries of an item.
@@ -120,10 +122,13 @@ Block<T> PagedBlock(const AttentionArguments& a, int64_t first_position, int64_t
   block.v_stride = a.head_dim;
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t position = first_position + group * kLanes;
-    const int64_t page = int64_t{a.pages[position / a.page_size]} * a.page_stride;
+    const int64_t page = int64_t{a.pages[position / a.page_size]} * a.page_bytes;
     const int64_t slot = position % a.page_size;
-    block.k[group] = static_cast<const T*>(a.k) + page + slot;
-    block.v[group] = static_cast<const T*>(a.v) + page + slot * a.head_dim;
+    block.k[group] = reinterpret_cast<const T*>(a.k + page) + slot;
+    block.v[group] = reinterpret_cast<const T*>(a.v + page) + slot * a.head_dim;
+    if (a.dtype != DType::kI8) continue;
+    block.k_scales[group] = reinterpret_cast<const uint16_t*>(a.k_scales + page) + slot;
+    block.v_scales[group] = reinterpret_cast<const uint16_t*>(a.v_scales + page) + slot;
   }
   return block;
 }
@@ -155,6 +160,8 @@ Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Sc
   for (int64_t group = 0; group < kGroups; ++group) {
     block.k[group] = scratch.k + group * kLanes;
     block.v[group] = scratch.v + group * kLanes * padded_dim;
+    block.k_scales[group] = from.k_scales[group];
+    block.v_scales[group] = from.v_scales[group];
   }
   return block;
 }
@@ -242,10 +249,15 @@ void AttendBlocks(const AttentionArguments& a) {
   const Scratch scratch = Carve(a.scratch, a.rows * a.group, a.head_dim);
   ScaleQueries(a, scratch.q);
   if (a.partials == nullptr) Clear(a, scratch.running);
-  if (a.half) {
-    AllBlocks<uint16_t>(a, scratch);
-  } else {
-    AllBlocks<float>(a, scratch);
+  switch (a.dtype) {
+    case DType::kI8:
+      AllBlocks<int8_t>(a, scratch);
+      break;
+    case DType::kF16:
+      AllBlocks<uint16_t>(a, scratch);
+      break;
+    default:
+      AllBlocks<float>(a, scratch);
   }
   if (a.partials == nullptr) Finish(a, scratch.running);
 }

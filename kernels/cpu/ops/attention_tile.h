@@ -16,13 +16,16 @@ inline constexpr int kTile = 6;  // queries in a register tile
 
 constexpr int64_t Padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// Where a block's K and V lie: one pointer per 16 positions (they share a page).
+// Where a block's K and V lie: one pointer per 16 positions (they share a page). Of codes, T is
+// int8_t, or float once they are converted, and positions have scales.
 template <typename T>
 struct Block {
   const T* k[kGroups];  // [head_dim, 16], rows k_stride apart
   const T* v[kGroups];  // [16, head_dim], rows v_stride apart
   int64_t k_stride;
   int64_t v_stride;
+  const uint16_t* k_scales[kGroups];  // [16] bfloat16; null: K is no codes
+  const uint16_t* v_scales[kGroups];
   // The block after this one, whose memory is fetched into the cache meanwhile. Null: none is.
   const Block* next;
 };
@@ -196,6 +199,17 @@ void AccumulateAll(const Tile& tile, const Block<T>& block, int64_t from, int64_
   AccumulateTile<T, kQueries>(tile, block, 0, from, to, fresh);
 }
 
+// Multiplies each query's number of each position, a score or p, by the position's scale.
+void ScalePositions(const Tile& tile, int64_t groups, const uint16_t* const* scales) {
+  for (int64_t group = 0; group < groups; ++group) {
+    const Vec scale = LoadBFloat16(scales[group]);
+    for (int query = 0; query < tile.queries; ++query) {
+      float* at = tile.weights + query * kBlock + group * kLanes;
+      Store(at, Mul(Load(at), scale));
+    }
+  }
+}
+
 // Scores of one query fall with the distance (KvView::slopes).
 void Slope(const Tile& tile, int query, int64_t groups) {
   float lanes[kLanes];
@@ -254,8 +268,11 @@ template <typename T>
 void TileBlock(const Tile& tile, const Block<T>& block) {
   const int64_t seen = tile.limit[tile.queries - 1];  // later rows see more
   const int64_t groups = (seen + kLanes - 1) / kLanes;
+  const bool codes = block.k_scales[0] != nullptr;
   Scores(tile, block, groups);
+  if (codes) ScalePositions(tile, groups, block.k_scales);
   Softmax(tile, groups);
+  if (codes) ScalePositions(tile, groups, block.v_scales);
   // Every query by itself, but for what all of them see.
   const int64_t begin = tile.from[tile.queries - 1];
   const int64_t end = tile.limit[0];

@@ -271,7 +271,7 @@ TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {
 TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
   const char* const asked = std::getenv("TREADLE_KILLS");
   const int kills = asked == nullptr ? 12 : std::atoi(asked);
-  Server server({"--pipeline-parallel", "3", "--max-batch-tokens", "48"});
+  Server server({"--pipeline-parallel", "3", "--max-batch-tokens", "48", "--kv-dtype", "int8"});
   ASSERT_SERVES(server);
   std::vector<Said> undisturbed(kRequestKinds);
   for (int kind = 0; kind < kRequestKinds; ++kind) {
@@ -480,7 +480,7 @@ TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
       {{"--plan-forwarding", "never"}, "expected early or late"},
       {{"--weights-from", "master"}, "there are no workers"},
       {{"--pipeline-parallel", "2", "--device", "cpu", "--kv-dtype", "bf16"},
-       "expected f16 or f32 on the CPU"},
+       "expected f16, f32 or int8 on the CPU"},
   };
   for (const Case& bad : cases) {
     std::vector<std::string> command =
