@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kernels/dtype.h"
+#include "kernels/formats/normal_bf16.h"
 #include "kernels/kv_view.h"
 
 namespace treadle {
@@ -18,6 +19,15 @@ enum class KvPart : uint8_t { kKey, kValue };
 inline BFloat16 KvScale(float largest) {
   if (!std::isfinite(largest)) return {0x7fc0};
   return {static_cast<uint16_t>((std::bit_cast<uint32_t>(largest / 127.0f) + 0xffffu) >> 16)};
+}
+
+// What ComputeMode::kBf16 stores of a value in a cache of floats: the bf16 number that AMX reads;
+// of f16 one that it holds.
+inline float KvBf16(DType cache, float x) {
+  const float rounded = ToFloat(ToNormalBFloat16(x));
+  constexpr float kMost = 65280;  // the largest bf16 below 65504
+  if (cache != DType::kF16 || !std::isfinite(x) || std::fabs(rounded) <= kMost) return rounded;
+  return std::copysign(kMost, x);
 }
 
 // One head's K or V of one slot of a page.

@@ -148,6 +148,7 @@ class Measurement {
   }
   std::unique_ptr<OpRun> PrepareAsModels(OpCase op_case) {
     op_case.input_type = true;
+    op_case.bf16 = options_.compute == ComputeMode::kBf16;
     return Prepare(op_case, backend_, 1);
   }
 

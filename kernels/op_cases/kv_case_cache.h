@@ -29,10 +29,10 @@ inline int64_t LiveEnd(const CaseSequence& sequence) {
 // case owns shuffled pages.
 class KvCaseCache {
  public:
-  // fill_chunk: the sequences' own rows are in the cache already.
+  // bf16: OpCase::bf16. fill_chunk: the sequences' own rows are in the cache already.
   KvCaseCache(const KvLayout& layout, std::span<const CaseSequence> sequences, Backend& backend,
-              Random& random, bool fill_chunk)
-      : backend_(backend), layout_(layout) {
+              Random& random, bool bf16, bool fill_chunk)
+      : backend_(backend), layout_(layout), bf16_(bf16) {
     layout_.key_order = backend.key_order();
     std::vector<int32_t> ids;
     for (const CaseSequence& sequence : sequences) {
@@ -76,8 +76,10 @@ class KvCaseCache {
     for (int64_t head = 0; head < layout_.kv_heads; ++head) {
       std::vector<float> key, value;
       for (int64_t i = 0; i < layout_.head_dim; ++i) {
-        key.push_back(random.Normal());
-        value.push_back(random.Normal());
+        for (std::vector<float>* to : {&key, &value}) {
+          const float x = random.Normal();
+          to->push_back(bf16_ && layout_.dtype != DType::kI8 ? KvBf16(layout_.dtype, x) : x);
+        }
       }
       KvRow(layout_, page, KvPart::kKey, head, slot).Store(key.data());
       KvRow(layout_, page, KvPart::kValue, head, slot).Store(value.data());
@@ -89,6 +91,7 @@ class KvCaseCache {
 
   Backend& backend_;
   KvLayout layout_;
+  const bool bf16_;
   std::deque<std::vector<int32_t>> pages_;  // per sequence
   std::vector<std::byte> initial_;
   Buffer device_;

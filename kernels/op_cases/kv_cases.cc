@@ -104,7 +104,8 @@ void AddPageCopies(std::vector<OpCase>& cases) {
 // What the two ops on sequences share: the cache, and q.
 GuardedTensor& PrepareSequences(OpRun& run, Random& random, bool fill_chunk, Role q_role) {
   const OpCase& c = run.op_case();
-  run.cache = std::make_unique<KvCaseCache>(c.kv, c.sequences, run.backend(), random, fill_chunk);
+  run.cache =
+      std::make_unique<KvCaseCache>(c.kv, c.sequences, run.backend(), random, c.bf16, fill_chunk);
   GuardedTensor& q = run.Add("q", q_role, c.rows, c.heads * c.kv.head_dim);
   q.Fill([&] { return random.Normal(); });
   return q;
@@ -210,7 +211,7 @@ void PrepareAttention(OpRun& run, uint64_t seed) {
 void PreparePageCopy(OpRun& run, uint64_t seed) {
   const OpCase& c = run.op_case();
   Random random(seed);
-  run.cache = std::make_unique<KvCaseCache>(c.kv, c.sequences, run.backend(), random, true);
+  run.cache = std::make_unique<KvCaseCache>(c.kv, c.sequences, run.backend(), random, c.bf16, true);
   const int64_t pages = run.cache->layout().num_pages;
   std::vector<PageCopy> copies;
   for (int64_t i = 0; i < c.rows; ++i) {  // in order: a copy may read what an earlier one wrote

@@ -35,6 +35,7 @@ class HeadError {
     int64_t positions;
     double scale, slope, sink;
     DType rounds;
+    bool sums_rounded = true;  // the softmax's sum is one of rounded weights
   };
   explicit HeadError(const Head& head)
       : head_(head), weight_(static_cast<size_t>(head.positions)), score_squares_(weight_.size()) {
@@ -85,8 +86,9 @@ class HeadError {
     for (int64_t p = 0; p < head_.positions; ++p) {
       const double distance = head_.cache.Value(head_.first + p, head_.kv_head, i) - result;
       const double rounding = RoundingError(weight_[p], head_.rounds);
-      squares +=
-          distance * distance * (weight_[p] * weight_[p] * score_squares_[p] + rounding * rounding);
+      const double moved = head_.sums_rounded ? distance : distance + result;
+      squares += distance * distance * weight_[p] * weight_[p] * score_squares_[p] +
+                 moved * moved * rounding * rounding;
     }
     return kSurely * std::sqrt(squares) / total_;
   }
@@ -145,7 +147,9 @@ void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rot
       float* const stored = tolerances_.cache.data() + page * 2 * layout.PartElements();
       for (int64_t i = 0; i < k.cols; ++i) {
         const double size = Turned(k.Row<float>(row), i, position, layout.head_dim, rotary);
-        const double neighbour = size > 0 ? 2 * RoundingError(size, layout.dtype) : 0;
+        const bool bf16 = arithmetic_.compute == ComputeMode::kBf16 && layout.dtype != DType::kI8;
+        const DType stored_as = bf16 ? DType::kBF16 : layout.dtype;
+        const double neighbour = size > 0 ? 2 * RoundingError(size, stored_as) : 0;
         stored[KeyByFeature(layout, i / layout.head_dim, position % layout.page_size,
                             i % layout.head_dim)] =
             static_cast<float>(neighbour > 0 ? neighbour : 3 * kFloatUnit * size);
@@ -178,17 +182,19 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
       const int64_t row = span.first_row + r;
       const int64_t position = span.first_position + r, first = kv.FirstSeen(position);
       for (int64_t head = 0; head < heads; ++head) {
-        const HeadError error(
-            {.q = q.Row<float>(row) + head * head_dim,
-             .cache = cache,
-             .kv_head = head / (heads / kv.layout.kv_heads),
-             .head_dim = head_dim,
-             .first = first,
-             .positions = position + 1 - first,
-             .scale = scale,
-             .slope = kv.slopes == nullptr ? 0 : kv.slopes[head],
-             .sink = kv.sinks == nullptr ? -INFINITY : kv.sinks[head],
-             .rounds = arithmetic_.attention_in_cache_type ? kv.layout.dtype : DType::kF32});
+        const HeadError error({.q = q.Row<float>(row) + head * head_dim,
+                               .cache = cache,
+                               .kv_head = head / (heads / kv.layout.kv_heads),
+                               .head_dim = head_dim,
+                               .first = first,
+                               .positions = position + 1 - first,
+                               .scale = scale,
+                               .slope = kv.slopes == nullptr ? 0 : kv.slopes[head],
+                               .sink = kv.sinks == nullptr ? -INFINITY : kv.sinks[head],
+                               .rounds = arithmetic_.compute == ComputeMode::kBf16 ? DType::kBF16
+                                         : arithmetic_.attention_in_cache_type     ? kv.layout.dtype
+                                                                                   : DType::kF32,
+                               .sums_rounded = arithmetic_.compute != ComputeMode::kBf16});
         for (int64_t i = 0; i < head_dim; ++i) {
           errors[row * q.cols + head * head_dim + i] = error.Of(i);
         }

@@ -140,8 +140,10 @@ absl::Status CheckGuards(const OpRun& run) {
   return absl::OkStatus();
 }
 
-absl::Status MatchesReference(const OpCase& op_case, Backend& backend, const Arithmetic& arithmetic,
-                              uint64_t seed) {
+absl::Status MatchesReference(const OpCase& any_case, Backend& backend,
+                              const Arithmetic& arithmetic, uint64_t seed) {
+  OpCase op_case = any_case;
+  op_case.bf16 = arithmetic.compute == ComputeMode::kBf16;
   TolerantReference reference(arithmetic);
   const auto expected_run = Prepare(op_case, reference, seed);
   const auto run = Prepare(op_case, backend, seed);

@@ -81,8 +81,9 @@ TEST_P(GoldenOps, EveryOp) {
     ExpectGolden(Str("op ", Name(op), " ", Name(GetParam())), [&](CpuIsa isa) {
       const auto backend = Open(isa, GetParam());
       Digest digest;
-      for (const OpCase& c : OpCases()) {
+      for (OpCase c : OpCases()) {
         if (c.op != op || c.slow) continue;
+        c.bf16 = GetParam() == ComputeMode::kBf16;
         const auto run = Prepare(c, *backend, /*seed=*/1);
         run->Run();
         run->Finish();

@@ -14,6 +14,8 @@ constexpr int64_t kItemQueries = 60;
 constexpr int64_t kSerialWork = 1 << 15;
 // Pieces per thread that are enough for an even end.
 constexpr int64_t kPiecesPerThread = 4;
+// Of an item on AMX (measured on a Xeon with AMX, 2026-11-26).
+constexpr int64_t kFewQueries = 6;
 // What a block costs besides its queries (its conversion), in queries.
 constexpr int64_t kBlockOverhead = 4;
 
@@ -28,8 +30,11 @@ int64_t Cost(const AttentionArguments& a, int64_t block_begin, int64_t block_end
   return (a.rows * a.group + kBlockOverhead) * (end - block_begin * kAttentionBlock);
 }
 
+// Whether AMX's tiles are what attends: for few queries K and V are read where they lie.
+bool TilesPay(const AttentionArguments& a) { return a.bf16 && a.rows * a.group > kFewQueries; }
+
 // One item per sequence, K/V head and tile of rows.
-void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
+void MakeItems(Tensor q, const KvView& kv, float scale, bool bf16, Tensor out,
                std::vector<AttentionItem>& items) {
   const KvLayout& layout = kv.layout;
   const int64_t group = q.cols / layout.head_dim / layout.kv_heads;
@@ -55,6 +60,7 @@ void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
         a.block_begin = kv.FirstSeen(position) / kAttentionBlock;
         a.block_end = (position + rows + kAttentionBlock - 1) / kAttentionBlock;
         a.scale = scale;
+        a.bf16 = bf16;
         a.dtype = layout.dtype;
         a.k = kv.pages + head * head_bytes;
         a.v = a.k + layout.PartBytes();
@@ -78,7 +84,7 @@ void CpuOps::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
   TREADLE_CHECK(layout.dtype != DType::kBF16);
   TREADLE_CHECK(q.cols == out.cols && q.cols % (layout.head_dim * layout.kv_heads) == 0);
   State& s = *state_;
-  MakeItems(q, kv, scale, out, s.items);
+  MakeItems(q, kv, scale, compute_ == ComputeMode::kBf16, out, s.items);
   if (s.items.empty()) return;
   s.PlanAttention();
   s.RunAttention();
@@ -140,6 +146,7 @@ void CpuOps::State::RunAttention() {
     a.block_begin = piece.block_begin;
     a.block_end = piece.block_end;
     a.scratch = thread_scratch;
+    if (isa == CpuIsa::kAmx && TilesPay(a)) return avx512::AttendBlocksOnTiles(a);
     kAttendBlocks[isa](a);
   };
   if (serial_attention) {

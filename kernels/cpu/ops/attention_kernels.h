@@ -22,6 +22,7 @@ struct AttentionArguments {
   int64_t block_begin;     // in blocks of kAttentionBlock positions
   int64_t block_end;
   float scale;
+  bool bf16;                  // ComputeMode::kBf16
   DType dtype;                // of the cache: kF16, kF32 or kI8
   const std::byte* k;         // this K/V head in page 0: [head_dim, page_size]
   const std::byte* v;         // [page_size, head_dim]
@@ -39,6 +40,10 @@ struct AttentionArguments {
 };
 
 TREADLE_ISA_KERNEL(AttendBlocks, void(const AttentionArguments&));
+// The same on AMX, for bf16 alone.
+namespace avx512 {
+void AttendBlocksOnTiles(const AttentionArguments& a);
+}
 // Combines `partials` of the blocks [block_begin, block_end), ascending, into `out`.
 TREADLE_ISA_KERNEL(CombineAttention, void(const AttentionArguments&));
 // For rows * group queries.

@@ -17,6 +17,7 @@ struct RotateStoreArguments {
   const float* sin;
   int64_t half_dim;
   DType dtype;        // of the cache: kF16, kF32 or kI8
+  bool bf16;          // ComputeMode::kBf16: a cache of floats holds bf16 numbers
   void* k_slot;       // element [0, 0, slot] of the page's K part [kv_heads, head_dim, page_size]
   void* v_slot;       // element [0, slot, 0] of its V part [kv_heads, page_size, head_dim]
   uint16_t* k_scale;  // of kI8: [0, slot] of the scales of K [kv_heads, page_size]
@@ -28,6 +29,7 @@ TREADLE_ISA_KERNEL(RotateStore, void(const RotateStoreArguments&));
 }  // namespace treadle
 
 #ifdef TREADLE_ISA
+#include "kernels/cpu/bf16_chains.h"
 #include "kernels/cpu/simd.h"
 
 namespace treadle::TREADLE_ISA {
@@ -46,6 +48,20 @@ void RotateHeads(float* x, int64_t heads, const RotateStoreArguments& a) {
       StoreLanes(second + i, Fma(v, c, Mul(u, s)), lanes);
     });
   }
+}
+
+// The nearest bf16 numbers; kHalf: no finite one beyond the largest that fp16 holds.
+template <bool kHalf>
+Vec Bf16Of(Vec x) {
+  float lanes[kLanes];
+  Store(lanes, x);
+  for (float& lane : lanes) {
+    const bool finite = lane - lane == 0.0f;
+    lane = RoundToBf16(lane);
+    constexpr float kMost = 65280.0f;
+    if (kHalf && finite && __builtin_fabsf(lane) > kMost) lane = __builtin_copysignf(kMost, lane);
+  }
+  return Load(lanes);
 }
 
 // Scale of a row of codes (KvLayout), as it is stored and as a float; there 0 if it is NaN.
@@ -83,8 +99,8 @@ void StoreSlot(const RotateStoreArguments& a) {
       a.k_scale[head * a.page_size] = k_row.bits;
       a.v_scale[head * a.page_size] = v_row.bits;
     }
-    const auto rounded = [](Vec x, const RowScale& row) {
-      if constexpr (!kCodes) return x;
+    const auto rounded = [&](Vec x, const RowScale& row) {
+      if constexpr (!kCodes) return a.bf16 ? Bf16Of<sizeof(T) == sizeof(uint16_t)>(x) : x;
       return row.step > 0.0f ? Div(x, Broadcast(row.step)) : Zero();
     };
     ForEachVec(a.head_dim, [&](int64_t i, int64_t lanes) {
@@ -139,6 +155,7 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
     a.head_dim = head_dim;
     a.half_dim = rotary == nullptr ? 0 : rotary->half_dim;
     a.dtype = layout.dtype;
+    a.bf16 = compute_ == ComputeMode::kBf16;
     a.page_size = layout.page_size;
     for (const SequenceSpan& span : kv.sequences) {
       const int64_t first = std::max<int64_t>(begin, span.first_row);

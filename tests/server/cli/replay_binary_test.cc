@@ -105,6 +105,8 @@ TEST(ReplayBinary, AnIncidentOfAPipelineReplaysInOneProcess) {
                        "2",
                        "--wire",
                        "int8",
+                       "--kv-dtype",
+                       "int8",
                        "--record",
                        file});
   const std::string line = server.WaitForLine("listening on 127.0.0.1:");
