@@ -9,7 +9,7 @@
 namespace treadle {
 
 inline constexpr Choice<DType> kKvTypes[] = {
-    {"f16", DType::kF16}, {"bf16", DType::kBF16}, {"f32", DType::kF32}};
+    {"f16", DType::kF16}, {"bf16", DType::kBF16}, {"f32", DType::kF32}, {"int8", DType::kI8}};
 // Types that products take in on a GPU.
 inline constexpr Choice<DType> kProductTypes[] = {
     {"bf16", DType::kBF16}, {"fp16", DType::kF16}, {"fp32", DType::kF32}};

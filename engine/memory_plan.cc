@@ -99,7 +99,8 @@ absl::StatusOr<KvMemoryPlan> PlanKvMemory(const ModelConfig& config,
     return ResourceExhausted(
         "K/V memory: one request of ", request.max_context, " tokens needs ", Product(need, each),
         " (2 x ", config.layers, " layers x ", HeadsOfAllRanks(config, request), " heads x ",
-        config.head_dim, " elements of ", Name(request.kv_dtype), " per token), but ",
+        config.head_dim, " elements of ", Name(request.kv_dtype),
+        request.kv_dtype == DType::kI8 ? " and a scale" : "", " per token), but ",
         automatic ? Str(request.available_share * 100, " % of the available memory are ")
                   : "--kv-memory is ",
         budget, " bytes; lower --max-context or give more memory");

@@ -43,11 +43,11 @@ namespace treadle {
 //   kInt16: as kInt8, with dx = absmax / 16256 and q = x * (16256 / absmax): 127 * 128 steps, so
 //           that q = 128 * high + low with both in 8 bits. I reaches 128 * 16256 * 32 < 2^31 and is
 //           rounded to float once, half to even.
-//   kBf16:  layers' matrices (MatrixSource::of_layer), float ones too: x and w = fma(d, code, m)
-//   are
-//           rounded to bf16, half to even. Of each 32 k in turn, fma(w, x, sum) of the even ones is
-//           a chain from 0, that of the odd ones another, and y += even + odd; in all of these
-//           subnormal numbers are zeros. The other matrices run as in kInt16.
+//   kBf16:  layers' matrices (MatrixSource::of_layer), float ones too, and Attention: x and w =
+//           fma(d, code, m), or q * scale and p, are rounded to bf16, as is what RotateAndStoreKv
+//           stores as floats. Of each 32 k in turn, fma(w, x, sum) of the even ones is a chain from
+//           0, that of the odd ones another, and y += even + odd; in all of these subnormal numbers
+//           are zeros. The other matrices run as in kInt16.
 //   kAuto:  what the backend recommends for the format (documented at the backend).
 // "k", and the blocks of activations, follow MatrixConstants::input_order where a matrix has one.
 // Apart formats with a codebook of floats run exact with w = scale * (codebook[code] -
@@ -348,6 +348,11 @@ inline constexpr int64_t kAttentionBlock = 64;
      std::span<ShardSample> shards),                                                           \
     (logits, first_token, rows, shards))
 #define TREADLE_BACKEND_OPS(X) TREADLE_FEATURE_OPS(X) TREADLE_COPY_OPS(X) TREADLE_SAMPLE_OPS(X)
+
+// Whether a K/V cache of the backend can have this type.
+inline bool HasKvType(const Backend& backend, DType type) {
+  return type != (backend.key_order() == KeyOrder::kByFeature ? DType::kBF16 : DType::kI8);
+}
 
 // TREADLE_BACKEND_OPS(TREADLE_OVERRIDE_OP): in a backend that implements them all.
 #define TREADLE_OVERRIDE_OP(name, parameters, arguments) void name parameters override;

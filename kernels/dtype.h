@@ -9,7 +9,8 @@
 
 namespace treadle {
 
-enum class DType : uint8_t { kF32, kF16, kBF16, kI8 };  // kI8: operands of integer products only
+// kI8: operands of integer products, and a K/V cache (KvLayout).
+enum class DType : uint8_t { kF32, kF16, kBF16, kI8 };
 
 constexpr size_t SizeOf(DType type) { return type == DType::kF32 ? 4 : type == DType::kI8 ? 1 : 2; }
 constexpr std::string_view Name(DType type) {
@@ -21,7 +22,7 @@ constexpr std::string_view Name(DType type) {
     case DType::kBF16:
       return "bf16";
     case DType::kI8:
-      return "i8";
+      return "int8";
   }
   return "?";
 }

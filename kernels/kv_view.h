@@ -17,18 +17,27 @@ enum class KeyOrder : uint8_t {
 
 // Geometry of a cache. A slot is K and V of one token in all layers; a page holds `page_size`
 // slots.
+//
+// With kI8, K of a position and head, and V likewise, is head_dim codes of [-127, 127] and one
+// scale, and stands for code * scale. The scale is the largest magnitude / 127 as a bfloat16,
+// rounded up; a code is value / scale in float, rounded half to even. Where all values are zero,
+// the scale and the codes are; where one is infinite or NaN, the scale is NaN, and so is the row.
 struct KvLayout {
   int64_t kv_heads = 0;
   int64_t head_dim = 0;
   int64_t page_size = 0;  // slots per page, a power of two, at least 16
   int64_t num_pages = 0;
-  DType dtype = DType::kF16;  // kF16 or kF32; on CUDA also kBF16
+  DType dtype = DType::kF16;  // kF16 or kF32; on host backends also kI8, on CUDA kBF16
   KeyOrder key_order = KeyOrder::kByFeature;
 
-  // Bytes of one page of one layer: K part, in its order, then V part [kv_heads, page_size,
-  // head_dim].
+  // Bytes of one page of one layer: K part, in its order, V part [kv_heads, page_size, head_dim],
+  // then, of kI8, the scales of K and those of V, [kv_heads, page_size] each.
   int64_t PartElements() const { return kv_heads * head_dim * page_size; }
-  int64_t PageBytes() const { return 2 * PartElements() * static_cast<int64_t>(SizeOf(dtype)); }
+  int64_t PartScales() const { return dtype == DType::kI8 ? kv_heads * page_size : 0; }
+  int64_t PartBytes() const { return PartElements() * static_cast<int64_t>(SizeOf(dtype)); }
+  int64_t PageBytes() const {
+    return 2 * (PartBytes() + PartScales() * static_cast<int64_t>(sizeof(BFloat16)));
+  }
   // Element i of a head of K or V within a page.
   int64_t KeyElement(int64_t head, int64_t slot, int64_t i) const {
     if (key_order == KeyOrder::kByPosition) return (head * page_size + slot) * head_dim + i;

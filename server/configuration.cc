@@ -192,7 +192,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        "guesses of a request's next tokens, several of which one iteration verifies; answers are "
        "the same: ngram (what followed the same tokens earlier in the request) or off",
        kServing, kServer, OneOf(&O::speculate, kSpeculate)},
-      {"--kv-dtype", "type of the K/V cache: f16 or f32; on a GPU also bf16", kEngine, kServer,
+      {"--kv-dtype", "type of the K/V cache: f16 or f32; on the CPU also int8, on a GPU bf16", kEngine, kServer,
        OneOf(&O::kv_dtype, kKvTypes)},
       {"--page-size", "tokens in one K/V page: a power of two from 16 to 4096", kEngine, kServer,
        Value<int64_t>(&O::page_size, ParsePageSize, Str<int64_t>, kPageSizes)},

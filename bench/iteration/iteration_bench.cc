@@ -170,6 +170,16 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// What an increment iteration reads; see IterationBenchRow.
+double DecodeBytes(const IterationBenchOptions& options, int32_t prompt_tokens,
+                   int32_t batch_size) {
+  const int64_t positions = prompt_tokens + options.new_tokens / 2;
+  const int64_t seen = std::min<int64_t>(positions, options.paging.window);
+  const PageCounts& bytes = options.kv_bytes_per_token;
+  const int64_t kv = positions * bytes[PageKind::kWhole] + seen * bytes[PageKind::kWindow];
+  return static_cast<double>(options.weight_bytes) + static_cast<double>(batch_size * kv);
+}
+
 IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tokens,
                         int32_t batch_size, double prefill, double decode, double gaps,
                         double experts) {
@@ -183,6 +193,10 @@ IterationBenchRow RowOf(const IterationBenchOptions& options, int32_t prompt_tok
           .decode_iteration_seconds = decode_iteration,
           .decode_gap_seconds = gaps / (options.new_tokens - 1),
           .total_seconds = prefill + decode,
+          .decode_gigabytes_per_second =
+              experts > 0
+                  ? 0
+                  : DecodeBytes(options, prompt_tokens, batch_size) / decode_iteration * 1e-9,
           .decode_experts = experts};
 }
 
@@ -240,6 +254,9 @@ nlohmann::ordered_json ToJson(const std::vector<IterationBenchRow>& rows) {
                     {"decode_iteration_seconds", row.decode_iteration_seconds},
                     {"decode_gap_seconds", row.decode_gap_seconds},
                     {"total_seconds", row.total_seconds}});
+    if (row.decode_gigabytes_per_second > 0) {
+      json.back()["decode_gigabytes_per_second"] = row.decode_gigabytes_per_second;
+    }
     if (row.decode_experts > 0) json.back()["decode_experts_per_layer"] = row.decode_experts;
   }
   return json;
@@ -247,14 +264,14 @@ nlohmann::ordered_json ToJson(const std::vector<IterationBenchRow>& rows) {
 
 std::string ToTable(const std::vector<IterationBenchRow>& rows) {
   std::string table =
-      "batch  prompt  new  prefill tokens/s  decode tokens/s  decode iteration ms   gap ms  total "
-      "s\n";
+      "batch  prompt  new  prefill tokens/s  decode tokens/s  decode iteration ms   gap ms  total s"
+      "  decode GB/s\n";
   for (const IterationBenchRow& row : rows) {
-    absl::StrAppendFormat(&table, "%5d  %6d  %3d  %16.1f  %15.1f  %19.3f  %7.3f  %7.3f\n",
+    absl::StrAppendFormat(&table, "%5d  %6d  %3d  %16.1f  %15.1f  %19.3f  %7.3f  %7.3f  %11.1f\n",
                           row.batch_size, row.prompt_tokens, row.new_tokens,
                           row.prefill_tokens_per_second, row.decode_tokens_per_second,
                           row.decode_iteration_seconds * 1e3, row.decode_gap_seconds * 1e3,
-                          row.total_seconds);
+                          row.total_seconds, row.decode_gigabytes_per_second);
     if (row.decode_experts == 0) continue;
     table.pop_back();
     absl::StrAppendFormat(&table, "  %.1f experts of a layer\n", row.decode_experts);

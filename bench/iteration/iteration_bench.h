@@ -26,6 +26,8 @@ struct IterationBenchOptions {
   KvPaging paging;
   PageCounts total_pages;
   int32_t vocab = 0;
+  uint64_t weight_bytes = 0;
+  PageCounts kv_bytes_per_token;  // in all layers of a kind
   // The next iteration is submitted when the one before it has given its result: shows what the
   // host does between two, which an engine that works ahead hides.
   bool one_at_a_time = false;
@@ -41,6 +43,9 @@ struct IterationBenchRow {
   double decode_iteration_seconds = 0;  // mean of one increment iteration
   double decode_gap_seconds = 0;        // of it, IterationTimings::gap: nothing ran
   double total_seconds = 0;
+  // Weights, and K/V of the mean position, that an increment iteration reads in its time; 0 where
+  // the weights of experts are not known.
+  double decode_gigabytes_per_second = 0;
   double decode_experts = 0;  // that each layer used in an increment iteration; 0: there are none
 };
 

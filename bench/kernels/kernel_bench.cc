@@ -148,6 +148,7 @@ class Measurement {
   }
   std::unique_ptr<OpRun> PrepareAsModels(OpCase op_case) {
     op_case.input_type = true;
+    op_case.bf16 = options_.compute == ComputeMode::kBf16;
     return Prepare(op_case, backend_, 1);
   }
 
@@ -188,7 +189,8 @@ void Tell(const KernelBenchOptions& options, size_t done, size_t total) {
 void RunOpCases(const KernelBenchOptions& options, Measurement& measurement) {
   std::vector<const OpCase*> cases;
   for (const OpCase& op_case : OpCases()) {
-    if (op_case.bench && Wanted(options, op_case.name)) cases.push_back(&op_case);
+    const bool runs = HasKvType(measurement.backend(), op_case.kv.dtype);
+    if (op_case.bench && runs && Wanted(options, op_case.name)) cases.push_back(&op_case);
   }
   for (size_t i = 0; i < cases.size(); ++i) {
     const OpCase& c = *cases[i];

@@ -22,10 +22,10 @@ absl::Status CheckOptions(const KvCache::Options& options, const ByKind<int64_t>
     return InvalidArgument("K/V cache: number of ", kind == PageKind::kWhole ? "" : "window ",
                            "pages is ", pages, ", expected ", least, " to ", INT32_MAX);
   }
-  const bool host = backend.key_order() == KeyOrder::kByFeature;
-  if (options.dtype == DType::kI8 || (options.dtype == DType::kBF16 && host)) {
+  if (!HasKvType(backend, options.dtype)) {
+    const bool host = HasKvType(backend, DType::kI8);
     return InvalidArgument("K/V cache: element type is ", Name(options.dtype), ", expected ",
-                           host ? "f16 or f32" : "f16, bf16 or f32");
+                           host ? "f16, f32 or int8" : "f16, bf16 or f32");
   }
   return absl::OkStatus();
 }

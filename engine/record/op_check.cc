@@ -14,6 +14,7 @@
 
 #include "base/status.h"
 #include "kernels/forwarding_backend.h"
+#include "kernels/kv_elements.h"
 #include "kernels/op_cases/tolerant_reference.h"
 
 namespace treadle {
@@ -60,7 +61,7 @@ class ScratchPages {
   std::byte* data() { return bytes_.data(); }
   // By number here.
   int32_t OriginalOf(int32_t number) const { return originals_[static_cast<size_t>(number)]; }
-  const std::byte* OriginalPage(int32_t number) const {
+  std::byte* OriginalPage(int32_t number) const {
     return pages_ + OriginalOf(number) * layout_.PageBytes();
   }
 
@@ -268,16 +269,16 @@ class CheckingBackend final : public ForwardingBackend, public CheckedBackend {
     const KvLayout& layout = scratch.layout();
     const float* error = reference_.tolerances().cache.data();
     for (int32_t page = 0; page < layout.num_pages; ++page) {
-      const std::byte* const is = scratch.OriginalPage(page);
-      const std::byte* const should = scratch.data() + page * layout.PageBytes();
+      std::byte* const is = scratch.OriginalPage(page);
+      std::byte* const should = scratch.data() + page * layout.PageBytes();
       for (int64_t at = 0; at < 2 * layout.PartElements(); ++at) {
         const bool value = at >= layout.PartElements();
         const int64_t i = at % layout.head_dim;
         const int64_t slot = at / layout.head_dim % layout.page_size;
         const int64_t head = at % layout.PartElements() / layout.head_dim / layout.page_size;
-        const int64_t element = value ? at : layout.KeyElement(head, slot, i);
-        const float a = LoadElement(layout.dtype, is, element);
-        const float b = LoadElement(layout.dtype, should, element);
+        const KvPart part = value ? KvPart::kValue : KvPart::kKey;
+        const float a = KvRow(layout, is, part, head, slot).Load(i);
+        const float b = KvRow(layout, should, part, head, slot).Load(i);
         if (!Differs(a, b, error[value ? at : KeyByFeature(layout, head, slot, i)])) continue;
         return Find(
             Str(op, value ? " (v)" : " (k)"),

@@ -33,7 +33,7 @@ constexpr int64_t kMaxPageSize = 1 << 20;
 
 // One of the types that a K/V cache, or a GPU's products, can have.
 DType DTypeFrom(std::string_view name) {
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI8}) {
     if (Name(dtype) == name) return dtype;
   }
   return DType::kF16;
@@ -125,8 +125,9 @@ absl::Status CheckNames(const control::Configure& configuration) {
                            expected);
   };
   const std::string_view bf16 = Name(DType::kBF16), f16 = Name(DType::kF16),
-                         f32 = Name(DType::kF32);
-  TREADLE_RETURN_IF_ERROR(one_of("a K/V cache of", configuration.kv_dtype(), {f16, f32, bf16}));
+                         f32 = Name(DType::kF32), int8 = Name(DType::kI8);
+  TREADLE_RETURN_IF_ERROR(
+      one_of("a K/V cache of", configuration.kv_dtype(), {f16, f32, bf16, int8}));
   TREADLE_RETURN_IF_ERROR(one_of("the arithmetic", configuration.compute(),
                                  {"auto", "exact", "int8", "int16", "bf16"}));
   if (configuration.backend() == kCuda) {
@@ -179,8 +180,9 @@ absl::Status Check(const control::Configure& configuration, const Checkpoint& ch
     return Unimplemented("backend is ", Quoted(configuration.backend()),
                          ", this worker has: cpu, cuda");
   }
-  if (!cuda && configuration.kv_dtype() == Name(DType::kBF16)) {
-    return InvalidArgument("the K/V cache is to be bf16, expected f16 or f32 on the CPU");
+  if (configuration.kv_dtype() == Name(cuda ? DType::kI8 : DType::kBF16)) {
+    return InvalidArgument("the K/V cache is to be ", configuration.kv_dtype(), ", expected ",
+                           cuda ? "f16, bf16 or f32 on a GPU" : "f16, f32 or int8 on the CPU");
   }
   if (cuda && gpus.gpus.empty()) {
     return absl::FailedPreconditionError(Str("this worker has no GPU: ", gpus.none));

@@ -99,6 +99,13 @@ TREADLE_SIMD __m256i ToHalfLanes(Vec x) {
 TREADLE_SIMD void Store(uint16_t* p, Vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), ToHalfLanes(x));
 }
+TREADLE_SIMD void Store(int8_t* p, Vec x) {  // half to even; for values of [-128, 127]
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x.v)));
+}
+TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+}
 
 // Lanes 0-7 and 8-15, where the one horizontal order begins.
 TREADLE_SIMD __m256 LowHalf(Vec x) { return _mm512_castps512_ps256(x.v); }
@@ -231,6 +238,20 @@ TREADLE_SIMD void Store(uint16_t* p, Vec x) {
   _mm_storeu_si128(halves, ToHalfLanes(x.lo));
   _mm_storeu_si128(halves + 1, ToHalfLanes(x.hi));
 }
+TREADLE_SIMD void Store(int8_t* p, Vec x) {  // half to even; for values of [-128, 127]
+  const auto words = [](__m256 v) {
+    const __m256i q = _mm256_cvtps_epi32(v);
+    return _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+  };
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packs_epi16(words(x.lo), words(x.hi)));
+}
+TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
+  const auto eight = [](const uint16_t* bits) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bits));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
+  };
+  return {eight(p), eight(p + 8)};
+}
 
 // Lanes 0-7 and 8-15, where the one horizontal order begins.
 TREADLE_SIMD __m256 LowHalf(Vec x) { return x.lo; }
@@ -240,14 +261,19 @@ TREADLE_SIMD __m256 HighHalf(Vec x) { return x.hi; }
 
 TREADLE_SIMD Vec Zero() { return Broadcast(0.0f); }
 
-// Tails of fp16 go through a small buffer: rare, and no instruction below AVX-512 BW masks 16 bits.
-TREADLE_SIMD Vec LoadFirst(const uint16_t* p, int64_t n) {
-  uint16_t buffer[kLanes] = {};
+TREADLE_SIMD Vec Load(const int8_t* p) { return LoadSigned(reinterpret_cast<const uint8_t*>(p)); }
+
+// Tails of fp16 and bytes go through a small buffer: rare, and no instruction below AVX-512 BW
+// masks so few bits.
+template <typename T>
+TREADLE_SIMD Vec LoadFirst(const T* p, int64_t n) {
+  T buffer[kLanes] = {};
   for (int64_t i = 0; i < n; ++i) buffer[i] = p[i];
   return Load(buffer);
 }
-TREADLE_SIMD void StoreFirst(uint16_t* p, Vec x, int64_t n) {
-  uint16_t buffer[kLanes];
+template <typename T>
+TREADLE_SIMD void StoreFirst(T* p, Vec x, int64_t n) {
+  T buffer[kLanes];
   Store(buffer, x);
   for (int64_t i = 0; i < n; ++i) p[i] = buffer[i];
 }

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "kernels/backend.h"
+#include "kernels/kv_elements.h"
 #include "kernels/op_cases/random.h"
 
 namespace treadle {
@@ -28,10 +29,10 @@ inline int64_t LiveEnd(const CaseSequence& sequence) {
 // case owns shuffled pages.
 class KvCaseCache {
  public:
-  // fill_chunk: the sequences' own rows are in the cache already.
+  // bf16: OpCase::bf16. fill_chunk: the sequences' own rows are in the cache already.
   KvCaseCache(const KvLayout& layout, std::span<const CaseSequence> sequences, Backend& backend,
-              Random& random, bool fill_chunk)
-      : backend_(backend), layout_(layout) {
+              Random& random, bool bf16, bool fill_chunk)
+      : backend_(backend), layout_(layout), bf16_(bf16) {
     layout_.key_order = backend.key_order();
     std::vector<int32_t> ids;
     for (const CaseSequence& sequence : sequences) {
@@ -73,10 +74,15 @@ class KvCaseCache {
     std::byte* page = initial_.data() + PageAt(sequence, position);
     const int64_t slot = position % layout_.page_size;
     for (int64_t head = 0; head < layout_.kv_heads; ++head) {
+      std::vector<float> key, value;
       for (int64_t i = 0; i < layout_.head_dim; ++i) {
-        StoreElement(layout_.dtype, random.Normal(), page, layout_.KeyElement(head, slot, i));
-        StoreElement(layout_.dtype, random.Normal(), page, layout_.ValueElement(head, slot, i));
+        for (std::vector<float>* to : {&key, &value}) {
+          const float x = random.Normal();
+          to->push_back(bf16_ && layout_.dtype != DType::kI8 ? KvBf16(layout_.dtype, x) : x);
+        }
       }
+      KvRow(layout_, page, KvPart::kKey, head, slot).Store(key.data());
+      KvRow(layout_, page, KvPart::kValue, head, slot).Store(value.data());
     }
   }
   int64_t PageAt(size_t sequence, int64_t position) const {
@@ -85,6 +91,7 @@ class KvCaseCache {
 
   Backend& backend_;
   KvLayout layout_;
+  const bool bf16_;
   std::deque<std::vector<int32_t>> pages_;  // per sequence
   std::vector<std::byte> initial_;
   Buffer device_;

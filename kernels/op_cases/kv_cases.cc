@@ -40,7 +40,7 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
   };
   constexpr Heads kHeads[] = {{9, 3, 64}, {4, 4, 80}, {8, 2, 128}, {2, 1, 32}, {3, 3, 24}};
   for (const Heads& h : kHeads) {
-    for (DType dtype : {DType::kF16, DType::kF32}) {
+    for (DType dtype : {DType::kF16, DType::kF32, DType::kI8}) {
       for (int64_t page : {16, 32, 64}) {
         for (const auto& [name, sequences, window] : batches) {
           OpCase c = {.op = op,
@@ -65,25 +65,32 @@ void AddSequenceOps(std::vector<OpCase>& cases, Op op) {
       }
     }
   }
-  const auto bench = [&](int64_t requests, CaseSequence each) {
+  const auto bench = [&](int64_t requests, CaseSequence each, DType dtype = DType::kF16) {
     OpCase c = {.op = op,
                 .heads = 9,
-                .kv = {3, 64, 32, 0, DType::kF16},
+                .kv = {3, 64, 32, 0, dtype},
                 .rotary_dims = 64,
                 .sequences = std::vector<CaseSequence>(static_cast<size_t>(requests), each),
                 .bench = true,
                 .slow = true};
     AddKvOp(cases, c, Str("requests=", requests, "/rows=", each.rows, "/at=", each.first_position));
   };
-  for (int64_t requests : {1, 16, 32}) bench(requests, {1, 511});
-  bench(1, {512, 0});
-  bench(1, {256, 1024});
+  for (const DType dtype : {DType::kF16, DType::kI8}) {
+    for (int64_t requests : {1, 16, 32}) bench(requests, {1, 511}, dtype);
+    bench(1, {512, 0}, dtype);
+    bench(1, {256, 1024}, dtype);
+    if (op != Op::kAttention) continue;
+    for (int64_t requests : {1, 8}) {  // long contexts
+      bench(requests, {1, 2047}, dtype);
+      bench(requests, {1, 8191}, dtype);
+    }
+  }
 }
 void AddRotations(std::vector<OpCase>& cases) { AddSequenceOps(cases, Op::kRotateAndStoreKv); }
 void AddAttentions(std::vector<OpCase>& cases) { AddSequenceOps(cases, Op::kAttention); }
 
 void AddPageCopies(std::vector<OpCase>& cases) {
-  for (DType dtype : {DType::kF16, DType::kF32}) {
+  for (DType dtype : {DType::kF16, DType::kF32, DType::kI8}) {
     OpCase c = {.op = Op::kCopyPages,
                 .rows = 9,
                 .kv = {3, 64, 16, 0, dtype},
@@ -97,7 +104,8 @@ void AddPageCopies(std::vector<OpCase>& cases) {
 // The inputs that the two ops on sequences share: the cache, and q.
 GuardedTensor& PrepareSequences(OpRun& run, Random& random, bool fill_chunk, Role q_role) {
   const OpCase& c = run.op_case();
-  run.cache = std::make_unique<KvCaseCache>(c.kv, c.sequences, run.backend(), random, fill_chunk);
+  run.cache =
+      std::make_unique<KvCaseCache>(c.kv, c.sequences, run.backend(), random, c.bf16, fill_chunk);
   GuardedTensor& q = run.Add("q", q_role, c.rows, c.heads * c.kv.head_dim);
   q.Fill([&] { return random.Normal(); });
   return q;
@@ -193,16 +201,17 @@ void PrepareAttention(OpRun& run, uint64_t seed) {
       pairs += static_cast<double>(sequence.first_position + i + 1);
     }
   }
-  run.bytes_moved = slots * static_cast<double>(2 * c.kv.kv_heads * c.kv.head_dim) *
-                        static_cast<double>(SizeOf(c.kv.dtype)) +
-                    q.bytes() + out.bytes();
+  const KvLayout& layout = run.cache->layout();
+  run.bytes_moved =
+      slots * static_cast<double>(layout.PageBytes()) / static_cast<double>(layout.page_size) +
+      q.bytes() + out.bytes();
   run.operations_done = 4.0 * pairs * static_cast<double>(q.cols());
 }
 
 void PreparePageCopy(OpRun& run, uint64_t seed) {
   const OpCase& c = run.op_case();
   Random random(seed);
-  run.cache = std::make_unique<KvCaseCache>(c.kv, c.sequences, run.backend(), random, true);
+  run.cache = std::make_unique<KvCaseCache>(c.kv, c.sequences, run.backend(), random, c.bf16, true);
   const int64_t pages = run.cache->layout().num_pages;
   std::vector<PageCopy> copies;
   for (int64_t i = 0; i < c.rows; ++i) {  // in order: a copy may read what an earlier one wrote

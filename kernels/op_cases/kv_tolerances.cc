@@ -35,6 +35,7 @@ class HeadError {
     int64_t positions;
     double scale, slope, sink;
     DType rounds;
+    bool sums_rounded = true;  // the softmax's sum is one of rounded weights
   };
   explicit HeadError(const Head& head)
       : head_(head), weight_(static_cast<size_t>(head.positions)), score_squares_(weight_.size()) {
@@ -85,8 +86,9 @@ class HeadError {
     for (int64_t p = 0; p < head_.positions; ++p) {
       const double distance = head_.cache.Value(head_.first + p, head_.kv_head, i) - result;
       const double rounding = RoundingError(weight_[p], head_.rounds);
-      squares +=
-          distance * distance * (weight_[p] * weight_[p] * score_squares_[p] + rounding * rounding);
+      const double moved = head_.sums_rounded ? distance : distance + result;
+      squares += distance * distance * weight_[p] * weight_[p] * score_squares_[p] +
+                 moved * moved * rounding * rounding;
     }
     return kSurely * std::sqrt(squares) / total_;
   }
@@ -98,10 +100,35 @@ class HeadError {
   double total_ = 0;
 };
 
+// How far elements of a row of kI8 may be from the codes of `values` if each value may be off by
+// its error: where code or scale may round the other way. errors: [KeyByFeature(element)];
+// replaced.
+void ToCodeErrors(const KvLayout& layout, const float* values, int64_t head, int64_t slot,
+                  float* errors) {
+  float largest = 0, error = 0;
+  for (int64_t i = 0; i < layout.head_dim; ++i) {
+    largest = std::max(largest, std::fabs(values[i]));
+    error = std::max(error, errors[KeyByFeature(layout, head, slot, i)]);
+  }
+  const double is = ToFloat(KvScale(largest));
+  for (int64_t i = 0; i < layout.head_dim; ++i) {
+    float& most = errors[KeyByFeature(layout, head, slot, i)];
+    const double code = std::nearbyint(values[i] / is);
+    double farthest = 0;
+    for (const double scale :
+         {ToFloat(KvScale(largest - error)), ToFloat(KvScale(largest + error))}) {
+      for (const double value : {double{values[i]} - most, double{values[i]} + most}) {
+        farthest = std::max(farthest, std::fabs(std::nearbyint(value / scale) * scale - code * is));
+      }
+    }
+    most = static_cast<float>(farthest);
+  }
+}
+
 }  // namespace
 
-// Two products and a sum per rotated element; in the cache a 16-bit number may then round the other
-// way, to a neighbour.
+// Two products and a sum per rotated element; in the cache a 16-bit number, or a code, may then
+// round the other way, to a neighbour.
 void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* rotary,
                                          const KvView& kv) {
   Begin();
@@ -120,14 +147,28 @@ void TolerantReference::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rot
       float* const stored = tolerances_.cache.data() + page * 2 * layout.PartElements();
       for (int64_t i = 0; i < k.cols; ++i) {
         const double size = Turned(k.Row<float>(row), i, position, layout.head_dim, rotary);
-        const double neighbour = size > 0 ? 2 * RoundingError(size, layout.dtype) : 0;
+        const bool bf16 = arithmetic_.compute == ComputeMode::kBf16 && layout.dtype != DType::kI8;
+        const DType stored_as = bf16 ? DType::kBF16 : layout.dtype;
+        const double neighbour = size > 0 ? 2 * RoundingError(size, stored_as) : 0;
         stored[KeyByFeature(layout, i / layout.head_dim, position % layout.page_size,
                             i % layout.head_dim)] =
             static_cast<float>(neighbour > 0 ? neighbour : 3 * kFloatUnit * size);
       }
     }
   }
-  below().RotateAndStoreKv(q, k, v, rotary, kv);
+  below().RotateAndStoreKv(q, k, v, rotary, kv);  // k is now what was stored, before rounding
+  if (layout.dtype != DType::kI8) return;
+  for (const SequenceSpan& span : kv.sequences) {
+    for (int32_t r = 0; r < span.num_rows; ++r) {
+      const int64_t position = span.first_position + r;
+      const int64_t page = span.pages[position / layout.page_size];
+      for (int64_t head = 0; head < layout.kv_heads; ++head) {
+        ToCodeErrors(layout, k.Row<float>(span.first_row + r) + head * layout.head_dim, head,
+                     position % layout.page_size,
+                     tolerances_.cache.data() + page * 2 * layout.PartElements());
+      }
+    }
+  }
 }
 
 void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
@@ -141,17 +182,19 @@ void TolerantReference::Attention(Tensor q, const KvView& kv, float scale, Tenso
       const int64_t row = span.first_row + r;
       const int64_t position = span.first_position + r, first = kv.FirstSeen(position);
       for (int64_t head = 0; head < heads; ++head) {
-        const HeadError error(
-            {.q = q.Row<float>(row) + head * head_dim,
-             .cache = cache,
-             .kv_head = head / (heads / kv.layout.kv_heads),
-             .head_dim = head_dim,
-             .first = first,
-             .positions = position + 1 - first,
-             .scale = scale,
-             .slope = kv.slopes == nullptr ? 0 : kv.slopes[head],
-             .sink = kv.sinks == nullptr ? -INFINITY : kv.sinks[head],
-             .rounds = arithmetic_.attention_in_cache_type ? kv.layout.dtype : DType::kF32});
+        const HeadError error({.q = q.Row<float>(row) + head * head_dim,
+                               .cache = cache,
+                               .kv_head = head / (heads / kv.layout.kv_heads),
+                               .head_dim = head_dim,
+                               .first = first,
+                               .positions = position + 1 - first,
+                               .scale = scale,
+                               .slope = kv.slopes == nullptr ? 0 : kv.slopes[head],
+                               .sink = kv.sinks == nullptr ? -INFINITY : kv.sinks[head],
+                               .rounds = arithmetic_.compute == ComputeMode::kBf16 ? DType::kBF16
+                                         : arithmetic_.attention_in_cache_type     ? kv.layout.dtype
+                                                                                   : DType::kF32,
+                               .sums_rounded = arithmetic_.compute != ComputeMode::kBf16});
         for (int64_t i = 0; i < head_dim; ++i) {
           errors[row * q.cols + head * head_dim + i] = error.Of(i);
         }

@@ -76,6 +76,7 @@ struct OpCase {
   int64_t window = 0;   // Attention
   bool sloped = false;  // likewise (KvView::slopes)
   bool sunk = false;    // likewise (KvView::sinks)
+  bool bf16 = false;    // the cache is one of ComputeMode::kBf16
 
   // Sample, SampleShard: how rows are drawn up.
   enum class Sampling : uint8_t {

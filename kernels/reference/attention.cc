@@ -61,10 +61,14 @@ void ReferenceBackend::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const Rota
           Rotate(k.Row<float>(row) + at, *rotary, position);
         }
       }
-      for (int64_t column = 0; column < k.cols; ++column) {
-        const int64_t head = column / head_dim;
-        cache.Store(position, head, column % head_dim, k.Row<float>(row)[column],
-                    v.Row<float>(row)[column]);
+      std::vector<float> keys(k.Row<float>(row), k.Row<float>(row) + k.cols);
+      std::vector<float> values(v.Row<float>(row), v.Row<float>(row) + v.cols);
+      for (std::vector<float>* part : {&keys, &values}) {
+        if (compute_ != ComputeMode::kBf16 || kv.layout.dtype == DType::kI8) break;
+        for (float& x : *part) x = KvBf16(kv.layout.dtype, x);
+      }
+      for (int64_t head = 0; head < kv.layout.kv_heads; ++head) {
+        cache.Store(position, head, keys.data() + head * head_dim, values.data() + head * head_dim);
       }
     }
   }

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "base/status.h"
-#include "kernels/kv_view.h"
+#include "kernels/kv_elements.h"
 
 namespace treadle {
 
@@ -16,22 +16,21 @@ class SequenceCache {
   SequenceCache(const KvView& kv, const SequenceSpan& span) : kv_(kv), span_(span) {}
 
   double Key(int64_t position, int64_t head, int64_t i) const {
-    return LoadElement(kv_.layout.dtype, Page(position),
-                       kv_.layout.KeyElement(head, Slot(position), i));
+    return Row(position, KvPart::kKey, head).Load(i);
   }
   double Value(int64_t position, int64_t head, int64_t i) const {
-    return LoadElement(kv_.layout.dtype, Page(position),
-                       kv_.layout.ValueElement(head, Slot(position), i));
+    return Row(position, KvPart::kValue, head).Load(i);
   }
-  void Store(int64_t position, int64_t head, int64_t i, float key, float value) const {
-    const KvLayout& layout = kv_.layout;
-    std::byte* const page = Page(position);
-    StoreElement(layout.dtype, key, page, layout.KeyElement(head, Slot(position), i));
-    StoreElement(layout.dtype, value, page, layout.ValueElement(head, Slot(position), i));
+  // key, value: [head_dim].
+  void Store(int64_t position, int64_t head, const float* key, const float* value) const {
+    Row(position, KvPart::kKey, head).Store(key);
+    Row(position, KvPart::kValue, head).Store(value);
   }
 
  private:
-  int64_t Slot(int64_t position) const { return position % kv_.layout.page_size; }
+  KvRow Row(int64_t position, KvPart part, int64_t head) const {
+    return {kv_.layout, Page(position), part, head, position % kv_.layout.page_size};
+  }
   std::byte* Page(int64_t position) const {
     const int32_t page = span_.pages[position / kv_.layout.page_size];
     TREADLE_CHECK(page >= 0 && page < kv_.layout.num_pages);

@@ -16,7 +16,7 @@ namespace {
 
 absl::Status CheckCpu(const ServeOptions& options) {
   if (options.kv_dtype == DType::kBF16) {
-    return InvalidArgument("--kv-dtype is bf16, expected f16 or f32 on the CPU");
+    return InvalidArgument("--kv-dtype is bf16, expected f16, f32 or int8 on the CPU");
   }
   if (options.data_plane != DataPlane::kGloo) {
     return InvalidArgument("--data-plane is ", Name(options.data_plane),
@@ -27,6 +27,9 @@ absl::Status CheckCpu(const ServeOptions& options) {
 }
 
 absl::Status CheckGpu(const ServeOptions& options) {
+  if (options.kv_dtype == DType::kI8) {
+    return InvalidArgument("--kv-dtype is int8, expected f16, bf16 or f32 on a GPU");
+  }
   if (options.compute == ComputeMode::kAuto) return absl::OkStatus();
   return InvalidArgument("--compute is ", Name(options.compute),
                          ", expected auto on a GPU, where --dtype says how products are computed");

@@ -67,6 +67,19 @@ TEST(KvMemoryPlan, FloatCachesCostTwice) {
   EXPECT_EQ(PlanKvMemory(SmolLm2(), request)->bytes_per_token, 2 * 23040);
 }
 
+// 64 codes and a scale of 2 bytes instead of 128 bytes: 1.94 times as many.
+TEST(KvMemoryPlan, EightBitsHoldNearlyTwiceAsMany) {
+  KvMemoryRequest request = Request(int64_t{17 * 32} * 32 * 23040, 0);
+  EXPECT_EQ(PlanKvMemory(SmolLm2(), request)->pages, 17 * 32);
+  request.kv_dtype = DType::kI8;
+  const auto plan = PlanKvMemory(SmolLm2(), request);
+  EXPECT_EQ(plan->bytes_per_token, 2 * 30 * 3 * (64 + 2));
+  EXPECT_EQ(plan->pages, 17 * 32 * 23040 / 11880);
+  request.kv_bytes = 1;
+  EXPECT_THAT(std::string(PlanKvMemory(SmolLm2(), request).status().message()),
+              HasSubstr("64 elements of int8 and a scale per token)"));
+}
+
 TEST(KvMemoryPlan, RanksBeyondTheHeadsHoldThemTwice) {
   KvMemoryRequest request = Request(100 << 20, 0);
   request.tensor_parallel = 3;  // one head each

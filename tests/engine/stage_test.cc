@@ -370,9 +370,8 @@ TEST_F(StageTest, OptionsOutOfRangeAreNamed) {
   EXPECT_THAT(message(0, {.num_pages = 1}), HasSubstr("max_batch_tokens is 0"));
   EXPECT_THAT(message(1, {.num_pages = 0}), HasSubstr("number of pages is 0"));
   EXPECT_THAT(message(1, {.page_size = 24, .num_pages = 1}), HasSubstr("page size is 24"));
-  EXPECT_THAT(message(1, {.num_pages = 1, .dtype = DType::kBF16}), HasSubstr("bf16"));
-  EXPECT_THAT(message(1, {.num_pages = 1, .dtype = DType::kI8}),
-              HasSubstr("element type is i8, expected f16 or f32"));
+  EXPECT_THAT(message(1, {.num_pages = 1, .dtype = DType::kBF16}),
+              HasSubstr("element type is bf16, expected f16, f32 or int8"));
 }
 
 }  // namespace

@@ -49,10 +49,10 @@ bool WritesCache(Op op) { return op == Op::kRotateAndStoreKv || op == Op::kCopyP
 // All pages' present elements, in the order of KeyOrder::kByFeature.
 void AppendCache(const OpRun& run, std::vector<float>& out) {
   const KvLayout& layout = run.cache->layout();
-  const std::vector<std::byte> now = Download(run, *run.cache);
+  std::vector<std::byte> now = Download(run, *run.cache);
   const int64_t part = layout.PartElements();
   for (int64_t page = 0; page < layout.num_pages; ++page) {
-    const std::byte* data = now.data() + (page + 1) * layout.PageBytes();
+    std::byte* const data = now.data() + (page + 1) * layout.PageBytes();
     const size_t first = out.size();
     out.resize(first + static_cast<size_t>(2 * part));
     for (int64_t slot = 0; slot < layout.page_size; ++slot) {
@@ -60,9 +60,9 @@ void AppendCache(const OpRun& run, std::vector<float>& out) {
         const int64_t head = j / layout.head_dim;
         const int64_t i = j % layout.head_dim;
         out[first + KeyByFeature(layout, head, slot, i)] =
-            LoadElement(layout.dtype, data, layout.KeyElement(head, slot, i));
-        const int64_t value = layout.ValueElement(head, slot, i);
-        out[first + value] = LoadElement(layout.dtype, data, value);
+            KvRow(layout, data, KvPart::kKey, head, slot).Load(i);
+        out[first + layout.ValueElement(head, slot, i)] =
+            KvRow(layout, data, KvPart::kValue, head, slot).Load(i);
       }
     }
   }
@@ -140,8 +140,10 @@ absl::Status CheckGuards(const OpRun& run) {
   return absl::OkStatus();
 }
 
-absl::Status MatchesReference(const OpCase& op_case, Backend& backend, const Arithmetic& arithmetic,
-                              uint64_t seed) {
+absl::Status MatchesReference(const OpCase& any_case, Backend& backend,
+                              const Arithmetic& arithmetic, uint64_t seed) {
+  OpCase op_case = any_case;
+  op_case.bf16 = arithmetic.compute == ComputeMode::kBf16;
   TolerantReference reference(arithmetic);
   const auto expected_run = Prepare(op_case, reference, seed);
   const auto run = Prepare(op_case, backend, seed);

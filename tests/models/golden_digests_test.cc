@@ -81,8 +81,9 @@ TEST_P(GoldenOps, EveryOp) {
     ExpectGolden(Str("op ", Name(op), " ", Name(GetParam())), [&](CpuIsa isa) {
       const auto backend = Open(isa, GetParam());
       Digest digest;
-      for (const OpCase& c : OpCases()) {
+      for (OpCase c : OpCases()) {
         if (c.op != op || c.slow) continue;
+        c.bf16 = GetParam() == ComputeMode::kBf16;
         const auto run = Prepare(c, *backend, /*seed=*/1);
         run->Run();
         run->Finish();
@@ -131,9 +132,12 @@ TEST(GoldenDigests, TheDefaultModel) {
   std::vector<int32_t> ids;
   for (int32_t i = 0; i < 71; ++i) ids.push_back(7 + 661 * i);
   for (const ComputeMode mode : kModes) {
-    ExpectGolden(Str("default model ", Name(mode)), [&](CpuIsa isa) {
-      return LogitDigest(**checkpoint, Open(isa, mode), ids, /*chunk=*/64, DType::kF16);
-    });
+    for (const DType cache : {DType::kF16, DType::kI8}) {
+      const std::string_view with = cache == DType::kI8 ? ", K/V int8" : "";
+      ExpectGolden(Str("default model ", Name(mode), with), [&](CpuIsa isa) {
+        return LogitDigest(**checkpoint, Open(isa, mode), ids, /*chunk=*/64, cache);
+      });
+    }
   }
 }
 

@@ -82,7 +82,7 @@ TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
       {"--kv-memory 2Q", "--kv-memory: is '2Q', expected auto or a size such as 2G"},
       {"--kv-memory -1", "expected auto or a size"},
       {"--kv-memory nan", "expected auto or a size"},
-      {"--kv-dtype f8", "--kv-dtype: is 'f8', expected f16 or bf16 or f32"},
+      {"--kv-dtype f8", "--kv-dtype: is 'f8', expected f16 or bf16 or f32 or int8"},
       {"--compute fast", "expected auto or exact or int8 or int16"},
       {"--weights nf4,lm_head=int9", "--weights: has 'lm_head=int9'"},
       {"--outlier-threshold -1", "--outlier-threshold: is '-1', expected a number from 0 to"},

@@ -40,11 +40,6 @@ TREADLE_SIMD Vec ByteLane(const uint8_t* dwords, int byte) {
   return {_mm512_cvtepi32_ps(reinterpret_cast<__m512i>((v >> (8 * byte)) & 255u))};
 }
 
-TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
-}
-
 template <bool kHasZeros>
 struct Codes4 : ScaledDecoder<8, kHasZeros> {
   __m512 table;
@@ -102,14 +97,6 @@ TREADLE_SIMD Vec ByteLane(const uint8_t* dwords, int byte) {
     return _mm256_cvtepi32_ps(reinterpret_cast<__m256i>((v >> (8 * byte)) & 255u));
   };
   return {lane(dwords), lane(dwords + 32)};
-}
-
-TREADLE_SIMD Vec LoadBFloat16(const uint16_t* p) {
-  const __m128i* halves = reinterpret_cast<const __m128i*>(p);
-  const auto widen = [](__m128i x) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-  };
-  return {widen(_mm_loadu_si128(halves)), widen(_mm_loadu_si128(halves + 1))};
 }
 
 template <bool kHasZeros>

@@ -1,47 +1,18 @@
-// Products of bf16 factors as AMX sums them (ComputeMode::kBf16), without AMX. In each 32 k, the
-// even ones are a chain of fma(w, x, sum) from 0, and the odd ones another; their sum is added to
-// the output. Subnormal numbers count as zeros, before and after every step (Intel 64 and IA-32
-// Architectures Software Developer's Manual, TDPBF16PS).
+// Products of bf16 factors as AMX sums them (ComputeMode::kBf16), without AMX.
+#include "kernels/cpu/bf16_chains.h"
 #include "kernels/cpu/matmul/matmul_lanes.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {
 
 constexpr int64_t kTileValues = 256;  // k, of a group
-
-// While it lives, subnormal operands and results are zeros.
-class ScopedFlush {
- public:
-  TREADLE_SIMD ScopedFlush() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
-  TREADLE_SIMD ~ScopedFlush() { _mm_setcsr(before_); }
-  ScopedFlush(const ScopedFlush&) = delete;
-  ScopedFlush& operator=(const ScopedFlush&) = delete;
-
- private:
-  const unsigned before_;
-};
-
-// Half to even, as VCVTNEPS2BF16 does: subnormal numbers become zeros, and NaN a quiet one.
-TREADLE_SIMD float RoundToBf16(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, 4);
-  const uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude < 0x00800000u) {
-    bits &= 0x80000000u;
-  } else if (magnitude > 0x7f800000u) {
-    bits = (bits & 0xffff0000u) | 0x00400000u;
-  } else {
-    bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
-  }
-  __builtin_memcpy(&x, &bits, 4);
-  return x;
-}
+static_assert(kBlockValues == kChainTerms);
 
 // Values [from, from + count) of a group, rounded; behind them zeros, up to a whole block.
 void RoundedTile(const PackedView& weight, int64_t group, int64_t from, int64_t count,
                  float* tile) {
   const float* w = DecodeTile(weight, group, from, count, tile);
-  for (int64_t i = 0; i < count * kLanes; ++i) tile[i] = RoundToBf16(w[i]);
+  RoundToBf16(w, count * kLanes, tile);
   for (; count % kBlockValues != 0; ++count) Store(tile + count * kLanes, Zero());
 }
 
@@ -74,7 +45,7 @@ TREADLE_LOOP void AddRows(const float* x, int64_t stride, int64_t blocks, const 
 }  // namespace
 
 void RoundRowToBf16(const float* x, int64_t k, float* out) {
-  for (int64_t i = 0; i < k; ++i) out[i] = RoundToBf16(x[i]);
+  RoundToBf16(x, k, out);
   for (; k % kBlockValues != 0; ++k) out[k] = 0;
 }
 

@@ -18,12 +18,6 @@ static_assert(2 * kTileBlocks * kBlockBytes <= kTileBytes);
 // Registers: sums, of which a kernel uses up to four; then weights, and activations.
 constexpr int kWeightTile = 4, kRowTile = 6;
 
-// Lanes of `low` before those of `high`, rounded to bf16.
-TREADLE_SIMD __m512i RoundPair(__m512 low, __m512 high) {
-  __m512i out;
-  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(low), "v"(high));
-  return out;
-}
 TREADLE_SIMD __m512i SelectBits(__m512i starts, __m512i bits) {
   __m512i out;
   asm("vpmultishiftqb %1, %2, %0" : "=v"(out) : "v"(bits), "v"(starts));

@@ -61,8 +61,8 @@ TREADLE_SIMD void LoadPassingTile(const void* p, int64_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(kTile) : "memory");
 }
 template <int kTile>
-TREADLE_SIMD void StoreTile(void* p) {
-  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(kTileLine), "i"(kTile) : "memory");
+TREADLE_SIMD void StoreTile(void* p, int64_t stride = kTileLine) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(kTile) : "memory");
 }
 // Bytes, summed exactly: all signed, or unsigned codes.
 template <int kSums, int kActivations, int kCodes>
@@ -78,7 +78,13 @@ TREADLE_SIMD void AddUnsigned() {
                : "i"(kSums), "i"(kActivations), "i"(kCodes));
 }
 
-// bf16, summed in f32 as matmul_bf16.cc says: activations [16][32], weights [16][16 features][2].
+// Lanes of `low` before those of `high`, rounded to bf16.
+TREADLE_SIMD __m512i RoundPair(__m512 low, __m512 high) {
+  __m512i out;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(low), "v"(high));
+  return out;
+}
+// bf16, summed in f32 as bf16_chains.h says: activations [16][32], weights [16][16 features][2].
 template <int kSums, int kActivations, int kWeights>
 TREADLE_SIMD void AddBf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0"

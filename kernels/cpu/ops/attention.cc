@@ -14,6 +14,8 @@ constexpr int64_t kItemQueries = 60;
 constexpr int64_t kSerialWork = 1 << 15;
 // Pieces per thread that are enough for an even end.
 constexpr int64_t kPiecesPerThread = 4;
+// Of an item on AMX (measured on a Xeon with AMX, 2026-11-26).
+constexpr int64_t kFewQueries = 6;
 // What a block costs besides its queries (its conversion), in queries.
 constexpr int64_t kBlockOverhead = 4;
 
@@ -28,21 +30,23 @@ int64_t Cost(const AttentionArguments& a, int64_t block_begin, int64_t block_end
   return (a.rows * a.group + kBlockOverhead) * (end - block_begin * kAttentionBlock);
 }
 
+// Whether AMX's tiles are what attends: for few queries K and V are read where they lie.
+bool TilesPay(const AttentionArguments& a) { return a.bf16 && a.rows * a.group > kFewQueries; }
+
 // One item per sequence, K/V head and tile of rows.
-void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
+void MakeItems(Tensor q, const KvView& kv, float scale, bool bf16, Tensor out,
                std::vector<AttentionItem>& items) {
   const KvLayout& layout = kv.layout;
   const int64_t group = q.cols / layout.head_dim / layout.kv_heads;
   const int64_t item_rows = std::max<int64_t>(1, kItemQueries / group);
-  const int64_t element = static_cast<int64_t>(SizeOf(layout.dtype));
-  const int64_t head_elements = layout.head_dim * layout.page_size;
+  const int64_t head_bytes = layout.PartBytes() / layout.kv_heads;
+  const int64_t head_scales = layout.page_size * static_cast<int64_t>(sizeof(BFloat16));
   items.clear();
   for (const SequenceSpan& span : kv.sequences) {
     for (int64_t head = 0; head < layout.kv_heads; ++head) {
       for (int64_t begin = 0; begin < span.num_rows; begin += item_rows) {
         const int64_t rows = std::min(item_rows, span.num_rows - begin);
         const int64_t position = span.first_position + begin;
-        const std::byte* k = kv.pages + head * head_elements * element;
         AttentionArguments a = {};
         a.q = q.Row<float>(span.first_row + begin) + head * group * layout.head_dim;
         a.q_stride = q.stride;
@@ -56,10 +60,13 @@ void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
         a.block_begin = kv.FirstSeen(position) / kAttentionBlock;
         a.block_end = (position + rows + kAttentionBlock - 1) / kAttentionBlock;
         a.scale = scale;
-        a.half = layout.dtype == DType::kF16;
-        a.k = k;
-        a.v = k + layout.PartElements() * element;
-        a.page_stride = 2 * layout.PartElements();
+        a.bf16 = bf16;
+        a.dtype = layout.dtype;
+        a.k = kv.pages + head * head_bytes;
+        a.v = a.k + layout.PartBytes();
+        a.k_scales = kv.pages + 2 * layout.PartBytes() + head * head_scales;
+        a.v_scales = a.k_scales + layout.kv_heads * head_scales;
+        a.page_bytes = layout.PageBytes();
         a.page_size = layout.page_size;
         a.pages = span.pages;
         a.out = out.Row<float>(span.first_row + begin) + head * group * layout.head_dim;
@@ -74,10 +81,10 @@ void MakeItems(Tensor q, const KvView& kv, float scale, Tensor out,
 
 void CpuOps::Attention(Tensor q, const KvView& kv, float scale, Tensor out) {
   const KvLayout& layout = kv.layout;
-  TREADLE_CHECK(layout.dtype == DType::kF16 || layout.dtype == DType::kF32);
+  TREADLE_CHECK(layout.dtype != DType::kBF16);
   TREADLE_CHECK(q.cols == out.cols && q.cols % (layout.head_dim * layout.kv_heads) == 0);
   State& s = *state_;
-  MakeItems(q, kv, scale, out, s.items);
+  MakeItems(q, kv, scale, compute_ == ComputeMode::kBf16, out, s.items);
   if (s.items.empty()) return;
   s.PlanAttention();
   s.RunAttention();
@@ -139,6 +146,7 @@ void CpuOps::State::RunAttention() {
     a.block_begin = piece.block_begin;
     a.block_end = piece.block_end;
     a.scratch = thread_scratch;
+    if (isa == CpuIsa::kAmx && TilesPay(a)) return avx512::AttendBlocksOnTiles(a);
     kAttendBlocks[isa](a);
   };
   if (serial_attention) {

@@ -1,240 +1,25 @@
 // Causal grouped-query attention over paged K/V, one block of 64 absolute positions at a time.
 //
-// Per block and query: scores (a sum over head_dim, ascending), their maximum m, p = exp(score -
-// m), s = sum of p (16 partial sums), o = sum of p V (over positions, ascending). Blocks are
-// combined in ascending order by one formula (Milakov and Gimelshein 2018, as FlashAttention
-// applies it per block): M' = max(M, m), S' = S e^(M - M') + s e^(m - M'), O' likewise. How many
-// queries share a tile, and whether K/V was converted first, changes no element's order of
-// operations. The register tiles are in attention_tile.h.
+// Per block and query: scores (a sum over head_dim, ascending; of codes, times K's scale), their
+// maximum m, p = exp(score - m), s = sum of p (16 partial sums), o = sum of p V (over positions,
+// ascending; of codes, p times V's scale is what multiplies them). Blocks are combined in ascending
+// order by one formula (Milakov and Gimelshein 2018, as FlashAttention applies it per block): M' =
+// max(M, m), S' = S e^(M - M') + s e^(m - M'), O' likewise. How many queries share a tile, and
+// whether K/V was converted first, changes no element's order of operations. The register tiles are
+// in attention_tile.h.
+//
+// With ComputeMode::kBf16 both sums are chains (bf16_chains.h) of bf16 numbers: q and p (of codes,
+// times V's scale) are rounded, K and V were when they were stored, and codes are as they are.
 #include "kernels/cpu/ops/attention_kernels.h"
 
-#include "kernels/cpu/ops/attention_tile.h"
+#include "kernels/cpu/ops/attention_item.h"
 
 namespace treadle::TREADLE_ISA {
 namespace {
 
-// From this many queries on, a block of fp16 is converted to float once instead of per tile.
+// From this many queries on, a block of fp16 or codes is converted to float once instead of per
+// tile.
 constexpr int64_t kConvertQueries = 5;
-
-// Running results of the queries of an item.
-struct Running {
-  float* max;     // [queries]
-  float* sum;     // [queries]
-  float* vector;  // [queries, padded_dim]
-};
-
-// Takes one block's results of `queries` consecutive queries into the running ones.
-void Combine(const Running& to, const float* max, const float* sum, const float* vector,
-             const int64_t* limit, int queries, int64_t padded_dim) {
-  float old_factor[kLanes];
-  float new_factor[kLanes];
-  const Vec old_max = LoadFirst(to.max, queries);
-  const Vec block_max = LoadFirst(max, queries);
-  const Vec new_max = Max(old_max, block_max);
-  Store(old_factor, Exp(Sub(old_max, new_max)));
-  Store(new_factor, Exp(Sub(block_max, new_max)));
-  float maxima[kLanes];
-  Store(maxima, new_max);
-  for (int query = 0; query < queries; ++query) {
-    if (limit[query] <= 0) continue;
-    const Vec before = Broadcast(old_factor[query]);
-    const Vec after = Broadcast(new_factor[query]);
-    to.max[query] = maxima[query];
-    to.sum[query] =
-        __builtin_fmaf(sum[query], new_factor[query], to.sum[query] * old_factor[query]);
-    for (int64_t i = 0; i < padded_dim; i += kLanes) {
-      float* o = to.vector + query * padded_dim + i;
-      Store(o, Fma(Load(vector + query * padded_dim + i), after, Mul(Load(o), before)));
-    }
-  }
-}
-
-// Nothing but the sinks, which come before all blocks.
-void Clear(const AttentionArguments& a, const Running& running) {
-  const int64_t queries = a.rows * a.group, padded_dim = Padded(a.head_dim);
-  for (int64_t query = 0; query < queries; ++query) {
-    running.max[query] = a.sinks == nullptr ? -kInfinity : a.sinks[query % a.group];
-    running.sum[query] = a.sinks == nullptr ? 0.0f : 1.0f;
-  }
-  for (int64_t i = 0; i < queries * padded_dim; i += kLanes) Store(running.vector + i, Zero());
-}
-
-// Normalizes and writes the rows.
-void Finish(const AttentionArguments& a, const Running& running) {
-  const int64_t padded_dim = Padded(a.head_dim);
-  for (int64_t row = 0; row < a.rows; ++row) {
-    for (int64_t head = 0; head < a.group; ++head) {
-      const int64_t query = row * a.group + head;
-      const Vec sum = Broadcast(running.sum[query]);
-      const float* vector = running.vector + query * padded_dim;
-      float* out = a.out + row * a.out_stride + head * a.head_dim;
-      ForEachVec(a.head_dim, [&](int64_t i, int64_t lanes) {
-        StoreLanes(out + i, Div(Load(vector + i), sum), lanes);
-      });
-    }
-  }
-}
-
-// One thread's memory, in the order in which it is carved from AttentionArguments::scratch.
-struct Scratch {
-  float* k;        // [head_dim, kBlock]
-  float* v;        // [kBlock, padded_dim]
-  float* q;        // [queries, head_dim], scaled
-  float* weights;  // [kTile, kBlock]
-  Running tile;    // one block's results of one tile
-  Running running;
-};
-
-Scratch Carve(float* next, int64_t queries, int64_t head_dim) {
-  const int64_t padded_dim = Padded(head_dim);
-  const auto take = [&next](int64_t floats) {
-    float* begin = next;
-    next += Padded(floats);
-    return begin;
-  };
-  Scratch s;
-  s.k = take(head_dim * kBlock);
-  s.v = take(padded_dim * kBlock);
-  s.q = take(queries * head_dim);
-  s.weights = take(kTile * kBlock);
-  s.tile = {take(kLanes), take(kLanes), take(kTile * padded_dim)};
-  s.running = {take(queries), take(queries), take(queries * padded_dim)};
-  return s;
-}
-
-void ScaleQueries(const AttentionArguments& a, float* to) {
-  const Vec scale = Broadcast(a.scale);
-  for (int64_t row = 0; row < a.rows; ++row, to += a.group * a.head_dim) {
-    const float* q = a.q + row * a.q_stride;
-    ForEachVec(a.group * a.head_dim, [&](int64_t i, int64_t lanes) {
-      StoreLanes(to + i, Mul(LoadLanes(q + i, lanes), scale), lanes);
-    });
-  }
-}
-
-// The block as it lies in its pages.
-template <typename T>
-Block<T> PagedBlock(const AttentionArguments& a, int64_t first_position, int64_t groups) {
-  Block<T> block = {};
-  block.k_stride = a.page_size;
-  block.v_stride = a.head_dim;
-  for (int64_t group = 0; group < groups; ++group) {
-    const int64_t position = first_position + group * kLanes;
-    const int64_t page = int64_t{a.pages[position / a.page_size]} * a.page_stride;
-    const int64_t slot = position % a.page_size;
-    block.k[group] = static_cast<const T*>(a.k) + page + slot;
-    block.v[group] = static_cast<const T*>(a.v) + page + slot * a.head_dim;
-  }
-  return block;
-}
-
-// The same as float in scratch, features padded to whole vectors.
-template <typename T>
-Block<float> Convert(const Block<T>& from, const AttentionArguments& a, const Scratch& scratch,
-                     int64_t seen) {
-  const int64_t padded_dim = Padded(a.head_dim);
-  const int64_t groups = (seen + kLanes - 1) / kLanes;
-  for (int64_t d = 0; d < a.head_dim; ++d) {
-    for (int64_t group = 0; group < groups; ++group) {
-      Store(scratch.k + d * kBlock + group * kLanes, Load(from.k[group] + d * from.k_stride));
-      if (from.next != nullptr) Prefetch<1>(from.next->k[group] + d * from.k_stride);
-    }
-  }
-  for (int64_t position = 0; position < seen; ++position) {
-    const int64_t group = position / kLanes;
-    const int64_t row = position % kLanes * from.v_stride;
-    const T* v = from.v[group] + row;
-    ForEachVec(a.head_dim, [&](int64_t i, int64_t lanes) {
-      Store(scratch.v + position * padded_dim + i, LoadLanes(v + i, lanes));
-      if (from.next != nullptr) Prefetch<1>(from.next->v[group] + row + i);
-    });
-  }
-  Block<float> block = {};
-  block.k_stride = kBlock;
-  block.v_stride = padded_dim;
-  for (int64_t group = 0; group < kGroups; ++group) {
-    block.k[group] = scratch.k + group * kLanes;
-    block.v[group] = scratch.v + group * kLanes * padded_dim;
-  }
-  return block;
-}
-
-// The queries from the item's `first` on that can share a tile, and what each sees of the block:
-// those that see something, and those before them. Returns whether there are any.
-bool SetSeen(const AttentionArguments& a, int64_t first, int64_t index, Tile& tile) {
-  const int64_t left = a.rows * a.group - first;
-  int seeing = 0;
-  for (int query = 0; query < kTile && query < left; ++query) {
-    const int64_t limit = a.first_position + (first + query) / a.group + 1 - index * kBlock;
-    const int64_t from = a.window > 0 && limit > a.window ? limit - a.window : 0;
-    tile.limit[query] = limit < kBlock ? limit : kBlock;
-    tile.from[query] = from;
-    tile.distance[query] = static_cast<float>(limit - 1);
-    if (a.slopes != nullptr) tile.slope[query] = a.slopes[(first + query) % a.group];
-    if (from < kBlock) seeing = query + 1;
-  }
-  tile.queries = seeing;
-  return seeing > 0 && tile.limit[seeing - 1] > 0;
-}
-
-// All tiles of the item against one block.
-template <typename T>
-void ItemBlock(const AttentionArguments& a, const Scratch& scratch, const Block<T>& block,
-               int64_t index) {
-  const int64_t queries = a.rows * a.group;
-  const int64_t padded_dim = Padded(a.head_dim);
-  // A partial is max [queries], sum [queries], vector [queries, padded_dim].
-  float* partial = a.partials == nullptr
-                       ? nullptr
-                       : a.partials + (index - a.block_begin) * queries * (2 + padded_dim);
-  for (int64_t first = 0; first < queries; first += kTile) {
-    Tile tile;
-    if (!SetSeen(a, first, index, tile)) continue;
-    tile.sloped = a.slopes != nullptr;
-    tile.q = scratch.q + first * a.head_dim;
-    tile.head_dim = a.head_dim;
-    tile.padded_dim = padded_dim;
-    tile.weights = scratch.weights;
-    tile.max = partial == nullptr ? scratch.tile.max : partial + first;
-    tile.sum = partial == nullptr ? scratch.tile.sum : partial + queries + first;
-    tile.vector =
-        partial == nullptr ? scratch.tile.vector : partial + 2 * queries + first * padded_dim;
-    TileBlock(tile, block);
-    if (partial == nullptr) {
-      const Running to = {scratch.running.max + first, scratch.running.sum + first,
-                          scratch.running.vector + first * padded_dim};
-      Combine(to, tile.max, tile.sum, tile.vector, tile.limit, tile.queries, padded_dim);
-    }
-  }
-}
-
-template <typename T>
-void AllBlocks(const AttentionArguments& a, const Scratch& scratch) {
-  const bool unaligned = a.head_dim % kLanes != 0;
-  const bool convert =
-      unaligned || (sizeof(T) != sizeof(float) && a.rows * a.group >= kConvertQueries);
-  const auto block_at = [&](int64_t index, int64_t& seen) {
-    const int64_t end = a.first_position + a.rows - index * kBlock;
-    seen = end < kBlock ? end : kBlock;
-    return PagedBlock<T>(a, index * kBlock, (seen + kLanes - 1) / kLanes);
-  };
-  int64_t seen, next_seen = 0;
-  Block<T> next = block_at(a.block_begin, seen);
-  for (int64_t index = a.block_begin; index < a.block_end; ++index) {
-    Block<T> block = next;
-    if (index + 1 < a.block_end) {
-      next = block_at(index + 1, next_seen);
-      // Whole blocks only: all their places have an address.
-      if (next_seen == kBlock) block.next = &next;
-    }
-    if (convert) {
-      ItemBlock(a, scratch, Convert(block, a, scratch, seen), index);
-    } else {
-      ItemBlock(a, scratch, block, index);
-    }
-    seen = next_seen;
-  }
-}
 
 }  // namespace
 
@@ -242,20 +27,26 @@ void AttendBlocks(const AttentionArguments& a) {
   const Scratch scratch = Carve(a.scratch, a.rows * a.group, a.head_dim);
   ScaleQueries(a, scratch.q);
   if (a.partials == nullptr) Clear(a, scratch.running);
-  if (a.half) {
-    AllBlocks<uint16_t>(a, scratch);
-  } else {
-    AllBlocks<float>(a, scratch);
-  }
+  WithCacheType(a.dtype, [&]<typename T>() {
+    const bool convert = a.head_dim % kLanes != 0 ||
+                         (sizeof(T) != sizeof(float) && a.rows * a.group >= kConvertQueries);
+    ForEachBlock<T>(a, [&](const Block<T>& block, int64_t index, int64_t seen) {
+      if (convert) {
+        ItemBlock(a, scratch, Convert(block, a, scratch, seen), index);
+      } else {
+        ItemBlock(a, scratch, block, index);
+      }
+    });
+  });
   if (a.partials == nullptr) Finish(a, scratch.running);
 }
 
 int64_t AttentionScratchFloats(int64_t queries, int64_t head_dim) {
   const int64_t padded_dim = Padded(head_dim);
-  const int64_t shared = Padded(head_dim * kBlock) + padded_dim * kBlock + kTile * kBlock;
-  const int64_t tile = 2 * kLanes + kTile * padded_dim;
+  const int64_t shared = Padded(head_dim * kBlock) + padded_dim * kBlock + kMostQueries * kBlock;
+  const int64_t tile = 2 * kLanes + kMostQueries * padded_dim;
   const int64_t item = Padded(queries * head_dim) + 2 * Padded(queries) + queries * padded_dim;
-  return shared + tile + item;
+  return shared + tile + item + Padded(TileFloats(queries, head_dim));
 }
 
 int64_t AttentionPartialFloats(int64_t queries, int64_t head_dim) {
@@ -268,10 +59,10 @@ void CombineAttention(const AttentionArguments& a) {
   const Running running = Carve(a.scratch, queries, a.head_dim).running;
   Clear(a, running);
   for (int64_t index = a.block_begin; index < a.block_end; ++index) {
-    const float* partial = a.partials + (index - a.block_begin) * queries * (2 + padded_dim);
+    const float* partial = PartialOf(a, index);
     for (int64_t first = 0; first < queries; first += kTile) {
       Tile tile;
-      if (!SetSeen(a, first, index, tile)) continue;
+      if (!SetSeen(a, first, index, kTile, tile)) continue;
       const Running to = {running.max + first, running.sum + first,
                           running.vector + first * padded_dim};
       Combine(to, partial + first, partial + queries + first,

@@ -1,7 +1,10 @@
 // The vector kernels of attention and their plain arguments. Strides count elements.
 #pragma once
 
+#include <cstddef>
+
 #include "kernels/cpu/isa_kernel.h"
+#include "kernels/dtype.h"
 
 namespace treadle {
 
@@ -19,10 +22,13 @@ struct AttentionArguments {
   int64_t block_begin;     // in blocks of kAttentionBlock positions
   int64_t block_end;
   float scale;
-  bool half;
-  const void* k;        // this K/V head in page 0: [head_dim, page_size]
-  const void* v;        // [page_size, head_dim]
-  int64_t page_stride;  // elements from page to page
+  bool bf16;                  // ComputeMode::kBf16
+  DType dtype;                // of the cache: kF16, kF32 or kI8
+  const std::byte* k;         // this K/V head in page 0: [head_dim, page_size]
+  const std::byte* v;         // [page_size, head_dim]
+  const std::byte* k_scales;  // of kI8: [page_size] bfloat16
+  const std::byte* v_scales;
+  int64_t page_bytes;  // from page to page
   int64_t page_size;
   const int32_t* pages;
   float* scratch;  // 64-byte aligned, AttentionScratchFloats
@@ -34,6 +40,10 @@ struct AttentionArguments {
 };
 
 TREADLE_ISA_KERNEL(AttendBlocks, void(const AttentionArguments&));
+// The same on AMX, for bf16 alone.
+namespace avx512 {
+void AttendBlocksOnTiles(const AttentionArguments& a);
+}
 // Combines `partials` of the blocks [block_begin, block_end), ascending, into `out`.
 TREADLE_ISA_KERNEL(CombineAttention, void(const AttentionArguments&));
 // For rows * group queries.

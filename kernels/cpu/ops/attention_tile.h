@@ -5,6 +5,7 @@
 // the same in all of them. Only for sources that are compiled once per instruction set; see simd.h.
 #pragma once
 
+#include "kernels/cpu/bf16_chains.h"
 #include "kernels/cpu/vector_math.h"
 
 namespace treadle::TREADLE_ISA {
@@ -12,17 +13,21 @@ namespace {
 
 inline constexpr int64_t kBlock = 64;  // kAttentionBlock
 inline constexpr int64_t kGroups = kBlock / kLanes;
-inline constexpr int kTile = 6;  // queries in a register tile
+inline constexpr int kTile = 6;          // queries in a register tile
+inline constexpr int kMostQueries = 16;  // in a tile of any kind
 
 constexpr int64_t Padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// Where a block's K and V lie: one pointer per 16 positions (they share a page).
+// Where a block's K and V lie: one pointer per 16 positions (they share a page). Of codes, T is
+// int8_t, or float once they are converted, and positions have scales.
 template <typename T>
 struct Block {
   const T* k[kGroups];  // [head_dim, 16], rows k_stride apart
   const T* v[kGroups];  // [16, head_dim], rows v_stride apart
   int64_t k_stride;
   int64_t v_stride;
+  const uint16_t* k_scales[kGroups];  // [16] bfloat16; null: K is no codes
+  const uint16_t* v_scales[kGroups];
   // The block after this one, whose memory is fetched into the cache meanwhile. Null: none is.
   const Block* next;
 };
@@ -36,19 +41,20 @@ TREADLE_SIMD void Prefetch(const T* p) {
   }
 }
 
-// Up to six queries against one block. Every pointer below is to this tile's part.
+// Some queries against one block. Every pointer below is to this tile's part.
 struct Tile {
   int queries;
   const float* q;  // [queries, head_dim], scaled
   // Positions [from, limit) of the block are what each query sees; limit <= 0: none. Neither ever
   // falls from one query to the next.
-  int64_t from[kTile];
-  int64_t limit[kTile];
+  int64_t from[kMostQueries];
+  int64_t limit[kMostQueries];
   // Scores fall by slope times the distance to the query, which is `distance` from the block's
   // first position; if not sloped, they do not.
+  bool bf16;  // products are chains of bf16, which q, K and V are already
   bool sloped;
-  float slope[kTile];
-  float distance[kTile];
+  float slope[kMostQueries];
+  float distance[kMostQueries];
   int64_t head_dim;
   int64_t padded_dim;
   float* weights;  // [queries, kBlock]: scores, then p
@@ -196,6 +202,17 @@ void AccumulateAll(const Tile& tile, const Block<T>& block, int64_t from, int64_
   AccumulateTile<T, kQueries>(tile, block, 0, from, to, fresh);
 }
 
+// Multiplies each query's number of each position, a score or p, by the position's scale.
+void ScalePositions(const Tile& tile, int64_t groups, const uint16_t* const* scales) {
+  for (int64_t group = 0; group < groups; ++group) {
+    const Vec scale = LoadBFloat16(scales[group]);
+    for (int query = 0; query < tile.queries; ++query) {
+      float* at = tile.weights + query * kBlock + group * kLanes;
+      Store(at, Mul(Load(at), scale));
+    }
+  }
+}
+
 // Scores of one query fall with the distance (KvView::slopes).
 void Slope(const Tile& tile, int query, int64_t groups) {
   float lanes[kLanes];
@@ -249,13 +266,134 @@ void Softmax(const Tile& tile, int64_t groups) {
   }
 }
 
+// Calls body.template operator()<queries>().
+template <int kQueries = kTile, typename Body>
+TREADLE_SIMD void WithQueries(int queries, Body body) {
+  if constexpr (kQueries > 1) {
+    if (queries < kQueries) return WithQueries<kQueries - 1>(queries, body);
+  }
+  body.template operator()<kQueries>();
+}
+
+// out[query][lane] of 16 * kVecs lanes: the sum over terms [from, to) of factors[query][term] times
+// values(term, vec), by chains. A term that is left out is one that is 0.
+template <int kQueries, int kVecs, typename Values>
+TREADLE_SIMD void ChainVecs(const float* factors, int64_t factor_stride, int64_t from, int64_t to,
+                            float* out, int64_t out_stride, Values values) {
+  Vec sums[kQueries][kVecs];
+#pragma GCC unroll 32
+  for (int i = 0; i < kQueries * kVecs; ++i) sums[i / kVecs][i % kVecs] = Zero();
+  for (int64_t begin = from / kChainTerms * kChainTerms; begin < to; begin += kChainTerms) {
+    const int64_t end = begin + kChainTerms < to ? begin + kChainTerms : to;
+    Vec even[kQueries][kVecs], odd[kQueries][kVecs];
+#pragma GCC unroll 32
+    for (int i = 0; i < kQueries * kVecs; ++i) {
+      even[i / kVecs][i % kVecs] = odd[i / kVecs][i % kVecs] = Zero();
+    }
+    const auto add = [&](int64_t term, Vec(&to_chain)[kQueries][kVecs]) {
+      Vec x[kVecs];
+#pragma GCC unroll 4
+      for (int vec = 0; vec < kVecs; ++vec) x[vec] = values(term, vec);
+#pragma GCC unroll 8
+      for (int query = 0; query < kQueries; ++query) {
+        const Vec factor = Broadcast(factors[query * factor_stride + term]);
+#pragma GCC unroll 4
+        for (int vec = 0; vec < kVecs; ++vec) {
+          to_chain[query][vec] = Fma(factor, x[vec], to_chain[query][vec]);
+        }
+      }
+    };
+    if (begin >= from && end - begin == kChainTerms) {
+      for (int64_t term = begin; term < begin + kChainTerms; term += 2) {
+        add(term, even);
+        add(term + 1, odd);
+      }
+    } else {
+      for (int64_t term = begin < from ? from : begin; term < end; ++term) {
+        add(term, term % 2 == 0 ? even : odd);
+      }
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < kQueries * kVecs; ++i) {
+      Vec& sum = sums[i / kVecs][i % kVecs];
+      sum = Add(sum, Add(even[i / kVecs][i % kVecs], odd[i / kVecs][i % kVecs]));
+    }
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < kQueries * kVecs; ++i) {
+    Store(out + i / kVecs * out_stride + i % kVecs * kLanes, sums[i / kVecs][i % kVecs]);
+  }
+}
+
+// Calls body.template operator()<vectors>(first vector) for all of `vectors`.
+template <int kQueries, typename Body>
+TREADLE_SIMD void ForChainVecs(int64_t vectors, Body body) {
+  constexpr int kVecs = !kWideRegisters ? 1 : kQueries <= 3 ? 4 : 2;
+  int64_t vec = 0;
+  for (; vec + kVecs <= vectors; vec += kVecs) body.template operator()<kVecs>(vec);
+  for (; vec < vectors; ++vec) body.template operator()<1>(vec);
+}
+
+template <typename T>
+void ChainScores(const Tile& tile, const Block<T>& block, int64_t groups) {
+  const ScopedFlush flush;
+  WithQueries(tile.queries, [&]<int kQueries>() {
+    ForChainVecs<kQueries>(groups, [&]<int kVecs>(int64_t group) {
+      ChainVecs<kQueries, kVecs>(tile.q, tile.head_dim, 0, tile.head_dim,
+                                 tile.weights + group * kLanes, kBlock, [&](int64_t d, int vec) {
+                                   if (block.next != nullptr)
+                                     Prefetch<1>(block.next->k[group + vec] + d * block.k_stride);
+                                   return Load(block.k[group + vec] + d * block.k_stride);
+                                 });
+    });
+  });
+}
+
+// Queries together if they see the same, else each by itself.
+template <typename T>
+void ChainAccumulate(const Tile& tile, const Block<T>& block) {
+  const ScopedFlush flush;
+  for (int query = 0; query < tile.queries; ++query) {
+    RoundToBf16(tile.weights + query * kBlock, kBlock, tile.weights + query * kBlock);
+  }
+  const auto accumulate = [&]<int kQueries>(int query) {
+    const int64_t from = tile.from[query], to = tile.limit[query];
+    ForChainVecs<kQueries>(tile.padded_dim / kLanes, [&]<int kVecs>(int64_t feature) {
+      ChainVecs<kQueries, kVecs>(tile.weights + query * kBlock, kBlock, from, to,
+                                 tile.vector + query * tile.padded_dim + feature * kLanes,
+                                 tile.padded_dim, [&](int64_t position, int vec) {
+                                   const int64_t group = position / kLanes;
+                                   const int64_t at = position % kLanes * block.v_stride +
+                                                      (feature + vec) * kLanes;
+                                   if (block.next != nullptr)
+                                     Prefetch<1>(block.next->v[group] + at);
+                                   return Load(block.v[group] + at);
+                                 });
+    });
+  };
+  const int last = tile.queries - 1;
+  if (tile.from[0] == tile.from[last] && tile.limit[0] == tile.limit[last]) {
+    return WithQueries(tile.queries,
+                       [&]<int kQueries>() { accumulate.template operator()<kQueries>(0); });
+  }
+  for (int query = 0; query <= last; ++query) accumulate.template operator()<1>(query);
+}
+
 // max, sum and vector of one block for the tile's queries.
 template <typename T>
 void TileBlock(const Tile& tile, const Block<T>& block) {
   const int64_t seen = tile.limit[tile.queries - 1];  // later rows see more
   const int64_t groups = (seen + kLanes - 1) / kLanes;
-  Scores(tile, block, groups);
+  const bool codes = block.k_scales[0] != nullptr;
+  if (tile.bf16) {
+    ChainScores(tile, block, groups);
+  } else {
+    Scores(tile, block, groups);
+  }
+  if (codes) ScalePositions(tile, groups, block.k_scales);
   Softmax(tile, groups);
+  if (codes) ScalePositions(tile, groups, block.v_scales);
+  if (tile.bf16) return ChainAccumulate(tile, block);
   // Every query by itself, but for what all of them see.
   const int64_t begin = tile.from[tile.queries - 1];
   const int64_t end = tile.limit[0];

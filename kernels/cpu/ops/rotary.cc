@@ -1,6 +1,7 @@
 // Rotary position embedding of the half-split kind (Su et al. 2021, as Llama's authors' code orders
 // it), and the store of one token's K and V into its slot.
 #include "kernels/cpu/isa_kernel.h"
+#include "kernels/dtype.h"
 
 namespace treadle {
 
@@ -15,9 +16,12 @@ struct RotateStoreArguments {
   const float* cos;  // [half_dim] of this position; half_dim = 0: no rotation
   const float* sin;
   int64_t half_dim;
-  bool half;     // the cache holds fp16, else f32
-  void* k_slot;  // element [0, 0, slot] of the page's K part [kv_heads, head_dim, page_size]
-  void* v_slot;  // element [0, slot, 0] of its V part [kv_heads, page_size, head_dim]
+  DType dtype;        // of the cache: kF16, kF32 or kI8
+  bool bf16;          // ComputeMode::kBf16: a cache of floats holds bf16 numbers
+  void* k_slot;       // element [0, 0, slot] of the page's K part [kv_heads, head_dim, page_size]
+  void* v_slot;       // element [0, slot, 0] of its V part [kv_heads, page_size, head_dim]
+  uint16_t* k_scale;  // of kI8: [0, slot] of the scales of K [kv_heads, page_size]
+  uint16_t* v_scale;
   int64_t page_size;
 };
 TREADLE_ISA_KERNEL(RotateStore, void(const RotateStoreArguments&));
@@ -25,6 +29,7 @@ TREADLE_ISA_KERNEL(RotateStore, void(const RotateStoreArguments&));
 }  // namespace treadle
 
 #ifdef TREADLE_ISA
+#include "kernels/cpu/bf16_chains.h"
 #include "kernels/cpu/simd.h"
 
 namespace treadle::TREADLE_ISA {
@@ -45,21 +50,65 @@ void RotateHeads(float* x, int64_t heads, const RotateStoreArguments& a) {
   }
 }
 
-// T: float or fp16 bits. K is stored transposed: element d of a head goes to row d, column slot.
+// The nearest bf16 numbers; kHalf: no finite one beyond the largest that fp16 holds.
+template <bool kHalf>
+Vec Bf16Of(Vec x) {
+  float lanes[kLanes];
+  Store(lanes, x);
+  for (float& lane : lanes) {
+    const bool finite = lane - lane == 0.0f;
+    lane = RoundToBf16(lane);
+    constexpr float kMost = 65280.0f;
+    if (kHalf && finite && __builtin_fabsf(lane) > kMost) lane = __builtin_copysignf(kMost, lane);
+  }
+  return Load(lanes);
+}
+
+// Scale of a row of codes (KvLayout), as it is stored and as a float; there 0 if it is NaN.
+struct RowScale {
+  uint16_t bits;
+  float step;
+};
+RowScale ScaleOf(const float* x, int64_t n) {
+  Vec largest = Zero(), wrong = Zero();  // wrong: NaN where a value is infinite or NaN
+  ForEachVec(n, [&](int64_t i, int64_t lanes) {
+    const Vec v = LoadLanes(x + i, lanes);
+    largest = Max(largest, Max(v, Sub(Zero(), v)));
+    wrong = Fma(v, Zero(), wrong);
+  });
+  if (!(Sum(wrong) == 0.0f)) return {0x7fc0, 0.0f};
+  const uint32_t bits = __builtin_bit_cast(uint32_t, MaxLane(largest) / 127.0f) + 0xffffu;
+  return {static_cast<uint16_t>(bits >> 16), __builtin_bit_cast(float, bits & 0xffff0000u)};
+}
+
+// T: float, fp16 bits or codes. K is stored transposed: element d of a head goes to row d, column
+// slot.
 template <typename T>
 void StoreSlot(const RotateStoreArguments& a) {
+  constexpr bool kCodes = sizeof(T) == 1;
   T* k_slot = static_cast<T*>(a.k_slot);
   T* v_slot = static_cast<T*>(a.v_slot);
   const int64_t head_stride = a.head_dim * a.page_size;
   for (int64_t head = 0; head < a.kv_heads; ++head) {
     const float* k = a.k + head * a.head_dim;
     const float* v = a.v + head * a.head_dim;
+    RowScale k_row, v_row;
+    if constexpr (kCodes) {
+      k_row = ScaleOf(k, a.head_dim);
+      v_row = ScaleOf(v, a.head_dim);
+      a.k_scale[head * a.page_size] = k_row.bits;
+      a.v_scale[head * a.page_size] = v_row.bits;
+    }
+    const auto rounded = [&](Vec x, const RowScale& row) {
+      if constexpr (!kCodes) return a.bf16 ? Bf16Of<sizeof(T) == sizeof(uint16_t)>(x) : x;
+      return row.step > 0.0f ? Div(x, Broadcast(row.step)) : Zero();
+    };
     ForEachVec(a.head_dim, [&](int64_t i, int64_t lanes) {
       T column[kLanes];
-      Store(column, LoadLanes(k + i, lanes));
+      Store(column, rounded(LoadLanes(k + i, lanes), k_row));
       T* to = k_slot + head * head_stride + i * a.page_size;
       for (int64_t lane = 0; lane < lanes; ++lane) to[lane * a.page_size] = column[lane];
-      StoreLanes(v_slot + head * head_stride + i, LoadLanes(v + i, lanes), lanes);
+      StoreLanes(v_slot + head * head_stride + i, rounded(LoadLanes(v + i, lanes), v_row), lanes);
     });
   }
 }
@@ -71,10 +120,13 @@ void RotateStore(const RotateStoreArguments& a) {
     RotateHeads(a.q, a.heads, a);
     RotateHeads(a.k, a.kv_heads, a);
   }
-  if (a.half) {
-    StoreSlot<uint16_t>(a);
-  } else {
-    StoreSlot<float>(a);
+  switch (a.dtype) {
+    case DType::kI8:
+      return StoreSlot<int8_t>(a);
+    case DType::kF16:
+      return StoreSlot<uint16_t>(a);
+    default:
+      return StoreSlot<float>(a);
   }
 }
 
@@ -91,7 +143,7 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
                               const KvView& kv) {
   const KvLayout& layout = kv.layout;
   const int64_t head_dim = layout.head_dim;
-  TREADLE_CHECK(layout.dtype == DType::kF16 || layout.dtype == DType::kF32);
+  TREADLE_CHECK(layout.dtype != DType::kBF16);
   TREADLE_CHECK(q.cols % head_dim == 0 && k.cols == layout.kv_heads * head_dim);
   CheckSameShape(k, v);
   TREADLE_CHECK(rotary == nullptr || 2 * rotary->half_dim <= head_dim);
@@ -102,7 +154,8 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
     a.kv_heads = layout.kv_heads;
     a.head_dim = head_dim;
     a.half_dim = rotary == nullptr ? 0 : rotary->half_dim;
-    a.half = layout.dtype == DType::kF16;
+    a.dtype = layout.dtype;
+    a.bf16 = compute_ == ComputeMode::kBf16;
     a.page_size = layout.page_size;
     for (const SequenceSpan& span : kv.sequences) {
       const int64_t first = std::max<int64_t>(begin, span.first_row);
@@ -120,6 +173,8 @@ void CpuOps::RotateAndStoreKv(Tensor q, Tensor k, Tensor v, const RotaryTable* r
         }
         a.k_slot = page + slot * element;
         a.v_slot = page + (layout.PartElements() + slot * head_dim) * element;
+        a.k_scale = reinterpret_cast<uint16_t*>(page + 2 * layout.PartBytes()) + slot;
+        a.v_scale = a.k_scale + layout.PartScales();
         kRotateStore[isa_](a);
       }
     }

@@ -8,6 +8,7 @@
 
 #include "base/status.h"
 #include "base/utf8.h"
+#include "kernels/kv_view.h"
 #include "models/architectures/config_fields.h"
 
 namespace treadle {
@@ -23,9 +24,10 @@ std::string Size(uint64_t bytes) {
   return out.str();
 }
 
-// K and V of one token in one layer, in 16 bits.
-uint64_t SlotBytes(const ModelConfig& config) {
-  return 2 * 2 * static_cast<uint64_t>(config.kv_heads * config.head_dim);
+// K and V of one token in one layer.
+uint64_t SlotBytes(const ModelConfig& config, DType dtype = DType::kF16) {
+  const KvLayout page = {config.kv_heads, config.head_dim, /*page_size=*/1, 1, dtype};
+  return static_cast<uint64_t>(page.PageBytes());
 }
 
 int64_t ContextOf(const ModelReport& report, const ServingPlan& plan) {
@@ -138,7 +140,8 @@ std::string ReportText(const ModelReport& report, const ServingPlan& plan) {
     line("special tokens", Str("bos ", report.bos, ", eos ", report.eos, ", stops ", ends));
   }
   line("chat template", report.chat_template ? "yes" : "no");
-  line("K/V per token", Str(Size(report.kv_bytes_per_token), " (f16)"));
+  const uint64_t int8 = SlotBytes(config, DType::kI8) * static_cast<uint64_t>(config.layers);
+  line("K/V per token", Str(Size(report.kv_bytes_per_token), " (f16), ", Size(int8), " (int8)"));
   const int64_t context = ContextOf(report, plan);
   const ServingCost cost = EstimateServingCost(report, context, plan.batch, plan.batch_tokens);
   line("serving",

@@ -33,6 +33,8 @@ absl::StatusOr<std::string> RunIteration(ServeOptions serve, IterationBenchOptio
   options.paging = opened.served.paging;
   options.total_pages = opened.served.kv_pages;
   options.vocab = opened.served.vocab;
+  options.weight_bytes = opened.weight_bytes;
+  options.kv_bytes_per_token = opened.kv.bytes_per_token;
   const std::string& model = opened.served.name;
   const std::string& backend = opened.served.backend;
   std::fprintf(stderr, "%s; %s; weights %.1f MB\n", model.c_str(), backend.c_str(),

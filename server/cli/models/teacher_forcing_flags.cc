@@ -10,7 +10,8 @@
 
 namespace treadle {
 
-constexpr Choice<DType> kHostKvTypes[] = {{"f16", DType::kF16}, {"f32", DType::kF32}};
+constexpr Choice<DType> kHostKvTypes[] = {
+    {"f16", DType::kF16}, {"f32", DType::kF32}, {"int8", DType::kI8}};
 
 void AddTextFlags(CLI::App& app, TeacherForcingFlags& flags) {
   app.add_option("--text", flags.text, "a text file, UTF-8")->required();
@@ -22,7 +23,7 @@ void AddVariantFlags(CLI::App& app, TeacherForcingFlags& flags) {
   AddChoice(app, "--compute", flags.compute, kComputeModes,
             "arithmetic of products: auto, exact, int8, int16 or bf16");
   AddChoice(app, "--kv-dtype", flags.model.kv_dtype, kHostKvTypes,
-            "type of the K/V cache: f16 or f32");
+            "type of the K/V cache: f16, f32 or int8");
   app.add_option("--outlier-threshold", flags.model.load.outlier_threshold,
                  "magnitude from which activations of int8 weights multiply as floats; 0: none do; "
                  "default: what the checkpoint says, else 6")

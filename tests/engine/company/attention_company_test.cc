@@ -1,4 +1,4 @@
-// Random company with real attention: every weight format, both compute modes, both cache types,
+// Random company with real attention: every weight format, every compute mode, every type of cache,
 // one and several threads. On the CPU backend this is N1 and N2 end to end; the reference shows
 // that the engine keeps them when every op is plain.
 #include <gtest/gtest.h>
@@ -45,6 +45,7 @@ TEST(AttentionCompany, ReferenceBackend) {
   const auto backend = [] { return CreateReferenceBackend(); };
   Expect(backend, Format("f32"), DType::kF32, 1, 5);
   Expect(backend, Format("q8_0"), DType::kF16, 2, 5);
+  Expect(backend, Format("q8_0"), DType::kI8, 3, 5);
 }
 
 class CpuCompany : public ::testing::TestWithParam<ComputeMode> {};
@@ -54,7 +55,8 @@ TEST_P(CpuCompany, EveryFormat) {
   for (const WeightFormat& format : WeightFormats()) {
     const int threads = seed % 4 == 1 ? 3 : 1;
     const auto backend = [&] { return CpuWith(threads, GetParam()); };
-    Expect(backend, format, seed % 3 == 0 ? DType::kF32 : DType::kF16, seed, 5);
+    constexpr DType kCaches[] = {DType::kF32, DType::kF16, DType::kI8};
+    Expect(backend, format, kCaches[seed % 3], seed, 5);
     ++seed;
   }
 }

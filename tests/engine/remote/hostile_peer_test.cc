@@ -80,6 +80,13 @@ TEST_F(HostileMasters, StagesThatCannotBeAreRefused) {
       {[](auto& c) { c.set_iteration_deadline_ms(0); }, "iteration deadline in ms 0"},
       {[](auto& c) { c.set_first_layer(INT64_MIN); }, "layers -922337203685477"},
       {[](auto& c) { c.set_kv_dtype("q4\n"); }, "a K/V cache of 'q4\\x0a', expected one of f16"},
+      {[](auto& c) { c.set_kv_dtype("bf16"); }, "to be bf16, expected f16, f32 or int8 on the CPU"},
+      {[](auto& c) {
+         c.set_backend("cuda");
+         c.set_dtype("bf16");
+         c.set_kv_dtype("int8");
+       },
+       "to be int8, expected f16, bf16 or f32 on a GPU"},
       {[](auto& c) { c.set_compute("x"); }, "the arithmetic 'x'"},
       {[](auto& c) { c.set_wire("x"); }, "the wire 'x'"},
       {[](auto& c) { c.set_data_plane("x"); }, "activations over 'x'"},

@@ -55,6 +55,22 @@ TEST_P(CpuOpsTest, BitsDependOnTheRowAlone) {
   }
 }
 
+// The best instruction set, AMX's tiles where there are any, and the least.
+TEST(CpuBf16Test, AttentionIsTheReferencesOnTilesAndWithout) {
+  const std::vector<CpuIsa> isas = SupportedIsas();
+  const auto first = MakeCpuBackend({isas.front(), ComputeMode::kBf16}, 1);
+  const auto last = MakeCpuBackend({isas.back(), ComputeMode::kBf16}, 3);
+  for (OpCase c : OpCases()) {
+    if (c.slow || (c.op != Op::kAttention && c.op != Op::kRotateAndStoreKv)) continue;
+    if (c.kv.page_size == 64 || c.heads == 8) continue;  // enough is enough
+    c.bf16 = true;
+    for (const absl::Status& status :
+         {MatchesReference(c, *last, ComputeMode::kBf16), BatchInvariance(c, *last, first.get())}) {
+      EXPECT_TRUE(status.ok()) << status.message();
+    }
+  }
+}
+
 // An op without any case is among them, and fails.
 std::vector<Op> OpsWithoutWeights() {
   std::set<Op> ops(std::begin(kOps), std::end(kOps));

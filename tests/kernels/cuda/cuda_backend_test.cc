@@ -110,6 +110,7 @@ std::vector<OpCase> InputTypeCases(Op op, int64_t most_operations) {
   for (const OpCase& c : OpCases()) {
     const int64_t cols = c.op == Op::kAttention ? c.heads * c.kv.head_dim : c.cols;
     const bool rounds = c.format == nullptr || c.format->activations == ActivationPolicy::kFloat;
+    if (c.kv.dtype == DType::kI8) continue;  // of host backends
     if (c.op == op && !c.slow && cols % 64 == 0 && rounds && Operations(c) <= most_operations) {
       cases.push_back(c);
     }

@@ -293,7 +293,7 @@ TEST(DTypes, SizesAndNames) {
   } rows[] = {{DType::kF32, 4, "f32"},
               {DType::kF16, 2, "f16"},
               {DType::kBF16, 2, "bf16"},
-              {DType::kI8, 1, "i8"}};
+              {DType::kI8, 1, "int8"}};
   for (const auto& row : rows) {
     EXPECT_EQ(SizeOf(row.type), row.size) << row.name;
     EXPECT_EQ(Name(row.type), row.name);

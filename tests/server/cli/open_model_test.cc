@@ -131,6 +131,7 @@ TEST_F(NumericsKey, WhatChangesBitsIsInIt) {
   using O = ServeOptions;
   const std::function<void(O&)> other[] = {
       [](O& o) { o.kv_dtype = DType::kF32; },
+      [](O& o) { o.kv_dtype = DType::kI8; },
       [](O& o) { o.compute = ComputeMode::kExact; },
       [](O& o) { o.compute = ComputeMode::kInt8; },
       [](O& o) { o.tensor_parallel = 2; },

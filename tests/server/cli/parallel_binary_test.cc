@@ -194,7 +194,7 @@ TEST(ParallelBinary, AWorkerThatHangsIsReplaced) {
 TEST(ParallelBinary, WorkersThatDieAtAnyTimeChangeNoAnswer) {
   const char* const asked = std::getenv("TREADLE_KILLS");
   const int kills = asked == nullptr ? 12 : std::atoi(asked);
-  Server server("--pipeline-parallel 3 --max-batch-tokens 48");
+  Server server("--pipeline-parallel 3 --max-batch-tokens 48 --kv-dtype int8");
   ASSERT_SERVES(server);
   std::vector<Said> undisturbed(kRequestKinds);
   for (int kind = 0; kind < kRequestKinds; ++kind) {
@@ -364,7 +364,7 @@ TEST(ParallelBinary, WhatCannotBeIsSaidBeforeAnythingIsLoaded) {
       {"--plan-forwarding late", "with one stage nothing is passed on"},
       {"--plan-forwarding never", "expected early or late"},
       {"--weights-from master", "there are no workers"},
-      {"--pipeline-parallel 2 --device cpu --kv-dtype bf16", "expected f16 or f32 on the CPU"},
+      {"--pipeline-parallel 2 --device cpu --kv-dtype bf16", "expected f16, f32 or int8 on the CPU"},
   };
   const std::string serve = Str(ServedBinary::kGrpcOnly, "--model ", Model(), " ");
   for (const auto& [flags, message] : cases) {

@@ -121,6 +121,8 @@ TEST(RankDevices, WhatDoesNotGoTogetherIsNamed) {
               HasSubstr("--tensor-parallel is 3, expected at most 2, the number of GPUs"));
   EXPECT_THAT(Refusal([](ServeOptions& o) { o.compute = ComputeMode::kInt8; }),
               HasSubstr("--compute is int8, expected auto on a GPU"));
+  EXPECT_THAT(Refusal([](ServeOptions& o) { o.kv_dtype = DType::kI8; }),
+              HasSubstr("--kv-dtype is int8, expected f16, bf16 or f32 on a GPU"));
   EXPECT_THAT(Refusal([](ServeOptions& o) {
                 o.device = DeviceChoice::kCuda;
                 o.pipeline_parallel = 3;
@@ -132,7 +134,7 @@ TEST(RankDevices, WhatDoesNotGoTogetherIsNamed) {
                 o.device = DeviceChoice::kCpu;
                 o.kv_dtype = DType::kBF16;
               }),
-              HasSubstr("--kv-dtype is bf16, expected f16 or f32 on the CPU"));
+              HasSubstr("--kv-dtype is bf16, expected f16, f32 or int8 on the CPU"));
   EXPECT_THAT(Refusal([](ServeOptions& o) {
                 o.workers = {"a:1", "b:1"};
                 o.data_plane = DataPlane::kNccl;
