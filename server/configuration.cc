@@ -188,6 +188,10 @@ const std::vector<ServeFlag>& ServeFlags() {
        kServer,
        Size(&O::prefix_cache_memory, 0, std::numeric_limits<int64_t>::max(),
             "a size such as 1G, or 0")},
+      {"--kv-events",
+       "tell gateways that ask (SubscribeKvEvents) which token ids the prefix cache holds, "
+       "so that they send requests where most is cached; with keys an operator's alone: on or off",
+       kServing, kServer, OneOf(&O::kv_events, kSwitch)},
       {"--kv-dtype", "type of the K/V cache: f16 or f32; on a GPU also bf16", kEngine, kServer,
        OneOf(&O::kv_dtype, kKvTypes)},
       {"--page-size", "tokens in one K/V page: a power of two from 16 to 4096", kEngine, kServer,
@@ -471,6 +475,11 @@ absl::Status CheckServeOptions(const ServeOptions& options) {
       return InvalidArgument(flag, " is ", bytes, ", expected at least --max-request-bytes (",
                              options.max_request_bytes, ")");
     }
+  }
+  if (options.kv_events && !options.prefix_cache) {
+    return InvalidArgument(
+        "--kv-events is on, but --prefix-cache is off and holds nothing to tell of; expected both "
+        "on, or --kv-events off");
   }
   TREADLE_RETURN_IF_ERROR(CheckSecurity(options));
   return CheckParallelism(options);
