@@ -152,7 +152,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        kOwn, Text(&O::tls_client_ca)},
       {"--api-keys-file",
        "file of the keys that callers need, read again when it changes; a line is: "
-       "key [name [requests/min [tokens/min [operator]]]]",
+       "key [name [requests/min [tokens/min [operator] [weight=N]]]]",
        kServing, kOwn, Text(&O::api_keys_file)},
       {"--metrics-auth", "key that scrapes need: api-key (one of --api-keys-file) or none",
        kServing, kOwn, OneOf(&O::metrics_auth, kMetricsAuth)},
@@ -224,7 +224,9 @@ const std::vector<ServeFlag>& ServeFlags() {
        "answers on a GPU that do not depend on the rest of the batch: on or off; "
        "on a CPU they never depend on it",
        kEngine, kServer, OneOf(&O::deterministic, kSwitch)},
-      {"--policy", "scheduling policy: fcfs (iteration-level) or request-level (the baseline)",
+      {"--policy",
+       "scheduling policy: fcfs (first come, first served), priority (by the requests' field), "
+       "fair-share (by API key and its weight), or request-level (the baseline)",
        kServing, kServer,
        Value<std::string>(&O::policy, ParsePolicy, ShowText, EnumSchema(Policy::Names()))},
       {"--tensor-parallel", "ranks that share each layer, in every stage", kEngine, kOwn,

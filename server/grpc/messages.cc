@@ -115,6 +115,7 @@ GenerateRequest ToRequest(const v1::GenerateRequest& message, const ServedModel&
     request.constraint->any_whitespace = message.constraint().any_whitespace();
   }
   request.cache_salt = message.cache_salt();
+  request.priority = message.priority();
   const v1::ResponseOptions& response = message.response();
   if (response.has_logprobs()) request.logprobs = response.logprobs();
   if (response.has_prompt_logprobs()) request.prompt_logprobs = response.prompt_logprobs();

@@ -325,6 +325,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
                            " bytes, expected at most ", kMaxCacheSaltBytes);
   }
   spec.cache_salt = std::move(request.cache_salt);
+  spec.priority = request.priority;
   if (request.embedding) {
     if (limits.pooling == Pooling::kNone) {
       return absl::FailedPreconditionError(

@@ -53,6 +53,7 @@ struct GenerateRequest {
   std::optional<int32_t> prompt_logprobs = {};  // the same for prompt tokens
   std::optional<Constraint> constraint = {};    // what the answer must look like
   std::string cache_salt = {};  // only requests of the same one share what is cached of prompts
+  int32_t priority = 0;         // as in RequestSpec
 
   // What --durable keeps of it (StoredRequest): by whom it is read again, and the client's words.
   std::string kind = {};  // empty: it is not kept
