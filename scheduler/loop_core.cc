@@ -70,6 +70,7 @@ bool LoopCore::Turn() {
   if (!engine_.status().ok()) Recover();
   for (const auto& [request, status] : masks_.Excuse(now_)) End(*request, status);
   TakeInbox();
+  kv_.TellWhatIsKept();
   Expire();
   Settle();
   masks_.Give();

@@ -4,7 +4,9 @@
 #include <string>
 
 #include "base/status.h"
+#include "scheduler/fair_share.h"
 #include "scheduler/fcfs.h"
+#include "scheduler/priority.h"
 #include "scheduler/request_level.h"
 
 namespace treadle {
@@ -25,6 +27,8 @@ constexpr int64_t kMaxInputsNotRun = 1 << 16;
 constexpr Row kPolicies[] = {
     {"fcfs", Make<Fcfs>},
     {"request-level", Make<RequestLevel>},
+    {"priority", Make<Priority>},
+    {"fair-share", Make<FairShare>},
 };
 
 }  // namespace
@@ -55,6 +59,44 @@ bool Admits(const PolicyView& view, KvCapacity& left, const Request& request) {
   if (!pages.FitsIn(left.free_pages)) return false;
   left.free_pages -= pages;
   return true;
+}
+
+std::vector<Request*> LiveRequests(const PolicyView& view) {
+  std::vector<Request*> live;
+  live.reserve(view.pool.size());
+  for (const auto& request : view.pool) {
+    if (request->state != RequestState::kFinished) live.push_back(request.get());
+  }
+  return live;
+}
+
+int64_t BatchCap(const PolicyView& view, std::span<Request* const> order) {
+  const BatchLimits& limits = view.limits;
+  if (limits.stages == 1) return limits.max_batch_size;
+  int64_t sequences = 0;
+  KvCapacity left = view.kv;
+  for (const Request* const request : order) {
+    if (request->state == RequestState::kWaiting && !Admits(view, left, *request)) break;
+    sequences += BatchSequences(*request);
+  }
+  return std::min(limits.max_batch_size, (sequences + limits.stages - 1) / limits.stages);
+}
+
+Selection TakeMembers(const PolicyView& view, std::span<Request* const> order) {
+  const int64_t cap = BatchCap(view, order);
+  Selection selection;
+  int64_t sequences = 0;
+  KvCapacity left = view.kv;
+  for (Request* const request : order) {
+    const bool waiting = request->state == RequestState::kWaiting;
+    if (!waiting && !IsReady(*request, view.limits)) continue;
+    const int64_t size = BatchSequences(*request);
+    if (sequences > 0 && sequences + size > cap) break;
+    if (waiting && !Admits(view, left, *request)) break;
+    sequences += size;
+    selection.push_back({request, 0});
+  }
+  return selection;
 }
 
 bool IsReady(const Request& request, const BatchLimits& limits) {

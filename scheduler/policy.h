@@ -65,7 +65,7 @@ class Policy {
   // Does not change the requests. Its selection is submitted.
   virtual Selection Select(const PolicyView& view) = 0;
 
-  // "fcfs", "request-level"; InvalidArgument lists the names otherwise.
+  // "fcfs", "priority" ...; InvalidArgument lists the names otherwise.
   static absl::StatusOr<std::unique_ptr<Policy>> Create(std::string_view name);
   static std::vector<std::string_view> Names();
 };
@@ -77,6 +77,16 @@ PageCounts PagesNeeded(const RequestSpec& request, const KvPaging& paging);
 // Takes a request's pages from `left`, but for those that it can share with requests that run;
 // false if there are not enough, and then nobody else is admitted.
 bool Admits(const PolicyView& view, KvCapacity& left, const Request& request);
+// Requests that have not ended, in arrival order.
+std::vector<Request*> LiveRequests(const PolicyView& view);
+// Sequences that a plan may have: min(max_batch_size, ceil((running + waiting that fit) / stages)).
+// A literal Algorithm 1 would fill the first plan and leave the other stages idle. `order`: all
+// live requests, those that run before those that wait.
+int64_t BatchCap(const PolicyView& view, std::span<Request* const> order);
+// The members of a plan without their tokens: those of `order`, as above, that are ready or wait,
+// up to the cap; the first that does not fit stops it, so nobody is overtaken. The first member is
+// taken even if it alone exceeds its plan's share (a request of n candidates is never split).
+Selection TakeMembers(const PolicyView& view, std::span<Request* const> order);
 // kRunning, fewer plans in flight than allowed, and some sequence still has a token to produce.
 bool IsReady(const Request& request, const BatchLimits& limits);
 // Fills num_tokens: members in the increment phase get one token per sequence with a token left;

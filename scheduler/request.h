@@ -40,6 +40,8 @@ struct EarlierOutput {
 struct RequestSpec {
   std::string client_id;   // request_id of the client, for the ledger and logs; may be empty
   std::string owner;       // of the API key that asks, for policies and the ledger; empty: none
+  double weight = 1;       // the owner's, under FairShare; > 0
+  int32_t priority = 0;    // class under Priority: smaller ones are earlier
   std::string cache_salt;  // only requests of the same one share what is cached
   std::vector<int32_t> prompt;
   SamplingParameters sampling;  // seed resolved

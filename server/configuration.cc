@@ -152,7 +152,7 @@ const std::vector<ServeFlag>& ServeFlags() {
        kOwn, Text(&O::tls_client_ca)},
       {"--api-keys-file",
        "file of the keys that callers need, read again when it changes; a line is: "
-       "key [name [requests/min [tokens/min [operator]]]]",
+       "key [name [requests/min [tokens/min [operator] [weight=N]]]]",
        kServing, kOwn, Text(&O::api_keys_file)},
       {"--metrics-auth", "key that scrapes need: api-key (one of --api-keys-file) or none",
        kServing, kOwn, OneOf(&O::metrics_auth, kMetricsAuth)},
@@ -192,6 +192,10 @@ const std::vector<ServeFlag>& ServeFlags() {
        "guesses of a request's next tokens, several of which one iteration verifies; answers are "
        "the same: ngram (what followed the same tokens earlier in the request) or off",
        kServing, kServer, OneOf(&O::speculate, kSpeculate)},
+      {"--kv-events",
+       "tell gateways that ask (SubscribeKvEvents) which token ids the prefix cache holds, "
+       "so that they send requests where most is cached; with keys an operator's alone: on or off",
+       kServing, kServer, OneOf(&O::kv_events, kSwitch)},
       {"--kv-dtype", "type of the K/V cache: f16 or f32; on the CPU also int8, on a GPU bf16", kEngine, kServer,
        OneOf(&O::kv_dtype, kKvTypes)},
       {"--page-size", "tokens in one K/V page: a power of two from 16 to 4096", kEngine, kServer,
@@ -224,7 +228,9 @@ const std::vector<ServeFlag>& ServeFlags() {
        "answers on a GPU that do not depend on the rest of the batch: on or off; "
        "on a CPU they never depend on it",
        kEngine, kServer, OneOf(&O::deterministic, kSwitch)},
-      {"--policy", "scheduling policy: fcfs (iteration-level) or request-level (the baseline)",
+      {"--policy",
+       "scheduling policy: fcfs (first come, first served), priority (by the requests' field), "
+       "fair-share (by API key and its weight), or request-level (the baseline)",
        kServing, kServer,
        Value<std::string>(&O::policy, ParsePolicy, ShowText, EnumSchema(Policy::Names()))},
       {"--tensor-parallel", "ranks that share each layer, in every stage", kEngine, kOwn,
@@ -475,6 +481,11 @@ absl::Status CheckServeOptions(const ServeOptions& options) {
       return InvalidArgument(flag, " is ", bytes, ", expected at least --max-request-bytes (",
                              options.max_request_bytes, ")");
     }
+  }
+  if (options.kv_events && !options.prefix_cache) {
+    return InvalidArgument(
+        "--kv-events is on, but --prefix-cache is off and holds nothing to tell of; expected both "
+        "on, or --kv-events off");
   }
   TREADLE_RETURN_IF_ERROR(CheckSecurity(options));
   return CheckParallelism(options);

@@ -50,7 +50,8 @@ struct ServeOptions {
   int64_t kv_memory = 0;    // bytes; 0: auto
   bool prefix_cache = true;
   Speculate speculate = Speculate::kNgram;
-  int64_t prefix_cache_memory = 0;                      // bytes of kv_memory; 0: all
+  int64_t prefix_cache_memory = 0;  // bytes of kv_memory; 0: all
+  bool kv_events = false;
   int64_t replay_log_memory = kDefaultReplayLogMemory;  // bytes
   DType kv_dtype = DType::kF16;
   int64_t page_size = kDefaultPageSize;

@@ -16,6 +16,13 @@ PageCounts PartOf(const PageCounts& pages, double part) {
   return some;
 }
 
+// As long as the cache has pages: a snapshot is then made at most once per as many changes.
+std::unique_ptr<KvEventLog> MakeEventLog(const PageCounts& pages) {
+  constexpr int64_t kLeast = 1024;
+  return std::make_unique<KvEventLog>(
+      static_cast<size_t>(std::max({kLeast, pages[PageKind::kWhole], pages[PageKind::kWindow]})));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ServingStack>> ServingStack::Create(
@@ -39,7 +46,9 @@ ServingStack::ServingStack(ServedModel model, std::unique_ptr<Engine> engine,
       options_(options),
       engine_(std::move(engine)),
       policy_(std::move(policy)),
-      kv_(model_.kv_pages, model_.paging, PartOf(model_.kv_pages, options.prefix_cache)),
+      kv_events_(options.kv_events ? MakeEventLog(model_.kv_pages) : nullptr),
+      kv_(model_.kv_pages, model_.paging, PartOf(model_.kv_pages, options.prefix_cache),
+          kv_events_.get()),
       pool_(options.max_queue) {
   const ServingLoop::Options loop_options = {
       .limits = {.max_batch_size = options.max_batch_size,

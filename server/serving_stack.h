@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "engine/engine.h"
+#include "engine/kv/kv_events.h"
 #include "engine/kv/kv_slot_manager.h"
 #include "engine/plan/defaults.h"
 #include "scheduler/ledger.h"
@@ -27,6 +28,7 @@ struct SchedulingOptions {
   int64_t max_queue = 1024;                        // waiting requests
   std::string policy = "fcfs";
   double prefix_cache = 1;  // the part of the K/V pages that may hold what no request uses
+  bool kv_events = false;   // who asks is told what the prefix cache holds
   // As ServingLoop::Options.
   bool recover = true;
   std::function<void(const absl::Status&)> give_up = {};
@@ -61,6 +63,7 @@ class ServingStack {
   const SchedulingOptions& options() const { return options_; }
   RequestPool& pool() { return pool_; }
   Ledger& ledger() { return ledger_; }
+  KvEventLog* kv_events() { return kv_events_.get(); }  // null: nobody is told
 
  private:
   ServingStack(ServedModel model, std::unique_ptr<Engine> engine, std::unique_ptr<Policy> policy,
@@ -70,6 +73,7 @@ class ServingStack {
   const SchedulingOptions options_;
   const std::unique_ptr<Engine> engine_;
   const std::unique_ptr<Policy> policy_;
+  const std::unique_ptr<KvEventLog> kv_events_;
   KvSlotManager kv_;  // the loop's
   RequestPool pool_;
   Ledger ledger_;

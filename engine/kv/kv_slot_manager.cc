@@ -1,18 +1,35 @@
 #include "engine/kv/kv_slot_manager.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
+#include <random>
+#include <string>
 #include <utility>
 
 #include "base/status.h"
 
 namespace treadle {
+namespace {
+
+std::string RandomSecret() {
+  std::random_device device;
+  std::string secret;
+  while (secret.size() < 32) secret.push_back(static_cast<char>(device()));
+  return secret;
+}
+
+}  // namespace
 
 KvSlotManager::KvSlotManager(const PageCounts& total_pages, const KvPaging& paging,
-                             const PageCounts& most_idle)
+                             const PageCounts& most_idle, KvEventLog* events)
     : paging_(paging),
       most_idle_(most_idle),
-      index_(paging.page_size, [this](PageKind kind, int32_t page) { OnForgotten(kind, page); }) {
+      events_(events),
+      told_(paging.whole ? PageKind::kWhole : PageKind::kWindow),
+      index_(
+          paging.page_size, [this](PageKind kind, int32_t page) { OnForgotten(kind, page); },
+          events == nullptr ? "" : RandomSecret()) {
   TREADLE_CHECK(paging.page_size > 0);
   for (const PageKind kind : kPageKinds) {
     TREADLE_CHECK(total_pages[kind] >= 0 && total_pages[kind] <= INT32_MAX);
@@ -188,6 +205,7 @@ std::vector<PrefixIndex::Node> KvSlotManager::Attach(const Prefix& prefix,
       if (index_.PageOf(node, kind) >= 0 || of_page != PrefixIndex::kNone) continue;
       index_.SetPage(node, kind, page);
       of_page = node;
+      if (events_ != nullptr && kind == told_) events_->Change(EventOf(node));
     }
   }
   return nodes;
@@ -228,6 +246,23 @@ void KvSlotManager::Forget(const SequencePages& pages, int64_t position) {
   }
 }
 
+KvBlockEvent KvSlotManager::EventOf(PrefixIndex::Node node) const {
+  const std::span<const int32_t> ids = index_.IdsOf(node);
+  return {.hash = index_.HashOf(node),
+          .parent = index_.HashOf(index_.ParentOf(node)),
+          .ids = {ids.begin(), ids.end()}};
+}
+
+void KvSlotManager::TellWhatIsKept() const {
+  if (events_ == nullptr || !events_->wanted()) return;
+  KvEventLog::Events kept;
+  for (const PrefixIndex::Node node : index_.All()) {
+    if (index_.PageOf(node, told_) < 0) continue;
+    kept.push_back(std::make_shared<const KvBlockEvent>(EventOf(node)));
+  }
+  events_->Snapshot(std::move(kept));
+}
+
 void KvSlotManager::PushIdle(Pool& pool, int32_t page) {
   pool.older[page] = std::exchange(pool.newest, page);
   pool.newer[page] = -1;
@@ -249,6 +284,9 @@ void KvSlotManager::TakeOldest(PageKind kind) {
 // No node names the page any more.
 void KvSlotManager::OnForgotten(PageKind kind, int32_t page) {
   Pool& pool = pools_[kind];
+  if (events_ != nullptr && kind == told_) {
+    events_->Change({.hash = index_.HashOf(pool.nodes[page]), .ids = {}});
+  }
   pool.nodes[page] = PrefixIndex::kNone;
   if (pool.references[page] > 0) return;
   RemoveIdle(pool, page);

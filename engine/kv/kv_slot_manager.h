@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/kv/kv_events.h"
 #include "engine/kv/prefix_index.h"
 #include "engine/plan/iteration_plan.h"
 #include "engine/plan/kv_paging.h"
@@ -45,9 +46,11 @@ class KvSlotManager {
     PageCounts held;
   };
 
-  // `most_idle`: idle pages at most; none of any kind: no prefix cache.
+  // `most_idle`: idle pages at most; none of any kind: no prefix cache. `events`: told which blocks
+  // are kept, by their pages of whole sequences if there are some, else by those of windows; null:
+  // nobody is.
   KvSlotManager(const PageCounts& total_pages, const KvPaging& paging,
-                const PageCounts& most_idle = {});
+                const PageCounts& most_idle = {}, KvEventLog* events = nullptr);
   // Pages of whole sequences only.
   KvSlotManager(int64_t total_pages, int64_t page_size)
       : KvSlotManager(PageCounts(total_pages), KvPaging{.page_size = page_size}) {}
@@ -95,6 +98,8 @@ class KvSlotManager {
   void Forget(const SequencePages& pages, int64_t position);
   // No page holds anything.
   void ForgetAll() { index_.Clear(); }
+  // Gives those who follow the events a snapshot, if they want one.
+  void TellWhatIsKept() const;
   int64_t idle_pages(PageKind kind) const { return pools_[kind].idle; }
 
   // -- single pages ---------------------------------------------------------------------------
@@ -129,8 +134,12 @@ class KvSlotManager {
   std::vector<PrefixIndex::Node> Attach(const Prefix& prefix, const SequencePages& pages,
                                         const Rows& rows, int64_t begin);
 
+  KvBlockEvent EventOf(PrefixIndex::Node node) const;
+
   const KvPaging paging_;
   const PageCounts most_idle_;
+  KvEventLog* const events_;
+  const PageKind told_;  // kind of pages that events are about
   ByKind<Pool> pools_;
   PrefixIndex index_;
 };

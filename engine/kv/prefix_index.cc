@@ -5,6 +5,8 @@
 
 #include "absl/hash/hash.h"
 #include "absl/strings/string_view.h"
+#include "base/sha256.h"
+#include "engine/plan/sequence_table.h"
 
 namespace treadle {
 
@@ -19,9 +21,10 @@ bool PrefixIndex::Equal::operator()(const Key& a, const Key& b) const {
   return a.parent == b.parent && std::ranges::equal(a.ids, b.ids);
 }
 
-PrefixIndex::PrefixIndex(int64_t page_size, Forgotten forgotten)
+PrefixIndex::PrefixIndex(int64_t page_size, Forgotten forgotten, std::string secret)
     : page_size_(page_size),
       forgotten_(std::move(forgotten)),
+      secret_(std::move(secret)),
       named_(0, Hash{&entries_}, Equal{&entries_}) {}
 
 std::vector<PrefixIndex::Node> PrefixIndex::Find(std::string_view salt,
@@ -51,6 +54,7 @@ std::vector<PrefixIndex::Node> PrefixIndex::Add(std::string_view salt, std::span
     if (is_new) {
       root->second = Make(kNone);
       at(root->second).salt = salt;
+      at(root->second).hash = HashOfSalt(salt);
     }
     before = root->second;
   }
@@ -59,11 +63,37 @@ std::vector<PrefixIndex::Node> PrefixIndex::Add(std::string_view salt, std::span
   for (size_t begin = path.size() * page; begin + page <= ids.size(); begin += page) {
     node = Make(node);
     const auto own = ids.subspan(begin, page);
-    at(node).ids.assign(own.begin(), own.end());
+    Entry& entry = at(node);
+    entry.ids.assign(own.begin(), own.end());
+    entry.hash = secret_.empty() ? 0 : at(entry.parent).hash;
+    for (const int32_t id : secret_.empty() ? std::span<const int32_t>() : own) {
+      entry.hash = NextTag(entry.hash, id);
+    }
     named_.insert(node);
     path.push_back(node);
   }
   return path;
+}
+
+uint64_t PrefixIndex::HashOfSalt(std::string_view salt) const {
+  if (secret_.empty()) return 0;
+  Sha256 sum;
+  for (const std::string_view part : {std::string_view(secret_), salt}) {
+    sum.Add(std::as_bytes(std::span(part)));
+  }
+  return std::stoull(sum.Finish().substr(0, 16), nullptr, 16);
+}
+
+std::vector<PrefixIndex::Node> PrefixIndex::All() const {
+  std::vector<Node> all, left;
+  for (const auto& [salt, root] : salts_) left.push_back(root);
+  while (!left.empty()) {
+    const Node node = left.back();
+    left.pop_back();
+    if (at(node).index >= 0) all.push_back(node);
+    for (Node child = at(node).child; child != kNone; child = at(child).next) left.push_back(child);
+  }
+  return all;
 }
 
 PrefixIndex::Node PrefixIndex::Make(Node parent) {

@@ -34,7 +34,9 @@ class PrefixIndex {
   // Told of each page that a node named and names no more.
   using Forgotten = std::function<void(PageKind, int32_t page)>;
 
-  PrefixIndex(int64_t page_size, Forgotten forgotten);
+  // `secret`: mixed into the hashes of nodes, so that whoever sees them learns no salt; empty:
+  // there are no hashes.
+  PrefixIndex(int64_t page_size, Forgotten forgotten, std::string secret = "");
 
   // The nodes of the whole pages of `ids` from the first on, as far as there are.
   std::vector<Node> Find(std::string_view salt, std::span<const int32_t> ids) const;
@@ -42,6 +44,13 @@ class PrefixIndex {
   // node of the ids before these; kNone: there are none.
   std::vector<Node> Add(std::string_view salt, std::span<const int32_t> ids, Node before = kNone);
 
+  // A hash of the ids up to the node's page, and of the salt. Never 0; of the first page's parent,
+  // which is none, 0.
+  uint64_t HashOf(Node node) const { return at(node).index < 0 ? 0 : at(node).hash; }
+  Node ParentOf(Node node) const { return at(node).parent; }
+  std::span<const int32_t> IdsOf(Node node) const { return at(node).ids; }
+  // All nodes of ids, each after its parent.
+  std::vector<Node> All() const;
   // How many pages lie before the node's in its sequence.
   int64_t IndexOf(Node node) const { return at(node).index; }
   // -1: none
@@ -61,6 +70,7 @@ class PrefixIndex {
     Node child = kNone;                   // the first one
     Node next = kNone, previous = kNone;  // of the same parent
     int64_t index = -1;                   // -1: of a salt, and has no ids
+    uint64_t hash = 0;
     ByKind<int32_t> pages = ByKind<int32_t>({-1, -1});
     std::vector<int32_t> ids;
     std::string salt = {};
@@ -92,6 +102,7 @@ class PrefixIndex {
   Entry& at(Node node) { return entries_[static_cast<size_t>(node)]; }
   const Entry& at(Node node) const { return entries_[static_cast<size_t>(node)]; }
   std::vector<Node> FindBelow(Node node, std::span<const int32_t> ids) const;
+  uint64_t HashOfSalt(std::string_view salt) const;
   Node Make(Node parent);
   void Erase(Node node);
   void EraseBelow(Node node);
@@ -99,6 +110,7 @@ class PrefixIndex {
 
   const int64_t page_size_;
   const Forgotten forgotten_;
+  const std::string secret_;
   std::vector<Entry> entries_;
   std::vector<Node> unused_;
   std::map<std::string, Node, std::less<>> salts_;

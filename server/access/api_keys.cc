@@ -20,6 +20,9 @@ constexpr size_t kMinKey = 16;
 constexpr size_t kMaxKey = 512;
 constexpr double kMaxPerMinute = 1e12;
 constexpr char kOperator[] = "operator";
+constexpr std::string_view kWeight = "weight=";
+constexpr double kMinWeight = 0.001;
+constexpr double kMaxWeight = 1000;
 constexpr size_t kShownDigits = 8;  // of a digest, as a name
 
 absl::StatusOr<std::optional<double>> ParseLimit(const std::string& text) {
@@ -46,12 +49,24 @@ absl::StatusOr<ApiKey::Terms> ParseTerms(std::vector<std::string> words,
     return InvalidArgument("a key has ", length, " characters, expected ", kMinKey, " to ",
                            kMaxKey);
   }
-  if (words.size() > 5 || (words.size() == 5 && words[4] != kOperator)) {
-    return InvalidArgument("there are ", words.size(),
-                           " words, expected: key [name [requests/min [tokens/min [operator]]]]");
-  }
   ApiKey::Terms terms;
-  terms.is_operator = words.size() == 5;
+  for (size_t i = 4; i < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (word == kOperator) {
+      terms.is_operator = true;
+    } else if (word.starts_with(kWeight)) {
+      const auto weight = NumberIn<double>(word.substr(kWeight.size()));
+      if (!weight || !(*weight >= kMinWeight && *weight <= kMaxWeight)) {
+        return InvalidArgument("weight is '", word.substr(kWeight.size()),
+                               "', expected a number from ", kMinWeight, " to ", kMaxWeight);
+      }
+      terms.weight = *weight;
+    } else {
+      return InvalidArgument(
+          "there are ", words.size(),
+          " words, expected: key [name [requests/min [tokens/min [operator] [weight=N]]]]");
+    }
+  }
   words.resize(4);
   const bool named = !words[1].empty() && words[1] != "-";
   terms.name = named ? words[1] : "key-" + digest.substr(0, kShownDigits);

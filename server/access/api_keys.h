@@ -1,10 +1,12 @@
 // API keys, or the tokens of scrapers: who may call, and how much. Read from a file, one per line:
 //
-//   KEY [NAME [REQUESTS_PER_MINUTE [TOKENS_PER_MINUTE [operator]]]]      # comment
+//   KEY [NAME [REQUESTS_PER_MINUTE [TOKENS_PER_MINUTE [operator] [weight=N]]]]      # comment
 //
 // "-" is no name or no limit, 0 suspends the key. Keys of one name are one owner's: a new key
 // beside or instead of an old one has what the old one asked for. A key without a name is an owner
-// of its own, wherever its line stands. An operator sees all owners' request ids in the ledger. A
+// of its own, wherever its line stands. An operator sees all owners' request ids in the ledger, and
+// may follow what is cached. Under --policy fair-share an owner gets N times the tokens of one with
+// weight 1; where its keys differ, that of its latest request. A
 // change of the file is taken over within a second or two; a file that cannot be read then is
 // reported, and the keys stay as they were.
 //
@@ -41,6 +43,7 @@ class ApiKey {
     std::optional<double> requests;  // per minute; unset: no limit
     std::optional<double> tokens;
     bool is_operator = false;
+    double weight = 1;
   };
 
   ApiKey(Terms terms, TimePoint now);

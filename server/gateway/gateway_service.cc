@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "server/gateway/gateway_generate.h"
 #include "server/gateway/gateway_messages.h"
+#include "server/gateway/kv_event_call.h"
 #include "server/gateway/tokenizer_archive.h"
 #include "server/gateway/vllm_engine.grpc.pb.h"
 #include "server/grpc/wire_format.h"
@@ -58,12 +59,6 @@ class EmbedAnswer final : public UnaryAnswer {
  private:
   const ServedModel& model_;
   engine::EmbedResponse message_;
-};
-
-class RefusedSubscription final : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
- public:
-  explicit RefusedSubscription(const absl::Status& status) { Finish(ToGrpcStatus(status)); }
-  void OnDone() override { delete this; }
 };
 
 class GatewayService final : public Methods {
@@ -196,13 +191,8 @@ class GatewayService final : public Methods {
   }
 
   grpc::ServerWriteReactor<grpc::ByteBuffer>* SubscribeKvEvents(
-      grpc::CallbackServerContext* context, const grpc::ByteBuffer*) override {
-    const SessionEnvironment& sessions = environment_.sessions;
-    const absl::Status caller = sessions.Authorize(Authorization(*context)).status();
-    return new RefusedSubscription(caller.ok()
-                                       ? sessions.refusals->Add(Unimplemented(
-                                             "SubscribeKvEvents: the prefix cache tells no events"))
-                                       : caller);
+      grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) override {
+    return StartSubscribeKvEvents(environment_, kv_subscribers_, *context, *request);
   }
 
  private:
@@ -222,6 +212,7 @@ class GatewayService final : public Methods {
   CallEnvironment& environment_;
   const HealthBoard& health_;
   NamedCalls calls_;
+  const std::shared_ptr<void> kv_subscribers_ = std::make_shared<char>();
   TokenizerArchive tokenizer_{environment_.stack.model()};
 };
 

@@ -137,20 +137,20 @@ class StreamCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
   grpc::ByteBuffer written_;                    // valid until the write is done
 };
 
-class WatchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
-                        public std::enable_shared_from_this<WatchCall> {
+// Writes messages at the client's pace, whenever the ledger's follower says that there may be some.
+class FollowCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+                         public std::enable_shared_from_this<FollowCall> {
  public:
-  WatchCall(CallEnvironment& environment, bool from_start)
-      : environment_(environment), next_(from_start ? 0 : environment.stack.ledger().end()) {}
+  FollowCall(CallEnvironment& environment, NextMessage next)
+      : environment_(environment), next_(std::move(next)) {}
 
-  // `key`: of the caller, or why it may not watch.
-  void Begin(const absl::StatusOr<std::shared_ptr<ApiKey>>& key) {
+  // `caller`: why it may not follow.
+  void Begin(const absl::Status& caller) {
     environment_.sessions.calls.Add();
     {
       MutexLock lock(mutex_);
       self_ = shared_from_this();
-      if (!key.ok()) return End(key.status());
-      if (*key) reader_ = (*key)->terms();
+      if (!caller.ok()) return End(caller);
     }
     environment_.follower.Subscribe([weak = weak_from_this()] {
       const auto call = weak.lock();
@@ -178,7 +178,7 @@ class WatchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   }
   void OnDone() override {
     environment_.sessions.calls.Remove();
-    std::shared_ptr<WatchCall> last;  // released after the lock
+    std::shared_ptr<FollowCall> last;  // released after the lock
     MutexLock lock(mutex_);
     last = std::move(self_);
   }
@@ -191,14 +191,7 @@ class WatchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
 
   void Advance() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (finished_ || writing_) return;
-    uint64_t lost = 0;
-    const auto records = environment_.stack.ledger().Read(next_, gone_ ? 0 : 1, lost);
-    // From the start means what is still in the ring; only what slips away later is a loss.
-    if (!std::exchange(began_, true)) lost = 0;
-    if (!records.empty()) {
-      v1::LedgerRecord message;
-      FillLedgerRecord(*records.front(), lost, reader_, message);
-      written_ = Serialize(message);
+    if (!gone_ && next_(written_)) {
       writing_ = true;
       StartWrite(&written_);
     } else if (gone_ || environment_.closing.load()) {
@@ -209,11 +202,9 @@ class WatchCall final : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
   CallEnvironment& environment_;
 
   Mutex mutex_;
-  std::shared_ptr<WatchCall> self_ ABSL_GUARDED_BY(mutex_);
-  ApiKey::Terms reader_ ABSL_GUARDED_BY(mutex_);
-  uint64_t next_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<FollowCall> self_ ABSL_GUARDED_BY(mutex_);
+  const NextMessage next_;  // called under the mutex
   grpc::ByteBuffer written_ ABSL_GUARDED_BY(mutex_);
-  bool began_ ABSL_GUARDED_BY(mutex_) = false;
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool gone_ ABSL_GUARDED_BY(mutex_) = false;
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
@@ -314,19 +305,38 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* StartResume(CallEnvironment& environ
   return call.get();
 }
 
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartFollow(CallEnvironment& environment,
+                                                        const absl::Status& caller,
+                                                        NextMessage next) {
+  auto call = std::make_shared<FollowCall>(environment, std::move(next));
+  call->Begin(caller);
+  return call.get();
+}
+
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchLedger(
     CallEnvironment& environment, const grpc::CallbackServerContext& context,
     const grpc::ByteBuffer& request) {
-  absl::StatusOr<std::shared_ptr<ApiKey>> key =
+  const absl::StatusOr<std::shared_ptr<ApiKey>> key =
       environment.sessions.Authorize(Authorization(context));
+  absl::Status caller = key.status();
   v1::WatchLedgerRequest message;
-  if (key.ok()) {
-    const absl::Status read = environment.sessions.refusals->Add(ParseShort(request, message));
-    if (!read.ok()) key = read;
-  }
-  auto call = std::make_shared<WatchCall>(environment, message.from_start());
-  call->Begin(key);
-  return call.get();
+  if (caller.ok()) caller = environment.sessions.refusals->Add(ParseShort(request, message));
+  const Ledger& ledger = environment.stack.ledger();
+  return StartFollow(environment, caller,
+                     [&ledger, next = message.from_start() ? 0 : ledger.end(), began = false,
+                      reader = caller.ok() && *key ? (*key)->terms() : ApiKey::Terms()](
+                         grpc::ByteBuffer& bytes) mutable {
+                       uint64_t lost = 0;
+                       const auto records = ledger.Read(next, 1, lost);
+                       // From the start means what is still in the ring; only what slips away later
+                       // is a loss.
+                       if (!std::exchange(began, true)) lost = 0;
+                       if (records.empty()) return false;
+                       v1::LedgerRecord record;
+                       FillLedgerRecord(*records.front(), lost, reader, record);
+                       bytes = Serialize(record);
+                       return true;
+                     });
 }
 
 }  // namespace treadle

@@ -107,6 +107,14 @@ grpc::ServerUnaryReactor* StartEmbed(CallEnvironment& environment,
                                      grpc::CallbackServerContext* context,
                                      const grpc::ByteBuffer* request, grpc::ByteBuffer* response);
 
+// Puts the next message of a stream into `bytes`; false if there is none yet. Must not block.
+using NextMessage = std::function<bool(grpc::ByteBuffer& bytes)>;
+// A stream without an end, at the client's pace: `next` is asked whenever the ledger has a new
+// record. `caller`: why it may not have it. Destroys `next` when the call is over.
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartFollow(CallEnvironment& environment,
+                                                        const absl::Status& caller,
+                                                        NextMessage next);
+
 // WatchLedger: reads the ledger's ring at the client's pace and reports what the client missed.
 grpc::ServerWriteReactor<grpc::ByteBuffer>* StartWatchLedger(
     CallEnvironment& environment, const grpc::CallbackServerContext& context,

@@ -116,6 +116,7 @@ GenerateRequest ToRequest(const v1::GenerateRequest& message, const ServedModel&
   }
   request.cache_salt = message.cache_salt();
   request.speculate = message.speculate();
+  request.priority = message.priority();
   const v1::ResponseOptions& response = message.response();
   if (response.has_logprobs()) request.logprobs = response.logprobs();
   if (response.has_prompt_logprobs()) request.prompt_logprobs = response.prompt_logprobs();

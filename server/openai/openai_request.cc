@@ -195,6 +195,10 @@ constexpr Field kFields[] = {
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("parallel_tool_calls", value), to.parallel_tool_calls);
      }},
+    {"priority", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadInt("priority", value), to.common.priority);
+     }},
     {"prompt", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return ReadPrompts("prompt", value, to); }},
     {"prompt_logprobs", kBoth,
@@ -269,7 +273,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"modalities", kChat, kOnly, R"(["text"])"},
     {"moderation", kChat, kRefused},
     {"prediction", kChat, kIgnored},
-    {"priority", kBoth, kIgnored},
     {"prompt_cache_key", kBoth, kIgnored},
     {"prompt_cache_options", kChat, kIgnored},
     {"prompt_cache_retention", kChat, kIgnored},

@@ -333,6 +333,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
   }
   spec.cache_salt = std::move(request.cache_salt);
   TREADLE_ASSIGN_OR_RETURN(spec.speculate, ReadSpeculate(request.speculate, limits.speculate));
+  spec.priority = request.priority;
   if (request.embedding) {
     if (limits.pooling == Pooling::kNone) {
       return absl::FailedPreconditionError(

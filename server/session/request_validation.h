@@ -54,6 +54,7 @@ struct GenerateRequest {
   std::optional<Constraint> constraint = {};    // what the answer must look like
   std::string cache_salt = {};  // only requests of the same one share what is cached of prompts
   std::string speculate = {};   // a word of kSpeculate; empty: the server's
+  int32_t priority = 0;         // as in RequestSpec
 
   // The part --durable keeps (StoredRequest): by whom it is read again, and the client's words.
   std::string kind = {};  // empty: it is not kept

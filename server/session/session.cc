@@ -169,6 +169,7 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
   TREADLE_RETURN_IF_ERROR(valid.status());
   spec_ = valid->spec;
   spec_.owner = origin_.owner;
+  if (key_) spec_.weight = key_->terms().weight;
   // Owners are apart, whatever salts they choose; no owner has a NUL.
   spec_.cache_salt = origin_.owner + '\0' + spec_.cache_salt;
   spec_.deadline = deadline_;

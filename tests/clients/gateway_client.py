@@ -86,6 +86,25 @@ def check_engine(stub):
     return info.served_model_name
 
 
+def check_events(stub):
+    """Events of the prefix cache, in the package's messages: a prompt's whole blocks, each behind the one before."""
+    prompt = [7 + token % 50 for token in range(100)]
+    request = vllm_engine_pb2.GenerateRequest(request_id="events", tokenized={"input_ids": prompt},
+                                              sampling_params={"max_tokens": 1})
+    list(stub.Generate(request, timeout=60))
+    chains = {}
+    for number, batch in enumerate(stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest(), timeout=60), 1):
+        assert batch.sequence_number == number and (number > 1 or batch.events[0].HasField("cleared")), batch
+        for stored in (event.stored for event in batch.events):
+            parent = stored.parent_block_hash if stored.HasField("parent_block_hash") else None
+            for block in stored.blocks:
+                chains[block.block_hash] = chains.get(parent, []) + list(block.token_ids)
+                parent = block.block_hash
+        if prompt[:len(prompt) // block.block_size * block.block_size] in chains.values():
+            break
+    print(f"events: {len(chains)} blocks of {block.block_size} tokens")
+
+
 class BrokenStream(Exception):
     pass
 
@@ -147,7 +166,8 @@ class Replica(Process):
         self.port, self.http = port, free_port()
         super().__init__(stack, f"replica-{port}", treadle, "serve", "--model", model, "--listen", f"127.0.0.1:{port}",
                          "--http-listen", f"127.0.0.1:{self.http}", "--metrics-listen", "none", "--kv-memory", "256M",
-                         "--threads", "1", "--pin-threads", "off", "--max-batch-size", "4", "--log-format", "json")
+                         "--threads", "1", "--pin-threads", "off", "--max-batch-size", "4", "--log-format", "json",
+                         "--kv-events", "on")
 
     def requests(self):
         """How many have ended."""
@@ -248,6 +268,7 @@ def main(treadle, model):
         check_protocol(channel)
         stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         name = check_engine(stub)
+        check_events(stub)
         gateway = free_port()
         router = Process(stack, "smg", sys.executable, "-m", "smg", "launch", "--host", "127.0.0.1",
                          "--port", str(gateway), "--prometheus-host", "127.0.0.1",

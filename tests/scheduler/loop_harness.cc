@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/status.h"
-#include "tests/scheduler/fair_share.h"
 
 namespace treadle {
 
@@ -59,22 +58,13 @@ std::unique_ptr<Drafter> MakeOracleDrafter(const Request& request, const Sequenc
                                          sequence.output.size(), request.spec.sampling.seed);
 }
 
-namespace {
-
-std::unique_ptr<Policy> MakePolicy(const std::string& name) {
-  if (name == FairShare::kName) return std::make_unique<FairShare>();
-  return Policy::Create(name).value();
-}
-
-}  // namespace
-
 LoopHarness::LoopHarness(const HarnessOptions& o)
     : options(o),
       engine(o.engine),
       kv(o.engine.total_pages, o.engine.paging(),
          o.prefix_cache ? o.engine.total_pages : PageCounts()),
       pool(o.max_queue),
-      policy(MakePolicy(o.policy)) {
+      policy(Policy::Create(o.policy).value()) {
   ServingLoop::Options loop_options;
   loop_options.limits = o.limits;
   loop_options.recover = o.recover;

@@ -37,7 +37,7 @@ struct Client {
 struct HarnessOptions {
   FakeEngineOptions engine;
   BatchLimits limits{.max_batch_size = 4, .max_batch_tokens = 16};
-  std::string policy = "fcfs";  // of the product, or FairShare
+  std::string policy = "fcfs";
   int64_t max_queue = 1000;
   bool recover = true;
   bool prefix_cache = true;

@@ -62,6 +62,8 @@ RequestSpec RandomSpec(Random& random, const LoopHarness& harness, uint64_t seed
   RequestSpec spec = LoopHarness::Spec(static_cast<int32_t>(1 + random.Below(16)),
                                        static_cast<int32_t>(1 + random.Below(12)), seed);
   spec.owner = std::string(1, static_cast<char>('a' + seed % 3));
+  spec.priority = static_cast<int32_t>(seed % 3) - 1;
+  spec.weight = static_cast<double>(1 + seed % 3);
   spec.cache_salt = Str(seed % harness.options.engine.tenants);
   if (seed > 0 && random.Below(2) == 0) {  // a conversation goes on, or branches off
     const Client& other = *harness.clients[static_cast<size_t>(random.Below(seed))];
@@ -281,6 +283,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"RequestLevelCalm", "request-level", {}},
                     Case{"RequestLevelCommands", "request-level", {true, false}},
                     Case{"RequestLevelFailures", "request-level", {true, true}},
+                    Case{"PriorityCommands", "priority", {true, false}},
+                    Case{"PriorityFailures", "priority", {true, true}},
                     Case{"FairShareCommands", "fair-share", {true, false}},
                     Case{"FairShareFailures", "fair-share", {true, true}}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -132,6 +132,12 @@ TEST(Configuration, OptionsThatContradictEachOther) {
   options.max_receive_memory = 40 << 20;
   EXPECT_THAT(std::string(CheckServeOptions(options).message()),
               HasSubstr("--max-unread-bytes is 33554432, expected at least --max-request-bytes"));
+  options.max_unread_bytes = 40 << 20;
+  options.kv_events = true;
+  EXPECT_TRUE(CheckServeOptions(options).ok());
+  options.prefix_cache = false;
+  EXPECT_THAT(std::string(CheckServeOptions(options).message()),
+              HasSubstr("--kv-events is on, but --prefix-cache is off"));
 }
 
 TEST(Configuration, ParallelismThatCannotBe) {

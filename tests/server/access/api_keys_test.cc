@@ -69,6 +69,12 @@ TEST(ApiKeys, AnOwnerIsTheNameOrTheKeyAndNotTheLine) {
   EXPECT_EQ(named[0].owner, named[1].owner);
   EXPECT_FALSE(named[0].is_operator);
   EXPECT_TRUE(named[1].is_operator);
+  const auto weighted =
+      owners(Str(kAlice, " a - - operator weight=2.5\n", kBob, " b - - weight=0.001 operator\n"));
+  EXPECT_EQ(first[0].weight, 1);
+  EXPECT_EQ(weighted[0].weight, 2.5);
+  EXPECT_EQ(weighted[1].weight, 0.001);
+  EXPECT_TRUE(weighted[0].is_operator && weighted[1].is_operator);
   EXPECT_NE(owners(Str(kAlice, " ", first[1].name, "\n", kBob, "\n"))[0].owner, first[1].owner);
 }
 
@@ -84,6 +90,10 @@ TEST(ApiKeys, WhatIsWrongInTheFileIsNamedWithoutTheKey) {
       {Str(kAlice, " alice -1"), "line 1: limit is '-1'"},
       {Str(kAlice, " alice 1 2 3"), "line 1: there are 5 words"},
       {Str(kAlice, " alice 1 2 operator 3"), "line 1: there are 6 words"},
+      {Str(kAlice, " alice 1 2 weight=0"),
+       "line 1: weight is '0', expected a number from 0.001 to"},
+      {Str(kAlice, " alice 1 2 weight=nan"), "line 1: weight is 'nan', expected a number from"},
+      {Str(kAlice, " alice 1 2 weight="), "line 1: weight is '', expected a number from"},
       {Str(kAlice, "\n", kBob, "\n", kAlice, " again\n"), "line 3: the key is there twice"},
   };
   for (const Case& bad : cases) {
