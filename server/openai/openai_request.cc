@@ -402,8 +402,9 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   }
   TREADLE_ASSIGN_OR_RETURN(Json object, ParseJsonObject(body, "the body", kMaxJsonValues));
   const Json name = object.value("model", Json());
-  if (name.is_null() || name == model.name) return object;
+  if (name.is_null()) return object;
   if (!name.is_string()) return Expected("model", name, "a string");
+  if (model.IsCalled(name.get_ref<const std::string&>())) return object;
   return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ",
                   Json(model.name).dump());
 }
