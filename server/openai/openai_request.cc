@@ -133,6 +133,39 @@ absl::Status ReadTopLogprobs(const Json& value, OpenAiRequest& to) {
   return InvalidArgument("top_logprobs is given, expected logprobs to be true then");
 }
 
+// Variables of the model's template, but for those that the server sets.
+absl::Status ReadTemplateArguments(const Json& value, OpenAiRequest& to) {
+  constexpr std::string_view kName = "chat_template_kwargs";
+  constexpr std::string_view kSet[] = {
+      "add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "tools"};
+  if (!value.is_object()) return Expected(kName, value, "an object");
+  for (const auto& [key, argument] : value.items()) {
+    if (std::ranges::find(kSet, key) == std::end(kSet)) {
+      to.template_arguments[key] = argument;
+      continue;
+    }
+    return InvalidArgument(kName, ".", key, " is given, expected variables of the template that ",
+                           "the server does not set itself");
+  }
+  return absl::OkStatus();
+}
+
+// A template that lets its user choose has a variable for the effort, or one that switches.
+absl::Status ReadReasoningEffort(const Json& value, OpenAiRequest& to) {
+  constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+  TREADLE_ASSIGN_OR_RETURN(const std::string effort, ReadText("reasoning_effort", value));
+  if (std::ranges::find(kEfforts, effort) == std::end(kEfforts)) {
+    return Expected("reasoning_effort", value,
+                    R"("none", "minimal", "low", "medium", "high" or "xhigh")");
+  }
+  const bool thinks = effort != kEfforts[0];
+  Json arguments = {{"enable_thinking", thinks}, {"thinking", thinks}};
+  if (thinks) arguments["reasoning_effort"] = effort;
+  arguments.update(to.template_arguments);  // which comes first, and says more
+  to.template_arguments = std::move(arguments);
+  return absl::OkStatus();
+}
+
 constexpr const char* kGuided[] = {"guided_choice", "guided_grammar", "guided_json",
                                    "guided_regex"};
 template <int i>
@@ -163,6 +196,7 @@ constexpr Field kFields[] = {
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadText("cache_salt", value), to.common.cache_salt);
      }},
+    {"chat_template_kwargs", kChat, ReadTemplateArguments},
     {"echo", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadBool("echo", value), to.echo); }},
     {kGuided[0], kBoth, ReadGuidedField<0>},
@@ -172,6 +206,10 @@ constexpr Field kFields[] = {
     {"ignore_eos", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("ignore_eos", value), to.common.stopping.ignore_eos);
+     }},
+    {"include_reasoning", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("include_reasoning", value), to.include_reasoning);
      }},
     {"logit_bias", kBoth, ReadLogitBias},
     {"logprobs", kBoth, ReadLogprobs},
@@ -193,7 +231,7 @@ constexpr Field kFields[] = {
      }},
     {"parallel_tool_calls", kChat,
      [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("parallel_tool_calls", value), to.parallel_tool_calls);
+       return Set(ReadBool("parallel_tool_calls", value), to.reading.parallel);
      }},
     {"prompt", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return ReadPrompts("prompt", value, to); }},
@@ -202,6 +240,7 @@ constexpr Field kFields[] = {
        to.prompt_logprobs = true;
        return Set(ReadInt("prompt_logprobs", value), to.common.prompt_logprobs);
      }},
+    {"reasoning_effort", kChat, ReadReasoningEffort},
     {"response_format", kBoth,
      [](const Json& value, OpenAiRequest& to) { return ReadResponseFormat(value, to.form); }},
     {"return_token_ids", kBoth,
@@ -244,7 +283,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"audio", kChat, kRefused},
     {"bad_words", kBoth, kOnly, "[]"},
     {"chat_template", kChat, kRefused},
-    {"chat_template_kwargs", kChat, kOnly, "{}"},
     {"continue_final_message", kChat, kOnly, "false"},
     {"documents", kChat, kOnly, "[]"},
     {"echo", kChat, kOnly, "false"},
@@ -253,7 +291,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"functions", kChat, kOnly, "[]"},
     {"guided_decoding_backend", kBoth, kIgnored},
     {"guided_whitespace_pattern", kBoth, kRefused},
-    {"include_reasoning", kChat, kIgnored},
     {"include_stop_str_in_output", kBoth, kOnly, "false"},
     {"kv_transfer_params", kBoth, kOnly, "{}"},
     {"length_penalty", kBoth, kOnly, "1"},
@@ -270,7 +307,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"prompt_cache_options", kChat, kIgnored},
     {"prompt_cache_retention", kChat, kIgnored},
     {"prompt_embeds", kCompletions, kRefused},
-    {"reasoning_effort", kChat, kRefused},
     {"repetition_detection", kBoth, kRefused},
     {"request_id", kBoth, kIgnored},
     {"return_mm_kwargs", kBoth, kIgnored},
@@ -388,12 +424,37 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
                            ToolFormatNames(), "), expected none");
   }
   if (!offered) return absl::OkStatus();
-  to.tool_format = format;
+  // An answer that is nothing but calls, or a form, is held to it.
+  const bool held = demanded || to.common.constraint;
+  to.reading.tools = held ? &format->Held() : format;
   to.common.tools = MemberText(body, "tools");
   // Some models mark calls with special tokens.
   to.common.special_tokens = true;
-  return ConstrainCalls(to.common.tools, to.tools, to.tool_choice, to.parallel_tool_calls, *format,
-                        to.common.constraint);
+  return ConstrainCalls(to.common.tools, to.tools, to.tool_choice, to.reading.parallel,
+                        *to.reading.tools, to.common.constraint);
+}
+
+// What the template shows of how the model thinks. `to.common.constraint` holds what is said.
+void ConcludeReasoning(const ServedModel& model, OpenAiRequest& to) {
+  if (!to.chat || !model.chat_template) return;
+  if (!to.template_arguments.empty()) to.common.template_arguments = to.template_arguments.dump();
+  const std::string& source = model.chat_template->source();
+  to.reading.reasoning = FindReasoningFormat(source);
+  if (to.reading.reasoning == nullptr) return;
+  // The end of a prompt does not depend on the conversation.
+  const auto prompt = RenderChat({{"user", "a"}}, to.common, model);
+  if (prompt.ok()) to.reading.thinking = ThinkingAfter(*prompt, *to.reading.reasoning, source);
+  to.common.special_tokens = true;  // some mark with them
+  std::optional<Constraint>& constraint = to.common.constraint;
+  if (!constraint || to.reading.thinking == Thinking::kOver) return;
+  if (to.reading.reasoning->harmony()) {
+    // The form is what is said.
+    to.common.prompt_end = "<|channel|>final<|message|>";
+    return;
+  }
+  constraint->thought = Constraint::Thought{.open = std::string(to.reading.reasoning->open),
+                                            .close = std::string(to.reading.reasoning->close),
+                                            .begun = to.reading.thinking == Thinking::kBegun};
 }
 
 absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
@@ -421,6 +482,7 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   }
   TREADLE_RETURN_IF_ERROR(Conclude(body, request));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
+  ConcludeReasoning(model, request);
   if (auto& constraint = request.common.constraint) {
     constraint->any_whitespace = request.form.any_whitespace;
   }

@@ -30,6 +30,7 @@ constexpr ToolFormat kFormats[] = {
      .arguments = "parameters",
      .after = "",
      .separator = "; "},
+    {.name = "gpt-oss'", .signs = {"<|channel|>", "functions."}, .open = ""},
 };
 
 constexpr std::string_view kSpace = " \t\r\n";
@@ -67,6 +68,8 @@ std::string ToolFormat::Begin(std::string_view function) const {
   return Str(anywhere ? open : "", before, R"({"name": )", JsonString(function), R"(, ")",
              arguments, R"(": )");
 }
+
+const ToolFormat& ToolFormat::Held() const { return arguments.empty() ? kFormats[0] : *this; }
 
 std::string ToolFormat::End() const { return Str("}", after); }
 

@@ -26,6 +26,11 @@ struct ToolFormat {
   // How the models of this format were taught to write it, behind `open` if that is needed.
   std::string_view before, arguments, after, separator;
 
+  // gpt-oss': a call is a message of the harmony format (reasoning.h).
+  bool harmony() const { return open.empty(); }
+  // The format of calls that an answer is held to: this one, or Hermes' where this is no JSON.
+  const ToolFormat& Held() const;
+
   // What stands before and behind the arguments of a call.
   std::string Begin(std::string_view function) const;
   std::string End() const;

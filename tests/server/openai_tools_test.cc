@@ -119,7 +119,8 @@ TEST(OpenAiTools, CallsMayComeWithoutContent) {
 
 TEST(OpenAiTools, WhatIsWrongIsNamed) {
   const ServedModel hermes = ModelWith(kHermes), plain = ModelWith(kPlain);
-  const std::string known = "is known (Hermes' and Qwen's and Llama 3's), expected none";
+  const std::string known =
+      "is known (Hermes' and Qwen's and Llama 3's and gpt-oss'), expected none";
   EXPECT_THAT(PromptOf(plain, Body(kTools, R"("messages": [{"role": "user", "content": "a"}])")),
               testing::AllOf(HasSubstr("tools is given, but the model's chat"), HasSubstr(known)));
   EXPECT_THAT(PromptOf(plain, Body("")), HasSubstr("messages has calls of tools, but"));
@@ -225,7 +226,7 @@ class HeldCalls : public testing::TestWithParam<const char*> {
   // Of an answer; what is beside them is in `content`.
   std::vector<ToolCall> CallsIn(const OpenAiRequest& request, const std::string& text,
                                 std::string& content) {
-    ToolCallReader reader(*request.tool_format, request.parallel_tool_calls);
+    ToolCallReader reader(*request.reading.tools, request.reading.parallel);
     ToolText all = reader.Push(text);
     content = all.content + reader.Finish().content;
     return all.calls;
@@ -301,7 +302,7 @@ TEST_P(HeldCalls, AFormOfAnswersLeavesRoomForCalls) {
   ASSERT_TRUE(answer.Begin("{\"sum\""));
   EXPECT_TRUE(CallsIn(*request, answer.GoOn(random_), content).empty());
   EXPECT_TRUE(Json::parse(content)["sum"].is_number_integer());
-  ASSERT_TRUE(answer.Begin(request->tool_format->Begin("weather")));
+  ASSERT_TRUE(answer.Begin(request->reading.tools->Begin("weather")));
   const auto calls = CallsIn(*request, answer.GoOn(random_), content);
   EXPECT_EQ(content, "");
   ASSERT_GE(calls.size(), 1u);
