@@ -182,7 +182,7 @@ void OpenAiAnswer::AddText(Choice& choice, AnswerText text) {
   choice.text += text.content;
   if (include_reasoning_) choice.reasoning += text.reasoning;
   for (ToolCall& call : text.calls) {
-    call.id = Str("call_", id_, "_", calls_++);
+    call.id = reading_.tools->CallId(id_, calls_++);
     choice.calls.push_back(std::move(call));
   }
 }

@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/openai/form_fields.h"
+#include "server/openai/generic_tools.h"
 #include "server/openai/json_fields.h"
 #include "server/openai/json_text.h"
 #include "server/openai/openai_messages.h"
@@ -51,7 +52,9 @@ absl::Status ReadPrompts(const std::string& field, const Json& value, OpenAiRequ
 
 absl::Status ReadMessages(const Json& value, OpenAiRequest& to) {
   TREADLE_ASSIGN_OR_RETURN(std::vector<ChatMessage> messages, treadle::ReadMessages(value));
-  const auto calls = [](const ChatMessage& message) { return !message.tool_calls.empty(); };
+  const auto calls = [](const ChatMessage& message) {
+    return !message.tool_calls.empty() || message.role == "tool";
+  };
   to.knows_tools |= std::ranges::any_of(messages, calls);
   to.prompts.emplace_back(std::move(messages));
   return absl::OkStatus();
@@ -415,22 +418,26 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
     return InvalidArgument("tool_choice is a demand for a call, expected tools then");
   }
   const bool offered = !to.tools.empty() && to.tool_choice.mode != ToolChoice::Mode::kNone;
-  if (!offered && !to.knows_tools) return absl::OkStatus();
-  const ToolFormat* const format =
-      model.chat_template ? FindToolFormat(model.chat_template->source()) : nullptr;
-  if (format == nullptr) {
-    return InvalidArgument(offered ? "tools is given" : "messages has calls of tools",
-                           ", but the model's chat template has no form of calls that is known (",
-                           ToolFormatNames(), "), expected none");
+  if ((!offered && !to.knows_tools) || !model.chat_template) return absl::OkStatus();
+  const std::string_view written = offered ? MemberText(body, "tools") : "";
+  const ToolFormat* format = FindToolFormat(model.chat_template->source());
+  const bool generic = format == nullptr;
+  if (generic) {
+    format = &GenericToolFormat();
+    WriteToolsAsText(written, *model.chat_template,
+                     std::get<std::vector<ChatMessage>>(to.prompts[0]));
   }
   if (!offered) return absl::OkStatus();
   // An answer that is nothing but calls, or a form, is held to it.
   const bool held = demanded || to.common.constraint;
   to.reading.tools = held ? &format->Held() : format;
-  to.common.tools = MemberText(body, "tools");
+  for (const Tool& tool : to.tools) to.reading.texts[tool.name] = tool.texts;
+  if (!generic) to.common.tools = written;
   // Some models mark calls with special tokens.
   to.common.special_tokens = true;
-  return ConstrainCalls(to.common.tools, to.tools, to.tool_choice, to.reading.parallel,
+  // A model that was never taught to call writes broken JSON easily.
+  const bool always = generic && model.constraints && model.constraints->Works();
+  return ConstrainCalls(written, to.tools, to.tool_choice, to.reading.parallel, always,
                         *to.reading.tools, to.common.constraint);
 }
 

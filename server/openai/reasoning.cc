@@ -95,7 +95,7 @@ AnswerReader::AnswerReader(const Options& options) : options_(options) {
     state_ = State::kBefore;
   }
   if (options_.tools != nullptr && !(harmony && options_.tools->harmony())) {
-    calls_.emplace(*options_.tools, options_.parallel);
+    calls_.emplace(*options_.tools, options_.parallel, options_.texts);
   }
 }
 

@@ -76,6 +76,7 @@ class AnswerReader {
     Thinking thinking = Thinking::kMaybe;
     const ToolFormat* tools = nullptr;  // null: no calls are looked for
     bool parallel = true;               // else only the first call is told
+    TextParameters texts = {};
   };
   explicit AnswerReader(const Options& options);
 
