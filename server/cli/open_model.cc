@@ -421,6 +421,7 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
   served.architecture = config.architecture;
   served.parameters = CountParameters(*checkpoint);
   served.vocab = static_cast<int32_t>(config.vocab);
+  served.hidden = config.hidden;
   served.end_ids = checkpoint->end_ids();
   served.max_context = options.max_context;
   served.sampling_defaults = sampling;

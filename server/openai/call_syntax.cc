@@ -43,6 +43,12 @@ Calls One(std::string_view name, std::string arguments) {
   return std::vector<ToolCall>{{"", std::string(name), *whole}};
 }
 
+// One value.
+bool IsJson(std::string_view text) {
+  const auto object = ParseJsonObject(Str("{\"a\":", text, "}"), "");
+  return object.ok() && object->size() == 1;
+}
+
 // The members of an object whose values a model writes without quotes.
 class Members {
  public:
@@ -55,7 +61,7 @@ class Members {
     key = Trimmed(key);
     std::string json(Trimmed(value));
     const bool text = texts_ != nullptr && texts_->contains(std::string(key));
-    if (text || !ParseJsonObject(Str("{\"a\":", json, "}"), "").ok()) json = JsonString(value);
+    if (text || !IsJson(json)) json = JsonString(value);
     object_ += Str(object_.empty() ? "" : ", ", JsonString(key), ": ", json);
   }
   std::string Object() const { return Str("{", object_, "}"); }
@@ -89,7 +95,7 @@ std::optional<std::string> TakeGemmaValue(std::string_view& text, int depth) {
     const std::string bare(Trimmed(text.substr(0, end)));
     if (bare.empty() || bare.starts_with("<")) return std::nullopt;
     text.remove_prefix(end);
-    return ParseJsonObject(Str("{\"a\":", bare, "}"), "").ok() ? bare : JsonString(bare);
+    return IsJson(bare) ? bare : JsonString(bare);
   }
   if (depth == kMaxDepth) return std::nullopt;
   const std::string_view close = object ? "}" : "]";

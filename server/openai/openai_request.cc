@@ -187,6 +187,10 @@ struct Field {
 
 // All that are taken but kSamplingFields. In the order in which JSON objects are kept, by name.
 constexpr Field kFields[] = {
+    {"add_generation_prompt", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("add_generation_prompt", value), to.common.add_generation_prompt);
+     }},
     {"add_special_tokens", kCompletions,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("add_special_tokens", value), to.common.add_special_tokens);
@@ -200,6 +204,10 @@ constexpr Field kFields[] = {
        return Set(ReadText("cache_salt", value), to.common.cache_salt);
      }},
     {"chat_template_kwargs", kChat, ReadTemplateArguments},
+    {"continue_final_message", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("continue_final_message", value), to.common.continue_final_message);
+     }},
     {"echo", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadBool("echo", value), to.echo); }},
     {kGuided[0], kBoth, ReadGuidedField<0>},
@@ -213,6 +221,11 @@ constexpr Field kFields[] = {
     {"include_reasoning", kChat,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("include_reasoning", value), to.include_reasoning);
+     }},
+    {"include_stop_str_in_output", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("include_stop_str_in_output", value),
+                  to.common.stopping.include_stop_string);
      }},
     {"logit_bias", kBoth, ReadLogitBias},
     {"logprobs", kBoth, ReadLogprobs},
@@ -276,17 +289,19 @@ constexpr Field kFields[] = {
     {"tools", kChat,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadTools(value), to.tools); }},
     {"top_logprobs", kChat, ReadTopLogprobs},
+    {"truncate_prompt_tokens", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadInt("truncate_prompt_tokens", value), to.common.truncate_prompt_tokens);
+     }},
 };
 
 // The others.
 constexpr OpenAiField kOtherFields[] = {
-    {"add_generation_prompt", kChat, kOnly, "true"},
     {"add_special_tokens", kChat, kOnly, "false"},
     {"allowed_token_ids", kBoth, kRefused},
     {"audio", kChat, kRefused},
     {"bad_words", kBoth, kOnly, "[]"},
     {"chat_template", kChat, kRefused},
-    {"continue_final_message", kChat, kOnly, "false"},
     {"documents", kChat, kOnly, "[]"},
     {"echo", kChat, kOnly, "false"},
     {"ec_transfer_params", kBoth, kOnly, "{}"},
@@ -294,7 +309,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"functions", kChat, kOnly, "[]"},
     {"guided_decoding_backend", kBoth, kIgnored},
     {"guided_whitespace_pattern", kBoth, kRefused},
-    {"include_stop_str_in_output", kBoth, kOnly, "false"},
     {"kv_transfer_params", kBoth, kOnly, "{}"},
     {"length_penalty", kBoth, kOnly, "1"},
     {"logits_processors", kBoth, kOnly, "[]"},
@@ -326,8 +340,7 @@ constexpr OpenAiField kOtherFields[] = {
     {"structural_tag", kBoth, kRefused},
     {"suffix", kCompletions, kOnly, R"("")"},
     {"thinking_token_budget", kBoth, kOnly, "-1"},
-    {"truncate_prompt_tokens", kBoth, kRefused},
-    {"truncation_side", kBoth, kIgnored},
+    {"truncation_side", kBoth, kOnly, R"("left")"},
     {"use_beam_search", kBoth, kOnly, "false"},
     {"user", kBoth, kIgnored},
     {"verbosity", kChat, kOnly, R"("medium")"},
@@ -377,6 +390,15 @@ absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest
     if (IsIn(field.in, to.chat)) known.emplace_back(field.name);
   }
   return Unsupported("", name, known);
+}
+
+absl::Status CheckEndOfPrompt(const Json& object, const OpenAiRequest& to) {
+  if (!to.common.continue_final_message || object.value("add_generation_prompt", Json()) != true) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      "continue_final_message is true, expected add_generation_prompt to be "
+      "false then");
 }
 
 // What holds between several fields.
@@ -443,25 +465,36 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
 
 // What the template shows of how the model thinks. `to.common.constraint` holds what is said.
 void ConcludeReasoning(const ServedModel& model, OpenAiRequest& to) {
-  if (!to.chat || !model.chat_template) return;
+  if (!model.chat_template || !model.tokenizer) return;
   if (!to.template_arguments.empty()) to.common.template_arguments = to.template_arguments.dump();
   const std::string& source = model.chat_template->source();
   to.reading.reasoning = FindReasoningFormat(source);
   if (to.reading.reasoning == nullptr) return;
-  // The end of a prompt does not depend on the conversation.
-  const auto prompt = RenderChat({{"user", "a"}}, to.common, model);
-  if (prompt.ok()) to.reading.thinking = ThinkingAfter(*prompt, *to.reading.reasoning, source);
   to.common.special_tokens = true;  // some mark with them
+  if (to.common.continue_final_message) {
+    const auto& messages = std::get<std::vector<ChatMessage>>(to.prompts[0]);
+    const std::string text = messages.empty() ? "" : messages.back().content.value_or("");
+    to.reading.thinking = ThinkingWithin(text, *to.reading.reasoning);
+  } else if (const auto prompt = RenderChat({{"user", "a"}}, to.common, model); prompt.ok()) {
+    // The end of a prompt does not depend on the conversation.
+    to.reading.thinking = ThinkingAfter(*prompt, *to.reading.reasoning, source);
+  }
   std::optional<Constraint>& constraint = to.common.constraint;
   if (!constraint || to.reading.thinking == Thinking::kOver) return;
-  if (to.reading.reasoning->harmony()) {
-    // The form is what is said.
+  const ReasoningFormat& format = *to.reading.reasoning;
+  const auto is_close = [&](const TokenizerSpec::Token& token) {
+    return token.kind == TokenKind::kControl && token.text == format.close;
+  };
+  // A form allows no control tokens, so the prompt itself goes on with what is said.
+  if (format.harmony()) {
     to.common.prompt_end = "<|channel|>final<|message|>";
-    return;
+  } else if (std::ranges::any_of(model.tokenizer->spec().tokens, is_close)) {
+    if (to.reading.thinking == Thinking::kBegun) to.common.prompt_end = format.close;
+    to.reading.thinking = Thinking::kOver;
+  } else {
+    constraint->thought = {std::string(format.open), std::string(format.close),
+                           to.reading.thinking == Thinking::kBegun};
   }
-  constraint->thought = Constraint::Thought{.open = std::string(to.reading.reasoning->open),
-                                            .close = std::string(to.reading.reasoning->close),
-                                            .begun = to.reading.thinking == Thinking::kBegun};
 }
 
 absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
@@ -487,9 +520,10 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   for (const auto& [name, value] : object.items()) {
     if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
   }
+  TREADLE_RETURN_IF_ERROR(CheckEndOfPrompt(object, request));
   TREADLE_RETURN_IF_ERROR(Conclude(body, request));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
-  ConcludeReasoning(model, request);
+  if (chat) ConcludeReasoning(model, request);
   if (auto& constraint = request.common.constraint) {
     constraint->any_whitespace = request.form.any_whitespace;
   }
@@ -522,9 +556,23 @@ absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const Served
         return Expected(name, value, R"("float" or "base64")");
     } else if (name == "add_special_tokens") {
       TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), request.common.add_special_tokens));
+    } else if (name == "truncate_prompt_tokens") {
+      TREADLE_RETURN_IF_ERROR(Set(ReadInt(name, value), request.common.truncate_prompt_tokens));
+    } else if (name == "dimensions") {
+      TREADLE_RETURN_IF_ERROR(Set(ReadInt(name, value), request.common.dimensions));
+      if (request.common.dimensions < 1) return Expected(name, value, "1 or more");
     } else {
-      constexpr std::string_view kKnown[] = {"input", "encoding_format", "add_special_tokens",
-                                             "model", "user"};
+      constexpr std::string_view kKnown[] = {"input",
+                                             "encoding_format",
+                                             "add_special_tokens",
+                                             "dimensions",
+                                             "truncate_prompt_tokens",
+                                             "model",
+                                             "user",
+                                             "priority",
+                                             "metadata",
+                                             "request_id"};
+      if (std::ranges::find(kKnown + 6, std::end(kKnown), name) != std::end(kKnown)) continue;
       return Unsupported("", name, kKnown);
     }
   }
@@ -535,13 +583,38 @@ absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const Served
 absl::StatusOr<TokenizeQuestion> ReadTokenize(std::string_view body, const ServedModel& model) {
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   TokenizeQuestion question;
+  const bool chat = object.contains("messages");
+  question.add_special = !chat;  // the template has written them
+  OpenAiRequest request{.chat = chat};
   for (const auto& [name, value] : object.items()) {
     if (value.is_null() || name == "model" || name == "prompt") continue;
-    constexpr std::string_view kKnown[] = {"prompt", "add_special_tokens", "model"};
-    if (name != "add_special_tokens") return Unsupported("", name, kKnown);
-    TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), question.add_special));
+    constexpr std::string_view kKnown[] = {"prompt",
+                                           "add_special_tokens",
+                                           "model",
+                                           "messages",
+                                           "add_generation_prompt",
+                                           "continue_final_message",
+                                           "chat_template_kwargs",
+                                           "tools"};
+    if (name == "add_special_tokens") {
+      TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), question.add_special));
+    } else if (chat && std::ranges::find(kKnown, name) != std::end(kKnown)) {
+      TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
+    } else {
+      return Unsupported("", name, kKnown);
+    }
   }
-  TREADLE_RETURN_IF_ERROR(Set(ReadText("prompt", object.value("prompt", Json())), question.text));
+  if (!chat) {
+    TREADLE_RETURN_IF_ERROR(Set(ReadText("prompt", object.value("prompt", Json())), question.text));
+    return question;
+  }
+  TREADLE_RETURN_IF_ERROR(CheckEndOfPrompt(object, request));
+  TREADLE_RETURN_IF_ERROR(Conclude(body, request));
+  TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
+  ConcludeReasoning(model, request);
+  TREADLE_RETURN_IF_ERROR(
+      Set(RenderChat(std::get<std::vector<ChatMessage>>(request.prompts[0]), request.common, model),
+          question.text));
   return question;
 }
 

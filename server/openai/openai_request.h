@@ -94,7 +94,8 @@ absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const Served
 // members do not matter.
 bool SameRequest(std::string_view body, std::string_view other);
 
-// {"model": ..., "prompt": TEXT, "add_special_tokens": BOOL} and {"model": ..., "tokens": [ID]}.
+// {"model": ..., "prompt": TEXT, "add_special_tokens": BOOL}, or with the fields of a chat that
+// make its prompt for "prompt"; and {"model": ..., "tokens": [ID]}.
 struct TokenizeQuestion {
   std::string text;
   bool add_special = true;

@@ -79,6 +79,12 @@ Thinking ThinkingAfter(std::string_view prompt, const ReasoningFormat& format,
                                                                : Thinking::kMaybe;
 }
 
+Thinking ThinkingWithin(std::string_view text, const ReasoningFormat& format) {
+  const size_t open = format.harmony() ? text.npos : text.rfind(format.open);
+  const bool begun = open != text.npos && text.find(format.close, open) == text.npos;
+  return begun ? Thinking::kBegun : Thinking::kOver;
+}
+
 std::string HeldText::Take(size_t bytes, Kind kind) {
   settled_ += bytes;
   for (; !begins_.empty() && begins_.front() < settled_; begins_.pop_front()) {

@@ -38,6 +38,9 @@ enum class Thinking : uint8_t {
 Thinking ThinkingAfter(std::string_view prompt, const ReasoningFormat& format,
                        std::string_view chat_template);
 
+// The same of an answer that goes on with `text`: what is open there goes on.
+Thinking ThinkingWithin(std::string_view text, const ReasoningFormat& format);
+
 // What became settled.
 struct AnswerText {
   std::string reasoning;

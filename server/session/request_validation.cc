@@ -82,6 +82,27 @@ absl::Status ReadSampling(GenerateRequest::Sampling& sampling, const ServedModel
   return absl::OkStatus();
 }
 
+// A rendered conversation without what a template writes behind its last message. As transformers'
+// apply_chat_template: white space at the message's end stays only where the template has it.
+absl::StatusOr<std::string> UpToEndOf(const ChatMessage& last, std::string rendered) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const std::string content = last.content.value_or("");
+  const size_t length = content.find_last_not_of(kSpace) + 1;
+  const size_t begin = std::min(content.find_first_not_of(kSpace), length);
+  const std::string_view words = std::string_view(content).substr(begin, length - begin);
+  size_t at = words.empty() ? rendered.npos : rendered.rfind(words);
+  if (at == rendered.npos) {
+    return InvalidArgument("chat: continue_final_message is true, expected a last message whose ",
+                           "text the template shows as it is");
+  }
+  at += words.size();
+  if (rendered.compare(at, content.size() - length, content, length) == 0) {
+    at += content.size() - length;
+  }
+  rendered.resize(at);
+  return rendered;
+}
+
 absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const ServedModel& model,
                                                 Clock::time_point deadline) {
   if (std::holds_alternative<std::monostate>(request.prompt)) {
@@ -121,6 +142,20 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
   // A tokenizer may know more ids than the model has rows.
   TREADLE_RETURN_IF_ERROR(ValidateTokenIds(field, *prompt, model.vocab));
   return prompt;
+}
+
+// Keeps the prompt's last tokens. `most`: that there is room for.
+absl::Status Truncate(const std::optional<int32_t>& asked, int64_t most,
+                      std::vector<int32_t>& prompt) {
+  if (!asked) return absl::OkStatus();
+  if (*asked < -1 || *asked == 0 || *asked > most) {
+    return InvalidArgument("truncate_prompt_tokens is ", *asked, ", expected 1 to ", most,
+                           ", or -1 for what the context has room for");
+  }
+  const int64_t kept = *asked == -1 ? most : *asked;
+  const int64_t beyond = static_cast<int64_t>(prompt.size()) - kept;
+  if (beyond > 0) prompt.erase(prompt.begin(), prompt.begin() + beyond);
+  return absl::OkStatus();
 }
 
 // The most tokens that the request may generate within the context and the cache; may be <= 0.
@@ -273,8 +308,11 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
   options.eos_token = text_of(spec.eos);
   options.tools = request.tools;
   options.arguments = request.template_arguments;
+  const bool goes_on = request.continue_final_message;
+  options.add_generation_prompt = request.add_generation_prompt && !goes_on;
   options.deadline = deadline;
   auto rendered = model.chat_template->Render(messages, options);
+  if (rendered.ok() && goes_on) return UpToEndOf(messages.back(), *std::move(rendered));
   if (rendered.ok() || absl::IsDeadlineExceeded(rendered.status())) return rendered;
   return InvalidArgument("chat: ", std::string(rendered.status().message()));
 }
@@ -333,7 +371,14 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
           "this server gives no embeddings: it was started with --embedding-pooling none");
     }
     TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+    TREADLE_RETURN_IF_ERROR(
+        Truncate(request.truncate_prompt_tokens, model.max_context, spec.prompt));
     TREADLE_RETURN_IF_ERROR(ReadEmbedding(model, limits, spec));
+    if (request.dimensions < 0 || request.dimensions > model.hidden) {
+      return InvalidArgument("dimensions is ", request.dimensions, ", expected 1 to ",
+                             model.hidden);
+    }
+    valid.generation.dimensions = request.dimensions;
     return valid;
   }
   TREADLE_RETURN_IF_ERROR(ReadSampling(request.sampling, model, limits, random_seed, spec));
@@ -343,8 +388,11 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
   const bool ignore_eos = request.stopping.ignore_eos;
   TREADLE_RETURN_IF_ERROR(ReadStops(request.stopping, model, valid));
   TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+  TREADLE_RETURN_IF_ERROR(
+      Truncate(request.truncate_prompt_tokens, model.max_context - 1, spec.prompt));
   TREADLE_RETURN_IF_ERROR(ReadLengths(request.stopping, model, limits, spec));
-  valid.special_tokens = request.special_tokens;
+  valid.generation = {.special_tokens = request.special_tokens,
+                      .include_stop_string = request.stopping.include_stop_string};
   TREADLE_RETURN_IF_ERROR(ReadConstraint(request.constraint, model, ignore_eos, deadline, spec));
   return valid;
 }

@@ -32,6 +32,7 @@ struct ServedModel {
   std::string fingerprint;
   int64_t parameters = 0;
   int32_t vocab = 0;
+  int64_t hidden = 0;       // size of an embedding
   int64_t max_context = 0;  // prompt + generated tokens of one sequence
   PageCounts kv_pages;      // of the tightest stage
   KvPaging paging;

@@ -594,7 +594,7 @@ TEST(OpenAiServer, EmbeddingsAreThoseOfGrpc) {
       {R"({"input": [50]})", "input[0] is 50, expected 0 to 49"},
       {R"({"input": "a1"})", "input: '1' is no letter"},
       {R"({"input": [true]})", "input[0] is true, expected an array of token ids"},
-      {R"({"input": "a", "dimensions": 1})", "dimensions is not supported"},
+      {R"({"input": "a", "dimensions": 9})", "dimensions is 9, expected 1 to 8"},
       {R"({"input": "a", "encoding_format": "hex"})", "encoding_format is \"hex\", expected"},
       {R"({"encoding_format": "float"})", "input is missing"}};
   for (const auto& [body, message] : wrong) {

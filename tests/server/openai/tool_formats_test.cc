@@ -66,6 +66,9 @@ const Row kRows[] = {
      "<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>12</arg_value>\n<arg_key>n</arg_key>\n"
      "<arg_value>12</arg_value>\n</tool_call>",
      R"(|f({"city": "12", "n": 12}))", "\n"},
+    {"GLM, no JSON", "<arg_key>k</arg_key>\n<arg_value>v</arg_value>",
+     "<tool_call>g\n<arg_key>n</arg_key>\n<arg_value>1, \"x\": 2</arg_value>\n</tool_call>",
+     R"(|g({"n": "1, \"x\": 2"}))", "\n"},
     {"GLM 4.7", "<tool_call>{function-name}<arg_key>k</arg_key><arg_value>v</arg_value>",
      "<tool_call>g</tool_call>", "|g({})", ""},
     {"DeepSeek V3",
