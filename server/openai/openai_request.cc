@@ -10,6 +10,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "server/openai/form_fields.h"
+#include "server/openai/generic_tools.h"
 #include "server/openai/json_fields.h"
 #include "server/openai/json_text.h"
 #include "server/openai/openai_messages.h"
@@ -51,7 +52,9 @@ absl::Status ReadPrompts(const std::string& field, const Json& value, OpenAiRequ
 
 absl::Status ReadMessages(const Json& value, OpenAiRequest& to) {
   TREADLE_ASSIGN_OR_RETURN(std::vector<ChatMessage> messages, treadle::ReadMessages(value));
-  const auto calls = [](const ChatMessage& message) { return !message.tool_calls.empty(); };
+  const auto calls = [](const ChatMessage& message) {
+    return !message.tool_calls.empty() || message.role == "tool";
+  };
   to.knows_tools |= std::ranges::any_of(messages, calls);
   to.prompts.emplace_back(std::move(messages));
   return absl::OkStatus();
@@ -133,6 +136,39 @@ absl::Status ReadTopLogprobs(const Json& value, OpenAiRequest& to) {
   return InvalidArgument("top_logprobs is given, expected logprobs to be true then");
 }
 
+// Variables of the model's template, but for those that the server sets.
+absl::Status ReadTemplateArguments(const Json& value, OpenAiRequest& to) {
+  constexpr std::string_view kName = "chat_template_kwargs";
+  constexpr std::string_view kSet[] = {
+      "add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "tools"};
+  if (!value.is_object()) return Expected(kName, value, "an object");
+  for (const auto& [key, argument] : value.items()) {
+    if (std::ranges::find(kSet, key) == std::end(kSet)) {
+      to.template_arguments[key] = argument;
+      continue;
+    }
+    return InvalidArgument(kName, ".", key, " is given, expected variables of the template that ",
+                           "the server does not set itself");
+  }
+  return absl::OkStatus();
+}
+
+// A template that lets its user choose has a variable for the effort, or one that switches.
+absl::Status ReadReasoningEffort(const Json& value, OpenAiRequest& to) {
+  constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+  TREADLE_ASSIGN_OR_RETURN(const std::string effort, ReadText("reasoning_effort", value));
+  if (std::ranges::find(kEfforts, effort) == std::end(kEfforts)) {
+    return Expected("reasoning_effort", value,
+                    R"("none", "minimal", "low", "medium", "high" or "xhigh")");
+  }
+  const bool thinks = effort != kEfforts[0];
+  Json arguments = {{"enable_thinking", thinks}, {"thinking", thinks}};
+  if (thinks) arguments["reasoning_effort"] = effort;
+  arguments.update(to.template_arguments);  // which comes first, and says more
+  to.template_arguments = std::move(arguments);
+  return absl::OkStatus();
+}
+
 constexpr const char* kGuided[] = {"guided_choice", "guided_grammar", "guided_json",
                                    "guided_regex"};
 template <int i>
@@ -151,6 +187,10 @@ struct Field {
 
 // All that are taken but kSamplingFields. In the order in which JSON objects are kept, by name.
 constexpr Field kFields[] = {
+    {"add_generation_prompt", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("add_generation_prompt", value), to.common.add_generation_prompt);
+     }},
     {"add_special_tokens", kCompletions,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("add_special_tokens", value), to.common.add_special_tokens);
@@ -163,6 +203,11 @@ constexpr Field kFields[] = {
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadText("cache_salt", value), to.common.cache_salt);
      }},
+    {"chat_template_kwargs", kChat, ReadTemplateArguments},
+    {"continue_final_message", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("continue_final_message", value), to.common.continue_final_message);
+     }},
     {"echo", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadBool("echo", value), to.echo); }},
     {kGuided[0], kBoth, ReadGuidedField<0>},
@@ -172,6 +217,15 @@ constexpr Field kFields[] = {
     {"ignore_eos", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("ignore_eos", value), to.common.stopping.ignore_eos);
+     }},
+    {"include_reasoning", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("include_reasoning", value), to.include_reasoning);
+     }},
+    {"include_stop_str_in_output", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("include_stop_str_in_output", value),
+                  to.common.stopping.include_stop_string);
      }},
     {"logit_bias", kBoth, ReadLogitBias},
     {"logprobs", kBoth, ReadLogprobs},
@@ -193,7 +247,7 @@ constexpr Field kFields[] = {
      }},
     {"parallel_tool_calls", kChat,
      [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("parallel_tool_calls", value), to.parallel_tool_calls);
+       return Set(ReadBool("parallel_tool_calls", value), to.reading.parallel);
      }},
     {"priority", kBoth,
      [](const Json& value, OpenAiRequest& to) {
@@ -206,6 +260,7 @@ constexpr Field kFields[] = {
        to.prompt_logprobs = true;
        return Set(ReadInt("prompt_logprobs", value), to.common.prompt_logprobs);
      }},
+    {"reasoning_effort", kChat, ReadReasoningEffort},
     {"response_format", kBoth,
      [](const Json& value, OpenAiRequest& to) { return ReadResponseFormat(value, to.form); }},
     {"return_token_ids", kBoth,
@@ -242,18 +297,19 @@ constexpr Field kFields[] = {
     {"tools", kChat,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadTools(value), to.tools); }},
     {"top_logprobs", kChat, ReadTopLogprobs},
+    {"truncate_prompt_tokens", kBoth,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadInt("truncate_prompt_tokens", value), to.common.truncate_prompt_tokens);
+     }},
 };
 
 // The others.
 constexpr OpenAiField kOtherFields[] = {
-    {"add_generation_prompt", kChat, kOnly, "true"},
     {"add_special_tokens", kChat, kOnly, "false"},
     {"allowed_token_ids", kBoth, kRefused},
     {"audio", kChat, kRefused},
     {"bad_words", kBoth, kOnly, "[]"},
     {"chat_template", kChat, kRefused},
-    {"chat_template_kwargs", kChat, kOnly, "{}"},
-    {"continue_final_message", kChat, kOnly, "false"},
     {"documents", kChat, kOnly, "[]"},
     {"echo", kChat, kOnly, "false"},
     {"ec_transfer_params", kBoth, kOnly, "{}"},
@@ -261,8 +317,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"functions", kChat, kOnly, "[]"},
     {"guided_decoding_backend", kBoth, kIgnored},
     {"guided_whitespace_pattern", kBoth, kRefused},
-    {"include_reasoning", kChat, kIgnored},
-    {"include_stop_str_in_output", kBoth, kOnly, "false"},
     {"kv_transfer_params", kBoth, kOnly, "{}"},
     {"length_penalty", kBoth, kOnly, "1"},
     {"logits_processors", kBoth, kOnly, "[]"},
@@ -277,7 +331,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"prompt_cache_options", kChat, kIgnored},
     {"prompt_cache_retention", kChat, kIgnored},
     {"prompt_embeds", kCompletions, kRefused},
-    {"reasoning_effort", kChat, kRefused},
     {"repetition_detection", kBoth, kRefused},
     {"request_id", kBoth, kIgnored},
     {"return_mm_kwargs", kBoth, kIgnored},
@@ -294,8 +347,7 @@ constexpr OpenAiField kOtherFields[] = {
     {"structural_tag", kBoth, kRefused},
     {"suffix", kCompletions, kOnly, R"("")"},
     {"thinking_token_budget", kBoth, kOnly, "-1"},
-    {"truncate_prompt_tokens", kBoth, kRefused},
-    {"truncation_side", kBoth, kIgnored},
+    {"truncation_side", kBoth, kOnly, R"("left")"},
     {"use_beam_search", kBoth, kOnly, "false"},
     {"user", kBoth, kIgnored},
     {"verbosity", kChat, kOnly, R"("medium")"},
@@ -347,6 +399,15 @@ absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest
   return Unsupported("", name, known);
 }
 
+absl::Status CheckEndOfPrompt(const Json& object, const OpenAiRequest& to) {
+  if (!to.common.continue_final_message || object.value("add_generation_prompt", Json()) != true) {
+    return absl::OkStatus();
+  }
+  return InvalidArgument(
+      "continue_final_message is true, expected add_generation_prompt to be "
+      "false then");
+}
+
 // What holds between several fields.
 absl::Status Conclude(std::string_view body, OpenAiRequest& to) {
   if (to.prompts.empty()) return InvalidArgument(to.chat ? "messages" : "prompt", " is missing");
@@ -386,21 +447,61 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
     return InvalidArgument("tool_choice is a demand for a call, expected tools then");
   }
   const bool offered = !to.tools.empty() && to.tool_choice.mode != ToolChoice::Mode::kNone;
-  if (!offered && !to.knows_tools) return absl::OkStatus();
-  const ToolFormat* const format =
-      model.chat_template ? FindToolFormat(model.chat_template->source()) : nullptr;
-  if (format == nullptr) {
-    return InvalidArgument(offered ? "tools is given" : "messages has calls of tools",
-                           ", but the model's chat template has no form of calls that is known (",
-                           ToolFormatNames(), "), expected none");
+  if ((!offered && !to.knows_tools) || !model.chat_template) return absl::OkStatus();
+  const std::string_view written = offered ? MemberText(body, "tools") : "";
+  const ToolFormat* format = FindToolFormat(model.chat_template->source());
+  const bool generic = format == nullptr;
+  if (generic) {
+    format = &GenericToolFormat();
+    WriteToolsAsText(written, *model.chat_template,
+                     std::get<std::vector<ChatMessage>>(to.prompts[0]));
   }
   if (!offered) return absl::OkStatus();
-  to.tool_format = format;
-  to.common.tools = MemberText(body, "tools");
+  // An answer that is nothing but calls, or a form, is held to it.
+  const bool held = demanded || to.common.constraint;
+  to.reading.tools = held ? &format->Held() : format;
+  for (const Tool& tool : to.tools) to.reading.texts[tool.name] = tool.texts;
+  if (!generic) to.common.tools = written;
   // Some models mark calls with special tokens.
   to.common.special_tokens = true;
-  return ConstrainCalls(to.common.tools, to.tools, to.tool_choice, to.parallel_tool_calls, *format,
-                        to.common.constraint);
+  // A model that was never taught to call writes broken JSON easily.
+  const bool always = generic && model.constraints && model.constraints->Works();
+  return ConstrainCalls(written, to.tools, to.tool_choice, to.reading.parallel, always,
+                        *to.reading.tools, to.common.constraint);
+}
+
+// What the template shows of how the model thinks. `to.common.constraint` holds what is said.
+void ConcludeReasoning(const ServedModel& model, OpenAiRequest& to) {
+  if (!model.chat_template || !model.tokenizer) return;
+  if (!to.template_arguments.empty()) to.common.template_arguments = to.template_arguments.dump();
+  const std::string& source = model.chat_template->source();
+  to.reading.reasoning = FindReasoningFormat(source);
+  if (to.reading.reasoning == nullptr) return;
+  to.common.special_tokens = true;  // some mark with them
+  if (to.common.continue_final_message) {
+    const auto& messages = std::get<std::vector<ChatMessage>>(to.prompts[0]);
+    const std::string text = messages.empty() ? "" : messages.back().content.value_or("");
+    to.reading.thinking = ThinkingWithin(text, *to.reading.reasoning);
+  } else if (const auto prompt = RenderChat({{"user", "a"}}, to.common, model); prompt.ok()) {
+    // The end of a prompt does not depend on the conversation.
+    to.reading.thinking = ThinkingAfter(*prompt, *to.reading.reasoning, source);
+  }
+  std::optional<Constraint>& constraint = to.common.constraint;
+  if (!constraint || to.reading.thinking == Thinking::kOver) return;
+  const ReasoningFormat& format = *to.reading.reasoning;
+  const auto is_close = [&](const TokenizerSpec::Token& token) {
+    return token.kind == TokenKind::kControl && token.text == format.close;
+  };
+  // A form allows no control tokens, so the prompt itself goes on with what is said.
+  if (format.harmony()) {
+    to.common.prompt_end = "<|channel|>final<|message|>";
+  } else if (std::ranges::any_of(model.tokenizer->spec().tokens, is_close)) {
+    if (to.reading.thinking == Thinking::kBegun) to.common.prompt_end = format.close;
+    to.reading.thinking = Thinking::kOver;
+  } else {
+    constraint->thought = {std::string(format.open), std::string(format.close),
+                           to.reading.thinking == Thinking::kBegun};
+  }
 }
 
 absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
@@ -409,8 +510,9 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   }
   TREADLE_ASSIGN_OR_RETURN(Json object, ParseJsonObject(body, "the body", kMaxJsonValues));
   const Json name = object.value("model", Json());
-  if (name.is_null() || name == model.name) return object;
+  if (name.is_null()) return object;
   if (!name.is_string()) return Expected("model", name, "a string");
+  if (model.IsCalled(name.get_ref<const std::string&>())) return object;
   return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ",
                   Json(model.name).dump());
 }
@@ -425,8 +527,10 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   for (const auto& [name, value] : object.items()) {
     if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
   }
+  TREADLE_RETURN_IF_ERROR(CheckEndOfPrompt(object, request));
   TREADLE_RETURN_IF_ERROR(Conclude(body, request));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
+  if (chat) ConcludeReasoning(model, request);
   if (auto& constraint = request.common.constraint) {
     constraint->any_whitespace = request.form.any_whitespace;
   }
@@ -459,9 +563,23 @@ absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const Served
         return Expected(name, value, R"("float" or "base64")");
     } else if (name == "add_special_tokens") {
       TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), request.common.add_special_tokens));
+    } else if (name == "truncate_prompt_tokens") {
+      TREADLE_RETURN_IF_ERROR(Set(ReadInt(name, value), request.common.truncate_prompt_tokens));
+    } else if (name == "dimensions") {
+      TREADLE_RETURN_IF_ERROR(Set(ReadInt(name, value), request.common.dimensions));
+      if (request.common.dimensions < 1) return Expected(name, value, "1 or more");
     } else {
-      constexpr std::string_view kKnown[] = {"input", "encoding_format", "add_special_tokens",
-                                             "model", "user"};
+      constexpr std::string_view kKnown[] = {"input",
+                                             "encoding_format",
+                                             "add_special_tokens",
+                                             "dimensions",
+                                             "truncate_prompt_tokens",
+                                             "model",
+                                             "user",
+                                             "priority",
+                                             "metadata",
+                                             "request_id"};
+      if (std::ranges::find(kKnown + 6, std::end(kKnown), name) != std::end(kKnown)) continue;
       return Unsupported("", name, kKnown);
     }
   }
@@ -472,13 +590,38 @@ absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const Served
 absl::StatusOr<TokenizeQuestion> ReadTokenize(std::string_view body, const ServedModel& model) {
   TREADLE_ASSIGN_OR_RETURN(const Json object, ReadBody(body, model));
   TokenizeQuestion question;
+  const bool chat = object.contains("messages");
+  question.add_special = !chat;  // the template has written them
+  OpenAiRequest request{.chat = chat};
   for (const auto& [name, value] : object.items()) {
     if (value.is_null() || name == "model" || name == "prompt") continue;
-    constexpr std::string_view kKnown[] = {"prompt", "add_special_tokens", "model"};
-    if (name != "add_special_tokens") return Unsupported("", name, kKnown);
-    TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), question.add_special));
+    constexpr std::string_view kKnown[] = {"prompt",
+                                           "add_special_tokens",
+                                           "model",
+                                           "messages",
+                                           "add_generation_prompt",
+                                           "continue_final_message",
+                                           "chat_template_kwargs",
+                                           "tools"};
+    if (name == "add_special_tokens") {
+      TREADLE_RETURN_IF_ERROR(Set(ReadBool(name, value), question.add_special));
+    } else if (chat && std::ranges::find(kKnown, name) != std::end(kKnown)) {
+      TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
+    } else {
+      return Unsupported("", name, kKnown);
+    }
   }
-  TREADLE_RETURN_IF_ERROR(Set(ReadText("prompt", object.value("prompt", Json())), question.text));
+  if (!chat) {
+    TREADLE_RETURN_IF_ERROR(Set(ReadText("prompt", object.value("prompt", Json())), question.text));
+    return question;
+  }
+  TREADLE_RETURN_IF_ERROR(CheckEndOfPrompt(object, request));
+  TREADLE_RETURN_IF_ERROR(Conclude(body, request));
+  TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
+  ConcludeReasoning(model, request);
+  TREADLE_RETURN_IF_ERROR(
+      Set(RenderChat(std::get<std::vector<ChatMessage>>(request.prompts[0]), request.common, model),
+          question.text));
   return question;
 }
 

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/openai/form_fields.h"
+#include "server/openai/reasoning.h"
 #include "server/openai/tool_request.h"
 #include "server/session/request_validation.h"
 
@@ -42,10 +43,12 @@ struct OpenAiRequest {
   bool prompt_logprobs = false;  // were asked by this name
   std::vector<Tool> tools = {};
   ToolChoice tool_choice = {};
-  bool parallel_tool_calls = true;     // several in one answer
-  bool knows_tools = false;            // the messages have calls
-  const ToolFormat* tool_format = {};  // of the calls to look for in the answer; null: none
-  AskedForm form = {};                 // common.constraint, while fields are read
+  bool knows_tools = false;  // the messages have calls
+  // Of a chat: what to look for in the answer.
+  AnswerReader::Options reading = {};
+  bool include_reasoning = true;                                 // is told
+  nlohmann::json template_arguments = nlohmann::json::object();  // while fields are read
+  AskedForm form = {};  // common.constraint, while fields are read
   std::optional<int32_t> best_of = {};
   // Name of the field that was given, this or max_completion_tokens; for errors.
   std::string_view max_tokens = "max_tokens";
@@ -91,7 +94,8 @@ absl::StatusOr<OpenAiRequest> ReadEmbeddings(std::string_view body, const Served
 // members do not matter.
 bool SameRequest(std::string_view body, std::string_view other);
 
-// {"model": ..., "prompt": TEXT, "add_special_tokens": BOOL} and {"model": ..., "tokens": [ID]}.
+// {"model": ..., "prompt": TEXT, "add_special_tokens": BOOL}, or with the fields of a chat that
+// make its prompt for "prompt"; and {"model": ..., "tokens": [ID]}.
 struct TokenizeQuestion {
   std::string text;
   bool add_special = true;

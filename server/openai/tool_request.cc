@@ -8,6 +8,7 @@
 #include "base/json_file.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/constraint/json_schema.h"
 #include "server/openai/json_fields.h"
 
 namespace treadle {
@@ -60,7 +61,12 @@ absl::StatusOr<Tool> ReadTool(const std::string& name, const Json& tool) {
       {"description",
        [](const auto& where, const Json& value) { return ReadText(where, value).status(); }},
       {"parameters",
-       [](const auto& where, const Json& value) {
+       [&](const auto& where, const Json& value) {
+         const Json properties = value.is_object() ? value.value("properties", Json()) : Json();
+         for (const auto& [key, schema] : properties.items()) {
+           if (schema.is_object() && schema.value("type", Json()) == "string")
+             read.texts.insert(key);
+         }
          return value.is_object() ? absl::OkStatus() : Expected(where, value, "an object");
        }},
       {"strict", [&](const auto& where, const Json& value) {
@@ -131,15 +137,15 @@ absl::StatusOr<ToolChoice> ReadToolChoice(const Json& choice) {
 }
 
 absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& tools,
-                            const ToolChoice& choice, bool parallel, const ToolFormat& format,
-                            std::optional<Constraint>& constraint) {
+                            const ToolChoice& choice, bool parallel, bool always,
+                            const ToolFormat& format, std::optional<Constraint>& constraint) {
   const bool required = choice.mode == ToolChoice::Mode::kRequired;
   const auto strict = std::ranges::find(tools, true, &Tool::strict);
-  if (!required && strict == tools.end() && !constraint) return absl::OkStatus();
-  if (!required && !constraint && !format.anywhere) {
+  if (!required && strict == tools.end() && !constraint && !always) return absl::OkStatus();
+  if (!required && !constraint && (!format.anywhere || format.read != nullptr)) {
     return InvalidArgument("tools[", strict - tools.begin(), "].function.strict is true, expected ",
                            "false unless tool_choice demands a call: this model's calls cannot be ",
-                           "told from text before they end");
+                           "held to a schema among text");
   }
   const auto parsed = nlohmann::ordered_json::parse(written);
   std::vector<Constraint::Tag> tags;
@@ -152,7 +158,9 @@ absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& t
     tag.end = format.End();
     const auto& function = parsed[i]["function"];
     const auto parameters = function.find("parameters");
-    if (!required && !tool.strict) {
+    const bool free = !required && !tool.strict;
+    if (free &&
+        (!always || parameters == function.end() || !PrepareSchema(parameters->dump()).ok())) {
       tag.schema = R"({"type":"object"})";
     } else if (parameters == function.end() || parameters->is_null()) {
       tag.schema = R"({"type":"object","additionalProperties":false})";

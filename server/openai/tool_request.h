@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,7 +20,8 @@ namespace treadle {
 // One of the field `tools`: a function, perhaps with a description and a schema of its parameters.
 struct Tool {
   std::string name;
-  bool strict = false;  // what it is called with satisfies the schema
+  bool strict = false;               // what it is called with satisfies the schema
+  std::set<std::string> texts = {};  // parameters that are texts by the schema
 };
 absl::StatusOr<std::vector<Tool>> ReadTools(const nlohmann::json& tools);
 
@@ -33,9 +35,10 @@ absl::StatusOr<ToolChoice> ReadToolChoice(const nlohmann::json& choice);
 
 // Holds an answer that is unconstrained, or has `constraint`, to calls that satisfy their tools'
 // schemas, as far as that was asked. `written`: the field `tools`, as the client wrote it.
+// `always`: every call that begins is held to its tool's schema, where that can be enforced.
 absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& tools,
-                            const ToolChoice& choice, bool parallel, const ToolFormat& format,
-                            std::optional<Constraint>& constraint);
+                            const ToolChoice& choice, bool parallel, bool always,
+                            const ToolFormat& format, std::optional<Constraint>& constraint);
 
 // The calls of an assistant's message; `name`: of the field.
 absl::StatusOr<std::vector<ToolCall>> ReadToolCalls(const std::string& name,

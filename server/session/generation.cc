@@ -61,12 +61,15 @@ std::string StopMatcher::Push(std::string_view text) {
 std::string StopMatcher::Finish() { return std::exchange(held_, std::string()); }
 
 Generation::Generation(const Tokenizer* tokenizer, const RequestSpec& request,
-                       const std::vector<std::string>& stop_strings, bool special_tokens)
-    : min_new_tokens_(request.min_new_tokens), logprobs_(request.top_logprobs >= 0) {
+                       const std::vector<std::string>& stop_strings,
+                       const GenerationOptions& options)
+    : min_new_tokens_(request.min_new_tokens),
+      logprobs_(request.top_logprobs >= 0),
+      options_(options) {
   for (int32_t i = 0; i < request.candidates; ++i) {
     Candidate& candidate =
         candidates_.emplace_back(Candidate{.matcher = StopMatcher(stop_strings)});
-    if (tokenizer) candidate.decoder.emplace(*tokenizer, special_tokens);
+    if (tokenizer) candidate.decoder.emplace(*tokenizer, options_.special_tokens);
   }
 }
 
@@ -86,7 +89,11 @@ std::vector<OutputPart> Generation::Absorb(const std::vector<StreamToken>& token
 }
 
 void Generation::AbsorbToken(const StreamToken& token, Candidate& candidate, OutputPart& part) {
-  if (!token.embedding.empty()) part.embedding = Normalized(token.embedding);
+  if (!token.embedding.empty()) {
+    std::vector<float> embedding = token.embedding;
+    if (options_.dimensions > 0) embedding.resize(static_cast<size_t>(options_.dimensions));
+    part.embedding = Normalized(std::move(embedding));
+  }
   // A request may end without a last token (its stop string was seen elsewhere).
   if (token.token >= 0) {
     part.token_ids.push_back(token.token);
@@ -110,11 +117,13 @@ void Generation::AbsorbToken(const StreamToken& token, Candidate& candidate, Out
   if (const std::string* stop = candidate.matcher.found()) {
     part.finish = FinishReason::kStopString;
     part.stop_string = *stop;
+    if (options_.include_stop_string) part.text += *stop;
   } else if (token.finish != FinishReason::kNone) {
     part.text += candidate.matcher.Finish();
     part.finish = token.finish;
     if (token.finish == FinishReason::kEndToken) part.stop_token = token.token;
   }
+  if (token.token >= 0) part.ends.push_back(part.text.size());
   candidate.finished = part.finish != FinishReason::kNone;
 }
 

@@ -45,6 +45,7 @@ struct OutputPart {
   uint32_t candidate = 0;
   std::string text = {};
   std::vector<int32_t> token_ids = {};
+  std::vector<size_t> ends = {};          // one per id: size of the text once it was read
   std::vector<TokenDetail> details = {};  // one per id, if asked
   FinishReason finish = FinishReason::kNone;
   std::string stop_string = {};       // with kStopString
@@ -52,12 +53,18 @@ struct OutputPart {
   std::vector<float> embedding = {};  // with kPooled: of length 1 (Euclid's), and all there is
 };
 
+struct GenerationOptions {
+  bool special_tokens = false;       // control tokens are text, too
+  bool include_stop_string = false;  // is the text's end
+  int32_t dimensions = 0;            // of an embedding: its first ones alone; 0: all
+};
+
 class Generation {
  public:
   // `tokenizer`, which must outlive this, may be null: no text then. Stop strings count from token
-  // request.min_new_tokens on. `special_tokens`: control tokens are text, too.
+  // request.min_new_tokens on.
   Generation(const Tokenizer* tokenizer, const RequestSpec& request,
-             const std::vector<std::string>& stop_strings, bool special_tokens = false);
+             const std::vector<std::string>& stop_strings, const GenerationOptions& options = {});
 
   // One part for each candidate with news, ascending. If one finished with kStopString, the
   // pool must be told (FinishCandidate). Tokens of a candidate that has finished are dropped.
@@ -77,6 +84,7 @@ class Generation {
 
   const int32_t min_new_tokens_;
   const bool logprobs_;
+  const GenerationOptions options_;
   std::vector<Candidate> candidates_;
   int32_t completion_tokens_ = 0;
 };

@@ -83,37 +83,25 @@ absl::Status ReadSampling(GenerateRequest::Sampling& sampling, const ServedModel
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages, std::string tools,
-                                       const ServedModel& model, Clock::time_point deadline) {
-  if (!model.chat_template) {
-    return InvalidArgument(
-        "chat: this model has no usable chat template",
-        model.chat_template_problem.empty() ? "" : " (" + model.chat_template_problem + ")",
-        ", expected text or token_ids");
+// A rendered conversation without what a template writes behind its last message. As transformers'
+// apply_chat_template: white space at the message's end stays only where the template has it.
+absl::StatusOr<std::string> UpToEndOf(const ChatMessage& last, std::string rendered) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const std::string content = last.content.value_or("");
+  const size_t length = content.find_last_not_of(kSpace) + 1;
+  const size_t begin = std::min(content.find_first_not_of(kSpace), length);
+  const std::string_view words = std::string_view(content).substr(begin, length - begin);
+  size_t at = words.empty() ? rendered.npos : rendered.rfind(words);
+  if (at == rendered.npos) {
+    return InvalidArgument("chat: continue_final_message is true, expected a last message whose ",
+                           "text the template shows as it is");
   }
-  if (messages.empty()) {
-    return InvalidArgument("chat.messages is empty, expected at least one message");
+  at += words.size();
+  if (rendered.compare(at, content.size() - length, content, length) == 0) {
+    at += content.size() - length;
   }
-  TREADLE_RETURN_IF_ERROR(CheckCount("chat.messages", messages.size(), kMaxChatMessages));
-  for (size_t i = 0; i < messages.size(); ++i) {
-    const std::string& role = messages[i].role;
-    if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
-      return InvalidArgument("chat.messages[", i, "].role is ", Quoted(role),
-                             ", expected system, user, assistant or tool");
-    }
-  }
-  const TokenizerSpec& spec = model.tokenizer->spec();
-  const auto text_of = [&](int32_t id) {
-    return id >= 0 && id < model.tokenizer->size() ? spec.tokens[id].text : std::string();
-  };
-  ChatOptions options;
-  options.bos_token = text_of(spec.bos);
-  options.eos_token = text_of(spec.eos);
-  options.tools = std::move(tools);
-  options.deadline = deadline;
-  auto rendered = model.chat_template->Render(messages, options);
-  if (rendered.ok() || absl::IsDeadlineExceeded(rendered.status())) return rendered;
-  return InvalidArgument("chat: ", std::string(rendered.status().message()));
+  rendered.resize(at);
+  return rendered;
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const ServedModel& model,
@@ -137,8 +125,8 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
   std::string text;
   EncodeOptions options;
   if (messages) {
-    TREADLE_ASSIGN_OR_RETURN(text,
-                             RenderChat(*messages, std::move(request.tools), model, deadline));
+    TREADLE_ASSIGN_OR_RETURN(text, RenderChat(*messages, request, model, deadline));
+    text += request.prompt_end;
     options.add_special = false;  // the template wrote what the model wants
   } else {
     text = std::move(std::get<std::string>(request.prompt));
@@ -155,6 +143,20 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
   // A tokenizer may know more ids than the model has rows.
   TREADLE_RETURN_IF_ERROR(ValidateTokenIds(field, *prompt, model.vocab));
   return prompt;
+}
+
+// Keeps the prompt's last tokens. `most`: that there is room for.
+absl::Status Truncate(const std::optional<int32_t>& asked, int64_t most,
+                      std::vector<int32_t>& prompt) {
+  if (!asked) return absl::OkStatus();
+  if (*asked < -1 || *asked == 0 || *asked > most) {
+    return InvalidArgument("truncate_prompt_tokens is ", *asked, ", expected 1 to ", most,
+                           ", or -1 for what the context has room for");
+  }
+  const int64_t kept = *asked == -1 ? most : *asked;
+  const int64_t beyond = static_cast<int64_t>(prompt.size()) - kept;
+  if (beyond > 0) prompt.erase(prompt.begin(), prompt.begin() + beyond);
+  return absl::OkStatus();
 }
 
 // The most tokens that the request may generate within the context and the cache; may be <= 0.
@@ -284,6 +286,44 @@ absl::StatusOr<Speculate> ReadSpeculate(const std::string& word, Speculate unsai
 
 }  // namespace
 
+absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
+                                       const GenerateRequest& request, const ServedModel& model,
+                                       Clock::time_point deadline) {
+  if (!model.chat_template) {
+    return InvalidArgument(
+        "chat: this model has no usable chat template",
+        model.chat_template_problem.empty() ? "" : " (" + model.chat_template_problem + ")",
+        ", expected text or token_ids");
+  }
+  if (messages.empty()) {
+    return InvalidArgument("chat.messages is empty, expected at least one message");
+  }
+  TREADLE_RETURN_IF_ERROR(CheckCount("chat.messages", messages.size(), kMaxChatMessages));
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string& role = messages[i].role;
+    if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
+      return InvalidArgument("chat.messages[", i, "].role is ", Quoted(role),
+                             ", expected system, user, assistant or tool");
+    }
+  }
+  const TokenizerSpec& spec = model.tokenizer->spec();
+  const auto text_of = [&](int32_t id) {
+    return id >= 0 && id < model.tokenizer->size() ? spec.tokens[id].text : std::string();
+  };
+  ChatOptions options;
+  options.bos_token = text_of(spec.bos);
+  options.eos_token = text_of(spec.eos);
+  options.tools = request.tools;
+  options.arguments = request.template_arguments;
+  const bool goes_on = request.continue_final_message;
+  options.add_generation_prompt = request.add_generation_prompt && !goes_on;
+  options.deadline = deadline;
+  auto rendered = model.chat_template->Render(messages, options);
+  if (rendered.ok() && goes_on) return UpToEndOf(messages.back(), *std::move(rendered));
+  if (rendered.ok() || absl::IsDeadlineExceeded(rendered.status())) return rendered;
+  return InvalidArgument("chat: ", std::string(rendered.status().message()));
+}
+
 absl::Status ValidateEntries(std::string_view field, int64_t entries, bool embedding,
                              const ServedModel& model) {
   // So few are parsed: ValidateRequest refuses them then, and the log has the request's id.
@@ -340,7 +380,14 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
           "this server gives no embeddings: it was started with --embedding-pooling none");
     }
     TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+    TREADLE_RETURN_IF_ERROR(
+        Truncate(request.truncate_prompt_tokens, model.max_context, spec.prompt));
     TREADLE_RETURN_IF_ERROR(ReadEmbedding(model, limits, spec));
+    if (request.dimensions < 0 || request.dimensions > model.hidden) {
+      return InvalidArgument("dimensions is ", request.dimensions, ", expected 1 to ",
+                             model.hidden);
+    }
+    valid.generation.dimensions = request.dimensions;
     return valid;
   }
   TREADLE_RETURN_IF_ERROR(ReadSampling(request.sampling, model, limits, random_seed, spec));
@@ -350,8 +397,11 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
   const bool ignore_eos = request.stopping.ignore_eos;
   TREADLE_RETURN_IF_ERROR(ReadStops(request.stopping, model, valid));
   TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+  TREADLE_RETURN_IF_ERROR(
+      Truncate(request.truncate_prompt_tokens, model.max_context - 1, spec.prompt));
   TREADLE_RETURN_IF_ERROR(ReadLengths(request.stopping, model, limits, spec));
-  valid.special_tokens = request.special_tokens;
+  valid.generation = {.special_tokens = request.special_tokens,
+                      .include_stop_string = request.stopping.include_stop_string};
   TREADLE_RETURN_IF_ERROR(ReadConstraint(request.constraint, model, ignore_eos, deadline, spec));
   return valid;
 }

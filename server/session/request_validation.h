@@ -17,6 +17,7 @@
 #include "models/text/jinja/chat_template.h"
 #include "scheduler/request.h"
 #include "server/constraint/constraint.h"
+#include "server/session/generation.h"
 #include "server/session/served_model.h"
 
 namespace treadle {
@@ -30,8 +31,16 @@ struct GenerateRequest {
       {};
   bool add_special_tokens = true;  // to text: BOS and EOS as the model wants them
   std::string tools = {};          // beside messages: ChatOptions::tools
-  bool special_tokens = false;     // control tokens are in the answer's text
-  bool embedding = false;          // is asked, and nothing of what follows
+  // Beside messages: ChatOptions::arguments, and text that follows what the template wrote.
+  std::string template_arguments = {};
+  std::string prompt_end = {};
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;  // the answer goes on where the last message ends
+  // At most so many tokens of the prompt, the last ones; -1: what the context has room for.
+  std::optional<int32_t> truncate_prompt_tokens = {};
+  int32_t dimensions = 0;       // GenerationOptions::dimensions
+  bool special_tokens = false;  // control tokens are in the answer's text
+  bool embedding = false;       // is asked, and nothing of what follows
 
   struct Sampling {
     // As asked; what was not has the model's default (ServedModel::sampling). All but the seed.
@@ -46,6 +55,7 @@ struct GenerateRequest {
     int32_t min_new_tokens = 0;
     std::vector<std::string> stop_strings = {};
     std::vector<int32_t> stop_token_ids = {};
+    bool include_stop_string = false;
     bool ignore_eos = false;  // the model's end tokens do not stop
   } stopping = {};
 
@@ -79,8 +89,13 @@ struct RequestLimits {
 struct ValidatedRequest {
   RequestSpec spec;  // all but its deadline
   std::vector<std::string> stop_strings;
-  bool special_tokens = false;
+  GenerationOptions generation;
 };
+
+// The text of a prompt that is messages, up to `prompt_end`. InvalidArgument; DeadlineExceeded.
+absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
+                                       const GenerateRequest& request, const ServedModel& model,
+                                       Clock::time_point deadline = Clock::time_point::max());
 
 // `random_seed` is used when the request has no seed. Errors: InvalidArgument; DeadlineExceeded.
 absl::StatusOr<ValidatedRequest> ValidateRequest(

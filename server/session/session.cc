@@ -174,7 +174,7 @@ absl::Status Session::Submit(const absl::StatusOr<ValidatedRequest>& valid, Stor
   spec_.cache_salt = origin_.owner + '\0' + spec_.cache_salt;
   spec_.deadline = deadline_;
   generation_.emplace(environment_.model.tokenizer.get(), spec_, valid->stop_strings,
-                      valid->special_tokens);
+                      valid->generation);
   reasons_.resize(static_cast<size_t>(spec_.candidates), FinishReason::kNone);
   RequestSpec spec = spec_;
   if (resumed != nullptr) {

@@ -110,8 +110,12 @@ def check_embeddings(client, model):
     assert numbers.usage.prompt_tokens == numbers.usage.total_tokens == len(ids), numbers.usage
     for entry in several.data:
         assert abs(sum(value * value for value in entry.embedding) - 1) < 1e-5, entry.index
-    error = expect_error(openai.BadRequestError, "dimensions is not supported",
-                         lambda: create(model=model, input="a", dimensions=8))
+    short = create(model=model, input=ids, encoding_format="float", dimensions=8).data[0].embedding
+    length = sum(value * value for value in numbers.data[0].embedding[:8]) ** 0.5
+    assert all(abs(a * length - b) < 1e-5 for a, b in zip(short, numbers.data[0].embedding, strict=False)), short
+    assert len(short) == 8, short
+    error = expect_error(openai.BadRequestError, "dimensions is 1000000, expected 1 to",
+                         lambda: create(model=model, input="a", dimensions=1000000))
     assert error.param == "dimensions", error.body
     print(f"embeddings: of {len(several.data[0].embedding)} numbers, in base64 and not, from texts and ids")
 

@@ -52,7 +52,7 @@ TEST_F(GenerationTest, ControlTokensAreTextWhereTheyAreWanted) {
   for (const bool special : {false, true}) {
     RequestSpec request;
     request.candidates = 1;
-    Generation generation(tokenizer_.get(), request, {}, special);
+    Generation generation(tokenizer_.get(), request, {}, {.special_tokens = special});
     const auto parts = generation.Absorb({Token('a'), Token(ByteTokenizer::kBegin), Token('b')});
     ASSERT_EQ(parts.size(), 1u);
     EXPECT_EQ(parts[0].text, special ? "a<s>b" : "ab");

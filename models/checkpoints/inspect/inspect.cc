@@ -10,6 +10,7 @@
 #include "base/utf8.h"
 #include "kernels/kv_view.h"
 #include "models/architectures/config_fields.h"
+#include "models/checkpoints/model_path.h"
 
 namespace treadle {
 namespace {
