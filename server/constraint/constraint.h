@@ -23,7 +23,7 @@ struct Constraint {
     std::string begin;
     std::string schema;
     std::string end;
-    std::string field;  // what the client calls the schema
+    std::string field;  // for errors; empty: any object where it cannot be enforced
   };
   // Free text between two marks, before all else.
   struct Thought {

@@ -116,7 +116,8 @@ absl::StatusOr<Json> PrepareTags(const Constraint& constraint) {
   }
   Json tags = Json::array();
   for (const Constraint::Tag& tag : constraint.tags) {
-    const auto schema = PrepareSchema(tag.schema);
+    auto schema = PrepareSchema(tag.schema);
+    if (!schema.ok() && tag.field.empty()) schema = PrepareSchema(R"({"type":"object"})");
     if (!schema.ok()) return InvalidArgument(tag.field, ": ", schema.status().message());
     tags.push_back({{"type", "tag"},
                     {"begin", tag.begin},

@@ -11,7 +11,7 @@ namespace {
 using Kind = HeldText::Kind;
 
 constexpr ReasoningFormat kFormats[] = {
-    {.name = "gpt-oss", .sign = "<|channel|>analysis", .open = "", .close = ""},
+    {.name = "gpt-oss' channels", .sign = "<|channel|>analysis", .open = "", .close = ""},
     {.name = "Gemma 4",
      .sign = "<|channel>",
      .open = "<|channel>",

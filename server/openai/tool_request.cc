@@ -8,7 +8,6 @@
 #include "base/json_file.h"
 #include "base/status.h"
 #include "base/utf8.h"
-#include "server/constraint/json_schema.h"
 #include "server/openai/json_fields.h"
 
 namespace treadle {
@@ -159,8 +158,8 @@ absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& t
     const auto& function = parsed[i]["function"];
     const auto parameters = function.find("parameters");
     const bool free = !required && !tool.strict;
-    if (free &&
-        (!always || parameters == function.end() || !PrepareSchema(parameters->dump()).ok())) {
+    if (free) tag.field.clear();
+    if (free && (!always || parameters == function.end())) {
       tag.schema = R"({"type":"object"})";
     } else if (parameters == function.end() || parameters->is_null()) {
       tag.schema = R"({"type":"object","additionalProperties":false})";

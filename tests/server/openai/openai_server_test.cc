@@ -513,7 +513,7 @@ TEST(OpenAiServer, TokensOfATextAndBack) {
   EXPECT_EQ(ids.body, Json({{"count", 3}, {"max_model_len", 1024}, {"tokens", {0, 1, 25}}}));
   EXPECT_EQ(Post(server, "/detokenize", R"({"tokens": [0, 1, 25]})").body["prompt"], "abz");
   EXPECT_EQ(Post(server, "/tokenize", R"({"messages": []})").body["error"]["message"],
-            "messages is not supported");
+            "messages: this model has no usable chat template, expected text or token_ids");
   EXPECT_EQ(Post(server, "/detokenize", R"({"tokens": [50]})").body["error"]["message"],
             "tokens[0] is 50, expected 0 to 49");
   EXPECT_EQ(Post(server, "/detokenize", "{}").code, 400);
