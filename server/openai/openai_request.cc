@@ -9,6 +9,7 @@
 #include "base/number.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/openai/body_fields.h"
 #include "server/openai/form_fields.h"
 #include "server/openai/json_fields.h"
 #include "server/openai/json_text.h"
@@ -301,6 +302,8 @@ bool IsIn(OpenAiIn in, bool chat) {
   return (static_cast<int>(in) & static_cast<int>(chat ? kChat : kCompletions)) != 0;
 }
 
+}  // namespace
+
 absl::Status PassOver(const OpenAiField& field, const Json& value) {
   if (field.standing == kIgnored) return absl::OkStatus();
   for (const absl::string_view only :
@@ -321,6 +324,8 @@ absl::Status ReadSampling(const SamplingField& field, const Json& value, OpenAiR
   to.common.sampling.parameters.top_k = top_k == -1 ? 0 : top_k;  // both mean: off
   return absl::OkStatus();
 }
+
+namespace {
 
 absl::Status ReadField(const std::string& name, const Json& value, OpenAiRequest& to) {
   for (const SamplingField& field : kSamplingFields) {
@@ -389,12 +394,14 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
   }
   if (!offered) return absl::OkStatus();
   to.tool_format = format;
-  to.common.tools = MemberText(body, "tools");
+  if (to.common.tools.empty()) to.common.tools = MemberText(body, "tools");
   // Some models mark calls with special tokens.
   to.common.special_tokens = true;
   return ConstrainCalls(to.common.tools, to.tools, to.tool_choice, to.parallel_tool_calls, *format,
                         to.common.constraint);
 }
+
+}  // namespace
 
 absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   if (const size_t bad = FindInvalidUtf8(body); bad != std::string_view::npos) {
@@ -408,7 +415,12 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
                   Json(model.name).dump());
 }
 
-}  // namespace
+absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenAiRequest& to) {
+  TREADLE_RETURN_IF_ERROR(Conclude(body, to));
+  TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, to));
+  if (to.common.constraint) to.common.constraint->any_whitespace = to.form.any_whitespace;
+  return absl::OkStatus();
+}
 
 absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat,
                                                 const ServedModel& model) {
@@ -418,11 +430,7 @@ absl::StatusOr<OpenAiRequest> ReadOpenAiRequest(std::string_view body, bool chat
   for (const auto& [name, value] : object.items()) {
     if (!value.is_null()) TREADLE_RETURN_IF_ERROR(ReadField(name, value, request));
   }
-  TREADLE_RETURN_IF_ERROR(Conclude(body, request));
-  TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, request));
-  if (auto& constraint = request.common.constraint) {
-    constraint->any_whitespace = request.form.any_whitespace;
-  }
+  TREADLE_RETURN_IF_ERROR(ConcludeBody(body, model, request));
   return request;
 }
 

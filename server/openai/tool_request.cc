@@ -1,7 +1,6 @@
 #include "server/openai/tool_request.h"
 
 #include <algorithm>
-#include <functional>
 #include <string_view>
 #include <utility>
 
@@ -15,41 +14,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-struct Member {
-  std::string_view name;
-  std::function<absl::Status(const std::string& name, const Json& value)> read;
-};
-
 // Members that SDKs send back with a call, and templates do not have: where it stood in a stream,
 // and its arguments once more.
 constexpr std::string_view kPassedOver[] = {"index", "parsed_arguments"};
 
-// An object of these members; what is null is absent, and of another name refused.
-absl::Status ReadMembers(const std::string& name, const Json& object,
-                         const std::vector<Member>& members) {
-  if (!object.is_object()) return Expected(name, object, "an object");
-  for (const auto& [key, value] : object.items()) {
-    const auto is_it = [&key = key](const Member& member) { return member.name == key; };
-    const auto member = std::ranges::find_if(members, is_it);
-    if (value.is_null()) continue;
-    if (member == members.end() && std::ranges::count(kPassedOver, key) > 0) continue;
-    if (member == members.end()) {
-      std::vector<std::string_view> known;
-      for (const Member& other : members) known.push_back(other.name);
-      return Unsupported(name + ".", key, known);
-    }
-    TREADLE_RETURN_IF_ERROR(member->read(name + "." + key, value));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status IsFunction(const std::string& name, const Json& value) {
   return value == "function" ? absl::OkStatus() : Expected(name, value, "\"function\"");
-}
-
-// A text that must be there has at least one byte.
-absl::Status Required(const std::string& name, const std::string& text) {
-  return text.empty() ? InvalidArgument(name, " is missing") : absl::OkStatus();
 }
 
 absl::StatusOr<Tool> ReadTool(const std::string& name, const Json& tool) {
@@ -89,9 +59,11 @@ absl::StatusOr<ToolCall> ReadToolCall(const std::string& name, const Json& value
       {{"id",
         [&](const auto& where, const Json& text) { return Set(ReadText(where, text), call.id); }},
        {"type", IsFunction},
-       {"function", [&](const auto& where, const Json& function) {
-          return ReadMembers(where, function, of_function);
-        }}}));
+       {"function",
+        [&](const auto& where, const Json& function) {
+          return ReadMembers(where, function, of_function, kPassedOver);
+        }}},
+      kPassedOver));
   TREADLE_RETURN_IF_ERROR(Required(name + ".id", call.id));
   TREADLE_RETURN_IF_ERROR(Required(name + ".function.name", call.name));
   TREADLE_RETURN_IF_ERROR(Required(name + ".function.arguments", call.arguments));

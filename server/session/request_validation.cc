@@ -115,8 +115,10 @@ absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
   return InvalidArgument("chat: ", std::string(rendered.status().message()));
 }
 
-absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const ServedModel& model,
-                                                Clock::time_point deadline) {
+}  // namespace
+
+absl::StatusOr<std::vector<int32_t>> PromptIds(GenerateRequest& request, const ServedModel& model,
+                                               Clock::time_point deadline) {
   if (std::holds_alternative<std::monostate>(request.prompt)) {
     return InvalidArgument("prompt is missing, expected one of text, token_ids, chat");
   }
@@ -156,6 +158,8 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(GenerateRequest& request, const 
   return prompt;
 }
 
+namespace {
+
 // The most tokens that the request may generate within the context and the cache; may be <= 0.
 int64_t MostNewTokens(int64_t prompt, int64_t candidates, const ServedModel& model) {
   const auto fits = [&](int64_t tokens) {
@@ -178,6 +182,9 @@ absl::Status ReadLengths(const GenerateRequest::Stopping& stopping, const Served
       stopping.without_limit ? most : std::min<int64_t>(limits.default_max_new_tokens, most);
   spec.max_new_tokens =
       stopping.max_new_tokens.value_or(static_cast<int32_t>(std::max<int64_t>(1, usual)));
+  if (stopping.without_limit && spec.max_new_tokens > most) {
+    spec.max_new_tokens = static_cast<int32_t>(std::max<int64_t>(1, most));
+  }
   if (spec.max_new_tokens < 1) {
     return InvalidArgument("stopping.max_new_tokens is ", spec.max_new_tokens,
                            ", expected at least 1");
@@ -330,7 +337,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
       return absl::FailedPreconditionError(
           "this server gives no embeddings: it was started with --embedding-pooling none");
     }
-    TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+    TREADLE_ASSIGN_OR_RETURN(spec.prompt, PromptIds(request, model, deadline));
     TREADLE_RETURN_IF_ERROR(ReadEmbedding(model, limits, spec));
     return valid;
   }
@@ -340,7 +347,7 @@ absl::StatusOr<ValidatedRequest> ValidateRequest(GenerateRequest request, const 
                            ReadLogprobs("prompt_logprobs", request.prompt_logprobs));
   const bool ignore_eos = request.stopping.ignore_eos;
   TREADLE_RETURN_IF_ERROR(ReadStops(request.stopping, model, valid));
-  TREADLE_ASSIGN_OR_RETURN(spec.prompt, ReadPrompt(request, model, deadline));
+  TREADLE_ASSIGN_OR_RETURN(spec.prompt, PromptIds(request, model, deadline));
   TREADLE_RETURN_IF_ERROR(ReadLengths(request.stopping, model, limits, spec));
   valid.special_tokens = request.special_tokens;
   TREADLE_RETURN_IF_ERROR(ReadConstraint(request.constraint, model, ignore_eos, deadline, spec));
