@@ -23,7 +23,7 @@ absl::Status ReadSampling(const SamplingField& field, const nlohmann::json& valu
                           OpenAiRequest& to);
 
 // What holds between several fields, and what the tools of the request demand. `body`: what the
-// request was read from, which has its schemas, and its tools unless `common` has them by now.
+// request was read from, which has its schemas.
 absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenAiRequest& to);
 
 // A field that is taken. `Request`: an OpenAiRequest, perhaps with more.
@@ -33,13 +33,16 @@ struct BodyField {
   absl::Status (*read)(const nlohmann::json& value, Request& to);
 };
 
-// All fields of a body; those of neither table, and of no sampling parameter, are refused.
+// All fields of a body, which may also have those of kSamplingFields; others are refused.
 template <typename Request>
 absl::Status ReadFields(const nlohmann::json& object, std::span<const BodyField<Request>> taken,
                         std::span<const OpenAiField> others, Request& to) {
   const auto read = [&](const std::string& name, const nlohmann::json& value) -> absl::Status {
     for (const BodyField<Request>& field : taken) {
       if (field.name == name) return field.read(value, to);
+    }
+    for (const SamplingField& field : kSamplingFields) {
+      if (field.name == name) return ReadSampling(field, value, to);
     }
     for (const OpenAiField& field : others) {
       if (field.name == name) return PassOver(field, value);

@@ -394,7 +394,8 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
   }
   if (!offered) return absl::OkStatus();
   to.tool_format = format;
-  if (to.common.tools.empty()) to.common.tools = MemberText(body, "tools");
+  to.common.tools =
+      to.tools_as_of_chat.empty() ? std::string(MemberText(body, "tools")) : to.tools_as_of_chat;
   // Some models mark calls with special tokens.
   to.common.special_tokens = true;
   return ConstrainCalls(to.common.tools, to.tools, to.tool_choice, to.parallel_tool_calls, *format,

@@ -42,6 +42,7 @@ struct OpenAiRequest {
   bool token_ids = false;        // are told, beside the text
   bool prompt_logprobs = false;  // were asked by this name
   std::vector<Tool> tools = {};
+  std::string tools_as_of_chat = {};  // where the API writes them otherwise; empty: it does not
   ToolChoice tool_choice = {};
   bool parallel_tool_calls = true;     // several in one answer
   bool knows_tools = false;            // the messages have calls

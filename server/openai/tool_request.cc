@@ -40,7 +40,34 @@ absl::StatusOr<Tool> ReadTool(const std::string& name, const Json& tool) {
       name, tool, {{"type", IsFunction}, {"function", [&](const auto& where, const Json& value) {
                                             return ReadMembers(where, value, of_function);
                                           }}}));
-  TREADLE_RETURN_IF_ERROR(Required(name + ".function.name", read.name));
+  read.where = name + ".function";
+  TREADLE_RETURN_IF_ERROR(Required(read.where + ".name", read.name));
+  return read;
+}
+
+absl::StatusOr<Tool> ReadFlatTool(const std::string& name, const Json& tool,
+                                  const FlatToolForm& form) {
+  if (!tool.is_object()) return Expected(name, tool, "an object");
+  const Json type = tool.value("type", Json());
+  if (type != form.type && (form.needs_type || !type.is_null())) {
+    return Expected(name + ".type", type, Json(form.type).dump());
+  }
+  Tool read{.name = "", .where = name, .schema = form.schema};
+  TREADLE_RETURN_IF_ERROR(ReadMembers(
+      name, tool,
+      {{"name",
+        [&](const auto& where, const Json& text) { return Set(ReadText(where, text), read.name); }},
+       {"description",
+        [](const auto& where, const Json& text) { return ReadText(where, text).status(); }},
+       {form.schema,
+        [](const auto& where, const Json& schema) {
+          return schema.is_object() ? absl::OkStatus() : Expected(where, schema, "an object");
+        }},
+       {"strict", [&](const auto& where,
+                      const Json& strict) { return Set(ReadBool(where, strict), read.strict); }},
+       {"type", [](const auto&, const Json&) { return absl::OkStatus(); }}},
+      form.passed_over));
+  TREADLE_RETURN_IF_ERROR(Required(name + ".name", read.name));
   return read;
 }
 
@@ -81,6 +108,30 @@ absl::StatusOr<std::vector<Tool>> ReadTools(const Json& tools) {
   return read;
 }
 
+absl::StatusOr<FlatTools> ReadFlatTools(const Json& tools, std::string_view written,
+                                        const FlatToolForm& form) {
+  if (!tools.is_array()) return Expected("tools", tools, "an array of tools");
+  FlatTools read;
+  for (size_t i = 0; i < tools.size(); ++i) {
+    TREADLE_ASSIGN_OR_RETURN(read.tools.emplace_back(),
+                             ReadFlatTool(Str("tools[", i, "]"), tools[i], form));
+  }
+  using Ordered = nlohmann::ordered_json;
+  Ordered of_chat = Ordered::array();
+  for (const Ordered& tool : Ordered::parse(written)) {
+    Ordered function = Ordered::object();
+    for (const auto& [member, name] : {std::pair("name", std::string_view("name")),
+                                       {"description", "description"},
+                                       {"parameters", form.schema}}) {
+      const auto found = tool.find(name);
+      if (found != tool.end() && !found->is_null()) function[member] = *found;
+    }
+    of_chat.push_back({{"type", "function"}, {"function", std::move(function)}});
+  }
+  if (!read.tools.empty()) read.as_of_chat = of_chat.dump();
+  return read;
+}
+
 absl::StatusOr<ToolChoice> ReadToolChoice(const Json& choice) {
   using Mode = ToolChoice::Mode;
   if (choice == "auto") return ToolChoice{Mode::kAuto};
@@ -109,7 +160,7 @@ absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& t
   const auto strict = std::ranges::find(tools, true, &Tool::strict);
   if (!required && strict == tools.end() && !constraint) return absl::OkStatus();
   if (!required && !constraint && !format.anywhere) {
-    return InvalidArgument("tools[", strict - tools.begin(), "].function.strict is true, expected ",
+    return InvalidArgument(strict->where, ".strict is true, expected ",
                            "false unless tool_choice demands a call: this model's calls cannot be ",
                            "told from text before they end");
   }
@@ -119,7 +170,7 @@ absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& t
     const Tool& tool = tools[i];
     if (!choice.name.empty() && tool.name != choice.name) continue;
     Constraint::Tag& tag = tags.emplace_back();
-    tag.field = Str("tools[", i, "].function.parameters");
+    tag.field = Str(tool.where, ".", tool.schema);
     tag.begin = format.Begin(tool.name);
     tag.end = format.End();
     const auto& function = parsed[i]["function"];
@@ -133,7 +184,7 @@ absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& t
     }
   }
   if (tags.empty()) {
-    return InvalidArgument("tool_choice.function.name is ", Cut(Json(choice.name).dump(), kShown),
+    return InvalidArgument(choice.field, " is ", Cut(Json(choice.name).dump(), kShown),
                            ", expected one of tools");
   }
   if (required || !constraint) {
