@@ -1,4 +1,5 @@
-// What the HTTP server serves beside OpenAI's API: Anthropic's Messages API and the page.
+// What the HTTP server serves beside OpenAI's older API: its Responses API, Anthropic's Messages
+// API and the page.
 #pragma once
 
 #include <vector>

@@ -62,8 +62,12 @@ const std::vector<Room>& Rooms() {
        {"server/session/", "server/constraint/constraint.h", "server/http/", "server/access/",
         "server/observe/", "scheduler/", "models/text/", "base/"},
        {}},
-      // Another API's words for the same calls.
+      // Other APIs' words for the same calls.
       {"server/anthropic",
+       {"server/openai/", "server/session/", "server/constraint/constraint.h", "server/http/",
+        "scheduler/", "models/text/", "base/"},
+       {}},
+      {"server/responses",
        {"server/openai/", "server/session/", "server/constraint/constraint.h", "server/http/",
         "scheduler/", "models/text/", "base/"},
        {}},
