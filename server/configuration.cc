@@ -8,9 +8,12 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "base/number.h"
+#include "base/quoted.h"
 #include "base/status.h"
+#include "models/checkpoints/model_path.h"
 #include "net/address.h"
 #include "scheduler/policy.h"
 #include "server/flag_values.h"
@@ -75,8 +78,29 @@ absl::StatusOr<std::vector<std::string>> ParseWorkers(const std::string& text) {
   }
   return workers;
 }
-std::string ShowList(const std::vector<std::string>& list) {
-  return ShowText(absl::StrJoin(list, ","));
+
+// Words with commas between them, or one flag for each.
+using Words = std::vector<std::string>;
+FlagValue List(Words ServeOptions::*field, absl::StatusOr<Words> (*parse)(const std::string&),
+               std::string schema = kAnyText) {
+  const auto show = [](const Words& list) { return ShowText(absl::StrJoin(list, ",")); };
+  FlagValue value = Value<Words>(field, parse, show, std::move(schema));
+  value.list = true;
+  return value;
+}
+
+absl::StatusOr<Words> ParseModelNames(const std::string& text) {
+  if (text.empty() || text == "none") return Words();
+  Words names = absl::StrSplit(text, ',');
+  for (const std::string& name : names) {
+    const auto printable = [](unsigned char c) { return c > ' ' && c != 0x7f; };
+    if (!name.empty() && name.size() <= kLongestModelName && std::ranges::all_of(name, printable)) {
+      continue;
+    }
+    return InvalidArgument("has ", Quoted(name), ", expected names of 1 to ", kLongestModelName,
+                           " bytes without spaces, and commas between them");
+  }
+  return names;
 }
 
 // As browsers send them: no path, no slash at the end, lower case.
@@ -97,6 +121,7 @@ absl::StatusOr<std::vector<std::string>> ParseOrigins(const std::string& text) {
 constexpr char kPageSizes[] = R"({"enum": [16, 32, 64, 128, 256, 512, 1024, 2048, 4096]})";
 constexpr char kThreshold[] = R"({"type": "number", "minimum": 0, "maximum": 1000000})";
 constexpr char kOrigins[] = R"({"type": "string", "pattern": "^([*]|[a-z]+://[^ ]+)$"})";
+constexpr char kNames[] = R"({"type": "string", "pattern": "^[^ ]+$"})";
 constexpr char kAbsolutePath[] = R"({"type": "string", "pattern": "^/[^ ]*[^ /]$"})";
 
 constexpr Choice<PlanForwarding> kPlanForwarding[] = {{"early", PlanForwarding::kEarly},
@@ -121,6 +146,10 @@ const std::vector<ServeFlag>& ServeFlags() {
   constexpr int64_t kMany = 1'000'000'000;
   static const std::vector<ServeFlag> flags = {
       {"--model", "model: a .gguf file or a Hugging Face folder", kEngine, kOwn, Text(&O::model)},
+      {"--served-model-name",
+       "names of the model for clients: NAME,...; all are accepted, answers say the first; "
+       "none: that of the file or folder",
+       kServing, kServer, List(&O::served_model_names, ParseModelNames, kNames)},
       {"--model-sha256", "SHA-256 that the model's file must have, in hexadecimal digits", kServing,
        kNowhere, Value<std::string>(&O::model_sha256, ParseSha256, ShowText)},
       {"--listen",
@@ -134,8 +163,7 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--http-allow-origin",
        "other servers' web pages that may ask over HTTP: https://host,..., or * for all; "
        "none: the server's own page alone",
-       kServing, kServer,
-       Value<std::vector<std::string>>(&O::http_allow_origins, ParseOrigins, ShowList, kOrigins)},
+       kServing, kServer, List(&O::http_allow_origins, ParseOrigins, kOrigins)},
       {"--metrics-listen", "address of http://.../metrics; none: no metrics", kServing, kOwn,
        Listen(&O::metrics_listen, /*optional=*/true)},
       {"--health-listen",
@@ -231,7 +259,7 @@ const std::vector<ServeFlag>& ServeFlags() {
       {"--workers",
        "addresses of workers that were started by hand (treadle worker), one stage each, "
        "instead of --pipeline-parallel's: host:port,...",
-       kEngine, kOwn, Value<std::vector<std::string>>(&O::workers, ParseWorkers, ShowList)},
+       kEngine, kOwn, List(&O::workers, ParseWorkers)},
       {"--spares",
        "workers beyond the stages, one of which takes the place of a lost worker: "
        "the last ones of --workers, or so many more on this machine",
@@ -357,7 +385,9 @@ void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only) {
     CLI::Option* option = command.add_option_function<std::string>(
         flag.name,
         [&flag, &options](const std::string& text) {
-          const absl::Status status = flag.value.read(options, text);
+          // Several values of a list come as lines.
+          const absl::Status status = flag.value.read(
+              options, flag.value.list ? absl::StrReplaceAll(text, {{"\n", ","}}) : text);
           if (!status.ok()) {
             throw CLI::ValidationError(flag.name, std::string(status.message()));
           }
@@ -365,6 +395,7 @@ void AddServeFlags(CLI::App& command, ServeOptions& options, bool engine_only) {
         flag.help);
     option->default_str(flag.value.show(options));
     option->type_name("");
+    if (flag.value.list) option->join();
   }
 }
 

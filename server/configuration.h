@@ -37,7 +37,8 @@ inline constexpr Choice<DeviceChoice> kDevices[] = {
 
 struct ServeOptions {
   std::string model;
-  std::string model_sha256;  // lower case; empty: not checked
+  std::vector<std::string> served_model_names;  // the first is told; empty: by the path
+  std::string model_sha256;                     // lower case; empty: not checked
   std::string listen = "127.0.0.1:50051";
   std::string http_listen = "127.0.0.1:8080";     // "none": no OpenAI API
   std::vector<std::string> http_allow_origins;    // of pages of others that may ask; "*": all
@@ -121,6 +122,7 @@ struct FlagValue {
   std::function<absl::Status(ServeOptions&, const std::string&)> read;
   std::function<std::string(const ServeOptions&)> show;
   std::string schema;  // what the Helm chart takes for it: a JSON schema on one line
+  bool list = false;   // a flag that is given several times is one with commas
 };
 
 // Where the Helm chart has a flag: as a word under its `server`, set by the chart itself from other

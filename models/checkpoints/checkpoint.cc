@@ -9,6 +9,7 @@
 #include "base/quoted.h"
 #include "base/status.h"
 #include "models/architectures/config_fields.h"
+#include "models/checkpoints/model_path.h"
 
 namespace treadle {
 
@@ -44,6 +45,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& 
   if (path.starts_with(kRandomPrefix)) return OpenRandom(path);
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) return OpenHuggingFace(path);
+  if (!std::filesystem::exists(path, error) && !error) return NoModelAt(path);
   return OpenGguf(path);
 }
 

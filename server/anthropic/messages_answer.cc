@@ -16,13 +16,6 @@ std::string Event(std::string_view type, const std::string& members) {
   return Str("event: ", type, "\ndata: {\"type\":\"", type, '"', members, "}\n\n");
 }
 
-std::string BlockText(const std::optional<std::string>& called, const std::string& id,
-                      const std::string& text) {
-  if (!called) return Str(R"({"type":"text","text":)", JsonString(text), R"(,"citations":null})");
-  return Str(R"({"type":"tool_use","id":)", JsonString(id), R"(,"name":)", JsonString(*called),
-             R"(,"input":)", text, "}");
-}
-
 }  // namespace
 
 MessagesAnswer::MessagesAnswer(const ServedModel& model, const OpenAiRequest& request,
@@ -32,12 +25,28 @@ MessagesAnswer::MessagesAnswer(const ServedModel& model, const OpenAiRequest& re
       id_(std::move(id)),
       max_tokens_(request.common.stopping.max_new_tokens.value_or(0)) {}
 
-std::string MessagesAnswer::NewBlockId(bool call) const { return call ? NewId("toolu_") : ""; }
+std::string MessagesAnswer::NewBlockId(Kind /*kind*/, const std::string& call) const {
+  return call;
+}
+
+std::string MessagesAnswer::BlockText(const Block& block, const std::string& text) {
+  switch (block.kind) {
+    case Kind::kReasoning:
+      return Str(R"({"type":"thinking","thinking":)", JsonString(text), R"(,"signature":""})");
+    case Kind::kText:
+      return Str(R"({"type":"text","text":)", JsonString(text), R"(,"citations":null})");
+    case Kind::kCall:
+      break;
+  }
+  return Str(R"({"type":"tool_use","id":)", JsonString(block.id), R"(,"name":)",
+             JsonString(block.called), R"(,"input":)", text.empty() ? "{}" : text, "}");
+}
 
 std::string MessagesAnswer::Usage() const {
   return Str(R"("usage":{"input_tokens":)", prompt_tokens() - cached_tokens(),
              R"(,"cache_creation_input_tokens":0,"cache_read_input_tokens":)", cached_tokens(),
-             R"(,"output_tokens":)", completion_tokens(), "}");
+             R"(,"output_tokens":)", completion_tokens(),
+             R"(,"output_tokens_details":{"thinking_tokens":)", reasoning_tokens(), "}}");
 }
 
 std::string MessagesAnswer::Stop() const {
@@ -58,7 +67,7 @@ std::string MessagesAnswer::Message(const std::string& content, const std::strin
 std::string MessagesAnswer::Whole() const {
   std::string content;
   for (const Block& block : blocks()) {
-    content += (block.index > 0 ? "," : "") + BlockText(block.called, block.id, block.text);
+    content += (block.index > 0 ? "," : "") + BlockText(block, block.text);
   }
   return Message(content, Stop());
 }
@@ -71,15 +80,15 @@ std::string MessagesAnswer::Begin() {
 
 std::string MessagesAnswer::BeginBlock(const Block& block) {
   return Event("content_block_start",
-               Str(R"(,"index":)", block.index, R"(,"content_block":)",
-                   BlockText(block.called, block.id, block.called ? "{}" : "")));
+               Str(R"(,"index":)", block.index, R"(,"content_block":)", BlockText(block, "")));
 }
 
 std::string MessagesAnswer::GrowBlock(const Block& block, std::string_view text) {
-  return Event("content_block_delta", Str(R"(,"index":)", block.index, R"(,"delta":{"type":)",
-                                          block.called ? R"("input_json_delta","partial_json":)"
-                                                       : R"("text_delta","text":)",
-                                          JsonString(text), "}"));
+  constexpr const char* kDeltas[] = {R"("thinking_delta","thinking":)", R"("text_delta","text":)",
+                                     R"("input_json_delta","partial_json":)"};  // by Kind
+  return Event("content_block_delta",
+               Str(R"(,"index":)", block.index, R"(,"delta":{"type":)",
+                   kDeltas[static_cast<size_t>(block.kind)], JsonString(text), "}"));
 }
 
 std::string MessagesAnswer::EndBlock(const Block& block) {

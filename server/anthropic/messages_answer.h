@@ -17,12 +17,14 @@ class MessagesAnswer final : public BlockAnswer {
   std::string ErrorEvent(const HttpResponse& error) override;
 
  private:
-  std::string NewBlockId(bool call) const override;
+  std::string NewBlockId(Kind kind, const std::string& call) const override;
   std::string Begin() override;
   std::string BeginBlock(const Block& block) override;
   std::string GrowBlock(const Block& block, std::string_view text) override;
   std::string EndBlock(const Block& block) override;
   std::string End() override;
+  // A block of content, of that text.
+  static std::string BlockText(const Block& block, const std::string& text);
   std::string Message(const std::string& content, const std::string& stop) const;
   std::string Stop() const;
   std::string Usage() const;

@@ -125,7 +125,15 @@ absl::Status ReadMessage(const std::string& name, const Json& value, const Order
     if (assistant && type == "tool_use") {
       return ReadToolUse(block, given, written["content"][i], message);
     }
-    if (assistant && (type == "thinking" || type == "redacted_thinking")) return absl::OkStatus();
+    if (assistant && type == "redacted_thinking") return absl::OkStatus();
+    if (assistant && type == "thinking") {
+      return ReadMembers(block, given,
+                         {{"thinking",
+                           [&](const auto& where, const Json& text) {
+                             return Set(ReadText(where, text), message.reasoning);
+                           }}},
+                         kPassedOver);
+    }
     if (user && type == "tool_result") {
       auto result = ReadToolResult(block, given, to);
       if (result.ok()) all.push_back(*std::move(result));
@@ -212,7 +220,7 @@ absl::Status ReadToolChoice(const Json& value, MessagesRequest& to) {
                     const Json& text) { return Set(ReadText(where, text), choice.name); }},
        {"disable_parallel_tool_use", [&](const auto& where, const Json& given) -> absl::Status {
           TREADLE_ASSIGN_OR_RETURN(const bool disabled, ReadBool(where, given));
-          to.parallel_tool_calls = !disabled;
+          to.reading.parallel = !disabled;
           return absl::OkStatus();
         }}}));
   TREADLE_RETURN_IF_ERROR(Required("tool_choice.type", type));
@@ -248,10 +256,31 @@ absl::Status ReadForm(std::vector<std::string_view> path, const std::string& nam
 
 absl::Status ReadOutputConfig(const Json& value, MessagesRequest& to) {
   return ReadMembers("output_config", value,
-                     {{"effort", [](const auto&, const Json&) { return absl::OkStatus(); }},
+                     {{"effort",
+                       [&](const auto& where, const Json& effort) {
+                         return ReadReasoningEffort(where, effort == "max" ? "xhigh" : effort, to);
+                       }},
                       {"format", [&](const auto& where, const Json& format) {
                          return ReadForm({"output_config", "format"}, where, format, to);
                        }}});
+}
+
+// Templates that let their users choose have a switch. How much is thought is the model's affair.
+absl::Status ReadThinking(const Json& value, MessagesRequest& to) {
+  return ReadMembers(
+      "thinking", value,
+      {{"budget_tokens", [](const auto&, const Json&) { return absl::OkStatus(); }},
+       {"display", [](const auto&, const Json&) { return absl::OkStatus(); }},
+       {"type", [&](const auto& where, const Json& type) {
+          constexpr const char* kTypes[] = {"adaptive", "between_tools", "disabled", "enabled"};
+          if (std::ranges::count(kTypes, type) == 0) {
+            return Expected(where, type, R"("enabled", "adaptive" or "disabled")");
+          }
+          const bool thinks = type != "disabled";
+          to.template_arguments["enable_thinking"] = thinks;
+          to.template_arguments["thinking"] = thinks;
+          return absl::OkStatus();
+        }}});
 }
 
 absl::Status ReadSystem(const Json& value, MessagesRequest& to) {
@@ -286,6 +315,7 @@ constexpr BodyField<MessagesRequest> kFields[] = {
     {"stream", [](const Json& value,
                   MessagesRequest& to) { return Set(ReadBool("stream", value), to.stream); }},
     {"system", ReadSystem},
+    {"thinking", ReadThinking},
     {"tool_choice", ReadToolChoice},
     {"tools", ReadTools},
 };
@@ -305,7 +335,6 @@ constexpr OpenAiField kOthers[] = {
     {"metadata", OpenAiIn::kChat, kIgnored},
     {"service_tier", OpenAiIn::kChat, kIgnored},
     {"speed", OpenAiIn::kChat, kIgnored},
-    {"thinking", OpenAiIn::kChat, kIgnored},
     {"thread", OpenAiIn::kChat, kRefused},
     {"user_profile_id", OpenAiIn::kChat, kIgnored},
     {"workspace_id", OpenAiIn::kChat, kIgnored},

@@ -26,6 +26,7 @@
 #include "models/checkpoints/fingerprint.h"
 #include "models/checkpoints/huggingface/text_files.h"
 #include "models/checkpoints/inspect/inspect.h"
+#include "models/checkpoints/model_path.h"
 #include "models/model.h"
 #include "models/tensor_parallel.h"
 #include "models/text/tokenizer_json.h"
@@ -408,7 +409,15 @@ absl::StatusOr<OpenedModel> OpenModel(const CheckedModel& checked,
   opened.threads = ThreadsOfRank(options, 1);
   AddNotice(options.weights.Notice(*checkpoint), opened);
   ServedModel& served = opened.served;
-  served.name = Cut(Printable(checkpoint->model_name()), kLongestModelName);
+  served.names = options.served_model_names;
+  if (served.names.empty()) {
+    // A random model's path is its shape.
+    served.names = {Cut(
+        Printable(checkpoint->path().starts_with(kRandomPrefix) ? checkpoint->model_name()
+                                                                : ModelNameOf(checkpoint->path())),
+        kLongestModelName)};
+  }
+  served.name = served.names.front();
   served.architecture = config.architecture;
   served.parameters = CountParameters(*checkpoint);
   served.vocab = static_cast<int32_t>(config.vocab);

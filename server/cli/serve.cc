@@ -12,9 +12,10 @@
 #include <system_error>
 #include <thread>
 
-#include "base/quoted.h"
+#include "absl/strings/str_join.h"
 #include "base/status.h"
 #include "models/checkpoints/fingerprint.h"
+#include "models/checkpoints/model_path.h"
 #include "net/address.h"
 #include "server/cli/command.h"
 #include "server/cli/daemon.h"
@@ -188,7 +189,7 @@ absl::StatusOr<int> Serve(const ServeOptions& options, std::string configuration
   if (options.model_sha256.empty()) {
     TREADLE_ASSIGN_OR_RETURN(checked, CheckModel(options));
   } else if (std::error_code error; !std::filesystem::exists(options.model, error)) {
-    return NotFound("--model: there is no file ", Quoted(options.model));
+    return NoModelAt(options.model);
   }
   TREADLE_RETURN_IF_ERROR(CheckPorts(options));
   TREADLE_ASSIGN_OR_RETURN(Doors doors, OpenDoors(options, log));
@@ -303,7 +304,8 @@ Settings FromCommandLine(const CLI::App& app) {
   Settings settings;
   for (const ServeFlag& flag : ServeFlags()) {
     const CLI::Option& option = *app.get_option(flag.name);
-    if (option.count() > 0) settings[flag.name] = {option.results().back(), "the command line"};
+    if (option.count() > 0)
+      settings[flag.name] = {absl::StrJoin(option.results(), ","), "the command line"};
   }
   return settings;
 }

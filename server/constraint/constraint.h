@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,12 @@ struct Constraint {
     std::string end;
     std::string field;  // what the client calls the schema
   };
+  // Free text between two marks, before all else.
+  struct Thought {
+    std::string open;
+    std::string close;
+    bool begun = false;  // its mark stands before the answer; else the answer may have it, or not
+  };
   Kind kind = Kind::kJsonObject;
   std::string text = {};
   std::vector<std::string> choices = {};
@@ -32,6 +39,7 @@ struct Constraint {
   std::string separator = {};  // of tags that are all there is, at least one
   std::string trigger = {};    // begins every tag; text that does is one. Empty: no text
   bool one_tag = false;        // ends the answer
+  std::optional<Thought> thought = {};
   // Of JSON: any white space between its parts; else at most one character in each place, since
   // small models that may write line ends write them for ever.
   bool any_whitespace = false;

@@ -38,6 +38,8 @@ class ConstraintCompiler {
   // At most once.
   virtual void ReadAhead(std::function<void()> done) = 0;
 
+  // False: no constraint can be compiled here.
+  virtual bool Works() const = 0;
   // Whether Compile would answer at once, by what it has made or refused before.
   virtual bool Keeps(const Constraint& constraint) = 0;
   // InvalidArgument says what is wrong with the constraint, or that it cannot be enforced.

@@ -134,16 +134,37 @@ absl::StatusOr<Json> PrepareTags(const Constraint& constraint) {
   return format;
 }
 
+// White space may follow what is thought.
+Json BehindThought(const Constraint::Thought& thought, Json format) {
+  const auto thinks = [&](const std::string& open) {
+    const Json tag = {{"type", "tag"},
+                      {"begin", open},
+                      {"content", {{"type", "any_text"}}},
+                      {"end", thought.close}};
+    const Json space = {{"type", "regex"}, {"pattern", "[ \\n]{0,2}"}};
+    return Json{{"type", "sequence"}, {"elements", {tag, space}}};
+  };
+  const Json before =
+      thought.begun ? thinks("") : Json{{"type", "optional"}, {"content", thinks(thought.open)}};
+  return {{"type", "sequence"}, {"elements", {before, std::move(format)}}};
+}
+
 }  // namespace
 
 absl::StatusOr<PreparedConstraint> Prepare(const Constraint& constraint) {
   TREADLE_RETURN_IF_ERROR(CheckTexts(constraint));
-  if (constraint.tags.empty()) return PrepareRest(constraint);
-  TREADLE_ASSIGN_OR_RETURN(Json format, PrepareTags(constraint));
+  if (constraint.tags.empty() && !constraint.thought) return PrepareRest(constraint);
+  Json format;
+  if (!constraint.tags.empty()) {
+    TREADLE_ASSIGN_OR_RETURN(format, PrepareTags(constraint));
+  }
   if (constraint.kind != Kind::kTags) {
     TREADLE_ASSIGN_OR_RETURN(const PreparedConstraint rest, PrepareRest(constraint));
-    format = {{"type", "or"}, {"elements", Json::array({FormatOf(rest), std::move(format)})}};
+    format = constraint.tags.empty()
+                 ? FormatOf(rest)
+                 : Json{{"type", "or"}, {"elements", {FormatOf(rest), std::move(format)}}};
   }
+  if (constraint.thought) format = BehindThought(*constraint.thought, std::move(format));
   const Json tag = {{"type", "structural_tag"}, {"format", std::move(format)}};
   return PreparedConstraint{Form::kStructuralTag, tag.dump()};
 }

@@ -8,6 +8,7 @@ namespace {
 class NoCompiler final : public ConstraintCompiler {
  public:
   void ReadAhead(std::function<void()>) override {}
+  bool Works() const override { return false; }
   bool Keeps(const Constraint&) override { return true; }
   absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(const Constraint&) override {
     return InvalidArgument(

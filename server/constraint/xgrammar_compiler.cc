@@ -199,6 +199,7 @@ class XGrammarCompiler final : public ConstraintCompiler {
     }
   }
 
+  bool Works() const override { return !end_ids_.empty(); }
   bool Keeps(const Constraint& constraint) override {
     const auto key = Prepare(constraint);
     return !key.ok() || Find(*key) != nullptr || !refused_.Find(*key, Clock::now()).ok();

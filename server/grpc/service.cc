@@ -116,6 +116,7 @@ class Service final : public Methods {
         environment_, context, request, bytes,
         [&](const v1::GetModelInfoRequest&, v1::GetModelInfoResponse* response) {
           response->set_name(model().name);
+          for (const std::string& name : model().names) response->add_names(name);
           response->set_architecture(model().architecture);
           response->set_parameters(model().parameters);
           response->set_vocab_size(model().vocab);

@@ -22,6 +22,11 @@ absl::Status PassOver(const OpenAiField& field, const nlohmann::json& value);
 absl::Status ReadSampling(const SamplingField& field, const nlohmann::json& value,
                           OpenAiRequest& to);
 
+// How much a model shall think: variables of templates that let their users choose, the effort or a
+// switch. `name`: of the field.
+absl::Status ReadReasoningEffort(std::string_view name, const nlohmann::json& value,
+                                 OpenAiRequest& to);
+
 // What holds between several fields, and what the tools of the request demand. `body`: what the
 // request was read from, which has its schemas.
 absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenAiRequest& to);

@@ -23,8 +23,8 @@ class HttpAnswer {
   virtual ~HttpAnswer() = default;
   // For a stream: events have ids, ID:1 for the first, and the first so many are not told.
   virtual void NumberEvents(uint64_t /*from*/) {}
-  // What is new of a prompt.
-  virtual void Add(size_t prompt, const SessionEvent& event) = 0;
+  // What is new of a prompt. True: its candidate has no more to say, and shall end.
+  virtual bool Add(size_t prompt, const SessionEvent& event) = 0;
   // For a stream: server-sent events for what was added since the last call; may be empty.
   virtual std::string TakeEvents() = 0;
   // Its last ones, once all prompts have ended.

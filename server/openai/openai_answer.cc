@@ -52,8 +52,8 @@ OpenAiAnswer::OpenAiAnswer(const ServedModel& model, const OpenAiRequest& reques
       usage_in_chunks_(request.usage_in_chunks),
       candidates_(static_cast<size_t>(std::max(request.common.sampling.num_candidates, 1))),
       id_(std::move(id)),
-      tool_format_(request.tool_format),
-      parallel_tool_calls_(request.parallel_tool_calls),
+      reading_(request.reading),
+      include_reasoning_(request.include_reasoning),
       head_(Str(R"({"id":)", JsonString(id_), R"(,"object":")",
                 !chat_    ? "text_completion"
                 : stream_ ? "chat.completion.chunk"
@@ -79,18 +79,19 @@ std::string OpenAiAnswer::TokenText(int32_t token) const {
                           : Str("token_id:", token);
 }
 
-void OpenAiAnswer::Add(size_t prompt, const SessionEvent& event) {
+bool OpenAiAnswer::Add(size_t prompt, const SessionEvent& event) {
   // The door has seen to the number of candidates by now.
   if (choices_.empty()) {
     choices_.resize(prompts_.size() * candidates_);
     for (Choice& choice : choices_) {
-      if (tool_format_ != nullptr) choice.tools.emplace(*tool_format_, parallel_tool_calls_);
+      if (reading_.tools != nullptr || reading_.reasoning != nullptr) {
+        choice.reader.emplace(reading_);
+      }
     }
   }
   if (event.prompt != nullptr) AddPrompt(prompt, *event.prompt);
-  if (event.output != nullptr) {
-    AddOutput(choices_[prompt * candidates_ + event.output->candidate], *event.output);
-  }
+  return event.output != nullptr &&
+         AddOutput(choices_[prompt * candidates_ + event.output->candidate], *event.output);
 }
 
 void OpenAiAnswer::AddPrompt(size_t index, const SessionEvent::Prompt& event) {
@@ -130,30 +131,42 @@ void OpenAiAnswer::AddPrompt(size_t index, const SessionEvent::Prompt& event) {
   std::fill_n(choices_.begin() + static_cast<ptrdiff_t>(index * candidates_), candidates_, echoed);
 }
 
-void OpenAiAnswer::AddOutput(Choice& choice, const OutputPart& part) {
+bool OpenAiAnswer::AddOutput(Choice& choice, const OutputPart& part) {
+  if (choice.ended) return false;
   choice.news = true;
   if (embedding_) {
     choice.text = EmbeddingText(part.embedding, base64_);
-    return;
+    return false;
   }
   if (prompt_only_) {
     choice.finish = "length";
-    return;
+    return false;
   }
-  completion_tokens_ += static_cast<int64_t>(part.token_ids.size());
-  if (choice.tools) {
-    AddText(choice, choice.tools->Push(part.text));
-  } else {
+  // A token at a time, since each is counted as what it says.
+  size_t told = 0;
+  for (size_t i = 0; i < part.token_ids.size() && !choice.ended; ++i) {
+    ++completion_tokens_;
+    if (choice.reader) {
+      choice.reader->BeginToken();
+      const size_t end = i < part.ends.size() ? part.ends[i] : part.text.size();
+      AddText(choice, choice.reader->Push(part.text.substr(told, end - told)));
+      told = end;
+      choice.ended = !reading_.parallel && !choice.calls.empty();
+    }
+    if (i < part.details.size()) AddLogprob(choice, part.token_ids[i], &part.details[i]);
+    if (token_ids_) Append(choice.ids, std::to_string(part.token_ids[i]));
+  }
+  if (choice.ended) {
+    choice.finish = "tool_calls";
+    return part.finish == FinishReason::kNone;
+  }
+  if (!choice.reader) {
     choice.text += part.text;
+  } else if (told < part.text.size()) {
+    AddText(choice, choice.reader->Push(part.text.substr(told)));
   }
-  for (size_t i = 0; i < part.details.size(); ++i) {
-    AddLogprob(choice, part.token_ids[i], &part.details[i]);
-  }
-  for (size_t i = 0; token_ids_ && i < part.token_ids.size(); ++i) {
-    Append(choice.ids, std::to_string(part.token_ids[i]));
-  }
-  if (part.finish == FinishReason::kNone) return;
-  if (choice.tools) AddText(choice, choice.tools->Finish());
+  if (part.finish == FinishReason::kNone) return false;
+  if (choice.reader) AddText(choice, choice.reader->Finish());
   choice.finish = part.finish == FinishReason::kLength ? "length"
                   : choice.calls.empty()               ? "stop"
                                                        : "tool_calls";
@@ -162,14 +175,23 @@ void OpenAiAnswer::AddOutput(Choice& choice, const OutputPart& part) {
       std::ranges::count(model_.end_ids, part.stop_token) == 0) {
     choice.stop_reason = std::to_string(part.stop_token);
   }
+  return false;
 }
 
-void OpenAiAnswer::AddText(Choice& choice, ToolText text) {
+void OpenAiAnswer::AddText(Choice& choice, AnswerText text) {
   choice.text += text.content;
+  if (include_reasoning_) choice.reasoning += text.reasoning;
   for (ToolCall& call : text.calls) {
-    call.id = Str("call_", id_, "_", calls_++);
+    call.id = reading_.tools->CallId(id_, calls_++);
     choice.calls.push_back(std::move(call));
   }
+}
+
+// As members of a message, or of a delta: DeepSeek's name for it, and vLLM's. Empty: there is none.
+std::string OpenAiAnswer::ReasoningOf(const Choice& choice) const {
+  if (choice.reasoning.empty()) return "";
+  const std::string text = JsonString(choice.reasoning);
+  return Str(R"("reasoning_content":)", text, R"(,"reasoning":)", text);
 }
 
 // `detail`: null for the first token of a prompt, which nothing foretells.
@@ -227,9 +249,17 @@ std::string OpenAiAnswer::PromptOf(size_t index) const {
 }
 
 std::string OpenAiAnswer::Usage() const {
+  std::string details;
+  if (reading_.reasoning != nullptr) {
+    int64_t reasoning = 0;
+    for (const Choice& choice : choices_) {
+      reasoning += choice.reader ? choice.reader->reasoning_tokens() : 0;
+    }
+    details = Str(R"(,"completion_tokens_details":{"reasoning_tokens":)", reasoning, "}");
+  }
   return Str(R"({"prompt_tokens":)", prompt_tokens_, R"(,"completion_tokens":)", completion_tokens_,
              R"(,"total_tokens":)", prompt_tokens_ + completion_tokens_,
-             R"(,"prompt_tokens_details":{"cached_tokens":)", cached_tokens_, "}}");
+             R"(,"prompt_tokens_details":{"cached_tokens":)", cached_tokens_, "}", details, "}");
 }
 
 // A chunk of a stream. `content`: the members of a choice that say what is new.
@@ -256,16 +286,21 @@ std::string OpenAiAnswer::TakeEvents() {
   for (size_t index = 0; index < choices_.size(); ++index) {
     Choice& choice = choices_[index];
     if (!std::exchange(choice.news, false)) continue;
-    const auto content = [&](const std::string& text) {
-      return chat_ ? R"("delta":{"content":)" + JsonString(text) + "}"
-                   : R"("text":)" + JsonString(text);
+    const auto content = [&] {
+      if (!chat_) return R"("text":)" + JsonString(choice.text);
+      std::string members = ReasoningOf(choice);
+      if (members.empty() || !choice.text.empty()) {
+        Append(members, R"("content":)" + JsonString(choice.text));
+      }
+      return R"("delta":{)" + members + "}";
     };
     if (chat_ && !choice.begun) {
       events += Chunk(index, R"("delta":{"role":"assistant","content":""})", "null", "", false);
       choice.begun = true;
     }
-    if (!choice.text.empty() || !choice.tokens.empty() || !choice.ids.empty()) {
-      events += Chunk(index, content(choice.text), LogprobsOf(choice), choice.ids, false);
+    if (!choice.text.empty() || !choice.reasoning.empty() || !choice.tokens.empty() ||
+        !choice.ids.empty()) {
+      events += Chunk(index, content(), LogprobsOf(choice), choice.ids, false);
       choice.begun = true;
     }
     for (; choice.told_calls < choice.calls.size(); ++choice.told_calls) {
@@ -282,6 +317,7 @@ std::string OpenAiAnswer::TakeEvents() {
       events += Chunk(index, chat_ ? R"("delta":{})" : R"("text":"")", "null", "", true);
     }
     choice.text.clear();
+    choice.reasoning.clear();
     choice.ids.clear();
     for (std::string* array : {&choice.tokens, &choice.logprobs, &choice.tops, &choice.offsets}) {
       array->clear();
@@ -312,8 +348,9 @@ std::string OpenAiAnswer::Whole() const {
   std::string answer = head_;
   for (size_t index = 0; index < choices_.size(); ++index) {
     const Choice& choice = choices_[index];
-    std::string text =
-        choice.text.empty() && !choice.calls.empty() ? "null" : JsonString(choice.text);
+    const bool silent = !choice.calls.empty() || !choice.reasoning.empty();
+    std::string text = choice.text.empty() && silent ? "null" : JsonString(choice.text);
+    if (!choice.reasoning.empty()) text += "," + ReasoningOf(choice);
     if (!choice.calls.empty()) {
       std::string calls;
       for (const ToolCall& call : choice.calls) {

@@ -25,7 +25,7 @@ class OpenAiAnswer final : public HttpAnswer {
     numbered_ = true;
     skipped_ = from;
   }
-  void Add(size_t prompt, const SessionEvent& event) override;
+  bool Add(size_t prompt, const SessionEvent& event) override;
   std::string TakeEvents() override;
   std::string LastEvents() override;
   std::string Whole() const override;
@@ -36,8 +36,8 @@ class OpenAiAnswer final : public HttpAnswer {
  private:
   // Pieces of JSON arrays, and of text, that wait to be told.
   struct Choice {
-    std::string text;
-    std::optional<ToolCallReader> tools;  // none: all of it is text
+    std::string text, reasoning;
+    std::optional<AnswerReader> reader;  // none: all of it is text
     std::vector<ToolCall> calls;
     size_t told_calls = 0;
     std::string ids;
@@ -48,6 +48,7 @@ class OpenAiAnswer final : public HttpAnswer {
     std::string stop_reason = "null";
     bool news = false;
     bool begun = false;  // its first chunk was taken
+    bool ended = false;  // what still comes is not told
   };
   struct Prompt {
     std::string ids;
@@ -55,10 +56,11 @@ class OpenAiAnswer final : public HttpAnswer {
   };
 
   void AddPrompt(size_t prompt, const SessionEvent::Prompt& event);
-  void AddOutput(Choice& choice, const OutputPart& part);
+  bool AddOutput(Choice& choice, const OutputPart& part);
   void AddLogprob(Choice& choice, int32_t token, const TokenDetail* detail) const;
   std::string TokenText(int32_t token) const;
-  void AddText(Choice& choice, ToolText text);
+  void AddText(Choice& choice, AnswerText text);
+  std::string ReasoningOf(const Choice& choice) const;
   std::string LogprobsOf(const Choice& choice) const;
   std::string PromptOf(size_t index) const;
   std::string Chunk(size_t index, const std::string& content, const std::string& logprobs,
@@ -73,8 +75,8 @@ class OpenAiAnswer final : public HttpAnswer {
   const bool include_usage_, usage_in_chunks_;
   const size_t candidates_;
   const std::string id_;
-  const ToolFormat* const tool_format_;
-  const bool parallel_tool_calls_;
+  const AnswerReader::Options reading_;
+  const bool include_reasoning_;
   std::string head_;                               // up to the choices
   std::vector<std::optional<std::string>> texts_;  // [prompts] to echo, where texts were given
   std::vector<Prompt> prompts_;

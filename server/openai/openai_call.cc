@@ -120,6 +120,8 @@ class Call final : public std::enable_shared_from_this<Call> {
     Prompt(std::shared_ptr<Call> call, size_t index)
         : Session(call->sessions_), call_(std::move(call)), index_(index) {}
 
+    using Session::EndCandidate;
+
    private:
     bool Write(const SessionEvent& event) override {
       const bool done = call_->Write(*this, index_, event);
@@ -235,7 +237,7 @@ class Call final : public std::enable_shared_from_this<Call> {
     MutexLock lock(mutex_);
     const bool last = event.end != nullptr && Ended();
     if (over_) return true;
-    answer_->Add(index, event);
+    if (answer_->Add(index, event)) prompt.EndCandidate(event.output->candidate);
     over_ = last;
     if (!request_->stream) {
       if (last) {

@@ -17,9 +17,8 @@ using Json = nlohmann::json;
 
 // Members that clients send back with what a server told them, or that steer another server's
 // cache. A template's prompt does not have them.
-constexpr std::string_view kPassedOver[] = {
-    "annotations", "cache_control",     "parsed",           "provider_specific_fields",
-    "reasoning",   "reasoning_content", "reasoning_details"};
+constexpr std::string_view kPassedOver[] = {"annotations", "cache_control", "parsed",
+                                            "provider_specific_fields", "reasoning_details"};
 
 bool IsPassedOver(std::string_view key, const Json& value) {
   return value.is_null() || std::ranges::count(kPassedOver, key) > 0;
@@ -68,6 +67,9 @@ absl::StatusOr<ChatMessage> ReadMessage(const std::string& name, const Json& val
       TREADLE_ASSIGN_OR_RETURN(message.tool_calls, ReadToolCalls(where, field));
     } else if (key == "tool_call_id" && tool) {
       TREADLE_ASSIGN_OR_RETURN(message.tool_call_id, ReadText(where, field));
+    } else if (key == "reasoning_content" || key == "reasoning") {  // the same, by two names
+      if (!assistant) continue;
+      TREADLE_ASSIGN_OR_RETURN(message.reasoning, ReadText(where, field));
     } else if (key == "name") {
       TREADLE_ASSIGN_OR_RETURN(message.name, ReadText(where, field));
     } else {

@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "server/openai/body_fields.h"
 #include "server/openai/form_fields.h"
+#include "server/openai/generic_tools.h"
 #include "server/openai/json_fields.h"
 #include "server/openai/json_text.h"
 #include "server/openai/openai_messages.h"
@@ -52,7 +53,9 @@ absl::Status ReadPrompts(const std::string& field, const Json& value, OpenAiRequ
 
 absl::Status ReadMessages(const Json& value, OpenAiRequest& to) {
   TREADLE_ASSIGN_OR_RETURN(std::vector<ChatMessage> messages, treadle::ReadMessages(value));
-  const auto calls = [](const ChatMessage& message) { return !message.tool_calls.empty(); };
+  const auto calls = [](const ChatMessage& message) {
+    return !message.tool_calls.empty() || message.role == "tool";
+  };
   to.knows_tools |= std::ranges::any_of(messages, calls);
   to.prompts.emplace_back(std::move(messages));
   return absl::OkStatus();
@@ -134,6 +137,41 @@ absl::Status ReadTopLogprobs(const Json& value, OpenAiRequest& to) {
   return InvalidArgument("top_logprobs is given, expected logprobs to be true then");
 }
 
+// Variables of the model's template, but for those that the server sets.
+absl::Status ReadTemplateArguments(const Json& value, OpenAiRequest& to) {
+  constexpr std::string_view kName = "chat_template_kwargs";
+  constexpr std::string_view kSet[] = {
+      "add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "tools"};
+  if (!value.is_object()) return Expected(kName, value, "an object");
+  for (const auto& [key, argument] : value.items()) {
+    if (std::ranges::find(kSet, key) == std::end(kSet)) {
+      to.template_arguments[key] = argument;
+      continue;
+    }
+    return InvalidArgument(kName, ".", key, " is given, expected variables of the template that ",
+                           "the server does not set itself");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ReadReasoningEffort(std::string_view name, const Json& value, OpenAiRequest& to) {
+  constexpr std::string_view kEfforts[] = {"none", "minimal", "low", "medium", "high", "xhigh"};
+  TREADLE_ASSIGN_OR_RETURN(const std::string effort, ReadText(name, value));
+  if (std::ranges::find(kEfforts, effort) == std::end(kEfforts)) {
+    return Expected(name, value, R"("none", "minimal", "low", "medium", "high" or "xhigh")");
+  }
+  const bool thinks = effort != kEfforts[0];
+  Json arguments = {{"enable_thinking", thinks}, {"thinking", thinks}};
+  if (thinks) arguments["reasoning_effort"] = effort;
+  arguments.update(to.template_arguments);  // which comes first, and says more
+  to.template_arguments = std::move(arguments);
+  return absl::OkStatus();
+}
+
+namespace {
+
 constexpr const char* kGuided[] = {"guided_choice", "guided_grammar", "guided_json",
                                    "guided_regex"};
 template <int i>
@@ -164,6 +202,7 @@ constexpr Field kFields[] = {
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadText("cache_salt", value), to.common.cache_salt);
      }},
+    {"chat_template_kwargs", kChat, ReadTemplateArguments},
     {"echo", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return Set(ReadBool("echo", value), to.echo); }},
     {kGuided[0], kBoth, ReadGuidedField<0>},
@@ -173,6 +212,10 @@ constexpr Field kFields[] = {
     {"ignore_eos", kBoth,
      [](const Json& value, OpenAiRequest& to) {
        return Set(ReadBool("ignore_eos", value), to.common.stopping.ignore_eos);
+     }},
+    {"include_reasoning", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return Set(ReadBool("include_reasoning", value), to.include_reasoning);
      }},
     {"logit_bias", kBoth, ReadLogitBias},
     {"logprobs", kBoth, ReadLogprobs},
@@ -194,7 +237,7 @@ constexpr Field kFields[] = {
      }},
     {"parallel_tool_calls", kChat,
      [](const Json& value, OpenAiRequest& to) {
-       return Set(ReadBool("parallel_tool_calls", value), to.parallel_tool_calls);
+       return Set(ReadBool("parallel_tool_calls", value), to.reading.parallel);
      }},
     {"prompt", kCompletions,
      [](const Json& value, OpenAiRequest& to) { return ReadPrompts("prompt", value, to); }},
@@ -202,6 +245,10 @@ constexpr Field kFields[] = {
      [](const Json& value, OpenAiRequest& to) {
        to.prompt_logprobs = true;
        return Set(ReadInt("prompt_logprobs", value), to.common.prompt_logprobs);
+     }},
+    {"reasoning_effort", kChat,
+     [](const Json& value, OpenAiRequest& to) {
+       return ReadReasoningEffort("reasoning_effort", value, to);
      }},
     {"response_format", kBoth,
      [](const Json& value, OpenAiRequest& to) { return ReadResponseFormat(value, to.form); }},
@@ -245,7 +292,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"audio", kChat, kRefused},
     {"bad_words", kBoth, kOnly, "[]"},
     {"chat_template", kChat, kRefused},
-    {"chat_template_kwargs", kChat, kOnly, "{}"},
     {"continue_final_message", kChat, kOnly, "false"},
     {"documents", kChat, kOnly, "[]"},
     {"echo", kChat, kOnly, "false"},
@@ -254,7 +300,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"functions", kChat, kOnly, "[]"},
     {"guided_decoding_backend", kBoth, kIgnored},
     {"guided_whitespace_pattern", kBoth, kRefused},
-    {"include_reasoning", kChat, kIgnored},
     {"include_stop_str_in_output", kBoth, kOnly, "false"},
     {"kv_transfer_params", kBoth, kOnly, "{}"},
     {"length_penalty", kBoth, kOnly, "1"},
@@ -271,7 +316,6 @@ constexpr OpenAiField kOtherFields[] = {
     {"prompt_cache_options", kChat, kIgnored},
     {"prompt_cache_retention", kChat, kIgnored},
     {"prompt_embeds", kCompletions, kRefused},
-    {"reasoning_effort", kChat, kRefused},
     {"repetition_detection", kBoth, kRefused},
     {"request_id", kBoth, kIgnored},
     {"return_mm_kwargs", kBoth, kIgnored},
@@ -384,22 +428,52 @@ absl::Status ConcludeTools(std::string_view body, const ServedModel& model, Open
     return InvalidArgument("tool_choice is a demand for a call, expected tools then");
   }
   const bool offered = !to.tools.empty() && to.tool_choice.mode != ToolChoice::Mode::kNone;
-  if (!offered && !to.knows_tools) return absl::OkStatus();
-  const ToolFormat* const format =
-      model.chat_template ? FindToolFormat(model.chat_template->source()) : nullptr;
-  if (format == nullptr) {
-    return InvalidArgument(offered ? "tools is given" : "messages has calls of tools",
-                           ", but the model's chat template has no form of calls that is known (",
-                           ToolFormatNames(), "), expected none");
+  if ((!offered && !to.knows_tools) || !model.chat_template) return absl::OkStatus();
+  const std::string_view written = !offered                      ? ""
+                                   : to.tools_as_of_chat.empty() ? MemberText(body, "tools")
+                                                                 : to.tools_as_of_chat;
+  const ToolFormat* format = FindToolFormat(model.chat_template->source());
+  const bool generic = format == nullptr;
+  if (generic) {
+    format = &GenericToolFormat();
+    WriteToolsAsText(written, *model.chat_template,
+                     std::get<std::vector<ChatMessage>>(to.prompts[0]));
   }
   if (!offered) return absl::OkStatus();
-  to.tool_format = format;
-  to.common.tools =
-      to.tools_as_of_chat.empty() ? std::string(MemberText(body, "tools")) : to.tools_as_of_chat;
+  // An answer that is nothing but calls, or a form, is held to it.
+  const bool held = demanded || to.common.constraint;
+  to.reading.tools = held ? &format->Held() : format;
+  for (const Tool& tool : to.tools) to.reading.texts[tool.name] = tool.texts;
+  if (!generic) to.common.tools = written;
   // Some models mark calls with special tokens.
   to.common.special_tokens = true;
-  return ConstrainCalls(to.common.tools, to.tools, to.tool_choice, to.parallel_tool_calls, *format,
-                        to.common.constraint);
+  // A model that was never taught to call writes broken JSON easily.
+  const bool always = generic && model.constraints && model.constraints->Works();
+  return ConstrainCalls(written, to.tools, to.tool_choice, to.reading.parallel, always,
+                        *to.reading.tools, to.common.constraint);
+}
+
+// What the template shows of how the model thinks. `to.common.constraint` holds what is said.
+void ConcludeReasoning(const ServedModel& model, OpenAiRequest& to) {
+  if (!to.chat || !model.chat_template) return;
+  if (!to.template_arguments.empty()) to.common.template_arguments = to.template_arguments.dump();
+  const std::string& source = model.chat_template->source();
+  to.reading.reasoning = FindReasoningFormat(source);
+  if (to.reading.reasoning == nullptr) return;
+  // The end of a prompt does not depend on the conversation.
+  const auto prompt = RenderChat({{"user", "a"}}, to.common, model);
+  if (prompt.ok()) to.reading.thinking = ThinkingAfter(*prompt, *to.reading.reasoning, source);
+  to.common.special_tokens = true;  // some mark with them
+  std::optional<Constraint>& constraint = to.common.constraint;
+  if (!constraint || to.reading.thinking == Thinking::kOver) return;
+  if (to.reading.reasoning->harmony()) {
+    // The form is what is said.
+    to.common.prompt_end = "<|channel|>final<|message|>";
+    return;
+  }
+  constraint->thought = Constraint::Thought{.open = std::string(to.reading.reasoning->open),
+                                            .close = std::string(to.reading.reasoning->close),
+                                            .begun = to.reading.thinking == Thinking::kBegun};
 }
 
 }  // namespace
@@ -410,8 +484,9 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
   }
   TREADLE_ASSIGN_OR_RETURN(Json object, ParseJsonObject(body, "the body", kMaxJsonValues));
   const Json name = object.value("model", Json());
-  if (name.is_null() || name == model.name) return object;
+  if (name.is_null()) return object;
   if (!name.is_string()) return Expected("model", name, "a string");
+  if (model.IsCalled(name.get_ref<const std::string&>())) return object;
   return NotFound("the model ", Cut(name.dump(), kShown), " does not exist, expected ",
                   Json(model.name).dump());
 }
@@ -419,6 +494,7 @@ absl::StatusOr<Json> ReadBody(std::string_view body, const ServedModel& model) {
 absl::Status ConcludeBody(std::string_view body, const ServedModel& model, OpenAiRequest& to) {
   TREADLE_RETURN_IF_ERROR(Conclude(body, to));
   TREADLE_RETURN_IF_ERROR(ConcludeTools(body, model, to));
+  ConcludeReasoning(model, to);
   if (to.common.constraint) to.common.constraint->any_whitespace = to.form.any_whitespace;
   return absl::OkStatus();
 }

@@ -14,6 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/openai/form_fields.h"
+#include "server/openai/reasoning.h"
 #include "server/openai/tool_request.h"
 #include "server/session/request_validation.h"
 
@@ -44,10 +45,12 @@ struct OpenAiRequest {
   std::vector<Tool> tools = {};
   std::string tools_as_of_chat = {};  // where the API writes them otherwise; empty: it does not
   ToolChoice tool_choice = {};
-  bool parallel_tool_calls = true;     // several in one answer
-  bool knows_tools = false;            // the messages have calls
-  const ToolFormat* tool_format = {};  // of the calls to look for in the answer; null: none
-  AskedForm form = {};                 // common.constraint, while fields are read
+  bool knows_tools = false;  // the messages have calls
+  // Of a chat: what to look for in the answer.
+  AnswerReader::Options reading = {};
+  bool include_reasoning = true;                                 // is told
+  nlohmann::json template_arguments = nlohmann::json::object();  // while fields are read
+  AskedForm form = {};  // common.constraint, while fields are read
   std::optional<int32_t> best_of = {};
   // Name of the field that was given, this or max_completion_tokens; for errors.
   std::string_view max_tokens = "max_tokens";

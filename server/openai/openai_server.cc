@@ -112,11 +112,14 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
                                                         const HealthBoard& health,
                                                         std::vector<HttpRoute> others) {
   const ServedModel& model = sessions.model;
-  const std::string entry = Str(
-      R"({"id":)", JsonString(model.name), R"(,"object":"model","created":)", std::time(nullptr),
+  const std::string rest = Str(
+      R"(,"object":"model","created":)", std::time(nullptr),
       R"(,"owned_by":"treadle","max_model_len":)", model.max_context, R"(,"has_chat_template":)",
       model.chat_template ? "true" : "false", R"(,"sampling_defaults":)",
       model.sampling_defaults ? EffectsJson(*model.sampling_defaults) : "null", "}");
+  std::vector<std::string> names = model.names;
+  if (names.empty()) names = {model.name};
+  std::string entries;
   const auto generate = [&sessions](const std::string& path, OpenAiKind kind) {
     return HttpRoute{"POST", path, [&sessions, kind](HttpRequest request, auto reply) {
                        StartOpenAiCall(sessions, kind, std::move(request), std::move(reply));
@@ -134,9 +137,6 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
       generate("/v1/completions", OpenAiKind::kCompletion),
       generate("/v1/chat/completions", OpenAiKind::kChat),
       generate("/v1/embeddings", OpenAiKind::kEmbedding),
-      Get("/v1/models", sessions,
-          [entry] { return R"({"object":"list","data":[)" + entry + "]}"; }),
-      Get("/v1/models/" + model.name, sessions, [entry] { return entry; }),
       Get("/version", sessions, [] { return R"({"version":")" TREADLE_VERSION R"("})"; }),
       Work("/tokenize", sessions,
            [&model](std::string_view body) { return Tokenize(model, body); }),
@@ -146,6 +146,13 @@ absl::StatusOr<std::unique_ptr<HttpServer>> StartOpenAi(const std::string& liste
            }),
       ProbeRoute("/health", health, Probe::kLive),
       ProbeRoute("/ready", health, Probe::kReady)};
+  for (const std::string& name : names) {
+    const std::string entry = R"({"id":)" + JsonString(name) + rest;
+    entries += (entries.empty() ? "" : ",") + entry;
+    routes.push_back(Get("/v1/models/" + name, sessions, [entry] { return entry; }));
+  }
+  routes.push_back(Get("/v1/models", sessions,
+                       [entries] { return R"({"object":"list","data":[)" + entries + "]}"; }));
   if (sessions.store != nullptr) routes.push_back({"GET", kResumePath, resume});
   std::ranges::move(others, std::back_inserter(routes));
   options.refusal = [counts = sessions.refusals](int code, const std::string& message) {

@@ -1,17 +1,62 @@
 #include "server/openai/tool_calls.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
-#include "base/json_file.h"
 #include "base/status.h"
 #include "server/openai/json_text.h"
 
 namespace treadle {
 namespace {
 
+// A format that has the signs of another one comes first.
 constexpr ToolFormat kFormats[] = {
+    {.name = "Qwen3-Coder's",
+     .signs = {"<function=", "<parameter="},
+     .open = "<function=",
+     .anywhere = true,
+     .close = "</tool_call>",
+     .read = QwenCoderCalls,
+     .end = "</function>",
+     .lead = "<tool_call>"},
+    {.name = "GLM 4.5's",
+     .signs = {"<arg_key>", "<arg_value>"},
+     .open = "<tool_call>",
+     .anywhere = true,
+     .close = "</tool_call>",
+     .read = GlmCalls,
+     .end = "</tool_call>"},
+    {.name = "DeepSeek V3's",
+     .signs = {"<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"},
+     .open = "<｜tool▁call▁begin｜>",
+     .anywhere = true,
+     .close = "<｜tool▁calls▁end｜>",
+     .read = DeepSeekCalls,
+     .end = "<｜tool▁call▁end｜>",
+     .lead = "<｜tool▁calls▁begin｜>"},
+    {.name = "Mistral's",
+     .signs = {"[TOOL_CALLS]", ""},
+     .open = "[TOOL_CALLS]",
+     .anywhere = true,
+     .close = "</s>",
+     .read = MistralCalls,
+     .find_end = MistralEnd,
+     .short_ids = true},
+    {.name = "Gemma 4's",
+     .signs = {"<|tool_call>", "call:"},
+     .open = "<|tool_call>",
+     .anywhere = true,
+     .close = "<|tool_response>",
+     .read = GemmaCalls,
+     .end = "<tool_call|>"},
+    {.name = "FunctionGemma's",
+     .signs = {"<start_function_call>", "call:"},
+     .open = "<start_function_call>",
+     .anywhere = true,
+     .close = "<start_function_response>",
+     .read = GemmaCalls,
+     .end = "<end_function_call>"},
+    {.name = "gpt-oss'", .signs = {"<|channel|>", "functions."}, .open = ""},
     {.name = "Hermes' and Qwen's",
      .signs = {"<tool_call>", "\"name\": "},
      .open = "<tool_call>",
@@ -34,34 +79,26 @@ constexpr ToolFormat kFormats[] = {
 
 constexpr std::string_view kSpace = " \t\r\n";
 
-// `text`: from a brace to its counterpart. `marked`: it can be nothing but a call.
-std::optional<ToolCall> CallIn(std::string_view text, bool marked) {
-  const auto once = WithKeysOnce(text);
-  if (!once.ok()) return std::nullopt;
-  const auto object = ParseJsonObject(*once, "");
-  const auto name = object->find("name");
-  if (name == object->end() || !name->is_string()) return std::nullopt;
-  ToolCall call{.id = "", .name = name->get<std::string>(), .arguments = "{}"};
-  for (const char* key : {"arguments", "parameters"}) {
-    const auto arguments = object->find(key);
-    if (arguments == object->end()) continue;
-    if (arguments->is_object()) {
-      call.arguments = MemberText(*once, key);
-    } else if (arguments->is_string()) {
-      const auto written = arguments->get<std::string>();
-      if (written.find_first_not_of(kSpace) == written.npos) return call;
-      auto read = WithKeysOnce(written);
-      if (!read.ok()) return std::nullopt;
-      call.arguments = *std::move(read);
-    } else if (!arguments->is_null()) {
-      return std::nullopt;
-    }
-    return call;
-  }
-  return marked && object->size() == 1 ? std::optional(call) : std::nullopt;
+}  // namespace
+
+const ToolFormat& GenericToolFormat() {
+  return *std::ranges::find(kFormats, "Hermes' and Qwen's", &ToolFormat::name);
 }
 
-}  // namespace
+const ToolFormat& ToolFormat::Held() const {
+  return arguments.empty() ? GenericToolFormat() : *this;
+}
+
+std::string ToolFormat::CallId(std::string_view answer, int64_t n) const {
+  std::string id = Str("call_", answer, "_", n);
+  if (!short_ids) return id;
+  constexpr std::string_view kDigits = "0123456789abcdefghijklmnopqrstuvwxyz";
+  uint64_t sum = 0xcbf29ce484222325;  // FNV-1a, of 64 bits
+  for (const char c : id) sum = (sum ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  id.clear();
+  for (; id.size() < 9; sum /= kDigits.size()) id += kDigits[sum % kDigits.size()];
+  return id;
+}
 
 std::string ToolFormat::Begin(std::string_view function) const {
   return Str(anywhere ? open : "", before, R"({"name": )", JsonString(function), R"(, ")",
@@ -76,15 +113,6 @@ const ToolFormat* FindToolFormat(std::string_view chat_template) {
     if (std::ranges::all_of(format.signs, has)) return &format;
   }
   return nullptr;
-}
-
-std::string ToolFormatNames() {
-  std::string names;
-  for (const ToolFormat& format : kFormats) {
-    if (!names.empty()) names += " and ";
-    names += format.name;
-  }
-  return names;
 }
 
 ToolText ToolCallReader::Push(std::string_view text) {
@@ -119,6 +147,7 @@ bool ToolCallReader::ReadText(ToolText& out) {
 
 // True: the object has ended. False: there is no more of it yet.
 bool ToolCallReader::ReadObject(ToolText& out) {
+  if (format_->read != nullptr) return ReadBlock(out);
   for (; at_ < held_.size(); ++at_) {
     const char c = held_[at_];
     if (in_string_) {
@@ -130,20 +159,40 @@ bool ToolCallReader::ReadObject(ToolText& out) {
     depth_ += (c == '{' || c == '[') - (c == '}' || c == ']');
     if (depth_ > 0) continue;
     const size_t end = at_ + 1;
-    std::optional<ToolCall> call =
-        CallIn(std::string_view(held_).substr(object_, end - object_), marked_);
-    fresh_ = after_call_ = call.has_value();
-    if (!call) {
-      out.content += held_.substr(0, end);
-    } else if (parallel_ || calls_ == 0) {
-      ++calls_;
-      out.calls.push_back(*std::move(call));
-    }
-    held_.erase(0, end);
-    in_object_ = false;
-    return true;
+    auto call = CallInJson(std::string_view(held_).substr(object_, end - object_), marked_);
+    return Settle(end, call ? Calls({*std::move(call)}) : std::nullopt, out);
   }
   return false;
+}
+
+// As ReadObject, of a syntax of its own.
+bool ToolCallReader::ReadBlock(ToolText& out) {
+  const std::string_view text = std::string_view(held_).substr(object_);
+  size_t end = text.npos;
+  if (format_->find_end == nullptr) {
+    const size_t seen = at_ - object_;  // where the mark does not begin
+    end = text.find(format_->end, seen);
+    at_ += text.size() - seen - std::min(text.size() - seen, format_->end.size() - 1);
+  } else if (held_.find_first_of("}]", at_) != held_.npos) {
+    end = format_->find_end(text);
+    at_ = held_.size();
+  }
+  if (end == text.npos) return false;
+  return Settle(object_ + end + format_->end.size(), format_->read(text.substr(0, end), texts_),
+                out);
+}
+
+// What is held up to there is calls, or text.
+bool ToolCallReader::Settle(size_t end, Calls calls, ToolText& out) {
+  fresh_ = after_call_ = calls.has_value();
+  if (!calls) out.content += held_.substr(0, end);
+  for (size_t i = 0; calls && i < calls->size() && (parallel_ || calls_ == 0); ++i) {
+    ++calls_;
+    out.calls.push_back(std::move((*calls)[i]));
+  }
+  held_.erase(0, end);
+  in_object_ = false;
+  return true;
 }
 
 // Drops what may stand behind a call. False: more of it may come.
@@ -167,10 +216,20 @@ size_t ToolCallReader::NextPlace(size_t from) const {
 
 // With kYes, object_ is where its brace is.
 ToolCallReader::Opens ToolCallReader::OpensAt(size_t at) {
-  const std::string_view rest = std::string_view(held_).substr(at);
+  std::string_view rest = std::string_view(held_).substr(at);
+  const std::string_view lead = format_->lead;
+  if (!lead.empty() && rest.size() < lead.size() && lead.starts_with(rest)) return Opens::kMaybe;
+  if (!lead.empty() && rest.starts_with(lead)) {
+    rest.remove_prefix(std::min(rest.find_first_not_of(kSpace, lead.size()), rest.size()));
+    at = held_.size() - rest.size();
+  }
   const bool open = rest.starts_with(format_->open);
   if (!open && format_->open.starts_with(rest)) return Opens::kMaybe;
   if (!open && format_->anywhere) return Opens::kNo;
+  if (format_->read != nullptr) {
+    object_ = at + format_->open.size();
+    return Opens::kYes;
+  }
   const size_t brace = rest.find_first_not_of(kSpace, open ? format_->open.size() : 0);
   if (brace == std::string_view::npos) return Opens::kMaybe;
   if (rest[brace] != '{') return Opens::kNo;

@@ -4,18 +4,21 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "models/text/jinja/chat_template.h"
+#include "server/openai/call_syntax.h"
 
 namespace treadle {
 
-// How a model writes a call: {"name": TEXT, "arguments": OBJECT}, or with "parameters" for
-// "arguments", and what stands around it. Its chat template shows which way is the model's. Small
-// models write less: arguments that are null, empty or a JSON text in a string, none at all (behind
-// `open`), or a key twice, of which the last counts.
+// How a model writes a call: marks, and between them JSON ({"name": TEXT, "arguments": OBJECT}, or
+// with "parameters" for "arguments") or a syntax of its own. Its chat template shows which way is
+// the model's. Small models write less JSON: arguments that are null, empty or a JSON text in a
+// string, none at all (behind `open`), or a key twice, of which the last counts.
 struct ToolFormat {
   std::string_view name;
   std::string_view signs[2];  // a template of this format has both
@@ -24,8 +27,21 @@ struct ToolFormat {
                   // a call, and `open` may be missing
   std::string_view close;  // may follow a call; it is no text of the answer
   // How the models of this format were taught to write it, behind `open` if that is needed.
-  std::string_view before, arguments, after, separator;
+  std::string_view before = {}, arguments = {}, after = {}, separator = {};
 
+  // Of a syntax of its own: what reads it, and its end, a mark that is dropped or a function.
+  Calls (*read)(std::string_view text, const TextParameters& texts) = nullptr;
+  std::string_view end = {};
+  size_t (*find_end)(std::string_view text) = nullptr;  // npos: it has not come
+  std::string_view lead = {};  // may stand before `open`; it is no text of the answer
+  bool short_ids = false;      // its templates take ids of nine letters and digits alone
+
+  // gpt-oss': a call is a message of the harmony format (reasoning.h).
+  bool harmony() const { return open.empty(); }
+  // The format of calls that an answer is held to: this one, or Hermes' where this is no JSON.
+  const ToolFormat& Held() const;
+  // The name of an answer's n-th call.
+  std::string CallId(std::string_view answer, int64_t n) const;
   // What stands before and behind the arguments of a call.
   std::string Begin(std::string_view function) const;
   std::string End() const;
@@ -33,8 +49,8 @@ struct ToolFormat {
 
 // Null if the template has the signs of none.
 const ToolFormat* FindToolFormat(std::string_view chat_template);
-// All, for messages.
-std::string ToolFormatNames();
+// Hermes'; the server teaches it to models whose template knows no tools (generic_tools.h).
+const ToolFormat& GenericToolFormat();
 
 // What became settled.
 struct ToolText {
@@ -48,7 +64,8 @@ struct ToolText {
 class ToolCallReader {
  public:
   // Unless `parallel`, only the first call is told.
-  ToolCallReader(const ToolFormat& format, bool parallel) : format_(&format), parallel_(parallel) {}
+  ToolCallReader(const ToolFormat& format, bool parallel, TextParameters texts = {})
+      : format_(&format), parallel_(parallel), texts_(std::move(texts)) {}
 
   ToolText Push(std::string_view text);
   // What was held back; the answer has ended.
@@ -61,6 +78,8 @@ class ToolCallReader {
 
   bool ReadText(ToolText& out);
   bool ReadObject(ToolText& out);
+  bool ReadBlock(ToolText& out);
+  bool Settle(size_t end, Calls calls, ToolText& out);
   bool SkipClose();
   size_t NextPlace(size_t from) const;
   Opens OpensAt(size_t at);
@@ -68,12 +87,13 @@ class ToolCallReader {
 
   const ToolFormat* format_;
   bool parallel_;
+  TextParameters texts_;
   std::string held_;         // neither told nor dropped yet
   bool fresh_ = true;        // nothing but white space came since the beginning, or the last call
   bool after_call_ = false;  // white space and `close` are dropped
   size_t calls_ = 0;
 
-  // State of the JSON object that is being read, with its `open`.
+  // State of the JSON object that is being read, with its `open`; or of the syntax's own text.
   bool in_object_ = false;
   bool marked_ = false;  // `open` stood before it
   size_t object_ = 0;    // its brace in held_

@@ -7,6 +7,7 @@
 #include "base/json_file.h"
 #include "base/status.h"
 #include "base/utf8.h"
+#include "server/constraint/json_schema.h"
 #include "server/openai/json_fields.h"
 
 namespace treadle {
@@ -22,6 +23,15 @@ absl::Status IsFunction(const std::string& name, const Json& value) {
   return value == "function" ? absl::OkStatus() : Expected(name, value, "\"function\"");
 }
 
+absl::Status ReadSchema(const std::string& name, const Json& value, Tool& to) {
+  if (!value.is_object()) return Expected(name, value, "an object");
+  const Json properties = value.value("properties", Json());
+  for (const auto& [key, schema] : properties.items()) {
+    if (schema.is_object() && schema.value("type", Json()) == "string") to.texts.insert(key);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Tool> ReadTool(const std::string& name, const Json& tool) {
   Tool read;
   const std::vector<Member> of_function = {
@@ -30,9 +40,7 @@ absl::StatusOr<Tool> ReadTool(const std::string& name, const Json& tool) {
       {"description",
        [](const auto& where, const Json& value) { return ReadText(where, value).status(); }},
       {"parameters",
-       [](const auto& where, const Json& value) {
-         return value.is_object() ? absl::OkStatus() : Expected(where, value, "an object");
-       }},
+       [&](const auto& where, const Json& value) { return ReadSchema(where, value, read); }},
       {"strict", [&](const auto& where, const Json& value) {
          return Set(ReadBool(where, value), read.strict);
        }}};
@@ -60,9 +68,7 @@ absl::StatusOr<Tool> ReadFlatTool(const std::string& name, const Json& tool,
        {"description",
         [](const auto& where, const Json& text) { return ReadText(where, text).status(); }},
        {form.schema,
-        [](const auto& where, const Json& schema) {
-          return schema.is_object() ? absl::OkStatus() : Expected(where, schema, "an object");
-        }},
+        [&](const auto& where, const Json& schema) { return ReadSchema(where, schema, read); }},
        {"strict", [&](const auto& where,
                       const Json& strict) { return Set(ReadBool(where, strict), read.strict); }},
        {"type", [](const auto&, const Json&) { return absl::OkStatus(); }}},
@@ -154,15 +160,15 @@ absl::StatusOr<ToolChoice> ReadToolChoice(const Json& choice) {
 }
 
 absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& tools,
-                            const ToolChoice& choice, bool parallel, const ToolFormat& format,
-                            std::optional<Constraint>& constraint) {
+                            const ToolChoice& choice, bool parallel, bool always,
+                            const ToolFormat& format, std::optional<Constraint>& constraint) {
   const bool required = choice.mode == ToolChoice::Mode::kRequired;
   const auto strict = std::ranges::find(tools, true, &Tool::strict);
-  if (!required && strict == tools.end() && !constraint) return absl::OkStatus();
-  if (!required && !constraint && !format.anywhere) {
+  if (!required && strict == tools.end() && !constraint && !always) return absl::OkStatus();
+  if (!required && !constraint && (!format.anywhere || format.read != nullptr)) {
     return InvalidArgument(strict->where, ".strict is true, expected ",
                            "false unless tool_choice demands a call: this model's calls cannot be ",
-                           "told from text before they end");
+                           "held to a schema among text");
   }
   const auto parsed = nlohmann::ordered_json::parse(written);
   std::vector<Constraint::Tag> tags;
@@ -175,7 +181,9 @@ absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& t
     tag.end = format.End();
     const auto& function = parsed[i]["function"];
     const auto parameters = function.find("parameters");
-    if (!required && !tool.strict) {
+    const bool free = !required && !tool.strict;
+    if (free &&
+        (!always || parameters == function.end() || !PrepareSchema(parameters->dump()).ok())) {
       tag.schema = R"({"type":"object"})";
     } else if (parameters == function.end() || parameters->is_null()) {
       tag.schema = R"({"type":"object","additionalProperties":false})";

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,7 @@ struct Tool {
   // For errors: where it stands in the body, and what its schema is called there.
   std::string where = {};
   std::string_view schema = "parameters";
+  std::set<std::string> texts = {};  // parameters that are texts by the schema
 };
 absl::StatusOr<std::vector<Tool>> ReadTools(const nlohmann::json& tools);
 
@@ -53,9 +55,10 @@ absl::StatusOr<ToolChoice> ReadToolChoice(const nlohmann::json& choice);
 
 // Holds an answer that is unconstrained, or has `constraint`, to calls that satisfy their tools'
 // schemas, as far as that was asked. `written`: the field `tools`, as the client wrote it.
+// `always`: every call that begins is held to its tool's schema, where that can be enforced.
 absl::Status ConstrainCalls(std::string_view written, const std::vector<Tool>& tools,
-                            const ToolChoice& choice, bool parallel, const ToolFormat& format,
-                            std::optional<Constraint>& constraint);
+                            const ToolChoice& choice, bool parallel, bool always,
+                            const ToolFormat& format, std::optional<Constraint>& constraint);
 
 // The calls of an assistant's message; `name`: of the field.
 absl::StatusOr<std::vector<ToolCall>> ReadToolCalls(const std::string& name,

@@ -8,7 +8,8 @@ namespace {
 size_t BytesOf(const KeptResponse& response) {
   size_t bytes = sizeof(KeptResponse) + 2 * response.id.size() + response.body.size();
   for (const ChatMessage& message : response.messages) {
-    bytes += sizeof(ChatMessage) + message.content.value_or("").size() + message.name.size();
+    bytes += sizeof(ChatMessage) + message.content.value_or("").size() + message.name.size() +
+             message.reasoning.size();
     for (const ToolCall& call : message.tool_calls) {
       bytes += sizeof(ToolCall) + call.id.size() + call.name.size() + call.arguments.size();
     }

@@ -23,7 +23,7 @@ class ResponsesAnswer final : public BlockAnswer {
   std::string ErrorEvent(const HttpResponse& error) override;
 
  private:
-  std::string NewBlockId(bool call) const override;
+  std::string NewBlockId(Kind kind, const std::string& call) const override;
   std::string Begin() override;
   std::string BeginBlock(const Block& block) override;
   std::string GrowBlock(const Block& block, std::string_view text) override;
@@ -35,7 +35,11 @@ class ResponsesAnswer final : public BlockAnswer {
   // An event of a block, or of the only part of its content.
   std::string ItemEvent(std::string_view type, const Block& block, const std::string& item);
   std::string PartEvent(std::string_view type, const Block& block, const std::string& members);
+  static std::string Part(const Block& block, const std::string& text);
+  static std::string CallId(const Block& block) { return block.id.substr(sizeof "fc_" - 1); }
   std::string Item(const Block& block, bool begun) const;
+  struct KindNames;
+  static const KindNames& NamesOf(const Block& block);
   std::string Response(const char* status, const std::string& output) const;
   std::string Usage() const;
 

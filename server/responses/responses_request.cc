@@ -23,6 +23,7 @@ struct Asked : ResponsesRequest {
   std::optional<std::string> instructions = {};
   std::vector<ChatMessage> earlier = {};  // the conversation of the previous response
   std::vector<ChatMessage> input = {};
+  std::string thought = {};  // before the next message
 };
 
 // Members that come back with what a server told, or steer another server's cache.
@@ -42,7 +43,8 @@ absl::StatusOr<std::string> ReadContent(const std::string& name, const Json& val
     const std::string part = Str(name, "[", i, "]");
     if (!value[i].is_object()) return Expected(part, value[i], "an object");
     const Json type = value[i].value("type", Json());
-    if (type != "input_text" && type != "output_text" && type != "refusal") {
+    if (type != "input_text" && type != "output_text" && type != "refusal" &&
+        type != "reasoning_text") {
       return Expected(part + ".type", type, R"("input_text": the model reads no other parts)");
     }
     std::string line;
@@ -76,6 +78,8 @@ absl::Status ReadMessage(const std::string& name, const Json& item, Asked& to) {
       kPassedOver));
   TREADLE_RETURN_IF_ERROR(Required(name + ".role", message.role));
   if (!message.content) return InvalidArgument(name, ".content is missing");
+  std::string thought = std::exchange(to.thought, std::string());
+  if (message.role == "assistant") message.reasoning = std::move(thought);
   to.input.push_back(std::move(message));
   return absl::OkStatus();
 }
@@ -104,6 +108,7 @@ absl::Status ReadCall(const std::string& name, const Json& item, Asked& to) {
   TREADLE_RETURN_IF_ERROR(Required(name + ".arguments", call.arguments));
   if (to.input.empty() || to.input.back().role != "assistant") {
     to.input.push_back({.role = "assistant"});
+    to.input.back().reasoning = std::exchange(to.thought, std::string());
   }
   to.input.back().tool_calls.push_back(std::move(call));
   return absl::OkStatus();
@@ -127,6 +132,21 @@ absl::Status ReadCallOutput(const std::string& name, const Json& item, Asked& to
   return absl::OkStatus();
 }
 
+// What a model thought is part of the assistant's message that follows.
+absl::Status ReadThought(const std::string& name, const Json& item, Asked& to) {
+  return ReadMembers(name, item,
+                     {{"summary", PassOverMember},
+                      {"encrypted_content", PassOverMember},
+                      {"content",
+                       [&](const auto& where, const Json& content) -> absl::Status {
+                         TREADLE_ASSIGN_OR_RETURN(const std::string text,
+                                                  ReadContent(where, content));
+                         to.thought += text;
+                         return absl::OkStatus();
+                       }}},
+                     kPassedOver);
+}
+
 struct Item {
   std::string_view type;
   absl::Status (*read)(const std::string& name, const Json& item, Asked& to);
@@ -135,8 +155,7 @@ constexpr Item kItems[] = {
     {"message", ReadMessage},
     {"function_call", ReadCall},
     {"function_call_output", ReadCallOutput},
-    // What a model thought is not told to it again.
-    {"reasoning", [](const std::string&, const Json&, Asked&) { return absl::OkStatus(); }},
+    {"reasoning", ReadThought},
 };
 
 absl::Status ReadInput(const Json& value, Asked& to) {
@@ -236,6 +255,15 @@ absl::Status ReadTextConfig(const Json& value, Asked& to) {
         }}});
 }
 
+absl::Status ReadReasoning(const Json& value, Asked& to) {
+  return ReadMembers(
+      "reasoning", value,
+      {{"effort", [&](const auto& where,
+                      const Json& effort) { return ReadReasoningEffort(where, effort, to); }},
+       {"summary", PassOverMember},  // all that was thought is told
+       {"generate_summary", PassOverMember}});
+}
+
 constexpr BodyField<Asked> kFields[] = {
     {"input", ReadInput},
     {"instructions",
@@ -253,9 +281,10 @@ constexpr BodyField<Asked> kFields[] = {
     {"model", [](const Json&, Asked&) { return absl::OkStatus(); }},  // see ReadBody
     {"parallel_tool_calls",
      [](const Json& value, Asked& to) {
-       return Set(ReadBool("parallel_tool_calls", value), to.parallel_tool_calls);
+       return Set(ReadBool("parallel_tool_calls", value), to.reading.parallel);
      }},
     {"previous_response_id", ReadPrevious},
+    {"reasoning", ReadReasoning},
     {"store", [](const Json& value, Asked& to) { return Set(ReadBool("store", value), to.store); }},
     {"stream",
      [](const Json& value, Asked& to) { return Set(ReadBool("stream", value), to.stream); }},
@@ -279,7 +308,6 @@ constexpr OpenAiField kOthers[] = {
     {"prompt_cache_key", OpenAiIn::kChat, kIgnored},
     {"prompt_cache_options", OpenAiIn::kChat, kIgnored},
     {"prompt_cache_retention", OpenAiIn::kChat, kIgnored},
-    {"reasoning", OpenAiIn::kChat, kIgnored},
     {"safety_identifier", OpenAiIn::kChat, kIgnored},
     {"service_tier", OpenAiIn::kChat, kIgnored},
     {"stream_options", OpenAiIn::kChat, kIgnored},

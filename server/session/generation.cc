@@ -115,6 +115,7 @@ void Generation::AbsorbToken(const StreamToken& token, Candidate& candidate, Out
     part.finish = token.finish;
     if (token.finish == FinishReason::kEndToken) part.stop_token = token.token;
   }
+  if (token.token >= 0) part.ends.push_back(part.text.size());
   candidate.finished = part.finish != FinishReason::kNone;
 }
 

@@ -45,6 +45,7 @@ struct OutputPart {
   uint32_t candidate = 0;
   std::string text = {};
   std::vector<int32_t> token_ids = {};
+  std::vector<size_t> ends = {};          // one per id: size of the text once it was read
   std::vector<TokenDetail> details = {};  // one per id, if asked
   FinishReason finish = FinishReason::kNone;
   std::string stop_string = {};       // with kStopString

@@ -82,39 +82,6 @@ absl::Status ReadSampling(GenerateRequest::Sampling& sampling, const ServedModel
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages, std::string tools,
-                                       const ServedModel& model, Clock::time_point deadline) {
-  if (!model.chat_template) {
-    return InvalidArgument(
-        "chat: this model has no usable chat template",
-        model.chat_template_problem.empty() ? "" : " (" + model.chat_template_problem + ")",
-        ", expected text or token_ids");
-  }
-  if (messages.empty()) {
-    return InvalidArgument("chat.messages is empty, expected at least one message");
-  }
-  TREADLE_RETURN_IF_ERROR(CheckCount("chat.messages", messages.size(), kMaxChatMessages));
-  for (size_t i = 0; i < messages.size(); ++i) {
-    const std::string& role = messages[i].role;
-    if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
-      return InvalidArgument("chat.messages[", i, "].role is ", Quoted(role),
-                             ", expected system, user, assistant or tool");
-    }
-  }
-  const TokenizerSpec& spec = model.tokenizer->spec();
-  const auto text_of = [&](int32_t id) {
-    return id >= 0 && id < model.tokenizer->size() ? spec.tokens[id].text : std::string();
-  };
-  ChatOptions options;
-  options.bos_token = text_of(spec.bos);
-  options.eos_token = text_of(spec.eos);
-  options.tools = std::move(tools);
-  options.deadline = deadline;
-  auto rendered = model.chat_template->Render(messages, options);
-  if (rendered.ok() || absl::IsDeadlineExceeded(rendered.status())) return rendered;
-  return InvalidArgument("chat: ", std::string(rendered.status().message()));
-}
-
 }  // namespace
 
 absl::StatusOr<std::vector<int32_t>> PromptIds(GenerateRequest& request, const ServedModel& model,
@@ -138,8 +105,8 @@ absl::StatusOr<std::vector<int32_t>> PromptIds(GenerateRequest& request, const S
   std::string text;
   EncodeOptions options;
   if (messages) {
-    TREADLE_ASSIGN_OR_RETURN(text,
-                             RenderChat(*messages, std::move(request.tools), model, deadline));
+    TREADLE_ASSIGN_OR_RETURN(text, RenderChat(*messages, request, model, deadline));
+    text += request.prompt_end;
     options.add_special = false;  // the template wrote what the model wants
   } else {
     text = std::move(std::get<std::string>(request.prompt));
@@ -283,6 +250,41 @@ absl::Status ReadConstraint(const std::optional<Constraint>& asked, const Served
 }
 
 }  // namespace
+
+absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
+                                       const GenerateRequest& request, const ServedModel& model,
+                                       Clock::time_point deadline) {
+  if (!model.chat_template) {
+    return InvalidArgument(
+        "chat: this model has no usable chat template",
+        model.chat_template_problem.empty() ? "" : " (" + model.chat_template_problem + ")",
+        ", expected text or token_ids");
+  }
+  if (messages.empty()) {
+    return InvalidArgument("chat.messages is empty, expected at least one message");
+  }
+  TREADLE_RETURN_IF_ERROR(CheckCount("chat.messages", messages.size(), kMaxChatMessages));
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::string& role = messages[i].role;
+    if (role != "system" && role != "user" && role != "assistant" && role != "tool") {
+      return InvalidArgument("chat.messages[", i, "].role is ", Quoted(role),
+                             ", expected system, user, assistant or tool");
+    }
+  }
+  const TokenizerSpec& spec = model.tokenizer->spec();
+  const auto text_of = [&](int32_t id) {
+    return id >= 0 && id < model.tokenizer->size() ? spec.tokens[id].text : std::string();
+  };
+  ChatOptions options;
+  options.bos_token = text_of(spec.bos);
+  options.eos_token = text_of(spec.eos);
+  options.tools = request.tools;
+  options.arguments = request.template_arguments;
+  options.deadline = deadline;
+  auto rendered = model.chat_template->Render(messages, options);
+  if (rendered.ok() || absl::IsDeadlineExceeded(rendered.status())) return rendered;
+  return InvalidArgument("chat: ", std::string(rendered.status().message()));
+}
 
 absl::Status ValidateEntries(std::string_view field, int64_t entries, bool embedding,
                              const ServedModel& model) {

@@ -30,8 +30,11 @@ struct GenerateRequest {
       {};
   bool add_special_tokens = true;  // to text: BOS and EOS as the model wants them
   std::string tools = {};          // beside messages: ChatOptions::tools
-  bool special_tokens = false;     // control tokens are in the answer's text
-  bool embedding = false;          // is asked, and nothing of what follows
+  // Beside messages: ChatOptions::arguments, and text that follows what the template wrote.
+  std::string template_arguments = {};
+  std::string prompt_end = {};
+  bool special_tokens = false;  // control tokens are in the answer's text
+  bool embedding = false;       // is asked, and nothing of what follows
 
   struct Sampling {
     // As asked; what was not has the model's default (ServedModel::sampling). All but the seed.
@@ -79,6 +82,11 @@ struct ValidatedRequest {
   std::vector<std::string> stop_strings;
   bool special_tokens = false;
 };
+
+// The text of a prompt that is messages, up to `prompt_end`. InvalidArgument; DeadlineExceeded.
+absl::StatusOr<std::string> RenderChat(const std::vector<ChatMessage>& messages,
+                                       const GenerateRequest& request, const ServedModel& model,
+                                       Clock::time_point deadline = Clock::time_point::max());
 
 // `random_seed` is used when the request has no seed. Errors: InvalidArgument; DeadlineExceeded.
 absl::StatusOr<ValidatedRequest> ValidateRequest(

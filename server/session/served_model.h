@@ -3,12 +3,14 @@
 // Thread safety: constant once serving began; may be read from any thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -21,7 +23,8 @@
 namespace treadle {
 
 struct ServedModel {
-  std::string name;
+  std::string name;                     // what answers say; the first of `names`
+  std::vector<std::string> names = {};  // all that clients may say
   std::string architecture;
   std::string backend;  // the backend's own description
   std::string sha256;   // of the model file, if it was checked; lower case
@@ -47,6 +50,10 @@ struct ServedModel {
   std::function<absl::StatusOr<std::map<std::string, std::string>>()> tokenizer_files = {};
 
   SamplingParameters sampling() const { return sampling_defaults.value_or(SamplingParameters()); }
+  // `name`: what a client says.
+  bool IsCalled(std::string_view asked) const {
+    return asked == name || std::ranges::find(names, asked) != names.end();
+  }
   int32_t bos() const { return tokenizer ? tokenizer->spec().bos : -1; }
 };
 

@@ -221,6 +221,10 @@ class Session : public Recipient, public std::enable_shared_from_this<Session> {
   virtual void Fail(const absl::Status& status) = 0;
   // The client does not read: breaks the write that is under way; Written comes nevertheless.
   virtual void BreakWrite() {}
+  // Within Write: ends a candidate, of which nothing more is wanted. A few tokens may still come.
+  void EndCandidate(uint32_t candidate) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    environment_.pool.FinishCandidate(submitted_.id, candidate);
+  }
 
  private:
   void Begin(Caller caller, size_t bytes, std::function<void()> take_in)

@@ -9,6 +9,7 @@ namespace {
 // Reads constraints and makes nothing of them: the library that would is not fuzzed here.
 class ConstraintReader final : public ConstraintCompiler {
  public:
+  bool Works() const override { return true; }
   void ReadAhead(std::function<void()>) override {}
   bool Keeps(const Constraint&) override { return false; }
   absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(

@@ -74,6 +74,19 @@ struct BadFlag {
   const char* message;
 };
 
+TEST(Configuration, AListMayBeOneFlagOrSeveral) {
+  for (const char* flags : {"--served-model-name a,org/b --workers x:1,y:2",
+                            "--served-model-name a --workers x:1 --served-model-name org/b "
+                            "--workers y:2"}) {
+    ServeOptions options;
+    ASSERT_EQ(Parse(flags, options), "") << flags;
+    EXPECT_THAT(options.served_model_names, testing::ElementsAre("a", "org/b")) << flags;
+    EXPECT_THAT(options.workers, testing::ElementsAre("x:1", "y:2")) << flags;
+  }
+  ServeOptions options;
+  EXPECT_THAT(Parse("--served-model-name a,,b", options), testing::HasSubstr("has '', expected"));
+}
+
 TEST(Configuration, ABadFlagSaysNameValueAndExpectation) {
   const BadFlag bad[] = {
       {"--max-batch-size 0", "--max-batch-size: is '0', expected a whole number from 1"},

@@ -112,6 +112,33 @@ TEST(OpenAiServer, SaysWhatItServes) {
   EXPECT_EQ(Get(server, "/ready").code, 503);
 }
 
+TEST(OpenAiServer, AModelMayHaveSeveralNames) {
+  TestServer server({.names = {"org/first", "second"}});
+  const Json models = Get(server, "/v1/models").body["data"];
+  ASSERT_EQ(models.size(), 2u);
+  EXPECT_EQ(models[0]["id"], "org/first");
+  EXPECT_EQ(models[1]["id"], "second");
+  for (const char* path : {"org/first", "org%2Ffirst", "second"}) {
+    EXPECT_EQ(Get(server, Str("/v1/models/", path)).code, 200) << path;
+  }
+  for (const char* name : {"org/first", "second"}) {
+    const Answer answer =
+        Post(server, "/v1/completions",
+             Str(R"({"model": ")", name, R"(", "prompt": [1], "max_tokens": 1})"));
+    EXPECT_EQ(answer.code, 200) << answer.body;
+    EXPECT_EQ(answer.body["model"], "org/first");
+  }
+  const Answer other = Post(server, "/v1/completions", R"({"model": "prefix", "prompt": [1]})");
+  EXPECT_EQ(other.code, 404);
+  EXPECT_THAT(other.body["error"]["message"].get<std::string>(),
+              HasSubstr("\"prefix\" does not exist, expected \"org/first\""));
+  grpc::ClientContext context;
+  v1::GetModelInfoResponse info;
+  ASSERT_TRUE(server.stub().GetModelInfo(&context, {}, &info).ok());
+  EXPECT_EQ(info.name(), "org/first");
+  EXPECT_THAT(info.names(), testing::ElementsAre("org/first", "second"));
+}
+
 // The same answer to a request that leaves out what the model recommends and to one that says it,
 // over each front end.
 TEST(OpenAiServer, RequestsThatSayNothingSampleAsTheModelRecommends) {

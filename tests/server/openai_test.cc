@@ -164,6 +164,7 @@ TEST(OpenAiRequest, MessagesMayComeBackAsTheyWereTold) {
   EXPECT_EQ(told[1].name, "ann");
   EXPECT_EQ(told[1].content, "a");
   EXPECT_EQ(told[2].content, "b");
+  EXPECT_EQ(told[2].reasoning, "why");
   EXPECT_EQ(told[3].content, "no");
   EXPECT_EQ(told[4].content, "never");
 }

@@ -37,7 +37,8 @@ const char kLlama[] =
     R"([{{ m.role }}]{% if 'tool_calls' in m %}{{ '{"name": "' + m.tool_calls[0].function.name )"
     R"(+ '", "parameters": ' }}{{ m.tool_calls[0].function.arguments | tojson }}})"
     R"({% else %}{{ m.content }}{% endif %}{% endfor %})";
-const char kPlain[] = "{% for m in messages %}{{ m.content }}{% endfor %}";
+const char kPlain[] = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+const char kMistral[] = "[TOOL_CALLS]{{ tools }}{{ messages[0].content }}";
 
 ServedModel ModelWith(const char* chat_template) {
   ServedModel model;
@@ -117,12 +118,51 @@ TEST(OpenAiTools, CallsMayComeWithoutContent) {
   }
 }
 
+// Templates that know no tools: the second one refuses a system's message and turns out of order,
+// as Gemma 2's and Mistral's first ones.
+TEST(OpenAiTools, ReachAnyTemplateAsText) {
+  const std::string tools =
+      "# Tools\n\nYou may call functions. Each line describes one, with a JSON schema of its "
+      "parameters:\n"
+      R"({"name":"weather","description":"now","strict":false,"parameters":{"type":"object",)"
+      R"("properties":{"city":{},"at":1.0}}})"
+      "\n{\"name\":\"time\"}\n\nTo call a function, write its name and its arguments as JSON, like "
+      "this:\n<tool_call>\n{\"name\": \"NAME\", \"arguments\": {\"PARAMETER\": "
+      "\"VALUE\"}}\n</tool_call>\nThe results come back between <tool_response> and "
+      "</tool_response>.";
+  const std::string call =
+      "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Z\xC3\xBCrich\", \"at\": "
+      "[1, "
+      "2.5, null]}}\n</tool_call>";
+  const std::string talk =
+      "[user]Hi[assistant]" + call + "[user]<tool_response>\nsunny\n</tool_response>";
+  const ServedModel plain = ModelWith(kPlain);
+  EXPECT_EQ(PromptOf(plain, Body()), "[system]" + tools + talk);
+  EXPECT_EQ(PromptOf(plain, Body("")), talk);
+  EXPECT_EQ(PromptOf(plain, Body(Str(kTools, R"(, "tool_choice": "none")"))), talk);
+  EXPECT_EQ(PromptOf(plain, Body(kTools, R"("messages": [{"role": "system", "content": "Be."},
+                                             {"role": "user", "content": "Hi"}])")),
+            "[system]Be.\n\n" + tools + "[user]Hi");
+  const ServedModel strict = ModelWith(
+      "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+      "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+      "{% endfor %}");
+  EXPECT_EQ(
+      PromptOf(strict, Body(kTools, R"("messages": [{"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": "Ah.", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "time", "arguments": "{}"}},
+        {"id": "2", "type": "function", "function": {"name": "time", "arguments": ""}}]},
+      {"role": "tool", "tool_call_id": "1", "content": "1"},
+      {"role": "tool", "tool_call_id": "2", "content": "2"},
+      {"role": "user", "content": "So?"}])")),
+      "[user]" + tools +
+          "\n\nHi[assistant]Ah.\n<tool_call>\n{\"name\": \"time\", \"arguments\": "
+          "{}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>"
+          "[user]<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>\nSo?");
+}
+
 TEST(OpenAiTools, WhatIsWrongIsNamed) {
-  const ServedModel hermes = ModelWith(kHermes), plain = ModelWith(kPlain);
-  const std::string known = "is known (Hermes' and Qwen's and Llama 3's), expected none";
-  EXPECT_THAT(PromptOf(plain, Body(kTools, R"("messages": [{"role": "user", "content": "a"}])")),
-              testing::AllOf(HasSubstr("tools is given, but the model's chat"), HasSubstr(known)));
-  EXPECT_THAT(PromptOf(plain, Body("")), HasSubstr("messages has calls of tools, but"));
+  const ServedModel hermes = ModelWith(kHermes);
   const auto tool = [](const std::string& text) { return R"("tools": [)" + text + "]"; };
   const auto function = [&](const std::string& text) {
     return tool(R"({"type": "function", "function": {)" + text + "}}");
@@ -225,7 +265,7 @@ class HeldCalls : public testing::TestWithParam<const char*> {
   // Of an answer; what is beside them is in `content`.
   std::vector<ToolCall> CallsIn(const OpenAiRequest& request, const std::string& text,
                                 std::string& content) {
-    ToolCallReader reader(*request.tool_format, request.parallel_tool_calls);
+    ToolCallReader reader(*request.reading.tools, request.reading.parallel);
     ToolText all = reader.Push(text);
     content = all.content + reader.Finish().content;
     return all.calls;
@@ -301,7 +341,7 @@ TEST_P(HeldCalls, AFormOfAnswersLeavesRoomForCalls) {
   ASSERT_TRUE(answer.Begin("{\"sum\""));
   EXPECT_TRUE(CallsIn(*request, answer.GoOn(random_), content).empty());
   EXPECT_TRUE(Json::parse(content)["sum"].is_number_integer());
-  ASSERT_TRUE(answer.Begin(request->tool_format->Begin("weather")));
+  ASSERT_TRUE(answer.Begin(request->reading.tools->Begin("weather")));
   const auto calls = CallsIn(*request, answer.GoOn(random_), content);
   EXPECT_EQ(content, "");
   ASSERT_GE(calls.size(), 1u);
@@ -310,7 +350,7 @@ TEST_P(HeldCalls, AFormOfAnswersLeavesRoomForCalls) {
 
 TEST_P(HeldCalls, AStrictToolsCallsFitAmongText) {
   const auto request = ReadOpenAiRequest(Asking("", /*strict=*/true), true, model_);
-  if (GetParam() == kLlama) {
+  if (GetParam() == kLlama || GetParam() == kMistral) {
     EXPECT_THAT(std::string(request.status().message()),
                 testing::StartsWith("tools[0].function.strict is true, expected false unless"));
     return;
@@ -344,7 +384,27 @@ TEST_P(HeldCalls, ASchemaThatCannotBeEnforcedIsNamed) {
                              HasSubstr("cannot be enforced")));
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, HeldCalls, testing::Values(kHermes, kLlama));
+INSTANTIATE_TEST_SUITE_P(Formats, HeldCalls, testing::Values(kHermes, kLlama, kPlain, kMistral));
+
+// With no wish at all a call that begins is one that fits.
+TEST(OpenAiTools, WhoWasNeverTaughtToCallIsHeldToIt) {
+  ServedModel model = ModelWith(kPlain);
+  model.constraints = ConstraintCompiler::Create(*model.tokenizer, model.vocab, model.end_ids);
+  if (!model.constraints->Works()) GTEST_SKIP() << kWithoutXGrammar;
+  const auto request = ReadOpenAiRequest(
+      Body(R"("tools": [{"type": "function", "function": {"name": "weather", "parameters":
+              {"type": "object", "properties": {"city": {"enum": ["A", "B"]}},
+               "required": ["city"], "additionalProperties": false}}},
+             {"type": "function", "function": {"name": "odd", "parameters": {"not": {}}}}])"),
+      true, model);
+  ASSERT_EQ(request.status(), absl::OkStatus());
+  AnyAnswer answer(model, *request);
+  const std::string begin = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": ";
+  EXPECT_TRUE(answer.Begin("I look. " + begin + "\"B\"}}\n</tool_call>"));
+  EXPECT_FALSE(answer.Begin("I look. " + begin + "\"C\"}}"));
+  EXPECT_FALSE(answer.Begin("I look. <tool_call>\n{\"name\": \"other"));
+  EXPECT_TRUE(answer.Begin("<tool_call>\n{\"name\": \"odd\", \"arguments\": {\"x\": 1}}"));
+}
 
 class Told {
  public:

@@ -40,6 +40,8 @@ ServedModel Describe(const TestServerOptions& options) {
   model.constraints =
       ConstraintCompiler::Create(*model.tokenizer, TestServer::kVocab, model.end_ids);
   model.tokenizer_files = options.tokenizer_files;
+  model.names = options.names;
+  if (!model.names.empty()) model.name = model.names.front();
   model.sampling_defaults = options.sampling_defaults;
   if (!options.chat_template.empty()) {
     auto parsed = ChatTemplate::Parse(options.chat_template);

@@ -54,7 +54,8 @@ struct TestServerOptions {
   int64_t kv_pages = 256;
   std::chrono::milliseconds stall_timeout{60'000};
   bool gate_closed = false;
-  std::string chat_template = {};  // empty: none
+  std::string chat_template = {};       // empty: none
+  std::vector<std::string> names = {};  // of the model, instead of "prefix"
   std::optional<SamplingParameters> sampling_defaults = {};
   HttpOptions http = {};  // of the OpenAI API
   decltype(ServedModel::tokenizer_files) tokenizer_files = {};

@@ -55,9 +55,7 @@ std::string Read(const ToolFormat& format, const std::string& answer, bool paral
 TEST(ToolCalls, TheTemplateShowsTheFormat) {
   EXPECT_EQ(Hermes().open, "<tool_call>");
   EXPECT_EQ(Llama().open, "<|python_tag|>");
-  for (const char* other :
-       {"", "{{ messages }}", "[TOOL_CALLS] [{\"name\": \"f\", \"arguments\": {}}]",
-        "<tool_call>\n<function=f>\n<parameter=x>", "<tool_call>{{ name }}\n<arg_key>"}) {
+  for (const char* other : {"", "{{ messages }}"}) {
     EXPECT_EQ(FindToolFormat(other), nullptr) << other;
   }
 }

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "models/architectures/config_fields.h"
+#include "models/checkpoints/model_path.h"
 
 namespace treadle {
 namespace {

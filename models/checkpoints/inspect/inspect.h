@@ -10,9 +10,6 @@
 
 namespace treadle {
 
-// Bytes of a model's name in messages, labels and reports: whoever made the file chose it.
-inline constexpr size_t kLongestModelName = 200;
-
 struct ModelReport {
   struct FormatUse {
     std::string format;

@@ -20,7 +20,8 @@ absl::Status CheckMessages(const std::vector<ChatMessage>& messages) {
         {"role", message.role},
         {"content", message.content ? *message.content : std::string_view()},
         {"tool_call_id", message.tool_call_id},
-        {"name", message.name}};
+        {"name", message.name},
+        {"reasoning", message.reasoning}};
     for (const ToolCall& call : message.tool_calls) {
       fields.insert(fields.end(), {{"tool_calls.id", call.id}, {"tool_calls.name", call.name}});
     }
@@ -35,10 +36,10 @@ absl::Status CheckMessages(const std::vector<ChatMessage>& messages) {
 
 // What a rendering of these may use.
 jinja::Budget BudgetFor(const std::vector<ChatMessage>& messages, const ChatOptions& options) {
-  size_t count = messages.size(), bytes = options.tools.size();
+  size_t count = messages.size(), bytes = options.tools.size() + options.arguments.size();
   for (const ChatMessage& message : messages) {
     bytes += message.role.size() + message.content.value_or("").size() +
-             message.tool_call_id.size() + message.name.size();
+             message.tool_call_id.size() + message.name.size() + message.reasoning.size();
     count += message.tool_calls.size();
     for (const ToolCall& call : message.tool_calls) {
       bytes += call.id.size() + call.name.size() + call.arguments.size();
@@ -69,6 +70,14 @@ jinja::Value MessageValue(jinja::Context& context, const ChatMessage& message,
     members.emplace_back("tool_call_id", context.MakeString(message.tool_call_id));
   }
   if (!message.name.empty()) members.emplace_back("name", context.MakeString(message.name));
+  if (!message.reasoning.empty()) {
+    const Value reasoning = context.MakeString(message.reasoning);
+    for (const char* name : {"reasoning_content", "reasoning"}) {
+      members.emplace_back(name, reasoning);
+    }
+    // gpt-oss' template refuses this one beside a content.
+    if (message.content.value_or("").empty()) members.emplace_back("thinking", reasoning);
+  }
   return context.MakeDict(std::move(members));
 }
 
@@ -94,6 +103,12 @@ jinja::Named Variables(jinja::Context& context, const std::vector<ChatMessage>& 
   variables.emplace_back("eos_token", Value::String(options.eos_token));
   for (const auto& [name, value] : options.variables) {
     variables.emplace_back(name, Value::String(value));
+  }
+  if (!options.arguments.empty()) {
+    const Value arguments = FromJson(context, options.arguments);
+    for (const auto& [name, value] : arguments.AsDict()) {
+      variables.emplace_back(std::string(name.AsString()), value);
+    }
   }
   return variables;
 }

@@ -32,6 +32,8 @@ struct ChatMessage {
   // Of a tool's answer; empty: templates see none. The name is the tool's.
   std::string tool_call_id = {};
   std::string name = {};
+  // Thought by an assistant before it said the content; empty: templates see none.
+  std::string reasoning = {};
 };
 
 struct ChatOptions {
@@ -40,6 +42,7 @@ struct ChatOptions {
   std::string eos_token;
   std::string tools;  // that the model may call: a JSON array's text, as OpenAI's; empty: none
   std::vector<std::pair<std::string, std::string>> variables;  // further string variables
+  std::string arguments;  // further variables: a JSON object's text; empty: none
   std::chrono::steady_clock::time_point deadline = std::chrono::steady_clock::time_point::max();
 };
 

@@ -94,7 +94,7 @@ TEST(MessagesRequest, FieldsReachTheirPlaces) {
       model);
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_TRUE(read->stream);
-  EXPECT_FALSE(read->parallel_tool_calls);
+  EXPECT_FALSE(read->reading.parallel);
   EXPECT_EQ(read->common.sampling.parameters.top_k, 3);
   EXPECT_EQ(read->common.stopping.stop_strings, (std::vector<std::string>{"a", "b"}));
   ASSERT_TRUE(read->common.constraint);
@@ -250,7 +250,7 @@ TEST(MessagesAnswer, AWholeOneHasItsBlocks) {
   told.Output({.text = "\"B\"}}</tool_call>", .token_ids = {3}, .finish = FinishReason::kEndToken});
   Json answer = Json::parse(told.answer().Whole());
   const std::string id = answer["content"][1]["id"];
-  EXPECT_THAT(id, testing::StartsWith("toolu_"));
+  EXPECT_THAT(id, testing::StartsWith("call_"));
   EXPECT_EQ(answer, Json::parse(Str(R"({
       "id": "msg_1", "type": "message", "role": "assistant", "model": "m",
       "content": [{"type": "text", "text": "I look.", "citations": null},
@@ -259,7 +259,8 @@ TEST(MessagesAnswer, AWholeOneHasItsBlocks) {
                    "input": {"city": "B"}}],
       "stop_reason": "tool_use", "stop_sequence": null,
       "usage": {"input_tokens": 3, "cache_creation_input_tokens": 0,
-                "cache_read_input_tokens": 2, "output_tokens": 3}})")));
+                "cache_read_input_tokens": 2, "output_tokens": 3,
+                "output_tokens_details": {"thinking_tokens": 0}}})")));
 }
 
 TEST(MessagesAnswer, SaysWhyItEnded) {
@@ -291,7 +292,8 @@ TEST(MessagesAnswer, AStreamTellsBlocksOneAfterAnother) {
       event("message_start",
             R"(,"message":{"id":"msg_1","type":"message","role":"assistant","model":"m",)"
             R"("content":[],"stop_reason":null,"stop_sequence":null,"usage":{"input_tokens":3,)"
-            R"("cache_creation_input_tokens":0,"cache_read_input_tokens":2,"output_tokens":0}})") +
+            R"("cache_creation_input_tokens":0,"cache_read_input_tokens":2,"output_tokens":0,)"
+            R"("output_tokens_details":{"thinking_tokens":0}}})") +
           event("ping", ""));
   EXPECT_EQ(
       told.Output({.text = "Ah \n", .token_ids = {1}}).answer().TakeEvents(),
@@ -307,16 +309,52 @@ TEST(MessagesAnswer, AStreamTellsBlocksOneAfterAnother) {
       testing::MatchesRegex(
           "event: content_block_stop\ndata: .\"type\":\"content_block_stop\",\"index\":0.\n\n"
           "event: content_block_start\ndata: [^\n]*\"index\":1,\"content_block\":."
-          "\"type\":\"tool_use\",\"id\":\"toolu_[0-9a-f]*\",\"name\":\"time\",\"input\":....\n\n"
+          "\"type\":\"tool_use\",\"id\":\"call_[0-9a-f_]*\",\"name\":\"time\",\"input\":....\n\n"
           "event: content_block_delta\ndata: [^\n]*\"partial_json\":\".{8,}\n\n"
           "event: content_block_stop\ndata: [^\n]*\"index\":1.\n\n"));
   EXPECT_EQ(
       told.Output({.token_ids = {4}, .finish = FinishReason::kEndToken}).answer().TakeEvents(),
       event("message_delta", R"(,"delta":{"stop_reason":"tool_use","stop_sequence":null},"usage":{)"
                              R"("input_tokens":3,"cache_creation_input_tokens":0,)"
-                             R"("cache_read_input_tokens":2,"output_tokens":2})") +
+                             R"("cache_read_input_tokens":2,"output_tokens":2,)"
+                             R"("output_tokens_details":{"thinking_tokens":0}})") +
           event("message_stop", ""));
   EXPECT_EQ(told.answer().LastEvents(), "");
+}
+
+// A block of its own, with the signature that clients expect; and counted.
+TEST(MessagesAnswer, ThinkingIsABlock) {
+  const ServedModel model = ChatModel(R"({{ messages[0].content }}{# <think> </think> #})");
+  const auto request = ReadMessagesRequest(Body(R"("stream": true)"), model);
+  ASSERT_TRUE(request.ok()) << request.status();
+  MessagesAnswer answer(model, *request, "msg_1");
+  const OutputPart part{.text = "<think>hm</think>Hi",
+                        .token_ids = {1, 2, 3, 4},
+                        .ends = {7, 9, 17, 19},
+                        .finish = FinishReason::kEndToken};
+  const SessionEvent::End end;
+  SessionEvent event;
+  event.output = &part;
+  event.end = &end;
+  answer.Add(0, event);
+  const Json whole = Json::parse(answer.Whole());
+  EXPECT_EQ(whole["content"], Json::parse(R"([
+      {"type": "thinking", "thinking": "hm", "signature": ""},
+      {"type": "text", "text": "Hi", "citations": null}])"));
+  EXPECT_EQ(whole["usage"]["output_tokens_details"]["thinking_tokens"], 1);
+  EXPECT_THAT(answer.TakeEvents(),
+              HasSubstr(R"("index":0,"delta":{"type":"thinking_delta","thinking":"hm"}})"));
+}
+
+TEST(MessagesRequest, ThinkingMayBeSwitchedOff) {
+  const ServedModel model = ChatModel(R"({{ enable_thinking }}{{ messages[0].content }})");
+  const auto prompt = [&](const std::string& more) {
+    return RenderedPrompt(model, ReadMessagesRequest(Body(more), model));
+  };
+  EXPECT_EQ(prompt(R"("thinking": {"type": "disabled"})"), "FalseHi");
+  EXPECT_EQ(prompt(R"("thinking": {"type": "enabled", "budget_tokens": 1024})"), "TrueHi");
+  EXPECT_THAT(prompt(R"("thinking": {"type": "off"})"),
+              HasSubstr(R"(thinking.type is "off", exp)"));
 }
 
 // docs/api.md says of every field what becomes of it: those of Anthropic's Python package 2.14

@@ -99,7 +99,7 @@ TEST(ResponsesRequest, FieldsReachTheirPlaces) {
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_TRUE(read->stream);
   EXPECT_FALSE(read->store);
-  EXPECT_FALSE(read->parallel_tool_calls);
+  EXPECT_FALSE(read->reading.parallel);
   EXPECT_EQ(read->common.stopping.max_new_tokens, 9);
   ASSERT_TRUE(read->common.constraint);
   EXPECT_EQ(read->common.constraint->text, R"({"z": 1, "a": 2})");
@@ -325,6 +325,32 @@ TEST(ResponsesAnswer, AStreamNumbersItsEvents) {
   EXPECT_EQ(events[10]["item_id"], events[8]["item"]["id"]);
   EXPECT_EQ(events[11]["output_index"], 1);
   EXPECT_EQ(events[12]["response"]["output"], Json::array({events[7]["item"], events[11]["item"]}));
+}
+
+TEST(ResponsesAnswer, ThinkingIsAnItem) {
+  const ServedModel model = ChatModel(R"({{ messages[0].content }}{# <think> </think> #})");
+  const auto request = Read(Body(R"("stream": true)"), model);
+  ASSERT_TRUE(request.ok()) << request.status();
+  ResponsesAnswer answer(model, *request, "resp_1", 5, "", nullptr);
+  const OutputPart part{.text = "<think>hm</think>Hi",
+                        .token_ids = {1, 2, 3, 4},
+                        .ends = {7, 9, 17, 19},
+                        .finish = FinishReason::kEndToken};
+  const SessionEvent::End end;
+  SessionEvent event;
+  event.output = &part;
+  event.end = &end;
+  answer.Add(0, event);
+  const Json whole = Json::parse(answer.Whole());
+  ASSERT_EQ(whole["output"].size(), 2u) << whole;
+  EXPECT_EQ(whole["output"][0]["type"], "reasoning");
+  EXPECT_EQ(whole["output"][0]["content"],
+            Json::parse(R"([{"type": "reasoning_text", "text": "hm"}])"));
+  EXPECT_EQ(whole["output"][1]["content"][0]["text"], "Hi");
+  EXPECT_EQ(whole["usage"]["output_tokens_details"]["reasoning_tokens"], 1);
+  const std::vector<Json> events = EventsIn(answer.TakeEvents());
+  EXPECT_EQ(events[2]["type"], "response.reasoning_text.delta");
+  EXPECT_EQ(events[3]["type"], "response.reasoning_text.done");
 }
 
 TEST(ResponsesAnswer, AnErrorInAStreamIsAnEvent) {

@@ -19,6 +19,7 @@ using testing::HasSubstr;
 // Takes as long as the test wants, and then refuses.
 class SlowCompiler final : public ConstraintCompiler {
  public:
+  bool Works() const override { return true; }
   void ReadAhead(std::function<void()>) override {}
   bool Keeps(const Constraint& constraint) override { return constraint.text == "kept"; }
   absl::StatusOr<std::shared_ptr<const ConstraintGrammar>> Compile(
